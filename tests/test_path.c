@@ -84,6 +84,8 @@ static void test_wkv6(void) {
     a.state_in_shared = 1;
     expect(&a, "; segment: states_tensor_kernel, scan_segments_kernel");
     expect_not(&a, "segment backward");
+    a.N = 128;
+    expect(&a, "; segment: states_hopper_kernel, scan_segments_kernel");
     a = good, a.T = 0;
     expect(&a, "forward: no kernels; backward: reduce_rows"); /* du of zero */
     a = good;

@@ -1,4 +1,4 @@
-/* gt/wkv6/forward_sm90.cuh - forward on compute capability 9.0: 16-bit activations, N = V = 128.
+/* gt/wkv6/forward_sm90.cuh - forward, and S alone, on compute capability 9.0: 16-bit activations, N = V = 128.
  *
  * Block, sub-chunks, operands and what a consumer warp has are those of forward_tensor_kernel, but
  *     S^T += v^T K      by wgmma, twice a sub-chunk: a warpgroup of 4 consumer warps has 64 values.  Its accumulators
@@ -13,6 +13,8 @@
  *         2^-(deferred + c_t) and 2^(deferred + c_(t+1)), until a checkpoint, the end of the pass, or DEFERRED_LIMIT
  *         in a channel of a group.  Then all of S is scaled.  That is once in four sub-chunks, but under strong decay.
  *         The strong-decay path scales S by what is deferred, too.
+ * S alone (states_hopper_kernel: of segments, and of chunks where forward has saved none) is the same without r, A and
+ * y.  The states are those that forward makes, bit for bit.
  * K lies as wgmma wants it without swizzle: 8 channels by 4 tokens are 128 bytes, 144 bytes apart, which makes the
  * stores of a producer lane (4 tokens of 2 channels) and the reads for A free of bank conflicts.  A producer warp
  * hands it to the asynchronous proxy (fence_async_proxy) before it arrives at FULL.
@@ -32,11 +34,13 @@
 namespace gt {
 namespace wkv6 {
 
-template <class T_, class W_>
+/* MAKES_Y: forward_hopper_kernel, or states_hopper_kernel. */
+template <class T_, class W_, bool MAKES_Y_>
 struct HopperTraits : TensorTraits<T_, W_, 128> {
     using Base = TensorTraits<T_, W_, 128>;
     static constexpr int N = 128, GROUPS = Base::GROUPS, PRODUCER_WARPS = Base::PRODUCER_WARPS;
     static constexpr int AHEAD = 4, BUFFERS = 4;
+    static constexpr bool MAKES_Y = MAKES_Y_;
     /* of K: 8 channels by 4 tokens, and all channels by 4 tokens; 16 bytes too many, against bank conflicts */
     static constexpr int BLOCK = 128 + 16, PLANE = N / 8 * BLOCK + 16;
     static constexpr int VALUES = Base::K + SUB_CHUNK / 4 * PLANE, A = VALUES + SUB_CHUNK * Base::PITCH * 2;
@@ -126,7 +130,7 @@ template <class C>
 GT_DEV void copy_sub_chunk(HopperProducer<C>& me, int sub_chunk) {
     const uint32_t to = sub_chunk % C::AHEAD * C::STAGE;
     const int left = me.tokens - sub_chunk * SUB_CHUNK;
-    me.r[0].copy(me.copy_at + to + C::RING_R, true, me.copy_row < left);
+    if constexpr (C::MAKES_Y) me.r[0].copy(me.copy_at + to + C::RING_R, true, me.copy_row < left);
     me.k[0].copy(me.copy_at + to + C::RING_K, true, me.copy_row < left);
     me.v[0].copy(me.v_stride + to, true, me.v_copy_row < left);
     GT_UNROLL
@@ -145,7 +149,7 @@ GT_DEV RawSubChunk<C> read_sub_chunk(const HopperProducer<C>& me, int stage) {
     RawSubChunk<C> x = {};
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
-        x.r[i] = lds<Pair<typename C::T>>(me.read_at + from + C::RING_R + ROW * i);
+        if constexpr (C::MAKES_Y) x.r[i] = lds<Pair<typename C::T>>(me.read_at + from + C::RING_R + ROW * i);
         x.k[i] = lds<Pair<typename C::T>>(me.read_at + from + C::RING_K + ROW * i);
         x.w[i] = lds<Pair<typename C::W>>(me.w_read_at + from + C::RING_W + W_ROW * i);
     }
@@ -163,6 +167,7 @@ GT_DEV void hopper_prepare_sub_chunk(HopperProducer<C>& me, const RawSubChunk<C>
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         c[e] = scan_quads((h[0][e] + h[1][e]) + (h[2][e] + h[3][e]), me.quad, &end[e]) + me.deferred[e];
+        if constexpr (!C::MAKES_Y) me.neg_log2[e] += end[e];
         end[e] += me.deferred[e];
     }
     bool scaled = exceeds(end, DEFERRED_LIMIT);
@@ -183,8 +188,10 @@ GT_DEV void hopper_prepare_sub_chunk(HopperProducer<C>& me, const RawSubChunk<C>
             sts<float>(me.k_row + offset + 4 * i + 16, pair.y);
         });
     }
-    const float sum = sum_bonus(bonus);
-    if ((lane_id() & 4) == 0) sts<float>(me.bonus + offset, sum);
+    if constexpr (C::MAKES_Y) {
+        const float sum = sum_bonus(bonus);
+        if ((lane_id() & 4) == 0) sts<float>(me.bonus + offset, sum);
+    }
     const uint32_t flags = (strong ? IS_STRONG_DECAY : 0) | (scaled ? IS_SCALED : 0);
     if (lane_id() == 0) sts<uint16_t>(me.flags + offset, (uint16_t)flags);
     if (me.quad < 2) { /* a channel each; 1 where only other groups are scaled */
@@ -266,11 +273,11 @@ GT_DEV void hopper_produce(const TensorParams& p, uint32_t smem, int work) {
     pairs.set_addresses(smem);
     const HeadSpan span = span_of<C, false>(p, work, 0);
     me.open(p.in, span, span.start, SUB_CHUNK);
-    me.deferred[0] = me.deferred[1] = 0.0f;
+    me.deferred[0] = me.deferred[1] = me.neg_log2[0] = me.neg_log2[1] = 0.0f;
     const int sub_chunks = uniform(span.sub_chunks), turn_after = (me.group + 1) % C::PRODUCER_WARPS;
     for (int sub_chunk = 0; sub_chunk < C::AHEAD; sub_chunk++) copy_sub_chunk<C>(me, sub_chunk);
-    for (int sub_chunk = 0; sub_chunk <= sub_chunks; sub_chunk++) {
-        if (sub_chunk < sub_chunks) {
+    for (int sub_chunk = 0; sub_chunk < sub_chunks + C::MAKES_Y; sub_chunk++) {
+        if (!C::MAKES_Y || sub_chunk < sub_chunks) {
             const int buffer = sub_chunk % C::BUFFERS, stage = sub_chunk % C::AHEAD;
             cp_async_wait<C::AHEAD - 1>();
             sync_warp();
@@ -283,9 +290,14 @@ GT_DEV void hopper_produce(const TensorParams& p, uint32_t smem, int work) {
             copy_sub_chunk<C>(me, sub_chunk + C::AHEAD);
         }
         /* A a sub-chunk later, when it waits for no other warp */
-        if (sub_chunk > 0 && sub_chunk % C::PRODUCER_WARPS == turn_after) make_pairs_of<C>(pairs, smem, sub_chunk - 1);
+        if (C::MAKES_Y && sub_chunk > 0 && sub_chunk % C::PRODUCER_WARPS == turn_after)
+            make_pairs_of<C>(pairs, smem, sub_chunk - 1);
     }
     cp_async_wait<0>();
+    if constexpr (!C::MAKES_Y) {
+        const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), 0); /* found again: no registers keep it */
+        store_decays<C>(p, same, me, 0);
+    }
 }
 
 /* ---- consumer warps, and the kernel ---------------------------------------------------------------------------- */
@@ -364,9 +376,10 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int work) {
     me.load(first_state<C>(p, span, p.state_in_shared ? span.h : span.head));
     typename C::State* checkpoints = static_cast<typename C::State*>(p.checkpoints);
     if (checkpoints) checkpoints += span.chunk * C::N * C::N;
-    typename C::T* y_row = static_cast<typename C::T*>(p.y) +
-                           offset_of(p.y_stride, span.b, span.start + 2 * me.g, span.h) + me.column0 +
-                           2 * C::TILES * me.j;
+    typename C::T* y_row = nullptr;
+    if constexpr (C::MAKES_Y)
+        y_row = static_cast<typename C::T*>(p.y) + offset_of(p.y_stride, span.b, span.start + 2 * me.g, span.h) +
+                me.column0 + 2 * C::TILES * me.j;
     const bool is_scaled = warp_any(p.in.scale != 1.0f);
     for (int sub_chunk = 0; sub_chunk < span.sub_chunks; sub_chunk++) {
         if (checkpoints && sub_chunk % SUB_CHUNKS == 0) me.store(checkpoints + sub_chunk / SUB_CHUNKS * C::N * C::N);
@@ -376,17 +389,19 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int work) {
         mbarrier_wait(me.full + offset, parity);
         lds_words(flags.words, me.flags + offset);
         const uint32_t any = flags.any();
-        multiply_state<C>(me, offset, y);
+        if constexpr (C::MAKES_Y) multiply_state<C>(me, offset, y);
         GT_UNROLL
         for (int i = 0; (any & IS_STRONG_DECAY) && i < C::GROUPS; i++)
             if (flags[i]) me.scale_group(i, me.scales + offset + C::STRONG_DECAY_SCALE - C::SCALE);
         start_update<C>(me, offset, v);
 
-        mbarrier_wait(me.a_full + offset, parity);
-        add_pairs<C>(me, offset, y);
-        scale_y(is_scaled, p.in.scale, y);
+        if constexpr (C::MAKES_Y) {
+            mbarrier_wait(me.a_full + offset, parity);
+            add_pairs<C>(me, offset, y);
+            scale_y(is_scaled, p.in.scale, y);
+        }
         GT_UNROLL
-        for (int half = 0; half < 2; half++) {
+        for (int half = 0; C::MAKES_Y && half < 2; half++) {
             /* as one number: the compiler would store two one by one */
             const uint32_t low = E::pack(y[0][2 * half], y[0][2 * half + 1]);
             const uint64_t high = E::pack(y[1][2 * half], y[1][2 * half + 1]);
@@ -402,10 +417,8 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int work) {
     if (float* to = last_state<C>(p, same, same.ends)) me.store(to);
 }
 
-/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
 template <class C>
-GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
-forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
+GT_DEV void hopper_pass(const TensorParams& p) {
 #if GT_SM90A
     const uint32_t smem = smem_base();
     init_work<C>(smem, block_x());
@@ -419,6 +432,19 @@ forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
     (void)p;
     __trap();
 #endif
+}
+
+/* For other architectures they are empty, and bounded to one warp: see has_sm90a. */
+template <class C>
+GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
+forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
+    hopper_pass<C>(p);
+}
+
+template <class C>
+GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
+states_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
+    hopper_pass<C>(p);
 }
 
 } /* namespace wkv6 */

@@ -105,17 +105,29 @@ static gt_status launch_tensor(const TensorParams& p, const Device& device, Chai
             return run("wkv6 states_tensor_kernel", states_tensor_kernel<OneCopy, REVERSE>, blocks, OneCopy::THREADS,
                        OneCopy::SMEM + (p.rowsums ? OneCopy::S_BYTES : 0), stream, p);
     }
+    if constexpr (!REVERSE && N == 128 && !C::TF32X3) {
+        using Hopper = HopperTraits<T, W, true>;
+        using HopperStates = HopperTraits<T, W, false>;
+        static Answers known = {}, known_states = {};
+        void (*const forward)(TensorParams) = forward_hopper_kernel<Hopper>;
+        void (*const states)(TensorParams) = states_hopper_kernel<HopperStates>;
+        if (p.y && has_sm90a(reinterpret_cast<const void*>(forward), Hopper::THREADS, known))
+            return run("wkv6 forward_hopper_kernel", forward, blocks, Hopper::THREADS, Hopper::SMEM, stream, p);
+        if (!p.y && has_sm90a(reinterpret_cast<const void*>(states), Hopper::THREADS, known_states))
+            return run("wkv6 states_hopper_kernel", states, blocks, Hopper::THREADS, Hopper::SMEM, stream, p);
+    }
     if (REVERSE || !p.y)
         return run("wkv6 states_tensor_kernel", states_tensor_kernel<States, REVERSE>, blocks, States::THREADS,
                    States::SMEM + (p.rowsums ? States::S_BYTES : 0), stream, p);
-    if constexpr (!REVERSE && N == 128 && !C::TF32X3) {
-        using Hopper = HopperTraits<T, W>;
-        static Answers known = {};
-        void (*const kernel)(TensorParams) = forward_hopper_kernel<Hopper>;
-        if (has_sm90a(reinterpret_cast<const void*>(kernel), Hopper::THREADS, known))
-            return run("wkv6 forward_hopper_kernel", kernel, blocks, Hopper::THREADS, Hopper::SMEM, stream, p);
-    }
     return run("wkv6 forward_tensor_kernel", forward_tensor_kernel<C>, blocks, C::THREADS, C::SMEM, stream, p);
+}
+
+template <bool REVERSE>
+static gt_status launch_tensor(const TensorParams& p, const Device& device, Chain& stream) {
+    return dispatch(p.in.dtype, p.in.w_dtype, p.in.N, [&](auto types) {
+        using K = decltype(types);
+        return launch_tensor<REVERSE, typename K::T, typename K::W, K::N>(p, device, stream);
+    });
 }
 
 static inline ScanParams scan_of(const TensorParams& p) {
@@ -127,11 +139,9 @@ static inline ScanParams scan_of(const TensorParams& p) {
 template <bool REVERSE>
 static gt_status launch_pass(const Pass& pass, const Device& device, Chain& stream) {
     if (!pass.on_tensor_cores) return launch_tokens<REVERSE>(pass.any, device, stream);
-    const TensorParams& p = pass.tensor;
-    const Problem& in = p.in;
-    const ScanParams scan = scan_of(p);
+    const ScanParams scan = scan_of(pass.tensor);
     return run_pass<REVERSE>("wkv6 scan_segments_kernel", scan, device, stream, [&](bool is_local) {
-        TensorParams once = p;
+        TensorParams once = pass.tensor;
         if (is_local) {
             once.local = ALL_BUT_LAST;
             once.y = nullptr;
@@ -139,10 +149,7 @@ static gt_status launch_pass(const Pass& pass, const Device& device, Chain& stre
             once.G_rows[0].data = once.G_rows[1].data = nullptr;
             once.rowsums = nullptr;
         }
-        return dispatch(in.dtype, in.w_dtype, in.N, [&](auto types) {
-            using K = decltype(types);
-            return launch_tensor<REVERSE, typename K::T, typename K::W, K::N>(once, device, stream);
-        });
+        return launch_tensor<REVERSE>(once, device, stream);
     });
 }
 
@@ -292,13 +299,6 @@ static inline BackwardParams tensor_chunks_of(const gt_wkv6_args& a) {
     return p;
 }
 
-/* bf16 and f16: value tiles of a consumer warp, each of which leaves its own sums or scales. */
-static inline int value_tiles(const gt_wkv6_args& a) {
-    return a.N == 32   ? StatesTraits<bf16, bf16, 32>::PARTS
-           : a.N == 64 ? StatesTraits<bf16, bf16, 64>::PARTS
-                       : StatesTraits<bf16, bf16, 128>::PARTS;
-}
-
 /* G_in_outputs: see TensorParams::G_rows. */
 static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device, bool G_in_outputs) {
     BackwardPlan plan = {};
@@ -340,8 +340,10 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
         } else if (G_in_outputs) {
             t.G_rows[0] = {a.dv, a.dv_stride};
         }
-        if (a.dtype == GT_BF16) p.rowsums = arena.take<float>(chunks * REVERSE_SUMS * value_tiles(a) * a.N);
-        if (a.dtype == GT_F16) t.G_inverse = arena.take<float>(chunks * value_tiles(a) * a.N);
+        /* of each part of a row */
+        const int64_t parts = a.N / StatesTraits<bf16, bf16, 64>::COLUMNS;
+        if (a.dtype == GT_BF16) p.rowsums = arena.take<float>(chunks * REVERSE_SUMS * parts * a.N);
+        if (a.dtype == GT_F16) t.G_inverse = arena.take<float>(chunks * parts * a.N);
         if (a.dw && p.rowsums) t.S = S, t.rowsums = const_cast<float*>(p.rowsums);
         t.S_copies = a.N < 128 || plan.slice >= 64 ? 2 : 1;
         t.S_starts_zero = !a.state_in;

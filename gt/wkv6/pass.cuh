@@ -22,7 +22,7 @@ struct TensorTraits {
     static constexpr bool TF32X3 = std::is_same<T, float>::value;           /* products of fp32 operands */
     static constexpr bool SCALES_G = !std::is_same<Gradient, State>::value; /* f16, by RowScale */
     static constexpr int HEADS = N == 32 ? 2 : 1;                           /* per block */
-    static constexpr bool STATES = STATES_;
+    static constexpr bool STATES = STATES_, MAKES_Y = !STATES;
     static constexpr int TILES = (N == 128 && !STATES) || (STATES && TF32X3) ? 2 : 4;
     /* of a consumer warp: values, channels */
     static constexpr int COLUMNS = 8 * TILES, ROWS = !STATES || TF32X3 ? N : N == 128 ? 64 : 32;
@@ -32,6 +32,9 @@ struct TensorTraits {
     static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS, SHARES = N / ROWS * PARTS; /* of a state */
     static constexpr int TURNS = STATES && N != 128 ? 2 : 1; /* producer warps of a group that take sub-chunks in turn
                                                               * */
+    /* Sub-chunks in the body of a producer warp's loop.  fp32, N = 64: one, for with two all loops together have 29 KB of
+     * code, of 32 that a multiprocessor keeps. */
+    static constexpr int PREPARED = TF32X3 && N == 64 ? 1 : 2;
     static constexpr int PRODUCER_WARPS = TURNS * HEADS * GROUPS, CONSUMER_WARPS = HEADS * SHARES;
     static constexpr int THREADS = 32 * (PRODUCER_WARPS + CONSUMER_WARPS);
     static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;

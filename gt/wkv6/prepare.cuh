@@ -216,8 +216,8 @@ GT_DEV int bonus_token() { return (lane_id() & 1) * 2 + (lane_id() >> 1 & 1); }
 
 /* ---- operands of forward ------------------------------------------------------------------------------------ */
 
-/* The strong-decay path of one group: K with decays after the token, for store_key, and the group's part of A.  r and k
- * are read again from the ring, where the decays take the room of w and v. */
+/* The strong-decay path of one group: K with decays after the token, for store_key, and the group's part of A, if y is
+ * made.  r and k are read again from the ring, where the decays take the room of w and v. */
 template <class C, class StoreKey>
 GT_DEV void prepare_strong_decay(const Producer<C>& me, const RawSubChunk<C>& x, const float (&h)[4][2], int buffer,
                                  int stage, StoreKey store_key) {
@@ -237,9 +237,11 @@ GT_DEV void prepare_strong_decay(const Producer<C>& me, const RawSubChunk<C>& x,
         store_key(i, k);
         after[0] += h[i][0];
         after[1] += h[i][1];
+        if constexpr (!C::MAKES_Y) continue;
         sts<float2>(decays + 4 * (SUB_CHUNK * (4 * me.quad + i) + lane_id() % 8 * 2),
                     {ex2_approx(-h[i][0]), ex2_approx(-h[i][1])});
     }
+    if constexpr (!C::MAKES_Y) return;
     sync_warp();
     const uint32_t pairs = me.buffer0 + buffer * C::BUFFER + C::PAIRS + 4 * SUB_CHUNK * SUB_CHUNK * me.group;
     for (int pair = lane_id(); pair < SUB_CHUNK * SUB_CHUNK; pair += 32) {
@@ -296,7 +298,7 @@ GT_DEV void store_scale_and_values(Producer<C>& me, const RawSubChunk<C>& x, con
     }
 }
 
-/* The operands R, stored, and K, whose two channels of token i are for store_key(i, k); c: before the lane's first
+/* The operands R, stored if y is made, and K, whose two channels of token i are for store_key(i, k); c: before the lane's first
  * token; bonus: its channels' part. */
 template <class C, class StoreKey>
 GT_DEV void make_operands(const Producer<C>& me, const RawSubChunk<C>& x, const float (&h)[4][2], float (&c)[2],
@@ -310,7 +312,7 @@ GT_DEV void make_operands(const Producer<C>& me, const RawSubChunk<C>& x, const 
         if (i % 2 == 0) {
             fragment.x = r_low;
             fragment.z = r_high;
-        } else {
+        } else if (C::MAKES_Y) {
             fragment.y = r_low;
             fragment.w = r_high;
             sts<float4>(me.r_fragment + buffer * C::BUFFER + i / 2 * C::FRAGMENTS * 16, fragment);
@@ -412,6 +414,16 @@ GT_DEV int steps_of(const HeadSpan& span) {
     return (span.tokens + C::STEP - 1) / C::STEP;
 }
 
+/* A local pass: what the turn's sub-chunks make of the span's decays. */
+template <class C>
+GT_DEV void store_decays(const TensorParams& p, const HeadSpan& span, const Producer<C>& me, int turn) {
+    if (!p.local || !span.exists || me.quad != 0) return;
+    float* neg_log2 = p.segments.decays + ((span.slot * 2 + turn) * p.in.H + span.h) * C::N + me.channel;
+    neg_log2[0] = me.log2_decay(0);
+    neg_log2[1] = me.log2_decay(1);
+    if (C::TURNS == 1) neg_log2[p.in.H * C::N] = neg_log2[p.in.H * C::N + 1] = 0.0f;
+}
+
 template <class C, bool REVERSE>
 GT_DEV void produce(const TensorParams& p, uint32_t smem, int work) {
     Producer<C> me;
@@ -479,17 +491,12 @@ GT_DEV void produce(const TensorParams& p, uint32_t smem, int work) {
     if constexpr (C::TURNS == 2) {
         for (int step = turn; step < steps; step += 2) prepare(step, turn);
     } else {
-        for (int step = 0; step < steps; step += 2) {
-            prepare(step, 0);
-            if (step + 1 < steps) prepare(step + 1, 1);
+        for (int step = 0; step < steps; step += C::PREPARED) {
+            prepare(step, C::PREPARED == 1 ? step % 2 : 0);
+            if (C::PREPARED == 2 && step + 1 < steps) prepare(step + 1, 1);
         }
     }
-    if (p.local && span.exists && me.quad == 0) {
-        float* neg_log2 = p.segments.decays + ((span.slot * 2 + turn) * p.in.H + span.h) * C::N + me.channel;
-        neg_log2[0] = me.log2_decay(0);
-        neg_log2[1] = me.log2_decay(1);
-        if (C::TURNS == 1) neg_log2[p.in.H * C::N] = neg_log2[p.in.H * C::N + 1] = 0.0f;
-    }
+    store_decays<C>(p, span, me, turn);
 }
 
 } /* namespace wkv6 */

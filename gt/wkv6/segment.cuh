@@ -78,11 +78,7 @@ struct SegmentPlan {
     }
 
     gt_status run_tensor(const Device& device, Chain& stream) const {
-        const Problem& in = states.tensor.in;
-        const gt_status status = dispatch(in.dtype, in.w_dtype, in.N, [&](auto types) {
-            using K = decltype(types);
-            return launch_tensor<REVERSE, typename K::T, typename K::W, K::N>(states.tensor, device, stream);
-        });
+        const gt_status status = launch_tensor<REVERSE>(states.tensor, device, stream);
         if (status != GT_OK) return status;
         ScanParams scan = scan_of(states.tensor);
         scan.ends = state_out, scan.decays = decay_out;

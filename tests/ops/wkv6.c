@@ -77,6 +77,8 @@ static const test_case cases[] = {
     {WKV6(.B = 1, .T = 150, .H = 3, .N = 32, .scale = 0.17677669f), .name = "32, scaled", .level = TEST_MEDIUM},
     {WKV6(.B = 1, .T = 150, .H = 2, .N = 64, .scale = 0.3f, .segments = 2), .name = "64, scaled, hard resets",
      .level = TEST_MEDIUM, .fill = {{"w", -3, 1, 3, 0.02}}},
+    {WKV6(.B = 1, .T = 200, .H = 1, .N = 128, .segments = 2), .name = "128, segments, hard resets",
+     .level = TEST_MEDIUM, .fill = {{"w", -3, 1, 3, 0.02}}},
     /* dstate_out as large as what dy makes of G: docs/performance.md, dw of single heads, has the case without that */
     {WKV6(.B = 1, .T = 81, .H = 1, .N = 128, .scale = 0.08838835f), .name = "128, scaled", .level = TEST_MEDIUM,
      .fill = {{"dstate_out", 0, 0.08838835, 0, 0}}},
@@ -248,6 +250,10 @@ static double state_out(const formula *f, int64_t row, int64_t h, int64_t n, int
 
 static const test_formula formulas[] = {{"y", y}, {"state_out", state_out}, {NULL, NULL}};
 
+/* For tensor cores. */
+static const char *const launched[] = {"forward_tensor_kernel", "forward_hopper_kernel",  "states_tensor_kernel",
+                                       "states_hopper_kernel",  "backward_tensor_kernel", NULL};
+
 /* ---- rows of the bench ----------------------------------------------------------------------- */
 
 #define ROW(types, missing, ...)                                                                                       \
@@ -295,6 +301,7 @@ const test_op test_op_wkv6 = {
      * channel) */
     .kernels = {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, 1},
     .properties = properties,
+    .launched = launched,
     .bench_draws = draws,
     .bench_cuts = cuts,
     .operations = {"BTHNV", 4, 12},
