@@ -10,9 +10,9 @@
  *               copies of x, dy, NEXT, h and G have come                                                  -- barrier
  *     rows      x, dy and NEXT (x of the chunk before or dy of that after) are split, a power of two a row; the largest
  *               magnitudes of h and G; Z = E <G, h>, of half of the rows where the slot has two chunks    -- barrier
- *     states    h and G are split, one power of two each                                                  -- barrier
  *     pairs     of 64 rows x 32 columns a warpgroup (0, 1: own; 2, 3: the other chunk's): w, W += w, sums of
- *               Gamma, M; the largest magnitudes of M's rows                                              -- barrier
+ *               Gamma, M; the largest magnitudes of M's rows.  While tensor cores multiply, h and G are split, one
+ *               power of two each                                                                         -- barrier
  *               M is split, a power of two a row                                                          -- barrier
  *     products  0, 1: dC += pre h^T dy, of half of the columns each; E.  2, 3: dB += Delta suf G^T x; suf G B of 32
  *               rows p each                                                                               -- barrier
