@@ -10,9 +10,9 @@
  *               copies of x, dy, NEXT, h and G have come                                                  -- barrier
  *     rows      x, dy and NEXT (x of the chunk before or dy of that after) are split, a power of two a row; the largest
  *               magnitudes of h and G; Z = E <G, h>, of half of the rows where the slot has two chunks    -- barrier
- *     states    h and G are split, one power of two each                                                  -- barrier
  *     pairs     of 64 rows x 32 columns a warpgroup (0, 1: own; 2, 3: the other chunk's): w, W += w, sums of
- *               Gamma, M; the largest magnitudes of M's rows                                              -- barrier
+ *               Gamma, M; the largest magnitudes of M's rows.  While tensor cores multiply, h and G are split, one
+ *               power of two each                                                                         -- barrier
  *               M is split, a power of two a row                                                          -- barrier
  *     products  0, 1: dC += pre h^T dy, of half of the columns each; E.  2, 3: dB += Delta suf G^T x; suf G B of 32
  *               rows p each                                                                               -- barrier
@@ -112,7 +112,16 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const HopperSplitBloc
                                                  split_operand<Tile, Major::MN>(state, Tile::NP / 2 * half),
                                                  Tile::STATE_LO, false);
     wgmma_commit();
-    const float state_inverse = power_of_state(me, is_dB).inverse;
+    float2 of_C[Tile::TILES] = {};
+    const auto load_C = [&](int e) {
+        const int t = at.row + 8 * e, column0 = Tile::NP / 2 * half + 2 * at.j;
+        const float* C = static_cast<const float*>(in.Cm) + (me.base(BASE_C) + t * in.Cm_stride.t + column0);
+        const int columns = t < me.tokens ? in.columns - column0 : 0;
+        GT_UNROLL
+        for (int n = 0; n < Tile::TILES; n++) of_C[n] = 8 * n < columns ? ldg<float2>(C + 8 * n) : float2{0.0f, 0.0f};
+    };
+    if (!is_dB) load_C(0); /* while tensor cores multiply */
+    const float state_inverse = me.value(Tile::STATE_INVERSE + is_dB);
     float factor[2];
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
@@ -150,16 +159,16 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const HopperSplitBloc
     float dots[2] = {};
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
-        const int t = at.row + 8 * e, column0 = Tile::NP / 2 * half + 2 * at.j;
-        const float* C = static_cast<const float*>(in.Cm) + (me.base(BASE_C) + t * in.Cm_stride.t + column0);
-        const int columns = t < me.tokens ? in.columns - column0 : 0;
+        float2 c[Tile::TILES];
+        GT_UNROLL
+        for (int n = 0; n < Tile::TILES; n++) c[n] = of_C[n];
+        if (e == 0) load_C(1);
         GT_UNROLL
         for (int n = 0; n < Tile::TILES; n++) {
-            const float2 c = 8 * n < columns ? ldg<float2>(C + 8 * n) : float2{0.0f, 0.0f};
             const float x0 = factor[e] * share[n][2 * e], x1 = factor[e] * share[n][2 * e + 1];
             sums[n][2 * e] += x0;
             sums[n][2 * e + 1] += x1;
-            dots[e] = fma_rn(x0, c.x, fma_rn(x1, c.y, dots[e]));
+            dots[e] = fma_rn(x0, c[n].x, fma_rn(x1, c[n].y, dots[e]));
         }
     }
     store_row_sums(at, dots, me.address(me.sums(step, Tile::E) + CHUNK * half));
@@ -230,10 +239,25 @@ GT_DEV void store_split_pairs(const HopperSplitBlock<Tile>& me, const WarpRows& 
     }
 }
 
-/* W, sums of Gamma, and M in v. */
+/* Splits h and G of a step, one power of two each: measure_states() has found their magnitudes. */
 template <class Tile>
-GT_DEV void make_split_pairs(const HopperSplitBlock<Tile>& me, const WarpRows& at, int step, Product32& W,
-                             Product32& v) {
+GT_DEV void split_states(const HopperSplitBlock<Tile>& me) {
+    PanelRows<Tile, Tile::PANELS> rows(me.warp);
+    GT_NO_UNROLL
+    for (int i = 0; i < 2; i++) {
+        const uint32_t tile = me.smem + Tile::H + Tile::STATE * i;
+        rows.load(tile);
+        const Power power = power_of_state(me, i);
+        if (me.warp == 0 && lane_id() == 0) sts<float>(me.address(Tile::STATE_INVERSE + i), power.inverse);
+        sync_warp();
+        rows.store(tile, power.value);
+    }
+}
+
+/* W, sums of Gamma, and M in v.  h and G are split while tensor cores multiply. */
+template <class Tile>
+GT_DEV void make_split_pairs(const HopperSplitBlock<Tile>& me, const WarpRows& at, int step, bool has_skip,
+                             Product32& W, Product32& v) {
     const bool is_own = me.group < 2, is_before = !is_own && me.second;
     const int column0 = me.group % 2 * 32;
     const uint32_t left = me.smem + (is_before ? Tile::DY : Tile::X),
@@ -242,6 +266,7 @@ GT_DEV void make_split_pairs(const HopperSplitBlock<Tile>& me, const WarpRows& a
     multiply_split<Tile, 4, Major::K, Major::K>(v, split_operand<Tile, Major::K>(left), Tile::ROWS_LO,
                                                 split_operand<Tile, Major::K>(right, column0), Tile::ROWS_LO, false);
     wgmma_commit();
+    split_states(me);
     float decay[2], weight[2], rows[2] = {};
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
@@ -260,6 +285,18 @@ GT_DEV void make_split_pairs(const HopperSplitBlock<Tile>& me, const WarpRows& a
     for (int i = 0; i < 2; i++) {
         float gamma[2][4];
         const int block = column0 / 16 + i;
+        if (has_skip && is_own && at.warp == block) { /* <dy_s, x_s> */
+            float sum = 0.0f;
+            GT_UNROLL
+            for (int e = 0; e < 2; e++) {
+                const float(&x)[4] = v[2 * i + e];
+                const float dot = at.g == 2 * at.j ? x[2 * e] : at.g == 2 * at.j + 1 ? x[2 * e + 1] : 0.0f;
+                const int token = at.row + 8 * e;
+                sum = fma_rn(dot * me.value(Tile::INVERSES + token), me.value(Tile::DY_INVERSE + token), sum);
+            }
+            sum = warp_sum(sum);
+            if (lane_id() == 0) sts<float>(me.address(me.sums(step, Tile::DSKIP) + block), sum);
+        }
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             const int c = 16 * block + 8 * n + 2 * at.j;
@@ -315,7 +352,7 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const HopperSplitB
                                                  split_operand<Tile, Major::MN>(me.smem + Tile::DY, 32 * half),
                                                  Tile::ROWS_LO, false);
     wgmma_commit();
-    const bool needs_dy = in.Dskip || p.dskip;
+    const bool has_skips = p.dskip && in.skip_per_channel, needs_dy = in.Dskip || has_skips;
     /* of the lane's columns 2 j, 2 j + 1 of the first 8 */
     const uint32_t first = me.smem + Tile::X + 128 * at.row + (64 * half ^ 16 * at.g) + 4 * at.j;
     const auto pair = [&](uint32_t address) {
@@ -359,8 +396,10 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const HopperSplitB
                     dy.x *= dy_inverse, dy.y *= dy_inverse;
                     dx0 = fma_rn(skip.x, dy.x, dx0);
                     dx1 = fma_rn(skip.y, dy.y, dx1);
-                    dskip[2 * n] = fma_rn(dy.x, x.x * x_inverse, dskip[2 * n]);
-                    dskip[2 * n + 1] = fma_rn(dy.y, x.y * x_inverse, dskip[2 * n + 1]);
+                    if (has_skips) {
+                        dskip[2 * n] = fma_rn(dy.x, x.x * x_inverse, dskip[2 * n]);
+                        dskip[2 * n + 1] = fma_rn(dy.y, x.y * x_inverse, dskip[2 * n + 1]);
+                    }
                 }
                 if (!p.dx || t >= me.tokens || column0 + 8 * n >= in.P) continue;
                 if (p.has_share) {
@@ -370,7 +409,7 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const HopperSplitB
                 stg<float2>(to + 8 * n, {dx0, dx1});
             }
         }
-        if (p.dskip)
+        if (has_skips)
             store_column_sums(dskip, me.address(me.sums(step, Tile::DSKIP) + CHUNK * at.warp + 32 * half + 16 * i));
     }
     GT_UNROLL
@@ -480,7 +519,7 @@ GT_DEV void finish_split_sums(const SplitGradientParams& p, const HopperSplitBlo
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* The largest magnitudes of a step's h and G, and Z; split_states() then splits them, one power of two each. */
+/* The largest magnitudes of a step's h and G, and Z. */
 template <class Tile>
 GT_DEV void measure_states(const HopperSplitBlock<Tile>& me, int step) {
     PanelRows<Tile, Tile::PANELS> h(me.warp), G(me.warp);
@@ -499,19 +538,6 @@ GT_DEV void measure_states(const HopperSplitBlock<Tile>& me, int step) {
     sts<float>(me.address(Tile::STATE_MOST + me.warp), most[0]);
     sts<float>(me.address(Tile::STATE_MOST + Tile::WARPS + me.warp), most[1]);
     sts<float>(me.address(me.sums(step, Tile::Z) + me.warp), me.owns_rows() ? Z * me.value(Tile::ALL) : 0.0f);
-}
-
-template <class Tile>
-GT_DEV void split_states(const HopperSplitBlock<Tile>& me) {
-    PanelRows<Tile, Tile::PANELS> rows(me.warp);
-    GT_NO_UNROLL
-    for (int i = 0; i < 2; i++) {
-        const uint32_t tile = me.smem + Tile::H + Tile::STATE * i;
-        rows.load(tile);
-        const float power = power_of_state(me, i).value;
-        sync_warp();
-        rows.store(tile, power);
-    }
 }
 
 template <class Tile>
@@ -549,8 +575,6 @@ GT_DEV void hopper_split_gradients(const SplitGradientParams& p, const HopperSpl
         sync_threads();
         split_step_rows(p, me, h, p0);
         measure_states(me, step);
-        sync_threads();
-        split_states(me);
         fence_async_proxy();
         sync_threads();
         {
@@ -559,8 +583,9 @@ GT_DEV void hopper_split_gradients(const SplitGradientParams& p, const HopperSpl
             GT_UNROLL
             for (int i = 0; i < 16; i++) v[i / 4][i % 4] = 0.0f;
             if (has_pairs)
-                make_split_pairs(me, at, step, W, v);
+                make_split_pairs(me, at, step, p.dskip && !in.skip_per_channel, W, v);
             else {
+                split_states(me);
                 float none[2] = {0.0f, 0.0f};
                 store_row_sums(at, none, me.address(me.sums(step, Tile::NEXT_ROWS) + CHUNK * (me.group % 2)));
             }

@@ -34,8 +34,9 @@ struct HopperSplitTile {
     static constexpr int OTHER_INVERSE = C_INVERSE + CHUNK; /* of the other chunk's B or C */
     static constexpr int M_MOST = OTHER_INVERSE + CHUNK;    /* [64 rows][4 warpgroups] */
     static constexpr int STATE_MOST = M_MOST + 4 * CHUNK;   /* [h, G][16 warps] */
-    static constexpr int ALL = STATE_MOST + 2 * WARPS;      /* the slot's decay */
-    static constexpr int KEPT = ALL + 4;                    /* [da 64, direct 64, across 32, dskip]: earlier tiles */
+    static constexpr int ALL = STATE_MOST + 2 * WARPS;      /* the slot's decay; what undoes h's power, and G's */
+    static constexpr int STATE_INVERSE = ALL + 1,
+                         KEPT = ALL + 4; /* [da 64, direct 64, across 32, dskip]: earlier tiles */
     static constexpr int POSITION = KEPT + 2 * CHUNK + 36;
     static constexpr int SUMS = POSITION + 20;
     /* of a step: those of the step before are read while a step's are written */
@@ -44,8 +45,9 @@ struct HopperSplitTile {
     static constexpr int LATER = COLUMNS + 3 * CHUNK;                      /* [2 halves of t][s]: t in a later block */
     static constexpr int NEXT_ROWS = LATER + 2 * CHUNK;                    /* [2 halves of NEXT][row] of Gamma */
     static constexpr int DIAGONAL = NEXT_ROWS + 2 * CHUNK;
-    static constexpr int DSKIP = DIAGONAL + CHUNK; /* [4 warps][rows p] */
-    static constexpr int Z = DSKIP + 4 * CHUNK;    /* [16 warps] */
+    static constexpr int DSKIP =
+        DIAGONAL + CHUNK;                       /* [4 warps][rows p]; of one number of a head: [4 blocks of tokens] */
+    static constexpr int Z = DSKIP + 4 * CHUNK; /* [16 warps] */
     static constexpr int SUMS_COUNT = Z + WARPS;
     static constexpr int COUNT = SUMS + 2 * SUMS_COUNT, BYTES = FLOATS + 4 * COUNT;
     static_assert(M_MOST % 4 == 0 && STATE_MOST % 4 == 0 && FACTORS % 4 == 0 && POSITION % 2 == 0, "read together");
@@ -270,10 +272,13 @@ GT_DEV void stage_split_group(const SplitGradientParams& p, const HopperSplitBlo
 /* The power of two of the step's h (0) or G (1). */
 template <class Tile>
 GT_DEV Power power_of_state(const HopperSplitBlock<Tile>& me, int which) {
-    float most = 0.0f;
+    float4 x[Tile::WARPS / 4];
     GT_UNROLL
     for (int i = 0; i < Tile::WARPS / 4; i++)
-        most = fmaxf(most, largest_of(lds<float4>(me.address(Tile::STATE_MOST + Tile::WARPS * which + 4 * i))));
+        x[i] = lds<float4>(me.address(Tile::STATE_MOST + Tile::WARPS * which + 4 * i));
+    float most = 0.0f;
+    GT_UNROLL
+    for (int i = 0; i < Tile::WARPS / 4; i++) most = fmaxf(most, fmaxf(fmaxf(x[i].x, x[i].y), fmaxf(x[i].z, x[i].w)));
     return split_power(most);
 }
 
@@ -361,12 +366,13 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const HopperSplitBlo
     if (p.dskip) { /* of the two rows that a slot's half has, the second is zero */
         const int64_t row = SLOT_SHORTS * slot + 2 * me.second;
         const int column = p0 + 2 * lane;
-        const float2 sums = plus(both(Tile::DSKIP), both(Tile::DSKIP + 2 * CHUNK));
         if (in.skip_per_channel) {
+            const float2 sums = plus(both(Tile::DSKIP), both(Tile::DSKIP + 2 * CHUNK));
             float *to = p.dskip + (row * in.H + h) * in.P + column, *none = to + in.H * in.P;
             if (column < in.P) stg<float2>(to, sums), stg<float2>(none, {0.0f, 0.0f});
         } else {
-            float all = warp_sum(column < in.P ? sums.x + sums.y : 0.0f);
+            const float4 blocks = lds<float4>(me.address(me.sums(step, Tile::DSKIP)));
+            float all = (blocks.x + blocks.y) + (blocks.z + blocks.w);
             if (!is_first) all += me.value(Tile::KEPT + 2 * CHUNK + 32);
             sync_warp();
             if (lane == 0) {
