@@ -2,8 +2,9 @@
  * by token, by two kernels of their own, so that chunk_gradient_hopper_kernel has no code for it:
  *     chunk_factors_kernel   before it: Delta, its slope, the decay factors, what undoes the powers of the states
  *     chunk_times_kernel     after it: da, ddt, their share of dA, ddt_bias and dDskip, from the sums that it leaves
- * A warp has a chunk and head, a lane tokens 2 lane, 2 lane + 1.  grid: [B, slots of 128 tokens, two chunks,
- * ceil(H / 8)], block 256.  shared: 32.4 KB and none.  Bytes a token and head: factors 65 written, 61 read by the
+ * A warp has a chunk and head, a lane tokens 2 lane, 2 lane + 1.  Blocks take places in turn, of [B, slots of 128
+ * tokens, two chunks, ceil(H / 8)]: those that packed sequences have.  grid: at most TOKEN_BLOCKS a multiprocessor,
+ * block 256.  shared: 32.4 KB and none.  Bytes a token and head: factors 65 written, 61 read by the
  * chunks, 8 by chunk_times_kernel; sums 29 written and read a tile, 45 with Dskip per channel.  Every sum has one fixed
  * order: deterministic. */
 #ifndef GT_SSD_BACKWARD_SM90_TOKENS_CUH
@@ -42,7 +43,7 @@ struct TokenParams {
     int64_t rows; /* B*slots*2 */
 };
 
-constexpr int TOKEN_WARPS = 8;
+constexpr int TOKEN_WARPS = 8, TOKEN_BLOCKS = 16;
 
 /* U has Delta as a factor unless that is so small that what has it as a factor does not tell what has not. */
 constexpr float LEAST_DELTA = 0x1p-20f;
@@ -55,15 +56,21 @@ struct TokenWarp {
     bool second;
 };
 
-GT_DEV TokenWarp find_token_warp(const TokenParams& p) {
+/* Places that there are: those of packed sequences lie first. */
+GT_DEV int64_t token_places(const TokenParams& p) {
+    const Problem& in = p.chunk.in;
+    const int64_t rows = in.sequences.cu_seqlens ? used_slots(in.sequences, CHECKPOINT) * 2 : p.rows;
+    return rows * ((in.H + TOKEN_WARPS - 1) / TOKEN_WARPS);
+}
+
+GT_DEV TokenWarp find_token_warp(const TokenParams& p, int64_t place) {
     const Problem& in = p.chunk.in;
     const int64_t heads = (in.H + TOKEN_WARPS - 1) / TOKEN_WARPS;
-    TokenWarp me = {
-        block_x() / heads, 0, 0, 0, (int)(block_x() % heads) * TOKEN_WARPS + shfl_idx(warp_id(), 0), 0, false};
+    TokenWarp me = {place / heads, 0, 0, 0, (int)(place % heads) * TOKEN_WARPS + shfl_idx(warp_id(), 0), 0, false};
     me.second = me.row % 2;
     me.slot = (int)(me.row / 2 % p.chunk.slots);
     me.b = (int)(me.row / 2 / p.chunk.slots);
-    if (me.h >= in.H || (in.sequences.cu_seqlens && me.slot >= used_slots(in.sequences, CHECKPOINT))) return me;
+    if (me.h >= in.H) return me;
     const gt_chunk chunk = chunk_at(in.sequences, CHECKPOINT, me.slot);
     const int all = chunk.sequence < 0 ? 0 : (int)(chunk.last - chunk.first), left = all - CHUNK > 0 ? all - CHUNK : 0;
     me.first = chunk.first + (me.second ? CHUNK : 0);
@@ -71,11 +78,8 @@ GT_DEV TokenWarp find_token_warp(const TokenParams& p) {
     return me;
 }
 
-GT_KERNEL(32 * TOKEN_WARPS, 4) chunk_factors_kernel(const GT_GRID_CONSTANT TokenParams p) {
-    wait_for_chain();
+GT_DEV void make_chunk_factors(const TokenParams& p, const TokenWarp& me) {
     const Problem& in = p.chunk.in;
-    const TokenWarp me = find_token_warp(p);
-    if (me.tokens <= 0) return;
     const int lane = lane_id();
     const uint32_t record = smem_base() + warp_id() * (4 * ChunkTokens::COUNT);
     float dt[2];
@@ -110,14 +114,22 @@ GT_KERNEL(32 * TOKEN_WARPS, 4) chunk_factors_kernel(const GT_GRID_CONSTANT Token
                                      : 0x1p-100f;
         }
     }
+    sync_warp(); /* the record is no longer read */
 }
 
-GT_KERNEL(32 * TOKEN_WARPS, 4) chunk_times_kernel(const GT_GRID_CONSTANT TokenParams p) {
+GT_KERNEL(32 * TOKEN_WARPS, 4) chunk_factors_kernel(const GT_GRID_CONSTANT TokenParams p) {
     wait_for_chain();
+    const int64_t places = token_places(p);
+    GT_NO_UNROLL
+    for (int64_t place = block_x(); place < places; place += grid_x()) {
+        const TokenWarp me = find_token_warp(p, place);
+        if (me.tokens > 0) make_chunk_factors(p, me);
+    }
+}
+
+GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {
     const ChunkGradientParams& c = p.chunk;
     const Problem& in = c.in;
-    const TokenWarp me = find_token_warp(p);
-    if (me.tokens <= 0) return;
     const int lane = lane_id(), block = lane / 8, h = me.h, count = chunk_sums(in);
     const float* const record = p.tokens + (me.row * in.H + h) * ChunkTokens::COUNT;
     const float2 values = ldg<float2>(record + 2 * lane), slopes = ldg<float2>(record + ChunkTokens::SLOPE + 2 * lane);
@@ -191,6 +203,16 @@ GT_KERNEL(32 * TOKEN_WARPS, 4) chunk_times_kernel(const GT_GRID_CONSTANT TokenPa
         if (c.dbias) c.dbias[to] = slab ? 0.0f : dbias;
     }
     if (c.dskip && !in.skip_per_channel) c.dskip[me.row * in.H + h] = dskip;
+}
+
+GT_KERNEL(32 * TOKEN_WARPS, 4) chunk_times_kernel(const GT_GRID_CONSTANT TokenParams p) {
+    wait_for_chain();
+    const int64_t places = token_places(p);
+    GT_NO_UNROLL
+    for (int64_t place = block_x(); place < places; place += grid_x()) {
+        const TokenWarp me = find_token_warp(p, place);
+        if (me.tokens > 0) make_chunk_times(p, me);
+    }
 }
 
 } /* namespace ssd */

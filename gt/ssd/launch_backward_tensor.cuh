@@ -278,7 +278,8 @@ inline gt_status TensorBackwardPlan::finish_chunks(const Device& device, Chain& 
     gt_status status = GT_OK;
     if (chunks.in.dtype == GT_F32) return finish_split_chunks(split, times, device, chain);
     const bool by_hopper = has_hopper_chunks(device);
-    const int64_t blocks = rows * ((chunks.in.H + TOKEN_WARPS - 1) / TOKEN_WARPS);
+    const int64_t places = rows * ((chunks.in.H + TOKEN_WARPS - 1) / TOKEN_WARPS);
+    const int64_t room = (int64_t)TOKEN_BLOCKS * device.multiprocessors, blocks = places < room ? places : room;
     if (by_hopper)
         status = run("ssd chunk_factors_kernel", chunk_factors_kernel, blocks, 32 * TOKEN_WARPS,
                      TOKEN_WARPS * 4 * ChunkTokens::COUNT, chain, tokens);
