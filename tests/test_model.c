@@ -33,6 +33,7 @@ static gt_status prepare64(const gt_op *op, gt_pass pass, gt_target target, cons
 #include "../reference/gt_ssm.c"
 #include "../reference/gt_conv1d.c"
 #include "../reference/gt_conv_ssd.c"
+#include "../reference/gt_wkv_ssm.c"
 #include "../reference/gt_fused.c"
 
 #define HY_REAL double
