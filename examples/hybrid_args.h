@@ -147,7 +147,7 @@ static inline gt_norm_gate_args head_norm_of(const hy_model *m, int l, const pas
 }
 
 /* The in-projection's row is z [I], x B C [I+2S] (the convolution's channels), dt [Hm].  Mamba-1: z [I], x [I].
- * Beside conv_ssd this call is of a single token alone. */
+ * Where conv_ssd is taken this call is of a single token alone. */
 static inline gt_conv1d_args conv1d_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     return (gt_conv1d_args){.B = p->B, .T = p->T, .D = conv_rows(m), .W = m->W,
@@ -195,7 +195,7 @@ static inline gt_conv_ssd_args conv_ssd_of(const hy_model *m, int l, const pass 
                               .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
 }
 
-/* Behind conv1d: a single token, and what wkv_ssm holds. */
+/* Behind conv1d: of a single token, and within wkv_ssm. */
 static inline gt_ssd_args ssd_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     int64_t conv = conv_rows(m), B = m->I, C = m->I + m->S, dt = m->I + conv;

@@ -96,7 +96,7 @@ static gt_status forward_both(const hy_model *m, int l, const pass *p) {
 }
 
 static gt_status forward_branches(const hy_model *m, int l, const pass *p) {
-    if (has_wkv_ssm(m) && !p->step) return forward_both(m, l, p);
+    if (takes_wkv_ssm(m, p)) return forward_both(m, l, p);
     if (has_rwkv(m)) {
         TRY(forward_rwkv_in(m, l, p));
         TRY(forward_wkv6(m, l, p));

@@ -252,7 +252,7 @@ static gt_status ask_both(hy_model *m, const pass *p) {
 static gt_status ask_branches(hy_model *m, const pass *p) {
     if (has_rwkv(m)) TRY(ask_norm(m, p, head_norm_of(m, 0, p)));
     if (has_mamba(m) && !is_mamba1(m)) TRY(ask_norm(m, p, mamba_norm_of(m, 0, p)));
-    if (has_wkv_ssm(m) && !p->step) return ask_both(m, p);
+    if (takes_wkv_ssm(m, p)) return ask_both(m, p);
     if (has_rwkv(m)) TRY(ask_wkv6(m, p));
     if (!has_mamba(m)) return GT_OK;
     return is_mamba1(m) ? ask_scan(m, p) : ask_ssd(m, p);

@@ -38,7 +38,7 @@ typedef enum hy_mix {
 /* Which operators of a layer with both branches, the second of them Mamba-2, are one call.  The numbers are the same.
  * Mamba-2 alone takes conv_ssd in any case. */
 typedef enum hy_fuse {
-    HY_WKV_SSM, /* wkv6 and ssd; conv1d is a call of its own, whose output every layer keeps */
+    HY_WKV_SSM, /* in training wkv6 and ssd; conv1d is a call of its own, whose output every layer keeps */
     HY_CONV_SSD /* conv1d and ssd: less memory; backward convolves again */
 } hy_fuse;
 

@@ -31,7 +31,7 @@ static int layer_activations(const hy_model *m, int l, activation *list) {
         {rwkv, {"rwkv.kvrg", a->kvrg, PROJECTIONS * C, 0}},
         {rwkv, {"rwkv.wkv", a->wkv, C, 0}},
         {rwkv, {"rwkv.gated", a->wkv_gated, C, 0}},
-        {has_conv1d(m), {"mamba.conv", a->conv, conv_rows(m), 0}},
+        {scan, {"mamba.conv", a->conv, conv_rows(m), 0}},
         {scan, {"mamba.select", a->select, select_row(m), 0}},
         {scan, {"mamba.dt", a->dt, m->I, 0}},
         {ssd, {"mamba.ssd", a->ssd, m->I, 0}},
