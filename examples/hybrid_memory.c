@@ -188,7 +188,7 @@ static gt_status take_all(arena *a, hy_model *m, hy_plan *plan) {
 
 /* Workspace for an operator; and how much it saves, if this pass keeps that. */
 static void note_need(hy_model *m, const pass *p, const gt_workspace *need, size_t *saved) {
-    const size_t passes[] = {need->forward, m->config.inference ? 0 : need->backward, need->step};
+    const size_t passes[] = {need->forward, p->keep_saved ? need->backward : 0, need->step};
     for (int i = 0; i < 3; i++)
         if (m->workspace_bytes < passes[i]) m->workspace_bytes = passes[i];
     if (saved && p->keep_saved) *saved = need->saved;
