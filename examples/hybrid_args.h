@@ -147,7 +147,7 @@ static inline gt_norm_gate_args head_norm_of(const hy_model *m, int l, const pas
 }
 
 /* The in-projection's row is z [I], x B C [I+2S] (the convolution's channels), dt [Hm].  Mamba-1: z [I], x [I].
- * Mamba-2 takes this call for a single token alone. */
+ * Where conv_ssd is taken this call is of a single token alone. */
 static inline gt_conv1d_args conv1d_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     return (gt_conv1d_args){.B = p->B, .T = p->T, .D = conv_rows(m), .W = m->W,
@@ -170,7 +170,7 @@ static inline hy_map_args A_of(const hy_model *m, int l) {
                          .y = m->acts[l].A, .dy = m->grad.A, .dx = grad_of(m, m->layer[l].A_log)};
 }
 
-/* Mamba-2 but for a single token: the convolution, and ssd on what it makes of x, B and C. */
+/* But for a single token: the convolution, and ssd on what it makes of x, B and C. */
 static inline gt_conv_ssd_args conv_ssd_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     int64_t dt = m->I + conv_rows(m);
@@ -195,18 +195,40 @@ static inline gt_conv_ssd_args conv_ssd_of(const hy_model *m, int l, const pass 
                               .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
 }
 
-/* A single token of it, behind conv1d's step. */
-static inline gt_ssd_args ssd_step_of(const hy_model *m, int l, const pass *p) {
+/* Behind conv1d: of a single token, and within wkv_ssm. */
+static inline gt_ssd_args ssd_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
-    int64_t dt = m->I + conv_rows(m);
+    int64_t conv = conv_rows(m), B = m->I, C = m->I + m->S, dt = m->I + conv;
     return (gt_ssd_args){.B = p->B, .T = p->T, .H = m->Hm, .P = m->P, .N = m->S, .dtype = m->be->dtype,
-                         .softplus = 1, .x = a->conv, .dt = act_at(m, a->in, dt), .A = a->A,
-                         .Bm = act_at(m, a->conv, m->I), .Cm = act_at(m, a->conv, m->I + m->S),
+                         .softplus = 1, .accumulate = m->accumulate, .x = a->conv, .dt = act_at(m, a->in, dt),
+                         .A = a->A, .Bm = act_at(m, a->conv, B), .Cm = act_at(m, a->conv, C),
                          .Dskip = value_of(m, m->layer[l].Dskip),
                          .dt_bias = value_of(m, m->layer[l].dt_bias),
                          .state_in = ssd_state(m, p->in, l), .y = a->ssd,
-                         .state_out = ssd_state(m, p->out, l), .workspace = m->workspace,
+                         .state_out = ssd_state(m, p->out, l), .dy = m->grad.ssd, .dx = m->grad.conv,
+                         .ddt = act_at(m, m->grad.in, dt), .dBm = act_at(m, m->grad.conv, B),
+                         .dCm = act_at(m, m->grad.conv, C), .dA = m->grad.A,
+                         .dDskip = grad_of(m, m->layer[l].Dskip),
+                         .ddt_bias = grad_of(m, m->layer[l].dt_bias), .x_stride = {.t = conv},
+                         .dt_stride = {.t = in_row(m)}, .Bm_stride = {.t = conv}, .Cm_stride = {.t = conv},
+                         .dx_stride = {.t = conv}, .ddt_stride = {.t = in_row(m)},
+                         .dBm_stride = {.t = conv}, .dCm_stride = {.t = conv}, .workspace = m->workspace,
                          .workspace_bytes = m->workspace_bytes};
+}
+
+/* Both recurrences of a layer.  What the two have in common stands in the outer struct alone. */
+static inline gt_wkv_ssm_args wkv_ssm_of(const hy_model *m, int l, const pass *p) {
+    gt_wkv6_args wkv6 = wkv6_of(m, l, p);
+    gt_ssd_args ssd = ssd_of(m, l, p);
+    gt_wkv_ssm_args both = {.B = p->B, .T = p->T, .dtype = m->be->dtype, .accumulate = m->accumulate,
+                            .saved = wkv6.saved, .saved_bytes = wkv6.saved_bytes, .workspace = m->workspace,
+                            .workspace_bytes = m->workspace_bytes};
+    wkv6.B = wkv6.T = ssd.B = ssd.T = 0;
+    wkv6.dtype = ssd.dtype = GT_DTYPE_DEFAULT, wkv6.accumulate = ssd.accumulate = 0;
+    wkv6.saved = wkv6.workspace = ssd.workspace = NULL;
+    wkv6.saved_bytes = wkv6.workspace_bytes = ssd.workspace_bytes = 0;
+    both.wkv6 = wkv6, both.ssd = ssd;
+    return both;
 }
 
 /* Mamba-1: the gate is part of the scan. */

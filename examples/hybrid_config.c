@@ -37,6 +37,7 @@ typedef struct row {
 static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
 static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
 static const char *const token_kinds[] = {"bytes", "uint16", "uint32", NULL};
+static const char *const fused[] = {"wkv_ssm", "conv_ssd", NULL};
 static const char *const splits[] = {"tail", "tracks", NULL};
 static const char *const answers[] = {"yes", "no", "true", "false", "on", "off", "1", "0", NULL};
 static const row rows[] = {
@@ -90,6 +91,9 @@ static const row rows[] = {
     {"recompute", FLAG, AT(recompute), NULL, "no",
      .help = "keep each layer's input alone, and run the layer again for backward: a fraction of the memory, more "
              "time, the same numbers"},
+    {"fuse", CHOICE, AT(fuse), "NAME", "wkv_ssm", NULL, 0, 0, 0, fused,
+     "which operators of RWKV-6 beside Mamba-2 are one call, with the same numbers: wkv_ssm (both recurrences), or "
+     "conv_ssd (convolution and Mamba-2's), which takes less memory"},
 
     {"Model files", .kind = SECTION},
     {"save", PATH, AT(save), "FILE", "",
@@ -554,7 +558,7 @@ static const char *const kept[] = {
     "stateful", "separator",
     /* the rest */
     "dtype", "data", "eval-every", "eval-tokens", "log-every", "sample", "sample-every", "prompt", "temperature",
-    "top-k", "gates-strict", "save-every", "recompute", NULL};
+    "top-k", "gates-strict", "save-every", "recompute", "fuse", NULL};
 enum { OF_MODEL = 11, OF_RESULT = 25 };
 
 const char *hy_options_kept(int i) { return kept[i]; }

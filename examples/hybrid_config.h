@@ -27,6 +27,7 @@ typedef struct hy_options {
     int64_t steps, batch, seq, warmup, seed;
     double lr, min_lr, weight_decay, clip;
     int stateful, recompute;
+    char fuse[HY_TEXT_MAX];
     char device[HY_TEXT_MAX];
     char dtype[HY_TEXT_MAX];
     int check;

@@ -23,7 +23,7 @@ static int within(double x, double low, double high) { return x >= low && x <= h
  * Every operator gets the same small random arrays on the backend and in its CPU twin: those that its table names for
  * forward and backward. */
 
-enum { ARRAYS = 32, ARGS_BYTES = 2048 };
+enum { ARRAYS = 48, ARGS_BYTES = 2048 };
 
 typedef struct operator_test {
     const gt_op *(*op)(void);
@@ -54,6 +54,8 @@ static const gt_ssd_args sizes_ssd = {.B = B, .T = T, .H = H, .P = N, .N = S, .s
 static const gt_selective_scan_args sizes_selective_scan = {.B = B, .T = T, .D = C, .N = S, .softplus = 1};
 static const gt_conv1d_args sizes_conv1d = {.B = B, .T = T, .D = C, .W = TAPS, .activation = GT_ACT_SILU};
 static const gt_conv_ssd_args sizes_conv_ssd = {.B = B, .T = T, .H = H, .P = N, .N = S, .W = TAPS, .softplus = 1};
+static const gt_wkv_ssm_args sizes_wkv_ssm = {
+    .B = B, .T = T, .wkv6 = {.H = H, .N = N}, .ssd = {.H = H, .P = N, .N = S, .softplus = 1}};
 static const gt_rmsnorm_linear_args sizes_rmsnorm_linear = {.M = M, .D = C, .O = N};
 static const gt_norm_mix_args sizes_norm_mix = {.M = M, .D = C};
 static const gt_norm_gate_args sizes_norm_gate = {.M = M, .D = C, .H = H, .norm = GT_NORM_LAYER};
@@ -112,8 +114,9 @@ static gt_status prepare_array(operator_run *r, int i, uint64_t *random) {
     put(r->args, t->offset, &r->device[i], sizeof r->device[i]);
     put(r->twin, t->offset, &r->host[i], sizeof r->host[i]);
     if (status != GT_OK || !is_input(t)) return status;
+    const char *dot = strchr(t->name, '.'), *name = dot ? dot + 1 : t->name; /* of wkv6.w, w */
     for (size_t k = 0; k < sizeof ranges / sizeof ranges[0]; k++)
-        if (!strcmp(t->name, ranges[k].name)) low = ranges[k].low, high = ranges[k].high;
+        if (!strcmp(name, ranges[k].name)) low = ranges[k].low, high = ranges[k].high;
     for (int64_t k = 0; k < count; k++) {
         *random = *random * 6364136223846793005u + 1442695040888963407u;
         r->numbers[k] = low + (high - low) * (double)(*random >> 11) / 9007199254740992.0;

@@ -66,14 +66,14 @@ typedef struct layer_acts {
     void *wkv, *wkv_gated; /* [M,C] */
     void *in;              /* [M,2I+2S+Hm]: z, x, B, C, dt; rows of in_row.  Mamba-1: [M,2I]: z, x */
     float *A;              /* [Hm]; Mamba-1: [I,S] */
-    void *conv;            /* Mamba-1: [M,I]: x; Mamba-2: [I+2S]: x, B, C of one token, in steps alone */
+    void *conv;            /* [M,I+2S]: x, B, C; Mamba-1: [M,I]: x; without wkv_ssm: of one token, in steps alone */
     void *select, *dt;     /* Mamba-1: [M,2S+R]: B, C, and what dt is made from; [M,I] */
     void *ssd, *ssd_gated; /* [M,I]; Mamba-1 has the latter alone */
     void *branches;        /* a and b, see branch_b */
     float *gate;           /* [M] */
     void *middle;          /* [M,C] after the mix */
     void *up, *act;        /* [M,F] */
-    void *wkv_saved, *ssd_saved, *up_saved;
+    void *wkv_saved, *ssd_saved, *up_saved; /* with wkv_ssm the first holds what both save */
 } layer_acts;
 
 /* Gradients of activations, for one layer at a time. */
@@ -90,7 +90,7 @@ typedef struct grad_acts {
     void *lora, *shifted;  /* [M,5*32] [M,C] */
     void *ssd_gated, *ssd; /* [M,I] */
     void *in;              /* as in layer_acts */
-    void *conv;            /* Mamba-1 */
+    void *conv;            /* as in layer_acts; none with conv_ssd */
     void *select, *dt;
     float *A;
 } grad_acts;
@@ -174,6 +174,14 @@ static inline int is_mamba1(const hy_model *m) { return m->config.mamba == 1; }
 /* Layers share their activations, but for their inputs. */
 static inline int recomputes(const hy_model *m) { return m->config.recompute && !m->config.inference; }
 static inline int is_single(const hy_model *m) { return !has_rwkv(m) || !has_mamba(m); }
+
+/* Both recurrences of a layer are one call in training.  Where no backward follows, two calls take less time and memory. */
+static inline int has_wkv_ssm(const hy_model *m) {
+    return !is_single(m) && !is_mamba1(m) && m->config.fuse == HY_WKV_SSM && !m->config.inference;
+}
+static inline int takes_wkv_ssm(const hy_model *m, const pass *p) { return has_wkv_ssm(m) && p->keep_saved; }
+/* conv1d is a call of its own in training; for a single token it always is. */
+static inline int has_conv1d(const hy_model *m) { return has_mamba(m) && (is_mamba1(m) || has_wkv_ssm(m)); }
 
 static inline int64_t in_rows(const hy_model *m) { return 2 * m->I + (is_mamba1(m) ? 0 : 2 * m->S + m->Hm); }
 /* Their length in memory: padded, so that each begins at a multiple of 16 bytes. */

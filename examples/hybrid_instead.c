@@ -91,7 +91,7 @@ gt_status hy_plan_models(trainer *t) {
     for (int i = 0; i < (is_one ? 1 : count); i++)
         for (int k = 0; k < batches->count && status == GT_OK; k++) {
             hy_config model = is_one ? t->config : list[i];
-            model.recompute = t->config.recompute;
+            model.recompute = t->config.recompute, model.fuse = t->config.fuse;
             status = plan_row(t, &model, batches->of[k]);
         }
     return status;

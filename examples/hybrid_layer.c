@@ -15,15 +15,14 @@ static gt_status linear_forward(const hy_model *m, const pass *p, linear k, floa
 }
 /* clang-format on */
 
-static gt_status forward_rwkv(const hy_model *m, int l, const pass *p) {
+/* To w, k, v, r and the gate. */
+static gt_status forward_rwkv_in(const hy_model *m, int l, const pass *p) {
     hy_backend *be = m->be;
     const layer_acts *a = &m->acts[l];
     hy_lerp_args shift = shift_of(m, l, p), lerps = lerps_of(m, l, p);
     hy_map_args tanh_lora = tanh_of(m, p->M * MIXES * MIX_RANK, a->lora, NULL);
     hy_map_args tanh_decay = tanh_of(m, p->M * DECAY_RANK, a->decay_lora, NULL);
     hy_bias_args decay_base = decay_base_of(m, l, p);
-    gt_wkv6_args wkv6 = wkv6_of(m, l, p);
-    gt_norm_gate_args head_norm = head_norm_of(m, l, p);
     be->at.part = "rwkv";
     TRY(be->lerp_forward(be, &shift));
     TRY(linear_forward(m, p, mix_down_of(m, l), 0));
@@ -34,10 +33,26 @@ static gt_status forward_rwkv(const hy_model *m, int l, const pass *p) {
     TRY(linear_forward(m, p, decay_down_of(m, l), 0));
     TRY(be->map_forward(be, &tanh_decay));
     TRY(linear_forward(m, p, decay_up_of(m, l), 0));
-    TRY(be->bias_forward(be, &decay_base));
-    TRY(p->step ? be->wkv6_step(be, &wkv6) : be->wkv6_forward(be, &wkv6));
-    TRY(be->norm_gate_forward(be, &head_norm));
+    return be->bias_forward(be, &decay_base);
+}
+
+static gt_status forward_wkv6(const hy_model *m, int l, const pass *p) {
+    gt_wkv6_args wkv6 = wkv6_of(m, l, p);
+    return p->step ? m->be->wkv6_step(m->be, &wkv6) : m->be->wkv6_forward(m->be, &wkv6);
+}
+
+static gt_status forward_rwkv_out(const hy_model *m, int l, const pass *p) {
+    gt_norm_gate_args head_norm = head_norm_of(m, l, p);
+    m->be->at.part = "rwkv";
+    TRY(m->be->norm_gate_forward(m->be, &head_norm));
     return linear_forward(m, p, rwkv_out_of(m, l), 0);
+}
+
+static gt_status forward_mamba_in(const hy_model *m, int l, const pass *p) {
+    hy_map_args A = A_of(m, l);
+    m->be->at.part = "mamba";
+    TRY(linear_forward(m, p, mamba_in_of(m, l), 0));
+    return m->be->map_forward(m->be, &A);
 }
 
 static gt_status forward_conv1d(const hy_model *m, int l, const pass *p) {
@@ -54,26 +69,43 @@ static gt_status forward_scan(const hy_model *m, int l, const pass *p) {
 }
 
 static gt_status forward_ssd(const hy_model *m, int l, const pass *p) {
-    gt_norm_gate_args norm = mamba_norm_of(m, l, p);
-    if (p->step) {
-        gt_ssd_args ssd = ssd_step_of(m, l, p);
-        TRY(forward_conv1d(m, l, p));
-        TRY(m->be->ssd_step(m->be, &ssd));
-    } else {
-        gt_conv_ssd_args conv_ssd = conv_ssd_of(m, l, p);
-        TRY(m->be->conv_ssd_forward(m->be, &conv_ssd));
-    }
-    return m->be->norm_gate_forward(m->be, &norm);
+    gt_ssd_args ssd = ssd_of(m, l, p);
+    gt_conv_ssd_args conv_ssd = conv_ssd_of(m, l, p);
+    if (!p->step) return m->be->conv_ssd_forward(m->be, &conv_ssd);
+    TRY(forward_conv1d(m, l, p));
+    return m->be->ssd_step(m->be, &ssd);
 }
 
-static gt_status forward_mamba(const hy_model *m, int l, const pass *p) {
-    hy_backend *be = m->be;
-    hy_map_args A = A_of(m, l);
-    be->at.part = "mamba";
-    TRY(linear_forward(m, p, mamba_in_of(m, l), 0));
-    TRY(be->map_forward(be, &A));
-    TRY(is_mamba1(m) ? forward_scan(m, l, p) : forward_ssd(m, l, p));
+static gt_status forward_mamba_out(const hy_model *m, int l, const pass *p) {
+    gt_norm_gate_args norm = mamba_norm_of(m, l, p);
+    m->be->at.part = "mamba";
+    if (!is_mamba1(m)) TRY(m->be->norm_gate_forward(m->be, &norm));
     return linear_forward(m, p, mamba_out_of(m, l, p), 0);
+}
+
+/* Both branches, their recurrences in one call. */
+static gt_status forward_both(const hy_model *m, int l, const pass *p) {
+    gt_wkv_ssm_args wkv_ssm = wkv_ssm_of(m, l, p);
+    TRY(forward_rwkv_in(m, l, p));
+    TRY(forward_mamba_in(m, l, p));
+    TRY(forward_conv1d(m, l, p));
+    m->be->at.part = "branches";
+    TRY(m->be->wkv_ssm_forward(m->be, &wkv_ssm));
+    TRY(forward_rwkv_out(m, l, p));
+    return forward_mamba_out(m, l, p);
+}
+
+static gt_status forward_branches(const hy_model *m, int l, const pass *p) {
+    if (takes_wkv_ssm(m, p)) return forward_both(m, l, p);
+    if (has_rwkv(m)) {
+        TRY(forward_rwkv_in(m, l, p));
+        TRY(forward_wkv6(m, l, p));
+        TRY(forward_rwkv_out(m, l, p));
+    }
+    if (!has_mamba(m)) return GT_OK;
+    TRY(forward_mamba_in(m, l, p));
+    TRY(is_mamba1(m) ? forward_scan(m, l, p) : forward_ssd(m, l, p));
+    return forward_mamba_out(m, l, p);
 }
 
 /* middle = x + mix(a, b) */
@@ -106,8 +138,7 @@ gt_status hy_layer_forward(const hy_model *m, int l, const pass *p, void *out) {
     hy_map_args gelu = gelu_of(m, l, p);
     be->at.part = "norm";
     TRY(be->norm_gate_forward(be, &norm));
-    if (has_rwkv(m)) TRY(forward_rwkv(m, l, p));
-    if (has_mamba(m)) TRY(forward_mamba(m, l, p));
+    TRY(forward_branches(m, l, p));
     TRY(forward_mix(m, l, p));
     be->at.part = "ffn";
     TRY(be->rmsnorm_linear_forward(be, &up));
@@ -195,25 +226,21 @@ static gt_status backward_mix(const hy_model *m, int l) {
     return be->copy(be, m->grad.branches, m->grad.x, (size_t)(p->M * m->C) * act_bytes(m));
 }
 
-static gt_status backward_scan(const hy_model *m, int l) {
-    const grad_acts *g = &m->grad;
-    gt_selective_scan_args scan = scan_of(m, l, &m->trained);
-    gt_conv1d_args conv1d = conv1d_of(m, l, &m->trained);
-    TRY(m->be->selective_scan_backward(m->be, &scan));
-    TRY(linear_backward(m, dt_of(m, l), g->dt, act_at(m, g->select, 2 * m->S), 0));
-    TRY(linear_backward(m, select_of(m, l), g->select, g->conv, 1));
-    return m->be->conv1d_backward(m->be, &conv1d);
+/* From the gradient of the branch to that of the recurrence's output. */
+static gt_status backward_rwkv_out(const hy_model *m, int l) {
+    gt_norm_gate_args head_norm = head_norm_of(m, l, &m->trained);
+    m->be->at.part = "rwkv";
+    TRY(linear_backward(m, rwkv_out_of(m, l), m->grad.branches, m->grad.wkv_gated, 0));
+    return m->be->norm_gate_backward(m->be, &head_norm);
 }
 
-static gt_status backward_ssd(const hy_model *m, int l) {
-    gt_conv_ssd_args conv_ssd = conv_ssd_of(m, l, &m->trained);
-    gt_norm_gate_args norm = mamba_norm_of(m, l, &m->trained);
-    TRY(m->be->norm_gate_backward(m->be, &norm));
-    return m->be->conv_ssd_backward(m->be, &conv_ssd);
+static gt_status backward_wkv6(const hy_model *m, int l) {
+    gt_wkv6_args wkv6 = wkv6_of(m, l, &m->trained);
+    return m->be->wkv6_backward(m->be, &wkv6);
 }
 
 /* Writes grad.norm. */
-static gt_status backward_rwkv(const hy_model *m, int l) {
+static gt_status backward_rwkv_in(const hy_model *m, int l) {
     hy_backend *be = m->be;
     const pass *p = &m->trained;
     const layer_acts *a = &m->acts[l];
@@ -224,12 +251,7 @@ static gt_status backward_rwkv(const hy_model *m, int l) {
     hy_bias_args decay_base = decay_base_of(m, l, p);
     hy_cast_args cast = {
         .n = p->M * m->C, .from_dtype = GT_F32, .to_dtype = be->dtype, .from = g->decay, .to = g->decay_cast};
-    gt_wkv6_args wkv6 = wkv6_of(m, l, p);
-    gt_norm_gate_args head_norm = head_norm_of(m, l, p);
     be->at.part = "rwkv";
-    TRY(linear_backward(m, rwkv_out_of(m, l), g->branches, g->wkv_gated, 0));
-    TRY(be->norm_gate_backward(be, &head_norm));
-    TRY(be->wkv6_backward(be, &wkv6));
     TRY(be->bias_backward(be, &decay_base));
     if (cast.to != cast.from) TRY(be->cast(be, &cast));
     TRY(linear_backward(m, decay_up_of(m, l), g->decay_cast, g->decay_lora, 0));
@@ -243,26 +265,74 @@ static gt_status backward_rwkv(const hy_model *m, int l) {
     return be->lerp_backward(be, &shift);
 }
 
-/* Adds to grad.norm what RWKV's has written. */
-static gt_status backward_mamba(const hy_model *m, int l) {
+static gt_status backward_mamba_out(const hy_model *m, int l) {
     hy_backend *be = m->be;
     const pass *p = &m->trained;
     const grad_acts *g = &m->grad;
-    hy_map_args A = A_of(m, l);
+    gt_norm_gate_args norm = mamba_norm_of(m, l, p);
     be->at.part = "mamba";
     TRY(linear_backward(m, mamba_out_of(m, l, p), branch_b(m, p, g->branches), g->ssd_gated, 0));
     TRY(be->zero(be, g->A, (size_t)A_numbers(m) * be->fp32_bytes)); /* not a parameter, never added up */
+    return is_mamba1(m) ? GT_OK : be->norm_gate_backward(be, &norm);
+}
+
+static gt_status backward_conv1d(const hy_model *m, int l) {
+    gt_conv1d_args conv1d = conv1d_of(m, l, &m->trained);
+    m->be->at.part = "mamba";
+    return m->be->conv1d_backward(m->be, &conv1d);
+}
+
+static gt_status backward_scan(const hy_model *m, int l) {
+    const grad_acts *g = &m->grad;
+    gt_selective_scan_args scan = scan_of(m, l, &m->trained);
+    TRY(m->be->selective_scan_backward(m->be, &scan));
+    TRY(linear_backward(m, dt_of(m, l), g->dt, act_at(m, g->select, 2 * m->S), 0));
+    TRY(linear_backward(m, select_of(m, l), g->select, g->conv, 1));
+    return backward_conv1d(m, l);
+}
+
+static gt_status backward_ssd(const hy_model *m, int l) {
+    gt_conv_ssd_args conv_ssd = conv_ssd_of(m, l, &m->trained);
+    return m->be->conv_ssd_backward(m->be, &conv_ssd);
+}
+
+/* Adds to grad.norm what RWKV's has written. */
+static gt_status backward_mamba_in(const hy_model *m, int l) {
+    hy_map_args A = A_of(m, l);
+    TRY(m->be->map_backward(m->be, &A));
+    return linear_backward(m, mamba_in_of(m, l), m->grad.in, m->grad.norm, has_rwkv(m) ? 1 : 0);
+}
+
+/* Both branches, their recurrences in one call. */
+static gt_status backward_both(const hy_model *m, int l) {
+    gt_wkv_ssm_args wkv_ssm = wkv_ssm_of(m, l, &m->trained);
+    TRY(backward_rwkv_out(m, l));
+    TRY(backward_mamba_out(m, l));
+    m->be->at.part = "branches";
+    TRY(m->be->wkv_ssm_backward(m->be, &wkv_ssm));
+    TRY(backward_rwkv_in(m, l));
+    TRY(backward_conv1d(m, l));
+    return backward_mamba_in(m, l);
+}
+
+static gt_status backward_branches(const hy_model *m, int l) {
+    if (has_wkv_ssm(m)) return backward_both(m, l);
+    if (has_rwkv(m)) {
+        TRY(backward_rwkv_out(m, l));
+        TRY(backward_wkv6(m, l));
+        TRY(backward_rwkv_in(m, l));
+    }
+    if (!has_mamba(m)) return GT_OK;
+    TRY(backward_mamba_out(m, l));
     TRY(is_mamba1(m) ? backward_scan(m, l) : backward_ssd(m, l));
-    TRY(be->map_backward(be, &A));
-    return linear_backward(m, mamba_in_of(m, l), g->in, g->norm, has_rwkv(m) ? 1 : 0);
+    return backward_mamba_in(m, l);
 }
 
 gt_status hy_layer_backward(const hy_model *m, int l) {
     gt_norm_gate_args norm = norm_of(m, l, &m->trained);
     TRY(backward_ffn(m, l));
     TRY(backward_mix(m, l));
-    if (has_rwkv(m)) TRY(backward_rwkv(m, l));
-    if (has_mamba(m)) TRY(backward_mamba(m, l));
+    TRY(backward_branches(m, l));
     m->be->at.part = "norm";
     TRY(m->be->norm_gate_backward(m->be, &norm));
     return add_part(m);

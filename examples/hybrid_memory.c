@@ -38,7 +38,7 @@ static void take_mamba(arena *a, hy_model *m, layer_acts *x) {
     int64_t M = m->M;
     x->in = take_acts(a, m, M * in_row(m));
     x->A = take_fp32(a, m, A_numbers(m));
-    x->conv = take_acts(a, m, is_mamba1(m) ? M * conv_rows(m) : conv_rows(m));
+    x->conv = take_acts(a, m, (has_conv1d(m) ? M : 1) * conv_rows(m));
     if (is_mamba1(m)) {
         x->select = take_acts(a, m, M * select_row(m));
         x->dt = take_acts(a, m, M * m->I);
@@ -102,8 +102,8 @@ static void take_mamba_backward(arena *a, hy_model *m) {
     grad_acts *g = &m->grad;
     int64_t M = m->M;
     g->ssd_gated = take_acts(a, m, M * m->I);
+    if (has_conv1d(m)) g->conv = take_acts(a, m, M * conv_rows(m));
     if (is_mamba1(m)) {
-        g->conv = take_acts(a, m, M * conv_rows(m));
         g->select = take_acts(a, m, M * select_row(m));
         g->dt = take_acts(a, m, M * m->I);
     } else {
@@ -188,7 +188,7 @@ static gt_status take_all(arena *a, hy_model *m, hy_plan *plan) {
 
 /* Workspace for an operator; and how much it saves, if this pass keeps that. */
 static void note_need(hy_model *m, const pass *p, const gt_workspace *need, size_t *saved) {
-    const size_t passes[] = {need->forward, m->config.inference ? 0 : need->backward, need->step};
+    const size_t passes[] = {need->forward, p->keep_saved ? need->backward : 0, need->step};
     for (int i = 0; i < 3; i++)
         if (m->workspace_bytes < passes[i]) m->workspace_bytes = passes[i];
     if (saved && p->keep_saved) *saved = need->saved;
@@ -201,10 +201,9 @@ static gt_status ask_norm(hy_model *m, const pass *p, gt_norm_gate_args norm) {
     return GT_OK;
 }
 
-static gt_status ask_rwkv(hy_model *m, const pass *p) {
+static gt_status ask_wkv6(hy_model *m, const pass *p) {
     gt_wkv6_args wkv6 = wkv6_of(m, 0, p);
     gt_workspace need;
-    TRY(ask_norm(m, p, head_norm_of(m, 0, p)));
     TRY(m->be->wkv6_workspace(m->be, &wkv6, &need));
     note_need(m, p, &need, &m->wkv_saved_bytes);
     return GT_OK;
@@ -218,7 +217,7 @@ static gt_status ask_conv1d(hy_model *m, const pass *p) {
     return GT_OK;
 }
 
-static gt_status ask_mamba1(hy_model *m, const pass *p) {
+static gt_status ask_scan(hy_model *m, const pass *p) {
     gt_selective_scan_args scan = scan_of(m, 0, p);
     gt_workspace need;
     TRY(ask_conv1d(m, p));
@@ -227,20 +226,36 @@ static gt_status ask_mamba1(hy_model *m, const pass *p) {
     return GT_OK;
 }
 
-static gt_status ask_mamba(hy_model *m, const pass *p) {
+static gt_status ask_ssd(hy_model *m, const pass *p) {
+    gt_ssd_args ssd = ssd_of(m, 0, p);
+    gt_conv_ssd_args conv_ssd = conv_ssd_of(m, 0, p);
     gt_workspace need;
-    if (is_mamba1(m)) return ask_mamba1(m, p);
-    TRY(ask_norm(m, p, mamba_norm_of(m, 0, p)));
     if (p->step) {
-        gt_ssd_args ssd = ssd_step_of(m, 0, p);
         TRY(ask_conv1d(m, p));
         TRY(m->be->ssd_workspace(m->be, &ssd, &need));
     } else {
-        gt_conv_ssd_args conv_ssd = conv_ssd_of(m, 0, p);
         TRY(m->be->conv_ssd_workspace(m->be, &conv_ssd, &need));
     }
     note_need(m, p, &need, &m->ssd_saved_bytes);
     return GT_OK;
+}
+
+static gt_status ask_both(hy_model *m, const pass *p) {
+    gt_wkv_ssm_args wkv_ssm = wkv_ssm_of(m, 0, p);
+    gt_workspace need;
+    TRY(ask_conv1d(m, p));
+    TRY(m->be->wkv_ssm_workspace(m->be, &wkv_ssm, &need));
+    note_need(m, p, &need, &m->wkv_saved_bytes);
+    return GT_OK;
+}
+
+static gt_status ask_branches(hy_model *m, const pass *p) {
+    if (has_rwkv(m)) TRY(ask_norm(m, p, head_norm_of(m, 0, p)));
+    if (has_mamba(m) && !is_mamba1(m)) TRY(ask_norm(m, p, mamba_norm_of(m, 0, p)));
+    if (takes_wkv_ssm(m, p)) return ask_both(m, p);
+    if (has_rwkv(m)) TRY(ask_wkv6(m, p));
+    if (!has_mamba(m)) return GT_OK;
+    return is_mamba1(m) ? ask_scan(m, p) : ask_ssd(m, p);
 }
 
 /* Asks all operators for one way of running the layers. */
@@ -254,8 +269,7 @@ static gt_status ask_workspace(hy_model *m, const pass *p) {
         TRY(be->norm_mix_workspace(be, &mix, &need));
         note_need(m, p, &need, NULL);
     }
-    if (has_rwkv(m)) TRY(ask_rwkv(m, p));
-    if (has_mamba(m)) TRY(ask_mamba(m, p));
+    TRY(ask_branches(m, p));
     TRY(be->rmsnorm_linear_workspace(be, &up, &need));
     note_need(m, p, &need, &m->up_saved_bytes);
     TRY(be->rmsnorm_linear_workspace(be, &head, &need));

@@ -5,7 +5,7 @@
  *   per layer:  n = RMSNorm(x)
  *               a = RWKV-6 time mix of n              token shift with ddlerp, decay LoRA, wkv6,
  *                                                     norm per head . SiLU(g), projection
- *               b = Mamba-2 mixer of n                in-projection to z,x,B,C,dt, conv_ssd,
+ *               b = Mamba-2 mixer of n                in-projection to z,x,B,C,dt, conv1d, ssd,
  *                                                     gated RMSNorm, out-projection
  *               or Mamba-1 of n                       in-projection to z,x, conv1d, projections to
  *                                                     B,C,dt, selective_scan, out-projection
@@ -35,6 +35,13 @@ typedef enum hy_mix {
     HY_MIX_MAMBA     /* Mamba-1, Mamba-2: b alone */
 } hy_mix;
 
+/* Which operators of a layer with both branches, the second of them Mamba-2, are one call.  The numbers are the same.
+ * Mamba-2 alone takes conv_ssd in any case. */
+typedef enum hy_fuse {
+    HY_WKV_SSM, /* in training wkv6 and ssd; conv1d is a call of its own, whose output every layer keeps */
+    HY_CONV_SSD /* conv1d and ssd: less memory; backward convolves again */
+} hy_fuse;
+
 typedef struct hy_config {
     const char *name;  /* "HY", "GF", ... */
     const char *about; /* one line for people */
@@ -52,7 +59,8 @@ typedef struct hy_config {
     int conv;       /* width of the convolution, 2 to 4: 4 */
     int ffn;        /* FFN width over hidden, 1 to 16: 4 */
     int inference;  /* 1: no gradients and no optimiser, and all layers share their activations: forward alone */
-    int recompute;  /* 1: forward keeps each layer's input alone; backward runs the layer again.  The same numbers */
+    hy_fuse fuse;
+    int recompute; /* 1: forward keeps each layer's input alone; backward runs the layer again.  The same numbers */
 } hy_config;
 
 enum { HY_MAX_LAYERS = 128 };

@@ -54,6 +54,17 @@ static gt_status plan_conv_ssd(hy_backend *be, const gt_conv_ssd_args *a, gt_wor
     return GT_OK;
 }
 
+static gt_status plan_wkv_ssm(hy_backend *be, const gt_wkv_ssm_args *a, gt_workspace *need) {
+    gt_wkv6_args wkv6 = a->wkv6;
+    gt_ssd_args ssd = a->ssd;
+    gt_workspace of_wkv6, of_ssd;
+    wkv6.B = ssd.B = a->B, wkv6.T = ssd.T = a->T;
+    plan_wkv6(be, &wkv6, &of_wkv6);
+    plan_ssd(be, &ssd, &of_ssd);
+    needs(need, of_wkv6.forward + of_ssd.forward, of_wkv6.backward + of_ssd.backward, of_wkv6.saved + of_ssd.saved);
+    return GT_OK;
+}
+
 static gt_status plan_rmsnorm_linear(hy_backend *be, const gt_rmsnorm_linear_args *a, gt_workspace *need) {
     const size_t rows = (size_t)(a->M * a->D) * bytes_of(be);
     needs(need, rows, 2 * rows, (size_t)a->M * 4);
@@ -96,6 +107,7 @@ gt_status hy_backend_plan(hy_backend **backend, gt_dtype dtype) {
     be->selective_scan_workspace = plan_scan;
     be->conv1d_workspace = plan_conv1d;
     be->conv_ssd_workspace = plan_conv_ssd;
+    be->wkv_ssm_workspace = plan_wkv_ssm;
     be->rmsnorm_linear_workspace = plan_rmsnorm_linear;
     be->norm_mix_workspace = plan_norm_mix;
     be->norm_gate_workspace = plan_norm_gate;

@@ -409,7 +409,7 @@ gt_status hy_saved_options(const hy_file *f, hy_take take, hy_options *o) {
         snprintf(key, sizeof key, "option.%s", name);
         if (!strcmp(name, "dtype") || (take == HY_TAKE_MODEL && !hy_options_of_model(name))) continue;
         if (is_older && is_newer(name)) continue;
-        if (!strcmp(name, "recompute") && !hy_file_text_of(f, key))
+        if ((!strcmp(name, "recompute") || !strcmp(name, "fuse")) && !hy_file_text_of(f, key))
             continue; /* came later, and is no part of the result */
         const char *text = text_of(f, key);
         if (!text) return GT_ERROR_VALUE;

@@ -290,6 +290,7 @@ static gt_status choose_config(trainer *t) {
     if (o->mamba_head) c->mamba_head = (int)o->mamba_head;
     if (o->ffn) c->ffn = (int)o->ffn;
     c->stateful = o->stateful, c->recompute = o->recompute;
+    c->fuse = strcmp(o->fuse, "conv_ssd") ? HY_WKV_SSM : HY_CONV_SSD;
     return hy_config_resolve(c);
 }
 

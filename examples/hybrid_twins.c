@@ -9,4 +9,5 @@
 #include "../reference/gt_ssm.c"
 #include "../reference/gt_conv1d.c"
 #include "../reference/gt_conv_ssd.c"
+#include "../reference/gt_wkv_ssm.c"
 #include "../reference/gt_fused.c"

@@ -1222,6 +1222,28 @@ static void test_recompute(void) {
     }
 }
 
+/* Whichever operators are one call, a model with both branches comes to the same weights; and so it does where layers
+ * are run again. */
+static void test_fuse(void) {
+    int count;
+    const hy_config *list = hy_model_list(&count);
+    for (int i = 0; i < count; i++) {
+        if (list[i].mix >= HY_MIX_RWKV || list[i].mamba != 2) continue;
+        hy_config c = config_of(list[i].name, 64, 2, 1);
+        int64_t n;
+        double *both = trained(c, 3, 1, &n);
+        c.fuse = HY_CONV_SSD;
+        for (int again = 0; again < 2; again++) {
+            c.recompute = again;
+            double *other = trained(c, 3, 1, &n);
+            check(n > 0 && !memcmp(both, other, (size_t)n * sizeof *both), "%s: %s%s: wkv_ssm and conv_ssd differ",
+                  device->device, list[i].name, again ? ", recomputed" : "");
+            free(other);
+        }
+        free(both);
+    }
+}
+
 /* ---- main ---------------------------------------------------------------------------------- */
 
 static void test_cases(void) {
@@ -1294,6 +1316,7 @@ static void test_dtype(gt_dtype dtype) {
     test_model("HY", 64, 2, 1, 33);
     test_training();
     test_recompute();
+    test_fuse();
     free_block(&memory);
     device->close(device);
 }

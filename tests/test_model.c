@@ -33,6 +33,7 @@ static gt_status prepare64(const gt_op *op, gt_pass pass, gt_target target, cons
 #include "../reference/gt_ssm.c"
 #include "../reference/gt_conv1d.c"
 #include "../reference/gt_conv_ssd.c"
+#include "../reference/gt_wkv_ssm.c"
 #include "../reference/gt_fused.c"
 
 #define HY_REAL double
@@ -78,22 +79,29 @@ static hy_config config_of(const char *name) {
     exit(1);
 }
 
-/* A name that ends with ' sizes': the model of that name with no size as by default. */
+/* A name that ends with ' sizes': the model of that name with no size as by default.  ' conv_ssd': it takes that. */
 static hy_config small_config(const char *variant, int hidden, int layers, int heads, int stateful) {
     char name[32];
     snprintf(name, sizeof name, "%s", variant);
-    char *sizes = strstr(name, " sizes");
+    char *sizes = strstr(name, " sizes"), *conv_ssd = strstr(name, " conv_ssd");
     if (sizes) *sizes = 0;
+    if (conv_ssd) *conv_ssd = 0;
     hy_config c = config_of(name);
     c.hidden = hidden, c.layers = layers, c.heads = heads, c.stateful = stateful;
+    if (conv_ssd) c.fuse = HY_CONV_SSD;
     if (sizes) c.state = 24, c.expand = 3, c.conv = 3, c.ffn = 2;
     if (sizes && c.mamba == 2) c.mamba_head = 8;
     return c;
 }
 
-static const char *const variants[] = {"HY",       "GF",       "GF-MH",       "WS",           "RF",
-                                       "CP",       "RWKV-6",   "HY-M1",       "Mamba-2",      "Mamba-1",
-                                       "HY sizes", "CP sizes", "HY-M1 sizes", "Mamba-1 sizes"};
+static const char *const variants[] = {"HY",          "GF",
+                                       "GF-MH",       "WS",
+                                       "RF",          "CP",
+                                       "RWKV-6",      "HY-M1",
+                                       "Mamba-2",     "Mamba-1",
+                                       "HY sizes",    "CP sizes",
+                                       "HY-M1 sizes", "Mamba-1 sizes",
+                                       "HY conv_ssd", "CP sizes conv_ssd"};
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
 
 typedef struct batch {
@@ -698,6 +706,51 @@ static void test_recompute(hy_backend *be, const char *variant, int stateful) {
     hy_model_destroy(m[1]);
 }
 
+/* ---- which operators are one call ------------------------------------------------------------ */
+
+/* The same loss, gradients and weights bit for bit with wkv_ssm and with conv_ssd, which keeps no convolved rows. */
+static void test_fuse(const char *variant, int stateful) {
+    enum { V = 11, B = 2, T = 9, LAYERS = 3, D = 2 * 32 + 2 * 64 };
+    const int32_t keep[B] = {1, 0};
+    hy_config c = small_config(variant, 32, LAYERS, 2, stateful);
+    double *numbers[2][2], loss[2];
+    hy_plan plan[2];
+    int64_t n;
+    seed = 23;
+    batch b = new_batch(V, B * T, 1);
+    for (int i = 0; i < 2; i++) {
+        hy_model *m;
+        c.fuse = i ? HY_CONV_SSD : HY_WKV_SSM;
+        NEED(hy_model_plan(be32, &c, V, B, T, &plan[i]));
+        NEED(hy_model_create(be32, &c, V, B, T, 1, &m));
+        seed = 24;
+        shake(m, 0.1);
+        loss_of(m, &b, NULL);
+        loss[i] = loss_of(m, &b, stateful ? keep : NULL);
+        NEED(hy_model_backward(m, 0));
+        numbers[i][0] = read_all(m, HY_GRADIENT, &n);
+        for (int step = 0; step < 3; step++)
+            NEED(hy_model_train(m, b.tokens, b.targets, stateful ? keep : NULL, &adam));
+        numbers[i][1] = read_all(m, HY_VALUE, &n);
+        hy_model_destroy(m);
+    }
+    check(loss[0] == loss[1], "%s: the loss is %.17g with wkv_ssm, %.17g with conv_ssd", variant, loss[0], loss[1]);
+    for (int what = 0; what < 2; what++) {
+        check(squares(numbers[0][what], n) > 0 &&
+                  !memcmp(numbers[0][what], numbers[1][what], (size_t)n * sizeof(double)),
+              "%s%s: the %s of wkv_ssm and conv_ssd differ", variant, stateful ? ", stateful" : "",
+              what ? "weights" : "gradients");
+        free(numbers[0][what]), free(numbers[1][what]);
+    }
+    const size_t rows = (B * T - 1) * D * sizeof(float), rounding = LAYERS * 256;
+    check(plan[0].activations - plan[1].activations + rounding >= LAYERS * rows &&
+              plan[0].activations - plan[1].activations <= LAYERS * rows + rounding &&
+              plan[0].parameters == plan[1].parameters && plan[0].states == plan[1].states,
+          "%s: %zu bytes of activations with wkv_ssm, %zu with conv_ssd", variant, plan[0].activations,
+          plan[1].activations);
+    free_batch(&b);
+}
+
 /* ---- errors -------------------------------------------------------------------------------- */
 
 static void test_errors(void) {
@@ -731,6 +784,8 @@ static void test_errors(void) {
     check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "inference");
     c = good, c.recompute = 2;
     check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "recompute");
+    c = good, c.fuse = (hy_fuse)2;
+    check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "fuse");
     c = good, c.share = 1;
     check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "share");
     check_refusal(hy_model_create(be32, &good, 0, B, T, 1, &m), "vocab");
@@ -779,6 +834,7 @@ int main(void) {
         test_overfit(variants[i]);
     }
     test_gradient("HY", 1);
+    for (int i = 0; i < 6; i++) test_fuse(variants[i], i % 2); /* both branches, Mamba-2 */
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) test_untrained(names[i]);
     test_repeat();
     test_loss_scale();

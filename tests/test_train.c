@@ -546,6 +546,10 @@ static gt_status idle_conv_ssd(hy_backend *b, const gt_conv_ssd_args *a) {
     (void)b, (void)a;
     return GT_OK;
 }
+static gt_status idle_wkv_ssm(hy_backend *b, const gt_wkv_ssm_args *a) {
+    (void)b, (void)a;
+    return GT_OK;
+}
 static gt_status (*whole_wkv6)(hy_backend *, const gt_wkv6_args *);
 static gt_status short_wkv6(hy_backend *b, const gt_wkv6_args *a) {
     gt_status status = whole_wkv6(b, a);
@@ -555,6 +559,7 @@ static gt_status short_wkv6(hy_backend *b, const gt_wkv6_args *a) {
 static void spoil_scan(hy_backend *b) { b->selective_scan_forward = no_scan; }
 static void spoil_ssd(hy_backend *b) { b->ssd_backward = idle_ssd; }
 static void spoil_conv_ssd(hy_backend *b) { b->conv_ssd_backward = idle_conv_ssd; }
+static void spoil_wkv_ssm(hy_backend *b) { b->wkv_ssm_backward = idle_wkv_ssm; }
 static void spoil_wkv6(hy_backend *b) {
     whole_wkv6 = b->wkv6_backward;
     b->wkv6_backward = short_wkv6;
@@ -565,6 +570,7 @@ static const struct {
 } wrong[] = {{spoil_scan, "(selective_scan"},
              {spoil_ssd, "(ssd dx)"},
              {spoil_conv_ssd, "(conv_ssd dxBC)"},
+             {spoil_wkv_ssm, "(wkv_ssm wkv6.dr)"},
              {spoil_wkv6, "(wkv6 du)"}};
 
 static void test_gates(void) {
@@ -579,12 +585,12 @@ static void test_gates(void) {
     hy_backend *backend;
     CHECK(hy_backend_cpu(&backend) == GT_OK);
     CHECK(hy_gate_operators(backend).verdict == HY_PASS);
-    CHECK(strstr(hy_gate_operators(backend).value, "8 of 8 operators, error "));
+    CHECK(strstr(hy_gate_operators(backend).value, "9 of 9 operators, error "));
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         hy_backend copy = *backend;
         wrong[i].spoil(&copy);
         hy_gate gate = hy_gate_operators(&copy);
-        if (!CHECK(gate.verdict == HY_FAIL && strstr(gate.value, "7 of 8") && strstr(gate.value, wrong[i].says)))
+        if (!CHECK(gate.verdict == HY_FAIL && strstr(gate.value, "8 of 9") && strstr(gate.value, wrong[i].says)))
             puts(gate.value);
     }
     backend->close(backend);
@@ -1026,13 +1032,13 @@ static void test_bench(void) { check_bench("--device cpu", "8,16", 4, 0); }
 
 /* Where a step goes: parts and operators with their calls, and bytes that can be counted by hand; rows add up.  `element`:
  * bytes of an activation. */
-static void check_profile(const char *options, int element, int recompute) {
+static void check_profile(const char *options, int element, int recompute, int conv_ssd) {
     enum { LAYERS = 3, M = 2 * 16, C = 32, F = 4 * C };
     char *out, *save;
     double part = 0, parts = 0, rows = 0, all[3] = {0}, step = 0;
     int calls = 0, found = 0;
-    CHECK(run_program(&out, "%s --data greek.txt --model HY --hidden 32 --layers 3 --batch 2 --seq 16 --profile %s",
-                      options, recompute ? "--recompute" : "") == 0);
+    CHECK(run_program(&out, "%s --data greek.txt --model HY --hidden 32 --layers 3 --batch 2 --seq 16 --profile %s %s",
+                      options, recompute ? "--recompute" : "", conv_ssd ? "--fuse conv_ssd" : "") == 0);
     for (char *line = strtok_r(out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         char name[32], operator[32], pass[32], nodes[32] = "";
         double x[5]; /* calls, ms, MiB, share, GB/s */
@@ -1059,9 +1065,10 @@ static void check_profile(const char *options, int element, int recompute) {
         const double mib = 1048576;
         if (!strcmp(name, "ffn") && !strcmp(operator, "map") && !strcmp(pass, "forward"))
             found += CHECK(x[0] == LAYERS && fabs(x[2] - LAYERS * 2.0 * M * F * element / mib) < 1e-3);
-        if (!strcmp(name, "rwkv") && !strcmp(operator, "wkv6"))
+        if (!strcmp(name, conv_ssd ? "rwkv" : "branches") && !strcmp(operator, conv_ssd ? "wkv6" : "wkv_ssm"))
             found += CHECK(x[0] == LAYERS - !strcmp(pass, "recompute"));
-        if (!strcmp(name, "mamba") && !strcmp(operator, "conv_ssd") && !strcmp(pass, "backward")) found++;
+        if (!strcmp(name, "mamba") && !strcmp(operator, conv_ssd ? "conv_ssd" : "conv1d") && !strcmp(pass, "backward"))
+            found += CHECK(x[0] == LAYERS);
         if (!strcmp(operator, "adamw")) found += CHECK(x[0] == 1 && x[2] > 0.9 * 28 * 100000 / mib);
         if (!strcmp(pass, "recompute") && !strcmp(name, "ffn")) found += CHECK(strcmp(operator, "gemm") != 0);
     }
@@ -1070,8 +1077,9 @@ static void check_profile(const char *options, int element, int recompute) {
 }
 
 static void test_profile(void) {
-    check_profile("--device cpu", 4, 0);
-    check_profile("--device cpu --stateful", 4, 1);
+    check_profile("--device cpu", 4, 0, 0);
+    check_profile("--device cpu", 4, 0, 1);
+    check_profile("--device cpu --stateful", 4, 1, 0);
     CHECK(says(2, "--profile --save x.st", "--profile trains nothing: no --save with it", ""));
 }
 
@@ -1169,14 +1177,15 @@ static void test_plan_recompute(void) {
     printf("  %.1f of %.1f MiB\n", x[PLAN_RECOMPUTE], x[PLAN_TRAINING]);
 }
 
-/* Layers that are run again: the same run, in less memory, from the first gate to the sample. */
-static void check_recompute(const char *options) {
+/* Layers that are run again, or other operators in one call: the same run, in less memory, from the first gate to the
+ * sample. */
+static void check_less_memory(const char *options, const char *with) {
     char *out[2], *numbers[2];
     double memory[2];
     int rows;
     for (int k = 0; k < 2; k++) {
-        CHECK(run_program(&out[k], "%s --csv run.csv --steps 5 --eval-every 2 --sample 8 %s", options,
-                          k ? "--recompute" : "") == 0);
+        CHECK(run_program(&out[k], "%s --csv run.csv --steps 5 --eval-every 2 --sample 8 %s", options, k ? with : "") ==
+              0);
         numbers[k] = numbers_of("run.csv", &rows);
         const char *line = strstr(out[k], "\nmemory ");
         CHECK(rows == 6 && line && sscanf(line, "\nmemory %lf", &memory[k]) == 1);
@@ -1187,6 +1196,27 @@ static void check_recompute(const char *options) {
     const char *text[2] = {strstr(out[0], "\nsample\n"), strstr(out[1], "\nsample\n")};
     CHECK(text[0] && text[1] && !strncmp(text[0], text[1], 140));
     for (int k = 0; k < 2; k++) free(out[k]), free(numbers[k]);
+}
+
+static void check_recompute(const char *options) { check_less_memory(options, "--recompute"); }
+
+/* The convolved rows are what 8 windows of 4096 tokens of HY take less: 24 MiB a layer, and their gradient, but for one
+ * layer's that conv_ssd has as workspace.  Mamba-2 alone takes conv_ssd in any case. */
+static void test_fuse(void) {
+    char *out;
+    double x[PLAN_COLUMNS], less[PLAN_COLUMNS];
+    one_plan("--plan 8 --seq 4096 --model HY", x);
+    one_plan("--plan 8 --seq 4096 --model HY --fuse conv_ssd", less);
+    CHECK(fabs(x[9] - less[9] - 8 * 24) < 0.5 && fabs(x[10] - less[10] - 24) < 0.5 && x[12] < less[12]);
+    CHECK(less[PLAN_TRAINING] < x[PLAN_TRAINING] && less[8] == x[8] && less[6] == x[6]);
+    check_less_memory("--device cpu --data greek.txt --hidden 32 --layers 3 --batch 4 --seq 32", "--fuse conv_ssd");
+    check_less_memory("--device cpu --data greek.txt --model CP --hidden 32 --layers 3 --batch 4 --seq 32 --stateful",
+                      "--fuse=conv_ssd");
+    CHECK(run_program(&out, "--device cpu --data greek.txt --model Mamba-2 --hidden 32 --layers 1 --batch 2 --seq 16 "
+                            "--profile") == 0);
+    CHECK(strstr(out, "\nmamba,conv_ssd,backward,1,") && !strstr(out, "conv1d") && !strstr(out, "branches"));
+    free(out);
+    CHECK(says(2, "--fuse all", "fuse: 'all'", ""));
 }
 
 static void test_recompute(void) {
@@ -1284,14 +1314,15 @@ static void test_device_recompute(void) {
         char line[256];
         snprintf(line, sizeof line, ON_DEVICE "--layers 2 --dtype %s --stateful", dtypes[i]);
         check_recompute(line);
+        check_less_memory(line, "--fuse conv_ssd");
     }
     CHECK(says(0, ON_DEVICE "--hidden 64 --layers 2 --check --dtype f32 --recompute", "layers.0.rwkv.wkv",
                "0 over the limit"));
 }
 
 static void test_device_profile(void) {
-    check_profile("--device cuda --dtype f32", 4, 0);
-    check_profile("--device cuda --dtype bf16", 2, 1);
+    check_profile("--device cuda --dtype f32", 4, 0, 1);
+    check_profile("--device cuda --dtype bf16", 2, 1, 0);
 }
 
 /* Carried states, and every way to mix the branches. */
@@ -1330,6 +1361,7 @@ static void test_all(void) {
     run_case("program: plan", test_plan);
     run_case("program: plan, recompute", test_plan_recompute);
     run_case("program: recompute", test_recompute);
+    run_case("program: fuse", test_fuse);
     run_case("program: kinds of text", test_kinds_of_text);
     if (!is_short) {
         run_case("program: models", test_models);
