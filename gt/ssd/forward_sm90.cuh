@@ -32,8 +32,8 @@
  *     PREPARED          4.1   two stages of each unit: weights of the update       producer
  *     B_INVERSE ...     1.1   of the chunk; where each warpgroup stands; barriers
  * A third stage of x lets its copies come from memory while the chunk before is prepared.
- * GATE.  A warp copies its 16 rows of z and dy itself (cp.async), those of its next unit once it has read its last one's:
- *     no other warp waits for them.
+ * GATE.  A warp copies its 16 rows of z and dy itself (cp.async), those of its next unit once it has read its last
+ *     one's: no other warp waits for them.
  * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
  *     EMPTY comes when the products are over.  X_EMPTY: of a stage of x, when its y is stored; the consumers' threads
  *     arrive.
