@@ -103,9 +103,9 @@ static void expect_ssd(const gt_ssd_args *a, const char *words) {
 
 /* What tensor cores do not take goes to the kernels for any size.  fastest, fastest_chunks: the kernels of a forward
  * that they take, and of the chunks of its backward; fp32_chunks: those with fp32 activations; of_states: of its passes
- * over states, and of segment's. */
-static void test_ssd_of(const char *fastest, const char *fastest_chunks, const char *fp32_chunks,
-                        const char *of_states) {
+ * over states, and of segment's; of_dz: that of dz, which leaves states, too. */
+static void test_ssd_of(const char *fastest, const char *fastest_chunks, const char *fp32_chunks, const char *of_states,
+                        const char *of_dz) {
     char words[128];
     static float memory[64];
     float *const states[] = {memory, memory + 2, memory + 1};
@@ -148,10 +148,11 @@ static void test_ssd_of(const char *fastest, const char *fastest_chunks, const c
     expect_ssd(&a, "_kernel (2 times), ");
     a = good, a.N = 250;
     expect_ssd(&a, "forward: forward_kernel;");
-    a = good, a.z = memory; /* dz, and states for the others, by forward's kernel */
-    snprintf(words, sizeof words, "backward: forward_tensor_kernel, %s", of_states);
-    expect_ssd(&a, words);
+    a = good, a.N = 128, a.z = memory; /* dz, and states for the others, by forward's kernel */
+    expect_ssd(&a, of_dz);
     expect_ssd(&a, fastest_chunks);
+    a.saved = memory, a.saved_bytes = 1 << 30;
+    expect_ssd(&a, of_dz);
     a = good, a.decay_out = memory, a.z = apart;
     snprintf(words, sizeof words, "; segment: %s", of_states);
     expect_ssd(&a, words);
@@ -162,23 +163,29 @@ static void test_ssd_of(const char *fastest, const char *fastest_chunks, const c
 
 static void test_ssd(void) {
     if (!machine_choose("sm_86")) { /* a GPU: it is what it is */
-        test_ssd_of("forward: forward_", "chunk_gradient_", "chunk_gradient_fp32_", "states_");
+        test_ssd_of("forward: forward_", "chunk_gradient_", "chunk_gradient_fp32_", "states_", "backward: forward_");
         return;
     }
     test_ssd_of("forward: forward_tensor_kernel;", "chunk_gradient_kernel", "chunk_gradient_fp32_kernel",
-                "states_tensor_kernel");
+                "states_tensor_kernel", "backward: forward_tensor_kernel, states_tensor_kernel");
     const gt_ssd_args wide = {.B = 1, .T = 3000, .H = 2, .P = 64, .N = 256, .dtype = GT_BF16};
     expect_ssd(&wide,
                "forward: states_tensor_kernel (2 times), scan_segments_kernel, forward_tensor_kernel (2 times);");
     machine_choose("sm_90");
     test_ssd_of("forward: forward_hopper_kernel;", "chunk_gradient_hopper_kernel", "chunk_gradient_fp32_hopper_kernel",
-                "states_hopper_kernel");
+                "states_hopper_kernel", "backward: forward_hopper_kernel, states_hopper_kernel");
     /* a block would have half of its warps idle */
     const gt_ssd_args alone = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .G = 2, .dtype = GT_BF16};
     expect_ssd(&alone, "forward: forward_tensor_kernel;");
     expect_ssd(&alone, "states_tensor_kernel");
     /* the states of segments in a launch for each 128 columns */
     expect_ssd(&wide, "forward: states_hopper_kernel (2 times), scan_segments_kernel, forward_hopper_kernel;");
+    static float memory[64];
+    gt_ssd_args gated = wide;
+    gated.z = memory;
+    expect_ssd(&gated, "backward: states_hopper_kernel (2 times), scan_segments_kernel, forward_hopper_kernel, ");
+    gated.N = 64; /* its forward has four warpgroups and no place for dy */
+    expect_ssd(&gated, "scan_segments_kernel, forward_tensor_kernel, ");
 }
 
 static void test_errors(void) {

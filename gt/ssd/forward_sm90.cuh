@@ -16,6 +16,7 @@
  *            M_ts = S_ts L_ts Delta_s         of each unit to shared memory, as f16; zero above the diagonal
  *         2  y^T = H C^T                      64 x 64 x N; H from registers, packed to f16 as it stands
  *            y^T = pre y^T + x^T M^T          64 x 64 x 64; x^T by transposed loads; + Dskip x, times silu(z)
+ *                                              or, in backward with N > 64, times dy silu'(z): dz instead of y
  *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16, summed from zero and added as fp32 does (state.cuh)
  *            y goes over x in shared memory, and from there to memory in rows, while S of the next chunk is made;
  *            that of a segment's last chunk at once.
@@ -24,27 +25,30 @@
  * SHARED MEMORY, KB, N = 128, HEADS = 2 (HopperTile has every offset): 226.5, one block a multiprocessor
  *     X                96     three stages of four units; y over what was read     producer; consumers
  *                             with z 64, two stages: x comes with B and C
- *     GATE             32     z of four units, with z                              producer
+ *     GATE             32     with z: z of four units                              producer
+ *                             for dz: z and dy of a unit a warpgroup               consumers
  *     M                32     of each unit; checkpoints pass through it            consumers
  *     B, C             64     two stages, as they came, then f16                   producer
  *     FACTORS          29.3   two stages of each unit: Merged, 936 floats          producer
  *     PREPARED          4.1   two stages of each unit: weights of the update       producer
  *     B_INVERSE ...     1.1   of the chunk; where each warpgroup stands; barriers
- * A third stage of x lets its copies come from memory while the chunk before is prepared.  z has one stage.
+ * A third stage of x lets its copies come from memory while the chunk before is prepared.
+ * z has one stage.  For dz a warp copies its 16 rows of z and dy itself (cp.async), those of its next unit once it has
+ *     read its last one's: no other warp waits for them, but forward with z took a sixth longer in that form.
  * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
  *     EMPTY comes when the products are over and z has been read, so that z of the next chunk may come.  X_EMPTY: of a
  *     stage of x, when its y is stored; the consumers' threads arrive.  GATE_FULL: of z; the producer's copies arrive.
  * REGISTERS a thread, N = 128, HEADS = 2: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
  *     Four consumers: 104, producer 64; 96 at the launch.
  * N > 128: one launch, of 256 columns and HEADS = 1, so that a state takes the registers that two of 128 columns take.
- *     Shared memory 209.8 KB; registers 208, producer 88.
+ *     Shared memory 225.8 KB; registers 208, producer 88.
  *
  * NUMBERS.  Pairs of tokens are products of f16, too: x with a power of two a token, from registers, M with one for
  * all, from a bound.
  * ISSUE SLOTS a token and head, N = 128, HEADS = 2: 101 measured at commit 922c519, in 44 % of the slots, of which the
  *     producer had 29.
  * PRODUCTS, clocks a unit and chunk at full rate, N = 128: S 128, y 256 + 128, H 256.
- * BYTES a token and head: x, y (z) 2 P each, B and C 4 N / heads of a group from memory, N from L2 with HEADS = 2,
+ * BYTES a token and head: x, y (z, dy) 2 P each, B and C 4 N / heads of a group from memory, N from L2 with HEADS = 2,
  *     checkpoints P N / 64.
  * grid: strands*G*bundles (bundles of 2 HEADS units); block 384 or 640.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_FORWARD_SM90_CUH
@@ -145,6 +149,9 @@ struct HopperTile {
     static constexpr bool HAS_GATE = HAS_GATE_;
     static constexpr int NP = NP_, UNITS = 2 * HEADS_, GROUPS = HAS_GATE && HEADS_ == 2 && NP <= 64 ? 4 : 2;
     static constexpr int HEADS = UNITS / GROUPS; /* of a consumer */
+    static constexpr bool CAN_MAKE_DZ = HAS_GATE && NP > 64;
+    static constexpr int GATES = !HAS_GATE ? 0 : CAN_MAKE_DZ ? 4 : UNITS; /* tiles */
+    static_assert(!CAN_MAKE_DZ || (GROUPS == 2 && UNITS <= 4), "as many tiles for dz as for z");
     static constexpr int THREADS = (GROUPS + 1) * WARPGROUP;
     static constexpr int REGISTERS = GROUPS == 4       ? 104
                                      : NP > 128        ? 208
@@ -156,8 +163,8 @@ struct HopperTile {
     static constexpr int X_STAGES = HAS_GATE && HEADS * NP > 128 ? 2 : 3, X_AHEAD = X_STAGES - 2;
     static constexpr int LATER = X_AHEAD + HAS_GATE;                         /* groups of copies that follow B and C */
     static constexpr int X = 0;                                              /* [X_STAGES][UNITS]; then y */
-    static constexpr int GATE = X + X_STAGES * UNITS * TILE_X;               /* [UNITS] */
-    static constexpr int M = GATE + HAS_GATE * UNITS * TILE_X;               /* [UNITS] */
+    static constexpr int GATE = X + X_STAGES * UNITS * TILE_X;               /* [UNITS]; for dz [GROUPS][2]: z, dy */
+    static constexpr int M = GATE + GATES * TILE_X;                          /* [UNITS] */
     static constexpr int B = M + UNITS * TILE_X;                             /* [2] */
     static constexpr int C = B + 2 * TILE_B;                                 /* [2] */
     static constexpr int FACTORS = C + 2 * TILE_B;                           /* [2][UNITS] */
@@ -168,7 +175,8 @@ struct HopperTile {
     static constexpr int FULL = CURSOR + (GROUPS + 1) * GroupCursor<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
     static constexpr int X_EMPTY = EMPTY + 16;                                                        /* [X_STAGES] */
     static constexpr int GATE_FULL = X_EMPTY + 24;
-    static constexpr int BYTES = GATE_FULL + 8;
+    static constexpr int GATE_AT = GATE_FULL + 8; /* [UNITS][2], for dz: where rows of z and dy begin */
+    static constexpr int BYTES = GATE_AT + CAN_MAKE_DZ * UNITS * 16;
     static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
     static_assert(BYTES <= 227 * 1024, "fits sm_90");
 };
@@ -248,6 +256,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
     const CopiedRows<Tile::NP / 8> of_group;
     const int warp = warp_id() % 4, unit = warp % UNITS;
     const bool makes_factors = warp < UNITS, finds_maxima = UNITS == 4 || warp >= UNITS;
+    const bool copies_gate = Tile::HAS_GATE && in.z && !p.makes_dz;
     int n = 0; /* chunks of all segments */
     for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
         {
@@ -255,7 +264,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             if (!span.exists) continue;
             cursor.enter(in, span, item, BARRIER, [&] {
                 cursor.put_offsets(0, in.x_stride);
-                if (Tile::HAS_GATE && in.z) cursor.put_offsets(1, in.z_stride);
+                if (copies_gate) cursor.put_offsets(1, in.z_stride);
             });
         }
         const int chunks = cursor.chunks();
@@ -287,7 +296,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
         /* of the chunk before the one that is prepared: the consumers are in it */
         const auto load_gate = [&](int chunk) {
             if constexpr (Tile::HAS_GATE) {
-                if (in.z && chunk >= 0) {
+                if (copies_gate && chunk >= 0) {
                     copy_units(of_units, cursor, 1, smem + Tile::GATE, static_cast<const T*>(in.z), z, in.z_stride.t,
                                cursor.tokens(chunk), in.P);
                     z += CHUNK * in.z_stride.t;
@@ -333,7 +342,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             fence_async_proxy();
             mbarrier_arrive(smem + Tile::FULL + 8 * stage);
         }
-        if (Tile::HAS_GATE && in.z && chunks > 0) {
+        if (copies_gate && chunks > 0) {
             mbarrier_wait(smem + Tile::EMPTY + 8 * (n % 2), (n / 2 + 1) % 2);
             load_gate(chunks - 1);
         }
@@ -388,18 +397,24 @@ GT_DEV void clear_pairs(uint32_t M, int unit_warp) {
     for (int sb = unit_warp + 1; sb < BLOCKS; sb++) stmatrix_x4(tile_at<64>(to, unit_warp, sb), zeros);
 }
 
-/* 16 tokens of y times silu(z).  z: the lane's address in a tile of z. */
-template <class T>
-GT_DEV void apply_gate(uint32_t z, float (&first)[4], float (&second)[4]) {
+/* 16 tokens of y times silu(z) or, with dy, times silu'(z) dy.  z, dy: the lane's addresses in tiles. */
+template <class T, bool MAKES_DZ>
+GT_DEV void apply_gate(uint32_t z, uint32_t dy, float (&first)[4], float (&second)[4]) {
     using E = Element<T>;
-    uint32_t pairs[4];
+    uint32_t pairs[4], others[4];
     ldmatrix_x4_trans(pairs, z);
+    if constexpr (MAKES_DZ) ldmatrix_x4_trans(others, dy);
     GT_UNROLL
     for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
         const float2 gate = {E::lo(pairs[e]), E::hi(pairs[e])};
         float* y = (e < 2 ? &first[0] : &second[0]) + e % 2 * 2; /* not an array by ?:, of which gcc 12 makes a copy */
-        y[0] *= silu_of_sigmoid(gate.x, sigmoid_fast(gate.x));
-        y[1] *= silu_of_sigmoid(gate.y, sigmoid_fast(gate.y));
+        if constexpr (MAKES_DZ) {
+            y[0] = y[0] * silu_derivative(gate.x, sigmoid_fast(gate.x)) * E::lo(others[e]);
+            y[1] = y[1] * silu_derivative(gate.y, sigmoid_fast(gate.y)) * E::hi(others[e]);
+        } else {
+            y[0] *= silu_of_sigmoid(gate.x, sigmoid_fast(gate.x));
+            y[1] *= silu_of_sigmoid(gate.y, sigmoid_fast(gate.y));
+        }
     }
 }
 
@@ -421,6 +436,9 @@ struct Consumer {
         return smem + Tile::X + ((unsigned)made_here(n) % Tile::X_STAGES * Tile::UNITS + unit(i)) * Tile::TILE_X;
     }
     GT_METHOD uint32_t gate(int i) const { return smem + Tile::GATE + unit(i) * Tile::TILE_X; }
+    /* for dz: the warpgroup's tile of z, tensor 0, or of dy */
+    GT_METHOD uint32_t own_gate(int tensor) const { return smem + Tile::GATE + (2 * group() + tensor) * Tile::TILE_X; }
+    GT_METHOD uint32_t gate_at(int i) const { return smem + Tile::GATE_AT + 16 * unit(i); }
     GT_METHOD uint32_t M(int i) const { return smem + Tile::M + unit(i) * Tile::TILE_X; }
     GT_METHOD uint32_t B(int n) const { return smem + Tile::B + (unsigned)made_here(n) % 2 * Tile::TILE_B; }
     GT_METHOD uint32_t C(int n) const { return smem + Tile::C + (unsigned)made_here(n) % 2 * Tile::TILE_B; }
@@ -451,6 +469,34 @@ GT_DEV void keep_state(const TensorParams& p, const Consumer<Tile>& me, int chun
     clear_pairs(me.M(i), unit_warp); /* it was used */
 }
 
+/* For dz: starts the copies of z and dy of a unit i and chunk, if there is such a chunk: the warp's 16 rows of the unit, to
+ * tiles of which it alone reads them. */
+template <class Tile>
+GT_DEV void copy_gate(const TensorParams& p, const Consumer<Tile>& me, int chunk, int i) {
+    using T = typename Tile::T;
+    const Problem& in = p.in;
+    const int tokens = me.cursor().tokens(chunk);
+    if (tokens <= 0) return;
+    const int row = own_lane() / 2, column = 16 * me.unit_warp() + 8 * (own_lane() % 2);
+    const int left = me.cursor().row0(me.unit(i)) + column < in.P ? tokens - row : 0;
+    const uint32_t address = panel_at<128>(row, column / 8);
+    const auto copy = [&](int tensor, const void* data, int64_t pitch) {
+        const int64_t first = lds<int64_t>(me.gate_at(i) + 8 * tensor) + (int64_t)chunk * CHUNK * pitch + column;
+        const T* const all = static_cast<const T*>(data) + first;
+        const T* from = all + row * pitch;
+        GT_UNROLL
+        for (int k = 0; k < 4; k++) {
+            const bool exists = 16 * k < left;
+            cp_async<16>(me.own_gate(tensor) + address + 16 * 128 * k, exists ? from : static_cast<const T*>(data),
+                         exists ? 16 : 0);
+            from += 16 * pitch;
+        }
+    };
+    copy(0, in.z, in.z_stride.t);
+    copy(1, in.dy, in.dy_stride.t);
+    cp_async_commit();
+}
+
 /* The accumulators of y again, if their shape is that of the sums of an update. */
 GT_DEV float (&sums_of(float (&y)[8][4], float (&)[8][4]))[8][4] { return y; }
 template <int WIDTH>
@@ -460,7 +506,7 @@ GT_DEV float (&sums_of(float (&)[8][4], float (&few)[WIDTH][4]))[WIDTH][4] {
 
 /* Unit i of a consumer's: y of a chunk to its tile of x, and the state. */
 template <class Tile>
-GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n, int i, float (&y)[8][4],
+GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int chunk, int n, int i, float (&y)[8][4],
                          WarpState<Tile::NP>& state) {
     using T = typename Tile::T;
     using E = Element<T>;
@@ -552,7 +598,12 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
         skip[0] = skip[1] = cursor.number(unit);
     }
     uint32_t v[BLOCKS][4];
-    if (gated && i == 0) mbarrier_wait(me.smem + Tile::GATE_FULL, made_here(n) % 2);
+    const bool makes_dz = Tile::CAN_MAKE_DZ && p.makes_dz;
+    if (makes_dz) {
+        cp_async_wait<0>();
+        sync_warp();
+    } else if (gated && i == 0)
+        mbarrier_wait(me.smem + Tile::GATE_FULL, made_here(n) % 2);
     GT_UNROLL
     for (int k = 0; k < BLOCKS; k++) {
         const float2 low = lds<float2>(weights + 4 * (16 * k + 2 * j)),
@@ -566,11 +617,17 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
             to[0] = fma_rn(to[0], unscale, skip[e % 2] * pair.x);
             to[1] = fma_rn(to[1], unscale, skip[e % 2] * pair.y);
         }
-        if (gated)
-            apply_gate<T>(tile_at<64>(by_columns<64>(me.gate(i), own_lane()), k, unit_warp), y[2 * k], y[2 * k + 1]);
+        if (gated) {
+            const uint32_t tile = makes_dz ? me.own_gate(0) : me.gate(i),
+                           z = tile_at<64>(by_columns<64>(tile, own_lane()), k, unit_warp);
+            if (makes_dz)
+                apply_gate<T, true>(z, z + Tile::TILE_X, y[2 * k], y[2 * k + 1]);
+            else
+                apply_gate<T, false>(z, z, y[2 * k], y[2 * k + 1]);
+        }
         const uint32_t out[4] = {E::pack(y[2 * k][0], y[2 * k][1]), E::pack(y[2 * k][2], y[2 * k][3]),
                                  E::pack(y[2 * k + 1][0], y[2 * k + 1][1]), E::pack(y[2 * k + 1][2], y[2 * k + 1][3])};
-        sync_warp(); /* other lanes have read x there */
+        sync_warp(); /* other lanes have read x there, and z */
         stmatrix_x4_trans(tile_at<64>(columns, k, unit_warp), out);
     }
     constexpr int WIDTH = NP / 8 < 8 ? NP / 8 : 8;
@@ -586,6 +643,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int n,
                 operand_step(B, k_bytes<ROW, Major::MN>(16 * k, PANEL) + mn_bytes<ROW, Major::MN>(8 * n0, PANEL)),
                 k > 0);
         wgmma_commit();
+        if (makes_dz && n0 == 0) copy_gate<Tile>(p, me, chunk + (i + 1) / Tile::HEADS, (i + 1) % Tile::HEADS);
         wgmma_wait<0>();
         wgmma_pin(added);
         GT_UNROLL
@@ -630,7 +688,20 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
                 me.cursor().put_offsets(0, p.y_stride);
                 for (int i = 0; i < Tile::UNITS; i++) /* where it is one of the head */
                     me.cursor().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.cursor().head(i)] : 0.0f);
+                if (Tile::CAN_MAKE_DZ && p.makes_dz) {
+                    const GroupCursor<Tile::UNITS> cursor = me.cursor();
+                    for (int i = 0; i < HEADS; i++) {
+                        const int head = cursor.head(me.unit(i)), row0 = cursor.row0(me.unit(i));
+                        const auto put = [&](int tensor, const gt_stride& stride) {
+                            sts<int64_t>(me.gate_at(i) + 8 * tensor,
+                                         offset_of(stride, cursor.b(), cursor.token(0), head) + row0);
+                        };
+                        put(0, in.z_stride);
+                        put(1, in.dy_stride);
+                    }
+                }
             });
+            if (Tile::CAN_MAKE_DZ && p.makes_dz) copy_gate<Tile>(p, me, 0, 0);
             const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
             GT_UNROLL
             for (int i = 0; i < HEADS; i++)
@@ -681,9 +752,9 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
             for (int i = 0; i < HEADS; i++) {
                 [[maybe_unused]] float y[8][4];
                 if constexpr (HEADS * NP > 128)
-                    forward_unit<Tile>(p, me, n, i, S, state[i]);
+                    forward_unit<Tile>(p, me, chunk, n, i, S, state[i]);
                 else
-                    forward_unit<Tile>(p, me, n, i, y, state[i]);
+                    forward_unit<Tile>(p, me, chunk, n, i, y, state[i]);
             }
             mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % 2));
             me.wait(); /* y is there, and M free */

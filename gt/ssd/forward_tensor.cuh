@@ -12,8 +12,8 @@
  * x and B of the next chunk are under way from the beginning of 1 on, its C (one stage) from the end of 3.
  *
  * N > 128: a launch for every 128 columns of the state.  The first leave their share of y in fp32, the last adds it.
- * BACKWARD, with z: dz = dy y silu'(z) by the same kernel, instead of y; where forward left no checkpoints, it does so
- * then.
+ * BACKWARD, with z: dz = dy y silu'(z) by the kernel that forward takes, instead of y; where forward left no
+ * checkpoints, it does so then.
  *
  * REGISTERS a thread, N = 128: H 64 all the time; S 8 or 16 (2), y 16 (3), v 16 and sums 16 (4).
  * SHARED MEMORY, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 10 KB (checkpoints pass through it), factors 9 KB:

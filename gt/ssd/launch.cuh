@@ -26,9 +26,7 @@ struct ForwardPlan {
 
     gt_status pass(const Device& device, Chain& chain) const {
         if (!on_tensor_cores) return launch_forward(any, device, chain.stream); /* they do not wait for a chain */
-        return units == 4   ? launch_forward_hopper<2>(tensor, device, chain)
-               : units == 2 ? launch_forward_hopper<1>(tensor, device, chain)
-                            : launch_forward_tensor(tensor, states, device, chain);
+        return launch_forward_units(tensor, units, states, device, chain);
     }
 };
 
@@ -54,7 +52,7 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, bool is_step, const
     plan.on_tensor_cores = !is_step && takes_tensor_cores(a, device);
     if (plan.on_tensor_cores) {
         TensorParams& p = plan.tensor;
-        plan.units = hopper_units(a, device), plan.states = states_units(a, device);
+        plan.states = states_units(a, device), plan.units = hopper_units(a, plan.states);
         p.in = problem_of(a);
         p.in.segments = take_segments(arena, a, segments_by_units(a, plan.units, device));
         p.share = take_share(arena, a);

@@ -5,7 +5,7 @@
 #include "backward_fp32_sm90.cuh"
 #include "backward_sm90.cuh"
 #include "backward_tensor.cuh"
-#include "launch_tensor.cuh"
+#include "launch_sm90.cuh"
 
 namespace gt {
 namespace ssd {
@@ -20,12 +20,13 @@ struct TensorBackwardPlan {
     int32_t* order;     /* of packed sequences */
     TokenParams tokens; /* compute capability 9.0, activations of 16 bits */
     int units;          /* of the passes over states: see states_units() */
+    int gate_units;     /* of the pass for dz: see hopper_dz_units() */
     bool makes_h, makes_G, makes_dz;
     int64_t rows; /* of the sums of a slab */
 
     gt_status make_states(const Device& device, Chain& chain) const {
-        return makes_dz ? launch_forward_tensor(gate, units, device, chain)
-                        : launch_states<false>(forward, units, device, chain);
+        if (!makes_dz) return launch_states<false>(forward, units, device, chain);
+        return launch_forward_units(gate, gate_units, units, device, chain);
     }
     gt_status make_gradients(const Device& device, Chain& chain) const {
         return makes_G ? launch_states<true>(reverse, units, device, chain) : GT_OK;
@@ -83,7 +84,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     c.in.segments = take_segments(arena, a, segments_by_units(a, units, device));
     c.slots = chunk_slots(c.in.sequences, CHECKPOINT);
     c.by_tiles = (uint32_t)(((1ull << 32) + c.in.tiles - 1) / c.in.tiles);
-    plan.units = units;
+    plan.units = units, plan.gate_units = hopper_dz_units(a, units);
     c.in.order = plan.order = take_order(arena, a, units);
     /* sequences of one slot: states before and after it are the caller's */
     const bool one_slot = a.T <= CHECKPOINT, shared = a.dstate_in && a.state_in_shared;

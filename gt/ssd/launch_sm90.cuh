@@ -8,11 +8,12 @@
 namespace gt {
 namespace ssd {
 
-/* Units of a block of forward's kernel; 0: it takes another.  With more than SLAB columns a warpgroup has one. */
-static inline int hopper_units(const gt_ssd_args& a, const Device& device) {
-    const int units = states_units(a, device);
-    return units && a.N > SLAB ? 2 : units;
-}
+/* Units of a block of forward's kernel, by those of passes over states (states_units()); 0: it takes another.  With
+ * more than SLAB columns a warpgroup has one. */
+static inline int hopper_units(const gt_ssd_args& a, int states) { return states && a.N > SLAB ? 2 : states; }
+
+/* The same of backward's pass for dz, whose tiles the kernel has for N > 64. */
+static inline int hopper_dz_units(const gt_ssd_args& a, int states) { return a.N > 64 ? hopper_units(a, states) : 0; }
 
 /* With 128 columns in a warpgroup there are registers enough: one kernel does for calls with and without z. */
 template <class T, int NP, int HEADS>
@@ -46,6 +47,14 @@ static gt_status launch_forward_hopper(const TensorParams& all, const Device& de
         constexpr int N = decltype(columns)::value;
         return launch_forward_hopper_with < decltype(type), N == 32 ? 64 : N, HEADS > (p, device, chain);
     });
+}
+
+/* units: hopper_units() or hopper_dz_units(); states: of the passes over states, by which another kernel has its segments. */
+static inline gt_status launch_forward_units(const TensorParams& p, int units, int states, const Device& device,
+                                             Chain& chain) {
+    return units == 4   ? launch_forward_hopper<2>(p, device, chain)
+           : units == 2 ? launch_forward_hopper<1>(p, device, chain)
+                        : launch_forward_tensor(p, states, device, chain);
 }
 
 } /* namespace ssd */

@@ -85,6 +85,8 @@ static const test_case cases[] = {
     {SSD(.B = 2, .T = 40, .H = 2, .P = 3, .N = 4, LIMITS), .name = "at the limits", .level = TEST_SMALL,
      .no_difference = 1, .absent = "dt_bias", .fill = {{"dt", -1.5, 0.7, 0.375, 0.5}}},
     {SSD(.B = 2, .T = 65, .H = 2, .P = 64, .N = 64, .softplus = 1), .name = "64 by 64", .level = TEST_MEDIUM},
+    {SSD(.B = 1, .T = 70, .H = 2, .P = 16, .N = 16, .softplus = 1), .name = "closed gates, 16 by 16",
+     .level = TEST_SMALL, .no_difference = 1, .fill = {{"z", 0, 1, -INFINITY, 0.2}}},
     {SSD(.B = 1, .T = 70, .H = 2, .P = 64, .N = 128, .softplus = 1, .Dskip_per_channel = 1),
      .name = "64 by 128, slices of 902", .level = TEST_MEDIUM, .layout = TEST_SLICES, .row = 902},
     {SSD(.B = 1, .T = 100, .H = 3, .P = 80, .N = 16, .G = 3, .softplus = 1), .name = "80 by 16", .level = TEST_MEDIUM,
@@ -163,6 +165,8 @@ static const test_case sizes[] = {
     {SSD(.H = 6, .P = 40, .N = 16, .softplus = 1), .name = "sweep", .absent = "z dz"},
     {SSD(.H = 3, .P = 64, .N = 128, .softplus = 1, .state_in_shared = 1), .name = "sweep"},
     {SSD(.H = 2, .P = 40, .N = 208, .softplus = 1), .name = "sweep"},
+    {SSD(.H = 6, .P = 40, .N = 16, .softplus = 1), .name = "sweep"},
+    {SSD(.H = 5, .P = 64, .N = 128, .softplus = 1, .Dskip_per_channel = 1), .name = "sweep"},
     {.op = NULL}};
 
 /* More than 65535 of what a grid may count. */
