@@ -13,9 +13,9 @@
  *            M_ts = S_ts L_ts Delta_s         split, a power of two a row, to shared memory; zero above the diagonal; a
  *                                             head's Dskip is added on it
  *         2  y^T = pre H C^T                  64 x 64 x N; H split in registers
- *         3  y^T += x^T M^T                   64 x 64 x 64; x split in registers; H <- E H meanwhile
+ *         3  y^T += x^T M^T                   64 x 64 x 64; x split in registers
  *            + Dskip x of channels, times silu(z), to memory from registers: a token's 8 rows are 32 bytes
- *         4  H += (x Delta suf)^T B           64 x N x 64, summed from zero and added as fp32 does
+ *         4  H <- E H + (x Delta suf)^T B     64 x N x 64, summed from zero and added as fp32 does
  *
  * NUMBERS.  As chunk_fp32.cuh has them: hi + lo of f16, three products, the small ones first.
  * SHARED MEMORY, KB, N = 128: 211, one block a multiprocessor
@@ -509,7 +509,6 @@ GT_DEV void forward_split_unit(const TensorParams& p, const SplitConsumer<Tile>&
             GT_UNROLL
             for (int e = 0; e < 4; e++) y[i][e] = finite(y[i][e] * power.inverse * factor[e % 2]);
         }
-        state.decay(split_decay(me.addresses(n)));
         wgmma_wait<0>();
         wgmma_pin(sums);
         GT_UNROLL
@@ -530,6 +529,7 @@ GT_DEV void forward_split_unit(const TensorParams& p, const SplitConsumer<Tile>&
         multiply_left<Major::MN>(y, hi, lo, operand_step(B, mn_bytes<128, Major::MN>(8 * n0, PANEL)), PANEL, Tile::LO,
                                  false);
         wgmma_commit();
+        if (n0 == 0) state.decay(split_decay(me.addresses(n)));
         wgmma_wait<0>();
         wgmma_pin(y);
         GT_UNROLL
