@@ -5,8 +5,8 @@
  * A block has two units of one group and takes a segment of a sequence chunk by chunk, 64 tokens each.
  *
  * WARPGROUPS
- *     producer     number 2.  It copies x of the chunk ahead (cp.async), loads B and C into registers, splits them, once
- *                  for both units, and stores hi and lo as panels that products read.  Warps 0 and 1 make the decay
+ *     producer     number 2.  It copies x of the chunk ahead (cp.async), loads B and C into registers, splits them,
+ *                  once for both units, and stores hi and lo as panels that products read.  Warps 0 and 1 make the decay
  *                  factors and the update's weights of a unit each, 2 and 3 the powers of two of x's rows.
  *     consumers    numbers 0 and 1, with a unit each, whose state they hold as accumulators do, 16 rows a warp:
  *         1  S = C B^T                        64 x 64 x N, from shared memory; the checkpoint is stored meanwhile
@@ -24,10 +24,10 @@
  *     C                32     one stage: it is free once 2 is over                  producer
  *     M                32     of each unit, hi and lo                               consumers
  *     FACTORS ...      19     two stages of each unit: Factors, Prepared; inverses of rows' powers; cursors, barriers
- * MBARRIERS.  FULL, EMPTY: of a stage of all but C and M; the producer's and the consumers' threads arrive.  C_EMPTY: of
- *     C; the consumers' threads arrive.  FULL comes when C has come, too.
+ * MBARRIERS.  FULL, EMPTY: of a stage of all but C and M; the producer's and the consumers' threads arrive.  C_EMPTY:
+ *     of C; the consumers' threads arrive.  FULL comes when C has come, too.
  * REGISTERS a thread, N = 128: H 64, y 32, sums 32, operands 32 of 208; producer 88, of B or C 64.
- * ISSUE SLOTS a token and head, N = 128, counted: consumers 105, producer 40.
+ * ISSUE SLOTS a token and head, N = 128, counted: consumers 140, producer 45.
  * PRODUCTS, clocks a unit and chunk at full rate, N = 128: S 768, y 768 + 384, H 768.
  * BYTES a token and head: x, y (z) 4 P each, B and C 8 N / heads of a group from memory, 4 N from L2, checkpoints
  *     P N / 32.
@@ -71,9 +71,19 @@ struct SplitHopperTile {
     static_assert(BYTES <= 227 * 1024, "fits sm_90");
 };
 
-/* Bytes from a tile of x to the number of token t and row p.  8 neighbours in p of 4 neighbouring pairs of tokens lie in
- * different banks. */
+/* Bytes from a tile of x to the number of token t and row p.  8 neighbours in p of 4 neighbouring pairs of tokens lie
+ * in different banks. */
 GT_DEV uint32_t x_at(int t, int p) { return (uint32_t)(256 * t + 32 * (p / 8 ^ t / 2 % 4) + 4 * (p % 8)); }
+
+/* As finite(), in two instructions. */
+GT_DEV float clamped(float x) {
+#ifdef __CUDA_ARCH__
+    asm("min.NaN.f32 %0, %0, %1;\n\tmax.NaN.f32 %0, %0, %2;" : "+f"(x) : "f"(FLT_MAX), "f"(-FLT_MAX));
+    return x;
+#else
+    return finite(x);
+#endif
+}
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
@@ -296,11 +306,11 @@ GT_DEV void store_split_M(const SplitConsumer<Tile>& me, int n, float skip, floa
                 const int s = BLOCK * sb + 8 * half + 2 * j;
                 const float2 V = two(addresses, Factors::V + s), delta = two(addresses, Factors::DELTA + s),
                              x = two(x_inverse, s), b = two(me.B_inverse(n), s);
-                const float right[2] = {delta.x * x.x * finite(V.x * between), delta.y * x.y * finite(V.y * between)};
+                const float right[2] = {delta.x * x.x * clamped(V.x * between), delta.y * x.y * clamped(V.y * between)};
                 GT_UNROLL
                 for (int e = 0; e < 4; e++) {
                     float& to = S[2 * sb + half][e];
-                    to = finite(to * (e % 2 ? b.y : b.x) * from[e / 2] * right[e % 2]);
+                    to = clamped(to * (e % 2 ? b.y : b.x) * from[e / 2] * right[e % 2]);
                     most[e / 2] = fmaxf(most[e / 2], fabsf(to));
                 }
             }
@@ -324,8 +334,8 @@ GT_DEV void store_split_M(const SplitConsumer<Tile>& me, int n, float skip, floa
         for (int e = 0; e < 2; e++) { /* rows and columns of one half */
             float& to = own[half][2 * half + e];
             const int column = 2 * j + e;
-            to = column > g ? 0.0f : finite(to * (e ? b.y : b.x) * c[half] * (right[e] * (e ? near.y : near.x)));
-            if (column == g) to = finite(fma_rn(skip, e ? x.y : x.x, to));
+            to = column > g ? 0.0f : clamped(to * (e ? b.y : b.x) * c[half] * (right[e] * (e ? near.y : near.x)));
+            if (column == g) to = clamped(fma_rn(skip, e ? x.y : x.x, to));
             most[half] = fmaxf(most[half], fabsf(to));
         }
         if (half) continue;
@@ -334,7 +344,7 @@ GT_DEV void store_split_M(const SplitConsumer<Tile>& me, int n, float skip, floa
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
             float& to = own[0][2 + e];
-            to = finite(to * (e ? b.y : b.x) * from * (right[e] * (e ? corner.y : corner.x)));
+            to = clamped(to * (e ? b.y : b.x) * from * (right[e] * (e ? corner.y : corner.x)));
             most[1] = fmaxf(most[1], fabsf(to));
             own[1][e] = 0.0f;
         }
@@ -379,8 +389,8 @@ GT_DEV void clear_split_M(const SplitConsumer<Tile>& me) {
     }
 }
 
-/* Where a lane's numbers of x as a left operand lie: rows p = 16 unit_warp + g + 8 (e % 2), tokens 16 k + 2 j + 8 (e / 2)
- * and the next. */
+/* Where a lane's numbers of x as a left operand lie: rows p = 16 unit_warp + g + 8 (e % 2), tokens
+ * 16 k + 2 j + 8 (e / 2) and the next. */
 GT_DEV uint32_t x_operand(uint32_t tile, int unit_warp) {
     const int lane = own_lane();
     return tile + x_at(2 * (lane % 4), 16 * unit_warp + lane / 4);
@@ -432,7 +442,17 @@ GT_DEV void store_hopper_y(const TensorParams& p, const SplitConsumer<Tile>& me,
     if (!cursor.exists(unit)) return;
     const int row0 = cursor.row0(unit) + 16 * me.unit_warp() + g;
     const int tokens = cursor.tokens(chunk) - 2 * j, rows = (int)in.P - row0;
+    const bool whole = cursor.tokens(chunk) == CHUNK && in.P - cursor.row0(unit) >= TILE_P;
     const auto each_of = [&](const float* from, int64_t pitch, auto work) {
+        if (whole) { /* no conditions */
+            GT_UNROLL
+            for (int i = 0; i < 16; i++) {
+                work(y[i / 2][i % 2], from);
+                work(y[i / 2][2 + i % 2], from + 8);
+                from += i % 2 ? 7 * pitch : pitch;
+            }
+            return;
+        }
         GT_UNROLL
         for (int i = 0; i < 16; i++) {
             GT_UNROLL
@@ -507,7 +527,7 @@ GT_DEV void forward_split_unit(const TensorParams& p, const SplitConsumer<Tile>&
             const float2 c = lds<float2>(me.C_inverse(n) + 4 * (8 * i + 2 * j));
             const float factor[2] = {pre.x * c.x, pre.y * c.y};
             GT_UNROLL
-            for (int e = 0; e < 4; e++) y[i][e] = finite(y[i][e] * power.inverse * factor[e % 2]);
+            for (int e = 0; e < 4; e++) y[i][e] = clamped(y[i][e] * power.inverse * factor[e % 2]);
         }
         wgmma_wait<0>();
         wgmma_pin(sums);

@@ -35,7 +35,7 @@ static inline gt_status launch_forward_fp32(const TensorParams& p, int64_t block
     });
 }
 
-/* Whether forward of fp32 is that for compute capability 9.0: with one unit a group half of a block has nothing to do. */
+/* Whether forward of fp32 is that for compute capability 9.0: with one unit a group half of a block would be idle. */
 static inline bool takes_split_hopper(const Problem& in, const Device& device) {
     return in.dtype == GT_F32 && in.N > 16 && in.N <= SLAB && group_units(in) >= 2 && device.compute_capability == 90 &&
            has_hopper_kernels();
