@@ -6,8 +6,8 @@
  *
  * WARPGROUPS
  *     producer     number 2.  It copies x of the chunk ahead (cp.async), loads B and C into registers, splits them,
- *                  once for both units, and stores hi and lo as panels that products read.  Warps 0 and 1 make the decay
- *                  factors and the update's weights of a unit each, 2 and 3 the powers of two of x's rows.
+ *                  once for both units, and stores hi and lo as panels that products read.  Warps 0 and 1 make the
+ *                  decay factors and the update's weights of a unit each, 2 and 3 the powers of two of x's rows.
  *     consumers    numbers 0 and 1, with a unit each, whose state they hold as accumulators do, 16 rows a warp:
  *         1  S = C B^T                        64 x 64 x N, from shared memory; the checkpoint is stored meanwhile
  *            M_ts = S_ts L_ts Delta_s         split, a power of two a row, to shared memory; zero above the diagonal; a
