@@ -103,9 +103,10 @@ static void expect_ssd(const gt_ssd_args *a, const char *words) {
 
 /* What tensor cores do not take goes to the kernels for any size.  fastest, fastest_chunks: the kernels of a forward
  * that they take, and of the chunks of its backward; fp32_chunks: those with fp32 activations; of_states: of its passes
- * over states, and of segment's; of_dz: that of dz, which leaves states, too. */
-static void test_ssd_of(const char *fastest, const char *fastest_chunks, const char *fp32_chunks, const char *of_states,
-                        const char *of_dz) {
+ * over states, and of segment's; of_dz: that of dz, which leaves states, too; fp32_forward: forward's with fp32
+ * activations. */
+static void test_ssd_of(const char *fastest, const char *fastest_chunks, const char *fp32_forward,
+                        const char *fp32_chunks, const char *of_states, const char *of_dz) {
     char words[128];
     static float memory[64];
     float *const states[] = {memory, memory + 2, memory + 1};
@@ -127,11 +128,19 @@ static void test_ssd_of(const char *fastest, const char *fastest_chunks, const c
     a.x = (char *)memory + 8;
     expect_ssd(&a, "forward: forward_kernel;");
     a = good, a.dtype = GT_F32;
-    expect_ssd(&a, "forward: forward_fp32_kernel;");
+    snprintf(words, sizeof words, "forward: %s", fp32_forward);
+    expect_ssd(&a, words);
     expect_ssd(&a, fp32_chunks);
     a.N = 32;
+    expect_ssd(&a, words);
     expect_ssd(&a, fp32_chunks);
-    a.N = 16;
+    a.G = 2; /* a unit a group */
+    expect_ssd(&a, "forward: forward_fp32_kernel;");
+    a.G = 0, a.z = memory;
+    snprintf(words, sizeof words, "backward: %s", fp32_forward);
+    expect_ssd(&a, words);
+    a.z = NULL, a.N = 16;
+    expect_ssd(&a, "forward: forward_fp32_kernel;");
     expect_ssd(&a, ", chunk_gradient_fp32_kernel, chunk_times_fp32_kernel");
     a.N = 64;
     a.x = (char *)memory + 8;
@@ -163,17 +172,20 @@ static void test_ssd_of(const char *fastest, const char *fastest_chunks, const c
 
 static void test_ssd(void) {
     if (!machine_choose("sm_86")) { /* a GPU: it is what it is */
-        test_ssd_of("forward: forward_", "chunk_gradient_", "chunk_gradient_fp32_", "states_", "backward: forward_");
+        test_ssd_of("forward: forward_", "chunk_gradient_", "forward_fp32_", "chunk_gradient_fp32_", "states_",
+                    "backward: forward_");
         return;
     }
-    test_ssd_of("forward: forward_tensor_kernel;", "chunk_gradient_kernel", "chunk_gradient_fp32_kernel",
-                "states_tensor_kernel", "backward: forward_tensor_kernel, states_tensor_kernel");
+    test_ssd_of("forward: forward_tensor_kernel;", "chunk_gradient_kernel", "forward_fp32_kernel",
+                "chunk_gradient_fp32_kernel", "states_tensor_kernel",
+                "backward: forward_tensor_kernel, states_tensor_kernel");
     const gt_ssd_args wide = {.B = 1, .T = 3000, .H = 2, .P = 64, .N = 256, .dtype = GT_BF16};
     expect_ssd(&wide,
                "forward: states_tensor_kernel (2 times), scan_segments_kernel, forward_tensor_kernel (2 times);");
     machine_choose("sm_90");
-    test_ssd_of("forward: forward_hopper_kernel;", "chunk_gradient_hopper_kernel", "chunk_gradient_fp32_hopper_kernel",
-                "states_hopper_kernel", "backward: forward_hopper_kernel, states_hopper_kernel");
+    test_ssd_of("forward: forward_hopper_kernel;", "chunk_gradient_hopper_kernel", "forward_fp32_hopper_kernel",
+                "chunk_gradient_fp32_hopper_kernel", "states_hopper_kernel",
+                "backward: forward_hopper_kernel, states_hopper_kernel");
     /* a block would have half of its warps idle */
     const gt_ssd_args alone = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .G = 2, .dtype = GT_BF16};
     expect_ssd(&alone, "forward: forward_tensor_kernel;");

@@ -2,6 +2,7 @@
 #ifndef GT_SSD_LAUNCH_TENSOR_CUH
 #define GT_SSD_LAUNCH_TENSOR_CUH
 
+#include "forward_fp32_sm90.cuh"
 #include "launch_states.cuh"
 
 namespace gt {
@@ -34,6 +35,25 @@ static inline gt_status launch_forward_fp32(const TensorParams& p, int64_t block
     });
 }
 
+/* Whether forward of fp32 is that for compute capability 9.0: with one unit a group half of a block would be idle. */
+static inline bool takes_split_hopper(const Problem& in, const Device& device) {
+    return in.dtype == GT_F32 && in.N > 16 && in.N <= SLAB && group_units(in) >= 2 && device.compute_capability == 90 &&
+           has_hopper_kernels();
+}
+
+static inline gt_status launch_forward_fp32_hopper(const TensorParams& all, const Device& device, Chain& chain) {
+    TensorParams p = all;
+    const auto with = [&](auto columns) {
+        using Tile = SplitHopperTile<decltype(columns)::value>;
+        const int64_t each = p.in.G * group_bundles(p.in, Tile::UNITS), room = grid_room(p.in.sequences, 8, device);
+        const int64_t count = strands(most_sequences(p.in.sequences) * p.in.segments.count, each, room);
+        set_bundles(p.in, Tile::UNITS, count);
+        return run("ssd forward_fp32_hopper_kernel", forward_fp32_hopper_kernel<Tile::NP>, count * each, Tile::THREADS,
+                   Tile::BYTES, chain, p);
+    };
+    return p.in.N <= 64 ? with(std::integral_constant<int, 64>()) : with(std::integral_constant<int, 128>());
+}
+
 static inline void take_slab(TensorParams& p, int slab) {
     take_slab(p.in, slab);
     take_slab(p.checkpoints, slab);
@@ -56,7 +76,8 @@ static inline gt_status launch_forward_tensor(const TensorParams& all, int units
         TensorParams p = all;
         take_slab(p, slab);
         if (p.in.dtype == GT_F32) {
-            status = launch_forward_fp32(p, blocks, chain);
+            status = takes_split_hopper(p.in, device) ? launch_forward_fp32_hopper(p, device, chain)
+                                                      : launch_forward_fp32(p, blocks, chain);
             continue;
         }
         status = dispatch_columns(p.in, [&](auto type, auto columns) {

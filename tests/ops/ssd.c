@@ -240,6 +240,7 @@ static const test_property properties[] = {{"dt at and beyond its limits", TEST_
 static const int64_t more_times[] = {100, 130, 200, 300, -1};
 static const char *const launched[] = {"forward_tensor_kernel",
                                        "forward_fp32_kernel",
+                                       "forward_fp32_hopper_kernel",
                                        "states_fp32_kernel",
                                        "ssd::forward_hopper_kernel",
                                        "states_tensor_kernel",
