@@ -10,13 +10,13 @@
  *                  warp a unit, and merges them with the powers of B, C and x.  It is one warp a scheduler, so dt comes
  *                  into registers a chunk ahead (UnitTimes) and it waits for no other load than these copies.  Nor does
  *                  it wait for the kernel before, unless the call's sequences are ranked (Problem::order).
- *     consumers    two with HEADS units each; with z, HEADS = 2 and N <= 64, where a state takes few registers, four with
- *                  one unit each (GROUPS).  They hold states as accumulators of products do, 16 rows a warp.  A chunk:
+ *     consumers    two with HEADS units each; for y with z, HEADS = 2 and N <= 64, where a state takes few registers, four
+ *                  with one unit each (GROUPS).  They hold states as accumulators of products do, 16 rows a warp.  A chunk:
  *         1  S = C B^T                        64 x 64 x N, from shared memory, once for the units
  *            M_ts = S_ts L_ts Delta_s         of each unit to shared memory, as f16; zero above the diagonal
  *         2  y^T = H C^T                      64 x 64 x N; H from registers, packed to f16 as it stands
  *            y^T = pre y^T + x^T M^T          64 x 64 x 64; x^T by transposed loads; + Dskip x, times silu(z)
- *                                              or, in backward with N > 64, times dy silu'(z): dz instead of y
+ *                                              or, in backward, times dy silu'(z): dz instead of y
  *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16, summed from zero and added as fp32 does (state.cuh)
  *            y goes over x in shared memory, and from there to memory in rows, while S of the next chunk is made;
  *            that of a segment's last chunk at once.
@@ -142,16 +142,18 @@ GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, uint32_t B_inv
 
 /* ---- shared memory ---------------------------------------------------------------------------------------------- */
 
-/* Where things lie in shared memory, in bytes.  HAS_GATE: z may be given; without it registers do */
-template <class T_, int NP_, int HEADS_, bool HAS_GATE_>
+/* What a kernel makes: y without z; y, of calls that may have z; dz instead of y.  One kernel for all would be 3 to 7 %
+ * slower with z. */
+constexpr int UNGATED = 0, GATED = 1, GATE_GRADIENT = 2;
+
+/* Where things lie in shared memory, in bytes */
+template <class T_, int NP_, int HEADS_, int GATE_>
 struct HopperTile {
     using T = T_;
-    static constexpr bool HAS_GATE = HAS_GATE_;
-    static constexpr int NP = NP_, UNITS = 2 * HEADS_, GROUPS = HAS_GATE && HEADS_ == 2 && NP <= 64 ? 4 : 2;
-    static constexpr int HEADS = UNITS / GROUPS; /* of a consumer */
-    static constexpr bool CAN_MAKE_DZ = HAS_GATE && NP > 64;
-    static constexpr int GATES = !HAS_GATE ? 0 : CAN_MAKE_DZ ? 4 : UNITS; /* tiles */
-    static_assert(!CAN_MAKE_DZ || (GROUPS == 2 && UNITS <= 4), "as many tiles for dz as for z");
+    static constexpr bool HAS_GATE = GATE_ != UNGATED, MAKES_DZ = GATE_ == GATE_GRADIENT;
+    static constexpr int NP = NP_, UNITS = 2 * HEADS_, GROUPS = GATE_ == GATED && HEADS_ == 2 && NP <= 64 ? 4 : 2;
+    static constexpr int HEADS = UNITS / GROUPS;                               /* of a consumer */
+    static constexpr int GATES = MAKES_DZ ? 2 * GROUPS : HAS_GATE ? UNITS : 0; /* tiles */
     static constexpr int THREADS = (GROUPS + 1) * WARPGROUP;
     static constexpr int REGISTERS = GROUPS == 4       ? 104
                                      : NP > 128        ? 208
@@ -161,7 +163,7 @@ struct HopperTile {
     static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of B and C: see wgmma.cuh */
     static constexpr int TILE_X = CHUNK * 128, TILE_B = CHUNK * 2 * NP;
     static constexpr int X_STAGES = HAS_GATE && HEADS * NP > 128 ? 2 : 3, X_AHEAD = X_STAGES - 2;
-    static constexpr int LATER = X_AHEAD + HAS_GATE;                         /* groups of copies that follow B and C */
+    static constexpr int LATER = X_AHEAD + (HAS_GATE && !MAKES_DZ);          /* groups of copies that follow B and C */
     static constexpr int X = 0;                                              /* [X_STAGES][UNITS]; then y */
     static constexpr int GATE = X + X_STAGES * UNITS * TILE_X;               /* [UNITS]; for dz [GROUPS][2]: z, dy */
     static constexpr int M = GATE + GATES * TILE_X;                          /* [UNITS] */
@@ -176,7 +178,7 @@ struct HopperTile {
     static constexpr int X_EMPTY = EMPTY + 16;                                                        /* [X_STAGES] */
     static constexpr int GATE_FULL = X_EMPTY + 24;
     static constexpr int GATE_AT = GATE_FULL + 8; /* [UNITS][2], for dz: where rows of z and dy begin */
-    static constexpr int BYTES = GATE_AT + CAN_MAKE_DZ * UNITS * 16;
+    static constexpr int BYTES = GATE_AT + MAKES_DZ * UNITS * 16;
     static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
     static_assert(BYTES <= 227 * 1024, "fits sm_90");
 };
@@ -256,7 +258,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
     const CopiedRows<Tile::NP / 8> of_group;
     const int warp = warp_id() % 4, unit = warp % UNITS;
     const bool makes_factors = warp < UNITS, finds_maxima = UNITS == 4 || warp >= UNITS;
-    const bool copies_gate = Tile::HAS_GATE && in.z && !p.makes_dz;
+    const bool copies_gate = Tile::HAS_GATE && !Tile::MAKES_DZ && in.z;
     int n = 0; /* chunks of all segments */
     for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
         {
@@ -270,7 +272,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
         const int chunks = cursor.chunks();
         /* where the thread's first rows of the chunk that is copied next lie */
         const T *B, *C;
-        int64_t x = of_units.own(in.x_stride.t), z = Tile::HAS_GATE ? of_units.own(in.z_stride.t) : 0;
+        int64_t x = of_units.own(in.x_stride.t), z = copies_gate ? of_units.own(in.z_stride.t) : 0;
         const int64_t b = cursor.b(), token = cursor.token(0);
         B = of_group.own(static_cast<const T*>(in.Bm) + offset_of(in.Bm_stride, b, token, cursor.group()),
                          in.Bm_stride.t);
@@ -295,7 +297,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
         };
         /* of the chunk before the one that is prepared: the consumers are in it */
         const auto load_gate = [&](int chunk) {
-            if constexpr (Tile::HAS_GATE) {
+            if constexpr (Tile::LATER > Tile::X_AHEAD) {
                 if (copies_gate && chunk >= 0) {
                     copy_units(of_units, cursor, 1, smem + Tile::GATE, static_cast<const T*>(in.z), z, in.z_stride.t,
                                cursor.tokens(chunk), in.P);
@@ -598,12 +600,12 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
         skip[0] = skip[1] = cursor.number(unit);
     }
     uint32_t v[BLOCKS][4];
-    const bool makes_dz = Tile::CAN_MAKE_DZ && p.makes_dz;
-    if (makes_dz) {
+    if constexpr (Tile::MAKES_DZ) {
         cp_async_wait<0>();
         sync_warp();
-    } else if (gated && i == 0)
+    } else if (gated && i == 0) {
         mbarrier_wait(me.smem + Tile::GATE_FULL, made_here(n) % 2);
+    }
     GT_UNROLL
     for (int k = 0; k < BLOCKS; k++) {
         const float2 low = lds<float2>(weights + 4 * (16 * k + 2 * j)),
@@ -618,12 +620,9 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
             to[1] = fma_rn(to[1], unscale, skip[e % 2] * pair.y);
         }
         if (gated) {
-            const uint32_t tile = makes_dz ? me.own_gate(0) : me.gate(i),
+            const uint32_t tile = Tile::MAKES_DZ ? me.own_gate(0) : me.gate(i),
                            z = tile_at<64>(by_columns<64>(tile, own_lane()), k, unit_warp);
-            if (makes_dz)
-                apply_gate<T, true>(z, z + Tile::TILE_X, y[2 * k], y[2 * k + 1]);
-            else
-                apply_gate<T, false>(z, z, y[2 * k], y[2 * k + 1]);
+            apply_gate<T, Tile::MAKES_DZ>(z, z + Tile::TILE_X, y[2 * k], y[2 * k + 1]);
         }
         const uint32_t out[4] = {E::pack(y[2 * k][0], y[2 * k][1]), E::pack(y[2 * k][2], y[2 * k][3]),
                                  E::pack(y[2 * k + 1][0], y[2 * k + 1][1]), E::pack(y[2 * k + 1][2], y[2 * k + 1][3])};
@@ -643,7 +642,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
                 operand_step(B, k_bytes<ROW, Major::MN>(16 * k, PANEL) + mn_bytes<ROW, Major::MN>(8 * n0, PANEL)),
                 k > 0);
         wgmma_commit();
-        if (makes_dz && n0 == 0) copy_gate<Tile>(p, me, chunk + (i + 1) / Tile::HEADS, (i + 1) % Tile::HEADS);
+        if (Tile::MAKES_DZ && n0 == 0) copy_gate<Tile>(p, me, chunk + (i + 1) / Tile::HEADS, (i + 1) % Tile::HEADS);
         wgmma_wait<0>();
         wgmma_pin(added);
         GT_UNROLL
@@ -688,7 +687,7 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
                 me.cursor().put_offsets(0, p.y_stride);
                 for (int i = 0; i < Tile::UNITS; i++) /* where it is one of the head */
                     me.cursor().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.cursor().head(i)] : 0.0f);
-                if (Tile::CAN_MAKE_DZ && p.makes_dz) {
+                if (Tile::MAKES_DZ) {
                     const GroupCursor<Tile::UNITS> cursor = me.cursor();
                     for (int i = 0; i < HEADS; i++) {
                         const int head = cursor.head(me.unit(i)), row0 = cursor.row0(me.unit(i));
@@ -701,7 +700,7 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
                     }
                 }
             });
-            if (Tile::CAN_MAKE_DZ && p.makes_dz) copy_gate<Tile>(p, me, 0, 0);
+            if (Tile::MAKES_DZ) copy_gate<Tile>(p, me, 0, 0);
             const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
             GT_UNROLL
             for (int i = 0; i < HEADS; i++)
@@ -778,11 +777,11 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
 }
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
-template <class T, int NP, int HEADS, bool HAS_GATE>
-GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, HEADS, HAS_GATE>::THREADS) : 32, 1)
+template <class T, int NP, int HEADS, int GATE>
+GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, HEADS, GATE>::THREADS) : 32, 1)
 forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM90A
-    using Tile = HopperTile<T, NP, HEADS, HAS_GATE>;
+    using Tile = HopperTile<T, NP, HEADS, GATE>;
     const uint32_t smem = smem_base_of_tiles();
     if (thread_id() < 2) {
         mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);

@@ -20,7 +20,7 @@ struct TensorBackwardPlan {
     int32_t* order;     /* of packed sequences */
     TokenParams tokens; /* compute capability 9.0, activations of 16 bits */
     int units;          /* of the passes over states: see states_units() */
-    int gate_units;     /* of the pass for dz: see hopper_dz_units() */
+    int gate_units;     /* of the pass for dz: see hopper_units() */
     bool makes_h, makes_G, makes_dz;
     int64_t rows; /* of the sums of a slab */
 
@@ -84,7 +84,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     c.in.segments = take_segments(arena, a, segments_by_units(a, units, device));
     c.slots = chunk_slots(c.in.sequences, CHECKPOINT);
     c.by_tiles = (uint32_t)(((1ull << 32) + c.in.tiles - 1) / c.in.tiles);
-    plan.units = units, plan.gate_units = hopper_dz_units(a, units);
+    plan.units = units, plan.gate_units = hopper_units(a, units);
     c.in.order = plan.order = take_order(arena, a, units);
     /* sequences of one slot: states before and after it are the caller's */
     const bool one_slot = a.T <= CHECKPOINT, shared = a.dstate_in && a.state_in_shared;

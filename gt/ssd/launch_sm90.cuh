@@ -12,24 +12,23 @@ namespace ssd {
  * more than SLAB columns a warpgroup has one. */
 static inline int hopper_units(const gt_ssd_args& a, int states) { return states && a.N > SLAB ? 2 : states; }
 
-/* The same of backward's pass for dz, whose tiles the kernel has for N > 64. */
-static inline int hopper_dz_units(const gt_ssd_args& a, int states) { return a.N > 64 ? hopper_units(a, states) : 0; }
-
 /* With 128 columns in a warpgroup there are registers enough: one kernel does for calls with and without z. */
 template <class T, int NP, int HEADS>
 static gt_status launch_forward_hopper_with(const TensorParams& all, const Device& device, Chain& chain) {
     TensorParams p = all;
-    const auto with = [&](auto has_gate) {
-        constexpr bool HAS_GATE = decltype(has_gate)::value;
-        using Tile = HopperTile<T, NP, HEADS, HAS_GATE>;
+    const auto with = [&](auto gate) {
+        constexpr int GATE = decltype(gate)::value;
+        using Tile = HopperTile<T, NP, HEADS, GATE>;
         const int64_t each = p.in.G * group_bundles(p.in, Tile::UNITS), room = grid_room(p.in.sequences, 8, device);
         const int64_t count = strands(most_sequences(p.in.sequences) * p.in.segments.count, each, room);
         set_bundles(p.in, Tile::UNITS, count);
-        return run("ssd forward_hopper_kernel", forward_hopper_kernel<T, NP, HEADS, HAS_GATE>, count * each,
-                   Tile::THREADS, Tile::BYTES, chain, p);
+        return run("ssd forward_hopper_kernel", forward_hopper_kernel<T, NP, HEADS, GATE>, count * each, Tile::THREADS,
+                   Tile::BYTES, chain, p);
     };
     constexpr bool ONE = HEADS == 1 && NP <= SLAB;
-    return ONE || p.in.z ? with(std::true_type()) : with(std::integral_constant<bool, ONE>());
+    if (p.makes_dz) return with(std::integral_constant<int, GATE_GRADIENT>());
+    constexpr int WITHOUT_Z = ONE ? GATED : UNGATED;
+    return p.in.z ? with(std::integral_constant<int, GATED>()) : with(std::integral_constant<int, WITHOUT_Z>());
 }
 
 template <int HEADS>
@@ -49,7 +48,7 @@ static gt_status launch_forward_hopper(const TensorParams& all, const Device& de
     });
 }
 
-/* units: hopper_units() or hopper_dz_units(); states: of the passes over states, by which another kernel has its segments. */
+/* units: hopper_units(); states: of the passes over states, by which another kernel has its segments. */
 static inline gt_status launch_forward_units(const TensorParams& p, int units, int states, const Device& device,
                                              Chain& chain) {
     return units == 4   ? launch_forward_hopper<2>(p, device, chain)
