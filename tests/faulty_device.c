@@ -1,6 +1,6 @@
 /* A device that fails, for the trainer's tests: the CPU backend as hy_backend_cuda.  HY_FAULT="OPERATION N" lets the
  * N-th call of gemm, adamw or read fail, and with " for good" behind it all calls of these three that follow.
- * "late N": the N-th call of wkv6_backward goes wrong, which the next one that waits for the device tells, as a
+ * "late N": the N-th call of wkv_ssm_backward goes wrong, which the next one that waits for the device tells, as a
  * kernel's error is. */
 #include "hybrid_ops.h"
 #include <stdio.h>
@@ -30,9 +30,9 @@ static gt_status faulty_adamw(hy_backend *be, const hy_adamw_args *a) {
     return status == GT_OK ? working.adamw(be, a) : status;
 }
 
-static gt_status faulty_wkv6(hy_backend *be, const gt_wkv6_args *a) {
+static gt_status faulty_wkv_ssm(hy_backend *be, const gt_wkv_ssm_args *a) {
     if (!strcmp(operation, "late") && --left == 0) is_late = 1;
-    return working.wkv6_backward(be, a);
+    return working.wkv_ssm_backward(be, a);
 }
 
 static gt_status faulty_synchronize(hy_backend *be) {
@@ -59,7 +59,7 @@ gt_status hy_backend_cuda(hy_backend **backend, gt_dtype dtype) {
     (*backend)->gemm = faulty_gemm;
     (*backend)->adamw = faulty_adamw;
     (*backend)->read = faulty_read;
-    (*backend)->wkv6_backward = faulty_wkv6;
+    (*backend)->wkv_ssm_backward = faulty_wkv_ssm;
     (*backend)->synchronize = faulty_synchronize;
     return GT_OK;
 }

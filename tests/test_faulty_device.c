@@ -89,7 +89,7 @@ static void test_by_name(void) {
 /* What a device tells late is of some call before; whoever waits for each knows which. */
 static void test_late(void) {
     const char *late = "; --synchronize names the call",
-               *named = ": layer 0: backward, rwkv: wkv6_backward: a kernel: an illegal";
+               *named = ": layer 0: backward, branches: wkv_ssm_backward: a kernel: an illegal";
     char *out;
     double loss = whole_loss("");
     setenv("HY_FAULT", "late 9", 1);
