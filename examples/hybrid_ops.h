@@ -229,8 +229,8 @@ typedef struct hy_backend hy_backend;
 /* What the model is at, for people: in profiles, and in errors. */
 typedef struct hy_place {
     const char *pass; /* "forward", "recompute", "backward", "update"; NULL: it has not begun */
-    const char *
-        part; /* "embedding", "norm", "rwkv", "mamba", "branches" (both in one call), "mix", "ffn", "head", "states", "optimiser" */
+    const char *part; /* "embedding", "norm", "rwkv", "mamba", "branches" (both in one call), "mix", "ffn", "head",
+                         "states", "optimiser" */
 } hy_place;
 
 /* The largest sizes that will be asked for. */
