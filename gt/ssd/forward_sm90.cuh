@@ -5,13 +5,15 @@
  * sequence chunk by chunk (chunk.cuh), 64 tokens each.
  *
  * WARPGROUPS
- *     producer     the last one.  It copies x, B and C of the chunks ahead (cp.async) and z of the one that the consumers
- *                  have begun, turns B and C into f16 in place, once for all units, makes each unit's decay factors, a
- *                  warp a unit, and merges them with the powers of B, C and x.  It is one warp a scheduler, so dt comes
- *                  into registers a chunk ahead (UnitTimes) and it waits for no other load than these copies.  Nor does
- *                  it wait for the kernel before, unless the call's sequences are ranked (Problem::order).
- *     consumers    two with HEADS units each; for y with z, HEADS = 2 and N <= 64, where a state takes few registers, four
- *                  with one unit each (GROUPS).  They hold states as accumulators of products do, 16 rows a warp.  A chunk:
+ *     producer     the last one.  It copies x, B and C of the chunks ahead (cp.async) and z of the one that the
+ *                  consumers have begun, turns B and C into f16 in place, once for all units, makes each unit's decay
+ *                  factors, a warp a unit, and merges them with the powers of B, C and x.  It is one warp a scheduler,
+ *                  so dt comes into registers a chunk ahead (UnitTimes) and it waits for no other load than these
+ *                  copies.  Nor does it wait for the kernel before, unless the call's sequences are ranked
+ *                  (Problem::order).
+ *     consumers    two with two units each, or with one.  For y with z, four units and N <= 64, where a state takes few
+ *                  registers, four with one each (GROUPS).  They hold states as accumulators of products do, 16 rows a
+ *                  warp.  A chunk:
  *         1  S = C B^T                        64 x 64 x N, from shared memory, once for the units
  *            M_ts = S_ts L_ts Delta_s         of each unit to shared memory, as f16; zero above the diagonal
  *         2  y^T = H C^T                      64 x 64 x N; H from registers, packed to f16 as it stands
@@ -41,7 +43,7 @@
  * REGISTERS a thread, N = 128, HEADS = 2: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
  *     Four consumers: 104, producer 64; 96 at the launch.
  * N > 128: one launch, of 256 columns and HEADS = 1, so that a state takes the registers that two of 128 columns take.
- *     Shared memory 225.8 KB; registers 208, producer 88.
+ *     Shared memory 209.8 KB, for dz 225.8; registers 208, producer 88.
  *
  * NUMBERS.  Pairs of tokens are products of f16, too: x with a power of two a token, from registers, M with one for
  * all, from a bound.
@@ -50,7 +52,7 @@
  * PRODUCTS, clocks a unit and chunk at full rate, N = 128: S 128, y 256 + 128, H 256.
  * BYTES a token and head: x, y (z, dy) 2 P each, B and C 4 N / heads of a group from memory, N from L2 with HEADS = 2,
  *     checkpoints P N / 64.
- * grid: strands*G*bundles (bundles of 2 HEADS units); block 384 or 640.  Every sum has one fixed order: deterministic. */
+ * grid: strands*G*bundles (bundles of UNITS); block 384 or 640.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_FORWARD_SM90_CUH
 #define GT_SSD_FORWARD_SM90_CUH
 
@@ -471,8 +473,8 @@ GT_DEV void keep_state(const TensorParams& p, const Consumer<Tile>& me, int chun
     clear_pairs(me.M(i), unit_warp); /* it was used */
 }
 
-/* For dz: starts the copies of z and dy of a unit i and chunk, if there is such a chunk: the warp's 16 rows of the unit, to
- * tiles of which it alone reads them. */
+/* For dz: starts the copies of z and dy of a unit i and chunk, if there is such a chunk: the warp's 16 rows of the unit,
+ * to tiles of which it alone reads them. */
 template <class Tile>
 GT_DEV void copy_gate(const TensorParams& p, const Consumer<Tile>& me, int chunk, int i) {
     using T = typename Tile::T;

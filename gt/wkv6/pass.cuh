@@ -32,8 +32,8 @@ struct TensorTraits {
     static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS, SHARES = N / ROWS * PARTS; /* of a state */
     static constexpr int TURNS = STATES && N != 128 ? 2 : 1; /* producer warps of a group that take sub-chunks in turn
                                                               * */
-    /* Sub-chunks in the body of a producer warp's loop.  fp32, N = 64: one, for with two all loops together have 29 KB of
-     * code, of 32 that a multiprocessor keeps. */
+    /* Sub-chunks in the body of a producer warp's loop.  fp32, N = 64: one, for with two all loops together have 29 KB
+     * of code, of 32 that a multiprocessor keeps. */
     static constexpr int PREPARED = TF32X3 && N == 64 ? 1 : 2;
     static constexpr int PRODUCER_WARPS = TURNS * HEADS * GROUPS, CONSUMER_WARPS = HEADS * SHARES;
     static constexpr int THREADS = 32 * (PRODUCER_WARPS + CONSUMER_WARPS);

@@ -298,8 +298,8 @@ GT_DEV void store_scale_and_values(Producer<C>& me, const RawSubChunk<C>& x, con
     }
 }
 
-/* The operands R, stored if y is made, and K, whose two channels of token i are for store_key(i, k); c: before the lane's first
- * token; bonus: its channels' part. */
+/* The operands R, stored if y is made, and K, whose two channels of token i are for store_key(i, k); c: before the
+ * lane's first token; bonus: its channels' part. */
 template <class C, class StoreKey>
 GT_DEV void make_operands(const Producer<C>& me, const RawSubChunk<C>& x, const float (&h)[4][2], float (&c)[2],
                           int buffer, float (&bonus)[4], StoreKey store_key) {
