@@ -35,6 +35,28 @@ struct BackwardParams {
     const float* G_inverse;    /* f16: [B,H,chunk slots,G_PARTS,N], RowScale::inverse of G */
 };
 
+static inline BackwardParams tensor_chunks_of(const gt_wkv6_args& a) {
+    BackwardParams p = {};
+    const int size = size_of(a.dtype), w_size = size_of(a.w_dtype);
+    const BackwardParams::Tensor tensors[] = {{const_cast<void*>(a.r), a.r_stride, size},
+                                              {const_cast<void*>(a.k), a.k_stride, size},
+                                              {const_cast<void*>(a.w), a.w_stride, w_size},
+                                              {const_cast<void*>(a.v), a.v_stride, size},
+                                              {const_cast<void*>(a.dy), a.dy_stride, size},
+                                              {a.dr, a.dr_stride, size},
+                                              {a.dk, a.dk_stride, size},
+                                              {a.dw, a.dw_stride, w_size},
+                                              {a.dv, a.dv_stride, size}}; /* OF_R to OF_DV */
+    for (int i = 0; i < TENSORS; i++) p.tensors[i] = tensors[i];
+    p.heads = divide_by((int)(a.B > 0 ? a.B * a.H : 1)), p.H = divide_by((int)a.H);
+    p.chunk_slots = (int)chunk_slots_of(a);
+    p.sequences = sequences_of(a);
+    p.raw = a.decay == GT_DECAY_RAW;
+    p.scale = a.scale, p.log2_scale = log2f(a.scale);
+    p.u = a.u;
+    return p;
+}
+
 /* CHANNELS_: of a slice; N = 128 has 128, 64 or 32, see slice_channels(). */
 template <class T_, class W_, int N_, int CHANNELS_ = N_>
 struct BackwardTraits {

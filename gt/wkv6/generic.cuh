@@ -250,6 +250,25 @@ GT_HD StatesLayout states_layout(int rows, int columns, int pitch) {
     return at;
 }
 
+/* Of a call: how it cuts a state, and its scratch. */
+static inline ChunkParams any_chunks_of(const gt_wkv6_args& a) {
+    ChunkParams c = {};
+    c.in = problem_of(a);
+    c.rows = (int)(a.N + 3) / 4 * 4;
+    c.columns = (int)(a.V + 3) / 4 * 4;
+    int limit = 64;
+    while (4 * states_layout(c.rows, limit, limit + 4).end > SHARED_BYTES) limit /= 2;
+    if (c.columns > limit) c.columns = limit;
+    c.pitch = c.columns + 4;
+    c.tiles = (int)(a.V + c.columns - 1) / c.columns;
+    c.chunk_slots = chunk_slots_of(a);
+    c.scratch_size = SUB_CHUNKS * c.rows * c.columns + CHECKPOINT * (2 * a.N + a.V) + SUB_CHUNKS * a.N;
+    c.scratch_size = (c.scratch_size + 63) / 64 * 64;
+    c.dr = a.dr, c.dk = a.dk, c.dw = a.dw, c.dv = a.dv;
+    c.dr_stride = a.dr_stride, c.dk_stride = a.dk_stride, c.dw_stride = a.dw_stride, c.dv_stride = a.dv_stride;
+    return c;
+}
+
 struct StatesBlock { /* where a block stands */
     uint32_t smem;
     StatesLayout at;

@@ -17,22 +17,6 @@ namespace wkv6 {
 
 /* ---- passes ------------------------------------------------------------------------------------------------- */
 
-static inline Problem problem_of(const gt_wkv6_args& a) {
-    Problem in = {};
-    in.sequences = sequences_of(a);
-    in.H = a.H;
-    in.N = (int)a.N, in.V = (int)a.V;
-    in.dtype = a.dtype, in.w_dtype = a.w_dtype, in.decay = a.decay;
-    in.scale = a.scale, in.log2_scale = log2f(a.scale);
-    in.r = a.r, in.k = a.k, in.w = a.w, in.v = a.v, in.dy = a.dy;
-    in.u = a.u;
-    in.r_stride = a.r_stride, in.k_stride = a.k_stride, in.w_stride = a.w_stride, in.v_stride = a.v_stride;
-    in.dy_stride = a.dy_stride;
-    return in;
-}
-
-static inline int64_t chunk_slots_of(const gt_wkv6_args& a) { return chunk_slots(sequences_of(a), CHECKPOINT); }
-
 /* From sizes and device, or as the caller wishes: as many as give every multiprocessor a block, or two. */
 static inline int64_t segments_for(const gt_wkv6_args& a, const Device& device) {
     const int64_t heads = a.N == 32 ? 4 : a.N == 64 ? 2 : 1; /* on a multiprocessor */
@@ -256,47 +240,6 @@ inline gt_status BackwardPlan::finish_chunks(const Device&, Chain& stream) const
     const int pairs_smem = sub_chunk_smem(in.N, in.V, wide);
     return run("wkv6 backward_chunk_kernel", wide ? backward_chunk_kernel<true> : backward_chunk_kernel<false>, blocks,
                STATES_THREADS, states_smem > pairs_smem ? states_smem : pairs_smem, stream, any);
-}
-
-/* Of the kernel for any size: how it cuts a state, and its scratch. */
-static inline ChunkParams any_chunks_of(const gt_wkv6_args& a) {
-    ChunkParams c = {};
-    c.in = problem_of(a);
-    c.rows = (int)(a.N + 3) / 4 * 4;
-    c.columns = (int)(a.V + 3) / 4 * 4;
-    int limit = 64;
-    while (4 * states_layout(c.rows, limit, limit + 4).end > SHARED_BYTES) limit /= 2;
-    if (c.columns > limit) c.columns = limit;
-    c.pitch = c.columns + 4;
-    c.tiles = (int)(a.V + c.columns - 1) / c.columns;
-    c.chunk_slots = chunk_slots_of(a);
-    c.scratch_size = SUB_CHUNKS * c.rows * c.columns + CHECKPOINT * (2 * a.N + a.V) + SUB_CHUNKS * a.N;
-    c.scratch_size = (c.scratch_size + 63) / 64 * 64;
-    c.dr = a.dr, c.dk = a.dk, c.dw = a.dw, c.dv = a.dv;
-    c.dr_stride = a.dr_stride, c.dk_stride = a.dk_stride, c.dw_stride = a.dw_stride, c.dv_stride = a.dv_stride;
-    return c;
-}
-
-static inline BackwardParams tensor_chunks_of(const gt_wkv6_args& a) {
-    BackwardParams p = {};
-    const int size = size_of(a.dtype), w_size = size_of(a.w_dtype);
-    const BackwardParams::Tensor tensors[] = {{const_cast<void*>(a.r), a.r_stride, size},
-                                              {const_cast<void*>(a.k), a.k_stride, size},
-                                              {const_cast<void*>(a.w), a.w_stride, w_size},
-                                              {const_cast<void*>(a.v), a.v_stride, size},
-                                              {const_cast<void*>(a.dy), a.dy_stride, size},
-                                              {a.dr, a.dr_stride, size},
-                                              {a.dk, a.dk_stride, size},
-                                              {a.dw, a.dw_stride, w_size},
-                                              {a.dv, a.dv_stride, size}}; /* OF_R to OF_DV */
-    for (int i = 0; i < TENSORS; i++) p.tensors[i] = tensors[i];
-    p.heads = divide_by((int)(a.B > 0 ? a.B * a.H : 1)), p.H = divide_by((int)a.H);
-    p.chunk_slots = (int)chunk_slots_of(a);
-    p.sequences = sequences_of(a);
-    p.raw = a.decay == GT_DECAY_RAW;
-    p.scale = a.scale, p.log2_scale = log2f(a.scale);
-    p.u = a.u;
-    return p;
 }
 
 /* G_in_outputs: see TensorParams::G_rows. */

@@ -17,8 +17,6 @@ static inline int slice_channels(gt_dtype dtype, const Device& device) {
     return dtype == GT_F32 ? 0 : 32;
 }
 
-static inline int size_of(gt_dtype dtype) { return dtype == GT_F32 ? 4 : 2; }
-
 /* A tensor whose rows must start at multiples of `bytes`, with neighbours in time less than 2^24 elements apart. */
 struct RowRule {
     const char* name;

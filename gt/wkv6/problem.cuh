@@ -78,6 +78,26 @@ struct PassParams {
     int state_in_shared;
 };
 
+/* ---- of a call's arguments --------------------------------------------------------------------------- */
+
+static inline int size_of(gt_dtype dtype) { return dtype == GT_F32 ? 4 : 2; }
+
+static inline Problem problem_of(const gt_wkv6_args& a) {
+    Problem in = {};
+    in.sequences = sequences_of(a);
+    in.H = a.H;
+    in.N = (int)a.N, in.V = (int)a.V;
+    in.dtype = a.dtype, in.w_dtype = a.w_dtype, in.decay = a.decay;
+    in.scale = a.scale, in.log2_scale = log2f(a.scale);
+    in.r = a.r, in.k = a.k, in.w = a.w, in.v = a.v, in.dy = a.dy;
+    in.u = a.u;
+    in.r_stride = a.r_stride, in.k_stride = a.k_stride, in.w_stride = a.w_stride, in.v_stride = a.v_stride;
+    in.dy_stride = a.dy_stride;
+    return in;
+}
+
+static inline int64_t chunk_slots_of(const gt_wkv6_args& a) { return chunk_slots(sequences_of(a), CHECKPOINT); }
+
 /* ---- device helpers ---------------------------------------------------------------------------------- */
 
 /* log d of one element of w: never positive infinity; minus infinity is an exact zero decay */
