@@ -100,7 +100,7 @@ static Cut backward_cut_for(const gt_conv1d_args& a, const Device& device) {
 template <int COUNT>
 static bool has_long_rows(const gt_conv1d_args& a, const View (&views)[COUNT]) {
     const int size = size_of(a.dtype), unit = 16 / size;
-    if (a.seq_capacity > 0 || a.T / unit < LEAST_UNITS || !is_over_time(views)) return false;
+    if (a.T / unit < LEAST_UNITS || !is_over_time(views)) return false;
     const View& first = views[0]; /* x: every call has it */
     for (const View& v : views) {
         if (!v.data) continue;
@@ -117,11 +117,12 @@ static inline RowsCut rows_cut_for(const gt_conv1d_args& a, bool aligned, int mo
                                    const Device& device) {
     RowsCut cut = {};
     const int unit = 16 / size_of(a.dtype), warps = ROWS_BLOCK / 32;
+    const int64_t channels = a.seq_capacity > 0 ? (a.D + warps - 1) / warps * warps : a.B * a.D; /* of whole blocks */
     const int64_t units = (a.T + (aligned ? 1 : 2) * (unit - 1)) / unit; /* the first may lack tokens, too */
     resident *= device.multiprocessors;
     int64_t best = INT64_MAX;
     for (int rounds = 1; rounds <= MAX_ROUNDS; rounds++) {
-        const int64_t segments = (units + 32 * rounds - 1) / (32 * rounds), all = a.B * a.D * segments;
+        const int64_t segments = (units + 32 * rounds - 1) / (32 * rounds), all = channels * segments;
         for (int each = 1; each <= most; each++) {
             const int64_t blocks = (all + each * warps - 1) / (each * warps);
             const int64_t waves = (blocks + resident - 1) / resident, cost = waves * (each * (4 * rounds + 1) + 8);
@@ -131,6 +132,11 @@ static inline RowsCut rows_cut_for(const gt_conv1d_args& a, bool aligned, int mo
         }
     }
     return cut;
+}
+
+static inline RowsCut backward_rows_cut_for(const gt_conv1d_args& a, bool aligned, const Device& device) {
+    return rows_cut_for(a, aligned, 1, a.seq_capacity > 0 ? ROWS_BACKWARD_BLOCKS<true> : ROWS_BACKWARD_BLOCKS<false>,
+                        device);
 }
 
 /* The same for forward of rows that are whole numbers of aligned units.  A segment costs as much as its rounds and two
@@ -156,7 +162,7 @@ static inline WholeRowsCut whole_rows_cut_for(const gt_conv1d_args& a, const Dev
 /* Whether this build has the kernels of bulk_rows_sm90.cuh for the current device. */
 static inline bool has_bulk_rows() {
     static Answers known = {};
-    void (*const kernel)(BulkRowsParams) = forward_bulk_rows_kernel<bf16, 4>;
+    void (*const kernel)(BulkRowsParams) = forward_bulk_rows_kernel<bf16, 4, false>;
     return has_sm90a(reinterpret_cast<const void*>(kernel), ROWS_BLOCK, known);
 }
 
@@ -180,6 +186,17 @@ static inline int64_t strands_for(const gt_conv1d_args& a, const Device& device)
 
 static inline int64_t strand_blocks(const gt_conv1d_args& a, int64_t strands) {
     return (a.D * strands + THREADS - 1) / THREADS;
+}
+
+/* Bytes of shared memory for the borders of a block of the kernels of rows.cuh. */
+static inline int border_bytes(const gt_conv1d_args& a, const RowsCut& cut) {
+    return a.seq_capacity > 0 ? 4 * border_words(cut.rounds * 32 * 16 / size_of(a.dtype)) : 0;
+}
+
+/* Calls launch(std::true_type()) for a packed call, else launch(std::false_type()). */
+template <class Launch>
+static gt_status with_packed(const gt_conv1d_args& a, Launch launch) {
+    return a.seq_capacity > 0 ? launch(std::true_type()) : launch(std::false_type());
 }
 
 /* Calls launch(T()) for the type of a dtype. */
@@ -218,24 +235,27 @@ static inline gt_status launch_forward(const gt_conv1d_args& a, const Device& de
         const gt_status status = with_kernel<T>(over_time, p.in.W, [&](auto layout, auto width) {
             using L = decltype(layout);
             if constexpr (L::OVER_TIME) {
+                constexpr int W = decltype(width)::value;
                 const bool is_aligned = granule_of(a, views, true) == 16;
-                const bool is_whole = has_long_rows(a, views) && is_aligned && a.T % (16 / size_of(a.dtype)) == 0;
-                if (is_whole && has_bulk_rows()) {
-                    const BulkRowsParams rows = {p, bulk_rows_cut_for(a, device)};
-                    return run("conv1d forward_bulk_rows_kernel", forward_bulk_rows_kernel<T, decltype(width)::value>,
-                               rows.rows.blocks, ROWS_BLOCK, BULK_SMEM, stream, rows);
-                }
-                if (is_whole) {
+                const bool is_whole = is_aligned && a.T % (16 / size_of(a.dtype)) == 0;
+                if (has_long_rows(a, views) && is_whole && !has_bulk_rows() && a.seq_capacity == 0) {
                     const WholeRowsParams rows = {p, whole_rows_cut_for(a, device)};
-                    return run("conv1d forward_whole_rows_kernel", forward_whole_rows_kernel<T, decltype(width)::value>,
-                               rows.rows.blocks, ROWS_BLOCK, 0, stream, rows);
+                    return run("conv1d forward_whole_rows_kernel", forward_whole_rows_kernel<T, W>, rows.rows.blocks,
+                               ROWS_BLOCK, 0, stream, rows);
                 }
-                if (has_long_rows(a, views)) {
-                    const ForwardRowsParams rows = {p,
-                                                    rows_cut_for(a, is_aligned, MAX_EACH, ROWS_FORWARD_BLOCKS, device)};
-                    return run("conv1d forward_rows_kernel", forward_rows_kernel<T, decltype(width)::value>,
-                               rows.rows.blocks, ROWS_BLOCK, ROWS_STAGES * FORWARD_STAGE, stream, rows);
-                }
+                if (has_long_rows(a, views))
+                    return with_packed(a, [&](auto is_packed) {
+                        constexpr bool PACKED = decltype(is_packed)::value;
+                        if (is_whole && has_bulk_rows()) {
+                            const BulkRowsParams rows = {p, bulk_rows_cut_for(a, device)};
+                            return run("conv1d forward_bulk_rows_kernel", forward_bulk_rows_kernel<T, W, PACKED>,
+                                       rows.rows.blocks, ROWS_BLOCK, BULK_SMEM<T, PACKED>, stream, rows);
+                        }
+                        const ForwardRowsParams rows = {
+                            p, rows_cut_for(a, is_aligned, PACKED ? 1 : MAX_EACH, ROWS_FORWARD_BLOCKS<PACKED>, device)};
+                        return run("conv1d forward_rows_kernel", forward_rows_kernel<T, W, PACKED>, rows.rows.blocks,
+                                   ROWS_BLOCK, ROWS_STAGES * FORWARD_STAGE + border_bytes(a, rows.rows), stream, rows);
+                    });
             }
             p.cut = forward_cut_for<L>(a, device);
             p.cut.granule = granule_of(a, views, over_time);
@@ -298,8 +318,8 @@ static inline BackwardPlan plan_backward(const gt_conv1d_args& a, const Device& 
     const int64_t time = a.dtype == GT_F32 ? backward_cut_for<Layout<float, true>>(a, device).blocks
                                            : backward_cut_for<Layout<bf16, true>>(a, device).blocks;
     int64_t rows = channels > time ? channels : time;
-    for (int aligned = 0; aligned < 2 && a.seq_capacity == 0; aligned++) {
-        const RowsCut cut = rows_cut_for(a, aligned, 1, ROWS_BACKWARD_BLOCKS, device);
+    for (int aligned = 0; aligned < 2; aligned++) {
+        const RowsCut cut = backward_rows_cut_for(a, aligned, device);
         if (a.B * cut.segments > rows) rows = a.B * cut.segments;
     }
     plan.state_rows = strands_for(a, device);
@@ -333,13 +353,17 @@ static inline gt_status launch_backward(const gt_conv1d_args& a, const BackwardP
             status = with_kernel<T>(over_time, p.in.W, [&](auto layout, auto width) {
                 using L = decltype(layout);
                 if constexpr (L::OVER_TIME) {
-                    if (has_long_rows(a, views)) {
-                        const BackwardRowsParams rowwise = {
-                            p, rows_cut_for(a, granule_of(a, views, true) == 16, 1, ROWS_BACKWARD_BLOCKS, device)};
-                        rows = a.B * rowwise.rows.segments;
-                        return run("conv1d backward_rows_kernel", backward_rows_kernel<T, decltype(width)::value>,
-                                   rowwise.rows.blocks, ROWS_BLOCK, ROWS_STAGES * BACKWARD_STAGE, chain, rowwise);
-                    }
+                    if (has_long_rows(a, views))
+                        return with_packed(a, [&](auto is_packed) {
+                            constexpr bool PACKED = decltype(is_packed)::value;
+                            const BackwardRowsParams rowwise = {
+                                p, backward_rows_cut_for(a, granule_of(a, views, true) == 16, device)};
+                            rows = a.B * rowwise.rows.segments;
+                            return run("conv1d backward_rows_kernel",
+                                       backward_rows_kernel<T, decltype(width)::value, PACKED>, rowwise.rows.blocks,
+                                       ROWS_BLOCK, ROWS_STAGES * BACKWARD_STAGE + border_bytes(a, rowwise.rows), chain,
+                                       rowwise);
+                        });
                 }
                 p.cut = backward_cut_for<L>(a, device);
                 p.cut.granule = granule_of(a, views, over_time);
