@@ -33,12 +33,11 @@ struct Borders {
         if (t > used) return 0;
         int64_t s = t > 0 ? sequence_of(q, t - 1, 0) + 1 : 0;
         uint32_t bits = 0;
-        for (;;) { /* s: the first sequence that begins at t or later, or the number of sequences */
+        for (;; s++) { /* from the first sequence that begins at t or later */
             const int64_t begin = q.cu_seqlens[s];
             if (begin >= t + 32) return bits;
             bits |= 1u << (int)(begin - t);
-            if (begin >= used) return bits;
-            s = sequence_of(q, begin, s) + 1; /* not an empty one */
+            if (begin >= used) return bits; /* the last border; what follows it is empty */
         }
     }
 

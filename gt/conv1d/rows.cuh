@@ -240,7 +240,9 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
             }
             if (t < me.tokens) store_unit(y, me, t, out);
         }
-        if (p.f.state_out && me.is_first() && lane_id() == 0) store_state<T>(in, p.f.state_out, at.b, at.b, at.d);
+        if (PACKED || !p.f.state_out || !me.is_first()) continue;
+        sync_warp(); /* state_in, perhaps the same memory, has been read: by two lanes if the row is not aligned */
+        if (lane_id() == 0) store_state<T>(in, p.f.state_out, at.b, at.b, at.d);
     }
     cp_async_wait<0>();
 }
