@@ -22,10 +22,7 @@ GT_HD constexpr int border_words(int tokens) { return tokens / 32 + 2; }
 /* Bits in shared memory for the units of a piece of a row. */
 struct Borders {
     static constexpr int LEAD = 32; /* tokens before the piece that have bits, too */
-    uint32_t words;                 /* address; bit i of it is token first + i */
-    int64_t first;
-
-    GT_METHOD Borders(uint32_t address, int64_t first_of_piece) : words(address), first(first_of_piece - LEAD) {}
+    uint32_t words;                 /* address; bit i of it is token i - LEAD of the piece */
 
     /* The bits of tokens t ... t + 31: a search, then a step for each border. */
     GT_DEV uint32_t word(const Sequences& q, int64_t t) {
@@ -41,16 +38,16 @@ struct Borders {
         }
     }
 
-    /* Writes the bits for `tokens` tokens of the piece; `threads` threads share the work. */
-    GT_METHOD void write(const Sequences& q, int tokens, int thread, int threads) const {
+    /* Writes the bits for `tokens` tokens of the row, from `first` on; `threads` threads share the work. */
+    GT_METHOD void write(const Sequences& q, int64_t first, int tokens, int thread, int threads) const {
         GT_NO_UNROLL
         for (int i = thread; i < border_words(tokens); i += threads)
-            sts<uint32_t>(words + 4 * i, word(q, first + 32 * i));
+            sts<uint32_t>(words + 4 * i, word(q, first - LEAD + 32 * i));
     }
 
-    /* Bit HALO + i is token t + i, i from -HALO to n + HALO - 1, for a unit of n tokens. */
-    GT_METHOD uint32_t near(int64_t t, int n) const {
-        const uint32_t i = (uint32_t)(t - HALO - first), at = words + i / 32 * 4;
+    /* Bit HALO + i is token t + i of the piece, i from -HALO to n + HALO - 1, for a unit of n tokens. */
+    GT_METHOD uint32_t near(int t, int n) const {
+        const uint32_t i = (uint32_t)(t + LEAD - HALO), at = words + i / 32 * 4;
         const uint64_t both = (uint64_t)lds<uint32_t>(at + 4) << 32 | lds<uint32_t>(at);
         return (uint32_t)(both >> i % 32) & ((1u << (n + 2 * HALO)) - 1);
     }
@@ -132,11 +129,11 @@ GT_DEV void forward_unit(float (&y)[N], const Problem& p, const Filter<W, 1>& fi
     }
 }
 
-/* The same in a packed row.  The unit begins with the row's token t; `used` tokens of the row belong to a sequence, the
- * others give 0.  All lanes of a warp call it.  row: x. */
+/* The same in a packed row.  The unit begins with token t, tokens from `end` on belong to no sequence and give 0; both
+ * count from the row's token `first`.  All lanes of a warp call it.  row: x. */
 template <class T, int W, int N, int COUNT>
 GT_DEV void forward_packed_unit(float (&y)[N], const Problem& p, const Filter<W, 1>& filter, const float (&e)[COUNT],
-                                uint32_t near, const T* row, int64_t d, int64_t t, int64_t used) {
+                                uint32_t near, const T* row, int64_t d, int64_t first, int t, int end) {
     if (!warp_any(near != 0)) {
         forward_unit<T>(y, p, filter, e, 0);
     } else {
@@ -145,18 +142,18 @@ GT_DEV void forward_packed_unit(float (&y)[N], const Problem& p, const Filter<W,
             const uint32_t early = early_tokens<W - 1>(near);
             GT_NO_UNROLL
             for (int n = 0; n < N; n++) {
-                if (!(early >> n & 1) || t + n < 0 || t + n >= used) continue;
+                if (!(early >> n & 1) || first + t + n < 0 || t + n >= end) continue;
                 float window[W][1];
-                load_window_of(window, p, row, d, t + n);
+                load_window_of(window, p, row, d, first + t + n);
                 const float of_token = output_of_sum<T>(p.has_silu, filter.sum(window, 0));
                 GT_UNROLL
                 for (int i = 0; i < N; i++) y[i] = i == n ? of_token : y[i];
             }
         }
     }
-    if (t + N > used) {
+    if (t + N > end) {
         GT_UNROLL
-        for (int n = 0; n < N; n++) y[n] = t + n < used ? y[n] : 0.0f;
+        for (int n = 0; n < N; n++) y[n] = t + n < end ? y[n] : 0.0f;
     }
 }
 

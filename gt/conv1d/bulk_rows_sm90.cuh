@@ -103,8 +103,9 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
     };
     GT_UNROLL
     for (int i = 0; i < BULK_STAGES - 1; i++) load(i);
-    Borders borders(smem_base() + BULK_BORDERS + warp * BULK_BORDER_BYTES<T>, 0);
-    int64_t used = PACKED ? used_tokens(in.sequences) : 0;
+    const Borders borders = {smem_base() + BULK_BORDERS + warp * BULK_BORDER_BYTES<T>};
+    const int64_t used = PACKED ? used_tokens(in.sequences) : 0;
+    int used_here = 0; /* of the piece */
     Filter<W, 1> filter;
     int stage = 0, parity = 0;
     GT_NO_UNROLL
@@ -112,8 +113,9 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
         if (PACKED || is_new) filter.load(in, at.d, 1);
         load(stage == 0 ? BULK_STAGES - 1 : stage - 1);
         if (PACKED && is_new) {
-            borders = Borders(borders.words, (int64_t)at.piece * TOKENS);
-            borders.write(in.sequences, TOKENS, lane_id(), 32);
+            const int64_t first = (int64_t)at.piece * TOKENS;
+            used_here = used - first < TOKENS ? (int)(used - first) : TOKENS;
+            borders.write(in.sequences, first, TOKENS, lane_id(), 32);
             sync_warp();
         }
         const uint32_t slot = slots + stage * BULK_SLOT + 16;
@@ -134,9 +136,9 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
             GT_UNROLL
             for (int n = 0; n < N; n++) e[n + J] = own.get(n);
             if constexpr (PACKED) {
-                const int64_t token = (int64_t)at.piece * TOKENS + t;
-                forward_packed_unit(out, in, filter, e, borders.near(token, N),
-                                    static_cast<const T*>(in.x) + at.d * in.x_stride.h, at.d, token, used);
+                const T* row = static_cast<const T*>(in.x) + at.d * in.x_stride.h;
+                forward_packed_unit(out, in, filter, e, borders.near(t, N), row, at.d, (int64_t)at.piece * TOKENS, t,
+                                    used_here);
             } else {
                 if (is_first && in.state_in) {
                     GT_UNROLL

@@ -76,6 +76,7 @@ constexpr int BEFORE_AT = 16 - BEFORE*(int)sizeof(T); /* where a unit has them, 
 template <class T, bool PACKED>
 struct SegmentPosition {
     int64_t b, d, segment, offset; /* offset: of the segment's token 0, from the row's first */
+    int lead;                      /* tokens before the row in the unit of its first token */
 
     GT_METHOD SegmentPosition(const Problem& p, const RowsCut& cut, uint32_t number) {
         if constexpr (PACKED) {
@@ -88,7 +89,8 @@ struct SegmentPosition {
             d = row % (uint32_t)p.D;
         }
         const T* first = static_cast<const T*>(p.x) + offset_of(p.x_stride, b, 0, d); /* other tensors' lie alike */
-        offset = segment * cut.rounds * (32 * 16 / (int)sizeof(T)) - (int)((uintptr_t)first % 16 / sizeof(T));
+        lead = (int)((uintptr_t)first % 16 / sizeof(T));
+        offset = segment * cut.rounds * (32 * 16 / (int)sizeof(T)) - lead;
     }
     GT_METHOD bool exists(const Problem& p) const { return d < p.D; }
 };
@@ -145,15 +147,13 @@ GT_DEV void begin_row(float (&e)[COUNT], const Problem& p, int64_t channel, cons
     }
 }
 
-/* The borders of a block's segment, from `offset` on in shared memory.  All threads of the block call it. */
-template <class T, bool PACKED>
-GT_DEV Borders block_borders(const Problem& p, const RowsCut& cut, uint32_t number, int offset) {
+/* The borders of a packed call's segment, from `offset` on in shared memory.  All threads of the block call it. */
+template <class T>
+GT_DEV Borders block_borders(const Problem& p, const RowsCut& cut, int64_t segment, int offset) {
     const int tokens = cut.rounds * Segment<T>::STEP;
-    const Borders borders(smem_base() + offset, SegmentPosition<T, PACKED>(p, cut, number).segment * tokens);
-    if constexpr (PACKED) {
-        borders.write(p.sequences, tokens, thread_id(), ROWS_BLOCK);
-        sync_threads();
-    }
+    const Borders borders = {smem_base() + offset};
+    borders.write(p.sequences, segment * tokens, tokens, thread_id(), ROWS_BLOCK);
+    sync_threads();
     return borders;
 }
 
@@ -171,7 +171,8 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     if (!PACKED && number >= p.rows.all) return;
     const int64_t used = PACKED ? used_tokens(in.sequences) : in.T;
     uint32_t end = p.rows.all - number < (uint32_t)p.rows.each ? p.rows.all : number + p.rows.each;
-    if (PACKED && !SegmentPosition<T, PACKED>(in, p.rows, number).exists(in)) end = number;
+    const SegmentPosition<T, PACKED> start(in, p.rows, number);
+    if (PACKED && !start.exists(in)) end = number;
     /* what is copied next, up to ROWS_STAGES - 1 rounds ahead, perhaps of the next segment */
     struct {
         uint32_t number;
@@ -206,7 +207,8 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     enter(number);
     GT_UNROLL
     for (int i = 0; i < ROWS_STAGES - 1; i++) copy(i);
-    const Borders borders = block_borders<T, PACKED>(in, p.rows, number, ROWS_STAGES * FORWARD_STAGE);
+    Borders borders = {};
+    if constexpr (PACKED) borders = block_borders<T>(in, p.rows, start.segment, ROWS_STAGES * FORWARD_STAGE);
     int stage = 0;
     GT_NO_UNROLL
     for (; number < end; number++) {
@@ -232,8 +234,7 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
             for (int n = 0; n < N; n++) e[n + J] = own.get(n);
             if constexpr (PACKED) {
                 const T* row = static_cast<const T*>(in.x) + at.d * in.x_stride.h;
-                const int64_t token = at.offset + t;
-                forward_packed_unit(out, in, filter, e, borders.near(token, N), row, at.d, token, used);
+                forward_packed_unit(out, in, filter, e, borders.near(t - at.lead, N), row, at.d, at.offset, t, me.end);
             } else {
                 begin_row<T, true>(e, in, channel, me, t);
                 forward_unit<T>(out, in, filter, e, 0);
@@ -338,7 +339,8 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         GT_UNROLL
         for (int i = 0; i < ROWS_STAGES - 1; i++) copy(i, t - i * STEP);
     }
-    const Borders borders = block_borders<T, PACKED>(in, p.rows, number, ROWS_STAGES * BACKWARD_STAGE);
+    Borders borders = {};
+    if constexpr (PACKED) borders = block_borders<T>(in, p.rows, at.segment, ROWS_STAGES * BACKWARD_STAGE);
     if (PACKED && !at.exists(in)) return;
     Filter<W, 1> filter;
     filter.load(in, at.d, 1);
@@ -368,7 +370,7 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         Unit<T> own = lds<Unit<T>>(slot + stage);
         Unit<T> own_dy = lds<Unit<T>>(slot + stage + BACKWARD_STAGE / 2);
         const Before<T> earlier = lds<Before<T>>(before + (lane_id() == 0 ? next : stage));
-        const uint32_t near = PACKED ? borders.near(at.offset + t, N) : 0;
+        const uint32_t near = PACKED ? borders.near(t - at.lead, N) : 0;
         const bool has_border = PACKED && warp_any(near != 0);
         uint32_t inside = ALL; /* bit n: token t + n is the row's, and of a sequence */
         if (t < me.start) inside = ALL & ALL << (me.start - t);
