@@ -19,8 +19,10 @@
  *     tile.cuh       how forward and backward are cut, and their copies through shared memory
  *     forward.cuh    forward
  *     backward.cuh   backward
+ *     borders.cuh    where packed sequences begin, for rows
  *     rows.cuh       both over time, long rows
  *     whole_rows.cuh forward over time, long rows that are whole numbers of aligned units
+ *     bulk_rows_sm90.cuh the same on compute capability 9.0
  *     step.cuh       steps
  *     state.cuh      states of packed sequences, gradients of states
  *     launch.cuh     plans and launches

@@ -1,5 +1,6 @@
 /* gt/conv1d/bulk_rows_sm90.cuh - forward over time, [B,D,T], on compute capability 9.0: long rows that are whole
- * numbers of aligned units, what forward_whole_rows_kernel (whole_rows.cuh) computes elsewhere.
+ * numbers of aligned units, what forward_whole_rows_kernel (whole_rows.cuh) computes elsewhere and, of packed sequences
+ * (PACKED), forward_rows_kernel (rows.cuh).
  *
  * A row is one channel of one batch element.  It is cut into pieces of 2 KB, the last perhaps shorter.  All pieces are
  * numbered, and a warp takes `each` of them that follow each other.  They come through a ring of slots in shared
@@ -7,11 +8,15 @@
  * registers, and none waits for a block to begin.  Each warp has a ring of its own and meets the others nowhere.
  * A lane takes units, 16 bytes each, 32 units apart; it reads the inputs before its unit where they lie.
  *
+ * Packed sequences: borders.cuh.  Pieces are numbered so that those that follow each other are of the same tokens, of
+ * one channel after another: a warp looks for borders once or twice in a call.
+ *
  * grid: as many blocks as are resident together, or fewer.  Block 128, all warps alike.
  * registers: weights, a unit of x, its outputs; 80 at most, so that six blocks share a multiprocessor.
- * shared, a block: 32.4 KB: slots, four a warp, and their mbarriers.
+ * shared, a block: 32.4 KB: slots, four a warp, and their mbarriers; packed 0.5 KB more, for borders.
  * bytes: every tensor once, and 16 bytes of x once more for every piece but a row's first.
- * instructions an element, bf16, W = 4, SiLU: as in forward.cuh, and 2 for addresses and shared memory.
+ * instructions an element, bf16, W = 4, SiLU: as in forward.cuh, and 2 for addresses and shared memory; 4 more in a
+ * round of 32 units that a border is in or near.
  * state_out of a row: by the warp that has the row's first piece, after it has read state_in there. */
 #ifndef GT_CONV1D_BULK_ROWS_SM90_CUH
 #define GT_CONV1D_BULK_ROWS_SM90_CUH
@@ -25,7 +30,12 @@ namespace conv1d {
 constexpr int BULK_BLOCKS = 6; /* on a multiprocessor */
 constexpr int BULK_WARPS = ROWS_BLOCK / 32;
 constexpr int BULK_PIECE = 2048, BULK_SLOT = BULK_PIECE + 16, BULK_STAGES = 4; /* bytes; slots of a warp */
-constexpr int BULK_FULL = BULK_WARPS * BULK_STAGES * BULK_SLOT, BULK_SMEM = BULK_FULL + 8 * BULK_WARPS * BULK_STAGES;
+constexpr int BULK_FULL = BULK_WARPS * BULK_STAGES * BULK_SLOT;                /* where the mbarriers are */
+constexpr int BULK_BORDERS = BULK_FULL + 8 * BULK_WARPS * BULK_STAGES;         /* and those of packed sequences */
+template <class T>
+constexpr int BULK_BORDER_BYTES = 4 * border_words(BULK_PIECE / (int)sizeof(T)); /* of a warp */
+template <class T, bool PACKED>
+constexpr int BULK_SMEM = BULK_BORDERS + (PACKED ? BULK_WARPS * BULK_BORDER_BYTES<T> : 0);
 
 struct BulkRowsCut {
     uint32_t pieces, all, each; /* of a row; of all rows; of a warp */
@@ -37,19 +47,24 @@ struct BulkRowsParams {
     BulkRowsCut rows;
 };
 
-/* Where a piece is; number: among all, which memory bounds below 2^32. */
-template <class T>
+/* Where a piece is; number: among all, which memory bounds below 2^32.  Pieces that follow each other are a row's; in
+ * packed calls, those of the same tokens. */
+template <class T, bool PACKED>
 struct PiecePosition {
     static constexpr int TOKENS = BULK_PIECE / (int)sizeof(T);
     uint32_t number, b, d, piece;
 
     GT_METHOD PiecePosition(const Problem& p, const BulkRowsCut& cut, uint32_t n) {
         const uint32_t row = n / cut.pieces;
-        number = n, piece = n % cut.pieces;
-        b = row / (uint32_t)p.D, d = row % (uint32_t)p.D;
+        number = n, piece = PACKED ? n / (uint32_t)p.D : n % cut.pieces;
+        b = PACKED ? 0 : row / (uint32_t)p.D, d = (PACKED ? n : row) % (uint32_t)p.D;
     }
     GT_METHOD void advance(const Problem& p, const BulkRowsCut& cut) {
         number++;
+        if constexpr (PACKED) {
+            if (++d == (uint32_t)p.D) d = 0, piece++;
+            return;
+        }
         if (++piece < cut.pieces) return;
         piece = 0;
         if (++d == (uint32_t)p.D) d = 0, b++;
@@ -62,11 +77,11 @@ struct PiecePosition {
 };
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
-template <class T, int W>
+template <class T, int W, bool PACKED>
 GT_KERNEL(GT_SM90A ? ROWS_BLOCK : 32, BULK_BLOCKS)
 forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
 #if GT_SM90A
-    constexpr int N = 16 / (int)sizeof(T), J = W - 1, SIZE = sizeof(T);
+    constexpr int N = 16 / (int)sizeof(T), J = W - 1, SIZE = sizeof(T), TOKENS = PiecePosition<T, PACKED>::TOKENS;
     const Problem& in = p.f.in;
     const int warp = shfl_idx(warp_id(), 0);
     const uint32_t slots = smem_base() + warp * BULK_STAGES * BULK_SLOT;
@@ -77,7 +92,7 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
     const uint32_t first = (block_x() * BULK_WARPS + warp) * p.rows.each;
     if (first >= p.rows.all) return;
     const uint32_t end = p.rows.all - first < p.rows.each ? p.rows.all : first + p.rows.each;
-    PiecePosition<T> at(in, p.rows, first), next = at;
+    PiecePosition<T, PACKED> at(in, p.rows, first), next = at;
     const auto load = [&](int stage) {
         if (next.number >= end) return;
         const uint32_t before = next.piece > 0 ? 16 : 0, bytes = SIZE * next.tokens(in) + before;
@@ -88,43 +103,57 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
     };
     GT_UNROLL
     for (int i = 0; i < BULK_STAGES - 1; i++) load(i);
+    const Borders borders = {smem_base() + BULK_BORDERS + warp * BULK_BORDER_BYTES<T>};
+    const int64_t used = PACKED ? used_tokens(in.sequences) : 0;
+    int used_here = 0; /* of the piece */
     Filter<W, 1> filter;
     int stage = 0, parity = 0;
     GT_NO_UNROLL
-    for (bool is_new = true; at.number < end; at.advance(in, p.rows), is_new = at.piece == 0) {
-        if (is_new) filter.load(in, at.d, 1);
+    for (bool is_new = true; at.number < end; at.advance(in, p.rows), is_new = (PACKED ? at.d : at.piece) == 0) {
+        if (PACKED || is_new) filter.load(in, at.d, 1);
         load(stage == 0 ? BULK_STAGES - 1 : stage - 1);
+        if (PACKED && is_new) {
+            const int64_t first = (int64_t)at.piece * TOKENS;
+            used_here = used - first < TOKENS ? (int)(used - first) : TOKENS;
+            borders.write(in.sequences, first, TOKENS, lane_id(), 32);
+            sync_warp();
+        }
         const uint32_t slot = slots + stage * BULK_SLOT + 16;
         const int tokens = at.tokens(in);
         T* y = static_cast<T*>(p.f.y) + at.offset(p.f.y_stride);
         mbarrier_wait(full + 8 * stage, parity);
         GT_NO_UNROLL
-        for (int t = lane_id() * N; t < tokens; t += 32 * N) {
+        for (int t = lane_id() * N; (PACKED ? t - lane_id() * N : t) < tokens; t += 32 * N) {
+            const bool exists = !PACKED || t < tokens;     /* packed: all lanes ask for borders */
             const bool is_first = at.piece == 0 && t == 0; /* of the row */
-            const Unit<T> own = lds<Unit<T>>(slot + t * SIZE);
+            Unit<T> own = {};
             Before<T> earlier = {};
-            if (!is_first) earlier = lds<Before<T>>(slot + (t - BEFORE) * SIZE);
+            if (exists) own = lds<Unit<T>>(slot + t * SIZE);
+            if (exists && !is_first) earlier = lds<Before<T>>(slot + (t - BEFORE) * SIZE);
             float e[N + J], out[N];
             GT_UNROLL
             for (int i = 0; i < J; i++) e[i] = earlier.get(BEFORE - J + i);
-            if (is_first && in.state_in) {
-                GT_UNROLL
-                for (int i = 0; i < J; i++) e[i] = state_input(in, at.b, at.d, i - J);
-            }
             GT_UNROLL
-            for (int n = 0; n < N; n++) {
-                e[n + J] = own.get(n);
-                float window[W][1];
-                GT_UNROLL
-                for (int k = 0; k < W; k++) window[k][0] = e[n + k];
-                out[n] = output_of_sum<T>(in.has_silu, filter.sum(window, 0));
+            for (int n = 0; n < N; n++) e[n + J] = own.get(n);
+            if constexpr (PACKED) {
+                const T* row = static_cast<const T*>(in.x) + at.d * in.x_stride.h;
+                forward_packed_unit(out, in, filter, e, borders.near(t, N), row, at.d, (int64_t)at.piece * TOKENS, t,
+                                    used_here);
+            } else {
+                if (is_first && in.state_in) {
+                    GT_UNROLL
+                    for (int i = 0; i < J; i++) e[i] = state_input(in, at.b, at.d, i - J);
+                }
+                forward_unit<T>(out, in, filter, e, 0);
             }
+            if (!exists) break;
             Unit<T> packed;
             packed.set(out);
             stg(y + t, packed);
         }
-        if (p.f.state_out && at.piece == 0 && lane_id() == 0) store_state<T>(in, p.f.state_out, at.b, at.b, at.d);
-        sync_warp(); /* the slot has been read */
+        if (!PACKED && p.f.state_out && at.piece == 0 && lane_id() == 0)
+            store_state<T>(in, p.f.state_out, at.b, at.b, at.d);
+        sync_warp(); /* the slot has been read, and the borders */
         if (++stage == BULK_STAGES) stage = 0, parity ^= 1;
     }
 #else

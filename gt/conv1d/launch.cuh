@@ -38,93 +38,85 @@ struct View {
     gt_stride stride;
 };
 
-/* Whether in all tensors the tokens of a channel are neighbours (t stride 1), and channels are not. */
+/* How the tensors of a call lie. */
+struct Form {
+    bool over_time;      /* in all the tokens of a channel are neighbours (t stride 1), and channels are not */
+    int granule;         /* the largest number of bytes that copies of all can move at once: 16, 4 or an element's */
+    bool has_long_rows;  /* the kernels for long rows serve the call: rows of a channel lie alike in all */
+    bool has_whole_rows; /* and are whole numbers of aligned units */
+};
+
+/* x, which every call has, is the first view. */
 template <int COUNT>
-static bool is_over_time(const View (&views)[COUNT]) {
+static Form form_of(const gt_conv1d_args& a, const View (&views)[COUNT]) {
+    const int size = size_of(a.dtype), unit = 16 / size;
+    const auto fits = [](const View& v, int bytes, int64_t step, int64_t count) {
+        return (uintptr_t)v.data % (uintptr_t)bytes == 0 && v.stride.b % count == 0 && step % count == 0;
+    };
+    Form form = {true, 16, a.T / unit >= LEAST_UNITS, false};
     for (const View& v : views)
-        if (v.data && (v.stride.t != 1 || v.stride.h == 1)) return false;
-    return true;
-}
-
-/* The largest number of bytes that copies of all tensors can move at once: 16, 4, or those of an element. */
-template <int COUNT>
-static int granule_of(const gt_conv1d_args& a, const View (&views)[COUNT], bool over_time) {
-    const int size = size_of(a.dtype);
-    for (int granule = 16; granule > size; granule /= 4) {
-        const int64_t count = granule / size;
-        bool fits = true;
-        for (const View& v : views) {
-            if (!v.data) continue;
-            fits =
-                fits && (uintptr_t)v.data % (uintptr_t)granule == 0 && v.stride.b % count == 0 &&
-                (over_time ? v.stride.t == 1 && v.stride.h % count == 0 : v.stride.h == 1 && v.stride.t % count == 0);
-        }
-        if (fits) return granule;
+        if (v.data && (v.stride.t != 1 || v.stride.h == 1)) form.over_time = false;
+    for (const View& v : views) {
+        if (!v.data) continue;
+        const int64_t neighbours = form.over_time ? v.stride.t : v.stride.h;
+        const int64_t step = form.over_time ? v.stride.h : v.stride.t;
+        while (form.granule > size && (neighbours != 1 || !fits(v, form.granule, step, form.granule / size)))
+            form.granule = form.granule / 4 > size ? form.granule / 4 : size;
+        const int64_t apart = (int64_t)((uintptr_t)v.data - (uintptr_t)views[0].data);
+        if (apart % 16 != 0 || (uintptr_t)v.data % size != 0 || (v.stride.b - views[0].stride.b) % unit != 0 ||
+            (v.stride.h - views[0].stride.h) % unit != 0)
+            form.has_long_rows = false;
     }
-    return size;
+    form.has_long_rows = form.has_long_rows && form.over_time;
+    form.has_whole_rows = form.has_long_rows && form.granule == 16 && a.T % unit == 0;
+    return form;
 }
 
-/* The length of runs with which all blocks are done soonest, if a multiprocessor works on `resident` blocks at a time.
- * Long runs read less twice; short ones give more blocks.  A run costs as much as its tokens and about 12 more.
- * channels: of a tile.  step: tokens of a stage, of which runs are multiples.  bytes: of shared memory, a warp. */
-static inline Cut cut_for(int64_t B, int64_t T, int64_t D, int channels, int step, int bytes, int64_t resident,
-                          const Device& device) {
-    Cut cut = {};
-    cut.tiles = (D + channels - 1) / channels;
-    cut.warps = device.shared_bytes / bytes < WARPS ? device.shared_bytes / bytes : WARPS;
+/* Blocks in turn on a multiprocessor that works on `resident` of them at a time. */
+static inline int64_t waves(int64_t blocks, int64_t resident, const Device& device) {
     resident *= device.multiprocessors;
+    return (blocks + resident - 1) / resident;
+}
+
+/* The length of runs with which all blocks are done soonest.  Long runs read less twice; short ones give more blocks.
+ * A run costs as much as its tokens and about 12 more.  bytes: of shared memory, a warp. */
+template <class L>
+static Cut cut_for(const gt_conv1d_args& a, int granule, int bytes, int64_t resident, const Device& device) {
+    Cut cut = {};
+    cut.tiles = (a.D + L::CHANNELS - 1) / L::CHANNELS;
+    cut.warps = device.shared_bytes / bytes < WARPS ? device.shared_bytes / bytes : WARPS;
+    cut.granule = granule;
+    cut.is_whole = granule == 16 && a.D % L::VEC == 0;
     int64_t best = INT64_MAX;
-    for (int run = step; run <= MAX_RUN; run += step) {
-        const int64_t runs = T > run ? (T + run - 1) / run : 1, blocks = (B * runs + cut.warps - 1) / cut.warps;
-        const int64_t waves = (blocks * cut.tiles + resident - 1) / resident, cost = waves * (run + 12);
-        if (run > step && cost > best) continue;
+    for (int run = L::TOKENS; run <= MAX_RUN; run += L::TOKENS) { /* multiples of a stage */
+        const int64_t runs = a.T > run ? (a.T + run - 1) / run : 1, blocks = (a.B * runs + cut.warps - 1) / cut.warps;
+        const int64_t cost = waves(blocks * cut.tiles, resident, device) * (run + 12);
+        if (cost > best) continue;
         best = cost;
-        cut.run = run;
-        cut.runs = runs;
-        cut.blocks = T > 0 ? blocks : 0;
+        cut.run = run, cut.runs = runs, cut.blocks = a.T > 0 ? blocks : 0;
     }
     return cut;
 }
 
 template <class L>
-static Cut forward_cut_for(const gt_conv1d_args& a, const Device& device) {
-    return cut_for(a.B, a.T, a.D, L::CHANNELS, L::TOKENS, FORWARD_BYTES<L>, FORWARD_BLOCKS<L>, device);
+static Cut backward_cut_for(const gt_conv1d_args& a, int granule, const Device& device) {
+    return cut_for<L>(a, granule, BACKWARD_BYTES<L>, BACKWARD_BLOCKS<L>, device);
 }
 
-template <class L>
-static Cut backward_cut_for(const gt_conv1d_args& a, const Device& device) {
-    return cut_for(a.B, a.T, a.D, L::CHANNELS, L::TOKENS, BACKWARD_BYTES<L>, BACKWARD_BLOCKS<L>, device);
-}
-
-/* Whether the kernels for long rows serve a call: rows of a channel lie alike in all tensors. */
-template <int COUNT>
-static bool has_long_rows(const gt_conv1d_args& a, const View (&views)[COUNT]) {
-    const int size = size_of(a.dtype), unit = 16 / size;
-    if (a.seq_capacity > 0 || a.T / unit < LEAST_UNITS || !is_over_time(views)) return false;
-    const View& first = views[0]; /* x: every call has it */
-    for (const View& v : views) {
-        if (!v.data) continue;
-        const bool alike = ((uintptr_t)v.data - (uintptr_t)first.data) % 16 == 0 && (uintptr_t)v.data % size == 0 &&
-                           (v.stride.b - first.stride.b) % unit == 0 && (v.stride.h - first.stride.h) % unit == 0;
-        if (!alike) return false;
-    }
-    return true;
-}
-
-/* As cut_for, for the kernels of rows.cuh.  A warp takes up to `most` segments.  It costs as much as their rounds, a
- * quarter each, and two more. */
+/* The same for segments of long rows.  A warp takes up to `most` of them.  It costs as much as their rounds, a quarter
+ * each, and two more. */
 static inline RowsCut rows_cut_for(const gt_conv1d_args& a, bool aligned, int most, int64_t resident,
                                    const Device& device) {
     RowsCut cut = {};
     const int unit = 16 / size_of(a.dtype), warps = ROWS_BLOCK / 32;
+    const int64_t channels = a.seq_capacity > 0 ? (a.D + warps - 1) / warps * warps : a.B * a.D; /* of whole blocks */
     const int64_t units = (a.T + (aligned ? 1 : 2) * (unit - 1)) / unit; /* the first may lack tokens, too */
-    resident *= device.multiprocessors;
     int64_t best = INT64_MAX;
     for (int rounds = 1; rounds <= MAX_ROUNDS; rounds++) {
-        const int64_t segments = (units + 32 * rounds - 1) / (32 * rounds), all = a.B * a.D * segments;
+        const int64_t segments = (units + 32 * rounds - 1) / (32 * rounds), all = channels * segments;
         for (int each = 1; each <= most; each++) {
             const int64_t blocks = (all + each * warps - 1) / (each * warps);
-            const int64_t waves = (blocks + resident - 1) / resident, cost = waves * (each * (4 * rounds + 1) + 8);
+            const int64_t cost = waves(blocks, resident, device) * (each * (4 * rounds + 1) + 8);
             if (cost >= best) continue;
             best = cost;
             cut = {rounds, each, segments, blocks, (uint32_t)all};
@@ -133,42 +125,28 @@ static inline RowsCut rows_cut_for(const gt_conv1d_args& a, bool aligned, int mo
     return cut;
 }
 
-/* The same for forward of rows that are whole numbers of aligned units.  A segment costs as much as its rounds and two
- * more. */
-static inline WholeRowsCut whole_rows_cut_for(const gt_conv1d_args& a, const Device& device) {
-    WholeRowsCut cut = {};
-    const int64_t units = a.T / (16 / size_of(a.dtype)), resident = WHOLE_ROWS_BLOCKS * device.multiprocessors;
-    cut.lanes = 1;
-    while (cut.lanes < units && cut.lanes < 32) cut.lanes *= 2;
-    int64_t best = INT64_MAX;
-    for (int rounds = 1; rounds <= MAX_ROUNDS; rounds++) {
-        const int64_t units_of_segment = (int64_t)cut.lanes * rounds;
-        const int64_t segments = (units + units_of_segment - 1) / units_of_segment;
-        const int64_t blocks = (a.B * a.D * segments * cut.lanes + ROWS_BLOCK - 1) / ROWS_BLOCK;
-        const int64_t waves = (blocks + resident - 1) / resident, cost = waves * (rounds + 2);
-        if (cost >= best) continue;
-        best = cost;
-        cut.rounds = rounds, cut.segments = segments, cut.blocks = blocks;
-    }
-    return cut;
+static inline RowsCut backward_rows_cut_for(const gt_conv1d_args& a, bool aligned, const Device& device) {
+    return rows_cut_for(a, aligned, 1, a.seq_capacity > 0 ? ROWS_BACKWARD_BLOCKS<true> : ROWS_BACKWARD_BLOCKS<false>,
+                        device);
+}
+
+/* Bytes of shared memory for the borders of a block of the kernels of rows.cuh. */
+static inline int border_bytes(const gt_conv1d_args& a, const RowsCut& cut) {
+    return a.seq_capacity > 0 ? 4 * border_words(cut.rounds * 32 * 16 / size_of(a.dtype)) : 0;
 }
 
 /* Whether this build has the kernels of bulk_rows_sm90.cuh for the current device. */
 static inline bool has_bulk_rows() {
     static Answers known = {};
-    void (*const kernel)(BulkRowsParams) = forward_bulk_rows_kernel<bf16, 4>;
+    void (*const kernel)(BulkRowsParams) = forward_bulk_rows_kernel<bf16, 4, false>;
     return has_sm90a(reinterpret_cast<const void*>(kernel), ROWS_BLOCK, known);
 }
 
 /* The same for those: every warp that is resident takes as many pieces. */
 static inline BulkRowsCut bulk_rows_cut_for(const gt_conv1d_args& a, const Device& device) {
     const int64_t piece = BULK_PIECE / size_of(a.dtype), pieces = (a.T + piece - 1) / piece, all = a.B * a.D * pieces;
-    const int64_t resident = (int64_t)BULK_BLOCKS * BULK_WARPS * device.multiprocessors;
-    const int64_t each = (all + resident - 1) / resident, of_block = each * BULK_WARPS;
-    BulkRowsCut cut = {};
-    cut.pieces = (uint32_t)pieces, cut.all = (uint32_t)all, cut.each = (uint32_t)each;
-    cut.blocks = all > 0 ? (all + of_block - 1) / of_block : 0;
-    return cut;
+    const int64_t each = waves(all, BULK_BLOCKS * BULK_WARPS, device), of_block = each * BULK_WARPS;
+    return {(uint32_t)pieces, (uint32_t)all, (uint32_t)each, all > 0 ? (all + of_block - 1) / of_block : 0};
 }
 
 /* Strands of a kernel over states: one a sequence, but no more than fill the device. */
@@ -190,20 +168,35 @@ static gt_status with_dtype(gt_dtype dtype, Launch launch) {
     return launch(float());
 }
 
-/* Calls launch(layout, width) for the kernel that serves a call. */
-template <class T, class Launch>
-static gt_status with_kernel(bool over_time, int W, Launch launch) {
-    using Channels = Layout<T, false>;
-    using Time = Layout<T, true>;
-    constexpr std::integral_constant<int, 2> two{};
-    constexpr std::integral_constant<int, 3> three{};
-    constexpr std::integral_constant<int, 4> four{};
-    if (W == 2) return over_time ? launch(Time(), two) : launch(Channels(), two);
-    if (W == 3) return over_time ? launch(Time(), three) : launch(Channels(), three);
-    return over_time ? launch(Time(), four) : launch(Channels(), four);
+/* Calls launch(constant) for the constant FIRST ... LAST that is `value`. */
+template <int FIRST, int LAST, class Launch>
+static gt_status with_constant(int value, Launch launch) {
+    if constexpr (FIRST < LAST)
+        if (value != FIRST) return with_constant<FIRST + 1, LAST>(value, launch);
+    return launch(std::integral_constant<int, FIRST>());
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
+
+template <class T, int W, bool PACKED>
+static gt_status launch_forward_rows(const gt_conv1d_args& a, const Form& form, const ForwardParams& p,
+                                     const Device& device, gt_stream stream) {
+    if (form.has_whole_rows && has_bulk_rows()) {
+        const BulkRowsParams rows = {p, bulk_rows_cut_for(a, device)};
+        return run("conv1d forward_bulk_rows_kernel", forward_bulk_rows_kernel<T, W, PACKED>, rows.rows.blocks,
+                   ROWS_BLOCK, BULK_SMEM<T, PACKED>, stream, rows);
+    }
+    if constexpr (!PACKED) {
+        const ForwardRowsParams rows = {p, rows_cut_for(a, true, 1, WHOLE_ROWS_BLOCKS, device)};
+        if (form.has_whole_rows)
+            return run("conv1d forward_whole_rows_kernel", forward_whole_rows_kernel<T, W>, rows.rows.blocks,
+                       ROWS_BLOCK, 0, stream, rows);
+    }
+    const ForwardRowsParams rows = {
+        p, rows_cut_for(a, form.granule == 16, PACKED ? 1 : MAX_EACH, ROWS_FORWARD_BLOCKS<PACKED>, device)};
+    return run("conv1d forward_rows_kernel", forward_rows_kernel<T, W, PACKED>, rows.rows.blocks, ROWS_BLOCK,
+               ROWS_STAGES * FORWARD_STAGE + border_bytes(a, rows.rows), stream, rows);
+}
 
 static inline gt_status launch_forward(const gt_conv1d_args& a, const Device& device, gt_stream stream) {
     ForwardParams p = {};
@@ -212,36 +205,21 @@ static inline gt_status launch_forward(const gt_conv1d_args& a, const Device& de
     p.y_stride = a.y_stride;
     p.state_out = a.state_out;
     const View views[] = {{a.x, a.x_stride}, {a.y, a.y_stride}};
-    const bool over_time = is_over_time(views);
+    const Form form = form_of(a, views);
     return with_dtype(a.dtype, [&](auto element) {
         using T = decltype(element);
-        const gt_status status = with_kernel<T>(over_time, p.in.W, [&](auto layout, auto width) {
-            using L = decltype(layout);
-            if constexpr (L::OVER_TIME) {
-                const bool is_aligned = granule_of(a, views, true) == 16;
-                const bool is_whole = has_long_rows(a, views) && is_aligned && a.T % (16 / size_of(a.dtype)) == 0;
-                if (is_whole && has_bulk_rows()) {
-                    const BulkRowsParams rows = {p, bulk_rows_cut_for(a, device)};
-                    return run("conv1d forward_bulk_rows_kernel", forward_bulk_rows_kernel<T, decltype(width)::value>,
-                               rows.rows.blocks, ROWS_BLOCK, BULK_SMEM, stream, rows);
-                }
-                if (is_whole) {
-                    const WholeRowsParams rows = {p, whole_rows_cut_for(a, device)};
-                    return run("conv1d forward_whole_rows_kernel", forward_whole_rows_kernel<T, decltype(width)::value>,
-                               rows.rows.blocks, ROWS_BLOCK, 0, stream, rows);
-                }
-                if (has_long_rows(a, views)) {
-                    const ForwardRowsParams rows = {p,
-                                                    rows_cut_for(a, is_aligned, MAX_EACH, ROWS_FORWARD_BLOCKS, device)};
-                    return run("conv1d forward_rows_kernel", forward_rows_kernel<T, decltype(width)::value>,
-                               rows.rows.blocks, ROWS_BLOCK, ROWS_STAGES * FORWARD_STAGE, stream, rows);
-                }
-            }
-            p.cut = forward_cut_for<L>(a, device);
-            p.cut.granule = granule_of(a, views, over_time);
-            p.cut.is_whole = p.cut.granule == 16 && a.D % L::VEC == 0;
-            return run("conv1d forward_kernel", forward_kernel<L, decltype(width)::value>, p.cut.blocks * p.cut.tiles,
-                       32 * p.cut.warps, p.cut.warps * FORWARD_BYTES<L>, stream, p);
+        const gt_status status = with_constant<2, 4>(p.in.W, [&](auto width) {
+            constexpr int W = decltype(width)::value;
+            if (form.has_long_rows)
+                return with_constant<0, 1>(a.seq_capacity > 0, [&](auto packed) {
+                    return launch_forward_rows<T, W, decltype(packed)::value>(a, form, p, device, stream);
+                });
+            return with_constant<0, 1>(form.over_time, [&](auto over_time) {
+                using L = Layout<T, decltype(over_time)::value>;
+                p.cut = cut_for<L>(a, form.granule, FORWARD_BYTES<L>, FORWARD_BLOCKS<L>, device);
+                return run("conv1d forward_kernel", forward_kernel<L, W>, p.cut.blocks * p.cut.tiles, 32 * p.cut.warps,
+                           p.cut.warps * FORWARD_BYTES<L>, stream, p);
+            });
         });
         const bool has_states = a.state_out && (a.seq_capacity > 0 || a.T == 0);
         if (status != GT_OK || !has_states) return status;
@@ -249,12 +227,6 @@ static inline gt_status launch_forward(const gt_conv1d_args& a, const Device& de
         return run("conv1d state_kernel", state_kernel<T>, strand_blocks(a, states.strands), THREADS, 0, stream,
                    states);
     });
-}
-
-template <class T, int VEC>
-static gt_status launch_step_with(const gt_conv1d_args& a, const StepParams& p, gt_stream stream) {
-    return run("conv1d step_kernel", step_kernel<T, VEC>, (a.B * (a.D / VEC) + THREADS - 1) / THREADS, THREADS, 0,
-               stream, p);
 }
 
 static inline gt_status launch_step(const gt_conv1d_args& a, gt_stream stream) {
@@ -266,16 +238,17 @@ static inline gt_status launch_step(const gt_conv1d_args& a, gt_stream stream) {
     p.state_out = a.state_out;
     p.slots = a.slots;
     p.slot_capacity = a.slot_capacity;
-    int vec = 4; /* channels that one load can move */
+    int shift = 2; /* 2^shift channels are what one load can move */
     for (const View& v : {View{a.x, a.x_stride}, View{a.y, a.y_stride}})
-        while (vec > 1 && (a.D % vec || (uintptr_t)v.data % (uintptr_t)(vec * size_of(a.dtype)) || v.stride.h != 1 ||
-                           v.stride.b % vec || v.stride.t % vec))
-            vec /= 2;
+        while (shift > 0 && (a.D % (1 << shift) || (uintptr_t)v.data % (uintptr_t)(size_of(a.dtype) << shift) ||
+                             v.stride.h != 1 || v.stride.b % (1 << shift) || v.stride.t % (1 << shift)))
+            shift--;
     return with_dtype(a.dtype, [&](auto element) {
-        using T = decltype(element);
-        if (vec == 4) return launch_step_with<T, 4>(a, p, stream);
-        if (vec == 2) return launch_step_with<T, 2>(a, p, stream);
-        return launch_step_with<T, 1>(a, p, stream);
+        return with_constant<0, 2>(shift, [&](auto vec_shift) {
+            constexpr int VEC = 1 << decltype(vec_shift)::value;
+            return run("conv1d step_kernel", step_kernel<decltype(element), VEC>,
+                       (a.B * (a.D / VEC) + THREADS - 1) / THREADS, THREADS, 0, stream, p);
+        });
     });
 }
 
@@ -293,13 +266,16 @@ static inline bool sums_states(const gt_conv1d_args& a) { return a.dstate_in && 
 static inline BackwardPlan plan_backward(const gt_conv1d_args& a, const Device& device) {
     BackwardPlan plan = {};
     Arena arena(a.workspace);
-    const int64_t channels = a.dtype == GT_F32 ? backward_cut_for<Layout<float, false>>(a, device).blocks
-                                               : backward_cut_for<Layout<bf16, false>>(a, device).blocks;
-    const int64_t time = a.dtype == GT_F32 ? backward_cut_for<Layout<float, true>>(a, device).blocks
-                                           : backward_cut_for<Layout<bf16, true>>(a, device).blocks;
-    int64_t rows = channels > time ? channels : time;
-    for (int aligned = 0; aligned < 2 && a.seq_capacity == 0; aligned++) {
-        const RowsCut cut = rows_cut_for(a, aligned, 1, ROWS_BACKWARD_BLOCKS, device);
+    int64_t rows = 0;
+    (void)with_dtype(a.dtype, [&](auto element) {
+        using T = decltype(element);
+        const int64_t channels = backward_cut_for<Layout<T, false>>(a, 16, device).blocks;
+        const int64_t time = backward_cut_for<Layout<T, true>>(a, 16, device).blocks;
+        rows = channels > time ? channels : time;
+        return GT_OK;
+    });
+    for (int aligned = 0; aligned < 2; aligned++) {
+        const RowsCut cut = backward_rows_cut_for(a, aligned, device);
         if (a.B * cut.segments > rows) rows = a.B * cut.segments;
     }
     plan.state_rows = strands_for(a, device);
@@ -324,29 +300,32 @@ static inline gt_status launch_backward(const gt_conv1d_args& a, const BackwardP
     p.dweight = plan.dweight;
     p.dbias = plan.dbias;
     const View views[] = {{a.x, a.x_stride}, {a.dy, a.dy_stride}, {a.dx, a.dx_stride}};
-    const bool over_time = is_over_time(views);
+    const Form form = form_of(a, views);
     return with_dtype(a.dtype, [&](auto element) {
         using T = decltype(element);
+        int64_t rows = 0; /* of partial sums */
+        const auto launch_rows = [&](auto width, auto packed) {
+            const BackwardRowsParams segments = {p, backward_rows_cut_for(a, form.granule == 16, device)};
+            rows = a.B * segments.rows.segments;
+            return run("conv1d backward_rows_kernel",
+                       backward_rows_kernel<T, decltype(width)::value, decltype(packed)::value>, segments.rows.blocks,
+                       ROWS_BLOCK, ROWS_STAGES * BACKWARD_STAGE + border_bytes(a, segments.rows), chain, segments);
+        };
+        const auto launch_tiles = [&](auto width, auto over_time) {
+            using L = Layout<T, decltype(over_time)::value>;
+            p.cut = backward_cut_for<L>(a, form.granule, device);
+            rows = p.cut.blocks;
+            return run("conv1d backward_kernel", backward_kernel<L, decltype(width)::value>, p.cut.blocks * p.cut.tiles,
+                       32 * p.cut.warps, p.cut.warps * BACKWARD_BYTES<L>, chain, p);
+        };
         gt_status status = GT_OK;
-        int64_t rows = 0;
         if (a.dx || a.dweight || a.dbias)
-            status = with_kernel<T>(over_time, p.in.W, [&](auto layout, auto width) {
-                using L = decltype(layout);
-                if constexpr (L::OVER_TIME) {
-                    if (has_long_rows(a, views)) {
-                        const BackwardRowsParams rowwise = {
-                            p, rows_cut_for(a, granule_of(a, views, true) == 16, 1, ROWS_BACKWARD_BLOCKS, device)};
-                        rows = a.B * rowwise.rows.segments;
-                        return run("conv1d backward_rows_kernel", backward_rows_kernel<T, decltype(width)::value>,
-                                   rowwise.rows.blocks, ROWS_BLOCK, ROWS_STAGES * BACKWARD_STAGE, chain, rowwise);
-                    }
-                }
-                p.cut = backward_cut_for<L>(a, device);
-                p.cut.granule = granule_of(a, views, over_time);
-                p.cut.is_whole = p.cut.granule == 16 && a.D % L::VEC == 0;
-                rows = p.cut.blocks;
-                return run("conv1d backward_kernel", backward_kernel<L, decltype(width)::value>,
-                           p.cut.blocks * p.cut.tiles, 32 * p.cut.warps, p.cut.warps * BACKWARD_BYTES<L>, chain, p);
+            status = with_constant<2, 4>(p.in.W, [&](auto width) {
+                if (form.has_long_rows)
+                    return with_constant<0, 1>(a.seq_capacity > 0,
+                                               [&](auto packed) { return launch_rows(width, packed); });
+                return with_constant<0, 1>(form.over_time,
+                                           [&](auto over_time) { return launch_tiles(width, over_time); });
             });
         if (status == GT_OK && a.dstate_in) {
             const BackwardStateParams states = {p, plan.state_rows, sums_states(a),

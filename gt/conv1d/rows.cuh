@@ -7,35 +7,41 @@
  * the inputs before its unit, which it reads there, and in backward the q after it, which come by shuffles.  For the
  * first and last lane they are of the neighbouring round; forward copies the unit before a round once more.
  * A warp of forward takes several segments in turn, and copies the next while it works on the last rounds of one.
- * These kernels serve calls without packed sequences whose rows have LEAST_UNITS or more.  Units are aligned.  A row
- * need not be: of its first and last unit some tokens may be others'.  But the rows of a channel in all tensors must
- * lie alike.  The kernels of forward.cuh and backward.cuh serve the other calls; whole_rows.cuh and, on compute
- * capability 9.0, bulk_rows_sm90.cuh have forward of rows that are whole numbers of aligned units.
+ * These kernels serve calls whose rows have LEAST_UNITS or more.  Units are aligned.  A row need not be: of its first
+ * and last unit some tokens may be others'.  But the rows of a channel in all tensors must lie alike.  The kernels of
+ * forward.cuh and backward.cuh serve the other calls; forward of rows that are whole numbers of aligned units is, on
+ * compute capability 9.0, in bulk_rows_sm90.cuh, elsewhere, but for packed sequences, in whole_rows.cuh.
  *
- * grid: four warps a block, as many as there are segments (forward: a part of them).  No block has a barrier.
+ * Packed sequences (PACKED): borders.cuh.  The four warps of a block take the same segment of four channels, one each.
+ * They write its borders together, behind the first copies: the only barrier that a block has.
+ *
+ * grid: four warps a block, as many as there are segments (forward: a part of them, but for packed sequences).
  * registers: weights (backward: and their gradients), a unit of x (and dy), its q; 56 at most in forward, so that nine
- * blocks share a multiprocessor, 64 in backward, for eight.
- * shared, a block: forward 8.25 KB, backward 16 KB.
+ * blocks share a multiprocessor, 64 in backward, for eight; packed 64 and 72, for eight and seven.
+ * shared, a block: forward 8.25 KB, backward 16 KB; packed up to 1 KB more.
  * bytes: every tensor once; a second time, out of a cache, 16 bytes of x every round of forward, and the unit of x
  * before every segment of backward.  Backward also reads a second time the W - 1 tokens of x and dy after every
  * segment, and stores 4 (W + 1) bytes of sums a segment.
  * instructions an element, bf16, W = 4, SiLU: as in forward.cuh and backward.cuh, and 2 to 4 for copies and addresses.
+ * In a round of 32 units that a border is in or near, 4 more in forward, 9 in backward.
  * Backward takes the last round of a segment first, so that q is there when dx needs it.  dweight and dbias are summed
  * over a lane's units in registers, over the segment's lanes by a butterfly, over segments and batch by reduce_rows:
  * deterministic. */
 #ifndef GT_CONV1D_ROWS_CUH
 #define GT_CONV1D_ROWS_CUH
 
-#include "backward.cuh"
-#include "forward.cuh"
+#include "borders.cuh"
 
 namespace gt {
 namespace conv1d {
 
 constexpr int ROWS_BLOCK = 128, MAX_ROUNDS = 32, MAX_EACH = 16;
-constexpr int LEAST_UNITS = 128;                                 /* of a row: with fewer, tiles are faster */
-constexpr int ROWS_FORWARD_BLOCKS = 9, ROWS_BACKWARD_BLOCKS = 8; /* on a multiprocessor */
-constexpr int ROWS_STAGES = 4;                                   /* of the ring; their bytes: */
+constexpr int LEAST_UNITS = 128; /* of a row: with fewer, tiles are faster */
+template <bool PACKED>
+constexpr int ROWS_FORWARD_BLOCKS = PACKED ? 8 : 9; /* on a multiprocessor */
+template <bool PACKED>
+constexpr int ROWS_BACKWARD_BLOCKS = PACKED ? 7 : 8;
+constexpr int ROWS_STAGES = 4; /* of the ring; their bytes: */
 constexpr int FORWARD_STAGE = 16 * (ROWS_BLOCK + ROWS_BLOCK / 32), BACKWARD_STAGE = 32 * ROWS_BLOCK;
 
 struct RowsCut {
@@ -64,19 +70,29 @@ using Before = Vec<T, BEFORE>;
 template <class T>
 constexpr int BEFORE_AT = 16 - BEFORE*(int)sizeof(T); /* where a unit has them, in bytes */
 
-/* Where a segment is.  Segments are numbered; a number fits 32 bits, for memory has no 2^32 times 512 bytes. */
-template <class T>
+/* Where a segment is.  Segments are numbered; a number fits 32 bits, for memory has no 2^32 times 512 bytes.  Of packed
+ * calls those that follow each other have the same tokens, so that a block needs the borders of one: some numbers are
+ * of channels that do not exist. */
+template <class T, bool PACKED>
 struct SegmentPosition {
     int64_t b, d, segment, offset; /* offset: of the segment's token 0, from the row's first */
+    int lead;                      /* tokens before the row in the unit of its first token */
 
     GT_METHOD SegmentPosition(const Problem& p, const RowsCut& cut, uint32_t number) {
-        const uint32_t row = number / (uint32_t)cut.segments;
-        segment = number % (uint32_t)cut.segments;
-        b = row / (uint32_t)p.D;
-        d = row % (uint32_t)p.D;
+        if constexpr (PACKED) {
+            const uint32_t channels = cut.all / (uint32_t)cut.segments;
+            b = 0, segment = number / channels, d = number % channels;
+        } else {
+            const uint32_t row = number / (uint32_t)cut.segments;
+            segment = number % (uint32_t)cut.segments;
+            b = row / (uint32_t)p.D;
+            d = row % (uint32_t)p.D;
+        }
         const T* first = static_cast<const T*>(p.x) + offset_of(p.x_stride, b, 0, d); /* other tensors' lie alike */
-        offset = segment * cut.rounds * (32 * 16 / (int)sizeof(T)) - (int)((uintptr_t)first % 16 / sizeof(T));
+        lead = (int)((uintptr_t)first % 16 / sizeof(T));
+        offset = segment * cut.rounds * (32 * 16 / (int)sizeof(T)) - lead;
     }
+    GT_METHOD bool exists(const Problem& p) const { return d < p.D; }
 };
 
 /* A warp's segment of a row.  Its tokens are numbered from where its first unit begins. */
@@ -84,15 +100,17 @@ template <class T>
 struct Segment {
     static constexpr int N = 16 / (int)sizeof(T), STEP = 32 * N; /* STEP: tokens of a round */
     int tokens;                                                  /* up to the segment's end or the row's */
-    int start, end; /* of the row: its first token, up to N - 1, and the one after its last; where they lie in other
-                     * segments before and after all that are asked for */
+    int start, end; /* of the row: its first token, up to N - 1, and the one after its last that belongs to a sequence;
+                     * where they lie in other segments before and after all that are asked for */
 
-    GT_METHOD Segment(const Problem& p, const RowsCut& cut, const SegmentPosition<T>& position) {
+    /* used: tokens of the row that belong to a sequence */
+    template <class Position>
+    GT_METHOD Segment(const Problem& p, const RowsCut& cut, const Position& position, int64_t used) {
         const int most = cut.rounds * STEP;
-        const int64_t left = p.T - position.offset;
+        const int64_t left = p.T - position.offset, left_used = used - position.offset;
         tokens = left < 0 ? 0 : left < most ? (int)left : most;
         start = position.segment == 0 ? -(int)position.offset : -STEP;
-        end = left < most + BEFORE ? (int)left : most + BEFORE;
+        end = left_used < 0 ? 0 : left_used < most + BEFORE ? (int)left_used : most + BEFORE;
     }
 
     /* Of a unit, with `left` tokens up to the end of the segment. */
@@ -114,13 +132,13 @@ GT_DEV void store_unit(T* row, const Segment<T>& me, int t, const float (&x)[N])
         if (t + i >= me.start && t + i < me.tokens) Element<T>::store(row, t + i, x[i]);
 }
 
-/* The inputs e before and in the unit that begins with token t: before the row are those that the state holds.
+/* The inputs e before and in the unit that begins with token t: before the row are those that the state holds, or 0.
  * channel: b D + d */
-template <class T, int COUNT>
+template <class T, bool HAS_STATE, int COUNT>
 GT_DEV void begin_row(float (&e)[COUNT], const Problem& p, int64_t channel, const Segment<T>& me, int t) {
     constexpr int J = COUNT - Segment<T>::N;
     if (t - J >= me.start) return;
-    const float* state = p.state_in;
+    const float* state = HAS_STATE ? p.state_in : nullptr;
     if (state) state += (p.state_in_shared ? channel % p.D : channel) * J;
     GT_UNROLL
     for (int i = 0; i < COUNT; i++) {
@@ -129,10 +147,20 @@ GT_DEV void begin_row(float (&e)[COUNT], const Problem& p, int64_t channel, cons
     }
 }
 
+/* The borders of a packed call's segment, from `offset` on in shared memory.  All threads of the block call it. */
+template <class T>
+GT_DEV Borders block_borders(const Problem& p, const RowsCut& cut, int64_t segment, int offset) {
+    const int tokens = cut.rounds * Segment<T>::STEP;
+    const Borders borders = {smem_base() + offset};
+    borders.write(p.sequences, segment * tokens, tokens, thread_id(), ROWS_BLOCK);
+    sync_threads();
+    return borders;
+}
+
 /* ---- forward --------------------------------------------------------------------------------- */
 
-template <class T, int W>
-GT_KERNEL(ROWS_BLOCK, GT_SM80 ? ROWS_FORWARD_BLOCKS : 8) /* before 8.0 a multiprocessor has 1024 threads */
+template <class T, int W, bool PACKED>
+GT_KERNEL(ROWS_BLOCK, GT_SM80 ? ROWS_FORWARD_BLOCKS<PACKED> : 8) /* before 8.0 a multiprocessor has 1024 threads */
 forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     constexpr int N = 16 / (int)sizeof(T), J = W - 1;
     const Problem& in = p.f.in;
@@ -140,8 +168,11 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     const uint32_t slot = smem_base() + 16 * thread_id(), first_slot = smem_base() + 16 * (ROWS_BLOCK + warp_id());
     const uint32_t before = (lane_id() == 0 ? first_slot : slot - 16) + BEFORE_AT<T>;
     uint32_t number = (block_x() * (ROWS_BLOCK / 32) + shfl_idx(warp_id(), 0)) * p.rows.each;
-    if (number >= p.rows.all) return;
-    const uint32_t end = p.rows.all - number < (uint32_t)p.rows.each ? p.rows.all : number + p.rows.each;
+    if (!PACKED && number >= p.rows.all) return;
+    const int64_t used = PACKED ? used_tokens(in.sequences) : in.T;
+    uint32_t end = p.rows.all - number < (uint32_t)p.rows.each ? p.rows.all : number + p.rows.each;
+    const SegmentPosition<T, PACKED> start(in, p.rows, number);
+    if (PACKED && !start.exists(in)) end = number;
     /* what is copied next, up to ROWS_STAGES - 1 rounds ahead, perhaps of the next segment */
     struct {
         uint32_t number;
@@ -150,8 +181,8 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
         const T* x;
     } next;
     const auto enter = [&](uint32_t n) {
-        const SegmentPosition<T> at(in, p.rows, n);
-        const Segment<T> segment(in, p.rows, at);
+        const SegmentPosition<T, PACKED> at(in, p.rows, n);
+        const Segment<T> segment(in, p.rows, at, used);
         next = {n, segment.tokens,     lane_id() * N,
                 0, segment.is_first(), static_cast<const T*>(in.x) + offset_of(in.x_stride, at.b, at.offset, at.d)};
     };
@@ -176,11 +207,13 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     enter(number);
     GT_UNROLL
     for (int i = 0; i < ROWS_STAGES - 1; i++) copy(i);
+    Borders borders = {};
+    if constexpr (PACKED) borders = block_borders<T>(in, p.rows, start.segment, ROWS_STAGES * FORWARD_STAGE);
     int stage = 0;
     GT_NO_UNROLL
     for (; number < end; number++) {
-        const SegmentPosition<T> at(in, p.rows, number);
-        const Segment<T> me(in, p.rows, at);
+        const SegmentPosition<T, PACKED> at(in, p.rows, number);
+        const Segment<T> me(in, p.rows, at, used);
         T* y = static_cast<T*>(p.f.y) + offset_of(p.f.y_stride, at.b, at.offset, at.d);
         const int64_t channel = at.b * in.D + at.d;
         Filter<W, 1> filter;
@@ -199,17 +232,18 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
             for (int i = 0; i < J; i++) e[i] = earlier.get(BEFORE - J + i);
             GT_UNROLL
             for (int n = 0; n < N; n++) e[n + J] = own.get(n);
-            begin_row(e, in, channel, me, t);
-            GT_UNROLL
-            for (int n = 0; n < N; n++) {
-                float window[W][1];
-                GT_UNROLL
-                for (int k = 0; k < W; k++) window[k][0] = e[n + k];
-                out[n] = output_of_sum<T>(in.has_silu, filter.sum(window, 0));
+            if constexpr (PACKED) {
+                const T* row = static_cast<const T*>(in.x) + at.d * in.x_stride.h;
+                forward_packed_unit(out, in, filter, e, borders.near(t - at.lead, N), row, at.d, at.offset, t, me.end);
+            } else {
+                begin_row<T, true>(e, in, channel, me, t);
+                forward_unit<T>(out, in, filter, e, 0);
             }
             if (t < me.tokens) store_unit(y, me, t, out);
         }
-        if (p.f.state_out && me.is_first() && lane_id() == 0) store_state<T>(in, p.f.state_out, at.b, at.b, at.d);
+        if (PACKED || !p.f.state_out || !me.is_first()) continue;
+        sync_warp(); /* state_in, perhaps the same memory, has been read: by two lanes if the row is not aligned */
+        if (lane_id() == 0) store_state<T>(in, p.f.state_out, at.b, at.b, at.d);
     }
     cp_async_wait<0>();
 }
@@ -217,14 +251,14 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
 /* ---- backward -------------------------------------------------------------------------------- */
 
 /* Adds up the sums of a segment's lanes; its first lane stores them. */
-template <class T, int W>
+template <class T, int W, bool PACKED>
 GT_DEV void store_row_sums(const BackwardRowsParams& p, uint32_t number, Sums<W, 1>& sums) {
     const Problem& in = p.b.in;
     for (int mask = 1; mask < 32; mask <<= 1) {
         GT_UNROLL
         for (int k = 0; k <= W; k++) sums.tap[k][0] += shfl_xor(sums.tap[k][0], mask);
     }
-    const SegmentPosition<T> at(in, p.rows, number);
+    const SegmentPosition<T, PACKED> at(in, p.rows, number);
     if (lane_id() != 0) return;
     const int64_t to = (at.b * p.rows.segments + at.segment) * in.D + at.d;
     GT_UNROLL
@@ -233,16 +267,57 @@ GT_DEV void store_row_sums(const BackwardRowsParams& p, uint32_t number, Sums<W,
     if (p.b.dbias) p.b.dbias[to] = sums.tap[W][0];
 }
 
-template <class T, int W>
-GT_KERNEL(ROWS_BLOCK, ROWS_BACKWARD_BLOCKS)
+/* Sets those elements of a unit to 0 whose bit is not set in `kept`. */
+template <class T>
+GT_DEV void keep_elements(Unit<T>& unit, uint32_t kept) {
+    constexpr int N = Segment<T>::N;
+    float x[N];
+    GT_UNROLL
+    for (int n = 0; n < N; n++) x[n] = kept >> n & 1 ? unit.get(n) : 0.0f;
+    unit.set(x);
+}
+
+/* The q of a unit, q[0 ... N-1], and what they add to the sums; e are the inputs before and in it. */
+template <class T, int W, int COUNT>
+GT_DEV void backward_unit(float (&q)[COUNT], Sums<W, 1>& sums, const Problem& p, const Filter<W, 1>& filter,
+                          const float (&e)[COUNT], const Unit<T>& dy, uint32_t near) {
+    float window[W][1];
+    open_window(window, e, near);
+    GT_UNROLL
+    for (int n = 0; n < Segment<T>::N; n++) {
+        next_window(window, e[n + W - 1], n, near);
+        q[n] = gradient_of_sum<T>(p.has_silu, filter.sum(window, 0), dy.get(n));
+        GT_UNROLL
+        for (int k = 0; k < W; k++) sums.tap[k][0] = fma_rn(window[k][0], q[n], sums.tap[k][0]);
+        sums.tap[W][0] += q[n];
+        shift(window);
+    }
+}
+
+/* The gradients of a unit's inputs from its q and the W - 1 after it. */
+template <int N, int W>
+GT_DEV void gradients_of_unit(float (&dx)[N], const Filter<W, 1>& filter, const float (&q)[N + W - 1], uint32_t near) {
+    float later[W][1];
+    close_window<N>(later, q + N, near);
+    GT_UNROLL
+    for (int n = N - 1; n >= 0; n--) {
+        prior_window(later, q[n], n, near);
+        dx[n] = filter.gradient(later, 0);
+    }
+}
+
+template <class T, int W, bool PACKED>
+GT_KERNEL(ROWS_BLOCK, ROWS_BACKWARD_BLOCKS<PACKED>)
 backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     constexpr int N = 16 / (int)sizeof(T), J = W - 1;
+    constexpr uint32_t ALL = (1u << N) - 1;
     wait_for_chain(); /* the first of its chain: it waits for none, but lets blocks of the next kernel start early */
     const Problem& in = p.b.in;
     const uint32_t number = block_x() * (ROWS_BLOCK / 32) + shfl_idx(warp_id(), 0);
-    if (number >= p.rows.all) return;
-    const SegmentPosition<T> at(in, p.rows, number);
-    const Segment<T> me(in, p.rows, at);
+    if (!PACKED && number >= p.rows.all) return;
+    const int64_t used = PACKED ? used_tokens(in.sequences) : in.T;
+    const SegmentPosition<T, PACKED> at(in, p.rows, number);
+    const Segment<T> me(in, p.rows, at, used);
     constexpr int STEP = Segment<T>::STEP;
     const T* x = static_cast<const T*>(in.x) + offset_of(in.x_stride, at.b, at.offset, at.d);
     const T* dy = static_cast<const T*>(p.b.dy) + offset_of(p.b.dy_stride, at.b, at.offset, at.d);
@@ -260,20 +335,31 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         cp_async<16>(to + BACKWARD_STAGE / 2, dy + (of_dy ? t : 0), of_dy);
         cp_async_commit();
     };
-    GT_UNROLL
-    for (int i = 0; i < ROWS_STAGES - 1; i++) copy(i, t - i * STEP);
+    if (at.exists(in)) {
+        GT_UNROLL
+        for (int i = 0; i < ROWS_STAGES - 1; i++) copy(i, t - i * STEP);
+    }
+    Borders borders = {};
+    if constexpr (PACKED) borders = block_borders<T>(in, p.rows, at.segment, ROWS_STAGES * BACKWARD_STAGE);
+    if (PACKED && !at.exists(in)) return;
     Filter<W, 1> filter;
     filter.load(in, at.d, 1);
     float e[N + J], q[N + J]; /* inputs from J before the unit on; q from the unit's first to J after it */
-    GT_UNROLL
-    for (int i = 0; i < J; i++) { /* the q after the segment, which the last lane asks the first for: see below */
+    /* The q after the segment, which the last lane asks the first for: see below.  A lane makes each. */
+    float after = 0.0f;
+    if (lane_id() < J && me.tokens > 0 && at.offset + me.tokens + lane_id() < used) {
+        const int t = me.tokens + lane_id();
         float window[W][1];
-        q[i] = 0.0f;
-        if (me.tokens == 0 || at.offset + me.tokens + i >= in.T) continue;
-        GT_UNROLL
-        for (int k = 0; k < W; k++) window[k][0] = Element<T>::load(x, me.tokens + i - J + k);
-        q[i] = gradient_of_sum<T>(in.has_silu, filter.sum(window, 0), Element<T>::load(dy, me.tokens + i));
+        if constexpr (PACKED) {
+            load_window_of(window, in, x - at.offset, at.d, at.offset + t);
+        } else {
+            GT_UNROLL
+            for (int k = 0; k < W; k++) window[k][0] = Element<T>::load(x, t - J + k);
+        }
+        after = gradient_of_sum<T>(in.has_silu, filter.sum(window, 0), Element<T>::load(dy, t));
     }
+    GT_UNROLL
+    for (int i = 0; i < J; i++) q[i] = shfl_idx(after, i);
     Sums<W, 1> sums = {};
     for (int round = 0; round < p.rows.rounds; round++, t -= STEP) {
         cp_async_wait<ROWS_STAGES - 3>(); /* this round and the one earlier in time are there */
@@ -281,9 +367,17 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         copy((round + ROWS_STAGES - 1) % ROWS_STAGES, t - (ROWS_STAGES - 1) * STEP);
         const uint32_t stage = round % ROWS_STAGES * BACKWARD_STAGE;
         const uint32_t next = (round + 1) % ROWS_STAGES * BACKWARD_STAGE; /* earlier in time */
-        const Unit<T> own = lds<Unit<T>>(slot + stage);
-        const Unit<T> own_dy = lds<Unit<T>>(slot + stage + BACKWARD_STAGE / 2);
+        Unit<T> own = lds<Unit<T>>(slot + stage);
+        Unit<T> own_dy = lds<Unit<T>>(slot + stage + BACKWARD_STAGE / 2);
         const Before<T> earlier = lds<Before<T>>(before + (lane_id() == 0 ? next : stage));
+        const uint32_t near = PACKED ? borders.near(t - at.lead, N) : 0;
+        const bool has_border = PACKED && warp_any(near != 0);
+        uint32_t inside = ALL; /* bit n: token t + n is the row's, and of a sequence */
+        if (t < me.start) inside = ALL & ALL << (me.start - t);
+        if (t + N > me.end) inside &= t < me.end ? ALL >> (t + N - me.end) : 0;
+        const uint32_t early = has_border && in.state_in ? early_tokens<J>(near) & inside : 0;
+        if (inside != ALL) keep_elements<T>(own, inside);
+        if ((inside & ~early) != ALL) keep_elements<T>(own_dy, inside & ~early);
         float carried[J], out[N]; /* carried: q of the first tokens of the round before, later in time */
         GT_UNROLL
         for (int i = 0; i < J; i++) carried[i] = q[i];
@@ -291,40 +385,38 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         for (int i = 0; i < J; i++) e[i] = earlier.get(BEFORE - J + i);
         GT_UNROLL
         for (int n = 0; n < N; n++) e[n + J] = own.get(n);
-        begin_row(e, in, channel, me, t);
+        begin_row<T, !PACKED>(e, in, channel, me, t);
         GT_UNROLL
         for (int i = 0; i < J; i++) q[i] = 0.0f; /* of a unit beyond the row's end */
-        if (t < me.tokens) {
-            GT_UNROLL
+        if (inside) {
+            if (has_border)
+                backward_unit<T>(q, sums, in, filter, e, own_dy, near);
+            else
+                backward_unit<T>(q, sums, in, filter, e, own_dy, 0);
+        }
+        if (PACKED && early) {
+            GT_NO_UNROLL
             for (int n = 0; n < N; n++) {
+                if (!(early >> n & 1) || t + n >= me.tokens) continue;
                 float window[W][1];
+                load_window_of(window, in, x - at.offset, at.d, at.offset + t + n);
+                const float of_token =
+                    gradient_of_sum<T>(in.has_silu, filter.sum(window, 0), Element<T>::load(dy, t + n));
                 GT_UNROLL
-                for (int k = 0; k < W; k++) window[k][0] = e[n + k];
-                q[n] = gradient_of_sum<T>(in.has_silu, filter.sum(window, 0), own_dy.get(n));
-            }
-            if (t < me.start || t + N > me.tokens) {
+                for (int k = 0; k < W; k++) sums.tap[k][0] = fma_rn(window[k][0], of_token, sums.tap[k][0]);
+                sums.tap[W][0] += of_token;
                 GT_UNROLL
-                for (int n = 0; n < N; n++)
-                    if (t + n < me.start || t + n >= me.tokens) q[n] = 0.0f;
-            }
-            GT_UNROLL
-            for (int n = 0; n < N; n++) {
-                GT_UNROLL
-                for (int k = 0; k < W; k++) sums.tap[k][0] = fma_rn(e[n + k], q[n], sums.tap[k][0]);
-                sums.tap[W][0] += q[n];
+                for (int i = 0; i < N; i++) q[i] = i == n ? of_token : q[i];
             }
         }
         GT_UNROLL
         for (int i = 0; i < J; i++) q[N + i] = shfl_idx(lane_id() == 0 ? carried[i] : q[i], (lane_id() + 1) % 32);
         if (t < me.tokens && p.b.dx) {
-            GT_UNROLL
-            for (int n = 0; n < N; n++) {
-                float later[W][1];
-                GT_UNROLL
-                for (int k = 0; k < W; k++) later[k][0] = q[n + k];
-                out[n] = filter.gradient(later, 0);
-            }
-            if (p.b.dstate_out && t + N + J > me.end) {
+            if (has_border)
+                gradients_of_unit<N>(out, filter, q, near);
+            else
+                gradients_of_unit<N>(out, filter, q, 0);
+            if (!PACKED && p.b.dstate_out && t + N + J > me.end) {
                 const float* gradient = p.b.dstate_out + channel * J; /* of the row's last J inputs */
                 GT_UNROLL
                 for (int i = 0; i < N; i++) {
@@ -332,11 +424,26 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
                     if (j >= 0 && j < J) out[i] += gradient[j];
                 }
             }
+            if (PACKED && p.b.dstate_out && near) {
+                const uint32_t late = late_tokens<J>(near) & inside;
+                GT_NO_UNROLL
+                for (int n = 0; n < N; n++) {
+                    if (!(late >> n & 1)) continue;
+                    const int64_t token = at.offset + t + n, s = sequence_of(in.sequences, token, 0);
+                    const float gradient = state_gradient(p.b, s, token, in.sequences.cu_seqlens[s + 1], at.d);
+                    GT_UNROLL
+                    for (int i = 0; i < N; i++) out[i] = i == n ? out[i] + gradient : out[i];
+                }
+            }
+            if (PACKED && inside != ALL) {
+                GT_UNROLL
+                for (int n = 0; n < N; n++) out[n] = inside >> n & 1 ? out[n] : 0.0f;
+            }
             store_unit(dx, me, t, out);
         }
     }
     cp_async_wait<0>();
-    if (p.b.dweight || p.b.dbias) store_row_sums<T, W>(p, number, sums);
+    if (p.b.dweight || p.b.dbias) store_row_sums<T, W, PACKED>(p, number, sums);
 }
 
 } /* namespace conv1d */

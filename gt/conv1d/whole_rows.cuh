@@ -1,12 +1,11 @@
 /* gt/conv1d/whole_rows.cuh - forward over time, [B,D,T], of long rows that are whole numbers of aligned units: what
  * forward_rows_kernel (rows.cuh) computes.  On compute capability 9.0 bulk_rows_sm90.cuh has them.
  *
- * A row is one channel of one batch element.  It is cut into segments of up to MAX_ROUNDS rounds.  In a round `lanes`
- * neighbouring threads (a power of 2 up to 32) take a unit each, 16 bytes side by side.  A thread needs the inputs
- * before its unit.  They come from the lane before by shuffles; for the first lane, from the neighbouring round.  Two
- * rounds are in flight in registers while one is worked on: without a ring in shared memory forward is 7 % faster than
- * there.
- * grid ceil(B*D*segments*lanes / 128), block 128, all warps alike; no shared memory.
+ * A row is one channel of one batch element.  It is cut into segments of up to MAX_ROUNDS rounds, each of which a warp
+ * takes.  In a round the lanes take a unit each, 16 bytes side by side.  A lane needs the inputs before its unit.  They
+ * come from the lane before by shuffles; for the first lane, from the neighbouring round.  Two rounds are in flight in
+ * registers while one is worked on: without a ring in shared memory forward is 7 % faster than there.
+ * grid ceil(B*D*segments / 4), block 128, all warps alike; no shared memory.
  * registers: weights, x of three rounds; 64 at most, so that eight blocks share a multiprocessor.
  * bytes: every tensor once; a second time the unit of x before every segment.
  * instructions an element, bf16, W = 4, SiLU: as in forward.cuh, and 2 to 4 for shuffles and addresses. */
@@ -20,46 +19,28 @@ namespace conv1d {
 
 constexpr int WHOLE_ROWS_BLOCKS = 8; /* on a multiprocessor */
 
-struct WholeRowsCut {
-    int lanes, rounds;        /* of a segment */
-    int64_t segments, blocks; /* segments of a row; blocks of the grid */
-};
-
-struct WholeRowsParams {
-    ForwardParams f;
-    WholeRowsCut rows;
-};
-
-/* A thread's segment of a row, and its neighbours. */
+/* A warp's segment of a row. */
 template <class T>
 struct WholeSegment {
-    static constexpr int N = 16 / (int)sizeof(T);
-    int64_t b, d, segment, first, last; /* tokens first ... last - 1 */
-    int lane;                           /* among those of the segment */
-    int lane_before, lane_after;        /* in the warp; the segment's lanes form a ring */
-    bool exists;
+    static constexpr int N = 16 / (int)sizeof(T), STEP = 32 * N; /* STEP: tokens of a round */
+    int64_t b, d, segment, first, last;                          /* tokens first ... last - 1 */
 
-    GT_METHOD WholeSegment(const Problem& p, const WholeRowsCut& cut) {
-        int64_t item = (int64_t)block_x() * (ROWS_BLOCK / cut.lanes) + thread_id() / cut.lanes;
-        exists = item < p.B * p.D * cut.segments;
-        if (!exists) item = 0;
-        segment = item % cut.segments;
-        d = item / cut.segments % p.D;
-        b = item / cut.segments / p.D;
-        lane = lane_id() % cut.lanes;
-        lane_before = lane_id() - lane + (lane + cut.lanes - 1) % cut.lanes;
-        lane_after = lane_id() - lane + (lane + 1) % cut.lanes;
-        const int64_t tokens = (int64_t)cut.rounds * cut.lanes * N;
+    GT_METHOD WholeSegment(const Problem& p, const RowsCut& cut, uint32_t number) {
+        const uint32_t row = number / (uint32_t)cut.segments;
+        segment = number % (uint32_t)cut.segments;
+        b = row / (uint32_t)p.D;
+        d = row % (uint32_t)p.D;
+        const int64_t tokens = (int64_t)cut.rounds * STEP;
         first = segment * tokens;
         last = first + tokens < p.T ? first + tokens : p.T;
     }
 };
 
-/* The unit that begins with token t of a row; zeros if t is outside of first ... end - 1. */
+/* The unit that begins with token t of a row; zeros from token `end` on. */
 template <class T>
-GT_DEV Unit<T> load_unit(const T* row, int64_t t, int64_t first, int64_t end) {
+GT_DEV Unit<T> load_unit(const T* row, int64_t t, int64_t end) {
     Unit<T> unit = {};
-    if (t >= first && t < end) unit = ldg<Unit<T>>(row + t);
+    if (t < end) unit = ldg<Unit<T>>(row + t);
     return unit;
 }
 
@@ -67,15 +48,14 @@ GT_DEV Unit<T> load_unit(const T* row, int64_t t, int64_t first, int64_t end) {
  * lane gets `earlier` from the last lane, whose unit it is in the round that is earlier in time.
  * Only words FIRST ... 3 of a unit hold inputs that are asked for. */
 template <class T, int W, int COUNT>
-GT_DEV void inputs_before(float (&e)[COUNT], const WholeSegment<T>& me, bool is_last_lane, const Unit<T>& own,
-                          const Unit<T>& earlier) {
+GT_DEV void inputs_before(float (&e)[COUNT], const Unit<T>& own, const Unit<T>& earlier) {
     constexpr int N = WholeSegment<T>::N, WORDS = 4, FIRST = (N - (W - 1)) * (int)sizeof(T) / 4;
     uint32_t own_words[WORDS], earlier_words[WORDS], got[WORDS] = {};
     memcpy(own_words, &own, 16);
     memcpy(earlier_words, &earlier, 16);
     GT_UNROLL
     for (int i = FIRST; i < WORDS; i++)
-        got[i] = shfl_idx(is_last_lane ? earlier_words[i] : own_words[i], me.lane_before);
+        got[i] = shfl_idx(lane_id() == 31 ? earlier_words[i] : own_words[i], (lane_id() + 31) % 32);
     Unit<T> unit;
     memcpy(&unit, got, 16);
     GT_UNROLL
@@ -84,37 +64,32 @@ GT_DEV void inputs_before(float (&e)[COUNT], const WholeSegment<T>& me, bool is_
 
 template <class T, int W>
 GT_KERNEL(ROWS_BLOCK, WHOLE_ROWS_BLOCKS)
-forward_whole_rows_kernel(const GT_GRID_CONSTANT WholeRowsParams p) {
+forward_whole_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     constexpr int N = WholeSegment<T>::N, J = W - 1;
     const Problem& in = p.f.in;
-    const WholeSegment<T> me(in, p.rows);
+    const uint32_t number = block_x() * (ROWS_BLOCK / 32) + shfl_idx(warp_id(), 0);
+    if (number >= p.rows.all) return;
+    const WholeSegment<T> me(in, p.rows, number);
     const T* x = static_cast<const T*>(in.x) + offset_of(in.x_stride, me.b, 0, me.d);
     T* y = static_cast<T*>(p.f.y) + offset_of(p.f.y_stride, me.b, 0, me.d);
-    const int step = p.rows.lanes * N;
-    const bool is_last_lane = me.lane == p.rows.lanes - 1;
-    const int64_t end = me.exists ? me.last : 0;
-    int64_t t = me.first + me.lane * N;
-    Unit<T> own = load_unit(x, t, 0, end), next = load_unit(x, t + step, 0, end), earlier = {};
-    if (is_last_lane && me.first > 0) earlier = load_unit(x, me.first - N, 0, end);
+    constexpr int STEP = WholeSegment<T>::STEP;
+    int64_t t = me.first + lane_id() * N;
+    Unit<T> own = load_unit(x, t, me.last), next = load_unit(x, t + STEP, me.last), earlier = {};
+    if (lane_id() == 31 && me.first > 0) earlier = load_unit(x, me.first - N, me.last);
     Filter<W, 1> filter;
     filter.load(in, me.d, 1);
-    for (int round = 0; round < p.rows.rounds; round++, t += step) {
-        const Unit<T> after = load_unit(x, t + 2 * step, 0, end);
+    for (int round = 0; round < p.rows.rounds; round++, t += STEP) {
+        const Unit<T> after = load_unit(x, t + 2 * STEP, me.last);
         float e[N + J], out[N];
-        inputs_before<T, W>(e, me, is_last_lane, own, earlier);
+        inputs_before<T, W>(e, own, earlier);
         if (in.state_in && t == 0) {
             GT_UNROLL
             for (int i = 0; i < J; i++) e[i] = state_input(in, me.b, me.d, i - J);
         }
         GT_UNROLL
-        for (int n = 0; n < N; n++) {
-            e[n + J] = own.get(n);
-            float window[W][1];
-            GT_UNROLL
-            for (int k = 0; k < W; k++) window[k][0] = e[n + k];
-            out[n] = output_of_sum<T>(in.has_silu, filter.sum(window, 0));
-        }
-        if (t < end) {
+        for (int n = 0; n < N; n++) e[n + J] = own.get(n);
+        forward_unit<T>(out, in, filter, e, 0);
+        if (t < me.last) {
             Unit<T> packed;
             packed.set(out);
             stg(y + t, packed);
@@ -123,8 +98,7 @@ forward_whole_rows_kernel(const GT_GRID_CONSTANT WholeRowsParams p) {
         own = next;
         next = after;
     }
-    if (p.f.state_out && me.exists && me.segment == 0 && me.lane == 0)
-        store_state<T>(in, p.f.state_out, me.b, me.b, me.d);
+    if (p.f.state_out && me.segment == 0 && lane_id() == 0) store_state<T>(in, p.f.state_out, me.b, me.b, me.d);
 }
 
 } /* namespace conv1d */

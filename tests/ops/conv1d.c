@@ -116,6 +116,27 @@ static const test_case packed[] = {
      .layout = TEST_TIME_LAST, RANDOM_LENGTHS(80)},
     {PACKED(.T = 1104, .D = 40, .W = 4, .seq_capacity = 9, SILU), .name = "around units, time last",
      .level = TEST_MEDIUM, .layout = TEST_TIME_LAST, LENGTHS(256, 0, 1, 7, 500, 64, 2, 262)},
+    {PACKED(.T = 1107, .D = 6, .W = 4, .seq_capacity = 12, SILU), .name = "rows of 1107, time last",
+     .level = TEST_SMALL, .layout = TEST_TIME_LAST, LENGTHS(0, 3, 249, 1, 1, 2, 256, 8, 511, 66)},
+    {PACKED(.T = 1361, .D = 3, .W = 3, .seq_capacity = 900, SILU, .state_in_shared = 1),
+     .name = "hundreds in rows of 1361, time last", .level = TEST_SMALL, .layout = TEST_TIME_LAST, RANDOM_LENGTHS(700)},
+    {PACKED(.T = 1056, .D = 5, .W = 2, .seq_capacity = 300), .name = "hundreds in whole rows, time last",
+     .level = TEST_SMALL, .layout = TEST_TIME_LAST, RANDOM_LENGTHS(299)},
+    {PACKED(.T = 1064, .D = 5, .W = 4, .seq_capacity = 200), .name = "whole rows, no states, time last",
+     .level = TEST_SMALL, .layout = TEST_TIME_LAST, .absent = "bias " NO_STATES, RANDOM_LENGTHS(199)},
+    {PACKED(.T = 1045, .D = 6, .W = 3, .seq_capacity = 200, SILU), .name = "rows of 1045, no states, time last",
+     .level = TEST_SMALL, .layout = TEST_TIME_LAST, .absent = NO_STATES, RANDOM_LENGTHS(199)},
+    {PACKED(.T = 2072, .D = 7, .W = 4, .seq_capacity = 9, SILU, .state_in_shared = 1),
+     .name = "around pieces, time last", .level = TEST_SMALL, .layout = TEST_TIME_LAST,
+     LENGTHS(255, 1, 255, 2, 511, 0, 1023, 3, 22)},
+    {PACKED(.T = 1040, .D = 2, .W = 3, .seq_capacity = 6), .name = "whole rows, few tokens in use, time last",
+     .level = TEST_SMALL, .layout = TEST_TIME_LAST, LENGTHS(2, 0, 4, 1)},
+    {PACKED(.T = 1033, .D = 5, .W = 4, .seq_capacity = 2, SILU), .name = "none in rows of 1033, time last",
+     .level = TEST_SMALL, .layout = TEST_TIME_LAST, .packed = {0, NULL}},
+    {PACKED(.T = 10240, .D = 3, .W = 4, .seq_capacity = 90, SILU), .name = "no states in rows of 10240, time last",
+     .level = TEST_MEDIUM, .layout = TEST_TIME_LAST, .absent = NO_STATES, RANDOM_LENGTHS(80)},
+    {PACKED(.T = 10241, .D = 5, .W = 4, .seq_capacity = 90, SILU), .name = "rows of 10241, time last",
+     .level = TEST_MEDIUM, .layout = TEST_TIME_LAST, RANDOM_LENGTHS(80)},
     {PACKED(.T = 1104, .D = 136, .W = 4, .seq_capacity = 9, SILU), .name = "around units", .level = TEST_MEDIUM,
      LENGTHS(256, 0, 1, 7, 500, 64, 2, 262)},
     {PACKED(.T = 2000, .D = 5, .W = 4, .seq_capacity = 1500, SILU, .state_in_shared = 1),
@@ -201,6 +222,36 @@ static const test_formula formulas[] = {{"y", y}, {"state_out", state_out}, {NUL
     ROW(types, "silu BTD", NO_STATES, .B = b, .T = t, .D = d),                                                         \
         ROW(types, "silu BDT", NO_STATES, .B = b, .T = t, .D = d, BDT(x, t), BDT(y, t), BDT(dx, t), BDT(dy, t))
 
+/* Packed sequences of as many tokens each, 32,768 in all, in both layouts. */
+#define SIXTY_FOUR(x) TEST_EIGHT(TEST_EIGHT(x))
+static const int64_t lengths_256[] = {SIXTY_FOUR(256), SIXTY_FOUR(256)};
+static const int64_t lengths_1000[] = {TEST_EIGHT(1000), TEST_EIGHT(1000), TEST_EIGHT(1000), TEST_EIGHT(1000), 768};
+static const int64_t lengths_77[] = {SIXTY_FOUR(77),
+                                     SIXTY_FOUR(77),
+                                     SIXTY_FOUR(77),
+                                     SIXTY_FOUR(77),
+                                     SIXTY_FOUR(77),
+                                     SIXTY_FOUR(77),
+                                     TEST_EIGHT(77),
+                                     TEST_EIGHT(77),
+                                     TEST_EIGHT(77),
+                                     TEST_EIGHT(77),
+                                     TEST_EIGHT(77),
+                                     77,
+                                     43};
+#define ROW_PACKED(length, layout, ...)                                                                                \
+    {                                                                                                                  \
+        {.op = "conv1d",                                                                                               \
+         .name = "silu packed " #length " " layout,                                                                    \
+         .absent = NO_STATES,                                                                                          \
+         .packed = {(int64_t)(sizeof lengths_##length / sizeof *lengths_##length), lengths_##length},                  \
+         .args.conv1d = {.B = 1, .T = 32768, .D = 4352, .activation = GT_ACT_SILU, .seq_capacity = 512, __VA_ARGS__}}, \
+            TEST_BF16                                                                                                  \
+    }
+#define ROW_PACKED_BOTH(length)                                                                                        \
+    ROW_PACKED(length, "BTD", .W = 4),                                                                                 \
+        ROW_PACKED(length, "BDT", .W = 4, BDT(x, 32768), BDT(y, 32768), BDT(dx, 32768), BDT(dy, 32768))
+
 static const test_bench_row host_rows[] = {ROW_BOTH(TEST_F32 | TEST_BF16, 8, 256, 640),
                                            ROW(TEST_F32 | TEST_BF16, "silu", "", .B = 8, .T = 1, .D = 640),
                                            {{.op = NULL}, 0}};
@@ -213,6 +264,9 @@ static const test_bench_row gpu_rows[] = {
     ROW_BOTH(TEST_BF16, 8, 3750, 640),
     ROW(TEST_F32 | TEST_BF16, "silu", "", .B = 8, .T = 1, .D = 640),
     TEST_PACKED_ROWS(conv1d, NO_STATES, .D = 640, .W = 4, .activation = GT_ACT_SILU),
+    ROW_PACKED_BOTH(256),
+    ROW_PACKED_BOTH(1000),
+    ROW_PACKED_BOTH(77),
     {{.op = NULL}, 0}};
 
 static const test_bench_cut cuts[] = {{"D", 4}, {NULL, 0}};

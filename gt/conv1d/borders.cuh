@@ -1,0 +1,163 @@
+/* gt/conv1d/borders.cuh - packed sequences in rows over time, [B,D,T]: for rows.cuh and bulk_rows_sm90.cuh.
+ *
+ * A row is one channel; it holds all sequences, one after another.  A border is where one begins or the last one ends.
+ * Borders lie alike in all rows.  So they are looked up once, for a piece of a row, and kept as bits in shared memory;
+ * whoever works on that piece of other channels uses them again.
+ * A unit sees the bits around it, from HALO tokens before it to HALO after it: `near`.  Where a sequence begins, the
+ * inputs before it count as 0 (open_window, next_window), and so do the q after it (close_window, prior_window): a
+ * select each.  Where no unit of a warp has a border near, near = 0 is a constant, and the selects are gone.
+ * A state's inputs and gradients are few: units that meet them add them one token at a time. */
+#ifndef GT_CONV1D_BORDERS_CUH
+#define GT_CONV1D_BORDERS_CUH
+
+#include "backward.cuh"
+#include "forward.cuh"
+
+namespace gt {
+namespace conv1d {
+
+/* Words for units that begin within `tokens` tokens. */
+GT_HD constexpr int border_words(int tokens) { return tokens / 32 + 2; }
+
+/* Bits in shared memory for the units of a piece of a row. */
+struct Borders {
+    static constexpr int LEAD = 32; /* tokens before the piece that have bits, too */
+    uint32_t words;                 /* address; bit i of it is token i - LEAD of the piece */
+
+    /* The bits of tokens t ... t + 31: a search, then a step for each border. */
+    GT_DEV uint32_t word(const Sequences& q, int64_t t) {
+        const int64_t used = used_tokens(q);
+        if (t > used) return 0;
+        int64_t s = t > 0 ? sequence_of(q, t - 1, 0) + 1 : 0;
+        uint32_t bits = 0;
+        for (;; s++) { /* from the first sequence that begins at t or later */
+            const int64_t begin = q.cu_seqlens[s];
+            if (begin >= t + 32) return bits;
+            bits |= 1u << (int)(begin - t);
+            if (begin >= used) return bits; /* the last border; what follows it is empty */
+        }
+    }
+
+    /* Writes the bits for `tokens` tokens of the row, from `first` on; `threads` threads share the work. */
+    GT_METHOD void write(const Sequences& q, int64_t first, int tokens, int thread, int threads) const {
+        GT_NO_UNROLL
+        for (int i = thread; i < border_words(tokens); i += threads)
+            sts<uint32_t>(words + 4 * i, word(q, first - LEAD + 32 * i));
+    }
+
+    /* Bit HALO + i is token t + i of the piece, i from -HALO to n + HALO - 1, for a unit of n tokens. */
+    GT_METHOD uint32_t near(int t, int n) const {
+        const uint32_t i = (uint32_t)(t + LEAD - HALO), at = words + i / 32 * 4;
+        const uint64_t both = (uint64_t)lds<uint32_t>(at + 4) << 32 | lds<uint32_t>(at);
+        return (uint32_t)(both >> i % 32) & ((1u << (n + 2 * HALO)) - 1);
+    }
+};
+
+/* Bits HALO + from ... HALO + to - 1. */
+GT_HD constexpr uint32_t near_bits(int from, int to) { return (1u << (HALO + to)) - (1u << (HALO + from)); }
+
+/* Bit n: of the unit's token n the sequence began less than J tokens before, so that its state has inputs of it. */
+template <int J>
+GT_DEV uint32_t early_tokens(uint32_t near) {
+    uint32_t bits = 0;
+    GT_UNROLL
+    for (int i = 0; i < J; i++) bits |= near >> (HALO - i);
+    return bits;
+}
+
+/* Bit n: the unit's token n is one of the last J of its sequence, so that its state_out has it. */
+template <int J>
+GT_DEV uint32_t late_tokens(uint32_t near) {
+    uint32_t bits = 0;
+    GT_UNROLL
+    for (int i = 1; i <= J; i++) bits |= near >> (HALO + i);
+    return bits;
+}
+
+/* window[0 ... W-2] = the inputs before a unit, e, that belong to the sequence of the token before it. */
+template <int W>
+GT_DEV void open_window(float (&window)[W][1], const float* e, uint32_t near) {
+    GT_UNROLL
+    for (int i = 0; i < W - 1; i++) window[i][0] = near & near_bits(i + 2 - W, 0) ? 0.0f : e[i];
+}
+
+/* The inputs of the unit's token n, x being its own. */
+template <int W>
+GT_DEV void next_window(float (&window)[W][1], float x, int n, uint32_t near) {
+    GT_UNROLL
+    for (int i = 0; i < W - 1; i++) window[i][0] = near & near_bits(n, n + 1) ? 0.0f : window[i][0];
+    window[W - 1][0] = x;
+}
+
+/* later[0 ... W-2] = the q after a unit of N tokens that belong to the sequence of the token after it. */
+template <int N, int W>
+GT_DEV void close_window(float (&later)[W][1], const float* q, uint32_t near) {
+    GT_UNROLL
+    for (int i = 0; i < W - 1; i++) later[i][0] = near & near_bits(N + 1, N + 1 + i) ? 0.0f : q[i];
+}
+
+/* The q from the unit's token n on, q being its own. */
+template <int W>
+GT_DEV void prior_window(float (&later)[W][1], float q, int n, uint32_t near) {
+    GT_UNROLL
+    for (int i = W - 1; i > 0; i--) later[i][0] = near & near_bits(n + 1, n + 2) ? 0.0f : later[i - 1][0];
+    later[0][0] = q;
+}
+
+/* The inputs of token t of a packed row, from memory; t < used_tokens(). */
+template <class T, int W>
+GT_DEV void load_window_of(float (&window)[W][1], const Problem& p, const T* row, int64_t d, int64_t t) {
+    const int64_t s = sequence_of(p.sequences, t, 0), begin = p.sequences.cu_seqlens[s];
+    GT_UNROLL
+    for (int k = 0; k < W; k++) {
+        const int64_t past = t - (W - 1) + k;
+        window[k][0] = past >= begin ? Element<T>::load(row, past) : state_input(p, s, d, (int)(past - begin));
+    }
+}
+
+/* The outputs of a unit, e being the inputs before and in it. */
+template <class T, int W, int N, int COUNT>
+GT_DEV void forward_unit(float (&y)[N], const Problem& p, const Filter<W, 1>& filter, const float (&e)[COUNT],
+                         uint32_t near) {
+    float window[W][1];
+    open_window(window, e, near);
+    GT_UNROLL
+    for (int n = 0; n < N; n++) {
+        next_window(window, e[n + W - 1], n, near);
+        y[n] = output_of_sum<T>(p.has_silu, filter.sum(window, 0));
+        shift(window);
+    }
+}
+
+/* The same in a packed row.  The unit begins with token t, tokens from `end` on belong to no sequence and give 0; both
+ * count from the row's token `first`.  All lanes of a warp call it.  row: x. */
+template <class T, int W, int N, int COUNT>
+GT_DEV void forward_packed_unit(float (&y)[N], const Problem& p, const Filter<W, 1>& filter, const float (&e)[COUNT],
+                                uint32_t near, const T* row, int64_t d, int64_t first, int t, int end) {
+    if (!warp_any(near != 0)) {
+        forward_unit<T>(y, p, filter, e, 0);
+    } else {
+        forward_unit<T>(y, p, filter, e, near);
+        if (p.state_in && near) {
+            const uint32_t early = early_tokens<W - 1>(near);
+            GT_NO_UNROLL
+            for (int n = 0; n < N; n++) {
+                if (!(early >> n & 1) || first + t + n < 0 || t + n >= end) continue;
+                float window[W][1];
+                load_window_of(window, p, row, d, first + t + n);
+                const float of_token = output_of_sum<T>(p.has_silu, filter.sum(window, 0));
+                GT_UNROLL
+                for (int i = 0; i < N; i++) y[i] = i == n ? of_token : y[i];
+            }
+        }
+    }
+    if (t + N > end) {
+        GT_UNROLL
+        for (int n = 0; n < N; n++) y[n] = t + n < end ? y[n] : 0.0f;
+    }
+}
+
+} /* namespace conv1d */
+} /* namespace gt */
+
+#endif
