@@ -1,7 +1,7 @@
 /* gt/ssd/forward_sm90.cuh - ssd forward on compute capability 9.0, by wgmma: what forward_tensor_kernel computes, of
  * calls whose groups have two units or more (states_units()).
  *
- * A block has 2 HEADS units (64 rows of a head's state each, see state.cuh) of one group, and takes a segment of a
+ * A block has UNITS units (64 rows of a head's state each, see state.cuh) of one group, and takes a segment of a
  * sequence chunk by chunk (chunk.cuh), 64 tokens each.
  *
  * WARPGROUPS
@@ -24,7 +24,7 @@
  *            that of a segment's last chunk at once.
  *         Checkpoints, of the state before a chunk, are stored while its S is made, too.
  *
- * SHARED MEMORY, KB, N = 128, HEADS = 2 (HopperTile has every offset): 226.5, one block a multiprocessor
+ * SHARED MEMORY, KB, N = 128, UNITS = 4 (HopperTile has every offset): 226.5, one block a multiprocessor
  *     X                96     three stages of four units; y over what was read     producer; consumers
  *                             with z 64, two stages: x comes with B and C
  *     GATE             32     with z: z of four units                              producer
@@ -40,17 +40,17 @@
  * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
  *     EMPTY comes when the products are over and z has been read, so that z of the next chunk may come.  X_EMPTY: of a
  *     stage of x, when its y is stored; the consumers' threads arrive.  GATE_FULL: of z; the producer's copies arrive.
- * REGISTERS a thread, N = 128, HEADS = 2: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
+ * REGISTERS a thread, N = 128, UNITS = 4: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
  *     Four consumers: 104, producer 64; 96 at the launch.
- * N > 128: one launch, of 256 columns and HEADS = 1, so that a state takes the registers that two of 128 columns take.
+ * N > 128: one launch, of 256 columns and UNITS = 2, so that a state takes the registers that two of 128 columns take.
  *     Shared memory 209.8 KB, for dz 225.8; registers 208, producer 88.
  *
  * NUMBERS.  Pairs of tokens are products of f16, too: x with a power of two a token, from registers, M with one for
  * all, from a bound.
- * ISSUE SLOTS a token and head, N = 128, HEADS = 2: 101 measured at commit 922c519, in 44 % of the slots, of which the
+ * ISSUE SLOTS a token and head, N = 128, UNITS = 4: 101 measured at commit 922c519, in 44 % of the slots, of which the
  *     producer had 29.
  * PRODUCTS, clocks a unit and chunk at full rate, N = 128: S 128, y 256 + 128, H 256.
- * BYTES a token and head: x, y (z, dy) 2 P each, B and C 4 N / heads of a group from memory, N from L2 with HEADS = 2,
+ * BYTES a token and head: x, y (z, dy) 2 P each, B and C 4 N / heads of a group from memory, N from L2 with UNITS = 4,
  *     checkpoints P N / 64.
  * grid: strands*G*bundles (bundles of UNITS); block 384 or 640.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_FORWARD_SM90_CUH
@@ -149,11 +149,11 @@ GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, uint32_t B_inv
 constexpr int UNGATED = 0, GATED = 1, GATE_GRADIENT = 2;
 
 /* Where things lie in shared memory, in bytes */
-template <class T_, int NP_, int HEADS_, int GATE_>
+template <class T_, int NP_, int UNITS_, int GATE_>
 struct HopperTile {
     using T = T_;
     static constexpr bool HAS_GATE = GATE_ != UNGATED, MAKES_DZ = GATE_ == GATE_GRADIENT;
-    static constexpr int NP = NP_, UNITS = 2 * HEADS_, GROUPS = GATE_ == GATED && HEADS_ == 2 && NP <= 64 ? 4 : 2;
+    static constexpr int NP = NP_, UNITS = UNITS_, GROUPS = GATE_ == GATED && UNITS == 4 && NP <= 64 ? 4 : 2;
     static constexpr int HEADS = UNITS / GROUPS;                               /* of a consumer */
     static constexpr int GATES = MAKES_DZ ? 2 * GROUPS : HAS_GATE ? UNITS : 0; /* tiles */
     static constexpr int THREADS = (GROUPS + 1) * WARPGROUP;
@@ -779,11 +779,11 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
 }
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
-template <class T, int NP, int HEADS, int GATE>
-GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, HEADS, GATE>::THREADS) : 32, 1)
+template <class T, int NP, int UNITS, int GATE>
+GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE>::THREADS) : 32, 1)
 forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM90A
-    using Tile = HopperTile<T, NP, HEADS, GATE>;
+    using Tile = HopperTile<T, NP, UNITS, GATE>;
     const uint32_t smem = smem_base_of_tiles();
     if (thread_id() < 2) {
         mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);

@@ -26,8 +26,8 @@ static inline int64_t tensor_segments(const gt_ssd_args& a, const Device& device
 
 static inline bool has_hopper_kernels() {
     static Answers known = {};
-    void (*const kernel)(HopperStatesParams) = states_hopper_kernel<bf16, 64, 2, false>;
-    return has_sm90a(reinterpret_cast<const void*>(kernel), StatesHopperTile<bf16, 64, 2, false>::THREADS, known);
+    void (*const kernel)(HopperStatesParams) = states_hopper_kernel<bf16, 64, 4, false>;
+    return has_sm90a(reinterpret_cast<const void*>(kernel), StatesHopperTile<bf16, 64, 4, false>::THREADS, known);
 }
 
 /* Units of a block of the kernels for compute capability 9.0, by the sizes of a call that takes_tensor_cores(): 4, or 2
@@ -150,15 +150,15 @@ static gt_status launch_states_hopper(const StatesParams& states, int units, int
     set_bundles(p.states.in, units, strands);
     return dispatch_columns(in, [&](auto type, auto columns) {
         constexpr int N = decltype(columns)::value, NP = N == 32 ? 64 : N;
-        const auto with = [&](auto heads, auto has_gate) {
-            using Tile = StatesHopperTile<decltype(type), NP, decltype(heads)::value, decltype(has_gate)::value>;
+        const auto with = [&](auto count, auto has_gate) {
+            using Tile = StatesHopperTile<decltype(type), NP, decltype(count)::value, decltype(has_gate)::value>;
             return run("ssd states_hopper_kernel",
-                       states_hopper_kernel<typename Tile::T, NP, Tile::HEADS, Tile::HAS_GATE>,
+                       states_hopper_kernel<typename Tile::T, NP, Tile::UNITS, Tile::HAS_GATE>,
                        strands * in.G * group_bundles(in, units), Tile::THREADS, Tile::BYTES, chain, p);
         };
-        if (units == 2) return with(std::integral_constant<int, 1>(), std::true_type());
-        return REVERSE && in.z ? with(std::integral_constant<int, 2>(), std::integral_constant<bool, REVERSE>())
-                               : with(std::integral_constant<int, 2>(), std::false_type());
+        if (units == 2) return with(std::integral_constant<int, 2>(), std::true_type());
+        return REVERSE && in.z ? with(std::integral_constant<int, 4>(), std::integral_constant<bool, REVERSE>())
+                               : with(std::integral_constant<int, 4>(), std::false_type());
     });
 }
 

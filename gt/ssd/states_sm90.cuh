@@ -1,7 +1,7 @@
 /* gt/ssd/states_sm90.cuh - ssd on compute capability 9.0, by wgmma: passes over a segment that leave states only, of
  * 16-bit calls; what states_tensor_kernel computes, forward and reverse.
  *
- * A block has 2 HEADS units (64 rows of a head's state each, see state.cuh) of one group and takes a segment chunk by
+ * A block has UNITS units (64 rows of a head's state each, see state.cuh) of one group and takes a segment chunk by
  * chunk, 64 tokens each.  "left" is x, or dy in reverse; "right" is B, or C.
  *
  * WARPGROUPS
@@ -10,7 +10,7 @@
  *                  (UnitTimes), so it waits for no other load than these copies.  Nor does it wait for the kernel
  *                  before, unless the call's sequences are ranked (Problem::order); but a lane that writes a segment's
  *                  decay waits before that.
- *     consumers    numbers 0 and 1, with HEADS units each, whose states they hold as accumulators of products do, 16
+ *     consumers    numbers 0 and 1, with half of them each, whose states they hold as accumulators of products do, 16
  *                  rows a warp.  A chunk:  v_t = weight_t left_t (silu(z_t)) from transposed loads, as left operand
  *                  from registers;  H <- E H + sum_t v_t right_t^T,  64 x N x 64.
  *
@@ -22,7 +22,7 @@
  * overflow where Delta is large): it is 1 or more, follows the largest weight of a chunk when that is larger, or 2^8
  * times smaller, and changes exactly.  Checkpoints get their power from the maximum of 16 rows.
  *
- * SHARED MEMORY, KB, N = 128, HEADS = 2 (StatesHopperTile has every offset): 212.8, with z 178.7; one block a
+ * SHARED MEMORY, KB, N = 128, UNITS = 4 (StatesHopperTile has every offset): 212.8, with z 178.7; one block a
  *     multiprocessor
  *     LEFT             32     of a stage: a tile of each unit                      producer
  *     GATE             32     of a stage, with z                                   producer
@@ -30,16 +30,16 @@
  *     PREPARED          1.1   of a stage: weights and decays of each unit          producer
  *     STAGING          16     checkpoints pass through it                          consumers
  *     CURSOR, FULL ...  0.6   where each warpgroup stands; barriers
- *     Four stages, or two with z and HEADS = 2.
+ *     Four stages, or two with z and UNITS = 4.
  * MBARRIERS.  FULL, EMPTY: of a stage; the producer's and the consumers' threads arrive.
- * REGISTERS a thread, N = 128, HEADS = 2: H 128, v 32, sums 32 of 224; producer 56.  f16: v 16.
+ * REGISTERS a thread, N = 128, UNITS = 4: H 128, v 32, sums 32 of 224; producer 56.  f16: v 16.
  *
- * ISSUE SLOTS a token and head, counted in the machine code, bf16, N = 128, HEADS = 2: v, products and the update 18,
+ * ISSUE SLOTS a token and head, counted in the machine code, bf16, N = 128, UNITS = 4: v, products and the update 18,
  *     checkpoints 13 more at most, the producer 8; states_tensor_kernel 88.
  * PRODUCTS, clocks a unit and chunk at full rate, N = 128: bf16 512, f16 256.
- * BYTES a token and head: left (z) 2 P each, right 2 N / heads of a group from memory, N / 2 from L2 with HEADS = 2,
+ * BYTES a token and head: left (z) 2 P each, right 2 N / heads of a group from memory, N / 2 from L2 with UNITS = 4,
  *     checkpoints P N / 64.
- * grid: strands*G*bundles (bundles of 2 HEADS units); block 384.  Every sum has one fixed order: deterministic. */
+ * grid: strands*G*bundles (bundles of UNITS); block 384.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_STATES_SM90_CUH
 #define GT_SSD_STATES_SM90_CUH
 
@@ -65,16 +65,16 @@ struct UnitWeights {
 };
 
 /* Where things lie in shared memory, in bytes.  HAS_GATE: z may be given. */
-template <class T_, int NP_, int HEADS_, bool HAS_GATE_>
+template <class T_, int NP_, int UNITS_, bool HAS_GATE_>
 struct StatesHopperTile {
     using T = T_;
     static constexpr bool HAS_GATE = HAS_GATE_, IS_BF16 = std::is_same<T, bf16>::value;
-    static constexpr int NP = NP_, HEADS = HEADS_, UNITS = CONSUMERS * HEADS;
+    static constexpr int NP = NP_, UNITS = UNITS_, HEADS = UNITS / CONSUMERS;
     static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
     static constexpr int REGISTERS = HEADS * NP > 128 ? 224 : 200, PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
     static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of right: see wgmma.cuh */
     static constexpr int TILE_LEFT = CHUNK * 128, TILE_RIGHT = CHUNK * 2 * NP;
-    static constexpr int STAGES = HEADS == 2 && HAS_GATE ? 2 : 4;
+    static constexpr int STAGES = UNITS == 4 && HAS_GATE ? 2 : 4;
     static constexpr int LEFT = 0;                        /* of a stage: [UNITS] */
     static constexpr int GATE = LEFT + UNITS * TILE_LEFT; /* [UNITS] */
     static constexpr int RIGHT = GATE + (HAS_GATE ? UNITS * TILE_LEFT : 0);
@@ -466,11 +466,11 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
 }
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
-template <class T, int NP, int HEADS, bool HAS_GATE>
-GT_KERNEL(GT_SM90A ? (StatesHopperTile<T, NP, HEADS, HAS_GATE>::THREADS) : 32, 1)
+template <class T, int NP, int UNITS, bool HAS_GATE>
+GT_KERNEL(GT_SM90A ? (StatesHopperTile<T, NP, UNITS, HAS_GATE>::THREADS) : 32, 1)
 states_hopper_kernel(const GT_GRID_CONSTANT HopperStatesParams p) {
 #if GT_SM90A
-    using Tile = StatesHopperTile<T, NP, HEADS, HAS_GATE>;
+    using Tile = StatesHopperTile<T, NP, UNITS, HAS_GATE>;
     const uint32_t smem = smem_base_of_tiles();
     if (thread_id() < Tile::STAGES) {
         mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
