@@ -55,7 +55,8 @@ int machine_launched(const char *kernel) {
     const bool needs_hopper =
         strstr(kernel, "hopper") || !strcmp(kernel, "chunk_factors_kernel") || !strcmp(kernel, "chunk_times_kernel");
     if (emu::device.capability_major < 8 || (needs_hopper && !is_hopper)) return 1;
-    if (!strcmp(kernel, "chunk_gradient_kernel") && is_hopper) return 1;
+    const bool gives_way = !strcmp(kernel, "chunk_gradient_kernel") || !strcmp(kernel, "ssd::states_tensor_kernel");
+    if (gives_way && is_hopper) return 1;
     for (const emu::KernelTraffic &k : emu::kernels())
         if (emu::symbol_name(k.kernel).find(kernel) != std::string::npos) return 1;
     return 0;

@@ -186,10 +186,13 @@ static void test_ssd(void) {
     test_ssd_of("forward: forward_hopper_kernel;", "chunk_gradient_hopper_kernel", "forward_fp32_hopper_kernel",
                 "chunk_gradient_fp32_hopper_kernel", "states_hopper_kernel",
                 "backward: forward_hopper_kernel, states_hopper_kernel");
-    /* a block would have half of its warps idle */
-    const gt_ssd_args alone = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .G = 2, .dtype = GT_BF16};
-    expect_ssd(&alone, "forward: forward_tensor_kernel;");
-    expect_ssd(&alone, "states_tensor_kernel");
+    /* a unit a group; not with more columns than a block of one unit has, nor dz */
+    gt_ssd_args alone = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .G = 2, .dtype = GT_BF16};
+    expect_ssd(&alone, "forward: forward_hopper_kernel; backward: states_hopper_kernel (2 times), ");
+    alone.z = apart - 2;
+    expect_ssd(&alone, "forward: forward_hopper_kernel; backward: forward_tensor_kernel, states_hopper_kernel, ");
+    alone.z = NULL, alone.N = 256;
+    expect_ssd(&alone, "forward: forward_tensor_kernel (2 times); backward: states_hopper_kernel (4 times), ");
     /* the states of segments in a launch for each 128 columns */
     expect_ssd(&wide, "forward: states_hopper_kernel (2 times), scan_segments_kernel, forward_hopper_kernel;");
     static float memory[64];

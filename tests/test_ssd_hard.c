@@ -139,18 +139,19 @@ static void set_speeds(const hard_case *k, test_values *in) {
 
 static void check_decays(void) {
     static const struct {
-        int P, N;
+        int P, N, G;
         const char *absent;
-    } sizes[] = {{64, 128, NULL}, {64, 64, "z dz"},  {64, 256, "z dz"},
-                 {32, 16, NULL},  {64, 128, "z dz"}, {64, 256, NULL}};
+    } sizes[] = {{64, 128, 1, NULL},   {64, 64, 1, "z dz"}, {64, 256, 1, "z dz"}, {32, 16, 1, NULL},
+                 {64, 128, 1, "z dz"}, {64, 256, 1, NULL},  {64, 64, 4, NULL},    {64, 128, 4, "z dz"}};
     int n = 0;
     for (double bias = -8; bias <= 4; bias += 4) {
-        for (int i = 0; i < 6; i++, n++) {
-            if (is_short && i != n / 6 % 6 && i != (n / 6 + 3) % 6) continue;
-            const hard_case k = {.c = {SSD(.T = is_short ? 260 : 1000, .H = 4, .P = sizes[i].P, .N = sizes[i].N),
-                                       .name = "decays", .absent = sizes[i].absent, .seed = (uint64_t)n},
-                                 .change = set_speeds,
-                                 .bias = bias};
+        for (int i = 0; i < 8; i++, n++) {
+            if (is_short && i % 4 != n / 8) continue;
+            const hard_case k = {
+                .c = {SSD(.T = is_short ? 260 : 1000, .H = 4, .P = sizes[i].P, .N = sizes[i].N, .G = sizes[i].G),
+                      .name = "decays", .absent = sizes[i].absent, .seed = (uint64_t)n},
+                .change = set_speeds,
+                .bias = bias};
             check_dtype(k, GT_BF16);
             if (!is_short || i % 2) check_dtype(k, GT_F16);
             check_dtype(k, GT_F32);
@@ -174,10 +175,13 @@ static void mix_scales(const hard_case *k, test_values *in) {
 }
 
 static void check_scales(void) {
-    const hard_case k = {.c = {SSD(.T = 300, .H = 2, .P = 64, .N = 64), .name = "mixed scales"}, .change = mix_scales};
-    check_dtype(k, GT_BF16);
-    check_dtype(k, GT_F16);
-    check_dtype(k, GT_F32);
+    for (int G = 1; G <= 2; G++) {
+        const hard_case k = {.c = {SSD(.T = 300, .H = 2, .P = 64, .N = 64, .G = G), .name = "mixed scales"},
+                             .change = mix_scales};
+        check_dtype(k, GT_BF16);
+        check_dtype(k, GT_F16);
+        check_dtype(k, GT_F32);
+    }
     test_group("ssd", "fast tokens among slow ones in a chunk");
 }
 
@@ -226,9 +230,10 @@ static void set_growth(const hard_case *k, test_values *in) {
 }
 
 static void check_growth(void) {
-    static const struct { int P, N; } sizes[] = {{64, 64}, {16, 24}, {64, 128}};
-    for (int i = 0; i < 3; i++) {
-        const hard_case k = {.c = {SSD(.T = 100, .H = 2, .P = sizes[i].P, .N = sizes[i].N), .name = "growth",
+    static const struct { int P, N, G; } sizes[] = {{64, 64, 1}, {16, 24, 1}, {64, 128, 1}, {64, 64, 2}};
+    for (int i = 0; i < 4; i++) {
+        const hard_case k = {.c = {SSD(.T = 100, .H = 2, .P = sizes[i].P, .N = sizes[i].N, .G = sizes[i].G),
+                                   .name = "growth",
                                    .absent = i == 2 ? "z dz state_in dstate_out" : "state_in dstate_out"},
                              .change = set_growth,
                              .bias = 40};

@@ -1,7 +1,7 @@
 /* gt/ssd/forward_sm90.cuh - ssd forward on compute capability 9.0, by wgmma: what forward_tensor_kernel computes, of
- * calls whose groups have two units or more (states_units()).
+ * calls with N up to 128, or to 256 where groups have two units or more (hopper_units()).
  *
- * A block has 2 HEADS units (64 rows of a head's state each, see state.cuh) of one group, and takes a segment of a
+ * A block has UNITS units (64 rows of a head's state each, see state.cuh) of one group, and takes a segment of a
  * sequence chunk by chunk (chunk.cuh), 64 tokens each.
  *
  * WARPGROUPS
@@ -11,7 +11,7 @@
  *                  so dt comes into registers a chunk ahead (UnitTimes) and it waits for no other load than these
  *                  copies.  Nor does it wait for the kernel before, unless the call's sequences are ranked
  *                  (Problem::order).
- *     consumers    two with two units each, or with one.  For y with z, four units and N <= 64, where a state takes few
+ *     consumers    two with two units each, or with one; one where a group has one unit.  For y with z, four units and N <= 64, where a state takes few
  *                  registers, four with one each (GROUPS).  They hold states as accumulators of products do, 16 rows a
  *                  warp.  A chunk:
  *         1  S = C B^T                        64 x 64 x N, from shared memory, once for the units
@@ -24,7 +24,7 @@
  *            that of a segment's last chunk at once.
  *         Checkpoints, of the state before a chunk, are stored while its S is made, too.
  *
- * SHARED MEMORY, KB, N = 128, HEADS = 2 (HopperTile has every offset): 226.5, one block a multiprocessor
+ * SHARED MEMORY, KB, N = 128, UNITS = 4 (HopperTile has every offset): 226.5, one block a multiprocessor
  *     X                96     three stages of four units; y over what was read     producer; consumers
  *                             with z 64, two stages: x comes with B and C
  *     GATE             32     with z: z of four units                              producer
@@ -35,24 +35,29 @@
  *     PREPARED          4.1   two stages of each unit: weights of the update       producer
  *     B_INVERSE ...     1.1   of the chunk; where each warpgroup stands; barriers
  * A third stage of x lets its copies come from memory while the chunk before is prepared.
+ * ONE UNIT.  A group of one unit (a head with P <= 64) has a block of one consumer and a producer, of which a
+ *     multiprocessor has two: each is a chain of latencies, and the two overlap.  N <= 64, as 64, 105.3 KB: B and C have
+ *     three stages and x four, so that all copies of a chunk are issued a chunk ahead; one warp of the producer makes
+ *     factors while the other three turn B and C into f16 (prepare_beside_factors).  N <= 128, 105.2 KB: two stages of
+ *     each.  One kernel does for calls with and without z; dz is forward_tensor_kernel's.
  * z has one stage.  For dz a warp copies its 16 rows of z and dy itself (cp.async), those of its next unit once it has
  *     read its last one's: no other warp waits for them, but forward with z took a sixth longer in that form.
  * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
  *     EMPTY comes when the products are over and z has been read, so that z of the next chunk may come.  X_EMPTY: of a
  *     stage of x, when its y is stored; the consumers' threads arrive.  GATE_FULL: of z; the producer's copies arrive.
- * REGISTERS a thread, N = 128, HEADS = 2: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
- *     Four consumers: 104, producer 64; 96 at the launch.
- * N > 128: one launch, of 256 columns and HEADS = 1, so that a state takes the registers that two of 128 columns take.
+ * REGISTERS a thread, N = 128, UNITS = 4: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
+ *     Four consumers: 104, producer 64; 96 at the launch.  One: 160, producer 96; 128 at the launch.
+ * N > 128: one launch, of 256 columns and UNITS = 2, so that a state takes the registers that two of 128 columns take.
  *     Shared memory 209.8 KB, for dz 225.8; registers 208, producer 88.
  *
  * NUMBERS.  Pairs of tokens are products of f16, too: x with a power of two a token, from registers, M with one for
  * all, from a bound.
- * ISSUE SLOTS a token and head, N = 128, HEADS = 2: 101 measured at commit 922c519, in 44 % of the slots, of which the
- *     producer had 29.
+ * ISSUE SLOTS a token and head, N = 128, UNITS = 4: 101 measured at commit 922c519, in 44 % of the slots, of which the
+ *     producer had 29.  UNITS = 1, N = 64, counted in the machine code: about 94, of which the producer has 39.
  * PRODUCTS, clocks a unit and chunk at full rate, N = 128: S 128, y 256 + 128, H 256.
- * BYTES a token and head: x, y (z, dy) 2 P each, B and C 4 N / heads of a group from memory, N from L2 with HEADS = 2,
+ * BYTES a token and head: x, y (z, dy) 2 P each, B and C 4 N / heads of a group from memory, N from L2 with UNITS = 4,
  *     checkpoints P N / 64.
- * grid: strands*G*bundles (bundles of UNITS); block 384 or 640.  Every sum has one fixed order: deterministic. */
+ * grid: strands*G*bundles (bundles of UNITS); block 384 or 640, of one unit 256.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_FORWARD_SM90_CUH
 #define GT_SSD_FORWARD_SM90_CUH
 
@@ -149,40 +154,50 @@ GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, uint32_t B_inv
 constexpr int UNGATED = 0, GATED = 1, GATE_GRADIENT = 2;
 
 /* Where things lie in shared memory, in bytes */
-template <class T_, int NP_, int HEADS_, int GATE_>
+template <class T_, int NP_, int UNITS_, int GATE_>
 struct HopperTile {
     using T = T_;
     static constexpr bool HAS_GATE = GATE_ != UNGATED, MAKES_DZ = GATE_ == GATE_GRADIENT;
-    static constexpr int NP = NP_, UNITS = 2 * HEADS_, GROUPS = GATE_ == GATED && HEADS_ == 2 && NP <= 64 ? 4 : 2;
-    static constexpr int HEADS = UNITS / GROUPS;                               /* of a consumer */
-    static constexpr int GATES = MAKES_DZ ? 2 * GROUPS : HAS_GATE ? UNITS : 0; /* tiles */
-    static constexpr int THREADS = (GROUPS + 1) * WARPGROUP;
-    static constexpr int REGISTERS = GROUPS == 4       ? 104
+    static constexpr int NP = NP_, UNITS = UNITS_,
+                         GROUPS = UNITS == 1                                 ? 1
+                                  : GATE_ == GATED && UNITS == 4 && NP <= 64 ? 4
+                                                                             : 2;
+    static constexpr int HEADS = UNITS / GROUPS;                                          /* of a consumer */
+    static constexpr int GATES = MAKES_DZ ? 2 * GROUPS : HAS_GATE ? UNITS : 0;            /* tiles */
+    static constexpr int THREADS = (GROUPS + 1) * WARPGROUP, BLOCKS = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
+    static constexpr int REGISTERS = UNITS == 1        ? 160
+                                     : GROUPS == 4     ? 104
                                      : NP > 128        ? 208
                                      : HEADS *NP > 128 ? 216
                                                        : 200,
-                         PRODUCER_REGISTERS = GROUPS == 4 ? 64 : 504 - 2 * REGISTERS;
+                         PRODUCER_REGISTERS = UNITS == 1    ? 256 - REGISTERS
+                                              : GROUPS == 4 ? 64
+                                                            : 504 - 2 * REGISTERS;
     static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of B and C: see wgmma.cuh */
     static constexpr int TILE_X = CHUNK * 128, TILE_B = CHUNK * 2 * NP;
-    static constexpr int X_STAGES = HAS_GATE && HEADS * NP > 128 ? 2 : 3, X_AHEAD = X_STAGES - 2;
+    static constexpr int B_STAGES = UNITS == 1 && NP <= 64 ? 3 : 2, B_AHEAD = B_STAGES - 2;
+    static constexpr int X_STAGES = B_AHEAD                                        ? 4
+                                    : HAS_GATE && (UNITS == 1 || HEADS * NP > 128) ? 2
+                                                                                   : 3,
+                         X_AHEAD = X_STAGES > 2;
     static constexpr int LATER = X_AHEAD + (HAS_GATE && !MAKES_DZ);          /* groups of copies that follow B and C */
     static constexpr int X = 0;                                              /* [X_STAGES][UNITS]; then y */
     static constexpr int GATE = X + X_STAGES * UNITS * TILE_X;               /* [UNITS]; for dz [GROUPS][2]: z, dy */
     static constexpr int M = GATE + GATES * TILE_X;                          /* [UNITS] */
-    static constexpr int B = M + UNITS * TILE_X;                             /* [2] */
-    static constexpr int C = B + 2 * TILE_B;                                 /* [2] */
-    static constexpr int FACTORS = C + 2 * TILE_B;                           /* [2][UNITS] */
+    static constexpr int B = M + UNITS * TILE_X;                             /* [B_STAGES] */
+    static constexpr int C = B + B_STAGES * TILE_B;                          /* [B_STAGES] */
+    static constexpr int FACTORS = C + B_STAGES * TILE_B;                    /* [2][UNITS] */
     static constexpr int PREPARED = FACTORS + 2 * UNITS * 4 * Merged::COUNT; /* [2][UNITS] */
     static constexpr int B_INVERSE = PREPARED + 2 * UNITS * 4 * Prepared::COUNT;
     static constexpr int C_INVERSE = B_INVERSE + 4 * CHUNK;
     static constexpr int CURSOR = C_INVERSE + 4 * CHUNK; /* of each warpgroup */
     static constexpr int FULL = CURSOR + (GROUPS + 1) * GroupCursor<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
     static constexpr int X_EMPTY = EMPTY + 16;                                                        /* [X_STAGES] */
-    static constexpr int GATE_FULL = X_EMPTY + 24;
+    static constexpr int GATE_FULL = X_EMPTY + 8 * X_STAGES;
     static constexpr int GATE_AT = GATE_FULL + 8; /* [UNITS][2], for dz: where rows of z and dy begin */
     static constexpr int BYTES = GATE_AT + MAKES_DZ * UNITS * 16;
     static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
-    static_assert(BYTES <= 227 * 1024, "fits sm_90");
+    static_assert(BLOCKS * (BYTES + 1024) <= 228 * 1024, "fits sm_90");
 };
 
 /* Where a piece of a row of B or C lies. */
@@ -193,14 +208,14 @@ GT_DEV uint32_t group_address(int row, int piece) {
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
-/* maxima[row] <- the largest magnitude of a row of a unit's x, of 64 rows, by one warp.  maxima: shared, fp32. */
-template <class T>
-GT_DEV void row_maxima(uint32_t tile, uint32_t maxima) {
+/* maxima[row] <- the largest magnitude of a row of a unit's x, of `rows` rows from `first` on, multiples of 8 AT_ONCE;
+ * by one warp.  maxima: shared, fp32. */
+template <class T, int AT_ONCE>
+GT_DEV void row_maxima(uint32_t tile, uint32_t maxima, int first, int rows) {
     using Lanes = RowLanes<64>;
-    constexpr int AT_ONCE = 4;
     const Lanes at(own_lane());
     GT_NO_UNROLL
-    for (int block = 0; block < CHUNK / Lanes::ROWS; block += AT_ONCE) {
+    for (int block = first / Lanes::ROWS; block < (first + rows) / Lanes::ROWS; block += AT_ONCE) {
         uint4 x[AT_ONCE][Lanes::PIECES];
         GT_UNROLL
         for (int i = 0; i < AT_ONCE * Lanes::PIECES; i++)
@@ -214,40 +229,55 @@ GT_DEV void row_maxima(uint32_t tile, uint32_t maxima) {
     }
 }
 
-/* As rows_to_f16, for B or C: rows of panels, by four warps; a warp has AT_ONCE blocks of rows side by side. */
-template <class Tile>
-GT_DEV void group_to_f16(uint32_t tile, uint32_t inverses, int warp) {
+/* As rows_to_f16, for B or C: rows of panels, AT_ONCE blocks of rows side by side, `first` and every `step`-th further,
+ * by one warp. */
+template <class Tile, int AT_ONCE>
+GT_DEV void blocks_to_f16(uint32_t tile, uint32_t inverses, int first, int step) {
     using T = typename Tile::T;
     using Lanes = RowLanes<Tile::NP>;
-    constexpr int ALL = CHUNK / Lanes::ROWS, OWN = ALL >= 8 ? 2 : 1, AT_ONCE = Tile::NP > 128 ? 1 : OWN;
     constexpr int PIECES = Lanes::PIECES;
     const Lanes at(own_lane());
+    const auto row = [&](int block) { return (step * block + first) * Lanes::ROWS + at.row; };
+    const auto address = [&](int block, int i) {
+        return tile + group_address<Tile>(row(block), at.piece + Lanes::LANES * i);
+    };
+    uint4 x[AT_ONCE][PIECES];
+    GT_UNROLL
+    for (int i = 0; i < AT_ONCE * PIECES; i++) x[i / PIECES][i % PIECES] = lds<uint4>(address(i / PIECES, i % PIECES));
+    float largest[AT_ONCE];
+    GT_UNROLL
+    for (int k = 0; k < AT_ONCE; k++) largest[k] = row_maximum<T, Lanes::LANES>(larger_of<T>(x[k]));
+    GT_UNROLL
+    for (int k = 0; k < AT_ONCE; k++) {
+        const Power power = power_of(largest[k]);
+        GT_UNROLL
+        for (int i = 0; i < PIECES; i++)
+            sts<uint4>(address(k, i), {scaled_f16<T>(x[k][i].x, power.value), scaled_f16<T>(x[k][i].y, power.value),
+                                       scaled_f16<T>(x[k][i].z, power.value), scaled_f16<T>(x[k][i].w, power.value)});
+        if (at.piece == 0) sts<float>(inverses + 4 * row(k), power.inverse);
+    }
+}
+
+/* All rows of B or C, by four warps. */
+template <class Tile>
+GT_DEV void group_to_f16(uint32_t tile, uint32_t inverses, int warp) {
+    constexpr int ALL = CHUNK / RowLanes<Tile::NP>::ROWS, OWN = ALL >= 8 ? 2 : 1;
+    constexpr int AT_ONCE = Tile::NP > 128 ? 1 : OWN;
     if (warp >= ALL) return;
     GT_NO_UNROLL
-    for (int first = 0; first < OWN; first += AT_ONCE) {
-        uint4 x[AT_ONCE][PIECES];
-        const auto address = [&](int block, int i) {
-            return tile + group_address<Tile>((4 * (first + block) + warp) * Lanes::ROWS + at.row,
-                                              at.piece + Lanes::LANES * i);
-        };
-        GT_UNROLL
-        for (int i = 0; i < AT_ONCE * PIECES; i++)
-            x[i / PIECES][i % PIECES] = lds<uint4>(address(i / PIECES, i % PIECES));
-        float largest[AT_ONCE];
-        GT_UNROLL
-        for (int k = 0; k < AT_ONCE; k++) largest[k] = row_maximum<T, Lanes::LANES>(larger_of<T>(x[k]));
-        GT_UNROLL
-        for (int k = 0; k < AT_ONCE; k++) {
-            const Power power = power_of(largest[k]);
-            GT_UNROLL
-            for (int i = 0; i < PIECES; i++)
-                sts<uint4>(address(k, i),
-                           {scaled_f16<T>(x[k][i].x, power.value), scaled_f16<T>(x[k][i].y, power.value),
-                            scaled_f16<T>(x[k][i].z, power.value), scaled_f16<T>(x[k][i].w, power.value)});
-            if (at.piece == 0)
-                sts<float>(inverses + 4 * ((4 * (first + k) + warp) * Lanes::ROWS + at.row), power.inverse);
-        }
-    }
+    for (int first = 0; first < OWN; first += AT_ONCE)
+        blocks_to_f16<Tile, AT_ONCE>(tile, inverses, 4 * first + warp, 4);
+}
+
+/* With one unit and copies that are a chunk ahead: what warps 1 to 3 do while warp 0 makes factors.  Rows of B and C, 16
+ * at a time; the largest magnitudes of x are for the warp that has fewer of them.  C's inverses follow those of B. */
+template <class Tile>
+GT_DEV void prepare_beside_factors(uint32_t B, uint32_t C, uint32_t inverses, uint32_t x, uint32_t maxima, int warp) {
+    static_assert(Tile::UNITS == 1 && RowLanes<Tile::NP>::ROWS == 8, "a tile is 4 times 16 rows");
+    GT_NO_UNROLL
+    for (int i = warp - 1; i < 8; i += 3)
+        blocks_to_f16<Tile, 2>(i < 4 ? B : C, inverses + i / 4 * 4 * CHUNK, 2 * (i % 4), 1);
+    if (warp == 3) row_maxima<typename Tile::T, 4>(x, maxima, 0, CHUNK);
 }
 
 template <class Tile>
@@ -259,7 +289,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
     const CopiedRows<8> of_units;
     const CopiedRows<Tile::NP / 8> of_group;
     const int warp = warp_id() % 4, unit = warp % UNITS;
-    const bool makes_factors = warp < UNITS, finds_maxima = UNITS == 4 || warp >= UNITS;
+    const bool makes_factors = warp < UNITS, finds_maxima = UNITS != 2 || warp >= UNITS;
     const bool copies_gate = Tile::HAS_GATE && !Tile::MAKES_DZ && in.z;
     int n = 0; /* chunks of all segments */
     for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
@@ -287,6 +317,15 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             if (makes_factors && chunk < chunks) of_unit.load(in, times, cursor.tokens(chunk));
             times += CHUNK * in.dt_stride.t;
         };
+        const auto load_group = [&](int chunk, int number) {
+            if (!Tile::B_AHEAD || chunk < chunks) {
+                const int at = number % Tile::B_STAGES * Tile::TILE_B, tokens = cursor.tokens(chunk);
+                of_group.copy(smem + Tile::B + at, B, in.Bm_stride.t, tokens, in.N);
+                of_group.copy(smem + Tile::C + at, C, in.Cm_stride.t, tokens, in.N);
+            }
+            B += CHUNK * in.Bm_stride.t, C += CHUNK * in.Cm_stride.t;
+            cp_async_commit();
+        };
         const auto load_x = [&](int chunk, int number) {
             if (chunk < chunks) {
                 const int stage = number % Tile::X_STAGES;
@@ -310,36 +349,49 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             }
         };
         load_times(0);
+        if constexpr (Tile::B_AHEAD)
+            load_group(0, n); /* there was chunk n - 3, whose products had ended before n - 1 */
         if constexpr (Tile::X_AHEAD) load_x(0, n);
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks; chunk++, n++) {
             const int stage = n % 2, tokens = cursor.tokens(chunk);
-            const uint32_t B_tile = smem + Tile::B + stage * Tile::TILE_B,
-                           C_tile = smem + Tile::C + stage * Tile::TILE_B;
+            const uint32_t B_tile = smem + Tile::B + n % Tile::B_STAGES * Tile::TILE_B,
+                           C_tile = smem + Tile::C + n % Tile::B_STAGES * Tile::TILE_B;
+            const uint32_t x_tile = smem + Tile::X + (n % Tile::X_STAGES * UNITS + unit) * Tile::TILE_X;
             const uint32_t addresses = smem + Tile::FACTORS + 4 * Merged::COUNT * (stage * UNITS + unit);
             const uint32_t prepared = smem + Tile::PREPARED + 4 * Prepared::COUNT * (stage * UNITS + unit);
             mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
             if constexpr (!Tile::X_AHEAD) load_x(chunk, n);
-            of_group.copy(B_tile, B, in.Bm_stride.t, tokens, in.N);
-            of_group.copy(C_tile, C, in.Cm_stride.t, tokens, in.N);
-            B += CHUNK * in.Bm_stride.t, C += CHUNK * in.Cm_stride.t;
-            cp_async_commit();
+            load_group(chunk + Tile::B_AHEAD, n + Tile::B_AHEAD);
             load_gate(chunk - 1);
-            if (makes_factors) {
+            const auto factors = [&] {
                 const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
                 load_times(chunk + 1);
                 make_factors(addresses, delta, of_unit.A);
+            };
+            if constexpr (Tile::B_AHEAD) { /* all of the chunk has been on its way since the one before */
+                load_x(chunk + 1, n + 1);
+                cp_async_wait<Tile::LATER + 1>();
+                bar_sync(BARRIER, WARPGROUP);
+                if (makes_factors)
+                    factors();
+                else
+                    prepare_beside_factors<Tile>(B_tile, C_tile, smem + Tile::B_INVERSE, x_tile,
+                                                 prepared + 4 * Prepared::X_POWERS, warp);
+            } else {
+                if (makes_factors) factors();
+                if constexpr (Tile::X_AHEAD) load_x(chunk + 1, n + 1);
+                cp_async_wait<Tile::LATER + 1>();
+                bar_sync(BARRIER, WARPGROUP);
+                if constexpr (UNITS == 1)
+                    row_maxima<T, 2>(x_tile, prepared + 4 * Prepared::X_POWERS, 16 * warp, 16);
+                else if (finds_maxima)
+                    row_maxima<T, 4>(x_tile, prepared + 4 * Prepared::X_POWERS, 0, CHUNK);
+                cp_async_wait<Tile::LATER>();
+                bar_sync(BARRIER, WARPGROUP);
+                group_to_f16<Tile>(B_tile, smem + Tile::B_INVERSE, warp);
+                group_to_f16<Tile>(C_tile, smem + Tile::C_INVERSE, warp);
             }
-            if constexpr (Tile::X_AHEAD) load_x(chunk + 1, n + 1);
-            cp_async_wait<Tile::LATER + 1>();
-            bar_sync(BARRIER, WARPGROUP);
-            if (finds_maxima)
-                row_maxima<T>(smem + Tile::X + (n % Tile::X_STAGES * UNITS + unit) * Tile::TILE_X,
-                              prepared + 4 * Prepared::X_POWERS);
-            cp_async_wait<Tile::LATER>();
-            bar_sync(BARRIER, WARPGROUP);
-            group_to_f16<Tile>(B_tile, smem + Tile::B_INVERSE, warp);
-            group_to_f16<Tile>(C_tile, smem + Tile::C_INVERSE, warp);
             bar_sync(BARRIER, WARPGROUP);
             if (makes_factors)
                 finish_factors<Tile::NP>(addresses, prepared, smem + Tile::B_INVERSE, smem + Tile::C_INVERSE);
@@ -430,7 +482,7 @@ GT_DEV float at_most_finite(float value) { return value > FLT_MAX ? FLT_MAX : va
 template <class Tile>
 struct Consumer {
     uint32_t smem;
-    GT_METHOD int group() const { return own_thread() / WARPGROUP; }
+    GT_METHOD int group() const { return Tile::GROUPS == 1 ? 0 : own_thread() / WARPGROUP; }
     GT_METHOD int unit_warp() const { return own_thread() / 32 % 4; }
     GT_METHOD int unit(int i) const { return group() * Tile::HEADS + i; }
     GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
@@ -444,8 +496,12 @@ struct Consumer {
     GT_METHOD uint32_t own_gate(int tensor) const { return smem + Tile::GATE + (2 * group() + tensor) * Tile::TILE_X; }
     GT_METHOD uint32_t gate_at(int i) const { return smem + Tile::GATE_AT + 16 * unit(i); }
     GT_METHOD uint32_t M(int i) const { return smem + Tile::M + unit(i) * Tile::TILE_X; }
-    GT_METHOD uint32_t B(int n) const { return smem + Tile::B + (unsigned)made_here(n) % 2 * Tile::TILE_B; }
-    GT_METHOD uint32_t C(int n) const { return smem + Tile::C + (unsigned)made_here(n) % 2 * Tile::TILE_B; }
+    GT_METHOD uint32_t B(int n) const {
+        return smem + Tile::B + (unsigned)made_here(n) % Tile::B_STAGES * Tile::TILE_B;
+    }
+    GT_METHOD uint32_t C(int n) const {
+        return smem + Tile::C + (unsigned)made_here(n) % Tile::B_STAGES * Tile::TILE_B;
+    }
     GT_METHOD uint32_t addresses(int n, int i) const {
         return smem + Tile::FACTORS + 4 * Merged::COUNT * ((unsigned)made_here(n) % 2 * Tile::UNITS + unit(i));
     }
@@ -779,11 +835,11 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
 }
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
-template <class T, int NP, int HEADS, int GATE>
-GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, HEADS, GATE>::THREADS) : 32, 1)
+template <class T, int NP, int UNITS, int GATE>
+GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE>::THREADS) : 32, (HopperTile<T, NP, UNITS, GATE>::BLOCKS))
 forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM90A
-    using Tile = HopperTile<T, NP, HEADS, GATE>;
+    using Tile = HopperTile<T, NP, UNITS, GATE>;
     const uint32_t smem = smem_base_of_tiles();
     if (thread_id() < 2) {
         mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);

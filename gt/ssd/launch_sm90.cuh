@@ -10,50 +10,54 @@ namespace ssd {
 
 /* Units of a block of forward's kernel, by those of passes over states (states_units()); 0: it takes another.  With
  * more than SLAB columns a warpgroup has one. */
-static inline int hopper_units(const gt_ssd_args& a, int states) { return states && a.N > SLAB ? 2 : states; }
+static inline int hopper_units(const gt_ssd_args& a, int states) { return a.N <= SLAB ? states : states >= 2 ? 2 : 0; }
 
 /* With 128 columns in a warpgroup there are registers enough: one kernel does for calls with and without z. */
-template <class T, int NP, int HEADS>
+template <class T, int NP, int UNITS>
 static gt_status launch_forward_hopper_with(const TensorParams& all, const Device& device, Chain& chain) {
     TensorParams p = all;
     const auto with = [&](auto gate) {
         constexpr int GATE = decltype(gate)::value;
-        using Tile = HopperTile<T, NP, HEADS, GATE>;
-        const int64_t each = p.in.G * group_bundles(p.in, Tile::UNITS), room = grid_room(p.in.sequences, 8, device);
+        using Tile = HopperTile<T, NP, UNITS, GATE>;
+        const int64_t each = p.in.G * group_bundles(p.in, Tile::UNITS),
+                      room = grid_room(p.in.sequences, 8 * Tile::BLOCKS, device);
         const int64_t count = strands(most_sequences(p.in.sequences) * p.in.segments.count, each, room);
         set_bundles(p.in, Tile::UNITS, count);
-        return run("ssd forward_hopper_kernel", forward_hopper_kernel<T, NP, HEADS, GATE>, count * each, Tile::THREADS,
+        return run("ssd forward_hopper_kernel", forward_hopper_kernel<T, NP, UNITS, GATE>, count * each, Tile::THREADS,
                    Tile::BYTES, chain, p);
     };
-    constexpr bool ONE = HEADS == 1 && NP <= SLAB;
-    if (p.makes_dz) return with(std::integral_constant<int, GATE_GRADIENT>());
+    constexpr bool ONE = UNITS <= 2 && NP <= SLAB;
+    if constexpr (UNITS > 1)
+        if (p.makes_dz) return with(std::integral_constant<int, GATE_GRADIENT>());
     constexpr int WITHOUT_Z = ONE ? GATED : UNGATED;
     return p.in.z ? with(std::integral_constant<int, GATED>()) : with(std::integral_constant<int, WITHOUT_Z>());
 }
 
-template <int HEADS>
+template <int UNITS>
 static gt_status launch_forward_hopper(const TensorParams& all, const Device& device, Chain& chain) {
     TensorParams p = all;
-    const gt_status status = start_segments<false>(p.in, p.state_in, p.state_in_shared, 2 * HEADS, device, chain);
+    const gt_status status = start_segments<false>(p.in, p.state_in, p.state_in_shared, UNITS, device, chain);
     if (status != GT_OK) return status;
     p.in.columns = p.in.N;
-    if constexpr (HEADS == 1) {
+    if constexpr (UNITS == 2) {
         if (p.in.N > SLAB)
-            return p.in.dtype == GT_BF16 ? launch_forward_hopper_with<bf16, 2 * SLAB, 1>(p, device, chain)
-                                         : launch_forward_hopper_with<f16, 2 * SLAB, 1>(p, device, chain);
+            return p.in.dtype == GT_BF16 ? launch_forward_hopper_with<bf16, 2 * SLAB, 2>(p, device, chain)
+                                         : launch_forward_hopper_with<f16, 2 * SLAB, 2>(p, device, chain);
     }
     return dispatch_columns(p.in, [&](auto type, auto columns) {
         constexpr int N = decltype(columns)::value;
-        return launch_forward_hopper_with < decltype(type), N == 32 ? 64 : N, HEADS > (p, device, chain);
+        constexpr int NP = N == 32 || (UNITS == 1 && N < 64) ? 64 : N;
+        return launch_forward_hopper_with<decltype(type), NP, UNITS>(p, device, chain);
     });
 }
 
 /* units: hopper_units(); states: of the passes over states, by which another kernel has its segments. */
 static inline gt_status launch_forward_units(const TensorParams& p, int units, int states, const Device& device,
                                              Chain& chain) {
-    return units == 4   ? launch_forward_hopper<2>(p, device, chain)
-           : units == 2 ? launch_forward_hopper<1>(p, device, chain)
-                        : launch_forward_tensor(p, states, device, chain);
+    return units == 4                  ? launch_forward_hopper<4>(p, device, chain)
+           : units == 2                ? launch_forward_hopper<2>(p, device, chain)
+           : units == 1 && !p.makes_dz ? launch_forward_hopper<1>(p, device, chain)
+                                       : launch_forward_tensor(p, states, device, chain);
 }
 
 } /* namespace ssd */

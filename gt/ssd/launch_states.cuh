@@ -26,18 +26,19 @@ static inline int64_t tensor_segments(const gt_ssd_args& a, const Device& device
 
 static inline bool has_hopper_kernels() {
     static Answers known = {};
-    void (*const kernel)(HopperStatesParams) = states_hopper_kernel<bf16, 64, 2, false>;
-    return has_sm90a(reinterpret_cast<const void*>(kernel), StatesHopperTile<bf16, 64, 2, false>::THREADS, known);
+    void (*const kernel)(HopperStatesParams) = states_hopper_kernel<bf16, 64, 4, false>;
+    return has_sm90a(reinterpret_cast<const void*>(kernel), StatesHopperTile<bf16, 64, 4, false>::THREADS, known);
 }
 
 /* Units of a block of the kernels for compute capability 9.0, by the sizes of a call that takes_tensor_cores(): 4, or 2
  * where a group has no more; where there are no segments to cut, blocks of 4 are for three quarters of the
  * multiprocessors or less, and blocks of 2 for all at most; or where segments are so short that states, which are
- * stored, joined and loaded once a segment, take longer than B and C of twice as many chunks.  0: it takes others.
- * With one unit a group half of a block has nothing to do either way. */
+ * stored, joined and loaded once a segment, take longer than B and C of twice as many chunks.  1 where a group has one,
+ * which then has the block.  0: it takes others. */
 static inline int units_by_sizes(const gt_ssd_args& a, const Device& device) {
     const int64_t units = units_of_group(a), room = device.multiprocessors;
-    if (a.dtype == GT_F32 || units < 2 || device.compute_capability != 90) return 0;
+    if (a.dtype == GT_F32 || device.compute_capability != 90) return 0;
+    if (units == 1) return 1;
     const int64_t sequences = most_sequences(sequences_of(a)) * a.G;
     const int64_t with_4 = sequences * ((units + 3) / 4), with_2 = sequences * ((units + 1) / 2);
     if (a.T > 2 * CHECKPOINT && with_4 * a.T <= 2 * CHECKPOINT * room) return 2;
@@ -50,11 +51,14 @@ static inline int states_units(const gt_ssd_args& a, const Device& device) {
     return has_hopper_kernels() ? units_by_sizes(a, device) : 0;
 }
 
+/* Blocks of `units` units, of the kernels for compute capability 9.0, that a multiprocessor has at a time. */
+static inline int blocks_of_units(int units) { return units == 1 ? 2 : 1; }
+
 /* As many segments as fill the multiprocessors: with a block of `units` units each or, with 0, with those of a pair. */
 static inline int64_t segments_by_units(const gt_ssd_args& a, int units, const Device& device) {
     if (!units) return tensor_segments(a, device);
     return choose_segments(sequences_of(a), a.segments, a.G * ((units_of_group(a) + units - 1) / units),
-                           device.multiprocessors, 2 * CHECKPOINT, CHECKPOINT);
+                           blocks_of_units(units) * (int64_t)device.multiprocessors, 2 * CHECKPOINT, CHECKPOINT);
 }
 
 /* Blocks of a pair of units: one a segment. */
@@ -67,7 +71,7 @@ static inline int64_t tensor_blocks(const Problem& in, const Device& device) {
 static inline int64_t states_strands(const Problem& in, int units, const Device& device) {
     if (!units) return tensor_blocks(in, device) / (in.G * group_pairs(in));
     return strands(most_sequences(in.sequences) * in.segments.count, in.G * group_bundles(in, units),
-                   grid_room(in.sequences, 8, device));
+                   grid_room(in.sequences, 8 * blocks_of_units(units), device));
 }
 
 /* Where the order of packed sequences lies, for kernels of 9.0.  NULL: there is none. */
@@ -150,15 +154,19 @@ static gt_status launch_states_hopper(const StatesParams& states, int units, int
     set_bundles(p.states.in, units, strands);
     return dispatch_columns(in, [&](auto type, auto columns) {
         constexpr int N = decltype(columns)::value, NP = N == 32 ? 64 : N;
-        const auto with = [&](auto heads, auto has_gate) {
-            using Tile = StatesHopperTile<decltype(type), NP, decltype(heads)::value, decltype(has_gate)::value>;
+        constexpr int ALONE = N < 64 ? 64 : N; /* columns of a kernel for one unit */
+        const auto with = [&](auto count, auto has_gate) {
+            constexpr int COUNT = decltype(count)::value;
+            using Tile = StatesHopperTile<decltype(type), COUNT == 1 ? ALONE : NP, COUNT, decltype(has_gate)::value>;
+            static_assert(Tile::BLOCKS == (COUNT == 1 ? 2 : 1), "as blocks_of_units() has it");
             return run("ssd states_hopper_kernel",
-                       states_hopper_kernel<typename Tile::T, NP, Tile::HEADS, Tile::HAS_GATE>,
+                       states_hopper_kernel<typename Tile::T, Tile::NP, Tile::UNITS, Tile::HAS_GATE>,
                        strands * in.G * group_bundles(in, units), Tile::THREADS, Tile::BYTES, chain, p);
         };
-        if (units == 2) return with(std::integral_constant<int, 1>(), std::true_type());
-        return REVERSE && in.z ? with(std::integral_constant<int, 2>(), std::integral_constant<bool, REVERSE>())
-                               : with(std::integral_constant<int, 2>(), std::false_type());
+        if (units == 1) return with(std::integral_constant<int, 1>(), std::true_type());
+        if (units == 2) return with(std::integral_constant<int, 2>(), std::true_type());
+        return REVERSE && in.z ? with(std::integral_constant<int, 4>(), std::integral_constant<bool, REVERSE>())
+                               : with(std::integral_constant<int, 4>(), std::false_type());
     });
 }
 

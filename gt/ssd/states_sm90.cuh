@@ -1,17 +1,17 @@
 /* gt/ssd/states_sm90.cuh - ssd on compute capability 9.0, by wgmma: passes over a segment that leave states only, of
  * 16-bit calls; what states_tensor_kernel computes, forward and reverse.
  *
- * A block has 2 HEADS units (64 rows of a head's state each, see state.cuh) of one group and takes a segment chunk by
+ * A block has UNITS units (64 rows of a head's state each, see state.cuh) of one group and takes a segment chunk by
  * chunk, 64 tokens each.  "left" is x, or dy in reverse; "right" is B, or C.
  *
  * WARPGROUPS
- *     producer     number 2.  It copies left, right and z of the chunks ahead (cp.async), and makes of each unit,
+ *     producer     the last one.  It copies left, right and z of the chunks ahead (cp.async), and makes of each unit,
  *                  a warp a unit, the tokens' weights and the chunk's decay.  dt comes into registers a chunk ahead
  *                  (UnitTimes), so it waits for no other load than these copies.  Nor does it wait for the kernel
  *                  before, unless the call's sequences are ranked (Problem::order); but a lane that writes a segment's
  *                  decay waits before that.
- *     consumers    numbers 0 and 1, with HEADS units each, whose states they hold as accumulators of products do, 16
- *                  rows a warp.  A chunk:  v_t = weight_t left_t (silu(z_t)) from transposed loads, as left operand
+ *     consumers    two with half of the units each, or one with one unit.  They hold states as accumulators of products
+ *                  do, 16 rows a warp.  A chunk:  v_t = weight_t left_t (silu(z_t)) from transposed loads, as left operand
  *                  from registers;  H <- E H + sum_t v_t right_t^T,  64 x N x 64.
  *
  * NUMBERS.  right is the operand as it came, so that nothing is converted in shared memory.  bf16: v is two terms of
@@ -22,7 +22,7 @@
  * overflow where Delta is large): it is 1 or more, follows the largest weight of a chunk when that is larger, or 2^8
  * times smaller, and changes exactly.  Checkpoints get their power from the maximum of 16 rows.
  *
- * SHARED MEMORY, KB, N = 128, HEADS = 2 (StatesHopperTile has every offset): 212.8, with z 178.7; one block a
+ * SHARED MEMORY, KB, N = 128, UNITS = 4 (StatesHopperTile has every offset): 212.8, with z 178.7; one block a
  *     multiprocessor
  *     LEFT             32     of a stage: a tile of each unit                      producer
  *     GATE             32     of a stage, with z                                   producer
@@ -30,16 +30,19 @@
  *     PREPARED          1.1   of a stage: weights and decays of each unit          producer
  *     STAGING          16     checkpoints pass through it                          consumers
  *     CURSOR, FULL ...  0.6   where each warpgroup stands; barriers
- *     Four stages, or two with z and HEADS = 2.
+ *     Four stages, or two with z and UNITS = 4.
+ *     A group of one unit (a head with P <= 64) has a block of one consumer, of which a multiprocessor has two: 105.2 KB
+ *     with three stages or, N <= 64, as 64, 105.5 with four; one kernel with and without z.
  * MBARRIERS.  FULL, EMPTY: of a stage; the producer's and the consumers' threads arrive.
- * REGISTERS a thread, N = 128, HEADS = 2: H 128, v 32, sums 32 of 224; producer 56.  f16: v 16.
+ * REGISTERS a thread, N = 128, UNITS = 4: H 128, v 32, sums 32 of 224; producer 56.  f16: v 16.
+ *     UNITS = 1: 184, producer 72, or with N <= 64 152 and 104.
  *
- * ISSUE SLOTS a token and head, counted in the machine code, bf16, N = 128, HEADS = 2: v, products and the update 18,
+ * ISSUE SLOTS a token and head, counted in the machine code, bf16, N = 128, UNITS = 4: v, products and the update 18,
  *     checkpoints 13 more at most, the producer 8; states_tensor_kernel 88.
  * PRODUCTS, clocks a unit and chunk at full rate, N = 128: bf16 512, f16 256.
- * BYTES a token and head: left (z) 2 P each, right 2 N / heads of a group from memory, N / 2 from L2 with HEADS = 2,
+ * BYTES a token and head: left (z) 2 P each, right 2 N / heads of a group from memory, N / 2 from L2 with UNITS = 4,
  *     checkpoints P N / 64.
- * grid: strands*G*bundles (bundles of 2 HEADS units); block 384.  Every sum has one fixed order: deterministic. */
+ * grid: strands*G*bundles (bundles of UNITS); block 384, of one unit 256.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_STATES_SM90_CUH
 #define GT_SSD_STATES_SM90_CUH
 
@@ -65,28 +68,31 @@ struct UnitWeights {
 };
 
 /* Where things lie in shared memory, in bytes.  HAS_GATE: z may be given. */
-template <class T_, int NP_, int HEADS_, bool HAS_GATE_>
+template <class T_, int NP_, int UNITS_, bool HAS_GATE_>
 struct StatesHopperTile {
     using T = T_;
     static constexpr bool HAS_GATE = HAS_GATE_, IS_BF16 = std::is_same<T, bf16>::value;
-    static constexpr int NP = NP_, HEADS = HEADS_, UNITS = CONSUMERS * HEADS;
-    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-    static constexpr int REGISTERS = HEADS * NP > 128 ? 224 : 200, PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
+    static constexpr int NP = NP_, UNITS = UNITS_, GROUPS = UNITS == 1 ? 1 : CONSUMERS, HEADS = UNITS / GROUPS;
+    static constexpr int THREADS = (GROUPS + 1) * WARPGROUP, BLOCKS = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
+    static constexpr int REGISTERS = UNITS == 1         ? (NP > 64 ? 184 : 152)
+                                     : HEADS * NP > 128 ? 224
+                                                        : 200,
+                         PRODUCER_REGISTERS = UNITS == 1 ? 256 - REGISTERS : 504 - 2 * REGISTERS;
     static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of right: see wgmma.cuh */
     static constexpr int TILE_LEFT = CHUNK * 128, TILE_RIGHT = CHUNK * 2 * NP;
-    static constexpr int STAGES = HEADS == 2 && HAS_GATE ? 2 : 4;
+    static constexpr int STAGES = UNITS == 4 && HAS_GATE ? 2 : UNITS == 1 && NP > 64 ? 3 : 4;
     static constexpr int LEFT = 0;                        /* of a stage: [UNITS] */
     static constexpr int GATE = LEFT + UNITS * TILE_LEFT; /* [UNITS] */
     static constexpr int RIGHT = GATE + (HAS_GATE ? UNITS * TILE_LEFT : 0);
     static constexpr int STAGE = RIGHT + TILE_RIGHT;
-    static constexpr int STAGING = STAGES * STAGE;                   /* [CONSUMERS], 64 rows of 64 columns */
-    static constexpr int PREPARED = STAGING + CONSUMERS * TILE_LEFT; /* [STAGES][UNITS] */
+    static constexpr int STAGING = STAGES * STAGE;                /* [GROUPS], 64 rows of 64 columns */
+    static constexpr int PREPARED = STAGING + GROUPS * TILE_LEFT; /* [STAGES][UNITS] */
     static constexpr int CURSOR = PREPARED + STAGES * UNITS * 4 * UnitWeights::COUNT; /* of each warpgroup */
-    static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES,
+    static constexpr int FULL = CURSOR + (GROUPS + 1) * GroupCursor<UNITS>::BYTES,
                          EMPTY = FULL + 8 * STAGES; /* [STAGES] */
     static constexpr int BYTES = EMPTY + 8 * STAGES;
     static_assert(STAGE % 1024 == 0 && FULL % 8 == 0, "aligned");
-    static_assert(BYTES <= 227 * 1024, "fits sm_90");
+    static_assert(BLOCKS * (BYTES + 1024) <= 228 * 1024, "fits sm_90");
 };
 
 /* What a pass takes of a segment's chunks: all of them, but where nobody wants the state after all of a sequence's.
@@ -157,7 +163,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
     using T = typename Tile::T;
     constexpr int BARRIER = 1, UNITS = Tile::UNITS, STAGES = Tile::STAGES, AHEAD = STAGES - 1;
     const Problem& in = p.states.in;
-    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + CONSUMERS * GroupCursor<UNITS>::BYTES};
+    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + Tile::GROUPS * GroupCursor<UNITS>::BYTES};
     const CopiedRows<8> of_units;
     const CopiedRows<Tile::NP / 8> of_group;
     const int unit = warp_id() % 4;
@@ -247,7 +253,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
 template <class Tile>
 struct StatesConsumer {
     uint32_t smem;
-    GT_METHOD int group() const { return own_thread() / WARPGROUP; }
+    GT_METHOD int group() const { return Tile::GROUPS == 1 ? 0 : own_thread() / WARPGROUP; }
     GT_METHOD int unit_warp() const { return own_thread() / 32 % 4; }
     GT_METHOD int unit(int i) const { return group() * Tile::HEADS + i; }
     GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
@@ -466,18 +472,19 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
 }
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
-template <class T, int NP, int HEADS, bool HAS_GATE>
-GT_KERNEL(GT_SM90A ? (StatesHopperTile<T, NP, HEADS, HAS_GATE>::THREADS) : 32, 1)
+template <class T, int NP, int UNITS, bool HAS_GATE>
+GT_KERNEL(GT_SM90A ? (StatesHopperTile<T, NP, UNITS, HAS_GATE>::THREADS) : 32,
+          (StatesHopperTile<T, NP, UNITS, HAS_GATE>::BLOCKS))
 states_hopper_kernel(const GT_GRID_CONSTANT HopperStatesParams p) {
 #if GT_SM90A
-    using Tile = StatesHopperTile<T, NP, HEADS, HAS_GATE>;
+    using Tile = StatesHopperTile<T, NP, UNITS, HAS_GATE>;
     const uint32_t smem = smem_base_of_tiles();
     if (thread_id() < Tile::STAGES) {
         mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
-        mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), CONSUMERS * WARPGROUP);
+        mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), Tile::GROUPS * WARPGROUP);
     }
     sync_threads();
-    if (warp_id() / 4 == CONSUMERS) {
+    if (warp_id() / 4 == Tile::GROUPS) {
         if (p.states.in.order) wait_for_chain(); /* else it reads inputs of the call alone */
         give_registers<Tile::PRODUCER_REGISTERS>();
         states_producer<Tile>(p, smem);
