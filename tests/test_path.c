@@ -198,8 +198,8 @@ static void test_ssd(void) {
     /* dz last, for its memory holds dy silu(z) */
     expect_ssd(&gated, "backward: gate_kernel, states_hopper_kernel (2 times), scan_segments_kernel, ");
     expect_ssd(&gated, ", chunk_times_kernel, states_hopper_kernel (2 times), scan_segments_kernel, "
-                       "forward_hopper_kernel, reduce_rows_kernel");
-    gated.decay_out = memory;
+                       "forward_hopper_kernel, reduce_rows");
+    gated.decay_out = memory, gated.z = apart + 14; /* aligned */
     expect_ssd(&gated, "; segment backward: gate_kernel, states_hopper_kernel (2 times), scan_segments_kernel");
     gated = alone, gated.z = memory; /* who reads z itself, and who does not, side by side */
     expect_ssd(&gated, "backward: gate_kernel, states_tensor_kernel (2 times), chunk_factors_kernel, "
