@@ -51,8 +51,8 @@
  * dC and dB are summed where the products are made.  B, C: f16, a power a row; h, G as saved, a power for 16 rows,
  * which goes into the left operand or, for columns, behind the product.  The state that the chunk makes: exp(sum a) h
  * as a product too, with a diagonal left operand.
- * GATE.  With z dy is f16, times a power of two a row, rounded once, from fp32 (gate_sm90.cuh).  x stays as it is: in dS
- * dy is two terms of bf16, which hold an f16 exactly.  M is f16, with what undoes dy's
+ * GATE.  With z dy is f16, times a power of two a row, rounded once, from fp32 (gate_sm90.cuh).  x stays as it is: in
+ * dS dy is two terms of bf16, which hold an f16 exactly.  M is f16, with what undoes dy's
  * row t and a power for each column s, which U_s has, too (store_M_powers).
  * N > 128: launches of 128 columns, all of them this kernel's.  Each makes dB and dC of its columns.  The first ones
  * leave their sum of dx in fp32, to which the last adds.  chunk_times_kernel adds the sums by token of all.

@@ -5,8 +5,8 @@
  * over 27 binades, whatever the range of dy and z.  What undoes the power lies apart (Problem::dy_inverses), 0.03 of y.
  * g lies in the memory of dz, which is made last, from dy and z; where there is no dz, in workspace.
  *
- * A warp has a chunk's 64 tokens of a tile, 16 at a time: eight lanes a row, a piece of 16 bytes a lane, four rows side by
- * side.  The warps of a block have tiles beside each other.  A row's largest magnitude comes of three exchanges.
+ * A warp has a chunk's 64 tokens of a tile, 16 at a time: eight lanes a row, a piece of 16 bytes a lane.  The warps of
+ * a block have tiles beside each other.  A row's largest magnitude comes of three exchanges.
  * REGISTERS a thread: 80, of which dy and z under way 32.  No shared memory.
  * ISSUE SLOTS a token and head, P = 64, counted in the machine code: 40.
  * BYTES a token and head: dy, z, g 2 P each, 4 a tile.

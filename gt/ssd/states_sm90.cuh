@@ -102,8 +102,8 @@ struct NeededChunks {
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
-/* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  One warp.  left: by what their rows of left are to be
- * multiplied.  power: the unit's, which may change.  Returns the log of the chunk's decay. */
+/* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  One warp.  left: what undoes the powers of their
+ * rows of left.  power: the unit's, which may change.  Returns the log of the chunk's decay. */
 GT_DEV float weigh_chunk(uint32_t addresses, bool reverse, const float (&delta)[2], float2 left, float A,
                          float& power) {
     const int lane = own_lane();
