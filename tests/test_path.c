@@ -103,10 +103,10 @@ static void expect_ssd(const gt_ssd_args *a, const char *words) {
 
 /* What tensor cores do not take goes to the kernels for any size.  fastest, fastest_chunks: the kernels of a forward
  * that they take, and of the chunks of its backward; fp32_chunks: those with fp32 activations; of_states: of its passes
- * over states, and of segment's; of_dz: that of dz, which leaves states, too; fp32_forward: forward's with fp32
- * activations. */
+ * over states, and of segment's; of_gate: the first with z, which makes dz and leaves states, or makes dy silu(z);
+ * fp32_forward: forward's with fp32 activations. */
 static void test_ssd_of(const char *fastest, const char *fastest_chunks, const char *fp32_forward,
-                        const char *fp32_chunks, const char *of_states, const char *of_dz) {
+                        const char *fp32_chunks, const char *of_states, const char *of_gate) {
     char words[128];
     static float memory[64];
     float *const states[] = {memory, memory + 2, memory + 1};
@@ -157,11 +157,11 @@ static void test_ssd_of(const char *fastest, const char *fastest_chunks, const c
     expect_ssd(&a, "_kernel (2 times), ");
     a = good, a.N = 250;
     expect_ssd(&a, "forward: forward_kernel;");
-    a = good, a.z = memory; /* dz, and states for the others, by forward's kernel */
-    expect_ssd(&a, of_dz);
+    a = good, a.z = memory;
+    expect_ssd(&a, of_gate);
     expect_ssd(&a, fastest_chunks);
     a.saved = memory, a.saved_bytes = 1 << 30;
-    expect_ssd(&a, of_dz);
+    expect_ssd(&a, of_gate);
     a = good, a.decay_out = memory, a.z = apart;
     snprintf(words, sizeof words, "; segment: %s", of_states);
     expect_ssd(&a, words);
@@ -173,7 +173,7 @@ static void test_ssd_of(const char *fastest, const char *fastest_chunks, const c
 static void test_ssd(void) {
     if (!machine_choose("sm_86")) { /* a GPU: it is what it is */
         test_ssd_of("forward: forward_", "chunk_gradient_", "forward_fp32_", "chunk_gradient_fp32_", "states_",
-                    "backward: forward_");
+                    "backward: ");
         return;
     }
     test_ssd_of("forward: forward_tensor_kernel;", "chunk_gradient_kernel", "forward_fp32_kernel",
@@ -185,12 +185,12 @@ static void test_ssd(void) {
     machine_choose("sm_90");
     test_ssd_of("forward: forward_hopper_kernel;", "chunk_gradient_hopper_kernel", "forward_fp32_hopper_kernel",
                 "chunk_gradient_fp32_hopper_kernel", "states_hopper_kernel",
-                "backward: forward_hopper_kernel, states_hopper_kernel");
+                "backward: gate_kernel, states_hopper_kernel");
     /* a unit a group; not with more columns than a block of one unit has, nor dz */
     gt_ssd_args alone = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .G = 2, .dtype = GT_BF16};
     expect_ssd(&alone, "forward: forward_hopper_kernel; backward: states_hopper_kernel (2 times), ");
     alone.z = apart - 2;
-    expect_ssd(&alone, "forward: forward_hopper_kernel; backward: forward_tensor_kernel, states_hopper_kernel, ");
+    expect_ssd(&alone, "forward: forward_hopper_kernel; backward: gate_kernel, states_hopper_kernel (2 times), ");
     alone.z = NULL, alone.N = 256;
     expect_ssd(&alone, "forward: forward_tensor_kernel (2 times); backward: states_hopper_kernel (4 times), ");
     /* the states of segments in a launch for each 128 columns */
@@ -198,7 +198,15 @@ static void test_ssd(void) {
     static float memory[64];
     gt_ssd_args gated = wide;
     gated.z = memory;
-    expect_ssd(&gated, "backward: states_hopper_kernel (2 times), scan_segments_kernel, forward_hopper_kernel, ");
+    /* dz last, for its memory holds dy silu(z) */
+    expect_ssd(&gated, "backward: gate_kernel, states_hopper_kernel (2 times), scan_segments_kernel, ");
+    expect_ssd(&gated, ", chunk_times_kernel, states_hopper_kernel (2 times), scan_segments_kernel, "
+                       "forward_hopper_kernel, reduce_rows");
+    gated.decay_out = memory, gated.z = apart + 14; /* aligned */
+    expect_ssd(&gated, "; segment backward: gate_kernel, states_hopper_kernel (2 times), scan_segments_kernel");
+    gated = alone, gated.z = memory; /* who reads z itself, and who does not, side by side */
+    expect_ssd(&gated, "backward: gate_kernel, states_tensor_kernel (2 times), chunk_factors_kernel, "
+                       "chunk_gradient_hopper_kernel, chunk_times_kernel, forward_tensor_kernel, ");
 }
 
 static void test_errors(void) {

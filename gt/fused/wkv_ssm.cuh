@@ -9,8 +9,9 @@
  * touch what kernels of the chain write.
  *     both        of packed sequences: what no sequence has, of wkv6, of ssd
  *     forward     wkv6's pass; ssd's pass
- *     backward    wkv6's states and ssd's, unless they are saved; wkv6's G; ssd's G; ssd's chunks; wkv6's chunks;
- *                 one launch for the sums of both, or two where they are more than four
+ *     backward    wkv6's states and ssd's, unless they are saved, and what ssd makes of z; wkv6's G; ssd's G; ssd's
+ *                 chunks, and dz where it comes last; wkv6's chunks; one launch for the sums of both, or two where they
+ *                 are more than four
  * Results are those of the two calls, bit for bit with the same segments. */
 #ifndef GT_FUSED_WKV_SSM_CUH
 #define GT_FUSED_WKV_SSM_CUH

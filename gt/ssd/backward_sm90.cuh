@@ -4,12 +4,13 @@
  * backward_tensor.cuh has the formulas and the letters.  A block has 64 tokens of one group and takes its heads, and
  * their tiles of 64 rows p, one after another ("steps").  This file has the kernel; each warpgroup has a file.  What is
  * made by token is made by kernels of their own (_tokens.cuh): before, Delta and decay factors; after, da and ddt.
+ * With z dy is dy silu(z), which a kernel of its own has made, too (gate_sm90.cuh).
  *
  * WARPGROUPS, each as far ahead of those that need its results as stages and buffers of M allow:
  *     prepare   _block.cuh    copies of a step as soon as its stage is free: tiles, factors and powers by TMA, which
  *                             one warp starts.  All four warps copy x, dy and NEXT, the neighbour's x or dy, by
- *                             cp.async where they have no maps, in packed sequences where the chunk or its neighbour
- *                             is not whole, and with z; then they make dy silu(z), too
+ *                             cp.async where they have no maps, and in packed sequences where the chunk or its
+ *                             neighbour is not whole
  *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta,
  *                             M = S L Delta, for bf16 with a head's Dskip on the diagonal
  *     inputs    _inputs.cuh   dC += pre dy h;  E from C h^T;  U = Delta suf B G^T and F from it;  dx = U + M^T dy
@@ -22,19 +23,19 @@
  *
  * SHARED MEMORY, KB, of bf16 and N = 128 (HopperGradientTraits has every offset): 209, one block a multiprocessor
  *     B, C, OTHER     48     f16, the chunk's, and the neighbour's B or C          those that multiply, once
- *     stage 0, 1     112     X, DY, NEXT 24: as they came, DY with z f16           prepare
+ *     stage 0, 1     112     X, DY, NEXT 24: as they came                          prepare
  *                            H, G 32: f16                                          prepare; states: one in place
  *     M               32     two buffers of 64 x 64, each in two terms             pairs; read by inputs
  *     OUT              8     dx on its way to memory                               inputs
  *     floats           8.9   twice 3.8: factors, the neighbour's, powers of H, G   prepare; states: powers it makes
  *                            once 1.3: powers of B and C, of dC and dB             those that multiply
- *     with z M has one term (16), z of a step and of its neighbour is beside OUT (16), and floats are 9.9: 210
- *     at the end W (f16, twice) and rows of dC and dB lie over the stages.  N = 64: three stages, 197; with z 198.
+ *     with z M has one term (16), and floats are 10.4: 195
+ *     at the end W (f16, twice) and rows of dC and dB lie over the stages.  N = 64: three stages, 197; with z 183.
  *     f16 without z has one term of M, too: 193, and 181 for N = 64.
- * MBARRIERS.  FULL: a stage's copies have come, and with z dy silu(z) is made; who multiplies what cp_async has copied
- * fences it for the asynchronous proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has made H or
+ * MBARRIERS.  FULL: a stage's copies have come; who multiplies what cp_async has copied fences it for the asynchronous
+ * proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has made H or
  * G of it, and what undoes its powers.  M_FULL, M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has made the
- * powers of M's columns, and read z of the neighbour.  All are made anew for each place: see init_barriers().
+ * powers of M's columns.  All are made anew for each place: see init_barriers().
  * REGISTERS a thread: pairs 144 (S 32, W 32, dS 32), inputs and states 160 (dC or dB 64, product 32, dy or x 16; the
  *     neighbour's rows 32), prepare 48.
  *
@@ -50,8 +51,8 @@
  * dC and dB are summed where the products are made.  B, C: f16, a power a row; h, G as saved, a power for 16 rows,
  * which goes into the left operand or, for columns, behind the product.  The state that the chunk makes: exp(sum a) h
  * as a product too, with a diagonal left operand.
- * GATE.  dy stands for dy silu(z) everywhere: f16 in place of dy, times a power of two a row, from fp32, and so rounded
- * once.  x stays as it is: in dS dy is two terms of bf16, which hold an f16 exactly.  M is f16, with what undoes dy's
+ * GATE.  With z dy is f16, times a power of two a row, rounded once, from fp32 (gate_sm90.cuh).  x stays as it is: in
+ * dS dy is two terms of bf16, which hold an f16 exactly.  M is f16, with what undoes dy's
  * row t and a power for each column s, which U_s has, too (store_M_powers).
  * N > 128: launches of 128 columns, all of them this kernel's.  Each makes dB and dC of its columns.  The first ones
  * leave their sum of dx in fp32, to which the last adds.  chunk_times_kernel adds the sums by token of all.

@@ -1,12 +1,13 @@
 /* gt/ssd/backward_sm90_block.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): where
- * everything lies in shared memory, B and C as f16, dy silu(z), and the warpgroup that prepares: copies of a step's
- * tiles and of what chunk_factors_kernel has made.  store_M_powers() is of the states' warpgroup. */
+ * everything lies in shared memory, B and C as f16, and the warpgroup that prepares: copies of a step's tiles and of
+ * what chunk_factors_kernel has made.  store_M_powers() is of the states' warpgroup. */
 #ifndef GT_SSD_BACKWARD_SM90_BLOCK_CUH
 #define GT_SSD_BACKWARD_SM90_BLOCK_CUH
 
 #include "../base/bulk.cuh"
 #include "../base/wgmma.cuh"
 #include "backward_sm90_tokens.cuh"
+#include "state.cuh"
 
 namespace gt {
 namespace ssd {
@@ -32,7 +33,7 @@ GT_DEV bool has_place(const HopperGradientParams& p, int64_t place) {
 template <class T_, int N_, bool GATED_ = false>
 struct HopperGradientTraits {
     using T = T_;
-    static constexpr bool GATED = GATED_;         /* with z */
+    static constexpr bool GATED = GATED_;         /* with z: dy is dy silu(z), see Problem::dy_inverses */
     using D = std::conditional_t<GATED, f16, T>;  /* of dy in its tile, and of M */
     static constexpr int N = N_, PANELS = N / 64; /* a panel: 64 rows of 128 bytes */
     static constexpr int THREADS = 512, CONSUMERS = 384, GROUP = 128;
@@ -49,8 +50,7 @@ struct HopperGradientTraits {
     static constexpr int X = 0, DY = X + PANEL, NEXT = DY + PANEL, H = NEXT + PANEL, G = H + STATE; /* of a stage */
     static constexpr int STAGE = G + STATE;
     static constexpr int M = STAGE0 + STAGES * STAGE, OUT = M + M_BUFFERS * M_TERMS * PANEL;
-    static constexpr int GATES = OUT + PANEL, NEXT_GATES = GATES + PANEL; /* GATED: z of a step at a time */
-    static constexpr int FLOATS = OUT + PANEL * (GATED ? 3 : 1);
+    static constexpr int FLOATS = OUT + PANEL;
     /* at the end, over the stages: W for dC, W for dB, rows of dC, of dB */
     static constexpr int W = STAGE0, ROWS = W + 2 * PANEL;
     /* floats, from FLOATS */
@@ -63,9 +63,11 @@ struct HopperGradientTraits {
     static constexpr int OTHER_INVERSE = C_INVERSE + CHUNK;
     static constexpr int POWER = OTHER_INVERSE + CHUNK; /* [2][64]: at the end, of dC and dB */
     static constexpr int S_MOST = POWER + 2 * CHUNK, W_MOST = S_MOST + 4;
-    /* GATED, [STAGES][64]: what undoes the powers of dy's rows; the powers of M's columns */
+    /* GATED, [STAGES][64]: what undoes the powers of dy's rows, and of NEXT's where that is dy; the powers of M's
+     * columns */
     static constexpr int DY_INVERSE = W_MOST + 4;
-    static constexpr int M_POWER = DY_INVERSE + (GATED ? STAGES * CHUNK : 0);
+    static constexpr int NEXT_INVERSE = DY_INVERSE + (GATED ? STAGES * CHUNK : 0);
+    static constexpr int M_POWER = NEXT_INVERSE + (GATED ? STAGES * CHUNK : 0);
     static constexpr int FLOATS_COUNT = M_POWER + (GATED ? STAGES * CHUNK : 0);
     /* mbarriers, in bytes */
     static constexpr int FULL = FLOATS + 4 * FLOATS_COUNT, EMPTY = FULL + 8 * STAGES;
@@ -90,7 +92,7 @@ struct HopperBlock : ChunkGradientBlock<C> {
         sums_count = chunk_sums(p.in);
         sums = p.sums + first_step(p) * sums_count;
         const bool whole = this->tokens == CHUNK && this->neighbour_tokens % CHUNK == 0;
-        by_maps = !C::GATED && p.has_rows && (whole || !p.in.sequences.cu_seqlens);
+        by_maps = p.has_rows && (whole || !p.in.sequences.cu_seqlens);
     }
     /* The number of step 0 among those of all blocks. */
     GT_METHOD int64_t first_step(const HopperGradientParams& p) const {
@@ -172,11 +174,17 @@ GT_DEV void copy_panel(int warp, uint32_t tile, const uint16_t* from, int64_t pi
     }
 }
 
-/* Where a step is in the tensors; advance() goes to the next.  x, dy, z: the lane's first row, in elements, where they
- * do not come by maps. */
+/* NEXT is the neighbour's dy, not x. */
+template <class C>
+GT_DEV bool next_is_dy(const HopperBlock<C>& me) {
+    return me.makes_state() && !me.second;
+}
+
+/* Where a step is in the tensors; advance() goes to the next.  x, dy: the lane's first row, in elements, where they do
+ * not come by maps. */
 template <class C>
 struct StepSource {
-    int64_t x, dy, z;
+    int64_t x, dy;
     int tile, head, slot;
 
     GT_METHOD void start(const HopperGradientParams& p, const HopperBlock<C>& me, int warp) {
@@ -188,10 +196,9 @@ struct StepSource {
         if (me.by_maps) return;
         x = offset_of(in.x_stride, me.b, me.first + row, head) + 8 * piece;
         dy = offset_of(in.dy_stride, me.b, me.first + row, head) + 8 * piece;
-        z = C::GATED ? offset_of(in.z_stride, me.b, me.first + row, head) + 8 * piece : 0;
     }
     /* Starts all bulk copies of the step, by one warp: h, G, x, dy and NEXT where they have maps, factors of the chunk
-     * and of its neighbour, what undoes the states' powers.  What is not there comes as zeros. */
+     * and of its neighbour, what undoes the states' powers and those of dy.  What is not there comes as zeros. */
     GT_METHOD void load(const HopperGradientParams& p, const HopperBlock<C>& me, int step, uint32_t full) const {
         const uint32_t stage = me.stage(step);
         GT_NO_UNROLL
@@ -217,12 +224,20 @@ struct StepSource {
                       4 * ChunkTokens::MADE_COUNT, full);
         bulk_load(me.address(C::STATE_INVERSES + 8 * (step % C::STAGES)), p.inverses + (me.first_step(p) + step) * 8,
                   32, full);
+        if constexpr (C::GATED) {
+            const float* const inverses = p.in.dy_inverses + inverses_index(p.in, slot, me.second, tile);
+            bulk_load(me.address(C::DY_INVERSE + CHUNK * (step % C::STAGES)), inverses, 4 * CHUNK, full);
+            if (next_is_dy(me)) /* of the second chunk */
+                bulk_load(me.address(C::NEXT_INVERSE + CHUNK * (step % C::STAGES)), inverses + p.in.tiles * CHUNK,
+                          4 * CHUNK, full);
+        }
     }
     /* Of load(). */
     GT_METHOD static uint32_t bytes(const HopperBlock<C>& me) {
         const int tiles = !me.by_maps ? 0 : me.makes_state() ? 3 : 2;
         return 2 * C::STATE + tiles * C::PANEL + 4 * Factors::COUNT + 32 +
-               (me.makes_state() ? 4 * ChunkTokens::MADE_COUNT : 0);
+               (me.makes_state() ? 4 * ChunkTokens::MADE_COUNT : 0) + (C::GATED ? 4 * CHUNK : 0) +
+               (C::GATED && next_is_dy(me) ? 4 * CHUNK : 0);
     }
     /* Without maps: starts the copies of a warp's rows of x, dy and NEXT. */
     GT_METHOD void copy(const ChunkGradientParams& p, const HopperBlock<C>& me, int warp, uint32_t stage) const {
@@ -240,64 +255,21 @@ struct StepSource {
                        in.P - tile * TILE_P);
         }
     }
-    /* z of the chunk, and, where dy of the neighbour comes, of the neighbour. */
-    GT_METHOD void copy_gates(const ChunkGradientParams& p, const HopperBlock<C>& me, int warp) const {
-        const Problem& in = p.in;
-        const int rows = in.P - tile * TILE_P;
-        const uint16_t* from = static_cast<const uint16_t*>(in.z) + z;
-        copy_panel(warp, me.smem + C::GATES, from, in.z_stride.t, me.tokens, rows);
-        if (me.makes_state() && !me.second)
-            copy_panel(warp, me.smem + C::NEXT_GATES, from + CHUNK * in.z_stride.t, in.z_stride.t, me.neighbour_tokens,
-                       rows);
-    }
     GT_METHOD void advance(const ChunkGradientParams& p) {
         const Problem& in = p.in;
         if (++tile < in.tiles) {
-            x += TILE_P, dy += TILE_P, z += TILE_P;
+            x += TILE_P, dy += TILE_P;
         } else {
             head++;
             const int columns = (in.tiles - 1) * TILE_P;
-            x += in.x_stride.h - columns, dy += in.dy_stride.h - columns, z += in.z_stride.h - columns;
+            x += in.x_stride.h - columns, dy += in.dy_stride.h - columns;
             slot += (int)p.slots;
             tile = 0;
         }
     }
 };
 
-/* ---- dy silu(z) ------------------------------------------------------------------------------------------------- */
-
-/* silu(z), to what 16 bits tell. */
-GT_DEV float gate_of(float z) { return silu_of_sigmoid(z, sigmoid_fast(z)); }
-
-/* A warp's 16 rows of dy silu(z) of a step, f16 in place, a power of two a row.  A lane has of the rows what it copied
- * itself. */
-template <class C>
-GT_DEV void gate_rows(const HopperBlock<C>& me, int warp, int step) {
-    using E = Element<typename C::T>;
-    const uint32_t tile = me.stage(step) + C::DY, gates = me.smem + C::GATES;
-    const int lane = here();
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) {
-        const uint32_t address = panel_at<128>(16 * warp + lane / 8 + 4 * i, lane % 8);
-        const uint4 dy = lds<uint4>(tile + address), z = lds<uint4>(gates + address);
-        const uint32_t left[4] = {dy.x, dy.y, dy.z, dy.w}, right[4] = {z.x, z.y, z.z, z.w};
-        float x[8], largest = 0.0f;
-        GT_UNROLL
-        for (int e = 0; e < 4; e++) {
-            x[2 * e] = E::lo(left[e]) * gate_of(E::lo(right[e]));
-            x[2 * e + 1] = E::hi(left[e]) * gate_of(E::hi(right[e]));
-            largest = fmaxf(largest, fmaxf(fabsf(x[2 * e]), fabsf(x[2 * e + 1])));
-        }
-        GT_UNROLL
-        for (int mask = 1; mask < 8; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
-        const Power power = power_of(finite(largest));
-        const auto pair = [&](int e) { return pack_f16(x[e] * power.value, x[e + 1] * power.value); };
-        sts<uint4>(tile + address, {pair(0), pair(2), pair(4), pair(6)});
-        if (lane % 8 == 0)
-            sts<float>(me.address(C::DY_INVERSE + CHUNK * (step % C::STAGES) + 16 * warp + lane / 8 + 4 * i),
-                       power.inverse);
-    }
-}
+/* ---- powers ------------------------------------------------------------------------------------------------------ */
 
 /* The step's largest |Delta|, or LEAST_DELTA. */
 template <class C>
@@ -339,8 +311,8 @@ GT_DEV void store_M_powers(const HopperBlock<C>& me, int step, float skip) {
 
 /* ---- the preparing warps ---------------------------------------------------------------------------------------- */
 
-/* A step: as soon as its stage is free, its copies.  Nobody waits for them here but with z, to gate dy.  By maps it is
- * the work of one warp, which arrives at FULL alone; else each thread arrives twice, once by its cp_async. */
+/* A step: as soon as its stage is free, its copies.  Nobody waits for them here.  By maps it is the work of one warp,
+ * which arrives at FULL alone; else each thread arrives twice, once by its cp_async. */
 template <class C>
 GT_DEV void prepare_role(const HopperGradientParams& p, const HopperBlock<C>& me) {
     const int warp = me.warp - C::CONSUMERS / 32;
@@ -356,20 +328,9 @@ GT_DEV void prepare_role(const HopperGradientParams& p, const HopperBlock<C>& me
         if (warp == 0) source.load(p, me, step, full);
         if (!me.by_maps) {
             source.copy(p, me, warp, me.stage(step));
-            if constexpr (C::GATED) { /* the lane has read GATES; states have read NEXT_GATES */
-                if (step > 0 && me.makes_state() && !me.second)
-                    mbarrier_wait(me.smem + C::POWERS_MADE + 8 * ((step - 1) % C::STAGES), (step - 1) / C::STAGES % 2);
-                source.copy_gates(p, me, warp);
-                cp_async_commit();
-            }
             cp_async_arrive(full);
         }
         source.advance(p);
-        if constexpr (C::GATED) {
-            cp_async_wait<0>();
-            gate_rows(me, warp, step);
-            fence_async_proxy();
-        }
         if (warp == 0)
             mbarrier_arrive_expect(full, source.bytes(me));
         else

@@ -13,31 +13,35 @@ namespace gt {
 namespace ssd {
 
 /* The left operands of the state that the chunk makes, of the warp's 16 rows p and all t: NEXT, by what the tokens
- * weigh (WEIGHTS of the neighbour) and what undoes the powers of OTHER; dy with z by silu(z), too.  And, returned, what
+ * weigh (WEIGHTS of the neighbour) and what undoes the powers of OTHER and, with z, of dy.  And, returned, what
  * the warp's rows of the state before are multiplied by.  Both have a power of two in them, which brings the sums to
  * f16; what undoes it takes the place of what undid that of the rows before. */
 template <class C>
 GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, int step, uint32_t (&rows)[4][4]) {
     using E = Element<typename C::T>;
+    using D = Element<typename C::D>;
     const int lane = lane_id(), weights = made_cell<C>(step);
     const uint32_t address = panel_at<128>(lane % 8 + lane / 16 * 8, 2 * at.warp + lane / 8 % 2);
     const uint32_t inverse = me.address(C::STATE_INVERSES + 8 * (step % C::STAGES) + (me.second ? 0 : 4) + at.warp);
     float x[4][4][2], sums[2] = {}; /* rows p g and g + 8 */
     GT_UNROLL
     for (int k = 0; k < 4; k++) { /* columns t */
-        uint32_t pairs[4], z[4];
+        uint32_t pairs[4];
         ldmatrix_x4_trans(pairs, me.stage(step) + C::NEXT + address + 2048 * k);
-        if (C::GATED && !me.second) ldmatrix_x4_trans(z, me.smem + C::NEXT_GATES + address + 2048 * k);
         GT_UNROLL
         for (int i = 0; i < 2; i++) {
             const int t = 16 * k + 8 * i + 2 * at.j;
             const float2 all = lds<float2>(me.address(weights + t)),
                          row = lds<float2>(me.address(C::OTHER_INVERSE + t));
-            const float2 w = {all.x * row.x, all.y * row.y};
+            float2 w = {all.x * row.x, all.y * row.y};
+            if (C::GATED && !me.second) {
+                const float2 dy = lds<float2>(me.address(C::NEXT_INVERSE + CHUNK * (step % C::STAGES) + t));
+                w.x *= dy.x, w.y *= dy.y;
+            }
             GT_UNROLL
             for (int e = 2 * i; e < 2 * i + 2; e++) {
-                float a = E::lo(pairs[e]), b = E::hi(pairs[e]);
-                if (C::GATED && !me.second) a *= gate_of(E::lo(z[e])), b *= gate_of(E::hi(z[e]));
+                const float a = C::GATED && !me.second ? D::lo(pairs[e]) : E::lo(pairs[e]),
+                            b = C::GATED && !me.second ? D::hi(pairs[e]) : E::hi(pairs[e]);
                 x[k][e][0] = a * w.x, x[k][e][1] = b * w.y;
                 sums[e % 2] += fabsf(x[k][e][0]) + fabsf(x[k][e][1]);
             }

@@ -113,7 +113,7 @@ static inline BackwardPlan plan_backward(const gt_ssd_args& a, const Device& dev
     add_output(plan.unused, a.dz, a.dz_stride, a.dtype, a.H, a.P);
     if (plan.on_tensor_cores) {
         plan.tensor = plan_tensor_backward(a, arena, states, plan.sums, states_units(a, device), device);
-        plan.has_states = !plan.tensor.makes_h && !plan.tensor.makes_dz;
+        plan.has_states = !plan.tensor.has_first();
         plan.unused.order = plan.tensor.order;
         add_output(plan.unused, a.ddt, a.ddt_stride, a.dt_dtype, a.H, 1);
         add_output(plan.unused, a.dBm, a.dBm_stride, a.dtype, a.G, a.N);

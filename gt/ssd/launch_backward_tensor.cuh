@@ -13,7 +13,9 @@ namespace ssd {
 /* What the kernels are given. */
 struct TensorBackwardPlan {
     StatesParams forward, reverse; /* h where forward did not leave it; G */
-    TensorParams gate;             /* dz, and h then */
+    TensorParams gate;             /* dz; where there is no g it comes first, and makes h, too */
+    Problem gated;                 /* what g is made of */
+    GatedRows g;                   /* rows NULL: no kernel takes it */
     ChunkGradientParams chunks;
     SplitGradientParams split; /* instead, with fp32 activations */
     ChunkTimesParams times;
@@ -22,16 +24,28 @@ struct TensorBackwardPlan {
     int units;          /* of the passes over states: see states_units() */
     int gate_units;     /* of the pass for dz: see hopper_units() */
     bool makes_h, makes_G, makes_dz;
-    int64_t rows; /* of the sums of a slab */
+    bool by_hopper; /* chunks */
+    int64_t rows;   /* of the sums of a slab */
 
-    gt_status make_states(const Device& device, Chain& chain) const {
-        if (!makes_dz) return launch_states<false>(forward, units, device, chain);
+    /* Whether something comes before G. */
+    bool has_first() const { return makes_h || makes_dz || g.rows; }
+    gt_status make_dz(const Device& device, Chain& chain) const {
         return launch_forward_units(gate, gate_units, units, device, chain);
+    }
+    gt_status make_states(const Device& device, Chain& chain) const {
+        if (makes_dz && !g.rows) return make_dz(device, chain);
+        const gt_status status = g.rows ? gate_rows(gated, g, device, chain) : GT_OK;
+        return status == GT_OK && makes_h ? launch_states<false>(forward, units, device, chain) : status;
     }
     gt_status make_gradients(const Device& device, Chain& chain) const {
         return makes_G ? launch_states<true>(reverse, units, device, chain) : GT_OK;
     }
-    gt_status finish_chunks(const Device& device, Chain& chain) const;
+    gt_status make_chunks(const Device& device, Chain& chain) const;
+    /* dz last: its memory has held g. */
+    gt_status finish_chunks(const Device& device, Chain& chain) const {
+        const gt_status status = make_chunks(device, chain);
+        return status == GT_OK && makes_dz && g.rows ? make_dz(device, chain) : status;
+    }
 };
 
 /* Compute capability 9.0.  For all slabs or none: in the other kernel shares of dx lie otherwise, and da and ddt are
@@ -96,6 +110,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     plan.rows = a.B * c.slots * 2;
     const int slab_count = slabs((int)a.N);
     const bool is_split = a.dtype == GT_F32;
+    plan.by_hopper = !is_split && has_hopper_chunks(device);
     if (is_split) {
         plan_split_chunks(a, arena, c, sums, plan);
     } else {
@@ -122,13 +137,20 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     }
     if (a.ddt && slab_count > 1 && !is_split) c.ddt_share = arena.take<float>(plan.rows * CHUNK * a.H);
 
+    if (may_gate_rows(a, device)) { /* whether kernels take it or not: they may not be known yet */
+        const GatedRows g = take_gated_rows(arena, a, a.dz, a.dz_stride);
+        if (units || plan.by_hopper) plan.g = g, plan.gated = c.in;
+    }
+
     plan.forward.in = plan.reverse.in = plan.gate.in = c.in;
+    if (plan.g.rows && units) plan.reverse.in = with_gated_rows(c.in, plan.g);
     plan.forward.state_in = plan.gate.state_in = a.state_in;
     plan.forward.state_in_shared = plan.gate.state_in_shared = a.state_in_shared;
-    plan.forward.checkpoints = plan.gate.checkpoints = c.h;
+    plan.forward.checkpoints = c.h;
+    if (!plan.g.rows) plan.gate.checkpoints = c.h;
     plan.gate.y = a.dz;
     plan.gate.y_stride = a.dz_stride;
-    plan.gate.share = c.dx_share; /* before dx needs it */
+    plan.gate.share = c.dx_share; /* before dx needs it, or after */
     plan.gate.makes_dz = 1;
     plan.reverse.state_in = a.dstate_out;
     plan.reverse.state_out = shared ? nullptr : a.dstate_in;
@@ -138,6 +160,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     if (!a.dx) c.dx_share = nullptr;
     c.dx = a.dx, c.ddt = a.ddt, c.dBm = a.dBm, c.dCm = a.dCm;
     c.dx_stride = a.dx_stride, c.ddt_stride = a.ddt_stride, c.dBm_stride = a.dBm_stride, c.dCm_stride = a.dCm_stride;
+    if (plan.g.rows && plan.by_hopper) c.in = with_gated_rows(c.in, plan.g);
     plan.tokens.chunk = c;
     return plan;
 }
@@ -195,7 +218,7 @@ static gt_status launch_hopper_chunks(const ChunkGradientParams& all, const Toke
         return run("ssd chunk_gradient_hopper_kernel", chunk_gradient_hopper_kernel<T, N, GATED>, blocks, C::THREADS,
                    C::SMEM, chain, p);
     };
-    return p.in.z ? with(std::true_type()) : with(std::false_type());
+    return p.in.dy_inverses ? with(std::true_type()) : with(std::false_type());
 }
 
 static inline gt_status launch_hopper_slab(const ChunkGradientParams& p, const TokenParams& tokens, int slab,
@@ -275,10 +298,9 @@ static inline gt_status finish_split_chunks(const SplitGradientParams& all, cons
                times.in.sequences.B * times.slots * ((times.in.H + 31) / 32), THREADS, 8 * THREADS, chain, times);
 }
 
-inline gt_status TensorBackwardPlan::finish_chunks(const Device& device, Chain& chain) const {
+inline gt_status TensorBackwardPlan::make_chunks(const Device& device, Chain& chain) const {
     gt_status status = GT_OK;
     if (chunks.in.dtype == GT_F32) return finish_split_chunks(split, times, device, chain);
-    const bool by_hopper = has_hopper_chunks(device);
     const int64_t places = rows * ((chunks.in.H + TOKEN_WARPS - 1) / TOKEN_WARPS);
     const int64_t room = (int64_t)TOKEN_BLOCKS * device.multiprocessors, blocks = places < room ? places : room;
     if (by_hopper)

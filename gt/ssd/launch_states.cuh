@@ -4,6 +4,7 @@
 #define GT_SSD_LAUNCH_STATES_CUH
 
 #include "forward_fp32.cuh"
+#include "gate_sm90.cuh"
 #include "launch_any.cuh"
 #include "states_sm90.cuh"
 
@@ -26,8 +27,8 @@ static inline int64_t tensor_segments(const gt_ssd_args& a, const Device& device
 
 static inline bool has_hopper_kernels() {
     static Answers known = {};
-    void (*const kernel)(HopperStatesParams) = states_hopper_kernel<bf16, 64, 4, false>;
-    return has_sm90a(reinterpret_cast<const void*>(kernel), StatesHopperTile<bf16, 64, 4, false>::THREADS, known);
+    void (*const kernel)(HopperStatesParams) = states_hopper_kernel<bf16, 64, 4, bf16>;
+    return has_sm90a(reinterpret_cast<const void*>(kernel), StatesHopperTile<bf16, 64, 4, bf16>::THREADS, known);
 }
 
 /* Units of a block of the kernels for compute capability 9.0, by the sizes of a call that takes_tensor_cores(): 4, or 2
@@ -77,6 +78,37 @@ static inline int64_t states_strands(const Problem& in, int units, const Device&
 /* Where the order of packed sequences lies, for kernels of 9.0.  NULL: there is none. */
 static inline int32_t* take_order(Arena& arena, const gt_ssd_args& a, int units) {
     return units && a.seq_capacity > 1 ? arena.take<int32_t>(a.seq_capacity) : nullptr;
+}
+
+/* ---- dy silu(z) -------------------------------------------------------------------------------------------------- */
+
+/* Whether kernels of 9.0 that take it may be among those of the call: which there are may not be known yet. */
+static inline bool may_gate_rows(const gt_ssd_args& a, const Device& device) {
+    return a.z && a.dtype != GT_F32 && device.compute_capability == 90;
+}
+
+/* dz: its memory, which is written once all have read g; or NULL. */
+static inline GatedRows take_gated_rows(Arena& arena, const gt_ssd_args& a, void* dz, const gt_stride& dz_stride) {
+    const int64_t tiles = (a.P + TILE_P - 1) / TILE_P, row = a.H * a.P;
+    GatedRows g = {dz, dz_stride, arena.take<float>(checkpoint_slots(a) * SLOT_CHUNKS * tiles * CHUNK)};
+    if (!dz) g.rows = arena.take<f16>(a.B * a.T * row), g.stride = {a.T * row, row, a.P};
+    return g;
+}
+
+/* in, with g for dy. */
+static inline Problem with_gated_rows(Problem in, const GatedRows& g) {
+    in.z = nullptr;
+    in.dy = g.rows, in.dy_stride = g.stride, in.dy_inverses = g.inverses;
+    return in;
+}
+
+static inline gt_status gate_rows(const Problem& in, const GatedRows& g, const Device& device, Chain& chain) {
+    GateParams p = {in, g, chunk_slots(in.sequences, CHECKPOINT), 0};
+    p.rows = in.sequences.B * p.slots * SLOT_CHUNKS;
+    const int64_t blocks = (p.rows * in.H * in.tiles + GATE_WARPS - 1) / GATE_WARPS;
+    const int64_t room = (int64_t)GATE_BLOCKS * device.multiprocessors;
+    return run("ssd gate_kernel", in.dtype == GT_BF16 ? gate_kernel<bf16> : gate_kernel<f16>,
+               blocks < room ? blocks : room, 32 * GATE_WARPS, 0, chain, p);
 }
 
 /* ---- columns ----------------------------------------------------------------------------------------------------- */
@@ -140,8 +172,6 @@ static gt_status launch_states_fp32(const StatesParams& p, int64_t blocks, Chain
     });
 }
 
-/* With one unit a warpgroup there are registers and shared memory enough: one kernel does for calls with and without
- * z. */
 template <bool REVERSE>
 static gt_status launch_states_hopper(const StatesParams& states, int units, int64_t strands, Chain& chain) {
     const Problem& in = states.in;
@@ -154,19 +184,23 @@ static gt_status launch_states_hopper(const StatesParams& states, int units, int
     set_bundles(p.states.in, units, strands);
     return dispatch_columns(in, [&](auto type, auto columns) {
         constexpr int N = decltype(columns)::value, NP = N == 32 ? 64 : N;
+        using T = decltype(type);
         constexpr int ALONE = N < 64 ? 64 : N; /* columns of a kernel for one unit */
-        const auto with = [&](auto count, auto has_gate) {
+        const auto with = [&](auto count, auto left) {
             constexpr int COUNT = decltype(count)::value;
-            using Tile = StatesHopperTile<decltype(type), COUNT == 1 ? ALONE : NP, COUNT, decltype(has_gate)::value>;
+            using Tile = StatesHopperTile<T, COUNT == 1 ? ALONE : NP, COUNT, decltype(left)>;
             static_assert(Tile::BLOCKS == (COUNT == 1 ? 2 : 1), "as blocks_of_units() has it");
-            return run("ssd states_hopper_kernel",
-                       states_hopper_kernel<typename Tile::T, Tile::NP, Tile::UNITS, Tile::HAS_GATE>,
+            return run("ssd states_hopper_kernel", states_hopper_kernel<T, Tile::NP, COUNT, typename Tile::L>,
                        strands * in.G * group_bundles(in, units), Tile::THREADS, Tile::BYTES, chain, p);
         };
-        if (units == 1) return with(std::integral_constant<int, 1>(), std::true_type());
-        if (units == 2) return with(std::integral_constant<int, 2>(), std::true_type());
-        return REVERSE && in.z ? with(std::integral_constant<int, 4>(), std::integral_constant<bool, REVERSE>())
-                               : with(std::integral_constant<int, 4>(), std::false_type());
+        const auto with_units = [&](auto count) {
+            /* of what left is in reverse, with z */
+            using L = typename std::conditional<REVERSE, f16, T>::type;
+            return REVERSE && in.dy_inverses ? with(count, L()) : with(count, T());
+        };
+        return units == 1   ? with_units(std::integral_constant<int, 1>())
+               : units == 2 ? with_units(std::integral_constant<int, 2>())
+                            : with_units(std::integral_constant<int, 4>());
     });
 }
 

@@ -69,6 +69,8 @@ struct Problem {
     int skip_per_channel;
     const void *x, *dt, *Bm, *Cm, *z, *dy;
     const float *A, *Dskip, *dt_bias;
+    /* Not NULL: dy is f16 and stands for dy silu(z), z being NULL; these undo its powers (gate_sm90.cuh). */
+    const float* dy_inverses;
     gt_stride x_stride, dt_stride, Bm_stride, Cm_stride, z_stride, dy_stride;
     int tiles; /* of 64 rows of P */
     /* The sequences in the order in which passes on 9.0 take them: the longest first (see rank_sequences).  NULL: as

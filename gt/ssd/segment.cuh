@@ -33,12 +33,18 @@ struct SegmentPlan {
     bool on_tensor_cores;
     int units; /* see states_units() */
     float *state_out, *decay_out;
+    GatedRows g; /* rows NULL: it is not made */
     size_t bytes;
 
     gt_status run_local(const Device& device, Chain& stream) const {
         if (on_tensor_cores) {
             StatesParams p = {};
             p.in = in;
+            if (g.rows) {
+                const gt_status status = gate_rows(in, g, device, stream);
+                if (status != GT_OK) return status;
+                p.in = with_gated_rows(in, g);
+            }
             p.is_local = ALL_SEGMENTS;
             return launch_states_once<REVERSE>(p, units, device, stream);
         }
@@ -74,6 +80,7 @@ static inline SegmentPlan<REVERSE> plan_segment(const gt_ssd_args& args, const D
     plan.in = problem_of(a);
     plan.in.segments = take_segments(
         arena, a, plan.on_tensor_cores ? segments_by_units(a, plan.units, device) : segments_for(a, device), true);
+    if (plan.units && REVERSE && may_gate_rows(a, device)) plan.g = take_gated_rows(arena, a, nullptr, {});
     plan.state_out = REVERSE ? a.dstate_in : a.state_out;
     plan.decay_out = a.decay_out;
     plan.bytes = arena.bytes();
@@ -81,6 +88,7 @@ static inline SegmentPlan<REVERSE> plan_segment(const gt_ssd_args& args, const D
         Arena other(nullptr);
         if (!plan.on_tensor_cores) break;
         take_segments(other, a, segments_by_units(a, units, device), true);
+        if (units && REVERSE && may_gate_rows(a, device)) take_gated_rows(other, a, nullptr, {});
         if (other.bytes() > plan.bytes) plan.bytes = other.bytes();
     }
     return plan;

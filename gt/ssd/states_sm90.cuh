@@ -2,17 +2,18 @@
  * 16-bit calls; what states_tensor_kernel computes, forward and reverse.
  *
  * A block has UNITS units (64 rows of a head's state each, see state.cuh) of one group and takes a segment chunk by
- * chunk, 64 tokens each.  "left" is x, or dy in reverse; "right" is B, or C.
+ * chunk, 64 tokens each.  "left" is x, or dy in reverse, or, with z, dy silu(z) as gate_sm90.cuh leaves it: f16, with
+ * a power of two for 64 numbers; "right" is B, or C.
  *
  * WARPGROUPS
- *     producer     the last one.  It copies left, right and z of the chunks ahead (cp.async), and makes of each unit,
- *                  a warp a unit, the tokens' weights and the chunk's decay.  dt comes into registers a chunk ahead
- *                  (UnitTimes), so it waits for no other load than these copies.  Nor does it wait for the kernel
- *                  before, unless the call's sequences are ranked (Problem::order); but a lane that writes a segment's
- *                  decay waits before that.
+ *     producer     the last one.  It copies left and right of the chunks ahead (cp.async), and makes of each unit, a
+ *                  warp a unit, the tokens' weights, with z times what undoes the powers of left, and the chunk's
+ *                  decay.  dt, and these, come into registers a chunk ahead (UnitTimes), so it waits for no other load
+ *                  than these copies.  Nor does it wait for the kernel before, unless the call's sequences are ranked
+ *                  (Problem::order) or that makes left; but a lane that writes a segment's decay waits before that.
  *     consumers    two with half of the units each, or one with one unit.  They hold states as accumulators of products
- *                  do, 16 rows a warp.  A chunk:  v_t = weight_t left_t (silu(z_t)) from transposed loads, as left operand
- *                  from registers;  H <- E H + sum_t v_t right_t^T,  64 x N x 64.
+ *                  do, 16 rows a warp.  A chunk:  v_t = weight_t left_t from transposed loads, as left operand from
+ *                  registers;  H <- E H + sum_t v_t right_t^T,  64 x N x 64.
  *
  * NUMBERS.  right is the operand as it came, so that nothing is converted in shared memory.  bf16: v is two terms of
  * bf16, hi + lo, 16 bits over all of fp32's range, and takes two products.  f16: v is one term with a power of two a
@@ -22,17 +23,15 @@
  * overflow where Delta is large): it is 1 or more, follows the largest weight of a chunk when that is larger, or 2^8
  * times smaller, and changes exactly.  Checkpoints get their power from the maximum of 16 rows.
  *
- * SHARED MEMORY, KB, N = 128, UNITS = 4 (StatesHopperTile has every offset): 212.8, with z 178.7; one block a
- *     multiprocessor
+ * SHARED MEMORY, KB, N = 128, UNITS = 4 (StatesHopperTile has every offset): 212.8, one block a multiprocessor
  *     LEFT             32     of a stage: a tile of each unit                      producer
- *     GATE             32     of a stage, with z                                   producer
  *     RIGHT            16     of a stage                                           producer
  *     PREPARED          1.1   of a stage: weights and decays of each unit          producer
  *     STAGING          16     checkpoints pass through it                          consumers
  *     CURSOR, FULL ...  0.6   where each warpgroup stands; barriers
- *     Four stages, or two with z and UNITS = 4.
- *     A group of one unit (a head with P <= 64) has a block of one consumer, of which a multiprocessor has two: 105.2 KB
- *     with three stages or, N <= 64, as 64, 105.5 with four; one kernel with and without z.
+ *     Four stages.
+ *     A group of one unit (a head with P <= 64) has a block of one consumer, of which a multiprocessor has two: 106 KB,
+ *     with N <= 64, as 64, 73.
  * MBARRIERS.  FULL, EMPTY: of a stage; the producer's and the consumers' threads arrive.
  * REGISTERS a thread, N = 128, UNITS = 4: H 128, v 32, sums 32 of 224; producer 56.  f16: v 16.
  *     UNITS = 1: 184, producer 72, or with N <= 64 152 and 104.
@@ -40,7 +39,7 @@
  * ISSUE SLOTS a token and head, counted in the machine code, bf16, N = 128, UNITS = 4: v, products and the update 18,
  *     checkpoints 13 more at most, the producer 8; states_tensor_kernel 88.
  * PRODUCTS, clocks a unit and chunk at full rate, N = 128: bf16 512, f16 256.
- * BYTES a token and head: left (z) 2 P each, right 2 N / heads of a group from memory, N / 2 from L2 with UNITS = 4,
+ * BYTES a token and head: left 2 P, right 2 N / heads of a group from memory, N / 2 from L2 with UNITS = 4,
  *     checkpoints P N / 64.
  * grid: strands*G*bundles (bundles of UNITS); block 384, of one unit 256.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_STATES_SM90_CUH
@@ -67,11 +66,12 @@ struct UnitWeights {
     static constexpr int OF_TOKENS = 0, DECAY = 64, CHANGE = 65, BEFORE = 66, POWER = 67, COUNT = 68;
 };
 
-/* Where things lie in shared memory, in bytes.  HAS_GATE: z may be given. */
-template <class T_, int NP_, int UNITS_, bool HAS_GATE_>
+/* Where things lie in shared memory, in bytes.  L: what left is. */
+template <class T_, int NP_, int UNITS_, class L_>
 struct StatesHopperTile {
     using T = T_;
-    static constexpr bool HAS_GATE = HAS_GATE_, IS_BF16 = std::is_same<T, bf16>::value;
+    using L = L_;
+    static constexpr bool IS_BF16 = std::is_same<T, bf16>::value;
     static constexpr int NP = NP_, UNITS = UNITS_, GROUPS = UNITS == 1 ? 1 : CONSUMERS, HEADS = UNITS / GROUPS;
     static constexpr int THREADS = (GROUPS + 1) * WARPGROUP, BLOCKS = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
     static constexpr int REGISTERS = UNITS == 1         ? (NP > 64 ? 184 : 152)
@@ -80,10 +80,8 @@ struct StatesHopperTile {
                          PRODUCER_REGISTERS = UNITS == 1 ? 256 - REGISTERS : 504 - 2 * REGISTERS;
     static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of right: see wgmma.cuh */
     static constexpr int TILE_LEFT = CHUNK * 128, TILE_RIGHT = CHUNK * 2 * NP;
-    static constexpr int STAGES = UNITS == 4 && HAS_GATE ? 2 : UNITS == 1 && NP > 64 ? 3 : 4;
-    static constexpr int LEFT = 0;                        /* of a stage: [UNITS] */
-    static constexpr int GATE = LEFT + UNITS * TILE_LEFT; /* [UNITS] */
-    static constexpr int RIGHT = GATE + (HAS_GATE ? UNITS * TILE_LEFT : 0);
+    static constexpr int STAGES = 4;
+    static constexpr int LEFT = 0, RIGHT = LEFT + UNITS * TILE_LEFT; /* of a stage; LEFT: [UNITS] */
     static constexpr int STAGE = RIGHT + TILE_RIGHT;
     static constexpr int STAGING = STAGES * STAGE;                /* [GROUPS], 64 rows of 64 columns */
     static constexpr int PREPARED = STAGING + GROUPS * TILE_LEFT; /* [STAGES][UNITS] */
@@ -110,9 +108,10 @@ struct NeededChunks {
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
-/* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  One warp.  power: the unit's, which may change.
- * Returns the log of the chunk's decay. */
-GT_DEV float weigh_chunk(uint32_t addresses, bool reverse, const float (&delta)[2], float A, float& power) {
+/* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  One warp.  left: what undoes the powers of their
+ * rows of left.  power: the unit's, which may change.  Returns the log of the chunk's decay. */
+GT_DEV float weigh_chunk(uint32_t addresses, bool reverse, const float (&delta)[2], float2 left, float A,
+                         float& power) {
     const int lane = own_lane();
     const float a0 = delta[0] * A, a1 = delta[1] * A, l0 = a0 * LOG2_E, l1 = a1 * LOG2_E;
     float all = l0 + l1, weight[2];
@@ -134,6 +133,7 @@ GT_DEV float weigh_chunk(uint32_t addresses, bool reverse, const float (&delta)[
         after = lane < 31 ? after : 0.0f;
         weight[0] = delta[0] * exp2_finite(after + l1), weight[1] = delta[1] * exp2_finite(after);
     }
+    weight[0] *= left.x, weight[1] *= left.y;
     GT_UNROLL
     for (int i = 0; i < 2; i++)
         weight[i] = weight[i] > 0x1p125f ? 0x1p125f : weight[i] < -0x1p125f ? -0x1p125f : weight[i];
@@ -167,7 +167,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
     const CopiedRows<8> of_units;
     const CopiedRows<Tile::NP / 8> of_group;
     const int unit = warp_id() % 4;
-    const bool makes_weights = unit < UNITS, gated = Tile::HAS_GATE && in.z && p.reverse;
+    const bool makes_weights = unit < UNITS, has_powers = p.reverse && in.dy_inverses;
     int n = 0; /* chunks of all segments */
     for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
         bool is_last;
@@ -175,10 +175,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
             const Span span = ordered_span(in, item);
             is_last = p.reverse ? span.starts : span.ends;
             if (skips(p.states.is_local, span, is_last)) continue;
-            cursor.enter(in, span, item, BARRIER, [&] {
-                cursor.put_offsets(0, p.left_stride);
-                if (gated) cursor.put_offsets(1, in.z_stride);
-            });
+            cursor.enter(in, span, item, BARRIER, [&] { cursor.put_offsets(0, p.left_stride); });
         }
         const int chunks = cursor.chunks(), step = p.reverse ? -CHUNK : CHUNK;
         const NeededChunks needed(p.states, p.reverse, is_last, chunks);
@@ -186,14 +183,22 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
         /* where the thread's first rows of the chunk that is copied next lie */
         const int64_t b = cursor.b(), token = cursor.token(chunk_at(0));
         const int64_t first = (int64_t)chunk_at(0) * CHUNK;
-        int64_t left = of_units.own(p.left_stride.t) + first * p.left_stride.t,
-                z = gated ? of_units.own(in.z_stride.t) + first * in.z_stride.t : 0;
+        int64_t left = of_units.own(p.left_stride.t) + first * p.left_stride.t;
         const T* right = of_group.own(
             static_cast<const T*>(p.right) + offset_of(p.right_stride, b, token, cursor.group()), p.right_stride.t);
         int64_t times = makes_weights ? offset_of(in.dt_stride, b, token, cursor.head(unit)) : 0;
         UnitTimes of_unit = {};
+        float2 inverses = {1.0f, 1.0f};
         const auto load_times = [&](int i) {
-            if (makes_weights && i < needed.count) of_unit.load(in, times, cursor.tokens(chunk_at(i)));
+            if (makes_weights && i < needed.count) {
+                const int chunk = chunk_at(i);
+                of_unit.load(in, times, cursor.tokens(chunk));
+                if (has_powers)
+                    inverses =
+                        ldg<float2>(in.dy_inverses +
+                                    inverses_index(in, cursor.slot(unit, chunk), chunk, cursor.row0(unit) / TILE_P) +
+                                    2 * own_lane());
+            }
             times += step * in.dt_stride.t;
         };
         const auto copy =
@@ -207,13 +212,9 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
                                   if (tokens > 0) {
                                       copy_units(of_units, cursor, 0, to + Tile::LEFT, static_cast<const T*>(p.left),
                                                  left, p.left_stride.t, tokens, in.P);
-                                      if (gated)
-                                          copy_units(of_units, cursor, 1, to + Tile::GATE, static_cast<const T*>(in.z),
-                                                     z, in.z_stride.t, tokens, in.P);
                                       of_group.copy(to + Tile::RIGHT, right, p.right_stride.t, tokens, in.columns);
                                   }
                                   left += step * p.left_stride.t, right += step * p.right_stride.t;
-                                  if (gated) z += step * in.z_stride.t;
                               }
                               cp_async_commit();
             };
@@ -228,9 +229,10 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
             if (makes_weights) {
                 const int tokens = cursor.tokens(chunk_at(i));
                 const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
+                const float2 by = inverses;
                 load_times(i + 1);
                 const uint32_t addresses = smem + Tile::PREPARED + 4 * UnitWeights::COUNT * (n % STAGES * UNITS + unit);
-                log.add(weigh_chunk(addresses, p.reverse, delta, of_unit.A, power));
+                log.add(weigh_chunk(addresses, p.reverse, delta, by, of_unit.A, power));
             }
             cp_async_wait<AHEAD - 1>();
             fence_async_proxy();
@@ -262,7 +264,6 @@ struct StatesConsumer {
     GT_METHOD int row0(int i) const { return cursor().row0(unit(i)) + 16 * unit_warp(); }
     GT_METHOD uint32_t stage(int n) const { return smem + made_here(n) % Tile::STAGES * Tile::STAGE; }
     GT_METHOD uint32_t left(int n, int i) const { return stage(n) + Tile::LEFT + unit(i) * Tile::TILE_LEFT; }
-    GT_METHOD uint32_t gate(int n, int i) const { return stage(n) + Tile::GATE + unit(i) * Tile::TILE_LEFT; }
     GT_METHOD uint32_t right(int n) const { return stage(n) + Tile::RIGHT; }
     GT_METHOD uint32_t staging() const { return smem + Tile::STAGING + group() * Tile::TILE_LEFT; }
     GT_METHOD uint32_t prepared(int n, int i) const {
@@ -272,9 +273,8 @@ struct StatesConsumer {
 
 /* v of 16 tokens, block k, and the warp's 16 rows: numbers 2e, 2e + 1 are the pair e of a left operand. */
 template <class Tile>
-GT_DEV void weigh_left(const StatesConsumer<Tile>& me, int n, int i, int k, bool gated, float (&v)[8]) {
-    using E = Element<typename Tile::T>;
-    constexpr float MOST = 0x1.fep127f; /* of bf16 */
+GT_DEV void weigh_left(const StatesConsumer<Tile>& me, int n, int i, int k, float (&v)[8]) {
+    using E = Element<typename Tile::L>;
     const uint32_t tokens = me.prepared(n, i) + 4 * UnitWeights::OF_TOKENS + 8 * (own_lane() % 4) + 64 * k;
     const float2 low = lds<float2>(tokens), high = lds<float2>(tokens + 32);
     uint32_t x[4];
@@ -284,18 +284,11 @@ GT_DEV void weigh_left(const StatesConsumer<Tile>& me, int n, int i, int k, bool
         v[2 * e] = E::lo(x[e]) * (e < 2 ? low.x : high.x);
         v[2 * e + 1] = E::hi(x[e]) * (e < 2 ? low.y : high.y);
     }
-    if (!Tile::HAS_GATE || !gated) return;
-    ldmatrix_x4_trans(x, tile_at<64>(by_columns<64>(me.gate(n, i), own_lane()), k, me.unit_warp()));
-    GT_UNROLL
-    for (int e = 0; e < 8; e++) {
-        const float z = e % 2 ? E::hi(x[e / 2]) : E::lo(x[e / 2]), y = v[e] * silu_of_sigmoid(z, sigmoid_fast(z));
-        v[e] = y > MOST ? MOST : y < -MOST ? -MOST : y;
-    }
 }
 
 /* Unit i of a consumer's: the chunk's share of the state. */
 template <class Tile>
-GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, bool gated, float (&H)[Tile::NP / 8][4]) {
+GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, float (&H)[Tile::NP / 8][4]) {
     using T = typename Tile::T;
     constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL;
     constexpr int WIDTH = Tile::HEADS * NP > 128 ? 8 : NP / 8; /* tiles of 8 columns that a product has */
@@ -315,7 +308,7 @@ GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, bool gated, 
         GT_UNROLL
         for (int k = 0; k < BLOCKS; k++) {
             float weighed[8];
-            weigh_left<Tile>(me, n, i, k, gated, weighed);
+            weigh_left<Tile>(me, n, i, k, weighed);
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
                 const float first = weighed[2 * e], second = weighed[2 * e + 1];
@@ -330,7 +323,7 @@ GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, bool gated, 
         float weighed[BLOCKS][8], sums[2] = {0.0f, 0.0f}; /* of rows + 0, + 8 */
         GT_UNROLL
         for (int k = 0; k < BLOCKS; k++) {
-            weigh_left<Tile>(me, n, i, k, gated, weighed[k]);
+            weigh_left<Tile>(me, n, i, k, weighed[k]);
             GT_UNROLL
             for (int e = 0; e < 8; e++) sums[e / 2 % 2] += fabsf(weighed[k][e]);
         }
@@ -397,7 +390,7 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
     constexpr int NP = Tile::NP, HEADS = Tile::HEADS, STAGES = Tile::STAGES;
     const StatesParams& p = params.states;
     const Problem& in = p.in;
-    const bool reverse = params.reverse, gated = Tile::HAS_GATE && in.z && reverse;
+    const bool reverse = params.reverse;
     const StatesConsumer<Tile> me = {smem};
     if (p.state_sum) { /* a strand may have no sequence */
         me.cursor().enter(in, Span{}, 0, 2 + me.group());
@@ -446,7 +439,7 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
                 break;
             }
             GT_UNROLL
-            for (int i = 0; i < HEADS; i++) add_chunk<Tile>(me, n, i, gated, state[i].H);
+            for (int i = 0; i < HEADS; i++) add_chunk<Tile>(me, n, i, state[i].H);
             if (number + 1 < needed.count) mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % STAGES));
         }
         const bool has_chunks = me.cursor().chunks() > 0; /* the last one's stage has the units' powers */
@@ -472,12 +465,11 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
 }
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
-template <class T, int NP, int UNITS, bool HAS_GATE>
-GT_KERNEL(GT_SM90A ? (StatesHopperTile<T, NP, UNITS, HAS_GATE>::THREADS) : 32,
-          (StatesHopperTile<T, NP, UNITS, HAS_GATE>::BLOCKS))
+template <class T, int NP, int UNITS, class L>
+GT_KERNEL(GT_SM90A ? (StatesHopperTile<T, NP, UNITS, L>::THREADS) : 32, (StatesHopperTile<T, NP, UNITS, L>::BLOCKS))
 states_hopper_kernel(const GT_GRID_CONSTANT HopperStatesParams p) {
 #if GT_SM90A
-    using Tile = StatesHopperTile<T, NP, UNITS, HAS_GATE>;
+    using Tile = StatesHopperTile<T, NP, UNITS, L>;
     const uint32_t smem = smem_base_of_tiles();
     if (thread_id() < Tile::STAGES) {
         mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
@@ -485,7 +477,8 @@ states_hopper_kernel(const GT_GRID_CONSTANT HopperStatesParams p) {
     }
     sync_threads();
     if (warp_id() / 4 == Tile::GROUPS) {
-        if (p.states.in.order) wait_for_chain(); /* else it reads inputs of the call alone */
+        /* else it reads inputs of the call alone */
+        if (p.states.in.order || (p.reverse && p.states.in.dy_inverses)) wait_for_chain();
         give_registers<Tile::PRODUCER_REGISTERS>();
         states_producer<Tile>(p, smem);
     } else {

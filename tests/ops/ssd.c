@@ -167,6 +167,8 @@ static const test_case sizes[] = {
     {SSD(.H = 2, .P = 40, .N = 208, .softplus = 1), .name = "sweep"},
     {SSD(.H = 6, .P = 40, .N = 16, .softplus = 1), .name = "sweep"},
     {SSD(.H = 5, .P = 64, .N = 128, .softplus = 1, .Dskip_per_channel = 1), .name = "sweep"},
+    {SSD(.H = 4, .P = 72, .N = 48, .G = 2, .softplus = 1), .name = "sweep", .absent = "dz"},
+    {SSD(.H = 3, .P = 16, .N = 144, .softplus = 1), .name = "sweep", .absent = "dz"},
     {.op = NULL}};
 
 /* More than 65535 of what a grid may count. */
@@ -245,6 +247,7 @@ static const char *const launched[] = {"forward_tensor_kernel",
                                        "ssd::forward_hopper_kernel",
                                        "ssd::states_tensor_kernel",
                                        "states_hopper_kernel",
+                                       "ssd::gate_kernel",
                                        "chunk_gradient_kernel",
                                        "chunk_gradient_hopper_kernel",
                                        "chunk_gradient_fp32_kernel",
