@@ -730,7 +730,7 @@ static void check_briefly(tester *t) {
     for_drawn(t, 10, 20, truth_holds_by_turns);
     test_group(op->name, "random cases against the truth");
     for_cases(t, TEST_TINY, -1, layouts_agree);
-    for_cases(t, TEST_TINY, -1, in_place_agrees);
+    for_cases(t, TEST_SMALL, -1, in_place_agrees);
     test_group(op->name, "layouts and places");
     for_cases(t, TEST_TINY, -1, accumulate_adds);
     test_group(op->name, "accumulate");

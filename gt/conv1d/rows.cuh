@@ -17,7 +17,7 @@
  *
  * grid: four warps a block, as many as there are segments (forward: a part of them, but for packed sequences).
  * registers: weights (backward: and their gradients), a unit of x (and dy), its q; 56 at most in forward, so that nine
- * blocks share a multiprocessor, 64 in backward, for eight; packed 64 and 72, for eight and seven.
+ * blocks share a multiprocessor, 64 in backward, for eight; packed 64 and 80, for eight and six.
  * shared, a block: forward 8.25 KB, backward 16 KB; packed up to 1 KB more.
  * bytes: every tensor once; a second time, out of a cache, 16 bytes of x every round of forward, and the unit of x
  * before every segment of backward.  Backward also reads a second time the W - 1 tokens of x and dy after every
@@ -40,7 +40,7 @@ constexpr int LEAST_UNITS = 128; /* of a row: with fewer, tiles are faster */
 template <bool PACKED>
 constexpr int ROWS_FORWARD_BLOCKS = PACKED ? 8 : 9; /* on a multiprocessor */
 template <bool PACKED>
-constexpr int ROWS_BACKWARD_BLOCKS = PACKED ? 7 : 8;
+constexpr int ROWS_BACKWARD_BLOCKS = PACKED ? 6 : 8;
 constexpr int ROWS_STAGES = 4; /* of the ring; their bytes: */
 constexpr int FORWARD_STAGE = 16 * (ROWS_BLOCK + ROWS_BLOCK / 32), BACKWARD_STAGE = 32 * ROWS_BLOCK;
 
