@@ -229,6 +229,22 @@ static void test_errors(void) {
                gt_last_error());
 }
 
+/* Backward of both norms is two launches: gradients with sums of rows, and one for all gains' sums. */
+static void test_norms(void) {
+    static const int64_t sizes[][2] = {{16384, 128}, {65536, 512}, {1000, 17}};
+    for (int i = 0; i < 3; i++) {
+        const gt_norm_mix_args mix = {.M = sizes[i][0], .D = sizes[i][1], .dtype = GT_BF16};
+        const gt_norm_gate_args gate = {.M = sizes[i][0], .D = sizes[i][1], .dtype = GT_BF16};
+        char text[2][1024];
+        test_check(gt_norm_mix_path(&mix, text[0], sizeof text[0]) == GT_OK &&
+                       gt_norm_gate_path(&gate, text[1], sizeof text[1]) == GT_OK,
+                   "%s", gt_last_error());
+        for (int k = 0; k < 2; k++)
+            test_check(!strcmp(text[k], "forward: forward_kernel; backward: backward_kernel, reduce_rows_kernel"),
+                       "%s: %s", k ? "norm_gate" : "norm_mix", text[k]);
+    }
+}
+
 static double seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -280,5 +296,7 @@ int main(void) {
     test_group("wkv6", "reasons");
     test_ssd();
     test_group("ssd", "kernels");
+    test_norms();
+    test_group("norms", "kernels");
     return test_finish();
 }

@@ -128,23 +128,32 @@ static const test_formula formulas[] = {{"y", y}, {NULL, NULL}};
 
 /* ---- rows of the bench ----------------------------------------------------------------------- */
 
-#define ROW(types, ...)                                                                                                \
+#define ROW(types, ...) NAMED_ROW(types, "", __VA_ARGS__)
+#define NAMED_ROW(types, text, ...)                                                                                    \
     {                                                                                                                  \
-        {.op = "rmsnorm_linear", .name = "", .absent = "beta dbeta bias dbias", .args.rmsnorm_linear = {__VA_ARGS__}}, \
+        {.op = "rmsnorm_linear",                                                                                       \
+         .name = text,                                                                                                 \
+         .absent = "beta dbeta bias dbias",                                                                            \
+         .args.rmsnorm_linear = {__VA_ARGS__}},                                                                        \
             types                                                                                                      \
     }
 
 static const test_bench_row host_rows[] = {ROW(TEST_F32 | TEST_BF16, .M = 2048, .D = 128, .O = 512), {{.op = NULL}, 0}};
 
-static const test_bench_row gpu_rows[] = {ROW(TEST_F32 | TEST_BF16 | TEST_F16, .M = 16384, .D = 128, .O = 512),
-                                          ROW(TEST_BF16, .M = 16384, .D = 256, .O = 1024),
-                                          ROW(TEST_BF16, .M = 30000, .D = 256, .O = 1024),
-                                          ROW(TEST_BF16, .M = 65536, .D = 512, .O = 2048),
-                                          ROW(TEST_BF16, .M = 32768, .D = 1024, .O = 4096),
-                                          ROW(TEST_BF16, .M = 32768, .D = 2048, .O = 2048),
-                                          ROW(TEST_BF16, .M = 32768, .D = 2048, .O = 8192),
-                                          ROW(TEST_BF16, .M = 16384, .D = 4096, .O = 11008),
-                                          {{.op = NULL}, 0}};
+static const test_bench_row gpu_rows[] = {
+    ROW(TEST_F32 | TEST_BF16 | TEST_F16, .M = 16384, .D = 128, .O = 512),
+    ROW(TEST_BF16 | TEST_F16, .M = 16384, .D = 256, .O = 1024),
+    ROW(TEST_BF16, .M = 30000, .D = 256, .O = 1024),
+    ROW(TEST_F32 | TEST_BF16 | TEST_F16, .M = 65536, .D = 512, .O = 2048),
+    ROW(TEST_BF16, .M = 32768, .D = 1024, .O = 4096),
+    ROW(TEST_BF16, .M = 32768, .D = 2048, .O = 2048),
+    ROW(TEST_BF16, .M = 32768, .D = 2048, .O = 8192),
+    ROW(TEST_BF16, .M = 16384, .D = 4096, .O = 11008),
+    NAMED_ROW(TEST_BF16, "layer", .M = 16384, .D = 128, .O = 512, .norm = GT_NORM_LAYER),
+    NAMED_ROW(TEST_BF16, "layer", .M = 16384, .D = 256, .O = 1024, .norm = GT_NORM_LAYER),
+    NAMED_ROW(TEST_BF16, "layer", .M = 65536, .D = 512, .O = 2048, .norm = GT_NORM_LAYER),
+    NAMED_ROW(TEST_BF16, "layer", .M = 32768, .D = 2048, .O = 8192, .norm = GT_NORM_LAYER),
+    {{.op = NULL}, 0}};
 
 static const test_bench_draw draws[] = {{"weight", {0, 0, 0.03f}}, {"gamma", {0, 1, 0.3f}}, {NULL, {0, 0, 0}}};
 static const test_bench_cut cuts[] = {{"M", 8}, {"O", 4}, {NULL, 0}};
