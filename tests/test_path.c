@@ -204,8 +204,8 @@ static void test_ssd(void) {
                        "forward_hopper_kernel, reduce_rows");
     gated.decay_out = memory, gated.z = apart + 14; /* aligned */
     expect_ssd(&gated, "; segment backward: gate_kernel, states_hopper_kernel (2 times), scan_segments_kernel");
-    gated = alone, gated.z = memory; /* who reads z itself, and who does not, side by side */
-    expect_ssd(&gated, "backward: gate_kernel, states_tensor_kernel (2 times), chunk_factors_kernel, "
+    gated = alone, gated.N = 64, gated.z = memory; /* dz of a unit a group is by a kernel that reads z itself */
+    expect_ssd(&gated, "backward: gate_kernel, states_hopper_kernel (2 times), chunk_factors_kernel, "
                        "chunk_gradient_hopper_kernel, chunk_times_kernel, forward_tensor_kernel, ");
 }
 
