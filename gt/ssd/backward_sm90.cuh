@@ -10,13 +10,13 @@
  *     prepare   _block.cuh    copies of a step as soon as its stage is free: tiles, factors and powers by TMA, which
  *                             one warp starts.  All four warps copy x, dy and NEXT, the neighbour's x or dy, by
  *                             cp.async where they have no maps, and in packed sequences where the chunk or its
- *                             neighbour is not whole.  With z another warp makes the powers of M's columns
+ *                             neighbour is not whole
  *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta,
  *                             M = S L Delta, for bf16 with a head's Dskip on the diagonal
  *     inputs    _inputs.cuh   dC += pre dy h;  E from C h^T;  U = Delta suf B G^T and F from it;  dx = U + M^T dy
  *     states    _states.cuh   the state between the checkpoint's two chunks (h of the second, G of the first), in
  *                             place, from the neighbour's tokens;  dB += Delta suf x G;  Z from G h^T, whose diagonal
- *                             counts
+ *                             counts;  with z the powers of M's columns
  * Pairs come with rows t: warp i has the blocks of 16 x 16 left of the diagonal and on it in rows 16 i.
  * What ddt is made of, <x, U> without Delta, is F / Delta and the column sums of Gamma / Delta.  Where Delta is all but
  * 0, F is made without it (factor_of_U).
@@ -33,9 +33,9 @@
  *     at the end W (f16, twice) and rows of dC and dB lie over the stages.  N = 64: three stages, 197; with z 183.
  *     f16 without z has one term of M, too: 193, and 181 for N = 64.
  * MBARRIERS.  FULL: a stage's copies have come; who multiplies what cp_async has copied fences it for the asynchronous
- * proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has made H or G of it, and what undoes its
- * powers.  M_FULL, M_EMPTY: of M's buffers.  POWERS_MADE, with z: prepare has made the powers of M's columns.  All are
- * made anew for each place: see init_barriers().
+ * proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has made H or
+ * G of it, and what undoes its powers.  M_FULL, M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has made the
+ * powers of M's columns.  All are made anew for each place: see init_barriers().
  * REGISTERS a thread: pairs 144 (S 32, W 32, dS 32), inputs and states 160 (dC or dB 64, product 32, dy or x 16; the
  *     neighbour's rows 32), prepare 48.
  *
@@ -52,8 +52,8 @@
  * which goes into the left operand or, for columns, behind the product.  The state that the chunk makes: exp(sum a) h
  * as a product too, with a diagonal left operand.
  * GATE.  With z dy is f16, times a power of two a row, rounded once, from fp32 (gate_sm90.cuh).  x stays as it is: in
- * dS dy is two terms of bf16, which hold an f16 exactly.  M is f16, with what undoes dy's row t and a power for each
- * column s, which U_s has, too (make_M_powers).
+ * dS dy is two terms of bf16, which hold an f16 exactly.  M is f16, with what undoes dy's
+ * row t and a power for each column s, which U_s has, too (store_M_powers).
  * N > 128: launches of 128 columns, all of them this kernel's.  Each makes dB and dC of its columns.  The first ones
  * leave their sum of dx in fp32, to which the last adds.  chunk_times_kernel adds the sums by token of all.
  *
@@ -91,6 +91,13 @@ GT_DEV void sums_role(const ChunkGradientParams& p, const HopperBlock<C>& me, in
         wait_for_rows(me, step);
         if (which && me.makes_state()) make_hopper_state(me, at, step);
         if (me.makes_state() && (which || me.second)) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
+        if constexpr (C::GATED) {
+            if (which) {
+                const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
+                if (at.warp == 0) store_M_powers(me, step, skip);
+                mbarrier_arrive(me.smem + C::POWERS_MADE + 8 * stage);
+            }
+        }
         {
             uint32_t a[4][4];
             float product[8][4];
@@ -136,7 +143,7 @@ GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem, int plac
         init(C::FULL, by_maps ? 32 : 2 * C::GROUP);
         init(C::EMPTY, C::CONSUMERS);
         init(C::STATE_MADE, C::GROUP);
-        if (C::GATED) init(C::POWERS_MADE, 32);
+        if (C::GATED) init(C::POWERS_MADE, C::GROUP);
         if (thread_id() < C::M_BUFFERS) init(C::M_FULL, C::GROUP), init(C::M_EMPTY, C::GROUP);
     }
     if (thread_id() == 0) sts<int>(smem + C::PLACE, place);

@@ -1,6 +1,6 @@
 /* gt/ssd/backward_sm90_block.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): where
  * everything lies in shared memory, B and C as f16, and the warpgroup that prepares: copies of a step's tiles and of
- * what chunk_factors_kernel has made, and, with z, the powers of M's columns. */
+ * what chunk_factors_kernel has made.  store_M_powers() is of the states' warpgroup. */
 #ifndef GT_SSD_BACKWARD_SM90_BLOCK_CUH
 #define GT_SSD_BACKWARD_SM90_BLOCK_CUH
 
@@ -37,7 +37,6 @@ struct HopperGradientTraits {
     using D = std::conditional_t<GATED, f16, T>;  /* of dy in its tile, and of M */
     static constexpr int N = N_, PANELS = N / 64; /* a panel: 64 rows of 128 bytes */
     static constexpr int THREADS = 512, CONSUMERS = 384, GROUP = 128;
-    static constexpr int STAGED_THREADS = CONSUMERS + (GATED ? 32 : 0); /* who read B_INVERSE and its like */
     static constexpr int PREPARE_REGISTERS = 48, PAIRS_REGISTERS = 144, SUMS_REGISTERS = 160;
     static constexpr int STAGES = N == 64 ? 3 : 2;
     static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1;
@@ -69,8 +68,7 @@ struct HopperGradientTraits {
     static constexpr int DY_INVERSE = W_MOST + 4;
     static constexpr int NEXT_INVERSE = DY_INVERSE + (GATED ? STAGES * CHUNK : 0);
     static constexpr int M_POWER = NEXT_INVERSE + (GATED ? STAGES * CHUNK : 0);
-    static constexpr int G_INVERSES = M_POWER + (GATED ? STAGES * CHUNK : 0); /* as STATE_INVERSES came */
-    static constexpr int FLOATS_COUNT = G_INVERSES + (GATED ? STAGES * 4 : 0);
+    static constexpr int FLOATS_COUNT = M_POWER + (GATED ? STAGES * CHUNK : 0);
     /* mbarriers, in bytes */
     static constexpr int FULL = FLOATS + 4 * FLOATS_COUNT, EMPTY = FULL + 8 * STAGES;
     static constexpr int STATE_MADE = EMPTY + 8 * STAGES, M_FULL = STATE_MADE + 8 * STAGES;
@@ -103,8 +101,8 @@ struct HopperBlock : ChunkGradientBlock<C> {
     GT_METHOD float* step_sums(int step) const { return sums + step * sums_count; }
 };
 
-/* Named barriers: of B, C and OTHER, for all that multiply, and the warp of make_M_powers(); of the pairs; of the state
- * that is made; of S_MOST, for pairs and inputs; of all that multiply, around W. */
+/* Named barriers: of B, C and OTHER, for all that multiply; of the pairs; of the state that is made; of S_MOST, for
+ * pairs and inputs; of all that multiply, around W. */
 enum { STAGED_BARRIER = 1, PAIRS_BARRIER, MADE_BARRIER, BOUND_BARRIER, MULTIPLYING_BARRIER };
 
 /* ---- B and C ---------------------------------------------------------------------------------------------------- */
@@ -158,7 +156,7 @@ GT_DEV void stage_groups(const ChunkGradientParams& p, const HopperBlock<C>& me)
     for (int i = thread_id(); i < (C::OUT - C::M) / 16; i += C::CONSUMERS)
         sts<uint4>(me.smem + C::M + 16 * i, {0, 0, 0, 0});
     fence_async_proxy();
-    bar_sync(STAGED_BARRIER, C::STAGED_THREADS);
+    bar_sync(STAGED_BARRIER, C::CONSUMERS);
 }
 
 /* ---- the preparing warps: copies -------------------------------------------------------------------------------- */
@@ -232,15 +230,13 @@ struct StepSource {
             if (next_is_dy(me)) /* of the second chunk */
                 bulk_load(me.address(C::NEXT_INVERSE + CHUNK * (step % C::STAGES)), inverses + p.in.tiles * CHUNK,
                           4 * CHUNK, full);
-            bulk_load(me.address(C::G_INVERSES + 4 * (step % C::STAGES)),
-                      p.inverses + (me.first_step(p) + step) * 8 + 4, 16, full);
         }
     }
     /* Of load(). */
     GT_METHOD static uint32_t bytes(const HopperBlock<C>& me) {
         const int tiles = !me.by_maps ? 0 : me.makes_state() ? 3 : 2;
         return 2 * C::STATE + tiles * C::PANEL + 4 * Factors::COUNT + 32 +
-               (me.makes_state() ? 4 * ChunkTokens::MADE_COUNT : 0) + (C::GATED ? 4 * CHUNK + 16 : 0) +
+               (me.makes_state() ? 4 * ChunkTokens::MADE_COUNT : 0) + (C::GATED ? 4 * CHUNK : 0) +
                (C::GATED && next_is_dy(me) ? 4 * CHUNK : 0);
     }
     /* Without maps: starts the copies of a warp's rows of x, dy and NEXT. */
@@ -288,32 +284,14 @@ GT_DEV float dy_inverse(const HopperBlock<C>& me, int step, int t) {
     return 1.0f;
 }
 
-/* Dskip, where it is one number of a head; else 0. */
-template <class C>
-GT_DEV float skip_of_head(const ChunkGradientParams& p, const HopperBlock<C>& me, int step) {
-    return p.in.Dskip && !p.in.skip_per_channel ? p.in.Dskip[me.head(p, step)] : 0.0f;
-}
-
 /* The powers of the columns s of M_ts = S_ts L_ts Delta_s + Dskip (t = s) times what undoes dy_t.  No t >= s exceeds
- * f16 then; nor does U, which has these powers, too, exceed 2^60 by what G gives: where states makes G, a bound of it
- * does.  One warp; waits for FULL. */
+ * f16 then; nor does U, which has these powers, too, exceed 2^60 by what G gives.  One warp. */
 template <class C>
-GT_DEV void make_M_powers(const ChunkGradientParams& p, const HopperBlock<C>& me, int step) {
-    const int lane = here(), stage = step % C::STAGES; /* addresses kept over the steps would not fit */
+GT_DEV void store_M_powers(const HopperBlock<C>& me, int step, float skip) {
+    const int lane = lane_id(), stage = step % C::STAGES;
     const auto pair = [&](int offset) { return lds<float2>(me.address(offset + 2 * lane)); };
-    const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
-    mbarrier_wait(me.smem + C::FULL + 8 * stage, step / C::STAGES % 2);
-    float of_G = largest_of(lds<float4>(me.address(C::G_INVERSES + 4 * stage))); /* what undoes its powers */
-    /* no row of B, C or dy exceeds 2^14, no state 2^16 */
-    if (next_is_dy(me)) {
-        const float2 weight = pair(made_cell<C>(step)), other = pair(C::OTHER_INVERSE);
-        const float2 next = pair(C::NEXT_INVERSE + CHUNK * stage);
-        float sum = fabsf(weight.x * other.x * next.x) + fabsf(weight.y * other.y * next.y);
-        GT_UNROLL
-        for (int mask = 1; mask < 32; mask *= 2) sum += shfl_xor(sum, mask);
-        of_G = fminf(fma_rn(me.value(made_cell<C>(step) + CHUNK) * 0x1p3f, of_G, sum * 0x1p15f), 0x1p115f);
-    }
-    const float2 dy = pair(C::DY_INVERSE + CHUNK * stage), c = pair(C::C_INVERSE);
+    const float2 dy = pair(C::DY_INVERSE + CHUNK * stage), c = pair(C::C_INVERSE), b = pair(C::B_INVERSE);
+    const float2 suf = pair(me.factor(step, Factors::SUF));
     const float second = dy.y * c.y;
     float from = fmaxf(dy.x * c.x, second); /* the largest of this lane's tokens and of those behind */
     GT_UNROLL
@@ -322,49 +300,41 @@ GT_DEV void make_M_powers(const ChunkGradientParams& p, const HopperBlock<C>& me
         from = lane + d < 32 ? fmaxf(from, right) : from;
     }
     const float right = shfl_down(from, 1), after = lane < 31 ? fmaxf(second, right) : second;
+    /* no row of B or C exceeds 2^14, no state 2^16 */
     const float delta = largest_delta(me, step), pairs = me.value(me.factor(step, Factors::GROWTH)) * (0x1p28f * C::N);
-    const float G = of_G * (0x1p4f * C::N);
-    const float2 b = pair(C::B_INVERSE), suf = pair(me.factor(step, Factors::SUF));
+    const float G = largest_of(lds<float4>(me.address(C::STATE_INVERSES + 8 * stage + 4))) * (0x1p4f * C::N);
     const float x = b.x * fmaxf(from * pairs, suf.x * G), y = b.y * fmaxf(after * pairs, suf.y * G);
     sts<float2>(
         me.address(C::M_POWER + CHUNK * stage + 2 * lane),
         {power_of(fma_rn(x, delta, fabsf(skip) * dy.x)).value, power_of(fma_rn(y, delta, fabsf(skip) * dy.y)).value});
-    mbarrier_arrive(me.smem + C::POWERS_MADE + 8 * stage);
 }
 
 /* ---- the preparing warps ---------------------------------------------------------------------------------------- */
 
-/* A step: as soon as its stage is free, its copies.  By maps they are the work of one warp, which arrives at FULL
- * alone; else each thread arrives twice, once by its cp_async.  With z another warp makes the powers of M as soon as
- * they have come; nobody else waits for them here. */
+/* A step: as soon as its stage is free, its copies.  Nobody waits for them here.  By maps it is the work of one warp,
+ * which arrives at FULL alone; else each thread arrives twice, once by its cp_async. */
 template <class C>
 GT_DEV void prepare_role(const HopperGradientParams& p, const HopperBlock<C>& me) {
     const int warp = me.warp - C::CONSUMERS / 32;
-    if (me.by_maps && warp > (C::GATED ? 1 : 0)) return;
+    if (me.by_maps && warp > 0) return;
     StepSource<C> source;
     wait_for_chain(); /* h, G and their powers; factors */
     source.start(p, me, warp);
     GT_NO_UNROLL
     for (int step = 0; step < me.steps; step++) {
         const int stage = step % C::STAGES;
-        if (warp == 0 || !me.by_maps) {
-            const uint32_t full = me.smem + C::FULL + 8 * stage;
-            mbarrier_wait(me.smem + C::EMPTY + 8 * stage, 1 - step / C::STAGES % 2);
-            if (warp == 0) source.load(p, me, step, full);
-            if (!me.by_maps) {
-                source.copy(p, me, warp, me.stage(step));
-                cp_async_arrive(full);
-            }
-            source.advance(p);
-            if (warp == 0)
-                mbarrier_arrive_expect(full, source.bytes(me));
-            else
-                mbarrier_arrive(full);
+        const uint32_t full = me.smem + C::FULL + 8 * stage;
+        mbarrier_wait(me.smem + C::EMPTY + 8 * stage, 1 - step / C::STAGES % 2);
+        if (warp == 0) source.load(p, me, step, full);
+        if (!me.by_maps) {
+            source.copy(p, me, warp, me.stage(step));
+            cp_async_arrive(full);
         }
-        if (C::GATED && warp == 1) {
-            if (step == 0) bar_sync(STAGED_BARRIER, C::STAGED_THREADS);
-            make_M_powers(p, me, step);
-        }
+        source.advance(p);
+        if (warp == 0)
+            mbarrier_arrive_expect(full, source.bytes(me));
+        else
+            mbarrier_arrive(full);
     }
 }
 

@@ -308,7 +308,7 @@ GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pair
     }
 }
 
-/* A step: FULL says that prepare has filled the stage, POWERS_MADE, with z, that prepare has made the powers of M,
+/* A step: FULL says that prepare has filled the stage, POWERS_MADE, with z, that states has made the powers of M,
  * M_EMPTY that inputs has read what the buffer of M held; M_FULL hands M on, EMPTY gives the stage back. */
 template <class C>
 GT_DEV void pairs_role(const ChunkGradientParams& p, const HopperBlock<C>& me) {
