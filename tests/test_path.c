@@ -240,8 +240,8 @@ static void test_norms(void) {
                        gt_norm_gate_path(&gate, text[1], sizeof text[1]) == GT_OK,
                    "%s", gt_last_error());
         for (int k = 0; k < 2; k++)
-            test_check(!strcmp(text[k], "forward: forward_kernel; backward: backward_kernel, reduce_rows"),
-                       "%s: %s", k ? "norm_gate" : "norm_mix", text[k]);
+            test_check(!strcmp(text[k], "forward: forward_kernel; backward: backward_kernel, reduce_rows"), "%s: %s",
+                       k ? "norm_gate" : "norm_mix", text[k]);
     }
 }
 
