@@ -30,7 +30,7 @@
  *     STAGING          16     checkpoints pass through it                          consumers
  *     CURSOR, FULL ...  0.6   where each warpgroup stands; barriers
  *     Four stages.
- *     A group of one unit (a head with P <= 64) has a block of one consumer, of which a multiprocessor has two: 106 KB,
+ *     A group of one unit (a head with P <= 64) has a block of one consumer, of which a multiprocessor has two: 105 KB,
  *     with N <= 64, as 64, 73.
  * MBARRIERS.  FULL, EMPTY: of a stage; the producer's and the consumers' threads arrive.
  * REGISTERS a thread, N = 128, UNITS = 4: H 128, v 32, sums 32 of 224; producer 56.  f16: v 16.
