@@ -36,8 +36,9 @@ architecture() { gpu_query compute_cap | sed 's/\.//; s/^90$/90a/'; }
 
 # The line of a log that tells most: of Meson, of all sanitizers together, or of a test program.
 summarise() {
-    awk '/^ *[0-9]+\/[0-9]+ .* \/ .* OK / { suite = $2; sub(/.*:/, "", suite)
-                                           if (!tests[suite]++) order[++suites] = suite }
+    # "1/43 api - gt_kernels:NAME OK" of Meson 1.12, "1/43 gt_kernels:api / NAME OK" of older ones
+    awk '/^ *[0-9]+\/[0-9]+ .* (\/|-) .* OK / { suite = $2; sub(/.*:/, "", suite)
+                                               if (!tests[suite]++) order[++suites] = suite }
          /^Ok:/ { ok = $2 " tests" }
          /^alone/ { ok = ok " in " $2 " s" }
          /(ERROR|RACECHECK) SUMMARY:/ { n++; for (i = 1; i < NF; i++) if ($i == "SUMMARY:") errors += $(i + 1) }
