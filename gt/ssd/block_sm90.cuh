@@ -63,6 +63,12 @@ struct GroupCursor {
     template <class Fill>
     GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier, const Fill& fill) const {
         bar_sync(barrier, WARPGROUP); /* the segment before may still be read */
+        put(in, span, item, fill);
+        bar_sync(barrier, WARPGROUP);
+    }
+    /* The same between barriers of the caller's. */
+    template <class Fill>
+    GT_METHOD void put(const Problem& in, const Span& span, int64_t item, const Fill& fill) const {
         if (thread_id() % WARPGROUP == 0) {
             int index, bundle;
             divide(block_x(), in.bundles.by_strand, &index);
@@ -84,7 +90,6 @@ struct GroupCursor {
             }
             fill();
         }
-        bar_sync(barrier, WARPGROUP);
     }
     GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier) const {
         enter(in, span, item, barrier, [] {});

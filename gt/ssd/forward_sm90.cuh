@@ -164,15 +164,19 @@ struct HopperTile {
                                                                              : 2;
     static constexpr int HEADS = UNITS / GROUPS;                                          /* of a consumer */
     static constexpr int GATES = MAKES_DZ ? 2 * GROUPS : HAS_GATE ? UNITS : 0;            /* tiles */
-    static constexpr int THREADS = (GROUPS + 1) * WARPGROUP, BLOCKS = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
+    static constexpr int PRODUCERS = GROUPS == 2 && NP <= 128 && !MAKES_DZ ? 2 : 1;
+    static constexpr int THREADS = (GROUPS + PRODUCERS) * WARPGROUP,
+                         BLOCKS = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
     static constexpr int REGISTERS = UNITS == 1        ? 160
                                      : GROUPS == 4     ? 104
                                      : NP > 128        ? 208
-                                     : HEADS *NP > 128 ? 216
+                                     : HEADS *NP > 128 ? PRODUCERS == 2 ? 208 : 216
+                                     : PRODUCERS == 2  ? 184
                                                        : 200,
-                         PRODUCER_REGISTERS = UNITS == 1    ? 256 - REGISTERS
-                                              : GROUPS == 4 ? 64
-                                                            : 504 - 2 * REGISTERS;
+                         PRODUCER_REGISTERS = UNITS == 1       ? 256 - REGISTERS
+                                              : GROUPS == 4    ? 64
+                                              : PRODUCERS == 2 ? 256 - REGISTERS
+                                                               : 504 - 2 * REGISTERS;
     static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of B and C: see wgmma.cuh */
     static constexpr int TILE_X = CHUNK * 128, TILE_B = CHUNK * 2 * NP;
     static constexpr int B_STAGES = UNITS == 1 && NP <= 64 ? 3 : 2, B_AHEAD = B_STAGES - 2;
@@ -190,11 +194,12 @@ struct HopperTile {
     static constexpr int PREPARED = FACTORS + 2 * UNITS * 4 * Merged::COUNT; /* [2][UNITS] */
     static constexpr int B_INVERSE = PREPARED + 2 * UNITS * 4 * Prepared::COUNT;
     static constexpr int C_INVERSE = B_INVERSE + 4 * CHUNK;
-    static constexpr int CURSOR = C_INVERSE + 4 * CHUNK; /* of each warpgroup */
+    static constexpr int CURSOR = B_INVERSE + PRODUCERS * 8 * CHUNK; /* of each consumer, and of the producers */
     static constexpr int FULL = CURSOR + (GROUPS + 1) * GroupCursor<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
     static constexpr int X_EMPTY = EMPTY + 16;                                                        /* [X_STAGES] */
     static constexpr int GATE_FULL = X_EMPTY + 8 * X_STAGES;
-    static constexpr int GATE_AT = GATE_FULL + 8; /* [UNITS][2], for dz: where rows of z and dy begin */
+    static constexpr int CONVERTED = GATE_FULL + 8; /* [2], with two producers */
+    static constexpr int GATE_AT = CONVERTED + (PRODUCERS == 2) * 16; /* [UNITS][2], for dz: where rows of z and dy begin */
     static constexpr int BYTES = GATE_AT + MAKES_DZ * UNITS * 16;
     static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
     static_assert(BLOCKS * (BYTES + 1024) <= 228 * 1024, "fits sm_90");
@@ -280,6 +285,8 @@ GT_DEV void prepare_beside_factors(uint32_t B, uint32_t C, uint32_t inverses, ui
     if (warp == 3) row_maxima<typename Tile::T, 4>(x, maxima, 0, CHUNK);
 }
 
+constexpr int BOTH_PRODUCERS = 6; /* the number of their barrier */
+
 template <class Tile>
 GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
     using T = typename Tile::T;
@@ -289,17 +296,27 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
     const CopiedRows<8> of_units;
     const CopiedRows<Tile::NP / 8> of_group;
     const int warp = warp_id() % 4, unit = warp % UNITS;
-    const bool makes_factors = warp < UNITS, finds_maxima = UNITS != 2 || warp >= UNITS;
+    constexpr bool ALONE = Tile::PRODUCERS == 1; /* else forward_factors() is beside it */
+    constexpr int AT_ONCE = Tile::PRODUCER_REGISTERS < 64 ? 2 : 4, OWN_ROWS = CHUNK * UNITS / 4;
+    const bool makes_factors = ALONE && warp < UNITS, finds_maxima = UNITS != 2 || warp >= UNITS;
     const bool copies_gate = Tile::HAS_GATE && !Tile::MAKES_DZ && in.z;
     int n = 0; /* chunks of all segments */
     for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
         {
             const Span span = ordered_span(in, item);
             if (!span.exists) continue;
-            cursor.enter(in, span, item, BARRIER, [&] {
+            if constexpr (ALONE)
+                bar_sync(BARRIER, WARPGROUP); /* the segment before may still be read */
+            else
+                bar_sync(BOTH_PRODUCERS, 2 * WARPGROUP);
+            cursor.put(in, span, item, [&] {
                 cursor.put_offsets(0, in.x_stride);
                 if (copies_gate) cursor.put_offsets(1, in.z_stride);
             });
+            if constexpr (ALONE)
+                bar_sync(BARRIER, WARPGROUP);
+            else
+                bar_sync(BOTH_PRODUCERS, 2 * WARPGROUP);
         }
         const int chunks = cursor.chunks();
         /* where the thread's first rows of the chunk that is copied next lie */
@@ -360,6 +377,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             const uint32_t x_tile = smem + Tile::X + (n % Tile::X_STAGES * UNITS + unit) * Tile::TILE_X;
             const uint32_t addresses = smem + Tile::FACTORS + 4 * Merged::COUNT * (stage * UNITS + unit);
             const uint32_t prepared = smem + Tile::PREPARED + 4 * Prepared::COUNT * (stage * UNITS + unit);
+            const uint32_t inverses = smem + Tile::B_INVERSE + (ALONE ? 0 : 8 * CHUNK * stage);
             mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
             if constexpr (!Tile::X_AHEAD) load_x(chunk, n);
             load_group(chunk + Tile::B_AHEAD, n + Tile::B_AHEAD);
@@ -385,14 +403,19 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
                 bar_sync(BARRIER, WARPGROUP);
                 if constexpr (UNITS == 1)
                     row_maxima<T, 2>(x_tile, prepared + 4 * Prepared::X_POWERS, 16 * warp, 16);
+                else if constexpr (!ALONE)
+                    row_maxima<T, AT_ONCE>(x_tile, prepared + 4 * Prepared::X_POWERS, warp / UNITS * OWN_ROWS, OWN_ROWS);
                 else if (finds_maxima)
-                    row_maxima<T, 4>(x_tile, prepared + 4 * Prepared::X_POWERS, 0, CHUNK);
+                    row_maxima<T, AT_ONCE>(x_tile, prepared + 4 * Prepared::X_POWERS, 0, CHUNK);
                 cp_async_wait<Tile::LATER>();
                 bar_sync(BARRIER, WARPGROUP);
-                group_to_f16<Tile>(B_tile, smem + Tile::B_INVERSE, warp);
-                group_to_f16<Tile>(C_tile, smem + Tile::C_INVERSE, warp);
+                group_to_f16<Tile>(B_tile, inverses, warp);
+                group_to_f16<Tile>(C_tile, inverses + 4 * CHUNK, warp);
             }
-            bar_sync(BARRIER, WARPGROUP);
+            if constexpr (ALONE)
+                bar_sync(BARRIER, WARPGROUP);
+            else
+                mbarrier_arrive(smem + Tile::CONVERTED + 8 * stage);
             if (makes_factors)
                 finish_factors<Tile::NP>(addresses, prepared, smem + Tile::B_INVERSE, smem + Tile::C_INVERSE);
             fence_async_proxy();
@@ -401,6 +424,44 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
         if (copies_gate && chunks > 0) {
             mbarrier_wait(smem + Tile::EMPTY + 8 * (n % 2), (n / 2 + 1) % 2);
             load_gate(chunks - 1);
+        }
+        item = cursor.item();
+    }
+}
+
+/* With two producers: the second.  A warp a unit makes its factors, and merges them when B and C have been converted. */
+template <class Tile>
+GT_DEV void forward_factors(const TensorParams& p, uint32_t smem) {
+    constexpr int UNITS = Tile::UNITS;
+    const Problem& in = p.in;
+    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + Tile::GROUPS * GroupCursor<UNITS>::BYTES};
+    const int warp = warp_id() % 4, unit = warp % UNITS;
+    const bool works = warp < UNITS; /* the others keep step at the segments */
+    int n = 0;                       /* chunks of all segments */
+    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
+        if (!ordered_span(in, item).exists) continue;
+        bar_sync(BOTH_PRODUCERS, 2 * WARPGROUP);
+        bar_sync(BOTH_PRODUCERS, 2 * WARPGROUP); /* forward_producer() has put the cursor */
+        if (!works) continue;
+        const int chunks = cursor.chunks();
+        int64_t times = offset_of(in.dt_stride, cursor.b(), cursor.token(0), cursor.head(unit));
+        UnitTimes of_unit = {};
+        of_unit.enter(in, cursor.head(unit));
+        if (chunks > 0) of_unit.load(in, times, cursor.tokens(0));
+        GT_NO_UNROLL
+        for (int chunk = 0; chunk < chunks; chunk++, n++) {
+            const int stage = n % 2, tokens = cursor.tokens(chunk);
+            const uint32_t addresses = smem + Tile::FACTORS + 4 * Merged::COUNT * (stage * UNITS + unit);
+            const uint32_t prepared = smem + Tile::PREPARED + 4 * Prepared::COUNT * (stage * UNITS + unit);
+            const uint32_t inverses = smem + Tile::B_INVERSE + 8 * CHUNK * stage;
+            const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
+            times += CHUNK * in.dt_stride.t;
+            if (chunk + 1 < chunks) of_unit.load(in, times, cursor.tokens(chunk + 1));
+            mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
+            make_factors(addresses, delta, of_unit.A);
+            mbarrier_wait(smem + Tile::CONVERTED + 8 * stage, n / 2 % 2);
+            finish_factors<Tile::NP>(addresses, prepared, inverses, inverses + 4 * CHUNK);
+            mbarrier_arrive(smem + Tile::FULL + 8 * stage);
         }
         item = cursor.item();
     }
@@ -842,7 +903,9 @@ forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
     using Tile = HopperTile<T, NP, UNITS, GATE>;
     const uint32_t smem = smem_base_of_tiles();
     if (thread_id() < 2) {
-        mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
+        /* of two producers, the second arrives with a warp a unit */
+        mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP + (Tile::PRODUCERS == 2 ? 32 * Tile::UNITS : 0));
+        if (Tile::PRODUCERS == 2) mbarrier_init(smem + Tile::CONVERTED + 8 * thread_id(), WARPGROUP);
         mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), Tile::GROUPS * WARPGROUP);
         if (thread_id() == 0) mbarrier_init(smem + Tile::GATE_FULL, WARPGROUP);
     }
@@ -852,6 +915,10 @@ forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
         if (p.in.order) wait_for_chain(); /* else it reads inputs of the call alone */
         give_registers<Tile::PRODUCER_REGISTERS>();
         forward_producer<Tile>(p, smem);
+    } else if (Tile::PRODUCERS == 2 && warp_id() / 4 > Tile::GROUPS) {
+        if (p.in.order) wait_for_chain();
+        give_registers<Tile::PRODUCER_REGISTERS>();
+        if constexpr (Tile::PRODUCERS == 2) forward_factors<Tile>(p, smem);
     } else {
         wait_for_chain();
         take_registers<Tile::REGISTERS>();
