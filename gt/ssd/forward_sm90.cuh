@@ -459,6 +459,7 @@ GT_DEV void forward_factors(const TensorParams& p, uint32_t smem) {
             if (chunk + 1 < chunks) of_unit.load(in, times, cursor.tokens(chunk + 1));
             mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
             make_factors(addresses, delta, of_unit.A);
+            sync_warp(); /* they are read by other lanes */
             mbarrier_wait(smem + Tile::CONVERTED + 8 * stage, n / 2 % 2);
             finish_factors<Tile::NP>(addresses, prepared, inverses, inverses + 4 * CHUNK);
             mbarrier_arrive(smem + Tile::FULL + 8 * stage);
