@@ -96,8 +96,9 @@ struct Prepared {
 static_assert(Weights::PAIRS < Prepared::FROM_STATES && Weights::COUNT <= Prepared::X_POWERS, "apart");
 
 /* What make_factors() has left becomes Merged, and the weights of the state's update are made.  One warp.  inverses: of
- * the rows of B and C.  prepared: X_POWERS has the largest magnitudes of the rows of x. */
-template <int NP>
+ * the rows of B and C.  prepared: X_POWERS has the largest magnitudes of the rows of x.  LATE: in few registers; what a
+ * lane alone reads and writes it reads where it writes it. */
+template <int NP, bool LATE = false>
 GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, uint32_t B_inverse, uint32_t C_inverse) {
     const int lane = own_lane(), t = 2 * lane, block = lane / 8;
     const auto two = [&](int at) { return lds<float2>(addresses + 4 * (at + t)); };
@@ -105,9 +106,12 @@ GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, uint32_t B_inv
     const float2 b = lds<float2>(B_inverse + 4 * t), c = lds<float2>(C_inverse + 4 * t);
     const float2 x = lds<float2>(prepared + 4 * (Prepared::X_POWERS + t));
     const float2 delta = two(Factors::DELTA), suf = two(Factors::SUF);
-    const float2 pre = two(Factors::PRE), U = two(Factors::U), V = two(Factors::V), half = two(Factors::HALF);
-    const float between[2] = {lds<float>(addresses + 4 * (Factors::BETWEEN + (block == 1 ? 1 : 0))),
-                              lds<float>(addresses + 4 * (Factors::BETWEEN + 2))};
+    const auto early = [&](int at) { return LATE ? float2{0.0f, 0.0f} : two(at); };
+    const auto late = [&](int at, float2 x) { return LATE ? two(at) : x; };
+    const float2 early_pre = early(Factors::PRE), early_U = early(Factors::U), early_V = early(Factors::V),
+                 early_half = early(Factors::HALF);
+    const auto between_at = [&](int i) { return lds<float>(addresses + 4 * (Factors::BETWEEN + i)); };
+    const float early_between[2] = {LATE ? 0.0f : between_at(block == 1 ? 1 : 0), LATE ? 0.0f : between_at(2)};
     const float growth = lds<float>(addresses + 4 * Factors::GROWTH);
     const Power power_x = power_of(x.x), power_y = power_of(x.y);
     const float2 plain = {delta.x * b.x, delta.y * b.y};
@@ -123,12 +127,18 @@ GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, uint32_t B_inv
     const float2 weight = {plain.x * suf.x, plain.y * suf.y};
     sync_warp(); /* all of it has been read */
     put(Merged::RIGHT, right);
+    const float2 V = late(Factors::V, early_V);
     put(Merged::LEFT, left);
+    const float2 pre = late(Factors::PRE, early_pre);
     put(Merged::PRE, {finite(pre.x * c.x), finite(pre.y * c.y)});
+    const float2 U = late(Factors::U, early_U);
     put(Merged::ROW, {finite(U.x * left.x), finite(U.y * left.y)});
+    const float2 half = late(Factors::HALF, early_half);
     const float2 other = lane & 4 ? left : right;
     put(Merged::HALF, {finite(half.x * other.x), finite(half.y * other.y)});
     const float2 column = {finite(V.x * right.x), finite(V.y * right.y)};
+    const float between[2] = {LATE ? between_at(block == 1 ? 1 : 0) : early_between[0],
+                              LATE ? between_at(2) : early_between[1]};
     if (block < 1) put(Merged::column(1), column);
     if (block < 2) {
         const float factor = block == 1 ? 1.0f : between[0];
@@ -170,13 +180,14 @@ struct HopperTile {
     static constexpr int REGISTERS = UNITS == 1        ? 160
                                      : GROUPS == 4     ? 104
                                      : NP > 128        ? 208
-                                     : HEADS *NP > 128 ? PRODUCERS == 2 ? 208 : 216
+                                     : HEADS *NP > 128 ? 216
                                      : PRODUCERS == 2  ? 184
                                                        : 200,
                          PRODUCER_REGISTERS = UNITS == 1       ? 256 - REGISTERS
                                               : GROUPS == 4    ? 64
-                                              : PRODUCERS == 2 ? 256 - REGISTERS
-                                                               : 504 - 2 * REGISTERS;
+                                              : PRODUCERS == 2 ? (REGISTERS == 216 ? 48 : 72)
+                                                               : 504 - 2 * REGISTERS,
+                         FACTORS_REGISTERS = 512 - 2 * REGISTERS - PRODUCER_REGISTERS; /* of the second producer */
     static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of B and C: see wgmma.cuh */
     static constexpr int TILE_X = CHUNK * 128, TILE_B = CHUNK * 2 * NP;
     static constexpr int B_STAGES = UNITS == 1 && NP <= 64 ? 3 : 2, B_AHEAD = B_STAGES - 2;
@@ -443,25 +454,26 @@ GT_DEV void forward_factors(const TensorParams& p, uint32_t smem) {
         bar_sync(BOTH_PRODUCERS, 2 * WARPGROUP);
         bar_sync(BOTH_PRODUCERS, 2 * WARPGROUP); /* forward_producer() has put the cursor */
         if (!works) continue;
-        const int chunks = cursor.chunks();
-        int64_t times = offset_of(in.dt_stride, cursor.b(), cursor.token(0), cursor.head(unit));
         UnitTimes of_unit = {};
         of_unit.enter(in, cursor.head(unit));
-        if (chunks > 0) of_unit.load(in, times, cursor.tokens(0));
+        const auto load_times = [&](int chunk) { /* no registers keep where they lie */
+            of_unit.load(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)),
+                         cursor.tokens(chunk));
+        };
+        load_times(0);
         GT_NO_UNROLL
-        for (int chunk = 0; chunk < chunks; chunk++, n++) {
+        for (int chunk = 0; chunk < cursor.chunks(); chunk++, n++) {
             const int stage = n % 2, tokens = cursor.tokens(chunk);
             const uint32_t addresses = smem + Tile::FACTORS + 4 * Merged::COUNT * (stage * UNITS + unit);
             const uint32_t prepared = smem + Tile::PREPARED + 4 * Prepared::COUNT * (stage * UNITS + unit);
             const uint32_t inverses = smem + Tile::B_INVERSE + 8 * CHUNK * stage;
             const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
-            times += CHUNK * in.dt_stride.t;
-            if (chunk + 1 < chunks) of_unit.load(in, times, cursor.tokens(chunk + 1));
+            load_times(chunk + 1); /* none, if it has no tokens */
             mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
             make_factors(addresses, delta, of_unit.A);
             sync_warp(); /* they are read by other lanes */
             mbarrier_wait(smem + Tile::CONVERTED + 8 * stage, n / 2 % 2);
-            finish_factors<Tile::NP>(addresses, prepared, inverses, inverses + 4 * CHUNK);
+            finish_factors<Tile::NP, true>(addresses, prepared, inverses, inverses + 4 * CHUNK);
             mbarrier_arrive(smem + Tile::FULL + 8 * stage);
         }
         item = cursor.item();
@@ -918,8 +930,10 @@ forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
         forward_producer<Tile>(p, smem);
     } else if (Tile::PRODUCERS == 2 && warp_id() / 4 > Tile::GROUPS) {
         if (p.in.order) wait_for_chain();
-        give_registers<Tile::PRODUCER_REGISTERS>();
-        if constexpr (Tile::PRODUCERS == 2) forward_factors<Tile>(p, smem);
+        if constexpr (Tile::PRODUCERS == 2) {
+            give_registers<Tile::FACTORS_REGISTERS>();
+            forward_factors<Tile>(p, smem);
+        }
     } else {
         wait_for_chain();
         take_registers<Tile::REGISTERS>();
