@@ -5,12 +5,15 @@
  * sequence chunk by chunk (chunk.cuh), 64 tokens each.
  *
  * WARPGROUPS
- *     producer     the last one.  It copies x, B and C of the chunks ahead (cp.async) and z of the one that the
- *                  consumers have begun, turns B and C into f16 in place, once for all units, makes each unit's decay
- *                  factors, a warp a unit, and merges them with the powers of B, C and x.  It is one warp a scheduler,
- *                  so dt comes into registers a chunk ahead (UnitTimes) and it waits for no other load than these
- *                  copies.  Nor does it wait for the kernel before, unless the call's sequences are ranked
+ *     producer     after the consumers.  It copies x, B and C of the chunks ahead (cp.async) and z of the one that the
+ *                  consumers have begun, finds the largest magnitudes of x's rows and turns B and C into f16 in place,
+ *                  once for all units.  Neither producer waits for the kernel before, unless the call's sequences are ranked
  *                  (Problem::order).
+ *     factors      the last, beside two consumers with N <= 128, but not for dz: a second producer (forward_factors).
+ *                  A warp a unit makes the unit's decay factors while B and C come and are converted, and merges them
+ *                  with the powers of B, C and x when CONVERTED says that these are there.  One producer with all of
+ *                  this is one chain of latencies, longer than the consumers'; so it is in the other forms, where the
+ *                  producer's first warps make the factors.  dt comes into registers a chunk ahead (UnitTimes).
  *     consumers    two with two units each, or with one; one where a group has one unit.  For y with z, four units and N <= 64, where a state takes few
  *                  registers, four with one each (GROUPS).  They hold states as accumulators of products do, 16 rows a
  *                  warp.  A chunk:
@@ -24,16 +27,16 @@
  *            that of a segment's last chunk at once.
  *         Checkpoints, of the state before a chunk, are stored while its S is made, too.
  *
- * SHARED MEMORY, KB, N = 128, UNITS = 4 (HopperTile has every offset): 226.5, one block a multiprocessor
+ * SHARED MEMORY, KB, N = 128, UNITS = 4 (HopperTile has every offset): 227.0, one block a multiprocessor
  *     X                96     three stages of four units; y over what was read     producer; consumers
  *                             with z 64, two stages: x comes with B and C
  *     GATE             32     with z: z of four units                              producer
  *                             for dz: z and dy of a unit a warpgroup               consumers
  *     M                32     of each unit; checkpoints pass through it            consumers
  *     B, C             64     two stages, as they came, then f16                   producer
- *     FACTORS          29.3   two stages of each unit: Merged, 936 floats          producer
- *     PREPARED          4.1   two stages of each unit: weights of the update       producer
- *     B_INVERSE ...     1.1   of the chunk; where each warpgroup stands; barriers
+ *     FACTORS          29.3   two stages of each unit: Merged, 936 floats          factors
+ *     PREPARED          4.1   two stages of each unit: weights of the update       factors; maxima of x: producer
+ *     B_INVERSE ...     1.6   two stages, with one producer one; where consumers and producers stand; barriers
  * A third stage of x lets its copies come from memory while the chunk before is prepared.
  * ONE UNIT.  A group of one unit (a head with P <= 64) has a block of one consumer and a producer, of which a
  *     multiprocessor has two: each is a chain of latencies, and the two overlap.  N <= 64, as 64, 105.3 KB: B and C have
@@ -42,10 +45,13 @@
  *     each.  One kernel does for calls with and without z; dz is forward_tensor_kernel's.
  * z has one stage.  For dz a warp copies its 16 rows of z and dy itself (cp.async), those of its next unit once it has
  *     read its last one's: no other warp waits for them, but forward with z took a sixth longer in that form.
- * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
+ * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producers' and the consumers' threads arrive,
+ *     of factors' only warps with a unit.  CONVERTED: of a stage, when B and C are f16 and the maxima of x there; the
+ *     producer's threads arrive for factors, so that it may be a chunk ahead of them.
  *     EMPTY comes when the products are over and z has been read, so that z of the next chunk may come.  X_EMPTY: of a
  *     stage of x, when its y is stored; the consumers' threads arrive.  GATE_FULL: of z; the producer's copies arrive.
- * REGISTERS a thread, N = 128, UNITS = 4: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
+ * REGISTERS a thread, N = 128, UNITS = 4: H 128, y, S or sums 32, x 16, v 16 of 216; producer 48, factors 32; for dz
+ *     the one producer 72.  128 at the launch of 512 threads.  With 208 a consumer would spill 120 bytes.
  *     Four consumers: 104, producer 64; 96 at the launch.  One: 160, producer 96; 128 at the launch.
  * N > 128: one launch, of 256 columns and UNITS = 2, so that a state takes the registers that two of 128 columns take.
  *     Shared memory 209.8 KB, for dz 225.8; registers 208, producer 88.
@@ -53,11 +59,11 @@
  * NUMBERS.  Pairs of tokens are products of f16, too: x with a power of two a token, from registers, M with one for
  * all, from a bound.
  * ISSUE SLOTS a token and head, N = 128, UNITS = 4: 101 measured at commit 922c519, in 44 % of the slots, of which the
- *     producer had 29.  UNITS = 1, N = 64, counted in the machine code: about 94, of which the producer has 39.
+ *     producer, then one, had 29.  UNITS = 1, N = 64, counted in the machine code: about 94, of which the producer has 39.
  * PRODUCTS, clocks a unit and chunk at full rate, N = 128: S 128, y 256 + 128, H 256.
  * BYTES a token and head: x, y (z, dy) 2 P each, B and C 4 N / heads of a group from memory, N from L2 with UNITS = 4,
  *     checkpoints P N / 64.
- * grid: strands*G*bundles (bundles of UNITS); block 384 or 640, of one unit 256.  Every sum has one fixed order: deterministic. */
+ * grid: strands*G*bundles (bundles of UNITS); block 512, 384 or 640, of one unit 256.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_FORWARD_SM90_CUH
 #define GT_SSD_FORWARD_SM90_CUH
 
@@ -172,8 +178,8 @@ struct HopperTile {
                          GROUPS = UNITS == 1                                 ? 1
                                   : GATE_ == GATED && UNITS == 4 && NP <= 64 ? 4
                                                                              : 2;
-    static constexpr int HEADS = UNITS / GROUPS;                                          /* of a consumer */
-    static constexpr int GATES = MAKES_DZ ? 2 * GROUPS : HAS_GATE ? UNITS : 0;            /* tiles */
+    static constexpr int HEADS = UNITS / GROUPS;                               /* of a consumer */
+    static constexpr int GATES = MAKES_DZ ? 2 * GROUPS : HAS_GATE ? UNITS : 0; /* tiles */
     static constexpr int PRODUCERS = GROUPS == 2 && NP <= 128 && !MAKES_DZ ? 2 : 1;
     static constexpr int THREADS = (GROUPS + PRODUCERS) * WARPGROUP,
                          BLOCKS = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
@@ -188,7 +194,7 @@ struct HopperTile {
                                               : PRODUCERS == 2 ? (REGISTERS == 216 ? 48 : 72)
                                                                : 504 - 2 * REGISTERS,
                          FACTORS_REGISTERS = 512 - 2 * REGISTERS - PRODUCER_REGISTERS; /* of the second producer */
-    static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of B and C: see wgmma.cuh */
+    static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW;            /* of B and C: see wgmma.cuh */
     static constexpr int TILE_X = CHUNK * 128, TILE_B = CHUNK * 2 * NP;
     static constexpr int B_STAGES = UNITS == 1 && NP <= 64 ? 3 : 2, B_AHEAD = B_STAGES - 2;
     static constexpr int X_STAGES = B_AHEAD                                        ? 4
@@ -204,13 +210,14 @@ struct HopperTile {
     static constexpr int FACTORS = C + B_STAGES * TILE_B;                    /* [2][UNITS] */
     static constexpr int PREPARED = FACTORS + 2 * UNITS * 4 * Merged::COUNT; /* [2][UNITS] */
     static constexpr int B_INVERSE = PREPARED + 2 * UNITS * 4 * Prepared::COUNT;
-    static constexpr int C_INVERSE = B_INVERSE + 4 * CHUNK;
-    static constexpr int CURSOR = B_INVERSE + PRODUCERS * 8 * CHUNK; /* of each consumer, and of the producers */
+    /* B_INVERSE: [PRODUCERS], of B and then of C; cursors of each consumer, and of the producers */
+    static constexpr int CURSOR = B_INVERSE + PRODUCERS * 8 * CHUNK;
     static constexpr int FULL = CURSOR + (GROUPS + 1) * GroupCursor<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
     static constexpr int X_EMPTY = EMPTY + 16;                                                        /* [X_STAGES] */
     static constexpr int GATE_FULL = X_EMPTY + 8 * X_STAGES;
     static constexpr int CONVERTED = GATE_FULL + 8; /* [2], with two producers */
-    static constexpr int GATE_AT = CONVERTED + (PRODUCERS == 2) * 16; /* [UNITS][2], for dz: where rows of z and dy begin */
+    static constexpr int GATE_AT =
+        CONVERTED + (PRODUCERS == 2) * 16; /* [UNITS][2], for dz: where rows of z and dy begin */
     static constexpr int BYTES = GATE_AT + MAKES_DZ * UNITS * 16;
     static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
     static_assert(BLOCKS * (BYTES + 1024) <= 228 * 1024, "fits sm_90");
@@ -316,18 +323,15 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
         {
             const Span span = ordered_span(in, item);
             if (!span.exists) continue;
-            if constexpr (ALONE)
-                bar_sync(BARRIER, WARPGROUP); /* the segment before may still be read */
-            else
-                bar_sync(BOTH_PRODUCERS, 2 * WARPGROUP);
+            const auto wait_for_all = [] { /* the producers there are */
+                                           bar_sync(ALONE ? BARRIER : BOTH_PRODUCERS, Tile::PRODUCERS * WARPGROUP);
+            };
+            wait_for_all(); /* the segment before may still be read */
             cursor.put(in, span, item, [&] {
                 cursor.put_offsets(0, in.x_stride);
                 if (copies_gate) cursor.put_offsets(1, in.z_stride);
             });
-            if constexpr (ALONE)
-                bar_sync(BARRIER, WARPGROUP);
-            else
-                bar_sync(BOTH_PRODUCERS, 2 * WARPGROUP);
+            wait_for_all();
         }
         const int chunks = cursor.chunks();
         /* where the thread's first rows of the chunk that is copied next lie */
@@ -415,7 +419,8 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
                 if constexpr (UNITS == 1)
                     row_maxima<T, 2>(x_tile, prepared + 4 * Prepared::X_POWERS, 16 * warp, 16);
                 else if constexpr (!ALONE)
-                    row_maxima<T, AT_ONCE>(x_tile, prepared + 4 * Prepared::X_POWERS, warp / UNITS * OWN_ROWS, OWN_ROWS);
+                    row_maxima<T, AT_ONCE>(x_tile, prepared + 4 * Prepared::X_POWERS, warp / UNITS * OWN_ROWS,
+                                           OWN_ROWS);
                 else if (finds_maxima)
                     row_maxima<T, AT_ONCE>(x_tile, prepared + 4 * Prepared::X_POWERS, 0, CHUNK);
                 cp_async_wait<Tile::LATER>();
@@ -427,8 +432,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
                 bar_sync(BARRIER, WARPGROUP);
             else
                 mbarrier_arrive(smem + Tile::CONVERTED + 8 * stage);
-            if (makes_factors)
-                finish_factors<Tile::NP>(addresses, prepared, smem + Tile::B_INVERSE, smem + Tile::C_INVERSE);
+            if (makes_factors) finish_factors<Tile::NP>(addresses, prepared, inverses, inverses + 4 * CHUNK);
             fence_async_proxy();
             mbarrier_arrive(smem + Tile::FULL + 8 * stage);
         }
@@ -440,7 +444,8 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
     }
 }
 
-/* With two producers: the second.  A warp a unit makes its factors, and merges them when B and C have been converted. */
+/* With two producers: the second.  A warp a unit makes its factors, and merges them when B and C have been converted.
+ * Both walk the same segments, by one cursor, which is put where both wait. */
 template <class Tile>
 GT_DEV void forward_factors(const TensorParams& p, uint32_t smem) {
     constexpr int UNITS = Tile::UNITS;
@@ -456,10 +461,12 @@ GT_DEV void forward_factors(const TensorParams& p, uint32_t smem) {
         if (!works) continue;
         UnitTimes of_unit = {};
         of_unit.enter(in, cursor.head(unit));
-        const auto load_times = [&](int chunk) { /* no registers keep where they lie */
-            of_unit.load(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)),
-                         cursor.tokens(chunk));
-        };
+        const auto load_times =
+            [&](int chunk) { /* no registers keep where they lie */
+                             of_unit.load(in,
+                                          offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)),
+                                          cursor.tokens(chunk));
+            };
         load_times(0);
         GT_NO_UNROLL
         for (int chunk = 0; chunk < cursor.chunks(); chunk++, n++) {
