@@ -186,6 +186,15 @@ static void test_ssd(void) {
     test_ssd_of("forward: forward_hopper_kernel;", "chunk_gradient_hopper_kernel", "forward_fp32_hopper_kernel",
                 "chunk_gradient_fp32_hopper_kernel", "states_hopper_kernel",
                 "backward: gate_kernel, states_hopper_kernel");
+    /* B and C are made once where enough blocks read them */
+    gt_ssd_args large = {.B = 2, .T = 1000, .H = 32, .P = 64, .N = 64, .dtype = GT_BF16};
+    expect_ssd(&large, "forward: group_images_kernel, forward_hopper_kernel;");
+    large.z = apart - 2;
+    expect_ssd(&large, "forward: forward_hopper_kernel;");
+    large.N = 128;
+    expect_ssd(&large, "forward: group_images_kernel, forward_hopper_kernel;");
+    large.G = 4;
+    expect_ssd(&large, "forward: forward_hopper_kernel;");
     /* a unit a group; not with more columns than a block of one unit has, nor dz */
     gt_ssd_args alone = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .G = 2, .dtype = GT_BF16};
     expect_ssd(&alone, "forward: forward_hopper_kernel; backward: states_hopper_kernel (2 times), ");

@@ -158,15 +158,16 @@ struct UnitTimes {
 
 /* ---- rows in and states out -------------------------------------------------------------------------------------- */
 
-/* What a thread of the producer copies of 64 rows of PIECES pieces of 16 bytes: one piece of every STEP-th row. */
-template <int PIECES>
+/* What a thread of the producer, or of THREADS of its threads, copies of 64 rows of PIECES pieces of 16 bytes: one piece
+ * of every STEP-th row. */
+template <int PIECES, int THREADS = WARPGROUP>
 struct CopiedRows {
-    static constexpr int STEP = WARPGROUP / PIECES, ROW = PIECES < 8 ? 16 * PIECES : 128, PANEL = CHUNK * ROW;
+    static constexpr int STEP = THREADS / PIECES, ROW = PIECES < 8 ? 16 * PIECES : 128, PANEL = CHUNK * ROW;
     /* The address k STEP rows further; in steps of 4, of which 8 have a swizzle, every second by a bit of it, too. */
     GT_HD uint32_t next(uint32_t address, int k) {
         return (STEP == 4 && k % 2 ? address ^ 64 : address) + k * STEP * ROW;
     }
-    GT_METHOD int row() const { return own_thread() % WARPGROUP / PIECES; }
+    GT_METHOD int row() const { return own_thread() % THREADS / PIECES; }
     GT_METHOD int piece() const { return own_thread() % PIECES; }
     GT_METHOD int64_t own(int64_t pitch) const { return row() * pitch + 8 * piece(); }
     GT_METHOD uint32_t address() const { return gt::tile_at<ROW>(row(), piece(), PANEL); }

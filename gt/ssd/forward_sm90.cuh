@@ -50,6 +50,12 @@
  * N > 128: one launch, of 256 columns and UNITS = 2, so that a state takes the registers that two of 128 columns take.
  *     Shared memory 209.8 KB, for dz 225.8; registers 208, producer 88.
  *
+ * IMAGES.  Where many blocks read the same B and C, a kernel before has made them f16 (group_sm90.cuh, takes_images()),
+ *     and the producer is forward_preparer(): one thread starts the copies of a chunk's two tiles and of what undoes their
+ *     powers, for which IMAGE_FULL waits.  A warp has a unit: it copies x and z of that alone, finds the largest magnitudes
+ *     by whole rows, which stay in registers, and waits for no other warp.  forward_producer() takes 12,400 clocks a chunk
+ *     in the first row of docs/performance.md, the consumers 10,300 to 11,000; conversions are 3,000 of them and waiting
+ *     for its slowest warp 1,200.  Shared memory: 0.5 KB more.
  * NUMBERS.  Pairs of tokens are products of f16, too: x with a power of two a token, from registers, M with one for
  * all, from a bound.
  * ISSUE SLOTS a token and head, N = 128, UNITS = 4: 101 measured at commit 922c519, in 44 % of the slots, of which the
@@ -63,6 +69,7 @@
 
 #include "block_sm90.cuh"
 #include "forward_tensor.cuh"
+#include "group_sm90.cuh"
 
 namespace gt {
 namespace ssd {
@@ -96,14 +103,13 @@ struct Prepared {
 static_assert(Weights::PAIRS < Prepared::FROM_STATES && Weights::COUNT <= Prepared::X_POWERS, "apart");
 
 /* What make_factors() has left becomes Merged, and the weights of the state's update are made.  One warp.  inverses: of
- * the rows of B and C.  prepared: X_POWERS has the largest magnitudes of the rows of x. */
+ * the rows of B and C.  x: the largest magnitudes of rows 2 lane, 2 lane + 1 of x. */
 template <int NP>
-GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, uint32_t B_inverse, uint32_t C_inverse) {
+GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, uint32_t B_inverse, uint32_t C_inverse, float2 x) {
     const int lane = own_lane(), t = 2 * lane, block = lane / 8;
     const auto two = [&](int at) { return lds<float2>(addresses + 4 * (at + t)); };
     const auto put = [&](int at, float2 x) { sts<float2>(addresses + 4 * (at + t), x); };
     const float2 b = lds<float2>(B_inverse + 4 * t), c = lds<float2>(C_inverse + 4 * t);
-    const float2 x = lds<float2>(prepared + 4 * (Prepared::X_POWERS + t));
     const float2 delta = two(Factors::DELTA), suf = two(Factors::SUF);
     const float2 pre = two(Factors::PRE), U = two(Factors::U), V = two(Factors::V), half = two(Factors::HALF);
     const float between[2] = {lds<float>(addresses + 4 * (Factors::BETWEEN + (block == 1 ? 1 : 0))),
@@ -153,10 +159,11 @@ GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, uint32_t B_inv
  * slower with z. */
 constexpr int UNGATED = 0, GATED = 1, GATE_GRADIENT = 2;
 
-/* Where things lie in shared memory, in bytes */
-template <class T_, int NP_, int UNITS_, int GATE_>
+/* Where things lie in shared memory, in bytes.  HAS_IMAGES: B and C come from images (group_sm90.cuh). */
+template <class T_, int NP_, int UNITS_, int GATE_, bool HAS_IMAGES_>
 struct HopperTile {
     using T = T_;
+    static constexpr bool HAS_IMAGES = HAS_IMAGES_;
     static constexpr bool HAS_GATE = GATE_ != UNGATED, MAKES_DZ = GATE_ == GATE_GRADIENT;
     static constexpr int NP = NP_, UNITS = UNITS_,
                          GROUPS = UNITS == 1                                 ? 1
@@ -189,14 +196,17 @@ struct HopperTile {
     static constexpr int FACTORS = C + B_STAGES * TILE_B;                    /* [2][UNITS] */
     static constexpr int PREPARED = FACTORS + 2 * UNITS * 4 * Merged::COUNT; /* [2][UNITS] */
     static constexpr int B_INVERSE = PREPARED + 2 * UNITS * 4 * Prepared::COUNT;
-    static constexpr int C_INVERSE = B_INVERSE + 4 * CHUNK;
-    static constexpr int CURSOR = C_INVERSE + 4 * CHUNK; /* of each warpgroup */
+    static constexpr int C_INVERSE = B_INVERSE + 4 * CHUNK, INVERSES = 2 * 4 * CHUNK;
+    static constexpr int CURSOR = B_INVERSE + (HAS_IMAGES ? 2 : 1) * INVERSES; /* of each warpgroup */
     static constexpr int FULL = CURSOR + (GROUPS + 1) * GroupCursor<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
     static constexpr int X_EMPTY = EMPTY + 16;                                                        /* [X_STAGES] */
     static constexpr int GATE_FULL = X_EMPTY + 8 * X_STAGES;
-    static constexpr int GATE_AT = GATE_FULL + 8; /* [UNITS][2], for dz: where rows of z and dy begin */
+    static constexpr int IMAGE_FULL = GATE_FULL + 8;             /* [2] */
+    static constexpr int GATE_AT = IMAGE_FULL + 16 * HAS_IMAGES; /* [UNITS][2], for dz: where rows of z and dy begin */
     static constexpr int BYTES = GATE_AT + MAKES_DZ * UNITS * 16;
-    static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
+    static constexpr int PREPARERS = HAS_IMAGES ? 32 * UNITS : WARPGROUP; /* threads that make factors, or copy z */
+    static_assert(PREPARED % 16 == 0 && B_INVERSE % 16 == 0 && FULL % 8 == 0, "aligned");
+    static_assert(!HAS_IMAGES || (B_STAGES == 2 && !MAKES_DZ), "forward_preparer() has two stages of images");
     static_assert(BLOCKS * (BYTES + 1024) <= 228 * 1024, "fits sm_90");
 };
 
@@ -394,8 +404,130 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             }
             bar_sync(BARRIER, WARPGROUP);
             if (makes_factors)
-                finish_factors<Tile::NP>(addresses, prepared, smem + Tile::B_INVERSE, smem + Tile::C_INVERSE);
+                finish_factors<Tile::NP>(addresses, prepared, smem + Tile::B_INVERSE, smem + Tile::C_INVERSE,
+                                         lds<float2>(prepared + 4 * (Prepared::X_POWERS + 2 * own_lane())));
             fence_async_proxy();
+            mbarrier_arrive(smem + Tile::FULL + 8 * stage);
+        }
+        if (copies_gate && chunks > 0) {
+            mbarrier_wait(smem + Tile::EMPTY + 8 * (n % 2), (n / 2 + 1) % 2);
+            load_gate(chunks - 1);
+        }
+        item = cursor.item();
+    }
+}
+
+/* The largest magnitudes of rows 2 lane, 2 lane + 1 of a unit's x.  One warp: a lane reads whole rows, half of the lanes
+ * the odd one first, so that eight lanes read eight banks of four, and nothing is exchanged. */
+template <class T>
+GT_DEV float2 own_row_maxima(uint32_t tile) {
+    const int lane = own_lane(), odd_first = lane / 4 % 2;
+    float largest[2];
+    GT_UNROLL
+    for (int i = 0; i < 2; i++) {
+        const uint32_t row = tile + panel_at<128>(2 * lane + (i ^ odd_first), 0); /* its piece p: xor 16 p */
+        uint4 x[8];
+        GT_UNROLL
+        for (int piece = 0; piece < 8; piece++) x[piece] = lds<uint4>(row ^ 16 * piece);
+        largest[i] = row_maximum<T, 1>(larger_of<T>(x));
+    }
+    return odd_first ? float2{largest[1], largest[0]} : float2{largest[0], largest[1]};
+}
+
+/* The producer of calls with images.  A warp has a unit: nothing is shared by its warps but what comes by itself. */
+template <class Tile>
+GT_DEV void forward_preparer(const TensorParams& p, uint32_t smem) {
+    using T = typename Tile::T;
+    using Image = GroupImage<Tile::NP>;
+    constexpr int BARRIER = 1, UNITS = Tile::UNITS;
+    const Problem& in = p.in;
+    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + Tile::GROUPS * GroupCursor<UNITS>::BYTES};
+    const CopiedRows<8, 32> of_unit;
+    const int unit = warp_id() % 4;
+    const bool copies_gate = Tile::HAS_GATE && in.z;
+    int n = 0; /* chunks of all segments */
+    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
+        const char* image;
+        {
+            const Span span = ordered_span(in, item);
+            if (!span.exists) continue;
+            cursor.enter(in, span, item, BARRIER, [&] {
+                cursor.put_offsets(0, in.x_stride);
+                if (copies_gate) cursor.put_offsets(1, in.z_stride);
+            });
+            image = p.images +
+                    ((span.b * p.image_slots + span.chunk_slot) * SLOT_CHUNKS * in.G + cursor.group()) * Image::BYTES;
+        }
+        if (unit >= UNITS) continue;
+        const int chunks = cursor.chunks();
+        const int64_t image_step = in.G * Image::BYTES;
+        /* where the lane's first rows of the chunk that is copied next lie */
+        int64_t x = cursor.offset(0, unit) + of_unit.own(in.x_stride.t),
+                z = copies_gate ? cursor.offset(1, unit) + of_unit.own(in.z_stride.t) : 0;
+        int64_t times = offset_of(in.dt_stride, cursor.b(), cursor.token(0), cursor.head(unit));
+        UnitTimes of_times = {};
+        of_times.enter(in, cursor.head(unit));
+        const auto load_times = [&](int chunk) {
+            if (chunk < chunks) of_times.load(in, times, cursor.tokens(chunk));
+            times += CHUNK * in.dt_stride.t;
+        };
+        const auto copy = [&](uint32_t tile, const void* tensor, int64_t& at, int64_t pitch, int chunk) {
+            const T* const from = static_cast<const T*>(tensor) + at;
+            const int tokens = cursor.tokens(chunk);
+            if (tokens == CHUNK && in.P % TILE_P == 0)
+                of_unit.copy_whole(tile + of_unit.address(), from, pitch);
+            else
+                of_unit.copy(tile, from, pitch, tokens, in.P - cursor.row0(unit));
+            at += CHUNK * pitch;
+        };
+        const auto load_x = [&](int chunk, int number) {
+            if (chunk < chunks) {
+                const int stage = number % Tile::X_STAGES;
+                mbarrier_wait(smem + Tile::X_EMPTY + 8 * stage, (number / Tile::X_STAGES + 1) % 2);
+                copy(smem + Tile::X + (stage * UNITS + unit) * Tile::TILE_X, in.x, x, in.x_stride.t, chunk);
+            }
+            cp_async_commit();
+        };
+        /* of the chunk before the one that is prepared: the consumers are in it */
+        const auto load_gate = [&](int chunk) {
+            if constexpr (Tile::HAS_GATE) {
+                if (copies_gate && chunk >= 0) {
+                    copy(smem + Tile::GATE + unit * Tile::TILE_X, in.z, z, in.z_stride.t, chunk);
+                    cp_async_arrive(smem + Tile::GATE_FULL);
+                }
+                cp_async_commit();
+            }
+        };
+        load_times(0);
+        if constexpr (Tile::X_AHEAD) load_x(0, n);
+        if (unit == 0) wait_for_chain(); /* the images are another kernel's */
+        GT_NO_UNROLL
+        for (int chunk = 0; chunk < chunks; chunk++, n++) {
+            const int stage = n % 2, tokens = cursor.tokens(chunk);
+            const uint32_t addresses = smem + Tile::FACTORS + 4 * Merged::COUNT * (stage * UNITS + unit);
+            const uint32_t prepared = smem + Tile::PREPARED + 4 * Prepared::COUNT * (stage * UNITS + unit);
+            const uint32_t inverses = smem + Tile::B_INVERSE + stage * Tile::INVERSES;
+            const uint32_t full = smem + Tile::IMAGE_FULL + 8 * stage;
+            mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
+            if (unit == 0) {
+                mbarrier_arrive_expect(full, Image::BYTES);
+                bulk_load(smem + Tile::B + stage * Tile::TILE_B, image + Image::B, Image::TILE, full);
+                bulk_load(smem + Tile::C + stage * Tile::TILE_B, image + Image::C, Image::TILE, full);
+                bulk_load(inverses, image + Image::INVERSES, Tile::INVERSES, full);
+                image += image_step;
+            }
+            if constexpr (!Tile::X_AHEAD) load_x(chunk, n);
+            load_gate(chunk - 1);
+            const float delta[2] = {of_times.delta(in, 0, tokens), of_times.delta(in, 1, tokens)};
+            load_times(chunk + 1);
+            make_factors(addresses, delta, of_times.A);
+            if constexpr (Tile::X_AHEAD) load_x(chunk + 1, n + 1);
+            cp_async_wait<Tile::LATER>();
+            sync_warp();
+            const float2 largest =
+                own_row_maxima<T>(smem + Tile::X + (n % Tile::X_STAGES * UNITS + unit) * Tile::TILE_X);
+            mbarrier_wait(full, n / 2 % 2);
+            finish_factors<Tile::NP>(addresses, prepared, inverses, inverses + 4 * CHUNK, largest);
             mbarrier_arrive(smem + Tile::FULL + 8 * stage);
         }
         if (copies_gate && chunks > 0) {
@@ -835,23 +967,29 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
 }
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
-template <class T, int NP, int UNITS, int GATE>
-GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE>::THREADS) : 32, (HopperTile<T, NP, UNITS, GATE>::BLOCKS))
+template <class T, int NP, int UNITS, int GATE, bool HAS_IMAGES>
+GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE, HAS_IMAGES>::THREADS) : 32,
+          (HopperTile<T, NP, UNITS, GATE, HAS_IMAGES>::BLOCKS))
 forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM90A
-    using Tile = HopperTile<T, NP, UNITS, GATE>;
+    using Tile = HopperTile<T, NP, UNITS, GATE, HAS_IMAGES>;
     const uint32_t smem = smem_base_of_tiles();
     if (thread_id() < 2) {
-        mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
+        mbarrier_init(smem + Tile::FULL + 8 * thread_id(), Tile::PREPARERS);
         mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), Tile::GROUPS * WARPGROUP);
-        if (thread_id() == 0) mbarrier_init(smem + Tile::GATE_FULL, WARPGROUP);
+        if (HAS_IMAGES) mbarrier_init(smem + Tile::IMAGE_FULL + 8 * thread_id(), 32);
+        if (thread_id() == 0) mbarrier_init(smem + Tile::GATE_FULL, Tile::PREPARERS);
     }
+    if (HAS_IMAGES && warp_id() == 0) fence_async_proxy();
     if (thread_id() < Tile::X_STAGES) mbarrier_init(smem + Tile::X_EMPTY + 8 * thread_id(), Tile::GROUPS * WARPGROUP);
     sync_threads();
     if (warp_id() / 4 == Tile::GROUPS) {
         if (p.in.order) wait_for_chain(); /* else it reads inputs of the call alone */
         give_registers<Tile::PRODUCER_REGISTERS>();
-        forward_producer<Tile>(p, smem);
+        if constexpr (HAS_IMAGES)
+            forward_preparer<Tile>(p, smem);
+        else
+            forward_producer<Tile>(p, smem);
     } else {
         wait_for_chain();
         take_registers<Tile::REGISTERS>();

@@ -43,6 +43,9 @@ struct TensorParams {
     float* share;                /* [B,T,H,P], of y: what launches before gave; NULL: there is but one */
     int has_share, leaves_share; /* it is to be added; it is all that the launch leaves */
     int makes_dz;                /* backward: y is dz */
+    /* B and C of all chunks, and slots of a batch element (group_sm90.cuh).  NULL: the kernel makes its own. */
+    char* images;
+    int64_t image_slots;
 };
 
 /* Where things lie in shared memory, in bytes. */

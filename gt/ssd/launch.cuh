@@ -32,12 +32,19 @@ struct ForwardPlan {
 
 /* Enough for any kind of kernels: which there are may not be known yet (see has_sm90a). */
 static inline size_t forward_workspace(const gt_ssd_args& a, const Device& device) {
+    gt_ssd_args without_z = a; /* takes no less */
+    without_z.z = nullptr;
     size_t most = 0;
     for (const int64_t count : {segments_for(a, device), tensor_segments(a, device),
                                 segments_by_units(a, units_by_sizes(a, device), device)}) {
         Arena arena(nullptr);
         take_segments(arena, a, count);
-        if (has_tensor_sizes(a)) take_share(arena, a), take_order(arena, a, units_by_sizes(a, device));
+        if (has_tensor_sizes(a)) {
+            const int units = units_by_sizes(a, device);
+            take_share(arena, a);
+            take_order(arena, a, units);
+            take_images(arena, without_z, hopper_units(a, units), device);
+        }
         if (arena.bytes() > most) most = arena.bytes();
     }
     return most;
@@ -58,6 +65,8 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, bool is_step, const
         p.share = take_share(arena, a);
         plan.unused.order = take_order(arena, a, plan.units);
         p.in.order = plan.unused.order;
+        p.images = take_images(arena, a, plan.units, device);
+        p.image_slots = chunk_slots(p.in.sequences, CHECKPOINT);
         p.y = a.y, p.y_stride = a.y_stride;
         p.state_in = a.state_in, p.state_in_shared = a.state_in_shared;
         p.state_out = a.state_out;

@@ -106,6 +106,8 @@ static const test_case cases[] = {
      .level = TEST_LARGE},
     {SSD(.B = 1, .T = 4099, .H = 2, .P = 64, .N = 64, .softplus = 1), .name = "64 by 64, one long sequence",
      .level = TEST_LARGE},
+    {SSD(.B = 2, .T = 4410, .H = 32, .P = 8, .N = 32, .softplus = 1), .name = "many blocks with one B and C",
+     .level = TEST_LARGE},
     {.op = NULL}};
 
 static const test_case packed[] = {
@@ -169,6 +171,13 @@ static const test_case sizes[] = {
     {SSD(.H = 5, .P = 64, .N = 128, .softplus = 1, .Dskip_per_channel = 1), .name = "sweep"},
     {SSD(.H = 4, .P = 72, .N = 48, .G = 2, .softplus = 1), .name = "sweep", .absent = "dz"},
     {SSD(.H = 3, .P = 16, .N = 144, .softplus = 1), .name = "sweep", .absent = "dz"},
+    /* enough blocks that read the same B and C, on four multiprocessors */
+    {SSD(.H = 32, .P = 8, .N = 112, .softplus = 1), .name = "sweep", .absent = "z dz"},
+    {SSD(.H = 32, .P = 8, .N = 96, .softplus = 1), .name = "sweep", .absent = "dz"},
+    {SSD(.H = 32, .P = 8, .N = 48, .softplus = 1), .name = "sweep", .absent = "z dz"},
+    {SSD(.H = 32, .P = 8, .N = 16, .softplus = 1), .name = "sweep", .absent = "z dz"},
+    {SSD(.H = 16, .P = 8, .N = 144, .softplus = 1), .name = "sweep", .absent = "z dz"},
+    {SSD(.H = 16, .P = 8, .N = 144, .softplus = 1), .name = "sweep", .absent = "dz"},
     {.op = NULL}};
 
 /* More than 65535 of what a grid may count. */
@@ -245,6 +254,7 @@ static const char *const launched[] = {"forward_tensor_kernel",
                                        "forward_fp32_hopper_kernel",
                                        "states_fp32_kernel",
                                        "ssd::forward_hopper_kernel",
+                                       "group_images_kernel",
                                        "ssd::states_tensor_kernel",
                                        "states_hopper_kernel",
                                        "ssd::gate_kernel",
