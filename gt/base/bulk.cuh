@@ -19,6 +19,8 @@
  * |                                        | starts at element x, y, z, which may be negative.  The barrier      |
  * |                                        | expects the bytes of the whole box.  Elements that the tensor does  |
  * |                                        | not have come as zeros                                              |
+ * | tile_load_to(ranks, addr, ...)         | the same, to addr and barrier of every block of the cluster whose   |
+ * |                                        | bit `ranks` has (multicast): all of them get all bytes              |
  * | tile_store(map, x, y, z, addr)         | the other way, as bulk_store; what lies past the tensor's end is    |
  * |                                        | left out.  x, y, z may not be negative                              |
  *
@@ -139,6 +141,18 @@ GT_DEV void tile_load(uint32_t addr, const TensorMap& map, int x, int y, int z, 
 #endif
 }
 
+GT_DEV void tile_load_to(int ranks, uint32_t addr, const TensorMap& map, int x, int y, int z, uint32_t barrier) {
+#if GT_SM90
+    if (lane_id() == 0)
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                     ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(addr),
+                     "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"((uint16_t)ranks)
+                     : "memory");
+#else
+    __trap();
+#endif
+}
+
 GT_DEV void tile_store(const TensorMap& map, int x, int y, int z, uint32_t addr) {
 #if GT_SM90
     if (lane_id() == 0)
@@ -226,6 +240,14 @@ GT_DEV void tile_load(uint32_t addr, const TensorMap& map, int x, int y, int z, 
     emu::bulk(emu::Op::BULK_LOAD, {map.data, addr, map.box_bytes(), barrier, &map, {x, y, z}}, site,
               [site](const emu::BulkCall& c) {
                   emu::machine.start_load(c.addr, {c.map, c.at}, c.bytes, c.barrier, site);
+              });
+}
+
+GT_DEV void tile_load_to(int ranks, uint32_t addr, const TensorMap& map, int x, int y, int z, uint32_t barrier,
+                         emu::Site site = emu::Site::here()) {
+    emu::bulk(emu::Op::BULK_LOAD, {map.data, addr, map.box_bytes(), barrier, &map, {x, y, z}}, site,
+              [site, ranks](const emu::BulkCall& c) {
+                  emu::machine.start_loads(c.addr, {c.map, c.at}, c.bytes, c.barrier, ranks, site);
               });
 }
 

@@ -26,12 +26,13 @@
  *   cudaError_t error = gt::launch(scale_kernel, {blocks}, 128, 128 * 4, stream, params);
  *
  * CONTENTS
- *   indices        thread_id lane_id warp_id block_x.. grid_x.. block_threads
+ *   indices        thread_id lane_id warp_id block_x.. grid_x.. block_threads cluster_rank
  *   shared memory  smem_base lds sts cp_async cp_async_commit cp_async_wait ldmatrix_x1.. (W)
  *                  stmatrix_x4.. (W)
  *   global memory  ldg stg global_pointer
  *   ordering       sync_warp (W) sync_threads bar_sync (W) mbarrier_init mbarrier_inval mbarrier_arrive (W)
- *                  mbarrier_arrive_expect (W) cp_async_arrive (W) mbarrier_wait (W) wait_for_chain
+ *                  mbarrier_arrive_expect (W) mbarrier_arrive_at (W) cp_async_arrive (W) mbarrier_wait (W)
+ *                  sync_cluster (W) wait_for_chain
  *   warp           shfl_xor shfl_up shfl_down shfl_idx movmatrix_trans (W); warp.cuh has warp_sum warp_any
  *   tensor cores   mma_bf16 mma_f16 mma<T> mma_tf32 (W)
  *   warpgroups     wgmma_operand wgmma_tf32 wgmma_fence wgmma_commit wgmma_wait
@@ -40,8 +41,8 @@
  *
  * Compiles for sm_75 and newer.  What sm_75 lacks is replaced (cp.async by a plain copy,
  * conversions by integer arithmetic, the f16 mma by two half-size ones) or traps (mma_bf16,
- * mma_tf32, mbarriers).  The primitives of warpgroups need sm_90a (GT_SM90A), stmatrix and
- * mbarrier_arrive_expect sm_90, and trap elsewhere.
+ * mma_tf32, mbarriers).  The primitives of warpgroups need sm_90a (GT_SM90A), stmatrix,
+ * mbarrier_arrive_expect and what is of clusters sm_90, and trap elsewhere.
  */
 #ifndef GT_BASE_DEVICE_CUH
 #define GT_BASE_DEVICE_CUH
@@ -150,11 +151,18 @@ namespace gt {
  * |                                    | does not know that, would report hazards                 |
  * | mbarrier_arrive_expect(addr, b)    | the same, and b more bytes of bulk copies (bulk.cuh)     |
  * |                                    | have to come before the phase is complete                |
+ * | mbarrier_arrive_at(addr, rank)     | as mbarrier_arrive, all 32 threads at once, at the       |
+ * |                                    | mbarrier that block `rank` of the cluster has at addr.   |
+ * |                                    | That block has not ended                                 |
  * | cp_async_arrive(addr)              | cp.async.mbarrier.arrive.noinc: each thread arrives when |
  * |                                    | all cp_async that it has issued are complete             |
  * | mbarrier_wait(addr, parity)        | mbarrier.try_wait.parity until the latest phase of that  |
  * |                                    | parity is complete; that before the first, of parity 1,  |
  * |                                    | counts as complete                                       |
+ * | cluster_rank()                     | %cluster_ctarank: the block's number in its cluster,     |
+ * |                                    | Grid::cluster neighbours in x, whose blocks run together |
+ * | sync_cluster()                     | barrier.cluster: sync_threads of all of its blocks; an   |
+ * |                                    | mbarrier is there for others of them only after it       |
  * | wait_for_chain()                   | griddepcontrol: waits until the kernels before this one  |
  * |                                    | in its Chain are complete and what they wrote is         |
  * |                                    | visible, then lets blocks of the next take free places.  |
@@ -179,6 +187,16 @@ GT_DEV int block_z() { return (int)blockIdx.z; }
 GT_DEV int grid_x() { return (int)gridDim.x; }
 GT_DEV int grid_y() { return (int)gridDim.y; }
 GT_DEV int grid_z() { return (int)gridDim.z; }
+
+GT_DEV int cluster_rank() {
+#if GT_SM90
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return (int)rank;
+#else
+    return 0;
+#endif
+}
 
 GT_DEV uint32_t smem_base() {
     extern __shared__ __align__(128) unsigned char gt_dynamic_smem[];
@@ -351,6 +369,32 @@ GT_DEV void mbarrier_arrive_expect(uint32_t addr, uint32_t bytes) {
     } else {
         mbarrier_arrive(addr);
     }
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void mbarrier_arrive_at(uint32_t addr, int rank) {
+#if GT_SM90
+    __syncwarp();
+    if (lane_id() == 0)
+        asm volatile("{ .reg .b32 there;\n"
+                     "mapa.shared::cluster.u32 there, %0, %1;\n"
+                     "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there], 32; }" ::"r"(addr),
+                     "r"(rank)
+                     : "memory");
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void sync_cluster() {
+#if GT_SM90
+    __syncwarp();
+    asm volatile("fence.mbarrier_init.release.cluster;\n"
+                 "barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
 #else
     __trap();
 #endif

@@ -22,9 +22,10 @@ namespace gt {
 
 #ifndef GT_EMU
 
-/* Blocks in each dimension: x up to 2^31 - 1, y and z up to 65535. */
+/* Blocks in each dimension: x up to 2^31 - 1, y and z up to 65535.  cluster: neighbours in x that run together, of which
+ * x is a multiple; more than 1 on compute capability 9.0 alone. */
 struct Grid {
-    unsigned x, y = 1, z = 1;
+    unsigned x, y = 1, z = 1, cluster = 1;
 };
 
 /* Lets a kernel use more dynamic shared memory than the 48 KB that need no asking. */
@@ -85,18 +86,27 @@ static inline cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned thr
         if (error != cudaSuccess) return error;
     }
     void* arguments[] = {const_cast<void*>(static_cast<const void*>(&params))};
-    if (!runs_ahead)
+    if (!runs_ahead && grid.cluster == 1)
         return cudaLaunchKernel(function, dim3(grid.x, grid.y, grid.z), dim3(threads), arguments, smem_bytes, stream);
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    unsigned count = 0;
+    if (runs_ahead) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (grid.cluster > 1) {
+        attributes[count].id = cudaLaunchAttributeClusterDimension;
+        attributes[count].val.clusterDim.x = grid.cluster;
+        attributes[count].val.clusterDim.y = attributes[count].val.clusterDim.z = 1;
+        count++;
+    }
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(grid.x, grid.y, grid.z);
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = smem_bytes;
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = count;
     return cudaLaunchKernelExC(&config, function, arguments);
 }
 
@@ -240,10 +250,10 @@ struct KernelList {
 /* Where run() notes the kernels of this thread instead of launching them, for path.cuh.  NULL: it launches them. */
 static inline KernelList* noted_kernels() { return static_cast<KernelList*>(*gt_noted_kernels()); }
 
-/* Launches a kernel of a chain.  blocks = 0: launches nothing. */
+/* Launches a kernel of a chain, in clusters of `cluster` blocks.  blocks = 0: launches nothing. */
 template <class Params>
 static inline gt_status run(const char* name, void (*kernel)(Params), int64_t blocks, unsigned threads,
-                            size_t smem_bytes, Chain& chain, const Params& params) {
+                            size_t smem_bytes, Chain& chain, const Params& params, unsigned cluster = 1) {
     if (blocks == 0) return GT_OK;
     if (blocks > INT32_MAX) return gt_fail(GT_ERROR_SIZE, "%s: %lld blocks exceed a grid", name, (long long)blocks);
     if (KernelList* list = noted_kernels()) {
@@ -252,7 +262,7 @@ static inline gt_status run(const char* name, void (*kernel)(Params), int64_t bl
     }
     Grid grid = {};
     grid.x = (unsigned)blocks;
-    grid.y = grid.z = 1;
+    grid.cluster = cluster;
     const cudaStream_t stream = (cudaStream_t)chain.stream;
 #ifdef GT_EMU
     const bool follows = chain.first;

@@ -11,6 +11,7 @@ inline Event Machine::start_event(uint32_t barrier, const char* what, const Site
     Event event = {};
     event.site = site;
     event.warp = warp_index();
+    event.rank = reached();
     event.barrier = barrier;
     event.phase = mbarrier_at(barrier, what, site).phase;
     event.before = warp_->before;
@@ -64,17 +65,18 @@ inline void Machine::happen(const Event& event) {
     warp_ = &warps_[event.warp];
     thread = event.warp * LANES;
     between_ = true;
-    const auto is_it = [&event](const Mbarrier& m) { return m.addr == event.barrier; };
+    reach(event.rank, "arrival", event.site);
+    const auto is_it = [&](const Mbarrier& m) { return is_at(m, event.barrier); };
     Mbarrier& m = *std::find_if(mbarriers_.begin(), mbarriers_.end(), is_it);
     if (event.bytes) {
         event.source.pieces(event.addr, event.bytes, [this](const char* from, uint32_t to, uint32_t bytes) {
             if (from) {
-                memcpy(&smem_[to - SMEM_BASE], from, bytes);
+                memcpy(&smem()[to - SMEM_BASE], from, bytes);
             } else {
-                memset(&smem_[to - SMEM_BASE], 0, bytes);
+                memset(&smem()[to - SMEM_BASE], 0, bytes);
             }
         });
-        history_.land((event.addr - SMEM_BASE) / 2, event.bytes / 2, stamp_of(event.epoch, (uint32_t)thread));
+        history().land((event.addr - SMEM_BASE) / 2, event.bytes / 2, stamp_of(event.epoch, (uint32_t)thread));
         m.bytes -= event.bytes;
         m.arriving.epoch[event.warp] = std::max(m.arriving.epoch[event.warp], event.epoch);
         if (m.phase == event.phase) {
@@ -91,6 +93,7 @@ inline void Machine::happen(const Event& event) {
         count_arrival(m, m.by_copies, event.before, event.epoch, event.site);
     }
     between_ = false;
+    reached_ = -1;
     thread = -1;
 }
 
@@ -137,15 +140,26 @@ inline void Machine::start_load(uint32_t addr, const BulkSide& source, uint32_t 
     const uint32_t first = (addr - SMEM_BASE) / 2;
     check_proxy(first, bytes / 2, now, "bulk_load");
     uint32_t conflict;
-    const int64_t bad = history_.write(first, bytes / 2, warp_index(), 0, warp_->before,
-                                       stamp_of(EPOCH_IN_FLIGHT, (uint32_t)(warp_index() * LANES)), &conflict);
+    const int64_t bad = history().write(first, bytes / 2, warp_index(), 0, warp_->before,
+                                        stamp_of(EPOCH_IN_FLIGHT, (uint32_t)(warp_index() * LANES)), &conflict);
     if (bad >= 0) report_conflict("bulk_load", bad, conflict, site);
-    memset(&smem_[addr - SMEM_BASE], 0xff, bytes);
+    memset(&smem()[addr - SMEM_BASE], 0xff, bytes);
     warp_->async_epochs.push_back(event.epoch);
     event.addr = addr;
     event.bytes = bytes;
     event.source = source;
     events_.push_back(event);
+}
+
+/* The same to every block of a set of bits. */
+inline void Machine::start_loads(uint32_t addr, const BulkSide& source, uint32_t bytes, uint32_t barrier, int ranks,
+                                 const Site& site) {
+    for (int rank = 0; ranks >> rank; rank++) {
+        if (!(ranks >> rank & 1)) continue;
+        reach(rank, "bulk_load", site);
+        start_load(addr, source, bytes, barrier, site);
+        reached_ = -1;
+    }
 }
 
 inline void Machine::start_store(const BulkSide& target, uint32_t addr, uint32_t bytes, const Site& site) {

@@ -6,7 +6,7 @@
  *       gt::launch(kernel, {blocks}, threads, smem_bytes, nullptr, params);
  *       if (emu::faults()) for (const std::string& m : emu::messages()) puts(m.c_str());
  *
- * HOW IT RUNS.  Blocks run one after another.  Every thread is a fiber with a stack of its own.  At
+ * HOW IT RUNS.  Blocks, or clusters, run one after another.  Every thread is a fiber with a stack of its own.  At
  * a collective (shuffle, mma, ldmatrix, sync_warp, barrier) a lane leaves the address of its
  * operands and gives way; the last of the 32 lanes performs the operation for all.  Between
  * collectives warps are interleaved in a random order drawn from the seed.
@@ -52,6 +52,8 @@
  *                 the writing warp's, before it releases the data; or the acting warp's, after it acquired
  *                 them; or one of a warp between the two.  An mbarrier of bulk loads counts as written by
  *                 its init.
+ *   clusters      Two blocks whose threads run together, each with shared memory and barriers of its own.  What
+ *                 reaches into the other one is checked as above, in its memory; the other has not ended
  *   chain         A kernel that follows another in a chain, which it may run beside: what a block reads or
  *                 writes with the primitives before one of its threads is in wait_for_chain() must
  *                 not be written, or read, by the kernel before; and some thread must wait, or the
@@ -65,7 +67,7 @@
  *
  * NOT MODELLED: global memory (races between blocks, and between kernels of a chain what is accessed
  * without primitives or after another thread of the block has waited; visibility; for bounds use
- * -fsanitize=address), spin waits, thread block clusters, reads of registers that a product in flight
+ * -fsanitize=address), spin waits, clusters of more than two blocks, reads of registers that a product in flight
  * has (they find NaN), the rounding inside tensor cores (fp32 sums in the order of k here), registers
  * and occupancy.
  *

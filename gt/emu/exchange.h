@@ -103,7 +103,7 @@ inline void barrier(int id, int threads, const Site& site) {
 
 struct MbarrierCall {
     uint32_t addr;
-    int argument; /* parity, or bytes */
+    int argument; /* parity, bytes, or the rank of a block */
 };
 
 inline void mbarrier(Op op, uint32_t addr, int argument, const Site& site) {
@@ -121,6 +121,8 @@ inline void mbarrier(Op op, uint32_t addr, int argument, const Site& site) {
         } else if (op == Op::MBARRIER_EXPECT) {
             machine.need_sm90("mbarrier_arrive_expect", site);
             machine.arrive(first.addr, (uint32_t)first.argument, site);
+        } else if (op == Op::CLUSTER_ARRIVE) {
+            machine.arrive_at(first.addr, first.argument, site);
         } else if (op == Op::COPIES_ARRIVE) {
             machine.arrive_after_copies(first.addr, site);
         } else {

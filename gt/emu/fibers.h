@@ -9,6 +9,7 @@ namespace emu {
 constexpr int LANES = 32;
 constexpr int MAX_WARPS = 32;
 constexpr int MAX_THREADS = LANES * MAX_WARPS;
+constexpr int MAX_CLUSTER = 2; /* blocks, with MAX_THREADS together */
 constexpr int BARRIERS = 16;
 constexpr int MAX_MESSAGES = 64;
 constexpr uint32_t ALL_LANES = 0xffffffffu;

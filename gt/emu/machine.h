@@ -18,7 +18,9 @@ enum class Op {
     BULK_COMMIT,
     BULK_WAIT,
     FENCE_PROXY,
+    CLUSTER_ARRIVE,
     BARRIER_SYNC, /* from here on .aligned */
+    CLUSTER_SYNC,
     LDMATRIX,
     STMATRIX,
     MOVMATRIX,
@@ -42,7 +44,9 @@ inline const char* op_name(Op op) {
                                         "bulk_commit",
                                         "bulk_wait",
                                         "fence_async_proxy",
+                                        "mbarrier_arrive_at",
                                         "bar_sync",
+                                        "sync_cluster",
                                         "ldmatrix",
                                         "stmatrix",
                                         "movmatrix",
@@ -189,7 +193,7 @@ struct BulkStore : AsyncRead {
 /* What happens at an mbarrier after a warp has asked for it, as late as it can: a bulk load lands, or copies arrive. */
 struct Event {
     Site site;
-    int warp;
+    int warp, rank;          /* rank: of the block whose shared memory it is about */
     uint32_t barrier, phase; /* phase: the barrier's, when the warp asked */
     uint32_t epoch;          /* of the warp: the event's own */
     Clock before;
@@ -260,6 +264,7 @@ struct Barrier {
 
 struct Mbarrier {
     uint32_t addr;
+    int rank;              /* of its block */
     int expected, arrived; /* threads, in the current phase */
     int64_t bytes;         /* expected and not there */
     uint32_t phase;        /* the current one, from 0 */
@@ -280,7 +285,8 @@ struct Launch {
     const void* params;
     void (*call)(const void* kernel, const void* params);
     unsigned grid[3];
-    int threads, warps;
+    int cluster;        /* blocks, neighbours in x, that run together */
+    int threads, warps; /* of a block; of a cluster */
     uint32_t smem_bytes;
     bool follows; /* another kernel of its chain */
     Site site;
@@ -340,8 +346,12 @@ class Machine {
   public:
     /* State that primitives read directly. */
     Launch launch = {};
-    unsigned block[3] = {0, 0, 0};
-    int thread = -1; /* running, or -1 outside kernels */
+    unsigned block[3] = {0, 0, 0}; /* the cluster's first */
+    int thread = -1;               /* running, of the cluster; or -1 outside kernels */
+
+    /* The running thread's block in its cluster, and its number there. */
+    int rank() const { return MAX_CLUSTER == 2 && thread >= launch.threads; }
+    int thread_of_block() const { return thread - rank() * launch.threads; }
 
     void seed(uint64_t value) { random_ = value * 0x9e3779b97f4a7c15u + 1; }
     void strict(bool value) { strict_ = value; }
@@ -363,7 +373,7 @@ class Machine {
         if (thread >= 0) internal_error("launch inside a kernel");
         launch = what;
         traffic_.start(launch.kernel);
-        smem_.resize(launch.smem_bytes);
+        for (auto& smem : smem_) smem.resize(launch.smem_bytes);
         std::swap(before_, footprint_);
         footprint_.clear();
         if (launch.follows) before_.merge();
@@ -371,7 +381,7 @@ class Machine {
         bool good = true;
         for (block[2] = 0; good && block[2] < launch.grid[2]; block[2]++) {
             for (block[1] = 0; good && block[1] < launch.grid[1]; block[1]++) {
-                for (block[0] = 0; good && block[0] < launch.grid[0]; block[0]++) {
+                for (block[0] = 0; good && block[0] < launch.grid[0]; block[0] += (unsigned)launch.cluster) {
                     good = run_block();
                 }
             }
@@ -381,12 +391,12 @@ class Machine {
             report(Fault::CHAIN, launch.site, "no thread waits for the kernels before");
     }
 
-    void wait_for_chain() { block_waited_ = some_waited_ = true; }
+    void wait_for_chain() { block_waited_[rank()] = some_waited_ = true; }
 
     void touch_global(bool writes, const void* pointer, size_t bytes, const Site& site) {
         const uintptr_t first = reinterpret_cast<uintptr_t>(pointer);
         footprint_.add(writes, first, bytes);
-        if (!launch.follows || block_waited_) return;
+        if (!launch.follows || block_waited_[rank()]) return;
         const bool written = before_.touches(true, first, bytes);
         if (written || (writes && before_.touches(false, first, bytes)))
             report(Fault::CHAIN, site, "%s of %p, which the kernel before %s, without waiting for it",
@@ -406,10 +416,10 @@ class Machine {
         vsnprintf(detail, sizeof detail, format, arguments);
         va_end(arguments);
         char place[128];
-        snprintf(place, sizeof place, " block (%u,%u,%u)", block[0], block[1], block[2]);
+        snprintf(place, sizeof place, " block (%u,%u,%u)", block[0] + (unsigned)rank(), block[1], block[2]);
         std::string message = std::string(site.name()) + ":" + std::to_string(site.line) + ": ";
         message += std::string(fault_name(kind)) + ": " + detail + "; kernel " + kernel_name() + place;
-        if (thread >= 0) message += " thread " + std::to_string(thread);
+        if (thread >= 0) message += " thread " + std::to_string(thread_of_block());
         messages_.push_back(message);
     }
 
@@ -434,7 +444,7 @@ class Machine {
         if (!legal(addr, bytes, bytes, "write", site)) return;
         warp_->log.add(lane(), site, addr, bytes, true);
         write(addr, bytes, stamp(), site);
-        memcpy(&smem_[addr - SMEM_BASE], value, bytes);
+        memcpy(&smem()[addr - SMEM_BASE], value, bytes);
     }
 
     /* A row of a matrix, read by the warp as one. */
@@ -449,7 +459,7 @@ class Machine {
     void store_row(const void* row, uint32_t addr, const Site& site) {
         if (!legal(addr, 16, 16, "stmatrix", site)) return;
         write(addr, 16, stamp(), site);
-        memcpy(&smem_[addr - SMEM_BASE], row, 16);
+        memcpy(&smem()[addr - SMEM_BASE], row, 16);
     }
 
     void count_matrices(const uint32_t* addrs, int rows, const Site& site, bool stores = false) {
@@ -484,7 +494,7 @@ class Machine {
         if (!legal(addr, (uint32_t)bytes, (uint32_t)bytes, "cp_async", site)) return;
         warp_->log.add(lane(), site, addr, bytes, true);
         write(addr, (uint32_t)bytes, stamp_of(EPOCH_IN_FLIGHT, (uint32_t)thread), site);
-        memset(&smem_[addr - SMEM_BASE], 0xff, (size_t)bytes);
+        memset(&smem()[addr - SMEM_BASE], 0xff, (size_t)bytes);
         current().copies.push_back(Copy{addr, source, bytes, copied});
     }
 
@@ -551,12 +561,23 @@ class Machine {
             report(Fault::BARRIER, site, "barrier %d for %d threads in a block of %d", id, threads, launch.threads);
             abandon();
         }
-        Barrier& b = barriers_[id];
+        Barrier& b = barriers_[rank()][id];
         if (b.arrived == 0) b.expected = threads;
         if (b.expected != threads) {
             report(Fault::BARRIER, site, "barrier %d for %d threads, others said %d", id, threads, b.expected);
             abandon();
         }
+        come(b);
+    }
+
+    void sync_cluster(const Site& site) {
+        need_sm90("sync_cluster", site);
+        cluster_barrier_.expected = launch.cluster * launch.threads;
+        come(cluster_barrier_);
+    }
+
+    /* The warp, to a barrier. */
+    void come(Barrier& b) {
         b.arrived += LANES;
         b.clock.join(warp_->before, launch.warps);
         b.waiting |= own_bit();
@@ -571,17 +592,18 @@ class Machine {
     void init_mbarrier(uint32_t addr, int threads, const Site& site) {
         need_sm80("an mbarrier", site);
         if (!legal(addr, 8, 8, "mbarrier", site)) return;
-        if (threads <= 0 || threads % LANES != 0 || threads > launch.threads) {
-            report(Fault::BARRIER, site, "mbarrier for %d threads in a block of %d", threads, launch.threads);
+        if (threads <= 0 || threads % LANES != 0 || threads > launch.cluster * launch.threads) {
+            report(Fault::BARRIER, site, "mbarrier for %d threads in blocks of %d", threads, launch.threads);
             abandon();
         }
         write(addr, 8, stamp(), site);
-        memcpy(&smem_[addr - SMEM_BASE], &MBARRIER_MARK, 8);
+        memcpy(&smem()[addr - SMEM_BASE], &MBARRIER_MARK, 8);
         Mbarrier fresh = {};
         fresh.addr = addr;
+        fresh.rank = rank();
         fresh.expected = threads;
         for (Mbarrier& m : mbarriers_) {
-            if (m.addr != addr) continue;
+            if (!is_at(m, addr)) continue;
             report(Fault::BARRIER, site, "mbarrier_init of %s, which there is already", mbarrier_name(m).c_str());
             m = fresh;
             return;
@@ -591,7 +613,7 @@ class Machine {
 
     void end_mbarrier(uint32_t addr, const Site& site) {
         if (!legal(addr, 8, 8, "mbarrier_inval", site)) return;
-        const auto is_it = [=](const Mbarrier& m) { return m.addr == addr; };
+        const auto is_it = [this, addr](const Mbarrier& m) { return is_at(m, addr); };
         const auto m = std::find_if(mbarriers_.begin(), mbarriers_.end(), is_it);
         if (m == mbarriers_.end()) {
             report(Fault::BARRIER, site, "mbarrier_inval at smem_base() + %u, where no mbarrier is", addr - SMEM_BASE);
@@ -600,7 +622,7 @@ class Machine {
         check_mbarrier_idle(*m, site);
         if (m->waiting) report(Fault::BARRIER, site, "warps wait at %s, which ends", mbarrier_name(*m).c_str());
         write(addr, 8, stamp(), site);
-        memset(&smem_[addr - SMEM_BASE], 0, 8);
+        memset(&smem()[addr - SMEM_BASE], 0, 8);
         mbarriers_.erase(m);
     }
 
@@ -609,6 +631,14 @@ class Machine {
         m.bytes += bytes;
         count_arrival(m, m.by_thread, warp_->before, warp_->epoch, site);
         begin_epoch(*warp_);
+    }
+
+    /* At the mbarrier of a block of the cluster. */
+    void arrive_at(uint32_t addr, int block_rank, const Site& site) {
+        need_sm90("mbarrier_arrive_at", site);
+        reach(block_rank, "mbarrier_arrive_at", site);
+        arrive(addr, 0, site);
+        reached_ = -1;
     }
 
     /* When all that the warp has started to copy has landed. */
@@ -640,6 +670,8 @@ class Machine {
     /* -- bulk copies, in bulk.h -- */
 
     void start_load(uint32_t addr, const BulkSide& source, uint32_t bytes, uint32_t barrier, const Site& site);
+    void start_loads(uint32_t addr, const BulkSide& source, uint32_t bytes, uint32_t barrier, int ranks,
+                     const Site& site);
     void start_store(const BulkSide& target, uint32_t addr, uint32_t bytes, const Site& site);
     void commit_stores() { warp_->store_groups.push_back(warp_->stores.size()); }
     void wait_stores(size_t groups_left);
@@ -732,9 +764,9 @@ class Machine {
         const uint32_t offset = addr - SMEM_BASE;
         uint32_t conflict;
         const int64_t bad =
-            history_.read(offset / 2, 8, warp_index(), WHOLE_WARP, warp_->epoch, reader.before, &conflict);
+            history().read(offset / 2, 8, warp_index(), WHOLE_WARP, warp_->epoch, reader.before, &conflict);
         if (bad >= 0) report_conflict(what, bad, conflict, reader.site);
-        memcpy(piece, &smem_[offset], 16);
+        memcpy(piece, &smem()[offset], 16);
         if (bad < 0) check_proxy(offset / 2, 8, reader, what);
     }
 
@@ -756,7 +788,7 @@ class Machine {
     void check_proxy(uint32_t first, uint32_t count, const AsyncRead& reader, const char* what) {
         uint32_t accepted = NEVER_WRITTEN;
         for (uint32_t cell = first; cell < first + count; cell++) {
-            const uint32_t written = history_.writer(cell), writer = thread_of(written) / LANES;
+            const uint32_t written = history().writer(cell), writer = thread_of(written) / LANES;
             if (written == accepted || written == NEVER_WRITTEN) continue;
             accepted = written;
             if (is_fenced(epoch_of(written), writer, reader)) continue;
@@ -766,6 +798,28 @@ class Machine {
                    what, 2 * cell, writer);
             return;
         }
+    }
+
+    /* -- clusters -- */
+
+    /* The block whose shared memory is meant: the running thread's, but where it reaches into another. */
+    int reached() const { return reached_ >= 0 ? reached_ : rank(); }
+    std::vector<uint8_t>& smem() { return smem_[reached()]; }
+    AccessHistory& history() { return history_[reached()]; }
+    const AccessHistory& history() const { return history_[reached()]; }
+    bool is_at(const Mbarrier& m, uint32_t addr) const { return m.addr == addr && m.rank == reached(); }
+
+    /* Until reached_ is -1 again, a block of the cluster is meant. */
+    void reach(int block_rank, const char* what, const Site& site) {
+        if (block_rank < 0 || block_rank >= launch.cluster) {
+            report(Fault::BOUNDS, site, "%s in block %d of a cluster of %d", what, block_rank, launch.cluster);
+            abandon();
+        }
+        const int warps = launch.threads / LANES;
+        bool lives = false;
+        for (int w = block_rank * warps; w < (block_rank + 1) * warps; w++) lives |= warps_[w].live != 0;
+        if (!lives) report(Fault::BOUNDS, site, "%s in a block that has ended", what);
+        reached_ = block_rank;
     }
 
     uint32_t random() {
@@ -823,15 +877,19 @@ class Machine {
 
     void start_block() {
         stats_.blocks++;
-        block_waited_ = false;
-        std::fill(smem_.begin(), smem_.end(), (uint8_t)0xff);
-        history_.start_block(launch.smem_bytes, launch.warps);
+        reached_ = -1;
+        for (int i = 0; i < launch.cluster; i++) {
+            block_waited_[i] = false;
+            std::fill(smem_[i].begin(), smem_[i].end(), (uint8_t)0xff);
+            history_[i].start_block(launch.smem_bytes, launch.warps);
+        }
         memset(barriers_, 0, sizeof barriers_);
+        memset(&cluster_barrier_, 0, sizeof cluster_barrier_);
         mbarriers_.clear();
         events_.clear();
         for (auto& steps : warpgroups_) steps.clear();
         for (auto& unpacked : unpacked_) unpacked.clear();
-        for (int i = 0; i < launch.threads; i++) {
+        for (int i = 0; i < launch.cluster * launch.threads; i++) {
             threads_[i].fiber.start(thread_entry, i, abandoned_);
             threads_[i].copies.clear();
             threads_[i].groups.clear();
@@ -941,15 +999,15 @@ class Machine {
         const uint32_t offset = addr - SMEM_BASE;
         uint32_t conflict;
         const int64_t bad =
-            history_.read(offset / 2, bytes / 2, warp_index(), lane, warp_->epoch, warp_->before, &conflict);
+            history().read(offset / 2, bytes / 2, warp_index(), lane, warp_->epoch, warp_->before, &conflict);
         if (bad >= 0) report_conflict("read", bad, conflict, site);
-        memcpy(value, &smem_[offset], bytes);
+        memcpy(value, &smem()[offset], bytes);
     }
 
     void write(uint32_t addr, uint32_t bytes, uint32_t mark, const Site& site) {
         uint32_t conflict;
-        const int64_t bad = history_.write((addr - SMEM_BASE) / 2, bytes / 2, thread / LANES, (uint32_t)lane(),
-                                           warp_->before, mark, &conflict);
+        const int64_t bad = history().write((addr - SMEM_BASE) / 2, bytes / 2, thread / LANES, (uint32_t)lane(),
+                                            warp_->before, mark, &conflict);
         if (bad >= 0) report_conflict("write", bad, conflict, site);
     }
 
@@ -968,9 +1026,9 @@ class Machine {
 
     void land(const Copy& c, uint32_t mark) {
         const uint32_t offset = c.addr - SMEM_BASE;
-        if (c.copied) memcpy(&smem_[offset], c.source, (size_t)c.copied);
-        memset(&smem_[offset] + c.copied, 0, (size_t)(c.bytes - c.copied));
-        history_.land(offset / 2, (uint32_t)c.bytes / 2, mark);
+        if (c.copied) memcpy(&smem()[offset], c.source, (size_t)c.copied);
+        memset(&smem()[offset] + c.copied, 0, (size_t)(c.bytes - c.copied));
+        history().land(offset / 2, (uint32_t)c.bytes / 2, mark);
     }
 
     void land_until(Thread& t, size_t landed, uint32_t mark) {
@@ -1013,14 +1071,14 @@ class Machine {
     Mbarrier& mbarrier_at(uint32_t addr, const char* what, const Site& site) {
         if (!legal(addr, 8, 8, what, site)) abandon();
         uint64_t mark;
-        memcpy(&mark, &smem_[addr - SMEM_BASE], 8);
+        memcpy(&mark, &smem()[addr - SMEM_BASE], 8);
         if (mark != MBARRIER_MARK) {
             report(Fault::BARRIER, site, "%s at smem_base() + %u, where no mbarrier is", what, addr - SMEM_BASE);
             abandon();
         }
         read(&mark, addr, 8, WHOLE_WARP, site);
         for (Mbarrier& m : mbarriers_) {
-            if (m.addr == addr) return m;
+            if (is_at(m, addr)) return m;
         }
         internal_error("a mark without an mbarrier");
     }
@@ -1040,10 +1098,12 @@ class Machine {
             text += (text.empty() ? "" : ", ") + name + " has " + std::to_string(arrived) + " of " +
                     std::to_string(expected) + " threads";
         };
-        for (int id = 0; id < BARRIERS; id++) {
-            const Barrier& b = barriers_[id];
-            add("barrier " + std::to_string(id), b.waiting, b.arrived, b.expected);
+        for (int id = 0; id < MAX_CLUSTER * BARRIERS; id++) {
+            const Barrier& b = barriers_[id / BARRIERS][id % BARRIERS];
+            add("barrier " + std::to_string(id % BARRIERS), b.waiting, b.arrived, b.expected);
         }
+        const Barrier& all = cluster_barrier_;
+        add("the cluster's barrier", all.waiting, all.arrived, all.expected);
         for (const Mbarrier& m : mbarriers_) {
             const std::string missing = m.bytes ? ", " + std::to_string(m.bytes) + " bytes missing," : "";
             add(mbarrier_name(m) + missing, m.waiting, m.arrived, m.expected);
@@ -1062,11 +1122,15 @@ class Machine {
     }
 
     void check_warpgroups_idle() {
-        int registers = 0; /* at least */
-        for (int i = 0; i < launch.warps; i++) registers += warps_[i].registers ? warps_[i].registers : 24;
-        if (registers > 65536 / LANES)
-            report(Fault::DEADLOCK, launch.site, "the warps take %d registers a lane, a multiprocessor has %d",
-                   registers, 65536 / LANES);
+        const int warps = launch.threads / LANES;
+        for (int block = 0; block < launch.cluster; block++) {
+            int registers = 0; /* at least */
+            for (int i = block * warps; i < (block + 1) * warps; i++)
+                registers += warps_[i].registers ? warps_[i].registers : 24;
+            if (registers > 65536 / LANES)
+                report(Fault::DEADLOCK, launch.site, "the warps take %d registers a lane, a multiprocessor has %d",
+                       registers, 65536 / LANES);
+        }
         for (int i = 0; i < launch.warps; i++) {
             const Warp& w = warps_[i];
             if (!w.products.empty())
@@ -1082,7 +1146,7 @@ class Machine {
     Fiber scheduler_;
     Thread threads_[MAX_THREADS];
     Warp warps_[MAX_WARPS];
-    Barrier barriers_[BARRIERS];
+    Barrier barriers_[MAX_CLUSTER][BARRIERS], cluster_barrier_;
     std::vector<Mbarrier> mbarriers_;
     std::vector<Event> events_; /* to come */
     std::vector<WarpgroupStep> warpgroups_[MAX_WARPS / 4];
@@ -1096,10 +1160,11 @@ class Machine {
     bool strict_ = true;
     uint64_t random_ = 1;
 
-    std::vector<uint8_t> smem_;
-    AccessHistory history_;
-    Footprint footprint_, before_;                    /* of this kernel, of the one before */
-    bool some_waited_ = false, block_waited_ = false; /* for the chain: threads of the kernel, of the block */
+    std::vector<uint8_t> smem_[MAX_CLUSTER];
+    AccessHistory history_[MAX_CLUSTER];
+    int reached_ = -1;                                          /* the block that a thread reaches into; -1: its own */
+    Footprint footprint_, before_;                              /* of this kernel, of the one before */
+    bool some_waited_ = false, block_waited_[MAX_CLUSTER] = {}; /* for the chain: threads of the kernel, of a block */
 
     uint64_t fault_count_[(int)Fault::COUNT] = {0};
     std::vector<std::string> messages_;

@@ -7,16 +7,17 @@
 
 namespace gt {
 
-inline int thread_id() { return emu::machine.thread; }
+inline int thread_id() { return emu::machine.thread_of_block(); }
 inline int lane_id() { return emu::machine.thread % 32; }
-inline int warp_id() { return emu::machine.thread / 32; }
+inline int warp_id() { return emu::machine.thread_of_block() / 32; }
 inline int block_threads() { return emu::machine.launch.threads; }
-inline int block_x() { return (int)emu::machine.block[0]; }
+inline int block_x() { return (int)emu::machine.block[0] + emu::machine.rank(); }
 inline int block_y() { return (int)emu::machine.block[1]; }
 inline int block_z() { return (int)emu::machine.block[2]; }
 inline int grid_x() { return (int)emu::machine.launch.grid[0]; }
 inline int grid_y() { return (int)emu::machine.launch.grid[1]; }
 inline int grid_z() { return (int)emu::machine.launch.grid[2]; }
+inline int cluster_rank() { return emu::machine.rank(); }
 
 inline uint32_t smem_base() { return emu::SMEM_BASE; }
 
@@ -81,6 +82,11 @@ inline void sync_warp(emu::Site site = emu::Site::here()) {
 inline void bar_sync(int id, int threads, emu::Site site = emu::Site::here()) { emu::barrier(id, threads, site); }
 inline void sync_threads(emu::Site site = emu::Site::here()) { emu::barrier(0, emu::machine.launch.threads, site); }
 
+inline void sync_cluster(emu::Site site = emu::Site::here()) {
+    char nothing = 0;
+    emu::machine.meet(emu::Op::CLUSTER_SYNC, site, nothing, [site](char**) { emu::machine.sync_cluster(site); });
+}
+
 inline void mbarrier_init(uint32_t addr, int threads, emu::Site site = emu::Site::here()) {
     emu::machine.init_mbarrier(addr, threads, site);
 }
@@ -90,6 +96,9 @@ inline void mbarrier_arrive(uint32_t addr, emu::Site site = emu::Site::here()) {
 }
 inline void mbarrier_arrive_expect(uint32_t addr, uint32_t bytes, emu::Site site = emu::Site::here()) {
     emu::mbarrier(emu::Op::MBARRIER_EXPECT, addr, (int)bytes, site);
+}
+inline void mbarrier_arrive_at(uint32_t addr, int rank, emu::Site site = emu::Site::here()) {
+    emu::mbarrier(emu::Op::CLUSTER_ARRIVE, addr, rank, site);
 }
 inline void cp_async_arrive(uint32_t addr, emu::Site site = emu::Site::here()) {
     emu::mbarrier(emu::Op::COPIES_ARRIVE, addr, 0, site);
@@ -227,7 +236,7 @@ void take_registers(emu::Site site = emu::Site::here()) {
 }
 
 struct Grid {
-    unsigned x, y = 1, z = 1;
+    unsigned x, y = 1, z = 1, cluster = 1;
 };
 
 template <class Params>
@@ -237,6 +246,10 @@ cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned threads, size_t s
     const bool fits = grid.x > 0 && grid.y > 0 && grid.z > 0 && grid.x <= 0x7fffffffu && grid.y <= 65535 &&
                       grid.z <= 65535 && threads > 0 && threads <= (unsigned)emu::MAX_THREADS;
     if (!fits || threads % emu::LANES != 0) return cudaErrorInvalidConfiguration;
+    const bool clusters_fit =
+        grid.cluster == 1 || (grid.cluster == (unsigned)emu::MAX_CLUSTER && grid.x % grid.cluster == 0 &&
+                              grid.cluster * threads <= (unsigned)emu::MAX_THREADS && threads % 128 == 0);
+    if (!clusters_fit) return cudaErrorInvalidConfiguration;
     if (smem_bytes > (size_t)emu::device.smem_per_block) return cudaErrorInvalidValue;
     emu::Launch what = {};
     what.kernel = reinterpret_cast<const void*>(kernel);
@@ -247,8 +260,9 @@ cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned threads, size_t s
     what.grid[0] = grid.x;
     what.grid[1] = grid.y;
     what.grid[2] = grid.z;
+    what.cluster = (int)grid.cluster;
     what.threads = (int)threads;
-    what.warps = (int)(threads / emu::LANES);
+    what.warps = (int)(grid.cluster * threads / emu::LANES);
     what.smem_bytes = (uint32_t)smem_bytes;
     what.follows = follows;
     what.site = site;

@@ -37,13 +37,13 @@ constexpr int HOPPER_GROUP = 16;
 static inline int64_t hopper_step(int columns) { return columns == 256 ? 1024 : 640; }
 constexpr int64_t HOPPER_ENDS = 1500;
 
-/* Columns of a tile of a product [M,N] of 16-bit matrices. */
+/* Columns of a tile of a product [M,N] of 16-bit matrices.  Blocks with 256 take two tiles together (CLUSTER). */
 static inline int hopper_columns(int64_t M, int64_t N, int64_t K, int64_t slices, const Device& device) {
     int64_t time[2];
     for (int i = 0; i < 2; i++) {
         const int columns = 128 << i;
-        const int64_t tiles = ceil_div(M, 128) * ceil_div(N, columns) * slices;
-        time[i] = ceil_div(tiles, device.multiprocessors) * (ceil_div(K, 64) * hopper_step(columns) + HOPPER_ENDS);
+        const int64_t tiles = ceil_div(M, 128 << i) * ceil_div(N, columns) * slices;
+        time[i] = ceil_div(tiles << i, device.multiprocessors) * (ceil_div(K, 64) * hopper_step(columns) + HOPPER_ENDS);
     }
     return time[1] <= time[0] ? 256 : 128;
 }
@@ -58,18 +58,25 @@ template <class C>
 static gt_status prepare_hopper(HopperParams* params, const TilesParams& product, int64_t slices) {
     TilesParams& p = params->tiles;
     p = product;
-    p.tiles_m = (int)ceil_div(p.M, C::BM);
+    p.tiles_m = (int)ceil_div(p.M, C::CLUSTER * C::BM);
     p.tiles_n = (int)ceil_div(p.N, C::BN);
     p.tiles = (int)(p.tiles_m * slices) * p.tiles_n;
-    p.group = HOPPER_GROUP;
+    p.group = HOPPER_GROUP / C::CLUSTER;
     if (p.tiles == 0 || p.K == 0) return GT_OK; /* no tensors; nothing is launched */
     typedef typename C::Type T;
     const gt_status status = map_matrix<T>(&params->a, p.a, panels_of<C::MAJOR_A, C::BM>(p.a, PARTS<T>));
-    return status != GT_OK ? status : map_matrix<T>(&params->b, p.b, panels_of<C::MAJOR_B, C::BN>(p.b, PARTS<T>));
+    return status != GT_OK ? status
+                           : map_matrix<T>(&params->b, p.b, panels_of<C::MAJOR_B, C::BN / C::CLUSTER>(p.b, PARTS<T>));
 }
 
 static inline int64_t hopper_blocks(int64_t tiles, const Device& device) {
     return tiles < device.multiprocessors ? tiles : device.multiprocessors;
+}
+
+/* In whole clusters. */
+template <class C>
+static int64_t cluster_blocks(const HopperParams& params, const Device& device) {
+    return hopper_blocks(C::CLUSTER * (int64_t)params.tiles.tiles, device) / C::CLUSTER * C::CLUSTER;
 }
 
 template <class C>
@@ -77,8 +84,8 @@ static gt_status launch_hopper_product(const TilesParams& p, int64_t slices, con
     HopperParams params;
     const gt_status status = prepare_hopper<C>(&params, p, slices);
     if (status != GT_OK) return status;
-    return run("rmsnorm_linear hopper_tiles_kernel", hopper_tiles_kernel<C>, hopper_blocks(params.tiles.tiles, device),
-               C::THREADS, C::SMEM, chain, params);
+    return run("rmsnorm_linear hopper_tiles_kernel", hopper_tiles_kernel<C>, cluster_blocks<C>(params, device),
+               C::THREADS, C::SMEM, chain, params, C::CLUSTER);
 }
 
 template <class T, Product P>
@@ -108,8 +115,8 @@ static gt_status launch_hopper_dx_of(const TilesParams& p, const GradientParams&
         DxParams params = {{}, gradient};
         const gt_status status = prepare_hopper<C>(&params.product, p, 1);
         if (status != GT_OK) return status;
-        return run("rmsnorm_linear hopper_dx_kernel", hopper_dx_kernel<C>,
-                   hopper_blocks(params.product.tiles.tiles, device), C::THREADS, C::SMEM, chain, params);
+        return run("rmsnorm_linear hopper_dx_kernel", hopper_dx_kernel<C>, cluster_blocks<C>(params.product, device),
+                   C::THREADS, C::SMEM, chain, params, C::CLUSTER);
     }
     return GT_OK; /* not reached: there are no such kernels */
 }

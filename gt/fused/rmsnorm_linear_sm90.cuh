@@ -4,14 +4,18 @@
  * Operands and results as in rmsnorm_linear_tiles.cuh; of dn with whole rows in a tile (D <= 256) the end makes dx.
  *
  * grid: a block a multiprocessor, each takes every grid-th tile; block 384 threads: two warpgroups multiply, 64 rows
- *     of the tile each; a warp of the third has the tiles of both operands loaded (tile_load).
+ *     of the tile each; a warp of the third has the tiles of both operands loaded (tile_load).  Two blocks are a
+ *     cluster where tiles have 256 columns: their tiles lie below one another, so that B is the same for both, and each
+ *     loads half of it into the shared memory of both.
  * shared: 4 or 6 stages of both operands, 48 or 32 KB each, in panels of 128-byte rows with swizzle (wgmma.cuh): of
  *     64 k where k is the last index in memory, else of 64 of M or N, which wgmma transposes.
- *     A stage is FULL when its bytes have landed, EMPTY when both warpgroups have multiplied it.
+ *     A stage is FULL when its bytes have landed, EMPTY when both warpgroups have multiplied it, in a cluster those of
+ *     both blocks.  A block of a cluster ends with the other, whose loads and arrivals reach into it.
  * registers: 128 results of 240.
  * tensor cores: 128 cycles for 64 x 256 x 16; a stage takes 1024 of them.
  * shared memory cycles of a stage: 640 read by wgmma, 384 written by loads.
- * bytes: A is read N/256 times, B M/128 times, from the second-level cache: 48 KB a block and stage.
+ * bytes: A is read N/256 times, B M/256 times, from the second-level cache: 32 KB a block and stage.  Without clusters
+ *     it would be 48, 47 bytes a clock and multiprocessor; all together it gives about 24 of them.
  * Results leave as 16 bytes a thread, as in rmsnorm_linear_tiles.cuh; those in fp32 as 8.
  *
  * fp32: operands in parts (rmsnorm_linear_parts.cuh), tiles of 128 x 128.  A stage has a part of both; three have 64 of
@@ -42,7 +46,8 @@ struct HopperTile {
     static constexpr Major MAJOR_A = P == DWEIGHT ? Major::MN : Major::K, MAJOR_B = P == OUTPUT ? Major::K : Major::MN;
     static constexpr bool IS_SPLIT = PARTS<T> == 3;
     static constexpr int BM = 128, BN = COLUMNS, BK = 64;
-    static constexpr int LOADS = IS_SPLIT ? 6 : 1; /* stages that are multiplied together */
+    static constexpr int CLUSTER = COLUMNS == 256 ? 2 : 1; /* blocks that have the same B */
+    static constexpr int LOADS = IS_SPLIT ? 6 : 1;         /* stages that are multiplied together */
     static constexpr int STEP = BK * LOADS / PARTS<T>;
     static constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 128;
     static constexpr int BYTES_A = 2 * BM * BK, BYTES_B = 2 * BN * BK, STAGE = BYTES_A + BYTES_B;
@@ -68,14 +73,20 @@ static inline TensorShape panels_of(const Matrix& of, int parts = 1) {
     return {{of.columns, of.rows, parts}, {of.stride, part}, {64, MAJOR == Major::K ? EXTENT : 64, 1}, true};
 }
 
-/* Of a part EXTENT of M or N from mn on, 64 of K from k on. */
-template <Major MAJOR, int EXTENT>
+/* Of a part EXTENT of M or N from mn on, 64 of K from k on; to all blocks of a cluster. */
+template <Major MAJOR, int EXTENT, int CLUSTER>
 GT_DEV void load_panels(uint32_t to, const TensorMap& from, int mn, int k, int part, uint32_t barrier) {
+    const auto load = [&](uint32_t addr, int x, int y) {
+        if constexpr (CLUSTER > 1)
+            tile_load_to((1 << CLUSTER) - 1, addr, from, x, y, part, barrier);
+        else
+            tile_load(addr, from, x, y, part, barrier);
+    };
     if constexpr (MAJOR == Major::K) {
-        tile_load(to, from, k, mn, part, barrier);
+        load(to, k, mn);
     } else {
         GT_UNROLL
-        for (int i = 0; i < EXTENT / 64; i++) tile_load(to + PANEL * i, from, mn + 64 * i, k, part, barrier);
+        for (int i = 0; i < EXTENT / 64; i++) load(to + PANEL * i, mn + 64 * i, k);
     }
 }
 
@@ -91,21 +102,36 @@ struct Turn {
     }
 };
 
+/* The tiles of a block, one after the other.  p counts those that the blocks of a cluster have together as one. */
+template <class C>
+struct BlockTiles {
+    int tile = block_x() / C::CLUSTER;
+    GT_METHOD bool set(const TilesParams& p, TilePlace& at) const {
+        if (tile >= p.tiles) return false;
+        at.set(p, tile, C::CLUSTER * C::BM, C::BN);
+        if (C::CLUSTER > 1) at.m0 += C::BM * cluster_rank();
+        return true;
+    }
+    GT_METHOD void next() { tile += grid_x() / C::CLUSTER; }
+};
+
 template <class C>
 GT_DEV void load_tiles(const TilesParams& p, const TensorMap& a, const TensorMap& b, uint32_t smem) {
+    constexpr int SHARE = C::BN / C::CLUSTER; /* of B, that a block loads */
+    const int share = C::CLUSTER > 1 ? cluster_rank() : 0;
     Turn<C::STAGES> turn(1);
+    TilePlace at;
     GT_NO_UNROLL
-    for (int tile = block_x(); tile < p.tiles; tile += grid_x()) {
-        TilePlace at;
-        at.set(p, tile, C::BM, C::BN);
+    for (BlockTiles<C> tiles; tiles.set(p, at); tiles.next()) {
         GT_NO_UNROLL
         for (int i = 0; at.first + i / PARTS<typename C::Type> * C::BK < at.end || i % C::LOADS; i++) {
             const uint32_t stage = smem + turn.stage * C::STAGE, full = smem + C::FULL + 8 * turn.stage;
             const int k = at.first + i / PARTS<typename C::Type> * C::BK, part = i % PARTS<typename C::Type>;
             mbarrier_wait(smem + C::EMPTY + 8 * turn.stage, turn.parity);
             mbarrier_arrive_expect(full, C::STAGE);
-            load_panels<C::MAJOR_A, C::BM>(stage, a, at.m0, k, part, full);
-            load_panels<C::MAJOR_B, C::BN>(stage + C::BYTES_A, b, at.n0, k, part, full);
+            load_panels<C::MAJOR_A, C::BM, 1>(stage, a, at.m0, k, part, full);
+            load_panels<C::MAJOR_B, SHARE, C::CLUSTER>(stage + C::BYTES_A + share * (C::BYTES_B / C::CLUSTER), b,
+                                                       at.n0 + SHARE * share, k, part, full);
             turn.next();
         }
     }
@@ -191,6 +217,13 @@ struct TileOperands {
     }
 };
 
+/* The warp has multiplied a stage, whose `empty` is an mbarrier of each block of the cluster. */
+template <class C>
+GT_DEV void release_stage(uint32_t empty) {
+    mbarrier_arrive(empty);
+    if constexpr (C::CLUSTER > 1) mbarrier_arrive_at(empty, 1 - cluster_rank());
+}
+
 /* before_end(results, place) and end(results, place) of every tile, the first while it is still multiplied. */
 template <class C, class BeforeEnd, class End>
 GT_DEV void multiply_tiles(const TilesParams& p, uint32_t smem, BeforeEnd before_end, End end) {
@@ -198,11 +231,10 @@ GT_DEV void multiply_tiles(const TilesParams& p, uint32_t smem, BeforeEnd before
     const TileOperands<C> operands(smem);
     const uint32_t full = smem + C::FULL, empty = smem + C::EMPTY;
     Turn<C::STAGES> turn(0);
+    TilePlace at;
     GT_NO_UNROLL
-    for (int tile = block_x(); tile < p.tiles; tile += grid_x()) {
+    for (BlockTiles<C> tiles; tiles.set(p, at); tiles.next()) {
         WarpRows<T, C::BN / 8> results;
-        TilePlace at;
-        at.set(p, tile, C::BM, C::BN);
         int before = -1; /* the stage before */
         GT_NO_UNROLL
         for (int left = at.end - at.first; left > 0; left -= C::BK) {
@@ -217,7 +249,7 @@ GT_DEV void multiply_tiles(const TilesParams& p, uint32_t smem, BeforeEnd before
             wgmma_commit();
             if (before >= 0) {
                 wgmma_wait<1>();
-                mbarrier_arrive(empty + 8 * before);
+                release_stage<C>(empty + 8 * before);
             }
             before = turn.stage;
             turn.next();
@@ -225,7 +257,7 @@ GT_DEV void multiply_tiles(const TilesParams& p, uint32_t smem, BeforeEnd before
         before_end(at);
         wgmma_wait<0>();
         wgmma_pin(results.c);
-        mbarrier_arrive(empty + 8 * before);
+        release_stage<C>(empty + 8 * before);
         end(results, at);
     }
 }
@@ -280,11 +312,10 @@ template <class C, class End>
 GT_DEV void multiply_parts(const TilesParams& p, uint32_t smem, End end) {
     const auto release = [&](int stage) { mbarrier_arrive(smem + C::EMPTY + 8 * stage); };
     int parity = 0;
+    TilePlace at;
     GT_NO_UNROLL
-    for (int tile = block_x(); tile < p.tiles; tile += grid_x()) {
+    for (BlockTiles<C> tiles; tiles.set(p, at); tiles.next()) {
         PartSums<C> sums;
-        TilePlace at;
-        at.set(p, tile, C::BM, C::BN);
         sums.clear();
         GT_NO_UNROLL
         for (int left = at.end - at.first; left > 0; left -= C::STEP) {
@@ -317,11 +348,14 @@ GT_DEV void run_tiles(const TilesParams& p, const TensorMap& a, const TensorMap&
     const uint32_t smem = smem_base_of_tiles();
     if (thread_id() < C::STAGES) {
         mbarrier_init(smem + C::FULL + 8 * thread_id(), 32);
-        mbarrier_init(smem + C::EMPTY + 8 * thread_id(), C::MULTIPLIERS);
+        mbarrier_init(smem + C::EMPTY + 8 * thread_id(), C::CLUSTER * C::MULTIPLIERS);
     }
     sync_warp();
     fence_async_proxy();
-    sync_threads();
+    if constexpr (C::CLUSTER > 1)
+        sync_cluster();
+    else
+        sync_threads();
     wait_for_chain();
     const int warp = shfl_idx(warp_id(), 0) - C::MULTIPLIERS / 32;
     if (warp >= 0) {
@@ -334,6 +368,7 @@ GT_DEV void run_tiles(const TilesParams& p, const TensorMap& a, const TensorMap&
         else
             multiply_tiles<C>(p, smem, before_end, end);
     }
+    if constexpr (C::CLUSTER > 1) sync_cluster();
 }
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
