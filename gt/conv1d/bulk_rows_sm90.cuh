@@ -105,17 +105,23 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
     for (int i = 0; i < BULK_STAGES - 1; i++) load(i);
     const Borders borders = {smem_base() + BULK_BORDERS + warp * BULK_BORDER_BYTES<T>};
     const int64_t used = PACKED ? used_tokens(in.sequences) : 0;
-    int used_here = 0; /* of the piece */
-    Filter<W, 1> filter;
+    int used_here = 0;                /* of the piece */
+    Filter<W, 1> filter, next_filter; /* packed: the next piece's, on its way while this one is worked on */
+    if constexpr (PACKED) next_filter.load(in, at.d, 1);
     int stage = 0, parity = 0;
     GT_NO_UNROLL
     for (bool is_new = true; at.number < end; at.advance(in, p.rows), is_new = (PACKED ? at.d : at.piece) == 0) {
-        if (PACKED || is_new) filter.load(in, at.d, 1);
+        if constexpr (PACKED) {
+            filter = next_filter;
+            next_filter.load(in, at.d + 1 < (uint32_t)in.D ? at.d + 1 : 0, 1);
+        } else if (is_new) {
+            filter.load(in, at.d, 1);
+        }
         load(stage == 0 ? BULK_STAGES - 1 : stage - 1);
         if (PACKED && is_new) {
             const int64_t first = (int64_t)at.piece * TOKENS;
             used_here = used - first < TOKENS ? (int)(used - first) : TOKENS;
-            borders.write(in.sequences, first, TOKENS, lane_id(), 32);
+            borders.write(in.sequences, used, first, TOKENS, lane_id(), 32);
             sync_warp();
         }
         const uint32_t slot = slots + stage * BULK_SLOT + 16;
