@@ -341,29 +341,30 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     T* dx = static_cast<T*>(p.b.dx) + offset_of(p.b.dx_stride, at.b, at.offset, at.d) + begin + lane_id() * N;
     const uint32_t slot = smem_base() + 16 * thread_id();
     const uint32_t before = smem_base() + 16 * (thread_id() - lane_id() + (lane_id() + 31) % 32) + BEFORE_AT<T>;
-    const auto copy = [&](int stage,
-                          int rounds) { /* of the round that is `rounds` earlier in time */
-                                        const int earlier = rounds * STEP;
-                                        const uint32_t to = slot + stage * BACKWARD_STAGE;
-                                        if (begin >= earlier && begin - earlier + STEP <= me.tokens) {
-                                            cp_async<16>(to, x - earlier);
-                                            cp_async<16>(to + BACKWARD_STAGE / 2, dy - earlier);
-                                        } else {
-                                            const int t = begin - earlier + lane_id() * N;
-                                            /* one unit of x before the segment: the last lane's */
-                                            const int of_x = t >= (me.is_first() || me.tokens == 0 ? 0 : -N)
-                                                                 ? Segment<T>::bytes(me.tokens - t)
-                                                                 : 0,
-                                                      of_dy = t >= 0 ? of_x : 0;
-                                            cp_async<16>(to, x - (of_x ? earlier : begin + lane_id() * N), of_x);
-                                            cp_async<16>(to + BACKWARD_STAGE / 2,
-                                                         dy - (of_dy ? earlier : begin + lane_id() * N), of_dy);
-                                        }
-                                        cp_async_commit();
+    /* Of the round that begins so many tokens earlier. */
+    const auto stage_of = [&](int earlier) {
+        return (uint32_t)(begin - earlier) / STEP % ROWS_STAGES * BACKWARD_STAGE;
+    };
+    /* Of the round that is so many earlier in time. */
+    const auto copy = [&](int rounds) {
+        const int earlier = rounds * STEP;
+        const uint32_t to = slot + stage_of(earlier);
+        if (begin >= earlier && begin - earlier + STEP <= me.tokens) {
+            cp_async<16>(to, x - earlier);
+            cp_async<16>(to + BACKWARD_STAGE / 2, dy - earlier);
+        } else {
+            const int t = begin - earlier + lane_id() * N;
+            /* one unit of x before the segment: the last lane's */
+            const int of_x = t >= (me.is_first() || me.tokens == 0 ? 0 : -N) ? Segment<T>::bytes(me.tokens - t) : 0,
+                      of_dy = t >= 0 ? of_x : 0;
+            cp_async<16>(to, x - (of_x ? earlier : begin + lane_id() * N), of_x);
+            cp_async<16>(to + BACKWARD_STAGE / 2, dy - (of_dy ? earlier : begin + lane_id() * N), of_dy);
+        }
+        cp_async_commit();
     };
     if (at.exists(in)) {
         GT_UNROLL
-        for (int i = 0; i < ROWS_STAGES - 1; i++) copy(i, i);
+        for (int i = 0; i < ROWS_STAGES - 1; i++) copy(i);
     }
     Filter<W, 1> filter;
     filter.load(in, at.d, at.exists(in));
@@ -395,12 +396,12 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         }
     }
     float q[N + J]; /* from the unit's first token to J after it */
-    const float after =
-        token_after < used && me.tokens > 0 ? gradient_of_sum<T>(in.has_silu, filter.sum(window, 0), dy_after) : 0.0f;
+    float after = 0.0f;
+    if (lane_id() < J && me.tokens > 0 && token_after < used)
+        after = gradient_of_sum<T>(in.has_silu, filter.sum(window, 0), dy_after);
     GT_UNROLL
     for (int i = 0; i < J; i++) q[i] = shfl_idx(after, i);
     Sums<W, 1> sums = {};
-    int round = 0;
     /* The tests of a kind are constants in the others: most rounds have a few instructions around the sums. */
     const auto take = [&](auto kind, const Unit<T>& loaded, const Unit<T>& loaded_dy, const Before<T>& earlier,
                           uint32_t near) {
@@ -408,6 +409,12 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         constexpr bool HAS_BORDERS = PACKED && KIND != Round::PLAIN;
         const int t = KIND == Round::ANY ? made_here(begin + lane_id() * N) : 0; /* else pointers would be kept */
         Unit<T> own = loaded, own_dy = loaded_dy;
+        Before<T> before_own = earlier;
+        if constexpr (KIND == Round::ANY) { /* again: else registers would be short */
+            own = lds<Unit<T>>(slot + stage_of(0));
+            own_dy = lds<Unit<T>>(slot + stage_of(0) + BACKWARD_STAGE / 2);
+            before_own = lds<Before<T>>(before + stage_of(lane_id() == 0 ? STEP : 0));
+        }
         uint32_t inside = ALL; /* bit n: token t + n is the row's, and of a sequence */
         if constexpr (KIND == Round::ANY) {
             if (t < me.start) inside = ALL & ALL << (me.start - t);
@@ -420,7 +427,7 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         GT_UNROLL
         for (int i = 0; i < J; i++) carried[i] = q[i];
         GT_UNROLL
-        for (int i = 0; i < J; i++) e[i] = earlier.get(BEFORE - J + i);
+        for (int i = 0; i < J; i++) e[i] = before_own.get(BEFORE - J + i);
         GT_UNROLL
         for (int n = 0; n < N; n++) e[n + J] = own.get(n);
         if constexpr (KIND == Round::ANY) {
@@ -479,24 +486,21 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
             stg(dx, packed);
         }
     };
-    /* All units of rounds that begin from `first_whole` on and end up to `end_whole` are sequences' tokens, with the J
-     * inputs before them in the row. */
-    const int first_whole = me.is_first() ? me.start + J : 0;
+    /* All units of rounds that end up to `end_whole` are sequences' tokens, but for those of the row's first. */
     const bool has_states = in.state_in || p.b.dstate_out;
     const int end_whole = !PACKED && p.b.dstate_out ? me.end - J : me.end;
     GT_NO_UNROLL
-    for (; round < p.rows.rounds; round++, begin -= STEP, x -= STEP, dy -= STEP, dx -= STEP) {
+    for (; begin >= 0; begin -= STEP, x -= STEP, dy -= STEP, dx -= STEP) {
         cp_async_wait<ROWS_STAGES - 3>(); /* this round and the one earlier in time are there */
         sync_warp();                      /* of all lanes, and the stage before has been read */
-        copy((round + ROWS_STAGES - 1) % ROWS_STAGES, ROWS_STAGES - 1);
-        const uint32_t stage = round % ROWS_STAGES * BACKWARD_STAGE;
-        const uint32_t next = (round + 1) % ROWS_STAGES * BACKWARD_STAGE; /* earlier in time */
+        copy(ROWS_STAGES - 1);
+        const uint32_t stage = stage_of(0), next = stage_of(STEP); /* next: earlier in time */
         const Unit<T> own = lds<Unit<T>>(slot + stage);
         const Unit<T> own_dy = lds<Unit<T>>(slot + stage + BACKWARD_STAGE / 2);
         const Before<T> earlier = lds<Before<T>>(before + (lane_id() == 0 ? next : stage));
         const uint32_t near = PACKED ? borders.near(begin + lane_id() * N - at.lead, N) : 0;
         const bool has_borders = PACKED && warp_any(near != 0);
-        if (begin < first_whole || begin + STEP > end_whole || (has_borders && has_states))
+        if (begin + STEP > end_whole || (begin == 0 && me.is_first()) || (has_borders && has_states))
             take(std::integral_constant<Round, Round::ANY>(), own, own_dy, earlier, near);
         else if (has_borders)
             take(std::integral_constant<Round, Round::BORDERED>(), own, own_dy, earlier, near);
