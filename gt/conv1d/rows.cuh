@@ -357,8 +357,8 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
             /* one unit of x before the segment: the last lane's */
             const int of_x = t >= (me.is_first() || me.tokens == 0 ? 0 : -N) ? Segment<T>::bytes(me.tokens - t) : 0,
                       of_dy = t >= 0 ? of_x : 0;
-            cp_async<16>(to, x - (of_x ? earlier : begin + lane_id() * N), of_x);
-            cp_async<16>(to + BACKWARD_STAGE / 2, dy - (of_dy ? earlier : begin + lane_id() * N), of_dy);
+            cp_async<16>(to, x - (of_x ? earlier : 0), of_x);
+            cp_async<16>(to + BACKWARD_STAGE / 2, dy - (of_dy ? earlier : 0), of_dy);
         }
         cp_async_commit();
     };
