@@ -12,7 +12,7 @@
  * one channel after another: a warp looks for borders once or twice in a call.
  *
  * grid: as many blocks as are resident together, or fewer.  Block 128, all warps alike.
- * registers: weights, a unit of x, its outputs; 80 at most, so that six blocks share a multiprocessor.
+ * registers: weights (packed: those of the next channel, too), a unit of x, its outputs; 80 at most, so that six blocks share a multiprocessor.
  * shared, a block: 32.4 KB: slots, four a warp, and their mbarriers; packed 0.5 KB more, for borders.
  * bytes: every tensor once, and 16 bytes of x once more for every piece but a row's first.
  * instructions an element, bf16, W = 4, SiLU: as in forward.cuh, and 2 for addresses and shared memory; 4 more in a

@@ -13,7 +13,8 @@
  * compute capability 9.0, in bulk_rows_sm90.cuh, elsewhere, but for packed sequences, in whole_rows.cuh.
  *
  * Packed sequences (PACKED): borders.cuh.  The four warps of a block take the same segment of four channels, one each.
- * They write its borders together, behind the first copies: the only barrier that a block has.
+ * They write its borders together, behind the first copies: the only barrier that a block has.  Weights and the tokens
+ * after the segment come while borders are looked up.
  *
  * grid: four warps a block, as many as there are segments (forward: a part of them, but for packed sequences).
  * registers: weights (backward: and their gradients), a unit of x (and dy), its q; 56 at most in forward, so that nine
@@ -22,8 +23,11 @@
  * bytes: every tensor once; a second time, out of a cache, 16 bytes of x every round of forward, and the unit of x
  * before every segment of backward.  Backward also reads a second time the W - 1 tokens of x and dy after every
  * segment, and stores 4 (W + 1) bytes of sums a segment.
- * instructions an element, bf16, W = 4, SiLU: as in forward.cuh and backward.cuh, and 2 to 4 for copies and addresses.
- * In a round of 32 units that a border is in or near, 4 more in forward, 9 in backward.
+ * instructions an element, bf16, W = 4, SiLU: as in forward.cuh and backward.cuh, and for copies, addresses, shuffles and
+ * tests 8 in forward, 11 in backward, 14 if packed.  In a round of 32 units that a border is in or near, 4 more in
+ * forward, 8 in backward.
+ * Backward has code for three kinds of rounds (Round).  In most all units are tokens of the row and of sequences, and
+ * nothing is asked of a unit; at a row's ends all is.
  * Backward takes the last round of a segment first, so that q is there when dx needs it.  dweight and dbias are summed
  * over a lane's units in registers, over the segment's lanes by a butterfly, over segments and batch by reduce_rows:
  * deterministic. */

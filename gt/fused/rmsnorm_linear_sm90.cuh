@@ -9,7 +9,8 @@
  * shared: 4 or 6 stages of both operands, 48 or 32 KB each, in panels of 128-byte rows with swizzle (wgmma.cuh): of
  *     64 k where k is the last index in memory, else of 64 of M or N, which wgmma transposes.
  *     A stage is FULL when its bytes have landed, EMPTY when both warpgroups have multiplied it.
- * registers: 128 results of 240.
+ * registers: 128 results of 240; 64 for results of the tile before, rounded, which leave while the first eight stages of
+ *     this one are multiplied (multiply_and_store_tiles).
  * tensor cores: 128 cycles for 64 x 256 x 16; a stage takes 1024 of them.
  * shared memory cycles of a stage: 640 read by wgmma, 384 written by loads.
  * bytes: A is read N/256 times, B M/128 times, from the second-level cache: 48 KB a block and stage.
