@@ -31,8 +31,8 @@
  *                  stmatrix_x4.. (W)
  *   global memory  ldg stg global_pointer
  *   ordering       sync_warp (W) sync_threads bar_sync (W) mbarrier_init mbarrier_inval mbarrier_arrive (W)
- *                  mbarrier_arrive_warp (W) mbarrier_arrive_expect (W) cp_async_arrive (W)
- *                  mbarrier_wait (W) wait_for_chain
+ *                  mbarrier_arrive_warp (W) mbarrier_arrive_expect (W)
+ *                  mbarrier_arrive_expect_warp (W) cp_async_arrive (W) mbarrier_wait (W) wait_for_chain
  *   warp           shfl_xor shfl_up shfl_down shfl_idx movmatrix_trans (W); warp.cuh has warp_sum warp_any
  *   tensor cores   mma_bf16 mma_f16 mma<T> mma_tf32 (W)
  *   warpgroups     wgmma_operand wgmma_tf32 wgmma_fence wgmma_commit wgmma_wait
@@ -153,6 +153,8 @@ namespace gt {
  * |                                    | racecheck does not see, such as operands of products     |
  * | mbarrier_arrive_expect(addr, b)    | mbarrier_arrive, and b more bytes of bulk copies         |
  * |                                    | (bulk.cuh) have to come before the phase is complete     |
+ * | mbarrier_arrive_expect_warp(addr,  | the same, by one lane for all                            |
+ * |     b)                             |                                                          |
  * | cp_async_arrive(addr)              | cp.async.mbarrier.arrive.noinc: each thread arrives when |
  * |                                    | all cp_async that it has issued are complete             |
  * | mbarrier_wait(addr, parity)        | mbarrier.try_wait.parity until the latest phase of that  |
@@ -366,6 +368,20 @@ GT_DEV void mbarrier_arrive_expect(uint32_t addr, uint32_t bytes) {
     } else {
         mbarrier_arrive(addr);
     }
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void mbarrier_arrive_expect_warp(uint32_t addr, uint32_t bytes) {
+#if GT_SM90
+    __syncwarp();
+    if (lane_id() == 0)
+        asm volatile("{ .reg .b64 state;\n"
+                     "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n"
+                     "mbarrier.arrive.shared.b64 state, [%0], 32; }" ::"r"(addr),
+                     "r"(bytes)
+                     : "memory");
 #else
     __trap();
 #endif

@@ -97,7 +97,7 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
         if (next.number >= end) return;
         const uint32_t before = next.piece > 0 ? 16 : 0, bytes = SIZE * next.tokens(in) + before;
         const char* from = reinterpret_cast<const char*>(static_cast<const T*>(in.x) + next.offset(in.x_stride));
-        mbarrier_arrive_expect(full + 8 * stage, bytes);
+        mbarrier_arrive_expect_warp(full + 8 * stage, bytes);
         bulk_load(slots + stage * BULK_SLOT + 16 - before, from - before, bytes, full + 8 * stage);
         next.advance(in, p.rows);
     };

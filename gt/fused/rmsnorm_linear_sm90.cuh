@@ -106,7 +106,7 @@ GT_DEV void load_tiles(const TilesParams& p, const TensorMap& a, const TensorMap
             const uint32_t stage = smem + turn.stage * C::STAGE, full = smem + C::FULL + 8 * turn.stage;
             const int k = at.first + i / PARTS<typename C::Type> * C::BK, part = i % PARTS<typename C::Type>;
             mbarrier_wait(smem + C::EMPTY + 8 * turn.stage, turn.parity);
-            mbarrier_arrive_expect(full, C::STAGE);
+            mbarrier_arrive_expect_warp(full, C::STAGE);
             load_panels<C::MAJOR_A, C::BM>(stage, a, at.m0, k, part, full);
             load_panels<C::MAJOR_B, C::BN>(stage + C::BYTES_A, b, at.n0, k, part, full);
             turn.next();

@@ -81,7 +81,7 @@ struct WholePlace {
 template <class C>
 GT_DEV void load_rows(const WholeParams& p, uint32_t smem, int unit, int k_block) {
     const uint32_t full = smem + C::ROWS_FULL;
-    if (k_block == 0) mbarrier_arrive_expect(full, p.k_blocks * C::ROWS);
+    if (k_block == 0) mbarrier_arrive_expect_warp(full, p.k_blocks * C::ROWS);
     tile_load(smem + k_block * C::ROWS, p.x, 64 * k_block, WholePlace(p, unit).m0, 0, full);
 }
 
@@ -101,7 +101,7 @@ GT_DEV void load_units(const WholeParams& p, uint32_t smem) {
         for (int step = 0; step < steps; step++) {
             const uint32_t full = smem + C::FULL + 8 * stage;
             mbarrier_wait(smem + C::EMPTY + 8 * stage, parity);
-            mbarrier_arrive_expect(full, C::STAGE);
+            mbarrier_arrive_expect_warp(full, C::STAGE);
             tile_load(weights + stage * C::STAGE, p.weight, 64 * k_block, n, 0, full);
             if (++stage == p.stages) stage = 0, parity ^= 1;
             if (++k_block == p.k_blocks) k_block = 0, n += C::BN;
