@@ -77,101 +77,104 @@ namespace ssd {
 
 /* inputs (0) and states (1), as one code: of a step's product with the state before the chunk, and of dC or dB.  FULL
  * says that prepare has filled the stage.  STATE_MADE says that states has made h (second chunk, which both read first)
- * or G (first chunk, which inputs reads in make_inputs()).  inputs gives the stage back, by EMPTY, before it stores
- * dx. */
+ * or G (first chunk, which inputs reads in make_inputs()), or that it has not to.  inputs gives the stage back, by
+ * EMPTY, before it stores dx. */
 template <class C>
-GT_DEV void sums_role(const ChunkGradientParams& p, const HopperBlock<C>& me, int which) {
-    const WarpRows at(me.warp);
+GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
+    const WarpRows at(shfl_idx(warp_id(), 0));
+    const int tile = which ? TILE_OTHER : TILE_B;
     StateShare<C> share;
-    if (C::M_HAS_POWER && !which) bar_sync(BOUND_BARRIER, 2 * C::GROUP); /* S_MOST */
     GT_NO_UNROLL
-    for (int step = 0; step < me.steps; step++) {
-        const int stage = step % C::STAGES, parity = step / C::STAGES % 2;
-        const uint32_t tiles = me.stage(step);
-        wait_for_rows(me, step);
-        if (which && me.makes_state()) make_hopper_state(me, at, step);
-        if (me.makes_state() && (which || me.second)) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
-        if constexpr (C::GATED) {
+    for (int number = made_here(0);; number++) {
+        const HopperBlock<C> me(p, smem, number);
+        if (number > 0) {
+            const HopperBlock<C> last(p, smem, number - 1);
+            float inverse[2];
+            add_W(last, at, which, share, inverse);
+            store_share(p, last, at, which, share, inverse);
+        }
+        if (C::GROUPS == 1) convert_rows(p.in, me, tile);
+        wait_for_chain();
+        if (me.tokens == 0) break;
+        share = StateShare<C>();
+        mbarrier_wait(me.groups(C::GROUPS_FULL), me.groups_parity());
+        if (C::M_HAS_POWER && !which) mbarrier_wait(smem + C::S_MADE, number % 2); /* S_MOST */
+        GT_NO_UNROLL
+        for (int step = 0; step < me.steps; step++) {
+            const int stage = me.stage_of(step), parity = me.parity_of(step);
+            const uint32_t tiles = me.stage(step);
+            wait_for_rows(me, step);
             if (which) {
-                const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
-                if (at.warp == 0) store_M_powers(me, step, skip);
-                mbarrier_arrive(me.smem + C::POWERS_MADE + 8 * stage);
+                if (me.makes_state()) make_hopper_state(me, at, step);
+                mbarrier_arrive(me.smem + C::STATE_MADE + 8 * stage);
             }
+            if (which || me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
+            if constexpr (C::GATED) {
+                if (which) {
+                    const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
+                    if (at.warp == 0) store_M_powers(me, step, skip);
+                    mbarrier_arrive(me.smem + C::POWERS_MADE + 8 * stage);
+                }
+            }
+            {
+                uint32_t a[4][4];
+                float product[8][4];
+                wgmma_fence();
+                multiply_rows<C>(product, which ? tiles + C::G : me.tile_of(C::C), tiles + C::H);
+                wgmma_commit();
+                if (!C::GATED || which)
+                    make_left<typename C::T>(me, at, step, which, share, a);
+                else
+                    make_left<typename C::D>(me, at, step, which, share, a);
+                wgmma_fence();
+                add_left(me, step, which, share, a);
+                wgmma_commit();
+                if (step + 1 == me.steps) hand_powers_on(me, at, which, share);
+                wgmma_wait<1>();
+                wgmma_pin(product);
+                if (which)
+                    store_Z(me, at, step, product);
+                else
+                    store_E(me, at, step, product);
+                wgmma_wait<0>();
+            }
+            if (which) {
+                mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
+                continue;
+            }
+            if (!me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
+            make_inputs(p, me, at, step);
         }
-        {
-            uint32_t a[4][4];
-            float product[8][4];
-            wgmma_fence();
-            multiply_rows<C>(product, which ? tiles + C::G : me.smem + C::C, tiles + C::H);
-            wgmma_commit();
-            if (!C::GATED || which)
-                make_left<typename C::T>(me, at, step, which, share, a);
-            else
-                make_left<typename C::D>(me, at, step, which, share, a);
-            wgmma_fence();
-            add_left(me, step, which, share, a);
-            wgmma_commit();
-            wgmma_wait<1>();
-            wgmma_pin(product);
-            if (which)
-                store_Z(me, at, step, product);
-            else
-                store_E(me, at, step, product);
-            wgmma_wait<0>();
-        }
-        if (which) {
-            mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
-            continue;
-        }
-        if (me.makes_state() && !me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
-        make_inputs(p, me, at, step);
     }
-    finish_share(p, me, at, which, share);
 }
 
-/* All threads.  place: what the block takes next.  again: there are barriers, of the place before, and no thread uses
- * them or the tiles any more. */
+/* All threads: once, for all places.  Zeros in M, whose blocks with s > t nobody writes. */
 template <class C>
-GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem, int place, bool again) {
-    const bool by_maps = HopperBlock<C>(p, smem, place).by_maps; /* one warp hands over */
-    if (thread_id() < C::STAGES) {
-        const auto init = [&](int barrier, int count) {
-            const uint32_t at = smem + barrier + 8 * thread_id();
-            if (again) mbarrier_inval(at);
-            mbarrier_init(at, count);
-        };
-        init(C::FULL, by_maps ? 32 : 2 * C::GROUP);
+GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem) {
+    const int thread = thread_id();
+    const auto init = [&](int barrier, int count) { mbarrier_init(smem + barrier + 8 * thread, count); };
+    if (thread < C::STAGES) {
+        init(C::FULL, has_only_maps(p) ? 32 : 2 * C::GROUP); /* one warp hands over */
         init(C::EMPTY, C::CONSUMERS);
         init(C::STATE_MADE, C::GROUP);
         if (C::GATED) init(C::POWERS_MADE, C::GROUP);
-        if (thread_id() < C::M_BUFFERS) init(C::M_FULL, C::GROUP), init(C::M_EMPTY, C::GROUP);
     }
-    if (thread_id() == 0) sts<int>(smem + C::PLACE, place);
+    if (thread < C::M_BUFFERS) init(C::M_FULL, C::GROUP), init(C::M_EMPTY, C::GROUP);
+    if (thread < C::GROUPS) {
+        init(C::GROUPS_FULL, C::GROUPS > 1 ? 96 : C::CONSUMERS); /* prepare, or those that multiply */
+        if (C::GROUPS > 1) init(C::GROUPS_EMPTY, C::CONSUMERS);
+    }
+    if (thread < C::PLACES) init(C::PLACE_FULL, 32);
+    if (thread == 0) {
+        if (C::M_HAS_POWER) init(C::S_MADE, C::GROUP);
+        init(C::SHARES_MADE, 2 * C::GROUP);
+        init(C::W_FULL, C::GROUP);
+        init(C::W_EMPTY, C::GROUP);
+    }
+    GT_NO_UNROLL
+    for (int i = thread; i < (C::OUT - C::M) / 16; i += C::THREADS) sts<uint4>(smem + C::M + 16 * i, {0, 0, 0, 0});
     fence_async_proxy();
     sync_threads();
-}
-
-/* What a warp does with the block's places, one after another.  Of a place without a chunk it clears the sums. */
-template <class C, class Role>
-GT_DEV void take_places(const HopperGradientParams& p, uint32_t smem, const Role& role) {
-    int place = block_x();
-    /* Two ways lead into this loop, so that the compiler takes nothing out of it. */
-    if (p.in.sequences.cu_seqlens) goto next;
-here : {
-    const HopperBlock<C> me(p, smem, place);
-    if (me.tokens > 0) {
-        role(me);
-    } else {
-        wait_for_chain();
-        if (me.g == 0) clear_sums(p, me.row(p.slots));
-    }
-}
-    place = lds<int>(smem + C::PLACE) + grid_x();
-    if (!has_place(p, place)) return;
-    sync_threads(); /* shared memory is no longer read */
-    init_barriers<C>(p, smem, place, true);
-next:
-    goto here;
 }
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
@@ -182,28 +185,16 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
     using C = HopperGradientTraits<T, N, GATED>;
     const uint32_t smem = smem_base_of_tiles();
     const int role = shfl_idx(warp_id(), 0) / 4;
-    if (!has_place(p, block_x())) {
-        wait_for_chain(); /* if all do so, those after them still come after those before */
-        return;
-    }
-    init_barriers<C>(p, smem, block_x(), false);
+    init_barriers<C>(p, smem);
     if (role == 3) {
         give_registers<C::PREPARE_REGISTERS>();
-        take_places<C>(p, smem, [&](const HopperBlock<C>& me) { prepare_role(p, me); });
+        prepare_role<C>(p, smem);
     } else if (role == 0) {
         take_registers<C::PAIRS_REGISTERS>();
-        take_places<C>(p, smem, [&](const HopperBlock<C>& me) {
-            stage_groups(p, me); /* inputs of the call alone */
-            wait_for_chain();
-            pairs_role(p, me);
-        });
+        pairs_role<C>(p, smem);
     } else {
         take_registers<C::SUMS_REGISTERS>();
-        take_places<C>(p, smem, [&](const HopperBlock<C>& me) {
-            stage_groups(p, me); /* inputs of the call alone */
-            wait_for_chain();
-            sums_role(p, me, role - 1);
-        });
+        sums_role<C>(p, smem, role - 1);
     }
 #else
     (void)p;

@@ -203,6 +203,7 @@ static gt_status launch_hopper_chunks(const ChunkGradientParams& all, const Toke
     static_cast<ChunkGradientParams&>(p) = all;
     p.has_h = p.h.values != nullptr, p.has_G = p.G.values != nullptr;
     p.clears = slabs(p.in.N) > 1;
+    p.heads = (int)(p.in.H / p.in.G), p.steps = p.heads * p.in.tiles;
     const int64_t steps = slab * tokens.rows * p.in.H * p.in.tiles;
     p.tokens = tokens.tokens;
     p.sums = tokens.sums + steps * chunk_sums(p.in);
