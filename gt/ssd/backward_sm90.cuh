@@ -1,16 +1,17 @@
 /* gt/ssd/backward_sm90.cuh - ssd backward of a chunk on compute capability 9.0, by wgmma: everything but the states.
  *
  * 16-bit activations; N up to 64 as 64, to 128 as 128.  It computes what chunk_gradient_kernel does:
- * backward_tensor.cuh has the formulas and the letters.  A block has 64 tokens of one group and takes its heads, and
- * their tiles of 64 rows p, one after another ("steps").  This file has the kernel; each warpgroup has a file.  What is
+ * backward_tensor.cuh has the formulas and the letters.  A block takes "places" in turn, 64 tokens of one group each,
+ * and of a place its heads, and their tiles of 64 rows p, one after another ("steps").  This file has the kernel; each warpgroup has a file.  What is
  * made by token is made by kernels of their own (_tokens.cuh): before, Delta and decay factors; after, da and ddt.
  * With z dy is dy silu(z), which a kernel of its own has made, too (gate_sm90.cuh).
  *
  * WARPGROUPS, each as far ahead of those that need its results as stages and buffers of M allow:
- *     prepare   _block.cuh    copies of a step as soon as its stage is free: tiles, factors and powers by TMA, which
- *                             one warp starts.  All four warps copy x, dy and NEXT, the neighbour's x or dy, by
- *                             cp.async where they have no maps, and in packed sequences where the chunk or its
- *                             neighbour is not whole
+ *     prepare   _block.cuh    where the next place's chunk lies.  Copies of a step as soon as its stage is free: tiles,
+ *                             factors and powers by TMA, which one warp starts.  All four warps copy x, dy and NEXT,
+ *                             the neighbour's x or dy, by cp.async where they have no maps, and in packed sequences
+ *                             where the chunk or its neighbour is not whole.  For N = 64 three of them make B, C and
+ *                             OTHER, the neighbour's B or C, of the next place
  *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta,
  *                             M = S L Delta, for bf16 with a head's Dskip on the diagonal
  *     inputs    _inputs.cuh   dC += pre dy h;  E from C h^T;  U = Delta suf B G^T and F from it;  dx = U + M^T dy
@@ -21,21 +22,26 @@
  * What ddt is made of, <x, U> without Delta, is F / Delta and the column sums of Gamma / Delta.  Where Delta is all but
  * 0, F is made without it (factor_of_U).
  *
- * SHARED MEMORY, KB, of bf16 and N = 128 (HopperGradientTraits has every offset): 209, one block a multiprocessor
- *     B, C, OTHER     48     f16, the chunk's, and the neighbour's B or C          those that multiply, once
- *     stage 0, 1     112     X, DY, NEXT 24: as they came                          prepare
- *                            H, G 32: f16                                          prepare; states: one in place
- *     M               32     two buffers of 64 x 64, each in two terms             pairs; read by inputs
- *     OUT              8     dx on its way to memory                               inputs
- *     floats           8.9   twice 3.8: factors, the neighbour's, powers of H, G   prepare; states: powers it makes
- *                            once 1.3: powers of B and C, of dC and dB             those that multiply
- *     with z M has one term (16), and floats are 10.4: 195
- *     at the end W (f16, twice) and rows of dC and dB lie over the stages.  N = 64: three stages, 197; with z 183.
- *     f16 without z has one term of M, too: 193, and 181 for N = 64.
- * MBARRIERS.  FULL: a stage's copies have come; who multiplies what cp_async has copied fences it for the asynchronous
- * proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has made H or
- * G of it, and what undoes its powers.  M_FULL, M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has made the
- * powers of M's columns.  All are made anew for each place: see init_barriers().
+ * SHARED MEMORY, KB, of N = 128 and of N = 64 (HopperGradientTraits has every offset): 210 and 222, with z 211 and 224;
+ * one block a multiprocessor
+ *     B, C, OTHER     48      48     f16, of N = 64 in two copies, of places in turn
+ *     stages         112     120     2; 3.  X, DY, NEXT 24: as they came; H, G 32 or 16: f16, one of which states
+ *                                    makes in place
+ *     M               32      32     two buffers of two panels of 64 x 64: M, of bf16 without z in two terms; or, at the
+ *                                    end of a place, W for dC and W for dB, as one more M
+ *     OUT              8       8     dx on its way to memory; dC
+ *     floats           9.0    13.5   a stage 3.8: factors, the neighbour's, powers of H, G; a copy 0.75: powers of B, C
+ *                                    and OTHER; once 0.5: powers of dC and dB; with z a stage 0.75: powers of dy, of M
+ *     records          0.6     0.6   of places, and mbarriers
+ * MBARRIERS, made once: stages, buffers and parities are counted over all places of a block.  FULL: a stage's copies
+ * have come; who multiplies what cp_async has copied fences it for the asynchronous proxy.  EMPTY: the other three have
+ * read the stage.  STATE_MADE: states has made H or G of it, and what undoes its powers, if it is to make any.  M_FULL,
+ * M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has made the powers of M's columns.
+ * PLACES.  PLACE_FULL: the record of a place is there.  GROUPS_FULL: B, C and OTHER are.  With one copy (N = 128) those
+ * that multiply make them, each one what it needs last; with two GROUPS_EMPTY says that they are read.  SHARES_MADE: the
+ * powers of dC and dB, from the last step's left operands on, so that pairs makes W while inputs still makes dx.  W_FULL,
+ * W_EMPTY: of W for dB, beside M_FULL and M_EMPTY of W for dC.  No barrier is of all: a role whose part of a place is
+ * done begins with the next, whose copies have come meanwhile.  None is more than a place ahead of another, as W shows.
  * REGISTERS a thread: pairs 144 (S 32, W 32, dS 32), inputs and states 160 (dC or dB 64, product 32, dy or x 16; the
  *     neighbour's rows 32), prepare 48.
  *
@@ -63,8 +69,8 @@
  *     (_tokens.cuh).  Those of states at N < 64 are N's, zeros beyond are not read.
  * CHAIN.  Barriers, B and C, for which inputs of the call do, come before the kernel before is done.  All else waits.
  * grid: one block a multiprocessor, or fewer; block 512.  Blocks take places in turn, of [B, slots of 128 tokens, G],
- * two chunks each.  The code of a block comes from L2 when it begins, not at each place: that takes 8 us (an H200)
- * before its first step.  Every sum has one fixed order: deterministic. */
+ * two chunks each.  The code of a block comes from L2 when it begins, which takes 8 us (an H200) before its first step,
+ * and in part anew with each place.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_BACKWARD_SM90_CUH
 #define GT_SSD_BACKWARD_SM90_CUH
 

@@ -1,6 +1,7 @@
 /* gt/ssd/backward_sm90_block.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): where
- * everything lies in shared memory, B and C as f16, and the warpgroup that prepares: copies of a step's tiles and of
- * what chunk_factors_kernel has made.  store_M_powers() is of the states' warpgroup. */
+ * everything lies in shared memory, where a place's chunk lies, B and C as f16, and the warpgroup that prepares: records
+ * of places, copies of a step's tiles and of what chunk_factors_kernel has made.  store_M_powers() is of the states'
+ * warpgroup. */
 #ifndef GT_SSD_BACKWARD_SM90_BLOCK_CUH
 #define GT_SSD_BACKWARD_SM90_BLOCK_CUH
 
@@ -77,7 +78,7 @@ struct HopperGradientTraits {
     static constexpr int GROUPS_FULL = POWERS_MADE + (GATED ? 8 * STAGES : 0), GROUPS_EMPTY = GROUPS_FULL + 8 * GROUPS;
     static constexpr int S_MADE = GROUPS_EMPTY + 8 * GROUPS, SHARES_MADE = S_MADE + 8;
     static constexpr int W_FULL = SHARES_MADE + 8, W_EMPTY = W_FULL + 8, PLACE_FULL = W_EMPTY + 8;
-    /* records of places, in a ring: PlaceRecord */
+    /* Records of places, in a ring.  Copies are at most STAGES steps ahead of who reads the oldest record */
     static constexpr int PLACES = 8, PLACE_BYTES = 64;
     static constexpr int PLACE = (PLACE_FULL + 8 * PLACES + 15) / 16 * 16;
     static constexpr int SMEM = PLACE + PLACES * PLACE_BYTES;
@@ -85,7 +86,7 @@ struct HopperGradientTraits {
     static_assert(FULL % 8 == 0 && SMEM <= 227 * 1024, "fits sm_90");
 };
 
-/* What a block works on: its `number`th place, whose record the preparing warp 0 has left in shared memory.  Stages,
+/* What a block works on: its `number`th place, whose record find_place() has left in shared memory.  Stages,
  * buffers of M and parities are counted over all places of a block: `before` are the steps of those before, modulo
  * 2 * STAGES, M_before how often M and W were handed on, modulo 4. */
 template <class C>
@@ -391,6 +392,7 @@ template <class C>
 GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
     const int warp = shfl_idx(warp_id(), 0) - C::CONSUMERS / 32;
     const bool alone = has_only_maps(p);
+    if (C::GROUPS == 1 && alone && warp > 0) return;
     int place = block_x(), before = 0, M_before = 0;
     GT_NO_UNROLL
     for (int number = 0;; number++) {
