@@ -6,6 +6,7 @@
 #include "forward_fp32.cuh"
 #include "gate_sm90.cuh"
 #include "launch_any.cuh"
+#include "states_fp32_sm90.cuh"
 #include "states_sm90.cuh"
 
 namespace gt {
@@ -172,15 +173,48 @@ static gt_status launch_states_fp32(const StatesParams& p, int64_t blocks, Chain
     });
 }
 
+/* Whether passes over states of fp32 are those for compute capability 9.0: with one unit a group half of a block would
+ * be idle, and of 16 columns it would multiply 64. */
+template <bool REVERSE>
+static inline bool takes_split_hopper_states(const Problem& in, const Device& device) {
+    return in.dtype == GT_F32 && in.N > 16 && group_units(in) >= 2 && !(REVERSE && in.z) &&
+           device.compute_capability == 90 && has_hopper_kernels();
+}
+
+static inline HopperStatesParams hopper_states(const StatesParams& states, bool reverse) {
+    const Problem& in = states.in;
+    return {states,
+            reverse ? in.dy : in.x,
+            reverse ? in.Cm : in.Bm,
+            reverse ? in.dy_stride : in.x_stride,
+            reverse ? in.Cm_stride : in.Bm_stride,
+            reverse};
+}
+
+/* Blocks of 4 units where those of 2 are more than multiprocessors: there is one on each. */
+template <bool REVERSE>
+static gt_status launch_states_fp32_hopper(const StatesParams& states, int64_t strands, const Device& device,
+                                           Chain& chain) {
+    HopperStatesParams p = hopper_states(states, REVERSE);
+    const Problem& in = p.states.in;
+    const auto with = [&](auto columns, auto count) {
+        using Tile = StatesSplitHopperTile<decltype(columns)::value, decltype(count)::value>;
+        set_bundles(p.states.in, Tile::UNITS, strands);
+        return run("ssd states_fp32_hopper_kernel", states_fp32_hopper_kernel<Tile::NP, Tile::UNITS>,
+                   strands * in.G * group_bundles(in, Tile::UNITS), Tile::THREADS, Tile::BYTES, chain, p);
+    };
+    const auto with_columns = [&](auto count) {
+        return in.columns <= 64 ? with(std::integral_constant<int, 64>(), count)
+                                : with(std::integral_constant<int, 128>(), count);
+    };
+    const bool has_more = group_units(in) > 2 && strands * in.G * group_bundles(in, 2) > device.multiprocessors;
+    return has_more ? with_columns(std::integral_constant<int, 4>()) : with_columns(std::integral_constant<int, 2>());
+}
+
 template <bool REVERSE>
 static gt_status launch_states_hopper(const StatesParams& states, int units, int64_t strands, Chain& chain) {
     const Problem& in = states.in;
-    HopperStatesParams p = {states,
-                            REVERSE ? in.dy : in.x,
-                            REVERSE ? in.Cm : in.Bm,
-                            REVERSE ? in.dy_stride : in.x_stride,
-                            REVERSE ? in.Cm_stride : in.Bm_stride,
-                            REVERSE};
+    HopperStatesParams p = hopper_states(states, REVERSE);
     set_bundles(p.states.in, units, strands);
     return dispatch_columns(in, [&](auto type, auto columns) {
         constexpr int N = decltype(columns)::value, NP = N == 32 ? 64 : N;
@@ -213,7 +247,9 @@ static gt_status launch_states_once(const StatesParams& all, int units, const De
         StatesParams p = all;
         take_slab(p, slab);
         if (p.in.dtype == GT_F32) {
-            status = launch_states_fp32<REVERSE>(p, blocks, chain);
+            status = takes_split_hopper_states<REVERSE>(p.in, device)
+                         ? launch_states_fp32_hopper<REVERSE>(p, strands, device, chain)
+                         : launch_states_fp32<REVERSE>(p, blocks, chain);
         } else if (units) {
             status = launch_states_hopper<REVERSE>(p, units, strands, chain);
         } else {
