@@ -86,6 +86,12 @@ struct HopperGradientTraits {
     static_assert(FULL % 8 == 0 && SMEM <= 227 * 1024, "fits sm_90");
 };
 
+/* Where the rows of a place's chunk lie. */
+struct PlaceChunk {
+    int64_t first;
+    int b, tokens;
+};
+
 /* What a block works on: its `number`th place, whose record find_place() has left in shared memory.  Stages,
  * buffers of M and parities are counted over all places of a block: `before` are the steps of those before, modulo
  * 2 * STAGES, M_before how often M and W were handed on, modulo 4. */
@@ -114,6 +120,11 @@ struct HopperBlock : ChunkGradientBlock<C> {
     }
     GT_METHOD uint32_t record() const { return this->smem + C::PLACE + number % C::PLACES * C::PLACE_BYTES; }
     GT_METHOD int place() const { return lds<int>(record() + 48); }
+    /* From the record again. */
+    GT_METHOD PlaceChunk chunk() const {
+        const uint4 a = lds<uint4>(record());
+        return {(int64_t)((uint64_t)a.y << 32 | a.x), (int)a.z, lds<int>(record() + 24)};
+    }
     /* The number of step 0 among those of all blocks. */
     GT_METHOD int64_t first_step(const HopperGradientParams& p) const {
         return (this->row(p.slots) * p.in.H + this->g * p.heads) * p.in.tiles;

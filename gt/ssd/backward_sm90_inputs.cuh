@@ -123,10 +123,11 @@ GT_DEV void add_channel_skips(const ChunkGradientParams& p, const HopperBlock<C>
 template <class C>
 GT_DEV void store_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                          const float (&dx)[8][4]) {
+    const PlaceChunk chunk = me.chunk(); /* kept over the steps it would not fit into registers */
     const int p0 = me.p0(p, step);
     uint16_t* const to =
-        static_cast<uint16_t*>(p.dx) + gt::offset_of(p.dx_stride, me.b, me.first, me.head(p, step)) + p0;
-    store_panel<typename C::T>(at, me.smem + C::OUT, dx, to, p.dx_stride.t, me.tokens, p.in.P - p0);
+        static_cast<uint16_t*>(p.dx) + gt::offset_of(p.dx_stride, chunk.b, chunk.first, me.head(p, step)) + p0;
+    store_panel<typename C::T>(at, me.smem + C::OUT, dx, to, p.dx_stride.t, chunk.tokens, p.in.P - p0);
 }
 
 /* Adds to dx what launches before gave, and leaves it for those that follow: by place, step and, in fours, thread. */

@@ -29,7 +29,7 @@ struct WarpRows {
     }
     /* the lane's address for ldmatrix_x4 or stmatrix_x4 of the warp's rows, pieces 0 and 1 of a panel; of 2 i, 2 i + 1
      * it is this ^ 32 i.  Made where it is needed: kept over the steps, all of them would take too many registers */
-    GT_METHOD uint32_t addresses(uint32_t panel) const { return (uint32_t)made_here((int)(panel + address0)); }
+    GT_METHOD uint32_t addresses(uint32_t panel) const { return (uint32_t)made_here((int)panel) + address0; }
 };
 
 template <class C>
