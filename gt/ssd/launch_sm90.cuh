@@ -19,12 +19,9 @@ static gt_status launch_forward_hopper_with(const TensorParams& all, const Devic
     const auto with = [&](auto gate) {
         constexpr int GATE = decltype(gate)::value;
         using Tile = HopperTile<T, NP, UNITS, GATE>;
-        const int64_t each = p.in.G * group_bundles(p.in, Tile::UNITS),
-                      room = grid_room(p.in.sequences, 8 * Tile::BLOCKS, device);
-        const int64_t count = strands(most_sequences(p.in.sequences) * p.in.segments.count, each, room);
-        set_bundles(p.in, Tile::UNITS, count);
-        return run("ssd forward_hopper_kernel", forward_hopper_kernel<T, NP, UNITS, GATE>, count * each, Tile::THREADS,
-                   Tile::BYTES, chain, p);
+        const int64_t strands = strands_of_units(p.in, Tile::UNITS, Tile::BLOCKS, device);
+        return run("ssd forward_hopper_kernel", forward_hopper_kernel<T, NP, UNITS, GATE>,
+                   take_bundles(p.in, Tile::UNITS, strands), Tile::THREADS, Tile::BYTES, chain, p);
     };
     constexpr bool ONE = UNITS <= 2 && NP <= SLAB;
     if constexpr (UNITS > 1)
@@ -39,11 +36,11 @@ static gt_status launch_forward_hopper(const TensorParams& all, const Device& de
     const gt_status status = start_segments<false>(p.in, p.state_in, p.state_in_shared, UNITS, device, chain);
     if (status != GT_OK) return status;
     p.in.columns = p.in.N;
-    if constexpr (UNITS == 2) {
+    if constexpr (UNITS == 2)
         if (p.in.N > SLAB)
-            return p.in.dtype == GT_BF16 ? launch_forward_hopper_with<bf16, 2 * SLAB, 2>(p, device, chain)
-                                         : launch_forward_hopper_with<f16, 2 * SLAB, 2>(p, device, chain);
-    }
+            return with_type(p.in, [&](auto type) {
+                return launch_forward_hopper_with<decltype(type), 2 * SLAB, 2>(p, device, chain);
+            });
     return dispatch_columns(p.in, [&](auto type, auto columns) {
         constexpr int N = decltype(columns)::value;
         constexpr int NP = N == 32 || (UNITS == 1 && N < 64) ? 64 : N;
@@ -54,10 +51,9 @@ static gt_status launch_forward_hopper(const TensorParams& all, const Device& de
 /* units: hopper_units(); states: of the passes over states, by which another kernel has its segments. */
 static inline gt_status launch_forward_units(const TensorParams& p, int units, int states, const Device& device,
                                              Chain& chain) {
-    return units == 4                  ? launch_forward_hopper<4>(p, device, chain)
-           : units == 2                ? launch_forward_hopper<2>(p, device, chain)
-           : units == 1 && !p.makes_dz ? launch_forward_hopper<1>(p, device, chain)
-                                       : launch_forward_tensor(p, states, device, chain);
+    if (units == 0 || (units == 1 && p.makes_dz)) return launch_forward_tensor(p, states, device, chain);
+    return with_size<1, 2, 4>(
+        units, [&](auto count) { return launch_forward_hopper<decltype(count)::value>(p, device, chain); });
 }
 
 } /* namespace ssd */
