@@ -62,11 +62,19 @@
 #ifndef GT_SSD_FORWARD_SM90_CUH
 #define GT_SSD_FORWARD_SM90_CUH
 
+#include "../base/bulk.cuh"
 #include "block_sm90.cuh"
 #include "forward_tensor.cuh"
 
 namespace gt {
 namespace ssd {
+
+/* y_map: y by boxes of 64 tokens of a head's 64 rows, if has_y_map; checkpoint_map: checkpoints, if there are any, by 16
+ * rows of 64 columns. */
+struct HopperForwardParams : TensorParams {
+    TensorMap y_map, checkpoint_map;
+    int has_y_map;
+};
 
 constexpr int MEASURED_SLOTS = 8; /* at every 8th checkpoint the bound of a state becomes its maximum */
 
@@ -512,22 +520,52 @@ struct Consumer {
     GT_METHOD void wait() const { bar_sync(2 + group(), WARPGROUP); } /* for the warpgroup */
 };
 
-/* Unit i of a consumer's: the state before a chunk, to its checkpoint. */
+/* The consumer's states before a chunk, to their checkpoints: a warp's 16 rows by way of its rows of M, which is free, 64
+ * columns at a time.  A unit's M after the other, so that memory is written from one while the next is filled. */
 template <class Tile>
-GT_DEV void keep_state(const TensorParams& p, const Consumer<Tile>& me, int chunk, int i, WarpState<Tile::NP>& state) {
+GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, int chunk,
+                        WarpState<Tile::NP> (&state)[Tile::HEADS]) {
+    constexpr int NP = Tile::NP, HEADS = Tile::HEADS, PIECES = NP < 64 ? NP / 8 : 8, PARTS = NP / 8 / PIECES;
+    constexpr int SLABS = (NP + SLAB - 1) / SLAB; /* of every N that NP is for */
     const Problem& in = p.in;
-    const GroupCursor<Tile::UNITS> cursor = me.cursor();
-    const int unit = me.unit(i), unit_warp = me.unit_warp(), row0 = cursor.row0(unit) + 16 * unit_warp;
-    if (!cursor.exists(unit)) return;
-    const int64_t slot = cursor.slot(unit, chunk);
-    state.power.inverse = inverse_of(state.power.value);
-    if (chunk / SLOT_CHUNKS % MEASURED_SLOTS == 0) state.measure();
-    store_checkpoint<Tile::NP>(me.M(i), unit_warp, state.H, 1.0f, p.checkpoints.values + (slot * in.P + row0) * in.N,
-                               in.P - row0, in.N, in.N);
-    constexpr int SLABS = (Tile::NP + SLAB - 1) / SLAB; /* of every N that NP is for */
-    if (lane_id() < SLABS && row0 < in.P)
-        p.checkpoints.powers[(slot * row_tiles(in.P) + row0 / 16) * SLABS + lane_id()] = state.power.inverse;
-    clear_pairs(me.M(i), unit_warp); /* it was used */
+    GT_UNROLL
+    for (int i = 0; i < HEADS; i++) {
+        const GroupCursor<Tile::UNITS> cursor = me.cursor();
+        const int unit = me.unit(i), unit_warp = me.unit_warp(), row0 = cursor.row0(unit) + 16 * unit_warp;
+        if (!cursor.exists(unit)) continue; /* nor does one behind it */
+        const int64_t slot = cursor.slot(unit, chunk);
+        state[i].power.inverse = inverse_of(state[i].power.value);
+        if (chunk / SLOT_CHUNKS % MEASURED_SLOTS == 0) state[i].measure();
+        GT_UNROLL
+        for (int part = 0; part < PARTS; part++) {
+            const int number = i * PARTS + part;
+            const uint32_t tile = me.M(number % HEADS);
+            if (number >= HEADS) {
+                bulk_wait_read<HEADS - 1>();
+                sync_warp();
+            }
+            const uint32_t address = by_rows<64>(tile, own_lane());
+            GT_UNROLL
+            for (int k = 0; k < PIECES / 2; k++) {
+                const float(&low)[4] = state[i].H[part * PIECES + 2 * k];
+                const float(&high)[4] = state[i].H[part * PIECES + 2 * k + 1];
+                const uint32_t values[4] = {pack_f16(low[0], low[1]), pack_f16(low[2], low[3]),
+                                            pack_f16(high[0], high[1]), pack_f16(high[2], high[3])};
+                stmatrix_x4(tile_at<64>(address, unit_warp, k), values);
+            }
+            fence_async_proxy();
+            sync_warp();
+            if (row0 < in.P)
+                tile_store(p.checkpoint_map, 64 * part, row0, (int)slot, tile + panel_at<128>(16 * unit_warp, 0));
+            bulk_commit();
+        }
+        if (lane_id() < SLABS && row0 < in.P)
+            p.checkpoints.powers[(slot * row_tiles(in.P) + row0 / 16) * SLABS + lane_id()] = state[i].power.inverse;
+    }
+    bulk_wait_read<0>();
+    sync_warp();
+    GT_UNROLL
+    for (int i = 0; i < HEADS; i++) clear_pairs(me.M(i), me.unit_warp()); /* it was used */
 }
 
 /* For dz: starts a warpgroup's copies of z and dy of a unit i and chunk, if there is such a chunk, to tiles that its four
@@ -732,7 +770,7 @@ GT_DEV void store_rows(uint32_t tile, T* to, int64_t pitch, int rows, int column
 }
 
 template <class Tile>
-GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
+GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
     using T = typename Tile::T;
     constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL, HEADS = Tile::HEADS;
     const Problem& in = p.in;
@@ -770,16 +808,34 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
                               me.cursor().row0(me.unit(i)) + 16 * me.unit_warp(), in);
         }
         const int chunks = me.cursor().chunks();
-        const auto store_y = [&](int chunk, int number) {
-            const int tokens = me.cursor().tokens(chunk);
-            const int64_t first = (int64_t)chunk * CHUNK * p.y_stride.t;
-            GT_UNROLL
-            for (int i = 0; i < HEADS; i++) {
-                const GroupCursor<Tile::UNITS> cursor = me.cursor();
-                const int unit = me.unit(i);
-                if (!cursor.exists(unit)) continue;
-                store_rows(me.x(number, i), static_cast<T*>(p.y) + (cursor.offset(0, unit) + first), p.y_stride.t,
-                           tokens, in.P - cursor.row0(unit));
+        /* y of whole chunks leaves by its map, a warp a unit; of others, and without a map, by rows. */
+        const auto has_map = [&](int chunk) {
+            return p.has_y_map && (me.cursor().tokens(chunk) == CHUNK || !in.sequences.cu_seqlens);
+        };
+        const auto start_y = [&](int chunk, int number) {
+            if (!has_map(chunk)) return;
+            const GroupCursor<Tile::UNITS> cursor = me.cursor();
+            const int i = me.unit_warp();
+            if (i >= HEADS || !cursor.exists(me.unit(i))) return;
+            const int unit = me.unit(i);
+            tile_store(p.y_map, cursor.head(unit) * in.P + cursor.row0(unit), (int)cursor.token(chunk), (int)cursor.b(),
+                       me.x(number, i));
+            bulk_commit();
+        };
+        const auto finish_y = [&](int chunk, int number) {
+            if (has_map(chunk)) {
+                if (me.unit_warp() < HEADS) bulk_wait_read<0>();
+            } else {
+                const int tokens = me.cursor().tokens(chunk);
+                const int64_t first = (int64_t)chunk * CHUNK * p.y_stride.t;
+                GT_NO_UNROLL
+                for (int i = 0; i < HEADS; i++) {
+                    const GroupCursor<Tile::UNITS> cursor = me.cursor();
+                    const int unit = me.unit(i);
+                    if (!cursor.exists(unit)) continue;
+                    store_rows(me.x(number, i), static_cast<T*>(p.y) + (cursor.offset(0, unit) + first), p.y_stride.t,
+                               tokens, in.P - cursor.row0(unit));
+                }
             }
             mbarrier_arrive(smem + Tile::X_EMPTY + 8 * ((unsigned)number % Tile::X_STAGES));
         };
@@ -798,11 +854,8 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
             }
             wgmma_commit();
             /* while these run */
-            if (chunk > 0) store_y(chunk - 1, n - 1);
-            if (p.checkpoints.values && chunk % SLOT_CHUNKS == 0) { /* by way of M, which is free */
-                GT_UNROLL
-                for (int i = 0; i < HEADS; i++) keep_state<Tile>(p, me, chunk, i, state[i]);
-            }
+            if (p.checkpoints.values && chunk % SLOT_CHUNKS == 0) keep_states<Tile>(p, me, chunk, state);
+            if (chunk > 0) finish_y(chunk - 1, n - 1);
             wgmma_wait<0>();
             wgmma_pin(S);
             GT_UNROLL
@@ -818,9 +871,11 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
                     forward_unit<Tile>(p, me, chunk, n, i, y, state[i]);
             }
             mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % 2));
+            fence_async_proxy();
             me.wait(); /* y is there, and M free */
+            start_y(chunk, n);
         }
-        if (chunks > 0) store_y(chunks - 1, n - 1);
+        if (chunks > 0) finish_y(chunks - 1, n - 1);
         item = me.cursor().item();
         /* found again: no registers keep it */
         const Span same = ordered_span(in, item);
@@ -841,7 +896,7 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
 template <class T, int NP, int UNITS, int GATE>
 GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE>::THREADS) : 32, (HopperTile<T, NP, UNITS, GATE>::BLOCKS))
-forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
+forward_hopper_kernel(const GT_GRID_CONSTANT HopperForwardParams p) {
 #if GT_SM90A
     using Tile = HopperTile<T, NP, UNITS, GATE>;
     const uint32_t smem = smem_base_of_tiles();

@@ -178,23 +178,6 @@ static gt_status launch_chunks_with(const ChunkGradientParams& p, Chain& chain) 
                C::THREADS, C::SMEM, chain, p);
 }
 
-static inline gt_status map_states(TensorMap* map, const Checkpoints& states, const Problem& in, int64_t slots) {
-    TensorShape shape = {
-        {in.columns, in.P, in.sequences.B * in.H * slots}, {in.N, (int64_t)in.P * in.N}, {64, TILE_P, 1}, true};
-    if (!states.values) shape.size[0] = 8, shape.size[1] = shape.size[2] = 1;
-    const f16* data = states.values ? states.values : static_cast<const f16*>(in.x); /* for zeros any address does */
-    return report(make_tensor_map(map, data, shape), "ssd cuTensorMapEncodeTiled");
-}
-
-/* x or dy by boxes of 64 tokens of a head's 64 rows: whether it is such a tensor. */
-static inline bool map_rows(TensorMap* map, const void* data, const gt_stride& stride, const Problem& in) {
-    const int64_t T = in.sequences.T, B = in.sequences.B;
-    const TensorShape shape = {{in.H * in.P, T, B}, {stride.t, B > 1 ? stride.b : stride.t}, {TILE_P, CHUNK, 1}, true};
-    const f16* const rows = static_cast<const f16*>(data);
-    return in.P % TILE_P == 0 && (stride.h == in.P || in.H == 1) && T <= INT32_MAX && in.H * in.P <= INT32_MAX &&
-           is_tensor(rows, shape) && make_tensor_map(map, rows, shape) == cudaSuccess;
-}
-
 static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, const TokenParams& tokens, int slab,
                                              const Device& device, Chain& chain) {
     const int64_t places = all.in.sequences.B * all.slots * all.in.G * 2, room = device.multiprocessors;
@@ -210,8 +193,8 @@ static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, con
     p.tokens = tokens.tokens;
     p.sums = tokens.sums + steps * chunk_sums(p.in);
     p.inverses = tokens.inverses + steps * 8;
-    gt_status status = map_states(&p.h_map, p.h, p.in, p.slots);
-    if (status == GT_OK) status = map_states(&p.G_map, p.G, p.in, p.slots);
+    gt_status status = map_states(&p.h_map, p.h, p.in, p.slots, TILE_P);
+    if (status == GT_OK) status = map_states(&p.G_map, p.G, p.in, p.slots, TILE_P);
     if (status != GT_OK) return status;
     p.has_rows = map_rows(&p.x_map, p.in.x, p.in.x_stride, p.in) && map_rows(&p.dy_map, p.in.dy, p.in.dy_stride, p.in);
     if (!p.has_rows) p.x_map = p.dy_map = p.h_map; /* not read */
