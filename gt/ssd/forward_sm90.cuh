@@ -809,21 +809,22 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
         }
         const int chunks = me.cursor().chunks();
         /* y of whole chunks leaves by its map, a warp a unit; of others, and without a map, by rows. */
-        const auto has_map = [&](int chunk) {
-            return p.has_y_map && (me.cursor().tokens(chunk) == CHUNK || !in.sequences.cu_seqlens);
+        const auto by_map = [&](int chunk) {
+            return p.has_y_map &&
+                   (chunk + 1 < chunks || !in.sequences.cu_seqlens || me.cursor().tokens(chunk) == CHUNK);
         };
         const auto start_y = [&](int chunk, int number) {
-            if (!has_map(chunk)) return;
-            const GroupCursor<Tile::UNITS> cursor = me.cursor();
             const int i = me.unit_warp();
-            if (i >= HEADS || !cursor.exists(me.unit(i))) return;
+            if (i >= HEADS || !by_map(chunk)) return;
+            const GroupCursor<Tile::UNITS> cursor = me.cursor();
+            if (!cursor.exists(me.unit(i))) return;
             const int unit = me.unit(i);
             tile_store(p.y_map, cursor.head(unit) * in.P + cursor.row0(unit), (int)cursor.token(chunk), (int)cursor.b(),
                        me.x(number, i));
             bulk_commit();
         };
         const auto finish_y = [&](int chunk, int number) {
-            if (has_map(chunk)) {
+            if (by_map(chunk)) {
                 if (me.unit_warp() < HEADS) bulk_wait_read<0>();
             } else {
                 const int tokens = me.cursor().tokens(chunk);
@@ -854,8 +855,8 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             }
             wgmma_commit();
             /* while these run */
-            if (p.checkpoints.values && chunk % SLOT_CHUNKS == 0) keep_states<Tile>(p, me, chunk, state);
             if (chunk > 0) finish_y(chunk - 1, n - 1);
+            if (p.checkpoints.values && chunk % SLOT_CHUNKS == 0) keep_states<Tile>(p, me, chunk, state);
             wgmma_wait<0>();
             wgmma_pin(S);
             GT_UNROLL
