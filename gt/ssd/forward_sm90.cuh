@@ -807,11 +807,11 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
                 state[i].load(start ? start + me.cursor().state(in, me.unit(i), 0) : nullptr,
                               me.cursor().row0(me.unit(i)) + 16 * me.unit_warp(), in);
         }
-        const int chunks = me.cursor().chunks();
+        const auto chunks = [&] { return me.cursor().chunks(); }; /* in no register: it would be spilled */
         /* y of whole chunks leaves by its map, a warp a unit; of others, and without a map, by rows. */
         const auto by_map = [&](int chunk) {
             return p.has_y_map &&
-                   (chunk + 1 < chunks || !in.sequences.cu_seqlens || me.cursor().tokens(chunk) == CHUNK);
+                   (chunk + 1 < chunks() || !in.sequences.cu_seqlens || me.cursor().tokens(chunk) == CHUNK);
         };
         const auto start_y = [&](int chunk, int number) {
             const int i = me.unit_warp();
@@ -843,7 +843,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
         /* S, y and sums in turn: the same registers, or ptxas would spill what lies between others */
         float S[8][4] = {};
         GT_NO_UNROLL
-        for (int chunk = 0; chunk < chunks; chunk++, n++) {
+        for (int chunk = 0; chunk < chunks(); chunk++, n++) {
             mbarrier_wait(smem + Tile::FULL + 8 * (n % 2), n / 2 % 2);
             const uint64_t left = wgmma_tile<ROW, Major::K>(me.C(n), PANEL),
                            right = wgmma_tile<ROW, Major::K>(me.B(n), PANEL);
@@ -855,12 +855,13 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             }
             wgmma_commit();
             /* while these run */
-            if (chunk > 0) finish_y(chunk - 1, n - 1);
+            if (chunk > 0) start_y(chunk - 1, n - 1);
             if (p.checkpoints.values && chunk % SLOT_CHUNKS == 0) keep_states<Tile>(p, me, chunk, state);
             wgmma_wait<0>();
             wgmma_pin(S);
             GT_UNROLL
             for (int i = 0; i < HEADS; i++) store_pairs(me.addresses(n, i), me.M(i), me.unit_warp(), S);
+            if (chunk > 0) finish_y(chunk - 1, n - 1);
             fence_async_proxy();
             me.wait();
             GT_UNROLL
@@ -874,9 +875,11 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % 2));
             fence_async_proxy();
             me.wait(); /* y is there, and M free */
-            start_y(chunk, n);
         }
-        if (chunks > 0) finish_y(chunks - 1, n - 1);
+        if (const int last = chunks()) {
+            start_y(last - 1, n - 1);
+            finish_y(last - 1, n - 1);
+        }
         item = me.cursor().item();
         /* found again: no registers keep it */
         const Span same = ordered_span(in, item);
