@@ -189,6 +189,7 @@ struct HopperTile {
                                     : HAS_GATE && (UNITS == 1 || HEADS * NP > 128) ? 2
                                                                                    : 3,
                          X_AHEAD = X_STAGES > 2;
+    static constexpr bool STORES_LATE = HEADS * NP > 128 && X_STAGES > 2;    /* y: see forward_consumer() */
     static constexpr int LATER = X_AHEAD + (HAS_GATE && !MAKES_DZ);          /* groups of copies that follow B and C */
     static constexpr int X = 0;                                              /* [X_STAGES][UNITS]; then y */
     static constexpr int GATE = X + X_STAGES * UNITS * TILE_X;               /* [UNITS]; for dz [GROUPS][2]: z, dy */
@@ -807,7 +808,13 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
                 state[i].load(start ? start + me.cursor().state(in, me.unit(i), 0) : nullptr,
                               me.cursor().row0(me.unit(i)) + 16 * me.unit_warp(), in);
         }
-        const auto chunks = [&] { return me.cursor().chunks(); }; /* in no register: it would be spilled */
+        [[maybe_unused]] const int count = me.cursor().chunks();
+        const auto chunks = [&] { /* with 128 columns a register more would be spilled */
+                                  if constexpr (HEADS * NP > 128)
+                                      return me.cursor().chunks();
+                                  else
+                                      return count;
+        };
         /* y of whole chunks leaves by its map, a warp a unit; of others, and without a map, by rows. */
         const auto by_map = [&](int chunk) {
             return p.has_y_map &&
@@ -855,13 +862,14 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             }
             wgmma_commit();
             /* while these run */
-            if (chunk > 0) start_y(chunk - 1, n - 1);
+            if (chunk > 0 && Tile::STORES_LATE) start_y(chunk - 1, n - 1);
+            if (chunk > 0 && !Tile::STORES_LATE) finish_y(chunk - 1, n - 1);
             if (p.checkpoints.values && chunk % SLOT_CHUNKS == 0) keep_states<Tile>(p, me, chunk, state);
             wgmma_wait<0>();
             wgmma_pin(S);
             GT_UNROLL
             for (int i = 0; i < HEADS; i++) store_pairs(me.addresses(n, i), me.M(i), me.unit_warp(), S);
-            if (chunk > 0) finish_y(chunk - 1, n - 1);
+            if (chunk > 0 && Tile::STORES_LATE) finish_y(chunk - 1, n - 1);
             fence_async_proxy();
             me.wait();
             GT_UNROLL
@@ -875,9 +883,10 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % 2));
             fence_async_proxy();
             me.wait(); /* y is there, and M free */
+            if (!Tile::STORES_LATE) start_y(chunk, n);
         }
         if (const int last = chunks()) {
-            start_y(last - 1, n - 1);
+            if (Tile::STORES_LATE) start_y(last - 1, n - 1);
             finish_y(last - 1, n - 1);
         }
         item = me.cursor().item();

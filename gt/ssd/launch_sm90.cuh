@@ -35,7 +35,7 @@ static inline bool map_rows(TensorMap* map, const void* data, const gt_stride& s
 static inline gt_status map_outputs(HopperForwardParams& p) {
     const int64_t slots = chunk_slots(p.in.sequences, CHECKPOINT);
     p.y_map = p.checkpoint_map = TensorMap();
-    p.has_y_map = map_rows(&p.y_map, p.y, p.y_stride, p.in);
+    p.has_y_map = !p.makes_dz && map_rows(&p.y_map, p.y, p.y_stride, p.in);
     if (!p.checkpoints.values || slots == 0) return GT_OK;
     return map_states(&p.checkpoint_map, p.checkpoints, p.in, slots, 16);
 }
