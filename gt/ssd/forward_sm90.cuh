@@ -20,9 +20,13 @@
  *            y^T = pre y^T + x^T M^T          64 x 64 x 64; x^T by transposed loads; + Dskip x, times silu(z)
  *                                              or, in backward, times dy silu'(z): dz instead of y
  *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16, summed from zero and added as fp32 does (state.cuh)
- *            y goes over x in shared memory, and from there to memory in rows, while S of the next chunk is made;
- *            that of a segment's last chunk at once.
- *         Checkpoints, of the state before a chunk, are stored while its S is made, too.
+ *            y goes over x in shared memory.
+ *         Y of whole chunks leaves by bulk copies (tile_store), which one warp a unit starts; dz, y of a cut chunk of
+ *         packed sequences, and y of which make_tensor_map makes no map leave by rows, while S of the next chunk is
+ *         made.  Where there are three stages of x and a warpgroup has two states of 128 columns, the consumers are what
+ *         a chunk waits for: bulk copies start beside S and have until the pairs are made.  Else (STORES_LATE is
+ *         false) the stage of x is given back as early as can be.
+ *         Checkpoints, of the state before a chunk, leave by bulk copies, too, while its S is made.
  *
  * SHARED MEMORY, KB, N = 128, UNITS = 4 (HopperTile has every offset): 226.5, one block a multiprocessor
  *     X                96     three stages of four units; y over what was read     producer; consumers
