@@ -193,7 +193,7 @@ struct HopperTile {
                                     : HAS_GATE && (UNITS == 1 || HEADS * NP > 128) ? 2
                                                                                    : 3,
                          X_AHEAD = X_STAGES > 2;
-    static constexpr bool STORES_LATE = HEADS * NP > 128 && X_STAGES > 2;    /* y: see forward_consumer() */
+    static constexpr bool STORES_LATE = HEADS * NP > 128 && HEADS > 1 && X_STAGES > 2; /* y: see forward_consumer() */
     static constexpr int LATER = X_AHEAD + (HAS_GATE && !MAKES_DZ);          /* groups of copies that follow B and C */
     static constexpr int X = 0;                                              /* [X_STAGES][UNITS]; then y */
     static constexpr int GATE = X + X_STAGES * UNITS * TILE_X;               /* [UNITS]; for dz [GROUPS][2]: z, dy */
@@ -460,11 +460,11 @@ GT_DEV void store_pairs(uint32_t addresses, uint32_t M, int unit_warp, const flo
     }
 }
 
-/* Zeros above the diagonal of M, which nothing writes later. */
-GT_DEV void clear_pairs(uint32_t M, int unit_warp) {
+/* Zeros in M from a block of columns on: above the diagonal nothing writes later. */
+GT_DEV void clear_pairs(uint32_t M, int unit_warp, int first) {
     const uint32_t to = by_rows<64>(M, own_lane());
     const uint32_t zeros[4] = {0, 0, 0, 0};
-    for (int sb = unit_warp + 1; sb < BLOCKS; sb++) stmatrix_x4(tile_at<64>(to, unit_warp, sb), zeros);
+    for (int sb = first; sb < BLOCKS; sb++) stmatrix_x4(tile_at<64>(to, unit_warp, sb), zeros);
 }
 
 /* 16 tokens of y times silu(z) or, with dy, times silu'(z) dy.  z, dy: the lane's addresses in tiles. */
@@ -570,7 +570,7 @@ GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, 
     bulk_wait_read<0>();
     sync_warp();
     GT_UNROLL
-    for (int i = 0; i < HEADS; i++) clear_pairs(me.M(i), me.unit_warp()); /* it was used */
+    for (int i = 0; i < HEADS; i++) clear_pairs(me.M(i), me.unit_warp(), me.unit_warp() + 1); /* it was used */
 }
 
 /* For dz: starts a warpgroup's copies of z and dy of a unit i and chunk, if there is such a chunk, to tiles that its four
@@ -781,7 +781,8 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
     const Problem& in = p.in;
     const Consumer<Tile> me = {smem};
     GT_UNROLL
-    for (int i = 0; i < HEADS; i++) clear_pairs(me.M(i), me.unit_warp());
+    for (int i = 0; i < HEADS; i++) /* with few columns a checkpoint's box reads what it has not written */
+        clear_pairs(me.M(i), me.unit_warp(), NP < 64 ? 0 : me.unit_warp() + 1);
     int n = 0; /* chunks of all segments */
     for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
         WarpState<NP> state[HEADS];
@@ -866,14 +867,18 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             }
             wgmma_commit();
             /* while these run */
-            if (chunk > 0 && Tile::STORES_LATE) start_y(chunk - 1, n - 1);
-            if (chunk > 0 && !Tile::STORES_LATE) finish_y(chunk - 1, n - 1);
+            if (chunk > 0) {
+                if (Tile::STORES_LATE && by_map(chunk - 1))
+                    start_y(chunk - 1, n - 1);
+                else
+                    finish_y(chunk - 1, n - 1);
+            }
             if (p.checkpoints.values && chunk % SLOT_CHUNKS == 0) keep_states<Tile>(p, me, chunk, state);
             wgmma_wait<0>();
             wgmma_pin(S);
             GT_UNROLL
             for (int i = 0; i < HEADS; i++) store_pairs(me.addresses(n, i), me.M(i), me.unit_warp(), S);
-            if (chunk > 0 && Tile::STORES_LATE) finish_y(chunk - 1, n - 1);
+            if (Tile::STORES_LATE && chunk > 0 && by_map(chunk - 1)) finish_y(chunk - 1, n - 1);
             fence_async_proxy();
             me.wait();
             GT_UNROLL
