@@ -1,6 +1,7 @@
 # Sourced by tests/run.sh, tests/packages.sh and examples/train.sh with $root set: makes sure that a compiler,
 # ninja and Meson 1.0 exist.  On Debian and Ubuntu missing packages are installed, as root or through sudo; where
 # that cannot be or the packaged Meson is too old, Meson and ninja come from pip, in $root/build-venv.
+# $without_kernels: an option of "meson setup" where nvcc is there but no GPU; else empty.
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
@@ -43,3 +44,7 @@ if ! meson_fits || ! have ninja; then
     python3 -m venv "$root/build-venv"
     "$root/build-venv/bin/pip" -q install 'meson>=1.0' ninja
 fi
+
+# nvcc takes minutes to compile kernels that no program would launch.
+without_kernels=
+if have nvcc && ! nvidia-smi -L >/dev/null 2>&1; then without_kernels=-Dcuda=disabled; fi

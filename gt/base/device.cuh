@@ -31,7 +31,8 @@
  *                  stmatrix_x4.. (W)
  *   global memory  ldg stg global_pointer
  *   ordering       sync_warp (W) sync_threads bar_sync (W) mbarrier_init mbarrier_inval mbarrier_arrive (W)
- *                  mbarrier_arrive_expect (W) cp_async_arrive (W) mbarrier_wait (W) wait_for_chain
+ *                  mbarrier_arrive_warp (W) mbarrier_arrive_expect (W)
+ *                  mbarrier_arrive_expect_warp (W) cp_async_arrive (W) mbarrier_wait (W) wait_for_chain
  *   warp           shfl_xor shfl_up shfl_down shfl_idx movmatrix_trans (W); warp.cuh has warp_sum warp_any
  *   tensor cores   mma_bf16 mma_f16 mma<T> mma_tf32 (W)
  *   warpgroups     wgmma_operand wgmma_tf32 wgmma_fence wgmma_commit wgmma_wait
@@ -148,8 +149,12 @@ namespace gt {
  * |                                    | begins the next.  Each thread of the warp counts: one    |
  * |                                    | for all after sync_warp would do, but racecheck, which   |
  * |                                    | does not know that, would report hazards                 |
- * | mbarrier_arrive_expect(addr, b)    | the same, and b more bytes of bulk copies (bulk.cuh)     |
- * |                                    | have to come before the phase is complete                |
+ * | mbarrier_arrive_warp(addr)         | the same, by one lane for all from 9.0 on: for what      |
+ * |                                    | racecheck does not see, such as operands of products     |
+ * | mbarrier_arrive_expect(addr, b)    | mbarrier_arrive, and b more bytes of bulk copies         |
+ * |                                    | (bulk.cuh) have to come before the phase is complete     |
+ * | mbarrier_arrive_expect_warp(addr,  | the same, by one lane for all                            |
+ * |     b)                             |                                                          |
  * | cp_async_arrive(addr)              | cp.async.mbarrier.arrive.noinc: each thread arrives when |
  * |                                    | all cp_async that it has issued are complete             |
  * | mbarrier_wait(addr, parity)        | mbarrier.try_wait.parity until the latest phase of that  |
@@ -333,6 +338,18 @@ GT_DEV void mbarrier_arrive(uint32_t addr) {
 #endif
 }
 
+GT_DEV void mbarrier_arrive_warp(uint32_t addr) {
+#if GT_SM90
+    __syncwarp();
+    if (lane_id() == 0)
+        asm volatile("{ .reg .b64 state;\n"
+                     "mbarrier.arrive.shared.b64 state, [%0], 32; }" ::"r"(addr)
+                     : "memory");
+#else
+    mbarrier_arrive(addr);
+#endif
+}
+
 GT_DEV void cp_async_arrive(uint32_t addr) {
 #if GT_SM80
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(addr) : "memory");
@@ -351,6 +368,20 @@ GT_DEV void mbarrier_arrive_expect(uint32_t addr, uint32_t bytes) {
     } else {
         mbarrier_arrive(addr);
     }
+#else
+    __trap();
+#endif
+}
+
+GT_DEV void mbarrier_arrive_expect_warp(uint32_t addr, uint32_t bytes) {
+#if GT_SM90
+    __syncwarp();
+    if (lane_id() == 0)
+        asm volatile("{ .reg .b64 state;\n"
+                     "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n"
+                     "mbarrier.arrive.shared.b64 state, [%0], 32; }" ::"r"(addr),
+                     "r"(bytes)
+                     : "memory");
 #else
     __trap();
 #endif

@@ -16,7 +16,7 @@
 namespace gt {
 namespace conv1d {
 
-/* Words for units that begin within `tokens` tokens. */
+/* Words for units that begin within `tokens` tokens, a multiple of 64. */
 GT_HD constexpr int border_words(int tokens) { return tokens / 32 + 2; }
 
 /* Bits in shared memory for the units of a piece of a row. */
@@ -24,25 +24,28 @@ struct Borders {
     static constexpr int LEAD = 32; /* tokens before the piece that have bits, too */
     uint32_t words;                 /* address; bit i of it is token i - LEAD of the piece */
 
-    /* The bits of tokens t ... t + 31: a search, then a step for each border. */
-    GT_DEV uint32_t word(const Sequences& q, int64_t t) {
-        const int64_t used = used_tokens(q);
+    /* The bits of tokens t ... t + 63: a search, then a step for each border. */
+    GT_DEV uint64_t bits(const Sequences& q, int64_t used, int64_t t) {
         if (t > used) return 0;
         int64_t s = t > 0 ? sequence_of(q, t - 1, 0) + 1 : 0;
-        uint32_t bits = 0;
+        uint64_t bits = 0;
         for (;; s++) { /* from the first sequence that begins at t or later */
             const int64_t begin = q.cu_seqlens[s];
-            if (begin >= t + 32) return bits;
-            bits |= 1u << (int)(begin - t);
+            if (begin >= t + 64) return bits;
+            bits |= (uint64_t)1 << (int)(begin - t);
             if (begin >= used) return bits; /* the last border; what follows it is empty */
         }
     }
 
-    /* Writes the bits for `tokens` tokens of the row, from `first` on; `threads` threads share the work. */
-    GT_METHOD void write(const Sequences& q, int64_t first, int tokens, int thread, int threads) const {
+    /* Writes the bits for `tokens` tokens of the row, from `first` on; `threads` threads share the work, two words each:
+     * a search waits for memory as often as it has steps, and one that is done in turn as often again. */
+    GT_METHOD void write(const Sequences& q, int64_t used, int64_t first, int tokens, int thread, int threads) const {
         GT_NO_UNROLL
-        for (int i = thread; i < border_words(tokens); i += threads)
-            sts<uint32_t>(words + 4 * i, word(q, first - LEAD + 32 * i));
+        for (int i = 2 * thread; i < border_words(tokens); i += 2 * threads) {
+            const uint64_t two = bits(q, used, first - LEAD + 32 * i);
+            sts<uint32_t>(words + 4 * i, (uint32_t)two);
+            sts<uint32_t>(words + 4 * i + 4, (uint32_t)(two >> 32));
+        }
     }
 
     /* Bit HALO + i is token t + i of the piece, i from -HALO to n + HALO - 1, for a unit of n tokens. */

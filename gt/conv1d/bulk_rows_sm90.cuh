@@ -12,7 +12,7 @@
  * one channel after another: a warp looks for borders once or twice in a call.
  *
  * grid: as many blocks as are resident together, or fewer.  Block 128, all warps alike.
- * registers: weights, a unit of x, its outputs; 80 at most, so that six blocks share a multiprocessor.
+ * registers: weights (packed: those of the next channel, too), a unit of x, its outputs; 80 at most, so that six blocks share a multiprocessor.
  * shared, a block: 32.4 KB: slots, four a warp, and their mbarriers; packed 0.5 KB more, for borders.
  * bytes: every tensor once, and 16 bytes of x once more for every piece but a row's first.
  * instructions an element, bf16, W = 4, SiLU: as in forward.cuh, and 2 for addresses and shared memory; 4 more in a
@@ -97,7 +97,7 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
         if (next.number >= end) return;
         const uint32_t before = next.piece > 0 ? 16 : 0, bytes = SIZE * next.tokens(in) + before;
         const char* from = reinterpret_cast<const char*>(static_cast<const T*>(in.x) + next.offset(in.x_stride));
-        mbarrier_arrive_expect(full + 8 * stage, bytes);
+        mbarrier_arrive_expect_warp(full + 8 * stage, bytes);
         bulk_load(slots + stage * BULK_SLOT + 16 - before, from - before, bytes, full + 8 * stage);
         next.advance(in, p.rows);
     };
@@ -105,17 +105,23 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
     for (int i = 0; i < BULK_STAGES - 1; i++) load(i);
     const Borders borders = {smem_base() + BULK_BORDERS + warp * BULK_BORDER_BYTES<T>};
     const int64_t used = PACKED ? used_tokens(in.sequences) : 0;
-    int used_here = 0; /* of the piece */
-    Filter<W, 1> filter;
+    int used_here = 0;                /* of the piece */
+    Filter<W, 1> filter, next_filter; /* packed: the next piece's, on its way while this one is worked on */
+    if constexpr (PACKED) next_filter.load(in, at.d, 1);
     int stage = 0, parity = 0;
     GT_NO_UNROLL
     for (bool is_new = true; at.number < end; at.advance(in, p.rows), is_new = (PACKED ? at.d : at.piece) == 0) {
-        if (PACKED || is_new) filter.load(in, at.d, 1);
+        if constexpr (PACKED) {
+            filter = next_filter;
+            next_filter.load(in, at.d + 1 < (uint32_t)in.D ? at.d + 1 : 0, 1);
+        } else if (is_new) {
+            filter.load(in, at.d, 1);
+        }
         load(stage == 0 ? BULK_STAGES - 1 : stage - 1);
         if (PACKED && is_new) {
             const int64_t first = (int64_t)at.piece * TOKENS;
             used_here = used - first < TOKENS ? (int)(used - first) : TOKENS;
-            borders.write(in.sequences, first, TOKENS, lane_id(), 32);
+            borders.write(in.sequences, used, first, TOKENS, lane_id(), 32);
             sync_warp();
         }
         const uint32_t slot = slots + stage * BULK_SLOT + 16;

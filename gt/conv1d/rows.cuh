@@ -13,7 +13,8 @@
  * compute capability 9.0, in bulk_rows_sm90.cuh, elsewhere, but for packed sequences, in whole_rows.cuh.
  *
  * Packed sequences (PACKED): borders.cuh.  The four warps of a block take the same segment of four channels, one each.
- * They write its borders together, behind the first copies: the only barrier that a block has.
+ * They write its borders together, behind the first copies: the only barrier that a block has.  Weights and the tokens
+ * after the segment come while borders are looked up.
  *
  * grid: four warps a block, as many as there are segments (forward: a part of them, but for packed sequences).
  * registers: weights (backward: and their gradients), a unit of x (and dy), its q; 56 at most in forward, so that nine
@@ -22,8 +23,11 @@
  * bytes: every tensor once; a second time, out of a cache, 16 bytes of x every round of forward, and the unit of x
  * before every segment of backward.  Backward also reads a second time the W - 1 tokens of x and dy after every
  * segment, and stores 4 (W + 1) bytes of sums a segment.
- * instructions an element, bf16, W = 4, SiLU: as in forward.cuh and backward.cuh, and 2 to 4 for copies and addresses.
- * In a round of 32 units that a border is in or near, 4 more in forward, 9 in backward.
+ * instructions an element, bf16, W = 4, SiLU: as in forward.cuh and backward.cuh, and for copies, addresses, shuffles and
+ * tests 8 in forward, 11 in backward, 14 if packed.  In a round of 32 units that a border is in or near, 4 more in
+ * forward, 8 in backward.
+ * Backward has code for three kinds of rounds (Round).  In most all units are tokens of the row and of sequences, and
+ * nothing is asked of a unit; at a row's ends all is.
  * Backward takes the last round of a segment first, so that q is there when dx needs it.  dweight and dbias are summed
  * over a lane's units in registers, over the segment's lanes by a butterfly, over segments and batch by reduce_rows:
  * deterministic. */
@@ -103,14 +107,21 @@ struct Segment {
     int start, end; /* of the row: its first token, up to N - 1, and the one after its last that belongs to a sequence;
                      * where they lie in other segments before and after all that are asked for */
 
-    /* used: tokens of the row that belong to a sequence */
     template <class Position>
-    GT_METHOD Segment(const Problem& p, const RowsCut& cut, const Position& position, int64_t used) {
+    GT_METHOD Segment(const Problem& p, const RowsCut& cut, const Position& position) {
         const int most = cut.rounds * STEP;
-        const int64_t left = p.T - position.offset, left_used = used - position.offset;
+        const int64_t left = p.T - position.offset;
         tokens = left < 0 ? 0 : left < most ? (int)left : most;
         start = position.segment == 0 ? -(int)position.offset : -STEP;
-        end = left_used < 0 ? 0 : left_used < most + BEFORE ? (int)left_used : most + BEFORE;
+        end = 0;
+    }
+
+    /* used: tokens of the row that belong to a sequence; of packed ones it is in memory, and copies need not wait. */
+    template <class Position>
+    GT_METHOD void set_end(const RowsCut& cut, const Position& position, int64_t used) {
+        const int most = cut.rounds * STEP + BEFORE;
+        const int64_t left = used - position.offset;
+        end = left < 0 ? 0 : left < most ? (int)left : most;
     }
 
     /* Of a unit, with `left` tokens up to the end of the segment. */
@@ -149,10 +160,10 @@ GT_DEV void begin_row(float (&e)[COUNT], const Problem& p, int64_t channel, cons
 
 /* The borders of a packed call's segment, from `offset` on in shared memory.  All threads of the block call it. */
 template <class T>
-GT_DEV Borders block_borders(const Problem& p, const RowsCut& cut, int64_t segment, int offset) {
+GT_DEV Borders block_borders(const Problem& p, const RowsCut& cut, int64_t used, int64_t segment, int offset) {
     const int tokens = cut.rounds * Segment<T>::STEP;
     const Borders borders = {smem_base() + offset};
-    borders.write(p.sequences, segment * tokens, tokens, thread_id(), ROWS_BLOCK);
+    borders.write(p.sequences, used, segment * tokens, tokens, thread_id(), ROWS_BLOCK);
     sync_threads();
     return borders;
 }
@@ -182,7 +193,7 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     } next;
     const auto enter = [&](uint32_t n) {
         const SegmentPosition<T, PACKED> at(in, p.rows, n);
-        const Segment<T> segment(in, p.rows, at, used);
+        const Segment<T> segment(in, p.rows, at);
         next = {n, segment.tokens,     lane_id() * N,
                 0, segment.is_first(), static_cast<const T*>(in.x) + offset_of(in.x_stride, at.b, at.offset, at.d)};
     };
@@ -208,12 +219,13 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     GT_UNROLL
     for (int i = 0; i < ROWS_STAGES - 1; i++) copy(i);
     Borders borders = {};
-    if constexpr (PACKED) borders = block_borders<T>(in, p.rows, start.segment, ROWS_STAGES * FORWARD_STAGE);
+    if constexpr (PACKED) borders = block_borders<T>(in, p.rows, used, start.segment, ROWS_STAGES * FORWARD_STAGE);
     int stage = 0;
     GT_NO_UNROLL
     for (; number < end; number++) {
         const SegmentPosition<T, PACKED> at(in, p.rows, number);
-        const Segment<T> me(in, p.rows, at, used);
+        Segment<T> me(in, p.rows, at);
+        me.set_end(p.rows, at, used);
         T* y = static_cast<T*>(p.f.y) + offset_of(p.f.y_stride, at.b, at.offset, at.d);
         const int64_t channel = at.b * in.D + at.d;
         Filter<W, 1> filter;
@@ -306,6 +318,13 @@ GT_DEV void gradients_of_unit(float (&dx)[N], const Filter<W, 1>& filter, const 
     }
 }
 
+/* A round of 32 units, by what the lanes have to ask about theirs. */
+enum class Round {
+    PLAIN,    /* nothing: all tokens are the row's and of sequences, and no border is near */
+    BORDERED, /* where borders are; the call has no states */
+    ANY       /* all */
+};
+
 template <class T, int W, bool PACKED>
 GT_KERNEL(ROWS_BLOCK, ROWS_BACKWARD_BLOCKS<PACKED>)
 backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
@@ -315,93 +334,120 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     const Problem& in = p.b.in;
     const uint32_t number = block_x() * (ROWS_BLOCK / 32) + shfl_idx(warp_id(), 0);
     if (!PACKED && number >= p.rows.all) return;
-    const int64_t used = PACKED ? used_tokens(in.sequences) : in.T;
     const SegmentPosition<T, PACKED> at(in, p.rows, number);
-    const Segment<T> me(in, p.rows, at, used);
+    Segment<T> me(in, p.rows, at);
     constexpr int STEP = Segment<T>::STEP;
-    const T* x = static_cast<const T*>(in.x) + offset_of(in.x_stride, at.b, at.offset, at.d);
-    const T* dy = static_cast<const T*>(p.b.dy) + offset_of(p.b.dy_stride, at.b, at.offset, at.d);
-    T* dx = static_cast<T*>(p.b.dx) + offset_of(p.b.dx_stride, at.b, at.offset, at.d);
-    int t = lane_id() * N + (p.rows.rounds - 1) * STEP;
-    const int64_t channel = at.b * in.D + at.d;
+    int begin = (p.rows.rounds - 1) * STEP; /* of the round, a token as `me` counts them */
+    /* the lane's unit of it */
+    const T* x = static_cast<const T*>(in.x) + offset_of(in.x_stride, at.b, at.offset, at.d) + begin + lane_id() * N;
+    const T* dy =
+        static_cast<const T*>(p.b.dy) + offset_of(p.b.dy_stride, at.b, at.offset, at.d) + begin + lane_id() * N;
+    T* dx = static_cast<T*>(p.b.dx) + offset_of(p.b.dx_stride, at.b, at.offset, at.d) + begin + lane_id() * N;
     const uint32_t slot = smem_base() + 16 * thread_id();
     const uint32_t before = smem_base() + 16 * (thread_id() - lane_id() + (lane_id() + 31) % 32) + BEFORE_AT<T>;
-    const auto copy = [&](int stage, int t) {
-        /* one unit of x before the segment: the last lane's */
-        const int of_x = t >= (me.is_first() || me.tokens == 0 ? 0 : -N) ? Segment<T>::bytes(me.tokens - t) : 0,
-                  of_dy = t >= 0 ? of_x : 0;
-        const uint32_t to = slot + stage * BACKWARD_STAGE;
-        cp_async<16>(to, x + (of_x ? t : 0), of_x);
-        cp_async<16>(to + BACKWARD_STAGE / 2, dy + (of_dy ? t : 0), of_dy);
+    /* Of the round that begins so many tokens earlier. */
+    const auto stage_of = [&](int earlier) {
+        return (uint32_t)(begin - earlier) / STEP % ROWS_STAGES * BACKWARD_STAGE;
+    };
+    /* Of the round that is so many earlier in time. */
+    const auto copy = [&](int rounds) {
+        const int earlier = rounds * STEP;
+        const uint32_t to = slot + stage_of(earlier);
+        if (begin >= earlier && begin - earlier + STEP <= me.tokens) {
+            cp_async<16>(to, x - earlier);
+            cp_async<16>(to + BACKWARD_STAGE / 2, dy - earlier);
+        } else {
+            const int t = begin - earlier + lane_id() * N;
+            /* one unit of x before the segment: the last lane's */
+            const int of_x = t >= (me.is_first() || me.tokens == 0 ? 0 : -N) ? Segment<T>::bytes(me.tokens - t) : 0,
+                      of_dy = t >= 0 ? of_x : 0;
+            cp_async<16>(to, x - (of_x ? earlier : 0), of_x);
+            cp_async<16>(to + BACKWARD_STAGE / 2, dy - (of_dy ? earlier : 0), of_dy);
+        }
         cp_async_commit();
     };
     if (at.exists(in)) {
         GT_UNROLL
-        for (int i = 0; i < ROWS_STAGES - 1; i++) copy(i, t - i * STEP);
+        for (int i = 0; i < ROWS_STAGES - 1; i++) copy(i);
     }
-    Borders borders = {};
-    if constexpr (PACKED) borders = block_borders<T>(in, p.rows, at.segment, ROWS_STAGES * BACKWARD_STAGE);
-    if (PACKED && !at.exists(in)) return;
     Filter<W, 1> filter;
-    filter.load(in, at.d, 1);
-    float e[N + J], q[N + J]; /* inputs from J before the unit on; q from the unit's first to J after it */
+    filter.load(in, at.d, at.exists(in));
     /* The q after the segment, which the last lane asks the first for: see below.  A lane makes each. */
-    float after = 0.0f;
-    if (lane_id() < J && me.tokens > 0 && at.offset + me.tokens + lane_id() < used) {
-        const int t = me.tokens + lane_id();
-        float window[W][1];
-        if constexpr (PACKED) {
-            load_window_of(window, in, x - at.offset, at.d, at.offset + t);
-        } else {
-            GT_UNROLL
-            for (int k = 0; k < W; k++) window[k][0] = Element<T>::load(x, t - J + k);
-        }
-        after = gradient_of_sum<T>(in.has_silu, filter.sum(window, 0), Element<T>::load(dy, t));
+    float window[W][1] = {}, dy_after = 0.0f;
+    const int64_t token_after = at.offset + me.tokens + lane_id();
+    if (at.exists(in) && lane_id() < J && me.tokens > 0 && token_after < in.T) {
+        const int from_here = me.tokens + lane_id() - begin - lane_id() * N;
+        GT_UNROLL
+        for (int k = 0; k < W; k++) window[k][0] = Element<T>::load(x, from_here - J + k);
+        dy_after = Element<T>::load(dy, from_here);
     }
+    const int64_t used = PACKED ? used_tokens(in.sequences) : in.T;
+    me.set_end(p.rows, at, used);
+    Borders borders = {};
+    if constexpr (PACKED) {
+        borders = block_borders<T>(in, p.rows, used, at.segment, ROWS_STAGES * BACKWARD_STAGE);
+        if (!at.exists(in)) return;
+        /* bit HALO: the lane's token begins a sequence */
+        const uint32_t near = borders.near(me.tokens - at.lead, N) >> lane_id();
+        if (lane_id() < J && (near & near_bits(1 - J, 1)) != 0) {
+            if (in.state_in && token_after < used) {
+                load_window_of(window, in, static_cast<const T*>(in.x) + at.d * in.x_stride.h, at.d, token_after);
+            } else {
+                GT_UNROLL
+                for (int k = 0; k < J; k++)
+                    if (near & near_bits(k + 1 - J, 1)) window[k][0] = 0.0f;
+            }
+        }
+    }
+    float q[N + J]; /* from the unit's first token to J after it */
+    float after = 0.0f;
+    if (lane_id() < J && me.tokens > 0 && token_after < used)
+        after = gradient_of_sum<T>(in.has_silu, filter.sum(window, 0), dy_after);
     GT_UNROLL
     for (int i = 0; i < J; i++) q[i] = shfl_idx(after, i);
     Sums<W, 1> sums = {};
-    for (int round = 0; round < p.rows.rounds; round++, t -= STEP) {
-        cp_async_wait<ROWS_STAGES - 3>(); /* this round and the one earlier in time are there */
-        sync_warp();                      /* of all lanes, and the stage before has been read */
-        copy((round + ROWS_STAGES - 1) % ROWS_STAGES, t - (ROWS_STAGES - 1) * STEP);
-        const uint32_t stage = round % ROWS_STAGES * BACKWARD_STAGE;
-        const uint32_t next = (round + 1) % ROWS_STAGES * BACKWARD_STAGE; /* earlier in time */
-        Unit<T> own = lds<Unit<T>>(slot + stage);
-        Unit<T> own_dy = lds<Unit<T>>(slot + stage + BACKWARD_STAGE / 2);
-        const Before<T> earlier = lds<Before<T>>(before + (lane_id() == 0 ? next : stage));
-        const uint32_t near = PACKED ? borders.near(t - at.lead, N) : 0;
-        const bool has_border = PACKED && warp_any(near != 0);
+    /* The tests of a kind are constants in the others: most rounds have a few instructions around the sums. */
+    const auto take = [&](auto kind, const Unit<T>& loaded, const Unit<T>& loaded_dy, const Before<T>& earlier,
+                          uint32_t near) {
+        constexpr Round KIND = decltype(kind)::value;
+        constexpr bool HAS_BORDERS = PACKED && KIND != Round::PLAIN;
+        const int t = KIND == Round::ANY ? made_here(begin + lane_id() * N) : 0; /* else pointers would be kept */
+        Unit<T> own = loaded, own_dy = loaded_dy;
+        Before<T> before_own = earlier;
+        if constexpr (KIND == Round::ANY) { /* again: else registers would be short */
+            own = lds<Unit<T>>(slot + stage_of(0));
+            own_dy = lds<Unit<T>>(slot + stage_of(0) + BACKWARD_STAGE / 2);
+            before_own = lds<Before<T>>(before + stage_of(lane_id() == 0 ? STEP : 0));
+        }
         uint32_t inside = ALL; /* bit n: token t + n is the row's, and of a sequence */
-        if (t < me.start) inside = ALL & ALL << (me.start - t);
-        if (t + N > me.end) inside &= t < me.end ? ALL >> (t + N - me.end) : 0;
-        const uint32_t early = has_border && in.state_in ? early_tokens<J>(near) & inside : 0;
+        if constexpr (KIND == Round::ANY) {
+            if (t < me.start) inside = ALL & ALL << (me.start - t);
+            if (t + N > me.end) inside &= t < me.end ? ALL >> (t + N - me.end) : 0;
+        }
+        const uint32_t early = PACKED && KIND == Round::ANY && in.state_in ? early_tokens<J>(near) & inside : 0;
         if (inside != ALL) keep_elements<T>(own, inside);
         if ((inside & ~early) != ALL) keep_elements<T>(own_dy, inside & ~early);
-        float carried[J], out[N]; /* carried: q of the first tokens of the round before, later in time */
+        float carried[J], e[N + J], out[N]; /* carried: q of the first tokens of the round before, later in time */
         GT_UNROLL
         for (int i = 0; i < J; i++) carried[i] = q[i];
         GT_UNROLL
-        for (int i = 0; i < J; i++) e[i] = earlier.get(BEFORE - J + i);
+        for (int i = 0; i < J; i++) e[i] = before_own.get(BEFORE - J + i);
         GT_UNROLL
         for (int n = 0; n < N; n++) e[n + J] = own.get(n);
-        begin_row<T, !PACKED>(e, in, channel, me, t);
-        GT_UNROLL
-        for (int i = 0; i < J; i++) q[i] = 0.0f; /* of a unit beyond the row's end */
-        if (inside) {
-            if (has_border)
-                backward_unit<T>(q, sums, in, filter, e, own_dy, near);
-            else
-                backward_unit<T>(q, sums, in, filter, e, own_dy, 0);
+        if constexpr (KIND == Round::ANY) {
+            begin_row<T, !PACKED>(e, in, at.b * in.D + at.d, me, t);
+            GT_UNROLL
+            for (int i = 0; i < J; i++) q[i] = 0.0f; /* of a unit beyond the row's end */
         }
-        if (PACKED && early) {
+        if (inside) backward_unit<T>(q, sums, in, filter, e, own_dy, HAS_BORDERS ? near : 0);
+        if (PACKED && KIND == Round::ANY && early) {
             GT_NO_UNROLL
             for (int n = 0; n < N; n++) {
-                if (!(early >> n & 1) || t + n >= me.tokens) continue;
+                if (!(early >> n & 1)) continue;
                 float window[W][1];
-                load_window_of(window, in, x - at.offset, at.d, at.offset + t + n);
-                const float of_token =
-                    gradient_of_sum<T>(in.has_silu, filter.sum(window, 0), Element<T>::load(dy, t + n));
+                const T* row = static_cast<const T*>(in.x) + at.d * in.x_stride.h;
+                load_window_of(window, in, row, at.d, at.offset + t + n);
+                const float of_token = gradient_of_sum<T>(in.has_silu, filter.sum(window, 0), Element<T>::load(dy, n));
                 GT_UNROLL
                 for (int k = 0; k < W; k++) sums.tap[k][0] = fma_rn(window[k][0], of_token, sums.tap[k][0]);
                 sums.tap[W][0] += of_token;
@@ -411,36 +457,59 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         }
         GT_UNROLL
         for (int i = 0; i < J; i++) q[N + i] = shfl_idx(lane_id() == 0 ? carried[i] : q[i], (lane_id() + 1) % 32);
-        if (t < me.tokens && p.b.dx) {
-            if (has_border)
-                gradients_of_unit<N>(out, filter, q, near);
-            else
-                gradients_of_unit<N>(out, filter, q, 0);
-            if (!PACKED && p.b.dstate_out && t + N + J > me.end) {
-                const float* gradient = p.b.dstate_out + channel * J; /* of the row's last J inputs */
+        if (!p.b.dx || (KIND == Round::ANY && t >= me.tokens)) return;
+        gradients_of_unit<N>(out, filter, q, HAS_BORDERS ? near : 0);
+        if (!PACKED && KIND == Round::ANY && p.b.dstate_out && t + N + J > me.end) {
+            const float* gradient = p.b.dstate_out + (at.b * in.D + at.d) * J; /* of the row's last J inputs */
+            GT_UNROLL
+            for (int i = 0; i < N; i++) {
+                const int j = t + i - (me.end - J);
+                if (j >= 0 && j < J) out[i] += gradient[j];
+            }
+        }
+        if (PACKED && KIND == Round::ANY && p.b.dstate_out && near) {
+            const uint32_t late = late_tokens<J>(near) & inside;
+            GT_NO_UNROLL
+            for (int n = 0; n < N; n++) {
+                if (!(late >> n & 1)) continue;
+                const int64_t token = at.offset + t + n, s = sequence_of(in.sequences, token, 0);
+                const float gradient = state_gradient(p.b, s, token, in.sequences.cu_seqlens[s + 1], at.d);
                 GT_UNROLL
-                for (int i = 0; i < N; i++) {
-                    const int j = t + i - (me.end - J);
-                    if (j >= 0 && j < J) out[i] += gradient[j];
-                }
+                for (int i = 0; i < N; i++) out[i] = i == n ? out[i] + gradient : out[i];
             }
-            if (PACKED && p.b.dstate_out && near) {
-                const uint32_t late = late_tokens<J>(near) & inside;
-                GT_NO_UNROLL
-                for (int n = 0; n < N; n++) {
-                    if (!(late >> n & 1)) continue;
-                    const int64_t token = at.offset + t + n, s = sequence_of(in.sequences, token, 0);
-                    const float gradient = state_gradient(p.b, s, token, in.sequences.cu_seqlens[s + 1], at.d);
-                    GT_UNROLL
-                    for (int i = 0; i < N; i++) out[i] = i == n ? out[i] + gradient : out[i];
-                }
-            }
+        }
+        if constexpr (KIND == Round::ANY) {
             if (PACKED && inside != ALL) {
                 GT_UNROLL
                 for (int n = 0; n < N; n++) out[n] = inside >> n & 1 ? out[n] : 0.0f;
             }
-            store_unit(dx, me, t, out);
+            store_unit(dx - t, me, t, out);
+        } else {
+            Unit<T> packed;
+            packed.set(out);
+            stg(dx, packed);
         }
+    };
+    /* All units of rounds that end up to `end_whole` are sequences' tokens, but for those of the row's first. */
+    const bool has_states = in.state_in || p.b.dstate_out;
+    const int end_whole = !PACKED && p.b.dstate_out ? me.end - J : me.end;
+    GT_NO_UNROLL
+    for (; begin >= 0; begin -= STEP, x -= STEP, dy -= STEP, dx -= STEP) {
+        cp_async_wait<ROWS_STAGES - 3>(); /* this round and the one earlier in time are there */
+        sync_warp();                      /* of all lanes, and the stage before has been read */
+        copy(ROWS_STAGES - 1);
+        const uint32_t stage = stage_of(0), next = stage_of(STEP); /* next: earlier in time */
+        const Unit<T> own = lds<Unit<T>>(slot + stage);
+        const Unit<T> own_dy = lds<Unit<T>>(slot + stage + BACKWARD_STAGE / 2);
+        const Before<T> earlier = lds<Before<T>>(before + (lane_id() == 0 ? next : stage));
+        const uint32_t near = PACKED ? borders.near(begin + lane_id() * N - at.lead, N) : 0;
+        const bool has_borders = PACKED && warp_any(near != 0);
+        if (begin + STEP > end_whole || (begin == 0 && me.is_first()) || (has_borders && has_states))
+            take(std::integral_constant<Round, Round::ANY>(), own, own_dy, earlier, near);
+        else if (has_borders)
+            take(std::integral_constant<Round, Round::BORDERED>(), own, own_dy, earlier, near);
+        else
+            take(std::integral_constant<Round, Round::PLAIN>(), own, own_dy, earlier, 0);
     }
     cp_async_wait<0>();
     if (p.b.dweight || p.b.dbias) store_row_sums<T, W, PACKED>(p, number, sums);

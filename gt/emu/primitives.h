@@ -88,8 +88,12 @@ inline void mbarrier_inval(uint32_t addr, emu::Site site = emu::Site::here()) { 
 inline void mbarrier_arrive(uint32_t addr, emu::Site site = emu::Site::here()) {
     emu::mbarrier(emu::Op::MBARRIER_ARRIVE, addr, 0, site);
 }
+inline void mbarrier_arrive_warp(uint32_t addr, emu::Site site = emu::Site::here()) { mbarrier_arrive(addr, site); }
 inline void mbarrier_arrive_expect(uint32_t addr, uint32_t bytes, emu::Site site = emu::Site::here()) {
     emu::mbarrier(emu::Op::MBARRIER_EXPECT, addr, (int)bytes, site);
+}
+inline void mbarrier_arrive_expect_warp(uint32_t addr, uint32_t bytes, emu::Site site = emu::Site::here()) {
+    mbarrier_arrive_expect(addr, bytes, site);
 }
 inline void cp_async_arrive(uint32_t addr, emu::Site site = emu::Site::here()) {
     emu::mbarrier(emu::Op::COPIES_ARRIVE, addr, 0, site);

@@ -81,7 +81,7 @@ struct WholePlace {
 template <class C>
 GT_DEV void load_rows(const WholeParams& p, uint32_t smem, int unit, int k_block) {
     const uint32_t full = smem + C::ROWS_FULL;
-    if (k_block == 0) mbarrier_arrive_expect(full, p.k_blocks * C::ROWS);
+    if (k_block == 0) mbarrier_arrive_expect_warp(full, p.k_blocks * C::ROWS);
     tile_load(smem + k_block * C::ROWS, p.x, 64 * k_block, WholePlace(p, unit).m0, 0, full);
 }
 
@@ -101,7 +101,7 @@ GT_DEV void load_units(const WholeParams& p, uint32_t smem) {
         for (int step = 0; step < steps; step++) {
             const uint32_t full = smem + C::FULL + 8 * stage;
             mbarrier_wait(smem + C::EMPTY + 8 * stage, parity);
-            mbarrier_arrive_expect(full, C::STAGE);
+            mbarrier_arrive_expect_warp(full, C::STAGE);
             tile_load(weights + stage * C::STAGE, p.weight, 64 * k_block, n, 0, full);
             if (++stage == p.stages) stage = 0, parity ^= 1;
             if (++k_block == p.k_blocks) k_block = 0, n += C::BN;
@@ -210,58 +210,29 @@ GT_DEV void normalise_rows(const WholeParams& p, uint32_t smem, int m0, bool wri
 
 /* ---- products --------------------------------------------------------------------------------- */
 
-/* A tile of y of which only the 16 bits are kept: 16 rows of a warp by 8 TILES. */
-template <class T, int TILES>
-struct HeldRows {
-    uint32_t pair[TILES][2]; /* rows lane / 4 and 8 more, 2 columns */
-
-    GT_METHOD void take(const float (&c)[TILES][4]) {
-        GT_UNROLL
-        for (int i = 0; i < 2 * TILES; i++)
-            pair[i / 2][i % 2] = Element<T>::pack(c[i / 2][i % 2 * 2], c[i / 2][i % 2 * 2 + 1]);
-    }
-
-    /* Parts first ... end - 1 of TILES / 2: 8 rows by 32 columns each; to rows from m and columns from n on. */
-    GT_METHOD void store(const WholeParams& p, int m, int n, int first, int end) const {
-        const int j = lane_id() % 4;
-        GT_UNROLL
-        for (int i = 0; i < TILES / 2; i++) {
-            if (i < first || i >= end) continue;
-            const int half = i % 2, tile = i / 2 * 4;
-            Vec<uint32_t, 4> four;
-            GT_UNROLL
-            for (int t = 0; t < 4; t++) four.word[t] = pair[tile + t][half];
-            transpose_words(four.word, j);
-            /* addresses are made here: there are no registers to keep them in */
-            const int row = made_here(m) + 16 * warp_id() + 8 * half + lane_id() / 4;
-            const int column = made_here(n) + 8 * tile + 8 * j;
-            if (row < p.M && column < p.O) stg(static_cast<T*>(p.y) + row * p.y_stride + column, four);
-        }
-    }
-
-    /* Columns 64 part ... 64 part + 63 through a panel of shared memory; to rows from m and columns from n on, of the
+/* Columns 64 part ... 64 part + 63 through a panel of shared memory; to rows from m and columns from n on, of the
      * warpgroup's 64 rows and of the tile. */
-    GT_METHOD void store_panel(const WholeParams& p, uint32_t panels, int m, int n, int part) const {
-        const int warp = shfl_idx(warp_id(), 0), group = warp / 4;
-        const bool stores = warp % 4 == 0;
-        const uint32_t panel = panels + (2 * group + part % 2) * PANEL;
-        if (stores) bulk_wait_read<1>(); /* what was in this panel has left */
-        bar_sync(3 + group, 128);
-        const int lane = made_here(lane_id()), matrix = lane / 8, row = warp % 4 * 16 + matrix % 2 * 8 + lane % 8;
+template <class T, int TILES>
+GT_DEV void store_panel(const HeldRows<T, TILES>& held, const WholeParams& p, uint32_t panels, int m, int n, int part) {
+    const int warp = shfl_idx(warp_id(), 0), group = warp / 4;
+    const bool stores = warp % 4 == 0;
+    const uint32_t panel = panels + (2 * group + part % 2) * PANEL;
+    if (stores) bulk_wait_read<1>(); /* what was in this panel has left */
+    bar_sync(3 + group, 128);
+    const int lane = made_here(lane_id()), matrix = lane / 8, row = warp % 4 * 16 + matrix % 2 * 8 + lane % 8;
+    GT_UNROLL
+    for (int i = 0; i < 8; i += 2) { /* 16 columns: halves of the rows, then of the columns */
+        uint32_t four[4];
         GT_UNROLL
-        for (int i = 0; i < 8; i += 2) { /* 16 columns: halves of the rows, then of the columns */
-            uint32_t four[4];
-            GT_UNROLL
-            for (int t = 0; t < 4; t++) four[t] = pair[8 * part + i + t / 2][t % 2];
-            stmatrix_x4(panel + panel_at<128>(row, i + matrix / 2), four);
-        }
-        fence_async_proxy();
-        bar_sync(3 + group, 128);
-        if (!stores) return;
-        if (m < p.M && n + 64 * part < p.O) tile_store(p.y_map, n + 64 * part, m, 0, panel);
-        bulk_commit();
+        for (int t = 0; t < 4; t++) four[t] = held.pair[8 * part + i + t / 2][t % 2];
+        stmatrix_x4(panel + panel_at<128>(row, i + matrix / 2), four);
     }
-};
+    fence_async_proxy();
+    bar_sync(3 + group, 128);
+    if (!stores) return;
+    if (m < p.M && n + 64 * part < p.O) tile_store(p.y_map, n + 64 * part, m, 0, panel);
+    bulk_commit();
+}
 
 GT_DEV int before(const WholeParams& p, int stage) { return (stage == 0 ? p.stages : stage) - 1; }
 
@@ -281,6 +252,7 @@ GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
         const WholePlace at(p, unit);
         HeldRows<T, TILES> held; /* of the tile before */
         int n = at.n0 - C::BN;   /* of it */
+        const auto store = [&](int first, int end) { held.store(p.y, p.y_stride, p.M, p.O, at.m0, n, first, end); };
         mbarrier_wait(smem + C::ROWS_FULL, rows_parity);
         rows_parity ^= 1;
         normalise_rows<C>(p, smem, at.m0, at.n0 == 0);
@@ -301,29 +273,29 @@ GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
                     wgmma_commit();
                     if (i > 0) {
                         wgmma_wait<1>();
-                        mbarrier_arrive(empty + 8 * before(p, stage));
+                        mbarrier_arrive_warp(empty + 8 * before(p, stage));
                     }
                     if (++stage == p.stages) stage = 0, parity ^= 1;
                 }
                 if constexpr (C::HAS_PANELS) {
-                    if (tile > 0) held.store_panel(p, smem + C::PANELS, at.m0 + 64 * group, n, i);
+                    if (tile > 0) store_panel(held, p, smem + C::PANELS, at.m0 + 64 * group, n, i);
                 } else {
-                    if (tile > 0 && i * PARTS < HELD) held.store(p, at.m0, n, i * PARTS, (i + 1) * PARTS);
+                    if (tile > 0 && i * PARTS < HELD) store(i * PARTS, (i + 1) * PARTS);
                 }
             }
             wgmma_wait<0>();
             wgmma_pin(results.c);
-            mbarrier_arrive(empty + 8 * before(p, stage));
+            mbarrier_arrive_warp(empty + 8 * before(p, stage));
             n += C::BN;
             if (p.bias) results.add_to_columns(p.bias, n, p.O);
             held.take(results.c);
-            if constexpr (!C::HAS_PANELS) held.store(p, at.m0, n, HELD, TILES / 2);
+            if constexpr (!C::HAS_PANELS) store(HELD, TILES / 2);
         }
         if constexpr (C::HAS_PANELS) {
             GT_UNROLL
-            for (int i = 0; i < C::K_BLOCKS; i++) held.store_panel(p, smem + C::PANELS, at.m0 + 64 * group, n, i);
+            for (int i = 0; i < C::K_BLOCKS; i++) store_panel(held, p, smem + C::PANELS, at.m0 + 64 * group, n, i);
         } else {
-            held.store(p, at.m0, n, 0, HELD);
+            store(0, HELD);
         }
     }
     if (C::HAS_PANELS && shfl_idx(warp_id(), 0) % 4 == 0) bulk_wait_read<0>();

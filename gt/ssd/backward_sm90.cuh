@@ -1,16 +1,17 @@
 /* gt/ssd/backward_sm90.cuh - ssd backward of a chunk on compute capability 9.0, by wgmma: everything but the states.
  *
  * 16-bit activations; N up to 64 as 64, to 128 as 128.  It computes what chunk_gradient_kernel does:
- * backward_tensor.cuh has the formulas and the letters.  A block has 64 tokens of one group and takes its heads, and
- * their tiles of 64 rows p, one after another ("steps").  This file has the kernel; each warpgroup has a file.  What is
+ * backward_tensor.cuh has the formulas and the letters.  A block takes "places" in turn, 64 tokens of one group each,
+ * and of a place its heads, and their tiles of 64 rows p, one after another ("steps").  This file has the kernel; each warpgroup has a file.  What is
  * made by token is made by kernels of their own (_tokens.cuh): before, Delta and decay factors; after, da and ddt.
  * With z dy is dy silu(z), which a kernel of its own has made, too (gate_sm90.cuh).
  *
  * WARPGROUPS, each as far ahead of those that need its results as stages and buffers of M allow:
- *     prepare   _block.cuh    copies of a step as soon as its stage is free: tiles, factors and powers by TMA, which
- *                             one warp starts.  All four warps copy x, dy and NEXT, the neighbour's x or dy, by
- *                             cp.async where they have no maps, and in packed sequences where the chunk or its
- *                             neighbour is not whole
+ *     prepare   _block.cuh    where the next place's chunk lies.  Copies of a step as soon as its stage is free: tiles,
+ *                             factors and powers by TMA, which one warp starts.  All four warps copy x, dy and NEXT,
+ *                             the neighbour's x or dy, by cp.async where they have no maps, and in packed sequences
+ *                             where the chunk or its neighbour is not whole.  For N = 64 three of them make B, C and
+ *                             OTHER, the neighbour's B or C, of the next place
  *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta,
  *                             M = S L Delta, for bf16 with a head's Dskip on the diagonal
  *     inputs    _inputs.cuh   dC += pre dy h;  E from C h^T;  U = Delta suf B G^T and F from it;  dx = U + M^T dy
@@ -21,21 +22,26 @@
  * What ddt is made of, <x, U> without Delta, is F / Delta and the column sums of Gamma / Delta.  Where Delta is all but
  * 0, F is made without it (factor_of_U).
  *
- * SHARED MEMORY, KB, of bf16 and N = 128 (HopperGradientTraits has every offset): 209, one block a multiprocessor
- *     B, C, OTHER     48     f16, the chunk's, and the neighbour's B or C          those that multiply, once
- *     stage 0, 1     112     X, DY, NEXT 24: as they came                          prepare
- *                            H, G 32: f16                                          prepare; states: one in place
- *     M               32     two buffers of 64 x 64, each in two terms             pairs; read by inputs
- *     OUT              8     dx on its way to memory                               inputs
- *     floats           8.9   twice 3.8: factors, the neighbour's, powers of H, G   prepare; states: powers it makes
- *                            once 1.3: powers of B and C, of dC and dB             those that multiply
- *     with z M has one term (16), and floats are 10.4: 195
- *     at the end W (f16, twice) and rows of dC and dB lie over the stages.  N = 64: three stages, 197; with z 183.
- *     f16 without z has one term of M, too: 193, and 181 for N = 64.
- * MBARRIERS.  FULL: a stage's copies have come; who multiplies what cp_async has copied fences it for the asynchronous
- * proxy.  EMPTY: the other three have read the stage.  STATE_MADE: states has made H or
- * G of it, and what undoes its powers.  M_FULL, M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has made the
- * powers of M's columns.  All are made anew for each place: see init_barriers().
+ * SHARED MEMORY, KB, of N = 128 and of N = 64 (HopperGradientTraits has every offset): 210 and 222, with z 211 and 224;
+ * one block a multiprocessor
+ *     B, C, OTHER     48      48     f16, of N = 64 in two copies, of places in turn
+ *     stages         112     120     2; 3.  X, DY, NEXT 24: as they came; H, G 32 or 16: f16, one of which states
+ *                                    makes in place
+ *     M               32      32     two buffers of two panels of 64 x 64: M, of bf16 without z in two terms; or, at the
+ *                                    end of a place, W for dC and W for dB, as one more M
+ *     OUT              8       8     dx on its way to memory; dC
+ *     floats           9.0    13.5   a stage 3.8: factors, the neighbour's, powers of H, G; a copy 0.75: powers of B, C
+ *                                    and OTHER; once 0.5: powers of dC and dB; with z a stage 0.75: powers of dy, of M
+ *     records          0.6     0.6   of places, and mbarriers
+ * MBARRIERS, made once: stages, buffers and parities are counted over all places of a block.  FULL: a stage's copies
+ * have come; who multiplies what cp_async has copied fences it for the asynchronous proxy.  EMPTY: the other three have
+ * read the stage.  STATE_MADE: states has made H or G of it, and what undoes its powers, if it is to make any.  M_FULL,
+ * M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has made the powers of M's columns.
+ * PLACES.  PLACE_FULL: the record of a place is there.  GROUPS_FULL: B, C and OTHER are.  With one copy (N = 128) those
+ * that multiply make them, each one what it needs last; with two GROUPS_EMPTY says that they are read.  SHARES_MADE: the
+ * powers of dC and dB, from the last step's left operands on, so that pairs makes W while inputs still makes dx.  W_FULL,
+ * W_EMPTY: of W for dB, beside M_FULL and M_EMPTY of W for dC.  No barrier is of all: a role whose part of a place is
+ * done begins with the next, whose copies have come meanwhile.  None is more than a place ahead of another, as W shows.
  * REGISTERS a thread: pairs 144 (S 32, W 32, dS 32), inputs and states 160 (dC or dB 64, product 32, dy or x 16; the
  *     neighbour's rows 32), prepare 48.
  *
@@ -63,8 +69,8 @@
  *     (_tokens.cuh).  Those of states at N < 64 are N's, zeros beyond are not read.
  * CHAIN.  Barriers, B and C, for which inputs of the call do, come before the kernel before is done.  All else waits.
  * grid: one block a multiprocessor, or fewer; block 512.  Blocks take places in turn, of [B, slots of 128 tokens, G],
- * two chunks each.  The code of a block comes from L2 when it begins, not at each place: that takes 8 us (an H200)
- * before its first step.  Every sum has one fixed order: deterministic. */
+ * two chunks each.  The code of a block comes from L2 when it begins, which takes 8 us (an H200) before its first step,
+ * and in part anew with each place.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_BACKWARD_SM90_CUH
 #define GT_SSD_BACKWARD_SM90_CUH
 
@@ -77,101 +83,104 @@ namespace ssd {
 
 /* inputs (0) and states (1), as one code: of a step's product with the state before the chunk, and of dC or dB.  FULL
  * says that prepare has filled the stage.  STATE_MADE says that states has made h (second chunk, which both read first)
- * or G (first chunk, which inputs reads in make_inputs()).  inputs gives the stage back, by EMPTY, before it stores
- * dx. */
+ * or G (first chunk, which inputs reads in make_inputs()), or that it has not to.  inputs gives the stage back, by
+ * EMPTY, before it stores dx. */
 template <class C>
-GT_DEV void sums_role(const ChunkGradientParams& p, const HopperBlock<C>& me, int which) {
-    const WarpRows at(me.warp);
+GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
+    const WarpRows at(shfl_idx(warp_id(), 0));
+    const int tile = which ? TILE_OTHER : TILE_B;
     StateShare<C> share;
-    if (C::M_HAS_POWER && !which) bar_sync(BOUND_BARRIER, 2 * C::GROUP); /* S_MOST */
     GT_NO_UNROLL
-    for (int step = 0; step < me.steps; step++) {
-        const int stage = step % C::STAGES, parity = step / C::STAGES % 2;
-        const uint32_t tiles = me.stage(step);
-        wait_for_rows(me, step);
-        if (which && me.makes_state()) make_hopper_state(me, at, step);
-        if (me.makes_state() && (which || me.second)) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
-        if constexpr (C::GATED) {
+    for (int number = made_here(0);; number++) {
+        const HopperBlock<C> me(p, smem, number);
+        if (number > 0) {
+            const HopperBlock<C> last(p, smem, number - 1);
+            float inverse[2];
+            add_W(last, at, which, share, inverse);
+            store_share(p, last, at, which, share, inverse);
+        }
+        if (C::GROUPS == 1) convert_rows(p.in, me, tile);
+        wait_for_chain();
+        if (me.tokens == 0) break;
+        share = StateShare<C>();
+        mbarrier_wait(me.groups(C::GROUPS_FULL), me.groups_parity());
+        if (C::M_HAS_POWER && !which) mbarrier_wait(smem + C::S_MADE, number % 2); /* S_MOST */
+        GT_NO_UNROLL
+        for (int step = 0; step < me.steps; step++) {
+            const int stage = me.stage_of(step), parity = me.parity_of(step);
+            const uint32_t tiles = me.stage(step);
+            wait_for_rows(me, step);
             if (which) {
-                const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
-                if (at.warp == 0) store_M_powers(me, step, skip);
-                mbarrier_arrive(me.smem + C::POWERS_MADE + 8 * stage);
+                if (me.makes_state()) make_hopper_state(me, at, step);
+                mbarrier_arrive(me.smem + C::STATE_MADE + 8 * stage);
             }
+            if (which || me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
+            if constexpr (C::GATED) {
+                if (which) {
+                    const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
+                    if (at.warp == 0) store_M_powers(me, step, skip);
+                    mbarrier_arrive(me.smem + C::POWERS_MADE + 8 * stage);
+                }
+            }
+            {
+                uint32_t a[4][4];
+                float product[8][4];
+                wgmma_fence();
+                multiply_rows<C>(product, which ? tiles + C::G : me.tile_of(C::C), tiles + C::H);
+                wgmma_commit();
+                if (!C::GATED || which)
+                    make_left<typename C::T>(me, at, step, which, share, a);
+                else
+                    make_left<typename C::D>(me, at, step, which, share, a);
+                wgmma_fence();
+                add_left(me, step, which, share, a);
+                wgmma_commit();
+                if (step + 1 == me.steps) hand_powers_on(me, at, which, share);
+                wgmma_wait<1>();
+                wgmma_pin(product);
+                if (which)
+                    store_Z(me, at, step, product);
+                else
+                    store_E(me, at, step, product);
+                wgmma_wait<0>();
+            }
+            if (which) {
+                mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
+                continue;
+            }
+            if (!me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
+            make_inputs(p, me, at, step);
         }
-        {
-            uint32_t a[4][4];
-            float product[8][4];
-            wgmma_fence();
-            multiply_rows<C>(product, which ? tiles + C::G : me.smem + C::C, tiles + C::H);
-            wgmma_commit();
-            if (!C::GATED || which)
-                make_left<typename C::T>(me, at, step, which, share, a);
-            else
-                make_left<typename C::D>(me, at, step, which, share, a);
-            wgmma_fence();
-            add_left(me, step, which, share, a);
-            wgmma_commit();
-            wgmma_wait<1>();
-            wgmma_pin(product);
-            if (which)
-                store_Z(me, at, step, product);
-            else
-                store_E(me, at, step, product);
-            wgmma_wait<0>();
-        }
-        if (which) {
-            mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
-            continue;
-        }
-        if (me.makes_state() && !me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
-        make_inputs(p, me, at, step);
     }
-    finish_share(p, me, at, which, share);
 }
 
-/* All threads.  place: what the block takes next.  again: there are barriers, of the place before, and no thread uses
- * them or the tiles any more. */
+/* All threads: once, for all places.  Zeros in M, whose blocks with s > t nobody writes. */
 template <class C>
-GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem, int place, bool again) {
-    const bool by_maps = HopperBlock<C>(p, smem, place).by_maps; /* one warp hands over */
-    if (thread_id() < C::STAGES) {
-        const auto init = [&](int barrier, int count) {
-            const uint32_t at = smem + barrier + 8 * thread_id();
-            if (again) mbarrier_inval(at);
-            mbarrier_init(at, count);
-        };
-        init(C::FULL, by_maps ? 32 : 2 * C::GROUP);
+GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem) {
+    const int thread = thread_id();
+    const auto init = [&](int barrier, int count) { mbarrier_init(smem + barrier + 8 * thread, count); };
+    if (thread < C::STAGES) {
+        init(C::FULL, has_only_maps(p) ? 32 : 2 * C::GROUP); /* one warp hands over */
         init(C::EMPTY, C::CONSUMERS);
         init(C::STATE_MADE, C::GROUP);
         if (C::GATED) init(C::POWERS_MADE, C::GROUP);
-        if (thread_id() < C::M_BUFFERS) init(C::M_FULL, C::GROUP), init(C::M_EMPTY, C::GROUP);
     }
-    if (thread_id() == 0) sts<int>(smem + C::PLACE, place);
+    if (thread < C::M_BUFFERS) init(C::M_FULL, C::GROUP), init(C::M_EMPTY, C::GROUP);
+    if (thread < C::GROUPS) {
+        init(C::GROUPS_FULL, C::GROUPS > 1 ? 96 : C::CONSUMERS); /* prepare, or those that multiply */
+        if (C::GROUPS > 1) init(C::GROUPS_EMPTY, C::CONSUMERS);
+    }
+    if (thread < C::PLACES) init(C::PLACE_FULL, 32);
+    if (thread == 0) {
+        if (C::M_HAS_POWER) init(C::S_MADE, C::GROUP);
+        init(C::SHARES_MADE, 2 * C::GROUP);
+        init(C::W_FULL, C::GROUP);
+        init(C::W_EMPTY, C::GROUP);
+    }
+    GT_NO_UNROLL
+    for (int i = thread; i < (C::OUT - C::M) / 16; i += C::THREADS) sts<uint4>(smem + C::M + 16 * i, {0, 0, 0, 0});
     fence_async_proxy();
     sync_threads();
-}
-
-/* What a warp does with the block's places, one after another.  Of a place without a chunk it clears the sums. */
-template <class C, class Role>
-GT_DEV void take_places(const HopperGradientParams& p, uint32_t smem, const Role& role) {
-    int place = block_x();
-    /* Two ways lead into this loop, so that the compiler takes nothing out of it. */
-    if (p.in.sequences.cu_seqlens) goto next;
-here : {
-    const HopperBlock<C> me(p, smem, place);
-    if (me.tokens > 0) {
-        role(me);
-    } else {
-        wait_for_chain();
-        if (me.g == 0) clear_sums(p, me.row(p.slots));
-    }
-}
-    place = lds<int>(smem + C::PLACE) + grid_x();
-    if (!has_place(p, place)) return;
-    sync_threads(); /* shared memory is no longer read */
-    init_barriers<C>(p, smem, place, true);
-next:
-    goto here;
 }
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
@@ -182,28 +191,16 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
     using C = HopperGradientTraits<T, N, GATED>;
     const uint32_t smem = smem_base_of_tiles();
     const int role = shfl_idx(warp_id(), 0) / 4;
-    if (!has_place(p, block_x())) {
-        wait_for_chain(); /* if all do so, those after them still come after those before */
-        return;
-    }
-    init_barriers<C>(p, smem, block_x(), false);
+    init_barriers<C>(p, smem);
     if (role == 3) {
         give_registers<C::PREPARE_REGISTERS>();
-        take_places<C>(p, smem, [&](const HopperBlock<C>& me) { prepare_role(p, me); });
+        prepare_role<C>(p, smem);
     } else if (role == 0) {
         take_registers<C::PAIRS_REGISTERS>();
-        take_places<C>(p, smem, [&](const HopperBlock<C>& me) {
-            stage_groups(p, me); /* inputs of the call alone */
-            wait_for_chain();
-            pairs_role(p, me);
-        });
+        pairs_role<C>(p, smem);
     } else {
         take_registers<C::SUMS_REGISTERS>();
-        take_places<C>(p, smem, [&](const HopperBlock<C>& me) {
-            stage_groups(p, me); /* inputs of the call alone */
-            wait_for_chain();
-            sums_role(p, me, role - 1);
-        });
+        sums_role<C>(p, smem, role - 1);
     }
 #else
     (void)p;

@@ -1,6 +1,7 @@
 /* gt/ssd/backward_sm90_block.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): where
- * everything lies in shared memory, B and C as f16, and the warpgroup that prepares: copies of a step's tiles and of
- * what chunk_factors_kernel has made.  store_M_powers() is of the states' warpgroup. */
+ * everything lies in shared memory, where a place's chunk lies, B and C as f16, and the warpgroup that prepares: records
+ * of places, copies of a step's tiles and of what chunk_factors_kernel has made.  store_M_powers() is of the states'
+ * warpgroup. */
 #ifndef GT_SSD_BACKWARD_SM90_BLOCK_CUH
 #define GT_SSD_BACKWARD_SM90_BLOCK_CUH
 
@@ -18,6 +19,7 @@ struct HopperGradientParams : ChunkGradientParams {
     TensorMap h_map, G_map, x_map, dy_map;
     int has_h, has_G; /* else the map is of something else, and nothing of it is read: zeros */
     int has_rows;     /* x and dy have maps */
+    int heads, steps; /* of a group; of a place */
     int clears;       /* the sums of chunks that there are not: those of several launches are added as one */
     float *tokens, *sums, *inverses; /* of TokenParams; the latter two from this slab's first on */
 };
@@ -39,30 +41,30 @@ struct HopperGradientTraits {
     static constexpr int THREADS = 512, CONSUMERS = 384, GROUP = 128;
     static constexpr int PREPARE_REGISTERS = 48, PAIRS_REGISTERS = 144, SUMS_REGISTERS = 160;
     static constexpr int STAGES = N == 64 ? 3 : 2;
-    static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1;
+    static constexpr int GROUPS = N == 64 ? 2 : 1; /* copies of B, C and OTHER, for places in turn */
+    static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1, M_PANELS = 2;
     static constexpr bool M_HAS_POWER = M_TERMS == 1 && !GATED; /* one of the chunk and head */
     static constexpr bool M_HAS_SKIP =
         std::is_same<T, bf16>::value; /* f16 would round what dx consists of for the most */
     /* bytes */
     static constexpr int PANEL = CHUNK * 128, STATE = PANELS * PANEL;
     static constexpr int B = 0, C = B + STATE, OTHER = C + STATE; /* the neighbour's B or C */
-    static constexpr int STAGE0 = OTHER + STATE;
+    static constexpr int TILES = OTHER + STATE, STAGE0 = GROUPS * TILES;
     static constexpr int X = 0, DY = X + PANEL, NEXT = DY + PANEL, H = NEXT + PANEL, G = H + STATE; /* of a stage */
     static constexpr int STAGE = G + STATE;
-    static constexpr int M = STAGE0 + STAGES * STAGE, OUT = M + M_BUFFERS * M_TERMS * PANEL;
+    /* M: terms of it, or W for dC and W for dB */
+    static constexpr int M = STAGE0 + STAGES * STAGE, OUT = M + M_BUFFERS * M_PANELS * PANEL;
     static constexpr int FLOATS = OUT + PANEL;
-    /* at the end, over the stages: W for dC, W for dB, rows of dC, of dB */
-    static constexpr int W = STAGE0, ROWS = W + 2 * PANEL;
     /* floats, from FLOATS */
     static constexpr int COPIES = STAGES;
     static constexpr int FACTORS = 0;                              /* [STAGES], of ChunkTokens */
     static constexpr int MADE = FACTORS + COPIES * Factors::COUNT; /* [STAGES]: WEIGHTS, KEPT of the neighbour's */
     static constexpr int MADE_COPIES = COPIES, MADE_FLOATS = ChunkTokens::MADE_COUNT;
     static constexpr int STATE_INVERSES = MADE + MADE_COPIES * MADE_FLOATS; /* [STAGES][h 4, G 4] */
-    static constexpr int B_INVERSE = STATE_INVERSES + 8 * STAGES, C_INVERSE = B_INVERSE + CHUNK;
-    static constexpr int OTHER_INVERSE = C_INVERSE + CHUNK;
-    static constexpr int POWER = OTHER_INVERSE + CHUNK; /* [2][64]: at the end, of dC and dB */
-    static constexpr int S_MOST = POWER + 2 * CHUNK, W_MOST = S_MOST + 4;
+    static constexpr int B_INVERSE = STATE_INVERSES + 8 * STAGES, C_INVERSE = B_INVERSE + CHUNK; /* [GROUPS] */
+    static constexpr int OTHER_INVERSE = C_INVERSE + CHUNK, INVERSES = 3 * CHUNK;
+    static constexpr int POWER = B_INVERSE + GROUPS * INVERSES;           /* [2][64]: at the end, of dC and dB */
+    static constexpr int S_MOST = POWER + 2 * CHUNK, W_MOST = S_MOST + 8; /* the first for places in turn */
     /* GATED, [STAGES][64]: what undoes the powers of dy's rows, and of NEXT's where that is dy; the powers of M's
      * columns */
     static constexpr int DY_INVERSE = W_MOST + 4;
@@ -73,90 +75,142 @@ struct HopperGradientTraits {
     static constexpr int FULL = FLOATS + 4 * FLOATS_COUNT, EMPTY = FULL + 8 * STAGES;
     static constexpr int STATE_MADE = EMPTY + 8 * STAGES, M_FULL = STATE_MADE + 8 * STAGES;
     static constexpr int M_EMPTY = M_FULL + 8 * M_BUFFERS, POWERS_MADE = M_EMPTY + 8 * M_BUFFERS;
-    static constexpr int PLACE = POWERS_MADE + (GATED ? 8 * STAGES : 0); /* see init_barriers() */
-    static constexpr int SMEM = PLACE + 8;
+    static constexpr int GROUPS_FULL = POWERS_MADE + (GATED ? 8 * STAGES : 0), GROUPS_EMPTY = GROUPS_FULL + 8 * GROUPS;
+    static constexpr int S_MADE = GROUPS_EMPTY + 8 * GROUPS, SHARES_MADE = S_MADE + 8;
+    static constexpr int W_FULL = SHARES_MADE + 8, W_EMPTY = W_FULL + 8, PLACE_FULL = W_EMPTY + 8;
+    /* Records of places, in a ring.  Copies are at most STAGES steps ahead of who reads the oldest record */
+    static constexpr int PLACES = 8, PLACE_BYTES = 64;
+    static constexpr int PLACE = (PLACE_FULL + 8 * PLACES + 15) / 16 * 16;
+    static constexpr int SMEM = PLACE + PLACES * PLACE_BYTES;
     static_assert(MADE % 4 == 0 && STATE_INVERSES % 4 == 0 && W_MOST % 4 == 0, "read by 16 bytes");
-    static_assert(FULL % 8 == 0 && ROWS + 2 * STATE <= M && SMEM <= 227 * 1024, "fits sm_90");
+    static_assert(FULL % 8 == 0 && SMEM <= 227 * 1024, "fits sm_90");
 };
 
-/* What a block works on. */
+/* Where the rows of a place's chunk lie. */
+struct PlaceChunk {
+    int64_t first;
+    int b, tokens;
+};
+
+/* What a block works on: its `number`th place, whose record find_place() has left in shared memory.  Stages,
+ * buffers of M and parities are counted over all places of a block: `before` are the steps of those before, modulo
+ * 2 * STAGES, M_before how often M and W were handed on, modulo 4. */
 template <class C>
 struct HopperBlock : ChunkGradientBlock<C> {
     float* sums; /* of step 0 */
     int sums_count;
+    int number, before, M_before;
     bool by_maps; /* x and dy come by TMA: rows of a box that are not the chunk's lie past the tensor's end */
 
-    GT_METHOD HopperBlock(const HopperGradientParams& p, uint32_t first_byte, int place)
-        : ChunkGradientBlock<C>(find_chunk<C, uint32_t>(p, place)) {
+    /* Waits for the record, whose tokens are 0 behind the last place. */
+    GT_METHOD HopperBlock(const HopperGradientParams& p, uint32_t first_byte, int place_number) : number(place_number) {
         this->smem = first_byte;
+        this->warp = shfl_idx(warp_id(), 0);
+        mbarrier_wait(this->smem + C::PLACE_FULL + 8 * (number % C::PLACES), number / C::PLACES % 2);
+        const uint32_t record = this->record();
+        const uint4 a = lds<uint4>(record), b = lds<uint4>(record + 16), c = lds<uint4>(record + 32);
+        this->first = (int64_t)((uint64_t)a.y << 32 | a.x);
+        this->b = (int)a.z, this->slot = (int)a.w;
+        const int64_t step0 = (int64_t)((uint64_t)b.y << 32 | b.x);
+        this->tokens = (int)b.z, this->neighbour_tokens = (int)b.w;
+        this->g = (int)c.x, before = (int)c.y, M_before = (int)c.z, this->second = c.w & 1, by_maps = c.w & 2;
+        this->heads = p.heads, this->steps = p.steps;
         sums_count = chunk_sums(p.in);
-        sums = p.sums + first_step(p) * sums_count;
-        const bool whole = this->tokens == CHUNK && this->neighbour_tokens % CHUNK == 0;
-        by_maps = p.has_rows && (whole || !p.in.sequences.cu_seqlens);
+        sums = p.sums + step0 * sums_count;
+    }
+    GT_METHOD uint32_t record() const { return this->smem + C::PLACE + number % C::PLACES * C::PLACE_BYTES; }
+    GT_METHOD int place() const { return lds<int>(record() + 48); }
+    /* From the record again. */
+    GT_METHOD PlaceChunk chunk() const {
+        const uint4 a = lds<uint4>(record());
+        return {(int64_t)((uint64_t)a.y << 32 | a.x), (int)a.z, lds<int>(record() + 24)};
     }
     /* The number of step 0 among those of all blocks. */
     GT_METHOD int64_t first_step(const HopperGradientParams& p) const {
-        return (this->row(p.slots) * p.in.H + this->g * this->heads) * p.in.tiles;
+        return (this->row(p.slots) * p.in.H + this->g * p.heads) * p.in.tiles;
     }
     GT_METHOD float* step_sums(int step) const { return sums + step * sums_count; }
+
+    GT_METHOD int stage_of(int step) const { return (uint32_t)(before + step) % C::STAGES; }
+    GT_METHOD int parity_of(int step) const { return (uint32_t)(before + step) / C::STAGES % 2; }
+    GT_METHOD uint32_t stage(int step) const { return this->smem + C::STAGE0 + stage_of(step) * C::STAGE; }
+    GT_METHOD int factor(int step, int offset) const { return C::FACTORS + stage_of(step) * Factors::COUNT + offset; }
+    GT_METHOD int made_cell(int step) const { return C::MADE + stage_of(step) * C::MADE_FLOATS; }
+    /* of M of a step, and of W as that of one step more */
+    GT_METHOD int buffer_of(int step) const { return (M_before + step) % 2; }
+    GT_METHOD int buffer_parity(int step) const { return (M_before + step) / 2 % 2; }
+    GT_METHOD uint32_t M(int step) const { return this->smem + C::M + buffer_of(step) * C::M_PANELS * C::PANEL; }
+    GT_METHOD uint32_t M_full(int step) const { return this->smem + C::M_FULL + 8 * buffer_of(step); }
+    GT_METHOD uint32_t M_empty(int step) const { return this->smem + C::M_EMPTY + 8 * buffer_of(step); }
+    /* B, C or OTHER; what undoes the powers of their rows */
+    GT_METHOD uint32_t tile_of(int offset) const { return this->smem + number % C::GROUPS * C::TILES + offset; }
+    GT_METHOD int inverses(int offset) const { return number % C::GROUPS * C::INVERSES + offset; }
+    GT_METHOD uint32_t groups(int barrier) const { return this->smem + barrier + 8 * (number % C::GROUPS); }
+    GT_METHOD int groups_parity() const { return number / C::GROUPS % 2; }
+    GT_METHOD int S_most() const { return C::S_MOST + 4 * (number % 2); }
 };
 
-/* Named barriers: of B, C and OTHER, for all that multiply; of the pairs; of the state that is made; of S_MOST, for
- * pairs and inputs; of all that multiply, around W. */
-enum { STAGED_BARRIER = 1, PAIRS_BARRIER, MADE_BARRIER, BOUND_BARRIER, MULTIPLYING_BARRIER };
+/* Named barriers of a warpgroup: of pairs, inputs, states. */
+enum { PAIRS_BARRIER = 1, INPUTS_BARRIER, MADE_BARRIER };
 
 /* ---- B and C ---------------------------------------------------------------------------------------------------- */
 
-/* 64 rows of B or C as f16 panels, a power of two a row; inverses[row] <- what undoes it.  A warpgroup, 16 rows a
- * warp. */
+/* Which of B (0), C (1) and OTHER (2), the neighbour's B or C. */
+enum { TILE_B, TILE_C, TILE_OTHER };
+
+/* A warp's 16 rows of B, C or OTHER: loaded, then stored as f16 panels, a power of two a row, beside what undoes it. */
 template <class C>
-GT_DEV void stage_group(const HopperBlock<C>& me, const Problem& in, const void* data, gt_stride stride, int64_t first,
-                        int tokens, uint32_t tile, int inverses) {
-    using T = typename C::T;
-    const int lane = lane_id(), row0 = 16 * (me.warp % 4) + lane / 8, piece = lane % 8;
-    const uint16_t* from =
-        static_cast<const uint16_t*>(data) + offset_of(stride, me.b, first, me.g) + row0 * stride.t + 8 * piece;
+struct PlaceRows {
     uint4 x[4][C::PANELS];
-    GT_UNROLL
-    for (int k = 0; k < 4; k++) {
+
+    GT_METHOD void load(const Problem& in, const HopperBlock<C>& me, int tile, int part) {
+        const bool is_B = tile == TILE_B || (tile == TILE_OTHER && me.second);
+        const void* const data = is_B ? in.Bm : in.Cm;
+        const gt_stride& stride = is_B ? in.Bm_stride : in.Cm_stride;
+        const int64_t first = tile == TILE_OTHER ? me.neighbour() : me.first;
+        const int tokens = tile == TILE_OTHER ? me.neighbour_tokens : me.tokens;
+        const int lane = lane_id(), row0 = 16 * part + lane / 8, piece = lane % 8;
+        const uint16_t* from =
+            static_cast<const uint16_t*>(data) + offset_of(stride, me.b, first, me.g) + row0 * stride.t + 8 * piece;
         GT_UNROLL
-        for (int i = 0; i < C::PANELS; i++) {
-            x[k][i] = {0, 0, 0, 0};
-            if (row0 + 4 * k < tokens && 64 * i + 8 * piece < in.columns)
-                x[k][i] = ldg<uint4>(from + 4 * k * stride.t + 64 * i);
+        for (int k = 0; k < 4; k++) {
+            GT_UNROLL
+            for (int i = 0; i < C::PANELS; i++) {
+                x[k][i] = {0, 0, 0, 0};
+                if (row0 + 4 * k < tokens && 64 * i + 8 * piece < in.columns)
+                    x[k][i] = ldg<uint4>(from + 4 * k * stride.t + 64 * i);
+            }
         }
     }
-    GT_UNROLL
-    for (int k = 0; k < 4; k++) {
-        const int row = row0 + 4 * k;
-        const Power power = power_of(row_maximum<T, 8>(larger_of<T>(x[k])));
+    GT_METHOD void store(const HopperBlock<C>& me, int tile, int part) const {
+        using T = typename C::T;
+        const int lane = lane_id(), row0 = 16 * part + lane / 8, piece = lane % 8;
+        const uint32_t address = me.tile_of(tile * C::STATE);
+        const int inverses = me.inverses(C::B_INVERSE + tile * CHUNK);
         GT_UNROLL
-        for (int i = 0; i < C::PANELS; i++)
-            sts<uint4>(tile + i * C::PANEL + panel_at<128>(row, piece),
-                       {scaled_f16<T>(x[k][i].x, power.value), scaled_f16<T>(x[k][i].y, power.value),
-                        scaled_f16<T>(x[k][i].z, power.value), scaled_f16<T>(x[k][i].w, power.value)});
-        if (piece == 0) sts<float>(me.address(inverses + row), power.inverse);
+        for (int k = 0; k < 4; k++) {
+            const int row = row0 + 4 * k;
+            const Power power = power_of(row_maximum<T, 8>(larger_of<T>(x[k])));
+            GT_UNROLL
+            for (int i = 0; i < C::PANELS; i++)
+                sts<uint4>(address + i * C::PANEL + panel_at<128>(row, piece),
+                           {scaled_f16<T>(x[k][i].x, power.value), scaled_f16<T>(x[k][i].y, power.value),
+                            scaled_f16<T>(x[k][i].z, power.value), scaled_f16<T>(x[k][i].w, power.value)});
+            if (piece == 0) sts<float>(me.address(inverses + row), power.inverse);
+        }
     }
-}
+};
 
-/* C by pairs, B by inputs, the neighbour's B or C by states; zeros in M, whose blocks with s > t nobody writes. */
+/* Where there is one copy of B, C and OTHER, those that multiply make them, a tile each. */
 template <class C>
-GT_DEV void stage_groups(const ChunkGradientParams& p, const HopperBlock<C>& me) {
-    const int role = me.warp / 4;
-    const bool is_B = role == 1 || (role == 2 && me.second);
-    if (role < 2 || me.makes_state())
-        stage_group<C>(me, p.in, is_B ? p.in.Bm : p.in.Cm, is_B ? p.in.Bm_stride : p.in.Cm_stride,
-                       role < 2 ? me.first : me.neighbour(), role < 2 ? me.tokens : me.neighbour_tokens,
-                       me.smem + (role == 0   ? C::C
-                                  : role == 1 ? C::B
-                                              : C::OTHER),
-                       role == 0   ? C::C_INVERSE
-                       : role == 1 ? C::B_INVERSE
-                                   : C::OTHER_INVERSE);
-    for (int i = thread_id(); i < (C::OUT - C::M) / 16; i += C::CONSUMERS)
-        sts<uint4>(me.smem + C::M + 16 * i, {0, 0, 0, 0});
+GT_DEV void convert_rows(const Problem& in, const HopperBlock<C>& me, int tile) {
+    if (me.tokens > 0 && (tile < TILE_OTHER || me.makes_state())) {
+        PlaceRows<C> rows;
+        rows.load(in, me, tile, me.warp % 4);
+        rows.store(me, tile, me.warp % 4);
+    }
     fence_async_proxy();
-    bar_sync(STAGED_BARRIER, C::CONSUMERS);
+    mbarrier_arrive(me.groups(C::GROUPS_FULL));
 }
 
 /* ---- the preparing warps: copies -------------------------------------------------------------------------------- */
@@ -219,16 +273,16 @@ struct StepSource {
         const float* const tokens = p.tokens + (me.row(p.slots) * p.in.H + head) * ChunkTokens::COUNT;
         bulk_load(me.address(me.factor(step, 0)), tokens, 4 * Factors::COUNT, full);
         if (me.makes_state())
-            bulk_load(me.address(made_cell<C>(step)),
+            bulk_load(me.address(me.made_cell(step)),
                       tokens + (me.second ? -1 : 1) * p.in.H * ChunkTokens::COUNT + ChunkTokens::WEIGHTS,
                       4 * ChunkTokens::MADE_COUNT, full);
-        bulk_load(me.address(C::STATE_INVERSES + 8 * (step % C::STAGES)), p.inverses + (me.first_step(p) + step) * 8,
+        bulk_load(me.address(C::STATE_INVERSES + 8 * (me.stage_of(step))), p.inverses + (me.first_step(p) + step) * 8,
                   32, full);
         if constexpr (C::GATED) {
             const float* const inverses = p.in.dy_inverses + inverses_index(p.in, slot, me.second, tile);
-            bulk_load(me.address(C::DY_INVERSE + CHUNK * (step % C::STAGES)), inverses, 4 * CHUNK, full);
+            bulk_load(me.address(C::DY_INVERSE + CHUNK * (me.stage_of(step))), inverses, 4 * CHUNK, full);
             if (next_is_dy(me)) /* of the second chunk */
-                bulk_load(me.address(C::NEXT_INVERSE + CHUNK * (step % C::STAGES)), inverses + p.in.tiles * CHUNK,
+                bulk_load(me.address(C::NEXT_INVERSE + CHUNK * (me.stage_of(step))), inverses + p.in.tiles * CHUNK,
                           4 * CHUNK, full);
         }
     }
@@ -280,7 +334,7 @@ GT_DEV float largest_delta(const HopperBlock<C>& me, int step) {
 /* What undoes the power of dy's row t. */
 template <class C>
 GT_DEV float dy_inverse(const HopperBlock<C>& me, int step, int t) {
-    if constexpr (C::GATED) return me.value(C::DY_INVERSE + CHUNK * (step % C::STAGES) + t);
+    if constexpr (C::GATED) return me.value(C::DY_INVERSE + CHUNK * (me.stage_of(step)) + t);
     return 1.0f;
 }
 
@@ -288,9 +342,10 @@ GT_DEV float dy_inverse(const HopperBlock<C>& me, int step, int t) {
  * f16 then; nor does U, which has these powers, too, exceed 2^60 by what G gives.  One warp. */
 template <class C>
 GT_DEV void store_M_powers(const HopperBlock<C>& me, int step, float skip) {
-    const int lane = lane_id(), stage = step % C::STAGES;
+    const int lane = lane_id(), stage = me.stage_of(step);
     const auto pair = [&](int offset) { return lds<float2>(me.address(offset + 2 * lane)); };
-    const float2 dy = pair(C::DY_INVERSE + CHUNK * stage), c = pair(C::C_INVERSE), b = pair(C::B_INVERSE);
+    const float2 dy = pair(C::DY_INVERSE + CHUNK * stage), c = pair(me.inverses(C::C_INVERSE)),
+                 b = pair(me.inverses(C::B_INVERSE));
     const float2 suf = pair(me.factor(step, Factors::SUF));
     const float second = dy.y * c.y;
     float from = fmaxf(dy.x * c.x, second); /* the largest of this lane's tokens and of those behind */
@@ -311,30 +366,86 @@ GT_DEV void store_M_powers(const HopperBlock<C>& me, int step, float skip) {
 
 /* ---- the preparing warps ---------------------------------------------------------------------------------------- */
 
-/* A step: as soon as its stage is free, its copies.  Nobody waits for them here.  By maps it is the work of one warp,
- * which arrives at FULL alone; else each thread arrives twice, once by its cp_async. */
+/* Of places without a chunk it clears the sums; the next one with a chunk, or that there is none, goes to the record
+ * of `number`.  One warp; place: where it begins, and what it has found.  before, M_before: see HopperBlock. */
 template <class C>
-GT_DEV void prepare_role(const HopperGradientParams& p, const HopperBlock<C>& me) {
-    const int warp = me.warp - C::CONSUMERS / 32;
-    if (me.by_maps && warp > 0) return;
-    StepSource<C> source;
-    wait_for_chain(); /* h, G and their powers; factors */
-    source.start(p, me, warp);
+GT_DEV void find_place(const HopperGradientParams& p, uint32_t smem, int number, int& place, int before, int M_before) {
+    ChunkGradientBlock<C> me = {};
     GT_NO_UNROLL
-    for (int step = 0; step < me.steps; step++) {
-        const int stage = step % C::STAGES;
-        const uint32_t full = me.smem + C::FULL + 8 * stage;
-        mbarrier_wait(me.smem + C::EMPTY + 8 * stage, 1 - step / C::STAGES % 2);
-        if (warp == 0) source.load(p, me, step, full);
-        if (!me.by_maps) {
-            source.copy(p, me, warp, me.stage(step));
-            cp_async_arrive(full);
+    for (; has_place(p, place); place += grid_x()) {
+        me = find_chunk<C, uint32_t>(p, place);
+        if (me.tokens > 0) break;
+        wait_for_chain();
+        if (me.g == 0) clear_sums(p, me.row(p.slots), lane_id(), 32);
+    }
+    if (lane_id() == 0) {
+        const uint32_t record = smem + C::PLACE + number % C::PLACES * C::PLACE_BYTES;
+        const auto four = [&](int at, int64_t x, int y, int z) {
+            sts<uint4>(record + 16 * at, {(uint32_t)x, (uint32_t)(x >> 32), (uint32_t)y, (uint32_t)z});
+        };
+        const bool whole = me.tokens == CHUNK && me.neighbour_tokens % CHUNK == 0;
+        const bool by_maps = p.has_rows && (whole || !p.in.sequences.cu_seqlens);
+        four(0, me.first, me.b, me.slot);
+        four(1, (me.row(p.slots) * p.in.H + me.g * me.heads) * p.in.tiles, me.tokens, me.neighbour_tokens);
+        four(2, me.g | (int64_t)before << 32, M_before, me.second + 2 * by_maps);
+        sts<int>(record + 48, place);
+    }
+    mbarrier_arrive(smem + C::PLACE_FULL + 8 * (number % C::PLACES));
+}
+
+/* Whether one warp makes all copies of rows: no place has others. */
+GT_DEV bool has_only_maps(const HopperGradientParams& p) { return p.has_rows && !p.in.sequences.cu_seqlens; }
+
+/* A step: as soon as its stage is free, its copies.  Nobody waits for them here.  Where all places have maps it is the
+ * work of warp 0, which arrives at FULL alone; else each thread arrives twice, once by its cp_async.  Warp 0 finds the
+ * places, the others make B, C and OTHER of the next one where there are two copies of them. */
+template <class C>
+GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
+    const int warp = shfl_idx(warp_id(), 0) - C::CONSUMERS / 32;
+    const bool alone = has_only_maps(p);
+    if (C::GROUPS == 1 && alone && warp > 0) return;
+    int place = block_x(), before = 0, M_before = 0;
+    GT_NO_UNROLL
+    for (int number = 0;; number++) {
+        if (warp == 0) find_place<C>(p, smem, number, place, before, M_before);
+        const HopperBlock<C> me(p, smem, number);
+        if (me.tokens == 0) return;
+        place += grid_x();
+        before = (before + me.steps) % (2 * C::STAGES), M_before = (M_before + me.steps + 1) % 4;
+        if (C::GROUPS > 1 && warp > 0) {
+            const int tile = warp - 1;
+            mbarrier_wait(me.groups(C::GROUPS_EMPTY), 1 - me.groups_parity());
+            if (tile < TILE_OTHER || me.makes_state()) {
+                GT_NO_UNROLL
+                for (int part = 0; part < 4; part++) {
+                    PlaceRows<C> rows;
+                    rows.load(p.in, me, tile, part);
+                    rows.store(me, tile, part);
+                }
+            }
+            fence_async_proxy();
+            mbarrier_arrive(me.groups(C::GROUPS_FULL));
         }
-        source.advance(p);
-        if (warp == 0)
-            mbarrier_arrive_expect(full, source.bytes(me));
-        else
-            mbarrier_arrive(full);
+        if (alone && warp > 0) continue;
+        StepSource<C> source;
+        wait_for_chain(); /* h, G and their powers; factors */
+        source.start(p, me, warp);
+        GT_NO_UNROLL
+        for (int step = 0; step < me.steps; step++) {
+            const int stage = me.stage_of(step);
+            const uint32_t full = me.smem + C::FULL + 8 * stage;
+            mbarrier_wait(me.smem + C::EMPTY + 8 * stage, 1 - me.parity_of(step));
+            if (warp == 0) source.load(p, me, step, full);
+            if (!alone) {
+                if (!me.by_maps) source.copy(p, me, warp, me.stage(step));
+                cp_async_arrive(full);
+            }
+            source.advance(p);
+            if (warp == 0)
+                mbarrier_arrive_expect(full, source.bytes(me));
+            else
+                mbarrier_arrive(full);
+        }
     }
 }
 

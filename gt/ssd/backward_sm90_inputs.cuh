@@ -31,8 +31,8 @@ GT_DEV void store_E(const HopperBlock<C>& me, const WarpRows& at, int step, cons
     using E = Element<typename C::D>;
     float sums[2] = {}, odd[2] = {};
     const uint32_t addresses = at.addresses(me.stage(step) + C::DY);
-    const float4 inverses = lds<float4>(me.address(C::STATE_INVERSES + 8 * (step % C::STAGES)));
-    const float c[2] = {me.value(C::C_INVERSE + at.row), me.value(C::C_INVERSE + at.row + 8)};
+    const float4 inverses = lds<float4>(me.address(C::STATE_INVERSES + 8 * (me.stage_of(step))));
+    const float c[2] = {me.value(me.inverses(C::C_INVERSE) + at.row), me.value(me.inverses(C::C_INVERSE) + at.row + 8)};
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
         uint32_t dy[4];
@@ -120,43 +120,20 @@ GT_DEV void add_channel_skips(const ChunkGradientParams& p, const HopperBlock<C>
     }
 }
 
-/* The warp's rows of dx, through shared memory in rows of 16 bytes. */
 template <class C>
 GT_DEV void store_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                          const float (&dx)[8][4]) {
-    const uint32_t tile = me.smem + C::OUT, addresses = at.addresses(tile);
-    const int lane = here(); /* addresses kept over the steps would not fit into registers */
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) {
-        uint32_t words[4];
-        GT_UNROLL
-        for (int n = 0; n < 4; n++) {
-            const float* x = dx[2 * i + n / 2] + n % 2 * 2;
-            words[n] = Element<typename C::T>::pack(x[0], x[1]);
-        }
-        stmatrix_x4(addresses ^ 32 * i, words);
-    }
-    sync_warp();
-    const int p0 = me.p0(p, step), row0 = 16 * at.warp + lane / 8, piece = lane % 8;
-    const uint32_t first = tile + panel_at<128>(row0, piece);
-    uint4 rows[4];
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) rows[i] = lds<uint4>((first ^ (uint32_t)(i % 2 * 64)) + 512 * i);
-    uint16_t* to = static_cast<uint16_t*>(p.dx) + gt::offset_of(p.dx_stride, me.b, me.first + row0, me.head(p, step)) +
-                   p0 + 8 * piece;
-    const int left = p0 + 8 * piece < p.in.P ? me.tokens - row0 : 0;
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) {
-        if (4 * i < left) stg<uint4>(to, rows[i]);
-        to += 4 * p.dx_stride.t;
-    }
-    sync_warp(); /* before the next step's */
+    const PlaceChunk chunk = me.chunk(); /* kept over the steps it would not fit into registers */
+    const int p0 = me.p0(p, step);
+    uint16_t* const to =
+        static_cast<uint16_t*>(p.dx) + gt::offset_of(p.dx_stride, chunk.b, chunk.first, me.head(p, step)) + p0;
+    store_panel<typename C::T>(at, me.smem + C::OUT, dx, to, p.dx_stride.t, chunk.tokens, p.in.P - p0);
 }
 
 /* Adds to dx what launches before gave, and leaves it for those that follow: by place, step and, in fours, thread. */
 template <class C>
 GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& me, int step, float (&dx)[8][4]) {
-    const int64_t place = lds<int>(me.smem + C::PLACE);
+    const int64_t place = me.place();
     float* const address =
         p.dx_share + ((place * me.steps + step) * (8 * C::GROUP) + thread_id() % C::GROUP) * (int64_t)4;
     GT_UNROLL
@@ -177,11 +154,11 @@ template <class C>
 GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step) {
     using T = typename C::T;
     using D = typename C::D;
-    const int stage = step % C::STAGES, buffer = step % C::M_BUFFERS;
+    const int stage = me.stage_of(step);
     const uint32_t tiles = me.stage(step);
     float U[8][4];
     wgmma_fence();
-    multiply_rows<C>(U, me.smem + C::B, tiles + C::G);
+    multiply_rows<C>(U, me.tile_of(C::B), tiles + C::G);
     wgmma_commit();
     wait_for_powers(me, step);
     const float skip = C::M_HAS_SKIP ? 0.0f : skip_of_head(p, me, step);
@@ -192,7 +169,7 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
     for (int e = 0; e < 2; e++) {
         const int s = at.row + 8 * e;
         delta[e] = me.value(me.factor(step, Factors::DELTA) + s);
-        by_G[e] = me.value(me.factor(step, Factors::SUF) + s) * me.value(C::B_INVERSE + s) * M[e].value *
+        by_G[e] = me.value(me.factor(step, Factors::SUF) + s) * me.value(me.inverses(C::B_INVERSE) + s) * M[e].value *
                   factor_of_U(delta[e]);
     }
     wgmma_wait<0>();
@@ -214,20 +191,20 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
             for (int e = 0; e < 4; e++) U[n][e] *= delta[e / 2];
         }
     }
-    mbarrier_wait(me.smem + C::M_FULL + 8 * buffer, step / C::M_BUFFERS % 2);
+    mbarrier_wait(me.M_full(step), me.buffer_parity(step));
     wgmma_pin(U);
     wgmma_fence();
     const uint64_t right = columns_operand<C>(tiles + C::DY);
     GT_UNROLL
     for (int i = 0; i < C::M_TERMS; i++) {
-        const uint64_t left = columns_operand<C>(me.smem + C::M + (buffer * C::M_TERMS + i) * C::PANEL);
+        const uint64_t left = columns_operand<C>(me.M(step) + i * C::PANEL);
         GT_UNROLL
         for (int k = 0; k < 4; k++) wgmma<D, Major::MN, Major::MN>(U, down_rows<C>(left, k), down_rows<C>(right, k));
     }
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_pin(U);
-    mbarrier_arrive(me.smem + C::M_EMPTY + 8 * buffer);
+    mbarrier_arrive(me.M_empty(step));
     if constexpr (C::M_TERMS == 1) {
         GT_UNROLL
         for (int n = 0; n < 8; n++) {

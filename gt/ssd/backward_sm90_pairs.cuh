@@ -36,15 +36,16 @@ template <class C>
 GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlocks& blocks) {
     Pairs64 S;
     wgmma_fence();
-    multiply_rows<C>(S, me.smem + C::C, me.smem + C::B);
+    multiply_rows<C>(S, me.tile_of(C::C), me.tile_of(C::B));
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_pin(S);
-    const float row[2] = {me.value(C::C_INVERSE + at.row), me.value(C::C_INVERSE + at.row + 8)};
+    const float row[2] = {me.value(me.inverses(C::C_INVERSE) + at.row),
+                          me.value(me.inverses(C::C_INVERSE) + at.row + 8)};
     float most = 0.0f;
     GT_UNROLL
     for (int n = 0; n < 8; n++) {
-        const float2 column = lds<float2>(me.address(C::B_INVERSE + 8 * n + 2 * at.j));
+        const float2 column = lds<float2>(me.address(me.inverses(C::B_INVERSE) + 8 * n + 2 * at.j));
         GT_UNROLL
         for (int e = 0; e < 4; e++) {
             S[n][e] *= row[e / 2] * (e % 2 ? column.y : column.x);
@@ -53,7 +54,7 @@ GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlocks&
     }
     GT_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
-    if (lane_id() == 0) sts<float>(me.address(C::S_MOST + at.warp), most);
+    if (lane_id() == 0) sts<float>(me.address(me.S_most() + at.warp), most);
     take_diagonal(S, at, blocks.diagonal);
     GT_UNROLL
     for (int i = 0; i < 24; i++) blocks.left[i / 8][i / 4 % 2][i % 4] = S[i / 4][i % 4];
@@ -113,13 +114,13 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
     using D = typename C::D;
     const int j = at.j, t = at.row, factors = me.factor(step, 0);
     float* const sums = me.step_sums(step);
-    const uint32_t M_addresses = at.addresses(me.smem + C::M + step % C::M_BUFFERS * C::M_TERMS * C::PANEL);
+    const uint32_t M_addresses = at.addresses(me.M(step));
     const float dy[2] = {dy_inverse(me, step, t), dy_inverse(me, step, t + 8)};
     const float U0 = me.value(factors + Factors::U + t) * dy[0], U1 = me.value(factors + Factors::U + t + 8) * dy[1];
     const float one_power = C::GATED ? 1.0f : power_of_M(me, step, 0).value;
     const auto power = [&](int s) { /* of two columns */
                                     if constexpr (C::GATED)
-                                        return lds<float2>(me.address(C::M_POWER + CHUNK * (step % C::STAGES) + s));
+                                        return lds<float2>(me.address(C::M_POWER + CHUNK * (me.stage_of(step)) + s));
                                     return float2{one_power, one_power};
     };
     { /* first: what it keeps in registers is then free for the others */
@@ -193,7 +194,7 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
         stmatrix_x4(M_addresses ^ 32 * i, hi);
     }
     fence_async_proxy();
-    mbarrier_arrive(me.smem + C::M_FULL + 8 * (step % C::M_BUFFERS));
+    mbarrier_arrive(me.M_full(step));
     if (at.warp == 0) return;
     reduce_scatter<16, 8, 4>(columns, at.g); /* columns 8 g + 2 j, + 1 */
     reduce_scatter<8, 4, 1>(rows, j);        /* block j */
@@ -202,6 +203,13 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
     if (j >= at.warp) return;
     sums[ChunkSums::PAIRS + CHUNK * j + t] = rows[0];
     sums[ChunkSums::PAIRS + CHUNK * j + t + 8] = rows[1];
+}
+
+/* Until nobody reads what the buffer of M or W held.  Of a place's first M it was M of the place before. */
+template <class C>
+GT_DEV void wait_for_buffer(const HopperBlock<C>& me, int step) {
+    mbarrier_wait(me.M_empty(step), 1 - me.buffer_parity(step));
+    if (step > 0) mbarrier_wait(me.smem + C::W_EMPTY, (me.number + 1) % 2);
 }
 
 /* Leaves the sum of W over the heads as f16 in two tiles, rows t: W_ts times what undoes B_s and the power of dC's row
@@ -216,11 +224,11 @@ GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, const Pair
         const float left = block < 3 ? blocks.left[block < 3 ? block : 0][i / 4 % 2][i % 4] : 0.0f;
         W[i / 4][i % 4] = block == at.warp ? blocks.diagonal[i / 4 % 2][i % 4] : left;
     }
-    const float c[2] = {me.value(C::C_INVERSE + at.row), me.value(C::C_INVERSE + at.row + 8)};
+    const float c[2] = {me.value(me.inverses(C::C_INVERSE) + at.row), me.value(me.inverses(C::C_INVERSE) + at.row + 8)};
     float of_dC[2] = {}, of_dB = 0.0f;
     GT_UNROLL
     for (int n = 0; n < 8; n++) {
-        const float2 b = lds<float2>(me.address(C::B_INVERSE + 8 * n + 2 * at.j));
+        const float2 b = lds<float2>(me.address(me.inverses(C::B_INVERSE) + 8 * n + 2 * at.j));
         GT_UNROLL
         for (int e = 0; e < 4; e++) {
             const float x = fabsf(W[n][e]);
@@ -251,7 +259,7 @@ GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, const Pair
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             const int s = 16 * i + 8 * n + 2 * at.j;
-            const float2 b = lds<float2>(me.address(C::B_INVERSE + s)),
+            const float2 b = lds<float2>(me.address(me.inverses(C::B_INVERSE) + s)),
                          sum = lds<float2>(me.address(C::POWER + CHUNK + s));
             const float f0 = sum.x < most ? sum.x : most, f1 = sum.y < most ? sum.y : most;
             const float(&w)[4] = W[2 * i + n];
@@ -261,9 +269,21 @@ GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, const Pair
                 for_dB[2 * n + e] = pack_f16(w[2 * e] * c[e] * f0, w[2 * e + 1] * c[e] * f1);
             }
         }
-        stmatrix_x4(at.addresses(me.smem + C::W) ^ 32 * i, for_dC);
-        stmatrix_x4(at.addresses(me.smem + C::W + C::PANEL) ^ 32 * i, for_dB);
+        stmatrix_x4(at.addresses(me.M(me.steps)) ^ 32 * i, for_dC);
+        stmatrix_x4(at.addresses(me.M(me.steps) + C::PANEL) ^ 32 * i, for_dB);
     }
+}
+
+/* W of a place. */
+template <class C>
+GT_DEV void finish_pairs(const HopperBlock<C>& me, const WarpRows& at, const PairBlocks& W) {
+    wait_for_buffer(me, me.steps);
+    mbarrier_wait(me.smem + C::SHARES_MADE, me.number % 2);
+    store_all_W(me, at, W);
+    fence_async_proxy();
+    mbarrier_arrive(me.M_full(me.steps));
+    mbarrier_arrive(me.smem + C::W_FULL);
+    if (C::GROUPS > 1) mbarrier_arrive(me.groups(C::GROUPS_EMPTY));
 }
 
 /* dy x^T, of dy with its rows' powers.  Where x is bf16 and dy f16, dy are two terms of bf16, which are exact. */
@@ -309,30 +329,47 @@ GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pair
 }
 
 /* A step: FULL says that prepare has filled the stage, POWERS_MADE, with z, that states has made the powers of M,
- * M_EMPTY that inputs has read what the buffer of M held; M_FULL hands M on, EMPTY gives the stage back. */
+ * M_EMPTY that inputs has read what the buffer of M held; M_FULL hands M on, EMPTY gives the stage back.  The end of a
+ * place: SHARES_MADE says that the sums of dC and dB keep their powers, M_EMPTY and W_EMPTY that inputs and states have
+ * read W of the place before; M_FULL and W_FULL hand W on to them. */
 template <class C>
-GT_DEV void pairs_role(const ChunkGradientParams& p, const HopperBlock<C>& me) {
-    const WarpRows at(me.warp);
+GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
+    const WarpRows at(shfl_idx(warp_id(), 0));
     PairBlocks S, W = {};
-    make_all_S(me, at, S);
-    if (C::M_HAS_POWER) bar_sync(BOUND_BARRIER, 2 * C::GROUP); /* S_MOST */
     GT_NO_UNROLL
-    for (int step = 0; step < me.steps; step++) {
-        const int stage = step % C::STAGES, buffer = step % C::M_BUFFERS;
-        const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
-        wait_for_rows(me, step);
-        Pairs64 dS;
-        make_dS(me, at, step, dS);
-        wait_for_powers(me, step);
-        mbarrier_wait(me.smem + C::M_EMPTY + 8 * buffer, (step / C::M_BUFFERS + 1) % 2);
-        make_pairs_of_rows(p, me, at, step, skip, S, dS, W);
-        sync_warp();
-        mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
+    for (int number = made_here(0);; number++) {
+        const HopperBlock<C> me(p, smem, number);
+        if (number > 0) {
+            const HopperBlock<C> last(p, smem, number - 1);
+            finish_pairs(last, at, W);
+            if (C::GROUPS == 1) { /* until C is no longer read */
+                mbarrier_wait(last.M_empty(last.steps), last.buffer_parity(last.steps));
+                mbarrier_wait(smem + C::W_EMPTY, last.number % 2);
+            }
+        }
+        if (C::GROUPS == 1) convert_rows(p.in, me, TILE_C);
+        wait_for_chain();
+        if (me.tokens == 0) break;
+        mbarrier_wait(me.groups(C::GROUPS_FULL), me.groups_parity());
+        make_all_S(me, at, S);
+        if (C::M_HAS_POWER) {
+            mbarrier_arrive(smem + C::S_MADE); /* S_MOST */
+            mbarrier_wait(smem + C::S_MADE, number % 2);
+        }
+        W = {};
+        GT_NO_UNROLL
+        for (int step = 0; step < me.steps; step++) {
+            const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
+            wait_for_rows(me, step);
+            Pairs64 dS;
+            make_dS(me, at, step, dS);
+            wait_for_powers(me, step);
+            wait_for_buffer(me, step);
+            make_pairs_of_rows(p, me, at, step, skip, S, dS, W);
+            sync_warp();
+            mbarrier_arrive(me.smem + C::EMPTY + 8 * me.stage_of(step));
+        }
     }
-    bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS); /* the stages are free, POWER is written */
-    store_all_W(me, at, W);
-    fence_async_proxy();
-    bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS);
 }
 
 } /* namespace ssd */

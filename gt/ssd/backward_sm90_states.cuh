@@ -20,9 +20,9 @@ template <class C>
 GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, int step, uint32_t (&rows)[4][4]) {
     using E = Element<typename C::T>;
     using D = Element<typename C::D>;
-    const int lane = lane_id(), weights = made_cell<C>(step);
+    const int lane = lane_id(), weights = me.made_cell(step);
     const uint32_t address = panel_at<128>(lane % 8 + lane / 16 * 8, 2 * at.warp + lane / 8 % 2);
-    const uint32_t inverse = me.address(C::STATE_INVERSES + 8 * (step % C::STAGES) + (me.second ? 0 : 4) + at.warp);
+    const uint32_t inverse = me.address(C::STATE_INVERSES + 8 * (me.stage_of(step)) + (me.second ? 0 : 4) + at.warp);
     float x[4][4][2], sums[2] = {}; /* rows p g and g + 8 */
     GT_UNROLL
     for (int k = 0; k < 4; k++) { /* columns t */
@@ -32,10 +32,10 @@ GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, i
         for (int i = 0; i < 2; i++) {
             const int t = 16 * k + 8 * i + 2 * at.j;
             const float2 all = lds<float2>(me.address(weights + t)),
-                         row = lds<float2>(me.address(C::OTHER_INVERSE + t));
+                         row = lds<float2>(me.address(me.inverses(C::OTHER_INVERSE) + t));
             float2 w = {all.x * row.x, all.y * row.y};
             if (C::GATED && !me.second) {
-                const float2 dy = lds<float2>(me.address(C::NEXT_INVERSE + CHUNK * (step % C::STAGES) + t));
+                const float2 dy = lds<float2>(me.address(C::NEXT_INVERSE + CHUNK * (me.stage_of(step)) + t));
                 w.x *= dy.x, w.y *= dy.y;
             }
             GT_UNROLL
@@ -71,7 +71,7 @@ GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, i
  * which are the neighbour's. */
 template <class C>
 GT_DEV void make_hopper_state(const HopperBlock<C>& me, const WarpRows& at, int step) {
-    const int stage = step % C::STAGES, j = at.j;
+    const int j = at.j;
     const uint32_t state = me.stage(step) + (me.second ? C::H : C::G);
     uint32_t rows[4][4], kept[4][4];
     {
@@ -84,7 +84,7 @@ GT_DEV void make_hopper_state(const HopperBlock<C>& me, const WarpRows& at, int 
             kept[k][1] = kept[k][2] = none;
         }
     }
-    const uint64_t right = columns_operand<C>(me.smem + C::OTHER), old = columns_operand<C>(state);
+    const uint64_t right = columns_operand<C>(me.tile_of(C::OTHER)), old = columns_operand<C>(state);
     GT_UNROLL
     for (int panel = 0; panel < C::PANELS; panel++) {
         const uint32_t bytes = mn_bytes<128, Major::MN>(64 * panel, C::PANEL);
@@ -111,7 +111,6 @@ GT_DEV void make_hopper_state(const HopperBlock<C>& me, const WarpRows& at, int 
         }
     }
     fence_async_proxy();
-    mbarrier_arrive(me.smem + C::STATE_MADE + 8 * stage);
 }
 
 /* The warp's share of <G, h>, from the diagonal of G h^T. */
@@ -124,7 +123,7 @@ GT_DEV void store_Z(const HopperBlock<C>& me, const WarpRows& at, int step, cons
             sum = at.g == 2 * at.j       ? Gh[2 * i][0] + Gh[2 * i + 1][2]
                   : at.g == 2 * at.j + 1 ? Gh[2 * i][1] + Gh[2 * i + 1][3]
                                          : 0.0f;
-    const int inverses = C::STATE_INVERSES + 8 * (step % C::STAGES) + at.warp;
+    const int inverses = C::STATE_INVERSES + 8 * (me.stage_of(step)) + at.warp;
     sum = warp_sum(sum * me.value(inverses) * me.value(inverses + 4));
     if (lane_id() == 0) me.step_sums(step)[ChunkSums::Z + at.warp] = sum;
 }

@@ -2,7 +2,8 @@
  * warp has, how tiles become operands of wgmma, and dC and dB, which two warpgroups sum over the heads, each one:
  *     a step     make_left()     dy pre or x Delta suf as f16, 64 x 64 in registers, from the stage
  *                add_left()      sum += left h or left G, the right operand in the stage
- *     the end    finish_share()  sum += W B or W^T C, of what the pairs' warpgroup has left; rows to memory */
+ *     the end    add_W()         sum += W B or W^T C, of what the pairs' warpgroup has left
+ *                store_share()   rows to memory */
 #ifndef GT_SSD_BACKWARD_SM90_SUMS_CUH
 #define GT_SSD_BACKWARD_SM90_SUMS_CUH
 
@@ -28,7 +29,7 @@ struct WarpRows {
     }
     /* the lane's address for ldmatrix_x4 or stmatrix_x4 of the warp's rows, pieces 0 and 1 of a panel; of 2 i, 2 i + 1
      * it is this ^ 32 i.  Made where it is needed: kept over the steps, all of them would take too many registers */
-    GT_METHOD uint32_t addresses(uint32_t panel) const { return (uint32_t)made_here((int)(panel + address0)); }
+    GT_METHOD uint32_t addresses(uint32_t panel) const { return (uint32_t)made_here((int)panel) + address0; }
 };
 
 template <class C>
@@ -70,11 +71,11 @@ GT_DEV float skip_of_head(const ChunkGradientParams& p, const HopperBlock<C>& me
 template <class C>
 GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int s) {
     if constexpr (C::GATED) {
-        const float value = me.value(C::M_POWER + CHUNK * (step % C::STAGES) + s);
+        const float value = me.value(C::M_POWER + CHUNK * (me.stage_of(step)) + s);
         return {value, inverse_of(value)};
     }
     if constexpr (C::M_TERMS > 1) return {1.0f, 1.0f};
-    const float4 S = lds<float4>(me.address(C::S_MOST));
+    const float4 S = lds<float4>(me.address(me.S_most()));
     const float most = largest_of(S) * me.value(me.factor(step, Factors::GROWTH));
     return power_of((most > 0x1p-40f ? most : 0x1p-40f) * largest_delta(me, step));
 }
@@ -83,14 +84,14 @@ GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int s) {
  * written. */
 template <class C>
 GT_DEV void wait_for_rows(const HopperBlock<C>& me, int step) {
-    mbarrier_wait(me.smem + C::FULL + 8 * (step % C::STAGES), step / C::STAGES % 2);
+    mbarrier_wait(me.smem + C::FULL + 8 * me.stage_of(step), me.parity_of(step));
     fence_async_proxy();
 }
 
 /* With z: until the powers of M are. */
 template <class C>
 GT_DEV void wait_for_powers(const HopperBlock<C>& me, int step) {
-    if constexpr (C::GATED) mbarrier_wait(me.smem + C::POWERS_MADE + 8 * (step % C::STAGES), step / C::STAGES % 2);
+    if constexpr (C::GATED) mbarrier_wait(me.smem + C::POWERS_MADE + 8 * me.stage_of(step), me.parity_of(step));
 }
 
 /* ---- dC and dB -------------------------------------------------------------------------------------------------- */
@@ -123,7 +124,7 @@ GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, in
                       uint32_t (&a)[4][4]) {
     using E = Element<T>;
     load_left(me.stage(step) + (which ? C::X : C::DY), at, a);
-    const float4 inverses = lds<float4>(me.address(C::STATE_INVERSES + 8 * (step % C::STAGES) + 4 * which));
+    const float4 inverses = lds<float4>(me.address(C::STATE_INVERSES + 8 * (me.stage_of(step)) + 4 * which));
     const float largest = largest_of(inverses);
     float decay[2], bound[2];
     bool grows = false;
@@ -170,18 +171,23 @@ GT_DEV void add_left(const HopperBlock<C>& me, int step, int which, StateShare<C
     for (int k = 0; k < 4; k++) wgmma<f16, Major::MN>(share.sum, a[k], down_rows<C>(state, k));
 }
 
-/* Adds W B to dC, or W^T C to dB, and stores the rows. */
+/* The powers of the sums are now those that they keep to the end of the place: W is made with them. */
 template <class C>
-GT_DEV void finish_share(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int which,
-                         StateShare<C>& share) {
-    using T = typename C::T;
+GT_DEV void hand_powers_on(const HopperBlock<C>& me, const WarpRows& at, int which, const StateShare<C>& share) {
     if (at.j == 0) {
         sts<float>(me.address(C::POWER + CHUNK * which + at.row), share.power[0]);
         sts<float>(me.address(C::POWER + CHUNK * which + at.row + 8), share.power[1]);
     }
-    bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS);
-    bar_sync(MULTIPLYING_BARRIER, C::CONSUMERS); /* W */
-    float inverse[2];
+    mbarrier_arrive(me.smem + C::SHARES_MADE);
+}
+
+/* Adds W B to dC, or W^T C to dB. */
+template <class C>
+GT_DEV void add_W(const HopperBlock<C>& me, const WarpRows& at, int which, StateShare<C>& share, float (&inverse)[2]) {
+    if (which)
+        mbarrier_wait(me.smem + C::W_FULL, me.number % 2);
+    else
+        mbarrier_wait(me.M_full(me.steps), me.buffer_parity(me.steps));
     const float most = power_of(largest_of(lds<float4>(me.address(C::W_MOST)))).value;
     wgmma_pin(share.sum);
     GT_UNROLL
@@ -195,14 +201,15 @@ GT_DEV void finish_share(const ChunkGradientParams& p, const HopperBlock<C>& me,
     }
     wgmma_pin(share.sum);
     wgmma_fence();
-    const uint64_t right = columns_operand<C>(me.smem + (which ? C::C : C::B));
+    const uint32_t W = me.M(me.steps);
+    const uint64_t right = columns_operand<C>(me.tile_of(which ? C::C : C::B));
     if (which) {
-        const uint64_t left = columns_operand<C>(me.smem + C::W + C::PANEL);
+        const uint64_t left = columns_operand<C>(W + C::PANEL);
         GT_UNROLL
         for (int k = 0; k < 4; k++)
             wgmma<f16, Major::MN, Major::MN>(share.sum, down_rows<C>(left, k), down_rows<C>(right, k));
     } else {
-        const uint64_t left = rows_operand<C>(me.smem + C::W);
+        const uint64_t left = rows_operand<C>(W);
         GT_UNROLL
         for (int k = 0; k < 4; k++)
             wgmma<f16, Major::K, Major::MN>(share.sum, along_row<C>(left, k), down_rows<C>(right, k));
@@ -210,30 +217,69 @@ GT_DEV void finish_share(const ChunkGradientParams& p, const HopperBlock<C>& me,
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_pin(share.sum);
-    const uint32_t rows = me.smem + C::ROWS + which * C::STATE;
+    if (C::GROUPS > 1) mbarrier_arrive(me.groups(C::GROUPS_EMPTY));
+}
+
+/* The warp's rows of 64 columns, through a panel in rows of 16 bytes.  to: row 0; rows, columns: that there are. */
+template <class T>
+GT_DEV void store_panel(const WarpRows& at, uint32_t panel, const float (*x)[4], uint16_t* to, int64_t pitch, int rows,
+                        int columns) {
+    const uint32_t addresses = at.addresses(panel);
+    const int lane = here(); /* addresses kept over the steps would not fit into registers */
     GT_UNROLL
-    for (int i = 0; i < C::N / 16; i++) {
+    for (int i = 0; i < 4; i++) {
         uint32_t words[4];
         GT_UNROLL
         for (int n = 0; n < 4; n++) {
-            const float f = inverse[n % 2], *x = share.sum[2 * i + n / 2] + n % 2 * 2;
-            words[n] = Element<T>::pack(x[0] * f, x[1] * f);
+            const float* pair = x[2 * i + n / 2] + n % 2 * 2;
+            words[n] = Element<T>::pack(pair[0], pair[1]);
         }
-        stmatrix_x4(at.addresses(rows + i / 4 * C::PANEL) ^ i % 4 * 32, words);
+        stmatrix_x4(addresses ^ 32 * i, words);
     }
     sync_warp();
-    void* out = which ? p.dBm : p.dCm;
-    if (!out) return;
-    const gt_stride out_stride = which ? p.dBm_stride : p.dCm_stride;
-    constexpr int PIECES = C::N / 8, STEP = 32 / PIECES;
-    const int row0 = 16 * at.warp + lane_id() / PIECES, piece = lane_id() % PIECES;
-    uint16_t* to = static_cast<uint16_t*>(out) + gt::offset_of(out_stride, me.b, me.first, me.g) + 8 * piece;
+    const int row0 = 16 * at.warp + lane / 8, piece = lane % 8;
+    const uint32_t first = panel + panel_at<128>(row0, piece);
+    uint4 values[4];
     GT_UNROLL
-    for (int i = 0; i < 16 / STEP; i++) {
-        const int t = row0 + STEP * i;
-        if (t < me.tokens && 8 * piece < p.in.columns)
-            stg<uint4>(to + t * out_stride.t, lds<uint4>(rows + piece / 8 * C::PANEL + panel_at<128>(t, piece % 8)));
+    for (int i = 0; i < 4; i++) values[i] = lds<uint4>((first ^ (uint32_t)(i % 2 * 64)) + 512 * i);
+    to += row0 * pitch + 8 * piece;
+    const int left = 8 * piece < columns ? rows - row0 : 0;
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        if (4 * i < left) stg<uint4>(to, values[i]);
+        to += 4 * pitch;
     }
+    sync_warp(); /* before the next */
+}
+
+/* The rows of dC, through OUT, or of dB, through the panel of W that no warp reads any more, which then has the zeros
+ * that M wants there. */
+template <class C>
+GT_DEV void store_share(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int which,
+                        StateShare<C>& share, const float (&inverse)[2]) {
+    const uint32_t W = me.M(me.steps);
+    bar_sync(which ? MADE_BARRIER : INPUTS_BARRIER, C::GROUP); /* W and B or C are read */
+    if (!which) mbarrier_arrive(me.M_empty(me.steps));
+    if (void* const out = which ? p.dBm : p.dCm) {
+        const gt_stride& stride = which ? p.dBm_stride : p.dCm_stride;
+        uint16_t* const to = static_cast<uint16_t*>(out) + gt::offset_of(stride, me.b, me.first, me.g);
+        GT_UNROLL
+        for (int n = 0; n < C::N / 8; n++) {
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) share.sum[n][e] *= inverse[e / 2];
+        }
+        GT_UNROLL
+        for (int i = 0; i < C::PANELS; i++)
+            store_panel<typename C::T>(at, which ? W + C::PANEL : me.smem + C::OUT, share.sum + 8 * i, to + 64 * i,
+                                       stride.t, me.tokens, p.in.columns - 64 * i);
+    }
+    if (!which) return;
+    if constexpr (C::M_TERMS > 1) {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) sts<uint4>(W + C::PANEL + 2048 * at.warp + 512 * i + 16 * lane_id(), {0, 0, 0, 0});
+        fence_async_proxy();
+    }
+    mbarrier_arrive(me.smem + C::W_EMPTY);
 }
 
 } /* namespace ssd */

@@ -597,10 +597,10 @@ GT_DEV void finish_dB_and_dC(const ChunkGradientParams& p, const ChunkGradientBl
 /* ---- the kernel ------------------------------------------------------------------------------------------------- */
 
 /* Zeros where sums are added over all chunks that there may be. */
-GT_DEV void clear_sums(const ChunkGradientParams& p, int64_t row) {
+GT_DEV void clear_sums(const ChunkGradientParams& p, int64_t row, int thread, int threads) {
     const Problem& in = p.in;
     const int64_t skips = in.skip_per_channel ? in.H * in.P : in.H;
-    for (int64_t i = thread_id(); i < skips; i += block_threads()) {
+    for (int64_t i = thread; i < skips; i += threads) {
         if (p.dskip) p.dskip[row * skips + i] = 0.0f;
         if (i >= in.H) continue;
         if (p.dA) p.dA[row * in.H + i] = 0.0f;
@@ -691,7 +691,7 @@ chunk_gradient_kernel(const GT_GRID_CONSTANT ChunkGradientParams p) {
     wait_for_chain();
     const ChunkGradientBlock<C> me = find_chunk<C>(p, block_x());
     if (me.tokens <= 0) {
-        if (me.g == 0) clear_sums(p, me.row(p.slots));
+        if (me.g == 0) clear_sums(p, me.row(p.slots), thread_id(), block_threads());
         return;
     }
     gradients_of(p, me);

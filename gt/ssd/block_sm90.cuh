@@ -71,6 +71,7 @@ struct GroupCursor {
             sts<int64_t>(addresses, span.b);
             sts<int64_t>(addresses + 8, span.first);
             sts<int64_t>(addresses + 16, span.end);
+            sts<int>(addresses + 24, (int)((span.end - span.first + CHUNK - 1) / CHUNK));
             sts<int64_t>(addresses + 32, item);
             sts<int>(addresses + 40, group);
             sts<int>(addresses + 44, all - first < UNITS ? all - first : UNITS);
@@ -94,7 +95,7 @@ struct GroupCursor {
     GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(addresses + 8) + (int64_t)chunk * CHUNK; }
     GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(addresses + 16) - token(chunk); }
     GT_METHOD int tokens(int chunk) const { return left(chunk) < CHUNK ? (int)left(chunk) : CHUNK; }
-    GT_METHOD int chunks() const { return (int)((left(0) + CHUNK - 1) / CHUNK); }
+    GT_METHOD int chunks() const { return lds<int>(addresses + 24); }
     GT_METHOD int head(int unit) const { return lds<int>(addresses + 48 + 4 * unit); }
     GT_METHOD int row0(int unit) const { return lds<int>(addresses + 64 + 4 * unit); }
     GT_METHOD int group() const { return lds<int>(addresses + 40); }

@@ -20,9 +20,13 @@
  *            y^T = pre y^T + x^T M^T          64 x 64 x 64; x^T by transposed loads; + Dskip x, times silu(z)
  *                                              or, in backward, times dy silu'(z): dz instead of y
  *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16, summed from zero and added as fp32 does (state.cuh)
- *            y goes over x in shared memory, and from there to memory in rows, while S of the next chunk is made;
- *            that of a segment's last chunk at once.
- *         Checkpoints, of the state before a chunk, are stored while its S is made, too.
+ *            y goes over x in shared memory.
+ *         Y of whole chunks leaves by bulk copies (tile_store), which one warp a unit starts; dz, y of a cut chunk of
+ *         packed sequences, and y of which make_tensor_map makes no map leave by rows, while S of the next chunk is
+ *         made.  Where there are three stages of x and a warpgroup has two states of 128 columns, the consumers are what
+ *         a chunk waits for: bulk copies start beside S and have until the pairs are made.  Else (STORES_LATE is
+ *         false) the stage of x is given back as early as can be.
+ *         Checkpoints, of the state before a chunk, leave by bulk copies, too, while its S is made.
  *
  * SHARED MEMORY, KB, N = 128, UNITS = 4 (HopperTile has every offset): 226.5, one block a multiprocessor
  *     X                96     three stages of four units; y over what was read     producer; consumers
@@ -40,8 +44,9 @@
  *     three stages and x four, so that all copies of a chunk are issued a chunk ahead; one warp of the producer makes
  *     factors while the other three turn B and C into f16 (prepare_beside_factors).  N <= 128, 105.2 KB: two stages of
  *     each.  One kernel does for calls with and without z; dz is forward_tensor_kernel's.
- * z has one stage.  For dz a warp copies its 16 rows of z and dy itself (cp.async), those of its next unit once it has
- *     read its last one's: no other warp waits for them, but forward with z took a sixth longer in that form.
+ * z has one stage.  For dz a consumer copies z and dy itself (cp.async), by rows of 128 bytes, those of its next unit
+ *     once its four warps have read its last one's: two barriers a unit.  Without them, each warp 32 bytes of every row,
+ *     forward with z took a sixth longer.
  * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
  *     EMPTY comes when the products are over and z has been read, so that z of the next chunk may come.  X_EMPTY: of a
  *     stage of x, when its y is stored; the consumers' threads arrive.  GATE_FULL: of z; the producer's copies arrive.
@@ -61,11 +66,19 @@
 #ifndef GT_SSD_FORWARD_SM90_CUH
 #define GT_SSD_FORWARD_SM90_CUH
 
+#include "../base/bulk.cuh"
 #include "block_sm90.cuh"
 #include "forward_tensor.cuh"
 
 namespace gt {
 namespace ssd {
+
+/* y_map: y by boxes of 64 tokens of a head's 64 rows, if has_y_map; checkpoint_map: checkpoints, if there are any, by 16
+ * rows of 64 columns. */
+struct HopperForwardParams : TensorParams {
+    TensorMap y_map, checkpoint_map;
+    int has_y_map;
+};
 
 constexpr int MEASURED_SLOTS = 8; /* at every 8th checkpoint the bound of a state becomes its maximum */
 
@@ -180,6 +193,7 @@ struct HopperTile {
                                     : HAS_GATE && (UNITS == 1 || HEADS * NP > 128) ? 2
                                                                                    : 3,
                          X_AHEAD = X_STAGES > 2;
+    static constexpr bool STORES_LATE = HEADS * NP > 128 && HEADS > 1 && X_STAGES > 2; /* y: see forward_consumer() */
     static constexpr int LATER = X_AHEAD + (HAS_GATE && !MAKES_DZ);          /* groups of copies that follow B and C */
     static constexpr int X = 0;                                              /* [X_STAGES][UNITS]; then y */
     static constexpr int GATE = X + X_STAGES * UNITS * TILE_X;               /* [UNITS]; for dz [GROUPS][2]: z, dy */
@@ -446,11 +460,11 @@ GT_DEV void store_pairs(uint32_t addresses, uint32_t M, int unit_warp, const flo
     }
 }
 
-/* Zeros above the diagonal of M, which nothing writes later. */
-GT_DEV void clear_pairs(uint32_t M, int unit_warp) {
+/* Zeros in M from a block of columns on: above the diagonal nothing writes later. */
+GT_DEV void clear_pairs(uint32_t M, int unit_warp, int first) {
     const uint32_t to = by_rows<64>(M, own_lane());
     const uint32_t zeros[4] = {0, 0, 0, 0};
-    for (int sb = unit_warp + 1; sb < BLOCKS; sb++) stmatrix_x4(tile_at<64>(to, unit_warp, sb), zeros);
+    for (int sb = first; sb < BLOCKS; sb++) stmatrix_x4(tile_at<64>(to, unit_warp, sb), zeros);
 }
 
 /* 16 tokens of y times silu(z) or, with dy, times silu'(z) dy.  z, dy: the lane's addresses in tiles. */
@@ -511,33 +525,63 @@ struct Consumer {
     GT_METHOD void wait() const { bar_sync(2 + group(), WARPGROUP); } /* for the warpgroup */
 };
 
-/* Unit i of a consumer's: the state before a chunk, to its checkpoint. */
+/* The consumer's states before a chunk, to their checkpoints: a warp's 16 rows by way of its rows of M, which is free, 64
+ * columns at a time.  A unit's M after the other, so that memory is written from one while the next is filled. */
 template <class Tile>
-GT_DEV void keep_state(const TensorParams& p, const Consumer<Tile>& me, int chunk, int i, WarpState<Tile::NP>& state) {
+GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, int chunk,
+                        WarpState<Tile::NP> (&state)[Tile::HEADS]) {
+    constexpr int NP = Tile::NP, HEADS = Tile::HEADS, PIECES = NP < 64 ? NP / 8 : 8, PARTS = NP / 8 / PIECES;
+    constexpr int SLABS = (NP + SLAB - 1) / SLAB; /* of every N that NP is for */
     const Problem& in = p.in;
-    const GroupCursor<Tile::UNITS> cursor = me.cursor();
-    const int unit = me.unit(i), unit_warp = me.unit_warp(), row0 = cursor.row0(unit) + 16 * unit_warp;
-    if (!cursor.exists(unit)) return;
-    const int64_t slot = cursor.slot(unit, chunk);
-    state.power.inverse = inverse_of(state.power.value);
-    if (chunk / SLOT_CHUNKS % MEASURED_SLOTS == 0) state.measure();
-    store_checkpoint<Tile::NP>(me.M(i), unit_warp, state.H, 1.0f, p.checkpoints.values + (slot * in.P + row0) * in.N,
-                               in.P - row0, in.N, in.N);
-    constexpr int SLABS = (Tile::NP + SLAB - 1) / SLAB; /* of every N that NP is for */
-    if (lane_id() < SLABS && row0 < in.P)
-        p.checkpoints.powers[(slot * row_tiles(in.P) + row0 / 16) * SLABS + lane_id()] = state.power.inverse;
-    clear_pairs(me.M(i), unit_warp); /* it was used */
+    GT_UNROLL
+    for (int i = 0; i < HEADS; i++) {
+        const GroupCursor<Tile::UNITS> cursor = me.cursor();
+        const int unit = me.unit(i), unit_warp = me.unit_warp(), row0 = cursor.row0(unit) + 16 * unit_warp;
+        if (!cursor.exists(unit)) continue; /* nor does one behind it */
+        const int64_t slot = cursor.slot(unit, chunk);
+        state[i].power.inverse = inverse_of(state[i].power.value);
+        if (chunk / SLOT_CHUNKS % MEASURED_SLOTS == 0) state[i].measure();
+        GT_UNROLL
+        for (int part = 0; part < PARTS; part++) {
+            const int number = i * PARTS + part;
+            const uint32_t tile = me.M(number % HEADS);
+            if (number >= HEADS) {
+                bulk_wait_read<HEADS - 1>();
+                sync_warp();
+            }
+            const uint32_t address = by_rows<64>(tile, own_lane());
+            GT_UNROLL
+            for (int k = 0; k < PIECES / 2; k++) {
+                const float(&low)[4] = state[i].H[part * PIECES + 2 * k];
+                const float(&high)[4] = state[i].H[part * PIECES + 2 * k + 1];
+                const uint32_t values[4] = {pack_f16(low[0], low[1]), pack_f16(low[2], low[3]),
+                                            pack_f16(high[0], high[1]), pack_f16(high[2], high[3])};
+                stmatrix_x4(tile_at<64>(address, unit_warp, k), values);
+            }
+            fence_async_proxy();
+            sync_warp();
+            if (row0 < in.P)
+                tile_store(p.checkpoint_map, 64 * part, row0, (int)slot, tile + panel_at<128>(16 * unit_warp, 0));
+            bulk_commit();
+        }
+        if (lane_id() < SLABS && row0 < in.P)
+            p.checkpoints.powers[(slot * row_tiles(in.P) + row0 / 16) * SLABS + lane_id()] = state[i].power.inverse;
+    }
+    bulk_wait_read<0>();
+    sync_warp();
+    GT_UNROLL
+    for (int i = 0; i < HEADS; i++) clear_pairs(me.M(i), me.unit_warp(), me.unit_warp() + 1); /* it was used */
 }
 
-/* For dz: starts the copies of z and dy of a unit i and chunk, if there is such a chunk: the warp's 16 rows of the unit,
- * to tiles of which it alone reads them. */
+/* For dz: starts a warpgroup's copies of z and dy of a unit i and chunk, if there is such a chunk, to tiles that its four
+ * warps have read. */
 template <class Tile>
 GT_DEV void copy_gate(const TensorParams& p, const Consumer<Tile>& me, int chunk, int i) {
     using T = typename Tile::T;
     const Problem& in = p.in;
     const int tokens = me.cursor().tokens(chunk);
     if (tokens <= 0) return;
-    const int row = own_lane() / 2, column = 16 * me.unit_warp() + 8 * (own_lane() % 2);
+    const int row = own_thread() % WARPGROUP / 8, column = 8 * (own_lane() % 8);
     const int left = me.cursor().row0(me.unit(i)) + column < in.P ? tokens - row : 0;
     const uint32_t address = panel_at<128>(row, column / 8);
     const auto copy = [&](int tensor, const void* data, int64_t pitch) {
@@ -660,7 +704,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     uint32_t v[BLOCKS][4];
     if constexpr (Tile::MAKES_DZ) {
         cp_async_wait<0>();
-        sync_warp();
+        me.wait(); /* z and dy are there */
     } else if (gated && i == 0) {
         mbarrier_wait(me.smem + Tile::GATE_FULL, made_here(n) % 2);
     }
@@ -700,7 +744,10 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
                 operand_step(B, k_bytes<ROW, Major::MN>(16 * k, PANEL) + mn_bytes<ROW, Major::MN>(8 * n0, PANEL)),
                 k > 0);
         wgmma_commit();
-        if (Tile::MAKES_DZ && n0 == 0) copy_gate<Tile>(p, me, chunk + (i + 1) / Tile::HEADS, (i + 1) % Tile::HEADS);
+        if (Tile::MAKES_DZ && n0 == 0) {
+            me.wait(); /* the four warps have read z and dy */
+            copy_gate<Tile>(p, me, chunk + (i + 1) / Tile::HEADS, (i + 1) % Tile::HEADS);
+        }
         wgmma_wait<0>();
         wgmma_pin(added);
         GT_UNROLL
@@ -728,13 +775,14 @@ GT_DEV void store_rows(uint32_t tile, T* to, int64_t pitch, int rows, int column
 }
 
 template <class Tile>
-GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
+GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
     using T = typename Tile::T;
     constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL, HEADS = Tile::HEADS;
     const Problem& in = p.in;
     const Consumer<Tile> me = {smem};
     GT_UNROLL
-    for (int i = 0; i < HEADS; i++) clear_pairs(me.M(i), me.unit_warp());
+    for (int i = 0; i < HEADS; i++) /* with few columns a checkpoint's box reads what it has not written */
+        clear_pairs(me.M(i), me.unit_warp(), NP < 64 ? 0 : me.unit_warp() + 1);
     int n = 0; /* chunks of all segments */
     for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
         WarpState<NP> state[HEADS];
@@ -765,24 +813,49 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
                 state[i].load(start ? start + me.cursor().state(in, me.unit(i), 0) : nullptr,
                               me.cursor().row0(me.unit(i)) + 16 * me.unit_warp(), in);
         }
-        const int chunks = me.cursor().chunks();
-        const auto store_y = [&](int chunk, int number) {
-            const int tokens = me.cursor().tokens(chunk);
-            const int64_t first = (int64_t)chunk * CHUNK * p.y_stride.t;
-            GT_UNROLL
-            for (int i = 0; i < HEADS; i++) {
-                const GroupCursor<Tile::UNITS> cursor = me.cursor();
-                const int unit = me.unit(i);
-                if (!cursor.exists(unit)) continue;
-                store_rows(me.x(number, i), static_cast<T*>(p.y) + (cursor.offset(0, unit) + first), p.y_stride.t,
-                           tokens, in.P - cursor.row0(unit));
+        [[maybe_unused]] const int count = me.cursor().chunks();
+        const auto chunks = [&] { /* with 128 columns a register more would be spilled */
+                                  if constexpr (HEADS * NP > 128)
+                                      return me.cursor().chunks();
+                                  else
+                                      return count;
+        };
+        /* y of whole chunks leaves by its map, a warp a unit; of others, and without a map, by rows. */
+        const auto by_map = [&](int chunk) {
+            return p.has_y_map &&
+                   (chunk + 1 < chunks() || !in.sequences.cu_seqlens || me.cursor().tokens(chunk) == CHUNK);
+        };
+        const auto start_y = [&](int chunk, int number) {
+            const int i = me.unit_warp();
+            if (i >= HEADS || !by_map(chunk)) return;
+            const GroupCursor<Tile::UNITS> cursor = me.cursor();
+            if (!cursor.exists(me.unit(i))) return;
+            const int unit = me.unit(i);
+            tile_store(p.y_map, cursor.head(unit) * in.P + cursor.row0(unit), (int)cursor.token(chunk), (int)cursor.b(),
+                       me.x(number, i));
+            bulk_commit();
+        };
+        const auto finish_y = [&](int chunk, int number) {
+            if (by_map(chunk)) {
+                if (me.unit_warp() < HEADS) bulk_wait_read<0>();
+            } else {
+                const int tokens = me.cursor().tokens(chunk);
+                const int64_t first = (int64_t)chunk * CHUNK * p.y_stride.t;
+                GT_NO_UNROLL
+                for (int i = 0; i < HEADS; i++) {
+                    const GroupCursor<Tile::UNITS> cursor = me.cursor();
+                    const int unit = me.unit(i);
+                    if (!cursor.exists(unit)) continue;
+                    store_rows(me.x(number, i), static_cast<T*>(p.y) + (cursor.offset(0, unit) + first), p.y_stride.t,
+                               tokens, in.P - cursor.row0(unit));
+                }
             }
             mbarrier_arrive(smem + Tile::X_EMPTY + 8 * ((unsigned)number % Tile::X_STAGES));
         };
         /* S, y and sums in turn: the same registers, or ptxas would spill what lies between others */
         float S[8][4] = {};
         GT_NO_UNROLL
-        for (int chunk = 0; chunk < chunks; chunk++, n++) {
+        for (int chunk = 0; chunk < chunks(); chunk++, n++) {
             mbarrier_wait(smem + Tile::FULL + 8 * (n % 2), n / 2 % 2);
             const uint64_t left = wgmma_tile<ROW, Major::K>(me.C(n), PANEL),
                            right = wgmma_tile<ROW, Major::K>(me.B(n), PANEL);
@@ -794,15 +867,18 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
             }
             wgmma_commit();
             /* while these run */
-            if (chunk > 0) store_y(chunk - 1, n - 1);
-            if (p.checkpoints.values && chunk % SLOT_CHUNKS == 0) { /* by way of M, which is free */
-                GT_UNROLL
-                for (int i = 0; i < HEADS; i++) keep_state<Tile>(p, me, chunk, i, state[i]);
+            if (chunk > 0) {
+                if (Tile::STORES_LATE && by_map(chunk - 1))
+                    start_y(chunk - 1, n - 1);
+                else
+                    finish_y(chunk - 1, n - 1);
             }
+            if (p.checkpoints.values && chunk % SLOT_CHUNKS == 0) keep_states<Tile>(p, me, chunk, state);
             wgmma_wait<0>();
             wgmma_pin(S);
             GT_UNROLL
             for (int i = 0; i < HEADS; i++) store_pairs(me.addresses(n, i), me.M(i), me.unit_warp(), S);
+            if (Tile::STORES_LATE && chunk > 0 && by_map(chunk - 1)) finish_y(chunk - 1, n - 1);
             fence_async_proxy();
             me.wait();
             GT_UNROLL
@@ -814,9 +890,14 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
                     forward_unit<Tile>(p, me, chunk, n, i, y, state[i]);
             }
             mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % 2));
+            fence_async_proxy();
             me.wait(); /* y is there, and M free */
+            if (!Tile::STORES_LATE) start_y(chunk, n);
         }
-        if (chunks > 0) store_y(chunks - 1, n - 1);
+        if (const int last = chunks()) {
+            if (Tile::STORES_LATE) start_y(last - 1, n - 1);
+            finish_y(last - 1, n - 1);
+        }
         item = me.cursor().item();
         /* found again: no registers keep it */
         const Span same = ordered_span(in, item);
@@ -837,7 +918,7 @@ GT_DEV void forward_consumer(const TensorParams& p, uint32_t smem) {
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
 template <class T, int NP, int UNITS, int GATE>
 GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE>::THREADS) : 32, (HopperTile<T, NP, UNITS, GATE>::BLOCKS))
-forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
+forward_hopper_kernel(const GT_GRID_CONSTANT HopperForwardParams p) {
 #if GT_SM90A
     using Tile = HopperTile<T, NP, UNITS, GATE>;
     const uint32_t smem = smem_base_of_tiles();

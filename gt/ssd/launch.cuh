@@ -33,7 +33,7 @@ struct ForwardPlan {
 /* Enough for any kind of kernels: which there are may not be known yet (see has_sm90a). */
 static inline size_t forward_workspace(const gt_ssd_args& a, const Device& device) {
     size_t most = 0;
-    for (const int64_t count : {segments_for(a, device), tensor_segments(a, device),
+    for (const int64_t count : {segments_for(a, device), segments_by_units(a, 0, device),
                                 segments_by_units(a, units_by_sizes(a, device), device)}) {
         Arena arena(nullptr);
         take_segments(arena, a, count);
@@ -123,13 +123,11 @@ static inline BackwardPlan plan_backward(const gt_ssd_args& a, const Device& dev
         plan.has_states = a.saved;
     }
     plan.bytes = arena.bytes(), plan.saved = saved.bytes();
-    for (const int units : {0, units_by_sizes(a, device)}) { /* enough for either kind, as in forward */
-        Arena other(nullptr);
+    if (!plan.on_tensor_cores) return plan;
+    plan.bytes = either_workspace(a, device, [&](Arena& other, int units) {
         RowSums unused;
-        if (!plan.on_tensor_cores) break;
         plan_tensor_backward(a, other, states, unused, units, device);
-        if (other.bytes() > plan.bytes) plan.bytes = other.bytes();
-    }
+    });
     return plan;
 }
 

@@ -48,6 +48,9 @@ struct TensorBackwardPlan {
     }
 };
 
+/* Rows of the sums of a slab: two a chunk between checkpoints. */
+static inline int64_t slab_rows(const ChunkGradientParams& p) { return p.in.sequences.B * p.slots * 2; }
+
 /* Compute capability 9.0.  For all slabs or none: in the other kernel shares of dx lie otherwise, and da and ddt are
  * made. */
 static inline bool has_hopper_chunks(const Device& device) {
@@ -107,7 +110,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     plan.makes_dz = a.z && a.dz;
     if (plan.makes_h) c.h = take_checkpoints(arena, a);
     if (plan.makes_G) c.G = take_checkpoints(arena, a);
-    plan.rows = a.B * c.slots * 2;
+    plan.rows = slab_rows(c);
     const int slab_count = slabs((int)a.N);
     const bool is_split = a.dtype == GT_F32;
     plan.by_hopper = !is_split && has_hopper_chunks(device);
@@ -175,26 +178,8 @@ static gt_status launch_chunks_with(const ChunkGradientParams& p, Chain& chain) 
                C::THREADS, C::SMEM, chain, p);
 }
 
-static inline gt_status map_states(TensorMap* map, const Checkpoints& states, const Problem& in, int64_t slots) {
-    TensorShape shape = {
-        {in.columns, in.P, in.sequences.B * in.H * slots}, {in.N, (int64_t)in.P * in.N}, {64, TILE_P, 1}, true};
-    if (!states.values) shape.size[0] = 8, shape.size[1] = shape.size[2] = 1;
-    const f16* data = states.values ? states.values : static_cast<const f16*>(in.x); /* for zeros any address does */
-    return report(make_tensor_map(map, data, shape), "ssd cuTensorMapEncodeTiled");
-}
-
-/* x or dy by boxes of 64 tokens of a head's 64 rows: whether it is such a tensor. */
-static inline bool map_rows(TensorMap* map, const void* data, const gt_stride& stride, const Problem& in) {
-    const int64_t T = in.sequences.T, B = in.sequences.B;
-    const TensorShape shape = {{in.H * in.P, T, B}, {stride.t, B > 1 ? stride.b : stride.t}, {TILE_P, CHUNK, 1}, true};
-    const f16* const rows = static_cast<const f16*>(data);
-    return in.P % TILE_P == 0 && (stride.h == in.P || in.H == 1) && T <= INT32_MAX && in.H * in.P <= INT32_MAX &&
-           is_tensor(rows, shape) && make_tensor_map(map, rows, shape) == cudaSuccess;
-}
-
-template <class T, int N>
-static gt_status launch_hopper_chunks(const ChunkGradientParams& all, const TokenParams& tokens, int slab,
-                                      const Device& device, Chain& chain) {
+static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, const TokenParams& tokens, int slab,
+                                             const Device& device, Chain& chain) {
     const int64_t places = all.in.sequences.B * all.slots * all.in.G * 2, room = device.multiprocessors;
     const int64_t blocks = places < room ? places : room;
     if (blocks == 0) return GT_OK; /* no tensors */
@@ -203,55 +188,49 @@ static gt_status launch_hopper_chunks(const ChunkGradientParams& all, const Toke
     static_cast<ChunkGradientParams&>(p) = all;
     p.has_h = p.h.values != nullptr, p.has_G = p.G.values != nullptr;
     p.clears = slabs(p.in.N) > 1;
+    p.heads = (int)(p.in.H / p.in.G), p.steps = p.heads * p.in.tiles;
     const int64_t steps = slab * tokens.rows * p.in.H * p.in.tiles;
     p.tokens = tokens.tokens;
     p.sums = tokens.sums + steps * chunk_sums(p.in);
     p.inverses = tokens.inverses + steps * 8;
-    gt_status status = map_states(&p.h_map, p.h, p.in, p.slots);
-    if (status == GT_OK) status = map_states(&p.G_map, p.G, p.in, p.slots);
+    gt_status status = map_states(&p.h_map, p.h, p.in, p.slots, TILE_P);
+    if (status == GT_OK) status = map_states(&p.G_map, p.G, p.in, p.slots, TILE_P);
     if (status != GT_OK) return status;
     p.has_rows = map_rows(&p.x_map, p.in.x, p.in.x_stride, p.in) && map_rows(&p.dy_map, p.in.dy, p.in.dy_stride, p.in);
     if (!p.has_rows) p.x_map = p.dy_map = p.h_map; /* not read */
-    const auto with = [&](auto gated) {
-        constexpr bool GATED = decltype(gated)::value;
-        using C = HopperGradientTraits<T, N, GATED>;
-        return run("ssd chunk_gradient_hopper_kernel", chunk_gradient_hopper_kernel<T, N, GATED>, blocks, C::THREADS,
-                   C::SMEM, chain, p);
-    };
-    return p.in.dy_inverses ? with(std::true_type()) : with(std::false_type());
+    return with_type(p.in, [&](auto type) {
+        return with_size<64, 128>(p.in.columns, [&](auto columns) {
+            using T = decltype(type);
+            constexpr int N = decltype(columns)::value;
+            const auto with = [&](auto gated) {
+                constexpr bool GATED = decltype(gated)::value;
+                using C = HopperGradientTraits<T, N, GATED>;
+                return run("ssd chunk_gradient_hopper_kernel", chunk_gradient_hopper_kernel<T, N, GATED>, blocks,
+                           C::THREADS, C::SMEM, chain, p);
+            };
+            return p.in.dy_inverses ? with(std::true_type()) : with(std::false_type());
+        });
+    });
 }
 
-static inline gt_status launch_hopper_slab(const ChunkGradientParams& p, const TokenParams& tokens, int slab,
-                                           const Device& device, Chain& chain) {
-    const bool is_bf16 = p.in.dtype == GT_BF16;
-    if (p.in.columns <= 64)
-        return is_bf16 ? launch_hopper_chunks<bf16, 64>(p, tokens, slab, device, chain)
-                       : launch_hopper_chunks<f16, 64>(p, tokens, slab, device, chain);
-    return is_bf16 ? launch_hopper_chunks<bf16, 128>(p, tokens, slab, device, chain)
-                   : launch_hopper_chunks<f16, 128>(p, tokens, slab, device, chain);
-}
-
-/* With two stages where the device has room for them. */
 static inline gt_status launch_slab_chunks(const ChunkGradientParams& p, const Device& device, Chain& chain) {
-    const int N = p.in.columns;
-    if (N <= 16) return launch_chunks_with<16, 2>(p, chain);
-    if (N <= 32) return launch_chunks_with<32, 2>(p, chain);
-    if (N <= 64)
-        return device.shared_bytes >= ChunkGradientTraits<64, 2>::SMEM ? launch_chunks_with<64, 2>(p, chain)
-                                                                       : launch_chunks_with<64, 1>(p, chain);
-    return device.shared_bytes >= ChunkGradientTraits<128, 2>::SMEM ? launch_chunks_with<128, 2>(p, chain)
-                                                                    : launch_chunks_with<128, 1>(p, chain);
+    return with_size<16, 32, 64, 128>(p.in.columns, [&](auto columns) {
+        constexpr int N = decltype(columns)::value;
+        if constexpr (N >= 64) /* one stage where the device has no room for two */
+            if (device.shared_bytes < ChunkGradientTraits<N, 2>::SMEM) return launch_chunks_with<N, 1>(p, chain);
+        return launch_chunks_with<N, 2>(p, chain);
+    });
 }
 
-/* rows: of the sums of a slab. */
-static inline void take_slab(ChunkGradientParams& p, int slab, int64_t rows) {
+static inline void take_slab(ChunkGradientParams& p, int slab) {
+    const int64_t sums = slab * slab_rows(p) * p.in.H;
     take_slab(p.in, slab);
     take_slab(p.h, slab);
     take_slab(p.G, slab);
     if (p.dBm) p.dBm = static_cast<uint16_t*>(p.dBm) + slab * SLAB;
     if (p.dCm) p.dCm = static_cast<uint16_t*>(p.dCm) + slab * SLAB;
-    if (p.dA) p.dA += slab * rows * p.in.H;
-    if (p.dbias) p.dbias += slab * rows * p.in.H;
+    if (p.dA) p.dA += sums;
+    if (p.dbias) p.dbias += sums;
     p.has_share = slab > 0;
     p.leaves_share = slab + 1 < slabs(p.in.N);
     if (p.leaves_share) p.in.Dskip = p.dskip = nullptr; /* they are no sums over columns */
@@ -262,55 +241,49 @@ static inline void take_slab(SplitGradientParams& p, int slab) {
     take_slab(p.in, slab);
     take_slab(p.h, slab);
     take_slab(p.G, slab);
-    if (p.dBm) p.dBm += slab * SLAB;
-    if (p.dCm) p.dCm += slab * SLAB;
+    skip_columns(p.dBm, slab * SLAB);
+    skip_columns(p.dCm, slab * SLAB);
     p.has_share = slab > 0;
     if (slab + 1 < slabs(p.in.N)) p.in.Dskip = p.dskip = nullptr; /* they are no sums over columns */
 }
 
-static inline gt_status launch_hopper_split_chunks(const SplitGradientParams& p, Chain& chain) {
-    const auto with = [&](auto columns) {
-        using Tile = HopperSplitTile<decltype(columns)::value>;
-        return run("ssd chunk_gradient_fp32_hopper_kernel", chunk_gradient_fp32_hopper_kernel<Tile::NP>,
-                   p.in.sequences.B * p.slots * p.in.G * 2, Tile::THREADS, Tile::BYTES, chain, p);
-    };
-    return p.in.columns <= 64 ? with(std::integral_constant<int, 64>()) : with(std::integral_constant<int, 128>());
+static inline gt_status launch_split_chunks(const SplitGradientParams& p, const Device& device, Chain& chain) {
+    const int64_t places = p.in.sequences.B * p.slots * p.in.G;
+    if (has_hopper_split_chunks(p.in, device))
+        return with_size<64, 128>(p.in.columns, [&](auto columns) {
+            using Tile = HopperSplitTile<decltype(columns)::value>;
+            return run("ssd chunk_gradient_fp32_hopper_kernel", chunk_gradient_fp32_hopper_kernel<Tile::NP>, places * 2,
+                       Tile::THREADS, Tile::BYTES, chain, p);
+        });
+    return with_size<16, 64, 128>(p.in.columns, [&](auto columns) {
+        using Tile = GradientSplitTile<decltype(columns)::value>;
+        return run("ssd chunk_gradient_fp32_kernel", chunk_gradient_fp32_kernel<Tile::NP>, places * SLOT_SHORTS,
+                   THREADS, Tile::BYTES, chain, p);
+    });
 }
 
 static inline gt_status finish_split_chunks(const SplitGradientParams& all, const ChunkTimesParams& times,
                                             const Device& device, Chain& chain) {
-    gt_status status = GT_OK;
-    for (int slab = 0; slab < slabs(all.in.N) && status == GT_OK; slab++) {
-        SplitGradientParams p = all;
-        take_slab(p, slab);
-        if (has_hopper_split_chunks(all.in, device)) {
-            status = launch_hopper_split_chunks(p, chain);
-            continue;
-        }
-        status = dispatch_fp32_columns(p.in, [&](auto columns) {
-            using Tile = GradientSplitTile<decltype(columns)::value>;
-            return run("ssd chunk_gradient_fp32_kernel", chunk_gradient_fp32_kernel<Tile::NP>,
-                       p.in.sequences.B * p.slots * p.in.G * SLOT_SHORTS, THREADS, Tile::BYTES, chain, p);
-        });
-    }
+    const gt_status status =
+        each_slab(all, [&](const SplitGradientParams& p, int) { return launch_split_chunks(p, device, chain); });
     if (status != GT_OK || !times.da) return status;
     return run("ssd chunk_times_fp32_kernel", chunk_times_fp32_kernel,
                times.in.sequences.B * times.slots * ((times.in.H + 31) / 32), THREADS, 8 * THREADS, chain, times);
 }
 
 inline gt_status TensorBackwardPlan::make_chunks(const Device& device, Chain& chain) const {
-    gt_status status = GT_OK;
     if (chunks.in.dtype == GT_F32) return finish_split_chunks(split, times, device, chain);
     const int64_t places = rows * ((chunks.in.H + TOKEN_WARPS - 1) / TOKEN_WARPS);
     const int64_t room = (int64_t)TOKEN_BLOCKS * device.multiprocessors, blocks = places < room ? places : room;
+    gt_status status = GT_OK;
     if (by_hopper)
         status = run("ssd chunk_factors_kernel", chunk_factors_kernel, blocks, 32 * TOKEN_WARPS,
                      TOKEN_WARPS * 4 * ChunkTokens::COUNT, chain, tokens);
-    for (int slab = 0; slab < slabs(chunks.in.N) && status == GT_OK; slab++) {
-        ChunkGradientParams p = chunks;
-        take_slab(p, slab, rows);
-        status = by_hopper ? launch_hopper_slab(p, tokens, slab, device, chain) : launch_slab_chunks(p, device, chain);
-    }
+    if (status == GT_OK)
+        status = each_slab(chunks, [&](const ChunkGradientParams& p, int slab) {
+            return by_hopper ? launch_hopper_chunks(p, tokens, slab, device, chain)
+                             : launch_slab_chunks(p, device, chain);
+        });
     if (status != GT_OK || !by_hopper) return status;
     return run("ssd chunk_times_kernel", chunk_times_kernel, blocks, 32 * TOKEN_WARPS, 0, chain, tokens);
 }

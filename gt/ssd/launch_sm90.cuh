@@ -12,19 +12,47 @@ namespace ssd {
  * more than SLAB columns a warpgroup has one. */
 static inline int hopper_units(const gt_ssd_args& a, int states) { return a.N <= SLAB ? states : states >= 2 ? 2 : 0; }
 
+/* States by boxes of `rows` rows of 64 of in.columns columns. */
+static inline gt_status map_states(TensorMap* map, const Checkpoints& states, const Problem& in, int64_t slots,
+                                   int rows) {
+    TensorShape shape = {
+        {in.columns, in.P, in.sequences.B * in.H * slots}, {in.N, (int64_t)in.P * in.N}, {64, rows, 1}, true};
+    if (!states.values) shape.size[0] = 8, shape.size[1] = shape.size[2] = 1;
+    const f16* data = states.values ? states.values : static_cast<const f16*>(in.x); /* for zeros any address does */
+    return report(make_tensor_map(map, data, shape), "ssd cuTensorMapEncodeTiled");
+}
+
+/* x, y, dy or dz by boxes of 64 tokens of a head's 64 rows: whether it is such a tensor. */
+static inline bool map_rows(TensorMap* map, const void* data, const gt_stride& stride, const Problem& in) {
+    const int64_t T = in.sequences.T, B = in.sequences.B;
+    const TensorShape shape = {{in.H * in.P, T, B}, {stride.t, B > 1 ? stride.b : stride.t}, {TILE_P, CHUNK, 1}, true};
+    const f16* const rows = static_cast<const f16*>(data);
+    return in.P % TILE_P == 0 && (stride.h == in.P || in.H == 1) && T <= INT32_MAX && in.H * in.P <= INT32_MAX &&
+           is_tensor(rows, shape) && make_tensor_map(map, rows, shape) == cudaSuccess;
+}
+
+/* The maps of what forward's kernel writes. */
+static inline gt_status map_outputs(HopperForwardParams& p) {
+    const int64_t slots = chunk_slots(p.in.sequences, CHECKPOINT);
+    p.y_map = p.checkpoint_map = TensorMap();
+    p.has_y_map = !p.makes_dz && map_rows(&p.y_map, p.y, p.y_stride, p.in);
+    if (!p.checkpoints.values || slots == 0) return GT_OK;
+    return map_states(&p.checkpoint_map, p.checkpoints, p.in, slots, 16);
+}
+
 /* With 128 columns in a warpgroup there are registers enough: one kernel does for calls with and without z. */
 template <class T, int NP, int UNITS>
 static gt_status launch_forward_hopper_with(const TensorParams& all, const Device& device, Chain& chain) {
-    TensorParams p = all;
+    HopperForwardParams p;
+    static_cast<TensorParams&>(p) = all;
+    const gt_status status = map_outputs(p);
+    if (status != GT_OK) return status;
     const auto with = [&](auto gate) {
         constexpr int GATE = decltype(gate)::value;
         using Tile = HopperTile<T, NP, UNITS, GATE>;
-        const int64_t each = p.in.G * group_bundles(p.in, Tile::UNITS),
-                      room = grid_room(p.in.sequences, 8 * Tile::BLOCKS, device);
-        const int64_t count = strands(most_sequences(p.in.sequences) * p.in.segments.count, each, room);
-        set_bundles(p.in, Tile::UNITS, count);
-        return run("ssd forward_hopper_kernel", forward_hopper_kernel<T, NP, UNITS, GATE>, count * each, Tile::THREADS,
-                   Tile::BYTES, chain, p);
+        const int64_t strands = strands_of_units(p.in, Tile::UNITS, Tile::BLOCKS, device);
+        return run("ssd forward_hopper_kernel", forward_hopper_kernel<T, NP, UNITS, GATE>,
+                   take_bundles(p.in, Tile::UNITS, strands), Tile::THREADS, Tile::BYTES, chain, p);
     };
     constexpr bool ONE = UNITS <= 2 && NP <= SLAB;
     if constexpr (UNITS > 1)
@@ -39,11 +67,11 @@ static gt_status launch_forward_hopper(const TensorParams& all, const Device& de
     const gt_status status = start_segments<false>(p.in, p.state_in, p.state_in_shared, UNITS, device, chain);
     if (status != GT_OK) return status;
     p.in.columns = p.in.N;
-    if constexpr (UNITS == 2) {
+    if constexpr (UNITS == 2)
         if (p.in.N > SLAB)
-            return p.in.dtype == GT_BF16 ? launch_forward_hopper_with<bf16, 2 * SLAB, 2>(p, device, chain)
-                                         : launch_forward_hopper_with<f16, 2 * SLAB, 2>(p, device, chain);
-    }
+            return with_type(p.in, [&](auto type) {
+                return launch_forward_hopper_with<decltype(type), 2 * SLAB, 2>(p, device, chain);
+            });
     return dispatch_columns(p.in, [&](auto type, auto columns) {
         constexpr int N = decltype(columns)::value;
         constexpr int NP = N == 32 || (UNITS == 1 && N < 64) ? 64 : N;
@@ -54,10 +82,9 @@ static gt_status launch_forward_hopper(const TensorParams& all, const Device& de
 /* units: hopper_units(); states: of the passes over states, by which another kernel has its segments. */
 static inline gt_status launch_forward_units(const TensorParams& p, int units, int states, const Device& device,
                                              Chain& chain) {
-    return units == 4                  ? launch_forward_hopper<4>(p, device, chain)
-           : units == 2                ? launch_forward_hopper<2>(p, device, chain)
-           : units == 1 && !p.makes_dz ? launch_forward_hopper<1>(p, device, chain)
-                                       : launch_forward_tensor(p, states, device, chain);
+    if (units == 0 || (units == 1 && p.makes_dz)) return launch_forward_tensor(p, states, device, chain);
+    return with_size<1, 2, 4>(
+        units, [&](auto count) { return launch_forward_hopper<decltype(count)::value>(p, device, chain); });
 }
 
 } /* namespace ssd */

@@ -6,6 +6,7 @@
 #include "forward_fp32.cuh"
 #include "gate_sm90.cuh"
 #include "launch_any.cuh"
+#include "states_fp32_sm90.cuh"
 #include "states_sm90.cuh"
 
 namespace gt {
@@ -13,17 +14,7 @@ namespace ssd {
 
 /* ---- segments and blocks ----------------------------------------------------------------------------------------- */
 
-constexpr int BLOCKS_FIT = 2; /* on a multiprocessor, as compiled */
-
 static inline int64_t units_of_group(const gt_ssd_args& a) { return a.H / a.G * ((a.P + TILE_P - 1) / TILE_P); }
-
-static inline int64_t tensor_pairs(const gt_ssd_args& a) { return a.G * ((units_of_group(a) + UNITS - 1) / UNITS); }
-
-/* As many segments as fill the multiprocessors. */
-static inline int64_t tensor_segments(const gt_ssd_args& a, const Device& device) {
-    return choose_segments(sequences_of(a), a.segments, tensor_pairs(a), BLOCKS_FIT * (int64_t)device.multiprocessors,
-                           2 * CHECKPOINT, CHECKPOINT);
-}
 
 static inline bool has_hopper_kernels() {
     static Answers known = {};
@@ -52,27 +43,45 @@ static inline int states_units(const gt_ssd_args& a, const Device& device) {
     return has_hopper_kernels() ? units_by_sizes(a, device) : 0;
 }
 
-/* Blocks of `units` units, of the kernels for compute capability 9.0, that a multiprocessor has at a time. */
-static inline int blocks_of_units(int units) { return units == 1 ? 2 : 1; }
+/* Of kernels for passes over states, by states_units(): units of a block, and blocks that a multiprocessor has at a time.
+ * Those that are not for 9.0 take pairs. */
+static inline int units_of_block(int units) { return units ? units : UNITS; }
+static inline int blocks_of_units(int units) { return units <= 1 ? 2 : 1; }
 
-/* As many segments as fill the multiprocessors: with a block of `units` units each or, with 0, with those of a pair. */
+/* As many segments as fill the multiprocessors. */
 static inline int64_t segments_by_units(const gt_ssd_args& a, int units, const Device& device) {
-    if (!units) return tensor_segments(a, device);
-    return choose_segments(sequences_of(a), a.segments, a.G * ((units_of_group(a) + units - 1) / units),
+    const int64_t each = units_of_block(units);
+    return choose_segments(sequences_of(a), a.segments, a.G * ((units_of_group(a) + each - 1) / each),
                            blocks_of_units(units) * (int64_t)device.multiprocessors, 2 * CHECKPOINT, CHECKPOINT);
 }
 
-/* Blocks of a pair of units: one a segment. */
-static inline int64_t tensor_blocks(const Problem& in, const Device& device) {
-    const int64_t pairs = in.G * group_pairs(in), room = grid_room(in.sequences, 8 * BLOCKS_FIT, device);
-    return strands(most_sequences(in.sequences) * in.segments.count, pairs, room) * pairs;
+/* Blocks of the same `units` units, each with segments of its own, where `fit` blocks run on a multiprocessor. */
+static inline int64_t strands_of_units(const Problem& in, int units, int fit, const Device& device) {
+    return strands(most_sequences(in.sequences) * in.segments.count, in.G * group_bundles(in, units),
+                   grid_room(in.sequences, 8 * fit, device));
 }
 
-/* Blocks of the same units in a pass over states, each with segments of its own. */
 static inline int64_t states_strands(const Problem& in, int units, const Device& device) {
-    if (!units) return tensor_blocks(in, device) / (in.G * group_pairs(in));
-    return strands(most_sequences(in.sequences) * in.segments.count, in.G * group_bundles(in, units),
-                   grid_room(in.sequences, 8 * blocks_of_units(units), device));
+    return strands_of_units(in, units_of_block(units), blocks_of_units(units), device);
+}
+
+/* The blocks of a launch that has `units` units in each; in.bundles says where they stand. */
+static inline int64_t take_bundles(Problem& in, int units, int64_t strands) {
+    set_bundles(in, units, strands);
+    return strands * in.G * group_bundles(in, units);
+}
+
+/* The most that take(arena, units) takes with either kind of kernels: which there are may not be known yet (see
+ * has_sm90a). */
+template <class Take>
+static inline size_t either_workspace(const gt_ssd_args& a, const Device& device, const Take& take) {
+    size_t most = 0;
+    for (const int units : {0, units_by_sizes(a, device)}) {
+        Arena arena(nullptr);
+        take(arena, units);
+        if (arena.bytes() > most) most = arena.bytes();
+    }
+    return most;
 }
 
 /* Where the order of packed sequences lies, for kernels of 9.0.  NULL: there is none. */
@@ -113,25 +122,32 @@ static inline gt_status gate_rows(const Problem& in, const GatedRows& g, const D
 
 /* ---- columns ----------------------------------------------------------------------------------------------------- */
 
-/* launch(T(), number of columns) of the kernels on tensor cores that handle the columns of a launch. */
-template <class Launch>
-static inline gt_status dispatch_columns(const Problem& in, const Launch& launch) {
-    const auto with = [&](auto columns) {
-        return in.dtype == GT_BF16 ? launch(bf16(), columns) : launch(f16(), columns);
-    };
-    const int N = in.columns;
-    if (N <= 16) return with(std::integral_constant<int, 16>());
-    if (N <= 32) return with(std::integral_constant<int, 32>());
-    if (N <= 64) return with(std::integral_constant<int, 64>());
-    return with(std::integral_constant<int, 128>());
+/* launch(the first of these sizes that is n or more; else the last). */
+template <int FIRST, int... MORE, class Launch>
+static inline gt_status with_size(int n, const Launch& launch) {
+    if constexpr (sizeof...(MORE) > 0)
+        if (n > FIRST) return with_size<MORE...>(n, launch);
+    return launch(std::integral_constant<int, FIRST>());
 }
 
-/* launch(number of columns) of the kernels for fp32. */
+/* launch(T()) for activations of 16 bits. */
 template <class Launch>
-static inline gt_status dispatch_fp32_columns(const Problem& in, const Launch& launch) {
-    if (in.columns <= 16) return launch(std::integral_constant<int, 16>());
-    if (in.columns <= 64) return launch(std::integral_constant<int, 64>());
-    return launch(std::integral_constant<int, 128>());
+static inline gt_status with_type(const Problem& in, const Launch& launch) {
+    return in.dtype == GT_BF16 ? launch(bf16()) : launch(f16());
+}
+
+/* launch(T(), number of columns) of the kernels on tensor cores for them. */
+template <class Launch>
+static inline gt_status dispatch_columns(const Problem& in, const Launch& launch) {
+    return with_type(in, [&](auto type) {
+        return with_size<16, 32, 64, 128>(in.columns, [&](auto columns) { return launch(type, columns); });
+    });
+}
+
+/* Makes rows, which may be NULL, begin with the first column of a launch's. */
+template <class T>
+static inline void skip_columns(T*& rows, int columns) {
+    if (rows) rows += columns;
 }
 
 /* Makes p what the launch of slab `slab` gets: all that has columns of states begins with the first of the launch's. */
@@ -143,64 +159,101 @@ static inline void take_slab(Problem& in, int slab) {
     in.columns = in.N - slab * SLAB < SLAB ? in.N - slab * SLAB : SLAB;
     in.Bm = move(in.Bm);
     in.Cm = move(in.Cm);
-    if (in.segments.states) in.segments.states += slab * SLAB;
+    skip_columns(in.segments.states, slab * SLAB);
 }
 
 static inline void take_slab(Checkpoints& checkpoints, int slab) {
-    if (checkpoints.plain) checkpoints.plain += slab * SLAB;
-    if (!checkpoints.values) return;
-    checkpoints.values += slab * SLAB;
-    checkpoints.powers += slab;
+    skip_columns(checkpoints.plain, slab * SLAB);
+    skip_columns(checkpoints.values, slab * SLAB);
+    if (checkpoints.values) checkpoints.powers += slab;
 }
 
 static inline void take_slab(StatesParams& p, int slab) {
     take_slab(p.in, slab);
     take_slab(p.checkpoints, slab);
-    if (p.state_in) p.state_in += slab * SLAB;
-    if (p.state_out) p.state_out += slab * SLAB;
-    if (p.state_sum) p.state_sum += slab * SLAB;
+    skip_columns(p.state_in, slab * SLAB);
+    skip_columns(p.state_out, slab * SLAB);
+    skip_columns(p.state_sum, slab * SLAB);
+}
+
+/* launch(parameters, slab) for every slab of columns. */
+template <class Params, class Launch>
+static inline gt_status each_slab(const Params& all, const Launch& launch) {
+    gt_status status = GT_OK;
+    for (int slab = 0; slab < slabs(all.in.N) && status == GT_OK; slab++) {
+        Params p = all;
+        take_slab(p, slab);
+        status = launch(p, slab);
+    }
+    return status;
 }
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
 template <bool REVERSE>
 static gt_status launch_states_fp32(const StatesParams& p, int64_t blocks, Chain& chain) {
-    return dispatch_fp32_columns(p.in, [&](auto columns) {
+    return with_size<16, 64, 128>(p.in.columns, [&](auto columns) {
         using Tile = StatesSplitTile<decltype(columns)::value>;
         return run("ssd states_fp32_kernel", states_fp32_kernel<Tile::NP, REVERSE>, blocks, THREADS, Tile::BYTES, chain,
                    p);
     });
 }
 
+/* Whether passes over states of fp32 are those for compute capability 9.0: with one unit a group half of a block would
+ * be idle, and of 16 columns it would multiply 64. */
+template <bool REVERSE>
+static inline bool takes_split_hopper_states(const Problem& in, const Device& device) {
+    return in.dtype == GT_F32 && in.N > 16 && group_units(in) >= 2 && !(REVERSE && in.z) &&
+           device.compute_capability == 90 && has_hopper_kernels();
+}
+
+static inline HopperStatesParams hopper_states(const StatesParams& states, bool reverse) {
+    const Problem& in = states.in;
+    return {states,
+            reverse ? in.dy : in.x,
+            reverse ? in.Cm : in.Bm,
+            reverse ? in.dy_stride : in.x_stride,
+            reverse ? in.Cm_stride : in.Bm_stride,
+            reverse};
+}
+
+/* Blocks of 4 units where those of 2 are more than multiprocessors: there is one on each. */
+template <bool REVERSE>
+static gt_status launch_states_fp32_hopper(const StatesParams& states, int64_t strands, const Device& device,
+                                           Chain& chain) {
+    HopperStatesParams p = hopper_states(states, REVERSE);
+    const Problem& in = p.states.in;
+    const bool has_more = group_units(in) > 2 && strands * in.G * group_bundles(in, 2) > device.multiprocessors;
+    return with_size<2, 4>(has_more ? 4 : 2, [&](auto count) {
+        return with_size<64, 128>(in.columns, [&](auto columns) {
+            using Tile = StatesSplitHopperTile<decltype(columns)::value, decltype(count)::value>;
+            const int64_t blocks = take_bundles(p.states.in, Tile::UNITS, strands);
+            return run("ssd states_fp32_hopper_kernel", states_fp32_hopper_kernel<Tile::NP, Tile::UNITS>, blocks,
+                       Tile::THREADS, Tile::BYTES, chain, p);
+        });
+    });
+}
+
 template <bool REVERSE>
 static gt_status launch_states_hopper(const StatesParams& states, int units, int64_t strands, Chain& chain) {
     const Problem& in = states.in;
-    HopperStatesParams p = {states,
-                            REVERSE ? in.dy : in.x,
-                            REVERSE ? in.Cm : in.Bm,
-                            REVERSE ? in.dy_stride : in.x_stride,
-                            REVERSE ? in.Cm_stride : in.Bm_stride,
-                            REVERSE};
-    set_bundles(p.states.in, units, strands);
+    HopperStatesParams p = hopper_states(states, REVERSE);
+    const int64_t blocks = take_bundles(p.states.in, units, strands);
     return dispatch_columns(in, [&](auto type, auto columns) {
-        constexpr int N = decltype(columns)::value, NP = N == 32 ? 64 : N;
-        using T = decltype(type);
-        constexpr int ALONE = N < 64 ? 64 : N; /* columns of a kernel for one unit */
-        const auto with = [&](auto count, auto left) {
-            constexpr int COUNT = decltype(count)::value;
-            using Tile = StatesHopperTile<T, COUNT == 1 ? ALONE : NP, COUNT, decltype(left)>;
-            static_assert(Tile::BLOCKS == (COUNT == 1 ? 2 : 1), "as blocks_of_units() has it");
-            return run("ssd states_hopper_kernel", states_hopper_kernel<T, Tile::NP, COUNT, typename Tile::L>,
-                       strands * in.G * group_bundles(in, units), Tile::THREADS, Tile::BYTES, chain, p);
-        };
-        const auto with_units = [&](auto count) {
+        return with_size<1, 2, 4>(units, [&](auto count) {
+            using T = decltype(type);
+            constexpr int N = decltype(columns)::value, COUNT = decltype(count)::value;
+            constexpr int NP = N == 32 || (COUNT == 1 && N < 64) ? 64 : N;
+            const auto with = [&](auto left) {
+                using Tile = StatesHopperTile<T, NP, COUNT, decltype(left)>;
+                static_assert(Tile::BLOCKS == (COUNT == 1 ? 2 : 1), "as blocks_of_units() has it");
+                return run("ssd states_hopper_kernel", states_hopper_kernel<T, Tile::NP, COUNT, typename Tile::L>,
+                           blocks, Tile::THREADS, Tile::BYTES, chain, p);
+            };
             /* of what left is in reverse, with z */
             using L = typename std::conditional<REVERSE, f16, T>::type;
-            return REVERSE && in.dy_inverses ? with(count, L()) : with(count, T());
-        };
-        return units == 1   ? with_units(std::integral_constant<int, 1>())
-               : units == 2 ? with_units(std::integral_constant<int, 2>())
-                            : with_units(std::integral_constant<int, 4>());
+            return REVERSE && in.dy_inverses ? with(L()) : with(T());
+        });
     });
 }
 
@@ -208,23 +261,17 @@ static gt_status launch_states_hopper(const StatesParams& states, int units, int
 template <bool REVERSE>
 static gt_status launch_states_once(const StatesParams& all, int units, const Device& device, Chain& chain) {
     const int64_t strands = states_strands(all.in, units, device), blocks = strands * all.in.G * group_pairs(all.in);
-    gt_status status = GT_OK;
-    for (int slab = 0; slab < slabs(all.in.N) && status == GT_OK; slab++) {
-        StatesParams p = all;
-        take_slab(p, slab);
-        if (p.in.dtype == GT_F32) {
-            status = launch_states_fp32<REVERSE>(p, blocks, chain);
-        } else if (units) {
-            status = launch_states_hopper<REVERSE>(p, units, strands, chain);
-        } else {
-            status = dispatch_columns(p.in, [&](auto type, auto columns) {
-                using Tile = StatesTile<decltype(type), decltype(columns)::value>;
-                return run("ssd states_tensor_kernel", states_tensor_kernel<typename Tile::T, Tile::NP, REVERSE>,
-                           blocks, THREADS, Tile::BYTES, chain, p);
-            });
-        }
-    }
-    return status;
+    return each_slab(all, [&](const StatesParams& p, int) {
+        if (takes_split_hopper_states<REVERSE>(p.in, device))
+            return launch_states_fp32_hopper<REVERSE>(p, strands, device, chain);
+        if (p.in.dtype == GT_F32) return launch_states_fp32<REVERSE>(p, blocks, chain);
+        if (units) return launch_states_hopper<REVERSE>(p, units, strands, chain);
+        return dispatch_columns(p.in, [&](auto type, auto columns) {
+            using Tile = StatesTile<decltype(type), decltype(columns)::value>;
+            return run("ssd states_tensor_kernel", states_tensor_kernel<typename Tile::T, Tile::NP, REVERSE>, blocks,
+                       THREADS, Tile::BYTES, chain, p);
+        });
+    });
 }
 
 /* The states that segments start from, in segments.states, where there are several. */

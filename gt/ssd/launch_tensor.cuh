@@ -29,7 +29,7 @@ static inline bool takes_tensor_cores(const gt_ssd_args& a, const Device& device
 }
 
 static inline gt_status launch_forward_fp32(const TensorParams& p, int64_t blocks, Chain& chain) {
-    return dispatch_fp32_columns(p.in, [&](auto columns) {
+    return with_size<16, 64, 128>(p.in.columns, [&](auto columns) {
         using Tile = ForwardSplitTile<decltype(columns)::value>;
         return run("ssd forward_fp32_kernel", forward_fp32_kernel<Tile::NP>, blocks, THREADS, Tile::BYTES, chain, p);
     });
@@ -42,23 +42,20 @@ static inline bool takes_split_hopper(const Problem& in, const Device& device) {
 }
 
 static inline gt_status launch_forward_fp32_hopper(const TensorParams& all, const Device& device, Chain& chain) {
-    TensorParams p = all;
-    const auto with = [&](auto columns) {
+    return with_size<64, 128>(all.in.columns, [&](auto columns) {
         using Tile = SplitHopperTile<decltype(columns)::value>;
-        const int64_t each = p.in.G * group_bundles(p.in, Tile::UNITS), room = grid_room(p.in.sequences, 8, device);
-        const int64_t count = strands(most_sequences(p.in.sequences) * p.in.segments.count, each, room);
-        set_bundles(p.in, Tile::UNITS, count);
-        return run("ssd forward_fp32_hopper_kernel", forward_fp32_hopper_kernel<Tile::NP>, count * each, Tile::THREADS,
+        TensorParams p = all;
+        const int64_t blocks = take_bundles(p.in, Tile::UNITS, strands_of_units(p.in, Tile::UNITS, 1, device));
+        return run("ssd forward_fp32_hopper_kernel", forward_fp32_hopper_kernel<Tile::NP>, blocks, Tile::THREADS,
                    Tile::BYTES, chain, p);
-    };
-    return p.in.N <= 64 ? with(std::integral_constant<int, 64>()) : with(std::integral_constant<int, 128>());
+    });
 }
 
 static inline void take_slab(TensorParams& p, int slab) {
     take_slab(p.in, slab);
     take_slab(p.checkpoints, slab);
-    if (p.state_in) p.state_in += slab * SLAB;
-    if (p.state_out) p.state_out += slab * SLAB;
+    skip_columns(p.state_in, slab * SLAB);
+    skip_columns(p.state_out, slab * SLAB);
     p.has_share = slab > 0;
     p.leaves_share = slab + 1 < slabs(p.in.N);
 }
@@ -70,23 +67,18 @@ static inline float* take_share(Arena& arena, const gt_ssd_args& a) {
 
 /* units: see states_units(). */
 static inline gt_status launch_forward_tensor(const TensorParams& all, int units, const Device& device, Chain& chain) {
-    const int64_t blocks = tensor_blocks(all.in, device);
-    gt_status status = start_segments<false>(all.in, all.state_in, all.state_in_shared, units, device, chain);
-    for (int slab = 0; slab < slabs(all.in.N) && status == GT_OK; slab++) {
-        TensorParams p = all;
-        take_slab(p, slab);
-        if (p.in.dtype == GT_F32) {
-            status = takes_split_hopper(p.in, device) ? launch_forward_fp32_hopper(p, device, chain)
-                                                      : launch_forward_fp32(p, blocks, chain);
-            continue;
-        }
-        status = dispatch_columns(p.in, [&](auto type, auto columns) {
+    const gt_status status = start_segments<false>(all.in, all.state_in, all.state_in_shared, units, device, chain);
+    if (status != GT_OK) return status;
+    const int64_t blocks = states_strands(all.in, 0, device) * all.in.G * group_pairs(all.in);
+    return each_slab(all, [&](const TensorParams& p, int) {
+        if (takes_split_hopper(p.in, device)) return launch_forward_fp32_hopper(p, device, chain);
+        if (p.in.dtype == GT_F32) return launch_forward_fp32(p, blocks, chain);
+        return dispatch_columns(p.in, [&](auto type, auto columns) {
             using Tile = ForwardTile<decltype(type), decltype(columns)::value>;
             return run("ssd forward_tensor_kernel", forward_tensor_kernel<typename Tile::T, Tile::NP>, blocks, THREADS,
                        Tile::BYTES, chain, p);
         });
-    }
-    return status;
+    });
 }
 
 } /* namespace ssd */

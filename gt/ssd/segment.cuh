@@ -78,19 +78,19 @@ static inline SegmentPlan<REVERSE> plan_segment(const gt_ssd_args& args, const D
     plan.on_tensor_cores = takes_tensor_cores(a, device);
     plan.units = plan.on_tensor_cores ? states_units(a, device) : 0;
     plan.in = problem_of(a);
-    plan.in.segments = take_segments(
-        arena, a, plan.on_tensor_cores ? segments_by_units(a, plan.units, device) : segments_for(a, device), true);
-    if (plan.units && REVERSE && may_gate_rows(a, device)) plan.g = take_gated_rows(arena, a, nullptr, {});
+    const auto take = [&](Arena& to, int units) {
+        plan.in.segments = take_segments(to, a, segments_by_units(a, units, device), true);
+        plan.g = units && REVERSE && may_gate_rows(a, device) ? take_gated_rows(to, a, nullptr, {}) : GatedRows();
+    };
+    if (plan.on_tensor_cores) {
+        plan.bytes = either_workspace(a, device, take);
+        take(arena, plan.units);
+    } else {
+        plan.in.segments = take_segments(arena, a, segments_for(a, device), true);
+        plan.bytes = arena.bytes();
+    }
     plan.state_out = REVERSE ? a.dstate_in : a.state_out;
     plan.decay_out = a.decay_out;
-    plan.bytes = arena.bytes();
-    for (const int units : {0, units_by_sizes(a, device)}) { /* enough for either kind, as in forward */
-        Arena other(nullptr);
-        if (!plan.on_tensor_cores) break;
-        take_segments(other, a, segments_by_units(a, units, device), true);
-        if (units && REVERSE && may_gate_rows(a, device)) take_gated_rows(other, a, nullptr, {});
-        if (other.bytes() > plan.bytes) plan.bytes = other.bytes();
-    }
     return plan;
 }
 

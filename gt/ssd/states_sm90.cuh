@@ -104,17 +104,17 @@ struct NeededChunks {
         whole = !is_last || p.is_local || p.state_out || p.state_sum || chunks == 0;
         count = whole ? chunks : reverse ? (chunks > 1 ? chunks - 1 : 1) : (chunks - 1) / SLOT_CHUNKS * SLOT_CHUNKS + 1;
     }
+    GT_METHOD int added() const { return whole ? count : count - 1; }
 };
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
-/* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  One warp.  left: what undoes the powers of their
- * rows of left.  power: the unit's, which may change.  Returns the log of the chunk's decay. */
-GT_DEV float weigh_chunk(uint32_t addresses, bool reverse, const float (&delta)[2], float2 left, float A,
-                         float& power) {
+/* The weights of the tokens 2 lane, 2 lane + 1, whose Delta are given: pre in reverse, else Delta suf.  One warp.  Returns
+ * the lane's share of the log of the chunk's decay. */
+GT_DEV float weights_of(bool reverse, const float (&delta)[2], float A, float (&weight)[2]) {
     const int lane = own_lane();
     const float a0 = delta[0] * A, a1 = delta[1] * A, l0 = a0 * LOG2_E, l1 = a1 * LOG2_E;
-    float all = l0 + l1, weight[2];
+    float all = l0 + l1;
     if (reverse) { /* sums up to and with a token */
         GT_UNROLL
         for (int d = 1; d < 32; d *= 2) {
@@ -133,11 +133,20 @@ GT_DEV float weigh_chunk(uint32_t addresses, bool reverse, const float (&delta)[
         after = lane < 31 ? after : 0.0f;
         weight[0] = delta[0] * exp2_finite(after + l1), weight[1] = delta[1] * exp2_finite(after);
     }
+    return a0 + a1;
+}
+
+/* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  One warp.  left: what undoes the powers of their
+ * rows of left.  power: the unit's, which may change.  Returns the log of the chunk's decay. */
+GT_DEV float weigh_chunk(uint32_t addresses, bool reverse, const float (&delta)[2], float2 left, float A,
+                         float& power) {
+    const int lane = own_lane();
+    float weight[2], sum = weights_of(reverse, delta, A, weight);
     weight[0] *= left.x, weight[1] *= left.y;
     GT_UNROLL
     for (int i = 0; i < 2; i++)
         weight[i] = weight[i] > 0x1p125f ? 0x1p125f : weight[i] < -0x1p125f ? -0x1p125f : weight[i];
-    float most = fmaxf(fabsf(weight[0]), fabsf(weight[1])), sum = a0 + a1;
+    float most = fmaxf(fabsf(weight[0]), fabsf(weight[1]));
     GT_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) {
         most = fmaxf(most, shfl_xor(most, mask));
