@@ -164,6 +164,7 @@ GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem) {
         init(C::EMPTY, C::CONSUMERS);
         init(C::STATE_MADE, C::GROUP);
         if (C::GATED) init(C::POWERS_MADE, C::GROUP);
+        if (C::CONVERTS_X) init(C::X_MADE, C::GROUP);
     }
     if (thread < C::M_BUFFERS) init(C::M_FULL, C::GROUP), init(C::M_EMPTY, C::GROUP);
     if (thread < C::GROUPS) {

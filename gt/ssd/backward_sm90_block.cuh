@@ -43,6 +43,7 @@ struct HopperGradientTraits {
     static constexpr int STAGES = N == 64 ? 3 : 2;
     static constexpr int GROUPS = N == 64 ? 2 : 1; /* copies of B, C and OTHER, for places in turn */
     static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1, M_PANELS = 2;
+    static constexpr bool CONVERTS_X = GATED && !std::is_same<T, f16>::value; /* for dS, to f16: see convert_x() */
     static constexpr bool M_HAS_POWER = M_TERMS == 1 && !GATED; /* one of the chunk and head */
     static constexpr bool M_HAS_SKIP =
         std::is_same<T, bf16>::value; /* f16 would round what dx consists of for the most */
@@ -52,7 +53,7 @@ struct HopperGradientTraits {
     static constexpr int TILES = OTHER + STATE, STAGE0 = GROUPS * TILES;
     static constexpr int X = 0, DY = X + PANEL, NEXT = DY + PANEL, H = NEXT + PANEL, G = H + STATE; /* of a stage */
     static constexpr int STAGE = G + STATE;
-    /* M: terms of it, or W for dC and W for dB */
+    /* M: terms of it, or M and x as f16, or W for dC and W for dB */
     static constexpr int M = STAGE0 + STAGES * STAGE, OUT = M + M_BUFFERS * M_PANELS * PANEL;
     static constexpr int FLOATS = OUT + PANEL;
     /* floats, from FLOATS */
@@ -70,12 +71,14 @@ struct HopperGradientTraits {
     static constexpr int DY_INVERSE = W_MOST + 4;
     static constexpr int NEXT_INVERSE = DY_INVERSE + (GATED ? STAGES * CHUNK : 0);
     static constexpr int M_POWER = NEXT_INVERSE + (GATED ? STAGES * CHUNK : 0);
-    static constexpr int FLOATS_COUNT = M_POWER + (GATED ? STAGES * CHUNK : 0);
+    static constexpr int X_INVERSE = M_POWER + (GATED ? STAGES * CHUNK : 0); /* CONVERTS_X, [STAGES][64]: of x's rows */
+    static constexpr int FLOATS_COUNT = X_INVERSE + (CONVERTS_X ? STAGES * CHUNK : 0);
     /* mbarriers, in bytes */
     static constexpr int FULL = FLOATS + 4 * FLOATS_COUNT, EMPTY = FULL + 8 * STAGES;
     static constexpr int STATE_MADE = EMPTY + 8 * STAGES, M_FULL = STATE_MADE + 8 * STAGES;
     static constexpr int M_EMPTY = M_FULL + 8 * M_BUFFERS, POWERS_MADE = M_EMPTY + 8 * M_BUFFERS;
-    static constexpr int GROUPS_FULL = POWERS_MADE + (GATED ? 8 * STAGES : 0), GROUPS_EMPTY = GROUPS_FULL + 8 * GROUPS;
+    static constexpr int X_MADE = POWERS_MADE + (GATED ? 8 * STAGES : 0);
+    static constexpr int GROUPS_FULL = X_MADE + (CONVERTS_X ? 8 * STAGES : 0), GROUPS_EMPTY = GROUPS_FULL + 8 * GROUPS;
     static constexpr int S_MADE = GROUPS_EMPTY + 8 * GROUPS, SHARES_MADE = S_MADE + 8;
     static constexpr int W_FULL = SHARES_MADE + 8, W_EMPTY = W_FULL + 8, PLACE_FULL = W_EMPTY + 8;
     /* Records of places, in a ring.  Copies are at most STAGES steps ahead of who reads the oldest record */
@@ -129,6 +132,7 @@ struct HopperBlock : ChunkGradientBlock<C> {
     GT_METHOD int buffer_of(int step) const { return (M_before + step) % 2; }
     GT_METHOD int buffer_parity(int step) const { return (M_before + step) / 2 % 2; }
     GT_METHOD uint32_t M(int step) const { return this->smem + C::M + buffer_of(step) * C::M_PANELS * C::PANEL; }
+    GT_METHOD uint32_t x_f16(int step) const { return M(step) + C::PANEL; } /* CONVERTS_X */
     GT_METHOD uint32_t M_full(int step) const { return this->smem + C::M_FULL + 8 * buffer_of(step); }
     GT_METHOD uint32_t M_empty(int step) const { return this->smem + C::M_EMPTY + 8 * buffer_of(step); }
     /* B, C or OTHER; what undoes the powers of their rows */
@@ -382,17 +386,44 @@ GT_DEV void find_place(const HopperGradientParams& p, uint32_t smem, int number,
     mbarrier_arrive(smem + C::PLACE_FULL + 8 * (number % C::PLACES));
 }
 
+/* CONVERTS_X: a warp's 16 rows of x of a step, which are there, to f16 with a power of two each, beside what undoes it,
+ * for dS.  They lie where M has a second panel, which held x of two steps before, until pairs had made M of it, or,
+ * of a place's second step, W for dB of the place before. */
+template <class C>
+GT_DEV void convert_x(const HopperBlock<C>& me, int warp, int step) {
+    using T = typename C::T;
+    const int lane = here(), row0 = 16 * warp + lane / 8, piece = lane % 8, stage = me.stage_of(step);
+    const uint32_t at = panel_at<128>(row0, piece), from = me.stage(step) + C::X + at, to = me.x_f16(step) + at;
+    uint4 x[4];
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) x[i] = lds<uint4>((from ^ (uint32_t)(i % 2 * 64)) + 512 * i);
+    mbarrier_wait(me.M_full(step), 1 - me.buffer_parity(step));
+    if (step > 0) mbarrier_wait(me.smem + C::W_EMPTY, (me.number + 1) % 2);
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        const uint4 row[1] = {x[i]};
+        const Power power = power_of(row_maximum<T, 8>(larger_of<T>(row)));
+        sts<uint4>((to ^ (uint32_t)(i % 2 * 64)) + 512 * i,
+                   {scaled_f16<T>(x[i].x, power.value), scaled_f16<T>(x[i].y, power.value),
+                    scaled_f16<T>(x[i].z, power.value), scaled_f16<T>(x[i].w, power.value)});
+        if (piece == 0) sts<float>(me.address(C::X_INVERSE + CHUNK * stage + row0 + 4 * i), power.inverse);
+    }
+    fence_async_proxy();
+    mbarrier_arrive(me.smem + C::X_MADE + 8 * stage);
+}
+
 /* Whether one warp makes all copies of rows: no place has others. */
 GT_DEV bool has_only_maps(const HopperGradientParams& p) { return p.has_rows && !p.in.sequences.cu_seqlens; }
 
-/* A step: as soon as its stage is free, its copies.  Nobody waits for them here.  Where all places have maps it is the
- * work of warp 0, which arrives at FULL alone; else each thread arrives twice, once by its cp_async.  Warp 0 finds the
- * places, the others make B, C and OTHER of the next one where there are two copies of them. */
+/* A step: as soon as its stage is free, its copies.  Where all places have maps they are the work of warp 0, which
+ * arrives at FULL alone; else each thread arrives twice, once by its cp_async.  Nobody waits for them here, unless x is
+ * converted, which all four warps do as soon as it is there: the stage of the next step's copies is free later.  Warp 0
+ * finds the places, the others make B, C and OTHER of the next one where there are two copies of them. */
 template <class C>
 GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
     const int warp = shfl_idx(warp_id(), 0) - C::CONSUMERS / 32;
     const bool alone = has_only_maps(p);
-    if (C::GROUPS == 1 && alone && warp > 0) return;
+    if (C::GROUPS == 1 && alone && warp > 0 && !C::CONVERTS_X) return;
     int place = block_x(), before = 0, M_before = 0;
     GT_NO_UNROLL
     for (int number = 0;; number++) {
@@ -415,7 +446,16 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
             fence_async_proxy();
             mbarrier_arrive(me.groups(C::GROUPS_FULL));
         }
-        if (alone && warp > 0) continue;
+        if (alone && warp > 0) {
+            if constexpr (C::CONVERTS_X) {
+                GT_NO_UNROLL
+                for (int step = 0; step < me.steps; step++) {
+                    mbarrier_wait(me.smem + C::FULL + 8 * me.stage_of(step), me.parity_of(step));
+                    convert_x(me, warp, step);
+                }
+            }
+            continue;
+        }
         StepSource<C> source;
         wait_for_chain(); /* h, G and their powers; factors */
         source.start(p, me, warp);
@@ -434,6 +474,10 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
                 mbarrier_arrive_expect(full, source.bytes(me));
             else
                 mbarrier_arrive(full);
+            if constexpr (C::CONVERTS_X) {
+                mbarrier_wait(full, me.parity_of(step));
+                convert_x(me, warp, step);
+            }
         }
     }
 }

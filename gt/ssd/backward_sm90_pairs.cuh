@@ -123,6 +123,10 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
                                         return lds<float2>(me.address(C::M_POWER + CHUNK * (me.stage_of(step)) + s));
                                     return float2{one_power, one_power};
     };
+    const auto x_inverse = [&](int s) { /* of two columns of dS */
+        if constexpr (C::CONVERTS_X) return lds<float2>(me.address(C::X_INVERSE + CHUNK * (me.stage_of(step)) + s));
+        return float2{1.0f, 1.0f};
+    };
     { /* first: what it keeps in registers is then free for the others */
         const int first = 16 * at.warp;
         float diagonal[2][4];
@@ -137,10 +141,12 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             const float2 delta = lds<float2>(me.address(factors + Factors::DELTA + first + 8 * n + 2 * j));
+            const float2 of_x = x_inverse(first + 8 * n + 2 * j);
             float M[4];
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
                 const float by = e % 2 ? delta.y : delta.x, SL = S.diagonal[n][e] * L[n][e];
+                if (C::CONVERTS_X) diagonal[n][e] *= e % 2 ? of_x.y : of_x.x;
                 diagonal[n][e] *= dy[e / 2];
                 W.diagonal[n][e] = fma_rn(diagonal[n][e] * L[n][e], by, W.diagonal[n][e]);
                 const float x = diagonal[n][e] * SL;
@@ -176,10 +182,12 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
             const int s = 16 * i + 8 * n + 2 * j;
             const float2 v = lds<float2>(me.address(factors + Factors::V + s));
             const float2 delta = lds<float2>(me.address(factors + Factors::DELTA + s));
+            const float2 of_x = x_inverse(s);
             float M[4], gamma[4]; /* the latter without Delta */
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
-                const float L = u[e / 2] * (e % 2 ? v.y : v.x), x = dS[2 * i + n][e], by = e % 2 ? delta.y : delta.x;
+                const float L = u[e / 2] * (e % 2 ? v.y : v.x), by = e % 2 ? delta.y : delta.x;
+                const float x = C::CONVERTS_X ? dS[2 * i + n][e] * (e % 2 ? of_x.y : of_x.x) : dS[2 * i + n][e];
                 float& w = W.left[i][n][e];
                 const float SL = S.left[i][n][e] * L;
                 w = fma_rn(x * L, by, w);
@@ -286,49 +294,23 @@ GT_DEV void finish_pairs(const HopperBlock<C>& me, const WarpRows& at, const Pai
     if (C::GROUPS > 1) mbarrier_arrive(me.groups(C::GROUPS_EMPTY));
 }
 
-/* dy x^T, of dy with its rows' powers.  Where x is bf16 and dy f16, dy are two terms of bf16, which are exact. */
+/* dy x^T, of dy and, where prepare converts it, x with their rows' powers. */
 template <class C>
-GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pairs64& dS) {
-    using T = typename C::T;
+GT_DEV void make_dS(const HopperBlock<C>& me, int step, Pairs64& dS) {
     const uint32_t tiles = me.stage(step);
-    const uint64_t right = rows_operand<C>(tiles + C::X);
-    if constexpr (std::is_same<T, typename C::D>::value) {
-        const uint64_t left = rows_operand<C>(tiles + C::DY);
-        wgmma_fence();
-        GT_UNROLL
-        for (int k = 0; k < 4; k++) wgmma<T>(dS, along_row<C>(left, k), along_row<C>(right, k), k > 0);
-        wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_pin(dS);
-    } else {
-        const uint32_t addresses = at.addresses(tiles + C::DY);
-        GT_UNROLL
-        for (int half = 0; half < 2; half++) { /* of the columns: their operands take 16 registers */
-            uint32_t hi[2][4], lo[2][4];
-            GT_UNROLL
-            for (int k = 0; k < 2; k++) {
-                ldmatrix_x4(hi[k], addresses ^ 32 * (2 * half + k));
-                GT_UNROLL
-                for (int i = 0; i < 4; i++) {
-                    const float a = unpack_f16_lo(hi[k][i]), b = unpack_f16_hi(hi[k][i]);
-                    hi[k][i] = pack_bf16(a, b);
-                    lo[k][i] = pack_bf16(a - unpack_bf16_lo(hi[k][i]), b - unpack_bf16_hi(hi[k][i]));
-                }
-            }
-            wgmma_fence();
-            GT_UNROLL
-            for (int k = 0; k < 2; k++) {
-                wgmma<T>(dS, hi[k], along_row<C>(right, 2 * half + k), half + k > 0);
-                wgmma<T>(dS, lo[k], along_row<C>(right, 2 * half + k));
-            }
-            wgmma_commit();
-            wgmma_wait<0>();
-            wgmma_pin(dS);
-        }
-    }
+    if constexpr (C::CONVERTS_X) mbarrier_wait(me.smem + C::X_MADE + 8 * me.stage_of(step), me.parity_of(step));
+    const uint64_t left = rows_operand<C>(tiles + C::DY),
+                   right = rows_operand<C>(C::CONVERTS_X ? me.x_f16(step) : tiles + C::X);
+    wgmma_fence();
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) wgmma<typename C::D>(dS, along_row<C>(left, k), along_row<C>(right, k), k > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_pin(dS);
 }
 
-/* A step: FULL says that prepare has filled the stage, POWERS_MADE, with z, that states has made the powers of M,
+/* A step: FULL says that prepare has filled the stage, X_MADE, of bf16 with z, that it has converted x, POWERS_MADE,
+ * with z, that states has made the powers of M,
  * M_EMPTY that inputs has read what the buffer of M held; M_FULL hands M on, EMPTY gives the stage back.  The end of a
  * place: SHARES_MADE says that the sums of dC and dB keep their powers, M_EMPTY and W_EMPTY that inputs and states have
  * read W of the place before; M_FULL and W_FULL hand W on to them. */
@@ -362,7 +344,7 @@ GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
             const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
             wait_for_rows(me, step);
             Pairs64 dS;
-            make_dS(me, at, step, dS);
+            make_dS(me, step, dS);
             wait_for_powers(me, step);
             wait_for_buffer(me, step);
             make_pairs_of_rows(p, me, at, step, skip, S, dS, W);
