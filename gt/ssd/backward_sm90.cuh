@@ -11,7 +11,8 @@
  *                             factors and powers by TMA, which one warp starts.  All four warps copy x, dy and NEXT,
  *                             the neighbour's x or dy, by cp.async where they have no maps, and in packed sequences
  *                             where the chunk or its neighbour is not whole.  For N = 64 three of them make B, C and
- *                             OTHER, the neighbour's B or C, of the next place
+ *                             OTHER, the neighbour's B or C, of the next place.  Of bf16 with z all four convert a
+ *                             step's x to f16, as soon as it is there
  *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta,
  *                             M = S L Delta, for bf16 with a head's Dskip on the diagonal
  *     inputs    _inputs.cuh   dC += pre dy h;  E from C h^T;  U = Delta suf B G^T and F from it;  dx = U + M^T dy
@@ -22,21 +23,24 @@
  * What ddt is made of, <x, U> without Delta, is F / Delta and the column sums of Gamma / Delta.  Where Delta is all but
  * 0, F is made without it (factor_of_U).
  *
- * SHARED MEMORY, KB, of N = 128 and of N = 64 (HopperGradientTraits has every offset): 210 and 222, with z 211 and 224;
- * one block a multiprocessor
+ * SHARED MEMORY, KB, of N = 128 and of N = 64 (HopperGradientTraits has every offset): 210 and 222, with z 211 and 224,
+ * of bf16 212 and 225; one block a multiprocessor
  *     B, C, OTHER     48      48     f16, of N = 64 in two copies, of places in turn
  *     stages         112     120     2; 3.  X, DY, NEXT 24: as they came; H, G 32 or 16: f16, one of which states
  *                                    makes in place
- *     M               32      32     two buffers of two panels of 64 x 64: M, of bf16 without z in two terms; or, at the
- *                                    end of a place, W for dC and W for dB, as one more M
+ *     M               32      32     two buffers of two panels of 64 x 64: M, of bf16 without z in two terms, with z
+ *                                    beside x of the step as f16; or, at the end of a place, W for dC and W for dB, as
+ *                                    one more M
  *     OUT              8       8     dx on its way to memory; dC
  *     floats           9.0    13.5   a stage 3.8: factors, the neighbour's, powers of H, G; a copy 0.75: powers of B, C
- *                                    and OTHER; once 0.5: powers of dC and dB; with z a stage 0.75: powers of dy, of M
+ *                                    and OTHER; once 0.5: powers of dC and dB; with z a stage 0.75: powers of dy, of
+ *                                    M; of bf16 0.25 more: of x
  *     records          0.6     0.6   of places, and mbarriers
  * MBARRIERS, made once: stages, buffers and parities are counted over all places of a block.  FULL: a stage's copies
  * have come; who multiplies what cp_async has copied fences it for the asynchronous proxy.  EMPTY: the other three have
  * read the stage.  STATE_MADE: states has made H or G of it, and what undoes its powers, if it is to make any.  M_FULL,
- * M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has made the powers of M's columns.
+ * M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has made the powers of M's columns.  X_MADE, of bf16 with z:
+ * prepare has converted a step's x.  It waits until the panel is free, at the start of a place by W_FULL and W_EMPTY.
  * PLACES.  PLACE_FULL: the record of a place is there.  GROUPS_FULL: B, C and OTHER are.  With one copy (N = 128) those
  * that multiply make them, each one what it needs last; with two GROUPS_EMPTY says that they are read.  SHARES_MADE: the
  * powers of dC and dB, from the last step's left operands on, so that pairs makes W while inputs still makes dx.  W_FULL,
@@ -57,9 +61,10 @@
  * dC and dB are summed where the products are made.  B, C: f16, a power a row; h, G as saved, a power for 16 rows,
  * which goes into the left operand or, for columns, behind the product.  The state that the chunk makes: exp(sum a) h
  * as a product too, with a diagonal left operand.
- * GATE.  With z dy is f16, times a power of two a row, rounded once, from fp32 (gate_sm90.cuh).  x stays as it is: in
- * dS dy is two terms of bf16, which hold an f16 exactly.  M is f16, with what undoes dy's
- * row t and a power for each column s, which U_s has, too (store_M_powers).
+ * GATE.  With z dy is f16, times a power of two a row, rounded once, from fp32 (gate_sm90.cuh).  For dS x becomes f16,
+ * too, times a power of two a row: of bf16 exactly, but for what is less than 2^-30 of the row's largest magnitude, or
+ * than 2^-117.  All else takes x as it came.  M is f16, with what undoes dy's row t and a power for each column s, which U_s has, too
+ * (store_M_powers).
  * N > 128: launches of 128 columns, all of them this kernel's.  Each makes dB and dC of its columns.  The first ones
  * leave their sum of dx in fp32, to which the last adds.  chunk_times_kernel adds the sums by token of all.
  *

@@ -1,7 +1,7 @@
 /* gt/ssd/backward_sm90_block.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): where
  * everything lies in shared memory, where a place's chunk lies, B and C as f16, and the warpgroup that prepares: records
- * of places, copies of a step's tiles and of what chunk_factors_kernel has made.  store_M_powers() is of the states'
- * warpgroup. */
+ * of places, copies of a step's tiles and of what chunk_factors_kernel has made, x as f16.  store_M_powers() is of the
+ * states' warpgroup. */
 #ifndef GT_SSD_BACKWARD_SM90_BLOCK_CUH
 #define GT_SSD_BACKWARD_SM90_BLOCK_CUH
 
@@ -387,26 +387,29 @@ GT_DEV void find_place(const HopperGradientParams& p, uint32_t smem, int number,
 }
 
 /* CONVERTS_X: a warp's 16 rows of x of a step, which are there, to f16 with a power of two each, beside what undoes it,
- * for dS.  They lie where M has a second panel, which held x of two steps before, until pairs had made M of it, or,
- * of a place's second step, W for dB of the place before. */
+ * for dS.  They lie in the second panel of the step's buffer of M.  That held x of two steps before, whose stage FULL or
+ * EMPTY says to be read; of a place's first step, x of the last one of the place before, which pairs have read when W is
+ * there; of the second one, W. */
 template <class C>
 GT_DEV void convert_x(const HopperBlock<C>& me, int warp, int step) {
     using T = typename C::T;
     const int lane = here(), row0 = 16 * warp + lane / 8, piece = lane % 8, stage = me.stage_of(step);
     const uint32_t at = panel_at<128>(row0, piece), from = me.stage(step) + C::X + at, to = me.x_f16(step) + at;
-    uint4 x[4];
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) x[i] = lds<uint4>((from ^ (uint32_t)(i % 2 * 64)) + 512 * i);
-    mbarrier_wait(me.M_full(step), 1 - me.buffer_parity(step));
-    if (step > 0) mbarrier_wait(me.smem + C::W_EMPTY, (me.number + 1) % 2);
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) {
-        const uint4 row[1] = {x[i]};
-        const Power power = power_of(row_maximum<T, 8>(larger_of<T>(row)));
-        sts<uint4>((to ^ (uint32_t)(i % 2 * 64)) + 512 * i,
-                   {scaled_f16<T>(x[i].x, power.value), scaled_f16<T>(x[i].y, power.value),
-                    scaled_f16<T>(x[i].z, power.value), scaled_f16<T>(x[i].w, power.value)});
-        if (piece == 0) sts<float>(me.address(C::X_INVERSE + CHUNK * stage + row0 + 4 * i), power.inverse);
+    const uint32_t inverses = me.address(C::X_INVERSE + CHUNK * stage + row0);
+    const int before = step + 2 * C::STAGES - 2; /* as step - 2, but above 0 */
+    if (C::STAGES > 2) mbarrier_wait(me.smem + C::EMPTY + 8 * me.stage_of(before), me.parity_of(before));
+    if (step < 2) mbarrier_wait(me.smem + (step ? C::W_EMPTY : C::W_FULL), (me.number + 1) % 2);
+    GT_NO_UNROLL
+    for (int half = 0; half < 2; half++) { /* one code for both */
+        GT_UNROLL
+        for (int i = 0; i < 2; i++) {
+            const uint4 x[1] = {lds<uint4>((from ^ (uint32_t)(i * 64)) + 512 * (2 * half + i))};
+            const Power power = power_of(row_maximum<T, 8>(larger_of<T>(x)));
+            sts<uint4>((to ^ (uint32_t)(i * 64)) + 512 * (2 * half + i),
+                       {scaled_f16<T>(x[0].x, power.value), scaled_f16<T>(x[0].y, power.value),
+                        scaled_f16<T>(x[0].z, power.value), scaled_f16<T>(x[0].w, power.value)});
+            if (piece == 0) sts<float>(inverses + 16 * (2 * half + i), power.inverse);
+        }
     }
     fence_async_proxy();
     mbarrier_arrive(me.smem + C::X_MADE + 8 * stage);
@@ -446,16 +449,8 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
             fence_async_proxy();
             mbarrier_arrive(me.groups(C::GROUPS_FULL));
         }
-        if (alone && warp > 0) {
-            if constexpr (C::CONVERTS_X) {
-                GT_NO_UNROLL
-                for (int step = 0; step < me.steps; step++) {
-                    mbarrier_wait(me.smem + C::FULL + 8 * me.stage_of(step), me.parity_of(step));
-                    convert_x(me, warp, step);
-                }
-            }
-            continue;
-        }
+        const bool copies = !alone || warp == 0;
+        if (!C::CONVERTS_X && !copies) continue;
         StepSource<C> source;
         wait_for_chain(); /* h, G and their powers; factors */
         source.start(p, me, warp);
@@ -463,7 +458,7 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
         for (int step = 0; step < me.steps; step++) {
             const int stage = me.stage_of(step);
             const uint32_t full = me.smem + C::FULL + 8 * stage;
-            mbarrier_wait(me.smem + C::EMPTY + 8 * stage, 1 - me.parity_of(step));
+            if (copies) mbarrier_wait(me.smem + C::EMPTY + 8 * stage, 1 - me.parity_of(step));
             if (warp == 0) source.load(p, me, step, full);
             if (!alone) {
                 if (!me.by_maps) source.copy(p, me, warp, me.stage(step));
@@ -472,7 +467,7 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
             source.advance(p);
             if (warp == 0)
                 mbarrier_arrive_expect(full, source.bytes(me));
-            else
+            else if (!alone)
                 mbarrier_arrive(full);
             if constexpr (C::CONVERTS_X) {
                 mbarrier_wait(full, me.parity_of(step));
