@@ -44,7 +44,7 @@ struct HopperGradientTraits {
     static constexpr int GROUPS = N == 64 ? 2 : 1; /* copies of B, C and OTHER, for places in turn */
     static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1, M_PANELS = 2;
     static constexpr bool CONVERTS_X = GATED && !std::is_same<T, f16>::value; /* for dS, to f16: see convert_x() */
-    static constexpr bool M_HAS_POWER = M_TERMS == 1 && !GATED; /* one of the chunk and head */
+    static constexpr bool M_HAS_POWER = M_TERMS == 1 && !GATED;               /* one of the chunk and head */
     static constexpr bool M_HAS_SKIP =
         std::is_same<T, bf16>::value; /* f16 would round what dx consists of for the most */
     /* bytes */

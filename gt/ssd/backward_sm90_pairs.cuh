@@ -123,10 +123,12 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
                                         return lds<float2>(me.address(C::M_POWER + CHUNK * (me.stage_of(step)) + s));
                                     return float2{one_power, one_power};
     };
-    const auto x_inverse = [&](int s) { /* of two columns of dS */
-        if constexpr (C::CONVERTS_X) return lds<float2>(me.address(C::X_INVERSE + CHUNK * (me.stage_of(step)) + s));
-        return float2{1.0f, 1.0f};
-    };
+    const auto x_inverse =
+        [&](int s) { /* of two columns of dS */
+                     if constexpr (C::CONVERTS_X)
+                         return lds<float2>(me.address(C::X_INVERSE + CHUNK * (me.stage_of(step)) + s));
+                     return float2{1.0f, 1.0f};
+        };
     { /* first: what it keeps in registers is then free for the others */
         const int first = 16 * at.warp;
         float diagonal[2][4];
