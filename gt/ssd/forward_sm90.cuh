@@ -40,8 +40,9 @@
  *     three stages and x four, so that all copies of a chunk are issued a chunk ahead; one warp of the producer makes
  *     factors while the other three turn B and C into f16 (prepare_beside_factors).  N <= 128, 105.2 KB: two stages of
  *     each.  One kernel does for calls with and without z; dz is forward_tensor_kernel's.
- * z has one stage.  For dz a warp copies its 16 rows of z and dy itself (cp.async), those of its next unit once it has
- *     read its last one's: no other warp waits for them, but forward with z took a sixth longer in that form.
+ * z has one stage.  For dz a consumer copies z and dy itself (cp.async), by rows of 128 bytes, those of its next unit
+ *     once its four warps have read its last one's: two barriers a unit.  Without them, each warp 32 bytes of every row,
+ *     forward with z took a sixth longer.
  * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
  *     EMPTY comes when the products are over and z has been read, so that z of the next chunk may come.  X_EMPTY: of a
  *     stage of x, when its y is stored; the consumers' threads arrive.  GATE_FULL: of z; the producer's copies arrive.
@@ -529,15 +530,15 @@ GT_DEV void keep_state(const TensorParams& p, const Consumer<Tile>& me, int chun
     clear_pairs(me.M(i), unit_warp); /* it was used */
 }
 
-/* For dz: starts the copies of z and dy of a unit i and chunk, if there is such a chunk: the warp's 16 rows of the unit,
- * to tiles of which it alone reads them. */
+/* For dz: starts a warpgroup's copies of z and dy of a unit i and chunk, if there is such a chunk, to tiles that its four
+ * warps have read. */
 template <class Tile>
 GT_DEV void copy_gate(const TensorParams& p, const Consumer<Tile>& me, int chunk, int i) {
     using T = typename Tile::T;
     const Problem& in = p.in;
     const int tokens = me.cursor().tokens(chunk);
     if (tokens <= 0) return;
-    const int row = own_lane() / 2, column = 16 * me.unit_warp() + 8 * (own_lane() % 2);
+    const int row = own_thread() % WARPGROUP / 8, column = 8 * (own_lane() % 8);
     const int left = me.cursor().row0(me.unit(i)) + column < in.P ? tokens - row : 0;
     const uint32_t address = panel_at<128>(row, column / 8);
     const auto copy = [&](int tensor, const void* data, int64_t pitch) {
@@ -660,7 +661,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     uint32_t v[BLOCKS][4];
     if constexpr (Tile::MAKES_DZ) {
         cp_async_wait<0>();
-        sync_warp();
+        me.wait(); /* z and dy are there */
     } else if (gated && i == 0) {
         mbarrier_wait(me.smem + Tile::GATE_FULL, made_here(n) % 2);
     }
@@ -700,7 +701,10 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
                 operand_step(B, k_bytes<ROW, Major::MN>(16 * k, PANEL) + mn_bytes<ROW, Major::MN>(8 * n0, PANEL)),
                 k > 0);
         wgmma_commit();
-        if (Tile::MAKES_DZ && n0 == 0) copy_gate<Tile>(p, me, chunk + (i + 1) / Tile::HEADS, (i + 1) % Tile::HEADS);
+        if (Tile::MAKES_DZ && n0 == 0) {
+            me.wait(); /* the four warps have read z and dy */
+            copy_gate<Tile>(p, me, chunk + (i + 1) / Tile::HEADS, (i + 1) % Tile::HEADS);
+        }
         wgmma_wait<0>();
         wgmma_pin(added);
         GT_UNROLL
