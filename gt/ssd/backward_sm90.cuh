@@ -12,13 +12,13 @@
  *                             the neighbour's x or dy, by cp.async where they have no maps, and in packed sequences
  *                             where the chunk or its neighbour is not whole.  For N = 64 three of them make B, C and
  *                             OTHER, the neighbour's B or C, of the next place.  Of bf16 with z all four convert a
- *                             step's x to f16, as soon as it is there
+ *                             step's x to f16, as soon as it is there; with z one makes the powers of M's columns
  *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta,
  *                             M = S L Delta, for bf16 with a head's Dskip on the diagonal
  *     inputs    _inputs.cuh   dC += pre dy h;  E from C h^T;  U = Delta suf B G^T and F from it;  dx = U + M^T dy
  *     states    _states.cuh   the state between the checkpoint's two chunks (h of the second, G of the first), in
  *                             place, from the neighbour's tokens;  dB += Delta suf x G;  Z from G h^T, whose diagonal
- *                             counts;  with z the powers of M's columns
+ *                             counts
  * Pairs come with rows t: warp i has the blocks of 16 x 16 left of the diagonal and on it in rows 16 i.
  * What ddt is made of, <x, U> without Delta, is F / Delta and the column sums of Gamma / Delta.  Where Delta is all but
  * 0, F is made without it (factor_of_U).
@@ -39,7 +39,7 @@
  * MBARRIERS, made once: stages, buffers and parities are counted over all places of a block.  FULL: a stage's copies
  * have come; who multiplies what cp_async has copied fences it for the asynchronous proxy.  EMPTY: the other three have
  * read the stage.  STATE_MADE: states has made H or G of it, and what undoes its powers, if it is to make any.  M_FULL,
- * M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has made the powers of M's columns.  X_MADE, of bf16 with z:
+ * M_EMPTY: of M's buffers.  POWERS_MADE, with z: prepare has made the powers of M's columns.  X_MADE, of bf16 with z:
  * prepare has converted a step's x.  It waits until the panel is free, at the start of a place by W_FULL and W_EMPTY.
  * PLACES.  PLACE_FULL: the record of a place is there.  GROUPS_FULL: B, C and OTHER are.  With one copy (N = 128) those
  * that multiply make them, each one what it needs last; with two GROUPS_EMPTY says that they are read.  SHARES_MADE: the
@@ -63,8 +63,8 @@
  * as a product too, with a diagonal left operand.
  * GATE.  With z dy is f16, times a power of two a row, rounded once, from fp32 (gate_sm90.cuh).  For dS x becomes f16,
  * too, times a power of two a row: of bf16 exactly, but for what is less than 2^-30 of the row's largest magnitude, or
- * than 2^-117.  All else takes x as it came.  M is f16, with what undoes dy's row t and a power for each column s, which U_s has, too
- * (store_M_powers).
+ * than 2^-117.  All else takes x as it came.  M is f16, with what undoes dy's row t and a power for each column s, which
+ * U_s has, too (make_M_powers).
  * N > 128: launches of 128 columns, all of them this kernel's.  Each makes dB and dC of its columns.  The first ones
  * leave their sum of dx in fp32, to which the last adds.  chunk_times_kernel adds the sums by token of all.
  *
@@ -120,13 +120,6 @@ GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
                 mbarrier_arrive(me.smem + C::STATE_MADE + 8 * stage);
             }
             if (which || me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
-            if constexpr (C::GATED) {
-                if (which) {
-                    const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
-                    if (at.warp == 0) store_M_powers(me, step, skip);
-                    mbarrier_arrive(me.smem + C::POWERS_MADE + 8 * stage);
-                }
-            }
             {
                 uint32_t a[4][4];
                 float product[8][4];
@@ -168,7 +161,7 @@ GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem) {
         init(C::FULL, has_only_maps(p) ? 32 : 2 * C::GROUP); /* one warp hands over */
         init(C::EMPTY, C::CONSUMERS);
         init(C::STATE_MADE, C::GROUP);
-        if (C::GATED) init(C::POWERS_MADE, C::GROUP);
+        if (C::GATED) init(C::POWERS_MADE, 32);
         if (C::CONVERTS_X) init(C::X_MADE, C::GROUP);
     }
     if (thread < C::M_BUFFERS) init(C::M_FULL, C::GROUP), init(C::M_EMPTY, C::GROUP);

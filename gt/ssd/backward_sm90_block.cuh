@@ -1,7 +1,7 @@
 /* gt/ssd/backward_sm90_block.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): where
  * everything lies in shared memory, where a place's chunk lies, B and C as f16, and the warpgroup that prepares: records
- * of places, copies of a step's tiles and of what chunk_factors_kernel has made, x as f16.  store_M_powers() is of the
- * states' warpgroup. */
+ * of places, copies of a step's tiles and of what chunk_factors_kernel has made; with z x as f16 and the powers of M's
+ * columns. */
 #ifndef GT_SSD_BACKWARD_SM90_BLOCK_CUH
 #define GT_SSD_BACKWARD_SM90_BLOCK_CUH
 
@@ -72,7 +72,8 @@ struct HopperGradientTraits {
     static constexpr int NEXT_INVERSE = DY_INVERSE + (GATED ? STAGES * CHUNK : 0);
     static constexpr int M_POWER = NEXT_INVERSE + (GATED ? STAGES * CHUNK : 0);
     static constexpr int X_INVERSE = M_POWER + (GATED ? STAGES * CHUNK : 0); /* CONVERTS_X, [STAGES][64]: of x's rows */
-    static constexpr int FLOATS_COUNT = X_INVERSE + (CONVERTS_X ? STAGES * CHUNK : 0);
+    static constexpr int G_INVERSES = X_INVERSE + (CONVERTS_X ? STAGES * CHUNK : 0); /* GATED: as STATE_INVERSES came */
+    static constexpr int FLOATS_COUNT = G_INVERSES + (GATED ? STAGES * 4 : 0);
     /* mbarriers, in bytes */
     static constexpr int FULL = FLOATS + 4 * FLOATS_COUNT, EMPTY = FULL + 8 * STAGES;
     static constexpr int STATE_MADE = EMPTY + 8 * STAGES, M_FULL = STATE_MADE + 8 * STAGES;
@@ -277,13 +278,15 @@ struct StepSource {
             if (next_is_dy(me)) /* of the second chunk */
                 bulk_load(me.address(C::NEXT_INVERSE + CHUNK * (me.stage_of(step))), inverses + p.in.tiles * CHUNK,
                           4 * CHUNK, full);
+            bulk_load(me.address(C::G_INVERSES + 4 * (me.stage_of(step))),
+                      p.inverses + (me.first_step(p) + step) * 8 + 4, 16, full);
         }
     }
     /* Of load(). */
     GT_METHOD static uint32_t bytes(const HopperBlock<C>& me) {
         const int tiles = !me.by_maps ? 0 : me.makes_state() ? 3 : 2;
         return 2 * C::STATE + tiles * C::PANEL + 4 * Factors::COUNT + 32 +
-               (me.makes_state() ? 4 * ChunkTokens::MADE_COUNT : 0) + (C::GATED ? 4 * CHUNK : 0) +
+               (me.makes_state() ? 4 * ChunkTokens::MADE_COUNT : 0) + (C::GATED ? 4 * CHUNK + 16 : 0) +
                (C::GATED && next_is_dy(me) ? 4 * CHUNK : 0);
     }
     /* Without maps: starts the copies of a warp's rows of x, dy and NEXT. */
@@ -331,15 +334,31 @@ GT_DEV float dy_inverse(const HopperBlock<C>& me, int step, int t) {
     return 1.0f;
 }
 
-/* The powers of the columns s of M_ts = S_ts L_ts Delta_s + Dskip (t = s) times what undoes dy_t.  No t >= s exceeds
- * f16 then; nor does U, which has these powers, too, exceed 2^60 by what G gives.  One warp. */
+/* Dskip, where it is one number of a head; else 0. */
 template <class C>
-GT_DEV void store_M_powers(const HopperBlock<C>& me, int step, float skip) {
-    const int lane = lane_id(), stage = me.stage_of(step);
+GT_DEV float skip_of_head(const ChunkGradientParams& p, const HopperBlock<C>& me, int step) {
+    return p.in.Dskip && !p.in.skip_per_channel ? p.in.Dskip[me.head(p, step)] : 0.0f;
+}
+
+/* The powers of the columns s of M_ts = S_ts L_ts Delta_s + Dskip (t = s) times what undoes dy_t.  No t >= s exceeds
+ * f16 then; nor does U, which has these powers, too, exceed 2^60 by what G gives: where states makes G, a bound of it
+ * does.  One warp, once all that prepare brings is there. */
+template <class C>
+GT_DEV void make_M_powers(const ChunkGradientParams& p, const HopperBlock<C>& me, int step) {
+    const int lane = here(), stage = me.stage_of(step); /* addresses kept over the steps would not fit */
     const auto pair = [&](int offset) { return lds<float2>(me.address(offset + 2 * lane)); };
-    const float2 dy = pair(C::DY_INVERSE + CHUNK * stage), c = pair(me.inverses(C::C_INVERSE)),
-                 b = pair(me.inverses(C::B_INVERSE));
-    const float2 suf = pair(me.factor(step, Factors::SUF));
+    const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
+    float of_G = largest_of(lds<float4>(me.address(C::G_INVERSES + 4 * stage))); /* what undoes its powers */
+    /* no row of B, C or dy exceeds 2^14, no state 2^16 */
+    if (next_is_dy(me)) {
+        const float2 weight = pair(me.made_cell(step)), other = pair(me.inverses(C::OTHER_INVERSE));
+        const float2 next = pair(C::NEXT_INVERSE + CHUNK * stage);
+        float sum = fabsf(weight.x * other.x * next.x) + fabsf(weight.y * other.y * next.y);
+        GT_UNROLL
+        for (int mask = 1; mask < 32; mask *= 2) sum += shfl_xor(sum, mask);
+        of_G = fminf(fma_rn(me.value(me.made_cell(step) + CHUNK) * 0x1p3f, of_G, sum * 0x1p15f), 0x1p115f);
+    }
+    const float2 dy = pair(C::DY_INVERSE + CHUNK * stage), c = pair(me.inverses(C::C_INVERSE));
     const float second = dy.y * c.y;
     float from = fmaxf(dy.x * c.x, second); /* the largest of this lane's tokens and of those behind */
     GT_UNROLL
@@ -348,13 +367,14 @@ GT_DEV void store_M_powers(const HopperBlock<C>& me, int step, float skip) {
         from = lane + d < 32 ? fmaxf(from, right) : from;
     }
     const float right = shfl_down(from, 1), after = lane < 31 ? fmaxf(second, right) : second;
-    /* no row of B or C exceeds 2^14, no state 2^16 */
     const float delta = largest_delta(me, step), pairs = me.value(me.factor(step, Factors::GROWTH)) * (0x1p28f * C::N);
-    const float G = largest_of(lds<float4>(me.address(C::STATE_INVERSES + 8 * stage + 4))) * (0x1p4f * C::N);
+    const float G = of_G * (0x1p4f * C::N);
+    const float2 b = pair(me.inverses(C::B_INVERSE)), suf = pair(me.factor(step, Factors::SUF));
     const float x = b.x * fmaxf(from * pairs, suf.x * G), y = b.y * fmaxf(after * pairs, suf.y * G);
     sts<float2>(
         me.address(C::M_POWER + CHUNK * stage + 2 * lane),
         {power_of(fma_rn(x, delta, fabsf(skip) * dy.x)).value, power_of(fma_rn(y, delta, fabsf(skip) * dy.y)).value});
+    mbarrier_arrive(me.smem + C::POWERS_MADE + 8 * stage);
 }
 
 /* ---- the preparing warps ---------------------------------------------------------------------------------------- */
@@ -387,9 +407,9 @@ GT_DEV void find_place(const HopperGradientParams& p, uint32_t smem, int number,
 }
 
 /* CONVERTS_X: a warp's 16 rows of x of a step, which are there, to f16 with a power of two each, beside what undoes it,
- * for dS.  They lie in the second panel of the step's buffer of M.  That held x of two steps before, whose stage FULL or
- * EMPTY says to be read; of a place's first step, x of the last one of the place before, which pairs have read when W is
- * there; of the second one, W. */
+ * for dS.  They lie in the second panel of the step's buffer of M.  That held x of two steps before, whose stage FULL
+ * or EMPTY says to be read; of a place's first step, x of the last one of the place before, which pairs have read when
+ * W is there; of the second one, W. */
 template <class C>
 GT_DEV void convert_x(const HopperBlock<C>& me, int warp, int step) {
     using T = typename C::T;
@@ -415,18 +435,22 @@ GT_DEV void convert_x(const HopperBlock<C>& me, int warp, int step) {
     mbarrier_arrive(me.smem + C::X_MADE + 8 * stage);
 }
 
+constexpr int POWERS_WARP = 3; /* of prepare: it makes the powers of M */
+
 /* Whether one warp makes all copies of rows: no place has others. */
 GT_DEV bool has_only_maps(const HopperGradientParams& p) { return p.has_rows && !p.in.sequences.cu_seqlens; }
 
 /* A step: as soon as its stage is free, its copies.  Where all places have maps they are the work of warp 0, which
  * arrives at FULL alone; else each thread arrives twice, once by its cp_async.  Nobody waits for them here, unless x is
- * converted, which all four warps do as soon as it is there: the stage of the next step's copies is free later.  Warp 0
- * finds the places, the others make B, C and OTHER of the next one where there are two copies of them. */
+ * converted, which all four warps do as soon as it is there: the stage of the next step's copies is free later.  With z
+ * the last warp makes the powers of M then.  Warp 0 finds the places, the others make B, C and OTHER of the next one
+ * where there are two copies of them. */
 template <class C>
 GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
     const int warp = shfl_idx(warp_id(), 0) - C::CONSUMERS / 32;
     const bool alone = has_only_maps(p);
-    if (C::GROUPS == 1 && alone && warp > 0 && !C::CONVERTS_X) return;
+    const bool helps = C::CONVERTS_X || (C::GATED && warp == POWERS_WARP);
+    if (C::GROUPS == 1 && alone && warp > 0 && !helps) return;
     int place = block_x(), before = 0, M_before = 0;
     GT_NO_UNROLL
     for (int number = 0;; number++) {
@@ -450,7 +474,7 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
             mbarrier_arrive(me.groups(C::GROUPS_FULL));
         }
         const bool copies = !alone || warp == 0;
-        if (!C::CONVERTS_X && !copies) continue;
+        if (!helps && !copies) continue;
         StepSource<C> source;
         wait_for_chain(); /* h, G and their powers; factors */
         source.start(p, me, warp);
@@ -469,9 +493,13 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
                 mbarrier_arrive_expect(full, source.bytes(me));
             else if (!alone)
                 mbarrier_arrive(full);
-            if constexpr (C::CONVERTS_X) {
-                mbarrier_wait(full, me.parity_of(step));
-                convert_x(me, warp, step);
+            if constexpr (C::GATED) {
+                if (helps) mbarrier_wait(full, me.parity_of(step));
+                if constexpr (C::CONVERTS_X) convert_x(me, warp, step);
+                if (warp == POWERS_WARP) {
+                    if (step == 0) mbarrier_wait(me.groups(C::GROUPS_FULL), me.groups_parity());
+                    make_M_powers(p, me, step);
+                }
             }
         }
     }

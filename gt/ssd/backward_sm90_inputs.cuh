@@ -147,7 +147,7 @@ GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& 
 }
 
 /* U, F and dx of a step.  B is this warpgroup's own (stage_groups()).  From prepare: G, x and dy of the stage, DELTA
- * and SUF of the factors.  From states: in the checkpoint's first chunk G, with z the powers of M.  From pairs: M,
+ * and SUF of the factors, with z the powers of M.  From states: in the checkpoint's first chunk G.  From pairs: M,
  * times power_of_M(). */
 template <class C>
 GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step) {

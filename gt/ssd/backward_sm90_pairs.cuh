@@ -312,10 +312,9 @@ GT_DEV void make_dS(const HopperBlock<C>& me, int step, Pairs64& dS) {
 }
 
 /* A step: FULL says that prepare has filled the stage, X_MADE, of bf16 with z, that it has converted x, POWERS_MADE,
- * with z, that states has made the powers of M,
- * M_EMPTY that inputs has read what the buffer of M held; M_FULL hands M on, EMPTY gives the stage back.  The end of a
- * place: SHARES_MADE says that the sums of dC and dB keep their powers, M_EMPTY and W_EMPTY that inputs and states have
- * read W of the place before; M_FULL and W_FULL hand W on to them. */
+ * with z, that it has made the powers of M, M_EMPTY that inputs has read what the buffer of M held; M_FULL hands M on,
+ * EMPTY gives the stage back.  The end of a place: SHARES_MADE says that the sums of dC and dB keep their powers, M_EMPTY
+ * and W_EMPTY that inputs and states have read W of the place before; M_FULL and W_FULL hand W on to them. */
 template <class C>
 GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
     const WarpRows at(shfl_idx(warp_id(), 0));

@@ -2,8 +2,7 @@
  * warpgroup that makes the state between the checkpoint's two chunks, and dB.  A step:
  *     make_hopper_state()     h of the second chunk, G of the first, in place, from the neighbour's tokens
  *     store_Z()               <G, h>, the diagonal of G h^T, to the step's sums: Z of da
- * Between them sums_role() has dB += Delta suf x G, and beside it G h^T; with z before it the powers of M's
- * columns. */
+ * Between them sums_role() has dB += Delta suf x G, and beside it G h^T. */
 #ifndef GT_SSD_BACKWARD_SM90_STATES_CUH
 #define GT_SSD_BACKWARD_SM90_STATES_CUH
 

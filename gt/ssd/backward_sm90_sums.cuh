@@ -60,13 +60,7 @@ GT_DEV void multiply_rows(float (&c)[8][4], uint32_t left, uint32_t right) {
     for (int k = 0; k < C::N / 16; k++) wgmma<f16>(c, along_row<C>(a, k), along_row<C>(b, k), k > 0);
 }
 
-/* Dskip, where it is one number of a head; else 0. */
-template <class C>
-GT_DEV float skip_of_head(const ChunkGradientParams& p, const HopperBlock<C>& me, int step) {
-    return p.in.Dskip && !p.in.skip_per_channel ? p.in.Dskip[me.head(p, step)] : 0.0f;
-}
-
-/* The power of two that column s of M is multiplied by.  With z it is store_M_powers()'s; for bf16 1; for f16 one of
+/* The power of two that column s of M is multiplied by.  With z it is make_M_powers()'s; for bf16 1; for f16 one of
  * the step, for |M| <= most of |S| times GROWTH and Delta. */
 template <class C>
 GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int s) {

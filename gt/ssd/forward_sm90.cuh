@@ -41,8 +41,8 @@
  *     factors while the other three turn B and C into f16 (prepare_beside_factors).  N <= 128, 105.2 KB: two stages of
  *     each.  One kernel does for calls with and without z; dz is forward_tensor_kernel's.
  * z has one stage.  For dz a consumer copies z and dy itself (cp.async), by rows of 128 bytes, those of its next unit
- *     once its four warps have read its last one's: two barriers a unit.  Without them, each warp 32 bytes of every row,
- *     forward with z took a sixth longer.
+ *     once its four warps have read its last one's: two barriers a unit.  Without them, each warp 32 bytes of every
+ *     row, forward with z took a sixth longer.
  * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
  *     EMPTY comes when the products are over and z has been read, so that z of the next chunk may come.  X_EMPTY: of a
  *     stage of x, when its y is stored; the consumers' threads arrive.  GATE_FULL: of z; the producer's copies arrive.
@@ -530,8 +530,8 @@ GT_DEV void keep_state(const TensorParams& p, const Consumer<Tile>& me, int chun
     clear_pairs(me.M(i), unit_warp); /* it was used */
 }
 
-/* For dz: starts a warpgroup's copies of z and dy of a unit i and chunk, if there is such a chunk, to tiles that its four
- * warps have read. */
+/* For dz: starts a warpgroup's copies of z and dy of a unit i and chunk, if there is such a chunk, to tiles that its
+ * four warps have read. */
 template <class Tile>
 GT_DEV void copy_gate(const TensorParams& p, const Consumer<Tile>& me, int chunk, int i) {
     using T = typename Tile::T;
