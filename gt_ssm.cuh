@@ -50,7 +50,7 @@
  *     backward.cuh   backward
  *     chunk.cuh, state.cuh, forward_tensor.cuh, states_tensor.cuh   ssd on tensor cores: forward, passes over states
  *     backward_tensor.cuh, backward_chunk.cuh, backward_tokens.cuh  ... its backward
- *     chunk_fp32.cuh, forward_fp32.cuh   ... forward and passes over states in fp32
+ *     chunk_fp32.cuh, forward_fp32*.cuh, states_fp32_sm90.cuh   ... forward and passes over states in fp32
  *     backward_fp32*.cuh   ... chunks backward in fp32
  *     block_sm90.cuh, forward_sm90.cuh, gate_sm90.cuh, states_sm90.cuh, backward_sm90*.cuh
  *                    ... on compute capability 9.0
