@@ -442,8 +442,10 @@ GT_REF_FUNCTION gt_status gt_ref_wkv6_join_backward(const gt_wkv6_args *args);
  *     y_t = (h_t Cm_t + Dskip . x_t) . silu(z_t)                      without z: no gate
  * Source: Dao and Gu 2024, "Transformers are SSMs", arXiv:2405.21060, section 6; softplus, limits,
  * gate and skip as in the Mamba-2 block.
- * Backward: gradients of all of it; at a clamp limit exactly reached the gradient passes.  With z
- * the ungated y is recomputed.
+ * Backward: gradients of all of it; at a clamp limit exactly reached the gradient passes.  dz needs y without its gate,
+ * which is computed again; or, with reads_y and where kernels gain by it (compute capability 9.0, bf16), is y / silu(z).
+ * dz is then rounded as y is, once more: 2.4e-3 of its norm instead of 1.7e-3.  A sequence of which some z is 0, below
+ * -40 or next to 0 (2^-59), or some y not finite, where dy is not 0, has its dz from y computed again.
  * The kernels take P and N up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
 typedef struct gt_ssd_args {
     int64_t B, T, H, P, N;
@@ -457,6 +459,7 @@ typedef struct gt_ssd_args {
     int Dskip_per_channel;   /* 1: Dskip and dDskip are [H,P] */
     int state_in_shared;     /* 1: state_in and dstate_in are [H,P,N] */
     int accumulate;          /* 1: dA dDskip ddt_bias, and dstate_in if shared, are added to */
+    int reads_y;             /* 1: backward finds in y, unless NULL, what forward wrote, and may make dz of it */
     int64_t segments;        /* 0 = automatic */
     const void *x;           /* in  [B,T,H,P] */
     const void *dt;          /* in  [B,T,H] */
@@ -466,7 +469,7 @@ typedef struct gt_ssd_args {
     const void *z;           /* in  [B,T,H,P], NULL = no gate */
     const float *dt_bias;    /* in  [H], NULL = 0 */
     const float *state_in;   /* in  [B,H,P,N], NULL = 0 */
-    void *y;                 /* out [B,T,H,P]        forward, step */
+    void *y;                 /* out [B,T,H,P]        forward, step; backward reads it if reads_y */
     float *state_out;        /* out [B,H,P,N]        forward, step; may equal state_in if not shared */
     const void *dy;          /* in  [B,T,H,P]        backward: gradient of the gated y */
     const float *dstate_out; /* in  [B,H,P,N], NULL = 0 */
@@ -810,6 +813,7 @@ typedef struct gt_conv_ssd_args {
     int Dskip_per_channel;      /* 1: Dskip and dDskip are [H,P] */
     int state_in_shared;        /* 1: state_in, conv_state_in and their gradients are those of one batch element */
     int accumulate;             /* 1: dweight dbias dA dDskip ddt_bias, and gradients of shared states, are added to */
+    int reads_y;                /* as in gt_ssd_args */
     int64_t segments;           /* of ssd; 0 = automatic */
     const void *xBC;            /* in  [B,T,D] */
     const void *dt;             /* in  [B,T,H] */
@@ -821,7 +825,7 @@ typedef struct gt_conv_ssd_args {
     const float *dt_bias;       /* in  [H], NULL = 0 */
     const float *conv_state_in; /* in  [B,D,W-1], NULL = 0 */
     const float *state_in;      /* in  [B,H,P,N], NULL = 0 */
-    void *y;                    /* out [B,T,H,P]        forward */
+    void *y;                    /* out [B,T,H,P]        forward; backward reads it if reads_y */
     float *conv_state_out;      /* out [B,D,W-1]        forward; may equal conv_state_in if not shared */
     float *state_out;           /* out [B,H,P,N]        forward; may equal state_in if not shared */
     const void *dy;             /* in  [B,T,H,P]        backward: gradient of the gated y */

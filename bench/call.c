@@ -60,7 +60,14 @@ gt_status bench_ask(const bench_call *c, gt_workspace *need) {
 
 static int is_updated(const gt_tensor *t, gt_pass pass) { return gt_use(t, pass) == 's'; }
 
+/* Whether backward finds forward's y, as it does with `saved`: it reads it for dz. */
+static int reads_y(const bench_call *c) {
+    int i = test_find(c->op, "dz");
+    return c->functions->reads_y && c->machine->has_saved && i >= 0 && !test_is_absent(&c->row, &c->op->tensors[i]);
+}
+
 static int is_used(const bench_call *c, const gt_tensor *t) {
+    if (c->pass == GT_BACKWARD && gt_use(t, GT_FORWARD) == 'O') return gt_use(t, c->pass) != '-' && reads_y(c);
     int is_required = strchr("IOs", gt_use(t, c->pass)) != NULL;
     return gt_use(t, c->pass) != '-' && (is_required || !test_is_absent(&c->row, t));
 }
@@ -137,7 +144,8 @@ static void *allocate_scratch(bench_call *c, test_args *args, size_t offset, siz
     return memory;
 }
 
-/* Runs forward on the inputs of a backward call, so that `saved` is filled.  Its outputs go to memory of their own. */
+/* Runs forward on the inputs of a backward call, so that `saved` is filled, and y where backward reads it.  Its other
+ * outputs go to memory of their own. */
 static gt_status fill_saved(bench_call *c) {
     const test_op *f = c->functions;
     const bench_machine *m = c->machine;
@@ -150,7 +158,7 @@ static gt_status fill_saved(bench_call *c) {
     for (int i = 0; c->op->tensors[i].name; i++) {
         const gt_tensor *t = &c->op->tensors[i];
         gt_view v = view_of(c, t);
-        if (gt_use(t, GT_FORWARD) != 'O') continue;
+        if (gt_use(t, GT_FORWARD) != 'O' || is_used(c, t)) continue;
         outputs[i] = m->allocate(view_bytes(&v));
         set_pointer(&args, t->offset, outputs[i]);
     }
@@ -170,6 +178,10 @@ static gt_status allocate_saved_and_workspace(bench_call *c) {
         c->saved = allocate_scratch(c, &c->args, c->op->fields.saved, c->op->fields.saved_bytes, need.saved);
         c->machine->poison(c->saved, need.saved);
         c->scratch_bytes = need.saved;
+        if (c->pass == GT_BACKWARD && reads_y(c)) {
+            const int yes = 1;
+            memcpy((char *)&c->args + c->functions->reads_y, &yes, sizeof yes);
+        }
         if (c->pass == GT_BACKWARD && (status = fill_saved(c)) != GT_OK) return status;
         if ((status = bench_ask(c, &need)) != GT_OK) return status; /* it may be less now */
     }

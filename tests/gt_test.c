@@ -809,13 +809,14 @@ static gt_status run_twin(const test_runner *r, const test_op *op, gt_pass pass,
 
 /* The twins compute in fp32, so an output's error is little more than its rounding: at most 2^-8
  * (bf16) or 2^-11 (fp16), 0.4 of that on average.  States and parameter gradients are fp32. */
-const test_runner test_truth = {"the double twin", run_twin, NULL, 1, {{0}, {0}, {0}, {0}, 0}};
+const test_runner test_truth = {"the double twin", run_twin, NULL, 1, {{0}, {0}, {0}, {0}, 0}, 0};
 const test_runner test_twin = {
     "the twin",
     run_twin,
     NULL,
     0,
-    {{0, 1e-5, 3e-3, 7e-4}, {0, 1e-5, 1e-5, 1e-5}, {0, 1e-5, 1e-5, 1e-5}, {0, 0x1p-22, 0x1p-22, 0x1p-22}, 0}};
+    {{0, 1e-5, 3e-3, 7e-4}, {0, 1e-5, 1e-5, 1e-5}, {0, 1e-5, 1e-5, 1e-5}, {0, 0x1p-22, 0x1p-22, 0x1p-22}, 0},
+    0};
 
 /* ---- judging --------------------------------------------------------------------------------- */
 
@@ -988,9 +989,14 @@ void test_magnitudes(const test_case *c, const test_values *in, test_values *mag
     test_free(&absolute);
 }
 
+double test_limit_of(const test_runner *r, const test_op *op, const gt_tensor *t, gt_dtype dtype, double limit) {
+    const int is_of_y = r->reads_y && op->reads_y && dtype == GT_BF16 && !strcmp(test_plain_name(t), "dz");
+    return is_of_y ? hypot(limit, 1.75e-3) : limit;
+}
+
 static double tolerance_of(const test_runner *r, const test_op *op, const gt_tensor *t, gt_dtype dtype,
                            gt_dtype call_dtype) {
-    if (dtype != GT_F32) return r->tolerance.activations[dtype];
+    if (dtype != GT_F32) return test_limit_of(r, op, t, dtype, r->tolerance.activations[dtype]);
     if (r->tolerance.rounds_factors && op->sums_of_few && test_is_word_of(op->sums_of_few, t->name))
         return r->tolerance.activations[call_dtype];
     return (strchr("wd", t->kind) ? r->tolerance.companions : r->tolerance.parameters)[call_dtype];

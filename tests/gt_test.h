@@ -224,7 +224,8 @@ typedef struct test_op {
     /* NULL, or: further times for the sizes, ending with -1, and kernels that must have been launched then, with NULL. */
     const int64_t *more_times;
     const char *const *launched;
-    size_t handle; /* of the field for a handle of cuBLASLt; 0: there is none */
+    size_t handle;  /* of the field for a handle of cuBLASLt; 0: there is none */
+    size_t reads_y; /* of the field that says that backward finds forward's y; 0: there is none */
 
     /* Rows of the bench: of the CPU twins, as the trainer calls them, a small batch; and of a GPU, the same at the
      * trainer's own batch and the sizes of larger models.  The lists end with op NULL, tensors NULL, letters NULL. */
@@ -332,7 +333,12 @@ struct test_runner {
     void *context;
     int is_double; /* arrays hold doubles, packed */
     test_tolerance tolerance;
+    int reads_y; /* backward is given forward's y, if the operator may read it */
 };
+
+/* The limit of an activation, or more: of dz that is made of y (reads_y), which was rounded to bf16 before, by 1.5e-3 to
+ * 1.75e-3 of its norm. */
+double test_limit_of(const test_runner *r, const test_op *op, const gt_tensor *t, gt_dtype dtype, double limit);
 
 extern const test_runner test_truth; /* the double twins */
 extern const test_runner test_twin;  /* the twins as users have them */

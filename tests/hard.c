@@ -5,14 +5,21 @@ machine_mode hard_plain = {"plain", 1, 0, 0, 0, 0}, hard_saved = {"saved", 1, 1,
 
 static void put_pointer(test_args *args, size_t offset, const void *p) { memcpy((char *)args + offset, &p, sizeof p); }
 
+static void put_int(test_args *args, size_t offset, int x) { memcpy((char *)args + offset, &x, sizeof x); }
+
 static void put_size(test_args *args, size_t offset, size_t n) { memcpy((char *)args + offset, &n, sizeof n); }
 
-/* A forward call of the arguments of a backward call, which have no outputs of forward: y is scratch, the others are
- * not asked for. */
-static void make_forward(const gt_op *table, test_args *args, char *y) {
-    for (const gt_tensor *t = table->tensors; t->name; t++)
-        if (t->use[GT_BACKWARD] == '-' && t->use[GT_FORWARD] != '-')
-            put_pointer(args, t->offset, t->use[GT_FORWARD] == 'O' ? y : NULL);
+/* A forward call of the arguments of a backward call, which have no outputs of forward: y is scratch, where backward may
+ * find it, the others are not asked for. */
+static void make_forward(const gt_op *table, test_args *args, test_args *backward, char *y) {
+    for (const gt_tensor *t = table->tensors; t->name; t++) {
+        if (t->use[GT_FORWARD] == 'O') {
+            put_pointer(args, t->offset, y);
+            if (t->use[GT_BACKWARD] == 'i') put_pointer(backward, t->offset, y);
+        } else if (t->use[GT_BACKWARD] == '-' && t->use[GT_FORWARD] != '-') {
+            put_pointer(args, t->offset, NULL);
+        }
+    }
 }
 
 static void add_pass(machine_job *job, const gt_op *table, gt_pass pass, test_args args, const gt_workspace *need) {
@@ -29,6 +36,7 @@ gt_status hard_run(const test_runner *r, const test_op *op, gt_pass pass, const 
     machine_job job;
     gt_workspace need;
     memcpy(&own, args, op->args_bytes);
+    if (mode->gives_saved && op->reads_y && pass == GT_BACKWARD) put_int(&own, op->reads_y, 1);
     gt_status status = table->calls.workspace(&own, &need);
     if (status != GT_OK) return status;
     char *block = machine_allocate(bytes, 1), *y = machine_allocate(bytes, 1);
@@ -43,7 +51,7 @@ gt_status hard_run(const test_runner *r, const test_op *op, gt_pass pass, const 
         put_size(&own, table->fields.saved_bytes, need.saved);
     }
     forward = own;
-    make_forward(table, &forward, y);
+    if (pass == GT_BACKWARD) make_forward(table, &forward, &own, y);
     if (mode->gives_saved && pass == GT_BACKWARD) add_pass(&job, table, GT_FORWARD, forward, &need);
     add_pass(&job, table, pass, own, &need);
     status = machine_run(&job, 1, mode);

@@ -151,6 +151,7 @@ static void build_call(call *c, const test_op *e, gt_pass pass, int variant) {
         if (c->op->second.name) set_int(c->args, c->op->second.offset, GT_F32);
         if (e->optional_size.offset) set_int64(c->args, e->optional_size.offset, e->optional_size.value);
     }
+    if (e->reads_y) set_int(c->args, e->reads_y, 1);
     c->is_packed = variant == 2;
     if (c->is_packed) {
         set_int64(c->args, c->op->sizes[0].offset, 1);
@@ -1065,6 +1066,7 @@ static void random_fields(fuzz *f) {
         if (f->pass == GT_STEP && one_in(2)) set_int64(f->args, f->op->fields.slot_capacity, random_below(5));
     }
     if (one_in(3)) set_int(f->args, f->op->accumulate_offset, 1);
+    if (f->e->reads_y && !one_in(100)) set_int(f->args, f->e->reads_y, 1); /* else backward asks nothing of y */
 }
 
 /* Scattered over a window, or columns of one buffer with rows of `row` bytes. */

@@ -48,6 +48,7 @@ typedef struct call {
 } call;
 
 static void put_pointer(void *args, size_t offset, const void *p) { memcpy((char *)args + offset, &p, sizeof p); }
+static void put_int(void *args, size_t offset, int x) { memcpy((char *)args + offset, &x, sizeof x); }
 
 /* Bytes of a tensor in a prepared struct, from its first to its last element. */
 static size_t extent(const gt_view *v) {
@@ -154,15 +155,15 @@ static gt_status give_saved(call *k, const test_op *op, test_args *args) {
     return GT_OK;
 }
 
-/* Makes a forward call of the arguments of a backward call, with the required outputs in scratch.
- */
-static gt_status make_forward(call *k, const gt_op *op, test_args *args) {
+/* Makes a forward call of the arguments of a backward call, with the required outputs in scratch, from which backward
+ * takes what it reads of them. */
+static gt_status make_forward(call *k, const gt_op *op, test_args *args, test_args *backward) {
     test_args filled;
     gt_dims dims;
     gt_status status;
     for (const gt_tensor *t = op->tensors; t->name; t++) {
         char use = t->use[GT_FORWARD];
-        if (t->use[GT_BACKWARD] != '-' || use == '-') continue;
+        if ((t->use[GT_BACKWARD] != '-' && use != 'O') || use == '-') continue;
         put_pointer(args, t->offset, NULL);
         if (use == 'I') return gt_fail(GT_ERROR_VALUE, "backward does not read %s", t->name);
     }
@@ -173,6 +174,7 @@ static gt_status make_forward(call *k, const gt_op *op, test_args *args) {
             char *p = machine_allocate(extent(&v) + 1, !is_exact);
             k->of[k->buffers++].memory = p;
             put_pointer(args, t->offset, p);
+            if (t->use[GT_BACKWARD] == 'i') put_pointer(backward, t->offset, p); /* which it then reads: reads_y */
         }
     }
     return status;
@@ -214,9 +216,10 @@ static gt_status open_call(call *k, const test_op *op, gt_pass pass, const void 
         note_sequences(k, op, &mine);
     }
     if (status == GT_OK && mode->gives_saved && op->table()->fields.saved && pass <= GT_BACKWARD) {
+        if (op->reads_y && pass == GT_BACKWARD) put_int(&mine, op->reads_y, 1);
         status = give_saved(k, op, &mine);
         forward = mine;
-        if (status == GT_OK && pass == GT_BACKWARD && (status = make_forward(k, table, &forward)) == GT_OK &&
+        if (status == GT_OK && pass == GT_BACKWARD && (status = make_forward(k, table, &forward, &mine)) == GT_OK &&
             (status = give_workspace(k, op, GT_FORWARD, &forward)) == GT_OK)
             add_pass(k, op, GT_FORWARD, &forward);
     }
@@ -295,6 +298,7 @@ typedef struct tester {
 
 static test_runner make_runner(const test_op *op, run_context *context, machine_mode mode) {
     test_runner r = {.name = "the kernel", .run = run_kernels, .context = context, .tolerance = op->kernels};
+    r.reads_y = mode.gives_saved;
     context->mode = mode;
     return r;
 }
@@ -430,7 +434,7 @@ static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass 
 }
 
 static void refuses_less(tester *t, const test_case *c) {
-    const test_runner r = {"the kernel", run_with_less, NULL, 0, {{0}, {0}, {0}, {0}, 0}};
+    const test_runner r = {"the kernel", run_with_less, NULL, 0, {{0}, {0}, {0}, {0}, 0}, 0};
     (void)t;
     for (int pass = GT_FORWARD; pass < GT_PASSES; pass++) {
         test_values in, out;

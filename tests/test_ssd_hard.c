@@ -7,7 +7,8 @@
 #include <string.h>
 
 static const test_runner runners[] = {{.name = "the kernel", .run = hard_run, .context = &hard_plain},
-                                      {.name = "the kernel, with saved", .run = hard_run, .context = &hard_saved}};
+                                      {.name = "the kernel, with saved", .run = hard_run, .context = &hard_saved,
+                                       .reads_y = 1}};
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
@@ -78,7 +79,8 @@ static void check_tensors(const hard_case *k, const test_runner *r, gt_pass pass
             continue;
         }
         const double of_states = dtype == GT_F32 && k->fp32_states > 0 ? k->fp32_states : state_limit[dtype];
-        check_part(k, r, pass, t, x, y, size, first, end, "all", t->stride_offset ? tensor_limit[dtype] : of_states);
+        const double limit = test_limit_of(r, test_op_of(c->op), t, dtype, tensor_limit[dtype]);
+        check_part(k, r, pass, t, x, y, size, first, end, "all", t->stride_offset ? limit : of_states);
         const int axis = test_axis(c, t, 'H');
         for (int64_t h = k->good_heads; t->stride_offset && axis >= 0 && size[1] >= 256 && h < size[axis]; h++) {
             first[axis] = h, end[axis] = h + 1;

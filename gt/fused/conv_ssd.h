@@ -47,6 +47,7 @@ static inline gt_ssd_args gt_conv_ssd_ssd(const gt_conv_ssd_args *a, const void 
     s.dtype = a->dtype, s.dt_dtype = a->dt_dtype;
     s.softplus = a->softplus, s.dt_limit = a->dt_limit, s.dt_min = a->dt_min, s.dt_max = a->dt_max;
     s.Dskip_per_channel = a->Dskip_per_channel, s.state_in_shared = a->state_in_shared, s.accumulate = a->accumulate;
+    s.reads_y = a->reads_y;
     s.segments = a->segments;
     if (c) {
         s.x = c;

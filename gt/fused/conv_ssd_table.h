@@ -45,7 +45,8 @@ static gt_status gt_conv_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) 
         (status = gt_check_reserved("state_dtype", (int)a->state_dtype)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "Dskip_per_channel", a->Dskip_per_channel, 0, 1)) ||
         (status = gt_ssm_check_limits(a->dt_limit, a->dt_min, a->dt_max)) ||
-        (status = gt_resolve_recurrent(&f, pass, dims)) || (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)))
+        (status = gt_resolve_recurrent(&f, pass, dims)) || (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)) ||
+        (status = gt_ssm_resolve_y(a->reads_y, &a->y, pass)))
         return status;
     dims->n['D' - 'A'] = gt_conv_ssd_channels(a);
     return gt_conv_ssd_check_channels(a, pass, dims);
@@ -69,7 +70,7 @@ GT_API const gt_op *gt_op_conv_ssd(void) {
         {"dt_bias", GT_AT(dt_bias), 0, "H", 'f', "ii", NULL},
         {"conv_state_in", GT_AT(conv_state_in), 0, "SDJ", 'f', "ii", NULL},
         {"state_in", GT_AT(state_in), 0, "SHPN", 'f', "ii", NULL},
-        {"y", GT_AT(y), GT_AT(y_stride), "BTHP", 'x', "O-", NULL},
+        {"y", GT_AT(y), GT_AT(y_stride), "BTHP", 'x', "Oi", NULL},
         {"conv_state_out", GT_AT(conv_state_out), 0, "QDJ", 'f', "o-", "conv_state_in"},
         {"state_out", GT_AT(state_out), 0, "QHPN", 'f', "o-", "state_in"},
         {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii", NULL},

@@ -36,6 +36,12 @@ static gt_status gt_ssm_check_gate(const void *z, const void *dz, gt_pass pass, 
     return gt_fail(GT_ERROR_NULL, "z is NULL: dz needs it");
 }
 
+/* y of a backward call: NULL where the call does not read it, so that it may be whatever forward's was. */
+static gt_status gt_ssm_resolve_y(int reads_y, void **y, gt_pass pass) {
+    if (pass == GT_BACKWARD && !reads_y) *y = NULL;
+    return gt_check_range(GT_ERROR_VALUE, "reads_y", reads_y, 0, 1);
+}
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -21,6 +21,7 @@ struct HopperGradientParams : ChunkGradientParams {
     int has_rows;     /* x and dy have maps */
     int heads, steps; /* of a group; of a place */
     int clears;       /* the sums of chunks that there are not: those of several launches are added as one */
+    int in_twos;      /* GATED: dy lies in dx.  The first chunk of a slot reads dy of the second, so one block takes both */
     float *tokens, *sums, *inverses; /* of TokenParams; the latter two from this slab's first on */
 };
 
@@ -30,6 +31,17 @@ GT_DEV bool has_place(const HopperGradientParams& p, int64_t place) {
     const Problem& in = p.in;
     const bool all = p.clears || !in.sequences.cu_seqlens;
     return place < (all ? in.sequences.B * p.slots : used_slots(in.sequences, CHECKPOINT)) * in.G * 2;
+}
+
+/* A block's first place, and the one behind one of its own. */
+template <class C>
+GT_DEV int first_place(const HopperGradientParams& p) {
+    return C::GATED && p.in_twos ? 2 * block_x() : block_x();
+}
+template <class C>
+GT_DEV int next_place(const HopperGradientParams& p, int place) {
+    if (C::GATED && p.in_twos) return place + (place % 2 == 0 ? 1 : 2 * grid_x() - 1);
+    return place + grid_x();
 }
 
 template <class T_, int N_, bool GATED_ = false>
@@ -372,7 +384,7 @@ template <class C>
 GT_DEV void find_place(const HopperGradientParams& p, uint32_t smem, int number, int& place, int before, int M_before) {
     ChunkGradientBlock<C> me = {};
     GT_NO_UNROLL
-    for (; has_place(p, place); place += grid_x()) {
+    for (; has_place(p, place); place = next_place<C>(p, place)) {
         me = find_chunk<C, uint32_t>(p, place);
         if (me.tokens > 0) break;
         wait_for_chain();
@@ -404,13 +416,13 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
     const int warp = shfl_idx(warp_id(), 0) - C::CONSUMERS / 32;
     const bool alone = has_only_maps(p);
     if (C::GROUPS == 1 && alone && warp > 0) return;
-    int place = block_x(), before = 0, M_before = 0;
+    int place = first_place<C>(p), before = 0, M_before = 0;
     GT_NO_UNROLL
     for (int number = 0;; number++) {
         if (warp == 0) find_place<C>(p, smem, number, place, before, M_before);
         const HopperBlock<C> me(p, smem, number);
         if (me.tokens == 0) return;
-        place += grid_x();
+        place = next_place<C>(p, place);
         before = (before + me.steps) % (2 * C::STAGES), M_before = (M_before + me.steps + 1) % 4;
         if (C::GROUPS > 1 && warp > 0) {
             const int tile = warp - 1;

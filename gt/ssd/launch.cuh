@@ -102,8 +102,10 @@ struct BackwardPlan {
     }
 };
 
-static inline BackwardPlan plan_backward(const gt_ssd_args& a, const Device& device) {
+static inline BackwardPlan plan_backward(const gt_ssd_args& args, const Device& device) {
     BackwardPlan plan = {};
+    gt_ssd_args a = args;
+    if (!a.reads_y || !a.z || !a.dz) a.y = nullptr; /* in a query, too: forward's may lie otherwise */
     Arena arena(a.workspace), saved(const_cast<void*>(static_cast<const void*>(a.saved)));
     const Checkpoints states = take_checkpoints(saved, a);
     plan.sequences = sequences_of(a);

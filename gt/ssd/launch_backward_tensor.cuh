@@ -16,6 +16,7 @@ struct TensorBackwardPlan {
     TensorParams gate;             /* dz; where there is no g it comes first, and makes h, too */
     Problem gated;                 /* what g is made of */
     GatedRows g;                   /* rows NULL: no kernel takes it */
+    GateGradient gradient;         /* y NULL: dz is not made with g; else what it lost is made again by `gate` */
     ChunkGradientParams chunks;
     SplitGradientParams split; /* instead, with fp32 activations */
     ChunkTimesParams times;
@@ -34,14 +35,13 @@ struct TensorBackwardPlan {
     }
     gt_status make_states(const Device& device, Chain& chain) const {
         if (makes_dz && !g.rows) return make_dz(device, chain);
-        const gt_status status = g.rows ? gate_rows(gated, g, device, chain) : GT_OK;
+        const gt_status status = g.rows ? gate_rows(gated, g, gradient, device, chain) : GT_OK;
         return status == GT_OK && makes_h ? launch_states<false>(forward, units, device, chain) : status;
     }
     gt_status make_gradients(const Device& device, Chain& chain) const {
         return makes_G ? launch_states<true>(reverse, units, device, chain) : GT_OK;
     }
     gt_status make_chunks(const Device& device, Chain& chain) const;
-    /* dz last: its memory has held g. */
     gt_status finish_chunks(const Device& device, Chain& chain) const {
         const gt_status status = make_chunks(device, chain);
         return status == GT_OK && makes_dz && g.rows ? make_dz(device, chain) : status;
@@ -141,8 +141,14 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     if (a.ddt && slab_count > 1 && !is_split) c.ddt_share = arena.take<float>(plan.rows * CHUNK * a.H);
 
     if (may_gate_rows(a, device)) { /* whether kernels take it or not: they may not be known yet */
-        const GatedRows g = take_gated_rows(arena, a, a.dz, a.dz_stride);
+        const GatedRows g = take_gated_rows(arena, a, a.dx, a.dx_stride);
         if (units || plan.by_hopper) plan.g = g, plan.gated = c.in;
+        /* its other kernel does not know what is lost */
+        if (a.reads_y && plan.makes_dz && a.dtype == GT_BF16) {
+            int32_t* const lost = arena.take<int32_t>(gate_places(a));
+            if (plan.g.rows && plan.gate_units >= 2)
+                plan.gradient = {a.y, a.dz, a.y_stride, a.dz_stride, lost};
+        }
     }
 
     plan.forward.in = plan.reverse.in = plan.gate.in = c.in;
@@ -155,6 +161,10 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     plan.gate.y_stride = a.dz_stride;
     plan.gate.share = c.dx_share; /* before dx needs it, or after */
     plan.gate.makes_dz = 1;
+    if (plan.gradient.y) { /* rarely anything: no segments, whose first states would be made whether needed or not */
+        plan.gate.lost = plan.gradient.lost;
+        plan.gate.in.segments = {1, nullptr, nullptr};
+    }
     plan.reverse.state_in = a.dstate_out;
     plan.reverse.state_out = shared ? nullptr : a.dstate_in;
     plan.reverse.checkpoints = c.G;
@@ -180,14 +190,16 @@ static gt_status launch_chunks_with(const ChunkGradientParams& p, Chain& chain) 
 
 static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, const TokenParams& tokens, int slab,
                                              const Device& device, Chain& chain) {
-    const int64_t places = all.in.sequences.B * all.slots * all.in.G * 2, room = device.multiprocessors;
-    const int64_t blocks = places < room ? places : room;
+    const int64_t pairs = all.in.sequences.B * all.slots * all.in.G, places = 2 * pairs, room = device.multiprocessors;
+    const bool in_twos = all.in.dy_inverses && all.in.dy == all.dx;
+    const int64_t most = in_twos ? pairs : places, blocks = most < room ? most : room;
     if (blocks == 0) return GT_OK; /* no tensors */
-    if (places > INT32_MAX - room) return gt_fail(GT_ERROR_SIZE, "ssd: %lld chunks", (long long)places);
+    if (places > INT32_MAX - 2 * room) return gt_fail(GT_ERROR_SIZE, "ssd: %lld chunks", (long long)places);
     HopperGradientParams p;
     static_cast<ChunkGradientParams&>(p) = all;
     p.has_h = p.h.values != nullptr, p.has_G = p.G.values != nullptr;
     p.clears = slabs(p.in.N) > 1;
+    p.in_twos = in_twos;
     p.heads = (int)(p.in.H / p.in.G), p.steps = p.heads * p.in.tiles;
     const int64_t steps = slab * tokens.rows * p.in.H * p.in.tiles;
     p.tokens = tokens.tokens;

@@ -96,11 +96,16 @@ static inline bool may_gate_rows(const gt_ssd_args& a, const Device& device) {
     return a.z && a.dtype != GT_F32 && device.compute_capability == 90;
 }
 
-/* dz: its memory, which is written once all have read g; or NULL. */
-static inline GatedRows take_gated_rows(Arena& arena, const gt_ssd_args& a, void* dz, const gt_stride& dz_stride) {
-    const int64_t tiles = (a.P + TILE_P - 1) / TILE_P, row = a.H * a.P;
-    GatedRows g = {dz, dz_stride, arena.take<float>(checkpoint_slots(a) * SLOT_CHUNKS * tiles * CHUNK)};
-    if (!dz) g.rows = arena.take<f16>(a.B * a.T * row), g.stride = {a.T * row, row, a.P};
+/* Places of gate_kernel. */
+static inline int64_t gate_places(const gt_ssd_args& a) {
+    return checkpoint_slots(a) * SLOT_CHUNKS * ((a.P + TILE_P - 1) / TILE_P);
+}
+
+/* dx: memory that is written once all have read g; or NULL. */
+static inline GatedRows take_gated_rows(Arena& arena, const gt_ssd_args& a, void* dx, const gt_stride& dx_stride) {
+    const int64_t row = a.H * a.P;
+    GatedRows g = {dx, dx_stride, arena.take<float>(gate_places(a) * CHUNK)};
+    if (!dx) g.rows = arena.take<f16>(a.B * a.T * row), g.stride = {a.T * row, row, a.P};
     return g;
 }
 
@@ -111,12 +116,14 @@ static inline Problem with_gated_rows(Problem in, const GatedRows& g) {
     return in;
 }
 
-static inline gt_status gate_rows(const Problem& in, const GatedRows& g, const Device& device, Chain& chain) {
-    GateParams p = {in, g, chunk_slots(in.sequences, CHECKPOINT), 0};
+static inline gt_status gate_rows(const Problem& in, const GatedRows& g, const GateGradient& gradient,
+                                  const Device& device, Chain& chain) {
+    GateParams p = {in, g, gradient, chunk_slots(in.sequences, CHECKPOINT), 0};
     p.rows = in.sequences.B * p.slots * SLOT_CHUNKS;
     const int64_t blocks = (p.rows * in.H * in.tiles + GATE_WARPS - 1) / GATE_WARPS;
     const int64_t room = (int64_t)GATE_BLOCKS * device.multiprocessors;
-    return run("ssd gate_kernel", in.dtype == GT_BF16 ? gate_kernel<bf16> : gate_kernel<f16>,
+    const auto of_bf16 = gradient.y ? gate_kernel<bf16, true> : gate_kernel<bf16, false>;
+    return run("ssd gate_kernel", in.dtype == GT_BF16 ? of_bf16 : gate_kernel<f16, false>,
                blocks < room ? blocks : room, 32 * GATE_WARPS, 0, chain, p);
 }
 

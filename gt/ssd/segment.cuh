@@ -41,7 +41,7 @@ struct SegmentPlan {
             StatesParams p = {};
             p.in = in;
             if (g.rows) {
-                const gt_status status = gate_rows(in, g, device, stream);
+                const gt_status status = gate_rows(in, g, GateGradient(), device, stream);
                 if (status != GT_OK) return status;
                 p.in = with_gated_rows(in, g);
             }

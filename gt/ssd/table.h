@@ -20,6 +20,7 @@ static gt_status gt_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
         (status = gt_check_range(GT_ERROR_VALUE, "Dskip_per_channel", a->Dskip_per_channel, 0, 1)) ||
         (status = gt_ssm_check_limits(a->dt_limit, a->dt_min, a->dt_max)) ||
         (status = gt_resolve_recurrent(&f, pass, dims)) || (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)) ||
+        (status = gt_ssm_resolve_y(a->reads_y, &a->y, pass)) ||
         (status = gt_resolve_pieces(&a->pieces, &a->T, pass, dims)))
         return status;
     dims->n['Z' - 'A'] = gt_times(a->P, a->N); /* numbers of a state, with one decay */
@@ -45,7 +46,7 @@ GT_API const gt_op *gt_op_ssd(void) {
         {"z", GT_AT(z), GT_AT(z_stride), "BTHP", 'x', "iii-i", NULL},
         {"dt_bias", GT_AT(dt_bias), 0, "H", 'f', "iiiii", NULL},
         {"state_in", GT_AT(state_in), 0, "SHPN", 'f', "ii---i", NULL},
-        {"y", GT_AT(y), GT_AT(y_stride), "BTHP", 'x', "O-O", NULL},
+        {"y", GT_AT(y), GT_AT(y_stride), "BTHP", 'x', "OiO", NULL},
         {"state_out", GT_AT(state_out), 0, "QHPN", 'f', "o-sO", "state_in"},
         {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
         {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-ii", NULL},

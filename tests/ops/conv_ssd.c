@@ -14,6 +14,7 @@ static const test_field fields[] = {TEST_DIVISOR(conv_ssd, G, 'H'),
                                     TEST_FLOAT(conv_ssd, dt_max, 0.6),
                                     TEST_FIELD(conv_ssd, Dskip_per_channel, 'i'),
                                     TEST_FIELD(conv_ssd, state_in_shared, 'i'),
+                                    TEST_FIELD(conv_ssd, reads_y, 'i'),
                                     TEST_FIELD(conv_ssd, segments, 's'),
                                     {NULL, 0, 0, 0, 0}};
 
@@ -31,6 +32,7 @@ static const test_bad_value bad_values[] = {BAD_RESERVED(conv_ssd, state_dtype),
                                             BAD_SWITCH(conv_ssd, softplus, 2),
                                             BAD_SWITCH(conv_ssd, dt_limit, 2),
                                             BAD_SWITCH(conv_ssd, Dskip_per_channel, 2),
+                                            BAD_SWITCH(conv_ssd, reads_y, 2),
                                             BAD_LIMITS("dt_min = 2", 2, 1),
                                             BAD_LIMITS("dt_min is NaN", NAN, 1),
                                             BAD_LIMITS("dt_max is NaN", 0, NAN),
@@ -516,6 +518,7 @@ static const test_bench_cut cuts[] = {{"B", 1}, {NULL, 0}};
 
 const test_op test_op_conv_ssd = {
     TEST_OVER_ROWS(conv_ssd),
+    .reads_y = AT(conv_ssd, reads_y),
     .packed = packed,
     .optional_size = {AT(conv_ssd, G), 2},
     .large = {CONV_SSD(.B = 1, .T = 130, .H = 5, .P = 64, .N = 32, .W = 4, .softplus = 1, .segments = 1)},

@@ -12,6 +12,7 @@ static const test_field fields[] = {TEST_DIVISOR(ssd, G, 'H'),
                                     TEST_FLOAT(ssd, dt_max, 0.6),
                                     TEST_FIELD(ssd, Dskip_per_channel, 'i'),
                                     TEST_FIELD(ssd, state_in_shared, 'i'),
+                                    TEST_FIELD(ssd, reads_y, 'i'),
                                     TEST_FIELD(ssd, segments, 's'),
                                     TEST_FIELD(ssd, pieces, 's'),
                                     {NULL, 0, 0, 0, 0}};
@@ -29,6 +30,7 @@ static const test_bad_value bad_values[] = {BAD_SIZE(ssd, pieces),
                                             BAD_SWITCH(ssd, softplus, 2),
                                             BAD_SWITCH(ssd, dt_limit, 2),
                                             BAD_SWITCH(ssd, Dskip_per_channel, 2),
+                                            BAD_SWITCH(ssd, reads_y, 2),
                                             BAD_LIMITS("dt_min = 2", 2, 1),
                                             BAD_LIMITS("dt_min is NaN", NAN, 1),
                                             BAD_LIMITS("dt_max is NaN", 0, NAN),
@@ -87,6 +89,9 @@ static const test_case cases[] = {
     {SSD(.B = 2, .T = 65, .H = 2, .P = 64, .N = 64, .softplus = 1), .name = "64 by 64", .level = TEST_MEDIUM},
     {SSD(.B = 1, .T = 70, .H = 2, .P = 16, .N = 16, .softplus = 1), .name = "closed gates, 16 by 16",
      .level = TEST_SMALL, .no_difference = 1, .fill = {{"z", 0, 1, -INFINITY, 0.2}}},
+    /* of these y does not say what it was without its gate */
+    {SSD(.B = 2, .T = 140, .H = 4, .P = 64, .N = 64, .softplus = 1), .name = "gates of zero", .level = TEST_MEDIUM,
+     .no_difference = 1, .fill = {{"z", 0, 1, 0, 0.001}}},
     {SSD(.B = 1, .T = 70, .H = 2, .P = 64, .N = 128, .softplus = 1, .Dskip_per_channel = 1),
      .name = "64 by 128, slices of 902", .level = TEST_MEDIUM, .layout = TEST_SLICES, .row = 902},
     {SSD(.B = 1, .T = 100, .H = 3, .P = 80, .N = 16, .G = 3, .softplus = 1), .name = "80 by 16", .level = TEST_MEDIUM,
@@ -355,6 +360,7 @@ static const test_bench_cut cuts[] = {{"H", 2}, {"NB", 2}, {NULL, 0}};
 
 const test_op test_op_ssd = {
     TEST_IN_PIECES(ssd),
+    .reads_y = AT(ssd, reads_y),
     .optional_size = {AT(ssd, G), 2},
     .large = {SSD(.B = 1, .T = 130, .H = 5, .P = 64, .N = 32, .softplus = 1, .segments = 1)},
     .set_fill = set_fill,

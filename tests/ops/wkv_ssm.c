@@ -343,6 +343,7 @@ static const test_bench_cut cuts[] = {{"B", 1}, {NULL, 0}};
 
 const test_op test_op_wkv_ssm = {
     TEST_OVER_ROWS(wkv_ssm),
+    .reads_y = AT(wkv_ssm, ssd.reads_y),
     .packed = packed,
     .optional_size = {AT(wkv_ssm, ssd.G), 2},
     /* Of ssd x, z, y and their gradients have more than 2^31 elements; those of wkv6 have a fifth of that, since all of
