@@ -114,7 +114,8 @@ GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
                 if (me.makes_state()) make_hopper_state(me, at, step);
                 mbarrier_arrive(me.smem + C::STATE_MADE + 8 * stage);
             }
-            if (which || me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
+            const auto wait_for_state = [&] { mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity); };
+            if (which || me.second || C::PAIRS_MAKE_E) wait_for_state();
             if constexpr (C::GATED) {
                 if (which) {
                     const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
@@ -122,16 +123,15 @@ GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
                     mbarrier_arrive(me.smem + C::POWERS_MADE + 8 * stage);
                 }
             }
+            float product[8][4]; /* inputs: C h^T or, where that is for pairs, B G^T already; states: G h^T */
             {
                 uint32_t a[4][4];
-                float product[8][4];
+                const uint32_t left = me.tile_of(C::PAIRS_MAKE_E ? C::B : C::C);
+                const uint32_t right = tiles + (C::PAIRS_MAKE_E ? C::G : C::H);
                 wgmma_fence();
-                multiply_rows<C>(product, which ? tiles + C::G : me.tile_of(C::C), tiles + C::H);
+                multiply_rows<C>(product, which ? tiles + C::G : left, which ? tiles + C::H : right);
                 wgmma_commit();
-                if (!C::GATED || which)
-                    make_left<typename C::T>(me, at, step, which, share, a);
-                else
-                    make_left<typename C::D>(me, at, step, which, share, a);
+                make_left(me, at, step, which, share, a);
                 wgmma_fence();
                 add_left(me, step, which, share, a);
                 wgmma_commit();
@@ -140,7 +140,7 @@ GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
                 wgmma_pin(product);
                 if (which)
                     store_Z(me, at, step, product);
-                else
+                else if (!C::PAIRS_MAKE_E)
                     store_E(me, at, step, product);
                 wgmma_wait<0>();
             }
@@ -148,8 +148,13 @@ GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
                 mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
                 continue;
             }
-            if (!me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity);
-            make_inputs(p, me, at, step);
+            if constexpr (!C::PAIRS_MAKE_E) {
+                if (!me.second) wait_for_state();
+                wgmma_fence();
+                multiply_rows<C>(product, me.tile_of(C::B), tiles + C::G);
+                wgmma_commit();
+            }
+            make_inputs(p, me, at, step, product);
         }
     }
 }

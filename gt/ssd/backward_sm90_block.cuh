@@ -56,6 +56,7 @@ struct HopperGradientTraits {
     static constexpr int GROUPS = N == 64 ? 2 : 1; /* copies of B, C and OTHER, for places in turn */
     static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1, M_PANELS = 2;
     static constexpr bool M_HAS_POWER = M_TERMS == 1 && !GATED; /* one of the chunk and head */
+    static constexpr bool PAIRS_MAKE_E = N > 64; /* else inputs, whose products are shorter then */
     static constexpr bool M_HAS_SKIP =
         std::is_same<T, bf16>::value; /* f16 would round what dx consists of for the most */
     /* bytes */
@@ -175,7 +176,9 @@ template <class C>
 struct PlaceRows {
     uint4 x[4][C::PANELS];
 
-    GT_METHOD void load(const Problem& in, const HopperBlock<C>& me, int tile, int part) {
+    /* take(whether it exists, its address, k, i) for every piece of the lane's. */
+    template <class Take>
+    GT_METHOD static void each(const Problem& in, const HopperBlock<C>& me, int tile, int part, const Take& take) {
         const bool is_B = tile == TILE_B || (tile == TILE_OTHER && me.second);
         const void* const data = is_B ? in.Bm : in.Cm;
         const gt_stride& stride = is_B ? in.Bm_stride : in.Cm_stride;
@@ -187,17 +190,36 @@ struct PlaceRows {
         GT_UNROLL
         for (int k = 0; k < 4; k++) {
             GT_UNROLL
-            for (int i = 0; i < C::PANELS; i++) {
-                x[k][i] = {0, 0, 0, 0};
-                if (row0 + 4 * k < tokens && 64 * i + 8 * piece < in.columns)
-                    x[k][i] = ldg<uint4>(from + 4 * k * stride.t + 64 * i);
-            }
+            for (int i = 0; i < C::PANELS; i++)
+                take(row0 + 4 * k < tokens && 64 * i + 8 * piece < in.columns, from + 4 * k * stride.t + 64 * i, k, i);
+        }
+    }
+    GT_METHOD static uint32_t address(const HopperBlock<C>& me, int tile, int part, int k, int i) {
+        const int row = 16 * part + lane_id() / 8 + 4 * k;
+        return me.tile_of(tile * C::STATE) + i * C::PANEL + panel_at<128>(row, lane_id() % 8);
+    }
+    GT_METHOD void load(const Problem& in, const HopperBlock<C>& me, int tile, int part) {
+        each(in, me, tile, part, [&](bool exists, const uint16_t* from, int k, int i) {
+            x[k][i] = {0, 0, 0, 0};
+            if (exists) x[k][i] = ldg<uint4>(from);
+        });
+    }
+    /* As they come, to where store() puts them: no registers wait for them.  The lane finds them by find(). */
+    GT_METHOD static void copy(const Problem& in, const HopperBlock<C>& me, int tile, int part) {
+        each(in, me, tile, part, [&](bool exists, const uint16_t* from, int k, int i) {
+            cp_async<16>(address(me, tile, part, k, i), exists ? static_cast<const void*>(from) : in.Bm, exists ? 16 : 0);
+        });
+    }
+    GT_METHOD void find(const HopperBlock<C>& me, int tile, int part) {
+        GT_UNROLL
+        for (int k = 0; k < 4; k++) {
+            GT_UNROLL
+            for (int i = 0; i < C::PANELS; i++) x[k][i] = lds<uint4>(address(me, tile, part, k, i));
         }
     }
     GT_METHOD void store(const HopperBlock<C>& me, int tile, int part) const {
         using T = typename C::T;
         const int lane = lane_id(), row0 = 16 * part + lane / 8, piece = lane % 8;
-        const uint32_t address = me.tile_of(tile * C::STATE);
         const int inverses = me.inverses(C::B_INVERSE + tile * CHUNK);
         GT_UNROLL
         for (int k = 0; k < 4; k++) {
@@ -205,7 +227,7 @@ struct PlaceRows {
             const Power power = power_of(row_maximum<T, 8>(larger_of<T>(x[k])));
             GT_UNROLL
             for (int i = 0; i < C::PANELS; i++)
-                sts<uint4>(address + i * C::PANEL + panel_at<128>(row, piece),
+                sts<uint4>(address(me, tile, part, k, i),
                            {scaled_f16<T>(x[k][i].x, power.value), scaled_f16<T>(x[k][i].y, power.value),
                             scaled_f16<T>(x[k][i].z, power.value), scaled_f16<T>(x[k][i].w, power.value)});
             if (piece == 0) sts<float>(me.address(inverses + row), power.inverse);
@@ -429,9 +451,13 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
             mbarrier_wait(me.groups(C::GROUPS_EMPTY), 1 - me.groups_parity());
             if (tile < TILE_OTHER || me.makes_state()) {
                 GT_NO_UNROLL
+                for (int part = 0; part < 4; part++) PlaceRows<C>::copy(p.in, me, tile, part);
+                cp_async_commit();
+                cp_async_wait<0>();
+                GT_NO_UNROLL
                 for (int part = 0; part < 4; part++) {
                     PlaceRows<C> rows;
-                    rows.load(p.in, me, tile, part);
+                    rows.find(me, tile, part);
                     rows.store(me, tile, part);
                 }
             }

@@ -15,43 +15,6 @@
 namespace gt {
 namespace ssd {
 
-/* out[row], out[row + 8] <- sums over the quad. */
-GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], float* out) {
-    reduce_scatter<2, 4, 1>(x, at.j);
-    if (at.j % 2 == 0) out[at.row + 4 * at.j] = x[0];
-}
-GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], uint32_t out) { /* in shared memory */
-    reduce_scatter<2, 4, 1>(x, at.j);
-    if (at.j % 2 == 0) sts<float>(out + 4 * (at.row + 4 * at.j), x[0]);
-}
-
-/* E_t = <pre dy_t, h C_t>. */
-template <class C>
-GT_DEV void store_E(const HopperBlock<C>& me, const WarpRows& at, int step, const float (&Ch)[8][4]) {
-    using E = Element<typename C::D>;
-    float sums[2] = {}, odd[2] = {};
-    const uint32_t addresses = at.addresses(me.stage(step) + C::DY);
-    const float4 inverses = lds<float4>(me.address(C::STATE_INVERSES + 8 * (me.stage_of(step))));
-    const float c[2] = {me.value(me.inverses(C::C_INVERSE) + at.row), me.value(me.inverses(C::C_INVERSE) + at.row + 8)};
-    GT_UNROLL
-    for (int k = 0; k < 4; k++) {
-        uint32_t dy[4];
-        ldmatrix_x4(dy, addresses ^ 32 * k);
-        GT_UNROLL
-        for (int i = 0; i < 4; i++) {
-            const float *y = Ch[2 * k + i / 2] + i % 2 * 2, f = part_of(inverses, k) * c[i % 2];
-            sums[i % 2] = fma_rn(E::lo(dy[i]), y[0] * f, sums[i % 2]);
-            odd[i % 2] = fma_rn(E::hi(dy[i]), y[1] * f, odd[i % 2]);
-        }
-    }
-    GT_UNROLL
-    for (int e = 0; e < 2; e++) {
-        const int t = at.row + 8 * e;
-        sums[e] = (sums[e] + odd[e]) * (me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, t));
-    }
-    store_row_sums(at, sums, me.step_sums(step) + ChunkSums::E);
-}
-
 /* <x_s, U_s> of a lane's rows. */
 template <class T>
 GT_DEV void dots_of(uint32_t tile, const WarpRows& at, const float (&U)[8][4], float (&sums)[2]) {
@@ -151,15 +114,12 @@ GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& 
  * and SUF of the factors.  From states: in the checkpoint's first chunk G, with z the powers of M.  From pairs: M,
  * times power_of_M(). */
 template <class C>
-GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step) {
+GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
+                        float (&U)[8][4]) {
     using T = typename C::T;
     using D = typename C::D;
     const int stage = me.stage_of(step);
     const uint32_t tiles = me.stage(step);
-    float U[8][4];
-    wgmma_fence();
-    multiply_rows<C>(U, me.tile_of(C::B), tiles + C::G);
-    wgmma_commit();
     wait_for_powers(me, step);
     const float skip = C::M_HAS_SKIP ? 0.0f : skip_of_head(p, me, step);
     const Power M[2] = {power_of_M(me, step, at.row), power_of_M(me, step, at.row + 8)};

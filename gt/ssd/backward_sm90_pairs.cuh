@@ -60,34 +60,67 @@ GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlocks&
     for (int i = 0; i < 24; i++) blocks.left[i / 8][i / 4 % 2][i % 4] = S[i / 4][i % 4];
 }
 
-/* sum_{t>=k>s} of a 16 x 16 block on the diagonal, rows t, for its 16 k. */
-GT_DEV void store_diagonal_rows(const float (&x)[2][4], float* out) {
-    const int g = lane_id() / 4, j = lane_id() % 4;
-    float upto[2][2], left[2][2],
-        v[4] = {}; /* [e][n]: t = g + 8 e, s = 8 n ...; sums along s, in the four lanes of a row */
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) upto[i / 2][i % 2] = x[i % 2][i / 2 * 2] + x[i % 2][i / 2 * 2 + 1];
-    GT_UNROLL
-    for (int d = 1; d < 4; d *= 2) {
+/* What a step's sums are made of in a lane: of the block on the diagonal Gamma, and over its rows without Delta, <dy_t,
+ * x_t> of the token that the lane has, if any; of those left of it Gamma over their columns, [i][t, t + 8], and, without
+ * Delta, over their rows, [8 columns][2]. */
+struct PairSums {
+    float diagonal[2][4], near[4], dot, rows[8], columns[16];
+};
+
+/* The step's sums.  They are chains of shuffles, of 55 clocks each: all take their steps together. */
+GT_DEV void store_pair_sums(const WarpRows& at, PairSums& x, bool has_dots, float* sums) {
+    const int j = at.j, g = at.g;
+    const auto halve = [](auto& v, int width, bool upper, int mask) { /* of reduce_scatter() */
         GT_UNROLL
-        for (int i = 0; i < 4; i++) left[i / 2][i % 2] = shfl_up(upto[i / 2][i % 2], d);
-        GT_UNROLL
-        for (int i = 0; i < 4; i++) upto[i / 2][i % 2] += j >= d ? left[i / 2][i % 2] : 0.0f;
-    }
+        for (int i = 0; i < width; i++) {
+            const float mine = upper ? v[i + width] : v[i], other = upper ? v[i] : v[i + width];
+            v[i] = mine + shfl_xor(other, mask);
+        }
+    };
+    /* sum_{t>=k>s} for 16 k: sums along s, in the four lanes of a row, of those before */
+    float pairs[4], next[4], far[4], v[8] = {}; /* [2 e + n]: t = g + 8 e, s = 8 n ... */
     GT_UNROLL
-    for (int i = 0; i < 4; i++) left[i / 2][i % 2] = shfl_up(upto[i / 2][i % 2], 1);
+    for (int i = 0; i < 4; i++) pairs[i] = x.diagonal[i % 2][i / 2 * 2] + x.diagonal[i % 2][i / 2 * 2 + 1];
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) next[i] = shfl_xor(pairs[i], 1);
+    halve(x.rows, 4, j & 2, 2);
+    x.dot += shfl_xor(x.dot, 1);
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) far[i] = shfl_xor(pairs[i] + next[i], 2);
+    halve(x.rows, 2, j & 1, 1);
+    x.dot += shfl_xor(x.dot, 2);
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
-        const float first_half = shfl_idx(upto[e][0], 4 * g + 3);
+        const float half = pairs[2 * e] + next[2 * e] + far[2 * e];
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
-            const float before = (n ? first_half : 0.0f) + (j > 0 ? left[e][n] : 0.0f);
+            const float before =
+                (n ? half : 0.0f) + (j & 1 ? next[2 * e + n] : 0.0f) + (j & 2 ? far[2 * e + n] : 0.0f);
             const int t = g + 8 * e, k = 8 * n + 2 * j;
             v[2 * n] += k <= t ? before : 0.0f;
-            v[2 * n + 1] += k < t ? before + x[n][2 * e] : 0.0f;
+            v[2 * n + 1] += k < t ? before + x.diagonal[n][2 * e] : 0.0f;
         }
     }
-    store_column_sums(v, out);
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) v[4 + i] = x.near[i];
+    halve(v, 4, g & 4, 16);
+    halve(x.columns, 8, g & 4, 16);
+    x.dot += shfl_xor(x.dot, 16);
+    halve(v, 2, g & 2, 8);
+    halve(x.columns, 4, g & 2, 8);
+    x.dot += shfl_xor(x.dot, 8);
+    halve(v, 1, g & 1, 4);
+    halve(x.columns, 2, g & 1, 4);
+    x.dot += shfl_xor(x.dot, 4);
+    /* number g of v, columns 8 g + 2 j and + 1, of rows block j */
+    const int first = 16 * at.warp + 8 * (g / 2 % 2) + 2 * j + g % 2;
+    sums[(g < 4 ? ChunkSums::DIAGONAL : ChunkSums::NEAR) + first] = v[0];
+    if (has_dots && lane_id() == 0) sums[ChunkSums::DSKIP_HEAD + at.warp] = x.dot;
+    if (g < 2 * at.warp) /* the columns before the warp's rows */
+        stg<float2>(sums + ChunkSums::PAIRS + CHUNK * (at.warp - 1) + 8 * g + 2 * j, {x.columns[0], x.columns[1]});
+    if (j >= at.warp) return;
+    sums[ChunkSums::PAIRS + CHUNK * j + at.row] = x.rows[0];
+    sums[ChunkSums::PAIRS + CHUNK * j + at.row + 8] = x.rows[1];
 }
 
 /* A tile of 8 columns of M, f16 times powers of two of even and odd ones, or bf16, where it counts in two terms. */
@@ -113,7 +146,7 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
                                float skip, const PairBlocks& S, const Pairs64& dS, PairBlocks& W) {
     using D = typename C::D;
     const int j = at.j, t = at.row, factors = me.factor(step, 0);
-    float* const sums = me.step_sums(step);
+    PairSums sums = {};
     const uint32_t M_addresses = at.addresses(me.M(step));
     const float dy[2] = {dy_inverse(me, step, t), dy_inverse(me, step, t + 8)};
     const float U0 = me.value(factors + Factors::U + t) * dy[0], U1 = me.value(factors + Factors::U + t + 8) * dy[1];
@@ -133,7 +166,6 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
         const float2 v = lds<float2>(me.address(factors + Factors::HALF + first + 2 * j));
         const float u = me.value(factors + Factors::HALF + t + 8);
         const float L[2][4] = {{near0.x, near0.y, u * v.x, u * v.y}, {0.0f, 0.0f, near1.x, near1.y}};
-        float gamma[2][4], near[4]; /* the latter without Delta, over t */
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             const float2 delta = lds<float2>(me.address(factors + Factors::DELTA + first + 8 * n + 2 * j));
@@ -144,8 +176,8 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
                 diagonal[n][e] *= dy[e / 2];
                 W.diagonal[n][e] = fma_rn(diagonal[n][e] * L[n][e], by, W.diagonal[n][e]);
                 const float x = diagonal[n][e] * SL;
-                near[2 * n + e % 2] = e < 2 ? x : near[2 * n + e % 2] + x;
-                gamma[n][e] = x * by;
+                sums.near[2 * n + e % 2] += x;
+                sums.diagonal[n][e] = x * by;
                 M[e] = SL * by;
                 if (C::M_HAS_SKIP && e / 2 == n) M[e] += at.g == 2 * j + e % 2 ? skip : 0.0f; /* t = s */
                 M[e] *= dy[e / 2];
@@ -154,17 +186,10 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
         }
         stmatrix_x4(M_addresses ^ 32 * at.warp, hi);
         if constexpr (C::M_TERMS > 1) stmatrix_x4((M_addresses ^ 32 * at.warp) + C::PANEL, lo);
-        store_column_sums(near, sums + ChunkSums::NEAR + first);
-        store_diagonal_rows(gamma, sums + ChunkSums::DIAGONAL + first);
-        if (p.dskip && !p.in.skip_per_channel) { /* <dy_t, x_t> */
-            float sum = at.g == 2 * j       ? diagonal[0][0] + diagonal[1][2]
-                        : at.g == 2 * j + 1 ? diagonal[0][1] + diagonal[1][3]
-                                            : 0.0f;
-            sum = warp_sum(sum);
-            if (lane_id() == 0) sums[ChunkSums::DSKIP_HEAD + at.warp] = sum;
-        }
+        sums.dot = at.g == 2 * j       ? diagonal[0][0] + diagonal[1][2]
+                   : at.g == 2 * j + 1 ? diagonal[0][1] + diagonal[1][3]
+                                       : 0.0f;
     }
-    float rows[8] = {}, columns[16] = {}; /* of the blocks left of the diagonal: [i][t, t + 8], [8 columns][2] */
     GT_UNROLL
     for (int i = 0; i < 3; i++) { /* blocks of s */
         if (i >= at.warp) continue;
@@ -184,25 +209,18 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
                 const float SL = S.left[i][n][e] * L;
                 w = fma_rn(x * L, by, w);
                 gamma[e] = x * SL;
-                rows[2 * i + e / 2] = fma_rn(gamma[e], by, rows[2 * i + e / 2]);
+                sums.rows[2 * i + e / 2] = fma_rn(gamma[e], by, sums.rows[2 * i + e / 2]);
                 M[e] = SL * by;
             }
-            columns[4 * i + 2 * n] = gamma[0] + gamma[2];
-            columns[4 * i + 2 * n + 1] = gamma[1] + gamma[3];
+            sums.columns[4 * i + 2 * n] = gamma[0] + gamma[2];
+            sums.columns[4 * i + 2 * n + 1] = gamma[1] + gamma[3];
             pack_M<D, false>(M, power(s), n, hi, lo);
         }
         stmatrix_x4(M_addresses ^ 32 * i, hi);
     }
     fence_async_proxy();
     mbarrier_arrive(me.M_full(step));
-    if (at.warp == 0) return;
-    reduce_scatter<16, 8, 4>(columns, at.g); /* columns 8 g + 2 j, + 1 */
-    reduce_scatter<8, 4, 1>(rows, j);        /* block j */
-    if (at.g < 2 * at.warp)                  /* the columns before the warp's rows */
-        stg<float2>(sums + ChunkSums::PAIRS + CHUNK * (at.warp - 1) + 8 * at.g + 2 * j, {columns[0], columns[1]});
-    if (j >= at.warp) return;
-    sums[ChunkSums::PAIRS + CHUNK * j + t] = rows[0];
-    sums[ChunkSums::PAIRS + CHUNK * j + t + 8] = rows[1];
+    store_pair_sums(at, sums, p.dskip && !p.in.skip_per_channel, me.step_sums(step));
 }
 
 /* Until nobody reads what the buffer of M or W held.  Of a place's first M it was M of the place before. */
@@ -302,7 +320,7 @@ GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pair
         wgmma_pin(dS);
     } else {
         const uint32_t addresses = at.addresses(tiles + C::DY);
-        GT_UNROLL
+        GT_NO_UNROLL
         for (int half = 0; half < 2; half++) { /* of the columns: their operands take 16 registers */
             uint32_t hi[2][4], lo[2][4];
             GT_UNROLL
@@ -366,6 +384,15 @@ GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
             wait_for_powers(me, step);
             wait_for_buffer(me, step);
             make_pairs_of_rows(p, me, at, step, skip, S, dS, W);
+            if constexpr (C::PAIRS_MAKE_E) {
+                if (me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * me.stage_of(step), me.parity_of(step));
+                wgmma_fence();
+                multiply_rows<C>(dS, me.tile_of(C::C), me.stage(step) + C::H);
+                wgmma_commit();
+                wgmma_wait<0>();
+                wgmma_pin(dS);
+                store_E(me, at, step, dS);
+            }
             sync_warp();
             mbarrier_arrive(me.smem + C::EMPTY + 8 * me.stage_of(step));
         }

@@ -85,13 +85,50 @@ GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int s) {
 template <class C>
 GT_DEV void wait_for_rows(const HopperBlock<C>& me, int step) {
     mbarrier_wait(me.smem + C::FULL + 8 * me.stage_of(step), me.parity_of(step));
-    fence_async_proxy();
+    if (!me.by_maps) fence_async_proxy(); /* it waits for the step before's sums on their way to memory, too */
 }
 
 /* With z: until the powers of M are. */
 template <class C>
 GT_DEV void wait_for_powers(const HopperBlock<C>& me, int step) {
     if constexpr (C::GATED) mbarrier_wait(me.smem + C::POWERS_MADE + 8 * me.stage_of(step), me.parity_of(step));
+}
+
+/* out[row], out[row + 8] <- sums over the quad. */
+GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], float* out) {
+    reduce_scatter<2, 4, 1>(x, at.j);
+    if (at.j % 2 == 0) out[at.row + 4 * at.j] = x[0];
+}
+GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], uint32_t out) { /* in shared memory */
+    reduce_scatter<2, 4, 1>(x, at.j);
+    if (at.j % 2 == 0) sts<float>(out + 4 * (at.row + 4 * at.j), x[0]);
+}
+
+/* E_t = <pre dy_t, h C_t>. */
+template <class C>
+GT_DEV void store_E(const HopperBlock<C>& me, const WarpRows& at, int step, const float (&Ch)[8][4]) {
+    using E = Element<typename C::D>;
+    float sums[2] = {}, odd[2] = {};
+    const uint32_t addresses = at.addresses(me.stage(step) + C::DY);
+    const float4 inverses = lds<float4>(me.address(C::STATE_INVERSES + 8 * (me.stage_of(step))));
+    const float c[2] = {me.value(me.inverses(C::C_INVERSE) + at.row), me.value(me.inverses(C::C_INVERSE) + at.row + 8)};
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) {
+        uint32_t dy[4];
+        ldmatrix_x4(dy, addresses ^ 32 * k);
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            const float *y = Ch[2 * k + i / 2] + i % 2 * 2, f = part_of(inverses, k) * c[i % 2];
+            sums[i % 2] = fma_rn(E::lo(dy[i]), y[0] * f, sums[i % 2]);
+            odd[i % 2] = fma_rn(E::hi(dy[i]), y[1] * f, odd[i % 2]);
+        }
+    }
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const int t = at.row + 8 * e;
+        sums[e] = (sums[e] + odd[e]) * (me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, t));
+    }
+    store_row_sums(at, sums, me.step_sums(step) + ChunkSums::E);
 }
 
 /* ---- dC and dB -------------------------------------------------------------------------------------------------- */
@@ -117,26 +154,46 @@ GT_DEV void load_left(uint32_t tile, const WarpRows& at, uint32_t (&a)[4][4]) {
     for (int k = 0; k < 4; k++) ldmatrix_x4(a[k], addresses ^ 32 * k);
 }
 
-/* A step's left operand, of T: dy times pre (0), or x times Delta suf (1), times what undoes the state's powers and the
- * row's power. */
-template <class T, class C>
-GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, int which, StateShare<C>& share,
-                      uint32_t (&a)[4][4]) {
+/* The pairs of a panel's rows as fp32, and the largest magnitude of rows t and t + 8 among the lane's. */
+template <class T>
+GT_DEV void widen(const uint32_t (&a)[4][4], float (&x)[4][8], float (&most)[2]) {
     using E = Element<T>;
-    load_left(me.stage(step) + (which ? C::X : C::DY), at, a);
-    const float4 inverses = lds<float4>(me.address(C::STATE_INVERSES + 8 * (me.stage_of(step)) + 4 * which));
-    const float largest = largest_of(inverses);
-    float decay[2], bound[2];
-    bool grows = false;
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         uint32_t pairs = 0;
         GT_UNROLL
         for (int k = 0; k < 4; k++) pairs = larger_magnitudes<T>(larger_magnitudes<T>(pairs, a[k][e]), a[k][2 + e]);
+        most[e] = fmaxf(E::lo(pairs), E::hi(pairs));
+    }
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) x[k][2 * i] = E::lo(a[k][i]), x[k][2 * i + 1] = E::hi(a[k][i]);
+    }
+}
+
+/* A step's left operand: dy times pre (0), or x times Delta suf (1), times what undoes the state's powers and the row's
+ * power.  Where these are of two types, the rest is one code all the same. */
+template <class C>
+GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, int which, StateShare<C>& share,
+                      uint32_t (&a)[4][4]) {
+    load_left(me.stage(step) + (which ? C::X : C::DY), at, a);
+    const float4 inverses = lds<float4>(me.address(C::STATE_INVERSES + 8 * (me.stage_of(step)) + 4 * which));
+    const float largest = largest_of(inverses);
+    float x[4][8], most[2], decay[2], bound[2];
+    if (!C::GATED || which)
+        widen<typename C::T>(a, x, most);
+    else
+        widen<typename C::D>(a, x, most);
+    bool grows = false;
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
         const int t = at.row + 8 * e;
         decay[e] = me.value(me.factor(step, which ? Factors::SUF : Factors::PRE) + t);
         decay[e] *= which ? me.value(me.factor(step, Factors::DELTA) + t) : dy_inverse(me, step, t);
-        const float magnitude = row_maximum<T, 4>(pairs) * fabsf(decay[e]) * largest; /* Delta may be below 0 */
+        most[e] = fmaxf(most[e], shfl_xor(most[e], 1));
+        most[e] = fmaxf(most[e], shfl_xor(most[e], 2));
+        const float magnitude = most[e] * fabsf(decay[e]) * largest; /* Delta may be below 0 */
         /* power times largest is finite, of zeros too; and times decay, which growth makes more than 1 */
         bound[e] = fmaxf(magnitude, fmaxf(fabsf(decay[e]), 1.0f) * largest * 0x1p-85f);
         grows |= !(bound[e] * share.power[e] <= 0x1p15f);
@@ -158,7 +215,7 @@ GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, in
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
             const float f = decay[i % 2] * (share.power[i % 2] * part_of(inverses, k));
-            a[k][i] = pack_f16(E::lo(a[k][i]) * f, E::hi(a[k][i]) * f);
+            a[k][i] = pack_f16(x[k][2 * i] * f, x[k][2 * i + 1] * f);
         }
     }
 }
