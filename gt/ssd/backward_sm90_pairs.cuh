@@ -67,8 +67,10 @@ struct PairSums {
     float diagonal[2][4], near[4], dot, rows[8], columns[16];
 };
 
-/* The step's sums.  They are chains of shuffles, of 55 clocks each: all take their steps together. */
-GT_DEV void store_pair_sums(const WarpRows& at, PairSums& x, bool has_dots, float* sums) {
+/* The step's sums.  They are chains of shuffles, of 55 clocks each: all take their steps together.  between(): called
+ * when most of their registers are free again. */
+template <class Between>
+GT_DEV void store_pair_sums(const WarpRows& at, PairSums& x, bool has_dots, float* sums, const Between& between) {
     const int j = at.j, g = at.g;
     const auto halve = [](auto& v, int width, bool upper, int mask) { /* of reduce_scatter() */
         GT_UNROLL
@@ -106,6 +108,7 @@ GT_DEV void store_pair_sums(const WarpRows& at, PairSums& x, bool has_dots, floa
     halve(v, 4, g & 4, 16);
     halve(x.columns, 8, g & 4, 16);
     x.dot += shfl_xor(x.dot, 16);
+    between();
     halve(v, 2, g & 2, 8);
     halve(x.columns, 4, g & 2, 8);
     x.dot += shfl_xor(x.dot, 8);
@@ -139,11 +142,12 @@ GT_DEV void pack_M(const float (&M)[4], float2 power, int n, uint32_t (&hi)[4], 
     }
 }
 
-/* From dS of a step: W (added to), Gamma and its sums, M.  S is make_all_S()'s.  L is put together of the step's
+/* From dS of a step: W (added to), Gamma and its sums, M.  With PAIRS_MAKE_E C h^T is on its way to dS then.  S is
+ * make_all_S()'s.  L is put together of the step's
  * factors (chunk.cuh), which chunk_factors_kernel has made. */
 template <class C>
 GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
-                               float skip, const PairBlocks& S, const Pairs64& dS, PairBlocks& W) {
+                               float skip, const PairBlocks& S, Pairs64& dS, PairBlocks& W) {
     using D = typename C::D;
     const int j = at.j, t = at.row, factors = me.factor(step, 0);
     PairSums sums = {};
@@ -220,7 +224,13 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
     }
     fence_async_proxy();
     mbarrier_arrive(me.M_full(step));
-    store_pair_sums(at, sums, p.dskip && !p.in.skip_per_channel, me.step_sums(step));
+    store_pair_sums(at, sums, p.dskip && !p.in.skip_per_channel, me.step_sums(step), [&] {
+        if (!C::PAIRS_MAKE_E) return;
+        if (me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * me.stage_of(step), me.parity_of(step));
+        wgmma_fence();
+        multiply_rows<C>(dS, me.tile_of(C::C), me.stage(step) + C::H);
+        wgmma_commit();
+    });
 }
 
 /* Until nobody reads what the buffer of M or W held.  Of a place's first M it was M of the place before. */
@@ -385,12 +395,8 @@ GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
             wait_for_buffer(me, step);
             make_pairs_of_rows(p, me, at, step, skip, S, dS, W);
             if constexpr (C::PAIRS_MAKE_E) {
-                if (me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * me.stage_of(step), me.parity_of(step));
-                wgmma_fence();
-                multiply_rows<C>(dS, me.tile_of(C::C), me.stage(step) + C::H);
-                wgmma_commit();
                 wgmma_wait<0>();
-                wgmma_pin(dS);
+                wgmma_pin(dS); /* C h^T */
                 store_E(me, at, step, dS);
             }
             sync_warp();
