@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-static const test_runner runners[] = {{.name = "the kernel", .run = hard_run, .context = &hard_plain},
-                                      {.name = "the kernel, with saved", .run = hard_run, .context = &hard_saved,
-                                       .reads_y = 1}};
+static const test_runner runners[] = {
+    {.name = "the kernel", .run = hard_run, .context = &hard_plain},
+    {.name = "the kernel, with saved", .run = hard_run, .context = &hard_saved, .reads_y = 1}};
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 

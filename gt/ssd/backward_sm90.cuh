@@ -13,8 +13,9 @@
  *                             where the chunk or its neighbour is not whole.  For N = 64 three of them make B, C and
  *                             OTHER, the neighbour's B or C, of the next place
  *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta,
- *                             M = S L Delta, for bf16 with a head's Dskip on the diagonal
- *     inputs    _inputs.cuh   dC += pre dy h;  E from C h^T;  U = Delta suf B G^T and F from it;  dx = U + M^T dy
+ *                             M = S L Delta, for bf16 with a head's Dskip on the diagonal.  M is handed on before the
+ *                             sums are made.  For N = 128 also E from C h^T, beside the sums
+ *     inputs    _inputs.cuh   dC += pre dy h;  U = Delta suf B G^T and F from it;  dx = U + M^T dy.  For N = 64 also E
  *     states    _states.cuh   the state between the checkpoint's two chunks (h of the second, G of the first), in
  *                             place, from the neighbour's tokens;  dB += Delta suf x G;  Z from G h^T, whose diagonal
  *                             counts;  with z the powers of M's columns
@@ -42,14 +43,14 @@
  * powers of dC and dB, from the last step's left operands on, so that pairs makes W while inputs still makes dx.  W_FULL,
  * W_EMPTY: of W for dB, beside M_FULL and M_EMPTY of W for dC.  No barrier is of all: a role whose part of a place is
  * done begins with the next, whose copies have come meanwhile.  None is more than a place ahead of another, as W shows.
- * REGISTERS a thread: pairs 144 (S 32, W 32, dS 32), inputs and states 160 (dC or dB 64, product 32, dy or x 16; the
+ * REGISTERS a thread: pairs 144 (S 32, W 32, dS or C h^T 32), inputs and states 160 (dC or dB 64, product 32, dy or x 16; the
  *     neighbour's rows 32), prepare 48.
  *
  * CODE.  A multiprocessor keeps 32 KB of instructions; loops of more come anew every step, at 7.7 bytes a clock
  * (measured on an H200; forms of this kernel of 58 and 45 KB take 8,300 and 6,000 clocks a step).  So inputs and states
  * share what they can, rare ways are branches, and nothing that is made by token is made here.  Without z what runs in
- * a step has about 34 KB.  A form of 27 KB, by loops, is slower: a step's way through its stage binds it
- * (docs/performance.md).
+ * a step has about 34 KB, with z 41, where a fifth of all waiting is for instructions.  A form of 27 KB, by loops, is
+ * slower: a step's way through its stage binds it (docs/performance.md).
  *
  * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: bf16, in two terms in the blocks on
  * the diagonal, or f16 times a power of two of the chunk and head.  For products with states they are f16 from
@@ -69,7 +70,7 @@
  *     (_tokens.cuh).  Those of states at N < 64 are N's, zeros beyond are not read.
  * CHAIN.  Barriers, B and C, for which inputs of the call do, come before the kernel before is done.  All else waits.
  * grid: one block a multiprocessor, or fewer; block 512.  Blocks take places in turn, of [B, slots of 128 tokens, G],
- * two chunks each.  The code of a block comes from L2 when it begins, which takes 8 us (an H200) before its first step,
+ * two chunks each; with z, where dy silu(z) lies in dx, both chunks of a slot one after the other.  The code of a block comes from L2 when it begins, which takes 8 us (an H200) before its first step,
  * and in part anew with each place.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_BACKWARD_SM90_CUH
 #define GT_SSD_BACKWARD_SM90_CUH

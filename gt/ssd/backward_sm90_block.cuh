@@ -21,7 +21,7 @@ struct HopperGradientParams : ChunkGradientParams {
     int has_rows;     /* x and dy have maps */
     int heads, steps; /* of a group; of a place */
     int clears;       /* the sums of chunks that there are not: those of several launches are added as one */
-    int in_twos;      /* GATED: dy lies in dx.  The first chunk of a slot reads dy of the second, so one block takes both */
+    int in_twos; /* GATED: dy lies in dx.  The first chunk of a slot reads dy of the second, so one block takes both */
     float *tokens, *sums, *inverses; /* of TokenParams; the latter two from this slab's first on */
 };
 
@@ -56,7 +56,7 @@ struct HopperGradientTraits {
     static constexpr int GROUPS = N == 64 ? 2 : 1; /* copies of B, C and OTHER, for places in turn */
     static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1, M_PANELS = 2;
     static constexpr bool M_HAS_POWER = M_TERMS == 1 && !GATED; /* one of the chunk and head */
-    static constexpr bool PAIRS_MAKE_E = N > 64; /* else inputs, whose products are shorter then */
+    static constexpr bool PAIRS_MAKE_E = N > 64;                /* E; else inputs, whose products are shorter then */
     static constexpr bool M_HAS_SKIP =
         std::is_same<T, bf16>::value; /* f16 would round what dx consists of for the most */
     /* bytes */
@@ -207,7 +207,8 @@ struct PlaceRows {
     /* As they come, to where store() puts them: no registers wait for them.  The lane finds them by find(). */
     GT_METHOD static void copy(const Problem& in, const HopperBlock<C>& me, int tile, int part) {
         each(in, me, tile, part, [&](bool exists, const uint16_t* from, int k, int i) {
-            cp_async<16>(address(me, tile, part, k, i), exists ? static_cast<const void*>(from) : in.Bm, exists ? 16 : 0);
+            cp_async<16>(address(me, tile, part, k, i), exists ? static_cast<const void*>(from) : in.Bm,
+                         exists ? 16 : 0);
         });
     }
     GT_METHOD void find(const HopperBlock<C>& me, int tile, int part) {

@@ -1,11 +1,10 @@
 /* gt/ssd/backward_sm90_inputs.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): the
- * warpgroup that makes dC and dx.  In a step sums_role() has C h^T, and meanwhile the left operand of dC += pre dy h;
+ * warpgroup that makes dC and dx.  In a step sums_role() has dC += pre dy h and B G^T, for N = 64 E beside the first;
  * then, of tiles in the stage and M of the pairs' warpgroup:
- *     store_E()          E_t = <pre_t dy_t, h C_t>, while dC += pre dy h is multiplied
  *     make_inputs()      U = Delta suf B G^T and F = <x, U>; dx = U + M^T dy
  *     add_input_share()  N > 128: what the launches for other columns give of dx
  *     store_inputs()     dx to memory, in rows
- * E and F go to the step's sums in memory, of which chunk_times_kernel makes da and ddt.  M has Delta in it, and a
+ * F goes to the step's sums in memory, of which chunk_times_kernel makes da and ddt.  M has Delta in it, and a
  * head's Dskip on its diagonal (M_HAS_SKIP); else Dskip dy is added here. */
 #ifndef GT_SSD_BACKWARD_SM90_INPUTS_CUH
 #define GT_SSD_BACKWARD_SM90_INPUTS_CUH
@@ -110,7 +109,7 @@ GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& 
     }
 }
 
-/* U, F and dx of a step.  B is this warpgroup's own (stage_groups()).  From prepare: G, x and dy of the stage, DELTA
+/* U, F and dx of a step, of B G^T on its way to U.  B is this warpgroup's own (stage_groups()).  From prepare: G, x and dy of the stage, DELTA
  * and SUF of the factors.  From states: in the checkpoint's first chunk G, with z the powers of M.  From pairs: M,
  * times power_of_M(). */
 template <class C>

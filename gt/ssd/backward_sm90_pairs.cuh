@@ -3,8 +3,9 @@
  *     once       make_all_S()             S = C B^T
  *     a step     make_dS()                dS = dy x^T, of tiles in the stage
  *                make_pairs_of_rows()     W += dS L Delta; M = S L Delta, for bf16 with a head's Dskip on its
- *                                         diagonal, to shared memory; row, column and diagonal sums of
- *                                         Gamma = dS S L Delta, of which chunk_times_kernel makes da and ddt
+ *                                         diagonal, to shared memory; Gamma = dS S L Delta
+ *                store_pair_sums()        row, column and diagonal sums of Gamma, of which chunk_times_kernel makes da
+ *                                         and ddt; for N = 128 meanwhile C h^T, and of it store_E()
  *     the end    store_all_W()            W to shared memory, for dC and dB
  * A lane has of a product, as wgmma leaves it, rows 16 warp + lane / 4 and + 8, columns 8 n + 2 (lane % 4) and + 1. */
 #ifndef GT_SSD_BACKWARD_SM90_PAIRS_CUH
@@ -72,12 +73,14 @@ struct PairSums {
 template <class Between>
 GT_DEV void store_pair_sums(const WarpRows& at, PairSums& x, bool has_dots, float* sums, const Between& between) {
     const int j = at.j, g = at.g;
-    const auto halve = [](auto& v, int width, bool upper, int mask) { /* of reduce_scatter() */
-        GT_UNROLL
-        for (int i = 0; i < width; i++) {
-            const float mine = upper ? v[i + width] : v[i], other = upper ? v[i] : v[i + width];
-            v[i] = mine + shfl_xor(other, mask);
-        }
+    const auto halve = [](auto& v, int width, bool upper,
+                          int mask) { /* of reduce_scatter() */
+                                      GT_UNROLL
+                                      for (int i = 0; i < width; i++) {
+                                          const float mine = upper ? v[i + width] : v[i],
+                                                      other = upper ? v[i] : v[i + width];
+                                          v[i] = mine + shfl_xor(other, mask);
+                                      }
     };
     /* sum_{t>=k>s} for 16 k: sums along s, in the four lanes of a row, of those before */
     float pairs[4], next[4], far[4], v[8] = {}; /* [2 e + n]: t = g + 8 e, s = 8 n ... */
@@ -96,8 +99,7 @@ GT_DEV void store_pair_sums(const WarpRows& at, PairSums& x, bool has_dots, floa
         const float half = pairs[2 * e] + next[2 * e] + far[2 * e];
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
-            const float before =
-                (n ? half : 0.0f) + (j & 1 ? next[2 * e + n] : 0.0f) + (j & 2 ? far[2 * e + n] : 0.0f);
+            const float before = (n ? half : 0.0f) + (j & 1 ? next[2 * e + n] : 0.0f) + (j & 2 ? far[2 * e + n] : 0.0f);
             const int t = g + 8 * e, k = 8 * n + 2 * j;
             v[2 * n] += k <= t ? before : 0.0f;
             v[2 * n + 1] += k < t ? before + x.diagonal[n][2 * e] : 0.0f;

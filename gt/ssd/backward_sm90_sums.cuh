@@ -2,6 +2,8 @@
  * warp has, how tiles become operands of wgmma, and dC and dB, which two warpgroups sum over the heads, each one:
  *     a step     make_left()     dy pre or x Delta suf as f16, 64 x 64 in registers, from the stage
  *                add_left()      sum += left h or left G, the right operand in the stage
+ *                store_E()       E_t = <pre_t dy_t, h C_t>, by the warpgroup that has C h^T (PAIRS_MAKE_E), to the sums in
+ *                                memory, of which chunk_times_kernel makes da
  *     the end    add_W()         sum += W B or W^T C, of what the pairs' warpgroup has left
  *                store_share()   rows to memory */
 #ifndef GT_SSD_BACKWARD_SM90_SUMS_CUH

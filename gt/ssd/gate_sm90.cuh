@@ -163,8 +163,9 @@ gate_kernel(const GT_GRID_CONSTANT GateParams p) {
         const int64_t first = chunk.first + second * CHUNK, left = chunk.last - first;
         bool lost = false;
         if (chunk.sequence >= 0 && left > 0)
-            lost = gate_tile<T, OF_Y>(p, (int)b, first, left < CHUNK ? (int)left : CHUNK, head, tile,
-                                      p.g.inverses + inverses_index(in, (b * in.H + head) * p.slots + slot, second, tile));
+            lost =
+                gate_tile<T, OF_Y>(p, (int)b, first, left < CHUNK ? (int)left : CHUNK, head, tile,
+                                   p.g.inverses + inverses_index(in, (b * in.H + head) * p.slots + slot, second, tile));
         if (!OF_Y) continue;
         lost = warp_any(lost);
         if (lane_id() == 0) p.gradient.lost[place] = lost;

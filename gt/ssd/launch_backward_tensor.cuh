@@ -146,8 +146,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
         /* its other kernel does not know what is lost */
         if (a.reads_y && plan.makes_dz && a.dtype == GT_BF16) {
             int32_t* const lost = arena.take<int32_t>(gate_places(a));
-            if (plan.g.rows && plan.gate_units >= 2)
-                plan.gradient = {a.y, a.dz, a.y_stride, a.dz_stride, lost};
+            if (plan.g.rows && plan.gate_units >= 2) plan.gradient = {a.y, a.dz, a.y_stride, a.dz_stride, lost};
         }
     }
 
