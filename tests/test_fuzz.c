@@ -548,6 +548,8 @@ static void compare(fuzz *f, double *const *in) {
         const gt_view v = gt_view_of(f->op, t, &f->filled, &f->dims);
         const double *of[CHANGES];
         if (!exact.of[i] || !is_output(f, t)) continue;
+        /* y is drawn, and not what forward wrote: test_kernels.c has calls in which it is */
+        if (f->top->reads_y && flag_at(f, f->top->reads_y) && !strcmp(test_plain_name(t), "dz")) continue;
         for (int k = 0; k < CHANGES; k++) of[k] = changed[k].of[i];
         compare_tensor(f, t, &v, exact.of[i], of);
     }

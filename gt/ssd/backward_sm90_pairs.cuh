@@ -68,31 +68,32 @@ struct PairSums {
     float diagonal[2][4], near[4], dot, rows[8], columns[16];
 };
 
+/* One round of reduce_scatter(): a lane keeps half of its values. */
+template <int WIDTH, int V>
+GT_DEV void halve(float (&v)[V], bool upper, int mask) {
+    GT_UNROLL
+    for (int i = 0; i < WIDTH; i++) {
+        const float mine = upper ? v[i + WIDTH] : v[i], other = upper ? v[i] : v[i + WIDTH];
+        v[i] = mine + shfl_xor(other, mask);
+    }
+}
+
 /* The step's sums.  They are chains of shuffles, of 55 clocks each: all take their steps together.  between(): called
  * when most of their registers are free again. */
 template <class Between>
 GT_DEV void store_pair_sums(const WarpRows& at, PairSums& x, bool has_dots, float* sums, const Between& between) {
     const int j = at.j, g = at.g;
-    const auto halve = [](auto& v, int width, bool upper,
-                          int mask) { /* of reduce_scatter() */
-                                      GT_UNROLL
-                                      for (int i = 0; i < width; i++) {
-                                          const float mine = upper ? v[i + width] : v[i],
-                                                      other = upper ? v[i] : v[i + width];
-                                          v[i] = mine + shfl_xor(other, mask);
-                                      }
-    };
     /* sum_{t>=k>s} for 16 k: sums along s, in the four lanes of a row, of those before */
     float pairs[4], next[4], far[4], v[8] = {}; /* [2 e + n]: t = g + 8 e, s = 8 n ... */
     GT_UNROLL
     for (int i = 0; i < 4; i++) pairs[i] = x.diagonal[i % 2][i / 2 * 2] + x.diagonal[i % 2][i / 2 * 2 + 1];
     GT_UNROLL
     for (int i = 0; i < 4; i++) next[i] = shfl_xor(pairs[i], 1);
-    halve(x.rows, 4, j & 2, 2);
+    halve<4>(x.rows, j & 2, 2);
     x.dot += shfl_xor(x.dot, 1);
     GT_UNROLL
     for (int i = 0; i < 4; i++) far[i] = shfl_xor(pairs[i] + next[i], 2);
-    halve(x.rows, 2, j & 1, 1);
+    halve<2>(x.rows, j & 1, 1);
     x.dot += shfl_xor(x.dot, 2);
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
@@ -107,15 +108,15 @@ GT_DEV void store_pair_sums(const WarpRows& at, PairSums& x, bool has_dots, floa
     }
     GT_UNROLL
     for (int i = 0; i < 4; i++) v[4 + i] = x.near[i];
-    halve(v, 4, g & 4, 16);
-    halve(x.columns, 8, g & 4, 16);
+    halve<4>(v, g & 4, 16);
+    halve<8>(x.columns, g & 4, 16);
     x.dot += shfl_xor(x.dot, 16);
     between();
-    halve(v, 2, g & 2, 8);
-    halve(x.columns, 4, g & 2, 8);
+    halve<2>(v, g & 2, 8);
+    halve<4>(x.columns, g & 2, 8);
     x.dot += shfl_xor(x.dot, 8);
-    halve(v, 1, g & 1, 4);
-    halve(x.columns, 2, g & 1, 4);
+    halve<1>(v, g & 1, 4);
+    halve<2>(x.columns, g & 1, 4);
     x.dot += shfl_xor(x.dot, 4);
     /* number g of v, columns 8 g + 2 j and + 1, of rows block j */
     const int first = 16 * at.warp + 8 * (g / 2 % 2) + 2 * j + g % 2;
@@ -145,8 +146,7 @@ GT_DEV void pack_M(const float (&M)[4], float2 power, int n, uint32_t (&hi)[4], 
 }
 
 /* From dS of a step: W (added to), Gamma and its sums, M.  With PAIRS_MAKE_E C h^T is on its way to dS then.  S is
- * make_all_S()'s.  L is put together of the step's
- * factors (chunk.cuh), which chunk_factors_kernel has made. */
+ * make_all_S()'s.  L is put together of the step's factors (chunk.cuh), which chunk_factors_kernel has made. */
 template <class C>
 GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                                float skip, const PairBlocks& S, Pairs64& dS, PairBlocks& W) {
