@@ -899,6 +899,8 @@ typedef struct grouping {
     const char *kind;
     int64_t groups, run;
     double tolerance, floor; /* |got - truth| <= tolerance (|truth| + floor), in l2 over a group */
+    const double *terms;     /* NULL, or: and 0.43 half a unit of these more, see test_op.terms */
+    double of_terms;
 } grouping;
 
 /* Adds the squares of n elements to those of the error and of the truth. */
@@ -912,8 +914,12 @@ static void add_squares(const double *got, const double *truth, int64_t n, doubl
     *size += s;
 }
 
-static int is_close(const grouping *g, double error, double size, double n) {
-    return sqrt(error) <= g->tolerance * (sqrt(size) + g->floor * sqrt(n));
+static int is_close(const grouping *g, int64_t group, int64_t count, double error, double size) {
+    const double n = (double)(count / g->groups);
+    double none = 0, terms = 0;
+    for (int64_t i = group * g->run; g->terms && i < count; i += g->groups * g->run)
+        add_squares(g->terms + i, g->terms + i, g->run, &none, &terms);
+    return sqrt(error) <= g->tolerance * (sqrt(size) + g->floor * sqrt(n)) + g->of_terms * sqrt(terms);
 }
 
 /* The sums of squares of one group. */
@@ -926,14 +932,13 @@ static void sum_group(const grouping *g, const double *got, const double *truth,
 
 /* The first group that is not close, or the number of groups.  The second way has one pass through the arrays. */
 static int64_t first_bad(const grouping *g, const double *got, const double *truth, int64_t count) {
-    const double n = (double)(count / g->groups);
     int64_t first = g->groups;
     if (count == g->groups * g->run) {
         PARALLEL_FOR_FIRST
         for (int64_t group = 0; group < g->groups; group++) {
             double error, size;
             sum_group(g, got, truth, count, group, &error, &size);
-            if (!is_close(g, error, size, n) && group < first) first = group;
+            if (!is_close(g, group, count, error, size) && group < first) first = group;
         }
         return first;
     }
@@ -942,7 +947,7 @@ static int64_t first_bad(const grouping *g, const double *got, const double *tru
         for (int64_t k = 0; k < g->groups; k++)
             add_squares(got + i + k * g->run, truth + i + k * g->run, g->run, &error[k], &size[k]);
     for (first = 0; first < g->groups; first++)
-        if (!is_close(g, error[first], size[first], n)) break;
+        if (!is_close(g, first, count, error[first], size[first])) break;
     free(error);
     return first;
 }
@@ -1016,7 +1021,7 @@ static grouping channel_of(const test_runner *r, gt_dtype call_dtype, gt_dtype d
                            double tolerance, double floor, double typical) {
     const int rounds = r->tolerance.rounds_factors && call_dtype != GT_F32;
     const double limit = fmax(tolerance, 1.05 * half_unit[rounds ? call_dtype : dtype]);
-    grouping g = {"channel", channels, 1, (rounds ? 1.5 : 1) * limit, floor};
+    grouping g = {"channel", channels, 1, (rounds ? 1.5 : 1) * limit, floor, NULL, 0};
     if (rows <= 32) g.floor = r->tolerance.rounds_factors ? typical : floor + (typical - floor) / 8;
     return g;
 }
@@ -1068,11 +1073,11 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
             floor += r->tolerance.terms[call_dtype] / tolerance * rms(magnitudes->of[i], count);
         typical = floor + rms(y, count);
         row = size[rank - 1];
-        grouping all = {"all", 1, count, tolerance, floor};
-        grouping each_row = {"row", count / row, row, 4 * tolerance, typical};
+        grouping all = {"all", 1, count, tolerance, floor, NULL, 0};
+        grouping each_row = {"row", count / row, row, 4 * tolerance, typical, NULL, 0};
         /* rounded factors: of a channel larger than the others, where an element is a difference
          * (seen: 8.6 tolerances) */
-        grouping element = {"element", count, 1, (r->tolerance.rounds_factors ? 16 : 8) * tolerance, typical};
+        grouping element = {"element", count, 1, (r->tolerance.rounds_factors ? 16 : 8) * tolerance, typical, NULL, 0};
         ok &= compare_groups(r, c, pass, t, x, y, &all);
         ok &= compare_groups(r, c, pass, t, x, y, &each_row);
         ok &= compare_groups(r, c, pass, t, x, y, &element);
@@ -1081,7 +1086,13 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
         rows = t->shape[0] == 'M' ? size[0] : size[0] * size[1];
         grouping channel =
             channel_of(r, call_dtype, dtype, count / rows, rows_used(c, t, rows), tolerance, floor, typical);
+        double *terms = NULL;
+        if (test_op_of(c->op)->terms && first_bad(&channel, x, y, count) < channel.groups) {
+            channel.terms = terms = test_op_of(c->op)->terms(c, pass, t);
+            channel.of_terms = 0.43 * half_unit[call_dtype];
+        }
         ok &= compare_groups(r, c, pass, t, x, y, &channel);
+        free(terms);
     }
     return ok;
 }

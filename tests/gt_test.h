@@ -216,6 +216,9 @@ typedef struct test_op {
     /* NULL, or: fp32 outputs that are sums of a few numbers of the call's dtype, by name: they may lose what activations
      * may. */
     const char *sums_of_few;
+    /* NULL, or: the magnitudes of what an output is summed of, by numbers that were rounded before (one that the double
+     * twin does not make); of other outputs NULL.  Where they cancel, a channel may be small beside them. */
+    double *(*terms)(const test_case *c, gt_pass pass, const gt_tensor *t);
     const test_formula *formulas; /* of every output of forward */
     /* What must hold of this operator alone; NULL or a list that ends with what NULL. */
     const test_property *properties;

@@ -334,6 +334,42 @@ static double *joined_rows(const test_case *ssd, test_values *from) {
     return rows;
 }
 
+/* Of dxBC: sum_w |weight[d,w]| |silu'(before it) dc| of the tokens that a number goes to.  dc is rounded. */
+static double *terms(const test_case *given, gt_pass pass, const gt_tensor *t) {
+    test_case c = *given;
+    if (pass != GT_BACKWARD || strcmp(t->name, "dxBC")) return NULL;
+    c.layout = TEST_PACKED;
+    c.in_place = c.args.conv_ssd.accumulate = 0;
+    const int64_t count = test_count(&c, GT_BACKWARD, t);
+    test_case conv = conv_case(&c), ssd = ssd_case(&c);
+    test_values in, conv_in, conv_out, ssd_in, ssd_out;
+    conv.args.conv1d.activation = GT_ACT_NONE;
+    test_inputs(&c, GT_BACKWARD, &in);
+    give_conv(&conv, &conv_in, GT_FORWARD, &c, &in);
+    test_run(&test_truth, &conv, GT_FORWARD, &conv_in, TEST_ALL, &conv_out);
+    double *const before = *test_array_of(&conv_out, &conv, "y"), *rows = test_array(count, 0);
+    for (int64_t i = 0; i < count; i++) rows[i] = before[i] / (1 + exp(-before[i]));
+    give_ssd(&ssd, &ssd_in, GT_BACKWARD, &c, &in, rows);
+    free(rows);
+    test_run(&test_truth, &ssd, GT_BACKWARD, &ssd_in, TEST_ALL, &ssd_out);
+    rows = joined_rows(&ssd, &ssd_out);
+    for (int64_t i = 0; i < count; i++) {
+        const double s = 1 / (1 + exp(-before[i]));
+        rows[i] = fabs(rows[i] * s * (1 + before[i] * (1 - s)));
+    }
+    test_free(&conv_in), test_free(&conv_out);
+    give_conv(&conv, &conv_in, GT_BACKWARD, &c, &in);
+    test_set_array(&conv_in, &conv, "dy", rows);
+    double *const weight = *test_array_of(&conv_in, &conv, "weight");
+    for (int64_t i = 0; i < conv.args.conv1d.D * conv.args.conv1d.W; i++) weight[i] = fabs(weight[i]);
+    test_set_array(&conv_in, &conv, "dstate_out", NULL);
+    test_run(&test_truth, &conv, GT_BACKWARD, &conv_in, TEST_ALL, &conv_out);
+    double **const dx = test_array_of(&conv_out, &conv, "dx"), *const of_dx = *dx;
+    *dx = NULL;
+    test_free(&in), test_free(&conv_in), test_free(&conv_out), test_free(&ssd_in), test_free(&ssd_out);
+    return of_dx;
+}
+
 /* The kernels hold c and dc as the two calls do, so that all bits are the same.  The twin in 16 bits does not round
  * dc. */
 static void two_calls_agree(const test_runner *r, const test_case *given, double tolerance) {
@@ -519,6 +555,7 @@ static const test_bench_cut cuts[] = {{"B", 1}, {NULL, 0}};
 const test_op test_op_conv_ssd = {
     TEST_OVER_ROWS(conv_ssd),
     .reads_y = AT(conv_ssd, reads_y),
+    .terms = terms,
     .packed = packed,
     .optional_size = {AT(conv_ssd, G), 2},
     .large = {CONV_SSD(.B = 1, .T = 130, .H = 5, .P = 64, .N = 32, .W = 4, .softplus = 1, .segments = 1)},
