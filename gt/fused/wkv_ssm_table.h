@@ -125,7 +125,7 @@ GT_API const gt_op *gt_op_wkv_ssm(void) {
                                         GT_STRIDED(ssd.z, "BThp", 'x', "ii"),
                                         GT_PACKED(ssd.dt_bias, "h", 'f', "ii"),
                                         GT_PACKED(ssd.state_in, "Shpn", 'f', "ii"),
-                                        GT_STRIDED(ssd.y, "BThp", 'x', "O-"),
+                                        GT_STRIDED(ssd.y, "BThp", 'x', "Oi"),
                                         GT_TENSOR(ssd.state_out, 0, "Qhpn", 'f', "o-", "ssd.state_in"),
                                         GT_PACKED(cu_seqlens, "C", 'i', "ii"),
                                         GT_PACKED(seq_count, "E", 'i', "ii"),
