@@ -519,7 +519,7 @@ GT_FUNCTION gt_status gt_ssd_join_backward(const gt_ssd_args *args, gt_stream st
 /* The workspace of backward depends on the kernels that the call can take, and so on how tensors are aligned: one that
  * is still NULL counts as aligned, so a query with NULL for what is not aligned may answer less than the call needs.
  * It depends on z and dx, too: with z some kernels make dy silu(z) first, of the bytes of y, in the memory of dx, which
- * they write last; where dx is NULL, and in segment_backward, in workspace. */
+ * they write last; where dx is NULL, of few tokens, and in segment_backward, in workspace. */
 GT_FUNCTION gt_status gt_ssd_workspace(const gt_ssd_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_ssd_path(const gt_ssd_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_ssd_forward(const gt_ssd_args *args);

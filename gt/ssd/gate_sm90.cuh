@@ -4,7 +4,7 @@
  * g is f16 with a power of two for 64 numbers, a token's of a head's tile: it is rounded once, from fp32, to 11 bits
  * over 27 binades, whatever the range of dy and z.  What undoes the power lies apart (Problem::dy_inverses), 0.03 of y.
  * g lies in the memory of dx, whose rows the chunks' kernel replaces when all have read them (HopperGradientParams::
- * in_twos); where there is no dx, in workspace.
+ * in_twos); where there is no dx, or that takes longer because there are few chunks, in workspace.
  * dz = dy u silu'(z) needs u, y without its gate.  y = u silu(z), so that it is dy y (1 / z + 1 - sigmoid(z)), a
  * rounding of y off.  bf16 has fp32's range: u is lost only where silu(z) is all but 0, or y too large (is_lost()).
  * Then the place says so, and the pass that computes u again (forward_hopper_kernel) takes its sequence.

@@ -141,7 +141,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     if (a.ddt && slab_count > 1 && !is_split) c.ddt_share = arena.take<float>(plan.rows * CHUNK * a.H);
 
     if (may_gate_rows(a, device)) { /* whether kernels take it or not: they may not be known yet */
-        const GatedRows g = take_gated_rows(arena, a, a.dx, a.dx_stride);
+        const GatedRows g = take_gated_rows(arena, a, go_in_twos(c.in, c.slots, device) ? a.dx : nullptr, a.dx_stride);
         if (units || plan.by_hopper) plan.g = g, plan.gated = c.in;
         /* its other kernel does not know what is lost */
         if (a.reads_y && plan.makes_dz && a.dtype == GT_BF16) {

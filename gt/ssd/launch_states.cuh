@@ -101,6 +101,12 @@ static inline int64_t gate_places(const gt_ssd_args& a) {
     return checkpoint_slots(a) * SLOT_CHUNKS * ((a.P + TILE_P - 1) / TILE_P);
 }
 
+/* Whether blocks that take both chunks of a slot take no more turns than blocks that take chunks. */
+static inline bool go_in_twos(const Problem& in, int64_t slots, const Device& device) {
+    const int64_t pairs = in.sequences.B * slots * in.G, room = device.multiprocessors;
+    return 2 * ((pairs + room - 1) / room) <= (2 * pairs + room - 1) / room;
+}
+
 /* dx: memory that is written once all have read g; or NULL. */
 static inline GatedRows take_gated_rows(Arena& arena, const gt_ssd_args& a, void* dx, const gt_stride& dx_stride) {
     const int64_t row = a.H * a.P;
