@@ -369,11 +369,14 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
 int test_same(const test_runner *r, const test_case *c, gt_pass pass, const char *what, const test_values *got,
               const test_values *other, double tolerance);
 
-/* Counts one check; prints the text if it failed. */
+/* Counts one check; prints the text if it failed: test_check(ok, format, ...).  A macro, so that a text is only made
+ * where it is printed: most texts take longer than what they describe. */
+#define test_check(ok, ...) ((ok) ? test_passed() : test_failed(__VA_ARGS__))
+int test_passed(void); /* 1 */
 #if defined(__GNUC__)
-__attribute__((format(printf, 2, 3)))
+__attribute__((format(printf, 1, 2)))
 #endif
-int test_check(int ok, const char *format, ...);
+int test_failed(const char *format, ...); /* 0 */
 /* Prints "operator case (sizes, dtype, layout, seed)" for a message of a failed check. */
 const char *test_describe(const test_case *c, gt_pass pass);
 

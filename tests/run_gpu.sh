@@ -85,7 +85,7 @@ asked() {
 
 configure() {
     [ -f "$build/build.ninja" ] || meson setup "$build" "$root" -Dcuda=enabled \
-        -Dbuildtype=release "-Dgpu_archs=${GPU_ARCHS:-$(architecture)}"
+        -Dtest_cases=all -Dbuildtype=release "-Dgpu_archs=${GPU_ARCHS:-$(architecture)}"
 }
 
 compile() { configure && ninja -C "$build" "$@"; }

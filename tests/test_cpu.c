@@ -1,7 +1,7 @@
 /* The CPU twins as users have them, in fp32, bf16 and fp16: against the double twins on the same
  * rounded inputs, and against what must hold whatever the numbers are.
  *
- *     test_cpu [OP] */
+ *     test_cpu [short] [OP]       short: each case with the next dtypes instead of all, and fewer drawn ones */
 #include "gt_invariants.h"
 #include <math.h>
 #include <stdio.h>
@@ -13,7 +13,9 @@
 
 static const gt_dtype dtypes[][2] = {
     {GT_F32, 0}, {GT_BF16, 0}, {GT_BF16, GT_F32}, {GT_F16, 0}, {GT_F16, GT_F32}}; /* and w, dt */
-enum { DTYPES = sizeof dtypes / sizeof dtypes[0], DRAWN = 100, DRAWN_SIZE = 20 };
+enum { DTYPES = sizeof dtypes / sizeof dtypes[0], DRAWN = 100, DRAWN_SHORT = 20, DRAWN_SIZE = 20 };
+
+static int is_short;
 
 /* 0 if the operator does not take the d-th dtypes. */
 static int set_dtypes(test_case *c, int d) {
@@ -22,10 +24,17 @@ static int set_dtypes(test_case *c, int d) {
     return 1;
 }
 
+/* d = -1: with the next dtypes that the operator takes. */
 static void for_table(const test_case *table, test_level level, int d, void (*check)(const test_case *c)) {
+    static int turn;
     for (const test_case *at = table; at && at->op; at++) {
         test_case c = *at;
-        if (c.level <= level && set_dtypes(&c, d)) check(&c);
+        if (c.level > level) continue;
+        if (d < 0)
+            while (!set_dtypes(&c, turn++ % DTYPES)) continue;
+        else if (!set_dtypes(&c, d))
+            continue;
+        check(&c);
     }
 }
 
@@ -36,7 +45,7 @@ static void for_cases(const test_op *op, test_level level, int d, void (*check)(
 }
 
 static void for_all_dtypes(const test_op *op, test_level level, void (*check)(const test_case *c)) {
-    for (int d = 0; d < DTYPES; d++) for_cases(op, level, d, check);
+    for (int d = is_short ? -1 : 0; d < (is_short ? 0 : DTYPES); d++) for_cases(op, level, d, check);
 }
 
 static void truth_holds(const test_case *c) { test_truth_holds(&test_twin, c); }
@@ -172,23 +181,25 @@ static void check_property(const test_op *op, const test_property *p) {
         for (int packed = 0; packed < 2; packed++)
             for (const test_case *at = packed ? op->packed : op->cases; at && at->op; at++) {
                 test_case c = *at;
+                if (is_short && (at - (packed ? op->packed : op->cases)) % DTYPES != d) continue;
                 if (c.level <= p->level && set_dtypes(&c, d)) p->check(&test_twin, &c, 0);
             }
     test_group(op->name, p->what);
 }
 
 static void check_operator(const test_op *op) {
+    const uint64_t drawn = is_short ? DRAWN_SHORT : DRAWN;
     for_cases(op, TEST_MEDIUM, 0, truth_holds);
     test_group(op->name, "fp32 against the truth");
-    for (int d = 1; d < DTYPES; d++) for_cases(op, TEST_MEDIUM, d, truth_holds);
+    for (int d = is_short ? -1 : 1; d < (is_short ? 0 : DTYPES); d++) for_cases(op, TEST_MEDIUM, d, truth_holds);
     test_group(op->name, "bf16 and fp16 against the truth");
-    for (uint64_t seed = 1; seed <= DRAWN; seed++) {
+    for (uint64_t seed = 1; seed <= drawn; seed++) {
         test_case c;
         test_draw_case(op, seed, DRAWN_SIZE, &c);
         test_set_dtype(&c, dtypes[seed % DTYPES][0], dtypes[seed % DTYPES][1]);
         truth_holds(&c);
     }
-    for (uint64_t seed = 1; test_takes_packed(op) && seed <= DRAWN; seed++) {
+    for (uint64_t seed = 1; test_takes_packed(op) && seed <= drawn; seed++) {
         test_case c;
         test_draw_packed(op, seed, DRAWN_SIZE, &c);
         test_set_dtype(&c, dtypes[seed % DTYPES][0], dtypes[seed % DTYPES][1]);
@@ -196,46 +207,49 @@ static void check_operator(const test_op *op) {
         batch_splits(&c);
     }
     test_group(op->name, "random cases against the truth");
-    for_all_dtypes(op, TEST_MEDIUM, repeats);
+    const test_level medium = is_short ? TEST_SMALL : TEST_MEDIUM, small = is_short ? TEST_TINY : TEST_SMALL;
+    for_all_dtypes(op, medium, repeats);
     test_group(op->name, "a second run gives the same bits");
-    for_all_dtypes(op, TEST_SMALL, layouts_agree);
+    for_all_dtypes(op, small, layouts_agree);
     test_group(op->name, "every layout gives the same bits");
-    for_all_dtypes(op, TEST_SMALL, in_place_agrees);
+    for_all_dtypes(op, small, in_place_agrees);
     test_group(op->name, "in place gives the same bits");
-    for_all_dtypes(op, TEST_SMALL, alone_agrees);
+    for_all_dtypes(op, small, alone_agrees);
     test_group(op->name, "each output asked for alone");
-    for_all_dtypes(op, TEST_SMALL, null_agrees);
+    for_all_dtypes(op, small, null_agrees);
     test_group(op->name, "NULL is the constant stated");
-    for_cases(op, TEST_SMALL, 0, accumulate_adds);
+    for_cases(op, small, 0, accumulate_adds);
     test_group(op->name, "accumulate adds");
-    for_all_dtypes(op, TEST_SMALL, batch_splits);
+    for_all_dtypes(op, small, batch_splits);
     test_group(op->name, "batch elements and packed sequences, one by one");
     if (test_is_over_time(op)) {
-        for_all_dtypes(op, TEST_SMALL, shared_agrees);
+        for_all_dtypes(op, small, shared_agrees);
         test_group(op->name, "a shared state is one for each");
-        for_cases(op, TEST_SMALL, 0, time_splits);
-        for_cases(op, TEST_SMALL, 1, time_splits);
+        for_cases(op, small, 0, time_splits);
+        for_cases(op, small, 1, time_splits);
         test_group(op->name, "the time cut in two");
     }
     if (op->twin[GT_STEP]) {
-        for_all_dtypes(op, TEST_SMALL, step_agrees);
+        for_all_dtypes(op, small, step_agrees);
         test_group(op->name, "a step is a forward");
-        for_all_dtypes(op, TEST_SMALL, steps_agree);
+        for_all_dtypes(op, small, steps_agree);
         test_group(op->name, "prefill at any split, then steps");
     }
     if (op->table()->fields.pieces) {
-        for_all_dtypes(op, TEST_SMALL, pieces_agree);
-        for_cases(op, TEST_MEDIUM, 0, pieces_agree);
+        for_all_dtypes(op, small, pieces_agree);
+        for_cases(op, medium, 0, pieces_agree);
         test_group(op->name, "a sequence in pieces");
     }
     for (const test_property *p = op->properties; p && p->what; p++) check_property(op, p);
 #ifdef _OPENMP
-    for_cases(op, TEST_MEDIUM, 0, check_threads);
+    for_cases(op, medium, 0, check_threads);
     test_group(op->name, "any number of threads gives the same bits");
 #endif
 }
 
 int main(int argc, char **argv) {
+    is_short = argc > 1 && !strcmp(argv[1], "short");
+    argc -= is_short, argv += is_short;
     for (int i = 0; i < 2 && argc < 2; i++) check_format(&formats[i]);
     for (int i = 0; test_ops[i]; i++)
         if (argc < 2 || !strcmp(argv[1], test_ops[i]->name)) check_operator(test_ops[i]);

@@ -1,6 +1,8 @@
 /* The forms of the trainer's CPU backend: for every set of features that this build and this
  * processor have, exp and the twins against double, and training with 1, 2 and 3 threads.
  *
+ *     test_cpu_forms [short]       short: fewer drawn cases, and training of one model
+ *
  * What is not here is not tested; with GT_TEST_STRICT set it is a failure that OpenBLAS is not. */
 #include "gt_invariants.h"
 #include "hybrid_cpu.h"
@@ -104,7 +106,8 @@ static const struct {
 #define ROWS_ENTRY(op) {#op, {op##_forward, op##_backward}},
 #define STEPS_ENTRY(op) {#op, {op##_forward, op##_backward, op##_step}},
     HY_OPERATORS(STEPS_ENTRY, ROWS_ENTRY, ROWS_ENTRY)};
-enum { TWINS = sizeof twins / sizeof twins[0], DRAWN = 40, DRAWN_SIZE = 20 };
+enum { TWINS = sizeof twins / sizeof twins[0], DRAWN_SIZE = 20 };
+static uint64_t drawn = 40;
 
 /* The passes for pieces; models have none. */
 static twin *piece_of(const char *op, gt_pass pass) {
@@ -136,7 +139,7 @@ static void check_twins(const char *op, int features) {
     for (const test_case *c = test_op_of(op)->cases; c->op; c++)
         if (c->level <= TEST_MEDIUM) test_truth_holds(&r, c);
     if (!strcmp(op, "wkv_ssm")) return; /* the twins of wkv6 and ssd, whose drawn cases are their own */
-    for (uint64_t seed = 1; seed <= DRAWN; seed++) {
+    for (uint64_t seed = 1; seed <= drawn; seed++) {
         test_case c;
         test_draw_case(test_op_of(op), seed, DRAWN_SIZE, &c);
         test_truth_holds(&r, &c);
@@ -263,7 +266,9 @@ static void check_choice(void) {
     test_group("forms", "the best is taken, others are refused");
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    const int is_short = argc > 1 && !strcmp(argv[1], "short");
+    if (is_short) drawn = 10;
     check_choice();
     for (int features = 0; features <= HY_CPU_AVX2; features++)
         if (is_here(features)) check_exp(features);
@@ -274,7 +279,7 @@ int main(void) {
         test_group(twins[i].op, "fp32 against the truth");
     }
     check_training("HY");
-    check_training("CP");
+    if (!is_short) check_training("CP");
     test_group("training", "the same bits with 1, 2 and 3 threads, all forms agree");
     return test_finish();
 }

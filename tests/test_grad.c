@@ -1,6 +1,6 @@
 /* The double twins' gradients against difference quotients of their forward passes.
  *
- *     test_grad [OP]
+ *     test_grad [short] [OP]       short: fewer drawn cases and directions
  *
  * The loss is <y, dy> + <state_out, dstate_out> with random dy and dstate_out.  The gradient of the
  * input "X" is the tensor "dX" that backward writes.  On tiny cases every element of every X is
@@ -11,7 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DIRECTIONS = 4, DRAWN = 30, DRAWN_SIZE = 3 };
+enum { DRAWN_SIZE = 3 };
+static int directions = 4;
+static uint64_t drawn = 30;
 
 /* Errors seen are 1e-9 and less: rounding and truncation of the quotients. */
 static const double tolerance = 1e-8;
@@ -86,7 +88,7 @@ static void check_directions(const grad_case *g, const char *name, const double 
                              const double *base, int64_t count) {
     double *direction = test_array(count, 0);
     test_random r = {test_seed(g->c)};
-    for (int k = 0; k < DIRECTIONS; k++) {
+    for (int k = 0; k < directions; k++) {
         double along = 0, norm = 0, quotient;
         for (int64_t i = 0; i < count; i++) {
             direction[i] = test_normal(&r) * scale_of(base[i]);
@@ -161,7 +163,7 @@ static void check_level(const test_op *op, const test_case *cases, test_level le
 }
 
 static void check_drawn(const test_op *op) {
-    for (uint64_t seed = 1; seed <= DRAWN; seed++) {
+    for (uint64_t seed = 1; seed <= drawn; seed++) {
         test_case c;
         test_draw_case(op, seed, DRAWN_SIZE, &c);
         check_case(&c, 0);
@@ -172,7 +174,7 @@ static void check_drawn(const test_op *op) {
 static void check_packed(const test_op *op) {
     check_level(op, op->packed, TEST_TINY, 0, "packed: every element");
     check_level(op, op->packed, TEST_SMALL, 0, "packed: along random directions");
-    for (uint64_t seed = 1; seed <= DRAWN; seed++) {
+    for (uint64_t seed = 1; seed <= drawn; seed++) {
         test_case c;
         test_draw_packed(op, seed, DRAWN_SIZE, &c);
         check_case(&c, 0);
@@ -182,6 +184,9 @@ static void check_packed(const test_op *op) {
 }
 
 int main(int argc, char **argv) {
+    const int is_short = argc > 1 && !strcmp(argv[1], "short");
+    if (is_short) directions = 1, drawn = 6;
+    argc -= is_short, argv += is_short;
     for (int i = 0; test_ops[i]; i++) {
         const test_op *op = test_ops[i];
         if (argc > 1 && strcmp(argv[1], op->name)) continue;

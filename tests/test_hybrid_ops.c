@@ -6,7 +6,8 @@
  * counts bit for bit.  hybrid_ops.c is compiled a second time into this file, in double.
  *
  * Compiled with TEST_DEVICE, the same cases run on hy_backend_cuda (a GPU's, or the emulated one
- * that the program is linked with) in all three dtypes against double, and then whole models. */
+ * that the program is linked with) in all three dtypes against double, and then whole models.
+ * "short": in one dtype; "few": of the models two in one dtype, of the larger cases none in others. */
 #include "ref64.h"
 #define HY_REAL double
 #define HY_BACKEND_CPU hy_backend_cpu64
@@ -17,7 +18,7 @@
 #include "gpu_present.h"
 #include <float.h>
 
-static int passed, failed;
+static int passed, failed, is_few;
 
 static int check(int ok, const char *format, ...) {
     va_list list;
@@ -1304,19 +1305,21 @@ static void test_dtype(gt_dtype dtype) {
         exit(77);
     }
     if (!check(status == GT_OK, "hy_backend_cuda: %s", hy_last_error())) return;
+    const int all_models = !is_few, all_cases = !is_few || dtype == GT_BF16;
     block memory = give_scratch();
     test_cases();
-    test_device_cases();
+    if (all_cases) test_device_cases();
     test_helpers(device);
     test_map_extremes(device);
     test_cross_entropy_extremes(device);
     check(device->synchronize(device) == GT_OK, "%s", hy_last_error());
     check(is_fenced(&memory), "%s: wrote outside of the scratch memory", device->device);
-    for (int i = 0; i < 5; i++) test_model(variants[i], 64, 1, 2, 17);
-    test_model("HY", 64, 2, 1, 33);
-    test_training();
-    test_recompute();
-    test_fuse();
+    for (int i = 0; i < 5; i++)
+        if (all_models || (all_cases && i < 2)) test_model(variants[i], 64, 1, 2, 17);
+    if (all_models) test_model("HY", 64, 2, 1, 33);
+    if (all_cases) test_training();
+    if (all_models) test_recompute();
+    if (all_models) test_fuse();
     free_block(&memory);
     device->close(device);
 }
@@ -1345,7 +1348,8 @@ int main(int argc, char **argv) {
     hy_backend_cpu(&be32);
     hy_backend_cpu64(&be64);
     set_threads(1);
-    if (argc > 1 && !strcmp(argv[1], "device")) { /* device [short] */
+    if (argc > 1 && !strcmp(argv[1], "device")) { /* device [short | few] */
+        is_few = argc > 2 && !strcmp(argv[2], "few");
         const int is_short = argc > 2 && !strcmp(argv[2], "short");
         test_dtype(GT_BF16);
         if (!is_short) test_dtype(GT_F32);

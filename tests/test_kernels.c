@@ -2,7 +2,7 @@
  * whatever the numbers are.  Two programs: on a GPU (kernels_gpu.cu), and emulated
  * (kernels_emu.cpp).
  *
- *     test_kernels_... [--device NAME] [--mode NAME] [--short] [--once] [--exact] [OP ...]
+ *     test_kernels_... [--device NAME] [--mode NAME] [--short] [--once] [--few] [--exact] [OP ...]
  *
  *   --device NAME  of the emulation: sm_75, sm_80, sm_86 or sm_90
  *   --mode NAME    only that calls made in another way, such as "captured in a graph", give the
@@ -10,6 +10,8 @@
  *   --short        fewer cases, for sanitizers
  *   --once         each call once, in every size and with every dtype, for slow sanitizers; with
  *                  --short not every dtype in every size
+ *   --few          each call once; every size, every kernel and every dtype, but not each with each;
+ *                  of the smallest cases one in three for each property: for a test that is run often
  *   --exact        every tensor in an allocation of its own and nothing filled in advance, so that
  *                  a sanitizer finds what lies outside of them or was never written */
 #include "test_kernels.h"
@@ -22,7 +24,8 @@
 #include <omp.h>
 #endif
 
-static int is_short, is_once, is_exact;
+static int is_short, is_once, is_few, is_exact;
+static int one_in = 1, turn; /* of the tables' cases only one in so many is checked, the next each time */
 
 /* What a runner of kernels is given, and what its last call left in saved. */
 typedef struct run_context {
@@ -383,7 +386,7 @@ static void accumulate_adds(tester *t, const test_case *c) {
 
 static void pieces_agree(tester *t, const test_case *c) {
     static const int64_t counts[] = {1, 2, 3, 8};
-    for (int i = 0; i < 4; i++) test_pieces_agree(&t->plain, c, counts[i]);
+    for (int i = is_few ? 2 : 0; i < (is_few ? 3 : 4); i++) test_pieces_agree(&t->plain, c, counts[i]);
 }
 
 static void time_splits(tester *t, const test_case *c) {
@@ -547,7 +550,7 @@ static void set_next_dtypes(test_case *c, int n) {
 static int for_table(tester *t, const test_case *table, test_level level, int d, int n, check_case *check) {
     for (const test_case *at = table; at && at->op; at++) {
         test_case c = *at;
-        if (c.level > level) continue;
+        if (c.level > level || turn++ % one_in) continue;
         if (d < 0)
             set_next_dtypes(&c, n++);
         else if (!set_dtypes(&c, d))
@@ -615,7 +618,7 @@ static void sweep(tester *t, const int64_t *times, double most_work, int count, 
                 c.in_place = n / 8 % 2;
                 if (op->set_regime) op->set_regime(&c, n / DTYPES);
                 set_segments(&c, n % 7);
-                set_next_dtypes(&c, n);
+                set_next_dtypes(&c, is_few ? n + n / DTYPES : n);
                 check(t, &c);
             }
         }
@@ -693,16 +696,29 @@ static const int64_t times[] = {0, 1, 2, 15, 16, 17, 63, 64, 65, 129, -1};
 static const int64_t long_times[] = {1000, -1};
 static const int64_t mode_times[] = {33, -1};
 static const int64_t once_times[] = {2, 33, -1};
+static const int64_t few_times[] = {65, -1};
+static const int64_t few_more_times[] = {130, -1};
 static const int64_t piece_times[] = {211, -1};
 
-/* Times that the operator asks for, and that kernels were launched which these are for. */
-static void check_more_times(tester *t) {
-    const test_op *op = t->op;
-    if (!op->more_times) return;
-    sweep(t, op->more_times, machine_is_slow ? 6e6 : 2e7, 1, truth_holds_by_turns);
+/* The first of the operator's kernels that was not launched, or NULL. */
+static const char *not_launched(const test_op *op) {
     const int has_handle = op->handle && machine_cublaslt(); /* which takes the place of some */
     for (const char *const *kernel = op->launched; kernel && *kernel && !has_handle; kernel++)
-        test_check(machine_launched(*kernel), "%s was not launched", *kernel);
+        if (!machine_launched(*kernel)) return *kernel;
+    return NULL;
+}
+
+/* Times that the operator asks for, and that kernels were launched which these are for.  With --few every size once, and
+ * small ones with every dtype where that has not launched them all. */
+static void check_more_times(tester *t) {
+    const test_op *op = t->op;
+    const double most_work = machine_is_slow ? 6e6 : 2e7;
+    if (!op->more_times) return;
+    if (!is_few) sweep(t, op->more_times, most_work, 1, truth_holds_by_turns);
+    if (is_few) sweep(t, few_more_times, most_work, 1, truth_holds_by_turns);
+    if (is_few && not_launched(op)) sweep(t, few_more_times, 3e5, DTYPES, truth_holds_by_turns);
+    const char *kernel = not_launched(op);
+    test_check(!kernel, "%s was not launched", kernel);
     test_group(op->name, "more times");
 }
 
@@ -714,10 +730,10 @@ static void check_modes(tester *t, const char *only) {
         t->other = make_runner(op, &t->other_context, *mode);
         if (!mode->schedule) t->other_context.mode.schedule = 1;
         if (machine_is_slow || is_short)
-            for_cases(t, TEST_SMALL, -1, mode_agrees);
+            for_cases(t, is_few ? TEST_TINY : TEST_SMALL, -1, mode_agrees);
         else
             for_all_dtypes(t, TEST_MEDIUM, mode_agrees);
-        sweep(t, mode_times, 2e6, 1, mode_agrees);
+        sweep(t, mode_times, is_few ? 1e5 : 2e6, 1, mode_agrees);
         test_group(op->name, mode->name);
     }
 }
@@ -774,7 +790,7 @@ static void check_properties(tester *t) {
     for_cases(t, level, -1, null_agrees);
     test_group(op->name, "NULL is the constant stated");
     for_cases(t, level, -1, batch_splits);
-    sweep_packed(t, machine_is_slow ? 1.5e6 : 2e7, machine_is_slow ? 1 : 3, batch_splits);
+    if (!is_few) sweep_packed(t, machine_is_slow ? 1.5e6 : 2e7, machine_is_slow ? 1 : 3, batch_splits);
     test_group(op->name, "batch elements and packed sequences one by one");
     for_cases(t, level, -1, refuses_less);
     test_group(op->name, "too little workspace or saved");
@@ -791,7 +807,7 @@ static void check_properties(tester *t) {
     }
     if (op->table()->fields.pieces) {
         for_cases(t, level, -1, pieces_agree);
-        sweep(t, piece_times, machine_is_slow ? 2e6 : 2e7, machine_is_slow ? 1 : 3, pieces_agree);
+        sweep(t, piece_times, is_few ? 2e5 : machine_is_slow ? 2e6 : 2e7, machine_is_slow ? 1 : 3, pieces_agree);
         test_group(op->name, "a sequence in pieces");
     }
     for (t->property = op->properties; t->property && t->property->what; t->property++) {
@@ -818,7 +834,31 @@ static void check_once(tester *t) {
     test_group(op->name, "every size and dtype");
 }
 
+/* Every kernel, every size, every pass and every dtype once. */
+static void check_few(tester *t) {
+    const test_op *op = t->op;
+    for_cases(t, TEST_TINY, -1, truth_holds_by_turns);
+    test_group(op->name, "against the truth");
+    if (!op->more_times || !test_is_over_time(op)) sweep(t, few_times, 5e6, 1, truth_holds_by_turns);
+    sweep_packed(t, 3e5, 1, truth_holds_by_turns);
+    test_group(op->name, "every size");
+    check_more_times(t);
+    one_in = 3;
+    for_cases(t, TEST_TINY, -1, layouts_agree);
+    for_cases(t, TEST_TINY, -1, in_place_agrees);
+    test_group(op->name, "layouts and places");
+    for_cases(t, TEST_TINY, -1, accumulate_adds);
+    test_group(op->name, "accumulate");
+    check_properties(t);
+    check_modes(t, NULL);
+    one_in = 1;
+}
+
 static void check_operator(tester *t) {
+    if (is_few) {
+        check_few(t);
+        return;
+    }
     if (is_once) {
         check_once(t);
         return;
@@ -855,6 +895,8 @@ int main(int argc, char **argv) {
             is_short = 1;
         } else if (!strcmp(argv[first], "--once")) {
             is_once = 1;
+        } else if (!strcmp(argv[first], "--few")) {
+            is_few = is_once = 1;
         } else if (!strcmp(argv[first], "--exact")) {
             is_exact = 1;
         } else if (!strcmp(argv[first], "--mode") && first + 1 < argc) {
