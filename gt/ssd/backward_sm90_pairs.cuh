@@ -228,7 +228,8 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
     mbarrier_arrive(me.M_full(step));
     store_pair_sums(at, sums, p.dskip && !p.in.skip_per_channel, me.step_sums(step), [&] {
         if (!C::PAIRS_MAKE_E) return;
-        if (me.second) mbarrier_wait(me.smem + C::STATE_MADE + 8 * me.stage_of(step), me.parity_of(step));
+        /* of the second chunk h has been made; of the first it has not, but no phase goes by unseen */
+        mbarrier_wait(me.smem + C::STATE_MADE + 8 * me.stage_of(step), me.parity_of(step));
         wgmma_fence();
         multiply_rows<C>(dS, me.tile_of(C::C), me.stage(step) + C::H);
         wgmma_commit();
