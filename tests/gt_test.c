@@ -997,15 +997,20 @@ void test_magnitudes(const test_case *c, const test_values *in, test_values *mag
 /* The most that rounding a number changes it by, relative. */
 static const double half_unit[] = {[GT_F32] = 0x1p-24, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-11};
 
-double test_limit_of(const test_runner *r, const test_op *op, const gt_tensor *t, gt_dtype dtype, int64_t count,
-                     double limit) {
-    const int is_of_y = r->reads_y && op->reads_y && dtype == GT_BF16 && !strcmp(test_plain_name(t), "dz");
-    return is_of_y ? hypot(limit, fmin(half_unit[dtype], 1.75e-3 * (1 + 8 / sqrt((double)count)))) : limit;
+double test_limit_of(const test_runner *r, const test_op *op, const gt_tensor *t, gt_dtype dtype, const double *truth,
+                     int64_t count, double limit) {
+    double squares = 0, fourths = 0;
+    if (!r->reads_y || !op->reads_y || dtype != GT_BF16 || strcmp(test_plain_name(t), "dz")) return limit;
+    for (int64_t i = 0; i < count; i++) {
+        const double square = isfinite(truth[i]) ? truth[i] * truth[i] : 0;
+        squares += square, fourths += square * square;
+    }
+    return squares > 0 ? limit * (1 + fmin(1, sqrt(fourths) / squares)) : limit;
 }
 
 static double tolerance_of(const test_runner *r, const test_op *op, const gt_tensor *t, gt_dtype dtype,
-                           gt_dtype call_dtype, int64_t count) {
-    if (dtype != GT_F32) return test_limit_of(r, op, t, dtype, count, r->tolerance.activations[dtype]);
+                           gt_dtype call_dtype, const double *truth, int64_t count) {
+    if (dtype != GT_F32) return test_limit_of(r, op, t, dtype, truth, count, r->tolerance.activations[dtype]);
     if (r->tolerance.rounds_factors && op->sums_of_few && test_is_word_of(op->sums_of_few, t->name))
         return r->tolerance.activations[call_dtype];
     return (strchr("wd", t->kind) ? r->tolerance.companions : r->tolerance.parameters)[call_dtype];
@@ -1063,7 +1068,7 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
         if (!x || !y || !count) continue;
         double *x_logs = bounded_logs(t, x, count), *y_logs = bounded_logs(t, y, count);
         if (x_logs) x = x_logs, y = y_logs;
-        tolerance = tolerance_of(r, test_op_of(c->op), t, dtype, call_dtype, count);
+        tolerance = tolerance_of(r, test_op_of(c->op), t, dtype, call_dtype, y, count);
         /* The dtype's own rounding is 0.43 of half a unit where numbers are many and alike; all else is independent of it and
          * has half of the tolerance. */
         tolerance = fmax(tolerance, hypot(own_rounding(y, count, dtype), tolerance / 2));

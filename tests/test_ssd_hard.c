@@ -79,7 +79,8 @@ static void check_tensors(const hard_case *k, const test_runner *r, gt_pass pass
             continue;
         }
         const double of_states = dtype == GT_F32 && k->fp32_states > 0 ? k->fp32_states : state_limit[dtype];
-        const double limit = test_limit_of(r, test_op_of(c->op), t, dtype, test_count(c, pass, t), tensor_limit[dtype]);
+        const double limit =
+            test_limit_of(r, test_op_of(c->op), t, dtype, y, test_count(c, pass, t), tensor_limit[dtype]);
         check_part(k, r, pass, t, x, y, size, first, end, "all", t->stride_offset ? limit : of_states);
         const int axis = test_axis(c, t, 'H');
         for (int64_t h = k->good_heads; t->stride_offset && axis >= 0 && size[1] >= 256 && h < size[axis]; h++) {

@@ -43,8 +43,8 @@
  * powers of dC and dB, from the last step's left operands on, so that pairs makes W while inputs still makes dx.  W_FULL,
  * W_EMPTY: of W for dB, beside M_FULL and M_EMPTY of W for dC.  No barrier is of all: a role whose part of a place is
  * done begins with the next, whose copies have come meanwhile.  None is more than a place ahead of another, as W shows.
- * REGISTERS a thread: pairs 144 (S 32, W 32, dS or C h^T 32), inputs and states 160 (dC or dB 64, product 32, dy or x 16; the
- *     neighbour's rows 32), prepare 48.
+ * REGISTERS a thread: pairs 144 (S 32, W 32, dS or C h^T 32), inputs and states 160 (dC or dB 64, product 32, dy or x
+ *     16, or 32 as fp32; the neighbour's rows 32), prepare 48.
  *
  * CODE.  A multiprocessor keeps 32 KB of instructions; loops of more come anew every step, at 7.7 bytes a clock
  * (measured on an H200; forms of this kernel of 58 and 45 KB take 8,300 and 6,000 clocks a step).  So inputs and states
@@ -70,8 +70,9 @@
  *     (_tokens.cuh).  Those of states at N < 64 are N's, zeros beyond are not read.
  * CHAIN.  Barriers, B and C, for which inputs of the call do, come before the kernel before is done.  All else waits.
  * grid: one block a multiprocessor, or fewer; block 512.  Blocks take places in turn, of [B, slots of 128 tokens, G],
- * two chunks each; with z, where dy silu(z) lies in dx, both chunks of a slot one after the other.  The code of a block comes from L2 when it begins, which takes 8 us (an H200) before its first step,
- * and in part anew with each place.  Every sum has one fixed order: deterministic. */
+ * two chunks each; with z, where dy silu(z) lies in dx, both chunks of a slot one after the other.  The code of a block
+ * comes from L2 when it begins, which takes 8 us (an H200) before its first step, and in part anew with each place.  Every
+ * sum has one fixed order: deterministic. */
 #ifndef GT_SSD_BACKWARD_SM90_CUH
 #define GT_SSD_BACKWARD_SM90_CUH
 
@@ -82,10 +83,10 @@
 namespace gt {
 namespace ssd {
 
-/* inputs (0) and states (1), as one code: of a step's product with the state before the chunk, and of dC or dB.  FULL
- * says that prepare has filled the stage.  STATE_MADE says that states has made h (second chunk, which both read first)
- * or G (first chunk, which inputs reads in make_inputs()), or that it has not to.  inputs gives the stage back, by
- * EMPTY, before it stores dx. */
+/* inputs (0) and states (1), as one code: of a step's product with a state, and of dC or dB.  FULL says that prepare has
+ * filled the stage.  STATE_MADE says that states has made h (second chunk, which both read first) or G (first chunk, which
+ * inputs reads first for N = 128, else behind dC), or that it has not to.  inputs gives the stage back, by EMPTY, before it
+ * stores dx. */
 template <class C>
 GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
     const WarpRows at(shfl_idx(warp_id(), 0));

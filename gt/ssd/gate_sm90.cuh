@@ -11,8 +11,8 @@
  *
  * A warp has a chunk's 64 tokens of a tile, 16 at a time, with y 8: eight lanes a row, a piece of 16 bytes a lane.  The
  * warps of a block have tiles beside each other.  A row's largest magnitude comes of three exchanges.
- * REGISTERS a thread: 80, of which dy, z and y under way 32, 24 with y.  No shared memory.
- * ISSUE SLOTS a token and head, P = 64, counted in the machine code: 40; with y 66.
+ * REGISTERS a thread: 80, of which dy and z under way 32; with y 108, of which dy, z and y 24.  No shared memory.
+ * ISSUE SLOTS a token and head, P = 64, counted in the machine code: 40; with y 83.
  * BYTES a token and head: dy, z, g 2 P each, with y also y and dz; 4 a tile.
  * CHAIN.  It waits first: of packed sequences a kernel before it has cleared rows of dx and dz.
  * grid: GATE_BLOCKS a multiprocessor at most; block 256.  Places in turn: [B, slots of 128 tokens, 2, H, tiles], of
