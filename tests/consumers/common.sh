@@ -40,17 +40,24 @@ finish() {
     [ "$failures" -eq 0 ] || exit 1
 }
 
+# is_gcc COMPILER COMMAND: both are one program, and that is gcc, as "ccache cc" may be.
+is_gcc() {
+    case $1 in g[c+]*) ;; *) return 1 ;; esac
+    first=$(readlink -f "$(command -v "$1")")
+    second=$(command -v "${2##* }") && [ "$first" = "$(readlink -f "$second")" ]
+}
+
 # The build's own compilers and, where they exist, gcc and clang.
 c_compilers() {
     printf '%s\n' "$CC"
     for compiler in gcc clang; do
-        if have $compiler && [ "$compiler" != "$CC" ]; then echo $compiler; fi
+        if have $compiler && [ "$compiler" != "$CC" ] && ! is_gcc $compiler "$CC"; then echo $compiler; fi
     done
 }
 cxx_compilers() {
     [ -z "$CXX" ] || printf '%s\n' "$CXX"
     for compiler in g++ clang++; do
-        if have $compiler && [ "$compiler" != "$CXX" ]; then echo $compiler; fi
+        if have $compiler && [ "$compiler" != "$CXX" ] && ! is_gcc $compiler "$CXX"; then echo $compiler; fi
     done
 }
 

@@ -1,4 +1,5 @@
-# Other people's builds: gt_kernels as a Meson subproject, and installed, found through pkg-config.
+# Other people's builds: gt_kernels as a Meson subproject, and installed, found through pkg-config.  OPTIMIZATION, from the
+# environment, is that of what is installed.
 . "$(dirname "$0")/common.sh"
 
 have "$meson" || skip 'no meson on PATH and none in $MESON'
@@ -46,7 +47,7 @@ check 'edited header: run' parent/build/program
 
 # ---- installed ----
 check 'install: setup' "$meson" setup source/build source --prefix="$scratch/installed" \
-    -Dcuda=disabled -Dexamples=disabled -Dtests=disabled -Dbench=disabled
+    "-Doptimization=$OPTIMIZATION" -Dcuda=disabled -Dexamples=disabled -Dtests=disabled -Dbench=disabled
 check 'install: compile' "$meson" compile -C source/build
 check 'install' "$meson" install -C source/build
 if have pkg-config; then
