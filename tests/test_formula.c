@@ -1,11 +1,12 @@
 /* The double twins' forward passes against the formulas of gt_kernels.h, written out a second way in ops/OP.c: every
  * output as a plain sum over all that it depends on, without a recurrence.
  *
- *     test_formula [OP] */
+ *     test_formula [short] [OP]       short: fewer drawn cases */
 #include "gt_test.h"
 #include <string.h>
 
-enum { DRAWN = 60, DRAWN_SIZE = 4 };
+enum { DRAWN_SIZE = 4 };
+static uint64_t drawn = 60;
 
 static const test_formula *formula_of(const test_op *op, const char *tensor) {
     for (const test_formula *o = op->formulas; o && o->tensor; o++)
@@ -42,7 +43,7 @@ static void check_tiny(const test_op *op, const test_case *cases) {
 }
 
 static void check_drawn(const test_op *op, void (*draw)(const test_op *, uint64_t, int64_t, test_case *)) {
-    for (uint64_t seed = 1; seed <= DRAWN; seed++) {
+    for (uint64_t seed = 1; seed <= drawn; seed++) {
         test_case c;
         draw(op, seed, DRAWN_SIZE, &c);
         check_case(op, &c);
@@ -61,6 +62,9 @@ static void check_operator(const test_op *op) {
 }
 
 int main(int argc, char **argv) {
+    const int is_short = argc > 1 && !strcmp(argv[1], "short");
+    if (is_short) drawn = 20;
+    argc -= is_short, argv += is_short;
     for (int i = 0; test_ops[i]; i++)
         if (argc < 2 || !strcmp(argv[1], test_ops[i]->name)) check_operator(test_ops[i]);
     return test_finish();

@@ -11,7 +11,8 @@
  *   --once         each call once, in every size and with every dtype, for slow sanitizers; with
  *                  --short not every dtype in every size
  *   --few          each call once; every size, every kernel and every dtype, but not each with each;
- *                  of the smallest cases one in three for each property: for a test that is run often
+ *                  of the smallest cases one in five for each property: for a test that is run often;
+ *                  with --short neither properties nor the largest sizes
  *   --exact        every tensor in an allocation of its own and nothing filled in advance, so that
  *                  a sanitizer finds what lies outside of them or was never written */
 #include "test_kernels.h"
@@ -25,7 +26,7 @@
 #endif
 
 static int is_short, is_once, is_few, is_exact;
-static int one_in = 1, turn; /* of the tables' cases only one in so many is checked, the next each time */
+static int one_in = 1, turn; /* of the tables' cases only one in so many is checked, others each time */
 
 /* What a runner of kernels is given, and what its last call left in saved. */
 typedef struct run_context {
@@ -550,7 +551,7 @@ static void set_next_dtypes(test_case *c, int n) {
 static int for_table(tester *t, const test_case *table, test_level level, int d, int n, check_case *check) {
     for (const test_case *at = table; at && at->op; at++) {
         test_case c = *at;
-        if (c.level > level || turn++ % one_in) continue;
+        if (c.level > level || (at - table + turn) % one_in) continue;
         if (d < 0)
             set_next_dtypes(&c, n++);
         else if (!set_dtypes(&c, d))
@@ -566,6 +567,7 @@ static void for_cases(tester *t, test_level level, int d, check_case *check) {
     const test_op *op = t->op;
     int n = for_table(t, op->cases, level, d, 0, check);
     for_table(t, op->packed, level, d, n, check);
+    turn++;
 }
 
 static void for_all_dtypes(tester *t, test_level level, check_case *check) {
@@ -600,6 +602,9 @@ static const test_layout layouts[] = {TEST_PACKED, TEST_PACKED,  TEST_SHIFTED, T
                                       TEST_SLICES, TEST_ALIGNED, TEST_GAPS,    TEST_TIME_LAST};
 static const int64_t rows[] = {0, 644, 902, 386}; /* of slices */
 
+/* With --few large sizes have no more tokens: a chunk of 64, and a second. */
+enum { FEW_TOKENS = 66, FEW_WORK = 3000000 };
+
 /* Every size with every time; decay, layout, segments and dtype are the next each time, with as
  * many dtypes for each. */
 static void sweep(tester *t, const int64_t *times, double most_work, int count, check_case *check) {
@@ -611,6 +616,8 @@ static void sweep(tester *t, const int64_t *times, double most_work, int count, 
             test_set_size(&c, test_is_over_time(op) ? 'T' : 'M', *time);
             if (test_is_over_time(op)) test_set_size(&c, 'B', *time > 129 ? 1 : 2);
             if (work(&c) > most_work) continue;
+            if (is_few && test_is_over_time(op) && *time > FEW_TOKENS && work(&c) > FEW_WORK)
+                test_set_size(&c, 'T', FEW_TOKENS);
             for (int i = 0; i < count; i++, n++) {
                 c.seed = (uint64_t)n;
                 c.layout = layouts[n % 8];
@@ -696,6 +703,7 @@ static const int64_t times[] = {0, 1, 2, 15, 16, 17, 63, 64, 65, 129, -1};
 static const int64_t long_times[] = {1000, -1};
 static const int64_t mode_times[] = {33, -1};
 static const int64_t once_times[] = {2, 33, -1};
+static const int64_t few_mode_times[] = {17, -1};
 static const int64_t few_times[] = {65, -1};
 static const int64_t few_more_times[] = {130, -1};
 static const int64_t piece_times[] = {211, -1};
@@ -708,15 +716,19 @@ static const char *not_launched(const test_op *op) {
     return NULL;
 }
 
+static void truth_until_launched(tester *t, const test_case *c) {
+    if (not_launched(t->op)) truth_holds_by_turns(t, c);
+}
+
 /* Times that the operator asks for, and that kernels were launched which these are for.  With --few every size once, and
- * small ones with every dtype where that has not launched them all. */
+ * small ones with every dtype until that has launched them all. */
 static void check_more_times(tester *t) {
     const test_op *op = t->op;
     const double most_work = machine_is_slow ? 6e6 : 2e7;
     if (!op->more_times) return;
     if (!is_few) sweep(t, op->more_times, most_work, 1, truth_holds_by_turns);
-    if (is_few) sweep(t, few_more_times, most_work, 1, truth_holds_by_turns);
-    if (is_few && not_launched(op)) sweep(t, few_more_times, 3e5, DTYPES, truth_holds_by_turns);
+    if (is_few) sweep(t, few_more_times, is_short ? FEW_WORK : most_work, 1, truth_holds_by_turns);
+    if (is_few) sweep(t, few_more_times, 3e5, DTYPES, truth_until_launched);
     const char *kernel = not_launched(op);
     test_check(!kernel, "%s was not launched", kernel);
     test_group(op->name, "more times");
@@ -733,7 +745,7 @@ static void check_modes(tester *t, const char *only) {
             for_cases(t, is_few ? TEST_TINY : TEST_SMALL, -1, mode_agrees);
         else
             for_all_dtypes(t, TEST_MEDIUM, mode_agrees);
-        sweep(t, mode_times, is_few ? 1e5 : 2e6, 1, mode_agrees);
+        sweep(t, is_few ? few_mode_times : mode_times, is_few ? 1e5 : 2e6, 1, mode_agrees);
         test_group(op->name, mode->name);
     }
 }
@@ -843,7 +855,8 @@ static void check_few(tester *t) {
     sweep_packed(t, 3e5, 1, truth_holds_by_turns);
     test_group(op->name, "every size");
     check_more_times(t);
-    one_in = 3;
+    if (is_short) return;
+    one_in = 5;
     for_cases(t, TEST_TINY, -1, layouts_agree);
     for_cases(t, TEST_TINY, -1, in_place_agrees);
     test_group(op->name, "layouts and places");
