@@ -1,7 +1,7 @@
 /* Tests of hybrid_train: its options, its data, its gates, and the program itself from end to end.
  *
  *     test_train PROGRAM            PROGRAM is the built hybrid_train
- *     test_train PROGRAM short      without what takes many steps
+ *     test_train PROGRAM short      without what takes many steps, and smaller batches
  *     test_train PROGRAM device     only what it does with --device cuda; the program may be the
  *                                   one that emulates a GPU */
 #define _XOPEN_SOURCE 700
@@ -1224,8 +1224,8 @@ static void test_recompute(void) {
     const hy_config *list = hy_model_list(&count);
     for (int i = 0; i < count; i++) {
         char options[256];
-        snprintf(options, sizeof options,
-                 "--device cpu --data greek.txt --model %s --hidden 32 --layers 3 --batch 4 --seq 32 %s", list[i].name,
+        snprintf(options, sizeof options, "--device cpu --data greek.txt --model %s --hidden 32 --layers 3 %s %s",
+                 list[i].name, is_short ? "--batch 2 --seq 16 --eval-tokens 32" : "--batch 4 --seq 32",
                  i % 2 ? "--stateful" : "");
         check_recompute(options);
     }
