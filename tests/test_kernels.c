@@ -603,7 +603,7 @@ static const test_layout layouts[] = {TEST_PACKED, TEST_PACKED,  TEST_SHIFTED, T
 static const int64_t rows[] = {0, 644, 902, 386}; /* of slices */
 
 /* With --few large sizes have no more tokens: a chunk of 64, and a second. */
-enum { FEW_TOKENS = 66, FEW_WORK = 3000000 };
+enum { FEW_TOKENS = 66, FEW_WORK = 2000000 };
 
 /* Every size with every time; decay, layout, segments and dtype are the next each time, with as
  * many dtypes for each. */
@@ -706,6 +706,7 @@ static const int64_t once_times[] = {2, 33, -1};
 static const int64_t few_mode_times[] = {17, -1};
 static const int64_t few_times[] = {65, -1};
 static const int64_t few_more_times[] = {130, -1};
+static const int64_t fewest_more_times[] = {FEW_TOKENS, -1};
 static const int64_t piece_times[] = {211, -1};
 
 /* The first of the operator's kernels that was not launched, or NULL. */
@@ -727,7 +728,8 @@ static void check_more_times(tester *t) {
     const double most_work = machine_is_slow ? 6e6 : 2e7;
     if (!op->more_times) return;
     if (!is_few) sweep(t, op->more_times, most_work, 1, truth_holds_by_turns);
-    if (is_few) sweep(t, few_more_times, is_short ? FEW_WORK : most_work, 1, truth_holds_by_turns);
+    if (is_few && !is_short) sweep(t, few_more_times, most_work, 1, truth_holds_by_turns);
+    if (is_few && is_short) sweep(t, fewest_more_times, FEW_WORK, 1, truth_holds_by_turns);
     if (is_few) sweep(t, few_more_times, 3e5, DTYPES, truth_until_launched);
     const char *kernel = not_launched(op);
     test_check(!kernel, "%s was not launched", kernel);
