@@ -13,21 +13,6 @@
 namespace gt {
 namespace conv1d {
 
-static inline Problem problem_of(const gt_conv1d_args& a) {
-    Problem in = {};
-    in.B = a.B, in.T = a.T, in.D = a.D;
-    in.W = (int)a.W;
-    in.dtype = a.dtype;
-    in.has_silu = a.activation == GT_ACT_SILU;
-    in.weight = a.weight, in.bias = a.bias;
-    in.x = a.x;
-    in.x_stride = a.x_stride;
-    in.state_in = a.state_in;
-    in.state_in_shared = a.state_in_shared;
-    in.sequences = sequences_of(a);
-    return in;
-}
-
 static inline int size_of(gt_dtype dtype) { return dtype == GT_F32 ? 4 : 2; }
 
 /* ---- how a call is cut ----------------------------------------------------------------------- */
@@ -149,17 +134,6 @@ static inline BulkRowsCut bulk_rows_cut_for(const gt_conv1d_args& a, const Devic
     return {(uint32_t)pieces, (uint32_t)all, (uint32_t)each, all > 0 ? (all + of_block - 1) / of_block : 0};
 }
 
-/* Strands of a kernel over states: one a sequence, but no more than fill the device. */
-static inline int64_t strands_for(const gt_conv1d_args& a, const Device& device) {
-    if (a.seq_capacity == 0) return a.B;
-    const int64_t wanted = (8 * (int64_t)THREADS * device.multiprocessors + a.D - 1) / a.D;
-    return a.seq_capacity < wanted ? a.seq_capacity : wanted;
-}
-
-static inline int64_t strand_blocks(const gt_conv1d_args& a, int64_t strands) {
-    return (a.D * strands + THREADS - 1) / THREADS;
-}
-
 /* Calls launch(T()) for the type of a dtype. */
 template <class Launch>
 static gt_status with_dtype(gt_dtype dtype, Launch launch) {
@@ -223,9 +197,7 @@ static inline gt_status launch_forward(const gt_conv1d_args& a, const Device& de
         });
         const bool has_states = a.state_out && (a.seq_capacity > 0 || a.T == 0);
         if (status != GT_OK || !has_states) return status;
-        const StateParams states = {p.in, a.state_out, strands_for(a, device)};
-        return run("conv1d state_kernel", state_kernel<T>, strand_blocks(a, states.strands), THREADS, 0, stream,
-                   states);
+        return launch_state<T>(a, device, stream);
     });
 }
 

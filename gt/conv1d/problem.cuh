@@ -25,6 +25,21 @@ struct Problem {
     Sequences sequences;
 };
 
+static inline Problem problem_of(const gt_conv1d_args& a) {
+    Problem in = {};
+    in.B = a.B, in.T = a.T, in.D = a.D;
+    in.W = (int)a.W;
+    in.dtype = a.dtype;
+    in.has_silu = a.activation == GT_ACT_SILU;
+    in.weight = a.weight, in.bias = a.bias;
+    in.x = a.x;
+    in.x_stride = a.x_stride;
+    in.state_in = a.state_in;
+    in.state_in_shared = a.state_in_shared;
+    in.sequences = sequences_of(a);
+    return in;
+}
+
 /* ---- device helpers -------------------------------------------------------------------------- */
 
 GT_DEV int64_t offset_of(gt_stride s, int64_t b, int64_t t, int64_t d) { return b * s.b + t * s.t + d * s.h; }

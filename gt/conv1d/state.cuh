@@ -10,6 +10,7 @@
 #ifndef GT_CONV1D_STATE_CUH
 #define GT_CONV1D_STATE_CUH
 
+#include "../base/launch.cuh"
 #include "backward.cuh"
 
 namespace gt {
@@ -23,6 +24,17 @@ struct Extent {
 GT_DEV Extent extent_of(const Sequences& q, int64_t s) {
     if (!q.cu_seqlens) return {s, 0, q.T};
     return {0, q.cu_seqlens[s], (int64_t)q.cu_seqlens[s + 1] - q.cu_seqlens[s]};
+}
+
+/* Strands of a kernel over states: one a sequence, but no more than fill the device. */
+static inline int64_t strands_for(const gt_conv1d_args& a, const Device& device) {
+    if (a.seq_capacity == 0) return a.B;
+    const int64_t wanted = (8 * (int64_t)THREADS * device.multiprocessors + a.D - 1) / a.D;
+    return a.seq_capacity < wanted ? a.seq_capacity : wanted;
+}
+
+static inline int64_t strand_blocks(const gt_conv1d_args& a, int64_t strands) {
+    return (a.D * strands + THREADS - 1) / THREADS;
 }
 
 /* state_out: the last W - 1 inputs of each sequence.
@@ -56,6 +68,12 @@ state_kernel(const GT_GRID_CONSTANT StateParams p) {
         for (int i = 0; i < HALO; i++)
             if (i >= HALO - J) p.state_out[(s * in.D + me.d) * J + i - (HALO - J)] = e[i];
     }
+}
+
+template <class T>
+static gt_status launch_state(const gt_conv1d_args& a, const Device& device, gt_stream stream) {
+    const StateParams p = {problem_of(a), a.state_out, strands_for(a, device)};
+    return run("conv1d state_kernel", state_kernel<T>, strand_blocks(a, p.strands), THREADS, 0, stream, p);
 }
 
 /* dstate_in; of a shared state the sum over the sequences of each strand.

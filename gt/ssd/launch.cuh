@@ -13,22 +13,10 @@ namespace ssd {
 
 /* ---- forward and step ------------------------------------------------------------------------------------------ */
 
-struct ForwardPlan {
-    static constexpr const char* CLEAR = "ssd clear_unused_kernel";
-    Sequences sequences;
-    ClearParams unused;
-    bool on_tensor_cores;
-    int units; /* of a block of the kernel for 9.0; 0: another, whose local states have `states` */
-    int states;
-    TensorParams tensor;
-    ForwardParams any;
-    size_t bytes, saved;
-
-    gt_status pass(const Device& device, Chain& chain) const {
-        if (!on_tensor_cores) return launch_forward(any, device, chain.stream); /* they do not wait for a chain */
-        return launch_forward_units(tensor, units, states, device, chain);
-    }
-};
+inline gt_status ForwardPlan::pass(const Device& device, Chain& chain) const {
+    if (!on_tensor_cores) return launch_forward(any, device, chain.stream); /* they do not wait for a chain */
+    return launch_forward_units(tensor, units, states, device, chain);
+}
 
 /* Enough for any kind of kernels: which there are may not be known yet (see has_sm90a). */
 static inline size_t forward_workspace(const gt_ssd_args& a, const Device& device) {

@@ -2,7 +2,6 @@
 #ifndef GT_SSD_LAUNCH_SM90_CUH
 #define GT_SSD_LAUNCH_SM90_CUH
 
-#include "forward_sm90.cuh"
 #include "launch_tensor.cuh"
 
 namespace gt {
@@ -11,34 +10,6 @@ namespace ssd {
 /* Units of a block of forward's kernel, by those of passes over states (states_units()); 0: it takes another.  With
  * more than SLAB columns a warpgroup has one. */
 static inline int hopper_units(const gt_ssd_args& a, int states) { return a.N <= SLAB ? states : states >= 2 ? 2 : 0; }
-
-/* States by boxes of `rows` rows of 64 of in.columns columns. */
-static inline gt_status map_states(TensorMap* map, const Checkpoints& states, const Problem& in, int64_t slots,
-                                   int rows) {
-    TensorShape shape = {
-        {in.columns, in.P, in.sequences.B * in.H * slots}, {in.N, (int64_t)in.P * in.N}, {64, rows, 1}, true};
-    if (!states.values) shape.size[0] = 8, shape.size[1] = shape.size[2] = 1;
-    const f16* data = states.values ? states.values : static_cast<const f16*>(in.x); /* for zeros any address does */
-    return report(make_tensor_map(map, data, shape), "ssd cuTensorMapEncodeTiled");
-}
-
-/* x, y, dy or dz by boxes of 64 tokens of a head's 64 rows: whether it is such a tensor. */
-static inline bool map_rows(TensorMap* map, const void* data, const gt_stride& stride, const Problem& in) {
-    const int64_t T = in.sequences.T, B = in.sequences.B;
-    const TensorShape shape = {{in.H * in.P, T, B}, {stride.t, B > 1 ? stride.b : stride.t}, {TILE_P, CHUNK, 1}, true};
-    const f16* const rows = static_cast<const f16*>(data);
-    return in.P % TILE_P == 0 && (stride.h == in.P || in.H == 1) && T <= INT32_MAX && in.H * in.P <= INT32_MAX &&
-           is_tensor(rows, shape) && make_tensor_map(map, rows, shape) == cudaSuccess;
-}
-
-/* The maps of what forward's kernel writes. */
-static inline gt_status map_outputs(HopperForwardParams& p) {
-    const int64_t slots = chunk_slots(p.in.sequences, CHECKPOINT);
-    p.y_map = p.checkpoint_map = TensorMap();
-    p.has_y_map = !p.makes_dz && map_rows(&p.y_map, p.y, p.y_stride, p.in);
-    if (!p.checkpoints.values || slots == 0) return GT_OK;
-    return map_states(&p.checkpoint_map, p.checkpoints, p.in, slots, 16);
-}
 
 /* With 128 columns in a warpgroup there are registers enough: one kernel does for calls with and without z. */
 template <class T, int NP, int UNITS>

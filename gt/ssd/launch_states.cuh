@@ -4,8 +4,8 @@
 #define GT_SSD_LAUNCH_STATES_CUH
 
 #include "forward_fp32.cuh"
-#include "gate_sm90.cuh"
 #include "launch_any.cuh"
+#include "plan_sm90.cuh"
 #include "states_fp32_sm90.cuh"
 #include "states_sm90.cuh"
 
@@ -55,20 +55,8 @@ static inline int64_t segments_by_units(const gt_ssd_args& a, int units, const D
                            blocks_of_units(units) * (int64_t)device.multiprocessors, 2 * CHECKPOINT, CHECKPOINT);
 }
 
-/* Blocks of the same `units` units, each with segments of its own, where `fit` blocks run on a multiprocessor. */
-static inline int64_t strands_of_units(const Problem& in, int units, int fit, const Device& device) {
-    return strands(most_sequences(in.sequences) * in.segments.count, in.G * group_bundles(in, units),
-                   grid_room(in.sequences, 8 * fit, device));
-}
-
 static inline int64_t states_strands(const Problem& in, int units, const Device& device) {
     return strands_of_units(in, units_of_block(units), blocks_of_units(units), device);
-}
-
-/* The blocks of a launch that has `units` units in each; in.bundles says where they stand. */
-static inline int64_t take_bundles(Problem& in, int units, int64_t strands) {
-    set_bundles(in, units, strands);
-    return strands * in.G * group_bundles(in, units);
 }
 
 /* The most that take(arena, units) takes with either kind of kernels: which there are may not be known yet (see
