@@ -795,7 +795,9 @@ GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_backward(const gt_wkv_ssm_args *args);
  *     y = ssd(x, Bm, Cm, dt, z; A, Dskip, dt_bias, state_in)
  * Results are those of the two calls, bit for bit with `segments` fixed; the gradient of c is rounded to dtype, too.
  * Neither forward nor backward leaves c behind: backward makes it again in its workspace, and `saved` does not hold it.
- * So the memory of c and of its gradient is that of one call, not of every layer of a model.
+ * So the memory of c and of its gradient is that of one call, not of every layer of a model.  On compute capability 9.0
+ * forward of bf16 with P a multiple of 64 and N of 16 from 32 on makes no c: x is convolved on its way to the recurrence,
+ * unless a group has a single head of 64, a sequence is cut into segments, or xBC or z is not aligned to 16 bytes.
  * A token after a call is made by gt_conv1d_step on conv_state_out, with activation = GT_ACT_SILU and D channels, and
  * gt_ssd_step on state_out, with the slices of its y.
  * Sources: arXiv:2312.00752, figure 3; Dao and Gu 2024, arXiv:2405.21060, section 6, figure 6 (the sequential block).
@@ -855,6 +857,8 @@ GT_FUNCTION gt_status gt_conv_ssd_forward(const gt_conv_ssd_args *args, gt_strea
 /* Writes the gradients that are not NULL.  Required: xBC dt weight A dy; the optional inputs as given to forward.  dz
  * needs z. */
 GT_FUNCTION gt_status gt_conv_ssd_backward(const gt_conv_ssd_args *args, gt_stream stream);
+/* Forward needs the bytes of c, or, of calls that kernels for compute capability 9.0 take (gt_conv_ssd_path names
+ * conv_ssd forward_kernel), those of B and C alone: it depends on how tensors are aligned, as in gt_ssd_workspace. */
 GT_FUNCTION gt_status gt_conv_ssd_workspace(const gt_conv_ssd_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_conv_ssd_path(const gt_conv_ssd_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_conv_ssd_forward(const gt_conv_ssd_args *args);

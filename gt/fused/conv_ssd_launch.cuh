@@ -1,10 +1,11 @@
 /* gt/fused/conv_ssd_launch.cuh - conv_ssd on the current GPU: which kernels, and where the convolved rows lie.
  *
  * c, the convolved rows [B,T,D] in dtype, is scratch of one call: forward makes it by conv1d's kernels and ssd's read
- * it; backward makes it again, then ssd's backward writes its gradient dc beside it, which conv1d's takes.  Sums and
- * states are those of the two operators, and so is their determinism.
+ * it, but where conv_ssd_sm90.cuh takes the call, and no c is made; backward makes it again, then ssd's backward writes
+ * its gradient dc beside it, which conv1d's takes.  Sums and states are those of the two operators, and so is their
+ * determinism.
  *
- *     bytes of a row, 16-bit      forward                              backward
+ *     bytes of a row, 16-bit      forward, by two calls                backward
  *     conv1d                      2 D read, 2 D written                twice that, and 2 D read, 2 D read, 2 D written
  *     ssd                         its own, with D - 2 G N of x         its own
  *     kept from forward           what ssd saves: states every 128 tokens.  Two calls keep c, 2 D, beside it */
@@ -12,7 +13,10 @@
 #define GT_FUSED_CONV_SSD_LAUNCH_CUH
 
 #include "../base/launch.cuh"
+#include "../conv1d/state.cuh"
+#include "../recurrence/stages.cuh"
 #include "conv_ssd.h"
+#include "conv_ssd_sm90.cuh"
 
 namespace gt {
 namespace conv_ssd {
@@ -35,13 +39,142 @@ static inline gt_status prepare(gt_pass pass, const gt_conv_ssd_args* args, gt_c
     return current_device(device);
 }
 
+/* ---- forward on compute capability 9.0: see conv_ssd_sm90.cuh ---------------------------------------------------- */
+
+/* Columns of its kernels; 0: they do not take N. */
+static inline int convolving_columns(int64_t N) {
+    return N % 16 || N < 32 ? 0 : N <= 64 ? 64 : N <= SLAB ? SLAB : N <= 2 * SLAB ? 2 * SLAB : 0;
+}
+
+/* Chunks that there may be. */
+static inline int64_t chunk_rows(const Sequences& q) { return q.B * chunk_slots(q, CHECKPOINT) * 2; }
+
+/* Bytes of its scratch: tiles of B and C, and what undoes their powers. */
+static inline int64_t convolving_bytes(const gt_conv_ssd_args& a) {
+    Arena arena(nullptr);
+    const int64_t tiles = chunk_rows(sequences_of(a)) * a.G * 2;
+    arena.take<f16>(tiles * CHUNK * convolving_columns(a.N));
+    arena.take<float>(tiles * CHUNK);
+    return (int64_t)arena.bytes();
+}
+
+/* Whether its kernels may take the call, by sizes.  Packed sequences may have far more chunks than tokens would fill;
+ * c_bytes: of c, which it must not need more than. */
+static inline bool may_convolve(const gt_conv_ssd_args& a, int64_t c_bytes) {
+    return c_bytes > 0 && a.dtype == GT_BF16 && convolving_columns(a.N) && a.xBC_stride.h == 1 &&
+           convolving_bytes(a) <= c_bytes;
+}
+
+/* What the stages of ssd are run with. */
+struct Convolving {
+    const gt_conv1d_args* conv;
+    void* scratch;
+    gt_stream stream;
+    bool* takes; /* not NULL: it is asked whether the kernels take the call, and nothing is launched */
+};
+
+template <int NP, int UNITS>
+static gt_status launch_convolving(const ConvolvingParams& all, const Device& device, Chain& chain) {
+    using Group = GroupTile<bf16, NP>;
+    ConvolvingParams p = all;
+    gt_status status = run("conv_ssd groups_kernel", groups_kernel<bf16, NP>, p.rows * p.in.G * 2, Group::THREADS,
+                           Group::BYTES, chain, p);
+    if (status != GT_OK) return status;
+    const auto with = [&](auto gate) {
+        constexpr int GATE = decltype(gate)::value;
+        using Tile = HopperTile<bf16, NP, UNITS, GATE, true>;
+        const int64_t blocks = take_bundles(p.in, UNITS, strands_of_units(p.in, UNITS, 1, device));
+        return run("conv_ssd forward_kernel", forward_kernel<bf16, NP, UNITS, GATE>, blocks, Tile::THREADS, Tile::BYTES,
+                   chain, p);
+    };
+    if (p.in.z) return with(std::integral_constant<int, GATED>());
+    constexpr int WITHOUT_Z = UNITS == 2 && NP <= SLAB ? GATED : UNGATED; /* as in ssd */
+    return with(std::integral_constant<int, WITHOUT_Z>());
+}
+
+template <int NP>
+static gt_status launch_units(const ConvolvingParams& p, int units, const Device& device, Chain& chain) {
+    return units == 4 ? launch_convolving<NP, 4>(p, device, chain) : launch_convolving<NP, 2>(p, device, chain);
+}
+
+/* Given ssd's plan of the call, whose x, B and C are not yet convolved. */
+static inline bool takes_plan(const ForwardPlan& plan) {
+    static Answers known = {};
+    void (*const kernel)(ConvolvingParams) = forward_kernel<bf16, 64, 2, GATED>;
+    using Tile = HopperTile<bf16, 64, 2, GATED, true>;
+    const Problem& in = plan.tensor.in;
+    return plan.on_tensor_cores && plan.units >= 2 && in.segments.count == 1 && has_rows(in.x, in.x_stride, in) &&
+           (!in.z || has_rows(in.z, in.z_stride, in)) &&
+           has_sm90a(reinterpret_cast<const void*>(kernel), Tile::THREADS, known);
+}
+
+static inline gt_status convolve(const Stages& stages, const void* context) {
+    const Convolving& me = *static_cast<const Convolving*>(context);
+    const ForwardPlan& plan = *static_cast<const ForwardPlan*>(stages.plan);
+    if (me.takes) {
+        *me.takes = takes_plan(plan);
+        return GT_OK;
+    }
+    ConvolvingParams p = {};
+    static_cast<TensorParams&>(p) = plan.tensor;
+    p.in.columns = p.in.N;
+    p.conv = conv1d::problem_of(*me.conv);
+    const bool has_maps =
+        map_rows(&p.x_map, p.in.x, p.in.x_stride, p.in) && (!p.in.z || map_rows(&p.z_map, p.in.z, p.in.z_stride, p.in));
+    gt_status status = has_maps ? map_outputs(p) : report(cudaErrorInvalidValue, "conv_ssd cuTensorMapEncodeTiled");
+    if (status != GT_OK) return status;
+    if (!p.in.z) p.z_map = p.x_map; /* not read */
+    const int columns = convolving_columns(p.in.N);
+    Arena scratch(me.scratch);
+    p.rows = chunk_rows(p.in.sequences);
+    p.groups = scratch.take<f16>(p.rows * p.in.G * 2 * CHUNK * columns);
+    p.inverses = scratch.take<float>(p.rows * p.in.G * 2 * CHUNK);
+    Chain chain = {me.stream};
+    if ((status = stages.run(stages, Stage::CLEAR, chain)) != GT_OK) return status;
+    if (columns == 2 * SLAB)
+        status = launch_convolving<2 * SLAB, 2>(p, *stages.device, chain);
+    else if (columns == SLAB)
+        status = launch_units<SLAB>(p, plan.units, *stages.device, chain);
+    else
+        status = launch_units<64>(p, plan.units, *stages.device, chain);
+    if (status != GT_OK || !me.conv->state_out) return status;
+    return conv1d::launch_state<bf16>(*me.conv, *stages.device, me.stream); /* last: it may overwrite state_in */
+}
+
+/* Whether the kernels take a call, perhaps a query's: pointers that are still NULL count as aligned. */
+static inline bool takes_convolving(const gt_ssd_args& unconvolved) {
+    gt_ssd_args a = unconvolved;
+    bool takes = false;
+    const Convolving question = {nullptr, nullptr, nullptr, &takes};
+    const StagesUser user = {convolve, &question};
+    const void* const any = reinterpret_cast<const void*>((uintptr_t)256);
+    for (const void** pointer : {&a.x, &a.dt, &a.Bm, &a.Cm})
+        if (!*pointer) *pointer = any;
+    if (!a.A) a.A = static_cast<const float*>(any);
+    if (!a.y) a.y = const_cast<void*>(any);
+    a.workspace = const_cast<void*>(any), a.workspace_bytes = SIZE_MAX / 2;
+    return gt_ssd_stages(GT_FORWARD, &a, &user) == GT_OK && takes;
+}
+
+/* ---- the two calls ------------------------------------------------------------------------------------------------- */
+
 /* The two calls of a pass, and the pieces of its workspace. */
 struct Plan {
     gt_conv1d_args conv;
     gt_ssd_args ssd;
+    bool convolves;    /* forward without c: see convolve() */
+    void* scratch;     /* c, or what those kernels take */
     bool has_channels; /* without tokens those that nothing lies in may be more than conv1d takes */
     size_t saved, bytes;
 };
+
+/* ssd's call with x, B and C where they are before the convolution. */
+static inline gt_ssd_args unconvolved(const gt_conv_ssd_args& a) {
+    gt_ssd_args s = gt_conv_ssd_ssd(&a, a.xBC, nullptr, size_of(a.dtype));
+    s.x_stride.b = s.Bm_stride.b = s.Cm_stride.b = a.xBC_stride.b;
+    s.x_stride.t = s.Bm_stride.t = s.Cm_stride.t = a.xBC_stride.t;
+    return s;
+}
 
 /* c, dc, and behind them what either call needs: they follow one another.  If there is no workspace, any address will
  * do to ask for sizes. */
@@ -49,16 +182,19 @@ static inline gt_status plan_call(const gt_conv_ssd_args& a, gt_pass pass, Plan*
     Arena arena(a.workspace ? a.workspace : reinterpret_cast<void*>((uintptr_t)256));
     const bool is_backward = pass == GT_BACKWARD, has_tokens = a.B > 0 && a.T > 0;
     const int64_t bytes = has_tokens ? a.B * a.T * gt_conv_ssd_channels(&a) * size_of(a.dtype) : 0;
-    char* const c = has_tokens ? arena.take<char>(bytes) : nullptr;
+    plan->convolves = pass == GT_FORWARD && may_convolve(a, bytes) && takes_convolving(unconvolved(a));
+    gt_enter(GT_DEVICE, "conv_ssd", pass); /* messages name this call again */
+    plan->scratch = has_tokens ? arena.take<char>(plan->convolves ? convolving_bytes(a) : bytes) : nullptr;
+    void* const c = plan->convolves ? nullptr : plan->scratch;
     char* const dc = has_tokens && is_backward && gt_conv_ssd_wants_dc(&a) ? arena.take<char>(bytes) : nullptr;
     gt_workspace of_ssd = {}, of_conv = {};
     plan->conv = gt_conv_ssd_conv(&a, c, dc);
-    plan->ssd = gt_conv_ssd_ssd(&a, c, dc, size_of(a.dtype));
+    plan->ssd = plan->convolves ? unconvolved(a) : gt_conv_ssd_ssd(&a, c, dc, size_of(a.dtype));
     plan->has_channels = has_tokens || gt_conv_ssd_channels(&a) <= GT_MAX_SIZE;
     gt_status status = gt_ssd_workspace(&plan->ssd, &of_ssd);
     if (status == GT_OK && plan->has_channels) status = gt_conv1d_workspace(&plan->conv, &of_conv);
     if (status != GT_OK) return status;
-    gt_enter(GT_DEVICE, "conv_ssd", pass); /* messages name this call again */
+    gt_enter(GT_DEVICE, "conv_ssd", pass);
     const size_t for_ssd = is_backward ? of_ssd.backward : of_ssd.forward;
     const size_t for_conv = is_backward ? of_conv.backward : of_conv.forward;
     const size_t most = for_ssd > for_conv ? for_ssd : for_conv;
@@ -81,7 +217,13 @@ static inline gt_status begin(gt_pass pass, const gt_conv_ssd_args* args, Plan* 
 static inline gt_status forward(const gt_conv_ssd_args* args, gt_stream stream) {
     Plan plan = {};
     gt_status status = begin(GT_FORWARD, args, &plan);
-    if (status == GT_OK && plan.has_channels) status = gt_conv1d_forward(&plan.conv, stream);
+    if (status != GT_OK) return status;
+    if (plan.convolves) {
+        const Convolving convolving = {&plan.conv, plan.scratch, stream, nullptr};
+        const StagesUser user = {convolve, &convolving};
+        return gt_ssd_stages(GT_FORWARD, &plan.ssd, &user);
+    }
+    if (plan.has_channels) status = gt_conv1d_forward(&plan.conv, stream);
     return status != GT_OK ? status : gt_ssd_forward(&plan.ssd, stream);
 }
 

@@ -109,14 +109,13 @@ struct Prepared {
 };
 static_assert(Weights::PAIRS < Prepared::FROM_STATES && Weights::COUNT <= Prepared::X_POWERS, "apart");
 
-/* What make_factors() has left becomes Merged, and the weights of the state's update are made.  One warp.  inverses: of
- * the rows of B and C.  prepared: X_POWERS has the largest magnitudes of the rows of x. */
+/* What make_factors() has left becomes Merged, and the weights of the state's update are made.  One warp.  b, c: what
+ * undoes the powers of the lane's rows of B and C.  prepared: X_POWERS has the largest magnitudes of the rows of x. */
 template <int NP>
-GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, uint32_t B_inverse, uint32_t C_inverse) {
+GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, float2 b, float2 c) {
     const int lane = own_lane(), t = 2 * lane, block = lane / 8;
     const auto two = [&](int at) { return lds<float2>(addresses + 4 * (at + t)); };
     const auto put = [&](int at, float2 x) { sts<float2>(addresses + 4 * (at + t), x); };
-    const float2 b = lds<float2>(B_inverse + 4 * t), c = lds<float2>(C_inverse + 4 * t);
     const float2 x = lds<float2>(prepared + 4 * (Prepared::X_POWERS + t));
     const float2 delta = two(Factors::DELTA), suf = two(Factors::SUF);
     const float2 pre = two(Factors::PRE), U = two(Factors::U), V = two(Factors::V), half = two(Factors::HALF);
@@ -168,24 +167,29 @@ GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, uint32_t B_inv
 constexpr int UNGATED = 0, GATED = 1, GATE_GRADIENT = 2;
 
 /* Where things lie in shared memory, in bytes */
-template <class T_, int NP_, int UNITS_, int GATE_>
+/* CONVOLVES: conv_ssd's (gt/fused/conv_ssd_sm90.cuh), with one more warpgroup, which convolves x in place, and another
+ * producer. */
+template <class T_, int NP_, int UNITS_, int GATE_, bool CONVOLVES_ = false>
 struct HopperTile {
     using T = T_;
-    static constexpr bool HAS_GATE = GATE_ != UNGATED, MAKES_DZ = GATE_ == GATE_GRADIENT;
+    static constexpr bool HAS_GATE = GATE_ != UNGATED, MAKES_DZ = GATE_ == GATE_GRADIENT, CONVOLVES = CONVOLVES_;
     static constexpr int NP = NP_, UNITS = UNITS_,
-                         GROUPS = UNITS == 1                                 ? 1
-                                  : GATE_ == GATED && UNITS == 4 && NP <= 64 ? 4
-                                                                             : 2;
-    static constexpr int HEADS = UNITS / GROUPS;                                          /* of a consumer */
-    static constexpr int GATES = MAKES_DZ ? 2 * GROUPS : HAS_GATE ? UNITS : 0;            /* tiles */
-    static constexpr int THREADS = (GROUPS + 1) * WARPGROUP, BLOCKS = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
+                         GROUPS = UNITS == 1                                               ? 1
+                                  : GATE_ == GATED && UNITS == 4 && NP <= 64 && !CONVOLVES ? 4
+                                                                                           : 2;
+    static constexpr int HEADS = UNITS / GROUPS;                               /* of a consumer */
+    static constexpr int GATES = MAKES_DZ ? 2 * GROUPS : HAS_GATE ? UNITS : 0; /* tiles */
+    static constexpr int THREADS = (GROUPS + 1 + CONVOLVES) * WARPGROUP,
+                         BLOCKS = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
     static constexpr int REGISTERS = UNITS == 1        ? 160
                                      : GROUPS == 4     ? 104
                                      : NP > 128        ? 208
                                      : HEADS *NP > 128 ? 216
+                                     : CONVOLVES       ? 184
                                                        : 200,
                          PRODUCER_REGISTERS = UNITS == 1    ? 256 - REGISTERS
                                               : GROUPS == 4 ? 64
+                                              : CONVOLVES   ? 256 - REGISTERS /* and the convolver */
                                                             : 504 - 2 * REGISTERS;
     static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of B and C: see wgmma.cuh */
     static constexpr int TILE_X = CHUNK * 128, TILE_B = CHUNK * 2 * NP;
@@ -206,10 +210,13 @@ struct HopperTile {
     static constexpr int B_INVERSE = PREPARED + 2 * UNITS * 4 * Prepared::COUNT;
     static constexpr int C_INVERSE = B_INVERSE + 4 * CHUNK;
     static constexpr int CURSOR = C_INVERSE + 4 * CHUNK; /* of each warpgroup */
-    static constexpr int FULL = CURSOR + (GROUPS + 1) * GroupCursor<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
-    static constexpr int X_EMPTY = EMPTY + 16;                                                        /* [X_STAGES] */
+    static constexpr int FULL = CURSOR + (GROUPS + 1 + CONVOLVES) * GroupCursor<UNITS>::BYTES,
+                         EMPTY = FULL + 16;    /* [2] */
+    static constexpr int X_EMPTY = EMPTY + 16; /* [X_STAGES] */
     static constexpr int GATE_FULL = X_EMPTY + 8 * X_STAGES;
-    static constexpr int GATE_AT = GATE_FULL + 8; /* [UNITS][2], for dz: where rows of z and dy begin */
+    static constexpr int X_FULL = GATE_FULL + 8; /* CONVOLVES: [X_STAGES][UNITS], of x as it came */
+    static constexpr int CONVOLVED = X_FULL + CONVOLVES * 8 * X_STAGES * UNITS; /* [2] */
+    static constexpr int GATE_AT = CONVOLVED + CONVOLVES * 16; /* [UNITS][2], for dz: where rows of z and dy begin */
     static constexpr int BYTES = GATE_AT + MAKES_DZ * UNITS * 16;
     static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
     static_assert(BLOCKS * (BYTES + 1024) <= 228 * 1024, "fits sm_90");
@@ -433,7 +440,8 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             }
             bar_sync(BARRIER, WARPGROUP);
             if (makes_factors)
-                finish_factors<Tile::NP>(addresses, prepared, smem + Tile::B_INVERSE, smem + Tile::C_INVERSE);
+                finish_factors<Tile::NP>(addresses, prepared, lds<float2>(smem + Tile::B_INVERSE + 8 * own_lane()),
+                                         lds<float2>(smem + Tile::C_INVERSE + 8 * own_lane()));
             fence_async_proxy();
             mbarrier_arrive(smem + Tile::FULL + 8 * stage);
         }

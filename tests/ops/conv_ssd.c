@@ -140,6 +140,8 @@ static const test_case cases[] = {
      .level = TEST_MEDIUM},
     {CONV_SSD(.B = 1, .T = 70, .H = 2, .P = 64, .N = 128, .W = 4, .softplus = 1, .Dskip_per_channel = 1),
      .name = "64 by 128, slices of 1290", .level = TEST_MEDIUM, .layout = TEST_SLICES, .row = 1290},
+    {CONV_SSD(.B = 1, .T = 150, .H = 4, .P = 128, .N = 96, .W = 3, .G = 2, .softplus = 1),
+     .name = "128 by 96, slices of 1296", .level = TEST_MEDIUM, .layout = TEST_SLICES, .row = 1296},
     {CONV_SSD(.B = 1, .T = 100, .H = 3, .P = 80, .N = 16, .W = 3, .G = 3, .softplus = 1), .name = "80 by 16",
      .level = TEST_MEDIUM, .layout = TEST_GAPS},
     {CONV_SSD(.B = 2, .T = 60, .H = 2, .P = 8, .N = 16, .W = 4, .softplus = 1), .name = "8 by 16, time last",
@@ -179,6 +181,8 @@ static const test_case packed[] = {
      .level = TEST_SMALL, RANDOM_LENGTHS(37)},
     {PACKED(.T = 420, .H = 2, .P = 64, .N = 32, .W = 4, .seq_capacity = 12, .softplus = 1), .name = "64 by 32",
      .level = TEST_MEDIUM, LENGTHS(1, 15, 0, 16, 17, 63, 0, 0, 128, 129)},
+    {PACKED(.T = 420, .H = 8, .P = 64, .N = 128, .W = 3, .seq_capacity = 4, .softplus = 1), .name = "64 by 128",
+     .level = TEST_MEDIUM, LENGTHS(2, 130, 64, 200)},
     {PACKED(.T = 3000, .H = 1, .P = 64, .N = 128, .W = 4, .seq_capacity = 5, .softplus = 1),
      .name = "128, long beside short", .level = TEST_LARGE, LENGTHS(1, 2047, 16, 900)},
     {.op = NULL}};
@@ -190,6 +194,7 @@ static const test_case sizes[] = {
     {CONV_SSD(.H = 4, .P = 32, .N = 32, .W = 2, .G = 2, .softplus = 1, .state_in_shared = 1), .name = "sweep"},
     {CONV_SSD(.H = 3, .P = 20, .N = 36, .W = 3, .softplus = 1), .name = "sweep"},
     {CONV_SSD(.H = 1, .P = 64, .N = 256, .W = 4, .softplus = 1), .name = "sweep", .absent = "z dz"},
+    {CONV_SSD(.H = 2, .P = 64, .N = 256, .W = 4, .softplus = 1), .name = "sweep"},
     {CONV_SSD(.H = 5, .P = 64, .N = 128, .W = 4, .softplus = 1), .name = "sweep", .absent = "z dz"},
     {CONV_SSD(.H = 8, .P = 72, .N = 64, .W = 3, .G = 2, .softplus = 1), .name = "sweep", .absent = "z dz"},
     {CONV_SSD(.H = 2, .P = 64, .N = 112, .W = 4, .softplus = 1), .name = "sweep", .absent = "z dz"},
@@ -455,9 +460,9 @@ static const test_property properties[] = {{"the bits of the two calls", TEST_ME
                                            {NULL, TEST_TINY, NULL}};
 
 static const int64_t more_times[] = {100, 130, 200, 300, -1};
-static const char *const launched[] = {"forward_tensor_kernel", "ssd::forward_hopper_kernel",
-                                       "chunk_gradient_kernel", "chunk_gradient_hopper_kernel",
-                                       "reduce_rows_kernel",    NULL};
+static const char *const launched[] = {
+    "forward_tensor_kernel", "ssd::forward_hopper_kernel",   "conv_ssd::groups_kernel", "conv_ssd::forward_kernel",
+    "chunk_gradient_kernel", "chunk_gradient_hopper_kernel", "reduce_rows_kernel",      NULL};
 
 /* ---- the formula, written out a second way ---------------------------------------------------- */
 

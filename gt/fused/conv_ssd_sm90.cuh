@@ -1,0 +1,390 @@
+/* gt/fused/conv_ssd_sm90.cuh - conv_ssd forward on compute capability 9.0: the convolved x is never in memory.
+ *
+ * Two kernels.  groups_kernel convolves B and C, which the heads of a group share, and leaves them as ssd's products take
+ * them: f16 with a power of two a row, a chunk's tile as it lies in shared memory.  forward_kernel is ssd's forward kernel
+ * (gt/ssd/forward_sm90.cuh) with another producer and one more warpgroup:
+ *     convolver   a warp a unit, a lane two of its 64 channels.  It takes the tokens of a chunk one after the other, as
+ *                 they came, and writes each over itself; what its taps reach back to stays in registers, from chunk to
+ *                 chunk.  Rows behind the sequence's end become zeros.  Then it finds the largest magnitudes of the rows,
+ *                 by which consumers turn x into f16
+ *     producer    a warp a unit: its decay factors; copies of its x and z, and in the first warp of B and C, by TMA.
+ *                 There is nothing left to convert, and nobody waits for a copy but at its barrier
+ *     consumers   as there
+ * Every number is what conv1d's and ssd's kernels make, bit for bit: c is rounded to T before anything is made of it.
+ * Final states of the convolution are conv1d's state_kernel's, which follows.
+ *
+ * MBARRIERS, beside those of forward_sm90.cuh.  X_FULL: of a unit in a stage of x, as it came.  CONVOLVED: of a stage of
+ *     factors: x is convolved, and the maxima of its rows are there; the convolver's warps with a unit arrive.  FULL takes
+ *     the bytes of B and C, too, and GATE_FULL those of z.
+ * Of x there are three stages, or two beside z with 128 columns a warpgroup.  With three the producer starts the copies
+ * of the next chunk; with two the stage comes free so late that the producer would wait, and the convolver starts them.
+ *
+ * INSTRUCTIONS of the convolver, bf16, counted in the machine code: 29 a token and two channels, of which the taps are 8
+ *     and SiLU 12; 250 a chunk for the maxima.  A warp takes them at the pace of its latencies, so four tokens go side by
+ *     side.
+ * REGISTERS a thread, N = 128, four units: consumers 216, producer and convolver 40; 128 at the launch of 512 threads.
+ * BYTES a token and head: x, y (z) 2 P each.  B and C: 4 N a token and group read, as many written and read again.
+ * grid: groups_kernel, a block a chunk, group, and B or C; forward_kernel as forward_hopper_kernel. */
+#ifndef GT_FUSED_CONV_SSD_SM90_CUH
+#define GT_FUSED_CONV_SSD_SM90_CUH
+
+#include "../conv1d/problem.cuh"
+#include "../ssd/plan_sm90.cuh"
+
+namespace gt {
+namespace conv_ssd {
+
+using namespace ssd;
+
+struct ConvolvingParams : HopperForwardParams {
+    conv1d::Problem conv;   /* of all channels: x, B and C lie one behind the other */
+    f16* groups;            /* [rows][G][2]: tiles of B and of C */
+    float* inverses;        /* [rows][G][2][64]: what undoes the powers of their rows */
+    int64_t rows;           /* chunks that there may be: two a slot of 128 tokens */
+    TensorMap x_map, z_map; /* by boxes of 64 tokens of a head's 64 rows */
+};
+
+/* The row of a sequence's or segment's first chunk. */
+GT_HD int64_t chunk_row(const Problem& in, int64_t b, int64_t slot) {
+    return (b * chunk_slots(in.sequences, CHECKPOINT) + slot) * 2;
+}
+
+/* ---- taps ---------------------------------------------------------------------------------------------------------- */
+
+/* The taps of two channels, and the inputs that they reach back to. */
+template <class T>
+struct TwoChannels {
+    using E = Element<T>;
+    static constexpr int BEFORE = conv1d::HALO;
+    conv1d::Taps<2> taps;
+    float e[conv1d::TAPS][2];
+
+    /* COUNT tokens, side by side: a warp has little else to hide its latencies. */
+    template <int COUNT>
+    GT_METHOD void convolve(uint32_t (&values)[COUNT]) {
+        float pre[COUNT][2], sigmoids[COUNT][2];
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) {
+            e[BEFORE][0] = E::lo(values[i]), e[BEFORE][1] = E::hi(values[i]);
+            pre[i][0] = taps.sum(e, 0), pre[i][1] = taps.sum(e, 1);
+            conv1d::shift(e);
+        }
+        GT_UNROLL
+        for (int i = 0; i < 2 * COUNT; i++) sigmoids[i / 2][i % 2] = exp_fast(-pre[i / 2][i % 2]);
+        GT_UNROLL
+        for (int i = 0; i < 2 * COUNT; i++) sigmoids[i / 2][i % 2] = rcp_approx(1.0f + sigmoids[i / 2][i % 2]);
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++)
+            values[i] = E::pack(silu_of_sigmoid(pre[i][0], sigmoids[i][0]), silu_of_sigmoid(pre[i][1], sigmoids[i][1]));
+    }
+};
+
+/* ---- B and C ------------------------------------------------------------------------------------------------------- */
+
+constexpr int GROUPS_WARPS = 8;
+
+/* What a block of groups_kernel has: 64 tokens of B or C of a group. */
+template <class T, int NP>
+struct GroupTile : HopperTile<T, NP, 2, UNGATED, true> {
+    static constexpr int INVERSES = CHUNK * 2 * NP, BYTES = INVERSES + 4 * CHUNK;
+    static constexpr int THREADS = 32 * GROUPS_WARPS, COLUMNS = NP / 2, OWN = CHUNK * COLUMNS / THREADS; /* tokens */
+    static_assert(OWN % 8 == 0, "taken by eights");
+};
+
+/* Convolves a thread's two channels of OWN tokens, the first of them t0 of the chunk, from memory to the tile.  first,
+ * tokens: of the chunk; start: the sequence's first token; row: its states'. */
+template <class Tile>
+GT_DEV void convolve_columns(const ConvolvingParams& p, uint32_t smem, int64_t b, int64_t first, int tokens,
+                             int64_t start, int64_t row, int64_t channel, int column, int t0) {
+    using T = typename Tile::T;
+    using E = Element<T>;
+    constexpr int BEFORE = conv1d::HALO, AT_ONCE = 8;
+    const conv1d::Problem& conv = p.conv;
+    const T* const from = static_cast<const T*>(conv.x) + conv1d::offset_of(conv.x_stride, b, first, channel);
+    const auto load = [&](int t) {
+        return ldg<uint32_t>(reinterpret_cast<const uint32_t*>(from + (int64_t)t * conv.x_stride.t));
+    };
+    TwoChannels<T> of;
+    of.taps.load(conv, channel);
+    GT_UNROLL
+    for (int i = 0; i < BEFORE; i++) {
+        const int t = t0 + i - BEFORE;
+        const int64_t at = first + t - start; /* in the sequence */
+        const uint32_t value = at >= 0 && t < tokens ? load(t) : 0;
+        of.e[i][0] = at >= 0 ? E::lo(value) : conv1d::state_input(conv, row, channel, (int)at);
+        of.e[i][1] = at >= 0 ? E::hi(value) : conv1d::state_input(conv, row, channel + 1, (int)at);
+    }
+    GT_NO_UNROLL
+    for (int t = t0; t < t0 + Tile::OWN; t += AT_ONCE) {
+        uint32_t values[AT_ONCE];
+        GT_UNROLL
+        for (int i = 0; i < AT_ONCE; i++) values[i] = t + i < tokens ? load(t + i) : 0;
+        of.convolve(values);
+        GT_UNROLL
+        for (int i = 0; i < AT_ONCE; i++)
+            sts<uint32_t>(smem + group_address<Tile>(t + i, column / 8) + 2 * (column % 8),
+                          t + i < tokens ? values[i] : 0);
+    }
+}
+
+template <class T, int NP>
+GT_KERNEL(32 * GROUPS_WARPS, 4)
+groups_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
+    using Tile = GroupTile<T, NP>;
+    wait_for_chain();
+    const uint32_t smem = smem_base_of_tiles();
+    const Problem& in = p.in;
+    const int which = block_x() % 2, g = block_x() / 2 % (int)in.G;
+    const int64_t row = block_x() / 2 / (int)in.G, slots = chunk_slots(in.sequences, CHECKPOINT);
+    const int64_t slot = row / 2 % slots, b = row / 2 / slots;
+    const gt_chunk chunk = chunk_at(in.sequences, CHECKPOINT, slot);
+    const int64_t first = chunk.first + row % 2 * CHUNK;
+    if (chunk.sequence < 0 || first >= chunk.last) return;
+    const int tokens = chunk.last - first < CHUNK ? (int)(chunk.last - first) : CHUNK;
+    const bool packed = in.sequences.cu_seqlens;
+    const int column = 2 * (thread_id() % Tile::COLUMNS), t0 = thread_id() / Tile::COLUMNS * Tile::OWN;
+    if (column < in.N)
+        convolve_columns<Tile>(p, smem, b, first, tokens, packed ? in.sequences.cu_seqlens[chunk.sequence] : 0,
+                               packed ? chunk.sequence : b, in.H * in.P + (which * in.G + g) * in.N + column, column,
+                               t0);
+    else
+        for (int t = t0; t < t0 + Tile::OWN; t++)
+            sts<uint32_t>(smem + group_address<Tile>(t, column / 8) + 2 * (column % 8), 0);
+    sync_threads();
+    constexpr int BLOCKS_OF_ROWS = CHUNK / RowLanes<NP>::ROWS;
+    for (int i = warp_id(); i < BLOCKS_OF_ROWS; i += GROUPS_WARPS)
+        blocks_to_f16<Tile, 1>(smem, smem + Tile::INVERSES, i, 0);
+    sync_threads();
+    const int64_t place = (row * in.G + g) * 2 + which;
+    f16* const to = p.groups + place * (CHUNK * NP);
+    for (int i = thread_id(); i < CHUNK * NP / 8; i += Tile::THREADS) stg<uint4>(to + 8 * i, lds<uint4>(smem + 16 * i));
+    if (thread_id() < CHUNK)
+        p.inverses[place * CHUNK + thread_id()] = lds<float>(smem + Tile::INVERSES + 4 * thread_id());
+}
+
+/* ---- producer and convolver ---------------------------------------------------------------------------------------- */
+
+/* Starts the copy of a unit's rows of x or z of a chunk: by one warp. */
+template <class Tile>
+GT_DEV void load_rows(const Problem& in, const GroupCursor<Tile::UNITS>& cursor, int unit, const TensorMap& map,
+                      int chunk, uint32_t tile, uint32_t full) {
+    mbarrier_arrive_expect_warp(full, Tile::TILE_X);
+    tile_load(tile, map, cursor.head(unit) * in.P + cursor.row0(unit), (int)cursor.token(chunk), (int)cursor.b(), full);
+}
+
+/* The same of x, when the stage is free.  number: of the chunk, among all that the block takes. */
+template <class Tile>
+GT_DEV void load_x(const ConvolvingParams& p, uint32_t smem, const GroupCursor<Tile::UNITS>& cursor, int unit,
+                   int chunk, int number) {
+    if (chunk >= cursor.chunks()) return;
+    const unsigned stage = (unsigned)number % Tile::X_STAGES;
+    mbarrier_wait(smem + Tile::X_EMPTY + 8 * stage, ((unsigned)number / Tile::X_STAGES + 1) % 2);
+    load_rows<Tile>(p.in, cursor, unit, p.x_map, chunk, smem + Tile::X + (stage * Tile::UNITS + unit) * Tile::TILE_X,
+                    smem + Tile::X_FULL + 8 * (stage * Tile::UNITS + unit));
+}
+
+/* Warps without a unit do nothing. */
+template <class Tile>
+GT_DEV void convolving_producer(const ConvolvingParams& p, uint32_t smem) {
+    constexpr int BARRIER = 1, UNITS = Tile::UNITS;
+    const Problem& in = p.in;
+    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + Tile::GROUPS * GroupCursor<UNITS>::BYTES};
+    const int unit = shfl_idx(warp_id(), 0) % 4;
+    const bool works = unit < UNITS, has_gate = Tile::HAS_GATE && in.z;
+    int n = 0; /* chunks of all segments */
+    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
+        int64_t row;
+        {
+            const Span span = ordered_span(in, item);
+            if (!span.exists) continue;
+            cursor.enter(in, span, item, BARRIER);
+            row = chunk_row(in, span.b, span.chunk_slot);
+        }
+        if (!works) continue;
+        const int chunks = cursor.chunks();
+        UnitTimes of_unit = {};
+        of_unit.enter(in, cursor.head(unit));
+        const auto load_times = [&](int chunk) {
+            if (chunk < chunks)
+                of_unit.load(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)),
+                             cursor.tokens(chunk));
+        };
+        /* of the chunk before the one that is prepared: the consumers are in it */
+        const auto load_gate = [&](int chunk) {
+            if (has_gate && chunk >= 0)
+                load_rows<Tile>(in, cursor, unit, p.z_map, chunk, smem + Tile::GATE + unit * Tile::TILE_X,
+                                smem + Tile::GATE_FULL);
+        };
+        load_times(0);
+        if constexpr (Tile::X_AHEAD) load_x<Tile>(p, smem, cursor, unit, 0, n);
+        GT_NO_UNROLL
+        for (int chunk = 0; chunk < chunks; chunk++, n++) {
+            const int stage = n % 2, tokens = cursor.tokens(chunk);
+            const uint32_t addresses = smem + Tile::FACTORS + 4 * Merged::COUNT * (stage * UNITS + unit);
+            const uint32_t prepared = smem + Tile::PREPARED + 4 * Prepared::COUNT * (stage * UNITS + unit);
+            const uint32_t full = smem + Tile::FULL + 8 * stage;
+            mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
+            const int64_t place = ((row + chunk) * in.G + cursor.group()) * 2;
+            if (unit == 0) {
+                const f16* const from = p.groups + place * (Tile::TILE_B / 2);
+                bulk_load(smem + Tile::B + stage * Tile::TILE_B, from, Tile::TILE_B, full);
+                bulk_load(smem + Tile::C + stage * Tile::TILE_B, from + Tile::TILE_B / 2, Tile::TILE_B, full);
+            }
+            load_gate(chunk - 1);
+            const float* const inverses = p.inverses + place * CHUNK + 2 * own_lane();
+            const float2 b = ldg<float2>(inverses), c = ldg<float2>(inverses + CHUNK);
+            const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
+            load_times(chunk + 1);
+            make_factors(addresses, delta, of_unit.A);
+            if constexpr (Tile::X_AHEAD) load_x<Tile>(p, smem, cursor, unit, chunk + 1, n + 1);
+            mbarrier_wait(smem + Tile::CONVOLVED + 8 * stage, n / 2 % 2);
+            sync_warp();
+            finish_factors<Tile::NP>(addresses, prepared, b, c);
+            if (unit == 0) /* a warp arrives once: here, though bytes may have come already */
+                mbarrier_arrive_expect(full, 2 * Tile::TILE_B);
+            else
+                mbarrier_arrive(full);
+        }
+        if (has_gate && chunks > 0) {
+            mbarrier_wait(smem + Tile::EMPTY + 8 * (n % 2), (n / 2 + 1) % 2);
+            load_gate(chunks - 1);
+        }
+        item = cursor.item();
+    }
+}
+
+/* A warp of the convolver.  What depends on the chunk alone is made anew wherever it is asked: registers are few. */
+template <class Tile>
+struct Convolver {
+    using T = typename Tile::T;
+    static constexpr int AT_ONCE = 4;
+    uint32_t smem;
+    TwoChannels<T> of;
+
+    GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
+        return {smem + Tile::CURSOR + (Tile::GROUPS + 1) * GroupCursor<Tile::UNITS>::BYTES};
+    }
+    GT_METHOD int unit() const { return own_thread() / 32 % 4; }
+    GT_METHOD uint32_t x(int number) const {
+        return smem + Tile::X + ((unsigned)made_here(number) % Tile::X_STAGES * Tile::UNITS + unit()) * Tile::TILE_X;
+    }
+
+    /* sequence: its row of states. */
+    GT_METHOD void begin(const ConvolvingParams& p, int64_t sequence) {
+        const int64_t channel = (int64_t)cursor().head(unit()) * p.in.P + cursor().row0(unit()) + 2 * own_lane();
+        of.taps.load(p.conv, channel);
+        GT_UNROLL
+        for (int i = 0; i < 2 * of.BEFORE; i++)
+            of.e[i / 2][i % 2] = conv1d::state_input(p.conv, sequence, channel + i % 2, i / 2 - of.BEFORE);
+    }
+    GT_METHOD void wait_for_x(int n) const {
+        const unsigned number = made_here(n), stage = number % Tile::X_STAGES;
+        mbarrier_wait(smem + Tile::X_FULL + 8 * (stage * Tile::UNITS + unit()), number / Tile::X_STAGES % 2);
+    }
+    /* at: of the lane's channels in the first row of a tile, whose swizzle is of eight rows. */
+    GT_METHOD void convolve(uint32_t at, int rows) {
+        const auto address = [&](int i) { return (at ^ (16 * i)) + 128 * i; };
+        int left = CHUNK;
+        GT_NO_UNROLL
+        for (; rows >= 8; rows -= 8, left -= 8, at += 8 * 128) {
+            GT_UNROLL
+            for (int i0 = 0; i0 < 8; i0 += AT_ONCE) {
+                uint32_t values[AT_ONCE];
+                GT_UNROLL
+                for (int i = 0; i < AT_ONCE; i++) values[i] = lds<uint32_t>(address(i0 + i));
+                of.convolve(values);
+                GT_UNROLL
+                for (int i = 0; i < AT_ONCE; i++) sts<uint32_t>(address(i0 + i), values[i]);
+            }
+        }
+        GT_NO_UNROLL
+        for (int i = 0; i < left; i++) { /* the sequence ends here */
+            uint32_t value[1] = {0};
+            if (i < rows) {
+                value[0] = lds<uint32_t>(address(i));
+                of.convolve(value);
+            }
+            sts<uint32_t>((at ^ (16 * (i % 8))) + 128 * i, value[0]);
+        }
+    }
+    GT_METHOD void find_maxima(int n) const {
+        const int stage = made_here(n) % 2;
+        mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (made_here(n) / 2 + 1) % 2); /* their place is free */
+        sync_warp();                                                               /* all rows are written */
+        row_maxima<T, 2>(
+            x(n), smem + Tile::PREPARED + 4 * (Prepared::COUNT * (stage * Tile::UNITS + unit()) + Prepared::X_POWERS),
+            0, CHUNK);
+        mbarrier_arrive(smem + Tile::CONVOLVED + 8 * (made_here(n) % 2));
+    }
+};
+
+template <class Tile>
+GT_DEV void convolver_role(const ConvolvingParams& p, uint32_t smem) {
+    constexpr int BARRIER = 6;
+    const Problem& in = p.in;
+    Convolver<Tile> me;
+    me.smem = smem;
+    int n = 0; /* chunks of all segments */
+    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
+        {
+            const Span span = ordered_span(in, item);
+            if (!span.exists) continue;
+            me.cursor().enter(in, span, item, BARRIER);
+            if (me.unit() >= Tile::UNITS) continue;
+            me.begin(p, span.sequence);
+        }
+        if constexpr (!Tile::X_AHEAD) load_x<Tile>(p, smem, me.cursor(), me.unit(), 0, n);
+        GT_NO_UNROLL
+        for (int chunk = 0; chunk < me.cursor().chunks(); chunk++, n++) {
+            me.wait_for_x(n);
+            me.convolve(me.x(n) + 4 * own_lane(), me.cursor().tokens(chunk));
+            me.find_maxima(n);
+            if constexpr (!Tile::X_AHEAD) load_x<Tile>(p, smem, me.cursor(), me.unit(), chunk + 1, n + 1);
+        }
+        item = me.cursor().item();
+    }
+}
+
+/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+template <class T, int NP, int UNITS, int GATE>
+GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE, true>::THREADS) : 32, 1)
+forward_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
+#if GT_SM90A
+    using Tile = HopperTile<T, NP, UNITS, GATE, true>;
+    const uint32_t smem = smem_base_of_tiles();
+    const auto init = [&](int barrier, int count) { mbarrier_init(smem + barrier + 8 * thread_id(), count); };
+    if (thread_id() < 2) {
+        init(Tile::FULL, 32 * UNITS);
+        init(Tile::EMPTY, Tile::GROUPS * WARPGROUP);
+        init(Tile::CONVOLVED, 32 * UNITS);
+    }
+    if (thread_id() == 0) init(Tile::GATE_FULL, 32 * UNITS);
+    if (thread_id() < Tile::X_STAGES) init(Tile::X_EMPTY, Tile::GROUPS * WARPGROUP);
+    if (thread_id() < Tile::X_STAGES * UNITS) init(Tile::X_FULL, 32);
+    fence_async_proxy();
+    sync_threads();
+    const int role = shfl_idx(warp_id(), 0) / 4;
+    if (role > Tile::GROUPS) {
+        if (p.in.order) wait_for_chain(); /* else it reads inputs of the call alone */
+        give_registers<Tile::PRODUCER_REGISTERS>();
+        convolver_role<Tile>(p, smem);
+        return;
+    }
+    wait_for_chain();
+    if (role == Tile::GROUPS) {
+        give_registers<Tile::PRODUCER_REGISTERS>();
+        convolving_producer<Tile>(p, smem);
+    } else {
+        take_registers<Tile::REGISTERS>();
+        forward_consumer<Tile>(p, smem);
+    }
+#else
+    (void)p;
+    __trap();
+#endif
+}
+
+} /* namespace conv_ssd */
+} /* namespace gt */
+
+#endif
