@@ -1,9 +1,11 @@
 """gt_kernels.torch: numbers and gradients against plain float64 loops, bits against the C API, and everything that
 PyTorch does with an operator.  On the CPU, and on a GPU if there is one."""
 
+import contextlib
 import ctypes
 import tempfile
 import unittest
+import unittest.mock
 import warnings
 
 try:
@@ -14,6 +16,7 @@ except ImportError:
 import loops
 from gt_kernels import ArgumentError, UnsupportedError, c
 import gt_kernels.torch as gt
+from gt_kernels.torch import _engine
 
 STEPPED = ("wkv6", "ssd", "selective_scan", "conv1d")
 RECURRENT = STEPPED + ("conv_ssd", "wkv_ssm")
@@ -299,6 +302,33 @@ class Numbers(unittest.TestCase):
             for name, a, b in zip(names, found, right):
                 b = torch.zeros_like(exact[name]) if b is None else b
                 self.assertLess((a.double() - b).abs().max().item(), 1e-4 * (1 + b.abs().max().item()), f"{op} d{name}")
+
+    def test_backward_reads_y(self):
+        """As on a GPU: the twins take y, and make dz without it, so that no gradient changes."""
+        for op in ("ssd", "conv_ssd", "wkv_ssm"):
+            tensors = make(op, dtype=torch.bfloat16)
+            expected = gradients(tensors, *call(gt, op, tensors))
+            for without in ((), ("z",)):
+                for dispatched in (False, True):
+                    if without:
+                        tensors = make(op, dtype=torch.bfloat16, without=without)
+                        expected = gradients(tensors, *call(gt, op, tensors))
+                    engine, looks = _engine.ENGINES[op], torch.overrides.BaseTorchFunctionMode()
+                    engine.plans.clear()
+                    with unittest.mock.patch.object(_engine, "_READS_Y", ("cpu",)), \
+                            looks if dispatched else contextlib.nullcontext():
+                        found = gradients(tensors, *call(gt, op, tensors))
+                    for name in expected:
+                        self.assertTrue(torch.equal(found[name], expected[name]), f"{op} d{name}")
+                    plan, = (plan for key, plan in engine.plans.items() if key[0] == "backward")
+                    args = plan.struct.from_buffer_copy(plan.template)
+                    self.assertEqual(getattr(args, "ssd", args).reads_y, not without)
+        tensors = make("ssd", dtype=torch.bfloat16)
+        with unittest.mock.patch.object(_engine, "_READS_Y", ("cpu",)):
+            y = gt.ssd(*[tensors[name] for name in INPUTS["ssd"].split()])
+            loss = y.mul_(2).sum()
+            with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+                loss.backward()
 
     def test_some_gradients(self):
         """Only what is asked for is computed, and it is the same."""

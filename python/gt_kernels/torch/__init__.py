@@ -101,7 +101,7 @@ def ssd(x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softp
         final_state=False, cu_seqlens=None, seq_count=None, segments=0, recompute=False):
     """Mamba-2's state space duality.  x z [B,T,H,P], dt [B,T,H], A dt_bias [H], Bm Cm [B,T,G,N], Dskip [H] or [H,P],
     state [B,H,P,N] -> y [B,T,H,P].  softplus: of dt + dt_bias.  dt_limit: (smallest, largest) dt after that.  z gates y
-    with SiLU."""
+    with SiLU; in bfloat16 on a GPU its gradient is made of y, which must not be changed in place before."""
     return _call("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, cu_seqlens, seq_count),
                  (int(softplus), *_dt_limit(dt_limit), segments), final_state, recompute)
 

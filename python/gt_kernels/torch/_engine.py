@@ -14,7 +14,7 @@ import warnings
 import torch
 
 from .. import c
-from ._operators import OPERATORS, gradient, leaf, schema_name
+from ._operators import OPERATORS, beside, gradient, leaf, schema_name
 from ._plan import Planner
 
 MAX_PLANS = 4096  # of one operator: a program whose shapes never repeat must not keep them all
@@ -75,6 +75,7 @@ _data_ptr = torch.Tensor.data_ptr
 # A check of tensors all at once, of PyTorch's own compiler: types, dtypes, devices, shapes, strides, and what the
 # dispatcher knows of them.
 _GUARDS = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+_READS_Y = ("cuda",)  # the twins make dz without y
 MOST_CHECKS = 8  # of one combination of options; calls of more different tensors look their plans up
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
@@ -126,9 +127,13 @@ class Engine:
         self.state_count = sum(tensor.is_state for tensor in operator.tensors)
         self.y_count = len(operator.outputs) - self.state_count
         gradients = [schema_name(gradient(output.field)) for output in operator.outputs]
+        # each y that backward may read (reads_y), and where it lies among the outputs
+        self.kept = [i for i, output in enumerate(operator.outputs)
+                     if output.like and beside(output.field, "reads_y") in operator.fields]
+        kept = tuple(schema_name(operator.outputs[i].field) for i in self.kept)
         # the tensors of each call, in the order of its schema; then come the options, then what is wanted
         self.names = {"infer": inputs + packed, "forward": inputs + packed,
-                      "backward": (*gradients, *saved) + inputs + packed}
+                      "backward": (*gradients, *saved, *kept) + inputs + packed}
         if operator.has_steps:
             self.names["step"] = inputs[:-1] + ("state_out", "slots")
         # what has to be converted; "-": nothing
@@ -145,6 +150,7 @@ class Engine:
     def define(self):
         optional = {tensor.name for tensor in self.operator.tensors if tensor.optional}
         optional |= {"cu_seqlens", "seq_count", "slots", "saved"}
+        optional |= {schema_name(self.operator.outputs[i].field) for i in self.kept}
         optional |= {schema_name(gradient(output.field)) for output in self.operator.outputs if not output.like}
         options = [f"{kind} {leaf(field)}" for field, kind in self.operator.options]
         wanted = [f"bool {schema_name(field)}_wanted" for field in self.results[self.y_count:]]
@@ -393,7 +399,7 @@ class Engine:
             def forward(ctx, plan, rest, *tensors):
                 outputs = engine.execute("forward", plan, [tensor for tensor in tensors if tensor is not None])
                 saved = outputs.pop() if has_saved and rest[-1] else None
-                ctx.save_for_backward(*tensors, saved)
+                ctx.save_for_backward(*tensors, saved, *engine.keep(tensors, outputs))
                 ctx.options, ctx.plan = rest[:option_count], plan
                 ctx.set_materialize_grads(False)
                 return tuple(outputs)
@@ -408,12 +414,21 @@ class Engine:
 
     # ---- autograd ----
 
+    def keep(self, tensors, outputs):
+        """Each y that backward may read, or None: what dz of bf16 is made of on a GPU."""
+        if not self.kept:
+            return ()
+        z = tensors[self.inputs.index("z")]
+        reads = z is not None and z.dtype == torch.bfloat16 and z.device.type in _READS_Y
+        return [outputs[i] if reads else None for i in self.kept]
+
     def autograd_context(self, ctx, arguments, output):
         count = len(self.names["forward"])
         saved = output[-1] if self.operator.has_saved and arguments[-1] else None
-        ctx.save_for_backward(*arguments[:count], saved)
+        outputs = output if isinstance(output, (tuple, list)) else (output,)
+        ctx.save_for_backward(*arguments[:count], saved, *self.keep(arguments, outputs))
         ctx.options = arguments[count:count + self.option_count]
-        ctx.shapes = [y.shape for y in (output[:self.y_count] if isinstance(output, (tuple, list)) else (output,))]
+        ctx.shapes = [y.shape for y in outputs[:self.y_count]]
         ctx.set_materialize_grads(False)
 
     def autograd_backward(self, ctx, *gradients):
@@ -423,7 +438,8 @@ class Engine:
 
     def find_gradients(self, ctx, shapes, gradients, needed):
         """Of the tensors of forward.  shapes: of each y."""
-        *values, saved = ctx.saved_tensors
+        everything, count = ctx.saved_tensors, len(self.names["forward"])
+        values, (saved, *kept) = everything[:count], everything[count:]
         states = list(gradients[self.y_count:self.y_count + self.state_count])
         states += [None] * (self.state_count - len(states))
         if all(gradient is None for gradient in (*gradients[:self.y_count], *states)):
@@ -434,7 +450,7 @@ class Engine:
         bits = [bit for bit, field in enumerate(self.gradients) if needs[field]]
         found = {gradient(self.operator.own_gradient): dys[0]} if self.operator.own_gradient else {}
         if bits:
-            arguments = (*dys, *states, *(saved,) * self.operator.has_saved, *values, *ctx.options,
+            arguments = (*dys, *states, *(saved,) * self.operator.has_saved, *kept, *values, *ctx.options,
                          sum(1 << bit for bit in bits))
             if torch.is_grad_enabled() or not (_is_plain() and _are_plain(arguments[:-1 - self.option_count])):
                 results = getattr(torch.ops.gt_kernels, f"{self.name}_backward")(*arguments)

@@ -131,6 +131,8 @@ class Planner:
                 self.set_stride(struct, field, value.new_empty(value.shape))
             if name == "saved":
                 struct.saved_bytes = value.numel()
+            if call == "backward" and leaf(field) == "y":
+                put(struct, beside(field, "reads_y"), 1)
             plan.inputs.append(self.words[field])
 
         plan.outputs = []
