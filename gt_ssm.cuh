@@ -54,7 +54,7 @@
  *     backward_fp32*.cuh   ... chunks backward in fp32
  *     block_sm90.cuh, forward_sm90.cuh, gate_sm90.cuh, states_sm90.cuh, backward_sm90*.cuh
  *                    ... on compute capability 9.0
- *     launch.cuh, launch_*.cuh   plans and launches
+ *     plan_sm90.cuh, launch.cuh, launch_*.cuh   plans and launches
  *     segment.cuh    ssd: what a piece of a sequence makes of a zero state; gt/recurrence/pieces.cuh joins pieces
  * This file has the C functions. */
 #ifndef GT_SSM_CUH

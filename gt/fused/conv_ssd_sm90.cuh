@@ -16,8 +16,9 @@
  * MBARRIERS, beside those of forward_sm90.cuh.  X_FULL: of a unit in a stage of x, as it came.  CONVOLVED: of a stage of
  *     factors: x is convolved, and the maxima of its rows are there; the convolver's warps with a unit arrive.  FULL takes
  *     the bytes of B and C, too, and GATE_FULL those of z.
- * Of x there are three stages, or two beside z with 128 columns a warpgroup.  With three the producer starts the copies
- * of the next chunk; with two the stage comes free so late that the producer would wait, and the convolver starts them.
+ * Of x there are three stages, or two beside z where a warpgroup has 256 columns of states.  With three the producer
+ * starts the copies of the next chunk; with two the stage comes free so late that the producer would wait, and the
+ * convolver starts them.
  *
  * INSTRUCTIONS of the convolver, bf16, counted in the machine code: 29 a token and two channels, of which the taps are 8
  *     and SiLU 12; 250 a chunk for the maxima.  A warp takes them at the pace of its latencies, so four tokens go side by
