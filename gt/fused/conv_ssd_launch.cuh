@@ -103,8 +103,8 @@ static inline bool takes_plan(const ForwardPlan& plan) {
     void (*const kernel)(ConvolvingParams) = forward_kernel<bf16, 64, 2, GATED>;
     using Tile = HopperTile<bf16, 64, 2, GATED, true>;
     const Problem& in = plan.tensor.in;
-    return plan.on_tensor_cores && plan.units >= 2 && in.segments.count == 1 && has_rows(in.x, in.x_stride, in) &&
-           (!in.z || has_rows(in.z, in.z_stride, in)) &&
+    return plan.on_tensor_cores && plan.units >= 1 && group_units(in) >= 2 && in.segments.count == 1 &&
+           has_rows(in.x, in.x_stride, in) && (!in.z || has_rows(in.z, in.z_stride, in)) &&
            has_sm90a(reinterpret_cast<const void*>(kernel), Tile::THREADS, known);
 }
 
@@ -151,7 +151,7 @@ static inline bool takes_convolving(const gt_ssd_args& unconvolved) {
     for (const void** pointer : {&a.x, &a.dt, &a.Bm, &a.Cm})
         if (!*pointer) *pointer = any;
     if (!a.A) a.A = static_cast<const float*>(any);
-    if (!a.y) a.y = const_cast<void*>(any);
+    if (!a.y) a.y = reinterpret_cast<void*>((uintptr_t)1 << 56); /* it overlaps nothing there */
     a.workspace = const_cast<void*>(any), a.workspace_bytes = SIZE_MAX / 2;
     return gt_ssd_stages(GT_FORWARD, &a, &user) == GT_OK && takes;
 }

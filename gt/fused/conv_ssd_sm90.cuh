@@ -99,13 +99,19 @@ GT_DEV void convolve_columns(const ConvolvingParams& p, uint32_t smem, int64_t b
                              int64_t start, int64_t row, int64_t channel, int column, int t0) {
     using T = typename Tile::T;
     using E = Element<T>;
-    constexpr int BEFORE = conv1d::HALO, AT_ONCE = 8;
+    constexpr int BEFORE = conv1d::HALO, LOADED = Tile::OWN < 16 ? Tile::OWN : 16, AT_ONCE = 4;
     const conv1d::Problem& conv = p.conv;
     const T* const from = static_cast<const T*>(conv.x) + conv1d::offset_of(conv.x_stride, b, first, channel);
     const auto load = [&](int t) {
         return ldg<uint32_t>(reinterpret_cast<const uint32_t*>(from + (int64_t)t * conv.x_stride.t));
     };
     TwoChannels<T> of;
+    uint32_t values[LOADED / AT_ONCE][AT_ONCE];
+    const auto load_all = [&](int t) { /* all on their way before any is waited for */
+        GT_UNROLL
+        for (int i = 0; i < LOADED; i++) values[i / AT_ONCE][i % AT_ONCE] = t + i < tokens ? load(t + i) : 0;
+    };
+    load_all(t0);
     of.taps.load(conv, channel);
     GT_UNROLL
     for (int i = 0; i < BEFORE; i++) {
@@ -116,15 +122,16 @@ GT_DEV void convolve_columns(const ConvolvingParams& p, uint32_t smem, int64_t b
         of.e[i][1] = at >= 0 ? E::hi(value) : conv1d::state_input(conv, row, channel + 1, (int)at);
     }
     GT_NO_UNROLL
-    for (int t = t0; t < t0 + Tile::OWN; t += AT_ONCE) {
-        uint32_t values[AT_ONCE];
+    for (int t = t0; t < t0 + Tile::OWN; t += LOADED) {
+        if (t > t0) load_all(t);
         GT_UNROLL
-        for (int i = 0; i < AT_ONCE; i++) values[i] = t + i < tokens ? load(t + i) : 0;
-        of.convolve(values);
-        GT_UNROLL
-        for (int i = 0; i < AT_ONCE; i++)
-            sts<uint32_t>(smem + group_address<Tile>(t + i, column / 8) + 2 * (column % 8),
-                          t + i < tokens ? values[i] : 0);
+        for (int k = 0; k < LOADED; k += AT_ONCE) {
+            of.convolve(values[k / AT_ONCE]);
+            GT_UNROLL
+            for (int i = 0; i < AT_ONCE; i++)
+                sts<uint32_t>(smem + group_address<Tile>(t + k + i, column / 8) + 2 * (column % 8),
+                              t + k + i < tokens ? values[k / AT_ONCE][i] : 0);
+        }
     }
 }
 
@@ -135,9 +142,8 @@ groups_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
     wait_for_chain();
     const uint32_t smem = smem_base_of_tiles();
     const Problem& in = p.in;
-    const int which = block_x() % 2, g = block_x() / 2 % (int)in.G;
-    const int64_t row = block_x() / 2 / (int)in.G, slots = chunk_slots(in.sequences, CHECKPOINT);
-    const int64_t slot = row / 2 % slots, b = row / 2 / slots;
+    const int which = block_x() % 2, g = block_x() / 2 % (int)in.G, row = block_x() / 2 / (int)in.G;
+    const int slots = (int)chunk_slots(in.sequences, CHECKPOINT), slot = row / 2 % slots, b = row / 2 / slots;
     const gt_chunk chunk = chunk_at(in.sequences, CHECKPOINT, slot);
     const int64_t first = chunk.first + row % 2 * CHUNK;
     if (chunk.sequence < 0 || first >= chunk.last) return;
@@ -156,7 +162,7 @@ groups_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
     for (int i = warp_id(); i < BLOCKS_OF_ROWS; i += GROUPS_WARPS)
         blocks_to_f16<Tile, 1>(smem, smem + Tile::INVERSES, i, 0);
     sync_threads();
-    const int64_t place = (row * in.G + g) * 2 + which;
+    const int64_t place = ((int64_t)row * in.G + g) * 2 + which;
     f16* const to = p.groups + place * (CHUNK * NP);
     for (int i = thread_id(); i < CHUNK * NP / 8; i += Tile::THREADS) stg<uint4>(to + 8 * i, lds<uint4>(smem + 16 * i));
     if (thread_id() < CHUNK)

@@ -40,7 +40,7 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, bool is_step, const
     plan.on_tensor_cores = !is_step && takes_tensor_cores(a, device);
     if (plan.on_tensor_cores) {
         TensorParams& p = plan.tensor;
-        plan.states = states_units(a, device), plan.units = hopper_units(a, plan.states);
+        plan.states = states_units(a, device), plan.units = forward_units(a, plan.states);
         p.in = problem_of(a);
         p.in.segments = take_segments(arena, a, segments_by_units(a, plan.units, device));
         p.share = take_share(arena, a);

@@ -11,6 +11,13 @@ namespace ssd {
  * more than SLAB columns a warpgroup has one. */
 static inline int hopper_units(const gt_ssd_args& a, int states) { return a.N <= SLAB ? states : states >= 2 ? 2 : 0; }
 
+/* The same where dz is not made.  Of short sequences of few heads, a block of two units for a multiprocessor at most, two
+ * of one take no longer, and begin where the kernel before leaves room for one.  The bits are the same, as long as both
+ * have as many columns: those of one unit have 64. */
+static inline int forward_units(const gt_ssd_args& a, int states) {
+    return states == 2 && a.N > 16 && a.N <= 64 && a.T <= 2 * CHECKPOINT ? 1 : hopper_units(a, states);
+}
+
 /* With 128 columns in a warpgroup there are registers enough: one kernel does for calls with and without z. */
 template <class T, int NP, int UNITS>
 static gt_status launch_forward_hopper_with(const TensorParams& all, const Device& device, Chain& chain) {
