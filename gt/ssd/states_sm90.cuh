@@ -34,7 +34,8 @@
  *     with N <= 64, as 64, 73.
  * MBARRIERS.  FULL, EMPTY: of a stage; the producer's and the consumers' threads arrive.
  * REGISTERS a thread, N = 128, UNITS = 4: H 128, v 32, sums 32 of 224; producer 56.  f16: v 16.
- *     UNITS = 1: 184, producer 72, or with N <= 64 152 and 104.
+ *     UNITS = 1: 184, producer 72, or with N <= 64 152 and 104.  UNITS > 1, N <= 64, without z: 168 and 48, so that a block
+ *     of chunk_factors_kernel finds room beside one of these.
  *
  * ISSUE SLOTS a token and head, counted in the machine code, bf16, N = 128, UNITS = 4: v, products and the update 18,
  *     checkpoints 13 more at most, the producer 8; states_tensor_kernel 88.
@@ -74,7 +75,8 @@ struct StatesHopperTile {
     static constexpr bool IS_BF16 = std::is_same<T, bf16>::value;
     static constexpr int NP = NP_, UNITS = UNITS_, GROUPS = UNITS == 1 ? 1 : CONSUMERS, HEADS = UNITS / GROUPS;
     static constexpr int THREADS = (GROUPS + 1) * WARPGROUP, BLOCKS = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
-    static constexpr bool LEAVES_ROOM = UNITS > 1 && NP <= 64; /* for a block of chunk_factors_kernel */
+    /* For a block of chunk_factors_kernel; with z this would cost more than it gives. */
+    static constexpr bool LEAVES_ROOM = UNITS > 1 && NP <= 64 && std::is_same<T, L>::value;
     static constexpr int REGISTERS = UNITS == 1         ? (NP > 64 ? 184 : 152)
                                      : LEAVES_ROOM      ? 168
                                      : HEADS * NP > 128 ? 224
