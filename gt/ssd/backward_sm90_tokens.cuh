@@ -1,6 +1,7 @@
 /* gt/ssd/backward_sm90_tokens.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): what is made
  * by token, by two kernels of their own, so that chunk_gradient_hopper_kernel has no code for it:
- *     chunk_factors_kernel   before it: Delta, its slope, the decay factors, what undoes the powers of the states
+ *     chunk_factors_kernel   before it: Delta, its slope, the decay factors; and, which alone waits for the states, what
+ *                            undoes their powers
  *     chunk_times_kernel     after it: da, ddt, their share of dA, ddt_bias and dDskip, from the sums that it leaves
  * A warp has a chunk and head, a lane tokens 2 lane, 2 lane + 1.  Blocks take places in turn, of [B, slots of 128
  * tokens, two chunks, ceil(H / 8)]: those that packed sequences have.  grid: at most TOKEN_BLOCKS a multiprocessor,

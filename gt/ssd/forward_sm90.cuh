@@ -10,7 +10,7 @@
  *                  factors, a warp a unit, and merges them with the powers of B, C and x.  It is one warp a scheduler,
  *                  so dt comes into registers a chunk ahead (UnitTimes) and it waits for no other load than these
  *                  copies.  Nor does it wait for the kernel before, unless the call's sequences are ranked
- *                  (Problem::order).
+ *                  (Problem::order).  Where nothing comes from kernels before, consumers do not wait either (is_apart).
  *     consumers    two with two units each, or with one; one where a group has one unit.  For y with z, four units and N <= 64, where a state takes few
  *                  registers, four with one each (GROUPS).  They hold states as accumulators of products do, 16 rows a
  *                  warp.  A chunk:
@@ -39,8 +39,9 @@
  *     PREPARED          4.1   two stages of each unit: weights of the update       producer
  *     B_INVERSE ...     1.1   of the chunk; where each warpgroup stands; barriers
  * A third stage of x lets its copies come from memory while the chunk before is prepared.
- * ONE UNIT.  A group of one unit (a head with P <= 64) has a block of one consumer and a producer, of which a
- *     multiprocessor has two: each is a chain of latencies, and the two overlap.  N <= 64, as 64, 105.3 KB: B and C have
+ * ONE UNIT.  A group of one unit (a head with P <= 64), or a unit of short sequences of few heads (forward_units()), has a
+ *     block of one consumer and a producer, of which a multiprocessor has two: each is a chain of latencies, and the two
+ *     overlap.  N <= 64, as 64, 105.3 KB: B and C have
  *     three stages and x four, so that all copies of a chunk are issued a chunk ahead; one warp of the producer makes
  *     factors while the other three turn B and C into f16 (prepare_beside_factors).  N <= 128, 105.2 KB: two stages of
  *     each.  One kernel does for calls with and without z; dz is forward_tensor_kernel's.

@@ -11,6 +11,7 @@
  *                  decay.  dt, and these, come into registers a chunk ahead (UnitTimes), so it waits for no other load
  *                  than these copies.  Nor does it wait for the kernel before, unless the call's sequences are ranked
  *                  (Problem::order) or that makes left; but a lane that writes a segment's decay waits before that.
+ *                  Where nothing comes from kernels before, consumers do not wait either (is_apart).
  *     consumers    two with half of the units each, or one with one unit.  They hold states as accumulators of products
  *                  do, 16 rows a warp.  A chunk:  v_t = weight_t left_t from transposed loads, as left operand from
  *                  registers;  H <- E H + sum_t v_t right_t^T,  64 x N x 64.
