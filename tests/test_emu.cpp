@@ -1226,6 +1226,13 @@ GT_KERNEL(32, 1) beside_kernel(const GT_GRID_CONSTANT ChainParams p) {
     wait_for_chain();
 }
 
+/* Touches nothing, and lets the next start before or after it waits. */
+GT_KERNEL(32, 1) releasing_kernel(const GT_GRID_CONSTANT ChainParams p) {
+    if (!p.early) wait_for_chain();
+    release_chain();
+    wait_for_chain();
+}
+
 static void test_chain() {
     std::vector<float> data(96, 1.0f);
     const auto run_after = [&](void (*kernel)(ChainParams), int early, bool follows) {
@@ -1243,6 +1250,16 @@ static void test_chain() {
         run_after(chained_kernel, early, true);
         check_caught(whats[early - 1], emu::Fault::CHAIN, "chained_kernel");
     }
+    /* the kernel before the one before: to be waited for if that has not, when it released this one */
+    const auto run_third = [&](int released_early) {
+        run_after(releasing_kernel, released_early, true);
+        const ChainParams p = {data.data(), 1};
+        check(gt::launch(chained_kernel, {1}, 32, 128, nullptr, p, true) == cudaSuccess, "a third kernel");
+    };
+    run_third(0);
+    check_clean("a third kernel, released after a wait");
+    run_third(1);
+    check_caught("reads early, released early", emu::Fault::CHAIN, "chained_kernel");
 }
 
 /* ---- speed ----------------------------------------------------------------------------------- */

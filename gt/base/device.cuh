@@ -33,6 +33,7 @@
  *   ordering       sync_warp (W) sync_threads bar_sync (W) mbarrier_init mbarrier_inval mbarrier_arrive (W)
  *                  mbarrier_arrive_warp (W) mbarrier_arrive_expect (W)
  *                  mbarrier_arrive_expect_warp (W) cp_async_arrive (W) mbarrier_wait (W) wait_for_chain
+ *                  release_chain
  *   warp           shfl_xor shfl_up shfl_down shfl_idx movmatrix_trans (W); warp.cuh has warp_sum warp_any
  *   tensor cores   mma_bf16 mma_f16 mma<T> mma_tf32 (W)
  *   warpgroups     wgmma_operand wgmma_tf32 wgmma_fence wgmma_commit wgmma_wait
@@ -164,6 +165,7 @@ namespace gt {
  * |                                    | in its Chain are complete and what they wrote is         |
  * |                                    | visible, then lets blocks of the next take free places.  |
  * |                                    | Nothing before sm_90 and where no kernel runs ahead      |
+ * | release_chain()                    | the second part alone: blocks of the next may start      |
  * | shfl_xor(v, mask), shfl_idx(v, l)  | value of lane (lane ^ mask), of lane l                   |
  * | shfl_up(v, d), shfl_down(v, d)     | value of lane - d, lane + d; own value past the ends     |
  * | warp_sum(v)                        | sum over the warp, the same bits in every lane           |
@@ -604,6 +606,12 @@ GT_DEV void wgmma_tf32(float (&c)[16][4], const float (&a)[4], uint64_t b) {
 GT_DEV void wait_for_chain() {
 #if GT_SM90
     asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+GT_DEV void release_chain() {
+#if GT_SM90
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }

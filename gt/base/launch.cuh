@@ -214,7 +214,8 @@ static inline gt_status check_saved(const void* saved, size_t bytes, size_t need
  *     writes.
  *   - Inputs of the call need no wait: the first kernel waits, as any launch does, for all that the stream had before.
  *   - Blocks that share nothing with other kernels need not wait.  But some block of every kernel must: else kernels
- *     after it would not wait for those before it.
+ *     after it would not wait for those before it.  A kernel that calls release_chain() before it waits lets the next
+ *     one run beside those before itself, too.
  * The emulation checks these rules. */
 struct Chain {
     gt_stream stream;

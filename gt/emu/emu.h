@@ -54,8 +54,9 @@
  *                 its init.
  *   chain         A kernel that follows another in a chain, which it may run beside: what a block reads or
  *                 writes with the primitives before one of its threads is in wait_for_chain() must
- *                 not be written, or read, by the kernel before; and some thread must wait, or the
- *                 kernels after it would not come after those before it.
+ *                 not be written, or read, by the kernel before, nor by those that this one was released
+ *                 beside (release_chain); and some thread must wait, or the kernels after it would not
+ *                 come after those before it.
  *   device        shared memory for a block; mma_bf16, mma_tf32 and mbarriers before sm_80; wgmma
  *                 elsewhere than on sm_90
  *   bank conflicts are counted, not faulted: stats(), traffic() and kernels().  The lanes' accesses

@@ -306,6 +306,10 @@ class Footprint {
         for (auto& ranges : of_) merge(ranges);
     }
 
+    void add(const Footprint& other) {
+        for (int i = 0; i < 2; i++) of_[i].insert(of_[i].end(), other.of_[i].begin(), other.of_[i].end());
+    }
+
     bool touches(bool written, uintptr_t first, size_t bytes) const {
         const std::vector<Range>& ranges = of_[written];
         const auto after = std::upper_bound(ranges.begin(), ranges.end(), first,
@@ -364,10 +368,11 @@ class Machine {
         launch = what;
         traffic_.start(launch.kernel);
         smem_.resize(launch.smem_bytes);
+        if (released_early_) footprint_.add(before_); /* the next kernel may run beside both */
         std::swap(before_, footprint_);
         footprint_.clear();
         if (launch.follows) before_.merge();
-        some_waited_ = false;
+        some_waited_ = released_early_ = false;
         bool good = true;
         for (block[2] = 0; good && block[2] < launch.grid[2]; block[2]++) {
             for (block[1] = 0; good && block[1] < launch.grid[1]; block[1]++) {
@@ -382,6 +387,7 @@ class Machine {
     }
 
     void wait_for_chain() { block_waited_ = some_waited_ = true; }
+    void release_chain() { released_early_ |= launch.follows && !block_waited_; }
 
     void touch_global(bool writes, const void* pointer, size_t bytes, const Site& site) {
         const uintptr_t first = reinterpret_cast<uintptr_t>(pointer);
@@ -1100,6 +1106,7 @@ class Machine {
     AccessHistory history_;
     Footprint footprint_, before_;                    /* of this kernel, of the one before */
     bool some_waited_ = false, block_waited_ = false; /* for the chain: threads of the kernel, of the block */
+    bool released_early_ = false;                     /* the kernel, before it waited */
 
     uint64_t fault_count_[(int)Fault::COUNT] = {0};
     std::vector<std::string> messages_;

@@ -66,6 +66,7 @@ T* global_pointer(void* pointer) {
 }
 
 inline void wait_for_chain() { emu::machine.wait_for_chain(); }
+inline void release_chain() { emu::machine.release_chain(); }
 
 inline void cp_async_commit() { emu::machine.commit_copies(); }
 

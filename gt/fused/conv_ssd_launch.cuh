@@ -16,7 +16,7 @@
 #include "../conv1d/state.cuh"
 #include "../recurrence/stages.cuh"
 #include "conv_ssd.h"
-#include "conv_ssd_sm90.cuh"
+#include "conv_ssd_backward_sm90.cuh"
 
 namespace gt {
 namespace conv_ssd {
@@ -141,19 +141,82 @@ static inline gt_status convolve(const Stages& stages, const void* context) {
     return conv1d::launch_state<bf16>(*me.conv, *stages.device, me.stream); /* last: it may overwrite state_in */
 }
 
-/* Whether the kernels take a call, perhaps a query's: pointers that are still NULL count as aligned. */
-static inline bool takes_convolving(const gt_ssd_args& unconvolved) {
+/* ---- backward on compute capability 9.0: see conv_ssd_backward_sm90.cuh ------------------------------------------ */
+
+/* Whether its kernels may take the call, by sizes and what is asked for. */
+static inline bool may_convolve_backward(const gt_conv_ssd_args& a) {
+    return a.B > 0 && a.T > 0 && a.dtype == GT_BF16 && !a.seq_capacity && a.N >= 32 && a.N <= SLAB && a.N % 16 == 0 &&
+           a.saved && !(a.z && a.dz) && a.dxBC && a.xBC_stride.h == 1 && a.T <= INT32_MAX;
+}
+
+static inline bool takes_backward_plan(const HopperChunks& plan) {
+    const Problem& in = plan.tokens.chunk.in;
+    return plan.is_taken && !plan.reads_rows && !in.dy_inverses && has_rows(in.x, in.x_stride, in) &&
+           has_rows(in.dy, in.dy_stride, in);
+}
+
+template <int N>
+static gt_status launch_gradient(const GradientParams& p, int64_t blocks, Chain& chain) {
+    using C = HopperGradientTraits<bf16, N, false, true>;
+    return run("conv_ssd gradient_kernel", gradient_kernel<bf16, N>, blocks, C::THREADS, C::SMEM, chain, p);
+}
+
+/* ssd's stages, with x not convolved, and B and C of scratch. */
+static inline gt_status convolve_backward(const Stages& stages, const void* context) {
+    const Convolving& me = *static_cast<const Convolving*>(context);
+    const HopperChunks& plan = *static_cast<const HopperChunks*>(stages.plan);
+    if (me.takes) {
+        *me.takes = takes_backward_plan(plan);
+        return GT_OK;
+    }
+    const TokenParams& tokens = plan.tokens;
+    const Problem& in = tokens.chunk.in;
+    const Device& device = *stages.device;
+    ColumnsParams columns = {conv1d::problem_of(*me.conv), me.scratch, in.H * in.P, (int)(2 * in.G * in.N)};
+    const int64_t pieces = (in.sequences.T + COLUMN_TOKENS - 1) / COLUMN_TOKENS, parts = (columns.columns / 2 + 127) / 128;
+    gt_status status =
+        run("conv_ssd columns_kernel", columns_kernel<bf16>, in.sequences.B * pieces * parts, 128, 0, me.stream, columns);
+    /* a chain of its own: its first kernel reads C without waiting for one before it */
+    Chain chain = {me.stream};
+    for (const Stage stage : {Stage::CLEAR, Stage::GRADIENTS})
+        if (status == GT_OK) status = stages.run(stages, stage, chain);
+    ChunkGradientParams chunk = tokens.chunk;
+    chunk.in.columns = in.N;
+    GradientParams p;
+    int64_t blocks = 0;
+    if (status == GT_OK) status = plan_hopper_chunks(chunk, tokens, 0, device, &p, &blocks);
+    if (status == GT_OK && blocks && !p.has_rows) status = report(cudaErrorInvalidValue, "conv_ssd cuTensorMapEncodeTiled");
+    if (status != GT_OK) return status;
+    p.conv = columns.conv;
+    const int64_t by_token = token_blocks(tokens, device);
+    status = run("ssd chunk_factors_kernel", chunk_factors_kernel, by_token, 32 * TOKEN_WARPS,
+                 TOKEN_WARPS * 4 * ChunkTokens::COUNT, chain, tokens);
+    if (status == GT_OK)
+        status = in.N <= 64 ? launch_gradient<64>(p, blocks, chain) : launch_gradient<SLAB>(p, blocks, chain);
+    if (status == GT_OK)
+        status = run("ssd chunk_times_kernel", chunk_times_kernel, by_token, 32 * TOKEN_WARPS, 0, chain, tokens);
+    return status != GT_OK ? status : reduce_rows(*stages.sums, stages.accumulate, chain);
+}
+
+/* ---- which kernels ------------------------------------------------------------------------------------------------- */
+
+/* Addresses for what is not there yet: outputs, which must overlap nothing. */
+static inline char* far_away(int number) { return reinterpret_cast<char*>((uintptr_t)(number + 1) << 56); }
+
+/* Whether the kernels of a pass take a call, perhaps a query's: pointers that are still NULL count as aligned. */
+static inline bool takes_convolving(gt_pass pass, const gt_ssd_args& unconvolved) {
     gt_ssd_args a = unconvolved;
     bool takes = false;
     const Convolving question = {nullptr, nullptr, nullptr, &takes};
-    const StagesUser user = {convolve, &question};
+    const StagesUser user = {pass == GT_FORWARD ? convolve : convolve_backward, &question};
     const void* const any = reinterpret_cast<const void*>((uintptr_t)256);
     for (const void** pointer : {&a.x, &a.dt, &a.Bm, &a.Cm})
         if (!*pointer) *pointer = any;
     if (!a.A) a.A = static_cast<const float*>(any);
-    if (!a.y) a.y = const_cast<void*>(any);
-    a.workspace = const_cast<void*>(any), a.workspace_bytes = SIZE_MAX / 2;
-    return gt_ssd_stages(GT_FORWARD, &a, &user) == GT_OK && takes;
+    if (pass == GT_FORWARD && !a.y) a.y = far_away(0);
+    if (pass == GT_BACKWARD && !a.dy) a.dy = any;
+    a.workspace = const_cast<void*>(any), a.workspace_bytes = a.saved_bytes = SIZE_MAX / 2;
+    return gt_ssd_stages(pass, &a, &user) == GT_OK && takes;
 }
 
 /* ---- the two calls ------------------------------------------------------------------------------------------------- */
@@ -162,17 +225,26 @@ static inline bool takes_convolving(const gt_ssd_args& unconvolved) {
 struct Plan {
     gt_conv1d_args conv;
     gt_ssd_args ssd;
-    bool convolves;    /* forward without c: see convolve() */
+    bool convolves;    /* without c: see convolve() and convolve_backward() */
     void* scratch;     /* c, or what those kernels take */
     bool has_channels; /* without tokens those that nothing lies in may be more than conv1d takes */
     size_t saved, bytes;
 };
 
 /* ssd's call with x, B and C where they are before the convolution. */
-static inline gt_ssd_args unconvolved(const gt_conv_ssd_args& a) {
-    gt_ssd_args s = gt_conv_ssd_ssd(&a, a.xBC, nullptr, size_of(a.dtype));
+static inline gt_ssd_args unconvolved(const gt_conv_ssd_args& a, char* dc) {
+    gt_ssd_args s = gt_conv_ssd_ssd(&a, a.xBC, dc, size_of(a.dtype));
     s.x_stride.b = s.Bm_stride.b = s.Cm_stride.b = a.xBC_stride.b;
     s.x_stride.t = s.Bm_stride.t = s.Cm_stride.t = a.xBC_stride.t;
+    return s;
+}
+
+/* The same, but B and C are the convolved ones, [B][T][2 G N]. */
+static inline gt_ssd_args unconvolved_x(const gt_conv_ssd_args& a, void* columns, char* dc) {
+    gt_ssd_args s = unconvolved(a, dc);
+    const int64_t row = 2 * a.G * a.N;
+    s.Bm_stride = s.Cm_stride = {a.T * row, row, a.N};
+    s.Bm = columns, s.Cm = static_cast<char*>(columns) + a.G * a.N * size_of(a.dtype);
     return s;
 }
 
@@ -182,14 +254,21 @@ static inline gt_status plan_call(const gt_conv_ssd_args& a, gt_pass pass, Plan*
     Arena arena(a.workspace ? a.workspace : reinterpret_cast<void*>((uintptr_t)256));
     const bool is_backward = pass == GT_BACKWARD, has_tokens = a.B > 0 && a.T > 0;
     const int64_t bytes = has_tokens ? a.B * a.T * gt_conv_ssd_channels(&a) * size_of(a.dtype) : 0;
-    plan->convolves = pass == GT_FORWARD && may_convolve(a, bytes) && takes_convolving(unconvolved(a));
+    plan->convolves =
+        is_backward ? may_convolve_backward(a) && takes_convolving(pass, unconvolved_x(a, far_away(0), far_away(1)))
+                    : may_convolve(a, bytes) && takes_convolving(pass, unconvolved(a, nullptr));
     gt_enter(GT_DEVICE, "conv_ssd", pass); /* messages name this call again */
-    plan->scratch = has_tokens ? arena.take<char>(plan->convolves ? convolving_bytes(a) : bytes) : nullptr;
+    const int64_t scratch_bytes = !plan->convolves ? bytes
+                                  : is_backward    ? a.B * a.T * 2 * a.G * a.N * size_of(a.dtype)
+                                                   : convolving_bytes(a);
+    plan->scratch = has_tokens ? arena.take<char>(scratch_bytes) : nullptr;
     void* const c = plan->convolves ? nullptr : plan->scratch;
     char* const dc = has_tokens && is_backward && gt_conv_ssd_wants_dc(&a) ? arena.take<char>(bytes) : nullptr;
     gt_workspace of_ssd = {}, of_conv = {};
     plan->conv = gt_conv_ssd_conv(&a, c, dc);
-    plan->ssd = plan->convolves ? unconvolved(a) : gt_conv_ssd_ssd(&a, c, dc, size_of(a.dtype));
+    plan->ssd = !plan->convolves ? gt_conv_ssd_ssd(&a, c, dc, size_of(a.dtype))
+                : is_backward    ? unconvolved_x(a, plan->scratch, dc)
+                                 : unconvolved(a, nullptr);
     plan->has_channels = has_tokens || gt_conv_ssd_channels(&a) <= GT_MAX_SIZE;
     gt_status status = gt_ssd_workspace(&plan->ssd, &of_ssd);
     if (status == GT_OK && plan->has_channels) status = gt_conv1d_workspace(&plan->conv, &of_conv);
@@ -231,10 +310,16 @@ static inline gt_status backward(const gt_conv_ssd_args* args, gt_stream stream)
     Plan plan = {};
     gt_status status = begin(GT_BACKWARD, args, &plan);
     if (status != GT_OK) return status;
-    gt_conv1d_args again = plan.conv;
-    again.state_out = nullptr;
-    if (again.y) status = gt_conv1d_forward(&again, stream);
-    if (status == GT_OK) status = gt_ssd_backward(&plan.ssd, stream);
+    if (plan.convolves) {
+        const Convolving convolving = {&plan.conv, plan.scratch, stream, nullptr};
+        const StagesUser user = {convolve_backward, &convolving};
+        status = gt_ssd_stages(GT_BACKWARD, &plan.ssd, &user);
+    } else {
+        gt_conv1d_args again = plan.conv;
+        again.state_out = nullptr;
+        if (again.y) status = gt_conv1d_forward(&again, stream);
+        if (status == GT_OK) status = gt_ssd_backward(&plan.ssd, stream);
+    }
     const bool is_wanted = plan.conv.dy || !plan.conv.y; /* without tokens there are states and zeros */
     return status == GT_OK && plan.has_channels && is_wanted ? gt_conv1d_backward(&plan.conv, stream) : status;
 }

@@ -60,6 +60,19 @@ struct TwoChannels {
     conv1d::Taps<2> taps;
     float e[conv1d::TAPS][2];
 
+    /* The inputs before token `first` of a sequence, whose row of states is `row`.  load(t): both channels t tokens behind
+     * it; t < 0. */
+    template <class Load>
+    GT_METHOD void enter(const conv1d::Problem& conv, int64_t row, int64_t first, int64_t channel, const Load& load) {
+        GT_UNROLL
+        for (int i = 0; i < BEFORE; i++) {
+            const int64_t at = first + i - BEFORE;
+            const uint32_t value = at >= 0 ? load(i - BEFORE) : 0;
+            e[i][0] = at >= 0 ? E::lo(value) : conv1d::state_input(conv, row, channel, (int)at);
+            e[i][1] = at >= 0 ? E::hi(value) : conv1d::state_input(conv, row, channel + 1, (int)at);
+        }
+    }
+
     /* COUNT tokens, side by side: a warp has little else to hide its latencies. */
     template <int COUNT>
     GT_METHOD void convolve(uint32_t (&values)[COUNT]) {

@@ -171,6 +171,7 @@ GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem) {
         init(C::EMPTY, C::CONSUMERS);
         init(C::STATE_MADE, C::GROUP);
         if (C::GATED) init(C::POWERS_MADE, C::GROUP);
+        if (C::CONVOLVES) init(C::CONVOLVED, C::GROUP - 32); /* all of prepare but the warp that copies */
     }
     if (thread < C::M_BUFFERS) init(C::M_FULL, C::GROUP), init(C::M_EMPTY, C::GROUP);
     if (thread < C::GROUPS) {
@@ -190,12 +191,9 @@ GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem) {
     sync_threads();
 }
 
-/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
-template <class T, int N, bool GATED>
-GT_KERNEL(GT_SM90A ? 512 : 32, 1)
-chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
-#if GT_SM90A
-    using C = HopperGradientTraits<T, N, GATED>;
+/* A block.  Params: HopperGradientParams, or more. */
+template <class C, class Params>
+GT_DEV void chunk_gradient_block(const Params& p) {
     const uint32_t smem = smem_base_of_tiles();
     const int role = shfl_idx(warp_id(), 0) / 4;
     init_barriers<C>(p, smem);
@@ -209,6 +207,14 @@ chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
         take_registers<C::SUMS_REGISTERS>();
         sums_role<C>(p, smem, role - 1);
     }
+}
+
+/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+template <class T, int N, bool GATED>
+GT_KERNEL(GT_SM90A ? 512 : 32, 1)
+chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
+#if GT_SM90A
+    chunk_gradient_block<HopperGradientTraits<T, N, GATED>>(p);
 #else
     (void)p;
     __trap();

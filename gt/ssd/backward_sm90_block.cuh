@@ -44,9 +44,11 @@ GT_DEV int next_place(const HopperGradientParams& p, int place) {
     return place + grid_x();
 }
 
-template <class T_, int N_, bool GATED_ = false>
+/* CONVOLVES: x comes as it is before its convolution, which prepare makes (gt/fused/conv_ssd_backward_sm90.cuh). */
+template <class T_, int N_, bool GATED_ = false, bool CONVOLVES_ = false>
 struct HopperGradientTraits {
     using T = T_;
+    static constexpr bool CONVOLVES = CONVOLVES_;
     static constexpr bool GATED = GATED_;         /* with z: dy is dy silu(z), see Problem::dy_inverses */
     using D = std::conditional_t<GATED, f16, T>;  /* of dy in its tile, and of M */
     static constexpr int N = N_, PANELS = N / 64; /* a panel: 64 rows of 128 bytes */
@@ -94,7 +96,8 @@ struct HopperGradientTraits {
     /* Records of places, in a ring.  Copies are at most STAGES steps ahead of who reads the oldest record */
     static constexpr int PLACES = 8, PLACE_BYTES = 64;
     static constexpr int PLACE = (PLACE_FULL + 8 * PLACES + 15) / 16 * 16;
-    static constexpr int SMEM = PLACE + PLACES * PLACE_BYTES;
+    static constexpr int CONVOLVED = PLACE + PLACES * PLACE_BYTES;
+    static constexpr int SMEM = CONVOLVED + (CONVOLVES ? 8 * STAGES : 0);
     static_assert(MADE % 4 == 0 && STATE_INVERSES % 4 == 0 && W_MOST % 4 == 0, "read by 16 bytes");
     static_assert(FULL % 8 == 0 && SMEM <= 227 * 1024, "fits sm_90");
 };
@@ -433,12 +436,13 @@ GT_DEV bool has_only_maps(const HopperGradientParams& p) { return p.has_rows && 
 
 /* A step: as soon as its stage is free, its copies.  Nobody waits for them here.  Where all places have maps it is the
  * work of warp 0, which arrives at FULL alone; else each thread arrives twice, once by its cp_async.  Warp 0 finds the
- * places, the others make B, C and OTHER of the next one where there are two copies of them. */
-template <class C>
-GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
+ * places, the others make B, C and OTHER of the next one where there are two copies of them, and x where it is to be
+ * convolved. */
+template <class C, class Params>
+GT_DEV void prepare_role(const Params& p, uint32_t smem) {
     const int warp = shfl_idx(warp_id(), 0) - C::CONSUMERS / 32;
-    const bool alone = has_only_maps(p);
-    if (C::GROUPS == 1 && alone && warp > 0) return;
+    const bool alone = C::CONVOLVES || has_only_maps(p);
+    if (C::GROUPS == 1 && !C::CONVOLVES && alone && warp > 0) return;
     int place = first_place<C>(p), before = 0, M_before = 0;
     GT_NO_UNROLL
     for (int number = 0;; number++) {
@@ -465,6 +469,8 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
             fence_async_proxy();
             mbarrier_arrive(me.groups(C::GROUPS_FULL));
         }
+        if constexpr (C::CONVOLVES)
+            if (warp > 0) convolve_place(p, me, warp - 1);
         if (alone && warp > 0) continue;
         StepSource<C> source;
         wait_for_chain(); /* h, G and their powers; factors */

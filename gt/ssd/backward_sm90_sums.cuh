@@ -86,8 +86,8 @@ GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int s) {
  * written. */
 template <class C>
 GT_DEV void wait_for_rows(const HopperBlock<C>& me, int step) {
-    mbarrier_wait(me.smem + C::FULL + 8 * me.stage_of(step), me.parity_of(step));
-    if (!me.by_maps) fence_async_proxy(); /* it waits for the step before's sums on their way to memory, too */
+    mbarrier_wait(me.smem + (C::CONVOLVES ? C::CONVOLVED : C::FULL) + 8 * me.stage_of(step), me.parity_of(step));
+    if (!C::CONVOLVES && !me.by_maps) fence_async_proxy(); /* it waits for the step before's sums on their way to memory, too */
 }
 
 /* With z: until the powers of M are. */

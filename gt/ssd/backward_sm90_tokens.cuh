@@ -103,10 +103,15 @@ GT_DEV void make_chunk_factors(const TokenParams& p, const TokenWarp& me) {
     sync_warp();
     float* const to = p.tokens + (me.row * in.H + me.h) * ChunkTokens::COUNT;
     for (int i = lane; i < ChunkTokens::COUNT / 4; i += 32) stg<float4>(to + 4 * i, lds<float4>(record + 16 * i));
-    /* h, then G */
+    sync_warp(); /* the record is no longer read */
+}
+
+/* What undoes the powers of a chunk's states: of h, then of G. */
+GT_DEV void gather_inverses(const TokenParams& p, const TokenWarp& me) {
+    const Problem& in = p.chunk.in;
     const int64_t slot = (me.b * in.H + me.h) * p.chunk.slots + me.slot;
     for (int slab = 0; slab < slabs(in.N); slab++) {
-        for (int i = lane; i < 8 * in.tiles; i += 32) {
+        for (int i = lane_id(); i < 8 * in.tiles; i += 32) {
             const int row = i / 8 * TILE_P + i % 4 * 16;
             const float* powers = i / 4 % 2 ? p.chunk.G.powers : p.chunk.h.powers;
             p.inverses[((slab * p.rows + me.row) * in.H + me.h) * (8 * in.tiles) + i] =
@@ -114,17 +119,22 @@ GT_DEV void make_chunk_factors(const TokenParams& p, const TokenWarp& me) {
                                      : 0x1p-100f;
         }
     }
-    sync_warp(); /* the record is no longer read */
 }
 
+/* The states' powers are what kernels before it make; the rest it makes beside them. */
 GT_KERNEL(32 * TOKEN_WARPS, 4) chunk_factors_kernel(const GT_GRID_CONSTANT TokenParams p) {
-    wait_for_chain();
+    release_chain(); /* blocks of the chunks' kernel take long to begin */
     const int64_t places = token_places(p);
-    GT_NO_UNROLL
-    for (int64_t place = block_x(); place < places; place += grid_x()) {
-        const TokenWarp me = find_token_warp(p, place);
-        if (me.tokens > 0) make_chunk_factors(p, me);
-    }
+    const auto each = [&](const auto& make) {
+        GT_NO_UNROLL
+        for (int64_t place = block_x(); place < places; place += grid_x()) {
+            const TokenWarp me = find_token_warp(p, place);
+            if (me.tokens > 0) make(me);
+        }
+    };
+    each([&](const TokenWarp& me) { make_chunk_factors(p, me); });
+    wait_for_chain();
+    each([&](const TokenWarp& me) { gather_inverses(p, me); });
 }
 
 GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {

@@ -973,9 +973,14 @@ forward_hopper_kernel(const GT_GRID_CONSTANT HopperForwardParams p) {
         give_registers<Tile::PRODUCER_REGISTERS>();
         forward_producer<Tile>(p, smem);
     } else {
-        wait_for_chain();
+        const bool apart = is_apart(p.in) && !Tile::MAKES_DZ;
+        if (apart)
+            release_chain();
+        else
+            wait_for_chain();
         take_registers<Tile::REGISTERS>();
         forward_consumer<Tile>(p, smem);
+        if (apart && block_x() == 0) wait_for_chain(); /* for kernels after it */
     }
 #else
     (void)p;

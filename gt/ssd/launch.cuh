@@ -69,6 +69,7 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, bool is_step, const
 /* ---- backward -------------------------------------------------------------------------------------------------- */
 
 struct BackwardPlan {
+    HopperChunks hopper; /* first: see there */
     static constexpr const char* CLEAR = "ssd clear_unused_kernel";
     Sequences sequences;
     ClearParams unused;
@@ -104,6 +105,7 @@ static inline BackwardPlan plan_backward(const gt_ssd_args& args, const Device& 
     if (plan.on_tensor_cores) {
         plan.tensor = plan_tensor_backward(a, arena, states, plan.sums, states_units(a, device), device);
         plan.has_states = !plan.tensor.has_first();
+        plan.hopper = {plan.tensor.tokens, plan.tensor.by_hopper, plan.tensor.makes_h || plan.tensor.makes_dz};
         plan.unused.order = plan.tensor.order;
         add_output(plan.unused, a.ddt, a.ddt_stride, a.dt_dtype, a.H, 1);
         add_output(plan.unused, a.dBm, a.dBm_stride, a.dtype, a.G, a.N);

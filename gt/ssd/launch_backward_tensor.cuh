@@ -3,9 +3,9 @@
 #define GT_SSD_LAUNCH_BACKWARD_TENSOR_CUH
 
 #include "backward_fp32_sm90.cuh"
-#include "backward_sm90.cuh"
 #include "backward_tensor.cuh"
 #include "launch_sm90.cuh"
+#include "plan_backward_sm90.cuh"
 
 namespace gt {
 namespace ssd {
@@ -189,26 +189,10 @@ static gt_status launch_chunks_with(const ChunkGradientParams& p, Chain& chain) 
 
 static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, const TokenParams& tokens, int slab,
                                              const Device& device, Chain& chain) {
-    const int64_t pairs = all.in.sequences.B * all.slots * all.in.G, places = 2 * pairs, room = device.multiprocessors;
-    const bool in_twos = all.in.dy_inverses && all.in.dy == all.dx;
-    const int64_t most = in_twos ? pairs : places, blocks = most < room ? most : room;
-    if (blocks == 0) return GT_OK; /* no tensors */
-    if (places > INT32_MAX - 2 * room) return gt_fail(GT_ERROR_SIZE, "ssd: %lld chunks", (long long)places);
     HopperGradientParams p;
-    static_cast<ChunkGradientParams&>(p) = all;
-    p.has_h = p.h.values != nullptr, p.has_G = p.G.values != nullptr;
-    p.clears = slabs(p.in.N) > 1;
-    p.in_twos = in_twos;
-    p.heads = (int)(p.in.H / p.in.G), p.steps = p.heads * p.in.tiles;
-    const int64_t steps = slab * tokens.rows * p.in.H * p.in.tiles;
-    p.tokens = tokens.tokens;
-    p.sums = tokens.sums + steps * chunk_sums(p.in);
-    p.inverses = tokens.inverses + steps * 8;
-    gt_status status = map_states(&p.h_map, p.h, p.in, p.slots, TILE_P);
-    if (status == GT_OK) status = map_states(&p.G_map, p.G, p.in, p.slots, TILE_P);
-    if (status != GT_OK) return status;
-    p.has_rows = map_rows(&p.x_map, p.in.x, p.in.x_stride, p.in) && map_rows(&p.dy_map, p.in.dy, p.in.dy_stride, p.in);
-    if (!p.has_rows) p.x_map = p.dy_map = p.h_map; /* not read */
+    int64_t blocks;
+    const gt_status status = plan_hopper_chunks(all, tokens, slab, device, &p, &blocks);
+    if (status != GT_OK || blocks == 0) return status;
     return with_type(p.in, [&](auto type) {
         return with_size<64, 128>(p.in.columns, [&](auto columns) {
             using T = decltype(type);
@@ -284,8 +268,7 @@ static inline gt_status finish_split_chunks(const SplitGradientParams& all, cons
 
 inline gt_status TensorBackwardPlan::make_chunks(const Device& device, Chain& chain) const {
     if (chunks.in.dtype == GT_F32) return finish_split_chunks(split, times, device, chain);
-    const int64_t places = rows * ((chunks.in.H + TOKEN_WARPS - 1) / TOKEN_WARPS);
-    const int64_t room = (int64_t)TOKEN_BLOCKS * device.multiprocessors, blocks = places < room ? places : room;
+    const int64_t blocks = token_blocks(tokens, device);
     gt_status status = GT_OK;
     if (by_hopper)
         status = run("ssd chunk_factors_kernel", chunk_factors_kernel, blocks, 32 * TOKEN_WARPS,

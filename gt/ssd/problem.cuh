@@ -82,6 +82,10 @@ struct Problem {
     int columns;
 };
 
+/* Whether a pass over the call's sequences, forward or back, reads only what the caller gave: none is cut into segments,
+ * and they are not packed, so that no kernel ranks them.  It need not wait for kernels before it then. */
+GT_HD bool is_apart(const Problem& in) { return in.segments.count == 1 && !in.sequences.cu_seqlens; }
+
 /* Columns of a state that a launch on tensor cores takes.  Of more there is one launch after another: y, dx, ddt and
  * the sums are sums over the columns, so that each adds its share.  forward_sm90.cuh takes up to 256 in one. */
 constexpr int SLAB = 128;

@@ -74,10 +74,16 @@ struct StatesHopperTile {
     static constexpr bool IS_BF16 = std::is_same<T, bf16>::value;
     static constexpr int NP = NP_, UNITS = UNITS_, GROUPS = UNITS == 1 ? 1 : CONSUMERS, HEADS = UNITS / GROUPS;
     static constexpr int THREADS = (GROUPS + 1) * WARPGROUP, BLOCKS = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
+    static constexpr bool LEAVES_ROOM = UNITS > 1 && NP <= 64; /* for a block of chunk_factors_kernel */
     static constexpr int REGISTERS = UNITS == 1         ? (NP > 64 ? 184 : 152)
+                                     : LEAVES_ROOM      ? 168
                                      : HEADS * NP > 128 ? 224
                                                         : 200,
-                         PRODUCER_REGISTERS = UNITS == 1 ? 256 - REGISTERS : 504 - 2 * REGISTERS;
+                         PRODUCER_REGISTERS = UNITS == 1    ? 256 - REGISTERS
+                                              : LEAVES_ROOM ? 48
+                                                            : 504 - 2 * REGISTERS;
+    /* As many threads would have the registers that a block has at the launch. */
+    static constexpr int MOST_THREADS = LEAVES_ROOM ? 512 : THREADS;
     static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of right: see wgmma.cuh */
     static constexpr int TILE_LEFT = CHUNK * 128, TILE_RIGHT = CHUNK * 2 * NP;
     static constexpr int STAGES = 4;
@@ -475,7 +481,8 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
 template <class T, int NP, int UNITS, class L>
-GT_KERNEL(GT_SM90A ? (StatesHopperTile<T, NP, UNITS, L>::THREADS) : 32, (StatesHopperTile<T, NP, UNITS, L>::BLOCKS))
+GT_KERNEL(GT_SM90A ? (StatesHopperTile<T, NP, UNITS, L>::MOST_THREADS) : 32,
+          (StatesHopperTile<T, NP, UNITS, L>::BLOCKS))
 states_hopper_kernel(const GT_GRID_CONSTANT HopperStatesParams p) {
 #if GT_SM90A
     using Tile = StatesHopperTile<T, NP, UNITS, L>;
@@ -491,9 +498,14 @@ states_hopper_kernel(const GT_GRID_CONSTANT HopperStatesParams p) {
         give_registers<Tile::PRODUCER_REGISTERS>();
         states_producer<Tile>(p, smem);
     } else {
-        wait_for_chain();
+        const bool apart = is_apart(p.states.in) && !(p.reverse && p.states.in.dy_inverses);
+        if (apart)
+            release_chain();
+        else
+            wait_for_chain();
         take_registers<Tile::REGISTERS>();
         states_consumer<Tile>(p, smem);
+        if (apart && block_x() == 0) wait_for_chain(); /* for kernels after it */
     }
 #else
     (void)p;

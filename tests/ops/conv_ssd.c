@@ -462,7 +462,7 @@ static const test_property properties[] = {{"the bits of the two calls", TEST_ME
 
 static const int64_t more_times[] = {100, 130, 200, 300, -1};
 static const char *const launched[] = {
-    "forward_tensor_kernel", "ssd::forward_hopper_kernel",   "conv_ssd::groups_kernel", "conv_ssd::forward_kernel",
+    "forward_tensor_kernel", "ssd::forward_hopper_kernel",   "conv_ssd::groups_kernel", "conv_ssd::forward_kernel", "conv_ssd::columns_kernel", "conv_ssd::gradient_kernel",
     "chunk_gradient_kernel", "chunk_gradient_hopper_kernel", "reduce_rows_kernel",      NULL};
 
 /* ---- the formula, written out a second way ---------------------------------------------------- */
