@@ -9,8 +9,8 @@
  * products are of factors with 11 bits. */
 #define LIMITS                                                                                                         \
     { {0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 2.5e-3, 1e-3}, {0}, 1 }
-static const test_runner runners[] = {{"the kernel", hard_run, &hard_plain, 0, LIMITS},
-                                      {"the kernel, with saved", hard_run, &hard_saved, 0, LIMITS}};
+static const test_runner runners[] = {{"the kernel", hard_run, &hard_plain, 0, LIMITS, 0},
+                                      {"the kernel, with saved", hard_run, &hard_saved, 0, LIMITS, 0}};
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
