@@ -107,10 +107,10 @@ GT_DEV void convolve_columns(const ConvolvingParams& p, uint32_t smem, int64_t b
     };
     TwoChannels<T> of;
     uint32_t values[LOADED / AT_ONCE][AT_ONCE];
-    const auto load_all = [&](int t) { /* all on their way before any is waited for */
-                                       GT_UNROLL
-                                       for (int i = 0; i < LOADED; i++)
-                                           values[i / AT_ONCE][i % AT_ONCE] = t + i < tokens ? load(t + i) : 0;
+    /* All on their way before any is waited for. */
+    const auto load_all = [&](int t) {
+        GT_UNROLL
+        for (int i = 0; i < LOADED; i++) values[i / AT_ONCE][i % AT_ONCE] = t + i < tokens ? load(t + i) : 0;
     };
     load_all(t0);
     of.taps.load(conv, channel);
