@@ -18,12 +18,12 @@
  *     inputs    _inputs.cuh   dC += pre dy h;  U = Delta suf B G^T and F from it;  dx = U + M^T dy.  For N = 64 also E
  *     states    _states.cuh   the state between the checkpoint's two chunks (h of the second, G of the first), in
  *                             place, from the neighbour's tokens;  dB += Delta suf x G;  Z from G h^T, whose diagonal
- *                             counts;  with z the powers of M's columns
+ *                             counts
  * Pairs come with rows t: warp i has the blocks of 16 x 16 left of the diagonal and on it in rows 16 i.
  * What ddt is made of, <x, U> without Delta, is F / Delta and the column sums of Gamma / Delta.  Where Delta is all but
  * 0, F is made without it (factor_of_U).
  *
- * SHARED MEMORY, KB, of N = 128 and of N = 64 (HopperGradientTraits has every offset): 210 and 222, with z 211 and 224;
+ * SHARED MEMORY, KB, of N = 128 and of N = 64 (HopperGradientTraits has every offset): 210 and 222;
  * one block a multiprocessor
  *     B, C, OTHER     48      48     f16, of N = 64 in two copies, of places in turn
  *     stages         112     120     2; 3.  X, DY, NEXT 24: as they came; H, G 32 or 16: f16, one of which states
@@ -32,12 +32,12 @@
  *                                    end of a place, W for dC and W for dB, as one more M
  *     OUT              8       8     dx on its way to memory; dC
  *     floats           9.0    13.5   a stage 3.8: factors, the neighbour's, powers of H, G; a copy 0.75: powers of B, C
- *                                    and OTHER; once 0.5: powers of dC and dB; with z a stage 0.75: powers of dy, of M
+ *                                    and OTHER; once 0.6: powers of dC and dB, the largest |S| of a block
  *     records          0.6     0.6   of places, and mbarriers
  * MBARRIERS, made once: stages, buffers and parities are counted over all places of a block.  FULL: a stage's copies
  * have come; who multiplies what cp_async has copied fences it for the asynchronous proxy.  EMPTY: the other three have
  * read the stage.  STATE_MADE: states has made H or G of it, and what undoes its powers, if it is to make any.  M_FULL,
- * M_EMPTY: of M's buffers.  POWERS_MADE, with z: states has made the powers of M's columns.
+ * M_EMPTY: of M's buffers.
  * PLACES.  PLACE_FULL: the record of a place is there.  GROUPS_FULL: B, C and OTHER are.  With one copy (N = 128) those
  * that multiply make them, each one what it needs last; with two GROUPS_EMPTY says that they are read.  SHARES_MADE: the
  * powers of dC and dB, from the last step's left operands on, so that pairs makes W while inputs still makes dx.  W_FULL,
@@ -53,14 +53,14 @@
  * slower: a step's way through its stage binds it (docs/performance.md).
  *
  * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: bf16, in two terms in the blocks on
- * the diagonal, or f16 times a power of two of the chunk and head.  For products with states they are f16 from
+ * the diagonal, or f16 times powers of two.  For products with states they are f16 from
  * registers, times their decay and a power of two that a token keeps over the heads, as long as it holds (StateShare):
  * dC and dB are summed where the products are made.  B, C: f16, a power a row; h, G as saved, a power for 16 rows,
  * which goes into the left operand or, for columns, behind the product.  The state that the chunk makes: exp(sum a) h
  * as a product too, with a diagonal left operand.
- * GATE.  With z dy is f16, times a power of two a row, rounded once, from fp32 (gate_sm90.cuh).  x stays as it is: in
- * dS dy is two terms of bf16, which hold an f16 exactly.  M is f16, with what undoes dy's
- * row t and a power for each column s, which U_s has, too (store_M_powers).
+ * GATE.  With z dy is f16, times a power of two for 16 rows, rounded once, from fp32 (gate_sm90.cuh).  x stays as it is:
+ * in dS dy is two terms of bf16, which hold an f16 exactly.  M is f16, with what undoes dy's rows t.
+ * POWERS of M as f16: one for 16 columns s and a head (power_of_M()), which U_s has, too.
  * N > 128: launches of 128 columns, all of them this kernel's.  Each makes dB and dC of its columns.  The first ones
  * leave their sum of dx in fp32, to which the last adds.  chunk_times_kernel adds the sums by token of all.
  *
@@ -118,13 +118,6 @@ GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
             }
             const auto wait_for_state = [&] { mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity); };
             if (which || me.second || C::PAIRS_MAKE_E) wait_for_state();
-            if constexpr (C::GATED) {
-                if (which) {
-                    const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
-                    if (at.warp == 0) store_M_powers(me, step, skip);
-                    mbarrier_arrive(me.smem + C::POWERS_MADE + 8 * stage);
-                }
-            }
             float product[8][4]; /* inputs: C h^T or, where that is for pairs, B G^T already; states: G h^T */
             {
                 uint32_t a[4][4];
@@ -170,7 +163,6 @@ GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem) {
         init(C::FULL, has_only_maps(p) ? 32 : 2 * C::GROUP); /* one warp hands over */
         init(C::EMPTY, C::CONSUMERS);
         init(C::STATE_MADE, C::GROUP);
-        if (C::GATED) init(C::POWERS_MADE, C::GROUP);
     }
     if (thread < C::M_BUFFERS) init(C::M_FULL, C::GROUP), init(C::M_EMPTY, C::GROUP);
     if (thread < C::GROUPS) {

@@ -1,7 +1,6 @@
 /* gt/ssd/backward_sm90_block.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): where
  * everything lies in shared memory, where a place's chunk lies, B and C as f16, and the warpgroup that prepares: records
- * of places, copies of a step's tiles and of what chunk_factors_kernel has made.  store_M_powers() is of the states'
- * warpgroup. */
+ * of places, copies of a step's tiles and of what chunk_factors_kernel has made. */
 #ifndef GT_SSD_BACKWARD_SM90_BLOCK_CUH
 #define GT_SSD_BACKWARD_SM90_BLOCK_CUH
 
@@ -55,8 +54,8 @@ struct HopperGradientTraits {
     static constexpr int STAGES = N == 64 ? 3 : 2;
     static constexpr int GROUPS = N == 64 ? 2 : 1; /* copies of B, C and OTHER, for places in turn */
     static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1, M_PANELS = 2;
-    static constexpr bool M_HAS_POWER = M_TERMS == 1 && !GATED; /* one of the chunk and head */
-    static constexpr bool PAIRS_MAKE_E = N > 64;                /* E; else inputs, whose products are shorter then */
+    static constexpr bool M_HAS_POWER = M_TERMS == 1; /* of 16 columns and a head: power_of_M() */
+    static constexpr bool PAIRS_MAKE_E = N > 64;      /* E; else inputs, whose products are shorter then */
     static constexpr bool M_HAS_SKIP =
         std::is_same<T, bf16>::value; /* f16 would round what dx consists of for the most */
     /* bytes */
@@ -76,19 +75,18 @@ struct HopperGradientTraits {
     static constexpr int STATE_INVERSES = MADE + MADE_COPIES * MADE_FLOATS; /* [STAGES][h 4, G 4] */
     static constexpr int B_INVERSE = STATE_INVERSES + 8 * STAGES, C_INVERSE = B_INVERSE + CHUNK; /* [GROUPS] */
     static constexpr int OTHER_INVERSE = C_INVERSE + CHUNK, INVERSES = 3 * CHUNK;
-    static constexpr int POWER = B_INVERSE + GROUPS * INVERSES;           /* [2][64]: at the end, of dC and dB */
-    static constexpr int S_MOST = POWER + 2 * CHUNK, W_MOST = S_MOST + 8; /* the first for places in turn */
-    /* GATED, [STAGES][64]: what undoes the powers of dy's rows, and of NEXT's where that is dy; the powers of M's
-     * columns */
+    static constexpr int POWER = B_INVERSE + GROUPS * INVERSES; /* [2][64]: at the end, of dC and dB */
+    static constexpr int S_MOST = POWER + 2 * CHUNK; /* [places in turn][blocks of s][blocks of t]: the largest |S| */
+    static constexpr int W_MOST = S_MOST + 2 * BLOCKS * BLOCKS;
+    /* GATED, [STAGES][blocks of t]: what undoes the powers of dy, and of NEXT where that is dy */
     static constexpr int DY_INVERSE = W_MOST + 4;
-    static constexpr int NEXT_INVERSE = DY_INVERSE + (GATED ? STAGES * CHUNK : 0);
-    static constexpr int M_POWER = NEXT_INVERSE + (GATED ? STAGES * CHUNK : 0);
-    static constexpr int FLOATS_COUNT = M_POWER + (GATED ? STAGES * CHUNK : 0);
+    static constexpr int NEXT_INVERSE = DY_INVERSE + (GATED ? STAGES * BLOCKS : 0);
+    static constexpr int FLOATS_COUNT = NEXT_INVERSE + (GATED ? STAGES * BLOCKS : 0);
     /* mbarriers, in bytes */
     static constexpr int FULL = FLOATS + 4 * FLOATS_COUNT, EMPTY = FULL + 8 * STAGES;
     static constexpr int STATE_MADE = EMPTY + 8 * STAGES, M_FULL = STATE_MADE + 8 * STAGES;
-    static constexpr int M_EMPTY = M_FULL + 8 * M_BUFFERS, POWERS_MADE = M_EMPTY + 8 * M_BUFFERS;
-    static constexpr int GROUPS_FULL = POWERS_MADE + (GATED ? 8 * STAGES : 0), GROUPS_EMPTY = GROUPS_FULL + 8 * GROUPS;
+    static constexpr int M_EMPTY = M_FULL + 8 * M_BUFFERS, GROUPS_FULL = M_EMPTY + 8 * M_BUFFERS;
+    static constexpr int GROUPS_EMPTY = GROUPS_FULL + 8 * GROUPS;
     static constexpr int S_MADE = GROUPS_EMPTY + 8 * GROUPS, SHARES_MADE = S_MADE + 8;
     static constexpr int W_FULL = SHARES_MADE + 8, W_EMPTY = W_FULL + 8, PLACE_FULL = W_EMPTY + 8;
     /* Records of places, in a ring.  Copies are at most STAGES steps ahead of who reads the oldest record */
@@ -160,7 +158,9 @@ struct HopperBlock : ChunkGradientBlock<C> {
     GT_METHOD int inverses(int offset) const { return number % C::GROUPS * C::INVERSES + offset; }
     GT_METHOD uint32_t groups(int barrier) const { return this->smem + barrier + 8 * (number % C::GROUPS); }
     GT_METHOD int groups_parity() const { return number / C::GROUPS % 2; }
-    GT_METHOD int S_most() const { return C::S_MOST + 4 * (number % 2); }
+    GT_METHOD int S_most(int block) const { /* made where it is needed: kept over the steps it would be spilled */
+        return C::S_MOST + (made_here(number) % 2 * BLOCKS + block) * BLOCKS;
+    }
 };
 
 /* Named barriers of a warpgroup: of pairs, inputs, states. */
@@ -315,18 +315,18 @@ struct StepSource {
                   32, full);
         if constexpr (C::GATED) {
             const float* const inverses = p.in.dy_inverses + inverses_index(p.in, slot, me.second, tile);
-            bulk_load(me.address(C::DY_INVERSE + CHUNK * (me.stage_of(step))), inverses, 4 * CHUNK, full);
+            bulk_load(me.address(C::DY_INVERSE + BLOCKS * me.stage_of(step)), inverses, 4 * BLOCKS, full);
             if (next_is_dy(me)) /* of the second chunk */
-                bulk_load(me.address(C::NEXT_INVERSE + CHUNK * (me.stage_of(step))), inverses + p.in.tiles * CHUNK,
-                          4 * CHUNK, full);
+                bulk_load(me.address(C::NEXT_INVERSE + BLOCKS * me.stage_of(step)), inverses + p.in.tiles * BLOCKS,
+                          4 * BLOCKS, full);
         }
     }
     /* Of load(). */
     GT_METHOD static uint32_t bytes(const HopperBlock<C>& me) {
         const int tiles = !me.by_maps ? 0 : me.makes_state() ? 3 : 2;
         return 2 * C::STATE + tiles * C::PANEL + 4 * Factors::COUNT + 32 +
-               (me.makes_state() ? 4 * ChunkTokens::MADE_COUNT : 0) + (C::GATED ? 4 * CHUNK : 0) +
-               (C::GATED && next_is_dy(me) ? 4 * CHUNK : 0);
+               (me.makes_state() ? 4 * ChunkTokens::MADE_COUNT : 0) + (C::GATED ? 4 * BLOCKS : 0) +
+               (C::GATED && next_is_dy(me) ? 4 * BLOCKS : 0);
     }
     /* Without maps: starts the copies of a warp's rows of x, dy and NEXT. */
     GT_METHOD void copy(const ChunkGradientParams& p, const HopperBlock<C>& me, int warp, uint32_t stage) const {
@@ -366,37 +366,26 @@ GT_DEV float largest_delta(const HopperBlock<C>& me, int step) {
     return me.value(me.factor(step, ChunkTokens::LARGEST));
 }
 
-/* What undoes the power of dy's row t. */
+/* What undoes the power of dy's rows in a block of 16. */
 template <class C>
-GT_DEV float dy_inverse(const HopperBlock<C>& me, int step, int t) {
-    if constexpr (C::GATED) return me.value(C::DY_INVERSE + CHUNK * (me.stage_of(step)) + t);
+GT_DEV float dy_inverse(const HopperBlock<C>& me, int step, int block) {
+    if constexpr (C::GATED) return me.value(C::DY_INVERSE + BLOCKS * me.stage_of(step) + block);
     return 1.0f;
 }
 
-/* The powers of the columns s of M_ts = S_ts L_ts Delta_s + Dskip (t = s) times what undoes dy_t.  No t >= s exceeds
- * f16 then; nor does U, which has these powers, too, exceed 2^60 by what G gives.  One warp. */
+/* The power of the columns s of M_ts = S_ts L_ts Delta_s + Dskip (t = s) times what undoes dy_t, for a block of 16 s:
+ * no t >= s exceeds f16 then.  skip: 0 where Dskip is added apart. */
 template <class C>
-GT_DEV void store_M_powers(const HopperBlock<C>& me, int step, float skip) {
-    const int lane = lane_id(), stage = me.stage_of(step);
-    const auto pair = [&](int offset) { return lds<float2>(me.address(offset + 2 * lane)); };
-    const float2 dy = pair(C::DY_INVERSE + CHUNK * stage), c = pair(me.inverses(C::C_INVERSE)),
-                 b = pair(me.inverses(C::B_INVERSE));
-    const float2 suf = pair(me.factor(step, Factors::SUF));
-    const float second = dy.y * c.y;
-    float from = fmaxf(dy.x * c.x, second); /* the largest of this lane's tokens and of those behind */
-    GT_UNROLL
-    for (int d = 1; d < 32; d *= 2) {
-        const float right = shfl_down(from, d);
-        from = lane + d < 32 ? fmaxf(from, right) : from;
+GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int block, float skip) {
+    float4 most = lds<float4>(me.address(me.S_most(block)));
+    float of_skip = fabsf(skip);
+    if constexpr (C::GATED) {
+        const float4 dy = lds<float4>(me.address(C::DY_INVERSE + BLOCKS * me.stage_of(step)));
+        most.x *= dy.x, most.y *= dy.y, most.z *= dy.z, most.w *= dy.w;
+        of_skip *= dy_inverse(me, step, block);
     }
-    const float right = shfl_down(from, 1), after = lane < 31 ? fmaxf(second, right) : second;
-    /* no row of B or C exceeds 2^14, no state 2^16 */
-    const float delta = largest_delta(me, step), pairs = me.value(me.factor(step, Factors::GROWTH)) * (0x1p28f * C::N);
-    const float G = largest_of(lds<float4>(me.address(C::STATE_INVERSES + 8 * stage + 4))) * (0x1p4f * C::N);
-    const float x = b.x * fmaxf(from * pairs, suf.x * G), y = b.y * fmaxf(after * pairs, suf.y * G);
-    sts<float2>(
-        me.address(C::M_POWER + CHUNK * stage + 2 * lane),
-        {power_of(fma_rn(x, delta, fabsf(skip) * dy.x)).value, power_of(fma_rn(y, delta, fabsf(skip) * dy.y)).value});
+    const float growth = me.value(me.factor(step, Factors::GROWTH));
+    return power_of(fma_rn(largest_of(most) * growth, largest_delta(me, step), of_skip));
 }
 
 /* ---- the preparing warps ---------------------------------------------------------------------------------------- */

@@ -39,14 +39,14 @@ template <class C>
 GT_DEV void add_skip(const HopperBlock<C>& me, const WarpRows& at, int step, float of_head, float (&dx)[8][4]) {
     using E = Element<typename C::D>;
     const uint32_t addresses = at.addresses(me.stage(step) + C::DY);
-    const float by[2] = {of_head * dy_inverse(me, step, at.row), of_head * dy_inverse(me, step, at.row + 8)};
+    const float f = of_head * dy_inverse(me, step, at.warp);
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
         uint32_t dy[4];
         ldmatrix_x4(dy, addresses ^ 32 * k);
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
-            float *to = dx[2 * k + i / 2] + i % 2 * 2, f = by[i % 2];
+            float* const to = dx[2 * k + i / 2] + i % 2 * 2;
             to[0] = fma_rn(f, E::lo(dy[i]), to[0]), to[1] = fma_rn(f, E::hi(dy[i]), to[1]);
         }
     }
@@ -60,7 +60,7 @@ GT_DEV void add_channel_skips(const ChunkGradientParams& p, const HopperBlock<C>
     using D = Element<typename C::D>;
     const int h = me.head(p, step), p0 = me.p0(p, step);
     const uint32_t addresses = at.addresses(me.stage(step));
-    const float by[2] = {dy_inverse(me, step, at.row), dy_inverse(me, step, at.row + 8)};
+    const float by = dy_inverse(me, step, at.warp);
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
         uint32_t dy[4], x[4];
@@ -71,8 +71,8 @@ GT_DEV void add_channel_skips(const ChunkGradientParams& p, const HopperBlock<C>
         for (int n = 0; n < 2; n++) {
             const float2 skip = skips_of(p.in, h, p0 + 16 * k + 8 * n + 2 * at.j);
             float* to = dx[2 * k + n];
-            const float a0 = D::lo(dy[2 * n]) * by[0], a1 = D::hi(dy[2 * n]) * by[0];
-            const float b0 = D::lo(dy[2 * n + 1]) * by[1], b1 = D::hi(dy[2 * n + 1]) * by[1];
+            const float a0 = D::lo(dy[2 * n]) * by, a1 = D::hi(dy[2 * n]) * by;
+            const float b0 = D::lo(dy[2 * n + 1]) * by, b1 = D::hi(dy[2 * n + 1]) * by;
             to[0] = fma_rn(skip.x, a0, to[0]), to[1] = fma_rn(skip.y, a1, to[1]);
             to[2] = fma_rn(skip.x, b0, to[2]), to[3] = fma_rn(skip.y, b1, to[3]);
             v[2 * n] = fma_rn(a0, E::lo(x[2 * n]), b0 * E::lo(x[2 * n + 1]));
@@ -110,8 +110,9 @@ GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& 
 }
 
 /* U, F and dx of a step, of B G^T on its way to U.  B is this warpgroup's own (stage_groups()).  From prepare: G, x and dy of the stage, DELTA
- * and SUF of the factors.  From states: in the checkpoint's first chunk G, with z the powers of M.  From pairs: M,
- * times power_of_M(). */
+ * and SUF of the factors.  From states: in the checkpoint's first chunk G.  From pairs: M, times power_of_M().
+ * That power may be too large for U: then U has less of it, and M^T dy, at most 2^36 beside up to 2^70, counts for too
+ * much of nothing. */
 template <class C>
 GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                         float (&U)[8][4]) {
@@ -119,17 +120,22 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
     using D = typename C::D;
     const int stage = me.stage_of(step);
     const uint32_t tiles = me.stage(step);
-    wait_for_powers(me, step);
-    const float skip = C::M_HAS_SKIP ? 0.0f : skip_of_head(p, me, step);
-    const Power M[2] = {power_of_M(me, step, at.row), power_of_M(me, step, at.row + 8)};
+    const float skip = C::M_TERMS > 1 ? 0.0f : skip_of_head(p, me, step);
+    Power M[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
+    if constexpr (C::M_HAS_POWER) M[0] = M[1] = power_of_M(me, step, at.warp, C::M_HAS_SKIP ? skip : 0.0f);
     const float4 G_inverse = lds<float4>(me.address(C::STATE_INVERSES + 8 * stage + 4));
     float delta[2], by_G[2], sums[2];
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         const int s = at.row + 8 * e;
         delta[e] = me.value(me.factor(step, Factors::DELTA) + s);
-        by_G[e] = me.value(me.factor(step, Factors::SUF) + s) * me.value(me.inverses(C::B_INVERSE) + s) * M[e].value *
+        by_G[e] = me.value(me.factor(step, Factors::SUF) + s) * me.value(me.inverses(C::B_INVERSE) + s) *
                   factor_of_U(delta[e]);
+        if constexpr (C::M_HAS_POWER) { /* no row of B exceeds 2^14, no state 2^16 */
+            const Power most = power_of(fabsf(by_G[e]) * largest_of(G_inverse) * (C::N * 0x1p-26f));
+            if (most.value < M[e].value) M[e] = most;
+            by_G[e] *= M[e].value;
+        }
     }
     wgmma_wait<0>();
     wgmma_pin(U);
@@ -139,7 +145,7 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
         for (int e = 0; e < 4; e++) U[n][e] *= by_G[e / 2] * part_of(G_inverse, n / 2);
     }
     dots_of<T>(tiles + C::X, at, U, sums);
-    sums[0] *= M[0].inverse, sums[1] *= M[1].inverse;
+    if (C::M_HAS_POWER) sums[0] *= M[0].inverse, sums[1] *= M[1].inverse;
     store_row_sums(at, sums, me.step_sums(step) + ChunkSums::F);
     if (warp_any(factor_of_U(delta[0]) != delta[0] || factor_of_U(delta[1]) != delta[1])) {
         GT_UNROLL
@@ -164,7 +170,7 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
     wgmma_wait<0>();
     wgmma_pin(U);
     mbarrier_arrive(me.M_empty(step));
-    if constexpr (C::M_TERMS == 1) {
+    if constexpr (C::M_HAS_POWER) {
         GT_UNROLL
         for (int n = 0; n < 8; n++) {
             GT_UNROLL

@@ -43,19 +43,24 @@ GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlocks&
     wgmma_pin(S);
     const float row[2] = {me.value(me.inverses(C::C_INVERSE) + at.row),
                           me.value(me.inverses(C::C_INVERSE) + at.row + 8)};
-    float most = 0.0f;
+    float most[BLOCKS] = {};
     GT_UNROLL
     for (int n = 0; n < 8; n++) {
         const float2 column = lds<float2>(me.address(me.inverses(C::B_INVERSE) + 8 * n + 2 * at.j));
         GT_UNROLL
         for (int e = 0; e < 4; e++) {
             S[n][e] *= row[e / 2] * (e % 2 ? column.y : column.x);
-            most = fmaxf(most, fabsf(S[n][e]));
+            most[n / 2] = fmaxf(most[n / 2], fabsf(S[n][e]));
         }
     }
     GT_UNROLL
-    for (int mask = 1; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
-    if (lane_id() == 0) sts<float>(me.address(me.S_most() + at.warp), most);
+    for (int mask = 1; mask < 32; mask *= 2) {
+        GT_UNROLL
+        for (int block = 0; block < BLOCKS; block++) most[block] = fmaxf(most[block], shfl_xor(most[block], mask));
+    }
+    GT_UNROLL
+    for (int block = 0; block < BLOCKS; block++) /* pairs to the right are none */
+        if (lane_id() == 0) sts<float>(me.address(me.S_most(block) + at.warp), block <= at.warp ? most[block] : 0.0f);
     take_diagonal(S, at, blocks.diagonal);
     GT_UNROLL
     for (int i = 0; i < 24; i++) blocks.left[i / 8][i / 4 % 2][i % 4] = S[i / 4][i % 4];
@@ -129,9 +134,9 @@ GT_DEV void store_pair_sums(const WarpRows& at, PairSums& x, bool has_dots, floa
     sums[ChunkSums::PAIRS + CHUNK * j + at.row + 8] = x.rows[1];
 }
 
-/* A tile of 8 columns of M, f16 times powers of two of even and odd ones, or bf16, where it counts in two terms. */
+/* A tile of 8 columns of M, f16 times a power of two, or bf16, where it counts in two terms. */
 template <class T, bool TWO_TERMS>
-GT_DEV void pack_M(const float (&M)[4], float2 power, int n, uint32_t (&hi)[4], uint32_t (&lo)[4]) {
+GT_DEV void pack_M(const float (&M)[4], float power, int n, uint32_t (&hi)[4], uint32_t (&lo)[4]) {
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         const float a = M[2 * e], b = M[2 * e + 1];
@@ -140,7 +145,7 @@ GT_DEV void pack_M(const float (&M)[4], float2 power, int n, uint32_t (&hi)[4], 
             pair = pack_bf16(a, b);
             if (TWO_TERMS) lo[2 * n + e] = pack_bf16(a - unpack_bf16_lo(pair), b - unpack_bf16_hi(pair));
         } else {
-            pair = pack_f16(a * power.x, b * power.y);
+            pair = pack_f16(a * power, b * power);
         }
     }
 }
@@ -154,14 +159,11 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
     const int j = at.j, t = at.row, factors = me.factor(step, 0);
     PairSums sums = {};
     const uint32_t M_addresses = at.addresses(me.M(step));
-    const float dy[2] = {dy_inverse(me, step, t), dy_inverse(me, step, t + 8)};
-    const float U0 = me.value(factors + Factors::U + t) * dy[0], U1 = me.value(factors + Factors::U + t + 8) * dy[1];
-    const float one_power = C::GATED ? 1.0f : power_of_M(me, step, 0).value;
-    const auto power = [&](int s) { /* of two columns */
-                                    if constexpr (C::GATED)
-                                        return lds<float2>(me.address(C::M_POWER + CHUNK * (me.stage_of(step)) + s));
-                                    return float2{one_power, one_power};
-    };
+    const float dy = dy_inverse(me, step, at.warp);
+    const float U0 = me.value(factors + Factors::U + t) * dy, U1 = me.value(factors + Factors::U + t + 8) * dy;
+    float power_of_lane = 1.0f; /* of M in block lane % 4 of columns */
+    if constexpr (C::M_HAS_POWER) power_of_lane = power_of_M(me, step, j, C::M_HAS_SKIP ? skip : 0.0f).value;
+    const auto power = [&](int block) { return C::M_HAS_POWER ? shfl_idx(power_of_lane, block) : 1.0f; };
     { /* first: what it keeps in registers is then free for the others */
         const int first = 16 * at.warp;
         float diagonal[2][4];
@@ -170,8 +172,10 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
         const float2 near0 = lds<float2>(me.address(factors + Factors::DIAGONAL + 8 * t + 2 * j));
         const float2 near1 = lds<float2>(me.address(factors + Factors::DIAGONAL + 8 * (t + 8) + 2 * j));
         const float2 v = lds<float2>(me.address(factors + Factors::HALF + first + 2 * j));
-        const float u = me.value(factors + Factors::HALF + t + 8);
-        const float L[2][4] = {{near0.x, near0.y, u * v.x, u * v.y}, {0.0f, 0.0f, near1.x, near1.y}};
+        const float u = me.value(factors + Factors::HALF + t + 8) * dy;
+        const float L[2][4] = {{near0.x * dy, near0.y * dy, u * v.x, u * v.y},
+                               {0.0f, 0.0f, near1.x * dy, near1.y * dy}};
+        const float power_here = power(at.warp);
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             const float2 delta = lds<float2>(me.address(factors + Factors::DELTA + first + 8 * n + 2 * j));
@@ -179,26 +183,26 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
                 const float by = e % 2 ? delta.y : delta.x, SL = S.diagonal[n][e] * L[n][e];
-                diagonal[n][e] *= dy[e / 2];
                 W.diagonal[n][e] = fma_rn(diagonal[n][e] * L[n][e], by, W.diagonal[n][e]);
                 const float x = diagonal[n][e] * SL;
                 sums.near[2 * n + e % 2] += x;
                 sums.diagonal[n][e] = x * by;
                 M[e] = SL * by;
-                if (C::M_HAS_SKIP && e / 2 == n) M[e] += at.g == 2 * j + e % 2 ? skip : 0.0f; /* t = s */
-                M[e] *= dy[e / 2];
+                if (C::M_HAS_SKIP && e / 2 == n) M[e] += at.g == 2 * j + e % 2 ? skip * dy : 0.0f; /* t = s */
             }
-            pack_M<D, true>(M, power(first + 8 * n + 2 * j), n, hi, lo);
+            pack_M<D, true>(M, power_here, n, hi, lo);
         }
         stmatrix_x4(M_addresses ^ 32 * at.warp, hi);
         if constexpr (C::M_TERMS > 1) stmatrix_x4((M_addresses ^ 32 * at.warp) + C::PANEL, lo);
         sums.dot = at.g == 2 * j       ? diagonal[0][0] + diagonal[1][2]
                    : at.g == 2 * j + 1 ? diagonal[0][1] + diagonal[1][3]
                                        : 0.0f;
+        sums.dot *= dy;
     }
     GT_UNROLL
     for (int i = 0; i < 3; i++) { /* blocks of s */
         if (i >= at.warp) continue;
+        const float power_here = power(i);
         uint32_t hi[4], lo[4];
         const float between = me.value(factors + between_index(at.warp, i));
         const float u[2] = {U0 * between, U1 * between};
@@ -220,7 +224,7 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
             }
             sums.columns[4 * i + 2 * n] = gamma[0] + gamma[2];
             sums.columns[4 * i + 2 * n + 1] = gamma[1] + gamma[3];
-            pack_M<D, false>(M, power(s), n, hi, lo);
+            pack_M<D, false>(M, power_here, n, hi, lo);
         }
         stmatrix_x4(M_addresses ^ 32 * i, hi);
     }
@@ -359,9 +363,8 @@ GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pair
     }
 }
 
-/* A step: FULL says that prepare has filled the stage, POWERS_MADE, with z, that states has made the powers of M,
- * STATE_MADE, for N = 128, that it has made the state that C h^T reads,
- * M_EMPTY that inputs has read what the buffer of M held; M_FULL hands M on, EMPTY gives the stage back.  The end of a
+/* A step: FULL says that prepare has filled the stage, STATE_MADE, for N = 128, that states has made the state that
+ * C h^T reads, M_EMPTY that inputs has read what the buffer of M held; M_FULL hands M on, EMPTY gives the stage back.  The end of a
  * place: SHARES_MADE says that the sums of dC and dB keep their powers, M_EMPTY and W_EMPTY that inputs and states have
  * read W of the place before; M_FULL and W_FULL hand W on to them. */
 template <class C>
@@ -395,7 +398,6 @@ GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
             wait_for_rows(me, step);
             Pairs64 dS;
             make_dS(me, at, step, dS);
-            wait_for_powers(me, step);
             wait_for_buffer(me, step);
             make_pairs_of_rows(p, me, at, step, skip, S, dS, W);
             if constexpr (C::PAIRS_MAKE_E) {

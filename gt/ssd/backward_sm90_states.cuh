@@ -2,8 +2,7 @@
  * warpgroup that makes the state between the checkpoint's two chunks, and dB.  A step:
  *     make_hopper_state()     h of the second chunk, G of the first, in place, from the neighbour's tokens
  *     store_Z()               <G, h>, the diagonal of G h^T, to the step's sums: Z of da
- * Between them sums_role() has dB += Delta suf x G, and beside it G h^T; with z before it the powers of M's
- * columns. */
+ * Between them sums_role() has dB += Delta suf x G, and beside it G h^T. */
 #ifndef GT_SSD_BACKWARD_SM90_STATES_CUH
 #define GT_SSD_BACKWARD_SM90_STATES_CUH
 
@@ -23,26 +22,35 @@ GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, i
     const int lane = lane_id(), weights = me.made_cell(step);
     const uint32_t address = panel_at<128>(lane % 8 + lane / 16 * 8, 2 * at.warp + lane / 8 % 2);
     const uint32_t inverse = me.address(C::STATE_INVERSES + 8 * (me.stage_of(step)) + (me.second ? 0 : 4) + at.warp);
-    float x[4][4][2], sums[2] = {}; /* rows p g and g + 8 */
+    float x[4][4][2], sums[2] = {}; /* rows p g and g + 8; columns t */
+    const auto take = [&](auto element) {
+        using L = decltype(element);
+        GT_UNROLL
+        for (int k = 0; k < 4; k++) {
+            uint32_t pairs[4];
+            ldmatrix_x4_trans(pairs, me.stage(step) + C::NEXT + address + 2048 * k);
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) x[k][e][0] = L::lo(pairs[e]), x[k][e][1] = L::hi(pairs[e]);
+        }
+    };
+    if (C::GATED && !me.second)
+        take(D());
+    else
+        take(E());
+    float4 dy = {1.0f, 1.0f, 1.0f, 1.0f};
+    if (C::GATED && !me.second) dy = lds<float4>(me.address(C::NEXT_INVERSE + BLOCKS * me.stage_of(step)));
     GT_UNROLL
-    for (int k = 0; k < 4; k++) { /* columns t */
-        uint32_t pairs[4];
-        ldmatrix_x4_trans(pairs, me.stage(step) + C::NEXT + address + 2048 * k);
+    for (int k = 0; k < 4; k++) {
         GT_UNROLL
         for (int i = 0; i < 2; i++) {
             const int t = 16 * k + 8 * i + 2 * at.j;
             const float2 all = lds<float2>(me.address(weights + t)),
                          row = lds<float2>(me.address(me.inverses(C::OTHER_INVERSE) + t));
             float2 w = {all.x * row.x, all.y * row.y};
-            if (C::GATED && !me.second) {
-                const float2 dy = lds<float2>(me.address(C::NEXT_INVERSE + CHUNK * (me.stage_of(step)) + t));
-                w.x *= dy.x, w.y *= dy.y;
-            }
+            if (C::GATED) w.x *= part_of(dy, k), w.y *= part_of(dy, k);
             GT_UNROLL
             for (int e = 2 * i; e < 2 * i + 2; e++) {
-                const float a = C::GATED && !me.second ? D::lo(pairs[e]) : E::lo(pairs[e]),
-                            b = C::GATED && !me.second ? D::hi(pairs[e]) : E::hi(pairs[e]);
-                x[k][e][0] = a * w.x, x[k][e][1] = b * w.y;
+                x[k][e][0] *= w.x, x[k][e][1] *= w.y;
                 sums[e % 2] += fabsf(x[k][e][0]) + fabsf(x[k][e][1]);
             }
         }

@@ -68,32 +68,12 @@ GT_DEV float skip_of_head(const ChunkGradientParams& p, const HopperBlock<C>& me
     return p.in.Dskip && !p.in.skip_per_channel ? p.in.Dskip[me.head(p, step)] : 0.0f;
 }
 
-/* The power of two that column s of M is multiplied by.  With z it is store_M_powers()'s; for bf16 1; for f16 one of
- * the step, for |M| <= most of |S| times GROWTH and Delta. */
-template <class C>
-GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int s) {
-    if constexpr (C::GATED) {
-        const float value = me.value(C::M_POWER + CHUNK * (me.stage_of(step)) + s);
-        return {value, inverse_of(value)};
-    }
-    if constexpr (C::M_TERMS > 1) return {1.0f, 1.0f};
-    const float4 S = lds<float4>(me.address(me.S_most()));
-    const float most = largest_of(S) * me.value(me.factor(step, Factors::GROWTH));
-    return power_of((most > 0x1p-40f ? most : 0x1p-40f) * largest_delta(me, step));
-}
-
 /* Waits until all that prepare brings of a step is there, and hands over to the asynchronous proxy what cp_async has
  * written. */
 template <class C>
 GT_DEV void wait_for_rows(const HopperBlock<C>& me, int step) {
     mbarrier_wait(me.smem + C::FULL + 8 * me.stage_of(step), me.parity_of(step));
     if (!me.by_maps) fence_async_proxy(); /* it waits for the step before's sums on their way to memory, too */
-}
-
-/* With z: until the powers of M are. */
-template <class C>
-GT_DEV void wait_for_powers(const HopperBlock<C>& me, int step) {
-    if constexpr (C::GATED) mbarrier_wait(me.smem + C::POWERS_MADE + 8 * me.stage_of(step), me.parity_of(step));
 }
 
 /* out[row], out[row + 8] <- sums over the quad. */
@@ -128,7 +108,7 @@ GT_DEV void store_E(const HopperBlock<C>& me, const WarpRows& at, int step, cons
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         const int t = at.row + 8 * e;
-        sums[e] = (sums[e] + odd[e]) * (me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, t));
+        sums[e] = (sums[e] + odd[e]) * (me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, at.warp));
     }
     store_row_sums(at, sums, me.step_sums(step) + ChunkSums::E);
 }
@@ -192,7 +172,7 @@ GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, in
     for (int e = 0; e < 2; e++) {
         const int t = at.row + 8 * e;
         decay[e] = me.value(me.factor(step, which ? Factors::SUF : Factors::PRE) + t);
-        decay[e] *= which ? me.value(me.factor(step, Factors::DELTA) + t) : dy_inverse(me, step, t);
+        decay[e] *= which ? me.value(me.factor(step, Factors::DELTA) + t) : dy_inverse(me, step, at.warp);
         most[e] = fmaxf(most[e], shfl_xor(most[e], 1));
         most[e] = fmaxf(most[e], shfl_xor(most[e], 2));
         const float magnitude = most[e] * fabsf(decay[e]) * largest; /* Delta may be below 0 */

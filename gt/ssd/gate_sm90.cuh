@@ -1,16 +1,17 @@
 /* gt/ssd/gate_sm90.cuh - ssd with z on compute capability 9.0, 16-bit calls: g = dy silu(z), which the passes over G
  * and the chunks' gradients take in place of dy; and, of bf16 where the call reads y, dz.
  *
- * g is f16 with a power of two for 64 numbers, a token's of a head's tile: it is rounded once, from fp32, to 11 bits
- * over 27 binades, whatever the range of dy and z.  What undoes the power lies apart (Problem::dy_inverses), 0.03 of y.
+ * g is f16 with a power of two for 16 tokens of a head's tile: it is rounded once, from fp32, to 11 bits over 27
+ * binades below the largest of them, whatever the range of dy and z.  What undoes the powers lies apart
+ * (Problem::dy_inverses), 0.002 of y.
  * g lies in the memory of dx, whose rows the chunks' kernel replaces when all have read them (HopperGradientParams::
  * in_twos); where there is no dx, or that takes longer because there are few chunks, in workspace.
  * dz = dy u silu'(z) needs u, y without its gate.  y = u silu(z), so that it is dy y (1 / z + 1 - sigmoid(z)), a
  * rounding of y off.  bf16 has fp32's range: u is lost only where silu(z) is all but 0, or y too large (is_lost()).
  * Then the place says so, and the pass that computes u again (forward_hopper_kernel) takes its sequence.
  *
- * A warp has a chunk's 64 tokens of a tile, 16 at a time, with y 8: eight lanes a row, a piece of 16 bytes a lane.  The
- * warps of a block have tiles beside each other.  A row's largest magnitude comes of three exchanges.
+ * A warp has a chunk's 64 tokens of a tile, 16 at a time: eight lanes a row, a piece of 16 bytes a lane.  The warps of a
+ * block have tiles beside each other.
  * REGISTERS a thread: 80, of which dy and z under way 32; with y 108, of which dy, z and y 24.  No shared memory.
  * ISSUE SLOTS a token and head, P = 64, counted in the machine code: 40; with y 83.
  * BYTES a token and head: dy, z, g 2 P each, with y also y and dz; 4 a tile.
@@ -55,25 +56,20 @@ GT_DEV bool is_lost(float dy, float z, float y) {
     return dy != 0.0f && (!(fabsf(z) >= 0x1p-59f && z >= -40.0f) || !(fabsf(y) <= FLT_MAX));
 }
 
-/* A row's piece of g; returns the row's inverse. */
+/* A row's piece of g, without a power; returns its largest magnitude. */
 template <class T>
-GT_DEV float gate_piece(const uint4& dy, const uint4& z, uint4& g) {
+GT_DEV float gate_piece(const uint4& dy, const uint4& z, float (&g)[8]) {
     using E = Element<T>;
     const uint32_t left[4] = {dy.x, dy.y, dy.z, dy.w}, right[4] = {z.x, z.y, z.z, z.w};
-    float x[8], largest = 0.0f;
+    float largest = 0.0f;
     const auto gated = [](float a, float b) { return a * silu_of_sigmoid(b, sigmoid_fast(b)); }; /* to 16 bits */
     GT_UNROLL
     for (int e = 0; e < 4; e++) {
-        x[2 * e] = gated(E::lo(left[e]), E::lo(right[e]));
-        x[2 * e + 1] = gated(E::hi(left[e]), E::hi(right[e]));
-        largest = fmaxf(largest, fmaxf(fabsf(x[2 * e]), fabsf(x[2 * e + 1])));
+        g[2 * e] = gated(E::lo(left[e]), E::lo(right[e]));
+        g[2 * e + 1] = gated(E::hi(left[e]), E::hi(right[e]));
+        largest = fmaxf(largest, fmaxf(fabsf(g[2 * e]), fabsf(g[2 * e + 1])));
     }
-    GT_UNROLL
-    for (int mask = 1; mask < 8; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
-    const Power power = power_of(finite(largest));
-    const auto pair = [&](int e) { return pack_f16(x[e] * power.value, x[e + 1] * power.value); };
-    g = {pair(0), pair(2), pair(4), pair(6)};
-    return power.inverse;
+    return largest;
 }
 
 /* A piece of dz; whether it is lost. */
@@ -100,7 +96,7 @@ GT_DEV bool gradient_piece(const uint4& dy, const uint4& z, const uint4& y, uint
 /* A chunk's tile: its first token, how many there are, its head and tile.  Whether the lane has lost something. */
 template <class T, bool OF_Y>
 GT_DEV bool gate_tile(const GateParams& p, int b, int64_t first, int tokens, int64_t head, int tile, float* inverses) {
-    constexpr int AT_ONCE = OF_Y ? 2 : 4, ROWS = 4; /* rows of a warp: 4 at a time */
+    constexpr int ROWS = 4, PARTS = BLOCK / ROWS; /* of a warp's rows, 4 are beside each other */
     const Problem& in = p.in;
     const GateGradient& more = p.gradient;
     const int lane = lane_id(), row = lane / 8, column = tile * TILE_P + 8 * (lane % 8);
@@ -117,10 +113,10 @@ GT_DEV bool gate_tile(const GateParams& p, int b, int64_t first, int tokens, int
         dz = static_cast<uint16_t*>(more.dz) + at(more.dz_stride);
     }
     GT_NO_UNROLL
-    for (int t = 0; t < CHUNK; t += AT_ONCE * ROWS) {
-        uint4 x[AT_ONCE], gate[AT_ONCE], gated[AT_ONCE];
+    for (int t = 0; t < CHUNK; t += BLOCK) {
+        uint4 x[PARTS], gate[PARTS], gated[PARTS];
         GT_UNROLL
-        for (int k = 0; k < AT_ONCE; k++) {
+        for (int k = 0; k < PARTS; k++) {
             x[k] = gate[k] = gated[k] = {0, 0, 0, 0};
             if (t + ROWS * k < left) {
                 x[k] = ldg<uint4>(dy + ROWS * k * in.dy_stride.t);
@@ -128,20 +124,29 @@ GT_DEV bool gate_tile(const GateParams& p, int b, int64_t first, int tokens, int
                 if (OF_Y) gated[k] = ldg<uint4>(y + ROWS * k * more.y_stride.t);
             }
         }
+        float product[PARTS][8], largest = 0.0f;
         GT_UNROLL
-        for (int k = 0; k < AT_ONCE; k++) {
-            uint4 out;
-            const float inverse = gate_piece<T>(x[k], gate[k], out);
-            if (t + ROWS * k < left) stg<uint4>(g + ROWS * k * p.g.stride.t, out);
-            if (lane % 8 == 0) inverses[t + ROWS * k + row] = inverse;
+        for (int k = 0; k < PARTS; k++) {
+            largest = fmaxf(largest, gate_piece<T>(x[k], gate[k], product[k]));
             if constexpr (OF_Y) {
+                uint4 out;
                 lost |= gradient_piece<T>(x[k], gate[k], gated[k], out);
                 if (t + ROWS * k < left) stg<uint4>(dz + ROWS * k * more.dz_stride.t, out);
             }
         }
-        dy += AT_ONCE * ROWS * in.dy_stride.t, z += AT_ONCE * ROWS * in.z_stride.t;
-        g += AT_ONCE * ROWS * p.g.stride.t;
-        if (OF_Y) y += AT_ONCE * ROWS * more.y_stride.t, dz += AT_ONCE * ROWS * more.dz_stride.t;
+        GT_UNROLL
+        for (int mask = 1; mask < 32; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
+        const Power power = power_of(finite(largest));
+        if (lane == 0) inverses[t / BLOCK] = power.inverse;
+        GT_UNROLL
+        for (int k = 0; k < PARTS; k++) {
+            const auto pair = [&](int e) {
+                return pack_f16(product[k][e] * power.value, product[k][e + 1] * power.value);
+            };
+            if (t + ROWS * k < left) stg<uint4>(g + ROWS * k * p.g.stride.t, {pair(0), pair(2), pair(4), pair(6)});
+        }
+        dy += BLOCK * in.dy_stride.t, z += BLOCK * in.z_stride.t, g += BLOCK * p.g.stride.t;
+        if (OF_Y) y += BLOCK * more.y_stride.t, dz += BLOCK * more.dz_stride.t;
     }
     return lost;
 }

@@ -98,7 +98,7 @@ static inline bool go_in_twos(const Problem& in, int64_t slots, const Device& de
 /* dx: memory that is written once all have read g; or NULL. */
 static inline GatedRows take_gated_rows(Arena& arena, const gt_ssd_args& a, void* dx, const gt_stride& dx_stride) {
     const int64_t row = a.H * a.P;
-    GatedRows g = {dx, dx_stride, arena.take<float>(gate_places(a) * CHUNK)};
+    GatedRows g = {dx, dx_stride, arena.take<float>(gate_places(a) * BLOCKS)};
     if (!dx) g.rows = arena.take<f16>(a.B * a.T * row), g.stride = {a.T * row, row, a.P};
     return g;
 }

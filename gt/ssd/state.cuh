@@ -24,9 +24,9 @@ constexpr int UNITS = 2, UNIT_WARPS = 4, WARPS = UNITS * UNIT_WARPS,
               THREADS = 32 * WARPS; /* of a block; UNIT_WARPS: of a unit */
 constexpr int SLOT_CHUNKS = CHECKPOINT / CHUNK;
 
-/* Where Problem::dy_inverses has the 64 tokens of a chunk and tile.  slot: of all heads and batch elements. */
+/* Where Problem::dy_inverses has the BLOCKS numbers of a chunk and tile.  slot: of all heads and batch elements. */
 GT_DEV int64_t inverses_index(const Problem& in, int64_t slot, int chunk, int tile) {
-    return ((slot * SLOT_CHUNKS + chunk % SLOT_CHUNKS) * in.tiles + tile) * CHUNK;
+    return ((slot * SLOT_CHUNKS + chunk % SLOT_CHUNKS) * in.tiles + tile) * BLOCKS;
 }
 
 /* What update() needs of a chunk and unit besides the tiles, in floats: weights of the tokens as factors of v, with its

@@ -145,13 +145,12 @@ GT_DEV float weights_of(bool reverse, const float (&delta)[2], float A, float (&
     return a0 + a1;
 }
 
-/* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  One warp.  left: what undoes the powers of their
+/* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  One warp.  left: what undoes the power of their
  * rows of left.  power: the unit's, which may change.  Returns the log of the chunk's decay. */
-GT_DEV float weigh_chunk(uint32_t addresses, bool reverse, const float (&delta)[2], float2 left, float A,
-                         float& power) {
+GT_DEV float weigh_chunk(uint32_t addresses, bool reverse, const float (&delta)[2], float left, float A, float& power) {
     const int lane = own_lane();
     float weight[2], sum = weights_of(reverse, delta, A, weight);
-    weight[0] *= left.x, weight[1] *= left.y;
+    weight[0] *= left, weight[1] *= left;
     GT_UNROLL
     for (int i = 0; i < 2; i++)
         weight[i] = weight[i] > 0x1p125f ? 0x1p125f : weight[i] < -0x1p125f ? -0x1p125f : weight[i];
@@ -206,16 +205,15 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
             static_cast<const T*>(p.right) + offset_of(p.right_stride, b, token, cursor.group()), p.right_stride.t);
         int64_t times = makes_weights ? offset_of(in.dt_stride, b, token, cursor.head(unit)) : 0;
         UnitTimes of_unit = {};
-        float2 inverses = {1.0f, 1.0f};
+        float inverse = 1.0f; /* of the block that has the lane's tokens */
         const auto load_times = [&](int i) {
             if (makes_weights && i < needed.count) {
                 const int chunk = chunk_at(i);
                 of_unit.load(in, times, cursor.tokens(chunk));
                 if (has_powers)
-                    inverses =
-                        ldg<float2>(in.dy_inverses +
-                                    inverses_index(in, cursor.slot(unit, chunk), chunk, cursor.row0(unit) / TILE_P) +
-                                    2 * own_lane());
+                    inverse =
+                        in.dy_inverses[inverses_index(in, cursor.slot(unit, chunk), chunk, cursor.row0(unit) / TILE_P) +
+                                       2 * own_lane() / BLOCK];
             }
             times += step * in.dt_stride.t;
         };
@@ -247,7 +245,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
             if (makes_weights) {
                 const int tokens = cursor.tokens(chunk_at(i));
                 const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
-                const float2 by = inverses;
+                const float by = inverse;
                 load_times(i + 1);
                 const uint32_t addresses = smem + Tile::PREPARED + 4 * UnitWeights::COUNT * (n % STAGES * UNITS + unit);
                 log.add(weigh_chunk(addresses, p.reverse, delta, by, of_unit.A, power));
