@@ -49,7 +49,7 @@
  * CODE.  A multiprocessor keeps 32 KB of instructions; loops of more come anew every step, at 7.7 bytes a clock
  * (measured on an H200; forms of this kernel of 58 and 45 KB take 8,300 and 6,000 clocks a step).  So inputs and states
  * share what they can, rare ways are branches, and nothing that is made by token is made here.  Without z what runs in
- * a step has about 34 KB, with z 41, where a fifth of all waiting is for instructions.  A form of 27 KB, by loops, is
+ * a step has about 33 KB, with z 37; 100 instructions less are 2 to 6 % where there are more than 32 KB.  A form of 27 KB, by loops, is
  * slower: a step's way through its stage binds it (docs/performance.md).
  *
  * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: bf16, in two terms in the blocks on
@@ -59,7 +59,8 @@
  * which goes into the left operand or, for columns, behind the product.  The state that the chunk makes: exp(sum a) h
  * as a product too, with a diagonal left operand.
  * GATE.  With z dy is f16, times a power of two for 16 rows, rounded once, from fp32 (gate_sm90.cuh).  x stays as it is:
- * in dS dy is two terms of bf16, which hold an f16 exactly.  M is f16, with what undoes dy's rows t.
+ * in dS dy is two terms of bf16, which hold an f16 exactly.  M is f16.  What undoes dy's powers is in the factors of rows
+ * t, which chunk_factors_kernel has multiplied.
  * POWERS of M as f16: one for 16 columns s and a head (power_of_M()), which U_s has, too.
  * N > 128: launches of 128 columns, all of them this kernel's.  Each makes dB and dC of its columns.  The first ones
  * leave their sum of dx in fp32, to which the last adds.  chunk_times_kernel adds the sums by token of all.
@@ -183,11 +184,11 @@ GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem) {
 }
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
-template <class T, int N, bool GATED>
+template <class T, int N, class D>
 GT_KERNEL(GT_SM90A ? 512 : 32, 1)
 chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {
 #if GT_SM90A
-    using C = HopperGradientTraits<T, N, GATED>;
+    using C = HopperGradientTraits<T, N, D>;
     const uint32_t smem = smem_base_of_tiles();
     const int role = shfl_idx(warp_id(), 0) / 4;
     init_barriers<C>(p, smem);

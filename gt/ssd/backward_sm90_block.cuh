@@ -20,7 +20,8 @@ struct HopperGradientParams : ChunkGradientParams {
     int has_rows;     /* x and dy have maps */
     int heads, steps; /* of a group; of a place */
     int clears;       /* the sums of chunks that there are not: those of several launches are added as one */
-    int in_twos; /* GATED: dy lies in dx.  The first chunk of a slot reads dy of the second, so one block takes both */
+    int in_twos; /* With z: dy lies in dx.  The first chunk of a slot reads dy of the second, so one block takes both */
+    int records;
     float *tokens, *sums, *inverses; /* of TokenParams; the latter two from this slab's first on */
 };
 
@@ -32,22 +33,10 @@ GT_DEV bool has_place(const HopperGradientParams& p, int64_t place) {
     return place < (all ? in.sequences.B * p.slots : used_slots(in.sequences, CHECKPOINT)) * in.G * 2;
 }
 
-/* A block's first place, and the one behind one of its own. */
-template <class C>
-GT_DEV int first_place(const HopperGradientParams& p) {
-    return C::GATED && p.in_twos ? 2 * block_x() : block_x();
-}
-template <class C>
-GT_DEV int next_place(const HopperGradientParams& p, int place) {
-    if (C::GATED && p.in_twos) return place + (place % 2 == 0 ? 1 : 2 * grid_x() - 1);
-    return place + grid_x();
-}
-
-template <class T_, int N_, bool GATED_ = false>
+template <class T_, int N_, class D_>
 struct HopperGradientTraits {
     using T = T_;
-    static constexpr bool GATED = GATED_;         /* with z: dy is dy silu(z), see Problem::dy_inverses */
-    using D = std::conditional_t<GATED, f16, T>;  /* of dy in its tile, and of M */
+    using D = D_;                                 /* of dy in its tile, and of M: f16 with z (Problem::dy_inverses) */
     static constexpr int N = N_, PANELS = N / 64; /* a panel: 64 rows of 128 bytes */
     static constexpr int THREADS = 512, CONSUMERS = 384, GROUP = 128;
     static constexpr int PREPARE_REGISTERS = 48, PAIRS_REGISTERS = 144, SUMS_REGISTERS = 160;
@@ -55,7 +44,8 @@ struct HopperGradientTraits {
     static constexpr int GROUPS = N == 64 ? 2 : 1; /* copies of B, C and OTHER, for places in turn */
     static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1, M_PANELS = 2;
     static constexpr bool M_HAS_POWER = M_TERMS == 1; /* of 16 columns and a head: power_of_M() */
-    static constexpr bool PAIRS_MAKE_E = N > 64;      /* E; else inputs, whose products are shorter then */
+    using Tokens = ChunkTokens<M_HAS_POWER>;
+    static constexpr bool PAIRS_MAKE_E = N > 64; /* E; else inputs, whose products are shorter then */
     static constexpr bool M_HAS_SKIP =
         std::is_same<T, bf16>::value; /* f16 would round what dx consists of for the most */
     /* bytes */
@@ -69,19 +59,15 @@ struct HopperGradientTraits {
     static constexpr int FLOATS = OUT + PANEL;
     /* floats, from FLOATS */
     static constexpr int COPIES = STAGES;
-    static constexpr int FACTORS = 0;                              /* [STAGES], of ChunkTokens */
-    static constexpr int MADE = FACTORS + COPIES * Factors::COUNT; /* [STAGES]: WEIGHTS, KEPT of the neighbour's */
-    static constexpr int MADE_COPIES = COPIES, MADE_FLOATS = ChunkTokens::MADE_COUNT;
+    static constexpr int FACTORS = 0;                                  /* [STAGES], of ChunkTokens */
+    static constexpr int MADE = FACTORS + COPIES * Tokens::STEP_COUNT; /* [STAGES]: WEIGHTS, KEPT of the neighbour's */
+    static constexpr int MADE_COPIES = COPIES, MADE_FLOATS = Tokens::MADE_COUNT;
     static constexpr int STATE_INVERSES = MADE + MADE_COPIES * MADE_FLOATS; /* [STAGES][h 4, G 4] */
     static constexpr int B_INVERSE = STATE_INVERSES + 8 * STAGES, C_INVERSE = B_INVERSE + CHUNK; /* [GROUPS] */
     static constexpr int OTHER_INVERSE = C_INVERSE + CHUNK, INVERSES = 3 * CHUNK;
     static constexpr int POWER = B_INVERSE + GROUPS * INVERSES; /* [2][64]: at the end, of dC and dB */
     static constexpr int S_MOST = POWER + 2 * CHUNK; /* [places in turn][blocks of s][blocks of t]: the largest |S| */
-    static constexpr int W_MOST = S_MOST + 2 * BLOCKS * BLOCKS;
-    /* GATED, [STAGES][blocks of t]: what undoes the powers of dy, and of NEXT where that is dy */
-    static constexpr int DY_INVERSE = W_MOST + 4;
-    static constexpr int NEXT_INVERSE = DY_INVERSE + (GATED ? STAGES * BLOCKS : 0);
-    static constexpr int FLOATS_COUNT = NEXT_INVERSE + (GATED ? STAGES * BLOCKS : 0);
+    static constexpr int W_MOST = S_MOST + 2 * BLOCKS * BLOCKS, FLOATS_COUNT = W_MOST + 4;
     /* mbarriers, in bytes */
     static constexpr int FULL = FLOATS + 4 * FLOATS_COUNT, EMPTY = FULL + 8 * STAGES;
     static constexpr int STATE_MADE = EMPTY + 8 * STAGES, M_FULL = STATE_MADE + 8 * STAGES;
@@ -145,7 +131,14 @@ struct HopperBlock : ChunkGradientBlock<C> {
     GT_METHOD int stage_of(int step) const { return (uint32_t)(before + step) % C::STAGES; }
     GT_METHOD int parity_of(int step) const { return (uint32_t)(before + step) / C::STAGES % 2; }
     GT_METHOD uint32_t stage(int step) const { return this->smem + C::STAGE0 + stage_of(step) * C::STAGE; }
-    GT_METHOD int factor(int step, int offset) const { return C::FACTORS + stage_of(step) * Factors::COUNT + offset; }
+    GT_METHOD int factor(int step, int offset) const {
+        return C::FACTORS + stage_of(step) * C::Tokens::STEP_COUNT + offset;
+    }
+    /* What undoes the power of dy's rows in a block of 16.  bf16 has none. */
+    GT_METHOD float dy_inverse(int step, int block) const {
+        if constexpr (!C::M_HAS_POWER) return 1.0f;
+        return this->value(factor(step, C::Tokens::DY_INVERSE) + block);
+    }
     GT_METHOD int made_cell(int step) const { return C::MADE + stage_of(step) * C::MADE_FLOATS; }
     /* of M of a step, and of W as that of one step more */
     GT_METHOD int buffer_of(int step) const { return (M_before + step) % 2; }
@@ -263,17 +256,12 @@ GT_DEV void copy_panel(int warp, uint32_t tile, const uint16_t* from, int64_t pi
     }
 }
 
-/* NEXT is the neighbour's dy, not x. */
-template <class C>
-GT_DEV bool next_is_dy(const HopperBlock<C>& me) {
-    return me.makes_state() && !me.second;
-}
-
 /* Where a step is in the tensors; advance() goes to the next.  x, dy: the lane's first row, in elements, where they do
  * not come by maps. */
 template <class C>
 struct StepSource {
     int64_t x, dy;
+    const float* tokens; /* ChunkTokens of the head, or of the tile */
     int tile, head, slot;
 
     GT_METHOD void start(const HopperGradientParams& p, const HopperBlock<C>& me, int warp) {
@@ -282,6 +270,7 @@ struct StepSource {
         head = me.g * me.heads;
         slot = (int)((me.b * in.H + head) * p.slots) + me.slot;
         tile = 0;
+        tokens = p.tokens + (me.row(p.slots) * in.H + head) * p.records * C::Tokens::COUNT;
         if (me.by_maps) return;
         x = offset_of(in.x_stride, me.b, me.first + row, head) + 8 * piece;
         dy = offset_of(in.dy_stride, me.b, me.first + row, head) + 8 * piece;
@@ -305,28 +294,19 @@ struct StepSource {
                           (int)(i == 2 ? me.neighbour() : me.first), me.b, full);
             }
         }
-        const float* const tokens = p.tokens + (me.row(p.slots) * p.in.H + head) * ChunkTokens::COUNT;
-        bulk_load(me.address(me.factor(step, 0)), tokens, 4 * Factors::COUNT, full);
+        bulk_load(me.address(me.factor(step, 0)), tokens, 4 * C::Tokens::STEP_COUNT, full);
         if (me.makes_state())
             bulk_load(me.address(me.made_cell(step)),
-                      tokens + (me.second ? -1 : 1) * p.in.H * ChunkTokens::COUNT + ChunkTokens::WEIGHTS,
-                      4 * ChunkTokens::MADE_COUNT, full);
+                      tokens + (me.second ? -1 : 1) * p.in.H * p.records * C::Tokens::COUNT + C::Tokens::WEIGHTS,
+                      4 * C::Tokens::MADE_COUNT, full);
         bulk_load(me.address(C::STATE_INVERSES + 8 * (me.stage_of(step))), p.inverses + (me.first_step(p) + step) * 8,
                   32, full);
-        if constexpr (C::GATED) {
-            const float* const inverses = p.in.dy_inverses + inverses_index(p.in, slot, me.second, tile);
-            bulk_load(me.address(C::DY_INVERSE + BLOCKS * me.stage_of(step)), inverses, 4 * BLOCKS, full);
-            if (next_is_dy(me)) /* of the second chunk */
-                bulk_load(me.address(C::NEXT_INVERSE + BLOCKS * me.stage_of(step)), inverses + p.in.tiles * BLOCKS,
-                          4 * BLOCKS, full);
-        }
     }
     /* Of load(). */
     GT_METHOD static uint32_t bytes(const HopperBlock<C>& me) {
         const int tiles = !me.by_maps ? 0 : me.makes_state() ? 3 : 2;
-        return 2 * C::STATE + tiles * C::PANEL + 4 * Factors::COUNT + 32 +
-               (me.makes_state() ? 4 * ChunkTokens::MADE_COUNT : 0) + (C::GATED ? 4 * BLOCKS : 0) +
-               (C::GATED && next_is_dy(me) ? 4 * BLOCKS : 0);
+        return 2 * C::STATE + tiles * C::PANEL + 4 * C::Tokens::STEP_COUNT + 32 +
+               (me.makes_state() ? 4 * C::Tokens::MADE_COUNT : 0);
     }
     /* Without maps: starts the copies of a warp's rows of x, dy and NEXT. */
     GT_METHOD void copy(const ChunkGradientParams& p, const HopperBlock<C>& me, int warp, uint32_t stage) const {
@@ -344,11 +324,13 @@ struct StepSource {
                        in.P - tile * TILE_P);
         }
     }
-    GT_METHOD void advance(const ChunkGradientParams& p) {
+    GT_METHOD void advance(const HopperGradientParams& p) {
         const Problem& in = p.in;
         if (++tile < in.tiles) {
             x += TILE_P, dy += TILE_P;
+            if (p.records > 1) tokens += C::Tokens::COUNT;
         } else {
+            tokens += C::Tokens::COUNT;
             head++;
             const int columns = (in.tiles - 1) * TILE_P;
             x += in.x_stride.h - columns, dy += in.dy_stride.h - columns;
@@ -360,35 +342,31 @@ struct StepSource {
 
 /* ---- powers ------------------------------------------------------------------------------------------------------ */
 
-/* The step's largest |Delta|, or LEAST_DELTA. */
-template <class C>
-GT_DEV float largest_delta(const HopperBlock<C>& me, int step) {
-    return me.value(me.factor(step, ChunkTokens::LARGEST));
-}
-
-/* What undoes the power of dy's rows in a block of 16. */
-template <class C>
-GT_DEV float dy_inverse(const HopperBlock<C>& me, int step, int block) {
-    if constexpr (C::GATED) return me.value(C::DY_INVERSE + BLOCKS * me.stage_of(step) + block);
-    return 1.0f;
-}
-
 /* The power of the columns s of M_ts = S_ts L_ts Delta_s + Dskip (t = s) times what undoes dy_t, for a block of 16 s:
  * no t >= s exceeds f16 then.  skip: 0 where Dskip is added apart. */
 template <class C>
 GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int block, float skip) {
-    float4 most = lds<float4>(me.address(me.S_most(block)));
-    float of_skip = fabsf(skip);
-    if constexpr (C::GATED) {
-        const float4 dy = lds<float4>(me.address(C::DY_INVERSE + BLOCKS * me.stage_of(step)));
-        most.x *= dy.x, most.y *= dy.y, most.z *= dy.z, most.w *= dy.w;
-        of_skip *= dy_inverse(me, step, block);
-    }
-    const float growth = me.value(me.factor(step, Factors::GROWTH));
-    return power_of(fma_rn(largest_of(most) * growth, largest_delta(me, step), of_skip));
+    const float4 S = lds<float4>(me.address(me.S_most(block))),
+                 by = lds<float4>(me.address(me.factor(step, C::Tokens::BOUND)));
+    const float most = largest_of({S.x * by.x, S.y * by.y, S.z * by.z, S.w * by.w});
+    return power_of(C::M_HAS_SKIP ? fma_rn(fabsf(skip), me.dy_inverse(step, block), most) : most);
 }
 
 /* ---- the preparing warps ---------------------------------------------------------------------------------------- */
+
+/* A block's first place, and the one behind one of its own.  Of dy as bf16 none are in twos. */
+template <class C>
+GT_DEV bool in_twos(const HopperGradientParams& p) {
+    return C::M_HAS_POWER && p.in_twos;
+}
+template <class C>
+GT_DEV int first_place(const HopperGradientParams& p) {
+    return in_twos<C>(p) ? 2 * block_x() : block_x();
+}
+template <class C>
+GT_DEV int next_place(const HopperGradientParams& p, int place) {
+    return place + (!in_twos<C>(p) ? grid_x() : place % 2 == 0 ? 1 : 2 * grid_x() - 1);
+}
 
 /* Of places without a chunk it clears the sums; the next one with a chunk, or that there is none, goes to the record
  * of `number`.  One warp; place: where it begins, and what it has found.  before, M_before: see HopperBlock. */

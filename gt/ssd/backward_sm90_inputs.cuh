@@ -39,7 +39,7 @@ template <class C>
 GT_DEV void add_skip(const HopperBlock<C>& me, const WarpRows& at, int step, float of_head, float (&dx)[8][4]) {
     using E = Element<typename C::D>;
     const uint32_t addresses = at.addresses(me.stage(step) + C::DY);
-    const float f = of_head * dy_inverse(me, step, at.warp);
+    const float f = of_head * me.dy_inverse(step, at.warp);
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
         uint32_t dy[4];
@@ -52,7 +52,7 @@ GT_DEV void add_skip(const HopperBlock<C>& me, const WarpRows& at, int step, flo
     }
 }
 
-/* The same with Dskip per channel, and the sums of dy x for dDskip. */
+/* The same with Dskip per channel, and the sums of dy x for dDskip, without what undoes the power of dy. */
 template <class C>
 GT_DEV void add_channel_skips(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                               float (&dx)[8][4]) {
@@ -60,7 +60,7 @@ GT_DEV void add_channel_skips(const ChunkGradientParams& p, const HopperBlock<C>
     using D = Element<typename C::D>;
     const int h = me.head(p, step), p0 = me.p0(p, step);
     const uint32_t addresses = at.addresses(me.stage(step));
-    const float by = dy_inverse(me, step, at.warp);
+    const float by = me.dy_inverse(step, at.warp);
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
         uint32_t dy[4], x[4];
@@ -71,10 +71,11 @@ GT_DEV void add_channel_skips(const ChunkGradientParams& p, const HopperBlock<C>
         for (int n = 0; n < 2; n++) {
             const float2 skip = skips_of(p.in, h, p0 + 16 * k + 8 * n + 2 * at.j);
             float* to = dx[2 * k + n];
-            const float a0 = D::lo(dy[2 * n]) * by, a1 = D::hi(dy[2 * n]) * by;
-            const float b0 = D::lo(dy[2 * n + 1]) * by, b1 = D::hi(dy[2 * n + 1]) * by;
-            to[0] = fma_rn(skip.x, a0, to[0]), to[1] = fma_rn(skip.y, a1, to[1]);
-            to[2] = fma_rn(skip.x, b0, to[2]), to[3] = fma_rn(skip.y, b1, to[3]);
+            const float f0 = skip.x * by, f1 = skip.y * by;
+            const float a0 = D::lo(dy[2 * n]), a1 = D::hi(dy[2 * n]);
+            const float b0 = D::lo(dy[2 * n + 1]), b1 = D::hi(dy[2 * n + 1]);
+            to[0] = fma_rn(f0, a0, to[0]), to[1] = fma_rn(f1, a1, to[1]);
+            to[2] = fma_rn(f0, b0, to[2]), to[3] = fma_rn(f1, b1, to[3]);
             v[2 * n] = fma_rn(a0, E::lo(x[2 * n]), b0 * E::lo(x[2 * n + 1]));
             v[2 * n + 1] = fma_rn(a1, E::hi(x[2 * n]), b1 * E::hi(x[2 * n + 1]));
         }
@@ -121,8 +122,6 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
     const int stage = me.stage_of(step);
     const uint32_t tiles = me.stage(step);
     const float skip = C::M_TERMS > 1 ? 0.0f : skip_of_head(p, me, step);
-    Power M[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
-    if constexpr (C::M_HAS_POWER) M[0] = M[1] = power_of_M(me, step, at.warp, C::M_HAS_SKIP ? skip : 0.0f);
     const float4 G_inverse = lds<float4>(me.address(C::STATE_INVERSES + 8 * stage + 4));
     float delta[2], by_G[2], sums[2];
     GT_UNROLL
@@ -131,11 +130,19 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
         delta[e] = me.value(me.factor(step, Factors::DELTA) + s);
         by_G[e] = me.value(me.factor(step, Factors::SUF) + s) * me.value(me.inverses(C::B_INVERSE) + s) *
                   factor_of_U(delta[e]);
-        if constexpr (C::M_HAS_POWER) { /* no row of B exceeds 2^14, no state 2^16 */
-            const Power most = power_of(fabsf(by_G[e]) * largest_of(G_inverse) * (C::N * 0x1p-26f));
-            if (most.value < M[e].value) M[e] = most;
-            by_G[e] *= M[e].value;
+    }
+    Power M[2];
+    if constexpr (C::M_HAS_POWER) {
+        M[0] = M[1] = power_of_M(me, step, at.warp, skip);
+        const float G = largest_of(G_inverse) * (C::N * 0x1p30f); /* no row of B exceeds 2^14, no state 2^16 */
+        if (warp_any(!(fmaxf(fabsf(by_G[0]), fabsf(by_G[1])) * (G * M[0].value) <= 0x1p70f))) {
+            GT_UNROLL
+            for (int e = 0; e < 2; e++) {
+                const Power most = power_of(fabsf(by_G[e]) * (G * 0x1p-56f));
+                if (most.value < M[e].value) M[e] = most;
+            }
         }
+        by_G[0] *= M[0].value, by_G[1] *= M[1].value;
     }
     wgmma_wait<0>();
     wgmma_pin(U);

@@ -159,10 +159,9 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
     const int j = at.j, t = at.row, factors = me.factor(step, 0);
     PairSums sums = {};
     const uint32_t M_addresses = at.addresses(me.M(step));
-    const float dy = dy_inverse(me, step, at.warp);
-    const float U0 = me.value(factors + Factors::U + t) * dy, U1 = me.value(factors + Factors::U + t + 8) * dy;
+    const float U0 = me.value(factors + Factors::U + t), U1 = me.value(factors + Factors::U + t + 8);
     float power_of_lane = 1.0f; /* of M in block lane % 4 of columns */
-    if constexpr (C::M_HAS_POWER) power_of_lane = power_of_M(me, step, j, C::M_HAS_SKIP ? skip : 0.0f).value;
+    if constexpr (C::M_HAS_POWER) power_of_lane = power_of_M(me, step, j, skip).value;
     const auto power = [&](int block) { return C::M_HAS_POWER ? shfl_idx(power_of_lane, block) : 1.0f; };
     { /* first: what it keeps in registers is then free for the others */
         const int first = 16 * at.warp;
@@ -172,9 +171,9 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
         const float2 near0 = lds<float2>(me.address(factors + Factors::DIAGONAL + 8 * t + 2 * j));
         const float2 near1 = lds<float2>(me.address(factors + Factors::DIAGONAL + 8 * (t + 8) + 2 * j));
         const float2 v = lds<float2>(me.address(factors + Factors::HALF + first + 2 * j));
-        const float u = me.value(factors + Factors::HALF + t + 8) * dy;
-        const float L[2][4] = {{near0.x * dy, near0.y * dy, u * v.x, u * v.y},
-                               {0.0f, 0.0f, near1.x * dy, near1.y * dy}};
+        const float u = me.value(factors + Factors::HALF + t + 8);
+        const float L[2][4] = {{near0.x, near0.y, u * v.x, u * v.y}, {0.0f, 0.0f, near1.x, near1.y}};
+        const float skip_here = skip * me.dy_inverse(step, at.warp);
         const float power_here = power(at.warp);
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
@@ -188,7 +187,7 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
                 sums.near[2 * n + e % 2] += x;
                 sums.diagonal[n][e] = x * by;
                 M[e] = SL * by;
-                if (C::M_HAS_SKIP && e / 2 == n) M[e] += at.g == 2 * j + e % 2 ? skip * dy : 0.0f; /* t = s */
+                if (C::M_HAS_SKIP && e / 2 == n) M[e] += at.g == 2 * j + e % 2 ? skip_here : 0.0f; /* t = s */
             }
             pack_M<D, true>(M, power_here, n, hi, lo);
         }
@@ -197,7 +196,6 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
         sums.dot = at.g == 2 * j       ? diagonal[0][0] + diagonal[1][2]
                    : at.g == 2 * j + 1 ? diagonal[0][1] + diagonal[1][3]
                                        : 0.0f;
-        sums.dot *= dy;
     }
     GT_UNROLL
     for (int i = 0; i < 3; i++) { /* blocks of s */
@@ -338,24 +336,18 @@ GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pair
     } else {
         const uint32_t addresses = at.addresses(tiles + C::DY);
         GT_NO_UNROLL
-        for (int half = 0; half < 2; half++) { /* of the columns: their operands take 16 registers */
-            uint32_t hi[2][4], lo[2][4];
+        for (int k = 0; k < 4; k++) { /* columns: code of a step must be short */
+            uint32_t hi[4], lo[4];
+            ldmatrix_x4(hi, addresses ^ 32 * k);
             GT_UNROLL
-            for (int k = 0; k < 2; k++) {
-                ldmatrix_x4(hi[k], addresses ^ 32 * (2 * half + k));
-                GT_UNROLL
-                for (int i = 0; i < 4; i++) {
-                    const float a = unpack_f16_lo(hi[k][i]), b = unpack_f16_hi(hi[k][i]);
-                    hi[k][i] = pack_bf16(a, b);
-                    lo[k][i] = pack_bf16(a - unpack_bf16_lo(hi[k][i]), b - unpack_bf16_hi(hi[k][i]));
-                }
+            for (int i = 0; i < 4; i++) {
+                const float a = unpack_f16_lo(hi[i]), b = unpack_f16_hi(hi[i]);
+                hi[i] = pack_bf16(a, b);
+                lo[i] = pack_bf16(a - unpack_bf16_lo(hi[i]), b - unpack_bf16_hi(hi[i]));
             }
             wgmma_fence();
-            GT_UNROLL
-            for (int k = 0; k < 2; k++) {
-                wgmma<T>(dS, hi[k], along_row<C>(right, 2 * half + k), half + k > 0);
-                wgmma<T>(dS, lo[k], along_row<C>(right, 2 * half + k));
-            }
+            wgmma<T>(dS, hi, along_row<C>(right, k), k > 0);
+            wgmma<T>(dS, lo, along_row<C>(right, k));
             wgmma_commit();
             wgmma_wait<0>();
             wgmma_pin(dS);
@@ -394,10 +386,12 @@ GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
         W = {};
         GT_NO_UNROLL
         for (int step = 0; step < me.steps; step++) {
-            const float skip = C::M_HAS_SKIP ? skip_of_head(p, me, step) : 0.0f;
+            float skip = 0.0f;
+            if (C::M_HAS_SKIP && !C::M_HAS_POWER) skip = skip_of_head(p, me, step); /* on its way meanwhile */
             wait_for_rows(me, step);
             Pairs64 dS;
             make_dS(me, at, step, dS);
+            if (C::M_HAS_SKIP && C::M_HAS_POWER) skip = skip_of_head(p, me, step);
             wait_for_buffer(me, step);
             make_pairs_of_rows(p, me, at, step, skip, S, dS, W);
             if constexpr (C::PAIRS_MAKE_E) {

@@ -12,7 +12,7 @@ namespace gt {
 namespace ssd {
 
 /* The left operands of the state that the chunk makes, of the warp's 16 rows p and all t: NEXT, by what the tokens
- * weigh (WEIGHTS of the neighbour) and what undoes the powers of OTHER and, with z, of dy.  And, returned, what
+ * weigh (WEIGHTS of the neighbour) and what undoes the powers of OTHER.  And, returned, what
  * the warp's rows of the state before are multiplied by.  Both have a power of two in them, which brings the sums to
  * f16; what undoes it takes the place of what undid that of the rows before. */
 template <class C>
@@ -33,12 +33,10 @@ GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, i
             for (int e = 0; e < 4; e++) x[k][e][0] = L::lo(pairs[e]), x[k][e][1] = L::hi(pairs[e]);
         }
     };
-    if (C::GATED && !me.second)
+    if (!std::is_same<E, D>::value && !me.second)
         take(D());
     else
         take(E());
-    float4 dy = {1.0f, 1.0f, 1.0f, 1.0f};
-    if (C::GATED && !me.second) dy = lds<float4>(me.address(C::NEXT_INVERSE + BLOCKS * me.stage_of(step)));
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
         GT_UNROLL
@@ -46,8 +44,7 @@ GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, i
             const int t = 16 * k + 8 * i + 2 * at.j;
             const float2 all = lds<float2>(me.address(weights + t)),
                          row = lds<float2>(me.address(me.inverses(C::OTHER_INVERSE) + t));
-            float2 w = {all.x * row.x, all.y * row.y};
-            if (C::GATED) w.x *= part_of(dy, k), w.y *= part_of(dy, k);
+            const float2 w = {all.x * row.x, all.y * row.y};
             GT_UNROLL
             for (int e = 2 * i; e < 2 * i + 2; e++) {
                 x[k][e][0] *= w.x, x[k][e][1] *= w.y;

@@ -62,9 +62,11 @@ GT_DEV void multiply_rows(float (&c)[8][4], uint32_t left, uint32_t right) {
     for (int k = 0; k < C::N / 16; k++) wgmma<f16>(c, along_row<C>(a, k), along_row<C>(b, k), k > 0);
 }
 
-/* Dskip, where it is one number of a head; else 0. */
+/* Dskip, where it is one number of a head; else 0.  Launches that leave their share of dx have none.  With powers it is in
+ * the stage. */
 template <class C>
 GT_DEV float skip_of_head(const ChunkGradientParams& p, const HopperBlock<C>& me, int step) {
+    if constexpr (C::M_HAS_POWER) return p.in.Dskip ? me.value(me.factor(step, C::Tokens::SKIP)) : 0.0f;
     return p.in.Dskip && !p.in.skip_per_channel ? p.in.Dskip[me.head(p, step)] : 0.0f;
 }
 
@@ -108,7 +110,7 @@ GT_DEV void store_E(const HopperBlock<C>& me, const WarpRows& at, int step, cons
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         const int t = at.row + 8 * e;
-        sums[e] = (sums[e] + odd[e]) * (me.value(me.factor(step, Factors::PRE) + t) * dy_inverse(me, step, at.warp));
+        sums[e] = (sums[e] + odd[e]) * me.value(me.factor(step, Factors::PRE) + t);
     }
     store_row_sums(at, sums, me.step_sums(step) + ChunkSums::E);
 }
@@ -136,9 +138,20 @@ GT_DEV void load_left(uint32_t tile, const WarpRows& at, uint32_t (&a)[4][4]) {
     for (int k = 0; k < 4; k++) ldmatrix_x4(a[k], addresses ^ 32 * k);
 }
 
-/* The pairs of a panel's rows as fp32, and the largest magnitude of rows t and t + 8 among the lane's. */
+/* The pairs of a panel's rows as fp32. */
 template <class T>
-GT_DEV void widen(const uint32_t (&a)[4][4], float (&x)[4][8], float (&most)[2]) {
+GT_DEV void widen(const uint32_t (&a)[4][4], float (&x)[4][8]) {
+    using E = Element<T>;
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) x[k][2 * i] = E::lo(a[k][i]), x[k][2 * i + 1] = E::hi(a[k][i]);
+    }
+}
+
+/* The largest magnitude of rows t and t + 8 among the lane's pairs. */
+template <class T>
+GT_DEV void magnitudes_of(const uint32_t (&a)[4][4], float (&most)[2]) {
     using E = Element<T>;
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
@@ -146,11 +159,6 @@ GT_DEV void widen(const uint32_t (&a)[4][4], float (&x)[4][8], float (&most)[2])
         GT_UNROLL
         for (int k = 0; k < 4; k++) pairs = larger_magnitudes<T>(larger_magnitudes<T>(pairs, a[k][e]), a[k][2 + e]);
         most[e] = fmaxf(E::lo(pairs), E::hi(pairs));
-    }
-    GT_UNROLL
-    for (int k = 0; k < 4; k++) {
-        GT_UNROLL
-        for (int i = 0; i < 4; i++) x[k][2 * i] = E::lo(a[k][i]), x[k][2 * i + 1] = E::hi(a[k][i]);
     }
 }
 
@@ -163,16 +171,19 @@ GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, in
     const float4 inverses = lds<float4>(me.address(C::STATE_INVERSES + 8 * (me.stage_of(step)) + 4 * which));
     const float largest = largest_of(inverses);
     float x[4][8], most[2], decay[2], bound[2];
-    if (!C::GATED || which)
-        widen<typename C::T>(a, x, most);
-    else
-        widen<typename C::D>(a, x, most);
+    if (std::is_same<typename C::T, typename C::D>::value || which) {
+        magnitudes_of<typename C::T>(a, most);
+        widen<typename C::T>(a, x);
+    } else { /* gate_kernel's powers: no more than that */
+        widen<typename C::D>(a, x);
+        most[0] = most[1] = 0x1p14f;
+    }
     bool grows = false;
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         const int t = at.row + 8 * e;
         decay[e] = me.value(me.factor(step, which ? Factors::SUF : Factors::PRE) + t);
-        decay[e] *= which ? me.value(me.factor(step, Factors::DELTA) + t) : dy_inverse(me, step, at.warp);
+        if (which) decay[e] *= me.value(me.factor(step, Factors::DELTA) + t);
         most[e] = fmaxf(most[e], shfl_xor(most[e], 1));
         most[e] = fmaxf(most[e], shfl_xor(most[e], 2));
         const float magnitude = most[e] * fabsf(decay[e]) * largest; /* Delta may be below 0 */

@@ -1,28 +1,44 @@
 /* gt/ssd/backward_sm90_tokens.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): what is made
  * by token, by two kernels of their own, so that chunk_gradient_hopper_kernel has no code for it:
- *     chunk_factors_kernel   before it: Delta, its slope, the decay factors; and, which alone waits for the states, what
- *                            undoes their powers
+ *     chunk_factors_kernel   before it: Delta, its slope, the decay factors, with z times what undoes dy's powers; and,
+ *                            which without z alone waits for kernels before it, what undoes the states' powers
  *     chunk_times_kernel     after it: da, ddt, their share of dA, ddt_bias and dDskip, from the sums that it leaves
  * A warp has a chunk and head, a lane tokens 2 lane, 2 lane + 1.  Blocks take places in turn, of [B, slots of 128
  * tokens, two chunks, ceil(H / 8)]: those that packed sequences have.  grid: at most TOKEN_BLOCKS a multiprocessor,
- * block 256.  shared: 32.4 KB and none.  Bytes a token and head: factors 65 written, 61 read by the
+ * block 256.  shared: 32.4 KB, with POWERS 32.6, and none.  Bytes a token and head: factors 65 written, 61 read by the
  * chunks, 8 by chunk_times_kernel; sums 29 written and read a tile, 45 with Dskip per channel.  Every sum has one fixed
  * order: deterministic. */
 #ifndef GT_SSD_BACKWARD_SM90_TOKENS_CUH
 #define GT_SSD_BACKWARD_SM90_TOKENS_CUH
 
 #include "backward_tensor.cuh"
+#include "state.cuh"
 
 namespace gt {
 namespace ssd {
 
-/* Of a chunk and head, in floats: the factors of chunk.cuh, with the largest |Delta|, or LEAST_DELTA, in place of KEEP,
- * and 0 for FACTOR and LOG; what each token weighs in the state that the neighbour makes, and by what that multiplies
- * the state before it; the slope of Delta. */
+/* Of a chunk and head, with z of a tile of it, in floats: the factors of chunk.cuh, without those of the whole chunk; what
+ * each token weighs in the state that the neighbour makes, and by what that multiplies the state before it; the slope of
+ * Delta.  With POWERS, for M as f16, also the head's Dskip in place of KEEP, and by blocks of 16 t what undoes the powers of
+ * dy, and what a block of |S| times is at least |M|.  Factors and weights of rows of dy then have what undoes its power in
+ * them. */
+template <bool POWERS>
 struct ChunkTokens {
-    static constexpr int LARGEST = Factors::KEEP, WEIGHTS = Factors::COUNT, KEPT = WEIGHTS + CHUNK;
-    static constexpr int SLOPE = KEPT + 4, COUNT = SLOPE + CHUNK, MADE_COUNT = CHUNK + 4;
+    static constexpr int SKIP = Factors::KEEP, DY_INVERSE = Factors::COUNT, BOUND = DY_INVERSE + BLOCKS;
+    static constexpr int STEP_COUNT = POWERS ? BOUND + BLOCKS : Factors::COUNT; /* what a step of the chunk needs */
+    static constexpr int WEIGHTS = STEP_COUNT, KEPT = WEIGHTS + CHUNK, MADE_COUNT = CHUNK + 4;
+    static constexpr int SLOPE = KEPT + 4, COUNT = SLOPE + CHUNK;
     static_assert(COUNT % 4 == 0 && WEIGHTS % 4 == 0, "copied by 16 bytes");
+
+    /* The block of 16 rows of dy that float `at` is a factor of; -1: none. */
+    GT_METHOD static int block_of_dy(int at, bool second) {
+        if (at >= Factors::PRE && at < Factors::SUF) return (at - Factors::PRE) / BLOCK;
+        if (at >= Factors::U && at < Factors::V) return (at - Factors::U) / BLOCK;
+        if (at >= Factors::HALF && at < Factors::DIAGONAL) /* its second half is of rows, the first of columns */
+            return (at - Factors::HALF) % BLOCK < BLOCK / 2 ? -1 : (at - Factors::HALF) / BLOCK;
+        if (at >= Factors::DIAGONAL && at < Factors::BETWEEN) return (at - Factors::DIAGONAL) / (8 * BLOCK);
+        return second && at >= WEIGHTS && at < KEPT ? (at - WEIGHTS) / BLOCK : -1;
+    }
 };
 
 /* Of a slab, chunk, head and tile, in floats: what da, ddt and dDskip are made of.  PAIRS, [i][k]: Gamma of row k
@@ -39,9 +55,12 @@ GT_HD int chunk_sums(const Problem& in) { return ChunkSums::COUNT + (in.skip_per
 /* Of all launches for slabs of columns. */
 struct TokenParams {
     ChunkGradientParams chunk; /* of all slabs */
-    /* [row][H] ChunkTokens; [slab][row][H][tiles] ChunkSums; as many times what undoes the powers of h (4) and G (4) */
+    /* [row][H][records] ChunkTokens; [slab][row][H][tiles] ChunkSums; as many times what undoes the powers of h (4) and
+     * G (4) */
     float *tokens, *sums, *inverses;
     int64_t rows; /* B*slots*2 */
+    int records;  /* of a chunk and head: a tile each with z, else one */
+    int has_powers;
 };
 
 constexpr int TOKEN_WARPS = 8, TOKEN_BLOCKS = 16;
@@ -79,32 +98,74 @@ GT_DEV TokenWarp find_token_warp(const TokenParams& p, int64_t place) {
     return me;
 }
 
-GT_DEV void make_chunk_factors(const TokenParams& p, const TokenWarp& me) {
+/* A record to memory; with POWERS one for every tile, with its powers of dy. */
+template <bool POWERS>
+GT_DEV void store_record(const TokenParams& p, const TokenWarp& me, uint32_t record, float largest) {
+    using Tokens = ChunkTokens<POWERS>;
     const Problem& in = p.chunk.in;
     const int lane = lane_id();
-    const uint32_t record = smem_base() + warp_id() * (4 * ChunkTokens::COUNT);
+    float* to = p.tokens + (me.row * in.H + me.h) * p.records * Tokens::COUNT;
+    if constexpr (!POWERS) {
+        for (int i = lane; i < Tokens::COUNT / 4; i += 32) stg<float4>(to + 4 * i, lds<float4>(record + 16 * i));
+        sync_warp(); /* the record is no longer read */
+        return;
+    }
+    const float most = largest * lds<float>(record + 4 * Factors::GROWTH);
+    for (int tile = 0; tile < p.records; tile++, to += Tokens::COUNT) {
+        float4 dy = {1.0f, 1.0f, 1.0f, 1.0f};
+        if (in.dy_inverses) {
+            const int64_t slot = (me.b * in.H + me.h) * p.chunk.slots + me.slot;
+            dy = ldg<float4>(in.dy_inverses + inverses_index(in, slot, me.second, tile));
+        }
+        if (lane == 0) {
+            sts<float4>(record + 4 * Tokens::DY_INVERSE, dy);
+            sts<float4>(record + 4 * Tokens::BOUND, {dy.x * most, dy.y * most, dy.z * most, dy.w * most});
+        }
+        sync_warp();
+        GT_NO_UNROLL
+        for (int i = lane; i < Tokens::COUNT / 4; i += 32) {
+            const float4 four = lds<float4>(record + 16 * i);
+            const int block = Tokens::block_of_dy(4 * i, me.second);
+            const float by = block < 0 ? 1.0f : part_of(dy, block);
+            stg<float4>(to + 4 * i, {four.x * by, four.y * by, four.z * by, four.w * by});
+        }
+        sync_warp(); /* the record is no longer read */
+    }
+}
+
+template <bool POWERS>
+GT_DEV void make_chunk_factors(const TokenParams& p, const TokenWarp& me) {
+    using Tokens = ChunkTokens<POWERS>;
+    const Problem& in = p.chunk.in;
+    const int lane = lane_id();
+    const uint32_t record = smem_base() + warp_id() * (4 * Tokens::COUNT);
     float dt[2];
     Delta delta[2];
     load_dt(in, offset_of(in.dt_stride, me.b, me.first, me.h), me.tokens, dt);
     deltas_of(in, me.h, me.tokens, dt, delta);
     const float values[2] = {delta[0].value, delta[1].value};
-    float largest = fmaxf(LEAST_DELTA, fmaxf(fabsf(values[0]), fabsf(values[1])));
-    GT_UNROLL
-    for (int mask = 1; mask < 32; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
-    make_factors<SUM_FACTORS | DIAGONAL_FACTORS | GROWTH_FACTOR>(record, values, in.A[me.h]);
+    float largest = fmaxf(fabsf(values[0]), fabsf(values[1]));
+    if constexpr (POWERS) {
+        largest = fmaxf(largest, LEAST_DELTA);
+        GT_UNROLL
+        for (int mask = 1; mask < 32; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
+    }
+    make_factors<SUM_FACTORS | DIAGONAL_FACTORS | (POWERS ? GROWTH_FACTOR : 0)>(record, values, in.A[me.h]);
     sync_warp();
     const auto pair = [&](int offset) { return lds<float2>(record + 4 * (offset + 2 * lane)); };
     const float2 pre = pair(Factors::PRE), suf = pair(Factors::SUF);
-    sts<float2>(record + 4 * (ChunkTokens::WEIGHTS + 2 * lane),
+    sts<float2>(record + 4 * (Tokens::WEIGHTS + 2 * lane),
                 me.second ? pre : float2{values[0] * suf.x, values[1] * suf.y});
-    sts<float2>(record + 4 * (ChunkTokens::SLOPE + 2 * lane), {delta[0].slope, delta[1].slope});
-    if (lane == 31) sts<float4>(record + 4 * ChunkTokens::KEPT, {pre.y, 0.0f, 0.0f, 0.0f});
-    if (lane == 0)
-        sts<float2>(record + 4 * ChunkTokens::LARGEST, {largest, 0.0f}), sts<float>(record + 4 * Factors::LOG, 0.0f);
+    sts<float2>(record + 4 * (Tokens::SLOPE + 2 * lane), {delta[0].slope, delta[1].slope});
+    if (lane == 31) sts<float4>(record + 4 * Tokens::KEPT, {pre.y, 0.0f, 0.0f, 0.0f});
+    if (lane == 0) {
+        const bool has_skip = POWERS && in.Dskip && !in.skip_per_channel;
+        sts<float2>(record + 4 * Tokens::SKIP, {has_skip ? in.Dskip[me.h] : 0.0f, 0.0f});
+        sts<float>(record + 4 * Factors::LOG, 0.0f);
+        if (!POWERS) sts<float>(record + 4 * Factors::GROWTH, 0.0f);
+    }
     sync_warp();
-    float* const to = p.tokens + (me.row * in.H + me.h) * ChunkTokens::COUNT;
-    for (int i = lane; i < ChunkTokens::COUNT / 4; i += 32) stg<float4>(to + 4 * i, lds<float4>(record + 16 * i));
-    sync_warp(); /* the record is no longer read */
+    store_record<POWERS>(p, me, record, largest);
 }
 
 /* What undoes the powers of a chunk's states: of h, then of G. */
@@ -122,8 +183,10 @@ GT_DEV void gather_inverses(const TokenParams& p, const TokenWarp& me) {
     }
 }
 
-/* The states' powers are what kernels before it make; the rest it makes beside them. */
-GT_KERNEL(32 * TOKEN_WARPS, 4) chunk_factors_kernel(const GT_GRID_CONSTANT TokenParams p) {
+/* The states' powers, and those of dy, are what kernels before it make; the rest it makes beside them. */
+template <bool POWERS>
+GT_KERNEL(32 * TOKEN_WARPS, 5)
+chunk_factors_kernel(const GT_GRID_CONSTANT TokenParams p) {
     release_chain(); /* blocks of the chunks' kernel take long to begin */
     const int64_t places = token_places(p);
     const auto each = [&](const auto& make) {
@@ -133,19 +196,22 @@ GT_KERNEL(32 * TOKEN_WARPS, 4) chunk_factors_kernel(const GT_GRID_CONSTANT Token
             if (me.tokens > 0) make(me);
         }
     };
-    each([&](const TokenWarp& me) { make_chunk_factors(p, me); });
+    if (POWERS && p.chunk.in.dy_inverses) wait_for_chain();
+    each([&](const TokenWarp& me) { make_chunk_factors<POWERS>(p, me); });
     wait_for_chain();
     each([&](const TokenWarp& me) { gather_inverses(p, me); });
 }
 
+template <bool POWERS>
 GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {
+    using Tokens = ChunkTokens<POWERS>;
     const ChunkGradientParams& c = p.chunk;
     const Problem& in = c.in;
     const int lane = lane_id(), block = lane / 8, h = me.h, count = chunk_sums(in);
-    const float* const record = p.tokens + (me.row * in.H + h) * ChunkTokens::COUNT;
-    const float2 values = ldg<float2>(record + 2 * lane), slopes = ldg<float2>(record + ChunkTokens::SLOPE + 2 * lane);
+    const float* const record = p.tokens + (me.row * in.H + h) * p.records * Tokens::COUNT;
+    const float2 values = ldg<float2>(record + 2 * lane), slopes = ldg<float2>(record + Tokens::SLOPE + 2 * lane);
     const float2 by = {factor_of_U(values.x), factor_of_U(values.y)};
-    const float A = in.A[h], kept = record[Factors::PRE + CHUNK - 1];
+    const float A = in.A[h], kept = record[Tokens::KEPT];
     float2 da = {0.0f, 0.0f}, direct = {0.0f, 0.0f};
     float dskip = 0.0f;
     const int last = slabs(in.N) - 1;
@@ -178,17 +244,22 @@ GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {
         const float EGh = kept * ((z.x + z.y) + (z.z + z.w));
         da = plus(da, plus(here, {EGh, EGh}));
         if (!c.dskip || slab < last) continue;
+        float4 dy = {1.0f, 1.0f, 1.0f, 1.0f};
+        if (POWERS) dy = ldg<float4>(record + (p.records > 1 ? tile : 0) * Tokens::COUNT + Tokens::DY_INVERSE);
         if (in.skip_per_channel) {
             float2 all = {0.0f, 0.0f};
             GT_UNROLL
-            for (int w = 0; w < 4; w++) all = plus(all, pair(ChunkSums::DSKIP + CHUNK * w));
+            for (int w = 0; w < 4; w++) {
+                const float2 of_warp = pair(ChunkSums::DSKIP + CHUNK * w);
+                all = plus(all, {of_warp.x * part_of(dy, w), of_warp.y * part_of(dy, w)});
+            }
             const int column = tile * TILE_P + 2 * lane;
             float* const to = c.dskip + (me.row * in.H + h) * in.P + column;
             if (column < in.P) to[0] = all.x;
             if (column + 1 < in.P) to[1] = all.y;
         } else {
             const float4 warps = ldg<float4>(sums + ChunkSums::DSKIP_HEAD);
-            dskip += (warps.x + warps.y) + (warps.z + warps.w);
+            dskip += (warps.x * dy.x + warps.y * dy.y) + (warps.z * dy.z + warps.w * dy.w);
         }
     }
     float dA = 0.0f, dbias = 0.0f;
@@ -216,13 +287,15 @@ GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {
     if (c.dskip && !in.skip_per_channel) c.dskip[me.row * in.H + h] = dskip;
 }
 
-GT_KERNEL(32 * TOKEN_WARPS, 4) chunk_times_kernel(const GT_GRID_CONSTANT TokenParams p) {
+template <bool POWERS>
+GT_KERNEL(32 * TOKEN_WARPS, 4)
+chunk_times_kernel(const GT_GRID_CONSTANT TokenParams p) {
     wait_for_chain();
     const int64_t places = token_places(p);
     GT_NO_UNROLL
     for (int64_t place = block_x(); place < places; place += grid_x()) {
         const TokenWarp me = find_token_warp(p, place);
-        if (me.tokens > 0) make_chunk_times(p, me);
+        if (me.tokens > 0) make_chunk_times<POWERS>(p, me);
     }
 }
 

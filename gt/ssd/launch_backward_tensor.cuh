@@ -54,9 +54,9 @@ static inline int64_t slab_rows(const ChunkGradientParams& p) { return p.in.sequ
 /* Compute capability 9.0.  For all slabs or none: in the other kernel shares of dx lie otherwise, and da and ddt are
  * made. */
 static inline bool has_hopper_chunks(const Device& device) {
-    using C = HopperGradientTraits<bf16, 64>;
+    using C = HopperGradientTraits<bf16, 64, bf16>;
     static Answers known = {};
-    void (*const kernel)(HopperGradientParams) = chunk_gradient_hopper_kernel<bf16, 64, false>;
+    void (*const kernel)(HopperGradientParams) = chunk_gradient_hopper_kernel<bf16, 64, bf16>;
     return device.shared_bytes >= 227 * 1024 && has_sm90a(reinterpret_cast<const void*>(kernel), C::THREADS, known);
 }
 
@@ -134,7 +134,10 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
         TokenParams& t = plan.tokens;
         const int64_t steps = plan.rows * a.H * c.in.tiles * slab_count;
         t.rows = plan.rows;
-        t.tokens = arena.take<float>(plan.rows * a.H * ChunkTokens::COUNT);
+        t.records = may_gate_rows(a, device) ? c.in.tiles : 1;
+        t.has_powers = a.dtype == GT_F16 || may_gate_rows(a, device);
+        const int count = t.has_powers ? ChunkTokens<true>::COUNT : ChunkTokens<false>::COUNT;
+        t.tokens = arena.take<float>(plan.rows * a.H * t.records * count);
         t.sums = arena.take<float>(steps * chunk_sums(c.in));
         t.inverses = arena.take<float>(steps * 8);
     }
@@ -201,7 +204,7 @@ static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, con
     p.in_twos = in_twos;
     p.heads = (int)(p.in.H / p.in.G), p.steps = p.heads * p.in.tiles;
     const int64_t steps = slab * tokens.rows * p.in.H * p.in.tiles;
-    p.tokens = tokens.tokens;
+    p.records = tokens.records, p.tokens = tokens.tokens;
     p.sums = tokens.sums + steps * chunk_sums(p.in);
     p.inverses = tokens.inverses + steps * 8;
     gt_status status = map_states(&p.h_map, p.h, p.in, p.slots, TILE_P);
@@ -213,13 +216,12 @@ static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, con
         return with_size<64, 128>(p.in.columns, [&](auto columns) {
             using T = decltype(type);
             constexpr int N = decltype(columns)::value;
-            const auto with = [&](auto gated) {
-                constexpr bool GATED = decltype(gated)::value;
-                using C = HopperGradientTraits<T, N, GATED>;
-                return run("ssd chunk_gradient_hopper_kernel", chunk_gradient_hopper_kernel<T, N, GATED>, blocks,
-                           C::THREADS, C::SMEM, chain, p);
+            const auto with = [&](auto of_dy) {
+                using C = HopperGradientTraits<T, N, decltype(of_dy)>;
+                return run("ssd chunk_gradient_hopper_kernel", chunk_gradient_hopper_kernel<T, N, typename C::D>,
+                           blocks, C::THREADS, C::SMEM, chain, p);
             };
-            return p.in.dy_inverses ? with(std::true_type()) : with(std::false_type());
+            return p.in.dy_inverses ? with(f16()) : with(T());
         });
     });
 }
@@ -287,16 +289,20 @@ inline gt_status TensorBackwardPlan::make_chunks(const Device& device, Chain& ch
     const int64_t places = rows * ((chunks.in.H + TOKEN_WARPS - 1) / TOKEN_WARPS);
     const int64_t room = (int64_t)TOKEN_BLOCKS * device.multiprocessors, blocks = places < room ? places : room;
     gt_status status = GT_OK;
-    if (by_hopper)
-        status = run("ssd chunk_factors_kernel", chunk_factors_kernel, blocks, 32 * TOKEN_WARPS,
-                     TOKEN_WARPS * 4 * ChunkTokens::COUNT, chain, tokens);
+    const auto with = [&](auto powers) {
+        constexpr bool POWERS = decltype(powers)::value;
+        return run("ssd chunk_factors_kernel", chunk_factors_kernel<POWERS>, blocks, 32 * TOKEN_WARPS,
+                   TOKEN_WARPS * 4 * ChunkTokens<POWERS>::COUNT, chain, tokens);
+    };
+    if (by_hopper) status = tokens.has_powers ? with(std::true_type()) : with(std::false_type());
     if (status == GT_OK)
         status = each_slab(chunks, [&](const ChunkGradientParams& p, int slab) {
             return by_hopper ? launch_hopper_chunks(p, tokens, slab, device, chain)
                              : launch_slab_chunks(p, device, chain);
         });
     if (status != GT_OK || !by_hopper) return status;
-    return run("ssd chunk_times_kernel", chunk_times_kernel, blocks, 32 * TOKEN_WARPS, 0, chain, tokens);
+    return run("ssd chunk_times_kernel", tokens.has_powers ? chunk_times_kernel<true> : chunk_times_kernel<false>,
+               blocks, 32 * TOKEN_WARPS, 0, chain, tokens);
 }
 
 } /* namespace ssd */
