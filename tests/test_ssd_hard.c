@@ -215,6 +215,28 @@ static void check_huge(void) {
     test_group("ssd", "one huge token among tiny ones");
 }
 
+/* dy of head 0 is 1e-30 times what it was before token 100, from there on 1e12 times; nothing decays fast.  So what comes
+ * from behind is 1e42 times what the first chunk itself has of dx. */
+static void make_quiet(const hard_case *k, test_values *in) {
+    const test_case *c = &k->c;
+    const gt_ssd_args *a = &c->args.ssd;
+    double *dy = hard_array(c, in, "dy");
+    for (int64_t i = 0; dy && i < a->T * a->H * a->P; i++)
+        if (i / a->P % a->H == 0) dy[i] *= i / (a->P * a->H) < 100 ? 1e-30 : 1e12;
+    hard_array(c, in, "A")[0] = -0.01;
+}
+
+static void check_quiet(void) {
+    for (int N = 64; N <= 128; N += 64) {
+        const hard_case k = {
+            .c = {SSD(.T = 260, .H = 2, .P = 64, .N = N), .name = "a quiet chunk", .absent = "state_in dstate_out"},
+            .change = make_quiet};
+        check_dtype(k, GT_BF16);
+        check_dtype(k, GT_F32);
+    }
+    test_group("ssd", "a quiet chunk before a loud one");
+}
+
 /* ---- growth ---------------------------------------------------------------------------------- */
 
 /* Delta A of head 0, whose x and dy are tiny, is `bias` over 64 tokens together. */
@@ -290,6 +312,7 @@ int main(int argc, char **argv) {
     check_decays();
     check_scales();
     check_huge();
+    check_quiet();
     check_closed();
     check_accumulation();
     return test_finish();
