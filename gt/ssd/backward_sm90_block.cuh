@@ -21,7 +21,7 @@ struct HopperGradientParams : ChunkGradientParams {
     int heads, steps; /* of a group; of a place */
     int clears;       /* the sums of chunks that there are not: those of several launches are added as one */
     int in_twos; /* With z: dy lies in dx.  The first chunk of a slot reads dy of the second, so one block takes both */
-    int records;
+    int records; /* of TokenParams */
     float *tokens, *sums, *inverses; /* of TokenParams; the latter two from this slab's first on */
 };
 

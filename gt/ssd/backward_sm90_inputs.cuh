@@ -131,7 +131,7 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
         by_G[e] = me.value(me.factor(step, Factors::SUF) + s) * me.value(me.inverses(C::B_INVERSE) + s) *
                   factor_of_U(delta[e]);
     }
-    Power M[2];
+    Power M[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
     if constexpr (C::M_HAS_POWER) {
         M[0] = M[1] = power_of_M(me, step, at.warp, skip);
         const float G = largest_of(G_inverse) * (C::N * 0x1p30f); /* no row of B exceeds 2^14, no state 2^16 */
