@@ -184,7 +184,8 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
     const CopiedRows<8> of_units;
     const CopiedRows<Tile::NP / 8> of_group;
     const int unit = warp_id() % 4;
-    const bool makes_weights = unit < UNITS, has_powers = p.reverse && in.dy_inverses;
+    constexpr bool MAY_HAVE_POWERS = std::is_same<typename Tile::L, f16>::value;
+    const bool makes_weights = unit < UNITS, has_powers = MAY_HAVE_POWERS && p.reverse && in.dy_inverses;
     int n = 0; /* chunks of all segments */
     for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
         bool is_last;
