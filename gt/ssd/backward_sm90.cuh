@@ -49,7 +49,8 @@
  * CODE.  A multiprocessor keeps 32 KB of instructions; loops of more come anew every step, at 7.7 bytes a clock
  * (measured on an H200; forms of this kernel of 58 and 45 KB take 8,300 and 6,000 clocks a step).  So inputs and states
  * share what they can, rare ways are branches, and nothing that is made by token is made here.  Without z what runs in
- * a step has about 33 KB, with z 37; 100 instructions less are 2 to 6 % where there are more than 32 KB.  A form of 27 KB, by loops, is
+ * a step has about 33 KB, with z 37; 100 instructions less are 2 to 6 % where there are
+ * more than 32 KB.  A form of 27 KB, by loops, is
  * slower: a step's way through its stage binds it (docs/performance.md).
  *
  * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: bf16, in two terms in the blocks on

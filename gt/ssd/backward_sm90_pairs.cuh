@@ -356,7 +356,8 @@ GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pair
 }
 
 /* A step: FULL says that prepare has filled the stage, STATE_MADE, for N = 128, that states has made the state that
- * C h^T reads, M_EMPTY that inputs has read what the buffer of M held; M_FULL hands M on, EMPTY gives the stage back.  The end of a
+ * C h^T reads, M_EMPTY that inputs has read what the buffer of M held; M_FULL hands M on, EMPTY gives the stage back.
+ * The end of a
  * place: SHARES_MADE says that the sums of dC and dB keep their powers, M_EMPTY and W_EMPTY that inputs and states have
  * read W of the place before; M_FULL and W_FULL hand W on to them. */
 template <class C>

@@ -41,7 +41,7 @@ struct ChunkTokens {
     }
 };
 
-/* Of a slab, chunk, head and tile, in floats: what da, ddt and dDskip are made of.  PAIRS, [i][k]: Gamma of row k
+/* Of a slab, chunk, head and tile, in floats: what da, ddt and dDskip are made of, the latter of dy with its powers.  PAIRS, [i][k]: Gamma of row k
  * with block i of s before k's, or Gamma / Delta of column k with block i + 1 of t behind k's. */
 struct ChunkSums {
     static constexpr int PAIRS = 0, DIAGONAL = 3 * CHUNK;       /* [k] */

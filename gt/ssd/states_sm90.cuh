@@ -3,7 +3,7 @@
  *
  * A block has UNITS units (64 rows of a head's state each, see state.cuh) of one group and takes a segment chunk by
  * chunk, 64 tokens each.  "left" is x, or dy in reverse, or, with z, dy silu(z) as gate_sm90.cuh leaves it: f16, with
- * a power of two for 64 numbers; "right" is B, or C.
+ * a power of two for 16 rows; "right" is B, or C.
  *
  * WARPGROUPS
  *     producer     the last one.  It copies left and right of the chunks ahead (cp.async), and makes of each unit, a
