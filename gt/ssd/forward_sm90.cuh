@@ -310,19 +310,19 @@ GT_DEV bool takes_sequence(const TensorParams& p, const Span& span) {
     return !p.lost || warp_any(has_lost(p.in, p.lost, span, lane_id(), 32));
 }
 
-/* The same of any sequence of the block's strand.  All threads; `word` of shared memory is used. */
+/* The same of any sequence of the block's strand.  All threads; a word a warp of shared memory is used. */
 template <class Tile>
-GT_DEV bool takes_any_sequence(const TensorParams& p, uint32_t word) {
+GT_DEV bool takes_any_sequence(const TensorParams& p, uint32_t words) {
     bool some = false;
     for (int64_t item = bundle_strand(p.in); item < items_of(p.in); item += p.in.bundles.strands) {
         const Span span = ordered_span(p.in, item);
         if (span.exists) some |= has_lost(p.in, p.lost, span, thread_id(), Tile::THREADS);
     }
-    if (thread_id() == 0) sts<int>(word, 0);
+    some = warp_any(some);
+    if (lane_id() == 0) sts<int>(words + 4 * warp_id(), some);
     sync_threads();
-    if (some) sts<int>(word, 1);
-    sync_threads();
-    some = lds<int>(word);
+    some = false;
+    for (int i = 0; i < Tile::THREADS / 32; i++) some |= lds<int>(words + 4 * i) != 0;
     sync_threads();
     return some;
 }
@@ -959,7 +959,7 @@ forward_hopper_kernel(const GT_GRID_CONSTANT HopperForwardParams p) {
     if constexpr (Tile::MAKES_DZ) {
         if (p.lost) {
             wait_for_chain();
-            if (!takes_any_sequence<Tile>(p, smem + Tile::FULL)) return;
+            if (!takes_any_sequence<Tile>(p, smem)) return;
         }
     }
     if (thread_id() < 2) {

@@ -165,7 +165,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     plan.gate.makes_dz = 1;
     if (plan.gradient.y) { /* rarely anything: no segments, whose first states would be made whether needed or not */
         plan.gate.lost = plan.gradient.lost;
-        plan.gate.in.segments = {1, nullptr, nullptr};
+        plan.gate.in.segments = {1, nullptr, nullptr, segment_tokens<int64_t>(a.T, 1, CHECKPOINT)};
     }
     plan.reverse.state_in = a.dstate_out;
     plan.reverse.state_out = shared ? nullptr : a.dstate_in;
