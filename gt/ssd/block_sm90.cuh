@@ -111,14 +111,15 @@ struct GroupCursor {
     /* In place of a second tensor's offset: a number of a unit. */
     GT_METHOD float number(int unit) const { return lds<float>(addresses + 144 + 8 * unit); }
     GT_METHOD void put_number(int unit, float x) const { sts<float>(addresses + 144 + 8 * unit, x); }
-    /* Where a unit's rows begin in one of two tensors, at the segment's first token. */
+    /* Where a unit's rows begin in one of up to 8 / UNITS tensors, at the segment's first token. */
     GT_METHOD int64_t offset(int tensor, int unit) const {
-        return lds<int64_t>(addresses + 112 + 32 * tensor + 8 * unit);
+        return lds<int64_t>(addresses + 112 + 8 * UNITS * tensor + 8 * unit);
     }
     GT_METHOD void put_offsets(int tensor, const gt_stride& stride) const {
         const int64_t first = token(0);
         for (int i = 0; i < UNITS; i++)
-            sts<int64_t>(addresses + 112 + 32 * tensor + 8 * i, offset_of(stride, b(), first, head(i)) + row0(i));
+            sts<int64_t>(addresses + 112 + 8 * UNITS * tensor + 8 * i,
+                         offset_of(stride, b(), first, head(i)) + row0(i));
     }
 };
 

@@ -1,5 +1,6 @@
 /* gt/ssd/gate_sm90.cuh - ssd with z on compute capability 9.0, 16-bit calls: g = dy silu(z), which the passes over G
- * and the chunks' gradients take in place of dy; and, of bf16 where the call reads y, dz.
+ * and the chunks' gradients take in place of dy; and, of bf16 where the call reads y, dz.  gate_kernel makes them, or the
+ * pass over G itself (gated_states_sm90.cuh).
  *
  * g is f16 with a power of two for 16 tokens of a head's tile: it is rounded once, from fp32, to 11 bits over 27
  * binades below the largest of them, whatever the range of dy and z.  What undoes the powers lies apart
@@ -12,7 +13,7 @@
  *
  * A warp has a chunk's 64 tokens of a tile, 16 at a time: eight lanes a row, a piece of 16 bytes a lane.  The warps of a
  * block have tiles beside each other.
- * REGISTERS a thread: 80, of which dy and z under way 32; with y 108, of which dy, z and y 24.  No shared memory.
+ * REGISTERS a thread: 80, of which dy and z under way 32; with y 128, of which dy, z and y 48.  No shared memory.
  * ISSUE SLOTS a token and head, P = 64, counted in the machine code: 40; with y 83.
  * BYTES a token and head: dy, z, g 2 P each, with y also y and dz; 4 a tile.
  * CHAIN.  It waits first: of packed sequences a kernel before it has cleared rows of dx and dz.
@@ -38,7 +39,7 @@ struct GateGradient {
     const void* y; /* NULL: not made here */
     void* dz;
     gt_stride y_stride, dz_stride;
-    int32_t* lost; /* by place: whether u of some number is lost */
+    int32_t* lost; /* by place: not 0 where u of some number is lost */
 };
 
 struct GateParams {
@@ -93,10 +94,37 @@ GT_DEV bool gradient_piece(const uint4& dy, const uint4& z, const uint4& y, uint
     return lost;
 }
 
+/* A warp's 16 rows: eight lanes a row, 4 rows beside each other; piece k of a lane is of row 4 k + lane / 8.  Gives g to
+ * store_g(k, piece), dz to store_dz; adds to lost.  Returns what undoes the power of g. */
+constexpr int GATE_ROWS = 4, GATE_PARTS = BLOCK / GATE_ROWS;
+template <class T, bool OF_Y, class StoreG, class StoreDz>
+GT_DEV float gate_block(const uint4 (&dy)[GATE_PARTS], const uint4 (&z)[GATE_PARTS], const uint4 (&y)[GATE_PARTS],
+                        bool& lost, const StoreG& store_g, const StoreDz& store_dz) {
+    float product[GATE_PARTS][8], largest = 0.0f;
+    GT_UNROLL
+    for (int k = 0; k < GATE_PARTS; k++) {
+        largest = fmaxf(largest, gate_piece<T>(dy[k], z[k], product[k]));
+        if constexpr (OF_Y) {
+            uint4 out;
+            lost |= gradient_piece<T>(dy[k], z[k], y[k], out);
+            store_dz(k, out);
+        }
+    }
+    GT_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
+    const Power power = power_of(finite(largest));
+    GT_UNROLL
+    for (int k = 0; k < GATE_PARTS; k++) {
+        const auto pair = [&](int e) { return pack_f16(product[k][e] * power.value, product[k][e + 1] * power.value); };
+        store_g(k, {pair(0), pair(2), pair(4), pair(6)});
+    }
+    return power.inverse;
+}
+
 /* A chunk's tile: its first token, how many there are, its head and tile.  Whether the lane has lost something. */
 template <class T, bool OF_Y>
 GT_DEV bool gate_tile(const GateParams& p, int b, int64_t first, int tokens, int64_t head, int tile, float* inverses) {
-    constexpr int ROWS = 4, PARTS = BLOCK / ROWS; /* of a warp's rows, 4 are beside each other */
+    constexpr int ROWS = GATE_ROWS, PARTS = GATE_PARTS;
     const Problem& in = p.in;
     const GateGradient& more = p.gradient;
     const int lane = lane_id(), row = lane / 8, column = tile * TILE_P + 8 * (lane % 8);
@@ -124,27 +152,15 @@ GT_DEV bool gate_tile(const GateParams& p, int b, int64_t first, int tokens, int
                 if (OF_Y) gated[k] = ldg<uint4>(y + ROWS * k * more.y_stride.t);
             }
         }
-        float product[PARTS][8], largest = 0.0f;
-        GT_UNROLL
-        for (int k = 0; k < PARTS; k++) {
-            largest = fmaxf(largest, gate_piece<T>(x[k], gate[k], product[k]));
-            if constexpr (OF_Y) {
-                uint4 out;
-                lost |= gradient_piece<T>(x[k], gate[k], gated[k], out);
+        const float inverse = gate_block<T, OF_Y>(
+            x, gate, gated, lost,
+            [&](int k, const uint4& out) {
+                if (t + ROWS * k < left) stg<uint4>(g + ROWS * k * p.g.stride.t, out);
+            },
+            [&](int k, const uint4& out) {
                 if (t + ROWS * k < left) stg<uint4>(dz + ROWS * k * more.dz_stride.t, out);
-            }
-        }
-        GT_UNROLL
-        for (int mask = 1; mask < 32; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
-        const Power power = power_of(finite(largest));
-        if (lane == 0) inverses[t / BLOCK] = power.inverse;
-        GT_UNROLL
-        for (int k = 0; k < PARTS; k++) {
-            const auto pair = [&](int e) {
-                return pack_f16(product[k][e] * power.value, product[k][e + 1] * power.value);
-            };
-            if (t + ROWS * k < left) stg<uint4>(g + ROWS * k * p.g.stride.t, {pair(0), pair(2), pair(4), pair(6)});
-        }
+            });
+        if (lane == 0) inverses[t / BLOCK] = inverse;
         dy += BLOCK * in.dy_stride.t, z += BLOCK * in.z_stride.t, g += BLOCK * p.g.stride.t;
         if (OF_Y) y += BLOCK * more.y_stride.t, dz += BLOCK * more.dz_stride.t;
     }
@@ -184,7 +200,11 @@ GT_DEV bool has_lost(const Problem& in, const int32_t* lost, const Span& span, i
     const int64_t first = (span.b * chunk_slots(in.sequences, CHECKPOINT) + span.chunk_slot) * units;
     const int64_t places = (span.end - span.first + CHECKPOINT - 1) / CHECKPOINT * units;
     bool some = false;
-    for (int64_t i = thread; i < places; i += count) some |= lost[first + i] != 0;
+    for (int64_t i = thread; i < places; i += 4 * count) {
+        GT_UNROLL
+        for (int k = 0; k < 4; k++) /* on their way together */
+            some |= i + k * count < places && lost[first + i + k * count] != 0;
+    }
     return some;
 }
 

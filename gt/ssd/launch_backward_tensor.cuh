@@ -25,21 +25,26 @@ struct TensorBackwardPlan {
     int units;          /* of the passes over states: see states_units() */
     int gate_units;     /* of the pass for dz: see hopper_units() */
     bool makes_h, makes_G, makes_dz;
-    bool by_hopper; /* chunks */
-    int64_t rows;   /* of the sums of a slab */
+    bool gates_in_pass; /* g and dz are made with G: reverse.in has z */
+    bool by_hopper;     /* chunks */
+    int64_t rows;       /* of the sums of a slab */
 
     /* Whether something comes before G. */
-    bool has_first() const { return makes_h || makes_dz || g.rows; }
+    bool has_first() const { return makes_h || (!gates_in_pass && (makes_dz || g.rows)); }
     gt_status make_dz(const Device& device, Chain& chain) const {
         return launch_forward_units(gate, gate_units, units, device, chain);
     }
     gt_status make_states(const Device& device, Chain& chain) const {
         if (makes_dz && !g.rows) return make_dz(device, chain);
-        const gt_status status = g.rows ? gate_rows(gated, g, gradient, device, chain) : GT_OK;
+        const bool gates = g.rows && !gates_in_pass;
+        const gt_status status = gates ? gate_rows(gated, g, gradient, device, chain) : GT_OK;
         return status == GT_OK && makes_h ? launch_states<false>(forward, units, device, chain) : status;
     }
     gt_status make_gradients(const Device& device, Chain& chain) const {
-        return makes_G ? launch_states<true>(reverse, units, device, chain) : GT_OK;
+        if (!makes_G) return GT_OK;
+        if (gates_in_pass)
+            return launch_gated_states(reverse, g, gradient, states_strands(reverse.in, units, device), chain);
+        return launch_states<true>(reverse, units, device, chain);
     }
     gt_status make_chunks(const Device& device, Chain& chain) const;
     gt_status finish_chunks(const Device& device, Chain& chain) const {
@@ -154,7 +159,8 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     }
 
     plan.forward.in = plan.reverse.in = plan.gate.in = c.in;
-    if (plan.g.rows && units) plan.reverse.in = with_gated_rows(c.in, plan.g);
+    plan.gates_in_pass = plan.gradient.y && plan.makes_G && may_gate_states(c.in, units);
+    if (plan.g.rows && units && !plan.gates_in_pass) plan.reverse.in = with_gated_rows(c.in, plan.g);
     plan.forward.state_in = plan.gate.state_in = a.state_in;
     plan.forward.state_in_shared = plan.gate.state_in_shared = a.state_in_shared;
     plan.forward.checkpoints = c.h;

@@ -4,6 +4,7 @@
 #define GT_SSD_LAUNCH_STATES_CUH
 
 #include "forward_fp32.cuh"
+#include "gated_states_sm90.cuh"
 #include "launch_any.cuh"
 #include "plan_sm90.cuh"
 #include "states_fp32_sm90.cuh"
@@ -255,6 +256,27 @@ static gt_status launch_states_hopper(const StatesParams& states, int units, int
             using L = typename std::conditional<REVERSE, f16, T>::type;
             return REVERSE && in.dy_inverses ? with(L()) : with(T());
         });
+    });
+}
+
+/* Whether a reverse pass with these units may be the one that makes g: it takes whole sequences, and all columns.  Of
+ * short sequences gate_kernel and the pass, with more units a block, take less time: a block's first chunks fill it. */
+static inline bool may_gate_states(const Problem& in, int units) {
+    return units >= 2 && in.N <= SLAB && in.segments.count == 1 && in.sequences.T > 4 * CHECKPOINT;
+}
+
+/* G, g and dz at once.  states.in has z; strands: states_strands(). */
+static inline gt_status launch_gated_states(const StatesParams& states, const GatedRows& g,
+                                            const GateGradient& gradient, int64_t strands, Chain& chain) {
+    GatedStatesParams p;
+    static_cast<HopperStatesParams&>(p) = hopper_states(states, true);
+    p.g = g, p.gradient = gradient, p.slots = chunk_slots(states.in.sequences, CHECKPOINT);
+    return with_size<64, 128>(p.states.in.N, [&](auto columns) {
+        using Tile = GatedStatesTile<decltype(columns)::value>;
+        p.states.in.columns = p.states.in.N;
+        const int64_t blocks = take_bundles(p.states.in, Tile::UNITS, strands);
+        return run("ssd gated_states_kernel", gated_states_kernel<Tile::NP>, blocks, Tile::THREADS, Tile::BYTES, chain,
+                   p);
     });
 }
 

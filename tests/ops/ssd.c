@@ -149,6 +149,7 @@ static const test_case packed[] = {
 
 /* Sizes that kernels are made for, and some that they are not. */
 static const test_case sizes[] = {
+    {SSD(.H = 2, .P = 16, .N = 16, .softplus = 1), .name = "sweep"},
     {SSD(.H = 4, .P = 64, .N = 64, .softplus = 1), .name = "sweep"},
     {SSD(.H = 2, .P = 64, .N = 128, .G = 2, .softplus = 1, .Dskip_per_channel = 1), .name = "sweep"},
     {SSD(.H = 1, .P = 128, .N = 64), .name = "sweep"},
@@ -244,7 +245,7 @@ static const test_property properties[] = {{"dt at and beyond its limits", TEST_
                                            {NULL, TEST_TINY, NULL}};
 
 /* Over the chunks of 64 tokens and slots of 128 of the kernels for tensor cores; that these did run. */
-static const int64_t more_times[] = {100, 130, 200, 300, -1};
+static const int64_t more_times[] = {100, 130, 200, 300, 600, -1};
 static const char *const launched[] = {"forward_tensor_kernel",
                                        "forward_fp32_kernel",
                                        "forward_fp32_hopper_kernel",
@@ -254,6 +255,7 @@ static const char *const launched[] = {"forward_tensor_kernel",
                                        "ssd::states_tensor_kernel",
                                        "states_hopper_kernel",
                                        "ssd::gate_kernel",
+                                       "gated_states_kernel",
                                        "chunk_gradient_kernel",
                                        "chunk_gradient_hopper_kernel",
                                        "chunk_gradient_fp32_kernel",
