@@ -286,6 +286,26 @@ static void check_closed(void) {
     test_group("ssd", "gates that are nearly closed, or zero");
 }
 
+/* Blocks of four units, which need tokens enough for all multiprocessors: with every dtype, z that is sometimes 0 or none,
+ * segments or none, and both ways to make dz. */
+static void check_units(void) {
+    for (int i = 0; i < 4; i++) {
+        const hard_case k = {
+            .c = {SSD(.T = machine_is_slow ? 1040 : 35000, .H = 4, .P = 16, .N = i == 3 ? 16 : 80, .segments = i / 2),
+                  .name = "four units", .absent = i % 2 ? "z dz" : NULL, .seed = (uint64_t)i,
+                  .fill = {{"z", 0, 1, 0, 0.001}}}};
+        for (int saved = 0; saved < 2; saved++) {
+            turn = saved;
+            check_dtype(k, GT_BF16);
+            turn = saved;
+            check_dtype(k, GT_F16);
+            if (!is_short) break; /* it has had both */
+        }
+        if (i == 1) check_dtype(k, GT_F32);
+    }
+    test_group("ssd", "blocks of four units");
+}
+
 /* ---- accumulation ---------------------------------------------------------------------------- */
 
 static void set_flat(const hard_case *k, test_values *in) {
@@ -323,6 +343,7 @@ int main(int argc, char **argv) {
     check_huge();
     check_quiet();
     check_closed();
+    check_units();
     check_accumulation();
     return test_finish();
 }
