@@ -227,6 +227,8 @@ typedef struct test_op {
     /* NULL, or: further times for the sizes, ending with -1, and kernels that must have been launched then, with NULL. */
     const int64_t *more_times;
     const char *const *launched;
+    /* NULL, or: cases whose forward pass launches the kernels that name them, template arguments and all.  Emulated. */
+    const test_case *launching;
     size_t handle;  /* of the field for a handle of cuBLASLt; 0: there is none */
     size_t reads_y; /* of the field that says that backward finds forward's y; 0: there is none */
 

@@ -726,6 +726,19 @@ static void truth_until_launched(tester *t, const test_case *c) {
     truth_holds(t, &mine);
 }
 
+/* The operator's cases for kernels of one shape alone, unless those have been launched. */
+static void check_launching(tester *t) {
+    for (const test_case *c = t->op->launching; c && c->op && !is_exact; c++) {
+        test_values in, truth, magnitudes = {{NULL}};
+        if (machine_launched(c->name)) continue;
+        test_inputs(c, GT_FORWARD, &in);
+        test_run(&test_truth, c, GT_FORWARD, &in, TEST_ALL, &truth);
+        check_pass(&t->with_saved, c, GT_FORWARD, &in, &truth, &magnitudes);
+        test_free(&in), test_free(&truth);
+        test_check(machine_launched(c->name), "%s was not launched", c->name);
+    }
+}
+
 /* Times that the operator asks for, and that kernels were launched which these are for.  With --few every size once; and
  * small ones with every dtype until that has launched them all. */
 static void check_more_times(tester *t) {
@@ -738,6 +751,7 @@ static void check_more_times(tester *t) {
     sweep(t, until_launched_times, 3e5, DTYPES, truth_until_launched);
     const char *kernel = not_launched(op);
     test_check(!kernel, "%s was not launched", kernel);
+    check_launching(t);
     test_group(op->name, "more times");
 }
 

@@ -465,6 +465,19 @@ static const char *const launched[] = {
     "forward_tensor_kernel", "ssd::forward_hopper_kernel",   "conv_ssd::groups_kernel", "conv_ssd::forward_kernel",
     "chunk_gradient_kernel", "chunk_gradient_hopper_kernel", "reduce_rows_kernel",      NULL};
 
+/* With 4 units a block it takes more tokens than the sweep has. */
+#define FOUR_UNITS CONV_SSD(.B = 1, .T = 1040, .H = 4, .P = 64, .W = 4, .segments = 1, .dtype = GT_BF16
+static const test_case launching[] = {
+    {FOUR_UNITS, .N = 80), .name = "conv_ssd::forward_kernel<gt::bf16, 128, 4, 1>"},
+    {FOUR_UNITS, .N = 80), .name = "conv_ssd::forward_kernel<gt::bf16, 128, 4, 0>", .absent = "z dz"},
+    {FOUR_UNITS, .N = 32), .name = "conv_ssd::forward_kernel<gt::bf16, 64, 4, 1>"},
+    {FOUR_UNITS, .N = 32), .name = "conv_ssd::forward_kernel<gt::bf16, 64, 4, 0>", .absent = "z dz"},
+    {CONV_SSD(.B = 1, .T = 256, .H = 4, .P = 64, .N = 144, .W = 4, .segments = 1, .dtype = GT_BF16),
+     .name = "conv_ssd::forward_kernel<gt::bf16, 256, 2, 1>"},
+    {CONV_SSD(.B = 1, .T = 256, .H = 4, .P = 64, .N = 144, .W = 4, .segments = 1, .dtype = GT_BF16),
+     .name = "conv_ssd::forward_kernel<gt::bf16, 256, 2, 0>", .absent = "z dz"},
+    {.op = NULL}};
+
 /* ---- the formula, written out a second way ---------------------------------------------------- */
 
 /* e_i of a sequence's channel d, i = 0 being the oldest input before its first token. */
@@ -578,6 +591,7 @@ const test_op test_op_conv_ssd = {
     .split_tolerance = {[GT_F32] = 1e-6, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-8},
     .more_times = more_times,
     .launched = launched,
+    .launching = launching,
     .bench_draws = draws,
     .bench_cuts = cuts,
     .operations = {"BTHPN", 4, 12},
