@@ -1103,6 +1103,26 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
     return ok;
 }
 
+void test_huge_rows_hold(const test_runner *r, const test_case *c, const char *tensor) {
+    const gt_tensor *t = &test_table(c)->tensors[test_find(test_table(c), tensor)];
+    for (int pass = GT_FORWARD; pass <= GT_BACKWARD; pass++) {
+        test_values in, got, truth, magnitudes = {{NULL}};
+        test_inputs(c, (gt_pass)pass, &in);
+        double *x = *test_array_of(&in, c, tensor);
+        const int64_t count = x ? test_count(c, (gt_pass)pass, t) : 0, D = test_get_size(c, 'D');
+        if (count > 0 && test_dtype_of(c, t) != GT_F16) {
+            for (int64_t i = 0; i < count; i++)
+                if (i / D % 2) x[i] = test_round(x[i] * 1e25, test_dtype_of(c, t));
+            test_run(&test_truth, c, (gt_pass)pass, &in, TEST_ALL, &truth);
+            if (pass == GT_BACKWARD) test_magnitudes(c, &in, &magnitudes);
+            if (test_run(r, c, (gt_pass)pass, &in, TEST_ALL, &got))
+                test_compare(r, c, (gt_pass)pass, &got, &truth, &magnitudes);
+            test_free(&got), test_free(&truth), test_free(&magnitudes);
+        }
+        test_free(&in);
+    }
+}
+
 int test_same(const test_runner *r, const test_case *c, gt_pass pass, const char *what, const test_values *got,
               const test_values *other, double tolerance) {
     const gt_op *op = test_table(c);

@@ -372,6 +372,10 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
 int test_same(const test_runner *r, const test_case *c, gt_pass pass, const char *what, const test_values *got,
               const test_values *other, double tolerance);
 
+/* Every second row of a tensor is 1e25 times what it was: of norms forward and backward hold the limits, since what they
+ * give is finite.  Of f16 there are no such numbers. */
+void test_huge_rows_hold(const test_runner *r, const test_case *c, const char *tensor);
+
 /* Counts one check; prints the text if it failed: test_check(ok, format, ...).  A macro, so that a text is only made
  * where it is printed: most texts take longer than what they describe. */
 #define test_check(ok, ...) ((ok) ? test_passed() : test_failed(__VA_ARGS__))

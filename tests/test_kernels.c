@@ -845,6 +845,7 @@ static void check_properties(tester *t) {
     }
     for (t->property = op->properties; t->property && t->property->what; t->property++) {
         for_cases(t, level < t->property->level ? level : t->property->level, -1, property_holds);
+        for (int d = 0; d < 3 && !test_is_over_time(op); d++) for_sizes(t, 33, 3e7, d, property_holds);
         test_group(op->name, t->property->what);
     }
 }

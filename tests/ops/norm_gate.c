@@ -50,6 +50,16 @@ static const test_case cases[] = {
      .fill = {{"x", 0, 1000, 0, 0}, {"z", 0, 30, 0, 0}}},
     {GATE(.M = 9, .D = 64, .norm = GT_NORM_LAYER), .name = "equal numbers in a row", .level = TEST_MEDIUM,
      .fill = {{"x", 2, 0, 0, 0}}},
+    /* rows that a warp holds in longer pieces, and that a block goes through more than once; each in every dtype */
+    {GATE(.M = 9, .D = 512), .name = "512, a row", .level = TEST_SMALL},
+    {GATE(.M = 5, .D = 2048, .norm = GT_NORM_LAYER), .name = "2048", .level = TEST_SMALL},
+    {GATE(.M = 3, .D = 1027, .gate_first = 1), .name = "1027", .level = TEST_SMALL},
+    {GATE(.M = 5, .D = 2056, .gate_first = 1), .name = "2056", .level = TEST_SMALL},
+    {GATE(.M = 3, .D = 1029, .norm = GT_NORM_LAYER), .name = "1029", .level = TEST_SMALL},
+    {GATE(.M = 9, .D = 504, .gate_first = 1), .name = "504, a row", .level = TEST_SMALL},
+    {GATE(.M = 3, .D = 9001), .name = "9001", .level = TEST_SMALL},
+    {GATE(.M = 9, .D = 1024, .H = 2, .norm = GT_NORM_LAYER), .name = "two slices of 512", .level = TEST_SMALL},
+    {GATE(.M = 3, .D = 20480, .gate_first = 1, .norm = GT_NORM_LAYER), .name = "20480", .level = TEST_SMALL},
     {GATE(.M = 5000, .D = 512, .H = 8, .norm = GT_NORM_LAYER), .name = "512", .level = TEST_LARGE},
     {.op = NULL}};
 
@@ -102,6 +112,14 @@ static double y(const formula *f, int64_t m, int64_t d, int64_t i, int64_t j) {
     return normalised * (a->gate_first ? 1 : silu_of_z(f, m, d));
 }
 
+static void huge_rows_hold(const test_runner *r, const test_case *c, double tolerance) {
+    (void)tolerance;
+    test_huge_rows_hold(r, c, "x");
+}
+
+static const test_property properties[] = {{"rows whose squares exceed fp32", TEST_SMALL, huge_rows_hold},
+                                           {NULL, TEST_TINY, NULL}};
+
 static const test_formula formulas[] = {{"y", y}, {NULL, NULL}};
 
 /* ---- rows of the bench ----------------------------------------------------------------------- */
@@ -131,9 +149,7 @@ static const test_bench_draw draws[] = {{"gamma", {0, 1, 0.3f}}, {NULL, {0, 0, 0
 /* ---- the operator ---------------------------------------------------------------------------- */
 
 const test_op test_op_norm_gate = {
-    TEST_OVER_ROWS(norm_gate),
-    .optional_size = {AT(norm_gate, H), 2},
-    .large = {GATE(.M = 1, .D = 512)},
-    .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
-    .bench_draws = draws,
+    TEST_OVER_ROWS(norm_gate),         .optional_size = {AT(norm_gate, H), 2},
+    .large = {GATE(.M = 1, .D = 512)}, .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
+    .properties = properties,          .bench_draws = draws,
 };

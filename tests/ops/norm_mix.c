@@ -30,6 +30,16 @@ static const test_case cases[] = {
     {MIX(.M = 9, .D = 48, .H = 24), .name = "slices of two", .level = TEST_MEDIUM},
     {MIX(.M = 9, .D = 64), .name = "large inputs", .level = TEST_MEDIUM,
      .fill = {{"a", 0, 10000, 0, 0}, {"b", 0, 1e-3, 0, 0}}},
+    /* rows that a warp holds in longer pieces, and that a block goes through more than once; each in every dtype */
+    {MIX(.M = 9, .D = 512), .name = "512, a row", .level = TEST_SMALL},
+    {MIX(.M = 5, .D = 2048), .name = "2048", .level = TEST_SMALL},
+    {MIX(.M = 3, .D = 1027), .name = "1027", .level = TEST_SMALL},
+    {MIX(.M = 5, .D = 2056), .name = "2056", .level = TEST_SMALL},
+    {MIX(.M = 3, .D = 1029), .name = "1029", .level = TEST_SMALL},
+    {MIX(.M = 9, .D = 504), .name = "504, a row", .level = TEST_SMALL},
+    {MIX(.M = 3, .D = 9001), .name = "9001", .level = TEST_SMALL},
+    {MIX(.M = 9, .D = 1024, .H = 2), .name = "two slices of 512", .level = TEST_SMALL},
+    {MIX(.M = 3, .D = 20480), .name = "20480", .level = TEST_SMALL},
     {MIX(.M = 5000, .D = 512, .H = 8), .name = "512", .level = TEST_LARGE},
     {.op = NULL}};
 
@@ -71,6 +81,15 @@ static double y(const formula *f, int64_t m, int64_t d, int64_t i, int64_t j) {
            formula_value(f, "gain_b", d, 0, 0, 0) * formula_norm(f, b, m, d, n, GT_NORM_RMS, args->eps);
 }
 
+static void huge_rows_hold(const test_runner *r, const test_case *c, double tolerance) {
+    (void)tolerance;
+    test_huge_rows_hold(r, c, "a");
+    test_huge_rows_hold(r, c, "b");
+}
+
+static const test_property properties[] = {{"rows whose squares exceed fp32", TEST_SMALL, huge_rows_hold},
+                                           {NULL, TEST_TINY, NULL}};
+
 static const test_formula formulas[] = {{"y", y}, {NULL, NULL}};
 
 /* ---- rows of the bench ----------------------------------------------------------------------- */
@@ -91,9 +110,7 @@ static const test_bench_draw draws[] = {{"gain_a gain_b", {0, 1, 0.3f}}, {NULL, 
 /* ---- the operator ---------------------------------------------------------------------------- */
 
 const test_op test_op_norm_mix = {
-    TEST_OVER_ROWS(norm_mix),
-    .optional_size = {AT(norm_mix, H), 2},
-    .large = {MIX(.M = 1, .D = 512)},
-    .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
-    .bench_draws = draws,
+    TEST_OVER_ROWS(norm_mix),         .optional_size = {AT(norm_mix, H), 2},
+    .large = {MIX(.M = 1, .D = 512)}, .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
+    .properties = properties,         .bench_draws = draws,
 };

@@ -125,6 +125,14 @@ static double y(const formula *f, int64_t m, int64_t o, int64_t i, int64_t j) {
     return sum;
 }
 
+static void huge_rows_hold(const test_runner *r, const test_case *c, double tolerance) {
+    (void)tolerance;
+    test_huge_rows_hold(r, c, "x");
+}
+
+static const test_property properties[] = {{"rows whose squares exceed fp32", TEST_SMALL, huge_rows_hold},
+                                           {NULL, TEST_TINY, NULL}};
+
 static const test_formula formulas[] = {{"y", y}, {NULL, NULL}};
 
 /* ---- rows of the bench ----------------------------------------------------------------------- */
@@ -166,6 +174,7 @@ const test_op test_op_rmsnorm_linear = {
     .large = {LINEAR(.M = 1, .D = 512, .O = 512)},
     /* dweight: of normalised rows that are 16-bit (seen: 9e-4, 1e-4) */
     .kernels = {TEST_ACTIVATIONS, {0, 1e-5, 1.5e-3, 3e-4}, TEST_IN_FP32, {0, 1e-5, 1.5e-3, 3e-4}, 1},
+    .properties = properties,
     .more_times = more_times,
     .launched = launched,
     .handle = AT(rmsnorm_linear, cublaslt),
