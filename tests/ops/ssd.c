@@ -86,6 +86,8 @@ static const test_case cases[] = {
      .no_difference = 1, .fill = {{"dt", 0, 15, 120, 0.1}, {"dt_bias", 0, 5, 0, 0}, {"A", -2, 1, 0, 0}}},
     {SSD(.B = 2, .T = 40, .H = 2, .P = 3, .N = 4, LIMITS), .name = "at the limits", .level = TEST_SMALL,
      .no_difference = 1, .absent = "dt_bias", .fill = {{"dt", -1.5, 0.7, 0.375, 0.5}}},
+    {SSD(.B = 1, .T = 1300, .H = 2, .P = 8, .N = 16, .softplus = 1, .segments = 10), .name = "ten segments",
+     .level = TEST_SMALL},
     {SSD(.B = 2, .T = 65, .H = 2, .P = 64, .N = 64, .softplus = 1), .name = "64 by 64", .level = TEST_MEDIUM},
     {SSD(.B = 1, .T = 70, .H = 2, .P = 16, .N = 16, .softplus = 1), .name = "closed gates, 16 by 16",
      .level = TEST_SMALL, .no_difference = 1, .fill = {{"z", 0, 1, -INFINITY, 0.2}}},
