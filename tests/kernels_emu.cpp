@@ -53,8 +53,9 @@ int machine_launched(const char *kernel) {
     /* may have no such kernels, or others in their place */
     const bool is_hopper = emu::device.capability_major == 9;
     const bool needs_hopper = strstr(kernel, "hopper") || strstr(kernel, "conv_ssd::") ||
-                              !strcmp(kernel, "chunk_factors_kernel") || !strcmp(kernel, "chunk_times_kernel") ||
-                              !strcmp(kernel, "ssd::gate_kernel") || !strcmp(kernel, "gated_states_kernel");
+                              strstr(kernel, "forward_maps_kernel") || !strcmp(kernel, "chunk_factors_kernel") ||
+                              !strcmp(kernel, "chunk_times_kernel") || !strcmp(kernel, "ssd::gate_kernel") ||
+                              !strcmp(kernel, "gated_states_kernel");
     if (emu::device.capability_major < 8 || (needs_hopper && !is_hopper)) return 1;
     const bool gives_way = !strcmp(kernel, "chunk_gradient_kernel") || !strcmp(kernel, "ssd::states_tensor_kernel");
     if (gives_way && is_hopper) return 1;

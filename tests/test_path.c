@@ -204,6 +204,19 @@ static void test_ssd(void) {
                        "forward_hopper_kernel, reduce_rows");
     gated.decay_out = memory, gated.z = apart + 14; /* aligned */
     expect_ssd(&gated, "; segment backward: gate_kernel, states_hopper_kernel (2 times), scan_segments_kernel");
+    /* many heads that share B and C */
+    gt_ssd_args many = {.B = 8, .T = 600, .H = 48, .P = 64, .N = 128, .dtype = GT_BF16};
+    expect_ssd(&many, "forward: group_rows_kernel, forward_maps_kernel; ");
+    many.H = 16;
+    expect_ssd(&many, "forward: forward_hopper_kernel; ");
+    many.z = memory;
+    expect_ssd(&many, "forward: group_rows_kernel, forward_maps_kernel; ");
+    many.z = memory + 1; /* not aligned */
+    expect_ssd(&many, "forward: forward_kernel");
+    many.z = memory, many.G = 4;
+    expect_ssd(&many, "forward: forward_hopper_kernel; ");
+    many.G = 1, many.P = 80;
+    expect_ssd(&many, "forward: forward_hopper_kernel; ");
     /* with y: dy silu(z), dz and G at once, of whole sequences that are not short */
     gated = (gt_ssd_args){.B = 2, .T = 600, .H = 2, .P = 64, .N = 64, .segments = 1, .reads_y = 1, .dtype = GT_BF16};
     gated.z = memory, gated.y = apart + 14, gated.saved = memory, gated.saved_bytes = 1 << 30;

@@ -46,15 +46,10 @@ static inline int convolving_columns(int64_t N) {
     return N % 16 || N < 32 ? 0 : N <= 64 ? 64 : N <= SLAB ? SLAB : N <= 2 * SLAB ? 2 * SLAB : 0;
 }
 
-/* Chunks that there may be. */
-static inline int64_t chunk_rows(const Sequences& q) { return q.B * chunk_slots(q, CHECKPOINT) * 2; }
-
 /* Bytes of its scratch: tiles of B and C, and what undoes their powers. */
 static inline int64_t convolving_bytes(const gt_conv_ssd_args& a) {
     Arena arena(nullptr);
-    const int64_t tiles = chunk_rows(sequences_of(a)) * a.G * 2;
-    arena.take<f16>(tiles * CHUNK * convolving_columns(a.N));
-    arena.take<float>(tiles * CHUNK);
+    take_group_tiles(arena, sequences_of(a), a.G, convolving_columns(a.N));
     return (int64_t)arena.bytes();
 }
 
@@ -70,19 +65,21 @@ struct Convolving {
     const gt_conv1d_args* conv;
     void* scratch;
     gt_stream stream;
-    bool* takes; /* not NULL: it is asked whether the kernels take the call, and nothing is launched */
+    /* not NULL: it is asked whether the kernels take the call, and whether ssd's workspace has room for B and C, and
+     * nothing is launched */
+    bool *takes, *has_room;
 };
 
 template <int NP, int UNITS>
 static gt_status launch_convolving(const ConvolvingParams& all, const Device& device, Chain& chain) {
     using Group = GroupTile<bf16, NP>;
     ConvolvingParams p = all;
-    gt_status status = run("conv_ssd groups_kernel", groups_kernel<bf16, NP>, p.rows * p.in.G * 2, Group::THREADS,
-                           Group::BYTES, chain, p);
+    gt_status status = run("conv_ssd groups_kernel", groups_kernel<bf16, NP>, group_tiles(p.in.sequences, p.in.G),
+                           Group::THREADS, Group::BYTES, chain, p);
     if (status != GT_OK) return status;
     const auto with = [&](auto gate) {
         constexpr int GATE = decltype(gate)::value;
-        using Tile = HopperTile<bf16, NP, UNITS, GATE, true>;
+        using Tile = HopperTile<bf16, NP, UNITS, GATE, CONVOLVED_ROWS>;
         const int64_t blocks = take_bundles(p.in, UNITS, strands_of_units(p.in, UNITS, 1, device));
         return run("conv_ssd forward_kernel", forward_kernel<bf16, NP, UNITS, GATE>, blocks, Tile::THREADS, Tile::BYTES,
                    chain, p);
@@ -101,7 +98,7 @@ static gt_status launch_units(const ConvolvingParams& p, int units, const Device
 static inline bool takes_plan(const ForwardPlan& plan) {
     static Answers known = {};
     void (*const kernel)(ConvolvingParams) = forward_kernel<bf16, 64, 2, GATED>;
-    using Tile = HopperTile<bf16, 64, 2, GATED, true>;
+    using Tile = HopperTile<bf16, 64, 2, GATED, CONVOLVED_ROWS>;
     const Problem& in = plan.tensor.in;
     return plan.on_tensor_cores && plan.units >= 1 && group_units(in) >= 2 && in.segments.count == 1 &&
            has_rows(in.x, in.x_stride, in) && (!in.z || has_rows(in.z, in.z_stride, in)) &&
@@ -112,7 +109,7 @@ static inline gt_status convolve(const Stages& stages, const void* context) {
     const Convolving& me = *static_cast<const Convolving*>(context);
     const ForwardPlan& plan = *static_cast<const ForwardPlan*>(stages.plan);
     if (me.takes) {
-        *me.takes = takes_plan(plan);
+        *me.takes = takes_plan(plan), *me.has_room = plan.tensor.groups.values;
         return GT_OK;
     }
     ConvolvingParams p = {};
@@ -125,10 +122,10 @@ static inline gt_status convolve(const Stages& stages, const void* context) {
     if (status != GT_OK) return status;
     if (!p.in.z) p.z_map = p.x_map; /* not read */
     const int columns = convolving_columns(p.in.N);
-    Arena scratch(me.scratch);
-    p.rows = chunk_rows(p.in.sequences);
-    p.groups = scratch.take<f16>(p.rows * p.in.G * 2 * CHUNK * columns);
-    p.inverses = scratch.take<float>(p.rows * p.in.G * 2 * CHUNK);
+    if (!p.groups.values) {
+        Arena scratch(me.scratch);
+        p.groups = take_group_tiles(scratch, p.in.sequences, p.in.G, columns);
+    }
     Chain chain = {me.stream};
     if ((status = stages.run(stages, Stage::CLEAR, chain)) != GT_OK) return status;
     if (columns == 2 * SLAB)
@@ -142,10 +139,10 @@ static inline gt_status convolve(const Stages& stages, const void* context) {
 }
 
 /* Whether the kernels take a call, perhaps a query's: pointers that are still NULL count as aligned. */
-static inline bool takes_convolving(const gt_ssd_args& unconvolved) {
+static inline bool takes_convolving(const gt_ssd_args& unconvolved, bool* has_room) {
     gt_ssd_args a = unconvolved;
     bool takes = false;
-    const Convolving question = {nullptr, nullptr, nullptr, &takes};
+    const Convolving question = {nullptr, nullptr, nullptr, &takes, has_room};
     const StagesUser user = {convolve, &question};
     const void* const any = reinterpret_cast<const void*>((uintptr_t)256);
     for (const void** pointer : {&a.x, &a.dt, &a.Bm, &a.Cm})
@@ -182,9 +179,11 @@ static inline gt_status plan_call(const gt_conv_ssd_args& a, gt_pass pass, Plan*
     Arena arena(a.workspace ? a.workspace : reinterpret_cast<void*>((uintptr_t)256));
     const bool is_backward = pass == GT_BACKWARD, has_tokens = a.B > 0 && a.T > 0;
     const int64_t bytes = has_tokens ? a.B * a.T * gt_conv_ssd_channels(&a) * size_of(a.dtype) : 0;
-    plan->convolves = pass == GT_FORWARD && may_convolve(a, bytes) && takes_convolving(unconvolved(a));
+    bool has_room = false;
+    plan->convolves = pass == GT_FORWARD && may_convolve(a, bytes) && takes_convolving(unconvolved(a), &has_room);
+    const int64_t scratch = !plan->convolves ? bytes : has_room ? 0 : convolving_bytes(a);
     gt_enter(GT_DEVICE, "conv_ssd", pass); /* messages name this call again */
-    plan->scratch = has_tokens ? arena.take<char>(plan->convolves ? convolving_bytes(a) : bytes) : nullptr;
+    plan->scratch = has_tokens ? arena.take<char>(scratch) : nullptr;
     void* const c = plan->convolves ? nullptr : plan->scratch;
     char* const dc = has_tokens && is_backward && gt_conv_ssd_wants_dc(&a) ? arena.take<char>(bytes) : nullptr;
     gt_workspace of_ssd = {}, of_conv = {};
@@ -219,7 +218,7 @@ static inline gt_status forward(const gt_conv_ssd_args* args, gt_stream stream) 
     gt_status status = begin(GT_FORWARD, args, &plan);
     if (status != GT_OK) return status;
     if (plan.convolves) {
-        const Convolving convolving = {&plan.conv, plan.scratch, stream, nullptr};
+        const Convolving convolving = {&plan.conv, plan.scratch, stream, nullptr, nullptr};
         const StagesUser user = {convolve, &convolving};
         return gt_ssd_stages(GT_FORWARD, &plan.ssd, &user);
     }

@@ -1,21 +1,19 @@
 /* gt/fused/conv_ssd_sm90.cuh - conv_ssd forward on compute capability 9.0: the convolved x is never in memory.
  *
  * Two kernels.  groups_kernel convolves B and C, which the heads of a group share, and leaves them as ssd's products take
- * them: f16 with a power of two a row, a chunk's tile as it lies in shared memory.  forward_kernel is ssd's forward kernel
- * (gt/ssd/forward_sm90.cuh) with another producer and one more warpgroup:
+ * them: f16 with a power of two a row, a chunk's tile as it lies in shared memory.  forward_kernel is ssd's
+ * forward_maps_kernel (gt/ssd/forward_maps_sm90.cuh) with one more warpgroup:
  *     convolver   a warp a unit, a lane two of its 64 channels.  It takes the tokens of a chunk one after the other, as
  *                 they came, and writes each over itself; what its taps reach back to stays in registers, from chunk to
  *                 chunk.  Rows behind the sequence's end become zeros.  Then it finds the largest magnitudes of the rows,
  *                 by which consumers turn x into f16
- *     producer    a warp a unit: its decay factors; copies of its x and z, and in the first warp of B and C, by TMA.
- *                 There is nothing left to convert, and nobody waits for a copy but at its barrier
+ *     producer    as there, but for those maxima
  *     consumers   as there
  * Every number is what conv1d's and ssd's kernels make, bit for bit: c is rounded to T before anything is made of it.
  * Final states of the convolution are conv1d's state_kernel's, which follows.
  *
- * MBARRIERS, beside those of forward_sm90.cuh.  X_FULL: of a unit in a stage of x, as it came.  CONVOLVED: of a stage of
- *     factors: x is convolved, and the maxima of its rows are there; the convolver's warps with a unit arrive.  FULL takes
- *     the bytes of B and C, too, and GATE_FULL those of z.
+ * MBARRIERS, beside those there.  CONVOLVED: of a stage of factors: x is convolved, and the maxima of its rows are there;
+ *     the convolver's warps with a unit arrive.
  * Of x there are three stages, or two beside z where a warpgroup has 256 columns of states.  With three the producer
  * starts the copies of the next chunk; with two the stage comes free so late that the producer would wait, and the
  * convolver starts them.
@@ -30,25 +28,16 @@
 #define GT_FUSED_CONV_SSD_SM90_CUH
 
 #include "../conv1d/problem.cuh"
-#include "../ssd/plan_sm90.cuh"
+#include "../ssd/forward_maps_sm90.cuh"
 
 namespace gt {
 namespace conv_ssd {
 
 using namespace ssd;
 
-struct ConvolvingParams : HopperForwardParams {
-    conv1d::Problem conv;   /* of all channels: x, B and C lie one behind the other */
-    f16* groups;            /* [rows][G][2]: tiles of B and of C */
-    float* inverses;        /* [rows][G][2][64]: what undoes the powers of their rows */
-    int64_t rows;           /* chunks that there may be: two a slot of 128 tokens */
-    TensorMap x_map, z_map; /* by boxes of 64 tokens of a head's 64 rows */
+struct ConvolvingParams : MapsForwardParams {
+    conv1d::Problem conv; /* of all channels: x, B and C lie one behind the other */
 };
-
-/* The row of a sequence's or segment's first chunk. */
-GT_HD int64_t chunk_row(const Problem& in, int64_t b, int64_t slot) {
-    return (b * chunk_slots(in.sequences, CHECKPOINT) + slot) * 2;
-}
 
 /* ---- taps ---------------------------------------------------------------------------------------------------------- */
 
@@ -82,13 +71,10 @@ struct TwoChannels {
 
 /* ---- B and C ------------------------------------------------------------------------------------------------------- */
 
-constexpr int GROUPS_WARPS = 8;
-
-/* What a block of groups_kernel has: 64 tokens of B or C of a group. */
+/* What a thread of groups_kernel has: two columns of OWN tokens. */
 template <class T, int NP>
-struct GroupTile : HopperTile<T, NP, 2, UNGATED, true> {
-    static constexpr int INVERSES = CHUNK * 2 * NP, BYTES = INVERSES + 4 * CHUNK;
-    static constexpr int THREADS = 32 * GROUPS_WARPS, COLUMNS = NP / 2, OWN = CHUNK * COLUMNS / THREADS; /* tokens */
+struct ConvolvedGroupTile : GroupTile<T, NP> {
+    static constexpr int COLUMNS = NP / 2, OWN = CHUNK * COLUMNS / GroupTile<T, NP>::THREADS;
     static_assert(OWN % 8 == 0, "taken by eights");
 };
 
@@ -139,127 +125,26 @@ GT_DEV void convolve_columns(const ConvolvingParams& p, uint32_t smem, int64_t b
 template <class T, int NP>
 GT_KERNEL(32 * GROUPS_WARPS, 4)
 groups_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
-    using Tile = GroupTile<T, NP>;
+    using Tile = ConvolvedGroupTile<T, NP>;
     wait_for_chain();
     const uint32_t smem = smem_base_of_tiles();
     const Problem& in = p.in;
-    const int which = block_x() % 2, g = block_x() / 2 % (int)in.G, row = block_x() / 2 / (int)in.G;
-    const int slots = (int)chunk_slots(in.sequences, CHECKPOINT), slot = row / 2 % slots, b = row / 2 / slots;
-    const gt_chunk chunk = chunk_at(in.sequences, CHECKPOINT, slot);
-    const int64_t first = chunk.first + row % 2 * CHUNK;
-    if (chunk.sequence < 0 || first >= chunk.last) return;
-    const int tokens = chunk.last - first < CHUNK ? (int)(chunk.last - first) : CHUNK;
+    const GroupChunk me(in);
+    if (!me.exists()) return;
     const bool packed = in.sequences.cu_seqlens;
     const int column = 2 * (thread_id() % Tile::COLUMNS), t0 = thread_id() / Tile::COLUMNS * Tile::OWN;
     if (column < in.N)
-        convolve_columns<Tile>(p, smem, b, first, tokens, packed ? in.sequences.cu_seqlens[chunk.sequence] : 0,
-                               packed ? chunk.sequence : b, in.H * in.P + (which * in.G + g) * in.N + column, column,
-                               t0);
+        convolve_columns<Tile>(p, smem, me.b, me.first, me.tokens, packed ? in.sequences.cu_seqlens[me.sequence] : 0,
+                               packed ? me.sequence : me.b, in.H * in.P + (me.which * in.G + me.g) * in.N + column,
+                               column, t0);
     else
         for (int t = t0; t < t0 + Tile::OWN; t++)
             sts<uint32_t>(smem + group_address<Tile>(t, column / 8) + 2 * (column % 8), 0);
     sync_threads();
-    constexpr int BLOCKS_OF_ROWS = CHUNK / RowLanes<NP>::ROWS;
-    for (int i = warp_id(); i < BLOCKS_OF_ROWS; i += GROUPS_WARPS)
-        blocks_to_f16<Tile, 1>(smem, smem + Tile::INVERSES, i, 0);
-    sync_threads();
-    const int64_t place = ((int64_t)row * in.G + g) * 2 + which;
-    f16* const to = p.groups + place * (CHUNK * NP);
-    for (int i = thread_id(); i < CHUNK * NP / 8; i += Tile::THREADS) stg<uint4>(to + 8 * i, lds<uint4>(smem + 16 * i));
-    if (thread_id() < CHUNK)
-        p.inverses[place * CHUNK + thread_id()] = lds<float>(smem + Tile::INVERSES + 4 * thread_id());
+    store_group<Tile>(p, smem, me);
 }
 
 /* ---- producer and convolver ---------------------------------------------------------------------------------------- */
-
-/* Starts the copy of a unit's rows of x or z of a chunk: by one warp. */
-template <class Tile>
-GT_DEV void load_rows(const Problem& in, const GroupCursor<Tile::UNITS>& cursor, int unit, const TensorMap& map,
-                      int chunk, uint32_t tile, uint32_t full) {
-    mbarrier_arrive_expect_warp(full, Tile::TILE_X);
-    tile_load(tile, map, cursor.head(unit) * in.P + cursor.row0(unit), (int)cursor.token(chunk), (int)cursor.b(), full);
-}
-
-/* The same of x, when the stage is free.  number: of the chunk, among all that the block takes. */
-template <class Tile>
-GT_DEV void load_x(const ConvolvingParams& p, uint32_t smem, const GroupCursor<Tile::UNITS>& cursor, int unit,
-                   int chunk, int number) {
-    if (chunk >= cursor.chunks()) return;
-    const unsigned stage = (unsigned)number % Tile::X_STAGES;
-    mbarrier_wait(smem + Tile::X_EMPTY + 8 * stage, ((unsigned)number / Tile::X_STAGES + 1) % 2);
-    load_rows<Tile>(p.in, cursor, unit, p.x_map, chunk, smem + Tile::X + (stage * Tile::UNITS + unit) * Tile::TILE_X,
-                    smem + Tile::X_FULL + 8 * (stage * Tile::UNITS + unit));
-}
-
-/* Warps without a unit do nothing. */
-template <class Tile>
-GT_DEV void convolving_producer(const ConvolvingParams& p, uint32_t smem) {
-    constexpr int BARRIER = 1, UNITS = Tile::UNITS;
-    const Problem& in = p.in;
-    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + Tile::GROUPS * GroupCursor<UNITS>::BYTES};
-    const int unit = shfl_idx(warp_id(), 0) % 4;
-    const bool works = unit < UNITS, has_gate = Tile::HAS_GATE && in.z;
-    int n = 0; /* chunks of all segments */
-    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
-        int64_t row;
-        {
-            const Span span = ordered_span(in, item);
-            if (!span.exists) continue;
-            cursor.enter(in, span, item, BARRIER);
-            row = chunk_row(in, span.b, span.chunk_slot);
-        }
-        if (!works) continue;
-        const int chunks = cursor.chunks();
-        UnitTimes of_unit = {};
-        of_unit.enter(in, cursor.head(unit));
-        const auto load_times = [&](int chunk) {
-            if (chunk < chunks)
-                of_unit.load(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)),
-                             cursor.tokens(chunk));
-        };
-        /* of the chunk before the one that is prepared: the consumers are in it */
-        const auto load_gate = [&](int chunk) {
-            if (has_gate && chunk >= 0)
-                load_rows<Tile>(in, cursor, unit, p.z_map, chunk, smem + Tile::GATE + unit * Tile::TILE_X,
-                                smem + Tile::GATE_FULL);
-        };
-        load_times(0);
-        if constexpr (Tile::X_AHEAD) load_x<Tile>(p, smem, cursor, unit, 0, n);
-        GT_NO_UNROLL
-        for (int chunk = 0; chunk < chunks; chunk++, n++) {
-            const int stage = n % 2, tokens = cursor.tokens(chunk);
-            const uint32_t addresses = smem + Tile::FACTORS + 4 * Merged::COUNT * (stage * UNITS + unit);
-            const uint32_t prepared = smem + Tile::PREPARED + 4 * Prepared::COUNT * (stage * UNITS + unit);
-            const uint32_t full = smem + Tile::FULL + 8 * stage;
-            mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
-            const int64_t place = ((row + chunk) * in.G + cursor.group()) * 2;
-            if (unit == 0) {
-                const f16* const from = p.groups + place * (Tile::TILE_B / 2);
-                bulk_load(smem + Tile::B + stage * Tile::TILE_B, from, Tile::TILE_B, full);
-                bulk_load(smem + Tile::C + stage * Tile::TILE_B, from + Tile::TILE_B / 2, Tile::TILE_B, full);
-            }
-            load_gate(chunk - 1);
-            const float* const inverses = p.inverses + place * CHUNK + 2 * own_lane();
-            const float2 b = ldg<float2>(inverses), c = ldg<float2>(inverses + CHUNK);
-            const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
-            load_times(chunk + 1);
-            make_factors(addresses, delta, of_unit.A);
-            if constexpr (Tile::X_AHEAD) load_x<Tile>(p, smem, cursor, unit, chunk + 1, n + 1);
-            mbarrier_wait(smem + Tile::CONVOLVED + 8 * stage, n / 2 % 2);
-            sync_warp();
-            finish_factors<Tile::NP>(addresses, prepared, b, c);
-            if (unit == 0) /* a warp arrives once: here, though bytes may have come already */
-                mbarrier_arrive_expect(full, 2 * Tile::TILE_B);
-            else
-                mbarrier_arrive(full);
-        }
-        if (has_gate && chunks > 0) {
-            mbarrier_wait(smem + Tile::EMPTY + 8 * (n % 2), (n / 2 + 1) % 2);
-            load_gate(chunks - 1);
-        }
-        item = cursor.item();
-    }
-}
 
 /* A warp of the convolver.  What depends on the chunk alone is made anew wherever it is asked: registers are few. */
 template <class Tile>
@@ -355,10 +240,10 @@ GT_DEV void convolver_role(const ConvolvingParams& p, uint32_t smem) {
 
 /* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
 template <class T, int NP, int UNITS, int GATE>
-GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE, true>::THREADS) : 32, 1)
+GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE, CONVOLVED_ROWS>::THREADS) : 32, 1)
 forward_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
 #if GT_SM90A
-    using Tile = HopperTile<T, NP, UNITS, GATE, true>;
+    using Tile = HopperTile<T, NP, UNITS, GATE, CONVOLVED_ROWS>;
     const uint32_t smem = smem_base_of_tiles();
     const auto init = [&](int barrier, int count) { mbarrier_init(smem + barrier + 8 * thread_id(), count); };
     if (thread_id() < 2) {
@@ -381,7 +266,7 @@ forward_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
     wait_for_chain();
     if (role == Tile::GROUPS) {
         give_registers<Tile::PRODUCER_REGISTERS>();
-        convolving_producer<Tile>(p, smem);
+        maps_producer<Tile>(p, smem);
     } else {
         take_registers<Tile::REGISTERS>();
         forward_consumer<Tile>(p, smem);

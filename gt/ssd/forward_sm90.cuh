@@ -167,27 +167,32 @@ GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, float2 b, floa
  * slower with z. */
 constexpr int UNGATED = 0, GATED = 1, GATE_GRADIENT = 2;
 
-/* Where things lie in shared memory, in bytes */
-/* CONVOLVES: conv_ssd's (gt/fused/conv_ssd_sm90.cuh), with one more warpgroup, which convolves x in place, and another
- * producer. */
-template <class T_, int NP_, int UNITS_, int GATE_, bool CONVOLVES_ = false>
+/* How rows come: copied by the producer, which then turns B and C into f16; or x and z by maps, B and C as f16 that a
+ * kernel before has left (forward_maps_sm90.cuh); or so in conv_ssd (gt/fused/conv_ssd_sm90.cuh), with one more warpgroup,
+ * which convolves x in place. */
+constexpr int COPIED_ROWS = 0, MAPPED_ROWS = 1, CONVOLVED_ROWS = 2;
+
+/* Where things lie in shared memory, in bytes. */
+template <class T_, int NP_, int UNITS_, int GATE_, int ROWS_ = COPIED_ROWS>
 struct HopperTile {
     using T = T_;
-    static constexpr bool HAS_GATE = GATE_ != UNGATED, MAKES_DZ = GATE_ == GATE_GRADIENT, CONVOLVES = CONVOLVES_;
+    static constexpr bool HAS_GATE = GATE_ != UNGATED, MAKES_DZ = GATE_ == GATE_GRADIENT,
+                          HAS_MAPS = ROWS_ != COPIED_ROWS, CONVOLVES = ROWS_ == CONVOLVED_ROWS;
     static constexpr int NP = NP_, UNITS = UNITS_,
-                         GROUPS = UNITS == 1                                               ? 1
-                                  : GATE_ == GATED && UNITS == 4 && NP <= 64 && !CONVOLVES ? 4
-                                                                                           : 2;
+                         GROUPS = UNITS == 1                                              ? 1
+                                  : GATE_ == GATED && UNITS == 4 && NP <= 64 && !HAS_MAPS ? 4
+                                                                                          : 2;
     static constexpr int HEADS = UNITS / GROUPS;                               /* of a consumer */
     static constexpr int GATES = MAKES_DZ ? 2 * GROUPS : HAS_GATE ? UNITS : 0; /* tiles */
     static constexpr int THREADS = (GROUPS + 1 + CONVOLVES) * WARPGROUP,
                          BLOCKS = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
-    static constexpr int REGISTERS = UNITS == 1        ? 160
-                                     : GROUPS == 4     ? 104
-                                     : NP > 128        ? 208
-                                     : HEADS *NP > 128 ? 216
-                                     : CONVOLVES       ? 184
-                                                       : 200,
+    static constexpr int REGISTERS = UNITS == 1             ? 160
+                                     : GROUPS == 4          ? 104
+                                     : NP > 128             ? 208
+                                     : ROWS_ == MAPPED_ROWS ? 232
+                                     : HEADS *NP > 128      ? 216
+                                     : CONVOLVES            ? 184
+                                                            : 200,
                          PRODUCER_REGISTERS = UNITS == 1    ? 256 - REGISTERS
                                               : GROUPS == 4 ? 64
                                               : CONVOLVES   ? 256 - REGISTERS /* and the convolver */
@@ -215,8 +220,8 @@ struct HopperTile {
                          EMPTY = FULL + 16;    /* [2] */
     static constexpr int X_EMPTY = EMPTY + 16; /* [X_STAGES] */
     static constexpr int GATE_FULL = X_EMPTY + 8 * X_STAGES;
-    static constexpr int X_FULL = GATE_FULL + 8; /* CONVOLVES: [X_STAGES][UNITS], of x as it came */
-    static constexpr int CONVOLVED = X_FULL + CONVOLVES * 8 * X_STAGES * UNITS; /* [2] */
+    static constexpr int X_FULL = GATE_FULL + 8; /* HAS_MAPS: [X_STAGES][UNITS], of x as it came */
+    static constexpr int CONVOLVED = X_FULL + HAS_MAPS * 8 * X_STAGES * UNITS; /* [2] */
     static constexpr int GATE_AT = CONVOLVED + CONVOLVES * 16; /* [UNITS][2], for dz: where rows of z and dy begin */
     static constexpr int BYTES = GATE_AT + MAKES_DZ * UNITS * 16;
     static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");

@@ -32,6 +32,13 @@
 namespace gt {
 namespace ssd {
 
+/* B and C as f16, as shared memory has them: [rows][G][2] tiles, and [rows][G][2][64] what undoes the powers of their
+ * rows.  rows: chunks that there may be, two a slot of 128 tokens. */
+struct GroupTiles {
+    f16* values;
+    float* inverses;
+};
+
 struct TensorParams {
     Problem in;
     void* y;
@@ -44,6 +51,7 @@ struct TensorParams {
     int has_share, leaves_share; /* it is to be added; it is all that the launch leaves */
     int makes_dz;                /* backward: y is dz */
     const int32_t* lost;         /* dz of sequences alone of which u is lost (gate_sm90.cuh); NULL: of all */
+    GroupTiles groups;           /* scratch of forward_maps_kernel; no pointers: another kernel runs */
 };
 
 /* Where things lie in shared memory, in bytes. */

@@ -25,7 +25,11 @@ static inline size_t forward_workspace(const gt_ssd_args& a, const Device& devic
                                 segments_by_units(a, units_by_sizes(a, device), device)}) {
         Arena arena(nullptr);
         take_segments(arena, a, count);
-        if (has_tensor_sizes(a)) take_share(arena, a), take_order(arena, a, units_by_sizes(a, device));
+        if (has_tensor_sizes(a)) {
+            const int units = units_by_sizes(a, device);
+            take_share(arena, a), take_order(arena, a, units);
+            take_groups(arena, a, forward_units(a, units));
+        }
         if (arena.bytes() > most) most = arena.bytes();
     }
     return most;
@@ -46,6 +50,7 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, bool is_step, const
         p.share = take_share(arena, a);
         plan.unused.order = take_order(arena, a, plan.units);
         p.in.order = plan.unused.order;
+        p.groups = take_groups(arena, a, plan.units);
         p.y = a.y, p.y_stride = a.y_stride;
         p.state_in = a.state_in, p.state_in_shared = a.state_in_shared;
         p.state_out = a.state_out;

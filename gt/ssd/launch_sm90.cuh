@@ -2,6 +2,7 @@
 #ifndef GT_SSD_LAUNCH_SM90_CUH
 #define GT_SSD_LAUNCH_SM90_CUH
 
+#include "forward_maps_sm90.cuh"
 #include "launch_tensor.cuh"
 
 namespace gt {
@@ -18,13 +19,55 @@ static inline int forward_units(const gt_ssd_args& a, int states) {
     return states == 2 && a.N > 16 && a.N <= 64 && a.T <= 2 * CHECKPOINT ? 1 : hopper_units(a, states);
 }
 
+/* Whether forward_maps_kernel may take the call, by sizes: where as many heads share B and C as make up for another
+ * kernel for these.  Packed sequences would share boxes of rows.  units: forward_units(). */
+static inline bool takes_maps(const gt_ssd_args& a, int units) {
+    return units == 4 && a.N > SLAB / 2 && a.N <= SLAB && a.P % TILE_P == 0 && a.seq_capacity == 0 &&
+           units_of_group(a) >= (a.z ? 16 : 48);
+}
+
+/* No pointers where it does not. */
+static inline GroupTiles take_groups(Arena& arena, const gt_ssd_args& a, int units) {
+    return takes_maps(a, units) ? take_group_tiles(arena, sequences_of(a), a.G, SLAB) : GroupTiles();
+}
+
+/* Its launches, if all rows have maps: else *launched is false. */
+template <class T>
+static gt_status launch_forward_maps(const HopperForwardParams& all, const Device& device, Chain& chain,
+                                     bool* launched) {
+    constexpr int UNITS = 4;
+    MapsForwardParams p;
+    static_cast<HopperForwardParams&>(p) = all;
+    *launched =
+        map_rows(&p.x_map, p.in.x, p.in.x_stride, p.in) && (!p.in.z || map_rows(&p.z_map, p.in.z, p.in.z_stride, p.in));
+    if (!*launched) return GT_OK;
+    if (!p.in.z) p.z_map = p.x_map; /* not read */
+    using Group = GroupTile<T, SLAB>;
+    const gt_status status = run("ssd group_rows_kernel", group_rows_kernel<T, SLAB>,
+                                 group_tiles(p.in.sequences, p.in.G), Group::THREADS, Group::BYTES, chain, p);
+    if (status != GT_OK) return status;
+    const auto with = [&](auto gate) {
+        constexpr int GATE = decltype(gate)::value;
+        using Tile = HopperTile<T, SLAB, UNITS, GATE, MAPPED_ROWS>;
+        const int64_t blocks = take_bundles(p.in, UNITS, strands_of_units(p.in, UNITS, 1, device));
+        return run("ssd forward_maps_kernel", forward_maps_kernel<T, SLAB, UNITS, GATE>, blocks, Tile::THREADS,
+                   Tile::BYTES, chain, p);
+    };
+    return p.in.z ? with(std::integral_constant<int, GATED>()) : with(std::integral_constant<int, UNGATED>());
+}
+
 /* With 128 columns in a warpgroup there are registers enough: one kernel does for calls with and without z. */
 template <class T, int NP, int UNITS>
 static gt_status launch_forward_hopper_with(const TensorParams& all, const Device& device, Chain& chain) {
     HopperForwardParams p;
     static_cast<TensorParams&>(p) = all;
-    const gt_status status = map_outputs(p);
+    gt_status status = map_outputs(p);
     if (status != GT_OK) return status;
+    if constexpr (UNITS == 4 && NP == SLAB) {
+        bool launched = false;
+        if (p.groups.values) status = launch_forward_maps<T>(p, device, chain, &launched);
+        if (status != GT_OK || launched) return status;
+    }
     const auto with = [&](auto gate) {
         constexpr int GATE = decltype(gate)::value;
         using Tile = HopperTile<T, NP, UNITS, GATE>;

@@ -268,6 +268,15 @@ static const char *const launched[] = {"forward_tensor_kernel",
                                        "reduce_rows_kernel",
                                        NULL};
 
+/* Of many heads that share B and C. */
+#define MANY_HEADS(tokens, heads) SSD(.B = 1, .T = tokens, .H = heads, .P = 64, .N = 80, .softplus = 1
+static const test_case launching[] = {
+    {MANY_HEADS(130, 16), .dtype = GT_BF16), .name = "ssd::forward_maps_kernel<gt::bf16, 128, 4, 1>"},
+    {MANY_HEADS(260, 16), .segments = 2, .dtype = GT_F16), .name = "ssd::forward_maps_kernel<gt::f16, 128, 4, 1>"},
+    {MANY_HEADS(130, 48), .dtype = GT_BF16), .name = "ssd::forward_maps_kernel<gt::bf16, 128, 4, 0>", .absent = "z dz"},
+    {MANY_HEADS(130, 48), .dtype = GT_F16), .name = "ssd::forward_maps_kernel<gt::f16, 128, 4, 0>", .absent = "z dz"},
+    {.op = NULL}};
+
 /* ---- the formula, written out a second way ---------------------------------------------------- */
 
 static double delta(const formula *f, int64_t b, int64_t t, int64_t h) {
@@ -374,6 +383,7 @@ const test_op test_op_ssd = {
     .properties = properties,
     .more_times = more_times,
     .launched = launched,
+    .launching = launching,
     .bench_draws = draws,
     .bench_cuts = cuts,
     .operations = {"BTHPN", 4, 12},
