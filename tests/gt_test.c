@@ -997,15 +997,21 @@ void test_magnitudes(const test_case *c, const test_values *in, test_values *mag
 /* The most that rounding a number changes it by, relative. */
 static const double half_unit[] = {[GT_F32] = 0x1p-24, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-11};
 
+/* Whether it may be dz that is made of y. */
+static int is_of_y(const test_runner *r, const test_op *op, const gt_tensor *t, gt_dtype dtype) {
+    return r->reads_y && op->reads_y && dtype == GT_BF16 && !strcmp(test_plain_name(t), "dz");
+}
+
 double test_limit_of(const test_runner *r, const test_op *op, const gt_tensor *t, gt_dtype dtype, const double *truth,
                      int64_t count, double limit) {
     double squares = 0, fourths = 0;
-    if (!r->reads_y || !op->reads_y || dtype != GT_BF16 || strcmp(test_plain_name(t), "dz")) return limit;
+    if (!is_of_y(r, op, t, dtype)) return limit;
     for (int64_t i = 0; i < count; i++) {
         const double square = isfinite(truth[i]) ? truth[i] * truth[i] : 0;
         squares += square, fourths += square * square;
     }
-    return squares > 0 ? limit * (1 + fmin(1, sqrt(fourths) / squares)) : limit;
+    return squares > 0 ? sqrt(limit * limit + 2.25 * half_unit[dtype] * half_unit[dtype] * sqrt(fourths) / squares)
+                       : limit;
 }
 
 static double tolerance_of(const test_runner *r, const test_op *op, const gt_tensor *t, gt_dtype dtype,
@@ -1022,12 +1028,13 @@ static double tolerance_of(const test_runner *r, const test_op *op, const gt_ten
  * a slow channel has one rounding in 64 tokens (seen on a GPU: 1.81).  Of up to 32 elements a channel may be small by
  * chance, where terms happen to cancel: then an error counts beside an eighth of a typical element, of rounded factors
  * beside all of it (seen on a GPU, 32 elements of dw in fp16: 1.8).  rows: that belong to sequences, if they are
- * packed. */
+ * packed.  twice_rounded: an element is of a number that was rounded before. */
 static grouping channel_of(const test_runner *r, gt_dtype call_dtype, gt_dtype dtype, int64_t channels, int64_t rows,
-                           double tolerance, double floor, double typical) {
+                           double tolerance, double floor, double typical, int twice_rounded) {
     const int rounds = r->tolerance.rounds_factors && call_dtype != GT_F32;
-    const double limit = fmax(tolerance, 1.05 * half_unit[rounds ? call_dtype : dtype]);
-    grouping g = {"channel", channels, 1, (rounds ? 1.5 : 1) * limit, floor, NULL, 0};
+    const double unit = 1.05 * half_unit[rounds ? call_dtype : dtype], by = rounds ? 1.5 : 1;
+    const double limit = twice_rounded ? fmax(by * tolerance, 2 * unit) : by * fmax(tolerance, unit);
+    grouping g = {"channel", channels, 1, limit, floor, NULL, 0};
     if (rows <= 32) g.floor = r->tolerance.rounds_factors ? typical : floor + (typical - floor) / 8;
     return g;
 }
@@ -1090,8 +1097,8 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
         free(x_logs), free(y_logs);
         if (!t->stride_offset) continue;
         rows = t->shape[0] == 'M' ? size[0] : size[0] * size[1];
-        grouping channel =
-            channel_of(r, call_dtype, dtype, count / rows, rows_used(c, t, rows), tolerance, floor, typical);
+        grouping channel = channel_of(r, call_dtype, dtype, count / rows, rows_used(c, t, rows), tolerance, floor,
+                                      typical, is_of_y(r, test_op_of(c->op), t, dtype));
         double *terms = NULL;
         if (test_op_of(c->op)->terms && first_bad(&channel, x, y, count) < channel.groups) {
             channel.terms = terms = test_op_of(c->op)->terms(c, pass, t);

@@ -342,7 +342,8 @@ struct test_runner {
 };
 
 /* The limit of an activation, or more: of dz that is made of y (reads_y), which was rounded to bf16, too.  Two roundings
- * are 2.35e-3 of the norm where many numbers count; where n do, up to 1 / sqrt(n) more of the limit. */
+ * are 2.35e-3 of the norm where many numbers count.  The square of a number's own relative error varies by 0.45 squares of
+ * half a unit around its mean: where n numbers count, five times that over sqrt(n) comes to the square of the limit. */
 double test_limit_of(const test_runner *r, const test_op *op, const gt_tensor *t, gt_dtype dtype, const double *truth,
                      int64_t count, double limit);
 
