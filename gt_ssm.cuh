@@ -53,7 +53,7 @@
  *     chunk_fp32.cuh, forward_fp32*.cuh, states_fp32_sm90.cuh   ... forward and passes over states in fp32
  *     backward_fp32*.cuh   ... chunks backward in fp32
  *     block_sm90.cuh, forward_sm90.cuh, forward_maps_sm90.cuh, gate_sm90.cuh, states_sm90.cuh,
- *     gated_states_sm90.cuh, backward_sm90*.cuh
+ *     gate_lost_sm90.cuh, gated_states_sm90.cuh, backward_sm90*.cuh
  *                    ... on compute capability 9.0
  *     plan_sm90.cuh, launch.cuh, launch_*.cuh   plans and launches
  *     segment.cuh    ssd: what a piece of a sequence makes of a zero state; gt/recurrence/pieces.cuh joins pieces

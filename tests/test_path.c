@@ -221,7 +221,7 @@ static void test_ssd(void) {
     gated = (gt_ssd_args){.B = 2, .T = 600, .H = 2, .P = 64, .N = 64, .segments = 1, .reads_y = 1, .dtype = GT_BF16};
     gated.z = memory, gated.y = apart + 14, gated.saved = memory, gated.saved_bytes = 1 << 30;
     expect_ssd(&gated, "backward: gated_states_kernel, chunk_factors_kernel, chunk_gradient_hopper_kernel, "
-                       "chunk_times_kernel, forward_hopper_kernel, reduce_rows");
+                       "chunk_times_kernel, gate_lost_kernel, reduce_rows");
     gated.segments = 2;
     expect_ssd(&gated, "backward: gate_kernel, states_hopper_kernel, scan_segments_kernel, states_hopper_kernel, ");
     gated.segments = 1, gated.T = 500;

@@ -277,9 +277,16 @@ static void check_growth(void) {
 
 /* Far below 0 silu(z) is tiny beside z; where z is 0 y does not say what it was without its gate. */
 static void check_closed(void) {
-    for (int i = 0; i < 4; i++) {
-        const hard_case k = {.c = {SSD(.T = i < 2 ? 300 : WHOLE, .H = 2, .P = 64, .N = 128, .segments = i >= 2),
-                                   .name = "closed gates", .fill = {{"z", i % 2 ? 0 : -25, 1, 0, i % 2 ? 0.001 : 0}}}};
+    static const struct {
+        int T, P, N;
+        double mean, zeros;
+    } sizes[] = {{300, 64, 128, -25, 0},   {300, 64, 128, 0, 0.001}, {WHOLE, 64, 128, -25, 0},
+                 {WHOLE, 64, 128, 0, 0.2}, {300, 80, 48, 0, 0.01},   {200, 64, 256, 0, 0.01}};
+    for (int i = 0; i < 6; i++) {
+        const hard_case k = {
+            .c = {SSD(.T = sizes[i].T, .H = 2, .P = sizes[i].P, .N = sizes[i].N, .segments = sizes[i].T == WHOLE),
+                  .name = "closed gates", .fill = {{"z", sizes[i].mean, 1, 0, sizes[i].zeros}}}};
+        turn = 0; /* backward with saved, and so with y */
         check_dtype(k, GT_BF16);
         if (i == 0) check_dtype(k, GT_F32);
     }

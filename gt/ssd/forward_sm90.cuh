@@ -70,7 +70,6 @@
 #include "../base/bulk.cuh"
 #include "block_sm90.cuh"
 #include "forward_tensor.cuh"
-#include "gate_sm90.cuh"
 
 namespace gt {
 namespace ssd {
@@ -308,30 +307,6 @@ GT_DEV void prepare_beside_factors(uint32_t B, uint32_t C, uint32_t inverses, ui
     if (warp == 3) row_maxima<typename Tile::T, 4>(x, maxima, 0, CHUNK);
 }
 
-/* Whether dz of a sequence is to be made; of y there is no such question. */
-template <class Tile>
-GT_DEV bool takes_sequence(const TensorParams& p, const Span& span) {
-    if constexpr (!Tile::MAKES_DZ) return true;
-    return !p.lost || warp_any(has_lost(p.in, p.lost, span, lane_id(), 32));
-}
-
-/* The same of any sequence of the block's strand.  All threads; a word a warp of shared memory is used. */
-template <class Tile>
-GT_DEV bool takes_any_sequence(const TensorParams& p, uint32_t words) {
-    bool some = false;
-    for (int64_t item = bundle_strand(p.in); item < items_of(p.in); item += p.in.bundles.strands) {
-        const Span span = ordered_span(p.in, item);
-        if (span.exists) some |= has_lost(p.in, p.lost, span, thread_id(), Tile::THREADS);
-    }
-    some = warp_any(some);
-    if (lane_id() == 0) sts<int>(words + 4 * warp_id(), some);
-    sync_threads();
-    some = false;
-    for (int i = 0; i < Tile::THREADS / 32; i++) some |= lds<int>(words + 4 * i) != 0;
-    sync_threads();
-    return some;
-}
-
 template <class Tile>
 GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
     using T = typename Tile::T;
@@ -347,7 +322,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
     for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
         {
             const Span span = ordered_span(in, item);
-            if (!span.exists || !takes_sequence<Tile>(p, span)) continue;
+            if (!span.exists) continue;
             cursor.enter(in, span, item, BARRIER, [&] {
                 cursor.put_offsets(0, in.x_stride);
                 if (copies_gate) cursor.put_offsets(1, in.z_stride);
@@ -827,7 +802,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
         WarpState<NP> state[HEADS];
         {
             const Span span = ordered_span(in, item);
-            if (!span.exists || !takes_sequence<Tile>(p, span)) continue;
+            if (!span.exists) continue;
             me.cursor().enter(in, span, item, 2 + me.group(), [&] {
                 me.cursor().put_offsets(0, p.y_stride);
                 for (int i = 0; i < Tile::UNITS; i++) /* where it is one of the head */
@@ -961,12 +936,6 @@ forward_hopper_kernel(const GT_GRID_CONSTANT HopperForwardParams p) {
 #if GT_SM90A
     using Tile = HopperTile<T, NP, UNITS, GATE>;
     const uint32_t smem = smem_base_of_tiles();
-    if constexpr (Tile::MAKES_DZ) {
-        if (p.lost) {
-            wait_for_chain();
-            if (!takes_any_sequence<Tile>(p, smem)) return;
-        }
-    }
     if (thread_id() < 2) {
         mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
         mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), Tile::GROUPS * WARPGROUP);

@@ -50,7 +50,6 @@ struct TensorParams {
     float* share;                /* [B,T,H,P], of y: what launches before gave; NULL: there is but one */
     int has_share, leaves_share; /* it is to be added; it is all that the launch leaves */
     int makes_dz;                /* backward: y is dz */
-    const int32_t* lost;         /* dz of sequences alone of which u is lost (gate_sm90.cuh); NULL: of all */
     GroupTiles groups;           /* scratch of forward_maps_kernel; no pointers: another kernel runs */
 };
 

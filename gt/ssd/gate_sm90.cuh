@@ -9,7 +9,7 @@
  * in_twos); where there is no dx, or that takes longer because there are few chunks, in workspace.
  * dz = dy u silu'(z) needs u, y without its gate.  y = u silu(z), so that it is dy y (1 / z + 1 - sigmoid(z)), a
  * rounding of y off.  bf16 has fp32's range: u is lost only where silu(z) is all but 0, or y too large (is_lost()).
- * Then the place says so, and the pass that computes u again (forward_hopper_kernel) takes its sequence.
+ * Then the place says so, and gate_lost_kernel computes these (gate_lost_sm90.cuh).
  *
  * A warp has a chunk's 64 tokens of a tile, 16 at a time: eight lanes a row, a piece of 16 bytes a lane.  The warps of a
  * block have tiles beside each other.
@@ -191,21 +191,6 @@ gate_kernel(const GT_GRID_CONSTANT GateParams p) {
         lost = warp_any(lost);
         if (lane_id() == 0) p.gradient.lost[place] = lost;
     }
-}
-
-/* Whether u is lost of some number in the places of a sequence that one of `count` threads has, `thread`.  The span is
- * all of the sequence. */
-GT_DEV bool has_lost(const Problem& in, const int32_t* lost, const Span& span, int thread, int count) {
-    const int64_t units = in.H * in.tiles * SLOT_CHUNKS;
-    const int64_t first = (span.b * chunk_slots(in.sequences, CHECKPOINT) + span.chunk_slot) * units;
-    const int64_t places = (span.end - span.first + CHECKPOINT - 1) / CHECKPOINT * units;
-    bool some = false;
-    for (int64_t i = thread; i < places; i += 4 * count) {
-        GT_UNROLL
-        for (int k = 0; k < 4; k++) /* on their way together */
-            some |= i + k * count < places && lost[first + i + k * count] != 0;
-    }
-    return some;
 }
 
 } /* namespace ssd */

@@ -16,7 +16,7 @@ struct TensorBackwardPlan {
     TensorParams gate;             /* dz; where there is no g it comes first, and makes h, too */
     Problem gated;                 /* what g is made of */
     GatedRows g;                   /* rows NULL: no kernel takes it */
-    GateGradient gradient;         /* y NULL: dz is not made with g; else what it lost is made again by `gate` */
+    GateGradient gradient;         /* y NULL: dz is not made with g */
     ChunkGradientParams chunks;
     SplitGradientParams split; /* instead, with fp32 activations */
     ChunkTimesParams times;
@@ -49,7 +49,8 @@ struct TensorBackwardPlan {
     gt_status make_chunks(const Device& device, Chain& chain) const;
     gt_status finish_chunks(const Device& device, Chain& chain) const {
         const gt_status status = make_chunks(device, chain);
-        return status == GT_OK && makes_dz && g.rows ? make_dz(device, chain) : status;
+        if (status != GT_OK || !makes_dz || !g.rows) return status;
+        return gradient.y ? make_lost_rows(gated, gradient, chunks.h, device, chain) : make_dz(device, chain);
     }
 };
 
@@ -151,10 +152,9 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     if (may_gate_rows(a, device)) { /* whether kernels take it or not: they may not be known yet */
         const GatedRows g = take_gated_rows(arena, a, go_in_twos(c.in, c.slots, device) ? a.dx : nullptr, a.dx_stride);
         if (units || plan.by_hopper) plan.g = g, plan.gated = c.in;
-        /* its other kernel does not know what is lost */
         if (a.reads_y && plan.makes_dz && a.dtype == GT_BF16) {
             int32_t* const lost = arena.take<int32_t>(gate_places(a));
-            if (plan.g.rows && plan.gate_units >= 2) plan.gradient = {a.y, a.dz, a.y_stride, a.dz_stride, lost};
+            if (plan.g.rows) plan.gradient = {a.y, a.dz, a.y_stride, a.dz_stride, lost};
         }
     }
 
@@ -169,10 +169,6 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     plan.gate.y_stride = a.dz_stride;
     plan.gate.share = c.dx_share; /* before dx needs it, or after */
     plan.gate.makes_dz = 1;
-    if (plan.gradient.y) { /* rarely anything: no segments, whose first states would be made whether needed or not */
-        plan.gate.lost = plan.gradient.lost;
-        plan.gate.in.segments = {1, nullptr, nullptr, segment_tokens<int64_t>(a.T, 1, CHECKPOINT)};
-    }
     plan.reverse.state_in = a.dstate_out;
     plan.reverse.state_out = shared ? nullptr : a.dstate_in;
     plan.reverse.checkpoints = c.G;

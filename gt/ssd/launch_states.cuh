@@ -4,6 +4,7 @@
 #define GT_SSD_LAUNCH_STATES_CUH
 
 #include "forward_fp32.cuh"
+#include "gate_lost_sm90.cuh"
 #include "gated_states_sm90.cuh"
 #include "launch_any.cuh"
 #include "plan_sm90.cuh"
@@ -120,6 +121,17 @@ static inline gt_status gate_rows(const Problem& in, const GatedRows& g, const G
     const auto of_bf16 = gradient.y ? gate_kernel<bf16, true> : gate_kernel<bf16, false>;
     return run("ssd gate_kernel", in.dtype == GT_BF16 ? of_bf16 : gate_kernel<f16, false>,
                blocks < room ? blocks : room, 32 * GATE_WARPS, 0, chain, p);
+}
+
+/* What dz of y lacks.  h: its checkpoints. */
+static inline gt_status make_lost_rows(const Problem& in, const GateGradient& gradient, const Checkpoints& h,
+                                       const Device& device, Chain& chain) {
+    LostParams p = {in, gradient, h, chunk_slots(in.sequences, CHECKPOINT), 0};
+    p.rows = in.sequences.B * p.slots * SLOT_CHUNKS;
+    const int64_t each = 32 * GATE_WARPS, blocks = (p.rows * in.H * in.tiles + each - 1) / each;
+    const int64_t room = (int64_t)LOST_BLOCKS * device.multiprocessors;
+    return run("ssd gate_lost_kernel", gate_lost_kernel<bf16>, blocks < room ? blocks : room, 32 * GATE_WARPS, 0, chain,
+               p);
 }
 
 /* ---- columns ----------------------------------------------------------------------------------------------------- */
