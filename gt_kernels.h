@@ -444,8 +444,8 @@ GT_REF_FUNCTION gt_status gt_ref_wkv6_join_backward(const gt_wkv6_args *args);
  * gate and skip as in the Mamba-2 block.
  * Backward: gradients of all of it; at a clamp limit exactly reached the gradient passes.  dz needs y without its gate,
  * which is computed again; or, with reads_y and where kernels gain by it (compute capability 9.0, bf16), is y / silu(z).
- * dz is then rounded as y is, once more: 2.4e-3 of its norm instead of 1.7e-3.  A sequence of which some z is 0, below
- * -40 or next to 0 (2^-59), or some y not finite, where dy is not 0, has its dz from y computed again.
+ * dz is then rounded as y is, once more: 2.4e-3 of its norm instead of 1.7e-3.  Where z is 0, below -40 or next to 0
+ * (2^-59), or y not finite, and dy is not 0, y without its gate is computed again: one by one, for few such numbers.
  * The kernels take P and N up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
 typedef struct gt_ssd_args {
     int64_t B, T, H, P, N;
