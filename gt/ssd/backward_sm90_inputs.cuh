@@ -93,21 +93,12 @@ GT_DEV void store_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me,
     store_panel<typename C::T>(at, me.smem + C::OUT, dx, to, p.dx_stride.t, chunk.tokens, p.in.P - p0);
 }
 
-/* Adds to dx what launches before gave, and leaves it for those that follow: by place, step and, in fours, thread. */
+/* N > 128: sums of dx over columns, in fp32, by place, step and, in fours, thread.  Where a thread's lie of a step. */
 template <class C>
-GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& me, int step, float (&dx)[8][4]) {
+GT_DEV float4* input_share(const ChunkGradientParams& p, const HopperBlock<C>& me, int step) {
     const int64_t place = me.place();
-    float* const address =
-        p.dx_share + ((place * me.steps + step) * (8 * C::GROUP) + thread_id() % C::GROUP) * (int64_t)4;
-    GT_UNROLL
-    for (int n = 0; n < 8; n++) {
-        float4* const four = reinterpret_cast<float4*>(address) + n * C::GROUP;
-        if (p.has_share) {
-            const float4 before = ldg<float4>(four);
-            dx[n][0] += before.x, dx[n][1] += before.y, dx[n][2] += before.z, dx[n][3] += before.w;
-        }
-        if (p.leaves_share) stg<float4>(four, {dx[n][0], dx[n][1], dx[n][2], dx[n][3]});
-    }
+    return reinterpret_cast<float4*>(p.dx_share) + (place * me.steps + step) * (8 * C::GROUP) +
+           thread_id() % C::GROUP;
 }
 
 /* U, F and dx of a step, of B G^T on its way to U.  B is this warpgroup's own (stage_groups()).  From prepare: G, x and dy of the stage, DELTA
@@ -189,7 +180,19 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
     else if (!C::M_HAS_SKIP && p.in.Dskip)
         add_skip(me, at, step, skip, U);
     mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
-    if (p.dx_share) add_input_share(p, me, step, U);
+    if (p.has_share) { /* of launches for other columns: all on their way at once */
+        float4 before[8];
+        GT_UNROLL
+        for (int n = 0; n < 8; n++) before[n] = ldg<float4>(input_share(p, me, step) + n * C::GROUP);
+        GT_UNROLL
+        for (int n = 0; n < 8; n++)
+            U[n][0] += before[n].x, U[n][1] += before[n].y, U[n][2] += before[n].z, U[n][3] += before[n].w;
+    }
+    if (p.leaves_share) {
+        GT_UNROLL
+        for (int n = 0; n < 8; n++)
+            stg<float4>(input_share(p, me, step) + n * C::GROUP, {U[n][0], U[n][1], U[n][2], U[n][3]});
+    }
     if (p.dx && !p.leaves_share) store_inputs(p, me, at, step, U);
 }
 
