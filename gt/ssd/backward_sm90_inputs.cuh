@@ -97,8 +97,7 @@ GT_DEV void store_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me,
 template <class C>
 GT_DEV float4* input_share(const ChunkGradientParams& p, const HopperBlock<C>& me, int step) {
     const int64_t place = me.place();
-    return reinterpret_cast<float4*>(p.dx_share) + (place * me.steps + step) * (8 * C::GROUP) +
-           thread_id() % C::GROUP;
+    return reinterpret_cast<float4*>(p.dx_share) + (place * me.steps + step) * (8 * C::GROUP) + thread_id() % C::GROUP;
 }
 
 /* U, F and dx of a step, of B G^T on its way to U.  B is this warpgroup's own (stage_groups()).  From prepare: G, x and dy of the stage, DELTA
