@@ -2,7 +2,7 @@
  * warpgroup that makes dC and dx.  In a step sums_role() has dC += pre dy h and B G^T, for N = 64 E beside the first;
  * then, of tiles in the stage and M of the pairs' warpgroup:
  *     make_inputs()      U = Delta suf B G^T and F = <x, U>; dx = U + M^T dy
- *     add_input_share()  N > 128: what the launches for other columns give of dx
+ *     input_share()      N > 128: where the launches for other columns leave their sums of dx
  *     store_inputs()     dx to memory, in rows
  * F goes to the step's sums in memory, of which chunk_times_kernel makes da and ddt.  M has Delta in it, and a
  * head's Dskip on its diagonal (M_HAS_SKIP); else Dskip dy is added here. */
