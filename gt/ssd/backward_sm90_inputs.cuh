@@ -2,7 +2,7 @@
  * warpgroup that makes dC and dx.  In a step sums_role() has dC += pre dy h and B G^T, for N = 64 E beside the first;
  * then, of tiles in the stage and M of the pairs' warpgroup:
  *     make_inputs()      U = Delta suf B G^T and F = <x, U>; dx = U + M^T dy
- *     input_share()      N > 128: where the launches for other columns leave their sums of dx
+ *     add_input_share()  N > 128: what the launches for other columns give of dx
  *     store_inputs()     dx to memory, in rows
  * F goes to the step's sums in memory, of which chunk_times_kernel makes da and ddt.  M has Delta in it, and a
  * head's Dskip on its diagonal (M_HAS_SKIP); else Dskip dy is added here. */
@@ -93,11 +93,24 @@ GT_DEV void store_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me,
     store_panel<typename C::T>(at, me.smem + C::OUT, dx, to, p.dx_stride.t, chunk.tokens, p.in.P - p0);
 }
 
-/* N > 128: sums of dx over columns, in fp32, by place, step and, in fours, thread.  Where a thread's lie of a step. */
+/* Adds to dx what launches before gave, all of it on its way at once, and leaves it for those that follow: by place, step
+ * and, in fours, thread. */
 template <class C>
-GT_DEV float4* input_share(const ChunkGradientParams& p, const HopperBlock<C>& me, int step) {
+GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& me, int step, float (&dx)[8][4]) {
     const int64_t place = me.place();
-    return reinterpret_cast<float4*>(p.dx_share) + (place * me.steps + step) * (8 * C::GROUP) + thread_id() % C::GROUP;
+    float4* const share =
+        reinterpret_cast<float4*>(p.dx_share) + (place * me.steps + step) * (8 * C::GROUP) + thread_id() % C::GROUP;
+    if (p.has_share) {
+        float4 before[8];
+        GT_UNROLL
+        for (int n = 0; n < 8; n++) before[n] = ldg<float4>(share + n * C::GROUP);
+        GT_UNROLL
+        for (int n = 0; n < 8; n++)
+            dx[n][0] += before[n].x, dx[n][1] += before[n].y, dx[n][2] += before[n].z, dx[n][3] += before[n].w;
+    }
+    if (!p.leaves_share) return;
+    GT_UNROLL
+    for (int n = 0; n < 8; n++) stg<float4>(share + n * C::GROUP, {dx[n][0], dx[n][1], dx[n][2], dx[n][3]});
 }
 
 /* U, F and dx of a step, of B G^T on its way to U.  B is this warpgroup's own (stage_groups()).  From prepare: G, x and dy of the stage, DELTA
@@ -179,19 +192,7 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
     else if (!C::M_HAS_SKIP && p.in.Dskip)
         add_skip(me, at, step, skip, U);
     mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
-    if (p.has_share) { /* of launches for other columns: all on their way at once */
-        float4 before[8];
-        GT_UNROLL
-        for (int n = 0; n < 8; n++) before[n] = ldg<float4>(input_share(p, me, step) + n * C::GROUP);
-        GT_UNROLL
-        for (int n = 0; n < 8; n++)
-            U[n][0] += before[n].x, U[n][1] += before[n].y, U[n][2] += before[n].z, U[n][3] += before[n].w;
-    }
-    if (p.leaves_share) {
-        GT_UNROLL
-        for (int n = 0; n < 8; n++)
-            stg<float4>(input_share(p, me, step) + n * C::GROUP, {U[n][0], U[n][1], U[n][2], U[n][3]});
-    }
+    if (p.dx_share) add_input_share(p, me, step, U);
     if (p.dx && !p.leaves_share) store_inputs(p, me, at, step, U);
 }
 
