@@ -177,6 +177,9 @@ static const test_case sizes[] = {
     {SSD(.H = 4, .P = 72, .N = 48, .G = 2, .softplus = 1), .name = "sweep", .absent = "dz"},
     {SSD(.H = 3, .P = 16, .N = 144, .softplus = 1), .name = "sweep", .absent = "dz"},
     {SSD(.H = 2, .P = 16, .N = 16, .softplus = 1), .name = "sweep"},
+    /* N > 128 without dx, of which launches for some columns then leave nothing to those for others */
+    {SSD(.H = 2, .P = 64, .N = 192, .softplus = 1), .name = "sweep", .absent = "z dz dx"},
+    {SSD(.H = 1, .P = 64, .N = 256, .softplus = 1), .name = "sweep", .absent = "dx"},
     {.op = NULL}};
 
 /* More than 65535 of what a grid may count. */
