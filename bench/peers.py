@@ -8,7 +8,10 @@ The list on standard input, or --rows FILE (a CSV of the bench serves, too), say
 Per row: cold L2, CUDA events, median after warm-ups; a call is enqueued while the GPU is still
 busy, so that launches cost nothing.  fwd is a forward call that autograd records, inf one under
 no_grad, bwd the backward call alone.  rel_err is that of a forward call against float64, on two
-heads, four channels or eight rows; nan for bwd.  mem_mib is the peak beyond inputs, outputs and
+heads, four channels or eight rows, of ssd on all.  For bwd it is nan, for ssd the largest error of
+a gradient; those of A, D and dt_bias, sums over tokens, are relative to the sums and the magnitudes
+of their terms together.  A comment below the rows has the relative error of each gradient, and of
+these sums in brackets the one that counts.  mem_mib is the peak beyond inputs, outputs and
 gradients; of bwd with what forward has saved.  Triton kernels are tuned anew for each row, which
 takes minutes a row until Triton's cache on disk has all their variants.
 
@@ -102,11 +105,12 @@ def tune_anew():
 
 # ---- operators -----------------------------------------------------------------------------------
 # Each gives cases: inputs, the peers by name as functions of them, and how to check a forward
-# result: the reference on a part of the inputs in float64, and the same part of a result.
+# result: the reference on a part of the inputs in float64, and the same part of a result.  Where
+# the part is all, names of the inputs may be given, too: then their gradients are checked.
 
 class Case:
-    def __init__(self, inputs, peers, reference, part):
-        self.inputs, self.reference, self.part = inputs, reference, part
+    def __init__(self, inputs, peers, reference, part, names=()):
+        self.inputs, self.reference, self.part, self.names = inputs, reference, part, names
         self.peers = {name: peer for name, peer in peers.items() if peer}
 
     @functools.cached_property
@@ -116,6 +120,21 @@ class Case:
 
     def error_of(self, result):
         return float((self.part(result).double() - self.truth).norm() / self.truth.norm())
+
+    def gradient_errors(self, dy, gradients):
+        """By name: the relative error, and the one that counts, of sums over tokens beside their
+        terms.  What has one index, of heads, is given to each token, to get the terms."""
+        leaves = [(x.double() if x.dim() > 1 else x.double().expand(*dy.shape[:2], -1))
+                  .requires_grad_() for x in self.inputs]
+        truths = torch.autograd.grad(self.reference(*leaves), leaves, dy.double())
+        errors = {}
+        for name, got, truth in zip(self.names, gradients, truths):
+            terms = 0
+            if got.dim() == 1:
+                terms, truth = truth.abs().sum((0, 1)).norm(), truth.sum((0, 1))
+            difference, size = (got.double() - truth).norm(), truth.norm()
+            errors[name] = float(difference / size), float(difference / (size + terms))
+        return errors
 
 
 def randn(*shape, dtype=torch.float32, mean=0.0, spread=1.0):
@@ -163,6 +182,37 @@ def wkv6(n, words, dtype, options):
     return cases
 
 
+def ssd_chunks(x, dt, A, Bm, Cm, D, bias, z=None):
+    """All of ssd in float64, in chunks of tokens.  A, D and bias are of heads, or of each token and
+    head."""
+    x, dt, A, Bm, Cm, D, bias = (t.double() for t in (x, dt, A, Bm, Cm, D, bias))
+    (T, H, P), (G, N), size = x.shape[1:], Bm.shape[2:], 64
+
+    def chunks(t):
+        """[B, chunks, heads or groups, size, ...]; tokens beyond T are 0, which changes nothing."""
+        t = F.pad(t, (0, 0) * (t.dim() - 2) + (0, -T % size))
+        return t.unflatten(1, (-1, size)).transpose(2, 3)
+
+    step = F.softplus(dt + bias)
+    a = chunks(step * A).unflatten(2, (G, H // G)).cumsum(-1)
+    u = chunks(step[..., None] * x).unflatten(2, (G, H // G))
+    Bm, Cm = chunks(Bm), chunks(Cm)
+    later = torch.ones(size, size, dtype=torch.bool, device=x.device).triu(1)
+    # masked before exp, which would overflow there
+    decay = (a[..., :, None] - a[..., None, :]).masked_fill(later, -math.inf).exp()
+    products = torch.einsum('bcgtn,bcgsn->bcgts', Cm, Bm)[:, :, :, None] * decay
+    y = torch.einsum('bcgrts,bcgrsp->bcgrtp', products, u)
+    end = a[..., -1:]
+    added = torch.einsum('bcgrsp,bcgsn->bcgrpn', (end - a).exp()[..., None] * u, Bm)
+    states = [torch.zeros_like(added[:, 0])]  # before each chunk
+    for factor, more in zip(end.exp()[..., None].unbind(1), added.unbind(1)):
+        states.append(factor * states[-1] + more)
+    states = torch.stack(states[:-1], 1)
+    y = y + a.exp()[..., None] * torch.einsum('bcgtn,bcgrpn->bcgrtp', Cm, states)
+    y = y.flatten(2, 3).transpose(2, 3).flatten(1, 2)[:, :T] + D[..., None] * x
+    return y if z is None else y * F.silu(z.double())
+
+
 def ssd(n, words, dtype, options):
     B, T, H, P, N, G = n['B'], n['T'], n['H'], n['P'], n['N'], n.get('G', 1)
     x, dt = randn(B, T, H, P, dtype=dtype), randn(B, T, H, dtype=dtype, spread=.5)
@@ -176,21 +226,9 @@ def ssd(n, words, dtype, options):
         return scan and (lambda x, dt, A, Bm, Cm, D, bias, z=None: scan(
             x, dt, A, Bm, Cm, size, D=D, z=z, dt_bias=bias, dt_softplus=True))
 
-    def reference(x, dt, A, Bm, Cm, D, bias, z=None):
-        x, dt, A, D, bias = (t[..., :2].double() if t.dim() < 4 else t[:, :, :2].double()
-                             for t in (x, dt, A, D, bias))
-        Bm, Cm = (t[:, :, 0].double() for t in (Bm, Cm))
-        step, y = F.softplus(dt + bias), []
-        state = torch.zeros(B, 2, P, N, dtype=torch.float64, device='cuda')
-        for t in range(T):
-            state = (step[:, t] * A).exp()[..., None, None] * state + torch.einsum(
-                'bh,bhp,bn->bhpn', step[:, t], x[:, t], Bm[:, t])
-            y.append(torch.einsum('bhpn,bn->bhp', state, Cm[:, t]) + D[:, None] * x[:, t])
-        y = torch.stack(y, 1)
-        return y if z is None else y * F.silu(z[:, :, :2].double())
-
     peers = {f'mamba_ssm chunk {size}': chunked(size) for size in (128, 256)}
-    return [Case([x, dt, A, Bm, Cm, D, bias, *gate], peers, reference, lambda y: y[:, :, :2])]
+    return [Case([x, dt, A, Bm, Cm, D, bias, *gate], peers, ssd_chunks, lambda y: y,
+                 ['x', 'dt', 'A', 'B', 'C', 'D', 'dt_bias', 'z'][:7 + len(gate)])]
 
 
 def selective_scan(n, words, dtype, options):
@@ -356,7 +394,7 @@ def peak_of(run):
 
 
 def time_peer(clock, case, peer, is_quick):
-    """Per pass (ms, compulsory bytes, relative error, extra bytes)."""
+    """Per pass (ms, compulsory bytes, relative error, extra bytes); and Case.gradient_errors."""
     plain = case.inputs
     leaves = [x.detach().requires_grad_(True) for x in plain]
 
@@ -388,9 +426,13 @@ def time_peer(clock, case, peer, is_quick):
     result['fwd'] = (clock.median(lambda: peer(*leaves), is_quick=is_quick), size, error,
                      peak - needed)
     _, peak = peak_of(backward)
-    result['bwd'] = (clock.median(backward, forget, is_quick), size + gradients, float('nan'),
-                     peak - needed - gradients)
-    return result
+    ms = clock.median(backward, forget, is_quick)
+    y, error, errors = None, math.nan, {}
+    if case.names:  # after all that is measured: it takes much memory
+        errors = case.gradient_errors(dy, [x.grad for x in leaves])
+        error = float(torch.tensor([counts for _, counts in errors.values()]).max())  # NaN stays
+    result['bwd'] = ms, size + gradients, error, peak - needed - gradients
+    return result, errors
 
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -420,7 +462,7 @@ def parse_options():
 def run_row(clock, case, peer, is_quick, bandwidth, row, passes, write):
     op, name, dtype, shape = row
     try:
-        result = time_peer(clock, case, peer, is_quick)
+        result, errors = time_peer(clock, case, peer, is_quick)
     except Exception as error:  # the other peers are still worth their time
         text = ' '.join(f'{type(error).__name__}: {error}'.split())[:150]
         write(f'# failed: {op},{name},{dtype},{shape}: {text}')
@@ -429,6 +471,10 @@ def run_row(clock, case, peer, is_quick, bandwidth, row, passes, write):
         ms, size, error, extra = result[p]
         write(f'{op},{p},{name},{dtype},{shape},{ms:.4f},{size / bandwidth:.6f},{error:.3e},'
               f'{max(extra, 0) / 2**20:.3f}')
+    if errors and 'bwd' in passes:
+        text = ' '.join(f'{key} {plain:.1e}' + (f' ({counts:.1e})' if counts != plain else '')
+                        for key, (plain, counts) in errors.items())
+        write(f'# gradients: {op},{name},{dtype},{shape}: {text}')
 
 
 def main():
