@@ -3,8 +3,9 @@
  * time.  See --help.  Here are the options, the loop over the rows of ops/OP.c, and the printing; call.c has one call,
  * machine_host.c and machine_gpu.cu where it runs.
  *
- * With BENCH_PTX it is gt_bench_ptx, linked with a wkv6 that has no machine code, only PTX.  With BENCH_CUBLASLT it is
- * gt_bench_cublaslt: rmsnorm_linear with a handle of cuBLASLt, and the products alone by cuBLASLt. */
+ * With BENCH_PTX it is gt_bench_ptx, linked with wkv6, ssd and selective_scan that have no machine code, only PTX.  With
+ * BENCH_CUBLASLT it is gt_bench_cublaslt: rmsnorm_linear with a handle of cuBLASLt, and the products alone by
+ * cuBLASLt. */
 #define _POSIX_C_SOURCE 200809L
 #include "bench.h"
 
@@ -18,14 +19,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* only_ops: with a space before and after each; empty: all */
 #ifdef BENCH_PTX
-static const char gpu_impl[] = "gt_ptx", only_op[] = "wkv6";
+static const char gpu_impl[] = "gt_ptx", only_ops[] = " wkv6 ssd selective_scan ";
 enum { HAS_HOST_ROWS = 0 };
 #elif defined BENCH_CUBLASLT
-static const char gpu_impl[] = "gt_cublaslt", only_op[] = "rmsnorm_linear";
+static const char gpu_impl[] = "gt_cublaslt", only_ops[] = " rmsnorm_linear ";
 enum { HAS_HOST_ROWS = 0 };
 #else
-static const char gpu_impl[] = "gt", only_op[] = "";
+static const char gpu_impl[] = "gt", only_ops[] = "";
 enum { HAS_HOST_ROWS = 1 };
 #endif
 
@@ -73,7 +75,7 @@ static FILE *open_file(const char *name, const char *mode) {
 
 static const char help_text[] =
     "usage: gt_bench [--filter TEXT] [--quick] [--csv FILE] [--peers FILE] [--list] [--help]\n"
-    "       gt_bench_ptx, with the same options, times wkv6 alone, as gt_ptx\n"
+    "       gt_bench_ptx, with the same options, times wkv6, ssd and selective_scan, as gt_ptx\n"
     "  --filter TEXT  only rows that hold every word of TEXT, for example 'wkv6 bwd gt' or 'bf16 T4096'\n"
     "  --quick        one timed run per row\n"
     "  --csv FILE     write the rows to FILE too\n"
@@ -395,7 +397,7 @@ static int is_wanted(const report *r, const bench_call *c) {
     char text[160];
     snprintf(text, sizeof text, " %s %s %s %s %s ", c->row.op, pass_name(c), c->machine->impl,
              dtype_names[bench_dtype(c)], c->shape);
-    return has_words(text, r->o.filter) && (!*only_op || !strcmp(c->row.op, only_op));
+    return has_words(text, r->o.filter) && (!*only_ops || has_words(only_ops, c->row.op));
 }
 
 /* Whether memory holds the arrays, scratch, and copies of samples while they are compared; else the reason. */

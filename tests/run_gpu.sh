@@ -106,12 +106,14 @@ build() {
 # Meson first compiles what the tests need.
 suites() { configure && meson test -C "$build" --print-errorlogs "$@"; }
 
-# Nothing may be skipped here: neither tests, nor large tensors that the GPU has too little memory for.  Then wkv6 from PTX, which is without what only compute capability 9.0 has.
+# Nothing may be skipped here: neither tests, nor large tensors that the GPU has too little memory for.  Then operators
+# from PTX, which is without what only compute capability 9.0 has.
 gpu() {
     local started=$SECONDS
     suites --suite gpu && ! grep -q SKIP "$build/meson-logs/testlog.txt" &&
         echo "alone $((SECONDS - started)) s" &&
-        compile tests/test_kernels_gpu_ptx && "$build/tests/test_kernels_gpu_ptx" --once wkv6
+        compile tests/test_kernels_gpu_ptx && "$build/tests/test_kernels_gpu_ptx" --once wkv6 &&
+        "$build/tests/test_kernels_gpu_ptx" --few ssd selective_scan
 }
 
 # sanitize TOOL OPTION...: the last options, from --, are those of the operators' tests.  One process for
