@@ -120,15 +120,15 @@ struct Rows {
     }
 };
 
-/* Such a block of ROWS x WIDTH in the registers of THREADS threads: all loads are issued before the
- * first is waited for.  Thread i holds elements i, i + THREADS, ... in row order. */
+/* Such a block of ROWS x WIDTH in the registers of THREADS threads, of a warp if these are 32: all loads are issued before
+ * the first is waited for.  Thread i holds elements i, i + THREADS, ... in row order. */
 template <int ROWS, int WIDTH, int THREADS>
 struct Tile {
     static constexpr int SIZE = ROWS * WIDTH, COUNT = (SIZE + THREADS - 1) / THREADS;
     uint32_t bits[COUNT] = {}; /* as in memory, converted when used */
     gt_dtype dtype = GT_F32;
 
-    GT_DEV int index(int k) { return thread_id() + k * THREADS; }
+    GT_DEV int index(int k) { return (THREADS == 32 ? lane_id() : thread_id()) + k * THREADS; }
     GT_DEV int row(int k) { return index(k) / WIDTH; }
     GT_DEV int column(int k) { return index(k) % WIDTH; }
 
@@ -165,12 +165,50 @@ struct Tile {
         return dtype == GT_F16 ? unpack_f16_lo(bits[k]) : as_float(bits[k]);
     }
 
+    /* all of them, by one branch on the dtype */
+    GT_METHOD void values(float (&x)[COUNT]) const {
+        if (dtype == GT_BF16) {
+            GT_UNROLL
+            for (int k = 0; k < COUNT; k++) x[k] = unpack_bf16_lo(bits[k]);
+        } else if (dtype == GT_F16) {
+            GT_UNROLL
+            for (int k = 0; k < COUNT; k++) x[k] = unpack_f16_lo(bits[k]);
+        } else {
+            GT_UNROLL
+            for (int k = 0; k < COUNT; k++) x[k] = as_float(bits[k]);
+        }
+    }
+
     GT_METHOD void store(uint32_t shared) const {
         GT_UNROLL
         for (int k = 0; k < COUNT; k++)
             if (index(k) < SIZE) sts<float>(shared + 4 * index(k), value(k));
     }
 };
+
+/* Stores such a block, a thread of which stays in its column: x[k] is element k of the thread's. */
+template <class Block, class T>
+GT_DEV void store_tile_of(const Rows& to, const float (&x)[Block::COUNT]) {
+    if (Block::column(0) >= to.columns) return;
+    T* data =
+        static_cast<T*>(const_cast<void*>(to.data)) + to.start + Block::row(0) * to.pitch + Block::column(0) * to.step;
+    const int64_t stride = (Block::row(1) - Block::row(0)) * to.pitch;
+    GT_UNROLL
+    for (int k = 0; k < Block::COUNT; k++) {
+        if (Block::row(k) < to.rows) Element<T>::store(data, 0, x[k]);
+        data += stride;
+    }
+}
+
+template <class Block>
+GT_DEV void store_tile(const Rows& to, const float (&x)[Block::COUNT]) {
+    if (to.dtype == GT_BF16)
+        store_tile_of<Block, bf16>(to, x);
+    else if (to.dtype == GT_F16)
+        store_tile_of<Block, f16>(to, x);
+    else
+        store_tile_of<Block, float>(to, x);
+}
 
 /* Copies ROWS x WIDTH to shared memory, at most 8 values a thread at a time. */
 template <int ROWS, int WIDTH, int THREADS>

@@ -1,16 +1,21 @@
 /* gt/scan/forward.cuh - selective_scan forward and step, any size: token by token,
  *     h <- exp(Delta A) h + Delta u B     y = (<h, C> + Dskip u) silu(z)
  *
- * grid strands*G*ceil(D/G/CHANNELS), block 128; all warps do the same.  A block has CHANNELS = 128 / LANES channels of
- * one group, 32 at N <= 16.  It takes the segments of its strand in turn.  LANES neighbouring lanes have a channel,
- * STATES elements of its state each.  Tokens are staged 32 at a time (16 for N > 64).
- * registers: STATES state values and as many of A a thread, fp32; 255 at most, for two blocks a multiprocessor.
- * shared: u, Delta, y [TILE][CHANNELS], B, C [TILE][WIDTH]: 16 KB at N = 16.
- * arithmetic per token and state: about 20 instructions, one of them ex2.
+ * grid strands*G*ceil(D/G/CHANNELS), block 4 warps; all do the same.  A block has CHANNELS channels of one group, 128 at
+ * N <= 16, and takes the segments of its strand in turn.  A warp's channels are its own: it makes their Delta and Delta u
+ * of TILE tokens at once, a channel a lane, and stores their y, without waiting for another warp.  B and C are shared:
+ * one barrier a tile.  What the next tile needs is loaded into registers before this one's tokens.
+ * Between, LANES lanes have COLUMNS channels, each STATES elements of their states (Traits).  y is summed over a thread's
+ * states, then over the lanes, in fixed order: deterministic.
+ * registers: 16 state values and as many of A a thread, fp32, and the next tile; 255 at most, of fp32, whose tiles have
+ * half as many tokens, 168 at N <= 16: with 255 it takes a quarter longer, why is not known.
+ * shared: B, C [2][TILE][WIDTH] each; of each warp Delta, Delta u, y [TILE][WARP_CHANNELS]: 28 KB at N = 16.
+ * issue slots per token and state, N = 16, where all states decay fast (Path): product and ex2 2, Delta u B 1, h 1, y 1,
+ * loads from shared memory .25, sums over lanes .6, a channel's Delta, y and loads about 45 / 16: 8.7.  Near one: 5 more
+ * for 16 bits, 7 for fp32.  The special function unit, which makes ex2, takes 8 clocks of a scheduler for a warp's: as
+ * long as 8 slots.
  * bytes per token and channel, bf16: u, dt (, z), y 2 each; B and C 4 N / CHANNELS; checkpoints, where backward wants
- * them, N / 32.  A local pass reads u, dt and B alone.
- * y is summed over a thread's states, then over the lanes of a channel, for 4 tokens at once, in fixed order:
- * deterministic. */
+ * them, N / 32.  A local pass reads u, dt and B alone. */
 #ifndef GT_SCAN_FORWARD_CUH
 #define GT_SCAN_FORWARD_CUH
 
@@ -31,97 +36,163 @@ struct ForwardParams {
     int64_t slot_capacity;
 };
 
-/* y of the staged tokens: adds Dskip u to the sums in Y and applies the gate.  skipped: the step's slot does not
+/* y of the staged tokens: adds Dskip u to the sums at `sums` and applies the gate.  skipped: the step's slot does not
  * exist. */
 template <class C>
-GT_DEV void finish_y(const ForwardParams& p, const Coordinates<C>& s, int64_t first, int tokens, bool skipped) {
-    using ChannelTile = Tile<C::TILE, C::CHANNELS, THREADS>;
-    const Problem& in = p.in;
-    ChannelTile z;
-    if (in.z) z.load(channel_rows(in, s, in.z, in.z_stride, first, tokens));
+GT_DEV void finish_y(const ForwardParams& p, const Coordinates<C>& s, const Channel& own, const Numbers<C, C::TILE>& u,
+                     const ChannelTile<C, C::TILE>& z, int sums, int64_t first, int tokens, bool skipped) {
+    using Block = ChannelTile<C, C::TILE>;
+    float y[Block::COUNT];
     GT_UNROLL
-    for (int k = 0; k < ChannelTile::COUNT; k++) {
-        const int t = ChannelTile::row(k), c = ChannelTile::column(k);
-        if (t >= tokens || c >= s.channels) continue;
-        const float skip = in.Dskip ? in.Dskip[s.d0 + c] : 0.0f;
-        float y = fma_rn(skip, s.value(C::F_U + ChannelTile::index(k)), s.value(C::F_Y + ChannelTile::index(k)));
-        if (in.z) y *= silu(z.value(k));
-        store_as(p.y, in.dtype, offset_of(p.y_stride, s.b, first + t, s.d0 + c), skipped ? 0.0f : y);
+    for (int k = 0; k < Block::COUNT; k++) {
+        const float sum = Block::row(k) < tokens ? lds<float>(s.address(sums + Block::index(k))) : 0.0f;
+        y[k] = skipped ? 0.0f : fma_rn(own.skip, u[k], sum);
+    }
+    if (p.in.z) {
+        float gate[Block::COUNT];
+        z.values(gate);
+        GT_UNROLL
+        for (int k = 0; k < Block::COUNT; k++)
+            y[k] = skipped ? 0.0f : y[k] * (C::EXACT ? silu(gate[k]) : silu_fast(gate[k]));
+    }
+    store_tile<Block>(channel_rows(p.in, s, p.y, p.y_stride, first, tokens), y);
+}
+
+/* Where shared memory has what belongs to the thread, of the token that is the first of a few. */
+struct TokenPlaces {
+    uint32_t delta, input, y, B, Cm;
+};
+
+/* BATCH tokens of the warp.  What the next token needs is loaded before the one at hand is computed, and their y are
+ * summed over the lanes together, so that no latency is waited for alone. */
+template <class C, int PATH, bool HAS_Y, int BATCH>
+GT_DEV void forward_tokens(float (&h)[C::COLUMNS][C::STATES], const float (&A)[C::COLUMNS][C::STATES],
+                           const TokenPlaces& at, int lane) {
+    constexpr int COLUMNS = C::COLUMNS, LANES = C::LANES, ROW = 4 * C::WARP_CHANNELS, VECTOR = 4 * C::WIDTH;
+    constexpr int SUMS = COLUMNS * BATCH, HELD = SUMS > LANES ? SUMS / LANES : 1,
+                  SAME = LANES > SUMS ? LANES / SUMS : 1;
+    float y[SUMS]; /* of a channel, of one token after another */
+    Token<C> token, next;
+    token.load(at.delta, at.input, at.B);
+    GT_UNROLL
+    for (int t = 0; t < BATCH; t++) {
+        float Cm[C::STATES];
+        if (t + 1 < BATCH) next.load(at.delta + (t + 1) * ROW, at.input + (t + 1) * ROW, at.B + (t + 1) * VECTOR);
+        if constexpr (HAS_Y) load_vector(Cm, at.Cm + t * VECTOR);
+        token.template advance<PATH>(h, A);
+        if (t + 1 < BATCH) token = next;
+        if constexpr (HAS_Y) {
+            GT_UNROLL
+            for (int c = 0; c < COLUMNS; c++) {
+                float sum = h[c][0] * Cm[0];
+                GT_UNROLL
+                for (int i = 1; i < C::STATES; i++) sum = fma_rn(h[c][i], Cm[i], sum);
+                y[c * BATCH + t] = sum;
+            }
+        }
+    }
+    if constexpr (HAS_Y) {
+        reduce_scatter<SUMS, LANES, 1>(y, lane);
+        if (lane % SAME != 0) return;
+        GT_UNROLL
+        for (int i = 0; i < HELD; i++) {
+            const int k = lane / SAME * HELD + i; /* number among the sums */
+            sts<float>(at.y + k % BATCH * ROW + k / BATCH * 4, y[i]);
+        }
     }
 }
 
-/* One segment. */
+/* One segment.  Beyond the sequence Delta and Delta u are 0: such tokens change nothing. */
 template <class C>
-GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, const Span& span) {
-    constexpr int LANES = C::LANES, STATES = C::STATES;
+GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, const Channel& own,
+                            const float (&A)[C::COLUMNS][C::STATES], const Span& span) {
+    constexpr int TILE = C::TILE, WIDTH = C::WIDTH;
+    using Block = ChannelTile<C, TILE>;
+    using Vectors = Tile<TILE, WIDTH, THREADS>;
     const Problem& in = p.in;
     const int64_t DN = in.D * in.N, slots = chunk_slots(in.sequences, CHECKPOINT);
     const int64_t row = p.is_step && p.slots ? p.slots[s.b] : span.sequence; /* of the state */
     const bool skipped = p.is_step && (row < 0 || row >= p.slot_capacity);
+    const int delta = C::F_WARP + warp_id() * C::F_WARP_SIZE, input = delta + C::F_VALUES, sums = input + C::F_VALUES;
 
-    float h[STATES], A[STATES];
-    TwoTermSum delta_sum;
+    float h[C::COLUMNS][C::STATES];
+    TwoTermSum deltas;
     const float* start = nullptr;
     if (!p.is_local && !skipped) start = first_state(in.segments, span, DN, p.state_in, p.state_in_shared ? 0 : row);
     load_state(in, s, start, h);
-    load_state(in, s, in.A, A);
-    for (int64_t first = span.first; first < s.end; first += C::TILE) {
-        if (p.checkpoints && (first - span.first) % CHECKPOINT == 0) {
-            const int64_t slot = span.chunk_slot + (first - span.first) / CHECKPOINT;
-            store_state(in, s, p.checkpoints + (s.b * slots + slot) * DN, h);
-        }
-        const int tokens = (int)(s.end - first < C::TILE ? s.end - first : C::TILE);
-        Tile<C::TILE, C::CHANNELS, THREADS> u, dt; /* loads in flight while B and C are staged */
+    const auto tokens_from = [&](int64_t first) { return (int)(s.end - first < TILE ? s.end - first : TILE); };
+    Block u, dt;
+    Vectors B, Cm;
+    const auto load = [&](int64_t first) {
+        const int tokens = tokens_from(first);
+        u = Block(), dt = Block(), B = Vectors(), Cm = Vectors();
         u.load(channel_rows(in, s, in.u, in.u_stride, first, tokens));
         dt.load(dt_rows(in, s, first, tokens));
-        stage<C::TILE, C::WIDTH, THREADS>(s.address(C::F_BM), group_rows(in, s, in.Bm, in.Bm_stride, first, tokens));
-        if (p.y)
-            stage<C::TILE, C::WIDTH, THREADS>(s.address(C::F_CM),
-                                              group_rows(in, s, in.Cm, in.Cm_stride, first, tokens));
-        u.store(s.address(C::F_U));
-        store_delta<false>(in, s, dt, tokens, C::F_DELTA, 0);
-        sync_threads();
-        if (p.is_local) add_deltas(s, C::F_DELTA, tokens, delta_sum);
-        for (int t0 = 0; t0 < tokens; t0 += 4) { /* beyond the sequence Delta = 0 changes nothing */
-            float y[4];
-            GT_UNROLL
-            for (int j = 0; j < 4; j++) {
-                const int index = (t0 + j) * C::CHANNELS + s.channel;
-                const int vector = (t0 + j) * C::WIDTH + s.lane * STATES;
-                float B[STATES], Cm[STATES];
-                load_vector(B, s.address(C::F_BM + vector));
-                advance(h, A, B, s.value(C::F_DELTA + index), s.value(C::F_U + index));
-                y[j] = 0.0f;
-                if (!p.y) continue;
-                load_vector(Cm, s.address(C::F_CM + vector));
-                GT_UNROLL
-                for (int i = 0; i < STATES; i++) y[j] = fma_rn(h[i], Cm[i], y[j]);
-            }
-            if (!p.y) continue;
-            reduce_scatter<4, LANES, 1>(y, s.lane);
-            const int t = t0 + s.lane / (LANES / 4);
-            if (s.lane % (LANES / 4) == 0) sts<float>(s.address(C::F_Y + t * C::CHANNELS + s.channel), y[0]);
+        B.load(group_rows(in, s, in.Bm, in.Bm_stride, first, tokens));
+        if (p.y) Cm.load(group_rows(in, s, in.Cm, in.Cm_stride, first, tokens));
+    };
+    if (span.first < s.end) load(span.first);
+    int stage = 0;
+    for (int64_t first = span.first; first < s.end; first += TILE, stage ^= 1) {
+        const int tokens = tokens_from(first);
+        if (p.checkpoints && (first - span.first) % CHECKPOINT == 0) {
+            const int64_t slot = span.chunk_slot + (first - span.first) / CHECKPOINT;
+            store_checkpoint(in, s, p.checkpoints + (s.b * slots + slot) * DN, h);
         }
-        sync_threads();
-        if (p.y) finish_y(p, s, first, tokens, skipped);
-        sync_threads();
+        const uint32_t B_at = s.address(C::F_BM + stage * TILE * WIDTH),
+                       C_at = s.address(C::F_CM + stage * TILE * WIDTH);
+        B.store(B_at);
+        if (p.y) Cm.store(C_at);
+        float now[Block::COUNT], no_slope[Block::COUNT]; /* u of this tile */
+        u.values(now);
+        const Paths<TILE> paths = store_delta<false, C, TILE>(in, s, own, dt, now, tokens, delta, input, no_slope);
+        Block z;
+        sync_threads(); /* also before anybody writes the other stage again */
+        if (first + TILE < s.end) load(first + TILE);
+        if (p.y && in.z) z.load(channel_rows(in, s, in.z, in.z_stride, first, tokens));
+        if (p.is_local) add_deltas(s, delta, tokens, deltas);
+        GT_NO_UNROLL
+        for (int j = 0; j < Paths<TILE>::COUNT; j++) {
+            with_path(j == 0 ? paths.path[0] : paths.path[Paths<TILE>::COUNT - 1], [&](auto path) {
+                constexpr int PATH = decltype(path)::value;
+                constexpr int BATCH = PATH == GROWS ? 1 : 4;
+                const int last = tokens < (j + 1) * STEPS ? tokens : (j + 1) * STEPS;
+                GT_NO_UNROLL
+                for (int t = j * STEPS; t < last; t += BATCH) {
+                    const int row = t * C::WARP_CHANNELS + s.first, n = 4 * (t * WIDTH + s.lane * C::STATES);
+                    const TokenPlaces at = {s.address(delta + row), s.address(input + row), s.address(sums + row),
+                                            B_at + n, C_at + n};
+                    if (p.y)
+                        forward_tokens<C, PATH, true, BATCH>(h, A, at, s.lane);
+                    else
+                        forward_tokens<C, PATH, false, BATCH>(h, A, at, s.lane);
+                }
+            });
+        }
+        sync_warp();
+        if (p.y) finish_y(p, s, own, now, z, sums, first, tokens, skipped);
+        sync_warp(); /* before the next Delta is written */
     }
     if (p.is_local)
-        store_segment(in, s, span, h, delta_sum);
+        store_segment(in, s, span, h, own, deltas);
     else if (p.state_out && span.ends && !skipped)
         store_state(in, s, p.state_out + row * DN, h);
+    sync_threads();
 }
 
-template <int LANES, int STATES>
-GT_KERNEL(128, 2)
+template <int LANES, int STATES, int COLUMNS, bool EXACT>
+GT_KERNEL(THREADS, EXACT&& LANES == 4 ? 3 : 2)
 forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
+    using C = Traits<LANES, STATES, COLUMNS, EXACT>;
     const Problem& in = p.in;
-    Coordinates<Traits<LANES, STATES>> s(in);
+    Coordinates<C> s(in);
+    float A[COLUMNS][STATES];
+    const Channel own = enter_channels(in, s, C::F_WARP + warp_id() * C::F_WARP_SIZE + C::F_MOST, A);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
         const Span span = span_at(in.sequences, in.segments, CHECKPOINT, item);
         if (!span.exists || (p.is_local && span.ends)) continue; /* no segment needs what the last one leaves */
         s.enter(span);
-        forward_segment(p, s, span);
+        forward_segment(p, s, own, A, span);
     }
 }
 

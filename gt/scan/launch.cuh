@@ -16,20 +16,29 @@ namespace scan {
 /* launch(Traits) of the variant that handles N, and what it returns. */
 template <class Launch>
 static inline auto dispatch_size(int64_t N, const Launch& launch) {
-    if (N <= 16) return launch(Traits<4, 4>());
-    if (N <= 32) return launch(Traits<8, 4>());
-    if (N <= 64) return launch(Traits<16, 4>());
-    if (N <= 128) return launch(Traits<16, 8>());
-    return launch(Traits<32, 8>());
+    if (N <= 16) return launch(Traits<4, 4, 4>());
+    if (N <= 32) return launch(Traits<8, 4, 4>());
+    if (N <= 64) return launch(Traits<16, 4, 4>());
+    if (N <= 128) return launch(Traits<32, 4, 4>());
+    return launch(Traits<32, 8, 2>());
+}
+
+/* The same with the numbers of a call. */
+template <class Launch>
+static inline auto dispatch(const Problem& in, const Launch& launch) {
+    return dispatch_size(in.N, [&](auto traits) {
+        using C = decltype(traits);
+        return in.dtype == GT_F32 ? launch(Traits<C::LANES, C::STATES, C::COLUMNS, true>()) : launch(traits);
+    });
 }
 
 static inline int64_t tiles_of(const gt_selective_scan_args& a) {
     return dispatch_size(a.N, [&](auto traits) { return (a.D / a.G + traits.CHANNELS - 1) / traits.CHANNELS; });
 }
 
-/* As many segments as give every multiprocessor four blocks. */
+/* As many segments as give every multiprocessor two blocks. */
 static inline int64_t segments_for(const gt_selective_scan_args& a, const Device& device) {
-    return choose_segments(sequences_of(a), a.segments, a.G * tiles_of(a), 4 * (int64_t)device.multiprocessors,
+    return choose_segments(sequences_of(a), a.segments, a.G * tiles_of(a), 2 * (int64_t)device.multiprocessors,
                            4 * CHECKPOINT, CHECKPOINT);
 }
 
@@ -41,7 +50,7 @@ static inline Problem problem_of(const gt_selective_scan_args& a, Arena& arena, 
     in.N = (int)a.N;
     in.tiles = tiles_of(a);
     in.dtype = a.dtype, in.dt_dtype = a.dt_dtype;
-    in.rule.softplus = a.softplus;
+    in.softplus = a.softplus;
     in.u = a.u, in.dt = a.dt, in.Bm = a.Bm, in.Cm = a.Cm, in.z = a.z, in.dy = a.dy;
     in.A = a.A, in.Dskip = a.Dskip, in.dt_bias = a.dt_bias;
     in.u_stride = a.u_stride, in.dt_stride = a.dt_stride, in.Bm_stride = a.Bm_stride, in.Cm_stride = a.Cm_stride;
@@ -74,10 +83,10 @@ static inline gt_status launch_forward(const ForwardParams& p, const Device& dev
             once.y = nullptr;
             once.checkpoints = nullptr;
         }
-        return dispatch_size(p.in.N, [&](auto traits) {
+        return dispatch(p.in, [&](auto traits) {
             using C = decltype(traits);
-            return run("selective_scan forward_kernel", forward_kernel<C::LANES, C::STATES>, blocks, THREADS,
-                       4 * C::FORWARD_END, stream, once);
+            return run("selective_scan forward_kernel", forward_kernel<C::LANES, C::STATES, C::COLUMNS, C::EXACT>,
+                       blocks, THREADS, 4 * C::FORWARD_END, stream, once);
         });
     });
 }
@@ -135,10 +144,10 @@ struct BackwardPlan {
 inline gt_status BackwardPlan::make_gradients(const Device& device, gt_stream stream) const {
     const ScanParams scan = scan_of(params.in, params.dstate_out, 0);
     return run_pass<true>("selective_scan scan_segments_kernel", scan, device, stream, [&](bool is_local) {
-        return dispatch_size(params.in.N, [&](auto traits) {
+        return dispatch(params.in, [&](auto traits) {
             using C = decltype(traits);
-            const auto kernel =
-                is_local ? reverse_states_kernel<C::LANES, C::STATES> : backward_kernel<C::LANES, C::STATES>;
+            const auto kernel = is_local ? reverse_states_kernel<C::LANES, C::STATES, C::COLUMNS, C::EXACT>
+                                         : backward_kernel<C::LANES, C::STATES, C::COLUMNS, C::EXACT>;
             return run(is_local ? "selective_scan reverse_states_kernel" : "selective_scan backward_kernel", kernel,
                        blocks, THREADS, 4 * C::BACKWARD_END, stream, params);
         });
@@ -172,8 +181,8 @@ static inline BackwardPlan plan_backward(const gt_selective_scan_args& a, const 
     plan.blocks = strands * a.G * tiles;
     p.checkpoints = states;
     p.scratch = arena.take<float>(
-        dispatch_size(a.N, [&](auto traits) { return plan.blocks * traits.SUB_CHUNKS * traits.STATES; }) * THREADS);
-    const int64_t lanes = dispatch_size(a.N, [](auto traits) { return (int64_t)traits.LANES; });
+        dispatch_size(a.N, [&](auto traits) { return plan.blocks * traits.SUB_CHUNKS * PARKED * 4; }));
+    const int64_t rows = dispatch_size(a.N, [](auto traits) { return (int64_t)traits.ROWS; });
     const int64_t shares = a.B * a.T * a.G * tiles * a.N;
     if (a.dBm) p.dB = arena.take<float>(shares);
     if (a.dCm) p.dC = arena.take<float>(shares);
@@ -182,8 +191,8 @@ static inline BackwardPlan plan_backward(const gt_selective_scan_args& a, const 
     plan.dC = {p.dC,  a.dCm,    a.dtype,       {a.dCm_stride.b, a.dCm_stride.t, a.dCm_stride.h}, p.in.sequences, a.G,
                tiles, (int)a.N, a.dCm_stride.n};
     p.dA = plan.sums.take(arena, a.dA, strands, a.D * a.N);
-    p.dskip = plan.sums.take(arena, a.dDskip, strands * lanes, a.D);
-    p.dbias = plan.sums.take(arena, a.ddt_bias, strands * lanes, a.D);
+    p.dskip = plan.sums.take(arena, a.dDskip, strands * rows, a.D);
+    p.dbias = plan.sums.take(arena, a.ddt_bias, strands * rows, a.D);
     p.dstate_sum = plan.sums.take(arena, shared ? a.dstate_in : nullptr, strands, a.D * a.N);
     p.dstate_out = a.dstate_out;
     p.dstate_in = shared ? nullptr : a.dstate_in;

@@ -12,36 +12,45 @@ using namespace ssm;
 
 /* ---- sizes ------------------------------------------------------------------------------------------ */
 
-constexpr int THREADS = 128;
+constexpr int WARPS = 4, THREADS = 32 * WARPS;
+constexpr int STEPS = 8; /* tokens that take the same path: see Decay */
 
-/* LANES neighbouring lanes have a channel: lane l has its state elements l STATES ... l STATES + STATES - 1.  A block
- * has CHANNELS channels of one group.  What follows are sizes, and offsets in shared memory, in floats. */
-template <int LANES_, int STATES_>
+/* LANES neighbouring lanes have COLUMNS neighbouring channels: lane l has their state elements l STATES ...
+ * l STATES + STATES - 1, 16 numbers in all.  So what belongs to a channel and token, and what belongs to a token and
+ * state element, are each loaded once for 4 of them.  A warp has WARP_CHANNELS channels, a block CHANNELS, all of one
+ * group.  EXACT: inputs and outputs are fp32.  What follows are sizes, and offsets in shared memory, in floats. */
+template <int LANES_, int STATES_, int COLUMNS_, bool EXACT_ = false>
 struct Traits {
-    static constexpr int LANES = LANES_, STATES = STATES_;
-    static constexpr int CHANNELS = THREADS / LANES, WIDTH = LANES * STATES;
+    static constexpr int LANES = LANES_, STATES = STATES_, COLUMNS = COLUMNS_;
+    static constexpr bool EXACT = EXACT_;
+    static constexpr int WIDTH = LANES * STATES;
+    static constexpr int WARP_CHANNELS = 32 / LANES * COLUMNS, CHANNELS = WARPS * WARP_CHANNELS;
+    static constexpr int ROWS = 32 / WARP_CHANNELS; /* tokens of a warp's channels that its lanes take at once */
+    static_assert(STATES % 4 == 0 && STATES * COLUMNS == 16, "16 numbers a thread, in 16-byte pieces");
     /* forward: tokens staged together */
-    static constexpr int TILE = WIDTH <= 64 ? 32 : 16;
-    static constexpr int F_U = 0;                         /* [TILE][CHANNELS] */
-    static constexpr int F_DELTA = F_U + TILE * CHANNELS; /* likewise */
-    static constexpr int F_Y = F_DELTA + TILE * CHANNELS; /* likewise */
-    static constexpr int F_BM = F_Y + TILE * CHANNELS;    /* [TILE][WIDTH] */
-    static constexpr int F_CM = F_BM + TILE * WIDTH;      /* likewise */
-    static constexpr int FORWARD_END = F_CM + TILE * WIDTH;
+    static constexpr int TILE = WIDTH <= 64 && !EXACT ? 16 : 8;
+    static constexpr int F_BM = 0;                         /* two stages of [TILE][WIDTH] */
+    static constexpr int F_CM = F_BM + 2 * TILE * WIDTH;   /* likewise */
+    static constexpr int F_WARP = F_CM + 2 * TILE * WIDTH; /* of each warp: */
+    static constexpr int F_VALUES = TILE * WARP_CHANNELS;  /* Delta, Delta u, y: [TILE][WARP_CHANNELS] each */
+    static constexpr int F_MOST = 3 * F_VALUES;            /* [WARP_CHANNELS] */
+    static constexpr int F_WARP_SIZE = F_MOST + (WARP_CHANNELS + 3) / 4 * 4;
+    static constexpr int FORWARD_END = F_WARP + WARPS * F_WARP_SIZE;
     /* backward: tokens between parked states, staged together */
-    static constexpr int SUB_CHUNK = WIDTH <= 32 ? 16 : 512 / WIDTH;
-    static constexpr int SUB_CHUNKS = CHECKPOINT / SUB_CHUNK;
-    static constexpr int VALUES = SUB_CHUNK * CHANNELS;
-    static constexpr int U = 0, DELTA = U + VALUES, SLOPE = DELTA + VALUES, DY = SLOPE + VALUES;
-    static constexpr int SUMS = DY + VALUES;             /* <g,B>, <A,da>, <h,C>: [3][SUB_CHUNK][CHANNELS] */
-    static constexpr int BM = SUMS + 3 * VALUES;         /* [SUB_CHUNK][WIDTH] */
-    static constexpr int CM = BM + SUB_CHUNK * WIDTH;    /* likewise */
-    static constexpr int STATE = CM + SUB_CHUNK * WIDTH; /* [SUB_CHUNK][STATES/4][THREADS] float4 */
-    static constexpr int SHARES = STATE + SUB_CHUNK * STATES * THREADS; /* [4 warps][SUB_CHUNK][2 WIDTH] */
-    static constexpr int BACKWARD_END = SHARES + 4 * SUB_CHUNK * 2 * WIDTH;
-    static_assert(STATES % 4 == 0 && F_BM % 4 == 0 && BM % 4 == 0, "16-byte pieces");
-    static_assert(4 * FORWARD_END <= 64 * 1024, "fits every architecture");
-    static_assert(4 * BACKWARD_END <= 64 * 1024, "fits every architecture");
+    static constexpr int SUB_CHUNK = WIDTH <= 128 ? 8 : 4, SUB_CHUNKS = CHECKPOINT / SUB_CHUNK;
+    static constexpr int BM = 0, CM = BM + SUB_CHUNK * WIDTH; /* [SUB_CHUNK][WIDTH] each */
+    static constexpr int WARP = CM + SUB_CHUNK * WIDTH;       /* of each warp: */
+    static constexpr int VALUES = SUB_CHUNK * WARP_CHANNELS;  /* [SUB_CHUNK][WARP_CHANNELS] each: */
+    static constexpr int DELTA = 0, INPUT = VALUES;           /* Delta; Delta u, and once read <g,B> */
+    static constexpr int DY = 2 * VALUES, SLOPE = 3 * VALUES, U = 4 * VALUES;
+    static constexpr int DECAYS = 5 * VALUES, OUTPUT = 6 * VALUES; /* <A,da>, <h,C> */
+    static constexpr int PAIR = 4 * WIDTH > 512 ? 4 * WIDTH : 512; /* of two tokens: h before them, of every thread; */
+    static constexpr int STATE = 7 * VALUES;                       /* once read, shares of dB and dC: [2][2 WIDTH] */
+    static constexpr int MOST = STATE + SUB_CHUNK / 2 * PAIR;
+    static constexpr int WARP_SIZE = MOST + (WARP_CHANNELS + 3) / 4 * 4;
+    static constexpr int BACKWARD_END = WARP + WARPS * WARP_SIZE;
+    static_assert(VALUES % 4 == 0 && F_VALUES % 4 == 0, "16-byte pieces");
+    static_assert(4 * FORWARD_END <= 64 * 1024 && 4 * BACKWARD_END <= 64 * 1024, "fits every architecture");
 };
 
 /* One argument struct, prepared, as every kernel sees it. */
@@ -51,13 +60,86 @@ struct Problem {
     int64_t D, G;
     int N;
     gt_dtype dtype, dt_dtype;
-    DeltaRule rule;
+    int softplus;
     const void *u, *dt, *Bm, *Cm, *z, *dy;
     const float *A, *Dskip, *dt_bias;
     gt_stride u_stride, dt_stride, z_stride, dy_stride;
     gt_stride4 Bm_stride, Cm_stride;
     int64_t tiles; /* of channels, in a group */
 };
+
+/* ---- how states decay --------------------------------------------------------------------------------- */
+
+/* Which way the states of a warp take through STEPS tokens; z = Delta A log2(e).
+ *     FAST       all decay by 2^LEAST or more: the factor is ex2(z), whose error of 2^-22 a token is at most
+ *                2^-22 / LEAST of a state
+ *     NEAR_ONE   some decay less: their factor minus 1 by a polynomial
+ *     GROWS      some grow: see Carrier
+ * EXACT: fp32.  Else outputs have 16 bits, whose rounding is a thousand times as large as what LEAST allows. */
+enum Path { FAST, NEAR_ONE, GROWS };
+
+template <bool EXACT>
+struct Least {
+    static constexpr float VALUE = EXACT ? 0.09f : 0.0007f; /* where the polynomials leave off: 1/16 and 1/2048 of e */
+    /* 2^z - 1 for -VALUE <= z <= 0, Taylor's sum: what it lacks is 1.3e-7 of it, and 4e-8 */
+    GT_HD float below_one(float z) {
+        if (!EXACT) return z * fma_rn(0.240226507f, z, 0.693147181f);
+        float p = 9.6181291e-3f;
+        p = fma_rn(p, z, 5.5504109e-2f);
+        p = fma_rn(p, z, 0.240226507f);
+        return z * fma_rn(p, z, 0.693147181f);
+    }
+};
+
+/* What carries states through one token: 2^z x + added. */
+template <int PATH, bool EXACT>
+struct Decay;
+
+template <bool EXACT>
+struct Decay<FAST, EXACT> {
+    float factor;
+    GT_METHOD explicit Decay(float z) : factor(ex2_approx(z)) {}
+    GT_METHOD float carry(float x, float added) const { return fma_rn(factor, x, added); }
+    GT_METHOD float scale(float x) const { return factor * x; }
+};
+
+template <bool EXACT>
+struct Decay<NEAR_ONE, EXACT> {
+    float factor;
+    bool near_one;
+    GT_METHOD explicit Decay(float z) : near_one(z > -Least<EXACT>::VALUE) {
+        factor = near_one ? Least<EXACT>::below_one(z) : ex2_approx(z);
+    }
+    GT_METHOD float carry(float x, float added) const {
+        float sum = fma_rn(factor, x, added);
+        if (near_one) sum += x;
+        return sum;
+    }
+    GT_METHOD float scale(float x) const {
+        float product = factor * x;
+        if (near_one) product += x;
+        return product;
+    }
+};
+
+template <bool EXACT>
+struct Decay<GROWS, EXACT> {
+    Carrier carrier;
+    GT_METHOD explicit Decay(float z) : carrier(z * LN_2) {}
+    GT_METHOD float carry(float x, float added) const { return carrier.carry(x, added); }
+    GT_METHOD float scale(float x) const { return carrier.carry(x, 0.0f); }
+};
+
+/* call(std::integral_constant<int, PATH>) of a path that is known at run time; all lanes have the same. */
+template <class Call>
+GT_DEV void with_path(int path, const Call& call) {
+    if (path == FAST)
+        call(std::integral_constant<int, FAST>());
+    else if (path == NEAR_ONE)
+        call(std::integral_constant<int, NEAR_ONE>());
+    else
+        call(std::integral_constant<int, GROWS>());
+}
 
 /* ---- device helpers ---------------------------------------------------------------------------------- */
 
@@ -68,8 +150,8 @@ struct Coordinates {
     uint32_t smem;
     int64_t b, g, tile, d0; /* d0: the block's first channel */
     int64_t end;            /* the segment at hand ends before this token of batch element b */
-    int channels;           /* of the tile, that exist */
-    int channel, lane;      /* the thread's channel in the tile; its lane among those of the channel */
+    int channels;           /* of the warp, that exist; 0 or less: none */
+    int first, lane;        /* the thread's first channel in the warp; its lane among those of its channels */
 
     GT_METHOD explicit Coordinates(const Problem& in) {
         const int64_t per_group = in.D / in.G;
@@ -78,23 +160,23 @@ struct Coordinates {
         g = block_x() / in.tiles % in.G;
         b = 0;
         end = 0;
-        d0 = g * per_group + tile * C::CHANNELS;
-        const int64_t left = per_group - tile * C::CHANNELS;
-        channels = (int)(left < C::CHANNELS ? left : C::CHANNELS);
-        channel = thread_id() / C::LANES;
-        lane = thread_id() % C::LANES;
+        const int64_t before = tile * C::CHANNELS + warp_id() * C::WARP_CHANNELS, left = per_group - before;
+        d0 = g * per_group + before;
+        channels = (int)(left < C::WARP_CHANNELS ? left : C::WARP_CHANNELS);
+        first = lane_id() / C::LANES * C::COLUMNS;
+        lane = lane_id() % C::LANES;
     }
     GT_METHOD void enter(const Span& span) {
         b = span.b;
         end = span.end;
     }
     GT_METHOD uint32_t address(int offset) const { return smem + 4 * offset; }
-    GT_METHOD float value(int offset) const { return lds<float>(address(offset)); }
-    GT_METHOD bool has_state(const Problem& in, int i) const {
-        return channel < channels && lane * C::STATES + i < in.N;
+    /* index in [D,N] of the first of the thread's state elements of channel c */
+    GT_METHOD int64_t state_at(const Problem& in, int c) const { return (d0 + first + c) * in.N + lane * C::STATES; }
+    /* how many of them exist */
+    GT_METHOD int states_of(const Problem& in, int c) const {
+        return first + c < channels ? in.N - lane * C::STATES : 0;
     }
-    /* index of the thread's state element i in [D,N] */
-    GT_METHOD int64_t state_at(const Problem& in, int i) const { return (d0 + channel) * in.N + lane * C::STATES + i; }
 };
 
 /* An item is a segment of a sequence.  How many items there are; strands that share them; the block's strand. */
@@ -102,6 +184,7 @@ GT_DEV int64_t items_of(const Problem& in) { return sequence_count(in.sequences)
 GT_DEV int64_t strands_of(const Problem& in) { return grid_x() / (in.G * in.tiles); }
 GT_DEV int64_t strand_of(const Problem& in) { return block_x() / (in.G * in.tiles); }
 
+/* Rows of the warp's channels. */
 template <class C>
 GT_DEV Rows channel_rows(const Problem& in, const Coordinates<C>& s, const void* data, gt_stride stride, int64_t first,
                          int tokens) {
@@ -121,62 +204,188 @@ GT_DEV Rows group_rows(const Problem& in, const Coordinates<C>& s, const void* d
     return {data, in.dtype, offset_of(stride, s.b, first, s.g), stride.t, stride.n, tokens, in.N};
 }
 
-/* Stores Delta of loaded tokens (offset `value` in shared memory) and, if SLOPE, its derivative by dt (offset `slope`).
- * Both are 0 where there is no token or channel. */
-template <bool SLOPE, class C, class ChannelTile>
-GT_DEV void store_delta(const Problem& in, const Coordinates<C>& s, const ChannelTile& dt, int tokens, int value,
-                        int slope) {
+/* Numbers of the warp's channels, a token a row. */
+template <class C, int TOKENS>
+using ChannelTile = Tile<TOKENS, C::WARP_CHANNELS, 32>;
+
+/* What a lane knows of the channel whose numbers it stages and stores: it stays in its column of a ChannelTile. */
+struct Channel {
+    bool exists;
+    int column;
+    int64_t d;
+    float bias, skip;
+    float most; /* largest of A log2(e) */
+};
+
+/* A log2(e) of the thread's channels.  Where there is no state element it is the channel's first one again, or -1: so
+ * that nothing takes another path for it.  most: where shared memory has room for the warp's WARP_CHANNELS. */
+template <class C>
+GT_DEV Channel enter_channels(const Problem& in, const Coordinates<C>& s, int most, float (&A)[C::COLUMNS][C::STATES]) {
     GT_UNROLL
-    for (int k = 0; k < ChannelTile::COUNT; k++) {
-        const int i = ChannelTile::index(k);
-        const bool inside = ChannelTile::row(k) < tokens && ChannelTile::column(k) < s.channels;
-        Delta delta = {0.0f, 0.0f};
-        if (inside) {
-            const float bias = in.dt_bias ? in.dt_bias[s.d0 + ChannelTile::column(k)] : 0.0f;
-            delta = delta_of(in.rule, dt.value(k) + bias);
+    for (int c = 0; c < C::COLUMNS; c++) {
+        const int64_t at = s.state_at(in, c);
+        const int count = s.states_of(in, c);
+        const float other = s.first + c < s.channels ? finite(LOG2_E * in.A[at - s.lane * C::STATES]) : -1.0f;
+        float largest = other;
+        GT_UNROLL
+        for (int i = 0; i < C::STATES; i++) {
+            A[c][i] = i < count ? finite(LOG2_E * in.A[at + i]) : other;
+            largest = fmaxf(largest, A[c][i]);
         }
-        if (i >= ChannelTile::SIZE) continue;
-        sts<float>(s.address(value + i), delta.value);
-        if constexpr (SLOPE) sts<float>(s.address(slope + i), delta.slope);
+        GT_UNROLL
+        for (int mask = 1; mask < C::LANES; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
+        if (s.lane == 0) sts<float>(s.address(most + s.first + c), largest);
+    }
+    sync_warp();
+    Channel own;
+    own.column = lane_id() % C::WARP_CHANNELS;
+    own.exists = own.column < s.channels;
+    own.d = s.d0 + own.column;
+    own.bias = own.exists && in.dt_bias ? in.dt_bias[own.d] : 0.0f;
+    own.skip = own.exists && in.Dskip ? in.Dskip[own.d] : 0.0f;
+    own.most = own.exists ? lds<float>(s.address(most + own.column)) : -1.0f;
+    return own;
+}
+
+/* Which path the warp takes through its tokens STEPS j ... of a tile. */
+template <int TOKENS>
+struct Paths {
+    static constexpr int COUNT = (TOKENS + STEPS - 1) / STEPS;
+    int path[COUNT];
+};
+
+/* Numbers of a ChannelTile in the registers of a lane, as fp32. */
+template <class C, int TOKENS>
+using Numbers = float[ChannelTile<C, TOKENS>::COUNT];
+
+/* Stores Delta and Delta u of loaded tokens, at offsets `delta_at` and `input` of shared memory.  slope: the derivative of
+ * Delta by dt, if SLOPE.  All are 0 where there is no token or channel. */
+template <bool SLOPE, class C, int TOKENS>
+GT_DEV Paths<TOKENS> store_delta(const Problem& in, const Coordinates<C>& s, const Channel& own,
+                                 const ChannelTile<C, TOKENS>& dt, const Numbers<C, TOKENS>& u, int tokens,
+                                 int delta_at, int input, Numbers<C, TOKENS>& slope) {
+    using Block = ChannelTile<C, TOKENS>;
+    constexpr int COUNT = Block::COUNT, PATHS = Paths<TOKENS>::COUNT;
+    float delta[COUNT], most[PATHS], least = 0.0f;
+    dt.values(delta);
+    GT_UNROLL
+    for (int k = 0; k < COUNT; k++) delta[k] += own.bias, slope[k] = 1.0f;
+    if (in.softplus) {
+        GT_UNROLL
+        for (int k = 0; k < COUNT; k++) {
+            if (SLOPE) slope[k] = C::EXACT ? sigmoid(delta[k]) : sigmoid_fast(delta[k]);
+            delta[k] = C::EXACT ? softplus(delta[k]) : softplus_fast(delta[k]);
+        }
+    }
+    GT_UNROLL
+    for (int j = 0; j < PATHS; j++) most[j] = own.exists ? -INFINITY : -1.0f;
+    GT_UNROLL
+    for (int k = 0; k < COUNT; k++) {
+        const bool inside = own.exists && Block::row(k) < tokens;
+        if (!inside) delta[k] = slope[k] = 0.0f;
+        const int j = k * C::ROWS / STEPS; /* all lanes are in the same: ROWS or STEPS divides the other */
+        if (own.exists) most[j] = fmaxf(most[j], delta[k] * own.most);
+        least = fminf(least, delta[k]);
+        if (Block::index(k) >= Block::SIZE) continue;
+        sts<float>(s.address(delta_at + Block::index(k)), delta[k]);
+        sts<float>(s.address(input + Block::index(k)), delta[k] * u[k]);
+    }
+    Paths<TOKENS> paths;
+    const bool turns = warp_any(least < 0.0f);
+    GT_UNROLL
+    for (int j = 0; j < PATHS; j++)
+        paths.path[j] = turns || warp_any(most[j] > 0.0f)             ? GROWS
+                        : warp_any(most[j] > -Least<C::EXACT>::VALUE) ? NEAR_ONE
+                                                                      : FAST;
+    return paths;
+}
+
+/* What a thread needs of a token, from shared memory. */
+template <class C>
+struct Token {
+    float delta[C::COLUMNS], input[C::COLUMNS], B[C::STATES];
+
+    /* addresses: of the thread's first channel in the token's rows, of its first state element */
+    GT_METHOD void load(uint32_t delta_at, uint32_t input_at, uint32_t B_at) {
+        load_vector(delta, delta_at);
+        load_vector(input, input_at);
+        load_vector(B, B_at);
+    }
+
+    /* h <- exp(Delta A) h + Delta u B */
+    template <int PATH>
+    GT_METHOD void advance(float (&h)[C::COLUMNS][C::STATES], const float (&A)[C::COLUMNS][C::STATES]) const {
+        GT_UNROLL
+        for (int c = 0; c < C::COLUMNS; c++) {
+            GT_UNROLL
+            for (int i = 0; i < C::STATES; i++)
+                h[c][i] = Decay<PATH, C::EXACT>(delta[c] * A[c][i]).carry(h[c][i], input[c] * B[i]);
+        }
+    }
+};
+
+/* The thread's elements of a state [D,N]; outside is 0, and so is NULL. */
+template <class C>
+GT_DEV void load_state(const Problem& in, const Coordinates<C>& s, const float* from,
+                       float (&state)[C::COLUMNS][C::STATES]) {
+    GT_UNROLL
+    for (int c = 0; c < C::COLUMNS; c++) {
+        const int64_t at = s.state_at(in, c);
+        const int count = from ? s.states_of(in, c) : 0;
+        GT_UNROLL
+        for (int i = 0; i < C::STATES; i++) state[c][i] = i < count ? from[at + i] : 0.0f;
     }
 }
 
-/* The thread's elements of a state [D,N] or a row of A; outside is 0, and so is NULL. */
 template <class C>
-GT_DEV void load_state(const Problem& in, const Coordinates<C>& s, const float* from, float (&state)[C::STATES]) {
+GT_DEV void store_state(const Problem& in, const Coordinates<C>& s, float* to,
+                        const float (&state)[C::COLUMNS][C::STATES]) {
     GT_UNROLL
-    for (int i = 0; i < C::STATES; i++) state[i] = from && s.has_state(in, i) ? from[s.state_at(in, i)] : 0.0f;
+    for (int c = 0; c < C::COLUMNS; c++) {
+        const int64_t at = s.state_at(in, c);
+        const int count = s.states_of(in, c);
+        GT_UNROLL
+        for (int i = 0; i < C::STATES; i++)
+            if (i < count) to[at + i] = state[c][i];
+    }
 }
 
+/* The same for memory that is aligned to 16 bytes, if rows are. */
 template <class C>
-GT_DEV void store_state(const Problem& in, const Coordinates<C>& s, float* to, const float (&state)[C::STATES]) {
+GT_DEV void store_checkpoint(const Problem& in, const Coordinates<C>& s, float* to,
+                             const float (&state)[C::COLUMNS][C::STATES]) {
+    if (in.N % 4 != 0) return store_state(in, s, to, state);
     GT_UNROLL
-    for (int i = 0; i < C::STATES; i++)
-        if (s.has_state(in, i)) to[s.state_at(in, i)] = state[i];
+    for (int c = 0; c < C::COLUMNS; c++) {
+        const int count = s.states_of(in, c);
+        GT_UNROLL
+        for (int i = 0; i < C::STATES; i += 4)
+            if (i < count)
+                stg<float4>(to + s.state_at(in, c) + i,
+                            float4{state[c][i], state[c][i + 1], state[c][i + 2], state[c][i + 3]});
+    }
 }
 
-/* Stores the state that a segment makes of a zero state, and the sum of its Delta. */
+/* Stores the state that a segment makes of a zero state, and the sum of its Delta: each lane has that of its tokens. */
 template <class C>
-GT_DEV void store_segment(const Problem& in, const Coordinates<C>& s, const Span& span, const float (&state)[C::STATES],
-                          const TwoTermSum& delta) {
+GT_DEV void store_segment(const Problem& in, const Coordinates<C>& s, const Span& span,
+                          const float (&state)[C::COLUMNS][C::STATES], const Channel& own, const TwoTermSum& deltas) {
     store_state(in, s, in.segments.states + span.segment_slot * in.D * in.N, state);
-    if (s.lane > 0 || s.channel >= s.channels) return;
-    in.segments.decays[span.segment_slot * in.D + s.d0 + s.channel] = delta.value();
+    float hi = deltas.hi, lo = deltas.lo;
+    GT_UNROLL
+    for (int mask = C::WARP_CHANNELS; mask < 32; mask *= 2) {
+        TwoTermSum sum = {hi, lo};
+        sum.add(shfl_xor(hi, mask));
+        hi = sum.hi, lo = sum.lo + shfl_xor(lo, mask);
+    }
+    if (own.exists && lane_id() < C::WARP_CHANNELS) in.segments.decays[span.segment_slot * in.D + own.d] = hi + lo;
 }
 
-/* Adds the staged Delta of the thread's channel; offset: of Delta in shared memory. */
+/* Adds the staged Delta of the lane's channel, of the tokens of its rows; offset: of Delta in shared memory. */
 template <class C>
 GT_DEV void add_deltas(const Coordinates<C>& s, int offset, int tokens, TwoTermSum& sum) {
-    for (int t = 0; t < tokens; t++) sum.add(s.value(offset + t * C::CHANNELS + s.channel));
-}
-
-/* h <- exp(Delta A) h + Delta u B */
-template <int STATES>
-GT_DEV void advance(float (&h)[STATES], const float (&A)[STATES], const float (&B)[STATES], float delta, float u) {
-    GT_UNROLL
-    for (int i = 0; i < STATES; i++) {
-        h[i] = Carrier(delta * A[i]).carry(h[i], delta * u * B[i]);
-    }
+    for (int t = lane_id() / C::WARP_CHANNELS; t < tokens; t += C::ROWS)
+        sum.add(lds<float>(s.address(offset + t * C::WARP_CHANNELS + lane_id() % C::WARP_CHANNELS)));
 }
 
 } /* namespace scan */
