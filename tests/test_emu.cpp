@@ -207,6 +207,12 @@ static void test_functions() {
     CHECK_FUNCTION(softplus, -87, 1e30f, 6e-7, x > 50 ? x : log1p(exp(x)));
     CHECK_FUNCTION(sigmoid, -87, 1e30f, 6e-7, 1 / (1 + exp(-x)));
     CHECK_FUNCTION(silu, -87, 1e30f, 7e-7, x / (1 + exp(-x)));
+    CHECK_FUNCTION(softplus_fast, -1, 1e30f, 1.2e-6, x > 50 ? x : log1p(exp(x)));
+    CHECK_FUNCTION(softplus_fast, -87, 0, 6e-6, log1p(exp(x)));
+    CHECK_FUNCTION(sigmoid_fast, -1, 1e30f, 3.6e-7, 1 / (1 + exp(-x)));
+    CHECK_FUNCTION(sigmoid_fast, -87, 0, 5.6e-6, 1 / (1 + exp(-x)));
+    CHECK_FUNCTION(silu_fast, -1, 1e30f, 4.6e-7, x / (1 + exp(-x)));
+    CHECK_FUNCTION(silu_fast, -87, 0, 5.7e-6, x / (1 + exp(-x)));
 
     check(exp_accurate(89.0f) == INFINITY && exp_accurate(-200.0f) == 0.0f && exp_accurate(INFINITY) == INFINITY &&
               exp_accurate(-INFINITY) == 0.0f && exp_accurate(0.0f) == 1.0f && isnan(exp_accurate(NAN)) &&

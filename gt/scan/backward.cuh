@@ -11,13 +11,14 @@
  *                 between the two is what the first one's gradients need anyway.
  * SUB_CHUNK is 8 tokens, 4 at N > 128.  Two barriers a sub-chunk: B and C are shared, and dB and dC are sums over warps.
  *
- * registers: A, G and two sums for dA, 16 values each; 168 at most, for three blocks a multiprocessor.
+ * registers: A, G and two sums for dA, 16 values each, the next sub-chunk and the sums of two tokens: 255, for two blocks a
+ * multiprocessor.
  * shared: B, C; of each warp Delta, Delta u, DY, the slope of Delta, u and two sums [SUB_CHUNK][WARP_CHANNELS], states; over
  * these, once they are read, go the warp's shares of dB and dC: 61 KB at N = 16.
  * scratch: 8 KB CHECKPOINT / SUB_CHUNK a block: 128 KB.
  * issue slots per token and state, N = 16, where all states decay fast (Path): parking 5 and 1.5 of a channel's; the same
  * again in the sub-chunk; backwards 12, 13 with dz, sums over lanes for <g,B>, <A,da> 1.5, for dB and dC 1.75; a channel's
- * loads, stores and Delta about 60 / 16: 30 in all.
+ * loads, stores and Delta about 60 / 16: 30 counted, 42 executed, of which a channel's are 12.
  * bytes per token and channel, bf16: u and dt 4 each (read twice); dy (, z) 2 each, 4 with dz; du, ddt (, dz) 2 each;
  * B and C 6 N / CHANNELS (B is read twice); shares of dB and dC 8 N / CHANNELS, which group_sum reads; checkpoints
  * N / 32; scratch, written and read, 8 N / SUB_CHUNK, which stays in L2 if 256 blocks run at once.

@@ -11,7 +11,7 @@
  * half as many tokens, 168 at N <= 16: with 255 it takes a quarter longer, why is not known.
  * shared: B, C [2][TILE][WIDTH] each; of each warp Delta, Delta u, y [TILE][WARP_CHANNELS]: 28 KB at N = 16.
  * issue slots per token and state, N = 16, where all states decay fast (Path): product and ex2 2, Delta u B 1, h 1, y 1,
- * loads from shared memory .25, sums over lanes .6, a channel's Delta, y and loads about 45 / 16: 8.7.  Near one: 5 more
+ * loads from shared memory .25, sums over lanes .6, a channel's Delta, y and loads about 80 / 16: 11.  Near one: 5 more
  * for 16 bits, 7 for fp32.  The special function unit, which makes ex2, takes 8 clocks of a scheduler for a warp's: as
  * long as 8 slots.
  * bytes per token and channel, bf16: u, dt (, z), y 2 each; B and C 4 N / CHANNELS; checkpoints, where backward wants
