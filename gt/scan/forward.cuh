@@ -63,31 +63,31 @@ struct TokenPlaces {
     uint32_t delta, input, y, B, Cm;
 };
 
-/* BATCH tokens of the warp.  What the next token needs is loaded before the one at hand is computed, and their y are
+/* COUNT tokens of the warp.  What the next token needs is loaded before the one at hand is computed, and their y are
  * summed over the lanes together, so that no latency is waited for alone. */
-template <class C, int PATH, bool HAS_Y, int BATCH>
+template <class C, int PATH, bool HAS_Y, int COUNT>
 GT_DEV void forward_tokens(float (&h)[C::COLUMNS][C::STATES], const float (&A)[C::COLUMNS][C::STATES],
                            const TokenPlaces& at, int lane) {
     constexpr int COLUMNS = C::COLUMNS, LANES = C::LANES, ROW = 4 * C::WARP_CHANNELS, VECTOR = 4 * C::WIDTH;
-    constexpr int SUMS = COLUMNS * BATCH, HELD = SUMS > LANES ? SUMS / LANES : 1,
+    constexpr int SUMS = COLUMNS * COUNT, HELD = SUMS > LANES ? SUMS / LANES : 1,
                   SAME = LANES > SUMS ? LANES / SUMS : 1;
     float y[SUMS]; /* of a channel, of one token after another */
     Token<C> token, next;
     token.load(at.delta, at.input, at.B);
     GT_UNROLL
-    for (int t = 0; t < BATCH; t++) {
+    for (int t = 0; t < COUNT; t++) {
         float Cm[C::STATES];
-        if (t + 1 < BATCH) next.load(at.delta + (t + 1) * ROW, at.input + (t + 1) * ROW, at.B + (t + 1) * VECTOR);
+        if (t + 1 < COUNT) next.load(at.delta + (t + 1) * ROW, at.input + (t + 1) * ROW, at.B + (t + 1) * VECTOR);
         if constexpr (HAS_Y) load_vector(Cm, at.Cm + t * VECTOR);
         token.template advance<PATH>(h, A);
-        if (t + 1 < BATCH) token = next;
+        if (t + 1 < COUNT) token = next;
         if constexpr (HAS_Y) {
             GT_UNROLL
             for (int c = 0; c < COLUMNS; c++) {
                 float sum = h[c][0] * Cm[0];
                 GT_UNROLL
                 for (int i = 1; i < C::STATES; i++) sum = fma_rn(h[c][i], Cm[i], sum);
-                y[c * BATCH + t] = sum;
+                y[c * COUNT + t] = sum;
             }
         }
     }
@@ -97,7 +97,7 @@ GT_DEV void forward_tokens(float (&h)[C::COLUMNS][C::STATES], const float (&A)[C
         GT_UNROLL
         for (int i = 0; i < HELD; i++) {
             const int k = lane / SAME * HELD + i; /* number among the sums */
-            sts<float>(at.y + k % BATCH * ROW + k / BATCH * 4, y[i]);
+            sts<float>(at.y + k % COUNT * ROW + k / COUNT * 4, y[i]);
         }
     }
 }
@@ -155,17 +155,17 @@ GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, con
         for (int j = 0; j < Paths<TILE>::COUNT; j++) {
             with_path(j == 0 ? paths.path[0] : paths.path[Paths<TILE>::COUNT - 1], [&](auto path) {
                 constexpr int PATH = decltype(path)::value;
-                constexpr int BATCH = PATH == GROWS ? 1 : 4;
+                constexpr int COUNT = PATH == GROWS ? 1 : BATCH;
                 const int last = tokens < (j + 1) * STEPS ? tokens : (j + 1) * STEPS;
                 GT_NO_UNROLL
-                for (int t = j * STEPS; t < last; t += BATCH) {
+                for (int t = j * STEPS; t < last; t += COUNT) {
                     const int row = t * C::WARP_CHANNELS + s.first, n = 4 * (t * WIDTH + s.lane * C::STATES);
                     const TokenPlaces at = {s.address(delta + row), s.address(input + row), s.address(sums + row),
                                             B_at + n, C_at + n};
                     if (p.y)
-                        forward_tokens<C, PATH, true, BATCH>(h, A, at, s.lane);
+                        forward_tokens<C, PATH, true, COUNT>(h, A, at, s.lane);
                     else
-                        forward_tokens<C, PATH, false, BATCH>(h, A, at, s.lane);
+                        forward_tokens<C, PATH, false, COUNT>(h, A, at, s.lane);
                 }
             });
         }
@@ -180,10 +180,10 @@ GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, con
     sync_threads();
 }
 
-template <int LANES, int STATES, int COLUMNS, bool EXACT>
-GT_KERNEL(THREADS, EXACT&& LANES == 4 ? 3 : 2)
+template <int LANES, int STATES, int COLUMNS, bool EXACT, bool STEP>
+GT_KERNEL(THREADS, (Traits<LANES, STATES, COLUMNS, EXACT, STEP>::FORWARD_BLOCKS))
 forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
-    using C = Traits<LANES, STATES, COLUMNS, EXACT>;
+    using C = Traits<LANES, STATES, COLUMNS, EXACT, STEP>;
     const Problem& in = p.in;
     Coordinates<C> s(in);
     float A[COLUMNS][STATES];

@@ -85,8 +85,13 @@ static inline gt_status launch_forward(const ForwardParams& p, const Device& dev
         }
         return dispatch(p.in, [&](auto traits) {
             using C = decltype(traits);
-            return run("selective_scan forward_kernel", forward_kernel<C::LANES, C::STATES, C::COLUMNS, C::EXACT>,
-                       blocks, THREADS, 4 * C::FORWARD_END, stream, once);
+            const auto with = [&](auto is_step) {
+                constexpr bool STEP = decltype(is_step)::value;
+                return run("selective_scan forward_kernel",
+                           forward_kernel<C::LANES, C::STATES, C::COLUMNS, C::EXACT, STEP>, blocks, THREADS,
+                           4 * Traits<C::LANES, C::STATES, C::COLUMNS, C::EXACT, STEP>::FORWARD_END, stream, once);
+            };
+            return p.is_step ? with(std::true_type()) : with(std::false_type());
         });
     });
 }
