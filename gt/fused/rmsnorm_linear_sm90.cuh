@@ -1,4 +1,3 @@
-/* NOTE for the helper of /tmp/w/conv: leave this file as it is. The coordinator takes item 3 (clusters with multicast in large products) itself, in another branch. Revert this line with git checkout. */
 /* gt/fused/rmsnorm_linear_sm90.cuh - rmsnorm_linear: products of matrices on compute capability 9.0.
  *
  * C [M,N] = A B, K being summed over, in tiles of 128 x 256 or 128 x 128, 64 of K at a time, by wgmma: y, dn and G.
