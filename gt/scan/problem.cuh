@@ -73,11 +73,11 @@ struct Problem {
 /* ---- how states decay --------------------------------------------------------------------------------- */
 
 /* Which way the states of a warp take through STEPS tokens; z = Delta A log2(e).
- *     FAST       all decay by 2^LEAST or more: the factor is ex2(z), whose error of 2^-22 a token is at most
- *                2^-22 / LEAST of a state
+ *     FAST       all decay by 2^-Least or more: the factor is ex2(z), whose error of 2^-22 a token makes at most
+ *                2^-22 / (Least ln 2) of a state, 2^-18 in fp32, 2^-11 in 16 bits, where outputs are rounded by that or more
  *     NEAR_ONE   some decay less: their factor minus 1 by a polynomial
  *     GROWS      some grow: see Carrier
- * EXACT: fp32.  Else outputs have 16 bits, whose rounding is a thousand times as large as what LEAST allows. */
+ * EXACT: fp32. */
 enum Path { FAST, NEAR_ONE, GROWS };
 
 template <bool EXACT>
