@@ -31,9 +31,11 @@ struct ChunkGradientTraits {
     static constexpr bool MORE = MORE_;
     static constexpr int WARPS = 8, THREADS = 32 * WARPS;
     static constexpr int COLUMNS = N / 2; /* of dC or dB, of a warp: with 32 rows */
-    static constexpr int PASS = COLUMNS < 32 ? COLUMNS : 32, PASSES = COLUMNS / PASS, TILES = PASS / 8;
+    static constexpr int PASS = COLUMNS > 32 ? 16 : COLUMNS, PASSES = COLUMNS / PASS, TILES = PASS / 8;
     /* of the state that a chunk makes itself, of a warp: columns and blocks of 16 rows */
     static constexpr int GROUPS = N < 64 ? N / 8 : 8, MADE_TILES = N / 8 / GROUPS, MADE_BLOCKS = GROUPS / 2;
+    /* the two warps that have no pairs: they make da and ddt of the last step, and decay factors */
+    static constexpr int TIME_WARP = 4, FACTOR_WARP = 5;
     /* bytes */
     static constexpr int STATE = CHUNK * N * 2, ROWS = CHUNK * 64 * 2;
     static constexpr int B = 0, C = B + STATE, STAGE0 = C + STATE;
@@ -42,38 +44,35 @@ struct ChunkGradientTraits {
     static constexpr int FLOATS = STAGE0 + STAGES * STAGE;
     static constexpr int W_PITCH = 66; /* at the end, fp32 [64][66] over a stage */
     static_assert(4 * CHUNK * W_PITCH <= STAGE, "room for it");
-    /* floats, from there; with two stages the factors and the sums by token are there twice, too, for steps in turn */
+    /* floats, from there; with two stages the factors are there twice, too, for steps in turn */
     static constexpr int COPIES = STAGES;
-    static constexpr int FACTORS = 0,
-                         MADE = FACTORS + COPIES * Factors::COUNT; /* MADE: [2][64, E], neighbour_factors() */
-    static constexpr int MADE_COPIES = 2, MADE_FLOATS = CHUNK + 4;
-    static constexpr int STATE_INVERSES = MADE + MADE_COPIES * MADE_FLOATS; /* [2][h 4, G 4] */
-    static constexpr int MADE_INVERSE = STATE_INVERSES + 16;
-    static constexpr int ROW_INVERSES = MADE_INVERSE + 4; /* [2][x 64, dy 64] */
-    static constexpr int M_INVERSE = ROW_INVERSES + 4 * CHUNK,
+    static constexpr int FACTORS = 0, MADE = FACTORS + COPIES * Factors::COUNT; /* [64, E]: neighbour_factors() */
+    static constexpr int STATE_INVERSES = MADE + CHUNK + 4;                     /* [2][h 4, G 4] */
+    static constexpr int PLACES = STATE_INVERSES + 16;                          /* place_step() */
+    static constexpr int MADE_INVERSE = PLACES + 12, SKIP = MADE_INVERSE + 1;   /* SKIP: [2], Dskip of a step's head */
+    static constexpr int ROW_INVERSES = MADE_INVERSE + 4; /* [COPIES][x 64, dy 64]; in the end of W's rows */
+    static constexpr int M_INVERSE = ROW_INVERSES + COPIES * 2 * CHUNK,
                          WEIGHT = M_INVERSE + CHUNK; /* of the neighbour's tokens */
     static constexpr int B_INVERSE = WEIGHT + CHUNK, C_INVERSE = B_INVERSE + CHUNK, NEXT_INVERSE = C_INVERSE + CHUNK;
-    static constexpr int M_BOUND = NEXT_INVERSE + CHUNK, WEIGHT_SUM = M_BOUND + 8; /* [8] each, of the warps' rows */
-    static constexpr int HEAD_SUMS = WEIGHT_SUM + 8; /* [da 64, direct 64, dskip]: of a head's earlier tiles */
-    static constexpr int SUMS = HEAD_SUMS + 2 * CHUNK + 4;
-    /* from the step's SUMS */
-    static constexpr int ROW_SUMS = 0;                            /* Gamma: [3 blocks of s][t] */
-    static constexpr int COLUMN_SUMS = ROW_SUMS + 3 * CHUNK;      /* [2 halves of t][s] */
-    static constexpr int DIAGONAL = COLUMN_SUMS + 2 * CHUNK;      /* [k] */
-    static constexpr int E = DIAGONAL + CHUNK, F = E + 2 * CHUNK; /* [2 halves of n][t] */
-    static constexpr int DIRECT = F + 2 * CHUNK;                  /* [4 blocks of p][s] */
-    static constexpr int Z = DIRECT + 4 * CHUNK, DSKIP = Z + 8;   /* [2 halves of t][p] */
-    static constexpr int SUMS_COUNT = DSKIP + 2 * CHUNK;
-    static constexpr int SMEM = FLOATS + 4 * (SUMS + COPIES * SUMS_COUNT);
-    static_assert(SMEM <= (STAGES == 2 && N > 32 ? 163 : 99) * 1024, "fits: where two stages may not, one does");
-    static_assert(SUMS % 4 == 0 && SUMS_COUNT % 4 == 0 && Factors::COUNT % 4 == 0, "read by 16 bytes");
+    static constexpr int ROW_BOUND = NEXT_INVERSE + CHUNK, WEIGHT_SUM = ROW_BOUND + 8; /* of the warps' rows */
+    static constexpr int M_BOUND = WEIGHT_SUM + 8; /* [8]: of the rows from 8 i on */
+    static constexpr int DSKIP = M_BOUND + 8;      /* by channel: [2 halves of t][p] */
+    static constexpr int SUMS = DSKIP + 2 * CHUNK; /* [2], of steps in turn */
+    /* from the step's SUMS; Gamma by blocks of pairs: pair_index() */
+    static constexpr int ROW_SUMS = 0;                            /* [6][t]: sums over s, t in a later block */
+    static constexpr int COLUMN_SUMS = ROW_SUMS + 6 * BLOCK;      /* [10][s]: over t, without Delta_s */
+    static constexpr int DIAGONAL = COLUMN_SUMS + 10 * BLOCK;     /* [k] */
+    static constexpr int E = DIAGONAL + CHUNK, F = E + 2 * CHUNK; /* [2 halves of n][t]; F without Delta_s */
+    static constexpr int Z = F + 2 * CHUNK, TRACE = Z + 4;        /* by 16 rows p; <dy_t, x_t> by 16 tokens */
+    static constexpr int SUMS_COUNT = TRACE + 4;
+    static constexpr int SMEM = FLOATS + 4 * (SUMS + 2 * SUMS_COUNT);
+    static_assert(SMEM <= (STAGES == 2 ? 163 : 99) * 1024, "fits: where two stages may not, one does");
+    static_assert(SUMS % 4 == 0 && SUMS_COUNT % 4 == 0 && Factors::COUNT % 4 == 0 && PLACES % 2 == 0, "aligned");
 };
 
-/* Where those of a step lie: by neighbour_factors(), on 9.0 by a copy. */
-template <class C>
-GT_HD int made_cell(int step) {
-    return C::MADE + step % C::MADE_COPIES * C::MADE_FLOATS;
-}
+/* Of blocks of pairs, t's `t` and s's `s`: the number of one on or under the diagonal; of one under it. */
+GT_HD int pair_index(int t, int s) { return t * (t + 1) / 2 + s; }
+GT_HD int lower_pair_index(int t, int s) { return t * (t - 1) / 2 + s; }
 
 /* What a block works on. */
 template <class C>
@@ -89,8 +88,10 @@ struct ChunkGradientBlock {
     GT_METHOD float value(int offset) const { return lds<float>(address(offset)); }
     GT_METHOD uint32_t stage(int step) const { return smem + C::STAGE0 + step % C::STAGES * C::STAGE; }
     GT_METHOD int factor(int step, int offset) const { return C::FACTORS + step % C::COPIES * Factors::COUNT + offset; }
-    GT_METHOD int sums(int step, int offset) const { return C::SUMS + step % C::COPIES * C::SUMS_COUNT + offset; }
-    GT_METHOD int row_inverse(int step, bool of_dy) const { return C::ROW_INVERSES + (step % 2 * 2 + of_dy) * CHUNK; }
+    GT_METHOD int sums(int step, int offset) const { return C::SUMS + step % 2 * C::SUMS_COUNT + offset; }
+    GT_METHOD int row_inverse(int step, bool of_dy) const {
+        return C::ROW_INVERSES + (step % C::COPIES * 2 + of_dy) * CHUNK;
+    }
     GT_METHOD static int step_head(const ChunkGradientParams& p, int step) { /* step / tiles */
         return p.in.tiles == 1 ? step : (int)((uint64_t)(uint32_t)step * p.by_tiles >> 32);
     }
@@ -134,26 +135,65 @@ GT_DEV ChunkGradientBlock<C> find_chunk(const ChunkGradientParams& p, int place)
 
 /* ---- loads, and f16 -------------------------------------------------------------------------------------------- */
 
+/* First addresses of what is copied for a step, and of dx. */
+enum Place { PLACE_X, PLACE_DY, PLACE_NEXT, PLACE_H, PLACE_G, PLACE_DX };
+
+template <class C>
+GT_DEV void set_place(const ChunkGradientBlock<C>& me, int place, const void* first) {
+    sts<uint64_t>(me.address(C::PLACES + 2 * place), (uint64_t)(uintptr_t)first);
+}
+
+template <class T, class C>
+GT_DEV T* place_of(const ChunkGradientBlock<C>& me, int place) {
+    return (T*)(uintptr_t)lds<uint64_t>(me.address(C::PLACES + 2 * place));
+}
+
+/* Sets those of copies for `step`: once for all threads.  One warp. */
+template <class C>
+GT_DEV void place_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
+    const Problem& in = p.in;
+    const int lane = lane_id(), h = me.head(p, step), p0 = me.p0(p, step);
+    if (lane < 3) {
+        const bool of_x = lane == PLACE_X || (lane == PLACE_NEXT && me.second);
+        const gt_stride stride = of_x ? in.x_stride : in.dy_stride;
+        const int64_t first = lane == PLACE_NEXT ? me.neighbour() : me.first;
+        set_place(me, lane, static_cast<const uint16_t*>(of_x ? in.x : in.dy) + offset_of(stride, me.b, first, h) + p0);
+    } else if (lane < 5) { /* for zeros any address does */
+        const f16* states = lane == PLACE_H ? p.h.values : p.G.values;
+        const int64_t state = ((((int64_t)me.b * in.H + h) * p.slots + me.slot) * in.P + p0) * in.N;
+        set_place(me, lane, states ? states + state : static_cast<const f16*>(in.x));
+    }
+}
+
+/* That of dx. */
+template <class C>
+GT_DEV void place_dx(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
+    if (lane_id() == 0)
+        set_place(me, PLACE_DX,
+                  static_cast<uint16_t*>(p.dx) + offset_of(p.dx_stride, me.b, me.first, me.head(p, step)) +
+                      me.p0(p, step));
+}
+
 /* Starts the copy of rows of x or dy: a lane copies the pieces that it converts.  What is not there is not read. */
-GT_DEV void copy_rows(int warp, uint32_t tile, const void* data, int64_t first, int64_t pitch, int rows, int columns) {
+GT_DEV void copy_rows(int warp, uint32_t tile, const uint16_t* from, int64_t pitch, int rows, int columns) {
     const RowLanes<64> at;
     const int row = warp * RowLanes<64>::ROWS + at.row;
-    const uint16_t* from = static_cast<const uint16_t*>(data) + first + row * pitch + 8 * at.piece;
+    from += row * pitch + 8 * at.piece;
+    if (row >= rows) columns = 0;
     GT_UNROLL
     for (int i = 0; i < RowLanes<64>::PIECES; i++) {
         const int column = 8 * RowLanes<64>::LANES * i;
-        cp_async<16>(tile + at.address(warp, i), from + column, row < rows && column + 8 * at.piece < columns ? 16 : 0);
+        cp_async<16>(tile + at.address(warp, i), from + column, column + 8 * at.piece < columns ? 16 : 0);
     }
 }
 
 template <class C>
-GT_DEV void copy_state(const Problem& in, const Checkpoints& states, int64_t offset, int p0, uint32_t tile) {
+GT_DEV void copy_state(const Problem& in, const Checkpoints& states, const f16* from, int p0, uint32_t tile) {
     using S = TileShape<C::N>;
     constexpr int STEP = C::THREADS / S::PIECES; /* rows at a time */
     const int row0 = thread_id() / S::PIECES, piece = thread_id() % S::PIECES;
     const int rows = !states.values || 8 * piece >= in.columns ? 0 : in.P - p0;
-    /* for zeros any address does */
-    const f16* from = states.values ? states.values + offset + row0 * in.N + 8 * piece : static_cast<const f16*>(in.x);
+    if (states.values) from += row0 * in.N + 8 * piece;
     GT_UNROLL
     for (int k = 0; k < (CHUNK + STEP - 1) / STEP; k++) {
         const int row = row0 + k * STEP;
@@ -162,24 +202,26 @@ GT_DEV void copy_state(const Problem& in, const Checkpoints& states, int64_t off
     }
 }
 
-/* Starts the copies of x, dy, the neighbour's rows, h and G of a step.  All threads.  z: load_gates(). */
+/* Starts the copies of x and h of a step: they are read no more once dC and dB have them.  All threads. */
 template <class C>
-GT_DEV void copy_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
-    const Problem& in = p.in;
-    const int h = me.head(p, step), p0 = me.p0(p, step), columns = in.P - p0;
+GT_DEV void copy_x_and_h(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
+    const int p0 = me.p0(p, step);
     const uint32_t stage = me.stage(step);
-    copy_rows(me.warp, stage + C::X, in.x, offset_of(in.x_stride, me.b, me.first, h) + p0, in.x_stride.t, me.tokens,
-              columns);
-    copy_rows(me.warp, stage + C::DY, in.dy, offset_of(in.dy_stride, me.b, me.first, h) + p0, in.dy_stride.t, me.tokens,
-              columns);
-    if (me.makes_state()) {
-        const gt_stride from = me.second ? in.x_stride : in.dy_stride;
-        copy_rows(me.warp, stage + C::NEXT, me.second ? in.x : in.dy, offset_of(from, me.b, me.neighbour(), h) + p0,
-                  from.t, me.neighbour_tokens, columns);
-    }
-    const int64_t state = ((((int64_t)me.b * in.H + h) * p.slots + me.slot) * in.P + p0) * in.N;
-    copy_state<C>(in, p.h, state, p0, stage + C::H);
-    copy_state<C>(in, p.G, state, p0, stage + C::G);
+    copy_rows(me.warp, stage + C::X, place_of<const uint16_t>(me, PLACE_X), p.in.x_stride.t, me.tokens, p.in.P - p0);
+    copy_state<C>(p.in, p.h, place_of<const f16>(me, PLACE_H), p0, stage + C::H);
+}
+
+/* And of the rest: dy, the neighbour's rows and G.  z: load_gates(). */
+template <class C>
+GT_DEV void copy_dy_and_G(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
+    const Problem& in = p.in;
+    const int p0 = me.p0(p, step), columns = in.P - p0;
+    const uint32_t stage = me.stage(step);
+    copy_rows(me.warp, stage + C::DY, place_of<const uint16_t>(me, PLACE_DY), in.dy_stride.t, me.tokens, columns);
+    if (me.makes_state())
+        copy_rows(me.warp, stage + C::NEXT, place_of<const uint16_t>(me, PLACE_NEXT),
+                  me.second ? in.x_stride.t : in.dy_stride.t, me.neighbour_tokens, columns);
+    copy_state<C>(in, p.G, place_of<const f16>(me, PLACE_G), p0, stage + C::G);
     cp_async_commit();
 }
 
@@ -212,7 +254,7 @@ GT_DEV void load_gates(const ChunkGradientParams& p, const ChunkGradientBlock<C>
                   gates.neighbour);
 }
 
-/* The warp's 8 rows of a tile, f16 in place; returns what undoes a lane's row, RowLanes<64>().row of them. */
+/* The warp's rows of a tile, f16 in place; returns what undoes a lane's row, RowLanes<64>().row of them. */
 template <class T>
 GT_DEV float convert_rows_of(int warp, uint32_t tile) {
     const RowLanes<64> at;
@@ -270,13 +312,13 @@ GT_DEV float convert_dy(const Problem& in, int warp, uint32_t tile, const uint4 
 /* Over the 8 rows of which lanes 4 i have one each. */
 GT_DEV float rows_sum(float x) {
     GT_UNROLL
-    for (int mask = 4; mask < 32; mask *= 2) x += shfl_xor(x, mask);
+    for (int mask = RowLanes<64>::LANES; mask < 32; mask *= 2) x += shfl_xor(x, mask);
     return x;
 }
 
 GT_DEV float rows_largest(float x) {
     GT_UNROLL
-    for (int mask = 4; mask < 32; mask *= 2) {
+    for (int mask = RowLanes<64>::LANES; mask < 32; mask *= 2) {
         const float other = shfl_xor(x, mask);
         x = other > x ? other : x;
     }
@@ -296,7 +338,7 @@ GT_DEV void convert_step(const Problem& in, const ChunkGradientBlock<C>& me, int
     if (me.makes_state()) {
         const float next = me.second ? convert_rows(in, me.warp, stage + C::NEXT)
                                      : convert_dy<C::MORE>(in, me.warp, stage + C::NEXT, gates.neighbour);
-        weight = next * me.value(C::NEXT_INVERSE + row) * me.value(C::MADE + step % 2 * C::MADE_FLOATS + row);
+        weight = next * me.value(C::NEXT_INVERSE + row) * me.value(C::MADE + row);
     }
     const float sum = rows_sum(fabsf(weight)); /* Delta may be below 0 */
     if (at.piece == 0) {
@@ -305,9 +347,22 @@ GT_DEV void convert_step(const Problem& in, const ChunkGradientBlock<C>& me, int
         sts<float>(me.address(C::WEIGHT + row), weight);
     }
     if (lane_id() == 0) {
-        sts<float>(me.address(C::M_BOUND + me.warp), bound);
+        sts<float>(me.address(C::ROW_BOUND + me.warp), bound);
         sts<float>(me.address(C::WEIGHT_SUM + me.warp), sum);
     }
+}
+
+/* Bounds of the rows of dy and C from each row on, by 8 of them.  One warp, between barriers. */
+template <class C>
+GT_DEV void bound_rows(const ChunkGradientBlock<C>& me) {
+    const int lane = lane_id();
+    float most = lane < C::WARPS ? me.value(C::ROW_BOUND + lane) : 0.0f;
+    GT_UNROLL
+    for (int d = 1; d < C::WARPS; d *= 2) {
+        const float later = shfl_down(most, d);
+        most = later > most ? later : most;
+    }
+    if (lane < C::WARPS) sts<float>(me.address(C::M_BOUND + lane), most);
 }
 
 /* ---- the state that the chunk makes ---------------------------------------------------------------------------- */
@@ -350,9 +405,13 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
     const int lane = lane_id(), g = lane / 4, j = lane % 4;
     const uint32_t stage = me.stage(step), state = stage + (me.second ? C::H : C::G);
     const int block0 = me.warp / C::GROUPS * C::MADE_BLOCKS;
-    const float4 sums0 = lds<float4>(me.address(C::WEIGHT_SUM)), sums1 = lds<float4>(me.address(C::WEIGHT_SUM + 4));
-    const float sum = ((sums0.x + sums0.y) + (sums0.z + sums0.w)) + ((sums1.x + sums1.y) + (sums1.z + sums1.w));
-    const float E = me.value(C::MADE + step % 2 * C::MADE_FLOATS + CHUNK);
+    float sum = 0.0f;
+    GT_UNROLL
+    for (int i = 0; i < C::WARPS; i += 4) {
+        const float4 sums = lds<float4>(me.address(C::WEIGHT_SUM + i));
+        sum += (sums.x + sums.y) + (sums.z + sums.w);
+    }
+    const float E = me.value(C::MADE + CHUNK);
     const int from = C::STATE_INVERSES + step % 2 * 8 + (me.second ? 0 : 4);
     const Power weights = power_of(sum * 0x1p14f); /* to at most 1 */
     /* no row and no row of B or C exceeds 2^14, no state 2^16 */
@@ -366,12 +425,9 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
             const float2 w = lds<float2>(me.address(C::WEIGHT + 16 * k + 8 * e + 2 * j));
-            const float w0 = w.x * weights.value, w1 = w.y * weights.value;
+            const uint32_t pair = pack_f16(w.x * weights.value, w.y * weights.value);
             GT_UNROLL
-            for (int i = 0; i < C::MADE_TILES; i++) {
-                const uint32_t pair = as_uint(made_here(as_float(neighbour.words[k][i][e])));
-                right[i][e] = pack_f16(unpack_f16_lo(pair) * w0, unpack_f16_hi(pair) * w1);
-            }
+            for (int i = 0; i < C::MADE_TILES; i++) right[i][e] = multiply_f16(neighbour.words[k][i][e], pair);
         }
         GT_UNROLL
         for (int m = 0; m < C::MADE_BLOCKS; m++) {

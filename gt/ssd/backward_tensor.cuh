@@ -11,27 +11,29 @@
  *     dC += pre . (dy h)             dB += (Delta suf) . (x G)               fp32, 64 x N each, in registers
  * and by token, with Gamma = w . S, E_t = <C_t, pre_t h^T dy_t>, F_s = <B_s, Delta_s suf_s G^T x_s> and
  * Z = exp(sum a) <G, h>,
- *     da_k = sum_{t>=k>s} Gamma_ts + sum_{t>=k} E_t + sum_{s<k} F_s + Z      ddt = slope (<x, U> + A da)
+ *     da_k = sum_{t>=k>s} Gamma_ts + sum_{t>=k} E_t + sum_{s<k} F_s + Z
+ *     <x_s, U_s> = (F_s + sum_t Gamma_ts) / Delta_s: both are summed without Delta          ddt = slope (<x, U> + A da)
  * The rectangle sums of Gamma: rows and columns of 16 x 16 blocks, and within blocks on the diagonal suffixes of rows;
  * all by additions.  Of the two chunks of a checkpoint the second makes its h, the first its G: one state update a
  * step.
  *
- * WARPS.  All eight multiply (mma.sync m16n8k16, f16).  Pairs are ten blocks: warps 0, 1, 3, 6 have two, 2 and 7 one.
- * Warp 4 makes da and ddt of the last step, warp 5 the decay factors: with two stages those of the next step, while the
- * others make pairs; with one stage those of this step, between barriers 1 and 2, and a fourth barrier ends the step:
+ * WARPS.  All eight multiply (mma.sync m16n8k16, f16).  Pairs are ten blocks: warps 0, 1, 3, 6 have two, 2 and 7 one and
+ * half of <G, h>.  Warp 4 makes da and ddt of the last step, warp 5 the decay factors: with two stages those of the next
+ * step, while the others make pairs; with one stage those of this step, while its tiles come.  A step:
  *     x, dy and the neighbour's x or dy are turned into f16 in place, a power of two per row            -- barrier 1
  *     the neighbour's tokens go into h or G                                                             -- barrier 2
- *     dS, w, Gamma, M: blocks of 16 s x 16 t; dC and E by warps 0-3, dB and F by warps 4-7              -- barrier 3
- *     U, dx, <x, U>, <G, h>: 32 s x 16 p a warp.  finish_step() makes Z.
- * All pairs are held transposed, rows s: M^T is then a left operand as it is stored.
+ *     dS, w, Gamma, M: blocks of 16 s x 16 t; <G, h>; dC and E by warps 0-3, dB and F by warps 4-7      -- barrier 3
+ *     U, dx: 32 s x 16 p a warp
+ * With one stage x and h of the next step come in during the last phase, and the rest after a fourth barrier.  All
+ * pairs are held transposed, rows s: M^T is then a left operand as it is stored.
  *
- * REGISTERS a thread (N = 128): S 16, sum of W 16, dC or dB 64, the neighbour's B or C 16; 32 for the product at hand,
- *     40 for the last phase; with z 16 while rows come in.
- * SHARED MEMORY (N = 128), KB: B, C 32; a stage 56 (x, dy, neighbour 24; h, G 32); factors and sums by token 11 with
- *     one stage, 18.6 with two.  In all 99.0 and 162.6; with two the next step comes in during this one.  M^T lies over
+ * REGISTERS a thread (N = 128): S 16, sum of W 16, dC or dB 64, the neighbour's B or C 16; 16 for the product at hand,
+ *     32 for the last phase; with z 16 while rows come in.
+ * SHARED MEMORY (N = 128), KB: B, C 32; a stage 56 (x, dy, neighbour 24; h, G 32); factors and sums by token 10.8 with
+ *     one stage, 14.9 with two.  In all 98.8 and 158.9; with two the next step comes in during this one.  M^T lies over
  *     the neighbour's rows.
  * PRODUCTS a step: 1250 mma (64 x 128 x 64 three times, 64 x 64 x 128, 64 for <G, h>, 0.6 of 64 x 64 x 64 twice) and
- *     about 760 ldmatrix_x4; 2800 instructions a warp in all.
+ *     about 800 ldmatrix_x4; 2500 instructions a warp in all.
  * BYTES a token and head, bf16, P = 64, N = 128: x, dy, dx 384, the neighbour's 128 and h, G 512, of which half from
  *     L2.  With z it is read beside dy: 128, and the neighbour's.
  * GATE.  With z, dy stands for dy silu(z) everywhere: it is multiplied in fp32 as it becomes f16, and so rounded once.
@@ -49,18 +51,19 @@ namespace ssd {
 
 /* ---- pairs ----------------------------------------------------------------------------------------------------- */
 
-/* The warp's pairs: tokens s of block s_block, t of blocks 2 t_half and 2 t_half + 1, but none before s_block.  Digit w
+/* The warp's pairs: tokens s of block s_block, t of blocks t_block and t_block + 1, but none before s_block.  Digit w
  * (hex, from the right) of each constant is warp w's.  Of the ten blocks every scheduler (warps w and w + 4) has two or
  * three. */
 struct WarpPairs {
-    int s_block, t_half;
+    int s_block, t_block;
     GT_METHOD explicit WarpPairs(int warp) {
         s_block = 0x31322100 >> 4 * warp & 3;
-        t_half = 0x11001010 >> 4 * warp & 1;
+        t_block = 0x22002020 >> 4 * warp & 3;
     }
+    GT_METHOD bool has(int i) const { return t_block + i >= s_block; }
 };
 
-/* of block 2 t_half + i: [i][columns t of 8][as mma has them, rows s] */
+/* of block t_block + i: [i][columns t of 8][as mma has them, rows s] */
 typedef float Pairs16[2][2][4];
 
 /* S^T of the chunk, in full. */
@@ -71,13 +74,13 @@ GT_DEV void make_S(const ChunkGradientBlock<C>& me, Pairs16& S) {
     const uint32_t left = by_rows<C::N>(me.smem + C::B), right = by_columns<C::N>(me.smem + C::C);
     GT_UNROLL
     for (int i = 0; i < 2; i++) {
-        const int block = 2 * at.t_half + i;
+        const int block = at.t_block + i;
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             GT_UNROLL
             for (int e = 0; e < 4; e++) S[i][n][e] = 0.0f;
         }
-        if (block < at.s_block) continue;
+        if (!at.has(i)) continue;
         GT_UNROLL
         for (int k = 0; k < C::N / 16; k++) {
             uint32_t a[4], b[4];
@@ -158,48 +161,58 @@ GT_DEV void store_diagonal(const float (&x)[2][4], uint32_t out) {
     store_column_sums(v, out);
 }
 
+/* sum_t <dy_t, x_t> of a block on the diagonal, from its dS; dy, x: what undoes the rows' powers. */
+template <class C>
+GT_DEV void store_trace(const ChunkGradientBlock<C>& me, int step, int block, const float (&dS)[2][4]) {
+    const int g = lane_id() / 4, j = lane_id() % 4;
+    float sum = 0.0f;
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const int s = 16 * block + 8 * e + g;
+        const float x = g % 2 ? dS[e][2 * e + 1] : dS[e][2 * e];
+        sum += j == g / 2 ? x * me.value(me.row_inverse(step, true) + s) * me.value(me.row_inverse(step, false) + s)
+                          : 0.0f;
+    }
+    sum = warp_sum(sum);
+    if (lane_id() == 0) sts<float>(me.address(me.sums(step, C::TRACE) + block), sum);
+}
+
 /* dS, W (added to), Gamma and its sums, M^T. */
 template <class C>
-GT_DEV void make_pairs(const ChunkGradientBlock<C>& me, int step, const Pairs16& S, Pairs16& W) {
+GT_DEV void make_pairs(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const Pairs16& S,
+                       Pairs16& W) {
     const WarpPairs at(me.warp);
     const int g = lane_id() / 4, j = lane_id() % 4, s = 16 * at.s_block + g;
     const uint32_t stage = me.stage(step);
     const uint32_t left = by_rows<64>(stage + C::X), right = by_columns<64>(stage + C::DY);
-    float dS[2][2][4] = {};
     GT_UNROLL
     for (int i = 0; i < 2; i++) {
-        if (2 * at.t_half + i < at.s_block) continue;
+        const int block = at.t_block + i;
+        if (!at.has(i)) continue;
+        float dS[2][4] = {};
         GT_UNROLL
         for (int k = 0; k < 4; k++) {
             uint32_t a[4], b[4];
             ldmatrix_x4(a, tile_at<64>(left, at.s_block, k));
-            ldmatrix_x4(b, tile_at<64>(right, 2 * at.t_half + i, k));
-            mma_f16(dS[i][0], a, b[0], b[1]);
-            mma_f16(dS[i][1], a, b[2], b[3]);
+            ldmatrix_x4(b, tile_at<64>(right, block, k));
+            mma_f16(dS[0], a, b[0], b[1]);
+            mma_f16(dS[1], a, b[2], b[3]);
         }
-    }
-    /* a power of two for each row of M^T: |S| <= N 2^28 of what C and B were multiplied by */
-    float weight[2], power[2], sums[2] = {};
-    GT_UNROLL
-    for (int e = 0; e < 2; e++) {
-        float bound = 0.0f;
+        if (block == at.s_block && p.dskip && !p.in.skip_per_channel) store_trace(me, step, block, dS);
+        /* a power of two for each row of M^T: |S| <= N 2^28 of what C and B were multiplied by */
+        float delta[2], inverse[2], power[2];
+        const float2 bounds = lds<float2>(me.address(C::M_BOUND + 2 * at.s_block));
+        const float growth = me.value(me.factor(step, Factors::GROWTH));
         GT_UNROLL
-        for (int i = 0; i < 8; i++) {
-            const float other = me.value(C::M_BOUND + i);
-            bound = i >= 2 * at.s_block + e && other > bound ? other : bound;
+        for (int e = 0; e < 2; e++) {
+            const float bound = (e ? bounds.y : bounds.x) * (me.value(C::B_INVERSE + s + 8 * e) * growth);
+            const Power M = power_of(bound * (0x1p28f * C::N));
+            power[e] = M.value;
+            delta[e] = me.value(me.factor(step, Factors::DELTA) + s + 8 * e);
+            inverse[e] = me.value(me.row_inverse(step, false) + s + 8 * e);
+            if (block == at.s_block && j == 0) sts<float>(me.address(C::M_INVERSE + s + 8 * e), M.inverse);
         }
-        bound *= me.value(C::B_INVERSE + s + 8 * e) * me.value(me.factor(step, Factors::GROWTH));
-        const Power M = power_of(bound * (0x1p28f * C::N));
-        power[e] = M.value;
-        weight[e] =
-            me.value(me.factor(step, Factors::DELTA) + s + 8 * e) * me.value(me.row_inverse(step, false) + s + 8 * e);
-        if (at.t_half == 1 && j == 0) sts<float>(me.address(C::M_INVERSE + s + 8 * e), M.inverse);
-    }
-    GT_UNROLL
-    for (int i = 0; i < 2; i++) {
-        const int block = 2 * at.t_half + i;
-        if (block < at.s_block) continue;
-        float gamma[2][4], columns[4];
+        float gamma[2][4], columns[4], sums[2] = {}; /* gamma: without Delta_s */
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             float L[4];
@@ -208,29 +221,32 @@ GT_DEV void make_pairs(const ChunkGradientBlock<C>& me, int step, const Pairs16&
             float M[4];
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
-                const float l = L[e] * (e % 2 ? dy.y : dy.x), w = dS[i][n][e] * l * weight[e / 2];
-                W[i][n][e] += w;
+                const float l = L[e] * (e % 2 ? dy.y : dy.x), w = dS[n][e] * l * inverse[e / 2];
+                W[i][n][e] = fma_rn(w, delta[e / 2], W[i][n][e]);
                 gamma[n][e] = w * S[i][n][e];
                 M[e] = S[i][n][e] * l * power[e / 2];
             }
             GT_UNROLL
-            for (int e = 0; e < 2; e++)
+            for (int e = 0; e < 2; e++) {
                 sts<uint32_t>(stage + C::NEXT + tile_address<64>(s + 8 * e, 2 * block + n) + 4 * j,
                               pack_f16(M[2 * e], M[2 * e + 1]));
-            columns[2 * n] = gamma[n][0] + gamma[n][2];
-            columns[2 * n + 1] = gamma[n][1] + gamma[n][3];
-        }
-        if (block == at.s_block) {
-            store_diagonal(gamma, me.address(me.sums(step, C::DIAGONAL) + 16 * block));
-            continue;
+                sums[e] += gamma[n][2 * e] + gamma[n][2 * e + 1];
+            }
         }
         GT_UNROLL
-        for (int e = 0; e < 2; e++)
-            sums[e] += (gamma[0][2 * e] + gamma[0][2 * e + 1]) + (gamma[1][2 * e] + gamma[1][2 * e + 1]);
-        store_column_sums(columns, me.address(me.sums(step, C::ROW_SUMS) + CHUNK * at.s_block + 16 * block));
+        for (int e = 0; e < 8; e++) gamma[e / 4][e % 4] *= delta[e % 4 / 2];
+        const int index = pair_index(block, at.s_block);
+        reduce_scatter<2, 4, 1>(sums, j);
+        if (j % 2 == 0) sts<float>(me.address(me.sums(step, C::COLUMN_SUMS) + 16 * index + g + 4 * j), sums[0]);
+        if (block == at.s_block) {
+            store_diagonal(gamma, me.address(me.sums(step, C::DIAGONAL) + 16 * block));
+        } else {
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) columns[e] = gamma[e / 2][e % 2] + gamma[e / 2][e % 2 + 2];
+            store_column_sums(columns,
+                              me.address(me.sums(step, C::ROW_SUMS) + 16 * lower_pair_index(block, at.s_block)));
+        }
     }
-    reduce_scatter<2, 4, 1>(sums, j);
-    if (j % 2 == 0) sts<float>(me.address(me.sums(step, C::COLUMN_SUMS) + CHUNK * at.t_half + s + 4 * j), sums[0]);
 }
 
 /* ---- dC and dB ------------------------------------------------------------------------------------------------- */
@@ -276,7 +292,7 @@ GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, u
             GT_UNROLL
             for (int n = 0; n < C::TILES; n += 2) {
                 uint32_t b[4];
-                ldmatrix_x4_trans(b, tile_at<C::N>(b_addresses, k, 2 * pass + n / 2));
+                ldmatrix_x4_trans(b, tile_at<C::N>(b_addresses, k, C::TILES / 2 * pass + n / 2));
                 if (C::TILES == 1 && at.n_half) b[0] = b[2], b[1] = b[3];
                 GT_UNROLL
                 for (int m = 0; m < 2; m++) {
@@ -297,7 +313,7 @@ GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, u
                     sum[1] = fma_rn(factor[m][e], x1, sum[1]);
                     if constexpr (!DOTS) continue;
                     const int row = 32 * at.t_half + 16 * m + 8 * e + g;
-                    const int piece = at.n_half * (C::COLUMNS / 8) + 4 * pass + n;
+                    const int piece = at.n_half * (C::COLUMNS / 8) + C::TILES * pass + n;
                     const uint32_t pair = lds<uint32_t>(other + tile_address<C::N>(row, piece) + 4 * j);
                     dots[2 * m + e] = fma_rn(x0, unpack_f16_lo(pair), fma_rn(x1, unpack_f16_hi(pair), dots[2 * m + e]));
                 }
@@ -315,70 +331,88 @@ GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>
     const float4 inverses = state_inverses(me, step, at.which);
     const float largest = largest_of(inverses), unit = inverse_power(largest);
     const float ratios[4] = {inverses.x * unit, inverses.y * unit, inverses.z * unit, inverses.w * unit};
+    /* of token 32 t_half + 8 i + g, without Delta */
+    const auto factor_of = [&](int i) {
+        const int t = 32 * at.t_half + 8 * i + g;
+        return me.value(me.factor(step, at.which ? Factors::SUF : Factors::PRE) + t) *
+               me.value(me.row_inverse(step, !at.which) + t) * largest;
+    };
     float factor[2][2], dots[4];
     GT_UNROLL
-    for (int m = 0; m < 2; m++) {
-        GT_UNROLL
-        for (int e = 0; e < 2; e++) {
-            const int t = 32 * at.t_half + 16 * m + 8 * e + g;
-            const float decay =
-                at.which ? me.value(me.factor(step, Factors::DELTA) + t) * me.value(me.factor(step, Factors::SUF) + t)
-                         : me.value(me.factor(step, Factors::PRE) + t);
-            factor[m][e] = decay * me.value(me.row_inverse(step, !at.which) + t) * largest;
-        }
+    for (int i = 0; i < 4; i++) {
+        const int t = 32 * at.t_half + 8 * i + g;
+        factor[i / 2][i % 2] = at.which ? me.value(me.factor(step, Factors::DELTA) + t) * factor_of(i) : factor_of(i);
     }
     add_product<true>(me, sums, stage + (at.which ? C::X : C::DY), stage + (at.which ? C::G : C::H),
                       me.smem + (at.which ? C::B : C::C), ratios, factor, dots);
     GT_UNROLL
     for (int i = 0; i < 4; i++) {
         const int t = 32 * at.t_half + 8 * i + g;
-        dots[i] *= factor[i / 2][i % 2] * me.value((at.which ? C::B_INVERSE : C::C_INVERSE) + t);
+        dots[i] *= factor_of(i) * me.value((at.which ? C::B_INVERSE : C::C_INVERSE) + t);
     }
     reduce_scatter<4, 4, 1>(dots, j);
     sts<float>(me.address(me.sums(step, at.which ? C::F : C::E) + CHUNK * at.n_half + 32 * at.t_half + 8 * j + g),
                dots[0]);
 }
 
-/* ---- U, dx, <x, U>, Z ------------------------------------------------------------------------------------------ */
+GT_DEV float part_of(float4 x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
 
-/* U of 32 tokens s by 16 rows p, in two parts: what G gives, by `from_G`, and pairs, by `from_pairs`; the warp's share
- * of <G, h> of its 16 rows. */
+/* ---- <G, h> ---------------------------------------------------------------------------------------------------- */
+
+/* The sums of 16 rows p each, by warps 2 and 7, which have but one block of pairs. */
+template <class C>
+GT_DEV void dot_states(const ChunkGradientBlock<C>& me, int step) {
+    const int g = lane_id() / 4, j = lane_id() % 4;
+    const uint32_t stage = me.stage(step);
+    const uint32_t G = by_columns<C::N>(stage + C::G), h = by_rows<C::N>(stage + C::H);
+    GT_NO_UNROLL
+    for (int p_block = me.warp == 7; p_block < 4; p_block += 2) {
+        float sums[2][4] = {};
+        GT_UNROLL
+        for (int k = 0; k < C::N / 16; k++) {
+            uint32_t a[4], b[4];
+            ldmatrix_x4(a, tile_at<C::N>(h, p_block, k));
+            ldmatrix_x4(b, tile_at<C::N>(G, p_block, k));
+            mma_f16(sums[0], a, b[0], b[1]);
+            mma_f16(sums[1], a, b[2], b[3]);
+        }
+        const float undo =
+            part_of(state_inverses(me, step, 0), p_block) * part_of(state_inverses(me, step, 1), p_block);
+        float sum = g == 2 * j ? sums[0][0] + sums[1][2] : g == 2 * j + 1 ? sums[0][1] + sums[1][3] : 0.0f;
+        sum = warp_sum(sum * undo);
+        if (lane_id() == 0) sts<float>(me.address(me.sums(step, C::Z) + p_block), sum);
+    }
+}
+
+/* ---- U and dx --------------------------------------------------------------------------------------------------- */
+
+/* U of the warp's tokens s by 16 rows p, in two parts: what G gives, and pairs. */
 struct InputSums {
-    float from_G[2][2][4], from_pairs[2][2][4], Gh[2][4];
+    float from_G[2][2][4], from_pairs[2][2][4];
 };
 
+/* s_block: the first of the warp's tokens. */
 template <class C>
-GT_DEV void multiply_inputs(const ChunkGradientBlock<C>& me, int step, int p_block, int t_half, InputSums& sums) {
+GT_DEV void multiply_inputs(const ChunkGradientBlock<C>& me, int step, int p_block, int s_block, InputSums& sums) {
     const uint32_t stage = me.stage(step);
     const uint32_t b_addresses = tile_at<C::N>(by_columns<C::N>(stage + C::G), p_block, 0);
-    const uint32_t h_addresses = tile_at<C::N>(by_rows<C::N>(stage + C::H), p_block, 0);
-    const uint32_t a_addresses = tile_at<C::N>(by_rows<C::N>(me.smem + C::B), 2 * t_half, 0);
-    const uint32_t m_addresses = tile_at<64>(by_rows<64>(stage + C::NEXT), 2 * t_half, 2 * t_half);
-    const uint32_t dy_addresses = tile_at<64>(by_rows<64>(stage + C::DY), 2 * t_half, p_block);
-    constexpr int STEPS = C::N / 16, HALF = STEPS / 2;
+    const uint32_t a_addresses = tile_at<C::N>(by_rows<C::N>(me.smem + C::B), s_block, 0);
+    const uint32_t m_addresses = tile_at<64>(by_rows<64>(stage + C::NEXT), s_block, s_block); /* s_block is even */
+    const uint32_t dy_addresses = tile_at<64>(by_rows<64>(stage + C::DY), s_block, p_block);
     GT_UNROLL
-    for (int i = 0; i < STEPS;
-         i++) { /* of the two warps with these p each begins with the half of <G, h> that it takes */
-        const int n_half = i < HALF ? t_half : 1 - t_half, k = i % (HALF ? HALF : 1);
+    for (int k = 0; k < C::N / 16; k++) {
         uint32_t a[4], b[4];
-        const auto at_half = [&](uint32_t addresses) {
-            return tile_at<C::N>(tile_at<C::N>(addresses, 0, n_half * HALF), 0, k);
-        };
-        ldmatrix_x4(b, at_half(b_addresses));
+        ldmatrix_x4(b, tile_at<C::N>(b_addresses, 0, k));
         GT_UNROLL
         for (int m = 0; m < 2; m++) {
-            ldmatrix_x4(a, at_half(tile_at<C::N>(a_addresses, m, 0)));
+            ldmatrix_x4(a, tile_at<C::N>(a_addresses, m, k));
             mma_f16(sums.from_G[m][0], a, b[0], b[1]);
             mma_f16(sums.from_G[m][1], a, b[2], b[3]);
         }
-        if (i >= HALF && (HALF || t_half)) continue;
-        ldmatrix_x4(a, at_half(h_addresses));
-        mma_f16(sums.Gh[0], a, b[0], b[1]);
-        mma_f16(sums.Gh[1], a, b[2], b[3]);
     }
     GT_UNROLL
-    for (int k = 0; k < 4; k++) { /* blocks of t, from that of the first s on */
-        if (k >= 2 && t_half) break;
+    for (int k = 0; k < BLOCKS; k++) { /* blocks of t, from that of the first s on */
+        if (s_block + k >= BLOCKS) break;
         uint32_t a[4], b[4];
         ldmatrix_x4_trans(b, tile_at<64>(dy_addresses, k, 0));
         GT_UNROLL
@@ -395,8 +429,6 @@ GT_DEV uint32_t pack_as(gt_dtype dtype, float lo, float hi) {
     return dtype == GT_BF16 ? pack_bf16(lo, hi) : pack_f16(lo, hi);
 }
 
-GT_DEV float part_of(float4 x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
-
 /* Dskip of the rows p of column tile n of a lane. */
 GT_DEV float2 skips_of(const Problem& in, int h, int p) {
     if (!in.Dskip) return {0.0f, 0.0f};
@@ -405,10 +437,10 @@ GT_DEV float2 skips_of(const Problem& in, int h, int p) {
     return {p < in.P ? skip[p] : 0.0f, p + 1 < in.P ? skip[p + 1] : 0.0f};
 }
 
-/* Of dx: what launches before gave is added; it is left for those that follow. */
+/* Of dx: what launches before gave is added; it is left for those that follow.  i: of the thread's four rows. */
+template <class C>
 GT_DEV void add_share(const ChunkGradientParams& p, int steps, int step, int i, float (&dx)[4]) {
-    float* const address =
-        p.dx_share + ((((int64_t)block_x() * steps + step) * 4 + i) * block_threads() + thread_id()) * 4;
+    float* const address = p.dx_share + ((((int64_t)block_x() * steps + step) * 4 + i) * C::THREADS + thread_id()) * 4;
     if (p.has_share) {
         const float4 before = ldg<float4>(address);
         dx[0] += before.x, dx[1] += before.y, dx[2] += before.z, dx[3] += before.w;
@@ -416,106 +448,93 @@ GT_DEV void add_share(const ChunkGradientParams& p, int steps, int step, int i, 
     if (p.leaves_share) stg<float4>(address, {dx[0], dx[1], dx[2], dx[3]});
 }
 
+/* Whether x is read until the step ends: where dDskip is by channel. */
+GT_DEV bool keeps_x(const ChunkGradientParams& p) { return p.dskip && p.in.skip_per_channel; }
+
 template <class C>
 GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const Problem& in = p.in;
+    if (!p.dx && !keeps_x(p)) return;
     const int g = lane_id() / 4, j = lane_id() % 4;
-    const int p_block = me.warp % 4, t_half = me.warp / 4; /* of p, 16; of s, 32 */
-    const int h = me.head(p, step), p0 = me.p0(p, step);
+    const int p_block = me.warp % 4, t_half = me.warp / 4, s_block = 2 * t_half; /* of p and s, 16 */
+    const int h = me.head(p, step), p0 = me.p0(p, step) + 16 * p_block;
     const uint32_t stage = me.stage(step);
-    const float h_inverse = part_of(state_inverses(me, step, 0), p_block);
     const float G_inverse = part_of(state_inverses(me, step, 1), p_block);
     InputSums sums = {};
-    multiply_inputs(me, step, p_block, t_half, sums);
-    float Gh = g == 2 * j ? sums.Gh[0][0] + sums.Gh[1][2] : g == 2 * j + 1 ? sums.Gh[0][1] + sums.Gh[1][3] : 0.0f;
-    Gh = warp_sum(Gh * h_inverse * G_inverse);
-    if (lane_id() == 0) sts<float>(me.address(me.sums(step, C::Z) + me.warp), Gh);
-    const bool needs_dy = in.Dskip || p.dskip;
+    multiply_inputs(me, step, p_block, s_block, sums);
     float2 skips[2];
     GT_UNROLL
-    for (int n = 0; n < 2; n++) skips[n] = skips_of(in, h, p0 + 16 * p_block + 8 * n + 2 * j);
-    float direct[4], dskip[4] = {};
+    for (int n = 0; n < 2; n++) {
+        skips[n].x = skips[n].y = me.value(C::SKIP + step % 2);
+        if (in.skip_per_channel) skips[n] = skips_of(in, h, p0 + 8 * n + 2 * j);
+    }
+    float dskip[4] = {};
+    /* a lane has pairs of columns; with its neighbour it makes fours, so that a row's lanes write 32 bytes side by side */
+    const bool odd = j % 2, exists = p.dx && p0 + (odd ? 8 : 0) < in.P && !(C::MORE && p.leaves_share);
+    uint16_t* to = place_of<uint16_t>(me, PLACE_DX) + (16 * s_block + g) * p.dx_stride.t + 16 * p_block +
+                   (odd ? 8 : 0) + j / 2 * 4;
     GT_UNROLL
-    for (int m = 0; m < 2; m++) {
+    for (int i = 0; i < 4; i++) {
+        const int m = i / 2, e = i % 2, s = 16 * s_block + 8 * i + g;
+        const float by_G = me.value(me.factor(step, Factors::SUF) + s) * me.value(C::B_INVERSE + s) * G_inverse;
+        const float by_pairs = me.value(C::M_INVERSE + s), delta = me.value(me.factor(step, Factors::DELTA) + s);
+        const float dy_inverse = me.value(me.row_inverse(step, true) + s);
+        float dx[4];
         GT_UNROLL
-        for (int e = 0; e < 2; e++) {
-            const int s = 32 * t_half + 16 * m + 8 * e + g;
-            const float x_inverse = me.value(me.row_inverse(step, false) + s),
-                        dy_inverse = me.value(me.row_inverse(step, true) + s);
-            const float by_G = me.value(me.factor(step, Factors::SUF) + s) * me.value(C::B_INVERSE + s) * G_inverse;
-            const float by_pairs = me.value(C::M_INVERSE + s), delta = me.value(me.factor(step, Factors::DELTA) + s);
-            float dot = 0.0f;
-            [[maybe_unused]] float dx[4];
-            GT_UNROLL
-            for (int n = 0; n < 2; n++) {
-                const uint32_t address = tile_address<64>(s, 2 * p_block + n) + 4 * j;
-                const uint32_t x = lds<uint32_t>(stage + C::X + address);
-                const float x0 = unpack_f16_lo(x), x1 = unpack_f16_hi(x);
-                const float U0 = fma_rn(by_pairs, sums.from_pairs[m][n][2 * e], by_G * sums.from_G[m][n][2 * e]);
-                const float U1 =
-                    fma_rn(by_pairs, sums.from_pairs[m][n][2 * e + 1], by_G * sums.from_G[m][n][2 * e + 1]);
-                float dx0 = delta * U0, dx1 = delta * U1;
-                dot = fma_rn(x0, U0, fma_rn(x1, U1, dot));
-                const uint32_t dy = needs_dy ? lds<uint32_t>(stage + C::DY + address) : 0;
-                const float dy0 = unpack_f16_lo(dy) * dy_inverse, dy1 = unpack_f16_hi(dy) * dy_inverse;
-                dx0 = fma_rn(skips[n].x, dy0, dx0);
-                dx1 = fma_rn(skips[n].y, dy1, dx1);
-                dskip[2 * n] = fma_rn(dy0, x0 * x_inverse, dskip[2 * n]);
-                dskip[2 * n + 1] = fma_rn(dy1, x1 * x_inverse, dskip[2 * n + 1]);
-                if constexpr (C::MORE)
-                    dx[2 * n] = dx0, dx[2 * n + 1] = dx1;
-                else /* over x, which is read no more */
-                    sts<uint32_t>(stage + C::X + address, pack_as(in.dtype, dx0, dx1));
+        for (int n = 0; n < 2; n++) {
+            const uint32_t address = tile_address<64>(s, 2 * p_block + n) + 4 * j;
+            const float2 U = {fma_rn(by_pairs, sums.from_pairs[m][n][2 * e], by_G * sums.from_G[m][n][2 * e]),
+                              fma_rn(by_pairs, sums.from_pairs[m][n][2 * e + 1], by_G * sums.from_G[m][n][2 * e + 1])};
+            dx[2 * n] = delta * U.x, dx[2 * n + 1] = delta * U.y;
+            if (!in.Dskip && !keeps_x(p)) continue;
+            const uint32_t pair = lds<uint32_t>(stage + C::DY + address);
+            const float2 dy = {unpack_f16_lo(pair) * dy_inverse, unpack_f16_hi(pair) * dy_inverse};
+            if (in.Dskip) {
+                dx[2 * n] = fma_rn(skips[n].x, dy.x, dx[2 * n]);
+                dx[2 * n + 1] = fma_rn(skips[n].y, dy.y, dx[2 * n + 1]);
             }
-            if constexpr (C::MORE) {
-                if (p.dx_share) add_share(p, me.steps, step, 2 * m + e, dx);
-                GT_UNROLL
-                for (int n = 0; n < 2; n++)
-                    sts<uint32_t>(stage + C::X + tile_address<64>(s, 2 * p_block + n) + 4 * j,
-                                  pack_as(in.dtype, dx[2 * n], dx[2 * n + 1]));
-            }
-            direct[2 * m + e] = dot * x_inverse;
+            if (!keeps_x(p)) continue;
+            const uint32_t x = lds<uint32_t>(stage + C::X + address);
+            const float x_inverse = me.value(me.row_inverse(step, false) + s);
+            dskip[2 * n] = fma_rn(dy.x, unpack_f16_lo(x) * x_inverse, dskip[2 * n]);
+            dskip[2 * n + 1] = fma_rn(dy.y, unpack_f16_hi(x) * x_inverse, dskip[2 * n + 1]);
         }
+        if constexpr (C::MORE)
+            if (p.dx_share) add_share<C>(p, me.steps, step, i, dx);
+        const uint32_t first = pack_as(in.dtype, dx[0], dx[1]), second = pack_as(in.dtype, dx[2], dx[3]);
+        const uint32_t other = shfl_xor(odd ? first : second, 1);
+        if (exists && s < me.tokens) stg<uint2>(to, odd ? uint2{other, second} : uint2{first, other});
+        to += 8 * p.dx_stride.t;
     }
-    reduce_scatter<4, 4, 1>(direct, j);
-    sts<float>(me.address(me.sums(step, C::DIRECT) + CHUNK * p_block + 32 * t_half + 8 * j + g), direct[0]);
-    if (p.dskip) store_column_sums(dskip, me.address(me.sums(step, C::DSKIP) + CHUNK * t_half + 16 * p_block));
-    sync_warp();
-    if (!p.dx || (C::MORE && p.leaves_share)) return;
-    uint16_t* to = static_cast<uint16_t*>(p.dx) + offset_of(p.dx_stride, me.b, me.first, h) + p0;
-    GT_UNROLL
-    for (int i = 0; i < 2; i++) {
-        const int t = 32 * t_half + 16 * i + lane_id() / 2, piece = 2 * p_block + lane_id() % 2;
-        if (t < me.tokens && p0 + 8 * piece < in.P)
-            stg<uint4>(to + t * p.dx_stride.t + 8 * piece, lds<uint4>(stage + C::X + tile_address<64>(t, piece)));
-    }
+    if (keeps_x(p)) store_column_sums(dskip, me.address(C::DSKIP + CHUNK * t_half + 16 * p_block));
 }
 
 /* ---- dB and dC in the end -------------------------------------------------------------------------------------- */
 
 /* Leaves the sum of W over the heads as f16, a power of two a row: at `tile` W_ts times what undoes B_s, rows t; behind
- * it its transpose times what undoes C_t, rows s.  All warps that multiply; two barriers. */
+ * it its transpose times what undoes C_t, rows s.  All warps; two barriers. */
 template <class C>
 GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs16& W) {
     const WarpPairs at(me.warp);
     const int lane = lane_id(), g = lane / 4, j = lane % 4, s = 16 * at.s_block + g;
+    constexpr int EACH = CHUNK / C::WARPS; /* rows of a warp */
     GT_UNROLL
     for (int i = 0; i < 2; i++) {
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             GT_UNROLL
             for (int e = 0; e < 2; e++)
-                sts<float2>(tile + 4 * (C::W_PITCH * (s + 8 * e) + 16 * (2 * at.t_half + i) + 8 * n + 2 * j),
+                sts<float2>(tile + 4 * (C::W_PITCH * (s + 8 * e) + 16 * (at.t_block + i) + 8 * n + 2 * j),
                             {W[i][n][2 * e], W[i][n][2 * e + 1]});
         }
     }
     sync_threads();
-    float2 rows[2][8];
+    float2 rows[2][EACH];
     const float2 B = lds<float2>(me.address(C::B_INVERSE + 2 * lane)),
                  c = lds<float2>(me.address(C::C_INVERSE + 2 * lane));
     GT_UNROLL
-    for (int i = 0; i < 8; i++) {
-        const int row = 8 * me.warp + i;
+    for (int i = 0; i < EACH; i++) {
+        const int row = EACH * me.warp + i;
         rows[0][i] = {lds<float>(tile + 4 * (C::W_PITCH * 2 * lane + row)) * B.x,
                       lds<float>(tile + 4 * (C::W_PITCH * (2 * lane + 1) + row)) * B.y};
         rows[1][i] = lds<float2>(tile + 4 * (C::W_PITCH * row + 2 * lane));
@@ -525,8 +544,8 @@ GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs1
     GT_UNROLL
     for (int which = 0; which < 2; which++) {
         GT_UNROLL
-        for (int i = 0; i < 8; i++) {
-            const int row = 8 * me.warp + i;
+        for (int i = 0; i < EACH; i++) {
+            const int row = EACH * me.warp + i;
             const float2 x = rows[which][i];
             float largest = fabsf(x.x) > fabsf(x.y) ? fabsf(x.x) : fabsf(x.y);
             GT_UNROLL
@@ -557,7 +576,8 @@ GT_DEV void store_product(const ChunkGradientParams& p, const ChunkGradientBlock
                 GT_UNROLL
                 for (int e = 0; e < 2; e++)
                     sts<uint32_t>(
-                        tile + tile_address<C::N>(32 * own.t_half + 16 * m + 8 * e + g, piece0 + 4 * pass + n) + 4 * j,
+                        tile + tile_address<C::N>(32 * own.t_half + 16 * m + 8 * e + g, piece0 + C::TILES * pass + n) +
+                            4 * j,
                         pack_as(p.in.dtype, sums.v[pass][m][n][2 * e], sums.v[pass][m][n][2 * e + 1]));
             }
         }
@@ -611,22 +631,27 @@ GT_DEV void clear_sums(const ChunkGradientParams& p, int64_t row, int thread, in
 template <class C>
 GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
     const Problem& in = p.in;
-    const bool finishes = me.warp == 4, makes_factors = me.warp == 5; /* they have no pairs */
+    const bool finishes = me.warp == C::TIME_WARP, makes_factors = me.warp == C::FACTOR_WARP;
     /* a stage is free until step 0 comes, the other until step 1 does */
     const uint32_t neighbour_tile = me.smem + C::STAGE0 + (C::STAGES - 1) * C::STAGE + C::H;
     const auto copy_group = [&](uint32_t tile, const void* data, gt_stride stride, int64_t first, int tokens) {
         load_tile<C::N, 32 * C::WARPS>(tile, static_cast<const uint16_t*>(data) + offset_of(stride, me.b, first, me.g),
                                        stride.t, tokens, in.columns);
     };
+    const auto copy_step = [&](int step) {
+        copy_x_and_h(p, me, step);
+        copy_dy_and_G(p, me, step);
+    };
+    if (makes_factors) place_step(p, me, 0);
     copy_group(me.smem + C::B, in.Bm, in.Bm_stride, me.first, me.tokens);
     copy_group(me.smem + C::C, in.Cm, in.Cm_stride, me.first, me.tokens);
     if (me.makes_state())
         copy_group(neighbour_tile, me.second ? in.Bm : in.Cm, me.second ? in.Bm_stride : in.Cm_stride, me.neighbour(),
                    me.neighbour_tokens);
     cp_async_commit();
-    if (C::STAGES > 1) copy_step(p, me, 0);
-    cp_async_wait<C::STAGES - 1>();
+    cp_async_wait<0>();
     sync_threads();
+    if (C::STAGES > 1) copy_step(0);
     const auto convert_group = [&](uint32_t tile, int inverses) {
         if (in.dtype == GT_BF16)
             rows_to_f16<bf16, C::N>(tile, me.address(inverses), me.warp, C::WARPS);
@@ -643,44 +668,56 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
         if (C::COPIES > 1) own_factors(p, me, 0, dt);
     }
     sync_threads();
+    if (C::STAGES > 1 && makes_factors && me.steps > 1) place_step(p, me, 1);
     Pairs16 S, W = {};
     Neighbour<C> neighbour = {};
     ProductSums<C> sums = {};
     make_S(me, S);
     if (me.makes_state()) read_neighbour(me, neighbour_tile, neighbour);
     sync_threads();
-    if (C::STAGES == 1) copy_step(p, me, 0);
+    if (C::STAGES == 1) copy_step(0);
+    HeadSums head = {};
+    float last_dt[2] = {0.0f, 0.0f};
+    const auto load_last = [&](int step) { load_dt(p, me, step, last_dt); }; /* for finish_step() */
     GT_NO_UNROLL
     for (int step = 0; step < me.steps; step++) {
         const bool follows = step + 1 < me.steps;
         Gates gates;
         load_gates(p, me, step, gates);
+        if (C::COPIES == 1 && makes_factors) own_factors(p, me, step, dt); /* while copies are under way */
         cp_async_wait<0>();
         convert_step(in, me, step, gates);
         sync_threads(); /* 1 */
-        if (C::STAGES > 1 && follows) copy_step(p, me, step + 1);
-        if (C::COPIES == 1) {
-            if (finishes && step > 0) finish_step(p, me, step - 1);
-            if (makes_factors) own_factors(p, me, step, dt);
-        }
+        if (C::STAGES > 1 && follows) copy_step(step + 1);
         if (makes_factors && follows) load_times(p, me, step + 1, dt);
+        if (finishes) bound_rows(me);
+        if (finishes && step > 0) load_last(step - 1);
         if (me.makes_state()) make_state(me, step, neighbour);
         sync_threads(); /* 2 */
-        if (makes_factors && follows) {
-            prepare_step(p, me, step + 1, dt);
-            if (C::COPIES > 1) own_factors(p, me, step + 1, dt);
+        if (makes_factors) {
+            if (p.dx) place_dx(p, me, step);
+            if (step + C::STAGES < me.steps) place_step(p, me, step + C::STAGES);
+            if (follows) prepare_step(p, me, step + 1, dt);
+            if (C::COPIES > 1 && follows) own_factors(p, me, step + 1, dt);
         }
-        if (C::COPIES > 1 && finishes && step > 0) finish_step(p, me, step - 1);
-        make_pairs(me, step, S, W);
+        if (finishes && step > 0) finish_step(p, me, step - 1, last_dt, head);
+        make_pairs(p, me, step, S, W);
+        if (me.warp == 2 || me.warp == 7) dot_states(me, step);
         add_states(me, step, sums);
         sync_threads(); /* 3 */
+        if (C::STAGES == 1 && follows && !keeps_x(p)) copy_x_and_h(p, me, step + 1);
         finish_inputs(p, me, step);
         if (C::STAGES > 1) continue;
         sync_threads();
-        if (follows) copy_step(p, me, step + 1);
+        if (!follows) continue;
+        if (keeps_x(p)) copy_x_and_h(p, me, step + 1);
+        copy_dy_and_G(p, me, step + 1);
     }
     sync_threads(); /* the stages are free */
-    if (finishes) finish_step(p, me, me.steps - 1);
+    if (finishes) {
+        load_last(me.steps - 1);
+        finish_step(p, me, me.steps - 1, last_dt, head);
+    }
     finish_dB_and_dC(p, me, W, sums);
 }
 

@@ -15,19 +15,25 @@ struct StepTimes {
     float own[2] = {}, other[2] = {};
 };
 
+/* dt of the chunk itself. */
+template <class C>
+GT_DEV void load_dt(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, float (&dt)[2]) {
+    load_dt(p.in, offset_of(p.in.dt_stride, me.b, me.first, me.head(p, step)), me.tokens, dt);
+}
+
 template <class C>
 GT_DEV void load_times(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, StepTimes& dt) {
     const Problem& in = p.in;
-    const int h = me.head(p, step);
-    load_dt(in, offset_of(in.dt_stride, me.b, me.first, h), me.tokens, dt.own);
-    if (me.makes_state()) load_dt(in, offset_of(in.dt_stride, me.b, me.neighbour(), h), me.neighbour_tokens, dt.other);
+    load_dt(p, me, step, dt.own);
+    if (me.makes_state())
+        load_dt(in, offset_of(in.dt_stride, me.b, me.neighbour(), me.head(p, step)), me.neighbour_tokens, dt.other);
 }
 
 /* Of each of the neighbour's tokens, what it weighs in the state that the chunk makes, and exp(sum a). */
 template <class C>
 GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
                               const float (&delta)[2]) {
-    const int lane = lane_id(), addresses = made_cell<C>(step);
+    const int lane = lane_id(), addresses = C::MADE;
     const float A = p.in.A[me.head(p, step)] * LOG2_E, l0 = delta[0] * A, l1 = delta[1] * A;
     float upto = l0 + l1, from = upto;
     GT_UNROLL
@@ -56,6 +62,8 @@ GT_DEV void prepare_step(const ChunkGradientParams& p, const ChunkGradientBlock<
         deltas_of(in, me.head(p, step), me.neighbour_tokens, dt.other, delta);
         neighbour_factors(p, me, step, delta);
     }
+    if (lane_id() == 0 && in.Dskip && !in.skip_per_channel)
+        sts<float>(me.address(C::SKIP + step % 2), in.Dskip[me.head(p, step)]);
     const int which = lane_id() / 4, row = me.p0(p, step) + lane_id() % 4 * 16;
     if (which > 1) return;
     const Checkpoints& states = which ? p.G : p.h;
@@ -107,60 +115,73 @@ GT_DEV float2 sums_before(float2 x) {
 
 GT_DEV float2 plus(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
 
-/* da and ddt of a step that is done, once the head's last tile is; its share of dA, ddt_bias, dDskip. */
+/* What is summed without Delta, times it. */
+GT_DEV float2 times(const Delta (&delta)[2], float2 x) {
+    return {delta[0].value == 0.0f ? 0.0f : delta[0].value * x.x, delta[1].value == 0.0f ? 0.0f : delta[1].value * x.y};
+}
+
+/* What a head's earlier tiles have given. */
+struct HeadSums {
+    float2 da, direct;
+    float dskip;
+};
+
+/* da and ddt of a step that is done, once the head's last tile is; its share of dA, ddt_bias, dDskip.  dt: of its
+ * tokens. */
 template <class C>
-GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
+GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const float (&dt)[2],
+                        HeadSums& head) {
     const Problem& in = p.in;
     const int lane = lane_id(), block = lane / 8, h = me.head(p, step), tile = me.tile(p, step);
     const auto pair = [&](int offset) { return lds<float2>(me.address(me.sums(step, offset) + 2 * lane)); };
+    const auto of_halves = [&](int offset) { return plus(pair(offset), pair(offset + CHUNK)); };
+    const auto of_pairs = [&](int offset, int index) {
+        return lds<float2>(me.address(me.sums(step, offset) + 16 * index + 2 * (lane % 8)));
+    };
     const float A = in.A[h];
-    float dt[2];
     Delta deltas[2];
-    load_dt(in, offset_of(in.dt_stride, me.b, me.first, h), me.tokens, dt);
     deltas_of(in, h, me.tokens, dt, deltas);
-    float2 da = sums_from(plus(pair(C::E), pair(C::E + CHUNK)));
+    float2 da = sums_from(of_halves(C::E));
     GT_UNROLL
     for (int i = 0; i < 3; i++) { /* Gamma_ts: s in an earlier block than k */
         float2 row = {0.0f, 0.0f};
-        if (i < block) row = pair(C::ROW_SUMS + CHUNK * i);
+        if (i < block) row = of_pairs(C::ROW_SUMS, lower_pair_index(block, i));
         row = sums_from(row);
         if (i < block) da = plus(da, row);
     }
     /* s in the block of k, t in a later one; both in that of k; F */
-    da = plus(da, sums_before<8>(plus(pair(C::COLUMN_SUMS), pair(C::COLUMN_SUMS + CHUNK))));
+    float2 later = {0.0f, 0.0f};
+    GT_UNROLL
+    for (int i = 1; i < BLOCKS; i++)
+        if (i > block) later = plus(later, of_pairs(C::COLUMN_SUMS, pair_index(i, block)));
+    const float2 F = of_halves(C::F);
+    da = plus(da, sums_before<8>(times(deltas, later)));
     da = plus(da, pair(C::DIAGONAL));
-    da = plus(da, sums_before<32>(plus(pair(C::F), pair(C::F + CHUNK))));
-    const float4 z0 = lds<float4>(me.address(me.sums(step, C::Z))),
-                 z1 = lds<float4>(me.address(me.sums(step, C::Z) + 4));
-    const float Gh = ((z0.x + z0.y) + (z0.z + z0.w)) + ((z1.x + z1.y) + (z1.z + z1.w));
+    da = plus(da, sums_before<32>(times(deltas, F)));
+    const float4 z = lds<float4>(me.address(me.sums(step, C::Z)));
+    const float Gh = (z.x + z.y) + (z.z + z.w);
     const float E = exp2_finite(warp_sum((deltas[0].value + deltas[1].value) * A * LOG2_E));
     da = plus(da, {E * Gh, E * Gh});
-    float2 direct = plus(plus(pair(C::DIRECT), pair(C::DIRECT + CHUNK)),
-                         plus(pair(C::DIRECT + 2 * CHUNK), pair(C::DIRECT + 3 * CHUNK)));
+    float2 direct = plus(F, plus(later, of_pairs(C::COLUMN_SUMS, pair_index(block, block)))); /* <x, U> */
     float dskip = 0.0f;
-    if (p.dskip) {
-        const float2 both = plus(pair(C::DSKIP), pair(C::DSKIP + CHUNK));
+    if (p.dskip && in.skip_per_channel) {
+        float* to = p.dskip + (me.row(p.slots) * in.H + h) * in.P + me.p0(p, step) + 2 * lane;
+        const float2 sum =
+            plus(lds<float2>(me.address(C::DSKIP + 2 * lane)), lds<float2>(me.address(C::DSKIP + CHUNK + 2 * lane)));
         const int column = me.p0(p, step) + 2 * lane;
-        if (in.skip_per_channel) {
-            float* to = p.dskip + (me.row(p.slots) * in.H + h) * in.P + column;
-            if (column < in.P) to[0] = both.x;
-            if (column + 1 < in.P) to[1] = both.y;
-        } else {
-            dskip = warp_sum(both.x + both.y);
-        }
+        if (column < in.P) to[0] = sum.x;
+        if (column + 1 < in.P) to[1] = sum.y;
+    } else if (p.dskip) {
+        const float4 trace = lds<float4>(me.address(me.sums(step, C::TRACE)));
+        dskip = (trace.x + trace.y) + (trace.z + trace.w);
     }
-    const uint32_t kept = me.address(C::HEAD_SUMS + 2 * lane);
     if (tile > 0) {
-        da = plus(lds<float2>(kept), da);
-        direct = plus(lds<float2>(kept + 4 * CHUNK), direct);
-        dskip += me.value(C::HEAD_SUMS + 2 * CHUNK);
+        da = plus(head.da, da);
+        direct = plus(head.direct, direct);
+        dskip += head.dskip;
     }
     if (tile + 1 < in.tiles) {
-        sync_warp();
-        sts<float2>(kept, da);
-        sts<float2>(kept + 4 * CHUNK, direct);
-        if (lane == 0) sts<float>(me.address(C::HEAD_SUMS + 2 * CHUNK), dskip);
-        sync_warp();
+        head = {da, direct, dskip};
         return;
     }
     float dA = 0.0f, dbias = 0.0f;

@@ -26,9 +26,10 @@ static inline bool has_hopper_kernels() {
 
 /* Units of a block of the kernels for compute capability 9.0, by the sizes of a call that takes_tensor_cores(): 4, or 2
  * where a group has no more; where there are no segments to cut, blocks of 4 are for three quarters of the
- * multiprocessors or less, and blocks of 2 for all at most; or where segments are so short that states, which are
- * stored, joined and loaded once a segment, take longer than B and C of twice as many chunks.  1 where a group has one,
- * which then has the block.  0: it takes others. */
+ * multiprocessors or less, and blocks of 2 for all at most; where blocks of 2 are for more than three quarters of them
+ * and for all at most, and so need no segments; or where segments are so short that states, which are stored, joined and
+ * loaded once a segment, take longer than B and C of twice as many chunks.  1 where a group has one, which then has the
+ * block.  0: it takes others. */
 static inline int units_by_sizes(const gt_ssd_args& a, const Device& device) {
     const int64_t units = units_of_group(a), room = device.multiprocessors;
     if (a.dtype == GT_F32 || device.compute_capability != 90) return 0;
@@ -36,6 +37,7 @@ static inline int units_by_sizes(const gt_ssd_args& a, const Device& device) {
     const int64_t sequences = most_sequences(sequences_of(a)) * a.G;
     const int64_t with_4 = sequences * ((units + 3) / 4), with_2 = sequences * ((units + 1) / 2);
     if (a.T > 2 * CHECKPOINT && with_4 * a.T <= 2 * CHECKPOINT * room) return 2;
+    if (with_2 <= room && 4 * with_2 > 3 * room) return 2;
     return units > 2 && (with_2 > room || 4 * with_4 > 3 * room || a.T > 2 * CHECKPOINT) ? 4 : 2;
 }
 
