@@ -151,6 +151,17 @@ GT_HD uint32_t larger_magnitudes(uint32_t most, uint32_t pair) {
 #endif
 }
 
+/* A pair of bf16 times a pair of powers of two: exact but for what is too small for bf16 to hold. */
+GT_HD uint32_t times_power_bf16(uint32_t pair, uint32_t powers) {
+#if GT_SM80
+    uint32_t product; /* minus 0 keeps the sign of a zero */
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(pair), "r"(powers), "r"(0x80008000u));
+    return product;
+#else
+    return pack_bf16(unpack_bf16_lo(pair) * unpack_bf16_lo(powers), unpack_bf16_hi(pair) * unpack_bf16_hi(powers));
+#endif
+}
+
 /* Products of two pairs of f16, each rounded once. */
 GT_HD uint32_t multiply_f16(uint32_t a, uint32_t b) {
 #ifdef __CUDA_ARCH__

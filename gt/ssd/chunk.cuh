@@ -101,6 +101,23 @@ GT_DEV void load_tile(uint32_t tile, const T* first, int64_t pitch, int rows, in
     }
 }
 
+/* As load_tile, where no row and no column is beyond: half the instructions. */
+template <int COLUMNS, int THREADS, class T>
+GT_DEV void load_whole_tile(uint32_t tile, const T* first, int64_t pitch) {
+    using S = TileShape<COLUMNS>;
+    constexpr int STEP = THREADS / S::PIECES; /* rows at a time */
+    static_assert(THREADS % S::PIECES == 0 && STEP % 8 == 0, "a thread's rows have one exchange");
+    const int thread = thread_here(), row0 = thread / S::PIECES, piece = thread % S::PIECES;
+    const T* from = first + row0 * pitch + 8 * piece;
+    const uint32_t to = tile + tile_address<COLUMNS>(row0, piece);
+    GT_UNROLL
+    for (int k = 0; k < (CHUNK + STEP - 1) / STEP; k++) {
+        if (CHUNK % STEP && row0 + k * STEP >= CHUNK) break;
+        cp_async<16>(to + k * STEP * S::PITCH_BYTES, from);
+        from += STEP * pitch;
+    }
+}
+
 /* ---- numbers --------------------------------------------------------------------------------------------------- */
 
 /* How a warp goes through the rows of a tile: LANES lanes a row, PIECES pieces each, ROWS rows at a time; no bank
@@ -115,8 +132,10 @@ struct RowLanes {
         row = S::PIECES >= 8 ? i / 2 + i % 2 * 4 : i;
         piece = lane % LANES;
     }
-    GT_METHOD uint32_t address(int block, int i) const {
-        return (uint32_t)tile_address<COLUMNS>(block * ROWS + row, piece + LANES * i);
+    GT_METHOD uint32_t address(int block, int i) const { /* ROWS is a multiple of 8: one exchange for every block */
+        const uint32_t k = 16u * (uint32_t)(LANES * i);
+        return ((uint32_t)tile_address<COLUMNS>(row, piece) ^ (k & 127u)) + (k & ~127u) +
+               (uint32_t)(block * ROWS * S::PITCH_BYTES);
     }
 };
 
@@ -168,6 +187,21 @@ GT_DEV uint32_t scaled_f16(uint32_t pair, float power) {
     return pack_f16(Element<T>::lo(pair) * power, Element<T>::hi(pair) * power);
 }
 
+/* Four of them. */
+template <class T>
+GT_DEV uint4 scaled_f16(const uint4& pairs, float power) {
+    uint32_t x[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+    const uint32_t bits = as_uint(power), both = bits | bits >> 16; /* as a pair of bf16 */
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        if constexpr (std::is_same<T, bf16>::value)
+            x[i] = scaled_f16<bf16>(times_power_bf16(x[i], both), 1.0f);
+        else
+            x[i] = scaled_f16<T>(x[i], power);
+    }
+    return {x[0], x[1], x[2], x[3]};
+}
+
 /* Turns the 64 rows of a tile into f16 in place, each row times a power of two; inverses[row] <- what undoes it, for
  * the products.  Exact but for elements more than 2^27 times smaller than their row's largest.  The rows are shared out
  * to `warps` warps, of which this is number `warp`. */
@@ -190,8 +224,7 @@ GT_DEV void rows_to_f16(uint32_t tile, uint32_t inverses, int warp, int warps) {
             const uint4 from = x[i / Lanes::PIECES][i % Lanes::PIECES];
             const float value = power[i / Lanes::PIECES].value;
             sts<uint4>(tile + at.address(block + i / Lanes::PIECES * warps, i % Lanes::PIECES),
-                       {scaled_f16<T>(from.x, value), scaled_f16<T>(from.y, value), scaled_f16<T>(from.z, value),
-                        scaled_f16<T>(from.w, value)});
+                       scaled_f16<T>(from, value));
         }
         GT_UNROLL
         for (int k = 0; k < AT_ONCE; k++)

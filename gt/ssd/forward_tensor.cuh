@@ -53,6 +53,30 @@ struct TensorParams {
     GroupTiles groups;           /* scratch of forward_maps_kernel; no pointers: another kernel runs */
 };
 
+/* Where chunks begin in global memory: addresses that one thread moves on, so that no other multiplies by strides of 64
+ * bits.  They lie in shared memory, as Cursor does; the caller synchronises. */
+struct Streams {
+    static constexpr int COUNT = 6, WHOLE = 8 * COUNT, BYTES = WHOLE + 8;
+    uint32_t addresses;
+
+    template <class T>
+    GT_METHOD void begin(int stream, const void* data, int64_t offset) const {
+        sts<int64_t>(addresses + 8 * stream, (int64_t) reinterpret_cast<uintptr_t>(data) + offset * (int)sizeof(T));
+    }
+    template <class T>
+    GT_METHOD void move(int stream, int64_t elements) const {
+        const uint32_t at = addresses + 8 * stream;
+        sts<int64_t>(at, lds<int64_t>(at) + elements * (int)sizeof(T));
+    }
+    template <class T>
+    GT_METHOD T* at(int stream) const {
+        return global_pointer<T>(reinterpret_cast<void*>((uintptr_t)lds<int64_t>(addresses + 8 * stream)));
+    }
+    /* Chunks up to this one are whole, and so are their tiles. */
+    GT_METHOD void set_whole(int chunks) const { sts<int>(addresses + WHOLE, chunks); }
+    GT_METHOD int whole() const { return lds<int>(addresses + WHOLE); }
+};
+
 /* Where things lie in shared memory, in bytes. */
 template <class T_, int NP_>
 struct ForwardTile {
@@ -72,7 +96,9 @@ struct ForwardTile {
     static constexpr int X_INVERSE = C_INVERSE + 4 * CHUNK;      /* [UNITS] */
     static constexpr int BOUNDS = X_INVERSE + UNITS * 4 * CHUNK; /* [WARPS], of what they have of the state */
     static constexpr int CURSOR = BOUNDS + 4 * WARPS;
-    static constexpr int BYTES = CURSOR + Cursor::BYTES;
+    static constexpr int STREAMS = CURSOR + Cursor::BYTES;
+    static constexpr int X_STREAM = 0, B_STREAM = UNITS, C_STREAM = B_STREAM + 1, Y_STREAM = C_STREAM + 1;
+    static constexpr int BYTES = STREAMS + Streams::BYTES;
     static constexpr int MIN_BLOCKS = 2;
     static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
     static_assert(STAGING >= WarpState<NP>::STAGING && STAGING >= 1024 && STAGING % 128 == 0, "holds 32 tokens of y");
@@ -104,251 +130,21 @@ GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& str
     load_tile<NP, THREADS>(tile, first, stride.t, cursor.tokens(chunk), in.columns);
 }
 
-/* The power of two of M, from bounds of Delta_s B_s x_s, C_t and the growth.  y is summed with the same, so that what
- * the state gives, which may be much larger, must not overflow. */
-template <class Tile>
-GT_DEV Power pair_power(uint32_t smem, int unit) {
-    const uint32_t addresses = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
-    const int t = 2 * here();
-    const float2 b = lds<float2>(smem + Tile::B_INVERSE + 4 * t), c = lds<float2>(smem + Tile::C_INVERSE + 4 * t);
-    const float2 x = lds<float2>(smem + Tile::X_INVERSE + 4 * (CHUNK * unit + t));
-    const float2 delta = lds<float2>(addresses + 4 * (Factors::DELTA + t));
-    float right = fmaxf(fabsf(delta.x) * b.x * x.x, fabsf(delta.y) * b.y * x.y), left = fmaxf(c.x, c.y);
+/* Whole tiles of units, whose first is stream `first`. */
+template <class T>
+GT_DEV void load_whole_units(const Streams& streams, int first, int64_t pitch, uint32_t tiles, int units) {
     GT_UNROLL
-    for (int mask = 1; mask < 32; mask *= 2) {
-        right = fmaxf(right, shfl_xor(right, mask));
-        left = fmaxf(left, shfl_xor(left, mask));
-    }
-    const float4 states = lds<float4>(smem + Tile::BOUNDS + 4 * UNIT_WARPS * unit);
-    right = fmaxf(right * 0x1p14f, fmaxf(fmaxf(states.x, states.y), fmaxf(states.z, states.w)) * 0x1p-106f);
-    return power_of(finite(left * right * lds<float>(addresses + 4 * Factors::GROWTH) * (0x1p14f * Tile::NP)));
+    for (int unit = 0; unit < UNITS; unit++)
+        if (unit < units)
+            load_whole_tile<64, THREADS>(tiles + unit * TileShape<64>::BYTES, streams.at<T>(first + unit), pitch);
 }
 
-/* M of a unit's block (tb, sb) from S: tokens 16 tb + g and + 8, 16 sb + 2j, + 1, + 8, + 9. */
-template <class Tile>
-GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S)[2][4], float power) {
-    const int lane = here(), g = lane / 4, j = lane % 4, t = BLOCK * tb + g, s = BLOCK * sb + 2 * j;
-    const uint32_t addresses = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
-    const auto value = [&](int at, int i) { return lds<float>(addresses + 4 * (at + i)); };
-    const auto two = [&](int at, int i) { return lds<float2>(addresses + 4 * (at + i)); };
-    float left[2] = {lds<float>(smem + Tile::C_INVERSE + 4 * t) * power,
-                     lds<float>(smem + Tile::C_INVERSE + 4 * (t + 8)) * power};
-    float2 right[2];
-    GT_UNROLL
-    for (int n = 0; n < 2; n++) {
-        const float2 delta = two(Factors::DELTA, s + 8 * n),
-                     inverse = lds<float2>(smem + Tile::B_INVERSE + 4 * (s + 8 * n));
-        const float2 x = lds<float2>(smem + Tile::X_INVERSE + 4 * (CHUNK * unit + s + 8 * n));
-        right[n] = {delta.x * inverse.x * x.x, delta.y * inverse.y * x.y};
-    }
-    float M[2][4];
-    if (tb == sb) {
-        const float2 corner = two(Factors::HALF, s), upper = two(Factors::DIAGONAL, 8 * t + 2 * j),
-                     lower = two(Factors::DIAGONAL, 8 * (t + 8) + 2 * j);
-        const float below = left[1] * value(Factors::HALF, t + 8);
-        M[0][0] = S[0][0] * left[0] * (right[0].x * upper.x);
-        M[0][1] = S[0][1] * left[0] * (right[0].y * upper.y);
-        M[0][2] = S[0][2] * below * (right[0].x * corner.x);
-        M[0][3] = S[0][3] * below * (right[0].y * corner.y);
-        M[1][0] = M[1][1] = 0.0f;
-        M[1][2] = S[1][2] * left[1] * (right[1].x * lower.x);
-        M[1][3] = S[1][3] * left[1] * (right[1].y * lower.y);
-    } else {
-        const float between = lds<float>(addresses + 4 * between_index(tb, sb));
-        left[0] *= value(Factors::U, t);
-        left[1] *= value(Factors::U, t + 8);
-        GT_UNROLL
-        for (int n = 0; n < 2; n++) {
-            const float2 V = two(Factors::V, s + 8 * n);
-            right[n].x *= V.x * between;
-            right[n].y *= V.y * between;
-            GT_UNROLL
-            for (int e = 0; e < 4; e++) M[n][e] = S[n][e] * left[e / 2] * (e % 2 ? right[n].y : right[n].x);
-        }
-    }
-    const uint32_t to = smem + Tile::M + unit * Tile::PAIR_BLOCKS * Tile::BLOCK_BYTES + pair_block(tb, sb) + 4 * j;
-    GT_UNROLL
-    for (int i = 0; i < 4; i++)
-        sts<uint32_t>(to + tile_address<16>(g + 8 * (i / 2), i % 2),
-                      pack_f16(M[i % 2][2 * (i / 2)], M[i % 2][2 * (i / 2) + 1]));
-}
-
-/* Blocks (tb, sb) ... (tb, sb + COUNT-1) of S, and of each unit's M. */
-template <class Tile, int COUNT>
-GT_DEV void make_pairs(uint32_t smem, uint32_t B, int units, int tb, int sb) {
-    float S[COUNT][2][4] = {};
-    const uint32_t left = by_rows<Tile::NP>(smem + Tile::C), right = by_columns<Tile::NP>(B);
-    GT_UNROLL
-    for (int k = 0; k < Tile::NP / 16; k++) {
-        uint32_t c[4], b[4];
-        ldmatrix_x4(c, tile_at<Tile::NP>(left, tb, k));
-        GT_UNROLL
-        for (int i = 0; i < COUNT; i++) {
-            ldmatrix_x4(b, tile_at<Tile::NP>(right, sb + i, k));
-            mma_f16(S[i][0], c, b[0], b[1]);
-            mma_f16(S[i][1], c, b[2], b[3]);
-        }
-    }
-    GT_NO_UNROLL
-    for (int unit = 0; unit < units; unit++) {
-        const float power = pair_power<Tile>(smem, unit).value;
-        GT_UNROLL
-        for (int i = 0; i < COUNT; i++) store_pairs<Tile>(smem, unit, tb, sb + i, S[i], power);
-    }
-}
-
-/* y of 32 tokens, 16 tb + g (+ 8) for tb from 2 `round` on, in rows 16 unit_warp + 8 n + 2j, + 1 of the unit: products.
- * */
-template <class Tile>
-GT_DEV void make_y(uint32_t smem, uint32_t x, int round, int unit, int unit_warp, const WarpState<Tile::NP>& state,
-                   float (&y)[2][2][4]) {
-    const int g = here() / 4;
-    const uint32_t addresses = smem + Tile::FACTORS + 4 * (Factors::COUNT * unit + Factors::PRE);
-    GT_UNROLL
-    for (int i = 0; i < 16; i++) y[i / 8][i / 4 % 2][i % 4] = 0.0f;
-    const uint32_t C = by_rows<Tile::NP>(smem + Tile::C) + 32 * round * TileShape<Tile::NP>::PITCH_BYTES;
-    GT_UNROLL
-    for (int k = 0; k < Tile::NP / 16; k++) {
-        uint32_t H[2][2];
-        GT_UNROLL
-        for (int i = 0; i < 4; i++) {
-            const float(&from)[4] = state.H[2 * k + i % 2];
-            H[i / 2][i % 2] = pack_f16(from[i / 2 * 2], from[i / 2 * 2 + 1]);
-        }
-        GT_UNROLL
-        for (int tb = 0; tb < 2; tb++) {
-            uint32_t c[4];
-            ldmatrix_x4(c, tile_at<Tile::NP>(C, tb, k));
-            GT_UNROLL
-            for (int n = 0; n < 2; n++) mma_f16(y[tb][n], c, H[n][0], H[n][1]);
-        }
-    }
-    const float power =
-        state.power.inverse * lds<float>(smem + Tile::WEIGHTS + 4 * (Weights::COUNT * unit + Weights::PAIRS));
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) {
-        const int t = 32 * round + 8 * i + g;
-        const float pre = lds<float>(addresses + 4 * t) * lds<float>(smem + Tile::C_INVERSE + 4 * t),
-                    factor = finite(pre * power);
-        GT_UNROLL
-        for (int n = 0; n < 2; n++) {
-            y[i / 2][n][i % 2 * 2] *= factor;
-            y[i / 2][n][i % 2 * 2 + 1] *= factor;
-        }
-    }
-    uint32_t M = by_rows<16>(smem + Tile::M + unit * Tile::PAIR_BLOCKS * Tile::BLOCK_BYTES) + pair_block(2 * round, 0);
-    const uint32_t rows = by_rows<64>(x), next = pair_block(2 * round + 1, 0) - pair_block(2 * round, 0);
-    GT_NO_UNROLL
-    for (int sb = 0; sb < 2 * round + 2; sb++) {
-        uint32_t right[4], m[4];
-        ldmatrix_x4_trans(right, tile_at<64>(rows, sb, unit_warp));
-        GT_UNROLL
-        for (int tb = 0; tb < 2; tb++) {
-            if (sb > 2 * round + tb) continue;
-            ldmatrix_x4(m, M + tb * next);
-            GT_UNROLL
-            for (int n = 0; n < 2; n++) mma_f16(y[tb][n], m, right[2 * n], right[2 * n + 1]);
-        }
-        M += Tile::BLOCK_BYTES;
-    }
-}
-
-/* The rest of y, and to memory.  A lane has pairs of columns; with its neighbour it makes fours, so that the lanes of a
- * token write 32 bytes side by side. */
-template <class Tile>
-GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Cursor& cursor, int chunk, int round,
-                    int unit, int unit_warp, float (&y)[2][2][4]) {
-    using T = typename Tile::T;
-    using E = Element<T>;
-    const Problem& in = p.in;
-    const int lane = here(), g = lane / 4, j = lane % 4, h = cursor.head(unit),
-              row0 = cursor.row0(unit) + 16 * unit_warp;
-    const float undo = inverse_of(lds<float>(smem + Tile::WEIGHTS + 4 * (Weights::COUNT * unit + Weights::PAIRS)));
-    GT_UNROLL
-    for (int i = 0; i < 16; i++) y[i / 8][i / 4 % 2][i % 4] *= undo;
-    const int64_t token = cursor.token(chunk) + 32 * round + g;
-    const int tokens = cursor.tokens(chunk) - 32 * round - g;
-    if (p.share) {
-        float* share = p.share + ((cursor.b() * in.sequences.T + token) * in.H + h) * in.P + row0 + 2 * j;
-        GT_UNROLL
-        for (int i = 0; i < 8; i++) {
-            float* to = &y[i / 4][i % 2][i / 2 % 2 * 2];
-            if (8 * (i / 2) >= tokens || row0 + 8 * (i % 2) >= in.P) continue;
-            float* address = share + 8 * (i / 2) * in.H * in.P + 8 * (i % 2);
-            if (p.has_share) {
-                const float2 before = ldg<float2>(address);
-                to[0] += before.x;
-                to[1] += before.y;
-            }
-            if (p.leaves_share) stg<float2>(address, {to[0], to[1]});
-        }
-        if (p.leaves_share) return;
-    }
-    if (in.Dskip) {
-        float2 skip[2];
-        GT_UNROLL
-        for (int n = 0; n < 2; n++) {
-            const int row = row0 + 8 * n + 2 * j;
-            skip[n] = {0.0f, 0.0f};
-            if (!in.skip_per_channel)
-                skip[n].x = skip[n].y = in.Dskip[h];
-            else if (row < in.P)
-                skip[n] = {in.Dskip[(int64_t)h * in.P + row], in.Dskip[(int64_t)h * in.P + row + 1]};
-        }
-        const uint32_t rows = by_rows<64>(x);
-        GT_UNROLL
-        for (int i = 0; i < 2; i++) {
-            uint32_t plain[4];
-            ldmatrix_x4(plain, tile_at<64>(rows, 2 * round + i, unit_warp));
-            const uint32_t inverses = smem + Tile::X_INVERSE + 4 * (CHUNK * unit + 32 * round + BLOCK * i + g);
-            const float inverse[2] = {lds<float>(inverses), lds<float>(inverses + 32)};
-            GT_UNROLL
-            for (int e = 0; e < 4; e++) { /* n = e / 2, tokens + 8 (e % 2) */
-                float* to = &y[i][e / 2][e % 2 * 2];
-                to[0] = fma_rn(skip[e / 2].x, unpack_f16_lo(plain[e]) * inverse[e % 2], to[0]);
-                to[1] = fma_rn(skip[e / 2].y, unpack_f16_hi(plain[e]) * inverse[e % 2], to[1]);
-            }
-        }
-    }
-    const auto load = [&](const void* data, const gt_stride& stride, uint32_t(&values)[8]) {
-        const T* from = static_cast<const T*>(data) + offset_of(stride, cursor.b(), token, h) + row0 + 2 * j;
-        GT_UNROLL
-        for (int i = 0; i < 8; i++)
-            values[i] = 8 * (i / 2) < tokens && row0 + 8 * (i % 2) < in.P
-                            ? ldg<uint32_t>(from + 8 * (i / 2) * stride.t + 8 * (i % 2))
-                            : 0;
-    };
-    if (in.z) {
-        uint32_t values[8];
-        load(in.z, in.z_stride, values);
-        GT_UNROLL
-        for (int i = 0; i < 8; i++) {
-            float* to = &y[i / 4][i % 2][i / 2 % 2 * 2];
-            const float z[2] = {E::lo(values[i]), E::hi(values[i])};
-            to[0] *= p.makes_dz ? dsilu(z[0]) : silu(z[0]);
-            to[1] *= p.makes_dz ? dsilu(z[1]) : silu(z[1]);
-        }
-        if (p.makes_dz) {
-            load(in.dy, in.dy_stride, values);
-            GT_UNROLL
-            for (int i = 0; i < 8; i++) {
-                float* to = &y[i / 4][i % 2][i / 2 % 2 * 2];
-                to[0] *= E::lo(values[i]);
-                to[1] *= E::hi(values[i]);
-            }
-        }
-    }
-    const bool odd = j % 2; /* has columns 8 + 4 (j / 2) ..., the other 4 (j / 2) ... */
-    T* to = static_cast<T*>(p.y) + offset_of(p.y_stride, cursor.b(), token, h) + row0 + (odd ? 8 : 0) + j / 2 * 4;
-    const bool exists = row0 + (odd ? 8 : 0) < in.P;
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) {
-        const uint32_t first = E::pack(y[i / 2][0][i % 2 * 2], y[i / 2][0][i % 2 * 2 + 1]);
-        const uint32_t second = E::pack(y[i / 2][1][i % 2 * 2], y[i / 2][1][i % 2 * 2 + 1]);
-        const uint32_t other = shfl_xor(odd ? first : second, 1);
-        if (exists && 8 * i < tokens) stg<uint2>(to, odd ? uint2{other, second} : uint2{first, other});
-        to += 8 * p.y_stride.t;
-    }
+/* The chunks of a segment that are whole in every tile of the block. */
+template <int NP>
+GT_DEV int whole_chunks(const Problem& in, const Cursor& cursor) {
+    bool all = in.columns == NP;
+    for (int unit = 0; unit < cursor.units(); unit++) all = all && cursor.row0(unit) + TILE_P <= in.P;
+    return all ? (int)(cursor.left(0) / CHUNK) : 0;
 }
 
 /* Weights of the state's update, Delta suf (reverse: pre) and what undoes the powers of both tiles, of the tokens 2
@@ -370,6 +166,259 @@ GT_DEV float2 update_bounds(float2 weight) {
     return {finite(fabsf(weight.x) * 0x1p14f), finite(fabsf(weight.y) * 0x1p14f)};
 }
 
+/* What the unit's products take of its tokens, by one warp, tokens 2 lane, 2 lane + 1 a lane: weights of the update, the
+ * power of two of M, and, where the factors lie of which they are made:
+ *     DELTA  Delta with the inverses of B and x: right factors of M      V    V times that
+ *     SUF    C's inverse with M's power: left factors of M               U    U times that
+ *     PRE    PRE with C's inverse                                        x's inverses  times Dskip of a head
+ * M's power is from bounds of Delta_s B_s x_s, C_t and the growth.  y is summed with the same, so that what the state
+ * gives, which may be much larger, must not overflow. */
+template <class Tile>
+GT_DEV void make_unit_factors(uint32_t smem, int unit, float skip) {
+    const int t = 2 * here();
+    const uint32_t addresses = smem + Tile::FACTORS + 4 * Factors::COUNT * unit,
+                   weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit,
+                   inverses = smem + Tile::X_INVERSE + 4 * (CHUNK * unit + t);
+    const auto two = [&](int at) { return lds<float2>(addresses + 4 * (at + t)); };
+    const auto put = [&](int at, float x, float y) { sts<float2>(addresses + 4 * (at + t), {x, y}); };
+    const float2 weight =
+        update_weight(addresses, smem + Tile::X_INVERSE + 4 * CHUNK * unit, smem + Tile::B_INVERSE, false);
+    make_weights(weights, weight, update_bounds(weight));
+    const float2 b = lds<float2>(smem + Tile::B_INVERSE + 4 * t), c = lds<float2>(smem + Tile::C_INVERSE + 4 * t);
+    const float2 x = lds<float2>(inverses), delta = two(Factors::DELTA);
+    const float2 right = {delta.x * b.x * x.x, delta.y * b.y * x.y};
+    float most = fmaxf(fabsf(right.x), fabsf(right.y)), most_left = fmaxf(c.x, c.y);
+    GT_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) {
+        most = fmaxf(most, shfl_xor(most, mask));
+        most_left = fmaxf(most_left, shfl_xor(most_left, mask));
+    }
+    const float4 states = lds<float4>(smem + Tile::BOUNDS + 4 * UNIT_WARPS * unit);
+    most = fmaxf(most * 0x1p14f, fmaxf(fmaxf(states.x, states.y), fmaxf(states.z, states.w)) * 0x1p-106f);
+    const float growth = lds<float>(addresses + 4 * Factors::GROWTH),
+                power = power_of(finite(most_left * most * growth * (0x1p14f * Tile::NP))).value;
+    const float2 left = {c.x * power, c.y * power}, U = two(Factors::U), V = two(Factors::V), pre = two(Factors::PRE);
+    put(Factors::DELTA, right.x, right.y);
+    put(Factors::V, right.x * V.x, right.y * V.y);
+    put(Factors::SUF, left.x, left.y);
+    put(Factors::U, left.x * U.x, left.y * U.y);
+    put(Factors::PRE, pre.x * c.x, pre.y * c.y);
+    sts<float2>(inverses, {x.x * skip, x.y * skip});
+    if (t == 0) sts<float>(weights + 4 * Weights::PAIRS, power);
+}
+
+/* M of a unit's block (tb, sb) from S: tokens 16 tb + g and + 8, 16 sb + 2j, + 1, + 8, + 9. */
+template <class Tile>
+GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S)[2][4]) {
+    const int lane = here(), g = lane / 4, j = lane % 4, t = BLOCK * tb + g, s = BLOCK * sb + 2 * j;
+    const uint32_t addresses = smem + Tile::FACTORS + 4 * Factors::COUNT * unit, of_t = addresses + 4 * t,
+                   of_s = addresses + 4 * s;
+    float M[2][4];
+    if (tb == sb) {
+        const uint32_t diagonal = addresses + 4 * (Factors::DIAGONAL + 8 * t + 2 * j);
+        const float left[2] = {lds<float>(of_t + 4 * Factors::SUF), lds<float>(of_t + 4 * (Factors::SUF + 8))};
+        const float2 right[2] = {lds<float2>(of_s + 4 * Factors::DELTA), lds<float2>(of_s + 4 * (Factors::DELTA + 8))};
+        const float2 corner = lds<float2>(of_s + 4 * Factors::HALF), upper = lds<float2>(diagonal),
+                     lower = lds<float2>(diagonal + 4 * 8 * 8);
+        const float below = left[1] * lds<float>(of_t + 4 * (Factors::HALF + 8));
+        M[0][0] = S[0][0] * left[0] * (right[0].x * upper.x);
+        M[0][1] = S[0][1] * left[0] * (right[0].y * upper.y);
+        M[0][2] = S[0][2] * below * (right[0].x * corner.x);
+        M[0][3] = S[0][3] * below * (right[0].y * corner.y);
+        M[1][0] = M[1][1] = 0.0f;
+        M[1][2] = S[1][2] * left[1] * (right[1].x * lower.x);
+        M[1][3] = S[1][3] * left[1] * (right[1].y * lower.y);
+    } else {
+        const float between = lds<float>(addresses + 4 * between_index(tb, sb));
+        const float left[2] = {lds<float>(of_t + 4 * Factors::U) * between,
+                               lds<float>(of_t + 4 * (Factors::U + 8)) * between};
+        GT_UNROLL
+        for (int n = 0; n < 2; n++) {
+            const float2 right = lds<float2>(of_s + 4 * (Factors::V + 8 * n));
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) M[n][e] = S[n][e] * left[e / 2] * (e % 2 ? right.y : right.x);
+        }
+    }
+    const uint32_t to = smem + Tile::M + unit * Tile::PAIR_BLOCKS * Tile::BLOCK_BYTES + pair_block(tb, sb) + 4 * j;
+    GT_UNROLL
+    for (int i = 0; i < 4; i++)
+        sts<uint32_t>(to + tile_address<16>(g + 8 * (i / 2), i % 2),
+                      pack_f16(M[i % 2][2 * (i / 2)], M[i % 2][2 * (i / 2) + 1]));
+}
+
+/* Blocks (tb, sb) ... (tb, sb + COUNT-1) of S, and of each unit's M, once the factors of all units are there. */
+template <class Tile, int COUNT>
+GT_DEV void make_pairs(uint32_t smem, uint32_t B, int units, int tb, int sb) {
+    float S[COUNT][2][4] = {};
+    const uint32_t left = by_rows<Tile::NP>(smem + Tile::C), right = by_columns<Tile::NP>(B);
+    GT_UNROLL
+    for (int k = 0; k < Tile::NP / 16; k++) {
+        uint32_t c[4], b[4];
+        ldmatrix_x4(c, tile_at<Tile::NP>(left, tb, k));
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) {
+            ldmatrix_x4(b, tile_at<Tile::NP>(right, sb + i, k));
+            mma_f16(S[i][0], c, b[0], b[1]);
+            mma_f16(S[i][1], c, b[2], b[3]);
+        }
+    }
+    bar_sync(1, THREADS);
+    GT_NO_UNROLL
+    for (int unit = 0; unit < units; unit++) {
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) store_pairs<Tile>(smem, unit, tb, sb + i, S[i]);
+    }
+}
+
+/* y of tokens 16 tb + g and + 8, in rows 16 unit_warp + 8 n + 2j, + 1 of the unit: products. */
+template <class Tile>
+GT_DEV void make_y(uint32_t smem, uint32_t x, int unit, int unit_warp, const WarpState<Tile::NP>& state,
+                   float (&y)[BLOCKS][2][4]) {
+    const int g = here() / 4;
+    GT_UNROLL
+    for (int i = 0; i < 8 * BLOCKS; i++) y[i / 8][i / 4 % 2][i % 4] = 0.0f;
+    const uint32_t C = by_rows<Tile::NP>(smem + Tile::C);
+    GT_UNROLL
+    for (int k = 0; k < Tile::NP / 16; k++) {
+        uint32_t H[2][2];
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            const float(&from)[4] = state.H[2 * k + i % 2];
+            H[i / 2][i % 2] = pack_f16(from[i / 2 * 2], from[i / 2 * 2 + 1]);
+        }
+        GT_UNROLL
+        for (int tb = 0; tb < BLOCKS; tb++) {
+            uint32_t c[4];
+            ldmatrix_x4(c, tile_at<Tile::NP>(C, tb, k));
+            GT_UNROLL
+            for (int n = 0; n < 2; n++) mma_f16(y[tb][n], c, H[n][0], H[n][1]);
+        }
+    }
+    const uint32_t pre = smem + Tile::FACTORS + 4 * (Factors::COUNT * unit + Factors::PRE) + 4 * g;
+    const float power =
+        state.power.inverse * lds<float>(smem + Tile::WEIGHTS + 4 * (Weights::COUNT * unit + Weights::PAIRS));
+    GT_UNROLL
+    for (int i = 0; i < 2 * BLOCKS; i++) {
+        const float factor = finite(lds<float>(pre + 32 * i) * power);
+        GT_UNROLL
+        for (int n = 0; n < 2; n++) {
+            y[i / 2][n][i % 2 * 2] *= factor;
+            y[i / 2][n][i % 2 * 2 + 1] *= factor;
+        }
+    }
+    const uint32_t M = by_rows<16>(smem + Tile::M + unit * Tile::PAIR_BLOCKS * Tile::BLOCK_BYTES),
+                   rows = by_rows<64>(x);
+    GT_UNROLL
+    for (int sb = 0; sb < BLOCKS; sb++) {
+        uint32_t right[4], m[4];
+        ldmatrix_x4_trans(right, tile_at<64>(rows, sb, unit_warp));
+        GT_UNROLL
+        for (int tb = sb; tb < BLOCKS; tb++) {
+            ldmatrix_x4(m, M + pair_block(tb, sb));
+            GT_UNROLL
+            for (int n = 0; n < 2; n++) mma_f16(y[tb][n], m, right[2 * n], right[2 * n + 1]);
+        }
+    }
+}
+
+/* The rest of y, and to memory.  A lane has pairs of columns; with its neighbour it makes fours, so that the lanes of a
+ * token write 32 bytes side by side. */
+template <class Tile>
+GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Cursor& cursor, const Streams& streams,
+                    int chunk, int unit, int unit_warp, float (&y)[BLOCKS][2][4]) {
+    using T = typename Tile::T;
+    using E = Element<T>;
+    constexpr int PAIRS = 4 * BLOCKS;
+    const Problem& in = p.in;
+    const int lane = here(), g = lane / 4, j = lane % 4;
+    const auto pair = [&](int i) {
+        return &y[i / 4][i % 2][i / 2 % 2 * 2];
+    }; /* tokens 8 (i / 2) + g, columns 8 (i % 2) */
+    const float undo = inverse_of(lds<float>(smem + Tile::WEIGHTS + 4 * (Weights::COUNT * unit + Weights::PAIRS)));
+    GT_UNROLL
+    for (int i = 0; i < 2 * PAIRS; i++) pair(i / 2)[i % 2] *= undo;
+    const int tokens = cursor.tokens(chunk) - g;
+    const auto exists = [&](int i, int row0) { return 8 * (i / 2) < tokens && row0 + 8 * (i % 2) < in.P; };
+    if (p.share) {
+        const int h = cursor.head(unit), row0 = cursor.row0(unit) + 16 * unit_warp;
+        const int64_t token = cursor.b() * in.sequences.T + cursor.token(chunk) + g;
+        float* share = p.share + (token * in.H + h) * in.P + row0 + 2 * j;
+        GT_UNROLL
+        for (int i = 0; i < PAIRS; i++) {
+            float *to = pair(i), *address = share + 8 * (i % 2);
+            if (exists(i, row0) && p.has_share) {
+                const float2 before = ldg<float2>(address);
+                to[0] += before.x;
+                to[1] += before.y;
+            }
+            if (exists(i, row0) && p.leaves_share) stg<float2>(address, {to[0], to[1]});
+            if (i % 2) share += 8 * in.H * in.P;
+        }
+        if (p.leaves_share) return;
+    }
+    if (in.Dskip) {
+        float2 skip[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}}; /* that of a head is with x's inverses */
+        if (in.skip_per_channel) {
+            GT_UNROLL
+            for (int n = 0; n < 2; n++) {
+                const int row = cursor.row0(unit) + 16 * unit_warp + 8 * n + 2 * j;
+                const float* of_row = in.Dskip + (int64_t)cursor.head(unit) * in.P + row;
+                if (row < in.P) skip[n] = {of_row[0], of_row[1]};
+            }
+        }
+        const uint32_t rows = by_rows<64>(x), inverses = smem + Tile::X_INVERSE + 4 * (CHUNK * unit + g);
+        GT_UNROLL
+        for (int i = 0; i < BLOCKS; i++) {
+            uint32_t plain[4];
+            ldmatrix_x4(plain, tile_at<64>(rows, i, unit_warp));
+            const float inverse[2] = {lds<float>(inverses + 64 * i), lds<float>(inverses + 64 * i + 32)};
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) { /* n = e / 2, tokens + 8 (e % 2) */
+                float* to = &y[i][e / 2][e % 2 * 2];
+                float x[2] = {unpack_f16_lo(plain[e]), unpack_f16_hi(plain[e])};
+                if (in.skip_per_channel) x[0] *= skip[e / 2].x, x[1] *= skip[e / 2].y;
+                to[0] = fma_rn(x[0], inverse[e % 2], to[0]);
+                to[1] = fma_rn(x[1], inverse[e % 2], to[1]);
+            }
+        }
+    }
+    if (in.z) {
+        const int row0 = cursor.row0(unit) + 16 * unit_warp;
+        const auto load = [&](const void* data, const gt_stride& stride, int block, uint32_t(&values)[4]) {
+            const T* from = static_cast<const T*>(data) + row0 + 2 * j +
+                            offset_of(stride, cursor.b(), cursor.token(chunk) + BLOCK * block + g, cursor.head(unit));
+            GT_UNROLL
+            for (int i = 0; i < 4; i++)
+                values[i] =
+                    exists(4 * block + i, row0) ? ldg<uint32_t>(from + 8 * (i / 2) * stride.t + 8 * (i % 2)) : 0;
+        };
+        GT_UNROLL
+        for (int block = 0; block < BLOCKS; block++) {
+            uint32_t z[4], dy[4];
+            load(in.z, in.z_stride, block, z);
+            if (p.makes_dz) load(in.dy, in.dy_stride, block, dy);
+            GT_UNROLL
+            for (int i = 0; i < 4; i++) {
+                float* to = pair(4 * block + i);
+                to[0] *= p.makes_dz ? E::lo(dy[i]) * dsilu(E::lo(z[i])) : silu(E::lo(z[i]));
+                to[1] *= p.makes_dz ? E::hi(dy[i]) * dsilu(E::hi(z[i])) : silu(E::hi(z[i]));
+            }
+        }
+    }
+    const bool odd = j % 2; /* has columns 8 + 4 (j / 2) ..., the other 4 (j / 2) ... */
+    const int column = 16 * unit_warp + (odd ? 8 : 0) + j / 2 * 4;
+    T* to = streams.at<T>(Tile::Y_STREAM + unit) + g * p.y_stride.t + column;
+    const int rows = cursor.row0(unit) + column < in.P ? tokens : 0;
+    GT_UNROLL
+    for (int i = 0; i < 2 * BLOCKS; i++) {
+        const uint32_t first = E::pack(y[i / 2][0][i % 2 * 2], y[i / 2][0][i % 2 * 2 + 1]);
+        const uint32_t second = E::pack(y[i / 2][1][i % 2 * 2], y[i / 2][1][i % 2 * 2 + 1]);
+        const uint32_t other = shfl_xor(odd ? first : second, 1);
+        if (8 * i < rows) stg<uint2>(to, odd ? uint2{other, second} : uint2{first, other});
+        to += 8 * p.y_stride.t;
+    }
+}
+
 /* dt of the tokens 2 lane, 2 lane + 1 of a chunk. */
 GT_DEV void load_dt(const Problem& in, const Cursor& cursor, int unit, int chunk, float (&dt)[2]) {
     load_dt(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)), cursor.tokens(chunk), dt);
@@ -381,6 +430,34 @@ GT_DEV float chunk_decay(uint32_t addresses) {
     return scale.x + scale.y;
 }
 
+/* x and B of chunk 1, C of chunk 0, y of the one before it: they are moved on between the uses of the first two and of
+ * the others. */
+template <class Tile>
+GT_DEV void begin_streams(const TensorParams& p, const Cursor& cursor, const Streams& streams) {
+    using T = typename Tile::T;
+    const Problem& in = p.in;
+    for (int unit = 0; unit < UNITS; unit++) { /* of one that does not exist it is not used */
+        const int h = cursor.head(unit), row0 = cursor.row0(unit);
+        streams.begin<T>(Tile::X_STREAM + unit, in.x, offset_of(in.x_stride, cursor.b(), cursor.token(1), h) + row0);
+        streams.begin<T>(Tile::Y_STREAM + unit, p.y, offset_of(p.y_stride, cursor.b(), cursor.token(-1), h) + row0);
+    }
+    streams.begin<T>(Tile::B_STREAM, in.Bm, offset_of(in.Bm_stride, cursor.b(), cursor.token(1), cursor.group()));
+    streams.begin<T>(Tile::C_STREAM, in.Cm, offset_of(in.Cm_stride, cursor.b(), cursor.token(0), cursor.group()));
+    streams.set_whole(whole_chunks<Tile::NP>(in, cursor));
+}
+
+template <class Tile>
+GT_DEV void move_streams(const TensorParams& p, const Streams& streams) {
+    using T = typename Tile::T;
+    GT_UNROLL
+    for (int unit = 0; unit < UNITS; unit++) {
+        streams.move<T>(Tile::X_STREAM + unit, CHUNK * p.in.x_stride.t);
+        streams.move<T>(Tile::Y_STREAM + unit, CHUNK * p.y_stride.t);
+    }
+    streams.move<T>(Tile::B_STREAM, CHUNK * p.in.Bm_stride.t);
+    streams.move<T>(Tile::C_STREAM, CHUNK * p.in.Cm_stride.t);
+}
+
 /* One segment, chunk by chunk: steps 1 to 4.  Returns the item's number: no registers keep it. */
 template <class Tile>
 GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
@@ -389,7 +466,9 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
     const Problem& in = p.in;
     const uint32_t smem = smem_base();
     const Cursor cursor = {smem + Tile::CURSOR};
-    const int warp = warp_id(), unit = warp / UNIT_WARPS, unit_warp = warp % UNIT_WARPS;
+    const Streams streams = {smem + Tile::STREAMS};
+    const int warp = shfl_idx(warp_id(), 0); /* the compiler sees that it is uniform */
+    const int unit = warp / UNIT_WARPS, unit_warp = warp % UNIT_WARPS;
     const uint32_t addresses = smem + Tile::FACTORS + 4 * Factors::COUNT * unit,
                    next_dt = smem + Tile::DT + 4 * CHUNK * unit,
                    weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit;
@@ -398,6 +477,7 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
         const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
         if (!span.exists) return item;
         cursor.enter(in, span, item);
+        if (thread_id() == 0) begin_streams<Tile>(p, cursor, streams);
         const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
         const bool reads = start && unit < cursor.units();
         state.load(reads ? start + unit_state(in, cursor, unit, 0) : nullptr, cursor.row0(unit) + 16 * unit_warp, in);
@@ -433,10 +513,15 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
         cp_async_wait<0>();
         sync_threads();
         if (chunk + 1 < chunks) { /* into what the chunk before has left */
-            load_units<T>(in, in.x, in.x_stride, smem + Tile::X + (chunk + 1) % 2 * UNITS * Tile::TILE_X, cursor,
-                          chunk + 1);
-            load_group<T, NP>(in, in.Bm, in.Bm_stride, smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B, cursor,
-                              chunk + 1);
+            const uint32_t next_x = smem + Tile::X + (chunk + 1) % 2 * UNITS * Tile::TILE_X,
+                           next_B = smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B;
+            if (chunk + 1 < streams.whole()) {
+                load_whole_units<T>(streams, Tile::X_STREAM, in.x_stride.t, next_x, cursor.units());
+                load_whole_tile<NP, THREADS>(next_B, streams.at<T>(Tile::B_STREAM), in.Bm_stride.t);
+            } else {
+                load_units<T>(in, in.x, in.x_stride, next_x, cursor, chunk + 1);
+                load_group<T, NP>(in, in.Bm, in.Bm_stride, next_B, cursor, chunk + 1);
+            }
             if (active && unit_warp == 0) load_dt(in, cursor, unit, chunk + 1, dt);
         }
         cp_async_commit();
@@ -452,12 +537,10 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
         }
         sync_threads();
         if (active && unit_warp == 3) {
-            const float2 weight =
-                update_weight(addresses, smem + Tile::X_INVERSE + 4 * CHUNK * unit, smem + Tile::B_INVERSE, false);
-            make_weights(weights, weight, update_bounds(weight));
-            const Power pairs = pair_power<Tile>(smem, unit);
-            if (lane_id() == 0) sts<float>(weights + 4 * Weights::PAIRS, pairs.value);
+            const bool of_head = in.Dskip && !in.skip_per_channel;
+            make_unit_factors<Tile>(smem, unit, of_head ? in.Dskip[cursor.head(unit)] : 1.0f);
         }
+        if (warp == 1 && lane_id() == 0) move_streams<Tile>(p, streams);
         if (warp == 0)
             make_pairs<Tile, 2>(smem, B, cursor.units(), 1, 0);
         else if (warp == 4)
@@ -468,17 +551,19 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
             make_pairs<Tile, 1>(smem, B, cursor.units(), 3, warp - 2);
         else
             make_pairs<Tile, 1>(smem, B, cursor.units(), 2, warp - 5);
-        sync_threads();
+        sync_threads(); /* M is there */
         if (active && unit_warp == 0 && chunk + 1 < chunks)
             sts<float2>(next_dt + 8 * here(), {dt[0], dt[1]}); /* where B_INVERSE was until now */
-        GT_NO_UNROLL
-        for (int round = 0; active && round < 2; round++) {
-            float y[2][2][4];
-            make_y<Tile>(smem, x, round, unit, unit_warp, state, y);
-            store_y<Tile>(p, smem, x, cursor, chunk, round, unit, unit_warp, y);
+        if (active) {
+            float y[BLOCKS][2][4];
+            make_y<Tile>(smem, x, unit, unit_warp, state, y);
+            store_y<Tile>(p, smem, x, cursor, streams, chunk, unit, unit_warp, y);
         }
         sync_threads(); /* C and M are free */
-        if (chunk + 1 < chunks) load_group<T, NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, cursor, chunk + 1);
+        if (chunk + 1 < streams.whole())
+            load_whole_tile<NP, THREADS>(smem + Tile::C, streams.at<T>(Tile::C_STREAM), in.Cm_stride.t);
+        else if (chunk + 1 < chunks)
+            load_group<T, NP>(in, in.Cm, in.Cm_stride, smem + Tile::C, cursor, chunk + 1);
         cp_async_commit();
         if (!active) continue;
         state.template update<T>(x, 0, unit_warp, B, weights, chunk_decay(addresses));
