@@ -382,28 +382,30 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Curs
             }
         }
     }
-    if (in.z) {
+    const auto multiply = [&](const void* data, const gt_stride& stride, auto factor) {
         const int row0 = cursor.row0(unit) + 16 * unit_warp;
-        const auto load = [&](const void* data, const gt_stride& stride, int block, uint32_t(&values)[4]) {
-            const T* from = static_cast<const T*>(data) + row0 + 2 * j +
-                            offset_of(stride, cursor.b(), cursor.token(chunk) + BLOCK * block + g, cursor.head(unit));
-            GT_UNROLL
-            for (int i = 0; i < 4; i++)
-                values[i] =
-                    exists(4 * block + i, row0) ? ldg<uint32_t>(from + 8 * (i / 2) * stride.t + 8 * (i % 2)) : 0;
-        };
+        const T* from = static_cast<const T*>(data) + row0 + 2 * j +
+                        offset_of(stride, cursor.b(), cursor.token(chunk) + g, cursor.head(unit));
         GT_UNROLL
-        for (int block = 0; block < BLOCKS; block++) {
-            uint32_t z[4], dy[4];
-            load(in.z, in.z_stride, block, z);
-            if (p.makes_dz) load(in.dy, in.dy_stride, block, dy);
+        for (int i = 0; i < PAIRS; i += 4) {
+            uint32_t values[4];
             GT_UNROLL
-            for (int i = 0; i < 4; i++) {
-                float* to = pair(4 * block + i);
-                to[0] *= p.makes_dz ? E::lo(dy[i]) * dsilu(E::lo(z[i])) : silu(E::lo(z[i]));
-                to[1] *= p.makes_dz ? E::hi(dy[i]) * dsilu(E::hi(z[i])) : silu(E::hi(z[i]));
+            for (int k = 0; k < 4; k++) {
+                values[k] = exists(i + k, row0) ? ldg<uint32_t>(from + 8 * (k % 2)) : 0;
+                if (k % 2) from += 8 * stride.t;
+            }
+            GT_UNROLL
+            for (int k = 0; k < 4; k++) {
+                pair(i + k)[0] *= factor(E::lo(values[k]));
+                pair(i + k)[1] *= factor(E::hi(values[k]));
             }
         }
+    };
+    if (in.z && p.makes_dz) {
+        multiply(in.z, in.z_stride, [](float z) { return dsilu(z); });
+        multiply(in.dy, in.dy_stride, [](float dy) { return dy; });
+    } else if (in.z) {
+        multiply(in.z, in.z_stride, [](float z) { return silu(z); });
     }
     const bool odd = j % 2; /* has columns 8 + 4 (j / 2) ..., the other 4 (j / 2) ... */
     const int column = 16 * unit_warp + (odd ? 8 : 0) + j / 2 * 4;
