@@ -30,9 +30,17 @@ constexpr int CHUNK = 64;
 constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK;
 
 /* The lane and the thread, for addresses that are made anew in each chunk: kept over the loop they would take registers
- * from the state. */
-GT_DEV int here() { return made_here(lane_id()); }
-GT_DEV int thread_here() { return made_here(thread_id()); }
+ * from the state.  Known not to be negative, they are divided by shifts alone. */
+GT_DEV int here() {
+    const int lane = made_here(lane_id());
+    GT_ASSUME(lane >= 0 && lane < 32);
+    return lane;
+}
+GT_DEV int thread_here() {
+    const int thread = made_here(thread_id());
+    GT_ASSUME(thread >= 0 && thread < 1024);
+    return thread;
+}
 
 /* ---- tiles ----------------------------------------------------------------------------------------------------- */
 

@@ -469,7 +469,7 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
     const uint32_t smem = smem_base();
     const Cursor cursor = {smem + Tile::CURSOR};
     const Streams streams = {smem + Tile::STREAMS};
-    const int warp = shfl_idx(warp_id(), 0); /* the compiler sees that it is uniform */
+    const int warp = uniform_warp();
     const int unit = warp / UNIT_WARPS, unit_warp = warp % UNIT_WARPS;
     const uint32_t addresses = smem + Tile::FACTORS + 4 * Factors::COUNT * unit,
                    next_dt = smem + Tile::DT + 4 * CHUNK * unit,

@@ -24,6 +24,13 @@ constexpr int UNITS = 2, UNIT_WARPS = 4, WARPS = UNITS * UNIT_WARPS,
               THREADS = 32 * WARPS; /* of a block; UNIT_WARPS: of a unit */
 constexpr int SLOT_CHUNKS = CHECKPOINT / CHUNK;
 
+/* The warp, so that the compiler sees that its lanes agree. */
+GT_DEV int uniform_warp() {
+    const int warp = shfl_idx(warp_id(), 0);
+    GT_ASSUME(warp >= 0 && warp < WARPS);
+    return warp;
+}
+
 /* Where Problem::dy_inverses has the BLOCKS numbers of a chunk and tile.  slot: of all heads and batch elements. */
 GT_DEV int64_t inverses_index(const Problem& in, int64_t slot, int chunk, int tile) {
     return ((slot * SLOT_CHUNKS + chunk % SLOT_CHUNKS) * in.tiles + tile) * BLOCKS;
