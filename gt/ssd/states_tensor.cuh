@@ -39,11 +39,13 @@ struct StatesTile {
     static constexpr int STAGING = RIGHT + 2 * TILE_RIGHT;                /* [WARPS] */
     static constexpr int GATE = STAGING + WARPS * WarpState<NP>::STAGING; /* z: [UNITS] */
     static constexpr int FACTORS = GATE + UNITS * TILE_LEFT;              /* [UNITS] */
-    static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT;  /* [UNITS] */
-    static constexpr int INVERSE = WEIGHTS + UNITS * 4 * Weights::COUNT;
+    static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT;  /* [WARPS] */
+    static constexpr int INVERSE = WEIGHTS + WARPS * 4 * Weights::COUNT;
     static constexpr int LEFT_INVERSE = INVERSE + 4 * CHUNK; /* [UNITS] */
     static constexpr int CURSOR = LEFT_INVERSE + UNITS * 4 * CHUNK;
-    static constexpr int BYTES = CURSOR + Cursor::BYTES;
+    static constexpr int STREAMS = CURSOR + Cursor::BYTES;
+    static constexpr int LEFT_STREAM = 0, RIGHT_STREAM = UNITS, GATE_STREAM = RIGHT_STREAM + 1;
+    static constexpr int BYTES = STREAMS + Streams::BYTES;
     static constexpr int MIN_BLOCKS = 2;
     static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
     static_assert(STAGING % 128 == 0 && GATE % 128 == 0, "tiles begin at multiples of 128");
@@ -58,9 +60,9 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
     const Problem& in = p.in;
     const uint32_t smem = smem_base();
     const Cursor cursor = {smem + Tile::CURSOR};
-    const int warp = warp_id(), unit = warp / UNIT_WARPS, unit_warp = warp % UNIT_WARPS;
-    const uint32_t addresses = smem + Tile::FACTORS + 4 * Factors::COUNT * unit,
-                   weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit;
+    const Streams streams = {smem + Tile::STREAMS};
+    const int warp = uniform_warp(), unit = warp / UNIT_WARPS, unit_warp = warp % UNIT_WARPS;
+    const uint32_t addresses = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
     const void *left = REVERSE ? in.dy : in.x, *right = REVERSE ? in.Cm : in.Bm;
     const gt_stride &left_stride = REVERSE ? in.dy_stride : in.x_stride,
                     &right_stride = REVERSE ? in.Cm_stride : in.Bm_stride;
@@ -77,16 +79,39 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
         state.load(reads ? start + unit_state(in, cursor, unit, 0) : nullptr, cursor.row0(unit) + 16 * unit_warp, in);
     }
     const int chunks = cursor.chunks();
+    /* left and right of number 1, z of number 0: moved on between the uses of the two and of the other */
+    if (thread_id() == 0) {
+        const int first = REVERSE ? chunks - 1 : 0, second = REVERSE ? chunks - 2 : 1;
+        for (int k = 0; k < UNITS; k++) {
+            const int h = cursor.head(k), row0 = cursor.row0(k);
+            streams.begin<T>(Tile::LEFT_STREAM + k, left,
+                             offset_of(left_stride, cursor.b(), cursor.token(second), h) + row0);
+            streams.begin<T>(Tile::GATE_STREAM + k, in.z,
+                             offset_of(in.z_stride, cursor.b(), cursor.token(first), h) + row0);
+        }
+        streams.begin<T>(Tile::RIGHT_STREAM, right,
+                         offset_of(right_stride, cursor.b(), cursor.token(second), cursor.group()));
+        streams.set_whole(whole_chunks<NP>(in, cursor));
+    }
     const auto load = [&](int i) {
-        if (i < chunks) {
-            const int chunk = REVERSE ? chunks - 1 - i : i;
-            load_units<T>(in, left, left_stride, smem + Tile::LEFT + i % 2 * UNITS * Tile::TILE_LEFT, cursor, chunk);
-            load_group<T, NP>(in, right, right_stride, smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT, cursor, chunk);
+        const int chunk = REVERSE ? chunks - 1 - i : i;
+        const uint32_t lefts = smem + Tile::LEFT + i % 2 * UNITS * Tile::TILE_LEFT,
+                       rights = smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT;
+        if (i > 0 && i < chunks && chunk < streams.whole()) {
+            load_whole_units<T>(streams, Tile::LEFT_STREAM, left_stride.t, lefts, cursor.units());
+            load_whole_tile<NP, THREADS>(rights, streams.at<T>(Tile::RIGHT_STREAM), right_stride.t);
+        } else if (i < chunks) {
+            load_units<T>(in, left, left_stride, lefts, cursor, chunk);
+            load_group<T, NP>(in, right, right_stride, rights, cursor, chunk);
         }
         cp_async_commit();
     };
     const auto load_gate = [&](int i) {
-        if (gated && i < chunks) load_units<T>(in, in.z, in.z_stride, smem + Tile::GATE, cursor, chunks - 1 - i);
+        const int chunk = chunks - 1 - i;
+        if (gated && i > 0 && i < chunks && chunk < streams.whole())
+            load_whole_units<T>(streams, Tile::GATE_STREAM, in.z_stride.t, smem + Tile::GATE, cursor.units());
+        else if (gated && i < chunks)
+            load_units<T>(in, in.z, in.z_stride, smem + Tile::GATE, cursor, chunk);
         cp_async_commit();
     };
     load(0);
@@ -122,7 +147,18 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
             }
         }
         sync_threads();
-        if (active && unit_warp == 3) {
+        if (warp == 1 && lane_id() == 0) {
+            constexpr int STEP = REVERSE ? -CHUNK : CHUNK;
+            GT_UNROLL
+            for (int k = 0; k < UNITS; k++) {
+                streams.move<T>(Tile::LEFT_STREAM + k, STEP * left_stride.t);
+                if (gated) streams.move<T>(Tile::GATE_STREAM + k, STEP * in.z_stride.t);
+            }
+            streams.move<T>(Tile::RIGHT_STREAM, STEP * right_stride.t);
+        }
+        /* Each warp makes the weights, rather than wait for one; but bounds of z's rows take longer than that. */
+        const uint32_t weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * (gated ? UNIT_WARPS * unit : warp);
+        if (active && (!gated || unit_warp == 3)) {
             const float2 weight = update_weight(addresses, inverses, smem + Tile::INVERSE, REVERSE);
             float2 most = update_bounds(weight);
             if (gated) {
@@ -132,7 +168,10 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
             }
             make_weights(weights, weight, most);
         }
-        sync_threads();
+        if (gated)
+            sync_threads();
+        else
+            sync_warp();
         if (active) {
             state.template update<T>(x, gated ? z : 0, unit_warp, b, weights, chunk_decay(addresses));
             if (p.is_local) log.add(lds<float>(addresses + 4 * Factors::LOG));
