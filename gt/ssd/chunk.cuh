@@ -30,17 +30,13 @@ constexpr int CHUNK = 64;
 constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK;
 
 /* The lane and the thread, for addresses that are made anew in each chunk: kept over the loop they would take registers
- * from the state.  Known not to be negative, they are divided by shifts alone. */
+ * from the state.  A lane is known not to be negative, and so divided by shifts alone. */
 GT_DEV int here() {
     const int lane = made_here(lane_id());
     GT_ASSUME(lane >= 0 && lane < 32);
     return lane;
 }
-GT_DEV int thread_here() {
-    const int thread = made_here(thread_id());
-    GT_ASSUME(thread >= 0 && thread < 1024);
-    return thread;
-}
+GT_DEV int thread_here() { return made_here(thread_id()); }
 
 /* ---- tiles ----------------------------------------------------------------------------------------------------- */
 
@@ -115,7 +111,9 @@ GT_DEV void load_whole_tile(uint32_t tile, const T* first, int64_t pitch) {
     using S = TileShape<COLUMNS>;
     constexpr int STEP = THREADS / S::PIECES; /* rows at a time */
     static_assert(THREADS % S::PIECES == 0 && STEP % 8 == 0, "a thread's rows have one exchange");
-    const int thread = thread_here(), row0 = thread / S::PIECES, piece = thread % S::PIECES;
+    const int thread = thread_here();
+    GT_ASSUME(thread >= 0 && thread < THREADS);
+    const int row0 = thread / S::PIECES, piece = thread % S::PIECES;
     const T* from = first + row0 * pitch + 8 * piece;
     const uint32_t to = tile + tile_address<COLUMNS>(row0, piece);
     GT_UNROLL
