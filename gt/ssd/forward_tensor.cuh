@@ -4,9 +4,11 @@
  * A block has two units (64 rows of a head's state each, see state.cuh) of one group, 4 warps each, and takes a segment
  * of a sequence chunk by chunk (chunk.cuh), 64 tokens each.  A chunk:
  *     1  copies of x, B, C have come; they become f16 in place, rows with a power of two each; decay factors
- *     2  S = C B^T, ten blocks of 16 x 16 on and under the diagonal, 1 or 2 a warp, once for both units;
- *        M_ts = S_ts L_ts Delta_s of each unit to shared memory, f16 with a power of two from a bound
- *     3  y = pre_t (C_t H) + M x + Dskip x, times silu(z): twice 32 tokens x 16 rows a warp, 16 accumulators;
+ *     2  S = C B^T, ten blocks of 16 x 16 on and under the diagonal, 1 or 2 a warp, once for both units; meanwhile a
+ *        warp of each unit makes what the products take of its tokens.  A barrier; then
+ *        M_ts = S_ts L_ts Delta_s of each unit to shared memory, f16 with a power of two from a bound; Dskip of a head
+ *        is added to its diagonal
+ *     3  y = pre_t (C_t H) + M x (+ Dskip of rows x), times silu(z): 64 tokens x 16 rows a warp, 32 accumulators;
  *        H is the right operand of the first product as it stands, packed to f16
  *     4  H <- E H + (x Delta suf)^T B
  * x and B of the next chunk are under way from the beginning of 1 on, its C (one stage) from the end of 3.
@@ -15,11 +17,11 @@
  * BACKWARD, with z: dz = dy y silu'(z) by the kernel that forward takes, instead of y; where forward left no
  * checkpoints, it does so then.
  *
- * REGISTERS a thread, N = 128: H 64 all the time; S 8 or 16 (2), y 16 (3), v 16 and sums 16 (4).
+ * REGISTERS a thread, N = 128: H 64 all the time; S 8 or 16 (2), y 32 (3), v 16 and sums 16 (4).
  * SHARED MEMORY, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 10 KB (checkpoints pass through it), factors 9 KB:
- *     98.9 KB, two blocks a multiprocessor.
+ *     99.0 KB, two blocks a multiprocessor.
  * WAVEFRONTS of shared memory a chunk and block, N = 128: copies 384, conversion 768, S 580, M 80 + 320, C 1024,
- *     B 1024, x 384: 4560, of 128 bytes; 2280 a head and chunk.
+ *     B 1024, x 256: 4436, of 128 bytes; 2218 a head and chunk.
  * PRODUCTS: 168 m16n8k16 a warp and chunk.
  * BYTES a token and head: x, y (z) 2 P each, B and C 4 N / heads of a group from memory, 2 N a head from L2,
  *     checkpoints P N / 64; shares 4 P written and read for each 128 columns but the first; dz: dy 2 P more.
