@@ -72,7 +72,7 @@ struct Streams {
     }
     template <class T>
     GT_METHOD T* at(int stream) const {
-        return global_pointer<T>(reinterpret_cast<void*>((uintptr_t)lds<int64_t>(addresses + 8 * stream)));
+        return lds<T*>(addresses + 8 * stream);
     }
     /* Chunks up to this one are whole, and so are their tiles. */
     GT_METHOD void set_whole(int chunks) const { sts<int>(addresses + WHOLE, chunks); }
@@ -424,7 +424,9 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Curs
         const uint32_t first = E::pack(y[i / 2][0][i % 2 * 2], y[i / 2][0][i % 2 * 2 + 1]);
         const uint32_t second = E::pack(y[i / 2][1][i % 2 * 2], y[i / 2][1][i % 2 * 2 + 1]);
         const uint32_t other = shfl_xor(odd ? first : second, 1);
-        if (8 * i < rows) stg<uint2>(to, odd ? uint2{other, second} : uint2{first, other});
+        const uint32_t low = odd ? other : first, high = odd ? second : other;
+        /* 8 bytes as one number: as two they may fall apart into two stores */
+        if (8 * i < rows) stg<uint64_t>(global_pointer<T>(to), (uint64_t)high << 32 | low);
         to += 8 * p.y_stride.t;
     }
 }
