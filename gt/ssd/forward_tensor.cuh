@@ -172,12 +172,11 @@ GT_DEV float2 update_bounds(float2 weight) {
  * power of two of M, and, where the factors lie of which they are made:
  *     DELTA  Delta with the inverses of B and x: right factors of M      V    V times that
  *     SUF    C's inverse with M's power: left factors of M               U    U times that
- *     PRE    PRE with C's inverse
- *     x's inverses, where Dskip is the head's: with it and M's power, to be added to M's diagonal
- * M's power is from bounds of Delta_s B_s x_s, C_t and the growth, and of Dskip x.  y is summed with the same, so that
- * what the state gives, which may be much larger, must not overflow. */
+ *     PRE    PRE with C's inverse                                        x's inverses  times Dskip of a head
+ * M's power is from bounds of Delta_s B_s x_s, C_t and the growth.  y is summed with the same, so that what the state
+ * gives, which may be much larger, must not overflow. */
 template <class Tile>
-GT_DEV void make_unit_factors(uint32_t smem, int unit, bool skips, float skip) {
+GT_DEV void make_unit_factors(uint32_t smem, int unit, float skip) {
     const int t = 2 * here();
     const uint32_t addresses = smem + Tile::FACTORS + 4 * Factors::COUNT * unit,
                    weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit,
@@ -190,30 +189,29 @@ GT_DEV void make_unit_factors(uint32_t smem, int unit, bool skips, float skip) {
     const float2 b = lds<float2>(smem + Tile::B_INVERSE + 4 * t), c = lds<float2>(smem + Tile::C_INVERSE + 4 * t);
     const float2 x = lds<float2>(inverses), delta = two(Factors::DELTA);
     const float2 right = {delta.x * b.x * x.x, delta.y * b.y * x.y};
-    float most = fmaxf(fabsf(right.x), fabsf(right.y)), most_left = fmaxf(c.x, c.y), most_x = fmaxf(x.x, x.y);
+    float most = fmaxf(fabsf(right.x), fabsf(right.y)), most_left = fmaxf(c.x, c.y);
     GT_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) {
         most = fmaxf(most, shfl_xor(most, mask));
         most_left = fmaxf(most_left, shfl_xor(most_left, mask));
-        most_x = fmaxf(most_x, shfl_xor(most_x, mask));
     }
     const float4 states = lds<float4>(smem + Tile::BOUNDS + 4 * UNIT_WARPS * unit);
     most = fmaxf(most * 0x1p14f, fmaxf(fmaxf(states.x, states.y), fmaxf(states.z, states.w)) * 0x1p-106f);
-    const float growth = lds<float>(addresses + 4 * Factors::GROWTH), direct = 0x1p14f * most_x * fabsf(skip);
-    const float power = power_of(finite(most_left * most * growth * (0x1p14f * Tile::NP) + direct)).value;
+    const float growth = lds<float>(addresses + 4 * Factors::GROWTH),
+                power = power_of(finite(most_left * most * growth * (0x1p14f * Tile::NP))).value;
     const float2 left = {c.x * power, c.y * power}, U = two(Factors::U), V = two(Factors::V), pre = two(Factors::PRE);
     put(Factors::DELTA, right.x, right.y);
     put(Factors::V, right.x * V.x, right.y * V.y);
     put(Factors::SUF, left.x, left.y);
     put(Factors::U, left.x * U.x, left.y * U.y);
     put(Factors::PRE, pre.x * c.x, pre.y * c.y);
-    if (skips) sts<float2>(inverses, {x.x * skip * power, x.y * skip * power});
+    sts<float2>(inverses, {x.x * skip, x.y * skip});
     if (t == 0) sts<float>(weights + 4 * Weights::PAIRS, power);
 }
 
 /* M of a unit's block (tb, sb) from S: tokens 16 tb + g and + 8, 16 sb + 2j, + 1, + 8, + 9. */
 template <class Tile>
-GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, bool skips, const float (&S)[2][4]) {
+GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S)[2][4]) {
     const int lane = here(), g = lane / 4, j = lane % 4, t = BLOCK * tb + g, s = BLOCK * sb + 2 * j;
     const uint32_t addresses = smem + Tile::FACTORS + 4 * Factors::COUNT * unit, of_t = addresses + 4 * t,
                    of_s = addresses + 4 * s;
@@ -232,14 +230,6 @@ GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, bool skips, con
         M[1][0] = M[1][1] = 0.0f;
         M[1][2] = S[1][2] * left[1] * (right[1].x * lower.x);
         M[1][3] = S[1][3] * left[1] * (right[1].y * lower.y);
-        if (skips) {
-            const uint32_t direct = smem + Tile::X_INVERSE + 4 * (CHUNK * unit + t);
-            const float upper_direct = lds<float>(direct), lower_direct = lds<float>(direct + 32);
-            M[0][0] += g == 2 * j ? upper_direct : 0.0f;
-            M[0][1] += g == 2 * j + 1 ? upper_direct : 0.0f;
-            M[1][2] += g == 2 * j ? lower_direct : 0.0f;
-            M[1][3] += g == 2 * j + 1 ? lower_direct : 0.0f;
-        }
     } else {
         const float between = lds<float>(addresses + 4 * between_index(tb, sb));
         const float left[2] = {lds<float>(of_t + 4 * Factors::U) * between,
@@ -260,7 +250,7 @@ GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, bool skips, con
 
 /* Blocks (tb, sb) ... (tb, sb + COUNT-1) of S, and of each unit's M, once the factors of all units are there. */
 template <class Tile, int COUNT>
-GT_DEV void make_pairs(uint32_t smem, uint32_t B, int units, bool skips, int tb, int sb) {
+GT_DEV void make_pairs(uint32_t smem, uint32_t B, int units, int tb, int sb) {
     float S[COUNT][2][4] = {};
     const uint32_t left = by_rows<Tile::NP>(smem + Tile::C), right = by_columns<Tile::NP>(B);
     GT_UNROLL
@@ -278,7 +268,7 @@ GT_DEV void make_pairs(uint32_t smem, uint32_t B, int units, bool skips, int tb,
     GT_NO_UNROLL
     for (int unit = 0; unit < units; unit++) {
         GT_UNROLL
-        for (int i = 0; i < COUNT; i++) store_pairs<Tile>(smem, unit, tb, sb + i, skips, S[i]);
+        for (int i = 0; i < COUNT; i++) store_pairs<Tile>(smem, unit, tb, sb + i, S[i]);
     }
 }
 
@@ -368,13 +358,15 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Curs
         }
         if (p.leaves_share) return;
     }
-    if (in.Dskip && in.skip_per_channel) { /* that of a head is in M */
-        float2 skip[2];
-        GT_UNROLL
-        for (int n = 0; n < 2; n++) {
-            const int row = cursor.row0(unit) + 16 * unit_warp + 8 * n + 2 * j;
-            const float* of_row = in.Dskip + (int64_t)cursor.head(unit) * in.P + row;
-            skip[n] = row < in.P ? float2{of_row[0], of_row[1]} : float2{0.0f, 0.0f};
+    if (in.Dskip) {
+        float2 skip[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}}; /* that of a head is with x's inverses */
+        if (in.skip_per_channel) {
+            GT_UNROLL
+            for (int n = 0; n < 2; n++) {
+                const int row = cursor.row0(unit) + 16 * unit_warp + 8 * n + 2 * j;
+                const float* of_row = in.Dskip + (int64_t)cursor.head(unit) * in.P + row;
+                if (row < in.P) skip[n] = {of_row[0], of_row[1]};
+            }
         }
         const uint32_t rows = by_rows<64>(x), inverses = smem + Tile::X_INVERSE + 4 * (CHUNK * unit + g);
         GT_UNROLL
@@ -385,8 +377,10 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Curs
             GT_UNROLL
             for (int e = 0; e < 4; e++) { /* n = e / 2, tokens + 8 (e % 2) */
                 float* to = &y[i][e / 2][e % 2 * 2];
-                to[0] = fma_rn(skip[e / 2].x, unpack_f16_lo(plain[e]) * inverse[e % 2], to[0]);
-                to[1] = fma_rn(skip[e / 2].y, unpack_f16_hi(plain[e]) * inverse[e % 2], to[1]);
+                float x[2] = {unpack_f16_lo(plain[e]), unpack_f16_hi(plain[e])};
+                if (in.skip_per_channel) x[0] *= skip[e / 2].x, x[1] *= skip[e / 2].y;
+                to[0] = fma_rn(x[0], inverse[e % 2], to[0]);
+                to[1] = fma_rn(x[1], inverse[e % 2], to[1]);
             }
         }
     }
@@ -548,21 +542,21 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
                 rows_to_f16<T, 64, 2>(x, smem + Tile::X_INVERSE + 4 * CHUNK * unit, 0, 1);
         }
         sync_threads();
-        const bool skips = in.Dskip && !in.skip_per_channel && !p.leaves_share;
         if (active && unit_warp == 3) {
-            make_unit_factors<Tile>(smem, unit, skips, skips ? in.Dskip[cursor.head(unit)] : 0.0f);
+            const bool of_head = in.Dskip && !in.skip_per_channel;
+            make_unit_factors<Tile>(smem, unit, of_head ? in.Dskip[cursor.head(unit)] : 1.0f);
         }
         if (warp == 1 && lane_id() == 0) move_streams<Tile>(p, streams);
         if (warp == 0)
-            make_pairs<Tile, 2>(smem, B, cursor.units(), skips, 1, 0);
+            make_pairs<Tile, 2>(smem, B, cursor.units(), 1, 0);
         else if (warp == 4)
-            make_pairs<Tile, 2>(smem, B, cursor.units(), skips, 3, 2);
+            make_pairs<Tile, 2>(smem, B, cursor.units(), 3, 2);
         else if (warp == 1)
-            make_pairs<Tile, 1>(smem, B, cursor.units(), skips, 0, 0);
+            make_pairs<Tile, 1>(smem, B, cursor.units(), 0, 0);
         else if (warp < 4)
-            make_pairs<Tile, 1>(smem, B, cursor.units(), skips, 3, warp - 2);
+            make_pairs<Tile, 1>(smem, B, cursor.units(), 3, warp - 2);
         else
-            make_pairs<Tile, 1>(smem, B, cursor.units(), skips, 2, warp - 5);
+            make_pairs<Tile, 1>(smem, B, cursor.units(), 2, warp - 5);
         sync_threads(); /* M is there */
         if (active && unit_warp == 0 && chunk + 1 < chunks)
             sts<float2>(next_dt + 8 * here(), {dt[0], dt[1]}); /* where B_INVERSE was until now */
