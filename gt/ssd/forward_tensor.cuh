@@ -3,7 +3,8 @@
  *
  * A block has two units (64 rows of a head's state each, see state.cuh) of one group, 4 warps each, and takes a segment
  * of a sequence chunk by chunk (chunk.cuh), 64 tokens each.  A chunk:
- *     1  copies of x, B, C have come; they become f16 in place, rows with a power of two each; decay factors
+ *     1  copies of x, B, C have come; they become f16 in place, rows with a power of two each; decay factors, of which
+ *        those of pairs in a half of a block come in 2
  *     2  S = C B^T, ten blocks of 16 x 16 on and under the diagonal, 1 or 2 a warp, once for both units; meanwhile a
  *        warp of each unit makes what the products take of its tokens.  A barrier; then
  *        M_ts = S_ts L_ts Delta_s of each unit to shared memory, f16 with a power of two from a bound; Dskip of a head
@@ -425,9 +426,27 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Curs
     }
 }
 
-/* dt of the tokens 2 lane, 2 lane + 1 of a chunk. */
-GT_DEV void load_dt(const Problem& in, const Cursor& cursor, int unit, int chunk, float (&dt)[2]) {
-    load_dt(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)), cursor.tokens(chunk), dt);
+/* dt of the tokens 2 lane, 2 lane + 1 of a chunk, as bits: what turns them into numbers would wait for them. */
+GT_DEV void load_dt(const Problem& in, const Cursor& cursor, int unit, int chunk, uint32_t (&bits)[2]) {
+    const int tokens = cursor.tokens(chunk), t = 2 * here();
+    const int64_t first = offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit));
+    GT_UNROLL
+    for (int i = 0; i < 2; i++) {
+        const int64_t at = first + (t + i) * in.dt_stride.t;
+        bits[i] = 0;
+        if (t + i >= tokens) continue;
+        bits[i] =
+            in.dt_dtype == GT_F32 ? static_cast<const uint32_t*>(in.dt)[at] : static_cast<const uint16_t*>(in.dt)[at];
+    }
+}
+
+/* And as numbers. */
+GT_DEV void dt_of_bits(const Problem& in, const uint32_t (&bits)[2], float (&dt)[2]) {
+    GT_UNROLL
+    for (int i = 0; i < 2; i++)
+        dt[i] = in.dt_dtype == GT_F32    ? as_float(bits[i])
+                : in.dt_dtype == GT_BF16 ? Element<bf16>::lo(bits[i])
+                                         : Element<f16>::lo(bits[i]);
 }
 
 /* The decay of a chunk. */
@@ -496,19 +515,21 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
     }
     cp_async_commit();
     if (unit_warp == 0 && unit < cursor.units() && chunks > 0) {
-        float dt[2];
+        uint32_t dt[2];
         load_dt(in, cursor, unit, 0, dt);
-        sts<float2>(next_dt + 8 * here(), {dt[0], dt[1]});
+        sts<uint2>(next_dt + 8 * here(), {dt[0], dt[1]});
     }
     GT_NO_UNROLL
     for (int chunk = 0; chunk < chunks; chunk++) {
         const uint32_t x = smem + Tile::X + (chunk % 2 * UNITS + unit) * Tile::TILE_X;
         const uint32_t B = smem + Tile::B + chunk % 2 * Tile::TILE_B, staging = smem + Tile::M + warp * Tile::STAGING;
         const bool active = unit < cursor.units();
-        float dt[2], delta[2] = {0.0f, 0.0f};
+        uint32_t next[2] = {0, 0};
+        float delta[2] = {0.0f, 0.0f};
         if (active && unit_warp == 0) {
-            const float2 kept = lds<float2>(next_dt + 8 * here());
-            dt[0] = kept.x, dt[1] = kept.y;
+            const uint2 kept = lds<uint2>(next_dt + 8 * here());
+            float dt[2];
+            dt_of_bits(in, {kept.x, kept.y}, dt);
             deltas_of(in, cursor.head(unit), cursor.tokens(chunk), dt, delta);
         }
         if (active && p.checkpoints.values && chunk % SLOT_CHUNKS == 0) {
@@ -528,7 +549,7 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
                 load_units<T>(in, in.x, in.x_stride, next_x, cursor, chunk + 1);
                 load_group<T, NP>(in, in.Bm, in.Bm_stride, next_B, cursor, chunk + 1);
             }
-            if (active && unit_warp == 0) load_dt(in, cursor, unit, chunk + 1, dt);
+            if (active && unit_warp == 0) load_dt(in, cursor, unit, chunk + 1, next);
         }
         cp_async_commit();
         if (unit_warp >= 2) {
@@ -537,7 +558,7 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
                                               2 * UNITS);
         } else if (active) {
             if (unit_warp == 0)
-                make_factors(addresses, delta, in.A[cursor.head(unit)]);
+                make_factors<SUM_FACTORS | CHUNK_FACTORS>(addresses, delta, in.A[cursor.head(unit)]);
             else
                 rows_to_f16<T, 64, 2>(x, smem + Tile::X_INVERSE + 4 * CHUNK * unit, 0, 1);
         }
@@ -546,20 +567,17 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
             const bool of_head = in.Dskip && !in.skip_per_channel;
             make_unit_factors<Tile>(smem, unit, of_head ? in.Dskip[cursor.head(unit)] : 1.0f);
         }
+        if (active && unit_warp == 0) make_factors<DIAGONAL_FACTORS>(addresses, delta, in.A[cursor.head(unit)]);
         if (warp == 1 && lane_id() == 0) move_streams<Tile>(p, streams);
-        if (warp == 0)
-            make_pairs<Tile, 2>(smem, B, cursor.units(), 1, 0);
-        else if (warp == 4)
-            make_pairs<Tile, 2>(smem, B, cursor.units(), 3, 2);
-        else if (warp == 1)
-            make_pairs<Tile, 1>(smem, B, cursor.units(), 0, 0);
-        else if (warp < 4)
-            make_pairs<Tile, 1>(smem, B, cursor.units(), 3, warp - 2);
+        /* Two blocks of S for warps that have nothing else to make; of the others digit w (hex, from the right) of each
+         * constant is warp w's. */
+        if (unit_warp == 2)
+            make_pairs<Tile, 2>(smem, B, cursor.units(), 2 * unit + 1, 2 * unit);
         else
-            make_pairs<Tile, 1>(smem, B, cursor.units(), 2, warp - 5);
+            make_pairs<Tile, 1>(smem, B, cursor.units(), 0x20223030 >> 4 * warp & 3, 0x20101000 >> 4 * warp & 3);
         sync_threads(); /* M is there */
         if (active && unit_warp == 0 && chunk + 1 < chunks)
-            sts<float2>(next_dt + 8 * here(), {dt[0], dt[1]}); /* where B_INVERSE was until now */
+            sts<uint2>(next_dt + 8 * here(), {next[0], next[1]}); /* where B_INVERSE was until now */
         if (active) {
             float y[BLOCKS][2][4];
             make_y<Tile>(smem, x, unit, unit_warp, state, y);

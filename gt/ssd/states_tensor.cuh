@@ -117,8 +117,9 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
     };
     load(0);
     load_gate(0);
-    float dt[2] = {0.0f, 0.0f};
-    if (unit_warp == 0 && unit < cursor.units() && chunks > 0) load_dt(in, cursor, unit, REVERSE ? chunks - 1 : 0, dt);
+    uint32_t bits[2] = {0, 0};
+    if (unit_warp == 0 && unit < cursor.units() && chunks > 0)
+        load_dt(in, cursor, unit, REVERSE ? chunks - 1 : 0, bits);
     GT_NO_UNROLL
     for (int i = 0; i < chunks; i++) {
         const int chunk = REVERSE ? chunks - 1 - i : i;
@@ -127,7 +128,11 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
                        z = smem + Tile::GATE + unit * Tile::TILE_LEFT;
         const bool active = unit < cursor.units();
         float delta[2] = {0.0f, 0.0f};
-        if (active && unit_warp == 0) deltas_of(in, cursor.head(unit), cursor.tokens(chunk), dt, delta);
+        if (active && unit_warp == 0) {
+            float dt[2];
+            dt_of_bits(in, bits, dt);
+            deltas_of(in, cursor.head(unit), cursor.tokens(chunk), dt, delta);
+        }
         const bool at_slot = REVERSE ? i == 0 || chunk % SLOT_CHUNKS == SLOT_CHUNKS - 1 : chunk % SLOT_CHUNKS == 0;
         if (active && p.checkpoints.values && at_slot) {
             state.keep(p.checkpoints, unit_slot(in, cursor, unit, chunk),
@@ -136,13 +141,14 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
         cp_async_wait<0>();
         sync_threads();
         load(i + 1); /* into what the chunk before has left */
-        if (active && unit_warp == 0 && i + 1 < chunks) load_dt(in, cursor, unit, REVERSE ? chunk - 1 : chunk + 1, dt);
+        if (active && unit_warp == 0 && i + 1 < chunks)
+            load_dt(in, cursor, unit, REVERSE ? chunk - 1 : chunk + 1, bits);
         const uint32_t inverses = smem + Tile::LEFT_INVERSE + 4 * CHUNK * unit;
         if (unit_warp >= 2) {
             rows_to_f16<T, NP, Tile::AT_ONCE>(b, smem + Tile::INVERSE, 2 * unit + unit_warp - 2, 2 * UNITS);
         } else if (active) {
             if (unit_warp == 0) {
-                make_factors(addresses, delta, in.A[cursor.head(unit)]);
+                make_factors<SUM_FACTORS | CHUNK_FACTORS>(addresses, delta, in.A[cursor.head(unit)]);
             } else {
                 rows_to_f16<T, 64, 2>(x, inverses, 0, 1);
             }
