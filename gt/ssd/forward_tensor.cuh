@@ -94,8 +94,8 @@ struct ForwardTile {
     static constexpr int FACTORS = M + WARPS * STAGING;                       /* [UNITS] */
     static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT;      /* [UNITS] */
     static constexpr int B_INVERSE = WEIGHTS + UNITS * 4 * Weights::COUNT;
-    static constexpr int DT = B_INVERSE; /* [UNITS], of the next chunk, once B's inverses are used */
-    static constexpr int C_INVERSE = DT + UNITS * 4 * CHUNK;
+    static constexpr int NEXT_DELTA = B_INVERSE; /* [UNITS], of the next chunk, once B's inverses are used */
+    static constexpr int C_INVERSE = NEXT_DELTA + UNITS * 4 * CHUNK;
     static constexpr int X_INVERSE = C_INVERSE + 4 * CHUNK;      /* [UNITS] */
     static constexpr int BOUNDS = X_INVERSE + UNITS * 4 * CHUNK; /* [WARPS], of what they have of the state */
     static constexpr int CURSOR = BOUNDS + 4 * WARPS;
@@ -440,13 +440,16 @@ GT_DEV void load_dt(const Problem& in, const Cursor& cursor, int unit, int chunk
     }
 }
 
-/* And as numbers. */
-GT_DEV void dt_of_bits(const Problem& in, const uint32_t (&bits)[2], float (&dt)[2]) {
+/* Delta of them. */
+GT_DEV void deltas_of(const Problem& in, const Cursor& cursor, int unit, int chunk, const uint32_t (&bits)[2],
+                      float (&delta)[2]) {
+    float dt[2];
     GT_UNROLL
     for (int i = 0; i < 2; i++)
         dt[i] = in.dt_dtype == GT_F32    ? as_float(bits[i])
                 : in.dt_dtype == GT_BF16 ? Element<bf16>::lo(bits[i])
                                          : Element<f16>::lo(bits[i]);
+    deltas_of(in, cursor.head(unit), cursor.tokens(chunk), dt, delta);
 }
 
 /* The decay of a chunk. */
@@ -495,7 +498,7 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
     const int warp = uniform_warp();
     const int unit = warp / UNIT_WARPS, unit_warp = warp % UNIT_WARPS;
     const uint32_t addresses = smem + Tile::FACTORS + 4 * Factors::COUNT * unit,
-                   next_dt = smem + Tile::DT + 4 * CHUNK * unit,
+                   next_delta = smem + Tile::NEXT_DELTA + 4 * CHUNK * unit,
                    weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit;
     WarpState<NP> state;
     {
@@ -515,22 +518,24 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
     }
     cp_async_commit();
     if (unit_warp == 0 && unit < cursor.units() && chunks > 0) {
-        uint32_t dt[2];
-        load_dt(in, cursor, unit, 0, dt);
-        sts<uint2>(next_dt + 8 * here(), {dt[0], dt[1]});
+        uint32_t bits[2];
+        float delta[2];
+        load_dt(in, cursor, unit, 0, bits);
+        deltas_of(in, cursor, unit, 0, bits, delta);
+        sts<float2>(next_delta + 8 * here(), {delta[0], delta[1]});
     }
     GT_NO_UNROLL
     for (int chunk = 0; chunk < chunks; chunk++) {
         const uint32_t x = smem + Tile::X + (chunk % 2 * UNITS + unit) * Tile::TILE_X;
         const uint32_t B = smem + Tile::B + chunk % 2 * Tile::TILE_B, staging = smem + Tile::M + warp * Tile::STAGING;
         const bool active = unit < cursor.units();
+        const bool makes_next = active && unit_warp == 1 && chunk + 1 < chunks; /* Delta of the next chunk */
         uint32_t next[2] = {0, 0};
-        float delta[2] = {0.0f, 0.0f};
+        float delta[2] = {0.0f, 0.0f}, A = 0.0f;
         if (active && unit_warp == 0) {
-            const uint2 kept = lds<uint2>(next_dt + 8 * here());
-            float dt[2];
-            dt_of_bits(in, {kept.x, kept.y}, dt);
-            deltas_of(in, cursor.head(unit), cursor.tokens(chunk), dt, delta);
+            const float2 kept = lds<float2>(next_delta + 8 * here());
+            delta[0] = kept.x, delta[1] = kept.y;
+            A = in.A[cursor.head(unit)];
         }
         if (active && p.checkpoints.values && chunk % SLOT_CHUNKS == 0) {
             state.keep(p.checkpoints, unit_slot(in, cursor, unit, chunk), staging, cursor.row0(unit) + 16 * unit_warp,
@@ -549,7 +554,7 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
                 load_units<T>(in, in.x, in.x_stride, next_x, cursor, chunk + 1);
                 load_group<T, NP>(in, in.Bm, in.Bm_stride, next_B, cursor, chunk + 1);
             }
-            if (active && unit_warp == 0) load_dt(in, cursor, unit, chunk + 1, next);
+            if (makes_next) load_dt(in, cursor, unit, chunk + 1, next);
         }
         cp_async_commit();
         if (unit_warp >= 2) {
@@ -558,7 +563,7 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
                                               2 * UNITS);
         } else if (active) {
             if (unit_warp == 0)
-                make_factors<SUM_FACTORS | CHUNK_FACTORS>(addresses, delta, in.A[cursor.head(unit)]);
+                make_factors<SUM_FACTORS | CHUNK_FACTORS>(addresses, delta, A);
             else
                 rows_to_f16<T, 64, 2>(x, smem + Tile::X_INVERSE + 4 * CHUNK * unit, 0, 1);
         }
@@ -567,7 +572,8 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
             const bool of_head = in.Dskip && !in.skip_per_channel;
             make_unit_factors<Tile>(smem, unit, of_head ? in.Dskip[cursor.head(unit)] : 1.0f);
         }
-        if (active && unit_warp == 0) make_factors<DIAGONAL_FACTORS>(addresses, delta, in.A[cursor.head(unit)]);
+        if (active && unit_warp == 0) make_factors<DIAGONAL_FACTORS>(addresses, delta, A);
+        if (makes_next) deltas_of(in, cursor, unit, chunk + 1, next, delta);
         if (warp == 1 && lane_id() == 0) move_streams<Tile>(p, streams);
         /* Two blocks of S for warps that have nothing else to make; of the others digit w (hex, from the right) of each
          * constant is warp w's. */
@@ -575,9 +581,8 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
             make_pairs<Tile, 2>(smem, B, cursor.units(), 2 * unit + 1, 2 * unit);
         else
             make_pairs<Tile, 1>(smem, B, cursor.units(), 0x20223030 >> 4 * warp & 3, 0x20101000 >> 4 * warp & 3);
-        sync_threads(); /* M is there */
-        if (active && unit_warp == 0 && chunk + 1 < chunks)
-            sts<uint2>(next_dt + 8 * here(), {next[0], next[1]}); /* where B_INVERSE was until now */
+        sync_threads();                                                             /* M is there */
+        if (makes_next) sts<float2>(next_delta + 8 * here(), {delta[0], delta[1]}); /* where B_INVERSE was until now */
         if (active) {
             float y[BLOCKS][2][4];
             make_y<Tile>(smem, x, unit, unit_warp, state, y);

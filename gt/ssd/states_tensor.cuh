@@ -42,8 +42,9 @@ struct StatesTile {
     static constexpr int FACTORS = GATE + UNITS * TILE_LEFT;              /* [UNITS] */
     static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT;  /* [WARPS] */
     static constexpr int INVERSE = WEIGHTS + WARPS * 4 * Weights::COUNT;
-    static constexpr int LEFT_INVERSE = INVERSE + 4 * CHUNK; /* [UNITS] */
-    static constexpr int CURSOR = LEFT_INVERSE + UNITS * 4 * CHUNK;
+    static constexpr int LEFT_INVERSE = INVERSE + 4 * CHUNK;            /* [UNITS] */
+    static constexpr int NEXT_DELTA = LEFT_INVERSE + UNITS * 4 * CHUNK; /* [UNITS], of the next chunk */
+    static constexpr int CURSOR = NEXT_DELTA + UNITS * 4 * CHUNK;
     static constexpr int STREAMS = CURSOR + Cursor::BYTES;
     static constexpr int LEFT_STREAM = 0, RIGHT_STREAM = UNITS, GATE_STREAM = RIGHT_STREAM + 1;
     static constexpr int BYTES = STREAMS + Streams::BYTES;
@@ -117,21 +118,32 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
     };
     load(0);
     load_gate(0);
-    uint32_t bits[2] = {0, 0};
-    if (unit_warp == 0 && unit < cursor.units() && chunks > 0)
-        load_dt(in, cursor, unit, REVERSE ? chunks - 1 : 0, bits);
+    const uint32_t next_delta = smem + Tile::NEXT_DELTA + 4 * CHUNK * unit;
+    const auto chunk_of = [&](int i) { return REVERSE ? chunks - 1 - i : i; };
+    const auto make_deltas = [&](int i, const uint32_t(&bits)[2]) {
+        float delta[2];
+        deltas_of(in, cursor, unit, chunk_of(i), bits, delta);
+        sts<float2>(next_delta + 8 * here(), {delta[0], delta[1]});
+    };
+    uint32_t bits[2] = {0,
+                        0}; /* dt, to the warp that makes Delta: in the beginning the first, then one with less to do */
+    if (unit < cursor.units() && unit_warp == 0 && chunks > 0) {
+        load_dt(in, cursor, unit, chunk_of(0), bits);
+        make_deltas(0, bits);
+    }
+    if (unit < cursor.units() && unit_warp == 3 && chunks > 1) load_dt(in, cursor, unit, chunk_of(1), bits);
     GT_NO_UNROLL
     for (int i = 0; i < chunks; i++) {
-        const int chunk = REVERSE ? chunks - 1 - i : i;
+        const int chunk = chunk_of(i);
         const uint32_t x = smem + Tile::LEFT + (i % 2 * UNITS + unit) * Tile::TILE_LEFT;
         const uint32_t b = smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT,
                        z = smem + Tile::GATE + unit * Tile::TILE_LEFT;
         const bool active = unit < cursor.units();
-        float delta[2] = {0.0f, 0.0f};
+        float delta[2] = {0.0f, 0.0f}, A = 0.0f;
         if (active && unit_warp == 0) {
-            float dt[2];
-            dt_of_bits(in, bits, dt);
-            deltas_of(in, cursor.head(unit), cursor.tokens(chunk), dt, delta);
+            const float2 kept = lds<float2>(next_delta + 8 * here());
+            delta[0] = kept.x, delta[1] = kept.y;
+            A = in.A[cursor.head(unit)];
         }
         const bool at_slot = REVERSE ? i == 0 || chunk % SLOT_CHUNKS == SLOT_CHUNKS - 1 : chunk % SLOT_CHUNKS == 0;
         if (active && p.checkpoints.values && at_slot) {
@@ -141,14 +153,16 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
         cp_async_wait<0>();
         sync_threads();
         load(i + 1); /* into what the chunk before has left */
-        if (active && unit_warp == 0 && i + 1 < chunks)
-            load_dt(in, cursor, unit, REVERSE ? chunk - 1 : chunk + 1, bits);
+        if (active && unit_warp == 3 && i + 1 < chunks) {
+            make_deltas(i + 1, bits);
+            if (i + 2 < chunks) load_dt(in, cursor, unit, chunk_of(i + 2), bits);
+        }
         const uint32_t inverses = smem + Tile::LEFT_INVERSE + 4 * CHUNK * unit;
         if (unit_warp >= 2) {
             rows_to_f16<T, NP, Tile::AT_ONCE>(b, smem + Tile::INVERSE, 2 * unit + unit_warp - 2, 2 * UNITS);
         } else if (active) {
             if (unit_warp == 0) {
-                make_factors<SUM_FACTORS | CHUNK_FACTORS>(addresses, delta, in.A[cursor.head(unit)]);
+                make_factors<SUM_FACTORS | CHUNK_FACTORS>(addresses, delta, A);
             } else {
                 rows_to_f16<T, 64, 2>(x, inverses, 0, 1);
             }
