@@ -462,11 +462,13 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
     const float G_inverse = part_of(state_inverses(me, step, 1), p_block);
     InputSums sums = {};
     multiply_inputs(me, step, p_block, s_block, sums);
-    float2 skips[2];
+    float2 skips[2] = {};
     GT_UNROLL
-    for (int n = 0; n < 2; n++) {
-        skips[n].x = skips[n].y = me.value(C::SKIP + step % 2);
-        if (in.skip_per_channel) skips[n] = skips_of(in, h, p0 + 8 * n + 2 * j);
+    for (int n = 0; n < 2 && in.Dskip; n++) {
+        if (in.skip_per_channel)
+            skips[n] = skips_of(in, h, p0 + 8 * n + 2 * j);
+        else
+            skips[n].x = skips[n].y = me.value(C::SKIP + step % 2);
     }
     float dskip[4] = {};
     /* a lane has pairs of columns; with its neighbour it makes fours, so that a row's lanes write 32 bytes side by side */
