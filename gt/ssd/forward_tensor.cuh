@@ -7,9 +7,8 @@
  *        those of pairs in a half of a block come in 2
  *     2  S = C B^T, ten blocks of 16 x 16 on and under the diagonal, 1 or 2 a warp, once for both units; meanwhile a
  *        warp of each unit makes what the products take of its tokens.  A barrier; then
- *        M_ts = S_ts L_ts Delta_s of each unit to shared memory, f16 with a power of two from a bound; Dskip of a head
- *        is added to its diagonal
- *     3  y = pre_t (C_t H) + M x (+ Dskip of rows x), times silu(z): 64 tokens x 16 rows a warp, 32 accumulators;
+ *        M_ts = S_ts L_ts Delta_s of each unit to shared memory, f16 with a power of two from a bound
+ *     3  y = pre_t (C_t H) + M x + Dskip x, times silu(z): 64 tokens x 16 rows a warp, 32 accumulators;
  *        H is the right operand of the first product as it stands, packed to f16
  *     4  H <- E H + (x Delta suf)^T B
  * x and B of the next chunk are under way from the beginning of 1 on, its C (one stage) from the end of 3.
@@ -22,7 +21,7 @@
  * SHARED MEMORY, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 10 KB (checkpoints pass through it), factors 9 KB:
  *     99.0 KB, two blocks a multiprocessor.
  * WAVEFRONTS of shared memory a chunk and block, N = 128: copies 384, conversion 768, S 580, M 80 + 320, C 1024,
- *     B 1024, x 256: 4436, of 128 bytes; 2218 a head and chunk.
+ *     B 1024, x 384: 4564, of 128 bytes; 2282 a head and chunk.
  * PRODUCTS: 168 m16n8k16 a warp and chunk.
  * BYTES a token and head: x, y (z) 2 P each, B and C 4 N / heads of a group from memory, 2 N a head from L2,
  *     checkpoints P N / 64; shares 4 P written and read for each 128 columns but the first; dz: dy 2 P more.
@@ -90,7 +89,7 @@ struct ForwardTile {
     static constexpr int B = X + 2 * UNITS * TILE_X; /* [2] */
     static constexpr int C = B + 2 * TILE_B;
     static constexpr int M = C + TILE_B; /* [UNITS][PAIR_BLOCKS], by rows of blocks */
-    static constexpr int STAGING = UNITS * PAIR_BLOCKS * BLOCK_BYTES / WARPS; /* of M, a warp's for y and checkpoints */
+    static constexpr int STAGING = UNITS * PAIR_BLOCKS * BLOCK_BYTES / WARPS; /* of M, a warp's for checkpoints */
     static constexpr int FACTORS = M + WARPS * STAGING;                       /* [UNITS] */
     static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT;      /* [UNITS] */
     static constexpr int B_INVERSE = WEIGHTS + UNITS * 4 * Weights::COUNT;
@@ -104,7 +103,7 @@ struct ForwardTile {
     static constexpr int BYTES = STREAMS + Streams::BYTES;
     static constexpr int MIN_BLOCKS = 2;
     static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
-    static_assert(STAGING >= WarpState<NP>::STAGING && STAGING >= 1024 && STAGING % 128 == 0, "holds 32 tokens of y");
+    static_assert(STAGING >= WarpState<NP>::STAGING && STAGING % 128 == 0, "holds rows of a state");
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for bf16");
 };
 

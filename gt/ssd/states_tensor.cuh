@@ -9,7 +9,7 @@
  * grid, block and units as forward_tensor_kernel.  A chunk: both tiles become f16, decay factors; then weights and the
  * update.
  * REGISTERS a thread, N = 128: H or G 64, v 16, sums 16.
- * SHARED MEMORY, N = 128: x or dy 2 x 16 KB, B or C 2 x 16 KB, z 16 KB, checkpoints 8 KB, factors 10 KB: 98.1 KB, two
+ * SHARED MEMORY, N = 128: x or dy 2 x 16 KB, B or C 2 x 16 KB, z 16 KB, checkpoints 8 KB, factors 10 KB: 98.6 KB, two
  *     blocks a multiprocessor.
  * BYTES a token and head: x or dy (z) 2 P each, B or C 2 N a head from L2, checkpoints P N / 64.
  * Every sum has one fixed order: deterministic. */
