@@ -30,10 +30,13 @@ constexpr int CHUNK = 64;
 constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK;
 
 /* The lane and the thread, for addresses that are made anew in each chunk: kept over the loop they would take registers
- * from the state.  A lane is known not to be negative, and so divided by shifts alone. */
+ * from the state.  A lane is known not to be negative, and so divided by shifts alone; but for kernels of 9.0, of which
+ * some spill more with it. */
 GT_DEV int here() {
     const int lane = made_here(lane_id());
+#if !GT_SM90A
     GT_ASSUME(lane >= 0 && lane < 32);
+#endif
     return lane;
 }
 GT_DEV int thread_here() { return made_here(thread_id()); }
