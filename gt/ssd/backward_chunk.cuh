@@ -423,7 +423,7 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
     for (int k = 0; k < 4; k++) {
         uint32_t right[C::MADE_TILES][2];
         GT_UNROLL
-        for (int e = 0; e < 2; e++) {
+        for (int e = 0; e < 2; e++) { /* a token of less than 2^-14 of the sum keeps fewer bits */
             const float2 w = lds<float2>(me.address(C::WEIGHT + 16 * k + 8 * e + 2 * j));
             const uint32_t pair = pack_f16(w.x * weights.value, w.y * weights.value);
             GT_UNROLL

@@ -33,7 +33,7 @@
  *     one stage, 14.9 with two.  In all 98.8 and 158.9; with two the next step comes in during this one.  M^T lies over
  *     the neighbour's rows.
  * PRODUCTS a step: 1250 mma (64 x 128 x 64 three times, 64 x 64 x 128, 64 for <G, h>, 0.6 of 64 x 64 x 64 twice) and
- *     about 800 ldmatrix_x4; 2500 instructions a warp in all.
+ *     about 800 ldmatrix_x4; 2600 instructions a warp in all.
  * BYTES a token and head, bf16, P = 64, N = 128: x, dy, dx 384, the neighbour's 128 and h, G 512, of which half from
  *     L2.  With z it is read beside dy: 128, and the neighbour's.
  * GATE.  With z, dy stands for dy silu(z) everywhere: it is multiplied in fp32 as it becomes f16, and so rounded once.

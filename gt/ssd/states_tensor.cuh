@@ -125,8 +125,8 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
         deltas_of(in, cursor, unit, chunk_of(i), bits, delta);
         sts<float2>(next_delta + 8 * here(), {delta[0], delta[1]});
     };
-    uint32_t bits[2] = {0,
-                        0}; /* dt, to the warp that makes Delta: in the beginning the first, then one with less to do */
+    /* dt, to the warp that makes Delta: in the beginning the first, then one with less to do */
+    uint32_t bits[2] = {0, 0};
     if (unit < cursor.units() && unit_warp == 0 && chunks > 0) {
         load_dt(in, cursor, unit, chunk_of(0), bits);
         make_deltas(0, bits);
