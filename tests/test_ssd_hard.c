@@ -1,6 +1,6 @@
 /* ssd where the numbers are hard: the kernels, forward and backward, with and without `saved`, against the double twin
  * on the same rounded inputs, and against the limits that are promised.  Two programs: on a GPU (kernels_gpu.cu), and
- * emulated (kernels_emu.cpp), with less of everything. */
+ * emulated (kernels_emu.cpp), with less of everything, on the device that --device names. */
 #include "hard.h"
 #include <math.h>
 #include <stdio.h>
@@ -18,6 +18,8 @@ static const double tensor_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 2.5e-3, [GT_F
 static const double head_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 3.5e-3, [GT_F16] = 1.5e-3};
 static const double sum_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 1e-3, [GT_F16] = 1e-3};
 static const double state_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 5e-4, [GT_F16] = 5e-4};
+/* Of a column that only a few numbers make, 2^-20 of the others. */
+static const double column_limit[] = {[GT_F32] = 2e-5, [GT_BF16] = 3.5e-3, [GT_F16] = 1.5e-3};
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
@@ -27,10 +29,14 @@ typedef struct hard_case {
     void (*change)(const struct hard_case *k, test_values *in);
     double bias;
     const char *huge;
-    int good_heads;     /* heads from this one on are judged alone, too */
-    int good_tokens;    /* so are the first tokens of head 0, forward */
+    int good_heads;  /* heads from this one on are judged alone, too */
+    int good_tokens; /* so are the first tokens of head 0, forward */
+    int lone_column; /* so is this column of dB and dC, of each chunk that has it from one token of another alone; or 0 */
     double fp32_states; /* limit of states in fp32, where it is less than the promise; or 0 */
 } hard_case;
+
+/* make_lone(): the tokens that alone have the column of B, and of C */
+enum { LONE_B = 10, LONE_C = 200 };
 
 /* The sums of squares of the error and of the truth over the indices below `limits` and from `firsts` on. */
 static void add_up(const double *got, const double *truth, const int64_t size[4], const int64_t first[4],
@@ -87,6 +93,14 @@ static void check_tensors(const hard_case *k, const test_runner *r, gt_pass pass
             first[axis] = h, end[axis] = h + 1;
             snprintf(head, sizeof head, "head %d", (int)h);
             check_part(k, r, pass, t, x, y, size, first, end, head, head_limit[dtype]);
+        }
+        const int is_dB = !strcmp(t->name, "dBm"), is_dC = !strcmp(t->name, "dCm");
+        for (int64_t chunk = is_dC; k->lone_column && (is_dB ? chunk < LONE_C / 64 : is_dC && chunk < size[1] / 64);
+             chunk++) {
+            first[1] = 64 * chunk, end[1] = first[1] + 64;
+            first[2] = 0, end[2] = size[2], first[3] = k->lone_column, end[3] = first[3] + 1;
+            snprintf(head, sizeof head, "a lone column, chunk %d", (int)chunk);
+            check_part(k, r, pass, t, x, y, size, first, end, head, column_limit[dtype]);
         }
         if (pass != GT_FORWARD || !k->good_tokens || !t->stride_offset) continue;
         first[axis] = 0, end[axis] = 1, end[1] = k->good_tokens;
@@ -244,6 +258,34 @@ static void check_quiet(void) {
     test_group("ssd", "a quiet chunk before a loud one");
 }
 
+/* One token of the first chunk alone has a column of B, one of the last alone the same of C; x and dy of these are 1e-4
+ * times what they were.  So elements of states are made by one token, and are 2^-20 of the others. */
+static void make_lone(const hard_case *k, test_values *in) {
+    const test_case *c = &k->c;
+    const gt_ssd_args *a = &c->args.ssd;
+    for (int i = 0; i < 2; i++) {
+        const int64_t alone = i ? LONE_C : LONE_B;
+        double *group = hard_array(c, in, i ? "Cm" : "Bm"), *head = hard_array(c, in, i ? "dy" : "x");
+        for (int64_t j = 0; j < a->T * a->G; j++)
+            if (j / a->G != alone) group[j * a->N + k->lone_column] = 0;
+        for (int64_t j = 0; head && j < a->H * a->P; j++) head[alone * a->H * a->P + j] *= 1e-4;
+    }
+    for (int64_t h = 0; h < a->H; h++) hard_array(c, in, "A")[h] = -0.01;
+}
+
+static void check_lone(void) {
+    for (int i = 0; i < 4; i++) {
+        const hard_case k = {.c = {SSD(.T = 260, .H = 4, .P = 64, .N = 16 << i, .G = 1 + i % 2), .name = "a lone token",
+                                   .absent = "z dz state_in dstate_out"},
+                             .change = make_lone,
+                             .lone_column = 5};
+        check_dtype(k, GT_BF16);
+        check_dtype(k, GT_F16);
+        check_dtype(k, GT_F32);
+    }
+    test_group("ssd", "elements of a state that one quiet token makes");
+}
+
 /* ---- growth ---------------------------------------------------------------------------------- */
 
 /* Delta A of head 0, whose x and dy are tiny, is `bias` over 64 tokens together. */
@@ -343,12 +385,21 @@ static void check_accumulation(void) {
 int main(int argc, char **argv) {
     const int status = machine_start();
     if (status) return status;
-    is_short = machine_is_slow || (argc > 1 && strcmp(argv[1], "--short") == 0);
+    is_short = machine_is_slow;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--short")) {
+            is_short = 1;
+        } else if (strcmp(argv[i], "--device") || i + 1 == argc || !machine_choose(argv[++i])) {
+            fprintf(stderr, "unknown option or device: %s\n", argv[i]);
+            return 2;
+        }
+    }
     check_growth();
     check_decays();
     check_scales();
     check_huge();
     check_quiet();
+    check_lone();
     check_closed();
     check_units();
     check_accumulation();

@@ -164,7 +164,8 @@ enum { PAIRS_BARRIER = 1, INPUTS_BARRIER, MADE_BARRIER };
 /* Which of B (0), C (1) and OTHER (2), the neighbour's B or C. */
 enum { TILE_B, TILE_C, TILE_OTHER };
 
-/* A warp's 16 rows of B, C or OTHER: loaded, then stored as f16 panels, a power of two a row, beside what undoes it. */
+/* A warp's 16 rows of B, C or OTHER: loaded, then stored as f16 panels, a power of two a row, beside what undoes it;
+ * OTHER's are HALF_RANGE smaller. */
 template <class C>
 struct PlaceRows {
     uint4 x[4][C::PANELS];
@@ -215,16 +216,18 @@ struct PlaceRows {
         using T = typename C::T;
         const int lane = lane_id(), row0 = 16 * part + lane / 8, piece = lane % 8;
         const int inverses = me.inverses(C::B_INVERSE + tile * CHUNK);
+        const float less = tile == TILE_OTHER ? 1.0f / HALF_RANGE : 1.0f;
         GT_UNROLL
         for (int k = 0; k < 4; k++) {
             const int row = row0 + 4 * k;
             const Power power = power_of(row_maximum<T, 8>(larger_of<T>(x[k])));
+            const float value = power.value * less;
             GT_UNROLL
             for (int i = 0; i < C::PANELS; i++)
                 sts<uint4>(address(me, tile, part, k, i),
-                           {scaled_f16<T>(x[k][i].x, power.value), scaled_f16<T>(x[k][i].y, power.value),
-                            scaled_f16<T>(x[k][i].z, power.value), scaled_f16<T>(x[k][i].w, power.value)});
-            if (piece == 0) sts<float>(me.address(inverses + row), power.inverse);
+                           {scaled_f16<T>(x[k][i].x, value), scaled_f16<T>(x[k][i].y, value),
+                            scaled_f16<T>(x[k][i].z, value), scaled_f16<T>(x[k][i].w, value)});
+            if (piece == 0) sts<float>(me.address(inverses + row), inverse_of(value));
         }
     }
 };

@@ -242,6 +242,11 @@ GT_DEV void rows_to_f16(uint32_t tile, uint32_t inverses, int warp, int warps) {
     }
 }
 
+/* In a product of tokens' rows of x or dy, B or C that are both f16 and of which one has the tokens' weights in it, the
+ * largest numbers of either are 2^14 over this.  A weight may be 2^-21 of the largest then, and so may an element of
+ * the other's row, with all their bits; and no product exceeds 2^14. */
+constexpr float HALF_RANGE = 0x1p7f;
+
 /* ---- decay factors --------------------------------------------------------------------------------------------- */
 
 /* Where they lie, in floats from a chunk and head's first. */
