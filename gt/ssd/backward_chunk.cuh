@@ -52,8 +52,11 @@ struct ChunkGradientTraits {
     static constexpr int MADE_INVERSE = PLACES + 12, SKIP = MADE_INVERSE + 1;   /* SKIP: [2], Dskip of a step's head */
     static constexpr int ROW_INVERSES = MADE_INVERSE + 4; /* [COPIES][x 64, dy 64]; in the end of W's rows */
     static constexpr int M_INVERSE = ROW_INVERSES + COPIES * 2 * CHUNK,
-                         WEIGHT = M_INVERSE + CHUNK; /* of the neighbour's tokens */
-    static constexpr int B_INVERSE = WEIGHT + CHUNK, C_INVERSE = B_INVERSE + CHUNK, NEXT_INVERSE = C_INVERSE + CHUNK;
+                         STEP_DELTA = M_INVERSE + CHUNK; /* [64, A]: of the step whose factors are made next */
+    /* of the neighbour's tokens; with one stage a barrier is between them and M_INVERSE */
+    static constexpr int WEIGHT = STAGES == 1 ? M_INVERSE : STEP_DELTA + CHUNK + 4;
+    static constexpr int B_INVERSE = (STAGES == 1 ? STEP_DELTA + 4 : WEIGHT) + CHUNK, C_INVERSE = B_INVERSE + CHUNK,
+                         NEXT_INVERSE = C_INVERSE + CHUNK;
     static constexpr int ROW_BOUND = NEXT_INVERSE + CHUNK, WEIGHT_SUM = ROW_BOUND + 8; /* of the warps' rows */
     static constexpr int M_BOUND = WEIGHT_SUM + 8; /* [8]: of the rows from 8 i on */
     static constexpr int DSKIP = M_BOUND + 8;      /* by channel: [2 halves of t][p] */
@@ -209,6 +212,7 @@ GT_DEV void copy_x_and_h(const ChunkGradientParams& p, const ChunkGradientBlock<
     const uint32_t stage = me.stage(step);
     copy_rows(me.warp, stage + C::X, place_of<const uint16_t>(me, PLACE_X), p.in.x_stride.t, me.tokens, p.in.P - p0);
     copy_state<C>(p.in, p.h, place_of<const f16>(me, PLACE_H), p0, stage + C::H);
+    cp_async_commit();
 }
 
 /* And of the rest: dy, the neighbour's rows and G.  z: load_gates(). */
@@ -264,9 +268,7 @@ GT_DEV float convert_rows_of(int warp, uint32_t tile) {
     const Power power = power_of(row_maximum<T, RowLanes<64>::LANES>(larger_of<T>(x)));
     GT_UNROLL
     for (int i = 0; i < RowLanes<64>::PIECES; i++)
-        sts<uint4>(tile + at.address(warp, i),
-                   {scaled_f16<T>(x[i].x, power.value), scaled_f16<T>(x[i].y, power.value),
-                    scaled_f16<T>(x[i].z, power.value), scaled_f16<T>(x[i].w, power.value)});
+        sts<uint4>(tile + at.address(warp, i), scaled_f16<T>(x[i], power.value));
     return power.inverse;
 }
 
@@ -325,14 +327,16 @@ GT_DEV float rows_largest(float x) {
     return x;
 }
 
-/* The warp's rows of what came for a step. */
+/* The warp's rows of what comes for a step, which it copied itself: x before the rest. */
 template <class C>
 GT_DEV void convert_step(const Problem& in, const ChunkGradientBlock<C>& me, int step, const Gates& gates) {
     const RowLanes<64> at;
     const uint32_t stage = me.stage(step);
     const int row = me.warp * RowLanes<64>::ROWS + at.row;
-    const float x = convert_rows(in, me.warp, stage + C::X),
-                dy = convert_dy<C::MORE>(in, me.warp, stage + C::DY, gates.own);
+    cp_async_wait<1>();
+    const float x = convert_rows(in, me.warp, stage + C::X);
+    cp_async_wait<0>();
+    const float dy = convert_dy<C::MORE>(in, me.warp, stage + C::DY, gates.own);
     const float bound = rows_largest(dy * me.value(C::C_INVERSE + row));
     float weight = 0.0f;
     if (me.makes_state()) {

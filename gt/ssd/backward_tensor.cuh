@@ -18,9 +18,9 @@
  * step.
  *
  * WARPS.  All eight multiply (mma.sync m16n8k16, f16).  Pairs are ten blocks: warps 0, 1, 3, 6 have two, 2 and 7 one and
- * half of <G, h>.  Warp 4 makes da and ddt of the last step, warp 5 the decay factors: with two stages those of the next
- * step, while the others make pairs; with one stage those of this step, while its tiles come.  A step:
- *     x, dy and the neighbour's x or dy are turned into f16 in place, a power of two per row            -- barrier 1
+ * half of <G, h>.  Meanwhile warp 4 makes da and ddt of the last step, warp 5 Delta of the next one.  Decay factors are
+ * made of that: with two stages by warp 5 then, with one by warps 4 and 5 while the step's tiles come.  A step:
+ *     x, then dy and the neighbour's x or dy, become f16 in place, a power of two per row               -- barrier 1
  *     the neighbour's tokens go into h or G                                                             -- barrier 2
  *     dS, w, Gamma, M: blocks of 16 s x 16 t; <G, h>; dC and E by warps 0-3, dB and F by warps 4-7      -- barrier 3
  *     U, dx: 32 s x 16 p a warp
@@ -30,10 +30,10 @@
  * REGISTERS a thread (N = 128): S 16, sum of W 16, dC or dB 64, the neighbour's B or C 16; 16 for the product at hand,
  *     32 for the last phase; with z 16 while rows come in.
  * SHARED MEMORY (N = 128), KB: B, C 32; a stage 56 (x, dy, neighbour 24; h, G 32); factors and sums by token 10.8 with
- *     one stage, 14.9 with two.  In all 98.8 and 158.9; with two the next step comes in during this one.  M^T lies over
+ *     one stage, 15.1 with two.  In all 98.8 and 159.1; with two the next step comes in during this one.  M^T lies over
  *     the neighbour's rows.
  * PRODUCTS a step: 1250 mma (64 x 128 x 64 three times, 64 x 64 x 128, 64 for <G, h>, 0.6 of 64 x 64 x 64 twice) and
- *     about 800 ldmatrix_x4; 2600 instructions a warp in all.
+ *     about 800 ldmatrix_x4; 2500 instructions a warp in all.
  * BYTES a token and head, bf16, P = 64, N = 128: x, dy, dx 384, the neighbour's 128 and h, G 512, of which half from
  *     L2.  With z it is read beside dy: 128, and the neighbour's.
  * GATE.  With z, dy stands for dy silu(z) everywhere: it is multiplied in fp32 as it becomes f16, and so rounded once.
@@ -272,50 +272,50 @@ template <bool DOTS, class C>
 GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, uint32_t left, uint32_t right,
                         uint32_t other, const float (&ratios)[4], const float (&factor)[2][2], float (&dots)[4]) {
     const WarpProduct at(me.warp);
-    const int g = lane_id() / 4, j = lane_id() % 4;
     const uint32_t a_addresses = tile_at<64>(by_rows<64>(left), 2 * at.t_half, 0);
     const uint32_t b_addresses = tile_at<C::N>(by_rows<C::N>(right), 0, at.n_half * C::COLUMNS / 16);
+    const uint32_t other_addresses = tile_at<C::N>(by_rows<C::N>(other), 2 * at.t_half, at.n_half * C::COLUMNS / 16);
     GT_UNROLL
-    for (int i = 0; i < 4; i++) dots[i] = 0.0f;
-    GT_UNROLL
-    for (int pass = 0; pass < C::PASSES; pass++) {
-        float share[2][C::TILES][4] = {};
+    for (int m = 0; m < 2; m++) {
+        uint32_t a[4][4];
         GT_UNROLL
         for (int k = 0; k < 4; k++) {
-            uint32_t a[2][4];
+            ldmatrix_x4(a[k], tile_at<64>(a_addresses, m, k));
             GT_UNROLL
-            for (int m = 0; m < 2; m++) {
-                ldmatrix_x4(a[m], tile_at<64>(a_addresses, m, k));
+            for (int e = 0; e < 4; e++) a[k][e] = multiply_f16(a[k][e], pack_f16(ratios[k], ratios[k]));
+        }
+        dots[2 * m] = dots[2 * m + 1] = 0.0f;
+        GT_UNROLL
+        for (int pass = 0; pass < C::PASSES; pass++) {
+            float share[C::TILES][4] = {};
+            GT_UNROLL
+            for (int k = 0; k < 4; k++) {
                 GT_UNROLL
-                for (int e = 0; e < 4; e++) a[m][e] = multiply_f16(a[m][e], pack_f16(ratios[k], ratios[k]));
+                for (int n = 0; n < C::TILES; n += 2) {
+                    uint32_t b[4];
+                    ldmatrix_x4_trans(b, tile_at<C::N>(b_addresses, k, (C::TILES * pass + n) / 2));
+                    if (C::TILES == 1 && at.n_half) b[0] = b[2], b[1] = b[3];
+                    mma_f16(share[n], a[k], b[0], b[1]);
+                    if constexpr (C::TILES > 1) mma_f16(share[n + 1], a[k], b[2], b[3]);
+                }
             }
             GT_UNROLL
             for (int n = 0; n < C::TILES; n += 2) {
-                uint32_t b[4];
-                ldmatrix_x4_trans(b, tile_at<C::N>(b_addresses, k, C::TILES / 2 * pass + n / 2));
-                if (C::TILES == 1 && at.n_half) b[0] = b[2], b[1] = b[3];
-                GT_UNROLL
-                for (int m = 0; m < 2; m++) {
-                    mma_f16(share[m][n], a[m], b[0], b[1]);
-                    if constexpr (C::TILES > 1) mma_f16(share[m][n + 1], a[m], b[2], b[3]);
+                uint32_t pairs[4]; /* of `other`: [n][e] */
+                if constexpr (DOTS) {
+                    ldmatrix_x4(pairs, tile_at<C::N>(other_addresses, m, (C::TILES * pass + n) / 2));
+                    if (C::TILES == 1 && at.n_half) pairs[0] = pairs[2], pairs[1] = pairs[3];
                 }
-            }
-        }
-        GT_UNROLL
-        for (int m = 0; m < 2; m++) {
-            GT_UNROLL
-            for (int n = 0; n < C::TILES; n++) {
                 GT_UNROLL
-                for (int e = 0; e < 2; e++) {
-                    const float x0 = share[m][n][2 * e], x1 = share[m][n][2 * e + 1];
-                    float* sum = sums.v[pass][m][n] + 2 * e;
+                for (int i = 0; i < (C::TILES > 1 ? 4 : 2); i++) {
+                    const int e = i % 2;
+                    const float x0 = share[n + i / 2][2 * e], x1 = share[n + i / 2][2 * e + 1];
+                    float* sum = sums.v[pass][m][n + i / 2] + 2 * e;
                     sum[0] = fma_rn(factor[m][e], x0, sum[0]);
                     sum[1] = fma_rn(factor[m][e], x1, sum[1]);
-                    if constexpr (!DOTS) continue;
-                    const int row = 32 * at.t_half + 16 * m + 8 * e + g;
-                    const int piece = at.n_half * (C::COLUMNS / 8) + C::TILES * pass + n;
-                    const uint32_t pair = lds<uint32_t>(other + tile_address<C::N>(row, piece) + 4 * j);
-                    dots[2 * m + e] = fma_rn(x0, unpack_f16_lo(pair), fma_rn(x1, unpack_f16_hi(pair), dots[2 * m + e]));
+                    if constexpr (DOTS)
+                        dots[2 * m + e] =
+                            fma_rn(x0, unpack_f16_lo(pairs[i]), fma_rn(x1, unpack_f16_hi(pairs[i]), dots[2 * m + e]));
                 }
             }
         }
@@ -470,6 +470,8 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
         else
             skips[n].x = skips[n].y = me.value(C::SKIP + step % 2);
     }
+    const uint32_t dy_addresses = tile_at<64>(by_rows<64>(stage + C::DY), s_block, p_block);
+    uint32_t dys[4]; /* [n][e], of 16 rows */
     float dskip[4] = {};
     /* a lane has pairs of columns; with its neighbour it makes fours, so that a row's lanes write 32 bytes side by side */
     const bool odd = j % 2, exists = p.dx && p0 + (odd ? 8 : 0) < in.P && !(C::MORE && p.leaves_share);
@@ -481,22 +483,22 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
         const float by_G = me.value(me.factor(step, Factors::SUF) + s) * me.value(C::B_INVERSE + s) * G_inverse;
         const float by_pairs = me.value(C::M_INVERSE + s), delta = me.value(me.factor(step, Factors::DELTA) + s);
         const float dy_inverse = me.value(me.row_inverse(step, true) + s);
+        if (e == 0 && (in.Dskip || keeps_x(p))) ldmatrix_x4(dys, tile_at<64>(dy_addresses, m, 0));
         float dx[4];
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
-            const uint32_t address = tile_address<64>(s, 2 * p_block + n) + 4 * j;
             const float2 U = {fma_rn(by_pairs, sums.from_pairs[m][n][2 * e], by_G * sums.from_G[m][n][2 * e]),
                               fma_rn(by_pairs, sums.from_pairs[m][n][2 * e + 1], by_G * sums.from_G[m][n][2 * e + 1])};
             dx[2 * n] = delta * U.x, dx[2 * n + 1] = delta * U.y;
             if (!in.Dskip && !keeps_x(p)) continue;
-            const uint32_t pair = lds<uint32_t>(stage + C::DY + address);
+            const uint32_t pair = dys[2 * n + e];
             const float2 dy = {unpack_f16_lo(pair) * dy_inverse, unpack_f16_hi(pair) * dy_inverse};
             if (in.Dskip) {
                 dx[2 * n] = fma_rn(skips[n].x, dy.x, dx[2 * n]);
                 dx[2 * n + 1] = fma_rn(skips[n].y, dy.y, dx[2 * n + 1]);
             }
             if (!keeps_x(p)) continue;
-            const uint32_t x = lds<uint32_t>(stage + C::X + address);
+            const uint32_t x = lds<uint32_t>(stage + C::X + tile_address<64>(s, 2 * p_block + n) + 4 * j);
             const float x_inverse = me.value(me.row_inverse(step, false) + s);
             dskip[2 * n] = fma_rn(dy.x, unpack_f16_lo(x) * x_inverse, dskip[2 * n]);
             dskip[2 * n + 1] = fma_rn(dy.y, unpack_f16_hi(x) * x_inverse, dskip[2 * n + 1]);
@@ -663,11 +665,16 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
     convert_group(me.smem + C::B, C::B_INVERSE);
     convert_group(me.smem + C::C, C::C_INVERSE);
     if (me.makes_state()) convert_group(neighbour_tile, C::NEXT_INVERSE);
+    constexpr int PAIR_FACTORS = DIAGONAL_FACTORS | GROWTH_FACTOR;
+    const auto all_factors = [&](int step) {
+        sync_warp();
+        own_factors<SUM_FACTORS | PAIR_FACTORS>(me, step);
+    };
     StepTimes dt;
     if (makes_factors) {
         load_times(p, me, 0, dt);
         prepare_step(p, me, 0, dt);
-        if (C::COPIES > 1) own_factors(p, me, 0, dt);
+        if (C::COPIES > 1) all_factors(0);
     }
     sync_threads();
     if (C::STAGES > 1 && makes_factors && me.steps > 1) place_step(p, me, 1);
@@ -679,28 +686,29 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
     sync_threads();
     if (C::STAGES == 1) copy_step(0);
     HeadSums head = {};
-    float last_dt[2] = {0.0f, 0.0f};
+    uint32_t last_dt[2] = {0, 0};
     const auto load_last = [&](int step) { load_dt(p, me, step, last_dt); }; /* for finish_step() */
     GT_NO_UNROLL
     for (int step = 0; step < me.steps; step++) {
         const bool follows = step + 1 < me.steps;
         Gates gates;
         load_gates(p, me, step, gates);
-        if (C::COPIES == 1 && makes_factors) own_factors(p, me, step, dt); /* while copies are under way */
-        cp_async_wait<0>();
+        /* while copies are under way */
+        if (makes_factors && follows) load_times(p, me, step + 1, dt);
+        if (C::COPIES == 1 && makes_factors) own_factors<SUM_FACTORS>(me, step);
+        if (finishes && step > 0) load_last(step - 1);
+        if (C::COPIES == 1 && finishes) own_factors<PAIR_FACTORS>(me, step);
         convert_step(in, me, step, gates);
         sync_threads(); /* 1 */
         if (C::STAGES > 1 && follows) copy_step(step + 1);
-        if (makes_factors && follows) load_times(p, me, step + 1, dt);
         if (finishes) bound_rows(me);
-        if (finishes && step > 0) load_last(step - 1);
         if (me.makes_state()) make_state(me, step, neighbour);
         sync_threads(); /* 2 */
         if (makes_factors) {
             if (p.dx) place_dx(p, me, step);
             if (step + C::STAGES < me.steps) place_step(p, me, step + C::STAGES);
             if (follows) prepare_step(p, me, step + 1, dt);
-            if (C::COPIES > 1 && follows) own_factors(p, me, step + 1, dt);
+            if (C::COPIES > 1 && follows) all_factors(step + 1);
         }
         if (finishes && step > 0) finish_step(p, me, step - 1, last_dt, head);
         make_pairs(p, me, step, S, W);

@@ -1,5 +1,5 @@
 /* gt/ssd/backward_tokens.cuh - ssd backward of a chunk on tensor cores (backward_tensor.cuh): what is made by token, by
- * one warp each: decay factors before a step, da and ddt after it. */
+ * a warp: Delta and decay factors before a step, da and ddt after it. */
 #ifndef GT_SSD_BACKWARD_TOKENS_CUH
 #define GT_SSD_BACKWARD_TOKENS_CUH
 
@@ -10,14 +10,14 @@ namespace ssd {
 
 /* ---- decay factors, da, ddt ------------------------------------------------------------------------------------ */
 
-/* What a warp has of a head's dt: of tokens 2 lane, 2 lane + 1 of the chunk and of its neighbour. */
+/* What a warp has of a head's dt, as bits: of tokens 2 lane, 2 lane + 1 of the chunk and of its neighbour. */
 struct StepTimes {
-    float own[2] = {}, other[2] = {};
+    uint32_t own[2] = {}, other[2] = {};
 };
 
 /* dt of the chunk itself. */
 template <class C>
-GT_DEV void load_dt(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, float (&dt)[2]) {
+GT_DEV void load_dt(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, uint32_t (&dt)[2]) {
     load_dt(p.in, offset_of(p.in.dt_stride, me.b, me.first, me.head(p, step)), me.tokens, dt);
 }
 
@@ -53,13 +53,18 @@ GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientB
     if (lane == 0) sts<float>(me.address(addresses + CHUNK), exp2_finite(from));
 }
 
-/* What a step needs before it begins. */
+/* What a step needs before it begins, but for its factors. */
 template <class C>
 GT_DEV void prepare_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const StepTimes& dt) {
     const Problem& in = p.in;
+    float numbers[2], delta[2];
+    dt_of_bits(in, dt.own, numbers);
+    deltas_of(in, me.head(p, step), me.tokens, numbers, delta);
+    sts<float2>(me.address(C::STEP_DELTA + 2 * lane_id()), {delta[0], delta[1]});
+    if (lane_id() == 0) sts<float>(me.address(C::STEP_DELTA + CHUNK), in.A[me.head(p, step)]);
     if (me.makes_state()) {
-        float delta[2];
-        deltas_of(in, me.head(p, step), me.neighbour_tokens, dt.other, delta);
+        dt_of_bits(in, dt.other, numbers);
+        deltas_of(in, me.head(p, step), me.neighbour_tokens, numbers, delta);
         neighbour_factors(p, me, step, delta);
     }
     if (lane_id() == 0 && in.Dskip && !in.skip_per_channel)
@@ -74,14 +79,12 @@ GT_DEV void prepare_step(const ChunkGradientParams& p, const ChunkGradientBlock<
     sts<float>(me.address(C::STATE_INVERSES + step % 2 * 8 + lane_id()), inverse);
 }
 
-/* The decay factors of the chunk itself. */
-template <class C>
-GT_DEV void own_factors(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const StepTimes& dt) {
-    const Problem& in = p.in;
-    const int h = me.head(p, step);
-    float delta[2];
-    deltas_of(in, h, me.tokens, dt.own, delta);
-    make_factors(me.address(me.factor(step, 0)), delta, in.A[h]);
+/* The decay factors of the chunk itself, of what prepare_step() left. */
+template <int WHICH, class C>
+GT_DEV void own_factors(const ChunkGradientBlock<C>& me, int step) {
+    const float2 pair = lds<float2>(me.address(C::STEP_DELTA + 2 * lane_id()));
+    const float delta[2] = {pair.x, pair.y};
+    make_factors<WHICH>(me.address(me.factor(step, 0)), delta, me.value(C::STEP_DELTA + CHUNK));
 }
 
 /* Sums of pairs of tokens over this and the later tokens. */
@@ -126,11 +129,11 @@ struct HeadSums {
     float dskip;
 };
 
-/* da and ddt of a step that is done, once the head's last tile is; its share of dA, ddt_bias, dDskip.  dt: of its
- * tokens. */
+/* da and ddt of a step that is done, once the head's last tile is; its share of dA, ddt_bias, dDskip.  dt: bits of
+ * its tokens. */
 template <class C>
-GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const float (&dt)[2],
-                        HeadSums& head) {
+GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
+                        const uint32_t (&dt)[2], HeadSums& head) {
     const Problem& in = p.in;
     const int lane = lane_id(), block = lane / 8, h = me.head(p, step), tile = me.tile(p, step);
     const auto pair = [&](int offset) { return lds<float2>(me.address(me.sums(step, offset) + 2 * lane)); };
@@ -139,8 +142,10 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
         return lds<float2>(me.address(me.sums(step, offset) + 16 * index + 2 * (lane % 8)));
     };
     const float A = in.A[h];
+    float numbers[2];
     Delta deltas[2];
-    deltas_of(in, h, me.tokens, dt, deltas);
+    dt_of_bits(in, dt, numbers);
+    deltas_of(in, h, me.tokens, numbers, deltas);
     float2 da = sums_from(of_halves(C::E));
     GT_UNROLL
     for (int i = 0; i < 3; i++) { /* Gamma_ts: s in an earlier block than k */

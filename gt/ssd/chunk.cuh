@@ -273,6 +273,27 @@ GT_DEV void load_dt(const Problem& in, int64_t first, int tokens, float (&dt)[2]
     dt[1] = t + 1 < tokens ? load_as(in.dt, in.dt_dtype, first + (t + 1) * in.dt_stride.t) : 0.0f;
 }
 
+/* The same as bits: what turns them into numbers would wait for them. */
+GT_DEV void load_dt(const Problem& in, int64_t first, int tokens, uint32_t (&bits)[2]) {
+    const int t = 2 * here();
+    GT_UNROLL
+    for (int i = 0; i < 2; i++) {
+        const int64_t at = first + (t + i) * in.dt_stride.t;
+        bits[i] = 0;
+        if (t + i >= tokens) continue;
+        bits[i] =
+            in.dt_dtype == GT_F32 ? static_cast<const uint32_t*>(in.dt)[at] : static_cast<const uint16_t*>(in.dt)[at];
+    }
+}
+
+GT_DEV void dt_of_bits(const Problem& in, const uint32_t (&bits)[2], float (&dt)[2]) {
+    GT_UNROLL
+    for (int i = 0; i < 2; i++)
+        dt[i] = in.dt_dtype == GT_F32    ? as_float(bits[i])
+                : in.dt_dtype == GT_BF16 ? Element<bf16>::lo(bits[i])
+                                         : Element<f16>::lo(bits[i]);
+}
+
 /* Delta of them, 0 beyond. */
 GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2], Delta (&delta)[2]) {
     const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;

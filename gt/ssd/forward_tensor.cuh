@@ -425,29 +425,17 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Curs
     }
 }
 
-/* dt of the tokens 2 lane, 2 lane + 1 of a chunk, as bits: what turns them into numbers would wait for them. */
+/* dt of the tokens 2 lane, 2 lane + 1 of a chunk, as bits. */
 GT_DEV void load_dt(const Problem& in, const Cursor& cursor, int unit, int chunk, uint32_t (&bits)[2]) {
-    const int tokens = cursor.tokens(chunk), t = 2 * here();
-    const int64_t first = offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit));
-    GT_UNROLL
-    for (int i = 0; i < 2; i++) {
-        const int64_t at = first + (t + i) * in.dt_stride.t;
-        bits[i] = 0;
-        if (t + i >= tokens) continue;
-        bits[i] =
-            in.dt_dtype == GT_F32 ? static_cast<const uint32_t*>(in.dt)[at] : static_cast<const uint16_t*>(in.dt)[at];
-    }
+    load_dt(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)), cursor.tokens(chunk),
+            bits);
 }
 
 /* Delta of them. */
 GT_DEV void deltas_of(const Problem& in, const Cursor& cursor, int unit, int chunk, const uint32_t (&bits)[2],
                       float (&delta)[2]) {
     float dt[2];
-    GT_UNROLL
-    for (int i = 0; i < 2; i++)
-        dt[i] = in.dt_dtype == GT_F32    ? as_float(bits[i])
-                : in.dt_dtype == GT_BF16 ? Element<bf16>::lo(bits[i])
-                                         : Element<f16>::lo(bits[i]);
+    dt_of_bits(in, bits, dt);
     deltas_of(in, cursor.head(unit), cursor.tokens(chunk), dt, delta);
 }
 
