@@ -372,7 +372,7 @@ GT_DEV void bound_rows(const ChunkGradientBlock<C>& me) {
 /* ---- the state that the chunk makes ---------------------------------------------------------------------------- */
 
 /* What the neighbour's B or C is to a warp: right operands of all 64 tokens and its columns, over
- * HALF_RANGE. */
+ * WEIGHT_RANGE. */
 template <class C>
 struct Neighbour {
     uint32_t words[4][C::MADE_TILES][2];
@@ -393,7 +393,7 @@ GT_DEV void read_neighbour(const ChunkGradientBlock<C>& me, uint32_t tile, Neigh
             ldmatrix_x2_trans(words, tile + tile_address<C::N>(16 * k + lane_id() % 16, made_piece(me, i)));
             GT_UNROLL
             for (int e = 0; e < 2; e++)
-                words[e] = multiply_f16(words[e], pack_f16(1.0f / HALF_RANGE, 1.0f / HALF_RANGE));
+                words[e] = multiply_f16(words[e], pack_f16(1.0f / WEIGHT_RANGE, 1.0f / WEIGHT_RANGE));
         }
     }
 }
@@ -422,7 +422,7 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
     }
     const float E = me.value(C::MADE + CHUNK);
     const int from = C::STATE_INVERSES + step % 2 * 8 + (me.second ? 0 : 4);
-    const Power weights = power_of(sum * (0x1p14f / HALF_RANGE)); /* to at most HALF_RANGE */
+    const Power weights = power_of(sum * (0x1p14f / WEIGHT_RANGE)); /* to at most WEIGHT_RANGE */
     /* no row and no row of B or C exceeds 2^14, no state 2^16 */
     const float bound = fma_rn(E * 0x1p16f, largest_of(lds<float4>(me.address(from))), sum * 0x1p28f);
     const Power made = power_of(bound);
@@ -446,7 +446,7 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
             for (int i = 0; i < C::MADE_TILES; i++) mma_f16(sums[m][i], a, right[i][0], right[i][1]);
         }
     }
-    const float added = weights.inverse * made.value * HALF_RANGE;
+    const float added = weights.inverse * made.value * WEIGHT_RANGE;
     GT_UNROLL
     for (int m = 0; m < C::MADE_BLOCKS; m++) {
         const float kept = E * me.value(from + block0 + m) * made.value;

@@ -165,7 +165,7 @@ enum { PAIRS_BARRIER = 1, INPUTS_BARRIER, MADE_BARRIER };
 enum { TILE_B, TILE_C, TILE_OTHER };
 
 /* A warp's 16 rows of B, C or OTHER: loaded, then stored as f16 panels, a power of two a row, beside what undoes it;
- * OTHER's are HALF_RANGE smaller. */
+ * OTHER's are WEIGHT_RANGE smaller. */
 template <class C>
 struct PlaceRows {
     uint4 x[4][C::PANELS];
@@ -216,7 +216,7 @@ struct PlaceRows {
         using T = typename C::T;
         const int lane = lane_id(), row0 = 16 * part + lane / 8, piece = lane % 8;
         const int inverses = me.inverses(C::B_INVERSE + tile * CHUNK);
-        const float less = tile == TILE_OTHER ? 1.0f / HALF_RANGE : 1.0f;
+        const float less = tile == TILE_OTHER ? 1.0f / WEIGHT_RANGE : 1.0f;
         GT_UNROLL
         for (int k = 0; k < 4; k++) {
             const int row = row0 + 4 * k;

@@ -59,9 +59,9 @@ GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, i
     float most = fmaxf(sums[0], sums[1]);
     GT_UNROLL
     for (int mask = 4; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
-    /* no row of B or C exceeds 2^14 / HALF_RANGE, no state 2^16 */
+    /* no row of B or C exceeds 2^14 / WEIGHT_RANGE, no state 2^16 */
     const float kept = me.value(weights + CHUNK) * lds<float>(inverse);
-    const Power power = power_of(fma_rn(kept, 0x1p16f, most * (0x1p14f / HALF_RANGE)));
+    const Power power = power_of(fma_rn(kept, 0x1p16f, most * (0x1p14f / WEIGHT_RANGE)));
     GT_UNROLL
     for (int k = 0; k < 4; k++) {
         GT_UNROLL

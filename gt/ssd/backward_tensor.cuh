@@ -27,13 +27,13 @@
  * With one stage x and h of the next step come in during the last phase, and the rest after a fourth barrier.  All
  * pairs are held transposed, rows s: M^T is then a left operand as it is stored.
  *
- * REGISTERS a thread (N = 128): S 16, sum of W 16, dC or dB 64, the neighbour's B or C 16; 16 for the product at hand,
+ * REGISTERS a thread (N = 128): S 16, sum of W 16, dC or dB 64, the neighbour's B or C 16; 24 for the product at hand,
  *     32 for the last phase; with z 16 while rows come in.
  * SHARED MEMORY (N = 128), KB: B, C 32; a stage 56 (x, dy, neighbour 24; h, G 32); factors and sums by token 10.8 with
  *     one stage, 15.1 with two.  In all 98.8 and 159.1; with two the next step comes in during this one.  M^T lies over
  *     the neighbour's rows.
  * PRODUCTS a step: 1250 mma (64 x 128 x 64 three times, 64 x 64 x 128, 64 for <G, h>, 0.6 of 64 x 64 x 64 twice) and
- *     about 800 ldmatrix_x4; 2500 instructions a warp in all.
+ *     about 900 ldmatrix_x4; 2500 instructions a warp in all.
  * BYTES a token and head, bf16, P = 64, N = 128: x, dy, dx 384, the neighbour's 128 and h, G 512, of which half from
  *     L2.  With z it is read beside dy: 128, and the neighbour's.
  * GATE.  With z, dy stands for dy silu(z) everywhere: it is multiplied in fp32 as it becomes f16, and so rounded once.

@@ -5,9 +5,9 @@
  * that eight rows' pieces of one column lie in different banks: tile_address() says where a piece lies.
  *
  * NUMBERS.  Operands of products with states are f16, each row (token) or each tile with a power of two of its own,
- * which brings its largest magnitude to 2^13 ... 2^14: 11 bits over 27 binades below.  rows_to_f16() does that to the
- * rows of a tile in place, exactly, and leaves the powers' inverses, which go into the decay factors; power_of() of a
- * bound makes the power of what is computed.
+ * which brings its largest magnitude to 2^13 ... 2^14: 11 bits over 27 binades below (fewer: WEIGHT_RANGE).
+ * rows_to_f16() does that to the rows of a tile in place, exactly, and leaves the powers' inverses, which go into the
+ * decay factors; power_of() of a bound makes the power of what is computed.
  *
  * DECAY FACTORS of a chunk and head, from a_t = Delta_t A.  Every exponent is a sum of the a it spans, formed by
  * additions alone; no quotient of factors is formed.  With blocks of 16 tokens and their halves of 8:
@@ -242,10 +242,11 @@ GT_DEV void rows_to_f16(uint32_t tile, uint32_t inverses, int warp, int warps) {
     }
 }
 
-/* In a product of tokens' rows of x or dy, B or C that are both f16 and of which one has the tokens' weights in it, the
- * largest numbers of either are 2^14 over this.  A weight may be 2^-21 of the largest then, and so may an element of
- * the other's row, with all their bits; and no product exceeds 2^14. */
-constexpr float HALF_RANGE = 0x1p7f;
+/* Where a chunk of backward makes a state, f16 holds what its tokens weigh, alone or in rows of x or dy, and rows of B or
+ * C.  The former's sum (on 9.0 the bound of the state) is at most this, the latter 2^14 over this: no product exceeds
+ * 2^14.  So weights keep their bits from 2^-23 of that sum on, a row's elements from 2^-17 of its largest on (bf16's from
+ * 2^-20 on). */
+constexpr float WEIGHT_RANGE = 0x1p10f;
 
 /* ---- decay factors --------------------------------------------------------------------------------------------- */
 
