@@ -371,8 +371,7 @@ GT_DEV void bound_rows(const ChunkGradientBlock<C>& me) {
 
 /* ---- the state that the chunk makes ---------------------------------------------------------------------------- */
 
-/* What the neighbour's B or C is to a warp: right operands of all 64 tokens and its columns, over
- * WEIGHT_RANGE. */
+/* What the neighbour's B or C is to a warp: right operands of all 64 tokens and its columns, divided by WEIGHT_RANGE. */
 template <class C>
 struct Neighbour {
     uint32_t words[4][C::MADE_TILES][2];

@@ -165,7 +165,7 @@ enum { PAIRS_BARRIER = 1, INPUTS_BARRIER, MADE_BARRIER };
 enum { TILE_B, TILE_C, TILE_OTHER };
 
 /* A warp's 16 rows of B, C or OTHER: loaded, then stored as f16 panels, a power of two a row, beside what undoes it;
- * OTHER's are WEIGHT_RANGE smaller. */
+ * OTHER's divided by WEIGHT_RANGE, too. */
 template <class C>
 struct PlaceRows {
     uint4 x[4][C::PANELS];

@@ -57,14 +57,12 @@ GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientB
 template <class C>
 GT_DEV void prepare_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const StepTimes& dt) {
     const Problem& in = p.in;
-    float numbers[2], delta[2];
-    dt_of_bits(in, dt.own, numbers);
-    deltas_of(in, me.head(p, step), me.tokens, numbers, delta);
+    float delta[2];
+    deltas_of(in, me.head(p, step), me.tokens, dt.own, delta);
     sts<float2>(me.address(C::STEP_DELTA + 2 * lane_id()), {delta[0], delta[1]});
     if (lane_id() == 0) sts<float>(me.address(C::STEP_DELTA + CHUNK), in.A[me.head(p, step)]);
     if (me.makes_state()) {
-        dt_of_bits(in, dt.other, numbers);
-        deltas_of(in, me.head(p, step), me.neighbour_tokens, numbers, delta);
+        deltas_of(in, me.head(p, step), me.neighbour_tokens, dt.other, delta);
         neighbour_factors(p, me, step, delta);
     }
     if (lane_id() == 0 && in.Dskip && !in.skip_per_channel)
@@ -142,10 +140,8 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
         return lds<float2>(me.address(me.sums(step, offset) + 16 * index + 2 * (lane % 8)));
     };
     const float A = in.A[h];
-    float numbers[2];
     Delta deltas[2];
-    dt_of_bits(in, dt, numbers);
-    deltas_of(in, h, me.tokens, numbers, deltas);
+    deltas_of(in, h, me.tokens, dt, deltas);
     float2 da = sums_from(of_halves(C::E));
     GT_UNROLL
     for (int i = 0; i < 3; i++) { /* Gamma_ts: s in an earlier block than k */

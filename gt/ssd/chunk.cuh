@@ -314,6 +314,14 @@ GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2]
     delta[1] = t + 1 < tokens ? delta_of(in.rule, dt[1] + bias).value : 0.0f;
 }
 
+/* Either of them, from bits. */
+template <class T>
+GT_DEV void deltas_of(const Problem& in, int h, int tokens, const uint32_t (&bits)[2], T (&delta)[2]) {
+    float dt[2];
+    dt_of_bits(in, bits, dt);
+    deltas_of(in, h, tokens, dt, delta);
+}
+
 /* Fills the factors at `addresses` (shared) from Delta of the tokens 2 lane, 2 lane + 1, and A.  One warp; the caller
  * synchronises.  WHICH: those asked for, where warps share the work. */
 constexpr int SUM_FACTORS = 1, DIAGONAL_FACTORS = 2, GROWTH_FACTOR = 4, CHUNK_FACTORS = 8; /* the last: with GROWTH */

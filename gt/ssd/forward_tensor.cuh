@@ -434,9 +434,7 @@ GT_DEV void load_dt(const Problem& in, const Cursor& cursor, int unit, int chunk
 /* Delta of them. */
 GT_DEV void deltas_of(const Problem& in, const Cursor& cursor, int unit, int chunk, const uint32_t (&bits)[2],
                       float (&delta)[2]) {
-    float dt[2];
-    dt_of_bits(in, bits, dt);
-    deltas_of(in, cursor.head(unit), cursor.tokens(chunk), dt, delta);
+    deltas_of(in, cursor.head(unit), cursor.tokens(chunk), bits, delta);
 }
 
 /* The decay of a chunk. */
