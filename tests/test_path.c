@@ -233,6 +233,30 @@ static void test_ssd(void) {
                        "chunk_gradient_hopper_kernel, chunk_times_kernel, forward_tensor_kernel, ");
 }
 
+/* What ssd keeps and needs, in bytes of y: states of 128 tokens in f16; of sequences that have no more, none. */
+static void test_ssd_memory(void) {
+    static const struct {
+        const char *device;
+        double backward; /* with saved: G, and on 9.0 a record of each token */
+    } devices[] = {{"sm_80", 1.03}, {"sm_86", 1.03}, {"sm_90", 1.52}};
+    static float memory[64];
+    for (int i = 0; i < 3 && machine_choose(devices[i].device); i++) {
+        gt_ssd_args a = {.B = 8, .T = 4096, .H = 64, .P = 64, .N = 128, .dtype = GT_BF16, .saved_bytes = 1 << 30};
+        const double y = 2.0 * 8 * 4096 * 64 * 64;
+        gt_workspace need;
+        a.dx = a.ddt = a.dBm = a.dCm = a.dA = a.ddt_bias = a.dDskip = memory, a.saved = memory;
+        test_check(
+            gt_ssd_workspace(&a, &need) == GT_OK && need.saved <= 1.02 * y && need.backward <= devices[i].backward * y,
+            "%s: saved %.3f, backward %.3f of the bytes of y", devices[i].device, need.saved / y, need.backward / y);
+        a.T = 128;
+        test_check(gt_ssd_workspace(&a, &need) == GT_OK && need.saved == 0, "%s: saved of 128 tokens is %zu bytes",
+                   devices[i].device, need.saved);
+        a.T = 129;
+        test_check(gt_ssd_workspace(&a, &need) == GT_OK && need.saved > 0, "%s: nothing saved of 129 tokens",
+                   devices[i].device);
+    }
+}
+
 static void test_errors(void) {
     gt_wkv6_args a = {.B = 1, .T = 1, .H = 1, .N = 1};
     char text[8] = "before";
@@ -319,6 +343,7 @@ int main(void) {
     test_errors();
     test_group("wkv6", "reasons");
     test_ssd();
+    test_ssd_memory();
     test_group("ssd", "kernels");
     test_norms();
     test_group("norms", "kernels");

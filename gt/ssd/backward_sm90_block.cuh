@@ -21,7 +21,7 @@ struct HopperGradientParams : ChunkGradientParams {
     int heads, steps; /* of a group; of a place */
     int clears;       /* the sums of chunks that there are not: those of several launches are added as one */
     int in_twos; /* With z: dy lies in dx.  The first chunk of a slot reads dy of the second, so one block takes both */
-    int records; /* of TokenParams */
+    int records, sums_count;         /* of TokenParams */
     float *tokens, *sums, *inverses; /* of TokenParams; the latter two from this slab's first on */
 };
 
@@ -112,7 +112,7 @@ struct HopperBlock : ChunkGradientBlock<C> {
         this->tokens = (int)b.z, this->neighbour_tokens = (int)b.w;
         this->g = (int)c.x, before = (int)c.y, M_before = (int)c.z, this->second = c.w & 1, by_maps = c.w & 2;
         this->heads = p.heads, this->steps = p.steps;
-        sums_count = chunk_sums(p.in);
+        sums_count = p.sums_count;
         sums = p.sums + step0 * sums_count;
     }
     GT_METHOD uint32_t record() const { return this->smem + C::PLACE + number % C::PLACES * C::PLACE_BYTES; }

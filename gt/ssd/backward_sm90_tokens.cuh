@@ -52,12 +52,18 @@ struct ChunkSums {
 };
 GT_HD int chunk_sums(const Problem& in) { return ChunkSums::COUNT + (in.skip_per_channel ? 4 * CHUNK : 0); }
 
+/* Where they lie in the tokens' record if a tile has one of its own and there is one slab: over factors that the chunk's
+ * own step alone reads, and has in shared memory by then. */
+constexpr int SUMS_IN_RECORD = Factors::PRE;
+static_assert(SUMS_IN_RECORD + ChunkSums::COUNT + 4 * CHUNK <= Factors::BETWEEN, "room for them");
+
 /* Of all launches for slabs of columns. */
 struct TokenParams {
     ChunkGradientParams chunk; /* of all slabs */
-    /* [row][H][records] ChunkTokens; [slab][row][H][tiles] ChunkSums; as many times what undoes the powers of h (4) and
-     * G (4) */
+    /* [row][H][records] ChunkTokens; [slab][row][H][tiles] ChunkSums, sums_count floats apart; as many times what undoes
+     * the powers of h (4) and G (4) */
     float *tokens, *sums, *inverses;
+    int sums_count;
     int64_t rows; /* B*slots*2 */
     int records;  /* of a chunk and head: a tile each with z, else one */
     int has_powers;
@@ -207,7 +213,7 @@ GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {
     using Tokens = ChunkTokens<POWERS>;
     const ChunkGradientParams& c = p.chunk;
     const Problem& in = c.in;
-    const int lane = lane_id(), block = lane / 8, h = me.h, count = chunk_sums(in);
+    const int lane = lane_id(), block = lane / 8, h = me.h, count = p.sums_count;
     const float* const record = p.tokens + (me.row * in.H + h) * p.records * Tokens::COUNT;
     const float2 values = ldg<float2>(record + 2 * lane), slopes = ldg<float2>(record + Tokens::SLOPE + 2 * lane);
     const float2 by = {factor_of_U(values.x), factor_of_U(values.y)};

@@ -37,8 +37,9 @@ static inline size_t forward_workspace(const gt_ssd_args& a, const Device& devic
 
 static inline ForwardPlan plan_forward(const gt_ssd_args& a, bool is_step, const Device& device) {
     ForwardPlan plan = {};
-    Arena arena(a.workspace), saved(is_step ? nullptr : a.saved);
-    const Checkpoints checkpoints = take_checkpoints(saved, a);
+    const bool saves = !keeps_no_states(a, device);
+    Arena arena(a.workspace), saved(is_step || !saves ? nullptr : a.saved);
+    const Checkpoints checkpoints = saves ? take_checkpoints(saved, a) : Checkpoints();
     plan.sequences = sequences_of(a);
     add_output(plan.unused, a.y, a.y_stride, a.dtype, a.H, a.P);
     plan.on_tensor_cores = !is_step && takes_tensor_cores(a, device);
@@ -62,7 +63,7 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, bool is_step, const
         p.y = a.y, p.y_stride = a.y_stride;
         p.state_in = is_step ? a.state_out : a.state_in, p.state_in_shared = a.state_in_shared;
         p.state_out = a.state_out;
-        p.keeps_checkpoints = !is_step && a.saved;
+        p.keeps_checkpoints = !is_step && saves && a.saved;
         p.checkpoints = checkpoints;
         p.is_step = is_step;
         p.slots = a.slots, p.slot_capacity = a.slot_capacity;
@@ -99,8 +100,10 @@ static inline BackwardPlan plan_backward(const gt_ssd_args& args, const Device& 
     BackwardPlan plan = {};
     gt_ssd_args a = args;
     if (!a.reads_y || !a.z || !a.dz) a.y = nullptr; /* in a query, too: forward's may lie otherwise */
+    const bool saves = !keeps_no_states(a, device);
+    if (!saves) a.saved = nullptr;
     Arena arena(a.workspace), saved(const_cast<void*>(static_cast<const void*>(a.saved)));
-    const Checkpoints states = take_checkpoints(saved, a);
+    const Checkpoints states = saves ? take_checkpoints(saved, a) : Checkpoints();
     plan.sequences = sequences_of(a);
     plan.accumulate = a.accumulate;
     plan.on_tensor_cores = takes_tensor_cores(a, device);

@@ -144,7 +144,12 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
         t.has_powers = a.dtype == GT_F16 || may_gate_rows(a, device);
         const int count = t.has_powers ? ChunkTokens<true>::COUNT : ChunkTokens<false>::COUNT;
         t.tokens = arena.take<float>(plan.rows * a.H * t.records * count);
-        t.sums = arena.take<float>(steps * chunk_sums(c.in));
+        const bool in_records = t.records == c.in.tiles && slab_count == 1;
+        t.sums_count = in_records ? count : chunk_sums(c.in);
+        if (!in_records)
+            t.sums = arena.take<float>(steps * t.sums_count);
+        else if (t.tokens)
+            t.sums = t.tokens + SUMS_IN_RECORD;
         t.inverses = arena.take<float>(steps * 8);
     }
     if (a.ddt && slab_count > 1 && !is_split) c.ddt_share = arena.take<float>(plan.rows * CHUNK * a.H);
@@ -207,7 +212,7 @@ static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, con
     p.heads = (int)(p.in.H / p.in.G), p.steps = p.heads * p.in.tiles;
     const int64_t steps = slab * tokens.rows * p.in.H * p.in.tiles;
     p.records = tokens.records, p.tokens = tokens.tokens;
-    p.sums = tokens.sums + steps * chunk_sums(p.in);
+    p.sums = tokens.sums + steps * tokens.sums_count, p.sums_count = tokens.sums_count;
     p.inverses = tokens.inverses + steps * 8;
     gt_status status = map_states(&p.h_map, p.h, p.in, p.slots, TILE_P);
     if (status == GT_OK) status = map_states(&p.G_map, p.G, p.in, p.slots, TILE_P);
