@@ -37,7 +37,7 @@ static inline size_t forward_workspace(const gt_ssd_args& a, const Device& devic
 
 static inline ForwardPlan plan_forward(const gt_ssd_args& a, bool is_step, const Device& device) {
     ForwardPlan plan = {};
-    const bool saves = !keeps_no_states(a, device);
+    const bool saves = saves_states(a, device);
     Arena arena(a.workspace), saved(is_step || !saves ? nullptr : a.saved);
     const Checkpoints checkpoints = saves ? take_checkpoints(saved, a) : Checkpoints();
     plan.sequences = sequences_of(a);
@@ -100,7 +100,7 @@ static inline BackwardPlan plan_backward(const gt_ssd_args& args, const Device& 
     BackwardPlan plan = {};
     gt_ssd_args a = args;
     if (!a.reads_y || !a.z || !a.dz) a.y = nullptr; /* in a query, too: forward's may lie otherwise */
-    const bool saves = !keeps_no_states(a, device);
+    const bool saves = saves_states(a, device);
     if (!saves) a.saved = nullptr;
     Arena arena(a.workspace), saved(const_cast<void*>(static_cast<const void*>(a.saved)));
     const Checkpoints states = saves ? take_checkpoints(saved, a) : Checkpoints();

@@ -28,9 +28,10 @@ static inline bool takes_tensor_cores(const gt_ssd_args& a, const Device& device
            has_pairs(a.dstate_in) && has_pairs(a.dstate_out);
 }
 
-/* Whether forward leaves no states: sequences are so short that backward needs none but the call's. */
-static inline bool keeps_no_states(const gt_ssd_args& a, const Device& device) {
-    return a.seq_capacity == 0 && a.T <= CHECKPOINT && has_tensor_sizes(a) && device.compute_capability >= 80;
+/* Whether forward leaves states for backward, which by these kernels needs none but the call's for sequences of one
+ * slot.  It must not depend on tensors: of forward they may be aligned otherwise than of backward. */
+static inline bool saves_states(const gt_ssd_args& a, const Device& device) {
+    return a.seq_capacity > 0 || a.T > CHECKPOINT || !has_tensor_sizes(a) || device.compute_capability < 80;
 }
 
 static inline gt_status launch_forward_fp32(const TensorParams& p, int64_t blocks, Chain& chain) {
