@@ -286,6 +286,31 @@ static void check_lone(void) {
     test_group("ssd", "elements of a state that one quiet token makes");
 }
 
+/* Without softplus: of five tokens two have Delta = 0, and one 1e-9.  Their ddt is what their Delta would do. */
+static void set_still(const hard_case *k, test_values *in) {
+    const test_case *c = &k->c;
+    const gt_ssd_args *a = &c->args.ssd;
+    for (int64_t i = 0; i < a->T * a->H; i++) {
+        const int64_t turn_of = i / a->H % 5;
+        hard_array(c, in, "dt")[i] = turn_of < 2 ? 0 : turn_of == 2 ? 1e-9 : 0.125;
+    }
+    for (int64_t h = 0; h < a->H; h++) hard_array(c, in, "A")[h] = -0.5 - h;
+}
+
+static void check_still(void) {
+    for (int i = 0; i < 4; i++) {
+        const hard_case k = {.c = {.op = "ssd",
+                                   .args.ssd = {.B = 1, .T = 260, .H = 2, .P = 64, .N = i % 2 ? 128 : 64, .G = 1},
+                                   .name = "still tokens",
+                                   .absent = i < 2 ? "dt_bias ddt_bias z dz" : "dt_bias ddt_bias"},
+                             .change = set_still};
+        check_dtype(k, GT_BF16);
+        check_dtype(k, GT_F16);
+        check_dtype(k, GT_F32);
+    }
+    test_group("ssd", "tokens whose Delta is 0 or all but 0");
+}
+
 /* ---- growth ---------------------------------------------------------------------------------- */
 
 /* Delta A of head 0, whose x and dy are tiny, is `bias` over 64 tokens together. */
@@ -400,6 +425,7 @@ int main(int argc, char **argv) {
     check_huge();
     check_quiet();
     check_lone();
+    check_still();
     check_closed();
     check_units();
     check_accumulation();

@@ -23,7 +23,7 @@
  * What ddt is made of, <x, U> without Delta, is F / Delta and the column sums of Gamma / Delta.  Where Delta is all but
  * 0, F is made without it (factor_of_U).
  *
- * SHARED MEMORY, KB, of N = 128 and of N = 64 (HopperGradientTraits has every offset): 210 and 222;
+ * SHARED MEMORY, KB, of N = 128 and of N = 64 (HopperGradientTraits has every offset): 208 and 219;
  * one block a multiprocessor
  *     B, C, OTHER     48      48     f16, of N = 64 in two copies, of places in turn
  *     stages         112     120     2; 3.  X, DY, NEXT 24: as they came; H, G 32 or 16: f16, one of which states
@@ -31,7 +31,7 @@
  *     M               32      32     two buffers of two panels of 64 x 64: M, of bf16 without z in two terms; or, at the
  *                                    end of a place, W for dC and W for dB, as one more M
  *     OUT              8       8     dx on its way to memory; dC
- *     floats           9.0    13.5   a stage 3.8: factors, the neighbour's, powers of H, G; a copy 0.75: powers of B, C
+ *     floats           7.0    10.6   a stage 2.8: factors, the neighbour's, powers of H, G; a copy 0.75: powers of B, C
  *                                    and OTHER; once 0.6: powers of dC and dB, the largest |S| of a block
  *     records          0.6     0.6   of places, and mbarriers
  * MBARRIERS, made once: stages, buffers and parities are counted over all places of a block.  FULL: a stage's copies
@@ -68,7 +68,7 @@
  *
  * PRODUCTS a step, clocks at full rate (N = 128, bf16): dS 128, M^T dy 256, C h^T, B G^T, dy h, x G 1024, the state
  *     made 512, G h^T 256.
- * BYTES a token and head: as chunk_gradient_kernel, but no dt and ddt; factors 61 read, sums 29 written a tile
+ * BYTES a token and head: as chunk_gradient_kernel, but no dt and ddt; factors 45 read, sums 29 written a tile
  *     (_tokens.cuh).  Those of states at N < 64 are N's, zeros beyond are not read.
  * CHAIN.  Barriers, B and C, for which inputs of the call do, come before the kernel before is done.  All else waits.
  * grid: one block a multiprocessor, or fewer; block 512.  Blocks take places in turn, of [B, slots of 128 tokens, G],

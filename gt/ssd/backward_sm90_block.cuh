@@ -59,8 +59,8 @@ struct HopperGradientTraits {
     static constexpr int FLOATS = OUT + PANEL;
     /* floats, from FLOATS */
     static constexpr int COPIES = STAGES;
-    static constexpr int FACTORS = 0;                                  /* [STAGES], of ChunkTokens */
-    static constexpr int MADE = FACTORS + COPIES * Tokens::STEP_COUNT; /* [STAGES]: WEIGHTS, KEPT of the neighbour's */
+    static constexpr int FACTORS = 0;                             /* [STAGES], of ChunkTokens */
+    static constexpr int MADE = FACTORS + COPIES * Tokens::COUNT; /* [STAGES]: of the neighbour's, weights and KEPT */
     static constexpr int MADE_COPIES = COPIES, MADE_FLOATS = Tokens::MADE_COUNT;
     static constexpr int STATE_INVERSES = MADE + MADE_COPIES * MADE_FLOATS; /* [STAGES][h 4, G 4] */
     static constexpr int B_INVERSE = STATE_INVERSES + 8 * STAGES, C_INVERSE = B_INVERSE + CHUNK; /* [GROUPS] */
@@ -131,9 +131,7 @@ struct HopperBlock : ChunkGradientBlock<C> {
     GT_METHOD int stage_of(int step) const { return (uint32_t)(before + step) % C::STAGES; }
     GT_METHOD int parity_of(int step) const { return (uint32_t)(before + step) / C::STAGES % 2; }
     GT_METHOD uint32_t stage(int step) const { return this->smem + C::STAGE0 + stage_of(step) * C::STAGE; }
-    GT_METHOD int factor(int step, int offset) const {
-        return C::FACTORS + stage_of(step) * C::Tokens::STEP_COUNT + offset;
-    }
+    GT_METHOD int factor(int step, int offset) const { return C::FACTORS + stage_of(step) * C::Tokens::COUNT + offset; }
     /* What undoes the power of dy's rows in a block of 16.  bf16 has none. */
     GT_METHOD float dy_inverse(int step, int block) const {
         if constexpr (!C::M_HAS_POWER) return 1.0f;
@@ -297,10 +295,11 @@ struct StepSource {
                           (int)(i == 2 ? me.neighbour() : me.first), me.b, full);
             }
         }
-        bulk_load(me.address(me.factor(step, 0)), tokens, 4 * C::Tokens::STEP_COUNT, full);
+        bulk_load(me.address(me.factor(step, 0)), tokens, 4 * C::Tokens::COUNT, full);
         if (me.makes_state())
             bulk_load(me.address(me.made_cell(step)),
-                      tokens + (me.second ? -1 : 1) * p.in.H * p.records * C::Tokens::COUNT + C::Tokens::WEIGHTS,
+                      tokens + (me.second ? -1 : 1) * p.in.H * p.records * C::Tokens::COUNT +
+                          (me.second ? C::Tokens::WEIGHTS : C::Tokens::PRE),
                       4 * C::Tokens::MADE_COUNT, full);
         bulk_load(me.address(C::STATE_INVERSES + 8 * (me.stage_of(step))), p.inverses + (me.first_step(p) + step) * 8,
                   32, full);
@@ -308,7 +307,7 @@ struct StepSource {
     /* Of load(). */
     GT_METHOD static uint32_t bytes(const HopperBlock<C>& me) {
         const int tiles = !me.by_maps ? 0 : me.makes_state() ? 3 : 2;
-        return 2 * C::STATE + tiles * C::PANEL + 4 * C::Tokens::STEP_COUNT + 32 +
+        return 2 * C::STATE + tiles * C::PANEL + 4 * C::Tokens::COUNT + 32 +
                (me.makes_state() ? 4 * C::Tokens::MADE_COUNT : 0);
     }
     /* Without maps: starts the copies of a warp's rows of x, dy and NEXT. */

@@ -114,7 +114,7 @@ GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& 
 }
 
 /* U, F and dx of a step, of B G^T on its way to U.  B is this warpgroup's own (stage_groups()).  From prepare: G, x and dy of the stage, DELTA
- * and SUF of the factors.  From states: in the checkpoint's first chunk G.  From pairs: M, times power_of_M().
+ * and WEIGHTS of the factors.  From states: in the checkpoint's first chunk G.  From pairs: M, times power_of_M().
  * That power may be too large for U: then U has less of it, and M^T dy, at most 2^36 beside up to 2^70, counts for too
  * much of nothing. */
 template <class C>
@@ -130,10 +130,19 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         const int s = at.row + 8 * e;
-        delta[e] = me.value(me.factor(step, Factors::DELTA) + s);
-        by_G[e] = me.value(me.factor(step, Factors::SUF) + s) * me.value(me.inverses(C::B_INVERSE) + s) *
-                  factor_of_U(delta[e]);
+        delta[e] = me.value(me.factor(step, C::Tokens::DELTA) + s);
+        by_G[e] = me.value(me.factor(step, C::Tokens::WEIGHTS) + s);
     }
+    const bool any_tiny = warp_any(factor_of_U(delta[0]) != delta[0] || factor_of_U(delta[1]) != delta[1]);
+    if (any_tiny) { /* WEIGHTS have lost what SUF is */
+        const float after = me.value(me.factor(step, C::Tokens::AFTER) + at.warp);
+        GT_UNROLL
+        for (int e = 0; e < 2; e++)
+            if (factor_of_U(delta[e]) != delta[e])
+                by_G[e] = fminf(me.value(me.factor(step, C::Tokens::V) + at.row + 8 * e) * after, 0x1.fp127f);
+    }
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) by_G[e] *= me.value(me.inverses(C::B_INVERSE) + at.row + 8 * e);
     Power M[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
     if constexpr (C::M_HAS_POWER) {
         M[0] = M[1] = power_of_M(me, step, at.warp, skip);
@@ -157,7 +166,7 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
     dots_of<T>(tiles + C::X, at, U, sums);
     if (C::M_HAS_POWER) sums[0] *= M[0].inverse, sums[1] *= M[1].inverse;
     store_row_sums(at, sums, me.step_sums(step) + ChunkSums::F);
-    if (warp_any(factor_of_U(delta[0]) != delta[0] || factor_of_U(delta[1]) != delta[1])) {
+    if (any_tiny) {
         GT_UNROLL
         for (int e = 0; e < 2; e++) delta[e] = factor_of_U(delta[e]) == delta[e] ? 1.0f : delta[e];
         GT_UNROLL

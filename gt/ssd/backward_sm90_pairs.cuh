@@ -33,6 +33,13 @@ GT_DEV void take_diagonal(const Pairs64& x, const WarpRows& at, float (&diagonal
     }
 }
 
+/* Of pairs in half a block those with s > t: there SQUARE has a factor of others. */
+GT_DEV void clear_later(const WarpRows& at, float (&diagonal)[2][4]) {
+    GT_UNROLL
+    for (int e = 0; e < 2; e++)
+        if (2 * at.j + e > at.g) diagonal[0][e] = diagonal[1][2 + e] = 0.0f;
+}
+
 template <class C>
 GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlocks& blocks) {
     Pairs64 S;
@@ -62,6 +69,7 @@ GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlocks&
     for (int block = 0; block < BLOCKS; block++) /* pairs to the right are none */
         if (lane_id() == 0) sts<float>(me.address(me.S_most(block) + at.warp), block <= at.warp ? most[block] : 0.0f);
     take_diagonal(S, at, blocks.diagonal);
+    clear_later(at, blocks.diagonal);
     GT_UNROLL
     for (int i = 0; i < 24; i++) blocks.left[i / 8][i / 4 % 2][i % 4] = S[i / 4][i % 4];
 }
@@ -156,10 +164,11 @@ template <class C>
 GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                                float skip, const PairBlocks& S, Pairs64& dS, PairBlocks& W) {
     using D = typename C::D;
+    using Tokens = typename C::Tokens;
     const int j = at.j, t = at.row, factors = me.factor(step, 0);
     PairSums sums = {};
     const uint32_t M_addresses = at.addresses(me.M(step));
-    const float U0 = me.value(factors + Factors::U + t), U1 = me.value(factors + Factors::U + t + 8);
+    const float U0 = me.value(factors + Tokens::U + t), U1 = me.value(factors + Tokens::U + t + 8);
     float power_of_lane = 1.0f; /* of M in block lane % 4 of columns */
     if constexpr (C::M_HAS_POWER) power_of_lane = power_of_M(me, step, j, skip).value;
     const auto power = [&](int block) { return C::M_HAS_POWER ? shfl_idx(power_of_lane, block) : 1.0f; };
@@ -168,16 +177,17 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
         float diagonal[2][4];
         take_diagonal(dS, at, diagonal);
         uint32_t hi[4], lo[4];
-        const float2 near0 = lds<float2>(me.address(factors + Factors::DIAGONAL + 8 * t + 2 * j));
-        const float2 near1 = lds<float2>(me.address(factors + Factors::DIAGONAL + 8 * (t + 8) + 2 * j));
-        const float2 v = lds<float2>(me.address(factors + Factors::HALF + first + 2 * j));
-        const float u = me.value(factors + Factors::HALF + t + 8);
-        const float L[2][4] = {{near0.x, near0.y, u * v.x, u * v.y}, {0.0f, 0.0f, near1.x, near1.y}};
+        const int square = factors + Tokens::SQUARE + 4 * first;
+        const float2 row = lds<float2>(me.address(square + 8 * at.g + 2 * j));
+        const float column[2] = {me.value(square + 16 * j + at.g), me.value(square + 16 * j + 8 + at.g)};
+        const float2 v = lds<float2>(me.address(factors + Tokens::HALF + first + 2 * j));
+        const float u = me.value(factors + Tokens::HALF + t + 8);
+        const float L[2][4] = {{row.x, row.y, u * v.x, u * v.y}, {0.0f, 0.0f, column[0], column[1]}};
         const float skip_here = skip * me.dy_inverse(step, at.warp);
         const float power_here = power(at.warp);
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
-            const float2 delta = lds<float2>(me.address(factors + Factors::DELTA + first + 8 * n + 2 * j));
+            const float2 delta = lds<float2>(me.address(factors + Tokens::DELTA + first + 8 * n + 2 * j));
             float M[4];
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
@@ -202,13 +212,13 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
         if (i >= at.warp) continue;
         const float power_here = power(i);
         uint32_t hi[4], lo[4];
-        const float between = me.value(factors + between_index(at.warp, i));
+        const float between = me.value(factors + between_index<Tokens>(at.warp, i));
         const float u[2] = {U0 * between, U1 * between};
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
             const int s = 16 * i + 8 * n + 2 * j;
-            const float2 v = lds<float2>(me.address(factors + Factors::V + s));
-            const float2 delta = lds<float2>(me.address(factors + Factors::DELTA + s));
+            const float2 v = lds<float2>(me.address(factors + Tokens::V + s));
+            const float2 delta = lds<float2>(me.address(factors + Tokens::DELTA + s));
             float M[4], gamma[4]; /* the latter without Delta */
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
@@ -249,7 +259,8 @@ GT_DEV void wait_for_buffer(const HopperBlock<C>& me, int step) {
  * t; W_ts times what undoes C_t and the power of dB's row s.  POWER: on entry those of the sums, then of dC's rows no
  * more than W allows. */
 template <class C>
-GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, const PairBlocks& blocks) {
+GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, PairBlocks& blocks) {
+    clear_later(at, blocks.diagonal);
     Pairs64 W;
     GT_UNROLL
     for (int i = 0; i < 32; i++) { /* to the right there are zeros */
@@ -309,7 +320,7 @@ GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, const Pair
 
 /* W of a place. */
 template <class C>
-GT_DEV void finish_pairs(const HopperBlock<C>& me, const WarpRows& at, const PairBlocks& W) {
+GT_DEV void finish_pairs(const HopperBlock<C>& me, const WarpRows& at, PairBlocks& W) {
     wait_for_buffer(me, me.steps);
     mbarrier_wait(me.smem + C::SHARES_MADE, me.number % 2);
     store_all_W(me, at, W);

@@ -110,7 +110,7 @@ GT_DEV void store_E(const HopperBlock<C>& me, const WarpRows& at, int step, cons
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         const int t = at.row + 8 * e;
-        sums[e] = (sums[e] + odd[e]) * me.value(me.factor(step, Factors::PRE) + t);
+        sums[e] = (sums[e] + odd[e]) * me.value(me.factor(step, C::Tokens::PRE) + t);
     }
     store_row_sums(at, sums, me.step_sums(step) + ChunkSums::E);
 }
@@ -182,8 +182,7 @@ GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, in
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         const int t = at.row + 8 * e;
-        decay[e] = me.value(me.factor(step, which ? Factors::SUF : Factors::PRE) + t);
-        if (which) decay[e] *= me.value(me.factor(step, Factors::DELTA) + t);
+        decay[e] = me.value(me.factor(step, which ? C::Tokens::WEIGHTS : C::Tokens::PRE) + t);
         most[e] = fmaxf(most[e], shfl_xor(most[e], 1));
         most[e] = fmaxf(most[e], shfl_xor(most[e], 2));
         const float magnitude = most[e] * fabsf(decay[e]) * largest; /* Delta may be below 0 */

@@ -1,13 +1,13 @@
 /* gt/ssd/backward_sm90_tokens.cuh - ssd backward of a chunk on compute capability 9.0 (backward_sm90.cuh): what is made
  * by token, by two kernels of their own, so that chunk_gradient_hopper_kernel has no code for it:
- *     chunk_factors_kernel   before it: Delta, its slope, the decay factors, with z times what undoes dy's powers; and,
+ *     chunk_factors_kernel   before it: Delta, the decay factors, with z times what undoes dy's powers; and,
  *                            which without z alone waits for kernels before it, what undoes the states' powers
  *     chunk_times_kernel     after it: da, ddt, their share of dA, ddt_bias and dDskip, from the sums that it leaves
  * A warp has a chunk and head, a lane tokens 2 lane, 2 lane + 1.  Blocks take places in turn, of [B, slots of 128
  * tokens, two chunks, ceil(H / 8)]: those that packed sequences have.  grid: at most TOKEN_BLOCKS a multiprocessor,
- * block 256.  shared: 32.4 KB, with POWERS 32.6, and none.  Bytes a token and head: factors 65 written, 61 read by the
- * chunks, 8 by chunk_times_kernel; sums 29 written and read a tile, 45 with Dskip per channel.  Every sum has one fixed
- * order: deterministic. */
+ * block 256.  shared: 20.5 KB, with POWERS 20.8, and none.  Bytes a token and head: factors 41 written, 45 read by the
+ * chunks; sums 29 written and read a tile, 45 with Dskip per channel; dt read twice.  Every sum has one fixed order:
+ * deterministic. */
 #ifndef GT_SSD_BACKWARD_SM90_TOKENS_CUH
 #define GT_SSD_BACKWARD_SM90_TOKENS_CUH
 
@@ -17,27 +17,32 @@
 namespace gt {
 namespace ssd {
 
-/* Of a chunk and head, with z of a tile of it, in floats: the factors of chunk.cuh, without those of the whole chunk; what
- * each token weighs in the state that the neighbour makes, and by what that multiplies the state before it; the slope of
- * Delta.  With POWERS, for M as f16, also the head's Dskip in place of KEEP, and by blocks of 16 t what undoes the powers of
- * dy, and what a block of |S| times is at least |M|.  Factors and weights of rows of dy then have what undoes its power in
- * them. */
+/* Of a chunk and head, with z of a tile of it, in floats.  First what the neighbour's step reads, too: what each token
+ * weighs in the state that the neighbour makes, PRE of the second chunk, WEIGHTS = Delta SUF of the first, and behind
+ * either exp(sum a), by which that state's step multiplies the one before.  Then factors of chunk.cuh, DIAGONAL's of a
+ * block of 16 tokens as one square of 8 x 8: row t has L_ts, s <= t, of the first half, column t those of the second, s < t.
+ * AFTER: exp(a of all blocks behind a block).  With POWERS, for M as f16, also by blocks of 16 t what undoes the powers of
+ * dy, and what a block of |S| times is at least |M|; the head's Dskip.  Factors and weights of rows of dy then have what
+ * undoes its power in them. */
 template <bool POWERS>
 struct ChunkTokens {
-    static constexpr int SKIP = Factors::KEEP, DY_INVERSE = Factors::COUNT, BOUND = DY_INVERSE + BLOCKS;
-    static constexpr int STEP_COUNT = POWERS ? BOUND + BLOCKS : Factors::COUNT; /* what a step of the chunk needs */
-    static constexpr int WEIGHTS = STEP_COUNT, KEPT = WEIGHTS + CHUNK, MADE_COUNT = CHUNK + 4;
-    static constexpr int SLOPE = KEPT + 4, COUNT = SLOPE + CHUNK;
+    static constexpr int PRE = 0, KEPT = CHUNK, SKIP = KEPT + 1, GROWTH = KEPT + 2;
+    static constexpr int WEIGHTS = KEPT + 4, SUF = WEIGHTS; /* SUF until it is multiplied */
+    static constexpr int MADE_COUNT = CHUNK + 4;            /* from PRE or from WEIGHTS */
+    static constexpr int DY_INVERSE = 2 * MADE_COUNT, BOUND = DY_INVERSE + BLOCKS;
+    static constexpr int OWN = POWERS ? BOUND + BLOCKS : DY_INVERSE; /* from here on only the chunk's own step reads */
+    static constexpr int DELTA = OWN, U = DELTA + CHUNK, V = U + CHUNK, HALF = V + CHUNK, SQUARE = HALF + CHUNK;
+    static constexpr int BETWEEN = SQUARE + BLOCKS * 64;
+    static constexpr int AFTER = BETWEEN + 4, COUNT = AFTER + BLOCKS;
     static_assert(COUNT % 4 == 0 && WEIGHTS % 4 == 0, "copied by 16 bytes");
 
     /* The block of 16 rows of dy that float `at` is a factor of; -1: none. */
-    GT_METHOD static int block_of_dy(int at, bool second) {
-        if (at >= Factors::PRE && at < Factors::SUF) return (at - Factors::PRE) / BLOCK;
-        if (at >= Factors::U && at < Factors::V) return (at - Factors::U) / BLOCK;
-        if (at >= Factors::HALF && at < Factors::DIAGONAL) /* its second half is of rows, the first of columns */
-            return (at - Factors::HALF) % BLOCK < BLOCK / 2 ? -1 : (at - Factors::HALF) / BLOCK;
-        if (at >= Factors::DIAGONAL && at < Factors::BETWEEN) return (at - Factors::DIAGONAL) / (8 * BLOCK);
-        return second && at >= WEIGHTS && at < KEPT ? (at - WEIGHTS) / BLOCK : -1;
+    GT_METHOD static int block_of_dy(int at) {
+        if (at < KEPT) return at / BLOCK;
+        if (at >= U && at < V) return (at - U) / BLOCK;
+        if (at >= HALF && at < SQUARE) /* its second half is of rows, the first of columns */
+            return (at - HALF) % BLOCK < BLOCK / 2 ? -1 : (at - HALF) / BLOCK;
+        return at >= SQUARE && at < BETWEEN ? (at - SQUARE) / 64 : -1;
     }
 };
 
@@ -52,10 +57,9 @@ struct ChunkSums {
 };
 GT_HD int chunk_sums(const Problem& in) { return ChunkSums::COUNT + (in.skip_per_channel ? 4 * CHUNK : 0); }
 
-/* Where they lie in the tokens' record if a tile has one of its own and there is one slab: over factors that the chunk's
- * own step alone reads, and has in shared memory by then. */
-constexpr int SUMS_IN_RECORD = Factors::PRE;
-static_assert(SUMS_IN_RECORD + ChunkSums::COUNT + 4 * CHUNK <= Factors::BETWEEN, "room for them");
+/* They lie in the tokens' record, from OWN on, if a tile has one of its own, there is one slab and no Dskip per channel:
+ * over factors that the chunk's own step alone reads, and has in shared memory by then. */
+static_assert(ChunkTokens<false>::OWN + ChunkSums::COUNT <= ChunkTokens<false>::COUNT, "room for them");
 
 /* Of all launches for slabs of columns. */
 struct TokenParams {
@@ -116,7 +120,7 @@ GT_DEV void store_record(const TokenParams& p, const TokenWarp& me, uint32_t rec
         sync_warp(); /* the record is no longer read */
         return;
     }
-    const float most = largest * lds<float>(record + 4 * Factors::GROWTH);
+    const float most = largest * lds<float>(record + 4 * Tokens::GROWTH);
     for (int tile = 0; tile < p.records; tile++, to += Tokens::COUNT) {
         float4 dy = {1.0f, 1.0f, 1.0f, 1.0f};
         if (in.dy_inverses) {
@@ -131,7 +135,7 @@ GT_DEV void store_record(const TokenParams& p, const TokenWarp& me, uint32_t rec
         GT_NO_UNROLL
         for (int i = lane; i < Tokens::COUNT / 4; i += 32) {
             const float4 four = lds<float4>(record + 16 * i);
-            const int block = Tokens::block_of_dy(4 * i, me.second);
+            const int block = Tokens::block_of_dy(4 * i);
             const float by = block < 0 ? 1.0f : part_of(dy, block);
             stg<float4>(to + 4 * i, {four.x * by, four.y * by, four.z * by, four.w * by});
         }
@@ -156,19 +160,18 @@ GT_DEV void make_chunk_factors(const TokenParams& p, const TokenWarp& me) {
         GT_UNROLL
         for (int mask = 1; mask < 32; mask *= 2) largest = fmaxf(largest, shfl_xor(largest, mask));
     }
-    make_factors<SUM_FACTORS | DIAGONAL_FACTORS | (POWERS ? GROWTH_FACTOR : 0)>(record, values, in.A[me.h]);
-    sync_warp();
-    const auto pair = [&](int offset) { return lds<float2>(record + 4 * (offset + 2 * lane)); };
-    const float2 pre = pair(Factors::PRE), suf = pair(Factors::SUF);
-    sts<float2>(record + 4 * (Tokens::WEIGHTS + 2 * lane),
-                me.second ? pre : float2{values[0] * suf.x, values[1] * suf.y});
-    sts<float2>(record + 4 * (Tokens::SLOPE + 2 * lane), {delta[0].slope, delta[1].slope});
-    if (lane == 31) sts<float4>(record + 4 * Tokens::KEPT, {pre.y, 0.0f, 0.0f, 0.0f});
-    if (lane == 0) {
+    make_factors<SUM_FACTORS | SQUARE_FACTORS | (POWERS ? GROWTH_FACTOR : 0), Tokens>(record, values, in.A[me.h]);
+    const auto pair = [&](int offset) { return lds<float2>(record + 4 * (offset + 2 * lane)); }; /* the lane's own */
+    const float2 suf = pair(Tokens::SUF);
+    sts<float2>(record + 4 * (Tokens::WEIGHTS + 2 * lane), {values[0] * suf.x, values[1] * suf.y});
+    if (lane % 8 == 7) sts<float>(record + 4 * (Tokens::AFTER + lane / 8), suf.y);
+    if (lane == 31) {
         const bool has_skip = POWERS && in.Dskip && !in.skip_per_channel;
-        sts<float2>(record + 4 * Tokens::SKIP, {has_skip ? in.Dskip[me.h] : 0.0f, 0.0f});
-        sts<float>(record + 4 * Factors::LOG, 0.0f);
-        if (!POWERS) sts<float>(record + 4 * Factors::GROWTH, 0.0f);
+        const float kept = pair(Tokens::PRE).y;
+        sts<float2>(record + 4 * Tokens::KEPT, {kept, has_skip ? in.Dskip[me.h] : 0.0f});
+        if (!POWERS) sts<float>(record + 4 * Tokens::GROWTH, 0.0f);
+        sts<float>(record + 4 * (Tokens::GROWTH + 1), 0.0f);
+        sts<float4>(record + 4 * (Tokens::WEIGHTS + CHUNK), {kept, 0.0f, 0.0f, 0.0f});
     }
     sync_warp();
     store_record<POWERS>(p, me, record, largest);
@@ -215,9 +218,11 @@ GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {
     const Problem& in = c.in;
     const int lane = lane_id(), block = lane / 8, h = me.h, count = p.sums_count;
     const float* const record = p.tokens + (me.row * in.H + h) * p.records * Tokens::COUNT;
-    const float2 values = ldg<float2>(record + 2 * lane), slopes = ldg<float2>(record + Tokens::SLOPE + 2 * lane);
-    const float2 by = {factor_of_U(values.x), factor_of_U(values.y)};
+    uint32_t bits[2];
+    load_dt(in, offset_of(in.dt_stride, me.b, me.first, h), me.tokens, bits);
     const float A = in.A[h], kept = record[Tokens::KEPT];
+    Delta delta[2] = {};
+    float2 values = {}, by = {};
     float2 da = {0.0f, 0.0f}, direct = {0.0f, 0.0f};
     float dskip = 0.0f;
     const int last = slabs(in.N) - 1;
@@ -231,6 +236,11 @@ GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {
         GT_UNROLL
         for (int k = 0; k < 3; k++) pairs[k] = pair(ChunkSums::PAIRS + CHUNK * k);
         const float4 z = ldg<float4>(sums + ChunkSums::Z);
+        if (i == 0) { /* with the sums on their way */
+            deltas_of(in, h, me.tokens, bits, delta);
+            values = {delta[0].value, delta[1].value};
+            by = {factor_of_U(values.x), factor_of_U(values.y)};
+        }
         float2 columns = {0.0f, 0.0f}, here = sums_from(E);
         GT_UNROLL
         for (int k = 0; k < 3; k++) { /* Gamma_ts, s in an earlier block than k */
@@ -273,12 +283,12 @@ GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {
     for (int i = 0; i < 2; i++) {
         const int t = 2 * lane + i;
         const float da_t = i ? da.y : da.x, direct_t = i ? direct.y : direct.x;
-        const Delta delta = {i ? values.y : values.x, i ? slopes.y : slopes.x};
         if (t >= me.tokens) continue;
         /* the slope first: the sum without it may overflow */
-        float ddt = fma_rn(delta.slope * A, da_t, delta.slope * direct_t);
-        if (delta.slope == 0.0f) ddt = 0.0f;
-        dA = fma_rn(delta.value, da_t, dA);
+        const float slope = delta[i].slope;
+        float ddt = fma_rn(slope * A, da_t, slope * direct_t);
+        if (slope == 0.0f) ddt = 0.0f;
+        dA = fma_rn(delta[i].value, da_t, dA);
         dbias += ddt;
         if (c.ddt) store_as(c.ddt, in.dt_dtype, offset_of(c.ddt_stride, me.b, me.first + t, h), ddt);
     }

@@ -265,7 +265,10 @@ struct Factors {
 GT_DEV float exp2_finite(float sum) { return ex2_approx(sum > 127.99f ? 127.99f : sum); }
 
 /* The factor between blocks `t` > `s` as an index in Factors. */
-GT_DEV int between_index(int t, int s) { return Factors::BETWEEN + (t - s == 3 ? 2 : t - s == 1 ? 3 : s); }
+template <class Layout = Factors>
+GT_DEV int between_index(int t, int s) {
+    return Layout::BETWEEN + (t - s == 3 ? 2 : t - s == 1 ? 3 : s);
+}
 
 /* dt of the tokens 2 lane, 2 lane + 1 of a chunk of `tokens`, as it is in memory; first: the chunk's first element. */
 GT_DEV void load_dt(const Problem& in, int64_t first, int tokens, float (&dt)[2]) {
@@ -322,12 +325,40 @@ GT_DEV void deltas_of(const Problem& in, int h, int tokens, const uint32_t (&bit
     deltas_of(in, h, tokens, dt, delta);
 }
 
-/* Fills the factors at `addresses` (shared) from Delta of the tokens 2 lane, 2 lane + 1, and A.  One warp; the caller
- * synchronises.  WHICH: those asked for, where warps share the work. */
+/* Which factors.  The last two: a loop rather than twice the instructions; ChunkTokens' form of DIAGONAL_FACTORS. */
 constexpr int SUM_FACTORS = 1, DIAGONAL_FACTORS = 2, GROWTH_FACTOR = 4, CHUNK_FACTORS = 8; /* the last: with GROWTH */
-constexpr int SHORT_CODE = 16; /* a loop rather than twice the instructions */
+constexpr int SHORT_CODE = 16, SQUARE_FACTORS = 32;
 
-template <int WHICH = SUM_FACTORS | DIAGONAL_FACTORS | CHUNK_FACTORS>
+/* L_ts of token t of half a block, s = 0 to 7; log: log2 of each token's decay. */
+GT_DEV void make_half_row(const float (&log)[8], int t, float (&row)[8]) {
+    float sum = 0.0f;
+    GT_UNROLL
+    for (int s = 7; s >= 0; s--) {
+        if (s < 7) sum += s < t ? log[s < 7 ? s + 1 : 7] : 0.0f;
+        row[s] = s <= t ? exp2_finite(sum) : 0.0f;
+    }
+}
+
+/* That row of token t of 64 to DIAGONAL; or to SQUARE, as a row of it in the first half of a block, else as a column. */
+template <int WHICH, class Layout>
+GT_DEV void store_half_row(uint32_t addresses, int t, const float (&row)[8]) {
+    if constexpr (WHICH & SQUARE_FACTORS) {
+        const bool is_column = t & 8;
+        const int i = t % 8;
+        const uint32_t to = addresses + 4 * (Layout::SQUARE + t / BLOCK * 64 + (is_column ? i : 8 * i));
+        GT_UNROLL
+        for (int s = 0; s < 8; s++)
+            if (s < i || (s == i && !is_column)) sts<float>(to + 4 * (is_column ? 8 * s : s), row[s]);
+    } else {
+        const uint32_t to = addresses + 4 * (Layout::DIAGONAL + 8 * t);
+        sts<float4>(to, {row[0], row[1], row[2], row[3]});
+        sts<float4>(to + 16, {row[4], row[5], row[6], row[7]});
+    }
+}
+
+/* Fills the factors at `addresses` (shared) from Delta of the tokens 2 lane, 2 lane + 1, and A.  One warp; the caller
+ * synchronises.  WHICH: those asked for, where warps share the work.  Layout: where each lies. */
+template <int WHICH = SUM_FACTORS | DIAGONAL_FACTORS | CHUNK_FACTORS, class Layout = Factors>
 GT_DEV void make_factors(uint32_t addresses, const float (&delta)[2], float A) {
     const int lane = here(), in_half = lane % 4, block = lane / 8;
     const bool upper = lane & 4; /* the second half of a block */
@@ -357,52 +388,45 @@ GT_DEV void make_factors(uint32_t addresses, const float (&delta)[2], float A) {
         const auto put = [&](int at, float first, float second) {
             sts<float2>(addresses + 4 * (at + 2 * lane), {exp2_finite(first), exp2_finite(second)});
         };
-        sts<float2>(addresses + 4 * (Factors::DELTA + 2 * lane), {delta[0], delta[1]});
+        sts<float2>(addresses + 4 * (Layout::DELTA + 2 * lane), {delta[0], delta[1]});
         const float pre0 = block_before + l0, pre1 = pre0 + l1, suf0 = block_after + l1, suf1 = block_after;
-        put(Factors::U, pre0, pre1);
-        put(Factors::V, suf0, suf1);
-        put(Factors::HALF, upper ? before + l0 : after + l1, upper ? before + l0 + l1 : after);
-        put(Factors::PRE, chunk_before + pre0, chunk_before + pre1);
-        put(Factors::SUF, chunk_after + suf0, chunk_after + suf1);
+        put(Layout::U, pre0, pre1);
+        put(Layout::V, suf0, suf1);
+        put(Layout::HALF, upper ? before + l0 : after + l1, upper ? before + l0 + l1 : after);
+        put(Layout::PRE, chunk_before + pre0, chunk_before + pre1);
+        put(Layout::SUF, chunk_after + suf0, chunk_after + suf1);
         if (lane == 0)
-            sts<float4>(addresses + 4 * Factors::BETWEEN,
+            sts<float4>(addresses + 4 * Layout::BETWEEN,
                         {exp2_finite(total[1]), exp2_finite(total[2]), exp2_finite(total[1] + total[2]), 1.0f});
     }
-    if constexpr (WHICH & DIAGONAL_FACTORS) {
+    if constexpr (WHICH & (DIAGONAL_FACTORS | SQUARE_FACTORS)) {
         float log[8];
         GT_UNROLL
         for (int i = 0; i < 8; i++) log[i] = shfl_idx(i % 2 ? l1 : l0, (lane & ~3) + i / 2);
-        const auto store_row = [&](int i) { /* of token 2 lane + i */
-                                            const int t = 2 * in_half + i;
-                                            float sum = 0.0f, pair[8];
-                                            GT_UNROLL
-                                            for (int s = 7; s >= 0; s--) {
-                                                if (s < 7) sum += s < t ? log[s < 7 ? s + 1 : 7] : 0.0f;
-                                                pair[s] = s <= t ? exp2_finite(sum) : 0.0f;
-                                            }
-                                            const uint32_t row =
-                                                addresses + 4 * (Factors::DIAGONAL + 8 * (2 * lane + i));
-                                            sts<float4>(row, {pair[0], pair[1], pair[2], pair[3]});
-                                            sts<float4>(row + 16, {pair[4], pair[5], pair[6], pair[7]});
+        /* of token 2 lane + i */
+        const auto make_row = [&](int i) {
+            float row[8];
+            make_half_row(log, 2 * in_half + i, row);
+            store_half_row<WHICH, Layout>(addresses, 2 * lane + i, row);
         };
         if constexpr (WHICH & SHORT_CODE) {
             GT_NO_UNROLL
-            for (int i = 0; i < 2; i++) store_row(i);
+            for (int i = 0; i < 2; i++) make_row(i);
         } else {
             GT_UNROLL
-            for (int i = 0; i < 2; i++) store_row(i);
+            for (int i = 0; i < 2; i++) make_row(i);
         }
     }
     if constexpr (WHICH & (GROWTH_FACTOR | CHUNK_FACTORS)) {
         const float growth = warp_sum((l0 > 0.0f ? l0 : 0.0f) + (l1 > 0.0f ? l1 : 0.0f));
-        if (lane == 0) sts<float>(addresses + 4 * Factors::GROWTH, exp2_finite(growth));
+        if (lane == 0) sts<float>(addresses + 4 * Layout::GROWTH, exp2_finite(growth));
     }
     if constexpr (WHICH & CHUNK_FACTORS) {
         const float sum = warp_sum(a0 + a1);
         if (lane == 0) {
             const Scale scale = scale_of_log(sum);
-            sts<float2>(addresses + 4 * Factors::KEEP, {scale.keep, scale.factor});
-            sts<float>(addresses + 4 * Factors::LOG, sum);
+            sts<float2>(addresses + 4 * Layout::KEEP, {scale.keep, scale.factor});
+            sts<float>(addresses + 4 * Layout::LOG, sum);
         }
     }
 }

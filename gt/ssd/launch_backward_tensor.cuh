@@ -144,12 +144,12 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
         t.has_powers = a.dtype == GT_F16 || may_gate_rows(a, device);
         const int count = t.has_powers ? ChunkTokens<true>::COUNT : ChunkTokens<false>::COUNT;
         t.tokens = arena.take<float>(plan.rows * a.H * t.records * count);
-        const bool in_records = t.records == c.in.tiles && slab_count == 1;
+        const bool in_records = t.records == c.in.tiles && slab_count == 1 && !c.in.skip_per_channel;
         t.sums_count = in_records ? count : chunk_sums(c.in);
         if (!in_records)
             t.sums = arena.take<float>(steps * t.sums_count);
         else if (t.tokens)
-            t.sums = t.tokens + SUMS_IN_RECORD;
+            t.sums = t.tokens + (t.has_powers ? ChunkTokens<true>::OWN : ChunkTokens<false>::OWN);
         t.inverses = arena.take<float>(steps * 8);
     }
     if (a.ddt && slab_count > 1 && !is_split) c.ddt_share = arena.take<float>(plan.rows * CHUNK * a.H);
