@@ -237,8 +237,8 @@ static void test_ssd(void) {
 static void test_ssd_memory(void) {
     static const struct {
         const char *device;
-        double backward; /* with saved: G, and on 9.0 a record of each token */
-    } devices[] = {{"sm_80", 1.03}, {"sm_86", 1.03}, {"sm_90", 1.33}};
+        double backward, with_channels; /* with saved: G, and on 9.0 a record of each token */
+    } devices[] = {{"sm_80", 1.03, 1.07}, {"sm_86", 1.03, 1.07}, {"sm_90", 1.33, 1.46}};
     static float memory[64];
     for (int i = 0; i < 3 && machine_choose(devices[i].device); i++) {
         gt_ssd_args a = {.B = 8, .T = 4096, .H = 64, .P = 64, .N = 128, .dtype = GT_BF16, .saved_bytes = 1 << 30};
@@ -248,6 +248,10 @@ static void test_ssd_memory(void) {
         test_check(
             gt_ssd_workspace(&a, &need) == GT_OK && need.saved <= 1.02 * y && need.backward <= devices[i].backward * y,
             "%s: saved %.3f, backward %.3f of the bytes of y", devices[i].device, need.saved / y, need.backward / y);
+        a.Dskip_per_channel = 1;
+        test_check(gt_ssd_workspace(&a, &need) == GT_OK && need.backward <= devices[i].with_channels * y,
+                   "%s: backward with Dskip per channel %.3f of the bytes of y", devices[i].device, need.backward / y);
+        a.Dskip_per_channel = 0;
         a.T = 128;
         test_check(gt_ssd_workspace(&a, &need) == GT_OK && need.saved == 0, "%s: saved of 128 tokens is %zu bytes",
                    devices[i].device, need.saved);

@@ -21,8 +21,8 @@ struct HopperGradientParams : ChunkGradientParams {
     int heads, steps; /* of a group; of a place */
     int clears;       /* the sums of chunks that there are not: those of several launches are added as one */
     int in_twos; /* With z: dy lies in dx.  The first chunk of a slot reads dy of the second, so one block takes both */
-    int records, sums_count;         /* of TokenParams */
-    float *tokens, *sums, *inverses; /* of TokenParams; the latter two from this slab's first on */
+    int records, record_count, sums_count; /* of TokenParams */
+    float *tokens, *sums, *inverses;       /* of TokenParams; the latter two from this slab's first on */
 };
 
 /* Whether a block takes a place (find_chunk()).  Of packed sequences most places may have no chunk: those behind the
@@ -271,7 +271,7 @@ struct StepSource {
         head = me.g * me.heads;
         slot = (int)((me.b * in.H + head) * p.slots) + me.slot;
         tile = 0;
-        tokens = p.tokens + (me.row(p.slots) * in.H + head) * p.records * C::Tokens::COUNT;
+        tokens = p.tokens + (me.row(p.slots) * in.H + head) * p.records * p.record_count;
         if (me.by_maps) return;
         x = offset_of(in.x_stride, me.b, me.first + row, head) + 8 * piece;
         dy = offset_of(in.dy_stride, me.b, me.first + row, head) + 8 * piece;
@@ -298,7 +298,7 @@ struct StepSource {
         bulk_load(me.address(me.factor(step, 0)), tokens, 4 * C::Tokens::COUNT, full);
         if (me.makes_state())
             bulk_load(me.address(me.made_cell(step)),
-                      tokens + (me.second ? -1 : 1) * p.in.H * p.records * C::Tokens::COUNT +
+                      tokens + (me.second ? -1 : 1) * p.in.H * p.records * p.record_count +
                           (me.second ? C::Tokens::WEIGHTS : C::Tokens::PRE),
                       4 * C::Tokens::MADE_COUNT, full);
         bulk_load(me.address(C::STATE_INVERSES + 8 * (me.stage_of(step))), p.inverses + (me.first_step(p) + step) * 8,
@@ -330,9 +330,9 @@ struct StepSource {
         const Problem& in = p.in;
         if (++tile < in.tiles) {
             x += TILE_P, dy += TILE_P;
-            if (p.records > 1) tokens += C::Tokens::COUNT;
+            if (p.records > 1) tokens += p.record_count;
         } else {
-            tokens += C::Tokens::COUNT;
+            tokens += p.record_count;
             head++;
             const int columns = (in.tiles - 1) * TILE_P;
             x += in.x_stride.h - columns, dy += in.dy_stride.h - columns;

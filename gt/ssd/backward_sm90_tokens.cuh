@@ -57,17 +57,17 @@ struct ChunkSums {
 };
 GT_HD int chunk_sums(const Problem& in) { return ChunkSums::COUNT + (in.skip_per_channel ? 4 * CHUNK : 0); }
 
-/* They lie in the tokens' record, from OWN on, if a tile has one of its own, there is one slab and no Dskip per channel:
- * over factors that the chunk's own step alone reads, and has in shared memory by then. */
+/* They lie in the tokens' record, from OWN on, if a tile has one of its own and there is one slab: over factors that the
+ * chunk's own step alone reads, and has in shared memory by then; with Dskip per channel beyond them, too. */
 static_assert(ChunkTokens<false>::OWN + ChunkSums::COUNT <= ChunkTokens<false>::COUNT, "room for them");
 
 /* Of all launches for slabs of columns. */
 struct TokenParams {
     ChunkGradientParams chunk; /* of all slabs */
-    /* [row][H][records] ChunkTokens; [slab][row][H][tiles] ChunkSums, sums_count floats apart; as many times what undoes
-     * the powers of h (4) and G (4) */
+    /* [row][H][records] ChunkTokens, record_count floats apart; [slab][row][H][tiles] ChunkSums, sums_count floats apart;
+     * as many times what undoes the powers of h (4) and G (4) */
     float *tokens, *sums, *inverses;
-    int sums_count;
+    int record_count, sums_count;
     int64_t rows; /* B*slots*2 */
     int records;  /* of a chunk and head: a tile each with z, else one */
     int has_powers;
@@ -114,14 +114,14 @@ GT_DEV void store_record(const TokenParams& p, const TokenWarp& me, uint32_t rec
     using Tokens = ChunkTokens<POWERS>;
     const Problem& in = p.chunk.in;
     const int lane = lane_id();
-    float* to = p.tokens + (me.row * in.H + me.h) * p.records * Tokens::COUNT;
+    float* to = p.tokens + (me.row * in.H + me.h) * p.records * p.record_count;
     if constexpr (!POWERS) {
         for (int i = lane; i < Tokens::COUNT / 4; i += 32) stg<float4>(to + 4 * i, lds<float4>(record + 16 * i));
         sync_warp(); /* the record is no longer read */
         return;
     }
     const float most = largest * lds<float>(record + 4 * Tokens::GROWTH);
-    for (int tile = 0; tile < p.records; tile++, to += Tokens::COUNT) {
+    for (int tile = 0; tile < p.records; tile++, to += p.record_count) {
         float4 dy = {1.0f, 1.0f, 1.0f, 1.0f};
         if (in.dy_inverses) {
             const int64_t slot = (me.b * in.H + me.h) * p.chunk.slots + me.slot;
@@ -217,7 +217,7 @@ GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {
     const ChunkGradientParams& c = p.chunk;
     const Problem& in = c.in;
     const int lane = lane_id(), block = lane / 8, h = me.h, count = p.sums_count;
-    const float* const record = p.tokens + (me.row * in.H + h) * p.records * Tokens::COUNT;
+    const float* const record = p.tokens + (me.row * in.H + h) * p.records * p.record_count;
     uint32_t bits[2];
     load_dt(in, offset_of(in.dt_stride, me.b, me.first, h), me.tokens, bits);
     const float A = in.A[h], kept = record[Tokens::KEPT];
@@ -261,7 +261,7 @@ GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {
         da = plus(da, plus(here, {EGh, EGh}));
         if (!c.dskip || slab < last) continue;
         float4 dy = {1.0f, 1.0f, 1.0f, 1.0f};
-        if (POWERS) dy = ldg<float4>(record + (p.records > 1 ? tile : 0) * Tokens::COUNT + Tokens::DY_INVERSE);
+        if (POWERS) dy = ldg<float4>(record + (p.records > 1 ? tile : 0) * p.record_count + Tokens::DY_INVERSE);
         if (in.skip_per_channel) {
             float2 all = {0.0f, 0.0f};
             GT_UNROLL

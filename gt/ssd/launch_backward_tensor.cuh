@@ -142,14 +142,16 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
         t.rows = plan.rows;
         t.records = may_gate_rows(a, device) ? c.in.tiles : 1;
         t.has_powers = a.dtype == GT_F16 || may_gate_rows(a, device);
-        const int count = t.has_powers ? ChunkTokens<true>::COUNT : ChunkTokens<false>::COUNT;
-        t.tokens = arena.take<float>(plan.rows * a.H * t.records * count);
-        const bool in_records = t.records == c.in.tiles && slab_count == 1 && !c.in.skip_per_channel;
-        t.sums_count = in_records ? count : chunk_sums(c.in);
+        const bool in_records = t.records == c.in.tiles && slab_count == 1;
+        const int own = t.has_powers ? ChunkTokens<true>::OWN : ChunkTokens<false>::OWN;
+        t.record_count = t.has_powers ? ChunkTokens<true>::COUNT : ChunkTokens<false>::COUNT;
+        if (in_records && t.record_count < own + chunk_sums(c.in)) t.record_count = own + chunk_sums(c.in);
+        t.tokens = arena.take<float>(plan.rows * a.H * t.records * t.record_count);
+        t.sums_count = in_records ? t.record_count : chunk_sums(c.in);
         if (!in_records)
             t.sums = arena.take<float>(steps * t.sums_count);
         else if (t.tokens)
-            t.sums = t.tokens + (t.has_powers ? ChunkTokens<true>::OWN : ChunkTokens<false>::OWN);
+            t.sums = t.tokens + own;
         t.inverses = arena.take<float>(steps * 8);
     }
     if (a.ddt && slab_count > 1 && !is_split) c.ddt_share = arena.take<float>(plan.rows * CHUNK * a.H);
@@ -211,7 +213,7 @@ static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, con
     p.in_twos = in_twos;
     p.heads = (int)(p.in.H / p.in.G), p.steps = p.heads * p.in.tiles;
     const int64_t steps = slab * tokens.rows * p.in.H * p.in.tiles;
-    p.records = tokens.records, p.tokens = tokens.tokens;
+    p.records = tokens.records, p.record_count = tokens.record_count, p.tokens = tokens.tokens;
     p.sums = tokens.sums + steps * tokens.sums_count, p.sums_count = tokens.sums_count;
     p.inverses = tokens.inverses + steps * 8;
     gt_status status = map_states(&p.h_map, p.h, p.in, p.slots, TILE_P);
