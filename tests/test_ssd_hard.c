@@ -414,8 +414,12 @@ int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--short")) {
             is_short = 1;
-        } else if (strcmp(argv[i], "--device") || i + 1 == argc || !machine_choose(argv[++i])) {
-            fprintf(stderr, "unknown option or device: %s\n", argv[i]);
+        } else if (!strcmp(argv[i], "--device") && i + 1 < argc) {
+            if (machine_choose(argv[++i])) continue;
+            fprintf(stderr, "no device %s here\n", argv[i]);
+            return 2;
+        } else {
+            fprintf(stderr, "unknown option %s\n", argv[i]);
             return 2;
         }
     }
