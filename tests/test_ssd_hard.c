@@ -286,13 +286,13 @@ static void check_lone(void) {
     test_group("ssd", "elements of a state that one quiet token makes");
 }
 
-/* Without softplus: of five tokens two have Delta = 0, and one 1e-9.  Their ddt is what their Delta would do. */
+/* Without softplus: of five tokens two have Delta = 0, and one 1e-9.  Their ddt is not 0: it is what more of it would do. */
 static void set_still(const hard_case *k, test_values *in) {
     const test_case *c = &k->c;
     const gt_ssd_args *a = &c->args.ssd;
     for (int64_t i = 0; i < a->T * a->H; i++) {
-        const int64_t turn_of = i / a->H % 5;
-        hard_array(c, in, "dt")[i] = turn_of < 2 ? 0 : turn_of == 2 ? 1e-9 : 0.125;
+        const int64_t of_five = i / a->H % 5;
+        hard_array(c, in, "dt")[i] = of_five < 2 ? 0 : of_five == 2 ? 1e-9 : 0.125;
     }
     for (int64_t h = 0; h < a->H; h++) hard_array(c, in, "A")[h] = -0.5 - h;
 }

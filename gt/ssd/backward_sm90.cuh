@@ -2,8 +2,9 @@
  *
  * 16-bit activations; N up to 64 as 64, to 128 as 128.  It computes what chunk_gradient_kernel does:
  * backward_tensor.cuh has the formulas and the letters.  A block takes "places" in turn, 64 tokens of one group each,
- * and of a place its heads, and their tiles of 64 rows p, one after another ("steps").  This file has the kernel; each warpgroup has a file.  What is
- * made by token is made by kernels of their own (_tokens.cuh): before, Delta and decay factors; after, da and ddt.
+ * and of a place its heads, and their tiles of 64 rows p, one after another ("steps").  This file has the kernel; each
+ * warpgroup has a file.  What is made by token is made by kernels of their own (_tokens.cuh): before, Delta and decay
+ * factors; after, da and ddt.
  * With z dy is dy silu(z), which a kernel of its own has made, too (gate_sm90.cuh).
  *
  * WARPGROUPS, each as far ahead of those that need its results as stages and buffers of M allow:

@@ -113,9 +113,9 @@ GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& 
     for (int n = 0; n < 8; n++) stg<float4>(share + n * C::GROUP, {dx[n][0], dx[n][1], dx[n][2], dx[n][3]});
 }
 
-/* U, F and dx of a step, of B G^T on its way to U.  B is this warpgroup's own (stage_groups()).  From prepare: G, x and dy of the stage, DELTA
- * and WEIGHTS of the factors.  From states: in the checkpoint's first chunk G.  From pairs: M, times power_of_M().
- * That power may be too large for U: then U has less of it, and M^T dy, at most 2^36 beside up to 2^70, counts for too
+/* U, F and dx of a step, of B G^T on its way to U.  From prepare: G, x and dy of the stage, DELTA and WEIGHTS of the
+ * factors, and V and AFTER for tokens without Delta.  From states: in the checkpoint's first chunk G.  From pairs: M, times
+ * power_of_M().  That power may be too large for U: then U has less of it, and M^T dy, at most 2^36 beside up to 2^70, counts for too
  * much of nothing. */
 template <class C>
 GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
@@ -134,7 +134,7 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
         by_G[e] = me.value(me.factor(step, C::Tokens::WEIGHTS) + s);
     }
     const bool any_tiny = warp_any(factor_of_U(delta[0]) != delta[0] || factor_of_U(delta[1]) != delta[1]);
-    if (any_tiny) { /* WEIGHTS have lost what SUF is */
+    if (any_tiny) { /* WEIGHTS do not tell what SUF is: it is V AFTER */
         const float after = me.value(me.factor(step, C::Tokens::AFTER) + at.warp);
         GT_UNROLL
         for (int e = 0; e < 2; e++)

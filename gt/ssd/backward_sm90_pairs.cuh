@@ -33,7 +33,7 @@ GT_DEV void take_diagonal(const Pairs64& x, const WarpRows& at, float (&diagonal
     }
 }
 
-/* Of pairs in half a block those with s > t: there SQUARE has a factor of others. */
+/* Clears those of pairs in half a block with s > t: of S for a place, of W at its end.  L there is SQUARE's of others. */
 GT_DEV void clear_later(const WarpRows& at, float (&diagonal)[2][4]) {
     GT_UNROLL
     for (int e = 0; e < 2; e++)
@@ -159,7 +159,7 @@ GT_DEV void pack_M(const float (&M)[4], float power, int n, uint32_t (&hi)[4], u
 }
 
 /* From dS of a step: W (added to), Gamma and its sums, M.  With PAIRS_MAKE_E C h^T is on its way to dS then.  S is
- * make_all_S()'s.  L is put together of the step's factors (chunk.cuh), which chunk_factors_kernel has made. */
+ * make_all_S()'s.  L is put together of the step's factors (ChunkTokens), which chunk_factors_kernel has made. */
 template <class C>
 GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                                float skip, const PairBlocks& S, Pairs64& dS, PairBlocks& W) {

@@ -12,8 +12,8 @@ namespace gt {
 namespace ssd {
 
 /* The left operands of the state that the chunk makes, of the warp's 16 rows p and all t: NEXT, by what the tokens
- * weigh (WEIGHTS of the neighbour) and what undoes the powers of OTHER.  And, returned, what
- * the warp's rows of the state before are multiplied by.  Both have a power of two in them, which brings the sums to
+ * weigh (WEIGHTS of a first chunk, PRE of a second one) and what undoes the powers of OTHER.  And, returned, what the
+ * warp's rows of the state before are multiplied by.  Both have a power of two in them, which brings the sums to
  * f16; what undoes it takes the place of what undid that of the rows before. */
 template <class C>
 GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, int step, uint32_t (&rows)[4][4]) {

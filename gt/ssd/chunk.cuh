@@ -264,7 +264,7 @@ struct Factors {
 /* 2^sum, at most 2^127.99; NaN stays. */
 GT_DEV float exp2_finite(float sum) { return ex2_approx(sum > 127.99f ? 127.99f : sum); }
 
-/* The factor between blocks `t` > `s` as an index in Factors. */
+/* The factor between blocks `t` > `s` as an index in Factors, or in what else has them. */
 template <class Layout = Factors>
 GT_DEV int between_index(int t, int s) {
     return Layout::BETWEEN + (t - s == 3 ? 2 : t - s == 1 ? 3 : s);
