@@ -67,4 +67,13 @@
 #define GT_SM90A 0
 #endif
 
+/* Shared memory of a multiprocessor, in KB, as far as it is known: code for 8.0 runs, from PTX, on newer devices, too. */
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ / 100 == 12)
+#define GT_SHARED_KB 100
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 870
+#define GT_SHARED_KB 164
+#else
+#define GT_SHARED_KB 228
+#endif
+
 #endif

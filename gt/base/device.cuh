@@ -29,7 +29,7 @@
  *   indices        thread_id lane_id warp_id block_x.. grid_x.. block_threads
  *   shared memory  smem_base lds sts cp_async cp_async_commit cp_async_wait ldmatrix_x1.. (W)
  *                  stmatrix_x4.. (W)
- *   global memory  ldg stg global_pointer
+ *   global memory  ldg stg global_pointer prefetch
  *   ordering       sync_warp (W) sync_threads bar_sync (W) mbarrier_init mbarrier_inval mbarrier_arrive (W)
  *                  mbarrier_arrive_warp (W) mbarrier_arrive_expect (W)
  *                  mbarrier_arrive_expect_warp (W) cp_async_arrive (W) mbarrier_wait (W) wait_for_chain
@@ -130,6 +130,8 @@ namespace gt {
  * | lds<T>(addr), sts<T>(addr, v)      | ld.shared, st.shared; T trivially copyable of 2, 4, 8 or |
  * |                                    | 16 bytes; addr aligned to sizeof(T)                      |
  * | ldg<T>(p), stg<T>(p, v)            | ld.global, st.global of a vector; p aligned to sizeof(T) |
+ * | prefetch(p)                        | prefetch.global.L2: what lies at p may come to L2; p     |
+ * |                                    | points into a tensor                                     |
  * | cp_async<BYTES>(addr, p, n)        | cp.async of 4, 8 or 16 bytes, global to shared: copies n |
  * |                                    | bytes (even, 0 to BYTES, default all) and zero-fills the |
  * |                                    | rest; addr and p aligned to BYTES, even where n is 0     |
@@ -261,6 +263,10 @@ GT_DEV void stg(void* target, T value) {
     } else {
         *static_cast<T*>(target) = value;
     }
+}
+
+GT_DEV void prefetch(const void* source) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(source)));
 }
 
 template <int BYTES>

@@ -54,6 +54,12 @@ void stg(void* target, T value, emu::Site site = emu::Site::here()) {
     memcpy(target, &value, sizeof value);
 }
 
+/* A read, so that an address outside of a tensor is found. */
+inline void prefetch(const void* source, emu::Site site = emu::Site::here()) {
+    emu::machine.touch_global(false, source, 1, site);
+    (void)*static_cast<const volatile char*>(source);
+}
+
 template <int BYTES>
 void cp_async(uint32_t addr, const void* source, int copied = BYTES, emu::Site site = emu::Site::here()) {
     static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async moves 4, 8 or 16 bytes");

@@ -26,8 +26,8 @@
  * Each 32 rows p of h have a power of two for a warp's columns; each row of 16 tokens of M has its own, so that M dy is
  * summed in fp32 over them.
  *
- * registers a thread, N = 128: <C, B> 16, W 16, dB and dC 32; 60 for the product at hand.  Two blocks a multiprocessor
- *     on 9.0, one where shared memory holds no two.
+ * registers a thread, N = 128: <C, B> 16, W 16, dB and dC 32; 60 for the product at hand.  Two blocks a multiprocessor; one,
+ *     with all its registers, where there is room for one.
  * shared, N = 128: B 16 KB, G 16 KB, five tiles of 32 tokens x 64 rows p 40 KB, M 16 KB, factors and sums 11 KB: 99 KB.
  * tensor cores a step, N = 128, m16n8k16: dB, dC, G B, <dy, x> 384 each, M dy 96 to 384: 55 a token and head at P 64.
  * bytes a token and head, P 64, N 128: x, dy, dx 768 and h, G 512 from memory; other chunks 768 and h, G 1536 from L2.
@@ -640,7 +640,7 @@ GT_DEV void split_gradients_of(const SplitGradientParams& p, const SplitGradient
 }
 
 template <int NP>
-GT_KERNEL(THREADS, 2)
+GT_KERNEL(THREADS, (blocks_at_once(GradientSplitTile<NP>::BYTES)))
 chunk_gradient_fp32_kernel(const GT_GRID_CONSTANT SplitGradientParams p) {
 #if GT_SM80_KERNELS
     using Tile = GradientSplitTile<NP>;

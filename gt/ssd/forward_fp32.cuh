@@ -14,7 +14,7 @@
  * N > 128, BACKWARD with z: as forward_tensor_kernel.
  *
  * registers, N = 128: H 64, y 16, operands 24 (3); v 16, sums 8, operands 8 (4); 256 threads, two blocks a
- *     multiprocessor.
+ *     multiprocessor; one, with all its registers, where there is room for one.
  * shared, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 6 KB, S 4 KB, factors 8 KB: 98 KB.
  * tensor cores a warp and chunk, N = 128, m16n8k16: 24 for S (6 of 8 warps), 96 for y of the state, 18 for y of pairs,
  *     96 for the update: 228; that is 28.5 a token and head.
@@ -405,7 +405,7 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
 }
 
 template <int NP>
-GT_KERNEL(THREADS, 2)
+GT_KERNEL(THREADS, (blocks_at_once(ForwardSplitTile<NP>::BYTES)))
 forward_fp32_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM80_KERNELS
     wait_for_chain();
@@ -535,7 +535,7 @@ GT_DEV int64_t pass_over_split_states(const StatesParams& p, int64_t item) {
 }
 
 template <int NP, bool REVERSE>
-GT_KERNEL(THREADS, 2)
+GT_KERNEL(THREADS, (blocks_at_once(StatesSplitTile<NP>::BYTES)))
 states_fp32_kernel(const GT_GRID_CONSTANT StatesParams p) {
 #if GT_SM80_KERNELS
     using Tile = StatesSplitTile<NP>;

@@ -19,7 +19,7 @@
  *
  * REGISTERS a thread, N = 128: H 64 all the time; S 8 or 16 (2), y 32 (3), v 16 and sums 16 (4).
  * SHARED MEMORY, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 10 KB (checkpoints pass through it), factors 9 KB:
- *     99.0 KB, two blocks a multiprocessor.
+ *     99.0 KB, two blocks a multiprocessor; one, with all its registers, where there is room for one.
  * WAVEFRONTS of shared memory a chunk and block, N = 128: copies 384, conversion 768, S 580, M 80 + 320, C 1024,
  *     B 1024, x 384: 4564, of 128 bytes; 2282 a head and chunk.
  * PRODUCTS: 168 m16n8k16 a warp and chunk.
@@ -101,7 +101,7 @@ struct ForwardTile {
     static constexpr int STREAMS = CURSOR + Cursor::BYTES;
     static constexpr int X_STREAM = 0, B_STREAM = UNITS, C_STREAM = B_STREAM + 1, Y_STREAM = C_STREAM + 1;
     static constexpr int BYTES = STREAMS + Streams::BYTES;
-    static constexpr int MIN_BLOCKS = 2;
+    static constexpr int MIN_BLOCKS = blocks_at_once(BYTES);
     static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
     static_assert(STAGING >= WarpState<NP>::STAGING && STAGING % 128 == 0, "holds rows of a state");
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for bf16");
@@ -109,6 +109,16 @@ struct ForwardTile {
 
 /* Of M: where block (tb, sb) of a unit's lies. */
 GT_DEV uint32_t pair_block(int tb, int sb) { return 512u * (uint32_t)(tb * (tb + 1) / 2 + sb); }
+
+/* Brings a chunk's rows of z or dy of a unit to L2, before store_y() waits for them: a lane half a row of 128 bytes. */
+template <class T>
+GT_DEV void fetch_rows(const Problem& in, const void* data, const gt_stride& stride, const Cursor& cursor, int chunk,
+                       int unit, int unit_warp) {
+    const int t = 16 * unit_warp + here() % 16, row = cursor.row0(unit) + here() / 16 * (TILE_P / 2);
+    const T* from =
+        static_cast<const T*>(data) + offset_of(stride, cursor.b(), cursor.token(chunk) + t, cursor.head(unit)) + row;
+    if (t < cursor.tokens(chunk) && row < in.P) prefetch(from);
+}
 
 /* Starts the copies of a chunk's tile of each unit of x, dy or z. */
 template <class T>
@@ -542,6 +552,10 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
             if (makes_next) load_dt(in, cursor, unit, chunk + 1, next);
         }
         cp_async_commit();
+        if (active && in.z) {
+            fetch_rows<T>(in, in.z, in.z_stride, cursor, chunk, unit, unit_warp);
+            if (p.makes_dz) fetch_rows<T>(in, in.dy, in.dy_stride, cursor, chunk, unit, unit_warp);
+        }
         if (unit_warp >= 2) {
             rows_to_f16<T, NP, Tile::AT_ONCE>(B, smem + Tile::B_INVERSE, 2 * unit + unit_warp - 2, 2 * UNITS);
             rows_to_f16<T, NP, Tile::AT_ONCE>(smem + Tile::C, smem + Tile::C_INVERSE, 2 * unit + unit_warp - 2,

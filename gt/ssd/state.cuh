@@ -24,6 +24,10 @@ constexpr int UNITS = 2, UNIT_WARPS = 4, WARPS = UNITS * UNIT_WARPS,
               THREADS = 32 * WARPS; /* of a block; UNIT_WARPS: of a unit */
 constexpr int SLOT_CHUNKS = CHECKPOINT / CHUNK;
 
+/* Of a kernel of such blocks: two a multiprocessor, unless their shared memory, and 1 KB of each that is not theirs, is
+ * known not to fit. */
+GT_HD constexpr int blocks_at_once(int bytes) { return 2 * (bytes + 1024) <= GT_SHARED_KB * 1024 ? 2 : 1; }
+
 /* The warp, so that the compiler sees that its lanes agree. */
 GT_DEV int uniform_warp() {
     const int warp = shfl_idx(warp_id(), 0);

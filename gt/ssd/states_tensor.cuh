@@ -10,7 +10,7 @@
  * update.
  * REGISTERS a thread, N = 128: H or G 64, v 16, sums 16.
  * SHARED MEMORY, N = 128: x or dy 2 x 16 KB, B or C 2 x 16 KB, z 16 KB, checkpoints 8 KB, factors 10 KB: 98.6 KB, two
- *     blocks a multiprocessor.
+ *     blocks a multiprocessor; one, with all its registers, where there is room for one.
  * BYTES a token and head: x or dy (z) 2 P each, B or C 2 N a head from L2, checkpoints P N / 64.
  * Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_STATES_TENSOR_CUH
@@ -48,7 +48,7 @@ struct StatesTile {
     static constexpr int STREAMS = CURSOR + Cursor::BYTES;
     static constexpr int LEFT_STREAM = 0, RIGHT_STREAM = UNITS, GATE_STREAM = RIGHT_STREAM + 1;
     static constexpr int BYTES = STREAMS + Streams::BYTES;
-    static constexpr int MIN_BLOCKS = 2;
+    static constexpr int MIN_BLOCKS = blocks_at_once(BYTES);
     static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
     static_assert(STAGING % 128 == 0 && GATE % 128 == 0, "tiles begin at multiples of 128");
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for bf16");
