@@ -11,7 +11,7 @@ exception of it.  Neither PyTorch nor NumPy is needed.
 """
 
 import ctypes
-import os
+import importlib.resources
 
 from . import _header
 from ._header import *  # noqa: F401,F403 - the names of the header
@@ -23,6 +23,9 @@ class Error(RuntimeError):
     def __init__(self, status, text):
         super().__init__(text)
         self.status = status
+
+    def __reduce__(self):  # else a copy in another process would be made of the text alone
+        return type(self), (self.status, *self.args), self.__dict__
 
 
 class ArgumentError(Error, ValueError):
@@ -69,4 +72,5 @@ def check(status):
         raise kind(status, text.decode())
 
 
-globals().update(load(os.path.join(os.path.dirname(os.path.abspath(__file__)), "libgt_kernels.so")))
+# an editable installation has the library in its build folder, not beside this file
+globals().update(load(str(importlib.resources.files(__package__).joinpath("libgt_kernels.so"))))

@@ -529,9 +529,9 @@ class Steps(unittest.TestCase):
         with torch.no_grad():
             with self.assertRaisesRegex(ArgumentError, "contiguous"):
                 gt.conv1d_step(tensors["x"], tensors["weight"], None, torch.zeros(2, 3, 12).transpose(1, 2))
-            with self.assertRaisesRegex(ArgumentError, r"state_in has shape \[3, 12, 3\]: must be \[2,D,W-1\]"):
+            with self.assertRaisesRegex(ArgumentError, r"conv1d_step: state has shape \[3, 12, 3\]: must be \[2,D,W-1\]"):
                 gt.conv1d_step(tensors["x"], tensors["weight"], None, torch.zeros(3, 12, 3))
-            with self.assertRaisesRegex(ArgumentError, "gt_ref_conv1d_step: T = 17"):
+            with self.assertRaisesRegex(ArgumentError, "gt_kernels.torch.conv1d_step: T = 17"):
                 gt.conv1d_step(torch.zeros(2, 17, 12), tensors["weight"], None, torch.zeros(2, 12, 3))
 
 
@@ -633,7 +633,7 @@ class Errors(unittest.TestCase):
         for change, kind, text in (
                 ({"Bm": torch.zeros(2, 18, 2, 8)}, ArgumentError, r"ssd: Bm has shape \[2, 18, 2, 8\]: must be \[B,T,G,N\]"),
                 ({"dt_bias": torch.zeros(5)}, ArgumentError, r"dt_bias has shape \[5\]"),
-                ({"state": torch.zeros(3, 4, 6, 8)}, ArgumentError, "state_in has shape"),
+                ({"state": torch.zeros(3, 4, 6, 8)}, ArgumentError, "ssd: state has shape"),
                 ({"Cm": torch.zeros(2, 19, 2, 8).bfloat16()}, ArgumentError, "Cm has dtype torch.bfloat16: must be torch.float32"),
                 ({"x": torch.zeros(2, 19, 4, 6).double()}, ArgumentError, "x has dtype torch.float64"),
                 ({"Bm": torch.zeros(2, 19, 3, 8), "Cm": torch.zeros(2, 19, 3, 8)}, ArgumentError, "G = 3")):
@@ -648,7 +648,7 @@ class Errors(unittest.TestCase):
             call(gt, "wkv_ssm", {**make("wkv_ssm"), "Bm": torch.zeros(2, 18, 2, 8)})
         with self.assertRaisesRegex(ValueError, "decay = 'exp': must be 'raw' or 'log'"):
             call(gt, "wkv6", make("wkv6"), decay="exp")
-        with self.assertRaisesRegex(ArgumentError, "gt_ref_conv1d_forward: W = 5"):
+        with self.assertRaisesRegex(ArgumentError, "gt_kernels.torch.conv1d: W = 5"):
             gt.conv1d(torch.zeros(1, 2, 3), torch.zeros(3, 5))
         with self.assertRaisesRegex(ArgumentError, "cu_seqlens"):
             call(gt, "wkv6", make("wkv6", B=1, rows=2), cu_seqlens=torch.tensor([0, 9, 5]))

@@ -20,7 +20,11 @@ True of every function
              sequence.  seq_count [1] on the device: how many of them there are, if fewer.
   recompute  True: nothing is saved for backward but the inputs; it computes again what it needs.
   Results    repeat bit for bit.  No gradients of gradients.
-  Errors     are gt_kernels.ArgumentError (a ValueError), UnsupportedError (a NotImplementedError) or Error.
+  Transforms torch.func and forward-mode derivatives work or raise; no tangent is lost.
+  Numbers    0 is no default: eps and scale are positive in float32.  Integer tensors are int32 or int64.  A value beyond
+             int32 stays out of range: its slot is skipped, and such cu_seqlens are refused.
+  Errors     are gt_kernels.ArgumentError (a ValueError), UnsupportedError (a NotImplementedError) or Error.  They name
+             the function that was called and its argument.
 
 torch.compile takes all of them into one graph (fullgraph=True).  It makes a graph for each shape.
 """
@@ -29,6 +33,7 @@ import torch
 
 from .. import c
 from . import _engine
+from ._errors import flag, integer, number, refuse
 
 __all__ = ["conv1d", "conv1d_step", "conv_ssd", "norm_gate", "norm_mix", "rmsnorm_linear", "selective_scan",
            "selective_scan_step", "ssd", "ssd_step", "warn_on_copy", "wkv6", "wkv6_step", "wkv_ssm"]
@@ -46,24 +51,39 @@ def warn_on_copy(enabled=True):
 
 
 def _choice(operator, name, choices, value):
-    if value not in choices:
-        raise c.ArgumentError(c.GT_ERROR_VALUE, f"gt_kernels.torch.{operator}: {name} = {value!r}: must be "
-                              + " or ".join(map(repr, choices)))
+    if not isinstance(value, (str, type(None))) or value not in choices:
+        refuse(f"gt_kernels.torch.{operator}", f"{name} = {value!r}: must be " + " or ".join(map(repr, choices)))
     return choices[value]
 
 
-def _scale(operator, scale):
-    """To the C API 0 is the default, 1: here it is an error."""
-    if scale == 0:
-        raise c.ArgumentError(c.GT_ERROR_VALUE, f"gt_kernels.torch.{operator}: scale = 0")
-    return float(scale)
+def _flag(operator, name, value):
+    return int(value) if value is False or value is True else flag(f"gt_kernels.torch.{operator}", name, value)
+
+
+def _int(operator, name, value):
+    return value if type(value) is int else integer(f"gt_kernels.torch.{operator}", name, value)
+
+
+def _float(operator, name, value):
+    return value if type(value) is float else number(f"gt_kernels.torch.{operator}", name, value)
+
+
+def _dt_limit(operator, dt_limit):
+    if dt_limit is None:
+        return 0, 0.0, 0.0
+    try:
+        low, high = dt_limit
+    except (TypeError, ValueError):
+        refuse(f"gt_kernels.torch.{operator}", f"dt_limit = {dt_limit!r}: must be (smallest, largest) or None")
+    return 1, _float(operator, "dt_limit[0]", low), _float(operator, "dt_limit[1]", high)
 
 
 def _call(name, tensors, options, final_state=False, recompute=False):
     """Forward; `tensors` in the order of the operator's, packed sequences after them."""
     engine = _engine.ENGINES[name]
+    final_state, recompute = _flag(name, "final_state", final_state), _flag(name, "recompute", recompute)
     if torch.compiler.is_dynamo_compiling():
-        results = engine.dispatch(_engine.convert(engine.kinds, tensors), engine.rest(options, final_state, recompute))
+        results = engine.dispatch(engine.convert("infer", tensors), engine.rest(options, final_state, recompute))
     else:
         results = engine.call(tensors, options, final_state, recompute)
     return tuple(results) if final_state or engine.y_count > 1 else results[0]
@@ -72,7 +92,7 @@ def _call(name, tensors, options, final_state=False, recompute=False):
 def _step(name, tensors, options):
     engine = _engine.ENGINES[name]
     if torch.compiler.is_dynamo_compiling():
-        return engine.dispatch_step(_engine.convert(engine.step_kinds, tensors), options)
+        return engine.dispatch_step(engine.convert("step", tensors), options)
     return engine.step(tensors, options)
 
 
@@ -81,20 +101,15 @@ def wkv6(r, k, v, w, u=None, state=None, *, decay="raw", scale=1.0, final_state=
     """RWKV-6 time mixing.  r k w [B,T,H,N], v [B,T,H,V], u [H,N] (None: 0), state [B,H,N,V] (None: 0) -> y [B,T,H,V].
     decay: "raw", exp(-exp(w)) as RWKV-6 trains it, or "log", exp(w) with w <= 0.  The token sees the state before it,
     and itself with the bonus u.  y is multiplied by scale."""
-    options = (_choice("wkv6", "decay", _DECAY, decay), _scale("wkv6", scale), segments)
+    options = (_choice("wkv6", "decay", _DECAY, decay), _float("wkv6", "scale", scale), _int("wkv6", "segments", segments))
     return _call("wkv6", (r, k, v, w, u, state, cu_seqlens, seq_count), options, final_state, recompute)
 
 
 def wkv6_step(r, k, v, w, u, state, *, decay="raw", scale=1.0, slots=None):
     """1 to 16 new tokens: as wkv6, with `state` read and updated in place.  With slots [B] (int32) state is a pool
     [rows,H,N,V], of which batch element b has row slots[b]; one outside of the pool is skipped, its y is 0."""
-    options = (_choice("wkv6_step", "decay", _DECAY, decay), _scale("wkv6_step", scale), 0)
+    options = (_choice("wkv6_step", "decay", _DECAY, decay), _float("wkv6_step", "scale", scale), 0)
     return _step("wkv6", (r, k, v, w, u, state, slots), options)
-
-
-def _dt_limit(dt_limit):
-    low, high = (0.0, float("inf")) if dt_limit is None else dt_limit
-    return (0, 0.0, 0.0) if dt_limit is None else (1, float(low), float(high))
 
 
 def ssd(x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softplus=False, dt_limit=None,
@@ -103,12 +118,12 @@ def ssd(x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softp
     state [B,H,P,N] -> y [B,T,H,P].  softplus: of dt + dt_bias.  dt_limit: (smallest, largest) dt after that.  z gates y
     with SiLU; in bfloat16 on a GPU its gradient is made of y, which must not be changed in place before."""
     return _call("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, cu_seqlens, seq_count),
-                 (int(softplus), *_dt_limit(dt_limit), segments), final_state, recompute)
+                 (_flag("ssd", "softplus", softplus), *_dt_limit("ssd", dt_limit), _int("ssd", "segments", segments)), final_state, recompute)
 
 
 def ssd_step(x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, dt_limit=None, slots=None):
     """1 to 16 new tokens: as ssd, with `state` read and updated in place; slots as in wkv6_step."""
-    return _step("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots), (int(softplus), *_dt_limit(dt_limit), 0))
+    return _step("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots), (_flag("ssd_step", "softplus", softplus), *_dt_limit("ssd_step", dt_limit), 0))
 
 
 def selective_scan(u, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softplus=False, final_state=False,
@@ -116,12 +131,12 @@ def selective_scan(u, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=Non
     """Mamba-1's scan.  u dt z [B,T,D], A [D,N], Bm Cm [B,T,G,N], Dskip dt_bias [D], state [B,D,N] -> y [B,T,D].
     softplus: of dt + dt_bias.  z gates y with SiLU."""
     return _call("selective_scan", (u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, cu_seqlens, seq_count),
-                 (int(softplus), segments), final_state, recompute)
+                 (_flag("selective_scan", "softplus", softplus), _int("selective_scan", "segments", segments)), final_state, recompute)
 
 
 def selective_scan_step(u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, slots=None):
     """1 to 16 new tokens: as selective_scan, with `state` read and updated in place; slots as in wkv6_step."""
-    return _step("selective_scan", (u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots), (int(softplus), 0))
+    return _step("selective_scan", (u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots), (_flag("selective_scan_step", "softplus", softplus), 0))
 
 
 def conv1d(x, weight, bias=None, state=None, *, activation=None, final_state=False, cu_seqlens=None, seq_count=None):
@@ -146,7 +161,7 @@ def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, co
     (y, conv_state, state).  What the convolution makes is kept nowhere.  The next tokens: conv1d_step with SiLU and
     ssd_step, on the two states."""
     return _call("conv_ssd", (xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state, state, cu_seqlens, seq_count),
-                 (state_size, groups, int(softplus), *_dt_limit(dt_limit), segments), final_state, recompute)
+                 (_int("conv_ssd", "state_size", state_size), _int("conv_ssd", "groups", groups), _flag("conv_ssd", "softplus", softplus), *_dt_limit("conv_ssd", dt_limit), _int("conv_ssd", "segments", segments)), final_state, recompute)
 
 
 def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, wkv_state=None, ssm_state=None, *,
@@ -155,8 +170,8 @@ def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, w
     """wkv6 and ssd of one hybrid block, on the same tokens, in one call -> (y of wkv6, y of ssd), and with
     final_state=True both states after them.  Tensors and options as in these; the next tokens: wkv6_step and
     ssd_step."""
-    options = (_choice("wkv_ssm", "decay", _DECAY, decay), _scale("wkv_ssm", scale), int(softplus),
-               *_dt_limit(dt_limit), segments)
+    options = (_choice("wkv_ssm", "decay", _DECAY, decay), _float("wkv_ssm", "scale", scale), _flag("wkv_ssm", "softplus", softplus),
+               *_dt_limit("wkv_ssm", dt_limit), _int("wkv_ssm", "segments", segments))
     return _call("wkv_ssm", (r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state, ssm_state, cu_seqlens,
                              seq_count), options, final_state, recompute)
 
@@ -164,18 +179,18 @@ def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, w
 def rmsnorm_linear(x, weight, gamma=None, beta=None, bias=None, *, norm="rms", eps=1e-5, recompute=False):
     """RMSNorm or LayerNorm (norm="layer"), then a projection: (norm(x) gamma + beta) weight^T + bias.  x [...,D], weight
     [O,D] of the dtype of x, gamma beta [D], bias [O] -> [...,O]."""
-    options = (_choice("rmsnorm_linear", "norm", _NORM, norm), eps)
+    options = (_choice("rmsnorm_linear", "norm", _NORM, norm), _float("rmsnorm_linear", "eps", eps))
     return _call("rmsnorm_linear", (x, weight, gamma, beta, bias), options, recompute=recompute)
 
 
 def norm_mix(a, b, gain_a=None, gain_b=None, residual=None, *, heads=1, eps=1e-5):
     """residual + gain_a RMSNorm(a) + gain_b RMSNorm(b).  a b residual [...,D], gains [D] (None: 1).  The mean square is
     that of each of `heads` equal slices."""
-    return _call("norm_mix", (a, b, gain_a, gain_b, residual), (heads, eps))
+    return _call("norm_mix", (a, b, gain_a, gain_b, residual), (_int("norm_mix", "heads", heads), _float("norm_mix", "eps", eps)))
 
 
 def norm_gate(x, z=None, gamma=None, beta=None, *, norm="rms", gate_first=False, heads=1, eps=1e-5):
     """(norm(x) gamma + beta) SiLU(z), or norm(x SiLU(z)) gamma + beta with gate_first.  x z [...,D], gamma beta [D].
     The norm is that of each of `heads` equal slices."""
     norm = _choice("norm_gate", "norm", _NORM, norm)
-    return _call("norm_gate", (x, z, gamma, beta), (norm, int(gate_first), heads, eps))
+    return _call("norm_gate", (x, z, gamma, beta), (norm, _flag("norm_gate", "gate_first", gate_first), _int("norm_gate", "heads", heads), _float("norm_gate", "eps", eps)))

@@ -12,8 +12,10 @@ Tensor - Engine.call goes there without PyTorch's dispatcher, whose way through 
 import warnings
 
 import torch
+from torch.autograd import forward_ad
 
 from .. import c
+from ._errors import check_tensor, refuse, rename
 from ._operators import OPERATORS, beside, gradient, leaf, schema_name
 from ._plan import Planner
 
@@ -45,7 +47,7 @@ def _is_plain():
     """Whether nothing of PyTorch's looks at calls of operators."""
     return not (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
                 or torch._C._are_functorch_transforms_active() or torch._C._autograd._profiler_enabled()
-                or torch._C._get_tracing_state() is not None)
+                or torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0)
 
 
 def _allocators():
@@ -80,35 +82,22 @@ MOST_CHECKS = 8  # of one combination of options; calls of more different tensor
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
-def _float(tensor):
-    return tensor if tensor is None or tensor.dtype == torch.float32 else tensor.float()
+def _float(function, name, tensor):
+    if tensor.dtype == torch.float32:
+        return tensor
+    if not tensor.is_floating_point():
+        refuse(function, f"{name} has dtype {tensor.dtype}: must be float32", c.GT_ERROR_DTYPE)
+    return tensor.float()
 
 
-def _int32(tensor):
-    return tensor if tensor is None or tensor.dtype == torch.int32 else tensor.to(torch.int32)
-
-
-def convert(kinds, tensors):
-    """Tensors as an operator takes them: activations as autocast has them, companions of their dtype or float32,
-    parameters float32.  Those that are right come back as they are."""
-    first = tensors[0]
-    dtype = None if first is None else first.dtype
-    if first is not None and torch.is_autocast_enabled(first.device.type):
-        dtype = torch.get_autocast_dtype(first.device.type)
-    else:
-        kinds = kinds.replace("x", "-").replace("p", "-")
-    result = []
-    for kind, tensor in zip(kinds, tensors):
-        if tensor is None or kind == "-":
-            pass
-        elif kind in "xp":
-            tensor = tensor.to(dtype)
-        elif kind == "w":
-            tensor = tensor if tensor.dtype in (dtype, torch.float32) else tensor.to(dtype)
-        else:
-            tensor = _int32(tensor) if kind == "i" else _float(tensor)
-        result.append(tensor)
-    return tuple(result)
+def _int32(function, name, tensor):
+    """A number beyond int32 becomes the nearest one there, so that it stays out of range.  A check would wait for the
+    device."""
+    if tensor.dtype == torch.int32:
+        return tensor
+    if tensor.dtype not in (torch.int64, torch.int16, torch.int8, torch.uint8):
+        refuse(function, f"{name} has dtype {tensor.dtype}: must be int32 or int64", c.GT_ERROR_DTYPE)
+    return (tensor.clamp(-2 ** 31, 2 ** 31 - 1) if tensor.dtype == torch.int64 else tensor).to(torch.int32)
 
 
 class Engine:
@@ -143,7 +132,16 @@ class Engine:
         self.results = tuple(output.field for output in operator.outputs) + saved
         self.gradients = tuple(gradient(tensor.field) for tensor in operator.tensors
                                if tensor.name != operator.own_gradient)
+        # schema's or struct's names of arguments that callers know by others
+        self.public = {"state_in": "state", "state_out": "state", "conv_state_in": "conv_state",
+                       "wkv6_state_in": "wkv_state", "ssd_state_in": "ssm_state", "dt_min": "dt_limit[0]",
+                       "dt_max": "dt_limit[1]"}
+        names = {"H": "heads", "N": "state_size", "G": "groups"}
+        self.public.update((field, names[field]) for field, _ in operator.options if field in names)
         self.define()
+
+    def function(self, call):
+        return f"gt_kernels.torch.{self.name}" + {"step": "_step", "backward": ", backward"}.get(call, "")
 
     # ---- schemas ----
 
@@ -163,10 +161,12 @@ class Engine:
         self.define_one("infer", tensors("infer") + options + wanted[:self.state_count], "Tensor[]")
         self.define_one("forward", tensors("forward") + options + wanted, results)
         self.define_one("backward", tensors("backward") + options + ["int wanted"], "Tensor[]")
+        self.add_autograd("infer")
         self.add_autograd("forward", self.autograd_context, self.autograd_backward)
         self.add_autograd("backward", lambda ctx, arguments, output: None, self.double_backward)
         if self.operator.has_steps:
             self.define_one("step", tensors("step") + options, "Tensor")
+            self.add_autograd("step")
         self.direct = self.make_direct()
 
     def define_one(self, call, arguments, results):
@@ -178,9 +178,9 @@ class Engine:
             _library.impl(name, lambda *arguments: self.run(call, arguments), key)
         torch.library.register_fake(f"gt_kernels::{name}", lambda *arguments: self.fake(call, arguments), lib=_library)
 
-    def add_autograd(self, call, context, backward):
+    def add_autograd(self, call, context=None, backward=None):
         """As torch.library.register_autograd does; but where nothing lies between autograd and the kernel, it is called
-        without another turn through the dispatcher."""
+        without another turn through the dispatcher.  Without `backward` gradients are refused, tangents always."""
         operator = getattr(getattr(torch.ops.gt_kernels, f"{self.name}_{call}"), "default")
 
         count = len(self.names[call])
@@ -204,7 +204,10 @@ class Engine:
                         {"forward": staticmethod(forward), "backward": staticmethod(gradient)})
 
         def autograd(keyset, *arguments):
-            if torch.is_grad_enabled() and _any_requires_grad(arguments[:count]):
+            self.refuse_tangents(call, arguments[:count])
+            if backward is None:
+                self.refuse_gradients(call, arguments[:count])
+            elif torch.is_grad_enabled() and _any_requires_grad(arguments[:count]):
                 output = function.apply(keyset, *arguments)
                 return list(output) if call == "backward" else output
             return below(keyset, arguments)
@@ -223,7 +226,11 @@ class Engine:
 
     def plan(self, call, values, rest):
         pairs = list(zip(self.names[call], values))
-        return self.planner.plan(call, pairs, rest[:self.option_count], self.wanted(call, rest))
+        try:
+            return self.planner.plan(call, pairs, rest[:self.option_count], self.wanted(call, rest))
+        except c.Error as error:
+            rename(error, self.function(call), self.public)
+            raise
 
     def answer(self, call, plan, outputs, first):
         """What the schema promises: outputs of forward that were not asked for are empty."""
@@ -255,7 +262,8 @@ class Engine:
         return self.answer(call, plan, self.execute(call, plan, present), values[0])
 
     def find_plan(self, call, values, rest):
-        key = (call, rest, *[None if value is None else (value.shape, value.stride(), value.dtype, value.device)
+        key = (call, rest, *[None if value is None else (value.shape, value.stride(), value.dtype, value.device,
+                                                                 value.layout)
                              for value in values])
         plan = self.plans.get(key)
         if plan is None:
@@ -271,6 +279,9 @@ class Engine:
         if is_cuda and device.index != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return self.execute(call, plan, tensors)
+        for tensor, size, end in zip(tensors, plan.item_sizes, plan.ends):
+            if tensor.untyped_storage().nbytes() < tensor.storage_offset() * size + end:
+                self.fail_storage(call, plan, tensors)
         if plan.copies:
             tensors = list(tensors)
             for position, name in plan.copies:
@@ -289,7 +300,7 @@ class Engine:
             need = plan.workspace.get(alignment)
             if need is None:
                 args.workspace, args.workspace_bytes = None, 0  # of the call before
-                need = self.planner.ask(args)
+                need = self.ask(call, args)
                 need = plan.workspace[alignment] = getattr(need, "forward" if call == "infer" else call)
             workspace = empty((need,), (1,), torch.uint8) if need else None
             args.workspace, args.workspace_bytes = workspace.data_ptr() if need else None, need
@@ -298,8 +309,31 @@ class Engine:
             status = self.functions[call, "cpu"](reference)
         plan.give(arguments)
         if status:
-            c.check(status)
+            self.check(call, status)
+        if plan.state is not None and not tensors[plan.state].is_inference():
+            torch.autograd.graph.increment_version(tensors[plan.state])  # written by its address
         return outputs
+
+    def check(self, call, status):
+        try:
+            c.check(status)
+        except c.Error as error:
+            rename(error, self.function(call), self.public)
+            raise
+
+    def ask(self, call, args):
+        try:
+            return self.planner.ask(args)
+        except c.Error as error:
+            rename(error, self.function(call), self.public)
+            raise
+
+    def fail_storage(self, call, plan, tensors):
+        for name, tensor, size, end in zip(plan.names, tensors, plan.item_sizes, plan.ends):
+            needed, there = tensor.storage_offset() * size + end, tensor.untyped_storage().nbytes()
+            if there < needed:
+                refuse(self.function(call), f"{self.public.get(name, name)} has {there} bytes of memory: its shape and "
+                       f"strides need {needed}")
 
     # ---- calls from gt_kernels.torch ----
 
@@ -307,9 +341,9 @@ class Engine:
         """Forward, with tensors as the caller has them.  Returns each y and, if wanted, each final state."""
         rest = self.rest(options, final_state, recompute)
         if _any_autocast():
-            tensors = convert(self.kinds, tensors)
+            tensors = self.convert("infer", tensors)
         if not _is_plain():
-            return self.dispatch(convert(self.kinds, tensors), rest)
+            return self.dispatch(self.convert("infer", tensors), rest)
         present = [tensor for tensor in tensors if tensor is not None]
         seen_key = (torch.is_grad_enabled(), rest, *map(type, tensors))
         seen = self.seen.get(seen_key, ())
@@ -317,7 +351,7 @@ class Engine:
             if check(*present):
                 break
         else:
-            right = convert(self.kinds, tensors)
+            right = self.convert("infer", tensors)
             if not _are_plain(tensors):
                 return self.dispatch(right, rest)
             if any(a is not b for a, b in zip(right, tensors)):
@@ -333,9 +367,9 @@ class Engine:
     def step(self, tensors, options):
         """Returns y; the state, which comes before the slots, is updated in place."""
         if _any_autocast():
-            tensors = convert(self.step_kinds, tensors)
+            tensors = self.convert("step", tensors)
         if not _is_plain():
-            return self.dispatch_step(convert(self.step_kinds, tensors), options)
+            return self.dispatch_step(self.convert("step", tensors), options)
         present = [tensor for tensor in tensors if tensor is not None]
         seen_key = ("step", torch.is_grad_enabled(), options, *map(type, tensors))
         seen = self.seen.get(seen_key, ())
@@ -343,12 +377,12 @@ class Engine:
             if check(*present):
                 break
         else:
-            self.refuse_gradients(present)
-            right = convert(self.step_kinds, tensors)
+            right = self.convert("step", tensors)
             if not _are_plain(tensors):
                 return self.dispatch_step(right, options)
             if any(a is not b for a, b in zip(right, tensors)):
                 return self.step(right, options)
+            self.refuse_gradients("step", present)
             plan = self.find_plan("step", tensors, options)
             self.remember(seen_key, present, plan, False)
         return self.execute("step", plan, present)[0]
@@ -368,11 +402,46 @@ class Engine:
             guards = _GUARDS(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
             entries.append((guards.check, plan, has_gradient))
 
-    def refuse_gradients(self, tensors):
+    def refuse_gradients(self, call, tensors):
         if torch.is_grad_enabled() and _any_requires_grad(tensors):
-            raise c.UnsupportedError(c.GT_ERROR_UNSUPPORTED, f"gt_kernels.torch.{self.name}_step: it updates the state "
-                                     "in place and has no gradients: call it under torch.no_grad(), or the function "
-                                     "without _step")
+            text = ("it updates the state in place and has no gradients: call it under torch.no_grad(), or the function "
+                    "without _step") if call == "step" else "this call has no gradients: use the operator of forward"
+            refuse(self.function(call), text, c.GT_ERROR_UNSUPPORTED)
+
+    def refuse_tangents(self, call, tensors):
+        if forward_ad._current_level < 0:
+            return
+        for tensor in tensors:
+            if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+                refuse(self.function(call), "forward-mode derivatives (jvp, jacfwd, linearize, forward_ad) are not "
+                       "supported", c.GT_ERROR_UNSUPPORTED)
+
+    def convert(self, call, tensors):
+        """Tensors as an operator takes them: activations as autocast has them, companions of their dtype or float32,
+        parameters float32.  Those that are right come back as they are."""
+        kinds, function = self.step_kinds if call == "step" else self.kinds, self.function(call)
+        names = [self.public.get(name, name) for name in self.names[call]]
+        for name, tensor in zip(names, tensors):
+            if tensor is not None:
+                check_tensor(function, name, tensor)
+        first = tensors[0]
+        dtype = None if first is None else first.dtype
+        if first is not None and first.device.type != "meta" and torch.is_autocast_enabled(first.device.type):
+            dtype = torch.get_autocast_dtype(first.device.type)
+        else:
+            kinds = kinds.replace("x", "-").replace("p", "-")
+        result = []
+        for kind, name, tensor in zip(kinds, names, tensors):
+            if tensor is None or kind == "-":
+                pass
+            elif kind in "xp":
+                tensor = tensor.to(dtype)
+            elif kind == "w":
+                tensor = tensor if tensor.dtype in (dtype, torch.float32) else tensor.to(dtype)
+            else:
+                tensor = _int32(function, name, tensor) if kind == "i" else _float(function, name, tensor)
+            result.append(tensor)
+        return tuple(result)
 
     def dispatch(self, tensors, rest):
         """As `call`, by PyTorch's operators; torch.compile comes here, too.  Tensors are of the right dtypes."""
@@ -386,7 +455,7 @@ class Engine:
         return results[: len(self.operator.outputs) if wants_states else self.y_count]
 
     def dispatch_step(self, tensors, options):
-        self.refuse_gradients(tensors)
+        self.refuse_gradients("step", tensors)
         return getattr(torch.ops.gt_kernels, f"{self.name}_step")(*tensors, *options)
 
     def make_direct(self):

@@ -6,16 +6,21 @@ import ctypes
 import torch
 
 from .. import c
-from ._operators import all_fields, beside, gradient, leaf, put, schema_name
+from ._operators import all_fields, beside, find, gradient, leaf, put, schema_name
 
 DTYPES = {torch.float32: c.GT_F32, torch.bfloat16: c.GT_BF16, torch.float16: c.GT_F16}
 
 
+_NO_DEFAULT = ("eps", "scale", "H", "N", "G")  # options
+
+
 class Plan:
     """inputs: the place in the struct, in words, of each tensor that is given, in their order; copies: (which of these,
-    name); outputs: (field, place, shape, stride, dtype)."""
+    name); outputs: (field, place, shape, stride, dtype).  names, item_sizes and ends, of each input: its name, and the
+    bytes of an element and from the first to the end of the last.  state: which input a step writes."""
 
-    __slots__ = ("struct", "template", "inputs", "copies", "outputs", "workspace", "device", "is_cuda", "arguments")
+    __slots__ = ("names", "item_sizes", "ends", "state",
+                 "struct", "template", "inputs", "copies", "outputs", "workspace", "device", "is_cuda", "arguments")
 
     def take(self):
         """(struct, its 8-byte words, what a C function takes for it), for one call at a time.  All but addresses is
@@ -60,6 +65,13 @@ def stride_rows(tensor):
     return rows
 
 
+def end(tensor):
+    """Bytes from the first element to the end of the last."""
+    if 0 in tensor.shape:
+        return 0
+    return int(1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))) * tensor.element_size()
+
+
 def like(tensor, shape, stride):
     """Memory for a tensor of `shape`: in the layout of `tensor` if it has that shape and its layout is one that a
     `stride` of the C API has, else packed."""
@@ -102,6 +114,11 @@ class Planner:
         for tensor in operator.tensors:
             if not tensor.optional and tensor.name not in given:
                 self.fail(c.GT_ERROR_NULL, f"{tensor.name} is None")
+        if call == "step" and "state_out" not in given:
+            self.fail(c.GT_ERROR_NULL, "state_out is None")
+        for name, value in given.items():
+            if value.layout is not torch.strided:
+                self.fail(c.GT_ERROR_VALUE, f"{name} is {value.layout}: must be a dense tensor")
         struct, plan = operator.struct(), Plan()
         plan.struct, plan.arguments, plan.workspace = operator.struct, [], {}
         plan.device = given[operator.tensors[0].name].device
@@ -110,8 +127,14 @@ class Planner:
         plan.is_cuda = plan.device.type == "cuda"
         self.set_dtypes(struct, given, plan.device)
         sizes = {}
-        for (field, _), value in zip(operator.options, options):
+        for (field, kind), value in zip(operator.options, options):
             put(struct, field, value)
+            inner, name = find(struct, field)
+            if kind == "int" and getattr(inner, name) != value:
+                self.fail(c.GT_ERROR_VALUE, f"{name} = {value}: is out of range")
+            if name in _NO_DEFAULT and getattr(inner, name) <= 0:  # 0: to the C API a default
+                self.fail(c.GT_ERROR_VALUE, f"{name} = {value}: must be positive"
+                          + (" in float32" if kind == "float" else ""))
             if len(field) == 1:
                 sizes[field] = value
         rows = self.set_sizes(struct, given, call, sizes)
@@ -119,14 +142,19 @@ class Planner:
         for output in operator.outputs:
             shapes[output.field] = shapes[gradient(output.field)] = self.shape(output.shape, sizes, rows)
 
-        plan.inputs, plan.copies = [], []
+        plan.inputs, plan.copies, plan.state = [], [], None
+        plan.names = tuple(given)
+        plan.item_sizes = tuple(value.element_size() for value in given.values())
+        plan.ends = tuple(map(end, given.values()))
         for name, value in given.items():
+            if call == "step" and name == "state_out":
+                plan.state = len(plan.inputs)
             field = self.field_of.get(name, name)
             if call == "backward" and field in shapes and tuple(value.shape) != shapes[field]:
                 self.fail(c.GT_ERROR_SIZE, f"{name} has shape {list(value.shape)}: must be {list(shapes[field])}")
             if not self.set_stride(struct, field, value):
                 if call == "step" and field in shapes:
-                    self.fail(c.GT_ERROR_STRIDE, "state is updated in place: it must be contiguous")
+                    self.fail(c.GT_ERROR_STRIDE, f"{name} is updated in place: it must be contiguous")
                 plan.copies.append((len(plan.inputs), name))
                 self.set_stride(struct, field, value.new_empty(value.shape))
             if name == "saved":
@@ -197,7 +225,9 @@ class Planner:
                     self.fail(c.GT_ERROR_VALUE, "seq_count is given without cu_seqlens")
                 if "slots" in given:
                     self.length(given, "slots", 0, sizes["B"])
-                    rows = struct.slot_capacity = value.shape[0]
+                    rows = struct.slot_capacity = value.shape[0] if value.dim() else 0
+                    if not rows:  # to the C API 0 is a default
+                        self.fail(c.GT_ERROR_SIZE, f"{name} has shape {list(value.shape)}: the pool has no row")
             if value is None:
                 continue
             letters = self.match(tensor, value, sizes, rows)
@@ -215,6 +245,8 @@ class Planner:
         if True in shared:
             struct.state_in_shared = 1
         for letter, size in sizes.items():
+            if size == 0 and letter not in "BT":  # to the C API 0 is a default of some
+                self.fail(c.GT_ERROR_SIZE, f"{letter.upper()} = 0: must be positive")
             field = self.operator.sizes.get(letter, letter)
             if letter == "M":
                 struct.M = 1

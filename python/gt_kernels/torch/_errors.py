@@ -1,0 +1,92 @@
+"""Arguments of the wrong kind, and the names in errors.
+
+The text of an error is "FUNCTION: ARGUMENT ...", where FUNCTION is the function that the user called.  A function that
+calls gt_kernels.torch for its own caller puts its own names there:
+
+    @named("gt_kernels.compat.selective_scan_fn", dt="delta", Bm="B", Cm="C")
+    def selective_scan_fn(u, delta, A, B, C, ...):
+        check_tensors("gt_kernels.compat.selective_scan_fn", u=u, delta=delta, A=A, B=B, C=C)
+"""
+
+import functools
+import operator
+import re
+
+import torch
+
+from .. import c
+
+
+def refuse(function, text, status=c.GT_ERROR_VALUE):
+    kind = c.UnsupportedError if status // 100 == 2 else c.ArgumentError
+    raise kind(status, f"{function}: {text}")
+
+
+def named(function, **arguments):
+    """A decorator.  Errors of gt_kernels name `function` instead of the function that found them.  `arguments` maps the
+    name of an argument of gt_kernels.torch to its name here.  The outermost of nested functions has the last word."""
+    def decorate(inner):
+        @functools.wraps(inner)
+        def outer(*values, **options):
+            if torch.compiler.is_dynamo_compiling():
+                return inner(*values, **options)
+            try:
+                return inner(*values, **options)
+            except c.Error as error:
+                rename(error, function, arguments)
+                raise
+        return outer
+    return decorate
+
+
+def rename(error, function, arguments):
+    """Gives the text of an error other names for its function and for the argument that comes first."""
+    text = str(error)
+    match = re.match(r"gt_\w+(?:\.\w+)*: (\w*)", text)
+    if match:
+        text = arguments.get(match[1], match[1]) + text[match.end():]
+    error.args = (f"{function}: {text}",)
+
+
+def check_tensor(function, name, tensor):
+    """Refuses anything but a dense tensor on a device that has the operators."""
+    if not isinstance(tensor, torch.Tensor):
+        kind = type(tensor)
+        refuse(function, f"{name} is a {kind.__module__}.{kind.__qualname__}: must be a torch.Tensor")
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        refuse(function, f"{name} is {'nested' if tensor.is_nested else tensor.layout}: must be a dense tensor")
+    if tensor.device.type not in ("cpu", "cuda", "meta"):
+        refuse(function, f"{name} is on {tensor.device}: must be on a CPU or a CUDA device", c.GT_ERROR_UNSUPPORTED)
+
+
+def check_tensors(function, **tensors):
+    """check_tensor of all that are not None."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            check_tensor(function, name, tensor)
+
+
+def flag(function, name, value):
+    if isinstance(value, int) and (value == 0 or value == 1):
+        return int(value)
+    refuse(function, f"{name} = {value!r}: must be True or False")
+
+
+def integer(function, name, value):
+    if isinstance(value, int):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        refuse(function, f"{name} = {value!r}: must be an integer")
+
+
+def number(function, name, value):
+    if isinstance(value, float):
+        return value
+    if not isinstance(value, (str, bytes, bytearray)):
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            pass
+    refuse(function, f"{name} = {value!r}: must be a number")
