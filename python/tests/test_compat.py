@@ -1,5 +1,6 @@
 """gt_kernels.compat: what the packages' functions do, as float64 loops over tokens, and what is refused."""
 
+import inspect
 import unittest
 
 try:
@@ -10,7 +11,7 @@ except ImportError:
 import torch.nn.functional as F
 
 import loops
-from gt_kernels import UnsupportedError, c, compat
+from gt_kernels import ArgumentError, Error, UnsupportedError, c, compat
 
 DEVICES = ["cpu"]
 if torch.cuda.is_available() and c.gt_device_supported(-1) == c.GT_OK:
@@ -185,11 +186,13 @@ class Compat(unittest.TestCase):
 
     def test_selective_scan(self):
         for device in DEVICES:
-            for kind in ("constant", "variable", "groups"):
+            for kinds in (("constant", "constant"), ("variable", "variable"), ("groups", "groups"),
+                          ("constant", "variable"), ("variable", "constant"), ("constant", "groups"),
+                          ("groups", "constant"), ("variable", "group"), ("group", "variable")):
                 B, D, T, N = 2, 6, 9, 4
-                shape = {"constant": (D, N), "variable": (B, N, T), "groups": (B, 2, N, T)}[kind]
+                shapes = {"constant": (D, N), "variable": (B, N, T), "group": (B, 1, N, T), "groups": (B, 2, N, T)}
                 tensors = [leaf(B, D, T, device=device), leaf(B, D, T, device=device), leaf(D, N, device=device),
-                           leaf(*shape, device=device), leaf(*shape, device=device), leaf(D, device=device),
+                           *(leaf(*shapes[kind], device=device) for kind in kinds), leaf(D, device=device),
                            leaf(B, D, T, device=device), leaf(D, device=device)]
                 with torch.no_grad():
                     tensors[2].copy_(-tensors[2].exp())
@@ -197,9 +200,10 @@ class Compat(unittest.TestCase):
                 out = compat.selective_scan_fn(*tensors, True, True)
 
                 def turned(x):
-                    if kind == "constant":
+                    if x.dim() == 2:
                         return x.expand(B, T, D, N)
-                    return x.transpose(1, 2).unsqueeze(2) if kind == "variable" else x.permute(0, 3, 1, 2)
+                    x = x.unsqueeze(1) if x.dim() == 3 else x
+                    return x.repeat_interleave(D // x.shape[1], 1).permute(0, 3, 1, 2)
 
                 u, dt, A, Bm, Cm, skip, z, bias = twins
                 y, state = loops.selective_scan(u.transpose(1, 2), dt.transpose(1, 2), A, turned(Bm), turned(Cm), skip,
@@ -285,7 +289,7 @@ class Compat(unittest.TestCase):
         for device in DEVICES:
             x, weight, bias = leaf(2, 6, 9, device=device), leaf(6, 3, device=device), leaf(6, device=device)
             twins = exact([x, weight, bias])
-            seq_idx = torch.tensor([[0] * 4 + [1] * 5, [2] * 6 + [-1] * 3], dtype=torch.int32, device=device)
+            seq_idx = torch.tensor([[0] * 4 + [1] * 5, [2] * 6 + [-1] * 3], device=device)
             out = compat.causal_conv1d_fn(x, weight, bias, seq_idx, activation="silu")
 
             def part(row, start, end):
@@ -355,6 +359,306 @@ class Compat(unittest.TestCase):
             wide = [t.float() if t is not None else t for t in half]
             y = compat.mamba_chunk_scan_combined(*half[:5], 64, *half[5:8])
             self.assertTrue(torch.equal(y, compat.mamba_chunk_scan_combined(*wide[:5], 64, *wide[5:8]).bfloat16()))
+
+    def test_padding(self):
+        """A negative seq_idx is padding to both functions that convolve: y is 0 there, and nothing of it in a state."""
+        for device in DEVICES:
+            seq_idx = torch.tensor([[0] * 5 + [-1] * 7, [-1] * 2 + [3] * 8 + [-2] * 2], device=device)
+            padding = seq_idx < 0
+            for norm in (False, True):
+                for activation in (None, "silu"):
+                    with self.subTest(device=device, norm=norm, activation=activation):
+                        tensors, _ = self.split_conv1d_scan(device)
+                        zxbcdt, weight, bias, dt_bias, A, D, _, gain, _, _ = tensors
+                        options = {"headdim": 6, "ngroups": 2, "activation": activation, "return_final_states": True,
+                                   "rmsnorm_weight": gain if norm else None}
+                        y, states = compat.mamba_split_conv1d_scan_combined(zxbcdt, weight, bias, dt_bias, A, D, 64,
+                                                                            seq_idx=seq_idx, **options)
+                        self.assertEqual(y[padding].abs().max().item(), 0)
+                        self.assertEqual(states.abs().max().item(), 0)  # of the padding, which both rows end in
+                        found = torch.autograd.grad((y * torch.arange(y.numel(), device=device).view_as(y)).sum(), zxbcdt)
+                        self.assertEqual(found[0][padding].abs().max().item(), 0)
+                        for row, start, end in ((0, 0, 5), (1, 2, 10)):
+                            alone, _ = compat.mamba_split_conv1d_scan_combined(zxbcdt[row:row + 1, start:end], weight, bias,
+                                                                               dt_bias, A, D, 64, **options)
+                            self.assertTrue(torch.allclose(alone, y[row:row + 1, start:end], atol=1e-6))
+                        y = compat.causal_conv1d_fn(zxbcdt.transpose(1, 2)[:, :44], weight, bias, seq_idx,
+                                                    activation=activation)
+                        self.assertEqual(y.transpose(1, 2)[padding].abs().max().item(), 0)
+
+    def test_nothing(self):
+        """A batch of 0 and sequences of 0 tokens."""
+        for B, T in ((0, 5), (2, 0), (0, 0)):
+            with self.subTest(B=B, T=T):
+                seq_idx = torch.zeros(B, T, dtype=torch.int32)
+                x, states = torch.randn(B, T, 4, 6), torch.randn(B, 4, 6, 5)
+                options = {"initial_states": states, "seq_idx": seq_idx, "return_final_states": True}
+                y, last = compat.mamba_chunk_scan_combined(x, x[..., 0], -torch.rand(4), x[..., :2, :5], x[..., :2, :5], 64,
+                                                           **options)
+                self.assertEqual(y.shape, x.shape)
+                self.assertTrue(torch.equal(last, states))
+                y, last = compat.mamba_split_conv1d_scan_combined(
+                    torch.randn(B, T, 72), torch.randn(44, 3), None, torch.randn(4), -torch.rand(4), torch.randn(4), 64,
+                    headdim=6, ngroups=2, **options)
+                self.assertEqual(y.shape, (B, T, 24))
+                self.assertTrue(torch.equal(last, states))
+                x = torch.randn(B, 6, T)
+                self.assertEqual(compat.causal_conv1d_fn(x, torch.randn(6, 4), seq_idx=seq_idx).shape, x.shape)
+                for size in (3, 5):
+                    state = torch.randn(B, 6, size)
+                    before = state.clone()
+                    self.assertEqual(compat.causal_conv1d_update(x, state, torch.randn(6, 4)).shape, x.shape)
+                    self.assertTrue(torch.equal(state, before))
+        for lead in ((6,), (3, 2)):
+            for indices in (None, torch.zeros(0, dtype=torch.int32)):
+                for dtype in (torch.float32, torch.bfloat16):
+                    x, B, A = torch.randn(0, *lead), torch.randn(0, 4), -torch.rand(*lead, 4)
+                    state = torch.ones(0 if indices is None else 2, *lead, 4, dtype=dtype)
+                    y = compat.selective_state_update(state, x, x, A, B, B, state_batch_indices=indices)
+                    self.assertEqual(y.shape, x.shape)
+                    self.assertTrue((state == 1).all())
+
+    def test_rows_out_of_the_pool(self):
+        """An index out of the pool skips its batch element in every path of an update, also one that int32 has not."""
+        for device in DEVICES:
+            for dtype in (torch.int32, torch.int64):
+                outside = [-1, 3, 2 ** 31 - 1, -2 ** 31] + [2 ** 32, 2 ** 32 + 1, -2 ** 40] * (dtype == torch.int64)
+                for index in outside:
+                    for size, kind in ((2, torch.float32), (5, torch.float32), (2, torch.bfloat16)):
+                        for ring in (None, torch.zeros(2, dtype=torch.int32, device=device)):
+                            with self.subTest(index=index, size=size, kind=kind, ring=ring is not None):
+                                state = torch.randn(3, 6, size, device=device).to(kind)
+                                x, weight = torch.randn(2, 6, device=device), torch.randn(6, 3, device=device)
+                                self.check_skip(state, index, dtype, lambda indices: compat.causal_conv1d_update(
+                                    x, state, weight, cache_seqlens=ring, conv_state_indices=indices))
+                    for kind in (torch.float32, torch.bfloat16):
+                        with self.subTest(index=index, kind=kind, function="selective_state_update"):
+                            state = torch.randn(3, 6, 4, device=device).to(kind)
+                            x, B = torch.randn(2, 6, device=device), torch.randn(2, 4, device=device)
+                            A = -torch.rand(6, 4, device=device)
+                            self.check_skip(state, index, dtype, lambda indices: compat.selective_state_update(
+                                state, x, x, A, B, B, state_batch_indices=indices))
+
+    def check_skip(self, state, index, dtype, update):
+        before = state.clone()
+        y = update(torch.tensor([index, 1], dtype=dtype, device=state.device))
+        self.assertEqual(y[0].abs().max().item(), 0)
+        self.assertGreater(y[1].abs().max().item(), 0)
+        self.assertTrue(torch.equal(state[[0, 2]], before[[0, 2]]))
+        self.assertFalse(torch.equal(state[1], before[1]))
+
+    def test_version_counters(self):
+        """An update tells autograd that it changed the state, whatever path it takes."""
+        for device in DEVICES:
+            for dtype in (torch.float32, torch.bfloat16):
+                for indices in (None, torch.tensor([1, 0], dtype=torch.int32, device=device)):
+                    for size in (2, 5):
+                        for ring in (None, torch.zeros(2, dtype=torch.int32, device=device)):
+                            x, weight = torch.randn(2, 6, device=device), leaf(6, 3, device=device)
+                            state = torch.randn(2, 6, size, device=device).to(dtype)
+                            y = (state[..., :1].permute(2, 0, 1) * weight[:, 0]).sum()  # saves state
+                            compat.causal_conv1d_update(x, state, weight, None, None, ring, indices)
+                            with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+                                y.backward()
+                    for lead in ((6,), (3, 2)):
+                        x, B, A = (torch.randn(2, *n, device=device) for n in (lead, (4,), ()))
+                        scale, A = leaf(*lead, 4, device=device), -torch.rand(*lead, 4, device=device)
+                        state = torch.randn(2, *lead, 4, device=device).to(dtype)
+                        y = (state * scale).sum()
+                        compat.selective_state_update(state, x, x, A, B, B, state_batch_indices=indices)
+                        with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+                            y.backward()
+            x, state, weight = leaf(2, 6, 9, device=device), torch.randn(2, 6, 2, device=device), leaf(6, 3, device=device)
+            y = compat.causal_conv1d_fn(x, weight, initial_states=state)
+            compat.causal_conv1d_update(x[..., 0].detach(), state, weight)
+            with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+                y.sum().backward()
+
+    # ---- bad arguments ----
+
+    def right_calls(self):
+        """(a function, what may be called: its arguments), all of which have an own size in each dimension."""
+        B, T, H, P, G, N, W, r = 2, 11, 4, 6, 2, 5, 3, torch.randn
+        A, inner, channels, D = -torch.rand(H), H * P, H * P + 2 * G * N, 7
+        seq_idx = torch.zeros(B, T, dtype=torch.int32)
+        rwkv6 = {"r": r(B, T, H, N), "k": r(B, T, H, N), "v": r(B, T, H, P), "w": -torch.rand(B, T, H, N), "u": r(H, N)}
+        packed = {**{name: value[:1] if name != "u" else value for name, value in rwkv6.items()},
+                  "initial_state": r(3, H, N, P), "cu_seqlens": torch.tensor([0, 3, 7, T])}
+        chunk = {"x": r(B, T, H, P), "dt": r(B, T, H), "A": A, "B": r(B, T, G, N), "C": r(B, T, G, N), "chunk_size": 64,
+                 "D": r(H), "z": r(B, T, H, P), "dt_bias": r(H), "initial_states": r(B, H, P, N)}
+        split = {"zxbcdt": r(B, T, inner + channels + H), "conv1d_weight": r(channels, W), "conv1d_bias": r(channels),
+                 "dt_bias": r(H), "A": A, "D": r(H), "chunk_size": 64, "initial_states": r(B, H, P, N),
+                 "rmsnorm_weight": r(inner), "outproj_weight": r(9, inner), "outproj_bias": r(9), "headdim": P,
+                 "ngroups": G}
+        scan = {"u": r(B, D, T), "delta": r(B, D, T), "A": -torch.rand(D, N), "B": r(B, N, T), "C": r(B, N, T), "D": r(D),
+                "z": r(B, D, T), "delta_bias": r(D)}
+        update = {"state": r(B, D, N), "x": r(B, D), "dt": r(B, D), "A": -torch.rand(D, N), "B": r(B, N), "C": r(B, N),
+                  "D": r(D), "z": r(B, D), "dt_bias": r(D)}
+        heads = {"state": r(5, H, P, N), "x": r(B, H, P), "dt": r(B, H, P), "A": -torch.rand(H, P, N), "B": r(B, G, N),
+                 "C": r(B, G, N), "D": r(H, P), "z": r(B, H, P), "dt_bias": r(H, P),
+                 "state_batch_indices": torch.tensor([1, 0])}
+        norm = {"x": r(3, 5, 12), "weight": r(12), "bias": r(12), "z": r(3, 5, 12), "group_size": 4}
+        conv = {"x": r(B, D, T), "weight": r(D, W), "bias": r(D)}
+        conv_update = {"x": r(B, D, T), "conv_state": r(B, D, W - 1), "weight": r(D, W), "bias": r(D)}
+        return ((compat.chunk_rwkv6, {**rwkv6, "initial_state": r(B, H, N, P)}), (compat.chunk_rwkv6, packed),
+                (compat.chunk_rwkv6, {**{name: value.transpose(1, 2) if name != "u" else value
+                                         for name, value in rwkv6.items()},
+                                      "initial_state": r(B, H, N, P), "head_first": True}),
+                (compat.fused_recurrent_rwkv6, {**rwkv6, "initial_state": r(B, H, N, P), "reverse": True}),
+                (compat.fused_recurrent_rwkv6, packed),
+                (compat.mamba_chunk_scan_combined, chunk),
+                (compat.mamba_chunk_scan_combined, {**chunk, "D": r(H, P), "seq_idx": seq_idx}),
+                (compat.mamba_split_conv1d_scan_combined, split),
+                (compat.mamba_split_conv1d_scan_combined, {**split, "seq_idx": seq_idx, "activation": None}),
+                (compat.mamba_split_conv1d_scan_combined,
+                 {**split, "zxbcdt": r(B, T, 6 + inner + channels + H), "outproj_weight": r(9, inner + 3)}),
+                (compat.selective_scan_fn, scan),
+                (compat.selective_scan_fn, {**scan, "B": r(D, N), "C": r(D, N)}),
+                (compat.selective_scan_fn, {**scan, "B": r(D, N), "C": r(B, 1, N, T)}),
+                (compat.selective_state_update, update), (compat.selective_state_update, heads),
+                (compat.layernorm_fn, norm), (compat.rms_norm_gated, norm), (compat.rmsnorm_fn, norm),
+                (compat.causal_conv1d_fn, {**conv, "seq_idx": seq_idx}),
+                (compat.causal_conv1d_fn, {**conv, "initial_states": r(B, D, W - 1), "return_final_states": True,
+                                           "final_states_out": r(B, D, W - 1)}),
+                (compat.causal_conv1d_update, conv_update),
+                (compat.causal_conv1d_update, {**conv_update, "conv_state": r(5, D, 8),
+                                               "conv_state_indices": torch.tensor([1, 0]),
+                                               "cache_seqlens": torch.tensor([3, 9])}),
+                (compat.RUN_CUDA_RWKV6, {"B": B, "T": T, "C": 8, "H": 2, **{name: r(B, T, 8) for name in "rkvw"},
+                                         "u": r(2, 4)}))
+
+    def refuses(self, function, arguments, name=None, kind=ArgumentError, text=""):
+        """The error names the function and the argument (None: any argument), and no argument has changed."""
+        before = {key: value.clone() for key, value in arguments.items()
+                  if isinstance(value, torch.Tensor) and value.layout is torch.strided}
+        with self.assertRaises(Error) as caught:
+            function(**arguments)
+        self.assertIsInstance(caught.exception, kind)
+        message, start = str(caught.exception), f"gt_kernels.compat.{function.__name__}: "
+        self.assertEqual(message[:len(start)], start, message)
+        words = message[len(start):].replace("[", " ").replace(",", " ").replace(":", " ").split()
+        named = [word for word in words if word in inspect.signature(function).parameters or word == "chunk_size"]
+        self.assertEqual(named[:1], [name] if name else named[:1], message)
+        self.assertTrue(named, message)
+        self.assertIn(text, message)
+        for key, value in before.items():
+            self.assertTrue(torch.equal(value, arguments[key]), key)
+
+    def test_wrong_shapes(self):
+        """Each tensor of each function, too short and too long in each dimension, with one dimension more and less."""
+        free = {("causal_conv1d_update", "x"): (2,), ("causal_conv1d_update", "conv_state"): (2,),  # dimensions of any size
+                ("causal_conv1d_update", "weight"): (1,), ("causal_conv1d_fn", "weight"): (1,),
+                ("mamba_split_conv1d_scan_combined", "conv1d_weight"): (1,)}
+        # their size makes another argument the wrong one
+        others = ("r", "v", "x", "u", "A", "B", "weight", "state", "conv_state", "D", "zxbcdt", "conv1d_weight",
+                  "outproj_weight", "cu_seqlens")
+        for function, right in self.right_calls():
+            function(**{name: value.clone() if isinstance(value, torch.Tensor) else value
+                        for name, value in right.items()})
+            time = {} if "seq_idx" in right else {"zxbcdt": (1,), "x": (2,) * (function is compat.causal_conv1d_fn)}
+            for name, value in right.items():
+                if not isinstance(value, torch.Tensor):
+                    continue
+                shape = tuple(value.shape)
+                wrong = [shape + (1,), (1,) + shape, shape[1:]]
+                for at, size in enumerate(shape):
+                    is_pool = at == 0 and "state" in name and "indices" in "".join(right)
+                    if at not in (*free.get((function.__name__, name), ()), *time.get(name, ())) and not is_pool:
+                        wrong += [shape[:at] + (n,) + shape[at + 1:] for n in {0, 1, size - 1, size + 1} - {size}]
+                for shape in wrong:
+                    with self.subTest(function=function.__name__, name=name, shape=shape):
+                        blamed = None if name in others and function is not compat.RUN_CUDA_RWKV6 else name
+                        self.refuses(function, {**right, name: torch.ones(shape, dtype=value.dtype)}, blamed)
+
+    def test_wrong_kinds(self):
+        """Each tensor of each function as an array of another kind: no tensor, None, other dtypes, sparse, elsewhere."""
+        floats = torch.float32, torch.bfloat16, torch.float16, torch.float64
+        for function, right in self.right_calls():
+            signature = inspect.signature(function).parameters
+            for name, value in right.items():
+                if not isinstance(value, torch.Tensor):
+                    continue
+                wrong = [value.numpy(), value.tolist(), 1.0, "x", value.to_sparse(), value.bool()]
+                if value.is_floating_point():
+                    wrong += [value.int(), value.long(), value.to(torch.float8_e5m2)]
+                else:
+                    wrong += [value.to(dtype) for dtype in (*floats, torch.int8, torch.uint8, torch.int16)]
+                if signature[name].default is inspect.Parameter.empty and name != "conv1d_bias" and \
+                        (function, name) != (compat.layernorm_fn, "bias"):
+                    wrong.append(None)
+                for bad in wrong:
+                    with self.subTest(function=function.__name__, name=name, bad=getattr(bad, "dtype", type(bad))):
+                        self.refuses(function, {**right, name: bad}, name)
+                if value.is_floating_point():
+                    self.refuses(function, {**right, name: value.to(torch.complex64)}, name, UnsupportedError)
+                if name != next(iter(right)) and function is not compat.mamba_split_conv1d_scan_combined:
+                    with self.assertRaisesRegex(ArgumentError, f"{function.__name__}: .* is on "):
+                        function(**{**right, name: value.to("meta")})
+
+    def test_bad_values(self):
+        """Each function with one bad value: what its original refuses, and what would be a default to the C API."""
+        nan, infinity = float("nan"), float("inf")
+        bad = {"chunk_size": (0, -64, 2.5, "64", None), "headdim": (0, -6, 6.0, "6"), "ngroups": (0, -2, 3, 5, 2.0, None),
+               "group_size": (0, -4, 5, 24, 4.0), "eps": (0.0, 0, -1e-6, 1e-50, nan, infinity, 1e300, None, "1"),
+               "scale": (0.0, -1, 1e-50, nan, infinity, "1", (1, 2)), "H": (0, -2, 3, 2.0),
+               "dt_limit": ((1.0, 0.5), (nan, 1.0), (0.0, nan), (1.0,), (0, 1, 2), 1.0, None, ("a", "b"))}
+        bad["rmsnorm_eps"] = bad["eps"]
+        without = {compat.mamba_chunk_scan_combined: ("eps", "scale")}
+        seen = set()
+        for function, right in self.right_calls():
+            is_fla = "rwkv6" in function.__name__
+            names = set(inspect.signature(function).parameters) | ({"chunk_size"} if is_fla else set())
+            for name in names & set(bad):
+                if isinstance(right.get(name), torch.Tensor) or name in without.get(function, ()):
+                    continue
+                seen.add(name)
+                for value in (*bad[name], *((3, 48) if is_fla and name == "chunk_size" else ())):
+                    if is_fla and name == "chunk_size" and value is None:
+                        continue
+                    with self.subTest(function=function.__name__, name=name, value=value):
+                        self.refuses(function, {**right, name: value}, name)
+        self.assertEqual(seen, set(bad))
+
+    def test_bad_calls(self):
+        calls = {}
+        for function, right in self.right_calls():
+            calls.setdefault(function.__name__, []).append((function, right))
+
+        def refuses(name, at, argument, text="", kind=ArgumentError, **wrong):
+            function, right = calls[name][at]
+            with self.subTest(name, **{key: getattr(value, "shape", value) for key, value in wrong.items()}):
+                self.refuses(function, {**right, **wrong}, argument, kind, text)
+
+        r, split = torch.randn, "mamba_split_conv1d_scan_combined"
+        refuses("mamba_chunk_scan_combined", 0, "B", "its 3 groups do not divide 4", B=r(2, 11, 3, 5), C=r(2, 11, 3, 5))
+        refuses("mamba_chunk_scan_combined", 1, "seq_idx", "[1, 11]: must be [B,T], where B = 2",
+                seq_idx=torch.zeros(1, 11, dtype=torch.int32))
+        refuses("mamba_chunk_scan_combined", 1, "seq_idx", "[11]: must be [B,T]", seq_idx=torch.zeros(11).int())
+        refuses(split, 0, "conv1d_weight", "width 5", UnsupportedError, conv1d_weight=r(44, 5))
+        refuses(split, 0, "conv1d_weight", "[46, 3]: must be [H P + 2 G N,W]", conv1d_weight=r(46, 3), conv1d_bias=None)
+        refuses(split, 0, "zxbcdt", zxbcdt=r(2, 11, 73))
+        refuses(split, 0, "outproj_weight", "bfloat16: must be torch.float32", outproj_weight=r(9, 24).bfloat16())
+        refuses(split, 0, "outproj_bias", "bfloat16: must be torch.float32", outproj_bias=r(9).bfloat16())
+        refuses("selective_scan_fn", 0, "C", "must have 1 groups", C=r(2, 7, 5, 11))
+        refuses("selective_scan_fn", 0, "B", "its 2 groups do not divide 7", B=r(2, 2, 5, 11), C=r(2, 2, 5, 11))
+        refuses("selective_state_update", 0, "B", "its 2 groups do not divide 1", B=r(2, 2, 5), C=r(2, 2, 5))
+        refuses("selective_state_update", 1, "C", "must have 2 groups", C=r(2, 5))
+        refuses("selective_state_update", 0, "state", "a row for each of 2", state=r(3, 7, 5))
+        refuses("selective_state_update", 0, "state", "expanded", state=torch.zeros(7, 5).expand(2, 7, 5))
+        refuses("causal_conv1d_fn", 0, "weight", "width 5", UnsupportedError, weight=r(7, 5))
+        refuses("causal_conv1d_fn", 1, "final_states_out", "bfloat16", final_states_out=r(2, 7, 2).bfloat16())
+        refuses("causal_conv1d_fn", 1, "final_states_out", "expanded", final_states_out=r(2, 7, 1).expand(2, 7, 2))
+        refuses("causal_conv1d_update", 0, "conv_state", "at least W - 1 = 2", conv_state=r(2, 7, 1))
+        refuses("causal_conv1d_update", 0, "conv_state", "a row for each of 2", conv_state=r(3, 7, 2))
+        refuses("causal_conv1d_update", 0, "conv_state", "expanded", conv_state=torch.zeros(7, 2).expand(2, 7, 2))
+        refuses("causal_conv1d_update", 1, "conv_state", "must have a row", conv_state=r(0, 7, 8))
+        refuses("causal_conv1d_update", 0, "weight", "width 1", UnsupportedError, weight=r(7, 1))
+        refuses("chunk_rwkv6", 1, "initial_state", "each of 3 sequences", initial_state=r(4, 4, 5, 6))
+        refuses("chunk_rwkv6", 1, "cu_seqlens", "at least 2", cu_seqlens=torch.tensor([0]), initial_state=None)
+        refuses("chunk_rwkv6", 0, "r", "the batch size must be 1", cu_seqlens=torch.tensor([0, 11]), initial_state=None)
+        for wrong in ([1, 3, 7, 11], [0, 7, 3, 11], [0, 3, 7, 12], [0, 3, 7, 2 ** 32 + 11], [0, -1, 7, 11]):
+            refuses("fused_recurrent_rwkv6", 1, "cu_seqlens", cu_seqlens=torch.tensor(wrong))
+        refuses("RUN_CUDA_RWKV6", 0, "r", r=r(2, 8, 11))
 
     def refused_split(self, **options):
         tensors, _ = self.split_conv1d_scan("cpu")

@@ -280,7 +280,7 @@ class Engine:
             with torch.cuda.device(device):
                 return self.execute(call, plan, tensors)
         for tensor, size, end in zip(tensors, plan.item_sizes, plan.ends):
-            if tensor.untyped_storage().nbytes() < tensor.storage_offset() * size + end:
+            if end and tensor.untyped_storage().nbytes() < tensor.storage_offset() * size + end:
                 self.fail_storage(call, plan, tensors)
         if plan.copies:
             tensors = list(tensors)
