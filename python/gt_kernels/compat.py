@@ -8,10 +8,10 @@
     causal-conv1d            causal_conv1d_fn, causal_conv1d_update
     RWKV-LM                  RUN_CUDA_RWKV6
 
-A bad argument raises ArgumentError, an unsupported one UnsupportedError, before anything is computed or changed.  Both name
-the function and the argument.  Shapes must be those of the package.  Layouts and floating dtypes may differ from it.
-Index tensors (seq_idx, cu_seqlens, ...) are int32 or int64.  An update skips a batch element whose row lies outside of
-the state: its y is 0.
+A bad argument raises ArgumentError, and an unsupported one UnsupportedError, before anything is computed or changed.
+Both name the function and the argument.  Shapes must be as in the package.  Layouts and floating dtypes may differ from
+it.  seq_idx, cu_seqlens and indices are int32 or int64.  An update skips a batch element whose row lies outside of the
+state, and gives it a y of 0.  eps and scale must be positive in float32.
 
 States are computed in float32.  Gradients pass through final states, also where the package has none; updates have no
 gradients, as there.
@@ -55,8 +55,8 @@ class _Function:
         self.refuse(f"{name} has shape {list(tensor.shape)}: {text}", c.GT_ERROR_SIZE)
 
     def check(self, *tensors, **sizes):
-        """Holds tensors against each other and against `sizes`.  Returns all sizes.  A function derives arrays only from
-        tensors that passed this check, because a wrong shape would give an array of wrong values or length."""
+        """Holds tensors against each other and against `sizes`.  Returns all sizes.  Functions derive arrays only from
+        checked tensors: from a wrong shape they would derive wrong values, or bounds that kernels read beyond."""
         device = None
         for (name, dtypes, shapes, optional), tensor in zip(self.tensors, tensors):
             if tensor is None:
@@ -91,7 +91,8 @@ class _Function:
 
     def fail_shape(self, name, tensor, shapes, sizes):
         words = {"w": "W-1", "M": "..."}
-        right = " or ".join(f"[{','.join(words.get(letter, letter) for letter in letters)}]" for letters in shapes.values())
+        right = " or ".join(f"[{','.join(words.get(letter, letter) for letter in letters)}]"
+                            for letters in shapes.values())
         known = ", ".join(f"{letter} = {list(size) if letter == 'M' else size}" for letter, size in sizes.items()
                           if letter != "w")
         self.refuse_shape(name, tensor, f"must be {right}" + (f", where {known}" if known else ""))
@@ -223,8 +224,8 @@ def fused_recurrent_rwkv6(r, k, v, w, u, scale=None, initial_state=None, output_
 
 
 def _pack(seq_idx):
-    """seq_idx [B,T], checked, not empty: the bounds of the runs of equal numbers, all rows behind one another, and which
-    run begins a row and ends one.  Waits for the device."""
+    """The bounds of the runs of equal numbers in seq_idx [B,T], all rows behind one another, and which run begins a row
+    and ends one.  seq_idx is checked and not empty.  Waits for the device."""
     B, T = seq_idx.shape
     first = torch.ones_like(seq_idx, dtype=torch.bool)
     first[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
@@ -286,8 +287,8 @@ def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bia
 
 
 _SPLIT = _Function(
-    "mamba_split_conv1d_scan_combined", "D f H|HP, zxbcdt x BTZ, conv1d_weight f KW, conv1d_bias? f K, dt_bias f H, A f H, "
-    "initial_states? f BHPN, seq_idx? i BT, rmsnorm_weight? f I, outproj_weight? f OJ, outproj_bias? f O")
+    "mamba_split_conv1d_scan_combined", "D f H|HP, zxbcdt x BTZ, conv1d_weight f KW, conv1d_bias? f K, dt_bias f H, "
+    "A f H, initial_states? f BHPN, seq_idx? i BT, rmsnorm_weight? f I, outproj_weight? f OJ, outproj_bias? f O")
 
 
 @named(_SPLIT.name, x="zxbcdt", xBC="zxbcdt", dt="zxbcdt", z="zxbcdt", weight="conv1d_weight", bias="conv1d_bias",
@@ -328,8 +329,8 @@ def mamba_split_conv1d_scan_combined(zxbcdt, conv1d_weight, conv1d_bias, dt_bias
     N = BC // (2 * ngroups)
     beside = zxbcdt.shape[-1] - 2 * inner - BC - H
     if beside < 0 or beside % 2:
-        function.refuse_shape("zxbcdt", zxbcdt, f"rows must have 2 H P + 2 G N + H = {2 * inner + BC + H} elements, or an "
-                              "even number more")
+        function.refuse_shape("zxbcdt", zxbcdt, f"rows must have 2 H P + 2 G N + H = {2 * inner + BC + H} elements, "
+                              "or an even number more")
     sizes = function.check(D, zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, initial_states, seq_idx, rmsnorm_weight,
                            outproj_weight, outproj_bias, **known, N=N, I=inner, J=inner + beside // 2)
     if rmsnorm_weight is not None:
@@ -349,7 +350,7 @@ def mamba_split_conv1d_scan_combined(zxbcdt, conv1d_weight, conv1d_bias, dt_bias
         xBC, dt, gate = _one_row(xBC), _one_row(dt), _one_row(gate)
         negative = _one_row(seq_idx[..., None] < 0)
         padding = negative if negative.any() else None
-    if activation is None or padding is not None:  # conv_ssd has SiLU, and nothing between convolution and ssd
+    if activation is None or padding is not None:  # conv_ssd always applies SiLU, and cannot zero the convolution
         xBC = gt.conv1d(xBC, conv1d_weight, conv1d_bias, activation=activation, cu_seqlens=options.get("cu_seqlens"))
         if padding is not None:
             xBC = torch.where(padding, 0, xBC)
@@ -382,8 +383,8 @@ def _scan_input(B, batch, T, groups):
     return B if B.shape[2] == groups else B.repeat_interleave(groups // B.shape[2], 2)
 
 
-_SELECTIVE_SCAN = _Function("selective_scan_fn", "u x BDT, delta x BDT, A f DN, B x DN|BNT|BGNT, C x DN|BNT|BgNT, D? f D, "
-                            "z? x BDT, delta_bias? f D")
+_SELECTIVE_SCAN = _Function("selective_scan_fn", "u x BDT, delta x BDT, A f DN, B x DN|BNT|BGNT, C x DN|BNT|BgNT, "
+                            "D? f D, z? x BDT, delta_bias? f D")
 
 
 @named(_SELECTIVE_SCAN.name, dt="delta", Bm="B", Cm="C", Dskip="D", dt_bias="delta_bias")
