@@ -50,16 +50,19 @@ while read -r cxx; do
     prints "$cxx c++20, initialiser" $cxx -std=c++20 $strict -Wno-missing-field-initializers named.cpp
 done <compilers
 
-# With nvcc: an object with kernels, of one operator, for the others take minutes, is linked as README.md says.
+# With nvcc: an object with kernels is linked as README.md says.  It has one operator, for the others take minutes; the
+# twin needs the stubs of its own beside it.
 if [ -n "${NVCC-}" ]; then
     sed -i -e '/GT_KERNELS_IMPLEMENTATION/d' -e 's/^    return 0;/    return gt_conv1d_forward(0, 0) == GT_ERROR_NULL ? 0 : 2;/' example.c
     printf '#define GT_CORE_IMPLEMENTATION\n#include "gt_conv1d.cuh"\n' >gt_impl.cu
+    printf '#define GT_WKV6_IMPLEMENTATION\n#include "gt_kernels.h"\n' >stubs.c
+    check 'kernels: stubs' $CC -I. -c stubs.c
     toolkit=$(dirname "$(dirname "$(readlink -f "$NVCC")")")
     PATH=$(dirname "$NVCC"):$PATH
     block sh 2 >kernels.sh
     check 'kernels: compile' sh -eu kernels.sh
     for n in 3 4; do
-        block sh $n | sed "s|/usr/local/cuda|$toolkit|g; s|^cc |$CC |" >link.sh
+        block sh $n | sed "s|/usr/local/cuda|$toolkit|g; s|^cc |$CC |; s|gt_impl.o|& stubs.o|" >link.sh
         rm -f example
         check "kernels: link, block $n" env LD_RUN_PATH="$toolkit/lib64" sh -eu link.sh
         ./example >output && cmp expected output || fail "kernels, link, block $n, print: $(cat output)"
