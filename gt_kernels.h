@@ -866,6 +866,12 @@ GT_REF_FUNCTION gt_status gt_ref_conv_ssd_backward(const gt_conv_ssd_args *args)
 
 /* ---- host conversions --------------------------------------------------------------------------- */
 
+#ifdef __cplusplus
+#define GT_CAST(type, value) static_cast<type>(value)
+#else
+#define GT_CAST(type, value) ((type)(value))
+#endif
+
 static inline uint32_t gt_float_bits(float value) {
     union {
         float f;
@@ -886,35 +892,36 @@ static inline float gt_bits_float(uint32_t bits) {
 
 static inline uint16_t gt_f32_to_bf16(float value) {
     uint32_t u = gt_float_bits(value);
-    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40u); /* quiet NaN */
-    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return GT_CAST(uint16_t, (u >> 16) | 0x40u); /* quiet NaN */
+    return GT_CAST(uint16_t, (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
-static inline float gt_bf16_to_f32(uint16_t bits) { return gt_bits_float((uint32_t)bits << 16); }
+static inline float gt_bf16_to_f32(uint16_t bits) { return gt_bits_float(GT_CAST(uint32_t, bits) << 16); }
 
 static inline uint16_t gt_f32_to_f16(float value) {
     uint32_t u = gt_float_bits(value), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu, m, shift;
-    if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);  /* NaN */
-    if (a >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* rounds to 65536 or more */
-    if (a >= 0x38800000u) {                                  /* normal: rebias the exponent by 112 */
+    if (a > 0x7f800000u) return GT_CAST(uint16_t, sign | 0x7e00u);  /* NaN */
+    if (a >= 0x477ff000u) return GT_CAST(uint16_t, sign | 0x7c00u); /* rounds to 65536 or more */
+    if (a >= 0x38800000u) {                                         /* normal: rebias the exponent by 112 */
         a -= 0x38000000u;
-        return (uint16_t)(sign | ((a + 0xfffu + ((a >> 13) & 1u)) >> 13));
+        return GT_CAST(uint16_t, sign | ((a + 0xfffu + ((a >> 13) & 1u)) >> 13));
     }
-    if (a < 0x33000000u) return (uint16_t)sign; /* under half of the smallest subnormal */
-    shift = 126u - (a >> 23);                   /* subnormal: count units of 2^-24 */
+    if (a < 0x33000000u) return GT_CAST(uint16_t, sign); /* under half of the smallest subnormal */
+    shift = 126u - (a >> 23);                            /* subnormal: count units of 2^-24 */
     m = (a & 0x7fffffu) | 0x800000u;
-    return (uint16_t)(sign | ((m + ((1u << (shift - 1)) - 1u) + ((m >> shift) & 1u)) >> shift));
+    return GT_CAST(uint16_t, sign | ((m + ((1u << (shift - 1)) - 1u) + ((m >> shift) & 1u)) >> shift));
 }
 
 static inline float gt_f16_to_f32(uint16_t bits) {
-    uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, e = (bits >> 10) & 31u, m = bits & 0x3ffu;
+    uint32_t sign = (bits & 0x8000u) << 16, e = (bits >> 10) & 31u, m = bits & 0x3ffu;
     if (e == 31u) return gt_bits_float(sign | 0x7f800000u | (m << 13));
     if (e == 0u) { /* zero or subnormal: m * 2^-24 is exact */
-        float a = (float)m * (1.0f / 16777216.0f);
+        float a = GT_CAST(float, m) * (1.0f / 16777216.0f);
         return sign ? -a : a;
     }
     return gt_bits_float(sign | ((e + 112u) << 23) | (m << 13));
 }
+#undef GT_CAST
 
 #ifdef __cplusplus
 } /* extern "C" */
@@ -924,6 +931,15 @@ static inline float gt_f16_to_f32(uint16_t bits) {
 /* ==== the implementation, for the one file of a program that asks for it ========================== */
 
 #ifndef GT_DECLARATIONS_ONLY
+#if defined(__cplusplus) && defined(__GNUC__) && !defined(__CUDACC__)
+#define GT_QUIET /* stubs are C, also in a C++ file with other rules */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#endif
+#endif
 #ifdef GT_KERNELS_IMPLEMENTATION
 #define GT_CORE_IMPLEMENTATION
 #define GT_WKV6_IMPLEMENTATION
@@ -947,5 +963,9 @@ static inline float gt_f16_to_f32(uint16_t bits) {
 #include "gt/fused/conv_ssd_calls.cuh"
 #include "gt/fused/wkv_ssm_calls.cuh"
 #include "gt_fused.cuh"
+#endif
+#ifdef GT_QUIET
+#undef GT_QUIET
+#pragma GCC diagnostic pop
 #endif
 #endif

@@ -2,9 +2,9 @@
 # gt_kernels_reference_dir.
 #
 #   gt_kernels::headers         gt_kernels.h, for targets that call the library
-#   gt_kernels::implementation  the kernels if the language CUDA is enabled before this file is read, else stubs that
-#                               answer GT_ERROR_NO_CUDA
-#   gt_kernels::reference       the CPU twins
+#   gt_kernels::implementation  the kernels if the language CUDA is enabled before this file is read, else stubs in C
+#                               or C++ that answer GT_ERROR_NO_CUDA
+#   gt_kernels::reference       the same with the CPU twins, which need the language C
 #
 # The last two are sources, compiled as part of each target that links them: link them PRIVATE to one target of a
 # program.  GPU architectures are that target's: CMAKE_CUDA_ARCHITECTURES.
@@ -13,20 +13,28 @@ if(NOT TARGET gt_kernels::headers)
     add_library(gt_kernels::headers INTERFACE IMPORTED GLOBAL)
     target_include_directories(gt_kernels::headers INTERFACE ${gt_kernels_include_dir})
 
-    # A file for each part, so that they compile in parallel.
-    get_property(gt_languages GLOBAL PROPERTY ENABLED_LANGUAGES)
-    if(CUDA IN_LIST gt_languages)
+    # Languages of this directory: CMake leaves sources of any other out without a word.
+    if(CMAKE_CUDA_COMPILER_LOADED)
         set(gt_suffix cu)
+    elseif(CMAKE_CXX_COMPILER_LOADED AND NOT CMAKE_C_COMPILER_LOADED)
+        set(gt_suffix cpp)
     else()
         set(gt_suffix c)
     endif()
+    # A file for each part, so that they compile in parallel.
     add_library(gt_kernels::implementation INTERFACE IMPORTED GLOBAL)
     target_link_libraries(gt_kernels::implementation INTERFACE gt_kernels::headers)
     foreach(gt_part CORE WKV6 SSM CONV1D FUSED)
         string(TOLOWER gt_${gt_part}.${gt_suffix} gt_file)
         set(gt_file ${CMAKE_CURRENT_BINARY_DIR}/gt_kernels-implementation/${gt_file})
-        file(CONFIGURE OUTPUT ${gt_file} CONTENT
-            "#define GT_${gt_part}_IMPLEMENTATION\n#include \"gt_kernels.h\"\n" @ONLY)
+        set(gt_text "#define GT_${gt_part}_IMPLEMENTATION\n#include \"gt_kernels.h\"\n")
+        set(gt_written "")
+        if(EXISTS ${gt_file})
+            file(READ ${gt_file} gt_written)
+        endif()
+        if(NOT gt_written STREQUAL gt_text) # a new file would be compiled again, for minutes
+            file(WRITE ${gt_file} ${gt_text})
+        endif()
         target_sources(gt_kernels::implementation INTERFACE ${gt_file})
     endforeach()
     if(gt_suffix STREQUAL cu)
@@ -34,12 +42,18 @@ if(NOT TARGET gt_kernels::headers)
     endif()
 
     add_library(gt_kernels::reference INTERFACE IMPORTED GLOBAL)
-    target_link_libraries(gt_kernels::reference INTERFACE gt_kernels::headers)
-    target_include_directories(gt_kernels::reference INTERFACE ${gt_kernels_reference_dir})
-    target_compile_features(gt_kernels::reference INTERFACE c_std_11)
-    file(GLOB gt_files ${gt_kernels_reference_dir}/*.c)
-    target_sources(gt_kernels::reference INTERFACE ${gt_files})
-    if(UNIX)
-        target_link_libraries(gt_kernels::reference INTERFACE m)
+    target_link_libraries(gt_kernels::reference INTERFACE gt_kernels::implementation)
+    if(CMAKE_C_COMPILER_LOADED)
+        target_include_directories(gt_kernels::reference INTERFACE ${gt_kernels_reference_dir})
+        target_compile_features(gt_kernels::reference INTERFACE c_std_11)
+        file(GLOB gt_files ${gt_kernels_reference_dir}/*.c)
+        target_sources(gt_kernels::reference INTERFACE ${gt_files})
+        if(UNIX)
+            target_link_libraries(gt_kernels::reference INTERFACE m)
+        endif()
+    else()
+        # No such file: CMake stops where a target links this one, and prints the name.
+        target_sources(gt_kernels::reference INTERFACE "${CMAKE_CURRENT_BINARY_DIR}/gt_kernels::reference needs the \
+language C: enable it before gt_kernels is found, as project(... LANGUAGES C ...) does")
     endif()
 endif()

@@ -21,5 +21,4 @@ meson compile -C "$build"
 set --
 for suite in ${SUITES-}; do set -- "$@" --suite "$suite"; done
 # meson test first builds what only tests need: since Meson 1.7 that is no part of the target all.
-# A test that takes four times its limit hangs; one that takes twice may be on a machine with half a core.
-meson test -C "$build" --print-errorlogs --timeout-multiplier 4 "$@"
+meson test -C "$build" --print-errorlogs "$@"

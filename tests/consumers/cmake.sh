@@ -1,4 +1,5 @@
-# CMake projects that use gt_kernels: by add_subdirectory, by FetchContent, and installed, by CMake and by Meson.
+# CMake projects that use gt_kernels: by add_subdirectory, in C, in C++ alone and in C++ with CUDA; with ALL_CASES=true by
+# FetchContent, too, and installed, by CMake and by Meson.
 . "$(dirname "$0")/common.sh"
 
 have cmake || skip 'no cmake on PATH'
@@ -6,7 +7,7 @@ have "$meson" || skip 'no meson on PATH and none in $MESON'
 copy_source source
 version=$(sed -n "s/^  version: '\(.*\)',/\1/p" source/meson.build)
 
-# A program that calls both, and a library with a copy of its own.
+# A program that calls both kernels and twins, and a library with a copy of its own.
 mkdir consumer
 cat >consumer/program.c <<'END'
 #include "gt_kernels.h"
@@ -31,7 +32,7 @@ include(${FIND})
 add_library(library SHARED library.c)
 target_link_libraries(library PRIVATE gt_kernels::implementation)
 add_executable(program program.c)
-target_link_libraries(program PRIVATE library gt_kernels::implementation gt_kernels::reference)
+target_link_libraries(program PRIVATE library gt_kernels::reference)
 END
 
 # consumer NAME OPTION...: configures, builds and runs it; NAME.cmake finds the library.
@@ -46,6 +47,61 @@ consumer() {
 
 echo "add_subdirectory($scratch/source gt_kernels)" >subdirectory.cmake
 consumer subdirectory
+
+# To configure again changes no source: kernels would compile again, for minutes.
+written=subdirectory/gt_kernels/gt_kernels-implementation
+[ -s $written/gt_core.c ] || fail 'there is no gt_core.c'
+touch before
+check 'configure again' cmake subdirectory
+[ -z "$(find $written -type f -newer before)" ] || fail "configured again, CMake writes $(find $written -type f -newer before)"
+
+# Without the language C the stubs are C++.  The twins stop the configuration, with the reason.
+mkdir no_c
+cat >no_c/program.cpp <<'END'
+#include "gt_kernels.h"
+int main() { return gt_version() == GT_VERSION && gt_norm_mix_forward(0, 0) == GT_ERROR_NO_CUDA ? 0 : 1; }
+END
+mkdir in_c
+echo 'project(in_c LANGUAGES C)' >in_c/CMakeLists.txt # C of another folder does not count
+cat >no_c/CMakeLists.txt <<END
+cmake_minimum_required(VERSION 3.18)
+project(no_c LANGUAGES \${LANGUAGES})
+add_subdirectory($scratch/in_c in_c)
+add_subdirectory($scratch/source gt_kernels)
+add_executable(program program.cpp)
+target_link_libraries(program PRIVATE gt_kernels::\${TARGET})
+END
+
+# no_c NAME LANGUAGES OPTION...
+no_c() {
+    name=$1
+    languages=$2
+    shift 2
+    check "$languages: configure" env CXX="${CXX:-c++}" CC="$CC" cmake -S no_c -B "$name" "-DLANGUAGES=$languages" \
+        -DTARGET=implementation "$@"
+    if cmake -S no_c -B "$name" -DTARGET=reference >log 2>&1; then
+        fail "$languages: the twins are left out without a word"
+    elif ! tr -s ' \n' ' ' <log | grep -q 'gt_kernels::reference needs the language C: enable it'; then
+        fail "$languages: CMake does not say that the twins need the language C: $(cat log)"
+    fi
+    check "$languages: configure again" cmake -S no_c -B "$name" -DTARGET=implementation
+}
+no_c cxx CXX
+check 'CXX: build' cmake --build cxx -j 2
+check 'CXX: run' cxx/program
+
+# With the language CUDA the same target is the kernels.  The core is compiled, the others would take minutes.
+if [ -n "${NVCC-}" ] && have ninja; then
+    no_c cuda 'CXX;CUDA' -G Ninja "-DCMAKE_CUDA_COMPILER=$NVCC" -DCMAKE_CUDA_ARCHITECTURES=90a
+    objects=$(ninja -C cuda -t targets all | sed -n 's/^\(.*program.dir.*\.cu\.o\):.*/\1/p')
+    [ "$(printf '%s\n' "$objects" | wc -l)" -eq 5 ] || fail "CUDA: not five parts: $objects"
+    check 'CUDA: compile the core' ninja -C cuda "$(printf '%s\n' "$objects" | grep gt_core)"
+fi
+
+if [ "${ALL_CASES-}" != true ]; then
+    finish
+    exit
+fi
 
 tar -czf source.tar.gz source
 cat >fetched.cmake <<END
@@ -86,14 +142,4 @@ elif ! grep -q "version: $version" log; then
     fail "find_package(gt_kernels 99.0) does not name the version that is there: $(cat log)"
 fi
 
-# With the language CUDA the same targets are the kernels.  The core is compiled, the others would take minutes.
-if [ -n "${NVCC-}" ] && have ninja; then
-    sed -i -e 's/LANGUAGES C/LANGUAGES C CUDA/' consumer/CMakeLists.txt
-    cp subdirectory.cmake cuda.cmake
-    check 'CUDA: configure' env CC="$CC" CUDACXX="$NVCC" cmake -G Ninja -S consumer -B cuda "-DFIND=$scratch/cuda.cmake" \
-        -DCMAKE_CUDA_ARCHITECTURES=90a
-    objects=$(ninja -C cuda -t targets all | sed -n 's/^\(.*program.dir.*\.cu\.o\):.*/\1/p')
-    [ "$(printf '%s\n' "$objects" | wc -l)" -eq 5 ] || fail "CUDA: not five parts: $objects"
-    check 'CUDA: compile the core' ninja -C cuda "$(printf '%s\n' "$objects" | grep gt_core)"
-fi
 finish

@@ -61,6 +61,12 @@ cxx_compilers() {
     done
 }
 
+# cxx_strict COMPILER: more warnings of C++.
+cxx_strict() {
+    echo '-Wconversion -Wshadow -Wold-style-cast'
+    case $1 in *clang*) ;; *) echo '-Wuseless-cast' ;; esac
+}
+
 # What a user copies: headers, reference, and all that the build needs.
 copy_source() {
     mkdir -p "$1"

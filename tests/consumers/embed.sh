@@ -17,7 +17,27 @@ int main(void) {
 }
 END
 
-# ---- Meson subproject ----
+# ---- installed ----
+check 'install: setup' "$meson" setup source/build source --prefix="$scratch/installed" \
+    "-Doptimization=$OPTIMIZATION" -Dcuda=disabled -Dexamples=disabled -Dtests=disabled -Dbench=disabled
+check 'install: compile' "$meson" compile -C source/build
+check 'install' "$meson" install -C source/build
+if have pkg-config; then
+    PKG_CONFIG_PATH=$scratch/installed/share/pkgconfig
+    export PKG_CONFIG_PATH
+    printf '#define GT_KERNELS_IMPLEMENTATION\n#include "gt_kernels.h"\n' >impl.c
+    cflags=$(pkg-config --cflags gt_kernels_headers) || fail 'pkg-config --cflags'
+    reference=$(pkg-config --variable=referencedir gt_kernels_headers) || fail 'pkg-config --variable'
+    version=$(pkg-config --modversion gt_kernels_headers) || fail 'pkg-config --modversion'
+    check 'pkg-config: compile' $CC -std=c11 $strict $cflags program.c impl.c "$reference"/*.c -lm \
+        -o installed_program
+    check 'pkg-config: run' ./installed_program
+    grep -q "version: '$version'" source/meson.build || fail "pkg-config says version $version"
+else
+    echo 'no pkg-config on this machine: its consumer is left out'
+fi
+
+# ---- Meson subproject, beside the installed copy, which has no library: the subproject is taken ----
 mkdir -p parent/subprojects
 cp -R source parent/subprojects/gt_kernels
 cp program.c parent
@@ -29,8 +49,8 @@ executable('program', 'program.c', dependencies: [
 ])
 END
 # without nvcc: compiling the kernels once more would only take time
-check 'subproject: setup' "$meson" setup parent/build parent --wrap-mode=forcefallback \
-    -Dgt_kernels:cuda=disabled
+check 'subproject: setup' env PKG_CONFIG_PATH="$scratch/installed/share/pkgconfig" "$meson" setup parent/build parent \
+    "--cmake-prefix-path=$scratch/installed" -Dgt_kernels:cuda=disabled
 check 'subproject: compile' "$meson" compile -C parent/build
 check 'subproject: run' parent/build/program
 for unwanted in tests examples bench; do
@@ -45,23 +65,10 @@ sed -i -e 's/^#define GT_VERSION_PATCH .*/#define GT_VERSION_PATCH 77/' \
 check 'edited header: compile' "$meson" compile -C parent/build
 check 'edited header: run' parent/build/program
 
-# ---- installed ----
-check 'install: setup' "$meson" setup source/build source --prefix="$scratch/installed" \
-    "-Doptimization=$OPTIMIZATION" -Dcuda=disabled -Dexamples=disabled -Dtests=disabled -Dbench=disabled
-check 'install: compile' "$meson" compile -C source/build
-check 'install' "$meson" install -C source/build
-if have pkg-config; then
-    PKG_CONFIG_PATH=$scratch/installed/share/pkgconfig
-    export PKG_CONFIG_PATH
-    printf '#define GT_KERNELS_IMPLEMENTATION\n#include "gt_kernels.h"\n' >impl.c
-    cflags=$(pkg-config --cflags gt_kernels) || fail 'pkg-config --cflags'
-    reference=$(pkg-config --variable=referencedir gt_kernels) || fail 'pkg-config --variable'
-    version=$(pkg-config --modversion gt_kernels) || fail 'pkg-config --modversion'
-    check 'pkg-config: compile' $CC -std=c11 $strict $cflags program.c impl.c "$reference"/*.c -lm \
-        -o installed_program
-    check 'pkg-config: run' ./installed_program
-    grep -q "version: '$version'" source/meson.build || fail "pkg-config says version $version"
-else
-    echo 'no pkg-config on this machine: its consumer is left out'
-fi
+# It installs what is asked for.
+check 'subproject: install nothing' "$meson" install -C parent/build --destdir "$scratch/nothing"
+[ -z "$(find nothing -type f 2>/dev/null)" ] || fail "the subproject installs $(find nothing -type f | wc -l) files"
+check 'subproject: ask' "$meson" configure parent/build -Dgt_kernels:install=enabled
+check 'subproject: install' "$meson" install -C parent/build --destdir "$scratch/asked"
+find asked -name gt_kernels.h | grep -q . || fail 'the subproject does not install what is asked for'
 finish

@@ -7,7 +7,7 @@ use=$here/use.c
 
 c_compilers >compilers
 while read -r c; do
-    for std in c99 c11 c17; do
+    for std in c99 c11 c17 c2x; do
         for part in '' -DWITH_IMPLEMENTATION; do
             check "$c $std $part" $c -std=$std $flags -Wundef -Wstrict-prototypes -Wshadow \
                 -Wconversion $part -c "$use" -o c.o
@@ -28,8 +28,7 @@ cxx_compilers >compilers
 while read -r cxx; do
     for std in c++11 c++17 c++20; do
         for part in '' -DWITH_IMPLEMENTATION; do
-            check "$cxx $std $part" $cxx -x c++ -std=$std $flags -Wno-missing-field-initializers \
-                $part -c "$use" -o cxx.o
+            check "$cxx $std $part" $cxx -x c++ -std=$std $flags $(cxx_strict "$cxx") $part -c "$use" -o cxx.o
         done
     done
 done <compilers

@@ -1,6 +1,6 @@
 # The example of README.md: extracted, built with the command given there, run, and compared with the output given
-# there; then as C++20, and with the fields assigned, as README.md has it for C++11.  The options and files that
-# README.md and docs name.
+# there; then as C and C++ of every standard; with nvcc, linked with kernels.  The options and files that README.md and docs
+# name.
 . "$(dirname "$0")/common.sh"
 
 # block LANGUAGE N: the N-th fenced block of that language after the heading "Use it from C"
@@ -22,20 +22,52 @@ check 'the example builds' env CC="$CC" sh -eu build.sh
 ./example >output || fail 'the example does not run'
 cmp expected output || fail "the example prints: $(cat output)"
 
-block cpp 1 >fields
-[ -s fields ] || fail 'README.md lacks the example for C++'
-sed -e '/gt_wkv6_args a = {/r fields' -e '/gt_wkv6_args a = {/,/};/d' example.c >fields.cpp
-cp example.c named.cpp
+# The same file as C and C++ of every standard, without a warning; and with the initialiser.
+block c 2 >initialiser
+[ -s initialiser ] || fail 'README.md lacks the initialiser'
+sed -e '/memset(/d; /^    a\./d' -e '/gt_wkv6_args a;/r initialiser' -e '/gt_wkv6_args a;/d' -e '/string\.h/d' example.c >named.c
+cp example.c example.cpp
+cp named.c named.cpp
 check 'CPU twin' $CC -I. -c reference/gt_wkv6.c -o twin.o
+
+# prints WHAT COMMAND...: the command, with the CPU twin, makes a program that prints what README.md says.
+prints() {
+    what=$1
+    shift
+    check "$what" "$@" -Wconversion -Wshadow -I. twin.o -lm -o example
+    ./example >output && cmp expected output || fail "$what prints: $(cat output)"
+}
+c_compilers >compilers
+while read -r c; do
+    for std in c99 c11 c17 c2x; do prints "$c $std" $c -std=$std $strict example.c; done
+    prints "$c c99, initialiser" $c -std=c99 $strict named.c
+done <compilers
 cxx_compilers >compilers
 while read -r cxx; do
-    for program in fields:c++11 fields:c++20 named:c++20; do
-        source=${program%:*}.cpp
-        check "$cxx, $program" $cxx -std=${program#*:} $strict -Wno-missing-field-initializers -I. $source \
-            twin.o -lm -o example
-        ./example >output && cmp expected output || fail "$cxx, $program prints: $(cat output)"
+    for std in c++11 c++17 c++20; do
+        prints "$cxx $std" $cxx -std=$std $strict $(cxx_strict "$cxx") example.cpp
     done
+    prints "$cxx c++20, initialiser" $cxx -std=c++20 $strict -Wno-missing-field-initializers named.cpp
 done <compilers
+
+# With nvcc: an object with kernels is linked as README.md says.  It has one operator, for the others take minutes; the
+# twin needs the stubs of its own beside it.
+if [ -n "${NVCC-}" ]; then
+    sed -i -e '/GT_KERNELS_IMPLEMENTATION/d' -e 's/^    return 0;/    return gt_conv1d_forward(0, 0) == GT_ERROR_NULL ? 0 : 2;/' example.c
+    printf '#define GT_CORE_IMPLEMENTATION\n#include "gt_conv1d.cuh"\n' >gt_impl.cu
+    printf '#define GT_WKV6_IMPLEMENTATION\n#include "gt_kernels.h"\n' >stubs.c
+    check 'kernels: stubs' $CC -I. -c stubs.c
+    toolkit=$(dirname "$(dirname "$(readlink -f "$NVCC")")")
+    PATH=$(dirname "$NVCC"):$PATH
+    block sh 2 >kernels.sh
+    check 'kernels: compile' sh -eu kernels.sh
+    for n in 3 4; do
+        block sh $n | sed "s|/usr/local/cuda|$toolkit|g; s|^cc |$CC |; s|gt_impl.o|& stubs.o|" >link.sh
+        rm -f example
+        check "kernels: link, block $n" env LD_RUN_PATH="$toolkit/lib64" sh -eu link.sh
+        ./example >output && cmp expected output || fail "kernels, link, block $n, print: $(cat output)"
+    done
+fi
 
 sed -n "s/^option('\([a-z_]*\)'.*/\1/p" "$SOURCE/meson_options.txt" | sort >options
 grep -o -e '-D[a-z_]*=' "$SOURCE/README.md" | sed 's/-D\(.*\)=/\1/' | sort -u >named

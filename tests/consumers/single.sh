@@ -1,5 +1,5 @@
-# The one-file versions of the headers, in $SINGLE: each alone in a folder, as stubs of C and C++ and, with nvcc,
-# one as kernels; two in one program.
+# The one-file versions of the headers and twins, in $SINGLE: each alone in a folder, as stubs of C and C++ and, with nvcc,
+# one as kernels; two in one program; all twins in one.
 . "$(dirname "$0")/common.sh"
 
 # function HEADER: one that it declares and implements
@@ -96,6 +96,25 @@ printf '#define GT_KERNELS_IMPLEMENTATION\n#include "gt_wkv6.cuh"\n' >beside.c
 program beside.c GT_ERROR_NO_CUDA $(for header in $operators; do function "$header"; done)
 check 'beside: compile' $CC -std=c11 $strict "-I$SINGLE" beside.c -o beside
 check 'beside: run' ./beside
+
+# ---- the CPU twins, each without any other file; then with gt_kernels.h, in a program ----
+objects=
+for path in "$SOURCE"/reference/*.c; do
+    name=${path##*/}
+    mkdir "only_$name"
+    cp "$SINGLE/$name" "only_$name"
+    check "$name: alone" $CC -std=c11 $strict -c "only_$name/$name" -o "$name.o"
+    objects="$objects $name.o"
+done
+sed -n 's/^GT_REF_FUNCTION gt_status \(gt_ref_[a-z0-9_]*\)(.*/\1/p' "$SOURCE/gt_kernels.h" >functions
+[ -s functions ] || fail 'gt_kernels.h declares no twins'
+{
+    printf '#define GT_KERNELS_IMPLEMENTATION\n#include "gt_kernels.h"\nint main(void) {\n'
+    sed 's/.*/    if (&(0) != GT_ERROR_NULL) return 1;/' functions
+    printf '    return 0;\n}\n'
+} >twins.c
+check 'twins: program' $CC -std=c11 $strict -Iwhole twins.c $objects -lm -o twins
+check 'twins: run' ./twins
 
 # ---- kernels ----
 if [ -n "${NVCC-}" ]; then

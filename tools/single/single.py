@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""single.py FOLDER DEPFILE HEADER...: writes a self-contained one-file version of each header into FOLDER, and into
-DEPFILE, as make reads it, what they were made from.
+"""single.py FOLDER DEPFILE HEADER...: writes a self-contained one-file version of each HEADER, a header or a C file, into
+FOLDER, and into DEPFILE, as make reads it, what they were made from.
 
 The library's own files take the place of the #include "..." lines that name them, each once; <...> stays.  Names of
 files mean nothing here: what matters are conditions and include guards.
@@ -156,8 +156,8 @@ def under(condition, blocks):
 class Amalgamation:
     def __init__(self, target, headers):
         self.target = os.path.abspath(target)
-        self.root = os.path.dirname(self.target)
         self.headers = {os.path.abspath(header) for header in headers}
+        self.root = os.path.commonpath(map(os.path.dirname, self.headers)) # what -I names
         self.parsed = {}
         self.named = {self.find(value, self.target) for value in self.includes(self.parse(self.target))}
         self.tree = self.inline(self.target, set(), [])
