@@ -158,6 +158,7 @@ static const row rows[] = {
     {"gates-strict", FLAG, AT(gates_strict), NULL, "no",
      .help = "end the run at the first gate that fails, with status 3"},
     {"list-models", FLAG, AT(list_models), NULL, "no", .help = "print the models and their sizes"},
+    {"version", FLAG, AT(version), NULL, "no", .help = "print the version"},
     {"help", FLAG, AT(help), NULL, "no", .help = "print this"},
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
@@ -388,35 +389,41 @@ static char *trim(char *text) {
     return text;
 }
 
-/* Cuts off a comment: # at the start or after white space, outside quotes. */
-static void strip_comment(char *line) {
-    char quote = 0;
-    for (char *p = line; *p; p++) {
-        if (quote ? *p == quote : *p == '"' || *p == '\'')
-            quote = quote ? 0 : *p;
-        else if (*p == '#' && !quote && (p == line || p[-1] == ' ' || p[-1] == '\t')) {
-            *p = 0;
-            return;
-        }
-    }
+/* Cuts off a comment: # at the start or after white space. */
+static void strip_comment(char *text) {
+    for (char *p = text; *p; p++)
+        if (*p == '#' && (p == text || p[-1] == ' ' || p[-1] == '\t')) *p = 0;
 }
 
-static char *strip_quotes(char *value) {
-    size_t n = strlen(value);
-    if (n < 2 || (*value != '"' && *value != '\'') || value[n - 1] != *value) return value;
-    value[n - 1] = 0;
-    return value + 1;
+/* The value behind a colon, without its quotes and without a comment.  A quote counts at the start of a value alone. */
+static gt_status read_value(char *text, const char *name, const char *where, char **value) {
+    text += strspn(text, " \t\r\n");
+    *value = text + 1;
+    char *end = *text == '"' || *text == '\'' ? strchr(text + 1, *text) : NULL;
+    if (*text != '"' && *text != '\'') {
+        strip_comment(text);
+        *value = trim(text);
+        return GT_OK;
+    }
+    if (!end) return hy_fail(GT_ERROR_VALUE, "%s%s: the quote %c is not closed", where, name, *text);
+    *end++ = 0;
+    strip_comment(end);
+    end = trim(end);
+    return *end ? hy_fail(GT_ERROR_VALUE, "%s%s: '%s' follows the closing quote", where, name, end) : GT_OK;
 }
 
 static gt_status read_line(hy_options *o, char *line, const char *where) {
-    strip_comment(line);
     line = trim(line);
-    if (!*line) return GT_OK;
+    if (!*line || *line == '#') return GT_OK;
     char *colon = strchr(line, ':');
     if (!colon) return hy_fail(GT_ERROR_VALUE, "%s'%s' is not of the form 'key: value'", where, line);
     *colon = 0;
     const row *r = find_row(trim(line), where);
-    return r ? set_value(o, r, strip_quotes(trim(colon + 1)), where) : GT_ERROR_VALUE;
+    if (!r) return GT_ERROR_VALUE;
+    if (o->given[r - rows]) return hy_fail(GT_ERROR_VALUE, "%s%s: is given twice in this file", where, r->name);
+    char *value;
+    gt_status status = read_value(colon + 1, r->name, where, &value);
+    return status == GT_OK ? set_value(o, r, value, where) : status;
 }
 
 /* Reads a line with its end.  Its length, which is 0 at the end of the file; at most size - 1. */
@@ -569,6 +576,50 @@ int hy_options_of_model(const char *name) {
     return 0;
 }
 
+/* The options that each mode other than training reads, with spaces around them.  Training reads all that are not of
+ * another mode alone. */
+#define SIZES " hidden layers heads head-size d-state expand d-conv mamba-head ffn "
+static const struct {
+    const char *mode, *reads;
+} uses[] = {
+    {"eval", " data separator end-symbol tokens split model batch seq device dtype synchronize eval" SIZES},
+    {"generate", " separator end-symbol tokens model seq seed device dtype synchronize generate sample prompt "
+                 "temperature top-k" SIZES},
+    {"check", " data separator end-symbol tokens vocab split model batch seq seed stateful recompute fuse device dtype "
+              "synchronize check" SIZES},
+    {"bench", " data separator end-symbol tokens vocab split model batch lr weight-decay clip seed stateful recompute "
+              "fuse device dtype synchronize bench bench-batch bench-runs bench-steps bench-cpu" SIZES},
+    {"list-models", " data separator end-symbol tokens vocab device list-models "},
+    {"plan", " data separator end-symbol tokens vocab model seq stateful recompute fuse device dtype plan" SIZES},
+    {"profile", " data separator end-symbol tokens vocab end-token split model batch seq seed stateful recompute fuse "
+                "device dtype synchronize profile" SIZES},
+};
+
+static int reads(const char *mode, const char *option) {
+    char word[64];
+    snprintf(word, sizeof word, " %s ", option);
+    for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++)
+        if (!strcmp(uses[i].mode, mode)) return strstr(uses[i].reads, word) != NULL;
+    return strncmp(option, "bench-", 6) != 0;
+}
+
+gt_status hy_options_fit(const hy_options *o, const char *mode) {
+    for (int i = 0; i < ROWS; i++) {
+        if (!o->given[i] || reads(mode, rows[i].name)) continue;
+        if (!strncmp(rows[i].name, "bench-", 6))
+            return hy_fail(GT_ERROR_VALUE, "%s: has no effect without --bench", rows[i].name);
+        return hy_fail(GT_ERROR_VALUE, "%s: has no effect with --%s; leave it out", rows[i].name, mode);
+    }
+    if (o->bench.count && o->bench_batch.count && hy_options_given(o, "batch"))
+        return hy_fail(GT_ERROR_VALUE, "batch: has no effect with --bench-batch; leave it out");
+    for (int i = 0; o->bench.count && !o->bench_steps && i < 3; i++) {
+        static const char *const of_steps[] = {"lr", "weight-decay", "clip"};
+        if (hy_options_given(o, of_steps[i]))
+            return hy_fail(GT_ERROR_VALUE, "%s: has no effect with --bench without --bench-steps", of_steps[i]);
+    }
+    return GT_OK;
+}
+
 int hy_options_given(const hy_options *o, const char *name) { return o->given[find_row(name, "") - rows]; }
 
 /* In the fewest digits that read as the same number. */
@@ -647,8 +698,15 @@ void hy_options_help(FILE *out) {
     fputs("hybrid_train: trains an RWKV-6 + Mamba-2 language model on a text\n\n"
           "  hybrid_train [CONFIG] [--option value | --option=value | --flag]...\n\n",
           out);
-    print_paragraph(out, "CONFIG is a file of lines 'option: value' (# begins a comment, flags take yes "
-                         "or no); the command line overrides it. Defaults are in brackets.");
+    print_paragraph(out,
+                    "CONFIG is a file of lines 'option: value' (# begins a comment, flags take yes "
+                    "or no); the command line overrides it; --config CONFIG is the same. Defaults are in brackets.");
+    char names[256] = "Other names:";
+    for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++)
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s --%s for --%s", i ? "," : "", aliases[i].name,
+                 aliases[i].option);
+    snprintf(names + strlen(names), sizeof names - strlen(names), ", -h for --help.");
+    print_paragraph(out, names);
     for (int i = 0; i < ROWS; i++) {
         if (rows[i].kind == SECTION)
             fprintf(out, "\n%s\n", rows[i].name);

@@ -6,7 +6,7 @@
 #include <stdio.h>
 
 #define HY_TEXT_MAX 1024
-#define HY_OPTIONS_MAX 64
+#define HY_OPTIONS_MAX 96
 
 #define HY_LENGTHS_MAX 64
 
@@ -48,7 +48,7 @@ typedef struct hy_options {
     double temperature;
     int64_t top_k;
     int gates_strict;
-    int help, list_models;
+    int help, version, list_models;
     const char *config;                  /* the config file, as in argv; NULL = none */
     unsigned char given[HY_OPTIONS_MAX]; /* per row of the table: the user set it */
 } hy_options;
@@ -74,6 +74,9 @@ void hy_options_text(const hy_options *options, const char *name, char text[HY_T
 gt_status hy_options_take(hy_options *options, const char *name, const char *text, const char *file, int strict);
 /* Whether an option belongs to the model that the weights are of, and so can be no other with them. */
 int hy_options_of_model(const char *name);
+/* Fails if the user gave an option that has no effect in a mode: "train", "resume", "init", or an option that trains
+ * nothing, such as "eval". */
+gt_status hy_options_fit(const hy_options *options, const char *mode);
 /* Whether the user gave this option. */
 int hy_options_given(const hy_options *options, const char *name);
 

@@ -258,6 +258,10 @@ static int by_key(const void *a, const void *b) {
 /* Tensors follow each other to the end of the file; then sorts them by name. */
 static gt_status check_places(hy_file *f) {
     int64_t end = 0;
+    if (f->tensor_count) qsort(f->tensors, (size_t)f->tensor_count, sizeof *f->tensors, by_name);
+    for (int i = 1; i < f->tensor_count; i++) /* first: the places of a repeated name cannot be right either */
+        if (!by_name(f->tensors + i - 1, f->tensors + i))
+            return hy_fail(GT_ERROR_VALUE, "%s: damaged: tensor %.60s is there twice", f->path, f->tensors[i].name);
     if (f->tensor_count) qsort(f->tensors, (size_t)f->tensor_count, sizeof *f->tensors, by_place);
     for (int i = 0; i < f->tensor_count; end = f->tensors[i++].end)
         if (f->tensors[i].begin != end)
@@ -272,9 +276,6 @@ static gt_status check_places(hy_file *f) {
         return hy_fail(GT_ERROR_VALUE, "%s: damaged: %lld bytes follow its end", f->path,
                        (long long)(f->size - f->data - end));
     if (f->tensor_count) qsort(f->tensors, (size_t)f->tensor_count, sizeof *f->tensors, by_name);
-    for (int i = 1; i < f->tensor_count; i++)
-        if (!by_name(f->tensors + i - 1, f->tensors + i))
-            return hy_fail(GT_ERROR_VALUE, "%s: damaged: tensor %.60s is there twice", f->path, f->tensors[i].name);
     return GT_OK;
 }
 
@@ -361,6 +362,16 @@ static gt_status open_stream(hy_file *f) {
         return hy_fail(GT_ERROR_VALUE, "%s: %s", f->path, strerror(errno));
     f->size = (int64_t)about.st_size;
     return GT_OK;
+}
+
+int hy_is_model(const char *path) {
+    hy_file f = {.path = (char *)path};
+    uint8_t bytes[9];
+    int64_t n = 0;
+    int is_model = open_stream(&f) == GT_OK && fread(bytes, 1, 9, f.stream) == 9 && bytes[8] == '{';
+    for (int i = 7; is_model && i >= 0; i--) n = n > header_max ? n : n << 8 | bytes[i];
+    if (f.stream) fclose(f.stream);
+    return is_model && n >= 2 && n <= header_max;
 }
 
 gt_status hy_file_open(hy_file *f, const char *path) {

@@ -48,6 +48,9 @@ typedef struct hy_file {
 
 /* Opens a file, and refuses what is not a whole safetensors file whose checksum, if it has one, is
  * right.  The reason of a failure, here and below, is in hy_last_error() and names the file. */
+/* Whether a regular file begins as a safetensors file does, be it whole or not. */
+int hy_is_model(const char *path);
+
 gt_status hy_file_open(hy_file *file, const char *path);
 void hy_file_close(hy_file *file); /* also one that could not be opened, or is all zeros */
 

@@ -118,50 +118,79 @@ static gt_status keep_aside(const char *option, const char *path, int stays, cha
 typedef struct old_log {
     int is_log;
     int64_t kept, dropped; /* rows */
+    int is_ours, is_whole; /* the last kept row is the run's; nothing but a part of a row is dropped */
     long long size;        /* of what stays, in bytes */
 } old_log;
 
+/* Whether a row is that of the step. */
+static int is_row_of(const char *row, const hy_log_point *at) {
+    char expected[96];
+    int length = snprintf(expected, sizeof expected, "%lld,%lld,", (long long)at->step, (long long)at->tokens);
+    if (!isnan(at->loss)) length += snprintf(expected + length, sizeof expected - (size_t)length, "%.9g,", at->loss);
+    return !strncmp(row, expected, (size_t)length);
+}
+
 /* Reads the log up to its first row after the step. */
-static gt_status read_log(const char *path, int64_t resume_step, old_log *old) {
+static gt_status read_log(const char *path, const hy_log_point *from, old_log *old) {
     FILE *file = fopen(path, "r");
     char *line = NULL;
     size_t room = 0;
     ssize_t length;
-    *old = (old_log){.is_log = 0};
+    *old = (old_log){.is_ours = 1, .is_whole = 1};
     if (!file) return hy_fail(GT_ERROR_VALUE, "csv %s: %s", path, strerror(errno));
     while ((length = getline(&line, &room, file)) > 0) {
         char *end;
         long long step = strtoll(line, &end, 10);
         int is_row = end != line && *end == ',', is_whole = line[length - 1] == '\n';
         if (!old->size && !(old->is_log = !strcmp(line, header))) break;
-        if (old->dropped || !is_whole || (is_row && step > resume_step)) {
+        if (old->dropped || !is_whole || (is_row && step > from->step)) {
             old->dropped++;
+            old->is_whole &= !is_whole;
             continue;
         }
         old->kept += is_row;
+        if (is_row) old->is_ours = is_row_of(line, from);
         old->size += length;
     }
     int failed = ferror(file);
+    old->is_ours &= old->kept || old->is_whole; /* nothing tells whose later rows are */
     free(line);
     fclose(file);
     return failed ? hy_fail(GT_ERROR_VALUE, "csv %s: %s", path, strerror(EIO)) : GT_OK;
 }
 
+static gt_status copy_start(const char *from, const char *to, long long size) {
+    FILE *in = fopen(from, "rb"), *out = fopen(to, "wb");
+    int c = 0;
+    while (in && out && size-- && (c = getc(in)) != EOF) putc(c, out);
+    int bad = !in || !out || c == EOF || ferror(in);
+    if (in) fclose(in);
+    gt_status status = out ? hy_close(out, to) : GT_OK;
+    return bad ? hy_fail(GT_ERROR_VALUE, "csv %s: its rows cannot be copied from %s", to, from) : status;
+}
+
 /* Cuts an old log after the step, or keeps it aside; *mode is how to open the file. */
-static gt_status prepare(hy_log *log, const char *target, int64_t resume_step, const char **mode) {
+static gt_status prepare(hy_log *log, const char *target, const hy_log_point *from, const char **mode) {
     char kept[HY_PATH_MAX + 16];
     old_log old = {.is_log = 0};
-    gt_status status = resume_step < 0 ? GT_OK : read_log(target, resume_step, &old);
+    gt_status status = from ? read_log(target, from, &old) : GT_OK;
     if (status != GT_OK) return status;
-    if (!old.is_log) {
+    if (!old.is_log || !old.is_ours) {
         status = keep_aside("csv", target, 0, kept, sizeof kept);
-        snprintf(log->note, sizeof log->note, "the file that was there is kept as %s", kept);
+        snprintf(log->note, sizeof log->note, "the %s that was there is kept as %s",
+                 old.is_log ? "log of another run" : "file", kept);
         return status;
     }
-    if (truncate(target, (off_t)old.size)) return hy_fail(GT_ERROR_VALUE, "csv %s: %s", log->path, strerror(errno));
+    if (!old.is_whole) {
+        status = keep_aside("csv", target, 0, kept, sizeof kept);
+        if (status == GT_OK) status = copy_start(kept, target, old.size);
+        if (status != GT_OK) return status;
+    } else if (truncate(target, (off_t)old.size))
+        return hy_fail(GT_ERROR_VALUE, "csv %s: %s", log->path, strerror(errno));
     *mode = "a";
-    snprintf(log->note, sizeof log->note, "continued; rows kept: %lld, later ones dropped: %lld", (long long)old.kept,
-             (long long)old.dropped);
+    snprintf(log->note, sizeof log->note, "continued; rows kept: %lld, later ones dropped: %lld%s%s",
+             (long long)old.kept, (long long)old.dropped, old.is_whole ? "" : "; the whole log is kept as ",
+             old.is_whole ? "" : kept);
     return GT_OK;
 }
 
@@ -194,7 +223,7 @@ gt_status hy_keep_older(const char *option, const char *path, char *kept, size_t
     return keep_aside(option, target, 1, kept, size);
 }
 
-gt_status hy_log_open(hy_log *log, const char *path, int64_t resume_step) {
+gt_status hy_log_open(hy_log *log, const char *path, const hy_log_point *from) {
     struct stat found;
     const char *mode = "w";
     gt_status status = GT_OK;
@@ -206,7 +235,7 @@ gt_status hy_log_open(hy_log *log, const char *path, int64_t resume_step) {
     if (!stat(path, &found) && S_ISREG(found.st_mode)) {
         if (hy_is_standard(path))
             return hy_fail(GT_ERROR_VALUE, "csv: %s is where the report goes; give another name", path);
-        if (found.st_size) status = prepare(log, target, resume_step, &mode);
+        if (found.st_size) status = prepare(log, target, from, &mode);
     }
     if (status != GT_OK) return status;
     log->file = fopen(target, mode);

@@ -54,15 +54,22 @@ typedef struct hy_log_row {
     const hy_probe *probe; /* NULL: the branches were not looked at after this step */
 } hy_log_row;
 
+/* The end of a run that goes on. */
+typedef struct hy_log_point {
+    int64_t step, tokens;
+    double loss; /* NAN: not known */
+} hy_log_point;
+
 /* Opens the log; an empty path gives one that takes rows and keeps none.
  *
- * resume_step < 0: a new log.  A regular file of that name is kept as PATH.1, or under the first
+ * from NULL: a new log.  A regular file of that name is kept as PATH.1, or under the first
  * number that is free; of a link, what it leads to.  Else the log is continued: rows after that
- * step are dropped, and a last row that was not written to its end.  A file that is no log is kept
- * aside as above.
+ * step are dropped, and the whole log is kept as above; a last row that was not written to its end is dropped alone.
+ * A file that is no log is kept aside as above, and so is one whose last row up to that step has another step, number
+ * of tokens or loss: it is another run's.
  *
  * What is no regular file, such as a pipe, is written from where it stands. */
-gt_status hy_log_open(hy_log *log, const char *path, int64_t resume_step);
+gt_status hy_log_open(hy_log *log, const char *path, const hy_log_point *from);
 /* The row is in the file when it returns. */
 gt_status hy_log_write(hy_log *log, const hy_log_row *row);
 gt_status hy_log_close(hy_log *log);

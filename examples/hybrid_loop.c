@@ -310,6 +310,10 @@ gt_status hy_resume_run(trainer *t) {
     t->train_seconds = p->train_seconds;
     t->aside = p->aside;
     t->recent = p->recent;
+    /* fp16: a step that was left out has reset the count of good ones, and is not among the recent */
+    const char *dtype = hy_file_text_of(&t->file, "option.dtype");
+    const int is_known = p->recent.steps && !(dtype && !strcmp(dtype, "f16") && !p->scale_steps);
+    t->last_loss = is_known ? p->recent.loss[(p->recent.steps - 1) % HY_RECENT] : (double)NAN;
     if (strcmp(t->options.save, t->options.resume)) t->saved = 0;
     return GT_OK;
 }

@@ -73,6 +73,8 @@ static gt_status check_files(const trainer *t) {
     gt_status status = hy_keep_apart("csv", o->csv, "the text of --data", t->data);
     if (status == GT_OK && o->config) status = hy_keep_apart("csv", o->csv, "the config file", o->config);
     if (status == GT_OK && t->file.path) status = hy_keep_apart("csv", o->csv, "the model file", t->file.path);
+    if (status == GT_OK && *o->csv && hy_is_model(o->csv))
+        status = hy_fail(GT_ERROR_VALUE, "csv: %s is a model file; give another name", o->csv);
     return status;
 }
 
@@ -130,7 +132,7 @@ static gt_status find_mode(const hy_options *o, const char **mode) {
         if (!modes[i].trains && (*o->save || *o->csv))
             return hy_fail(GT_ERROR_VALUE, "--%s trains nothing: no --%s with it", *mode, *o->save ? "save" : "csv");
     }
-    return GT_OK;
+    return hy_options_fit(o, *mode ? *mode : "train");
 }
 
 /* Opens the model file that is to be read, if there is one, and takes the options that it sets. */
@@ -368,5 +370,6 @@ gt_status hy_set_up(trainer *t, const char *program) {
     if (status == GT_OK) status = load_file(t);
     if (status == GT_OK) status = check_save(t);
     if (status != GT_OK || (*o->resume && t->steps >= o->steps)) return status; /* complete: no log is begun or cut */
-    return hy_log_open(&t->log, o->csv, *o->resume ? t->steps : -1);
+    const hy_log_point end = {t->steps, t->tokens, t->last_loss};
+    return hy_log_open(&t->log, o->csv, *o->resume ? &end : NULL);
 }

@@ -105,6 +105,10 @@ int main(int argc, char **argv) {
         hy_options_help(stdout);
         return finish(&t, 0);
     }
+    if (t.options.version) {
+        printf("hybrid_train %d.%d.%d\n", GT_VERSION_MAJOR, GT_VERSION_MINOR, GT_VERSION_PATCH);
+        return finish(&t, 0);
+    }
     hy_screen_open(&t.screen, stdout);
     gt_status error = hy_set_up(&t, argv[0]);
     if (error != GT_OK)

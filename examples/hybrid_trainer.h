@@ -53,6 +53,7 @@ typedef struct trainer {
     int64_t scale_steps; /* good steps at this scale */
     double first_loss, held_out;
     int64_t saved;                /* step of the last model file; 0: none yet */
+    double last_loss;             /* of the step before the run is resumed; NAN: not known */
     int64_t resumed;              /* step of the file of --resume */
     char older[HY_PATH_MAX + 16]; /* name that the file got that was there before; "": none */
     char not_saved[640];          /* why the last attempt failed; "": it did not */

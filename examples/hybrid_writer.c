@@ -90,6 +90,10 @@ static gt_status open_beside(hy_file_writer *w, int *again) {
         w->is_new = w->file >= 0;
         if ((*again = w->file < 0 && errno == EEXIST)) return GT_OK;
     }
+    if (w->file < 0 && !lstat(w->beside, &there))
+        return hy_fail(GT_ERROR_VALUE,
+                       "%s: cannot be written: %s.tmp is in the way (%s); remove it or give another name", w->path,
+                       w->path, strerror(errno));
     if (w->file < 0) return fail_writing(w, "cannot be written");
     if (flock(w->file, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
         return hy_fail(GT_ERROR_VALUE, "%s: another program is writing it", w->path);
@@ -100,7 +104,9 @@ static gt_status open_beside(hy_file_writer *w, int *again) {
         w->file = -1;
         *again = 1;
     } else if (!is_left_over(w->file)) {
-        return hy_fail(GT_ERROR_VALUE, "%s: %s.tmp, as which it is written first, is in the way", w->path, w->path);
+        return hy_fail(GT_ERROR_VALUE,
+                       "%s: %s.tmp, as which it is written first, is in the way; remove it or give another name",
+                       w->path, w->path);
     }
     return GT_OK;
 }

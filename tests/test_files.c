@@ -257,6 +257,7 @@ static void test_refused_headers(void) {
         {"{\"a\"" T8 "}x", 8, "follows its end"},
         {"{\"a\"" T8 ",}", 8, "'\"' is missing"},
         {"{\"a\"" T8 ",\"a\"" T16 "}", 16, "a is there twice"},
+        {"{\"a\"" T8 ",\"a\"" T8 "}", 8, "a is there twice"},
         {"{\"a\"" T8 ",\"b\"" T8 "}", 8, "does not begin where"},
         {"{\"a\"" T16 "}", 16, "does not begin where"},
         {"{\"a\"" T8 "}", 7, "cut short: it has"},

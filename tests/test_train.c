@@ -93,6 +93,44 @@ static void test_options_values(void) {
     CHECK(parse(&o, "--list-models") == GT_OK && o.list_models);
 }
 
+/* An option that a mode does not read is refused by its name: of every mode, the options that it reads, from the
+ * smallest set that describes it. */
+static void test_options_of_modes(void) {
+    static const struct {
+        const char *mode, *refused;
+    } modes[] = {{"eval", "vocab end-token steps lr min-lr warmup weight-decay clip seed stateful recompute fuse "
+                          "save-every eval-every eval-tokens log-every sample sample-every prompt temperature top-k "
+                          "gates-strict bench-runs"},
+                 {"generate", "data vocab end-token split steps batch lr min-lr warmup weight-decay clip stateful "
+                              "recompute fuse eval-every eval-tokens log-every sample-every gates-strict bench-batch"},
+                 {"check", "end-token steps lr warmup clip eval-every sample prompt gates-strict bench-steps"},
+                 {"bench", "end-token steps seq min-lr warmup eval-tokens sample log-every gates-strict"},
+                 {"list-models", "model hidden steps batch seq seed dtype synchronize sample bench-cpu"},
+                 {"plan", "batch steps lr seed split synchronize sample bench-runs"},
+                 {"profile", "steps lr clip eval-every sample top-k bench-runs"},
+                 {"train", "bench-batch bench-runs bench-steps bench-cpu"},
+                 {"resume", "bench-batch bench-cpu"},
+                 {"init", "bench-runs"}};
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+        char words[512], *save;
+        snprintf(words, sizeof words, "%s", modes[i].refused);
+        for (char *name = strtok_r(words, " ", &save); name; name = strtok_r(NULL, " ", &save)) {
+            static const char *const values[] = {"yes", "1", "1e-4", "tail", "wkv_ssm", "f32", "HY", "16"};
+            hy_options o;
+            char line[128], told[64];
+            size_t k = 0;
+            do snprintf(line, sizeof line, "--%s=%s", name, values[k]);
+            while (parse(&o, line) != GT_OK && ++k < sizeof values / sizeof values[0]);
+            snprintf(told, sizeof told, "%s: has no effect with", name);
+            if (!CHECK(hy_options_fit(&o, modes[i].mode) == GT_ERROR_VALUE && strstr(hy_last_error(), told)))
+                printf("  %s with %s: %s\n", line, modes[i].mode, hy_last_error());
+        }
+    }
+    CHECK(says(2, "--generate none.st --steps 5", "steps: has no effect with --generate", ""));
+    CHECK(says(2, "--bench 8 --bench-batch 2 --batch 3", "batch: has no effect with --bench-batch", ""));
+    CHECK(says(2, "--bench 8 --lr 1", "lr: has no effect with --bench without --bench-steps", ""));
+}
+
 static void test_options_refused(void) {
     static const char *const lists[] = {
         "", "0", "x", "16,x", "16,", ",16", "16,,16", "-1", "1.5", "16,0x10", "1048577", "1e2", "99999999999999999999"};
@@ -167,6 +205,11 @@ static void test_options_file(void) {
     CHECK(refused(write_string("bad.yaml", "steps: 3\n\nbacth: 4\n"), "bad.yaml:3: ", "nearest is batch"));
     CHECK(refused(write_string("bad.yaml", "steps: many\n"), "bad.yaml:1: steps: 'many'", "the default is"));
     CHECK(refused(write_string("bad.yaml", "steps 3\n"), "bad.yaml:1: ", "key: value"));
+    CHECK(refused(write_string("bad.yaml", "steps: 3\nseq: 4\nmax_steps: 5\n"), "bad.yaml:3: steps: ", "twice"));
+    CHECK(refused(write_string("bad.yaml", "log: a\ncsv: b\n"), "bad.yaml:2: csv: ", "twice"));
+    CHECK(refused(write_string("bad.yaml", "prompt: \"ab # c\n"), "bad.yaml:1: prompt: the quote \" is not", "closed"));
+    CHECK(refused(write_string("bad.yaml", "prompt: 'a' b\n"), "bad.yaml:1: prompt: 'b' follows", "quote"));
+    CHECK(parse(&o, write_string("ok.yaml", "prompt: it's # a note\n")) == GT_OK && !strcmp(o.prompt, "it's"));
     CHECK(refused(folder, folder, "config file"));
     CHECK(refused(write_file("bad.yaml", "steps: 3\nbat\0ch: 4\n", 20), "bad.yaml:2: ", "NUL byte"));
     CHECK(refused(write_file("bad.yaml", "steps: 3\n\0", 10), "bad.yaml:2: ", "NUL byte"));
@@ -818,6 +861,10 @@ static void test_help(void) {
 static void test_errors(void) {
     write_string("short.txt", "abcdefghij");
     write_string("empty.txt", "");
+    char version[64];
+    snprintf(version, sizeof version, "hybrid_train %d.%d.%d\n", GT_VERSION_MAJOR, GT_VERSION_MINOR, GT_VERSION_PATCH);
+    CHECK(says(0, "--version", version, ""));
+    CHECK(says(0, "--help", "--config CONFIG is the same", "--log for --csv, --max-steps for --steps"));
     CHECK(says(2, "--stpes 3", "hybrid_train: unknown option 'stpes'", "is steps"));
     CHECK(says(2, "--model XY", "'XY' is none of: HY GF ", ""));
     CHECK(says(2, "--data no-such-text", "no-such-text", "No such file"));
@@ -825,14 +872,15 @@ static void test_errors(void) {
     CHECK(says(1, TINY_GREEK "--check", "check: ", "no other device than the CPU"));
     CHECK(says(2, TINY_GREEK "--bench 8,x", "hybrid_train: bench: '8,x'", "such as 256,512"));
     CHECK(says(2, TINY_GREEK "--bench 0", "hybrid_train: bench: '0'", "such as 256,512"));
-    CHECK(says(2, TINY "--data short.txt --seq 4 --bench 4,9", "hybrid_train: the text is too short", "at most 8"));
-    CHECK(says(0, TINY "--data short.txt --seq 64 --bench 1", ",inf,4,1,", ",step,4,1,"));
+    CHECK(says(2, "--device cpu --data short.txt --bench 4,9", "hybrid_train: the text is too short", "at most 8"));
+    CHECK(says(0, "--device cpu --model HY --hidden 32 --layers 2 --batch 4 --data short.txt --bench 1", ",inf,4,1,",
+               ",step,4,1,"));
     CHECK(says(2, TINY "--data /dev/zero", "data file /dev/zero: no regular file", "1024 MiB"));
     CHECK(says(1, TINY_GREEK "--batch 65536 --seq 8000", "MiB of memory, ",
                "; less is needed with a smaller --batch (65536), a smaller --seq (8000) or --recompute\n"));
     CHECK(says(1, TINY_GREEK "--batch 65536 --seq 8000 --recompute", "MiB of memory, ",
                "; less is needed with a smaller --batch (65536) or a smaller --seq (8000)\n"));
-    CHECK(says(1, TINY_GREEK "--batch 65536 --bench 8000", "MiB of memory, ",
+    CHECK(says(1, "--device cpu --hidden 32 --layers 2 --data greek.txt --batch 65536 --bench 8000", "MiB of memory, ",
                "with a smaller --batch (65536), shorter lengths than 8000 in --bench or --recompute\n"));
     CHECK(says(1, TINY_GREEK "--batch 65536 --seq 1 --hidden 8192 --layers 128", "MiB of memory, ",
                "; less is needed with a smaller --batch (65536) or --recompute\n"));
@@ -1339,6 +1387,7 @@ static void test_all(void) {
     run_case("options: defaults", test_options_defaults);
     run_case("options: values", test_options_values);
     run_case("options: refused", test_options_refused);
+    run_case("options: of modes", test_options_of_modes);
     run_case("options: config file", test_options_file);
     run_case("data: split", test_split);
     run_case("data: vocabulary", test_vocabulary);

@@ -55,7 +55,7 @@ static void test_full_output(void) {
     CHECK(fails(1, "$T " SHORT ">/dev/full", what, full));
     CHECK(fails(1, "$T --help >/dev/full", what, full));
     CHECK(fails(1, "$T --list-models >/dev/full", what, full));
-    CHECK(fails(1, "$T " TINY_GREEK "--bench 8 >/dev/full", what, full));
+    CHECK(fails(1, "$T --device cpu --hidden 32 --layers 2 --data greek.txt --bench 8 >/dev/full", what, full));
     CHECK(shell("$T " SHORT "--save m.safetensors >out.txt") == 0);
     CHECK(fails(1, "$T --generate m.safetensors >/dev/full", what, full));
     CHECK(fails(1, "$T --eval m.safetensors --data greek.txt >/dev/full", what, full));
@@ -118,6 +118,17 @@ static void test_inputs_stay(void) {
                 "the text of --data"));
     CHECK(fails(2, "$T " SHORT "--csv here.txt >here.txt", "csv: here.txt", "where the report goes"));
     CHECK(fails(2, "$T " SHORT "--csv /dev/stdout >here.txt", "csv: /dev/stdout", "where the report goes"));
+    /* a model file, whole or not, is none that a log may take the name of */
+    CHECK(says(0, SHORT "--save model.st", "held-out loss ", ""));
+    CHECK(says(2, SHORT "--csv model.st", "csv: model.st is a model file; give another name", ""));
+    CHECK(!shell("head -c 100 model.st >cut.st") && !exists("model.st.1"));
+    CHECK(says(2, SHORT "--csv cut.st", "csv: cut.st is a model file", ""));
+    /* advice where the file that is written first is in the way */
+    write_string("way.st.tmp", "mine");
+    CHECK(says(2, SHORT "--save way.st", "way.st.tmp, as which it is written first, is in the way; remove it or", ""));
+    CHECK(is("way.st.tmp", "mine") && !mkdir("dir.st.tmp", 0700));
+    CHECK(says(2, SHORT "--save dir.st", "dir.st.tmp is in the way (Is a directory); remove it or give another name",
+               ""));
     CHECK(is("text.txt", text) && is("run.yaml", yaml) && !exists("text.txt.1"));
 }
 
@@ -154,11 +165,11 @@ static void test_older_log(void) {
 #define ROW(n) #n ",64,2.5,,1,1,1,0.001,1000,10.0,0.500,1,,,,,\n"
 
 /* Opens old.csv with that content, to go on after a step, and adds row 7. */
-static int continues(const char *content, int64_t step, const char *expected, const char *note) {
+static int continues(const char *content, hy_log_point from, const char *expected, const char *note) {
     hy_log log;
     const hy_log_row row = {7, 64, 2.5, NAN, 1, 1, 1, 1, 0.001, 1000, 10, 0.5, NULL};
     write_string("old.csv", content);
-    int ok = hy_log_open(&log, "old.csv", step) == GT_OK && strstr(log.note, note);
+    int ok = hy_log_open(&log, "old.csv", &from) == GT_OK && strstr(log.note, note);
     ok &= hy_log_write(&log, &row) == GT_OK && hy_log_close(&log) == GT_OK;
     ok &= is("old.csv", expected);
     if (!ok) printf("  %s (%s)\n", log.note, hy_last_error());
@@ -167,23 +178,34 @@ static int continues(const char *content, int64_t step, const char *expected, co
 
 static void test_continued_log(void) {
     hy_log log;
-    CHECK(continues(HEADER ROW(5) ROW(6), 6, HEADER ROW(5) ROW(6) ROW(7), "rows kept: 2, later ones dropped: 0"));
-    CHECK(continues(HEADER ROW(6) ROW(7) ROW(8), 6, HEADER ROW(6) ROW(7), "rows kept: 1, later ones dropped: 2"));
-    CHECK(continues(HEADER ROW(6) "7,64,2.", 6, HEADER ROW(6) ROW(7), "rows kept: 1, later ones dropped: 1"));
-    CHECK(continues(HEADER ROW(5) "6,64,2.", 6, HEADER ROW(5) ROW(7), "rows kept: 1, later ones dropped: 1"));
-    CHECK(continues(HEADER ROW(7), 0, HEADER ROW(7), "rows kept: 0, later ones dropped: 1"));
-    CHECK(continues(HEADER "# a note\n" ROW(6) ROW(9), 6, HEADER "# a note\n" ROW(6) ROW(7),
-                    "rows kept: 1, later ones dropped: 1"));
-    CHECK(continues("", 6, HEADER ROW(7), ""));
+    const hy_log_point six = {6, 64, 2.5};
+    CHECK(continues(HEADER ROW(5) ROW(6), six, HEADER ROW(5) ROW(6) ROW(7), "rows kept: 2, later ones dropped: 0"));
+    CHECK(continues(HEADER ROW(6) "7,64,2.", six, HEADER ROW(6) ROW(7), "rows kept: 1, later ones dropped: 1"));
+    CHECK(continues(HEADER "# a note\n", six, HEADER "# a note\n" ROW(7), "rows kept: 0, later ones dropped: 0"));
+    CHECK(continues(HEADER ROW(6), ((hy_log_point){6, 64, (double)NAN}), HEADER ROW(6) ROW(7), "rows kept: 1"));
+    CHECK(continues("", six, HEADER ROW(7), ""));
     CHECK(!exists("old.csv.1"));
+    /* whole rows are dropped: the log is kept, too */
+    CHECK(continues(HEADER ROW(6) ROW(7) ROW(8), six, HEADER ROW(6) ROW(7), "dropped: 2; the whole log is kept as "));
+    CHECK(is("old.csv.1", HEADER ROW(6) ROW(7) ROW(8)));
+    CHECK(continues(HEADER "# a note\n" ROW(6) ROW(9), six, HEADER "# a note\n" ROW(6) ROW(7), "old.csv.2"));
+    CHECK(is("old.csv.2", HEADER "# a note\n" ROW(6) ROW(9)));
+    /* the log of another run is kept aside */
+    static const hy_log_point others[] = {{6, 65, 2.5}, {6, 64, 2.5000001}, {5, 64, 2.5}, {7, 64, 2.5}};
+    for (int i = 0; i < 4; i++) {
+        char kept[32];
+        snprintf(kept, sizeof kept, "old.csv.%d", i + 3);
+        CHECK(continues(HEADER ROW(6), others[i], HEADER ROW(7), "the log of another run that was there is kept as "));
+        CHECK(is(kept, HEADER ROW(6)));
+    }
     /* what is no log is kept aside */
-    CHECK(continues("6,my own numbers\n", 6, HEADER ROW(7), "kept as old.csv.1"));
-    CHECK(is("old.csv.1", "6,my own numbers\n"));
+    CHECK(continues("6,my own numbers\n", six, HEADER ROW(7), "the file that was there is kept as old.csv.7"));
+    CHECK(is("old.csv.7", "6,my own numbers\n"));
     remove("none.csv");
-    CHECK(hy_log_open(&log, "none.csv", 6) == GT_OK && hy_log_close(&log) == GT_OK);
+    CHECK(hy_log_open(&log, "none.csv", &six) == GT_OK && hy_log_close(&log) == GT_OK);
     CHECK(is("none.csv", HEADER));
-    CHECK(hy_log_open(&log, folder, 6) == GT_ERROR_VALUE && !log.file);
-    CHECK(hy_log_open(&log, "", 6) == GT_OK && !log.file);
+    CHECK(hy_log_open(&log, folder, &six) == GT_ERROR_VALUE && !log.file);
+    CHECK(hy_log_open(&log, "", &six) == GT_OK && !log.file);
     CHECK(hy_log_write(&log, &(hy_log_row){.step = 1}) == GT_OK && hy_log_close(&log) == GT_OK);
 }
 
@@ -200,7 +222,7 @@ static void test_single_branch(void) {
         hy_log log;
         const hy_log_row row = {.step = 1, .ratio = NAN, .held_out = NAN, .probe = &cases[i].probe};
         remove("one.csv");
-        CHECK(hy_log_open(&log, "one.csv", -1) == GT_OK && hy_log_write(&log, &row) == GT_OK);
+        CHECK(hy_log_open(&log, "one.csv", NULL) == GT_OK && hy_log_write(&log, &row) == GT_OK);
         CHECK(hy_log_close(&log) == GT_OK && has("one.csv", cases[i].end));
     }
 }
