@@ -1,7 +1,9 @@
 """The import, the C API through ctypes, and libraries that the package must refuse."""
 
+import copy
 import ctypes
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -45,6 +47,34 @@ class Package(unittest.TestCase):
             c.check(c.gt_ref_wkv6_forward(c.gt_wkv6_args(B=-1)))
         self.assertIsInstance(caught.exception, gt_kernels.ArgumentError)
         self.assertEqual(caught.exception.status, c.GT_ERROR_SIZE)
+
+    def test_errors_survive_pickling(self):
+        for kind in (gt_kernels.Error, gt_kernels.ArgumentError, gt_kernels.UnsupportedError):
+            for again in (pickle.loads(pickle.dumps(kind(104, "text"))), copy.copy(kind(104, "text"))):
+                self.assertEqual((type(again), again.status, str(again)), (kind, 104, "text"))
+
+    def test_editable_installation(self):
+        """The library is where the resources of the package are, not beside its source."""
+        code = """
+import importlib.machinery, importlib.util, pathlib, sys
+source, resources = map(pathlib.Path, sys.argv[1:])
+class Reader:
+    def files(self):
+        return resources
+class Loader(importlib.machinery.SourceFileLoader):
+    def get_resource_reader(self, name):
+        return Reader()
+file = str(source / "__init__.py")
+spec = importlib.util.spec_from_file_location("gt_kernels", file, loader=Loader("gt_kernels", file),
+                                              submodule_search_locations=[str(source)])
+module = sys.modules["gt_kernels"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+"""
+        with tempfile.TemporaryDirectory() as folder:
+            here = os.path.dirname(c.__file__)
+            for name in ("__init__.py", "c.py", "_header.py"):
+                shutil.copy(os.path.join(here, name), folder)
+            subprocess.run([sys.executable, "-c", code, folder, here], check=True)
 
     def test_a_struct_of_another_operator_is_refused(self):
         with self.assertRaises(ctypes.ArgumentError):

@@ -14,9 +14,10 @@ except ImportError:
     raise unittest.SkipTest("no PyTorch") from None
 
 import loops
-from gt_kernels import ArgumentError, UnsupportedError, c
+from gt_kernels import ArgumentError, Error, UnsupportedError, c
 import gt_kernels.torch as gt
 from gt_kernels.torch import _engine
+from gt_kernels.torch._errors import named
 
 STEPPED = ("wkv6", "ssd", "selective_scan", "conv1d")
 RECURRENT = STEPPED + ("conv_ssd", "wkv_ssm")
@@ -673,6 +674,116 @@ class Errors(unittest.TestCase):
                 grad.square().sum().backward()
 
 
+def shrunk(value):
+    value = value.clone()
+    value.untyped_storage().resize_(value.untyped_storage().nbytes() - 4)
+    return value
+
+
+class Kinds(unittest.TestCase):
+    """Tensors of every kind give right numbers or an error, after the right call and before it."""
+
+    REFUSED = {
+        "sparse": lambda v: v.to_sparse(), "mkldnn": lambda v: v.to_mkldnn(), "bool": lambda v: v > 0,
+        "csr": lambda v: v.reshape(v.shape[0], -1).to_sparse_csr(), "shrunk": shrunk,
+        "nested": lambda v: torch.nested.nested_tensor(list(v)), "complex": lambda v: torch.complex(v, v).conj(),
+        "jagged": lambda v: torch.nested.nested_tensor(list(v), layout=torch.jagged), "list": lambda v: v.tolist(),
+        "quantized": lambda v: torch.quantize_per_tensor(v, 0.1, 0, torch.qint8)}
+
+    def test_others_are_refused(self):
+        warnings.simplefilter("ignore")
+        self.addCleanup(warnings.resetwarnings)
+        for op in INPUTS:
+            tensors = {name: value.detach() for name, value in make(op, T=5).items()}
+            for before in (False, True):
+                _engine.ENGINES[op].plans.clear()
+                _engine.ENGINES[op].seen.clear()
+                for name in tensors:
+                    for kind, make_other in self.REFUSED.items():
+                        if kind in ("nested", "jagged") and tensors[name].dim() < 2:
+                            continue
+                        with self.subTest(op=op, name=name, kind=kind, before=before):
+                            other = {**tensors, name: make_other(tensors[name])}
+                            if before:
+                                call(gt, op, tensors)
+                            with self.assertRaisesRegex(Error, f"^gt_kernels.torch.{op}: {name} "):
+                                call(gt, op, other)
+
+    def test_a_refused_tensor_leaves_no_plan(self):
+        x, weight = torch.randn(2, 10, 6), torch.randn(6, 4)
+        for use in (gt.conv1d, lambda x, w: torch.ops.gt_kernels.conv1d_infer(x, w, None, None, None, None, 0, False)[0]):
+            with self.assertRaises((Error, RuntimeError)):
+                use(x.to_sparse(), weight)
+            one = torch.ones(()).expand(2, 10, 6)
+            self.assertTrue(torch.equal(use(one, weight), gt.conv1d(one.contiguous(), weight)))
+
+    def test_meta(self):
+        for op in INPUTS:
+            tensors = make(op)
+            y, state = call(gt, op, {name: value.to("meta") for name, value in tensors.items()})
+            self.assertEqual(y.shape, call(gt, op, tensors)[0].shape)
+            y.sum().backward()
+
+
+class Numbers0(unittest.TestCase):
+    """0 is no default, and nothing is converted silently."""
+
+    def refused(self, text, function, *values, **options):
+        with self.assertRaisesRegex(ArgumentError, text):
+            function(*values, **options)
+
+    def test_scalars(self):
+        for op in ("rmsnorm_linear", "norm_mix", "norm_gate"):
+            for eps in (0.0, 0, 1e-50, -1.0, float("nan"), float("inf"), None, "1"):
+                self.refused(f"^gt_kernels.torch.{op}: eps = ", call, gt, op, make(op), eps=eps)
+        for op in ("norm_mix", "norm_gate"):
+            for heads in (0, -1, 2.0, 2 ** 64 + 1, 5):
+                self.refused(f"^gt_kernels.torch.{op}: heads = ", call, gt, op, make(op), heads=heads)
+        for op in ("wkv6", "wkv_ssm"):
+            for scale in (0.0, 1e-50, -1, None, "1"):
+                self.refused(f"^gt_kernels.torch.{op}: scale = ", call, gt, op, make(op), scale=scale)
+        for op in ("ssd", "conv_ssd", "wkv_ssm"):
+            for limit in (1.0, (1,), (None, 1), (float("nan"), 1)):
+                self.refused(f"^gt_kernels.torch.{op}: dt_limit", call, gt, op, make(op), dt_limit=limit)
+            zero = call(gt, op, make(op), dt_limit=(0, 0))[0]
+            self.assertFalse(torch.equal(zero, call(gt, op, make(op))[0]))
+            self.refused(f"^gt_kernels.torch.{op}: softplus = 0.5", call, gt, op, make(op), softplus=0.5)
+            self.refused(f"^gt_kernels.torch.{op}: segments = ", call, gt, op, make(op), segments=2 ** 64)
+            self.refused(f"^gt_kernels.torch.{op}: segments = ", call, gt, op, make(op), segments=1.0)
+        x = make("conv_ssd")
+        values = [x[name] for name in INPUTS["conv_ssd"].split()]
+        for name in ("state_size", "groups"):
+            for value in (0, 2.0):
+                self.refused(f"conv_ssd: {name} = ", gt.conv_ssd, *values, **{"state_size": 8, "groups": 2, name: value})
+
+    def test_sizes(self):
+        r = torch.zeros(1, 2, 3, 4)
+        self.refused("wkv6: V = 0", gt.wkv6, r, r, r[..., :0], r)
+        self.refused("ssd: G = 0", gt.ssd, r, r[..., 0], torch.zeros(3), r[:, :, :0], r[:, :, :0])
+
+    def test_integers(self):
+        tensors = {name: value.detach() for name, value in make("wkv6", B=1, rows=2).items()}
+        for bad in (torch.tensor([0, 3.9, 19]), torch.tensor([False, True, True])):
+            self.refused("^gt_kernels.torch.wkv6: cu_seqlens has dtype", call, gt, "wkv6", tensors, cu_seqlens=bad)
+        self.refused(r"^gt_kernels.torch.wkv6: cu_seqlens", call, gt, "wkv6", tensors,
+                     cu_seqlens=torch.tensor([0, 2 ** 32 + 7, 19]))
+        for op in STEPPED:
+            x = {name: value.detach() for name, value in make(op, B=1, T=1).items()}
+            values, pool = [x[name] for name in INPUTS[op].split()[:-1]], x["state"].clone()
+            step = getattr(gt, f"{op}_step")
+            for slot in (2 ** 32, -2 ** 32, 1):
+                self.assertEqual(step(*values, pool, slots=torch.tensor([slot])).abs().max().item(), 0)
+            self.assertTrue(torch.equal(pool, x["state"]))
+            self.refused(f"{op}_step: slots has dtype", step, *values, pool, slots=torch.tensor([0.0]))
+            self.refused(f"{op}_step: state has shape", step, *values, pool[:0], slots=torch.tensor([0]))
+
+    def test_named(self):
+        @named("my.function", Bm="B")
+        def function(**options):
+            return call(gt, "ssd", {**make("ssd"), **options})
+        self.refused(r"^my.function: B has shape \[1\]", function, Bm=torch.zeros(1))
+
+
 class PyTorch(unittest.TestCase):
     """What PyTorch makes of the operators."""
 
@@ -796,6 +907,37 @@ class PyTorch(unittest.TestCase):
         self.assertTrue(torch.equal(gt.conv1d(negative, weight), gt.conv1d(negative.resolve_neg(), weight)))
         zeros = torch._efficientzerotensor((2, 9, 12))
         self.assertEqual(gt.conv1d(zeros, weight).abs().max().item(), 0)
+
+    def test_forward_mode_is_refused(self):
+        for op in INPUTS:
+            tensors = {name: value.detach() for name, value in make(op, T=5).items()}
+            for name, value in tensors.items():
+                def function(v, op=op, tensors=tensors, name=name):
+                    return call(gt, op, {**tensors, name: v})[0]
+
+                def dual(v, function=function):
+                    with torch.autograd.forward_ad.dual_level():
+                        return function(torch.autograd.forward_ad.make_dual(v, v))
+
+                for use in (dual, torch.func.jacfwd(function), lambda v: torch.func.jvp(function, (v,), (v,)),
+                            lambda v: torch.func.linearize(function, v)):
+                    with self.assertRaisesRegex(UnsupportedError, f"{op}: forward-mode"):
+                        use(value)
+
+    def test_steps_are_changes_to_autograd(self):
+        for op in STEPPED:
+            tensors = make(op, T=1)
+            values = [value.detach() for value in tensors.values()][:-1]
+            options = {"wkv6": (0, 1.0, 0), "ssd": (0, 0, 0.0, 0.0, 0), "selective_scan": (0, 0), "conv1d": (0,)}[op]
+            step = getattr(gt, f"{op}_step")
+            for use in (step, torch.compile(step, backend="aot_eager"),
+                        lambda *v: getattr(torch.ops.gt_kernels, f"{op}_step")(*v, None, *options)):
+                state = tensors["state"].detach().clone()
+                y = call(gt, op, {**tensors, "state": state})[0]
+                with torch.no_grad():
+                    use(*values, state)
+                with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+                    y.sum().backward()
 
     def test_hooks_of_saved_tensors(self):
         """What comes back from them may lie otherwise."""

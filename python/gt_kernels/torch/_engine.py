@@ -346,7 +346,7 @@ class Engine:
             return self.dispatch(self.convert("infer", tensors), rest)
         present = [tensor for tensor in tensors if tensor is not None]
         seen_key = (torch.is_grad_enabled(), rest, *map(type, tensors))
-        seen = self.seen.get(seen_key, ())
+        seen = self.find_seen(seen_key, present)
         for check, plan, has_gradient in seen:
             if check(*present):
                 break
@@ -372,7 +372,7 @@ class Engine:
             return self.dispatch_step(self.convert("step", tensors), options)
         present = [tensor for tensor in tensors if tensor is not None]
         seen_key = ("step", torch.is_grad_enabled(), options, *map(type, tensors))
-        seen = self.seen.get(seen_key, ())
+        seen = self.find_seen(seen_key, present)
         for check, plan, _ in seen:
             if check(*present):
                 break
@@ -390,6 +390,15 @@ class Engine:
     def rest(self, options, final_state, recompute):
         """What comes behind the tensors in the schema of forward."""
         return options + (bool(final_state),) * self.state_count + (not recompute,) * self.operator.has_saved
+
+    def find_seen(self, key, tensors):
+        """The checks of `key`.  None may see a nested tensor: PyTorch's check would end the process."""
+        seen = self.seen.get(key, ())
+        if seen:
+            for tensor in tensors:
+                if tensor.is_nested:
+                    return ()
+        return seen
 
     def remember(self, key, tensors, plan, has_gradient):
         """The next call with such tensors is known by one check of them all."""
