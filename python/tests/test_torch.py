@@ -720,7 +720,7 @@ class Kinds(unittest.TestCase):
     def test_meta(self):
         for op in INPUTS:
             tensors = make(op)
-            y, state = call(gt, op, {name: value.to("meta") for name, value in tensors.items()})
+            y, state = call(gt, op, {name: value.detach().to("meta").requires_grad_() for name, value in tensors.items()})
             self.assertEqual(y.shape, call(gt, op, tensors)[0].shape)
             y.sum().backward()
 
@@ -738,7 +738,7 @@ class Numbers0(unittest.TestCase):
                 self.refused(f"^gt_kernels.torch.{op}: eps = ", call, gt, op, make(op), eps=eps)
         for op in ("norm_mix", "norm_gate"):
             for heads in (0, -1, 2.0, 2 ** 64 + 1, 5):
-                self.refused(f"^gt_kernels.torch.{op}: heads = ", call, gt, op, make(op), heads=heads)
+                self.refused(f"^gt_kernels.torch.{op}: .*heads = ", call, gt, op, make(op), heads=heads)
         for op in ("wkv6", "wkv_ssm"):
             for scale in (0.0, 1e-50, -1, None, "1"):
                 self.refused(f"^gt_kernels.torch.{op}: scale = ", call, gt, op, make(op), scale=scale)

@@ -82,12 +82,8 @@ MOST_CHECKS = 8  # of one combination of options; calls of more different tensor
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
-def _float(function, name, tensor):
-    if tensor.dtype == torch.float32:
-        return tensor
-    if not tensor.is_floating_point():
-        refuse(function, f"{name} has dtype {tensor.dtype}: must be float32", c.GT_ERROR_DTYPE)
-    return tensor.float()
+def _float(tensor):
+    return tensor if tensor.dtype == torch.float32 else tensor.float()
 
 
 def _int32(function, name, tensor):
@@ -137,6 +133,7 @@ class Engine:
                        "wkv6_state_in": "wkv_state", "ssd_state_in": "ssm_state", "dt_min": "dt_limit[0]",
                        "dt_max": "dt_limit[1]"}
         names = {"H": "heads", "N": "state_size", "G": "groups"}
+        self.public.update({"ssd.dt_min": "dt_limit[0]", "ssd.dt_max": "dt_limit[1]", "wkv6.scale": "scale"})
         self.public.update((field, names[field]) for field, _ in operator.options if field in names)
         self.define()
 
@@ -430,9 +427,11 @@ class Engine:
         parameters float32.  Those that are right come back as they are."""
         kinds, function = self.step_kinds if call == "step" else self.kinds, self.function(call)
         names = [self.public.get(name, name) for name in self.names[call]]
-        for name, tensor in zip(names, tensors):
+        for kind, name, tensor in zip(kinds, names, tensors):
             if tensor is not None:
                 check_tensor(function, name, tensor)
+                if kind != "i" and not tensor.is_floating_point():
+                    refuse(function, f"{name} has dtype {tensor.dtype}: must be a floating-point dtype", c.GT_ERROR_DTYPE)
         first = tensors[0]
         dtype = None if first is None else first.dtype
         if first is not None and first.device.type != "meta" and torch.is_autocast_enabled(first.device.type):
@@ -448,7 +447,7 @@ class Engine:
             elif kind == "w":
                 tensor = tensor if tensor.dtype in (dtype, torch.float32) else tensor.to(dtype)
             else:
-                tensor = _int32(function, name, tensor) if kind == "i" else _float(function, name, tensor)
+                tensor = _int32(function, name, tensor) if kind == "i" else _float(tensor)
             result.append(tensor)
         return tuple(result)
 

@@ -40,11 +40,12 @@ def named(function, **arguments):
 
 
 def rename(error, function, arguments):
-    """Gives the text of an error other names for its function and for the argument that comes first."""
+    """Gives the text of an error other names for its function and arguments: the first, and all before ' = '."""
     text = str(error)
-    match = re.match(r"gt_\w+(?:\.\w+)*: (\w*)", text)
+    match = re.match(r"gt_\w+(?:\.\w+)*: ([\w.]*)", text)
     if match:
         text = arguments.get(match[1], match[1]) + text[match.end():]
+        text = re.sub(r"(?<=[ ,])([\w.]+)(?= = )", lambda found: arguments.get(found[1], found[1]), text)
     error.args = (f"{function}: {text}",)
 
 
