@@ -711,7 +711,8 @@ class Kinds(unittest.TestCase):
 
     def test_a_refused_tensor_leaves_no_plan(self):
         x, weight = torch.randn(2, 10, 6), torch.randn(6, 4)
-        for use in (gt.conv1d, lambda x, w: torch.ops.gt_kernels.conv1d_infer(x, w, None, None, None, None, 0, False)[0]):
+        infer = torch.ops.gt_kernels.conv1d_infer
+        for use in (gt.conv1d, lambda x, w: infer(x, w, None, None, None, None, 0, False)[0]):
             with self.assertRaises((Error, RuntimeError)):
                 use(x.to_sparse(), weight)
             one = torch.ones(()).expand(2, 10, 6)
@@ -754,7 +755,8 @@ class Numbers0(unittest.TestCase):
         values = [x[name] for name in INPUTS["conv_ssd"].split()]
         for name in ("state_size", "groups"):
             for value in (0, 2.0):
-                self.refused(f"conv_ssd: {name} = ", gt.conv_ssd, *values, **{"state_size": 8, "groups": 2, name: value})
+                self.refused(f"conv_ssd: {name} = ", gt.conv_ssd, *values,
+                             **{"state_size": 8, "groups": 2, name: value})
 
     def test_sizes(self):
         r = torch.zeros(1, 2, 3, 4)

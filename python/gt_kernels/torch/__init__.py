@@ -101,7 +101,8 @@ def wkv6(r, k, v, w, u=None, state=None, *, decay="raw", scale=1.0, final_state=
     """RWKV-6 time mixing.  r k w [B,T,H,N], v [B,T,H,V], u [H,N] (None: 0), state [B,H,N,V] (None: 0) -> y [B,T,H,V].
     decay: "raw", exp(-exp(w)) as RWKV-6 trains it, or "log", exp(w) with w <= 0.  The token sees the state before it,
     and itself with the bonus u.  y is multiplied by scale."""
-    options = (_choice("wkv6", "decay", _DECAY, decay), _float("wkv6", "scale", scale), _int("wkv6", "segments", segments))
+    options = (_choice("wkv6", "decay", _DECAY, decay), _float("wkv6", "scale", scale),
+               _int("wkv6", "segments", segments))
     return _call("wkv6", (r, k, v, w, u, state, cu_seqlens, seq_count), options, final_state, recompute)
 
 
@@ -118,12 +119,14 @@ def ssd(x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softp
     state [B,H,P,N] -> y [B,T,H,P].  softplus: of dt + dt_bias.  dt_limit: (smallest, largest) dt after that.  z gates y
     with SiLU; in bfloat16 on a GPU its gradient is made of y, which must not be changed in place before."""
     return _call("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, cu_seqlens, seq_count),
-                 (_flag("ssd", "softplus", softplus), *_dt_limit("ssd", dt_limit), _int("ssd", "segments", segments)), final_state, recompute)
+                 (_flag("ssd", "softplus", softplus), *_dt_limit("ssd", dt_limit),
+                  _int("ssd", "segments", segments)), final_state, recompute)
 
 
 def ssd_step(x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, dt_limit=None, slots=None):
     """1 to 16 new tokens: as ssd, with `state` read and updated in place; slots as in wkv6_step."""
-    return _step("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots), (_flag("ssd_step", "softplus", softplus), *_dt_limit("ssd_step", dt_limit), 0))
+    return _step("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots),
+                 (_flag("ssd_step", "softplus", softplus), *_dt_limit("ssd_step", dt_limit), 0))
 
 
 def selective_scan(u, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softplus=False, final_state=False,
@@ -131,12 +134,14 @@ def selective_scan(u, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=Non
     """Mamba-1's scan.  u dt z [B,T,D], A [D,N], Bm Cm [B,T,G,N], Dskip dt_bias [D], state [B,D,N] -> y [B,T,D].
     softplus: of dt + dt_bias.  z gates y with SiLU."""
     return _call("selective_scan", (u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, cu_seqlens, seq_count),
-                 (_flag("selective_scan", "softplus", softplus), _int("selective_scan", "segments", segments)), final_state, recompute)
+                 (_flag("selective_scan", "softplus", softplus), _int("selective_scan", "segments", segments)),
+                 final_state, recompute)
 
 
 def selective_scan_step(u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, slots=None):
     """1 to 16 new tokens: as selective_scan, with `state` read and updated in place; slots as in wkv6_step."""
-    return _step("selective_scan", (u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots), (_flag("selective_scan_step", "softplus", softplus), 0))
+    return _step("selective_scan", (u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots),
+                 (_flag("selective_scan_step", "softplus", softplus), 0))
 
 
 def conv1d(x, weight, bias=None, state=None, *, activation=None, final_state=False, cu_seqlens=None, seq_count=None):
@@ -161,7 +166,9 @@ def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, co
     (y, conv_state, state).  What the convolution makes is kept nowhere.  The next tokens: conv1d_step with SiLU and
     ssd_step, on the two states."""
     return _call("conv_ssd", (xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state, state, cu_seqlens, seq_count),
-                 (_int("conv_ssd", "state_size", state_size), _int("conv_ssd", "groups", groups), _flag("conv_ssd", "softplus", softplus), *_dt_limit("conv_ssd", dt_limit), _int("conv_ssd", "segments", segments)), final_state, recompute)
+                 (_int("conv_ssd", "state_size", state_size), _int("conv_ssd", "groups", groups),
+                  _flag("conv_ssd", "softplus", softplus), *_dt_limit("conv_ssd", dt_limit),
+                  _int("conv_ssd", "segments", segments)), final_state, recompute)
 
 
 def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, wkv_state=None, ssm_state=None, *,
@@ -170,7 +177,8 @@ def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, w
     """wkv6 and ssd of one hybrid block, on the same tokens, in one call -> (y of wkv6, y of ssd), and with
     final_state=True both states after them.  Tensors and options as in these; the next tokens: wkv6_step and
     ssd_step."""
-    options = (_choice("wkv_ssm", "decay", _DECAY, decay), _float("wkv_ssm", "scale", scale), _flag("wkv_ssm", "softplus", softplus),
+    options = (_choice("wkv_ssm", "decay", _DECAY, decay), _float("wkv_ssm", "scale", scale),
+               _flag("wkv_ssm", "softplus", softplus),
                *_dt_limit("wkv_ssm", dt_limit), _int("wkv_ssm", "segments", segments))
     return _call("wkv_ssm", (r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state, ssm_state, cu_seqlens,
                              seq_count), options, final_state, recompute)
@@ -186,11 +194,13 @@ def rmsnorm_linear(x, weight, gamma=None, beta=None, bias=None, *, norm="rms", e
 def norm_mix(a, b, gain_a=None, gain_b=None, residual=None, *, heads=1, eps=1e-5):
     """residual + gain_a RMSNorm(a) + gain_b RMSNorm(b).  a b residual [...,D], gains [D] (None: 1).  The mean square is
     that of each of `heads` equal slices."""
-    return _call("norm_mix", (a, b, gain_a, gain_b, residual), (_int("norm_mix", "heads", heads), _float("norm_mix", "eps", eps)))
+    return _call("norm_mix", (a, b, gain_a, gain_b, residual), (_int("norm_mix", "heads", heads),
+                                                                _float("norm_mix", "eps", eps)))
 
 
 def norm_gate(x, z=None, gamma=None, beta=None, *, norm="rms", gate_first=False, heads=1, eps=1e-5):
     """(norm(x) gamma + beta) SiLU(z), or norm(x SiLU(z)) gamma + beta with gate_first.  x z [...,D], gamma beta [D].
     The norm is that of each of `heads` equal slices."""
     norm = _choice("norm_gate", "norm", _NORM, norm)
-    return _call("norm_gate", (x, z, gamma, beta), (norm, _flag("norm_gate", "gate_first", gate_first), _int("norm_gate", "heads", heads), _float("norm_gate", "eps", eps)))
+    return _call("norm_gate", (x, z, gamma, beta), (norm, _flag("norm_gate", "gate_first", gate_first),
+                                                    _int("norm_gate", "heads", heads), _float("norm_gate", "eps", eps)))

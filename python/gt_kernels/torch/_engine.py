@@ -431,7 +431,8 @@ class Engine:
             if tensor is not None:
                 check_tensor(function, name, tensor)
                 if kind != "i" and not tensor.is_floating_point():
-                    refuse(function, f"{name} has dtype {tensor.dtype}: must be a floating-point dtype", c.GT_ERROR_DTYPE)
+                    refuse(function, f"{name} has dtype {tensor.dtype}: must be a floating-point dtype",
+                           c.GT_ERROR_DTYPE)
         first = tensors[0]
         dtype = None if first is None else first.dtype
         if first is not None and first.device.type != "meta" and torch.is_autocast_enabled(first.device.type):
