@@ -46,11 +46,11 @@ typedef struct hy_file {
     int64_t checksum_at; /* place of the checksum's digits in the header; -1: it has none */
 } hy_file;
 
-/* Opens a file, and refuses what is not a whole safetensors file whose checksum, if it has one, is
- * right.  The reason of a failure, here and below, is in hy_last_error() and names the file. */
-/* Whether a regular file begins as a safetensors file does, be it whole or not. */
+/* 1 if the file at `path` begins as a safetensors file does, whole or cut off. */
 int hy_is_model(const char *path);
 
+/* Opens a safetensors file.  Refuses a file that is not whole, or whose checksum is wrong.  If this or a function below
+ * fails, hy_last_error() has the reason and names the file. */
 gt_status hy_file_open(hy_file *file, const char *path);
 void hy_file_close(hy_file *file); /* also one that could not be opened, or is all zeros */
 
@@ -62,9 +62,9 @@ const hy_file_tensor *hy_file_tensor_of(const hy_file *file, const char *name);
 gt_status hy_file_read(hy_file *file, const hy_file_tensor *tensor, void *numbers);
 
 /* ---- writing -----------------------------------------------------------------------------------
- * Name what is to be written; begin; the data of all tensors in the order of their naming; end.
- * Nothing stands under the path before end: the file is written beside it as PATH.tmp and renamed
- * when it is on the disk, so that an older file stays until the new one is whole. */
+ * Name all texts and tensors; begin; write the data of the tensors in the same order; end.
+ * The file is written as PATH.tmp.  The end renames it to PATH once it is on the disk, so an older file stays until the
+ * new one is whole. */
 typedef struct hy_file_writer hy_file_writer;
 
 /* Fails if the path cannot be written: its folder is missing or read-only, it is no regular file or

@@ -56,7 +56,7 @@ gt_status hy_close(FILE *file, const char *name) {
 
 /* ---- files that must stay ------------------------------------------------------------------- */
 
-/* The path without links; if there is no such file, that of its folder with its name.  NULL if the
+/* The path without links.  If no such file exists: its folder without links, then its name.  NULL if the
  * folder is not there either.  The caller frees it. */
 static char *resolve(const char *path) {
     char *whole = realpath(path, NULL);
@@ -114,7 +114,7 @@ static gt_status keep_aside(const char *option, const char *path, int stays, cha
                    strerror(errno));
 }
 
-/* What the rows of a log say. */
+/* An old log, as its rows describe it. */
 typedef struct old_log {
     int is_log;
     int64_t kept, dropped; /* rows */
@@ -122,7 +122,7 @@ typedef struct old_log {
     long long size;        /* of what stays, in bytes */
 } old_log;
 
-/* Whether a row is that of the step. */
+/* Whether a row has the step, the tokens and, if it is known, the loss. */
 static int is_row_of(const char *row, const hy_log_point *at) {
     char expected[96];
     int length = snprintf(expected, sizeof expected, "%lld,%lld,", (long long)at->step, (long long)at->tokens);
@@ -153,7 +153,7 @@ static gt_status read_log(const char *path, const hy_log_point *from, old_log *o
         old->size += length;
     }
     int failed = ferror(file);
-    old->is_ours &= old->kept || old->is_whole; /* nothing tells whose later rows are */
+    old->is_ours &= old->kept || old->is_whole; /* without a kept row nobody can tell whose rows follow */
     free(line);
     fclose(file);
     return failed ? hy_fail(GT_ERROR_VALUE, "csv %s: %s", path, strerror(EIO)) : GT_OK;
@@ -253,7 +253,7 @@ static void write_numbers(FILE *file, const double *numbers, int count) {
             fputc(',', file);
 }
 
-/* Of a branch that the model has not there is nothing. */
+/* Leaves the fields of a missing branch empty. */
 static void write_branches(FILE *file, const hy_probe *p) {
     double numbers[5] = {p->branch_cosine, p->branch_rms[0], p->branch_rms[1], p->branch_gain[0], p->branch_gain[1]};
     if (!p->has[0] || !p->has[1]) numbers[0] = (double)NAN;

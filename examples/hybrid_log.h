@@ -1,5 +1,4 @@
-/* What hybrid_train writes: streams whose every failure is seen, and the log, a CSV file with a row
- * per step. */
+/* The output of hybrid_train: streams that report every failure, and the log, a CSV file with a row per step. */
 #ifndef HYBRID_LOG_H
 #define HYBRID_LOG_H
 
@@ -10,13 +9,12 @@
 /* A file or a stream could not be written: no gt_status, as no operator writes one. */
 #define HY_ERROR_WRITE ((gt_status)500)
 
-/* Call it first.  A standard stream that is closed gets a descriptor that cannot be used: else the
- * next file that is opened would take its place, and what is printed would land there.  A file that
- * reaches its largest size (ulimit -f) becomes an error as any other. */
+/* Call it first.  It gives every closed standard stream a descriptor that nothing can use.  Without it the next file
+ * would get the descriptor of standard output, and printed text would land in that file.  A file that reaches its
+ * largest size (ulimit -f) becomes an error as any other. */
 gt_status hy_streams_open(void);
 
-/* Writes out what the stream holds back.  Fails if that or an earlier write to it failed.  `name`
- * is for the message, here and below. */
+/* Flushes the stream.  Fails if the flush or an earlier write failed.  The message has `name`, here and below. */
 gt_status hy_flush(FILE *file, const char *name);
 /* The same, and closes it in any case. */
 gt_status hy_close(FILE *file, const char *name);
@@ -33,9 +31,9 @@ int hy_is_standard(const char *path);
 /* Room for a path without links. */
 #define HY_PATH_MAX 4096
 
-/* Before a file is replaced: gives the one that is there, unless it is empty, a second name, the
- * first of PATH.1, PATH.2, ... that is free; of a link, what it leads to.  Where files cannot have
- * two names it is renamed.  *kept: that name, "" if there is no file. */
+/* Call it before a file is replaced.  It gives the old file, unless that is empty, a second name: the first free one
+ * of PATH.1, PATH.2, ...  It follows links.  Where a file cannot have two names, it renames the file.  *kept: the new
+ * name, "" if there is no file. */
 gt_status hy_keep_older(const char *option, const char *path, char *kept, size_t size);
 
 /* ---- the log -------------------------------------------------------------------------------- */
@@ -54,21 +52,23 @@ typedef struct hy_log_row {
     const hy_probe *probe; /* NULL: the branches were not looked at after this step */
 } hy_log_row;
 
-/* The end of a run that goes on. */
+/* The last step of the run that is resumed. */
 typedef struct hy_log_point {
     int64_t step, tokens;
     double loss; /* NAN: not known */
 } hy_log_point;
 
-/* Opens the log; an empty path gives one that takes rows and keeps none.
+/* Opens the log.  With an empty path it takes rows and keeps none.
  *
- * from NULL: a new log.  A regular file of that name is kept as PATH.1, or under the first
- * number that is free; of a link, what it leads to.  Else the log is continued: rows after that
- * step are dropped, and the whole log is kept as above; a last row that was not written to its end is dropped alone.
- * A file that is no log is kept aside as above, and so is one whose last row up to that step has another step, number
- * of tokens or loss: it is another run's.
+ * from = NULL: begins a new log.  A regular file at PATH is renamed to the first free name of PATH.1, PATH.2, ...
+ * Links are followed.
  *
- * What is no regular file, such as a pipe, is written from where it stands. */
+ * Otherwise continues the log at PATH.  Rows after step from->step are dropped.  Before whole rows are dropped, the old
+ * log is kept as PATH.1.  A half-written last row is dropped without a copy.  The log belongs to another run if its
+ * last row up to that step differs from `from` in step, tokens or loss.  A log of another run, or a file that is no log, is
+ * kept as PATH.1, and a new log begins.
+ *
+ * A file that is not regular, such as a pipe, is written from its current position. */
 gt_status hy_log_open(hy_log *log, const char *path, const hy_log_point *from);
 /* The row is in the file when it returns. */
 gt_status hy_log_write(hy_log *log, const hy_log_row *row);

@@ -43,7 +43,7 @@ static void on_interrupt(int number) {
     errno = error;
 }
 
-/* What is ignored, as by nohup, stays so, but for Ctrl-C. */
+/* Signals that the caller ignores, as nohup does, stay ignored, except Ctrl-C. */
 static void catch_signals(void) {
     struct sigaction action, before;
     memset(&action, 0, sizeof action);
@@ -106,8 +106,8 @@ static void next_batch(trainer *t) {
         hy_batch_random(&t->batch, &t->text, &t->random);
 }
 
-/* Refuses a step that went wrong, but for gradients that overflow in fp16: these are left out, and
- * the loss scale follows. */
+/* Refuses a step that went wrong.  Gradients that overflow in fp16 are no error: the step is skipped, and the loss
+ * scale halves. */
 static gt_status judge_step(trainer *t, const hy_result *result) {
     int scaled = t->backend->dtype == GT_F16;
     if (!isfinite(result->loss))
@@ -318,7 +318,7 @@ gt_status hy_resume_run(trainer *t) {
     return GT_OK;
 }
 
-/* What follows a step: gates, held-out loss, log, progress line, sample. */
+/* Checks and reports a step: gates, held-out loss, log, progress line, sample. */
 static gt_status report_step(trainer *t, const hy_result *result, double lr, int last) {
     const hy_options *o = &t->options;
     double held_out = NAN, start = hy_now();

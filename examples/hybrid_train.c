@@ -35,7 +35,7 @@ static int tell(int status) {
     return status;
 }
 
-/* The same, after what the report has so far.  Not once standard output is closed. */
+/* Prints the error behind the report.  Call it only while standard output is open. */
 static int fail(int status) {
     char message[640];
     snprintf(message, sizeof message, "%s", hy_last_error());
@@ -65,7 +65,7 @@ static void stop_spinning(char **argv) {
 #endif
 }
 
-/* What the options ask for, after set_up; the exit status. */
+/* Runs the mode that the options name, after set_up.  Returns the exit status. */
 static int act(trainer *t) {
     int differences = 0;
     if (t->options.list_models) {

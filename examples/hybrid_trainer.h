@@ -1,11 +1,11 @@
-/* What the files of hybrid_train share: the state of a run, and what they call of each other.
+/* The files of hybrid_train share the state of a run and call these functions of each other.
  *
  * | file             | holds                                                             |
  * |------------------|-------------------------------------------------------------------|
  * | hybrid_setup.c   | before the first step: device, model file, text, model            |
  * | hybrid_loop.c    | signals, steps, gates, the model file that is written             |
  * | hybrid_report.c  | what is printed                                                   |
- * | hybrid_instead.c | what a run can be asked for instead of training                   |
+ * | hybrid_instead.c | modes other than training                                         |
  * | hybrid_train.c   | main                                                              | */
 #ifndef HYBRID_TRAINER_H
 #define HYBRID_TRAINER_H
@@ -37,7 +37,7 @@ typedef struct trainer {
     hy_batch batch, first; /* the one at hand; the run's first, unless it is resumed */
     hy_tracks tracks;
     uint64_t random; /* state of the generator that places windows ... */
-    uint64_t before; /* ... and what it was before the batch at hand */
+    uint64_t before; /* ... and its value before the current batch */
     hy_log log;
     hy_screen screen;
     double start, shown; /* times of the first step and of the last progress line, in seconds */
@@ -72,12 +72,12 @@ extern const char *const hy_dtype_names[];
 /* Everything before the first step; program: argv[0]. */
 gt_status hy_set_up(trainer *t, const char *program);
 
-/* A model for the options at hand, in t->model; says what it needs if there is no memory. */
+/* Makes a model from the options, in t->model.  The error of missing memory says how much it needs. */
 gt_status hy_create_model(trainer *t, const hy_config *config);
 
 /* ---- hybrid_loop.c --------------------------------------------------------------------------- */
 
-/* Training and what comes after it. */
+/* Trains, then evaluates and saves. */
 gt_status hy_run_training(trainer *t);
 
 double hy_now(void); /* seconds of a clock that only goes forward */

@@ -65,8 +65,7 @@ static gt_status find_place(hy_file_writer *w, const char *path) {
     return GT_OK;
 }
 
-/* Whether a file is what a killed program left, or a computer that lost power: a beginning of a
- * file of ours, or nothing. */
+/* Whether a killed program, or a computer that lost power, left the file: it is empty, or begins as our files do. */
 static int is_left_over(int file) {
     static const char nothing[8 + sizeof first_text - 1];
     char bytes[sizeof nothing];

@@ -21,8 +21,8 @@ True of every function
   recompute  True: nothing is saved for backward but the inputs; it computes again what it needs.
   Results    repeat bit for bit.  No gradients of gradients.
   Transforms torch.func and forward-mode derivatives work or raise; no tangent is lost.
-  Numbers    0 is no default: eps and scale are positive in float32.  Integer tensors are int32 or int64.  A value beyond
-             int32 stays out of range: its slot is skipped, and such cu_seqlens are refused.
+  Numbers    0 is no default: eps and scale are positive in float32.  Integer tensors are int32 or int64.  A value
+             beyond int32 stays out of range: its slot is skipped, and such cu_seqlens are refused.
   Errors     are gt_kernels.ArgumentError (a ValueError), UnsupportedError (a NotImplementedError) or Error.  They name
              the function that was called and its argument.
 

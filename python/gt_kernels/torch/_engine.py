@@ -410,8 +410,8 @@ class Engine:
 
     def refuse_gradients(self, call, tensors):
         if torch.is_grad_enabled() and _any_requires_grad(tensors):
-            text = ("it updates the state in place and has no gradients: call it under torch.no_grad(), or the function "
-                    "without _step") if call == "step" else "this call has no gradients: use the operator of forward"
+            text = ("it updates the state in place and has no gradients: call it under torch.no_grad(), or the "
+                    "function without _step") if call == "step" else "this call has no gradients: use the operator of forward"
             refuse(self.function(call), text, c.GT_ERROR_UNSUPPORTED)
 
     def refuse_tangents(self, call, tensors):

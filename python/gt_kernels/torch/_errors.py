@@ -5,7 +5,6 @@ calls gt_kernels.torch for its own caller puts its own names there:
 
     @named("gt_kernels.compat.selective_scan_fn", dt="delta", Bm="B", Cm="C")
     def selective_scan_fn(u, delta, A, B, C, ...):
-        check_tensors("gt_kernels.compat.selective_scan_fn", u=u, delta=delta, A=A, B=B, C=C)
 """
 
 import functools
@@ -58,13 +57,6 @@ def check_tensor(function, name, tensor):
         refuse(function, f"{name} is {'nested' if tensor.is_nested else tensor.layout}: must be a dense tensor")
     if tensor.device.type not in ("cpu", "cuda", "meta"):
         refuse(function, f"{name} is on {tensor.device}: must be on a CPU or a CUDA device", c.GT_ERROR_UNSUPPORTED)
-
-
-def check_tensors(function, **tensors):
-    """check_tensor of all that are not None."""
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            check_tensor(function, name, tensor)
 
 
 def flag(function, name, value):
