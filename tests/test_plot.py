@@ -15,6 +15,8 @@ import xml.etree.ElementTree as xml
 
 try:
     import matplotlib
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
 except ImportError as error:
     print(f'skipped: {error}')
     sys.exit(1 if os.environ.get('GT_TEST_STRICT') else 77)
@@ -116,6 +118,46 @@ class PlotTest(unittest.TestCase):
         for (tokens, loss), (x, y) in zip([(1000 * i, 9 - .7 * i) for i in range(1, 11)], thick):
             self.assertAlmostEqual(x, thin[0][0] + (tokens - 150) * per_token, delta=.1)
             self.assertAlmostEqual(y, thin[0][1] + (7.91 - loss) * per_nat, delta=.1)
+
+    def test_every_curve_begins_where_its_run_does(self):
+        rows = [f'{i},{100 * i},{2 + 6 * .9 ** i},{2 + 7 * .9 ** i if i % 5 == 0 else ""}\n' for i in range(1, 101)]
+        self.plot('train', '-o', 'loss.svg', self.put('run.csv', TRAIN_HEAD + ''.join(rows)))
+        tree = xml.fromstring(self.get('loss.svg'))
+        curves = [path for path in tree.iter(SVG + 'path')
+                  if 'stroke: #0969da' in path.get('style', '') and 'fill: none' in path.get('style', '')]
+        grid = [float(y) for path in tree.iter(SVG + 'path') if 'stroke: #d1d9e0' in path.get('style', '')
+                for y in re.findall(r'[ML] \S+ (\S+)', path.get('d'))]
+        self.assertEqual([len(re.findall('[ML]', path.get('d'))) for path in curves], [50, 20])
+        for path in curves:  # whole, and nothing above the paper or over the words at its head
+            self.assertIsNone(path.get('clip-path'))
+            points = [float(y) for y in re.findall(r'[ML] \S+ (\S+)', path.get('d'))]
+            self.assertEqual(points[0], min(points))
+            self.assertGreater(points[0], 72 * .75)
+            self.assertLess(points[0], min(grid) + 40)
+
+    def test_long_labels_fit_on_the_paper(self):
+        long = 'a label that names all that was changed: lr 0.004, GF, 64 channels, W' + 'M' * 40
+        self.put('run.csv', TRAIN_HEAD + '1,10,3,\n2,20,2.5,2\n')
+        self.put('bench.csv', bench_rows(('gt', 'B1 T1 H1 N64', 1, 1), ('p' * 90, 'B1 T1 H1 N64', 9, 9),
+                                         ('gt', 'B1 T2 H1 N64', 1, 1), ('p' * 90, 'B1 T2 H1 N64', 9, 9)))
+        for command, file, more, name in (('train', 'run.csv', ['--label', long], long),
+                                          ('train', 'run.csv', ['--label', 'short'], 'short'),
+                                          ('floor', 'bench.csv', [], 'p' * 90), ('length', 'bench.csv', [], 'p' * 90)):
+            self.plot(command, '-o', 'out.svg', file, *more)
+            tree = xml.fromstring(self.get('out.svg'))
+            width = float(tree.get('viewBox').split()[2])
+            self.assertEqual(width > 8.3 * 72, name != 'short')
+            self.assertTrue(any(name in text for text in texts(self.get('out.svg'))))
+            for element in tree.iter(SVG + 'text'):
+                style, text = element.get('style', ''), ' '.join(element.itertext())
+                size = float(re.search(r'([\d.]+)px', style)[1])
+                left = float(element.get('x') or re.search(r'translate\((\S+)', element.get('transform'))[1])
+                font = FontProperties(family='DejaVu Sans', weight='bold' if 'bold' in style else 'normal')
+                wide = TextPath((0, 0), text.replace('$', ''), size=size, prop=font).get_extents().x1
+                anchor = re.search(r'text-anchor: (\w+)', style)
+                left -= {'middle': wide / 2, 'end': wide}.get(anchor and anchor[1], 0)
+                self.assertGreaterEqual(left, 0, text)
+                self.assertLessEqual(left + wide, width, text)
 
     def test_a_run_without_held_out_losses(self):
         self.put('run.csv', TRAIN_HEAD + '1,10,3,\n2,20,2.5,\n')
@@ -252,6 +294,12 @@ class PlotTest(unittest.TestCase):
         self.put('out.svg', 'what was there')
         self.plot('train', '-o', 'other.svg', 'run.svg')
         os.remove('other.svg')
+        os.rename('run.svg', 'fresh.svg.new')  # the name that is written first is that of no input, nor of any file
+        self.put('fresh.svg.tmp', 'mine')
+        self.plot('train', '-o', 'fresh.svg', 'fresh.svg.new')
+        self.assertEqual((self.get('fresh.svg.new')[:4], self.get('fresh.svg.tmp')), ('step', 'mine'))
+        self.assertEqual(os.stat('fresh.svg').st_mode, os.stat('out.svg').st_mode)
+        os.rename('fresh.svg.new', 'run.svg')
         before = sorted(os.listdir())
         message = self.plot('train', '-o', 'out.svg', 'run.svg', status=1, preexec_fn=lambda: resource.setrlimit(
             resource.RLIMIT_FSIZE, (4096, 4096)))

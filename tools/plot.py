@@ -29,6 +29,7 @@ import math
 import os
 import re
 import sys
+import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -261,7 +262,6 @@ COLOURS = {
     'line': ('#d1d9e0', '#3d444d'), 'peer': ('#818b98', '#8b949e'), 'ours': ('#0969da', '#4493f8'),
     'behind': ('#bc4c00', '#f0883e'), 'third': ('#8250df', '#ab7df8'),
     'fourth': ('#116329', '#3fb950'), 'fifth': ('#bf3989', '#f778ba')}
-FIRST_SHOWN = .1  # of a training run: before, the loss falls from far above
 RUN_COLOURS = ['ours', 'behind', 'third', 'fourth', 'fifth', 'peer']
 FONTS = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
 
@@ -322,7 +322,27 @@ class Picture:
         axes.annotate(text, (x, y), (dx, dy), textcoords='offset points', annotation_clip=False,
                       color=COLOURS[colour][0], parse_math=False, **{'va': 'center', **more})
 
+    def make_room(self):
+        """Widens the paper to the right until the longest label fits; nothing that is drawn moves."""
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        renderer = FigureCanvasAgg(self.figure).get_renderer()
+        texts = self.figure.texts + [text for axes in self.figure.axes for text in axes.texts]
+        with matplotlib.rc_context({'text.hinting': 'none'}):  # else widths are those of whole pixels
+            right = max(text.get_window_extent(renderer).x1 for text in texts) / self.figure.dpi
+        if right <= self.width:
+            return
+        old, self.width = self.width, right + .1
+        scale = old / self.width  # places are kept as fractions of the paper
+        for axes in self.figure.axes:
+            place = axes.get_position()
+            axes.set_position((place.x0 * scale, place.y0, place.width * scale, place.height))
+        for text in self.figure.texts:
+            text.set_x(text.get_position()[0] * scale)
+        self.figure.set_figwidth(self.width)
+
     def bytes(self, suffix):
+        self.make_room()
         digest = hashlib.sha256('\n'.join(self.drawn).encode()).hexdigest()
         out = io.BytesIO()
         metadata = {
@@ -392,11 +412,10 @@ def draw_train(runs, labels):
     ends, shown = [], []
     last = max(run.loss[-1][0] for run in runs)
     for run, label, colour in zip(runs, labels, RUN_COLOURS):
-        p.line(axes, label + ' loss', run.smooth(), colour, .8, zorder=2, clip_on=True)
-        p.line(axes, label + ' held out', run.held_out, colour, 1.8, clip_on=True)
+        p.line(axes, label + ' loss', run.smooth(), colour, .8, zorder=2)
+        p.line(axes, label + ' held out', run.held_out, colour, 1.8)
         ends.append((run.held_out or run.smooth())[-1])
-        shown += [y for x, y in run.smooth() + run.held_out if x >= last * FIRST_SHOWN or y < 0]
-        shown += [run.smooth()[-1][1]]
+        shown += [y for _, y in run.smooth() + run.held_out]
     low, high = min(shown), max(shown)
     low, high = low - (high - low or 1) * .05, high + (high - low or 1) * .05
     axes.set(xlim=(0, last), ylim=(low, high))
@@ -562,19 +581,32 @@ def suffix_of(name):
     return name
 
 
+def mode_of(name):
+    """The permissions that a file has, or that a new one gets."""
+    if os.path.exists(name):
+        return os.stat(name).st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
 def write(name, picture, inputs=()):
-    """Beside the file first, so that a failure leaves what was there."""
-    beside = name + '.new'
+    """Beside the file first, under a name that no file has, so that a failure leaves what was there."""
+    beside = None
     try:
         if os.path.exists(name) and any(os.path.samefile(name, other) for other in inputs):
             raise Failure(f'{name}: is read, and would be overwritten')
-        with open(beside, 'wb') as file:
-            file.write(picture.bytes(os.path.splitext(name)[1][1:]))
+        image = picture.bytes(os.path.splitext(name)[1][1:])
+        handle, beside = tempfile.mkstemp(prefix=os.path.basename(name) + '.', dir=os.path.dirname(name) or '.')
+        with open(handle, 'wb') as file:
+            file.write(image)
+        os.chmod(beside, mode_of(name))
         os.replace(beside, name)
+        beside = None
     except OSError as error:
         raise Failure(f'{name}: {error.strerror}') from None
     finally:
-        if os.path.exists(beside):
+        if beside:
             os.remove(beside)
 
 
