@@ -162,6 +162,7 @@ static const row rows[] = {
     {"help", FLAG, AT(help), NULL, "no", .help = "print this"},
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
+enum { BY_USER = 1, BY_FILE = 2 }; /* who gave an option: command line or config file, or a model file */
 _Static_assert(sizeof rows / sizeof rows[0] <= HY_OPTIONS_MAX, "hy_options.given is too short");
 
 /* ---- the nearest word ----------------------------------------------------------------------- */
@@ -351,7 +352,7 @@ static gt_status set_value(hy_options *o, const row *r, const char *value, const
         if (r->kind == MODEL) status = check_model(value, r, where);
         memcpy(field, value, strlen(value) + 1);
     }
-    o->given[r - rows] = 1;
+    o->given[r - rows] = BY_USER;
     return status;
 }
 
@@ -589,7 +590,7 @@ static const struct {
               "synchronize check" SIZES},
     {"bench", " data separator end-symbol tokens vocab split model batch lr weight-decay clip seed stateful recompute "
               "fuse device dtype synchronize bench bench-batch bench-runs bench-steps bench-cpu" SIZES},
-    {"list-models", " data separator end-symbol tokens vocab device list-models "},
+    {"list-models", " data separator end-symbol tokens vocab list-models "},
     {"plan", " data separator end-symbol tokens vocab model seq stateful recompute fuse device dtype plan" SIZES},
     {"profile", " data separator end-symbol tokens vocab end-token split model batch seq seed stateful recompute fuse "
                 "device dtype synchronize profile" SIZES},
@@ -617,10 +618,51 @@ gt_status hy_options_fit(const hy_options *o, const char *mode) {
         if (hy_options_given(o, of_steps[i]))
             return hy_fail(GT_ERROR_VALUE, "%s: has no effect with --bench without --bench-steps", of_steps[i]);
     }
+    if (!*o->save && hy_options_given(o, "save-every"))
+        return hy_fail(GT_ERROR_VALUE, "save-every: has no effect without --save; leave it out");
+    if (o->plan.count && !strcmp(o->device, "cpu"))
+        return hy_fail(GT_ERROR_VALUE,
+                       "device: cpu has no effect with --plan, which plans a CUDA device; leave it out");
     return GT_OK;
 }
 
-int hy_options_given(const hy_options *o, const char *name) { return o->given[find_row(name, "") - rows]; }
+/* Fails if the user gave one of the options, "" after the last. */
+static gt_status refuse(const hy_options *o, const char *const *names, const char *why) {
+    for (; **names; names++)
+        if (hy_options_given(o, *names))
+            return hy_fail(GT_ERROR_VALUE, "%s: has no effect with %s; leave it out", *names, why);
+    return GT_OK;
+}
+
+static int is_word_of(const char *word, const char *const *words) {
+    while (**words && strcmp(word, *words)) words++;
+    return **words != 0;
+}
+
+gt_status hy_options_fit_together(const hy_options *o, const char *mode) {
+    static const char *const training[] = {"train", "resume", "init", ""}, *const generating[] = {"generate", ""};
+    static const char *const of_samples[] = {"prompt", "temperature", "top-k", "sample-every", ""};
+    static const char *const of_drawing[] = {"temperature", "top-k", "seed", ""};
+    static const char *const of_top[] = {"top-k", ""}, *const of_evaluations[] = {"eval-tokens", ""};
+    static const char *const of_texts[] = {"separator", ""}, *const of_numbers[] = {"end-token", ""};
+    const int trains = is_word_of(mode, training), generates = is_word_of(mode, generating);
+    const int reads_documents = trains || (o->profile && o->stateful);
+    char why[96];
+    gt_status status = GT_OK;
+    if ((trains || generates) && !o->sample)
+        status = refuse(o, trains ? of_samples : of_drawing, "--sample 0");
+    else if ((trains || generates) && o->temperature == 0)
+        status = refuse(o, of_top, "--temperature 0");
+    if (status == GT_OK && trains && !o->eval_every && given(o, AT(eval_every)))
+        status = refuse(o, of_evaluations, "--eval-every 0");
+    if (status != GT_OK || reads_documents) return status;
+    snprintf(why, sizeof why, "--%s without --end-symbol%s", mode, o->profile ? " or --stateful" : "");
+    if (!o->end_symbol) status = refuse(o, of_texts, why);
+    if (status == GT_OK) status = refuse(o, of_numbers, "--profile without --stateful");
+    return status;
+}
+
+int hy_options_given(const hy_options *o, const char *name) { return o->given[find_row(name, "") - rows] == BY_USER; }
 
 /* In the fewest digits that read as the same number. */
 static void print_number(char text[HY_TEXT_MAX], double x) {
@@ -647,9 +689,13 @@ void hy_options_text(const hy_options *o, const char *name, char text[HY_TEXT_MA
 static gt_status set_kept(hy_options *o, const row *r, const char *text, const char *file) {
     char where[256];
     snprintf(where, sizeof where, "%.200s: damaged: option ", file);
-    if (r->kind != STRING) return set_value(o, r, text, where);
+    if (r->kind != STRING) {
+        gt_status status = set_value(o, r, text, where);
+        o->given[r - rows] = BY_FILE;
+        return status;
+    }
     snprintf((char *)o + r->offset, HY_TEXT_MAX, "%s", text);
-    o->given[r - rows] = 1;
+    o->given[r - rows] = BY_FILE;
     return GT_OK;
 }
 

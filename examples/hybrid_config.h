@@ -50,7 +50,7 @@ typedef struct hy_options {
     int gates_strict;
     int help, version, list_models;
     const char *config;                  /* the config file, as in argv; NULL = none */
-    unsigned char given[HY_OPTIONS_MAX]; /* per row of the table: the user set it */
+    unsigned char given[HY_OPTIONS_MAX]; /* per row of the table: 1 by the user, 2 by a model file */
 } hy_options;
 
 /* Reads the command line, and before it the config file that it may name, so that the command line
@@ -77,7 +77,9 @@ int hy_options_of_model(const char *name);
 /* Fails if the user gave an option that has no effect in a mode: "train", "resume", "init", or an option that trains
  * nothing, such as "eval". */
 gt_status hy_options_fit(const hy_options *options, const char *mode);
-/* Whether the user gave this option. */
+/* The same for options whose effect depends on the values of others.  Call it when all options have their values. */
+gt_status hy_options_fit_together(const hy_options *options, const char *mode);
+/* Whether the user gave this option, on the command line or in a config file. */
 int hy_options_given(const hy_options *options, const char *name);
 
 /* The one of `words` with the smallest edit distance to `word`, in any case; the first of them on a

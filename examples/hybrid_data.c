@@ -107,6 +107,7 @@ static int take_bytes(hy_text *text, const uint8_t *bytes, int64_t size, const h
         else
             for (int64_t k = i; k < end; k++) put_token(text, n++, text->token_of[bytes[k]]);
         i = end;
+        text->ends += length > 0;
         if (!length && i < size) continue;
         if (add_document(text, &room, start)) return -1;
         start = n;
@@ -129,6 +130,7 @@ static int take_numbers(hy_text *text, const uint8_t *bytes, int64_t size, const
     for (int64_t i = 0; i < size; i++) {
         int32_t token = (int32_t)number_at(bytes, from->width, i);
         put_token(text, i, token);
+        text->ends += token == from->end_token;
         if (i + 1 < size && token != from->end_token) continue;
         if (add_document(text, &room, start)) return -1;
         start = i + 1;

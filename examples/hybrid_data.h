@@ -36,6 +36,7 @@ typedef struct hy_text {
     int token_of[256];    /* -1 for a byte that does not occur */
     int64_t *document;    /* [documents + 1] first token of each document, then size */
     int64_t documents;
+    int64_t ends;            /* how often the file has a separator, or the end token */
     double entropy_train;    /* nats per token of the training part under its own frequencies */
     double entropy_held_out; /* of the held-out part, frequencies from training (each count + 1) */
     char sum[65];            /* SHA-256 of the file, if it was wanted */

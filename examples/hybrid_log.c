@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -187,7 +188,7 @@ static gt_status prepare(hy_log *log, const char *target, const hy_log_point *fr
         if (status != GT_OK) return status;
     } else if (truncate(target, (off_t)old.size))
         return hy_fail(GT_ERROR_VALUE, "csv %s: %s", log->path, strerror(errno));
-    *mode = "a";
+    *mode = "r+";
     snprintf(log->note, sizeof log->note, "continued; rows kept: %lld, later ones dropped: %lld%s%s",
              (long long)old.kept, (long long)old.dropped, old.is_whole ? "" : "; the whole log is kept as ",
              old.is_whole ? "" : kept);
@@ -240,41 +241,119 @@ gt_status hy_log_open(hy_log *log, const char *path, const hy_log_point *from) {
     if (status != GT_OK) return status;
     log->file = fopen(target, mode);
     if (!log->file) return hy_fail(GT_ERROR_VALUE, "csv %s: %s", path, strerror(errno));
-    if (*mode == 'w') fputs(header, log->file);
+    log->is_regular = !fstat(fileno(log->file), &found) && S_ISREG(found.st_mode);
+    if (*mode == 'w')
+        fputs(header, log->file);
+    else if (fseeko(log->file, 0, SEEK_END))
+        return hy_fail(GT_ERROR_VALUE, "csv %s: %s", path, strerror(errno));
     return hy_flush(log->file, log->path);
+}
+
+/* Adds text to a row. */
+static void add(char *row, const char *format, ...) {
+    size_t used = strlen(row);
+    va_list list;
+    va_start(list, format);
+    vsnprintf(row + used, HY_ROW_MAX - used, format, list);
+    va_end(list);
 }
 
 /* Further columns of a row; one that is not finite is left empty. */
-static void write_numbers(FILE *file, const double *numbers, int count) {
+static void add_numbers(char *row, const double *numbers, int count) {
     for (int i = 0; i < count; i++)
         if (isfinite(numbers[i]))
-            fprintf(file, ",%.6g", numbers[i]);
+            add(row, ",%.6g", numbers[i]);
         else
-            fputc(',', file);
+            add(row, ",");
 }
 
-/* Leaves the fields of a missing branch empty. */
-static void write_branches(FILE *file, const hy_probe *p) {
-    double numbers[5] = {p->branch_cosine, p->branch_rms[0], p->branch_rms[1], p->branch_gain[0], p->branch_gain[1]};
-    if (!p->has[0] || !p->has[1]) numbers[0] = (double)NAN;
-    for (int k = 0; k < 2; k++)
-        if (!p->has[k]) numbers[1 + k] = numbers[3 + k] = (double)NAN;
-    write_numbers(file, numbers, 5);
+/* The last columns of a row, and its end.  The fields of a missing branch are empty. */
+static void add_branches(char *row, const hy_probe *p) {
+    double numbers[5] = {(double)NAN, (double)NAN, (double)NAN, (double)NAN, (double)NAN};
+    if (p && p->has[0] && p->has[1]) numbers[0] = p->branch_cosine;
+    for (int k = 0; p && k < 2; k++)
+        if (p->has[k]) numbers[1 + k] = p->branch_rms[k], numbers[3 + k] = p->branch_gain[k];
+    add_numbers(row, numbers, 5);
+    add(row, "\n");
+}
+
+/* Where column `index`, from 0, begins in a row; NULL if there are not so many. */
+static const char *column(const char *row, int index) {
+    for (; row && index > 0; index--)
+        if ((row = strchr(row, ','))) row++;
+    return row;
+}
+
+enum { HELD_OUT = 3, BRANCHES = 12 }; /* places of columns in a row */
+
+/* 1 for a whole row without held-out loss and branches. */
+static int is_incomplete(const char *row) {
+    const char *held_out = column(row, HELD_OUT), *branches = column(row, BRANCHES);
+    return held_out && *held_out == ',' && branches && !strcmp(branches, ",,,,\n");
+}
+
+gt_status hy_log_reopen(hy_log *log, const char *path, const hy_log_point *last) {
+    char target[HY_PATH_MAX], line[HY_ROW_MAX];
+    struct stat found;
+    *log = (hy_log){.file = NULL};
+    if (!*path || stat(path, &found) || !S_ISREG(found.st_mode) || hy_is_standard(path)) return GT_OK;
+    snprintf(log->path, sizeof log->path, "%s", path);
+    follow_link(path, target);
+    FILE *file = fopen(target, "r");
+    if (!file) return hy_fail(GT_ERROR_VALUE, "csv %s: %s", path, strerror(errno));
+    int is_log = fgets(line, sizeof line, file) && !strcmp(line, header);
+    for (off_t at = ftello(file); is_log && fgets(line, sizeof line, file); at = ftello(file)) {
+        strcpy(log->row, line);
+        log->at = (long long)at;
+    }
+    int failed = ferror(file);
+    fclose(file);
+    if (failed) return hy_fail(GT_ERROR_VALUE, "csv %s: %s", path, strerror(EIO));
+    if (!is_log || !is_row_of(log->row, last) || !is_incomplete(log->row)) return GT_OK;
+    log->file = fopen(target, "r+");
+    log->is_regular = 1;
+    return log->file ? GT_OK : hy_fail(GT_ERROR_VALUE, "csv %s: %s", path, strerror(errno));
 }
 
 gt_status hy_log_write(hy_log *log, const hy_log_row *r) {
+    char *row = log->row;
     if (!log->file) return GT_OK;
-    fprintf(log->file, "%lld,%lld,%.9g,", (long long)r->step, (long long)r->tokens, r->loss);
-    if (!isnan(r->held_out)) fprintf(log->file, "%.9g", r->held_out);
-    fprintf(log->file, ",%.9g,%.9g,%.9g,%.9g,%.0f,%.1f,%.3f", r->grad_norm, r->rwkv_norm, r->mamba_norm, r->lr,
-            r->tokens_per_s, r->memory_mib, r->seconds);
-    write_numbers(log->file, &r->ratio, 1);
-    if (r->probe)
-        write_branches(log->file, r->probe);
-    else
-        fputs(",,,,,", log->file);
-    fputc('\n', log->file);
+    *row = 0;
+    add(row, "%lld,%lld,%.9g,", (long long)r->step, (long long)r->tokens, r->loss);
+    if (!isnan(r->held_out)) add(row, "%.9g", r->held_out);
+    add(row, ",%.9g,%.9g,%.9g,%.9g,%.0f,%.1f,%.3f", r->grad_norm, r->rwkv_norm, r->mamba_norm, r->lr, r->tokens_per_s,
+        r->memory_mib, r->seconds);
+    add_numbers(row, &r->ratio, 1);
+    add_branches(row, r->probe);
+    log->at = log->is_regular ? (long long)ftello(log->file) : 0;
+    fputs(row, log->file);
     return hy_flush(log->file, log->path);
+}
+
+/* Writes bytes at the place of the last row; 0, or the number of the error. */
+static int put_row(const hy_log *log, const char *row) {
+    size_t length = strlen(row);
+    errno = 0;
+    ssize_t written = pwrite(fileno(log->file), row, length, (off_t)log->at);
+    return written == (ssize_t)length ? 0 : errno ? errno : ENOSPC;
+}
+
+gt_status hy_log_complete(hy_log *log, double held_out, const hy_probe *probe) {
+    char row[HY_ROW_MAX] = "";
+    if (!log->file) return GT_OK;
+    const char *field = column(log->row, HELD_OUT), *branches = column(log->row, BRANCHES);
+    add(row, "%.*s%.9g%.*s", (int)(field - log->row), log->row, held_out, (int)(branches - 1 - field), field);
+    add_branches(row, probe);
+    const int number = put_row(log, row); /* the new row is longer, so that nothing of the old one stays behind it */
+    if (number) {
+        const off_t end = (off_t)log->at + (off_t)strlen(log->row);
+        const int is_back = !put_row(log, log->row) && !ftruncate(fileno(log->file), end);
+        return hy_fail(HY_ERROR_WRITE, "cannot write %s: %s%s", log->path, strerror(number),
+                       is_back ? "" : "; its last row is damaged");
+    }
+    memcpy(log->row, row, sizeof row);
+    return fseeko(log->file, 0, SEEK_END) ? hy_fail(HY_ERROR_WRITE, "cannot write %s: %s", log->path, strerror(errno))
+                                          : GT_OK;
 }
 
 gt_status hy_log_close(hy_log *log) {

@@ -38,8 +38,14 @@ gt_status hy_keep_older(const char *option, const char *path, char *kept, size_t
 
 /* ---- the log -------------------------------------------------------------------------------- */
 
+/* Room for a row. */
+#define HY_ROW_MAX 1024
+
 typedef struct hy_log {
     FILE *file;                   /* NULL: there is none */
+    int is_regular;               /* 1: hy_log_complete can be called */
+    char row[HY_ROW_MAX];         /* the last row ... */
+    long long at;                 /* ... and where it begins in the file */
     char path[HY_TEXT_MAX];       /* as it was given */
     char note[HY_PATH_MAX + 128]; /* what became of the file that stood there, for the report */
 } hy_log;
@@ -65,13 +71,19 @@ typedef struct hy_log_point {
  *
  * Otherwise continues the log at PATH.  Rows after step from->step are dropped.  Before whole rows are dropped, the old
  * log is kept as PATH.1.  A half-written last row is dropped without a copy.  The log belongs to another run if its
- * last row up to that step differs from `from` in step, tokens or loss.  A log of another run, or a file that is no log, is
- * kept as PATH.1, and a new log begins.
+ * last row up to that step differs from `from` in step, tokens or loss.  A log of another run, or a file that is no
+ * log, is kept as PATH.1, and a new log begins.
  *
  * A file that is not regular, such as a pipe, is written from its current position. */
 gt_status hy_log_open(hy_log *log, const char *path, const hy_log_point *from);
+/* For a complete run.  Opens the log at PATH if its last row is the row of that step and has no held-out loss: a run
+ * that was killed during its final evaluation leaves such a row.  Any other file stays as it is, and log->file is NULL. */
+gt_status hy_log_reopen(hy_log *log, const char *path, const hy_log_point *last);
 /* The row is in the file when it returns. */
 gt_status hy_log_write(hy_log *log, const hy_log_row *row);
+/* Adds the held-out loss and the branches to the last row of a regular file, which has neither.  One write replaces the
+ * row in place.  If that fails, the row is again what it was. */
+gt_status hy_log_complete(hy_log *log, double held_out, const hy_probe *probe);
 gt_status hy_log_close(hy_log *log);
 
 #endif

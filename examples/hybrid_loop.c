@@ -318,28 +318,40 @@ gt_status hy_resume_run(trainer *t) {
     return GT_OK;
 }
 
-/* Checks and reports a step: gates, held-out loss, log, progress line, sample. */
+/* Evaluates the held-out part, and probes the model for the log.  *probed: whether the probe was made. */
+static gt_status evaluate_step(trainer *t, int64_t limit, double *held_out, hy_probe *probe, int *probed) {
+    double start = hy_now();
+    gt_status status = hy_evaluate(t, limit, held_out);
+    t->held_out = *held_out;
+    if (status == GT_OK && t->log.file) {
+        status = hy_model_probe(t->model, t->batch.input, t->batch.target, probe);
+        *probed = status == GT_OK;
+    }
+    t->aside += hy_now() - start;
+    return status;
+}
+
+/* Checks and reports a step: gates, held-out loss, log, progress line, sample.
+ *
+ * The last row of a regular log is written before the model file, without its held-out loss: a run that is killed during
+ * the final evaluation has lost no row then, and --resume completes it. */
 static gt_status report_step(trainer *t, const hy_result *result, double lr, int last) {
     const hy_options *o = &t->options;
-    double held_out = NAN, start = hy_now();
-    gt_status status = GT_OK;
+    const int is_early = last && t->log.file && t->log.is_regular;
+    double held_out = NAN, start;
+    gt_status status = GT_OK, written = GT_OK;
     hy_probe probe;
     int probed = 0;
     if (t->steps == G3_STEPS) status = add_training_gate(t);
+    if (is_early) written = hy_write_log(t, result, NAN, lr, NULL);
     if (last) save(t); /* before anything that takes time or can fail */
-    start = hy_now();
-    if (status == GT_OK && (last || due(t->steps, o->eval_every))) {
-        status = hy_evaluate(t, last ? 0 : o->eval_tokens, &held_out);
-        t->held_out = held_out;
-        t->aside += hy_now() - start;
-    }
-    if (status == GT_OK && t->log.file && !isnan(held_out)) {
-        start = hy_now();
-        status = hy_model_probe(t->model, t->batch.input, t->batch.target, &probe);
-        probed = status == GT_OK;
-        t->aside += hy_now() - start;
-    }
-    gt_status written = hy_write_log(t, result, held_out, lr, probed ? &probe : NULL);
+    if (status == GT_OK) status = written;
+    if (status == GT_OK && (last || due(t->steps, o->eval_every)))
+        status = evaluate_step(t, last ? 0 : o->eval_tokens, &held_out, &probe, &probed);
+    if (!is_early)
+        written = hy_write_log(t, result, held_out, lr, probed ? &probe : NULL);
+    else if (status == GT_OK)
+        written = hy_log_complete(&t->log, held_out, probed ? &probe : NULL);
     if (status == GT_OK) status = written;
     int show = t->screen.is_live ? hy_now() - t->shown > 0.1 : due(t->steps, o->log_every);
     if (status == GT_OK && (show || !isnan(held_out))) status = hy_print_progress(t, held_out);
@@ -411,6 +423,27 @@ static gt_status keep_older(trainer *t) {
     const hy_options *o = &t->options;
     if (!*o->save || (*o->resume && hy_same_file(o->save, o->resume))) return GT_OK;
     return hy_keep_older("save", o->save, t->older, sizeof t->older);
+}
+
+/* Sets t->batch to the batch of the last step, by drawing all batches of the run again. */
+static gt_status draw_again(trainer *t) {
+    gt_status status = GT_OK;
+    t->random = (uint64_t)t->options.seed;
+    if (t->options.stateful) {
+        hy_tracks_free(&t->tracks);
+        status = hy_tracks_create(&t->tracks, &t->text, t->options.batch);
+    }
+    for (int64_t i = 0; i < t->steps && status == GT_OK; i++) next_batch(t);
+    return status;
+}
+
+gt_status hy_complete_log(trainer *t) {
+    hy_probe probe;
+    int probed = 0;
+    double held_out;
+    gt_status status = draw_again(t);
+    if (status == GT_OK) status = evaluate_step(t, 0, &held_out, &probe, &probed);
+    return status == GT_OK ? hy_log_complete(&t->log, held_out, &probe) : status;
 }
 
 gt_status hy_run_training(trainer *t) {

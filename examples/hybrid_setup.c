@@ -2,6 +2,7 @@
 #define _XOPEN_SOURCE 700 /* sysconf */
 #include "hybrid_trainer.h"
 #include "hybrid_calls.h"
+#include "hybrid_limit.h"
 #include "hybrid_plan.h"
 #include <math.h>
 #include <stdlib.h>
@@ -91,6 +92,7 @@ static gt_status check_lengths(const trainer *t) {
 static gt_status open_backend(trainer *t) {
     const hy_options *o = &t->options;
     const char *saved = NULL, *wanted = o->device, *dtype = o->dtype;
+    if (o->list_models) wanted = "cpu"; /* any will do */
     int on_cpu = !strcmp(wanted, "cpu");
     if (t->file.path && !*o->init) saved = hy_file_text_of(&t->file, "option.dtype");
     if (*o->resume && !hy_options_given(o, "device")) {
@@ -110,13 +112,12 @@ static gt_status open_backend(trainer *t) {
 static gt_status fill_options(trainer *t) {
     gt_status status = hy_options_default(&t->options, strcmp(t->backend->name, "cpu"));
     strcpy(t->options.dtype, hy_dtype_names[t->backend->dtype]);
-    return status;
+    return status == GT_OK ? hy_options_fit_together(&t->options, t->mode) : status;
 }
 
 /* ---- model files that are read --------------------------------------------------------------- */
 
-/* At most one option says what to do instead of a new run, and goes with the others.  *mode: its
- * name, or NULL. */
+/* At most one option says what to do instead of a new run, and goes with the others.  *mode: its name, or "train". */
 static gt_status find_mode(const hy_options *o, const char **mode) {
     const struct {
         const char *name;
@@ -124,26 +125,27 @@ static gt_status find_mode(const hy_options *o, const char **mode) {
     } modes[] = {{"resume", *o->resume, 1},          {"init", *o->init, 1},      {"eval", *o->eval, 0},
                  {"generate", *o->generate, 0},      {"check", o->check, 0},     {"bench", o->bench.count, 0},
                  {"list-models", o->list_models, 0}, {"plan", o->plan.count, 0}, {"profile", o->profile, 0}};
-    *mode = NULL;
+    int has_mode = 0;
+    *mode = "train";
     for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
         if (!modes[i].is_given) continue;
-        if (*mode) return hy_fail(GT_ERROR_VALUE, "--%s and --%s: only one of them can be given", *mode, modes[i].name);
-        *mode = modes[i].name;
+        if (has_mode)
+            return hy_fail(GT_ERROR_VALUE, "--%s and --%s: only one of them can be given", *mode, modes[i].name);
+        *mode = modes[i].name, has_mode = 1;
         if (!modes[i].trains && (*o->save || *o->csv))
             return hy_fail(GT_ERROR_VALUE, "--%s trains nothing: no --%s with it", *mode, *o->save ? "save" : "csv");
     }
-    return hy_options_fit(o, *mode ? *mode : "train");
+    return hy_options_fit(o, *mode);
 }
 
 /* Opens the model file that is to be read, if there is one, and takes the options that it sets. */
 static gt_status open_file(trainer *t) {
     const hy_options *o = &t->options;
-    const char *mode;
-    gt_status status = find_mode(o, &mode);
+    gt_status status = find_mode(o, &t->mode);
     const char *path = *o->resume ? o->resume : *o->init ? o->init : *o->eval ? o->eval : o->generate;
     if (status != GT_OK || !*path) return status;
     status = hy_saved_open(&t->file, path);
-    if (status != GT_OK) return hy_fail(status, "%s: %s", mode, hy_last_error());
+    if (status != GT_OK) return hy_fail(status, "%s: %s", t->mode, hy_last_error());
     t->data_is_files = !*o->init && !hy_options_given(o, "data");
     return hy_saved_options(&t->file,
                             *o->resume ? HY_TAKE_STRICTLY
@@ -208,6 +210,15 @@ static gt_status load_file(trainer *t) {
     return status;
 }
 
+/* The log may not have the name FILE.tmp, as which the model file is written first. */
+static gt_status keep_from_draft(const hy_options *o) {
+    char draft[HY_PATH_MAX + 8];
+    char *place = realpath(o->save, NULL); /* a link is followed */
+    snprintf(draft, sizeof draft, "%.*s.tmp", HY_PATH_MAX, place ? place : o->save);
+    free(place);
+    return hy_keep_apart("csv", o->csv, "the file as which --save writes first", draft);
+}
+
 /* The file that is to be written can be. */
 static gt_status check_save(const trainer *t) {
     const hy_options *o = &t->options;
@@ -217,6 +228,7 @@ static gt_status check_save(const trainer *t) {
     gt_status status = hy_keep_apart("save", o->save, "the text of --data", t->data);
     if (status == GT_OK && o->config) status = hy_keep_apart("save", o->save, "the config file", o->config);
     if (status == GT_OK) status = hy_keep_apart("save", o->save, "the log", o->csv);
+    if (status == GT_OK) status = keep_from_draft(o);
     if (status != GT_OK) return status;
     status = hy_save_fits(o->save, *o->resume ? o->resume : o->init);
     return status == GT_OK ? status : hy_fail(status, "save: %s", hy_last_error());
@@ -249,6 +261,33 @@ static gt_status check_source(const hy_options *o) {
     return hy_fail(GT_ERROR_VALUE, "%s: goes with %s alone", wrong, is_bytes ? "--tokens uint16 or uint32" : "bytes");
 }
 
+/* Text as the command line takes it, with \n, \t and \xNN for what is not printable ASCII. */
+static void escape(const char *from, char *to, size_t size) {
+    for (; *from && size > 4; from++) {
+        const unsigned char c = (unsigned char)*from;
+        const int n = c == '\n'           ? snprintf(to, size, "\\n")
+                      : c == '\t'         ? snprintf(to, size, "\\t")
+                      : c < 32 || c > 126 ? snprintf(to, size, "\\x%02x", c)
+                                          : snprintf(to, size, "%c", c);
+        to += n, size -= (size_t)n;
+    }
+    *to = 0;
+}
+
+/* What the user says ends a document has to be there. */
+static gt_status check_ends(const trainer *t) {
+    const hy_options *o = &t->options;
+    char value[64];
+    if (t->text.ends) return GT_OK;
+    if (*o->separator && hy_options_given(o, "separator")) {
+        escape(o->separator, value, sizeof value);
+        return hy_fail(GT_ERROR_VALUE, "separator: '%s' does not occur in %.300s", value, t->data);
+    }
+    if (o->end_token >= 0 && hy_options_given(o, "end-token"))
+        return hy_fail(GT_ERROR_VALUE, "end-token: %lld does not occur in %.300s", (long long)o->end_token, t->data);
+    return GT_OK;
+}
+
 static gt_status load_text(trainer *t, const char *program) {
     if (*t->options.data)
         memcpy(t->data, t->options.data, sizeof t->data);
@@ -258,6 +297,7 @@ static gt_status load_text(trainer *t, const char *program) {
     const hy_source source = source_of(&t->options);
     if (status == GT_OK) status = check_source(&t->options);
     if (status == GT_OK) status = hy_text_load(&t->text, t->data, &source);
+    if (status == GT_OK) status = check_ends(t);
     if (status != GT_OK && t->data_is_files)
         hy_fail(status, "%s (so says %s; --data names another place)", hy_last_error(), t->file.path);
     if (status != GT_OK || t->options.list_models) return status;
@@ -268,6 +308,27 @@ static gt_status load_text(trainer *t, const char *program) {
     return status == GT_OK ? check_prompt(t) : status;
 }
 
+/* Refuses sizes of a branch that the model lacks, and a choice of calls that it does not have. */
+static gt_status check_branches(const hy_options *o, const hy_config *c) {
+    const int no_rwkv = c->mix == HY_MIX_MAMBA, no_mamba = c->mix == HY_MIX_RWKV, no_second = no_mamba || c->mamba == 1;
+    const struct {
+        const char *option;
+        int is_lacking;
+        const char *lacks;
+    } rows[] = {{"heads", no_rwkv, "RWKV branch"},          {"head-size", no_rwkv, "RWKV branch"},
+                {"d-state", no_mamba, "Mamba branch"},      {"expand", no_mamba, "Mamba branch"},
+                {"d-conv", no_mamba, "Mamba branch"},       {"mamba-head", no_second, "Mamba-2 branch"},
+                {"fuse", no_second, "Mamba-2 beside RWKV"}, {"fuse", no_rwkv, "Mamba-2 beside RWKV"}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char value[HY_TEXT_MAX];
+        hy_options_text(o, rows[i].option, value);
+        if (!rows[i].is_lacking || !hy_options_given(o, rows[i].option) || !strcmp(value, "0")) continue;
+        return hy_fail(GT_ERROR_VALUE, "%s: %.60s has no effect on --model %s, which has no %s; leave it out",
+                       rows[i].option, value, c->name, rows[i].lacks);
+    }
+    return GT_OK;
+}
+
 /* The model's configuration, with what the options say of its sizes. */
 static gt_status choose_config(trainer *t) {
     const hy_options *o = &t->options;
@@ -276,6 +337,8 @@ static gt_status choose_config(trainer *t) {
     const hy_config *list = hy_model_list(&count);
     for (int i = 0; i < count; i++)
         if (!strcmp(list[i].name, o->model)) *c = list[i];
+    gt_status status = check_branches(o, c);
+    if (status != GT_OK) return status;
     if (o->hidden && o->hidden != c->hidden) c->hidden = (int)o->hidden, c->heads = 0;
     if (o->layers) c->layers = (int)o->layers;
     if (o->heads) c->heads = (int)o->heads;
@@ -296,11 +359,15 @@ static gt_status choose_config(trainer *t) {
     return hy_config_resolve(c);
 }
 
-/* Bytes that a model can have; 0 if that is not known.  On the CPU, what the computer has. */
-static size_t available_memory(const trainer *t) {
+/* Bytes that a model can have; 0 if that is not known.  On the CPU, the memory of the computer, or of the container
+ * (*is_limited), which ends a process that takes more. */
+static size_t available_memory(const trainer *t, int *is_limited) {
     long pages = sysconf(_SC_PHYS_PAGES), bytes = sysconf(_SC_PAGESIZE);
+    *is_limited = 0;
     if (strcmp(t->backend->name, "cpu")) return t->backend->memory_free;
-    return pages > 0 && bytes > 0 ? (size_t)pages * (size_t)bytes : 0;
+    const size_t there = pages > 0 && bytes > 0 ? (size_t)pages * (size_t)bytes : 0, limit = hy_memory_limit("");
+    *is_limited = limit && (!there || limit < there);
+    return *is_limited ? limit : there;
 }
 
 /* What the user can do about it: a run that goes on keeps its batch and seq, the model of a file is
@@ -328,9 +395,11 @@ static void advise_on_memory(const trainer *t, char *advice, size_t size) {
 }
 
 /* there: bytes that can be had, 0 if that is not known. */
-static gt_status needs_memory(const trainer *t, size_t there) {
+static gt_status needs_memory(const trainer *t, size_t there, int is_limited) {
     char how_much[64] = "which cannot be had", advice[320];
-    if (there) snprintf(how_much, sizeof how_much, "%.0f are there", (double)there / MIB);
+    if (there)
+        snprintf(how_much, sizeof how_much, is_limited ? "the limit of this container is %.0f" : "%.0f are there",
+                 (double)there / MIB);
     advise_on_memory(t, advice, sizeof advice);
     return hy_fail(GT_ERROR_MEMORY, "the model needs %.0f MiB of memory, %s%s", (double)t->plan.total / MIB, how_much,
                    advice);
@@ -340,11 +409,12 @@ gt_status hy_create_model(trainer *t, const hy_config *config) {
     const hy_options *o = &t->options;
     gt_status status = hy_model_plan(t->backend, config, t->text.vocab, (int)o->batch, (int)o->seq, &t->plan);
     if (status != GT_OK) return status;
-    const size_t there = available_memory(t);
-    if (there && t->plan.total > there) return needs_memory(t, there);
+    int is_limited;
+    const size_t there = available_memory(t, &is_limited);
+    if (there && t->plan.total > there) return needs_memory(t, there, is_limited);
     status =
         hy_model_create(t->backend, config, t->text.vocab, (int)o->batch, (int)o->seq, (uint64_t)o->seed, &t->model);
-    return status == GT_ERROR_MEMORY ? needs_memory(t, 0) : status;
+    return status == GT_ERROR_MEMORY ? needs_memory(t, 0, 0) : status;
 }
 
 gt_status hy_set_up(trainer *t, const char *program) {
@@ -369,7 +439,8 @@ gt_status hy_set_up(trainer *t, const char *program) {
         status = hy_tracks_create(&t->tracks, &t->text, o->batch);
     if (status == GT_OK) status = load_file(t);
     if (status == GT_OK) status = check_save(t);
-    if (status != GT_OK || (*o->resume && t->steps >= o->steps)) return status; /* complete: no log is begun or cut */
+    if (status != GT_OK) return status;
     const hy_log_point end = {t->steps, t->tokens, t->last_loss};
+    if (*o->resume && t->steps >= o->steps) return hy_log_reopen(&t->log, o->csv, &end); /* no log is begun or cut */
     return hy_log_open(&t->log, o->csv, *o->resume ? &end : NULL);
 }

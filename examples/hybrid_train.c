@@ -4,8 +4,8 @@
  * (text and batches), hybrid_model (the model), hybrid_ops (what it computes with), hybrid_gates (health checks),
  * hybrid_check (GPU against CPU), hybrid_bench (measurements), hybrid_calls and hybrid_profile (where a step goes),
  * hybrid_plan (memory on a GPU that is not there),
- * hybrid_log (streams and the log), hybrid_screen (what is shown), hybrid_save (model files),
- * hybrid_generate (text from a model). */
+ * hybrid_log (streams and the log), hybrid_screen (what is shown), hybrid_save (model files), hybrid_limit (memory of a
+ * container), hybrid_generate (text from a model). */
 #define _XOPEN_SOURCE 700 /* setenv, execvp */
 #include "hybrid_trainer.h"
 #include <stdlib.h>
@@ -65,6 +65,20 @@ static void stop_spinning(char **argv) {
 #endif
 }
 
+/* A run that has no step left.  Its log may lack the last held-out loss. */
+static int show_complete(trainer *t) {
+    printf("%s: the run is complete, step %lld of %lld; a larger --steps makes it longer\n", t->options.resume,
+           (long long)t->steps, (long long)t->options.steps);
+    if (!*t->options.csv) return 0;
+    if (!t->log.file) {
+        printf("%s: not written: a complete run adds no row\n", t->options.csv);
+        return 0;
+    }
+    if (hy_flush_report() != GT_OK || hy_complete_log(t) != GT_OK) return fail(EXIT_FAILURE);
+    printf("%s: its last row has the held-out loss now, %.4f\n", t->options.csv, t->held_out);
+    return 0;
+}
+
 /* Runs the mode that the options name, after set_up.  Returns the exit status. */
 static int act(trainer *t) {
     int differences = 0;
@@ -81,11 +95,7 @@ static int act(trainer *t) {
     if (t->options.profile) return hy_profile_step(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
     if (*t->options.generate) return hy_print_text(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
     if (*t->options.eval) return hy_print_held_out(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
-    if (t->steps >= t->options.steps) {
-        printf("%s: the run is complete, step %lld of %lld; a larger --steps makes it longer\n", t->options.resume,
-               (long long)t->steps, (long long)t->options.steps);
-        return 0;
-    }
+    if (t->steps >= t->options.steps) return show_complete(t);
     if (hy_run_training(t) != GT_OK) return fail(EXIT_FAILURE);
     if (*t->not_saved) {
         hy_fail(GT_ERROR_VALUE, "%s", t->not_saved);

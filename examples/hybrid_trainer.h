@@ -24,6 +24,7 @@ enum { GATES_MAX = 16 };
 
 typedef struct trainer {
     hy_options options;
+    const char *mode; /* "train", or the option that says what to do: "resume", "init", "eval" ... */
     hy_text text;
     int32_t first_token;    /* of the text */
     char data[HY_TEXT_MAX]; /* its path */
@@ -79,6 +80,9 @@ gt_status hy_create_model(trainer *t, const hy_config *config);
 
 /* Trains, then evaluates and saves. */
 gt_status hy_run_training(trainer *t);
+
+/* Evaluates a complete run, and adds that to the last row of its log.  The log is open: see hy_log_reopen. */
+gt_status hy_complete_log(trainer *t);
 
 double hy_now(void); /* seconds of a clock that only goes forward */
 

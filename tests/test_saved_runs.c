@@ -610,6 +610,85 @@ static void test_kills(void) {
     CHECK(number_of("k.st", "run.steps") > before && !exists("k.st.tmp"));
 }
 
+/* A row of a log without the columns that depend on time: tokens_per_s, memory_mib, seconds. */
+static char *without_times(const char *path) {
+    char *text = read_string(path), *to = text;
+    int column = 0;
+    for (const char *from = text; *from; from++) {
+        column = *from == '\n' ? 0 : column + (*from == ',');
+        if (column < 8 || column > 10) *to++ = *from;
+    }
+    *to = 0;
+    return text;
+}
+
+/* Kills a run during its final evaluation, which begins when the model file appears and reads 14,000 tokens.  The log has
+ * the last row then, without its held-out loss.  --resume adds it, and the log is that of a run that nobody killed. */
+static void check_killed_evaluation(const char *options) {
+    static const char *const temporary[] = {"a.st", "b.st", "a.csv", "b.csv", "b.csv.1"};
+    char line[512], *out;
+    int is_cut = 0;
+    CHECK(run_program(&out, "%s --save a.st --csv a.csv", options) == 0);
+    free(out);
+    for (int i = 0; i < 20 && !is_cut; i++) { /* again if the machine was so slow that the evaluation had ended */
+        for (int k = 1; k < 5; k += k == 1 ? 2 : 1) remove(temporary[k]);
+        snprintf(line, sizeof line, "%s --save b.st --csv b.csv", options);
+        pid_t child = start_program(line);
+        for (int k = 0; k < 60000 && !exists("b.st"); k++) rest(1);
+        kill(child, SIGKILL);
+        is_cut = wait_for(child) == 128 + SIGKILL && !has("out.txt", "held-out loss ");
+        char *log = read_string("b.csv"), *last = strstr(log, "\n6,");
+        is_cut &= last && strstr(last, ",,,,,\n");
+        free(log);
+    }
+    CHECK(is_cut);
+    char *before = read_string("b.csv"), *whole = without_times("a.csv");
+    CHECK(
+        says(0, "--resume b.st --csv b.csv", "b.st: the run is complete", "b.csv: its last row has the held-out loss"));
+    char *after = read_string("b.csv"), *completed = without_times("b.csv");
+    if (!CHECK(!strcmp(whole, completed))) printf("%s\n%s", whole, completed);
+    size_t same = strlen(before) - 1; /* but for the fields that were empty every byte stays */
+    while (same && before[same - 1] == ',') same--;
+    CHECK(strlen(after) > strlen(before) && strstr(after, ",,") && !exists("b.csv.1"));
+    const char *rest_of_row = strstr(strstr(before, "\n6,"), ",,") + 1; /* from the empty field on */
+    char *kept = calloc(1, strlen(before) + 1);
+    memcpy(kept, rest_of_row, (size_t)(before + same - rest_of_row));
+    CHECK(strstr(after, kept) && !strncmp(before, after, (size_t)(rest_of_row - before)));
+    /* once */
+    CHECK(says(0, "--resume b.st --csv b.csv", "b.csv: not written: a complete run adds no row", ""));
+    char *again = read_string("b.csv");
+    CHECK(!strcmp(after, again));
+    /* not in the log of another run, which stays as it is */
+    write_string("b.csv", before);
+    CHECK(says(0, SMALL "--steps 6 --seed 9 --save c.st", "held-out loss ", ""));
+    CHECK(says(0, "--resume c.st --csv b.csv", "b.csv: not written", "") && !exists("b.csv.1"));
+    free(again), again = read_string("b.csv");
+    CHECK(!strcmp(before, again));
+    free(before), free(after), free(again), free(whole), free(completed), free(kept);
+}
+
+static void test_killed_evaluation(void) {
+    char *greek = read_string("greek.txt"), *text = calloc(1, 12 * strlen(greek) + 1);
+    for (int i = 0; i < 12; i++) strcat(text + strlen(text), greek);
+    write_string("long.txt", text);
+    check_killed_evaluation(SMALL "--data long.txt --steps 6 --save-every 0 --eval-every 0 --sample 0 --warmup 1");
+    check_killed_evaluation(SMALL "--data long.txt --steps 6 --save-every 0 --eval-every 0 --sample 0 --stateful "
+                                  "--model RWKV-6");
+    free(greek), free(text);
+}
+
+/* A device or a pipe has no row that could be written again: it gets the whole row once. */
+static void test_log_in_pipe(void) {
+    remove("pipe.csv");
+    CHECK(shell("mkfifo pipe.csv; cat pipe.csv >read.csv & $T " SMALL "--steps 3 --sample 0 --eval-every 0 "
+                "--csv pipe.csv; status=$?; wait; exit $status") == 0);
+    char *log = read_string("read.csv"), *last = strstr(log, "\n3,");
+    int rows = 0;
+    for (const char *p = log; *p; p++) rows += *p == '\n';
+    CHECK(rows == 4 && last && !strstr(last, ",,"));
+    free(log);
+}
+
 /* ---- on a device --------------------------------------------------------------------------- */
 
 #define DEVICE "--device cuda --data short_greek.txt --hidden 32 --layers 1 --batch 2 --seq 16 "
@@ -791,6 +870,8 @@ static void test_all(void) {
     run_case("saving: signals", test_signals);
     run_case("saving: repeated signals", test_repeated_signals);
     run_case("saving: kills", test_kills);
+    run_case("saving: kill during the final evaluation", test_killed_evaluation);
+    run_case("saving: log in a pipe", test_log_in_pipe);
 }
 
 static void test_all_on_device(void) {
