@@ -607,9 +607,10 @@ static int reads(const char *mode, const char *option) {
 gt_status hy_options_fit(const hy_options *o, const char *mode) {
     for (int i = 0; i < ROWS; i++) {
         if (!o->given[i] || reads(mode, rows[i].name)) continue;
-        if (!strncmp(rows[i].name, "bench-", 6))
-            return hy_fail(GT_ERROR_VALUE, "%s: has no effect without --bench", rows[i].name);
-        return hy_fail(GT_ERROR_VALUE, "%s: has no effect with --%s; leave it out", rows[i].name, mode);
+        const int is_of_bench = !strncmp(rows[i].name, "bench-", 6);
+        if (!strcmp(mode, "train")) return hy_fail(GT_ERROR_VALUE, "%s: has no effect without --bench", rows[i].name);
+        return hy_fail(GT_ERROR_VALUE, "%s: has no effect with --%s; %s", rows[i].name, mode,
+                       is_of_bench ? "it goes with --bench" : "leave it out");
     }
     if (o->bench.count && o->bench_batch.count && hy_options_given(o, "batch"))
         return hy_fail(GT_ERROR_VALUE, "batch: has no effect with --bench-batch; leave it out");

@@ -622,7 +622,7 @@ static char *without_times(const char *path) {
     return text;
 }
 
-/* Kills a run during its final evaluation, which begins when the model file appears and reads 14,000 tokens.  The log has
+/* Kills a run during its final evaluation, which begins when the model file appears and reads 8,000 tokens.  The log has
  * the last row then, without its held-out loss.  --resume adds it, and the log is that of a run that nobody killed. */
 static void check_killed_evaluation(const char *options) {
     static const char *const temporary[] = {"a.st", "b.st", "a.csv", "b.csv", "b.csv.1"};
@@ -668,8 +668,8 @@ static void check_killed_evaluation(const char *options) {
 }
 
 static void test_killed_evaluation(void) {
-    char *greek = read_string("greek.txt"), *text = calloc(1, 12 * strlen(greek) + 1);
-    for (int i = 0; i < 12; i++) strcat(text + strlen(text), greek);
+    char *greek = read_string("greek.txt"), *text = calloc(1, 7 * strlen(greek) + 1);
+    for (int i = 0; i < 7; i++) strcat(text + strlen(text), greek);
     write_string("long.txt", text);
     check_killed_evaluation(SMALL "--data long.txt --steps 6 --save-every 0 --eval-every 0 --sample 0 --warmup 1");
     check_killed_evaluation(SMALL "--data long.txt --steps 6 --save-every 0 --eval-every 0 --sample 0 --stateful "

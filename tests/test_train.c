@@ -8,6 +8,7 @@
 #include "hybrid_config.h"
 #include "hybrid_data.h"
 #include "hybrid_gates.h"
+#include "hybrid_limit.h"
 #include "gpu_present.h"
 #include "trainer.h"
 #include <signal.h>
@@ -1007,6 +1008,290 @@ static void test_interrupt_twice(void) {
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT);
 }
 
+/* ---- every option in every mode --------------------------------------------------------------- */
+
+enum { MODES = 10, CHECKING = 5, REPORT_MAX = 1 << 14 };
+#define SIZES_OF_MATRIX "--device cpu --data m.txt --hidden 16 --layers 2 "
+static const struct {
+    const char *name, *line;
+} matrix_modes[MODES] = {{"train", SIZES_OF_MATRIX "--model HY --batch 2 --seq 8 --steps 2 --sample 8"},
+                         {"init", "--device cpu --init m.st --data m.txt --batch 2 --seq 8 --steps 2 --sample 8"},
+                         {"resume", "--resume m.st --steps 5"},
+                         {"eval", "--eval m.st"},
+                         {"generate", "--generate m.st"},
+                         {"check", SIZES_OF_MATRIX "--model HY --batch 2 --seq 8 --check"},
+                         {"bench", SIZES_OF_MATRIX "--model HY --bench 4 --bench-runs 1"},
+                         {"list-models", "--list-models --data m.txt"},
+                         {"plan", "--plan 2 --data m.txt --model HY --hidden 16 --layers 2 --seq 8"},
+                         {"profile", SIZES_OF_MATRIX "--model HY --batch 2 --seq 8 --profile"}};
+
+/* What becomes of an option in each mode, in their order:
+ *
+ *     e   the report differs
+ *     s   accepted; it changes speed, memory, random numbers that are not shown, or what is seen in a failure alone
+ *     =   has to be what the model file has: the error names the option and the file
+ *     x   refused: the error names the option and the mode, which has no name in training
+ *     d   refused, as it goes with another option alone, which the error names
+ *     g   ends with status 3 if a gate fails
+ *     p   prints and exits, whatever the mode is
+ *     .   is what makes the mode, or makes another mode of training
+ *
+ * with: options that it needs; they are left out where it is refused. */
+static const struct {
+    const char *option, *with, *value, *modes;
+} matrix[] = {
+    {"data", "", "n.txt", "ee=exeeeee"},
+    {"separator", "", "=|", "ee=xxxxxxx"},
+    {"end-symbol", "", "", "e====eeeee"},
+    {"tokens", "--data n.u16", "uint16", "e====eeeee"},
+    {"vocab", "--data n.u16 --tokens uint16", "900", "ed=xxeeeee"},
+    {"end-token", "--data n.u16 --tokens uint16", "7", "ed=xxxxxxx"},
+    {"split", "", "tracks", "ee=exesxxs"},
+    {"model", "", "GF", "e====eexee"},
+    {"hidden", "", "32", "e====eexee"},
+    {"layers", "", "3", "e====eexee"},
+    {"heads", "", "2", "e====eexes"},
+    {"head-size", "", "8", "eddddeexes"},
+    {"d-state", "", "8", "e====eexee"},
+    {"expand", "", "1", "e====eexee"},
+    {"d-conv", "", "3", "e====eexee"},
+    {"mamba-head", "", "16", "e====eexee"},
+    {"ffn", "", "2", "e====eexee"},
+    {"steps", "", "7", "eeexxxxxxx"},
+    {"batch", "", "3", "ee=sxeexxe"},
+    {"seq", "", "4", "ee=esexxee"},
+    {"lr", "", "0.1", "ee=xxxxxxx"},
+    {"min-lr", "", "0.001", "ee=xxxxxxx"},
+    {"warmup", "", "1", "ee=xxxxxxx"},
+    {"weight-decay", "", "10", "ee=xxxxxxx"},
+    {"clip", "", "1e-8", "ee=xxxxxxx"},
+    {"seed", "", "7", "ee=xeesxxs"},
+    {"stateful", "", "", "ee=xxeexee"},
+    {"recompute", "", "", "eeexxeexee"},
+    {"fuse", "", "conv_ssd", "sssxxeexee"},
+    {"save", "", "x.st", "eeexxxxxxx"},
+    {"save-every", "--save x.st", "1", "eeexxxxxxx"},
+    {"resume", "", "m.st", ".x.xxxxxxx"},
+    {"init", "", "m.st", "..xxxxxxxx"},
+    {"eval", "", "m.st", ".xx.xxxxxx"},
+    {"generate", "", "m.st", ".xxx.xxxxx"},
+    {"device", "", "cpu", "sseesssxxs"},
+    {"dtype", "", "f32", "sssssssxes"},
+    {"check", "", "", ".xxxx.xxxx"},
+    {"bench", "", "4", ".xxxxx.xxx"},
+    {"bench-batch", "", "3", "xxxxxxexxx"},
+    {"bench-runs", "", "2", "xxxxxxexxx"},
+    {"bench-steps", "", "1", "xxxxxxexxx"},
+    {"bench-cpu", "", "", "xxxxxxexxx"},
+    {"profile", "", "", ".xxxxxxxx."},
+    {"synchronize", "", "", "sssssssxxs"},
+    {"plan", "", "1", ".xxxxxxx.x"},
+    {"eval-every", "", "1", "eeexxxxxxx"},
+    {"eval-tokens", "--eval-every 1", "8", "eeexxxxxxx"},
+    {"log-every", "", "2", "eeexxxxxxx"},
+    {"csv", "", "x.csv", "eeexxxxxxx"},
+    {"sample", "", "6", "eeexexxxxx"},
+    {"sample-every", "", "1", "eeexxxxxxx"},
+    {"prompt", "", "T", "eeexexxxxx"},
+    {"temperature", "", "5", "eeexexxxxx"},
+    {"top-k", "", "1", "eeexexxxxx"},
+    {"gates-strict", "", "", "gggxxxxxxx"},
+    {"list-models", "", "", ".xxxxxx.xx"},
+    {"version", "", "", "pppppppppp"},
+    {"help", "", "", "pppppppppp"},
+};
+
+/* Adds the columns of a CSV row that have a 1. */
+static void add_columns(char *kept, const char *row, const char *wanted) {
+    for (; *wanted; wanted++) {
+        const size_t length = strcspn(row, ",");
+        if (*wanted == '1') strncat(kept, row, length), strcat(kept, ",");
+        row += length + (row[length] == ',');
+    }
+}
+
+/* What a mode printed, without times, speeds and the memory that the process took.  The caller frees it. */
+static char *without_clock(char *out) {
+    char *kept = calloc(1, strlen(out) + 1), *save;
+    for (char *line = strtok_r(out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        const size_t digits = strspn(line, " 0123456789");
+        int commas = 0;
+        for (const char *p = line; *p; p++) commas += *p == ',';
+        if (!strncmp(line, "time ", 5) || (!strncmp(line, "memory  ", 8) && !strchr(line, ':'))) continue;
+        if (strstr(line, ",cpu,f32,")) { /* of --bench: sizes and losses */
+            add_columns(kept, line, "111111100000001101111");
+        } else if (commas == 8 && !strchr("#p", *line)) { /* of --profile: calls, nodes and bytes */
+            add_columns(kept, line, "1111101");
+        } else if (digits && line[digits] == '/') { /* of a step: up to the ratio of the norms */
+            int fields = 0;
+            for (char *field = strtok(line, " "); field && fields < 5; field = strtok(NULL, " "), fields++)
+                strcat(kept, field), strcat(kept, " ");
+        } else {
+            strcat(kept, line);
+        }
+        strcat(kept, "\n");
+    }
+    return kept;
+}
+
+/* The report of a mode with more options; *status: its exit status. */
+static char *report_of(int mode, const char *with, const char *option, int *status, char **whole) {
+    char *out;
+    for (int i = 0; i < 4; i++) {
+        static const char *const files[] = {"x.st", "x.st.1", "x.csv", "x.csv.1"};
+        remove(files[i]);
+    }
+    *status = run_program(&out, "%s %s %s", matrix_modes[mode].line, with, option);
+    if (whole) snprintf(*whole, REPORT_MAX, "%s", out);
+    char *kept = without_clock(out);
+    free(out);
+    return kept;
+}
+
+/* One option in one mode. */
+static int matrix_agrees(size_t row, int mode, char *const *bases) {
+    char argument[128], whole[REPORT_MAX], named[80], *text = whole, *base = bases[mode];
+    const char *option = matrix[row].option, *value = matrix[row].value, decision = matrix[row].modes[mode];
+    const int is_refused = decision == 'x' || decision == 'd' || decision == '=';
+    const char *with = is_refused ? "" : matrix[row].with;
+    int status, base_status = 0;
+    snprintf(argument, sizeof argument, "--%s%s%s", option, *value == '=' ? "" : *value ? "=" : "", value);
+    if (*with) base = report_of(mode, with, "", &base_status, NULL);
+    char *report = report_of(mode, with, argument, &status, &text);
+    int agrees = 0;
+    snprintf(named, sizeof named, "--%s", matrix_modes[mode].name);
+    if (decision == 'p')
+        agrees = status == 0 && !strncmp(whole, "hybrid_train", 12);
+    else if (decision == 'g')
+        agrees = status == (strstr(whole, "FAIL  G") ? 3 : 0);
+    else if (is_refused)
+        agrees = status == 2 && strstr(whole, option) &&
+                 (decision == 'd' || mode == 0 || strstr(whole, decision == '=' ? "m.st" : named));
+    else if (mode == CHECKING)
+        agrees = status == 1 && strstr(whole, "check: there is no other device");
+    else
+        agrees = status == 0 && base_status == 0 && !strcmp(base, report) == (decision == 's');
+    if (!agrees) printf("  %s %s %s: not '%c'; %d: %.300s\n", named, with, argument, decision, status, whole);
+    if (*with) free(base);
+    free(report);
+    return agrees;
+}
+
+/* Every option that --help prints has an effect in a mode, or is refused there by its name.  A new option fails here
+ * until the table says what it does in each mode. */
+static void test_matrix(void) {
+    char *text = make_text(3000, 26, 11), *bases[MODES], *help, *again;
+    uint16_t numbers[3000];
+    int status, count = 0;
+    memcpy(text + 2000, "|\nThe", 5);
+    write_string("m.txt", text);
+    for (int i = 0; i < 2000; i++) text[i] = text[i] > 'm' ? 'a' : text[i];
+    text[2000] = 0;
+    write_string("n.txt", text);
+    for (int i = 0; i < 3000; i++) numbers[i] = (uint16_t)(i * i / 7 % 41);
+    write_file("n.u16", numbers, sizeof numbers);
+    free(text);
+    CHECK(says(0, SIZES_OF_MATRIX "--model HY --batch 2 --seq 8 --steps 2 --sample 8 --save m.st", "held-out", ""));
+    for (int i = 0; i < MODES; i++) {
+        bases[i] = report_of(i, "", "", &status, NULL), again = report_of(i, "", "", &status, NULL);
+        if (!CHECK(status == (i == CHECKING) && !strcmp(bases[i], again))) printf("%s%s", bases[i], again);
+        free(again);
+    }
+    CHECK(run_program(&help, "--help") == 0);
+    for (const char *line = strstr(help, "\n  --"); line; line = strstr(line + 1, "\n  --")) {
+        const char *name = line + 5;
+        size_t row = 0, length = strcspn(name, " \n");
+        const size_t rows = sizeof matrix / sizeof matrix[0];
+        while (row < rows && (strlen(matrix[row].option) != length || strncmp(matrix[row].option, name, length))) row++;
+        if (!CHECK(row < rows)) {
+            printf("  --%.*s is not in the table of this test\n", (int)length, name);
+            continue;
+        }
+        count++;
+        for (int mode = 0; mode < MODES; mode++)
+            if (matrix[row].modes[mode] != '.') CHECK(matrix_agrees(row, mode, bases));
+    }
+    CHECK(count == sizeof matrix / sizeof matrix[0]);
+    free(help);
+    for (int i = 0; i < MODES; i++) free(bases[i]);
+}
+
+/* Options whose effect depends on the values of others, and text or tokens that the data does not have. */
+static void test_without_effect(void) {
+    uint16_t numbers[600];
+    for (int i = 0; i < 600; i++) numbers[i] = (uint16_t)(i * i / 7 % 41);
+    write_file("t.u16", numbers, sizeof numbers);
+    CHECK(says(0, TINY_GREEK "--steps 1 --sample 0 --save p.st", "held-out loss ", ""));
+    static const char *const refused[][3] = {
+        {TINY_GREEK "--save-every 5", "save-every: has no effect without --save", ""},
+        {"--resume p.st --save-every 5", "save-every: has no effect without --save", ""},
+        {TINY_GREEK "--sample 0 --prompt x", "prompt: has no effect with --sample 0", ""},
+        {TINY_GREEK "--sample 0 --temperature 1", "temperature: has no effect with --sample 0", ""},
+        {TINY_GREEK "--sample 0 --top-k 3", "top-k: has no effect with --sample 0", ""},
+        {TINY_GREEK "--sample 0 --sample-every 3", "sample-every: has no effect with --sample 0", ""},
+        {"--resume p.st --top-k 3", "top-k: has no effect with --sample 0", ""},
+        {"--generate p.st --sample 0 --seed 3", "seed: has no effect with --sample 0", ""},
+        {"--generate p.st --sample 5 --temperature 0 --top-k 3", "top-k: has no effect with --temperature 0", ""},
+        {TINY_GREEK "--eval-every 0 --eval-tokens 9", "eval-tokens: has no effect with --eval-every 0", ""},
+        {TINY_GREEK "--separator @@\\n", "separator: '@@\\n' does not occur in greek.txt", ""},
+        {"--eval p.st --separator x", "separator: has no effect with --eval without --end-symbol", ""},
+        {"--profile --separator x", "separator: has no effect with --profile without --end-symbol or --stateful", ""},
+        {"--profile --stateful --separator @@", "separator: '@@' does not occur in ", "fables.txt"},
+        {TINY "--data t.u16 --tokens uint16 --vocab 99 --end-token 98", "end-token: 98 does not occur in t.u16", ""},
+        {"--profile --data t.u16 --tokens uint16 --end-token 1", "end-token: has no effect with --profile without", ""},
+        {"--plan 2 --device cpu", "device: cpu has no effect with --plan", ""},
+        {TINY_GREEK "--model Mamba-2 --heads 2", "heads: 2 has no effect on --model Mamba-2", "no RWKV branch"},
+        {TINY_GREEK "--model Mamba-1 --head-size 8", "head-size: 8 has no effect on --model Mamba-1", "no RWKV"},
+        {TINY_GREEK "--model RWKV-6 --d-state 8", "d-state: 8 has no effect on --model RWKV-6", "no Mamba branch"},
+        {TINY_GREEK "--model RWKV-6 --expand 1", "expand: 1 has no effect on", ""},
+        {TINY_GREEK "--model RWKV-6 --d-conv 3", "d-conv: 3 has no effect on", ""},
+        {TINY_GREEK "--model HY-M1 --mamba-head 8", "mamba-head: 8 has no effect on --model HY-M1", "no Mamba-2"},
+        {TINY_GREEK "--model Mamba-2 --fuse conv_ssd", "fuse: conv_ssd has no effect on --model Mamba-2",
+         "beside RWKV"},
+        {TINY_GREEK "--model RWKV-6 --fuse conv_ssd", "fuse: conv_ssd has no effect on --model RWKV-6", ""},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
+        CHECK(says(2, refused[i][0], refused[i][1], refused[i][2]));
+    /* a model file may say of its run what has no effect here, and sizes of 0 say nothing */
+    static const char *const fine[] = {
+        "--eval p.st", "--generate p.st", TINY_GREEK "--model Mamba-2 --heads 0 --steps 1 --sample 0 --separator=",
+        "--profile --hidden 16 --layers 1 --batch 2 --seq 8 --data t.u16 --tokens uint16 "
+        "--stateful --end-token 1 --device cpu"};
+    for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) CHECK(says(0, fine[i], "", ""));
+}
+
+/* The limit of a control group, in trees that look as a container sees them. */
+static void test_memory_limit(void) {
+    static const struct {
+        const char *groups, *file, *text;
+        unsigned long long limit; /* with this file, and those before it of the same groups */
+    } cases[] = {
+        {"0::/\n", "none", "", 0},
+        {"0::/\n", "sys/fs/cgroup/memory.max", "max\n", 0},
+        {"0::/\n", "sys/fs/cgroup/memory.max", "3000000000\n", 3000000000},
+        {"0::/a/b\n", "sys/fs/cgroup/a/memory.max", "2000\n", 2000}, /* a/b is not there */
+        {"0::/a/b\n", "sys/fs/cgroup/a/b/memory.max", "max\n", 2000},
+        {"0::/a/b\n", "sys/fs/cgroup/a/b/memory.max", "1000\n", 1000},
+        {"0::/a/b\n", "sys/fs/cgroup/a/memory.max", "700\n", 700},
+        {"0::/a/../../c\n", "none", "", 3000000000}, /* outside of the container */
+        {"12:cpu,cpuacct:/x\n4:memory:/x/y\n0::/z\n", "sys/fs/cgroup/memory/memory.limit_in_bytes",
+         "9223372036854771712\n", 3000000000}, /* which is none; z of version 2 has its root's */
+        {"12:cpu,cpuacct:/x\n4:hugetlb,memory:/x/y\n", "sys/fs/cgroup/memory/x/memory.limit_in_bytes", "5000\n", 5000},
+        {"12:cpu:/x\n5:memoryless:/x\n", "none", "", 0},
+        {"damaged", "none", "", 0},
+    };
+    CHECK(system("mkdir -p tree/proc/self tree/sys/fs/cgroup/a/b tree/sys/fs/cgroup/memory/x") == 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char path[128];
+        snprintf(path, sizeof path, "tree/%s", cases[i].file);
+        write_string("tree/proc/self/cgroup", cases[i].groups);
+        write_string(path, cases[i].text);
+        if (!CHECK(hy_memory_limit("tree") == cases[i].limit))
+            printf("  case %d: %zu\n", (int)i, hy_memory_limit("tree"));
+    }
+    CHECK(hy_memory_limit("nowhere") == 0);
+}
+
 /* ---- --bench, and what needs a device ---------------------------------------------------------
  */
 
@@ -1403,6 +1688,9 @@ static void test_all(void) {
     run_case("gates", test_gates);
     run_case("gates of all models", test_gates_of_models);
     run_case("program: help", test_help);
+    run_case("program: every option in every mode", test_matrix);
+    run_case("program: options without effect", test_without_effect);
+    run_case("memory of a container", test_memory_limit);
     run_case("program: errors", test_errors);
     run_case("program: device", test_device);
     run_case("program: bench", test_bench);

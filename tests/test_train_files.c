@@ -5,6 +5,8 @@
 #define _XOPEN_SOURCE 700
 #include "hybrid_log.h"
 #include "trainer.h"
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -129,6 +131,12 @@ static void test_inputs_stay(void) {
     CHECK(is("way.st.tmp", "mine") && !mkdir("dir.st.tmp", 0700));
     CHECK(says(2, SHORT "--save dir.st", "dir.st.tmp is in the way (Is a directory); remove it or give another name",
                ""));
+    /* the log may not be the file that is written first */
+    CHECK(says(2, SHORT "--save new.st --csv new.st.tmp", "csv: new.st.tmp would overwrite the file as which --save",
+               "give another name"));
+    CHECK(!symlink("model.st", "link.st") && !exists("model.st.tmp"));
+    CHECK(says(2, SHORT "--save link.st --csv ./model.st.tmp", "csv: ./model.st.tmp would overwrite", ""));
+    CHECK(!exists("new.st.tmp") && !exists("model.st.tmp") && !exists("new.st"));
     CHECK(is("text.txt", text) && is("run.yaml", yaml) && !exists("text.txt.1"));
 }
 
@@ -209,6 +217,43 @@ static void test_continued_log(void) {
     CHECK(hy_log_write(&log, &(hy_log_row){.step = 1}) == GT_OK && hy_log_close(&log) == GT_OK);
 }
 
+/* The last row of a log gets its held-out loss later, in place; if that fails it is what it was. */
+static void test_completed_log(void) {
+    static const hy_probe probe = {.has = {1, 1}, .branch_cosine = 0.5, .branch_rms = {2, 3}, .branch_gain = {4, 5}};
+    const hy_log_row row = {7, 64, 2.5, NAN, 1, 1, 1, 1, 0.001, 1000, 10, 0.5, NULL};
+    const hy_log_point six = {6, 64, 2.5}, seven = {7, 64, 2.5}, other = {7, 64, 2.25};
+    static const char whole[] = HEADER ROW(6) "7,64,2.5,1.25,1,1,1,0.001,1000,10.0,0.500,1,0.5,2,3,4,5\n";
+    hy_log log;
+    write_string("old.csv", HEADER ROW(6));
+    CHECK(hy_log_open(&log, "old.csv", &six) == GT_OK && log.is_regular && hy_log_write(&log, &row) == GT_OK);
+    CHECK(is("old.csv", HEADER ROW(6) ROW(7)));
+    CHECK(hy_log_complete(&log, 1.25, &probe) == GT_OK && is("old.csv", whole) && hy_log_close(&log) == GT_OK);
+    /* by another program */
+    write_string("old.csv", HEADER ROW(6) ROW(7));
+    CHECK(hy_log_reopen(&log, "old.csv", &seven) == GT_OK && log.file);
+    CHECK(hy_log_complete(&log, 1.25, &probe) == GT_OK && hy_log_close(&log) == GT_OK && is("old.csv", whole));
+    /* not another row, nor a row that is whole, cut or followed by others */
+    static const char *const texts[] = {HEADER ROW(6) ROW(7), whole,  HEADER ROW(6) "7,64,2.5,,1,1,1",
+                                        HEADER ROW(7) ROW(8), ROW(7), ""};
+    for (int i = 0; i < 6; i++) {
+        write_string("old.csv", texts[i]);
+        CHECK(hy_log_reopen(&log, "old.csv", i ? &seven : &other) == GT_OK && !log.file && is("old.csv", texts[i]));
+    }
+    CHECK(hy_log_reopen(&log, "none/none.csv", &seven) == GT_OK && !log.file);
+    /* no room for a longer row: the limit of the size of files is where the file ends */
+    write_string("old.csv", HEADER ROW(6) ROW(7));
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        const rlim_t size = strlen(HEADER ROW(6) ROW(7));
+        signal(SIGXFSZ, SIG_IGN);
+        if (setrlimit(RLIMIT_FSIZE, &(struct rlimit){size, size})) _exit(2);
+        if (hy_log_reopen(&log, "old.csv", &seven) != GT_OK) _exit(3);
+        _exit(hy_log_complete(&log, 1.25, &probe) == HY_ERROR_WRITE && !strstr(hy_last_error(), "damaged") ? 0 : 4);
+    }
+    CHECK(wait_for(child) == 0 && is("old.csv", HEADER ROW(6) ROW(7)));
+}
+
 /* A model of one branch leaves empty what it has not. */
 static void test_single_branch(void) {
     static const struct {
@@ -249,6 +294,7 @@ int main(int argc, char **argv) {
     run_case("files: inputs stay", test_inputs_stay);
     run_case("files: older log", test_older_log);
     run_case("files: continued log", test_continued_log);
+    run_case("files: completed log", test_completed_log);
     run_case("files: one branch", test_single_branch);
     run_case("files: the same", test_same_file);
     return end_tests();
