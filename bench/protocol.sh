@@ -8,8 +8,8 @@
 #   LIMIT      seconds for all of it (450); a part that has not ended by then is cut, and the rest left out
 #
 # protocol.csv begins with facts of the machine; then come the rows of hybrid_train --bench (docs/training.md), each
-# part after a line that says how it was called, and before one that says what it took.  A row is written as soon as it is
-# known: who ends this program has the rows until then.
+# part after a line that says how it was called, and before one that says what it took.  A row is written as soon as it
+# is known: who ends this program has the rows until then.
 #
 # What the parts took on an H200 (93 seconds in all; eb132b1):
 #     five lengths              11 s

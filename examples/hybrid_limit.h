@@ -4,8 +4,8 @@
 
 #include <stddef.h>
 
-/* The smallest limit in bytes of the process's control group and of all groups above it; 0: there is none.  Of version 2
- * it reads memory.max, of version 1 memory.limit_in_bytes.  root: the folder that holds proc/ and sys/, "" for the
+/* The smallest limit, in bytes, of the process's control group and of all groups above it; 0: there is none.  Version 2
+ * has it in memory.max, version 1 in memory.limit_in_bytes.  root: the folder that holds proc/ and sys/; "" for the
  * machine itself. */
 size_t hy_memory_limit(const char *root);
 

@@ -77,7 +77,8 @@ typedef struct hy_log_point {
  * A file that is not regular, such as a pipe, is written from its current position. */
 gt_status hy_log_open(hy_log *log, const char *path, const hy_log_point *from);
 /* For a complete run.  Opens the log at PATH if its last row is the row of that step and has no held-out loss: a run
- * that was killed during its final evaluation leaves such a row.  Any other file stays as it is, and log->file is NULL. */
+ * that was killed during its final evaluation leaves this row.  Any other file stays as it is, and log->file is
+ * NULL. */
 gt_status hy_log_reopen(hy_log *log, const char *path, const hy_log_point *last);
 /* The row is in the file when it returns. */
 gt_status hy_log_write(hy_log *log, const hy_log_row *row);

@@ -333,8 +333,8 @@ static gt_status evaluate_step(trainer *t, int64_t limit, double *held_out, hy_p
 
 /* Checks and reports a step: gates, held-out loss, log, progress line, sample.
  *
- * The last row of a regular log is written before the model file, without its held-out loss: a run that is killed during
- * the final evaluation has lost no row then, and --resume completes it. */
+ * The last row of a regular log is written before the model file, without its held-out loss.  A run that is killed
+ * during the final evaluation has lost no row then, and --resume completes the row. */
 static gt_status report_step(trainer *t, const hy_result *result, double lr, int last) {
     const hy_options *o = &t->options;
     const int is_early = last && t->log.file && t->log.is_regular;

@@ -1,6 +1,7 @@
 #!/bin/sh
-# check_format.sh: every C, C++ and CUDA file is as clang-format 14 (Debian 12) writes it by .clang-format.  Other versions
-# differ in small things, so that the test is skipped where there is none of that one.  SOURCE comes from the environment.
+# check_format.sh: every C, C++ and CUDA file is as clang-format 14 (Debian 12) writes it by .clang-format.  Other
+# versions differ in small things, so the test is skipped where version 14 is missing.  SOURCE comes from the
+# environment.
 set -eu
 cd "$SOURCE"
 for tool in clang-format-14 clang-format; do

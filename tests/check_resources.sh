@@ -1,10 +1,11 @@
 #!/bin/sh
 # check_resources.sh [--built ARCH FOLDER] ARCHS [PART...]: reads from ptxas what the kernels of each part (all of them,
-# if none is named) take.  None may spill registers or keep a stack frame, but for those that ops/OP.spills lists, nor have
-# products of warpgroups that ptxas makes wait for each other, nor more static shared memory than the architecture offers.
+# if none is named) take.  None may spill registers or keep a stack frame, but for those that ops/OP.spills lists.  None
+# may have products of warpgroups that ptxas makes wait for each other, nor more static shared memory than the
+# architecture offers.
 # (Dynamic shared memory is bounded by static_asserts beside the kernels.)
-# Prints what every kernel takes.  ARCHS is a list, such as "75 90a", or all; those that this nvcc does not know are left
-# out and named.  They are compiled here, and the time this took is printed, but for ARCH, of which the build left
+# Prints what every kernel takes.  ARCHS is a list, such as "75 90a", or all; those that this nvcc does not know are
+# left out and named.  They are compiled here, and the time this took is printed, but for ARCH, of which the build left
 # FOLDER/gt_PART.resources.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)

@@ -1,8 +1,8 @@
 #!/bin/sh
-# packages.sh FOLDER: installs what some tests need beyond a compiler and Meson, for CI: cmake, OpenBLAS and clang-format 14
-# as packages of Debian and Ubuntu, and Python packages in a virtual environment in FOLDER.  Tests run the Python that the
-# environment variable GT_TEST_PYTHON names, FOLDER/bin/python.  Ends with 0 if everything is there, with 77 if
-# something is missing and its registry does not answer, else with 1.
+# packages.sh FOLDER: installs what some tests need beyond a compiler and Meson, for CI: cmake, OpenBLAS and
+# clang-format 14 as packages of Debian and Ubuntu, and Python packages in a virtual environment in FOLDER.  Tests run
+# the Python that the environment variable GT_TEST_PYTHON names, FOLDER/bin/python.  Ends with 0 if everything is
+# there, with 77 if something is missing and its registry does not answer, else with 1.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$1

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Sets up what is missing, builds, and runs all tests.  Arguments are options of "meson setup", such as
 # -Dcuda=disabled; BUILD is the build folder, SUITES the suites to run if not all, such as "api emu".
-# Where there is no GPU, a new build folder gets no kernels, and nvcc only checks their source (suite "syntax"), unless an
-# option says what to do with nvcc: -Dcuda=enabled compiles them, for the suite "resources", too.
+# Where there is no GPU, a new build folder gets no kernels, and nvcc only checks their source (suite "syntax"), unless
+# an option says what to do with nvcc: -Dcuda=enabled compiles them, for the suite "resources", too.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/tests/setup.sh"

@@ -238,7 +238,8 @@ peers_rwkv6() {
     done
     echo "==== all parts"
     sed -n 's/^\(rwkv6, [a-z_]*\) *\([0-9]*\) of \([0-9]*\) pass.*/\1 \2 \3/p' "$out"/rwkv6.*.log |
-        awk '{ pass[$2] += $3; of[$2] += $4 } END { for (name in of) print name ": " pass[name] " of " of[name] " pass" }'
+        awk '{ pass[$2] += $3; of[$2] += $4 }
+            END { for (name in of) print name ": " pass[name] " of " of[name] " pass" }'
     rm -f "$out"/rwkv6.*.log
     return $status
 }

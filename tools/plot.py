@@ -323,22 +323,30 @@ class Picture:
                       color=COLOURS[colour][0], parse_math=False, **{'va': 'center', **more})
 
     def make_room(self):
-        """Widens the paper to the right until the longest label fits; nothing that is drawn moves."""
+        """Widens the paper until all labels fit; what is drawn keeps its size."""
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         renderer = FigureCanvasAgg(self.figure).get_renderer()
         texts = self.figure.texts + [text for axes in self.figure.axes for text in axes.texts]
         with matplotlib.rc_context({'text.hinting': 'none'}):  # else widths are those of whole pixels
-            right = max(text.get_window_extent(renderer).x1 for text in texts) / self.figure.dpi
-        if right <= self.width:
+            boxes = [text.get_window_extent(renderer) for text in texts]
+            boxes += filter(None, [axes.yaxis.get_tightbbox(renderer) for axes in self.figure.axes])
+        left = min(box.x0 for box in boxes) / self.figure.dpi
+        right = max(box.x1 for box in boxes) / self.figure.dpi
+        before = .1 - left if left < 0 else 0
+        after = right + .1 - self.width if right > self.width else 0
+        if not before and not after:
             return
-        old, self.width = self.width, right + .1
-        scale = old / self.width  # places are kept as fractions of the paper
+        old, self.width = self.width, self.width + before + after
+
+        def moved(x):  # places are fractions of the paper
+            return (x * old + before) / self.width
+
         for axes in self.figure.axes:
             place = axes.get_position()
-            axes.set_position((place.x0 * scale, place.y0, place.width * scale, place.height))
+            axes.set_position((moved(place.x0), place.y0, place.width * old / self.width, place.height))
         for text in self.figure.texts:
-            text.set_x(text.get_position()[0] * scale)
+            text.set_x(moved(text.get_position()[0]))
         self.figure.set_figwidth(self.width)
 
     def bytes(self, suffix):
