@@ -28,7 +28,7 @@ static size_t number_in(const char *path) {
 static size_t least_above(const char *hierarchy, const char *group, const char *file) {
     char path[PATH_ROOM], full[PATH_ROOM + 64];
     size_t least = 0;
-    if (strstr(group, "/..")) group = ""; /* outside of what the container sees */
+    if (strstr(group, "/..")) group = ""; /* a path outside of the container's view */
     int length = snprintf(path, sizeof path, "%s%s", hierarchy, group);
     if (length < 0 || length >= (int)sizeof path) return 0;
     for (size_t top = strlen(hierarchy);;) {

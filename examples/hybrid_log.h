@@ -83,7 +83,7 @@ gt_status hy_log_reopen(hy_log *log, const char *path, const hy_log_point *last)
 /* The row is in the file when it returns. */
 gt_status hy_log_write(hy_log *log, const hy_log_row *row);
 /* Adds the held-out loss and the branches to the last row of a regular file, which has neither.  One write replaces the
- * row in place.  If that fails, the row is again what it was. */
+ * row in place.  If that fails, it restores the row. */
 gt_status hy_log_complete(hy_log *log, double held_out, const hy_probe *probe);
 gt_status hy_log_close(hy_log *log);
 

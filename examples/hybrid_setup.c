@@ -261,11 +261,12 @@ static gt_status check_source(const hy_options *o) {
     return hy_fail(GT_ERROR_VALUE, "%s: goes with %s alone", wrong, is_bytes ? "--tokens uint16 or uint32" : "bytes");
 }
 
-/* Text as the command line takes it, with \n, \t and \xNN for what is not printable ASCII. */
+/* Text as the command line takes it: a byte that is not printable ASCII becomes \n, \t or \xNN. */
 static void escape(const char *from, char *to, size_t size) {
     for (; *from && size > 4; from++) {
         const unsigned char c = (unsigned char)*from;
-        const int n = c == '\n'           ? snprintf(to, size, "\\n")
+        const int n = c == '\\'           ? snprintf(to, size, "\\\\")
+                      : c == '\n'         ? snprintf(to, size, "\\n")
                       : c == '\t'         ? snprintf(to, size, "\\t")
                       : c < 32 || c > 126 ? snprintf(to, size, "\\x%02x", c)
                                           : snprintf(to, size, "%c", c);
@@ -274,7 +275,7 @@ static void escape(const char *from, char *to, size_t size) {
     *to = 0;
 }
 
-/* What the user says ends a document has to be there. */
+/* A separator or end token that the user gave has to occur in the text. */
 static gt_status check_ends(const trainer *t) {
     const hy_options *o = &t->options;
     char value[64];

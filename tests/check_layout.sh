@@ -1,8 +1,8 @@
 # check_layout.sh: how the library's files lie.  Includes run one way: declarations (gt_kernels.h) <- gt/base and gt/emu
 # <- gt/recurrence <- the operators <- the top-level .cuh files; no operator includes another, but those of gt/fused
 # may; every header compiles alone; no file is too long; what docs/wkv6.md and docs/ssd.md name is there.  SOURCE, CC
-# and CXX (may be empty) come from the environment, and ALONE: "all", or "top" for C++ of the top-level headers alone, in a
-# twentieth of the time.
+# and CXX (may be empty) come from the environment, and ALONE: "all", or "top" for C++ of the top-level headers alone, in
+# a twentieth of the time.
 set -eu
 cd "$SOURCE"
 scratch=$(mktemp -d)
