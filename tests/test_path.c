@@ -341,7 +341,7 @@ static void check_queries(const test_op *op) {
 
 /* ---- large capacities ------------------------------------------------------------------------ */
 
-/* Elements of a sequence's states, without what a convolution keeps: of all, and of the largest. */
+/* Elements of the states of a sequence, but for those of a convolution.  *largest: of the largest tensor alone. */
 static double state_elements(const test_case *c, double *largest) {
     test_args filled;
     gt_dims dims;
@@ -452,7 +452,7 @@ static size_t run_packed(const test_case *sizes, int64_t capacity, char **output
     return bytes;
 }
 
-/* Room for a million sequences changes no bit of what three sequences make. */
+/* Three sequences give the same bits in a call that has room for a million. */
 static void check_large_capacity(const test_case *sizes, gt_dtype dtype) {
     char *few, *many;
     test_case c = *sizes;
@@ -464,7 +464,7 @@ static void check_large_capacity(const test_case *sizes, gt_dtype dtype) {
     free(many);
 }
 
-/* More than kernels on tensor cores can number: others take the call. */
+/* Kernels on tensor cores cannot number so many segments or chunks.  The kernels for any size take the call. */
 static void test_many_parts(void) {
     gt_wkv6_args a = {.B = 1, .T = 1 << 20, .H = 1 << 11, .N = 32, .seq_capacity = 1 << 20, .dtype = GT_BF16};
     gt_ssd_args s = {.B = 1, .T = 1 << 20, .H = 1 << 9, .P = 8, .N = 16, .seq_capacity = 1 << 20, .dtype = GT_BF16};
