@@ -5,8 +5,8 @@
  *
  * Tensors lie in buffers of exactly their size between guard bytes, which a sanitizer forbids to touch.  A call that is
  * refused changes nothing and names function and field.  A call that is accepted writes the elements of its outputs and
- * nothing else; they are compared with the double twin.  A call without elements is accepted whatever its sizes, each
- * in its range, are.  Workspace queries are made of all calls.
+ * nothing else; they are compared with the double twin.  A call without elements is accepted if each size is in its
+ * range and no tensor has more than 2^48 elements.  Workspace queries are made of all calls.
  *
  * Two programs: of the CPU twins, and (FUZZ_KERNELS) of the emulated kernels.  Call I of seed S is always the same. */
 #include "gt_test.h"
@@ -725,14 +725,29 @@ static void start(fuzz *f, int64_t number) {
     draw_rows(f);
 }
 
-/* A tensor that must be there, such as parameters of a call without tokens, may be larger than any memory. */
+/* The rule 'Sizes' of gt_kernels.h, written anew: a tensor that counts has at most 2^48 elements.  With tokens every tensor
+ * counts, but in a join.  Without tokens, and in a join, given and required tensors count. */
+static int counts(const fuzz *f, const gt_tensor *t) {
+    const int has_tokens = size_of(f, f->op->sizes[0].letter) && (!test_is_over_time(f->top) || size_of(f, 'T'));
+    const int is_of_pieces = t->shape[0] == 'R';
+    if (has_tokens && !gt_is_join(f->pass)) return !is_of_pieces;
+    return is_used(f, t) && (pointer_of(&f->args, t) || strchr("IOs", gt_use(t, f->pass)));
+}
+
 static int is_too_large(const fuzz *f) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
-        int64_t count = strchr("IOs", gt_use(t, f->pass)) != NULL;
-        for (const char *c = t->shape; *c; c++) count = gt_times(count, size_of(f, *c));
-        if (count > GT_MAX_SPAN) return 1;
+        double count = 1;
+        for (const char *c = t->shape; *c; c++) count *= (double)size_of(f, *c);
+        if (count > 0x1p48 && counts(f, t)) return 1;
     }
     return 0;
+}
+
+/* What the rule says, and what the library says of the prepared call. */
+static void check_counts(const fuzz *f, gt_status promised, int is_large) {
+    const int is_refused = promised == GT_ERROR_SIZE && strstr(gt_last_error(), "more than 2^48 elements");
+    if (promised == GT_OK) expect(f, !is_large, "a tensor of more than 2^48 elements is accepted");
+    if (is_refused) expect(f, is_large, "refused for more than 2^48 elements, which no tensor has");
 }
 
 /* Places and pointers.  Where sizes or flags are refused already, there are no tensors to place. */
@@ -746,7 +761,7 @@ static void furnish(fuzz *f, int *is_short) {
             draw_pointers(f);
         }
     }
-    f->is_spoiled |= f->kind == EMPTY && is_too_large(f);
+    f->is_spoiled |= is_too_large(f); /* parameters of a call without tokens, say: more than any memory holds */
     if (f->kind != HOSTILE && one_in(f, 3)) draw_in_place(f);
     for (int64_t n = f->kind == HOSTILE ? below(f, 4) : one_in(f, 5); n > 0; n--) spoil_pointer(f);
     if (IS_KERNEL)
@@ -787,7 +802,10 @@ static void fuzz_once(fuzz *f, int64_t number) {
     start(f, number);
     furnish(f, &is_short);
     check_query(f);
+    gt_prepare(f->op, f->pass, GT_HOST, &f->args, &f->filled, &f->dims); /* dims as they are given */
+    const int is_large = is_too_large(f);
     promised = gt_prepare(f->op, f->pass, IS_KERNEL ? GT_DEVICE : GT_HOST, &f->args, &f->filled, &f->dims);
+    check_counts(f, promised, is_large);
     snprintf(promise, sizeof promise, "%s", gt_last_error());
     expect(f, is_fine(f, promised), "a call in order is refused");
     check_sizes(f, promised);
