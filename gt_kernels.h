@@ -44,10 +44,10 @@
  *   Sizes       B batch, T time, H heads, N key or state size, V value size, P head size, G groups,
  *               D channels, W conv width, M rows, O outputs.  Each is at most 2^40.  No tensor has more than
  *               2^48 elements.  In a call with tokens or rows this holds for every tensor of the operator,
- *               given or not.  States have a row for each of seq_capacity sequences: the limit holds for
+ *               given or not.  States have a row for each of seq_capacity sequences, so the limit holds for
  *               seq_capacity times a state.  No index spans more than 2^56 elements by its stride.
  *               B, T and M may be 0: then states are passed on, and gradients are 0.  The limit then holds
- *               for the tensors that are given and for those that are required.
+ *               for tensors that are given or required.  The same is true of gt_OP_join.
  *   dtype       of the activations: GT_F32 (default), GT_BF16, GT_F16.  w and dt (with dw and ddt)
  *               may stay fp32 beside 16-bit activations.  States, parameters other than a projection
  *               weight, and all parameter gradients are fp32.  Accumulation is fp32.

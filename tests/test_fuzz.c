@@ -776,8 +776,8 @@ static void start(fuzz *f, int64_t number) {
     draw_rows(f);
 }
 
-/* The rule 'Sizes' of gt_kernels.h, written anew: a tensor that counts has at most 2^48 elements.  With tokens every tensor
- * counts, but in a join.  Without tokens, and in a join, given and required tensors count. */
+/* The rule 'Sizes' of gt_kernels.h, written anew: a tensor that counts has at most 2^48 elements.  In a call with tokens
+ * every tensor counts.  In a call without tokens, and in a join, given and required tensors count. */
 static int counts(const fuzz *f, const gt_tensor *t) {
     const int has_tokens = size_of(f, f->op->sizes[0].letter) && (!test_is_over_time(f->top) || size_of(f, 'T'));
     const int is_of_pieces = t->shape[0] == 'R';
@@ -794,7 +794,7 @@ static int is_too_large(const fuzz *f) {
     return 0;
 }
 
-/* What the rule says, and what the library says of the prepared call. */
+/* The library's verdict on the prepared call is the rule's. */
 static void check_counts(const fuzz *f, gt_status promised, int is_large) {
     const int is_refused = promised == GT_ERROR_SIZE && strstr(gt_last_error(), "more than 2^48 elements");
     if (promised == GT_OK) expect(f, !is_large, "a tensor of more than 2^48 elements is accepted");
