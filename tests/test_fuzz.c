@@ -771,8 +771,8 @@ static void start(fuzz *f, int64_t number) {
     draw_rows(f);
 }
 
-/* The rule 'Sizes' of gt_kernels.h, written anew: a tensor that counts has at most 2^48 elements.  In a call with tokens
- * every tensor counts.  In a call without tokens, and in a join, given and required tensors count. */
+/* The rule 'Sizes' of gt_kernels.h, written anew: a tensor that counts has at most 2^48 elements.  In a call with
+ * tokens every tensor counts.  In a call without tokens, and in a join, given and required tensors count. */
 static int counts(const fuzz *f, const gt_tensor *t) {
     const int has_tokens = size_of(f, f->op->sizes[0].letter) && (!test_is_over_time(f->top) || size_of(f, 'T'));
     const int is_of_pieces = t->shape[0] == 'R';
@@ -880,8 +880,8 @@ static void fuzz_once(fuzz *f, int64_t number) {
 
 static const fuzz *volatile running;
 
-/* Ends the program once a call has taken SECONDS of processor time, which a busy machine does not lengthen; 0: no limit.
- * A call that waits for ever meets Meson's limit. */
+/* Ends the program once a call has taken so many seconds of processor time; 0: no limit.  On a busy machine a call that
+ * is right may take a minute by the clock.  A call that waits for ever meets Meson's limit. */
 static void set_limit(int seconds) {
     const struct itimerval timer = {.it_value = {seconds, 0}};
     setitimer(ITIMER_PROF, &timer, NULL);
