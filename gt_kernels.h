@@ -42,11 +42,12 @@
  *   Arguments   one struct per operator serves all its functions; a zero field means the default
  *               stated beside it.  Pointers are device memory for gt_OP_..., host for gt_ref_OP_... .
  *   Sizes       B batch, T time, H heads, N key or state size, V value size, P head size, G groups,
- *               D channels, W conv width, M rows, O outputs.  Each is at most 2^40.  B, T and M may be 0:
- *               then states are passed on, gradients are 0, and the other sizes may have any product.
- *               Else the product of all sizes is at most 2^48, over rows (M) 2^56, with packed sequences
- *               or slots for B if they are more.  The elements of a tensor, and what each index spans by
- *               its stride, are at most 2^56.
+ *               D channels, W conv width, M rows, O outputs.  Each is at most 2^40.  No tensor has more than
+ *               2^48 elements.  In a call with tokens or rows this holds for every tensor of the operator,
+ *               given or not.  States have a row for each of seq_capacity sequences, so the limit holds for
+ *               seq_capacity times a state.  No index spans more than 2^56 elements by its stride.
+ *               B, T and M may be 0: then states are passed on, and gradients are 0.  The limit then holds
+ *               for tensors that are given or required.  The same is true of gt_OP_join.
  *   dtype       of the activations: GT_F32 (default), GT_BF16, GT_F16.  w and dt (with dw and ddt)
  *               may stay fp32 beside 16-bit activations.  States, parameters other than a projection
  *               weight, and all parameter gradients are fp32.  Accumulation is fp32.
@@ -66,7 +67,8 @@
  *               for tensors as well aligned as those given; one that is still NULL counts as aligned.
  *   segments    number of parts the time axis is cut into and computed in parallel; 0 = chosen from
  *               sizes and device only.  With segments fixed a batch element's result does not depend
- *               on B or on its neighbours, nor that of a packed sequence on the others.
+ *               on B or on its neighbours, nor that of a packed sequence on the others.  Packed sequences are
+ *               cut into at most 2^31 / seq_capacity segments.
  *   cu_seqlens  packed sequences: one call for sequences of different lengths, without padding; see
  *               gt_wkv6_args.
  *   Errors      are returned as gt_status; gt_last_error() names function, field and value.  Bad
@@ -359,7 +361,10 @@ typedef struct gt_wkv6_args {
      * and never falls, so that sequences follow one another and may be empty.  States are
      * [seq_capacity,H,N,V], one for each sequence, or shared by all; du is summed over all;
      * segments are pieces of each.
-     * T and seq_capacity are capacities, for which saved and workspace are sized.  What is used of
+     * T and seq_capacity are capacities, for which saved and workspace are sized.  They hold states:
+     * one for every 64 tokens (ssd, selective_scan: 128), and one for each sequence, but no more than
+     * T of these: T / 64 + min(T, seq_capacity).  Backward with a shared state has seq_capacity more.
+     * No other scratch memory grows with seq_capacity, but for 4 bytes a sequence.  What is used of
      * them stands in device memory that the host never reads: a captured graph may be replayed for
      * other lengths.  Tokens from cu_seqlens[*seq_count] on belong to no sequence: they are not
      * read, and y and the gradients are 0 there.  States from row *seq_count on are neither read

@@ -295,6 +295,7 @@ static void test_huge_sizes(call *c) {
     for (const gt_size *s = c->op->sizes; s->letter; s++) {
         for (const gt_size *other = c->op->sizes; other < s; other++) {
             if (s->letter == 'W' || other->letter == 'W') continue;
+            if (gt_is_join(c->pass) && (s->letter == 'T' || other->letter == 'T')) continue; /* it does not use T */
             if (s->letter >= 'a' && other->letter < 'a' && !strchr("BT", other->letter)) continue; /* apart */
             set_int64(c->args, s->offset, GT_MAX_SIZE);
             set_int64(c->args, other->offset, GT_MAX_SIZE);
@@ -310,7 +311,8 @@ static void test_huge_sizes(call *c) {
 /* ---- no tokens: every size in its range, whatever their product is ---- */
 
 enum { MANY = 1 << 29 };
-static float no_tokens_in[4] = {1, 2, 3, 4}, no_tokens_out[4];
+/* Neighbours in memory: a call that states too large a size for one of them finds that it overlaps the other. */
+static struct { float in[4], out[4]; } no_tokens = {{1, 2, 3, 4}, {0}};
 static const int64_t NEARLY_ALL = GT_MAX_SIZE - 67 * 64;
 
 static void expect_ok(gt_status status, const char *what) {
@@ -320,9 +322,9 @@ static void expect_ok(gt_status status, const char *what) {
 /* Outputs hold 9 before, and each of `n` must be `first` after. */
 static void expect_numbers(gt_status status, const char *what, int n, float first, float second) {
     expect_ok(status, what);
-    check(no_tokens_out[0] == first && no_tokens_out[1] == (n > 1 ? second : 9) && no_tokens_out[2] == 9,
-          "no tokens: %s: %g, %g, %g", what, no_tokens_out[0], no_tokens_out[1], no_tokens_out[2]);
-    for (int i = 0; i < 4; i++) no_tokens_out[i] = 9;
+    check(no_tokens.out[0] == first && no_tokens.out[1] == (n > 1 ? second : 9) && no_tokens.out[2] == 9,
+          "no tokens: %s: %g, %g, %g", what, no_tokens.out[0], no_tokens.out[1], no_tokens.out[2]);
+    for (int i = 0; i < 4; i++) no_tokens.out[i] = 9;
 }
 
 static void test_no_tokens_wkv6(void) {
@@ -338,33 +340,33 @@ static void test_no_tokens_wkv6(void) {
     a.T = 0, a.B = GT_MAX_SIZE;
     expect_ok(gt_ref_wkv6_forward(&a), "wkv6, no time");
     expect_ok(gt_ref_wkv6_backward(&a), "wkv6, no time, gradients");
-    a = (gt_wkv6_args){.B = 2, .H = 1, .N = 1, .state_in = no_tokens_in, .state_out = no_tokens_out};
+    a = (gt_wkv6_args){.B = 2, .H = 1, .N = 1, .state_in = no_tokens.in, .state_out = no_tokens.out};
     expect_numbers(gt_ref_wkv6_forward(&a), "states of wkv6", 2, 1, 2);
     a.state_in_shared = 1;
     expect_numbers(gt_ref_wkv6_forward(&a), "a shared state of wkv6", 2, 1, 1);
-    a.dstate_out = no_tokens_in, a.dstate_in = no_tokens_out, a.accumulate = 1;
+    a.dstate_out = no_tokens.in, a.dstate_in = no_tokens.out, a.accumulate = 1;
     expect_numbers(gt_ref_wkv6_backward(&a), "gradient of a shared state of wkv6", 1, 9 + 1 + 2, 0);
-    a = (gt_wkv6_args){.T = GT_MAX_SIZE, .H = 1, .N = 2, .du = no_tokens_out};
+    a = (gt_wkv6_args){.T = GT_MAX_SIZE, .H = 1, .N = 2, .du = no_tokens.out};
     expect_numbers(gt_ref_wkv6_backward(&a), "du", 2, 0, 0);
 }
 
 static void test_no_tokens_ssm(void) {
-    gt_ssd_args a = {.T = NEARLY_ALL, .H = 2, .P = GT_MAX_SIZE, .N = 1 << 14, .A = no_tokens_in};
-    gt_selective_scan_args s = {.T = NEARLY_ALL, .D = 1 << 14, .N = 1 << 14, .A = no_tokens_in};
+    gt_ssd_args a = {.T = NEARLY_ALL, .H = 2, .P = GT_MAX_SIZE, .N = 1 << 14, .A = no_tokens.in};
+    gt_selective_scan_args s = {.T = NEARLY_ALL, .D = 1 << 14, .N = 1 << 14, .A = no_tokens.in};
     expect_ok(gt_ref_ssd_forward(&a), "ssd");
-    a.dA = no_tokens_out;
+    a.dA = no_tokens.out;
     expect_numbers(gt_ref_ssd_backward(&a), "dA of ssd", 2, 0, 0);
     a = (gt_ssd_args){
-        .B = 2, .H = 1, .P = 1, .N = 1, .A = no_tokens_in, .dstate_out = no_tokens_in, .dstate_in = no_tokens_out};
+        .B = 2, .H = 1, .P = 1, .N = 1, .A = no_tokens.in, .dstate_out = no_tokens.in, .dstate_in = no_tokens.out};
     expect_numbers(gt_ref_ssd_backward(&a), "gradients of states of ssd", 2, 1, 2);
     expect_ok(gt_ref_selective_scan_forward(&s), "selective_scan");
-    s.dDskip = no_tokens_out, s.D = 2;
+    s.dDskip = no_tokens.out, s.D = s.N = 2;
     expect_numbers(gt_ref_selective_scan_backward(&s), "dDskip of selective_scan", 2, 0, 0);
 }
 
 static void test_no_tokens_rows(void) {
-    gt_conv1d_args c = {.T = NEARLY_ALL, .D = GT_MAX_SIZE, .W = 4, .weight = no_tokens_in};
-    gt_rmsnorm_linear_args l = {.D = GT_MAX_SIZE, .O = 1 << 14, .weight = no_tokens_in};
+    gt_conv1d_args c = {.T = NEARLY_ALL, .D = GT_MAX_SIZE, .W = 4, .weight = no_tokens.in};
+    gt_rmsnorm_linear_args l = {.D = GT_MAX_SIZE, .O = 1 << 8, .weight = no_tokens.in};
     gt_norm_mix_args m = {.D = GT_MAX_SIZE};
     gt_norm_gate_args g = {.D = GT_MAX_SIZE};
     expect_ok(gt_ref_conv1d_forward(&c), "conv1d");
@@ -375,35 +377,113 @@ static void test_no_tokens_rows(void) {
     expect_ok(gt_ref_norm_mix_backward(&m), "norm_mix, gradients");
     expect_ok(gt_ref_norm_gate_forward(&g), "norm_gate");
     expect_ok(gt_ref_norm_gate_backward(&g), "norm_gate, gradients");
-    l.D = 2, l.dgamma = no_tokens_out;
+    l.D = l.O = 2, l.dgamma = no_tokens.out;
     expect_numbers(gt_ref_rmsnorm_linear_backward(&l), "dgamma", 2, 0, 0);
-    m.D = 2, m.dgain_b = no_tokens_out;
+    m.D = 2, m.dgain_b = no_tokens.out;
     expect_numbers(gt_ref_norm_mix_backward(&m), "dgain_b", 2, 0, 0);
-    g.D = 2, g.dbeta = no_tokens_out;
+    g.D = 2, g.dbeta = no_tokens.out;
     expect_numbers(gt_ref_norm_gate_backward(&g), "dbeta", 2, 0, 0);
-    c.D = 1, c.dbias = no_tokens_out;
+    c.D = 1, c.dbias = no_tokens.out;
     expect_numbers(gt_ref_conv1d_backward(&c), "dbias of conv1d", 1, 0, 0);
 }
 
-/* With tokens the sizes are refused, and named. */
-static void test_product(void) {
-    gt_wkv6_args a = {.B = 1, .T = MANY, .H = 1, .N = MANY, .V = MANY};
-    const char *message = "gt_ref_wkv6_forward: B = 1, T = 536870912, H = 1, N = 536870912, V = 536870912: the "
-                          "product of the sizes is more than 2^48";
-    check(gt_ref_wkv6_forward(&a) == GT_ERROR_SIZE && !strcmp(gt_last_error(), message), "message: %s",
+/* ---- how many elements a tensor may have ---- */
+
+/* A call whose sizes are the largest that are right; with `field` one larger they are refused. */
+static void check_limit_in(const gt_op *op, gt_pass pass, const void *args, size_t field, const char *text) {
+    _Alignas(16) char larger[ARGS_BYTES], filled[ARGS_BYTES];
+    gt_dims dims;
+    memcpy(larger, args, op->args_bytes);
+    gt_status status = gt_prepare(op, pass, GT_DEVICE, larger, filled, &dims);
+    check(status == (pass == GT_QUERY ? GT_OK : GT_ERROR_NULL), "%s: the call before '%s': status %d (%s)", op->name,
+          text, status, gt_last_error());
+    set_int64(larger, field, get_int64(larger, field) + 1);
+    status = gt_prepare(op, pass, GT_DEVICE, larger, filled, &dims);
+    check(status == GT_ERROR_SIZE && strstr(gt_last_error(), text), "'%s' expected: status %d (%s)", text, status,
           gt_last_error());
-    a = (gt_wkv6_args){.H = 1 << 20, .N = 1 << 20, .V = 1 << 20, .state_in_shared = 1, .state_in = no_tokens_in};
+}
+
+/* The same verdict from the query and from both passes. */
+static void check_limit(const gt_op *op, const void *args, size_t field, const char *text) {
+    check_limit_in(op, GT_QUERY, args, field, text);
+    check_limit_in(op, GT_FORWARD, args, field, text);
+    check_limit_in(op, GT_BACKWARD, args, field, text);
+}
+
+#define CHECK_LIMIT(op, field, text, ...) check_limit(gt_op_##op(), &(gt_##op##_args){__VA_ARGS__}, AT(op, field), text)
+#define K(n) ((int64_t)1 << (n))
+
+static const int32_t any_borders[2];
+#define PACKED(capacity) .cu_seqlens = any_borders, .seq_capacity = (capacity)
+
+static void test_limits_wkv6(void) {
+    CHECK_LIMIT(wkv6, B, "B = 1025, T = 1048576, H = 1024, N = 256: r has more than 2^48 elements", .B = K(10),
+                .T = K(20), .H = K(10), .N = 256, .V = 1);
+    CHECK_LIMIT(wkv6, H, "B = 1, T = 1099511627776, H = 2, N = 256: r has", .B = 1, .T = K(40), .H = 1, .N = 256);
+    CHECK_LIMIT(wkv6, V, "B = 1024, T = 1048576, H = 1024, V = 257: v has", .B = K(10), .T = K(20), .H = K(10), .N = 1,
+                .V = 256);
+    CHECK_LIMIT(wkv6, seq_capacity, "seq_capacity = 65537, H = 65536, N = 256, V = 256: state_in has", .B = 1,
+                .T = K(16), .H = K(16), .N = 256, PACKED(K(16)));
+    CHECK_LIMIT(wkv6, H, "seq_capacity = 2147483646, H = 33, N = 64, V = 64: state_in has", .B = 1, .T = INT32_MAX,
+                .H = 32, .N = 64, PACKED(INT32_MAX - 1));
+    gt_wkv6_args a = {.B = 1, .T = 1, .H = 32, .N = 64, .slots = any_borders, .slot_capacity = K(31)};
+    check_limit_in(gt_op_wkv6(), GT_STEP, &a, AT(wkv6, slot_capacity),
+                   "slot_capacity = 2147483649, H = 32, N = 64, V = 64: state_out has");
+    /* states of 2^16 sequences of 2^31 tokens: a join has none of these */
+    a = (gt_wkv6_args){.B = K(16), .T = K(31), .H = 32, .N = 64, .pieces = K(15)};
+    check_limit_in(gt_op_wkv6(), GT_JOIN, &a, AT(wkv6, pieces),
+                   "pieces = 32769, B = 65536, size = 2048, V = 64: piece_states has");
+    /* without tokens, only what is given */
+    a = (gt_wkv6_args){.H = K(20), .N = K(20), .V = K(20), .state_in_shared = 1, .state_in = no_tokens.in};
     check(gt_ref_wkv6_forward(&a) == GT_ERROR_SIZE &&
-              strstr(gt_last_error(), "state_in: more than 2^56 elements (1 x 1048576 x 1048576 x 1048576)"),
+              strstr(gt_last_error(),
+                     "B = 1, H = 1048576, N = 1048576, V = 1048576: state_in has more than 2^48 elements"),
           "message: %s", gt_last_error());
 }
 
+static void test_limits_ssm(void) {
+    CHECK_LIMIT(ssd, T, "B = 1, T = 4294967297, H = 256, P = 256: x has", .B = 1, .T = K(32), .H = 256, .P = 256,
+                .N = 1);
+    CHECK_LIMIT(ssd, N, "B = 1, T = 4294967296, G = 256, N = 257: Bm has", .B = 1, .T = K(32), .H = 256, .P = 1,
+                .G = 256, .N = 256);
+    CHECK_LIMIT(ssd, seq_capacity, "seq_capacity = 131073, H = 32768, P = 256, N = 256: state_in has", .B = 1,
+                .T = K(16), .H = K(15), .P = 256, .N = 256, PACKED(K(17)));
+    CHECK_LIMIT(selective_scan, T, "B = 1, T = 68719476737, D = 4096: u has", .B = 1, .T = K(36), .D = K(12), .N = 1);
+    CHECK_LIMIT(selective_scan, N, "B = 1, T = 68719476736, G = 256, N = 17: Bm has", .B = 1, .T = K(36), .D = 256,
+                .G = 256, .N = 16);
+    CHECK_LIMIT(selective_scan, N, "seq_capacity = 2147483646, D = 8192, N = 17: state_in has", .B = 1, .T = INT32_MAX,
+                .D = K(13), .N = 16, PACKED(INT32_MAX - 1));
+}
+
+static void test_limits_others(void) {
+    CHECK_LIMIT(conv1d, B, "B = 257, T = 1099511627776, D = 1: x has", .B = 256, .T = K(40), .D = 1, .W = 4);
+    CHECK_LIMIT(conv1d, D, "seq_capacity = 2147483646, D = 131073, W - 1 = 1: state_in has", .B = 1, .T = 2, .D = K(17),
+                .W = 2, PACKED(INT32_MAX - 1));
+    CHECK_LIMIT(conv_ssd, T, "B = 1, T = 16777217, H P + 2 G N = 16777216: xBC has", .B = 1, .T = K(24), .H = 1,
+                .P = K(24) - 2, .N = 1, .W = 4);
+    CHECK_LIMIT(conv_ssd, P, "H = 1, P = 1099511627775, G = 1, N = 1: H P + 2 G N is more than 2^40", .B = 1, .T = 1,
+                .H = 1, .P = K(40) - 2, .N = 1, .W = 4);
+    CHECK_LIMIT(conv_ssd, seq_capacity, "seq_capacity = 131073, H = 32768, P = 256, N = 256: state_in has", .B = 1,
+                .T = K(16), .H = K(15), .P = 256, .N = 256, .W = 2, PACKED(K(17)));
+    CHECK_LIMIT(wkv_ssm, wkv6.H, "B = 1, T = 1048576, wkv6.H = 1048577, wkv6.N = 256: wkv6.r has", .B = 1, .T = K(20),
+                .wkv6 = {.H = K(20), .N = 256, .V = 1}, .ssd = {.H = K(20), .P = 256, .N = 1});
+    CHECK_LIMIT(wkv_ssm, ssd.N, "seq_capacity = 65536, ssd.H = 65536, ssd.P = 256, ssd.N = 257: ssd.state_in has",
+                .B = 1, .T = K(16), .wkv6 = {.H = 32, .N = 64}, .ssd = {.H = K(16), .P = 256, .N = 256}, PACKED(K(16)));
+    CHECK_LIMIT(rmsnorm_linear, M, "M = 16777217, D = 16777216: x has", .M = K(24), .D = K(24), .O = 1);
+    CHECK_LIMIT(rmsnorm_linear, O, "M = 16777216, O = 16777217: y has", .M = K(24), .D = 1, .O = K(24));
+    CHECK_LIMIT(rmsnorm_linear, O, "O = 16777217, D = 16777216: weight has", .M = 1, .D = K(24), .O = K(24));
+    CHECK_LIMIT(norm_mix, M, "M = 16777217, D = 16777216: a has", .M = K(24), .D = K(24));
+    CHECK_LIMIT(norm_gate, D, "M = 16777216, D = 16777217: x has", .M = K(24), .D = K(24));
+}
+
 static void test_no_tokens(void) {
-    for (int i = 0; i < 4; i++) no_tokens_out[i] = 9;
+    for (int i = 0; i < 4; i++) no_tokens.out[i] = 9;
     test_no_tokens_wkv6();
     test_no_tokens_ssm();
     test_no_tokens_rows();
-    test_product();
+    test_limits_wkv6();
+    test_limits_ssm();
+    test_limits_others();
 }
 
 static void test_empty(call *c) {
@@ -475,6 +555,7 @@ static void refuse_stride(call *c, const gt_tensor *t, gt_stride s) {
 
 static void test_bad_strides(call *c) {
     const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, (int64_t)1 << 57};
+    if (gt_is_join(c->pass)) return; /* no tensor of a join has strides */
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         if (!t->stride_offset) continue;
         for (int i = 0; i < 4; i++) {

@@ -5,8 +5,8 @@
  *
  * Tensors lie in buffers of exactly their size between guard bytes, which a sanitizer forbids to touch.  A call that is
  * refused changes nothing and names function and field.  A call that is accepted writes the elements of its outputs and
- * nothing else; they are compared with the double twin.  A call without elements is accepted whatever its sizes, each
- * in its range, are.  Workspace queries are made of all calls.
+ * nothing else; they are compared with the double twin.  A call without elements is accepted if each size is in its
+ * range and no tensor has more than 2^48 elements.  Workspace queries are made of all calls.
  *
  * Two programs: of the CPU twins, and (FUZZ_KERNELS) of the emulated kernels.  Call I of seed S is always the same. */
 #include "gt_test.h"
@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/time.h>
 #include <unistd.h>
 #ifdef FUZZ_KERNELS
 #include "test_kernels.h"
@@ -39,7 +40,7 @@ enum { CALLS = 300, IS_KERNEL = 1 };
 #else
 enum { CALLS = 20000, IS_KERNEL = 0 };
 #endif
-enum { GUARD = 64, MEMORY = 1 << 24, MOST_BYTES = 1 << 18, MOST_SCRATCH = 1 << 23, SECONDS = 20 };
+enum { GUARD = 64, MEMORY = 1 << 24, MOST_BYTES = 1 << 18, MOST_SCRATCH = 1 << 23, SECONDS = 60 };
 
 /* ---- one call -------------------------------------------------------------------------------- */
 
@@ -680,6 +681,51 @@ static void check_query(fuzz *f) {
            "twice the size needs less memory");
 }
 
+/* A call with sizes of up to 2^40, every tensor of numbers given.  Sizes of rows are powers of 2, as fast kernels want
+ * them.  Counts of rows are no powers of 2: a product that wraps is a large number then, and rarely 0. */
+static void draw_large_sizes(fuzz *f) {
+    memset(&f->args, 0, sizeof f->args);
+    for (const gt_size *s = f->op->sizes; s->letter; s++) {
+        int64_t n = (int64_t)1 << below(f, 41);
+        if (strchr("BTMHh", s->letter)) n -= below(f, n / 2 + 1);
+        put_size(f, s->offset, s->letter == 'W' ? 2 + below(f, 3) : n);
+    }
+    put_int(f, f->op->dtype_offset, (int)below(f, 4));
+    for (const test_field *x = f->top->fields; x->name; x++) {
+        if (x->kind == 'i') put_int(f, x->offset, one_in(f, 2));
+        if (x->kind == 's' && one_in(f, 2)) put_size(f, x->offset, (int64_t)1 << below(f, 41));
+    }
+    if (test_takes_packed(f->top) && one_in(f, 2)) {
+        put_size(f, f->op->sizes[0].offset, 1);
+        put_size(f, find_size(f, 'T')->offset, (int64_t)1 << below(f, 31));
+        put_size(f, f->op->fields.seq_capacity, (int64_t)1 << below(f, 31));
+    }
+    for (const gt_tensor *t = f->op->tensors; t->name; t++)
+        if (t->kind != 'i' || is_packed(f)) put_pointer(f, t, (const char *)(uintptr_t)4096);
+}
+
+static int is_below(const gt_workspace *w, size_t limit) {
+    return w->forward < limit && w->backward < limit && w->step < limit && w->saved < limit && w->segment < limit;
+}
+
+/* Memory of a call whose sizes are halved, one after another, until none is too large: its largest tensors have about
+ * 2^48 elements.  No answer wraps: a sum of bytes that is right is less than 2^62. */
+static void check_large_query(fuzz *f) {
+    gt_workspace need;
+    int count = 0;
+    while (f->op->sizes[count].letter) count++;
+    draw_large_sizes(f);
+    for (int i = 0; query(f, &f->args, &need) != GT_OK; i++) {
+        const gt_size *s = &f->op->sizes[below(f, count)];
+        const int64_t n = size_at(&f->args, s->offset);
+        if (n > 4) put_size(f, s->offset, n / 2);
+        if (i < 1000) continue;
+        expect(f, 0, "no sizes are small enough for a query");
+        return;
+    }
+    expect(f, is_below(&need, (size_t)1 << 62), "a call needs 2^62 bytes or more");
+}
+
 /* As many bytes as are asked for; sometimes one less, which *is_short says. */
 static void give_memory(fuzz *f, int *is_short) {
     gt_workspace need;
@@ -725,14 +771,29 @@ static void start(fuzz *f, int64_t number) {
     draw_rows(f);
 }
 
-/* A tensor that must be there, such as parameters of a call without tokens, may be larger than any memory. */
+/* The rule 'Sizes' of gt_kernels.h, written anew: a tensor that counts has at most 2^48 elements.  In a call with
+ * tokens every tensor counts.  In a call without tokens, and in a join, given and required tensors count. */
+static int counts(const fuzz *f, const gt_tensor *t) {
+    const int has_tokens = size_of(f, f->op->sizes[0].letter) && (!test_is_over_time(f->top) || size_of(f, 'T'));
+    const int is_of_pieces = t->shape[0] == 'R';
+    if (has_tokens && !gt_is_join(f->pass)) return !is_of_pieces;
+    return is_used(f, t) && (pointer_of(&f->args, t) || strchr("IOs", gt_use(t, f->pass)));
+}
+
 static int is_too_large(const fuzz *f) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
-        int64_t count = strchr("IOs", gt_use(t, f->pass)) != NULL;
-        for (const char *c = t->shape; *c; c++) count = gt_times(count, size_of(f, *c));
-        if (count > GT_MAX_SPAN) return 1;
+        double count = 1;
+        for (const char *c = t->shape; *c; c++) count *= (double)size_of(f, *c);
+        if (count > 0x1p48 && counts(f, t)) return 1;
     }
     return 0;
+}
+
+/* The library's verdict on the prepared call is the rule's. */
+static void check_counts(const fuzz *f, gt_status promised, int is_large) {
+    const int is_refused = promised == GT_ERROR_SIZE && strstr(gt_last_error(), "more than 2^48 elements");
+    if (promised == GT_OK) expect(f, !is_large, "a tensor of more than 2^48 elements is accepted");
+    if (is_refused) expect(f, is_large, "refused for more than 2^48 elements, which no tensor has");
 }
 
 /* Places and pointers.  Where sizes or flags are refused already, there are no tensors to place. */
@@ -746,7 +807,7 @@ static void furnish(fuzz *f, int *is_short) {
             draw_pointers(f);
         }
     }
-    f->is_spoiled |= f->kind == EMPTY && is_too_large(f);
+    f->is_spoiled |= is_too_large(f); /* parameters of a call without tokens, say: more than any memory holds */
     if (f->kind != HOSTILE && one_in(f, 3)) draw_in_place(f);
     for (int64_t n = f->kind == HOSTILE ? below(f, 4) : one_in(f, 5); n > 0; n--) spoil_pointer(f);
     if (IS_KERNEL)
@@ -787,7 +848,10 @@ static void fuzz_once(fuzz *f, int64_t number) {
     start(f, number);
     furnish(f, &is_short);
     check_query(f);
+    gt_prepare(f->op, f->pass, GT_HOST, &f->args, &f->filled, &f->dims); /* dims as they are given */
+    const int is_large = is_too_large(f);
     promised = gt_prepare(f->op, f->pass, IS_KERNEL ? GT_DEVICE : GT_HOST, &f->args, &f->filled, &f->dims);
+    check_counts(f, promised, is_large);
     snprintf(promise, sizeof promise, "%s", gt_last_error());
     expect(f, is_fine(f, promised), "a call in order is refused");
     check_sizes(f, promised);
@@ -809,11 +873,19 @@ static void fuzz_once(fuzz *f, int64_t number) {
     f->refused += status != GT_OK;
     if (status == GT_OK && is_tame && f->kind != HOSTILE) compare(f, in);
     for (int i = 0; i < TEST_TENSORS; i++) free(in[i]);
+    if (IS_KERNEL) check_large_query(f);
 }
 
 /* ---- all of them ----------------------------------------------------------------------------- */
 
 static const fuzz *volatile running;
+
+/* Ends the program once a call has taken so many seconds of processor time; 0: no limit.  On a busy machine a call that
+ * is right may take a minute by the clock.  A call that waits for ever meets Meson's limit. */
+static void set_limit(int seconds) {
+    const struct itimerval timer = {.it_value = {seconds, 0}};
+    setitimer(ITIMER_PROF, &timer, NULL);
+}
 
 static void on_alarm(int signal) {
     static const char text[] = "FAILED: a call takes too long; its operator and number:\n";
@@ -840,10 +912,10 @@ static void fuzz_operator(const test_op *op, uint64_t seed, int64_t calls, int64
     running = &f;
     for (int64_t i = 0; i < calls; i++) {
         if (only >= 0 && i != only) continue;
-        alarm(SECONDS);
+        set_limit(SECONDS);
         fuzz_once(&f, i);
     }
-    alarm(0);
+    set_limit(0);
     printf("     %" PRId64 " calls: %" PRId64 " ran, %" PRId64 " of them compared, %" PRId64 " refused; %" PRId64
            " queries\n",
            calls, f.ran, f.compared, f.refused, f.queried);
@@ -878,7 +950,7 @@ int main(int argc, char **argv) {
     }
     if (only >= calls) calls = only + 1;
     printf("seed %" PRIu64 "\n", seed);
-    signal(SIGALRM, on_alarm);
+    signal(SIGPROF, on_alarm);
     for (int o = 0; test_ops[o]; o++)
         for (int i = 0, found = 0; i < named + !named && !found; i++)
             if (!named || (found = !strcmp(argv[i], test_ops[o]->name)))

@@ -4,7 +4,9 @@
 #include "gt_test.h"
 #include "test_kernels.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -325,12 +327,168 @@ static void check_queries(const test_op *op) {
                        (long long)capacities[i], gt_last_error());
             test_check(fastest < 1e-3, "%s, capacity %lld: a query takes %.2e s", op->name, (long long)capacities[i],
                        fastest);
-            if (status != GT_OK) continue; /* more than 2^48 in all */
+            if (status != GT_OK) continue; /* states of more than 2^48 elements */
             if (!is_long && capacities[i] == 65536) first = need;
-            if (!is_long && capacities[i] > 65536)
-                test_check(need.saved == first.saved, "%s: saved of 1000 tokens grows with the capacity", op->name);
+            if (is_long || capacities[i] <= 65536) continue;
+            const size_t order = 4 * (size_t)(capacities[i] - 65536) + 256; /* of the sequences, by length */
+            test_check(need.saved == first.saved, "%s: saved of 1000 tokens grows with the capacity", op->name);
+            test_check(need.forward <= first.forward + order && need.backward <= first.backward + order &&
+                           need.segment <= first.segment + order,
+                       "%s: scratch memory of 1000 tokens grows with the capacity", op->name);
         }
     }
+}
+
+/* ---- large capacities ------------------------------------------------------------------------ */
+
+/* Elements of the states of a sequence, but for those of a convolution.  *largest: of the largest tensor alone. */
+static double state_elements(const test_case *c, double *largest) {
+    test_args filled;
+    gt_dims dims;
+    double sum = 0;
+    *largest = 0;
+    for (const gt_tensor *t = test_table(c)->tensors; t->name; t++) {
+        if (!test_is(t, "state_out") || strchr(t->shape, 'J')) continue;
+        if (gt_prepare(test_table(c), GT_QUERY, GT_HOST, &c->args, &filled, &dims) != GT_OK) return -1;
+        const gt_view v = gt_view_of(test_table(c), t, &filled, &dims);
+        const double elements = (double)v.count / (double)dims.n['Q' - 'A'];
+        sum += elements;
+        if (elements > *largest) *largest = elements;
+    }
+    return sum;
+}
+
+/* No size of memory overflows: saved holds a state for every chunk, of 16 or 32 bits a number, and backward's
+ * workspace holds them again if forward did not leave them. */
+static void check_memory(const test_case *sizes, int64_t T, int64_t capacity) {
+    test_case c = *sizes;
+    gt_workspace need;
+    test_set_size(&c, 'B', 1);
+    test_set_size(&c, 'T', T);
+    test_set_sequences(&c, 1, 1);
+    double largest;
+    const double elements = state_elements(&c, &largest), limit = (double)((int64_t)1 << 48);
+    test_set_sequences(&c, 1, capacity);
+    const double least = (double)(T < capacity ? T : capacity) * elements;
+    const double most = ((double)(T / 64 + 1) + (double)(T < capacity ? T : capacity)) * elements;
+    const gt_status status = test_table(&c)->calls.workspace(&c.args, &need);
+    if (largest * (double)capacity > limit) {
+        test_check(status == GT_ERROR_SIZE, "%s %s: status %d", c.op, c.name, status);
+        return;
+    }
+    if (!test_check(status == GT_OK, "%s %s, T %lld, capacity %lld: %s", c.op, c.name, (long long)T,
+                    (long long)capacity, gt_last_error()))
+        return;
+    const double saved = (double)need.saved, backward = (double)need.backward;
+    test_check(!strcmp(c.op, "conv1d") ||
+                   (2 * least <= saved && saved <= 4.6 * most + 1e6 && 2 * least <= backward && backward < 4e18),
+               "%s %s, T %lld, capacity %lld: saved %g, backward %g, states %g to %g", c.op, c.name, (long long)T,
+               (long long)capacity, saved, backward, least, most);
+}
+
+/* Tensors by token or of parameters; no states. */
+static int is_plain(const test_case *c, const gt_tensor *t, gt_pass pass) {
+    return (test_is_input(t, pass) || test_is_output(t, pass)) && !strchr("SQCER", t->shape[0]) && t->kind != 'i' &&
+           !test_is(t, "z") && !test_is(t, "dz") && test_count(c, pass, t) > 0;
+}
+
+/* 40 tokens of three sequences in a call that has room for `capacity`: outputs of all passes, one after another. */
+static size_t run_packed(const test_case *sizes, int64_t capacity, char **outputs) {
+    const gt_pass passes[] = {GT_FORWARD, GT_BACKWARD};
+    const int32_t count = 3;
+    const gt_op *op = test_table(sizes);
+    int32_t *const borders = calloc((size_t)capacity + 1, 4);
+    test_case c = *sizes;
+    size_t bytes = 0;
+    borders[1] = borders[2] = 7, borders[3] = 40;
+    test_set_size(&c, 'B', 1);
+    test_set_size(&c, 'T', 40);
+    test_set_sequences(&c, 3, capacity);
+    *outputs = NULL;
+    for (int p = 0; p < 2; p++) {
+        char *memory[TEST_TENSORS] = {NULL}, *workspace;
+        test_args args = c.args;
+        gt_workspace need;
+        const void *const packed[] = {borders, &count};
+        int i = 0;
+        memcpy((char *)&args + test_tensor_of(&c, "cu_seqlens")->offset, &packed[0], sizeof packed[0]);
+        memcpy((char *)&args + test_tensor_of(&c, "seq_count")->offset, &packed[1], sizeof packed[1]);
+        for (const gt_tensor *t = op->tensors; t->name; t++, i++) {
+            if (!is_plain(&c, t, passes[p])) continue;
+            const int64_t n = test_count(&c, passes[p], t), element = test_dtype_of(&c, t) == GT_F32 ? 4 : 2;
+            test_random random = {(uint64_t)t->offset};
+            test_map map;
+            const test_fill fill = test_fill_of(&c, t, &map);
+            memory[i] = malloc((size_t)(n * element));
+            for (int64_t k = 0; k < n; k++) {
+                const double drawn = fill.mean + fill.spread * test_normal(&random);
+                const float x = (float)(map == TEST_AS_IS ? drawn : map == TEST_EXP ? exp(drawn) : -exp(drawn));
+                const uint16_t bits = test_dtype_of(&c, t) == GT_BF16 ? gt_f32_to_bf16(x) : gt_f32_to_f16(x);
+                memcpy(memory[i] + k * element, element == 4 ? (const void *)&x : &bits, (size_t)element);
+            }
+            memcpy((char *)&args + t->offset, &memory[i], sizeof memory[i]);
+        }
+        gt_status status = op->calls.workspace(&args, &need);
+        const size_t scratch = p ? need.backward : need.forward;
+        workspace = malloc(scratch + 1);
+        memcpy((char *)&args + op->fields.workspace, &workspace, sizeof workspace);
+        memcpy((char *)&args + op->fields.workspace_bytes, &scratch, sizeof scratch);
+        if (status == GT_OK) status = op->calls.pass[passes[p]](&args, NULL);
+        test_check(status == GT_OK, "%s %s, capacity %lld: %s", c.op, c.name, (long long)capacity, gt_last_error());
+        i = 0;
+        for (const gt_tensor *t = op->tensors; t->name; t++, i++) {
+            if (!memory[i]) continue;
+            if (t->shape[0] == 'B' && test_is_output(t, passes[p])) {
+                const size_t n = (size_t)test_count(&c, passes[p], t) * (test_dtype_of(&c, t) == GT_F32 ? 4 : 2);
+                *outputs = realloc(*outputs, bytes + n);
+                memcpy(*outputs + bytes, memory[i], n);
+                bytes += n;
+            }
+            free(memory[i]);
+        }
+        free(workspace);
+    }
+    free(borders);
+    return bytes;
+}
+
+/* Three sequences give the same bits in a call that has room for a million. */
+static void check_large_capacity(const test_case *sizes, gt_dtype dtype) {
+    char *few, *many;
+    test_case c = *sizes;
+    test_set_dtype(&c, dtype, GT_DTYPE_DEFAULT);
+    const size_t bytes = run_packed(&c, 3, &few), others = run_packed(&c, 1 << 20, &many);
+    test_check(bytes == others && bytes > 0 && !memcmp(few, many, bytes), "%s %s: a large capacity changes results",
+               c.op, c.name);
+    free(few);
+    free(many);
+}
+
+/* Kernels on tensor cores cannot number so many segments or chunks.  The kernels for any size take the call. */
+static void test_many_parts(void) {
+    gt_wkv6_args a = {.B = 1, .T = 1 << 20, .H = 1 << 11, .N = 32, .seq_capacity = 1 << 20, .dtype = GT_BF16};
+    gt_ssd_args s = {.B = 1, .T = 1 << 20, .H = 1 << 9, .P = 8, .N = 16, .seq_capacity = 1 << 20, .dtype = GT_BF16};
+    expect(&a, "any-size kernels: segments or chunks of heads are 2^30 or more");
+    a.H = 1 << 9;
+    expect_not(&a, "any-size");
+    a.H = 1 << 11, a.T = 100; /* segments of sequences */
+    expect(&a, "any-size kernels: segments or chunks of heads are 2^30 or more");
+    a.seq_capacity = 1 << 18;
+    expect_not(&a, "any-size");
+    a.segments = 1 << 20, a.T = 1 << 24, a.H = 2, a.seq_capacity = 1 << 16;
+    expect(&a, "any-size");
+    expect_ssd(&s, "forward: clear_unused_kernel, forward_kernel;");
+    s.H = 1 << 7;
+    expect_ssd(&s, "forward: clear_unused_kernel, forward_hopper_kernel;");
+}
+
+static void check_capacities(const test_op *op) {
+    for (const test_case *c = op->sizes; c->op; c++) {
+        check_memory(c, 65536, 65536);
+        check_memory(c, INT32_MAX, 65536);
+        check_memory(c, INT32_MAX, INT32_MAX - 1);
+    }
+    for (int i = 0; i < 4 && op->sizes[i].op; i++) check_large_capacity(&op->sizes[i], i % 2 ? GT_F32 : GT_BF16);
 }
 
 int main(void) {
@@ -343,6 +501,10 @@ int main(void) {
     for (int i = 0; test_ops[i]; i++)
         if (test_takes_packed(test_ops[i])) check_queries(test_ops[i]);
     test_group("all", "queries at any capacity");
+    for (int i = 0; test_ops[i]; i++)
+        if (test_takes_packed(test_ops[i])) check_capacities(test_ops[i]);
+    test_group("all", "memory and results at large capacities");
+    test_many_parts();
     test_wkv6();
     test_errors();
     test_group("wkv6", "reasons");

@@ -93,8 +93,7 @@ typedef struct gt_size {
     int64_t min;
 } gt_size;
 
-/* By letter: n['B' - 'A'].  Of an operator that is two in one call, letters of what only the second has are small: each
- * has a product of sizes of its own. */
+/* By letter: n['B' - 'A'].  An operator that is two in one call has small letters for the sizes of the second. */
 typedef struct gt_dims {
     int64_t n['z' - 'A' + 1];
 } gt_dims;
@@ -205,13 +204,11 @@ static inline void gt_no_text(char *text, size_t bytes) {
 /* What every stub returns. */
 GT_FUNCTION gt_status gt_no_cuda(const gt_op *op, gt_pass pass);
 
-/* The limits of sizes: of each; of the product of all of them in a call that has tokens, of operators
- * over time and of those over rows; of the elements of one tensor and what each of its indices spans.
- * Below them no count of elements or bytes that an operator forms overflows 64 bits: scratch memory
- * of kernels over time may be padded to a few thousand times the product. */
+/* The limits of each size, of the elements of one tensor, and of the elements that each of its indices spans.
+ * Below them no count of elements or bytes that an operator forms overflows 64 bits.  An array of scratch memory has at
+ * most 2^12 times the elements of the largest tensor: a state of up to 256 columns for every token and head, say. */
 #define GT_MAX_SIZE ((int64_t)1 << 40)
-#define GT_MAX_PRODUCT ((int64_t)1 << 48)
-#define GT_MAX_ROW_PRODUCT ((int64_t)1 << 56)
+#define GT_MAX_COUNT ((int64_t)1 << 48)
 #define GT_MAX_SPAN ((int64_t)1 << 56)
 
 /* a * b and a + b for a, b >= 0; INT64_MAX where that is too large. */

@@ -317,29 +317,16 @@ static int gt_has_tokens(const gt_op *op, const gt_dims *dims) {
     return 1;
 }
 
-/* Whether a tensor is of the second of two operators in one call (wkv_ssm): its shape has small letters. */
-static int gt_is_of_second(const gt_tensor *t) {
-    for (const char *c = t->shape; *c; c++)
-        if (*c >= 'a') return 1;
-    return 0;
-}
-
 /* Whether a call is given states, or gradients of states, for each batch element or sequence: then B, or the number of
- * sequences, stands for something even in a call without tokens.  A shared state is there once and does not count.
- * second: of the first operator of the call (0), or of the second (1). */
-static int gt_has_states_of(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims, int second) {
+ * sequences, stands for something even in a call without tokens.  A shared state is there once and does not count. */
+static int gt_has_states(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims) {
     const int S_is_each = dims->n['S' - 'A'] > 1 || dims->n['B' - 'A'] == 1;
     for (const gt_tensor *t = op->tensors; t->name; t++) {
         const int is_used = pass == GT_QUERY ? t->kind != 'i' : gt_used(t, pass);
         const int is_each = t->shape[0] == 'Q' || (t->shape[0] == 'S' && S_is_each);
-        if (gt_is_of_second(t) != second) continue;
         if (is_each && is_used && dims->n[t->shape[0] - 'A'] > 0 && gt_pointer(t, filled)) return 1;
     }
     return 0;
-}
-
-static int gt_has_states(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims) {
-    return gt_has_states_of(op, pass, filled, dims, 0) || gt_has_states_of(op, pass, filled, dims, 1);
 }
 
 /* Appends to text[128]. */
@@ -348,62 +335,42 @@ static void gt_append(char *text, const char *format, const char *name, int64_t 
     snprintf(text + used, 128 - used, format, name, (long long)value);
 }
 
-/* Whether a size counts in the product of the first operator, those with capital letters; or of the second, those with
- * small letters and the first two, which both operators share. */
-static int gt_is_in_product(const gt_op *op, char letter, int second) {
-    const int is_small = letter >= 'a';
-    if (!second) return !is_small;
-    return is_small || letter == op->sizes[0].letter || letter == op->sizes[1].letter;
-}
-
-static gt_status gt_check_product_of(const gt_op *op, const gt_dims *dims, int second) {
-    const int is_over_rows = op->sizes[0].letter == 'M';
-    const int64_t V = second ? 0 : dims->n['V' - 'A'];
-    int64_t product = gt_larger(V, 1);
-    char text[128] = "";
-    for (const gt_size *s = op->sizes; s->letter; s++) {
-        int64_t n = dims->n[s->letter - 'A'];
-        if (!gt_is_in_product(op, s->letter, second)) continue;
-        if (s->letter == 'B') n = gt_larger(n, dims->n['Q' - 'A']);
-        product = gt_times(product, gt_larger(n, 1));
-        gt_append(text, s == op->sizes ? "%s = %lld" : ", %s = %lld", s->name, n);
-    }
-    if (product <= (is_over_rows ? GT_MAX_ROW_PRODUCT : GT_MAX_PRODUCT)) return GT_OK;
-    if (V) gt_append(text, ", %s = %lld", "V", V);
-    return gt_fail(GT_ERROR_SIZE, "%s: the product of the sizes is more than 2^%d", text, is_over_rows ? 56 : 48);
-}
-
-/* Bounds the work of a call, the product of its sizes, and with it the memory of every tensor and of all scratch.  B
- * counts as the rows of states if those are more.  A call without tokens has only the work on states, if any. */
-static gt_status gt_check_product(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims) {
-    gt_status status = GT_OK;
-    for (int second = 0; second < 2 && status == GT_OK; second++)
-        if (gt_has_tokens(op, dims) || gt_has_states_of(op, pass, filled, dims, second))
-            status = gt_check_product_of(op, dims, second);
-    return status;
-}
-
-/* Whether the call has the tensor: it is given, or it is required. */
-static int gt_in_call(const gt_tensor *t, gt_pass pass, const void *filled) {
-    if (pass == GT_QUERY) /* nobody knows yet which */
-        return strchr("IO", t->use[GT_FORWARD]) || strchr("IO", t->use[GT_BACKWARD]);
+/* Whether the elements of the tensor count.  In a call with tokens every tensor counts, given or not: the sizes of
+ * scratch memory follow from them.  A call without tokens, and a join, has only the tensors that are given or
+ * required. */
+static int gt_is_counted(const gt_op *op, const gt_tensor *t, gt_pass pass, const void *filled, const gt_dims *dims) {
+    if (!gt_is_join(pass) && gt_has_tokens(op, dims)) return t->shape[0] != 'R';
+    if (pass == GT_QUERY) /* nobody knows yet which pass follows */
+        return strchr("IO", t->use[GT_FORWARD]) || strchr("IO", gt_use(t, GT_BACKWARD)) || gt_pointer(t, filled);
     return gt_used(t, pass) && (strchr("IOs", gt_use(t, pass)) || gt_pointer(t, filled));
 }
 
-/* Elements of the tensor; none if the call does not have it. */
-static int64_t gt_count(const gt_tensor *t, gt_pass pass, const void *filled, const gt_dims *dims) {
-    int64_t count = gt_in_call(t, pass, filled);
-    for (const char *c = t->shape; *c; c++) count = gt_times(count, dims->n[*c - 'A']);
-    return count;
+/* The field that a size of a tensor comes from. */
+static const char *gt_size_field(const gt_op *op, char letter, gt_pass pass, const gt_dims *dims) {
+    static const struct {
+        char letter;
+        const char *name;
+    } others[] = {{'V', "V"}, {'G', "G"}, {'g', "ssd.G"}, {'R', "pieces"}, {'D', "H P + 2 G N"}, {'J', "W - 1"}};
+    for (const gt_size *s = op->sizes; s->letter; s++)
+        if (s->letter == letter) return s->name;
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (others[i].letter == letter) return others[i].name;
+    if (letter == 'Q' || letter == 'S')
+        return dims->n['C' - 'A'] ? "seq_capacity" : pass == GT_STEP ? "slot_capacity" : "B";
+    return "size"; /* made of several fields */
 }
 
-/* Bounds the elements of one tensor.  The product of the sizes does not bound the states of a large pool of slots, nor
- * the parameters of a call without tokens. */
-static gt_status gt_check_count(const gt_tensor *t, gt_pass pass, const void *filled, const gt_dims *dims) {
+/* Bounds the elements of one tensor. */
+static gt_status gt_check_count(const gt_op *op, const gt_tensor *t, gt_pass pass, const void *filled,
+                                const gt_dims *dims) {
     char text[128] = "";
-    if (gt_count(t, pass, filled, dims) <= GT_MAX_SPAN) return GT_OK;
-    for (const char *c = t->shape; *c; c++) gt_append(text, c[1] ? "%s%lld x " : "%s%lld", "", dims->n[*c - 'A']);
-    return gt_fail(GT_ERROR_SIZE, "%s: more than 2^56 elements (%s)", t->name, text);
+    int64_t count = gt_is_counted(op, t, pass, filled, dims);
+    for (const char *c = t->shape; *c; c++) count = gt_times(count, dims->n[*c - 'A']);
+    if (count <= GT_MAX_COUNT) return GT_OK;
+    for (const char *c = t->shape; *c; c++)
+        gt_append(text, c == t->shape ? "%s = %lld" : ", %s = %lld", gt_size_field(op, *c, pass, dims),
+                  dims->n[*c - 'A']);
+    return gt_fail(GT_ERROR_SIZE, "%s: %s has more than 2^48 elements", text, t->name);
 }
 
 static gt_status gt_bad_stride(const gt_tensor *t, const void *args, const char *why) {
@@ -511,10 +478,11 @@ GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_target target, con
     status = gt_check_range(GT_ERROR_VALUE, "accumulate", accumulate, 0, 1);
     if (status != GT_OK) return status;
     if ((status = op->resolve(filled, pass, dims)) != GT_OK) return status;
-    if ((status = gt_check_product(op, pass, filled, dims)) != GT_OK) return status;
     for (t = op->tensors; t->name; t++) {
-        if ((status = gt_check_count(t, pass, filled, dims)) != GT_OK) return status;
-        if (t->stride_offset && (status = gt_fill_stride(op, t, (char *)filled, dims)) != GT_OK) return status;
+        if ((status = gt_check_count(op, t, pass, filled, dims)) != GT_OK) return status;
+        if (t->stride_offset && !gt_is_join(pass) && /* no tensor of a join has strides */
+            (status = gt_fill_stride(op, t, (char *)filled, dims)) != GT_OK)
+            return status;
     }
     for (t = op->tensors; t->name; t++)
         if (gt_used(t, pass) && (status = gt_check_pointer(op, t, pass, filled, dims)) != GT_OK) return status;

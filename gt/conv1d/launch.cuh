@@ -38,7 +38,8 @@ static Form form_of(const gt_conv1d_args& a, const View (&views)[COUNT]) {
     const auto fits = [](const View& v, int bytes, int64_t step, int64_t count) {
         return (uintptr_t)v.data % (uintptr_t)bytes == 0 && v.stride.b % count == 0 && step % count == 0;
     };
-    Form form = {true, 16, a.T / unit >= LEAST_UNITS, false};
+    const int64_t segments = gt_times(a.B * a.D, a.T / unit / 32 + 2); /* of all rows, at most: numbered by 32 bits */
+    Form form = {true, 16, a.T / unit >= LEAST_UNITS && segments < INT32_MAX, false};
     for (const View& v : views)
         if (v.data && (v.stride.t != 1 || v.stride.h == 1)) form.over_time = false;
     for (const View& v : views) {

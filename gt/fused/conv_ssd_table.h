@@ -20,16 +20,13 @@ static int gt_conv_ssd_has_states(const gt_conv_ssd_args *a, gt_pass pass, const
            (Q > 0 && ((is_forward && a->conv_state_out) || (is_backward && a->conv_dstate_out)));
 }
 
-/* Both calls that it stands for must be calls: of conv1d that is D itself and the product of its sizes.  Without tokens
- * there need not be that many channels anywhere. */
+/* conv1d must take D channels.  Without tokens there need not be that many channels anywhere. */
 static gt_status gt_conv_ssd_check_channels(const gt_conv_ssd_args *a, gt_pass pass, const gt_dims *dims) {
-    const int64_t D = gt_conv_ssd_channels(a), rows = dims->n['Q' - 'A'] > a->B ? dims->n['Q' - 'A'] : a->B;
+    const int64_t D = gt_conv_ssd_channels(a);
     const int has_tokens = a->B > 0 && a->T > 0;
-    const int64_t tokens = gt_times(rows > 1 ? rows : 1, a->T > 1 ? a->T : 1);
-    if (!has_tokens && !gt_conv_ssd_has_states(a, pass, dims)) return GT_OK;
-    if (D <= GT_MAX_SIZE && gt_times(tokens, gt_times(D, a->W)) <= GT_MAX_PRODUCT) return GT_OK;
-    return gt_fail(GT_ERROR_SIZE, "B = %lld, T = %lld, H P + 2 G N = %lld, W = %lld: the product is more than 2^48",
-                   (long long)a->B, (long long)a->T, (long long)D, (long long)a->W);
+    if (D <= GT_MAX_SIZE || (!has_tokens && !gt_conv_ssd_has_states(a, pass, dims))) return GT_OK;
+    return gt_fail(GT_ERROR_SIZE, "H = %lld, P = %lld, G = %lld, N = %lld: H P + 2 G N is more than 2^40",
+                   (long long)a->H, (long long)a->P, (long long)a->G, (long long)a->N);
 }
 
 static gt_status gt_conv_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {

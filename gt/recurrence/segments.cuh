@@ -196,6 +196,7 @@ static inline int64_t choose_segments(const Sequences& q, int64_t asked, int64_t
         if (count > q.T / least) count = q.T / least;
     }
     if (count > most) count = most;
+    if (q.capacity && count > INT32_MAX / q.capacity) count = INT32_MAX / q.capacity; /* kernels number them by int */
     if (count < 1) count = 1;
     /* whole chunks make segments longer: then fewer are enough.  Packed sequences are cut by the number itself */
     return q.capacity ? count : segments_in(q.T, segment_tokens(q.T, count, chunk));

@@ -36,7 +36,7 @@ static inline int units_by_sizes(const gt_ssd_args& a, const Device& device) {
     if (units == 1) return 1;
     const int64_t sequences = most_sequences(sequences_of(a)) * a.G;
     const int64_t with_4 = sequences * ((units + 3) / 4), with_2 = sequences * ((units + 1) / 2);
-    if (a.T > 2 * CHECKPOINT && with_4 * a.T <= 2 * CHECKPOINT * room) return 2;
+    if (a.T > 2 * CHECKPOINT && with_4 <= 2 * CHECKPOINT * room / a.T) return 2;
     if (with_2 <= room && 4 * with_2 > 3 * room) return 2;
     return units > 2 && (with_2 > room || 4 * with_4 > 3 * room || a.T > 2 * CHECKPOINT) ? 4 : 2;
 }

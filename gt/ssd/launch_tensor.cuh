@@ -18,14 +18,20 @@ static inline bool has_pieces(const gt_ssd_args& a, const void* data, const gt_s
 /* States are read and written two numbers at a time. */
 static inline bool has_pairs(const float* state) { return (uintptr_t)state % 8 == 0; }
 
+/* Whether the slots of all heads, by tiles of 64 rows, are so many that kernels on tensor cores, which number them and
+ * their quarters by int, cannot take them. */
+static inline bool has_too_many_slots(const gt_ssd_args& a) {
+    return gt_times(checkpoint_slots(a), (a.P + TILE_P - 1) / TILE_P) >= INT32_MAX / 8;
+}
+
 /* Whether tensor cores take the call: sizes, device, rows, states. */
 static inline bool takes_tensor_cores(const gt_ssd_args& a, const Device& device) {
-    return has_tensor_sizes(a) && device.compute_capability >= 80 && device.shared_bytes >= 99 * 1024 &&
-           has_pieces(a, a.x, a.x_stride) && has_pieces(a, a.Bm, a.Bm_stride) && has_pieces(a, a.Cm, a.Cm_stride) &&
-           has_pieces(a, a.z, a.z_stride) && has_pieces(a, a.y, a.y_stride) && has_pieces(a, a.dy, a.dy_stride) &&
-           has_pieces(a, a.dx, a.dx_stride) && has_pieces(a, a.dz, a.dz_stride) && has_pieces(a, a.dBm, a.dBm_stride) &&
-           has_pieces(a, a.dCm, a.dCm_stride) && has_pairs(a.state_in) && has_pairs(a.state_out) &&
-           has_pairs(a.dstate_in) && has_pairs(a.dstate_out);
+    return has_tensor_sizes(a) && !has_too_many_slots(a) && device.compute_capability >= 80 &&
+           device.shared_bytes >= 99 * 1024 && has_pieces(a, a.x, a.x_stride) && has_pieces(a, a.Bm, a.Bm_stride) &&
+           has_pieces(a, a.Cm, a.Cm_stride) && has_pieces(a, a.z, a.z_stride) && has_pieces(a, a.y, a.y_stride) &&
+           has_pieces(a, a.dy, a.dy_stride) && has_pieces(a, a.dx, a.dx_stride) && has_pieces(a, a.dz, a.dz_stride) &&
+           has_pieces(a, a.dBm, a.dBm_stride) && has_pieces(a, a.dCm, a.dCm_stride) && has_pairs(a.state_in) &&
+           has_pairs(a.state_out) && has_pairs(a.dstate_in) && has_pairs(a.dstate_out);
 }
 
 /* Whether forward leaves states for backward, which by these kernels needs none but the call's for sequences of one

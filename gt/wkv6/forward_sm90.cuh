@@ -115,7 +115,7 @@ GT_DEV void init_producer(HopperProducer<C>& me, uint32_t smem) {
     me.copy_row = me.w_copy_row = kept(me.template copied_row<typename C::T>(0));
     me.copy_at = me.w_copy_at =
         kept(me.ring + SIZE * (ring_at<C>(me.copy_row) + me.template copied_column<typename C::T>()));
-    if constexpr (me.W_PIECES > 1) {
+    if constexpr (HopperProducer<C>::W_PIECES > 1) {
         me.w_read_at = kept(me.ring + W_SIZE * own);
         me.w_copy_row = kept(me.template copied_row<typename C::W>(0));
         me.w_copy_at =

@@ -17,13 +17,6 @@ namespace wkv6 {
 
 /* ---- passes ------------------------------------------------------------------------------------------------- */
 
-/* From sizes and device, or as the caller wishes: as many as give every multiprocessor a block, or two. */
-static inline int64_t segments_for(const gt_wkv6_args& a, const Device& device) {
-    const int64_t heads = a.N == 32 ? 4 : a.N == 64 ? 2 : 1; /* on a multiprocessor */
-    return choose_segments(sequences_of(a), a.segments, a.H, heads * device.multiprocessors, 4 * CHECKPOINT,
-                           CHECKPOINT);
-}
-
 /* Forward, or backwards in time, on tensor cores or by the kernels for any size. */
 struct Pass {
     bool on_tensor_cores;
@@ -79,9 +72,6 @@ template <bool REVERSE, class T, class W, int N>
 static gt_status launch_tensor(const TensorParams& p, const Device& device, Chain& stream) {
     using C = TensorTraits<T, W, N>;
     using States = StatesTraits<T, W, N>;
-    const int64_t items = most_sequences(p.in.sequences) * p.in.H * p.segments.count;
-    if (items > INT32_MAX)
-        return gt_fail(GT_ERROR_SIZE, "%lld segments of heads: at most %d", (long long)items, INT32_MAX);
     const int64_t blocks = (pass_blocks(p.in, p.segments.count, device) + C::HEADS - 1) / C::HEADS;
     if constexpr (REVERSE && N == 128 && C::KEEPS_BF16) {
         using OneCopy = TensorTraits<T, W, N, true, 1>;

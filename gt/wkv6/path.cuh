@@ -17,6 +17,13 @@ static inline int slice_channels(gt_dtype dtype, const Device& device) {
     return dtype == GT_F32 ? 0 : 32;
 }
 
+/* From sizes and device, or as the caller wishes: as many as give every multiprocessor a block, or two. */
+static inline int64_t segments_for(const gt_wkv6_args& a, const Device& device) {
+    const int64_t heads = a.N == 32 ? 4 : a.N == 64 ? 2 : 1; /* on a multiprocessor */
+    return choose_segments(sequences_of(a), a.segments, a.H, heads * device.multiprocessors, 4 * CHECKPOINT,
+                           CHECKPOINT);
+}
+
 /* A tensor whose rows must start at multiples of `bytes`, with neighbours in time less than 2^24 elements apart. */
 struct RowRule {
     const char* name;
@@ -38,6 +45,13 @@ struct Obstacle {
     int bytes = 0;
 };
 
+/* Segments of all heads, or chunk slots of all heads, if these are more: kernels on tensor cores number them by int. */
+static inline int64_t most_parts(const gt_wkv6_args& a, const Device& device) {
+    const int64_t segments = gt_times(most_sequences(sequences_of(a)) * a.H, segments_for(a, device));
+    const int64_t chunks = gt_times(a.B * chunk_slots(sequences_of(a), CHECKPOINT), a.H);
+    return segments > chunks ? segments : chunks;
+}
+
 /* pass: forward or backward.  In the order in which a caller can mend them last. */
 static inline Obstacle obstacle_of(const gt_wkv6_args& a, gt_pass pass, const Device& device) {
     const gt_dtype x = a.dtype, w = a.w_dtype;
@@ -58,6 +72,7 @@ static inline Obstacle obstacle_of(const gt_wkv6_args& a, gt_pass pass, const De
     if (!is_built(x)) return {"this build has no others for the dtype"};
     if (!is_built_head(a.N)) return {"this build has no others for N"};
     if (a.T >= INT32_MAX / 2) return {"T is 2^30 or more"};
+    if (most_parts(a, device) >= INT32_MAX / 2) return {"segments or chunks of heads are 2^30 or more"};
     Obstacle found = {nullptr};
     const auto check = [&found](const RowRule& rule) {
         if (found.reason) return;
