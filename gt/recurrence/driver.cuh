@@ -11,6 +11,7 @@
  *     table()          its gt_op
  *     check(a)         refuses sizes that the kernels do not take
  *     plan_forward(a, is_step, device), plan_backward(a, device)
+ *     step(a, device, stream)  the launch of gt_OP_step
  * A plan is made once, is const afterwards, and has all that its launches need:
  *     sequences           of the call
  *     unused              what clear_unused() clears, by a launch with the name CLEAR
@@ -102,14 +103,13 @@ static inline gt_status call_forward(const typename Operator::Args* args, gt_str
     return (status = check_buffers(a, plan)) != GT_OK ? status : run_forward(plan, device, on);
 }
 
-/* Needs neither workspace nor what forward has saved. */
+/* A step needs neither workspace nor what forward has saved. */
 template <class Operator>
 static inline gt_status call_step(const typename Operator::Args* args, gt_stream stream) {
     typename Operator::Args a;
-    typename Operator::Stream on = {stream};
     Device device;
     const gt_status status = prepare<Operator>(GT_STEP, args, &a, &device);
-    return status != GT_OK ? status : run_forward(Operator::plan_forward(a, true, device), device, on);
+    return status != GT_OK ? status : Operator::step(a, device, stream);
 }
 
 template <class Operator>

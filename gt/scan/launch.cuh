@@ -222,6 +222,9 @@ struct Operator {
         return scan::plan_forward(a, is_step, device);
     }
     static BackwardPlan plan_backward(const Args& a, const Device& device) { return scan::plan_backward(a, device); }
+    static gt_status step(const Args& a, const Device& device, gt_stream stream) {
+        return run_forward(scan::plan_forward(a, true, device), device, stream);
+    }
 };
 
 } /* namespace scan */

@@ -108,6 +108,10 @@ struct Operator {
     static int64_t columns(const Args& a) { return a.P * a.N; }
     static constexpr auto plan_forward = ssd::plan_forward;
     static constexpr auto plan_backward = ssd::plan_backward;
+    static gt_status step(const Args& a, const Device& device, gt_stream stream) {
+        Chain chain = {stream};
+        return run_forward(ssd::plan_forward(a, true, device), device, chain);
+    }
     template <bool REVERSE>
     static SegmentPlan<REVERSE> plan_segment(const Args& a, const Device& device) {
         return ssd::plan_segment<REVERSE>(a, device);
