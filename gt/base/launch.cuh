@@ -3,7 +3,7 @@
  *
  * CONTENTS
  *   launch     Grid launch waits_for_chain ask_most_threads: the calls of the CUDA runtime
- *   operators  report Device current_device has_sm90a   Arena floats_in check_workspace check_saved
+ *   operators  report Device current_device ask_sm90a has_sm90a   Arena floats_in check_workspace check_saved
  *              Chain run: a kernel is launched, or its name is noted for gt_OP_path (KernelList)
  *   division   Divider divide_by divide: for kernels, by a number that the host knows */
 #ifndef GT_BASE_LAUNCH_CUH
@@ -11,6 +11,10 @@
 
 #include "device.cuh"
 #include "op.h"
+
+#ifndef GT_EMU
+#include <cuda.h>
+#endif
 
 #include <string.h>
 
@@ -59,15 +63,56 @@ static inline bool waits_for_chain(const void* kernel) {
     return false;
 }
 
-/* How many threads a block of a kernel may have.  The question may load the kernel, which a thread whose stream is
- * being captured may do in relaxed mode alone. */
-static inline cudaError_t ask_most_threads(const void* kernel, int* most) {
+/* A function of the driver.  The CUDA runtime finds it, so that nobody has to link the driver's library.
+ * since: the CUDA version that introduced it. */
+static inline cudaError_t find_in_driver(const char* name, int since, std::atomic<void*>& known, void** function) {
+    *function = known.load();
+    if (*function) return cudaSuccess;
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    const cudaError_t error = cudaGetDriverEntryPointByVersion(name, function, (unsigned)since, cudaEnableDefault, &found);
+#else
+    (void)since;
+    const cudaError_t error = cudaGetDriverEntryPoint(name, function, cudaEnableDefault, &found);
+#endif
+    if (error != cudaSuccess) return error;
+    if (found != cudaDriverEntryPointSuccess || !*function) return cudaErrorNotSupported;
+    known.store(*function);
+    return cudaSuccess;
+}
+
+/* How many threads a block of a kernel may have on device `id`, which is the current one.  An error that was pending
+ * before is neither cleared nor returned, so the driver is asked: cudaFuncGetAttributes would clear it. */
+static inline cudaError_t ask_driver(const void* kernel, int id, int* most) {
+#if CUDART_VERSION >= 12060
+    typedef CUresult (*GetAttribute)(int*, CUfunction_attribute, CUkernel, CUdevice);
+    static std::atomic<void*> known{nullptr};
+    void* function;
+    GetAttribute get;
+    cudaKernel_t handle;
+    cudaError_t error = find_in_driver("cuKernelGetAttribute", 12000, known, &function);
+    if (error == cudaSuccess) error = cudaGetKernel(&handle, kernel);
+    if (error != cudaSuccess) return error;
+    memcpy(&get, &function, sizeof get);
+    const CUresult result = get(most, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, handle, id);
+    return result == CUDA_SUCCESS                ? cudaSuccess
+           : result == CUDA_ERROR_NO_BINARY_FOR_GPU ? cudaErrorNoKernelImageForDevice
+                                                 : cudaErrorInvalidDeviceFunction;
+#else
     cudaFuncAttributes attributes;
+    (void)id;
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+    if (error == cudaSuccess) *most = attributes.maxThreadsPerBlock;
+    return error;
+#endif
+}
+
+/* The question may load the kernel, which a thread whose stream is being captured may do in relaxed mode alone. */
+static inline cudaError_t ask_most_threads(const void* kernel, int id, int* most) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
     if (error != cudaSuccess) return error;
-    error = cudaFuncGetAttributes(&attributes, kernel);
-    if (error == cudaSuccess) *most = attributes.maxThreadsPerBlock;
+    error = ask_driver(kernel, id, most);
     const cudaError_t back = cudaThreadExchangeStreamCaptureMode(&mode);
     return error == cudaSuccess ? back : error;
 }
@@ -148,27 +193,41 @@ static inline gt_status current_device(Device* device) {
 /* What is known of a kernel, by device: 0 nothing yet, else 1 + whether it runs there. */
 typedef std::atomic<signed char> Answers[64];
 
-/* Whether a kernel for compute capability 9.0 alone runs on the current device, in blocks of `threads`.
+/* Whether a kernel for compute capability 9.0a alone runs on the current device, in blocks of `threads`.
  * The code that other architectures get under the kernel's name, also from PTX by the driver, allows blocks of one warp
- * only: so the driver is asked how many threads a block may have.  It is asked once.  While an error is pending it is
- * not asked, for the question could clear the error: the answer is no then. */
-static inline bool has_sm90a(const void* kernel, int threads, Answers& known) {
-    Device device;
+ * only.  So the driver is asked, once a device, how many threads a block may have.  If it cannot be asked, the caller
+ * gets that error: the call would take other kernels and other workspace than the size query said. */
+static inline gt_status ask_sm90a(const void* kernel, int threads, Answers& known, bool* runs) {
+    *runs = false;
 #ifdef GT_EMU
+    Device device;
     (void)kernel, (void)threads, (void)known;
-    return current_device(&device) == GT_OK && device.compute_capability == 90;
+    const gt_status status = current_device(&device);
+    *runs = status == GT_OK && device.compute_capability == 90;
+    return status;
 #else
-    int id = 0, most = 0;
-    if (cudaGetDevice(&id) != cudaSuccess || id >= 64) return false;
-    if (known[id] == 0 && cudaPeekAtLastError() == cudaSuccess) {
-        if (current_device(&device) == GT_OK &&
-            (device.compute_capability != 90 || ask_most_threads(kernel, &most) == cudaSuccess))
-            known[id] = (signed char)(1 + (most >= threads));
-        else
-            (void)cudaGetLastError(); /* the launch will say what is wrong */
+    int id = 0, major = 0, minor = 0, most = 0;
+    cudaError_t error = cudaGetDevice(&id);
+    const bool is_kept = id >= 0 && id < 64; /* there is room for the answer */
+    if (error != cudaSuccess) return report(error, "device");
+    if (!is_kept || known[id] == 0) {
+        error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id);
+        if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id);
+        if (error == cudaSuccess && major == 9 && minor == 0) error = ask_most_threads(kernel, id, &most);
+        if (error != cudaSuccess) return report(error, "which kernels this device has");
+        *runs = most >= threads;
+        if (is_kept) known[id] = (signed char)(1 + *runs);
+    } else {
+        *runs = known[id] == 2;
     }
-    return known[id] == 2;
+    return GT_OK;
 #endif
+}
+
+/* The same where an error means no. */
+static inline bool has_sm90a(const void* kernel, int threads, Answers& known) {
+    bool runs;
+    return ask_sm90a(kernel, threads, known, &runs) == GT_OK && runs;
 }
 
 /* Hands out pieces of a caller's buffer, each aligned to 256 bytes.  Without a buffer it only counts, and gives NULL.

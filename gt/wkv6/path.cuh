@@ -96,6 +96,49 @@ static inline bool outputs_hold_G(const gt_wkv6_args& a, const Device& device) {
     return a.dv && dv.is_aligned() && (a.N < 128 || (a.dk && dk.is_aligned()));
 }
 
+/* ---- the choice ------------------------------------------------------------------------------------------------- */
+
+/* Which kernels a pass takes, and where its gradients of states lie: decided once, before its plan. */
+struct Choice {
+    bool on_tensor_cores;
+    bool on_sm90;      /* N = 128, 16 bits, forward in time: kernels for compute capability 9.0 */
+    int64_t segments;  /* of a sequence */
+    bool last_first;   /* backward: see BackwardParams */
+    bool G_in_outputs; /* backward: see TensorParams::G_rows */
+};
+
+struct NoParams {};
+
+/* Asked for by ask_sm90a(): parts of a program compile apart, so wkv6 asks with a kernel of its own. */
+GT_KERNEL(GT_SM90A ? 256 : 32, 1) probe_kernel(const GT_GRID_CONSTANT NoParams) {}
+
+/* From sizes and device, or as the caller wishes: as many as give every multiprocessor a block, or two. */
+static inline int64_t segments_for(const gt_wkv6_args& a, const Device& device) {
+    const int64_t heads = a.N == 32 ? 4 : a.N == 64 ? 2 : 1; /* on a multiprocessor */
+    return choose_segments(sequences_of(a), a.segments, a.H, heads * device.multiprocessors, 4 * CHECKPOINT,
+                           CHECKPOINT);
+}
+
+/* pass: forward or backward.  a: prepared; pointers that are NULL count as aligned. */
+static inline gt_status choose(const gt_wkv6_args& a, gt_pass pass, const Device& device, Choice* c) {
+    static Answers known = {};
+    void (*const probe)(NoParams) = probe_kernel;
+    *c = {};
+    c->segments = 1;
+    c->on_tensor_cores = fits_tensor_cores(a, pass, device);
+    if (!c->on_tensor_cores) return GT_OK;
+    c->segments = segments_for(a, device);
+    const int64_t slots = chunk_slots_of(a);
+    /* G lies in the gradients unless sequences are so short that it takes more workspace there. */
+    c->last_first = pass == GT_BACKWARD && state_dtype(a.dtype, a.N, a.V) == GT_BF16 && a.saved && !a.dstate_out &&
+                    !a.seq_capacity && slots > 1 && c->segments == 1;
+    const bool needs_ends = c->last_first || a.seq_capacity || a.T % CHECKPOINT;
+    c->G_in_outputs = pass == GT_BACKWARD && outputs_hold_G(a, device) &&
+                      (!needs_ends || most_sequences(sequences_of(a)) <= a.B * slots);
+    if (a.N != 128 || a.dtype == GT_F32 || device.compute_capability != 90) return GT_OK;
+    return ask_sm90a(reinterpret_cast<const void*>(probe), 256, known, &c->on_sm90);
+}
+
 /* For gt_wkv6_path.  A step has no other kernels. */
 static inline const char* why_not_faster(const gt_wkv6_args& a, gt_pass pass, const KernelList& kernels,
                                          const Device& device, char (&room)[128]) {
