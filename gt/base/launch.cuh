@@ -1,9 +1,9 @@
 /* gt/base/launch.cuh - what the host side of the operators is made of: launches, the current device, workspace.
- * No kernels.
+ * No kernels but a probe, which nobody launches.
  *
  * CONTENTS
  *   launch     Grid launch waits_for_chain ask_most_threads: the calls of the CUDA runtime
- *   operators  report Device current_device ask_sm90a has_sm90a   Arena floats_in check_workspace check_saved
+ *   operators  report Device current_device   Arena floats_in check_workspace check_saved
  *              Chain run: a kernel is launched, or its name is noted for gt_OP_path (KernelList)
  *   division   Divider divide_by divide: for kernels, by a number that the host knows */
 #ifndef GT_BASE_LAUNCH_CUH
@@ -70,7 +70,8 @@ static inline cudaError_t find_in_driver(const char* name, int since, std::atomi
     if (*function) return cudaSuccess;
     cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050
-    const cudaError_t error = cudaGetDriverEntryPointByVersion(name, function, (unsigned)since, cudaEnableDefault, &found);
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion(name, function, (unsigned)since, cudaEnableDefault, &found);
 #else
     (void)since;
     const cudaError_t error = cudaGetDriverEntryPoint(name, function, cudaEnableDefault, &found);
@@ -95,9 +96,9 @@ static inline cudaError_t ask_driver(const void* kernel, int id, int* most) {
     if (error != cudaSuccess) return error;
     memcpy(&get, &function, sizeof get);
     const CUresult result = get(most, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, handle, id);
-    return result == CUDA_SUCCESS                ? cudaSuccess
+    return result == CUDA_SUCCESS                   ? cudaSuccess
            : result == CUDA_ERROR_NO_BINARY_FOR_GPU ? cudaErrorNoKernelImageForDevice
-                                                 : cudaErrorInvalidDeviceFunction;
+                                                    : cudaErrorInvalidDeviceFunction;
 #else
     cudaFuncAttributes attributes;
     (void)id;
@@ -169,8 +170,43 @@ static inline gt_status report(cudaError_t error, const char* what) {
 struct Device {
     int multiprocessors, compute_capability; /* 90 for 9.0 */
     int shared_bytes;                        /* of shared memory, that a block may have */
+    bool runs_sm90a;                         /* it is of 9.0, and this object has code for 9.0a */
 };
 
+struct NoParams {};
+
+constexpr int PROBE_THREADS = 256;
+
+/* Launched by nobody.  Every object of a program has its own, for parts of a program may be compiled for different
+ * architectures. */
+GT_KERNEL(GT_SM90A ? PROBE_THREADS : 32, 1) probe_kernel(const GT_GRID_CONSTANT NoParams) {}
+
+/* Whether this object has code for 9.0a.  `id`: the current device, of compute capability 9.0.  The code that other
+ * architectures get, also from PTX by the driver, allows blocks of one warp only.  So the driver is asked, once a
+ * device, how many threads a block of probe_kernel may have. */
+static inline cudaError_t ask_sm90a(int id, bool* runs) {
+#ifdef GT_EMU
+    (void)id;
+    *runs = true;
+#else
+    static std::atomic<signed char> answers[64] = {}; /* 0: not asked yet; else 1 + the answer */
+    void (*const probe)(NoParams) = probe_kernel;
+    const bool is_kept = id >= 0 && id < 64;
+    int most = 0;
+    if (is_kept && answers[id]) {
+        *runs = answers[id] == 2;
+        return cudaSuccess;
+    }
+    const cudaError_t error = ask_most_threads(reinterpret_cast<const void*>(probe), id, &most);
+    if (error != cudaSuccess) return error;
+    *runs = most >= PROBE_THREADS;
+    if (is_kept) answers[id] = (signed char)(1 + *runs);
+#endif
+    return cudaSuccess;
+}
+
+/* If the driver cannot be asked, the caller gets that error: with a guess instead, a call could take other kernels, and
+ * more workspace, than the size query said. */
 static inline gt_status current_device(Device* device) {
     int id = 0, major = 0, minor = 0;
     cudaError_t error = cudaGetDevice(&id);
@@ -184,50 +220,12 @@ static inline gt_status current_device(Device* device) {
     if (device->shared_bytes > GT_SHARED_LIMIT) device->shared_bytes = GT_SHARED_LIMIT;
 #endif
     device->compute_capability = 10 * major + minor;
+    device->runs_sm90a = false;
+    if (error == cudaSuccess && device->compute_capability == 90) error = ask_sm90a(id, &device->runs_sm90a);
     if (error != cudaSuccess) return report(error, "device");
     if (device->compute_capability < 75)
         return gt_fail(GT_ERROR_ARCH, "device %d has compute capability %d.%d: 7.5 or newer needed", id, major, minor);
     return GT_OK;
-}
-
-/* What is known of a kernel, by device: 0 nothing yet, else 1 + whether it runs there. */
-typedef std::atomic<signed char> Answers[64];
-
-/* Whether a kernel for compute capability 9.0a alone runs on the current device, in blocks of `threads`.
- * The code that other architectures get under the kernel's name, also from PTX by the driver, allows blocks of one warp
- * only.  So the driver is asked, once a device, how many threads a block may have.  If it cannot be asked, the caller
- * gets that error: the call would take other kernels and other workspace than the size query said. */
-static inline gt_status ask_sm90a(const void* kernel, int threads, Answers& known, bool* runs) {
-    *runs = false;
-#ifdef GT_EMU
-    Device device;
-    (void)kernel, (void)threads, (void)known;
-    const gt_status status = current_device(&device);
-    *runs = status == GT_OK && device.compute_capability == 90;
-    return status;
-#else
-    int id = 0, major = 0, minor = 0, most = 0;
-    cudaError_t error = cudaGetDevice(&id);
-    const bool is_kept = id >= 0 && id < 64; /* there is room for the answer */
-    if (error != cudaSuccess) return report(error, "device");
-    if (!is_kept || known[id] == 0) {
-        error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id);
-        if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id);
-        if (error == cudaSuccess && major == 9 && minor == 0) error = ask_most_threads(kernel, id, &most);
-        if (error != cudaSuccess) return report(error, "which kernels this device has");
-        *runs = most >= threads;
-        if (is_kept) known[id] = (signed char)(1 + *runs);
-    } else {
-        *runs = known[id] == 2;
-    }
-    return GT_OK;
-#endif
-}
-
-/* The same where an error means no. */
-static inline bool has_sm90a(const void* kernel, int threads, Answers& known) {
-    bool runs;
-    return ask_sm90a(kernel, threads, known, &runs) == GT_OK && runs;
 }
 
 /* Hands out pieces of a caller's buffer, each aligned to 256 bytes.  Without a buffer it only counts, and gives NULL.

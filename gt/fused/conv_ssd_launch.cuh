@@ -85,14 +85,10 @@ static gt_status launch_units(const ConvolvingParams& p, int units, const Device
 }
 
 /* Whether the kernels take ssd's plan, whose x, B and C are not yet convolved. */
-static inline gt_status takes_plan(const PassPlan& ssd, bool* takes) {
-    const ForwardPlan& plan = ssd.plan<ForwardPlan>();
+static inline bool takes_plan(const ForwardPlan& plan, const Device& device) {
     const Problem& in = plan.tensor.in;
-    *takes = false;
-    if (!plan.choice.on_tensor_cores || !plan.choice.forward.units || group_units(in) < 2 || in.segments.count != 1 ||
-        !has_rows(in.x, in.x_stride, in) || (in.z && !has_rows(in.z, in.z_stride, in)))
-        return GT_OK;
-    return runs_sm90(ssd.device, takes);
+    return plan.choice.on_tensor_cores && plan.choice.forward.units && group_units(in) >= 2 && in.segments.count == 1 &&
+           has_rows(in.x, in.x_stride, in) && (!in.z || has_rows(in.z, in.z_stride, in)) && device.runs_sm90a;
 }
 
 /* Forward without c.  scratch: NULL where ssd's workspace has room for B and C. */
@@ -153,7 +149,7 @@ static inline gt_status ask_ssd(const gt_ssd_args& args, gt_pass pass, PassPlan*
 
 /* c, dc, and behind them what either call needs: they follow one another.  If there is no workspace, any address will
  * do to ask for sizes. */
-static inline gt_status plan_call(const gt_conv_ssd_args& a, gt_pass pass, Plan* plan) {
+static inline gt_status plan_call(const gt_conv_ssd_args& a, gt_pass pass, const Device& device, Plan* plan) {
     Arena arena(a.workspace ? a.workspace : reinterpret_cast<void*>((uintptr_t)256));
     const bool is_backward = pass == GT_BACKWARD, has_tokens = a.B > 0 && a.T > 0;
     const int64_t bytes = has_tokens ? a.B * a.T * gt_conv_ssd_channels(&a) * size_of(a.dtype) : 0;
@@ -163,10 +159,9 @@ static inline gt_status plan_call(const gt_conv_ssd_args& a, gt_pass pass, Plan*
     plan->convolves = false;
     if (pass == GT_FORWARD && may_convolve(a, bytes)) {
         plan->ssd = unconvolved(a);
-        status = ask_ssd(plan->ssd, pass, &ssd);
-        if (status == GT_OK) status = takes_plan(ssd, &plan->convolves);
-        if (status != GT_OK) return status;
+        if ((status = ask_ssd(plan->ssd, pass, &ssd)) != GT_OK) return status;
         const ForwardPlan& forward = ssd.plan<ForwardPlan>();
+        plan->convolves = takes_plan(forward, device);
         const bool has_room = has_sizes_of_maps(plan->ssd, forward.tensor.in, forward.choice.forward.units);
         if (plan->convolves) scratch = has_room ? 0 : convolving_bytes(a);
     }
@@ -196,7 +191,7 @@ static inline gt_status begin(gt_pass pass, const gt_conv_ssd_args* args, Plan* 
     gt_conv_ssd_args a;
     Device device;
     gt_status status = prepare(pass, args, &a, &device);
-    if (status == GT_OK) status = plan_call(a, pass, plan);
+    if (status == GT_OK) status = plan_call(a, pass, device, plan);
     if (status == GT_OK) status = check_saved(a.saved, a.saved_bytes, plan->saved);
     return status != GT_OK ? status : check_workspace(a.workspace, a.workspace_bytes, plan->bytes);
 }
@@ -235,8 +230,8 @@ static inline gt_status workspace(const gt_conv_ssd_args* args, gt_workspace* ne
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
     gt_workspace sizes = {0, 0, 0, 0, 0};
     a.workspace = nullptr;
-    if ((status = plan_call(a, GT_FORWARD, &of_forward)) != GT_OK ||
-        (status = plan_call(a, GT_BACKWARD, &of_backward)) != GT_OK)
+    if ((status = plan_call(a, GT_FORWARD, device, &of_forward)) != GT_OK ||
+        (status = plan_call(a, GT_BACKWARD, device, &of_backward)) != GT_OK)
         return status;
     sizes.forward = of_forward.bytes;
     sizes.backward = of_backward.bytes;

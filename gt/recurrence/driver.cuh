@@ -10,7 +10,7 @@
  *     Args, Stream     its argument struct; gt_stream, or Chain if its kernels call wait_for_chain()
  *     table()          its gt_op
  *     check(a)         refuses sizes that the kernels do not take
- *     Choice           what choose(a, pass, device, &choice) decides: the kernels of a pass
+ *     Choice           what choose(a, pass, device) decides: the kernels of a pass
  *     plan_forward(a, choice, device), plan_backward(a, choice, device)
  *     step(a, device, stream)  the launch of gt_OP_step
  * A call chooses once, then plans once.  A plan is const afterwards, and has all that its launches need:
@@ -100,9 +100,7 @@ static inline gt_status call_forward(const typename Operator::Args* args, gt_str
     Device device;
     gt_status status = prepare<Operator>(GT_FORWARD, args, &a, &device);
     if (status != GT_OK) return status;
-    typename Operator::Choice choice;
-    if ((status = Operator::choose(a, GT_FORWARD, device, &choice)) != GT_OK) return status;
-    const auto plan = Operator::plan_forward(a, choice, device);
+    const auto plan = Operator::plan_forward(a, Operator::choose(a, GT_FORWARD, device), device);
     return (status = check_buffers(a, plan)) != GT_OK ? status : run_forward(plan, device, on);
 }
 
@@ -122,9 +120,7 @@ static inline gt_status call_backward(const typename Operator::Args* args, gt_st
     Device device;
     gt_status status = prepare<Operator>(GT_BACKWARD, args, &a, &device);
     if (status != GT_OK) return status;
-    typename Operator::Choice choice;
-    if ((status = Operator::choose(a, GT_BACKWARD, device, &choice)) != GT_OK) return status;
-    const auto plan = Operator::plan_backward(a, choice, device);
+    const auto plan = Operator::plan_backward(a, Operator::choose(a, GT_BACKWARD, device), device);
     return (status = check_buffers(a, plan)) != GT_OK ? status : run_backward(plan, device, on);
 }
 
@@ -153,9 +149,9 @@ static gt_status run_backward_stage(const PassPlan& me, Stage stage, Chain& chai
 template <class Operator>
 static inline gt_status plan_pass(gt_pass pass, bool is_query, const typename Operator::Args* args, PassPlan* me) {
     typename Operator::Args a;
-    typename Operator::Choice choice;
-    gt_status status = prepare<Operator>(is_query ? GT_QUERY : pass, args, &a, &me->device);
-    if (status != GT_OK || (status = Operator::choose(a, pass, me->device, &choice)) != GT_OK) return status;
+    const gt_status status = prepare<Operator>(is_query ? GT_QUERY : pass, args, &a, &me->device);
+    if (status != GT_OK) return status;
+    const auto choice = Operator::choose(a, pass, me->device);
     if (is_query) a.workspace = nullptr;
     me->pass = pass;
     if (pass == GT_FORWARD)
@@ -169,28 +165,26 @@ static inline gt_status plan_pass(gt_pass pass, bool is_query, const typename Op
 template <class Operator>
 static inline gt_status run_stage(const PassPlan& me, Stage stage, Chain& chain) {
     using Forward = decltype(Operator::plan_forward(typename Operator::Args(), typename Operator::Choice(), Device()));
-    using Backward = decltype(Operator::plan_backward(typename Operator::Args(), typename Operator::Choice(), Device()));
+    using Backward =
+        decltype(Operator::plan_backward(typename Operator::Args(), typename Operator::Choice(), Device()));
     return me.pass == GT_FORWARD ? run_forward_stage<Forward>(me, stage, chain)
                                  : run_backward_stage<Backward>(me, stage, chain);
 }
 
 /* ---- pieces of sequences: see gt_wkv6_segment in gt_kernels.h ---- */
 
-/* How gt_OP_segment and gt_OP_segment_backward would run, and the workspace of the larger: a query does not know which
- * of them it is for. */
+/* How gt_OP_segment and gt_OP_segment_backward run, and the workspace of the larger: a query does not know which of
+ * them it is for. */
 template <class Operator>
 struct SegmentChoice {
     typename Operator::Choice forward, backward;
     size_t bytes;
 
-    gt_status choose(const typename Operator::Args& a, const Device& device) {
-        gt_status status = Operator::choose(a, GT_SEGMENT, device, &forward);
-        if (status == GT_OK) status = Operator::choose(a, GT_SEGMENT_BACKWARD, device, &backward);
-        if (status != GT_OK) return status;
+    SegmentChoice(const typename Operator::Args& a, const Device& device)
+        : forward(Operator::choose(a, GT_SEGMENT, device)), backward(Operator::choose(a, GT_SEGMENT_BACKWARD, device)) {
         const size_t of_forward = Operator::template plan_segment<false>(a, forward, device).bytes;
         const size_t of_backward = Operator::template plan_segment<true>(a, backward, device).bytes;
         bytes = of_forward > of_backward ? of_forward : of_backward;
-        return GT_OK;
     }
 };
 
@@ -199,11 +193,10 @@ static inline gt_status call_segment(const typename Operator::Args* args, gt_str
     typename Operator::Args a;
     typename Operator::Stream on = {stream};
     Device device;
-    SegmentChoice<Operator> choice;
     gt_status status = prepare<Operator>(REVERSE ? GT_SEGMENT_BACKWARD : GT_SEGMENT, args, &a, &device);
-    if (status == GT_OK) status = choice.choose(a, device);
-    if (status == GT_OK) status = check_workspace(a.workspace, a.workspace_bytes, choice.bytes);
     if (status != GT_OK) return status;
+    const SegmentChoice<Operator> choice(a, device);
+    if ((status = check_workspace(a.workspace, a.workspace_bytes, choice.bytes)) != GT_OK) return status;
     return Operator::template plan_segment<REVERSE>(a, REVERSE ? choice.backward : choice.forward, device)
         .run(device, on);
 }
@@ -213,23 +206,16 @@ static inline gt_status call_workspace(const typename Operator::Args* args, gt_w
     gt_no_answer(need);
     typename Operator::Args a;
     Device device;
-    typename Operator::Choice of_forward, of_backward;
-    gt_workspace sizes = {0, 0, 0, 0, 0};
-    gt_status status = prepare<Operator>(GT_QUERY, args, &a, &device);
-    if (status == GT_OK && !need) status = gt_fail(GT_ERROR_NULL, "need is NULL");
-    if (status == GT_OK) status = Operator::choose(a, GT_FORWARD, device, &of_forward);
-    if (status == GT_OK) status = Operator::choose(a, GT_BACKWARD, device, &of_backward);
-    a.workspace = nullptr;
-    if constexpr (Operator::HAS_PIECES) {
-        SegmentChoice<Operator> of_segment = {};
-        if (status == GT_OK) status = of_segment.choose(a, device);
-        sizes.segment = of_segment.bytes;
-    }
+    const gt_status status = prepare<Operator>(GT_QUERY, args, &a, &device);
     if (status != GT_OK) return status;
-    const auto forward = Operator::plan_forward(a, of_forward, device);
+    if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
+    a.workspace = nullptr;
+    const auto forward = Operator::plan_forward(a, Operator::choose(a, GT_FORWARD, device), device);
+    gt_workspace sizes = {0, 0, 0, 0, 0};
     sizes.forward = forward.bytes;
-    sizes.backward = Operator::plan_backward(a, of_backward, device).bytes;
+    sizes.backward = Operator::plan_backward(a, Operator::choose(a, GT_BACKWARD, device), device).bytes;
     sizes.saved = forward.saved;
+    if constexpr (Operator::HAS_PIECES) sizes.segment = SegmentChoice<Operator>(a, device).bytes;
     *need = sizes;
     return GT_OK;
 }

@@ -219,7 +219,7 @@ struct Operator {
     static const gt_op* table() { return gt_op_selective_scan(); }
     static gt_status check(const Args& a) { return check_size("N", a.N, MAX_SIZE); }
     struct Choice {}; /* one set of kernels takes every call */
-    static gt_status choose(const Args&, gt_pass, const Device&, Choice*) { return GT_OK; }
+    static Choice choose(const Args&, gt_pass, const Device&) { return {}; }
     static ForwardPlan plan_forward(const Args& a, const Choice&, const Device& device) {
         return scan::plan_forward(a, false, device);
     }

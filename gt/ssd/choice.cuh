@@ -53,22 +53,7 @@ struct Choice {
     bool gates_by_y;              /* dz is made with g, from y */
 };
 
-/* ---- this build and device ---------------------------------------------------------------------------------------- */
-
-struct NoParams {};
-
-/* Asked for by runs_sm90a(): parts of a program compile apart, so ssd asks with a kernel of its own. */
-GT_KERNEL(GT_SM90A ? 256 : 32, 1) probe_kernel(const GT_GRID_CONSTANT NoParams) {}
-
-static inline gt_status runs_sm90(const Device& device, bool* runs) {
-    static Answers known = {};
-    void (*const kernel)(NoParams) = probe_kernel;
-    *runs = false;
-    if (device.compute_capability != 90) return GT_OK;
-    return ask_sm90a(reinterpret_cast<const void*>(kernel), 256, known, runs);
-}
-
-/* ---- tensors ------------------------------------------------------------------------------------------------------ */
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
 /* NULL, or rows that are whole pieces of 16 bytes. */
 static inline bool has_pieces(const gt_ssd_args& a, const void* data, const gt_stride& stride) {
@@ -100,7 +85,7 @@ static inline bool has_rows(const void* data, const gt_stride& stride, const Pro
            in.H * in.P <= INT32_MAX && is_tensor(static_cast<const f16*>(data), rows_shape(stride, in));
 }
 
-/* ---- blocks and segments ------------------------------------------------------------------------------------------ */
+/* ---- blocks and segments ----------------------------------------------------------------------------------------- */
 
 /* Blocks of the same `units` units, each with segments of its own, where `fit` blocks run on a multiprocessor. */
 static inline int64_t strands_of_units(const Problem& in, int units, int fit, const Device& device) {
@@ -126,11 +111,13 @@ static inline int64_t segments_of_units(const gt_ssd_args& a, const Problem& in,
                            fit * (int64_t)device.multiprocessors, 2 * CHECKPOINT, CHECKPOINT);
 }
 
-/* Units of a block of the SM90 kernel for passes over states, 16 bits: 4, or 2 where a group has no more; where there are
- * no segments to cut, blocks of 4 are for three quarters of the multiprocessors or less, and blocks of 2 for all at most;
- * where blocks of 2 are for more than three quarters of them and for all at most, and so need no segments; or where
- * segments are so short that states, which are stored, joined and loaded once a segment, take longer than B and C of
- * twice as many chunks.  1 where a group has one, which then has the block. */
+/* Units of a block of the SM90 kernel for passes over states, 16 bits.
+ *     1    where a group has one unit
+ *     2    where a group has two; where blocks of 2 occupy more than three quarters of the multiprocessors without a
+ *          second round, so that no segments are needed; where blocks of 4 occupy at most three quarters and there are
+ *          no segments to cut; and where segments are short: storing, joining and loading states would take longer than
+ *          reading B and C for twice as many blocks
+ *     4    elsewhere */
 static inline int units_of_states(const gt_ssd_args& a, const Problem& in, const Device& device) {
     const int64_t units = group_units(in), room = device.multiprocessors;
     if (units == 1) return 1;
@@ -143,19 +130,17 @@ static inline int units_of_states(const gt_ssd_args& a, const Problem& in, const
 
 /* Units of a block of the SM90 forward kernel that makes dz, 16 bits; 0: MMA makes it.  With more than SLAB columns a
  * warpgroup has one unit. */
-static inline int units_of_gate(const gt_ssd_args& a, int states) {
-    return states == 1 ? 0 : a.N <= SLAB ? states : 2;
-}
+static inline int units_of_gate(const gt_ssd_args& a, int states) { return states == 1 ? 0 : a.N <= SLAB ? states : 2; }
 
-/* Units of a block of the SM90 forward kernel, 16 bits; 0: MMA takes the call.  Of short sequences of few heads, a block of
- * two units for a multiprocessor at most, two of one take no longer, and begin where the kernel before leaves room for
- * one.  The bits are the same, as long as both have as many columns: those of one unit have 64. */
+/* Units of a block of the SM90 forward kernel, 16 bits; 0: MMA takes the call.  Short sequences of few heads get two
+ * blocks of one unit instead of one block of two: they take no longer, and the kernel before leaves room for one of them
+ * earlier.  The bits are the same with N <= 64: blocks of one unit have 64 columns. */
 static inline int units_of_forward(const gt_ssd_args& a, int states) {
     if (states == 2 && a.N > 16 && a.N <= 64 && a.T <= 2 * CHECKPOINT) return 1;
     return a.N <= SLAB ? states : states >= 2 ? 2 : 0;
 }
 
-/* ---- passes ------------------------------------------------------------------------------------------------------- */
+/* ---- passes ------------------------------------------------------------------------------------------------------ */
 
 /* units: of 16 bits on SM90; 0: fp32 on SM90 if is_split, else MMA.  in.segments.count is set. */
 static inline StatesChoice choose_states(const Problem& in, int units, bool is_split, const Device& device) {
@@ -184,9 +169,9 @@ static inline bool go_in_twos(const Problem& in, const Device& device) {
 }
 
 /* Everything that only MMA and SM90 ask, of a call with their sizes on a device that has them. */
-static inline void choose_on_tensor_cores(const gt_ssd_args& a, gt_pass pass, Problem in, bool has_sm90,
-                                          const Device& device, Choice* c) {
-    const bool is_fp32 = a.dtype == GT_F32, is_sm90 = has_sm90 && !is_fp32;
+static inline void choose_on_tensor_cores(const gt_ssd_args& a, gt_pass pass, Problem in, const Device& device,
+                                          Choice* c) {
+    const bool is_fp32 = a.dtype == GT_F32, has_sm90 = device.runs_sm90a, is_sm90 = has_sm90 && !is_fp32;
     /* fp32 on SM90: of one unit a group half of a block would be idle, and of 16 columns it would multiply 64 */
     const bool is_split = has_sm90 && is_fp32 && in.N > 16 && group_units(in) >= 2;
     const int units = is_sm90 ? units_of_states(a, in, device) : 0;
@@ -197,8 +182,8 @@ static inline void choose_on_tensor_cores(const gt_ssd_args& a, gt_pass pass, Pr
     c->ranks = leading && a.seq_capacity > 1;
 
     f.family = f.units || (is_split && in.N <= SLAB) ? Family::SM90 : Family::MMA;
-    f.by_maps = has_sizes_of_maps(a, in, f.units) && has_rows(a.x, a.x_stride, in) &&
-                (!a.z || has_rows(a.z, a.z_stride, in));
+    f.by_maps =
+        has_sizes_of_maps(a, in, f.units) && has_rows(a.x, a.x_stride, in) && (!a.z || has_rows(a.z, a.z_stride, in));
     f.y_by_map = f.units && has_rows(a.y, a.y_stride, in);
     f.local = choose_states(in, f.units ? f.units : units, is_split, device);
 
@@ -215,10 +200,9 @@ static inline void choose_on_tensor_cores(const gt_ssd_args& a, gt_pass pass, Pr
     c->chunks = has_room && has_sm90 && (!is_fp32 || in.N > 16) ? Family::SM90 : Family::MMA;
     c->chunk_stages = device.shared_bytes >= 163 * 1024 ? 2 : 1;
     const int64_t row = a.H * a.P;
-    c->chunks_by_map = has_rows(a.x, a.x_stride, in) &&
-                       (c->gates_in_dx  ? has_rows(a.dx, a.dx_stride, in)
-                        : c->gates_rows ? has_rows(nullptr, {a.T * row, row, a.P}, in)
-                                        : has_rows(a.dy, a.dy_stride, in));
+    c->chunks_by_map = has_rows(a.x, a.x_stride, in) && (c->gates_in_dx  ? has_rows(a.dx, a.dx_stride, in)
+                                                         : c->gates_rows ? has_rows(nullptr, {a.T * row, row, a.P}, in)
+                                                                         : has_rows(a.dy, a.dy_stride, in));
 }
 
 static inline Problem problem_of(const gt_ssd_args& a) {
@@ -238,22 +222,17 @@ static inline Problem problem_of(const gt_ssd_args& a) {
 }
 
 /* pass: forward, backward, or one of the two for pieces.  a: prepared; pointers that are NULL count as aligned. */
-static inline gt_status choose(const gt_ssd_args& a, gt_pass pass, const Device& device, Choice* c) {
-    bool has_sm90;
-    const gt_status status = runs_sm90(device, &has_sm90);
-    if (status != GT_OK) return status;
-    *c = {};
+static inline Choice choose(const gt_ssd_args& a, gt_pass pass, const Device& device) {
+    Choice choice = {}, *const c = &choice;
     c->any_segments = segments_of_any(a, device);
-    /* It must not depend on tensors: those of forward may be aligned otherwise than those of backward.  Of sequences of one
-     * slot MMA and SM90 need no states but the caller's. */
-    c->saves_states =
-        a.seq_capacity > 0 || a.T > CHECKPOINT || !has_tensor_sizes(a) || device.compute_capability < 80;
-    c->has_tensor_sizes =
-        has_tensor_sizes(a) && device.compute_capability >= 80 && device.shared_bytes >= 99 * 1024;
-    if (!c->has_tensor_sizes) return GT_OK;
+    /* This must not depend on tensors: forward's and backward's may differ in alignment.  For sequences of one slot, MMA
+     * and SM90 need no states but the caller's. */
+    c->saves_states = a.seq_capacity > 0 || a.T > CHECKPOINT || !has_tensor_sizes(a) || device.compute_capability < 80;
+    c->has_tensor_sizes = has_tensor_sizes(a) && device.compute_capability >= 80 && device.shared_bytes >= 99 * 1024;
+    if (!c->has_tensor_sizes) return choice;
     c->on_tensor_cores = has_whole_rows(a);
-    choose_on_tensor_cores(a, pass, problem_of(a), has_sm90, device, c);
-    return GT_OK;
+    choose_on_tensor_cores(a, pass, problem_of(a), device, c);
+    return choice;
 }
 
 } /* namespace ssd */

@@ -124,8 +124,8 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
         c.dbias = sums.take(arena, a.ddt_bias, plan.rows * slab_count, a.H, used);
         c.dskip = sums.take(arena, a.dDskip, plan.rows, a.H * (a.Dskip_per_channel ? a.P : 1), used);
     }
-    plan.reverse.state_sum = sums.take(arena, shared ? a.dstate_in : nullptr, strands_of(c.in, choice.reverse, device),
-                                       a.H * a.P * a.N);
+    plan.reverse.state_sum =
+        sums.take(arena, shared ? a.dstate_in : nullptr, strands_of(c.in, choice.reverse, device), a.H * a.P * a.N);
     if (is_split)
         c.dx_share = plan.makes_dz ? take_share(arena, a) : nullptr; /* of dz alone: dx itself holds shares */
     else if ((a.dx || plan.makes_dz) &&

@@ -64,7 +64,8 @@ struct SegmentPlan {
         if (status != GT_OK) return status;
         ScanParams scan = scan_of(in, nullptr, 0);
         scan.ends = state_out, scan.decays = decay_out;
-        if (choice.on_tensor_cores) return scan_segments<REVERSE, true>("ssd scan_segments_kernel", scan, device, stream);
+        if (choice.on_tensor_cores)
+            return scan_segments<REVERSE, true>("ssd scan_segments_kernel", scan, device, stream);
         return scan_segments<REVERSE, true>("ssd scan_segments_kernel", scan, device, stream.stream);
     }
 };
@@ -76,8 +77,7 @@ static inline SegmentPlan<REVERSE> plan_segment(const gt_ssd_args& args, const C
     Arena arena(a.workspace);
     plan.choice = choice;
     plan.in = problem_of(a);
-    plan.in.segments =
-        take_segments(arena, a, choice.on_tensor_cores ? choice.segments : choice.any_segments, true);
+    plan.in.segments = take_segments(arena, a, choice.on_tensor_cores ? choice.segments : choice.any_segments, true);
     if (REVERSE && choice.on_tensor_cores && choice.gates_rows) plan.g = take_gated_rows(arena, a, nullptr, {});
     plan.bytes = arena.bytes();
     plan.state_out = REVERSE ? a.dstate_in : a.state_out;
@@ -98,11 +98,11 @@ struct Operator {
     static int64_t rows(const Args& a) { return a.H; }
     static int64_t columns(const Args& a) { return a.P * a.N; }
     using Choice = ssd::Choice;
-    static gt_status choose(const Args& a, gt_pass pass, const Device& device, Choice* choice) {
-        if (pass == GT_BACKWARD) return ssd::choose(backward_args(a), pass, device, choice);
-        if (pass == GT_SEGMENT) return ssd::choose(segment_args<false>(a), pass, device, choice);
-        if (pass == GT_SEGMENT_BACKWARD) return ssd::choose(segment_args<true>(a), pass, device, choice);
-        return ssd::choose(a, pass, device, choice);
+    static Choice choose(const Args& a, gt_pass pass, const Device& device) {
+        if (pass == GT_BACKWARD) return ssd::choose(backward_args(a), pass, device);
+        if (pass == GT_SEGMENT) return ssd::choose(segment_args<false>(a), pass, device);
+        if (pass == GT_SEGMENT_BACKWARD) return ssd::choose(segment_args<true>(a), pass, device);
+        return ssd::choose(a, pass, device);
     }
     static constexpr auto plan_forward = ssd::plan_forward;
     static constexpr auto plan_backward = ssd::plan_backward;

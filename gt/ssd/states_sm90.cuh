@@ -479,7 +479,7 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
     }
 }
 
-/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class T, int NP, int UNITS, class L>
 GT_KERNEL(GT_SM90A ? (StatesHopperTile<T, NP, UNITS, L>::MOST_THREADS) : 32,
           (StatesHopperTile<T, NP, UNITS, L>::BLOCKS))

@@ -145,8 +145,7 @@ static inline void* take_S(Arena& arena, const gt_wkv6_args& a) {
 
 /* Segments, where there are kernels for them. */
 static inline Segments take_segments(Arena& arena, const gt_wkv6_args& a, const Choice& choice, bool wanted = false) {
-    return cut_segments(arena, sequences_of(a), choice.segments, CHECKPOINT,
-                        a.H * a.N * a.V, 2 * a.H * a.N, wanted);
+    return cut_segments(arena, sequences_of(a), choice.segments, CHECKPOINT, a.H * a.N * a.V, 2 * a.H * a.N, wanted);
 }
 
 struct ForwardPlan {

@@ -107,11 +107,6 @@ struct Choice {
     bool G_in_outputs; /* backward: see TensorParams::G_rows */
 };
 
-struct NoParams {};
-
-/* Asked for by ask_sm90a(): parts of a program compile apart, so wkv6 asks with a kernel of its own. */
-GT_KERNEL(GT_SM90A ? 256 : 32, 1) probe_kernel(const GT_GRID_CONSTANT NoParams) {}
-
 /* From sizes and device, or as the caller wishes: as many as give every multiprocessor a block, or two. */
 static inline int64_t segments_for(const gt_wkv6_args& a, const Device& device) {
     const int64_t heads = a.N == 32 ? 4 : a.N == 64 ? 2 : 1; /* on a multiprocessor */
@@ -120,23 +115,21 @@ static inline int64_t segments_for(const gt_wkv6_args& a, const Device& device) 
 }
 
 /* pass: forward or backward.  a: prepared; pointers that are NULL count as aligned. */
-static inline gt_status choose(const gt_wkv6_args& a, gt_pass pass, const Device& device, Choice* c) {
-    static Answers known = {};
-    void (*const probe)(NoParams) = probe_kernel;
-    *c = {};
-    c->segments = 1;
-    c->on_tensor_cores = fits_tensor_cores(a, pass, device);
-    if (!c->on_tensor_cores) return GT_OK;
-    c->segments = segments_for(a, device);
+static inline Choice choose(const gt_wkv6_args& a, gt_pass pass, const Device& device) {
+    Choice c = {};
+    c.segments = 1;
+    c.on_tensor_cores = fits_tensor_cores(a, pass, device);
+    if (!c.on_tensor_cores) return c;
+    c.segments = segments_for(a, device);
+    c.on_sm90 = a.N == 128 && a.dtype != GT_F32 && device.runs_sm90a;
+    if (pass != GT_BACKWARD) return c;
     const int64_t slots = chunk_slots_of(a);
+    c.last_first = state_dtype(a.dtype, a.N, a.V) == GT_BF16 && a.saved && !a.dstate_out && !a.seq_capacity &&
+                   slots > 1 && c.segments == 1;
     /* G lies in the gradients unless sequences are so short that it takes more workspace there. */
-    c->last_first = pass == GT_BACKWARD && state_dtype(a.dtype, a.N, a.V) == GT_BF16 && a.saved && !a.dstate_out &&
-                    !a.seq_capacity && slots > 1 && c->segments == 1;
-    const bool needs_ends = c->last_first || a.seq_capacity || a.T % CHECKPOINT;
-    c->G_in_outputs = pass == GT_BACKWARD && outputs_hold_G(a, device) &&
-                      (!needs_ends || most_sequences(sequences_of(a)) <= a.B * slots);
-    if (a.N != 128 || a.dtype == GT_F32 || device.compute_capability != 90) return GT_OK;
-    return ask_sm90a(reinterpret_cast<const void*>(probe), 256, known, &c->on_sm90);
+    const bool needs_ends = c.last_first || a.seq_capacity || a.T % CHECKPOINT;
+    c.G_in_outputs = outputs_hold_G(a, device) && (!needs_ends || most_sequences(sequences_of(a)) <= a.B * slots);
+    return c;
 }
 
 /* For gt_wkv6_path.  A step has no other kernels. */

@@ -131,10 +131,10 @@ struct Operator {
     static int64_t rows(const Args& a) { return a.H * a.N; }
     static int64_t columns(const Args& a) { return a.V; }
     using Choice = wkv6::Choice;
-    static gt_status choose(const Args& a, gt_pass pass, const Device& device, Choice* choice) {
-        if (pass == GT_SEGMENT) return wkv6::choose(segment_args<false>(a), GT_FORWARD, device, choice);
-        if (pass == GT_SEGMENT_BACKWARD) return wkv6::choose(segment_args<true>(a), GT_BACKWARD, device, choice);
-        return wkv6::choose(a, pass, device, choice);
+    static Choice choose(const Args& a, gt_pass pass, const Device& device) {
+        if (pass == GT_SEGMENT) return wkv6::choose(segment_args<false>(a), GT_FORWARD, device);
+        if (pass == GT_SEGMENT_BACKWARD) return wkv6::choose(segment_args<true>(a), GT_BACKWARD, device);
+        return wkv6::choose(a, pass, device);
     }
     static constexpr auto plan_forward = wkv6::plan_forward;
     static constexpr auto plan_backward = wkv6::plan_backward;
