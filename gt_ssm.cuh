@@ -53,7 +53,7 @@
  *     chunk_fp32.cuh, forward_fp32*.cuh, states_fp32_sm90.cuh   ... forward and passes over states in fp32
  *     backward_fp32*.cuh   ... chunks backward in fp32
  *     block_sm90.cuh, forward_sm90.cuh, forward_maps_sm90.cuh, gate_sm90.cuh, states_sm90.cuh,
- *     gate_lost_sm90.cuh, gated_states_sm90.cuh, backward_sm90*.cuh
+ *     gate_lost_sm90.cuh, backward_sm90*.cuh
  *                    ... on compute capability 9.0
  *     plan_sm90.cuh, launch.cuh, launch_*.cuh   plans and launches
  *     segment.cuh    ssd: what a piece of a sequence makes of a zero state; gt/recurrence/pieces.cuh joins pieces
@@ -112,14 +112,21 @@ GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args* args,
     return gt::call_workspace<gt::scan::Operator>(args, need);
 }
 
-GT_API gt_status gt_ssd_stages(gt_pass pass, const gt_ssd_args* args, const void* user) {
-    return gt::with_stages<gt::ssd::Operator>(pass, args, user);
+GT_API gt_status gt_ssd_plan(gt_pass pass, bool is_query, const gt_ssd_args* args, gt::PassPlan* plan) {
+    return gt::plan_pass<gt::ssd::Operator>(pass, is_query, args, plan);
+}
+GT_API gt_status gt_ssd_run(const gt::PassPlan* plan, gt::Stage stage, gt::Chain* chain) {
+    return gt::run_stage<gt::ssd::Operator>(*plan, stage, *chain);
 }
 
+static const gt::PathPasses<gt_ssd_args> gt_ssd_passes = {
+    {gt_ssd_forward, gt_ssd_backward, gt_ssd_step, gt_ssd_segment, gt_ssd_segment_backward}, nullptr};
+
 GT_API gt_status gt_ssd_path(const gt_ssd_args* args, char* text, size_t bytes) {
-    const gt::PathPasses<gt_ssd_args> passes = {
-        {gt_ssd_forward, gt_ssd_backward, gt_ssd_step, gt_ssd_segment, gt_ssd_segment_backward}, nullptr};
-    return gt::path_over_time<true>(gt_op_ssd(), passes, args, text, bytes);
+    return gt::path_over_time<true>(gt_op_ssd(), gt_ssd_passes, args, text, bytes);
+}
+GT_API gt_status gt_ssd_pass_path(gt_pass pass, const gt_ssd_args* args, char* text, size_t bytes) {
+    return gt::path_of_pass(gt_op_ssd(), gt_ssd_passes, pass, args, text, bytes);
 }
 
 GT_API gt_status gt_selective_scan_path(const gt_selective_scan_args* args, char* text, size_t bytes) {
@@ -188,10 +195,6 @@ GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args *args,
     (void)args;
     gt_no_answer(need);
     return gt_no_cuda(gt_op_selective_scan(), GT_QUERY);
-}
-GT_API gt_status gt_ssd_stages(gt_pass pass, const gt_ssd_args *args, const void *user) {
-    (void)args, (void)user;
-    return gt_no_cuda(gt_op_ssd(), pass);
 }
 GT_API gt_status gt_ssd_path(const gt_ssd_args *args, char *text, size_t bytes) {
     (void)args;

@@ -89,15 +89,22 @@ GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args* args, gt_workspace* need)
     return gt::call_workspace<gt::wkv6::Operator>(args, need);
 }
 
-GT_API gt_status gt_wkv6_stages(gt_pass pass, const gt_wkv6_args* args, const void* user) {
-    return gt::with_stages<gt::wkv6::Operator>(pass, args, user);
+GT_API gt_status gt_wkv6_plan(gt_pass pass, bool is_query, const gt_wkv6_args* args, gt::PassPlan* plan) {
+    return gt::plan_pass<gt::wkv6::Operator>(pass, is_query, args, plan);
+}
+GT_API gt_status gt_wkv6_run(const gt::PassPlan* plan, gt::Stage stage, gt::Chain* chain) {
+    return gt::run_stage<gt::wkv6::Operator>(*plan, stage, *chain);
 }
 
+static const gt::PathPasses<gt_wkv6_args> gt_wkv6_passes = {
+    {gt_wkv6_forward, gt_wkv6_backward, gt_wkv6_step, gt_wkv6_segment, gt_wkv6_segment_backward},
+    gt::wkv6::why_no_pass_is_faster};
+
 GT_API gt_status gt_wkv6_path(const gt_wkv6_args* args, char* text, size_t bytes) {
-    const gt::PathPasses<gt_wkv6_args> passes = {
-        {gt_wkv6_forward, gt_wkv6_backward, gt_wkv6_step, gt_wkv6_segment, gt_wkv6_segment_backward},
-        gt::wkv6::why_no_pass_is_faster};
-    return gt::path_over_time<true>(gt_op_wkv6(), passes, args, text, bytes);
+    return gt::path_over_time<true>(gt_op_wkv6(), gt_wkv6_passes, args, text, bytes);
+}
+GT_API gt_status gt_wkv6_pass_path(gt_pass pass, const gt_wkv6_args* args, char* text, size_t bytes) {
+    return gt::path_of_pass(gt_op_wkv6(), gt_wkv6_passes, pass, args, text, bytes);
 }
 
 } /* extern "C" */
@@ -142,10 +149,6 @@ GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *need)
     (void)args;
     gt_no_answer(need);
     return gt_no_cuda(gt_op_wkv6(), GT_QUERY);
-}
-GT_API gt_status gt_wkv6_stages(gt_pass pass, const gt_wkv6_args *args, const void *user) {
-    (void)args, (void)user;
-    return gt_no_cuda(gt_op_wkv6(), pass);
 }
 GT_API gt_status gt_wkv6_path(const gt_wkv6_args *args, char *text, size_t bytes) {
     (void)args;

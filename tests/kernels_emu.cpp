@@ -55,7 +55,7 @@ int machine_launched(const char *kernel) {
     const bool needs_hopper = strstr(kernel, "hopper") || strstr(kernel, "conv_ssd::") ||
                               strstr(kernel, "forward_maps_kernel") || !strcmp(kernel, "chunk_factors_kernel") ||
                               !strcmp(kernel, "chunk_times_kernel") || !strcmp(kernel, "ssd::gate_kernel") ||
-                              !strcmp(kernel, "gated_states_kernel") || !strcmp(kernel, "gate_lost_kernel");
+                              !strcmp(kernel, "gate_lost_kernel");
     if (emu::device.capability_major < 8 || (needs_hopper && !is_hopper)) return 1;
     const bool gives_way = !strcmp(kernel, "chunk_gradient_kernel") || !strcmp(kernel, "ssd::states_tensor_kernel");
     if (gives_way && is_hopper) return 1;

@@ -38,12 +38,10 @@
 #ifndef GT_BASE_BULK_CUH
 #define GT_BASE_BULK_CUH
 
-#include "device.cuh"
+#include "launch.cuh"
 
 #ifndef GT_EMU
 #include <cuda.h>
-
-#include <atomic>
 #endif
 
 namespace gt {
@@ -150,30 +148,17 @@ GT_DEV void tile_store(const TensorMap& map, int x, int y, int z, uint32_t addr)
 #endif
 }
 
-/* The driver's cuTensorMapEncodeTiled.  find_encode asks the CUDA runtime for it, so that nobody has to link the
- * driver's library. */
+/* The driver's cuTensorMapEncodeTiled. */
 typedef CUresult (*EncodeTensorMap)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
                                     const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                                     CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
 static inline cudaError_t find_encode(EncodeTensorMap* encode) {
     static std::atomic<void*> known{nullptr};
-    void* function = known.load();
-    if (!function) {
-        cudaDriverEntryPointQueryResult found;
-#if CUDART_VERSION >= 12050
-        const cudaError_t error =
-            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-#else
-        const cudaError_t error =
-            cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
-#endif
-        if (error != cudaSuccess) return error;
-        if (found != cudaDriverEntryPointSuccess || !function) return cudaErrorNotSupported;
-        known.store(function);
-    }
-    memcpy(encode, &function, sizeof function);
-    return cudaSuccess;
+    void* function;
+    const cudaError_t error = find_in_driver("cuTensorMapEncodeTiled", 12000, known, &function);
+    if (error == cudaSuccess) memcpy(encode, &function, sizeof function);
+    return error;
 }
 
 template <class T>

@@ -1,9 +1,9 @@
 /* gt/base/launch.cuh - what the host side of the operators is made of: launches, the current device, workspace.
- * No kernels.
+ * No kernels but a probe, which nobody launches.
  *
  * CONTENTS
  *   launch     Grid launch waits_for_chain ask_most_threads: the calls of the CUDA runtime
- *   operators  report Device current_device has_sm90a   Arena floats_in check_workspace check_saved
+ *   operators  report Device current_device   Arena floats_in check_workspace check_saved
  *              Chain run: a kernel is launched, or its name is noted for gt_OP_path (KernelList)
  *   division   Divider divide_by divide: for kernels, by a number that the host knows */
 #ifndef GT_BASE_LAUNCH_CUH
@@ -11,6 +11,10 @@
 
 #include "device.cuh"
 #include "op.h"
+
+#ifndef GT_EMU
+#include <cuda.h>
+#endif
 
 #include <string.h>
 
@@ -59,15 +63,57 @@ static inline bool waits_for_chain(const void* kernel) {
     return false;
 }
 
-/* How many threads a block of a kernel may have.  The question may load the kernel, which a thread whose stream is
- * being captured may do in relaxed mode alone. */
-static inline cudaError_t ask_most_threads(const void* kernel, int* most) {
+/* A function of the driver.  The CUDA runtime finds it, so that nobody has to link the driver's library.
+ * since: the CUDA version that introduced it. */
+static inline cudaError_t find_in_driver(const char* name, int since, std::atomic<void*>& known, void** function) {
+    *function = known.load();
+    if (*function) return cudaSuccess;
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion(name, function, (unsigned)since, cudaEnableDefault, &found);
+#else
+    (void)since;
+    const cudaError_t error = cudaGetDriverEntryPoint(name, function, cudaEnableDefault, &found);
+#endif
+    if (error != cudaSuccess) return error;
+    if (found != cudaDriverEntryPointSuccess || !*function) return cudaErrorNotSupported;
+    known.store(*function);
+    return cudaSuccess;
+}
+
+/* How many threads a block of a kernel may have on device `id`, which is the current one.  An error that was pending
+ * before is neither cleared nor returned, so the driver is asked: cudaFuncGetAttributes would clear it. */
+static inline cudaError_t ask_driver(const void* kernel, int id, int* most) {
+#if CUDART_VERSION >= 12060
+    typedef CUresult (*GetAttribute)(int*, CUfunction_attribute, CUkernel, CUdevice);
+    static std::atomic<void*> known{nullptr};
+    void* function;
+    GetAttribute get;
+    cudaKernel_t handle;
+    cudaError_t error = find_in_driver("cuKernelGetAttribute", 12000, known, &function);
+    if (error == cudaSuccess) error = cudaGetKernel(&handle, kernel);
+    if (error != cudaSuccess) return error;
+    memcpy(&get, &function, sizeof get);
+    const CUresult result = get(most, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, handle, id);
+    return result == CUDA_SUCCESS                   ? cudaSuccess
+           : result == CUDA_ERROR_NO_BINARY_FOR_GPU ? cudaErrorNoKernelImageForDevice
+                                                    : cudaErrorInvalidDeviceFunction;
+#else
     cudaFuncAttributes attributes;
+    (void)id;
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+    if (error == cudaSuccess) *most = attributes.maxThreadsPerBlock;
+    return error;
+#endif
+}
+
+/* The question may load the kernel, which a thread whose stream is being captured may do in relaxed mode alone. */
+static inline cudaError_t ask_most_threads(const void* kernel, int id, int* most) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
     if (error != cudaSuccess) return error;
-    error = cudaFuncGetAttributes(&attributes, kernel);
-    if (error == cudaSuccess) *most = attributes.maxThreadsPerBlock;
+    error = ask_driver(kernel, id, most);
     const cudaError_t back = cudaThreadExchangeStreamCaptureMode(&mode);
     return error == cudaSuccess ? back : error;
 }
@@ -124,8 +170,43 @@ static inline gt_status report(cudaError_t error, const char* what) {
 struct Device {
     int multiprocessors, compute_capability; /* 90 for 9.0 */
     int shared_bytes;                        /* of shared memory, that a block may have */
+    bool runs_sm90a;                         /* it is of 9.0, and this object has code for 9.0a */
 };
 
+struct NoParams {};
+
+constexpr int PROBE_THREADS = 256;
+
+/* Launched by nobody.  Every object of a program has its own, for parts of a program may be compiled for different
+ * architectures. */
+GT_KERNEL(GT_SM90A ? PROBE_THREADS : 32, 1) probe_kernel(const GT_GRID_CONSTANT NoParams) {}
+
+/* Whether this object has code for 9.0a.  `id`: the current device, of compute capability 9.0.  The code that other
+ * architectures get, also from PTX by the driver, allows blocks of one warp only.  So the driver is asked, once a
+ * device, how many threads a block of probe_kernel may have. */
+static inline cudaError_t ask_sm90a(int id, bool* runs) {
+#ifdef GT_EMU
+    (void)id;
+    *runs = true;
+#else
+    static std::atomic<signed char> answers[64] = {}; /* 0: not asked yet; else 1 + the answer */
+    void (*const probe)(NoParams) = probe_kernel;
+    const bool is_kept = id >= 0 && id < 64;
+    int most = 0;
+    if (is_kept && answers[id]) {
+        *runs = answers[id] == 2;
+        return cudaSuccess;
+    }
+    const cudaError_t error = ask_most_threads(reinterpret_cast<const void*>(probe), id, &most);
+    if (error != cudaSuccess) return error;
+    *runs = most >= PROBE_THREADS;
+    if (is_kept) answers[id] = (signed char)(1 + *runs);
+#endif
+    return cudaSuccess;
+}
+
+/* If the driver cannot be asked, the caller gets that error: with a guess instead, a call could take other kernels, and
+ * more workspace, than the size query said. */
 static inline gt_status current_device(Device* device) {
     int id = 0, major = 0, minor = 0;
     cudaError_t error = cudaGetDevice(&id);
@@ -139,36 +220,12 @@ static inline gt_status current_device(Device* device) {
     if (device->shared_bytes > GT_SHARED_LIMIT) device->shared_bytes = GT_SHARED_LIMIT;
 #endif
     device->compute_capability = 10 * major + minor;
+    device->runs_sm90a = false;
+    if (error == cudaSuccess && device->compute_capability == 90) error = ask_sm90a(id, &device->runs_sm90a);
     if (error != cudaSuccess) return report(error, "device");
     if (device->compute_capability < 75)
         return gt_fail(GT_ERROR_ARCH, "device %d has compute capability %d.%d: 7.5 or newer needed", id, major, minor);
     return GT_OK;
-}
-
-/* What is known of a kernel, by device: 0 nothing yet, else 1 + whether it runs there. */
-typedef std::atomic<signed char> Answers[64];
-
-/* Whether a kernel for compute capability 9.0 alone runs on the current device, in blocks of `threads`.
- * The code that other architectures get under the kernel's name, also from PTX by the driver, allows blocks of one warp
- * only: so the driver is asked how many threads a block may have.  It is asked once.  While an error is pending it is
- * not asked, for the question could clear the error: the answer is no then. */
-static inline bool has_sm90a(const void* kernel, int threads, Answers& known) {
-    Device device;
-#ifdef GT_EMU
-    (void)kernel, (void)threads, (void)known;
-    return current_device(&device) == GT_OK && device.compute_capability == 90;
-#else
-    int id = 0, most = 0;
-    if (cudaGetDevice(&id) != cudaSuccess || id >= 64) return false;
-    if (known[id] == 0 && cudaPeekAtLastError() == cudaSuccess) {
-        if (current_device(&device) == GT_OK &&
-            (device.compute_capability != 90 || ask_most_threads(kernel, &most) == cudaSuccess))
-            known[id] = (signed char)(1 + (most >= threads));
-        else
-            (void)cudaGetLastError(); /* the launch will say what is wrong */
-    }
-    return known[id] == 2;
-#endif
 }
 
 /* Hands out pieces of a caller's buffer, each aligned to 256 bytes.  Without a buffer it only counts, and gives NULL.

@@ -33,8 +33,12 @@
 #define gt_op_conv_ssd GT_SYMBOL(op_conv_ssd)
 #define gt_enter_part GT_SYMBOL(enter_part)
 #define gt_noted_kernels GT_SYMBOL(noted_kernels)
-#define gt_wkv6_stages GT_SYMBOL(wkv6_stages)
-#define gt_ssd_stages GT_SYMBOL(ssd_stages)
+#define gt_wkv6_plan GT_SYMBOL(wkv6_plan)
+#define gt_wkv6_run GT_SYMBOL(wkv6_run)
+#define gt_wkv6_pass_path GT_SYMBOL(wkv6_pass_path)
+#define gt_ssd_plan GT_SYMBOL(ssd_plan)
+#define gt_ssd_run GT_SYMBOL(ssd_run)
+#define gt_ssd_pass_path GT_SYMBOL(ssd_pass_path)
 
 /* A function for the host and for kernels. */
 #ifdef __CUDACC__
@@ -184,11 +188,6 @@ GT_FUNCTION void gt_enter_part(const char *part);
 /* Where launches of this thread are noted instead of made, in whichever object of the program: a KernelList of
  * launch.cuh; NULL: nowhere. */
 GT_FUNCTION void **gt_noted_kernels(void);
-
-/* The launches of a call of one operator, for another operator that has them in its own call.  user: a StagesUser of
- * gt/recurrence/stages.cuh, which is given them once the call is checked. */
-GT_FUNCTION gt_status gt_wkv6_stages(gt_pass pass, const gt_wkv6_args *args, const void *user);
-GT_FUNCTION gt_status gt_ssd_stages(gt_pass pass, const gt_ssd_args *args, const void *user);
 
 /* What every query starts with: an answer of zeros, should it fail. */
 static inline void gt_no_answer(gt_workspace *need) {

@@ -68,10 +68,10 @@ struct PathPasses {
     PathReason<Args> why;                         /* or NULL */
 };
 
+/* The kernels of a pass, and why they are not faster ones. */
 template <class Args>
-static gt_status add_path(const gt_op* op, gt_pass pass, const PathPasses<Args>& passes, Args args,
-                          const Args& prepared, const gt_dims& dims, PathText& text) {
-    static const char* const names[] = {"forward: ", "; backward: ", "; step: ", "; segment: ", "; segment backward: "};
+static gt_status add_kernels(const gt_op* op, gt_pass pass, const PathPasses<Args>& passes, Args args,
+                             const Args& prepared, const gt_dims& dims, PathText& text) {
     KernelList kernels = {};
     Device device;
     char number[32], room[128];
@@ -82,7 +82,6 @@ static gt_status add_path(const gt_op* op, gt_pass pass, const PathPasses<Args>&
     status = passes.call[pass](&args, nullptr);
     *gt_noted_kernels() = nullptr;
     if (status != GT_OK) return status;
-    text.add(names[pass]);
     for (int i = 0; i < kernels.count; i++) {
         const char* space = strchr(kernels.names[i], ' ');
         text.add(i ? ", " : "");
@@ -97,6 +96,14 @@ static gt_status add_path(const gt_op* op, gt_pass pass, const PathPasses<Args>&
         text.add(")");
     }
     return GT_OK;
+}
+
+template <class Args>
+static gt_status add_path(const gt_op* op, gt_pass pass, const PathPasses<Args>& passes, const Args& args,
+                          const Args& prepared, const gt_dims& dims, PathText& text) {
+    static const char* const names[] = {"forward: ", "; backward: ", "; step: ", "; segment: ", "; segment backward: "};
+    text.add(names[pass]);
+    return add_kernels(op, pass, passes, args, prepared, dims, text);
 }
 
 /* Whether the arguments can be those of a step. */
@@ -135,6 +142,21 @@ static gt_status path_of_rows(const gt_op* op, const PathPasses<Args>& passes, c
     if (status != GT_OK) return status;
     PathText to(text, bytes);
     return path_of_two(op, passes, *args, prepared, dims, to);
+}
+
+/* Of one pass, forward or backward, without its name. */
+template <class Args>
+static gt_status path_of_pass(const gt_op* op, const PathPasses<Args>& passes, gt_pass pass, const Args* args,
+                              char* text, size_t bytes) {
+    Args prepared;
+    gt_dims dims;
+    const gt_status status = path_begin(op, args, text, bytes, &prepared, &dims);
+    if (status != GT_OK) return status;
+    PathText to(text, bytes);
+    Args a = *args;
+    a.workspace = path_address(op, op->tensors - 1 + 31);
+    a.workspace_bytes = SIZE_MAX;
+    return add_kernels(op, pass, passes, a, prepared, dims, to);
 }
 
 /* Of an operator with pieces: what they take, where decay_out is given. */

@@ -76,7 +76,7 @@ struct PiecePosition {
     GT_METHOD int64_t offset(const gt_stride& s) const { return offset_of(s, b, (int64_t)piece * TOKENS, d); }
 };
 
-/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class T, int W, bool PACKED>
 GT_KERNEL(GT_SM90A ? ROWS_BLOCK : 32, BULK_BLOCKS)
 forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {

@@ -121,14 +121,7 @@ static inline int border_bytes(const gt_conv1d_args& a, const RowsCut& cut) {
     return a.seq_capacity > 0 ? 4 * border_words(cut.rounds * 32 * 16 / size_of(a.dtype)) : 0;
 }
 
-/* Whether this build has the kernels of bulk_rows_sm90.cuh for the current device. */
-static inline bool has_bulk_rows() {
-    static Answers known = {};
-    void (*const kernel)(BulkRowsParams) = forward_bulk_rows_kernel<bf16, 4, false>;
-    return has_sm90a(reinterpret_cast<const void*>(kernel), ROWS_BLOCK, known);
-}
-
-/* The same for those: every warp that is resident takes as many pieces. */
+/* The same for the kernels of bulk_rows_sm90.cuh: every warp that is resident takes as many pieces. */
 static inline BulkRowsCut bulk_rows_cut_for(const gt_conv1d_args& a, const Device& device) {
     const int64_t piece = BULK_PIECE / size_of(a.dtype), pieces = (a.T + piece - 1) / piece, all = a.B * a.D * pieces;
     const int64_t each = waves(all, BULK_BLOCKS * BULK_WARPS, device), of_block = each * BULK_WARPS;
@@ -156,7 +149,7 @@ static gt_status with_constant(int value, Launch launch) {
 template <class T, int W, bool PACKED>
 static gt_status launch_forward_rows(const gt_conv1d_args& a, const Form& form, const ForwardParams& p,
                                      const Device& device, gt_stream stream) {
-    if (form.has_whole_rows && has_bulk_rows()) {
+    if (form.has_whole_rows && device.runs_sm90a) {
         const BulkRowsParams rows = {p, bulk_rows_cut_for(a, device)};
         return run("conv1d forward_bulk_rows_kernel", forward_bulk_rows_kernel<T, W, PACKED>, rows.rows.blocks,
                    ROWS_BLOCK, BULK_SMEM<T, PACKED>, stream, rows);

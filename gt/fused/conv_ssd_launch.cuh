@@ -60,16 +60,6 @@ static inline bool may_convolve(const gt_conv_ssd_args& a, int64_t c_bytes) {
            convolving_bytes(a) <= c_bytes;
 }
 
-/* What the stages of ssd are run with. */
-struct Convolving {
-    const gt_conv1d_args* conv;
-    void* scratch;
-    gt_stream stream;
-    /* not NULL: it is asked whether the kernels take the call, and whether ssd's workspace has room for B and C, and
-     * nothing is launched */
-    bool *takes, *has_room;
-};
-
 template <int NP, int UNITS>
 static gt_status launch_convolving(const ConvolvingParams& all, const Device& device, Chain& chain) {
     using Group = GroupTile<bf16, NP>;
@@ -94,63 +84,40 @@ static gt_status launch_units(const ConvolvingParams& p, int units, const Device
     return units == 4 ? launch_convolving<NP, 4>(p, device, chain) : launch_convolving<NP, 2>(p, device, chain);
 }
 
-/* Given ssd's plan of the call, whose x, B and C are not yet convolved. */
-static inline bool takes_plan(const ForwardPlan& plan) {
-    static Answers known = {};
-    void (*const kernel)(ConvolvingParams) = forward_kernel<bf16, 64, 2, GATED>;
-    using Tile = HopperTile<bf16, 64, 2, GATED, CONVOLVED_ROWS>;
+/* Whether the kernels take ssd's plan, whose x, B and C are not yet convolved. */
+static inline bool takes_plan(const ForwardPlan& plan, const Device& device) {
     const Problem& in = plan.tensor.in;
-    return plan.on_tensor_cores && plan.units >= 1 && group_units(in) >= 2 && in.segments.count == 1 &&
-           has_rows(in.x, in.x_stride, in) && (!in.z || has_rows(in.z, in.z_stride, in)) &&
-           has_sm90a(reinterpret_cast<const void*>(kernel), Tile::THREADS, known);
+    return plan.choice.on_tensor_cores && plan.choice.forward.units && group_units(in) >= 2 && in.segments.count == 1 &&
+           has_rows(in.x, in.x_stride, in) && (!in.z || has_rows(in.z, in.z_stride, in)) && device.runs_sm90a;
 }
 
-static inline gt_status convolve(const Stages& stages, const void* context) {
-    const Convolving& me = *static_cast<const Convolving*>(context);
-    const ForwardPlan& plan = *static_cast<const ForwardPlan*>(stages.plan);
-    if (me.takes) {
-        *me.takes = takes_plan(plan), *me.has_room = plan.tensor.groups.values;
-        return GT_OK;
-    }
+/* Forward without c.  scratch: NULL where ssd's workspace has room for B and C. */
+static inline gt_status convolve(const gt_conv1d_args& conv, const PassPlan& ssd, void* scratch, gt_stream stream) {
+    const ForwardPlan& plan = ssd.plan<ForwardPlan>();
     ConvolvingParams p = {};
     static_cast<TensorParams&>(p) = plan.tensor;
     p.in.columns = p.in.N;
-    p.conv = conv1d::problem_of(*me.conv);
-    const bool has_maps =
-        map_rows(&p.x_map, p.in.x, p.in.x_stride, p.in) && (!p.in.z || map_rows(&p.z_map, p.in.z, p.in.z_stride, p.in));
-    gt_status status = has_maps ? map_outputs(p) : report(cudaErrorInvalidValue, "conv_ssd cuTensorMapEncodeTiled");
+    p.conv = conv1d::problem_of(conv);
+    gt_status status = map_outputs(p, plan.choice.forward.y_by_map);
+    if (status == GT_OK) status = map_rows(&p.x_map, p.in.x, p.in.x_stride, p.in);
+    p.z_map = p.x_map; /* not read without z */
+    if (status == GT_OK && p.in.z) status = map_rows(&p.z_map, p.in.z, p.in.z_stride, p.in);
     if (status != GT_OK) return status;
-    if (!p.in.z) p.z_map = p.x_map; /* not read */
-    const int columns = convolving_columns(p.in.N);
-    if (!p.groups.values) {
-        Arena scratch(me.scratch);
-        p.groups = take_group_tiles(scratch, p.in.sequences, p.in.G, columns);
+    const int columns = convolving_columns(p.in.N), units = plan.choice.forward.units;
+    if (scratch) {
+        Arena arena(scratch);
+        p.groups = take_group_tiles(arena, p.in.sequences, p.in.G, columns);
     }
-    Chain chain = {me.stream};
-    if ((status = stages.run(stages, Stage::CLEAR, chain)) != GT_OK) return status;
+    Chain chain = {stream};
+    if ((status = gt_ssd_run(&ssd, Stage::CLEAR, &chain)) != GT_OK) return status;
     if (columns == 2 * SLAB)
-        status = launch_convolving<2 * SLAB, 2>(p, *stages.device, chain);
+        status = launch_convolving<2 * SLAB, 2>(p, ssd.device, chain);
     else if (columns == SLAB)
-        status = launch_units<SLAB>(p, plan.units, *stages.device, chain);
+        status = launch_units<SLAB>(p, units, ssd.device, chain);
     else
-        status = launch_units<64>(p, plan.units, *stages.device, chain);
-    if (status != GT_OK || !me.conv->state_out) return status;
-    return conv1d::launch_state<bf16>(*me.conv, *stages.device, me.stream); /* last: it may overwrite state_in */
-}
-
-/* Whether the kernels take a call, perhaps a query's: pointers that are still NULL count as aligned. */
-static inline bool takes_convolving(const gt_ssd_args& unconvolved, bool* has_room) {
-    gt_ssd_args a = unconvolved;
-    bool takes = false;
-    const Convolving question = {nullptr, nullptr, nullptr, &takes, has_room};
-    const StagesUser user = {convolve, &question};
-    const void* const any = reinterpret_cast<const void*>((uintptr_t)256);
-    for (const void** pointer : {&a.x, &a.dt, &a.Bm, &a.Cm})
-        if (!*pointer) *pointer = any;
-    if (!a.A) a.A = static_cast<const float*>(any);
-    if (!a.y) a.y = reinterpret_cast<void*>((uintptr_t)1 << 56); /* it overlaps nothing there */
-    a.workspace = const_cast<void*>(any), a.workspace_bytes = SIZE_MAX / 2;
-    return gt_ssd_stages(GT_FORWARD, &a, &user) == GT_OK && takes;
+        status = launch_units<64>(p, units, ssd.device, chain);
+    if (status != GT_OK || !conv.state_out) return status;
+    return conv1d::launch_state<bf16>(conv, ssd.device, stream); /* last: it may overwrite state_in */
 }
 
 /* ---- the two calls ------------------------------------------------------------------------------------------------- */
@@ -173,33 +140,49 @@ static inline gt_ssd_args unconvolved(const gt_conv_ssd_args& a) {
     return s;
 }
 
+/* Asks ssd for the sizes of a pass, in *ssd. */
+static inline gt_status ask_ssd(const gt_ssd_args& args, gt_pass pass, PassPlan* ssd) {
+    const gt_status status = gt_ssd_plan(pass, true, &args, ssd);
+    gt_enter(GT_DEVICE, "conv_ssd", pass); /* messages name this call again */
+    return status;
+}
+
 /* c, dc, and behind them what either call needs: they follow one another.  If there is no workspace, any address will
  * do to ask for sizes. */
-static inline gt_status plan_call(const gt_conv_ssd_args& a, gt_pass pass, Plan* plan) {
+static inline gt_status plan_call(const gt_conv_ssd_args& a, gt_pass pass, const Device& device, Plan* plan) {
     Arena arena(a.workspace ? a.workspace : reinterpret_cast<void*>((uintptr_t)256));
     const bool is_backward = pass == GT_BACKWARD, has_tokens = a.B > 0 && a.T > 0;
     const int64_t bytes = has_tokens ? a.B * a.T * gt_conv_ssd_channels(&a) * size_of(a.dtype) : 0;
-    bool has_room = false;
-    plan->convolves = pass == GT_FORWARD && may_convolve(a, bytes) && takes_convolving(unconvolved(a), &has_room);
-    const int64_t scratch = !plan->convolves ? bytes : has_room ? 0 : convolving_bytes(a);
-    gt_enter(GT_DEVICE, "conv_ssd", pass); /* messages name this call again */
-    plan->scratch = has_tokens ? arena.take<char>(scratch) : nullptr;
+    PassPlan ssd;
+    gt_status status = GT_OK;
+    int64_t scratch = bytes;
+    plan->convolves = false;
+    if (pass == GT_FORWARD && may_convolve(a, bytes)) {
+        plan->ssd = unconvolved(a);
+        if ((status = ask_ssd(plan->ssd, pass, &ssd)) != GT_OK) return status;
+        const ForwardPlan& forward = ssd.plan<ForwardPlan>();
+        plan->convolves = takes_plan(forward, device);
+        const bool has_room = has_sizes_of_maps(plan->ssd, forward.tensor.in, forward.choice.forward.units);
+        if (plan->convolves) scratch = has_room ? 0 : convolving_bytes(a);
+    }
+    plan->scratch = scratch ? arena.take<char>(scratch) : nullptr;
     void* const c = plan->convolves ? nullptr : plan->scratch;
     char* const dc = has_tokens && is_backward && gt_conv_ssd_wants_dc(&a) ? arena.take<char>(bytes) : nullptr;
-    gt_workspace of_ssd = {}, of_conv = {};
+    gt_workspace of_conv = {};
     plan->conv = gt_conv_ssd_conv(&a, c, dc);
-    plan->ssd = plan->convolves ? unconvolved(a) : gt_conv_ssd_ssd(&a, c, dc, size_of(a.dtype));
+    if (!plan->convolves) {
+        plan->ssd = gt_conv_ssd_ssd(&a, c, dc, size_of(a.dtype));
+        if ((status = ask_ssd(plan->ssd, pass, &ssd)) != GT_OK) return status;
+    }
     plan->has_channels = has_tokens || gt_conv_ssd_channels(&a) <= GT_MAX_SIZE;
-    gt_status status = gt_ssd_workspace(&plan->ssd, &of_ssd);
-    if (status == GT_OK && plan->has_channels) status = gt_conv1d_workspace(&plan->conv, &of_conv);
-    if (status != GT_OK) return status;
+    if (plan->has_channels) status = gt_conv1d_workspace(&plan->conv, &of_conv);
     gt_enter(GT_DEVICE, "conv_ssd", pass);
-    const size_t for_ssd = is_backward ? of_ssd.backward : of_ssd.forward;
+    if (status != GT_OK) return status;
     const size_t for_conv = is_backward ? of_conv.backward : of_conv.forward;
-    const size_t most = for_ssd > for_conv ? for_ssd : for_conv;
+    const size_t most = ssd.bytes > for_conv ? ssd.bytes : for_conv;
     plan->ssd.workspace = plan->conv.workspace = most ? arena.take<char>((int64_t)most) : nullptr;
     plan->ssd.workspace_bytes = plan->conv.workspace_bytes = most;
-    plan->saved = of_ssd.saved;
+    plan->saved = ssd.saved;
     plan->bytes = arena.bytes();
     return GT_OK;
 }
@@ -208,7 +191,7 @@ static inline gt_status begin(gt_pass pass, const gt_conv_ssd_args* args, Plan* 
     gt_conv_ssd_args a;
     Device device;
     gt_status status = prepare(pass, args, &a, &device);
-    if (status == GT_OK) status = plan_call(a, pass, plan);
+    if (status == GT_OK) status = plan_call(a, pass, device, plan);
     if (status == GT_OK) status = check_saved(a.saved, a.saved_bytes, plan->saved);
     return status != GT_OK ? status : check_workspace(a.workspace, a.workspace_bytes, plan->bytes);
 }
@@ -218,9 +201,9 @@ static inline gt_status forward(const gt_conv_ssd_args* args, gt_stream stream) 
     gt_status status = begin(GT_FORWARD, args, &plan);
     if (status != GT_OK) return status;
     if (plan.convolves) {
-        const Convolving convolving = {&plan.conv, plan.scratch, stream, nullptr, nullptr};
-        const StagesUser user = {convolve, &convolving};
-        return gt_ssd_stages(GT_FORWARD, &plan.ssd, &user);
+        PassPlan ssd;
+        status = gt_ssd_plan(GT_FORWARD, false, &plan.ssd, &ssd);
+        return status != GT_OK ? status : convolve(plan.conv, ssd, plan.scratch, stream);
     }
     if (plan.has_channels) status = gt_conv1d_forward(&plan.conv, stream);
     return status != GT_OK ? status : gt_ssd_forward(&plan.ssd, stream);
@@ -247,8 +230,8 @@ static inline gt_status workspace(const gt_conv_ssd_args* args, gt_workspace* ne
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
     gt_workspace sizes = {0, 0, 0, 0, 0};
     a.workspace = nullptr;
-    if ((status = plan_call(a, GT_FORWARD, &of_forward)) != GT_OK ||
-        (status = plan_call(a, GT_BACKWARD, &of_backward)) != GT_OK)
+    if ((status = plan_call(a, GT_FORWARD, device, &of_forward)) != GT_OK ||
+        (status = plan_call(a, GT_BACKWARD, device, &of_backward)) != GT_OK)
         return status;
     sizes.forward = of_forward.bytes;
     sizes.backward = of_backward.bytes;

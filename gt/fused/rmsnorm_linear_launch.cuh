@@ -29,12 +29,12 @@ static inline Moments* moments_in(void* buffer, const gt_rmsnorm_linear_args& a,
 static inline gt_status forward(const gt_rmsnorm_linear_args& a, const Device& device, gt_stream stream) {
     size_t bytes;
     Moments* saved = moments_in(a.saved, a, &bytes);
-    const ForwardPlan plan = plan_forward(a, device);
+    const ForwardPlan plan = plan_forward(a, choose(a, device));
     gt_status status = check_saved(a.saved, a.saved_bytes, bytes);
     if (status == GT_OK) status = check_workspace(a.workspace, a.workspace_bytes, plan.bytes);
     if (status != GT_OK) return status;
     const Input in = input_of(a, saved ? saved : plan.moments);
-    if (forward_uses_tiles(a, device)) return launch_forward_tiles(a, in, plan, device, stream);
+    if (plan.form != Form::ANY) return launch_forward_tiles(a, in, plan, device, stream);
     status = launch_moments(in, stream);
     return status != GT_OK ? status : launch_output(a, in, device, stream);
 }
@@ -44,8 +44,9 @@ static inline gt_status backward(const gt_rmsnorm_linear_args& a, const Device& 
     Moments* saved = moments_in(a.saved, a, &bytes);
     gt_status status = check_saved(a.saved, a.saved_bytes, bytes);
     if (status != GT_OK) return status;
-    if (backward_uses_tiles(a, device)) {
-        const BackwardTiles plan = plan_backward_tiles(a, device);
+    const Choice choice = choose(a, device);
+    if (choice.backward != Form::ANY) {
+        const BackwardTiles plan = plan_backward_tiles(a, choice, device);
         status = check_workspace(a.workspace, a.workspace_bytes, plan.bytes);
         return status != GT_OK ? status : launch_backward_tiles(a, plan, saved, device, stream);
     }
@@ -59,9 +60,10 @@ static inline gt_workspace workspace_of(gt_rmsnorm_linear_args a, const Device& 
     gt_workspace sizes = {0, 0, 0, 0, 0};
     a.workspace = nullptr;
     moments_in(nullptr, a, &sizes.saved);
-    sizes.forward = plan_forward(a, device).bytes;
+    const Choice choice = choose(a, device);
+    sizes.forward = plan_forward(a, choice).bytes;
     sizes.backward =
-        backward_uses_tiles(a, device) ? plan_backward_tiles(a, device).bytes : plan_backward(a, device).bytes;
+        choice.backward != Form::ANY ? plan_backward_tiles(a, choice, device).bytes : plan_backward(a, device).bytes;
     return sizes;
 }
 

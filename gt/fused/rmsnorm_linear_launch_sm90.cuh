@@ -11,22 +11,9 @@ namespace rmsnorm_linear {
 
 constexpr int64_t MOST_STRIDE = (int64_t)1 << 38; /* of what tile_load and tile_store take */
 
-/* Whether this build has those kernels for the current device. */
-static inline bool has_hopper_kernels(gt_dtype dtype) {
-    static Answers known_f32 = {}, known_bf16 = {}, known_f16 = {};
-    if constexpr (BUILT_F32) {
-        void (*const kernel)(HopperParams) = hopper_tiles_kernel<HopperTile<float, OUTPUT, 128>>;
-        if (dtype == GT_F32) return has_sm90a(reinterpret_cast<const void*>(kernel), 384, known_f32);
-    }
-    if constexpr (BUILT_BF16) {
-        void (*const kernel)(HopperParams) = hopper_tiles_kernel<HopperTile<bf16, OUTPUT, 256>>;
-        if (dtype == GT_BF16) return has_sm90a(reinterpret_cast<const void*>(kernel), 384, known_bf16);
-    }
-    if constexpr (BUILT_F16) {
-        void (*const kernel)(HopperParams) = hopper_tiles_kernel<HopperTile<f16, OUTPUT, 256>>;
-        if (dtype == GT_F16) return has_sm90a(reinterpret_cast<const void*>(kernel), 384, known_f16);
-    }
-    return false;
+/* Whether this build has those kernels for the device. */
+static inline bool has_hopper_kernels(gt_dtype dtype, const Device& device) {
+    return is_built(dtype) && device.runs_sm90a;
 }
 
 /* ---- tiles ------------------------------------------------------------------------------------- */

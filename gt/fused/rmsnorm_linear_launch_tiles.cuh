@@ -17,14 +17,15 @@ constexpr int64_t MOST_SLICES = 256, MOST_OF_TILES = 1 << 30; /* of M, D, O and 
 /* Of fp32, whose parts the kernels of compute capability 9.0 multiply.  Of any M: a row gives the bits that it gives
  * alone. */
 static inline bool is_split(const gt_rmsnorm_linear_args& a) { return a.dtype == GT_F32; }
-static inline bool uses_parts(const gt_rmsnorm_linear_args& a) {
-    return is_split(a) && a.D >= 32 && a.O >= 32 && has_hopper_kernels(GT_F32);
+static inline bool uses_parts(const gt_rmsnorm_linear_args& a, const Device& device) {
+    return is_split(a) && a.D >= 32 && a.O >= 32 && has_hopper_kernels(GT_F32, device);
 }
 
 /* Pointers that are NULL count as aligned. */
 static inline bool has_pieces(const gt_rmsnorm_linear_args& a, const Device& device) {
     const int64_t size = size_of(a.dtype);
-    if (is_split(a) ? !uses_parts(a) : device.compute_capability < 80 || !uses_tensor_cores(a, device)) return false;
+    if (is_split(a) ? !uses_parts(a, device) : device.compute_capability < 80 || !uses_tensor_cores(a, device))
+        return false;
     if (a.x_stride > MOST_STRIDE || a.dy_stride > MOST_STRIDE) return false;
     if (a.D % 8 || a.O % 8 || a.M > MOST_OF_TILES || a.D > MOST_OF_TILES || a.O > MOST_OF_TILES) return false;
     const int64_t m = ceil_div(a.M, 128), d = ceil_div(a.D, 128), o = ceil_div(a.O, 128);
@@ -47,32 +48,44 @@ static inline bool backward_uses_tiles(const gt_rmsnorm_linear_args& a, const De
  * rounded to 16 bits for it, and dn in fp16, which may need its powers of two. */
 static inline bool has_handle(const gt_rmsnorm_linear_args& a) { return HAS_CUBLASLT && a.cublaslt && !is_split(a); }
 
-/* Whether one kernel makes y from x, where the handle is not to. */
-static inline bool uses_whole_rows(const gt_rmsnorm_linear_args& a) {
-    return !is_split(a) && !has_handle(a) && fits_whole_rows(a) && has_hopper_kernels(a.dtype);
-}
+/* The kernels of a pass. */
+enum class Form {
+    ANY,       /* any size, dtype and alignment */
+    TILES,     /* products of tiles, and kernels for rows around them */
+    WHOLE_ROWS /* forward: one kernel makes y from x; backward: one makes dx from dy.  The rest is as TILES */
+};
 
-/* The same for dx from dy. */
-static inline bool uses_whole_dx(const gt_rmsnorm_linear_args& a, const Device& device) {
-    return !is_split(a) && !has_handle(a) && fits_whole_dx(a, device) && has_hopper_kernels(a.dtype);
+struct Choice {
+    Form forward, backward;
+};
+
+static inline Choice choose(const gt_rmsnorm_linear_args& a, const Device& device) {
+    const bool is_whole = !is_split(a) && !has_handle(a) && has_hopper_kernels(a.dtype, device);
+    Choice c = {Form::ANY, Form::ANY};
+    if (forward_uses_tiles(a, device)) c.forward = is_whole && fits_whole_rows(a) ? Form::WHOLE_ROWS : Form::TILES;
+    if (backward_uses_tiles(a, device))
+        c.backward = is_whole && fits_whole_dx(a, device) ? Form::WHOLE_ROWS : Form::TILES;
+    return c;
 }
 
 /* Matrices in memory that an operand is. */
 static inline int64_t parts_of(const gt_rmsnorm_linear_args& a) { return is_split(a) ? PARTS<float> : 1; }
 
 struct ForwardPlan {
+    Form form;
     Moments* moments;
-    void* n;         /* [M,D] in 16 bits, or three parts of it, or NULL: whole rows */
+    void* n;         /* TILES: [M,D] in 16 bits, or three parts of it */
     bf16* weight;    /* its parts, or NULL */
     void* workspace; /* of the handle's product */
     size_t bytes;
 };
 
-static inline ForwardPlan plan_forward(const gt_rmsnorm_linear_args& a, const Device& device) {
+static inline ForwardPlan plan_forward(const gt_rmsnorm_linear_args& a, const Choice& choice) {
     ForwardPlan plan = {};
+    plan.form = choice.forward;
     Arena arena(a.workspace);
     if (!a.saved) plan.moments = arena.take<Moments>(a.M);
-    if (forward_uses_tiles(a, device) && !uses_whole_rows(a)) {
+    if (plan.form == Form::TILES) {
         plan.n = arena.take<uint16_t>(parts_of(a) * a.M * a.D);
         if (is_split(a)) plan.weight = arena.take<bf16>(3 * a.O * a.D);
         if (has_handle(a)) plan.workspace = arena.take<char>(HANDLE_BYTES);
@@ -117,6 +130,7 @@ static inline int64_t dweight_slice(const gt_rmsnorm_linear_args& a, const Devic
 
 /* Workspace of a backward pass, and how its sums over the rows are cut. */
 struct BackwardTiles {
+    Form form;
     Moments* moments;
     void* rows;                          /* [M,D]: dn, then in 16 bits xhat */
     void* xhat;                          /* that, or its parts */
@@ -132,8 +146,10 @@ struct BackwardTiles {
     size_t bytes;
 };
 
-static inline BackwardTiles plan_backward_tiles(const gt_rmsnorm_linear_args& a, const Device& device) {
+static inline BackwardTiles plan_backward_tiles(const gt_rmsnorm_linear_args& a, const Choice& choice,
+                                                const Device& device) {
     BackwardTiles plan = {};
+    plan.form = choice.backward;
     Arena arena(a.workspace);
     plan.wants_g = a.dweight || a.dgamma;
     plan.wants_dbias = a.dbias || a.dbeta || (a.dweight && a.beta);
@@ -182,7 +198,8 @@ template <class T, Product P>
 static gt_status launch_tiles_of(const TilesParams& p, int across, int64_t slices, const Device& device, Chain& chain) {
     if constexpr (is_built_for<T>()) {
         const gt_dtype dtype = PARTS<T> == 3 ? GT_F32 : std::is_same<T, bf16>::value ? GT_BF16 : GT_F16;
-        if (PARTS<T> == 3 || has_hopper_kernels(dtype)) return launch_hopper_tiles<T, P>(p, slices, device, chain);
+        if (PARTS<T> == 3 || has_hopper_kernels(dtype, device))
+            return launch_hopper_tiles<T, P>(p, slices, device, chain);
         if constexpr (PARTS<T> == 1) {
             if (across == 4) return launch_product_tiles<TileTraits<T, P, 4>>(p, slices, device, chain);
             return launch_product_tiles<TileTraits<T, P, 2>>(p, slices, device, chain);
@@ -283,7 +300,7 @@ static inline gt_status launch_split(const void* x, int64_t stride, int64_t rows
 static inline gt_status launch_forward_tiles(const gt_rmsnorm_linear_args& a, const Input& in, const ForwardPlan& plan,
                                              const Device& device, gt_stream stream) {
     Chain chain = {stream};
-    if (!plan.n) return launch_whole_rows(a, in, device, chain);
+    if (plan.form == Form::WHOLE_ROWS) return launch_whole_rows(a, in, device, chain);
     const NormaliseParams p = {in, 0, plan.n};
     gt_status status = launch_split(a.weight, a.D, a.O, a.D, plan.weight, chain);
     if (status == GT_OK) status = GT_RUN_TYPE(normalise_kernel, ceil_div(a.M, ROW_WARPS), 0, p);
@@ -303,7 +320,8 @@ static inline gt_status launch_rows(const gt_rmsnorm_linear_args& a, Input in, c
         status = run("rmsnorm_linear moments_kernel", moments_kernel, ceil_div(a.M, ROW_WARPS), 32 * ROW_WARPS, 0,
                      chain, in);
     const GradientParams p = {in, plan.rows, plan.xhat, plan.scales, a.dx, a.dx_stride, plan.wants_g};
-    if (status == GT_OK && uses_whole_dx(a, device)) return launch_hopper_dx(dnorm_tiles(a, plan), p, device, chain);
+    if (status == GT_OK && plan.form == Form::WHOLE_ROWS)
+        return launch_hopper_dx(dnorm_tiles(a, plan), p, device, chain);
     if (status == GT_OK) status = launch_dnorm_tiles(a, plan, device, chain);
     if (status != GT_OK) return status;
     return GT_RUN_TYPE(gradient_kernel, ceil_div(a.M, ROW_WARPS), 0, p);

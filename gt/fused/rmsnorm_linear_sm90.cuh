@@ -414,7 +414,7 @@ GT_DEV void run_tiles(const TilesParams& p, const TensorMap& a, const TensorMap&
     }
 }
 
-/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class C>
 GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
 hopper_tiles_kernel(const GT_GRID_CONSTANT HopperParams params) {

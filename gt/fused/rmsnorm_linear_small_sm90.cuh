@@ -194,7 +194,7 @@ GT_DEV void multiply_small(float (&c)[8][4], uint64_t a0, uint64_t b0) {
     wgmma_commit();
 }
 
-/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class C>
 GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
 hopper_small_kernel(const GT_GRID_CONSTANT SmallParams p) {

@@ -301,7 +301,7 @@ GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
     if (C::HAS_PANELS && shfl_idx(warp_id(), 0) % 4 == 0) bulk_wait_read<0>();
 }
 
-/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class C>
 GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
 hopper_whole_kernel(const GT_GRID_CONSTANT WholeParams p) {

@@ -23,11 +23,6 @@
 namespace gt {
 namespace wkv_ssm {
 
-/* What the two calls need, each. */
-struct Needs {
-    gt_workspace wkv6, ssd;
-};
-
 /* Queries are of the two operators, and would name them in messages: what they refuse, which is sizes beyond what the
  * kernels take, is refused here. */
 static inline gt_status check_sizes(const gt_wkv_ssm_args& a) {
@@ -41,15 +36,16 @@ static inline gt_status check_sizes(const gt_wkv_ssm_args& a) {
     return GT_OK;
 }
 
-/* With `saved` there is less to ask for. */
-static inline gt_status ask(gt_wkv_ssm_args* a, Needs* needs) {
-    a->wkv6.saved = a->ssd.saved = a->saved;
-    const gt_status status = gt_wkv6_workspace(&a->wkv6, &needs->wkv6);
-    return status != GT_OK ? status : gt_ssd_workspace(&a->ssd, &needs->ssd);
-}
+/* The two operators' passes, planned. */
+struct Both {
+    PassPlan wkv6, ssd;
 
-/* *a: with inner structs that the two operators take. */
-static inline gt_status prepare(gt_pass pass, const gt_wkv_ssm_args* args, gt_wkv_ssm_args* a, Needs* needs) {
+    size_t bytes() const { return wkv6.bytes + ssd.bytes; }
+    size_t saved() const { return wkv6.saved + ssd.saved; }
+};
+
+/* Checks the arguments and fills in the inner structs. */
+static inline gt_status prepare(gt_pass pass, const gt_wkv_ssm_args* args, gt_wkv_ssm_args* a) {
     gt_dims dims;
     Device device;
     gt_status status = gt_prepare(gt_op_wkv_ssm(), pass, GT_DEVICE, args, a, &dims);
@@ -60,39 +56,34 @@ static inline gt_status prepare(gt_pass pass, const gt_wkv_ssm_args* args, gt_wk
         a->cu_seqlens = a->seq_count = nullptr;
     }
     gt_wkv_ssm_share(a);
-    if ((status = ask(a, needs)) != GT_OK) return status;
-    gt_enter(GT_DEVICE, gt_op_wkv_ssm()->name, pass);
     return GT_OK;
 }
 
-template <class Part>
-static inline void give(Part* part, size_t bytes, void* workspace, size_t saved_bytes, void* saved) {
-    part->workspace = bytes ? workspace : nullptr, part->workspace_bytes = bytes;
-    part->saved = saved_bytes ? saved : nullptr, part->saved_bytes = saved ? saved_bytes : 0;
+/* A part of the caller's buffer, from `offset` on.  NULL stays NULL. */
+static inline char* behind(void* buffer, size_t offset) {
+    return buffer ? static_cast<char*>(buffer) + offset : nullptr;
 }
 
-/* Cuts the caller's two buffers in two.  NULL stays NULL. */
-static inline gt_status give_buffers(gt_wkv_ssm_args* a, const Needs& needs, size_t wkv6, size_t ssd) {
-    const size_t saved = needs.wkv6.saved + needs.ssd.saved;
-    const gt_status status = check_saved(a->saved, a->saved_bytes, saved);
-    char* const workspace_at = static_cast<char*>(a->workspace);
-    char* const saved_at = static_cast<char*>(a->saved);
-    give(&a->wkv6, wkv6, workspace_at, needs.wkv6.saved, saved_at);
-    give(&a->ssd, ssd, workspace_at ? workspace_at + wkv6 : nullptr, needs.ssd.saved,
-         saved_at ? saved_at + needs.wkv6.saved : nullptr);
-    return status != GT_OK ? status : check_workspace(a->workspace, a->workspace_bytes, wkv6 + ssd);
-}
+static inline size_t left_of(size_t bytes, size_t offset) { return bytes > offset ? bytes - offset : 0; }
 
-/* A pass of both operators, checked. */
-struct Both {
-    gt_pass pass;
-    const gt_wkv_ssm_args* args;
-    gt_stream stream;
-    const Stages* wkv6;
-};
+/* ssd's part of a buffer follows that of wkv6, whose size wkv6's plan says. */
+static inline gt_status plan(gt_pass pass, bool is_query, const gt_wkv_ssm_args& args, Both* both) {
+    gt_wkv_ssm_args a = args;
+    a.wkv6.saved = a.saved, a.wkv6.saved_bytes = a.saved ? a.saved_bytes : 0;
+    a.wkv6.workspace = a.workspace, a.wkv6.workspace_bytes = a.workspace_bytes;
+    gt_status status = gt_wkv6_plan(pass, is_query, &a.wkv6, &both->wkv6);
+    if (status != GT_OK) return status;
+    a.ssd.saved = behind(a.saved, both->wkv6.saved);
+    a.ssd.saved_bytes = a.saved ? left_of(a.saved_bytes, both->wkv6.saved) : 0;
+    a.ssd.workspace = behind(a.workspace, both->wkv6.bytes);
+    a.ssd.workspace_bytes = left_of(a.workspace_bytes, both->wkv6.bytes);
+    status = gt_ssd_plan(pass, is_query, &a.ssd, &both->ssd);
+    gt_enter(GT_DEVICE, gt_op_wkv_ssm()->name, pass); /* messages name this call again */
+    return status;
+}
 
 /* Sums over rows in one launch, where it has room for them. */
-static inline gt_status add_up(const Stages& wkv6, const Stages& ssd, Chain& chain) {
+static inline gt_status add_up(const PassPlan& wkv6, const PassPlan& ssd, Chain& chain) {
     RowSums all = *wkv6.sums;
     if (all.count + ssd.sums->count > RowSums::MOST) {
         const gt_status status = reduce_rows(all, wkv6.accumulate, chain);
@@ -102,93 +93,71 @@ static inline gt_status add_up(const Stages& wkv6, const Stages& ssd, Chain& cha
     return reduce_rows(all, wkv6.accumulate, chain);
 }
 
-/* Stage after stage.  Of the chunks' kernels ssd's comes first: its blocks are longer. */
-static inline gt_status enqueue(const Stages& ssd, const void* context) {
-    const Both& both = *static_cast<const Both*>(context);
-    const Stages& wkv6 = *both.wkv6;
-    Chain chain = {both.stream};
+/* Stage after stage.  ssd's kernel for the chunks comes before wkv6's: its blocks are longer. */
+static inline gt_status enqueue(gt_pass pass, const Both& both, gt_stream stream) {
+    Chain chain = {stream};
     gt_status status = GT_OK;
-    const auto run = [&](const Stages& of, Stage stage) {
-        if (status == GT_OK) status = of.run(of, stage, chain);
+    const auto wkv6 = [&](Stage stage) {
+        if (status == GT_OK) status = gt_wkv6_run(&both.wkv6, stage, &chain);
     };
-    run(wkv6, Stage::CLEAR), run(ssd, Stage::CLEAR);
-    if (both.pass == GT_FORWARD) {
-        run(wkv6, Stage::PASS), run(ssd, Stage::PASS);
+    const auto ssd = [&](Stage stage) {
+        if (status == GT_OK) status = gt_ssd_run(&both.ssd, stage, &chain);
+    };
+    wkv6(Stage::CLEAR), ssd(Stage::CLEAR);
+    if (pass == GT_FORWARD) {
+        wkv6(Stage::PASS), ssd(Stage::PASS);
         return status;
     }
-    run(wkv6, Stage::STATES), run(ssd, Stage::STATES);
-    run(wkv6, Stage::GRADIENTS), run(ssd, Stage::GRADIENTS);
-    run(ssd, Stage::CHUNKS), run(wkv6, Stage::CHUNKS);
-    return status != GT_OK ? status : add_up(wkv6, ssd, chain);
-}
-
-static inline gt_status check_ssd(const Stages& wkv6, const void* context) {
-    Both both = *static_cast<const Both*>(context);
-    both.wkv6 = &wkv6;
-    const StagesUser user = {enqueue, &both};
-    return gt_ssd_stages(both.pass, &both.args->ssd, &user);
+    wkv6(Stage::STATES), ssd(Stage::STATES);
+    wkv6(Stage::GRADIENTS), ssd(Stage::GRADIENTS);
+    ssd(Stage::CHUNKS), wkv6(Stage::CHUNKS);
+    return status != GT_OK ? status : add_up(both.wkv6, both.ssd, chain);
 }
 
 static inline gt_status call(gt_pass pass, const gt_wkv_ssm_args* args, gt_stream stream) {
     gt_wkv_ssm_args a;
-    Needs needs;
-    gt_status status = prepare(pass, args, &a, &needs);
-    if (status != GT_OK) return status;
-    const bool is_forward = pass == GT_FORWARD;
-    status = give_buffers(&a, needs, is_forward ? needs.wkv6.forward : needs.wkv6.backward,
-                          is_forward ? needs.ssd.forward : needs.ssd.backward);
-    if (status != GT_OK) return status;
-    const Both both = {pass, &a, stream, nullptr};
-    const StagesUser user = {check_ssd, &both};
-    return gt_wkv6_stages(pass, &a.wkv6, &user);
+    Both both;
+    gt_status status = prepare(pass, args, &a);
+    if (status == GT_OK) status = plan(pass, false, a, &both);
+    if (status == GT_OK) status = check_saved(a.saved, a.saved_bytes, both.saved());
+    if (status == GT_OK) status = check_workspace(a.workspace, a.workspace_bytes, both.bytes());
+    return status != GT_OK ? status : enqueue(pass, both, stream);
 }
 
 static inline gt_status query(const gt_wkv_ssm_args* args, gt_workspace* need) {
     gt_wkv_ssm_args a;
-    Needs needs;
-    const gt_status status = prepare(GT_QUERY, args, &a, &needs);
+    Both forward, backward;
+    gt_status status = prepare(GT_QUERY, args, &a);
+    if (status == GT_OK) status = plan(GT_FORWARD, true, a, &forward);
+    if (status == GT_OK) status = plan(GT_BACKWARD, true, a, &backward);
     if (status != GT_OK) return status;
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
-    need->forward = needs.wkv6.forward + needs.ssd.forward;
-    need->backward = needs.wkv6.backward + needs.ssd.backward;
-    need->saved = needs.wkv6.saved + needs.ssd.saved;
+    need->forward = forward.bytes();
+    need->backward = backward.bytes();
+    need->saved = forward.saved();
     return GT_OK;
 }
 
-/* What one operator says of its forward and its backward pass. */
-struct PartPath {
-    char words[1024];
-    const char *forward, *backward;
-
-    /* "forward: A; backward: B", and perhaps "; step: C" */
-    void split() {
-        static const char first[] = "forward: ", second[] = "; backward: ";
-        if (char* step = strstr(words, "; step: ")) *step = 0;
-        char* const border = strstr(words, second);
-        forward = words + strlen(first);
-        backward = border ? border + strlen(second) : "";
-        if (border) *border = 0;
-    }
-};
-
 static inline gt_status path(const gt_wkv_ssm_args* args, char* text, size_t bytes) {
+    static const struct {
+        gt_pass pass;
+        const char* name;
+    } passes[] = {{GT_FORWARD, "forward: wkv6 "}, {GT_BACKWARD, "; backward: wkv6 "}};
     gt_wkv_ssm_args a;
-    Needs needs;
-    PartPath wkv6, ssd;
+    char words[1024];
     gt_no_text(text, bytes);
-    gt_status status = prepare(GT_PATH, args, &a, &needs);
+    gt_status status = prepare(GT_PATH, args, &a);
+    if (status == GT_OK && (!text || !bytes))
+        status = gt_fail(GT_ERROR_NULL, text ? "bytes = 0: no room for a text" : "text is NULL");
     if (status != GT_OK) return status;
-    if (!text || !bytes) return gt_fail(GT_ERROR_NULL, text ? "bytes = 0: no room for a text" : "text is NULL");
-    give(&a.wkv6, 0, nullptr, needs.wkv6.saved, a.saved);
-    give(&a.ssd, 0, nullptr, needs.ssd.saved, a.saved);
-    if ((status = gt_wkv6_path(&a.wkv6, wkv6.words, sizeof wkv6.words)) != GT_OK ||
-        (status = gt_ssd_path(&a.ssd, ssd.words, sizeof ssd.words)) != GT_OK)
-        return status;
-    wkv6.split(), ssd.split();
+    a.wkv6.saved = a.ssd.saved = a.saved;
     PathText to(text, bytes);
-    for (const char* words : {"forward: wkv6 ", wkv6.forward, ", ssd ", ssd.forward, "; backward: wkv6 ", wkv6.backward,
-                              ", ssd ", ssd.backward})
-        to.add(words);
+    for (const auto& p : passes) {
+        if ((status = gt_wkv6_pass_path(p.pass, &a.wkv6, words, sizeof words)) != GT_OK) return status;
+        to.add(p.name), to.add(words);
+        if ((status = gt_ssd_pass_path(p.pass, &a.ssd, words, sizeof words)) != GT_OK) return status;
+        to.add(", ssd "), to.add(words);
+    }
     return GT_OK;
 }
 

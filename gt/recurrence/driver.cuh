@@ -10,15 +10,17 @@
  *     Args, Stream     its argument struct; gt_stream, or Chain if its kernels call wait_for_chain()
  *     table()          its gt_op
  *     check(a)         refuses sizes that the kernels do not take
- *     plan_forward(a, is_step, device), plan_backward(a, device)
- * A plan is made once, is const afterwards, and has all that its launches need:
+ *     Choice           what choose(a, pass, device) decides: the kernels of a pass
+ *     plan_forward(a, choice, device), plan_backward(a, choice, device)
+ *     step(a, device, stream)  the launch of gt_OP_step
+ * A call chooses once, then plans once.  A plan is const afterwards, and has all that its launches need:
  *     sequences           of the call
  *     unused              what clear_unused() clears, by a launch with the name CLEAR
  *     bytes, saved        sizes of workspace and of what forward saves for backward; the size query makes a plan, too
  *     forward:   pass(device, stream)
  *     backward:  has_states (saved by forward), accumulate, sums (a RowSums);
  *                make_states(device, stream), make_gradients(device, stream), finish_chunks(device, stream)
- * HAS_PIECES: whether there is plan_segment<REVERSE>(a, device), a plan with `bytes` and run(device, stream).
+ * HAS_PIECES: whether there is plan_segment<REVERSE>(a, choice, device), a plan with `bytes` and run(device, stream).
  * make_gradients() makes G, finish_chunks() the chunks' gradients from it.  Where one kernel makes both, as in scan,
  * make_gradients() launches it, and finish_chunks() adds up what it leaves. */
 #ifndef GT_RECURRENCE_DRIVER_CUH
@@ -98,18 +100,17 @@ static inline gt_status call_forward(const typename Operator::Args* args, gt_str
     Device device;
     gt_status status = prepare<Operator>(GT_FORWARD, args, &a, &device);
     if (status != GT_OK) return status;
-    const auto plan = Operator::plan_forward(a, false, device);
+    const auto plan = Operator::plan_forward(a, Operator::choose(a, GT_FORWARD, device), device);
     return (status = check_buffers(a, plan)) != GT_OK ? status : run_forward(plan, device, on);
 }
 
-/* Needs neither workspace nor what forward has saved. */
+/* A step needs neither workspace nor what forward has saved. */
 template <class Operator>
 static inline gt_status call_step(const typename Operator::Args* args, gt_stream stream) {
     typename Operator::Args a;
-    typename Operator::Stream on = {stream};
     Device device;
     const gt_status status = prepare<Operator>(GT_STEP, args, &a, &device);
-    return status != GT_OK ? status : run_forward(Operator::plan_forward(a, true, device), device, on);
+    return status != GT_OK ? status : Operator::step(a, device, stream);
 }
 
 template <class Operator>
@@ -119,59 +120,73 @@ static inline gt_status call_backward(const typename Operator::Args* args, gt_st
     Device device;
     gt_status status = prepare<Operator>(GT_BACKWARD, args, &a, &device);
     if (status != GT_OK) return status;
-    const auto plan = Operator::plan_backward(a, device);
+    const auto plan = Operator::plan_backward(a, Operator::choose(a, GT_BACKWARD, device), device);
     return (status = check_buffers(a, plan)) != GT_OK ? status : run_backward(plan, device, on);
 }
 
-/* ---- calls of two operators: see gt/fused/wkv_ssm.cuh ---- */
+/* ---- passes that another operator enqueues: see stages.cuh ---- */
 
 template <class Plan>
-static gt_status run_forward_stage(const Stages& me, Stage stage, Chain& chain) {
-    const Plan& plan = *static_cast<const Plan*>(me.plan);
-    return stage == Stage::CLEAR ? clear_unused(Plan::CLEAR, plan.unused, plan.sequences, *me.device, chain)
-                                 : plan.pass(*me.device, chain);
+static gt_status run_forward_stage(const PassPlan& me, Stage stage, Chain& chain) {
+    const Plan& plan = me.plan<Plan>();
+    return stage == Stage::CLEAR ? clear_unused(Plan::CLEAR, plan.unused, plan.sequences, me.device, chain)
+                                 : plan.pass(me.device, chain);
 }
 
 template <class Plan>
-static gt_status run_backward_stage(const Stages& me, Stage stage, Chain& chain) {
-    const Plan& plan = *static_cast<const Plan*>(me.plan);
+static gt_status run_backward_stage(const PassPlan& me, Stage stage, Chain& chain) {
+    const Plan& plan = me.plan<Plan>();
     switch (stage) {
-    case Stage::CLEAR: return clear_unused(Plan::CLEAR, plan.unused, plan.sequences, *me.device, chain);
-    case Stage::STATES: return plan.has_states ? GT_OK : plan.make_states(*me.device, chain);
-    case Stage::GRADIENTS: return plan.make_gradients(*me.device, chain);
-    default: return plan.finish_chunks(*me.device, chain);
+    case Stage::CLEAR: return clear_unused(Plan::CLEAR, plan.unused, plan.sequences, me.device, chain);
+    case Stage::STATES: return plan.has_states ? GT_OK : plan.make_states(me.device, chain);
+    case Stage::GRADIENTS: return plan.make_gradients(me.device, chain);
+    default: return plan.finish_chunks(me.device, chain);
     }
 }
 
-/* Checks a call as call_forward() and call_backward() do, and hands on its stages. */
+/* Checks, chooses and plans as call_forward() and call_backward() do.  is_query: pointers may be NULL, as in a size
+ * query.  The sizes of buffers are the caller's to check. */
 template <class Operator>
-static inline gt_status with_stages(gt_pass pass, const typename Operator::Args* args, const void* user) {
-    const StagesUser& to = *static_cast<const StagesUser*>(user);
+static inline gt_status plan_pass(gt_pass pass, bool is_query, const typename Operator::Args* args, PassPlan* me) {
     typename Operator::Args a;
-    Device device;
-    gt_status status = prepare<Operator>(pass, args, &a, &device);
+    const gt_status status = prepare<Operator>(is_query ? GT_QUERY : pass, args, &a, &me->device);
     if (status != GT_OK) return status;
-    if (pass == GT_FORWARD) {
-        const auto plan = Operator::plan_forward(a, false, device);
-        using Plan = typename std::remove_const<decltype(plan)>::type;
-        const Stages stages = {&plan, &device, run_forward_stage<Plan>, nullptr, 0};
-        return (status = check_buffers(a, plan)) != GT_OK ? status : to.use(stages, to.context);
-    }
-    const auto plan = Operator::plan_backward(a, device);
-    using Plan = typename std::remove_const<decltype(plan)>::type;
-    const Stages stages = {&plan, &device, run_backward_stage<Plan>, &plan.sums, plan.accumulate};
-    return (status = check_buffers(a, plan)) != GT_OK ? status : to.use(stages, to.context);
+    const auto choice = Operator::choose(a, pass, me->device);
+    if (is_query) a.workspace = nullptr;
+    me->pass = pass;
+    if (pass == GT_FORWARD)
+        me->hold(Operator::plan_forward(a, choice, me->device));
+    else
+        me->hold(Operator::plan_backward(a, choice, me->device));
+    return GT_OK;
+}
+
+/* Launches a stage of a planned pass. */
+template <class Operator>
+static inline gt_status run_stage(const PassPlan& me, Stage stage, Chain& chain) {
+    using Forward = decltype(Operator::plan_forward(typename Operator::Args(), typename Operator::Choice(), Device()));
+    using Backward =
+        decltype(Operator::plan_backward(typename Operator::Args(), typename Operator::Choice(), Device()));
+    return me.pass == GT_FORWARD ? run_forward_stage<Forward>(me, stage, chain)
+                                 : run_backward_stage<Backward>(me, stage, chain);
 }
 
 /* ---- pieces of sequences: see gt_wkv6_segment in gt_kernels.h ---- */
 
-/* What gt_OP_segment and gt_OP_segment_backward need, the larger: a query does not know which it is for. */
+/* How gt_OP_segment and gt_OP_segment_backward run, and the workspace of the larger: a query does not know which of
+ * them it is for. */
 template <class Operator>
-static inline size_t segment_workspace(const typename Operator::Args& a, const Device& device) {
-    const size_t forward = Operator::template plan_segment<false>(a, device).bytes;
-    const size_t backward = Operator::template plan_segment<true>(a, device).bytes;
-    return forward > backward ? forward : backward;
-}
+struct SegmentChoice {
+    typename Operator::Choice forward, backward;
+    size_t bytes;
+
+    SegmentChoice(const typename Operator::Args& a, const Device& device)
+        : forward(Operator::choose(a, GT_SEGMENT, device)), backward(Operator::choose(a, GT_SEGMENT_BACKWARD, device)) {
+        const size_t of_forward = Operator::template plan_segment<false>(a, forward, device).bytes;
+        const size_t of_backward = Operator::template plan_segment<true>(a, backward, device).bytes;
+        bytes = of_forward > of_backward ? of_forward : of_backward;
+    }
+};
 
 template <class Operator, bool REVERSE>
 static inline gt_status call_segment(const typename Operator::Args* args, gt_stream stream) {
@@ -180,8 +195,10 @@ static inline gt_status call_segment(const typename Operator::Args* args, gt_str
     Device device;
     gt_status status = prepare<Operator>(REVERSE ? GT_SEGMENT_BACKWARD : GT_SEGMENT, args, &a, &device);
     if (status != GT_OK) return status;
-    status = check_workspace(a.workspace, a.workspace_bytes, segment_workspace<Operator>(a, device));
-    return status != GT_OK ? status : Operator::template plan_segment<REVERSE>(a, device).run(device, on);
+    const SegmentChoice<Operator> choice(a, device);
+    if ((status = check_workspace(a.workspace, a.workspace_bytes, choice.bytes)) != GT_OK) return status;
+    return Operator::template plan_segment<REVERSE>(a, REVERSE ? choice.backward : choice.forward, device)
+        .run(device, on);
 }
 
 template <class Operator>
@@ -193,12 +210,12 @@ static inline gt_status call_workspace(const typename Operator::Args* args, gt_w
     if (status != GT_OK) return status;
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
     a.workspace = nullptr;
-    const auto forward = Operator::plan_forward(a, false, device);
+    const auto forward = Operator::plan_forward(a, Operator::choose(a, GT_FORWARD, device), device);
     gt_workspace sizes = {0, 0, 0, 0, 0};
     sizes.forward = forward.bytes;
-    sizes.backward = Operator::plan_backward(a, device).bytes;
+    sizes.backward = Operator::plan_backward(a, Operator::choose(a, GT_BACKWARD, device), device).bytes;
     sizes.saved = forward.saved;
-    if constexpr (Operator::HAS_PIECES) sizes.segment = segment_workspace<Operator>(a, device);
+    if constexpr (Operator::HAS_PIECES) sizes.segment = SegmentChoice<Operator>(a, device).bytes;
     *need = sizes;
     return GT_OK;
 }

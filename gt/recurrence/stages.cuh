@@ -1,32 +1,74 @@
-/* gt/recurrence/stages.cuh - the launches of a call as stages, by which a call of two operators (gt/fused/wkv_ssm.cuh)
- * has those of both in one chain.  No kernels; with_stages() in driver.cuh makes them. */
+/* gt/recurrence/stages.cuh - a pass of an operator for another operator that enqueues it among other launches
+ * (gt/fused/wkv_ssm.cuh, conv_ssd_launch.cuh).  gt_OP_plan checks and plans the pass, gt_OP_run launches a stage of it;
+ * driver.cuh implements both.  The kernels stay in the operator's own object.  No kernels. */
 #ifndef GT_RECURRENCE_STAGES_CUH
 #define GT_RECURRENCE_STAGES_CUH
 
 #include "../base/reduce.cuh"
 
+#include <new>
+
 namespace gt {
 
-/* The launches of a call, for a call that enqueues those of two operators in one chain, by turns:
+/* The launches of a pass, in this order:
  *     forward    CLEAR, PASS
  *     backward   CLEAR, STATES (launches nothing if forward has saved them), GRADIENTS, CHUNKS; then the caller adds up
  *                `sums` */
 enum class Stage { CLEAR, PASS, STATES, GRADIENTS, CHUNKS };
 
-struct Stages {
-    const void* plan;
-    const Device* device;
-    gt_status (*run)(const Stages& me, Stage stage, Chain& chain);
+/* A planned pass.  The caller owns it; only the operator that planned it knows the type of its plan. */
+class PassPlan {
+  public:
+    gt_pass pass;
+    Device device;
+    size_t bytes, saved; /* of workspace, and of what forward saves */
     const RowSums* sums; /* NULL: forward */
     int accumulate;
-};
 
-/* Who is given the stages of a call. */
-struct StagesUser {
-    gt_status (*use)(const Stages& stages, const void* context);
-    const void* context;
+    PassPlan() = default;
+    PassPlan(const PassPlan&) = delete; /* `sums` points into room_ */
+    PassPlan& operator=(const PassPlan&) = delete;
+
+    template <class Plan>
+    void hold(const Plan& plan) {
+        static_assert(sizeof(Plan) <= sizeof room_ && alignof(Plan) <= 16, "a plan fits");
+        static_assert(std::is_trivially_destructible<Plan>::value, "it is not destroyed");
+        const Plan* const held = new (room_) Plan(plan);
+        bytes = held->bytes, saved = held->saved;
+        hold_sums(*held, 0);
+    }
+    template <class Plan>
+    const Plan& plan() const {
+        return *reinterpret_cast<const Plan*>(room_);
+    }
+
+  private:
+    alignas(16) unsigned char room_[8192];
+
+    template <class Plan>
+    auto hold_sums(const Plan& plan, int) -> decltype((void)plan.sums) {
+        sums = &plan.sums, accumulate = plan.accumulate;
+    }
+    template <class Plan>
+    void hold_sums(const Plan&, long) {
+        sums = nullptr, accumulate = 0;
+    }
 };
 
 } /* namespace gt */
+
+extern "C" {
+
+/* is_query: pointers may be NULL, as in a size query.  The caller checks plan->bytes and plan->saved. */
+GT_FUNCTION gt_status gt_wkv6_plan(gt_pass pass, bool is_query, const gt_wkv6_args* args, gt::PassPlan* plan);
+GT_FUNCTION gt_status gt_ssd_plan(gt_pass pass, bool is_query, const gt_ssd_args* args, gt::PassPlan* plan);
+GT_FUNCTION gt_status gt_wkv6_run(const gt::PassPlan* plan, gt::Stage stage, gt::Chain* chain);
+GT_FUNCTION gt_status gt_ssd_run(const gt::PassPlan* plan, gt::Stage stage, gt::Chain* chain);
+
+/* The part of gt_OP_path that is about one pass. */
+GT_FUNCTION gt_status gt_wkv6_pass_path(gt_pass pass, const gt_wkv6_args* args, char* text, size_t bytes);
+GT_FUNCTION gt_status gt_ssd_pass_path(gt_pass pass, const gt_ssd_args* args, char* text, size_t bytes);
+
+} /* extern "C" */
 
 #endif

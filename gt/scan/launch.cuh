@@ -218,10 +218,17 @@ struct Operator {
     static constexpr bool HAS_PIECES = false;
     static const gt_op* table() { return gt_op_selective_scan(); }
     static gt_status check(const Args& a) { return check_size("N", a.N, MAX_SIZE); }
-    static ForwardPlan plan_forward(const Args& a, bool is_step, const Device& device) {
-        return scan::plan_forward(a, is_step, device);
+    struct Choice {}; /* one set of kernels takes every call */
+    static Choice choose(const Args&, gt_pass, const Device&) { return {}; }
+    static ForwardPlan plan_forward(const Args& a, const Choice&, const Device& device) {
+        return scan::plan_forward(a, false, device);
     }
-    static BackwardPlan plan_backward(const Args& a, const Device& device) { return scan::plan_backward(a, device); }
+    static BackwardPlan plan_backward(const Args& a, const Choice&, const Device& device) {
+        return scan::plan_backward(a, device);
+    }
+    static gt_status step(const Args& a, const Device& device, gt_stream stream) {
+        return run_forward(scan::plan_forward(a, true, device), device, stream);
+    }
 };
 
 } /* namespace scan */

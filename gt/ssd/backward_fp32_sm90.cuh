@@ -624,7 +624,7 @@ GT_DEV void hopper_split_gradients(const SplitGradientParams& p, const HopperSpl
     finish_split_sums(p, me, at, W, work, sums);
 }
 
-/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <int NP>
 GT_KERNEL(GT_SM90A ? 512 : 32, 1)
 chunk_gradient_fp32_hopper_kernel(const GT_GRID_CONSTANT SplitGradientParams p) {

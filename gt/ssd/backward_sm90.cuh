@@ -185,7 +185,7 @@ GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem) {
     sync_threads();
 }
 
-/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class T, int N, class D>
 GT_KERNEL(GT_SM90A ? 512 : 32, 1)
 chunk_gradient_hopper_kernel(const GT_GRID_CONSTANT HopperGradientParams p) {

@@ -32,8 +32,6 @@ GT_DEV uint64_t operand_step(uint64_t operand, uint32_t bytes) {
 
 /* ---- where a block stands ---------------------------------------------------------------------------------------- */
 
-static inline int64_t group_bundles(const Problem& in, int units) { return (group_units(in) + units - 1) / units; }
-
 /* For launches with `units` units a block. */
 static inline void set_bundles(Problem& in, int units, int64_t strands) {
     const int64_t bundles = group_bundles(in, units);

@@ -617,7 +617,7 @@ GT_DEV void forward_split_consumer(const TensorParams& p, uint32_t smem) {
     }
 }
 
-/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <int NP>
 GT_KERNEL(GT_SM90A ? (SplitHopperTile<NP>::THREADS) : 32, 1)
 forward_fp32_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {

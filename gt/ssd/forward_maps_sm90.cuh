@@ -215,7 +215,7 @@ GT_DEV void maps_producer(const MapsForwardParams& p, uint32_t smem) {
     }
 }
 
-/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class T, int NP, int UNITS, int GATE>
 GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE, MAPPED_ROWS>::THREADS) : 32, 1)
 forward_maps_kernel(const GT_GRID_CONSTANT MapsForwardParams p) {

@@ -929,7 +929,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
     }
 }
 
-/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class T, int NP, int UNITS, int GATE>
 GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE>::THREADS) : 32, (HopperTile<T, NP, UNITS, GATE>::BLOCKS))
 forward_hopper_kernel(const GT_GRID_CONSTANT HopperForwardParams p) {

@@ -1,6 +1,5 @@
 /* gt/ssd/gate_sm90.cuh - ssd with z on compute capability 9.0, 16-bit calls: g = dy silu(z), which the passes over G
- * and the chunks' gradients take in place of dy; and, of bf16 where the call reads y, dz.  gate_kernel makes them, or the
- * pass over G itself (gated_states_sm90.cuh).
+ * and the chunks' gradients take in place of dy; and, of bf16 where the call reads y, dz.
  *
  * g is f16 with a power of two for 16 tokens of a head's tile: it is rounded once, from fp32, to 11 bits over 27
  * binades below the largest of them, whatever the range of dy and z.  What undoes the powers lies apart

@@ -11,47 +11,43 @@
 namespace gt {
 namespace ssd {
 
-/* ---- forward and step ------------------------------------------------------------------------------------------ */
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 inline gt_status ForwardPlan::pass(const Device& device, Chain& chain) const {
-    if (!on_tensor_cores) return launch_forward(any, device, chain.stream); /* they do not wait for a chain */
-    return launch_forward_units(tensor, units, states, device, chain);
+    /* the kernels for any size do not wait for a chain */
+    if (!choice.on_tensor_cores) return launch_forward(any, device, chain.stream);
+    return launch_forward_units(tensor, choice.forward, device, chain);
 }
 
-/* Enough for any kind of kernels: which there are may not be known yet (see has_sm90a). */
-static inline size_t forward_workspace(const gt_ssd_args& a, const Device& device) {
-    size_t most = 0;
-    for (const int64_t count : {segments_for(a, device), segments_by_units(a, 0, device),
-                                segments_by_units(a, units_by_sizes(a, device), device)}) {
-        Arena arena(nullptr);
-        take_segments(arena, a, count);
-        if (has_tensor_sizes(a)) {
-            const int units = units_by_sizes(a, device);
-            take_share(arena, a), take_order(arena, a, units);
-            take_groups(arena, a, forward_units(a, units));
-        }
-        if (arena.bytes() > most) most = arena.bytes();
-    }
-    return most;
+/* The scratch of forward on tensor cores. */
+static inline void take_forward(Arena& arena, const gt_ssd_args& a, const Choice& choice, TensorParams& p) {
+    p.in = problem_of(a);
+    p.in.segments = take_segments(arena, a, choice.segments);
+    p.share = take_share(arena, a);
+    p.in.order = take_order(arena, a, choice);
+    p.groups = take_groups(arena, a, p.in, choice.forward.units);
 }
 
-static inline ForwardPlan plan_forward(const gt_ssd_args& a, bool is_step, const Device& device) {
+/* Enough for tensors of any alignment: a query may not have them yet. */
+static inline size_t forward_workspace(const gt_ssd_args& a, const Choice& choice) {
+    Arena of_any(nullptr), of_tensor(nullptr);
+    TensorParams unused;
+    take_segments(of_any, a, choice.any_segments);
+    if (choice.has_tensor_sizes) take_forward(of_tensor, a, choice, unused);
+    return of_any.bytes() > of_tensor.bytes() ? of_any.bytes() : of_tensor.bytes();
+}
+
+static inline ForwardPlan plan_forward(const gt_ssd_args& a, const Choice& choice, const Device&) {
     ForwardPlan plan = {};
-    const bool saves = saves_states(a, device);
-    Arena arena(a.workspace), saved(is_step || !saves ? nullptr : a.saved);
-    const Checkpoints checkpoints = saves ? take_checkpoints(saved, a) : Checkpoints();
+    Arena arena(a.workspace), saved(choice.saves_states ? a.saved : nullptr);
+    const Checkpoints checkpoints = choice.saves_states ? take_checkpoints(saved, a) : Checkpoints();
+    plan.choice = choice;
     plan.sequences = sequences_of(a);
     add_output(plan.unused, a.y, a.y_stride, a.dtype, a.H, a.P);
-    plan.on_tensor_cores = !is_step && takes_tensor_cores(a, device);
-    if (plan.on_tensor_cores) {
+    if (choice.on_tensor_cores) {
         TensorParams& p = plan.tensor;
-        plan.states = states_units(a, device), plan.units = forward_units(a, plan.states);
-        p.in = problem_of(a);
-        p.in.segments = take_segments(arena, a, segments_by_units(a, plan.units, device));
-        p.share = take_share(arena, a);
-        plan.unused.order = take_order(arena, a, plan.units);
-        p.in.order = plan.unused.order;
-        p.groups = take_groups(arena, a, plan.units);
+        take_forward(arena, a, choice, p);
+        plan.unused.order = const_cast<int32_t*>(p.in.order);
         p.y = a.y, p.y_stride = a.y_stride;
         p.state_in = a.state_in, p.state_in_shared = a.state_in_shared;
         p.state_out = a.state_out;
@@ -59,17 +55,28 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, bool is_step, const
     } else {
         ForwardParams& p = plan.any;
         p.in = problem_of(a);
-        p.in.segments = take_segments(arena, a, is_step ? 1 : segments_for(a, device));
+        p.in.segments = take_segments(arena, a, choice.any_segments);
         p.y = a.y, p.y_stride = a.y_stride;
-        p.state_in = is_step ? a.state_out : a.state_in, p.state_in_shared = a.state_in_shared;
+        p.state_in = a.state_in, p.state_in_shared = a.state_in_shared;
         p.state_out = a.state_out;
-        p.keeps_checkpoints = !is_step && saves && a.saved;
+        p.keeps_checkpoints = choice.saves_states && a.saved;
         p.checkpoints = checkpoints;
-        p.is_step = is_step;
-        p.slots = a.slots, p.slot_capacity = a.slot_capacity;
     }
-    plan.bytes = is_step ? 0 : forward_workspace(a, device), plan.saved = saved.bytes();
+    plan.bytes = forward_workspace(a, choice), plan.saved = saved.bytes();
     return plan;
+}
+
+/* A step, by the kernel for any size. */
+static inline gt_status step(const gt_ssd_args& a, const Device& device, gt_stream stream) {
+    ForwardParams p = {};
+    p.in = problem_of(a);
+    Arena none(nullptr);
+    p.in.segments = take_segments(none, a, 1);
+    p.y = a.y, p.y_stride = a.y_stride;
+    p.state_in = p.state_out = a.state_out;
+    p.is_step = true;
+    p.slots = a.slots, p.slot_capacity = a.slot_capacity;
+    return launch_forward(p, device, stream);
 }
 
 /* ---- backward -------------------------------------------------------------------------------------------------- */
@@ -96,36 +103,35 @@ struct BackwardPlan {
     }
 };
 
-static inline BackwardPlan plan_backward(const gt_ssd_args& args, const Device& device) {
-    BackwardPlan plan = {};
-    gt_ssd_args a = args;
+/* The arguments as backward takes them: without what it does not read. */
+static inline gt_ssd_args backward_args(gt_ssd_args a) {
     if (!a.reads_y || !a.z || !a.dz) a.y = nullptr; /* in a query, too: forward's may lie otherwise */
-    const bool saves = saves_states(a, device);
-    if (!saves) a.saved = nullptr;
+    return a;
+}
+
+static inline BackwardPlan plan_backward(const gt_ssd_args& args, const Choice& choice, const Device& device) {
+    BackwardPlan plan = {};
+    gt_ssd_args a = backward_args(args);
+    if (!choice.saves_states) a.saved = nullptr;
     Arena arena(a.workspace), saved(const_cast<void*>(static_cast<const void*>(a.saved)));
-    const Checkpoints states = saves ? take_checkpoints(saved, a) : Checkpoints();
+    const Checkpoints states = choice.saves_states ? take_checkpoints(saved, a) : Checkpoints();
     plan.sequences = sequences_of(a);
     plan.accumulate = a.accumulate;
-    plan.on_tensor_cores = takes_tensor_cores(a, device);
+    plan.on_tensor_cores = choice.on_tensor_cores;
     add_output(plan.unused, a.dx, a.dx_stride, a.dtype, a.H, a.P);
     add_output(plan.unused, a.dz, a.dz_stride, a.dtype, a.H, a.P);
     if (plan.on_tensor_cores) {
-        plan.tensor = plan_tensor_backward(a, arena, states, plan.sums, states_units(a, device), device);
+        plan.tensor = plan_tensor_backward(a, arena, states, plan.sums, choice, device);
         plan.has_states = !plan.tensor.has_first();
         plan.unused.order = plan.tensor.order;
         add_output(plan.unused, a.ddt, a.ddt_stride, a.dt_dtype, a.H, 1);
         add_output(plan.unused, a.dBm, a.dBm_stride, a.dtype, a.G, a.N);
         add_output(plan.unused, a.dCm, a.dCm_stride, a.dtype, a.G, a.N);
     } else {
-        plan.any = plan_any_backward(a, arena, states, plan.sums, device);
+        plan.any = plan_any_backward(a, arena, states, plan.sums, choice, device);
         plan.has_states = a.saved;
     }
     plan.bytes = arena.bytes(), plan.saved = saved.bytes();
-    if (!plan.on_tensor_cores) return plan;
-    plan.bytes = either_workspace(a, device, [&](Arena& other, int units) {
-        RowSums unused;
-        plan_tensor_backward(a, other, states, unused, units, device);
-    });
     return plan;
 }
 

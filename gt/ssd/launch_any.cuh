@@ -4,26 +4,11 @@
 
 #include "../recurrence/driver.cuh"
 #include "backward.cuh"
+#include "choice.cuh"
 #include "forward.cuh"
 
 namespace gt {
 namespace ssd {
-
-static inline Problem problem_of(const gt_ssd_args& a) {
-    Problem in = {};
-    in.sequences = sequences_of(a);
-    in.H = a.H, in.G = a.G;
-    in.P = (int)a.P, in.N = (int)a.N;
-    in.dtype = a.dtype, in.dt_dtype = a.dt_dtype;
-    in.rule = {a.softplus, a.dt_limit, a.dt_min, a.dt_max};
-    in.skip_per_channel = a.Dskip_per_channel;
-    in.x = a.x, in.dt = a.dt, in.Bm = a.Bm, in.Cm = a.Cm, in.z = a.z, in.dy = a.dy;
-    in.A = a.A, in.Dskip = a.Dskip, in.dt_bias = a.dt_bias;
-    in.x_stride = a.x_stride, in.dt_stride = a.dt_stride, in.Bm_stride = a.Bm_stride, in.Cm_stride = a.Cm_stride;
-    in.z_stride = a.z_stride, in.dy_stride = a.dy_stride;
-    in.tiles = ((int)a.P + TILE_P - 1) / TILE_P;
-    return in;
-}
 
 static inline Segments take_segments(Arena& arena, const gt_ssd_args& a, int64_t count, bool wanted = false) {
     return cut_segments(arena, sequences_of(a), count, CHECKPOINT, a.H * a.P * a.N, a.H, wanted);
@@ -31,13 +16,6 @@ static inline Segments take_segments(Arena& arena, const gt_ssd_args& a, int64_t
 
 static inline ScanParams scan_of(const Problem& in, const float* state_in, int state_in_shared) {
     return {in.sequences, in.segments, CHECKPOINT, state_in, state_in_shared, in.H * in.P * in.N, in.H, nullptr};
-}
-
-/* As many segments as give every multiprocessor three blocks. */
-static inline int64_t segments_for(const gt_ssd_args& a, const Device& device) {
-    const int64_t tiles = (a.P + TILE_P - 1) / TILE_P;
-    return choose_segments(sequences_of(a), a.segments, a.H * tiles, 3 * (int64_t)device.multiprocessors,
-                           4 * CHECKPOINT, CHECKPOINT);
 }
 
 /* Blocks of a tile and head: one a segment, but no more than `room` blocks in all are launched. */
@@ -124,12 +102,12 @@ struct AnyBackwardPlan {
 
 /* saved: what forward left, or no pointers. */
 static inline AnyBackwardPlan plan_any_backward(const gt_ssd_args& a, Arena& arena, const Checkpoints& saved,
-                                                RowSums& sums, const Device& device) {
+                                                RowSums& sums, const Choice& choice, const Device& device) {
     AnyBackwardPlan plan = {};
     BackwardParams& s = plan.params;
     DeltaParams& d = plan.delta;
     s.in = problem_of(a);
-    s.in.segments = take_segments(arena, a, segments_for(a, device));
+    s.in.segments = take_segments(arena, a, choice.any_segments);
     d.in = plan.states.in = s.in;
     const int64_t tiles = s.in.tiles, tokens = a.B * a.T * a.H;
     plan.windows = a.B * windows_of(a.T);

@@ -15,64 +15,40 @@ struct TensorBackwardPlan {
     StatesParams forward, reverse; /* h where forward did not leave it; G */
     TensorParams gate;             /* dz; where there is no g it comes first, and makes h, too */
     Problem gated;                 /* what g is made of */
-    GatedRows g;                   /* rows NULL: no kernel takes it */
-    GateGradient gradient;         /* y NULL: dz is not made with g */
+    GatedRows g;                   /* where choice.gates_rows */
+    GateGradient gradient;         /* where choice.gates_by_y */
     ChunkGradientParams chunks;
     SplitGradientParams split; /* instead, with fp32 activations */
     ChunkTimesParams times;
     int32_t* order;     /* of packed sequences */
     TokenParams tokens; /* compute capability 9.0, activations of 16 bits */
-    int units;          /* of the passes over states: see states_units() */
-    int gate_units;     /* of the pass for dz: see hopper_units() */
+    Choice choice;
     bool makes_h, makes_G, makes_dz;
-    bool gates_in_pass; /* g and dz are made with G: reverse.in has z */
-    bool by_hopper;     /* chunks */
-    int64_t rows;       /* of the sums of a slab */
+    int64_t rows; /* of the sums of a slab */
 
     /* Whether something comes before G. */
-    bool has_first() const { return makes_h || (!gates_in_pass && (makes_dz || g.rows)); }
+    bool has_first() const { return makes_h || makes_dz || choice.gates_rows; }
     gt_status make_dz(const Device& device, Chain& chain) const {
-        return launch_forward_units(gate, gate_units, units, device, chain);
+        return launch_forward_units(gate, choice.gate, device, chain);
     }
     gt_status make_states(const Device& device, Chain& chain) const {
-        if (makes_dz && !g.rows) return make_dz(device, chain);
-        const bool gates = g.rows && !gates_in_pass;
-        const gt_status status = gates ? gate_rows(gated, g, gradient, device, chain) : GT_OK;
-        return status == GT_OK && makes_h ? launch_states<false>(forward, units, device, chain) : status;
+        if (makes_dz && !choice.gates_rows) return make_dz(device, chain);
+        const gt_status status = choice.gates_rows ? gate_rows(gated, g, gradient, device, chain) : GT_OK;
+        return status == GT_OK && makes_h ? launch_states<false>(forward, choice.states, device, chain) : status;
     }
     gt_status make_gradients(const Device& device, Chain& chain) const {
-        if (!makes_G) return GT_OK;
-        if (gates_in_pass)
-            return launch_gated_states(reverse, g, gradient, states_strands(reverse.in, units, device), chain);
-        return launch_states<true>(reverse, units, device, chain);
+        return makes_G ? launch_states<true>(reverse, choice.reverse, device, chain) : GT_OK;
     }
     gt_status make_chunks(const Device& device, Chain& chain) const;
     gt_status finish_chunks(const Device& device, Chain& chain) const {
         const gt_status status = make_chunks(device, chain);
-        if (status != GT_OK || !makes_dz || !g.rows) return status;
-        return gradient.y ? make_lost_rows(gated, gradient, chunks.h, device, chain) : make_dz(device, chain);
+        if (status != GT_OK || !makes_dz || !choice.gates_rows) return status;
+        return choice.gates_by_y ? make_lost_rows(gated, gradient, chunks.h, device, chain) : make_dz(device, chain);
     }
 };
 
 /* Rows of the sums of a slab: two a chunk between checkpoints. */
 static inline int64_t slab_rows(const ChunkGradientParams& p) { return p.in.sequences.B * p.slots * 2; }
-
-/* Compute capability 9.0.  For all slabs or none: in the other kernel shares of dx lie otherwise, and da and ddt are
- * made. */
-static inline bool has_hopper_chunks(const Device& device) {
-    using C = HopperGradientTraits<bf16, 64, bf16>;
-    static Answers known = {};
-    void (*const kernel)(HopperGradientParams) = chunk_gradient_hopper_kernel<bf16, 64, bf16>;
-    return device.shared_bytes >= 227 * 1024 && has_sm90a(reinterpret_cast<const void*>(kernel), C::THREADS, known);
-}
-
-/* The same with fp32 activations.  Of 16 columns it would multiply 64. */
-static inline bool has_hopper_split_chunks(const Problem& in, const Device& device) {
-    static Answers known = {};
-    void (*const kernel)(SplitGradientParams) = chunk_gradient_fp32_hopper_kernel<64>;
-    return in.N > 16 && device.shared_bytes >= 227 * 1024 &&
-           has_sm90a(reinterpret_cast<const void*>(kernel), HopperSplitTile<64>::THREADS, known);
-}
 
 /* The chunks' gradients with fp32 activations: sums, and what is by token.  c has all but the states. */
 static inline void plan_split_chunks(const gt_ssd_args& a, Arena& arena, const ChunkGradientParams& c, RowSums& sums,
@@ -95,20 +71,40 @@ static inline void plan_split_chunks(const gt_ssd_args& a, Arena& arena, const C
     t.across = s.across = arena.take<float>(slots * SLOT_SHORTS * Across::COUNT * a.H);
 }
 
-/* Shared memory that the chunks' kernel for compute capability 9.0 may take. */
-constexpr int HOPPER_BYTES = 227 * 1024;
+/* What SM90's kernels for the chunks' gradients read and write by token, 16 bits. */
+static inline TokenParams plan_tokens(const gt_ssd_args& a, Arena& arena, const Problem& in, int64_t rows,
+                                      const Choice& choice) {
+    TokenParams t = {};
+    const int slab_count = slabs((int)a.N);
+    const int64_t steps = rows * a.H * in.tiles * slab_count;
+    t.rows = rows;
+    t.records = choice.gates_rows ? in.tiles : 1;
+    t.has_powers = a.dtype == GT_F16 || choice.gates_rows;
+    const bool in_records = t.records == in.tiles && slab_count == 1;
+    const int own = t.has_powers ? ChunkTokens<true>::OWN : ChunkTokens<false>::OWN;
+    t.record_count = t.has_powers ? ChunkTokens<true>::COUNT : ChunkTokens<false>::COUNT;
+    if (in_records && t.record_count < own + chunk_sums(in)) t.record_count = own + chunk_sums(in);
+    t.tokens = arena.take<float>(rows * a.H * t.records * t.record_count);
+    t.sums_count = in_records ? t.record_count : chunk_sums(in);
+    if (!in_records)
+        t.sums = arena.take<float>(steps * t.sums_count);
+    else if (t.tokens)
+        t.sums = t.tokens + own;
+    t.inverses = arena.take<float>(steps * 8);
+    return t;
+}
 
-/* saved: what forward left, or no pointers.  units: see states_units(). */
+/* saved: what forward left, or no pointers. */
 static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Arena& arena, const Checkpoints& saved,
-                                                      RowSums& sums, int units, const Device& device) {
+                                                      RowSums& sums, const Choice& choice, const Device& device) {
     TensorBackwardPlan plan = {};
     ChunkGradientParams& c = plan.chunks;
+    plan.choice = choice;
     c.in = problem_of(a);
-    c.in.segments = take_segments(arena, a, segments_by_units(a, units, device));
+    c.in.segments = take_segments(arena, a, choice.segments);
     c.slots = chunk_slots(c.in.sequences, CHECKPOINT);
     c.by_tiles = (uint32_t)(((1ull << 32) + c.in.tiles - 1) / c.in.tiles);
-    plan.units = units, plan.gate_units = hopper_units(a, units);
-    c.in.order = plan.order = take_order(arena, a, units);
+    c.in.order = plan.order = take_order(arena, a, choice);
     /* sequences of one slot: states before and after it are the caller's */
     const bool one_slot = a.T <= CHECKPOINT, shared = a.dstate_in && a.state_in_shared;
     plan.makes_h = !a.saved && !(one_slot && !a.state_in);
@@ -119,7 +115,6 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     plan.rows = slab_rows(c);
     const int slab_count = slabs((int)a.N);
     const bool is_split = a.dtype == GT_F32;
-    plan.by_hopper = !is_split && has_hopper_chunks(device);
     if (is_split) {
         plan_split_chunks(a, arena, c, sums, plan);
     } else {
@@ -130,48 +125,28 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
         c.dskip = sums.take(arena, a.dDskip, plan.rows, a.H * (a.Dskip_per_channel ? a.P : 1), used);
     }
     plan.reverse.state_sum =
-        sums.take(arena, shared ? a.dstate_in : nullptr, states_strands(c.in, units, device), a.H * a.P * a.N);
+        sums.take(arena, shared ? a.dstate_in : nullptr, strands_of(c.in, choice.reverse, device), a.H * a.P * a.N);
     if (is_split)
         c.dx_share = plan.makes_dz ? take_share(arena, a) : nullptr; /* of dz alone: dx itself holds shares */
     else if ((a.dx || plan.makes_dz) &&
              slab_count > 1) /* 64 rows of every chunk and tile of a head; no less than of dz */
         c.dx_share = arena.take<float>(plan.rows * CHUNK * a.H * c.in.tiles * TILE_P);
-    if (device.shared_bytes >= HOPPER_BYTES && !is_split) { /* whether there are such kernels may not be known yet */
-        TokenParams& t = plan.tokens;
-        const int64_t steps = plan.rows * a.H * c.in.tiles * slab_count;
-        t.rows = plan.rows;
-        t.records = may_gate_rows(a, device) ? c.in.tiles : 1;
-        t.has_powers = a.dtype == GT_F16 || may_gate_rows(a, device);
-        const bool in_records = t.records == c.in.tiles && slab_count == 1;
-        const int own = t.has_powers ? ChunkTokens<true>::OWN : ChunkTokens<false>::OWN;
-        t.record_count = t.has_powers ? ChunkTokens<true>::COUNT : ChunkTokens<false>::COUNT;
-        if (in_records && t.record_count < own + chunk_sums(c.in)) t.record_count = own + chunk_sums(c.in);
-        t.tokens = arena.take<float>(plan.rows * a.H * t.records * t.record_count);
-        t.sums_count = in_records ? t.record_count : chunk_sums(c.in);
-        if (!in_records)
-            t.sums = arena.take<float>(steps * t.sums_count);
-        else if (t.tokens)
-            t.sums = t.tokens + own;
-        t.inverses = arena.take<float>(steps * 8);
-    }
+    if (!is_split && choice.chunks == Family::SM90) plan.tokens = plan_tokens(a, arena, c.in, plan.rows, choice);
     if (a.ddt && slab_count > 1 && !is_split) c.ddt_share = arena.take<float>(plan.rows * CHUNK * a.H);
 
-    if (may_gate_rows(a, device)) { /* whether kernels take it or not: they may not be known yet */
-        const GatedRows g = take_gated_rows(arena, a, go_in_twos(c.in, c.slots, device) ? a.dx : nullptr, a.dx_stride);
-        if (units || plan.by_hopper) plan.g = g, plan.gated = c.in;
-        if (a.reads_y && plan.makes_dz && a.dtype == GT_BF16) {
-            int32_t* const lost = arena.take<int32_t>(gate_places(a));
-            if (plan.g.rows) plan.gradient = {a.y, a.dz, a.y_stride, a.dz_stride, lost};
-        }
+    if (choice.gates_rows) {
+        plan.g = take_gated_rows(arena, a, choice.gates_in_dx ? a.dx : nullptr, a.dx_stride);
+        plan.gated = c.in;
+        if (choice.gates_by_y)
+            plan.gradient = {a.y, a.dz, a.y_stride, a.dz_stride, arena.take<int32_t>(gate_places(a))};
     }
 
     plan.forward.in = plan.reverse.in = plan.gate.in = c.in;
-    plan.gates_in_pass = plan.gradient.y && plan.makes_G && may_gate_states(c.in, units);
-    if (plan.g.rows && units && !plan.gates_in_pass) plan.reverse.in = with_gated_rows(c.in, plan.g);
+    if (choice.gates_rows) plan.reverse.in = with_gated_rows(c.in, plan.g);
     plan.forward.state_in = plan.gate.state_in = a.state_in;
     plan.forward.state_in_shared = plan.gate.state_in_shared = a.state_in_shared;
     plan.forward.checkpoints = c.h;
-    if (!plan.g.rows) plan.gate.checkpoints = c.h;
+    if (!choice.gates_rows) plan.gate.checkpoints = c.h;
     plan.gate.y = a.dz;
     plan.gate.y_stride = a.dz_stride;
     plan.gate.share = c.dx_share; /* before dx needs it, or after */
@@ -184,7 +159,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     if (!a.dx) c.dx_share = nullptr;
     c.dx = a.dx, c.ddt = a.ddt, c.dBm = a.dBm, c.dCm = a.dCm;
     c.dx_stride = a.dx_stride, c.ddt_stride = a.ddt_stride, c.dBm_stride = a.dBm_stride, c.dCm_stride = a.dCm_stride;
-    if (plan.g.rows && plan.by_hopper) c.in = with_gated_rows(c.in, plan.g);
+    if (choice.gates_rows && choice.chunks == Family::SM90) c.in = with_gated_rows(c.in, plan.g);
     plan.tokens.chunk = c;
     return plan;
 }
@@ -200,17 +175,16 @@ static gt_status launch_chunks_with(const ChunkGradientParams& p, Chain& chain) 
 }
 
 static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, const TokenParams& tokens, int slab,
-                                             const Device& device, Chain& chain) {
+                                             const Choice& choice, const Device& device, Chain& chain) {
     const int64_t pairs = all.in.sequences.B * all.slots * all.in.G, places = 2 * pairs, room = device.multiprocessors;
-    const bool in_twos = all.in.dy_inverses && all.in.dy == all.dx;
-    const int64_t most = in_twos ? pairs : places, blocks = most < room ? most : room;
+    const int64_t most = choice.gates_in_dx ? pairs : places, blocks = most < room ? most : room;
     if (blocks == 0) return GT_OK; /* no tensors */
     if (places > INT32_MAX - 2 * room) return gt_fail(GT_ERROR_SIZE, "ssd: %lld chunks", (long long)places);
     HopperGradientParams p;
     static_cast<ChunkGradientParams&>(p) = all;
     p.has_h = p.h.values != nullptr, p.has_G = p.G.values != nullptr;
     p.clears = slabs(p.in.N) > 1;
-    p.in_twos = in_twos;
+    p.in_twos = choice.gates_in_dx;
     p.heads = (int)(p.in.H / p.in.G), p.steps = p.heads * p.in.tiles;
     const int64_t steps = slab * tokens.rows * p.in.H * p.in.tiles;
     p.records = tokens.records, p.record_count = tokens.record_count, p.tokens = tokens.tokens;
@@ -218,9 +192,11 @@ static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, con
     p.inverses = tokens.inverses + steps * 8;
     gt_status status = map_states(&p.h_map, p.h, p.in, p.slots, TILE_P);
     if (status == GT_OK) status = map_states(&p.G_map, p.G, p.in, p.slots, TILE_P);
+    p.has_rows = choice.chunks_by_map;
+    p.x_map = p.dy_map = p.h_map; /* not read unless there are maps of rows */
+    if (status == GT_OK && p.has_rows) status = map_rows(&p.x_map, p.in.x, p.in.x_stride, p.in);
+    if (status == GT_OK && p.has_rows) status = map_rows(&p.dy_map, p.in.dy, p.in.dy_stride, p.in);
     if (status != GT_OK) return status;
-    p.has_rows = map_rows(&p.x_map, p.in.x, p.in.x_stride, p.in) && map_rows(&p.dy_map, p.in.dy, p.in.dy_stride, p.in);
-    if (!p.has_rows) p.x_map = p.dy_map = p.h_map; /* not read */
     return with_type(p.in, [&](auto type) {
         return with_size<64, 128>(p.in.columns, [&](auto columns) {
             using T = decltype(type);
@@ -235,11 +211,12 @@ static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, con
     });
 }
 
-static inline gt_status launch_slab_chunks(const ChunkGradientParams& p, const Device& device, Chain& chain) {
+static inline gt_status launch_slab_chunks(const ChunkGradientParams& p, int stages, Chain& chain) {
     return with_size<16, 32, 64, 128>(p.in.columns, [&](auto columns) {
         constexpr int N = decltype(columns)::value;
-        if constexpr (N >= 64) /* one stage where the device has no room for two */
-            if (device.shared_bytes < ChunkGradientTraits<N, 2>::SMEM) return launch_chunks_with<N, 1>(p, chain);
+        static_assert((N < 64) == (ChunkGradientTraits<N, 2>::SMEM <= 99 * 1024), "as choose() has it");
+        if constexpr (N >= 64)
+            if (stages == 1) return launch_chunks_with<N, 1>(p, chain);
         return launch_chunks_with<N, 2>(p, chain);
     });
 }
@@ -269,9 +246,9 @@ static inline void take_slab(SplitGradientParams& p, int slab) {
     if (slab + 1 < slabs(p.in.N)) p.in.Dskip = p.dskip = nullptr; /* they are no sums over columns */
 }
 
-static inline gt_status launch_split_chunks(const SplitGradientParams& p, const Device& device, Chain& chain) {
+static inline gt_status launch_split_chunks(const SplitGradientParams& p, Family family, Chain& chain) {
     const int64_t places = p.in.sequences.B * p.slots * p.in.G;
-    if (has_hopper_split_chunks(p.in, device))
+    if (family == Family::SM90)
         return with_size<64, 128>(p.in.columns, [&](auto columns) {
             using Tile = HopperSplitTile<decltype(columns)::value>;
             return run("ssd chunk_gradient_fp32_hopper_kernel", chunk_gradient_fp32_hopper_kernel<Tile::NP>, places * 2,
@@ -285,16 +262,17 @@ static inline gt_status launch_split_chunks(const SplitGradientParams& p, const 
 }
 
 static inline gt_status finish_split_chunks(const SplitGradientParams& all, const ChunkTimesParams& times,
-                                            const Device& device, Chain& chain) {
+                                            Family family, Chain& chain) {
     const gt_status status =
-        each_slab(all, [&](const SplitGradientParams& p, int) { return launch_split_chunks(p, device, chain); });
+        each_slab(all, [&](const SplitGradientParams& p, int) { return launch_split_chunks(p, family, chain); });
     if (status != GT_OK || !times.da) return status;
     return run("ssd chunk_times_fp32_kernel", chunk_times_fp32_kernel,
                times.in.sequences.B * times.slots * ((times.in.H + 31) / 32), THREADS, 8 * THREADS, chain, times);
 }
 
 inline gt_status TensorBackwardPlan::make_chunks(const Device& device, Chain& chain) const {
-    if (chunks.in.dtype == GT_F32) return finish_split_chunks(split, times, device, chain);
+    if (chunks.in.dtype == GT_F32) return finish_split_chunks(split, times, choice.chunks, chain);
+    const bool by_hopper = choice.chunks == Family::SM90;
     const int64_t places = rows * ((chunks.in.H + TOKEN_WARPS - 1) / TOKEN_WARPS);
     const int64_t room = (int64_t)TOKEN_BLOCKS * device.multiprocessors, blocks = places < room ? places : room;
     gt_status status = GT_OK;
@@ -306,8 +284,8 @@ inline gt_status TensorBackwardPlan::make_chunks(const Device& device, Chain& ch
     if (by_hopper) status = tokens.has_powers ? with(std::true_type()) : with(std::false_type());
     if (status == GT_OK)
         status = each_slab(chunks, [&](const ChunkGradientParams& p, int slab) {
-            return by_hopper ? launch_hopper_chunks(p, tokens, slab, device, chain)
-                             : launch_slab_chunks(p, device, chain);
+            return by_hopper ? launch_hopper_chunks(p, tokens, slab, choice, device, chain)
+                             : launch_slab_chunks(p, choice.chunk_stages, chain);
         });
     if (status != GT_OK || !by_hopper) return status;
     return run("ssd chunk_times_kernel", tokens.has_powers ? chunk_times_kernel<true> : chunk_times_kernel<false>,

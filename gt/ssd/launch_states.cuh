@@ -1,11 +1,10 @@
-/* gt/ssd/launch_states.cuh - ssd on tensor cores: passes over a segment that leave states only; which kernel takes
- * them, in how many segments, and their launches. */
+/* gt/ssd/launch_states.cuh - ssd on tensor cores: launches of passes over a segment that leave states only, and of
+ * the kernels for dy silu(z). */
 #ifndef GT_SSD_LAUNCH_STATES_CUH
 #define GT_SSD_LAUNCH_STATES_CUH
 
 #include "forward_fp32.cuh"
 #include "gate_lost_sm90.cuh"
-#include "gated_states_sm90.cuh"
 #include "launch_any.cuh"
 #include "plan_sm90.cuh"
 #include "states_fp32_sm90.cuh"
@@ -14,89 +13,18 @@
 namespace gt {
 namespace ssd {
 
-/* ---- segments and blocks ----------------------------------------------------------------------------------------- */
-
-static inline int64_t units_of_group(const gt_ssd_args& a) { return a.H / a.G * ((a.P + TILE_P - 1) / TILE_P); }
-
-static inline bool has_hopper_kernels() {
-    static Answers known = {};
-    void (*const kernel)(HopperStatesParams) = states_hopper_kernel<bf16, 64, 4, bf16>;
-    return has_sm90a(reinterpret_cast<const void*>(kernel), StatesHopperTile<bf16, 64, 4, bf16>::THREADS, known);
-}
-
-/* Units of a block of the kernels for compute capability 9.0, by the sizes of a call that takes_tensor_cores(): 4, or 2
- * where a group has no more; where there are no segments to cut, blocks of 4 are for three quarters of the
- * multiprocessors or less, and blocks of 2 for all at most; where blocks of 2 are for more than three quarters of them
- * and for all at most, and so need no segments; or where segments are so short that states, which are stored, joined and
- * loaded once a segment, take longer than B and C of twice as many chunks.  1 where a group has one, which then has the
- * block.  0: it takes others. */
-static inline int units_by_sizes(const gt_ssd_args& a, const Device& device) {
-    const int64_t units = units_of_group(a), room = device.multiprocessors;
-    if (a.dtype == GT_F32 || device.compute_capability != 90) return 0;
-    if (units == 1) return 1;
-    const int64_t sequences = most_sequences(sequences_of(a)) * a.G;
-    const int64_t with_4 = sequences * ((units + 3) / 4), with_2 = sequences * ((units + 1) / 2);
-    if (a.T > 2 * CHECKPOINT && with_4 <= 2 * CHECKPOINT * room / a.T) return 2;
-    if (with_2 <= room && 4 * with_2 > 3 * room) return 2;
-    return units > 2 && (with_2 > room || 4 * with_4 > 3 * room || a.T > 2 * CHECKPOINT) ? 4 : 2;
-}
-
-/* Of the kernel for passes over states; 0: it is not that for 9.0.  Sizes of workspace hold with either: what runs may
- * not be known yet (see has_sm90a). */
-static inline int states_units(const gt_ssd_args& a, const Device& device) {
-    return has_hopper_kernels() ? units_by_sizes(a, device) : 0;
-}
-
-/* Of kernels for passes over states, by states_units(): units of a block, and blocks that a multiprocessor has at a time.
- * Those that are not for 9.0 take pairs. */
-static inline int units_of_block(int units) { return units ? units : UNITS; }
-static inline int blocks_of_units(int units) { return units <= 1 ? 2 : 1; }
-
-/* As many segments as fill the multiprocessors. */
-static inline int64_t segments_by_units(const gt_ssd_args& a, int units, const Device& device) {
-    const int64_t each = units_of_block(units);
-    return choose_segments(sequences_of(a), a.segments, a.G * ((units_of_group(a) + each - 1) / each),
-                           blocks_of_units(units) * (int64_t)device.multiprocessors, 2 * CHECKPOINT, CHECKPOINT);
-}
-
-static inline int64_t states_strands(const Problem& in, int units, const Device& device) {
-    return strands_of_units(in, units_of_block(units), blocks_of_units(units), device);
-}
-
-/* The most that take(arena, units) takes with either kind of kernels: which there are may not be known yet (see
- * has_sm90a). */
-template <class Take>
-static inline size_t either_workspace(const gt_ssd_args& a, const Device& device, const Take& take) {
-    size_t most = 0;
-    for (const int units : {0, units_by_sizes(a, device)}) {
-        Arena arena(nullptr);
-        take(arena, units);
-        if (arena.bytes() > most) most = arena.bytes();
-    }
-    return most;
-}
+/* ---- scratch ----------------------------------------------------------------------------------------------------- */
 
 /* Where the order of packed sequences lies, for kernels of 9.0.  NULL: there is none. */
-static inline int32_t* take_order(Arena& arena, const gt_ssd_args& a, int units) {
-    return units && a.seq_capacity > 1 ? arena.take<int32_t>(a.seq_capacity) : nullptr;
+static inline int32_t* take_order(Arena& arena, const gt_ssd_args& a, const Choice& choice) {
+    return choice.ranks ? arena.take<int32_t>(a.seq_capacity) : nullptr;
 }
 
 /* ---- dy silu(z) -------------------------------------------------------------------------------------------------- */
 
-/* Whether kernels of 9.0 that take it may be among those of the call: which there are may not be known yet. */
-static inline bool may_gate_rows(const gt_ssd_args& a, const Device& device) {
-    return a.z && a.dtype != GT_F32 && device.compute_capability == 90;
-}
-
 /* Places of gate_kernel. */
 static inline int64_t gate_places(const gt_ssd_args& a) {
     return checkpoint_slots(a) * SLOT_CHUNKS * ((a.P + TILE_P - 1) / TILE_P);
-}
-
-/* Whether blocks that take both chunks of a slot take no more turns than blocks that take chunks. */
-static inline bool go_in_twos(const Problem& in, int64_t slots, const Device& device) {
-    const int64_t pairs = in.sequences.B * slots * in.G, room = device.multiprocessors;
-    return 2 * ((pairs + room - 1) / room) <= (2 * pairs + room - 1) / room;
 }
 
 /* dx: memory that is written once all have read g; or NULL. */
@@ -215,14 +143,6 @@ static gt_status launch_states_fp32(const StatesParams& p, int64_t blocks, Chain
     });
 }
 
-/* Whether passes over states of fp32 are those for compute capability 9.0: with one unit a group half of a block would
- * be idle, and of 16 columns it would multiply 64. */
-template <bool REVERSE>
-static inline bool takes_split_hopper_states(const Problem& in, const Device& device) {
-    return in.dtype == GT_F32 && in.N > 16 && group_units(in) >= 2 && !(REVERSE && in.z) &&
-           device.compute_capability == 90 && has_hopper_kernels();
-}
-
 static inline HopperStatesParams hopper_states(const StatesParams& states, bool reverse) {
     const Problem& in = states.in;
     return {states,
@@ -233,15 +153,11 @@ static inline HopperStatesParams hopper_states(const StatesParams& states, bool 
             reverse};
 }
 
-/* Blocks of 4 units where those of 2 are more than multiprocessors: there is one on each. */
 template <bool REVERSE>
-static gt_status launch_states_fp32_hopper(const StatesParams& states, int64_t strands, const Device& device,
-                                           Chain& chain) {
+static gt_status launch_states_fp32_hopper(const StatesParams& states, int units, int64_t strands, Chain& chain) {
     HopperStatesParams p = hopper_states(states, REVERSE);
-    const Problem& in = p.states.in;
-    const bool has_more = group_units(in) > 2 && strands * in.G * group_bundles(in, 2) > device.multiprocessors;
-    return with_size<2, 4>(has_more ? 4 : 2, [&](auto count) {
-        return with_size<64, 128>(in.columns, [&](auto columns) {
+    return with_size<2, 4>(units, [&](auto count) {
+        return with_size<64, 128>(p.states.in.columns, [&](auto columns) {
             using Tile = StatesSplitHopperTile<decltype(columns)::value, decltype(count)::value>;
             const int64_t blocks = take_bundles(p.states.in, Tile::UNITS, strands);
             return run("ssd states_fp32_hopper_kernel", states_fp32_hopper_kernel<Tile::NP, Tile::UNITS>, blocks,
@@ -273,36 +189,16 @@ static gt_status launch_states_hopper(const StatesParams& states, int units, int
     });
 }
 
-/* Whether a reverse pass with these units may be the one that makes g: it takes whole sequences, and all columns.  Of
- * short sequences gate_kernel and the pass, with more units a block, take less time: a block's first chunks fill it. */
-static inline bool may_gate_states(const Problem& in, int units) {
-    return units >= 2 && in.N <= SLAB && in.segments.count == 1 && in.sequences.T > 4 * CHECKPOINT;
-}
-
-/* G, g and dz at once.  states.in has z; strands: states_strands(). */
-static inline gt_status launch_gated_states(const StatesParams& states, const GatedRows& g,
-                                            const GateGradient& gradient, int64_t strands, Chain& chain) {
-    GatedStatesParams p;
-    static_cast<HopperStatesParams&>(p) = hopper_states(states, true);
-    p.g = g, p.gradient = gradient, p.slots = chunk_slots(states.in.sequences, CHECKPOINT);
-    return with_size<64, 128>(p.states.in.N, [&](auto columns) {
-        using Tile = GatedStatesTile<decltype(columns)::value>;
-        p.states.in.columns = p.states.in.N;
-        const int64_t blocks = take_bundles(p.states.in, Tile::UNITS, strands);
-        return run("ssd gated_states_kernel", gated_states_kernel<Tile::NP>, blocks, Tile::THREADS, Tile::BYTES, chain,
-                   p);
-    });
-}
-
-/* units: see states_units(). */
 template <bool REVERSE>
-static gt_status launch_states_once(const StatesParams& all, int units, const Device& device, Chain& chain) {
-    const int64_t strands = states_strands(all.in, units, device), blocks = strands * all.in.G * group_pairs(all.in);
+static gt_status launch_states_once(const StatesParams& all, const StatesChoice& choice, const Device& device,
+                                    Chain& chain) {
+    const int64_t strands = strands_of(all.in, choice, device), blocks = strands * all.in.G * group_pairs(all.in);
+    const bool is_fp32 = all.in.dtype == GT_F32;
     return each_slab(all, [&](const StatesParams& p, int) {
-        if (takes_split_hopper_states<REVERSE>(p.in, device))
-            return launch_states_fp32_hopper<REVERSE>(p, strands, device, chain);
-        if (p.in.dtype == GT_F32) return launch_states_fp32<REVERSE>(p, blocks, chain);
-        if (units) return launch_states_hopper<REVERSE>(p, units, strands, chain);
+        if (choice.family == Family::SM90)
+            return is_fp32 ? launch_states_fp32_hopper<REVERSE>(p, choice.units, strands, chain)
+                           : launch_states_hopper<REVERSE>(p, choice.units, strands, chain);
+        if (is_fp32) return launch_states_fp32<REVERSE>(p, blocks, chain);
         return dispatch_columns(p.in, [&](auto type, auto columns) {
             using Tile = StatesTile<decltype(type), decltype(columns)::value>;
             return run("ssd states_tensor_kernel", states_tensor_kernel<typename Tile::T, Tile::NP, REVERSE>, blocks,
@@ -313,23 +209,23 @@ static gt_status launch_states_once(const StatesParams& all, int units, const De
 
 /* The states that segments start from, in segments.states, where there are several. */
 template <bool REVERSE>
-static gt_status start_segments(const Problem& in, const float* state_in, int state_in_shared, int units,
-                                const Device& device, Chain& chain) {
+static gt_status start_segments(const Problem& in, const float* state_in, int state_in_shared,
+                                const StatesChoice& choice, const Device& device, Chain& chain) {
     if (in.segments.count == 1) return GT_OK;
     StatesParams local = {};
     local.in = in;
     local.is_local = ALL_BUT_LAST;
-    const gt_status status = launch_states_once<REVERSE>(local, units, device, chain);
+    const gt_status status = launch_states_once<REVERSE>(local, choice, device, chain);
     if (status != GT_OK) return status;
     return scan_segments<REVERSE>("ssd scan_segments_kernel", scan_of(in, state_in, state_in_shared), device, chain);
 }
 
 /* Checkpoints of h (state_in: the initial states), or REVERSE of G and dstate_in (state_in: dstate_out).
- * p.state_sum: of states_strands() strands. */
+ * p.state_sum: of strands_of() strands. */
 template <bool REVERSE>
-static gt_status launch_states(const StatesParams& p, int units, const Device& device, Chain& chain) {
-    const gt_status status = start_segments<REVERSE>(p.in, p.state_in, p.state_in_shared, units, device, chain);
-    return status != GT_OK ? status : launch_states_once<REVERSE>(p, units, device, chain);
+static gt_status launch_states(const StatesParams& p, const StatesChoice& choice, const Device& device, Chain& chain) {
+    const gt_status status = start_segments<REVERSE>(p.in, p.state_in, p.state_in_shared, choice, device, chain);
+    return status != GT_OK ? status : launch_states_once<REVERSE>(p, choice, device, chain);
 }
 
 } /* namespace ssd */

@@ -4,20 +4,19 @@
 #ifndef GT_SSD_PLAN_SM90_CUH
 #define GT_SSD_PLAN_SM90_CUH
 
+#include "choice.cuh"
 #include "forward.cuh"
 #include "forward_sm90.cuh"
 
 namespace gt {
 namespace ssd {
 
-/* A call's forward or step. */
+/* A call's forward. */
 struct ForwardPlan {
     static constexpr const char* CLEAR = "ssd clear_unused_kernel";
+    Choice choice;
     Sequences sequences;
     ClearParams unused;
-    bool on_tensor_cores;
-    int units; /* of a block of the kernel for 9.0; 0: another, whose local states have `states` */
-    int states;
     TensorParams tensor;
     ForwardParams any;
     size_t bytes, saved;
@@ -26,12 +25,6 @@ struct ForwardPlan {
 };
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
-
-/* Blocks of the same `units` units, each with segments of its own, where `fit` blocks run on a multiprocessor. */
-static inline int64_t strands_of_units(const Problem& in, int units, int fit, const Device& device) {
-    return strands(most_sequences(in.sequences) * in.segments.count, in.G * group_bundles(in, units),
-                   grid_room(in.sequences, 8 * fit, device));
-}
 
 /* The blocks of a launch that has `units` units in each; in.bundles says where they stand. */
 static inline int64_t take_bundles(Problem& in, int units, int64_t strands) {
@@ -51,30 +44,19 @@ static inline gt_status map_states(TensorMap* map, const Checkpoints& states, co
     return report(make_tensor_map(map, data, shape), "ssd cuTensorMapEncodeTiled");
 }
 
-/* x, y, z, dy or dz by boxes of 64 tokens of a head's 64 rows. */
-static inline TensorShape rows_shape(const gt_stride& stride, const Problem& in) {
-    const int64_t T = in.sequences.T, B = in.sequences.B;
-    return {{in.H * in.P, T, B}, {stride.t, B > 1 ? stride.b : stride.t}, {TILE_P, CHUNK, 1}, true};
-}
-
-/* Whether it is a tensor for such maps.  NULL, as in a query, counts as aligned. */
-static inline bool has_rows(const void* data, const gt_stride& stride, const Problem& in) {
-    return in.P % TILE_P == 0 && (stride.h == in.P || in.H == 1) && in.sequences.T <= INT32_MAX &&
-           in.H * in.P <= INT32_MAX && is_tensor(static_cast<const f16*>(data), rows_shape(stride, in));
-}
-
-/* Whether there is a map. */
-static inline bool map_rows(TensorMap* map, const void* data, const gt_stride& stride, const Problem& in) {
-    return has_rows(data, stride, in) &&
-           make_tensor_map(map, static_cast<const f16*>(data), rows_shape(stride, in)) == cudaSuccess;
+/* Where has_rows() holds. */
+static inline gt_status map_rows(TensorMap* map, const void* data, const gt_stride& stride, const Problem& in) {
+    return report(make_tensor_map(map, static_cast<const f16*>(data), rows_shape(stride, in)),
+                  "ssd cuTensorMapEncodeTiled");
 }
 
 /* The maps of what forward's kernel writes. */
-static inline gt_status map_outputs(HopperForwardParams& p) {
+static inline gt_status map_outputs(HopperForwardParams& p, bool y_by_map) {
     const int64_t slots = chunk_slots(p.in.sequences, CHECKPOINT);
     p.y_map = p.checkpoint_map = TensorMap();
-    p.has_y_map = !p.makes_dz && map_rows(&p.y_map, p.y, p.y_stride, p.in);
-    if (!p.checkpoints.values || slots == 0) return GT_OK;
+    p.has_y_map = y_by_map;
+    const gt_status status = y_by_map ? map_rows(&p.y_map, p.y, p.y_stride, p.in) : GT_OK;
+    if (status != GT_OK || !p.checkpoints.values || slots == 0) return status;
     return map_states(&p.checkpoint_map, p.checkpoints, p.in, slots, 16);
 }
 

@@ -30,23 +30,22 @@ static inline gt_ssd_args segment_args(gt_ssd_args a) {
 template <bool REVERSE>
 struct SegmentPlan {
     Problem in;
-    bool on_tensor_cores;
-    int units; /* see states_units() */
+    Choice choice;
     float *state_out, *decay_out;
-    GatedRows g; /* rows NULL: it is not made */
+    GatedRows g; /* of a reverse pass, where choice.gates_rows */
     size_t bytes;
 
     gt_status run_local(const Device& device, Chain& stream) const {
-        if (on_tensor_cores) {
+        if (choice.on_tensor_cores) {
             StatesParams p = {};
             p.in = in;
-            if (g.rows) {
+            if (REVERSE && choice.gates_rows) {
                 const gt_status status = gate_rows(in, g, GateGradient(), device, stream);
                 if (status != GT_OK) return status;
                 p.in = with_gated_rows(in, g);
             }
             p.is_local = ALL_SEGMENTS;
-            return launch_states_once<REVERSE>(p, units, device, stream);
+            return launch_states_once<REVERSE>(p, REVERSE ? choice.reverse : choice.states, device, stream);
         }
         if (!REVERSE) {
             ForwardParams p = {};
@@ -65,30 +64,22 @@ struct SegmentPlan {
         if (status != GT_OK) return status;
         ScanParams scan = scan_of(in, nullptr, 0);
         scan.ends = state_out, scan.decays = decay_out;
-        if (on_tensor_cores) return scan_segments<REVERSE, true>("ssd scan_segments_kernel", scan, device, stream);
+        if (choice.on_tensor_cores)
+            return scan_segments<REVERSE, true>("ssd scan_segments_kernel", scan, device, stream);
         return scan_segments<REVERSE, true>("ssd scan_segments_kernel", scan, device, stream.stream);
     }
 };
 
 template <bool REVERSE>
-static inline SegmentPlan<REVERSE> plan_segment(const gt_ssd_args& args, const Device& device) {
+static inline SegmentPlan<REVERSE> plan_segment(const gt_ssd_args& args, const Choice& choice) {
     const gt_ssd_args a = segment_args<REVERSE>(args);
     SegmentPlan<REVERSE> plan = {};
     Arena arena(a.workspace);
-    plan.on_tensor_cores = takes_tensor_cores(a, device);
-    plan.units = plan.on_tensor_cores ? states_units(a, device) : 0;
+    plan.choice = choice;
     plan.in = problem_of(a);
-    const auto take = [&](Arena& to, int units) {
-        plan.in.segments = take_segments(to, a, segments_by_units(a, units, device), true);
-        plan.g = units && REVERSE && may_gate_rows(a, device) ? take_gated_rows(to, a, nullptr, {}) : GatedRows();
-    };
-    if (plan.on_tensor_cores) {
-        plan.bytes = either_workspace(a, device, take);
-        take(arena, plan.units);
-    } else {
-        plan.in.segments = take_segments(arena, a, segments_for(a, device), true);
-        plan.bytes = arena.bytes();
-    }
+    plan.in.segments = take_segments(arena, a, choice.on_tensor_cores ? choice.segments : choice.any_segments, true);
+    if (REVERSE && choice.on_tensor_cores && choice.gates_rows) plan.g = take_gated_rows(arena, a, nullptr, {});
+    plan.bytes = arena.bytes();
     plan.state_out = REVERSE ? a.dstate_in : a.state_out;
     plan.decay_out = a.decay_out;
     return plan;
@@ -106,11 +97,19 @@ struct Operator {
     static constexpr const char* JOIN = "ssd join_kernel";
     static int64_t rows(const Args& a) { return a.H; }
     static int64_t columns(const Args& a) { return a.P * a.N; }
+    using Choice = ssd::Choice;
+    static Choice choose(const Args& a, gt_pass pass, const Device& device) {
+        if (pass == GT_BACKWARD) return ssd::choose(backward_args(a), pass, device);
+        if (pass == GT_SEGMENT) return ssd::choose(segment_args<false>(a), pass, device);
+        if (pass == GT_SEGMENT_BACKWARD) return ssd::choose(segment_args<true>(a), pass, device);
+        return ssd::choose(a, pass, device);
+    }
     static constexpr auto plan_forward = ssd::plan_forward;
     static constexpr auto plan_backward = ssd::plan_backward;
+    static constexpr auto step = ssd::step;
     template <bool REVERSE>
-    static SegmentPlan<REVERSE> plan_segment(const Args& a, const Device& device) {
-        return ssd::plan_segment<REVERSE>(a, device);
+    static SegmentPlan<REVERSE> plan_segment(const Args& a, const Choice& choice, const Device&) {
+        return ssd::plan_segment<REVERSE>(a, choice);
     }
 };
 

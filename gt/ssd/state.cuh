@@ -210,6 +210,7 @@ struct WarpState {
 
 /* Units of a group, and blocks for them. */
 GT_HD int64_t group_units(const Problem& in) { return in.H / in.G * in.tiles; }
+GT_HD int64_t group_bundles(const Problem& in, int units) { return (group_units(in) + units - 1) / units; }
 GT_HD int64_t group_pairs(const Problem& in) { return (group_units(in) + UNITS - 1) / UNITS; }
 
 /* Where a block stands: the segment, and its units, number block_x() % (G pairs) of all pairs.  It lies in shared

@@ -428,7 +428,7 @@ GT_DEV void split_states_consumer(const HopperStatesParams& params, uint32_t sme
     }
 }
 
-/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <int NP, int UNITS>
 GT_KERNEL(GT_SM90A ? (StatesSplitHopperTile<NP, UNITS>::THREADS) : 32, 1)
 states_fp32_hopper_kernel(const GT_GRID_CONSTANT HopperStatesParams p) {

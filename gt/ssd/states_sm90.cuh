@@ -73,7 +73,7 @@ template <class T_, int NP_, int UNITS_, class L_>
 struct StatesHopperTile {
     using T = T_;
     using L = L_;
-    static constexpr bool IS_BF16 = std::is_same<T, bf16>::value, GATES = false; /* see gated_states_sm90.cuh */
+    static constexpr bool IS_BF16 = std::is_same<T, bf16>::value;
     static constexpr int NP = NP_, UNITS = UNITS_, GROUPS = UNITS == 1 ? 1 : CONSUMERS, HEADS = UNITS / GROUPS;
     static constexpr int THREADS = (GROUPS + 1) * WARPGROUP, BLOCKS = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
     /* For a block of chunk_factors_kernel; with z this would cost more than it gives. */
@@ -109,9 +109,8 @@ struct NeededChunks {
     int count;  /* the first ones that are taken */
     bool whole; /* else the last of them is not added */
 
-    /* all: they are wanted for what else is made of them. */
-    GT_METHOD NeededChunks(const StatesParams& p, bool reverse, bool is_last, int chunks, bool all = false) {
-        whole = all || !is_last || p.is_local || p.state_out || p.state_sum || chunks == 0;
+    GT_METHOD NeededChunks(const StatesParams& p, bool reverse, bool is_last, int chunks) {
+        whole = !is_last || p.is_local || p.state_out || p.state_sum || chunks == 0;
         count = whole ? chunks : reverse ? (chunks > 1 ? chunks - 1 : 1) : (chunks - 1) / SLOT_CHUNKS * SLOT_CHUNKS + 1;
     }
     GT_METHOD int added() const { return whole ? count : count - 1; }
@@ -176,8 +175,8 @@ GT_DEV float weigh_chunk(uint32_t addresses, bool reverse, const float (&delta)[
     return sum;
 }
 
-template <class Tile, class Params>
-GT_DEV void states_producer(const Params& p, uint32_t smem) {
+template <class Tile>
+GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
     using T = typename Tile::T;
     constexpr int BARRIER = 1, UNITS = Tile::UNITS, STAGES = Tile::STAGES, AHEAD = STAGES - 1;
     const Problem& in = p.states.in;
@@ -185,7 +184,7 @@ GT_DEV void states_producer(const Params& p, uint32_t smem) {
     const CopiedRows<8> of_units;
     const CopiedRows<Tile::NP / 8> of_group;
     const int unit = warp_id() % 4;
-    constexpr bool MAY_HAVE_POWERS = std::is_same<typename Tile::L, f16>::value && !Tile::GATES;
+    constexpr bool MAY_HAVE_POWERS = std::is_same<typename Tile::L, f16>::value;
     const bool makes_weights = unit < UNITS, has_powers = MAY_HAVE_POWERS && p.reverse && in.dy_inverses;
     int n = 0; /* chunks of all segments */
     for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
@@ -194,14 +193,10 @@ GT_DEV void states_producer(const Params& p, uint32_t smem) {
             const Span span = ordered_span(in, item);
             is_last = p.reverse ? span.starts : span.ends;
             if (skips(p.states.is_local, span, is_last)) continue;
-            cursor.enter(in, span, item, BARRIER, [&] {
-                cursor.put_offsets(0, p.left_stride);
-                if constexpr (Tile::GATES)
-                    cursor.put_offsets(1, in.z_stride), cursor.put_offsets(2, p.gradient.y_stride);
-            });
+            cursor.enter(in, span, item, BARRIER, [&] { cursor.put_offsets(0, p.left_stride); });
         }
         const int chunks = cursor.chunks(), step = p.reverse ? -CHUNK : CHUNK;
-        const NeededChunks needed(p.states, p.reverse, is_last, chunks, Tile::GATES);
+        const NeededChunks needed(p.states, p.reverse, is_last, chunks);
         const auto chunk_at = [&](int i) { return p.reverse ? chunks - 1 - i : i; };
         /* where the thread's first rows of the chunk that is copied next lie */
         const int64_t b = cursor.b(), token = cursor.token(chunk_at(0));
@@ -232,15 +227,6 @@ GT_DEV void states_producer(const Params& p, uint32_t smem) {
                 if (tokens > 0) {
                     copy_units(of_units, cursor, 0, to + Tile::LEFT, static_cast<const T*>(p.left), left,
                                p.left_stride.t, tokens, in.P);
-                    if constexpr (Tile::GATES) {
-                        const int64_t row = of_units.row() + (int64_t)chunk_at(i) * CHUNK;
-                        const auto copy_more = [&](int tensor, int tile, const void* rows, int64_t pitch) {
-                            copy_units(of_units, cursor, tensor, to + tile, static_cast<const T*>(rows),
-                                       row * pitch + 8 * of_units.piece(), pitch, tokens, in.P);
-                        };
-                        copy_more(1, Tile::Z, in.z, in.z_stride.t);
-                        copy_more(2, Tile::Y, p.gradient.y, p.gradient.y_stride.t);
-                    }
                     of_group.copy(to + Tile::RIGHT, right, p.right_stride.t, tokens, in.columns);
                 }
                 left += step * p.left_stride.t, right += step * p.right_stride.t;
@@ -266,7 +252,6 @@ GT_DEV void states_producer(const Params& p, uint32_t smem) {
             cp_async_wait<AHEAD - 1>();
             fence_async_proxy();
             mbarrier_arrive(smem + Tile::FULL + 8 * (n % STAGES));
-            if constexpr (Tile::GATES) mbarrier_arrive(smem + Tile::COPIED + 8 * (n % STAGES));
             copy(i + AHEAD, n + AHEAD);
         }
         item = cursor.item();
@@ -296,9 +281,6 @@ struct StatesConsumer {
     GT_METHOD uint32_t left(int n, int i) const { return stage(n) + Tile::LEFT + unit(i) * Tile::TILE_LEFT; }
     GT_METHOD uint32_t right(int n) const { return stage(n) + Tile::RIGHT; }
     GT_METHOD uint32_t staging() const { return smem + Tile::STAGING + group() * Tile::TILE_LEFT; }
-    GT_METHOD uint32_t inverses(int n, int i) const {
-        return smem + Tile::INVERSES + 4 * BLOCKS * (made_here(n) % Tile::STAGES * Tile::UNITS + unit(i));
-    }
     GT_METHOD uint32_t prepared(int n, int i) const {
         return smem + Tile::PREPARED + 4 * UnitWeights::COUNT * (made_here(n) % Tile::STAGES * Tile::UNITS + unit(i));
     }
@@ -309,11 +291,7 @@ template <class Tile>
 GT_DEV void weigh_left(const StatesConsumer<Tile>& me, int n, int i, int k, float (&v)[8]) {
     using E = Element<typename Tile::L>;
     const uint32_t tokens = me.prepared(n, i) + 4 * UnitWeights::OF_TOKENS + 8 * (own_lane() % 4) + 64 * k;
-    float2 low = lds<float2>(tokens), high = lds<float2>(tokens + 32);
-    if constexpr (Tile::GATES) { /* elsewhere the producer has multiplied the weights by it */
-        const float inverse = lds<float>(me.inverses(n, i) + 4 * k);
-        low.x *= inverse, low.y *= inverse, high.x *= inverse, high.y *= inverse;
-    }
+    const float2 low = lds<float2>(tokens), high = lds<float2>(tokens + 32);
     uint32_t x[4];
     ldmatrix_x4_trans(x, tile_at<64>(by_columns<64>(me.left(n, i), own_lane()), k, me.unit_warp()));
     GT_UNROLL
@@ -460,7 +438,7 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
             }
         }
         const int chunks = me.cursor().chunks();
-        const NeededChunks needed(p, reverse, is_last, chunks, Tile::GATES);
+        const NeededChunks needed(p, reverse, is_last, chunks);
         GT_NO_UNROLL
         for (int number = 0; number < needed.count; number++, n++) {
             const int chunk = reverse ? chunks - 1 - number : number;
@@ -501,7 +479,7 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
     }
 }
 
-/* For other architectures it is empty, and bounded to one warp: see has_sm90a. */
+/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class T, int NP, int UNITS, class L>
 GT_KERNEL(GT_SM90A ? (StatesHopperTile<T, NP, UNITS, L>::MOST_THREADS) : 32,
           (StatesHopperTile<T, NP, UNITS, L>::BLOCKS))

@@ -434,7 +434,7 @@ GT_DEV void hopper_pass(const TensorParams& p) {
 #endif
 }
 
-/* For other architectures they are empty, and bounded to one warp: see has_sm90a. */
+/* For other architectures they are empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class C>
 GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
 forward_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {

@@ -19,11 +19,11 @@ namespace wkv6 {
 
 /* Forward, or backwards in time, on tensor cores or by the kernels for any size. */
 struct Pass {
-    bool on_tensor_cores;
+    Choice choice;
     TensorParams tensor;
     TokenParams any;
 
-    PassParams& params() { return on_tensor_cores ? static_cast<PassParams&>(tensor) : any; }
+    PassParams& params() { return choice.on_tensor_cores ? static_cast<PassParams&>(tensor) : any; }
 };
 
 /* Blocks of a pass that has `each` for a head. */
@@ -34,9 +34,9 @@ static inline int64_t pass_blocks(const Problem& in, int64_t each, const Device&
 
 /* S, from the caller's states; REVERSE: G, which is S with r for k, dy for v. */
 template <bool REVERSE>
-static Pass pass_of(const gt_wkv6_args& a, bool on_tensor_cores, const Segments& cut, void* checkpoints) {
+static Pass pass_of(const gt_wkv6_args& a, const Choice& choice, const Segments& cut, void* checkpoints) {
     Pass pass = {};
-    pass.on_tensor_cores = on_tensor_cores;
+    pass.choice = choice;
     PassParams& p = pass.params();
     p.in = problem_of(a);
     if (REVERSE) p.in.k = a.r, p.in.k_stride = a.r_stride, p.in.v = a.dy, p.in.v_stride = a.dy_stride;
@@ -69,7 +69,7 @@ static gt_status launch_tokens(const TokenParams& params, const Device& device, 
 }
 
 template <bool REVERSE, class T, class W, int N>
-static gt_status launch_tensor(const TensorParams& p, const Device& device, Chain& stream) {
+static gt_status launch_tensor(const TensorParams& p, const Choice& choice, const Device& device, Chain& stream) {
     using C = TensorTraits<T, W, N>;
     using States = StatesTraits<T, W, N>;
     const int64_t blocks = (pass_blocks(p.in, p.segments.count, device) + C::HEADS - 1) / C::HEADS;
@@ -82,13 +82,10 @@ static gt_status launch_tensor(const TensorParams& p, const Device& device, Chai
     if constexpr (!REVERSE && N == 128 && !C::TF32X3) {
         using Hopper = HopperTraits<T, W, true>;
         using HopperStates = HopperTraits<T, W, false>;
-        static Answers known = {}, known_states = {};
-        void (*const forward)(TensorParams) = forward_hopper_kernel<Hopper>;
-        void (*const states)(TensorParams) = states_hopper_kernel<HopperStates>;
-        if (p.y && has_sm90a(reinterpret_cast<const void*>(forward), Hopper::THREADS, known))
-            return run("wkv6 forward_hopper_kernel", forward, blocks, Hopper::THREADS, Hopper::SMEM, stream, p);
-        if (!p.y && has_sm90a(reinterpret_cast<const void*>(states), Hopper::THREADS, known_states))
-            return run("wkv6 states_hopper_kernel", states, blocks, Hopper::THREADS, Hopper::SMEM, stream, p);
+        void (*const kernel)(TensorParams) = p.y ? forward_hopper_kernel<Hopper> : states_hopper_kernel<HopperStates>;
+        if (choice.on_sm90)
+            return run(p.y ? "wkv6 forward_hopper_kernel" : "wkv6 states_hopper_kernel", kernel, blocks,
+                       Hopper::THREADS, Hopper::SMEM, stream, p);
     }
     if (REVERSE || !p.y)
         return run("wkv6 states_tensor_kernel", states_tensor_kernel<States, REVERSE>, blocks, States::THREADS,
@@ -97,10 +94,10 @@ static gt_status launch_tensor(const TensorParams& p, const Device& device, Chai
 }
 
 template <bool REVERSE>
-static gt_status launch_tensor(const TensorParams& p, const Device& device, Chain& stream) {
+static gt_status launch_tensor(const TensorParams& p, const Choice& choice, const Device& device, Chain& stream) {
     return dispatch(p.in.dtype, p.in.w_dtype, p.in.N, [&](auto types) {
         using K = decltype(types);
-        return launch_tensor<REVERSE, typename K::T, typename K::W, K::N>(p, device, stream);
+        return launch_tensor<REVERSE, typename K::T, typename K::W, K::N>(p, choice, device, stream);
     });
 }
 
@@ -112,7 +109,7 @@ static inline ScanParams scan_of(const TensorParams& p) {
 
 template <bool REVERSE>
 static gt_status launch_pass(const Pass& pass, const Device& device, Chain& stream) {
-    if (!pass.on_tensor_cores) return launch_tokens<REVERSE>(pass.any, device, stream);
+    if (!pass.choice.on_tensor_cores) return launch_tokens<REVERSE>(pass.any, device, stream);
     const ScanParams scan = scan_of(pass.tensor);
     return run_pass<REVERSE>("wkv6 scan_segments_kernel", scan, device, stream, [&](bool is_local) {
         TensorParams once = pass.tensor;
@@ -123,7 +120,7 @@ static gt_status launch_pass(const Pass& pass, const Device& device, Chain& stre
             once.G_rows[0].data = once.G_rows[1].data = nullptr;
             once.rowsums = nullptr;
         }
-        return launch_tensor<REVERSE>(once, device, stream);
+        return launch_tensor<REVERSE>(once, pass.choice, device, stream);
     });
 }
 
@@ -144,10 +141,8 @@ static inline void* take_S(Arena& arena, const gt_wkv6_args& a) {
 }
 
 /* Segments, where there are kernels for them. */
-static inline Segments take_segments(Arena& arena, const gt_wkv6_args& a, bool on_tensor_cores, const Device& device,
-                                     bool wanted = false) {
-    return cut_segments(arena, sequences_of(a), on_tensor_cores ? segments_for(a, device) : 1, CHECKPOINT,
-                        a.H * a.N * a.V, 2 * a.H * a.N, wanted);
+static inline Segments take_segments(Arena& arena, const gt_wkv6_args& a, const Choice& choice, bool wanted = false) {
+    return cut_segments(arena, sequences_of(a), choice.segments, CHECKPOINT, a.H * a.N * a.V, 2 * a.H * a.N, wanted);
 }
 
 struct ForwardPlan {
@@ -160,14 +155,13 @@ struct ForwardPlan {
     gt_status pass(const Device& device, Chain& stream) const { return launch_pass<false>(states, device, stream); }
 };
 
-static inline ForwardPlan plan_forward(const gt_wkv6_args& a, bool is_step, const Device& device) {
+static inline ForwardPlan plan_with(const gt_wkv6_args& a, bool is_step, const Choice& choice) {
     ForwardPlan plan = {};
     Arena arena(a.workspace), saved(is_step ? nullptr : a.saved);
-    const bool on_tensor_cores = !is_step && fits_tensor_cores(a, GT_FORWARD, device);
     plan.sequences = sequences_of(a);
     add_output(plan.unused, a.y, a.y_stride, a.dtype, a.H, a.V);
     void* checkpoints = take_S(saved, a);
-    plan.states = pass_of<false>(a, on_tensor_cores, take_segments(arena, a, on_tensor_cores, device), checkpoints);
+    plan.states = pass_of<false>(a, choice, take_segments(arena, a, choice), checkpoints);
     PassParams& p = plan.states.params();
     p.y = a.y, p.y_stride = a.y_stride;
     p.state_out = a.state_out;
@@ -176,6 +170,10 @@ static inline ForwardPlan plan_forward(const gt_wkv6_args& a, bool is_step, cons
     plan.states.any.slots = a.slots, plan.states.any.slot_capacity = a.slot_capacity;
     plan.bytes = arena.bytes(), plan.saved = saved.bytes();
     return plan;
+}
+
+static inline ForwardPlan plan_forward(const gt_wkv6_args& a, const Choice& choice, const Device&) {
+    return plan_with(a, false, choice);
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------------- */
@@ -215,7 +213,8 @@ static gt_status launch_chunks(const BackwardPlan& plan, Chain& stream) {
         if (plan.slice == 128) return with(std::integral_constant<int, 128>());
     if constexpr (N == 128 && !std::is_same<T, float>::value)
         if (plan.slice == 32) return with(std::integral_constant<int, 32>());
-    return with(std::integral_constant < int, N == 128 ? 64 : N > ());
+    constexpr int CHANNELS = N == 128 ? 64 : N;
+    return with(std::integral_constant<int, CHANNELS>());
 }
 
 inline gt_status BackwardPlan::finish_chunks(const Device&, Chain& stream) const {
@@ -232,11 +231,10 @@ inline gt_status BackwardPlan::finish_chunks(const Device&, Chain& stream) const
                STATES_THREADS, states_smem > pairs_smem ? states_smem : pairs_smem, stream, any);
 }
 
-/* G_in_outputs: see TensorParams::G_rows. */
-static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device, bool G_in_outputs) {
+static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Choice& choice, const Device& device) {
     BackwardPlan plan = {};
     Arena arena(a.workspace), saved(const_cast<void*>(static_cast<const void*>(a.saved)));
-    const bool on_tensor_cores = fits_tensor_cores(a, GT_BACKWARD, device);
+    const bool on_tensor_cores = choice.on_tensor_cores, G_in_outputs = choice.G_in_outputs;
     const int64_t slots = chunk_slots_of(a), chunks = a.B * a.H * slots, most = most_sequences(sequences_of(a));
     const gt_dtype S_dtype = state_dtype(a.dtype, a.N, a.V),
                    G_dtype = on_tensor_cores ? a.dtype : GT_F32; /* GradientOf */
@@ -246,20 +244,18 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
     plan.has_states = a.saved;
     void* S = take_S(saved, a);
     if (!a.saved) S = take_S(arena, a);
-    const Segments cut = take_segments(arena, a, on_tensor_cores, device);
-    const bool last_first = on_tensor_cores && S_dtype == GT_BF16 && a.saved && !a.dstate_out && !a.seq_capacity &&
-                            slots > 1 && cut.count == 1;
+    const Segments cut = take_segments(arena, a, choice);
     void* G = nullptr;
     if (!G_in_outputs) {
         G = take_checkpoints(arena, a, G_dtype, chunks);
-    } else if (last_first || a.seq_capacity || a.T % CHECKPOINT) {
+    } else if (choice.last_first || a.seq_capacity || a.T % CHECKPOINT) {
         G = take_checkpoints(arena, a, G_dtype, most * a.H);
     }
     float* du = plan.sums.take(arena, a.du, a.B * slots, a.H * a.N, packed_rows(plan.sequences, CHECKPOINT));
     float* dstate_sum = plan.sums.take(arena, a.state_in_shared ? a.dstate_in : nullptr, most, a.H * a.N * a.V,
                                        packed_rows(plan.sequences, 0));
-    plan.states = pass_of<false>(a, on_tensor_cores, cut, S);
-    plan.gradients = pass_of<true>(a, on_tensor_cores, cut, G);
+    plan.states = pass_of<false>(a, choice, cut, S);
+    plan.gradients = pass_of<true>(a, choice, cut, G);
     plan.gradients.params().state_out = a.state_in_shared ? dstate_sum : a.dstate_in;
     if (on_tensor_cores) {
         TensorParams& t = plan.gradients.tensor;
@@ -280,7 +276,7 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
         if (a.dw && p.rowsums) t.S = S, t.rowsums = const_cast<float*>(p.rowsums);
         t.S_copies = a.N < 128 || plan.slice >= 64 ? 2 : 1;
         t.S_starts_zero = !a.state_in;
-        t.last_apart = p.last_first = last_first;
+        t.last_apart = p.last_first = choice.last_first;
         p.S_checkpoints = S, p.G_checkpoints = G;
         p.G_in_outputs = G_in_outputs;
         p.G_inverse = t.G_inverse;
@@ -302,14 +298,6 @@ static inline BackwardPlan plan_with(const gt_wkv6_args& a, const Device& device
     plan.unused.sums = {du, a.H * a.N, CHECKPOINT};
     plan.bytes = arena.bytes(), plan.saved = saved.bytes();
     return plan;
-}
-
-/* G lies in gradients unless sequences are so short that it takes more workspace there. */
-static inline BackwardPlan plan_backward(const gt_wkv6_args& a, const Device& device) {
-    const BackwardPlan plan = plan_with(a, device, false);
-    if (!plan.on_tensor_cores || !outputs_hold_G(a, device)) return plan;
-    const BackwardPlan in_outputs = plan_with(a, device, true);
-    return in_outputs.bytes <= plan.bytes ? in_outputs : plan;
 }
 
 } /* namespace wkv6 */

@@ -111,6 +111,35 @@ static inline bool outputs_hold_G(const gt_wkv6_args& a, const Device& device) {
     return a.dv && dv.is_aligned() && (a.N < 128 || (a.dk && dk.is_aligned()));
 }
 
+/* ---- the choice ------------------------------------------------------------------------------------------------- */
+
+/* Which kernels a pass takes, and where its gradients of states lie: decided once, before its plan. */
+struct Choice {
+    bool on_tensor_cores;
+    bool on_sm90;      /* N = 128, 16 bits, forward in time: kernels for compute capability 9.0 */
+    int64_t segments;  /* of a sequence */
+    bool last_first;   /* backward: see BackwardParams */
+    bool G_in_outputs; /* backward: see TensorParams::G_rows */
+};
+
+/* pass: forward or backward.  a: prepared; pointers that are NULL count as aligned. */
+static inline Choice choose(const gt_wkv6_args& a, gt_pass pass, const Device& device) {
+    Choice c = {};
+    c.segments = 1;
+    c.on_tensor_cores = fits_tensor_cores(a, pass, device);
+    if (!c.on_tensor_cores) return c;
+    c.segments = segments_for(a, device);
+    c.on_sm90 = a.N == 128 && a.dtype != GT_F32 && device.runs_sm90a;
+    if (pass != GT_BACKWARD) return c;
+    const int64_t slots = chunk_slots_of(a);
+    c.last_first = state_dtype(a.dtype, a.N, a.V) == GT_BF16 && a.saved && !a.dstate_out && !a.seq_capacity &&
+                   slots > 1 && c.segments == 1;
+    /* G lies in the gradients unless sequences are so short that it takes more workspace there. */
+    const bool needs_ends = c.last_first || a.seq_capacity || a.T % CHECKPOINT;
+    c.G_in_outputs = outputs_hold_G(a, device) && (!needs_ends || most_sequences(sequences_of(a)) <= a.B * slots);
+    return c;
+}
+
 /* For gt_wkv6_path.  A step has no other kernels. */
 static inline const char* why_not_faster(const gt_wkv6_args& a, gt_pass pass, const KernelList& kernels,
                                          const Device& device, char (&room)[128]) {

@@ -74,11 +74,11 @@ struct SegmentPlan {
     size_t bytes;
 
     gt_status run(const Device& device, Chain& stream) const {
-        return states.on_tensor_cores ? run_tensor(device, stream) : run_any(device, stream);
+        return states.choice.on_tensor_cores ? run_tensor(device, stream) : run_any(device, stream);
     }
 
     gt_status run_tensor(const Device& device, Chain& stream) const {
-        const gt_status status = launch_tensor<REVERSE>(states.tensor, device, stream);
+        const gt_status status = launch_tensor<REVERSE>(states.tensor, states.choice, device, stream);
         if (status != GT_OK) return status;
         ScanParams scan = scan_of(states.tensor);
         scan.ends = state_out, scan.decays = decay_out;
@@ -95,14 +95,13 @@ struct SegmentPlan {
 };
 
 template <bool REVERSE>
-static inline SegmentPlan<REVERSE> plan_segment(const gt_wkv6_args& args, const Device& device) {
+static inline SegmentPlan<REVERSE> plan_segment(const gt_wkv6_args& args, const Choice& choice) {
     const gt_wkv6_args a = segment_args<REVERSE>(args);
     SegmentPlan<REVERSE> plan = {};
     Arena arena(a.workspace);
-    const bool on_tensor_cores = fits_tensor_cores(a, REVERSE ? GT_BACKWARD : GT_FORWARD, device);
     Segments cut = {1, nullptr, nullptr};
-    if (on_tensor_cores) cut = take_segments(arena, a, true, device, true);
-    plan.states = pass_of<REVERSE>(a, on_tensor_cores, cut, nullptr);
+    if (choice.on_tensor_cores) cut = take_segments(arena, a, choice, true);
+    plan.states = pass_of<REVERSE>(a, choice, cut, nullptr);
     plan.states.tensor.local = ALL_SEGMENTS;
     plan.state_out = REVERSE ? a.dstate_in : a.state_out;
     plan.decay_out = a.decay_out;
@@ -131,11 +130,23 @@ struct Operator {
     static constexpr const char* JOIN = "wkv6 join_kernel";
     static int64_t rows(const Args& a) { return a.H * a.N; }
     static int64_t columns(const Args& a) { return a.V; }
+    using Choice = wkv6::Choice;
+    static Choice choose(const Args& a, gt_pass pass, const Device& device) {
+        if (pass == GT_SEGMENT) return wkv6::choose(segment_args<false>(a), GT_FORWARD, device);
+        if (pass == GT_SEGMENT_BACKWARD) return wkv6::choose(segment_args<true>(a), GT_BACKWARD, device);
+        return wkv6::choose(a, pass, device);
+    }
     static constexpr auto plan_forward = wkv6::plan_forward;
     static constexpr auto plan_backward = wkv6::plan_backward;
+    static gt_status step(const Args& a, const Device& device, gt_stream stream) {
+        Chain chain = {stream};
+        Choice any_size = {};
+        any_size.segments = 1;
+        return run_forward(plan_with(a, true, any_size), device, chain);
+    }
     template <bool REVERSE>
-    static SegmentPlan<REVERSE> plan_segment(const Args& a, const Device& device) {
-        return wkv6::plan_segment<REVERSE>(a, device);
+    static SegmentPlan<REVERSE> plan_segment(const Args& a, const Choice& choice, const Device&) {
+        return wkv6::plan_segment<REVERSE>(a, choice);
     }
 };
 

@@ -1,0 +1,248 @@
+/* gt/ssd/choice.cuh - which kernels a call of ssd takes.  choose() decides once, from arguments and device.  The size
+ * query, gt_ssd_path and the launches all read the same Choice; nothing after choose() decides again.
+ *
+ * Three families of kernels can compute a pass:
+ *     ANY    any size, any device, fp32 arithmetic
+ *     MMA    mma.sync, compute capability 8.0 and later; N a multiple of 16, P of 8, rows of whole 16-byte pieces
+ *     SM90   wgmma, compute capability 9.0; the same sizes
+ * MMA and SM90 have kernels for 16-bit and for fp32 activations.  One call can mix MMA and SM90. */
+#ifndef GT_SSD_CHOICE_CUH
+#define GT_SSD_CHOICE_CUH
+
+#include "../base/bulk.cuh"
+#include "state.cuh"
+
+namespace gt {
+namespace ssd {
+
+enum class Family { ANY, MMA, SM90 };
+
+/* A pass over a segment that leaves states only. */
+struct StatesChoice {
+    Family family;
+    int units;        /* of a block: see state.cuh */
+    int strand_units; /* of a block, as strands are counted */
+    int fit;          /* blocks that a multiprocessor has at a time */
+};
+
+/* Forward, or the pass of backward that makes dz. */
+struct ForwardChoice {
+    Family family;
+    int units;          /* of a block, 16 bits on SM90 */
+    bool by_maps;       /* forward_maps_kernel */
+    bool y_by_map;      /* SM90 stores y by a tensor map */
+    StatesChoice local; /* the local pass over its segments */
+};
+
+struct Choice {
+    bool has_tensor_sizes; /* MMA or SM90 takes these sizes on this device; the fields below are set */
+    bool on_tensor_cores;  /* and takes the call's rows, too; else ANY takes it, in any_segments */
+    int64_t any_segments, segments;
+    bool saves_states; /* forward leaves states for backward */
+    bool ranks;        /* packed sequences are taken in the order of their lengths */
+    ForwardChoice forward;
+
+    /* backward */
+    StatesChoice states, reverse; /* h, and its gradient G */
+    ForwardChoice gate;           /* dz */
+    Family chunks;                /* the gradients of chunks */
+    int chunk_stages;             /* MMA: of slabs of 64 columns and more */
+    bool chunks_by_map;           /* SM90 loads x and dy by tensor maps */
+    bool gates_rows;              /* g = dy silu(z) is made first: gate_sm90.cuh */
+    bool gates_in_dx;             /* g lies in the memory of dx, so that a block takes both chunks of a slot */
+    bool gates_by_y;              /* dz is made with g, from y */
+};
+
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
+
+/* NULL, or rows that are whole pieces of 16 bytes. */
+static inline bool has_pieces(const gt_ssd_args& a, const void* data, const gt_stride& stride) {
+    const int piece = a.dtype == GT_F32 ? 4 : 8;
+    return !data ||
+           ((uintptr_t)data % 16 == 0 && stride.b % piece == 0 && stride.t % piece == 0 && stride.h % piece == 0);
+}
+
+/* States are read and written two numbers at a time. */
+static inline bool has_pairs(const float* state) { return (uintptr_t)state % 8 == 0; }
+
+static inline bool has_whole_rows(const gt_ssd_args& a) {
+    return has_pieces(a, a.x, a.x_stride) && has_pieces(a, a.Bm, a.Bm_stride) && has_pieces(a, a.Cm, a.Cm_stride) &&
+           has_pieces(a, a.z, a.z_stride) && has_pieces(a, a.y, a.y_stride) && has_pieces(a, a.dy, a.dy_stride) &&
+           has_pieces(a, a.dx, a.dx_stride) && has_pieces(a, a.dz, a.dz_stride) && has_pieces(a, a.dBm, a.dBm_stride) &&
+           has_pieces(a, a.dCm, a.dCm_stride) && has_pairs(a.state_in) && has_pairs(a.state_out) &&
+           has_pairs(a.dstate_in) && has_pairs(a.dstate_out);
+}
+
+/* x, y, z, dy or dz by boxes of 64 tokens of a head's 64 rows. */
+static inline TensorShape rows_shape(const gt_stride& stride, const Problem& in) {
+    const int64_t T = in.sequences.T, B = in.sequences.B;
+    return {{in.H * in.P, T, B}, {stride.t, B > 1 ? stride.b : stride.t}, {TILE_P, CHUNK, 1}, true};
+}
+
+/* Whether a tensor can have such a map.  NULL, as in a query, counts as aligned. */
+static inline bool has_rows(const void* data, const gt_stride& stride, const Problem& in) {
+    return in.P % TILE_P == 0 && (stride.h == in.P || in.H == 1) && in.sequences.T <= INT32_MAX &&
+           in.H * in.P <= INT32_MAX && is_tensor(static_cast<const f16*>(data), rows_shape(stride, in));
+}
+
+/* Whether the slots of all heads, by tiles of 64 rows, are so many that kernels on tensor cores, which number them and
+ * their quarters by int, cannot take them. */
+static inline bool has_too_many_slots(const gt_ssd_args& a) {
+    return gt_times(checkpoint_slots(a), (a.P + TILE_P - 1) / TILE_P) >= INT32_MAX / 8;
+}
+
+/* ---- blocks and segments ----------------------------------------------------------------------------------------- */
+
+/* Blocks of the same `units` units, each with segments of its own, where `fit` blocks run on a multiprocessor. */
+static inline int64_t strands_of_units(const Problem& in, int units, int fit, const Device& device) {
+    return strands(most_sequences(in.sequences) * in.segments.count, in.G * group_bundles(in, units),
+                   grid_room(in.sequences, 8 * fit, device));
+}
+
+static inline int64_t strands_of(const Problem& in, const StatesChoice& states, const Device& device) {
+    return strands_of_units(in, states.strand_units, states.fit, device);
+}
+
+/* ANY: as many segments as give every multiprocessor three blocks. */
+static inline int64_t segments_of_any(const gt_ssd_args& a, const Device& device) {
+    const int64_t tiles = (a.P + TILE_P - 1) / TILE_P;
+    return choose_segments(sequences_of(a), a.segments, a.H * tiles, 3 * (int64_t)device.multiprocessors,
+                           4 * CHECKPOINT, CHECKPOINT);
+}
+
+/* As many segments as fill the multiprocessors with blocks of `units` units. */
+static inline int64_t segments_of_units(const gt_ssd_args& a, const Problem& in, int units, int fit,
+                                        const Device& device) {
+    return choose_segments(sequences_of(a), a.segments, a.G * group_bundles(in, units),
+                           fit * (int64_t)device.multiprocessors, 2 * CHECKPOINT, CHECKPOINT);
+}
+
+/* Units of a block of the SM90 kernel for passes over states, 16 bits.
+ *     1    where a group has one unit
+ *     2    where a group has two; where blocks of 2 occupy more than three quarters of the multiprocessors without a
+ *          second round, so that no segments are needed; where blocks of 4 occupy at most three quarters and there are
+ *          no segments to cut; and where segments are short: storing, joining and loading states would take longer than
+ *          reading B and C for twice as many blocks
+ *     4    elsewhere */
+static inline int units_of_states(const gt_ssd_args& a, const Problem& in, const Device& device) {
+    const int64_t units = group_units(in), room = device.multiprocessors;
+    if (units == 1) return 1;
+    const int64_t sequences = most_sequences(in.sequences) * a.G;
+    const int64_t with_4 = sequences * ((units + 3) / 4), with_2 = sequences * ((units + 1) / 2);
+    if (a.T > 2 * CHECKPOINT && with_4 <= 2 * CHECKPOINT * room / a.T) return 2;
+    if (with_2 <= room && 4 * with_2 > 3 * room) return 2;
+    return units > 2 && (with_2 > room || 4 * with_4 > 3 * room || a.T > 2 * CHECKPOINT) ? 4 : 2;
+}
+
+/* Units of a block of the SM90 forward kernel that makes dz, 16 bits; 0: MMA makes it.  With more than SLAB columns a
+ * warpgroup has one unit. */
+static inline int units_of_gate(const gt_ssd_args& a, int states) { return states == 1 ? 0 : a.N <= SLAB ? states : 2; }
+
+/* Units of a block of the SM90 forward kernel, 16 bits; 0: MMA takes the call.  Short sequences of few heads get two
+ * blocks of one unit instead of one block of two: they take no longer, and the kernel before leaves room for one of them
+ * earlier.  The bits are the same with N <= 64: blocks of one unit have 64 columns. */
+static inline int units_of_forward(const gt_ssd_args& a, int states) {
+    if (states == 2 && a.N > 16 && a.N <= 64 && a.T <= 2 * CHECKPOINT) return 1;
+    return a.N <= SLAB ? states : states >= 2 ? 2 : 0;
+}
+
+/* ---- passes ------------------------------------------------------------------------------------------------------ */
+
+/* units: of 16 bits on SM90; 0: fp32 on SM90 if is_split, else MMA.  in.segments.count is set. */
+static inline StatesChoice choose_states(const Problem& in, int units, bool is_split, const Device& device) {
+    if (units) return {Family::SM90, units, units, units == 1 ? 2 : 1};
+    StatesChoice c = {Family::MMA, 2, 2, 2};
+    if (!is_split) return c;
+    /* blocks of 4 units where blocks of 2 are more than multiprocessors: a multiprocessor has one at a time */
+    const int64_t blocks = strands_of(in, c, device) * in.G * group_bundles(in, 2);
+    c.family = Family::SM90;
+    c.units = group_units(in) > 2 && blocks > device.multiprocessors ? 4 : 2;
+    return c;
+}
+
+/* Whether forward_maps_kernel may take the call, by sizes: where as many heads share B and C as make up for another
+ * kernel for these.  Packed sequences would share boxes of rows. */
+static inline bool has_sizes_of_maps(const gt_ssd_args& a, const Problem& in, int units) {
+    return units == 4 && a.N > SLAB / 2 && a.N <= SLAB && a.P % TILE_P == 0 && a.seq_capacity == 0 &&
+           group_units(in) >= (a.z ? 16 : 48);
+}
+
+/* Whether blocks that take both chunks of a slot take no more turns than blocks that take chunks. */
+static inline bool go_in_twos(const Problem& in, const Device& device) {
+    const int64_t slots = chunk_slots(in.sequences, CHECKPOINT);
+    const int64_t pairs = in.sequences.B * slots * in.G, room = device.multiprocessors;
+    return 2 * ((pairs + room - 1) / room) <= (2 * pairs + room - 1) / room;
+}
+
+/* Everything that only MMA and SM90 ask, of a call with their sizes on a device that has them. */
+static inline void choose_on_tensor_cores(const gt_ssd_args& a, gt_pass pass, Problem in, const Device& device,
+                                          Choice* c) {
+    const bool is_fp32 = a.dtype == GT_F32, has_sm90 = device.runs_sm90a, is_sm90 = has_sm90 && !is_fp32;
+    /* fp32 on SM90: of one unit a group half of a block would be idle, and of 16 columns it would multiply 64 */
+    const bool is_split = has_sm90 && is_fp32 && in.N > 16 && group_units(in) >= 2;
+    const int units = is_sm90 ? units_of_states(a, in, device) : 0;
+    ForwardChoice& f = c->forward;
+    f.units = is_sm90 ? units_of_forward(a, units) : 0;
+    const int leading = pass == GT_FORWARD ? f.units : units; /* segments are those of the pass that comes first */
+    in.segments.count = c->segments = segments_of_units(a, in, leading ? leading : 2, leading > 1 ? 1 : 2, device);
+    c->ranks = leading && a.seq_capacity > 1;
+
+    f.family = f.units || (is_split && in.N <= SLAB) ? Family::SM90 : Family::MMA;
+    f.by_maps =
+        has_sizes_of_maps(a, in, f.units) && has_rows(a.x, a.x_stride, in) && (!a.z || has_rows(a.z, a.z_stride, in));
+    f.y_by_map = f.units && has_rows(a.y, a.y_stride, in);
+    f.local = choose_states(in, f.units ? f.units : units, is_split, device);
+
+    c->states = choose_states(in, units, is_split, device);
+    c->reverse = choose_states(in, units, is_split && !a.z, device);
+    c->gate = {};
+    c->gate.units = is_sm90 ? units_of_gate(a, units) : 0;
+    c->gate.family = c->gate.units || (is_split && in.N <= SLAB) ? Family::SM90 : Family::MMA;
+    c->gate.local = choose_states(in, c->gate.units ? c->gate.units : units, is_split, device);
+    c->gates_rows = is_sm90 && a.z;
+    c->gates_in_dx = c->gates_rows && a.dx && go_in_twos(in, device);
+    c->gates_by_y = c->gates_rows && a.reads_y && a.dz && a.dtype == GT_BF16;
+    const bool has_room = device.shared_bytes >= 227 * 1024;
+    c->chunks = has_room && has_sm90 && (!is_fp32 || in.N > 16) ? Family::SM90 : Family::MMA;
+    c->chunk_stages = device.shared_bytes >= 163 * 1024 ? 2 : 1;
+    const int64_t row = a.H * a.P;
+    c->chunks_by_map = has_rows(a.x, a.x_stride, in) && (c->gates_in_dx  ? has_rows(a.dx, a.dx_stride, in)
+                                                         : c->gates_rows ? has_rows(nullptr, {a.T * row, row, a.P}, in)
+                                                                         : has_rows(a.dy, a.dy_stride, in));
+}
+
+static inline Problem problem_of(const gt_ssd_args& a) {
+    Problem in = {};
+    in.sequences = sequences_of(a);
+    in.H = a.H, in.G = a.G;
+    in.P = (int)a.P, in.N = (int)a.N;
+    in.dtype = a.dtype, in.dt_dtype = a.dt_dtype;
+    in.rule = {a.softplus, a.dt_limit, a.dt_min, a.dt_max};
+    in.skip_per_channel = a.Dskip_per_channel;
+    in.x = a.x, in.dt = a.dt, in.Bm = a.Bm, in.Cm = a.Cm, in.z = a.z, in.dy = a.dy;
+    in.A = a.A, in.Dskip = a.Dskip, in.dt_bias = a.dt_bias;
+    in.x_stride = a.x_stride, in.dt_stride = a.dt_stride, in.Bm_stride = a.Bm_stride, in.Cm_stride = a.Cm_stride;
+    in.z_stride = a.z_stride, in.dy_stride = a.dy_stride;
+    in.tiles = ((int)a.P + TILE_P - 1) / TILE_P;
+    return in;
+}
+
+/* pass: forward, backward, or one of the two for pieces.  a: prepared; pointers that are NULL count as aligned. */
+static inline Choice choose(const gt_ssd_args& a, gt_pass pass, const Device& device) {
+    Choice choice = {}, *const c = &choice;
+    c->any_segments = segments_of_any(a, device);
+    /* This must not depend on tensors: forward's and backward's may differ in alignment.  For sequences of one slot, MMA
+     * and SM90 need no states but the caller's. */
+    c->saves_states = a.seq_capacity > 0 || a.T > CHECKPOINT || !has_tensor_sizes(a) || device.compute_capability < 80;
+    c->has_tensor_sizes = has_tensor_sizes(a) && !has_too_many_slots(a) && device.compute_capability >= 80 &&
+                          device.shared_bytes >= 99 * 1024;
+    if (!c->has_tensor_sizes) return choice;
+    c->on_tensor_cores = has_whole_rows(a);
+    choose_on_tensor_cores(a, pass, problem_of(a), device, c);
+    return choice;
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif
