@@ -108,7 +108,7 @@ GT_DEV TokenWarp find_token_warp(const TokenParams& p, int64_t place) {
     return me;
 }
 
-/* A record to memory; with POWERS one for every tile, with its powers of dy. */
+/* A record to memory: with POWERS p.records copies, each with the powers of dy of its tile; without, one. */
 template <bool POWERS>
 GT_DEV void store_record(const TokenParams& p, const TokenWarp& me, uint32_t record, float largest) {
     using Tokens = ChunkTokens<POWERS>;

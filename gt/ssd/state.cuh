@@ -1,7 +1,7 @@
 /* gt/ssd/state.cuh - ssd on tensor cores: states in registers, and where a block stands.
  *
- * A unit is 64 rows of one head's state: a head with P <= 64 is one, of P = 128 two.  A block has two units of one
- * group, whose B and C they share; a warp has 16 rows of a unit and all NP >= N columns, as accumulators of mma:
+ * A unit is 64 rows of one head's state: a head with P <= 64 is one, of P = 128 two.  A block has units of one group,
+ * whose B and C they share: two in the kernels for mma, one to four in those for compute capability 9.0.  A warp has 16 rows of a unit and all NP >= N columns, as accumulators of mma:
  *     H[n][e] is row 8 (e / 2) + g, column 8 n + 2 j + e % 2          g = lane / 4, j = lane % 4
  * in fp32, times a power of two that keeps it below 2^16, so that packing to f16 needs no scale.  (32 rows a warp would
  * read B and C half as often, but 8 warps a multiprocessor hide no latency.)  The power follows an
