@@ -244,8 +244,8 @@ GT_DEV void convert_rows(const Problem& in, const HopperBlock<C>& me, int tile) 
 
 /* ---- the preparing warps: copies -------------------------------------------------------------------------------- */
 
-/* A warp's 16 rows of x, of dy or of the neighbour's tokens: a lane has row lane / 8 of every four, piece lane % 8, from `from`
- * on, and steps of `pitch` elements a row.  rows, columns: that there are; others become zeros. */
+/* A warp's 16 rows of x, of dy or of the neighbour's tokens.  A lane has row lane / 8 of every four, piece lane % 8,
+ * from `from` on, and steps of `pitch` elements a row.  rows, columns: that there are; others become zeros. */
 GT_DEV void copy_panel(int warp, uint32_t tile, const uint16_t* from, int64_t pitch, int rows, int columns) {
     const int lane = here(), row0 = 16 * warp + lane / 8, piece = lane % 8;
     const uint32_t address = tile + panel_at<128>(row0, piece);
