@@ -229,6 +229,9 @@ typedef struct test_op {
     const char *const *launched;
     /* NULL, or: cases whose forward pass launches the kernels that name them, template arguments and all.  Emulated. */
     const test_case *launching;
+    /* Tokens of a chunk, in forward and in backward, that a NaN or infinity at one of them may reach in the kernels, as
+     * gt_kernels.h says.  0: no more than in the twin. */
+    int64_t reach[2];
     size_t handle;  /* of the field for a handle of cuBLASLt; 0: there is none */
     size_t reads_y; /* of the field that says that backward finds forward's y; 0: there is none */
 
