@@ -352,6 +352,7 @@ const test_op test_op_wkv_ssm = {
     .set_fill = set_fill,
     .set_regime = set_regime,
     .reach = {64, 128},
+    .bounds_pairs = 1,
     /* those of wkv6 and ssd */
     .kernels = {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1},
     .properties = properties,
