@@ -80,6 +80,27 @@
  *   Threads     all functions may be called from several threads and on several devices at once.
  *   Results     repeat bit for bit on the same device and library version; no float atomics.
  *
+ * NON-FINITE NUMBERS: how far a NaN or infinity in an input reaches
+ *   The twins compute the formulas: every output that depends on the number is spoilt, no other.  The
+ *   kernels compute a chunk of tokens by matrix products, where a 0 stands for a term that a formula lacks,
+ *   and 0 times NaN is NaN.  So the kernels also spoil the chunk that holds the number, and only that:
+ *       operator                 forward             backward, dstate_in included
+ *       wkv6                     16 tokens           64 tokens
+ *       ssd, wkv_ssm, conv_ssd   64 tokens           128 tokens
+ *       all others               as the twins        as the twins
+ *   Chunks   are counted from the first token of a sequence, or of a piece for gt_OP_segment.  Forward may spoil
+ *            y from the first token of the chunk on, backward the gradients up to its last token.
+ *            In conv_ssd a number at token t counts for t ... t+W-1, and so does a gradient.
+ *   Spoilt   outputs are NaN, infinite, or finite and wrong.  Where the twins spoil one channel of a token
+ *            and head, or of a state, the kernels may spoil all of them.
+ *   Sums     such as parameter gradients are spoilt by each term: of that head, group or channel.
+ *   Never    is another batch element, packed sequence or row spoilt, nor another head that does not share
+ *            the number: B and C belong to all heads of a group, and dB and dC add up over them.
+ *   Hidden   A NaN comes out as NaN or infinity where the twins' does.  Exception: a decay that comes to 0 in
+ *            fp32.  There the kernels may drop what lies before it; the twins keep 0 times NaN.
+ *   Large    Kernels of ssd, wkv_ssm and conv_ssd bound exp(Delta A), and in fp32 products of two tokens, to
+ *            2^128.  An infinite dt, and in fp32 any infinity, may come out there as a large finite number.
+ *
  * Licence: MIT, see LICENSE. */
 #ifndef GT_KERNELS_H
 #define GT_KERNELS_H

@@ -1,4 +1,5 @@
 #include "gt_invariants.h"
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -601,4 +602,159 @@ void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int6
     test_same(r, &whole, GT_FORWARD, "prefill and steps", &joined, &expected, tolerance);
     test_free(&in), test_free(&in_prefill), test_free(&out);
     test_free(&joined), test_free(&expected);
+}
+
+/* ---- numbers that are not finite ------------------------------------------------------------- */
+
+/* The place of a NaN or infinity.  Of a tensor over rows, batch is the row and token the column. */
+typedef struct spot {
+    const gt_tensor *tensor;
+    int64_t batch, token, head, element, of_heads;
+    int64_t first, last; /* its sequence has the tokens first ... last-1 */
+} spot;
+
+static int has_tokens(const gt_tensor *t) { return !strncmp(t->shape, "BT", 2); }
+static int is_activation(const gt_tensor *t) { return has_tokens(t) || t->shape[0] == 'M'; }
+
+static void spoil(const test_case *c, gt_pass pass, const spot *s, double value, test_values *in) {
+    int64_t size[4] = {1, 1, 1, 1};
+    test_shape(c, pass, s->tensor, size);
+    (*test_array_of(
+        in, c, s->tensor->name))[((s->batch * size[1] + s->token) * size[2] + s->head) * size[3] + s->element] = value;
+}
+
+/* Whether a chunk of `reach` tokens holds both the token and the spot.  A convolution spreads either over W tokens. */
+static int in_chunk_of(const test_case *c, const spot *s, int64_t token, int64_t reach) {
+    const int64_t W = test_get_size(c, 'W'), after = W ? W - 1 : 0;
+    const int64_t first = (s->token - s->first) / reach, last = (s->token + after - s->first) / reach;
+    if (token + after < s->first || token >= s->last) return 0;
+    return (token + after - s->first) / reach >= first && (token - s->first) / reach <= last;
+}
+
+/* Whether the kernels may change element j of a tensor where the twin does not: an element of the same sequence, chunk
+ * and head, or of a group that shares the head's input.  A parameter's gradient is a sum over chunks. */
+static int is_in_reach(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t j, const spot *s, int64_t reach) {
+    int64_t size[4] = {1, 1, 1, 1};
+    test_shape(c, pass, t, size);
+    const int is_sum = t->use[GT_BACKWARD] == 'g', at = is_sum ? 0 : 2;
+    if (!reach) return 0;
+    if (!strcmp(t->name, "conv_dstate_in")) return in_chunk_of(c, s, s->first, reach);
+    if (!has_tokens(t) && !is_sum) return 0;
+    const int64_t columns = is_sum ? size[1] * size[2] * size[3] : size[3], head = j / columns % size[at];
+    const int64_t many = size[at] > s->of_heads ? size[at] : s->of_heads;
+    const int64_t few = size[at] > s->of_heads ? s->of_heads : size[at];
+    if (many % few == 0 && !test_get_size(c, 'W') && head * few / size[at] != s->head * few / s->of_heads) return 0;
+    if (is_sum) return 1;
+    if (j / columns / size[2] / size[1] != s->batch) return 0;
+    return in_chunk_of(c, s, j / columns / size[2] % size[1], reach);
+}
+
+/* Whether the twin changes any channel of the token, or state, and head that element j belongs to. */
+static int changes_beside(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t j, const double *a,
+                          const double *b) {
+    int64_t size[4] = {1, 1, 1, 1}, n = 1;
+    const int rank = test_shape(c, pass, t, size);
+    const int heads = has_tokens(t) ? 3 : rank > 2 ? 2 : 1;
+    for (int i = heads; i < rank; i++) n *= size[i];
+    for (int64_t i = j / n * n; i < j / n * n + n; i++)
+        if (memcmp(&a[i], &b[i], sizeof *a)) return 1;
+    return 0;
+}
+
+/* Kernels of ssd bound decays, and in fp32 products of pairs, so that some infinity comes out as a large number. */
+static int may_be_large(const test_case *c, const spot *s, double value) {
+    if (!isinf(value) || !test_op_of(c->op)->bounds_pairs) return 0;
+    return test_is(s->tensor, "dt") || test_dtype_of(c, s->tensor) == GT_F32;
+}
+
+static void check_spoilt(const test_runner *r, const test_case *c, gt_pass pass, const spot *s, double value,
+                         const test_values *clean, const test_values *truth, const test_values *in, int64_t reach,
+                         int may_vanish) {
+    const gt_op *op = test_table(c);
+    const double largest = may_be_large(c, s, value) ? 1e30 : DBL_MAX;
+    test_values spoilt_in, bad, bad_truth, bad_twin;
+    test_copy(c, pass, in, &spoilt_in);
+    spoil(c, pass, s, value, &spoilt_in);
+    test_run(&test_truth, c, pass, &spoilt_in, TEST_ALL, &bad_truth);
+    test_run(&test_twin, c, pass, &spoilt_in, TEST_ALL, &bad_twin); /* its decays underflow where the kernels' do */
+    if (test_run(r, c, pass, &spoilt_in, TEST_ALL, &bad)) {
+        for (int i = 0; op->tensors[i].name; i++) {
+            const gt_tensor *t = &op->tensors[i];
+            const int64_t count = bad.of[i] ? test_count(c, pass, t) : 0;
+            int64_t spread = -1, hidden = -1, spreads = 0, hiddens = 0;
+            for (int64_t j = 0; j < count; j++) {
+                const double a = bad.of[i][j], b = clean->of[i][j];
+                const int is_lost = isfinite(a) && fabs(a) < largest;
+                if (!may_vanish && is_lost && isfinite(truth->of[i][j]) && !isfinite(bad_twin.of[i][j])) {
+                    hidden = hidden < 0 ? j : hidden, hiddens++;
+                } else if (memcmp(&a, &b, sizeof a) && !is_in_reach(c, pass, t, j, s, reach) &&
+                           !changes_beside(c, pass, t, j, bad_truth.of[i], truth->of[i])) {
+                    spread = spread < 0 ? j : spread, spreads++;
+                }
+            }
+            test_check(
+                hidden < 0,
+                "%s: %g in %s at token %lld of head %lld: %s of %s is %g at %lld, the twin's %g, and %lld others",
+                test_describe(c, pass), value, s->tensor->name, (long long)s->token, (long long)s->head, t->name,
+                r->name, hidden < 0 ? 0 : bad.of[i][hidden], (long long)hidden, hidden < 0 ? 0 : bad_twin.of[i][hidden],
+                (long long)hiddens - 1);
+            test_check(spread < 0, "%s: %g in %s at token %lld of head %lld changes %s of %s at %lld and %lld others",
+                       test_describe(c, pass), value, s->tensor->name, (long long)s->token, (long long)s->head, t->name,
+                       r->name, (long long)spread, (long long)spreads - 1);
+        }
+    }
+    test_free(&spoilt_in), test_free(&bad), test_free(&bad_truth), test_free(&bad_twin);
+}
+
+/* The sequence of a token; 0 if the token belongs to none. */
+static int find_sequence(const test_case *c, const test_values *in, spot *s) {
+    s->first = 0, s->last = test_get_size(c, 'T');
+    if (!is_recurrent(c)) return 1;
+    if (!test_is_packed(c)) return s->token < s->last;
+    for (int64_t q = 0; q < test_sequences(c, in); q++) {
+        s->first = test_sequence_at(c, in, q), s->last = test_sequence_at(c, in, q + 1);
+        if (s->first <= s->token && s->token < s->last) return 1;
+    }
+    return 0;
+}
+
+/* One pass; only: the number of the one input that is spoilt, -1 = each in its turn. */
+static void check_nonfinite_pass(const test_runner *r, const test_case *c, gt_pass pass, int64_t at, int64_t reach,
+                                 int only, int may_vanish) {
+    const gt_op *op = test_table(c);
+    test_values in, clean, truth;
+    int turn = 0, inputs = 0;
+    test_inputs(c, pass, &in);
+    test_run(&test_truth, c, pass, &in, TEST_ALL, &truth);
+    test_run(r, c, pass, &in, TEST_ALL, &clean);
+    for (int i = 0; op->tensors[i].name; i++)
+        inputs += in.of[i] && is_activation(&op->tensors[i]) && test_is_input(&op->tensors[i], pass);
+    for (int i = 0; op->tensors[i].name; i++) {
+        const gt_tensor *t = &op->tensors[i];
+        const double value = ((uint64_t)i + c->seed) % 3 ? NAN : c->seed % 2 ? INFINITY : -INFINITY;
+        int64_t size[4] = {1, 1, 1, 1};
+        if (!in.of[i] || !is_activation(t) || !test_is_input(t, pass)) continue;
+        if (!test_count(c, pass, t)) continue;
+        if (only >= 0 && turn++ != only % inputs) continue;
+        test_shape(c, pass, t, size);
+        spot s = {t, size[0] - 1, has_tokens(t) ? at : size[1] / 3, size[2] / 2, size[3] / 3, size[2], 0, 0};
+        if (find_sequence(c, &in, &s)) check_spoilt(r, c, pass, &s, value, &clean, &truth, &in, reach, may_vanish);
+    }
+    test_free(&in), test_free(&clean), test_free(&truth);
+}
+
+void test_nonfinite_stays(const test_runner *r, const test_case *c, int64_t at, const int64_t reach[2], int every,
+                          int may_vanish) {
+    static const struct {
+        gt_pass pass;
+        int is_backward;
+    } list[] = {{GT_FORWARD, 0}, {GT_BACKWARD, 1}, {GT_SEGMENT, 0}, {GT_SEGMENT_BACKWARD, 1}, {GT_STEP, 0}};
+    enum { COUNT = sizeof list / sizeof list[0] };
+    uint64_t count = 0;
+    for (int i = 0; i < COUNT; i++) count += (uint64_t)test_has_pass(c, list[i].pass);
+    for (uint64_t i = 0, turn = 0; i < COUNT; i++) {
+        if (!test_has_pass(c, list[i].pass) || (turn++ != c->seed % count && !every)) continue;
+        check_nonfinite_pass(r, c, list[i].pass, at, reach[list[i].is_backward],
+                             every ? -1 : (int)(c->seed / count % 64), may_vanish);
+    }
 }

@@ -60,6 +60,11 @@ static void shared_agrees(const test_case *c) { test_shared_agrees(&test_twin, c
 static void batch_splits(const test_case *c) { test_batch_splits(&test_twin, c, 0); }
 static void step_agrees(const test_case *c) { test_step_agrees(&test_twin, c, 0); }
 
+static void nonfinite_stays(const test_case *c) {
+    static const int64_t reach[2] = {0, 0};
+    test_nonfinite_stays(&test_twin, c, test_get_size(c, 'T') / 2, reach, 1, 0);
+}
+
 static void pieces_agree(const test_case *c) {
     static const int64_t counts[] = {1, 2, 3, 8};
     test_runner exact = test_truth;
@@ -244,6 +249,9 @@ static void check_operator(const test_op *op) {
         for_cases(op, medium, 0, pieces_agree);
         test_group(op->name, "a sequence in pieces");
     }
+    for_cases(op, medium, 0, nonfinite_stays);
+    for_cases(op, small, 1, nonfinite_stays);
+    test_group(op->name, "a NaN or infinity reaches what depends on it");
     for (const test_property *p = op->properties; p && p->what; p++) check_property(op, p);
 #ifdef _OPENMP
     for_cases(op, medium, 0, check_threads);

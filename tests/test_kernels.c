@@ -406,6 +406,15 @@ static void batch_splits(tester *t, const test_case *c) {
     }
 }
 
+/* With saved in half of the cases.  In half of them decays may come to 0. */
+static void nonfinite_stays(tester *t, const test_case *drawn) {
+    test_case c = *drawn;
+    const int is_saved = has_saved(&c) && c.seed / 2 % 2, may_vanish = c.seed / 4 % 2;
+    if (t->op->set_regime) t->op->set_regime(&c, (int)(may_vanish ? c.seed % 4 : 2));
+    test_nonfinite_stays(is_saved ? &t->with_saved : &t->plain, &c, test_get_size(&c, 'T') * 3 / 4, t->op->reach,
+                         !is_few, may_vanish);
+}
+
 /* A workspace or saved that lacks one byte is refused, and nothing is written. */
 static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass pass, const void *args, char *memory,
                                size_t bytes) {
@@ -709,6 +718,7 @@ static const int64_t few_more_times[] = {130, -1};
 static const int64_t fewest_more_times[] = {FEW_TOKENS, -1};
 static const int64_t until_launched_times[] = {130, 520, 530, -1};
 static const int64_t piece_times[] = {211, -1};
+static const int64_t spoilt_times[] = {5, 110, -1}; /* a step; a chunk, and a part of a second */
 
 /* The first of the operator's kernels that was not launched, or NULL. */
 static const char *not_launched(const test_op *op) {
@@ -817,6 +827,13 @@ static void check_fully(tester *t) {
     test_group(op->name, "difference quotients");
 }
 
+static void check_nonfinite(tester *t) {
+    const double most_work = is_few ? 2e5 : machine_is_slow ? 1e6 : 8e6;
+    sweep(t, spoilt_times, most_work, is_few ? 1 : DTYPES, nonfinite_stays);
+    sweep_packed(t, most_work, is_few ? 1 : DTYPES, nonfinite_stays);
+    test_group(t->op->name, "a NaN or infinity stays in its chunk");
+}
+
 static void check_properties(tester *t) {
     const test_op *op = t->op;
     const test_level level = machine_is_slow || is_short ? TEST_TINY : TEST_MEDIUM;
@@ -825,6 +842,7 @@ static void check_properties(tester *t) {
     for_cases(t, level, -1, batch_splits);
     if (!is_few) sweep_packed(t, machine_is_slow ? 1.5e6 : 2e7, machine_is_slow ? 1 : 3, batch_splits);
     test_group(op->name, "batch elements and packed sequences one by one");
+    check_nonfinite(t);
     for_cases(t, level, -1, refuses_less);
     test_group(op->name, "too little workspace or saved");
     if (test_is_over_time(op)) {
@@ -890,6 +908,11 @@ static void check_few(tester *t) {
 }
 
 static void check_operator(tester *t) {
+    if (getenv("NF")) {
+        is_few = !strcmp(getenv("NF"), "few");
+        check_nonfinite(t);
+        return;
+    }
     if (is_few) {
         check_few(t);
         return;

@@ -139,9 +139,6 @@ GT_DEV void make_split_products(const SplitGradientParams& p, const SplitGradien
 
 /* ---- a step: w, W, M, Gamma -------------------------------------------------------------------------------------- */
 
-/* As finite(), where a NaN may become anything. */
-GT_DEV float capped(float x) { return fminf(fmaxf(x, -FLT_MAX), FLT_MAX); }
-
 /* L_ts of the block's own pairs, rows s 16 m ..., columns t 16 half + 8 n .... */
 template <class Tile>
 GT_DEV void own_decays(const SplitGradientBlock<Tile>& me, int m, int half, int n, float (&L)[4]) {
@@ -201,10 +198,10 @@ GT_DEV void make_split_pairs(const SplitGradientBlock<Tile>& me, const SplitPair
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
                 const float by = (is_own ? L[e] : decay[e / 2]) * (e % 2 ? column[n].y : column[n].x);
-                const float w = v[m][n][e] * weight[e / 2] * capped(by);
+                const float w = v[m][n][e] * weight[e / 2] * clamped(by);
                 W[m][n][e] += w;
                 gamma[n][e] = w * S[m][n][e];
-                v[m][n][e] = capped(S[m][n][e] * by);
+                v[m][n][e] = clamped(S[m][n][e] * by);
             }
             GT_UNROLL
             for (int e = 0; e < 2; e++) rows[2 * m + e] += gamma[n][2 * e] + gamma[n][2 * e + 1];
@@ -289,7 +286,8 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
     const Power G_power = power_of_G(me);
     GT_UNROLL
     for (int i = 0; i < 4; i++)
-        factor[i] = capped(me.value(Tile::WEIGHT + 8 * i + g) * me.value(Tile::INVERSES + 8 * i + g) * G_power.inverse);
+        factor[i] =
+            clamped(me.value(Tile::WEIGHT + 8 * i + g) * me.value(Tile::INVERSES + 8 * i + g) * G_power.inverse);
     {
         float share[2][TILES][4] = {};
         GT_UNROLL
@@ -328,7 +326,7 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
     const Power power = split_power(largest);
     GT_UNROLL
     for (int i = 0; i < 4; i++)
-        factor[i] = capped(me.value(Tile::PRE + 8 * i + g) * me.value(me.inverses(me.me) + 8 * i + g) * power.inverse);
+        factor[i] = clamped(me.value(Tile::PRE + 8 * i + g) * me.value(me.inverses(me.me) + 8 * i + g) * power.inverse);
     GT_UNROLL
     for (int k = 0; k < 2; k++) {
         SplitLeft a[2];

@@ -127,7 +127,7 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const HopperSplitBloc
     for (int e = 0; e < 2; e++) {
         const int t = at.row + 8 * e;
         const float inverse = me.value((is_dB ? Tile::INVERSES : Tile::DY_INVERSE) + t);
-        factor[e] = capped(me.value((is_dB ? Tile::WEIGHT : Tile::PRE) + t) * inverse * state_inverse);
+        factor[e] = clamped(me.value((is_dB ? Tile::WEIGHT : Tile::PRE) + t) * inverse * state_inverse);
     }
     wgmma_wait<0>();
     wgmma_pin(share);
@@ -313,10 +313,10 @@ GT_DEV void make_split_pairs(const HopperSplitBlock<Tile>& me, const WarpRows& a
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
                 const float by = (is_own ? L[e] : decay[e / 2]) * (e % 2 ? column.y : column.x);
-                const float w = v[2 * i + n][e] * weight[e / 2] * capped(by);
+                const float w = v[2 * i + n][e] * weight[e / 2] * clamped(by);
                 W[2 * i + n][e] += w;
                 gamma[n][e] = w * S[e];
-                v[2 * i + n][e] = capped(S[e] * by);
+                v[2 * i + n][e] = clamped(S[e] * by);
             }
         }
         if (!is_own || at.warp < block) {

@@ -39,6 +39,16 @@ GT_DEV Power split_power(float bound) {
     return {as_float((uint32_t)exponent << 23), as_float((uint32_t)(254 - exponent) << 23)};
 }
 
+/* As finite(), in two instructions.  A NaN stays. */
+GT_DEV float clamped(float x) {
+#ifdef __CUDA_ARCH__
+    asm("min.NaN.f32 %0, %0, %1;\n\tmax.NaN.f32 %0, %0, %2;" : "+f"(x) : "f"(FLT_MAX), "f"(-FLT_MAX));
+    return x;
+#else
+    return finite(x);
+#endif
+}
+
 /* Two numbers, below 2^15, as pairs. */
 GT_DEV void split_pair(float x, float y, uint32_t& hi, uint32_t& lo) {
     hi = pack_f16(x, y);

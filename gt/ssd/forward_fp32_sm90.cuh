@@ -75,16 +75,6 @@ struct SplitHopperTile {
  * in different banks. */
 GT_DEV uint32_t x_at(int t, int p) { return (uint32_t)(256 * t + 32 * (p / 8 ^ t / 2 % 4) + 4 * (p % 8)); }
 
-/* As finite(), in two instructions. */
-GT_DEV float clamped(float x) {
-#ifdef __CUDA_ARCH__
-    asm("min.NaN.f32 %0, %0, %1;\n\tmax.NaN.f32 %0, %0, %2;" : "+f"(x) : "f"(FLT_MAX), "f"(-FLT_MAX));
-    return x;
-#else
-    return finite(x);
-#endif
-}
-
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
 /* Starts the copy of a chunk of a unit's x.  from: the thread's piece of the first of its rows; rows, columns: that

@@ -125,7 +125,8 @@ GT_DEV float2 ungated(const LostParams& p, const LostPlace& me, int t, int row, 
         }
     }
     GT_UNROLL
-    for (int i = 0; i < OWN; i++) S[i] = weight[i / 2][i % 2] != 0.0f ? S[i] * weight[i / 2][i % 2] : 0.0f;
+    for (int i = 0; i < OWN; i++)
+        S[i] = weight[i / 2][i % 2] != 0.0f || S[i] != S[i] ? S[i] * weight[i / 2][i % 2] : 0.0f;
     float2 own = {0.0f, 0.0f};
     GT_NO_UNROLL
     for (int first = 0; first <= t; first += AT_ONCE) {

@@ -338,6 +338,9 @@ GT_DEV float sum_before(float value) {
     return order > 0 ? before : 0.0f;
 }
 
+/* finite(product), but infinite or NaN where a factor x of it is: then an input is. */
+GT_DEV float finite_of(float x, float product) { return fabsf(x) <= FLT_MAX ? finite(product) : product; }
+
 /* Fills S and, if backward, R, PAIR and BEFORE. */
 template <class C, bool BACKWARD>
 GT_DEV void stage_pairs(const Position<C>& s) {
@@ -350,12 +353,12 @@ GT_DEV void stage_pairs(const Position<C>& s) {
     for (int i = 0; i < 2; i++) {
         const int from = s0 + i, pair = t * PITCH + from;
         const float L = from <= t ? pair_decay(s, t, from) : 0.0f;
-        const float S = from <= t ? finite(CB[i] * L) : 0.0f;
+        const float S = from <= t ? finite_of(CB[i], CB[i] * L) : 0.0f;
         sts<float>(s.address(C::S + pair), S);
         if constexpr (BACKWARD) {
             const float delta = s.value(C::DELTA + from);
-            const float c = from <= t ? finite(dyx[i] * S) : 0.0f;
-            sts<float>(s.address(C::R + pair), from <= t ? finite(dyx[i] * L * delta) : 0.0f);
+            const float c = from <= t ? finite_of(fmaxf(fabsf(dyx[i]), fabsf(S)), dyx[i] * S) : 0.0f;
+            sts<float>(s.address(C::R + pair), from <= t ? finite_of(dyx[i], dyx[i] * L * delta) : 0.0f);
             sts<float>(s.address(C::PAIR + pair), c);
             weighted[i] = delta * c;
         }

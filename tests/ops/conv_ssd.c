@@ -581,6 +581,8 @@ const test_op test_op_conv_ssd = {
     .large = {CONV_SSD(.B = 1, .T = 130, .H = 5, .P = 64, .N = 32, .W = 4, .softplus = 1, .segments = 1)},
     .set_fill = set_fill,
     .set_regime = test_set_ssm_regime,
+    .reach = {64, 128},
+    .bounds_pairs = 1,
     .settle = settle,
     /* What ssd may lose: c, which it reads, is rounded in the twin as in the kernels.  dc is not: half a unit of each of
      * its numbers comes to dxBC, beside the rounding of that, to conv_dstate_in, and to the terms of dweight and dbias.

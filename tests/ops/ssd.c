@@ -381,6 +381,8 @@ const test_op test_op_ssd = {
     .large = {SSD(.B = 1, .T = 130, .H = 5, .P = 64, .N = 32, .softplus = 1, .segments = 1)},
     .set_fill = set_fill,
     .set_regime = test_set_ssm_regime,
+    .reach = {64, 128},
+    .bounds_pairs = 1,
     /* what is promised: all products are of f16 numbers (11 bits), and so is what ddt is made of */
     .kernels = {{0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1},
     .properties = properties,

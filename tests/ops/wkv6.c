@@ -296,6 +296,7 @@ const test_op test_op_wkv6 = {
     .large = {WKV6(.B = 1, .T = 130, .H = 5, .N = 64, .segments = 1)},
     .set_fill = set_fill,
     .set_regime = set_regime,
+    .reach = {16, 64},
     /* states: products of tf32 numbers, whose rounding is 2^-11 as fp16's is (seen: 2.2e-4), and so are fp16's factors
      * of dv (seen: 7.2e-4); dw: of states and gradients of them that are 16-bit (seen: 1.7e-3, and 2.7e-3 of a
      * channel) */

@@ -351,6 +351,8 @@ const test_op test_op_wkv_ssm = {
     .large = {BOTH(OF(.H = 1, .N = 64), OF(.H = 5, .P = 64, .N = 64, .softplus = 1), .B = 1, .T = 130, .segments = 1)},
     .set_fill = set_fill,
     .set_regime = set_regime,
+    .reach = {64, 128},
+    .bounds_pairs = 1,
     /* those of wkv6 and ssd */
     .kernels = {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1},
     .properties = properties,
