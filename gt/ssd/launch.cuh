@@ -66,19 +66,6 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, const Choice& choic
     return plan;
 }
 
-/* A step, by the kernel for any size. */
-static inline gt_status step(const gt_ssd_args& a, const Device& device, gt_stream stream) {
-    ForwardParams p = {};
-    p.in = problem_of(a);
-    Arena none(nullptr);
-    p.in.segments = take_segments(none, a, 1);
-    p.y = a.y, p.y_stride = a.y_stride;
-    p.state_in = p.state_out = a.state_out;
-    p.is_step = true;
-    p.slots = a.slots, p.slot_capacity = a.slot_capacity;
-    return launch_forward(p, device, stream);
-}
-
 /* ---- backward -------------------------------------------------------------------------------------------------- */
 
 struct BackwardPlan {

@@ -6,6 +6,7 @@
 
 #include "../recurrence/pieces.cuh"
 #include "launch.cuh"
+#include "step.cuh"
 
 namespace gt {
 namespace ssd {
@@ -106,7 +107,9 @@ struct Operator {
     }
     static constexpr auto plan_forward = ssd::plan_forward;
     static constexpr auto plan_backward = ssd::plan_backward;
-    static constexpr auto step = ssd::step;
+    static gt_status step(const Args& a, const Device& device, gt_stream stream) {
+        return launch_step(a, device, stream);
+    }
     template <bool REVERSE>
     static SegmentPlan<REVERSE> plan_segment(const Args& a, const Choice& choice, const Device&) {
         return ssd::plan_segment<REVERSE>(a, choice);
