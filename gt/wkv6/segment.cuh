@@ -133,10 +133,7 @@ struct Operator {
     static int64_t columns(const Args& a) { return a.V; }
     static constexpr auto plan_forward = wkv6::plan_forward;
     static constexpr auto plan_backward = wkv6::plan_backward;
-    static gt_status step(const Args& a, const Device& device, gt_stream stream) {
-        Chain chain = {stream};
-        return run_forward(wkv6::plan_forward(a, true, device), device, chain);
-    }
+    static gt_status step(const Args& a, const Device&, gt_stream stream) { return launch_step(a, stream); }
     template <bool REVERSE>
     static SegmentPlan<REVERSE> plan_segment(const Args& a, const Device& device) {
         return wkv6::plan_segment<REVERSE>(a, device);
