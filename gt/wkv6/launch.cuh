@@ -10,6 +10,7 @@
 #include "generic.cuh"
 #include "path.cuh"
 #include "states.cuh"
+#include "step.cuh"
 #include "table.h"
 
 namespace gt {

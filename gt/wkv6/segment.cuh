@@ -138,12 +138,7 @@ struct Operator {
     }
     static constexpr auto plan_forward = wkv6::plan_forward;
     static constexpr auto plan_backward = wkv6::plan_backward;
-    static gt_status step(const Args& a, const Device& device, gt_stream stream) {
-        Chain chain = {stream};
-        Choice any_size = {};
-        any_size.segments = 1;
-        return run_forward(plan_with(a, true, any_size), device, chain);
-    }
+    static gt_status step(const Args& a, const Device&, gt_stream stream) { return launch_step(a, stream); }
     template <bool REVERSE>
     static SegmentPlan<REVERSE> plan_segment(const Args& a, const Choice& choice, const Device&) {
         return wkv6::plan_segment<REVERSE>(a, choice);
