@@ -1,6 +1,6 @@
-/* gt/ssd/forward_maps_sm90.cuh - ssd forward on compute capability 9.0 where many heads share B and C (takes_maps()): a
- * kernel of its own turns B and C into f16, once for all blocks, so that the producer of forward_sm90.cuh is left with what
- * is of a unit.  The bits are those of forward_hopper_kernel.  conv_ssd's kernel (gt/fused/conv_ssd_sm90.cuh) has this
+/* gt/ssd/forward_maps_sm90.cuh - ssd forward on compute capability 9.0 where many heads share B and C
+ * (has_sizes_of_maps()).  A kernel of its own turns B and C into f16, once for all blocks, and leaves the producer of
+ * forward_sm90.cuh only the work of a unit.  The bits are those of forward_hopper_kernel.  conv_ssd's kernel (gt/fused/conv_ssd_sm90.cuh) has this
  * producer, too, and convolves x on its way.
  *
  * group_rows_kernel     a block has 64 tokens of B or C of a group.  It leaves them as ssd's products take them: f16 with a

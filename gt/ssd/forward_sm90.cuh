@@ -1,5 +1,5 @@
 /* gt/ssd/forward_sm90.cuh - ssd forward on compute capability 9.0, by wgmma: what forward_tensor_kernel computes, of
- * calls with N up to 128, or to 256 where groups have two units or more (hopper_units()).
+ * calls with N up to 128, or to 256 where groups have two units or more (units_of_forward()).
  *
  * A block has UNITS units (64 rows of a head's state each, see state.cuh) of one group, and takes a segment of a
  * sequence chunk by chunk (chunk.cuh), 64 tokens each.
