@@ -1112,7 +1112,7 @@ static void add_columns(char *kept, const char *row, const char *wanted) {
 
 /* What a mode printed, without times, speeds and the memory that the process took.  The caller frees it. */
 static char *without_clock(char *out) {
-    char *kept = calloc(1, strlen(out) + 1), *save;
+    char *kept = calloc(2, strlen(out) + 2), *save;
     for (char *line = strtok_r(out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         const size_t digits = strspn(line, " 0123456789");
         int commas = 0;
