@@ -249,8 +249,7 @@ static void check_operator(const test_op *op) {
         for_cases(op, medium, 0, pieces_agree);
         test_group(op->name, "a sequence in pieces");
     }
-    for_cases(op, medium, 0, nonfinite_stays);
-    for_cases(op, small, 1, nonfinite_stays);
+    for_cases(op, TEST_TINY, -1, nonfinite_stays);
     test_group(op->name, "a NaN or infinity reaches what depends on it");
     for (const test_property *p = op->properties; p && p->what; p++) check_property(op, p);
 #ifdef _OPENMP
