@@ -561,6 +561,60 @@ void test_step_agrees(const test_runner *r, const test_case *c, double tolerance
     test_free(&in), test_free(&in_forward), test_free(&out), test_free(&expected);
 }
 
+/* Batch element b as a batch of one.  Its state is row `row` of the pool, and its y goes into *joined. */
+static void step_alone(const test_runner *r, const test_case *c, const test_values *in, int64_t b, int64_t most,
+                       double *row, int64_t n, test_values *joined) {
+    test_case one = *c;
+    test_values cut, all, y = {{NULL}};
+    const int64_t T = test_get_size(c, 'T');
+    double *state = test_array(n, 0);
+    memcpy(state, row, (size_t)n * sizeof *state);
+    test_copy(c, GT_STEP, in, &cut);
+    test_set_array(&cut, c, "slots", NULL);
+    test_set_array(&cut, c, "state_out", NULL);
+    test_cut(c, GT_STEP, &cut, 'B', b, 1, &all);
+    test_set_slots(&one, 0);
+    test_set_size(&one, 'B', 1);
+    one.layout = c->layout == TEST_PACKED ? TEST_SHIFTED : TEST_PACKED;
+    for (int64_t t = 0; t < T; t += most) {
+        test_case few = one;
+        test_values tokens, out;
+        test_set_size(&few, 'T', T - t < most ? T - t : most);
+        test_cut(&one, GT_STEP, &all, 'T', t, test_get_size(&few, 'T'), &tokens);
+        test_set_array(&tokens, &few, "state_out", state);
+        test_run(r, &few, GT_STEP, &tokens, TEST_ALL, &out);
+        state = take_array(&out, &few, "state_out");
+        test_paste(&few, &one, GT_STEP, &out, 'T', t, &y);
+        test_free(&tokens), test_free(&out);
+    }
+    memcpy(row, state, (size_t)n * sizeof *state);
+    test_paste(&one, c, GT_STEP, &y, 'B', b, joined);
+    free(state);
+    test_free(&cut), test_free(&all), test_free(&y);
+}
+
+void test_step_is_alone(const test_runner *r, const test_case *c, int64_t most) {
+    test_values in, out, joined = {{NULL}};
+    int64_t size[4], n = 1;
+    double *pool;
+    if (!test_has_pass(c, GT_STEP)) return;
+    const int rank = test_shape(c, GT_STEP, test_tensor_of(c, "state_out"), size);
+    for (int i = 1; i < rank; i++) n *= size[i];
+    const int64_t count = test_count(c, GT_STEP, test_tensor_of(c, "y"));
+    test_inputs(c, GT_STEP, &in);
+    test_run(r, c, GT_STEP, &in, TEST_ALL, &out);
+    pool = test_array(size[0] * n, 0);
+    memcpy(pool, *test_array_of(&in, c, "state_out"), (size_t)(size[0] * n) * sizeof *pool);
+    test_set_array(&joined, c, "state_out", pool);
+    test_set_array(&joined, c, "y", test_array(count, 0));
+    for (int64_t b = 0; b < test_get_size(c, 'B'); b++) {
+        const int64_t row = row_of(c, &in, size[0], b);
+        if (row >= 0) step_alone(r, c, &in, b, most, pool + row * n, n, &joined);
+    }
+    test_same(r, c, GT_STEP, "each alone", &joined, &out, 0);
+    test_free(&in), test_free(&out), test_free(&joined);
+}
+
 /* A step of n tokens from token `at` on: y into *joined, the state into *state. */
 static void take_step(const test_runner *r, const test_case *c, const test_values *all, int64_t at, int64_t n,
                       double **state, test_values *joined) {

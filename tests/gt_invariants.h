@@ -38,6 +38,9 @@ void test_time_splits(const test_runner *r, const test_case *c, int64_t at, doub
 void test_pieces_agree(const test_runner *r, const test_case *c, int64_t count);
 /* A step is a forward from its slots; skipped elements give 0 and other slots keep their bits. */
 void test_step_agrees(const test_runner *r, const test_case *c, double tolerance);
+/* Each batch element alone, from arrays of other alignment, in `most` tokens at a time: the bits of a step of all.  So
+ * nothing depends on the batch, the pool row, the alignment or other elements. */
+void test_step_is_alone(const test_runner *r, const test_case *c, int64_t most);
 /* The first `at` tokens by forward, the rest in steps of up to `most` tokens: as all at once. */
 void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int64_t most, double tolerance);
 

@@ -2,7 +2,8 @@
  * whatever the numbers are.  Two programs: on a GPU (kernels_gpu.cu), and emulated
  * (kernels_emu.cpp).
  *
- *     test_kernels_... [--device NAME] [--mode NAME] [--short] [--once] [--few] [--exact] [OP ...]
+ *     test_kernels_... [--device NAME] [--mode NAME] [--short] [--once] [--few] [--exact] [--steps]
+ *                  [OP ...]
  *
  *   --device NAME  of the emulation: sm_75, sm_80, sm_86 or sm_90
  *   --mode NAME    only that calls made in another way, such as "captured in a graph", give the
@@ -13,6 +14,7 @@
  *   --few          each call once; every size, every kernel and every dtype, but not each with each;
  *                  of the smallest cases one in five for each property: for a test that is run often;
  *                  with --short neither properties nor the largest sizes
+ *   --steps        only what is checked of kernels of steps
  *   --exact        every tensor in an allocation of its own and nothing filled in advance, so that
  *                  a sanitizer finds what lies outside of them or was never written */
 #include "test_kernels.h"
@@ -25,7 +27,7 @@
 #include <omp.h>
 #endif
 
-static int is_short, is_once, is_few, is_exact;
+static int is_short, is_once, is_few, is_exact, is_steps;
 static int one_in = 1, turn; /* of the tables' cases only one in so many is checked, others each time */
 
 /* What a runner of kernels is given, and what its last call left in saved. */
@@ -755,6 +757,40 @@ static void check_more_times(tester *t) {
     test_group(op->name, "more times");
 }
 
+/* A step of every size and time: against the truth, and each batch element alone, token by token or not. */
+static void check_step(tester *t, const test_case *c, int n) {
+    test_values in, truth;
+    t->plain_context.mode.schedule = (uint64_t)n + 1;
+    test_inputs(c, GT_STEP, &in);
+    test_run(&test_truth, c, GT_STEP, &in, TEST_ALL, &truth);
+    check_pass(&t->plain, c, GT_STEP, &in, &truth, NULL);
+    test_free(&in), test_free(&truth);
+    test_step_is_alone(&t->plain, c, n % 3 ? 16 : 1 + n % 4);
+}
+
+/* The kernels of steps.  Layout, slots and dtype are the next each time; with --few every size has three of the times. */
+static void check_steps(tester *t) {
+    static const int64_t step_times[] = {1, 5, 16, 2, 4, 15, 3};
+    const test_op *op = t->op;
+    int n = 0;
+    for (const test_case *size = op->steps; size && size->op; size++) {
+        for (int i = 0; i < (is_few ? 3 : 7); i++, n++) {
+            test_case c = *size;
+            test_set_size(&c, 'T', step_times[i]);
+            c.seed = (uint64_t)n;
+            c.layout = n % 3 ? layouts[n / 3 % 8] : TEST_PACKED;
+            c.row = rows[n / 8 % 4];
+            if (op->set_regime) op->set_regime(&c, n);
+            if (n % 2) test_set_slots(&c, test_get_size(&c, 'B') + 2);
+            set_next_dtypes(&c, n + n / DTYPES);
+            check_step(t, &c, n);
+        }
+    }
+    for (const char *const *kernel = op->step_kernels; kernel && *kernel && !is_few; kernel++)
+        test_check(machine_launched(*kernel), "%s was not launched", *kernel);
+    if (op->steps) test_group(op->name, "kernels of steps");
+}
+
 /* The other ways to make calls; only that of a name, if it is given. */
 static void check_modes(tester *t, const char *only) {
     const test_op *op = t->op;
@@ -834,6 +870,7 @@ static void check_properties(tester *t) {
         test_group(op->name, "the time cut in two");
     }
     if (op->twin[GT_STEP]) {
+        check_steps(t);
         for_cases(t, level, -1, step_agrees);
         for_cases(t, TEST_SMALL, 0, step_agrees);
         test_group(op->name, "a step is a forward");
@@ -934,6 +971,8 @@ int main(int argc, char **argv) {
             is_few = is_once = 1;
         } else if (!strcmp(argv[first], "--exact")) {
             is_exact = 1;
+        } else if (!strcmp(argv[first], "--steps")) {
+            is_steps = 1;
         } else if (!strcmp(argv[first], "--mode") && first + 1 < argc) {
             mode = argv[++first];
         } else if (!strcmp(argv[first], "--device") && first + 1 < argc) {
@@ -957,6 +996,10 @@ int main(int argc, char **argv) {
         if (!is_asked) continue;
         tester t;
         start_tester(&t, op);
+        if (is_steps) {
+            check_steps(&t);
+            continue;
+        }
         check_path_with_handle(op);
         if (mode)
             check_modes(&t, strcmp(mode, "all") ? mode : NULL);

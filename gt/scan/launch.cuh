@@ -6,6 +6,7 @@
 #include "../recurrence/driver.cuh"
 #include "backward.cuh"
 #include "forward.cuh"
+#include "step.cuh"
 #include "table.h"
 
 namespace gt {
@@ -222,9 +223,7 @@ struct Operator {
         return scan::plan_forward(a, is_step, device);
     }
     static BackwardPlan plan_backward(const Args& a, const Device& device) { return scan::plan_backward(a, device); }
-    static gt_status step(const Args& a, const Device& device, gt_stream stream) {
-        return run_forward(scan::plan_forward(a, true, device), device, stream);
-    }
+    static gt_status step(const Args& a, const Device&, gt_stream stream) { return launch_step(a, stream); }
 };
 
 } /* namespace scan */

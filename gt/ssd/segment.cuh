@@ -6,6 +6,7 @@
 
 #include "../recurrence/pieces.cuh"
 #include "launch.cuh"
+#include "step.cuh"
 
 namespace gt {
 namespace ssd {
@@ -109,8 +110,7 @@ struct Operator {
     static constexpr auto plan_forward = ssd::plan_forward;
     static constexpr auto plan_backward = ssd::plan_backward;
     static gt_status step(const Args& a, const Device& device, gt_stream stream) {
-        Chain chain = {stream};
-        return run_forward(ssd::plan_forward(a, true, device), device, chain);
+        return launch_step(a, device, stream);
     }
     template <bool REVERSE>
     static SegmentPlan<REVERSE> plan_segment(const Args& a, const Device& device) {

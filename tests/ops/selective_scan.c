@@ -119,6 +119,38 @@ static const test_case sizes[] = {{SCAN(.D = 256, .N = 16, .softplus = 1), .name
                                   {SCAN(.D = 100, .N = 3, .softplus = 1, .state_in_shared = 1), .name = "sweep"},
                                   {.op = NULL}};
 
+/* For the kernels of steps: states on both sides of 16, 32, 64 and 128, in fours and not; channels that fill warps and
+ * blocks or not; more than 32 and 128 batch elements, of which warps take several in turn. */
+static const test_case steps[] = {
+    {SCAN(.B = 4, .D = 70, .N = 16, .softplus = 1), .name = "steps"},
+    {SCAN(.B = 3, .D = 32, .N = 4), .name = "steps", .absent = "z"},
+    {SCAN(.B = 3, .D = 5, .N = 1, .softplus = 1), .name = "steps"},
+    {SCAN(.B = 3, .D = 40, .N = 15, .G = 2, .softplus = 1), .name = "steps"},
+    {SCAN(.B = 2, .D = 66, .N = 32, .G = 2, .softplus = 1), .name = "steps"},
+    {SCAN(.B = 2, .D = 19, .N = 21), .name = "steps", .absent = "Dskip dt_bias"},
+    {SCAN(.B = 3, .D = 20, .N = 64, .G = 4, .softplus = 1), .name = "steps"},
+    {SCAN(.B = 2, .D = 9, .N = 50, .softplus = 1), .name = "steps"},
+    {SCAN(.B = 3, .D = 10, .N = 128, .softplus = 1), .name = "steps"},
+    {SCAN(.B = 2, .D = 7, .N = 127, .G = 7, .softplus = 1), .name = "steps"},
+    {SCAN(.B = 3, .D = 6, .N = 256, .G = 2, .softplus = 1), .name = "steps"},
+    {SCAN(.B = 2, .D = 3, .N = 250, .softplus = 1), .name = "steps"},
+    {SCAN(.B = 35, .D = 12, .N = 8, .softplus = 1), .name = "steps"},
+    {SCAN(.B = 131, .D = 3, .N = 4, .softplus = 1), .name = "steps"},
+    {SCAN(.B = 2, .D = 40, .N = 16), .name = "slow steps", .fill = {{"A", -7, 1, 0, 0}, {"dt", -4, 1, 0, 0}}},
+    {SCAN(.B = 2, .D = 40, .N = 16, .softplus = 1), .name = "fast steps", .fill = {{"A", 2, 0.3, 0, 0}}},
+    {.op = NULL}};
+
+#define STEP_KERNELS(type, exact)                                                                                      \
+    "scan::step_kernel<" type ", 4, 1, " exact ">", "scan::step_kernel<" type ", 8, 1, " exact ">",                    \
+        "scan::step_kernel<" type ", 16, 1, " exact ">", "scan::step_kernel<" type ", 32, 1, " exact ">",              \
+        "scan::step_kernel<" type ", 32, 2, " exact ">"
+static const char *const step_kernels[] = {STEP_KERNELS("float", "true"),
+                                           STEP_KERNELS("gt::bf16", "false"),
+                                           STEP_KERNELS("gt::f16", "false"),
+                                           STEP_KERNELS("gt::ssm::AnyType", "true"),
+                                           STEP_KERNELS("gt::ssm::AnyType", "false"),
+                                           NULL};
+
 /* More than 65535 of what a grid may count. */
 static const test_case many[] = {{SCAN(.B = 70000, .T = 2, .D = 2, .N = 2), .name = "many"},
                                  {SCAN(.B = 1, .T = 2, .D = 140000, .N = 2, .G = 70000), .name = "many"},
@@ -222,6 +254,8 @@ const test_op test_op_selective_scan = {
     .set_fill = set_fill,
     .set_regime = test_set_ssm_regime,
     .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
+    .steps = steps,
+    .step_kernels = step_kernels,
     .bench_draws = draws,
     .bench_cuts = cuts,
 };

@@ -182,6 +182,40 @@ static const test_case sizes[] = {
     {SSD(.H = 1, .P = 64, .N = 256, .softplus = 1), .name = "sweep", .absent = "dx"},
     {.op = NULL}};
 
+/* For the kernels of steps: columns on both sides of 16, 32, 64 and 128, in fours and not; rows that fill warps and blocks
+ * or not; enough for the kernels that take more rows at a time. */
+static const test_case steps[] = {
+    {SSD(.B = 4, .H = 2, .P = 8, .N = 4, .softplus = 1), .name = "steps"},
+    {SSD(.B = 2, .H = 3, .P = 5, .N = 1), .name = "steps"},
+    {SSD(.B = 3, .H = 4, .P = 68, .N = 16, .G = 2, .softplus = 1, .Dskip_per_channel = 1), .name = "steps"},
+    {SSD(.B = 3, .H = 2, .P = 7, .N = 15, .softplus = 1), .name = "steps"},
+    {SSD(.B = 3, .H = 2, .P = 36, .N = 20, .softplus = 1, LIMITS), .name = "steps"},
+    {SSD(.B = 2, .H = 2, .P = 33, .N = 31, .G = 2), .name = "steps", .absent = "z"},
+    {SSD(.B = 3, .H = 4, .P = 24, .N = 64, .G = 2, .softplus = 1), .name = "steps"},
+    {SSD(.B = 2, .H = 2, .P = 17, .N = 50, .softplus = 1), .name = "steps", .absent = "Dskip dt_bias"},
+    {SSD(.B = 4, .H = 2, .P = 80, .N = 128, .G = 2, .softplus = 1), .name = "steps"},
+    {SSD(.B = 3, .H = 6, .P = 32, .N = 128, .G = 3, .softplus = 1, .Dskip_per_channel = 1), .name = "steps",
+     .absent = "z"},
+    {SSD(.B = 2, .H = 1, .P = 12, .N = 100, .softplus = 1), .name = "steps"},
+    {SSD(.B = 2, .H = 2, .P = 9, .N = 127, .softplus = 1), .name = "steps"},
+    {SSD(.B = 3, .H = 2, .P = 64, .N = 256, .G = 2, .softplus = 1), .name = "steps"},
+    {SSD(.B = 2, .H = 2, .P = 4, .N = 132, .softplus = 1), .name = "steps"},
+    {SSD(.B = 2, .H = 1, .P = 6, .N = 250, .softplus = 1, .Dskip_per_channel = 1), .name = "steps"},
+    /* decays near 1, none, and growth that fp32 does not hold, of states that are small */
+    {SSD(.B = 2, .H = 4, .P = 8, .N = 128), .name = "slow steps", .fill = {{"A", -7, 1, 0, 0}}},
+    {SSD(.B = 2, .H = 4, .P = 8, .N = 20), .name = "steps that forget", .fill = {{"A", 0, 0.5, -10000, 0.5}}},
+    {.op = NULL}};
+
+#define STEP_KERNELS(type)                                                                                             \
+    "ssd::step_kernel<" type ", 4, 1, 8>", "ssd::step_kernel<" type ", 8, 1, 8>",                                      \
+        "ssd::step_kernel<" type ", 16, 1, 8>", "ssd::step_kernel<" type ", 16, 2, 4>",                                \
+        "ssd::step_kernel<" type ", 32, 2, 4>"
+#define WIDE_STEP_KERNELS(type) "ssd::step_kernel<" type ", 16, 2, 8>", "ssd::step_kernel<" type ", 32, 2, 8>"
+static const char *const step_kernels[] = {STEP_KERNELS("float"),        STEP_KERNELS("gt::bf16"),
+                                           STEP_KERNELS("gt::f16"),      STEP_KERNELS("gt::ssm::AnyType"),
+                                           WIDE_STEP_KERNELS("float"),   WIDE_STEP_KERNELS("gt::bf16"),
+                                           WIDE_STEP_KERNELS("gt::f16"), NULL};
+
 /* More than 65535 of what a grid may count. */
 static const test_case many[] = {{SSD(.B = 70000, .T = 2, .H = 1, .P = 2, .N = 2), .name = "many"},
                                  {SSD(.B = 1, .T = 2, .H = 70000, .P = 2, .N = 2, .G = 70000), .name = "many"},
@@ -385,6 +419,8 @@ const test_op test_op_ssd = {
     /* what is promised: all products are of f16 numbers (11 bits), and so is what ddt is made of */
     .kernels = {{0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1},
     .properties = properties,
+    .steps = steps,
+    .step_kernels = step_kernels,
     .more_times = more_times,
     .launched = launched,
     .launching = launching,

@@ -1,0 +1,107 @@
+/* gt/recurrence/ssm_step.cuh - what the step kernels of ssd and selective_scan share: loads and stores of neighbouring
+ * numbers, aligned or not.
+ *
+ * A step kernel exists for each dtype, with vector loads, and once for AnyType, with a load for each number.  Both give
+ * a number to the same lane and add in the same order, so alignment does not change a bit of the results. */
+#ifndef GT_RECURRENCE_SSM_STEP_CUH
+#define GT_RECURRENCE_SSM_STEP_CUH
+
+#include "ssm.cuh"
+
+namespace gt {
+namespace ssm {
+
+/* In place of an element type: any dtype, known at run time, any alignment and any stride. */
+struct AnyType {};
+
+/* Activations of one dtype. */
+struct Activations {
+    const void* data;
+    gt_dtype dtype;
+    int64_t step; /* elements from one number to its neighbour; 1 where vectors are loaded */
+};
+
+/* COUNT neighbouring elements as loaded.  Conversion waits until they are used, and so does the warp. */
+template <class T, int COUNT>
+struct Piece {
+    Vec<T, COUNT> bits;
+    /* valid: how many of them exist; all or none.  at: index of the first. */
+    GT_METHOD void load(const Activations& from, int64_t at, int valid) {
+        bits = {};
+        if (valid > 0) bits = ldg<Vec<T, COUNT>>(static_cast<const T*>(from.data) + at);
+    }
+    GT_METHOD float get(int i) const { return bits.get(i); }
+};
+
+/* valid: any number. */
+template <int COUNT>
+struct Piece<AnyType, COUNT> {
+    float x[COUNT];
+    GT_METHOD void load(const Activations& from, int64_t at, int valid) {
+        load_column(x, from.data, from.dtype, at, from.step, valid);
+    }
+    GT_METHOD float get(int i) const { return x[i]; }
+};
+
+/* The bits of one element, and its value: the load is issued by the first, and only the second waits for it. */
+GT_DEV uint32_t load_bits(const void* data, gt_dtype dtype, int64_t at) {
+    if (dtype == GT_F32) return ldg<uint32_t>(static_cast<const float*>(data) + at);
+    return ldg<uint16_t>(static_cast<const bf16*>(data) + at);
+}
+
+GT_DEV float value_of_bits(uint32_t bits, gt_dtype dtype) {
+    if (dtype == GT_BF16) return unpack_bf16_lo(bits);
+    return dtype == GT_F16 ? unpack_f16_lo(bits) : as_float(bits);
+}
+
+template <class T>
+GT_DEV void store_output(void* data, gt_dtype dtype, int64_t at, float value) {
+    if constexpr (std::is_same<T, AnyType>::value)
+        store_as(data, dtype, at, value);
+    else
+        Element<T>::store(static_cast<T*>(data), at, value);
+}
+
+/* Four neighbouring floats of a state, or of A.  valid: how many of them exist; with vectors all or none. */
+template <bool VECTORS>
+GT_DEV void load_four(float* x, const float* from, int valid) {
+    if constexpr (VECTORS) {
+        float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (valid > 0) v = ldg<float4>(from);
+        x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+    } else {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) x[i] = i < valid ? from[i] : 0.0f;
+    }
+}
+
+template <bool VECTORS>
+GT_DEV void store_four(float* to, const float* x, int valid) {
+    if constexpr (VECTORS) {
+        if (valid > 0) stg<float4>(to, float4{x[0], x[1], x[2], x[3]});
+    } else {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++)
+            if (i < valid) to[i] = x[i];
+    }
+}
+
+/* Whether every row of a tensor begins where four elements can be loaded at once. */
+static inline bool has_fours(const void* data, const gt_stride& s, gt_dtype dtype) {
+    return (uintptr_t)data % (dtype == GT_F32 ? 16 : 8) == 0 && s.b % 4 == 0 && s.t % 4 == 0 && s.h % 4 == 0;
+}
+
+static inline bool has_fours(const float* data) { return (uintptr_t)data % 16 == 0; }
+
+/* launch(T()) for the type of a dtype. */
+template <class Launch>
+static inline gt_status with_activations(gt_dtype dtype, const Launch& launch) {
+    if (dtype == GT_BF16) return launch(bf16());
+    if (dtype == GT_F16) return launch(f16());
+    return launch(float());
+}
+
+} /* namespace ssm */
+} /* namespace gt */
+
+#endif

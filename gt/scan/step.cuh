@@ -1,0 +1,303 @@
+/* gt/scan/step.cuh - selective_scan step: 1 to 16 new tokens of every batch element, with states in slots, in place.
+ *
+ *     h <- exp(Delta A) h + Delta u B        y = (<h, C> + Dskip u) silu(z)        token by token
+ *
+ * TILE.  LANES neighbouring lanes own CHANNELS channels.  Each lane has VECS times 4 neighbouring elements of a state:
+ * 4 lane ... 4 lane + 3, and the same 4 LANES later.  A warp has TILE = 32 / LANES * CHANNELS channels: number i of the
+ * group of lanes g is i 32 / LANES + g, so that a warp's loads are neighbours.  No warp waits for another.
+ *
+ *     N up to   LANES   VECS   CHANNELS    channels of a warp
+ *          16       4      1          4    32
+ *          32       8      1          4    16
+ *          64      16      1          4     8
+ *         128      32      1          4     4
+ *         256      32      2          2     2
+ *
+ * A lane makes Delta and y of its own channel, which LANES / CHANNELS lanes share; shuffles hand out Delta and Delta u.
+ * SUMS OVER n.  A lane adds its elements in order, then lanes meet in a tree: first those LANES / 2 apart, in the end
+ * neighbours.
+ * DECAY.  Each element takes the form that its own exponent asks for (see Path): 2^z, z times a polynomial next to 1, or
+ * four steps of growth.  A warp leaves out the forms that none of its elements asks for.  So T tokens give the bits of T
+ * steps of one token, and a result depends on its own inputs alone.
+ *
+ * REGISTERS: 16 numbers of the state and 16 of A.  SHARED MEMORY: none.
+ * BYTES a channel: the state once each way, 8 N; A, 4 N from L2, once for the batch elements that a warp takes in turn.
+ *     A token and channel, bf16: u, dt, y (z) 2 each.
+ * ISSUE SLOTS a token and element, N = 16: exponent 1, 2^z 1, Delta u B 1, h 1, y 1, the rest about 3.
+ * GRID: a strand has G * parts blocks, a part WARPS warps of one group, and takes every `strands`-th batch element. */
+#ifndef GT_SCAN_STEP_CUH
+#define GT_SCAN_STEP_CUH
+
+#include "../recurrence/ssm_step.cuh"
+#include "problem.cuh"
+
+namespace gt {
+namespace scan {
+
+constexpr int STEP_WARPS = 2; /* of a block: 8192 channels of one batch element are 128 blocks */
+
+struct StepParams {
+    int64_t B, D, G;
+    int T, N;
+    gt_dtype dtype, dt_dtype;
+    int softplus;
+    const void *u, *dt, *Bm, *Cm, *z;
+    const float *A, *Dskip, *dt_bias;
+    void* y;
+    float* state; /* [slot_capacity,D,N] */
+    gt_stride u_stride, dt_stride, z_stride, y_stride;
+    gt_stride4 Bm_stride, Cm_stride;
+    const int32_t* slots;
+    int64_t slot_capacity;
+    int64_t strands;
+    Divider by_strand, by_group; /* blocks of a strand and of a group */
+};
+
+template <int LANES_, int VECS_, bool EXACT_>
+struct StepTraits {
+    static constexpr int LANES = LANES_, VECS = VECS_, COLUMNS = 4 * VECS, CHANNELS = 16 / COLUMNS;
+    static constexpr bool EXACT = EXACT_; /* activations are fp32 */
+    static constexpr int GROUPS = 32 / LANES, TILE = GROUPS * CHANNELS;
+    static constexpr int SAME = LANES / CHANNELS; /* lanes that share a channel of their own */
+};
+
+/* What a warp and a lane work on. */
+template <class C>
+struct StepPlace {
+    int64_t b, g, channel; /* channel: the warp's first one */
+    int channels;          /* of the warp, that exist */
+    int lane, group;       /* among the lanes of a channel; which lanes these are */
+    int own;               /* the lane's own channel, of the warp's */
+
+    GT_METHOD int number(int i) const { return i * C::GROUPS + group; }
+    GT_METHOD int column(int v) const { return 4 * lane + 4 * C::LANES * v; }
+    /* how many state elements of vector v of channel i exist */
+    GT_METHOD int valid(int N, int i, int v) const { return number(i) < channels ? N - column(v) : 0; }
+};
+
+/* What a lane loads of a token. */
+template <class T, class C>
+struct StepToken {
+    Piece<T, 4> B[C::VECS], Cm[C::VECS];
+    Piece<T, 1> u, z;
+    uint32_t dt;
+
+    GT_METHOD void load(const StepParams& p, const StepPlace<C>& s, int t) {
+        const int64_t B_at = offset_of(p.Bm_stride, s.b, t, s.g), C_at = offset_of(p.Cm_stride, s.b, t, s.g);
+        const int64_t d = s.channel + s.own;
+        const int exists = s.own < s.channels;
+        u.load({p.u, p.dtype, 1}, offset_of(p.u_stride, s.b, t, d), exists);
+        dt = 0;
+        if (exists) dt = load_bits(p.dt, p.dt_dtype, offset_of(p.dt_stride, s.b, t, d));
+        if (p.z) z.load({p.z, p.dtype, 1}, offset_of(p.z_stride, s.b, t, d), exists);
+        GT_UNROLL
+        for (int v = 0; v < C::VECS; v++) {
+            const int n = s.column(v);
+            B[v].load({p.Bm, p.dtype, p.Bm_stride.n}, B_at + n * p.Bm_stride.n, p.N - n);
+            Cm[v].load({p.Cm, p.dtype, p.Cm_stride.n}, C_at + n * p.Cm_stride.n, p.N - n);
+        }
+    }
+};
+
+/* Which forms of decay the elements of a warp ask for. */
+enum Forms { POWERS, SOME_NEAR_ONE, SOME_FAR };
+
+/* 2^z h + added */
+template <int FORMS, bool EXACT>
+GT_DEV float carry(float z, float h, float added) {
+    if (FORMS == SOME_FAR && z * LN_2 >= FAR_GROWTH) return grow(z * LN_2, h) + added;
+    const bool is_near = FORMS != POWERS && fabsf(z) < Least<EXACT>::VALUE;
+    const float factor = is_near ? Least<EXACT>::below_one(z) : ex2_approx(z);
+    float sum = fma_rn(factor, h, added);
+    if (is_near) sum += h;
+    return sum;
+}
+
+/* One token.  A: times log2(e).  y: of the lane's own channel, <h, C>. */
+template <int FORMS, class T, class C>
+GT_DEV float advance(float (&h)[C::CHANNELS][C::COLUMNS], const float (&A)[C::CHANNELS][C::COLUMNS],
+                     const float (&delta)[C::CHANNELS], const float (&input)[C::CHANNELS], const StepToken<T, C>& token,
+                     int lane) {
+    float sums[C::CHANNELS];
+    GT_UNROLL
+    for (int i = 0; i < C::CHANNELS; i++) {
+        GT_UNROLL
+        for (int c = 0; c < C::COLUMNS; c++) {
+            const float B = token.B[c / 4].get(c % 4), Cm = token.Cm[c / 4].get(c % 4);
+            h[i][c] = carry<FORMS, C::EXACT>(delta[i] * A[i][c], h[i][c], input[i] * B);
+            sums[i] = c ? fma_rn(h[i][c], Cm, sums[i]) : h[i][c] * Cm;
+        }
+    }
+    reduce_scatter<C::CHANNELS, C::LANES, 1>(sums, lane);
+    return sums[0];
+}
+
+template <class C>
+GT_DEV int forms_of(const float (&A)[C::CHANNELS][C::COLUMNS], const float (&delta)[C::CHANNELS]) {
+    float least = INFINITY, most = -INFINITY;
+    GT_UNROLL
+    for (int i = 0; i < C::CHANNELS; i++) {
+        GT_UNROLL
+        for (int c = 0; c < C::COLUMNS; c++) {
+            const float z = delta[i] * A[i][c];
+            least = fminf(least, fabsf(z)), most = fmaxf(most, z);
+        }
+    }
+    if (warp_any(most * LN_2 >= FAR_GROWTH)) return SOME_FAR;
+    return warp_any(least < Least<C::EXACT>::VALUE) ? SOME_NEAR_ONE : POWERS;
+}
+
+/* All tokens of the warp's channels of one batch element. */
+template <class T, class C>
+GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const float (&A)[C::CHANNELS][C::COLUMNS],
+                          float bias, float skip) {
+    constexpr bool VECTORS = !std::is_same<T, AnyType>::value;
+    const int64_t row = p.slots ? p.slots[s.b] : s.b;
+    const bool writes = s.lane % C::SAME == 0 && s.own < s.channels; /* y, which its neighbours have, too */
+    const int64_t d = s.channel + s.own;
+    StepToken<T, C> next;
+    next.load(p, s, 0);
+    if (row < 0 || row >= p.slot_capacity) {
+        for (int t = 0; t < p.T; t++)
+            if (writes) store_output<T>(p.y, p.dtype, offset_of(p.y_stride, s.b, t, d), 0.0f);
+        return;
+    }
+    float* const state = p.state + (row * p.D + s.channel) * p.N;
+    float h[C::CHANNELS][C::COLUMNS];
+    GT_UNROLL
+    for (int i = 0; i < C::CHANNELS; i++) {
+        GT_UNROLL
+        for (int v = 0; v < C::VECS; v++)
+            load_four<VECTORS>(h[i] + 4 * v, state + s.number(i) * p.N + s.column(v), s.valid(p.N, i, v));
+    }
+    GT_NO_UNROLL
+    for (int t = 0; t < p.T; t++) {
+        const StepToken<T, C> token = next;
+        if (t + 1 < p.T) next.load(p, s, t + 1);
+        const float u = token.u.get(0), dt = value_of_bits(token.dt, p.dt_dtype) + bias;
+        const float own = !p.softplus ? dt : C::EXACT ? softplus(dt) : softplus_fast(dt);
+        float delta[C::CHANNELS], input[C::CHANNELS], y;
+        GT_UNROLL
+        for (int i = 0; i < C::CHANNELS; i++) {
+            const int from = s.group * C::LANES + i * C::SAME;
+            delta[i] = shfl_idx(own, from);
+            input[i] = shfl_idx(own * u, from);
+        }
+        const int forms = forms_of<C>(A, delta);
+        if (forms == POWERS)
+            y = advance<POWERS>(h, A, delta, input, token, s.lane);
+        else if (forms == SOME_NEAR_ONE)
+            y = advance<SOME_NEAR_ONE>(h, A, delta, input, token, s.lane);
+        else
+            y = advance<SOME_FAR>(h, A, delta, input, token, s.lane);
+        y = fma_rn(skip, u, y);
+        if (p.z) {
+            const float z = token.z.get(0);
+            y *= C::EXACT ? silu(z) : silu_fast(z);
+        }
+        if (writes) store_output<T>(p.y, p.dtype, offset_of(p.y_stride, s.b, t, d), y);
+    }
+    GT_UNROLL
+    for (int i = 0; i < C::CHANNELS; i++) {
+        GT_UNROLL
+        for (int v = 0; v < C::VECS; v++)
+            store_four<VECTORS>(state + s.number(i) * p.N + s.column(v), h[i] + 4 * v, s.valid(p.N, i, v));
+    }
+}
+
+/* A log2(e) of the lane's elements; -1 where there is none, so that nothing takes another form for it. */
+template <bool VECTORS, class C>
+GT_DEV void load_A(const StepParams& p, const StepPlace<C>& s, float (&A)[C::CHANNELS][C::COLUMNS]) {
+    const float* const from = p.A + s.channel * p.N;
+    GT_UNROLL
+    for (int i = 0; i < C::CHANNELS; i++) {
+        GT_UNROLL
+        for (int v = 0; v < C::VECS; v++)
+            load_four<VECTORS>(A[i] + 4 * v, from + s.number(i) * p.N + s.column(v), s.valid(p.N, i, v));
+    }
+    GT_UNROLL
+    for (int i = 0; i < C::CHANNELS; i++) {
+        GT_UNROLL
+        for (int c = 0; c < C::COLUMNS; c++)
+            A[i][c] = c % 4 < s.valid(p.N, i, c / 4) ? finite(LOG2_E * A[i][c]) : -1.0f;
+    }
+}
+
+template <class T, int LANES, int VECS, bool EXACT>
+GT_KERNEL(32 * STEP_WARPS, (std::is_same<T, AnyType>::value ? 6 : 12))
+step_kernel(const GT_GRID_CONSTANT StepParams p) {
+    using C = StepTraits<LANES, VECS, EXACT>;
+    const int64_t per_group = p.D / p.G;
+    StepPlace<C> s;
+    int in_strand, part;
+    const int strand = divide(block_x(), p.by_strand, &in_strand);
+    s.g = divide(in_strand, p.by_group, &part);
+    const int64_t first = ((int64_t)part * STEP_WARPS + warp_id()) * C::TILE, left = per_group - first;
+    if (left <= 0) return;
+    s.channel = s.g * per_group + first;
+    s.channels = (int)(left < C::TILE ? left : C::TILE);
+    s.lane = lane_id() % LANES;
+    s.group = lane_id() / LANES;
+    s.own = s.number(s.lane / C::SAME);
+    float A[C::CHANNELS][C::COLUMNS];
+    load_A<!std::is_same<T, AnyType>::value>(p, s, A);
+    const int64_t d = s.channel + s.own;
+    const bool exists = s.own < s.channels;
+    const float bias = p.dt_bias && exists ? p.dt_bias[d] : 0.0f, skip = p.Dskip && exists ? p.Dskip[d] : 0.0f;
+    for (s.b = strand; s.b < p.B; s.b += p.strands) step_channels<T>(p, s, A, bias, skip);
+}
+
+/* ---- launch ---------------------------------------------------------------------------------------------------- */
+
+/* Whether rows of A, B, C and states are whole numbers of aligned fours. */
+static inline bool has_step_vectors(const gt_selective_scan_args& a) {
+    const gt_stride4 &B = a.Bm_stride, &C = a.Cm_stride;
+    return a.N % 4 == 0 && has_fours(a.state_out) && has_fours(a.A) && B.n == 1 && C.n == 1 &&
+           has_fours(a.Bm, {B.b, B.t, B.h}, a.dtype) && has_fours(a.Cm, {C.b, C.t, C.h}, a.dtype);
+}
+
+template <class T, int LANES, int VECS, bool EXACT>
+static inline gt_status launch_step_of(const gt_selective_scan_args& a, gt_stream stream) {
+    constexpr int BLOCK = STEP_WARPS * StepTraits<LANES, VECS, EXACT>::TILE;
+    const int64_t parts = (a.D / a.G + BLOCK - 1) / BLOCK, blocks = a.G * parts;
+    const int64_t each = a.B >= 128 ? 4 : a.B >= 32 ? 2 : 1; /* batch elements of a warp: A is loaded once for them */
+    StepParams p = {};
+    p.B = a.B, p.D = a.D, p.G = a.G;
+    p.T = (int)a.T, p.N = (int)a.N;
+    p.dtype = a.dtype, p.dt_dtype = a.dt_dtype;
+    p.softplus = a.softplus;
+    p.u = a.u, p.dt = a.dt, p.Bm = a.Bm, p.Cm = a.Cm, p.z = a.z;
+    p.A = a.A, p.Dskip = a.Dskip, p.dt_bias = a.dt_bias;
+    p.y = a.y, p.state = a.state_out;
+    p.u_stride = a.u_stride, p.dt_stride = a.dt_stride, p.z_stride = a.z_stride, p.y_stride = a.y_stride;
+    p.Bm_stride = a.Bm_stride, p.Cm_stride = a.Cm_stride;
+    p.slots = a.slots, p.slot_capacity = a.slot_capacity;
+    p.strands = a.T > 0 ? strands((a.B + each - 1) / each, blocks, INT32_MAX) : 0;
+    p.by_strand = divide_by((int)blocks), p.by_group = divide_by((int)parts);
+    return run("selective_scan step_kernel", step_kernel<T, LANES, VECS, EXACT>, p.strands * blocks, 32 * STEP_WARPS, 0,
+               stream, p);
+}
+
+/* The kernel that handles N. */
+template <class T, bool EXACT>
+static inline gt_status launch_step_with(const gt_selective_scan_args& a, gt_stream stream) {
+    if (a.N <= 16) return launch_step_of<T, 4, 1, EXACT>(a, stream);
+    if (a.N <= 32) return launch_step_of<T, 8, 1, EXACT>(a, stream);
+    if (a.N <= 64) return launch_step_of<T, 16, 1, EXACT>(a, stream);
+    if (a.N <= 128) return launch_step_of<T, 32, 1, EXACT>(a, stream);
+    return launch_step_of<T, 32, 2, EXACT>(a, stream);
+}
+
+static inline gt_status launch_step(const gt_selective_scan_args& a, gt_stream stream) {
+    if (has_step_vectors(a))
+        return with_activations(a.dtype, [&](auto type) {
+            using T = decltype(type);
+            return launch_step_with<T, std::is_same<T, float>::value>(a, stream);
+        });
+    return a.dtype == GT_F32 ? launch_step_with<AnyType, true>(a, stream) : launch_step_with<AnyType, false>(a, stream);
+}
+
+} /* namespace scan */
+} /* namespace gt */
+
+#endif
