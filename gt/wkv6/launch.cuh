@@ -138,7 +138,7 @@ static gt_status launch_pass(const Pass& pass, const Device& device, Chain& stre
     });
 }
 
-/* ---- forward and step --------------------------------------------------------------------------------------- */
+/* ---- forward ------------------------------------------------------------------------------------------------ */
 
 /* Room for `states` checkpoints, and for as many elements of lo terms. */
 static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dtype dtype, int64_t states,
@@ -171,10 +171,10 @@ struct ForwardPlan {
     gt_status pass(const Device& device, Chain& stream) const { return launch_pass<false>(states, device, stream); }
 };
 
-static inline ForwardPlan plan_forward(const gt_wkv6_args& a, bool is_step, const Device& device) {
+static inline ForwardPlan plan_forward(const gt_wkv6_args& a, bool, const Device& device) {
     ForwardPlan plan = {};
-    Arena arena(a.workspace), saved(is_step ? nullptr : a.saved);
-    const bool on_tensor_cores = !is_step && fits_tensor_cores(a, GT_FORWARD, device);
+    Arena arena(a.workspace), saved(a.saved);
+    const bool on_tensor_cores = fits_tensor_cores(a, GT_FORWARD, device);
     plan.sequences = sequences_of(a);
     add_output(plan.unused, a.y, a.y_stride, a.dtype, a.H, a.V);
     void* checkpoints = take_S(saved, a);
@@ -182,9 +182,6 @@ static inline ForwardPlan plan_forward(const gt_wkv6_args& a, bool is_step, cons
     PassParams& p = plan.states.params();
     p.y = a.y, p.y_stride = a.y_stride;
     p.state_out = a.state_out;
-    if (is_step) p.state_in = a.state_out;
-    plan.states.any.is_step = is_step;
-    plan.states.any.slots = a.slots, plan.states.any.slot_capacity = a.slot_capacity;
     plan.bytes = arena.bytes(), plan.saved = saved.bytes();
     return plan;
 }
