@@ -44,6 +44,7 @@
  *     forward.cuh, forward_sm90.cuh
  *                          forward on tensor cores; the same on compute capability 9.0
  *     states.cuh           states only: G backwards in time, S of segments
+ *     step.cuh             steps
  *     backward.cuh         the chunks of backward on tensor cores, with backward_inputs.cuh,
  *                          backward_products.cuh, backward_fp32.cuh, backward_strong_decay.cuh
  *     path.cuh             which kernels a call takes

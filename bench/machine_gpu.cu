@@ -149,6 +149,50 @@ gt_status refused(gt_status status) {
     return status;
 }
 
+/* ---- calls that are captured ------------------------------------------------------------------ */
+
+/* The last call that was captured. */
+struct Captured {
+    cudaGraphExec_t graph;
+    const test_op *op;
+    gt_pass pass;
+    test_args args;
+};
+
+/* Captures a call, unless it is the last one again.  enqueue(stream) makes the call. */
+template <class Enqueue>
+gt_status captured(const test_op *op, gt_pass pass, const void *args, const Enqueue &enqueue, cudaGraphExec_t *graph) {
+    static Captured last = {};
+    static cudaStream_t stream;
+    const size_t bytes = op->table()->args_bytes;
+    cudaGraph_t nodes;
+    if (!stream) must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    if (!last.graph || op != last.op || pass != last.pass || memcmp(args, &last.args, bytes)) {
+        if (last.graph) must(cudaGraphExecDestroy(last.graph), "cudaGraphExecDestroy");
+        last.graph = nullptr, last.op = op, last.pass = pass;
+        memcpy(&last.args, args, bytes);
+        must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+        const gt_status status = enqueue(stream);
+        must(cudaStreamEndCapture(stream, &nodes), "cudaStreamEndCapture");
+        if (status == GT_OK) must(cudaGraphInstantiate(&last.graph, nodes, 0), "cudaGraphInstantiate");
+        must(cudaGraphDestroy(nodes), "cudaGraphDestroy");
+        if (status != GT_OK) return refused(status);
+    }
+    *graph = last.graph;
+    return GT_OK;
+}
+
+double time_graph(cudaGraphExec_t graph) {
+    const Clock &clock = the_clock();
+    flush(clock);
+    must(cudaEventRecord(clock.start), "cudaEventRecord");
+    must(cudaGraphLaunch(graph, nullptr), "cudaGraphLaunch");
+    must(cudaEventRecord(clock.stop), "cudaEventRecord");
+    return elapsed_ms(clock);
+}
+
+/* ---- calls ------------------------------------------------------------------------------------ */
+
 gt_status run(const test_op *op, gt_pass pass, const void *args) {
     const gt_status status = op->table()->calls.pass[pass](args, nullptr);
     if (status != GT_OK) return refused(status);
@@ -156,8 +200,18 @@ gt_status run(const test_op *op, gt_pass pass, const void *args) {
     return GT_OK;
 }
 
+/* A step is timed as servers run it: captured once, and replayed. */
+gt_status time_step(const test_op *op, const void *args, double *ms) {
+    const auto enqueue = [&](cudaStream_t stream) { return op->table()->calls.pass[GT_STEP](args, stream); };
+    cudaGraphExec_t graph;
+    const gt_status status = captured(op, GT_STEP, args, enqueue, &graph);
+    if (status == GT_OK) *ms = time_graph(graph);
+    return status;
+}
+
 /* The host enqueues the call while the device still writes the flush: its launches cost no time. */
 gt_status time_run(const test_op *op, gt_pass pass, const void *args, double *ms) {
+    if (pass == GT_STEP) return time_step(op, args, ms);
     const Clock &clock = the_clock();
     flush(clock);
     must(cudaEventRecord(clock.start), "cudaEventRecord");
@@ -194,15 +248,6 @@ bench_machine gpu = {"",   1,      0,        nullptr,        1,         nullptr,
 
 /* ---- wkv_ssm as two calls on two streams ------------------------------------------------------ */
 
-/* The last call, captured: the operators do not depend on each other. */
-struct TwoStreams {
-    cudaStream_t first, second;
-    cudaEvent_t fork, join;
-    cudaGraphExec_t graph;
-    gt_wkv_ssm_args args;
-    gt_pass pass;
-};
-
 template <class Part>
 void give_shared(const gt_wkv_ssm_args &all, Part *one) {
     one->B = all.B, one->T = all.T, one->dtype = all.dtype;
@@ -231,67 +276,48 @@ gt_status split(gt_pass pass, const gt_wkv_ssm_args &all, gt_wkv6_args *wkv6, gt
     return GT_OK;
 }
 
-gt_status capture(gt_pass pass, const gt_wkv_ssm_args &all, TwoStreams *two) {
+/* The operators do not depend on each other: ssd goes to a second stream, between two events. */
+gt_status enqueue_both(gt_pass pass, const gt_wkv_ssm_args &all, cudaStream_t first) {
+    static cudaStream_t second;
+    static cudaEvent_t fork, join;
     gt_wkv6_args wkv6;
     gt_ssd_args ssd;
-    cudaGraph_t graph;
+    if (!second) {
+        must(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking), "cudaStreamCreate");
+        must(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming), "cudaEventCreate");
+        must(cudaEventCreateWithFlags(&join, cudaEventDisableTiming), "cudaEventCreate");
+    }
     gt_status status = split(pass, all, &wkv6, &ssd);
     if (status != GT_OK) return status;
-    must(cudaStreamBeginCapture(two->first, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    must(cudaEventRecord(two->fork, two->first), "cudaEventRecord");
-    must(cudaStreamWaitEvent(two->second, two->fork), "cudaStreamWaitEvent");
-    status = pass == GT_FORWARD ? gt_wkv6_forward(&wkv6, two->first) : gt_wkv6_backward(&wkv6, two->first);
-    if (status == GT_OK)
-        status = pass == GT_FORWARD ? gt_ssd_forward(&ssd, two->second) : gt_ssd_backward(&ssd, two->second);
-    must(cudaEventRecord(two->join, two->second), "cudaEventRecord");
-    must(cudaStreamWaitEvent(two->first, two->join), "cudaStreamWaitEvent");
-    must(cudaStreamEndCapture(two->first, &graph), "cudaStreamEndCapture");
-    if (status == GT_OK) must(cudaGraphInstantiate(&two->graph, graph, 0), "cudaGraphInstantiate");
-    must(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    must(cudaEventRecord(fork, first), "cudaEventRecord");
+    must(cudaStreamWaitEvent(second, fork), "cudaStreamWaitEvent");
+    status = pass == GT_FORWARD ? gt_wkv6_forward(&wkv6, first) : gt_wkv6_backward(&wkv6, first);
+    if (status == GT_OK) status = pass == GT_FORWARD ? gt_ssd_forward(&ssd, second) : gt_ssd_backward(&ssd, second);
+    must(cudaEventRecord(join, second), "cudaEventRecord");
+    must(cudaStreamWaitEvent(first, join), "cudaStreamWaitEvent");
     return status;
 }
 
-/* Captures the call unless it is the last one again. */
-gt_status captured(gt_pass pass, const void *args, cudaGraphExec_t *graph) {
-    static TwoStreams two = {};
-    if (!two.first) {
-        must(cudaStreamCreateWithFlags(&two.first, cudaStreamNonBlocking), "cudaStreamCreate");
-        must(cudaStreamCreateWithFlags(&two.second, cudaStreamNonBlocking), "cudaStreamCreate");
-        must(cudaEventCreateWithFlags(&two.fork, cudaEventDisableTiming), "cudaEventCreate");
-        must(cudaEventCreateWithFlags(&two.join, cudaEventDisableTiming), "cudaEventCreate");
-    }
-    if (!two.graph || pass != two.pass || memcmp(args, &two.args, sizeof two.args)) {
-        if (two.graph) must(cudaGraphExecDestroy(two.graph), "cudaGraphExecDestroy");
-        two.graph = nullptr;
-        two.pass = pass;
-        memcpy(&two.args, args, sizeof two.args);
-        const gt_status status = capture(pass, two.args, &two);
-        if (status != GT_OK) return refused(status);
-    }
-    *graph = two.graph;
-    return GT_OK;
+gt_status capture_both(const test_op *op, gt_pass pass, const void *args, cudaGraphExec_t *graph) {
+    const gt_wkv_ssm_args &all = *static_cast<const gt_wkv_ssm_args *>(args);
+    return captured(
+        op, pass, args, [&](cudaStream_t stream) { return enqueue_both(pass, all, stream); }, graph);
 }
 
-gt_status run_two_streams(const test_op *, gt_pass pass, const void *args) {
+gt_status run_two_streams(const test_op *op, gt_pass pass, const void *args) {
     cudaGraphExec_t graph;
-    const gt_status status = captured(pass, args, &graph);
+    const gt_status status = capture_both(op, pass, args, &graph);
     if (status != GT_OK) return status;
     must(cudaGraphLaunch(graph, nullptr), "cudaGraphLaunch");
     must(cudaDeviceSynchronize(), "a kernel");
     return GT_OK;
 }
 
-gt_status time_two_streams(const test_op *, gt_pass pass, const void *args, double *ms) {
-    const Clock &clock = the_clock();
+gt_status time_two_streams(const test_op *op, gt_pass pass, const void *args, double *ms) {
     cudaGraphExec_t graph;
-    const gt_status status = captured(pass, args, &graph);
-    if (status != GT_OK) return status;
-    flush(clock);
-    must(cudaEventRecord(clock.start), "cudaEventRecord");
-    must(cudaGraphLaunch(graph, nullptr), "cudaGraphLaunch");
-    must(cudaEventRecord(clock.stop), "cudaEventRecord");
-    *ms = elapsed_ms(clock);
-    return GT_OK;
+    const gt_status status = capture_both(op, pass, args, &graph);
+    if (status == GT_OK) *ms = time_graph(graph);
+    return status;
 }
 
 /* ---- the products of rmsnorm_linear alone ----------------------------------------------------- */

@@ -56,7 +56,7 @@ static void test_wkv6(void) {
     a = good, a.N = 128;
     expect(&a, "forward: forward_hopper_kernel;");
     a = good, a.T = 16;
-    expect(&a, "; step: token_kernel");
+    expect(&a, "; step: step_kernel");
     expect_not(&a, "any-size");
     a = good, a.V = 32;
     expect(&a, "forward: token_kernel (any-size kernels: N and V differ); backward: ");

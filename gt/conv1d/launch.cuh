@@ -196,24 +196,28 @@ static inline gt_status launch_forward(const gt_conv1d_args& a, const Device& de
 }
 
 static inline gt_status launch_step(const gt_conv1d_args& a, gt_stream stream) {
+    if (a.T == 0) return GT_OK;
     StepParams p = {};
     p.in = problem_of(a);
-    p.in.state_in = a.state_out;
     p.y = a.y;
     p.y_stride = a.y_stride;
-    p.state_out = a.state_out;
+    p.state = a.state_out;
     p.slots = a.slots;
     p.slot_capacity = a.slot_capacity;
-    int shift = 2; /* 2^shift channels are what one load can move */
-    for (const View& v : {View{a.x, a.x_stride}, View{a.y, a.y_stride}})
-        while (shift > 0 && (a.D % (1 << shift) || (uintptr_t)v.data % (uintptr_t)(size_of(a.dtype) << shift) ||
-                             v.stride.h != 1 || v.stride.b % (1 << shift) || v.stride.t % (1 << shift)))
-            shift--;
+    const bool has_rows = has_step_rows(a);
+    const int64_t parts = (a.D + STEP_CHANNELS - 1) / STEP_CHANNELS, groups = (a.B + STEP_WARPS - 1) / STEP_WARPS;
+    p.by_parts = divide_by((int)parts);
     return with_dtype(a.dtype, [&](auto element) {
-        return with_constant<0, 2>(shift, [&](auto vec_shift) {
-            constexpr int VEC = 1 << decltype(vec_shift)::value;
-            return run("conv1d step_kernel", step_kernel<decltype(element), VEC>,
-                       (a.B * (a.D / VEC) + THREADS - 1) / THREADS, THREADS, 0, stream, p);
+        using T = decltype(element);
+        return with_constant<2, 4>(p.in.W, [&](auto width) {
+            constexpr int W = decltype(width)::value;
+            if (has_rows) {
+                void (*const kernel)(StepParams) =
+                    a.T == 1 ? step_rows_kernel<T, W, 1> : step_rows_kernel<T, W, STEP_BATCH>;
+                return run("conv1d step_rows_kernel", kernel, parts * groups, THREADS, STEP_ROWS_SMEM<W>, stream, p);
+            }
+            return run("conv1d step_kernel", step_kernel<T, W>, (a.B * a.D + THREADS - 1) / THREADS, THREADS, 0, stream,
+                       p);
         });
     });
 }

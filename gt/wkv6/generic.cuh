@@ -1,5 +1,5 @@
-/* gt/wkv6/generic.cuh - the kernels for any N and V, without tensor cores: forward and step, G backwards in time, and
- * the gradients of chunks. */
+/* gt/wkv6/generic.cuh - the kernels for any N and V, without tensor cores: forward, G backwards in time, and the
+ * gradients of chunks. */
 #ifndef GT_WKV6_GENERIC_CUH
 #define GT_WKV6_GENERIC_CUH
 
@@ -22,9 +22,6 @@ namespace wkv6 {
  * Sums over n are in one fixed order (registers, then a butterfly over the slices): deterministic. */
 struct TokenParams : PassParams { /* y = NULL: r is not read */
     gt_dtype checkpoint_dtype;
-    int is_step;
-    const int32_t* slots;
-    int64_t slot_capacity;
     int64_t tiles;
 };
 
@@ -162,12 +159,10 @@ GT_DEV void pass_tokens(const TokenParams& p, int64_t tile, int64_t head) {
     const int column0 = (int)tile * C::COLUMNS;
     const int slice = thread_id() % SLICES, column = thread_id() / SLICES;
     const int64_t NV = (int64_t)in.N * in.V;
-    const int64_t row = p.is_step && p.slots ? p.slots[head / in.H] : head / in.H;
-    const bool skipped = p.is_step && (row < 0 || row >= p.slot_capacity);
 
     float state[32];
-    const int64_t row_in = p.state_in_shared ? 0 : row;
-    const float* state_in = p.state_in && !skipped ? p.state_in + (row_in * in.H + h) * NV : nullptr;
+    const int64_t row_in = p.state_in_shared ? 0 : head / in.H;
+    const float* state_in = p.state_in ? p.state_in + (row_in * in.H + h) * NV : nullptr;
     move_column<SLICES, false>(state_in, in, slice, column0 + column, state);
 
     constexpr int PARTS = CHECKPOINT / C::TOKENS; /* of a chunk */
@@ -184,12 +179,11 @@ GT_DEV void pass_tokens(const TokenParams& p, int64_t tile, int64_t head) {
             const float y = forward_token<SLICES>(smem, token, slice, column, state);
             if (p.y && slice == 0 && column0 + column < in.V)
                 store_as(p.y, in.dtype, offset_of(p.y_stride, seq.b, first + token, h) + column0 + column,
-                         skipped ? 0.0f : in.scale * y);
+                         in.scale * y);
         }
         sync_threads();
     }
-    if (p.state_out && !skipped)
-        move_column<SLICES, true>(p.state_out + (row * in.H + h) * NV, in, slice, column0 + column, state);
+    if (p.state_out) move_column<SLICES, true>(p.state_out + head * NV, in, slice, column0 + column, state);
 }
 
 template <int SLICES, bool REVERSE>

@@ -125,7 +125,7 @@ static gt_status launch_pass(const Pass& pass, const Device& device, Chain& stre
     });
 }
 
-/* ---- forward and step --------------------------------------------------------------------------------------- */
+/* ---- forward ------------------------------------------------------------------------------------------------ */
 
 /* Room for `states` checkpoints, and for as many elements of lo terms. */
 static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dtype dtype, int64_t states,
@@ -156,9 +156,9 @@ struct ForwardPlan {
     gt_status pass(const Device& device, Chain& stream) const { return launch_pass<false>(states, device, stream); }
 };
 
-static inline ForwardPlan plan_with(const gt_wkv6_args& a, bool is_step, const Choice& choice) {
+static inline ForwardPlan plan_forward(const gt_wkv6_args& a, const Choice& choice, const Device&) {
     ForwardPlan plan = {};
-    Arena arena(a.workspace), saved(is_step ? nullptr : a.saved);
+    Arena arena(a.workspace), saved(a.saved);
     plan.sequences = sequences_of(a);
     add_output(plan.unused, a.y, a.y_stride, a.dtype, a.H, a.V);
     void* checkpoints = take_S(saved, a);
@@ -166,15 +166,8 @@ static inline ForwardPlan plan_with(const gt_wkv6_args& a, bool is_step, const C
     PassParams& p = plan.states.params();
     p.y = a.y, p.y_stride = a.y_stride;
     p.state_out = a.state_out;
-    if (is_step) p.state_in = a.state_out;
-    plan.states.any.is_step = is_step;
-    plan.states.any.slots = a.slots, plan.states.any.slot_capacity = a.slot_capacity;
     plan.bytes = arena.bytes(), plan.saved = saved.bytes();
     return plan;
-}
-
-static inline ForwardPlan plan_forward(const gt_wkv6_args& a, const Choice& choice, const Device&) {
-    return plan_with(a, false, choice);
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------------- */

@@ -9,13 +9,14 @@
  * grid B * H * tiles of columns; one launch, no workspace.
  * registers: 4 ROWS state values a thread (16 to 64) for all tokens of the call.
  * shared: (r, k, keep, factor) of every row, v, and the partial sums of y of every warp, for TOKENS tokens at a time:
- *     2.3 KB at N = V = 64 and one token, 18 KB at 8 tokens, 30 KB at most.
+ *     2.3 KB at N = V = 64 and one token, 9 KB at 4 tokens, 25 KB at most.
  * bytes: the state once each way: 8 N V a head, 32 KB at N = V = 64.  r, k and w once a tile of columns, v and y once.
  *     A thread issues the loads of its state and of its first TOKENS tokens before it uses any of them.
  * issue slots, N = V = 64, a thread: 16 for loads and stores of the state; a row and token take 1 shared load, 4 products
  *     and 12 multiply-adds: 136 a token; about 100 once, and 40 a token for inputs and sums.
  * Sums over i have one order: rows of a lane, lane groups of a warp (butterfly), warps.  The order depends on N and V
  * alone.  States that are not aligned to 16 bytes move in single floats to the same lanes, and give the same bits.
+ * A call of one token has instances without loops over tokens: there the number of instructions is time.
  * One kernel serves all dtypes: raw bits are loaded first, and converted once all loads are in flight. */
 #ifndef GT_WKV6_STEP_CUH
 #define GT_WKV6_STEP_CUH
@@ -36,21 +37,20 @@ struct StepParams {
     Divider by_tiles, by_H;
 };
 
-/* MOST_ROWS: N rounded up to 32, 64, 128 or 256. */
-template <int LANES_, int MOST_ROWS_>
+/* MOST_ROWS: N rounded up to 32, 64, 128 or 256.  TOKENS: at a time; 1 if the call has no more, else 4. */
+template <int LANES_, int MOST_ROWS_, int TOKENS_>
 struct StepTraits {
-    static constexpr int LANES = LANES_, MOST_ROWS = MOST_ROWS_;
+    static constexpr int LANES = LANES_, MOST_ROWS = MOST_ROWS_, TOKENS = TOKENS_;
     static constexpr int THREADS = MOST_ROWS > 128 ? MOST_ROWS : 128, WARPS = THREADS / 32;
     static constexpr int COLUMNS = 4 * LANES, SLOTS = THREADS / LANES, ROWS = MOST_ROWS / SLOTS;
-    static constexpr int TOKENS = MOST_ROWS > 128 ? 4 : 8; /* at a time */
-    static constexpr int ROW_STEP = THREADS / MOST_ROWS;   /* tokens whose rows are loaded side by side */
-    static constexpr int COLUMN_STEP = THREADS / COLUMNS;  /* tokens whose columns are */
-    static constexpr int ROW_LOADS = TOKENS / ROW_STEP;    /* of a thread, for each of r, k and w */
+    static constexpr int BLOCKS = THREADS == 256 ? 2 : ROWS <= 8 ? 6 : 4; /* that share a multiprocessor's registers */
+    static constexpr int ROW_STEP = THREADS / MOST_ROWS;                 /* tokens whose rows are loaded side by side */
+    static constexpr int COLUMN_STEP = THREADS / COLUMNS;                /* tokens whose columns are */
+    static constexpr int ROW_LOADS = (TOKENS + ROW_STEP - 1) / ROW_STEP; /* of a thread, for each of r, k and w */
     static constexpr int COLUMN_LOADS = (TOKENS + COLUMN_STEP - 1) / COLUMN_STEP;
     static constexpr int ROW_WARPS = MOST_ROWS / 32; /* that share the bonus of a token */
     static constexpr int ROW_BYTES = 16 * MOST_ROWS, COLUMN_BYTES = 4 * COLUMNS, SUM_BYTES = WARPS * COLUMN_BYTES;
     static constexpr int TOKEN_BYTES = ROW_BYTES + COLUMN_BYTES + SUM_BYTES + 4 * ROW_WARPS;
-    static_assert(TOKENS % ROW_STEP == 0 && ROWS >= 1, "whole rows of threads");
     static_assert(TOKENS * TOKEN_BYTES <= 48 * 1024, "needs no asking");
 };
 
@@ -146,10 +146,11 @@ struct StepInputs {
 /* A thread's part of a state [N,V]: rows slot + SLOTS q, 4 columns from j on.  Rows and columns outside are 0. */
 template <class C, bool IS_ALIGNED>
 GT_DEV void load_step_state(const float* state, const Problem& in, int slot, int j, float (&s)[4 * C::ROWS]) {
+    const float* at = state + j;
     GT_UNROLL
     for (int q = 0; q < C::ROWS; q++) {
         const int n = slot + C::SLOTS * q;
-        const float* from = state + n * in.V + j;
+        const float* from = at + n * in.V;
         if constexpr (IS_ALIGNED) {
             float4 x = {0.0f, 0.0f, 0.0f, 0.0f};
             if (n < in.N && j < in.V) x = ldg<float4>(from);
@@ -163,10 +164,12 @@ GT_DEV void load_step_state(const float* state, const Problem& in, int slot, int
 
 template <class C, bool IS_ALIGNED>
 GT_DEV void store_step_state(float* state, const Problem& in, int slot, int j, const float (&s)[4 * C::ROWS]) {
+    slot = made_here(slot); /* else the addresses of the loads are kept for the stores: two registers a row */
+    float* at = state + j;
     GT_UNROLL
     for (int q = 0; q < C::ROWS; q++) {
         const int n = slot + C::SLOTS * q;
-        float* to = state + n * in.V + j;
+        float* to = at + n * in.V;
         if constexpr (IS_ALIGNED) {
             if (n < in.N && j < in.V) stg<float4>(to, {s[4 * q], s[4 * q + 1], s[4 * q + 2], s[4 * q + 3]});
         } else {
@@ -228,7 +231,7 @@ GT_DEV void clear_step_outputs(const StepParams& p, int64_t b, int64_t h, int co
 }
 
 template <class C, bool IS_ALIGNED>
-GT_KERNEL(C::THREADS, 512 / C::THREADS)
+GT_KERNEL(C::THREADS, IS_ALIGNED || C::BLOCKS < 6 ? C::BLOCKS : 5)
 step_kernel(const GT_GRID_CONSTANT StepParams p) {
     const Problem& in = p.in;
     int tile, h;
@@ -238,7 +241,7 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
         clear_step_outputs<C>(p, b, h, column0);
         return;
     }
-    const int T = (int)in.sequences.T, lane = lane_id() % C::LANES, slot = thread_id() / C::LANES;
+    const int T = C::TOKENS == 1 ? 1 : (int)in.sequences.T, lane = lane_id() % C::LANES, slot = thread_id() / C::LANES;
     const int n = thread_id() % C::MOST_ROWS;
     const StepShared<C> shared(T < C::TOKENS ? T : C::TOKENS);
     float* state = p.state + (row * in.H + h) * ((int64_t)in.N * in.V);
@@ -270,12 +273,16 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
 
 template <int LANES, int MOST_ROWS>
 static gt_status launch_step(const gt_wkv6_args& a, StepParams p, gt_stream stream) {
-    using C = StepTraits<LANES, MOST_ROWS>;
-    const int64_t tiles = (a.V + C::COLUMNS - 1) / C::COLUMNS, tokens = a.T < C::TOKENS ? a.T : C::TOKENS;
+    using One = StepTraits<LANES, MOST_ROWS, 1>;
+    using More = StepTraits<LANES, MOST_ROWS, 4>;
+    const int64_t tiles = (a.V + One::COLUMNS - 1) / One::COLUMNS, tokens = a.T < More::TOKENS ? a.T : More::TOKENS;
     const bool is_aligned = a.V % 4 == 0 && (uintptr_t)a.state_out % 16 == 0;
     p.by_tiles = divide_by((int)tiles), p.by_H = divide_by((int)a.H);
-    return run("wkv6 step_kernel", is_aligned ? step_kernel<C, true> : step_kernel<C, false>, a.B * a.H * tiles,
-               C::THREADS, (size_t)(tokens * C::TOKEN_BYTES), stream, p);
+    void (*const kernel)(StepParams) = !is_aligned ? step_kernel<More, false>
+                                       : a.T == 1  ? step_kernel<One, true>
+                                                   : step_kernel<More, true>;
+    return run("wkv6 step_kernel", kernel, a.B * a.H * tiles, One::THREADS, (size_t)(tokens * One::TOKEN_BYTES), stream,
+               p);
 }
 
 template <int LANES>

@@ -152,6 +152,33 @@ static const test_case sizes[] = {{CONV1D(.D = 256, .W = 4, .activation = GT_ACT
                                   {CONV1D(.D = 8, .W = 2), .name = "sweep"},
                                   {.op = NULL}};
 
+/* For the kernels of steps: channels in fours and not, that fill the 128 of a warp or not; batch elements that fill the 8
+ * warps of a block or not. */
+#define STEPS(...)                                                                                                     \
+    { CONV1D(__VA_ARGS__, .activation = GT_ACT_SILU), .name = "steps" }
+static const test_case steps[] = {STEPS(.B = 9, .D = 132, .W = 4),
+                                  STEPS(.B = 3, .D = 132, .W = 3),
+                                  STEPS(.B = 2, .D = 132, .W = 2),
+                                  STEPS(.B = 8, .D = 128, .W = 4),
+                                  STEPS(.B = 7, .D = 260, .W = 3),
+                                  STEPS(.B = 17, .D = 4, .W = 2),
+                                  {CONV1D(.B = 5, .D = 64, .W = 4), .name = "steps", .absent = "bias"},
+                                  {CONV1D(.B = 5, .D = 36, .W = 3), .name = "steps", .absent = "bias"},
+                                  {CONV1D(.B = 5, .D = 20, .W = 2), .name = "steps"},
+                                  STEPS(.B = 3, .D = 5, .W = 4),
+                                  STEPS(.B = 3, .D = 131, .W = 3),
+                                  STEPS(.B = 3, .D = 1, .W = 2),
+                                  {.op = NULL}};
+
+#define STEP_KERNELS(type, width)                                                                                      \
+    "conv1d::step_rows_kernel<" type ", " width ", 1>", "conv1d::step_rows_kernel<" type ", " width ", 4>",            \
+        "conv1d::step_kernel<" type ", " width ">"
+static const char *const step_kernels[] = {STEP_KERNELS("float", "2"),    STEP_KERNELS("float", "3"),
+                                           STEP_KERNELS("float", "4"),    STEP_KERNELS("gt::bf16", "2"),
+                                           STEP_KERNELS("gt::bf16", "3"), STEP_KERNELS("gt::bf16", "4"),
+                                           STEP_KERNELS("gt::f16", "2"),  STEP_KERNELS("gt::f16", "3"),
+                                           STEP_KERNELS("gt::f16", "4"),  NULL};
+
 /* More than 65535 of what a grid may count. */
 static const test_case many[] = {{CONV1D(.B = 70000, .T = 3, .D = 2, .W = 4), .name = "many"},
                                  {CONV1D(.B = 1, .T = 3, .D = 140000, .W = 4), .name = "many"},
@@ -263,6 +290,10 @@ static const test_bench_row gpu_rows[] = {
     ROW_BOTH(TEST_BF16, 1, 32768, 4352),
     ROW_BOTH(TEST_BF16, 8, 3750, 640),
     ROW(TEST_F32 | TEST_BF16, "silu", "", .B = 8, .T = 1, .D = 640),
+    ROW(TEST_BF16, "silu", "", .B = 1, .T = 1, .D = 10240),
+    ROW(TEST_BF16, "silu", "", .B = 64, .T = 1, .D = 10240),
+    ROW(TEST_BF16, "silu", "", .B = 256, .T = 1, .D = 10240),
+    ROW(TEST_BF16, "silu", "", .B = 64, .T = 4, .D = 10240),
     TEST_PACKED_ROWS(conv1d, NO_STATES, .D = 640, .W = 4, .activation = GT_ACT_SILU),
     ROW_PACKED_BOTH(256),
     ROW_PACKED_BOTH(1000),
@@ -279,5 +310,7 @@ const test_op test_op_conv1d = {
     .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
     /* the gradient of the state is added last, where one call adds that of each token in turn */
     .split_tolerance = {[GT_F32] = 1e-6, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-8},
+    .steps = steps,
+    .step_kernels = step_kernels,
     .bench_cuts = cuts,
 };

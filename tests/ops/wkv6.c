@@ -147,6 +147,38 @@ static const test_case sizes[] = {
     {WKV6(.H = 1, .N = 256), .name = "sweep"},
     {.op = NULL}};
 
+/* For the kernels of steps: rows on both sides of 32, 64 and 128, columns on both sides of 32, in fours and not, in one
+ * tile of columns and several. */
+static const test_case steps[] = {
+    {WKV6(.B = 4, .H = 2, .N = 8, .V = 12), .name = "steps"},
+    {WKV6(.B = 3, .H = 2, .N = 31, .V = 5, .decay = GT_DECAY_LOG), .name = "steps"},
+    {WKV6(.B = 3, .H = 3, .N = 1, .V = 1), .name = "steps"},
+    {WKV6(.B = 2, .H = 2, .N = 32, .scale = 0.17677669f), .name = "steps"},
+    {WKV6(.B = 3, .H = 2, .N = 20, .V = 36, .decay = GT_DECAY_LOG), .name = "steps"},
+    {WKV6(.B = 2, .H = 1, .N = 3, .V = 70), .name = "steps", .absent = "u"},
+    {WKV6(.B = 4, .H = 2, .N = 64), .name = "steps"},
+    {WKV6(.B = 2, .H = 2, .N = 33, .V = 67, .scale = 3), .name = "steps"},
+    {WKV6(.B = 3, .H = 2, .N = 50, .V = 32), .name = "steps"},
+    {WKV6(.B = 2, .H = 1, .N = 63, .V = 9, .decay = GT_DECAY_LOG), .name = "steps", .absent = "u"},
+    {WKV6(.B = 3, .H = 1, .N = 128), .name = "steps"},
+    {WKV6(.B = 2, .H = 2, .N = 127, .V = 65), .name = "steps"},
+    {WKV6(.B = 3, .H = 2, .N = 100, .V = 24, .decay = GT_DECAY_LOG), .name = "steps"},
+    {WKV6(.B = 2, .H = 2, .N = 65, .V = 3), .name = "steps"},
+    {WKV6(.B = 2, .H = 1, .N = 256), .name = "steps"},
+    {WKV6(.B = 2, .H = 1, .N = 129, .V = 33), .name = "steps"},
+    {WKV6(.B = 3, .H = 1, .N = 250, .V = 20), .name = "steps"},
+    {WKV6(.B = 2, .H = 1, .N = 200, .V = 1, .decay = GT_DECAY_LOG), .name = "steps", .absent = "u"},
+    {.op = NULL}};
+
+#define STEP_KERNELS(lanes, rows)                                                                                      \
+    "wkv6::step_kernel<gt::wkv6::StepTraits<" lanes ", " rows ", 1>, true>",                                           \
+        "wkv6::step_kernel<gt::wkv6::StepTraits<" lanes ", " rows ", 4>, true>",                                       \
+        "wkv6::step_kernel<gt::wkv6::StepTraits<" lanes ", " rows ", 4>, false>"
+static const char *const step_kernels[] = {
+    STEP_KERNELS("8", "32"),   STEP_KERNELS("8", "64"),   STEP_KERNELS("8", "128"),
+    STEP_KERNELS("8", "256"),  STEP_KERNELS("16", "32"),  STEP_KERNELS("16", "64"),
+    STEP_KERNELS("16", "128"), STEP_KERNELS("16", "256"), NULL};
+
 /* More than 65535 of what a grid may count. */
 static const test_case many[] = {{WKV6(.B = 70000, .T = 2, .H = 1, .N = 2), .name = "many"},
                                  {WKV6(.B = 1, .T = 2, .H = 70000, .N = 2), .name = "many"},
@@ -275,6 +307,14 @@ static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, NO_STATES, .B = 8, .T = 4096, .H = 64, .N = 32),
     ROW(TEST_BF16, NO_STATES, .B = 8, .T = 3750, .H = 4, .N = 64),
     ROW(TEST_F32 | TEST_BF16, "", .B = 8, .T = 1, .H = 4, .N = 32),
+    ROW(TEST_BF16, "", .B = 1, .T = 1, .H = 32, .N = 64),
+    ROW(TEST_BF16, "", .B = 8, .T = 1, .H = 32, .N = 64),
+    ROW(TEST_BF16, "", .B = 64, .T = 1, .H = 32, .N = 64),
+    ROW(TEST_BF16, "", .B = 256, .T = 1, .H = 32, .N = 64),
+    ROW(TEST_BF16, "", .B = 64, .T = 4, .H = 32, .N = 64),
+    ROW(TEST_BF16, "", .B = 64, .T = 16, .H = 32, .N = 64),
+    ROW(TEST_BF16, "", .B = 1, .T = 1, .H = 64, .N = 64),
+    ROW(TEST_BF16, "", .B = 64, .T = 1, .H = 64, .N = 64),
     TEST_PACKED_ROWS(wkv6, NO_STATES, .H = 4, .N = 64),
     ROW(TEST_BF16, "", .B = 8, .T = 4096, .H = 32, .N = 64, .pieces = 8),
     ROW(TEST_BF16, "", .B = 1, .T = 16384, .H = 4, .N = 64, .pieces = 8),
@@ -303,6 +343,8 @@ const test_op test_op_wkv6 = {
     .kernels = {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, 1},
     .properties = properties,
     .launched = launched,
+    .steps = steps,
+    .step_kernels = step_kernels,
     .bench_draws = draws,
     .bench_cuts = cuts,
     .operations = {"BTHNV", 4, 12},
