@@ -83,29 +83,27 @@ static inline cudaError_t find_in_driver(const char* name, int since, std::atomi
 }
 
 /* How many threads a block of a kernel may have on device `id`, which is the current one.  An error that was pending
- * before is neither cleared nor returned, so the driver is asked: cudaFuncGetAttributes would clear it. */
-static inline cudaError_t ask_driver(const void* kernel, int id, int* most) {
+ * before is neither cleared nor returned: cudaFuncGetAttributes might do so, and then the driver is asked itself. */
+static inline cudaError_t ask_threads(const void* kernel, [[maybe_unused]] int id, int* most) {
 #if CUDART_VERSION >= 12060
-    typedef CUresult (*GetAttribute)(int*, CUfunction_attribute, CUkernel, CUdevice);
-    static std::atomic<void*> known{nullptr};
-    void* function;
-    GetAttribute get;
-    cudaKernel_t handle;
-    cudaError_t error = find_in_driver("cuKernelGetAttribute", 12000, known, &function);
-    if (error == cudaSuccess) error = cudaGetKernel(&handle, kernel);
-    if (error != cudaSuccess) return error;
-    memcpy(&get, &function, sizeof get);
-    const CUresult result = get(most, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, handle, id);
-    return result == CUDA_SUCCESS                   ? cudaSuccess
-           : result == CUDA_ERROR_NO_BINARY_FOR_GPU ? cudaErrorNoKernelImageForDevice
-                                                    : cudaErrorInvalidDeviceFunction;
-#else
+    if (cudaPeekAtLastError() != cudaSuccess) {
+        typedef CUresult (*GetAttribute)(int*, CUfunction_attribute, CUkernel, CUdevice);
+        static std::atomic<void*> known{nullptr};
+        void* function;
+        GetAttribute get;
+        cudaKernel_t handle;
+        cudaError_t error = find_in_driver("cuKernelGetAttribute", 12000, known, &function);
+        if (error == cudaSuccess) error = cudaGetKernel(&handle, kernel);
+        if (error != cudaSuccess) return error;
+        memcpy(&get, &function, sizeof get);
+        const CUresult result = get(most, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, handle, id);
+        return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidDeviceFunction;
+    }
+#endif
     cudaFuncAttributes attributes;
-    (void)id;
     const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
     if (error == cudaSuccess) *most = attributes.maxThreadsPerBlock;
     return error;
-#endif
 }
 
 /* The question may load the kernel, which a thread whose stream is being captured may do in relaxed mode alone. */
@@ -113,7 +111,7 @@ static inline cudaError_t ask_most_threads(const void* kernel, int id, int* most
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
     if (error != cudaSuccess) return error;
-    error = ask_driver(kernel, id, most);
+    error = ask_threads(kernel, id, most);
     const cudaError_t back = cudaThreadExchangeStreamCaptureMode(&mode);
     return error == cudaSuccess ? back : error;
 }
