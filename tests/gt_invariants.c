@@ -797,8 +797,8 @@ static void check_nonfinite_pass(const test_runner *r, const test_case *c, gt_pa
     test_free(&in), test_free(&clean), test_free(&truth);
 }
 
-void test_nonfinite_stays(const test_runner *r, const test_case *c, int64_t at, const int64_t reach[2], int every,
-                          int may_vanish) {
+void test_nonfinite_stays(const test_runner *r, const test_case *c, const int64_t at[2], const int64_t reach[2],
+                          int every, int may_vanish) {
     static const struct {
         gt_pass pass;
         int is_backward;
@@ -808,7 +808,7 @@ void test_nonfinite_stays(const test_runner *r, const test_case *c, int64_t at, 
     for (int i = 0; i < COUNT; i++) count += (uint64_t)test_has_pass(c, list[i].pass);
     for (uint64_t i = 0, turn = 0; i < COUNT; i++) {
         if (!test_has_pass(c, list[i].pass) || (turn++ != c->seed % count && !every)) continue;
-        check_nonfinite_pass(r, c, list[i].pass, at, reach[list[i].is_backward],
+        check_nonfinite_pass(r, c, list[i].pass, at[list[i].is_backward], reach[list[i].is_backward],
                              every ? -1 : (int)(c->seed / count % 64), may_vanish);
     }
 }
