@@ -11,7 +11,7 @@
 namespace gt {
 namespace ssd {
 
-/* ---- forward and step ------------------------------------------------------------------------------------------ */
+/* ---- forward ------------------------------------------------------------------------------------------ */
 
 inline gt_status ForwardPlan::pass(const Device& device, Chain& chain) const {
     if (!on_tensor_cores) return launch_forward(any, device, chain.stream); /* they do not wait for a chain */
@@ -35,14 +35,14 @@ static inline size_t forward_workspace(const gt_ssd_args& a, const Device& devic
     return most;
 }
 
-static inline ForwardPlan plan_forward(const gt_ssd_args& a, bool is_step, const Device& device) {
+static inline ForwardPlan plan_forward(const gt_ssd_args& a, bool, const Device& device) {
     ForwardPlan plan = {};
     const bool saves = saves_states(a, device);
-    Arena arena(a.workspace), saved(is_step || !saves ? nullptr : a.saved);
+    Arena arena(a.workspace), saved(saves ? a.saved : nullptr);
     const Checkpoints checkpoints = saves ? take_checkpoints(saved, a) : Checkpoints();
     plan.sequences = sequences_of(a);
     add_output(plan.unused, a.y, a.y_stride, a.dtype, a.H, a.P);
-    plan.on_tensor_cores = !is_step && takes_tensor_cores(a, device);
+    plan.on_tensor_cores = takes_tensor_cores(a, device);
     if (plan.on_tensor_cores) {
         TensorParams& p = plan.tensor;
         plan.states = states_units(a, device), plan.units = forward_units(a, plan.states);
@@ -59,16 +59,14 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, bool is_step, const
     } else {
         ForwardParams& p = plan.any;
         p.in = problem_of(a);
-        p.in.segments = take_segments(arena, a, is_step ? 1 : segments_for(a, device));
+        p.in.segments = take_segments(arena, a, segments_for(a, device));
         p.y = a.y, p.y_stride = a.y_stride;
-        p.state_in = is_step ? a.state_out : a.state_in, p.state_in_shared = a.state_in_shared;
+        p.state_in = a.state_in, p.state_in_shared = a.state_in_shared;
         p.state_out = a.state_out;
-        p.keeps_checkpoints = !is_step && saves && a.saved;
+        p.keeps_checkpoints = saves && a.saved;
         p.checkpoints = checkpoints;
-        p.is_step = is_step;
-        p.slots = a.slots, p.slot_capacity = a.slot_capacity;
     }
-    plan.bytes = is_step ? 0 : forward_workspace(a, device), plan.saved = saved.bytes();
+    plan.bytes = forward_workspace(a, device), plan.saved = saved.bytes();
     return plan;
 }
 
