@@ -780,15 +780,16 @@ static void check_step(tester *t, const test_case *c, int n) {
     test_step_is_alone(&t->plain, c, n % 3 ? 16 : 1 + n % 4);
 }
 
-/* The kernels of steps.  Layout, slots and dtype are the next each time; with --few every size has three of the times. */
+/* The kernels of steps.  Layout, slots and dtype are the next each time.  With --few every size has three of the times,
+ * once each, else all times three times: one of these in packed arrays. */
 static void check_steps(tester *t) {
     static const int64_t step_times[] = {1, 5, 16, 2, 4, 15, 3};
     const test_op *op = t->op;
     int n = 0;
     for (const test_case *size = op->steps; size && size->op; size++) {
-        for (int i = 0; i < (is_few ? 3 : 7); i++, n++) {
+        for (int i = 0; i < (is_few ? 3 : 21); i++, n++) {
             test_case c = *size;
-            test_set_size(&c, 'T', step_times[i]);
+            test_set_size(&c, 'T', step_times[is_few ? i : i / 3]);
             c.seed = (uint64_t)n;
             c.layout = n % 3 ? layouts[n / 3 % 8] : TEST_PACKED;
             c.row = rows[n / 8 % 4];

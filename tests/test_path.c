@@ -170,6 +170,19 @@ static void test_ssd_of(const char *fastest, const char *fastest_chunks, const c
     expect_ssd(&a, ", scan_segments_kernel; segment backward: reverse_states_kernel, ");
     a = good, a.N = 32;
     expect_ssd(&a, fastest_chunks);
+    /* a step has a kernel of its own, for any alignment and size */
+    a = good, a.T = 16;
+    expect_ssd(&a, "; step: step_kernel");
+    a.x = (char *)memory + 2, a.N = 250;
+    expect_ssd(&a, "; step: step_kernel");
+}
+
+static void test_selective_scan(void) {
+    const gt_selective_scan_args a = {.B = 2, .T = 16, .D = 64, .N = 16, .dtype = GT_BF16};
+    char text[1024];
+    const gt_status status = gt_selective_scan_path(&a, text, sizeof text);
+    test_check(status == GT_OK && strstr(text, "forward: forward_kernel; ") && strstr(text, "; step: step_kernel"),
+               "selective_scan: '%s' (%d)", text, status);
 }
 
 static void test_ssd(void) {
@@ -507,6 +520,7 @@ int main(void) {
     test_errors();
     test_group("wkv6", "reasons");
     test_ssd();
+    test_selective_scan();
     test_ssd_memory();
     test_group("ssd", "kernels");
     test_norms();

@@ -1,4 +1,4 @@
-/* gt/scan/forward.cuh - selective_scan forward and step, any size: token by token,
+/* gt/scan/forward.cuh - selective_scan forward, any size: token by token,
  *     h <- exp(Delta A) h + Delta u B     y = (<h, C> + Dskip u) silu(z)
  *
  * grid strands*G*ceil(D/G/CHANNELS), block 4 warps; all do the same.  A block has CHANNELS channels of one group, 128 at
@@ -30,30 +30,26 @@ struct ForwardParams {
     gt_stride y_stride;
     const float* state_in;
     float *state_out, *checkpoints; /* checkpoints [B,chunk slots,D,N] */
-    int state_in_shared, is_step;
-    int is_local;         /* the local pass over segments: only segments.states and segments.decays are written */
-    const int32_t* slots; /* step: the row of each batch element's state; NULL: its own */
-    int64_t slot_capacity;
+    int state_in_shared;
+    int is_local; /* the local pass over segments: only segments.states and segments.decays are written */
 };
 
-/* y of the staged tokens: adds Dskip u to the sums at `sums` and applies the gate.  skipped: the step's slot does not
- * exist. */
+/* y of the staged tokens: adds Dskip u to the sums at `sums` and applies the gate. */
 template <class C>
 GT_DEV void finish_y(const ForwardParams& p, const Coordinates<C>& s, const Channel& own, const Numbers<C, C::TILE>& u,
-                     const ChannelTile<C, C::TILE>& z, int sums, int64_t first, int tokens, bool skipped) {
+                     const ChannelTile<C, C::TILE>& z, int sums, int64_t first, int tokens) {
     using Block = ChannelTile<C, C::TILE>;
     float y[Block::COUNT];
     GT_UNROLL
     for (int k = 0; k < Block::COUNT; k++) {
         const float sum = Block::row(k) < tokens ? lds<float>(s.address(sums + Block::index(k))) : 0.0f;
-        y[k] = skipped ? 0.0f : fma_rn(own.skip, u[k], sum);
+        y[k] = fma_rn(own.skip, u[k], sum);
     }
     if (p.in.z) {
         float gate[Block::COUNT];
         z.values(gate);
         GT_UNROLL
-        for (int k = 0; k < Block::COUNT; k++)
-            y[k] = skipped ? 0.0f : y[k] * (C::EXACT ? silu(gate[k]) : silu_fast(gate[k]));
+        for (int k = 0; k < Block::COUNT; k++) y[k] *= C::EXACT ? silu(gate[k]) : silu_fast(gate[k]);
     }
     store_tile<Block>(channel_rows(p.in, s, p.y, p.y_stride, first, tokens), y);
 }
@@ -111,14 +107,12 @@ GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, con
     using Vectors = Tile<TILE, WIDTH, THREADS>;
     const Problem& in = p.in;
     const int64_t DN = in.D * in.N, slots = chunk_slots(in.sequences, CHECKPOINT);
-    const int64_t row = p.is_step && p.slots ? p.slots[s.b] : span.sequence; /* of the state */
-    const bool skipped = p.is_step && (row < 0 || row >= p.slot_capacity);
     const int delta = C::F_WARP + warp_id() * C::F_WARP_SIZE, input = delta + C::F_VALUES, sums = input + C::F_VALUES;
 
     float h[C::COLUMNS][C::STATES];
     TwoTermSum deltas;
     const float* start = nullptr;
-    if (!p.is_local && !skipped) start = first_state(in.segments, span, DN, p.state_in, p.state_in_shared ? 0 : row);
+    if (!p.is_local) start = first_state(in.segments, span, DN, p.state_in, p.state_in_shared ? 0 : span.sequence);
     load_state(in, s, start, h);
     const auto tokens_from = [&](int64_t first) { return (int)(s.end - first < TILE ? s.end - first : TILE); };
     Block u, dt;
@@ -170,20 +164,20 @@ GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, con
             });
         }
         sync_warp();
-        if (p.y) finish_y(p, s, own, now, z, sums, first, tokens, skipped);
+        if (p.y) finish_y(p, s, own, now, z, sums, first, tokens);
         sync_warp(); /* before the next Delta is written */
     }
     if (p.is_local)
         store_segment(in, s, span, h, own, deltas);
-    else if (p.state_out && span.ends && !skipped)
-        store_state(in, s, p.state_out + row * DN, h);
+    else if (p.state_out && span.ends)
+        store_state(in, s, p.state_out + span.sequence * DN, h);
     sync_threads();
 }
 
-template <int LANES, int STATES, int COLUMNS, bool EXACT, bool STEP>
-GT_KERNEL(THREADS, (Traits<LANES, STATES, COLUMNS, EXACT, STEP>::FORWARD_BLOCKS))
+template <int LANES, int STATES, int COLUMNS, bool EXACT>
+GT_KERNEL(THREADS, (Traits<LANES, STATES, COLUMNS, EXACT>::FORWARD_BLOCKS))
 forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
-    using C = Traits<LANES, STATES, COLUMNS, EXACT, STEP>;
+    using C = Traits<LANES, STATES, COLUMNS, EXACT>;
     const Problem& in = p.in;
     Coordinates<C> s(in);
     float A[COLUMNS][STATES];

@@ -72,7 +72,7 @@ static inline int64_t strands_for(const Problem& in, int64_t room) {
     return strands(most_sequences(in.sequences) * in.segments.count, in.G * in.tiles, room);
 }
 
-/* ---- forward and step ---------------------------------------------------------------------------------------- */
+/* ---- forward ---------------------------------------------------------------------------------------- */
 
 static inline gt_status launch_forward(const ForwardParams& p, const Device& device, gt_stream stream) {
     const int64_t blocks = strands_for(p.in, grid_room(p.in.sequences, 32, device)) * p.in.G * p.in.tiles;
@@ -86,13 +86,8 @@ static inline gt_status launch_forward(const ForwardParams& p, const Device& dev
         }
         return dispatch(p.in, [&](auto traits) {
             using C = decltype(traits);
-            const auto with = [&](auto is_step) {
-                constexpr bool STEP = decltype(is_step)::value;
-                return run("selective_scan forward_kernel",
-                           forward_kernel<C::LANES, C::STATES, C::COLUMNS, C::EXACT, STEP>, blocks, THREADS,
-                           4 * Traits<C::LANES, C::STATES, C::COLUMNS, C::EXACT, STEP>::FORWARD_END, stream, once);
-            };
-            return p.is_step ? with(std::true_type()) : with(std::false_type());
+            return run("selective_scan forward_kernel", forward_kernel<C::LANES, C::STATES, C::COLUMNS, C::EXACT>,
+                       blocks, THREADS, 4 * C::FORWARD_END, stream, once);
         });
     });
 }
@@ -107,19 +102,17 @@ struct ForwardPlan {
     gt_status pass(const Device& device, gt_stream stream) const { return launch_forward(params, device, stream); }
 };
 
-static inline ForwardPlan plan_forward(const gt_selective_scan_args& a, bool is_step, const Device& device) {
+static inline ForwardPlan plan_forward(const gt_selective_scan_args& a, bool, const Device& device) {
     ForwardPlan plan = {};
     ForwardParams& p = plan.params;
-    Arena arena(a.workspace), saved(is_step ? nullptr : a.saved);
+    Arena arena(a.workspace), saved(a.saved);
     plan.sequences = sequences_of(a);
     add_output(plan.unused, a.y, a.y_stride, a.dtype, 1, a.D, a.y_stride.h);
-    p.in = problem_of(a, arena, is_step ? 1 : segments_for(a, device));
+    p.in = problem_of(a, arena, segments_for(a, device));
     p.y = a.y, p.y_stride = a.y_stride;
-    p.state_in = is_step ? a.state_out : a.state_in, p.state_in_shared = a.state_in_shared;
+    p.state_in = a.state_in, p.state_in_shared = a.state_in_shared;
     p.state_out = a.state_out;
     p.checkpoints = take_states(saved, a);
-    p.is_step = is_step;
-    p.slots = a.slots, p.slot_capacity = a.slot_capacity;
     plan.bytes = arena.bytes(), plan.saved = saved.bytes();
     return plan;
 }

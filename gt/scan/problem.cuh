@@ -19,24 +19,25 @@ constexpr int BATCH = 4; /* tokens whose y are summed over lanes together */
 /* LANES neighbouring lanes have COLUMNS neighbouring channels: lane l has their state elements l STATES ...
  * l STATES + STATES - 1, 16 numbers in all.  So what belongs to a channel and token, and what belongs to a token and
  * state element, are each loaded once for 4 of them.  A warp has WARP_CHANNELS channels, a block CHANNELS, all of one
- * group.  EXACT: inputs and outputs are fp32.  STEP: of calls with a few tokens.  What follows are sizes, and offsets in shared memory, in floats. */
-template <int LANES_, int STATES_, int COLUMNS_, bool EXACT_ = false, bool STEP_ = false>
+ * group.  EXACT: inputs and outputs are fp32.  What follows are sizes, and offsets in shared memory,
+ * in floats. */
+template <int LANES_, int STATES_, int COLUMNS_, bool EXACT_ = false>
 struct Traits {
     static constexpr int LANES = LANES_, STATES = STATES_, COLUMNS = COLUMNS_;
-    static constexpr bool EXACT = EXACT_, STEP = STEP_;
+    static constexpr bool EXACT = EXACT_;
     static constexpr int WIDTH = LANES * STATES;
     static constexpr int WARP_CHANNELS = 32 / LANES * COLUMNS, CHANNELS = WARPS * WARP_CHANNELS;
     static constexpr int ROWS = 32 / WARP_CHANNELS; /* tokens of a warp's channels that its lanes take at once */
     static_assert(STATES % 4 == 0 && STATES * COLUMNS == 16, "16 numbers a thread, in 16-byte pieces");
     /* forward: tokens staged together */
-    static constexpr int TILE = STEP ? BATCH : WIDTH <= 64 && !EXACT ? 16 : 8;
+    static constexpr int TILE = WIDTH <= 64 && !EXACT ? 16 : 8;
     static constexpr int F_BM = 0;                         /* two stages of [TILE][WIDTH] */
     static constexpr int F_CM = F_BM + 2 * TILE * WIDTH;   /* likewise */
     static constexpr int F_WARP = F_CM + 2 * TILE * WIDTH; /* of each warp: */
     static constexpr int F_VALUES = TILE * WARP_CHANNELS;  /* Delta, Delta u, y: [TILE][WARP_CHANNELS] each */
     static constexpr int F_MOST = 3 * F_VALUES;            /* [WARP_CHANNELS] */
     static constexpr int F_WARP_SIZE = F_MOST + (WARP_CHANNELS + 3) / 4 * 4;
-    static constexpr int FORWARD_BLOCKS = EXACT && !STEP && LANES == 4 ? 3 : 2; /* of a multiprocessor, at least */
+    static constexpr int FORWARD_BLOCKS = EXACT && LANES == 4 ? 3 : 2; /* of a multiprocessor, at least */
     static constexpr int FORWARD_END = F_WARP + WARPS * F_WARP_SIZE;
     /* backward: tokens between parked states, staged together */
     static constexpr int SUB_CHUNK = WIDTH <= 128 ? 8 : 4, SUB_CHUNKS = CHECKPOINT / SUB_CHUNK;

@@ -59,6 +59,7 @@ struct StepTraits {
     static constexpr bool EXACT = EXACT_; /* activations are fp32 */
     static constexpr int GROUPS = 32 / LANES, TILE = GROUPS * CHANNELS;
     static constexpr int SAME = LANES / CHANNELS; /* lanes that share a channel of their own */
+    static constexpr int BLOCKS = EXACT ? 8 : 10; /* of a multiprocessor, at least: 96 registers, or 128 */
 };
 
 /* What a warp and a lane work on. */
@@ -79,7 +80,7 @@ struct StepPlace {
 template <class T, class C>
 struct StepToken {
     Piece<T, 4> B[C::VECS], Cm[C::VECS];
-    Piece<T, 1> u, z;
+    Piece<T, 1> u;
     uint32_t dt;
 
     GT_METHOD void load(const StepParams& p, const StepPlace<C>& s, int t) {
@@ -89,7 +90,6 @@ struct StepToken {
         u.load({p.u, p.dtype, 1}, offset_of(p.u_stride, s.b, t, d), exists);
         dt = 0;
         if (exists) dt = load_bits(p.dt, p.dt_dtype, offset_of(p.dt_stride, s.b, t, d));
-        if (p.z) z.load({p.z, p.dtype, 1}, offset_of(p.z_stride, s.b, t, d), exists);
         GT_UNROLL
         for (int v = 0; v < C::VECS; v++) {
             const int n = s.column(v);
@@ -174,6 +174,8 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
     for (int t = 0; t < p.T; t++) {
         const StepToken<T, C> token = next;
         if (t + 1 < p.T) next.load(p, s, t + 1);
+        Piece<T, 1> z;
+        if (p.z) z.load({p.z, p.dtype, 1}, offset_of(p.z_stride, s.b, t, d), s.own < s.channels);
         const float u = token.u.get(0), dt = value_of_bits(token.dt, p.dt_dtype) + bias;
         const float own = !p.softplus ? dt : C::EXACT ? softplus(dt) : softplus_fast(dt);
         float delta[C::CHANNELS], input[C::CHANNELS], y;
@@ -184,6 +186,8 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
             input[i] = shfl_idx(own * u, from);
         }
         const int forms = forms_of<C>(A, delta);
+        GT_UNROLL
+        for (int i = 0; i < C::CHANNELS; i++) delta[i] = made_here(delta[i]); /* 16 exponents are not kept for it */
         if (forms == POWERS)
             y = advance<POWERS>(h, A, delta, input, token, s.lane);
         else if (forms == SOME_NEAR_ONE)
@@ -192,16 +196,17 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
             y = advance<SOME_FAR>(h, A, delta, input, token, s.lane);
         y = fma_rn(skip, u, y);
         if (p.z) {
-            const float z = token.z.get(0);
-            y *= C::EXACT ? silu(z) : silu_fast(z);
+            const float gate = z.get(0);
+            y *= C::EXACT ? silu(gate) : silu_fast(gate);
         }
         if (writes) store_output<T>(p.y, p.dtype, offset_of(p.y_stride, s.b, t, d), y);
     }
+    const int N = made_here(p.N); /* so that addresses are not kept from the loads above */
     GT_UNROLL
     for (int i = 0; i < C::CHANNELS; i++) {
         GT_UNROLL
         for (int v = 0; v < C::VECS; v++)
-            store_four<VECTORS>(state + s.number(i) * p.N + s.column(v), h[i] + 4 * v, s.valid(p.N, i, v));
+            store_four<VECTORS>(state + s.number(i) * N + s.column(v), h[i] + 4 * v, s.valid(N, i, v));
     }
 }
 
@@ -224,7 +229,7 @@ GT_DEV void load_A(const StepParams& p, const StepPlace<C>& s, float (&A)[C::CHA
 }
 
 template <class T, int LANES, int VECS, bool EXACT>
-GT_KERNEL(32 * STEP_WARPS, (std::is_same<T, AnyType>::value ? 6 : 12))
+GT_KERNEL(32 * STEP_WARPS, (StepTraits<LANES, VECS, EXACT>::BLOCKS / (std::is_same<T, AnyType>::value ? 2 : 1)))
 step_kernel(const GT_GRID_CONSTANT StepParams p) {
     using C = StepTraits<LANES, VECS, EXACT>;
     const int64_t per_group = p.D / p.G;

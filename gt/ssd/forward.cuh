@@ -1,4 +1,4 @@
-/* gt/ssd/forward.cuh - ssd forward and step, any size and dtype.
+/* gt/ssd/forward.cuh - ssd forward, any size and dtype.
  *
  * A block owns 64 rows of one head's state for a whole segment and takes it a sub-chunk of 16 tokens at a time.  A
  * sub-chunk: x, B, C, silu(z) and the decays to shared memory; S_ts = <C_t, B_s> L_ts; y_t = pre_t C_t h + sum_s S_ts
@@ -26,15 +26,13 @@ struct ForwardParams {
     float* state_out;
     Checkpoints checkpoints;
     int keeps_checkpoints;
-    int state_in_shared, is_step;
+    int state_in_shared;
     int is_local; /* a Local: segments from a zero state: only segments.states and segments.decays are written */
-    const int32_t* slots;
-    int64_t slot_capacity;
 };
 
 /* y of the ROUND tokens whose sums lie in PARTIAL. */
 template <class C>
-GT_DEV void finish_y(const ForwardParams& p, const Position<C>& s, int64_t first, int round, int tokens, bool skipped) {
+GT_DEV void finish_y(const ForwardParams& p, const Position<C>& s, int64_t first, int round, int tokens) {
     const Problem& in = p.in;
     GT_NO_UNROLL
     for (int i = thread_id(); i < C::ROUND * TILE_P; i += C::THREADS) {
@@ -42,7 +40,7 @@ GT_DEV void finish_y(const ForwardParams& p, const Position<C>& s, int64_t first
         if (t >= tokens || row >= s.rows) continue;
         float y = fma_rn(skip_of(in, s, row), s.value(C::X + address), sum_partial(s, i));
         if (in.z) y *= s.value(C::GATE + address);
-        store_as(p.y, in.dtype, offset_of(p.y_stride, s.b, first + t, s.h) + s.p0 + row, skipped ? 0.0f : y);
+        store_as(p.y, in.dtype, offset_of(p.y_stride, s.b, first + t, s.h) + s.p0 + row, y);
     }
 }
 
@@ -67,13 +65,11 @@ GT_DEV void forward_segment(const ForwardParams& p, Position<C>& s, int64_t item
     const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
     if (skips(p.is_local, span, span.ends)) return;
     const int sub_chunks = (int)((span.end - span.first + SUB_CHUNK - 1) / SUB_CHUNK);
-    const int64_t row = p.is_step && p.slots ? p.slots[span.b] : span.sequence;
-    const bool skipped = p.is_step && (row < 0 || row >= p.slot_capacity);
     s.enter(span);
 
     float state[8][C::RN];
     const float* start = nullptr;
-    if (!p.is_local && !skipped) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : row);
+    if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
     load_state(in, s, start ? start + state_of(in, s, 0) : nullptr, state);
     for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) {
         const int64_t first = s.recall() + sub_chunk * SUB_CHUNK;
@@ -101,7 +97,7 @@ GT_DEV void forward_segment(const ForwardParams& p, Position<C>& s, int64_t item
             for (int round = 0; round < tokens; round += C::ROUND) {
                 sum_over_n(s, state, round, tokens, C::C, C::PRE, {C::S, PITCH, 1}, v);
                 sync_threads();
-                finish_y(p, s, first, round, tokens, skipped);
+                finish_y(p, s, first, round, tokens);
                 if (round + C::ROUND < tokens) sync_threads();
             }
         }
@@ -113,8 +109,7 @@ GT_DEV void forward_segment(const ForwardParams& p, Position<C>& s, int64_t item
     if (p.is_local) {
         store_segment(in, s, same, state);
     } else if (p.state_out && same.ends) {
-        const int64_t row_out = p.is_step && p.slots ? p.slots[same.b] : same.sequence;
-        if (!skipped) store_state(in, s, p.state_out + state_of(in, s, row_out), state);
+        store_state(in, s, p.state_out + state_of(in, s, same.sequence), state);
     }
 }
 

@@ -69,8 +69,8 @@ struct StepTraits {
     /* After the sum a lane has HELD rows, and SAME neighbours have the same ones. */
     static constexpr int HELD = HALF > HALF_LANES ? HALF / HALF_LANES : 1;
     static constexpr int SAME = HALF_LANES > HALF ? HALF_LANES / HALF : 1;
-    /* of a multiprocessor, at least: so that 16 warps or more have loads of 4 KB each in flight */
-    static constexpr int BLOCKS = ROWS * COLUMNS > 32 ? 3 : 4;
+    /* of a multiprocessor, at least: 15 or 20 warps, of which each has loads of 4 KB in flight, or 8 KB */
+    static constexpr int BLOCKS = ROWS == 8 ? 3 : 4;
 };
 
 /* What a warp and a lane work on. */
@@ -235,12 +235,12 @@ GT_DEV void step_rows(const StepParams& p, const StepPlace<C>& s) {
         }
         store_y<T>(p, s, t, y);
     }
+    const int N = made_here(p.N); /* so that addresses are not kept from the loads above */
     GT_UNROLL
     for (int i = 0; i < C::ROWS; i++) {
         GT_UNROLL
         for (int v = 0; v < C::VECS; v++)
-            store_four<VECTORS>(state + s.row(i) * p.N + s.column(v), h[i] + 4 * v,
-                                s.row(i) < p.P ? p.N - s.column(v) : 0);
+            store_four<VECTORS>(state + s.row(i) * N + s.column(v), h[i] + 4 * v, s.row(i) < p.P ? N - s.column(v) : 0);
     }
 }
 

@@ -239,6 +239,9 @@ static const test_bench_row gpu_rows[] = {
     ROW(TEST_F32 | TEST_BF16, "", "z dz " NO_STATES, .B = 1, .T = 32768, .D = 2048, .N = 16),
     ROW(TEST_BF16, "z", NO_STATES, .B = 8, .T = 3750, .D = 512, .N = 16),
     ROW(TEST_F32 | TEST_BF16, "z", "", .B = 8, .T = 1, .D = 256, .N = 16),
+    ROW(TEST_BF16, "", "z dz", .B = 1, .T = 1, .D = 8192, .N = 16),
+    ROW(TEST_BF16, "", "z dz", .B = 64, .T = 1, .D = 8192, .N = 16),
+    ROW(TEST_BF16, "", "z dz", .B = 256, .T = 1, .D = 8192, .N = 16),
     TEST_PACKED_ROWS(selective_scan, "z dz " NO_STATES, .softplus = 1, .D = 1024, .N = 16),
     {{.op = NULL}, 0}};
 
