@@ -1,16 +1,19 @@
-/* gt/conv1d/step.cuh - step: forward for a few new tokens of every batch element; states lie in slots, in place.
+/* gt/conv1d/step.cuh - step: 1 to 16 new tokens of every batch element; states lie in slots, in place.
+ *
+ *     y_t = act(bias + sum_k weight_k e_{t+k})      with e: the W - 1 inputs of the state, then the tokens
  *
  * step_rows_kernel, for 4 neighbouring channels that are aligned in x, y, states and parameters.
- * grid ceil(D / 128) * ceil(B / 8), block 256: a warp has 128 channels of one batch element, a lane 4 of them.  The 8
- *     warps of a block have the same channels, so that weights come from L2 once for 8 batch elements.
- * A warp moves its 128 (W - 1) floats of state in 16-byte pieces, neighbours by neighbouring lanes, and exchanges them
- *     through shared memory: every sector moves once each way.
- * shared, W = 4: 2.5 KB of weights, 12 KB of states.  A lane's part is an odd number of pieces long, so that neither
- *     pieces nor parts meet in a bank.
- * registers: weights and bias, W - 1 inputs of 4 channels, BATCH tokens as loaded: 1 for calls of one, else 4.
- * bytes of a channel, W = 4: 24 of state, 2 elements a token.
+ * tile: a warp has 128 channels of one batch element, a lane 4 of them.  The 8 warps of a block have the same channels:
+ *     weights come from L2 once for 8 batch elements.
+ * grid ceil(D / 128) * ceil(B / 8), block 256; one launch, no workspace.
+ * A warp moves its 128 (W - 1) floats of state in 16-byte pieces, neighbours by neighbouring lanes.  It exchanges them
+ *     through shared memory, so that every sector moves once each way.
+ * shared, W = 4: 2.5 KB of weights, 12 KB of states.  The part of a lane has an odd number of pieces: 8 lanes that read
+ *     theirs meet in no bank.
+ * registers: weights and bias, W - 1 inputs of 4 channels, BATCH tokens as loaded (1 for calls of one token, else 4).
+ * bytes of a channel, W = 4: 24 of state, 2 elements a token; 20 of parameters from L2 for 8 batch elements.
  * A thread issues the loads of states, parameters and BATCH tokens before it uses any of them.
- * issue slots of a thread, W = 4, one token: 10 global, 12 shared loads and stores, 16 multiply-adds, 4 SiLU.
+ * issue slots of a thread, W = 4, one token: 10 global and 14 shared loads and stores, 16 multiply-adds, 4 SiLU.
  *
  * step_kernel, for any strides and alignment: grid ceil(B * D / 256), block 256, a thread has one channel.
  *

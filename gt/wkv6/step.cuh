@@ -3,21 +3,20 @@
  * For every token, on the state S [N,V] of a head, with keep and factor of its decay (scale_of_log):
  *     y_j = scale (sum_i r_i S_ij + (sum_i r_i u_i k_i) v_j)      S_ij <- keep_i S_ij + (factor_i S_ij + k_i v_j)
  *
- * tile: a block owns COLUMNS = 4 LANES columns of one head, and all rows.  A lane owns 4 neighbouring columns, so that
- *     LANES lanes move a row in 16-byte pieces.  THREADS / LANES = SLOTS rows move at a time, and lane group `slot` has
- *     rows slot, slot + SLOTS, ...: ROWS of them.  N = V = 64: 128 threads, 8 rows each.
+ * tile: a block owns COLUMNS = 4 LANES columns of one head, and all rows.  A lane owns 4 neighbouring columns: LANES
+ *     lanes move a row in 16-byte pieces.  A block moves SLOTS = THREADS / LANES rows at a time.  A lane has ROWS rows,
+ *     SLOTS apart.  N = V = 64: 16 lanes, 128 threads, 8 rows each.
  * grid B * H * tiles of columns; one launch, no workspace.
- * registers: 4 ROWS state values a thread (16 to 64) for all tokens of the call.
- * shared: (r, k, keep, factor) of every row, v, and the partial sums of y of every warp, for TOKENS tokens at a time:
- *     2.3 KB at N = V = 64 and one token, 9 KB at 4 tokens, 25 KB at most.
- * bytes: the state once each way: 8 N V a head, 32 KB at N = V = 64.  r, k and w once a tile of columns, v and y once.
+ * registers: 4 ROWS numbers of the state (8 to 64), for all tokens of the call.
+ * shared, for TOKENS tokens at a time: (r, k, keep, factor) of every row, v, and the partial sums of y of every warp.
+ *     N = V = 64: 2.3 KB at one token, 9 KB at 4.  N = V = 256: 25 KB.
+ * bytes of a head: the state once each way, 8 N V (32 KB at N = V = 64); v and y once; r, k and w once a tile.
  *     A thread issues the loads of its state and of its first TOKENS tokens before it uses any of them.
- * issue slots, N = V = 64, a thread: 16 for loads and stores of the state; a row and token take 1 shared load, 4 products
- *     and 12 multiply-adds: 136 a token; about 100 once, and 40 a token for inputs and sums.
- * Sums over i have one order: rows of a lane, lane groups of a warp (butterfly), warps.  The order depends on N and V
- * alone.  States that are not aligned to 16 bytes move in single floats to the same lanes, and give the same bits.
- * A call of one token has instances without loops over tokens: there the number of instructions is time.
- * One kernel serves all dtypes: raw bits are loaded first, and converted once all loads are in flight. */
+ * issue slots of a thread, N = V = 64: 16 loads and stores of the state; 17 a row and token; about 400 for all else.
+ * Sums over i have one order: the rows of a lane, the lanes of a warp (butterfly), the warps.  It depends on N and V
+ *     alone.  States that are not aligned to 16 bytes move in single floats to the same lanes: they give the same bits.
+ * Calls of one token have instances without loops over tokens.  In a small batch the number of instructions is time.
+ * One kernel serves all dtypes: it loads raw bits, and converts them when all loads are in flight. */
 #ifndef GT_WKV6_STEP_CUH
 #define GT_WKV6_STEP_CUH
 
@@ -43,7 +42,10 @@ struct StepTraits {
     static constexpr int LANES = LANES_, MOST_ROWS = MOST_ROWS_, TOKENS = TOKENS_;
     static constexpr int THREADS = MOST_ROWS > 128 ? MOST_ROWS : 128, WARPS = THREADS / 32;
     static constexpr int COLUMNS = 4 * LANES, SLOTS = THREADS / LANES, ROWS = MOST_ROWS / SLOTS;
-    static constexpr int BLOCKS = THREADS == 256 ? 2 : ROWS <= 8 ? 6 : 4; /* that share a multiprocessor's registers */
+    static constexpr int BLOCKS = THREADS == 256   ? 2
+                                  : ROWS > 8       ? 4
+                                  : MOST_ROWS > 64 ? 5
+                                                   : 6;                  /* that share a multiprocessor's registers */
     static constexpr int ROW_STEP = THREADS / MOST_ROWS;                 /* tokens whose rows are loaded side by side */
     static constexpr int COLUMN_STEP = THREADS / COLUMNS;                /* tokens whose columns are */
     static constexpr int ROW_LOADS = (TOKENS + ROW_STEP - 1) / ROW_STEP; /* of a thread, for each of r, k and w */
