@@ -42,10 +42,7 @@ struct StepTraits {
     static constexpr int LANES = LANES_, MOST_ROWS = MOST_ROWS_, TOKENS = TOKENS_;
     static constexpr int THREADS = MOST_ROWS > 128 ? MOST_ROWS : 128, WARPS = THREADS / 32;
     static constexpr int COLUMNS = 4 * LANES, SLOTS = THREADS / LANES, ROWS = MOST_ROWS / SLOTS;
-    static constexpr int BLOCKS = THREADS == 256   ? 2
-                                  : ROWS > 8       ? 4
-                                  : MOST_ROWS > 64 ? 5
-                                                   : 6;                  /* that share a multiprocessor's registers */
+    static constexpr int BLOCKS = THREADS == 256 ? 2 : ROWS > 8 ? 3 : 5; /* that share a multiprocessor's registers */
     static constexpr int ROW_STEP = THREADS / MOST_ROWS;                 /* tokens whose rows are loaded side by side */
     static constexpr int COLUMN_STEP = THREADS / COLUMNS;                /* tokens whose columns are */
     static constexpr int ROW_LOADS = (TOKENS + ROW_STEP - 1) / ROW_STEP; /* of a thread, for each of r, k and w */
@@ -233,7 +230,7 @@ GT_DEV void clear_step_outputs(const StepParams& p, int64_t b, int64_t h, int co
 }
 
 template <class C, bool IS_ALIGNED>
-GT_KERNEL(C::THREADS, IS_ALIGNED || C::BLOCKS < 6 ? C::BLOCKS : 5)
+GT_KERNEL(C::THREADS, C::BLOCKS)
 step_kernel(const GT_GRID_CONSTANT StepParams p) {
     const Problem& in = p.in;
     int tile, h;
