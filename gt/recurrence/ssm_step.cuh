@@ -14,21 +14,35 @@ namespace ssm {
 /* In place of an element type: any dtype, known at run time, any alignment and any stride. */
 struct AnyType {};
 
-/* Activations of one dtype. */
-struct Activations {
-    const void* data;
+/* Where a lane is in a tensor: it moves on from token to token. */
+template <class T>
+struct TokenCursor {
+    T* at;
+    /* data NULL: nothing is loaded from it.  step: elements from one number to its neighbour, 1. */
+    GT_METHOD TokenCursor(const void* data, gt_dtype, int64_t index, int64_t = 1)
+        : at(static_cast<T*>(const_cast<void*>(data)) + (data ? index : 0)) {}
+    GT_METHOD void move(int64_t count) { at += count; }
+    GT_METHOD void store(int i, float value) const { Element<T>::store(at, i, value); }
+};
+
+template <>
+struct TokenCursor<AnyType> {
+    void* data;
     gt_dtype dtype;
-    int64_t step; /* elements from one number to its neighbour; 1 where vectors are loaded */
+    int64_t index, step;
+    GT_METHOD TokenCursor(const void* data_, gt_dtype dtype_, int64_t index_, int64_t step_ = 1)
+        : data(const_cast<void*>(data_)), dtype(dtype_), index(index_), step(step_) {}
+    GT_METHOD void move(int64_t count) { index += count; }
+    GT_METHOD void store(int i, float value) const { store_as(data, dtype, index + i, value); }
 };
 
 /* COUNT neighbouring elements as loaded.  Conversion waits until they are used, and so does the warp. */
 template <class T, int COUNT>
 struct Piece {
-    Vec<T, COUNT> bits;
-    /* valid: how many of them exist; all or none.  at: index of the first. */
-    GT_METHOD void load(const Activations& from, int64_t at, int valid) {
-        bits = {};
-        if (valid > 0) bits = ldg<Vec<T, COUNT>>(static_cast<const T*>(from.data) + at);
+    Vec<T, COUNT> bits = {};
+    /* offset: of the first from the cursor.  valid: how many of them exist, all or none; the same in every call. */
+    GT_METHOD void load(const TokenCursor<T>& from, int offset, int valid) {
+        if (valid > 0) bits = ldg<Vec<T, COUNT>>(from.at + offset);
     }
     GT_METHOD float get(int i) const { return bits.get(i); }
 };
@@ -37,8 +51,8 @@ struct Piece {
 template <int COUNT>
 struct Piece<AnyType, COUNT> {
     float x[COUNT];
-    GT_METHOD void load(const Activations& from, int64_t at, int valid) {
-        load_column(x, from.data, from.dtype, at, from.step, valid);
+    GT_METHOD void load(const TokenCursor<AnyType>& from, int offset, int valid) {
+        load_column(x, from.data, from.dtype, from.index + offset * from.step, from.step, valid);
     }
     GT_METHOD float get(int i) const { return x[i]; }
 };
@@ -52,14 +66,6 @@ GT_DEV uint32_t load_bits(const void* data, gt_dtype dtype, int64_t at) {
 GT_DEV float value_of_bits(uint32_t bits, gt_dtype dtype) {
     if (dtype == GT_BF16) return unpack_bf16_lo(bits);
     return dtype == GT_F16 ? unpack_f16_lo(bits) : as_float(bits);
-}
-
-template <class T>
-GT_DEV void store_output(void* data, gt_dtype dtype, int64_t at, float value) {
-    if constexpr (std::is_same<T, AnyType>::value)
-        store_as(data, dtype, at, value);
-    else
-        Element<T>::store(static_cast<T*>(data), at, value);
 }
 
 /* Four neighbouring floats of a state, or of A.  valid: how many of them exist; with vectors all or none. */

@@ -59,7 +59,14 @@ struct StepTraits {
     static constexpr bool EXACT = EXACT_; /* activations are fp32 */
     static constexpr int GROUPS = 32 / LANES, TILE = GROUPS * CHANNELS;
     static constexpr int SAME = LANES / CHANNELS; /* lanes that share a channel of their own */
-    static constexpr int BLOCKS = EXACT ? 8 : 10; /* of a multiprocessor, at least: 96 registers, or 128 */
+};
+
+/* Blocks of a multiprocessor, at least: for 96 registers, which bf16 with N up to 16 needs, or 128; of AnyType 204. */
+template <class T, int LANES>
+struct StepBlocks {
+    static constexpr int VALUE = std::is_same<T, AnyType>::value              ? 5
+                                 : std::is_same<T, bf16>::value && LANES == 4 ? 10
+                                                                              : 8;
 };
 
 /* What a warp and a lane work on. */
@@ -76,26 +83,40 @@ struct StepPlace {
     GT_METHOD int valid(int N, int i, int v) const { return number(i) < channels ? N - column(v) : 0; }
 };
 
-/* What a lane loads of a token. */
+/* Where a lane is in the activations, and what it has loaded of a token. */
 template <class T, class C>
-struct StepToken {
+struct StepInputs {
+    TokenCursor<T> B_at, C_at, u_at, z_at;
+    int64_t dt_at;
     Piece<T, 4> B[C::VECS], Cm[C::VECS];
-    Piece<T, 1> u;
-    uint32_t dt;
+    Piece<T, 1> u, z;
+    uint32_t dt = 0;
 
-    GT_METHOD void load(const StepParams& p, const StepPlace<C>& s, int t) {
-        const int64_t B_at = offset_of(p.Bm_stride, s.b, t, s.g), C_at = offset_of(p.Cm_stride, s.b, t, s.g);
-        const int64_t d = s.channel + s.own;
+    GT_METHOD StepInputs(const StepParams& p, const StepPlace<C>& s)
+        : B_at(p.Bm, p.dtype, offset_of(p.Bm_stride, s.b, 0, s.g) + s.column(0) * p.Bm_stride.n, p.Bm_stride.n),
+          C_at(p.Cm, p.dtype, offset_of(p.Cm_stride, s.b, 0, s.g) + s.column(0) * p.Cm_stride.n, p.Cm_stride.n),
+          u_at(p.u, p.dtype, offset_of(p.u_stride, s.b, 0, s.channel + s.own)),
+          z_at(p.z, p.dtype, offset_of(p.z_stride, s.b, 0, s.channel + s.own)),
+          dt_at(offset_of(p.dt_stride, s.b, 0, s.channel + s.own)) {
+        load(p, s);
+    }
+    GT_METHOD void load(const StepParams& p, const StepPlace<C>& s) {
         const int exists = s.own < s.channels;
-        u.load({p.u, p.dtype, 1}, offset_of(p.u_stride, s.b, t, d), exists);
-        dt = 0;
-        if (exists) dt = load_bits(p.dt, p.dt_dtype, offset_of(p.dt_stride, s.b, t, d));
+        u.load(u_at, 0, exists);
+        if (exists) dt = load_bits(p.dt, p.dt_dtype, dt_at);
+        if (p.z) z.load(z_at, 0, exists);
         GT_UNROLL
         for (int v = 0; v < C::VECS; v++) {
-            const int n = s.column(v);
-            B[v].load({p.Bm, p.dtype, p.Bm_stride.n}, B_at + n * p.Bm_stride.n, p.N - n);
-            Cm[v].load({p.Cm, p.dtype, p.Cm_stride.n}, C_at + n * p.Cm_stride.n, p.N - n);
+            B[v].load(B_at, 4 * C::LANES * v, p.N - s.column(v));
+            Cm[v].load(C_at, 4 * C::LANES * v, p.N - s.column(v));
         }
+    }
+    GT_METHOD void move(const StepParams& p) {
+        B_at.move(p.Bm_stride.t);
+        C_at.move(p.Cm_stride.t);
+        u_at.move(p.u_stride.t);
+        z_at.move(p.z_stride.t);
+        dt_at += p.dt_stride.t;
     }
 };
 
@@ -114,18 +135,17 @@ GT_DEV float carry(float z, float h, float added) {
 }
 
 /* One token.  A: times log2(e).  y: of the lane's own channel, <h, C>. */
-template <int FORMS, class T, class C>
+template <int FORMS, class C>
 GT_DEV float advance(float (&h)[C::CHANNELS][C::COLUMNS], const float (&A)[C::CHANNELS][C::COLUMNS],
-                     const float (&delta)[C::CHANNELS], const float (&input)[C::CHANNELS], const StepToken<T, C>& token,
-                     int lane) {
+                     const float (&delta)[C::CHANNELS], const float (&input)[C::CHANNELS], const float (&B)[C::COLUMNS],
+                     const float (&Cm)[C::COLUMNS], int lane) {
     float sums[C::CHANNELS];
     GT_UNROLL
     for (int i = 0; i < C::CHANNELS; i++) {
         GT_UNROLL
         for (int c = 0; c < C::COLUMNS; c++) {
-            const float B = token.B[c / 4].get(c % 4), Cm = token.Cm[c / 4].get(c % 4);
-            h[i][c] = carry<FORMS, C::EXACT>(delta[i] * A[i][c], h[i][c], input[i] * B);
-            sums[i] = c ? fma_rn(h[i][c], Cm, sums[i]) : h[i][c] * Cm;
+            h[i][c] = carry<FORMS, C::EXACT>(delta[i] * A[i][c], h[i][c], input[i] * B[c]);
+            sums[i] = c ? fma_rn(h[i][c], Cm[c], sums[i]) : h[i][c] * Cm[c];
         }
     }
     reduce_scatter<C::CHANNELS, C::LANES, 1>(sums, lane);
@@ -154,12 +174,11 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
     constexpr bool VECTORS = !std::is_same<T, AnyType>::value;
     const int64_t row = p.slots ? p.slots[s.b] : s.b;
     const bool writes = s.lane % C::SAME == 0 && s.own < s.channels; /* y, which its neighbours have, too */
-    const int64_t d = s.channel + s.own;
-    StepToken<T, C> next;
-    next.load(p, s, 0);
+    StepInputs<T, C> inputs(p, s);
+    TokenCursor<T> y_at(p.y, p.dtype, offset_of(p.y_stride, s.b, 0, s.channel + s.own));
     if (row < 0 || row >= p.slot_capacity) {
-        for (int t = 0; t < p.T; t++)
-            if (writes) store_output<T>(p.y, p.dtype, offset_of(p.y_stride, s.b, t, d), 0.0f);
+        for (int t = 0; t < p.T; t++, y_at.move(p.y_stride.t))
+            if (writes) y_at.store(0, 0.0f);
         return;
     }
     float* const state = p.state + (row * p.D + s.channel) * p.N;
@@ -172,11 +191,13 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
     }
     GT_NO_UNROLL
     for (int t = 0; t < p.T; t++) {
-        const StepToken<T, C> token = next;
-        if (t + 1 < p.T) next.load(p, s, t + 1);
-        Piece<T, 1> z;
-        if (p.z) z.load({p.z, p.dtype, 1}, offset_of(p.z_stride, s.b, t, d), s.own < s.channels);
-        const float u = token.u.get(0), dt = value_of_bits(token.dt, p.dt_dtype) + bias;
+        const float u = inputs.u.get(0), dt = value_of_bits(inputs.dt, p.dt_dtype) + bias;
+        const float gate = p.z ? inputs.z.get(0) : 0.0f;
+        float B[C::COLUMNS], Cm[C::COLUMNS];
+        GT_UNROLL
+        for (int c = 0; c < C::COLUMNS; c++) B[c] = inputs.B[c / 4].get(c % 4), Cm[c] = inputs.Cm[c / 4].get(c % 4);
+        inputs.move(p); /* the next token is loaded where this one was */
+        if (t + 1 < p.T) inputs.load(p, s);
         const float own = !p.softplus ? dt : C::EXACT ? softplus(dt) : softplus_fast(dt);
         float delta[C::CHANNELS], input[C::CHANNELS], y;
         GT_UNROLL
@@ -189,17 +210,15 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
         GT_UNROLL
         for (int i = 0; i < C::CHANNELS; i++) delta[i] = made_here(delta[i]); /* 16 exponents are not kept for it */
         if (forms == POWERS)
-            y = advance<POWERS>(h, A, delta, input, token, s.lane);
+            y = advance<POWERS, C>(h, A, delta, input, B, Cm, s.lane);
         else if (forms == SOME_NEAR_ONE)
-            y = advance<SOME_NEAR_ONE>(h, A, delta, input, token, s.lane);
+            y = advance<SOME_NEAR_ONE, C>(h, A, delta, input, B, Cm, s.lane);
         else
-            y = advance<SOME_FAR>(h, A, delta, input, token, s.lane);
+            y = advance<SOME_FAR, C>(h, A, delta, input, B, Cm, s.lane);
         y = fma_rn(skip, u, y);
-        if (p.z) {
-            const float gate = z.get(0);
-            y *= C::EXACT ? silu(gate) : silu_fast(gate);
-        }
-        if (writes) store_output<T>(p.y, p.dtype, offset_of(p.y_stride, s.b, t, d), y);
+        if (p.z) y *= C::EXACT ? silu(gate) : silu_fast(gate);
+        if (writes) y_at.store(0, y);
+        y_at.move(p.y_stride.t);
     }
     const int N = made_here(p.N); /* so that addresses are not kept from the loads above */
     GT_UNROLL
@@ -229,7 +248,7 @@ GT_DEV void load_A(const StepParams& p, const StepPlace<C>& s, float (&A)[C::CHA
 }
 
 template <class T, int LANES, int VECS, bool EXACT>
-GT_KERNEL(32 * STEP_WARPS, (StepTraits<LANES, VECS, EXACT>::BLOCKS / (std::is_same<T, AnyType>::value ? 2 : 1)))
+GT_KERNEL(32 * STEP_WARPS, (StepBlocks<T, LANES>::VALUE))
 step_kernel(const GT_GRID_CONSTANT StepParams p) {
     using C = StepTraits<LANES, VECS, EXACT>;
     const int64_t per_group = p.D / p.G;

@@ -69,8 +69,15 @@ struct StepTraits {
     /* After the sum a lane has HELD rows, and SAME neighbours have the same ones. */
     static constexpr int HELD = HALF > HALF_LANES ? HALF / HALF_LANES : 1;
     static constexpr int SAME = HALF_LANES > HALF ? HALF_LANES / HALF : 1;
-    /* of a multiprocessor, at least: 15 or 20 warps, of which each has loads of 4 KB in flight, or 8 KB */
-    static constexpr int BLOCKS = ROWS == 8 ? 3 : 4;
+};
+
+/* Blocks of a multiprocessor, at least: 15 or 20 warps, of which each has loads of 4 KB in flight, or 10 to 15 of 8 KB. */
+template <class T, int VECS, int ROWS>
+struct StepBlocks {
+    static constexpr bool IS_WIDE = VECS * ROWS > 8;
+    static constexpr int VALUE = std::is_same<T, AnyType>::value || (std::is_same<T, float>::value && IS_WIDE) ? 2
+                                 : std::is_same<T, bf16>::value && ROWS == 4                                   ? 4
+                                                                                                               : 3;
 };
 
 /* What a warp and a lane work on. */
@@ -110,50 +117,55 @@ GT_DEV TokenScale token_scale(const DeltaRule& rule, float dt, float A) {
     return s;
 }
 
-/* What a lane loads of a token. */
+/* Where a lane is in the activations, and what it has loaded of a token. */
 template <class T, class C>
-struct StepToken {
+struct StepInputs {
+    TokenCursor<T> B_at, C_at, x_at, other_at, z_at;
     Piece<T, 4> B[C::VECS], Cm[C::VECS];
-    Piece<T, C::HALF> x[2];
-    Piece<T, 1> held_x[C::HELD], held_z[C::HELD];
+    Piece<T, C::HALF> x, other;
+    Piece<T, 1> z[C::HELD];
 
-    GT_METHOD void load(const StepParams& p, const StepPlace<C>& s, int t) {
-        const int64_t B_at = offset_of(p.Bm_stride, s.b, t, s.g), C_at = offset_of(p.Cm_stride, s.b, t, s.g);
-        const int64_t x_at = offset_of(p.x_stride, s.b, t, s.h);
+    GT_METHOD StepInputs(const StepParams& p, const StepPlace<C>& s)
+        : B_at(p.Bm, p.dtype, offset_of(p.Bm_stride, s.b, 0, s.g) + s.column(0)),
+          C_at(p.Cm, p.dtype, offset_of(p.Cm_stride, s.b, 0, s.g) + s.column(0)),
+          x_at(p.x, p.dtype, offset_of(p.x_stride, s.b, 0, s.h) + s.first),
+          other_at(p.x, p.dtype, offset_of(p.x_stride, s.b, 0, s.h) + s.other),
+          z_at(p.z, p.dtype, offset_of(p.z_stride, s.b, 0, s.h) + s.held) {
+        load(p, s);
+    }
+    GT_METHOD void load(const StepParams& p, const StepPlace<C>& s) {
         GT_UNROLL
         for (int v = 0; v < C::VECS; v++) {
-            B[v].load({p.Bm, p.dtype, 1}, B_at + s.column(v), p.N - s.column(v));
-            Cm[v].load({p.Cm, p.dtype, 1}, C_at + s.column(v), p.N - s.column(v));
+            B[v].load(B_at, 4 * C::LANES * v, p.N - s.column(v));
+            Cm[v].load(C_at, 4 * C::LANES * v, p.N - s.column(v));
         }
-        x[0].load({p.x, p.dtype, 1}, x_at + s.first, p.P - s.first);
-        x[1].load({p.x, p.dtype, 1}, x_at + s.other, p.P - s.other);
+        x.load(x_at, 0, p.P - s.first);
+        other.load(other_at, 0, p.P - s.other);
         GT_UNROLL
-        for (int k = 0; k < C::HELD; k++) held_x[k].load({p.x, p.dtype, 1}, x_at + s.held + k, p.P - s.held - k);
-        if (!p.z) return;
-        const int64_t z_at = offset_of(p.z_stride, s.b, t, s.h);
-        GT_UNROLL
-        for (int k = 0; k < C::HELD; k++) held_z[k].load({p.z, p.dtype, 1}, z_at + s.held + k, p.P - s.held - k);
+        for (int k = 0; k < C::HELD; k++)
+            if (p.z) z[k].load(z_at, k, p.P - s.held - k);
+    }
+    GT_METHOD void move(const StepParams& p) {
+        B_at.move(p.Bm_stride.t);
+        C_at.move(p.Cm_stride.t);
+        x_at.move(p.x_stride.t);
+        other_at.move(p.x_stride.t);
+        z_at.move(p.z_stride.t);
     }
 };
 
 /* One token of the lane's rows.  sums: their h C over the lane's columns. */
-template <bool IS_CLOSE, class T, class C>
-GT_DEV void advance(float (&h)[C::ROWS][C::COLUMNS], float delta, float factor, const StepToken<T, C>& token,
-                    float (&sums)[C::ROWS]) {
-    float B[C::COLUMNS], Cm[C::COLUMNS];
-    GT_UNROLL
-    for (int c = 0; c < C::COLUMNS; c++) B[c] = token.B[c / 4].get(c % 4), Cm[c] = token.Cm[c / 4].get(c % 4);
+template <bool IS_CLOSE, class C>
+GT_DEV void advance_rows(float (&h)[C::ROWS][C::COLUMNS], float factor, const float (&input)[C::ROWS],
+                         const float (&B)[C::COLUMNS], const float (&Cm)[C::COLUMNS], float (&sums)[C::ROWS]) {
     GT_UNROLL
     for (int i = 0; i < C::ROWS; i++) {
-        const float input = delta * token.x[i / C::HALF].get(i % C::HALF);
-        float sum = 0.0f;
         GT_UNROLL
         for (int c = 0; c < C::COLUMNS; c++) {
-            const float moved = fma_rn(factor, h[i][c], input * B[c]);
+            const float moved = fma_rn(factor, h[i][c], input[i] * B[c]);
             h[i][c] = IS_CLOSE ? h[i][c] + moved : moved;
-            sum = c ? fma_rn(h[i][c], Cm[c], sum) : h[i][c] * Cm[c];
+            sums[i] = c ? fma_rn(h[i][c], Cm[c], sums[i]) : h[i][c] * Cm[c];
         }
-        sums[i] = sum;
     }
 }
 
@@ -168,14 +180,6 @@ GT_DEV void sum_lanes(float (&sums)[C::ROWS], int lane) {
     for (int k = 0; k < C::HELD; k++) sums[k] = half[k];
 }
 
-template <class T, class C>
-GT_DEV void store_y(const StepParams& p, const StepPlace<C>& s, int t, const float* y) {
-    const int64_t at = offset_of(p.y_stride, s.b, t, s.h) + s.held;
-    GT_UNROLL
-    for (int k = 0; k < C::HELD; k++)
-        if (s.writes && s.held + k < p.P) store_output<T>(p.y, p.dtype, at + k, y[k]);
-}
-
 /* All tokens of the warp's rows of one batch element. */
 template <class T, class C>
 GT_DEV void step_rows(const StepParams& p, const StepPlace<C>& s) {
@@ -184,11 +188,16 @@ GT_DEV void step_rows(const StepParams& p, const StepPlace<C>& s) {
     const float A = p.A[s.h], bias = p.dt_bias ? p.dt_bias[s.h] : 0.0f;
     uint32_t dt = 0; /* lane t has that of token t */
     if (lane_id() < p.T) dt = load_bits(p.dt, p.dt_dtype, offset_of(p.dt_stride, s.b, lane_id(), s.h));
-    StepToken<T, C> next;
-    next.load(p, s, 0);
+    StepInputs<T, C> inputs(p, s);
+    TokenCursor<T> y_at(p.y, p.dtype, offset_of(p.y_stride, s.b, 0, s.h) + s.held);
+    const int writes =
+        s.writes ? p.P - s.held : 0; /* how many of the held rows the lane stores, if not more than HELD */
     if (row < 0 || row >= p.slot_capacity) {
-        const float zeros[C::HELD] = {};
-        for (int t = 0; t < p.T; t++) store_y<T>(p, s, t, zeros);
+        for (int t = 0; t < p.T; t++, y_at.move(p.y_stride.t)) {
+            GT_UNROLL
+            for (int k = 0; k < C::HELD; k++)
+                if (k < writes) y_at.store(k, 0.0f);
+        }
         return;
     }
     float* const state = p.state + ((row * p.H + s.h) * p.P) * p.N;
@@ -209,11 +218,26 @@ GT_DEV void step_rows(const StepParams& p, const StepPlace<C>& s) {
     }
     GT_NO_UNROLL
     for (int t = 0; t < p.T; t++) {
-        const StepToken<T, C> token = next;
-        if (t + 1 < p.T) next.load(p, s, t + 1);
         const float delta = shfl_idx(own.delta, t);
-        float factor = shfl_idx(own.factor, t), sums[C::ROWS];
+        float factor = shfl_idx(own.factor, t), B[C::COLUMNS], Cm[C::COLUMNS], input[C::ROWS], sums[C::ROWS];
+        float held[C::HELD], gate[C::HELD];
         const int growth = shfl_idx(own.growth, t);
+        GT_UNROLL
+        for (int c = 0; c < C::COLUMNS; c++) B[c] = inputs.B[c / 4].get(c % 4), Cm[c] = inputs.Cm[c / 4].get(c % 4);
+        GT_UNROLL
+        for (int k = 0; k < C::HELD; k++) {
+            gate[k] = p.z ? inputs.z[k].get(0) : 0.0f;
+            held[k] = 0.0f; /* x of a held row: one of the lane's first half */
+        }
+        GT_UNROLL
+        for (int i = 0; i < C::HALF; i++) {
+            const float x = inputs.x.get(i);
+            input[i] = delta * x;
+            input[i + C::HALF] = delta * inputs.other.get(i);
+            if (s.held - s.first == i / C::HELD * C::HELD) held[i % C::HELD] = x;
+        }
+        inputs.move(p); /* the next token is loaded where this one was */
+        if (t + 1 < p.T) inputs.load(p, s);
         if (growth == FAR_OFF) { /* more than fp32 may hold, but its product with a small state fits */
             GT_NO_UNROLL
             for (int k = 0; k < 4; k++) {
@@ -223,17 +247,17 @@ GT_DEV void step_rows(const StepParams& p, const StepPlace<C>& s) {
             factor = 1.0f;
         }
         if (growth == CLOSE)
-            advance<true>(h, delta, factor, token, sums);
+            advance_rows<true, C>(h, factor, input, B, Cm, sums);
         else
-            advance<false>(h, delta, factor, token, sums);
+            advance_rows<false, C>(h, factor, input, B, Cm, sums);
         sum_lanes<C>(sums, s.lane);
-        float y[C::HELD];
         GT_UNROLL
         for (int k = 0; k < C::HELD; k++) {
-            y[k] = fma_rn(skip[k], token.held_x[k].get(0), sums[k]);
-            if (p.z) y[k] *= silu(token.held_z[k].get(0));
+            float y = fma_rn(skip[k], held[k], sums[k]);
+            if (p.z) y *= silu(gate[k]);
+            if (k < writes) y_at.store(k, y);
         }
-        store_y<T>(p, s, t, y);
+        y_at.move(p.y_stride.t);
     }
     const int N = made_here(p.N); /* so that addresses are not kept from the loads above */
     GT_UNROLL
@@ -245,7 +269,7 @@ GT_DEV void step_rows(const StepParams& p, const StepPlace<C>& s) {
 }
 
 template <class T, int LANES, int VECS, int ROWS>
-GT_KERNEL(32 * STEP_WARPS, (std::is_same<T, AnyType>::value ? 2 : StepTraits<LANES, VECS, ROWS>::BLOCKS))
+GT_KERNEL(32 * STEP_WARPS, (StepBlocks<T, VECS, ROWS>::VALUE))
 step_kernel(const GT_GRID_CONSTANT StepParams p) {
     using C = StepTraits<LANES, VECS, ROWS>;
     StepPlace<C> s;
