@@ -69,7 +69,7 @@ struct StepBlocks {
                                                                               : 8;
 };
 
-/* What a warp and a lane work on. */
+/* The batch element and channels of a lane. */
 template <class C>
 struct StepPlace {
     int64_t b, g, channel; /* channel: the warp's first one */
@@ -83,7 +83,7 @@ struct StepPlace {
     GT_METHOD int valid(int N, int i, int v) const { return number(i) < channels ? N - column(v) : 0; }
 };
 
-/* Where a lane is in the activations, and what it has loaded of a token. */
+/* The lane's place in the activations, and its elements of one token, as loaded. */
 template <class T, class C>
 struct StepInputs {
     TokenCursor<T> B_at, C_at, u_at, z_at;

@@ -13,14 +13,15 @@
  *         128      16      2   4, 8    8, 16
  *         256      32      2   4, 8    4, 8
  *
- * The larger ROWS is for calls of more than 4 tokens: it halves what a token costs a warp, such as loads of B and C.
+ * Calls of more than 4 tokens take the larger ROWS: a warp then loads B and C of a token half as often for a row.
  *
  * SUMS OVER n.  A lane adds its columns in order, then lanes meet in a tree: first those LANES / 2 apart, in the end
  * neighbours.  A stage exchanges half of the rows that are left, so 8 rows take 4 + 2 + 1 + 1 shuffles of 16 lanes.
  * In the upper half of the lanes row i is row i ^ ROWS / 2 of the group.  Then the first stage needs no selects.  ROWS
  * does not change the tree.
  * DECAY.  Lane t makes Delta and the decay of token t, all at once; shuffles hand them out.  Closer to 1 than NEAR_ONE,
- * a decay is kept as expm1(a).  Else it is one number, 1 + expm1(a): its rounding is 2^-19 of what it lacks to 1.
+ * a decay is kept as expm1(a).  Any other decay is one number, 1 + expm1(a): rounding it changes 1 - decay by 2^-19 of
+ * its value at most.
  *
  * REGISTERS: 32 numbers of the state, or 64; B, C, x and z of the token at hand and of the next one.
  * SHARED MEMORY: none.
@@ -71,7 +72,7 @@ struct StepTraits {
     static constexpr int SAME = HALF_LANES > HALF ? HALF_LANES / HALF : 1;
 };
 
-/* Blocks of a multiprocessor, at least: 15 or 20 warps, of which each has loads of 4 KB in flight, or 10 to 15 of 8 KB. */
+/* Blocks of a multiprocessor, at least: 15 or 20 warps with loads of 4 KB each in flight, or 10 to 15 warps with 8 KB. */
 template <class T, int VECS, int ROWS>
 struct StepBlocks {
     static constexpr bool IS_WIDE = VECS * ROWS > 8;
@@ -80,12 +81,12 @@ struct StepBlocks {
                                                                                                                : 3;
 };
 
-/* What a warp and a lane work on. */
+/* The batch element, head and rows of a lane. */
 template <class C>
 struct StepPlace {
     int64_t b;
     int h, g;
-    int lane;         /* among those of a row */
+    int lane;         /* among the lanes of a row */
     int first, other; /* rows of the lane's ROWS: the first HALF begin with `first`, the rest with `other` */
     int held;         /* first row whose y the lane holds */
     bool writes;      /* y, which its neighbours hold, too */
@@ -117,7 +118,7 @@ GT_DEV TokenScale token_scale(const DeltaRule& rule, float dt, float A) {
     return s;
 }
 
-/* Where a lane is in the activations, and what it has loaded of a token. */
+/* The lane's place in the activations, and its elements of one token, as loaded. */
 template <class T, class C>
 struct StepInputs {
     TokenCursor<T> B_at, C_at, x_at, other_at, z_at;
@@ -186,7 +187,7 @@ GT_DEV void step_rows(const StepParams& p, const StepPlace<C>& s) {
     constexpr bool VECTORS = !std::is_same<T, AnyType>::value;
     const int64_t row = p.slots ? p.slots[s.b] : s.b;
     const float A = p.A[s.h], bias = p.dt_bias ? p.dt_bias[s.h] : 0.0f;
-    uint32_t dt = 0; /* lane t has that of token t */
+    uint32_t dt = 0; /* lane t: dt of token t */
     if (lane_id() < p.T) dt = load_bits(p.dt, p.dt_dtype, offset_of(p.dt_stride, s.b, lane_id(), s.h));
     StepInputs<T, C> inputs(p, s);
     TokenCursor<T> y_at(p.y, p.dtype, offset_of(p.y_stride, s.b, 0, s.h) + s.held);
