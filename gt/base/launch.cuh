@@ -171,13 +171,13 @@ struct Device {
     bool runs_sm90a;                         /* it is of 9.0, and this object has code for 9.0a */
 };
 
-struct NoParams {};
+struct ProbeParams {};
 
 constexpr int PROBE_THREADS = 256;
 
 /* Launched by nobody.  Every object of a program has its own, for parts of a program may be compiled for different
  * architectures. */
-GT_KERNEL(GT_SM90A ? PROBE_THREADS : 32, 1) probe_kernel(const GT_GRID_CONSTANT NoParams) {}
+GT_KERNEL(GT_SM90A ? PROBE_THREADS : 32, 1) probe_kernel(const GT_GRID_CONSTANT ProbeParams) {}
 
 /* Whether this object has code for 9.0a.  `id`: the current device, of compute capability 9.0.  The code that other
  * architectures get, also from PTX by the driver, allows blocks of one warp only.  So the driver is asked, once a
@@ -188,7 +188,7 @@ static inline cudaError_t ask_sm90a(int id, bool* runs) {
     *runs = true;
 #else
     static std::atomic<signed char> answers[64] = {}; /* 0: not asked yet; else 1 + the answer */
-    void (*const probe)(NoParams) = probe_kernel;
+    void (*const probe)(ProbeParams) = probe_kernel;
     const bool is_kept = id >= 0 && id < 64;
     int most = 0;
     if (is_kept && answers[id]) {
