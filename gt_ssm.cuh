@@ -112,11 +112,11 @@ GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args* args,
     return gt::call_workspace<gt::scan::Operator>(args, need);
 }
 
-GT_API gt_status gt_ssd_plan(gt_pass pass, bool is_query, const gt_ssd_args* args, gt::PassPlan* plan) {
+GT_API gt_status gt_ssd_plan(gt_pass pass, int is_query, const gt_ssd_args* args, void* plan) {
     return gt::plan_pass<gt::ssd::Operator>(pass, is_query, args, plan);
 }
-GT_API gt_status gt_ssd_run(const gt::PassPlan* plan, gt::Stage stage, gt::Chain* chain) {
-    return gt::run_stage<gt::ssd::Operator>(*plan, stage, *chain);
+GT_API gt_status gt_ssd_run(const void* plan, int stage, void* chain) {
+    return gt::run_stage<gt::ssd::Operator>(plan, stage, chain);
 }
 
 static const gt::PathPasses<gt_ssd_args> gt_ssd_passes = {
@@ -200,6 +200,19 @@ GT_API gt_status gt_ssd_path(const gt_ssd_args *args, char *text, size_t bytes) 
     (void)args;
     gt_no_text(text, bytes);
     return gt_no_cuda(gt_op_ssd(), GT_PATH);
+}
+GT_API gt_status gt_ssd_plan(gt_pass pass, int is_query, const gt_ssd_args *args, void *plan) {
+    (void)is_query, (void)args, (void)plan;
+    return gt_no_cuda(gt_op_ssd(), pass);
+}
+GT_API gt_status gt_ssd_run(const void *plan, int stage, void *chain) {
+    (void)plan, (void)stage, (void)chain;
+    return gt_no_cuda(gt_op_ssd(), GT_FORWARD);
+}
+GT_API gt_status gt_ssd_pass_path(gt_pass pass, const gt_ssd_args *args, char *text, size_t bytes) {
+    (void)args;
+    gt_no_text(text, bytes);
+    return gt_no_cuda(gt_op_ssd(), pass);
 }
 GT_API gt_status gt_selective_scan_path(const gt_selective_scan_args *args, char *text, size_t bytes) {
     (void)args;

@@ -90,11 +90,11 @@ GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args* args, gt_workspace* need)
     return gt::call_workspace<gt::wkv6::Operator>(args, need);
 }
 
-GT_API gt_status gt_wkv6_plan(gt_pass pass, bool is_query, const gt_wkv6_args* args, gt::PassPlan* plan) {
+GT_API gt_status gt_wkv6_plan(gt_pass pass, int is_query, const gt_wkv6_args* args, void* plan) {
     return gt::plan_pass<gt::wkv6::Operator>(pass, is_query, args, plan);
 }
-GT_API gt_status gt_wkv6_run(const gt::PassPlan* plan, gt::Stage stage, gt::Chain* chain) {
-    return gt::run_stage<gt::wkv6::Operator>(*plan, stage, *chain);
+GT_API gt_status gt_wkv6_run(const void* plan, int stage, void* chain) {
+    return gt::run_stage<gt::wkv6::Operator>(plan, stage, chain);
 }
 
 static const gt::PathPasses<gt_wkv6_args> gt_wkv6_passes = {
@@ -155,6 +155,19 @@ GT_API gt_status gt_wkv6_path(const gt_wkv6_args *args, char *text, size_t bytes
     (void)args;
     gt_no_text(text, bytes);
     return gt_no_cuda(gt_op_wkv6(), GT_PATH);
+}
+GT_API gt_status gt_wkv6_plan(gt_pass pass, int is_query, const gt_wkv6_args *args, void *plan) {
+    (void)is_query, (void)args, (void)plan;
+    return gt_no_cuda(gt_op_wkv6(), pass);
+}
+GT_API gt_status gt_wkv6_run(const void *plan, int stage, void *chain) {
+    (void)plan, (void)stage, (void)chain;
+    return gt_no_cuda(gt_op_wkv6(), GT_FORWARD);
+}
+GT_API gt_status gt_wkv6_pass_path(gt_pass pass, const gt_wkv6_args *args, char *text, size_t bytes) {
+    (void)args;
+    gt_no_text(text, bytes);
+    return gt_no_cuda(gt_op_wkv6(), pass);
 }
 
 #ifdef __cplusplus

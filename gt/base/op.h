@@ -189,6 +189,18 @@ GT_FUNCTION void gt_enter_part(const char *part);
  * launch.cuh; NULL: nowhere. */
 GT_FUNCTION void **gt_noted_kernels(void);
 
+/* A pass of one operator, for another operator that enqueues it among other launches: see gt/recurrence/stages.cuh.
+ * gt_OP_plan checks and plans it.  is_query: pointers may be NULL, as in a size query.  plan: a PassPlan, whose `bytes`
+ * and `saved` the caller checks.
+ * gt_OP_run launches a stage of it.  stage: a Stage; chain: a Chain.
+ * gt_OP_pass_path: the part of gt_OP_path that is about one pass. */
+GT_FUNCTION gt_status gt_wkv6_plan(gt_pass pass, int is_query, const gt_wkv6_args *args, void *plan);
+GT_FUNCTION gt_status gt_wkv6_run(const void *plan, int stage, void *chain);
+GT_FUNCTION gt_status gt_wkv6_pass_path(gt_pass pass, const gt_wkv6_args *args, char *text, size_t bytes);
+GT_FUNCTION gt_status gt_ssd_plan(gt_pass pass, int is_query, const gt_ssd_args *args, void *plan);
+GT_FUNCTION gt_status gt_ssd_run(const void *plan, int stage, void *chain);
+GT_FUNCTION gt_status gt_ssd_pass_path(gt_pass pass, const gt_ssd_args *args, char *text, size_t bytes);
+
 /* What every query starts with: an answer of zeros, should it fail. */
 static inline void gt_no_answer(gt_workspace *need) {
     const gt_workspace none = {0, 0, 0, 0, 0};

@@ -109,7 +109,7 @@ static inline gt_status convolve(const gt_conv1d_args& conv, const PassPlan& ssd
         p.groups = take_group_tiles(arena, p.in.sequences, p.in.G, columns);
     }
     Chain chain = {stream};
-    if ((status = gt_ssd_run(&ssd, Stage::CLEAR, &chain)) != GT_OK) return status;
+    if ((status = gt_ssd_run(&ssd, (int)Stage::CLEAR, &chain)) != GT_OK) return status;
     if (columns == 2 * SLAB)
         status = launch_convolving<2 * SLAB, 2>(p, ssd.device, chain);
     else if (columns == SLAB)

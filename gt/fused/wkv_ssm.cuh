@@ -98,10 +98,10 @@ static inline gt_status enqueue(gt_pass pass, const Both& both, gt_stream stream
     Chain chain = {stream};
     gt_status status = GT_OK;
     const auto wkv6 = [&](Stage stage) {
-        if (status == GT_OK) status = gt_wkv6_run(&both.wkv6, stage, &chain);
+        if (status == GT_OK) status = gt_wkv6_run(&both.wkv6, (int)stage, &chain);
     };
     const auto ssd = [&](Stage stage) {
-        if (status == GT_OK) status = gt_ssd_run(&both.ssd, stage, &chain);
+        if (status == GT_OK) status = gt_ssd_run(&both.ssd, (int)stage, &chain);
     };
     wkv6(Stage::CLEAR), ssd(Stage::CLEAR);
     if (pass == GT_FORWARD) {

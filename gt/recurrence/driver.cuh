@@ -147,8 +147,9 @@ static gt_status run_backward_stage(const PassPlan& me, Stage stage, Chain& chai
 /* Checks, chooses and plans as call_forward() and call_backward() do.  is_query: pointers may be NULL, as in a size
  * query.  The sizes of buffers are the caller's to check. */
 template <class Operator>
-static inline gt_status plan_pass(gt_pass pass, bool is_query, const typename Operator::Args* args, PassPlan* me) {
+static inline gt_status plan_pass(gt_pass pass, bool is_query, const typename Operator::Args* args, void* plan) {
     typename Operator::Args a;
+    PassPlan* const me = static_cast<PassPlan*>(plan);
     const gt_status status = prepare<Operator>(is_query ? GT_QUERY : pass, args, &a, &me->device);
     if (status != GT_OK) return status;
     const auto choice = Operator::choose(a, pass, me->device);
@@ -163,7 +164,10 @@ static inline gt_status plan_pass(gt_pass pass, bool is_query, const typename Op
 
 /* Launches a stage of a planned pass. */
 template <class Operator>
-static inline gt_status run_stage(const PassPlan& me, Stage stage, Chain& chain) {
+static inline gt_status run_stage(const void* plan, int number, void* user_chain) {
+    const PassPlan& me = *static_cast<const PassPlan*>(plan);
+    const Stage stage = static_cast<Stage>(number);
+    Chain& chain = *static_cast<Chain*>(user_chain);
     using Forward = decltype(Operator::plan_forward(typename Operator::Args(), typename Operator::Choice(), Device()));
     using Backward =
         decltype(Operator::plan_backward(typename Operator::Args(), typename Operator::Choice(), Device()));

@@ -1,6 +1,6 @@
 /* gt/recurrence/stages.cuh - a pass of an operator for another operator that enqueues it among other launches
- * (gt/fused/wkv_ssm.cuh, conv_ssd_launch.cuh).  gt_OP_plan checks and plans the pass, gt_OP_run launches a stage of it;
- * driver.cuh implements both.  The kernels stay in the operator's own object.  No kernels. */
+ * (gt/fused/wkv_ssm.cuh, conv_ssd_launch.cuh).  gt_OP_plan checks and plans the pass, gt_OP_run launches a stage of it
+ * (op.h); driver.cuh implements both.  The kernels stay in the operator's own object.  No kernels. */
 #ifndef GT_RECURRENCE_STAGES_CUH
 #define GT_RECURRENCE_STAGES_CUH
 
@@ -56,19 +56,5 @@ class PassPlan {
 };
 
 } /* namespace gt */
-
-extern "C" {
-
-/* is_query: pointers may be NULL, as in a size query.  The caller checks plan->bytes and plan->saved. */
-GT_FUNCTION gt_status gt_wkv6_plan(gt_pass pass, bool is_query, const gt_wkv6_args* args, gt::PassPlan* plan);
-GT_FUNCTION gt_status gt_ssd_plan(gt_pass pass, bool is_query, const gt_ssd_args* args, gt::PassPlan* plan);
-GT_FUNCTION gt_status gt_wkv6_run(const gt::PassPlan* plan, gt::Stage stage, gt::Chain* chain);
-GT_FUNCTION gt_status gt_ssd_run(const gt::PassPlan* plan, gt::Stage stage, gt::Chain* chain);
-
-/* The part of gt_OP_path that is about one pass. */
-GT_FUNCTION gt_status gt_wkv6_pass_path(gt_pass pass, const gt_wkv6_args* args, char* text, size_t bytes);
-GT_FUNCTION gt_status gt_ssd_pass_path(gt_pass pass, const gt_ssd_args* args, char* text, size_t bytes);
-
-} /* extern "C" */
 
 #endif

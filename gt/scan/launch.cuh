@@ -102,7 +102,7 @@ struct ForwardPlan {
     gt_status pass(const Device& device, gt_stream stream) const { return launch_forward(params, device, stream); }
 };
 
-static inline ForwardPlan plan_forward(const gt_selective_scan_args& a, bool, const Device& device) {
+static inline ForwardPlan plan_forward(const gt_selective_scan_args& a, const Device& device) {
     ForwardPlan plan = {};
     ForwardParams& p = plan.params;
     Arena arena(a.workspace), saved(a.saved);
@@ -215,7 +215,7 @@ struct Operator {
     struct Choice {}; /* one set of kernels takes every call */
     static Choice choose(const Args&, gt_pass, const Device&) { return {}; }
     static ForwardPlan plan_forward(const Args& a, const Choice&, const Device& device) {
-        return scan::plan_forward(a, false, device);
+        return scan::plan_forward(a, device);
     }
     static BackwardPlan plan_backward(const Args& a, const Choice&, const Device& device) {
         return scan::plan_backward(a, device);
