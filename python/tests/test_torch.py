@@ -926,6 +926,45 @@ class PyTorch(unittest.TestCase):
                     with self.assertRaisesRegex(UnsupportedError, f"{op}: forward-mode"):
                         use(value)
 
+    def test_other_transforms(self):
+        """Each gives what plain calls and autograd give, or raises."""
+        for op in INPUTS:
+            tensors = {name: value.detach() for name, value in make(op, T=5).items()}
+            name, value = next(iter(tensors.items()))
+
+            def function(v, op=op, tensors=tensors, name=name):
+                return call(gt, op, {**tensors, name: v})[0]
+
+            def loss(v, function=function):
+                return function(v).float().pow(2).sum()
+
+            def gradient(v, loss=loss):
+                v = v.clone().requires_grad_()
+                loss(v).backward()
+                return v.grad
+
+            def vjp(v, function=function):
+                y, back = torch.func.vjp(function, v)
+                return back(2 * y)[0]
+
+            two = torch.stack([value, 2 * value])
+            uses = {"vmap": (lambda: torch.func.vmap(function)(two), lambda: torch.stack([function(v) for v in two])),
+                    "grad": (lambda: torch.func.grad(loss)(value), lambda: gradient(value)),
+                    "vjp": (lambda: vjp(value), lambda: gradient(value)),
+                    "jacrev": (lambda: torch.func.jacrev(loss)(value), lambda: gradient(value)),
+                    "vmap of grad": (lambda: torch.func.vmap(torch.func.grad(loss))(two),
+                                     lambda: torch.stack([gradient(v) for v in two])),
+                    "functionalize": (lambda: torch.func.functionalize(function)(value), lambda: function(value))}
+            for use, (found, expected) in uses.items():
+                with self.subTest(op=op, use=use):
+                    try:
+                        result = found()
+                    except RuntimeError:
+                        continue
+                    torch.testing.assert_close(result, expected())
+            with self.subTest(op=op, use="hessian"), self.assertRaises(RuntimeError):
+                torch.func.hessian(loss)(value)
+
     def test_steps_are_changes_to_autograd(self):
         for op in STEPPED:
             tensors = make(op, T=1)
