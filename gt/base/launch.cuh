@@ -107,9 +107,11 @@ static inline cudaError_t ask_threads(const void* kernel, [[maybe_unused]] int i
 }
 
 /* The question may load the kernel, which a thread whose stream is being captured may do in relaxed mode alone. */
-static inline cudaError_t ask_most_threads(const void* kernel, int id, int* most) {
+static inline cudaError_t ask_most_threads(const void* kernel, int* most) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    cudaError_t error = cudaThreadExchangeStreamCaptureMode(&mode);
+    int id;
+    cudaError_t error = cudaGetDevice(&id);
+    if (error == cudaSuccess) error = cudaThreadExchangeStreamCaptureMode(&mode);
     if (error != cudaSuccess) return error;
     error = ask_threads(kernel, id, most);
     const cudaError_t back = cudaThreadExchangeStreamCaptureMode(&mode);
@@ -195,7 +197,7 @@ static inline cudaError_t ask_sm90a(int id, bool* runs) {
         *runs = answers[id] == 2;
         return cudaSuccess;
     }
-    const cudaError_t error = ask_most_threads(reinterpret_cast<const void*>(probe), id, &most);
+    const cudaError_t error = ask_most_threads(reinterpret_cast<const void*>(probe), &most);
     if (error != cudaSuccess) return error;
     *runs = most >= PROBE_THREADS;
     if (is_kept) answers[id] = (signed char)(1 + *runs);

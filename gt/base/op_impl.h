@@ -480,8 +480,10 @@ GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_target target, con
     if ((status = op->resolve(filled, pass, dims)) != GT_OK) return status;
     for (t = op->tensors; t->name; t++) {
         if ((status = gt_check_count(op, t, pass, filled, dims)) != GT_OK) return status;
-        if (t->stride_offset && !gt_is_join(pass) && /* no tensor of a join has strides */
-            (status = gt_fill_stride(op, t, (char *)filled, dims)) != GT_OK)
+        if (!t->stride_offset) continue;
+        if (gt_is_join(pass)) /* no tensor of a join has strides: what stands there may be anything */
+            memset((char *)filled + t->stride_offset, 0, (size_t)gt_stride_count(t) * sizeof(int64_t));
+        else if ((status = gt_fill_stride(op, t, (char *)filled, dims)) != GT_OK)
             return status;
     }
     for (t = op->tensors; t->name; t++)
