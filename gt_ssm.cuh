@@ -46,7 +46,9 @@
  * THE PARTS, in gt/ssd/, gt/scan/, and, of both, gt/recurrence/ssm.h and ssm.cuh
  *     table.h        describes the operator (plain C, shared with the stubs and the CPU twin)
  *     problem.cuh    what every kernel knows
- *     forward.cuh    forward and step
+ *     forward.cuh    forward
+ *     step.cuh       steps; what both share is in gt/recurrence/ssm_step.cuh
+ *     choice.cuh     ssd: which kernels a call takes
  *     backward.cuh   backward
  *     chunk.cuh, state.cuh, forward_tensor.cuh, states_tensor.cuh   ssd on tensor cores: forward, passes over states
  *     backward_tensor.cuh, backward_chunk.cuh, backward_tokens.cuh  ... its backward

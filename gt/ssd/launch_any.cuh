@@ -23,12 +23,12 @@ static inline int64_t strands_for(const Problem& in, int64_t room) {
     return strands(most_sequences(in.sequences) * in.segments.count, in.H * in.tiles, room);
 }
 
-/* Of a pass without scratch memory. */
+/* Blocks of a pass without scratch memory. */
 static inline int64_t pass_blocks(const Problem& in, const Device& device) {
     return strands_for(in, grid_room(in.sequences, 32, device)) * in.H * in.tiles;
 }
 
-/* launch(Traits) of the variant that handles N, and what it returns. */
+/* Calls launch(Traits) for the smallest variant that handles N; returns its result. */
 template <class Launch>
 static inline auto dispatch_size(int64_t N, const Launch& launch) {
     if (N <= 16) return launch(Traits<1, 4>());
@@ -59,7 +59,7 @@ static inline gt_status launch_forward(const ForwardParams& p, const Device& dev
     });
 }
 
-/* What each segment makes of a zero gradient. */
+/* The gradient before each segment, from a zero gradient after it. */
 static inline gt_status launch_reverse_states(const BackwardParams& p, int64_t blocks, gt_stream stream) {
     return dispatch_size(p.in.N, [&](auto traits) {
         using C = decltype(traits);

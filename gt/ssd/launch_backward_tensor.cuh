@@ -10,7 +10,7 @@
 namespace gt {
 namespace ssd {
 
-/* What the kernels are given. */
+/* The parameters of all launches. */
 struct TensorBackwardPlan {
     StatesParams forward, reverse; /* h where forward did not leave it; G */
     TensorParams gate;             /* dz; where there is no g it comes first, and makes h, too */
@@ -71,7 +71,7 @@ static inline void plan_split_chunks(const gt_ssd_args& a, Arena& arena, const C
     t.across = s.across = arena.take<float>(slots * SLOT_SHORTS * Across::COUNT * a.H);
 }
 
-/* What SM90's kernels for the chunks' gradients read and write by token, 16 bits. */
+/* Scratch by token of the SM90 kernels for the chunks' gradients, 16 bits. */
 static inline TokenParams plan_tokens(const gt_ssd_args& a, Arena& arena, const Problem& in, int64_t rows,
                                       const Choice& choice) {
     TokenParams t = {};
