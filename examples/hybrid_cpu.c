@@ -2,6 +2,7 @@
 #include "hybrid_cpu.h"
 #include <stdio.h>
 #include <string.h>
+
 /* ---- the forms of the backend -------------------------------------------------------------- */
 
 /* hybrid_ops.c, compiled for any processor of this kind, and for those with AVX2. */
