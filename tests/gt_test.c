@@ -41,6 +41,13 @@ int test_is_word_of(const char *list, const char *word) {
     return 0;
 }
 
+/* Whether one of its states, which a step must have, is absent. */
+static int lacks_state_out(const test_case *c) {
+    for (const gt_tensor *t = test_table(c)->tensors; t->name; t++)
+        if (gt_use(t, GT_STEP) == 's' && test_is_word_of(c->absent, t->name)) return 1;
+    return 0;
+}
+
 int test_has_pass(const test_case *c, gt_pass pass) {
     const test_op *top = test_op_of(c->op);
     const size_t shared = test_table(c)->fields.state_in_shared;
@@ -48,8 +55,8 @@ int test_has_pass(const test_case *c, gt_pass pass) {
     if (pass == GT_SEGMENT) return !test_is_word_of(c->absent, "state_out");
     if (pass == GT_SEGMENT_BACKWARD) return !test_is_word_of(c->absent, "dstate_in") && !test_get_flag(c, shared);
     if (gt_is_join(pass)) return !test_is_packed(c);
-    return pass != GT_STEP || (test_get_size(c, 'T') <= 16 && !test_is_packed(c) && !test_get_flag(c, shared) &&
-                               !test_is_word_of(c->absent, "state_out"));
+    return pass != GT_STEP ||
+           (test_get_size(c, 'T') <= 16 && !test_is_packed(c) && !test_get_flag(c, shared) && !lacks_state_out(c));
 }
 
 int test_find(const gt_op *op, const char *tensor) {
@@ -720,7 +727,7 @@ static void set_pointers(const test_case *c, gt_pass pass, call *k) {
     const gt_op *op = test_table(c);
     for (int i = 0; op->tensors[i].name; i++) {
         const gt_tensor *t = &op->tensors[i];
-        int from = pass == GT_STEP && !strcmp(t->name, "state_in") ? test_find(op, "state_out") : i;
+        int from = pass == GT_STEP && test_is(t, "state_in") ? test_beside(op, i, "state_out") : i;
         const place *place = &k->of[from];
         char *p = NULL;
         if (place->is_used && place->count && (from == i || c->in_place)) p = k->memory + place->at;

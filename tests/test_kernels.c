@@ -778,6 +778,7 @@ static void check_step(tester *t, const test_case *c, int n) {
     check_pass(&t->plain, c, GT_STEP, &in, &truth, NULL);
     test_free(&in), test_free(&truth);
     test_step_is_alone(&t->plain, c, n % 3 ? 16 : 1 + n % 4);
+    if (t->op->check_step) t->op->check_step(&t->plain, c);
 }
 
 /* The kernels of steps.  Layout, slots and dtype are the next each time.  With --few every size has three of the times,

@@ -230,8 +230,7 @@ GT_DEV void clear_step_outputs(const StepParams& p, int64_t b, int64_t h, int co
 }
 
 template <class C, bool IS_ALIGNED>
-GT_KERNEL(C::THREADS, C::BLOCKS)
-step_kernel(const GT_GRID_CONSTANT StepParams p) {
+GT_DEV void step_block(const StepParams& p) {
     const Problem& in = p.in;
     int tile, h;
     const int b = divide(divide(block_x(), p.by_tiles, &tile), p.by_H, &h), column0 = tile * C::COLUMNS;
@@ -268,10 +267,19 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
     }
 }
 
+/* In a step of wkv_ssm this kernel follows the one of ssd and shares no memory with it.  So it waits for that kernel only
+ * at its end: later work on the stream then comes after both. */
+template <class C, bool IS_ALIGNED>
+GT_KERNEL(C::THREADS, C::BLOCKS)
+step_kernel(const GT_GRID_CONSTANT StepParams p) {
+    step_block<C, IS_ALIGNED>(p);
+    wait_for_chain();
+}
+
 /* ---- launch ------------------------------------------------------------------------------------------------- */
 
 template <int LANES, int MOST_ROWS>
-static gt_status launch_step(const gt_wkv6_args& a, StepParams p, gt_stream stream) {
+static gt_status launch_step(const gt_wkv6_args& a, StepParams p, Chain& chain) {
     using One = StepTraits<LANES, MOST_ROWS, 1>;
     using More = StepTraits<LANES, MOST_ROWS, 4>;
     const int64_t tiles = (a.V + One::COLUMNS - 1) / One::COLUMNS, tokens = a.T < More::TOKENS ? a.T : More::TOKENS;
@@ -280,19 +288,19 @@ static gt_status launch_step(const gt_wkv6_args& a, StepParams p, gt_stream stre
     void (*const kernel)(StepParams) = !is_aligned ? step_kernel<More, false>
                                        : a.T == 1  ? step_kernel<One, true>
                                                    : step_kernel<More, true>;
-    return run("wkv6 step_kernel", kernel, a.B * a.H * tiles, One::THREADS, (size_t)(tokens * One::TOKEN_BYTES), stream,
+    return run("wkv6 step_kernel", kernel, a.B * a.H * tiles, One::THREADS, (size_t)(tokens * One::TOKEN_BYTES), chain,
                p);
 }
 
 template <int LANES>
-static gt_status launch_step(const gt_wkv6_args& a, const StepParams& p, gt_stream stream) {
-    if (a.N <= 32) return launch_step<LANES, 32>(a, p, stream);
-    if (a.N <= 64) return launch_step<LANES, 64>(a, p, stream);
-    if (a.N <= 128) return launch_step<LANES, 128>(a, p, stream);
-    return launch_step<LANES, 256>(a, p, stream);
+static gt_status launch_step(const gt_wkv6_args& a, const StepParams& p, Chain& chain) {
+    if (a.N <= 32) return launch_step<LANES, 32>(a, p, chain);
+    if (a.N <= 64) return launch_step<LANES, 64>(a, p, chain);
+    if (a.N <= 128) return launch_step<LANES, 128>(a, p, chain);
+    return launch_step<LANES, 256>(a, p, chain);
 }
 
-static inline gt_status launch_step(const gt_wkv6_args& a, gt_stream stream) {
+static inline gt_status launch_step(const gt_wkv6_args& a, Chain& chain) {
     static_assert(MAX_SIZE == 256, "the largest N that a kernel here takes");
     if (a.T == 0) return GT_OK;
     StepParams p = {};
@@ -300,7 +308,7 @@ static inline gt_status launch_step(const gt_wkv6_args& a, gt_stream stream) {
     p.y = a.y, p.y_stride = a.y_stride;
     p.state = a.state_out;
     p.slots = a.slots, p.slot_capacity = a.slot_capacity;
-    return a.V <= 32 ? launch_step<8>(a, p, stream) : launch_step<16>(a, p, stream);
+    return a.V <= 32 ? launch_step<8>(a, p, chain) : launch_step<16>(a, p, chain);
 }
 
 } /* namespace wkv6 */

@@ -1,0 +1,458 @@
+/* gt/fused/conv_ssd_step.cuh - conv_ssd step: 1 to 16 new tokens of every batch element, with both states in slots, in
+ * place, in two launches and without workspace.
+ *
+ *     c = silu(bias + sum_k weight_k e_{t+k})      e: the W - 1 inputs of the convolution's state, then the tokens
+ *     h <- exp(Delta A) h + Delta x B^T            y = (h C + Dskip x) silu(z)           x, B, C = slices of c
+ *
+ * LAUNCH 1, step_kernel.  TILE, state, sums and order are those of gt/ssd/step.cuh, in its code; only x, B and C come from
+ * shared memory.  A block has up to STEP_WARPS warps of one head and batch element.
+ *   1. Each thread issues the loads of its item of the convolution (state, weights, bias, 4 tokens), then those of its rows
+ *      of h.  They depend on the slot alone.
+ *   2. The block convolves the 2 N columns of B and C of its group and its own rows of x, rounds them to dtype, and leaves
+ *      them in shared memory.  An item is all tokens of 2 neighbouring channels: N + rows / 2 items a block.
+ *   3. After one barrier its warps go on alone, token by token.
+ * The block alone reads the convolution's state of its own rows of x, and the item's thread writes it.
+ * LAUNCH 2, columns_kernel.  All blocks of a group read the states of the columns of B and C.  This kernel writes them when
+ * launch 1 is complete.  It is enqueued ahead (Chain) and loads all that it needs before it waits.
+ *
+ * Sums of the convolution have the order of gt_conv1d_step.  So all bits are those of gt_conv1d_step and gt_ssd_step, and a
+ * result depends on its own inputs alone.
+ *
+ * The kernels for a dtype load 2 channels at once: W = 4, P and N multiples of 4, all aligned.  The kernel for AnyType has
+ * items of one channel, takes any width, strides and alignment, and gives the same bits.
+ *
+ * REGISTERS: those of ssd's step; before the barrier, beside 32 numbers of h, for an item: 8 of weights, 2 of bias, 6 of
+ *     state, 4 tokens as loaded.
+ * SHARED MEMORY: T (2 N + rows of the block) elements.  N = 128, 64 rows, bf16: 640 bytes a token; at most 36 KB.
+ * BYTES a block, beside those of ssd's step, W = 4: 12 of state each way and 20 of parameters for a row of x; 32 for a column
+ *     of B or C, mostly from L2: 8 KB at N = 128, where 64 rows of h have 32 KB each way.
+ * ISSUE SLOTS of an item of one token: 7 loads, 8 multiply-adds, 2 SiLU, 1 store.  Launch 2, a thread of 2 channels: 4
+ *     loads and 3 stores. */
+#ifndef GT_FUSED_CONV_SSD_STEP_CUH
+#define GT_FUSED_CONV_SSD_STEP_CUH
+
+#include "../conv1d/problem.cuh"
+#include "../ssd/step.cuh"
+#include "conv_ssd.h"
+
+namespace gt {
+namespace conv_ssd {
+
+using namespace ssm;
+using conv1d::HALO;
+using conv1d::TAPS;
+
+constexpr int STEP_BATCH = 4;     /* tokens that an item loads at a time */
+constexpr int COLUMN_BLOCK = 128; /* threads of columns_kernel */
+
+/* Warps of a block, at most: 8 have 64 rows of 128 columns.  Blocks of a multiprocessor, at least: 128 registers a
+ * thread, or 200 for 64 numbers of h and for AnyType. */
+template <class T, int VECS, int ROWS>
+struct StepSize {
+    static constexpr bool IS_LARGE = std::is_same<T, AnyType>::value || VECS * ROWS > 8;
+    static constexpr int WARPS = IS_LARGE ? 5 : 8, BLOCKS = 2;
+};
+
+/* What both kernels know of the convolution. */
+struct ConvInputs {
+    const void* xBC;
+    gt_stride stride;
+    gt_dtype dtype;
+    const float *weight, *bias;
+    float* state; /* [slot_capacity,D,W-1] */
+    int64_t D;
+    int T, W;
+
+    /* Of token t of channel d, in xBC. */
+    GT_METHOD int64_t at(int64_t b, int t, int64_t d) const { return b * stride.b + t * stride.t + d * stride.h; }
+};
+
+struct StepParams : ssd::StepParams {
+    ConvInputs conv;
+    int64_t first_B, first_C; /* channels of column 0 of group 0 */
+    int units;                /* of VEC channels, that a block convolves; one of fewer rows has fewer */
+};
+
+/* ---- launch 1: an item of the convolution ---------------------------------------------------- */
+
+/* Tokens as loaded, and state and parameters of the channels: 2 neighbours of type T, W = 4. */
+template <class T>
+struct ItemLoads {
+    static constexpr int VEC = 2;
+    using Shared = T; /* as c lies in shared memory */
+    Vec<T, 2> token[STEP_BATCH];
+    float2 state[HALO], bias;
+    float4 weight[VEC];
+
+    GT_METHOD static Vec<T, 2> element(const ConvInputs& in, int64_t at) {
+        return ldg<Vec<T, 2>>(static_cast<const T*>(in.xBC) + at);
+    }
+    GT_METHOD static int first_tap(const ConvInputs&) { return 0; }
+    GT_METHOD void load_parameters(const ConvInputs& in, int64_t d) {
+        GT_UNROLL
+        for (int v = 0; v < VEC; v++) weight[v] = ldg<float4>(in.weight + (d + v) * TAPS);
+        bias = {0.0f, 0.0f};
+        if (in.bias) bias = ldg<float2>(in.bias + d);
+    }
+    GT_METHOD void load_state(const ConvInputs&, const float* from) {
+        GT_UNROLL
+        for (int i = 0; i < HALO; i++) state[i] = ldg<float2>(from + 2 * i);
+    }
+    GT_METHOD float token_of(const ConvInputs&, int i, int v) const { return token[i].get(v); }
+    GT_METHOD float weight_of(int k, int v) const {
+        const float4& w = weight[v];
+        return k == 0 ? w.x : k == 1 ? w.y : k == 2 ? w.z : w.w;
+    }
+    GT_METHOD float bias_of(int v) const { return v ? bias.y : bias.x; }
+    GT_METHOD float state_of(int k, int v) const {
+        const int i = HALO * v + k;
+        return i % 2 ? state[i / 2].y : state[i / 2].x;
+    }
+    GT_METHOD static void store_state(const ConvInputs&, float* to, const float (&e)[HALO][2]) {
+        GT_UNROLL
+        for (int i = 0; i < 2 * HALO; i += 2)
+            stg<float2>(to + i, {e[i % HALO][i / HALO], e[(i + 1) % HALO][(i + 1) / HALO]});
+    }
+    GT_METHOD static void share(const ConvInputs&, uint32_t address, const float (&sum)[2]) {
+        float c[2];
+        GT_UNROLL
+        for (int v = 0; v < 2; v++) c[v] = conv1d::output_of_sum<T>(true, sum[v]);
+        Vec<T, 2> packed;
+        packed.set(c);
+        sts<Vec<T, 2>>(address, packed);
+    }
+};
+
+/* One channel of any dtype, any width.  Tap k of W is tap k + TAPS - W of TAPS. */
+template <>
+struct ItemLoads<AnyType> {
+    static constexpr int VEC = 1;
+    using Shared = float;
+    uint32_t token[STEP_BATCH];
+    float state[HALO], weight[TAPS], bias;
+
+    GT_METHOD static uint32_t element(const ConvInputs& in, int64_t at) { return load_bits(in.xBC, in.dtype, at); }
+    GT_METHOD static int first_tap(const ConvInputs& in) { return TAPS - in.W; }
+    GT_METHOD void load_parameters(const ConvInputs& in, int64_t d) {
+        const int first = first_tap(in);
+        GT_UNROLL
+        for (int k = 0; k < TAPS; k++) weight[k] = k >= first ? in.weight[d * in.W + k - first] : 0.0f;
+        bias = in.bias ? in.bias[d] : 0.0f;
+    }
+    GT_METHOD void load_state(const ConvInputs& in, const float* from) {
+        const int first = first_tap(in);
+        GT_UNROLL
+        for (int k = 0; k < HALO; k++) state[k] = k >= first ? from[k - first] : 0.0f;
+    }
+    GT_METHOD float token_of(const ConvInputs& in, int i, int) const { return value_of_bits(token[i], in.dtype); }
+    GT_METHOD float weight_of(int k, int) const { return weight[k]; }
+    GT_METHOD float bias_of(int) const { return bias; }
+    GT_METHOD float state_of(int k, int) const { return state[k]; }
+    GT_METHOD static void store_state(const ConvInputs& in, float* to, const float (&e)[HALO][1]) {
+        const int first = first_tap(in);
+        GT_UNROLL
+        for (int k = 0; k < HALO; k++)
+            if (k >= first) to[k - first] = e[k][0];
+    }
+    GT_METHOD static void share(const ConvInputs& in, uint32_t address, const float (&sum)[1]) {
+        float c = in.dtype == GT_F32 ? conv1d::output_of_sum<float>(true, sum[0])
+                                     : conv1d::output_of_sum<bf16>(true, sum[0]);
+        if (in.dtype == GT_BF16) c = unpack_bf16_lo(pack_bf16(c, 0.0f));
+        if (in.dtype == GT_F16) c = unpack_f16_lo(pack_f16(c, 0.0f));
+        sts<float>(address, c);
+    }
+};
+
+/* Rounded columns of one token in shared memory: B, C, then the block's rows of x. */
+struct SharedRow {
+    int N, x, pitch; /* columns of B, and of C; where x begins; elements of a row */
+    GT_METHOD SharedRow(const StepParams& p, int rows) : N((p.N + 3) / 4 * 4), x(2 * N), pitch(2 * N + rows) {}
+};
+
+/* All tokens of VEC channels of one batch element. */
+template <class T>
+struct Item {
+    using Loads = ItemLoads<T>;
+    static constexpr int VEC = Loads::VEC;
+    Loads loads;
+    int64_t b, d;
+    float* state;
+    int column; /* in a row of shared memory; -1: the item does not exist */
+    bool writes; /* whether the state is the block's to write */
+
+    /* rows: of the block.  pool_row: of the states, none if it is negative. */
+    template <class C>
+    GT_METHOD void place(const StepParams& p, const ssd::StepPlace<C>& s, int unit, int rows, int64_t pool_row) {
+        const SharedRow row(p, rows);
+        const int channel = unit * VEC, x = channel - 2 * p.N; /* x: of the block's rows */
+        writes = x >= 0;
+        d = writes           ? (int64_t)s.h * p.P + s.block_row + x
+            : channel >= p.N ? p.first_C + (int64_t)s.g * p.N + channel - p.N
+                             : p.first_B + (int64_t)s.g * p.N + channel;
+        column = writes ? row.x + x : channel >= p.N ? row.N + channel - p.N : channel;
+        if (pool_row < 0 || unit >= p.units || s.block_row + x >= p.P) column = -1;
+        b = s.b;
+        state = p.conv.state + (pool_row * p.conv.D + d) * (p.conv.W - 1);
+    }
+    GT_METHOD void load_tokens(const StepParams& p, int t) {
+        GT_UNROLL
+        for (int i = 0; i < STEP_BATCH; i++)
+            if (t + i < p.conv.T) loads.token[i] = Loads::element(p.conv, p.conv.at(b, t + i, d));
+    }
+    GT_METHOD void load(const StepParams& p) {
+        if (column < 0) return;
+        load_tokens(p, 0);
+        loads.load_state(p.conv, state);
+        loads.load_parameters(p.conv, d);
+    }
+    /* Into shared memory.  pitch: of its rows. */
+    GT_METHOD void convolve(const StepParams& p, int pitch) {
+        if (column < 0) return;
+        constexpr uint32_t SIZE = sizeof(typename Loads::Shared);
+        const int first_tap = Loads::first_tap(p.conv);
+        float e[HALO][VEC];
+        GT_UNROLL
+        for (int k = 0; k < HALO; k++) {
+            GT_UNROLL
+            for (int v = 0; v < VEC; v++) e[k][v] = loads.state_of(k, v);
+        }
+        uint32_t to = smem_base() + SIZE * (uint32_t)column;
+        GT_NO_UNROLL
+        for (int t = 0; t < p.conv.T; t += STEP_BATCH) {
+            float x[STEP_BATCH][VEC];
+            GT_UNROLL
+            for (int i = 0; i < STEP_BATCH; i++) {
+                GT_UNROLL
+                for (int v = 0; v < VEC; v++) x[i][v] = t + i < p.conv.T ? loads.token_of(p.conv, i, v) : 0.0f;
+            }
+            load_tokens(p, t + STEP_BATCH); /* in flight while these are convolved */
+            GT_UNROLL
+            for (int i = 0; i < STEP_BATCH; i++) {
+                if (t + i >= p.conv.T) break;
+                float sum[VEC];
+                GT_UNROLL
+                for (int v = 0; v < VEC; v++) {
+                    sum[v] = loads.bias_of(v);
+                    GT_UNROLL
+                    for (int k = 0; k < TAPS; k++)
+                        if (k >= first_tap)
+                            sum[v] = fma_rn(loads.weight_of(k, v), k < HALO ? e[k < HALO ? k : 0][v] : x[i][v], sum[v]);
+                    GT_UNROLL
+                    for (int k = 0; k < HALO - 1; k++) e[k][v] = e[k + 1][v];
+                    e[HALO - 1][v] = x[i][v];
+                }
+                Loads::share(p.conv, to, sum);
+                to += SIZE * (uint32_t)pitch;
+                if (writes && t + i + 1 == p.conv.T) Loads::store_state(p.conv, state, e);
+            }
+        }
+    }
+};
+
+/* ---- launch 1: what ssd's step reads ---------------------------------------------------------- */
+
+/* COUNT neighbours of a row in shared memory.  valid: how many of them exist; of a dtype's own type all or none. */
+template <class T, int COUNT>
+struct SharedPiece {
+    Vec<T, COUNT> bits = {};
+    GT_METHOD void load(uint32_t from, int valid) {
+        if (valid > 0) bits = lds<Vec<T, COUNT>>(from);
+    }
+    GT_METHOD float get(int i) const { return bits.get(i); }
+};
+
+template <int COUNT>
+struct SharedPiece<AnyType, COUNT> {
+    float x[COUNT];
+    GT_METHOD void load(uint32_t from, int valid) {
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) x[i] = i < valid ? lds<float>(from + 4 * (uint32_t)i) : 0.0f;
+    }
+    GT_METHOD float get(int i) const { return x[i]; }
+};
+
+/* In the place of ssd::StepInputs. */
+template <class T, class C>
+struct StepInputs {
+    static constexpr uint32_t SIZE = sizeof(typename ItemLoads<T>::Shared);
+    Item<T> item; /* the thread's first */
+    TokenCursor<T> z_at;
+    int64_t pool_row;
+    uint32_t at; /* the token at hand in shared memory */
+    SharedPiece<T, 4> B[C::VECS], Cm[C::VECS];
+    SharedPiece<T, C::HALF> x, other;
+    Piece<T, 1> z[C::HELD];
+
+    GT_METHOD static int rows() { return block_threads() / 32 * C::TILE; }
+    GT_METHOD StepInputs(const StepParams& p, const ssd::StepPlace<C>& s, int64_t row)
+        : z_at(p.z, p.dtype, offset_of(p.z_stride, s.b, 0, s.h) + s.held),
+          pool_row(row < p.slot_capacity ? row : -1) {
+        item.place(p, s, thread_id(), rows(), pool_row);
+        item.load(p);
+        load_gate(p, s);
+    }
+    /* Convolves.  The block meets once. */
+    GT_METHOD void begin(const StepParams& p, const ssd::StepPlace<C>& s) {
+        const int pitch = SharedRow(p, rows()).pitch;
+        item.convolve(p, pitch);
+        for (int unit = thread_id() + block_threads(); unit < p.units; unit += block_threads()) {
+            Item<T> more;
+            more.place(p, s, unit, rows(), pool_row);
+            more.load(p);
+            more.convolve(p, pitch);
+        }
+        sync_threads();
+        at = smem_base();
+        load_row(p, s);
+    }
+    GT_METHOD void load_gate(const StepParams& p, const ssd::StepPlace<C>& s) {
+        GT_UNROLL
+        for (int k = 0; k < C::HELD; k++)
+            if (p.z) z[k].load(z_at, k, p.P - s.held - k);
+    }
+    GT_METHOD void load_row(const StepParams& p, const ssd::StepPlace<C>& s) {
+        const SharedRow row(p, rows());
+        GT_UNROLL
+        for (int v = 0; v < C::VECS; v++) {
+            B[v].load(at + SIZE * (uint32_t)s.column(v), p.N - s.column(v));
+            Cm[v].load(at + SIZE * (uint32_t)(row.N + s.column(v)), p.N - s.column(v));
+        }
+        x.load(at + SIZE * (uint32_t)(row.x + s.first - s.block_row), p.P - s.first);
+        other.load(at + SIZE * (uint32_t)(row.x + s.other - s.block_row), p.P - s.other);
+    }
+    GT_METHOD void load(const StepParams& p, const ssd::StepPlace<C>& s) {
+        load_row(p, s);
+        load_gate(p, s);
+    }
+    GT_METHOD void move(const StepParams& p) {
+        z_at.move(p.z_stride.t);
+        at += SIZE * (uint32_t)SharedRow(p, rows()).pitch;
+    }
+};
+
+template <class T, int LANES, int VECS, int ROWS>
+GT_KERNEL((32 * StepSize<T, VECS, ROWS>::WARPS), (StepSize<T, VECS, ROWS>::BLOCKS))
+step_kernel(const GT_GRID_CONSTANT StepParams p) {
+    using C = ssd::StepTraits<LANES, VECS, ROWS>;
+    ssd::StepPlace<C> s;
+    release_chain(); /* blocks of columns_kernel may come as soon as all of these have */
+    int in_strand, part, in_group;
+    const int strand = divide(block_x(), p.by_strand, &in_strand);
+    s.h = divide(in_strand, p.by_head, &part);
+    s.g = divide(s.h, p.by_group, &in_group);
+    s.block_row = part * (block_threads() / 32) * C::TILE;
+    s.take_rows(s.block_row + warp_id() * C::TILE); /* warps without rows convolve, too */
+    for (s.b = strand; s.b < p.B; s.b += p.strands) {
+        ssd::step_rows<T, StepInputs<T, C>>(p, s);
+        if (s.b + p.strands < p.B) sync_threads(); /* before shared memory is written again */
+    }
+}
+
+/* ---- launch 2: the convolution's states of B and C -------------------------------------------- */
+
+struct ColumnParams {
+    ConvInputs conv;
+    int64_t B;
+    const int32_t* slots;
+    int64_t slot_capacity;
+    int64_t first, units; /* channel of column 0; VEC columns each, of a batch element */
+};
+
+/* A thread has VEC columns of a batch element, and in turn those of others. */
+template <class T>
+GT_KERNEL(COLUMN_BLOCK, 4)
+columns_kernel(const GT_GRID_CONSTANT ColumnParams p) {
+    using Loads = ItemLoads<T>;
+    constexpr int VEC = Loads::VEC;
+    const ConvInputs& in = p.conv;
+    const int first_tap = Loads::first_tap(in);
+    const int64_t stride = (int64_t)grid_x() * COLUMN_BLOCK, items = p.B * p.units;
+    for (int64_t item = (int64_t)block_x() * COLUMN_BLOCK + thread_id(); item < items; item += stride) {
+        const int64_t b = item / p.units, d = p.first + item % p.units * VEC, row = p.slots ? p.slots[b] : b;
+        const bool has_row = row >= 0 && row < p.slot_capacity;
+        float* const state = in.state + (row * in.D + d) * (in.W - 1);
+        Loads loads = {};
+        float e[HALO][VEC];
+        GT_UNROLL
+        for (int k = 0; k < HALO; k++) {
+            const int t = in.T - HALO + k; /* the token that becomes the k-th input; before 0 it is in the state */
+            if (has_row && t >= 0 && k >= first_tap) loads.token[k] = Loads::element(in, in.at(b, t, d));
+        }
+        if (has_row && in.T < HALO) loads.load_state(in, state);
+        GT_UNROLL
+        for (int k = 0; k < HALO; k++) {
+            GT_UNROLL
+            for (int v = 0; v < VEC; v++) {
+                e[k][v] = loads.token_of(in, k, v);
+                GT_UNROLL
+                for (int old = k + 1; old < HALO; old++)
+                    if (old - k == in.T) e[k][v] = loads.state_of(old, v);
+            }
+        }
+        wait_for_chain();
+        if (has_row) Loads::store_state(in, state, e);
+    }
+}
+
+/* ---- launch ------------------------------------------------------------------------------------ */
+
+/* Whether pairs of channels, and fours of rows and columns, are neighbours and aligned in all that the kernels for a dtype
+ * move. */
+static inline bool has_step_vectors(const gt_conv_ssd_args& a) {
+    return a.W == TAPS && a.P % 4 == 0 && a.N % 4 == 0 && a.xBC_stride.h == 1 && a.xBC_stride.b % 2 == 0 &&
+           a.xBC_stride.t % 2 == 0 && (uintptr_t)a.xBC % (a.dtype == GT_F32 ? 8 : 4) == 0 && has_fours(a.state_out) &&
+           has_fours(a.weight) && (uintptr_t)a.conv_state_out % 8 == 0 && (uintptr_t)a.bias % 8 == 0;
+}
+
+static inline ConvInputs conv_inputs_of(const gt_conv_ssd_args& a) {
+    ConvInputs in = {};
+    in.xBC = a.xBC, in.stride = a.xBC_stride, in.dtype = a.dtype;
+    in.weight = a.weight, in.bias = a.bias;
+    in.state = a.conv_state_out;
+    in.D = gt_conv_ssd_channels(&a);
+    in.T = (int)a.T, in.W = (int)a.W;
+    return in;
+}
+
+template <class T, class C>
+static inline gt_status launch_step_rows(const gt_conv_ssd_args& a, const gt_ssd_args& ssd, Chain& chain) {
+    const ssd::StepGrid grid(a.P, C::TILE, StepSize<T, C::VECS, C::ROWS>::WARPS);
+    const int threads = 32 * (int)grid.warps, rows = (int)grid.warps * C::TILE;
+    StepParams p = {};
+    static_cast<ssd::StepParams&>(p) = ssd::step_params_of(ssd, grid);
+    p.conv = conv_inputs_of(a);
+    p.first_B = a.H * a.P, p.first_C = p.first_B + a.G * a.N;
+    p.units = (2 * (int)a.N + rows) / ItemLoads<T>::VEC;
+    const size_t row_bytes = (size_t)((2 * ((a.N + 3) / 4 * 4) + rows) * (int64_t)sizeof(typename ItemLoads<T>::Shared));
+    return run("conv_ssd step_kernel", step_kernel<T, C::LANES, C::VECS, C::ROWS>, p.strands * a.H * grid.parts,
+               (unsigned)threads, (size_t)a.T * row_bytes, chain, p);
+}
+
+template <class T>
+static inline gt_status launch_step_with(const gt_conv_ssd_args& a, const Device& device, Chain& chain) {
+    const gt_ssd_args ssd = gt_conv_ssd_ssd(&a, nullptr, nullptr, 0);
+    const gt_status status = ssd::with_step_size<T>(
+        ssd, device, [&](auto traits) { return launch_step_rows<T, decltype(traits)>(a, ssd, chain); });
+    if (status != GT_OK) return status;
+    ColumnParams p = {};
+    p.conv = conv_inputs_of(a);
+    p.B = a.B;
+    p.slots = a.slots, p.slot_capacity = a.slot_capacity;
+    p.first = a.H * a.P, p.units = 2 * a.G * a.N / ItemLoads<T>::VEC;
+    const int64_t blocks = (a.B * p.units + COLUMN_BLOCK - 1) / COLUMN_BLOCK;
+    return run("conv_ssd columns_kernel", columns_kernel<T>, blocks < INT32_MAX ? blocks : INT32_MAX, COLUMN_BLOCK, 0,
+               chain, p);
+}
+
+/* a: prepared. */
+static inline gt_status launch_step(const gt_conv_ssd_args& a, const Device& device, gt_stream stream) {
+    Chain chain = {stream};
+    if (a.T == 0) return GT_OK;
+    if (!has_step_vectors(a)) return launch_step_with<AnyType>(a, device, chain);
+    return with_activations(a.dtype, [&](auto type) { return launch_step_with<decltype(type)>(a, device, chain); });
+}
+
+} /* namespace conv_ssd */
+} /* namespace gt */
+
+#endif
