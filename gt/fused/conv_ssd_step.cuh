@@ -5,7 +5,7 @@
  *     h <- exp(Delta A) h + Delta x B^T            y = (h C + Dskip x) silu(z)           x, B, C = slices of c
  *
  * LAUNCH 1, step_kernel.  TILE, state, sums and order are those of gt/ssd/step.cuh, in its code; only x, B and C come from
- * shared memory.  A block has up to STEP_WARPS warps of one head and batch element.
+ * shared memory.  A block has up to 8 warps of one head and batch element.
  *   1. Each thread issues the loads of its item of the convolution (state, weights, bias, 4 tokens), then those of its rows
  *      of h.  They depend on the slot alone.
  *   2. The block convolves the 2 N columns of B and C of its group and its own rows of x, rounds them to dtype, and leaves
@@ -42,16 +42,12 @@ using namespace ssm;
 using conv1d::HALO;
 using conv1d::TAPS;
 
-constexpr int STEP_BATCH = 4;     /* tokens that an item loads at a time */
 constexpr int COLUMN_BLOCK = 128; /* threads of columns_kernel */
 
-/* Warps of a block, at most: 8 have 64 rows of 128 columns.  Blocks of a multiprocessor, at least: 128 registers a
- * thread, or 200 for 64 numbers of h and for AnyType. */
-template <class T, int VECS, int ROWS>
-struct StepSize {
-    static constexpr bool IS_LARGE = std::is_same<T, AnyType>::value || VECS * ROWS > 8;
-    static constexpr int WARPS = IS_LARGE ? 5 : 8, BLOCKS = 2;
-};
+/* Warps of a block, at most: 8 have 64 rows of 128 columns.  Two blocks on a multiprocessor leave 128 registers a thread,
+ * or 168 of 5 warps: 8 rows a thread and AnyType need more than 128. */
+template <class T, int ROWS>
+constexpr int STEP_WARPS = std::is_same<T, AnyType>::value || ROWS == 8 ? 5 : 8;
 
 /* What both kernels know of the convolution. */
 struct ConvInputs {
@@ -78,14 +74,15 @@ struct StepParams : ssd::StepParams {
 /* Tokens as loaded, and state and parameters of the channels: 2 neighbours of type T, W = 4. */
 template <class T>
 struct ItemLoads {
-    static constexpr int VEC = 2;
-    using Shared = T; /* as c lies in shared memory */
-    Vec<T, 2> token[STEP_BATCH];
+    static constexpr int VEC = 2, BATCH = sizeof(T) == 4 ? 2 : 4; /* channels; tokens that are loaded together */
+    using Shared = T;                                             /* as c lies in shared memory */
+    using Token = Vec<T, 2>;
+    Token token[BATCH];
     float2 state[HALO], bias;
     float4 weight[VEC];
 
-    GT_METHOD static Vec<T, 2> element(const ConvInputs& in, int64_t at) {
-        return ldg<Vec<T, 2>>(static_cast<const T*>(in.xBC) + at);
+    GT_METHOD static Token element(const ConvInputs& in, int64_t at) {
+        return ldg<Token>(static_cast<const T*>(in.xBC) + at);
     }
     GT_METHOD static int first_tap(const ConvInputs&) { return 0; }
     GT_METHOD void load_parameters(const ConvInputs& in, int64_t d) {
@@ -98,7 +95,7 @@ struct ItemLoads {
         GT_UNROLL
         for (int i = 0; i < HALO; i++) state[i] = ldg<float2>(from + 2 * i);
     }
-    GT_METHOD float token_of(const ConvInputs&, int i, int v) const { return token[i].get(v); }
+    GT_METHOD static float value(const ConvInputs&, const Token& x, int v) { return x.get(v); }
     GT_METHOD float weight_of(int k, int v) const {
         const float4& w = weight[v];
         return k == 0 ? w.x : k == 1 ? w.y : k == 2 ? w.z : w.w;
@@ -126,12 +123,13 @@ struct ItemLoads {
 /* One channel of any dtype, any width.  Tap k of W is tap k + TAPS - W of TAPS. */
 template <>
 struct ItemLoads<AnyType> {
-    static constexpr int VEC = 1;
+    static constexpr int VEC = 1, BATCH = 4;
     using Shared = float;
-    uint32_t token[STEP_BATCH];
+    using Token = uint32_t;
+    Token token[BATCH];
     float state[HALO], weight[TAPS], bias;
 
-    GT_METHOD static uint32_t element(const ConvInputs& in, int64_t at) { return load_bits(in.xBC, in.dtype, at); }
+    GT_METHOD static Token element(const ConvInputs& in, int64_t at) { return load_bits(in.xBC, in.dtype, at); }
     GT_METHOD static int first_tap(const ConvInputs& in) { return TAPS - in.W; }
     GT_METHOD void load_parameters(const ConvInputs& in, int64_t d) {
         const int first = first_tap(in);
@@ -144,7 +142,7 @@ struct ItemLoads<AnyType> {
         GT_UNROLL
         for (int k = 0; k < HALO; k++) state[k] = k >= first ? from[k - first] : 0.0f;
     }
-    GT_METHOD float token_of(const ConvInputs& in, int i, int) const { return value_of_bits(token[i], in.dtype); }
+    GT_METHOD static float value(const ConvInputs& in, Token x, int) { return value_of_bits(x, in.dtype); }
     GT_METHOD float weight_of(int k, int) const { return weight[k]; }
     GT_METHOD float bias_of(int) const { return bias; }
     GT_METHOD float state_of(int k, int) const { return state[k]; }
@@ -173,7 +171,7 @@ struct SharedRow {
 template <class T>
 struct Item {
     using Loads = ItemLoads<T>;
-    static constexpr int VEC = Loads::VEC;
+    static constexpr int VEC = Loads::VEC, BATCH = Loads::BATCH;
     Loads loads;
     int64_t b, d;
     float* state;
@@ -196,7 +194,7 @@ struct Item {
     }
     GT_METHOD void load_tokens(const StepParams& p, int t) {
         GT_UNROLL
-        for (int i = 0; i < STEP_BATCH; i++)
+        for (int i = 0; i < BATCH; i++)
             if (t + i < p.conv.T) loads.token[i] = Loads::element(p.conv, p.conv.at(b, t + i, d));
     }
     GT_METHOD void load(const StepParams& p) {
@@ -218,16 +216,16 @@ struct Item {
         }
         uint32_t to = smem_base() + SIZE * (uint32_t)column;
         GT_NO_UNROLL
-        for (int t = 0; t < p.conv.T; t += STEP_BATCH) {
-            float x[STEP_BATCH][VEC];
+        for (int t = 0; t < p.conv.T; t += BATCH) {
+            float x[BATCH][VEC];
             GT_UNROLL
-            for (int i = 0; i < STEP_BATCH; i++) {
+            for (int i = 0; i < BATCH; i++) {
                 GT_UNROLL
-                for (int v = 0; v < VEC; v++) x[i][v] = t + i < p.conv.T ? loads.token_of(p.conv, i, v) : 0.0f;
+                for (int v = 0; v < VEC; v++) x[i][v] = t + i < p.conv.T ? Loads::value(p.conv, loads.token[i], v) : 0.0f;
             }
-            load_tokens(p, t + STEP_BATCH); /* in flight while these are convolved */
+            load_tokens(p, t + BATCH); /* in flight while these are convolved */
             GT_UNROLL
-            for (int i = 0; i < STEP_BATCH; i++) {
+            for (int i = 0; i < BATCH; i++) {
                 if (t + i >= p.conv.T) break;
                 float sum[VEC];
                 GT_UNROLL
@@ -331,7 +329,7 @@ struct StepInputs {
 };
 
 template <class T, int LANES, int VECS, int ROWS>
-GT_KERNEL((32 * StepSize<T, VECS, ROWS>::WARPS), (StepSize<T, VECS, ROWS>::BLOCKS))
+GT_KERNEL((32 * STEP_WARPS<T, ROWS>), 2)
 step_kernel(const GT_GRID_CONSTANT StepParams p) {
     using C = ssd::StepTraits<LANES, VECS, ROWS>;
     ssd::StepPlace<C> s;
@@ -372,18 +370,19 @@ columns_kernel(const GT_GRID_CONSTANT ColumnParams p) {
         const bool has_row = row >= 0 && row < p.slot_capacity;
         float* const state = in.state + (row * in.D + d) * (in.W - 1);
         Loads loads = {};
+        typename Loads::Token before[HALO] = {};
         float e[HALO][VEC];
         GT_UNROLL
         for (int k = 0; k < HALO; k++) {
             const int t = in.T - HALO + k; /* the token that becomes the k-th input; before 0 it is in the state */
-            if (has_row && t >= 0 && k >= first_tap) loads.token[k] = Loads::element(in, in.at(b, t, d));
+            if (has_row && t >= 0 && k >= first_tap) before[k] = Loads::element(in, in.at(b, t, d));
         }
         if (has_row && in.T < HALO) loads.load_state(in, state);
         GT_UNROLL
         for (int k = 0; k < HALO; k++) {
             GT_UNROLL
             for (int v = 0; v < VEC; v++) {
-                e[k][v] = loads.token_of(in, k, v);
+                e[k][v] = Loads::value(in, before[k], v);
                 GT_UNROLL
                 for (int old = k + 1; old < HALO; old++)
                     if (old - k == in.T) e[k][v] = loads.state_of(old, v);
@@ -416,7 +415,7 @@ static inline ConvInputs conv_inputs_of(const gt_conv_ssd_args& a) {
 
 template <class T, class C>
 static inline gt_status launch_step_rows(const gt_conv_ssd_args& a, const gt_ssd_args& ssd, Chain& chain) {
-    const ssd::StepGrid grid(a.P, C::TILE, StepSize<T, C::VECS, C::ROWS>::WARPS);
+    const ssd::StepGrid grid(a.P, C::TILE, STEP_WARPS<T, C::ROWS>);
     const int threads = 32 * (int)grid.warps, rows = (int)grid.warps * C::TILE;
     StepParams p = {};
     static_cast<ssd::StepParams&>(p) = ssd::step_params_of(ssd, grid);
