@@ -178,9 +178,9 @@ struct Item {
     int column; /* in a row of shared memory; -1: the item does not exist */
     bool writes; /* whether the state is the block's to write */
 
-    /* rows: of the block.  pool_row: of the states, none if it is negative. */
+    /* rows: of the block. */
     template <class C>
-    GT_METHOD void place(const StepParams& p, const ssd::StepPlace<C>& s, int unit, int rows, int64_t pool_row) {
+    GT_METHOD void place(const StepParams& p, const ssd::StepPlace<C>& s, int unit, int rows) {
         const SharedRow row(p, rows);
         const int channel = unit * VEC, x = channel - 2 * p.N; /* x: of the block's rows */
         writes = x >= 0;
@@ -188,23 +188,24 @@ struct Item {
             : channel >= p.N ? p.first_C + (int64_t)s.g * p.N + channel - p.N
                              : p.first_B + (int64_t)s.g * p.N + channel;
         column = writes ? row.x + x : channel >= p.N ? row.N + channel - p.N : channel;
-        if (pool_row < 0 || unit >= p.units || s.block_row + x >= p.P) column = -1;
+        if (unit >= p.units || s.block_row + x >= p.P) column = -1;
         b = s.b;
-        state = p.conv.state + (pool_row * p.conv.D + d) * (p.conv.W - 1);
     }
     GT_METHOD void load_tokens(const StepParams& p, int t) {
         GT_UNROLL
         for (int i = 0; i < BATCH; i++)
             if (t + i < p.conv.T) loads.token[i] = Loads::element(p.conv, p.conv.at(b, t + i, d));
     }
-    GT_METHOD void load(const StepParams& p) {
+    /* Only the state depends on what the element's slot is. */
+    GT_METHOD void load(const StepParams& p, const StepElement& element) {
         if (column < 0) return;
         load_tokens(p, 0);
-        loads.load_state(p.conv, state);
         loads.load_parameters(p.conv, d);
+        state = p.conv.state + (element.row * p.conv.D + d) * (p.conv.W - 1);
+        if (!element.is_skipped(p.elements)) loads.load_state(p.conv, state);
     }
-    /* Into shared memory.  pitch: of its rows. */
-    GT_METHOD void convolve(const StepParams& p, int pitch) {
+    /* The element's tokens into shared memory.  pitch: of its rows. */
+    GT_METHOD void convolve(const StepParams& p, const StepElement& element, int pitch) {
         if (column < 0) return;
         constexpr uint32_t SIZE = sizeof(typename Loads::Shared);
         const int first_tap = Loads::first_tap(p.conv);
@@ -216,17 +217,17 @@ struct Item {
         }
         uint32_t to = smem_base() + SIZE * (uint32_t)column;
         GT_NO_UNROLL
-        for (int t = 0; t < p.conv.T; t += BATCH) {
+        for (int t = 0; t < element.tokens; t += BATCH) {
             float x[BATCH][VEC];
             GT_UNROLL
             for (int i = 0; i < BATCH; i++) {
                 GT_UNROLL
-                for (int v = 0; v < VEC; v++) x[i][v] = t + i < p.conv.T ? Loads::value(p.conv, loads.token[i], v) : 0.0f;
+                for (int v = 0; v < VEC; v++) x[i][v] = t + i < element.tokens ? Loads::value(p.conv, loads.token[i], v) : 0.0f;
             }
             load_tokens(p, t + BATCH); /* in flight while these are convolved */
             GT_UNROLL
             for (int i = 0; i < BATCH; i++) {
-                if (t + i >= p.conv.T) break;
+                if (t + i >= element.tokens) break;
                 float sum[VEC];
                 GT_UNROLL
                 for (int v = 0; v < VEC; v++) {
@@ -241,7 +242,7 @@ struct Item {
                 }
                 Loads::share(p.conv, to, sum);
                 to += SIZE * (uint32_t)pitch;
-                if (writes && t + i + 1 == p.conv.T) Loads::store_state(p.conv, state, e);
+                if (writes && t + i + 1 == element.commit) Loads::store_state(p.conv, state, e);
             }
         }
     }
@@ -275,29 +276,28 @@ struct StepInputs {
     static constexpr uint32_t SIZE = sizeof(typename ItemLoads<T>::Shared);
     Item<T> item; /* the thread's first */
     TokenCursor<T> z_at;
-    int64_t pool_row;
+    StepElement element;
     uint32_t at; /* the token at hand in shared memory */
     SharedPiece<T, 4> B[C::VECS], Cm[C::VECS];
     SharedPiece<T, C::HALF> x, other;
     Piece<T, 1> z[C::HELD];
 
     GT_METHOD static int rows() { return block_threads() / 32 * C::TILE; }
-    GT_METHOD StepInputs(const StepParams& p, const ssd::StepPlace<C>& s, int64_t row)
-        : z_at(p.z, p.dtype, offset_of(p.z_stride, s.b, 0, s.h) + s.held),
-          pool_row(row < p.slot_capacity ? row : -1) {
-        item.place(p, s, thread_id(), rows(), pool_row);
-        item.load(p);
+    GT_METHOD StepInputs(const StepParams& p, const ssd::StepPlace<C>& s, const StepElement& of)
+        : z_at(p.z, p.dtype, offset_of(p.z_stride, s.b, 0, s.h) + s.held), element(of) {
+        item.place(p, s, thread_id(), rows());
+        item.load(p, element);
         load_gate(p, s);
     }
     /* Convolves.  The block meets once. */
     GT_METHOD void begin(const StepParams& p, const ssd::StepPlace<C>& s) {
         const int pitch = SharedRow(p, rows()).pitch;
-        item.convolve(p, pitch);
+        item.convolve(p, element, pitch);
         for (int unit = thread_id() + block_threads(); unit < p.units; unit += block_threads()) {
             Item<T> more;
-            more.place(p, s, unit, rows(), pool_row);
-            more.load(p);
-            more.convolve(p, pitch);
+            more.place(p, s, unit, rows());
+            more.load(p, element);
+            more.convolve(p, element, pitch);
         }
         sync_threads();
         at = smem_base();
@@ -351,8 +351,7 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
 struct ColumnParams {
     ConvInputs conv;
     int64_t B;
-    const int32_t* slots;
-    int64_t slot_capacity;
+    StepElements elements;
     int64_t first, units; /* channel of column 0; VEC columns each, of a batch element */
 };
 
@@ -366,18 +365,19 @@ columns_kernel(const GT_GRID_CONSTANT ColumnParams p) {
     const int first_tap = Loads::first_tap(in);
     const int64_t stride = (int64_t)grid_x() * COLUMN_BLOCK, items = p.B * p.units;
     for (int64_t item = (int64_t)block_x() * COLUMN_BLOCK + thread_id(); item < items; item += stride) {
-        const int64_t b = item / p.units, d = p.first + item % p.units * VEC, row = p.slots ? p.slots[b] : b;
-        const bool has_row = row >= 0 && row < p.slot_capacity;
-        float* const state = in.state + (row * in.D + d) * (in.W - 1);
+        const int64_t b = item / p.units, d = p.first + item % p.units * VEC;
+        const StepElement element(p.elements, b);
+        const bool is_written = !element.is_skipped(p.elements) && element.commit > 0;
+        float* const state = in.state + (element.row * in.D + d) * (in.W - 1);
         Loads loads = {};
         typename Loads::Token before[HALO] = {};
         float e[HALO][VEC];
         GT_UNROLL
         for (int k = 0; k < HALO; k++) {
-            const int t = in.T - HALO + k; /* the token that becomes the k-th input; before 0 it is in the state */
-            if (has_row && t >= 0 && k >= first_tap) before[k] = Loads::element(in, in.at(b, t, d));
+            const int t = element.commit - HALO + k; /* the token that becomes the k-th input; before 0 it is in the state */
+            if (is_written && t >= 0 && k >= first_tap) before[k] = Loads::element(in, in.at(b, t, d));
         }
-        if (has_row && in.T < HALO) loads.load_state(in, state);
+        if (is_written && element.commit < HALO) loads.load_state(in, state);
         GT_UNROLL
         for (int k = 0; k < HALO; k++) {
             GT_UNROLL
@@ -385,11 +385,11 @@ columns_kernel(const GT_GRID_CONSTANT ColumnParams p) {
                 e[k][v] = Loads::value(in, before[k], v);
                 GT_UNROLL
                 for (int old = k + 1; old < HALO; old++)
-                    if (old - k == in.T) e[k][v] = loads.state_of(old, v);
+                    if (old - k == element.commit) e[k][v] = loads.state_of(old, v);
             }
         }
         wait_for_chain();
-        if (has_row) Loads::store_state(in, state, e);
+        if (is_written) Loads::store_state(in, state, e);
     }
 }
 
@@ -436,7 +436,7 @@ static inline gt_status launch_step_with(const gt_conv_ssd_args& a, const Device
     ColumnParams p = {};
     p.conv = conv_inputs_of(a);
     p.B = a.B;
-    p.slots = a.slots, p.slot_capacity = a.slot_capacity;
+    p.elements = step_elements_of(a);
     p.first = a.H * a.P, p.units = 2 * a.G * a.N / ItemLoads<T>::VEC;
     const int64_t blocks = (a.B * p.units + COLUMN_BLOCK - 1) / COLUMN_BLOCK;
     return run("conv_ssd columns_kernel", columns_kernel<T>, blocks < INT32_MAX ? blocks : INT32_MAX, COLUMN_BLOCK, 0,

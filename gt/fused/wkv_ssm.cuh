@@ -172,7 +172,8 @@ static inline gt_status path(const gt_wkv_ssm_args* args, char* text, size_t byt
         status = gt_fail(GT_ERROR_NULL, text ? "bytes = 0: no room for a text" : "text is NULL");
     if (status != GT_OK) return status;
     a.wkv6.saved = a.ssd.saved = a.saved;
-    a.wkv6.slots = a.ssd.slots = nullptr;
+    a.wkv6.slots = a.wkv6.tokens = a.wkv6.commit = nullptr;
+    a.ssd.slots = a.ssd.tokens = a.ssd.commit = nullptr;
     a.wkv6.slot_capacity = a.ssd.slot_capacity = 0;
     PathText to(text, bytes);
     for (const auto& p : passes) {

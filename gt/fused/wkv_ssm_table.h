@@ -94,7 +94,8 @@ static gt_status gt_wkv_ssm_resolve_parts(gt_wkv_ssm_args *a, gt_pass pass, gt_d
 static gt_status gt_wkv_ssm_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_wkv_ssm_args *a = (gt_wkv_ssm_args *)filled;
     gt_recurrence f = {a->B, a->T, a->segments,   a->seq_capacity, a->slot_capacity, a->state_in_shared,
-                       NULL, NULL, a->cu_seqlens, a->seq_count,    a->slots};
+                       NULL, NULL, a->cu_seqlens, a->seq_count,    a->slots,         a->tokens,
+                       a->commit};
     const gt_status status = gt_resolve_recurrent(&f, pass, dims);
     return status != GT_OK ? status : gt_wkv_ssm_resolve_parts(a, pass, dims);
 }

@@ -47,7 +47,7 @@ constexpr float NEAR_ONE = 0x1p-6f;
 
 struct StepParams {
     int64_t B, H;
-    int T, P, N;
+    int P, N;
     gt_dtype dtype, dt_dtype;
     DeltaRule rule;
     int skip_per_channel;
@@ -56,8 +56,7 @@ struct StepParams {
     void* y;
     float* state; /* [slot_capacity,H,P,N] */
     gt_stride x_stride, dt_stride, Bm_stride, Cm_stride, z_stride, y_stride;
-    const int32_t* slots;
-    int64_t slot_capacity;
+    StepElements elements;
     int64_t strands;
     Divider by_strand, by_head, by_group; /* blocks of a strand and of a head; heads of a group */
 };
@@ -137,8 +136,7 @@ struct StepInputs {
     Piece<T, C::HALF> x, other;
     Piece<T, 1> z[C::HELD];
 
-    /* row: of the pool, which may not exist. */
-    GT_METHOD StepInputs(const StepParams& p, const StepPlace<C>& s, int64_t)
+    GT_METHOD StepInputs(const StepParams& p, const StepPlace<C>& s, const StepElement&)
         : B_at(p.Bm, p.dtype, offset_of(p.Bm_stride, s.b, 0, s.g) + s.column(0)),
           C_at(p.Cm, p.dtype, offset_of(p.Cm_stride, s.b, 0, s.g) + s.column(0)),
           x_at(p.x, p.dtype, offset_of(p.x_stride, s.b, 0, s.h) + s.first),
@@ -195,27 +193,33 @@ GT_DEV void sum_lanes(float (&sums)[C::ROWS], int lane) {
     for (int k = 0; k < C::HELD; k++) sums[k] = half[k];
 }
 
+/* y = 0 of tokens t ... T-1.  y_at: at token t. */
+template <class T, class C>
+GT_DEV void clear_rows(const StepParams& p, TokenCursor<T> y_at, int t, int writes) {
+    for (; t < p.elements.T; t++, y_at.move(p.y_stride.t)) {
+        GT_UNROLL
+        for (int k = 0; k < C::HELD; k++)
+            if (k < writes) y_at.store(k, 0.0f);
+    }
+}
+
 /* All tokens of the warp's rows of one batch element.  Inputs: StepInputs, or a type with its members (conv_ssd). */
 template <class T, class Inputs, class Params, class C>
 GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
     constexpr bool VECTORS = !std::is_same<T, AnyType>::value;
-    const int64_t row = p.slots ? p.slots[s.b] : s.b;
+    const StepElement element(p.elements, s.b);
     const float A = p.A[s.h], bias = p.dt_bias ? p.dt_bias[s.h] : 0.0f;
     uint32_t dt = 0; /* lane t: dt of token t */
-    if (lane_id() < p.T) dt = load_bits(p.dt, p.dt_dtype, offset_of(p.dt_stride, s.b, lane_id(), s.h));
-    Inputs inputs(p, s, row);
+    if (lane_id() < p.elements.T) dt = load_bits(p.dt, p.dt_dtype, offset_of(p.dt_stride, s.b, lane_id(), s.h));
+    Inputs inputs(p, s, element);
     TokenCursor<T> y_at(p.y, p.dtype, offset_of(p.y_stride, s.b, 0, s.h) + s.held);
     const int writes =
         s.writes ? p.P - s.held : 0; /* how many of the held rows the lane stores, if not more than HELD */
-    if (row < 0 || row >= p.slot_capacity) {
-        for (int t = 0; t < p.T; t++, y_at.move(p.y_stride.t)) {
-            GT_UNROLL
-            for (int k = 0; k < C::HELD; k++)
-                if (k < writes) y_at.store(k, 0.0f);
-        }
+    if (element.is_skipped(p.elements)) {
+        clear_rows<T, C>(p, y_at, 0, writes);
         return;
     }
-    float* const state = p.state + ((row * p.H + s.h) * p.P) * p.N;
+    float* const state = p.state + ((element.row * p.H + s.h) * p.P) * p.N;
     float h[C::ROWS][C::COLUMNS];
     GT_UNROLL
     for (int i = 0; i < C::ROWS; i++) {
@@ -233,7 +237,7 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
     }
     inputs.begin(p, s);
     GT_NO_UNROLL
-    for (int t = 0; t < p.T; t++) {
+    for (int t = 0; t < element.tokens; t++) {
         const float delta = shfl_idx(own.delta, t);
         float factor = shfl_idx(own.factor, t), B[C::COLUMNS], Cm[C::COLUMNS], input[C::ROWS], sums[C::ROWS];
         float held[C::HELD], gate[C::HELD];
@@ -253,7 +257,7 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
             if (s.held - s.first == i / C::HELD * C::HELD) held[i % C::HELD] = x;
         }
         inputs.move(p); /* the next token is loaded where this one was */
-        if (t + 1 < p.T) inputs.load(p, s);
+        if (t + 1 < element.tokens) inputs.load(p, s);
         if (growth == FAR_OFF) { /* more than fp32 may hold, but its product with a small state fits */
             GT_NO_UNROLL
             for (int k = 0; k < 4; k++) {
@@ -274,14 +278,17 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
             if (k < writes) y_at.store(k, y);
         }
         y_at.move(p.y_stride.t);
-    }
-    const int N = made_here(p.N); /* so that addresses are not kept from the loads above */
-    GT_UNROLL
-    for (int i = 0; i < C::ROWS; i++) {
+        if (t + 1 != element.commit) continue;
+        const int N = made_here(p.N); /* so that addresses are not kept from the loads above */
         GT_UNROLL
-        for (int v = 0; v < C::VECS; v++)
-            store_four<VECTORS>(state + s.row(i) * N + s.column(v), h[i] + 4 * v, s.row(i) < p.P ? N - s.column(v) : 0);
+        for (int i = 0; i < C::ROWS; i++) {
+            GT_UNROLL
+            for (int v = 0; v < C::VECS; v++)
+                store_four<VECTORS>(state + s.row(i) * N + s.column(v), h[i] + 4 * v,
+                                    s.row(i) < p.P ? N - s.column(v) : 0);
+        }
     }
+    clear_rows<T, C>(p, y_at, element.tokens, writes);
 }
 
 template <class T, int LANES, int VECS, int ROWS>
@@ -323,7 +330,7 @@ struct StepGrid {
 static inline StepParams step_params_of(const gt_ssd_args& a, const StepGrid& grid) {
     StepParams p = {};
     p.B = a.B, p.H = a.H;
-    p.T = (int)a.T, p.P = (int)a.P, p.N = (int)a.N;
+    p.P = (int)a.P, p.N = (int)a.N;
     p.dtype = a.dtype, p.dt_dtype = a.dt_dtype;
     p.rule = {a.softplus, a.dt_limit, a.dt_min, a.dt_max};
     p.skip_per_channel = a.Dskip_per_channel;
@@ -332,7 +339,7 @@ static inline StepParams step_params_of(const gt_ssd_args& a, const StepGrid& gr
     p.y = a.y, p.state = a.state_out;
     p.x_stride = a.x_stride, p.dt_stride = a.dt_stride, p.Bm_stride = a.Bm_stride, p.Cm_stride = a.Cm_stride;
     p.z_stride = a.z_stride, p.y_stride = a.y_stride;
-    p.slots = a.slots, p.slot_capacity = a.slot_capacity;
+    p.elements = step_elements_of(a);
     p.strands = strands(a.B, a.H * grid.parts, INT32_MAX);
     p.by_strand = divide_by((int)(a.H * grid.parts)), p.by_head = divide_by((int)grid.parts);
     p.by_group = divide_by((int)(a.H / a.G));
