@@ -6,7 +6,7 @@
  *
  * LAUNCH 1, step_kernel.  TILE, state, sums and order are those of gt/ssd/step.cuh, in its code; only x, B and C come from
  * shared memory.  A block has up to 8 warps of one head and batch element.
- *   1. Each thread issues the loads of its item of the convolution (state, weights, bias, 4 tokens), then those of its rows
+ *   1. Each thread issues the loads of its item of the convolution (state, weights, bias, 2 tokens), then those of its rows
  *      of h.  They depend on the slot alone.
  *   2. The block convolves the 2 N columns of B and C of its group and its own rows of x, rounds them to dtype, and leaves
  *      them in shared memory.  An item is all tokens of 2 neighbouring channels: N + rows / 2 items a block.
@@ -22,7 +22,7 @@
  * items of one channel, takes any width, strides and alignment, and gives the same bits.
  *
  * REGISTERS: those of ssd's step; before the barrier, beside 32 numbers of h, for an item: 8 of weights, 2 of bias, 6 of
- *     state, 4 tokens as loaded.
+ *     state, 2 tokens as loaded.
  * SHARED MEMORY: T (2 N + rows of the block) elements.  N = 128, 64 rows, bf16: 640 bytes a token; at most 36 KB.
  * BYTES a block, beside those of ssd's step, W = 4: 12 of state each way and 20 of parameters for a row of x; 32 for a column
  *     of B or C, mostly from L2: 8 KB at N = 128, where 64 rows of h have 32 KB each way.
@@ -45,9 +45,13 @@ using conv1d::TAPS;
 constexpr int COLUMN_BLOCK = 128; /* threads of columns_kernel */
 
 /* Warps of a block, at most: 8 have 64 rows of 128 columns.  Two blocks on a multiprocessor leave 128 registers a thread,
- * or 168 of 5 warps: 8 rows a thread and AnyType need more than 128. */
+ * or 168 of 5 warps: 8 rows a thread, fp32 and AnyType need more than 128. */
 template <class T, int ROWS>
-constexpr int STEP_WARPS = std::is_same<T, AnyType>::value || ROWS == 8 ? 5 : 8;
+constexpr int STEP_WARPS = sizeof(T) == 2 && ROWS == 4 ? 8 : 5;
+
+/* Blocks of a multiprocessor, at least: 64 numbers of h in fp32 need more than 168 registers. */
+template <class T, int VECS, int ROWS>
+constexpr int STEP_BLOCKS = std::is_same<T, float>::value && VECS * ROWS > 8 ? 1 : 2;
 
 /* What both kernels know of the convolution. */
 struct ConvInputs {
@@ -74,8 +78,8 @@ struct StepParams : ssd::StepParams {
 /* Tokens as loaded, and state and parameters of the channels: 2 neighbours of type T, W = 4. */
 template <class T>
 struct ItemLoads {
-    static constexpr int VEC = 2, BATCH = sizeof(T) == 4 ? 2 : 4; /* channels; tokens that are loaded together */
-    using Shared = T;                                             /* as c lies in shared memory */
+    static constexpr int VEC = 2, BATCH = 2; /* channels; tokens that are loaded together */
+    using Shared = T;                        /* as c lies in shared memory */
     using Token = Vec<T, 2>;
     Token token[BATCH];
     float2 state[HALO], bias;
@@ -123,7 +127,7 @@ struct ItemLoads {
 /* One channel of any dtype, any width.  Tap k of W is tap k + TAPS - W of TAPS. */
 template <>
 struct ItemLoads<AnyType> {
-    static constexpr int VEC = 1, BATCH = 4;
+    static constexpr int VEC = 1, BATCH = 2;
     using Shared = float;
     using Token = uint32_t;
     Token token[BATCH];
@@ -329,7 +333,7 @@ struct StepInputs {
 };
 
 template <class T, int LANES, int VECS, int ROWS>
-GT_KERNEL((32 * STEP_WARPS<T, ROWS>), 2)
+GT_KERNEL((32 * STEP_WARPS<T, ROWS>), (STEP_BLOCKS<T, VECS, ROWS>))
 step_kernel(const GT_GRID_CONSTANT StepParams p) {
     using C = ssd::StepTraits<LANES, VECS, ROWS>;
     ssd::StepPlace<C> s;
