@@ -300,7 +300,7 @@ static test_case conv_case(const test_case *c) {
                                  .state_in_shared = a->state_in_shared,
                                  .seq_capacity = a->seq_capacity,
                                  .slot_capacity = a->slot_capacity};
-    const test_case made = {.op = "conv1d", .name = c->name, .packed = c->packed, .args.conv1d = conv};
+    const test_case made = {.op = "conv1d", .name = c->name, .packed = c->packed, .drafts = c->drafts, .args.conv1d = conv};
     return made;
 }
 
@@ -327,7 +327,7 @@ static test_case ssd_case(const test_case *c) {
                              .seq_capacity = a->seq_capacity,
                              .slot_capacity = a->slot_capacity};
     const test_case made = {
-        .op = "ssd", .name = c->name, .packed = c->packed, .args.ssd = ssd, .absent = ssd_absent(c)};
+        .op = "ssd", .name = c->name, .packed = c->packed, .drafts = c->drafts, .args.ssd = ssd, .absent = ssd_absent(c)};
     return made;
 }
 
@@ -340,6 +340,8 @@ static void give_conv(const test_case *conv, test_values *to, gt_pass pass, cons
                                            {"cu_seqlens", "cu_seqlens"},
                                            {"seq_count", "seq_count"},
                                            {"slots", "slots"},
+                                           {"tokens", "tokens"},
+                                           {"commit", "commit"},
                                            {"state_out", "conv_state_out"},
                                            {"dstate_out", "conv_dstate_out"}};
     memset(to, 0, sizeof *to);
@@ -351,7 +353,7 @@ static void give_conv(const test_case *conv, test_values *to, gt_pass pass, cons
 static void give_ssd(const test_case *ssd, test_values *to, gt_pass pass, const test_case *c, test_values *in,
                      const double *rows) {
     static const char *const names[] = {"dt",        "z",     "A",         "Dskip", "dt_bias",    "state_in", "cu_seqlens",
-                                        "seq_count", "slots", "state_out", "dy",    "dstate_out", NULL};
+                                        "seq_count", "slots", "tokens",    "commit", "state_out", "dy", "dstate_out", NULL};
     const gt_ssd_args *a = &ssd->args.ssd;
     const int64_t G = a->G ? a->G : 1, x = a->H * a->P, B = G * a->N, count = a->B * a->T;
     memset(to, 0, sizeof *to);
