@@ -830,8 +830,8 @@ GT_FUNCTION gt_status gt_wkv_ssm_backward(const gt_wkv_ssm_args *args, gt_stream
  * state_out. */
 GT_FUNCTION gt_status gt_wkv_ssm_step(const gt_wkv_ssm_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_wkv_ssm_workspace(const gt_wkv_ssm_args *args, gt_workspace *need);
-/* "forward: wkv6 ..., ssd ...; backward: wkv6 ..., ssd ...", as in calls of their own.  "; step: ssd ..., wkv6 ..." follows
- * if the arguments can be those of a step. */
+/* "forward: wkv6 ..., ssd ...; backward: wkv6 ..., ssd ...", as in calls of their own.  If the arguments can be those of
+ * a step, "; step: ssd ..., wkv6 ..." follows. */
 GT_FUNCTION gt_status gt_wkv_ssm_path(const gt_wkv_ssm_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_forward(const gt_wkv_ssm_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_backward(const gt_wkv_ssm_args *args);
@@ -909,8 +909,8 @@ GT_FUNCTION gt_status gt_conv_ssd_forward(const gt_conv_ssd_args *args, gt_strea
  * needs z. */
 GT_FUNCTION gt_status gt_conv_ssd_backward(const gt_conv_ssd_args *args, gt_stream stream);
 /* 1 to 16 new tokens per batch element, for decoding.  conv_state_out and state_out are read and updated in place
- * (conv_state_in and state_in: NULL or the same pointers).  Bits are those of gt_conv1d_step with SiLU, then gt_ssd_step
- * on the slices of its output.  No workspace.  Not for packed sequences.
+ * (conv_state_in and state_in: NULL or the same pointers).  Bits are those of gt_conv1d_step with SiLU, then
+ * gt_ssd_step on the slices of its output.  No workspace.  Not for packed sequences.
  * Required: xBC dt weight A y conv_state_out state_out. */
 GT_FUNCTION gt_status gt_conv_ssd_step(const gt_conv_ssd_args *args, gt_stream stream);
 /* Forward needs the bytes of c, or, of calls that kernels for compute capability 9.0 take (gt_conv_ssd_path names

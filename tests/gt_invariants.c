@@ -545,7 +545,7 @@ static const char *start_of(const test_case *c, const gt_tensor *out) {
     return op->tensors[test_beside(op, (int)(out - op->tensors), "state_in")].name;
 }
 
-/* What a step should leave of one kind of states, in the place of what forward has left: the pool with the rows that were
+/* What a step should leave of one kind of states, in place of what forward has left: the pool with the rows that were
  * used. */
 static void expect_pool(const test_case *c, const test_values *in, const gt_tensor *t, test_values *expected) {
     int64_t rows;

@@ -1,33 +1,33 @@
-/* gt/fused/conv_ssd_step.cuh - conv_ssd step: 1 to 16 new tokens of every batch element, with both states in slots, in
- * place, in two launches and without workspace.
+/* gt/fused/conv_ssd_step.cuh - conv_ssd step: 1 to 16 new tokens of every batch element.  Both states lie in slots and
+ * are updated in place, in two launches and without workspace.
  *
  *     c = silu(bias + sum_k weight_k e_{t+k})      e: the W - 1 inputs of the convolution's state, then the tokens
  *     h <- exp(Delta A) h + Delta x B^T            y = (h C + Dskip x) silu(z)           x, B, C = slices of c
  *
- * LAUNCH 1, step_kernel.  TILE, state, sums and order are those of gt/ssd/step.cuh, in its code; only x, B and C come from
- * shared memory.  A block has up to 8 warps of one head and batch element.
- *   1. Each thread issues the loads of its item of the convolution (state, weights, bias, 2 tokens), then those of its rows
- *      of h.  They depend on the slot alone.
- *   2. The block convolves the 2 N columns of B and C of its group and its own rows of x, rounds them to dtype, and leaves
- *      them in shared memory.  An item is all tokens of 2 neighbouring channels: N + rows / 2 items a block.
+ * LAUNCH 1, step_kernel.  TILE, state, sums and order are those of gt/ssd/step.cuh, in its code.  Only x, B and C come
+ * from shared memory.  A block has up to 8 warps of one head and batch element.
+ *   1. Each thread issues the loads of its item of the convolution (state, weights, bias, 2 tokens), then those of its
+ *      rows of h.  Only the states depend on another load, that of the slot.
+ *   2. The block convolves the 2 N columns of B and C of its group, and its own rows of x.  It rounds them to dtype and
+ *      leaves them in shared memory.  An item is all tokens of 2 neighbouring channels: N + rows / 2 items a block.
  *   3. After one barrier its warps go on alone, token by token.
  * The block alone reads the convolution's state of its own rows of x, and the item's thread writes it.
- * LAUNCH 2, columns_kernel.  All blocks of a group read the states of the columns of B and C.  This kernel writes them when
- * launch 1 is complete.  It is enqueued ahead (Chain) and loads all that it needs before it waits.
+ * LAUNCH 2, columns_kernel.  All blocks of a group read the states of the columns of B and C.  This kernel writes them
+ * when launch 1 is complete.  It is enqueued ahead (Chain) and loads all that it needs before it waits.
  *
- * Sums of the convolution have the order of gt_conv1d_step.  So all bits are those of gt_conv1d_step and gt_ssd_step, and a
- * result depends on its own inputs alone.
+ * Sums of the convolution have the order of gt_conv1d_step.  So all bits are those of gt_conv1d_step and gt_ssd_step,
+ * and a result depends on its own inputs alone.
  *
- * The kernels for a dtype load 2 channels at once: W = 4, P and N multiples of 4, all aligned.  The kernel for AnyType has
- * items of one channel, takes any width, strides and alignment, and gives the same bits.
+ * The kernels for a dtype load 2 channels at once: W = 4, P and N multiples of 4, all aligned.  The kernel for AnyType
+ * has items of one channel.  It takes any width, strides and alignment, and gives the same bits.
  *
- * REGISTERS: those of ssd's step; before the barrier, beside 32 numbers of h, for an item: 8 of weights, 2 of bias, 6 of
- *     state, 2 tokens as loaded.
+ * REGISTERS: those of ssd's step.  Before the barrier, beside 32 numbers of h, an item has 8 of weights, 2 of bias, 6 of
+ *     state and 2 tokens as loaded.
  * SHARED MEMORY: T (2 N + rows of the block) elements.  N = 128, 64 rows, bf16: 640 bytes a token; at most 36 KB.
- * BYTES a block, beside those of ssd's step, W = 4: 12 of state each way and 20 of parameters for a row of x; 32 for a column
- *     of B or C, mostly from L2: 8 KB at N = 128, where 64 rows of h have 32 KB each way.
- * ISSUE SLOTS of an item of one token: 7 loads, 8 multiply-adds, 2 SiLU, 1 store.  Launch 2, a thread of 2 channels: 4
- *     loads and 3 stores. */
+ * BYTES a block, beside those of ssd's step, W = 4: 12 of state each way and 20 of parameters for a row of x; 32 for a
+ *     column of B or C, mostly from L2: 8 KB at N = 128, where 64 rows of h have 32 KB each way.
+ * ISSUE SLOTS of an item of one token: 7 loads, 8 multiply-adds, 2 SiLU, 1 store.  Launch 2, a thread of 2 channels:
+ *     4 loads and 3 stores. */
 #ifndef GT_FUSED_CONV_SSD_STEP_CUH
 #define GT_FUSED_CONV_SSD_STEP_CUH
 
@@ -44,14 +44,14 @@ using conv1d::TAPS;
 
 constexpr int COLUMN_BLOCK = 128; /* threads of columns_kernel */
 
-/* Warps of a block, at most: 8 have 64 rows of 128 columns.  Two blocks on a multiprocessor leave 128 registers a thread,
- * or 168 of 5 warps: 8 rows a thread, fp32 and AnyType need more than 128. */
+/* Warps of a block, at most: 8 have 64 rows of 128 columns.  Two blocks on a multiprocessor leave 128 registers a
+ * thread, or 168 of 5 warps: 8 rows a thread, fp32 and AnyType need more than 128. */
 template <class T, int ROWS>
 constexpr int STEP_WARPS = sizeof(T) == 2 && ROWS == 4 ? 8 : 5;
 
 /* Blocks of a multiprocessor, at least: 64 numbers of h in fp32 need more than 168 registers. */
 template <class T, int VECS, int ROWS>
-constexpr int STEP_BLOCKS = std::is_same<T, float>::value && VECS * ROWS > 8 ? 1 : 2;
+constexpr int STEP_BLOCKS = std::is_same<T, float>::value&& VECS* ROWS > 8 ? 1 : 2;
 
 /* What both kernels know of the convolution. */
 struct ConvInputs {
@@ -157,8 +157,8 @@ struct ItemLoads<AnyType> {
             if (k >= first) to[k - first] = e[k][0];
     }
     GT_METHOD static void share(const ConvInputs& in, uint32_t address, const float (&sum)[1]) {
-        float c = in.dtype == GT_F32 ? conv1d::output_of_sum<float>(true, sum[0])
-                                     : conv1d::output_of_sum<bf16>(true, sum[0]);
+        float c =
+            in.dtype == GT_F32 ? conv1d::output_of_sum<float>(true, sum[0]) : conv1d::output_of_sum<bf16>(true, sum[0]);
         if (in.dtype == GT_BF16) c = unpack_bf16_lo(pack_bf16(c, 0.0f));
         if (in.dtype == GT_F16) c = unpack_f16_lo(pack_f16(c, 0.0f));
         sts<float>(address, c);
@@ -179,7 +179,7 @@ struct Item {
     Loads loads;
     int64_t b, d;
     float* state;
-    int column; /* in a row of shared memory; -1: the item does not exist */
+    int column;  /* in a row of shared memory; -1: the item does not exist */
     bool writes; /* whether the state is the block's to write */
 
     /* rows: of the block. */
@@ -226,7 +226,8 @@ struct Item {
             GT_UNROLL
             for (int i = 0; i < BATCH; i++) {
                 GT_UNROLL
-                for (int v = 0; v < VEC; v++) x[i][v] = t + i < element.tokens ? Loads::value(p.conv, loads.token[i], v) : 0.0f;
+                for (int v = 0; v < VEC; v++)
+                    x[i][v] = t + i < element.tokens ? Loads::value(p.conv, loads.token[i], v) : 0.0f;
             }
             load_tokens(p, t + BATCH); /* in flight while these are convolved */
             GT_UNROLL
@@ -378,7 +379,8 @@ columns_kernel(const GT_GRID_CONSTANT ColumnParams p) {
         float e[HALO][VEC];
         GT_UNROLL
         for (int k = 0; k < HALO; k++) {
-            const int t = element.commit - HALO + k; /* the token that becomes the k-th input; before 0 it is in the state */
+            const int t =
+                element.commit - HALO + k; /* the token that becomes the k-th input; before 0 it is in the state */
             if (is_written && t >= 0 && k >= first_tap) before[k] = Loads::element(in, in.at(b, t, d));
         }
         if (is_written && element.commit < HALO) loads.load_state(in, state);
@@ -399,8 +401,8 @@ columns_kernel(const GT_GRID_CONSTANT ColumnParams p) {
 
 /* ---- launch ------------------------------------------------------------------------------------ */
 
-/* Whether pairs of channels, and fours of rows and columns, are neighbours and aligned in all that the kernels for a dtype
- * move. */
+/* Whether pairs of channels, and fours of rows and columns, are neighbours and aligned in all that the kernels for a
+ * dtype move. */
 static inline bool has_step_vectors(const gt_conv_ssd_args& a) {
     return a.W == TAPS && a.P % 4 == 0 && a.N % 4 == 0 && a.xBC_stride.h == 1 && a.xBC_stride.b % 2 == 0 &&
            a.xBC_stride.t % 2 == 0 && (uintptr_t)a.xBC % (a.dtype == GT_F32 ? 8 : 4) == 0 && has_fours(a.state_out) &&
@@ -426,7 +428,8 @@ static inline gt_status launch_step_rows(const gt_conv_ssd_args& a, const gt_ssd
     p.conv = conv_inputs_of(a);
     p.first_B = a.H * a.P, p.first_C = p.first_B + a.G * a.N;
     p.units = (2 * (int)a.N + rows) / ItemLoads<T>::VEC;
-    const size_t row_bytes = (size_t)((2 * ((a.N + 3) / 4 * 4) + rows) * (int64_t)sizeof(typename ItemLoads<T>::Shared));
+    const size_t row_bytes =
+        (size_t)((2 * ((a.N + 3) / 4 * 4) + rows) * (int64_t)sizeof(typename ItemLoads<T>::Shared));
     return run("conv_ssd step_kernel", step_kernel<T, C::LANES, C::VECS, C::ROWS>, p.strands * a.H * grid.parts,
                (unsigned)threads, (size_t)a.T * row_bytes, chain, p);
 }

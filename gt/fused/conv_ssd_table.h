@@ -47,7 +47,8 @@ static gt_status gt_conv_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) 
         (status = gt_ssm_resolve_y(a->reads_y, &a->y, pass)))
         return status;
     if (pass == GT_STEP && a->conv_state_in && a->conv_state_in != a->conv_state_out)
-        return gt_fail(GT_ERROR_VALUE, "conv_state_in = %p: must be NULL or equal conv_state_out, which is updated in place",
+        return gt_fail(GT_ERROR_VALUE,
+                       "conv_state_in = %p: must be NULL or equal conv_state_out, which is updated in place",
                        (const void *)a->conv_state_in);
     if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];
     dims->n['D' - 'A'] = gt_conv_ssd_channels(a);

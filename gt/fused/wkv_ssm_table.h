@@ -45,7 +45,7 @@ extern "C" {
         for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)                                                \
             if (numbers[i].value)                                                                                      \
                 return gt_fail(GT_ERROR_VALUE, "%s is set: of wkv_ssm it must be 0 here%s", numbers[i].name,           \
-                               i < 10 ? ", it stands in gt_wkv_ssm_args" : "");                                         \
+                               i < 10 ? ", it stands in gt_wkv_ssm_args" : "");                                        \
         for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)                                              \
             if (pointers[i].value)                                                                                     \
                 return gt_fail(GT_ERROR_VALUE, "%s is set: of wkv_ssm it must be NULL here%s", pointers[i].name,       \
@@ -93,9 +93,8 @@ static gt_status gt_wkv_ssm_resolve_parts(gt_wkv_ssm_args *a, gt_pass pass, gt_d
 
 static gt_status gt_wkv_ssm_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_wkv_ssm_args *a = (gt_wkv_ssm_args *)filled;
-    gt_recurrence f = {a->B, a->T, a->segments,   a->seq_capacity, a->slot_capacity, a->state_in_shared,
-                       NULL, NULL, a->cu_seqlens, a->seq_count,    a->slots,         a->tokens,
-                       a->commit};
+    gt_recurrence f = {a->B, a->T,          a->segments,  a->seq_capacity, a->slot_capacity, a->state_in_shared, NULL,
+                       NULL, a->cu_seqlens, a->seq_count, a->slots,        a->tokens,        a->commit};
     const gt_status status = gt_resolve_recurrent(&f, pass, dims);
     return status != GT_OK ? status : gt_wkv_ssm_resolve_parts(a, pass, dims);
 }

@@ -83,7 +83,8 @@ static void settle_channel(const test_case *c, test_values *in, const double *st
 static void settle(const test_case *c, test_values *in) {
     const gt_conv_ssd_args *a = &c->args.conv_ssd;
     const int64_t D = a->H * a->P + 2 * (a->G ? a->G : 1) * a->N, J = a->W - 1;
-    const double *pool = *test_array_of(in, c, "conv_state_out"), *slots = *test_array_of(in, c, "slots"); /* of a step */
+    const double *pool = *test_array_of(in, c, "conv_state_out"),
+                 *slots = *test_array_of(in, c, "slots"); /* of a step */
     const double *states = pool ? pool : *test_array_of(in, c, "conv_state_in");
     if ((a->dtype != GT_BF16 && a->dtype != GT_F16) || !*test_array_of(in, c, "xBC")) return;
     const int64_t count = test_is_packed(c) ? test_sequences(c, in) : a->B;
@@ -204,17 +205,19 @@ static const test_case sizes[] = {
     {CONV_SSD(.H = 2, .P = 64, .N = 112, .W = 4, .softplus = 1), .name = "sweep", .absent = "z dz"},
     {.op = NULL}};
 
-/* For the kernels of steps, as in ssd: both sides of all sizes of columns; rows that fill warps and blocks or not; widths 2
- * to 4; threads that have several tokens, several channels, or nothing to convolve. */
+/* For the kernels of steps, as in ssd: both sides of all sizes of columns; rows that fill warps and blocks or not;
+ * widths 2 to 4; threads that have several tokens, several channels, or nothing to convolve. */
 static const test_case steps[] = {
     {CONV_SSD(.B = 4, .H = 2, .P = 8, .N = 4, .W = 4, .softplus = 1), .name = "steps"},
     {CONV_SSD(.B = 2, .H = 3, .P = 5, .N = 1, .W = 2), .name = "steps", .absent = "bias"},
-    {CONV_SSD(.B = 3, .H = 4, .P = 68, .N = 16, .W = 4, .G = 2, .softplus = 1, .Dskip_per_channel = 1), .name = "steps"},
+    {CONV_SSD(.B = 3, .H = 4, .P = 68, .N = 16, .W = 4, .G = 2, .softplus = 1, .Dskip_per_channel = 1),
+     .name = "steps"},
     {CONV_SSD(.B = 3, .H = 2, .P = 7, .N = 15, .W = 3, .softplus = 1), .name = "steps"},
     {CONV_SSD(.B = 3, .H = 2, .P = 36, .N = 20, .W = 4, .softplus = 1, LIMITS), .name = "steps"},
     {CONV_SSD(.B = 2, .H = 2, .P = 33, .N = 31, .W = 4, .G = 2), .name = "steps", .absent = "z"},
     {CONV_SSD(.B = 3, .H = 4, .P = 24, .N = 64, .W = 4, .G = 2, .softplus = 1), .name = "steps"},
-    {CONV_SSD(.B = 2, .H = 2, .P = 17, .N = 50, .W = 2, .softplus = 1), .name = "steps", .absent = "Dskip dt_bias bias"},
+    {CONV_SSD(.B = 2, .H = 2, .P = 17, .N = 50, .W = 2, .softplus = 1), .name = "steps",
+     .absent = "Dskip dt_bias bias"},
     {CONV_SSD(.B = 3, .H = 2, .P = 80, .N = 128, .W = 4, .softplus = 1), .name = "steps"},
     {CONV_SSD(.B = 3, .H = 6, .P = 32, .N = 128, .W = 4, .G = 3, .softplus = 1, .Dskip_per_channel = 1),
      .name = "steps", .absent = "z"},
@@ -228,8 +231,7 @@ static const test_case steps[] = {
     "conv_ssd::step_kernel<" type ", 4, 1, 8>", "conv_ssd::step_kernel<" type ", 8, 1, 8>",                            \
         "conv_ssd::step_kernel<" type ", 16, 1, 8>", "conv_ssd::step_kernel<" type ", 16, 2, 4>",                      \
         "conv_ssd::step_kernel<" type ", 32, 2, 4>", "conv_ssd::columns_kernel<" type ">"
-#define WIDE_STEP_KERNELS(type)                                                                                        \
-    "conv_ssd::step_kernel<" type ", 16, 2, 8>", "conv_ssd::step_kernel<" type ", 32, 2, 8>"
+#define WIDE_STEP_KERNELS(type) "conv_ssd::step_kernel<" type ", 16, 2, 8>", "conv_ssd::step_kernel<" type ", 32, 2, 8>"
 static const char *const step_kernels[] = {STEP_KERNELS("float"),        STEP_KERNELS("gt::bf16"),
                                            STEP_KERNELS("gt::f16"),      STEP_KERNELS("gt::ssm::AnyType"),
                                            WIDE_STEP_KERNELS("float"),   WIDE_STEP_KERNELS("gt::bf16"),
@@ -300,7 +302,8 @@ static test_case conv_case(const test_case *c) {
                                  .state_in_shared = a->state_in_shared,
                                  .seq_capacity = a->seq_capacity,
                                  .slot_capacity = a->slot_capacity};
-    const test_case made = {.op = "conv1d", .name = c->name, .packed = c->packed, .drafts = c->drafts, .args.conv1d = conv};
+    const test_case made = {
+        .op = "conv1d", .name = c->name, .packed = c->packed, .drafts = c->drafts, .args.conv1d = conv};
     return made;
 }
 
@@ -326,8 +329,12 @@ static test_case ssd_case(const test_case *c) {
                              .segments = a->segments,
                              .seq_capacity = a->seq_capacity,
                              .slot_capacity = a->slot_capacity};
-    const test_case made = {
-        .op = "ssd", .name = c->name, .packed = c->packed, .drafts = c->drafts, .args.ssd = ssd, .absent = ssd_absent(c)};
+    const test_case made = {.op = "ssd",
+                            .name = c->name,
+                            .packed = c->packed,
+                            .drafts = c->drafts,
+                            .args.ssd = ssd,
+                            .absent = ssd_absent(c)};
     return made;
 }
 
@@ -352,14 +359,14 @@ static void give_conv(const test_case *conv, test_values *to, gt_pass pass, cons
 
 static void give_ssd(const test_case *ssd, test_values *to, gt_pass pass, const test_case *c, test_values *in,
                      const double *rows) {
-    static const char *const names[] = {"dt",        "z",     "A",         "Dskip", "dt_bias",    "state_in", "cu_seqlens",
-                                        "seq_count", "slots", "tokens",    "commit", "state_out", "dy", "dstate_out", NULL};
+    static const char *const names[] = {"dt",       "z",          "A",         "Dskip",      "dt_bias",
+                                        "state_in", "cu_seqlens", "seq_count", "slots",      "tokens",
+                                        "commit",   "state_out",  "dy",        "dstate_out", NULL};
     const gt_ssd_args *a = &ssd->args.ssd;
     const int64_t G = a->G ? a->G : 1, x = a->H * a->P, B = G * a->N, count = a->B * a->T;
     memset(to, 0, sizeof *to);
     for (int i = 0; names[i]; i++)
-        if (test_is_input(test_tensor_of(ssd, names[i]), pass))
-            give(ssd, to, names[i], pass, c, in, names[i]);
+        if (test_is_input(test_tensor_of(ssd, names[i]), pass)) give(ssd, to, names[i], pass, c, in, names[i]);
     test_set_array(to, ssd, "x", columns_of(rows, count, x + 2 * B, 0, x));
     test_set_array(to, ssd, "Bm", columns_of(rows, count, x + 2 * B, x, B));
     test_set_array(to, ssd, "Cm", columns_of(rows, count, x + 2 * B, x + B, B));

@@ -357,8 +357,7 @@ static const char *const launched[] = {"wkv6::forward_tensor_kernel",
 #define STEP_ROW(batch)                                                                                                \
     {                                                                                                                  \
         {BOTH(OF(.H = 32, .N = 64), OF(.H = 128, .P = 64, .N = 128, .G = 8, .softplus = 1), .T = 1, batch),            \
-         .name = "G8",                                                                                                 \
-         .absent = NO_GATE},                                                                                           \
+         .name = "G8", .absent = NO_GATE},                                                                             \
             TEST_BF16                                                                                                  \
     }
 
@@ -368,7 +367,8 @@ static const test_bench_row host_rows[] = {
 static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, OF(.H = 4, .N = 32), OF(.H = 4, .P = 64, .N = 64, .softplus = 1), .B = 64, .T = 256),
     ROW(TEST_BF16, OF(.H = 32, .N = 64), OF(.H = 64, .P = 64, .N = 128, .softplus = 1), .B = 8, .T = 4096),
-    STEP_ROW(.B = 1), STEP_ROW(.B = 64),
+    STEP_ROW(.B = 1),
+    STEP_ROW(.B = 64),
     {{.op = NULL}, 0}};
 static const test_bench_draw draws[] = {{"wkv6.w", {0, -6, 1}},
                                         {"wkv6.r wkv6.k wkv6.v wkv6.u", {0, 0, 0.5f}},
