@@ -4,10 +4,10 @@
  *     c = silu(bias + sum_k weight_k e_{t+k})      e: the W - 1 inputs of the convolution's state, then the tokens
  *     h <- exp(Delta A) h + Delta x B^T            y = (h C + Dskip x) silu(z)           x, B, C = slices of c
  *
- * LAUNCH 1, step_kernel.  TILE, state, sums and order are those of gt/ssd/step.cuh, in its code.  Only x, B and C come
- * from shared memory.  A block has up to 8 warps of one head and batch element.
+ * LAUNCH 1, step_kernel.  It runs the code of gt/ssd/step.cuh: the same tile, state, sums and order.  Only x, B and C
+ * come from shared memory.  A block has up to 8 warps of one head and batch element.
  *   1. Each thread issues the loads of its item of the convolution (state, weights, bias, 2 tokens), then those of its
- *      rows of h.  Only the states depend on another load, that of the slot.
+ *      rows of h.  Only the addresses of states wait for another load: the slot.
  *   2. The block convolves the 2 N columns of B and C of its group, and its own rows of x.  It rounds them to dtype and
  *      leaves them in shared memory.  An item is all tokens of 2 neighbouring channels: N + rows / 2 items a block.
  *   3. After one barrier its warps go on alone, token by token.
@@ -15,17 +15,17 @@
  * LAUNCH 2, columns_kernel.  All blocks of a group read the states of the columns of B and C.  This kernel writes them
  * when launch 1 is complete.  It is enqueued ahead (Chain) and loads all that it needs before it waits.
  *
- * Sums of the convolution have the order of gt_conv1d_step.  So all bits are those of gt_conv1d_step and gt_ssd_step,
- * and a result depends on its own inputs alone.
+ * Sums of the convolution have the order of gt_conv1d_step.  So gt_conv1d_step and gt_ssd_step give the same
+ * bits, and a result depends on its own inputs alone.
  *
  * The kernels for a dtype load 2 channels at once: W = 4, P and N multiples of 4, all aligned.  The kernel for AnyType
  * has items of one channel.  It takes any width, strides and alignment, and gives the same bits.
  *
- * REGISTERS: those of ssd's step.  Before the barrier, beside 32 numbers of h, an item has 8 of weights, 2 of bias, 6 of
- *     state and 2 tokens as loaded.
+ * REGISTERS: as ssd's step.  Before the barrier an item has 8 of weights, 2 of bias, 6 of state and 2 tokens, beside 32
+ *     numbers of h.
  * SHARED MEMORY: T (2 N + rows of the block) elements.  N = 128, 64 rows, bf16: 640 bytes a token; at most 36 KB.
- * BYTES a block, beside those of ssd's step, W = 4: 12 of state each way and 20 of parameters for a row of x; 32 for a
- *     column of B or C, mostly from L2: 8 KB at N = 128, where 64 rows of h have 32 KB each way.
+ * BYTES a block, in addition to ssd's step, W = 4.  A row of x: 12 of state each way, 20 of parameters.  A column of B or
+ *     C: 32, mostly from L2; 8 KB at N = 128, where 64 rows of h have 32 KB each way.
  * ISSUE SLOTS of an item of one token: 7 loads, 8 multiply-adds, 2 SiLU, 1 store.  Launch 2, a thread of 2 channels:
  *     4 loads and 3 stores. */
 #ifndef GT_FUSED_CONV_SSD_STEP_CUH
@@ -53,7 +53,7 @@ constexpr int STEP_WARPS = sizeof(T) == 2 && ROWS == 4 ? 8 : 5;
 template <class T, int VECS, int ROWS>
 constexpr int STEP_BLOCKS = std::is_same<T, float>::value&& VECS* ROWS > 8 ? 1 : 2;
 
-/* What both kernels know of the convolution. */
+/* The convolution's arguments, for both kernels. */
 struct ConvInputs {
     const void* xBC;
     gt_stride stride;
@@ -63,7 +63,7 @@ struct ConvInputs {
     int64_t D;
     int T, W;
 
-    /* Of token t of channel d, in xBC. */
+    /* Index of token t of channel d in xBC. */
     GT_METHOD int64_t at(int64_t b, int t, int64_t d) const { return b * stride.b + t * stride.t + d * stride.h; }
 };
 
@@ -200,7 +200,7 @@ struct Item {
         for (int i = 0; i < BATCH; i++)
             if (t + i < p.conv.T) loads.token[i] = Loads::element(p.conv, p.conv.at(b, t + i, d));
     }
-    /* Only the state depends on what the element's slot is. */
+    /* The state comes last: its address waits for the slot. */
     GT_METHOD void load(const StepParams& p, const StepElement& element) {
         if (column < 0) return;
         load_tokens(p, 0);
@@ -360,7 +360,7 @@ struct ColumnParams {
     int64_t first, units; /* channel of column 0; VEC columns each, of a batch element */
 };
 
-/* A thread has VEC columns of a batch element, and in turn those of others. */
+/* A thread has VEC columns of a batch element, then of another one. */
 template <class T>
 GT_KERNEL(COLUMN_BLOCK, 4)
 columns_kernel(const GT_GRID_CONSTANT ColumnParams p) {
