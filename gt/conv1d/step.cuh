@@ -15,8 +15,8 @@
  * A thread issues the loads of states, parameters and BATCH tokens before it uses any of them.
  * issue slots of a thread, W = 4, one token: 10 global and 14 shared loads and stores, 16 multiply-adds, 4 SiLU.
  *
- * The inputs that the new state holds are stored when the last token to commit is done; of step_rows_kernel into shared
- *     memory, from where the warp moves them after the last token.
+ * Where an element commits fewer tokens than it has, the new state is made of the old one, and of tokens that are loaded
+ *     once more: no other call pays for it.
  *
  * step_kernel, for any strides and alignment: grid ceil(B * D / 256), block 256, a thread has one channel.
  *
@@ -64,11 +64,10 @@ struct StepTokens {
             if (t + i < count()) loaded[i] = ldg<Vec<T, VEC>>(x + (t + i) * p.in.x_stride.t);
     }
 
-    /* e[0 ... W-2]: the inputs before the tokens, oldest first; store() when they are those of the state to come.  The
-     * first tokens are loaded.  y of tokens that the element does not have is 0. */
-    template <int W, class Store>
-    GT_METHOD void run(const float (&weight)[W][VEC], const float (&bias)[VEC], float (&e)[W][VEC],
-                       const Store& store) {
+    /* e[0 ... W-2]: the inputs before the tokens, oldest first; afterwards the last ones.  The first tokens are
+     * loaded. */
+    template <int W>
+    GT_METHOD void run(const float (&weight)[W][VEC], const float (&bias)[VEC], float (&e)[W][VEC]) {
         const int tokens = count();
         for (int t = 0; t < tokens; t += BATCH) {
             if (t > 0) load(t);
@@ -88,10 +87,25 @@ struct StepTokens {
                 packed.set(out);
                 stg(y + (t + i) * p.y_stride.t, packed);
                 shift(e);
-                if (t + i + 1 == element.commit) store();
             }
         }
         if (BATCH > 1) clear(tokens);
+    }
+
+    GT_METHOD bool commits_fewer() const { return BATCH > 1 && element.commit < count(); }
+
+    /* e[0 ... W-2]: the inputs before the tokens; afterwards the last ones of those that the element commits. */
+    template <int W>
+    GT_METHOD void commit(float (&e)[W][VEC]) {
+        GT_UNROLL
+        for (int j = 0; j < W - 1; j++) {
+            const int t = element.commit - (W - 1) + j;
+            if (t < 0) continue;
+            const Vec<T, VEC> last = ldg<Vec<T, VEC>>(x + t * p.in.x_stride.t);
+            GT_UNROLL
+            for (int v = 0; v < VEC; v++) e[W - 1][v] = last.get(v);
+            shift(e);
+        }
     }
 
     /* y = 0 of tokens first ... T-1. */
@@ -121,10 +135,15 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
     GT_UNROLL
     for (int k = 0; k < W; k++) weight[k][0] = in.weight[d * W + k];
     tokens.load(0);
-    tokens.run(weight, bias, e, [&] {
+    tokens.run(weight, bias, e);
+    if (tokens.commits_fewer()) {
         GT_UNROLL
-        for (int j = 0; j < J; j++) state[j] = e[j][0];
-    });
+        for (int j = 0; j < J; j++) e[j][0] = state[j];
+        tokens.commit(e);
+    }
+    if (element.commit == 0) return;
+    GT_UNROLL
+    for (int j = 0; j < J; j++) state[j] = e[j][0];
 }
 
 /* How 4 COUNT numbers of a lane, of 32 lanes, lie in shared memory.  Piece i, of 4 numbers, is the i-th in global
@@ -207,8 +226,13 @@ step_rows_kernel(const GT_GRID_CONSTANT StepParams p) {
     float weight[W][4], e[W][4];
     Weights::load(weights, weight);
     States::load(states, e);
-    if (has_channels) tokens.run(weight, bias, e, [&] { States::store(states, e); });
+    if (has_channels) tokens.run(weight, bias, e);
     if (element.commit == 0) return;
+    if (has_channels && tokens.commits_fewer()) {
+        States::load(states, e);
+        tokens.commit(e);
+    }
+    States::store(states, e);
     sync_warp();
     GT_UNROLL
     for (int i = 0; i < J; i++) {
