@@ -45,7 +45,7 @@
  * This file has the C functions, but for those of wkv_ssm and conv_ssd, which are no use without the operators that they
  * call: gt_kernels.h includes gt/fused/wkv_ssm_calls.cuh and conv_ssd_calls.cuh where all are implemented.
  *     wkv_ssm_table.h, wkv_ssm.cuh  the two recurrences of a hybrid block in one call
- *     conv_ssd_table.h, conv_ssd.h, conv_ssd_launch.cuh, conv_ssd_sm90.cuh
+ *     conv_ssd_table.h, conv_ssd.h, conv_ssd_launch.cuh, conv_ssd_sm90.cuh, conv_ssd_step.cuh
  *                                   convolution with SiLU, then ssd, of slices of what it made */
 #ifndef GT_FUSED_CUH
 #define GT_FUSED_CUH

@@ -34,8 +34,8 @@
  *   | rmsnorm_linear | forward, backward        | RMSNorm or LayerNorm, then a projection         |
  *   | norm_mix       | forward, backward        | residual + g_a RMSNorm(a) + g_b RMSNorm(b)      |
  *   | norm_gate      | forward, backward        | gated RMSNorm, group norm + gate                |
- *   | wkv_ssm        | forward, backward        | wkv6 and ssd of one hybrid block, one call      |
- *   | conv_ssd       | forward, backward        | conv1d with SiLU, then ssd, as in Mamba-2       |
+ *   | wkv_ssm        | forward, backward, step  | wkv6 and ssd of one hybrid block, one call      |
+ *   | conv_ssd       | forward, backward, step  | conv1d with SiLU, then ssd, as in Mamba-2       |
  *   wkv6 and ssd also take a sequence in pieces: segment, join, and their backward.
  *
  * CONVENTIONS, true for every function
@@ -200,11 +200,13 @@
 #define gt_wkv_ssm_path GT_SYMBOL(wkv_ssm_path)
 #define gt_wkv_ssm_forward GT_SYMBOL(wkv_ssm_forward)
 #define gt_wkv_ssm_backward GT_SYMBOL(wkv_ssm_backward)
+#define gt_wkv_ssm_step GT_SYMBOL(wkv_ssm_step)
 #define gt_conv_ssd_args_size GT_SYMBOL(conv_ssd_args_size)
 #define gt_conv_ssd_workspace GT_SYMBOL(conv_ssd_workspace)
 #define gt_conv_ssd_path GT_SYMBOL(conv_ssd_path)
 #define gt_conv_ssd_forward GT_SYMBOL(conv_ssd_forward)
 #define gt_conv_ssd_backward GT_SYMBOL(conv_ssd_backward)
+#define gt_conv_ssd_step GT_SYMBOL(conv_ssd_step)
 #define gt_ref_wkv6_forward GT_SYMBOL(ref_wkv6_forward)
 #define gt_ref_wkv6_backward GT_SYMBOL(ref_wkv6_backward)
 #define gt_ref_wkv6_step GT_SYMBOL(ref_wkv6_step)
@@ -233,8 +235,10 @@
 #define gt_ref_norm_gate_backward GT_SYMBOL(ref_norm_gate_backward)
 #define gt_ref_wkv_ssm_forward GT_SYMBOL(ref_wkv_ssm_forward)
 #define gt_ref_wkv_ssm_backward GT_SYMBOL(ref_wkv_ssm_backward)
+#define gt_ref_wkv_ssm_step GT_SYMBOL(ref_wkv_ssm_step)
 #define gt_ref_conv_ssd_forward GT_SYMBOL(ref_conv_ssd_forward)
 #define gt_ref_conv_ssd_backward GT_SYMBOL(ref_conv_ssd_backward)
+#define gt_ref_conv_ssd_step GT_SYMBOL(ref_conv_ssd_step)
 
 #ifdef __cplusplus
 extern "C" {
@@ -398,6 +402,13 @@ typedef struct gt_wkv6_args {
      * must not use the same row. */
     const int32_t *slots; /* in  [B] */
     int64_t slot_capacity;
+    /* step only, for speculative decoding.  Batch element b has the first tokens[b] of the T tokens (NULL: all T), and
+     * the first commit[b] of these enter its state (NULL: all of them).  y is made of all of its tokens; y of the
+     * others is 0, and their inputs are not used.  The state after commit[b] tokens is stored, with the bits of a step
+     * of these alone; commit[b] = 0 leaves the row as it is.  So a call takes the tokens accepted since the last call,
+     * which it commits, and then new drafts; the caller sends accepted drafts again.  An element is skipped, as one
+     * with a row outside the pool, unless 0 <= commit[b] <= tokens[b] <= T. */
+    const int32_t *tokens, *commit; /* in  [B] */
     /* segment, segment_backward, join and join_backward only: pieces of sequences, see gt_wkv6_segment. */
     float *decay_out;          /* out [B,H,N]          segment; segment_backward: may be NULL */
     int64_t pieces;            /* R, 0 = 1             join, join_backward */
@@ -512,6 +523,7 @@ typedef struct gt_ssd_args {
     int64_t seq_capacity;
     const int32_t *slots; /* step only, as in gt_wkv6_args */
     int64_t slot_capacity;
+    const int32_t *tokens, *commit; /* step only, as in gt_wkv6_args */
     /* segment, segment_backward, join and join_backward only, as in gt_wkv6_args */
     float *decay_out;          /* out [B,H] */
     int64_t pieces;            /* R, 0 = 1 */
@@ -598,6 +610,7 @@ typedef struct gt_selective_scan_args {
     int64_t seq_capacity;
     const int32_t *slots; /* step only, as in gt_wkv6_args */
     int64_t slot_capacity;
+    const int32_t *tokens, *commit; /* step only, as in gt_wkv6_args */
     void *saved;
     size_t saved_bytes;
     void *workspace;
@@ -649,6 +662,7 @@ typedef struct gt_conv1d_args {
     int64_t seq_capacity;
     const int32_t *slots; /* step only, as in gt_wkv6_args */
     int64_t slot_capacity;
+    const int32_t *tokens, *commit; /* step only, as in gt_wkv6_args */
     void *workspace;
     size_t workspace_bytes;
 } gt_conv1d_args;
@@ -781,13 +795,13 @@ GT_REF_FUNCTION gt_status gt_ref_norm_gate_backward(const gt_norm_gate_args *arg
  *
  * Fill wkv6 and ssd as for these.  What both share stands once, in this struct, and the fields of the same
  * name in wkv6 and ssd stay 0: B, T, dtype, state_in_shared, accumulate, segments, cu_seqlens, seq_count,
- * seq_capacity, saved, workspace and their bytes.  So do those of steps and of pieces: a token after a call
- * is made by gt_wkv6_step and gt_ssd_step on the same states.
+ * seq_capacity, slots, slot_capacity, tokens, commit, saved, workspace and their bytes.  Fields of pieces stay 0, too.
  *
  * What it is for: both are checked before either is launched, with one query, one workspace and one
  * saved.  The kernels of both are one chain on the one stream given, stage by stage; one that can wait for the
  * kernel before it is launched ahead of that one's end, and backward's sums over rows are one launch where they are
- * four or fewer.  But for these sums no kernel has blocks of both operators.  Whatever either takes is taken. */
+ * four or fewer.  But for these sums no kernel has blocks of both operators.  Whatever either takes is taken.
+ * A step is two launches, and the kernels of both branches run side by side. */
 typedef struct gt_wkv_ssm_args {
     int64_t B, T;                          /* of both, and so all that follows but the two structs */
     gt_dtype dtype;                        /* wkv6.w_dtype and ssd.dt_dtype may differ */
@@ -796,6 +810,9 @@ typedef struct gt_wkv_ssm_args {
     int64_t segments;                      /* 0 = each operator's own choice */
     const int32_t *cu_seqlens, *seq_count; /* packed sequences, as in gt_wkv6_args */
     int64_t seq_capacity;
+    const int32_t *slots; /* step only, as in gt_wkv6_args: one row for the states of both */
+    int64_t slot_capacity;
+    const int32_t *tokens, *commit; /* step only, as in gt_wkv6_args */
     gt_wkv6_args wkv6;
     gt_ssd_args ssd;
     void *saved;
@@ -808,11 +825,17 @@ typedef struct gt_wkv_ssm_args {
 GT_FUNCTION gt_status gt_wkv_ssm_forward(const gt_wkv_ssm_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: wkv6: r k v w dy; ssd: x dt A Bm Cm dy. */
 GT_FUNCTION gt_status gt_wkv_ssm_backward(const gt_wkv_ssm_args *args, gt_stream stream);
+/* 1 to 16 new tokens per batch element, as gt_wkv6_step and gt_ssd_step: writes both y and updates both state_out in
+ * place.  Bits are those of the two calls.  No workspace.  Required: wkv6: r k v w y state_out; ssd: x dt A Bm Cm y
+ * state_out. */
+GT_FUNCTION gt_status gt_wkv_ssm_step(const gt_wkv_ssm_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_wkv_ssm_workspace(const gt_wkv_ssm_args *args, gt_workspace *need);
-/* "forward: wkv6 ..., ssd ...; backward: wkv6 ..., ssd ...", as in calls of their own */
+/* "forward: wkv6 ..., ssd ...; backward: wkv6 ..., ssd ...", as in calls of their own.  If the arguments can be those of
+ * a step, "; step: ssd ..., wkv6 ..." follows. */
 GT_FUNCTION gt_status gt_wkv_ssm_path(const gt_wkv_ssm_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_forward(const gt_wkv_ssm_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_backward(const gt_wkv_ssm_args *args);
+GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_step(const gt_wkv_ssm_args *args);
 
 /* ---- conv_ssd: convolution, SiLU, then ssd ------------------------------------------------------------
  * What a Mamba-2 block does between its projections.  xBC holds, in every row, x [H,P], Bm [G,N] and Cm [G,N] one after
@@ -824,8 +847,7 @@ GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_backward(const gt_wkv_ssm_args *args);
  * So the memory of c and of its gradient is that of one call, not of every layer of a model.  On compute capability 9.0
  * forward of bf16 with P a multiple of 64 and N of 16 from 32 on makes no c: x is convolved on its way to the recurrence,
  * unless a group has a single head of 64, a sequence is cut into segments, or xBC or z is not aligned to 16 bytes.
- * A token after a call is made by gt_conv1d_step on conv_state_out, with activation = GT_ACT_SILU and D channels, and
- * gt_ssd_step on state_out, with the slices of its y.
+ * A step makes no c in memory: two launches convolve, advance both states in place and write y.
  * Sources: arXiv:2312.00752, figure 3; Dao and Gu 2024, arXiv:2405.21060, section 6, figure 6 (the sequential block).
  * The kernels take P and N up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
 typedef struct gt_conv_ssd_args {
@@ -853,9 +875,9 @@ typedef struct gt_conv_ssd_args {
     const float *dt_bias;       /* in  [H], NULL = 0 */
     const float *conv_state_in; /* in  [B,D,W-1], NULL = 0 */
     const float *state_in;      /* in  [B,H,P,N], NULL = 0 */
-    void *y;                    /* out [B,T,H,P]        forward; backward reads it if reads_y */
-    float *conv_state_out;      /* out [B,D,W-1]        forward; may equal conv_state_in if not shared */
-    float *state_out;           /* out [B,H,P,N]        forward; may equal state_in if not shared */
+    void *y;                    /* out [B,T,H,P]        forward, step; backward reads it if reads_y */
+    float *conv_state_out;      /* out [B,D,W-1]        forward, step; may equal conv_state_in if not shared */
+    float *state_out;           /* out [B,H,P,N]        forward, step; may equal state_in if not shared */
     const void *dy;             /* in  [B,T,H,P]        backward: gradient of the gated y */
     const float *conv_dstate_out; /* in  [B,D,W-1], NULL = 0 */
     const float *dstate_out;      /* in  [B,H,P,N], NULL = 0 */
@@ -872,6 +894,9 @@ typedef struct gt_conv_ssd_args {
     gt_stride dy_stride, dxBC_stride, ddt_stride, dz_stride;
     const int32_t *cu_seqlens, *seq_count; /* packed sequences, as in gt_wkv6_args */
     int64_t seq_capacity;
+    const int32_t *slots; /* step only, as in gt_wkv6_args: one row for both states */
+    int64_t slot_capacity;
+    const int32_t *tokens, *commit; /* step only, as in gt_wkv6_args */
     void *saved;
     size_t saved_bytes;
     void *workspace;
@@ -883,12 +908,18 @@ GT_FUNCTION gt_status gt_conv_ssd_forward(const gt_conv_ssd_args *args, gt_strea
 /* Writes the gradients that are not NULL.  Required: xBC dt weight A dy; the optional inputs as given to forward.  dz
  * needs z. */
 GT_FUNCTION gt_status gt_conv_ssd_backward(const gt_conv_ssd_args *args, gt_stream stream);
+/* 1 to 16 new tokens per batch element, for decoding.  conv_state_out and state_out are read and updated in place
+ * (conv_state_in and state_in: NULL or the same pointers).  Bits are those of gt_conv1d_step with SiLU, then
+ * gt_ssd_step on the slices of its output.  No workspace.  Not for packed sequences.
+ * Required: xBC dt weight A y conv_state_out state_out. */
+GT_FUNCTION gt_status gt_conv_ssd_step(const gt_conv_ssd_args *args, gt_stream stream);
 /* Forward needs the bytes of c, or, of calls that kernels for compute capability 9.0 take (gt_conv_ssd_path names
  * conv_ssd forward_kernel), those of B and C alone: it depends on how tensors are aligned, as in gt_ssd_workspace. */
 GT_FUNCTION gt_status gt_conv_ssd_workspace(const gt_conv_ssd_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_conv_ssd_path(const gt_conv_ssd_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_conv_ssd_forward(const gt_conv_ssd_args *args);
 GT_REF_FUNCTION gt_status gt_ref_conv_ssd_backward(const gt_conv_ssd_args *args);
+GT_REF_FUNCTION gt_status gt_ref_conv_ssd_step(const gt_conv_ssd_args *args);
 
 /* ---- host conversions --------------------------------------------------------------------------- */
 

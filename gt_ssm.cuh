@@ -120,6 +120,9 @@ GT_API gt_status gt_ssd_plan(gt_pass pass, int is_query, const gt_ssd_args* args
 GT_API gt_status gt_ssd_run(const void* plan, int stage, void* chain) {
     return gt::run_stage<gt::ssd::Operator>(plan, stage, chain);
 }
+GT_API gt_status gt_ssd_step_in(const gt_ssd_args* args, void* chain) {
+    return gt::call_step_on<gt::ssd::Operator>(args, *static_cast<gt::Chain*>(chain));
+}
 
 static const gt::PathPasses<gt_ssd_args> gt_ssd_passes = {
     {gt_ssd_forward, gt_ssd_backward, gt_ssd_step, gt_ssd_segment, gt_ssd_segment_backward}, nullptr};
@@ -210,6 +213,10 @@ GT_API gt_status gt_ssd_plan(gt_pass pass, int is_query, const gt_ssd_args *args
 GT_API gt_status gt_ssd_run(const void *plan, int stage, void *chain) {
     (void)plan, (void)stage, (void)chain;
     return gt_no_cuda(gt_op_ssd(), GT_FORWARD);
+}
+GT_API gt_status gt_ssd_step_in(const gt_ssd_args *args, void *chain) {
+    (void)args, (void)chain;
+    return gt_no_cuda(gt_op_ssd(), GT_STEP);
 }
 GT_API gt_status gt_ssd_pass_path(gt_pass pass, const gt_ssd_args *args, char *text, size_t bytes) {
     (void)args;

@@ -96,6 +96,9 @@ GT_API gt_status gt_wkv6_plan(gt_pass pass, int is_query, const gt_wkv6_args* ar
 GT_API gt_status gt_wkv6_run(const void* plan, int stage, void* chain) {
     return gt::run_stage<gt::wkv6::Operator>(plan, stage, chain);
 }
+GT_API gt_status gt_wkv6_step_in(const gt_wkv6_args* args, void* chain) {
+    return gt::call_step_on<gt::wkv6::Operator>(args, *static_cast<gt::Chain*>(chain));
+}
 
 static const gt::PathPasses<gt_wkv6_args> gt_wkv6_passes = {
     {gt_wkv6_forward, gt_wkv6_backward, gt_wkv6_step, gt_wkv6_segment, gt_wkv6_segment_backward},
@@ -163,6 +166,10 @@ GT_API gt_status gt_wkv6_plan(gt_pass pass, int is_query, const gt_wkv6_args *ar
 GT_API gt_status gt_wkv6_run(const void *plan, int stage, void *chain) {
     (void)plan, (void)stage, (void)chain;
     return gt_no_cuda(gt_op_wkv6(), GT_FORWARD);
+}
+GT_API gt_status gt_wkv6_step_in(const gt_wkv6_args *args, void *chain) {
+    (void)args, (void)chain;
+    return gt_no_cuda(gt_op_wkv6(), GT_STEP);
 }
 GT_API gt_status gt_wkv6_pass_path(gt_pass pass, const gt_wkv6_args *args, char *text, size_t bytes) {
     (void)args;

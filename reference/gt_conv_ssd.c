@@ -15,6 +15,8 @@ gt_status GT_REF(conv1d_forward)(const gt_conv1d_args *args);
 gt_status GT_REF(conv1d_backward)(const gt_conv1d_args *args);
 gt_status GT_REF(ssd_forward)(const gt_ssd_args *args);
 gt_status GT_REF(ssd_backward)(const gt_ssd_args *args);
+gt_status GT_REF(conv1d_step)(const gt_conv1d_args *args);
+gt_status GT_REF(ssd_step)(const gt_ssd_args *args);
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
@@ -154,8 +156,8 @@ static gt_status conv_ssd_end(conv_ssd_call *k, gt_status status) {
 }
 
 /* c and, of it, what dtype keeps. */
-static gt_status conv_ssd_convolve(conv_ssd_call *k, const gt_conv1d_args *conv) {
-    const gt_status status = GT_REF(conv1d_forward)(conv);
+static gt_status conv_ssd_convolve(conv_ssd_call *k, gt_pass pass, const gt_conv1d_args *conv) {
+    const gt_status status = pass == GT_STEP ? GT_REF(conv1d_step)(conv) : GT_REF(conv1d_forward)(conv);
     const gt_dtype dtype = k->tensor[XBC].dtype;
     const int64_t D = conv->D, rows = status == GT_OK && k->c && dtype != GT_F32 ? conv->B * conv->T : 0;
     GT_PARALLEL_FOR
@@ -170,7 +172,7 @@ static int conv_ssd_has_conv(const conv_ssd_call *k) { return k->has_tokens || k
 gt_status GT_REF(conv_ssd_forward)(const gt_conv_ssd_args *args) {
     conv_ssd_call k;
     gt_status status = conv_ssd_begin(GT_FORWARD, args, &k);
-    if (status == GT_OK && conv_ssd_has_conv(&k)) status = conv_ssd_convolve(&k, &k.conv);
+    if (status == GT_OK && conv_ssd_has_conv(&k)) status = conv_ssd_convolve(&k, GT_FORWARD, &k.conv);
     if (status == GT_OK) status = GT_REF(ssd_forward)(&k.ssd);
     return conv_ssd_end(&k, status);
 }
@@ -181,10 +183,19 @@ gt_status GT_REF(conv_ssd_backward)(const gt_conv_ssd_args *args) {
     if (status == GT_OK && k.has_tokens) {
         gt_conv1d_args again = k.conv;
         again.state_out = NULL;
-        status = conv_ssd_convolve(&k, &again);
+        status = conv_ssd_convolve(&k, GT_BACKWARD, &again);
     }
     if (status == GT_OK) status = GT_REF(ssd_backward)(&k.ssd);
     if (status == GT_OK && k.dc) conv_ssd_join(&k);
     if (status == GT_OK && conv_ssd_has_conv(&k) && (k.dc || !k.has_tokens)) status = GT_REF(conv1d_backward)(&k.conv);
+    return conv_ssd_end(&k, status);
+}
+
+/* Without tokens both states stay as they are. */
+gt_status GT_REF(conv_ssd_step)(const gt_conv_ssd_args *args) {
+    conv_ssd_call k;
+    gt_status status = conv_ssd_begin(GT_STEP, args, &k);
+    if (status == GT_OK && k.has_tokens) status = conv_ssd_convolve(&k, GT_STEP, &k.conv);
+    if (status == GT_OK && k.has_tokens) status = GT_REF(ssd_step)(&k.ssd);
     return conv_ssd_end(&k, status);
 }

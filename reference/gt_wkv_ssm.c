@@ -3,10 +3,13 @@
 
 gt_status GT_REF(wkv_ssm_forward)(const gt_wkv_ssm_args *args);
 gt_status GT_REF(wkv_ssm_backward)(const gt_wkv_ssm_args *args);
+gt_status GT_REF(wkv_ssm_step)(const gt_wkv_ssm_args *args);
 gt_status GT_REF(wkv6_forward)(const gt_wkv6_args *args);
 gt_status GT_REF(wkv6_backward)(const gt_wkv6_args *args);
+gt_status GT_REF(wkv6_step)(const gt_wkv6_args *args);
 gt_status GT_REF(ssd_forward)(const gt_ssd_args *args);
 gt_status GT_REF(ssd_backward)(const gt_ssd_args *args);
+gt_status GT_REF(ssd_step)(const gt_ssd_args *args);
 
 /* *a: with inner structs as the two twins take them.  What the packed sequences are is found out here, too, so that
  * nothing is written where that is wrong. */
@@ -32,4 +35,12 @@ gt_status GT_REF(wkv_ssm_backward)(const gt_wkv_ssm_args *args) {
     if (status != GT_OK) return status;
     const gt_status first = GT_REF(wkv6_backward)(&a.wkv6);
     return first != GT_OK ? first : GT_REF(ssd_backward)(&a.ssd);
+}
+
+gt_status GT_REF(wkv_ssm_step)(const gt_wkv_ssm_args *args) {
+    gt_wkv_ssm_args a;
+    const gt_status status = wkv_ssm_prepare(GT_STEP, args, &a);
+    if (status != GT_OK) return status;
+    const gt_status first = GT_REF(wkv6_step)(&a.wkv6);
+    return first != GT_OK ? first : GT_REF(ssd_step)(&a.ssd);
 }

@@ -517,6 +517,12 @@ void test_pieces_agree(const test_runner *r, const test_case *c, int64_t count) 
 
 /* ---- step ------------------------------------------------------------------------------------ */
 
+static test_case without_drafts(const test_case *c) {
+    test_case all_tokens = *c;
+    all_tokens.drafts = 0;
+    return all_tokens;
+}
+
 /* The pool row of batch element b, -1 = skipped. */
 static int64_t row_of(const test_case *c, const test_values *in, int64_t rows, int64_t b) {
     const double *slots = in->of[test_find(test_table(c), "slots")];
@@ -524,109 +530,161 @@ static int64_t row_of(const test_case *c, const test_values *in, int64_t rows, i
     return row < rows ? row : -1;
 }
 
-void test_step_agrees(const test_runner *r, const test_case *c, double tolerance) {
-    test_values in, in_forward, out, expected;
-    int64_t size[4], batch, n = 1, y_count;
-    double *pool, *state, *y;
-    int rank;
-    if (!test_has_pass(c, GT_STEP)) return;
-    rank = test_shape(c, GT_STEP, test_tensor_of(c, "state_out"), size);
+/* Numbers of one state; *rows: how many of them its pool has. */
+static int64_t state_size(const test_case *c, const gt_tensor *state, int64_t *rows) {
+    int64_t size[4], n = 1;
+    const int rank = test_shape(c, GT_STEP, state, size);
     for (int i = 1; i < rank; i++) n *= size[i];
-    batch = test_get_size(c, 'B');
-    test_inputs(c, GT_STEP, &in);
-    test_inputs(c, GT_FORWARD, &in_forward);
-    pool = *test_array_of(&in, c, "state_out");
-    state = test_array(batch * n, 0);
-    for (int64_t b = 0; b < batch; b++)
-        if (row_of(c, &in, size[0], b) >= 0)
-            memcpy(state + b * n, pool + row_of(c, &in, size[0], b) * n, (size_t)n * sizeof *state);
-    test_set_array(&in_forward, c, "state_in", state);
-    test_run(r, c, GT_FORWARD, &in_forward, TEST_ALL, &expected);
+    *rows = size[0];
+    return n;
+}
 
-    /* what the step should leave: the pool with the rows that were used, zeros where skipped */
-    state = take_array(&expected, c, "state_out");
-    test_set_array(&expected, c, "state_out", test_array(size[0] * n, 0));
-    memcpy(*test_array_of(&expected, c, "state_out"), pool, (size_t)(size[0] * n) * sizeof *pool);
-    y = *test_array_of(&expected, c, "y");
-    y_count = batch ? test_count(c, GT_STEP, test_tensor_of(c, "y")) / batch : 0;
+/* The start of the state `out`, as forward reads it. */
+static const char *start_of(const test_case *c, const gt_tensor *out) {
+    const gt_op *op = test_table(c);
+    return op->tensors[test_beside(op, (int)(out - op->tensors), "state_in")].name;
+}
+
+/* What a step should leave of one kind of states, in place of what forward has left: the pool with the rows that were
+ * used. */
+static void expect_pool(const test_case *c, const test_values *in, const gt_tensor *t, test_values *expected) {
+    int64_t rows;
+    const int64_t n = state_size(c, t, &rows), batch = test_get_size(c, 'B');
+    double *state = take_array(expected, c, t->name), *pool = test_array(rows * n, 0);
+    memcpy(pool, in->of[t - test_table(c)->tensors], (size_t)(rows * n) * sizeof *pool);
     for (int64_t b = 0; b < batch; b++) {
-        int64_t row = row_of(c, &in, size[0], b);
-        if (row >= 0)
-            memcpy(*test_array_of(&expected, c, "state_out") + row * n, state + b * n, (size_t)n * sizeof *state);
-        else
-            memset(y + b * y_count, 0, (size_t)y_count * sizeof *y);
+        const int64_t row = row_of(c, in, rows, b);
+        if (row >= 0) memcpy(pool + row * n, state + b * n, (size_t)n * sizeof *state);
     }
     free(state);
+    test_set_array(expected, c, t->name, pool);
+}
+
+/* y of elements that are skipped is 0. */
+static void clear_skipped(const test_case *c, const test_values *in, const gt_tensor *t, test_values *expected) {
+    const int64_t batch = test_get_size(c, 'B'), n = batch ? test_count(c, GT_STEP, t) / batch : 0;
+    int64_t rows;
+    state_size(c, nth_tensor(c, "state_out", 0), &rows);
+    for (int64_t b = 0; b < batch; b++)
+        if (row_of(c, in, rows, b) < 0)
+            memset(expected->of[t - test_table(c)->tensors] + b * n, 0, (size_t)n * sizeof(double));
+}
+
+void test_step_agrees(const test_runner *r, const test_case *drafts, double tolerance) {
+    const test_case all_tokens = without_drafts(drafts), *const c = &all_tokens;
+    test_values in, in_forward, out, expected;
+    const gt_tensor *t;
+    if (!test_has_pass(c, GT_STEP)) return;
+    test_inputs(c, GT_STEP, &in);
+    test_copy(c, GT_STEP, &in, &in_forward);
+    test_set_array(&in_forward, c, "slots", NULL);
+    for (int k = 0; (t = nth_tensor(c, "state_out", k)); k++) {
+        test_set_array(&in_forward, c, t->name, NULL);
+        int64_t rows;
+        const int64_t n = state_size(c, t, &rows), batch = test_get_size(c, 'B');
+        const double *pool = *test_array_of(&in, c, t->name);
+        double *state = test_array(batch * n, 0);
+        for (int64_t b = 0; b < batch; b++) {
+            const int64_t row = row_of(c, &in, rows, b);
+            if (row >= 0) memcpy(state + b * n, pool + row * n, (size_t)n * sizeof *state);
+        }
+        test_set_array(&in_forward, c, start_of(c, t), state);
+    }
+    test_run(r, c, GT_FORWARD, &in_forward, TEST_ALL, &expected);
+    for (int k = 0; (t = nth_tensor(c, "state_out", k)); k++) expect_pool(c, &in, t, &expected);
+    for (int k = 0; (t = nth_tensor(c, "y", k)); k++) clear_skipped(c, &in, t, &expected);
     test_run(r, c, GT_STEP, &in, TEST_ALL, &out);
     test_same(r, c, GT_STEP, "forward", &out, &expected, tolerance);
     test_free(&in), test_free(&in_forward), test_free(&out), test_free(&expected);
 }
 
-/* Batch element b as a batch of one.  Its state is row `row` of the pool, and its y goes into *joined. */
-static void step_alone(const test_runner *r, const test_case *c, const test_values *in, int64_t b, int64_t most,
-                       double *row, int64_t n, test_values *joined) {
+/* Batch element b as a batch of one.  Its states are the rows `row` of the pools in *joined, and its y goes there. */
+static void step_alone(const test_runner *r, const test_case *c, const test_values *in, int64_t b, int64_t row,
+                       int64_t most, test_values *joined) {
     test_case one = *c;
-    test_values cut, all, y = {{NULL}};
+    test_values cut, all, y = {{NULL}}, states = {{NULL}};
     const int64_t T = test_get_size(c, 'T');
-    double *state = test_array(n, 0);
-    memcpy(state, row, (size_t)n * sizeof *state);
+    const gt_tensor *t;
+    int64_t rows;
     test_copy(c, GT_STEP, in, &cut);
     test_set_array(&cut, c, "slots", NULL);
-    test_set_array(&cut, c, "state_out", NULL);
+    for (int k = 0; (t = nth_tensor(c, "state_out", k)); k++) {
+        const int64_t n = state_size(c, t, &rows);
+        test_set_array(&cut, c, t->name, NULL);
+        test_set_array(&states, c, t->name, test_array(n, 0));
+        memcpy(*test_array_of(&states, c, t->name), *test_array_of(joined, c, t->name) + row * n,
+               (size_t)n * sizeof(double));
+    }
     test_cut(c, GT_STEP, &cut, 'B', b, 1, &all);
     test_set_slots(&one, 0);
     test_set_size(&one, 'B', 1);
     one.layout = c->layout == TEST_PACKED ? TEST_SHIFTED : TEST_PACKED;
-    for (int64_t t = 0; t < T; t += most) {
+    for (int64_t at = 0; at < T; at += most) {
         test_case few = one;
         test_values tokens, out;
-        test_set_size(&few, 'T', T - t < most ? T - t : most);
-        test_cut(&one, GT_STEP, &all, 'T', t, test_get_size(&few, 'T'), &tokens);
-        test_set_array(&tokens, &few, "state_out", state);
+        test_set_size(&few, 'T', T - at < most ? T - at : most);
+        test_cut(&one, GT_STEP, &all, 'T', at, test_get_size(&few, 'T'), &tokens);
+        for (int k = 0; (t = nth_tensor(c, "state_out", k)); k++)
+            test_set_array(&tokens, &few, t->name, take_array(&states, c, t->name));
         test_run(r, &few, GT_STEP, &tokens, TEST_ALL, &out);
-        state = take_array(&out, &few, "state_out");
-        test_paste(&few, &one, GT_STEP, &out, 'T', t, &y);
+        for (int k = 0; (t = nth_tensor(c, "state_out", k)); k++)
+            test_set_array(&states, c, t->name, take_array(&out, &few, t->name));
+        test_paste(&few, &one, GT_STEP, &out, 'T', at, &y);
         test_free(&tokens), test_free(&out);
     }
-    memcpy(row, state, (size_t)n * sizeof *state);
+    for (int k = 0; (t = nth_tensor(c, "state_out", k)); k++) {
+        const int64_t n = state_size(c, t, &rows);
+        memcpy(*test_array_of(joined, c, t->name) + row * n, *test_array_of(&states, c, t->name),
+               (size_t)n * sizeof(double));
+    }
     test_paste(&one, c, GT_STEP, &y, 'B', b, joined);
-    free(state);
-    test_free(&cut), test_free(&all), test_free(&y);
+    test_free(&cut), test_free(&all), test_free(&y), test_free(&states);
 }
 
-void test_step_is_alone(const test_runner *r, const test_case *c, int64_t most) {
+void test_step_is_alone(const test_runner *r, const test_case *drafts, int64_t most) {
+    const test_case all_tokens = without_drafts(drafts), *const c = &all_tokens;
     test_values in, out, joined = {{NULL}};
-    int64_t size[4], n = 1;
-    double *pool;
+    const gt_tensor *t;
+    int64_t rows = 0;
     if (!test_has_pass(c, GT_STEP)) return;
-    const int rank = test_shape(c, GT_STEP, test_tensor_of(c, "state_out"), size);
-    for (int i = 1; i < rank; i++) n *= size[i];
-    const int64_t count = test_count(c, GT_STEP, test_tensor_of(c, "y"));
     test_inputs(c, GT_STEP, &in);
     test_run(r, c, GT_STEP, &in, TEST_ALL, &out);
-    pool = test_array(size[0] * n, 0);
-    memcpy(pool, *test_array_of(&in, c, "state_out"), (size_t)(size[0] * n) * sizeof *pool);
-    test_set_array(&joined, c, "state_out", pool);
-    test_set_array(&joined, c, "y", test_array(count, 0));
+    for (int k = 0; (t = nth_tensor(c, "state_out", k)); k++) {
+        const int64_t count = state_size(c, t, &rows) * rows;
+        test_set_array(&joined, c, t->name, test_array(count, 0));
+        memcpy(*test_array_of(&joined, c, t->name), *test_array_of(&in, c, t->name), (size_t)count * sizeof(double));
+    }
+    for (int k = 0; (t = nth_tensor(c, "y", k)); k++)
+        test_set_array(&joined, c, t->name, test_array(test_count(c, GT_STEP, t), 0));
     for (int64_t b = 0; b < test_get_size(c, 'B'); b++) {
-        const int64_t row = row_of(c, &in, size[0], b);
-        if (row >= 0) step_alone(r, c, &in, b, most, pool + row * n, n, &joined);
+        const int64_t row = row_of(c, &in, rows, b);
+        if (row >= 0) step_alone(r, c, &in, b, row, most, &joined);
     }
     test_same(r, c, GT_STEP, "each alone", &joined, &out, 0);
     test_free(&in), test_free(&out), test_free(&joined);
 }
 
-/* A step of n tokens from token `at` on: y into *joined, the state into *state. */
+/* Takes the states that a pass of the case leaves. */
+static void take_states(const test_case *c, test_values *from, test_values *states) {
+    const gt_tensor *t;
+    for (int k = 0; (t = nth_tensor(c, "state_out", k)); k++)
+        test_set_array(states, c, t->name, take_array(from, c, t->name));
+}
+
+/* A step of n tokens from token `at` on: y into *joined, the states into *states. */
 static void take_step(const test_runner *r, const test_case *c, const test_values *all, int64_t at, int64_t n,
-                      double **state, test_values *joined) {
+                      test_values *states, test_values *joined) {
     test_case step = *c;
     test_values in, out;
+    const gt_tensor *t;
     test_cut(c, GT_FORWARD, all, 'T', at, n, &in);
     test_set_size(&step, 'T', n);
-    test_set_array(&in, c, "state_in", NULL);
-    test_set_array(&in, c, "state_out", *state);
+    for (int k = 0; (t = nth_tensor(c, "state_out", k)); k++) {
+        test_set_array(&in, c, start_of(c, t), NULL);
+        test_set_array(&in, c, t->name, take_array(states, c, t->name));
+    }
     test_run(r, &step, GT_STEP, &in, TEST_ALL, &out);
-    *state = take_array(&out, c, "state_out");
+    take_states(c, &out, states);
     test_paste(&step, c, GT_FORWARD, &out, 'T', at, joined);
     test_free(&in), test_free(&out);
 }
@@ -634,10 +692,9 @@ static void take_step(const test_runner *r, const test_case *c, const test_value
 void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int64_t most, double tolerance) {
     test_case whole = *c, prefill;
     int64_t T = test_get_size(c, 'T');
-    test_values in, in_prefill, out, joined = {{NULL}}, expected;
-    double *state;
+    test_values in, in_prefill, out, joined = {{NULL}}, states = {{NULL}}, expected;
     if (!is_recurrent(c) || test_is_packed(c) || at > T || test_get_flag(c, test_table(c)->fields.state_in_shared) ||
-        test_is_absent(c, test_tensor_of(c, "state_out")))
+        lacks(c, "state_out"))
         return;
     test_set_slots(&whole, 0);
     prefill = whole;
@@ -647,15 +704,190 @@ void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int6
     test_cut(&whole, GT_FORWARD, &in, 'T', 0, at, &in_prefill);
     test_run(r, &prefill, GT_FORWARD, &in_prefill, TEST_ALL, &out);
     test_paste(&prefill, &whole, GT_FORWARD, &out, 'T', 0, &joined);
-    state = take_array(&out, c, "state_out");
+    take_states(c, &out, &states);
     for (int64_t n; at < T; at += n) {
         n = T - at < most ? T - at : most;
-        take_step(r, &whole, &in, at, n, &state, &joined);
+        take_step(r, &whole, &in, at, n, &states, &joined);
     }
-    test_set_array(&joined, c, "state_out", state);
+    take_states(c, &states, &joined);
     test_same(r, &whole, GT_FORWARD, "prefill and steps", &joined, &expected, tolerance);
     test_free(&in), test_free(&in_prefill), test_free(&out);
-    test_free(&joined), test_free(&expected);
+    test_free(&joined), test_free(&states), test_free(&expected);
+}
+
+/* ---- speculative decoding -------------------------------------------------------------------- */
+
+/* Sequences that a server decodes, one for each row of a pool of states.  And what steps of one token make of them. */
+typedef struct served {
+    const test_runner *r;
+    test_case all; /* B is the number of sequences, T their length */
+    test_values in;
+    int64_t rows, length, batch;
+    test_values states[25]; /* after as many tokens */
+    test_values y;
+    int64_t *at;      /* how many tokens each has committed */
+    test_values pool; /* the states now */
+    test_random random;
+} served;
+
+static int64_t below(served *s, int64_t n) { return (int64_t)(test_next(&s->random) % (uint64_t)n); }
+
+static double *copy_of(const double *from, int64_t count) {
+    double *to = test_array(count, 0);
+    memcpy(to, from, (size_t)count * sizeof *to);
+    return to;
+}
+
+/* Copies the states that *from has. */
+static void copy_states(const test_case *c, const test_values *from, test_values *to) {
+    const gt_tensor *t;
+    int64_t rows;
+    for (int k = 0; (t = nth_tensor(c, "state_out", k)); k++) {
+        const int64_t count = state_size(c, t, &rows) * rows;
+        test_set_array(to, c, t->name, copy_of(from->of[t - test_table(c)->tensors], count));
+    }
+}
+
+static void serve_one_by_one(served *s) {
+    test_case one = s->all;
+    const gt_tensor *t;
+    test_set_size(&one, 'T', 1);
+    copy_states(&one, &s->pool, &s->states[0]);
+    for (int64_t at = 0; at < s->length; at++) {
+        test_values in, out;
+        test_cut(&s->all, GT_STEP, &s->in, 'T', at, 1, &in);
+        copy_states(&one, &s->states[at], &in);
+        test_run(s->r, &one, GT_STEP, &in, TEST_ALL, &out);
+        copy_states(&one, &out, &s->states[at + 1]);
+        for (int k = 0; (t = nth_tensor(&one, "state_out", k)); k++) test_set_array(&out, &one, t->name, NULL);
+        test_paste(&one, &s->all, GT_STEP, &out, 'T', at, &s->y);
+        test_free(&in), test_free(&out);
+    }
+}
+
+/* What one batch element of a round has. */
+typedef struct draft {
+    int64_t row;
+    double slot, tokens, commit;
+    int is_skipped;
+} draft;
+
+/* The next sequences, all different: the first of `order`, which holds all.  k tokens at most. */
+static void draw_drafts(served *s, int drafts, int64_t k, int64_t *order, draft *of) {
+    for (int64_t b = 0; b < s->batch; b++) {
+        const int64_t other = b + below(s, s->rows - b), row = order[other], left = s->length - s->at[row];
+        const int64_t tokens = drafts & TEST_TOKENS ? below(s, (left < k ? left : k) + 1) : k;
+        const int64_t commit = drafts & TEST_COMMIT ? below(s, tokens + 1) : tokens;
+        order[other] = order[b], order[b] = row;
+        of[b] = (draft){row, (double)row, (double)tokens, (double)commit, 0};
+        of[b].is_skipped = below(s, 6) == 0;
+        if (!of[b].is_skipped) continue;
+        const int64_t array = below(s, 3), is_low = below(s, 2);
+        if (array == 0 && drafts & TEST_TOKENS)
+            of[b].tokens = is_low ? -1 : (double)k + 1;
+        else if (array == 1 && drafts & TEST_COMMIT)
+            of[b].commit = is_low ? -1 : (double)tokens + 1;
+        else
+            of[b].slot = is_low ? -1 : (double)s->rows;
+    }
+}
+
+/* Inputs of tokens that an element does not have are NaN. */
+static void gather_round(const served *s, const test_case *round, const draft *of, test_values *in) {
+    const int64_t k = test_get_size(round, 'T');
+    memset(in, 0, sizeof *in);
+    for (int i = 0; test_table(round)->tensors[i].name; i++) {
+        const gt_tensor *t = &test_table(round)->tensors[i];
+        const double *from = s->in.of[i];
+        if (!from) continue;
+        if (strncmp(t->shape, "BT", 2)) {
+            in->of[i] = copy_of(from, test_count(round, GT_STEP, t));
+            continue;
+        }
+        const int64_t each = test_count(&s->all, GT_STEP, t) / (s->rows * s->length);
+        in->of[i] = test_array(s->batch * k * each, NAN);
+        for (int64_t b = 0; b < s->batch; b++)
+            if (!of[b].is_skipped)
+                memcpy(in->of[i] + b * k * each, from + (of[b].row * s->length + s->at[of[b].row]) * each,
+                       (size_t)((int64_t)of[b].tokens * each) * sizeof *from);
+    }
+    copy_states(round, &s->pool, in);
+    test_set_array(in, round, "slots", test_array(s->batch, 0));
+    if (round->drafts & TEST_TOKENS) test_set_array(in, round, "tokens", test_array(s->batch, 0));
+    if (round->drafts & TEST_COMMIT) test_set_array(in, round, "commit", test_array(s->batch, 0));
+    for (int64_t b = 0; b < s->batch; b++) {
+        (*test_array_of(in, round, "slots"))[b] = of[b].slot;
+        if (round->drafts & TEST_TOKENS) (*test_array_of(in, round, "tokens"))[b] = of[b].tokens;
+        if (round->drafts & TEST_COMMIT) (*test_array_of(in, round, "commit"))[b] = of[b].commit;
+    }
+}
+
+/* What should come of a round; and the sequences move on. */
+static void expect_round(served *s, const test_case *round, const draft *of, test_values *expected) {
+    const gt_tensor *t;
+    const int64_t k = test_get_size(round, 'T');
+    for (int i = 0; (t = nth_tensor(round, "y", i)); i++) {
+        const int64_t n = test_count(&s->all, GT_STEP, t) / (s->rows * s->length);
+        const double *const from = *test_array_of(&s->y, round, t->name);
+        double *const y = test_array(s->batch * k * n, 0);
+        for (int64_t b = 0; b < s->batch; b++)
+            if (!of[b].is_skipped)
+                memcpy(y + b * k * n, from + (of[b].row * s->length + s->at[of[b].row]) * n,
+                       (size_t)((int64_t)of[b].tokens * n) * sizeof *y);
+        test_set_array(expected, round, t->name, y);
+    }
+    for (int64_t b = 0; b < s->batch; b++) {
+        int64_t *at = &s->at[of[b].row], rows;
+        if (of[b].is_skipped) continue;
+        *at += (int64_t)of[b].commit;
+        for (int i = 0; (t = nth_tensor(round, "state_out", i)); i++) {
+            const int64_t n = state_size(round, t, &rows);
+            memcpy(*test_array_of(&s->pool, round, t->name) + of[b].row * n,
+                   *test_array_of(&s->states[*at], round, t->name) + of[b].row * n, (size_t)n * sizeof(double));
+        }
+    }
+    copy_states(round, &s->pool, expected);
+}
+
+/* One step of up to 16 tokens, and what should come of it. */
+static void serve_round(served *s, const test_case *c, int64_t *order, draft *of) {
+    test_case round = *c;
+    test_values in, out, expected = {{NULL}};
+    int64_t k = 1 + below(s, 16), fewest = s->length;
+    for (int64_t row = 0; row < s->rows; row++)
+        if (s->length - s->at[row] < fewest) fewest = s->length - s->at[row];
+    round.drafts = fewest ? (int)below(s, 4) : TEST_TOKENS | TEST_COMMIT;
+    if (!(round.drafts & TEST_TOKENS) && k > fewest) k = fewest;
+    round.layout = (test_layout)below(s, TEST_ALIGNED + 1);
+    test_set_size(&round, 'T', k);
+    test_set_slots(&round, s->rows);
+    draw_drafts(s, round.drafts, k, order, of);
+    gather_round(s, &round, of, &in);
+    expect_round(s, &round, of, &expected);
+    test_run(s->r, &round, GT_STEP, &in, TEST_ALL, &out);
+    test_same(s->r, &round, GT_STEP, "a server", &out, &expected, 0);
+    test_free(&in), test_free(&out), test_free(&expected);
+}
+
+void test_server_agrees(const test_runner *r, const test_case *c, int rounds) {
+    served s = {
+        .r = r, .all = without_drafts(c), .length = 24, .batch = test_get_size(c, 'B'), .random = {test_seed(c)}};
+    s.rows = s.batch + 2;
+    test_set_slots(&s.all, 0);
+    test_set_size(&s.all, 'B', s.rows);
+    test_set_size(&s.all, 'T', s.length);
+    test_inputs(&s.all, GT_STEP, &s.in);
+    take_states(&s.all, &s.in, &s.pool);
+    s.at = (int64_t *)calloc((size_t)s.rows, sizeof *s.at);
+    int64_t *order = (int64_t *)calloc((size_t)s.rows, sizeof *order);
+    draft *of = (draft *)calloc((size_t)s.batch, sizeof *of);
+    for (int64_t row = 0; row < s.rows; row++) order[row] = row;
+    serve_one_by_one(&s);
+    for (int i = 0; i < rounds; i++) serve_round(&s, c, order, of);
+    test_free(&s.in);
+    for (int64_t t = 0; t <= s.length; t++) test_free(&s.states[t]);
+    test_free(&s.pool), test_free(&s.y);
+    free(s.at), free(order), free(of);
 }
 
 /* ---- numbers that are not finite ------------------------------------------------------------- */

@@ -67,6 +67,9 @@ typedef struct test_packed {
     const int64_t *lengths; /* NULL: random, some of them 0, of nearly all tokens together */
 } test_packed;
 
+/* Which arrays of speculative decoding a step has. */
+enum { TEST_TOKENS = 1, TEST_COMMIT = 2 };
+
 typedef struct test_case {
     const char *op, *name;
     const char *absent; /* names of tensors whose pointers are NULL, separated by spaces */
@@ -79,6 +82,7 @@ typedef struct test_case {
     int in_place;      /* outputs that may equal an input do */
     int no_difference; /* has no derivative somewhere: not for difference quotients */
     test_packed packed;
+    int drafts;     /* TEST_TOKENS, TEST_COMMIT or both */
     test_args args; /* sizes and flags; the harness sets pointers, strides and dtypes */
 } test_case;
 
@@ -204,6 +208,7 @@ typedef struct test_op {
     const test_case *sizes;  /* without time, batch or rows: kernels are tested in each with many of these */
     const test_case *steps;  /* NULL, or: without time, for kernels of steps: both sides of all that they branch on */
     const char *const *step_kernels; /* NULL, or: names of those, template arguments and all, ending with NULL */
+    void (*check_step)(const test_runner *r, const test_case *c); /* NULL, or: what must hold of each of these steps */
     const test_case *many;           /* more than 65535 of what a grid may count */
     const test_case *sums;           /* for parameter gradients over long sums */
     test_case large; /* one batch element, or one row, of which test_large.c takes as many as it needs */

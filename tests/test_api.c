@@ -131,7 +131,7 @@ static int64_t count_in(call *c, const gt_tensor *t) { return view_in(c, t).coun
 /* Whether the call has the tensor at all. */
 static int is_in_call(call *c, const gt_tensor *t) { return is_used(t, c->pass) && count_in(c, t) > 0; }
 
-/* Integers that are right for every tensor of them: 0, 1, ... as slots, and as cu_seqlens of
+/* Integers that are right for every tensor of them: 0, 1, ... as slots, tokens and commit, and as cu_seqlens of
  * sequences of one token. */
 static void fill_integers(char *memory, int64_t count) {
     for (int32_t i = 0; i < count; i++) memcpy(memory + 4 * i, &i, 4);
@@ -825,15 +825,17 @@ static void test_chunks(void) {
 }
 
 static void test_no_slots(call *c) {
-    set_pointer(c->args, offset_of(c, "slots"), c->memory);
-    expect_refused(c, GT_ERROR_VALUE, "slots is set");
+    static const char *const arrays[] = {"slots", "tokens", "commit"};
+    for (int i = 0; i < 3; i++) {
+        set_pointer(c->args, offset_of(c, arrays[i]), c->memory);
+        expect_refused(c, GT_ERROR_VALUE, "%s is set: only the step function uses it", arrays[i]);
+    }
     set_int64(c->args, c->op->fields.slot_capacity, 2);
     expect_refused(c, GT_ERROR_VALUE, "slot_capacity is set");
 }
 
 /* A state that is shared by the batch cannot be updated in place. */
-static void test_shared_alias(call *c, const char *out, const char *in) {
-    const gt_tensor *o = find_tensor(c->op, out), *i = find_tensor(c->op, in);
+static void test_shared_alias(call *c, const gt_tensor *o, const gt_tensor *i) {
     set_int(c->args, c->op->fields.state_in_shared, 1);
     expect_accepted(c, "state_in_shared");
     set_int(c->args, c->op->fields.state_in_shared, 1);
@@ -841,18 +843,29 @@ static void test_shared_alias(call *c, const char *out, const char *in) {
     expect_overlap(c, o, i);
 }
 
+/* The same for all states of a plain name; an operator that is two in one call has one of each. */
+static void test_shared_aliases(call *c, const char *out, const char *in) {
+    for (int i = 0; c->op->tensors[i].name; i++)
+        if (test_is(&c->op->tensors[i], out))
+            test_shared_alias(c, &c->op->tensors[i], &c->op->tensors[test_beside(c->op, i, in)]);
+}
+
+static void test_state_of_step(call *c, const gt_tensor *state_in, const gt_tensor *state_out) {
+    set_pointer(c->args, state_in->offset, place_of(c, state_in));
+    expect_refused(c, GT_ERROR_VALUE, "%s = %p", state_in->name, (void *)place_of(c, state_in));
+    set_pointer(c->args, state_in->offset, place_of(c, state_out));
+    expect_accepted(c, "state_in = state_out");
+}
+
 static void test_step(call *c) {
-    const gt_tensor *state_in = find_tensor(c->op, "state_in");
-    const gt_tensor *state_out = find_tensor(c->op, "state_out");
     const gt_fields at = c->op->fields;
     const size_t slots = offset_of(c, "slots");
     size_t T = c->op->sizes[1].offset;
     set_int64(c->args, T, 17);
     expect_refused(c, GT_ERROR_SIZE, "T = 17");
-    set_pointer(c->args, state_in->offset, place_of(c, state_in));
-    expect_refused(c, GT_ERROR_VALUE, "state_in = %p", (void *)place_of(c, state_in));
-    set_pointer(c->args, state_in->offset, place_of(c, state_out));
-    expect_accepted(c, "state_in = state_out");
+    for (int i = 0; c->op->tensors[i].name; i++)
+        if (test_is(&c->op->tensors[i], "state_out"))
+            test_state_of_step(c, &c->op->tensors[test_beside(c->op, i, "state_in")], &c->op->tensors[i]);
     set_int(c->args, at.state_in_shared, 1);
     expect_refused(c, GT_ERROR_VALUE, "state_in_shared = 1");
     set_int64(c->args, at.slot_capacity, -1);
@@ -867,6 +880,10 @@ static void test_step(call *c) {
     set_int64(c->args, at.slot_capacity, 2);
     set_pointer(c->args, slots, NULL);
     expect_accepted(c, "slot_capacity without slots");
+    set_pointer(c->args, offset_of(c, "tokens"), NULL);
+    expect_accepted(c, "commit without tokens");
+    set_pointer(c->args, offset_of(c, "commit"), NULL);
+    expect_accepted(c, "tokens without commit");
 }
 
 static void test_segment_backward(call *c) {
@@ -916,8 +933,8 @@ static void test_call(call *c) {
     else if (c->op->fields.slot_capacity)
         test_no_packed(c);
     if (c->op->fields.slot_capacity && c->pass != GT_STEP) test_no_slots(c);
-    if (c->op->fields.slot_capacity && c->pass == GT_FORWARD) test_shared_alias(c, "state_out", "state_in");
-    if (c->op->fields.slot_capacity && c->pass == GT_BACKWARD) test_shared_alias(c, "dstate_in", "dstate_out");
+    if (c->op->fields.slot_capacity && c->pass == GT_FORWARD) test_shared_aliases(c, "state_out", "state_in");
+    if (c->op->fields.slot_capacity && c->pass == GT_BACKWARD) test_shared_aliases(c, "dstate_in", "dstate_out");
     if (c->pass == GT_STEP) test_step(c);
     if (c->pass == GT_SEGMENT_BACKWARD) test_segment_backward(c);
     if (gt_is_join(c->pass)) test_join(c);

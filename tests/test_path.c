@@ -185,6 +185,22 @@ static void test_selective_scan(void) {
                "selective_scan: '%s' (%d)", text, status);
 }
 
+static void test_steps_of_two(void) {
+    const gt_conv_ssd_args conv_ssd = {.B = 2, .T = 1, .H = 2, .P = 64, .N = 128, .W = 4, .dtype = GT_BF16};
+    gt_wkv_ssm_args both = {
+        .B = 2, .T = 16, .dtype = GT_BF16, .wkv6 = {.H = 2, .N = 64}, .ssd = {.H = 2, .P = 64, .N = 128}};
+    char text[1024];
+    gt_status status = gt_conv_ssd_path(&conv_ssd, text, sizeof text);
+    test_check(status == GT_OK && strstr(text, "; step: step_kernel, columns_kernel"), "conv_ssd: '%s' (%d)", text,
+               status);
+    status = gt_wkv_ssm_path(&both, text, sizeof text);
+    test_check(status == GT_OK && strstr(text, "; step: ssd step_kernel, wkv6 step_kernel"), "wkv_ssm: '%s' (%d)", text,
+               status);
+    both.T = 17;
+    status = gt_wkv_ssm_path(&both, text, sizeof text);
+    test_check(status == GT_OK && !strstr(text, "step: "), "wkv_ssm: '%s' (%d)", text, status);
+}
+
 static void test_ssd(void) {
     if (!machine_choose("sm_86")) { /* a GPU: it is what it is */
         test_ssd_of("forward: forward_", "chunk_gradient_", "forward_fp32_", "chunk_gradient_fp32_", "states_",
@@ -521,6 +537,7 @@ int main(void) {
     test_group("wkv6", "reasons");
     test_ssd();
     test_selective_scan();
+    test_steps_of_two();
     test_ssd_memory();
     test_group("ssd", "kernels");
     test_norms();

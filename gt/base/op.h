@@ -35,9 +35,11 @@
 #define gt_noted_kernels GT_SYMBOL(noted_kernels)
 #define gt_wkv6_plan GT_SYMBOL(wkv6_plan)
 #define gt_wkv6_run GT_SYMBOL(wkv6_run)
+#define gt_wkv6_step_in GT_SYMBOL(wkv6_step_in)
 #define gt_wkv6_pass_path GT_SYMBOL(wkv6_pass_path)
 #define gt_ssd_plan GT_SYMBOL(ssd_plan)
 #define gt_ssd_run GT_SYMBOL(ssd_run)
+#define gt_ssd_step_in GT_SYMBOL(ssd_step_in)
 #define gt_ssd_pass_path GT_SYMBOL(ssd_pass_path)
 
 /* A function for the host and for kernels. */
@@ -193,12 +195,15 @@ GT_FUNCTION void **gt_noted_kernels(void);
  * gt_OP_plan checks and plans it.  is_query: pointers may be NULL, as in a size query.  plan: a PassPlan, whose `bytes`
  * and `saved` the caller checks.
  * gt_OP_run launches a stage of it.  stage: a Stage; chain: a Chain.
+ * gt_OP_step_in is gt_OP_step in a Chain of the caller.
  * gt_OP_pass_path: the part of gt_OP_path that is about one pass. */
 GT_FUNCTION gt_status gt_wkv6_plan(gt_pass pass, int is_query, const gt_wkv6_args *args, void *plan);
 GT_FUNCTION gt_status gt_wkv6_run(const void *plan, int stage, void *chain);
+GT_FUNCTION gt_status gt_wkv6_step_in(const gt_wkv6_args *args, void *chain);
 GT_FUNCTION gt_status gt_wkv6_pass_path(gt_pass pass, const gt_wkv6_args *args, char *text, size_t bytes);
 GT_FUNCTION gt_status gt_ssd_plan(gt_pass pass, int is_query, const gt_ssd_args *args, void *plan);
 GT_FUNCTION gt_status gt_ssd_run(const void *plan, int stage, void *chain);
+GT_FUNCTION gt_status gt_ssd_step_in(const gt_ssd_args *args, void *chain);
 GT_FUNCTION gt_status gt_ssd_pass_path(gt_pass pass, const gt_ssd_args *args, char *text, size_t bytes);
 
 /* What every query starts with: an answer of zeros, should it fail. */
@@ -239,7 +244,7 @@ typedef struct gt_recurrence {
     int64_t B, T, segments, seq_capacity, slot_capacity;
     int state_in_shared;
     const float *state_in, *state_out;
-    const int32_t *cu_seqlens, *seq_count, *slots;
+    const int32_t *cu_seqlens, *seq_count, *slots, *tokens, *commit;
 } gt_recurrence;
 GT_FUNCTION gt_status gt_resolve_recurrent(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
 

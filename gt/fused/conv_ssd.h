@@ -27,6 +27,7 @@ static inline gt_conv1d_args gt_conv_ssd_conv(const gt_conv_ssd_args *a, void *c
     v.dx = a->dxBC, v.dweight = a->dweight, v.dbias = a->dbias;
     v.x_stride = a->xBC_stride, v.dx_stride = a->dxBC_stride;
     v.cu_seqlens = a->cu_seqlens, v.seq_count = a->seq_count, v.seq_capacity = a->seq_capacity;
+    v.slots = a->slots, v.slot_capacity = a->slot_capacity, v.tokens = a->tokens, v.commit = a->commit;
     return v;
 }
 
@@ -67,6 +68,7 @@ static inline gt_ssd_args gt_conv_ssd_ssd(const gt_conv_ssd_args *a, const void 
     s.dt_stride = a->dt_stride, s.z_stride = a->z_stride, s.y_stride = a->y_stride, s.dy_stride = a->dy_stride;
     s.ddt_stride = a->ddt_stride, s.dz_stride = a->dz_stride;
     s.cu_seqlens = a->cu_seqlens, s.seq_count = a->seq_count, s.seq_capacity = a->seq_capacity;
+    s.slots = a->slots, s.slot_capacity = a->slot_capacity, s.tokens = a->tokens, s.commit = a->commit;
     s.saved = a->saved, s.saved_bytes = a->saved_bytes;
     return s;
 }

@@ -20,14 +20,19 @@ GT_API gt_status gt_conv_ssd_backward(const gt_conv_ssd_args* args, gt_stream st
     return gt::conv_ssd::backward(args, stream);
 }
 
+GT_API gt_status gt_conv_ssd_step(const gt_conv_ssd_args* args, gt_stream stream) {
+    return gt::conv_ssd::step(args, stream);
+}
+
 GT_API gt_status gt_conv_ssd_workspace(const gt_conv_ssd_args* args, gt_workspace* need) {
     gt_no_answer(need);
     return gt::conv_ssd::workspace(args, need);
 }
 
 GT_API gt_status gt_conv_ssd_path(const gt_conv_ssd_args* args, char* text, size_t bytes) {
-    const gt::PathPasses<gt_conv_ssd_args> passes = {{gt_conv_ssd_forward, gt_conv_ssd_backward, nullptr}, nullptr};
-    return gt::path_of_rows(gt_op_conv_ssd(), passes, args, text, bytes);
+    const gt::PathPasses<gt_conv_ssd_args> passes = {{gt_conv_ssd_forward, gt_conv_ssd_backward, gt_conv_ssd_step},
+                                                     nullptr};
+    return gt::path_over_time(gt_op_conv_ssd(), passes, args, text, bytes);
 }
 
 } /* extern "C" */
@@ -47,6 +52,10 @@ GT_API gt_status gt_conv_ssd_forward(const gt_conv_ssd_args *args, gt_stream str
 GT_API gt_status gt_conv_ssd_backward(const gt_conv_ssd_args *args, gt_stream stream) {
     (void)args, (void)stream;
     return gt_no_cuda(gt_op_conv_ssd(), GT_BACKWARD);
+}
+GT_API gt_status gt_conv_ssd_step(const gt_conv_ssd_args *args, gt_stream stream) {
+    (void)args, (void)stream;
+    return gt_no_cuda(gt_op_conv_ssd(), GT_STEP);
 }
 GT_API gt_status gt_conv_ssd_workspace(const gt_conv_ssd_args *args, gt_workspace *need) {
     (void)args;

@@ -17,6 +17,7 @@
 #include "../recurrence/stages.cuh"
 #include "conv_ssd.h"
 #include "conv_ssd_sm90.cuh"
+#include "conv_ssd_step.cuh"
 
 namespace gt {
 namespace conv_ssd {
@@ -219,6 +220,13 @@ static inline gt_status backward(const gt_conv_ssd_args* args, gt_stream stream)
     if (status == GT_OK) status = gt_ssd_backward(&plan.ssd, stream);
     const bool is_wanted = plan.conv.dy || !plan.conv.y; /* without tokens there are states and zeros */
     return status == GT_OK && plan.has_channels && is_wanted ? gt_conv1d_backward(&plan.conv, stream) : status;
+}
+
+static inline gt_status step(const gt_conv_ssd_args* args, gt_stream stream) {
+    gt_conv_ssd_args a;
+    Device device;
+    const gt_status status = prepare(GT_STEP, args, &a, &device);
+    return status != GT_OK ? status : launch_step(a, device, stream);
 }
 
 static inline gt_status workspace(const gt_conv_ssd_args* args, gt_workspace* need) {

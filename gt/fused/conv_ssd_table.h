@@ -31,8 +31,9 @@ static gt_status gt_conv_ssd_check_channels(const gt_conv_ssd_args *a, gt_pass p
 
 static gt_status gt_conv_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_conv_ssd_args *a = (gt_conv_ssd_args *)filled;
-    gt_recurrence f = {a->B,        a->T,         a->segments,   a->seq_capacity, 0,   a->state_in_shared,
-                       a->state_in, a->state_out, a->cu_seqlens, a->seq_count,    NULL};
+    gt_recurrence f = {a->B,        a->T,         a->segments,   a->seq_capacity, a->slot_capacity, a->state_in_shared,
+                       a->state_in, a->state_out, a->cu_seqlens, a->seq_count,    a->slots,         a->tokens,
+                       a->commit};
     gt_status status;
     dims->n['K' - 'A'] = a->Dskip_per_channel ? a->P : 1; /* columns of Dskip */
     dims->n['J' - 'A'] = a->W - 1;                        /* inputs that a state of the convolution holds */
@@ -45,11 +46,17 @@ static gt_status gt_conv_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) 
         (status = gt_resolve_recurrent(&f, pass, dims)) || (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)) ||
         (status = gt_ssm_resolve_y(a->reads_y, &a->y, pass)))
         return status;
+    if (pass == GT_STEP && a->conv_state_in && a->conv_state_in != a->conv_state_out)
+        return gt_fail(GT_ERROR_VALUE,
+                       "conv_state_in = %p: must be NULL or equal conv_state_out, which is updated in place",
+                       (const void *)a->conv_state_in);
+    if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];
     dims->n['D' - 'A'] = gt_conv_ssd_channels(a);
     return gt_conv_ssd_check_channels(a, pass, dims);
 }
 
 GT_WRAP_CALLS(conv_ssd)
+GT_WRAP_PASS(conv_ssd, step)
 
 #define GT_AT(field) offsetof(gt_conv_ssd_args, field)
 GT_API const gt_op *gt_op_conv_ssd(void) {
@@ -57,19 +64,22 @@ GT_API const gt_op *gt_op_conv_ssd(void) {
                                     {'P', "P", GT_AT(P), 1}, {'N', "N", GT_AT(N), 1}, {'W', "W", GT_AT(W), 2},
                                     {0, NULL, 0, 0}};
     static const gt_tensor tensors[] = {
-        {"xBC", GT_AT(xBC), GT_AT(xBC_stride), "BTD", 'x', "II", NULL},
-        {"dt", GT_AT(dt), GT_AT(dt_stride), "BTH", 'w', "II", NULL},
-        {"z", GT_AT(z), GT_AT(z_stride), "BTHP", 'x', "ii", NULL},
-        {"weight", GT_AT(weight), 0, "DW", 'f', "II", NULL},
-        {"bias", GT_AT(bias), 0, "D", 'f', "ii", NULL},
-        {"A", GT_AT(A), 0, "H", 'f', "II", NULL},
-        {"Dskip", GT_AT(Dskip), 0, "HK", 'f', "ii", NULL},
-        {"dt_bias", GT_AT(dt_bias), 0, "H", 'f', "ii", NULL},
+        {"xBC", GT_AT(xBC), GT_AT(xBC_stride), "BTD", 'x', "III", NULL},
+        {"dt", GT_AT(dt), GT_AT(dt_stride), "BTH", 'w', "III", NULL},
+        {"z", GT_AT(z), GT_AT(z_stride), "BTHP", 'x', "iii", NULL},
+        {"weight", GT_AT(weight), 0, "DW", 'f', "III", NULL},
+        {"bias", GT_AT(bias), 0, "D", 'f', "iii", NULL},
+        {"A", GT_AT(A), 0, "H", 'f', "III", NULL},
+        {"Dskip", GT_AT(Dskip), 0, "HK", 'f', "iii", NULL},
+        {"dt_bias", GT_AT(dt_bias), 0, "H", 'f', "iii", NULL},
         {"conv_state_in", GT_AT(conv_state_in), 0, "SDJ", 'f', "ii", NULL},
         {"state_in", GT_AT(state_in), 0, "SHPN", 'f', "ii", NULL},
-        {"y", GT_AT(y), GT_AT(y_stride), "BTHP", 'x', "Oi", NULL},
-        {"conv_state_out", GT_AT(conv_state_out), 0, "QDJ", 'f', "o-", "conv_state_in"},
-        {"state_out", GT_AT(state_out), 0, "QHPN", 'f', "o-", "state_in"},
+        {"y", GT_AT(y), GT_AT(y_stride), "BTHP", 'x', "OiO", NULL},
+        {"conv_state_out", GT_AT(conv_state_out), 0, "QDJ", 'f', "o-s", "conv_state_in"},
+        {"state_out", GT_AT(state_out), 0, "QHPN", 'f', "o-s", "state_in"},
+        {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
+        {"tokens", GT_AT(tokens), 0, "B", 'i', "--i", NULL},
+        {"commit", GT_AT(commit), 0, "B", 'i', "--i", NULL},
         {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii", NULL},
         {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii", NULL},
         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHP", 'x', "-I", NULL},
@@ -95,9 +105,9 @@ GT_API const gt_op *gt_op_conv_ssd(void) {
                              sizes,
                              tensors,
                              gt_conv_ssd_resolve,
-                             GT_CALLS(conv_ssd, NULL),
+                             GT_CALLS(conv_ssd, gt_call_conv_ssd_step),
                              {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes),
-                              GT_AT(segments), GT_AT(seq_capacity), 0, GT_AT(state_in_shared), 0},
+                              GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared), 0},
                              GT_NO_SECOND};
     return &op;
 }

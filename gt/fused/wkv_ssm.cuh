@@ -12,6 +12,7 @@
  *     backward    wkv6's states and ssd's, unless they are saved, and what ssd makes of z; wkv6's G; ssd's G; ssd's
  *                 chunks, and dz where it comes last; wkv6's chunks; one launch for the sums of both, or two where they
  *                 are more than four
+ *     step        ssd's; wkv6's, which runs beside it and waits for it at its own end, so that the stream keeps its order
  * Results are those of the two calls, bit for bit with the same segments. */
 #ifndef GT_FUSED_WKV_SSM_CUH
 #define GT_FUSED_WKV_SSM_CUH
@@ -124,6 +125,26 @@ static inline gt_status call(gt_pass pass, const gt_wkv_ssm_args* args, gt_strea
     return status != GT_OK ? status : enqueue(pass, both, stream);
 }
 
+/* The last launch must not be refused when the first one runs. */
+static inline gt_status check_grid(const gt_wkv_ssm_args& a) {
+    const int64_t blocks = gt_times(gt_times(a.B, a.wkv6.H), (a.wkv6.V + 63) / 64);
+    if (blocks <= INT32_MAX) return GT_OK;
+    return gt_fail(GT_ERROR_SIZE, "B = %lld, wkv6.H = %lld: %lld blocks exceed a grid", (long long)a.B,
+                   (long long)a.wkv6.H, (long long)blocks);
+}
+
+/* Neither kernel waits for the other, but at its end: ssd's first, which is the longer one in models. */
+static inline gt_status step(const gt_wkv_ssm_args* args, gt_stream stream) {
+    gt_wkv_ssm_args a;
+    Chain chain = {stream};
+    gt_status status = prepare(GT_STEP, args, &a);
+    if (status == GT_OK) status = check_grid(a);
+    if (status == GT_OK) status = gt_ssd_step_in(&a.ssd, &chain);
+    if (status == GT_OK) status = gt_wkv6_step_in(&a.wkv6, &chain);
+    gt_enter(GT_DEVICE, gt_op_wkv_ssm()->name, GT_STEP); /* messages name this call again */
+    return status;
+}
+
 static inline gt_status query(const gt_wkv_ssm_args* args, gt_workspace* need) {
     gt_wkv_ssm_args a;
     Both forward, backward;
@@ -151,6 +172,9 @@ static inline gt_status path(const gt_wkv_ssm_args* args, char* text, size_t byt
         status = gt_fail(GT_ERROR_NULL, text ? "bytes = 0: no room for a text" : "text is NULL");
     if (status != GT_OK) return status;
     a.wkv6.saved = a.ssd.saved = a.saved;
+    a.wkv6.slots = a.wkv6.tokens = a.wkv6.commit = nullptr;
+    a.ssd.slots = a.ssd.tokens = a.ssd.commit = nullptr;
+    a.wkv6.slot_capacity = a.ssd.slot_capacity = 0;
     PathText to(text, bytes);
     for (const auto& p : passes) {
         if ((status = gt_wkv6_pass_path(p.pass, &a.wkv6, words, sizeof words)) != GT_OK) return status;
@@ -158,6 +182,12 @@ static inline gt_status path(const gt_wkv_ssm_args* args, char* text, size_t byt
         if ((status = gt_ssd_pass_path(p.pass, &a.ssd, words, sizeof words)) != GT_OK) return status;
         to.add(", ssd "), to.add(words);
     }
+    if (!is_path_of_step(a)) return GT_OK;
+    a.wkv6.state_in = a.ssd.state_in = nullptr;
+    if ((status = gt_ssd_pass_path(GT_STEP, &a.ssd, words, sizeof words)) != GT_OK) return status;
+    to.add("; step: ssd "), to.add(words);
+    if ((status = gt_wkv6_pass_path(GT_STEP, &a.wkv6, words, sizeof words)) != GT_OK) return status;
+    to.add(", wkv6 "), to.add(words);
     return GT_OK;
 }
 

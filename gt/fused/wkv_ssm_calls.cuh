@@ -17,6 +17,9 @@ GT_API gt_status gt_wkv_ssm_forward(const gt_wkv_ssm_args* args, gt_stream strea
 GT_API gt_status gt_wkv_ssm_backward(const gt_wkv_ssm_args* args, gt_stream stream) {
     return gt::wkv_ssm::call(GT_BACKWARD, args, stream);
 }
+GT_API gt_status gt_wkv_ssm_step(const gt_wkv_ssm_args* args, gt_stream stream) {
+    return gt::wkv_ssm::step(args, stream);
+}
 GT_API gt_status gt_wkv_ssm_workspace(const gt_wkv_ssm_args* args, gt_workspace* need) {
     gt_no_answer(need);
     return gt::wkv_ssm::query(args, need);
@@ -42,6 +45,10 @@ GT_API gt_status gt_wkv_ssm_forward(const gt_wkv_ssm_args *args, gt_stream strea
 GT_API gt_status gt_wkv_ssm_backward(const gt_wkv_ssm_args *args, gt_stream stream) {
     (void)args, (void)stream;
     return gt_no_cuda(gt_op_wkv_ssm(), GT_BACKWARD);
+}
+GT_API gt_status gt_wkv_ssm_step(const gt_wkv_ssm_args *args, gt_stream stream) {
+    (void)args, (void)stream;
+    return gt_no_cuda(gt_op_wkv_ssm(), GT_STEP);
 }
 GT_API gt_status gt_wkv_ssm_workspace(const gt_wkv_ssm_args *args, gt_workspace *need) {
     (void)args;

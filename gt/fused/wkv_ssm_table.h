@@ -24,18 +24,20 @@ extern "C" {
                        {"accumulate", a->accumulate},                                                                  \
                        {"segments", a->segments},                                                                      \
                        {"seq_capacity", a->seq_capacity},                                                              \
+                       {"slot_capacity", a->slot_capacity},                                                            \
                        {"saved_bytes", (int64_t)(a->saved_bytes != 0)},                                                \
                        {"workspace_bytes", (int64_t)(a->workspace_bytes != 0)},                                        \
-                       {"slot_capacity", a->slot_capacity},                                                            \
                        {"pieces", a->pieces}};                                                                         \
         const struct {                                                                                                 \
             const char *name;                                                                                          \
             const void *value;                                                                                         \
         } pointers[] = {{"cu_seqlens", a->cu_seqlens},                                                                 \
                         {"seq_count", a->seq_count},                                                                   \
+                        {"slots", a->slots},                                                                           \
+                        {"tokens", a->tokens},                                                                         \
+                        {"commit", a->commit},                                                                         \
                         {"saved", a->saved},                                                                           \
                         {"workspace", a->workspace},                                                                   \
-                        {"slots", a->slots},                                                                           \
                         {"decay_out", a->decay_out},                                                                   \
                         {"piece_states", a->piece_states},                                                             \
                         {"piece_decays", a->piece_decays},                                                             \
@@ -43,11 +45,11 @@ extern "C" {
         for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)                                                \
             if (numbers[i].value)                                                                                      \
                 return gt_fail(GT_ERROR_VALUE, "%s is set: of wkv_ssm it must be 0 here%s", numbers[i].name,           \
-                               i < 9 ? ", it stands in gt_wkv_ssm_args" : "");                                         \
+                               i < 10 ? ", it stands in gt_wkv_ssm_args" : "");                                        \
         for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)                                              \
             if (pointers[i].value)                                                                                     \
                 return gt_fail(GT_ERROR_VALUE, "%s is set: of wkv_ssm it must be NULL here%s", pointers[i].name,       \
-                               i < 4 ? ", it stands in gt_wkv_ssm_args" : "");                                         \
+                               i < 7 ? ", it stands in gt_wkv_ssm_args" : "");                                         \
         return GT_OK;                                                                                                  \
     }
 
@@ -60,7 +62,8 @@ GT_WKV_SSM_CHECK_ZEROS(ssd)
     ((one)->B = (all)->B, (one)->T = (all)->T, (one)->dtype = (all)->dtype,                                            \
      (one)->state_in_shared = (all)->state_in_shared, (one)->accumulate = (all)->accumulate,                           \
      (one)->segments = (all)->segments, (one)->cu_seqlens = (all)->cu_seqlens, (one)->seq_count = (all)->seq_count,    \
-     (one)->seq_capacity = (all)->seq_capacity)
+     (one)->seq_capacity = (all)->seq_capacity, (one)->slots = (all)->slots,                                           \
+     (one)->slot_capacity = (all)->slot_capacity, (one)->tokens = (all)->tokens, (one)->commit = (all)->commit)
 
 /* The inner structs as the two operators' own calls have them, but for saved and workspace. */
 static inline void gt_wkv_ssm_share(gt_wkv_ssm_args *a) {
@@ -90,13 +93,14 @@ static gt_status gt_wkv_ssm_resolve_parts(gt_wkv_ssm_args *a, gt_pass pass, gt_d
 
 static gt_status gt_wkv_ssm_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_wkv_ssm_args *a = (gt_wkv_ssm_args *)filled;
-    gt_recurrence f = {a->B, a->T, a->segments,   a->seq_capacity, 0,   a->state_in_shared,
-                       NULL, NULL, a->cu_seqlens, a->seq_count,    NULL};
+    gt_recurrence f = {a->B, a->T,          a->segments,  a->seq_capacity, a->slot_capacity, a->state_in_shared, NULL,
+                       NULL, a->cu_seqlens, a->seq_count, a->slots,        a->tokens,        a->commit};
     const gt_status status = gt_resolve_recurrent(&f, pass, dims);
     return status != GT_OK ? status : gt_wkv_ssm_resolve_parts(a, pass, dims);
 }
 
 GT_WRAP_CALLS(wkv_ssm)
+GT_WRAP_PASS(wkv_ssm, step)
 
 #define GT_AT(field) offsetof(gt_wkv_ssm_args, field)
 #define GT_TENSOR(x, strided, shape, kind, use, may_equal)                                                             \
@@ -108,25 +112,28 @@ GT_API const gt_op *gt_op_wkv_ssm(void) {
                                     {'H', "wkv6.H", GT_AT(wkv6.H), 1}, {'N', "wkv6.N", GT_AT(wkv6.N), 1},
                                     {'h', "ssd.H", GT_AT(ssd.H), 1},   {'p', "ssd.P", GT_AT(ssd.P), 1},
                                     {'n', "ssd.N", GT_AT(ssd.N), 1},   {0, NULL, 0, 0}};
-    static const gt_tensor tensors[] = {GT_STRIDED(wkv6.r, "BTHN", 'x', "II"),
-                                        GT_STRIDED(wkv6.k, "BTHN", 'x', "II"),
-                                        GT_STRIDED(wkv6.w, "BTHN", 'w', "II"),
-                                        GT_STRIDED(wkv6.v, "BTHV", 'x', "II"),
-                                        GT_PACKED(wkv6.u, "HN", 'f', "ii"),
+    static const gt_tensor tensors[] = {GT_STRIDED(wkv6.r, "BTHN", 'x', "III"),
+                                        GT_STRIDED(wkv6.k, "BTHN", 'x', "III"),
+                                        GT_STRIDED(wkv6.w, "BTHN", 'w', "III"),
+                                        GT_STRIDED(wkv6.v, "BTHV", 'x', "III"),
+                                        GT_PACKED(wkv6.u, "HN", 'f', "iii"),
                                         GT_PACKED(wkv6.state_in, "SHNV", 'f', "ii"),
-                                        GT_STRIDED(wkv6.y, "BTHV", 'x', "O-"),
-                                        GT_TENSOR(wkv6.state_out, 0, "QHNV", 'f', "o-", "wkv6.state_in"),
-                                        GT_STRIDED(ssd.x, "BThp", 'x', "II"),
-                                        GT_STRIDED(ssd.dt, "BTh", 'd', "II"),
-                                        GT_PACKED(ssd.A, "h", 'f', "II"),
-                                        GT_STRIDED(ssd.Bm, "BTgn", 'x', "II"),
-                                        GT_STRIDED(ssd.Cm, "BTgn", 'x', "II"),
-                                        GT_PACKED(ssd.Dskip, "hk", 'f', "ii"),
-                                        GT_STRIDED(ssd.z, "BThp", 'x', "ii"),
-                                        GT_PACKED(ssd.dt_bias, "h", 'f', "ii"),
+                                        GT_STRIDED(wkv6.y, "BTHV", 'x', "O-O"),
+                                        GT_TENSOR(wkv6.state_out, 0, "QHNV", 'f', "o-s", "wkv6.state_in"),
+                                        GT_STRIDED(ssd.x, "BThp", 'x', "III"),
+                                        GT_STRIDED(ssd.dt, "BTh", 'd', "III"),
+                                        GT_PACKED(ssd.A, "h", 'f', "III"),
+                                        GT_STRIDED(ssd.Bm, "BTgn", 'x', "III"),
+                                        GT_STRIDED(ssd.Cm, "BTgn", 'x', "III"),
+                                        GT_PACKED(ssd.Dskip, "hk", 'f', "iii"),
+                                        GT_STRIDED(ssd.z, "BThp", 'x', "iii"),
+                                        GT_PACKED(ssd.dt_bias, "h", 'f', "iii"),
                                         GT_PACKED(ssd.state_in, "Shpn", 'f', "ii"),
-                                        GT_STRIDED(ssd.y, "BThp", 'x', "Oi"),
-                                        GT_TENSOR(ssd.state_out, 0, "Qhpn", 'f', "o-", "ssd.state_in"),
+                                        GT_STRIDED(ssd.y, "BThp", 'x', "OiO"),
+                                        GT_TENSOR(ssd.state_out, 0, "Qhpn", 'f', "o-s", "ssd.state_in"),
+                                        GT_PACKED(slots, "B", 'i', "--i"),
+                                        GT_PACKED(tokens, "B", 'i', "--i"),
+                                        GT_PACKED(commit, "B", 'i', "--i"),
                                         GT_PACKED(cu_seqlens, "C", 'i', "ii"),
                                         GT_PACKED(seq_count, "E", 'i', "ii"),
                                         GT_STRIDED(wkv6.dy, "BTHV", 'x', "-I"),
@@ -158,9 +165,9 @@ GT_API const gt_op *gt_op_wkv_ssm(void) {
                              sizes,
                              tensors,
                              gt_wkv_ssm_resolve,
-                             GT_CALLS(wkv_ssm, NULL),
+                             GT_CALLS(wkv_ssm, gt_call_wkv_ssm_step),
                              {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes),
-                              GT_AT(segments), GT_AT(seq_capacity), 0, GT_AT(state_in_shared), 0},
+                              GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared), 0},
                              {"ssd.dt_dtype", GT_AT(ssd.dt_dtype)}};
     return &op;
 }

@@ -12,7 +12,7 @@
  *     check(a)         refuses sizes that the kernels do not take
  *     Choice           what choose(a, pass, device) decides: the kernels of a pass
  *     plan_forward(a, choice, device), plan_backward(a, choice, device)
- *     step(a, device, stream)  the launch of gt_OP_step
+ *     step(a, device, stream)  the launch of gt_OP_step; stream: a Stream
  * A call chooses once, then plans once.  A plan is const afterwards, and has all that its launches need:
  *     sequences           of the call
  *     unused              what clear_unused() clears, by a launch with the name CLEAR
@@ -106,11 +106,17 @@ static inline gt_status call_forward(const typename Operator::Args* args, gt_str
 
 /* A step needs neither workspace nor what forward has saved. */
 template <class Operator>
-static inline gt_status call_step(const typename Operator::Args* args, gt_stream stream) {
+static inline gt_status call_step_on(const typename Operator::Args* args, typename Operator::Stream& stream) {
     typename Operator::Args a;
     Device device;
     const gt_status status = prepare<Operator>(GT_STEP, args, &a, &device);
     return status != GT_OK ? status : Operator::step(a, device, stream);
+}
+
+template <class Operator>
+static inline gt_status call_step(const typename Operator::Args* args, gt_stream stream) {
+    typename Operator::Stream on = {stream};
+    return call_step_on<Operator>(args, on);
 }
 
 template <class Operator>

@@ -23,6 +23,7 @@
  * a decay is kept as expm1(a).  Any other decay is one number, 1 + expm1(a): rounding it changes 1 - decay by 2^-19 of
  * its value at most.
  *
+ * STATE.  It stays in registers for all tokens, and is stored when the last token to commit is done.
  * REGISTERS: 32 numbers of the state, or 64; B, C, x and z of the token at hand and of the next one.
  * SHARED MEMORY: none.
  * BYTES a row: the state once each way, 8 N.  A token and row, bf16: x, y (z) 2 each; a token and warp: B and C 4 N, from
@@ -47,7 +48,7 @@ constexpr float NEAR_ONE = 0x1p-6f;
 
 struct StepParams {
     int64_t B, H;
-    int T, P, N;
+    int P, N;
     gt_dtype dtype, dt_dtype;
     DeltaRule rule;
     int skip_per_channel;
@@ -56,8 +57,7 @@ struct StepParams {
     void* y;
     float* state; /* [slot_capacity,H,P,N] */
     gt_stride x_stride, dt_stride, Bm_stride, Cm_stride, z_stride, y_stride;
-    const int32_t* slots;
-    int64_t slot_capacity;
+    StepElements elements;
     int64_t strands;
     Divider by_strand, by_head, by_group; /* blocks of a strand and of a head; heads of a group */
 };
@@ -86,11 +86,22 @@ template <class C>
 struct StepPlace {
     int64_t b;
     int h, g;
+    int block_row;    /* first row of the block */
     int lane;         /* among the lanes of a row */
     int first, other; /* rows of the lane's ROWS: the first HALF begin with `first`, the rest with `other` */
     int held;         /* first row whose y the lane holds */
     bool writes;      /* y, which its neighbours hold, too */
 
+    /* The warp's rows begin with `tile`. */
+    GT_METHOD void take_rows(int tile) {
+        lane = lane_id() % C::LANES;
+        const bool is_upper = lane >= C::HALF_LANES;
+        const int group = tile + lane_id() / C::LANES * C::ROWS;
+        first = group + (is_upper ? C::HALF : 0);
+        other = group + (is_upper ? 0 : C::HALF);
+        held = first + lane % C::HALF_LANES / C::SAME * C::HELD;
+        writes = lane % C::SAME == 0;
+    }
     GT_METHOD int row(int i) const { return i < C::HALF ? first + i : other + i - C::HALF; }
     GT_METHOD int column(int v) const { return 4 * lane + 4 * C::LANES * v; }
 };
@@ -126,7 +137,7 @@ struct StepInputs {
     Piece<T, C::HALF> x, other;
     Piece<T, 1> z[C::HELD];
 
-    GT_METHOD StepInputs(const StepParams& p, const StepPlace<C>& s)
+    GT_METHOD StepInputs(const StepParams& p, const StepPlace<C>& s, const StepElement&)
         : B_at(p.Bm, p.dtype, offset_of(p.Bm_stride, s.b, 0, s.g) + s.column(0)),
           C_at(p.Cm, p.dtype, offset_of(p.Cm_stride, s.b, 0, s.g) + s.column(0)),
           x_at(p.x, p.dtype, offset_of(p.x_stride, s.b, 0, s.h) + s.first),
@@ -134,6 +145,8 @@ struct StepInputs {
           z_at(p.z, p.dtype, offset_of(p.z_stride, s.b, 0, s.h) + s.held) {
         load(p, s);
     }
+    /* Runs when the loads of the state are in flight, and before the first token. */
+    GT_METHOD void begin(const StepParams&, const StepPlace<C>&) {}
     GT_METHOD void load(const StepParams& p, const StepPlace<C>& s) {
         GT_UNROLL
         for (int v = 0; v < C::VECS; v++) {
@@ -181,27 +194,33 @@ GT_DEV void sum_lanes(float (&sums)[C::ROWS], int lane) {
     for (int k = 0; k < C::HELD; k++) sums[k] = half[k];
 }
 
-/* All tokens of the warp's rows of one batch element. */
+/* y = 0 of tokens t ... T-1.  y_at: at token t. */
 template <class T, class C>
-GT_DEV void step_rows(const StepParams& p, const StepPlace<C>& s) {
+GT_DEV void clear_rows(const StepParams& p, TokenCursor<T> y_at, int t, int writes) {
+    for (; t < p.elements.T; t++, y_at.move(p.y_stride.t)) {
+        GT_UNROLL
+        for (int k = 0; k < C::HELD; k++)
+            if (k < writes) y_at.store(k, 0.0f);
+    }
+}
+
+/* All tokens of the warp's rows of one batch element.  Inputs: StepInputs, or a type with its members (conv_ssd). */
+template <class T, class Inputs, class Params, class C>
+GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
     constexpr bool VECTORS = !std::is_same<T, AnyType>::value;
-    const int64_t row = p.slots ? p.slots[s.b] : s.b;
+    const StepElement element(p.elements, s.b);
     const float A = p.A[s.h], bias = p.dt_bias ? p.dt_bias[s.h] : 0.0f;
     uint32_t dt = 0; /* lane t: dt of token t */
-    if (lane_id() < p.T) dt = load_bits(p.dt, p.dt_dtype, offset_of(p.dt_stride, s.b, lane_id(), s.h));
-    StepInputs<T, C> inputs(p, s);
+    if (lane_id() < p.elements.T) dt = load_bits(p.dt, p.dt_dtype, offset_of(p.dt_stride, s.b, lane_id(), s.h));
+    Inputs inputs(p, s, element);
     TokenCursor<T> y_at(p.y, p.dtype, offset_of(p.y_stride, s.b, 0, s.h) + s.held);
     const int writes =
         s.writes ? p.P - s.held : 0; /* how many of the held rows the lane stores, if not more than HELD */
-    if (row < 0 || row >= p.slot_capacity) {
-        for (int t = 0; t < p.T; t++, y_at.move(p.y_stride.t)) {
-            GT_UNROLL
-            for (int k = 0; k < C::HELD; k++)
-                if (k < writes) y_at.store(k, 0.0f);
-        }
+    if (element.is_skipped(p.elements)) {
+        clear_rows<T, C>(p, y_at, 0, writes);
         return;
     }
-    float* const state = p.state + ((row * p.H + s.h) * p.P) * p.N;
+    float* const state = p.state + ((element.row * p.H + s.h) * p.P) * p.N;
     float h[C::ROWS][C::COLUMNS];
     GT_UNROLL
     for (int i = 0; i < C::ROWS; i++) {
@@ -217,8 +236,9 @@ GT_DEV void step_rows(const StepParams& p, const StepPlace<C>& s) {
         skip[k] = 0.0f;
         if (p.Dskip && s.held + k < p.P) skip[k] = p.Dskip[p.skip_per_channel ? (int64_t)s.h * p.P + s.held + k : s.h];
     }
+    inputs.begin(p, s);
     GT_NO_UNROLL
-    for (int t = 0; t < p.T; t++) {
+    for (int t = 0; t < element.tokens; t++) {
         const float delta = shfl_idx(own.delta, t);
         float factor = shfl_idx(own.factor, t), B[C::COLUMNS], Cm[C::COLUMNS], input[C::ROWS], sums[C::ROWS];
         float held[C::HELD], gate[C::HELD];
@@ -238,7 +258,7 @@ GT_DEV void step_rows(const StepParams& p, const StepPlace<C>& s) {
             if (s.held - s.first == i / C::HELD * C::HELD) held[i % C::HELD] = x;
         }
         inputs.move(p); /* the next token is loaded where this one was */
-        if (t + 1 < p.T) inputs.load(p, s);
+        if (t + 1 < element.tokens) inputs.load(p, s);
         if (growth == FAR_OFF) { /* more than fp32 may hold, but its product with a small state fits */
             GT_NO_UNROLL
             for (int k = 0; k < 4; k++) {
@@ -259,14 +279,17 @@ GT_DEV void step_rows(const StepParams& p, const StepPlace<C>& s) {
             if (k < writes) y_at.store(k, y);
         }
         y_at.move(p.y_stride.t);
-    }
-    const int N = made_here(p.N); /* so that addresses are not kept from the loads above */
-    GT_UNROLL
-    for (int i = 0; i < C::ROWS; i++) {
+        if (t + 1 != element.commit) continue;
+        const int N = made_here(p.N); /* so that addresses are not kept from the loads above */
         GT_UNROLL
-        for (int v = 0; v < C::VECS; v++)
-            store_four<VECTORS>(state + s.row(i) * N + s.column(v), h[i] + 4 * v, s.row(i) < p.P ? N - s.column(v) : 0);
+        for (int i = 0; i < C::ROWS; i++) {
+            GT_UNROLL
+            for (int v = 0; v < C::VECS; v++)
+                store_four<VECTORS>(state + s.row(i) * N + s.column(v), h[i] + 4 * v,
+                                    s.row(i) < p.P ? N - s.column(v) : 0);
+        }
     }
+    clear_rows<T, C>(p, y_at, element.tokens, writes);
 }
 
 template <class T, int LANES, int VECS, int ROWS>
@@ -274,20 +297,16 @@ GT_KERNEL(32 * STEP_WARPS, (StepBlocks<T, VECS, ROWS>::VALUE))
 step_kernel(const GT_GRID_CONSTANT StepParams p) {
     using C = StepTraits<LANES, VECS, ROWS>;
     StepPlace<C> s;
+    release_chain(); /* in a step of wkv_ssm the kernel of wkv6 follows, and shares no memory with this one */
     int in_strand, part, in_group;
     const int strand = divide(block_x(), p.by_strand, &in_strand);
     s.h = divide(in_strand, p.by_head, &part);
     s.g = divide(s.h, p.by_group, &in_group);
-    const int tile = (part * (block_threads() / 32) + warp_id()) * C::TILE;
+    s.block_row = part * (block_threads() / 32) * C::TILE;
+    const int tile = s.block_row + warp_id() * C::TILE;
     if (tile >= p.P) return;
-    s.lane = lane_id() % LANES;
-    const bool is_upper = s.lane >= C::HALF_LANES;
-    const int group = tile + lane_id() / LANES * ROWS;
-    s.first = group + (is_upper ? C::HALF : 0);
-    s.other = group + (is_upper ? 0 : C::HALF);
-    s.held = s.first + s.lane % C::HALF_LANES / C::SAME * C::HELD;
-    s.writes = s.lane % C::SAME == 0;
-    for (s.b = strand; s.b < p.B; s.b += p.strands) step_rows<T>(p, s);
+    s.take_rows(tile);
+    for (s.b = strand; s.b < p.B; s.b += p.strands) step_rows<T, StepInputs<T, C>>(p, s);
 }
 
 /* ---- launch ---------------------------------------------------------------------------------------------------- */
@@ -298,13 +317,21 @@ static inline bool has_step_vectors(const gt_ssd_args& a) {
            has_fours(a.Bm, a.Bm_stride, a.dtype) && has_fours(a.Cm, a.Cm_stride, a.dtype);
 }
 
-template <class T, int LANES, int VECS, int ROWS>
-static inline gt_status launch_step_of(const gt_ssd_args& a, gt_stream stream) {
-    const int64_t tiles = (a.P + StepTraits<LANES, VECS, ROWS>::TILE - 1) / StepTraits<LANES, VECS, ROWS>::TILE;
-    const int64_t parts = (tiles + STEP_WARPS - 1) / STEP_WARPS, warps = (tiles + parts - 1) / parts;
+/* How the rows of a head are cut into blocks, and blocks into warps. */
+struct StepGrid {
+    int64_t parts, warps; /* blocks of a head, warps of a block */
+    StepGrid(int64_t P, int tile, int most_warps) {
+        const int64_t tiles = (P + tile - 1) / tile;
+        parts = (tiles + most_warps - 1) / most_warps;
+        warps = (tiles + parts - 1) / parts;
+    }
+};
+
+/* a: prepared; T at least 1. */
+static inline StepParams step_params_of(const gt_ssd_args& a, const StepGrid& grid) {
     StepParams p = {};
     p.B = a.B, p.H = a.H;
-    p.T = (int)a.T, p.P = (int)a.P, p.N = (int)a.N;
+    p.P = (int)a.P, p.N = (int)a.N;
     p.dtype = a.dtype, p.dt_dtype = a.dt_dtype;
     p.rule = {a.softplus, a.dt_limit, a.dt_min, a.dt_max};
     p.skip_per_channel = a.Dskip_per_channel;
@@ -313,31 +340,45 @@ static inline gt_status launch_step_of(const gt_ssd_args& a, gt_stream stream) {
     p.y = a.y, p.state = a.state_out;
     p.x_stride = a.x_stride, p.dt_stride = a.dt_stride, p.Bm_stride = a.Bm_stride, p.Cm_stride = a.Cm_stride;
     p.z_stride = a.z_stride, p.y_stride = a.y_stride;
-    p.slots = a.slots, p.slot_capacity = a.slot_capacity;
-    p.strands = a.T > 0 ? strands(a.B, a.H * parts, INT32_MAX) : 0;
-    p.by_strand = divide_by((int)(a.H * parts)), p.by_head = divide_by((int)parts);
+    p.elements = step_elements_of(a);
+    p.strands = strands(a.B, a.H * grid.parts, INT32_MAX);
+    p.by_strand = divide_by((int)(a.H * grid.parts)), p.by_head = divide_by((int)grid.parts);
     p.by_group = divide_by((int)(a.H / a.G));
-    return run("ssd step_kernel", step_kernel<T, LANES, VECS, ROWS>, p.strands * a.H * parts, 32 * (unsigned)warps, 0,
-               stream, p);
+    return p;
 }
 
-/* The kernel that handles N.  From 5 tokens on with twice the rows, where every multiprocessor still gets 8 warps. */
-template <class T>
-static inline gt_status launch_step_with(const gt_ssd_args& a, const Device& device, gt_stream stream) {
-    if (a.N <= 16) return launch_step_of<T, 4, 1, 8>(a, stream);
-    if (a.N <= 32) return launch_step_of<T, 8, 1, 8>(a, stream);
-    if (a.N <= 64) return launch_step_of<T, 16, 1, 8>(a, stream);
+/* launch(StepTraits) of the kernel that handles N.  From 5 tokens on with twice the rows, where every multiprocessor
+ * still gets 8 warps. */
+template <class T, class Launch>
+static inline gt_status with_step_size(const gt_ssd_args& a, const Device& device, const Launch& launch) {
+    if (a.N <= 16) return launch(StepTraits<4, 1, 8>());
+    if (a.N <= 32) return launch(StepTraits<8, 1, 8>());
+    if (a.N <= 64) return launch(StepTraits<16, 1, 8>());
     if constexpr (!std::is_same<T, AnyType>::value) {
         const double warps = (double)a.B * (double)a.H * (double)a.P / (a.N <= 128 ? 16 : 8);
         if (a.T > 4 && warps >= 8.0 * device.multiprocessors)
-            return a.N <= 128 ? launch_step_of<T, 16, 2, 8>(a, stream) : launch_step_of<T, 32, 2, 8>(a, stream);
+            return a.N <= 128 ? launch(StepTraits<16, 2, 8>()) : launch(StepTraits<32, 2, 8>());
     }
-    return a.N <= 128 ? launch_step_of<T, 16, 2, 4>(a, stream) : launch_step_of<T, 32, 2, 4>(a, stream);
+    return a.N <= 128 ? launch(StepTraits<16, 2, 4>()) : launch(StepTraits<32, 2, 4>());
 }
 
-static inline gt_status launch_step(const gt_ssd_args& a, const Device& device, gt_stream stream) {
-    if (!has_step_vectors(a)) return launch_step_with<AnyType>(a, device, stream);
-    return with_activations(a.dtype, [&](auto type) { return launch_step_with<decltype(type)>(a, device, stream); });
+template <class T>
+static inline gt_status launch_step_with(const gt_ssd_args& a, const Device& device, Chain& chain) {
+    return with_step_size<T>(a, device, [&](auto traits) {
+        using C = decltype(traits);
+        const StepGrid grid(a.P, C::TILE, STEP_WARPS);
+        const StepParams p = step_params_of(a, grid);
+        return run("ssd step_kernel", step_kernel<T, C::LANES, C::VECS, C::ROWS>, p.strands * a.H * grid.parts,
+                   32 * (unsigned)grid.warps, 0, chain, p);
+    });
+}
+
+/* A template, so that who includes the file for its device code does not compile the kernels again. */
+template <class Stream>
+static inline gt_status launch_step(const gt_ssd_args& a, const Device& device, Stream& chain) {
+    if (a.T == 0) return GT_OK;
+    if (!has_step_vectors(a)) return launch_step_with<AnyType>(a, device, chain);
+    return with_activations(a.dtype, [&](auto type) { return launch_step_with<decltype(type)>(a, device, chain); });
 }
 
 } /* namespace ssd */

@@ -138,7 +138,7 @@ struct Operator {
     }
     static constexpr auto plan_forward = wkv6::plan_forward;
     static constexpr auto plan_backward = wkv6::plan_backward;
-    static gt_status step(const Args& a, const Device&, gt_stream stream) { return launch_step(a, stream); }
+    static gt_status step(const Args& a, const Device&, Chain& chain) { return launch_step(a, chain); }
     template <bool REVERSE>
     static SegmentPlan<REVERSE> plan_segment(const Args& a, const Choice& choice, const Device&) {
         return wkv6::plan_segment<REVERSE>(a, choice);

@@ -7,7 +7,8 @@
  *     lanes move a row in 16-byte pieces.  A block moves SLOTS = THREADS / LANES rows at a time.  A lane has ROWS rows,
  *     SLOTS apart.  N = V = 64: 16 lanes, 128 threads, 8 rows each.
  * grid B * H * tiles of columns; one launch, no workspace.
- * registers: 4 ROWS numbers of the state (8 to 64), for all tokens of the call.
+ * registers: 4 ROWS numbers of the state (8 to 64), for all tokens of the call.  They are stored when the last
+ *     token to commit is done.
  * shared, for TOKENS tokens at a time: (r, k, keep, factor) of every row, v, and the partial sums of y of every warp.
  *     N = V = 64: 2.3 KB at one token, 9 KB at 4.  N = V = 256: 25 KB.
  * bytes of a head: the state once each way, 8 N V (32 KB at N = V = 64); v and y once; r, k and w once a tile.
@@ -31,8 +32,7 @@ struct StepParams {
     void* y;
     gt_stride y_stride;
     float* state; /* [slot_capacity,H,N,V] */
-    const int32_t* slots;
-    int64_t slot_capacity;
+    StepElements elements;
     Divider by_tiles, by_H;
 };
 
@@ -220,30 +220,29 @@ GT_DEV void store_step_outputs(const StepParams& p, const StepShared<C>& shared,
     }
 }
 
-/* y of an element whose row is not in the pool. */
+/* y = 0 of tokens first ... T-1. */
 template <class C>
-GT_DEV void clear_step_outputs(const StepParams& p, int64_t b, int64_t h, int column0) {
+GT_DEV void clear_step_outputs(const StepParams& p, int64_t b, int64_t h, int first, int column0) {
     const int j = column0 + thread_id() % C::COLUMNS;
     if (j >= p.in.V) return;
-    for (int64_t t = thread_id() / C::COLUMNS; t < p.in.sequences.T; t += C::COLUMN_STEP)
+    for (int t = first + thread_id() / C::COLUMNS; t < p.elements.T; t += C::COLUMN_STEP)
         store_as(p.y, p.in.dtype, offset_of(p.y_stride, b, t, h) + j, 0.0f);
 }
 
 template <class C, bool IS_ALIGNED>
-GT_KERNEL(C::THREADS, C::BLOCKS)
-step_kernel(const GT_GRID_CONSTANT StepParams p) {
+GT_DEV void step_block(const StepParams& p) {
     const Problem& in = p.in;
     int tile, h;
     const int b = divide(divide(block_x(), p.by_tiles, &tile), p.by_H, &h), column0 = tile * C::COLUMNS;
-    const int64_t row = p.slots ? p.slots[b] : b;
-    if (row < 0 || row >= p.slot_capacity) {
-        clear_step_outputs<C>(p, b, h, column0);
+    const StepElement element(p.elements, b);
+    if (element.is_skipped(p.elements)) {
+        clear_step_outputs<C>(p, b, h, 0, column0);
         return;
     }
-    const int T = C::TOKENS == 1 ? 1 : (int)in.sequences.T, lane = lane_id() % C::LANES, slot = thread_id() / C::LANES;
+    const int T = C::TOKENS == 1 ? 1 : element.tokens, lane = lane_id() % C::LANES, slot = thread_id() / C::LANES;
     const int n = thread_id() % C::MOST_ROWS;
     const StepShared<C> shared(T < C::TOKENS ? T : C::TOKENS);
-    float* state = p.state + (row * in.H + h) * ((int64_t)in.N * in.V);
+    float* state = p.state + (element.row * in.H + h) * ((int64_t)in.N * in.V);
     StepInputs<C> inputs;
     float s[4 * C::ROWS];
     inputs.load(p, b, h, 0, T < C::TOKENS ? T : C::TOKENS, column0);
@@ -259,19 +258,32 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
             inputs.load(p, b, h, first + C::TOKENS, left < C::TOKENS ? left : C::TOKENS, column0);
         }
         GT_NO_UNROLL
-        for (int token = 0; token < tokens; token++) step_token<C>(shared, token, slot, lane, s);
-        if (is_last) store_step_state<C, IS_ALIGNED>(state, in, slot, column0 + 4 * lane, s);
+        for (int token = 0; token < tokens; token++) {
+            step_token<C>(shared, token, slot, lane, s);
+            if (first + token + 1 == element.commit)
+                store_step_state<C, IS_ALIGNED>(state, in, slot, column0 + 4 * lane, s);
+        }
         sync_threads();
         store_step_outputs<C>(p, shared, b, h, first, tokens, column0);
-        if (is_last) return;
+        if (is_last) break;
         sync_threads();
     }
+    if (C::TOKENS > 1) clear_step_outputs<C>(p, b, h, T, column0);
+}
+
+/* In a step of wkv_ssm this kernel follows the one of ssd and shares no memory with it.  So it waits for that kernel only
+ * at its end: later work on the stream then comes after both. */
+template <class C, bool IS_ALIGNED>
+GT_KERNEL(C::THREADS, C::BLOCKS)
+step_kernel(const GT_GRID_CONSTANT StepParams p) {
+    step_block<C, IS_ALIGNED>(p);
+    wait_for_chain();
 }
 
 /* ---- launch ------------------------------------------------------------------------------------------------- */
 
 template <int LANES, int MOST_ROWS>
-static gt_status launch_step(const gt_wkv6_args& a, StepParams p, gt_stream stream) {
+static gt_status launch_step(const gt_wkv6_args& a, StepParams p, Chain& chain) {
     using One = StepTraits<LANES, MOST_ROWS, 1>;
     using More = StepTraits<LANES, MOST_ROWS, 4>;
     const int64_t tiles = (a.V + One::COLUMNS - 1) / One::COLUMNS, tokens = a.T < More::TOKENS ? a.T : More::TOKENS;
@@ -280,27 +292,27 @@ static gt_status launch_step(const gt_wkv6_args& a, StepParams p, gt_stream stre
     void (*const kernel)(StepParams) = !is_aligned ? step_kernel<More, false>
                                        : a.T == 1  ? step_kernel<One, true>
                                                    : step_kernel<More, true>;
-    return run("wkv6 step_kernel", kernel, a.B * a.H * tiles, One::THREADS, (size_t)(tokens * One::TOKEN_BYTES), stream,
+    return run("wkv6 step_kernel", kernel, a.B * a.H * tiles, One::THREADS, (size_t)(tokens * One::TOKEN_BYTES), chain,
                p);
 }
 
 template <int LANES>
-static gt_status launch_step(const gt_wkv6_args& a, const StepParams& p, gt_stream stream) {
-    if (a.N <= 32) return launch_step<LANES, 32>(a, p, stream);
-    if (a.N <= 64) return launch_step<LANES, 64>(a, p, stream);
-    if (a.N <= 128) return launch_step<LANES, 128>(a, p, stream);
-    return launch_step<LANES, 256>(a, p, stream);
+static gt_status launch_step(const gt_wkv6_args& a, const StepParams& p, Chain& chain) {
+    if (a.N <= 32) return launch_step<LANES, 32>(a, p, chain);
+    if (a.N <= 64) return launch_step<LANES, 64>(a, p, chain);
+    if (a.N <= 128) return launch_step<LANES, 128>(a, p, chain);
+    return launch_step<LANES, 256>(a, p, chain);
 }
 
-static inline gt_status launch_step(const gt_wkv6_args& a, gt_stream stream) {
+static inline gt_status launch_step(const gt_wkv6_args& a, Chain& chain) {
     static_assert(MAX_SIZE == 256, "the largest N that a kernel here takes");
     if (a.T == 0) return GT_OK;
     StepParams p = {};
     p.in = problem_of(a);
     p.y = a.y, p.y_stride = a.y_stride;
     p.state = a.state_out;
-    p.slots = a.slots, p.slot_capacity = a.slot_capacity;
-    return a.V <= 32 ? launch_step<8>(a, p, stream) : launch_step<16>(a, p, stream);
+    p.elements = step_elements_of(a);
+    return a.V <= 32 ? launch_step<8>(a, p, chain) : launch_step<16>(a, p, chain);
 }
 
 } /* namespace wkv6 */

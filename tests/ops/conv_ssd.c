@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-TEST_TWINS_OF_ROWS(conv_ssd)
+TEST_TWINS_OVER_TIME(conv_ssd)
 
 /* ---- arguments ------------------------------------------------------------------------------- */
 
@@ -83,13 +83,17 @@ static void settle_channel(const test_case *c, test_values *in, const double *st
 static void settle(const test_case *c, test_values *in) {
     const gt_conv_ssd_args *a = &c->args.conv_ssd;
     const int64_t D = a->H * a->P + 2 * (a->G ? a->G : 1) * a->N, J = a->W - 1;
-    const double *states = *test_array_of(in, c, "conv_state_in");
+    const double *pool = *test_array_of(in, c, "conv_state_out"),
+                 *slots = *test_array_of(in, c, "slots"); /* of a step */
+    const double *states = pool ? pool : *test_array_of(in, c, "conv_state_in");
     if ((a->dtype != GT_BF16 && a->dtype != GT_F16) || !*test_array_of(in, c, "xBC")) return;
     const int64_t count = test_is_packed(c) ? test_sequences(c, in) : a->B;
     for (int64_t s = 0; s < count; s++) {
         const int64_t first = test_is_packed(c) ? test_sequence_at(c, in, s) : s * a->T;
         const int64_t end = test_is_packed(c) ? test_sequence_at(c, in, s + 1) : first + a->T;
-        const double *state = states ? states + (a->state_in_shared ? 0 : s * D * J) : NULL;
+        const int64_t row = a->state_in_shared ? 0 : slots ? (int64_t)slots[s] : s;
+        if (slots && (row < 0 || row >= a->slot_capacity)) continue;
+        const double *state = states ? states + row * D * J : NULL;
         for (int64_t d = 0; d < D; d++) settle_channel(c, in, state ? state + d * J : NULL, first, end, d, D);
     }
 }
@@ -201,6 +205,38 @@ static const test_case sizes[] = {
     {CONV_SSD(.H = 2, .P = 64, .N = 112, .W = 4, .softplus = 1), .name = "sweep", .absent = "z dz"},
     {.op = NULL}};
 
+/* For the kernels of steps, as in ssd: both sides of all sizes of columns; rows that fill warps and blocks or not;
+ * widths 2 to 4; threads that have several tokens, several channels, or nothing to convolve. */
+static const test_case steps[] = {
+    {CONV_SSD(.B = 4, .H = 2, .P = 8, .N = 4, .W = 4, .softplus = 1), .name = "steps"},
+    {CONV_SSD(.B = 2, .H = 3, .P = 5, .N = 1, .W = 2), .name = "steps", .absent = "bias"},
+    {CONV_SSD(.B = 3, .H = 4, .P = 68, .N = 16, .W = 4, .G = 2, .softplus = 1, .Dskip_per_channel = 1),
+     .name = "steps"},
+    {CONV_SSD(.B = 3, .H = 2, .P = 7, .N = 15, .W = 3, .softplus = 1), .name = "steps"},
+    {CONV_SSD(.B = 3, .H = 2, .P = 36, .N = 20, .W = 4, .softplus = 1, LIMITS), .name = "steps"},
+    {CONV_SSD(.B = 2, .H = 2, .P = 33, .N = 31, .W = 4, .G = 2), .name = "steps", .absent = "z"},
+    {CONV_SSD(.B = 3, .H = 4, .P = 24, .N = 64, .W = 4, .G = 2, .softplus = 1), .name = "steps"},
+    {CONV_SSD(.B = 2, .H = 2, .P = 17, .N = 50, .W = 2, .softplus = 1), .name = "steps",
+     .absent = "Dskip dt_bias bias"},
+    {CONV_SSD(.B = 3, .H = 2, .P = 80, .N = 128, .W = 4, .softplus = 1), .name = "steps"},
+    {CONV_SSD(.B = 3, .H = 6, .P = 32, .N = 128, .W = 4, .G = 3, .softplus = 1, .Dskip_per_channel = 1),
+     .name = "steps", .absent = "z"},
+    {CONV_SSD(.B = 2, .H = 1, .P = 9, .N = 127, .W = 3, .softplus = 1), .name = "steps"},
+    {CONV_SSD(.B = 2, .H = 2, .P = 64, .N = 256, .W = 4, .G = 2, .softplus = 1), .name = "steps"},
+    {CONV_SSD(.B = 2, .H = 2, .P = 4, .N = 132, .W = 4, .softplus = 1), .name = "steps"},
+    {CONV_SSD(.B = 2, .H = 1, .P = 6, .N = 250, .W = 4, .softplus = 1), .name = "steps"},
+    {.op = NULL}};
+
+#define STEP_KERNELS(type)                                                                                             \
+    "conv_ssd::step_kernel<" type ", 4, 1, 8>", "conv_ssd::step_kernel<" type ", 8, 1, 8>",                            \
+        "conv_ssd::step_kernel<" type ", 16, 1, 8>", "conv_ssd::step_kernel<" type ", 16, 2, 4>",                      \
+        "conv_ssd::step_kernel<" type ", 32, 2, 4>", "conv_ssd::columns_kernel<" type ">"
+#define WIDE_STEP_KERNELS(type) "conv_ssd::step_kernel<" type ", 16, 2, 8>", "conv_ssd::step_kernel<" type ", 32, 2, 8>"
+static const char *const step_kernels[] = {STEP_KERNELS("float"),        STEP_KERNELS("gt::bf16"),
+                                           STEP_KERNELS("gt::f16"),      STEP_KERNELS("gt::ssm::AnyType"),
+                                           WIDE_STEP_KERNELS("float"),   WIDE_STEP_KERNELS("gt::bf16"),
+                                           WIDE_STEP_KERNELS("gt::f16"), NULL};
+
 /* More than 65535 of what a grid may count. */
 static const test_case many[] = {{CONV_SSD(.B = 70000, .T = 2, .H = 1, .P = 2, .N = 2, .W = 3), .name = "many"},
                                  {.op = NULL}};
@@ -264,8 +300,10 @@ static test_case conv_case(const test_case *c) {
                                  .dtype = a->dtype,
                                  .activation = GT_ACT_SILU,
                                  .state_in_shared = a->state_in_shared,
-                                 .seq_capacity = a->seq_capacity};
-    const test_case made = {.op = "conv1d", .name = c->name, .packed = c->packed, .args.conv1d = conv};
+                                 .seq_capacity = a->seq_capacity,
+                                 .slot_capacity = a->slot_capacity};
+    const test_case made = {
+        .op = "conv1d", .name = c->name, .packed = c->packed, .drafts = c->drafts, .args.conv1d = conv};
     return made;
 }
 
@@ -289,9 +327,14 @@ static test_case ssd_case(const test_case *c) {
                              .Dskip_per_channel = a->Dskip_per_channel,
                              .state_in_shared = a->state_in_shared,
                              .segments = a->segments,
-                             .seq_capacity = a->seq_capacity};
-    const test_case made = {
-        .op = "ssd", .name = c->name, .packed = c->packed, .args.ssd = ssd, .absent = ssd_absent(c)};
+                             .seq_capacity = a->seq_capacity,
+                             .slot_capacity = a->slot_capacity};
+    const test_case made = {.op = "ssd",
+                            .name = c->name,
+                            .packed = c->packed,
+                            .drafts = c->drafts,
+                            .args.ssd = ssd,
+                            .absent = ssd_absent(c)};
     return made;
 }
 
@@ -303,23 +346,27 @@ static void give_conv(const test_case *conv, test_values *to, gt_pass pass, cons
                                            {"state_in", "conv_state_in"},
                                            {"cu_seqlens", "cu_seqlens"},
                                            {"seq_count", "seq_count"},
+                                           {"slots", "slots"},
+                                           {"tokens", "tokens"},
+                                           {"commit", "commit"},
+                                           {"state_out", "conv_state_out"},
                                            {"dstate_out", "conv_dstate_out"}};
     memset(to, 0, sizeof *to);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (strcmp(names[i][0], "dstate_out") || pass == GT_BACKWARD)
+        if (test_is_input(test_tensor_of(conv, names[i][0]), pass))
             give(conv, to, names[i][0], pass, c, in, names[i][1]);
 }
 
 static void give_ssd(const test_case *ssd, test_values *to, gt_pass pass, const test_case *c, test_values *in,
                      const double *rows) {
-    static const char *const names[] = {"dt",         "z",         "A",  "Dskip",      "dt_bias", "state_in",
-                                        "cu_seqlens", "seq_count", "dy", "dstate_out", NULL};
+    static const char *const names[] = {"dt",       "z",          "A",         "Dskip",      "dt_bias",
+                                        "state_in", "cu_seqlens", "seq_count", "slots",      "tokens",
+                                        "commit",   "state_out",  "dy",        "dstate_out", NULL};
     const gt_ssd_args *a = &ssd->args.ssd;
     const int64_t G = a->G ? a->G : 1, x = a->H * a->P, B = G * a->N, count = a->B * a->T;
     memset(to, 0, sizeof *to);
     for (int i = 0; names[i]; i++)
-        if (pass == GT_BACKWARD || (strcmp(names[i], "dy") && strcmp(names[i], "dstate_out")))
-            give(ssd, to, names[i], pass, c, in, names[i]);
+        if (test_is_input(test_tensor_of(ssd, names[i]), pass)) give(ssd, to, names[i], pass, c, in, names[i]);
     test_set_array(to, ssd, "x", columns_of(rows, count, x + 2 * B, 0, x));
     test_set_array(to, ssd, "Bm", columns_of(rows, count, x + 2 * B, x, B));
     test_set_array(to, ssd, "Cm", columns_of(rows, count, x + 2 * B, x + B, B));
@@ -456,6 +503,27 @@ static void decoding_agrees(const test_runner *r, const test_case *given, double
     test_free(&conv_in), test_free(&conv_out), test_free(&ssd_in), test_free(&ssd_out);
 }
 
+/* A step has the bits of steps of conv1d and of ssd, on packed arrays or not. */
+static void step_agrees(const test_runner *r, const test_case *c) {
+    test_case packed_case = *c;
+    packed_case.layout = TEST_PACKED;
+    packed_case.in_place = 0;
+    const test_case conv = conv_case(&packed_case), ssd = ssd_case(&packed_case);
+    test_values in, whole, conv_in, conv_out, ssd_in, ssd_out, expected = {{NULL}};
+    test_inputs(c, GT_STEP, &in);
+    test_run(r, c, GT_STEP, &in, TEST_ALL, &whole);
+    give_conv(&conv, &conv_in, GT_STEP, c, &in);
+    test_run(r, &conv, GT_STEP, &conv_in, TEST_ALL, &conv_out);
+    give_ssd(&ssd, &ssd_in, GT_STEP, c, &in, *test_array_of(&conv_out, &conv, "y"));
+    test_run(r, &ssd, GT_STEP, &ssd_in, TEST_ALL, &ssd_out);
+    take(&conv, &conv_out, "state_out", c, &expected, "conv_state_out");
+    take(&ssd, &ssd_out, "y", c, &expected, "y");
+    take(&ssd, &ssd_out, "state_out", c, &expected, "state_out");
+    test_same(r, c, GT_STEP, "steps of conv1d and ssd", &whole, &expected, 0);
+    test_free(&in), test_free(&whole), test_free(&expected);
+    test_free(&conv_in), test_free(&conv_out), test_free(&ssd_in), test_free(&ssd_out);
+}
+
 static const test_property properties[] = {{"the bits of the two calls", TEST_MEDIUM, two_calls_agree},
                                            {"a call, then steps of the two operators", TEST_MEDIUM, decoding_agrees},
                                            {NULL, TEST_TINY, NULL}};
@@ -565,6 +633,10 @@ static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, "", "z dz " NO_STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 128),
     ROW(TEST_BF16, "z", NO_STATES, .B = 8, .T = 4096, .H = 64, .P = 64, .N = 128),
     ROW(TEST_BF16, "z", NO_STATES, .B = 64, .T = 256, .H = 8, .P = 64, .N = 64),
+    ROW(TEST_BF16, "G8", "z dz", .B = 1, .T = 1, .H = 128, .P = 64, .N = 128, .G = 8),
+    ROW(TEST_BF16, "G8", "z dz", .B = 8, .T = 1, .H = 128, .P = 64, .N = 128, .G = 8),
+    ROW(TEST_BF16, "G8", "z dz", .B = 64, .T = 1, .H = 128, .P = 64, .N = 128, .G = 8),
+    ROW(TEST_BF16, "G8", "z dz", .B = 256, .T = 1, .H = 128, .P = 64, .N = 128, .G = 8),
     {{.op = NULL}, 0}};
 
 static const test_bench_draw draws[] = {TEST_SSM_DRAWS, {"weight", {0, 0, 0.5f}}, {NULL, {0, 0, 0}}};
@@ -573,10 +645,9 @@ static const test_bench_cut cuts[] = {{"B", 1}, {NULL, 0}};
 /* ---- the operator ---------------------------------------------------------------------------- */
 
 const test_op test_op_conv_ssd = {
-    TEST_OVER_ROWS(conv_ssd),
+    TEST_OVER_TIME(conv_ssd),
     .reads_y = AT(conv_ssd, reads_y),
     .terms = terms,
-    .packed = packed,
     .optional_size = {AT(conv_ssd, G), 2},
     .large = {CONV_SSD(.B = 1, .T = 130, .H = 5, .P = 64, .N = 32, .W = 4, .softplus = 1, .segments = 1)},
     .set_fill = set_fill,
@@ -590,6 +661,9 @@ const test_op test_op_conv_ssd = {
     .kernels = {{0, 1e-5, 3.2e-3, 1e-3}, {0, 1e-5, 2.5e-3, 5e-4}, {0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 4e-3, 1e-3}, 2},
     .sums_of_few = "conv_dstate_in",
     .properties = properties,
+    .steps = steps,
+    .step_kernels = step_kernels,
+    .check_step = step_agrees,
     /* as in conv1d: the gradient of its state is added last, where one call adds that of each token in turn */
     .split_tolerance = {[GT_F32] = 1e-6, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-8},
     .more_times = more_times,

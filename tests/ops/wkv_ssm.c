@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-TEST_TWINS_OF_ROWS(wkv_ssm)
+TEST_TWINS_OVER_TIME(wkv_ssm)
 
 /* ---- arguments ------------------------------------------------------------------------------- */
 
@@ -39,6 +39,8 @@ static const test_field fields[] = {TEST_FIELD(wkv_ssm, wkv6.V, 'v'),
         BAD(wkv_ssm, part.saved, 'l', 64, GT_ERROR_VALUE, #part ".saved is set"),                                      \
         BAD(wkv_ssm, part.workspace, 'l', 64, GT_ERROR_VALUE, #part ".workspace is set"),                              \
         BAD(wkv_ssm, part.slots, 'l', 64, GT_ERROR_VALUE, #part ".slots is set"),                                      \
+        BAD(wkv_ssm, part.tokens, 'l', 64, GT_ERROR_VALUE, #part ".tokens is set"),                                    \
+        BAD(wkv_ssm, part.commit, 'l', 64, GT_ERROR_VALUE, #part ".commit is set"),                                    \
         BAD(wkv_ssm, part.decay_out, 'l', 64, GT_ERROR_VALUE, #part ".decay_out is set"),                              \
         BAD(wkv_ssm, part.piece_states, 'l', 64, GT_ERROR_VALUE, #part ".piece_states is set"),                        \
         BAD(wkv_ssm, part.piece_decays, 'l', 64, GT_ERROR_VALUE, #part ".piece_decays is set"),                        \
@@ -164,6 +166,14 @@ static const test_case sizes[] = {
     {BOTH(OF(.H = 1, .N = 20, .V = 12), OF(.H = 2, .P = 12, .N = 20, .softplus = 1)), .name = "sweep"},
     {.op = NULL}};
 
+/* For steps; the kernels of either have cases of their own. */
+static const test_case steps[] = {
+    {BOTH(OF(.H = 2, .N = 8, .V = 12), OF(.H = 4, .P = 8, .N = 16, .G = 2, .softplus = 1), .B = 4), .name = "steps"},
+    {BOTH(OF(.H = 3, .N = 64), OF(.H = 2, .P = 64, .N = 128, .softplus = 1), .B = 3), .name = "steps"},
+    {BOTH(OF(.H = 1, .N = 31, .decay = GT_DECAY_LOG), OF(.H = 3, .P = 5, .N = 33), .B = 2), .name = "steps",
+     .absent = NO_GATE},
+    {.op = NULL}};
+
 static const test_case many[] = {
     {BOTH(OF(.H = 1, .N = 2), OF(.H = 1, .P = 2, .N = 2), .B = 70000, .T = 2), .name = "many"},
     {BOTH(OF(.H = 70000, .N = 2), OF(.H = 70000, .P = 2, .N = 2, .G = 70000), .B = 1, .T = 2), .name = "many"},
@@ -218,6 +228,7 @@ static test_case one_of(const test_case *c, int is_ssd, char *absent, size_t byt
     cut_names(c->absent, is_ssd ? "ssd." : "wkv6.", absent, bytes);
     one.absent = absent;
     one.packed = c->packed;
+    one.drafts = c->drafts;
     if (is_ssd) {
         one.args.ssd = a->ssd;
     } else {
@@ -229,6 +240,7 @@ static test_case one_of(const test_case *c, int is_ssd, char *absent, size_t byt
     test_set_flag(&one, test_table(&one)->fields.state_in_shared, a->state_in_shared);
     memcpy((char *)&one.args + test_table(&one)->fields.segments, &a->segments, sizeof a->segments);
     memcpy((char *)&one.args + test_table(&one)->fields.seq_capacity, &a->seq_capacity, sizeof a->seq_capacity);
+    test_set_slots(&one, a->slot_capacity);
     return one;
 }
 
@@ -277,6 +289,24 @@ static void parts_agree(const test_runner *r, const test_case *c, double toleran
     }
 }
 
+/* A step has the bits of a step of each. */
+static void step_parts_agree(const test_runner *r, const test_case *c) {
+    test_values in, out;
+    test_inputs(c, GT_STEP, &in);
+    test_run(r, c, GT_STEP, &in, TEST_ALL, &out);
+    for (int is_ssd = 0; is_ssd < 2; is_ssd++) {
+        char absent[256];
+        const test_case one = one_of(c, is_ssd, absent, sizeof absent);
+        test_values part_in, part_out, alone;
+        take_part(c, &one, is_ssd, &in, &part_in);
+        take_part(c, &one, is_ssd, &out, &part_out);
+        test_run(r, &one, GT_STEP, &part_in, TEST_ALL, &alone);
+        test_same(r, &one, GT_STEP, "in a step of both", &part_out, &alone, 0);
+        test_free(&alone);
+    }
+    test_free(&in), test_free(&out);
+}
+
 /* ---- the formulas: those of the two operators -------------------------------------------------- */
 
 static double part_formula(const formula *f, const char *tensor, int64_t i, int64_t j, int64_t k, int64_t l) {
@@ -323,12 +353,22 @@ static const char *const launched[] = {"wkv6::forward_tensor_kernel",
 #define ROW(types, w, s, ...)                                                                                          \
     { {BOTH(w, s, __VA_ARGS__), .name = "", .absent = NO_GATE " " NO_STATES}, types }
 
+/* A step: the shapes in which each is timed alone. */
+#define STEP_ROW(batch)                                                                                                \
+    {                                                                                                                  \
+        {BOTH(OF(.H = 32, .N = 64), OF(.H = 128, .P = 64, .N = 128, .G = 8, .softplus = 1), .T = 1, batch),            \
+         .name = "G8", .absent = NO_GATE},                                                                             \
+            TEST_BF16                                                                                                  \
+    }
+
 static const test_bench_row host_rows[] = {
     ROW(TEST_F32 | TEST_BF16, OF(.H = 4, .N = 32), OF(.H = 4, .P = 64, .N = 64, .softplus = 1), .B = 8, .T = 256),
     {{.op = NULL}, 0}};
 static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, OF(.H = 4, .N = 32), OF(.H = 4, .P = 64, .N = 64, .softplus = 1), .B = 64, .T = 256),
     ROW(TEST_BF16, OF(.H = 32, .N = 64), OF(.H = 64, .P = 64, .N = 128, .softplus = 1), .B = 8, .T = 4096),
+    STEP_ROW(.B = 1),
+    STEP_ROW(.B = 64),
     {{.op = NULL}, 0}};
 static const test_bench_draw draws[] = {{"wkv6.w", {0, -6, 1}},
                                         {"wkv6.r wkv6.k wkv6.v wkv6.u", {0, 0, 0.5f}},
@@ -342,9 +382,8 @@ static const test_bench_cut cuts[] = {{"B", 1}, {NULL, 0}};
 /* ---- the operator ---------------------------------------------------------------------------- */
 
 const test_op test_op_wkv_ssm = {
-    TEST_OVER_ROWS(wkv_ssm),
+    TEST_OVER_TIME(wkv_ssm),
     .reads_y = AT(wkv_ssm, ssd.reads_y),
-    .packed = packed,
     .optional_size = {AT(wkv_ssm, ssd.G), 2},
     /* Of ssd x, z, y and their gradients have more than 2^31 elements; those of wkv6 have a fifth of that, since all of
      * them would not fit into 139 GiB, and its own case has them. */
@@ -356,6 +395,8 @@ const test_op test_op_wkv_ssm = {
     /* those of wkv6 and ssd */
     .kernels = {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1},
     .properties = properties,
+    .steps = steps,
+    .check_step = step_parts_agree,
     .more_times = more_times,
     .launched = launched,
     .bench_draws = draws,

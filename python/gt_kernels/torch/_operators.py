@@ -113,7 +113,8 @@ def _operator(name, tensors, outputs, options="", sizes="", own_gradient="", der
     if "segments" in fields:
         options += (("segments", "int"),)
     sizes = dict(text.split("=") for text in sizes.split())
-    return Operator(name, struct, tensors, options, outputs, fields, sizes, hasattr(c, f"gt_{name}_step"),
+    has_steps = hasattr(c, f"gt_{name}_step") and sum(t.is_state for t in tensors) == 1  # steps of two states: in C alone
+    return Operator(name, struct, tensors, options, outputs, fields, sizes, has_steps,
                     "saved" in fields, own_gradient, derive)
 
 

@@ -1,0 +1,464 @@
+/* gt/fused/conv_ssd_step.cuh - conv_ssd step: 1 to 16 new tokens of every batch element.  Both states lie in slots and
+ * are updated in place, in two launches and without workspace.
+ *
+ *     c = silu(bias + sum_k weight_k e_{t+k})      e: the W - 1 inputs of the convolution's state, then the tokens
+ *     h <- exp(Delta A) h + Delta x B^T            y = (h C + Dskip x) silu(z)           x, B, C = slices of c
+ *
+ * LAUNCH 1, step_kernel.  It runs the code of gt/ssd/step.cuh: the same tile, state, sums and order.  Only x, B and C
+ * come from shared memory.  A block has up to 8 warps of one head and batch element.
+ *   1. Each thread issues the loads of its item of the convolution (state, weights, bias, 2 tokens), then those of its
+ *      rows of h.  Only the addresses of states wait for another load: the slot.
+ *   2. The block convolves the 2 N columns of B and C of its group, and its own rows of x.  It rounds them to dtype and
+ *      leaves them in shared memory.  An item is all tokens of 2 neighbouring channels: N + rows / 2 items a block.
+ *   3. After one barrier its warps go on alone, token by token.
+ * The block alone reads the convolution's state of its own rows of x, and the item's thread writes it.
+ * LAUNCH 2, columns_kernel.  All blocks of a group read the states of the columns of B and C.  This kernel writes them
+ * when launch 1 is complete.  It is enqueued ahead (Chain) and loads all that it needs before it waits.
+ *
+ * Sums of the convolution have the order of gt_conv1d_step.  So gt_conv1d_step and gt_ssd_step give the same
+ * bits, and a result depends on its own inputs alone.
+ *
+ * The kernels for a dtype load 2 channels at once: W = 4, P and N multiples of 4, all aligned.  The kernel for AnyType
+ * has items of one channel.  It takes any width, strides and alignment, and gives the same bits.
+ *
+ * REGISTERS: as ssd's step.  Before the barrier an item has 8 of weights, 2 of bias, 6 of state and 2 tokens, beside 32
+ *     numbers of h.
+ * SHARED MEMORY: T (2 N + rows of the block) elements.  N = 128, 64 rows, bf16: 640 bytes a token; at most 36 KB.
+ * BYTES a block, in addition to ssd's step, W = 4.  A row of x: 12 of state each way, 20 of parameters.  A column of B or
+ *     C: 32, mostly from L2; 8 KB at N = 128, where 64 rows of h have 32 KB each way.
+ * ISSUE SLOTS of an item of one token: 7 loads, 8 multiply-adds, 2 SiLU, 1 store.  Launch 2, a thread of 2 channels:
+ *     4 loads and 3 stores. */
+#ifndef GT_FUSED_CONV_SSD_STEP_CUH
+#define GT_FUSED_CONV_SSD_STEP_CUH
+
+#include "../conv1d/problem.cuh"
+#include "../ssd/step.cuh"
+#include "conv_ssd.h"
+
+namespace gt {
+namespace conv_ssd {
+
+using namespace ssm;
+using conv1d::HALO;
+using conv1d::TAPS;
+
+constexpr int COLUMN_BLOCK = 128; /* threads of columns_kernel */
+
+/* Warps of a block, at most: 8 have 64 rows of 128 columns.  Two blocks on a multiprocessor leave 128 registers a
+ * thread, or 168 of 5 warps: 8 rows a thread, fp32 and AnyType need more than 128. */
+template <class T, int ROWS>
+constexpr int STEP_WARPS = sizeof(T) == 2 && ROWS == 4 ? 8 : 5;
+
+/* Blocks of a multiprocessor, at least: 64 numbers of h in fp32 need more than 168 registers. */
+template <class T, int VECS, int ROWS>
+constexpr int STEP_BLOCKS = std::is_same<T, float>::value&& VECS* ROWS > 8 ? 1 : 2;
+
+/* The convolution's arguments, for both kernels. */
+struct ConvInputs {
+    const void* xBC;
+    gt_stride stride;
+    gt_dtype dtype;
+    const float *weight, *bias;
+    float* state; /* [slot_capacity,D,W-1] */
+    int64_t D;
+    int T, W;
+
+    /* Index of token t of channel d in xBC. */
+    GT_METHOD int64_t at(int64_t b, int t, int64_t d) const { return b * stride.b + t * stride.t + d * stride.h; }
+};
+
+struct StepParams : ssd::StepParams {
+    ConvInputs conv;
+    int64_t first_B, first_C; /* channels of column 0 of group 0 */
+    int units;                /* of VEC channels, that a block convolves; one of fewer rows has fewer */
+};
+
+/* ---- launch 1: an item of the convolution ---------------------------------------------------- */
+
+/* Tokens as loaded, and state and parameters of the channels: 2 neighbours of type T, W = 4. */
+template <class T>
+struct ItemLoads {
+    static constexpr int VEC = 2, BATCH = 2; /* channels; tokens that are loaded together */
+    using Shared = T;                        /* as c lies in shared memory */
+    using Token = Vec<T, 2>;
+    Token token[BATCH];
+    float2 state[HALO], bias;
+    float4 weight[VEC];
+
+    GT_METHOD static Token element(const ConvInputs& in, int64_t at) {
+        return ldg<Token>(static_cast<const T*>(in.xBC) + at);
+    }
+    GT_METHOD static int first_tap(const ConvInputs&) { return 0; }
+    GT_METHOD void load_parameters(const ConvInputs& in, int64_t d) {
+        GT_UNROLL
+        for (int v = 0; v < VEC; v++) weight[v] = ldg<float4>(in.weight + (d + v) * TAPS);
+        bias = {0.0f, 0.0f};
+        if (in.bias) bias = ldg<float2>(in.bias + d);
+    }
+    GT_METHOD void load_state(const ConvInputs&, const float* from) {
+        GT_UNROLL
+        for (int i = 0; i < HALO; i++) state[i] = ldg<float2>(from + 2 * i);
+    }
+    GT_METHOD static float value(const ConvInputs&, const Token& x, int v) { return x.get(v); }
+    GT_METHOD float weight_of(int k, int v) const {
+        const float4& w = weight[v];
+        return k == 0 ? w.x : k == 1 ? w.y : k == 2 ? w.z : w.w;
+    }
+    GT_METHOD float bias_of(int v) const { return v ? bias.y : bias.x; }
+    GT_METHOD float state_of(int k, int v) const {
+        const int i = HALO * v + k;
+        return i % 2 ? state[i / 2].y : state[i / 2].x;
+    }
+    GT_METHOD static void store_state(const ConvInputs&, float* to, const float (&e)[HALO][2]) {
+        GT_UNROLL
+        for (int i = 0; i < 2 * HALO; i += 2)
+            stg<float2>(to + i, {e[i % HALO][i / HALO], e[(i + 1) % HALO][(i + 1) / HALO]});
+    }
+    GT_METHOD static void share(const ConvInputs&, uint32_t address, const float (&sum)[2]) {
+        float c[2];
+        GT_UNROLL
+        for (int v = 0; v < 2; v++) c[v] = conv1d::output_of_sum<T>(true, sum[v]);
+        Vec<T, 2> packed;
+        packed.set(c);
+        sts<Vec<T, 2>>(address, packed);
+    }
+};
+
+/* One channel of any dtype, any width.  Tap k of W is tap k + TAPS - W of TAPS. */
+template <>
+struct ItemLoads<AnyType> {
+    static constexpr int VEC = 1, BATCH = 2;
+    using Shared = float;
+    using Token = uint32_t;
+    Token token[BATCH];
+    float state[HALO], weight[TAPS], bias;
+
+    GT_METHOD static Token element(const ConvInputs& in, int64_t at) { return load_bits(in.xBC, in.dtype, at); }
+    GT_METHOD static int first_tap(const ConvInputs& in) { return TAPS - in.W; }
+    GT_METHOD void load_parameters(const ConvInputs& in, int64_t d) {
+        const int first = first_tap(in);
+        GT_UNROLL
+        for (int k = 0; k < TAPS; k++) weight[k] = k >= first ? in.weight[d * in.W + k - first] : 0.0f;
+        bias = in.bias ? in.bias[d] : 0.0f;
+    }
+    GT_METHOD void load_state(const ConvInputs& in, const float* from) {
+        const int first = first_tap(in);
+        GT_UNROLL
+        for (int k = 0; k < HALO; k++) state[k] = k >= first ? from[k - first] : 0.0f;
+    }
+    GT_METHOD static float value(const ConvInputs& in, Token x, int) { return value_of_bits(x, in.dtype); }
+    GT_METHOD float weight_of(int k, int) const { return weight[k]; }
+    GT_METHOD float bias_of(int) const { return bias; }
+    GT_METHOD float state_of(int k, int) const { return state[k]; }
+    GT_METHOD static void store_state(const ConvInputs& in, float* to, const float (&e)[HALO][1]) {
+        const int first = first_tap(in);
+        GT_UNROLL
+        for (int k = 0; k < HALO; k++)
+            if (k >= first) to[k - first] = e[k][0];
+    }
+    GT_METHOD static void share(const ConvInputs& in, uint32_t address, const float (&sum)[1]) {
+        float c =
+            in.dtype == GT_F32 ? conv1d::output_of_sum<float>(true, sum[0]) : conv1d::output_of_sum<bf16>(true, sum[0]);
+        if (in.dtype == GT_BF16) c = unpack_bf16_lo(pack_bf16(c, 0.0f));
+        if (in.dtype == GT_F16) c = unpack_f16_lo(pack_f16(c, 0.0f));
+        sts<float>(address, c);
+    }
+};
+
+/* Rounded columns of one token in shared memory: B, C, then the block's rows of x. */
+struct SharedRow {
+    int N, x, pitch; /* columns of B, and of C; where x begins; elements of a row */
+    GT_METHOD SharedRow(const StepParams& p, int rows) : N((p.N + 3) / 4 * 4), x(2 * N), pitch(2 * N + rows) {}
+};
+
+/* All tokens of VEC channels of one batch element. */
+template <class T>
+struct Item {
+    using Loads = ItemLoads<T>;
+    static constexpr int VEC = Loads::VEC, BATCH = Loads::BATCH;
+    Loads loads;
+    int64_t b, d;
+    float* state;
+    int column;  /* in a row of shared memory; -1: the item does not exist */
+    bool writes; /* whether the state is the block's to write */
+
+    /* rows: of the block. */
+    template <class C>
+    GT_METHOD void place(const StepParams& p, const ssd::StepPlace<C>& s, int unit, int rows) {
+        const SharedRow row(p, rows);
+        const int channel = unit * VEC, x = channel - 2 * p.N; /* x: of the block's rows */
+        writes = x >= 0;
+        d = writes           ? (int64_t)s.h * p.P + s.block_row + x
+            : channel >= p.N ? p.first_C + (int64_t)s.g * p.N + channel - p.N
+                             : p.first_B + (int64_t)s.g * p.N + channel;
+        column = writes ? row.x + x : channel >= p.N ? row.N + channel - p.N : channel;
+        if (unit >= p.units || s.block_row + x >= p.P) column = -1;
+        b = s.b;
+    }
+    GT_METHOD void load_tokens(const StepParams& p, int t) {
+        GT_UNROLL
+        for (int i = 0; i < BATCH; i++)
+            if (t + i < p.conv.T) loads.token[i] = Loads::element(p.conv, p.conv.at(b, t + i, d));
+    }
+    /* The state comes last: its address waits for the slot. */
+    GT_METHOD void load(const StepParams& p, const StepElement& element) {
+        if (column < 0) return;
+        load_tokens(p, 0);
+        loads.load_parameters(p.conv, d);
+        state = p.conv.state + (element.row * p.conv.D + d) * (p.conv.W - 1);
+        if (!element.is_skipped(p.elements)) loads.load_state(p.conv, state);
+    }
+    /* The element's tokens into shared memory.  pitch: of its rows. */
+    GT_METHOD void convolve(const StepParams& p, const StepElement& element, int pitch) {
+        if (column < 0) return;
+        constexpr uint32_t SIZE = sizeof(typename Loads::Shared);
+        const int first_tap = Loads::first_tap(p.conv);
+        float e[HALO][VEC];
+        GT_UNROLL
+        for (int k = 0; k < HALO; k++) {
+            GT_UNROLL
+            for (int v = 0; v < VEC; v++) e[k][v] = loads.state_of(k, v);
+        }
+        uint32_t to = smem_base() + SIZE * (uint32_t)column;
+        GT_NO_UNROLL
+        for (int t = 0; t < element.tokens; t += BATCH) {
+            float x[BATCH][VEC];
+            GT_UNROLL
+            for (int i = 0; i < BATCH; i++) {
+                GT_UNROLL
+                for (int v = 0; v < VEC; v++)
+                    x[i][v] = t + i < element.tokens ? Loads::value(p.conv, loads.token[i], v) : 0.0f;
+            }
+            load_tokens(p, t + BATCH); /* in flight while these are convolved */
+            GT_UNROLL
+            for (int i = 0; i < BATCH; i++) {
+                if (t + i >= element.tokens) break;
+                float sum[VEC];
+                GT_UNROLL
+                for (int v = 0; v < VEC; v++) {
+                    sum[v] = loads.bias_of(v);
+                    GT_UNROLL
+                    for (int k = 0; k < TAPS; k++)
+                        if (k >= first_tap)
+                            sum[v] = fma_rn(loads.weight_of(k, v), k < HALO ? e[k < HALO ? k : 0][v] : x[i][v], sum[v]);
+                    GT_UNROLL
+                    for (int k = 0; k < HALO - 1; k++) e[k][v] = e[k + 1][v];
+                    e[HALO - 1][v] = x[i][v];
+                }
+                Loads::share(p.conv, to, sum);
+                to += SIZE * (uint32_t)pitch;
+                if (writes && t + i + 1 == element.commit) Loads::store_state(p.conv, state, e);
+            }
+        }
+    }
+};
+
+/* ---- launch 1: what ssd's step reads ---------------------------------------------------------- */
+
+/* COUNT neighbours of a row in shared memory.  valid: how many of them exist; of a dtype's own type all or none. */
+template <class T, int COUNT>
+struct SharedPiece {
+    Vec<T, COUNT> bits = {};
+    GT_METHOD void load(uint32_t from, int valid) {
+        if (valid > 0) bits = lds<Vec<T, COUNT>>(from);
+    }
+    GT_METHOD float get(int i) const { return bits.get(i); }
+};
+
+template <int COUNT>
+struct SharedPiece<AnyType, COUNT> {
+    float x[COUNT];
+    GT_METHOD void load(uint32_t from, int valid) {
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) x[i] = i < valid ? lds<float>(from + 4 * (uint32_t)i) : 0.0f;
+    }
+    GT_METHOD float get(int i) const { return x[i]; }
+};
+
+/* In the place of ssd::StepInputs. */
+template <class T, class C>
+struct StepInputs {
+    static constexpr uint32_t SIZE = sizeof(typename ItemLoads<T>::Shared);
+    Item<T> item; /* the thread's first */
+    TokenCursor<T> z_at;
+    StepElement element;
+    uint32_t at; /* the token at hand in shared memory */
+    SharedPiece<T, 4> B[C::VECS], Cm[C::VECS];
+    SharedPiece<T, C::HALF> x, other;
+    Piece<T, 1> z[C::HELD];
+
+    GT_METHOD static int rows() { return block_threads() / 32 * C::TILE; }
+    GT_METHOD StepInputs(const StepParams& p, const ssd::StepPlace<C>& s, const StepElement& of)
+        : z_at(p.z, p.dtype, offset_of(p.z_stride, s.b, 0, s.h) + s.held), element(of) {
+        item.place(p, s, thread_id(), rows());
+        item.load(p, element);
+        load_gate(p, s);
+    }
+    /* Convolves.  The block meets once. */
+    GT_METHOD void begin(const StepParams& p, const ssd::StepPlace<C>& s) {
+        const int pitch = SharedRow(p, rows()).pitch;
+        item.convolve(p, element, pitch);
+        for (int unit = thread_id() + block_threads(); unit < p.units; unit += block_threads()) {
+            Item<T> more;
+            more.place(p, s, unit, rows());
+            more.load(p, element);
+            more.convolve(p, element, pitch);
+        }
+        sync_threads();
+        at = smem_base();
+        load_row(p, s);
+    }
+    GT_METHOD void load_gate(const StepParams& p, const ssd::StepPlace<C>& s) {
+        GT_UNROLL
+        for (int k = 0; k < C::HELD; k++)
+            if (p.z) z[k].load(z_at, k, p.P - s.held - k);
+    }
+    GT_METHOD void load_row(const StepParams& p, const ssd::StepPlace<C>& s) {
+        const SharedRow row(p, rows());
+        GT_UNROLL
+        for (int v = 0; v < C::VECS; v++) {
+            B[v].load(at + SIZE * (uint32_t)s.column(v), p.N - s.column(v));
+            Cm[v].load(at + SIZE * (uint32_t)(row.N + s.column(v)), p.N - s.column(v));
+        }
+        x.load(at + SIZE * (uint32_t)(row.x + s.first - s.block_row), p.P - s.first);
+        other.load(at + SIZE * (uint32_t)(row.x + s.other - s.block_row), p.P - s.other);
+    }
+    GT_METHOD void load(const StepParams& p, const ssd::StepPlace<C>& s) {
+        load_row(p, s);
+        load_gate(p, s);
+    }
+    GT_METHOD void move(const StepParams& p) {
+        z_at.move(p.z_stride.t);
+        at += SIZE * (uint32_t)SharedRow(p, rows()).pitch;
+    }
+};
+
+template <class T, int LANES, int VECS, int ROWS>
+GT_KERNEL((32 * STEP_WARPS<T, ROWS>), (STEP_BLOCKS<T, VECS, ROWS>))
+step_kernel(const GT_GRID_CONSTANT StepParams p) {
+    using C = ssd::StepTraits<LANES, VECS, ROWS>;
+    ssd::StepPlace<C> s;
+    release_chain(); /* blocks of columns_kernel may come as soon as all of these have */
+    int in_strand, part, in_group;
+    const int strand = divide(block_x(), p.by_strand, &in_strand);
+    s.h = divide(in_strand, p.by_head, &part);
+    s.g = divide(s.h, p.by_group, &in_group);
+    s.block_row = part * (block_threads() / 32) * C::TILE;
+    s.take_rows(s.block_row + warp_id() * C::TILE); /* warps without rows convolve, too */
+    for (s.b = strand; s.b < p.B; s.b += p.strands) {
+        ssd::step_rows<T, StepInputs<T, C>>(p, s);
+        if (s.b + p.strands < p.B) sync_threads(); /* before shared memory is written again */
+    }
+}
+
+/* ---- launch 2: the convolution's states of B and C -------------------------------------------- */
+
+struct ColumnParams {
+    ConvInputs conv;
+    int64_t B;
+    StepElements elements;
+    int64_t first, units; /* channel of column 0; VEC columns each, of a batch element */
+};
+
+/* A thread has VEC columns of a batch element, then of another one. */
+template <class T>
+GT_KERNEL(COLUMN_BLOCK, 4)
+columns_kernel(const GT_GRID_CONSTANT ColumnParams p) {
+    using Loads = ItemLoads<T>;
+    constexpr int VEC = Loads::VEC;
+    const ConvInputs& in = p.conv;
+    const int first_tap = Loads::first_tap(in);
+    const int64_t stride = (int64_t)grid_x() * COLUMN_BLOCK, items = p.B * p.units;
+    for (int64_t item = (int64_t)block_x() * COLUMN_BLOCK + thread_id(); item < items; item += stride) {
+        const int64_t b = item / p.units, d = p.first + item % p.units * VEC;
+        const StepElement element(p.elements, b);
+        const bool is_written = !element.is_skipped(p.elements) && element.commit > 0;
+        float* const state = in.state + (element.row * in.D + d) * (in.W - 1);
+        Loads loads = {};
+        typename Loads::Token before[HALO] = {};
+        float e[HALO][VEC];
+        GT_UNROLL
+        for (int k = 0; k < HALO; k++) {
+            const int t =
+                element.commit - HALO + k; /* the token that becomes the k-th input; before 0 it is in the state */
+            if (is_written && t >= 0 && k >= first_tap) before[k] = Loads::element(in, in.at(b, t, d));
+        }
+        if (is_written && element.commit < HALO) loads.load_state(in, state);
+        GT_UNROLL
+        for (int k = 0; k < HALO; k++) {
+            GT_UNROLL
+            for (int v = 0; v < VEC; v++) {
+                e[k][v] = Loads::value(in, before[k], v);
+                GT_UNROLL
+                for (int old = k + 1; old < HALO; old++)
+                    if (old - k == element.commit) e[k][v] = loads.state_of(old, v);
+            }
+        }
+        wait_for_chain();
+        if (is_written) Loads::store_state(in, state, e);
+    }
+}
+
+/* ---- launch ------------------------------------------------------------------------------------ */
+
+/* Whether pairs of channels, and fours of rows and columns, are neighbours and aligned in all that the kernels for a
+ * dtype move. */
+static inline bool has_step_vectors(const gt_conv_ssd_args& a) {
+    return a.W == TAPS && a.P % 4 == 0 && a.N % 4 == 0 && a.xBC_stride.h == 1 && a.xBC_stride.b % 2 == 0 &&
+           a.xBC_stride.t % 2 == 0 && (uintptr_t)a.xBC % (a.dtype == GT_F32 ? 8 : 4) == 0 && has_fours(a.state_out) &&
+           has_fours(a.weight) && (uintptr_t)a.conv_state_out % 8 == 0 && (uintptr_t)a.bias % 8 == 0;
+}
+
+static inline ConvInputs conv_inputs_of(const gt_conv_ssd_args& a) {
+    ConvInputs in = {};
+    in.xBC = a.xBC, in.stride = a.xBC_stride, in.dtype = a.dtype;
+    in.weight = a.weight, in.bias = a.bias;
+    in.state = a.conv_state_out;
+    in.D = gt_conv_ssd_channels(&a);
+    in.T = (int)a.T, in.W = (int)a.W;
+    return in;
+}
+
+template <class T, class C>
+static inline gt_status launch_step_rows(const gt_conv_ssd_args& a, const gt_ssd_args& ssd, Chain& chain) {
+    const ssd::StepGrid grid(a.P, C::TILE, STEP_WARPS<T, C::ROWS>);
+    const int threads = 32 * (int)grid.warps, rows = (int)grid.warps * C::TILE;
+    StepParams p = {};
+    static_cast<ssd::StepParams&>(p) = ssd::step_params_of(ssd, grid);
+    p.conv = conv_inputs_of(a);
+    p.first_B = a.H * a.P, p.first_C = p.first_B + a.G * a.N;
+    p.units = (2 * (int)a.N + rows) / ItemLoads<T>::VEC;
+    const size_t row_bytes =
+        (size_t)((2 * ((a.N + 3) / 4 * 4) + rows) * (int64_t)sizeof(typename ItemLoads<T>::Shared));
+    return run("conv_ssd step_kernel", step_kernel<T, C::LANES, C::VECS, C::ROWS>, p.strands * a.H * grid.parts,
+               (unsigned)threads, (size_t)a.T * row_bytes, chain, p);
+}
+
+template <class T>
+static inline gt_status launch_step_with(const gt_conv_ssd_args& a, const Device& device, Chain& chain) {
+    const gt_ssd_args ssd = gt_conv_ssd_ssd(&a, nullptr, nullptr, 0);
+    const gt_status status = ssd::with_step_size<T>(
+        ssd, device, [&](auto traits) { return launch_step_rows<T, decltype(traits)>(a, ssd, chain); });
+    if (status != GT_OK) return status;
+    ColumnParams p = {};
+    p.conv = conv_inputs_of(a);
+    p.B = a.B;
+    p.elements = step_elements_of(a);
+    p.first = a.H * a.P, p.units = 2 * a.G * a.N / ItemLoads<T>::VEC;
+    const int64_t blocks = (a.B * p.units + COLUMN_BLOCK - 1) / COLUMN_BLOCK;
+    return run("conv_ssd columns_kernel", columns_kernel<T>, blocks < INT32_MAX ? blocks : INT32_MAX, COLUMN_BLOCK, 0,
+               chain, p);
+}
+
+/* a: prepared. */
+static inline gt_status launch_step(const gt_conv_ssd_args& a, const Device& device, gt_stream stream) {
+    Chain chain = {stream};
+    if (a.T == 0) return GT_OK;
+    if (!has_step_vectors(a)) return launch_step_with<AnyType>(a, device, chain);
+    return with_activations(a.dtype, [&](auto type) { return launch_step_with<decltype(type)>(a, device, chain); });
+}
+
+} /* namespace conv_ssd */
+} /* namespace gt */
+
+#endif
