@@ -398,6 +398,12 @@ typedef struct gt_wkv6_args {
      * must not use the same row. */
     const int32_t *slots; /* in  [B] */
     int64_t slot_capacity;
+    /* step only, for speculative decoding.  tokens: how many of the T tokens element b has (NULL: T).  y is made of
+     * these, and is 0 for the others, whose inputs are not used.  commit: how many of them enter the state (NULL: all
+     * of its tokens).  The state after the first commit[b] tokens is stored, with the bits of a step of these alone;
+     * 0 leaves the row as it is.  The caller sends the tokens that it has not committed again.
+     * Where not 0 <= commit[b] <= tokens[b] <= T, the element is skipped, as one with a row outside the pool. */
+    const int32_t *tokens, *commit; /* in  [B] */
     /* segment, segment_backward, join and join_backward only: pieces of sequences, see gt_wkv6_segment. */
     float *decay_out;          /* out [B,H,N]          segment; segment_backward: may be NULL */
     int64_t pieces;            /* R, 0 = 1             join, join_backward */
@@ -512,6 +518,7 @@ typedef struct gt_ssd_args {
     int64_t seq_capacity;
     const int32_t *slots; /* step only, as in gt_wkv6_args */
     int64_t slot_capacity;
+    const int32_t *tokens, *commit; /* step only, as in gt_wkv6_args */
     /* segment, segment_backward, join and join_backward only, as in gt_wkv6_args */
     float *decay_out;          /* out [B,H] */
     int64_t pieces;            /* R, 0 = 1 */
@@ -598,6 +605,7 @@ typedef struct gt_selective_scan_args {
     int64_t seq_capacity;
     const int32_t *slots; /* step only, as in gt_wkv6_args */
     int64_t slot_capacity;
+    const int32_t *tokens, *commit; /* step only, as in gt_wkv6_args */
     void *saved;
     size_t saved_bytes;
     void *workspace;
@@ -649,6 +657,7 @@ typedef struct gt_conv1d_args {
     int64_t seq_capacity;
     const int32_t *slots; /* step only, as in gt_wkv6_args */
     int64_t slot_capacity;
+    const int32_t *tokens, *commit; /* step only, as in gt_wkv6_args */
     void *workspace;
     size_t workspace_bytes;
 } gt_conv1d_args;
