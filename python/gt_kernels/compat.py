@@ -459,13 +459,12 @@ def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, 
     function.check_pool("state", state, sizes["B"], state_batch_indices)
     dtype, shape, softplus = x.dtype, x.shape, bool(dt_softplus)
     x, B, C, z = _together(x, B, C, z)
-    rows, pool, places, slots = None, state, None, state_batch_indices
+    rows, pool, places = None, state, None
+    arrays = {"slots": state_batch_indices}
     if state.dtype != torch.float32 or not state.is_contiguous():
         rows, places, padding = _take_rows(state, state_batch_indices)
         pool = rows.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        slots = None
-        if padding is not None and sizes["B"]:  # slots in a pool of no rows are an error
-            slots = torch.arange(sizes["B"], dtype=torch.int32, device=x.device).masked_fill(padding, -1)
+        arrays = {} if padding is None else {"tokens": (~padding).to(torch.int32)}
 
     def token(tensor):
         return None if tensor is None else tensor[:, None]
@@ -476,12 +475,12 @@ def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, 
     if _is_head_wise(sizes, dt, A, dt_bias):
         skip = D[:, 0] if D is not None and _is_expanded(D, 1) else D
         y = gt.ssd_step(token(x), token(dt[..., 0]), A[:, 0, 0], groups(B), groups(C), skip, token(z),
-                        None if dt_bias is None else dt_bias[:, 0], pool, softplus=softplus, slots=slots)
+                        None if dt_bias is None else dt_bias[:, 0], pool, softplus=softplus, **arrays)
     else:
         x, dt, z = (None if tensor is None else tensor.flatten(1) for tensor in (x, dt, z))
         D, dt_bias = (None if tensor is None else tensor.flatten() for tensor in (D, dt_bias))
         y = gt.selective_scan_step(token(x), token(dt), A.flatten(0, -2), groups(B), groups(C), D, token(z), dt_bias,
-                                   pool.flatten(1, -2), softplus=softplus, slots=slots)
+                                   pool.flatten(1, -2), softplus=softplus, **arrays)
     if places is not None:
         _put_rows(state, places, rows, pool.to(state.dtype))
     elif pool is not state:
