@@ -61,7 +61,7 @@ static void conv1d_sum(const gt_conv1d_args *a, const conv1d_channel *c, const r
 
 /* ---- forward and step ------------------------------------------------------------------------ */
 
-/* One sequence of one channel.  `state` goes from the inputs before the first to the last ones. */
+/* One sequence of one channel.  `state` goes from the inputs before the first to those before s->commit. */
 static void conv1d_sequence(const gt_conv1d_args *a, const ref_sequence *s, const conv1d_channel *c, real *state) {
     int64_t J = a->W - 1;
     real e[CONV1D_E], y[CONV1D_CHUNK];
@@ -73,9 +73,10 @@ static void conv1d_sequence(const gt_conv1d_args *a, const ref_sequence *s, cons
         if (a->activation == GT_ACT_SILU)
             for (int64_t i = 0; i < n; i++) y[i] = ref_silu(y[i]);
         conv1d_store(y, a, a->y, a->y_stride, s, first, c->d, n);
+        const int64_t commit = s->commit - s->first - first;
+        if (commit >= 0 && commit <= n) memcpy(state, e + commit, (size_t)J * sizeof(real));
         memmove(e, e + n, (size_t)J * sizeof(real));
     }
-    memcpy(state, e, (size_t)J * sizeof(real));
 }
 
 static gt_status conv1d_sequences(const gt_conv1d_args *a, ref_sequences *q) {
@@ -96,14 +97,12 @@ static gt_status conv1d_run(const gt_conv1d_args *a, int step) {
     for (int64_t d = 0; d < a->D; d++) {
         conv1d_channel c = conv1d_load_channel(a, d);
         for (int64_t i = 0; i < all.count; i++) {
-            ref_sequence s = ref_sequence_at(&all, i);
-            if (step && a->slots) s.row = a->slots[i];
-            if (step && (s.row < 0 || s.row >= a->slot_capacity)) {
-                for (int64_t t = 0; t < a->T; t++) ref_store(a->y, a->dtype, ref_at(a->y_stride, s.b, t, d), 0);
-                continue;
-            }
+            const ref_sequence s = step ? ref_step_element(i, a->T, a->slots, a->slot_capacity, a->tokens, a->commit)
+                                        : ref_sequence_at(&all, i);
+            const int64_t row_in = a->state_in_shared ? 0 : s.row;
             real state[CONV1D_MAX_W];
-            int64_t row_in = a->state_in_shared ? 0 : s.row;
+            if (step) ref_clear(s.b, s.last, a->T, d, a->y, a->dtype, a->y_stride, 1);
+            if (s.row < 0) continue;
             ref_copy_state(state, step ? a->state_out : a->state_in, (row_in * a->D + d) * J, J);
             conv1d_sequence(a, &s, &c, state);
             if (a->state_out) memcpy((real *)a->state_out + (s.row * a->D + d) * J, state, (size_t)J * sizeof(real));

@@ -169,6 +169,7 @@ static inline gt_status ref_check_sequences(const int32_t *cu_seqlens, const int
 /* Where a sequence lies: tokens first ... last-1 of batch element b, its states in `row`. */
 typedef struct ref_sequence {
     int64_t b, first, last, row;
+    int64_t commit; /* the state before this token is the one to store */
 } ref_sequence;
 
 /* The sequences of a call: the elements of a batch, or, with a capacity, packed ones. */
@@ -188,17 +189,33 @@ static inline gt_status ref_find_sequences(int64_t B, int64_t T, const int32_t *
 }
 
 static inline ref_sequence ref_sequence_at(const ref_sequences *q, int64_t s) {
-    ref_sequence batch = {s, 0, q->T, s};
+    ref_sequence batch = {s, 0, q->T, s, q->T};
     if (q->capacity == 0) return batch;
-    return (ref_sequence){0, q->cu_seqlens[s], q->cu_seqlens[s + 1], s};
+    return (ref_sequence){0, q->cu_seqlens[s], q->cu_seqlens[s + 1], s, q->cu_seqlens[s + 1]};
 }
 
-/* Writes 0 to n neighbours of the tokens of a packed call that belong to no sequence. */
+/* Batch element b of a step.  One that is skipped has row -1 and no tokens. */
+static inline ref_sequence ref_step_element(int64_t b, int64_t T, const int32_t *slots, int64_t slot_capacity,
+                                            const int32_t *tokens, const int32_t *commit) {
+    const ref_sequence skipped = {b, 0, 0, -1, 0};
+    ref_sequence e = {b, 0, tokens ? tokens[b] : T, slots ? slots[b] : b, 0};
+    e.commit = commit ? commit[b] : e.last;
+    if (e.row < 0 || e.row >= slot_capacity || e.last < 0 || e.last > T || e.commit < 0 || e.commit > e.last)
+        return skipped;
+    return e;
+}
+
+/* Writes 0 to n neighbours of tokens t ... T-1 of batch element b. */
+static inline void ref_clear(int64_t b, int64_t t, int64_t T, int64_t h, void *data, gt_dtype dtype, gt_stride stride,
+                             int64_t n) {
+    for (; t < T; t++)
+        for (int64_t i = 0; i < n; i++) ref_store(data, dtype, ref_at(stride, b, t, h) + i, 0);
+}
+
+/* The same of the tokens of a packed call that belong to no sequence. */
 static inline void ref_clear_unused(const ref_sequences *q, int64_t h, void *data, gt_dtype dtype, gt_stride stride,
                                     int64_t n) {
-    int64_t t = q->capacity && data ? q->cu_seqlens[q->count] : q->T;
-    for (; t < q->T; t++)
-        for (int64_t i = 0; i < n; i++) ref_store(data, dtype, ref_at(stride, 0, t, h) + i, 0);
+    if (q->capacity && data) ref_clear(0, q->cu_seqlens[q->count], q->T, h, data, dtype, stride, n);
 }
 
 /* More than any memory has; counts that are larger came of gt_times and gt_plus. */

@@ -128,12 +128,6 @@ static void ssm_output(const gt_ssd_args *a, int64_t h, const real *state, ssm_t
 
 /* ---- forward and step ------------------------------------------------------------------------ */
 
-/* y = 0, for a step whose slot does not exist. */
-static void ssm_zero_output(const gt_ssd_args *a, int64_t b, int64_t h, ssm_token *x) {
-    memset(x->y, 0, (size_t)a->P * sizeof(real));
-    for (int64_t t = 0; t < a->T; t++) ref_store_row(a->y, a->dtype, ref_at(a->y_stride, b, t, h), x->y, a->P);
-}
-
 static int ssm_has_tokens(const gt_ssd_args *a) { return a->B > 0 && a->T > 0; }
 
 /* Forward, or a step: states of slots, in place. */
@@ -153,21 +147,21 @@ static gt_status ssm_run(const ssm_call *c, int step) {
         real *S = scratch + h * per_head;
         ssm_token x = ssm_token_in(a, S + PN);
         for (int64_t s = 0; s < c->all.count; s++) {
-            ref_sequence q = ref_sequence_at(&c->all, s);
-            if (step && a->slots) q.row = a->slots[s];
-            if (step && (q.row < 0 || q.row >= a->slot_capacity)) {
-                ssm_zero_output(a, q.b, h, &x);
-                continue;
-            }
-            int64_t row_in = a->state_in_shared ? 0 : q.row;
+            const ref_sequence q = step ? ref_step_element(s, a->T, a->slots, a->slot_capacity, a->tokens, a->commit)
+                                        : ref_sequence_at(&c->all, s);
+            const int64_t row_in = a->state_in_shared ? 0 : q.row;
+            if (step) ref_clear(q.b, q.last, a->T, h, a->y, a->dtype, a->y_stride, a->P);
+            if (q.row < 0) continue;
             ref_copy_state(S, step ? a->state_out : a->state_in, (row_in * a->H + h) * PN, PN);
-            for (int64_t t = q.first; t < q.last; t++) {
+            for (int64_t t = q.first;; t++) {
+                if (t == q.commit && a->state_out)
+                    memcpy((real *)a->state_out + (q.row * a->H + h) * PN, S, (size_t)PN * sizeof(real));
+                if (t == q.last) break;
                 ssm_load(c, q.b, t, h, &x);
                 ssm_advance(a, &x, S);
                 ssm_output(a, h, S, &x);
                 ref_store_row(a->y, a->dtype, ref_at(a->y_stride, q.b, t, h), x.y, a->P);
             }
-            if (a->state_out) memcpy((real *)a->state_out + (q.row * a->H + h) * PN, S, (size_t)PN * sizeof(real));
         }
         ref_clear_unused(&c->all, h, a->y, a->dtype, a->y_stride, a->P);
     }
@@ -647,7 +641,9 @@ static ssm_call scan_as_ssd(const gt_selective_scan_args *s) {
                         .seq_count = s->seq_count,
                         .seq_capacity = s->seq_capacity,
                         .slots = s->slots,
-                        .slot_capacity = s->slot_capacity};
+                        .slot_capacity = s->slot_capacity,
+                        .tokens = s->tokens,
+                        .commit = s->commit};
     return c;
 }
 

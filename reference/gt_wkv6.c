@@ -106,23 +106,21 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
         real *S = scratch + h * per_head;
         wkv6_token x = wkv6_token_in(a, S + NV);
         for (int64_t s = 0; s < all.count; s++) {
-            ref_sequence q = ref_sequence_at(&all, s);
-            if (step && a->slots) q.row = a->slots[s];
-            if (step && (q.row < 0 || q.row >= a->slot_capacity)) {
-                memset(x.dy, 0, (size_t)a->V * sizeof(real));
-                for (int64_t t = 0; t < a->T; t++)
-                    ref_store_row(a->y, a->dtype, ref_at(a->y_stride, q.b, t, h), x.dy, a->V);
-                continue;
-            }
-            int64_t row_in = a->state_in_shared ? 0 : q.row;
+            const ref_sequence q = step ? ref_step_element(s, a->T, a->slots, a->slot_capacity, a->tokens, a->commit)
+                                        : ref_sequence_at(&all, s);
+            const int64_t row_in = a->state_in_shared ? 0 : q.row;
+            if (step) ref_clear(q.b, q.last, a->T, h, a->y, a->dtype, a->y_stride, a->V);
+            if (q.row < 0) continue;
             ref_copy_state(S, step ? a->state_out : a->state_in, (row_in * a->H + h) * NV, NV);
-            for (int64_t t = q.first; t < q.last; t++) {
+            for (int64_t t = q.first;; t++) {
+                if (t == q.commit && a->state_out)
+                    memcpy((real *)a->state_out + (q.row * a->H + h) * NV, S, (size_t)NV * sizeof(real));
+                if (t == q.last) break;
                 wkv6_load(a, q.b, t, h, &x);
                 wkv6_output(a, h, &x, S, x.dy);
                 ref_store_row(a->y, a->dtype, ref_at(a->y_stride, q.b, t, h), x.dy, a->V);
                 wkv6_advance(a, &x, S);
             }
-            if (a->state_out) memcpy((real *)a->state_out + (q.row * a->H + h) * NV, S, (size_t)NV * sizeof(real));
         }
         ref_clear_unused(&all, h, a->y, a->dtype, a->y_stride, a->V);
     }

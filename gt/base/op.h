@@ -239,7 +239,7 @@ typedef struct gt_recurrence {
     int64_t B, T, segments, seq_capacity, slot_capacity;
     int state_in_shared;
     const float *state_in, *state_out;
-    const int32_t *cu_seqlens, *seq_count, *slots;
+    const int32_t *cu_seqlens, *seq_count, *slots, *tokens, *commit;
 } gt_recurrence;
 GT_FUNCTION gt_status gt_resolve_recurrent(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
 

@@ -93,7 +93,7 @@ GT_API gt_status gt_check_reserved(const char *field, int64_t value) {
 }
 
 /* Sets Q and S, the rows of states that are written and read, of a call that is not packed; checks what states and
- * slots allow in the pass. */
+ * the fields of steps allow in the pass. */
 static gt_status gt_resolve_states(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
     int64_t *S = &dims->n['S' - 'A'], *Q = &dims->n['Q' - 'A'];
     gt_status status;
@@ -106,9 +106,12 @@ static gt_status gt_resolve_states(const gt_recurrence *f, gt_pass pass, gt_dims
     if (pass == GT_SEGMENT_BACKWARD && f->state_in_shared)
         return gt_fail(GT_ERROR_VALUE, "state_in_shared = 1: dstate_in of a piece is not shared");
     if (pass != GT_STEP) {
-        if (f->slots || f->slot_capacity)
-            return gt_fail(GT_ERROR_VALUE, "%s is set: only the step function uses slots",
-                           f->slots ? "slots" : "slot_capacity");
+        const char *of_steps = f->slots           ? "slots"
+                               : f->slot_capacity ? "slot_capacity"
+                               : f->tokens        ? "tokens"
+                               : f->commit        ? "commit"
+                                                  : NULL;
+        if (of_steps) return gt_fail(GT_ERROR_VALUE, "%s is set: only the step function uses it", of_steps);
         return GT_OK;
     }
     if (f->state_in_shared) return gt_fail(GT_ERROR_VALUE, "state_in_shared = 1: a step updates a state per element");

@@ -179,7 +179,7 @@ static gt_status path_over_time(const gt_op* op, const PathPasses<Args>& passes,
     if (status != GT_OK) return status;
     PathText to(text, bytes);
     Args a = *args;
-    a.slots = nullptr;
+    a.slots = a.tokens = a.commit = nullptr;
     a.slot_capacity = 0;
     if ((status = path_of_two(op, passes, a, prepared, dims, to)) != GT_OK) return status;
     if (is_path_of_step(a)) {

@@ -202,8 +202,7 @@ static inline gt_status launch_step(const gt_conv1d_args& a, gt_stream stream) {
     p.y = a.y;
     p.y_stride = a.y_stride;
     p.state = a.state_out;
-    p.slots = a.slots;
-    p.slot_capacity = a.slot_capacity;
+    p.elements = step_elements_of(a);
     const bool has_rows = has_step_rows(a);
     const int64_t parts = (a.D + STEP_CHANNELS - 1) / STEP_CHANNELS, groups = (a.B + STEP_WARPS - 1) / STEP_WARPS;
     p.by_parts = divide_by((int)parts);

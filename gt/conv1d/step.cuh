@@ -32,8 +32,7 @@ struct StepParams {
     void* y;
     gt_stride y_stride;
     float* state; /* [slot_capacity,D,W-1] */
-    const int32_t* slots;
-    int64_t slot_capacity;
+    StepElements elements;
     Divider by_parts; /* of a row, 128 channels each */
 };
 
@@ -44,15 +43,16 @@ constexpr int STEP_BATCH = 4;
 template <class T, int VEC, int BATCH>
 struct StepTokens {
     const StepParams& p;
+    const StepElement& element;
     const T* x;
     T* y;
     Vec<T, VEC> loaded[BATCH];
 
-    GT_METHOD StepTokens(const StepParams& params, int64_t b, int64_t d)
-        : p(params), x(static_cast<const T*>(params.in.x) + offset_of(params.in.x_stride, b, 0, d)),
+    GT_METHOD StepTokens(const StepParams& params, const StepElement& of, int64_t b, int64_t d)
+        : p(params), element(of), x(static_cast<const T*>(params.in.x) + offset_of(params.in.x_stride, b, 0, d)),
           y(static_cast<T*>(params.y) + offset_of(params.y_stride, b, 0, d)) {}
 
-    GT_METHOD int count() const { return BATCH == 1 ? 1 : (int)p.in.T; }
+    GT_METHOD int count() const { return BATCH == 1 ? 1 : element.tokens; }
 
     /* BATCH tokens from t on, as far as there are any. */
     GT_METHOD void load(int t) {
@@ -61,10 +61,11 @@ struct StepTokens {
             if (t + i < count()) loaded[i] = ldg<Vec<T, VEC>>(x + (t + i) * p.in.x_stride.t);
     }
 
-    /* e[0 ... W-2]: the inputs before the tokens, oldest first; afterwards the last ones.  The first tokens are
-     * loaded. */
-    template <int W>
-    GT_METHOD void run(const float (&weight)[W][VEC], const float (&bias)[VEC], float (&e)[W][VEC]) {
+    /* e[0 ... W-2]: the inputs before the tokens, oldest first; store() when they are those of the state to come.  The
+     * first tokens are loaded.  y of tokens that the element does not have is 0. */
+    template <int W, class Store>
+    GT_METHOD void run(const float (&weight)[W][VEC], const float (&bias)[VEC], float (&e)[W][VEC],
+                       const Store& store) {
         const int tokens = count();
         for (int t = 0; t < tokens; t += BATCH) {
             if (t > 0) load(t);
@@ -84,21 +85,17 @@ struct StepTokens {
                 packed.set(out);
                 stg(y + (t + i) * p.y_stride.t, packed);
                 shift(e);
+                if (t + i + 1 == element.commit) store();
             }
         }
+        if (BATCH > 1) clear(tokens);
     }
 
-    /* y of an element whose row is not in the pool. */
-    GT_METHOD void clear() {
-        for (int t = 0; t < count(); t++) stg(y + t * p.y_stride.t, Vec<T, VEC>{});
+    /* y = 0 of tokens first ... T-1. */
+    GT_METHOD void clear(int first) {
+        for (int t = first; t < p.elements.T; t++) stg(y + t * p.y_stride.t, Vec<T, VEC>{});
     }
 };
-
-/* The pool row of batch element b, or -1. */
-GT_DEV int64_t step_row(const StepParams& p, int64_t b) {
-    const int64_t row = p.slots ? p.slots[b] : b;
-    return row < p.slot_capacity ? row : -1;
-}
 
 template <class T, int W>
 GT_KERNEL(THREADS, 2)
@@ -107,13 +104,13 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
     const Problem& in = p.in;
     const int64_t item = (int64_t)block_x() * THREADS + thread_id(), b = item / in.D, d = item % in.D;
     if (b >= in.B) return;
-    const int64_t row = step_row(p, b);
-    StepTokens<T, 1, STEP_BATCH> tokens(p, b, d);
-    if (row < 0) {
-        tokens.clear();
+    const StepElement element(p.elements, b);
+    StepTokens<T, 1, STEP_BATCH> tokens(p, element, b, d);
+    if (element.is_skipped(p.elements)) {
+        tokens.clear(0);
         return;
     }
-    float* state = p.state + (row * in.D + d) * J;
+    float* state = p.state + (element.row * in.D + d) * J;
     float weight[W][1], e[W][1];
     const float bias[1] = {in.bias ? in.bias[d] : 0.0f};
     GT_UNROLL
@@ -121,9 +118,10 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
     GT_UNROLL
     for (int k = 0; k < W; k++) weight[k][0] = in.weight[d * W + k];
     tokens.load(0);
-    tokens.run(weight, bias, e);
-    GT_UNROLL
-    for (int j = 0; j < J; j++) state[j] = e[j][0];
+    tokens.run(weight, bias, e, [&] {
+        GT_UNROLL
+        for (int j = 0; j < J; j++) state[j] = e[j][0];
+    });
 }
 
 /* How 4 COUNT numbers of a lane, of 32 lanes, lie in shared memory.  Piece i, of 4 numbers, is the i-th in global
@@ -178,10 +176,10 @@ step_rows_kernel(const GT_GRID_CONSTANT StepParams p) {
     const int64_t d0 = (int64_t)part * STEP_CHANNELS, d = d0 + 4 * lane_id();
     const int channels = (int)(in.D - d0 < STEP_CHANNELS ? in.D - d0 : STEP_CHANNELS); /* a multiple of 4 */
     const uint32_t weights = smem_base(), states = weights + Weights::BYTES + warp_id() * States::BYTES;
-    const int64_t row = b < in.B ? step_row(p, b) : -1;
-    const bool has_channels = 4 * lane_id() < channels, has_state = row >= 0;
-    float* state = p.state + (row * in.D + d0) * J;
-    StepTokens<T, 4, BATCH> tokens(p, b, d);
+    const StepElement element(p.elements, b < in.B ? b : 0);
+    const bool has_channels = 4 * lane_id() < channels, has_state = b < in.B && !element.is_skipped(p.elements);
+    float* state = p.state + (element.row * in.D + d0) * J;
+    StepTokens<T, 4, BATCH> tokens(p, element, b, d);
     float4 pieces[J], weight_piece = {}, bias_piece = {};
     GT_UNROLL
     for (int i = 0; i < J; i++) {
@@ -199,15 +197,15 @@ step_rows_kernel(const GT_GRID_CONSTANT StepParams p) {
     sync_threads();
     if (b >= in.B) return;
     if (!has_state) {
-        if (has_channels) tokens.clear();
+        if (has_channels) tokens.clear(0);
         return;
     }
     const float bias[4] = {bias_piece.x, bias_piece.y, bias_piece.z, bias_piece.w};
     float weight[W][4], e[W][4];
     Weights::load(weights, weight);
     States::load(states, e);
-    if (has_channels) tokens.run(weight, bias, e);
-    States::store(states, e);
+    if (has_channels) tokens.run(weight, bias, e, [&] { States::store(states, e); });
+    if (element.commit == 0) return;
     sync_warp();
     GT_UNROLL
     for (int i = 0; i < J; i++) {

@@ -20,7 +20,9 @@ static gt_status gt_conv1d_resolve(void *filled, gt_pass pass, gt_dims *dims) {
                        a->state_out,
                        a->cu_seqlens,
                        a->seq_count,
-                       a->slots};
+                       a->slots,
+                       a->tokens,
+                       a->commit};
     gt_status status;
     dims->n['J' - 'A'] = a->W - 1; /* inputs that a state holds */
     if ((status = gt_check_range(GT_ERROR_SIZE, "W", a->W, 2, 4)) ||
@@ -50,6 +52,8 @@ GT_API const gt_op *gt_op_conv1d(void) {
                                         {"y", GT_AT(y), GT_AT(y_stride), "BTD", 'x', "O-O", NULL},
                                         {"state_out", GT_AT(state_out), 0, "QDJ", 'f', "o-s", "state_in"},
                                         {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
+                                        {"tokens", GT_AT(tokens), 0, "B", 'i', "--i", NULL},
+                                        {"commit", GT_AT(commit), 0, "B", 'i', "--i", NULL},
                                         {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-", NULL},
                                         {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-", NULL},
                                         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTD", 'x', "-I-", NULL},

@@ -31,8 +31,9 @@ static gt_status gt_conv_ssd_check_channels(const gt_conv_ssd_args *a, gt_pass p
 
 static gt_status gt_conv_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_conv_ssd_args *a = (gt_conv_ssd_args *)filled;
-    gt_recurrence f = {a->B,        a->T,         a->segments,   a->seq_capacity, 0,   a->state_in_shared,
-                       a->state_in, a->state_out, a->cu_seqlens, a->seq_count,    NULL};
+    gt_recurrence f = {a->B,        a->T,         a->segments,   a->seq_capacity, 0,    a->state_in_shared,
+                       a->state_in, a->state_out, a->cu_seqlens, a->seq_count,    NULL, NULL,
+                       NULL};
     gt_status status;
     dims->n['K' - 'A'] = a->Dskip_per_channel ? a->P : 1; /* columns of Dskip */
     dims->n['J' - 'A'] = a->W - 1;                        /* inputs that a state of the convolution holds */

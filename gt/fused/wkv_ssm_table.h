@@ -36,6 +36,8 @@ extern "C" {
                         {"saved", a->saved},                                                                           \
                         {"workspace", a->workspace},                                                                   \
                         {"slots", a->slots},                                                                           \
+                        {"tokens", a->tokens},                                                                         \
+                        {"commit", a->commit},                                                                         \
                         {"decay_out", a->decay_out},                                                                   \
                         {"piece_states", a->piece_states},                                                             \
                         {"piece_decays", a->piece_decays},                                                             \
@@ -90,8 +92,9 @@ static gt_status gt_wkv_ssm_resolve_parts(gt_wkv_ssm_args *a, gt_pass pass, gt_d
 
 static gt_status gt_wkv_ssm_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_wkv_ssm_args *a = (gt_wkv_ssm_args *)filled;
-    gt_recurrence f = {a->B, a->T, a->segments,   a->seq_capacity, 0,   a->state_in_shared,
-                       NULL, NULL, a->cu_seqlens, a->seq_count,    NULL};
+    gt_recurrence f = {a->B, a->T, a->segments,   a->seq_capacity, 0,    a->state_in_shared,
+                       NULL, NULL, a->cu_seqlens, a->seq_count,    NULL, NULL,
+                       NULL};
     const gt_status status = gt_resolve_recurrent(&f, pass, dims);
     return status != GT_OK ? status : gt_wkv_ssm_resolve_parts(a, pass, dims);
 }

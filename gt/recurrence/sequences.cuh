@@ -122,6 +122,37 @@ GT_DEV gt_chunk chunk_at(const Sequences& q, int chunk, int64_t slot) {
 GT_DEV int64_t offset_of(gt_stride s, int64_t b, int64_t t, int64_t h) { return b * s.b + t * s.t + h * s.h; }
 GT_DEV int64_t offset_of(const gt_stride4& s, int64_t b, int64_t t, int64_t h) { return b * s.b + t * s.t + h * s.h; }
 
+/* ---- steps -----------------------------------------------------------------------------------------------------------
+ *
+ * A batch element of a step has a row of the pool of states, and all tokens of the call or the first of them; some of
+ * these, from the first on, enter the state: slots, tokens and commit of gt_wkv6_args. */
+
+struct StepElements {
+    const int32_t *slots, *tokens, *commit;
+    int64_t slot_capacity;
+    int T;
+};
+
+template <class Args>
+static inline StepElements step_elements_of(const Args& a) {
+    return {a.slots, a.tokens, a.commit, a.slot_capacity, (int)a.T};
+}
+
+/* One of them.  Only is_skipped() waits for the loads. */
+struct StepElement {
+    int64_t row;
+    int tokens, commit; /* unless skipped 1 <= tokens <= T and 0 <= commit <= tokens */
+
+    GT_METHOD StepElement(const StepElements& all, int64_t b)
+        : row(all.slots ? all.slots[b] : b), tokens(all.tokens ? all.tokens[b] : all.T),
+          commit(all.commit ? all.commit[b] : tokens) {}
+
+    /* Whether y is 0 and no state is written: it has no tokens, no row of the pool, or numbers out of range. */
+    GT_METHOD bool is_skipped(const StepElements& all) const {
+        return row < 0 || row >= all.slot_capacity || tokens < 1 || tokens > all.T || commit < 0 || commit > tokens;
+    }
+};
+
 /* ---- tokens of no sequence ------------------------------------------------------------------------------------------
  * Writes zeros: in outputs, for the tokens from the end of the last packed sequence on; in partial sums, for all chunk
  * slots, before the chunks that there are write theirs.  And, since it is an operator's first kernel in a packed call,

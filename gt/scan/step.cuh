@@ -38,7 +38,7 @@ constexpr int STEP_WARPS = 2; /* of a block: 8192 channels of one batch element 
 
 struct StepParams {
     int64_t B, D, G;
-    int T, N;
+    int N;
     gt_dtype dtype, dt_dtype;
     int softplus;
     const void *u, *dt, *Bm, *Cm, *z;
@@ -47,8 +47,7 @@ struct StepParams {
     float* state; /* [slot_capacity,D,N] */
     gt_stride u_stride, dt_stride, z_stride, y_stride;
     gt_stride4 Bm_stride, Cm_stride;
-    const int32_t* slots;
-    int64_t slot_capacity;
+    StepElements elements;
     int64_t strands;
     Divider by_strand, by_group; /* blocks of a strand and of a group */
 };
@@ -167,21 +166,27 @@ GT_DEV int forms_of(const float (&A)[C::CHANNELS][C::COLUMNS], const float (&del
     return warp_any(least < Least<C::EXACT>::VALUE) ? SOME_NEAR_ONE : POWERS;
 }
 
+/* y = 0 of tokens t ... T-1.  y_at: at token t. */
+template <class T>
+GT_DEV void clear_channel(const StepParams& p, TokenCursor<T> y_at, int t, bool writes) {
+    for (; t < p.elements.T; t++, y_at.move(p.y_stride.t))
+        if (writes) y_at.store(0, 0.0f);
+}
+
 /* All tokens of the warp's channels of one batch element. */
 template <class T, class C>
 GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const float (&A)[C::CHANNELS][C::COLUMNS],
                           float bias, float skip) {
     constexpr bool VECTORS = !std::is_same<T, AnyType>::value;
-    const int64_t row = p.slots ? p.slots[s.b] : s.b;
+    const StepElement element(p.elements, s.b);
     const bool writes = s.lane % C::SAME == 0 && s.own < s.channels; /* y, which its neighbours have, too */
     StepInputs<T, C> inputs(p, s);
     TokenCursor<T> y_at(p.y, p.dtype, offset_of(p.y_stride, s.b, 0, s.channel + s.own));
-    if (row < 0 || row >= p.slot_capacity) {
-        for (int t = 0; t < p.T; t++, y_at.move(p.y_stride.t))
-            if (writes) y_at.store(0, 0.0f);
+    if (element.is_skipped(p.elements)) {
+        clear_channel(p, y_at, 0, writes);
         return;
     }
-    float* const state = p.state + (row * p.D + s.channel) * p.N;
+    float* const state = p.state + (element.row * p.D + s.channel) * p.N;
     float h[C::CHANNELS][C::COLUMNS];
     GT_UNROLL
     for (int i = 0; i < C::CHANNELS; i++) {
@@ -190,14 +195,14 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
             load_four<VECTORS>(h[i] + 4 * v, state + s.number(i) * p.N + s.column(v), s.valid(p.N, i, v));
     }
     GT_NO_UNROLL
-    for (int t = 0; t < p.T; t++) {
+    for (int t = 0; t < element.tokens; t++) {
         const float u = inputs.u.get(0), dt = value_of_bits(inputs.dt, p.dt_dtype) + bias;
         const float gate = p.z ? inputs.z.get(0) : 0.0f;
         float B[C::COLUMNS], Cm[C::COLUMNS];
         GT_UNROLL
         for (int c = 0; c < C::COLUMNS; c++) B[c] = inputs.B[c / 4].get(c % 4), Cm[c] = inputs.Cm[c / 4].get(c % 4);
         inputs.move(p); /* the next token is loaded where this one was */
-        if (t + 1 < p.T) inputs.load(p, s);
+        if (t + 1 < element.tokens) inputs.load(p, s);
         const float own = !p.softplus ? dt : C::EXACT ? softplus(dt) : softplus_fast(dt);
         float delta[C::CHANNELS], input[C::CHANNELS], y;
         GT_UNROLL
@@ -219,14 +224,16 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
         if (p.z) y *= C::EXACT ? silu(gate) : silu_fast(gate);
         if (writes) y_at.store(0, y);
         y_at.move(p.y_stride.t);
-    }
-    const int N = made_here(p.N); /* so that addresses are not kept from the loads above */
-    GT_UNROLL
-    for (int i = 0; i < C::CHANNELS; i++) {
+        if (t + 1 != element.commit) continue;
+        const int N = made_here(p.N); /* so that addresses are not kept from the loads above */
         GT_UNROLL
-        for (int v = 0; v < C::VECS; v++)
-            store_four<VECTORS>(state + s.number(i) * N + s.column(v), h[i] + 4 * v, s.valid(N, i, v));
+        for (int i = 0; i < C::CHANNELS; i++) {
+            GT_UNROLL
+            for (int v = 0; v < C::VECS; v++)
+                store_four<VECTORS>(state + s.number(i) * N + s.column(v), h[i] + 4 * v, s.valid(N, i, v));
+        }
     }
+    clear_channel(p, y_at, element.tokens, writes);
 }
 
 /* A log2(e) of the lane's elements; -1 where there is none, so that nothing takes another form for it. */
@@ -287,7 +294,7 @@ static inline gt_status launch_step_of(const gt_selective_scan_args& a, gt_strea
     const int64_t each = a.B >= 128 ? 4 : a.B >= 32 ? 2 : 1; /* batch elements of a warp: A is loaded once for them */
     StepParams p = {};
     p.B = a.B, p.D = a.D, p.G = a.G;
-    p.T = (int)a.T, p.N = (int)a.N;
+    p.N = (int)a.N;
     p.dtype = a.dtype, p.dt_dtype = a.dt_dtype;
     p.softplus = a.softplus;
     p.u = a.u, p.dt = a.dt, p.Bm = a.Bm, p.Cm = a.Cm, p.z = a.z;
@@ -295,7 +302,7 @@ static inline gt_status launch_step_of(const gt_selective_scan_args& a, gt_strea
     p.y = a.y, p.state = a.state_out;
     p.u_stride = a.u_stride, p.dt_stride = a.dt_stride, p.z_stride = a.z_stride, p.y_stride = a.y_stride;
     p.Bm_stride = a.Bm_stride, p.Cm_stride = a.Cm_stride;
-    p.slots = a.slots, p.slot_capacity = a.slot_capacity;
+    p.elements = step_elements_of(a);
     p.strands = a.T > 0 ? strands((a.B + each - 1) / each, blocks, INT32_MAX) : 0;
     p.by_strand = divide_by((int)blocks), p.by_group = divide_by((int)parts);
     return run("selective_scan step_kernel", step_kernel<T, LANES, VECS, EXACT>, p.strands * blocks, 32 * STEP_WARPS, 0,

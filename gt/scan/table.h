@@ -12,7 +12,8 @@ extern "C" {
 static gt_status gt_selective_scan_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_selective_scan_args *a = (gt_selective_scan_args *)filled;
     gt_recurrence f = {a->B,        a->T,         a->segments,   a->seq_capacity, a->slot_capacity, a->state_in_shared,
-                       a->state_in, a->state_out, a->cu_seqlens, a->seq_count,    a->slots};
+                       a->state_in, a->state_out, a->cu_seqlens, a->seq_count,    a->slots,         a->tokens,
+                       a->commit};
     gt_status status;
     if ((status = gt_ssm_resolve_groups(&a->G, "D", a->D, dims)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "softplus", a->softplus, 0, 1)) ||
@@ -45,6 +46,8 @@ GT_API const gt_op *gt_op_selective_scan(void) {
                                         {"y", GT_AT(y), GT_AT(y_stride), "BTD", 'x', "O-O", NULL},
                                         {"state_out", GT_AT(state_out), 0, "QDN", 'f', "o-s", "state_in"},
                                         {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
+                                        {"tokens", GT_AT(tokens), 0, "B", 'i', "--i", NULL},
+                                        {"commit", GT_AT(commit), 0, "B", 'i', "--i", NULL},
                                         {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-", NULL},
                                         {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-", NULL},
                                         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTD", 'x', "-I-", NULL},

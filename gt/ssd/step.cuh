@@ -47,7 +47,7 @@ constexpr float NEAR_ONE = 0x1p-6f;
 
 struct StepParams {
     int64_t B, H;
-    int T, P, N;
+    int P, N;
     gt_dtype dtype, dt_dtype;
     DeltaRule rule;
     int skip_per_channel;
@@ -56,8 +56,7 @@ struct StepParams {
     void* y;
     float* state; /* [slot_capacity,H,P,N] */
     gt_stride x_stride, dt_stride, Bm_stride, Cm_stride, z_stride, y_stride;
-    const int32_t* slots;
-    int64_t slot_capacity;
+    StepElements elements;
     int64_t strands;
     Divider by_strand, by_head, by_group; /* blocks of a strand and of a head; heads of a group */
 };
@@ -181,27 +180,33 @@ GT_DEV void sum_lanes(float (&sums)[C::ROWS], int lane) {
     for (int k = 0; k < C::HELD; k++) sums[k] = half[k];
 }
 
+/* y = 0 of tokens t ... T-1.  y_at: at token t. */
+template <class T, class C>
+GT_DEV void clear_rows(const StepParams& p, TokenCursor<T> y_at, int t, int writes) {
+    for (; t < p.elements.T; t++, y_at.move(p.y_stride.t)) {
+        GT_UNROLL
+        for (int k = 0; k < C::HELD; k++)
+            if (k < writes) y_at.store(k, 0.0f);
+    }
+}
+
 /* All tokens of the warp's rows of one batch element. */
 template <class T, class C>
 GT_DEV void step_rows(const StepParams& p, const StepPlace<C>& s) {
     constexpr bool VECTORS = !std::is_same<T, AnyType>::value;
-    const int64_t row = p.slots ? p.slots[s.b] : s.b;
+    const StepElement element(p.elements, s.b);
     const float A = p.A[s.h], bias = p.dt_bias ? p.dt_bias[s.h] : 0.0f;
     uint32_t dt = 0; /* lane t: dt of token t */
-    if (lane_id() < p.T) dt = load_bits(p.dt, p.dt_dtype, offset_of(p.dt_stride, s.b, lane_id(), s.h));
+    if (lane_id() < p.elements.T) dt = load_bits(p.dt, p.dt_dtype, offset_of(p.dt_stride, s.b, lane_id(), s.h));
     StepInputs<T, C> inputs(p, s);
     TokenCursor<T> y_at(p.y, p.dtype, offset_of(p.y_stride, s.b, 0, s.h) + s.held);
     const int writes =
         s.writes ? p.P - s.held : 0; /* how many of the held rows the lane stores, if not more than HELD */
-    if (row < 0 || row >= p.slot_capacity) {
-        for (int t = 0; t < p.T; t++, y_at.move(p.y_stride.t)) {
-            GT_UNROLL
-            for (int k = 0; k < C::HELD; k++)
-                if (k < writes) y_at.store(k, 0.0f);
-        }
+    if (element.is_skipped(p.elements)) {
+        clear_rows<T, C>(p, y_at, 0, writes);
         return;
     }
-    float* const state = p.state + ((row * p.H + s.h) * p.P) * p.N;
+    float* const state = p.state + ((element.row * p.H + s.h) * p.P) * p.N;
     float h[C::ROWS][C::COLUMNS];
     GT_UNROLL
     for (int i = 0; i < C::ROWS; i++) {
@@ -218,7 +223,7 @@ GT_DEV void step_rows(const StepParams& p, const StepPlace<C>& s) {
         if (p.Dskip && s.held + k < p.P) skip[k] = p.Dskip[p.skip_per_channel ? (int64_t)s.h * p.P + s.held + k : s.h];
     }
     GT_NO_UNROLL
-    for (int t = 0; t < p.T; t++) {
+    for (int t = 0; t < element.tokens; t++) {
         const float delta = shfl_idx(own.delta, t);
         float factor = shfl_idx(own.factor, t), B[C::COLUMNS], Cm[C::COLUMNS], input[C::ROWS], sums[C::ROWS];
         float held[C::HELD], gate[C::HELD];
@@ -238,7 +243,7 @@ GT_DEV void step_rows(const StepParams& p, const StepPlace<C>& s) {
             if (s.held - s.first == i / C::HELD * C::HELD) held[i % C::HELD] = x;
         }
         inputs.move(p); /* the next token is loaded where this one was */
-        if (t + 1 < p.T) inputs.load(p, s);
+        if (t + 1 < element.tokens) inputs.load(p, s);
         if (growth == FAR_OFF) { /* more than fp32 may hold, but its product with a small state fits */
             GT_NO_UNROLL
             for (int k = 0; k < 4; k++) {
@@ -259,14 +264,17 @@ GT_DEV void step_rows(const StepParams& p, const StepPlace<C>& s) {
             if (k < writes) y_at.store(k, y);
         }
         y_at.move(p.y_stride.t);
-    }
-    const int N = made_here(p.N); /* so that addresses are not kept from the loads above */
-    GT_UNROLL
-    for (int i = 0; i < C::ROWS; i++) {
+        if (t + 1 != element.commit) continue;
+        const int N = made_here(p.N); /* so that addresses are not kept from the loads above */
         GT_UNROLL
-        for (int v = 0; v < C::VECS; v++)
-            store_four<VECTORS>(state + s.row(i) * N + s.column(v), h[i] + 4 * v, s.row(i) < p.P ? N - s.column(v) : 0);
+        for (int i = 0; i < C::ROWS; i++) {
+            GT_UNROLL
+            for (int v = 0; v < C::VECS; v++)
+                store_four<VECTORS>(state + s.row(i) * N + s.column(v), h[i] + 4 * v,
+                                    s.row(i) < p.P ? N - s.column(v) : 0);
+        }
     }
+    clear_rows<T, C>(p, y_at, element.tokens, writes);
 }
 
 template <class T, int LANES, int VECS, int ROWS>
@@ -304,7 +312,7 @@ static inline gt_status launch_step_of(const gt_ssd_args& a, gt_stream stream) {
     const int64_t parts = (tiles + STEP_WARPS - 1) / STEP_WARPS, warps = (tiles + parts - 1) / parts;
     StepParams p = {};
     p.B = a.B, p.H = a.H;
-    p.T = (int)a.T, p.P = (int)a.P, p.N = (int)a.N;
+    p.P = (int)a.P, p.N = (int)a.N;
     p.dtype = a.dtype, p.dt_dtype = a.dt_dtype;
     p.rule = {a.softplus, a.dt_limit, a.dt_min, a.dt_max};
     p.skip_per_channel = a.Dskip_per_channel;
@@ -313,7 +321,7 @@ static inline gt_status launch_step_of(const gt_ssd_args& a, gt_stream stream) {
     p.y = a.y, p.state = a.state_out;
     p.x_stride = a.x_stride, p.dt_stride = a.dt_stride, p.Bm_stride = a.Bm_stride, p.Cm_stride = a.Cm_stride;
     p.z_stride = a.z_stride, p.y_stride = a.y_stride;
-    p.slots = a.slots, p.slot_capacity = a.slot_capacity;
+    p.elements = step_elements_of(a);
     p.strands = a.T > 0 ? strands(a.B, a.H * parts, INT32_MAX) : 0;
     p.by_strand = divide_by((int)(a.H * parts)), p.by_head = divide_by((int)parts);
     p.by_group = divide_by((int)(a.H / a.G));

@@ -11,7 +11,8 @@ extern "C" {
 static gt_status gt_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_ssd_args *a = (gt_ssd_args *)filled;
     gt_recurrence f = {a->B,        a->T,         a->segments,   a->seq_capacity, a->slot_capacity, a->state_in_shared,
-                       a->state_in, a->state_out, a->cu_seqlens, a->seq_count,    a->slots};
+                       a->state_in, a->state_out, a->cu_seqlens, a->seq_count,    a->slots,         a->tokens,
+                       a->commit};
     gt_status status;
     dims->n['K' - 'A'] = a->Dskip_per_channel ? a->P : 1; /* columns of Dskip */
     if ((status = gt_ssm_resolve_groups(&a->G, "H", a->H, dims)) ||
@@ -49,6 +50,8 @@ GT_API const gt_op *gt_op_ssd(void) {
         {"y", GT_AT(y), GT_AT(y_stride), "BTHP", 'x', "OiO", NULL},
         {"state_out", GT_AT(state_out), 0, "QHPN", 'f', "o-sO", "state_in"},
         {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
+        {"tokens", GT_AT(tokens), 0, "B", 'i', "--i", NULL},
+        {"commit", GT_AT(commit), 0, "B", 'i', "--i", NULL},
         {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-ii", NULL},
         {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-ii", NULL},
         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHP", 'x', "-I--I", NULL},

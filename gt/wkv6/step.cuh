@@ -31,8 +31,7 @@ struct StepParams {
     void* y;
     gt_stride y_stride;
     float* state; /* [slot_capacity,H,N,V] */
-    const int32_t* slots;
-    int64_t slot_capacity;
+    StepElements elements;
     Divider by_tiles, by_H;
 };
 
@@ -220,12 +219,12 @@ GT_DEV void store_step_outputs(const StepParams& p, const StepShared<C>& shared,
     }
 }
 
-/* y of an element whose row is not in the pool. */
+/* y = 0 of tokens first ... T-1. */
 template <class C>
-GT_DEV void clear_step_outputs(const StepParams& p, int64_t b, int64_t h, int column0) {
+GT_DEV void clear_step_outputs(const StepParams& p, int64_t b, int64_t h, int first, int column0) {
     const int j = column0 + thread_id() % C::COLUMNS;
     if (j >= p.in.V) return;
-    for (int64_t t = thread_id() / C::COLUMNS; t < p.in.sequences.T; t += C::COLUMN_STEP)
+    for (int t = first + thread_id() / C::COLUMNS; t < p.elements.T; t += C::COLUMN_STEP)
         store_as(p.y, p.in.dtype, offset_of(p.y_stride, b, t, h) + j, 0.0f);
 }
 
@@ -235,15 +234,15 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
     const Problem& in = p.in;
     int tile, h;
     const int b = divide(divide(block_x(), p.by_tiles, &tile), p.by_H, &h), column0 = tile * C::COLUMNS;
-    const int64_t row = p.slots ? p.slots[b] : b;
-    if (row < 0 || row >= p.slot_capacity) {
-        clear_step_outputs<C>(p, b, h, column0);
+    const StepElement element(p.elements, b);
+    if (element.is_skipped(p.elements)) {
+        clear_step_outputs<C>(p, b, h, 0, column0);
         return;
     }
-    const int T = C::TOKENS == 1 ? 1 : (int)in.sequences.T, lane = lane_id() % C::LANES, slot = thread_id() / C::LANES;
+    const int T = C::TOKENS == 1 ? 1 : element.tokens, lane = lane_id() % C::LANES, slot = thread_id() / C::LANES;
     const int n = thread_id() % C::MOST_ROWS;
     const StepShared<C> shared(T < C::TOKENS ? T : C::TOKENS);
-    float* state = p.state + (row * in.H + h) * ((int64_t)in.N * in.V);
+    float* state = p.state + (element.row * in.H + h) * ((int64_t)in.N * in.V);
     StepInputs<C> inputs;
     float s[4 * C::ROWS];
     inputs.load(p, b, h, 0, T < C::TOKENS ? T : C::TOKENS, column0);
@@ -259,13 +258,17 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
             inputs.load(p, b, h, first + C::TOKENS, left < C::TOKENS ? left : C::TOKENS, column0);
         }
         GT_NO_UNROLL
-        for (int token = 0; token < tokens; token++) step_token<C>(shared, token, slot, lane, s);
-        if (is_last) store_step_state<C, IS_ALIGNED>(state, in, slot, column0 + 4 * lane, s);
+        for (int token = 0; token < tokens; token++) {
+            step_token<C>(shared, token, slot, lane, s);
+            if (first + token + 1 == element.commit)
+                store_step_state<C, IS_ALIGNED>(state, in, slot, column0 + 4 * lane, s);
+        }
         sync_threads();
         store_step_outputs<C>(p, shared, b, h, first, tokens, column0);
-        if (is_last) return;
+        if (is_last) break;
         sync_threads();
     }
+    if (C::TOKENS > 1) clear_step_outputs<C>(p, b, h, T, column0);
 }
 
 /* ---- launch ------------------------------------------------------------------------------------------------- */
@@ -299,7 +302,7 @@ static inline gt_status launch_step(const gt_wkv6_args& a, gt_stream stream) {
     p.in = problem_of(a);
     p.y = a.y, p.y_stride = a.y_stride;
     p.state = a.state_out;
-    p.slots = a.slots, p.slot_capacity = a.slot_capacity;
+    p.elements = step_elements_of(a);
     return a.V <= 32 ? launch_step<8>(a, p, stream) : launch_step<16>(a, p, stream);
 }
 

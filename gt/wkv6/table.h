@@ -18,7 +18,8 @@ static gt_status gt_wkv6_check_scale(float scale) {
 static gt_status gt_wkv6_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_wkv6_args *a = (gt_wkv6_args *)filled;
     gt_recurrence f = {a->B,        a->T,         a->segments,   a->seq_capacity, a->slot_capacity, a->state_in_shared,
-                       a->state_in, a->state_out, a->cu_seqlens, a->seq_count,    a->slots};
+                       a->state_in, a->state_out, a->cu_seqlens, a->seq_count,    a->slots,         a->tokens,
+                       a->commit};
     gt_status status;
     if (a->V == 0) a->V = a->N;
     if (a->scale == 0) a->scale = 1;
@@ -54,6 +55,8 @@ GT_API const gt_op *gt_op_wkv6(void) {
         {"y", GT_AT(y), GT_AT(y_stride), "BTHV", 'x', "O-O", NULL},
         {"state_out", GT_AT(state_out), 0, "QHNV", 'f', "o-sO", "state_in"},
         {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
+        {"tokens", GT_AT(tokens), 0, "B", 'i', "--i", NULL},
+        {"commit", GT_AT(commit), 0, "B", 'i', "--i", NULL},
         {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-ii", NULL},
         {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-ii", NULL},
         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHV", 'x', "-I--I", NULL},
