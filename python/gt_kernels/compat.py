@@ -253,28 +253,27 @@ def _spread(states, bounds, firsts):
 
 # ---- states of updates ----
 
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
 def _is_expanded(tensor, *dims):
     """Whether each of the dimensions repeats one element."""
     return all(tensor.shape[dim] == 1 or tensor.stride(dim) == 0 for dim in dims)
 
 
 def _take_rows(pool, indices):
-    """(the rows of a state that indices name, where they lie, which batch elements are padding).  Without indices: the
-    state itself.  Padding reads a row, but must not change it."""
+    """(the rows of a state that indices name, where they lie, whether each index is in the pool).  Without indices: the
+    state itself.  An index outside reads some row."""
     if indices is None:
         return pool, None, None
-    places = indices.clamp(0, pool.shape[0] - 1)
-    return pool.index_select(0, places), places, places != indices
+    places = indices.long().clamp(0, pool.shape[0] - 1)
+    return pool.index_select(0, places), places, places == indices
 
 
-def _put_rows(pool, places, before, after):
-    """Writes what _take_rows took.  Each row adds the difference of its bits, as integers: this is exact, and padding,
-    whose difference is 0, never disturbs the row of another batch element."""
-    bits = _BITS[pool.element_size()]
-    pool.view(bits).index_add_(0, places, after.view(bits) - before.view(bits))
+def _put_rows(pool, places, named, rows):
+    """Writes what _take_rows took; a row whose index is outside must be unchanged.  It could still overwrite that of
+    another batch element: where there is one in the pool, the others write that one's row once more."""
+    if len(rows):
+        count = torch.arange(len(rows), device=rows.device)
+        source = torch.where(named, count, named.to(torch.int32).argmax())
+        pool.index_copy_(0, places[source], rows[source])
 
 
 # ---- mamba_ssm ----
@@ -439,7 +438,7 @@ _UPDATE, _UPDATE_HEADS = (_Function("selective_state_update", tensors) for tenso
 
 def _is_head_wise(sizes, dt, A, dt_bias):
     """Whether ssd_step takes the update: one A, dt and dt_bias a head, and a head size that its kernel has."""
-    return (sizes.get("P", 257) <= 256 and _is_expanded(A, 1, 2) and _is_expanded(dt, 2)
+    return ("P" in sizes and sizes["P"] <= 256 and _is_expanded(A, 1, 2) and _is_expanded(dt, 2)
             and (dt_bias is None or _is_expanded(dt_bias, 1)))
 
 
@@ -459,12 +458,12 @@ def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, 
     function.check_pool("state", state, sizes["B"], state_batch_indices)
     dtype, shape, softplus = x.dtype, x.shape, bool(dt_softplus)
     x, B, C, z = _together(x, B, C, z)
-    rows, pool, places = None, state, None
+    pool, places = state, None
     arrays = {"slots": state_batch_indices}
     if state.dtype != torch.float32 or not state.is_contiguous():
-        rows, places, padding = _take_rows(state, state_batch_indices)
+        rows, places, named = _take_rows(state, state_batch_indices)
         pool = rows.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        arrays = {} if padding is None else {"tokens": (~padding).to(torch.int32)}
+        arrays = {} if places is None else {"tokens": named.to(torch.int32)}  # no token for an index outside
 
     def token(tensor):
         return None if tensor is None else tensor[:, None]
@@ -482,7 +481,7 @@ def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, 
         y = gt.selective_scan_step(token(x), token(dt), A.flatten(0, -2), groups(B), groups(C), D, token(z), dt_bias,
                                    pool.flatten(1, -2), softplus=softplus, **arrays)
     if places is not None:
-        _put_rows(state, places, rows, pool.to(state.dtype))
+        _put_rows(state, places, named, pool.to(state.dtype))
     elif pool is not state:
         state.copy_(pool)
     return y.reshape(shape).to(dtype)
@@ -579,26 +578,26 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
         y = gt.conv1d_step(tokens.transpose(1, 2), weight, bias, conv_state, activation=activation,
                            slots=conv_state_indices).transpose(1, 2)
         return y.squeeze(-1) if x.dim() == 2 else y
-    rows, places, padding = _take_rows(conv_state, conv_state_indices)
-    tokens = tokens.transpose(1, 2)
+    pool, tokens = conv_state.transpose(1, 2), tokens.transpose(1, 2)
+    rows, places, named = _take_rows(pool, conv_state_indices)
     if cache_seqlens is None:
-        inputs = torch.cat([rows.transpose(1, 2), tokens], 1)
-        after, inputs = inputs[:, T:].transpose(1, 2), inputs[:, S - (W - 1):]
+        inputs = torch.cat([rows, tokens], 1)
+        after, inputs = inputs[:, T:], inputs[:, S - (W - 1):]
         if inputs.dtype == torch.float64:
             inputs = inputs.float()
         y = gt.conv1d(inputs, weight, bias, activation=activation)[:, W - 1:].to(x.dtype)
     else:
         at = torch.arange(-(W - 1), T, device=x.device) + cache_seqlens.long()[:, None]
-        at = (at % S)[:, None].expand(-1, rows.shape[1], -1)
+        at = (at % S)[..., None].expand(-1, -1, rows.shape[2])
         new = min(T, S)  # of more tokens than places the last ones stay
-        after = rows.scatter(2, at[..., at.shape[2] - new:], tokens[:, T - new:].transpose(1, 2).to(rows.dtype))
-        y = gt.conv1d(tokens, weight, bias, rows.gather(2, at[..., :W - 1]), activation=activation)
-    if padding is None:
-        conv_state.copy_(after)
+        after = rows.scatter(1, at[:, at.shape[1] - new:], tokens[:, T - new:].to(rows.dtype))
+        before = rows.gather(1, at[:, :W - 1]).transpose(1, 2)
+        y = gt.conv1d(tokens, weight, bias, before, activation=activation)
+    if places is None:
+        pool.copy_(after)
     else:
-        padding = padding[:, None, None]
-        y = y.masked_fill(padding, 0)
-        _put_rows(conv_state, places, rows, torch.where(padding, rows, after.to(rows.dtype)))
+        y = y.masked_fill(~named[:, None, None], 0)
+        _put_rows(pool, places, named, torch.where(named[:, None, None], after.to(rows.dtype), rows))
     return y[:, 0] if x.dim() == 2 else y.transpose(1, 2)
 
 
