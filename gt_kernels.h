@@ -398,11 +398,12 @@ typedef struct gt_wkv6_args {
      * must not use the same row. */
     const int32_t *slots; /* in  [B] */
     int64_t slot_capacity;
-    /* step only, for speculative decoding.  tokens: how many of the T tokens element b has (NULL: T).  y is made of
-     * these, and is 0 for the others, whose inputs are not used.  commit: how many of them enter the state (NULL: all
-     * of its tokens).  The state after the first commit[b] tokens is stored, with the bits of a step of these alone;
-     * 0 leaves the row as it is.  The caller sends the tokens that it has not committed again.
-     * Where not 0 <= commit[b] <= tokens[b] <= T, the element is skipped, as one with a row outside the pool. */
+    /* step only, for speculative decoding.  Batch element b has the first tokens[b] of the T tokens (NULL: all T), and
+     * the first commit[b] of these enter its state (NULL: all of them).  y is made of all of its tokens; y of the
+     * others is 0, and their inputs are not used.  The state after commit[b] tokens is stored, with the bits of a step
+     * of these alone; commit[b] = 0 leaves the row as it is.  So a call takes the tokens accepted since the last call,
+     * which it commits, and then new drafts; the caller sends accepted drafts again.  An element is skipped, as one
+     * with a row outside the pool, unless 0 <= commit[b] <= tokens[b] <= T. */
     const int32_t *tokens, *commit; /* in  [B] */
     /* segment, segment_backward, join and join_backward only: pieces of sequences, see gt_wkv6_segment. */
     float *decay_out;          /* out [B,H,N]          segment; segment_backward: may be NULL */

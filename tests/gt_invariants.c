@@ -517,6 +517,12 @@ void test_pieces_agree(const test_runner *r, const test_case *c, int64_t count) 
 
 /* ---- step ------------------------------------------------------------------------------------ */
 
+static test_case without_drafts(const test_case *c) {
+    test_case all_tokens = *c;
+    all_tokens.drafts = 0;
+    return all_tokens;
+}
+
 /* The pool row of batch element b, -1 = skipped. */
 static int64_t row_of(const test_case *c, const test_values *in, int64_t rows, int64_t b) {
     const double *slots = in->of[test_find(test_table(c), "slots")];
@@ -524,7 +530,8 @@ static int64_t row_of(const test_case *c, const test_values *in, int64_t rows, i
     return row < rows ? row : -1;
 }
 
-void test_step_agrees(const test_runner *r, const test_case *c, double tolerance) {
+void test_step_agrees(const test_runner *r, const test_case *drafts, double tolerance) {
+    const test_case all_tokens = without_drafts(drafts), *const c = &all_tokens;
     test_values in, in_forward, out, expected;
     int64_t size[4], batch, n = 1, y_count;
     double *pool, *state, *y;
@@ -594,7 +601,8 @@ static void step_alone(const test_runner *r, const test_case *c, const test_valu
     test_free(&cut), test_free(&all), test_free(&y);
 }
 
-void test_step_is_alone(const test_runner *r, const test_case *c, int64_t most) {
+void test_step_is_alone(const test_runner *r, const test_case *drafts, int64_t most) {
+    const test_case all_tokens = without_drafts(drafts), *const c = &all_tokens;
     test_values in, out, joined = {{NULL}};
     int64_t size[4], n = 1;
     double *pool;
@@ -656,6 +664,158 @@ void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int6
     test_same(r, &whole, GT_FORWARD, "prefill and steps", &joined, &expected, tolerance);
     test_free(&in), test_free(&in_prefill), test_free(&out);
     test_free(&joined), test_free(&expected);
+}
+
+/* ---- speculative decoding -------------------------------------------------------------------- */
+
+/* Sequences that a server decodes, one for each row of a pool of states.  And what steps of one token make of them. */
+typedef struct served {
+    const test_runner *r;
+    test_case all; /* B is the number of sequences, T their length */
+    test_values in;
+    int64_t rows, length, batch;
+    int64_t state_count, y_count; /* numbers of a state, and of a token's y */
+    double *states, *y;           /* [length+1,rows,...], [rows,length,...] */
+    int64_t *at;                  /* how many tokens each has committed */
+    double *pool;
+    test_random random;
+} served;
+
+static int64_t below(served *s, int64_t n) { return (int64_t)(test_next(&s->random) % (uint64_t)n); }
+
+static double *copy_of(const double *from, int64_t count) {
+    double *to = test_array(count, 0);
+    memcpy(to, from, (size_t)count * sizeof *to);
+    return to;
+}
+
+static void serve_one_by_one(served *s) {
+    const int64_t count = s->rows * s->state_count;
+    test_case one = s->all;
+    test_values joined = {{NULL}};
+    test_set_size(&one, 'T', 1);
+    memcpy(s->states, s->pool, (size_t)count * sizeof *s->pool);
+    for (int64_t t = 0; t < s->length; t++) {
+        test_values in, out;
+        test_cut(&s->all, GT_STEP, &s->in, 'T', t, 1, &in);
+        test_set_array(&in, &one, "state_out", copy_of(s->states + t * count, count));
+        test_run(s->r, &one, GT_STEP, &in, TEST_ALL, &out);
+        memcpy(s->states + (t + 1) * count, *test_array_of(&out, &one, "state_out"), (size_t)count * sizeof *s->pool);
+        test_paste(&one, &s->all, GT_STEP, &out, 'T', t, &joined);
+        test_free(&in), test_free(&out);
+    }
+    s->y = take_array(&joined, &s->all, "y");
+    test_free(&joined);
+}
+
+/* What one batch element of a round has. */
+typedef struct draft {
+    int64_t row;
+    double slot, tokens, commit;
+    int is_skipped;
+} draft;
+
+/* The next sequences, all different: the first of `order`, which holds all.  k tokens at most. */
+static void draw_drafts(served *s, int drafts, int64_t k, int64_t *order, draft *of) {
+    for (int64_t b = 0; b < s->batch; b++) {
+        const int64_t other = b + below(s, s->rows - b), row = order[other], left = s->length - s->at[row];
+        const int64_t tokens = drafts & TEST_TOKENS ? below(s, (left < k ? left : k) + 1) : k;
+        const int64_t commit = drafts & TEST_COMMIT ? below(s, tokens + 1) : tokens;
+        order[other] = order[b], order[b] = row;
+        of[b] = (draft){row, (double)row, (double)tokens, (double)commit, 0};
+        of[b].is_skipped = below(s, 6) == 0;
+        if (!of[b].is_skipped) continue;
+        const int64_t array = below(s, 3), is_low = below(s, 2);
+        if (array == 0 && drafts & TEST_TOKENS)
+            of[b].tokens = is_low ? -1 : (double)k + 1;
+        else if (array == 1 && drafts & TEST_COMMIT)
+            of[b].commit = is_low ? -1 : (double)tokens + 1;
+        else
+            of[b].slot = is_low ? -1 : (double)s->rows;
+    }
+}
+
+/* Inputs of tokens that an element does not have are NaN. */
+static void gather_round(const served *s, const test_case *round, const draft *of, test_values *in) {
+    const int64_t k = test_get_size(round, 'T');
+    memset(in, 0, sizeof *in);
+    for (int i = 0; test_table(round)->tensors[i].name; i++) {
+        const gt_tensor *t = &test_table(round)->tensors[i];
+        const double *from = s->in.of[i];
+        if (!from) continue;
+        if (strncmp(t->shape, "BT", 2)) {
+            in->of[i] = copy_of(from, test_count(round, GT_STEP, t));
+            continue;
+        }
+        const int64_t each = test_count(&s->all, GT_STEP, t) / (s->rows * s->length);
+        in->of[i] = test_array(s->batch * k * each, NAN);
+        for (int64_t b = 0; b < s->batch; b++)
+            if (!of[b].is_skipped)
+                memcpy(in->of[i] + b * k * each, from + (of[b].row * s->length + s->at[of[b].row]) * each,
+                       (size_t)((int64_t)of[b].tokens * each) * sizeof *from);
+    }
+    test_set_array(in, round, "state_out", copy_of(s->pool, s->rows * s->state_count));
+    test_set_array(in, round, "slots", test_array(s->batch, 0));
+    if (round->drafts & TEST_TOKENS) test_set_array(in, round, "tokens", test_array(s->batch, 0));
+    if (round->drafts & TEST_COMMIT) test_set_array(in, round, "commit", test_array(s->batch, 0));
+    for (int64_t b = 0; b < s->batch; b++) {
+        (*test_array_of(in, round, "slots"))[b] = of[b].slot;
+        if (round->drafts & TEST_TOKENS) (*test_array_of(in, round, "tokens"))[b] = of[b].tokens;
+        if (round->drafts & TEST_COMMIT) (*test_array_of(in, round, "commit"))[b] = of[b].commit;
+    }
+}
+
+/* One step of up to 16 tokens, and what should come of it. */
+static void serve_round(served *s, const test_case *c, int64_t *order, draft *of) {
+    test_case round = *c;
+    test_values in, out, expected = {{NULL}};
+    int64_t k = 1 + below(s, 16), fewest = s->length;
+    for (int64_t row = 0; row < s->rows; row++)
+        if (s->length - s->at[row] < fewest) fewest = s->length - s->at[row];
+    round.drafts = fewest ? (int)below(s, 4) : TEST_TOKENS | TEST_COMMIT;
+    if (!(round.drafts & TEST_TOKENS) && k > fewest) k = fewest;
+    round.layout = (test_layout)below(s, TEST_ALIGNED + 1);
+    test_set_size(&round, 'T', k);
+    test_set_slots(&round, s->rows);
+    draw_drafts(s, round.drafts, k, order, of);
+    gather_round(s, &round, of, &in);
+    double *y = test_array(s->batch * k * s->y_count, 0);
+    for (int64_t b = 0; b < s->batch; b++) {
+        int64_t *at = &s->at[of[b].row];
+        if (of[b].is_skipped) continue;
+        memcpy(y + b * k * s->y_count, s->y + (of[b].row * s->length + *at) * s->y_count,
+               (size_t)((int64_t)of[b].tokens * s->y_count) * sizeof *y);
+        *at += (int64_t)of[b].commit;
+        memcpy(s->pool + of[b].row * s->state_count, s->states + (*at * s->rows + of[b].row) * s->state_count,
+               (size_t)s->state_count * sizeof *y);
+    }
+    test_set_array(&expected, &round, "y", y);
+    test_set_array(&expected, &round, "state_out", copy_of(s->pool, s->rows * s->state_count));
+    test_run(s->r, &round, GT_STEP, &in, TEST_ALL, &out);
+    test_same(s->r, &round, GT_STEP, "a server", &out, &expected, 0);
+    test_free(&in), test_free(&out), test_free(&expected);
+}
+
+void test_server_agrees(const test_runner *r, const test_case *c, int rounds) {
+    served s = {
+        .r = r, .all = without_drafts(c), .length = 24, .batch = test_get_size(c, 'B'), .random = {test_seed(c)}};
+    s.rows = s.batch + 2;
+    test_set_slots(&s.all, 0);
+    test_set_size(&s.all, 'B', s.rows);
+    test_set_size(&s.all, 'T', s.length);
+    test_inputs(&s.all, GT_STEP, &s.in);
+    s.state_count = test_count(&s.all, GT_STEP, test_tensor_of(c, "state_out")) / s.rows;
+    s.y_count = test_count(&s.all, GT_STEP, test_tensor_of(c, "y")) / (s.rows * s.length);
+    s.pool = take_array(&s.in, c, "state_out");
+    s.states = test_array((s.length + 1) * s.rows * s.state_count, 0);
+    s.at = (int64_t *)calloc((size_t)s.rows, sizeof *s.at);
+    int64_t *order = (int64_t *)calloc((size_t)s.rows, sizeof *order);
+    draft *of = (draft *)calloc((size_t)s.batch, sizeof *of);
+    for (int64_t row = 0; row < s.rows; row++) order[row] = row;
+    serve_one_by_one(&s);
+    for (int i = 0; i < rounds; i++) serve_round(&s, c, order, of);
+    test_free(&s.in);
+    free(s.pool), free(s.states), free(s.y), free(s.at), free(order), free(of);
 }
 
 /* ---- numbers that are not finite ------------------------------------------------------------- */

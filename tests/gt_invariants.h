@@ -36,13 +36,16 @@ void test_time_splits(const test_runner *r, const test_case *c, int64_t at, doub
 /* In `count` pieces that know nothing of each other, by segment and join and their backward: as the double twin has the
  * whole. */
 void test_pieces_agree(const test_runner *r, const test_case *c, int64_t count);
-/* A step is a forward from its slots; skipped elements give 0 and other slots keep their bits. */
+/* A step of all tokens is a forward from its slots; skipped elements give 0 and other slots keep their bits. */
 void test_step_agrees(const test_runner *r, const test_case *c, double tolerance);
-/* Each batch element alone, from arrays of other alignment, in `most` tokens at a time: the bits of a step of all.  So
- * nothing depends on the batch, the pool row, the alignment or other elements. */
+/* Each batch element alone, from arrays of other alignment, in `most` tokens at a time: the bits of a step of all, with
+ * all tokens.  So nothing depends on the batch, the pool row, the alignment or other elements. */
 void test_step_is_alone(const test_runner *r, const test_case *c, int64_t most);
 /* The first `at` tokens by forward, the rest in steps of up to `most` tokens: as all at once. */
 void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int64_t most, double tolerance);
+/* A server of speculative decoding: rounds of random sequences of a pool, random numbers of tokens, some of which it
+ * commits, others it sends again.  All has the bits of steps of one token; elements out of range are skipped. */
+void test_server_agrees(const test_runner *r, const test_case *c, int rounds);
 /* A NaN or infinity in one element of an input, at token at[0] in forward, at[1] in backward, or in the last row, changes no more elements than in the
  * double twin, but for two exceptions: channels of the same token and head, and a chunk of reach[0] tokens in forward,
  * reach[1] in backward.  And no output is finite where the fp32 twin's is not.  may_vanish lifts that, for decays that

@@ -97,6 +97,8 @@ int test_is_packed(const test_case *c) { return capacity_at(c, test_table(c)->fi
 
 int test_is_absent(const test_case *c, const gt_tensor *t) {
     if (!strcmp(t->name, "slots")) return slot_capacity(c) == 0;
+    if (!strcmp(t->name, "tokens")) return !(c->drafts & TEST_TOKENS);
+    if (!strcmp(t->name, "commit")) return !(c->drafts & TEST_COMMIT);
     if (t->kind == 'i' && !test_is_packed(c)) return 1;
     return test_is_word_of(c->absent, t->name);
 }
@@ -345,6 +347,20 @@ static void fill_slots(const test_case *c, const gt_tensor *t, int64_t count, do
     free(row);
 }
 
+/* How many tokens each batch element has, or how many of these enter its state: any number up to `most`, or up to
+ * most[b]; often the first or last of these; sometimes one that is out of range. */
+static void fill_drafts(const test_case *c, const gt_tensor *t, int64_t count, const double *most, double *v) {
+    static const double outside[] = {-1, INT32_MIN, INT32_MAX};
+    const double T = (double)test_get_size(c, 'T');
+    test_random r = random_of(c, t);
+    for (int64_t b = 0; b < count; b++) {
+        const double limit = most && most[b] >= 0 && most[b] <= T ? most[b] : T;
+        const int kind = (int)(test_next(&r) % 8), i = (int)(test_next(&r) % 4);
+        v[b] = kind == 0 ? 0 : kind < 3 ? limit : floor(test_uniform(&r) * (limit + 1));
+        if (kind == 3) v[b] = i < 3 ? outside[i] : limit + 1;
+    }
+}
+
 void test_inputs(const test_case *c, gt_pass pass, test_values *in) {
     const gt_op *op = test_table(c);
     memset(in, 0, sizeof *in);
@@ -356,6 +372,8 @@ void test_inputs(const test_case *c, gt_pass pass, test_values *in) {
         in->of[i] = test_array(count, 0);
         if (!strcmp(t->name, "slots"))
             fill_slots(c, t, count, in->of[i]);
+        else if (!strcmp(t->name, "tokens") || !strcmp(t->name, "commit"))
+            fill_drafts(c, t, count, !strcmp(t->name, "commit") ? *test_array_of(in, c, "tokens") : NULL, in->of[i]);
         else if (!strcmp(t->name, "cu_seqlens"))
             fill_sequences(c, t, count, in->of[i]);
         else if (!strcmp(t->name, "seq_count"))

@@ -67,6 +67,9 @@ typedef struct test_packed {
     const int64_t *lengths; /* NULL: random, some of them 0, of nearly all tokens together */
 } test_packed;
 
+/* Which arrays of speculative decoding a step has. */
+enum { TEST_TOKENS = 1, TEST_COMMIT = 2 };
+
 typedef struct test_case {
     const char *op, *name;
     const char *absent; /* names of tensors whose pointers are NULL, separated by spaces */
@@ -79,6 +82,7 @@ typedef struct test_case {
     int in_place;      /* outputs that may equal an input do */
     int no_difference; /* has no derivative somewhere: not for difference quotients */
     test_packed packed;
+    int drafts;     /* TEST_TOKENS, TEST_COMMIT or both */
     test_args args; /* sizes and flags; the harness sets pointers, strides and dtypes */
 } test_case;
 

@@ -131,7 +131,7 @@ static int64_t count_in(call *c, const gt_tensor *t) { return view_in(c, t).coun
 /* Whether the call has the tensor at all. */
 static int is_in_call(call *c, const gt_tensor *t) { return is_used(t, c->pass) && count_in(c, t) > 0; }
 
-/* Integers that are right for every tensor of them: 0, 1, ... as slots, and as cu_seqlens of
+/* Integers that are right for every tensor of them: 0, 1, ... as slots, tokens and commit, and as cu_seqlens of
  * sequences of one token. */
 static void fill_integers(char *memory, int64_t count) {
     for (int32_t i = 0; i < count; i++) memcpy(memory + 4 * i, &i, 4);
@@ -825,8 +825,11 @@ static void test_chunks(void) {
 }
 
 static void test_no_slots(call *c) {
-    set_pointer(c->args, offset_of(c, "slots"), c->memory);
-    expect_refused(c, GT_ERROR_VALUE, "slots is set");
+    static const char *const arrays[] = {"slots", "tokens", "commit"};
+    for (int i = 0; i < 3; i++) {
+        set_pointer(c->args, offset_of(c, arrays[i]), c->memory);
+        expect_refused(c, GT_ERROR_VALUE, "%s is set: only the step function uses it", arrays[i]);
+    }
     set_int64(c->args, c->op->fields.slot_capacity, 2);
     expect_refused(c, GT_ERROR_VALUE, "slot_capacity is set");
 }
@@ -867,6 +870,10 @@ static void test_step(call *c) {
     set_int64(c->args, at.slot_capacity, 2);
     set_pointer(c->args, slots, NULL);
     expect_accepted(c, "slot_capacity without slots");
+    set_pointer(c->args, offset_of(c, "tokens"), NULL);
+    expect_accepted(c, "commit without tokens");
+    set_pointer(c->args, offset_of(c, "commit"), NULL);
+    expect_accepted(c, "tokens without commit");
 }
 
 static void test_segment_backward(call *c) {

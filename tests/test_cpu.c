@@ -60,6 +60,8 @@ static void shared_agrees(const test_case *c) { test_shared_agrees(&test_twin, c
 static void batch_splits(const test_case *c) { test_batch_splits(&test_twin, c, 0); }
 static void step_agrees(const test_case *c) { test_step_agrees(&test_twin, c, 0); }
 
+static void server_agrees(const test_case *c) { test_server_agrees(&test_twin, c, 12); }
+
 static void nonfinite_stays(const test_case *c) {
     static const int64_t reach[2] = {0, 0};
     const int64_t middle = test_get_size(c, 'T') / 2, at[2] = {middle, middle};
@@ -244,6 +246,9 @@ static void check_operator(const test_op *op) {
         test_group(op->name, "a step is a forward");
         for_all_dtypes(op, small, steps_agree);
         test_group(op->name, "prefill at any split, then steps");
+        for (int d = is_short ? -1 : 0; d < (is_short ? 0 : DTYPES); d++)
+            for_table(op->steps, TEST_TINY, d, server_agrees);
+        test_group(op->name, "a server of speculative decoding");
     }
     if (op->table()->fields.pieces) {
         for_all_dtypes(op, small, pieces_agree);

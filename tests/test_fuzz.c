@@ -302,6 +302,14 @@ static const char *wild(fuzz *f) {
     return (const char *)pages[below(f, 5)]; /* NOLINT: it is meant to be no address */
 }
 
+static int is_array_of_steps(const gt_tensor *t) {
+    return !strcmp(t->name, "slots") || !strcmp(t->name, "tokens") || !strcmp(t->name, "commit");
+}
+
+static int is_left_out(fuzz *f, const gt_tensor *t) {
+    return strcmp(t->name, "slots") ? one_in(f, 2) : size_at(&f->args, f->op->fields.slot_capacity) == 0;
+}
+
 /* Gives every tensor of the pass a place. */
 static void draw_pointers(fuzz *f) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
@@ -310,9 +318,7 @@ static void draw_pointers(fuzz *f) {
             if (t->kind != 'i' && !test_is(t, "state_in") && one_in(f, 2)) put_pointer(f, t, wild(f));
             continue;
         }
-        if (t->kind == 'i' && !strcmp(t->name, "slots") ? size_at(&f->args, f->op->fields.slot_capacity) == 0
-                                                        : t->kind == 'i' && !is_packed(f))
-            continue;
+        if (is_array_of_steps(t) ? is_left_out(f, t) : t->kind == 'i' && !is_packed(f)) continue;
         if (!strcmp(t->name, "seq_count") && one_in(f, 2)) continue;
         if (f->pass == GT_STEP && !strcmp(t->name, "state_in")) continue;
         v = gt_view_of(f->op, t, &f->filled, &f->dims);
@@ -428,6 +434,13 @@ static double draw_slot(fuzz *f, int64_t i, int64_t first) {
     return i < rows ? (double)((i + first) % rows) : (double)rows;
 }
 
+/* How many tokens an element has, or commits; some out of range. */
+static double draw_draft(fuzz *f, int64_t T) {
+    static const int32_t outside[] = {-1, INT32_MIN, INT32_MAX};
+    if (one_in(f, 8)) return one_in(f, 2) ? (double)(T + 1) : outside[below(f, 3)];
+    return (double)(one_in(f, 2) ? T : below(f, T + 1));
+}
+
 /* Writes what the pass reads, NaN to what it only writes. */
 static void draw_tensor(fuzz *f, const gt_tensor *t, const gt_view *v, double *drawn) {
     const int64_t T = f->dims.n['T' - 'A'], first = below(f, 8);
@@ -435,6 +448,7 @@ static void draw_tensor(fuzz *f, const gt_tensor *t, const gt_view *v, double *d
     for (int64_t i = 0; i < v->count; i++) {
         double x = is_read(f, t) && t->kind != 'i' ? draw_number(f, t) : NAN;
         if (!strcmp(t->name, "slots")) x = draw_slot(f, i, first);
+        if (!strcmp(t->name, "tokens") || !strcmp(t->name, "commit")) x = draw_draft(f, T);
         if (!strcmp(t->name, "cu_seqlens")) {
             at += i ? (double)below(f, T - (int64_t)at + 1) : 0;
             x = at;

@@ -778,6 +778,7 @@ static void check_step(tester *t, const test_case *c, int n) {
     check_pass(&t->plain, c, GT_STEP, &in, &truth, NULL);
     test_free(&in), test_free(&truth);
     test_step_is_alone(&t->plain, c, n % 3 ? 16 : 1 + n % 4);
+    if (n % 3 == 0) test_server_agrees(&t->plain, c, is_few ? 8 : 16);
 }
 
 /* The kernels of steps.  Layout, slots and dtype are the next each time.  With --few every size has three of the times,
@@ -795,6 +796,7 @@ static void check_steps(tester *t) {
             c.row = rows[n / 8 % 4];
             if (op->set_regime) op->set_regime(&c, n);
             if (n % 2) test_set_slots(&c, test_get_size(&c, 'B') + 2);
+            c.drafts = n / 2 % 4;
             set_next_dtypes(&c, n + n / DTYPES);
             check_step(t, &c, n);
         }

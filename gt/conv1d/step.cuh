@@ -15,6 +15,9 @@
  * A thread issues the loads of states, parameters and BATCH tokens before it uses any of them.
  * issue slots of a thread, W = 4, one token: 10 global and 14 shared loads and stores, 16 multiply-adds, 4 SiLU.
  *
+ * The inputs that the new state holds are stored when the last token to commit is done; of step_rows_kernel into shared
+ *     memory, from where the warp moves them after the last token.
+ *
  * step_kernel, for any strides and alignment: grid ceil(B * D / 256), block 256, a thread has one channel.
  *
  * Both have the sums of forward, in the same order: a result does not depend on alignment. */

@@ -20,6 +20,7 @@
  * four steps of growth.  A warp leaves out the forms that none of its elements asks for.  So T tokens give the bits of T
  * steps of one token, and a result depends on its own inputs alone.
  *
+ * STATE.  It stays in registers for all tokens, and is stored when the last token to commit is done.
  * REGISTERS: 16 numbers of the state and 16 of A.  SHARED MEMORY: none.
  * BYTES a channel: the state once each way, 8 N; A, 4 N from L2, once for the batch elements that a warp takes in turn.
  *     A token and channel, bf16: u, dt, y (z) 2 each.

@@ -23,6 +23,7 @@
  * a decay is kept as expm1(a).  Any other decay is one number, 1 + expm1(a): rounding it changes 1 - decay by 2^-19 of
  * its value at most.
  *
+ * STATE.  It stays in registers for all tokens, and is stored when the last token to commit is done.
  * REGISTERS: 32 numbers of the state, or 64; B, C, x and z of the token at hand and of the next one.
  * SHARED MEMORY: none.
  * BYTES a row: the state once each way, 8 N.  A token and row, bf16: x, y (z) 2 each; a token and warp: B and C 4 N, from

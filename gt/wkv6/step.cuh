@@ -7,7 +7,8 @@
  *     lanes move a row in 16-byte pieces.  A block moves SLOTS = THREADS / LANES rows at a time.  A lane has ROWS rows,
  *     SLOTS apart.  N = V = 64: 16 lanes, 128 threads, 8 rows each.
  * grid B * H * tiles of columns; one launch, no workspace.
- * registers: 4 ROWS numbers of the state (8 to 64), for all tokens of the call.
+ * registers: 4 ROWS numbers of the state (8 to 64), for all tokens of the call.  They are stored when the last
+ *     token to commit is done.
  * shared, for TOKENS tokens at a time: (r, k, keep, factor) of every row, v, and the partial sums of y of every warp.
  *     N = V = 64: 2.3 KB at one token, 9 KB at 4.  N = V = 256: 25 KB.
  * bytes of a head: the state once each way, 8 N V (32 KB at N = V = 64); v and y once; r, k and w once a tile.

@@ -39,6 +39,8 @@ static const test_field fields[] = {TEST_FIELD(wkv_ssm, wkv6.V, 'v'),
         BAD(wkv_ssm, part.saved, 'l', 64, GT_ERROR_VALUE, #part ".saved is set"),                                      \
         BAD(wkv_ssm, part.workspace, 'l', 64, GT_ERROR_VALUE, #part ".workspace is set"),                              \
         BAD(wkv_ssm, part.slots, 'l', 64, GT_ERROR_VALUE, #part ".slots is set"),                                      \
+        BAD(wkv_ssm, part.tokens, 'l', 64, GT_ERROR_VALUE, #part ".tokens is set"),                                    \
+        BAD(wkv_ssm, part.commit, 'l', 64, GT_ERROR_VALUE, #part ".commit is set"),                                    \
         BAD(wkv_ssm, part.decay_out, 'l', 64, GT_ERROR_VALUE, #part ".decay_out is set"),                              \
         BAD(wkv_ssm, part.piece_states, 'l', 64, GT_ERROR_VALUE, #part ".piece_states is set"),                        \
         BAD(wkv_ssm, part.piece_decays, 'l', 64, GT_ERROR_VALUE, #part ".piece_decays is set"),                        \
