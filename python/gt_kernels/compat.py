@@ -251,6 +251,31 @@ def _spread(states, bounds, firsts):
     return zeros.index_put((firsts,), states.float())
 
 
+# ---- states of updates ----
+
+def _is_expanded(tensor, *dims):
+    """Whether each of the dimensions repeats one element."""
+    return all(tensor.shape[dim] == 1 or tensor.stride(dim) == 0 for dim in dims)
+
+
+def _take_rows(pool, indices):
+    """(the rows of a state that indices name, where they lie, whether each index is in the pool).  Without indices: the
+    state itself.  An index outside reads some row."""
+    if indices is None:
+        return pool, None, None
+    places = indices.long().clamp(0, pool.shape[0] - 1)
+    return pool.index_select(0, places), places, places == indices
+
+
+def _put_rows(pool, places, named, rows):
+    """Writes what _take_rows took; a row whose index is outside must be unchanged.  It could still overwrite that of
+    another batch element: where there is one in the pool, the others write that one's row once more."""
+    if len(rows):
+        count = torch.arange(len(rows), device=rows.device)
+        source = torch.where(named, count, named.to(torch.int32).argmax())
+        pool.index_copy_(0, places[source], rows[source])
+
+
 # ---- mamba_ssm ----
 
 _CHUNK_SCAN = _Function(
@@ -411,37 +436,54 @@ _UPDATE, _UPDATE_HEADS = (_Function("selective_state_update", tensors) for tenso
     "state_batch_indices? i B"))
 
 
+def _is_head_wise(sizes, dt, A, dt_bias):
+    """Whether ssd_step takes the update: one A, dt and dt_bias a head, and a head size that its kernel has."""
+    return ("P" in sizes and sizes["P"] <= 256 and _is_expanded(A, 1, 2) and _is_expanded(dt, 2)
+            and (dt_bias is None or _is_expanded(dt_bias, 1)))
+
+
 @named(_UPDATE.name, u="x", Bm="B", Cm="C", Dskip="D", slots="state_batch_indices")
 @torch.no_grad()
 def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False,
                            state_batch_indices=None):
-    """One token.  state [B,D,N] or [B,H,P,N], updated in place; x dt z [B,D] or [B,H,P]; A [D,N] or [H,P,N]; B C [B,N] or
-    [B,G,N]; D dt_bias [D] or [H,P].  state_batch_indices [B]: rows of state."""
+    """One token.  state [B,D,N] or [B,H,P,N], updated in place; x dt z [B,D] or [B,H,P]; A [D,N] or [H,P,N]; B C [B,N]
+    or [B,G,N]; D dt_bias [D] or [H,P].  state_batch_indices [B]: rows of state.
+
+    ssd_step serves heads whose A, dt and dt_bias are expanded over P and N, as Mamba-2 has them; selective_scan_step
+    serves the others.  The step works in place on a state that is float32 and contiguous: the call is one kernel."""
     function = _UPDATE_HEADS if isinstance(state, torch.Tensor) and state.dim() == 4 else _UPDATE
     sizes = function.check(state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices)
     function.check_groups(sizes.get("H", 1), B=(B, B.shape[1] if B.dim() == 3 else 1),
                           C=(C, C.shape[1] if C.dim() == 3 else 1))
     function.check_pool("state", state, sizes["B"], state_batch_indices)
-    dtype, shape = x.dtype, x.shape
+    dtype, shape, softplus = x.dtype, x.shape, bool(dt_softplus)
     x, B, C, z = _together(x, B, C, z)
-    rows = state.flatten(1, -2)
-    in_place = state.dtype == torch.float32 and state.is_contiguous()
-    pool = rows if in_place else rows.float().contiguous()
+    pool, places = state, None
+    arrays = {"slots": state_batch_indices}
+    if state.dtype != torch.float32 or not state.is_contiguous():
+        rows, places, named = _take_rows(state, state_batch_indices)
+        pool = rows.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        arrays = {} if places is None else {"tokens": named.to(torch.int32)}  # no token for an index outside
 
-    def channels(tensor):
-        return None if tensor is None else tensor.flatten(1)[:, None]
-
-    def parameter(tensor):
-        return None if tensor is None else tensor.flatten()
+    def token(tensor):
+        return None if tensor is None else tensor[:, None]
 
     def groups(tensor):
         return tensor[:, None, None] if tensor.dim() == 2 else tensor[:, None]
 
-    y = gt.selective_scan_step(
-        channels(x), channels(dt), A.flatten(0, -2), groups(B), groups(C), parameter(D), channels(z),
-        parameter(dt_bias), pool, softplus=bool(dt_softplus), slots=state_batch_indices)
-    if not in_place:
-        state.copy_(pool.view(state.shape))
+    if _is_head_wise(sizes, dt, A, dt_bias):
+        skip = D[:, 0] if D is not None and _is_expanded(D, 1) else D
+        y = gt.ssd_step(token(x), token(dt[..., 0]), A[:, 0, 0], groups(B), groups(C), skip, token(z),
+                        None if dt_bias is None else dt_bias[:, 0], pool, softplus=softplus, **arrays)
+    else:
+        x, dt, z = (None if tensor is None else tensor.flatten(1) for tensor in (x, dt, z))
+        D, dt_bias = (None if tensor is None else tensor.flatten() for tensor in (D, dt_bias))
+        y = gt.selective_scan_step(token(x), token(dt), A.flatten(0, -2), groups(B), groups(C), D, token(z), dt_bias,
+                                   pool.flatten(1, -2), softplus=softplus, **arrays)
+    if places is not None:
+        _put_rows(state, places, named, pool.to(state.dtype))
+    elif pool is not state:
+        state.copy_(pool)
     return y.reshape(shape).to(dtype)
 
 
@@ -536,26 +578,27 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
         y = gt.conv1d_step(tokens.transpose(1, 2), weight, bias, conv_state, activation=activation,
                            slots=conv_state_indices).transpose(1, 2)
         return y.squeeze(-1) if x.dim() == 2 else y
-    rows = conv_state
-    if conv_state_indices is not None:
-        used = (conv_state_indices >= 0) & (conv_state_indices < sizes["R"])
-        rows = conv_state[conv_state_indices.where(used, 0)]
+    pool, tokens = conv_state.transpose(1, 2), tokens.transpose(1, 2)
+    rows, places, named = _take_rows(pool, conv_state_indices)
     if cache_seqlens is None:
-        before = rows[..., S - (W - 1):]
-        after = torch.cat([rows, tokens.to(rows.dtype)], -1)[..., T:]
+        inputs = torch.cat([rows, tokens], 1)
+        after, inputs = inputs[:, T:], inputs[:, S - (W - 1):]
+        if inputs.dtype == torch.float64:
+            inputs = inputs.float()
+        y = gt.conv1d(inputs, weight, bias, activation=activation)[:, W - 1:].to(x.dtype)
     else:
-        places = torch.arange(-(W - 1), T, device=x.device) + cache_seqlens.long()[:, None]
-        places = (places % S)[:, None].expand(-1, rows.shape[1], -1)
-        before = rows.gather(2, places[..., :W - 1])
+        at = torch.arange(-(W - 1), T, device=x.device) + cache_seqlens.long()[:, None]
+        at = (at % S)[..., None].expand(-1, -1, rows.shape[2])
         new = min(T, S)  # of more tokens than places the last ones stay
-        after = rows.scatter(2, places[..., places.shape[2] - new:], tokens[..., T - new:].to(rows.dtype))
-    y = gt.conv1d(tokens.transpose(1, 2), weight, bias, before, activation=activation).transpose(1, 2)
-    if conv_state_indices is None:
-        conv_state.copy_(after)
+        after = rows.scatter(1, at[:, at.shape[1] - new:], tokens[:, T - new:].to(rows.dtype))
+        before = rows.gather(1, at[:, :W - 1]).transpose(1, 2)
+        y = gt.conv1d(tokens, weight, bias, before, activation=activation)
+    if places is None:
+        pool.copy_(after)
     else:
-        conv_state[conv_state_indices[used]] = after[used]
-        y = torch.where(used[:, None, None], y, 0)
-    return y.squeeze(-1) if x.dim() == 2 else y
+        y = y.masked_fill(~named[:, None, None], 0)
+        _put_rows(pool, places, named, torch.where(named[:, None, None], after.to(rows.dtype), rows))
+    return y[:, 0] if x.dim() == 2 else y.transpose(1, 2)
 
 
 # ---- RWKV-LM ----

@@ -499,6 +499,8 @@ class Compat(unittest.TestCase):
         heads = {"state": r(5, H, P, N), "x": r(B, H, P), "dt": r(B, H, P), "A": -torch.rand(H, P, N), "B": r(B, G, N),
                  "C": r(B, G, N), "D": r(H, P), "z": r(B, H, P), "dt_bias": r(H, P),
                  "state_batch_indices": torch.tensor([1, 0])}
+        tied = {**heads, "dt": r(B, H, 1).expand(B, H, P), "A": A[:, None, None].expand(H, P, N),
+                "D": r(H, 1).expand(H, P), "dt_bias": r(H, 1).expand(H, P)}
         norm = {"x": r(3, 5, 12), "weight": r(12), "bias": r(12), "z": r(3, 5, 12), "group_size": 4}
         conv = {"x": r(B, D, T), "weight": r(D, W), "bias": r(D)}
         conv_update = {"x": r(B, D, T), "conv_state": r(B, D, W - 1), "weight": r(D, W), "bias": r(D)}
@@ -518,6 +520,7 @@ class Compat(unittest.TestCase):
                 (compat.selective_scan_fn, {**scan, "B": r(D, N), "C": r(D, N)}),
                 (compat.selective_scan_fn, {**scan, "B": r(D, N), "C": r(B, 1, N, T)}),
                 (compat.selective_state_update, update), (compat.selective_state_update, heads),
+                (compat.selective_state_update, tied),
                 (compat.layernorm_fn, norm), (compat.rms_norm_gated, norm), (compat.rmsnorm_fn, norm),
                 (compat.causal_conv1d_fn, {**conv, "seq_idx": seq_idx}),
                 (compat.causal_conv1d_fn, {**conv, "initial_states": r(B, D, W - 1), "return_final_states": True,

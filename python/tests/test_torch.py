@@ -3,6 +3,7 @@ PyTorch does with an operator.  On the CPU, and on a GPU if there is one."""
 
 import contextlib
 import ctypes
+import functools
 import tempfile
 import unittest
 import unittest.mock
@@ -523,6 +524,57 @@ class Steps(unittest.TestCase):
                     for untouched in (0, 1, 3, 4, 6):
                         self.assertTrue(torch.equal(pool[untouched], before[untouched]))
 
+    def test_tokens_and_commit(self):
+        """Each element has the bits of steps of its own tokens, and its state those of what it commits."""
+        T, cases = 6, ((6, 6), (6, 2), (3, 3), (4, 0), (0, 0), (7, 2), (-1, 0), (3, 4), (3, -1), (5, 5))
+        for device in DEVICES:
+            for op in STEPPED:
+                tensors = make(op, device, B=len(cases), T=T)
+                pool = torch.randn(12, *tensors["state"].shape[1:], device=device)
+                slots = torch.tensor([3, 5, 0, 1, 2, 4, 6, 7, 8, -1], dtype=torch.int32, device=device)
+                counts = torch.tensor(cases, device=device)
+                for kind in (torch.int32, torch.int64):
+                    for given in (("tokens", "commit"), ("tokens",), ("commit",)):
+                        with self.subTest(op=op, device=device, given=given, kind=kind), torch.no_grad():
+                            arrays = {name: counts[:, at].to(kind).contiguous()
+                                      for at, name in enumerate(("tokens", "commit")) if name in given}
+                            state = pool.clone()
+                            y = self.stepped(op, tensors, state, (T,), slots=slots, **arrays)
+                            for b, (count, commit) in enumerate(cases):
+                                count = count if "tokens" in given else T
+                                commit = commit if "commit" in given else count
+                                self.check_element(op, tensors, pool, state, y, b, int(slots[b]), count, commit)
+                            self.assertTrue(torch.equal(state[9:], pool[9:]))
+
+    def check_element(self, op, tensors, before, after, y, b, row, count, commit):
+        T = y.shape[1]
+        if not 0 <= commit <= count <= T or row < 0:
+            count = commit = 0
+        self.assertFalse(y[b, count:].any())
+        alone = {name: value[b:b + 1] if value.shape[:2] == (len(y), T) else value for name, value in tensors.items()}
+        for length, state in ((count, None), (commit, after)):
+            right = before[row:row + 1].clone() if row >= 0 else torch.zeros_like(before[:1])
+            if length:
+                found = self.stepped(op, alone, right, (length,))
+                if state is None:
+                    self.assertTrue(torch.equal(found[0], y[b, :count]))
+            if state is not None and row >= 0:
+                self.assertTrue(torch.equal(right[0], state[row]))
+
+    def test_bad_tokens(self):
+        for op in STEPPED:
+            for name in ("tokens", "commit"):
+                for bad, text in ((torch.zeros(3), "dtype torch.float32: must be int32 or int64"),
+                                  (torch.zeros(2, dtype=torch.int32), r"shape \[2\]: must have 3 elements"),
+                                  (torch.zeros(3, 1, dtype=torch.int32), r"shape \[3, 1\]: must have 3 elements"),
+                                  (torch.zeros(3, dtype=torch.int32, device="meta"), "meta: must be on cpu")):
+                    tensors = make(op, B=3, T=4)
+                    state = tensors["state"].detach().clone()
+                    with torch.no_grad(), self.assertRaisesRegex(
+                            ArgumentError, f"^gt_kernels.torch.{op}_step: {name} (has|is on) {text}"):
+                        self.stepped(op, tensors, state, (4,), **{name: bad})
+                    self.assertTrue(torch.equal(state, tensors["state"]))
+
     def test_refusals(self):
         tensors = make("conv1d", T=1)
         with self.assertRaisesRegex(UnsupportedError, "no gradients"):
@@ -806,7 +858,7 @@ class PyTorch(unittest.TestCase):
                                       ([v.detach() for v in values] + [*packed, *options] + [True] * states))
                 if op in STEPPED:
                     plain = [v.detach() for v in values]
-                    torch.library.opcheck(getattr(ops, f"{op}_step").default, (*plain, None, *options))
+                    torch.library.opcheck(getattr(ops, f"{op}_step").default, (*plain, None, None, None, *options))
 
     def check_compiled(self, backend, device):
         for op in INPUTS:
@@ -839,16 +891,19 @@ class PyTorch(unittest.TestCase):
         self.check_compiled("inductor", "cuda")
 
     def test_compiled_step(self):
-        for op in STEPPED:
+        arrays = {name: torch.tensor(values, dtype=torch.int32)
+                  for name, values in (("slots", [2, -1, 0]), ("tokens", [2, 1, 2]), ("commit", [1, 1, 2]))}
+        for op, given in zip(STEPPED, (arrays, {}, arrays, arrays)):
             with torch.no_grad():
                 torch._dynamo.reset()
-                tensors = make(op, T=1)
+                tensors = make(op, B=3, T=2)
                 values = [tensors[name].detach() for name in INPUTS[op].split()[:-1]]
-                step = torch.compile(lambda *a, op=op: getattr(gt, f"{op}_step")(*a) + 1, fullgraph=True, backend="aot_eager")
+                step = functools.partial(getattr(gt, f"{op}_step"), **given)
+                compiled_step = torch.compile(lambda *a, step=step: step(*a) + 1, fullgraph=True, backend="aot_eager")
                 plain, compiled = tensors["state"].detach().clone(), tensors["state"].detach().clone()
                 for _ in range(3):
-                    y = getattr(gt, f"{op}_step")(*values, plain) + 1
-                    self.assertTrue(torch.equal(step(*values, compiled), y), op)
+                    y = step(*values, plain) + 1
+                    self.assertTrue(torch.equal(compiled_step(*values, compiled), y), op)
                 self.assertTrue(torch.equal(plain, compiled), op)
 
     def test_who_looks_at_calls_sees_them(self):
@@ -972,7 +1027,7 @@ class PyTorch(unittest.TestCase):
             options = {"wkv6": (0, 1.0, 0), "ssd": (0, 0, 0.0, 0.0, 0), "selective_scan": (0, 0), "conv1d": (0,)}[op]
             step = getattr(gt, f"{op}_step")
             for use in (step, torch.compile(step, backend="aot_eager"),
-                        lambda *v: getattr(torch.ops.gt_kernels, f"{op}_step")(*v, None, *options)):
+                        lambda *v: getattr(torch.ops.gt_kernels, f"{op}_step")(*v, None, None, None, *options)):
                 state = tensors["state"].detach().clone()
                 y = call(gt, op, {**tensors, "state": state})[0]
                 with torch.no_grad():

@@ -106,11 +106,14 @@ def wkv6(r, k, v, w, u=None, state=None, *, decay="raw", scale=1.0, final_state=
     return _call("wkv6", (r, k, v, w, u, state, cu_seqlens, seq_count), options, final_state, recompute)
 
 
-def wkv6_step(r, k, v, w, u, state, *, decay="raw", scale=1.0, slots=None):
+def wkv6_step(r, k, v, w, u, state, *, decay="raw", scale=1.0, slots=None, tokens=None, commit=None):
     """1 to 16 new tokens: as wkv6, with `state` read and updated in place.  With slots [B] (int32) state is a pool
-    [rows,H,N,V], of which batch element b has row slots[b]; one outside of the pool is skipped, its y is 0."""
+    [rows,H,N,V], of which batch element b has row slots[b]; one outside of the pool is skipped, its y is 0.
+    Speculative decoding: element b has tokens[b] of the T tokens (None: T), and y is 0 for the others.  The first
+    commit[b] of them enter the state (None: all of its tokens); send the rest again.  Both are int32 [B].  An element
+    is skipped unless 0 <= commit[b] <= tokens[b] <= T."""
     options = (_choice("wkv6_step", "decay", _DECAY, decay), _float("wkv6_step", "scale", scale), 0)
-    return _step("wkv6", (r, k, v, w, u, state, slots), options)
+    return _step("wkv6", (r, k, v, w, u, state, slots, tokens, commit), options)
 
 
 def ssd(x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softplus=False, dt_limit=None,
@@ -123,9 +126,10 @@ def ssd(x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softp
                   _int("ssd", "segments", segments)), final_state, recompute)
 
 
-def ssd_step(x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, dt_limit=None, slots=None):
-    """1 to 16 new tokens: as ssd, with `state` read and updated in place; slots as in wkv6_step."""
-    return _step("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots),
+def ssd_step(x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, dt_limit=None, slots=None, tokens=None,
+             commit=None):
+    """1 to 16 new tokens: as ssd, with `state` updated in place.  slots, tokens, commit: as in wkv6_step."""
+    return _step("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots, tokens, commit),
                  (_flag("ssd_step", "softplus", softplus), *_dt_limit("ssd_step", dt_limit), 0))
 
 
@@ -138,9 +142,10 @@ def selective_scan(u, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=Non
                  final_state, recompute)
 
 
-def selective_scan_step(u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, slots=None):
-    """1 to 16 new tokens: as selective_scan, with `state` read and updated in place; slots as in wkv6_step."""
-    return _step("selective_scan", (u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots),
+def selective_scan_step(u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, slots=None, tokens=None,
+                        commit=None):
+    """1 to 16 new tokens: as selective_scan, with `state` updated in place.  slots, tokens, commit: as in wkv6_step."""
+    return _step("selective_scan", (u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots, tokens, commit),
                  (_flag("selective_scan_step", "softplus", softplus), 0))
 
 
@@ -151,10 +156,10 @@ def conv1d(x, weight, bias=None, state=None, *, activation=None, final_state=Fal
     return _call("conv1d", (x, weight, bias, state, cu_seqlens, seq_count), (activation,), final_state)
 
 
-def conv1d_step(x, weight, bias, state, *, activation=None, slots=None):
-    """1 to 16 new tokens: as conv1d, with `state` read and updated in place; slots as in wkv6_step."""
+def conv1d_step(x, weight, bias, state, *, activation=None, slots=None, tokens=None, commit=None):
+    """1 to 16 new tokens: as conv1d, with `state` updated in place.  slots, tokens, commit: as in wkv6_step."""
     activation = _choice("conv1d_step", "activation", _ACTIVATION, activation)
-    return _step("conv1d", (x, weight, bias, state, slots), (activation,))
+    return _step("conv1d", (x, weight, bias, state, slots, tokens, commit), (activation,))
 
 
 def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, conv_state=None, state=None, *,

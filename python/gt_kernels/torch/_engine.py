@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from .. import c
 from ._errors import check_tensor, refuse, rename
 from ._operators import OPERATORS, beside, gradient, leaf, schema_name
-from ._plan import Planner
+from ._plan import OF_STEPS, Planner
 
 MAX_PLANS = 4096  # of one operator: a program whose shapes never repeat must not keep them all
 warn_on_copy = [False]
@@ -120,10 +120,10 @@ class Engine:
         self.names = {"infer": inputs + packed, "forward": inputs + packed,
                       "backward": (*gradients, *saved, *kept) + inputs + packed}
         if operator.has_steps:
-            self.names["step"] = inputs[:-1] + ("state_out", "slots")
+            self.names["step"] = inputs[:-1] + ("state_out",) + OF_STEPS
         # what has to be converted; "-": nothing
         self.kinds = "".join(tensor.kind for tensor in operator.tensors) + "i" * len(packed)
-        self.step_kinds = self.kinds[: len(inputs) - 1] + "-i"
+        self.step_kinds = self.kinds[: len(inputs) - 1] + "-" + "i" * len(OF_STEPS)
         self.option_count = len(operator.options)
         self.results = tuple(output.field for output in operator.outputs) + saved
         self.gradients = tuple(gradient(tensor.field) for tensor in operator.tensors
@@ -144,7 +144,7 @@ class Engine:
 
     def define(self):
         optional = {tensor.name for tensor in self.operator.tensors if tensor.optional}
-        optional |= {"cu_seqlens", "seq_count", "slots", "saved"}
+        optional |= {"cu_seqlens", "seq_count", "saved", *OF_STEPS}
         optional |= {schema_name(self.operator.outputs[i].field) for i in self.kept}
         optional |= {schema_name(gradient(output.field)) for output in self.operator.outputs if not output.like}
         options = [f"{kind} {leaf(field)}" for field, kind in self.operator.options]
@@ -362,7 +362,7 @@ class Engine:
         return self.execute("infer", plan, present)
 
     def step(self, tensors, options):
-        """Returns y; the state, which comes before the slots, is updated in place."""
+        """Returns y; the state, which comes before the arrays of steps, is updated in place."""
         if _any_autocast():
             tensors = self.convert("step", tensors)
         if not _is_plain():

@@ -11,6 +11,7 @@ from ._operators import all_fields, beside, find, gradient, leaf, put, schema_na
 DTYPES = {torch.float32: c.GT_F32, torch.bfloat16: c.GT_BF16, torch.float16: c.GT_F16}
 
 
+OF_STEPS = ("slots", "tokens", "commit")  # integers [B] that a step takes, each may be None
 _NO_DEFAULT = ("eps", "scale", "H", "N", "G")  # options
 
 
@@ -90,7 +91,8 @@ class Planner:
         self.query = getattr(c, f"gt_{operator.name}_workspace")
         self.words = {field: offset // 8 for field, _, offset in all_fields(operator.struct)}
         self.tensors = {tensor.name: tensor for tensor in operator.tensors}
-        self.field_of, self.kind_of = {}, {"cu_seqlens": "i", "seq_count": "i", "slots": "i", "saved": "b"}
+        self.field_of, self.kind_of = {}, {"cu_seqlens": "i", "seq_count": "i", "saved": "b"}
+        self.kind_of.update(dict.fromkeys(OF_STEPS, "i"))
         self.state_of_step = {}  # in a step a state is read and written in place
         for tensor in operator.tensors:
             self.field_of[tensor.name], self.kind_of[tensor.name] = tensor.field, tensor.kind
@@ -223,8 +225,9 @@ class Planner:
                     self.length(given, "seq_count", 1, 1)
                 elif "seq_count" in given:
                     self.fail(c.GT_ERROR_VALUE, "seq_count is given without cu_seqlens")
+                for array in OF_STEPS:
+                    self.length(given, array, 0, sizes["B"])
                 if "slots" in given:
-                    self.length(given, "slots", 0, sizes["B"])
                     rows = struct.slot_capacity = value.shape[0] if value.dim() else 0
                     if not rows:  # to the C API 0 is a default
                         self.fail(c.GT_ERROR_SIZE, f"{name} has shape {list(value.shape)}: the pool has no row")
