@@ -11,12 +11,6 @@
 enum { G3_STEPS = 1000 };                         /* gate G3 looks at the training after this many steps */
 enum { SCALE_STEPS = 1000, SCALE_MAX = 1 << 24 }; /* see SCALE_PER_TOKEN */
 
-double hy_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* ---- signals --------------------------------------------------------------------------------- */
 
 static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP};

@@ -27,6 +27,7 @@ typedef struct trainer {
     const char *mode; /* "train", or the option that says what to do: "resume", "init", "eval" ... */
     hy_text text;
     int32_t first_token;    /* of the text */
+    int prompt_tokens;      /* that a sample starts with */
     char data[HY_TEXT_MAX]; /* its path */
     hy_file file;           /* the model file that is read; no path: none */
     int data_is_files;      /* 1: it says where the text is */
@@ -83,8 +84,6 @@ gt_status hy_run_training(trainer *t);
 
 /* Evaluates a complete run, and adds that to the last row of its log.  The log is open: see hy_log_reopen. */
 gt_status hy_complete_log(trainer *t);
-
-double hy_now(void); /* seconds of a clock that only goes forward */
 
 /* The first signal that asked the run to end; 0: none. */
 int hy_interrupted(void);
