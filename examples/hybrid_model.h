@@ -229,11 +229,11 @@ gt_status hy_model_read_activation(hy_model *model, int i, double *numbers);
 /* Starts new sequences. */
 gt_status hy_model_reset(hy_model *model);
 
-/* Appends n >= 1 tokens to each sequence, tokens [samples, n], and gives the logits [samples, vocab] after the last one.
- * A backend may record the work of a single token, and replay it for later ones. */
+/* Appends n >= 1 tokens to each sequence, tokens [samples, n], and gives the logits [samples, vocab] after the last
+ * one.  A backend may record the work of a single token, and replay it for later ones. */
 gt_status hy_model_feed(hy_model *model, const int32_t *tokens, int n, double *logits);
 
-/* Bytes that one more token of all sequences has to move: every weight is read once, every state is read and written. */
+/* Bytes that one more token of all sequences moves at least: each weight is read once, each state read and written. */
 double hy_model_token_bytes(const hy_model *model);
 
 /* ---- gates --------------------------------------------------------------------------------- */

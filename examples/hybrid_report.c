@@ -79,8 +79,8 @@ gt_status hy_print_sample(trainer *t) {
     return status == GT_OK ? hy_flush_report() : status;
 }
 
-/* On a terminal as it is made and with nothing that a terminal should not get, else byte for byte.  A single sample that
- * goes to a file or a pipe is alone there. */
+/* On a terminal as it is made and with nothing that a terminal should not get, else byte for byte.  A single sample
+ * that goes to a file or a pipe is alone there. */
 gt_status hy_print_text(trainer *t) {
     const int is_terminal = t->screen.is_terminal, is_alone = !is_terminal && t->options.batch == 1;
     hy_printer printer = {.out = stdout, .raw = !is_terminal};
