@@ -79,12 +79,6 @@ gt_status hy_evaluate(trainer *t, int64_t limit, double *loss) {
     return status;
 }
 
-int hy_count_gates(const trainer *t, hy_verdict verdict) {
-    int count = 0;
-    for (int i = 0; i < t->gate_count; i++) count += t->gates[i].verdict == verdict;
-    return count;
-}
-
 /* Linear warm-up, then a cosine from lr to min_lr; step counts from 1. */
 static double learning_rate(const hy_options *o, int64_t step) {
     if (step <= o->warmup) return o->lr * (double)step / (double)o->warmup;

@@ -94,9 +94,11 @@ gt_status hy_resume_run(trainer *t);
 /* Mean loss over the held-out part, or over its first `limit` tokens (0: all) in whole windows. */
 gt_status hy_evaluate(trainer *t, int64_t limit, double *loss);
 
-int hy_count_gates(const trainer *t, hy_verdict verdict);
-
 /* ---- hybrid_report.c -------------------------------------------------------------------------- */
+
+double hy_now(void); /* seconds of a clock that only goes forward */
+
+int hy_count_gates(const trainer *t, hy_verdict verdict);
 
 typedef struct hy_phrase {
     char text[64];
