@@ -79,6 +79,10 @@ part --model HY --dtype bf16 --batch 8 --bench 64 --bench-cpu
 for model in GF-MH CP HY-M1 RWKV-6 Mamba-2 Mamba-1 8M; do part --model $model --bench 256; done
 part --model 8M --batch 16 --bench 1024
 part --model HY --bench 256 --bench-batch 64
+# text from random weights: a token of 1 sample and of 64, of HY and of 130 million parameters
+generation="--bench 128 --bench-batch 1,64 --bench-generate --bench-runs 10"
+# shellcheck disable=SC2086 # several options
+for sizes in "" "--hidden 768 --layers 11 --head-size 64 --d-state 128"; do part --model HY $sizes $generation; done
 # what the plan says and what was taken
 echo "# hybrid_train --plan 8,64 --seq 256, on this device and on none" >>"$file"
 for model in HY HY-M1 8M; do

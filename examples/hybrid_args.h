@@ -324,12 +324,12 @@ static inline hy_bias_args decay_base_of(const hy_model *m, int l, const pass *p
                           .dy = m->grad.decay, .dbias = grad_of(m, m->layer[l].decay_base)};
 }
 
-/* The head on rows `first` ... of the last residual stream; the weight is the embedding. */
-static inline gt_rmsnorm_linear_args head_of(const hy_model *m, const pass *p, int64_t first) {
-    return (gt_rmsnorm_linear_args){.M = p->M - first, .D = m->C, .O = m->V,
+/* The head; the weight is the embedding. */
+static inline gt_rmsnorm_linear_args head_of(const hy_model *m, const pass *p) {
+    return (gt_rmsnorm_linear_args){.M = p->M, .D = m->C, .O = m->V,
                                     .dtype = m->be->dtype, .eps = model_eps,
                                     .accumulate = m->accumulate,
-                                    .x = act_at(m, m->x_last, first * m->C),
+                                    .x = m->x_last,
                                     .weight = weight_of(m, m->embedding),
                                     .gamma = value_of(m, m->final_norm), .y = m->logits,
                                     .dy = m->logits, .dx = m->grad.x,
@@ -339,6 +339,14 @@ static inline gt_rmsnorm_linear_args head_of(const hy_model *m, const pass *p, i
                                     .saved_bytes = p->keep_saved ? m->logits_saved_bytes : 0,
                                     .workspace = m->workspace,
                                     .workspace_bytes = m->workspace_bytes};
+}
+
+/* The head on the last row of each sequence. */
+static inline gt_rmsnorm_linear_args last_head_of(const hy_model *m, const pass *p) {
+    gt_rmsnorm_linear_args head = head_of(m, p);
+    head.M = p->B, head.x_stride = p->T * m->C;
+    head.x = act_at(m, m->x_last, head.x_stride - m->C);
+    return head;
 }
 
 static inline hy_embedding_args embedding_of(const hy_model *m, const pass *p) {

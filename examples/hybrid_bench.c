@@ -1,12 +1,12 @@
-#define _XOPEN_SOURCE 700 /* clock_gettime, getrusage */
+#define _XOPEN_SOURCE 700 /* getrusage */
 #include "hybrid_bench.h"
+#include "hybrid_generate.h"
 #include "hybrid_log.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <time.h>
 
 #define TRY(call)                                                                                                      \
     do {                                                                                                               \
@@ -16,12 +16,6 @@
 #define MIB (1024.0 * 1024.0)
 
 enum { CPU_RUNS = 3 }; /* of the CPU's, which is far slower; after one more */
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 double hy_peak_of_process(void) {
     struct rusage usage;
@@ -42,6 +36,7 @@ typedef struct subject {
     hy_plan plan;
     hy_batch batch;
     double loss_scale;
+    const hy_bench *bench; /* of a generation */
 } subject;
 
 /* On the batch that the model was last given, so that the time is that of the device alone. */
@@ -57,24 +52,43 @@ static gt_status run_step(subject *s) {
     return hy_model_train(s->model, s->batch.input, s->batch.target, NULL, &still);
 }
 
+/* As --generate does it, but nothing is printed.  The host draws the tokens. */
+static gt_status run_generate(subject *s) {
+    const hy_options *o = &s->bench->options;
+    const hy_sampling sampling = {.prompt = "",
+                                  .first = hy_token(s->bench->text, 0),
+                                  .count = o->seq,
+                                  .temperature = o->temperature,
+                                  .top_k = o->top_k,
+                                  .seed = (uint64_t)o->seed + 1};
+    return hy_generate(s->model, s->bench->text, &sampling, NULL, NULL);
+}
+
 typedef struct timed_pass {
     const char *name;
     gt_status (*run)(subject *s);
 } timed_pass;
 
-static const timed_pass inference = {"inf", run_infer};
+static const timed_pass inference = {"inf", run_infer}, generation = {"generate", run_generate};
 static const timed_pass training[] = {{"fwd", run_loss}, {"fwd+bwd", run_gradient}, {"step", run_step}};
 
-/* One run, waited for: by the device's clock, or else by the wall's. */
-static gt_status time_run(subject *s, const timed_pass *pass, double *seconds) {
-    hy_backend *be = s->backend;
-    double start = now();
-    if (be->start_clock) TRY(be->start_clock(be));
-    TRY(pass->run(s));
+/* Calls between these two are timed, and waited for: by the device's clock, or else by the wall's. */
+static gt_status start_timing(hy_backend *be, double *start) {
+    *start = hy_now();
+    return be->start_clock ? be->start_clock(be) : GT_OK;
+}
+static gt_status stop_timing(hy_backend *be, double start, double *seconds) {
     if (be->stop_clock) return be->stop_clock(be, seconds);
     TRY(be->synchronize(be));
-    *seconds = now() - start;
+    *seconds = hy_now() - start;
     return GT_OK;
+}
+
+static gt_status time_run(subject *s, const timed_pass *pass, double *seconds) {
+    double start;
+    TRY(start_timing(s->backend, &start));
+    TRY(pass->run(s));
+    return stop_timing(s->backend, start, seconds);
 }
 
 typedef struct timing {
@@ -98,9 +112,9 @@ static gt_status time_pass(subject *s, const timed_pass *pass, int64_t warm_up, 
 
 /* Columns of a row beyond those of every row; NAN: none. */
 typedef struct further {
-    double cpu_speedup, difference, first_loss, last_loss, gradient;
+    double cpu_speedup, difference, first_loss, last_loss, gradient, floor_ms;
 } further;
-static const further nothing = {NAN, NAN, NAN, NAN, NAN};
+static const further nothing = {NAN, NAN, NAN, NAN, NAN, NAN};
 
 static void print_further(double x) {
     if (isnan(x))
@@ -125,7 +139,8 @@ static gt_status peak_mib(const subject *s, double *mib) {
 static gt_status print_row(const hy_bench *b, const subject *s, const char *pass, timing t, further more) {
     static const char *const dtypes[] = {"f32", "f32", "bf16", "f16"};
     const hy_options *o = &b->options;
-    const double tokens = (double)(o->batch * o->seq), parameters = (double)s->plan.parameters;
+    const int64_t tokens_of_run = pass == generation.name ? o->batch : o->batch * o->seq;
+    const double tokens = (double)tokens_of_run, parameters = (double)s->plan.parameters;
     double mib;
     TRY(peak_mib(s, &mib));
     printf("%s,%s,%s,%s,%lld,%lld,%lld", b->config->name, s->backend->name, dtypes[s->backend->dtype], pass,
@@ -139,6 +154,7 @@ static gt_status print_row(const hy_bench *b, const subject *s, const char *pass
     print_further(more.first_loss);
     print_further(more.last_loss);
     print_further(more.gradient);
+    print_further(more.floor_ms);
     putchar('\n');
     return hy_flush(stdout, "standard output");
 }
@@ -241,11 +257,11 @@ static gt_status bench_steps(hy_bench *b, subject *s) {
                                    .weight_decay = (float)o->weight_decay,
                                    .max_norm = (float)o->clip,
                                    .loss_scale = (float)s->loss_scale};
-        const double start = now();
+        const double start = hy_now();
         hy_batch_random(&s->batch, b->text, b->random);
         TRY(hy_model_train(s->model, s->batch.input, s->batch.target, NULL, &adam));
         TRY(hy_model_result(s->model, &r));
-        const double taken = now() - start;
+        const double taken = hy_now() - start;
         seconds += taken, squares += taken * taken;
         if (step == 0) more.first_loss = r.loss;
         if (r.skipped && s->loss_scale > 1)
@@ -260,29 +276,74 @@ static gt_status bench_steps(hy_bench *b, subject *s) {
     return print_row(b, s, "train", t, more);
 }
 
+/* seq tokens of each of batch samples, from zero states; a row has the time of one token of all samples. */
+static gt_status bench_generation(hy_bench *b, subject *s) {
+    const int64_t seq = b->options.seq;
+    hy_config config = *b->config;
+    further more = nothing;
+    timing t;
+    config.inference = 1, config.samples = (int)b->options.batch;
+    s->bench = b, s->backend = b->backend;
+    b->options.seq = 1; /* the rows that a step has */
+    gt_status status = b->create(b, &config, &s->model, &s->plan);
+    b->options.seq = seq;
+    if (status != GT_OK) return status;
+    TRY(time_pass(s, &generation, warm_up_of(b), b->options.bench_runs, &t));
+    t.mean /= (double)seq, t.deviation /= (double)seq;
+    more.floor_ms = 1e3 * hy_model_token_bytes(s->model) / b->copy_speed;
+    return print_row(b, s, generation.name, t, more);
+}
+
+static gt_status bench_part(hy_bench *b, gt_status (*part)(hy_bench *, subject *)) {
+    subject s = {.model = NULL};
+    gt_status status = part(b, &s);
+    close_subject(&s);
+    return status;
+}
+
 /* All rows of one length and batch, each with a model of its own. */
 static gt_status bench_size(hy_bench *b) {
-    static gt_status (*const parts[])(hy_bench *, subject *) = {bench_inference, bench_training, bench_steps};
-    for (int i = 0; i < 2 + (b->options.bench_steps > 0); i++) {
-        subject s = {.model = NULL};
-        gt_status status = parts[i](b, &s);
-        close_subject(&s);
-        TRY(status);
+    if (b->options.bench_generate) return bench_part(b, bench_generation);
+    TRY(bench_part(b, bench_inference));
+    TRY(bench_part(b, bench_training));
+    return b->options.bench_steps > 0 ? bench_part(b, bench_steps) : GT_OK;
+}
+
+gt_status hy_copy_speed(hy_backend *be, double *bytes_per_s) {
+    enum { RUNS = 10 };
+    const size_t bytes = (size_t)(be->memory_taken ? 256 : 16) << 20; /* of a GPU: far more than its caches hold */
+    void *memory;
+    double best = INFINITY;
+    TRY(be->alloc(be, &memory, 2 * bytes));
+    gt_status status = be->zero(be, memory, 2 * bytes);
+    for (int run = 0; run < RUNS && status == GT_OK; run++) {
+        double start, seconds = INFINITY;
+        status = start_timing(be, &start);
+        if (status == GT_OK) status = be->copy(be, (char *)memory + bytes, memory, bytes);
+        if (status == GT_OK) status = stop_timing(be, start, &seconds);
+        best = fmin(best, seconds);
     }
-    return GT_OK;
+    be->release(be, memory);
+    *bytes_per_s = 2 * (double)bytes / best;
+    return status;
 }
 
 gt_status hy_bench_run(hy_bench *b) {
     const hy_lengths *lengths = &b->options.bench, *batches = &b->options.bench_batch;
     const int64_t batch = b->options.batch;
     const char *commit = getenv("GT_COMMIT");
-    printf("# %s; %s%smean of %lld runs after %lld, by %s%s%s\n", b->backend->device, b->backend->software,
-           *b->backend->software ? "; " : "", (long long)b->options.bench_runs, (long long)warm_up_of(b),
+    char copies[64] = "";
+    if (b->options.bench_generate) {
+        TRY(hy_copy_speed(b->backend, &b->copy_speed));
+        snprintf(copies, sizeof copies, "copies %.0f GB/s, read and written; ", b->copy_speed * 1e-9);
+    }
+    printf("# %s; %s%s%smean of %lld runs after %lld, by %s%s%s\n", b->backend->device, b->backend->software,
+           *b->backend->software ? "; " : "", copies, (long long)b->options.bench_runs, (long long)warm_up_of(b),
            b->backend->stop_clock ? "the device's clock" : "the wall's clock", commit ? "; commit " : "",
            commit ? commit : "");
     puts("model,device,dtype,pass,batch,seq,parameters,tokens_per_s,tokens_per_s_per_parameter,latency_ms,peak_mib,"
          "kb_per_token,tokens_per_s_per_1000_parameters,deviation_ms,model_mib,model_kib_per_token,cpu_speedup,"
-         "max_difference,first_loss,last_loss,mean_gradient");
+         "max_difference,first_loss,last_loss,mean_gradient,floor_ms");
     for (int i = 0; i < lengths->count; i++)
         for (int k = 0; k < (batches->count ? batches->count : 1); k++) {
             b->options.seq = lengths->of[i];

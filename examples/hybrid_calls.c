@@ -89,7 +89,7 @@ static double bytes_cross_entropy(const hy_cross_entropy_args *a, int backward) 
 #define F(name, type, bytes)                                                                                           \
     static gt_status make_##name(hy_backend *be, const void *args) { return own.name(be, (const type *)args); }        \
     static gt_status seen_##name(hy_backend *be, const type *a) {                                                      \
-        const hy_call call = {#name, bytes, make_##name, a};                                                           \
+        const hy_call call = {#name, bytes, make_##name, a, sizeof *a};                                                \
         return see(seer, be, &call);                                                                                   \
     }
 OPERATORS
@@ -108,13 +108,13 @@ static gt_status make_copy(hy_backend *be, const void *args) {
 
 static gt_status seen_copy(hy_backend *be, void *to, const void *from, size_t bytes) {
     const copy_args a = {to, from, bytes};
-    const hy_call call = {"copy", 2 * (double)bytes, make_copy, &a};
+    const hy_call call = {"copy", 2 * (double)bytes, make_copy, &a, sizeof a};
     return see(seer, be, &call);
 }
 
 static gt_status seen_zero(hy_backend *be, void *to, size_t bytes) {
     const copy_args a = {to, NULL, bytes};
-    const hy_call call = {"zero", (double)bytes, make_copy, &a};
+    const hy_call call = {"zero", (double)bytes, make_copy, &a, sizeof a};
     return see(seer, be, &call);
 }
 

@@ -10,6 +10,7 @@ typedef struct hy_call {
     double bytes;     /* of its arrays, each input read once and each output written once */
     gt_status (*make)(hy_backend *, const void *args);
     const void *args;
+    size_t args_bytes;
 } hy_call;
 
 /* From now on the operators of `backend` call see(seer, backend, call), which makes the call, by call->make, as it likes;

@@ -76,7 +76,7 @@ static const row rows[] = {
 
     {"Training", .kind = SECTION},
     {"steps", WHOLE, AT(steps), "N", "400", "300", 1, BIG, 1, NULL, "optimiser steps"},
-    {"batch", WHOLE, AT(batch), "N", "8", "16", 1, 65536, 1, NULL, "windows per step"},
+    {"batch", WHOLE, AT(batch), "N", "8", "16", 1, 65536, 1, NULL, "windows per step; of --generate: samples (1)"},
     {"seq", WHOLE, AT(seq), "N", "64", "128", 1, 1048576, 1, NULL, "tokens per window"},
     {"lr", NUMBER, AT(lr), "X", "0.004", "0.002", 0, 10, 0, NULL, "highest learning rate"},
     {"min-lr", NUMBER, AT(min_lr), "X", "lr / 10", NULL, 0, 10, 0, NULL, "where its cosine ends"},
@@ -109,7 +109,8 @@ static const row rows[] = {
     {"init", PATH, AT(init), "FILE", "", .help = "start a new run from FILE's weights"},
     {"eval", PATH, AT(eval), "FILE", "", .help = "no training: the held-out loss of FILE's model on --data"},
     {"generate", PATH, AT(generate), "FILE", "",
-     .help = "no training: --sample bytes of text from FILE's model, after --prompt"},
+     .help = "no training: --sample bytes of text from FILE's model, after --prompt; with --batch so many samples at "
+             "once, whose seeds are --seed and the numbers after it"},
 
     {"Device", .kind = SECTION},
     {"device", CHOICE, AT(device), "NAME", "auto", NULL, 0, 0, 0, devices,
@@ -130,6 +131,8 @@ static const row rows[] = {
      "--bench also trains N steps, at --lr throughout"},
     {"bench-cpu", FLAG, AT(bench_cpu), NULL, "no",
      .help = "--bench also runs inference on the CPU: how much slower it is, and the largest difference"},
+    {"bench-generate", FLAG, AT(bench_generate), NULL, "no",
+     .help = "--bench times generation alone: T tokens of each of B samples at once, and the byte floor of a token"},
     {"profile", FLAG, AT(profile), NULL, "no",
      .help = "no training: where a step goes, by part, operator and pass: time, graph nodes, bytes, share; prints CSV"},
     {"synchronize", FLAG, AT(synchronize), NULL, "no",
@@ -540,6 +543,7 @@ gt_status hy_options_default(hy_options *o, int cuda) {
         o->given[i] = 0;
     }
     if (o->bench.count && !given(o, AT(batch))) o->batch = 8;
+    if (*o->generate && !hy_options_given(o, "batch")) o->batch = 1; /* the file's is of training */
     if (!given(o, AT(min_lr))) o->min_lr = o->lr / 10;
     if (!given(o, AT(warmup))) o->warmup = o->steps / 20;
     if (!given(o, AT(eval_every))) o->eval_every = o->steps / 6;
@@ -584,12 +588,12 @@ static const struct {
     const char *mode, *reads;
 } uses[] = {
     {"eval", " data separator end-symbol tokens split model batch seq device dtype synchronize eval" SIZES},
-    {"generate", " separator end-symbol tokens model seq seed device dtype synchronize generate sample prompt "
+    {"generate", " separator end-symbol tokens model batch seq seed device dtype synchronize generate sample prompt "
                  "temperature top-k" SIZES},
     {"check", " data separator end-symbol tokens vocab split model batch seq seed stateful recompute fuse device dtype "
               "synchronize check" SIZES},
     {"bench", " data separator end-symbol tokens vocab split model batch lr weight-decay clip seed stateful recompute "
-              "fuse device dtype synchronize bench bench-batch bench-runs bench-steps bench-cpu" SIZES},
+              "fuse device dtype synchronize bench bench-batch bench-runs bench-steps bench-cpu bench-generate" SIZES},
     {"list-models", " data separator end-symbol tokens vocab list-models "},
     {"plan", " data separator end-symbol tokens vocab model seq stateful recompute fuse device dtype plan" SIZES},
     {"profile", " data separator end-symbol tokens vocab end-token split model batch seq seed stateful recompute fuse "
@@ -645,6 +649,7 @@ gt_status hy_options_fit_together(const hy_options *o, const char *mode) {
     static const char *const of_samples[] = {"prompt", "temperature", "top-k", "sample-every", ""};
     static const char *const of_drawing[] = {"temperature", "top-k", "seed", ""};
     static const char *const of_top[] = {"top-k", ""}, *const of_evaluations[] = {"eval-tokens", ""};
+    static const char *const of_passes[] = {"stateful", "recompute", "fuse", "bench-steps", "bench-cpu", ""};
     static const char *const of_texts[] = {"separator", ""}, *const of_numbers[] = {"end-token", ""};
     const int trains = is_word_of(mode, training), generates = is_word_of(mode, generating);
     const int reads_documents = trains || (o->profile && o->stateful);
@@ -656,6 +661,7 @@ gt_status hy_options_fit_together(const hy_options *o, const char *mode) {
         status = refuse(o, of_top, "--temperature 0");
     if (status == GT_OK && trains && !o->eval_every && given(o, AT(eval_every)))
         status = refuse(o, of_evaluations, "--eval-every 0");
+    if (status == GT_OK && o->bench_generate) status = refuse(o, of_passes, "--bench-generate");
     if (status != GT_OK || reads_documents) return status;
     snprintf(why, sizeof why, "--%s without --end-symbol%s", mode, o->profile ? " or --stateful" : "");
     if (!o->end_symbol) status = refuse(o, of_texts, why);

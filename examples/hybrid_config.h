@@ -35,7 +35,7 @@ typedef struct hy_options {
     hy_lengths bench_batch; /* none: batch */
     int64_t bench_runs;     /* that a pass of the benchmark is timed */
     int64_t bench_steps;    /* 0: no training in the benchmark */
-    int bench_cpu, profile, synchronize;
+    int bench_cpu, bench_generate, profile, synchronize;
     hy_lengths plan;        /* batches; none: no plan */
     char save[HY_TEXT_MAX]; /* these five: "" = not wanted */
     char resume[HY_TEXT_MAX], init[HY_TEXT_MAX];

@@ -122,38 +122,112 @@ static gt_status print_token(hy_printer *printer, const hy_text *vocabulary, int
 
 /* ---- both ---------------------------------------------------------------------------------- */
 
-/* Draws and prints after the prompt, whose logits are given. */
-static gt_status go_on(hy_model *model, const hy_text *vocabulary, const hy_sampling *s, double *logits,
-                       hy_printer *printer) {
-    uint64_t random = s->seed;
+enum { UNTIMED = 2 }; /* steps: the first call of a device loads its kernels, and the second one is recorded */
+
+/* A prompt of `length` tokens and what is drawn after it. */
+typedef struct generation {
+    hy_model *model;
+    const hy_text *vocabulary;
+    const hy_sampling *sampling;
+    hy_printer *printer;
+    int samples, length;
+    double *logits;   /* [samples, vocab] */
+    int32_t *prompt;  /* [samples, length], the same for each */
+    int32_t *drawn;   /* [count, samples] */
+    uint64_t *random; /* [samples] */
+} generation;
+
+static gt_status print_tokens(const generation *g, const int32_t *token, int64_t count, int64_t step) {
     gt_status status = GT_OK;
-    for (int64_t i = 0; i < s->count && status == GT_OK; i++) {
-        int32_t token = hy_draw(logits, vocabulary->vocab, s->temperature, s->top_k, &random);
-        if (token < 0) return hy_fail(GT_ERROR_MEMORY, "no memory to draw from %d tokens", vocabulary->vocab);
-        if (!isfinite(logits[token])) return hy_fail(GT_ERROR_VALUE, "the model's predictions are not finite");
-        status = print_token(printer, vocabulary, token);
-        if (status == GT_OK && i + 1 < s->count) status = hy_model_feed(model, &token, 1, logits);
+    for (int64_t i = 0; i < count && status == GT_OK; i++)
+        status = print_token(g->printer, g->vocabulary, token[i * step]);
+    return status;
+}
+
+/* Draws a token of each sample. */
+static gt_status draw(const generation *g, int32_t *token) {
+    const hy_sampling *s = g->sampling;
+    const int vocab = g->vocabulary->vocab;
+#ifdef _OPENMP
+#pragma omp parallel for if (g->samples * (int64_t)vocab > 20000)
+#endif
+    for (int b = 0; b < g->samples; b++)
+        token[b] = hy_draw(g->logits + (int64_t)b * vocab, vocab, s->temperature, s->top_k, &g->random[b]);
+    for (int b = 0; b < g->samples; b++) {
+        if (token[b] < 0) return hy_fail(GT_ERROR_MEMORY, "no memory to draw from %d tokens", vocab);
+        if (!isfinite(g->logits[(int64_t)b * vocab + token[b]]))
+            return hy_fail(GT_ERROR_VALUE, "the model's predictions are not finite");
+    }
+    return GT_OK;
+}
+
+/* Draws after the prompt, whose logits are given. */
+static gt_status go_on(const generation *g, hy_pace *pace) {
+    const int64_t count = g->sampling->count;
+    double start = 0;
+    gt_status status = GT_OK;
+    for (int64_t i = 0; i < count && status == GT_OK; i++) {
+        int32_t *token = g->drawn + i * g->samples;
+        if (i == UNTIMED) start = hy_now();
+        status = draw(g, token);
+        if (status == GT_OK && g->printer && g->samples == 1) status = print_tokens(g, token, 1, 1);
+        if (status == GT_OK && i + 1 < count) status = hy_model_feed(g->model, token, 1, g->logits);
+    }
+    if (count > UNTIMED + 1) *pace = (hy_pace){count - 1 - UNTIMED, hy_now() - start};
+    return status;
+}
+
+/* Encodes the prompt, once for each sample. */
+static gt_status read_prompt(generation *g) {
+    gt_status status = hy_text_encode(g->vocabulary, g->sampling->prompt, g->prompt, &g->length, 0);
+    if (status == GT_OK && g->length == 0) g->prompt[g->length++] = g->sampling->first;
+    for (int b = 1; b < g->samples && status == GT_OK; b++)
+        memcpy(g->prompt + b * g->length, g->prompt, (size_t)g->length * sizeof *g->prompt);
+    return status;
+}
+
+static gt_status print_samples(const generation *g) {
+    gt_status status = GT_OK;
+    for (int b = 0; b < g->samples && status == GT_OK; b++) {
+        fprintf(g->printer->out, "==> sample %d of %d <==\n", b + 1, g->samples);
+        status = print_tokens(g, g->prompt, g->length, 1);
+        if (status == GT_OK) status = print_tokens(g, g->drawn + b, g->sampling->count, g->samples);
+        hy_print_rest(g->printer);
+        fputc('\n', g->printer->out);
     }
     return status;
 }
 
-gt_status hy_generate(hy_model *model, const hy_text *vocabulary, const hy_sampling *s, hy_printer *printer) {
-    const size_t room = strlen(s->prompt) + 1;
-    int length = 0;
-    double *logits = malloc((size_t)vocabulary->vocab * sizeof *logits);
-    int32_t *token = malloc(room * sizeof *token);
-    gt_status status = logits && token ? hy_text_encode(vocabulary, s->prompt, token, &length, 0)
-                                       : hy_fail(GT_ERROR_MEMORY, "no memory for a prompt of %zu bytes", room - 1);
-    if (status == GT_OK && length == 0) {
-        token[0] = s->first;
-        length = 1;
-    }
-    if (status == GT_OK) status = hy_model_reset(model);
-    if (status == GT_OK) status = hy_model_feed(model, token, length, logits);
-    for (int i = 0; i < length && status == GT_OK; i++) status = print_token(printer, vocabulary, token[i]);
-    free(token);
-    if (status == GT_OK) status = go_on(model, vocabulary, s, logits, printer);
-    hy_print_rest(printer);
-    free(logits);
+static gt_status generate(generation *g, hy_pace *pace) {
+    for (int b = 0; b < g->samples; b++) g->random[b] = g->sampling->seed + (uint64_t)b;
+    gt_status status = read_prompt(g);
+    if (status == GT_OK) status = hy_model_reset(g->model);
+    if (status == GT_OK) status = hy_model_feed(g->model, g->prompt, g->length, g->logits);
+    if (status == GT_OK && g->printer && g->samples == 1) status = print_tokens(g, g->prompt, g->length, 1);
+    if (status == GT_OK) status = go_on(g, pace);
+    if (!g->printer) return status;
+    if (status == GT_OK && g->samples > 1) status = print_samples(g);
+    hy_print_rest(g->printer);
+    return status;
+}
+
+gt_status hy_generate(hy_model *model, const hy_text *vocabulary, const hy_sampling *s, hy_printer *printer,
+                      hy_pace *pace) {
+    const size_t samples = (size_t)hy_model_config(model)->samples, room = strlen(s->prompt) + 1;
+    const size_t drawn = (size_t)s->count + 1;
+    generation g = {model, vocabulary, s, printer, (int)samples, .prompt = malloc(samples * room * sizeof *g.prompt)};
+    hy_pace unused;
+    g.logits = malloc(samples * (size_t)vocabulary->vocab * sizeof *g.logits);
+    g.drawn = malloc(samples * drawn * sizeof *g.drawn);
+    g.random = malloc(samples * sizeof *g.random);
+    if (!pace) pace = &unused;
+    *pace = (hy_pace){0, 0};
+    gt_status status = g.logits && g.prompt && g.drawn && g.random
+                           ? generate(&g, pace)
+                           : hy_fail(GT_ERROR_MEMORY, "no memory for %zu samples of %zu tokens", samples, drawn);
+    free(g.logits);
+    free(g.prompt);
+    free(g.drawn);
+    free(g.random);
     return status;
 }

@@ -20,19 +20,28 @@ gt_status hy_print_byte(hy_printer *printer, uint8_t byte);
 void hy_print_rest(hy_printer *printer);
 
 typedef struct hy_sampling {
-    const char *prompt;
+    const char *prompt; /* of every sample */
     int32_t first;      /* the token to start from if the prompt is empty */
-    int64_t count;      /* bytes to draw */
+    int64_t count;      /* bytes to draw for each sample */
     double temperature; /* 0: always the likeliest */
     int64_t top_k;      /* draw from so many of the likeliest; 0: from all */
-    uint64_t seed;
+    uint64_t seed;      /* of the first sample; the next ones have seed + 1, seed + 2, ... */
 } hy_sampling;
+
+/* How fast tokens came.  The first two steps are left out, since a device records the second one. */
+typedef struct hy_pace {
+    int64_t steps; /* that were timed: tokens of each sample; 0: there were too few */
+    double seconds;
+} hy_pace;
 
 /* A token drawn from softmax(logits / temperature) over the top_k likeliest, of equals the first; -1: no
  * memory. */
 int32_t hy_draw(const double *logits, int vocab, double temperature, int64_t top_k, uint64_t *random);
 
-/* Prints the prompt and what the model goes on with.  The model's decoding sequence is used up. */
-gt_status hy_generate(hy_model *model, const hy_text *vocabulary, const hy_sampling *sampling, hy_printer *printer);
+/* Draws as many samples as the model decodes at once.  Prints the prompt, and what the model goes on with: a single
+ * sample as it is drawn, several one after the other at the end, each below a line with its number.  printer NULL:
+ * nothing is printed.  pace may be NULL.  The model's decoding sequences are used up. */
+gt_status hy_generate(hy_model *model, const hy_text *vocabulary, const hy_sampling *sampling, hy_printer *printer,
+                      hy_pace *pace);
 
 #endif

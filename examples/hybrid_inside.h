@@ -66,7 +66,7 @@ typedef struct layer_acts {
     void *wkv, *wkv_gated; /* [M,C] */
     void *in;              /* [M,2I+2S+Hm]: z, x, B, C, dt; rows of in_row.  Mamba-1: [M,2I]: z, x */
     float *A;              /* [Hm]; Mamba-1: [I,S] */
-    void *conv;            /* [M,I+2S]: x, B, C; Mamba-1: [M,I]: x; without wkv_ssm: of one token, in steps alone */
+    void *conv;            /* [M,I+2S]: x, B, C; Mamba-1: [M,I]: x; without wkv_ssm: of steps alone, [samples,I+2S] */
     void *select, *dt;     /* Mamba-1: [M,2S+R]: B, C, and what dt is made from; [M,I] */
     void *ssd, *ssd_gated; /* [M,I]; Mamba-1 has the latter alone */
     void *branches;        /* a and b, see branch_b */
@@ -109,7 +109,7 @@ typedef struct pass {
     int64_t B, T, M;           /* M = B T */
     const state_set *in, *out; /* NULL = from zero, and not wanted */
     int keep_saved;            /* 1: a backward pass follows */
-    int step;                  /* 1: one token, states updated in place */
+    int step;                  /* 1: one token of each sequence, states updated in place */
 } pass;
 
 /* Initial values of one parameter. */
@@ -259,7 +259,8 @@ static inline pass training_pass(const hy_model *m) {
 }
 static inline pass evaluation_pass(const hy_model *m) { return (pass){.B = m->B, .T = m->T, .M = m->M}; }
 static inline pass decoding_pass(const hy_model *m, int64_t T) {
-    return (pass){.B = 1, .T = T, .M = T, .in = &m->decoding, .out = &m->decoding, .step = T == 1};
+    const int64_t B = m->config.samples;
+    return (pass){.B = B, .T = T, .M = B * T, .in = &m->decoding, .out = &m->decoding, .step = T == 1};
 }
 
 /* ---- what the files call of each other ------------------------------------------------------- */

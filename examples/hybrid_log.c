@@ -1,4 +1,4 @@
-#define _XOPEN_SOURCE 700 /* realpath, getline */
+#define _XOPEN_SOURCE 700 /* realpath, getline, clock_gettime */
 #include "hybrid_log.h"
 #include "hybrid_ops.h"
 #include <errno.h>
@@ -9,7 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
+
+double hy_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 /* ---- streams -------------------------------------------------------------------------------- */
 

@@ -36,6 +36,8 @@ int hy_is_standard(const char *path);
  * name, "" if there is no file. */
 gt_status hy_keep_older(const char *option, const char *path, char *kept, size_t size);
 
+double hy_now(void); /* seconds of a clock that only goes forward */
+
 /* ---- the log -------------------------------------------------------------------------------- */
 
 /* Room for a row. */

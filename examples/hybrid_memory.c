@@ -38,7 +38,7 @@ static void take_mamba(arena *a, hy_model *m, layer_acts *x) {
     int64_t M = m->M;
     x->in = take_acts(a, m, M * in_row(m));
     x->A = take_fp32(a, m, A_numbers(m));
-    x->conv = take_acts(a, m, (has_conv1d(m) ? M : 1) * conv_rows(m));
+    x->conv = take_acts(a, m, (has_conv1d(m) ? M : m->config.samples) * conv_rows(m));
     if (is_mamba1(m)) {
         x->select = take_acts(a, m, M * select_row(m));
         x->dt = take_acts(a, m, M * m->I);
@@ -171,7 +171,7 @@ static gt_status take_all(arena *a, hy_model *m, hy_plan *plan) {
     plan->activations = a->used - before, before = a->used;
     take_backward(training, m);
     plan->backward = a->used - before, before = a->used;
-    take_states(a, m, &m->decoding, 1);
+    take_states(a, m, &m->decoding, m->config.samples);
     if (m->config.stateful) {
         take_states(a, m, &m->carried_in, m->B);
         take_states(a, m, &m->carried_out, m->B);
@@ -261,7 +261,7 @@ static gt_status ask_branches(hy_model *m, const pass *p) {
 /* Asks all operators for one way of running the layers. */
 static gt_status ask_workspace(hy_model *m, const pass *p) {
     hy_backend *be = m->be;
-    gt_rmsnorm_linear_args up = up_of(m, 0, p), head = head_of(m, p, 0);
+    gt_rmsnorm_linear_args up = up_of(m, 0, p), head = head_of(m, p);
     gt_workspace need;
     TRY(ask_norm(m, p, norm_of(m, 0, p)));
     if (m->config.mix == HY_MIX_NORM) {
@@ -306,6 +306,7 @@ static gt_status make_model(hy_backend *be, const hy_config *config, int vocab, 
     TRY(check_number("vocab", vocab, 1, 1 << 20));
     TRY(check_number("batch", B, 1, 1 << 20));
     TRY(check_number("seq", T, 1, 1 << 20));
+    TRY(check_number("samples", c.samples, 1, B));
     hy_model *m = calloc(1, sizeof *m);
     if (!m) return hy_fail(GT_ERROR_MEMORY, "no memory for a model");
     m->be = be, m->config = c, m->seed = seed, m->loss_scale = 1, m->held = -1;

@@ -24,7 +24,7 @@ static gt_status forward_layers(hy_model *m, const pass *p) {
 
 /* ... and to the loss. */
 gt_status hy_forward(hy_model *m, const pass *p) {
-    gt_rmsnorm_linear_args head = head_of(m, p, 0);
+    gt_rmsnorm_linear_args head = head_of(m, p);
     hy_cross_entropy_args loss = cross_entropy_of(m, p);
     TRY(forward_layers(m, p));
     m->be->at.part = "head";
@@ -110,7 +110,7 @@ gt_status hy_model_eval(hy_model *m, const int32_t *tokens, const int32_t *targe
 gt_status hy_model_backward(hy_model *m, int accumulate) {
     if (!m->trained.M) return hy_fail(GT_ERROR_VALUE, "hy_model_backward: no hy_model_forward came before");
     m->accumulate = accumulate;
-    gt_rmsnorm_linear_args head = head_of(m, &m->trained, 0);
+    gt_rmsnorm_linear_args head = head_of(m, &m->trained);
     hy_cross_entropy_args loss = cross_entropy_of(m, &m->trained);
     hy_embedding_args embedding = embedding_of(m, &m->trained);
     m->be->at = (hy_place){"backward", "head"};
@@ -186,14 +186,14 @@ gt_status hy_model_update(hy_model *m, const hy_optimizer *optimizer) {
     return update_params(m);
 }
 
-enum { SLOT_GRADIENT, SLOT_TRAIN, SLOT_INFER, SLOT_LOSS }; /* of hy_backend.run */
+enum { SLOT_GRADIENT, SLOT_TRAIN, SLOT_INFER, SLOT_LOSS, SLOT_STEP }; /* of hy_backend.run */
 
 static gt_status loss_uploaded(void *model) { return forward_training(model); }
 
 static gt_status infer_uploaded(void *model) {
     hy_model *m = model;
     pass p = evaluation_pass(m);
-    gt_rmsnorm_linear_args head = head_of(m, &p, 0);
+    gt_rmsnorm_linear_args head = head_of(m, &p);
     TRY(forward_layers(m, &p));
     m->be->at.part = "head";
     return m->be->rmsnorm_linear_forward(m->be, &head);
@@ -282,17 +282,49 @@ void hy_model_set_steps(hy_model *m, int64_t steps) { m->steps = steps; }
 
 gt_status hy_model_reset(hy_model *m) { return hy_states_zero(m, &m->decoding); }
 
+/* The tokens first ... first + T - 1 of each of the sequences, which have n. */
+static gt_status upload_piece(hy_model *m, const int32_t *tokens, int64_t n, int64_t first, int64_t T) {
+    const int64_t pieces = T == n ? 1 : m->config.samples, length = m->config.samples / pieces * T;
+    for (int64_t i = 0; i < pieces; i++)
+        TRY(m->be->upload(m->be, m->tokens + i * length, tokens + i * n + first, (size_t)length * sizeof *tokens));
+    return GT_OK;
+}
+
+/* The layers, and the head if the logits are wanted. */
+static gt_status decode(hy_model *m, const pass *p, int is_last) {
+    gt_rmsnorm_linear_args head = last_head_of(m, p);
+    TRY(forward_layers(m, p));
+    if (!is_last) return GT_OK;
+    m->be->at.part = "head";
+    return m->be->rmsnorm_linear_forward(m->be, &head);
+}
+
+static gt_status step_uploaded(void *model) {
+    hy_model *m = model;
+    pass p = decoding_pass(m, 1);
+    return decode(m, &p, 1);
+}
+
 gt_status hy_model_feed(hy_model *m, const int32_t *tokens, int n, double *logits) {
+    const int64_t samples = m->config.samples;
     TRY(check_number("n", n, 1, INT32_MAX));
-    TRY(check_tokens(m, "tokens", tokens, n, 0));
+    TRY(check_tokens(m, "tokens", tokens, samples * n, 0));
     m->trained.M = 0;
     for (int64_t done = 0, T; done < n; done += T) {
         T = n - done < m->T ? n - done : m->T;
         pass p = decoding_pass(m, T);
-        gt_rmsnorm_linear_args head = head_of(m, &p, T - 1);
-        TRY(m->be->upload(m->be, m->tokens, tokens + done, (size_t)T * sizeof *tokens));
-        TRY(forward_layers(m, &p));
-        if (done + T == n) TRY(m->be->rmsnorm_linear_forward(m->be, &head));
+        TRY(upload_piece(m, tokens, n, done, T));
+        TRY(p.step ? run_uploaded(m, SLOT_STEP, step_uploaded) : decode(m, &p, done + T == n));
     }
-    return m->be->read(m->be, logits, m->logits, m->be->dtype, m->V);
+    return m->be->read(m->be, logits, m->logits, m->be->dtype, samples * m->V);
+}
+
+double hy_model_token_bytes(const hy_model *m) {
+    const int64_t states = wkv_numbers(m) + ssm_numbers(m) + conv_numbers(m) + shift_numbers(m);
+    double bytes = 2 * (double)(m->config.samples * m->L * states) * (double)m->be->fp32_bytes;
+    for (int i = 0; i < m->param_count; i++) {
+        const hy_param *p = &m->params[i].shown;
+        bytes += (double)p->count * (double)(p->decay ? act_bytes(m) : m->be->fp32_bytes); /* decays: a projection */
+    }
+    return bytes;
 }

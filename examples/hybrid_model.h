@@ -59,6 +59,7 @@ typedef struct hy_config {
     int conv;       /* width of the convolution, 2 to 4: 4 */
     int ffn;        /* FFN width over hidden, 1 to 16: 4 */
     int inference;  /* 1: no gradients and no optimiser, and all layers share their activations: forward alone */
+    int samples;    /* sequences that decode at once, at most the batch: 1 */
     hy_fuse fuse;
     int recompute; /* 1: forward keeps each layer's input alone; backward runs the layer again.  The same numbers */
 } hy_config;
@@ -222,14 +223,18 @@ hy_activation hy_model_activation(const hy_model *model, int i); /* 0 to count -
 gt_status hy_model_read_activation(hy_model *model, int i, double *numbers);
 
 /* ---- decoding ---------------------------------------------------------------------------------
- * One sequence with states of its own: the cost of a token does not depend on how many came before.
+ * config.samples sequences with states of their own.  The cost of a token does not depend on how many came before.
  */
 
-/* Starts a new sequence. */
+/* Starts new sequences. */
 gt_status hy_model_reset(hy_model *model);
 
-/* Appends n >= 1 tokens to the sequence and gives the logits [vocab] after the last one. */
+/* Appends n >= 1 tokens to each sequence, tokens [samples, n], and gives the logits [samples, vocab] after the last
+ * one.  A backend may record the work of a single token, and replay it for later ones. */
 gt_status hy_model_feed(hy_model *model, const int32_t *tokens, int n, double *logits);
+
+/* Bytes that one more token of all sequences moves at least: each weight is read once, each state read and written. */
+double hy_model_token_bytes(const hy_model *model);
 
 /* ---- gates --------------------------------------------------------------------------------- */
 
@@ -252,7 +257,7 @@ typedef struct hy_probe {
                               numbers, which is 1 for the identity; RF: 1 for RWKV */
 } hy_probe;
 
-/* Uses the decoding sequence: reset it afterwards. */
+/* Uses the decoding sequence, which has to be the only one: reset it afterwards. */
 gt_status hy_model_probe(hy_model *model, const int32_t *tokens, const int32_t *targets, hy_probe *probe);
 
 #endif

@@ -101,13 +101,13 @@ static gt_status upload_pieces(hy_backend* be, void* to, size_t bytes, Fill fill
 template <class Take>
 static gt_status download_pieces(hy_backend* be, const void* from, size_t bytes, Take take) {
     CudaMachine& m = cuda(be);
-    TRY(synchronize(be));
     for (size_t done = 0, n; done < bytes; done += n) {
-        n = std::min(bytes - done, STAGING_BYTES);
-        TRY_CUDA(
-            cudaMemcpyAsync(m.staging, static_cast<const char*>(from) + done, n, cudaMemcpyDeviceToHost, m.stream));
+        if (STAGING_BYTES - m.staging_used < 256) TRY(synchronize(be));
+        n = std::min(bytes - done, STAGING_BYTES - m.staging_used);
+        char* piece = m.staging + m.staging_used; /* behind uploads that go on: one wait for all */
+        TRY_CUDA(cudaMemcpyAsync(piece, static_cast<const char*>(from) + done, n, cudaMemcpyDeviceToHost, m.stream));
         TRY(synchronize(be));
-        take(m.staging, done, n);
+        take(piece, done, n);
     }
     return GT_OK;
 }

@@ -76,6 +76,7 @@ gt_status hy_config_resolve(hy_config *c) {
     TRY(check_number("stateful", c->stateful, 0, 1));
     TRY(check_number("inference", c->inference, 0, 1));
     TRY(check_number("recompute", c->recompute, 0, 1));
+    if (!c->samples) c->samples = 1;
     TRY(check_number("fuse", (int64_t)c->fuse, HY_WKV_SSM, HY_CONV_SSD));
     if (!(c->share > 0 && c->share < 1))
         return hy_fail(GT_ERROR_VALUE, "share = %g: must be between 0 and 1", c->share);

@@ -210,6 +210,7 @@ gt_status hy_model_probe(hy_model *m, const int32_t *tokens, const int32_t *targ
     memset(probe, 0, sizeof *probe);
     probe->finite = 1;
     probe->has[0] = has_rwkv(m), probe->has[1] = has_mamba(m);
+    TRY(check_number("samples", m->config.samples, 1, 1));
     TRY(hy_batch_upload(m, tokens, targets));
     m->trained.M = 0;
     TRY(hy_forward(m, &p));

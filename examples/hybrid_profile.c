@@ -1,11 +1,9 @@
-#define _XOPEN_SOURCE 700 /* clock_gettime */
 #include "hybrid_profile.h"
 #include "hybrid_calls.h"
 #include "hybrid_log.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define TRY(call)                                                                                                      \
     do {                                                                                                               \
@@ -39,12 +37,6 @@ typedef struct profile {
     const hy_call *taken; /* the one whose nodes are counted */
 } profile;
 
-static double clock_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static gt_status step(profile *p) {
     const hy_optimizer still = {
         .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .max_norm = 1, .loss_scale = (float)p->loss_scale};
@@ -56,11 +48,11 @@ static gt_status step(profile *p) {
 static gt_status time_steps(profile *p, double *seconds) {
     double start = 0;
     for (int i = 0; i < WARM_UP + STEPS; i++) {
-        if (i == WARM_UP) start = clock_now();
+        if (i == WARM_UP) start = hy_now();
         TRY(step(p));
         TRY(p->backend->synchronize(p->backend));
     }
-    *seconds = (clock_now() - start) / STEPS;
+    *seconds = (hy_now() - start) / STEPS;
     return GT_OK;
 }
 
@@ -121,10 +113,10 @@ static gt_status time_call(profile *p, const hy_call *call) {
         return be->mark(be);
     }
     TRY(be->synchronize(be));
-    const double start = clock_now();
+    const double start = hy_now();
     TRY(call->make(be, call->args));
     TRY(be->synchronize(be));
-    p->now[p->at++] = clock_now() - start;
+    p->now[p->at++] = hy_now() - start;
     return GT_OK;
 }
 

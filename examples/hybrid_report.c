@@ -58,7 +58,7 @@ static double recent_speed(const hy_recent *r) { /* tokens per second */
 
 /* ---- generated text ------------------------------------------------------------------------- */
 
-static gt_status generate(trainer *t, hy_printer *printer) {
+static gt_status generate(trainer *t, hy_printer *printer, hy_pace *pace) {
     const hy_options *o = &t->options;
     const hy_sampling sampling = {.prompt = o->prompt,
                                   .first = t->first_token,
@@ -66,7 +66,21 @@ static gt_status generate(trainer *t, hy_printer *printer) {
                                   .temperature = o->temperature,
                                   .top_k = o->top_k,
                                   .seed = (uint64_t)o->seed + 1};
-    return hy_generate(t->model, &t->text, &sampling, printer);
+    return hy_generate(t->model, &t->text, &sampling, printer, pace);
+}
+
+/* The byte floor is the time in which this device copies as many bytes as a token has to move. */
+static void print_pace(const trainer *t, const hy_pace *pace) {
+    const int samples = hy_model_config(t->model)->samples;
+    const double seconds = pace->seconds / (double)pace->steps, bytes = hy_model_token_bytes(t->model);
+    double bytes_per_s;
+    char floor[128] = "";
+    if (hy_copy_speed(t->backend, &bytes_per_s) == GT_OK)
+        snprintf(floor, sizeof floor, "; byte floor %.4f ms (%.1f MiB, copies %.0f GB/s)", bytes / bytes_per_s * 1e3,
+                 bytes / MIB, bytes_per_s * 1e-9);
+    hy_screen_entry(&t->screen, FINAL, "speed", "%s tokens/s of %d sample%s, %.4f ms per token%s",
+                    hy_grouped((int64_t)(samples / seconds)).text, samples, samples == 1 ? "" : "s", seconds * 1e3,
+                    floor);
 }
 
 /* A sample, between lines. */
@@ -74,18 +88,21 @@ gt_status hy_print_sample(trainer *t) {
     hy_printer printer = {.out = stdout};
     puts("sample");
     puts("----------------------------------------------------------------");
-    gt_status status = generate(t, &printer);
+    gt_status status = generate(t, &printer, NULL);
     puts("\n----------------------------------------------------------------\n");
     return status == GT_OK ? hy_flush_report() : status;
 }
 
-/* On a terminal as it is made and with nothing that a terminal should not get, else byte for byte.
- */
+/* On a terminal as it is made and with nothing that a terminal should not get, else byte for byte.  A single sample
+ * that goes to a file or a pipe is alone there. */
 gt_status hy_print_text(trainer *t) {
-    hy_printer printer = {.out = stdout, .raw = !t->screen.is_terminal};
-    if (t->screen.is_terminal) setvbuf(stdout, NULL, _IONBF, 0);
-    gt_status status = generate(t, &printer);
-    if (t->screen.is_terminal) puts("");
+    const int is_terminal = t->screen.is_terminal, is_alone = !is_terminal && t->options.batch == 1;
+    hy_printer printer = {.out = stdout, .raw = !is_terminal};
+    hy_pace pace;
+    if (is_terminal) setvbuf(stdout, NULL, _IONBF, 0);
+    gt_status status = generate(t, &printer, &pace);
+    if (is_terminal && t->options.batch == 1) puts("");
+    if (status == GT_OK && !is_alone && pace.steps) print_pace(t, &pace);
     return status == GT_OK ? hy_flush_report() : status;
 }
 

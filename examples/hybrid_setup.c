@@ -154,10 +154,13 @@ static gt_status open_file(trainer *t) {
                             &t->options);
 }
 
-static gt_status check_prompt(const trainer *t) {
+static gt_status check_prompt(trainer *t) {
     int32_t token[HY_TEXT_MAX];
     int count;
-    if (hy_text_encode(&t->text, t->options.prompt, token, &count, t->file.path != NULL) == GT_OK) return GT_OK;
+    if (hy_text_encode(&t->text, t->options.prompt, token, &count, t->file.path != NULL) == GT_OK) {
+        t->prompt_tokens = count ? count : 1; /* the first token of the text, if it is empty */
+        return GT_OK;
+    }
     return hy_fail(GT_ERROR_VALUE, "prompt: %s", hy_last_error());
 }
 
@@ -371,13 +374,12 @@ static size_t available_memory(const trainer *t, int *is_limited) {
     return *is_limited ? limit : there;
 }
 
-/* What the user can do about it: a run that goes on keeps its batch and seq, the model of a file is
- * as it is, and --generate has a batch of one. */
+/* What the user can do about it: a run that goes on keeps its batch and seq, and the model of a file is as it is. */
 static void advise_on_memory(const trainer *t, char *advice, size_t size) {
     const hy_options *o = &t->options;
     char way[3][64];
     int ways = 0;
-    if (o->batch > 1 && !*o->resume && !*o->generate)
+    if (o->batch > 1 && !*o->resume)
         snprintf(way[ways++], sizeof way[0], "a smaller --batch (%lld)", (long long)o->batch);
     if (o->bench.count && o->seq > 1)
         snprintf(way[ways++], sizeof way[0], "shorter lengths than %lld in --bench", (long long)o->seq);
@@ -432,7 +434,10 @@ gt_status hy_set_up(trainer *t, const char *program) {
     if (t->backend->dtype == GT_F16) t->loss_scale = exp2(floor(log2((double)(SCALE_PER_TOKEN * o->batch * o->seq))));
     t->held_out = -1;
     if (o->list_models || o->check || o->bench.count || o->plan.count) return GT_OK;
-    if (*o->generate) t->options.batch = 1; /* there is one sequence */
+    if (*o->generate) { /* no rows but those of the prompt */
+        t->config.samples = (int)o->batch, t->config.stateful = 0;
+        if (t->options.seq > t->prompt_tokens) t->options.seq = t->prompt_tokens;
+    }
     t->config.inference = *o->eval || *o->generate;
     status = hy_create_model(t, &t->config);
     if (status == GT_OK) status = hy_batch_create(&t->batch, o->batch, o->seq);

@@ -27,6 +27,7 @@ typedef struct trainer {
     const char *mode; /* "train", or the option that says what to do: "resume", "init", "eval" ... */
     hy_text text;
     int32_t first_token;    /* of the text */
+    int prompt_tokens;      /* that a sample starts with */
     char data[HY_TEXT_MAX]; /* its path */
     hy_file file;           /* the model file that is read; no path: none */
     int data_is_files;      /* 1: it says where the text is */

@@ -783,7 +783,7 @@ static int64_t work_of(hy_model *model, const hy_text *text, int64_t count) {
     hy_printer printer = {.out = fopen("printed", "w"), .raw = 1};
     const hy_sampling sampling = {.prompt = "the quick", .count = count, .temperature = 1};
     work = 0;
-    CHECK(hy_generate(model, text, &sampling, &printer) == GT_OK);
+    CHECK(hy_generate(model, text, &sampling, &printer, NULL) == GT_OK);
     fclose(printer.out);
     return work;
 }

@@ -44,6 +44,7 @@ static gt_status prepare64(const gt_op *op, gt_pass pass, gt_target target, cons
 #define HY_TWIN(name) gt_ref64_##name
 #include "../examples/hybrid_ops.c"
 #include "gt_test.h"
+#include "hybrid_calls.h"
 #include "hybrid_model.h"
 
 #define check test_check
@@ -417,6 +418,116 @@ static void test_decoding(hy_backend *be, const char *variant, double tolerance)
           distance(prompt, logits, V));
     free_batch(&b);
     hy_model_destroy(m);
+}
+
+/* Samples that decode at once: each has the logits that it has alone.  n tokens are more than a piece of T. */
+static void test_samples(hy_backend *be, const char *variant, double tolerance) {
+    enum { V = 17, S = 3, T = 4, N = 2 * T + 2 };
+    hy_config c = small_config(variant, 32, 2, 0, 0), alone = c;
+    hy_model *m, *one;
+    double logits[2][S * V], expected[V];
+    int32_t last[S];
+    seed = 13;
+    batch b = new_batch(V, S * (N + 1), 0);
+    for (int i = 0; i < S; i++) last[i] = b.tokens[i * (N + 1) + N];
+    int32_t prompts[S * N];
+    for (int i = 0; i < S; i++) memcpy(prompts + i * N, b.tokens + i * (N + 1), N * sizeof *prompts);
+    c.inference = 1, c.samples = S;
+    NEED(hy_model_create(be, &c, V, S, T, 1, &m));
+    NEED(hy_model_create(be, &alone, V, 1, T, 1, &one));
+    seed = 1, shake(m, 0.1);
+    seed = 1, shake(one, 0.1);
+    for (int again = 0; again < 2; again++) { /* from zero states both times */
+        NEED(hy_model_reset(m));
+        NEED(hy_model_feed(m, prompts, N, logits[0]));
+        NEED(hy_model_feed(m, last, 1, logits[1]));
+    }
+    for (int i = 0; i < S; i++)
+        for (int k = 0; k < 2; k++) {
+            if (k == 0) NEED(hy_model_reset(one));
+            NEED(hy_model_feed(one, k ? &last[i] : prompts + i * N, k ? 1 : N, expected));
+            const double far = distance(logits[k] + i * V, expected, V);
+            check(far <= tolerance, "%s %s: sample %d of %d differs by %.3g %s", be->name, variant, i, S, far,
+                  k ? "after a step" : "after a prompt");
+        }
+    check(hy_model_token_bytes(m) > hy_model_token_bytes(one) &&
+              hy_model_token_bytes(m) < S * hy_model_token_bytes(one),
+          "%s %s: %g bytes a token of %d samples, %g of one", be->name, variant, hy_model_token_bytes(m), S,
+          hy_model_token_bytes(one));
+    prompts[N + 1] = V;
+    check_refusal(hy_model_feed(m, prompts, N, logits[0]), "tokens[11]");
+    c.samples = 4;
+    check_refusal(hy_model_create(be, &c, V, S, T, 1, &m), "samples = 4: must be 1 to 3");
+    free_batch(&b);
+    hy_model_destroy(m);
+    hy_model_destroy(one);
+}
+
+/* A backend that keeps the calls of a slot's second run and, from then on, repeats them as they were, as a GPU does. */
+typedef struct replay {
+    struct kept_call {
+        gt_status (*make)(hy_backend *, const void *);
+        void *args;
+    } calls[1024];
+    int count, runs, is_recording, is_inside;
+} replay;
+static replay *replayed;
+
+static gt_status keep_call(void *seer, hy_backend *be, const hy_call *call) {
+    replay *r = seer;
+    if (r->is_inside) return call->make(be, call->args);
+    if (r->is_recording && check(r->count < 1024, "more than 1024 calls")) {
+        void *args = malloc(call->args_bytes);
+        memcpy(args, call->args, call->args_bytes);
+        r->calls[r->count++] = (struct kept_call){call->make, args};
+    }
+    r->is_inside = 1;
+    gt_status status = call->make(be, call->args);
+    r->is_inside = 0;
+    return status;
+}
+
+static gt_status replay_run(hy_backend *be, int slot, gt_status (*record)(void *arg), void *arg) {
+    replay *r = replayed;
+    gt_status status = GT_OK;
+    (void)slot;
+    r->runs++;
+    if (!r->count) {
+        r->is_recording = r->runs == 2;
+        status = record(arg);
+        r->is_recording = 0;
+        return status;
+    }
+    for (int i = 0; i < r->count && status == GT_OK; i++) status = r->calls[i].make(be, r->calls[i].args);
+    return status;
+}
+
+/* Every token is one run of one slot, and a replay of the recorded run gives the same bits. */
+static void test_replayed_steps(hy_backend *be, const char *variant) {
+    enum { V = 17, S = 2, T = 4, TOKENS = 9 };
+    hy_config c = small_config(variant, 32, 2, 0, 0);
+    double logits[2][TOKENS][S * V];
+    static replay r;
+    seed = 14;
+    batch b = new_batch(V, S * TOKENS, 0);
+    c.inference = 1, c.samples = S;
+    replayed = memset(&r, 0, sizeof r);
+    for (int i = 0; i < 2; i++) {
+        hy_model *m;
+        NEED(hy_model_create(be, &c, V, S, T, 1, &m));
+        seed = 1, shake(m, 0.1);
+        if (i) hy_calls_see(be, keep_call, &r), be->run = replay_run;
+        NEED(hy_model_feed(m, b.tokens, T, logits[i][0])); /* a prompt in between changes nothing */
+        NEED(hy_model_reset(m));
+        for (int t = 0; t < TOKENS; t++) NEED(hy_model_feed(m, b.tokens + S * t, 1, logits[i][t]));
+        if (i) hy_calls_leave(be);
+        hy_model_destroy(m);
+    }
+    check(r.runs == TOKENS && r.count > 0, "%s %s: %d tokens took %d runs, of %d calls", be->name, variant, TOKENS,
+          r.runs, r.count);
+    check(!memcmp(logits[0], logits[1], sizeof logits[0]), "%s %s: replayed steps differ", be->name, variant);
+    for (int i = 0; i < r.count; i++) free(r.calls[i].args);
+    free_batch(&b);
 }
 
 /* Two batches with carried states equal one of twice the length; a track that is not kept starts
@@ -832,6 +943,9 @@ int main(int argc, char **argv) {
         test_inference_only(be64, variants[i]);
         test_decoding(be64, variants[i], 1e-11);
         test_decoding(be32, variants[i], 1e-4);
+        test_samples(be64, variants[i], 1e-11);
+        test_samples(be32, variants[i], 1e-4);
+        test_replayed_steps(i % 2 ? be64 : be32, variants[i]);
         test_carried_states(variants[i]);
         if (!is_short || i % 2 == 0) test_recompute(be32, variants[i], i / 2 % 2);
         if (!is_short) test_recompute(be32, variants[i], 1 - i / 2 % 2);

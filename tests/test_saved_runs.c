@@ -381,7 +381,7 @@ static void test_generate(void) {
     write_string("plain.txt", "the cat sat on the mat and the dog sat on the cat. the end of the mat "
                               "and the cat and the dog and the mat.\n");
     CHECK(run_program(&sample, SMALL "--data plain.txt --steps 40 --lr 0.01 --save a.st --prompt the "
-                                     "--sample 60 --temperature 0.9") == 0);
+                                     "--sample 16 --temperature 0.9") == 0);
     remove("plain.txt"); /* no text is needed */
     CHECK(run_program(&out, "--generate a.st --device cpu") == 0);
     CHECK(strlen(out) == 63 && !strncmp(out, "the", 3) && strstr(sample, out));
@@ -400,6 +400,36 @@ static void test_generate(void) {
     CHECK(says(2, "--generate a.st --top-k 2000000", "top-k: '2000000'", ""));
     CHECK(shell("$T --generate a.st --device cpu >/dev/full") == 1);
     free(sample);
+}
+
+/* What several samples at once are told as: each below a line with its number; then their speed. */
+static void check_samples(const char *options, int count, int first_seed) {
+    char *out, *one, expected[4096] = "";
+    CHECK(run_program(&out, "--generate a.st %s --batch %d --seed %d", options, count, first_seed) == 0);
+    for (int i = 0; i < count; i++) {
+        const size_t used = strlen(expected);
+        CHECK(run_program(&one, "--generate a.st %s --seed %d", options, first_seed + i) == 0);
+        snprintf(expected + used, sizeof expected - used, "==> sample %d of %d <==\n%s\n", i + 1, count, one);
+        free(one);
+    }
+    if (!CHECK(!strncmp(out, expected, strlen(expected)))) printf("%s\n%s: %s\n", expected, options, out);
+    const char *speed = strncmp(out, expected, strlen(expected)) ? "" : out + strlen(expected);
+    CHECK(!strncmp(speed, "speed  ", 7) && strstr(speed, " tokens/s of ") && strstr(speed, "byte floor"));
+    free(out);
+}
+
+/* Samples at once are those that runs with their seeds give, whatever the batch of training was. */
+static void test_generate_batch(void) {
+    char *out;
+    CHECK(run_program(&out, SMALL "--steps 30 --batch 5 --lr 0.01 --stateful --save a.st --sample 40") == 0);
+    free(out);
+    check_samples("--device cpu", 3, 7);
+    check_samples("--device cpu --prompt ποτάμι --seq 4 --top-k 3", 2, 1); /* a prompt of several pieces */
+    CHECK(shell("$T --generate a.st --device cpu --batch 2 --sample 3 >/dev/full") == 1);
+    CHECK(says(2, "--generate a.st --batch 0", "batch: '0'", ""));
+    CHECK(run_program(&out, "--generate a.st --device cpu --batch 2 --sample 0 --prompt φως") == 0);
+    CHECK(!strcmp(out, "==> sample 1 of 2 <==\nφως\n==> sample 2 of 2 <==\nφως\n"));
+    free(out);
 }
 
 /* Without prompt text starts with the first byte of the training text; bytes come out as they are.
@@ -752,6 +782,17 @@ static void test_device_resume(void) {
     check_device_resume("f16", "", 0.01);
 }
 
+/* Tokens from a recorded graph are those of calls that are made one by one, as --synchronize makes them. */
+static void check_graphs(const char *line) {
+    char *graph, *calls, *end;
+    CHECK(run_program(&graph, "--generate %s", line) == 0);
+    CHECK(run_program(&calls, "--generate %s --synchronize", line) == 0);
+    if ((end = strstr(graph, "\nspeed  "))) *end = 0;
+    if ((end = strstr(calls, "\nspeed  "))) *end = 0;
+    if (!CHECK(strlen(graph) > 16 && !strcmp(graph, calls))) printf("%s: %s\n%s\n", line, graph, calls);
+    free(graph), free(calls);
+}
+
 /* A run of the CPU goes on on the device, and gives text there. */
 static void test_device_loads(void) {
     char *out, *here;
@@ -767,8 +808,11 @@ static void test_device_loads(void) {
     CHECK(run_program(&out, "--generate a.st --device cuda --sample 40 --temperature 0") == 0);
     CHECK(strlen(out) >= 41 && !strcmp(here, out));
     free(here), free(out);
+    check_graphs("a.st --device cuda --sample 16");
+    check_graphs("a.st --device cuda --sample 16 --prompt φως --batch 5");
     if (CHECK(run_program(&out, DEVICE "--init b.st --steps 2 --dtype bf16 --save c.st") == 0))
         CHECK(run_program(&here, "--resume c.st --steps 3") == 0);
+    check_graphs("c.st --device cuda --sample 16 --batch 5");
     free(here), free(out);
 }
 
@@ -859,6 +903,7 @@ static void test_all(void) {
     run_case("files: init", test_init);
     run_case("files: eval", test_eval);
     run_case("files: generate", test_generate);
+    run_case("files: generate several", test_generate_batch);
     run_case("files: generate any bytes", test_generate_bytes);
     run_case("files: damaged", test_damaged);
     run_case("saving: full disk", test_full_disk);

@@ -102,14 +102,15 @@ static void test_options_of_modes(void) {
     } modes[] = {{"eval", "vocab end-token steps lr min-lr warmup weight-decay clip seed stateful recompute fuse "
                           "save-every eval-every eval-tokens log-every sample sample-every prompt temperature top-k "
                           "gates-strict bench-runs"},
-                 {"generate", "data vocab end-token split steps batch lr min-lr warmup weight-decay clip stateful "
-                              "recompute fuse eval-every eval-tokens log-every sample-every gates-strict bench-batch"},
+                 {"generate", "data vocab end-token split steps lr min-lr warmup weight-decay clip stateful "
+                              "recompute fuse eval-every eval-tokens log-every sample-every gates-strict bench-batch "
+                              "bench-generate"},
                  {"check", "end-token steps lr warmup clip eval-every sample prompt gates-strict bench-steps"},
                  {"bench", "end-token steps seq min-lr warmup eval-tokens sample log-every gates-strict"},
                  {"list-models", "model hidden steps batch seq seed dtype synchronize sample bench-cpu"},
                  {"plan", "batch steps lr seed split synchronize sample bench-runs"},
                  {"profile", "steps lr clip eval-every sample top-k bench-runs"},
-                 {"train", "bench-batch bench-runs bench-steps bench-cpu"},
+                 {"train", "bench-batch bench-runs bench-steps bench-cpu bench-generate"},
                  {"resume", "bench-batch bench-cpu"},
                  {"init", "bench-runs"}};
     for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
@@ -129,6 +130,9 @@ static void test_options_of_modes(void) {
     }
     CHECK(says(2, "--generate none.st --steps 5", "steps: has no effect with --generate", ""));
     CHECK(says(2, "--bench 8 --bench-batch 2 --batch 3", "batch: has no effect with --bench-batch", ""));
+    CHECK(
+        says(2, "--bench 8 --bench-generate --bench-steps 2", "bench-steps: has no effect with --bench-generate", ""));
+    CHECK(says(2, "--bench 8 --bench-generate --recompute", "recompute: has no effect with --bench-generate", ""));
     CHECK(says(2, "--bench 8 --lr 1", "lr: has no effect with --bench without --bench-steps", ""));
 }
 
@@ -1058,7 +1062,7 @@ static const struct {
     {"mamba-head", "", "16", "e====eexee"},
     {"ffn", "", "2", "e====eexee"},
     {"steps", "", "7", "eeexxxxxxx"},
-    {"batch", "", "3", "ee=sxeexxe"},
+    {"batch", "", "3", "ee=seeexxe"},
     {"seq", "", "4", "ee=esexxee"},
     {"lr", "", "0.1", "ee=xxxxxxx"},
     {"min-lr", "", "0.001", "ee=xxxxxxx"},
@@ -1083,6 +1087,7 @@ static const struct {
     {"bench-runs", "", "2", "xxxxxxexxx"},
     {"bench-steps", "", "1", "xxxxxxexxx"},
     {"bench-cpu", "", "", "xxxxxxexxx"},
+    {"bench-generate", "", "", "xxxxxxexxx"},
     {"profile", "", "", ".xxxxxxxx."},
     {"synchronize", "", "", "sssssssxxs"},
     {"plan", "", "1", ".xxxxxxx.x"},
@@ -1119,7 +1124,7 @@ static char *without_clock(char *out) {
         for (const char *p = line; *p; p++) commas += *p == ',';
         if (!strncmp(line, "time ", 5) || (!strncmp(line, "memory  ", 8) && !strchr(line, ':'))) continue;
         if (strstr(line, ",cpu,f32,")) { /* of --bench: sizes and losses */
-            add_columns(kept, line, "111111100000001101111");
+            add_columns(kept, line, "1111111000000011011110");
         } else if (commas == 8 && !strchr("#p", *line)) { /* of --profile: calls, nodes and bytes */
             add_columns(kept, line, "1111101");
         } else if (digits && line[digits] == '/') { /* of a step: up to the ratio of the norms */
@@ -1295,7 +1300,7 @@ static void test_memory_limit(void) {
 /* ---- --bench, and what needs a device ---------------------------------------------------------
  */
 
-enum { BENCH_COLUMNS = 17 }; /* after the first four */
+enum { BENCH_COLUMNS = 18 }; /* after the first four */
 
 /* Cuts a row of the bench; a column that is empty is NAN.  0: it is none. */
 static int bench_row(char *line, char **pass, double *x) {
@@ -1332,6 +1337,7 @@ static int is_bench_row(const char *pass, const double *x, int size, int kind, d
     ok &= CHECK(isnan(x[12]) == (kind != 0) && isnan(x[13]) == (kind != 0));
     ok &= CHECK(kind != 0 || (x[12] > 0 && x[13] <= tolerance));
     for (int i = 14; i < 17; i++) ok &= CHECK(isnan(x[i]) == (kind != 4));
+    ok &= CHECK(isnan(x[17]));
     return ok & CHECK(kind != 4 || (x[14] > x[15] && x[15] > 0 && x[16] > 0)); /* it learns */
 }
 
@@ -1362,6 +1368,35 @@ static void check_bench(const char *device, const char *lengths, int sizes, doub
 }
 
 static void test_bench(void) { check_bench("--device cpu", "8,16", 4, 0); }
+
+/* A row for each length and batch: times are of a token of all samples, and the floor grows by their states alone. */
+static void check_bench_generate(const char *device) {
+    char *out, *save;
+    int rows = 0;
+    double floors[4] = {0};
+    CHECK(run_program(&out,
+                      "%s --data greek.txt --model HY --hidden 32 --layers 2 --bench 8,16 --bench-batch 1,3 "
+                      "--bench-generate --bench-runs 2",
+                      device) == 0);
+    CHECK(strstr(out, "; copies ") && strstr(out, "GB/s, read and written; mean of 2 runs"));
+    for (char *line = strtok_r(out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        char *pass, whole[1024];
+        double x[BENCH_COLUMNS];
+        snprintf(whole, sizeof whole, "%s", line);
+        if (!bench_row(line, &pass, x)) continue;
+        int ok = CHECK(rows < 4 && !strcmp(pass, "generate") && x[0] == 1 + rows % 2 * 2 && x[1] == 8 + rows / 2 * 8);
+        ok &= CHECK(fabs(x[3] * x[5] / 1e3 / x[0] - 1) < 0.01 && x[9] >= 0 && x[10] > 0);
+        for (int i = 12; i < 17; i++) ok &= CHECK(isnan(x[i]));
+        ok &= CHECK(x[17] > 0 && x[17] < x[5]);
+        if (!ok) printf("  %s: %s\n", device, whole);
+        if (rows < 4) floors[rows++] = x[17];
+    }
+    CHECK(rows == 4 && floors[0] == floors[2] && floors[1] == floors[3]);
+    CHECK(floors[1] > floors[0] && floors[1] < 3 * floors[0]);
+    free(out);
+}
+
+static void test_bench_generate(void) { check_bench_generate("--device cpu"); }
 
 /* Where a step goes: parts and operators with their calls, and bytes that can be counted by hand; rows add up.  `element`:
  * bytes of an activation. */
@@ -1608,6 +1643,7 @@ static int device_is_absent(void) {
 static void test_device_bench(void) {
     check_bench("--device cuda --bench-runs 3 --dtype f32", "8", 2, 1e-3);
     check_bench("--device cuda --bench-runs 3 --dtype bf16", "8", 2, 0.3);
+    check_bench_generate("--device cuda");
 }
 
 static void test_device_check(void) {
@@ -1694,6 +1730,7 @@ static void test_all(void) {
     run_case("program: errors", test_errors);
     run_case("program: device", test_device);
     run_case("program: bench", test_bench);
+    run_case("program: bench of generation", test_bench_generate);
     run_case("program: profile", test_profile);
     run_case("program: plan", test_plan);
     run_case("program: plan, recompute", test_plan_recompute);
