@@ -25,7 +25,7 @@ layer() {
     gt/base/* | gt/emu/*) echo 1 "$(dirname "$1")" ;;
     gt/recurrence/*) echo 2 gt/recurrence ;;
     gt/impl/*) echo 5 gt/impl ;;
-    gt/*/*) echo 3 "$(dirname "$1")" ;;
+    gt/*/*) echo 3 "$(echo "$1" | cut -d / -f 1,2)" ;;
     gt_*.cuh) echo 4 top ;;
     *) echo 9 "$1" ;;
     esac
@@ -77,11 +77,11 @@ done
 # ---- docs/wkv6.md and docs/ssd.md name kernels and functions ----
 
 for page in docs/wkv6.md docs/ssd.md; do
-    names=$(sed -n '/^## [0-9]*\. In the code/,$s/|/\n/gp' $page | grep -o '`[A-Za-z0-9_.]*`' | tr -d '`' | sort -u)
+    names=$(sed -n '/^## [0-9]*\. In the code/,$s/|/\n/gp' $page | grep -o '`[A-Za-z0-9_./]*`' | tr -d '`' | sort -u)
     [ "$(echo "$names" | wc -l)" -ge 40 ] || fail "$page: its table of functions was not found"
     for name in $names; do
         case $name in
-        *.cuh) [ -n "$(find gt -name "$name")" ] || fail "$page names $name, which is not in gt" ;;
+        *.cuh) [ -n "$(find gt -path "gt/*/$name")" ] || fail "$page names $name, which is not in gt" ;;
         *) grep -rqw "$name" gt || fail "$page names $name, which is not in gt" ;;
         esac
     done

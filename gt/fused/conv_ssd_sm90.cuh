@@ -2,7 +2,7 @@
  *
  * Two kernels.  groups_kernel convolves B and C, which the heads of a group share, and leaves them as ssd's products take
  * them: f16 with a power of two a row, a chunk's tile as it lies in shared memory.  forward_kernel is ssd's
- * forward_maps_kernel (gt/ssd/forward_maps_sm90.cuh) with one more warpgroup:
+ * forward_maps_kernel (gt/ssd/sm90/forward_maps.cuh) with one more warpgroup:
  *     convolver   a warp a unit, a lane two of its 64 channels.  It takes the tokens of a chunk one after the other, as
  *                 they came, and writes each over itself; what its taps reach back to stays in registers, from chunk to
  *                 chunk.  Rows behind the sequence's end become zeros.  Then it finds the largest magnitudes of the rows,
@@ -28,7 +28,7 @@
 #define GT_FUSED_CONV_SSD_SM90_CUH
 
 #include "../conv1d/problem.cuh"
-#include "../ssd/forward_maps_sm90.cuh"
+#include "../ssd/sm90/forward_maps.cuh"
 
 namespace gt {
 namespace conv_ssd {

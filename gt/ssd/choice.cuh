@@ -10,7 +10,7 @@
 #define GT_SSD_CHOICE_CUH
 
 #include "../base/bulk.cuh"
-#include "state.cuh"
+#include "mma/state.cuh"
 
 namespace gt {
 namespace ssd {
@@ -20,7 +20,7 @@ enum class Family { ANY, MMA, SM90 };
 /* A pass over a segment that leaves states only. */
 struct StatesChoice {
     Family family;
-    int units;        /* of a block: see state.cuh */
+    int units;        /* of a block: see mma/state.cuh */
     int strand_units; /* of a block, as strands are counted */
     int fit;          /* blocks that a multiprocessor has at a time */
 };
@@ -48,7 +48,7 @@ struct Choice {
     Family chunks;                /* the gradients of chunks */
     int chunk_stages;             /* MMA: of slabs of 64 columns and more */
     bool chunks_by_map;           /* SM90 loads x and dy by tensor maps */
-    bool gates_rows;              /* g = dy silu(z) is made first: gate_sm90.cuh */
+    bool gates_rows;              /* g = dy silu(z) is made first: sm90/gate.cuh */
     bool gates_in_dx;             /* g lies in the memory of dx, so that a block takes both chunks of a slot */
     bool gates_by_y;              /* dz is made with g, from y */
 };

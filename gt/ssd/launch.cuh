@@ -1,11 +1,11 @@
-/* gt/ssd/launch.cuh - ssd on the current GPU: its plans, by the kernels that a call takes (launch_any.cuh,
- * launch_tensor.cuh, launch_sm90.cuh, launch_backward_tensor.cuh).  The order of launches, and the C functions, are
+/* gt/ssd/launch.cuh - ssd on the current GPU: its plans, by the kernels that a call takes (any/launch.cuh,
+ * mma/launch.cuh, sm90/launch.cuh, mma/launch_gradients.cuh).  The order of launches, and the C functions, are
  * gt/recurrence/driver.cuh's. */
 #ifndef GT_SSD_LAUNCH_CUH
 #define GT_SSD_LAUNCH_CUH
 
-#include "launch_backward_tensor.cuh"
-#include "launch_sm90.cuh"
+#include "mma/launch_gradients.cuh"
+#include "sm90/launch.cuh"
 #include "table.h"
 
 namespace gt {

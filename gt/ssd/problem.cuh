@@ -69,7 +69,7 @@ struct Problem {
     int skip_per_channel;
     const void *x, *dt, *Bm, *Cm, *z, *dy;
     const float *A, *Dskip, *dt_bias;
-    /* Not NULL: dy is f16 and stands for dy silu(z), z being NULL; these undo its powers (gate_sm90.cuh). */
+    /* Not NULL: dy is f16 and stands for dy silu(z), z being NULL; these undo its powers (sm90/gate.cuh). */
     const float* dy_inverses;
     gt_stride x_stride, dt_stride, Bm_stride, Cm_stride, z_stride, dy_stride;
     int tiles; /* of 64 rows of P */
@@ -78,7 +78,7 @@ struct Problem {
     const int32_t* order;
     Bundles bundles;
     /* Kernels on tensor cores: of the states, those of the launch (see take_slab); at most SLAB, but all N in
-     * forward_sm90.cuh. */
+     * sm90/forward.cuh. */
     int columns;
 };
 
@@ -87,7 +87,7 @@ struct Problem {
 GT_HD bool is_apart(const Problem& in) { return in.segments.count == 1 && !in.sequences.cu_seqlens; }
 
 /* Columns of a state that a launch on tensor cores takes.  Of more there is one launch after another: y, dx, ddt and
- * the sums are sums over the columns, so that each adds its share.  forward_sm90.cuh takes up to 256 in one. */
+ * the sums are sums over the columns, so that each adds its share.  sm90/forward.cuh takes up to 256 in one. */
 constexpr int SLAB = 128;
 
 /* States every 128 tokens, [b][h][slot][P][N]: fp32, or, if the activations have 16 bits and rows are whole pieces, f16
