@@ -66,7 +66,7 @@
 
 #include "gt/base/path.cuh"
 #include "gt/scan/launch.cuh"
-#include "gt/ssd/segment.cuh"
+#include "gt/ssd/launch.cuh"
 
 /* ==== the C functions ================================================================================= */
 

@@ -28,6 +28,7 @@
 #define GT_FUSED_CONV_SSD_SM90_CUH
 
 #include "../conv1d/problem.cuh"
+#include "../ssd/plan.cuh"
 #include "../ssd/sm90/forward_maps.cuh"
 
 namespace gt {

@@ -10,7 +10,7 @@
 #define GT_SSD_CHOICE_CUH
 
 #include "../base/bulk.cuh"
-#include "mma/state.cuh"
+#include "problem.cuh"
 
 namespace gt {
 namespace ssd {

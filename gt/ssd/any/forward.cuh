@@ -13,22 +13,10 @@
 #ifndef GT_SSD_ANY_FORWARD_CUH
 #define GT_SSD_ANY_FORWARD_CUH
 
-#include "../problem.cuh"
+#include "block.cuh"
 
 namespace gt {
 namespace ssd {
-
-struct ForwardParams {
-    Problem in;
-    void* y; /* NULL: only states are wanted */
-    gt_stride y_stride;
-    const float* state_in;
-    float* state_out;
-    Checkpoints checkpoints;
-    int keeps_checkpoints;
-    int state_in_shared;
-    int is_local; /* a Local: segments from a zero state: only segments.states and segments.decays are written */
-};
 
 /* y of the ROUND tokens whose sums lie in PARTIAL. */
 template <class C>

@@ -3,7 +3,7 @@
 #ifndef GT_SSD_ANY_GRADIENTS_CUH
 #define GT_SSD_ANY_GRADIENTS_CUH
 
-#include "../problem.cuh"
+#include "block.cuh"
 
 namespace gt {
 namespace ssd {
@@ -20,20 +20,6 @@ namespace ssd {
  * BYTES a token and head, bf16, P = 64, N = 128: x twice, dy, dx 2 P each, B twice and C 6 N from L2, checkpoints
  *     P N / 32, parked states P N / 4 twice, shares of dB and dC 8 N: about 5.8 KB.
  * grid: strands*H*tiles; block 128, 256 for N > 128.  Sums over p, n and t are in fixed order: deterministic. */
-struct BackwardParams {
-    Problem in;
-    Checkpoints checkpoints;
-    const float* dstate_out;
-    float* scratch;    /* [blocks,8,64,WIDTH] */
-    float* dstate_in;  /* NULL if not wanted, or shared */
-    float* dstate_sum; /* [strands,H,P,N]: of all sequences of a strand; or NULL */
-    void *dx, *dz;
-    gt_stride dx_stride, dz_stride;
-    float *dB, *dC;     /* [B,T,G,H/G*tiles,N] or NULL */
-    float *ddelta, *da; /* [tiles,B,T,H]; ddelta without A da */
-    float* dskip;       /* rows of sums, see store_dskip(): [..,H,P] or, per head, [..,H]; or NULL */
-    int all_segments;   /* reverse_states_kernel: the first of a sequence, too */
-};
 
 /* For all 16 tokens t: out[t][n] = scale_t sum_p state[p][n] vector_t[p] + sum_j pairs[t][j] row_j[n],
  * to global memory unless NULL; and sums [warp][t] <- <state^T vector_t, other_t>, not scaled. */
@@ -381,15 +367,6 @@ reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
  * w + 8, ... in order, and the warps' sums are added in order.
  * registers: the head's parameters and two sums.
  * shared: 2 KB.  bytes per token and head: dt, ddt, and 8 a tile of P.  Deterministic. */
-struct DeltaParams {
-    Problem in;
-    const float *ddelta, *da;
-    void* ddt;
-    gt_stride ddt_stride;
-    float *dA, *dbias; /* rows [B*windows,H] or NULL */
-};
-
-GT_HD int64_t windows_of(int64_t T) { return (T + CHECKPOINT - 1) / CHECKPOINT; }
 
 GT_KERNEL(256, 1) backward_delta_kernel(const GT_GRID_CONSTANT DeltaParams p) {
     const Problem& in = p.in;

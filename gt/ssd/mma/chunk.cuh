@@ -21,25 +21,10 @@
 #ifndef GT_SSD_MMA_CHUNK_CUH
 #define GT_SSD_MMA_CHUNK_CUH
 
-#include "../problem.cuh"
+#include "../../recurrence/ssm.cuh"
 
 namespace gt {
 namespace ssd {
-
-constexpr int CHUNK = 64;
-constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK;
-
-/* The lane and the thread, for addresses that are made anew in each chunk: kept over the loop they would take registers
- * from the state.  A lane is known not to be negative, and so divided by shifts alone; but for kernels of 9.0, of which
- * some spill more with it. */
-GT_DEV int here() {
-    const int lane = made_here(lane_id());
-#if !GT_SM90A
-    GT_ASSUME(lane >= 0 && lane < 32);
-#endif
-    return lane;
-}
-GT_DEV int thread_here() { return made_here(thread_id()); }
 
 /* ---- tiles ----------------------------------------------------------------------------------------------------- */
 
@@ -261,6 +246,13 @@ struct Factors {
     static constexpr int COUNT = 904;
 };
 
+/* What update() needs of a chunk and unit besides the tiles, in floats: weights of the tokens as factors of v, with its
+ * power, the inverse of that, and a bound of what is added. */
+struct Weights {
+    static constexpr int OF_TOKENS = 0, INVERSE = 64, SUM = 65, PAIRS = 66,
+                         COUNT = 68; /* PAIRS: forward's power of M */
+};
+
 /* 2^sum, at most 2^127.99; NaN stays. */
 GT_DEV float exp2_finite(float sum) { return ex2_approx(sum > 127.99f ? 127.99f : sum); }
 
@@ -268,61 +260,6 @@ GT_DEV float exp2_finite(float sum) { return ex2_approx(sum > 127.99f ? 127.99f 
 template <class Layout = Factors>
 GT_DEV int between_index(int t, int s) {
     return Layout::BETWEEN + (t - s == 3 ? 2 : t - s == 1 ? 3 : s);
-}
-
-/* dt of the tokens 2 lane, 2 lane + 1 of a chunk of `tokens`, as it is in memory; first: the chunk's first element. */
-GT_DEV void load_dt(const Problem& in, int64_t first, int tokens, float (&dt)[2]) {
-    const int t = 2 * here();
-    dt[0] = t < tokens ? load_as(in.dt, in.dt_dtype, first + t * in.dt_stride.t) : 0.0f;
-    dt[1] = t + 1 < tokens ? load_as(in.dt, in.dt_dtype, first + (t + 1) * in.dt_stride.t) : 0.0f;
-}
-
-/* The same as bits: what turns them into numbers would wait for them. */
-GT_DEV void load_dt(const Problem& in, int64_t first, int tokens, uint32_t (&bits)[2]) {
-    const int t = 2 * here();
-    GT_UNROLL
-    for (int i = 0; i < 2; i++) {
-        const int64_t at = first + (t + i) * in.dt_stride.t;
-        bits[i] = 0;
-        if (t + i >= tokens) continue;
-        bits[i] =
-            in.dt_dtype == GT_F32 ? static_cast<const uint32_t*>(in.dt)[at] : static_cast<const uint16_t*>(in.dt)[at];
-    }
-}
-
-GT_DEV void dt_of_bits(const Problem& in, const uint32_t (&bits)[2], float (&dt)[2]) {
-    GT_UNROLL
-    for (int i = 0; i < 2; i++)
-        dt[i] = in.dt_dtype == GT_F32    ? as_float(bits[i])
-                : in.dt_dtype == GT_BF16 ? Element<bf16>::lo(bits[i])
-                                         : Element<f16>::lo(bits[i]);
-}
-
-/* Delta of them, 0 beyond. */
-GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2], Delta (&delta)[2]) {
-    const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
-    const int t = 2 * here();
-    GT_UNROLL
-    for (int i = 0; i < 2; i++) {
-        delta[i] = {0.0f, 0.0f};
-        if (t + i < tokens) delta[i] = delta_of(in.rule, dt[i] + bias);
-    }
-}
-
-/* Without the slopes: in as few registers. */
-GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2], float (&delta)[2]) {
-    const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
-    const int t = 2 * here();
-    delta[0] = t < tokens ? delta_of(in.rule, dt[0] + bias).value : 0.0f;
-    delta[1] = t + 1 < tokens ? delta_of(in.rule, dt[1] + bias).value : 0.0f;
-}
-
-/* Either of them, from bits. */
-template <class T>
-GT_DEV void deltas_of(const Problem& in, int h, int tokens, const uint32_t (&bits)[2], T (&delta)[2]) {
-    float dt[2];
-    dt_of_bits(in, bits, dt);
-    deltas_of(in, h, tokens, dt, delta);
 }
 
 /* Which factors.  The last two: a loop rather than twice the instructions; ChunkTokens' form of DIAGONAL_FACTORS. */
@@ -429,6 +366,86 @@ GT_DEV void make_factors(uint32_t addresses, const float (&delta)[2], float A) {
             sts<float>(addresses + 4 * Layout::LOG, sum);
         }
     }
+}
+
+/* ---- sums ------------------------------------------------------------------------------------------------------- */
+
+/* The largest of four inverses. */
+GT_DEV float largest_of(float4 x) {
+    const float a = x.x > x.y ? x.x : x.y, b = x.z > x.w ? x.z : x.w;
+    return a > b ? a : b;
+}
+
+GT_DEV float part_of(float4 x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
+
+GT_DEV float2 plus(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
+
+/* Sums of pairs of tokens over this and the later tokens. */
+GT_DEV float2 sums_from(float2 x) {
+    const int lane = lane_id();
+    float from = x.x + x.y;
+    GT_UNROLL
+    for (int d = 1; d < 32; d *= 2) {
+        const float right = shfl_down(from, d);
+        from += lane + d < 32 ? right : 0.0f;
+    }
+    float after = shfl_down(from, 1);
+    after = lane < 31 ? after : 0.0f;
+    return {x.x + (x.y + after), x.y + after};
+}
+
+/* The same over the tokens before, of LANES lanes. */
+template <int LANES>
+GT_DEV float2 sums_before(float2 x) {
+    const int lane = lane_id() % LANES;
+    float upto = x.x + x.y;
+    GT_UNROLL
+    for (int d = 1; d < LANES; d *= 2) {
+        const float left = shfl_up(upto, d);
+        upto += lane >= d ? left : 0.0f;
+    }
+    float before = shfl_up(upto, 1);
+    before = lane > 0 ? before : 0.0f;
+    return {before, before + x.x};
+}
+
+/* Sums over the 8 lanes of a column, for tile n / 2 and column 2 j + n % 2, to out + 8 (n / 2) + 2 j + n % 2. */
+GT_DEV void store_column_sums(float (&v)[4], uint32_t out) {
+    const int g = lane_id() / 4, n = g / 2;
+    reduce_scatter<4, 8, 4>(v, g);
+    if (g % 2 == 0) sts<float>(out + 4 * (8 * (n / 2) + 2 * (lane_id() % 4) + n % 2), v[0]);
+}
+
+/* The same, to global memory. */
+GT_DEV void store_column_sums(float (&v)[4], float* out) {
+    const int g = lane_id() / 4, n = g / 2;
+    reduce_scatter<4, 8, 4>(v, g);
+    if (g % 2 == 0) out[8 * (n / 2) + 2 * (lane_id() % 4) + n % 2] = v[0];
+}
+
+/* sum_{t>=k>s} of a 16 x 16 block on the diagonal, for its 16 k. */
+GT_DEV void store_diagonal(const float (&x)[2][4], uint32_t out) {
+    const int g = lane_id() / 4, j = lane_id() % 4;
+    float v[4] = {};
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) { /* s = g + 8 e */
+        float later = 0.0f;
+        GT_UNROLL
+        for (int n = 1; n >= 0; n--) { /* suffixes along t, in the four lanes of a row */
+            const float a = x[n][2 * e], b = x[n][2 * e + 1];
+            float from = a + b, right = shfl_down(from, 1);
+            from += j < 3 ? right : 0.0f;
+            right = shfl_down(from, 2);
+            from += j < 2 ? right : 0.0f;
+            right = shfl_down(from, 1);
+            const float after = (j < 3 ? right : 0.0f) + later;
+            const int s = g + 8 * e, k = 8 * n + 2 * j;
+            v[2 * n] += s < k ? a + (b + after) : 0.0f;
+            v[2 * n + 1] += s < k + 1 ? b + after : 0.0f;
+            later = shfl_idx(from, 4 * g);
+        }
+    }
+    store_column_sums(v, out);
 }
 
 } /* namespace ssd */

@@ -34,51 +34,6 @@
 namespace gt {
 namespace ssd {
 
-/* B and C as f16, as shared memory has them: [rows][G][2] tiles, and [rows][G][2][64] what undoes the powers of their
- * rows.  rows: chunks that there may be, two a slot of 128 tokens. */
-struct GroupTiles {
-    f16* values;
-    float* inverses;
-};
-
-struct TensorParams {
-    Problem in;
-    void* y;
-    gt_stride y_stride;
-    const float* state_in;
-    float* state_out;
-    int state_in_shared;
-    Checkpoints checkpoints;
-    float* share;                /* [B,T,H,P], of y: what launches before gave; NULL: there is but one */
-    int has_share, leaves_share; /* it is to be added; it is all that the launch leaves */
-    int makes_dz;                /* backward: y is dz */
-    GroupTiles groups;           /* scratch of forward_maps_kernel; no pointers: another kernel runs */
-};
-
-/* Where chunks begin in global memory: addresses that one thread moves on, so that no other multiplies by strides of 64
- * bits.  They lie in shared memory, as Cursor does; the caller synchronises. */
-struct Streams {
-    static constexpr int COUNT = 6, WHOLE = 8 * COUNT, BYTES = WHOLE + 8;
-    uint32_t addresses;
-
-    template <class T>
-    GT_METHOD void begin(int stream, const void* data, int64_t offset) const {
-        sts<int64_t>(addresses + 8 * stream, (int64_t) reinterpret_cast<uintptr_t>(data) + offset * (int)sizeof(T));
-    }
-    template <class T>
-    GT_METHOD void move(int stream, int64_t elements) const {
-        const uint32_t at = addresses + 8 * stream;
-        sts<int64_t>(at, lds<int64_t>(at) + elements * (int)sizeof(T));
-    }
-    template <class T>
-    GT_METHOD T* at(int stream) const {
-        return lds<T*>(addresses + 8 * stream);
-    }
-    /* Chunks up to this one are whole, and so are their tiles. */
-    GT_METHOD void set_whole(int chunks) const { sts<int>(addresses + WHOLE, chunks); }
-    GT_METHOD int whole() const { return lds<int>(addresses + WHOLE); }
-};
-
 /* Where things lie in shared memory, in bytes. */
 template <class T_, int NP_>
 struct ForwardTile {
@@ -118,64 +73,6 @@ GT_DEV void fetch_rows(const Problem& in, const void* data, const gt_stride& str
     const T* from =
         static_cast<const T*>(data) + offset_of(stride, cursor.b(), cursor.token(chunk) + t, cursor.head(unit)) + row;
     if (t < cursor.tokens(chunk) && row < in.P) prefetch(from);
-}
-
-/* Starts the copies of a chunk's tile of each unit of x, dy or z. */
-template <class T>
-GT_DEV void load_units(const Problem& in, const void* data, const gt_stride& stride, uint32_t tiles,
-                       const Cursor& cursor, int chunk) {
-    GT_UNROLL
-    for (int unit = 0; unit < UNITS; unit++) {
-        if (unit >= cursor.units()) continue;
-        const int row0 = cursor.row0(unit);
-        const T* first =
-            static_cast<const T*>(data) + offset_of(stride, cursor.b(), cursor.token(chunk), cursor.head(unit)) + row0;
-        load_tile<64, THREADS>(tiles + unit * TileShape<64>::BYTES, first, stride.t, cursor.tokens(chunk), in.P - row0);
-    }
-}
-
-/* And of B or C. */
-template <class T, int NP>
-GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& stride, uint32_t tile,
-                       const Cursor& cursor, int chunk) {
-    const T* first = static_cast<const T*>(data) + offset_of(stride, cursor.b(), cursor.token(chunk), cursor.group());
-    load_tile<NP, THREADS>(tile, first, stride.t, cursor.tokens(chunk), in.columns);
-}
-
-/* Whole tiles of units, whose first is stream `first`. */
-template <class T>
-GT_DEV void load_whole_units(const Streams& streams, int first, int64_t pitch, uint32_t tiles, int units) {
-    GT_UNROLL
-    for (int unit = 0; unit < UNITS; unit++)
-        if (unit < units)
-            load_whole_tile<64, THREADS>(tiles + unit * TileShape<64>::BYTES, streams.at<T>(first + unit), pitch);
-}
-
-/* The chunks of a segment that are whole in every tile of the block. */
-template <int NP>
-GT_DEV int whole_chunks(const Problem& in, const Cursor& cursor) {
-    bool all = in.columns == NP;
-    for (int unit = 0; unit < cursor.units(); unit++) all = all && cursor.row0(unit) + TILE_P <= in.P;
-    return all ? (int)(cursor.left(0) / CHUNK) : 0;
-}
-
-/* Weights of the state's update, Delta suf (reverse: pre) and what undoes the powers of both tiles, of the tokens 2
- * lane, 2 lane + 1. */
-GT_DEV float2 update_weight(uint32_t addresses, uint32_t left, uint32_t right, bool reverse) {
-    const int t = 2 * here();
-    const float2 a = lds<float2>(left + 4 * t), b = lds<float2>(right + 4 * t);
-    if (reverse) {
-        const float2 pre = lds<float2>(addresses + 4 * (Factors::PRE + t));
-        return {pre.x * a.x * b.x, pre.y * a.y * b.y};
-    }
-    const float2 delta = lds<float2>(addresses + 4 * (Factors::DELTA + t)),
-                 suf = lds<float2>(addresses + 4 * (Factors::SUF + t));
-    return {delta.x * suf.x * a.x * b.x, delta.y * suf.y * a.y * b.y};
-}
-
-/* Bounds of |x or dy, as f16| . |weight|. */
-GT_DEV float2 update_bounds(float2 weight) {
-    return {finite(fabsf(weight.x) * 0x1p14f), finite(fabsf(weight.y) * 0x1p14f)};
 }
 
 /* What the unit's products take of its tokens, by one warp, tokens 2 lane, 2 lane + 1 a lane: weights of the update, the
@@ -433,24 +330,6 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Curs
         if (8 * i < rows) stg<uint64_t>(global_pointer<T>(to), (uint64_t)high << 32 | low);
         to += 8 * p.y_stride.t;
     }
-}
-
-/* dt of the tokens 2 lane, 2 lane + 1 of a chunk, as bits. */
-GT_DEV void load_dt(const Problem& in, const Cursor& cursor, int unit, int chunk, uint32_t (&bits)[2]) {
-    load_dt(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)), cursor.tokens(chunk),
-            bits);
-}
-
-/* Delta of them. */
-GT_DEV void deltas_of(const Problem& in, const Cursor& cursor, int unit, int chunk, const uint32_t (&bits)[2],
-                      float (&delta)[2]) {
-    deltas_of(in, cursor.head(unit), cursor.tokens(chunk), bits, delta);
-}
-
-/* The decay of a chunk. */
-GT_DEV float chunk_decay(uint32_t addresses) {
-    const float2 scale = lds<float2>(addresses + 4 * Factors::KEEP);
-    return scale.x + scale.y;
 }
 
 /* x and B of chunk 1, C of chunk 0, y of the one before it: they are moved on between the uses of the first two and of

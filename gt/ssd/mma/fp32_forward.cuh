@@ -27,10 +27,87 @@
 #define GT_SSD_MMA_FP32_FORWARD_CUH
 
 #include "fp32_chunk.cuh"
-#include "states.cuh"
+#include "state.cuh"
 
 namespace gt {
 namespace ssd {
+
+/* ---- where a block stands --------------------------------------------------------------------------------------- */
+
+/* Cursor in chunks of SHORT tokens.  It has the places, in elements, of the first rows of tensors, too. */
+struct ShortCursor : Cursor {
+    enum Base { LEFT = 0, OUT = UNITS, RIGHT = 2 * UNITS, C, BASES }; /* x or dy, y [UNITS]; B or C of states, C */
+    static constexpr int BYTES = Cursor::BYTES + 8 * BASES;
+    GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(addresses + 8) + (int64_t)chunk * SHORT; }
+    GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(addresses + 16) - token(chunk); }
+    GT_METHOD int tokens(int chunk) const { return left(chunk) < SHORT ? (int)left(chunk) : SHORT; }
+    GT_METHOD int chunks() const { return (int)((left(0) + SHORT - 1) / SHORT); }
+    GT_METHOD int64_t base(int i) const { return lds<int64_t>(addresses + Cursor::BYTES + 8 * i); }
+
+    /* After enter(), by one thread before a barrier. */
+    GT_METHOD void keep_base(int i, int64_t elements) const {
+        sts<int64_t>(addresses + Cursor::BYTES + 8 * i, elements);
+    }
+    GT_METHOD void keep_units(Base i, const gt_stride& stride) const {
+        for (int unit = 0; unit < units(); unit++)
+            keep_base(i + unit, offset_of(stride, b(), token(0), head(unit)) + row0(unit));
+    }
+    GT_METHOD void keep_group(Base i, const gt_stride& stride) const {
+        keep_base(i, offset_of(stride, b(), token(0), group()));
+    }
+};
+
+/* tokens: of the chunk */
+GT_DEV void load_split_units(const Problem& in, const void* data, const gt_stride& stride, uint32_t tiles,
+                             const ShortCursor& cursor, int chunk, int tokens) {
+    constexpr unsigned PIECES = 64 / 4;
+    const unsigned thread = thread_here();
+    const float* from = static_cast<const float*>(data) +
+                        (((int64_t)chunk * SHORT + thread / PIECES) * stride.t + 4 * (thread % PIECES));
+    GT_UNROLL
+    for (int unit = 0; unit < UNITS; unit++) {
+        if (unit >= cursor.units()) continue;
+        load_split_rows<64>(tiles + unit * SplitTile<64>::BYTES, from + cursor.base(ShortCursor::LEFT + unit), stride.t,
+                            tokens, in.P - cursor.row0(unit));
+    }
+}
+
+template <int NP>
+GT_DEV void load_split_group(const Problem& in, const void* data, const gt_stride& stride, uint32_t tile,
+                             const ShortCursor& cursor, ShortCursor::Base base, int chunk, int tokens) {
+    constexpr unsigned PIECES = NP / 4;
+    const unsigned thread = thread_here();
+    const int64_t from = ((int64_t)chunk * SHORT + thread / PIECES) * stride.t + 4 * (thread % PIECES);
+    load_split_rows<NP>(tile, static_cast<const float*>(data) + (cursor.base(base) + from), stride.t, tokens,
+                        in.columns);
+}
+
+/* dt of the tokens 2 lane, 2 lane + 1 of a chunk, of which the first SHORT lanes' exist. */
+GT_DEV void load_dt(const Problem& in, const ShortCursor& cursor, int unit, int chunk, float (&dt)[2]) {
+    load_dt(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)), cursor.tokens(chunk), dt);
+}
+
+/* The plain checkpoint of a unit that is the state before chunk `chunk`, or (REVERSE) after it. */
+GT_DEV float* plain_slot(const Problem& in, const ShortCursor& cursor, const Checkpoints& checkpoints, int unit,
+                         int chunk) {
+    return checkpoints.plain + unit_slot(in, cursor, unit, chunk / (CHUNK / SHORT)) * in.P * in.N;
+}
+
+/* Weights of the update of a unit, by one warp: Delta suf, reverse: pre. */
+GT_DEV void split_update_weights(uint32_t weights, uint32_t addresses, uint32_t left, uint32_t right, bool reverse) {
+    const int t = 2 * here();
+    float2 a = {0.0f, 0.0f}, b = a, weight = a;
+    if (t < SHORT) {
+        a = lds<float2>(left + 4 * t);
+        b = lds<float2>(right + 4 * t);
+        const float2 first = lds<float2>(addresses + 4 * ((reverse ? Factors::PRE : Factors::DELTA) + t));
+        const float2 suf = reverse ? float2{1.0f, 1.0f} : lds<float2>(addresses + 4 * (Factors::SUF + t));
+        weight = {first.x * suf.x, first.y * suf.y};
+    }
+    make_split_weights(weights, weight, a, b);
+}
+
+/* ---- forward ---------------------------------------------------------------------------------------------------- */
 
 /* Where things lie in shared memory, in bytes. */
 template <int NP_>

@@ -36,7 +36,7 @@
 #ifndef GT_SSD_MMA_FP32_GRADIENTS_CUH
 #define GT_SSD_MMA_FP32_GRADIENTS_CUH
 
-#include "fp32_gradients_tokens.cuh"
+#include "fp32_gradients_chunk.cuh"
 
 namespace gt {
 namespace ssd {
@@ -574,13 +574,6 @@ GT_DEV void finish_split_sums(const SplitGradientParams& p, const SplitGradientB
 }
 
 /* ---- the kernels ------------------------------------------------------------------------------------------------- */
-
-/* Zeros where sums are added over all chunks that there may be. */
-GT_DEV void clear_split_sums(const SplitGradientParams& p, int64_t row) {
-    const Problem& in = p.in;
-    const int64_t skips = in.skip_per_channel ? in.H * in.P : in.H;
-    for (int64_t i = thread_id(); p.dskip && i < skips; i += block_threads()) p.dskip[row * skips + i] = 0.0f;
-}
 
 template <class Tile>
 GT_DEV void split_gradients_of(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me) {

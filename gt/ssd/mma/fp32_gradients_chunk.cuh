@@ -3,29 +3,10 @@
 #ifndef GT_SSD_MMA_FP32_GRADIENTS_CHUNK_CUH
 #define GT_SSD_MMA_FP32_GRADIENTS_CHUNK_CUH
 
-#include "gradients.cuh"
 #include "fp32_chunk.cuh"
 
 namespace gt {
 namespace ssd {
-
-/* What a chunk leaves for the others of its slot: [B, slots][SLOT_SHORTS][COUNT][H]. */
-struct Across {
-    static constexpr int E = 0, F = 1, GAMMA = 2 /* with chunk 0, 1, 2 */, Z = 5, COUNT = 6;
-};
-
-struct SplitGradientParams {
-    Problem in;
-    Checkpoints h, G;          /* before the first token of each slot; after its last; plain NULL: 0 */
-    int64_t slots, state_step; /* slots P N: from a head's states to the next one's */
-    float *dx, *dBm, *dCm;     /* NULL: not wanted */
-    gt_stride dx_stride, dBm_stride, dCm_stride;
-    float *da, *direct, *across; /* [B,T,H]: da but for what is across, <x, U>; NULL: not wanted */
-    float* dskip;                /* [B*slots*4][H], per channel [H][P]; NULL: not wanted */
-    int has_share;               /* a launch before has left its share of dx, da, direct and across */
-};
-
-constexpr int ROWS_P = 64, HALF_P = 32; /* of a step; of G and h at a time */
 
 template <int NP_>
 struct GradientSplitTile {
@@ -88,8 +69,6 @@ struct SplitGradientBlock {
     GT_METHOD uint32_t rows(int chunk) const { return smem + (Tile::CHUNKS + Tile::ROWS * chunk); }
     GT_METHOD int inverses(int chunk) const { return Tile::INVERSES + SHORT * (1 + chunk); }
 };
-
-enum SplitBase { BASE_X, BASE_DY, BASE_DX, BASE_STATE, BASE_C };
 
 /* Blocks: [B,slots,G], then the chunks of a slot. */
 template <class Tile>
@@ -281,6 +260,102 @@ GT_DEV void slot_factors(const SplitGradientBlock<Tile>& me, float A, int chunk)
     }
     const float factor = chunk < me.me ? delta * exp2_finite(between + from) : exp2_finite(between + upto);
     sts<float>(me.address(Tile::OTHER + SHORT * chunk + lane), finite(factor));
+}
+
+/* ---- da --------------------------------------------------------------------------------------------------------- */
+
+/* da, <x, U>, the sums across and dDskip of a step that is done, added to those of the head's steps before; after the
+ * last they go to memory.  One warp. */
+template <class Tile>
+GT_DEV void finish_split_step(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, int h, int p0) {
+    const Problem& in = p.in;
+    const int lane = lane_id(), tokens = me.tokens(me.me);
+    const bool is_first = p0 == 0, is_last = p0 + ROWS_P >= in.P;
+    const auto address = [&](int offset) { return lds<float>(me.address(offset + lane)); };
+    if (p.dskip) {
+        const int64_t row = ((int64_t)me.b() * p.slots + me.slot()) * SLOT_SHORTS + me.me;
+        float sums[2];
+        GT_UNROLL
+        for (int i = 0; i < 2; i++) {
+            const int column = p0 + SHORT * i + lane;
+            sums[i] =
+                column < in.P ? address(Tile::DSKIP + SHORT * i) + address(Tile::DSKIP + ROWS_P + SHORT * i) : 0.0f;
+            if (in.skip_per_channel && column < in.P) p.dskip[(row * in.H + h) * in.P + column] = sums[i];
+        }
+        if (!in.skip_per_channel) {
+            float all = warp_sum(sums[0] + sums[1]);
+            if (!is_first) all += me.value(Tile::DSKIP_SUM);
+            sync_warp();
+            if (lane == 0) {
+                sts<float>(me.address(Tile::DSKIP_SUM), all);
+                if (is_last) p.dskip[row * in.H + h] = all;
+            }
+        }
+    }
+    if (!p.da) return;
+    float E = 0.0f, Z = 0.0f;
+    GT_UNROLL
+    for (int i = 0; i < Tile::ACTIVE; i++) E += address(Tile::E + SHORT * i);
+    GT_UNROLL
+    for (int i = 0; i < Tile::ACTIVE; i++) Z += me.value(Tile::Z + i);
+    const float F =
+        (address(Tile::F) + address(Tile::F + SHORT)) + (address(Tile::F + 2 * SHORT) + address(Tile::F + 3 * SHORT));
+    float direct = (address(Tile::DIRECT) + address(Tile::DIRECT + SHORT)) +
+                   (address(Tile::DIRECT + 2 * SHORT) + address(Tile::DIRECT + 3 * SHORT));
+    float across = 0.0f, from = E, upto = F; /* of k: sums over t >= k, over s < k */
+    const float all_E = warp_sum(E), all_F = warp_sum(F);
+    if (lane == Across::E) across = all_E;
+    if (lane == Across::F) across = all_F;
+    if (lane == Across::Z) across = Z;
+    GT_UNROLL
+    for (int i = 0; i < SLOT_SHORTS; i++) {
+        if (i == me.me) continue;
+        const float row = address(Tile::GAMMA + 2 * SHORT * i) + address(Tile::GAMMA + 2 * SHORT * i + SHORT);
+        if (i > me.me) {
+            upto += row;
+            continue;
+        }
+        from += row;
+        const float all = warp_sum(row);
+        if (lane == Across::GAMMA + i) across = all;
+    }
+    const float corner =
+        address(Tile::CORNER); /* s of the first 16 with all later t; t of the later with all of those */
+    float corner_upto = corner, corner_from = corner;
+    GT_UNROLL
+    for (int d = 1; d < 32; d *= 2) {
+        const float left = shfl_up(upto, d), right = shfl_down(from, d);
+        upto += lane >= d ? left : 0.0f;
+        from += lane + d < 32 ? right : 0.0f;
+        const float corner_left = shfl_up(corner_upto, d), corner_right = shfl_down(corner_from, d);
+        corner_upto += lane >= d ? corner_left : 0.0f;
+        corner_from += lane + d < 32 ? corner_right : 0.0f;
+    }
+    upto = shfl_up(upto, 1);
+    corner_upto = shfl_up(corner_upto, 1);
+    if (lane == 0) upto = corner_upto = 0.0f;
+    float da = from + upto + (lane < 16 ? corner_upto : corner_from) + address(Tile::DIAGONAL);
+    if (!is_first) {
+        da += address(Tile::KEPT);
+        direct += address(Tile::KEPT + SHORT);
+        across += address(Tile::KEPT + 2 * SHORT);
+    }
+    if (!is_last) {
+        sync_warp();
+        sts<float>(me.address(Tile::KEPT + lane), da);
+        sts<float>(me.address(Tile::KEPT + SHORT + lane), direct);
+        sts<float>(me.address(Tile::KEPT + 2 * SHORT + lane), across);
+        sync_warp();
+        return;
+    }
+    const auto put = [&](float* to, float value) { *to = p.has_share ? *to + value : value; };
+    if (lane < tokens) {
+        const int64_t to = ((int64_t)me.b() * in.sequences.T + me.token(me.me) + lane) * in.H + h;
+        put(p.da + to, da);
+        put(p.direct + to, direct);
+    }
+    const int64_t slot = (int64_t)me.b() * p.slots + me.slot();
+    if (lane < Across::COUNT) put(p.across + ((slot * SLOT_SHORTS + me.me) * Across::COUNT + lane) * in.H + h, across);
 }
 
 } /* namespace ssd */

@@ -122,45 +122,6 @@ GT_DEV void pair_decays(const ChunkGradientBlock<C>& me, int step, int block, in
     L[2] = n ? near0 : 0.0f, L[3] = n ? near1 : 0.0f;
 }
 
-/* Sums over the 8 lanes of a column, for tile n / 2 and column 2 j + n % 2, to out + 8 (n / 2) + 2 j + n % 2. */
-GT_DEV void store_column_sums(float (&v)[4], uint32_t out) {
-    const int g = lane_id() / 4, n = g / 2;
-    reduce_scatter<4, 8, 4>(v, g);
-    if (g % 2 == 0) sts<float>(out + 4 * (8 * (n / 2) + 2 * (lane_id() % 4) + n % 2), v[0]);
-}
-
-/* The same, to global memory. */
-GT_DEV void store_column_sums(float (&v)[4], float* out) {
-    const int g = lane_id() / 4, n = g / 2;
-    reduce_scatter<4, 8, 4>(v, g);
-    if (g % 2 == 0) out[8 * (n / 2) + 2 * (lane_id() % 4) + n % 2] = v[0];
-}
-
-/* sum_{t>=k>s} of a 16 x 16 block on the diagonal, for its 16 k. */
-GT_DEV void store_diagonal(const float (&x)[2][4], uint32_t out) {
-    const int g = lane_id() / 4, j = lane_id() % 4;
-    float v[4] = {};
-    GT_UNROLL
-    for (int e = 0; e < 2; e++) { /* s = g + 8 e */
-        float later = 0.0f;
-        GT_UNROLL
-        for (int n = 1; n >= 0; n--) { /* suffixes along t, in the four lanes of a row */
-            const float a = x[n][2 * e], b = x[n][2 * e + 1];
-            float from = a + b, right = shfl_down(from, 1);
-            from += j < 3 ? right : 0.0f;
-            right = shfl_down(from, 2);
-            from += j < 2 ? right : 0.0f;
-            right = shfl_down(from, 1);
-            const float after = (j < 3 ? right : 0.0f) + later;
-            const int s = g + 8 * e, k = 8 * n + 2 * j;
-            v[2 * n] += s < k ? a + (b + after) : 0.0f;
-            v[2 * n + 1] += s < k + 1 ? b + after : 0.0f;
-            later = shfl_idx(from, 4 * g);
-        }
-    }
-    store_column_sums(v, out);
-}
-
 /* sum_t <dy_t, x_t> of a block on the diagonal, from its dS; dy, x: what undoes the rows' powers. */
 template <class C>
 GT_DEV void store_trace(const ChunkGradientBlock<C>& me, int step, int block, const float (&dS)[2][4]) {
@@ -355,8 +316,6 @@ GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>
                dots[0]);
 }
 
-GT_DEV float part_of(float4 x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
-
 /* ---- <G, h> ---------------------------------------------------------------------------------------------------- */
 
 /* The sums of 16 rows p each, by warps 2 and 7, which have but one block of pairs. */
@@ -427,14 +386,6 @@ GT_DEV void multiply_inputs(const ChunkGradientBlock<C>& me, int step, int p_blo
 
 GT_DEV uint32_t pack_as(gt_dtype dtype, float lo, float hi) {
     return dtype == GT_BF16 ? pack_bf16(lo, hi) : pack_f16(lo, hi);
-}
-
-/* Dskip of the rows p of column tile n of a lane. */
-GT_DEV float2 skips_of(const Problem& in, int h, int p) {
-    if (!in.Dskip) return {0.0f, 0.0f};
-    if (!in.skip_per_channel) return {in.Dskip[h], in.Dskip[h]};
-    const float* skip = in.Dskip + (int64_t)h * in.P;
-    return {p < in.P ? skip[p] : 0.0f, p + 1 < in.P ? skip[p + 1] : 0.0f};
 }
 
 /* Of dx: what launches before gave is added; it is left for those that follow.  i: of the thread's four rows. */
@@ -620,18 +571,6 @@ GT_DEV void finish_dB_and_dC(const ChunkGradientParams& p, const ChunkGradientBl
 
 /* ---- the kernel ------------------------------------------------------------------------------------------------- */
 
-/* Zeros where sums are added over all chunks that there may be. */
-GT_DEV void clear_sums(const ChunkGradientParams& p, int64_t row, int thread, int threads) {
-    const Problem& in = p.in;
-    const int64_t skips = in.skip_per_channel ? in.H * in.P : in.H;
-    for (int64_t i = thread; i < skips; i += threads) {
-        if (p.dskip) p.dskip[row * skips + i] = 0.0f;
-        if (i >= in.H) continue;
-        if (p.dA) p.dA[row * in.H + i] = 0.0f;
-        if (p.dbias) p.dbias[row * in.H + i] = 0.0f;
-    }
-}
-
 template <class C>
 GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
     const Problem& in = p.in;
@@ -736,7 +675,7 @@ GT_KERNEL(256, 1)
 chunk_gradient_kernel(const GT_GRID_CONSTANT ChunkGradientParams p) {
     using C = ChunkGradientTraits<N, STAGES, MORE>;
     wait_for_chain();
-    const ChunkGradientBlock<C> me = find_chunk<C>(p, block_x());
+    const ChunkGradientBlock<C> me = {find_chunk(p, block_x())};
     if (me.tokens <= 0) {
         if (me.g == 0) clear_sums(p, me.row(p.slots), thread_id(), block_threads());
         return;

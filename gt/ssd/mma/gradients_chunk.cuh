@@ -4,25 +4,11 @@
 #ifndef GT_SSD_MMA_GRADIENTS_CHUNK_CUH
 #define GT_SSD_MMA_GRADIENTS_CHUNK_CUH
 
+#include "../problem.cuh"
 #include "chunk.cuh"
 
 namespace gt {
 namespace ssd {
-
-struct ChunkGradientParams {
-    Problem in;
-    Checkpoints h, G; /* before the first token of each slot; after its last; values NULL: 0 */
-    int64_t slots;
-    uint32_t by_tiles;          /* 2^32 / in.tiles, rounded up; not for one tile */
-    void *dx, *ddt, *dBm, *dCm; /* NULL: not wanted */
-    gt_stride dx_stride, ddt_stride, dBm_stride, dCm_stride;
-    /* what launches before gave of dx, by place, step and thread, and of ddt, [B*slots*2][H][64], which 9.0 does not
-     * use; NULL: there is but one, or not wanted */
-    float *dx_share, *ddt_share;
-    int has_share, leaves_share; /* it is to be added; it is what the launch leaves instead of dx and ddt */
-    /* sums over a chunk, [B*slots*2][H], dskip per channel [B*slots*2][H][P]; NULL: not wanted */
-    float *dA, *dbias, *dskip;
-};
 
 /* MORE: with z, or with shares; what does not need them keeps its registers. */
 template <int N_, int STAGES_, bool MORE_ = false>
@@ -79,14 +65,7 @@ GT_HD int lower_pair_index(int t, int s) { return t * (t - 1) / 2 + s; }
 
 /* What a block works on. */
 template <class C>
-struct ChunkGradientBlock {
-    uint32_t smem;
-    int64_t first; /* token */
-    int b, slot, g, heads, steps;
-    int warp; /* its number, in a form that the compiler knows to be the same in all lanes */
-    int tokens, neighbour_tokens;
-    bool second; /* of the two chunks of its checkpoint */
-
+struct ChunkGradientBlock : ChunkPlace {
     GT_METHOD uint32_t address(int offset) const { return smem + C::FLOATS + 4 * offset; }
     GT_METHOD float value(int offset) const { return lds<float>(address(offset)); }
     GT_METHOD uint32_t stage(int step) const { return smem + C::STAGE0 + step % C::STAGES * C::STAGE; }
@@ -95,46 +74,7 @@ struct ChunkGradientBlock {
     GT_METHOD int row_inverse(int step, bool of_dy) const {
         return C::ROW_INVERSES + (step % C::COPIES * 2 + of_dy) * CHUNK;
     }
-    GT_METHOD static int step_head(const ChunkGradientParams& p, int step) { /* step / tiles */
-        return p.in.tiles == 1 ? step : (int)((uint64_t)(uint32_t)step * p.by_tiles >> 32);
-    }
-    GT_METHOD int head(const ChunkGradientParams& p, int step) const { return g * heads + step_head(p, step); }
-    GT_METHOD int tile(const ChunkGradientParams& p, int step) const { return step - step_head(p, step) * p.in.tiles; }
-    GT_METHOD int p0(const ChunkGradientParams& p, int step) const { return tile(p, step) * TILE_P; }
-    GT_METHOD int64_t neighbour() const { return second ? first - CHUNK : first + CHUNK; } /* its first token */
-    GT_METHOD int64_t row(int64_t slots) const { return (b * slots + slot) * 2 + second; } /* of the sums */
-    GT_METHOD bool makes_state() const { return neighbour_tokens > 0; }
 };
-
-/* ---- the block's chunk ----------------------------------------------------------------------------------------- */
-
-/* place: [B,slots,G], then the two chunks of a slot.  tokens = 0: there is none.  Int: what divides.  Where a block
- * takes places in turn it is of 32 bits, which is quick. */
-template <class C, class Int = int64_t>
-GT_DEV ChunkGradientBlock<C> find_chunk(const ChunkGradientParams& p, int place) {
-    const Problem& in = p.in;
-    ChunkGradientBlock<C> me;
-    const Int pair = (Int)(place / 2), groups = (Int)in.G, slots = (Int)p.slots;
-    me.smem = smem_base();
-    me.warp = shfl_idx(warp_id(), 0);
-    me.second = place % 2;
-    me.g = (int)(pair % groups);
-    const Int index = pair / groups;
-    me.slot = (int)(index % slots);
-    me.b = (int)(index / slots);
-    me.heads = (int)((Int)in.H / groups);
-    me.steps = me.heads * in.tiles;
-    gt_chunk chunk = {0, (int64_t)me.slot * CHECKPOINT, (me.slot + (int64_t)1) * CHECKPOINT};
-    if (in.sequences.cu_seqlens)
-        chunk = gt_chunk_at(in.sequences.cu_seqlens, sequence_count(in.sequences), CHECKPOINT, me.slot);
-    else if (chunk.last > in.sequences.T)
-        chunk.last = in.sequences.T;
-    const int all = chunk.sequence < 0 ? 0 : (int)(chunk.last - chunk.first), left = all - CHUNK > 0 ? all - CHUNK : 0;
-    me.first = chunk.first + (me.second ? CHUNK : 0);
-    me.tokens = me.second ? left : all - left;
-    me.neighbour_tokens = me.second ? all - left : left;
-    return me;
-}
 
 /* ---- loads, and f16 -------------------------------------------------------------------------------------------- */
 
@@ -395,12 +335,6 @@ GT_DEV void read_neighbour(const ChunkGradientBlock<C>& me, uint32_t tile, Neigh
                 words[e] = multiply_f16(words[e], pack_f16(1.0f / WEIGHT_RANGE, 1.0f / WEIGHT_RANGE));
         }
     }
-}
-
-/* The largest of four inverses. */
-GT_DEV float largest_of(float4 x) {
-    const float a = x.x > x.y ? x.x : x.y, b = x.z > x.w ? x.z : x.w;
-    return a > b ? a : b;
 }
 
 /* 1 / x, of a power of two. */

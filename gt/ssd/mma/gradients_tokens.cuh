@@ -85,37 +85,6 @@ GT_DEV void own_factors(const ChunkGradientBlock<C>& me, int step) {
     make_factors<WHICH>(me.address(me.factor(step, 0)), delta, me.value(C::STEP_DELTA + CHUNK));
 }
 
-/* Sums of pairs of tokens over this and the later tokens. */
-GT_DEV float2 sums_from(float2 x) {
-    const int lane = lane_id();
-    float from = x.x + x.y;
-    GT_UNROLL
-    for (int d = 1; d < 32; d *= 2) {
-        const float right = shfl_down(from, d);
-        from += lane + d < 32 ? right : 0.0f;
-    }
-    float after = shfl_down(from, 1);
-    after = lane < 31 ? after : 0.0f;
-    return {x.x + (x.y + after), x.y + after};
-}
-
-/* The same over the tokens before, of LANES lanes. */
-template <int LANES>
-GT_DEV float2 sums_before(float2 x) {
-    const int lane = lane_id() % LANES;
-    float upto = x.x + x.y;
-    GT_UNROLL
-    for (int d = 1; d < LANES; d *= 2) {
-        const float left = shfl_up(upto, d);
-        upto += lane >= d ? left : 0.0f;
-    }
-    float before = shfl_up(upto, 1);
-    before = lane > 0 ? before : 0.0f;
-    return {before, before + x.x};
-}
-
-GT_DEV float2 plus(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
-
 /* What is summed without Delta, times it. */
 GT_DEV float2 times(const Delta (&delta)[2], float2 x) {
     return {delta[0].value == 0.0f ? 0.0f : delta[0].value * x.x, delta[1].value == 0.0f ? 0.0f : delta[1].value * x.y};

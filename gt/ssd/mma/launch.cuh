@@ -1,12 +1,27 @@
-/* gt/ssd/mma/launch.cuh - ssd forward on tensor cores: launches, but those of 16 bits on compute capability 9.0. */
+/* gt/ssd/mma/launch.cuh - ssd on tensor cores by mma.sync: launches, each for one slab of columns. */
 #ifndef GT_SSD_MMA_LAUNCH_CUH
 #define GT_SSD_MMA_LAUNCH_CUH
 
-#include "../sm90/fp32_forward.cuh"
-#include "launch_states.cuh"
+#include "../plan.cuh"
+#include "forward.cuh"
+#include "fp32_forward.cuh"
+#include "fp32_gradients.cuh"
+#include "fp32_gradients_tokens.cuh"
+#include "gradients.cuh"
+#include "states.cuh"
 
 namespace gt {
 namespace ssd {
+
+/* ---- forward ---------------------------------------------------------------------------------------------------- */
+
+static inline gt_status launch_forward_tensor(const TensorParams& p, int64_t blocks, Chain& chain) {
+    return dispatch_columns(p.in, [&](auto type, auto columns) {
+        using Tile = ForwardTile<decltype(type), decltype(columns)::value>;
+        return run("ssd forward_tensor_kernel", forward_tensor_kernel<typename Tile::T, Tile::NP>, blocks, THREADS,
+                   Tile::BYTES, chain, p);
+    });
+}
 
 static inline gt_status launch_forward_fp32(const TensorParams& p, int64_t blocks, Chain& chain) {
     return with_size<16, 64, 128>(p.in.columns, [&](auto columns) {
@@ -15,45 +30,60 @@ static inline gt_status launch_forward_fp32(const TensorParams& p, int64_t block
     });
 }
 
-static inline gt_status launch_forward_fp32_hopper(const TensorParams& all, const Device& device, Chain& chain) {
-    return with_size<64, 128>(all.in.columns, [&](auto columns) {
-        using Tile = SplitHopperTile<decltype(columns)::value>;
-        TensorParams p = all;
-        const int64_t blocks = take_bundles(p.in, Tile::UNITS, strands_of_units(p.in, Tile::UNITS, 1, device));
-        return run("ssd forward_fp32_hopper_kernel", forward_fp32_hopper_kernel<Tile::NP>, blocks, Tile::THREADS,
-                   Tile::BYTES, chain, p);
+/* ---- states ----------------------------------------------------------------------------------------------------- */
+
+template <bool REVERSE>
+static gt_status launch_states_tensor(const StatesParams& p, int64_t blocks, Chain& chain) {
+    return dispatch_columns(p.in, [&](auto type, auto columns) {
+        using Tile = StatesTile<decltype(type), decltype(columns)::value>;
+        return run("ssd states_tensor_kernel", states_tensor_kernel<typename Tile::T, Tile::NP, REVERSE>, blocks,
+                   THREADS, Tile::BYTES, chain, p);
     });
 }
 
-static inline void take_slab(TensorParams& p, int slab) {
-    take_slab(p.in, slab);
-    take_slab(p.checkpoints, slab);
-    skip_columns(p.state_in, slab * SLAB);
-    skip_columns(p.state_out, slab * SLAB);
-    p.has_share = slab > 0;
-    p.leaves_share = slab + 1 < slabs(p.in.N);
-}
-
-/* What several launches hand on of y or dx; NULL for one. */
-static inline float* take_share(Arena& arena, const gt_ssd_args& a) {
-    return slabs((int)a.N) > 1 ? arena.take<float>(a.B * a.T * a.H * a.P) : nullptr;
-}
-
-static inline gt_status launch_forward_tensor(const TensorParams& all, const ForwardChoice& choice,
-                                              const Device& device, Chain& chain) {
-    const gt_status status =
-        start_segments<false>(all.in, all.state_in, all.state_in_shared, choice.local, device, chain);
-    if (status != GT_OK) return status;
-    const int64_t blocks = strands_of_units(all.in, 2, 2, device) * all.in.G * group_pairs(all.in);
-    return each_slab(all, [&](const TensorParams& p, int) {
-        if (choice.family == Family::SM90) return launch_forward_fp32_hopper(p, device, chain);
-        if (p.in.dtype == GT_F32) return launch_forward_fp32(p, blocks, chain);
-        return dispatch_columns(p.in, [&](auto type, auto columns) {
-            using Tile = ForwardTile<decltype(type), decltype(columns)::value>;
-            return run("ssd forward_tensor_kernel", forward_tensor_kernel<typename Tile::T, Tile::NP>, blocks, THREADS,
-                       Tile::BYTES, chain, p);
-        });
+template <bool REVERSE>
+static gt_status launch_states_fp32(const StatesParams& p, int64_t blocks, Chain& chain) {
+    return with_size<16, 64, 128>(p.in.columns, [&](auto columns) {
+        using Tile = StatesSplitTile<decltype(columns)::value>;
+        return run("ssd states_fp32_kernel", states_fp32_kernel<Tile::NP, REVERSE>, blocks, THREADS, Tile::BYTES, chain,
+                   p);
     });
+}
+
+/* ---- gradients -------------------------------------------------------------------------------------------------- */
+
+template <int N, int STAGES>
+static gt_status launch_chunks_with(const ChunkGradientParams& p, Chain& chain) {
+    using C = ChunkGradientTraits<N, STAGES>;
+    const int64_t blocks = p.in.sequences.B * p.slots * p.in.G * 2;
+    const bool has_more = p.in.z || p.in.N > SLAB;
+    return run("ssd chunk_gradient_kernel",
+               has_more ? chunk_gradient_kernel<N, STAGES, true> : chunk_gradient_kernel<N, STAGES, false>, blocks,
+               C::THREADS, C::SMEM, chain, p);
+}
+
+static inline gt_status launch_slab_chunks(const ChunkGradientParams& p, int stages, Chain& chain) {
+    return with_size<16, 32, 64, 128>(p.in.columns, [&](auto columns) {
+        constexpr int N = decltype(columns)::value;
+        static_assert((N < 64) == (ChunkGradientTraits<N, 2>::SMEM <= 99 * 1024), "as choose() has it");
+        if constexpr (N >= 64)
+            if (stages == 1) return launch_chunks_with<N, 1>(p, chain);
+        return launch_chunks_with<N, 2>(p, chain);
+    });
+}
+
+static inline gt_status launch_split_chunks(const SplitGradientParams& p, Chain& chain) {
+    const int64_t places = p.in.sequences.B * p.slots * p.in.G;
+    return with_size<16, 64, 128>(p.in.columns, [&](auto columns) {
+        using Tile = GradientSplitTile<decltype(columns)::value>;
+        return run("ssd chunk_gradient_fp32_kernel", chunk_gradient_fp32_kernel<Tile::NP>, places * SLOT_SHORTS,
+                   THREADS, Tile::BYTES, chain, p);
+    });
+}
+
+static inline gt_status launch_split_times(const ChunkTimesParams& p, Chain& chain) {
+    return run("ssd chunk_times_fp32_kernel", chunk_times_fp32_kernel,
+               p.in.sequences.B * p.slots * ((p.in.H + 31) / 32), THREADS, 8 * THREADS, chain, p);
 }
 
 } /* namespace ssd */

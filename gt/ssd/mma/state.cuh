@@ -15,18 +15,11 @@
 #ifndef GT_SSD_MMA_STATE_CUH
 #define GT_SSD_MMA_STATE_CUH
 
+#include "../problem.cuh"
 #include "chunk.cuh"
 
 namespace gt {
 namespace ssd {
-
-constexpr int UNITS = 2, UNIT_WARPS = 4, WARPS = UNITS * UNIT_WARPS,
-              THREADS = 32 * WARPS; /* of a block; UNIT_WARPS: of a unit */
-constexpr int SLOT_CHUNKS = CHECKPOINT / CHUNK;
-
-/* Of a kernel of such blocks: two a multiprocessor, unless their shared memory, and 1 KB of each that is not theirs, is
- * known not to fit. */
-GT_HD constexpr int blocks_at_once(int bytes) { return 2 * (bytes + 1024) <= GT_SHARED_KB * 1024 ? 2 : 1; }
 
 /* The warp, so that the compiler sees that its lanes agree. */
 GT_DEV int uniform_warp() {
@@ -34,18 +27,6 @@ GT_DEV int uniform_warp() {
     GT_ASSUME(warp >= 0 && warp < WARPS);
     return warp;
 }
-
-/* Where Problem::dy_inverses has the BLOCKS numbers of a chunk and tile.  slot: of all heads and batch elements. */
-GT_DEV int64_t inverses_index(const Problem& in, int64_t slot, int chunk, int tile) {
-    return ((slot * SLOT_CHUNKS + chunk % SLOT_CHUNKS) * in.tiles + tile) * BLOCKS;
-}
-
-/* What update() needs of a chunk and unit besides the tiles, in floats: weights of the tokens as factors of v, with its
- * power, the inverse of that, and a bound of what is added. */
-struct Weights {
-    static constexpr int OF_TOKENS = 0, INVERSE = 64, SUM = 65, PAIRS = 66,
-                         COUNT = 68; /* PAIRS: forward's power of M */
-};
 
 /* Fills them.  One warp.  weight: of the tokens 2 lane, 2 lane + 1, with the inverses of both tiles' powers; most:
  * bounds of |x or dy| . |weight|. */
@@ -208,11 +189,6 @@ struct WarpState {
 
 /* ---- where a block stands ---------------------------------------------------------------------------------------- */
 
-/* Units of a group, and blocks for them. */
-GT_HD int64_t group_units(const Problem& in) { return in.H / in.G * in.tiles; }
-GT_HD int64_t group_bundles(const Problem& in, int units) { return (group_units(in) + units - 1) / units; }
-GT_HD int64_t group_pairs(const Problem& in) { return (group_units(in) + UNITS - 1) / UNITS; }
-
 /* Where a block stands: the segment, and its units, number block_x() % (G pairs) of all pairs.  It lies in shared
  * memory, and nothing that is made of it (the first address of every tensor, 64 bits each) is kept in registers from
  * chunk to chunk. */
@@ -266,6 +242,110 @@ GT_DEV int64_t unit_slot(const Problem& in, const Cursor& cursor, int unit, int 
 
 GT_DEV int64_t unit_strands(const Problem& in) { return grid_x() / (in.G * group_pairs(in)); }
 GT_DEV int64_t unit_strand(const Problem& in) { return block_x() / (in.G * group_pairs(in)); }
+
+/* ---- copies ----------------------------------------------------------------------------------------------------- */
+
+/* Where chunks begin in global memory: addresses that one thread moves on, so that no other multiplies by strides of 64
+ * bits.  They lie in shared memory, as Cursor does; the caller synchronises. */
+struct Streams {
+    static constexpr int COUNT = 6, WHOLE = 8 * COUNT, BYTES = WHOLE + 8;
+    uint32_t addresses;
+
+    template <class T>
+    GT_METHOD void begin(int stream, const void* data, int64_t offset) const {
+        sts<int64_t>(addresses + 8 * stream, (int64_t) reinterpret_cast<uintptr_t>(data) + offset * (int)sizeof(T));
+    }
+    template <class T>
+    GT_METHOD void move(int stream, int64_t elements) const {
+        const uint32_t at = addresses + 8 * stream;
+        sts<int64_t>(at, lds<int64_t>(at) + elements * (int)sizeof(T));
+    }
+    template <class T>
+    GT_METHOD T* at(int stream) const {
+        return lds<T*>(addresses + 8 * stream);
+    }
+    /* Chunks up to this one are whole, and so are their tiles. */
+    GT_METHOD void set_whole(int chunks) const { sts<int>(addresses + WHOLE, chunks); }
+    GT_METHOD int whole() const { return lds<int>(addresses + WHOLE); }
+};
+
+/* Starts the copies of a chunk's tile of each unit of x, dy or z. */
+template <class T>
+GT_DEV void load_units(const Problem& in, const void* data, const gt_stride& stride, uint32_t tiles,
+                       const Cursor& cursor, int chunk) {
+    GT_UNROLL
+    for (int unit = 0; unit < UNITS; unit++) {
+        if (unit >= cursor.units()) continue;
+        const int row0 = cursor.row0(unit);
+        const T* first =
+            static_cast<const T*>(data) + offset_of(stride, cursor.b(), cursor.token(chunk), cursor.head(unit)) + row0;
+        load_tile<64, THREADS>(tiles + unit * TileShape<64>::BYTES, first, stride.t, cursor.tokens(chunk), in.P - row0);
+    }
+}
+
+/* And of B or C. */
+template <class T, int NP>
+GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& stride, uint32_t tile,
+                       const Cursor& cursor, int chunk) {
+    const T* first = static_cast<const T*>(data) + offset_of(stride, cursor.b(), cursor.token(chunk), cursor.group());
+    load_tile<NP, THREADS>(tile, first, stride.t, cursor.tokens(chunk), in.columns);
+}
+
+/* Whole tiles of units, whose first is stream `first`. */
+template <class T>
+GT_DEV void load_whole_units(const Streams& streams, int first, int64_t pitch, uint32_t tiles, int units) {
+    GT_UNROLL
+    for (int unit = 0; unit < UNITS; unit++)
+        if (unit < units)
+            load_whole_tile<64, THREADS>(tiles + unit * TileShape<64>::BYTES, streams.at<T>(first + unit), pitch);
+}
+
+/* The chunks of a segment that are whole in every tile of the block. */
+template <int NP>
+GT_DEV int whole_chunks(const Problem& in, const Cursor& cursor) {
+    bool all = in.columns == NP;
+    for (int unit = 0; unit < cursor.units(); unit++) all = all && cursor.row0(unit) + TILE_P <= in.P;
+    return all ? (int)(cursor.left(0) / CHUNK) : 0;
+}
+
+/* ---- a chunk and unit ------------------------------------------------------------------------------------------- */
+
+/* dt of the tokens 2 lane, 2 lane + 1 of a chunk, as bits. */
+GT_DEV void load_dt(const Problem& in, const Cursor& cursor, int unit, int chunk, uint32_t (&bits)[2]) {
+    load_dt(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)), cursor.tokens(chunk),
+            bits);
+}
+
+/* Delta of them. */
+GT_DEV void deltas_of(const Problem& in, const Cursor& cursor, int unit, int chunk, const uint32_t (&bits)[2],
+                      float (&delta)[2]) {
+    deltas_of(in, cursor.head(unit), cursor.tokens(chunk), bits, delta);
+}
+
+/* The decay of a chunk. */
+GT_DEV float chunk_decay(uint32_t addresses) {
+    const float2 scale = lds<float2>(addresses + 4 * Factors::KEEP);
+    return scale.x + scale.y;
+}
+
+/* Weights of the state's update, Delta suf (reverse: pre) and what undoes the powers of both tiles, of the tokens 2
+ * lane, 2 lane + 1. */
+GT_DEV float2 update_weight(uint32_t addresses, uint32_t left, uint32_t right, bool reverse) {
+    const int t = 2 * here();
+    const float2 a = lds<float2>(left + 4 * t), b = lds<float2>(right + 4 * t);
+    if (reverse) {
+        const float2 pre = lds<float2>(addresses + 4 * (Factors::PRE + t));
+        return {pre.x * a.x * b.x, pre.y * a.y * b.y};
+    }
+    const float2 delta = lds<float2>(addresses + 4 * (Factors::DELTA + t)),
+                 suf = lds<float2>(addresses + 4 * (Factors::SUF + t));
+    return {delta.x * suf.x * a.x * b.x, delta.y * suf.y * a.y * b.y};
+}
+
+/* Bounds of |x or dy, as f16| . |weight|. */
+GT_DEV float2 update_bounds(float2 weight) {
+    return {finite(fabsf(weight.x) * 0x1p14f), finite(fabsf(weight.y) * 0x1p14f)};
+}
 
 } /* namespace ssd */
 } /* namespace gt */

@@ -16,20 +16,10 @@
 #ifndef GT_SSD_MMA_STATES_CUH
 #define GT_SSD_MMA_STATES_CUH
 
-#include "forward.cuh"
+#include "state.cuh"
 
 namespace gt {
 namespace ssd {
-
-struct StatesParams {
-    Problem in;
-    const float* state_in; /* REVERSE: dstate_out */
-    float* state_out;      /* dstate_in */
-    float* state_sum;      /* [strands][H,P,N]: instead, the sum over a strand's sequences */
-    int state_in_shared;
-    Checkpoints checkpoints;
-    int is_local; /* a Local: segments from zeros: only segments.states and segments.decays are written */
-};
 
 template <class T_, int NP_>
 struct StatesTile {

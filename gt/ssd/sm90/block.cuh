@@ -4,11 +4,21 @@
 #ifndef GT_SSD_SM90_BLOCK_CUH
 #define GT_SSD_SM90_BLOCK_CUH
 
+#include "../../base/bulk.cuh"
 #include "../../base/wgmma.cuh"
-#include "../mma/state.cuh"
+#include "../problem.cuh"
+#include "../mma/chunk.cuh"
 
 namespace gt {
 namespace ssd {
+
+/* forward.cuh */
+/* y_map: y by boxes of 64 tokens of a head's 64 rows, if has_y_map; checkpoint_map: checkpoints, if there are any, by 16
+ * rows of 64 columns. */
+struct HopperForwardParams : TensorParams {
+    TensorMap y_map, checkpoint_map;
+    int has_y_map;
+};
 
 constexpr int WARPGROUP = 128, CONSUMERS = 2;
 

@@ -68,18 +68,11 @@
 #define GT_SSD_SM90_FORWARD_CUH
 
 #include "../../base/bulk.cuh"
+#include "../mma/state.cuh"
 #include "block.cuh"
-#include "../mma/forward.cuh"
 
 namespace gt {
 namespace ssd {
-
-/* y_map: y by boxes of 64 tokens of a head's 64 rows, if has_y_map; checkpoint_map: checkpoints, if there are any, by 16
- * rows of 64 columns. */
-struct HopperForwardParams : TensorParams {
-    TensorMap y_map, checkpoint_map;
-    int has_y_map;
-};
 
 constexpr int MEASURED_SLOTS = 8; /* at every 8th checkpoint the bound of a state becomes its maximum */
 

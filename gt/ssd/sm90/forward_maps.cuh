@@ -19,7 +19,7 @@
 #ifndef GT_SSD_SM90_FORWARD_MAPS_CUH
 #define GT_SSD_SM90_FORWARD_MAPS_CUH
 
-#include "plan.cuh"
+#include "forward.cuh"
 
 namespace gt {
 namespace ssd {
@@ -31,19 +31,6 @@ struct MapsForwardParams : HopperForwardParams {
 /* The row of a sequence's or segment's first chunk. */
 GT_HD int64_t chunk_row(const Problem& in, int64_t b, int64_t slot) {
     return (b * chunk_slots(in.sequences, CHECKPOINT) + slot) * 2;
-}
-
-/* ---- scratch ------------------------------------------------------------------------------------------------------- */
-
-/* Tiles of B and C of a call. */
-static inline int64_t group_tiles(const Sequences& q, int64_t G) {
-    return q.B * chunk_slots(q, CHECKPOINT) * 2 * G * 2;
-}
-
-static inline GroupTiles take_group_tiles(Arena& arena, const Sequences& q, int64_t G, int columns) {
-    const int64_t tiles = group_tiles(q, G);
-    f16* const values = arena.take<f16>(tiles * CHUNK * columns);
-    return {values, arena.take<float>(tiles * CHUNK)};
 }
 
 /* ---- B and C ------------------------------------------------------------------------------------------------------- */

@@ -35,8 +35,8 @@
 #ifndef GT_SSD_SM90_FP32_FORWARD_CUH
 #define GT_SSD_SM90_FP32_FORWARD_CUH
 
-#include "block.cuh"
 #include "../mma/fp32_chunk.cuh"
+#include "block.cuh"
 
 namespace gt {
 namespace ssd {

@@ -4,8 +4,8 @@
 #ifndef GT_SSD_SM90_FP32_GRADIENTS_BLOCK_CUH
 #define GT_SSD_SM90_FP32_GRADIENTS_BLOCK_CUH
 
-#include "../mma/fp32_gradients.cuh"
-#include "gradients_inputs.cuh"
+#include "../mma/fp32_chunk.cuh"
+#include "gradients_block.cuh"
 
 namespace gt {
 namespace ssd {

@@ -21,25 +21,11 @@
 #ifndef GT_SSD_SM90_GATE_CUH
 #define GT_SSD_SM90_GATE_CUH
 
-#include "../mma/state.cuh"
+#include "../problem.cuh"
+#include "../mma/chunk.cuh"
 
 namespace gt {
 namespace ssd {
-
-/* g as kernels take it: in place of dy, with z = NULL. */
-struct GatedRows {
-    void* rows; /* f16 [B,T,H,P]; NULL: none */
-    gt_stride stride;
-    float* inverses; /* see inverses_index() */
-};
-
-/* dz of y. */
-struct GateGradient {
-    const void* y; /* NULL: not made here */
-    void* dz;
-    gt_stride y_stride, dz_stride;
-    int32_t* lost; /* by place: not 0 where u of some number is lost */
-};
 
 struct GateParams {
     Problem in;

@@ -82,6 +82,7 @@
 #include "gradients_inputs.cuh"
 #include "gradients_pairs.cuh"
 #include "gradients_states.cuh"
+#include "gradients_sums.cuh"
 
 namespace gt {
 namespace ssd {

@@ -6,11 +6,63 @@
 
 #include "../../base/bulk.cuh"
 #include "../../base/wgmma.cuh"
-#include "gradients_tokens.cuh"
-#include "../mma/state.cuh"
+#include "../problem.cuh"
+#include "../mma/chunk.cuh"
 
 namespace gt {
 namespace ssd {
+
+/* ---- what is made by token -------------------------------------------------------------------------------------- */
+
+/* Of a chunk and head, with z of a tile of it, in floats.  First what the neighbour's step reads, too: what each token
+ * weighs in the state that the neighbour makes, PRE of the second chunk, WEIGHTS = Delta SUF of the first, and behind
+ * either exp(sum a), by which that state's step multiplies the one before.  Then factors of mma/chunk.cuh, DIAGONAL's of a
+ * block of 16 tokens as one square of 8 x 8: row t has L_ts, s <= t, of the first half, column t those of the second, s < t.
+ * AFTER: exp(a of all blocks behind a block).  With POWERS, for M as f16, also by blocks of 16 t what undoes the powers of
+ * dy, and what a block of |S| times is at least |M|; the head's Dskip.  Factors and weights of rows of dy then have what
+ * undoes its power in them. */
+template <bool POWERS>
+struct ChunkTokens {
+    static constexpr int PRE = 0, KEPT = CHUNK, SKIP = KEPT + 1, GROWTH = KEPT + 2;
+    static constexpr int WEIGHTS = KEPT + 4, SUF = WEIGHTS; /* SUF until it is multiplied */
+    static constexpr int MADE_COUNT = CHUNK + 4;            /* from PRE or from WEIGHTS */
+    static constexpr int DY_INVERSE = 2 * MADE_COUNT, BOUND = DY_INVERSE + BLOCKS;
+    static constexpr int OWN = POWERS ? BOUND + BLOCKS : DY_INVERSE; /* from here on only the chunk's own step reads */
+    static constexpr int DELTA = OWN, U = DELTA + CHUNK, V = U + CHUNK, HALF = V + CHUNK, SQUARE = HALF + CHUNK;
+    static constexpr int BETWEEN = SQUARE + BLOCKS * 64;
+    static constexpr int AFTER = BETWEEN + 4, COUNT = AFTER + BLOCKS;
+    static_assert(COUNT % 4 == 0 && WEIGHTS % 4 == 0, "copied by 16 bytes");
+
+    /* The block of 16 rows of dy that float `at` is a factor of; -1: none. */
+    GT_METHOD static int block_of_dy(int at) {
+        if (at < KEPT) return at / BLOCK;
+        if (at >= U && at < V) return (at - U) / BLOCK;
+        if (at >= HALF && at < SQUARE) /* its second half is of rows, the first of columns */
+            return (at - HALF) % BLOCK < BLOCK / 2 ? -1 : (at - HALF) / BLOCK;
+        return at >= SQUARE && at < BETWEEN ? (at - SQUARE) / 64 : -1;
+    }
+};
+
+/* Of a slab, chunk, head and tile, in floats: what da, ddt and dDskip are made of, the latter of dy with its powers.  PAIRS, [i][k]: Gamma of row k
+ * with block i of s before k's, or Gamma / Delta of column k with block i + 1 of t behind k's. */
+struct ChunkSums {
+    static constexpr int PAIRS = 0, DIAGONAL = 3 * CHUNK;       /* [k] */
+    static constexpr int E = DIAGONAL + CHUNK, F = E + CHUNK;   /* [t], [s] */
+    static constexpr int NEAR = F + CHUNK;                      /* [s]: Gamma / Delta over t in the block of s */
+    static constexpr int Z = NEAR + CHUNK, DSKIP_HEAD = Z + 4;  /* [4 warps]: <G, h>, without exp(sum a); <dy, x> */
+    static constexpr int DSKIP = DSKIP_HEAD + 4, COUNT = DSKIP; /* Dskip per channel: [4 warps][p] */
+};
+GT_HD int chunk_sums(const Problem& in) { return ChunkSums::COUNT + (in.skip_per_channel ? 4 * CHUNK : 0); }
+
+/* They lie in the tokens' record, from OWN on, if a tile has one of its own and there is one slab: over factors that the
+ * chunk's own step alone reads, and has in shared memory by then; with Dskip per channel beyond them, too. */
+static_assert(ChunkTokens<false>::OWN + ChunkSums::COUNT <= ChunkTokens<false>::COUNT, "room for them");
+
+/* U has Delta as a factor unless that is so small that what has it as a factor does not tell what has not. */
+constexpr float LEAST_DELTA = 0x1p-20f;
+GT_DEV float factor_of_U(float delta) { return fabsf(delta) > LEAST_DELTA ? delta : 1.0f; }
+
+/* ---- shared memory, and where a block stands -------------------------------------------------------------------- */
 
 /* Tensors of 16 bits for TMA.  States: [slot of a batch element and head][P][columns], in boxes of 64 rows p, a panel
  * each.  x and dy: [B][T][H P], in boxes of 64 tokens. */
@@ -93,7 +145,7 @@ struct PlaceChunk {
  * buffers of M and parities are counted over all places of a block: `before` are the steps of those before, modulo
  * 2 * STAGES, M_before how often M and W were handed on, modulo 4. */
 template <class C>
-struct HopperBlock : ChunkGradientBlock<C> {
+struct HopperBlock : ChunkPlace {
     float* sums; /* of step 0 */
     int sums_count;
     int number, before, M_before;
@@ -115,6 +167,8 @@ struct HopperBlock : ChunkGradientBlock<C> {
         sums_count = p.sums_count;
         sums = p.sums + step0 * sums_count;
     }
+    GT_METHOD uint32_t address(int offset) const { return this->smem + C::FLOATS + 4 * offset; }
+    GT_METHOD float value(int offset) const { return lds<float>(address(offset)); }
     GT_METHOD uint32_t record() const { return this->smem + C::PLACE + number % C::PLACES * C::PLACE_BYTES; }
     GT_METHOD int place() const { return lds<int>(record() + 48); }
     /* From the record again. */
@@ -374,10 +428,10 @@ GT_DEV int next_place(const HopperGradientParams& p, int place) {
  * of `number`.  One warp; place: where it begins, and what it has found.  before, M_before: see HopperBlock. */
 template <class C>
 GT_DEV void find_place(const HopperGradientParams& p, uint32_t smem, int number, int& place, int before, int M_before) {
-    ChunkGradientBlock<C> me = {};
+    ChunkPlace me = {};
     GT_NO_UNROLL
     for (; has_place(p, place); place = next_place<C>(p, place)) {
-        me = find_chunk<C, uint32_t>(p, place);
+        me = find_chunk<uint32_t>(p, place);
         if (me.tokens > 0) break;
         wait_for_chain();
         if (me.g == 0) clear_sums(p, me.row(p.slots), lane_id(), 32);
@@ -455,6 +509,139 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
                 mbarrier_arrive(full);
         }
     }
+}
+
+/* ---- rows of a warp, operands ----------------------------------------------------------------------------------- */
+
+/* Of a warp in its warpgroup: rows 16 warp ... of every product; of a lane, rows row and row + 8, of every 8 columns
+ * 2 j, 2 j + 1. */
+struct WarpRows {
+    int warp, g, j, row;
+    uint32_t address0;
+    GT_METHOD explicit WarpRows(int warp_of_block) {
+        const int lane = lane_id();
+        warp = warp_of_block % 4;
+        g = lane / 4;
+        j = lane % 4;
+        row = 16 * warp + g;
+        address0 = panel_at<128>(16 * warp + lane % 16, lane / 16);
+    }
+    /* the lane's address for ldmatrix_x4 or stmatrix_x4 of the warp's rows, pieces 0 and 1 of a panel; of 2 i, 2 i + 1
+     * it is this ^ 32 i.  Made where it is needed: kept over the steps, all of them would take too many registers */
+    GT_METHOD uint32_t addresses(uint32_t panel) const { return (uint32_t)made_here((int)panel) + address0; }
+};
+
+template <class C>
+GT_DEV uint64_t rows_operand(uint32_t tile) { /* elements of a row along k */
+    return wgmma_tile<128, Major::K>(tile, C::PANEL);
+}
+
+template <class C>
+GT_DEV uint64_t columns_operand(uint32_t tile) { /* rows along k */
+    return wgmma_tile<128, Major::MN>(tile, C::PANEL);
+}
+
+template <class C>
+GT_DEV uint64_t along_row(uint64_t operand, int k) { /* k: in 16 */
+    return wgmma_step(operand, k_bytes<128, Major::K>(16 * k, C::PANEL));
+}
+
+template <class C>
+GT_DEV uint64_t down_rows(uint64_t operand, int k) {
+    return wgmma_step(operand, k_bytes<128, Major::MN>(16 * k, C::PANEL));
+}
+
+/* c = left right^T over all N columns of two tiles of 64 rows. */
+template <class C>
+GT_DEV void multiply_rows(float (&c)[8][4], uint32_t left, uint32_t right) {
+    const uint64_t a = rows_operand<C>(left), b = rows_operand<C>(right);
+    GT_UNROLL
+    for (int k = 0; k < C::N / 16; k++) wgmma<f16>(c, along_row<C>(a, k), along_row<C>(b, k), k > 0);
+}
+
+/* Dskip, where it is one number of a head; else 0.  Launches that leave their share of dx have none.  With powers it is in
+ * the stage. */
+template <class C>
+GT_DEV float skip_of_head(const ChunkGradientParams& p, const HopperBlock<C>& me, int step) {
+    if constexpr (C::M_HAS_POWER) return p.in.Dskip ? me.value(me.factor(step, C::Tokens::SKIP)) : 0.0f;
+    return p.in.Dskip && !p.in.skip_per_channel ? p.in.Dskip[me.head(p, step)] : 0.0f;
+}
+
+/* Waits until all that prepare brings of a step is there, and hands over to the asynchronous proxy what cp_async has
+ * written. */
+template <class C>
+GT_DEV void wait_for_rows(const HopperBlock<C>& me, int step) {
+    mbarrier_wait(me.smem + C::FULL + 8 * me.stage_of(step), me.parity_of(step));
+    if (!me.by_maps) fence_async_proxy(); /* it waits for the step before's sums on their way to memory, too */
+}
+
+/* out[row], out[row + 8] <- sums over the quad. */
+GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], float* out) {
+    reduce_scatter<2, 4, 1>(x, at.j);
+    if (at.j % 2 == 0) out[at.row + 4 * at.j] = x[0];
+}
+GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], uint32_t out) { /* in shared memory */
+    reduce_scatter<2, 4, 1>(x, at.j);
+    if (at.j % 2 == 0) sts<float>(out + 4 * (at.row + 4 * at.j), x[0]);
+}
+
+/* E_t = <pre dy_t, h C_t>. */
+template <class C>
+GT_DEV void store_E(const HopperBlock<C>& me, const WarpRows& at, int step, const float (&Ch)[8][4]) {
+    using E = Element<typename C::D>;
+    float sums[2] = {}, odd[2] = {};
+    const uint32_t addresses = at.addresses(me.stage(step) + C::DY);
+    const float4 inverses = lds<float4>(me.address(C::STATE_INVERSES + 8 * (me.stage_of(step))));
+    const float c[2] = {me.value(me.inverses(C::C_INVERSE) + at.row), me.value(me.inverses(C::C_INVERSE) + at.row + 8)};
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) {
+        uint32_t dy[4];
+        ldmatrix_x4(dy, addresses ^ 32 * k);
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            const float *y = Ch[2 * k + i / 2] + i % 2 * 2, f = part_of(inverses, k) * c[i % 2];
+            sums[i % 2] = fma_rn(E::lo(dy[i]), y[0] * f, sums[i % 2]);
+            odd[i % 2] = fma_rn(E::hi(dy[i]), y[1] * f, odd[i % 2]);
+        }
+    }
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const int t = at.row + 8 * e;
+        sums[e] = (sums[e] + odd[e]) * me.value(me.factor(step, C::Tokens::PRE) + t);
+    }
+    store_row_sums(at, sums, me.step_sums(step) + ChunkSums::E);
+}
+
+/* The warp's rows of 64 columns, through a panel in rows of 16 bytes.  to: row 0; rows, columns: that there are. */
+template <class T>
+GT_DEV void store_panel(const WarpRows& at, uint32_t panel, const float (*x)[4], uint16_t* to, int64_t pitch, int rows,
+                        int columns) {
+    const uint32_t addresses = at.addresses(panel);
+    const int lane = here(); /* addresses kept over the steps would not fit into registers */
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        uint32_t words[4];
+        GT_UNROLL
+        for (int n = 0; n < 4; n++) {
+            const float* pair = x[2 * i + n / 2] + n % 2 * 2;
+            words[n] = Element<T>::pack(pair[0], pair[1]);
+        }
+        stmatrix_x4(addresses ^ 32 * i, words);
+    }
+    sync_warp();
+    const int row0 = 16 * at.warp + lane / 8, piece = lane % 8;
+    const uint32_t first = panel + panel_at<128>(row0, piece);
+    uint4 values[4];
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) values[i] = lds<uint4>((first ^ (uint32_t)(i % 2 * 64)) + 512 * i);
+    to += row0 * pitch + 8 * piece;
+    const int left = 8 * piece < columns ? rows - row0 : 0;
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        if (4 * i < left) stg<uint4>(to, values[i]);
+        to += 4 * pitch;
+    }
+    sync_warp(); /* before the next */
 }
 
 } /* namespace ssd */

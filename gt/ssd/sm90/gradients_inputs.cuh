@@ -9,7 +9,7 @@
 #ifndef GT_SSD_SM90_GRADIENTS_INPUTS_CUH
 #define GT_SSD_SM90_GRADIENTS_INPUTS_CUH
 
-#include "gradients_sums.cuh"
+#include "gradients_block.cuh"
 
 namespace gt {
 namespace ssd {

@@ -11,7 +11,7 @@
 #ifndef GT_SSD_SM90_GRADIENTS_PAIRS_CUH
 #define GT_SSD_SM90_GRADIENTS_PAIRS_CUH
 
-#include "gradients_sums.cuh"
+#include "gradients_block.cuh"
 
 namespace gt {
 namespace ssd {

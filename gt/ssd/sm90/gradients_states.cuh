@@ -6,7 +6,7 @@
 #ifndef GT_SSD_SM90_GRADIENTS_STATES_CUH
 #define GT_SSD_SM90_GRADIENTS_STATES_CUH
 
-#include "gradients_sums.cuh"
+#include "gradients_block.cuh"
 
 namespace gt {
 namespace ssd {

@@ -11,73 +11,10 @@
 #ifndef GT_SSD_SM90_GRADIENTS_TOKENS_CUH
 #define GT_SSD_SM90_GRADIENTS_TOKENS_CUH
 
-#include "../mma/gradients.cuh"
-#include "../mma/state.cuh"
+#include "gradients_block.cuh"
 
 namespace gt {
 namespace ssd {
-
-/* Of a chunk and head, with z of a tile of it, in floats.  First what the neighbour's step reads, too: what each token
- * weighs in the state that the neighbour makes, PRE of the second chunk, WEIGHTS = Delta SUF of the first, and behind
- * either exp(sum a), by which that state's step multiplies the one before.  Then factors of mma/chunk.cuh, DIAGONAL's of a
- * block of 16 tokens as one square of 8 x 8: row t has L_ts, s <= t, of the first half, column t those of the second, s < t.
- * AFTER: exp(a of all blocks behind a block).  With POWERS, for M as f16, also by blocks of 16 t what undoes the powers of
- * dy, and what a block of |S| times is at least |M|; the head's Dskip.  Factors and weights of rows of dy then have what
- * undoes its power in them. */
-template <bool POWERS>
-struct ChunkTokens {
-    static constexpr int PRE = 0, KEPT = CHUNK, SKIP = KEPT + 1, GROWTH = KEPT + 2;
-    static constexpr int WEIGHTS = KEPT + 4, SUF = WEIGHTS; /* SUF until it is multiplied */
-    static constexpr int MADE_COUNT = CHUNK + 4;            /* from PRE or from WEIGHTS */
-    static constexpr int DY_INVERSE = 2 * MADE_COUNT, BOUND = DY_INVERSE + BLOCKS;
-    static constexpr int OWN = POWERS ? BOUND + BLOCKS : DY_INVERSE; /* from here on only the chunk's own step reads */
-    static constexpr int DELTA = OWN, U = DELTA + CHUNK, V = U + CHUNK, HALF = V + CHUNK, SQUARE = HALF + CHUNK;
-    static constexpr int BETWEEN = SQUARE + BLOCKS * 64;
-    static constexpr int AFTER = BETWEEN + 4, COUNT = AFTER + BLOCKS;
-    static_assert(COUNT % 4 == 0 && WEIGHTS % 4 == 0, "copied by 16 bytes");
-
-    /* The block of 16 rows of dy that float `at` is a factor of; -1: none. */
-    GT_METHOD static int block_of_dy(int at) {
-        if (at < KEPT) return at / BLOCK;
-        if (at >= U && at < V) return (at - U) / BLOCK;
-        if (at >= HALF && at < SQUARE) /* its second half is of rows, the first of columns */
-            return (at - HALF) % BLOCK < BLOCK / 2 ? -1 : (at - HALF) / BLOCK;
-        return at >= SQUARE && at < BETWEEN ? (at - SQUARE) / 64 : -1;
-    }
-};
-
-/* Of a slab, chunk, head and tile, in floats: what da, ddt and dDskip are made of, the latter of dy with its powers.  PAIRS, [i][k]: Gamma of row k
- * with block i of s before k's, or Gamma / Delta of column k with block i + 1 of t behind k's. */
-struct ChunkSums {
-    static constexpr int PAIRS = 0, DIAGONAL = 3 * CHUNK;       /* [k] */
-    static constexpr int E = DIAGONAL + CHUNK, F = E + CHUNK;   /* [t], [s] */
-    static constexpr int NEAR = F + CHUNK;                      /* [s]: Gamma / Delta over t in the block of s */
-    static constexpr int Z = NEAR + CHUNK, DSKIP_HEAD = Z + 4;  /* [4 warps]: <G, h>, without exp(sum a); <dy, x> */
-    static constexpr int DSKIP = DSKIP_HEAD + 4, COUNT = DSKIP; /* Dskip per channel: [4 warps][p] */
-};
-GT_HD int chunk_sums(const Problem& in) { return ChunkSums::COUNT + (in.skip_per_channel ? 4 * CHUNK : 0); }
-
-/* They lie in the tokens' record, from OWN on, if a tile has one of its own and there is one slab: over factors that the
- * chunk's own step alone reads, and has in shared memory by then; with Dskip per channel beyond them, too. */
-static_assert(ChunkTokens<false>::OWN + ChunkSums::COUNT <= ChunkTokens<false>::COUNT, "room for them");
-
-/* Of all launches for slabs of columns. */
-struct TokenParams {
-    ChunkGradientParams chunk; /* of all slabs */
-    /* [row][H][records] ChunkTokens, record_count floats apart; [slab][row][H][tiles] ChunkSums, sums_count floats apart;
-     * as many times what undoes the powers of h (4) and G (4) */
-    float *tokens, *sums, *inverses;
-    int record_count, sums_count;
-    int64_t rows; /* B*slots*2 */
-    int records;  /* of a chunk and head: a tile each with z, else one */
-    int has_powers;
-};
-
-constexpr int TOKEN_WARPS = 8, TOKEN_BLOCKS = 16;
-
-/* U has Delta as a factor unless that is so small that what has it as a factor does not tell what has not. */
-constexpr float LEAST_DELTA = 0x1p-20f;
-GT_DEV float factor_of_U(float delta) { return fabsf(delta) > LEAST_DELTA ? delta : 1.0f; }
 
 /* What a warp works on.  tokens = 0: nothing. */
 struct TokenWarp {

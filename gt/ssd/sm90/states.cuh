@@ -47,8 +47,8 @@
 #ifndef GT_SSD_SM90_STATES_CUH
 #define GT_SSD_SM90_STATES_CUH
 
+#include "../mma/state.cuh"
 #include "block.cuh"
-#include "../mma/states.cuh"
 
 namespace gt {
 namespace ssd {
