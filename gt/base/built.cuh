@@ -46,6 +46,15 @@ static inline bool is_built(gt_dtype dtype) {
 /* Of the head sizes 32, 64 and 128. */
 static inline bool is_built_head(int64_t N) { return N == 32 ? BUILT_N32 : N == 64 ? BUILT_N64 : BUILT_N128; }
 
+/* Of N columns of a state, for operators whose kernels take up to 16, 32, 64 or 128 and more of them. */
+static inline bool is_built_columns(int64_t N) { return N <= 32 ? BUILT_N32 : N <= 64 ? BUILT_N64 : BUILT_N128; }
+
+/* A kernel for up to TO columns, beside one for up to FROM: whether it takes columns that this build has kernels for. */
+template <int FROM, int TO>
+constexpr bool is_built_columns() {
+    return (FROM < 32 && BUILT_N32) || (FROM < 64 && TO > 32 && BUILT_N64) || (TO > 64 && BUILT_N128);
+}
+
 /* Kernels for activations of type T, and of these for a head of N. */
 template <class T>
 constexpr bool is_built_for() {

@@ -15,7 +15,7 @@ namespace ssd {
 
 /* ---- from values to types --------------------------------------------------------------------------------------- */
 
-/* launch(the first of these sizes that is n or more; else the last). */
+/* launch(the first of these numbers that is n or more; else the last). */
 template <int FIRST, int... MORE, class Launch>
 static inline gt_status with_size(int n, const Launch& launch) {
     if constexpr (sizeof...(MORE) > 0)
@@ -23,18 +23,49 @@ static inline gt_status with_size(int n, const Launch& launch) {
     return launch(std::integral_constant<int, FIRST>());
 }
 
+/* launch(the first of these numbers of columns that is n or more), of those that this build has a kernel for: fewer
+ * columns take a larger kernel where theirs is left out.  FROM: the number before FIRST. */
+template <int FROM, int FIRST, int... MORE, class Launch>
+static inline gt_status with_columns_from(int n, [[maybe_unused]] const Launch& launch) {
+    if constexpr (is_built_columns<FROM, FIRST>())
+        if (n <= FIRST) return launch(std::integral_constant<int, FIRST>());
+    if constexpr (sizeof...(MORE) > 0)
+        return with_columns_from<FIRST, MORE...>(n, launch);
+    else
+        return gt_fail(GT_ERROR_UNSUPPORTED, "no kernel for %d columns in this build", n);
+}
+template <int... COLUMNS, class Launch>
+static inline gt_status with_columns(int n, const Launch& launch) {
+    return with_columns_from<0, COLUMNS...>(n, launch);
+}
+
+/* launch(T()) for activations of type T, if this build has kernels for them. */
+template <class T, class Launch>
+static inline gt_status with_built([[maybe_unused]] const Launch& launch) {
+    if constexpr (is_built_for<T>())
+        return launch(T());
+    else
+        return gt_fail(GT_ERROR_UNSUPPORTED, "no kernel for this dtype in this build");
+}
+
 /* launch(T()) for activations of 16 bits. */
 template <class Launch>
 static inline gt_status with_type(const Problem& in, const Launch& launch) {
-    return in.dtype == GT_BF16 ? launch(bf16()) : launch(f16());
+    return in.dtype == GT_BF16 ? with_built<bf16>(launch) : with_built<f16>(launch);
 }
 
-/* launch(T(), number of columns) of the kernels on tensor cores for them. */
+/* launch(T(), number of columns) of the kernels on tensor cores for 16 bits. */
 template <class Launch>
 static inline gt_status dispatch_columns(const Problem& in, const Launch& launch) {
     return with_type(in, [&](auto type) {
-        return with_size<16, 32, 64, 128>(in.columns, [&](auto columns) { return launch(type, columns); });
+        return with_columns<16, 32, 64, 128>(in.columns, [&](auto columns) { return launch(type, columns); });
     });
+}
+
+/* launch(number of columns) of the kernels on tensor cores for fp32. */
+template <int... COLUMNS, class Launch>
+static inline gt_status dispatch_fp32(const Problem& in, const Launch& launch) {
+    return with_built<float>([&](auto) { return with_columns<COLUMNS...>(in.columns, launch); });
 }
 
 /* ---- blocks ----------------------------------------------------------------------------------------------------- */

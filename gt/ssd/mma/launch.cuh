@@ -24,7 +24,7 @@ static inline gt_status launch_forward_tensor(const TensorParams& p, int64_t blo
 }
 
 static inline gt_status launch_forward_fp32(const TensorParams& p, int64_t blocks, Chain& chain) {
-    return with_size<16, 64, 128>(p.in.columns, [&](auto columns) {
+    return dispatch_fp32<16, 64, 128>(p.in, [&](auto columns) {
         using Tile = ForwardSplitTile<decltype(columns)::value>;
         return run("ssd forward_fp32_kernel", forward_fp32_kernel<Tile::NP>, blocks, THREADS, Tile::BYTES, chain, p);
     });
@@ -43,7 +43,7 @@ static gt_status launch_states_tensor(const StatesParams& p, int64_t blocks, Cha
 
 template <bool REVERSE>
 static gt_status launch_states_fp32(const StatesParams& p, int64_t blocks, Chain& chain) {
-    return with_size<16, 64, 128>(p.in.columns, [&](auto columns) {
+    return dispatch_fp32<16, 64, 128>(p.in, [&](auto columns) {
         using Tile = StatesSplitTile<decltype(columns)::value>;
         return run("ssd states_fp32_kernel", states_fp32_kernel<Tile::NP, REVERSE>, blocks, THREADS, Tile::BYTES, chain,
                    p);
@@ -62,8 +62,9 @@ static gt_status launch_chunks_with(const ChunkGradientParams& p, Chain& chain) 
                C::THREADS, C::SMEM, chain, p);
 }
 
+/* One kernel takes both types of 16 bits. */
 static inline gt_status launch_slab_chunks(const ChunkGradientParams& p, int stages, Chain& chain) {
-    return with_size<16, 32, 64, 128>(p.in.columns, [&](auto columns) {
+    return dispatch_columns(p.in, [&](auto, auto columns) {
         constexpr int N = decltype(columns)::value;
         static_assert((N < 64) == (ChunkGradientTraits<N, 2>::SMEM <= 99 * 1024), "as choose() has it");
         if constexpr (N >= 64)
@@ -74,7 +75,7 @@ static inline gt_status launch_slab_chunks(const ChunkGradientParams& p, int sta
 
 static inline gt_status launch_split_chunks(const SplitGradientParams& p, Chain& chain) {
     const int64_t places = p.in.sequences.B * p.slots * p.in.G;
-    return with_size<16, 64, 128>(p.in.columns, [&](auto columns) {
+    return dispatch_fp32<16, 64, 128>(p.in, [&](auto columns) {
         using Tile = GradientSplitTile<decltype(columns)::value>;
         return run("ssd chunk_gradient_fp32_kernel", chunk_gradient_fp32_kernel<Tile::NP>, places * SLOT_SHORTS,
                    THREADS, Tile::BYTES, chain, p);

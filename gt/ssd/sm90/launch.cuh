@@ -68,7 +68,7 @@ static gt_status launch_forward_hopper(const TensorParams& all, const ForwardCho
                                        Chain& chain) {
     TensorParams p = all;
     p.in.columns = p.in.N;
-    if constexpr (UNITS == 2)
+    if constexpr (UNITS == 2 && is_built_columns<SLAB, 2 * SLAB>())
         if (p.in.N > SLAB)
             return with_type(p.in, [&](auto type) {
                 return launch_forward_hopper_with<decltype(type), 2 * SLAB, 2>(p, choice, device, chain);
@@ -89,7 +89,7 @@ static inline gt_status launch_forward_hopper_units(const TensorParams& p, const
 }
 
 static inline gt_status launch_forward_fp32_hopper(const TensorParams& all, const Device& device, Chain& chain) {
-    return with_size<64, 128>(all.in.columns, [&](auto columns) {
+    return dispatch_fp32<64, 128>(all.in, [&](auto columns) {
         using Tile = SplitHopperTile<decltype(columns)::value>;
         TensorParams p = all;
         const int64_t blocks = take_bundles(p.in, Tile::UNITS, strands_of_units(p.in, Tile::UNITS, 1, device));
@@ -114,7 +114,7 @@ template <bool REVERSE>
 static gt_status launch_states_fp32_hopper(const StatesParams& states, int units, int64_t strands, Chain& chain) {
     HopperStatesParams p = hopper_states(states, REVERSE);
     return with_size<2, 4>(units, [&](auto count) {
-        return with_size<64, 128>(p.states.in.columns, [&](auto columns) {
+        return dispatch_fp32<64, 128>(p.states.in, [&](auto columns) {
             using Tile = StatesSplitHopperTile<decltype(columns)::value, decltype(count)::value>;
             const int64_t blocks = take_bundles(p.states.in, Tile::UNITS, strands);
             return run("ssd states_fp32_hopper_kernel", states_fp32_hopper_kernel<Tile::NP, Tile::UNITS>, blocks,
@@ -154,9 +154,13 @@ static inline gt_status gate_rows(const Problem& in, const GatedRows& g, const G
     p.rows = in.sequences.B * p.slots * SLOT_CHUNKS;
     const int64_t blocks = (p.rows * in.H * in.tiles + GATE_WARPS - 1) / GATE_WARPS;
     const int64_t room = (int64_t)GATE_BLOCKS * device.multiprocessors;
-    const auto of_bf16 = gradient.y ? gate_kernel<bf16, true> : gate_kernel<bf16, false>;
-    return run("ssd gate_kernel", in.dtype == GT_BF16 ? of_bf16 : gate_kernel<f16, false>,
-               blocks < room ? blocks : room, 32 * GATE_WARPS, 0, chain, p);
+    return with_type(in, [&](auto type) {
+        using T = decltype(type);
+        auto* kernel = gate_kernel<T, false>;
+        if constexpr (std::is_same<T, bf16>::value)
+            if (gradient.y) kernel = gate_kernel<bf16, true>;
+        return run("ssd gate_kernel", kernel, blocks < room ? blocks : room, 32 * GATE_WARPS, 0, chain, p);
+    });
 }
 
 /* What dz of y lacks.  h: its checkpoints. */
@@ -166,8 +170,10 @@ static inline gt_status make_lost_rows(const Problem& in, const GateGradient& gr
     p.rows = in.sequences.B * p.slots * SLOT_CHUNKS;
     const int64_t each = 32 * GATE_WARPS, blocks = (p.rows * in.H * in.tiles + each - 1) / each;
     const int64_t room = (int64_t)LOST_BLOCKS * device.multiprocessors;
-    return run("ssd gate_lost_kernel", gate_lost_kernel<bf16>, blocks < room ? blocks : room, 32 * GATE_WARPS, 0, chain,
-               p);
+    return with_built<bf16>([&](auto type) {
+        return run("ssd gate_lost_kernel", gate_lost_kernel<decltype(type)>, blocks < room ? blocks : room,
+                   32 * GATE_WARPS, 0, chain, p);
+    });
 }
 
 /* ---- gradients -------------------------------------------------------------------------------------------------- */
@@ -217,7 +223,7 @@ static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, con
     if (status == GT_OK && p.has_rows) status = map_rows(&p.dy_map, p.in.dy, p.in.dy_stride, p.in);
     if (status != GT_OK) return status;
     return with_type(p.in, [&](auto type) {
-        return with_size<64, 128>(p.in.columns, [&](auto columns) {
+        return with_columns<64, 128>(p.in.columns, [&](auto columns) {
             using T = decltype(type);
             constexpr int N = decltype(columns)::value;
             const auto with = [&](auto of_dy) {
@@ -232,7 +238,7 @@ static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, con
 
 static inline gt_status launch_split_hopper_chunks(const SplitGradientParams& p, Chain& chain) {
     const int64_t places = p.in.sequences.B * p.slots * p.in.G;
-    return with_size<64, 128>(p.in.columns, [&](auto columns) {
+    return dispatch_fp32<64, 128>(p.in, [&](auto columns) {
         using Tile = HopperSplitTile<decltype(columns)::value>;
         return run("ssd chunk_gradient_fp32_hopper_kernel", chunk_gradient_fp32_hopper_kernel<Tile::NP>, places * 2,
                    Tile::THREADS, Tile::BYTES, chain, p);
