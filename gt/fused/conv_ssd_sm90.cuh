@@ -124,7 +124,7 @@ GT_DEV void convolve_columns(const ConvolvingParams& p, uint32_t smem, int64_t b
 }
 
 template <class T, int NP>
-GT_KERNEL(32 * GROUPS_WARPS, 4)
+GT_KERNEL(32 * GROUP_ROWS_WARPS, 4)
 groups_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
     using Tile = ConvolvedGroupTile<T, NP>;
     wait_for_chain();
@@ -156,7 +156,7 @@ struct Convolver {
     TwoChannels<T> of;
 
     GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
-        return {smem + Tile::CURSOR + (Tile::GROUPS + 1) * GroupCursor<Tile::UNITS>::BYTES};
+        return {smem + Tile::CURSOR + (Tile::CONSUMERS + 1) * GroupCursor<Tile::UNITS>::BYTES};
     }
     GT_METHOD int unit() const { return own_thread() / 32 % 4; }
     GT_METHOD uint32_t x(int number) const {
@@ -249,23 +249,23 @@ forward_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
     const auto init = [&](int barrier, int count) { mbarrier_init(smem + barrier + 8 * thread_id(), count); };
     if (thread_id() < 2) {
         init(Tile::FULL, 32 * UNITS);
-        init(Tile::EMPTY, Tile::GROUPS * WARPGROUP);
+        init(Tile::EMPTY, Tile::CONSUMERS * WARPGROUP);
         init(Tile::CONVOLVED, 32 * UNITS);
     }
     if (thread_id() == 0) init(Tile::GATE_FULL, 32 * UNITS);
-    if (thread_id() < Tile::X_STAGES) init(Tile::X_EMPTY, Tile::GROUPS * WARPGROUP);
+    if (thread_id() < Tile::X_STAGES) init(Tile::X_EMPTY, Tile::CONSUMERS * WARPGROUP);
     if (thread_id() < Tile::X_STAGES * UNITS) init(Tile::X_FULL, 32);
     fence_async_proxy();
     sync_threads();
     const int role = shfl_idx(warp_id(), 0) / 4;
-    if (role > Tile::GROUPS) {
+    if (role > Tile::CONSUMERS) {
         if (p.in.order) wait_for_chain(); /* else it reads inputs of the call alone */
         give_registers<Tile::PRODUCER_REGISTERS>();
         convolver_role<Tile>(p, smem);
         return;
     }
     wait_for_chain();
-    if (role == Tile::GROUPS) {
+    if (role == Tile::CONSUMERS) {
         give_registers<Tile::PRODUCER_REGISTERS>();
         maps_producer<Tile>(p, smem);
     } else {

@@ -259,7 +259,7 @@ static inline gt_status group_sum(const char* name, const GroupSumParams& p, gt_
 
 /* ---- ssd on tensor cores: what its problem.cuh and its mma/chunk.cuh both build on ---------------------------------- */
 
-constexpr int CHUNK = 64;                          /* tokens that a block takes at a time */
+constexpr int CHUNK = 64;                         /* tokens that a block takes at a time */
 constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK; /* tokens of a tile of the products of pairs; such tiles of a chunk */
 
 /* The lane and the thread, for addresses that are made anew in each chunk: kept over the loop they would take registers

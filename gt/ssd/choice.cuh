@@ -36,8 +36,9 @@ struct ForwardChoice {
 };
 
 struct Choice {
-    bool has_tensor_sizes; /* this build has kernels of MMA or SM90 for these sizes and this device; the fields below are set */
-    bool on_tensor_cores;  /* and takes the call's rows, too; else ANY takes it, in any_segments */
+    bool
+        has_tensor_sizes; /* this build has kernels of MMA or SM90 for these sizes and this device; the fields below are set */
+    bool on_tensor_cores; /* and takes the call's rows, too; else ANY takes it, in any_segments */
     int64_t any_segments, segments;
     bool saves_states; /* forward leaves states for backward */
     bool ranks;        /* packed sequences are taken in the order of their lengths */
@@ -240,8 +241,8 @@ static inline Choice choose(const gt_ssd_args& a, gt_pass pass, const Device& de
     /* This must not depend on tensors: forward's and backward's may differ in alignment.  For sequences of one slot, MMA
      * and SM90 need no states but the caller's. */
     c->saves_states = a.seq_capacity > 0 || a.T > CHECKPOINT || !has_kernels(a) || device.compute_capability < 80;
-    c->has_tensor_sizes = has_kernels(a) && !has_too_many_slots(a) && device.compute_capability >= 80 &&
-                          device.shared_bytes >= 99 * 1024;
+    c->has_tensor_sizes =
+        has_kernels(a) && !has_too_many_slots(a) && device.compute_capability >= 80 && device.shared_bytes >= 99 * 1024;
     if (!c->has_tensor_sizes) return choice;
     c->on_tensor_cores = has_whole_rows(a);
     choose_on_tensor_cores(a, pass, problem_of(a), device, c);

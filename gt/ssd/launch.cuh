@@ -25,7 +25,8 @@ static gt_status launch_states_once(const StatesParams& all, const StatesChoice&
         if (choice.family == Family::SM90)
             return is_fp32 ? launch_states_fp32_hopper<REVERSE>(p, choice.units, strands, chain)
                            : launch_states_hopper<REVERSE>(p, choice.units, strands, chain);
-        return is_fp32 ? launch_states_fp32<REVERSE>(p, blocks, chain) : launch_states_tensor<REVERSE>(p, blocks, chain);
+        return is_fp32 ? launch_states_fp32<REVERSE>(p, blocks, chain)
+                       : launch_states_tensor<REVERSE>(p, blocks, chain);
     });
 }
 

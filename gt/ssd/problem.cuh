@@ -12,7 +12,7 @@ using namespace ssm;
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------ */
 
-constexpr int TILE_P = 64;           /* rows of the state in a block */
+constexpr int TILE_P = 64; /* rows of the state in a block */
 
 /* Columns of a state that a launch on tensor cores takes.  Of more there is one launch after another: y, dx, ddt and
  * the sums are sums over the columns, so that each adds its share.  sm90/forward.cuh takes up to 256 in one. */
@@ -244,7 +244,7 @@ struct TokenParams {
 
 /* ---- the blocks of a launch ------------------------------------------------------------------------------------- */
 
-constexpr int UNITS = 2, UNIT_WARPS = 4, WARPS = UNITS * UNIT_WARPS,
+constexpr int MMA_UNITS = 2, UNIT_WARPS = 4, WARPS = MMA_UNITS * UNIT_WARPS,
               THREADS = 32 * WARPS; /* of a block; UNIT_WARPS: of a unit */
 
 /* Of a kernel of such blocks: two a multiprocessor, unless their shared memory, and 1 KB of each that is not theirs, is
@@ -254,7 +254,7 @@ GT_HD constexpr int blocks_at_once(int bytes) { return 2 * (bytes + 1024) <= GT_
 /* Units of a group, and blocks for them. */
 GT_HD int64_t group_units(const Problem& in) { return in.H / in.G * in.tiles; }
 GT_HD int64_t group_bundles(const Problem& in, int units) { return (group_units(in) + units - 1) / units; }
-GT_HD int64_t group_pairs(const Problem& in) { return (group_units(in) + UNITS - 1) / UNITS; }
+GT_HD int64_t group_pairs(const Problem& in) { return (group_units(in) + MMA_UNITS - 1) / MMA_UNITS; }
 
 constexpr int TOKEN_WARPS = 8, TOKEN_BLOCKS = 16;
 

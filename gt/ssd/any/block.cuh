@@ -122,8 +122,8 @@ struct Position {
 };
 
 /* Blocks of a tile and head, and the number of this one among them. */
-GT_DEV int64_t strands_of(const Problem& in) { return grid_x() / ((int)in.H * in.tiles); }
-GT_DEV int64_t strand_of(const Problem& in) { return block_x() / ((int)in.H * in.tiles); }
+GT_DEV int64_t launched_strands(const Problem& in) { return grid_x() / ((int)in.H * in.tiles); }
+GT_DEV int64_t own_strand(const Problem& in) { return block_x() / ((int)in.H * in.tiles); }
 
 /* Of the sub-chunk that starts with token `first`. */
 template <class C>

@@ -107,7 +107,8 @@ GT_KERNEL(32 * WARPS, WARPS > 4 ? 1
                                 : 3)
 forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     Position<Traits<RN, WARPS>> s(p.in);
-    for (int64_t item = strand_of(p.in); item < items_of(p.in); item += strands_of(p.in)) forward_segment(p, s, item);
+    for (int64_t item = own_strand(p.in); item < items_of(p.in); item += launched_strands(p.in))
+        forward_segment(p, s, item);
 }
 
 } /* namespace ssd */

@@ -240,7 +240,7 @@ GT_DEV float finish_dx(const BackwardParams& p, const Position<C>& s, int64_t fi
 template <class C>
 GT_DEV void store_dskip(const BackwardParams& p, const Position<C>& s, float dskip) {
     const Problem& in = p.in;
-    const int64_t strand = strand_of(in);
+    const int64_t strand = own_strand(in);
     if (in.skip_per_channel) {
         const int row = thread_id() % TILE_P;
         const int64_t to = strand * (C::THREADS / TILE_P) + thread_id() / TILE_P;
@@ -255,7 +255,7 @@ GT_DEV void store_dskip(const BackwardParams& p, const Position<C>& s, float dsk
 /* Adds G, of a sequence's first state, to the strand's sum. */
 template <class C>
 GT_DEV void add_dstate(const BackwardParams& p, const Position<C>& s, const float (&G)[8][C::RN]) {
-    float* sums = p.dstate_sum + state_of(p.in, s, strand_of(p.in));
+    float* sums = p.dstate_sum + state_of(p.in, s, own_strand(p.in));
     float sum[8][C::RN];
     load_state(p.in, s, sums, sum);
     GT_UNROLL
@@ -316,9 +316,9 @@ backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     TwoTermSum dskip;
     if (p.dstate_sum) {
         load_state(in, s, nullptr, G);
-        store_state(in, s, p.dstate_sum + state_of(in, s, strand_of(in)), G);
+        store_state(in, s, p.dstate_sum + state_of(in, s, own_strand(in)), G);
     }
-    for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
+    for (int64_t item = own_strand(in); item < items_of(in); item += launched_strands(in)) {
         const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
         if (!span.exists) continue;
         s.enter(span);
@@ -342,7 +342,7 @@ reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     using C = Traits<RN, WARPS>;
     const Problem& in = p.in;
     Position<C> s(in);
-    for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
+    for (int64_t item = own_strand(in); item < items_of(in); item += launched_strands(in)) {
         const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
         if (skips(p.all_segments ? ALL_SEGMENTS : ALL_BUT_LAST, span, span.starts)) continue;
         s.enter(span);

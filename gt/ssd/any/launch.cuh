@@ -48,8 +48,8 @@ inline gt_status AnyBackwardPlan::make_gradients(const Device& device, gt_stream
         if (is_local) return launch_reverse_states(p, blocks, stream);
         return dispatch_size(p.in.N, [&](auto traits) {
             using C = decltype(traits);
-            return run("ssd backward_kernel", backward_kernel<C::RN, C::WARPS>, blocks, C::THREADS,
-                       4 * C::BACKWARD_END, stream, p);
+            return run("ssd backward_kernel", backward_kernel<C::RN, C::WARPS>, blocks, C::THREADS, 4 * C::BACKWARD_END,
+                       stream, p);
         });
     });
 }

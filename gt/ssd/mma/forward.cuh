@@ -40,21 +40,21 @@ struct ForwardTile {
     using T = T_;
     static constexpr int NP = NP_, TILE_X = TileShape<64>::BYTES, TILE_B = TileShape<NP>::BYTES;
     static constexpr int BLOCK_BYTES = 16 * 16 * 2, PAIR_BLOCKS = BLOCKS * (BLOCKS + 1) / 2;
-    static constexpr int X = 0;                      /* [2][UNITS] */
-    static constexpr int B = X + 2 * UNITS * TILE_X; /* [2] */
+    static constexpr int X = 0;                          /* [2][MMA_UNITS] */
+    static constexpr int B = X + 2 * MMA_UNITS * TILE_X; /* [2] */
     static constexpr int C = B + 2 * TILE_B;
-    static constexpr int M = C + TILE_B; /* [UNITS][PAIR_BLOCKS], by rows of blocks */
-    static constexpr int STAGING = UNITS * PAIR_BLOCKS * BLOCK_BYTES / WARPS; /* of M, a warp's for checkpoints */
-    static constexpr int FACTORS = M + WARPS * STAGING;                       /* [UNITS] */
-    static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT;      /* [UNITS] */
-    static constexpr int B_INVERSE = WEIGHTS + UNITS * 4 * Weights::COUNT;
-    static constexpr int NEXT_DELTA = B_INVERSE; /* [UNITS], of the next chunk, once B's inverses are used */
-    static constexpr int C_INVERSE = NEXT_DELTA + UNITS * 4 * CHUNK;
-    static constexpr int X_INVERSE = C_INVERSE + 4 * CHUNK;      /* [UNITS] */
-    static constexpr int BOUNDS = X_INVERSE + UNITS * 4 * CHUNK; /* [WARPS], of what they have of the state */
+    static constexpr int M = C + TILE_B; /* [MMA_UNITS][PAIR_BLOCKS], by rows of blocks */
+    static constexpr int STAGING = MMA_UNITS * PAIR_BLOCKS * BLOCK_BYTES / WARPS; /* of M, a warp's for checkpoints */
+    static constexpr int FACTORS = M + WARPS * STAGING;                           /* [MMA_UNITS] */
+    static constexpr int WEIGHTS = FACTORS + MMA_UNITS * 4 * Factors::COUNT;      /* [MMA_UNITS] */
+    static constexpr int B_INVERSE = WEIGHTS + MMA_UNITS * 4 * Weights::COUNT;
+    static constexpr int NEXT_DELTA = B_INVERSE; /* [MMA_UNITS], of the next chunk, once B's inverses are used */
+    static constexpr int C_INVERSE = NEXT_DELTA + MMA_UNITS * 4 * CHUNK;
+    static constexpr int X_INVERSE = C_INVERSE + 4 * CHUNK;          /* [MMA_UNITS] */
+    static constexpr int BOUNDS = X_INVERSE + MMA_UNITS * 4 * CHUNK; /* [WARPS], of what they have of the state */
     static constexpr int CURSOR = BOUNDS + 4 * WARPS;
     static constexpr int STREAMS = CURSOR + Cursor::BYTES;
-    static constexpr int X_STREAM = 0, B_STREAM = UNITS, C_STREAM = B_STREAM + 1, Y_STREAM = C_STREAM + 1;
+    static constexpr int X_STREAM = 0, B_STREAM = MMA_UNITS, C_STREAM = B_STREAM + 1, Y_STREAM = C_STREAM + 1;
     static constexpr int BYTES = STREAMS + Streams::BYTES;
     static constexpr int MIN_BLOCKS = blocks_at_once(BYTES);
     static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
@@ -338,7 +338,7 @@ template <class Tile>
 GT_DEV void begin_streams(const TensorParams& p, const Cursor& cursor, const Streams& streams) {
     using T = typename Tile::T;
     const Problem& in = p.in;
-    for (int unit = 0; unit < UNITS; unit++) { /* of one that does not exist it is not used */
+    for (int unit = 0; unit < MMA_UNITS; unit++) { /* of one that does not exist it is not used */
         const int h = cursor.head(unit), row0 = cursor.row0(unit);
         streams.begin<T>(Tile::X_STREAM + unit, in.x, offset_of(in.x_stride, cursor.b(), cursor.token(1), h) + row0);
         streams.begin<T>(Tile::Y_STREAM + unit, p.y, offset_of(p.y_stride, cursor.b(), cursor.token(-1), h) + row0);
@@ -352,7 +352,7 @@ template <class Tile>
 GT_DEV void move_streams(const TensorParams& p, const Streams& streams) {
     using T = typename Tile::T;
     GT_UNROLL
-    for (int unit = 0; unit < UNITS; unit++) {
+    for (int unit = 0; unit < MMA_UNITS; unit++) {
         streams.move<T>(Tile::X_STREAM + unit, CHUNK * p.in.x_stride.t);
         streams.move<T>(Tile::Y_STREAM + unit, CHUNK * p.y_stride.t);
     }
@@ -400,7 +400,7 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
     }
     GT_NO_UNROLL
     for (int chunk = 0; chunk < chunks; chunk++) {
-        const uint32_t x = smem + Tile::X + (chunk % 2 * UNITS + unit) * Tile::TILE_X;
+        const uint32_t x = smem + Tile::X + (chunk % 2 * MMA_UNITS + unit) * Tile::TILE_X;
         const uint32_t B = smem + Tile::B + chunk % 2 * Tile::TILE_B, staging = smem + Tile::M + warp * Tile::STAGING;
         const bool active = unit < cursor.units();
         const bool makes_next = active && unit_warp == 1 && chunk + 1 < chunks; /* Delta of the next chunk */
@@ -419,7 +419,7 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
         cp_async_wait<0>();
         sync_threads();
         if (chunk + 1 < chunks) { /* into what the chunk before has left */
-            const uint32_t next_x = smem + Tile::X + (chunk + 1) % 2 * UNITS * Tile::TILE_X,
+            const uint32_t next_x = smem + Tile::X + (chunk + 1) % 2 * MMA_UNITS * Tile::TILE_X,
                            next_B = smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B;
             if (chunk + 1 < streams.whole()) {
                 load_whole_units<T>(streams, Tile::X_STREAM, in.x_stride.t, next_x, cursor.units());
@@ -436,9 +436,9 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
             if (p.makes_dz) fetch_rows<T>(in, in.dy, in.dy_stride, cursor, chunk, unit, unit_warp);
         }
         if (unit_warp >= 2) {
-            rows_to_f16<T, NP, Tile::AT_ONCE>(B, smem + Tile::B_INVERSE, 2 * unit + unit_warp - 2, 2 * UNITS);
+            rows_to_f16<T, NP, Tile::AT_ONCE>(B, smem + Tile::B_INVERSE, 2 * unit + unit_warp - 2, 2 * MMA_UNITS);
             rows_to_f16<T, NP, Tile::AT_ONCE>(smem + Tile::C, smem + Tile::C_INVERSE, 2 * unit + unit_warp - 2,
-                                              2 * UNITS);
+                                              2 * MMA_UNITS);
         } else if (active) {
             if (unit_warp == 0)
                 make_factors<SUM_FACTORS | CHUNK_FACTORS>(addresses, delta, A);

@@ -83,7 +83,7 @@ struct SplitTile {
     static constexpr int WIDE = 2 * COLUMNS, BYTES = SHORT * TileShape<WIDE>::PITCH_BYTES, LO = COLUMNS / 16;
     /* lanes of a row, the pieces of 8 numbers that each has, and rows at a time, where a warp splits rows */
     static constexpr int LANES = COLUMNS / 8 < 8 ? COLUMNS / 8 : 8, EACH = COLUMNS / 8 / LANES, ROWS = 32 / LANES;
-    static constexpr int GROUPS = SHORT / ROWS, AT_ONCE = EACH < 2 ? 2 : 1; /* of them, side by side */
+    static constexpr int ROW_SETS = SHORT / ROWS, AT_ONCE = EACH < 2 ? 2 : 1; /* of them, side by side */
 };
 
 /* As load_tile(): SHORT rows of fp32, columns a multiple of 4; `first` is the thread's, at split_column() of the row of
@@ -193,7 +193,7 @@ GT_DEV void split_rows(uint32_t tile, uint32_t inverses, int warp, int warps) {
     using S = SplitTile<COLUMNS>;
     constexpr int AT_ONCE = S::AT_ONCE;
     const int group = AT_ONCE * warp, step = AT_ONCE * warps * S::ROWS;
-    if (group >= S::GROUPS) return;
+    if (group >= S::ROW_SETS) return;
     const RowSplitter<COLUMNS> rows(group);
     GT_NO_UNROLL
     for (int further = 0; further + group * S::ROWS < SHORT; further += step) rows.split(tile, inverses, further);

@@ -36,7 +36,13 @@ namespace ssd {
 
 /* Cursor in chunks of SHORT tokens.  It has the places, in elements, of the first rows of tensors, too. */
 struct ShortCursor : Cursor {
-    enum Base { LEFT = 0, OUT = UNITS, RIGHT = 2 * UNITS, C, BASES }; /* x or dy, y [UNITS]; B or C of states, C */
+    enum Base {
+        LEFT = 0,
+        OUT = MMA_UNITS,
+        RIGHT = 2 * MMA_UNITS,
+        C,
+        BASES
+    }; /* x or dy, y [MMA_UNITS]; B or C of states, C */
     static constexpr int BYTES = Cursor::BYTES + 8 * BASES;
     GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(addresses + 8) + (int64_t)chunk * SHORT; }
     GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(addresses + 16) - token(chunk); }
@@ -65,7 +71,7 @@ GT_DEV void load_split_units(const Problem& in, const void* data, const gt_strid
     const float* from = static_cast<const float*>(data) +
                         (((int64_t)chunk * SHORT + thread / PIECES) * stride.t + 4 * (thread % PIECES));
     GT_UNROLL
-    for (int unit = 0; unit < UNITS; unit++) {
+    for (int unit = 0; unit < MMA_UNITS; unit++) {
         if (unit >= cursor.units()) continue;
         load_split_rows<64>(tiles + unit * SplitTile<64>::BYTES, from + cursor.base(ShortCursor::LEFT + unit), stride.t,
                             tokens, in.P - cursor.row0(unit));
@@ -116,18 +122,18 @@ struct ForwardSplitTile {
     static constexpr int PAIR_BLOCKS = SHORT_BLOCKS * (SHORT_BLOCKS + 1) / 2; /* of 16 x 16 */
     static constexpr int M_BLOCK = BLOCK * TileShape<2 * BLOCK>::PITCH_BYTES; /* split */
     static constexpr int S_PITCH = 4 * (BLOCK + 4), S_BLOCK = BLOCK * S_PITCH;
-    static constexpr int X = 0;                      /* [2][UNITS] */
-    static constexpr int B = X + 2 * UNITS * TILE_X; /* [2] */
+    static constexpr int X = 0;                          /* [2][MMA_UNITS] */
+    static constexpr int B = X + 2 * MMA_UNITS * TILE_X; /* [2] */
     static constexpr int C = B + 2 * TILE_B;
-    static constexpr int M = C + TILE_B;                                 /* [UNITS][PAIR_BLOCKS] */
-    static constexpr int S = M + UNITS * PAIR_BLOCKS * M_BLOCK;          /* [PAIR_BLOCKS] */
-    static constexpr int FACTORS = S + PAIR_BLOCKS * S_BLOCK;            /* [UNITS] */
-    static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT; /* [UNITS] */
-    static constexpr int B_INVERSE = WEIGHTS + UNITS * 4 * Weights::COUNT, C_INVERSE = B_INVERSE + 4 * SHORT;
-    static constexpr int X_INVERSE = C_INVERSE + 4 * SHORT;         /* [UNITS] */
-    static constexpr int M_INVERSE = X_INVERSE + UNITS * 4 * SHORT; /* [UNITS] */
-    static constexpr int DT = M_INVERSE + UNITS * 4 * SHORT;        /* [UNITS], of the next chunk */
-    static constexpr int CURSOR = DT + UNITS * 4 * SHORT;
+    static constexpr int M = C + TILE_B;                                     /* [MMA_UNITS][PAIR_BLOCKS] */
+    static constexpr int S = M + MMA_UNITS * PAIR_BLOCKS * M_BLOCK;          /* [PAIR_BLOCKS] */
+    static constexpr int FACTORS = S + PAIR_BLOCKS * S_BLOCK;                /* [MMA_UNITS] */
+    static constexpr int WEIGHTS = FACTORS + MMA_UNITS * 4 * Factors::COUNT; /* [MMA_UNITS] */
+    static constexpr int B_INVERSE = WEIGHTS + MMA_UNITS * 4 * Weights::COUNT, C_INVERSE = B_INVERSE + 4 * SHORT;
+    static constexpr int X_INVERSE = C_INVERSE + 4 * SHORT;             /* [MMA_UNITS] */
+    static constexpr int M_INVERSE = X_INVERSE + MMA_UNITS * 4 * SHORT; /* [MMA_UNITS] */
+    static constexpr int DT = M_INVERSE + MMA_UNITS * 4 * SHORT;        /* [MMA_UNITS], of the next chunk */
+    static constexpr int CURSOR = DT + MMA_UNITS * 4 * SHORT;
     static constexpr int BYTES = CURSOR + ShortCursor::BYTES;
     static_assert(M % 128 == 0 && C % 128 == 0, "tiles begin at multiples of 128");
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for fp32 activations");
@@ -408,7 +414,7 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
     if (part_here() == 0 && unit_here() < cursor.units() && cursor.chunks() > 0) fetch_dt(unit_here(), 0);
     GT_NO_UNROLL
     for (int chunk = 0; chunk < cursor.chunks(); chunk++) {
-        const auto x = [&](int unit) { return smem + Tile::X + (chunk % 2 * UNITS + unit) * Tile::TILE_X; };
+        const auto x = [&](int unit) { return smem + Tile::X + (chunk % 2 * MMA_UNITS + unit) * Tile::TILE_X; };
         const auto B = [&] { return smem + Tile::B + chunk % 2 * Tile::TILE_B; };
         const auto addresses = [&](int unit) { return smem + Tile::FACTORS + 4 * Factors::COUNT * unit; };
         const auto weights = [&](int unit) { return smem + Tile::WEIGHTS + 4 * Weights::COUNT * unit; };
@@ -423,20 +429,20 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
         sync_threads();
         if (chunk + 1 < cursor.chunks()) { /* into what the chunk before has left */
             const int tokens = cursor.tokens(chunk + 1);
-            load_split_units(in, in.x, in.x_stride, smem + Tile::X + (chunk + 1) % 2 * UNITS * Tile::TILE_X, cursor,
+            load_split_units(in, in.x, in.x_stride, smem + Tile::X + (chunk + 1) % 2 * MMA_UNITS * Tile::TILE_X, cursor,
                              chunk + 1, tokens);
             load_split_group<NP>(in, in.Bm, in.Bm_stride, smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B, cursor,
                                  ShortCursor::RIGHT, chunk + 1, tokens);
         }
         cp_async_commit();
         if (const int unit = unit_here(), unit_warp = part_here(); unit_warp >= 2) {
-            constexpr int GROUPS = 2 * UNITS * Rows::AT_ONCE, TIMES = (Rows::GROUPS + GROUPS - 1) / GROUPS;
+            constexpr int SETS = 2 * MMA_UNITS * Rows::AT_ONCE, TIMES = (Rows::ROW_SETS + SETS - 1) / SETS;
             const int group = Rows::AT_ONCE * (2 * unit + unit_warp - 2);
             const RowSplitter<NP> rows(group);
             GT_NO_UNROLL
-            for (int i = 0; i < 2 * TIMES && group < Rows::GROUPS; i++)
+            for (int i = 0; i < 2 * TIMES && group < Rows::ROW_SETS; i++)
                 rows.split(i < TIMES ? B() : smem + Tile::C, smem + (i < TIMES ? Tile::B_INVERSE : Tile::C_INVERSE),
-                           i % TIMES * GROUPS * Rows::ROWS);
+                           i % TIMES * SETS * Rows::ROWS);
         } else if (unit < cursor.units() && unit_warp == 1) {
             split_rows<64>(x(unit), inverses(unit), 0, 1);
         } else if (unit < cursor.units()) {
@@ -499,14 +505,14 @@ forward_fp32_kernel(const GT_GRID_CONSTANT TensorParams p) {
 template <int NP_>
 struct StatesSplitTile {
     static constexpr int NP = NP_, TILE_LEFT = SplitTile<64>::BYTES, TILE_RIGHT = SplitTile<NP>::BYTES;
-    static constexpr int LEFT = 0;                                       /* x or dy: [2][UNITS] */
-    static constexpr int RIGHT = LEFT + 2 * UNITS * TILE_LEFT;           /* B or C: [2] */
-    static constexpr int FACTORS = RIGHT + 2 * TILE_RIGHT;               /* [UNITS] */
-    static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT; /* [UNITS] */
-    static constexpr int INVERSE = WEIGHTS + UNITS * 4 * Weights::COUNT;
-    static constexpr int LEFT_INVERSE = INVERSE + 4 * SHORT;     /* [UNITS] */
-    static constexpr int LOG = LEFT_INVERSE + UNITS * 4 * SHORT; /* [UNITS] TwoTermSum: of the segment so far */
-    static constexpr int CURSOR = LOG + UNITS * 8;
+    static constexpr int LEFT = 0;                                           /* x or dy: [2][MMA_UNITS] */
+    static constexpr int RIGHT = LEFT + 2 * MMA_UNITS * TILE_LEFT;           /* B or C: [2] */
+    static constexpr int FACTORS = RIGHT + 2 * TILE_RIGHT;                   /* [MMA_UNITS] */
+    static constexpr int WEIGHTS = FACTORS + MMA_UNITS * 4 * Factors::COUNT; /* [MMA_UNITS] */
+    static constexpr int INVERSE = WEIGHTS + MMA_UNITS * 4 * Weights::COUNT;
+    static constexpr int LEFT_INVERSE = INVERSE + 4 * SHORT;         /* [MMA_UNITS] */
+    static constexpr int LOG = LEFT_INVERSE + MMA_UNITS * 4 * SHORT; /* [MMA_UNITS] TwoTermSum: of the segment so far */
+    static constexpr int CURSOR = LOG + MMA_UNITS * 8;
     static constexpr int BYTES = CURSOR + ShortCursor::BYTES;
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for fp32 activations");
 };
@@ -548,8 +554,8 @@ GT_DEV int64_t pass_over_split_states(const StatesParams& p, int64_t item) {
         if (i < chunks) {
             const int chunk = REVERSE ? chunks - 1 - i : i;
             const int tokens = cursor.tokens(chunk);
-            load_split_units(in, left, left_stride, smem + Tile::LEFT + i % 2 * UNITS * Tile::TILE_LEFT, cursor, chunk,
-                             tokens);
+            load_split_units(in, left, left_stride, smem + Tile::LEFT + i % 2 * MMA_UNITS * Tile::TILE_LEFT, cursor,
+                             chunk, tokens);
             load_split_group<NP>(in, right, right_stride, smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT, cursor,
                                  ShortCursor::RIGHT, chunk, tokens);
         }
@@ -559,7 +565,7 @@ GT_DEV int64_t pass_over_split_states(const StatesParams& p, int64_t item) {
     GT_NO_UNROLL
     for (int i = 0; i < chunks; i++) {
         const int chunk = REVERSE ? chunks - 1 - i : i;
-        const uint32_t x = smem + Tile::LEFT + (i % 2 * UNITS + unit) * Tile::TILE_LEFT;
+        const uint32_t x = smem + Tile::LEFT + (i % 2 * MMA_UNITS + unit) * Tile::TILE_LEFT;
         const uint32_t b = smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT;
         const bool active = unit < cursor.units();
         const bool at_slot = REVERSE ? i == 0 || chunk % SLOT_SHORTS == SLOT_SHORTS - 1 : chunk % SLOT_SHORTS == 0;
@@ -569,7 +575,7 @@ GT_DEV int64_t pass_over_split_states(const StatesParams& p, int64_t item) {
         sync_threads();
         load(i + 1); /* into what the chunk before has left */
         if (unit_warp >= 2) {
-            split_rows<NP>(b, smem + Tile::INVERSE, 2 * unit + unit_warp - 2, 2 * UNITS);
+            split_rows<NP>(b, smem + Tile::INVERSE, 2 * unit + unit_warp - 2, 2 * MMA_UNITS);
         } else if (active && unit_warp == 1) {
             const int row0 = cursor.row0(unit);
             const float* gates = nullptr;

@@ -116,7 +116,7 @@ GT_DEV void make_split_products(const SplitGradientParams& p, const SplitGradien
     cp_async_commit();
     cp_async_wait<0>();
     sync_threads();
-    constexpr int CALLS = Rows::GROUPS / Rows::AT_ONCE;
+    constexpr int CALLS = Rows::ROW_SETS / Rows::AT_ONCE;
     static_assert(WARPS % CALLS == 0, "a warp splits the same rows of every tile");
     const RowSplitter<NP> rows(me.warp % CALLS * Rows::AT_ONCE);
     GT_NO_UNROLL

@@ -140,8 +140,8 @@ GT_DEV void store_trace(const ChunkGradientBlock<C>& me, int step, int block, co
 
 /* dS, W (added to), Gamma and its sums, M^T. */
 template <class C>
-GT_DEV void make_pairs(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const Pairs16& S,
-                       Pairs16& W) {
+GT_DEV void make_pair_gradients(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
+                                const Pairs16& S, Pairs16& W) {
     const WarpPairs at(me.warp);
     const int g = lane_id() / 4, j = lane_id() % 4, s = 16 * at.s_block + g;
     const uint32_t stage = me.stage(step);
@@ -290,7 +290,7 @@ GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>
     const int g = lane_id() / 4, j = lane_id() % 4;
     const uint32_t stage = me.stage(step);
     const float4 inverses = state_inverses(me, step, at.which);
-    const float largest = largest_of(inverses), unit = inverse_power(largest);
+    const float largest = largest_of(inverses), unit = inverse_of(largest);
     const float ratios[4] = {inverses.x * unit, inverses.y * unit, inverses.z * unit, inverses.w * unit};
     /* of token 32 t_half + 8 i + g, without Delta */
     const auto factor_of = [&](int i) {
@@ -650,7 +650,7 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
             if (C::COPIES > 1 && follows) all_factors(step + 1);
         }
         if (finishes && step > 0) finish_step(p, me, step - 1, last_dt, head);
-        make_pairs(p, me, step, S, W);
+        make_pair_gradients(p, me, step, S, W);
         if (me.warp == 2 || me.warp == 7) dot_states(me, step);
         add_states(me, step, sums);
         sync_threads(); /* 3 */

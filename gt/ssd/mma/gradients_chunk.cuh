@@ -19,7 +19,7 @@ struct ChunkGradientTraits {
     static constexpr int COLUMNS = N / 2; /* of dC or dB, of a warp: with 32 rows */
     static constexpr int PASS = COLUMNS > 32 ? 16 : COLUMNS, PASSES = COLUMNS / PASS, TILES = PASS / 8;
     /* of the state that a chunk makes itself, of a warp: columns and blocks of 16 rows */
-    static constexpr int GROUPS = N < 64 ? N / 8 : 8, MADE_TILES = N / 8 / GROUPS, MADE_BLOCKS = GROUPS / 2;
+    static constexpr int MADE_WARPS = N < 64 ? N / 8 : 8, MADE_TILES = N / 8 / MADE_WARPS, MADE_BLOCKS = MADE_WARPS / 2;
     /* the two warps that have no pairs: they make da and ddt of the last step, and decay factors */
     static constexpr int TIME_WARP = 4, FACTOR_WARP = 5;
     /* bytes */
@@ -319,7 +319,7 @@ struct Neighbour {
 
 template <class C>
 GT_DEV int made_piece(const ChunkGradientBlock<C>& me, int i) {
-    return me.warp % C::GROUPS * C::MADE_TILES + i;
+    return me.warp % C::MADE_WARPS * C::MADE_TILES + i;
 }
 
 template <class C>
@@ -337,16 +337,13 @@ GT_DEV void read_neighbour(const ChunkGradientBlock<C>& me, uint32_t tile, Neigh
     }
 }
 
-/* 1 / x, of a power of two. */
-GT_DEV float inverse_power(float x) { return as_float(0x7f000000u - as_uint(x)); }
-
 /* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T, over the neighbour's tokens, in place: f16 with one
  * power of two.  h: rows of x and B; G: of dy and C. */
 template <class C>
 GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbour<C>& neighbour) {
     const int lane = lane_id(), g = lane / 4, j = lane % 4;
     const uint32_t stage = me.stage(step), state = stage + (me.second ? C::H : C::G);
-    const int block0 = me.warp / C::GROUPS * C::MADE_BLOCKS;
+    const int block0 = me.warp / C::MADE_WARPS * C::MADE_BLOCKS;
     float sum = 0.0f;
     GT_UNROLL
     for (int i = 0; i < C::WARPS; i += 4) {

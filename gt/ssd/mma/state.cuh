@@ -201,17 +201,17 @@ struct Cursor {
         sync_threads(); /* the segment before may still be read */
         if (thread_id() == 0) {
             const int pairs = (int)group_pairs(in), index = block_x() % ((int)in.G * pairs), group = index / pairs;
-            const int first = index % pairs * UNITS, units = (int)group_units(in);
+            const int first = index % pairs * MMA_UNITS, units = (int)group_units(in);
             sts<int64_t>(addresses, span.b);
             sts<int64_t>(addresses + 8, span.first);
             sts<int64_t>(addresses + 16, span.end);
             sts<int64_t>(addresses + 24, span.chunk_slot);
-            for (int i = 0; i < UNITS; i++) {
+            for (int i = 0; i < MMA_UNITS; i++) {
                 sts<int>(addresses + 32 + 4 * i, group * (int)(in.H / in.G) + (first + i) / in.tiles);
                 sts<int>(addresses + 40 + 4 * i, (first + i) % in.tiles * TILE_P);
             }
             sts<int>(addresses + 48, group);
-            sts<int>(addresses + 52, units - first < UNITS ? units - first : UNITS);
+            sts<int>(addresses + 52, units - first < MMA_UNITS ? units - first : MMA_UNITS);
             sts<int64_t>(addresses + 56, item);
         }
         sync_threads();
@@ -274,7 +274,7 @@ template <class T>
 GT_DEV void load_units(const Problem& in, const void* data, const gt_stride& stride, uint32_t tiles,
                        const Cursor& cursor, int chunk) {
     GT_UNROLL
-    for (int unit = 0; unit < UNITS; unit++) {
+    for (int unit = 0; unit < MMA_UNITS; unit++) {
         if (unit >= cursor.units()) continue;
         const int row0 = cursor.row0(unit);
         const T* first =
@@ -295,7 +295,7 @@ GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& str
 template <class T>
 GT_DEV void load_whole_units(const Streams& streams, int first, int64_t pitch, uint32_t tiles, int units) {
     GT_UNROLL
-    for (int unit = 0; unit < UNITS; unit++)
+    for (int unit = 0; unit < MMA_UNITS; unit++)
         if (unit < units)
             load_whole_tile<64, THREADS>(tiles + unit * TileShape<64>::BYTES, streams.at<T>(first + unit), pitch);
 }

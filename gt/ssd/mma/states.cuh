@@ -25,18 +25,18 @@ template <class T_, int NP_>
 struct StatesTile {
     using T = T_;
     static constexpr int NP = NP_, TILE_LEFT = TileShape<64>::BYTES, TILE_RIGHT = TileShape<NP>::BYTES;
-    static constexpr int LEFT = 0;                                        /* x or dy: [2][UNITS] */
-    static constexpr int RIGHT = LEFT + 2 * UNITS * TILE_LEFT;            /* B or C: [2] */
-    static constexpr int STAGING = RIGHT + 2 * TILE_RIGHT;                /* [WARPS] */
-    static constexpr int GATE = STAGING + WARPS * WarpState<NP>::STAGING; /* z: [UNITS] */
-    static constexpr int FACTORS = GATE + UNITS * TILE_LEFT;              /* [UNITS] */
-    static constexpr int WEIGHTS = FACTORS + UNITS * 4 * Factors::COUNT;  /* [WARPS] */
+    static constexpr int LEFT = 0;                                           /* x or dy: [2][MMA_UNITS] */
+    static constexpr int RIGHT = LEFT + 2 * MMA_UNITS * TILE_LEFT;           /* B or C: [2] */
+    static constexpr int STAGING = RIGHT + 2 * TILE_RIGHT;                   /* [WARPS] */
+    static constexpr int GATE = STAGING + WARPS * WarpState<NP>::STAGING;    /* z: [MMA_UNITS] */
+    static constexpr int FACTORS = GATE + MMA_UNITS * TILE_LEFT;             /* [MMA_UNITS] */
+    static constexpr int WEIGHTS = FACTORS + MMA_UNITS * 4 * Factors::COUNT; /* [WARPS] */
     static constexpr int INVERSE = WEIGHTS + WARPS * 4 * Weights::COUNT;
-    static constexpr int LEFT_INVERSE = INVERSE + 4 * CHUNK;            /* [UNITS] */
-    static constexpr int NEXT_DELTA = LEFT_INVERSE + UNITS * 4 * CHUNK; /* [UNITS], of the next chunk */
-    static constexpr int CURSOR = NEXT_DELTA + UNITS * 4 * CHUNK;
+    static constexpr int LEFT_INVERSE = INVERSE + 4 * CHUNK;                /* [MMA_UNITS] */
+    static constexpr int NEXT_DELTA = LEFT_INVERSE + MMA_UNITS * 4 * CHUNK; /* [MMA_UNITS], of the next chunk */
+    static constexpr int CURSOR = NEXT_DELTA + MMA_UNITS * 4 * CHUNK;
     static constexpr int STREAMS = CURSOR + Cursor::BYTES;
-    static constexpr int LEFT_STREAM = 0, RIGHT_STREAM = UNITS, GATE_STREAM = RIGHT_STREAM + 1;
+    static constexpr int LEFT_STREAM = 0, RIGHT_STREAM = MMA_UNITS, GATE_STREAM = RIGHT_STREAM + 1;
     static constexpr int BYTES = STREAMS + Streams::BYTES;
     static constexpr int MIN_BLOCKS = blocks_at_once(BYTES);
     static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
@@ -74,7 +74,7 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
     /* left and right of number 1, z of number 0: moved on between the uses of the two and of the other */
     if (thread_id() == 0) {
         const int first = REVERSE ? chunks - 1 : 0, second = REVERSE ? chunks - 2 : 1;
-        for (int k = 0; k < UNITS; k++) {
+        for (int k = 0; k < MMA_UNITS; k++) {
             const int h = cursor.head(k), row0 = cursor.row0(k);
             streams.begin<T>(Tile::LEFT_STREAM + k, left,
                              offset_of(left_stride, cursor.b(), cursor.token(second), h) + row0);
@@ -87,7 +87,7 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
     }
     const auto load = [&](int i) {
         const int chunk = REVERSE ? chunks - 1 - i : i;
-        const uint32_t lefts = smem + Tile::LEFT + i % 2 * UNITS * Tile::TILE_LEFT,
+        const uint32_t lefts = smem + Tile::LEFT + i % 2 * MMA_UNITS * Tile::TILE_LEFT,
                        rights = smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT;
         if (i > 0 && i < chunks && chunk < streams.whole()) {
             load_whole_units<T>(streams, Tile::LEFT_STREAM, left_stride.t, lefts, cursor.units());
@@ -125,7 +125,7 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
     GT_NO_UNROLL
     for (int i = 0; i < chunks; i++) {
         const int chunk = chunk_of(i);
-        const uint32_t x = smem + Tile::LEFT + (i % 2 * UNITS + unit) * Tile::TILE_LEFT;
+        const uint32_t x = smem + Tile::LEFT + (i % 2 * MMA_UNITS + unit) * Tile::TILE_LEFT;
         const uint32_t b = smem + Tile::RIGHT + i % 2 * Tile::TILE_RIGHT,
                        z = smem + Tile::GATE + unit * Tile::TILE_LEFT;
         const bool active = unit < cursor.units();
@@ -149,7 +149,7 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
         }
         const uint32_t inverses = smem + Tile::LEFT_INVERSE + 4 * CHUNK * unit;
         if (unit_warp >= 2) {
-            rows_to_f16<T, NP, Tile::AT_ONCE>(b, smem + Tile::INVERSE, 2 * unit + unit_warp - 2, 2 * UNITS);
+            rows_to_f16<T, NP, Tile::AT_ONCE>(b, smem + Tile::INVERSE, 2 * unit + unit_warp - 2, 2 * MMA_UNITS);
         } else if (active) {
             if (unit_warp == 0) {
                 make_factors<SUM_FACTORS | CHUNK_FACTORS>(addresses, delta, A);
@@ -161,7 +161,7 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
         if (warp == 1 && lane_id() == 0) {
             constexpr int STEP = REVERSE ? -CHUNK : CHUNK;
             GT_UNROLL
-            for (int k = 0; k < UNITS; k++) {
+            for (int k = 0; k < MMA_UNITS; k++) {
                 streams.move<T>(Tile::LEFT_STREAM + k, STEP * left_stride.t);
                 if (gated) streams.move<T>(Tile::GATE_STREAM + k, STEP * in.z_stride.t);
             }

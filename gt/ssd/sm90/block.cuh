@@ -233,8 +233,8 @@ GT_DEV void copy_units(const CopiedRows<8>& of_units, const GroupCursor<UNITS>& 
 /* A warp's rows of a checkpoint, times a power of two, by way of its rows of a tile that nobody else uses meanwhile.
  * to: the first of them, `pitch` elements from each other; rows, columns: that exist. */
 template <int NP>
-GT_DEV void store_checkpoint(uint32_t tile, int unit_warp, const float (&H)[NP / 8][4], float power, f16* to, int rows,
-                             int pitch, int columns) {
+GT_DEV void store_checkpoint_rows(uint32_t tile, int unit_warp, const float (&H)[NP / 8][4], float power, f16* to,
+                                  int rows, int pitch, int columns) {
     constexpr int COLUMNS = NP < 64 ? NP : 64, PIECES = COLUMNS / 8, STEP = 32 / PIECES;
     const int lane = own_lane(), row = lane / PIECES, piece = lane % PIECES;
     const uint32_t address = by_rows<64>(tile, own_lane()), from = tile + panel_at<128>(16 * unit_warp + row, piece);

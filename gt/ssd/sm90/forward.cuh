@@ -12,7 +12,7 @@
  *                  copies.  Nor does it wait for the kernel before, unless the call's sequences are ranked
  *                  (Problem::order).  Where nothing comes from kernels before, consumers do not wait either (is_apart).
  *     consumers    two with two units each, or with one; one where a group has one unit.  For y with z, four units and N <= 64, where a state takes few
- *                  registers, four with one each (GROUPS).  They hold states as accumulators of products do, 16 rows a
+ *                  registers, four with one each (CONSUMERS).  They hold states as accumulators of products do, 16 rows a
  *                  warp.  A chunk:
  *         1  S = C B^T                        64 x 64 x N, from shared memory, once for the units
  *            M_ts = S_ts L_ts Delta_s         of each unit to shared memory, as f16; zero above the diagonal
@@ -171,35 +171,36 @@ struct HopperTile {
     static constexpr bool HAS_GATE = GATE_ != UNGATED, MAKES_DZ = GATE_ == GATE_GRADIENT,
                           HAS_MAPS = ROWS_ != COPIED_ROWS, CONVOLVES = ROWS_ == CONVOLVED_ROWS;
     static constexpr int NP = NP_, UNITS = UNITS_,
-                         GROUPS = UNITS == 1                                              ? 1
-                                  : GATE_ == GATED && UNITS == 4 && NP <= 64 && !HAS_MAPS ? 4
-                                                                                          : 2;
-    static constexpr int HEADS = UNITS / GROUPS;                               /* of a consumer */
-    static constexpr int GATES = MAKES_DZ ? 2 * GROUPS : HAS_GATE ? UNITS : 0; /* tiles */
-    static constexpr int THREADS = (GROUPS + 1 + CONVOLVES) * WARPGROUP,
-                         BLOCKS = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
-    static constexpr int REGISTERS = UNITS == 1             ? 160
-                                     : GROUPS == 4          ? 104
-                                     : NP > 128             ? 208
-                                     : ROWS_ == MAPPED_ROWS ? 232
-                                     : HEADS *NP > 128      ? 216
-                                     : CONVOLVES            ? 184
-                                                            : 200,
-                         PRODUCER_REGISTERS = UNITS == 1    ? 256 - REGISTERS
-                                              : GROUPS == 4 ? 64
-                                              : CONVOLVES   ? 256 - REGISTERS /* and the convolver */
-                                                            : 504 - 2 * REGISTERS;
+                         CONSUMERS = UNITS == 1                                              ? 1
+                                     : GATE_ == GATED && UNITS == 4 && NP <= 64 && !HAS_MAPS ? 4
+                                                                                             : 2;
+    static constexpr int CONSUMER_UNITS = UNITS / CONSUMERS;                      /* of a consumer */
+    static constexpr int GATES = MAKES_DZ ? 2 * CONSUMERS : HAS_GATE ? UNITS : 0; /* tiles */
+    static constexpr int THREADS = (CONSUMERS + 1 + CONVOLVES) * WARPGROUP,
+                         FIT = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
+    static constexpr int REGISTERS = UNITS == 1                 ? 160
+                                     : CONSUMERS == 4           ? 104
+                                     : NP > 128                 ? 208
+                                     : ROWS_ == MAPPED_ROWS     ? 232
+                                     : CONSUMER_UNITS *NP > 128 ? 216
+                                     : CONVOLVES                ? 184
+                                                                : 200,
+                         PRODUCER_REGISTERS = UNITS == 1       ? 256 - REGISTERS
+                                              : CONSUMERS == 4 ? 64
+                                              : CONVOLVES      ? 256 - REGISTERS /* and the convolver */
+                                                               : 504 - 2 * REGISTERS;
     static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of B and C: see wgmma.cuh */
     static constexpr int TILE_X = CHUNK * 128, TILE_B = CHUNK * 2 * NP;
     static constexpr int B_STAGES = UNITS == 1 && NP <= 64 ? 3 : 2, B_AHEAD = B_STAGES - 2;
-    static constexpr int X_STAGES = B_AHEAD                                        ? 4
-                                    : HAS_GATE && (UNITS == 1 || HEADS * NP > 128) ? 2
-                                                                                   : 3,
+    static constexpr int X_STAGES = B_AHEAD                                                 ? 4
+                                    : HAS_GATE && (UNITS == 1 || CONSUMER_UNITS * NP > 128) ? 2
+                                                                                            : 3,
                          X_AHEAD = X_STAGES > 2;
-    static constexpr bool STORES_LATE = HEADS * NP > 128 && HEADS > 1 && X_STAGES > 2; /* y: see forward_consumer() */
+    static constexpr bool STORES_LATE =
+        CONSUMER_UNITS * NP > 128 && CONSUMER_UNITS > 1 && X_STAGES > 2;     /* y: see forward_consumer() */
     static constexpr int LATER = X_AHEAD + (HAS_GATE && !MAKES_DZ);          /* groups of copies that follow B and C */
     static constexpr int X = 0;                                              /* [X_STAGES][UNITS]; then y */
-    static constexpr int GATE = X + X_STAGES * UNITS * TILE_X;               /* [UNITS]; for dz [GROUPS][2]: z, dy */
+    static constexpr int GATE = X + X_STAGES * UNITS * TILE_X;               /* [UNITS]; for dz [CONSUMERS][2]: z, dy */
     static constexpr int M = GATE + GATES * TILE_X;                          /* [UNITS] */
     static constexpr int B = M + UNITS * TILE_X;                             /* [B_STAGES] */
     static constexpr int C = B + B_STAGES * TILE_B;                          /* [B_STAGES] */
@@ -208,7 +209,7 @@ struct HopperTile {
     static constexpr int B_INVERSE = PREPARED + 2 * UNITS * 4 * Prepared::COUNT;
     static constexpr int C_INVERSE = B_INVERSE + 4 * CHUNK;
     static constexpr int CURSOR = C_INVERSE + 4 * CHUNK; /* of each warpgroup */
-    static constexpr int FULL = CURSOR + (GROUPS + 1 + CONVOLVES) * GroupCursor<UNITS>::BYTES,
+    static constexpr int FULL = CURSOR + (CONSUMERS + 1 + CONVOLVES) * GroupCursor<UNITS>::BYTES,
                          EMPTY = FULL + 16;    /* [2] */
     static constexpr int X_EMPTY = EMPTY + 16; /* [X_STAGES] */
     static constexpr int GATE_FULL = X_EMPTY + 8 * X_STAGES;
@@ -217,7 +218,7 @@ struct HopperTile {
     static constexpr int GATE_AT = CONVOLVED + CONVOLVES * 16; /* [UNITS][2], for dz: where rows of z and dy begin */
     static constexpr int BYTES = GATE_AT + MAKES_DZ * UNITS * 16;
     static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
-    static_assert(BLOCKS * (BYTES + 1024) <= 228 * 1024, "fits sm_90");
+    static_assert(FIT * (BYTES + 1024) <= 228 * 1024, "fits sm_90");
 };
 
 /* Where a piece of a row of B or C lies. */
@@ -305,7 +306,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
     using T = typename Tile::T;
     constexpr int BARRIER = 1, UNITS = Tile::UNITS;
     const Problem& in = p.in;
-    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + Tile::GROUPS * GroupCursor<UNITS>::BYTES};
+    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + Tile::CONSUMERS * GroupCursor<UNITS>::BYTES};
     const CopiedRows<8> of_units;
     const CopiedRows<Tile::NP / 8> of_group;
     const int warp = warp_id() % 4, unit = warp % UNITS;
@@ -430,7 +431,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
 /* ---- consumers --------------------------------------------------------------------------------------------------- */
 
 /* M of a unit from S: the warp's rows 16 unit_warp + g, + 8, block by block up to the diagonal. */
-GT_DEV void store_pairs(uint32_t addresses, uint32_t M, int unit_warp, const float (&S)[8][4]) {
+GT_DEV void store_M_rows(uint32_t addresses, uint32_t M, int unit_warp, const float (&S)[8][4]) {
     const int lane = own_lane(), g = lane / 4, j = lane % 4, t = BLOCK * unit_warp + g;
     const auto value = [&](int at) { return lds<float>(addresses + 4 * at); };
     const auto two = [&](int at) { return lds<float2>(addresses + 4 * at); };
@@ -503,18 +504,20 @@ GT_DEV float at_most_finite(float value) { return value > FLT_MAX ? FLT_MAX : va
 template <class Tile>
 struct Consumer {
     uint32_t smem;
-    GT_METHOD int group() const { return Tile::GROUPS == 1 ? 0 : own_thread() / WARPGROUP; }
+    GT_METHOD int warpgroup() const { return Tile::CONSUMERS == 1 ? 0 : own_thread() / WARPGROUP; }
     GT_METHOD int unit_warp() const { return own_thread() / 32 % 4; }
-    GT_METHOD int unit(int i) const { return group() * Tile::HEADS + i; }
+    GT_METHOD int unit(int i) const { return warpgroup() * Tile::CONSUMER_UNITS + i; }
     GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
-        return {smem + Tile::CURSOR + group() * GroupCursor<Tile::UNITS>::BYTES};
+        return {smem + Tile::CURSOR + warpgroup() * GroupCursor<Tile::UNITS>::BYTES};
     }
     GT_METHOD uint32_t x(int n, int i) const {
         return smem + Tile::X + ((unsigned)made_here(n) % Tile::X_STAGES * Tile::UNITS + unit(i)) * Tile::TILE_X;
     }
     GT_METHOD uint32_t gate(int i) const { return smem + Tile::GATE + unit(i) * Tile::TILE_X; }
     /* for dz: the warpgroup's tile of z, tensor 0, or of dy */
-    GT_METHOD uint32_t own_gate(int tensor) const { return smem + Tile::GATE + (2 * group() + tensor) * Tile::TILE_X; }
+    GT_METHOD uint32_t own_gate(int tensor) const {
+        return smem + Tile::GATE + (2 * warpgroup() + tensor) * Tile::TILE_X;
+    }
     GT_METHOD uint32_t gate_at(int i) const { return smem + Tile::GATE_AT + 16 * unit(i); }
     GT_METHOD uint32_t M(int i) const { return smem + Tile::M + unit(i) * Tile::TILE_X; }
     GT_METHOD uint32_t B(int n) const {
@@ -529,19 +532,20 @@ struct Consumer {
     GT_METHOD uint32_t prepared(int n, int i) const {
         return smem + Tile::PREPARED + 4 * Prepared::COUNT * ((unsigned)made_here(n) % 2 * Tile::UNITS + unit(i));
     }
-    GT_METHOD void wait() const { bar_sync(2 + group(), WARPGROUP); } /* for the warpgroup */
+    GT_METHOD void wait() const { bar_sync(2 + warpgroup(), WARPGROUP); } /* for the warpgroup */
 };
 
 /* The consumer's states before a chunk, to their checkpoints: a warp's 16 rows by way of its rows of M, which is free, 64
  * columns at a time.  A unit's M after the other, so that memory is written from one while the next is filled. */
 template <class Tile>
 GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, int chunk,
-                        WarpState<Tile::NP> (&state)[Tile::HEADS]) {
-    constexpr int NP = Tile::NP, HEADS = Tile::HEADS, PIECES = NP < 64 ? NP / 8 : 8, PARTS = NP / 8 / PIECES;
+                        WarpState<Tile::NP> (&state)[Tile::CONSUMER_UNITS]) {
+    constexpr int NP = Tile::NP, CONSUMER_UNITS = Tile::CONSUMER_UNITS, PIECES = NP < 64 ? NP / 8 : 8,
+                  PARTS = NP / 8 / PIECES;
     constexpr int SLABS = (NP + SLAB - 1) / SLAB; /* of every N that NP is for */
     const Problem& in = p.in;
     GT_UNROLL
-    for (int i = 0; i < HEADS; i++) {
+    for (int i = 0; i < CONSUMER_UNITS; i++) {
         const GroupCursor<Tile::UNITS> cursor = me.cursor();
         const int unit = me.unit(i), unit_warp = me.unit_warp(), row0 = cursor.row0(unit) + 16 * unit_warp;
         if (!cursor.exists(unit)) continue; /* nor does one behind it */
@@ -551,9 +555,9 @@ GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, 
         GT_UNROLL
         for (int part = 0; part < PARTS; part++) {
             const int number = i * PARTS + part;
-            const uint32_t tile = me.M(number % HEADS);
-            if (number >= HEADS) {
-                bulk_wait_read<HEADS - 1>();
+            const uint32_t tile = me.M(number % CONSUMER_UNITS);
+            if (number >= CONSUMER_UNITS) {
+                bulk_wait_read<CONSUMER_UNITS - 1>();
                 sync_warp();
             }
             const uint32_t address = by_rows<64>(tile, own_lane());
@@ -577,7 +581,7 @@ GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, 
     bulk_wait_read<0>();
     sync_warp();
     GT_UNROLL
-    for (int i = 0; i < HEADS; i++) clear_pairs(me.M(i), me.unit_warp(), me.unit_warp() + 1); /* it was used */
+    for (int i = 0; i < CONSUMER_UNITS; i++) clear_pairs(me.M(i), me.unit_warp(), me.unit_warp() + 1); /* it was used */
 }
 
 /* For dz: starts a warpgroup's copies of z and dy of a unit i and chunk, if there is such a chunk, to tiles that its four
@@ -753,7 +757,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
         wgmma_commit();
         if (Tile::MAKES_DZ && n0 == 0) {
             me.wait(); /* the four warps have read z and dy */
-            copy_gate<Tile>(p, me, chunk + (i + 1) / Tile::HEADS, (i + 1) % Tile::HEADS);
+            copy_gate<Tile>(p, me, chunk + (i + 1) / Tile::CONSUMER_UNITS, (i + 1) % Tile::CONSUMER_UNITS);
         }
         wgmma_wait<0>();
         wgmma_pin(added);
@@ -784,25 +788,25 @@ GT_DEV void store_rows(uint32_t tile, T* to, int64_t pitch, int rows, int column
 template <class Tile>
 GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
     using T = typename Tile::T;
-    constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL, HEADS = Tile::HEADS;
+    constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL, CONSUMER_UNITS = Tile::CONSUMER_UNITS;
     const Problem& in = p.in;
     const Consumer<Tile> me = {smem};
     GT_UNROLL
-    for (int i = 0; i < HEADS; i++) /* with few columns a checkpoint's box reads what it has not written */
+    for (int i = 0; i < CONSUMER_UNITS; i++) /* with few columns a checkpoint's box reads what it has not written */
         clear_pairs(me.M(i), me.unit_warp(), NP < 64 ? 0 : me.unit_warp() + 1);
     int n = 0; /* chunks of all segments */
     for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
-        WarpState<NP> state[HEADS];
+        WarpState<NP> state[CONSUMER_UNITS];
         {
             const Span span = ordered_span(in, item);
             if (!span.exists) continue;
-            me.cursor().enter(in, span, item, 2 + me.group(), [&] {
+            me.cursor().enter(in, span, item, 2 + me.warpgroup(), [&] {
                 me.cursor().put_offsets(0, p.y_stride);
                 for (int i = 0; i < Tile::UNITS; i++) /* where it is one of the head */
                     me.cursor().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.cursor().head(i)] : 0.0f);
                 if (Tile::MAKES_DZ) {
                     const GroupCursor<Tile::UNITS> cursor = me.cursor();
-                    for (int i = 0; i < HEADS; i++) {
+                    for (int i = 0; i < CONSUMER_UNITS; i++) {
                         const int head = cursor.head(me.unit(i)), row0 = cursor.row0(me.unit(i));
                         const auto put = [&](int tensor, const gt_stride& stride) {
                             sts<int64_t>(me.gate_at(i) + 8 * tensor,
@@ -816,13 +820,13 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             if (Tile::MAKES_DZ) copy_gate<Tile>(p, me, 0, 0);
             const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
             GT_UNROLL
-            for (int i = 0; i < HEADS; i++)
+            for (int i = 0; i < CONSUMER_UNITS; i++)
                 state[i].load(start ? start + me.cursor().state(in, me.unit(i), 0) : nullptr,
                               me.cursor().row0(me.unit(i)) + 16 * me.unit_warp(), in);
         }
         [[maybe_unused]] const int count = me.cursor().chunks();
         const auto chunks = [&] { /* with 128 columns a register more would be spilled */
-                                  if constexpr (HEADS * NP > 128)
+                                  if constexpr (CONSUMER_UNITS * NP > 128)
                                       return me.cursor().chunks();
                                   else
                                       return count;
@@ -834,7 +838,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
         };
         const auto start_y = [&](int chunk, int number) {
             const int i = me.unit_warp();
-            if (i >= HEADS || !by_map(chunk)) return;
+            if (i >= CONSUMER_UNITS || !by_map(chunk)) return;
             const GroupCursor<Tile::UNITS> cursor = me.cursor();
             if (!cursor.exists(me.unit(i))) return;
             const int unit = me.unit(i);
@@ -844,12 +848,12 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
         };
         const auto finish_y = [&](int chunk, int number) {
             if (by_map(chunk)) {
-                if (me.unit_warp() < HEADS) bulk_wait_read<0>();
+                if (me.unit_warp() < CONSUMER_UNITS) bulk_wait_read<0>();
             } else {
                 const int tokens = me.cursor().tokens(chunk);
                 const int64_t first = (int64_t)chunk * CHUNK * p.y_stride.t;
                 GT_NO_UNROLL
-                for (int i = 0; i < HEADS; i++) {
+                for (int i = 0; i < CONSUMER_UNITS; i++) {
                     const GroupCursor<Tile::UNITS> cursor = me.cursor();
                     const int unit = me.unit(i);
                     if (!cursor.exists(unit)) continue;
@@ -884,14 +888,14 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             wgmma_wait<0>();
             wgmma_pin(S);
             GT_UNROLL
-            for (int i = 0; i < HEADS; i++) store_pairs(me.addresses(n, i), me.M(i), me.unit_warp(), S);
+            for (int i = 0; i < CONSUMER_UNITS; i++) store_M_rows(me.addresses(n, i), me.M(i), me.unit_warp(), S);
             if (Tile::STORES_LATE && chunk > 0 && by_map(chunk - 1)) finish_y(chunk - 1, n - 1);
             fence_async_proxy();
             me.wait();
             GT_UNROLL
-            for (int i = 0; i < HEADS; i++) {
+            for (int i = 0; i < CONSUMER_UNITS; i++) {
                 [[maybe_unused]] float y[8][4];
-                if constexpr (HEADS * NP > 128)
+                if constexpr (CONSUMER_UNITS * NP > 128)
                     forward_unit<Tile>(p, me, chunk, n, i, S, state[i]);
                 else
                     forward_unit<Tile>(p, me, chunk, n, i, y, state[i]);
@@ -910,7 +914,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
         const Span same = ordered_span(in, item);
         if (p.state_out && same.ends) {
             GT_UNROLL
-            for (int i = 0; i < HEADS; i++) {
+            for (int i = 0; i < CONSUMER_UNITS; i++) {
                 const GroupCursor<Tile::UNITS> cursor = me.cursor();
                 const int unit = me.unit(i);
                 if (!cursor.exists(unit)) continue;
@@ -924,19 +928,20 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
 
 /* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class T, int NP, int UNITS, int GATE>
-GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE>::THREADS) : 32, (HopperTile<T, NP, UNITS, GATE>::BLOCKS))
+GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE>::THREADS) : 32, (HopperTile<T, NP, UNITS, GATE>::FIT))
 forward_hopper_kernel(const GT_GRID_CONSTANT HopperForwardParams p) {
 #if GT_SM90A
     using Tile = HopperTile<T, NP, UNITS, GATE>;
     const uint32_t smem = smem_base_of_tiles();
     if (thread_id() < 2) {
         mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
-        mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), Tile::GROUPS * WARPGROUP);
+        mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), Tile::CONSUMERS * WARPGROUP);
         if (thread_id() == 0) mbarrier_init(smem + Tile::GATE_FULL, WARPGROUP);
     }
-    if (thread_id() < Tile::X_STAGES) mbarrier_init(smem + Tile::X_EMPTY + 8 * thread_id(), Tile::GROUPS * WARPGROUP);
+    if (thread_id() < Tile::X_STAGES)
+        mbarrier_init(smem + Tile::X_EMPTY + 8 * thread_id(), Tile::CONSUMERS * WARPGROUP);
     sync_threads();
-    if (warp_id() / 4 == Tile::GROUPS) {
+    if (warp_id() / 4 == Tile::CONSUMERS) {
         if (p.in.order) wait_for_chain(); /* else it reads inputs of the call alone */
         give_registers<Tile::PRODUCER_REGISTERS>();
         forward_producer<Tile>(p, smem);

@@ -35,12 +35,12 @@ GT_HD int64_t chunk_row(const Problem& in, int64_t b, int64_t slot) {
 
 /* ---- B and C ------------------------------------------------------------------------------------------------------- */
 
-constexpr int GROUPS_WARPS = 8;
+constexpr int GROUP_ROWS_WARPS = 8;
 
 /* Shared memory of a block that makes a tile of B or C. */
 template <class T, int NP>
 struct GroupTile : HopperTile<T, NP, 2, UNGATED, MAPPED_ROWS> {
-    static constexpr int INVERSES = CHUNK * 2 * NP, BYTES = INVERSES + 4 * CHUNK, THREADS = 32 * GROUPS_WARPS;
+    static constexpr int INVERSES = CHUNK * 2 * NP, BYTES = INVERSES + 4 * CHUNK, THREADS = 32 * GROUP_ROWS_WARPS;
 };
 
 /* Where such a block stands.  which: 0 for B, 1 for C. */
@@ -63,7 +63,7 @@ struct GroupChunk {
 template <class Tile>
 GT_DEV void store_group(const MapsForwardParams& p, uint32_t smem, const GroupChunk& me) {
     constexpr int NP = Tile::NP, BLOCKS_OF_ROWS = CHUNK / RowLanes<NP>::ROWS;
-    for (int i = warp_id(); i < BLOCKS_OF_ROWS; i += GROUPS_WARPS)
+    for (int i = warp_id(); i < BLOCKS_OF_ROWS; i += GROUP_ROWS_WARPS)
         blocks_to_f16<Tile, 1>(smem, smem + Tile::INVERSES, i, 0);
     sync_threads();
     const int64_t place = ((int64_t)me.row * p.in.G + me.g) * 2 + me.which;
@@ -74,7 +74,7 @@ GT_DEV void store_group(const MapsForwardParams& p, uint32_t smem, const GroupCh
 }
 
 template <class T, int NP>
-GT_KERNEL(32 * GROUPS_WARPS, 4)
+GT_KERNEL(32 * GROUP_ROWS_WARPS, 4)
 group_rows_kernel(const GT_GRID_CONSTANT MapsForwardParams p) {
     using Tile = GroupTile<T, NP>;
     constexpr int PIECES = NP / 8, COUNT = CHUNK * PIECES / Tile::THREADS;
@@ -129,7 +129,7 @@ template <class Tile>
 GT_DEV void maps_producer(const MapsForwardParams& p, uint32_t smem) {
     constexpr int BARRIER = 1, UNITS = Tile::UNITS;
     const Problem& in = p.in;
-    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + Tile::GROUPS * GroupCursor<UNITS>::BYTES};
+    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + Tile::CONSUMERS * GroupCursor<UNITS>::BYTES};
     const int unit = shfl_idx(warp_id(), 0) % 4;
     const bool works = unit < UNITS, has_gate = Tile::HAS_GATE && in.z;
     int n = 0; /* chunks of all segments */
@@ -212,15 +212,15 @@ forward_maps_kernel(const GT_GRID_CONSTANT MapsForwardParams p) {
     const auto init = [&](int barrier, int count) { mbarrier_init(smem + barrier + 8 * thread_id(), count); };
     if (thread_id() < 2) {
         init(Tile::FULL, 32 * UNITS);
-        init(Tile::EMPTY, Tile::GROUPS * WARPGROUP);
+        init(Tile::EMPTY, Tile::CONSUMERS * WARPGROUP);
     }
     if (thread_id() == 0) init(Tile::GATE_FULL, 32 * UNITS);
-    if (thread_id() < Tile::X_STAGES) init(Tile::X_EMPTY, Tile::GROUPS * WARPGROUP);
+    if (thread_id() < Tile::X_STAGES) init(Tile::X_EMPTY, Tile::CONSUMERS * WARPGROUP);
     if (thread_id() < Tile::X_STAGES * UNITS) init(Tile::X_FULL, 32);
     fence_async_proxy();
     sync_threads();
     wait_for_chain();
-    if (shfl_idx(warp_id(), 0) / 4 == Tile::GROUPS) {
+    if (shfl_idx(warp_id(), 0) / 4 == Tile::CONSUMERS) {
         give_registers<Tile::PRODUCER_REGISTERS>();
         maps_producer<Tile>(p, smem);
     } else {

@@ -50,9 +50,9 @@ struct SplitUnitWeights {
 /* Where things lie in shared memory, in bytes. */
 template <int NP_, int UNITS_>
 struct StatesSplitHopperTile {
-    static constexpr int NP = NP_, UNITS = UNITS_, HEADS = UNITS / CONSUMERS, STAGES = 2;
+    static constexpr int NP = NP_, UNITS = UNITS_, CONSUMER_UNITS = UNITS / CONSUMERS, STAGES = 2;
     static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-    static constexpr int REGISTERS = HEADS * NP > 128 ? 224 : 200, PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
+    static constexpr int REGISTERS = CONSUMER_UNITS * NP > 128 ? 224 : 200, PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
     static constexpr int PANELS = NP / 64, PANEL = CHUNK * 128, LO = PANELS * PANEL; /* hi, then lo of all columns */
     static constexpr int TILE_LEFT = CHUNK * 256, TILE_RIGHT = 2 * LO;
     static constexpr int LEFT = 0, RIGHT = LEFT + UNITS * TILE_LEFT; /* of a stage; LEFT: [UNITS] */
@@ -283,11 +283,11 @@ struct PairedState : SplitState<NP> {
 template <class Tile>
 struct SplitStatesConsumer {
     uint32_t smem;
-    GT_METHOD int group() const { return own_thread() / WARPGROUP; }
+    GT_METHOD int warpgroup() const { return own_thread() / WARPGROUP; }
     GT_METHOD int unit_warp() const { return own_thread() / 32 % 4; }
-    GT_METHOD int unit(int i) const { return group() * Tile::HEADS + i; }
+    GT_METHOD int unit(int i) const { return warpgroup() * Tile::CONSUMER_UNITS + i; }
     GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
-        return {smem + Tile::CURSOR + group() * GroupCursor<Tile::UNITS>::BYTES};
+        return {smem + Tile::CURSOR + warpgroup() * GroupCursor<Tile::UNITS>::BYTES};
     }
     GT_METHOD int row0(int i) const { return cursor().row0(unit(i)) + 16 * unit_warp(); }
     GT_METHOD uint32_t stage(int n) const { return smem + (unsigned)made_here(n) % Tile::STAGES * Tile::STAGE; }
@@ -359,15 +359,15 @@ GT_DEV void add_split_chunk(const SplitStatesConsumer<Tile>& me, int n, int i, P
 
 template <class Tile>
 GT_DEV void split_states_consumer(const HopperStatesParams& params, uint32_t smem) {
-    constexpr int NP = Tile::NP, HEADS = Tile::HEADS, STAGES = Tile::STAGES;
+    constexpr int NP = Tile::NP, CONSUMER_UNITS = Tile::CONSUMER_UNITS, STAGES = Tile::STAGES;
     const StatesParams& p = params.states;
     const Problem& in = p.in;
     const bool reverse = params.reverse;
     const SplitStatesConsumer<Tile> me = {smem};
     if (p.state_sum) { /* a strand may have no sequence */
-        me.cursor().enter(in, Span{}, 0, 2 + me.group());
+        me.cursor().enter(in, Span{}, 0, 2 + me.warpgroup());
         GT_UNROLL
-        for (int i = 0; i < HEADS; i++) {
+        for (int i = 0; i < CONSUMER_UNITS; i++) {
             PairedState<NP> zeros;
             zeros.load(nullptr, 0, in);
             if (me.cursor().exists(me.unit(i)))
@@ -376,17 +376,17 @@ GT_DEV void split_states_consumer(const HopperStatesParams& params, uint32_t sme
     }
     int n = 0; /* chunks of all segments */
     for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
-        PairedState<NP> state[HEADS];
+        PairedState<NP> state[CONSUMER_UNITS];
         bool is_last;
         {
             const Span span = ordered_span(in, item);
             is_last = reverse ? span.starts : span.ends;
             if (skips(p.is_local, span, is_last)) continue;
-            me.cursor().enter(in, span, item, 2 + me.group());
+            me.cursor().enter(in, span, item, 2 + me.warpgroup());
             const float* start = nullptr;
             if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
             GT_UNROLL
-            for (int i = 0; i < HEADS; i++)
+            for (int i = 0; i < CONSUMER_UNITS; i++)
                 state[i].load(start ? start + me.cursor().state(in, me.unit(i), 0) : nullptr, me.row0(i), in);
         }
         const int chunks = me.cursor().chunks();
@@ -398,7 +398,7 @@ GT_DEV void split_states_consumer(const HopperStatesParams& params, uint32_t sme
                 reverse ? number == 0 || chunk % SLOT_CHUNKS == SLOT_CHUNKS - 1 : chunk % SLOT_CHUNKS == 0;
             if (p.checkpoints.plain && at_slot) {
                 GT_UNROLL
-                for (int i = 0; i < HEADS; i++)
+                for (int i = 0; i < CONSUMER_UNITS; i++)
                     if (me.cursor().exists(me.unit(i)))
                         state[i].store(p.checkpoints.plain + me.cursor().slot(me.unit(i), chunk) * in.P * in.N,
                                        me.row0(i), in);
@@ -406,14 +406,14 @@ GT_DEV void split_states_consumer(const HopperStatesParams& params, uint32_t sme
             if (number == needed.added()) break;
             mbarrier_wait(smem + Tile::FULL + 8 * (n % STAGES), n / STAGES % 2);
             GT_UNROLL
-            for (int i = 0; i < HEADS; i++) add_split_chunk<Tile>(me, n, i, state[i]);
+            for (int i = 0; i < CONSUMER_UNITS; i++) add_split_chunk<Tile>(me, n, i, state[i]);
             mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % STAGES));
             n++;
         }
         item = me.cursor().item();
         const Span same = ordered_span(in, item); /* found again: no registers keep it */
         GT_UNROLL
-        for (int i = 0; i < HEADS; i++) {
+        for (int i = 0; i < CONSUMER_UNITS; i++) {
             const GroupCursor<Tile::UNITS> cursor = me.cursor();
             const int unit = me.unit(i);
             if (!cursor.exists(unit)) continue;

@@ -39,8 +39,8 @@
  * have come; who multiplies what cp_async has copied fences it for the asynchronous proxy.  EMPTY: the other three have
  * read the stage.  STATE_MADE: states has made H or G of it, and what undoes its powers, if it is to make any.  M_FULL,
  * M_EMPTY: of M's buffers.
- * PLACES.  PLACE_FULL: the record of a place is there.  GROUPS_FULL: B, C and OTHER are.  With one copy (N = 128) those
- * that multiply make them, each one what it needs last; with two GROUPS_EMPTY says that they are read.  SHARES_MADE: the
+ * PLACES.  PLACE_FULL: the record of a place is there.  GROUP_FULL: B, C and OTHER are.  With one copy (N = 128) those
+ * that multiply make them, each one what it needs last; with two GROUP_EMPTY says that they are read.  SHARES_MADE: the
  * powers of dC and dB, from the last step's left operands on, so that pairs makes W while inputs still makes dx.  W_FULL,
  * W_EMPTY: of W for dB, beside M_FULL and M_EMPTY of W for dC.  No barrier is of all: a role whose part of a place is
  * done begins with the next, whose copies have come meanwhile.  None is more than a place ahead of another, as W shows.
@@ -105,11 +105,11 @@ GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
             add_W(last, at, which, share, inverse);
             store_share(p, last, at, which, share, inverse);
         }
-        if (C::GROUPS == 1) convert_rows(p.in, me, tile);
+        if (C::GROUP_COPIES == 1) convert_group_rows(p.in, me, tile);
         wait_for_chain();
         if (me.tokens == 0) break;
         share = StateShare<C>();
-        mbarrier_wait(me.groups(C::GROUPS_FULL), me.groups_parity());
+        mbarrier_wait(me.group_barrier(C::GROUP_FULL), me.group_parity());
         if (C::M_HAS_POWER && !which) mbarrier_wait(smem + C::S_MADE, number % 2); /* S_MOST */
         GT_NO_UNROLL
         for (int step = 0; step < me.steps; step++) {
@@ -164,21 +164,21 @@ GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem) {
     const int thread = thread_id();
     const auto init = [&](int barrier, int count) { mbarrier_init(smem + barrier + 8 * thread, count); };
     if (thread < C::STAGES) {
-        init(C::FULL, has_only_maps(p) ? 32 : 2 * C::GROUP); /* one warp hands over */
-        init(C::EMPTY, C::CONSUMERS);
-        init(C::STATE_MADE, C::GROUP);
+        init(C::FULL, has_only_maps(p) ? 32 : 2 * C::WARPGROUP); /* one warp hands over */
+        init(C::EMPTY, C::CONSUMER_THREADS);
+        init(C::STATE_MADE, C::WARPGROUP);
     }
-    if (thread < C::M_BUFFERS) init(C::M_FULL, C::GROUP), init(C::M_EMPTY, C::GROUP);
-    if (thread < C::GROUPS) {
-        init(C::GROUPS_FULL, C::GROUPS > 1 ? 96 : C::CONSUMERS); /* prepare, or those that multiply */
-        if (C::GROUPS > 1) init(C::GROUPS_EMPTY, C::CONSUMERS);
+    if (thread < C::M_BUFFERS) init(C::M_FULL, C::WARPGROUP), init(C::M_EMPTY, C::WARPGROUP);
+    if (thread < C::GROUP_COPIES) {
+        init(C::GROUP_FULL, C::GROUP_COPIES > 1 ? 96 : C::CONSUMER_THREADS); /* prepare, or those that multiply */
+        if (C::GROUP_COPIES > 1) init(C::GROUP_EMPTY, C::CONSUMER_THREADS);
     }
     if (thread < C::PLACES) init(C::PLACE_FULL, 32);
     if (thread == 0) {
-        if (C::M_HAS_POWER) init(C::S_MADE, C::GROUP);
-        init(C::SHARES_MADE, 2 * C::GROUP);
-        init(C::W_FULL, C::GROUP);
-        init(C::W_EMPTY, C::GROUP);
+        if (C::M_HAS_POWER) init(C::S_MADE, C::WARPGROUP);
+        init(C::SHARES_MADE, 2 * C::WARPGROUP);
+        init(C::W_FULL, C::WARPGROUP);
+        init(C::W_EMPTY, C::WARPGROUP);
     }
     GT_NO_UNROLL
     for (int i = thread; i < (C::OUT - C::M) / 16; i += C::THREADS) sts<uint4>(smem + C::M + 16 * i, {0, 0, 0, 0});

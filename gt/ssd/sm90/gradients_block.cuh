@@ -90,10 +90,10 @@ struct HopperGradientTraits {
     using T = T_;
     using D = D_;                                 /* of dy in its tile, and of M: f16 with z (Problem::dy_inverses) */
     static constexpr int N = N_, PANELS = N / 64; /* a panel: 64 rows of 128 bytes */
-    static constexpr int THREADS = 512, CONSUMERS = 384, GROUP = 128;
+    static constexpr int THREADS = 512, CONSUMER_THREADS = 384, WARPGROUP = 128;
     static constexpr int PREPARE_REGISTERS = 48, PAIRS_REGISTERS = 144, SUMS_REGISTERS = 160;
     static constexpr int STAGES = N == 64 ? 3 : 2;
-    static constexpr int GROUPS = N == 64 ? 2 : 1; /* copies of B, C and OTHER, for places in turn */
+    static constexpr int GROUP_COPIES = N == 64 ? 2 : 1; /* copies of B, C and OTHER, for places in turn */
     static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1, M_PANELS = 2;
     static constexpr bool M_HAS_POWER = M_TERMS == 1; /* of 16 columns and a head: power_of_M() */
     using Tokens = ChunkTokens<M_HAS_POWER>;
@@ -103,7 +103,7 @@ struct HopperGradientTraits {
     /* bytes */
     static constexpr int PANEL = CHUNK * 128, STATE = PANELS * PANEL;
     static constexpr int B = 0, C = B + STATE, OTHER = C + STATE; /* the neighbour's B or C */
-    static constexpr int TILES = OTHER + STATE, STAGE0 = GROUPS * TILES;
+    static constexpr int TILES = OTHER + STATE, STAGE0 = GROUP_COPIES * TILES;
     static constexpr int X = 0, DY = X + PANEL, NEXT = DY + PANEL, H = NEXT + PANEL, G = H + STATE; /* of a stage */
     static constexpr int STAGE = G + STATE;
     /* M: terms of it, or W for dC and W for dB */
@@ -115,17 +115,17 @@ struct HopperGradientTraits {
     static constexpr int MADE = FACTORS + COPIES * Tokens::COUNT; /* [STAGES]: of the neighbour's, weights and KEPT */
     static constexpr int MADE_COPIES = COPIES, MADE_FLOATS = Tokens::MADE_COUNT;
     static constexpr int STATE_INVERSES = MADE + MADE_COPIES * MADE_FLOATS; /* [STAGES][h 4, G 4] */
-    static constexpr int B_INVERSE = STATE_INVERSES + 8 * STAGES, C_INVERSE = B_INVERSE + CHUNK; /* [GROUPS] */
+    static constexpr int B_INVERSE = STATE_INVERSES + 8 * STAGES, C_INVERSE = B_INVERSE + CHUNK; /* [GROUP_COPIES] */
     static constexpr int OTHER_INVERSE = C_INVERSE + CHUNK, INVERSES = 3 * CHUNK;
-    static constexpr int POWER = B_INVERSE + GROUPS * INVERSES; /* [2][64]: at the end, of dC and dB */
+    static constexpr int POWER = B_INVERSE + GROUP_COPIES * INVERSES; /* [2][64]: at the end, of dC and dB */
     static constexpr int S_MOST = POWER + 2 * CHUNK; /* [places in turn][blocks of s][blocks of t]: the largest |S| */
     static constexpr int W_MOST = S_MOST + 2 * BLOCKS * BLOCKS, FLOATS_COUNT = W_MOST + 4;
     /* mbarriers, in bytes */
     static constexpr int FULL = FLOATS + 4 * FLOATS_COUNT, EMPTY = FULL + 8 * STAGES;
     static constexpr int STATE_MADE = EMPTY + 8 * STAGES, M_FULL = STATE_MADE + 8 * STAGES;
-    static constexpr int M_EMPTY = M_FULL + 8 * M_BUFFERS, GROUPS_FULL = M_EMPTY + 8 * M_BUFFERS;
-    static constexpr int GROUPS_EMPTY = GROUPS_FULL + 8 * GROUPS;
-    static constexpr int S_MADE = GROUPS_EMPTY + 8 * GROUPS, SHARES_MADE = S_MADE + 8;
+    static constexpr int M_EMPTY = M_FULL + 8 * M_BUFFERS, GROUP_FULL = M_EMPTY + 8 * M_BUFFERS;
+    static constexpr int GROUP_EMPTY = GROUP_FULL + 8 * GROUP_COPIES;
+    static constexpr int S_MADE = GROUP_EMPTY + 8 * GROUP_COPIES, SHARES_MADE = S_MADE + 8;
     static constexpr int W_FULL = SHARES_MADE + 8, W_EMPTY = W_FULL + 8, PLACE_FULL = W_EMPTY + 8;
     /* Records of places, in a ring.  Copies are at most STAGES steps ahead of who reads the oldest record */
     static constexpr int PLACES = 8, PLACE_BYTES = 64;
@@ -199,10 +199,12 @@ struct HopperBlock : ChunkPlace {
     GT_METHOD uint32_t M_full(int step) const { return this->smem + C::M_FULL + 8 * buffer_of(step); }
     GT_METHOD uint32_t M_empty(int step) const { return this->smem + C::M_EMPTY + 8 * buffer_of(step); }
     /* B, C or OTHER; what undoes the powers of their rows */
-    GT_METHOD uint32_t tile_of(int offset) const { return this->smem + number % C::GROUPS * C::TILES + offset; }
-    GT_METHOD int inverses(int offset) const { return number % C::GROUPS * C::INVERSES + offset; }
-    GT_METHOD uint32_t groups(int barrier) const { return this->smem + barrier + 8 * (number % C::GROUPS); }
-    GT_METHOD int groups_parity() const { return number / C::GROUPS % 2; }
+    GT_METHOD uint32_t tile_of(int offset) const { return this->smem + number % C::GROUP_COPIES * C::TILES + offset; }
+    GT_METHOD int inverses(int offset) const { return number % C::GROUP_COPIES * C::INVERSES + offset; }
+    GT_METHOD uint32_t group_barrier(int barrier) const {
+        return this->smem + barrier + 8 * (number % C::GROUP_COPIES);
+    }
+    GT_METHOD int group_parity() const { return number / C::GROUP_COPIES % 2; }
     GT_METHOD int S_most(int block) const { /* made where it is needed: kept over the steps it would be spilled */
         return C::S_MOST + (made_here(number) % 2 * BLOCKS + block) * BLOCKS;
     }
@@ -286,14 +288,14 @@ struct PlaceRows {
 
 /* Where there is one copy of B, C and OTHER, those that multiply make them, a tile each. */
 template <class C>
-GT_DEV void convert_rows(const Problem& in, const HopperBlock<C>& me, int tile) {
+GT_DEV void convert_group_rows(const Problem& in, const HopperBlock<C>& me, int tile) {
     if (me.tokens > 0 && (tile < TILE_OTHER || me.makes_state())) {
         PlaceRows<C> rows;
         rows.load(in, me, tile, me.warp % 4);
         rows.store(me, tile, me.warp % 4);
     }
     fence_async_proxy();
-    mbarrier_arrive(me.groups(C::GROUPS_FULL));
+    mbarrier_arrive(me.group_barrier(C::GROUP_FULL));
 }
 
 /* ---- the preparing warps: copies -------------------------------------------------------------------------------- */
@@ -459,9 +461,9 @@ GT_DEV bool has_only_maps(const HopperGradientParams& p) { return p.has_rows && 
  * places, the others make B, C and OTHER of the next one where there are two copies of them. */
 template <class C>
 GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
-    const int warp = shfl_idx(warp_id(), 0) - C::CONSUMERS / 32;
+    const int warp = shfl_idx(warp_id(), 0) - C::CONSUMER_THREADS / 32;
     const bool alone = has_only_maps(p);
-    if (C::GROUPS == 1 && alone && warp > 0) return;
+    if (C::GROUP_COPIES == 1 && alone && warp > 0) return;
     int place = first_place<C>(p), before = 0, M_before = 0;
     GT_NO_UNROLL
     for (int number = 0;; number++) {
@@ -470,9 +472,9 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
         if (me.tokens == 0) return;
         place = next_place<C>(p, place);
         before = (before + me.steps) % (2 * C::STAGES), M_before = (M_before + me.steps + 1) % 4;
-        if (C::GROUPS > 1 && warp > 0) {
+        if (C::GROUP_COPIES > 1 && warp > 0) {
             const int tile = warp - 1;
-            mbarrier_wait(me.groups(C::GROUPS_EMPTY), 1 - me.groups_parity());
+            mbarrier_wait(me.group_barrier(C::GROUP_EMPTY), 1 - me.group_parity());
             if (tile < TILE_OTHER || me.makes_state()) {
                 GT_NO_UNROLL
                 for (int part = 0; part < 4; part++) PlaceRows<C>::copy(p.in, me, tile, part);
@@ -486,7 +488,7 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
                 }
             }
             fence_async_proxy();
-            mbarrier_arrive(me.groups(C::GROUPS_FULL));
+            mbarrier_arrive(me.group_barrier(C::GROUP_FULL));
         }
         if (alone && warp > 0) continue;
         StepSource<C> source;

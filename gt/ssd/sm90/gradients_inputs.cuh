@@ -98,19 +98,19 @@ GT_DEV void store_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me,
 template <class C>
 GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& me, int step, float (&dx)[8][4]) {
     const int64_t place = me.place();
-    float4* const share =
-        reinterpret_cast<float4*>(p.dx_share) + (place * me.steps + step) * (8 * C::GROUP) + thread_id() % C::GROUP;
+    float4* const share = reinterpret_cast<float4*>(p.dx_share) + (place * me.steps + step) * (8 * C::WARPGROUP) +
+                          thread_id() % C::WARPGROUP;
     if (p.has_share) {
         float4 before[8];
         GT_UNROLL
-        for (int n = 0; n < 8; n++) before[n] = ldg<float4>(share + n * C::GROUP);
+        for (int n = 0; n < 8; n++) before[n] = ldg<float4>(share + n * C::WARPGROUP);
         GT_UNROLL
         for (int n = 0; n < 8; n++)
             dx[n][0] += before[n].x, dx[n][1] += before[n].y, dx[n][2] += before[n].z, dx[n][3] += before[n].w;
     }
     if (!p.leaves_share) return;
     GT_UNROLL
-    for (int n = 0; n < 8; n++) stg<float4>(share + n * C::GROUP, {dx[n][0], dx[n][1], dx[n][2], dx[n][3]});
+    for (int n = 0; n < 8; n++) stg<float4>(share + n * C::WARPGROUP, {dx[n][0], dx[n][1], dx[n][2], dx[n][3]});
 }
 
 /* U, F and dx of a step, of B G^T on its way to U.  From prepare: G, x and dy of the stage, DELTA and WEIGHTS of the

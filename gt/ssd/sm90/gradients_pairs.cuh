@@ -291,7 +291,7 @@ GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, PairBlocks
         const float sum = me.value(C::POWER + at.row + 8 * e), most = power_of(of_dC[e]).value;
         power[e] = sum < most ? sum : most;
     }
-    bar_sync(PAIRS_BARRIER, C::GROUP); /* W_MOST */
+    bar_sync(PAIRS_BARRIER, C::WARPGROUP); /* W_MOST */
     if (at.j == 0) {
         sts<float>(me.address(C::POWER + at.row), power[0]);
         sts<float>(me.address(C::POWER + at.row + 8), power[1]);
@@ -327,7 +327,7 @@ GT_DEV void finish_pairs(const HopperBlock<C>& me, const WarpRows& at, PairBlock
     fence_async_proxy();
     mbarrier_arrive(me.M_full(me.steps));
     mbarrier_arrive(me.smem + C::W_FULL);
-    if (C::GROUPS > 1) mbarrier_arrive(me.groups(C::GROUPS_EMPTY));
+    if (C::GROUP_COPIES > 1) mbarrier_arrive(me.group_barrier(C::GROUP_EMPTY));
 }
 
 /* dy x^T, of dy with its rows' powers.  Where x is bf16 and dy f16, dy are two terms of bf16, which are exact. */
@@ -381,15 +381,15 @@ GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
         if (number > 0) {
             const HopperBlock<C> last(p, smem, number - 1);
             finish_pairs(last, at, W);
-            if (C::GROUPS == 1) { /* until C is no longer read */
+            if (C::GROUP_COPIES == 1) { /* until C is no longer read */
                 mbarrier_wait(last.M_empty(last.steps), last.buffer_parity(last.steps));
                 mbarrier_wait(smem + C::W_EMPTY, last.number % 2);
             }
         }
-        if (C::GROUPS == 1) convert_rows(p.in, me, TILE_C);
+        if (C::GROUP_COPIES == 1) convert_group_rows(p.in, me, TILE_C);
         wait_for_chain();
         if (me.tokens == 0) break;
-        mbarrier_wait(me.groups(C::GROUPS_FULL), me.groups_parity());
+        mbarrier_wait(me.group_barrier(C::GROUP_FULL), me.group_parity());
         make_all_S(me, at, S);
         if (C::M_HAS_POWER) {
             mbarrier_arrive(smem + C::S_MADE); /* S_MOST */

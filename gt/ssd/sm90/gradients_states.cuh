@@ -103,7 +103,7 @@ GT_DEV void make_hopper_state(const HopperBlock<C>& me, const WarpRows& at, int 
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_pin(sums);
-        bar_sync(MADE_BARRIER, C::GROUP); /* the panel is read */
+        bar_sync(MADE_BARRIER, C::WARPGROUP); /* the panel is read */
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
             uint32_t words[4];

@@ -165,7 +165,7 @@ GT_DEV void add_W(const HopperBlock<C>& me, const WarpRows& at, int which, State
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_pin(share.sum);
-    if (C::GROUPS > 1) mbarrier_arrive(me.groups(C::GROUPS_EMPTY));
+    if (C::GROUP_COPIES > 1) mbarrier_arrive(me.group_barrier(C::GROUP_EMPTY));
 }
 
 /* The rows of dC, through OUT, or of dB, through the panel of W that no warp reads any more, which then has the zeros
@@ -174,7 +174,7 @@ template <class C>
 GT_DEV void store_share(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int which,
                         StateShare<C>& share, const float (&inverse)[2]) {
     const uint32_t W = me.M(me.steps);
-    bar_sync(which ? MADE_BARRIER : INPUTS_BARRIER, C::GROUP); /* W and B or C are read */
+    bar_sync(which ? MADE_BARRIER : INPUTS_BARRIER, C::WARPGROUP); /* W and B or C are read */
     if (!which) mbarrier_arrive(me.M_empty(me.steps));
     if (void* const out = which ? p.dBm : p.dCm) {
         const gt_stride& stride = which ? p.dBm_stride : p.dCm_stride;

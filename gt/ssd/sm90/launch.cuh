@@ -52,7 +52,7 @@ static gt_status launch_forward_hopper_with(const TensorParams& all, const Forwa
     const auto with = [&](auto gate) {
         constexpr int GATE = decltype(gate)::value;
         using Tile = HopperTile<T, NP, UNITS, GATE>;
-        const int64_t strands = strands_of_units(p.in, Tile::UNITS, Tile::BLOCKS, device);
+        const int64_t strands = strands_of_units(p.in, Tile::UNITS, Tile::FIT, device);
         return run("ssd forward_hopper_kernel", forward_hopper_kernel<T, NP, UNITS, GATE>,
                    take_bundles(p.in, Tile::UNITS, strands), Tile::THREADS, Tile::BYTES, chain, p);
     };
@@ -135,7 +135,7 @@ static gt_status launch_states_hopper(const StatesParams& states, int units, int
             constexpr int NP = N == 32 || (COUNT == 1 && N < 64) ? 64 : N;
             const auto with = [&](auto left) {
                 using Tile = StatesHopperTile<T, NP, COUNT, decltype(left)>;
-                static_assert(Tile::BLOCKS == (COUNT == 1 ? 2 : 1), "as blocks_of_units() has it");
+                static_assert(Tile::FIT == (COUNT == 1 ? 2 : 1), "as choose_states() has it");
                 return run("ssd states_hopper_kernel", states_hopper_kernel<T, Tile::NP, COUNT, typename Tile::L>,
                            blocks, Tile::THREADS, Tile::BYTES, chain, p);
             };
@@ -188,8 +188,8 @@ static inline int64_t token_blocks(const TokenParams& p, const Device& device) {
 static inline gt_status launch_chunk_factors(const TokenParams& p, const Device& device, Chain& chain) {
     const auto with = [&](auto powers) {
         constexpr bool POWERS = decltype(powers)::value;
-        return run("ssd chunk_factors_kernel", chunk_factors_kernel<POWERS>, token_blocks(p, device),
-                   32 * TOKEN_WARPS, TOKEN_WARPS * 4 * ChunkTokens<POWERS>::COUNT, chain, p);
+        return run("ssd chunk_factors_kernel", chunk_factors_kernel<POWERS>, token_blocks(p, device), 32 * TOKEN_WARPS,
+                   TOKEN_WARPS * 4 * ChunkTokens<POWERS>::COUNT, chain, p);
     };
     return p.has_powers ? with(std::true_type()) : with(std::false_type());
 }

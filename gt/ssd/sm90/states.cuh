@@ -74,14 +74,14 @@ struct StatesHopperTile {
     using T = T_;
     using L = L_;
     static constexpr bool IS_BF16 = std::is_same<T, bf16>::value;
-    static constexpr int NP = NP_, UNITS = UNITS_, GROUPS = UNITS == 1 ? 1 : CONSUMERS, HEADS = UNITS / GROUPS;
-    static constexpr int THREADS = (GROUPS + 1) * WARPGROUP, BLOCKS = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
+    static constexpr int NP = NP_, UNITS = UNITS_, CONSUMERS = UNITS == 1 ? 1 : 2, CONSUMER_UNITS = UNITS / CONSUMERS;
+    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP, FIT = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
     /* For a block of chunk_factors_kernel; with z this would cost more than it gives. */
     static constexpr bool LEAVES_ROOM = UNITS > 1 && NP <= 64 && std::is_same<T, L>::value;
-    static constexpr int REGISTERS = UNITS == 1         ? (NP > 64 ? 184 : 152)
-                                     : LEAVES_ROOM      ? 168
-                                     : HEADS * NP > 128 ? 224
-                                                        : 200,
+    static constexpr int REGISTERS = UNITS == 1                  ? (NP > 64 ? 184 : 152)
+                                     : LEAVES_ROOM               ? 168
+                                     : CONSUMER_UNITS * NP > 128 ? 224
+                                                                 : 200,
                          PRODUCER_REGISTERS = UNITS == 1    ? 256 - REGISTERS
                                               : LEAVES_ROOM ? 48
                                                             : 504 - 2 * REGISTERS;
@@ -92,14 +92,14 @@ struct StatesHopperTile {
     static constexpr int STAGES = 4;
     static constexpr int LEFT = 0, RIGHT = LEFT + UNITS * TILE_LEFT; /* of a stage; LEFT: [UNITS] */
     static constexpr int STAGE = RIGHT + TILE_RIGHT;
-    static constexpr int STAGING = STAGES * STAGE;                /* [GROUPS], 64 rows of 64 columns */
-    static constexpr int PREPARED = STAGING + GROUPS * TILE_LEFT; /* [STAGES][UNITS] */
+    static constexpr int STAGING = STAGES * STAGE;                   /* [CONSUMERS], 64 rows of 64 columns */
+    static constexpr int PREPARED = STAGING + CONSUMERS * TILE_LEFT; /* [STAGES][UNITS] */
     static constexpr int CURSOR = PREPARED + STAGES * UNITS * 4 * UnitWeights::COUNT; /* of each warpgroup */
-    static constexpr int FULL = CURSOR + (GROUPS + 1) * GroupCursor<UNITS>::BYTES,
+    static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES,
                          EMPTY = FULL + 8 * STAGES; /* [STAGES] */
     static constexpr int BYTES = EMPTY + 8 * STAGES;
     static_assert(STAGE % 1024 == 0 && FULL % 8 == 0, "aligned");
-    static_assert(BLOCKS * (BYTES + 1024) <= 228 * 1024, "fits sm_90");
+    static_assert(FIT * (BYTES + 1024) <= 228 * 1024, "fits sm_90");
 };
 
 /* What a pass takes of a segment's chunks: all of them, but where nobody wants the state after all of a sequence's.
@@ -180,7 +180,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
     using T = typename Tile::T;
     constexpr int BARRIER = 1, UNITS = Tile::UNITS, STAGES = Tile::STAGES, AHEAD = STAGES - 1;
     const Problem& in = p.states.in;
-    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + Tile::GROUPS * GroupCursor<UNITS>::BYTES};
+    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + Tile::CONSUMERS * GroupCursor<UNITS>::BYTES};
     const CopiedRows<8> of_units;
     const CopiedRows<Tile::NP / 8> of_group;
     const int unit = warp_id() % 4;
@@ -270,17 +270,17 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
 template <class Tile>
 struct StatesConsumer {
     uint32_t smem;
-    GT_METHOD int group() const { return Tile::GROUPS == 1 ? 0 : own_thread() / WARPGROUP; }
+    GT_METHOD int warpgroup() const { return Tile::CONSUMERS == 1 ? 0 : own_thread() / WARPGROUP; }
     GT_METHOD int unit_warp() const { return own_thread() / 32 % 4; }
-    GT_METHOD int unit(int i) const { return group() * Tile::HEADS + i; }
+    GT_METHOD int unit(int i) const { return warpgroup() * Tile::CONSUMER_UNITS + i; }
     GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
-        return {smem + Tile::CURSOR + group() * GroupCursor<Tile::UNITS>::BYTES};
+        return {smem + Tile::CURSOR + warpgroup() * GroupCursor<Tile::UNITS>::BYTES};
     }
     GT_METHOD int row0(int i) const { return cursor().row0(unit(i)) + 16 * unit_warp(); }
     GT_METHOD uint32_t stage(int n) const { return smem + made_here(n) % Tile::STAGES * Tile::STAGE; }
     GT_METHOD uint32_t left(int n, int i) const { return stage(n) + Tile::LEFT + unit(i) * Tile::TILE_LEFT; }
     GT_METHOD uint32_t right(int n) const { return stage(n) + Tile::RIGHT; }
-    GT_METHOD uint32_t staging() const { return smem + Tile::STAGING + group() * Tile::TILE_LEFT; }
+    GT_METHOD uint32_t staging() const { return smem + Tile::STAGING + warpgroup() * Tile::TILE_LEFT; }
     GT_METHOD uint32_t prepared(int n, int i) const {
         return smem + Tile::PREPARED + 4 * UnitWeights::COUNT * (made_here(n) % Tile::STAGES * Tile::UNITS + unit(i));
     }
@@ -306,7 +306,7 @@ template <class Tile>
 GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, float (&H)[Tile::NP / 8][4]) {
     using T = typename Tile::T;
     constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL;
-    constexpr int WIDTH = Tile::HEADS * NP > 128 ? 8 : NP / 8; /* tiles of 8 columns that a product has */
+    constexpr int WIDTH = Tile::CONSUMER_UNITS * NP > 128 ? 8 : NP / 8; /* tiles of 8 columns that a product has */
     const float2 decay = lds<float2>(me.prepared(n, i) + 4 * UnitWeights::DECAY);
     if (decay.y != 1.0f) { /* an infinite state, which is out of range, makes no NaN */
         GT_UNROLL
@@ -396,21 +396,21 @@ GT_DEV void keep_unit(const StatesParams& p, const StatesConsumer<Tile>& me, int
     if (lane_id() == 0 && row0 < in.P)
         p.checkpoints.powers[slot * slot_powers(in.P, in.N) + power_index(in.N, row0)] =
             power.inverse * lds<float>(me.prepared(n, i) + 4 * UnitWeights::BEFORE);
-    store_checkpoint<Tile::NP>(me.staging(), me.unit_warp(), state.H, power.value,
-                               p.checkpoints.values + (slot * in.P + row0) * in.N, in.P - row0, in.N, in.columns);
+    store_checkpoint_rows<Tile::NP>(me.staging(), me.unit_warp(), state.H, power.value,
+                                    p.checkpoints.values + (slot * in.P + row0) * in.N, in.P - row0, in.N, in.columns);
 }
 
 template <class Tile>
 GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
-    constexpr int NP = Tile::NP, HEADS = Tile::HEADS, STAGES = Tile::STAGES;
+    constexpr int NP = Tile::NP, CONSUMER_UNITS = Tile::CONSUMER_UNITS, STAGES = Tile::STAGES;
     const StatesParams& p = params.states;
     const Problem& in = p.in;
     const bool reverse = params.reverse;
     const StatesConsumer<Tile> me = {smem};
     if (p.state_sum) { /* a strand may have no sequence */
-        me.cursor().enter(in, Span{}, 0, 2 + me.group());
+        me.cursor().enter(in, Span{}, 0, 2 + me.warpgroup());
         GT_UNROLL
-        for (int i = 0; i < HEADS; i++) {
+        for (int i = 0; i < CONSUMER_UNITS; i++) {
             WarpState<NP> zeros;
             zeros.clear();
             if (me.cursor().exists(me.unit(i)))
@@ -419,17 +419,17 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
     }
     int n = 0; /* chunks of all segments */
     for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
-        WarpState<NP> state[HEADS];
+        WarpState<NP> state[CONSUMER_UNITS];
         bool is_last;
         {
             const Span span = ordered_span(in, item);
             is_last = reverse ? span.starts : span.ends;
             if (skips(p.is_local, span, is_last)) continue;
-            me.cursor().enter(in, span, item, 2 + me.group());
+            me.cursor().enter(in, span, item, 2 + me.warpgroup());
             const float* start = nullptr;
             if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
             GT_UNROLL
-            for (int i = 0; i < HEADS; i++) {
+            for (int i = 0; i < CONSUMER_UNITS; i++) {
                 state[i].clear();
                 if (!start) continue; /* little code: a block of few chunks waits for it to come */
                 state[i].load(start + me.cursor().state(in, me.unit(i), 0), me.row0(i), in);
@@ -447,14 +447,14 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
             mbarrier_wait(smem + Tile::FULL + 8 * (n % STAGES), n / STAGES % 2);
             if (p.checkpoints.values && at_slot) {
                 GT_UNROLL
-                for (int i = 0; i < HEADS; i++) keep_unit<Tile>(p, me, chunk, n, i, state[i]);
+                for (int i = 0; i < CONSUMER_UNITS; i++) keep_unit<Tile>(p, me, chunk, n, i, state[i]);
             }
             if (number + 1 == needed.count && !needed.whole) {
                 n++;
                 break;
             }
             GT_UNROLL
-            for (int i = 0; i < HEADS; i++) add_chunk<Tile>(me, n, i, state[i].H);
+            for (int i = 0; i < CONSUMER_UNITS; i++) add_chunk<Tile>(me, n, i, state[i].H);
             if (number + 1 < needed.count) mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % STAGES));
         }
         const bool has_chunks = me.cursor().chunks() > 0; /* the last one's stage has the units' powers */
@@ -462,7 +462,7 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
         /* found again: no registers keep it */
         const Span same = ordered_span(in, item);
         GT_UNROLL
-        for (int i = 0; i < HEADS; i++) {
+        for (int i = 0; i < CONSUMER_UNITS; i++) {
             const GroupCursor<Tile::UNITS> cursor = me.cursor();
             const int unit = me.unit(i);
             if (!cursor.exists(unit)) continue;
@@ -481,18 +481,17 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
 
 /* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class T, int NP, int UNITS, class L>
-GT_KERNEL(GT_SM90A ? (StatesHopperTile<T, NP, UNITS, L>::MOST_THREADS) : 32,
-          (StatesHopperTile<T, NP, UNITS, L>::BLOCKS))
+GT_KERNEL(GT_SM90A ? (StatesHopperTile<T, NP, UNITS, L>::MOST_THREADS) : 32, (StatesHopperTile<T, NP, UNITS, L>::FIT))
 states_hopper_kernel(const GT_GRID_CONSTANT HopperStatesParams p) {
 #if GT_SM90A
     using Tile = StatesHopperTile<T, NP, UNITS, L>;
     const uint32_t smem = smem_base_of_tiles();
     if (thread_id() < Tile::STAGES) {
         mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
-        mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), Tile::GROUPS * WARPGROUP);
+        mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), Tile::CONSUMERS * WARPGROUP);
     }
     sync_threads();
-    if (warp_id() / 4 == Tile::GROUPS) {
+    if (warp_id() / 4 == Tile::CONSUMERS) {
         /* else it reads inputs of the call alone */
         if (p.states.in.order || (p.reverse && p.states.in.dy_inverses)) wait_for_chain();
         give_registers<Tile::PRODUCER_REGISTERS>();
