@@ -67,6 +67,21 @@ constexpr bool is_built_for() {
 
 /* ---- from values to types ---- */
 
+/* GT_OK, or the error of operators that have no kernels for any dtype beside those for one. */
+static inline gt_status check_built(gt_dtype dtype) {
+    if (is_built(dtype)) return GT_OK;
+    return gt_fail(GT_ERROR_UNSUPPORTED, "dtype = %d: this build has no kernels for it", (int)dtype);
+}
+
+/* launch(T()) for activations of type T, if this build has kernels for them. */
+template <class T, class Launch>
+static inline gt_status with_built([[maybe_unused]] const Launch& launch) {
+    if constexpr (is_built_for<T>())
+        return launch(T());
+    else
+        return check_built(std::is_same<T, float>::value ? GT_F32 : std::is_same<T, bf16>::value ? GT_BF16 : GT_F16);
+}
+
 /* What kernels for one dtype and head size are compiled for. */
 template <class T_, class W_, int N_>
 struct KernelTypes {

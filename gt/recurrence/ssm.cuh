@@ -257,7 +257,7 @@ static inline gt_status group_sum(const char* name, const GroupSumParams& p, gt_
     return run(name, group_sum_kernel, (outputs + 255) / 256, 256, 0, stream, p);
 }
 
-/* ---- ssd on tensor cores: what its problem.cuh and its mma/chunk.cuh both build on ---------------------------------- */
+/* ---- ssd on tensor cores: base of its problem.cuh and of its mma/chunk.cuh ------------------------------------------ */
 
 constexpr int CHUNK = 64;                         /* tokens that a block takes at a time */
 constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK; /* tokens of a tile of the products of pairs; such tiles of a chunk */

@@ -39,15 +39,6 @@ static inline gt_status with_columns(int n, const Launch& launch) {
     return with_columns_from<0, COLUMNS...>(n, launch);
 }
 
-/* launch(T()) for activations of type T, if this build has kernels for them. */
-template <class T, class Launch>
-static inline gt_status with_built([[maybe_unused]] const Launch& launch) {
-    if constexpr (is_built_for<T>())
-        return launch(T());
-    else
-        return gt_fail(GT_ERROR_UNSUPPORTED, "no kernel for this dtype in this build");
-}
-
 /* launch(T()) for activations of 16 bits. */
 template <class Launch>
 static inline gt_status with_type(const Problem& in, const Launch& launch) {

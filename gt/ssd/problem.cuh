@@ -1,5 +1,5 @@
-/* gt/ssd/problem.cuh - ssd's arguments as kernels see them: sizes, the tensors of a call, the parameters that a plan
- * hands to every kernel, and which tokens, units and chunks a block takes. */
+/* gt/ssd/problem.cuh - the arguments of ssd as kernels see them: sizes, the tensors of a call, the parameters that a
+ * plan hands to each kernel, and the segments, tokens and chunks that a block takes.  It includes no other file of ssd. */
 #ifndef GT_SSD_PROBLEM_CUH
 #define GT_SSD_PROBLEM_CUH
 

@@ -1,5 +1,5 @@
-/* gt/ssd/segment.cuh - gt_ssd_segment and gt_ssd_segment_backward: the state, or the gradient, that a piece of a sequence
- * makes of zeros, and the log of its decay.  The plan: the local pass over segments, and a scan for the end. */
+/* gt/ssd/segment.cuh - plans of gt_ssd_segment and gt_ssd_segment_backward: a piece of a sequence makes a state, or a
+ * gradient, from zeros, and the log of its decay.  The local pass runs over segments; then a scan finds the end. */
 #ifndef GT_SSD_SEGMENT_CUH
 #define GT_SSD_SEGMENT_CUH
 

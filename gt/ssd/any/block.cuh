@@ -3,6 +3,7 @@
 #ifndef GT_SSD_ANY_BLOCK_CUH
 #define GT_SSD_ANY_BLOCK_CUH
 
+#include "../../base/built.cuh"
 #include "../problem.cuh"
 
 namespace gt {
@@ -448,13 +449,18 @@ GT_DEV float skip_of(const Problem& in, const Position<C>& s, int row) {
     return in.Dskip[in.skip_per_channel ? (int64_t)s.h * in.P + s.p0 + row : s.h];
 }
 
-/* Calls launch(Traits) for the smallest variant that handles N; returns its result. */
+/* Calls launch(Traits) for the smallest variant that handles N; returns its result.  N whose variant this build leaves
+ * out takes a larger one: the largest is always there. */
 template <class Launch>
 static inline auto dispatch_size(int64_t N, const Launch& launch) {
-    if (N <= 16) return launch(Traits<1, 4>());
-    if (N <= 32) return launch(Traits<2, 4>());
-    if (N <= 64) return launch(Traits<4, 4>());
-    if (N <= 128) return launch(Traits<8, 4>());
+    if constexpr (is_built_columns<0, 16>())
+        if (N <= 16) return launch(Traits<1, 4>());
+    if constexpr (is_built_columns<16, 32>())
+        if (N <= 32) return launch(Traits<2, 4>());
+    if constexpr (is_built_columns<32, 64>())
+        if (N <= 64) return launch(Traits<4, 4>());
+    if constexpr (is_built_columns<64, 128>())
+        if (N <= 128) return launch(Traits<8, 4>());
     return launch(Traits<8, 8>());
 }
 

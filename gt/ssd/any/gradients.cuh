@@ -1,5 +1,5 @@
-/* gt/ssd/any/gradients.cuh - ssd backward, any size and dtype, in two kernels: everything but the sums over heads, batch and
- * time; then ddt and the shares of dA and ddt_bias.  Beside them the reverse pass that sub-chunks states only. */
+/* gt/ssd/any/gradients.cuh - ssd backward, any size and dtype, in two kernels: everything but the sums over heads, batch
+ * and time; then ddt and the shares of dA and ddt_bias.  Beside them the reverse pass that sub-chunks states only. */
 #ifndef GT_SSD_ANY_GRADIENTS_CUH
 #define GT_SSD_ANY_GRADIENTS_CUH
 

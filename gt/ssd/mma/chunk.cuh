@@ -1,5 +1,6 @@
-/* gt/ssd/mma/chunk.cuh - ssd on tensor cores: what its kernels share.  A chunk is 64 tokens, counted from a sequence's
- * first; with fewer left, the rest have Delta = 0 and rows of zeros, and change nothing.
+/* gt/ssd/mma/chunk.cuh - the arithmetic of a chunk on tensor cores: tiles, numbers, decay factors, sums.  A chunk is 64
+ * tokens, counted from a sequence's first.  Tokens beyond the last one have Delta = 0 and rows of zeros, and change
+ * nothing.  This file knows no Problem and includes no other file of ssd.
  *
  * TILES.  Rows of COLUMNS 16-bit elements, 16 to 128, in pieces of 16 bytes; pieces of a row are exchanged (xor) so
  * that eight rows' pieces of one column lie in different banks: tile_address() says where a piece lies.

@@ -1,4 +1,4 @@
-/* gt/ssd/mma/fp32_chunk.cuh - ssd on tensor cores with fp32 activations: tiles of split numbers, and states in registers.
+/* gt/ssd/mma/fp32_chunk.cuh - ssd on tensor cores, fp32 activations: tiles of split numbers, and states in registers.
  *
  * NUMBERS.  An operand is two f16 numbers, hi + lo = x . 2^k: hi is x rounded, lo what that leaves.  22 bits remain of
  * what is within 2^-15 of the largest of its row; below, the error is 2^-38 of the largest.  A product is three:

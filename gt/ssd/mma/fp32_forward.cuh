@@ -1,4 +1,5 @@
-/* gt/ssd/mma/fp32_forward.cuh - ssd forward on tensor cores, fp32 activations: products of split numbers (fp32_chunk.cuh).
+/* gt/ssd/mma/fp32_forward.cuh - ssd forward on tensor cores, fp32 activations: products of split numbers
+ * (fp32_chunk.cuh).
  * N a multiple of 16, P of 8, rows of whole 16-byte pieces.  And the passes over states alone: see states.cuh.
  *
  * grid strands*G*pairs, block 8 warps: two units of one group, 4 warps each, as forward_tensor_kernel.  A chunk of 32

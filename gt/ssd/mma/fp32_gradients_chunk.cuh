@@ -1,5 +1,5 @@
-/* gt/ssd/mma/fp32_gradients_chunk.cuh - ssd backward of a chunk on tensor cores, fp32 activations (fp32_gradients.cuh): where
- * everything lies in shared memory, what a block works on, the copies of its inputs, their splitting, decay factors. */
+/* gt/ssd/mma/fp32_gradients_chunk.cuh - the chunk and the steps of a block of chunk_gradient_fp32_kernel
+ * (fp32_gradients.cuh): layout of shared memory, copies, splitting, decay factors, and da after a step. */
 #ifndef GT_SSD_MMA_FP32_GRADIENTS_CHUNK_CUH
 #define GT_SSD_MMA_FP32_GRADIENTS_CHUNK_CUH
 

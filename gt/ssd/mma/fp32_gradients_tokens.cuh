@@ -1,5 +1,5 @@
-/* gt/ssd/mma/fp32_gradients_tokens.cuh - ssd backward of a chunk on tensor cores, fp32 activations (fp32_gradients.cuh): what
- * is made by token: da and its sums across chunks, by a warp after a step; and the kernel that makes ddt of them. */
+/* gt/ssd/mma/fp32_gradients_tokens.cuh - ssd backward with fp32 activations: the kernel that adds what lies between the
+ * chunks of a slot to da, and makes ddt.  It runs after the kernels for chunks of mma/ and of sm90/. */
 #ifndef GT_SSD_MMA_FP32_GRADIENTS_TOKENS_CUH
 #define GT_SSD_MMA_FP32_GRADIENTS_TOKENS_CUH
 

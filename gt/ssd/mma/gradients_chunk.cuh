@@ -1,6 +1,5 @@
-/* gt/ssd/mma/gradients_chunk.cuh - ssd backward of a chunk on tensor cores (gradients.cuh): how its kernel is
- * compiled, where everything lies in shared memory, what a block works on, the copies of its inputs and what f16 is
- * made of them, and the state that the chunk makes itself. */
+/* gt/ssd/mma/gradients_chunk.cuh - the chunk and the steps of a block of chunk_gradient_kernel (gradients.cuh): layout
+ * of shared memory, copies, conversion to f16, and the state that the chunk makes itself. */
 #ifndef GT_SSD_MMA_GRADIENTS_CHUNK_CUH
 #define GT_SSD_MMA_GRADIENTS_CHUNK_CUH
 

@@ -1,5 +1,5 @@
-/* gt/ssd/mma/gradients_tokens.cuh - ssd backward of a chunk on tensor cores (gradients.cuh): what is made by token, by
- * a warp: Delta and decay factors before a step, da and ddt after it. */
+/* gt/ssd/mma/gradients_tokens.cuh - work by token of chunk_gradient_kernel (gradients.cuh), a warp each: Delta and decay
+ * factors before a step, da and ddt after it. */
 #ifndef GT_SSD_MMA_GRADIENTS_TOKENS_CUH
 #define GT_SSD_MMA_GRADIENTS_TOKENS_CUH
 

@@ -1,6 +1,6 @@
-/* gt/ssd/sm90/block.cuh - ssd on compute capability 9.0: what kernels that take units by consumer warpgroups share.
- * A block has units of one group; its bundle is all that it has.  The producer copies rows ahead; consumers keep states
- * as accumulators of products hold them (mma/state.cuh). */
+/* gt/ssd/sm90/block.cuh - code that the passes over units on compute capability 9.0 share.  A block has units of one
+ * group, its bundle.  The producer warpgroup copies rows ahead; consumer warpgroups keep states as accumulators of
+ * products hold them (mma/state.cuh). */
 #ifndef GT_SSD_SM90_BLOCK_CUH
 #define GT_SSD_SM90_BLOCK_CUH
 

@@ -1,7 +1,7 @@
 /* gt/ssd/sm90/forward_maps.cuh - ssd forward on compute capability 9.0 where many heads share B and C
  * (has_sizes_of_maps()).  A kernel of its own turns B and C into f16, once for all blocks, and leaves the producer of
- * forward.cuh only the work of a unit.  The bits are those of forward_hopper_kernel.  conv_ssd's kernel (gt/fused/conv_ssd_sm90.cuh) has this
- * producer, too, and convolves x on its way.
+ * forward.cuh only the work of a unit.  The bits are those of forward_hopper_kernel.  conv_ssd's
+ * kernel (gt/fused/conv_ssd_sm90.cuh) has this producer, too, and convolves x on its way.
  *
  * group_rows_kernel     a block has 64 tokens of B or C of a group.  It leaves them as ssd's products take them: f16 with a
  *                       power of two a row, a chunk's tile as it lies in shared memory.

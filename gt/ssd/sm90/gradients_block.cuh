@@ -1,6 +1,6 @@
-/* gt/ssd/sm90/gradients_block.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): where
- * everything lies in shared memory, where a place's chunk lies, B and C as f16, and the warpgroup that prepares: records
- * of places, copies of a step's tiles and of what chunk_factors_kernel has made. */
+/* gt/ssd/sm90/gradients_block.cuh - blocks of chunk_gradient_hopper_kernel (gradients.cuh): records of tokens and sums
+ * in memory, layout of shared memory, the place at hand, B and C as f16, the warpgroup that prepares, and the rows of a
+ * warp. */
 #ifndef GT_SSD_SM90_GRADIENTS_BLOCK_CUH
 #define GT_SSD_SM90_GRADIENTS_BLOCK_CUH
 
