@@ -226,16 +226,6 @@ static double tera_flops(const bench_call *c, double ms) {
     return n / ms * 1e-9;
 }
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-double bench_median(double *values, int count) {
-    qsort(values, (size_t)count, sizeof *values, by_value);
-    return values[count / 2];
-}
-
 static int is_unsupported(gt_status status) { return status >= GT_ERROR_UNSUPPORTED && status < GT_ERROR_NO_DEVICE; }
 
 /* The median time of as many runs as the budget allows.  The last run starts with NaN in its outputs: what it leaves is

@@ -6,6 +6,7 @@
 #include "gt_test.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -55,7 +56,16 @@ BENCH_INLINE int64_t bench_offset(const bench_region *r, int64_t i) {
     return offset;
 }
 
-double bench_median(double *values, int count); /* sorts them */
+static inline int bench_by_value(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Sorts the values. */
+static inline double bench_median(double *values, int count) {
+    qsort(values, (size_t)count, sizeof *values, bench_by_value);
+    return values[count / 2];
+}
 
 /* ---- machines -------------------------------------------------------------------------------- */
 

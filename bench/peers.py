@@ -7,7 +7,8 @@
 The list on standard input, or --rows FILE (a CSV of the bench serves, too), says what to time.
 Per row: cold L2, CUDA events, median after warm-ups; a call is enqueued while the GPU is still
 busy, so that launches cost nothing.  fwd is a forward call that autograd records, inf one under
-no_grad, bwd the backward call alone.  rel_err is that of a forward call against float64, on two
+no_grad, bwd the backward call alone.  step is a call with one token and a state; it is captured in a
+CUDA graph, and the time is of a replay.  rel_err is that of a forward call against float64, on two
 heads, four channels or eight rows, of ssd on all.  For bwd it is nan, for ssd the largest error of
 a gradient; those of A, D and dt_bias, sums over tokens, are relative to the sums and the magnitudes
 of their terms together.  A comment below the rows has the relative error of each gradient, and of
@@ -435,6 +436,82 @@ def time_peer(clock, case, peer, is_quick):
     return result, errors
 
 
+# ---- steps of one token --------------------------------------------------------------------------
+# Each gives the peer, its call, the state that the call updates, the other tensors, and the result in
+# float64.  States are fp32, but those of causal_conv1d, which have the activations' type.
+
+def ssd_step(n, dtype):
+    """A, dt, D and dt_bias are expanded over rows and columns, as mamba_ssm's clients expand them."""
+    B, H, P, N, G = n['B'], n['H'], n['P'], n['N'], n.get('G', 1)
+    update = find('mamba_ssm', 'mamba_ssm.ops.triton.selective_state_update',
+                  'selective_state_update')
+    state, x = randn(B, H, P, N), randn(B, H, P, dtype=dtype)
+    dt, Bm, Cm = randn(B, H, dtype=dtype), randn(B, G, N, dtype=dtype), randn(B, G, N, dtype=dtype)
+    A, skip, bias = -randn(H).exp(), randn(H), randn(H)
+    wide = [dt[:, :, None].expand(B, H, P), A[:, None, None].expand(H, P, N), Bm, Cm,
+            skip[:, None].expand(H, P), bias[:, None].expand(H, P)]
+
+    def truth(h):
+        step = F.softplus(dt.double() + bias)
+        b, c = (t.double().repeat_interleave(H // G, 1)[:, :, None] for t in (Bm, Cm))
+        h = h * (step * A)[..., None, None].exp() + (step[..., None] * x)[..., None] * b
+        return (h * c).sum(-1) + skip[:, None] * x
+
+    return ('mamba_ssm', update and (lambda: update(state, x, *wide[:5], None, wide[5], True)), state,
+            [x, dt, A, Bm, Cm, skip, bias], truth)
+
+
+def selective_scan_step(n, dtype):
+    B, D, N = n['B'], n['D'], n['N']
+    update = find('mamba_ssm', 'mamba_ssm.ops.triton.selective_state_update',
+                  'selective_state_update')
+    state, x, dt = randn(B, D, N), randn(B, D, dtype=dtype), randn(B, D, dtype=dtype)
+    Bm, Cm = randn(B, N, dtype=dtype), randn(B, N, dtype=dtype)
+    A, skip, bias = -randn(D, N).exp(), randn(D), randn(D)
+
+    def truth(h):
+        step = F.softplus(dt.double() + bias)[..., None]
+        h = h * (step * A).exp() + step * x[..., None] * Bm[:, None].double()
+        return (h * Cm[:, None]).sum(-1) + skip * x
+
+    return ('mamba_ssm', update and (lambda: update(state, x, dt, A, Bm, Cm, skip, None, bias, True)),
+            state, [x, dt, A, Bm, Cm, skip, bias], truth)
+
+
+def conv1d_step(n, dtype):
+    B, D, W = n['B'], n['D'], n['W']
+    update = find('causal_conv1d', 'causal_conv1d', 'causal_conv1d_update')
+    state, x = randn(B, D, W, dtype=dtype), randn(B, D, dtype=dtype)
+    weight, bias = randn(D, W, dtype=dtype), randn(D, dtype=dtype)
+
+    def truth(h):
+        rows = torch.cat([h[..., 1:].double(), x[..., None].double()], -1)
+        return F.silu((rows * weight).sum(-1) + bias)
+
+    return ('causal_conv1d', update and (lambda: update(x, state, weight, bias, 'silu')), state,
+            [x, weight, bias], truth)
+
+
+STEPS = {'ssd': ssd_step, 'selective_scan': selective_scan_step, 'conv1d': conv1d_step}
+
+
+def time_step(clock, op, sizes, dtype, is_quick, bandwidth, row, write):
+    """A call is captured in a CUDA graph, as gt_bench captures steps; a replay is timed."""
+    name, call, state, others, truth = STEPS[op](sizes, dtype)
+    if not call:
+        return
+    expected = truth(state.double())
+    y = call()  # compiles
+    error = float((y.double() - expected).norm() / expected.norm())
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.graph(graph, stream=stream):
+        call()
+    size = bytes_of(others) + 2 * bytes_of([state]) + bytes_of([y])
+    ms = clock.median(graph.replay, is_quick=is_quick)
+    write(f'{op},step,{name},{row[0]},{row[1]},{ms:.4f},{size / bandwidth:.6f},{error:.3e},0.000')
+
+
 # ---- rows ----------------------------------------------------------------------------------------
 
 def read_rows(file):
@@ -442,7 +519,7 @@ def read_rows(file):
     rows = {}
     for line in file:
         field = line.strip().split(',')
-        if len(field) >= 5 and field[2] == 'gt' and field[1] != 'step':
+        if len(field) >= 5 and field[2] == 'gt':
             rows.setdefault((field[0], field[3], field[4]), []).append(field[1])
     return rows
 
@@ -500,9 +577,14 @@ def main():
     torch.manual_seed(0)
     for (op, dtype, shape), passes in rows.items():
         words = f'{op} {dtype} {shape}'.split()
-        if not set(options.filter.split()) <= set(words) or op not in OPERATORS or 'packed' in words:
+        if not set(options.filter.split()) <= set(words + passes) or op not in OPERATORS or 'packed' in words:
             continue
         sizes = {letter: int(n) for letter, n in re.findall(r'\b([A-Z])(\d+)\b', shape)}
+        if 'step' in passes:
+            if op in STEPS and sizes['T'] == 1:
+                time_step(clock, op, sizes, DTYPES[dtype], options.quick, bandwidth, (dtype, shape),
+                          write)
+            continue
         cases = OPERATORS[op](sizes, shape.split(), DTYPES[dtype], options)
         tune_anew()
         for case in cases:

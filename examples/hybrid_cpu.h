@@ -22,14 +22,29 @@ gt_status hy_backend_cpu_with(hy_backend **backend, int features);
 /* ---- shared by the forms ------------------------------------------------------------------- */
 
 /* GT_ERROR_UNSUPPORTED unless `dtype` is fp32. */
-gt_status hy_cpu_check_dtype(const char *op, gt_dtype dtype);
+static inline gt_status hy_cpu_check_dtype(const char *op, gt_dtype dtype) {
+    if (dtype == GT_DTYPE_DEFAULT || dtype == GT_F32) return GT_OK;
+    return hy_fail(GT_ERROR_UNSUPPORTED, "cpu %s: dtype = %d: the CPU backend computes in fp32", op, (int)dtype);
+}
 
 /* Checks the arguments of a product and fills in their defaults. */
-gt_status hy_cpu_gemm_defaults(const hy_gemm_args *args, hy_gemm_args *filled);
+static inline gt_status hy_cpu_gemm_defaults(const hy_gemm_args *args, hy_gemm_args *filled) {
+    hy_gemm_args g = *args;
+    gt_status status = hy_cpu_check_dtype("gemm", g.dtype);
+    if (status == GT_OK) status = hy_cpu_check_dtype("gemm", g.c_dtype);
+    if (!g.lda) g.lda = g.trans_a ? g.M : g.K;
+    if (!g.ldb) g.ldb = g.trans_b ? g.K : g.N;
+    if (!g.ldc) g.ldc = g.N;
+    if (!g.count) g.count = 1;
+    *filled = g;
+    return status;
+}
 
-/* How many of M rows a task of a product computes, at most `most`: enough tasks for several threads
- * even if the product is small, and never a matter of how many threads there are, so that neither
- * are the results. */
-int64_t hy_cpu_gemm_rows(int64_t M, int64_t most);
+/* How many of M rows a task of a product computes, at most `most`.  Even a small product gets enough tasks for several
+ * threads.  The answer does not depend on the number of threads, so neither do results. */
+static inline int64_t hy_cpu_gemm_rows(int64_t M, int64_t most) {
+    const int64_t quarter = (M / 4 + 15) / 16 * 16;
+    return quarter < 32 ? 32 : quarter > most ? most : quarter;
+}
 
 #endif

@@ -11,12 +11,6 @@
 enum { G3_STEPS = 1000 };                         /* gate G3 looks at the training after this many steps */
 enum { SCALE_STEPS = 1000, SCALE_MAX = 1 << 24 }; /* see SCALE_PER_TOKEN */
 
-double hy_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* ---- signals --------------------------------------------------------------------------------- */
 
 static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP};
@@ -83,12 +77,6 @@ gt_status hy_evaluate(trainer *t, int64_t limit, double *loss) {
     if (status == GT_OK && !isfinite(*loss))
         status = hy_fail(GT_ERROR_VALUE, "step %lld: the held-out loss is not finite (%g)", (long long)t->steps, *loss);
     return status;
-}
-
-int hy_count_gates(const trainer *t, hy_verdict verdict) {
-    int count = 0;
-    for (int i = 0; i < t->gate_count; i++) count += t->gates[i].verdict == verdict;
-    return count;
 }
 
 /* Linear warm-up, then a cosine from lr to min_lr; step counts from 1. */

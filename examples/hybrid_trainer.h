@@ -84,8 +84,6 @@ gt_status hy_run_training(trainer *t);
 /* Evaluates a complete run, and adds that to the last row of its log.  The log is open: see hy_log_reopen. */
 gt_status hy_complete_log(trainer *t);
 
-double hy_now(void); /* seconds of a clock that only goes forward */
-
 /* The first signal that asked the run to end; 0: none. */
 int hy_interrupted(void);
 
@@ -95,9 +93,11 @@ gt_status hy_resume_run(trainer *t);
 /* Mean loss over the held-out part, or over its first `limit` tokens (0: all) in whole windows. */
 gt_status hy_evaluate(trainer *t, int64_t limit, double *loss);
 
-int hy_count_gates(const trainer *t, hy_verdict verdict);
-
 /* ---- hybrid_report.c -------------------------------------------------------------------------- */
+
+double hy_now(void); /* seconds of a clock that only goes forward */
+
+int hy_count_gates(const trainer *t, hy_verdict verdict);
 
 typedef struct hy_phrase {
     char text[64];

@@ -1,8 +1,9 @@
 # check_layout.sh: how the library's files lie.  Includes run one way: declarations (gt_kernels.h) <- gt/base and gt/emu
 # <- gt/recurrence <- the operators <- the top-level .cuh files; no operator includes another, but those of gt/fused
 # may; an operator's includes are at most six levels deep; every header compiles alone; no file is too long; what
-# docs/wkv6.md and docs/ssd.md name is there.  SOURCE, CC and CXX (may be empty) come from the environment, and ALONE:
-# "all", or "top" for C++ of the top-level headers alone, in a twentieth of the time.
+# docs/wkv6.md and docs/ssd.md name is there; files of the trainer and of the bench call each other one way.  SOURCE, CC
+# and CXX (may be empty) come from the environment, and ALONE: "all", or "top" for C++ of the top-level headers alone, in
+# a twentieth of the time.
 set -eu
 cd "$SOURCE"
 scratch=$(mktemp -d)
@@ -104,6 +105,20 @@ for file in $files; do
     case $file in gt/emu/*) most=1500 ;; esac
     lines=$(wc -l <"$file")
     [ "$lines" -le $most ] || fail "$file has $lines lines, more than $most"
+done
+
+# ---- programs: files call each other one way ----
+
+# Public functions of a program's files: lines at the margin that begin a definition.
+for folder in examples bench; do
+    (cd $folder && grep -HoE '^[a-z][a-z0-9_ *]*\b(hy|bench)_[a-z0-9_]+\([^;]*$' ./*.c | grep -vE ':(static|typedef)' |
+        sed -E 's/^\.\/([^:]*):.*\b((hy|bench)_[a-z0-9_]+)\(.*/\2 \1/') | sort -u >"$scratch/defined"
+    [ "$(wc -l <"$scratch/defined")" -ge 10 ] || fail "$folder: no functions were found"
+    while read -r name file; do
+        (cd $folder && grep -lw "$name" ./*.c) | sed "s|^\./||; s|^|$file |"
+    done <"$scratch/defined" | awk '$1 != $2' | sort -u >"$scratch/calls"
+    tsort "$scratch/calls" >/dev/null 2>"$scratch/loop" || fail "files of $folder call each other: $(cat "$scratch/loop")"
+    echo "$folder: $(wc -l <"$scratch/calls") pairs of files"
 done
 
 # ---- docs/wkv6.md and docs/ssd.md name kernels and functions ----

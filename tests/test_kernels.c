@@ -883,7 +883,7 @@ static void check_properties(tester *t) {
     if (!is_few) sweep_packed(t, machine_is_slow ? 1.5e6 : 2e7, machine_is_slow ? 1 : 3, batch_splits);
     test_group(op->name, "batch elements and packed sequences one by one");
     check_nonfinite(t);
-    for_cases(t, level, -1, refuses_less);
+    for_all_dtypes(t, level, refuses_less);
     test_group(op->name, "too little workspace or saved");
     if (test_is_over_time(op)) {
         for_cases(t, level, -1, shared_agrees);

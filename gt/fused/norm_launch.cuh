@@ -128,6 +128,19 @@ static inline Partials partials_in(void* workspace, const Shape& s, bool first, 
     return partials;
 }
 
+/* Bytes that backward asks for: enough for tensors of any alignment, so that a call never asks for more than a query
+ * with other pointers answered. */
+static inline size_t partial_bytes(int64_t M, int64_t D, int64_t H, gt_dtype dtype, bool first, bool second,
+                                   const Device& device) {
+    size_t most = 0;
+    for (int vectors = 0; vectors < 2; vectors++) {
+        const Shape s = shape_for(M, D, H, dtype, GT_BACKWARD, vectors, device);
+        const size_t bytes = partials_in(nullptr, s, first, second).bytes;
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
 static inline gt_status reduce_partials(const Partials& partials, const Shape& s, float* first, float* second,
                                         int accumulate, Chain& chain) {
     RowSums sums;
@@ -209,7 +222,8 @@ static inline gt_status mix_backward(const gt_norm_mix_args& a, const Device& de
     const bool vectors = are_aligned(a.M, a.D / a.H, a.dtype, views);
     const Shape s = shape_for(a.M, a.D, a.H, a.dtype, GT_BACKWARD, vectors, device);
     const Partials partials = partials_in(a.workspace, s, a.dgain_a, a.dgain_b);
-    const gt_status status = check_workspace(a.workspace, a.workspace_bytes, partials.bytes);
+    const size_t bytes = partial_bytes(a.M, a.D, a.H, a.dtype, a.dgain_a, a.dgain_b, device);
+    const gt_status status = check_workspace(a.workspace, a.workspace_bytes, bytes);
     return status != GT_OK ? status : launch_mix_backward(a, s, partials, stream);
 }
 
@@ -219,21 +233,16 @@ static inline gt_status gate_backward(const gt_norm_gate_args& a, const Device& 
     const bool vectors = are_aligned(a.M, a.D / a.H, a.dtype, views);
     const Shape s = shape_for(a.M, a.D, a.H, a.dtype, GT_BACKWARD, vectors, device);
     const Partials partials = partials_in(a.workspace, s, a.dgamma, a.dbeta);
-    const gt_status status = check_workspace(a.workspace, a.workspace_bytes, partials.bytes);
+    const size_t bytes = partial_bytes(a.M, a.D, a.H, a.dtype, a.dgamma, a.dbeta, device);
+    const gt_status status = check_workspace(a.workspace, a.workspace_bytes, bytes);
     return status != GT_OK ? status : launch_gate_backward(a, s, partials, stream);
 }
 
-/* What gt_OP_workspace answers: enough for tensors of any alignment. */
 static inline gt_status answer(gt_workspace* need, int64_t M, int64_t D, int64_t H, gt_dtype dtype, bool first,
                                bool second, const Device& device) {
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
-    gt_workspace sizes = {0, 0, 0, 0, 0};
-    for (int vectors = 0; vectors < 2; vectors++) {
-        const Shape s = shape_for(M, D, H, dtype, GT_BACKWARD, vectors, device);
-        const size_t bytes = partials_in(nullptr, s, first, second).bytes;
-        if (bytes > sizes.backward) sizes.backward = bytes;
-    }
-    *need = sizes;
+    *need = {0, 0, 0, 0, 0};
+    need->backward = partial_bytes(M, D, H, dtype, first, second, device);
     return GT_OK;
 }
 
