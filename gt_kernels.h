@@ -21,9 +21,11 @@
  *
  *   Less to compile: kernels made for one dtype or head size, those for tensor cores, take most of the
  *   time.  Define, where the implementation is compiled, GT_WITHOUT_F32, GT_WITHOUT_BF16 or GT_WITHOUT_F16
- *   to leave out those of wkv6 and rmsnorm_linear with such activations, and GT_WITHOUT_N32, GT_WITHOUT_N64
- *   or GT_WITHOUT_N128 for those of wkv6 with such a head.  Every call still works: what is left out
- *   takes the kernels for any size, which are slower.
+ *   to leave out kernels for such activations.  GT_WITHOUT_N32, GT_WITHOUT_N64 or GT_WITHOUT_N128 leave out
+ *   those of wkv6 with such a head, and of ssd, conv_ssd and selective_scan with N up to 32, from 33 to 64,
+ *   and above.  Calls without their kernels take those for any size, which are slower.  selective_scan
+ *   and conv1d have none for any dtype: they answer GT_ERROR_UNSUPPORTED for a dtype that is left out.
+ *   The norms keep all their kernels.
  *
  *   | operator       | passes                   | what it is                                      |
  *   |----------------|--------------------------|-------------------------------------------------|

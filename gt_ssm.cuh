@@ -45,20 +45,16 @@
  *
  * THE PARTS, in gt/ssd/, gt/scan/, and, of both, gt/recurrence/ssm.h and ssm.cuh
  *     table.h        describes the operator (plain C, shared with the stubs and the CPU twin)
- *     problem.cuh    what every kernel knows
- *     forward.cuh    forward
- *     step.cuh       steps; what both share is in gt/recurrence/ssm_step.cuh
- *     choice.cuh     ssd: which kernels a call takes
- *     backward.cuh   backward
- *     chunk.cuh, state.cuh, forward_tensor.cuh, states_tensor.cuh   ssd on tensor cores: forward, passes over states
- *     backward_tensor.cuh, backward_chunk.cuh, backward_tokens.cuh  ... its backward
- *     chunk_fp32.cuh, forward_fp32*.cuh, states_fp32_sm90.cuh   ... forward and passes over states in fp32
- *     backward_fp32*.cuh   ... chunks backward in fp32
- *     block_sm90.cuh, forward_sm90.cuh, forward_maps_sm90.cuh, gate_sm90.cuh, states_sm90.cuh,
- *     gate_lost_sm90.cuh, backward_sm90*.cuh
- *                    ... on compute capability 9.0
- *     plan_sm90.cuh, launch.cuh, launch_*.cuh   plans and launches
- *     segment.cuh    ssd: what a piece of a sequence makes of a zero state; gt/recurrence/pieces.cuh joins pieces
+ *     problem.cuh    the arguments as every kernel sees them
+ *     step.cuh       steps; gt/recurrence/ssm_step.cuh holds the code that both operators share
+ *     launch.cuh     plans and launches
+ *     scan: forward.cuh, backward.cuh
+ *     ssd:  choice.cuh     which kernels a call takes
+ *           segment.cuh    the state that a piece of a sequence makes of zeros; gt/recurrence/pieces.cuh joins pieces
+ *           any/           kernels for any size
+ *           mma/           kernels for tensor cores; files fp32_* hold the same passes for fp32
+ *           sm90/          kernels for compute capability 9.0; likewise
+ * A pass has one entry file in each of these folders: forward.cuh, states.cuh or gradients.cuh.  Its parts carry its name.
  * This file has the C functions. */
 #ifndef GT_SSM_CUH
 #define GT_SSM_CUH
@@ -70,7 +66,7 @@
 
 #include "gt/base/path.cuh"
 #include "gt/scan/launch.cuh"
-#include "gt/ssd/segment.cuh"
+#include "gt/ssd/launch.cuh"
 
 /* ==== the C functions ================================================================================= */
 

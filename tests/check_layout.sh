@@ -1,7 +1,7 @@
 # check_layout.sh: how the library's files lie.  Includes run one way: declarations (gt_kernels.h) <- gt/base and gt/emu
 # <- gt/recurrence <- the operators <- the top-level .cuh files; no operator includes another, but those of gt/fused
-# may; every header compiles alone; no file is too long; what docs/wkv6.md and docs/ssd.md name is there; files of the
-# trainer and of the bench call each other one way.  SOURCE, CC
+# may; an operator's includes are at most six levels deep; every header compiles alone; no file is too long; what
+# docs/wkv6.md and docs/ssd.md name is there; files of the trainer and of the bench call each other one way.  SOURCE, CC
 # and CXX (may be empty) come from the environment, and ALONE: "all", or "top" for C++ of the top-level headers alone, in
 # a twentieth of the time.
 set -eu
@@ -26,7 +26,7 @@ layer() {
     gt/base/* | gt/emu/*) echo 1 "$(dirname "$1")" ;;
     gt/recurrence/*) echo 2 gt/recurrence ;;
     gt/impl/*) echo 5 gt/impl ;;
-    gt/*/*) echo 3 "$(dirname "$1")" ;;
+    gt/*/*) echo 3 "$(echo "$1" | cut -d / -f 1,2)" ;;
     gt_*.cuh) echo 4 top ;;
     *) echo 9 "$1" ;;
     esac
@@ -64,6 +64,38 @@ EOF
 done
 [ -s "$scratch/edges" ] || fail 'no includes were found'
 tsort "$scratch/edges" >/dev/null 2>"$scratch/loop" || fail "files include each other: $(cat "$scratch/loop")"
+# An operator's files include each other in at most six levels, so that a reader can hold a chain in mind.  Each of these
+# three is deeper; it may not get deeper still.
+cat >"$scratch/depth" <<'END_OF_SCRIPT'
+function operator(file, parts) {
+    if (split(file, parts, "/") < 3 || parts[2] ~ /^(base|emu|impl|recurrence)$/) return ""
+    return parts[2]
+}
+BEGIN { most["wkv6"] = 10; most["fused"] = 10; most["conv1d"] = 7 }
+operator($1) != "" && operator($1) == operator($2) { to[++edges] = $1; from[edges] = $2 }
+END {
+    do {
+        changed = 0
+        for (i = 1; i <= edges; i++) {
+            level = level_of[to[i]] + 1
+            if (level <= level_of[from[i]]) continue
+            level_of[from[i]] = level
+            below[from[i]] = to[i]
+            changed = 1
+        }
+    } while (changed)
+    for (file in level_of) {
+        name = operator(file)
+        if (level_of[file] + 1 <= (name in most ? most[name] : 6)) continue
+        chain = file
+        for (next_file = below[file]; next_file != ""; next_file = below[next_file]) chain = chain " " next_file
+        print level_of[file] + 1 " levels of includes: " chain
+    }
+}
+END_OF_SCRIPT
+: >"$scratch/deep" # of a circle there is none
+[ -s "$scratch/loop" ] || awk -f "$scratch/depth" "$scratch/edges" >"$scratch/deep"
+if [ -s "$scratch/deep" ]; then fail "$(sort -rn "$scratch/deep" | head -n 3)"; fi
 echo "includes: $(wc -l <"$scratch/edges") in $(echo "$files" | wc -l) files"
 
 # ---- length ----
@@ -92,11 +124,11 @@ done
 # ---- docs/wkv6.md and docs/ssd.md name kernels and functions ----
 
 for page in docs/wkv6.md docs/ssd.md; do
-    names=$(sed -n '/^## [0-9]*\. In the code/,$s/|/\n/gp' $page | grep -o '`[A-Za-z0-9_.]*`' | tr -d '`' | sort -u)
+    names=$(sed -n '/^## [0-9]*\. In the code/,$s/|/\n/gp' $page | grep -o '`[A-Za-z0-9_./]*`' | tr -d '`' | sort -u)
     [ "$(echo "$names" | wc -l)" -ge 40 ] || fail "$page: its table of functions was not found"
     for name in $names; do
         case $name in
-        *.cuh) [ -n "$(find gt -name "$name")" ] || fail "$page names $name, which is not in gt" ;;
+        *.cuh) [ -n "$(find gt -path "gt/*/$name")" ] || fail "$page names $name, which is not in gt" ;;
         *) grep -rqw "$name" gt || fail "$page names $name, which is not in gt" ;;
         esac
     done

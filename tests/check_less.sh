@@ -1,9 +1,13 @@
-# check_less.sh LIBRARY: wkv6 compiled with GT_WITHOUT_F32, _F16, _N64 and _N128 has tensor-core kernels for bf16 with
-# N = 32 and no others, and those for any size.
+# check_less.sh PART LIBRARY: what a part has that is compiled with GT_WITHOUT_ macros: kernels on tensor cores for bf16
+# and one head size and no others, and those for any size.
+#     wkv6    without GT_WITHOUT_BF16 and _N32
+#     ssm     without GT_WITHOUT_BF16 and _N64
 set -eu
-names=$("$NM" -C "$1")
+part=$1
+names=$("$NM" -C "$2")
 failures=0
 has() { printf '%s\n' "$names" | grep -E "$1" >/dev/null; }
+needs() { has "$1" || { failures=1 && echo "FAIL: no $1"; }; }
 lacks() {
     if has "$1"; then
         failures=1
@@ -11,11 +15,31 @@ lacks() {
         printf '%s\n' "$names" | grep -E "$1" | head -n 3
     fi
 }
-for kernel in forward_tensor_kernel states_tensor_kernel backward_tensor_kernel; do
-    has "$kernel<.*bf16, .*32" || { failures=1 && echo "FAIL: no $kernel for bf16 with N = 32"; }
-    lacks "$kernel<[^<]*<(float|gt::f16), "
-    lacks "$kernel<[^<]*<[a-z0-9:]*, [a-z0-9:]*, (64|128)"
-done
-lacks forward_hopper_kernel
-has token_kernel || { failures=1 && echo 'FAIL: no kernels for any size'; }
+case $part in
+wkv6)
+    for kernel in forward_tensor_kernel states_tensor_kernel backward_tensor_kernel; do
+        needs "$kernel<.*bf16, .*32"
+        lacks "$kernel<[^<]*<(float|gt::f16), "
+        lacks "$kernel<[^<]*<[a-z0-9:]*, [a-z0-9:]*, (64|128)"
+    done
+    lacks forward_hopper_kernel
+    needs token_kernel
+    ;;
+ssm)
+    for kernel in forward_tensor_kernel states_tensor_kernel forward_hopper_kernel states_hopper_kernel \
+        chunk_gradient_hopper_kernel; do
+        needs "$kernel<gt::bf16, 64"
+        lacks "$kernel<gt::f16"
+        lacks "$kernel<gt::bf16, (16|32|128|256)"
+    done
+    needs 'chunk_gradient_kernel<64, '
+    lacks 'chunk_gradient_kernel<(16|32|128), '
+    lacks 'forward_maps_kernel|group_rows_kernel'
+    lacks '(forward|states|chunk_gradient)_fp32_(hopper_)?kernel'
+    for kernel in forward_kernel backward_kernel reverse_states_kernel; do needs "ssd::$kernel<"; done
+    needs 'scan::forward_kernel<.*Traits<16, 4, 4, false>'
+    lacks 'scan::.*Traits<(4|8), 4, 4, |scan::.*Traits<32, 4, 4, |scan::.*, true> ?>'
+    lacks "step_kernel<(float|gt::f16)"
+    ;;
+esac
 exit $failures

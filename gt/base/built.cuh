@@ -46,6 +46,15 @@ static inline bool is_built(gt_dtype dtype) {
 /* Of the head sizes 32, 64 and 128. */
 static inline bool is_built_head(int64_t N) { return N == 32 ? BUILT_N32 : N == 64 ? BUILT_N64 : BUILT_N128; }
 
+/* Of N columns of a state, for operators whose kernels take up to 16, 32, 64 or 128 and more of them. */
+static inline bool is_built_columns(int64_t N) { return N <= 32 ? BUILT_N32 : N <= 64 ? BUILT_N64 : BUILT_N128; }
+
+/* A kernel for up to TO columns, beside one for up to FROM: whether it takes columns that this build has kernels for. */
+template <int FROM, int TO>
+constexpr bool is_built_columns() {
+    return (FROM < 32 && BUILT_N32) || (FROM < 64 && TO > 32 && BUILT_N64) || (TO > 64 && BUILT_N128);
+}
+
 /* Kernels for activations of type T, and of these for a head of N. */
 template <class T>
 constexpr bool is_built_for() {
@@ -57,6 +66,21 @@ constexpr bool is_built_for() {
 }
 
 /* ---- from values to types ---- */
+
+/* GT_OK, or the error of operators that have no kernels for any dtype beside those for one. */
+static inline gt_status check_built(gt_dtype dtype) {
+    if (is_built(dtype)) return GT_OK;
+    return gt_fail(GT_ERROR_UNSUPPORTED, "dtype = %d: this build has no kernels for it", (int)dtype);
+}
+
+/* launch(T()) for activations of type T, if this build has kernels for them. */
+template <class T, class Launch>
+static inline gt_status with_built([[maybe_unused]] const Launch& launch) {
+    if constexpr (is_built_for<T>())
+        return launch(T());
+    else
+        return check_built(std::is_same<T, float>::value ? GT_F32 : std::is_same<T, bf16>::value ? GT_BF16 : GT_F16);
+}
 
 /* What kernels for one dtype and head size are compiled for. */
 template <class T_, class W_, int N_>

@@ -2,6 +2,7 @@
 #ifndef GT_CONV1D_LAUNCH_CUH
 #define GT_CONV1D_LAUNCH_CUH
 
+#include "../base/built.cuh"
 #include "../base/reduce.cuh"
 #include "bulk_rows_sm90.cuh"
 #include "rows.cuh"
@@ -128,12 +129,12 @@ static inline BulkRowsCut bulk_rows_cut_for(const gt_conv1d_args& a, const Devic
     return {(uint32_t)pieces, (uint32_t)all, (uint32_t)each, all > 0 ? (all + of_block - 1) / of_block : 0};
 }
 
-/* Calls launch(T()) for the type of a dtype. */
+/* Calls launch(T()) for the type of a dtype; an error if this build has no kernels for it. */
 template <class Launch>
 static gt_status with_dtype(gt_dtype dtype, Launch launch) {
-    if (dtype == GT_BF16) return launch(bf16());
-    if (dtype == GT_F16) return launch(f16());
-    return launch(float());
+    if (dtype == GT_BF16) return with_built<bf16>(launch);
+    if (dtype == GT_F16) return with_built<f16>(launch);
+    return with_built<float>(launch);
 }
 
 /* Calls launch(constant) for the constant FIRST ... LAST that is `value`. */
@@ -315,7 +316,8 @@ static inline gt_status launch_backward(const gt_conv1d_args& a, const BackwardP
 
 static inline gt_status prepare(gt_pass pass, const gt_conv1d_args* args, gt_conv1d_args* a, Device* device) {
     gt_dims dims;
-    const gt_status status = gt_prepare(gt_op_conv1d(), pass, GT_DEVICE, args, a, &dims);
+    gt_status status = gt_prepare(gt_op_conv1d(), pass, GT_DEVICE, args, a, &dims);
+    if (status == GT_OK) status = check_built(a->dtype);
     return status != GT_OK ? status : current_device(device);
 }
 

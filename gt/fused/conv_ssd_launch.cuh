@@ -57,8 +57,8 @@ static inline int64_t convolving_bytes(const gt_conv_ssd_args& a) {
 /* Whether its kernels may take the call, by sizes.  Packed sequences may have far more chunks than tokens would fill;
  * c_bytes: of c, which it must not need more than. */
 static inline bool may_convolve(const gt_conv_ssd_args& a, int64_t c_bytes) {
-    return c_bytes > 0 && a.dtype == GT_BF16 && convolving_columns(a.N) && a.xBC_stride.h == 1 &&
-           convolving_bytes(a) <= c_bytes;
+    return c_bytes > 0 && a.dtype == GT_BF16 && BUILT_BF16 && is_built_columns(a.N) && convolving_columns(a.N) &&
+           a.xBC_stride.h == 1 && convolving_bytes(a) <= c_bytes;
 }
 
 template <int NP, int UNITS>
@@ -81,8 +81,14 @@ static gt_status launch_convolving(const ConvolvingParams& all, const Device& de
 }
 
 template <int NP>
-static gt_status launch_units(const ConvolvingParams& p, int units, const Device& device, Chain& chain) {
-    return units == 4 ? launch_convolving<NP, 4>(p, device, chain) : launch_convolving<NP, 2>(p, device, chain);
+static gt_status launch_units([[maybe_unused]] const ConvolvingParams& p, [[maybe_unused]] int units,
+                              [[maybe_unused]] const Device& device, [[maybe_unused]] Chain& chain) {
+    if constexpr (BUILT_BF16 && is_built_columns<(NP > 64 ? NP / 2 : 0), NP>()) {
+        if constexpr (NP <= SLAB)
+            if (units == 4) return launch_convolving<NP, 4>(p, device, chain);
+        return launch_convolving<NP, 2>(p, device, chain);
+    }
+    return gt_fail(GT_ERROR_UNSUPPORTED, "N = %d: this build has no kernels for it", NP); /* see may_convolve() */
 }
 
 /* Whether the kernels take ssd's plan, whose x, B and C are not yet convolved. */
@@ -112,7 +118,7 @@ static inline gt_status convolve(const gt_conv1d_args& conv, const PassPlan& ssd
     Chain chain = {stream};
     if ((status = gt_ssd_run(&ssd, (int)Stage::CLEAR, &chain)) != GT_OK) return status;
     if (columns == 2 * SLAB)
-        status = launch_convolving<2 * SLAB, 2>(p, ssd.device, chain);
+        status = launch_units<2 * SLAB>(p, units, ssd.device, chain);
     else if (columns == SLAB)
         status = launch_units<SLAB>(p, units, ssd.device, chain);
     else

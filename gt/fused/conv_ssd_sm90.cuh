@@ -2,7 +2,7 @@
  *
  * Two kernels.  groups_kernel convolves B and C, which the heads of a group share, and leaves them as ssd's products take
  * them: f16 with a power of two a row, a chunk's tile as it lies in shared memory.  forward_kernel is ssd's
- * forward_maps_kernel (gt/ssd/forward_maps_sm90.cuh) with one more warpgroup:
+ * forward_maps_kernel (gt/ssd/sm90/forward_maps.cuh) with one more warpgroup:
  *     convolver   a warp a unit, a lane two of its 64 channels.  It takes the tokens of a chunk one after the other, as
  *                 they came, and writes each over itself; what its taps reach back to stays in registers, from chunk to
  *                 chunk.  Rows behind the sequence's end become zeros.  Then it finds the largest magnitudes of the rows,
@@ -28,7 +28,8 @@
 #define GT_FUSED_CONV_SSD_SM90_CUH
 
 #include "../conv1d/problem.cuh"
-#include "../ssd/forward_maps_sm90.cuh"
+#include "../ssd/plan.cuh"
+#include "../ssd/sm90/forward_maps.cuh"
 
 namespace gt {
 namespace conv_ssd {
@@ -123,7 +124,7 @@ GT_DEV void convolve_columns(const ConvolvingParams& p, uint32_t smem, int64_t b
 }
 
 template <class T, int NP>
-GT_KERNEL(32 * GROUPS_WARPS, 4)
+GT_KERNEL(32 * GROUP_ROWS_WARPS, 4)
 groups_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
     using Tile = ConvolvedGroupTile<T, NP>;
     wait_for_chain();
@@ -155,7 +156,7 @@ struct Convolver {
     TwoChannels<T> of;
 
     GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
-        return {smem + Tile::CURSOR + (Tile::GROUPS + 1) * GroupCursor<Tile::UNITS>::BYTES};
+        return {smem + Tile::CURSOR + (Tile::CONSUMERS + 1) * GroupCursor<Tile::UNITS>::BYTES};
     }
     GT_METHOD int unit() const { return own_thread() / 32 % 4; }
     GT_METHOD uint32_t x(int number) const {
@@ -248,23 +249,23 @@ forward_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
     const auto init = [&](int barrier, int count) { mbarrier_init(smem + barrier + 8 * thread_id(), count); };
     if (thread_id() < 2) {
         init(Tile::FULL, 32 * UNITS);
-        init(Tile::EMPTY, Tile::GROUPS * WARPGROUP);
+        init(Tile::EMPTY, Tile::CONSUMERS * WARPGROUP);
         init(Tile::CONVOLVED, 32 * UNITS);
     }
     if (thread_id() == 0) init(Tile::GATE_FULL, 32 * UNITS);
-    if (thread_id() < Tile::X_STAGES) init(Tile::X_EMPTY, Tile::GROUPS * WARPGROUP);
+    if (thread_id() < Tile::X_STAGES) init(Tile::X_EMPTY, Tile::CONSUMERS * WARPGROUP);
     if (thread_id() < Tile::X_STAGES * UNITS) init(Tile::X_FULL, 32);
     fence_async_proxy();
     sync_threads();
     const int role = shfl_idx(warp_id(), 0) / 4;
-    if (role > Tile::GROUPS) {
+    if (role > Tile::CONSUMERS) {
         if (p.in.order) wait_for_chain(); /* else it reads inputs of the call alone */
         give_registers<Tile::PRODUCER_REGISTERS>();
         convolver_role<Tile>(p, smem);
         return;
     }
     wait_for_chain();
-    if (role == Tile::GROUPS) {
+    if (role == Tile::CONSUMERS) {
         give_registers<Tile::PRODUCER_REGISTERS>();
         maps_producer<Tile>(p, smem);
     } else {

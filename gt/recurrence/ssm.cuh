@@ -257,6 +257,37 @@ static inline gt_status group_sum(const char* name, const GroupSumParams& p, gt_
     return run(name, group_sum_kernel, (outputs + 255) / 256, 256, 0, stream, p);
 }
 
+/* ---- ssd on tensor cores: base of its problem.cuh and of its mma/chunk.cuh ------------------------------------------ */
+
+constexpr int CHUNK = 64;                         /* tokens that a block takes at a time */
+constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK; /* tokens of a tile of the products of pairs; such tiles of a chunk */
+
+/* The lane and the thread, for addresses that are made anew in each chunk: kept over the loop they would take registers
+ * from the state.  A lane is known not to be negative, and so divided by shifts alone; but for kernels of 9.0, of which
+ * some spill more with it. */
+GT_DEV int here() {
+    const int lane = made_here(lane_id());
+#if !GT_SM90A
+    GT_ASSUME(lane >= 0 && lane < 32);
+#endif
+    return lane;
+}
+GT_DEV int thread_here() { return made_here(thread_id()); }
+
+/* The power of two that brings `bound` >= 0 to 2^13 ... 2^14, and its inverse; within 2^-115 ... 2^100. */
+struct Power {
+    float value, inverse;
+};
+
+/* Of a power of two. */
+GT_DEV float inverse_of(float power) { return as_float(0x7f000000u - as_uint(power)); }
+
+GT_DEV Power power_of(float bound) {
+    int exponent = 127 + 13 + 127 - (int)(as_uint(bound) >> 23);
+    exponent = exponent < 12 ? 12 : exponent > 227 ? 227 : exponent;
+    return {as_float((uint32_t)exponent << 23), as_float((uint32_t)(254 - exponent) << 23)};
+}
+
 } /* namespace ssm */
 } /* namespace gt */
 

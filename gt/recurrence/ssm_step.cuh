@@ -6,6 +6,7 @@
 #ifndef GT_RECURRENCE_SSM_STEP_CUH
 #define GT_RECURRENCE_SSM_STEP_CUH
 
+#include "../base/built.cuh"
 #include "ssm.cuh"
 
 namespace gt {
@@ -99,12 +100,16 @@ static inline bool has_fours(const void* data, const gt_stride& s, gt_dtype dtyp
 
 static inline bool has_fours(const float* data) { return (uintptr_t)data % 16 == 0; }
 
-/* launch(T()) for the type of a dtype. */
+/* launch(T()) for the type of a dtype; AnyType if this build leaves its kernels out. */
 template <class Launch>
 static inline gt_status with_activations(gt_dtype dtype, const Launch& launch) {
-    if (dtype == GT_BF16) return launch(bf16());
-    if (dtype == GT_F16) return launch(f16());
-    return launch(float());
+    if constexpr (BUILT_BF16)
+        if (dtype == GT_BF16) return launch(bf16());
+    if constexpr (BUILT_F16)
+        if (dtype == GT_F16) return launch(f16());
+    if constexpr (BUILT_F32)
+        if (dtype == GT_F32) return launch(float());
+    return launch(AnyType());
 }
 
 } /* namespace ssm */

@@ -3,6 +3,7 @@
 #ifndef GT_SCAN_LAUNCH_CUH
 #define GT_SCAN_LAUNCH_CUH
 
+#include "../base/built.cuh"
 #include "../recurrence/driver.cuh"
 #include "backward.cuh"
 #include "forward.cuh"
@@ -14,22 +15,33 @@ namespace scan {
 
 /* ---- which kernels a call takes ------------------------------------------------------------------------------ */
 
-/* launch(Traits) of the variant that handles N, and what it returns. */
+/* launch(Traits) of the variant that handles N, and what it returns.  N whose variant this build leaves out takes a
+ * larger one: the largest is always there. */
 template <class Launch>
 static inline auto dispatch_size(int64_t N, const Launch& launch) {
-    if (N <= 16) return launch(Traits<4, 4, 4>());
-    if (N <= 32) return launch(Traits<8, 4, 4>());
-    if (N <= 64) return launch(Traits<16, 4, 4>());
-    if (N <= 128) return launch(Traits<32, 4, 4>());
+    if constexpr (is_built_columns<0, 16>())
+        if (N <= 16) return launch(Traits<4, 4, 4>());
+    if constexpr (is_built_columns<16, 32>())
+        if (N <= 32) return launch(Traits<8, 4, 4>());
+    if constexpr (is_built_columns<32, 64>())
+        if (N <= 64) return launch(Traits<16, 4, 4>());
+    if constexpr (is_built_columns<64, 128>())
+        if (N <= 128) return launch(Traits<32, 4, 4>());
     return launch(Traits<32, 8, 2>());
 }
 
-/* The same with the numbers of a call. */
+/* The same with the numbers of a call, whose dtype this build has: see Operator::check(). */
 template <class Launch>
 static inline auto dispatch(const Problem& in, const Launch& launch) {
     return dispatch_size(in.N, [&](auto traits) {
         using C = decltype(traits);
-        return in.dtype == GT_F32 ? launch(Traits<C::LANES, C::STATES, C::COLUMNS, true>()) : launch(traits);
+        using Exact = Traits<C::LANES, C::STATES, C::COLUMNS, true>;
+        if constexpr (!BUILT_F32)
+            return launch(traits);
+        else if constexpr (!BUILT_BF16 && !BUILT_F16)
+            return launch(Exact());
+        else
+            return in.dtype == GT_F32 ? launch(Exact()) : launch(traits);
     });
 }
 
@@ -211,7 +223,10 @@ struct Operator {
     using Stream = gt_stream;
     static constexpr bool HAS_PIECES = false;
     static const gt_op* table() { return gt_op_selective_scan(); }
-    static gt_status check(const Args& a) { return check_size("N", a.N, MAX_SIZE); }
+    static gt_status check(const Args& a) {
+        const gt_status status = check_built(a.dtype);
+        return status != GT_OK ? status : check_size("N", a.N, MAX_SIZE);
+    }
     struct Choice {}; /* one set of kernels takes every call */
     static Choice choose(const Args&, gt_pass, const Device&) { return {}; }
     static ForwardPlan plan_forward(const Args& a, const Choice&, const Device& device) {

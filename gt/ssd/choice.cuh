@@ -9,8 +9,9 @@
 #ifndef GT_SSD_CHOICE_CUH
 #define GT_SSD_CHOICE_CUH
 
+#include "../base/built.cuh"
 #include "../base/bulk.cuh"
-#include "state.cuh"
+#include "problem.cuh"
 
 namespace gt {
 namespace ssd {
@@ -20,7 +21,7 @@ enum class Family { ANY, MMA, SM90 };
 /* A pass over a segment that leaves states only. */
 struct StatesChoice {
     Family family;
-    int units;        /* of a block: see state.cuh */
+    int units;        /* of a block: see mma/state.cuh */
     int strand_units; /* of a block, as strands are counted */
     int fit;          /* blocks that a multiprocessor has at a time */
 };
@@ -35,8 +36,9 @@ struct ForwardChoice {
 };
 
 struct Choice {
-    bool has_tensor_sizes; /* MMA or SM90 takes these sizes on this device; the fields below are set */
-    bool on_tensor_cores;  /* and takes the call's rows, too; else ANY takes it, in any_segments */
+    bool
+        has_tensor_sizes; /* this build has kernels of MMA or SM90 for these sizes and this device; the fields below are set */
+    bool on_tensor_cores; /* and takes the call's rows, too; else ANY takes it, in any_segments */
     int64_t any_segments, segments;
     bool saves_states; /* forward leaves states for backward */
     bool ranks;        /* packed sequences are taken in the order of their lengths */
@@ -48,7 +50,7 @@ struct Choice {
     Family chunks;                /* the gradients of chunks */
     int chunk_stages;             /* MMA: of slabs of 64 columns and more */
     bool chunks_by_map;           /* SM90 loads x and dy by tensor maps */
-    bool gates_rows;              /* g = dy silu(z) is made first: gate_sm90.cuh */
+    bool gates_rows;              /* g = dy silu(z) is made first: sm90/gate.cuh */
     bool gates_in_dx;             /* g lies in the memory of dx, so that a block takes both chunks of a slot */
     bool gates_by_y;              /* dz is made with g, from y */
 };
@@ -227,15 +229,20 @@ static inline Problem problem_of(const gt_ssd_args& a) {
     return in;
 }
 
+/* Whether the sizes are such as MMA and SM90 take, and this build has their kernels for the dtype and for N. */
+static inline bool has_kernels(const gt_ssd_args& a) {
+    return has_tensor_sizes(a) && is_built(a.dtype) && is_built_columns(a.N);
+}
+
 /* pass: forward, backward, or one of the two for pieces.  a: prepared; pointers that are NULL count as aligned. */
 static inline Choice choose(const gt_ssd_args& a, gt_pass pass, const Device& device) {
     Choice choice = {}, *const c = &choice;
     c->any_segments = segments_of_any(a, device);
     /* This must not depend on tensors: forward's and backward's may differ in alignment.  For sequences of one slot, MMA
      * and SM90 need no states but the caller's. */
-    c->saves_states = a.seq_capacity > 0 || a.T > CHECKPOINT || !has_tensor_sizes(a) || device.compute_capability < 80;
-    c->has_tensor_sizes = has_tensor_sizes(a) && !has_too_many_slots(a) && device.compute_capability >= 80 &&
-                          device.shared_bytes >= 99 * 1024;
+    c->saves_states = a.seq_capacity > 0 || a.T > CHECKPOINT || !has_kernels(a) || device.compute_capability < 80;
+    c->has_tensor_sizes =
+        has_kernels(a) && !has_too_many_slots(a) && device.compute_capability >= 80 && device.shared_bytes >= 99 * 1024;
     if (!c->has_tensor_sizes) return choice;
     c->on_tensor_cores = has_whole_rows(a);
     choose_on_tensor_cores(a, pass, problem_of(a), device, c);

@@ -1,5 +1,5 @@
-/* gt/ssd/problem.cuh - what every kernel of ssd knows: sizes, the arguments, what a block and a thread have of a
- * sub-chunk. */
+/* gt/ssd/problem.cuh - the arguments of ssd as kernels see them: sizes, the tensors of a call, the parameters that a
+ * plan hands to each kernel, and the segments, tokens and chunks that a block takes.  It includes no other file of ssd. */
 #ifndef GT_SSD_PROBLEM_CUH
 #define GT_SSD_PROBLEM_CUH
 
@@ -10,45 +10,20 @@ namespace ssd {
 
 using namespace ssm;
 
-/* ---- sizes ------------------------------------------------------------------------------------------ */
+/* ---- sizes ------------------------------------------------------------------------------------------------------ */
 
-constexpr int SUB_CHUNK = 16; /* tokens handled together */
-constexpr int SUB_CHUNKS = CHECKPOINT / SUB_CHUNK;
-constexpr int TILE_P = 64;           /* rows of the state in a block */
-constexpr int PITCH = SUB_CHUNK + 1; /* of a matrix of token pairs in shared memory */
+constexpr int TILE_P = 64; /* rows of the state in a block */
 
-/* A block holds 64 rows p of a state and all its columns n in registers: lane = (p lane 0..7, n lane
- * 0..3) of a warp has rows 4 lane + 0..3 and 32 + 4 lane + 0..3, and RN columns from
- * (4 warp + n lane) RN on.  So 4 WARPS n lanes hold WIDTH columns: sums over p stay in a warp, sums
- * over n end in shared memory.  Offsets are in floats. */
-template <int RN_, int WARPS_>
-struct Traits {
-    static constexpr int RN = RN_, WARPS = WARPS_, THREADS = 32 * WARPS;
-    static constexpr int WIDTH = 4 * WARPS * RN;
-    static constexpr int ROUND = 32 / WARPS;                   /* tokens whose sums over n are collected at a time */
-    static constexpr int X = 0;                                /* [16][64] */
-    static constexpr int B = X + SUB_CHUNK * TILE_P;           /* [16][WIDTH] */
-    static constexpr int C = B + SUB_CHUNK * WIDTH;            /* [16][WIDTH] */
-    static constexpr int PARTIAL = C + SUB_CHUNK * WIDTH;      /* [WARPS][ROUND][64] */
-    static constexpr int S = PARTIAL + WARPS * ROUND * TILE_P; /* [16][PITCH], S_ts */
-    static constexpr int DELTA = S + SUB_CHUNK * PITCH;        /* [16]; then a, pre, suf, Delta suf */
-    static constexpr int LOG = DELTA + SUB_CHUNK, PRE = LOG + SUB_CHUNK, SUF = PRE + SUB_CHUNK;
-    static constexpr int WEIGHT = SUF + SUB_CHUNK;
-    static constexpr int SCALE = WEIGHT + SUB_CHUNK; /* keep, factor, E, log E */
-    static constexpr int POSITION = SCALE + 4;       /* see Position::enter */
-    static constexpr int GATE = POSITION + 12;       /* [16][64], made of z */
-    static constexpr int FORWARD_END = GATE + SUB_CHUNK * TILE_P;
-    static constexpr int DY = FORWARD_END;                     /* [16][64] */
-    static constexpr int R = DY + SUB_CHUNK * TILE_P;          /* [16][PITCH], Delta_s R_ts */
-    static constexpr int PAIR = R + SUB_CHUNK * PITCH;         /* [16][PITCH], c_ts */
-    static constexpr int BEFORE = PAIR + SUB_CHUNK * PITCH;    /* [16][PITCH], sum_{s<k} Delta_s c_ts */
-    static constexpr int E_PARTS = BEFORE + SUB_CHUNK * PITCH; /* [WARPS][16], e_t; f_s; <G,h> */
-    static constexpr int F_PARTS = E_PARTS + WARPS * SUB_CHUNK, Z_PARTS = F_PARTS + WARPS * SUB_CHUNK;
-    static constexpr int BACKWARD_END = Z_PARTS + WARPS;
-    static_assert(DY % 4 == 0, "its rows are read in 16-byte pieces");
-    static_assert(POSITION % 2 == 0, "it has tokens, 8 bytes each");
-    static_assert(4 * BACKWARD_END <= 64 * 1024, "fits every architecture");
-};
+/* Columns of a state that a launch on tensor cores takes.  Of more there is one launch after another: y, dx, ddt and
+ * the sums are sums over the columns, so that each adds its share.  sm90/forward.cuh takes up to 256 in one. */
+constexpr int SLAB = 128;
+
+/* fp32 activations by mma/: tokens of a chunk, which takes twice the room of 16 bits. */
+constexpr int SHORT = 32, SHORT_BLOCKS = SHORT / BLOCK, SLOT_SHORTS = CHECKPOINT / SHORT;
+
+constexpr int SLOT_CHUNKS = CHECKPOINT / CHUNK;
+
+/* ---- the arguments ---------------------------------------------------------------------------------------------- */
 
 /* Kernels of 9.0 that take units of a group together: what the host knows of a launch's blocks.  A division by what
  * only the device knows takes half a microsecond, and a block's first copies would wait for it.  Dividers: by blocks of
@@ -69,7 +44,7 @@ struct Problem {
     int skip_per_channel;
     const void *x, *dt, *Bm, *Cm, *z, *dy;
     const float *A, *Dskip, *dt_bias;
-    /* Not NULL: dy is f16 and stands for dy silu(z), z being NULL; these undo its powers (gate_sm90.cuh). */
+    /* Not NULL: dy is f16 and stands for dy silu(z), z being NULL; these undo its powers (sm90/gate.cuh). */
     const float* dy_inverses;
     gt_stride x_stride, dt_stride, Bm_stride, Cm_stride, z_stride, dy_stride;
     int tiles; /* of 64 rows of P */
@@ -78,17 +53,13 @@ struct Problem {
     const int32_t* order;
     Bundles bundles;
     /* Kernels on tensor cores: of the states, those of the launch (see take_slab); at most SLAB, but all N in
-     * forward_sm90.cuh. */
+     * sm90/forward.cuh. */
     int columns;
 };
 
 /* Whether a pass over the call's sequences, forward or back, reads only what the caller gave: none is cut into segments,
  * and they are not packed, so that no kernel ranks them.  It need not wait for kernels before it then. */
 GT_HD bool is_apart(const Problem& in) { return in.segments.count == 1 && !in.sequences.cu_seqlens; }
-
-/* Columns of a state that a launch on tensor cores takes.  Of more there is one launch after another: y, dx, ddt and
- * the sums are sums over the columns, so that each adds its share.  forward_sm90.cuh takes up to 256 in one. */
-constexpr int SLAB = 128;
 
 /* States every 128 tokens, [b][h][slot][P][N]: fp32, or, if the activations have 16 bits and rows are whole pieces, f16
  * and behind all of them, for the same slots, [P/16][N/128] floats, which 16 rows' values are to be multiplied by. */
@@ -128,93 +99,166 @@ static inline Checkpoints take_checkpoints(Arena& arena, const gt_ssd_args& a) {
     return c;
 }
 
-/* ---- device helpers ---------------------------------------------------------------------------------- */
+/* ---- what a plan hands to kernels ------------------------------------------------------------------------------- */
 
-/* Where a block and a thread stand.  A block has one tile of one head and takes segments of sequences in turn: those
- * of its strand, number block_x() / (H tiles). */
-template <class C>
-struct Position {
-    uint32_t smem;
-    int64_t b;
-    int h, g, tile;
-    int64_t end;            /* tokens of the segment at hand: up to this one of batch element b */
-    int p0, rows;           /* first row of the block's tile, and how many exist */
-    int p_lane, n_lane, n0; /* n_lane counts over the block; n0 is the first column */
-
-    GT_METHOD explicit Position(const Problem& in) {
-        const int heads = (int)in.H; /* no more than blocks */
-        smem = smem_base();
-        tile = block_x() % in.tiles;
-        h = block_x() / in.tiles % heads;
-        g = h / (heads / (int)in.G);
-        b = 0;
-        end = 0;
-        p0 = tile * TILE_P;
-        rows = in.P - p0 < TILE_P ? in.P - p0 : TILE_P;
-        p_lane = lane_id() % 8;
-        n_lane = 4 * warp_id() + lane_id() / 8;
-        n0 = n_lane * C::RN;
-    }
-    GT_METHOD uint32_t address(int offset) const { return smem + 4 * offset; }
-    GT_METHOD float value(int offset) const { return lds<float>(address(offset)); }
-    /* The segment lies in shared memory between the two, and so nothing that is made of it (the first address of every
-     * tensor, 64 bits each) is kept in registers from sub-chunk to sub-chunk.  All threads; recall() returns its first
-     * token. */
-    GT_METHOD void enter(const Span& span) {
-        sync_threads(); /* the segment before may still be read */
-        if (thread_id() == 0) {
-            sts<int64_t>(address(C::POSITION), span.b);
-            sts<int>(address(C::POSITION + 2), h);
-            sts<int>(address(C::POSITION + 3), g);
-            sts<int64_t>(address(C::POSITION + 4), span.first);
-            sts<int64_t>(address(C::POSITION + 6), span.end);
-            sts<int64_t>(address(C::POSITION + 8), span.chunk_slot);
-            sts<TwoTermSum>(address(C::POSITION + 10), TwoTermSum());
-        }
-        sync_threads();
-        recall();
-    }
-    GT_METHOD int64_t recall() {
-        b = lds<int64_t>(address(C::POSITION));
-        h = lds<int>(address(C::POSITION + 2));
-        g = lds<int>(address(C::POSITION + 3));
-        end = lds<int64_t>(address(C::POSITION + 6));
-        return lds<int64_t>(address(C::POSITION + 4));
-    }
-    GT_METHOD int64_t chunk_slot() const { return lds<int64_t>(address(C::POSITION + 8)); }
-    /* log E of the staged sub-chunk, to the sum over the segment */
-    GT_METHOD void add_log() const {
-        if (thread_id() != 0) return;
-        TwoTermSum sum = lds<TwoTermSum>(address(C::POSITION + 10));
-        sum.add(value(C::SCALE + 3));
-        sts<TwoTermSum>(address(C::POSITION + 10), sum);
-    }
-    /* row of the tile that is number i of the thread's 8 */
-    GT_METHOD int row(int i) const { return 4 * p_lane + i + (i < 4 ? 0 : 28); }
-    /* the thread's 8 rows of a vector of 64 */
-    GT_METHOD void load_p(float (&v)[8], int offset) const {
-        const float4 a = lds<float4>(address(offset + 4 * p_lane));
-        const float4 b4 = lds<float4>(address(offset + 32 + 4 * p_lane));
-        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-        v[4] = b4.x, v[5] = b4.y, v[6] = b4.z, v[7] = b4.w;
-    }
-    /* the thread's columns of a vector of WIDTH */
-    GT_METHOD void load_n(float (&v)[C::RN], int offset) const { load_vector(v, address(offset + n0)); }
+/* any/forward.cuh */
+struct ForwardParams {
+    Problem in;
+    void* y; /* NULL: only states are wanted */
+    gt_stride y_stride;
+    const float* state_in;
+    float* state_out;
+    Checkpoints checkpoints;
+    int keeps_checkpoints;
+    int state_in_shared;
+    int is_local; /* a Local: segments from a zero state: only segments.states and segments.decays are written */
 };
 
-/* The power of two that brings `bound` >= 0 to 2^13 ... 2^14, and its inverse; within 2^-115 ... 2^100. */
-struct Power {
-    float value, inverse;
+/* any/gradients.cuh: backward_kernel, reverse_states_kernel */
+struct BackwardParams {
+    Problem in;
+    Checkpoints checkpoints;
+    const float* dstate_out;
+    float* scratch;    /* [blocks,8,64,WIDTH] */
+    float* dstate_in;  /* NULL if not wanted, or shared */
+    float* dstate_sum; /* [strands,H,P,N]: of all sequences of a strand; or NULL */
+    void *dx, *dz;
+    gt_stride dx_stride, dz_stride;
+    float *dB, *dC;     /* [B,T,G,H/G*tiles,N] or NULL */
+    float *ddelta, *da; /* [tiles,B,T,H]; ddelta without A da */
+    float* dskip;       /* rows of sums, see store_dskip(): [..,H,P] or, per head, [..,H]; or NULL */
+    int all_segments;   /* reverse_states_kernel: the first of a sequence, too */
 };
 
-/* Of a power of two. */
-GT_DEV float inverse_of(float power) { return as_float(0x7f000000u - as_uint(power)); }
+/* any/gradients.cuh: backward_delta_kernel */
+struct DeltaParams {
+    Problem in;
+    const float *ddelta, *da;
+    void* ddt;
+    gt_stride ddt_stride;
+    float *dA, *dbias; /* rows [B*windows,H] or NULL */
+};
 
-GT_DEV Power power_of(float bound) {
-    int exponent = 127 + 13 + 127 - (int)(as_uint(bound) >> 23);
-    exponent = exponent < 12 ? 12 : exponent > 227 ? 227 : exponent;
-    return {as_float((uint32_t)exponent << 23), as_float((uint32_t)(254 - exponent) << 23)};
-}
+/* B and C as f16, as shared memory has them: [rows][G][2] tiles, and [rows][G][2][64] what undoes the powers of their
+ * rows.  rows: chunks that there may be, two a slot of 128 tokens. */
+struct GroupTiles {
+    f16* values;
+    float* inverses;
+};
+
+/* forward of mma/ and sm90/ */
+struct TensorParams {
+    Problem in;
+    void* y;
+    gt_stride y_stride;
+    const float* state_in;
+    float* state_out;
+    int state_in_shared;
+    Checkpoints checkpoints;
+    float* share;                /* [B,T,H,P], of y: what launches before gave; NULL: there is but one */
+    int has_share, leaves_share; /* it is to be added; it is all that the launch leaves */
+    int makes_dz;                /* backward: y is dz */
+    GroupTiles groups;           /* scratch of forward_maps_kernel; no pointers: another kernel runs */
+};
+
+/* passes over states of mma/ and sm90/ */
+struct StatesParams {
+    Problem in;
+    const float* state_in; /* REVERSE: dstate_out */
+    float* state_out;      /* dstate_in */
+    float* state_sum;      /* [strands][H,P,N]: instead, the sum over a strand's sequences */
+    int state_in_shared;
+    Checkpoints checkpoints;
+    int is_local; /* a Local: segments from zeros: only segments.states and segments.decays are written */
+};
+
+/* g as kernels take it: in place of dy, with z = NULL. */
+struct GatedRows {
+    void* rows; /* f16 [B,T,H,P]; NULL: none */
+    gt_stride stride;
+    float* inverses; /* see inverses_index() */
+};
+
+/* dz of y. */
+struct GateGradient {
+    const void* y; /* NULL: not made here */
+    void* dz;
+    gt_stride y_stride, dz_stride;
+    int32_t* lost; /* by place: not 0 where u of some number is lost */
+};
+
+/* gradients of chunks of mma/ and sm90/, 16 bits */
+struct ChunkGradientParams {
+    Problem in;
+    Checkpoints h, G; /* before the first token of each slot; after its last; values NULL: 0 */
+    int64_t slots;
+    uint32_t by_tiles;          /* 2^32 / in.tiles, rounded up; not for one tile */
+    void *dx, *ddt, *dBm, *dCm; /* NULL: not wanted */
+    gt_stride dx_stride, ddt_stride, dBm_stride, dCm_stride;
+    /* what launches before gave of dx, by place, step and thread, and of ddt, [B*slots*2][H][64], which 9.0 does not
+     * use; NULL: there is but one, or not wanted */
+    float *dx_share, *ddt_share;
+    int has_share, leaves_share; /* it is to be added; it is what the launch leaves instead of dx and ddt */
+    /* sums over a chunk, [B*slots*2][H], dskip per channel [B*slots*2][H][P]; NULL: not wanted */
+    float *dA, *dbias, *dskip;
+};
+
+/* What a chunk leaves for the others of its slot: [B, slots][SLOT_SHORTS][COUNT][H]. */
+struct Across {
+    static constexpr int E = 0, F = 1, GAMMA = 2 /* with chunk 0, 1, 2 */, Z = 5, COUNT = 6;
+};
+
+/* gradients of chunks of mma/ and sm90/, fp32 */
+struct SplitGradientParams {
+    Problem in;
+    Checkpoints h, G;          /* before the first token of each slot; after its last; plain NULL: 0 */
+    int64_t slots, state_step; /* slots P N: from a head's states to the next one's */
+    float *dx, *dBm, *dCm;     /* NULL: not wanted */
+    gt_stride dx_stride, dBm_stride, dCm_stride;
+    float *da, *direct, *across; /* [B,T,H]: da but for what is across, <x, U>; NULL: not wanted */
+    float* dskip;                /* [B*slots*4][H], per channel [H][P]; NULL: not wanted */
+    int has_share;               /* a launch before has left its share of dx, da, direct and across */
+};
+
+/* mma/fp32_gradients_tokens.cuh */
+struct ChunkTimesParams {
+    Problem in;
+    int64_t slots;
+    const float *da, *direct, *across; /* of SplitGradientParams */
+    void* ddt;
+    gt_stride ddt_stride;
+    float *dA, *dbias; /* [B*slots][H]; NULL: not wanted */
+};
+
+/* sm90/gradients_tokens.cuh */
+struct TokenParams {
+    ChunkGradientParams chunk; /* of all slabs */
+    /* [row][H][records] ChunkTokens, record_count floats apart; [slab][row][H][tiles] ChunkSums, sums_count floats apart;
+     * as many times what undoes the powers of h (4) and G (4) */
+    float *tokens, *sums, *inverses;
+    int record_count, sums_count;
+    int64_t rows; /* B*slots*2 */
+    int records;  /* of a chunk and head: a tile each with z, else one */
+    int has_powers;
+};
+
+/* ---- the blocks of a launch ------------------------------------------------------------------------------------- */
+
+constexpr int MMA_UNITS = 2, UNIT_WARPS = 4, WARPS = MMA_UNITS * UNIT_WARPS,
+              THREADS = 32 * WARPS; /* of a block; UNIT_WARPS: of a unit */
+
+/* Of a kernel of such blocks: two a multiprocessor, unless their shared memory, and 1 KB of each that is not theirs, is
+ * known not to fit. */
+GT_HD constexpr int blocks_at_once(int bytes) { return 2 * (bytes + 1024) <= GT_SHARED_KB * 1024 ? 2 : 1; }
+
+/* Units of a group, and blocks for them. */
+GT_HD int64_t group_units(const Problem& in) { return in.H / in.G * in.tiles; }
+GT_HD int64_t group_bundles(const Problem& in, int units) { return (group_units(in) + units - 1) / units; }
+GT_HD int64_t group_pairs(const Problem& in) { return (group_units(in) + MMA_UNITS - 1) / MMA_UNITS; }
+
+constexpr int TOKEN_WARPS = 8, TOKEN_BLOCKS = 16;
+
+/* ---- what a block takes: segments, tokens, chunks --------------------------------------------------------------- */
 
 /* The segment that is number `item` for those who take them in the order of lengths.  Where sequences have several
  * segments each, item < 2^31. */
@@ -227,322 +271,6 @@ GT_DEV Span ordered_span(const Problem& in, int64_t item) {
 
 /* Segments of sequences that the blocks of a tile and head share, and how many of these blocks there are. */
 GT_DEV int64_t items_of(const Problem& in) { return sequence_count(in.sequences) * in.segments.count; }
-GT_DEV int64_t strands_of(const Problem& in) { return grid_x() / ((int)in.H * in.tiles); }
-GT_DEV int64_t strand_of(const Problem& in) { return block_x() / ((int)in.H * in.tiles); }
-
-/* Of the sub-chunk that starts with token `first`. */
-template <class C>
-GT_DEV int tokens_from(const Position<C>& s, int64_t first) {
-    return (int)(s.end - first < SUB_CHUNK ? s.end - first : SUB_CHUNK);
-}
-
-template <class C>
-GT_DEV Rows head_rows(const Problem& in, const Position<C>& s, const void* data, gt_stride stride, int64_t first) {
-    return {data, in.dtype, offset_of(stride, s.b, first, s.h) + s.p0, stride.t, 1, tokens_from(s, first), s.rows};
-}
-
-template <class C>
-GT_DEV Rows group_rows(const Problem& in, const Position<C>& s, const void* data, gt_stride stride, int64_t first) {
-    return {data, in.dtype, offset_of(stride, s.b, first, s.g), stride.t, 1, tokens_from(s, first), in.N};
-}
-
-/* Delta and everything made of a, by the first warp; tokens beyond the sequence have Delta = 0. */
-template <class C>
-GT_DEV void stage_decays(const Problem& in, const Position<C>& s, int64_t first) {
-    if (warp_id() != 0) return;
-    const int lane = lane_id();
-    float delta = 0.0f;
-    if (lane < tokens_from(s, first)) {
-        const float bias = in.dt_bias ? in.dt_bias[s.h] : 0.0f;
-        const float dt = load_as(in.dt, in.dt_dtype, offset_of(in.dt_stride, s.b, first + lane, s.h));
-        delta = delta_of(in.rule, dt + bias).value;
-    }
-    const float a = delta * in.A[s.h];
-    float before = a, after = a; /* sums up to and from this token, a = 0 beyond lane 15 */
-    GT_UNROLL
-    for (int d = 1; d < SUB_CHUNK; d *= 2) {
-        const float left = shfl_up(before, d), right = shfl_down(after, d);
-        before += lane >= d ? left : 0.0f;
-        after += lane + d < SUB_CHUNK ? right : 0.0f;
-    }
-    const float all = shfl_idx(before, SUB_CHUNK - 1);
-    after = shfl_down(after, 1);
-    if (lane < SUB_CHUNK) {
-        const float suf = finite(exp_accurate(after));
-        sts<float>(s.address(C::DELTA + lane), delta);
-        sts<float>(s.address(C::LOG + lane), a);
-        sts<float>(s.address(C::PRE + lane), finite(exp_accurate(before)));
-        sts<float>(s.address(C::SUF + lane), suf);
-        sts<float>(s.address(C::WEIGHT + lane), finite(delta * suf));
-    }
-    if (lane == 0) {
-        const Scale scale = scale_of_log(all);
-        sts<float>(s.address(C::SCALE), scale.keep);
-        sts<float>(s.address(C::SCALE + 1), scale.factor);
-        sts<float>(s.address(C::SCALE + 2), finite(exp_accurate(all)));
-        sts<float>(s.address(C::SCALE + 3), all);
-    }
-}
-
-GT_DEV float dot4(float4 a, float4 b, float sum) {
-    sum = fma_rn(a.x, b.x, sum);
-    sum = fma_rn(a.y, b.y, sum);
-    sum = fma_rn(a.z, b.z, sum);
-    return fma_rn(a.w, b.w, sum);
-}
-
-/* Products of all pairs of rows t of `left` and s of `right`, K values each, a multiple of 4, by warps
- * 0 to 3: a thread makes t = 4 warp + 0..3, s = 4 (lane / 8) + 0..3 over an eighth of the values, and
- * keeps two of the sums: t = 4 warp + lane % 8 / 2, s = 4 (lane / 8) + 2 (lane % 2) + 0, 1. */
-template <class C>
-GT_DEV void pair_products(const Position<C>& s, int left, int right, int K, float (&pair)[2]) {
-    const int t0 = 4 * warp_id(), s0 = lane_id() / 8 * 4;
-    float sum[16] = {};
-    GT_NO_UNROLL
-    for (int k = lane_id() % 8 * 4; k < K; k += 32) {
-        float4 b[4];
-        GT_UNROLL
-        for (int j = 0; j < 4; j++) b[j] = lds<float4>(s.address(right + (s0 + j) * K + k));
-        GT_UNROLL
-        for (int i = 0; i < 4; i++) {
-            const float4 a = lds<float4>(s.address(left + (t0 + i) * K + k));
-            GT_UNROLL
-            for (int j = 0; j < 4; j++) sum[4 * i + j] = dot4(a, b[j], sum[4 * i + j]);
-        }
-    }
-    reduce_scatter<16, 8, 1>(sum, lane_id() % 8);
-    pair[0] = sum[0];
-    pair[1] = sum[1];
-}
-
-/* L_ts */
-template <class C>
-GT_DEV float pair_decay(const Position<C>& s, int t, int from) {
-    float sum = 0.0f;
-    for (int k = from + 1; k <= t; k++) sum += s.value(C::LOG + k);
-    return finite(exp_accurate(sum));
-}
-
-/* Sum of `value` over the lanes before this one, in the order of s, of the 8 that share a t in
- * stage_pairs. */
-GT_DEV float sum_before(float value) {
-    const int order = lane_id() / 8 * 2 + lane_id() % 2;
-    GT_UNROLL
-    for (int d = 1; d < 8; d *= 2) {
-        const int from = order >= d ? order - d : 0;
-        const float left = shfl_idx(value, from / 2 * 8 + (lane_id() & 6) + from % 2);
-        value += order >= d ? left : 0.0f;
-    }
-    const int from = order > 0 ? order - 1 : 0;
-    const float before = shfl_idx(value, from / 2 * 8 + (lane_id() & 6) + from % 2);
-    return order > 0 ? before : 0.0f;
-}
-
-/* finite(product), but infinite or NaN where a factor x of it is: then an input is. */
-GT_DEV float finite_of(float x, float product) { return fabsf(x) <= FLT_MAX ? finite(product) : product; }
-
-/* Fills S and, if backward, R, PAIR and BEFORE. */
-template <class C, bool BACKWARD>
-GT_DEV void stage_pairs(const Position<C>& s) {
-    if (warp_id() >= 4) return;
-    const int t = 4 * warp_id() + lane_id() % 8 / 2, s0 = lane_id() / 8 * 4 + lane_id() % 2 * 2;
-    float CB[2], dyx[2] = {0.0f, 0.0f}, weighted[2] = {0.0f, 0.0f};
-    pair_products(s, C::C, C::B, C::WIDTH, CB);
-    if constexpr (BACKWARD) pair_products(s, C::DY, C::X, TILE_P, dyx);
-    GT_UNROLL
-    for (int i = 0; i < 2; i++) {
-        const int from = s0 + i, pair = t * PITCH + from;
-        const float L = from <= t ? pair_decay(s, t, from) : 0.0f;
-        const float S = from <= t ? finite_of(CB[i], CB[i] * L) : 0.0f;
-        sts<float>(s.address(C::S + pair), S);
-        if constexpr (BACKWARD) {
-            const float delta = s.value(C::DELTA + from);
-            const float c = from <= t ? finite_of(fmaxf(fabsf(dyx[i]), fabsf(S)), dyx[i] * S) : 0.0f;
-            sts<float>(s.address(C::R + pair), from <= t ? finite_of(dyx[i], dyx[i] * L * delta) : 0.0f);
-            sts<float>(s.address(C::PAIR + pair), c);
-            weighted[i] = delta * c;
-        }
-    }
-    if constexpr (BACKWARD) {
-        const float before = sum_before(weighted[0] + weighted[1]);
-        sts<float>(s.address(C::BEFORE + t * PITCH + s0), before);
-        sts<float>(s.address(C::BEFORE + t * PITCH + s0 + 1), before + weighted[0]);
-    }
-}
-
-/* A matrix of token pairs in shared memory, or its transpose: element [i][j]. */
-struct Pairs {
-    int offset, row, column;
-};
-
-/* PARTIAL <- for ROUND tokens t from `first`, per p: scale_t sum_n state[p][n] vector_t[n]
- * + sum_j pairs[t][j] v_j[p], as WARPS partial sums.  v_j belongs to n lane j < 16. */
-template <class C>
-GT_DEV void sum_over_n(const Position<C>& s, const float (&state)[8][C::RN], int first, int tokens, int vector,
-                       int scale, Pairs pairs, const float (&v)[8]) {
-    const int end = first + C::ROUND < tokens ? first + C::ROUND : tokens;
-    GT_NO_UNROLL
-    for (int t = first; t < end; t++) {
-        float x[C::RN], sum[8];
-        s.load_n(x, vector + t * C::WIDTH);
-        const float factor = s.value(scale + t);
-        const float pair = s.value(pairs.offset + t * pairs.row + s.n_lane % SUB_CHUNK * pairs.column);
-        GT_UNROLL
-        for (int i = 0; i < 8; i++) {
-            float inner = 0.0f;
-            GT_UNROLL
-            for (int n = 0; n < C::RN; n++) inner = fma_rn(state[i][n], x[n], inner);
-            sum[i] = fma_rn(pair, v[i], inner * factor);
-        }
-        const int lane = lane_id() / 8;
-        reduce_scatter<8, 4, 8>(sum, lane);
-        const int partial = (warp_id() * C::ROUND + t - first) * TILE_P;
-        sts<float2>(s.address(C::PARTIAL + partial + s.row(2 * lane)), float2{sum[0], sum[1]});
-    }
-}
-
-/* The sum of the partial sums for token first + i / 64 and row i % 64. */
-template <class C>
-GT_DEV float sum_partial(const Position<C>& s, int i) {
-    float sum = 0.0f;
-    GT_UNROLL
-    for (int w = 0; w < C::WARPS; w++) sum += s.value(C::PARTIAL + w * C::ROUND * TILE_P + i);
-    return sum;
-}
-
-/* v_j for sum_over_n: row j of `rows`, times value j of `weights` if that is not negative. */
-template <class C>
-GT_DEV void load_pair_rows(const Position<C>& s, int rows, int weights, float (&v)[8]) {
-    const int j = s.n_lane % SUB_CHUNK;
-    s.load_p(v, rows + j * TILE_P);
-    const float weight = weights >= 0 ? s.value(weights + j) : 1.0f;
-    GT_UNROLL
-    for (int i = 0; i < 8; i++) v[i] = s.n_lane < SUB_CHUNK ? v[i] * weight : 0.0f;
-}
-
-/* state <- E . state + sum_t weight_t left_t right_t^T.  The tokens are summed from zero and added at once: a million
- * of them, each added to the state and rounded there, would be wrong by more than 1e-5.  The rows are taken in rounds,
- * so that these sums have 32 registers at most. */
-template <class C>
-GT_DEV void update_state(const Position<C>& s, float (&state)[8][C::RN], int tokens, int left, int weights, int right) {
-    constexpr int ROWS = C::RN > 4 ? 4 : 8, PIECE = ROWS < 4 ? ROWS : 4; /* of a round; side by side */
-    GT_UNROLL
-    for (int first = 0; first < 8; first += ROWS) {
-        float added[ROWS][C::RN] = {};
-        GT_NO_UNROLL
-        for (int t = 0; t < tokens; t++) {
-            float b[C::RN];
-            s.load_n(b, right + t * C::WIDTH);
-            const float weight = s.value(weights + t);
-            GT_UNROLL
-            for (int i = 0; i < ROWS; i += PIECE) {
-                float a[PIECE];
-                load_vector(a, s.address(left + t * TILE_P + s.row(first + i)));
-                GT_UNROLL
-                for (int k = 0; k < PIECE; k++) {
-                    a[k] *= weight;
-                    GT_UNROLL
-                    for (int n = 0; n < C::RN; n++) added[i + k][n] = fma_rn(a[k], b[n], added[i + k][n]);
-                }
-            }
-        }
-        const float keep = s.value(C::SCALE), factor = s.value(C::SCALE + 1);
-        GT_UNROLL
-        for (int i = 0; i < ROWS; i++) {
-            GT_UNROLL
-            for (int n = 0; n < C::RN; n++)
-                state[first + i][n] = rescale(keep, factor, state[first + i][n], added[i][n]);
-        }
-    }
-}
-
-/* Copies the thread's elements of a state [P,N] in global memory; outside is 0, and so is NULL. */
-template <class C>
-GT_DEV void load_state(const Problem& in, const Position<C>& s, const float* from, float (&state)[8][C::RN]) {
-    if (from) from += (s.p0 + s.row(0)) * in.N + s.n0;
-    GT_UNROLL
-    for (int i = 0; i < 8; i++) {
-        GT_UNROLL
-        for (int n = 0; n < C::RN; n++) state[i][n] = from && s.row(i) < s.rows && s.n0 + n < in.N ? from[n] : 0.0f;
-        if (from) from += i == 3 ? 29 * in.N : in.N;
-    }
-}
-
-template <class C>
-GT_DEV void store_state(const Problem& in, const Position<C>& s, float* to, const float (&state)[8][C::RN]) {
-    to += (s.p0 + s.row(0)) * in.N + s.n0;
-    GT_UNROLL
-    for (int i = 0; i < 8; i++) {
-        GT_UNROLL
-        for (int n = 0; n < C::RN; n++)
-            if (s.row(i) < s.rows && s.n0 + n < in.N) to[n] = state[i][n];
-        to += i == 3 ? 29 * in.N : in.N;
-    }
-}
-
-/* To and from slot `slot` (of all heads and batch elements) of checkpoints.  All threads; PARTIAL is used. */
-template <class C>
-GT_DEV void store_checkpoint(const Problem& in, const Position<C>& s, const Checkpoints& to, int64_t slot,
-                             const float (&state)[8][C::RN]) {
-    const int64_t size = (int64_t)in.P * in.N;
-    if (to.plain) return store_state(in, s, to.plain + slot * size, state);
-    float most = 0.0f;
-    GT_UNROLL
-    for (int i = 0; i < 8 * C::RN; i++) {
-        const float x = fabsf(state[i / C::RN][i % C::RN]);
-        most = x > most ? x : most;
-    }
-    GT_UNROLL
-    for (int mask = 1; mask < 32; mask *= 2) {
-        const float other = shfl_xor(most, mask);
-        most = other > most ? other : most;
-    }
-    if (lane_id() == 0) sts<float>(s.address(C::PARTIAL + warp_id()), most);
-    sync_threads();
-    for (int i = 0; i < C::WARPS; i++) {
-        const float other = s.value(C::PARTIAL + i);
-        most = other > most ? other : most;
-    }
-    sync_threads();
-    const Power power = power_of(most);
-    f16* values = to.values + slot * size + (s.p0 + s.row(0)) * in.N + s.n0;
-    GT_UNROLL
-    for (int i = 0; i < 8; i++) {
-        GT_UNROLL
-        for (int n = 0; n < C::RN; n++)
-            if (s.row(i) < s.rows && s.n0 + n < in.N) values[n].bits = f32_to_f16(state[i][n] * power.value);
-        values += i == 3 ? 29 * in.N : in.N;
-    }
-    constexpr int SLABS = (C::WIDTH + SLAB - 1) / SLAB; /* of every N that this width is for */
-    if (thread_id() < 4 * SLABS && s.p0 + thread_id() / SLABS * 16 < in.P)
-        to.powers[(slot * row_tiles(in.P) + s.p0 / 16) * SLABS + thread_id()] = power.inverse;
-}
-
-template <class C>
-GT_DEV void load_checkpoint(const Problem& in, const Position<C>& s, const Checkpoints& from, int64_t slot,
-                            float (&state)[8][C::RN]) {
-    const int64_t size = (int64_t)in.P * in.N;
-    if (from.plain) return load_state(in, s, from.plain + slot * size, state);
-    const f16* values = from.values + slot * size + (s.p0 + s.row(0)) * in.N + s.n0;
-    constexpr int SLABS = (C::WIDTH + SLAB - 1) / SLAB;
-    const float* powers = from.powers + (slot * row_tiles(in.P) + s.p0 / 16) * SLABS;
-    if (SLABS > 1) powers += s.n0 / SLAB;
-    GT_UNROLL
-    for (int i = 0; i < 8; i++) {
-        GT_UNROLL
-        for (int n = 0; n < C::RN; n++)
-            state[i][n] = s.row(i) < s.rows && s.n0 + n < in.N
-                              ? f16_to_f32(values[n].bits) * powers[s.row(i) / 16 * SLABS]
-                              : 0.0f;
-        values += i == 3 ? 29 * in.N : in.N;
-    }
-}
-
-/* Where the head's state begins in row `row` of a tensor [rows,H,P,N]. */
-template <class C>
-GT_DEV int64_t state_of(const Problem& in, const Position<C>& s, int64_t row) {
-    return (row * in.H + s.h) * in.P * in.N;
-}
 
 /* The state that a segment's cursor begins with: what scan_segments found, or, where the sequence is one segment, its
  * own in row `row` of `states`.  The memory of `states` may be that which the cursor of another segment of the sequence
@@ -553,18 +281,146 @@ GT_DEV const float* first_state(const Problem& in, const Span& span, const float
     return states ? states + row * size : nullptr;
 }
 
-/* Leaves what the cursor through a segment from a zero state came to. */
-template <class C>
-GT_DEV void store_segment(const Problem& in, const Position<C>& s, const Span& span, const float (&state)[8][C::RN]) {
-    store_state(in, s, in.segments.states + state_of(in, s, span.segment_slot), state);
-    if (s.tile > 0 || thread_id() > 0) return;
-    in.segments.decays[span.segment_slot * in.H + s.h] = lds<TwoTermSum>(s.address(C::POSITION + 10)).value();
+/* Where Problem::dy_inverses has the BLOCKS numbers of a chunk and tile.  slot: of all heads and batch elements. */
+GT_DEV int64_t inverses_index(const Problem& in, int64_t slot, int chunk, int tile) {
+    return ((slot * SLOT_CHUNKS + chunk % SLOT_CHUNKS) * in.tiles + tile) * BLOCKS;
 }
 
-template <class C>
-GT_DEV float skip_of(const Problem& in, const Position<C>& s, int row) {
-    if (!in.Dskip || row >= s.rows) return 0.0f;
-    return in.Dskip[in.skip_per_channel ? (int64_t)s.h * in.P + s.p0 + row : s.h];
+GT_DEV float dot4(float4 a, float4 b, float sum) {
+    sum = fma_rn(a.x, b.x, sum);
+    sum = fma_rn(a.y, b.y, sum);
+    sum = fma_rn(a.z, b.z, sum);
+    return fma_rn(a.w, b.w, sum);
+}
+
+/* dt of the tokens 2 lane, 2 lane + 1 of a chunk of `tokens`, as it is in memory; first: the chunk's first element. */
+GT_DEV void load_dt(const Problem& in, int64_t first, int tokens, float (&dt)[2]) {
+    const int t = 2 * here();
+    dt[0] = t < tokens ? load_as(in.dt, in.dt_dtype, first + t * in.dt_stride.t) : 0.0f;
+    dt[1] = t + 1 < tokens ? load_as(in.dt, in.dt_dtype, first + (t + 1) * in.dt_stride.t) : 0.0f;
+}
+
+/* The same as bits: what turns them into numbers would wait for them. */
+GT_DEV void load_dt(const Problem& in, int64_t first, int tokens, uint32_t (&bits)[2]) {
+    const int t = 2 * here();
+    GT_UNROLL
+    for (int i = 0; i < 2; i++) {
+        const int64_t at = first + (t + i) * in.dt_stride.t;
+        bits[i] = 0;
+        if (t + i >= tokens) continue;
+        bits[i] =
+            in.dt_dtype == GT_F32 ? static_cast<const uint32_t*>(in.dt)[at] : static_cast<const uint16_t*>(in.dt)[at];
+    }
+}
+
+GT_DEV void dt_of_bits(const Problem& in, const uint32_t (&bits)[2], float (&dt)[2]) {
+    GT_UNROLL
+    for (int i = 0; i < 2; i++)
+        dt[i] = in.dt_dtype == GT_F32    ? as_float(bits[i])
+                : in.dt_dtype == GT_BF16 ? Element<bf16>::lo(bits[i])
+                                         : Element<f16>::lo(bits[i]);
+}
+
+/* Delta of them, 0 beyond. */
+GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2], Delta (&delta)[2]) {
+    const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
+    const int t = 2 * here();
+    GT_UNROLL
+    for (int i = 0; i < 2; i++) {
+        delta[i] = {0.0f, 0.0f};
+        if (t + i < tokens) delta[i] = delta_of(in.rule, dt[i] + bias);
+    }
+}
+
+/* Without the slopes: in as few registers. */
+GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2], float (&delta)[2]) {
+    const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
+    const int t = 2 * here();
+    delta[0] = t < tokens ? delta_of(in.rule, dt[0] + bias).value : 0.0f;
+    delta[1] = t + 1 < tokens ? delta_of(in.rule, dt[1] + bias).value : 0.0f;
+}
+
+/* Either of them, from bits. */
+template <class T>
+GT_DEV void deltas_of(const Problem& in, int h, int tokens, const uint32_t (&bits)[2], T (&delta)[2]) {
+    float dt[2];
+    dt_of_bits(in, bits, dt);
+    deltas_of(in, h, tokens, dt, delta);
+}
+
+/* Dskip of the rows p of column tile n of a lane. */
+GT_DEV float2 skips_of(const Problem& in, int h, int p) {
+    if (!in.Dskip) return {0.0f, 0.0f};
+    if (!in.skip_per_channel) return {in.Dskip[h], in.Dskip[h]};
+    const float* skip = in.Dskip + (int64_t)h * in.P;
+    return {p < in.P ? skip[p] : 0.0f, p + 1 < in.P ? skip[p + 1] : 0.0f};
+}
+
+/* The chunk that a block of the chunks' gradients works on; a step is 64 rows p of one of its group's heads. */
+struct ChunkPlace {
+    uint32_t smem;
+    int64_t first; /* token */
+    int b, slot, g, heads, steps;
+    int warp; /* its number, in a form that the compiler knows to be the same in all lanes */
+    int tokens, neighbour_tokens;
+    bool second; /* of the two chunks of its checkpoint */
+
+    GT_METHOD static int step_head(const ChunkGradientParams& p, int step) { /* step / tiles */
+        return p.in.tiles == 1 ? step : (int)((uint64_t)(uint32_t)step * p.by_tiles >> 32);
+    }
+    GT_METHOD int head(const ChunkGradientParams& p, int step) const { return g * heads + step_head(p, step); }
+    GT_METHOD int tile(const ChunkGradientParams& p, int step) const { return step - step_head(p, step) * p.in.tiles; }
+    GT_METHOD int p0(const ChunkGradientParams& p, int step) const { return tile(p, step) * TILE_P; }
+    GT_METHOD int64_t neighbour() const { return second ? first - CHUNK : first + CHUNK; } /* its first token */
+    GT_METHOD int64_t row(int64_t slots) const { return (b * slots + slot) * 2 + second; } /* of the sums */
+    GT_METHOD bool makes_state() const { return neighbour_tokens > 0; }
+};
+
+/* place: [B,slots,G], then the two chunks of a slot.  tokens = 0: there is none.  Int: what divides.  Where a block
+ * takes places in turn it is of 32 bits, which is quick. */
+template <class Int = int64_t>
+GT_DEV ChunkPlace find_chunk(const ChunkGradientParams& p, int place) {
+    const Problem& in = p.in;
+    ChunkPlace me;
+    const Int pair = (Int)(place / 2), groups = (Int)in.G, slots = (Int)p.slots;
+    me.smem = smem_base();
+    me.warp = shfl_idx(warp_id(), 0);
+    me.second = place % 2;
+    me.g = (int)(pair % groups);
+    const Int index = pair / groups;
+    me.slot = (int)(index % slots);
+    me.b = (int)(index / slots);
+    me.heads = (int)((Int)in.H / groups);
+    me.steps = me.heads * in.tiles;
+    gt_chunk chunk = {0, (int64_t)me.slot * CHECKPOINT, (me.slot + (int64_t)1) * CHECKPOINT};
+    if (in.sequences.cu_seqlens)
+        chunk = gt_chunk_at(in.sequences.cu_seqlens, sequence_count(in.sequences), CHECKPOINT, me.slot);
+    else if (chunk.last > in.sequences.T)
+        chunk.last = in.sequences.T;
+    const int all = chunk.sequence < 0 ? 0 : (int)(chunk.last - chunk.first), left = all - CHUNK > 0 ? all - CHUNK : 0;
+    me.first = chunk.first + (me.second ? CHUNK : 0);
+    me.tokens = me.second ? left : all - left;
+    me.neighbour_tokens = me.second ? all - left : left;
+    return me;
+}
+
+/* Zeros where sums are added over all chunks that there may be. */
+GT_DEV void clear_sums(const ChunkGradientParams& p, int64_t row, int thread, int threads) {
+    const Problem& in = p.in;
+    const int64_t skips = in.skip_per_channel ? in.H * in.P : in.H;
+    for (int64_t i = thread; i < skips; i += threads) {
+        if (p.dskip) p.dskip[row * skips + i] = 0.0f;
+        if (i >= in.H) continue;
+        if (p.dA) p.dA[row * in.H + i] = 0.0f;
+        if (p.dbias) p.dbias[row * in.H + i] = 0.0f;
+    }
+}
+
+/* Zeros where sums are added over all chunks that there may be. */
+GT_DEV void clear_split_sums(const SplitGradientParams& p, int64_t row) {
+    const Problem& in = p.in;
+    const int64_t skips = in.skip_per_channel ? in.H * in.P : in.H;
+    for (int64_t i = thread_id(); p.dskip && i < skips; i += block_threads()) p.dskip[row * skips + i] = 0.0f;
 }
 
 } /* namespace ssd */

@@ -1,0 +1,416 @@
+/* gt/ssd/any/gradients.cuh - ssd backward, any size and dtype, in two kernels: everything but the sums over heads, batch
+ * and time; then ddt and the shares of dA and ddt_bias.  Beside them the reverse pass that sub-chunks states only. */
+#ifndef GT_SSD_ANY_GRADIENTS_CUH
+#define GT_SSD_ANY_GRADIENTS_CUH
+
+#include "block.cuh"
+
+namespace gt {
+namespace ssd {
+
+/* ---- part 1: everything but the sums over heads, batch and time --------------------------------------------------
+ * A block owns 64 rows of one head's state h and of its gradient G, and takes a segment backwards, one checkpoint (8
+ * sub-chunks of 16 tokens) at a time: it rolls h forward through the sub-chunks, parks the state before each in a
+ * scratch of its own (global, small enough to stay mostly in L2), then goes back through them with G.
+ * REGISTERS a thread: G, 8 RN values, fp32, for the whole segment, and h of the sub-chunk at hand: 128 at N = 128; up
+ *     to 32 of what a sub-chunk adds to one of them.
+ * SHARED MEMORY: as forward, and dy, R, c, the shares of e and f: 41.1 KB for N of 65 to 128, 57.7 KB to 256.
+ * ARITHMETIC a token and head: 5 P N multiply-adds on the states (roll, dC, dB, U, G), 6 P N with dz, and 48 N + 48 P
+ *     within the sub-chunk.
+ * BYTES a token and head, bf16, P = 64, N = 128: x twice, dy, dx 2 P each, B twice and C 6 N from L2, checkpoints
+ *     P N / 32, parked states P N / 4 twice, shares of dB and dC 8 N: about 5.8 KB.
+ * grid: strands*H*tiles; block 128, 256 for N > 128.  Sums over p, n and t are in fixed order: deterministic. */
+
+/* For all 16 tokens t: out[t][n] = scale_t sum_p state[p][n] vector_t[p] + sum_j pairs[t][j] row_j[n],
+ * to global memory unless NULL; and sums [warp][t] <- <state^T vector_t, other_t>, not scaled. */
+template <class C>
+GT_DEV void sum_over_p(const BackwardParams& p, const Position<C>& s, const float (&state)[8][C::RN], int64_t first,
+                       int vector, int scale, int other, int sums, Pairs pairs, int rows, float* out) {
+    constexpr int RN = C::RN, TOKENS = 8 / RN;     /* whose sums are reduced together */
+    constexpr int GROUP = TOKENS < 2 ? 2 : TOKENS; /* whose inner products are */
+    const Problem& in = p.in;
+    const int heads = (int)(in.H / in.G), parts = heads * in.tiles;
+    const int part = s.h % heads * in.tiles + s.tile;
+    const int tokens = tokens_from(s, first);
+    float row0[RN], row1[RN];
+    s.load_n(row0, rows + s.p_lane * C::WIDTH);
+    s.load_n(row1, rows + (s.p_lane + 8) * C::WIDTH);
+    GT_NO_UNROLL
+    for (int t0 = 0; t0 < SUB_CHUNK; t0 += GROUP) {
+        float inner[GROUP];
+        GT_UNROLL
+        for (int i = 0; i < GROUP; i += TOKENS) {
+            float v[8];
+            GT_UNROLL
+            for (int j = 0; j < TOKENS; j++) {
+                const int t = t0 + i + j;
+                float x[8], y[RN], sum[RN] = {};
+                s.load_p(x, vector + t * TILE_P);
+                const float factor = s.value(scale + t);
+                const int pair = pairs.offset + t * pairs.row + s.p_lane * pairs.column;
+                const float pair0 = s.value(pair), pair1 = s.value(pair + 8 * pairs.column);
+                GT_UNROLL
+                for (int k = 0; k < 8; k++) {
+                    GT_UNROLL
+                    for (int n = 0; n < RN; n++) sum[n] = fma_rn(x[k], state[k][n], sum[n]);
+                }
+                s.load_n(y, other + t * C::WIDTH);
+                inner[i + j] = 0.0f;
+                GT_UNROLL
+                for (int n = 0; n < RN; n++) {
+                    inner[i + j] = fma_rn(sum[n], y[n], inner[i + j]);
+                    v[j * RN + n] = fma_rn(pair0, row0[n], fma_rn(pair1, row1[n], sum[n] * factor));
+                }
+            }
+            reduce_scatter<8, 8, 1>(v, s.p_lane);
+            const int t = t0 + i + s.p_lane / RN, n = s.n0 + s.p_lane % RN;
+            if (out && t < tokens && n < in.N)
+                out[(((s.b * in.sequences.T + first + t) * in.G + s.g) * parts + part) * in.N + n] = v[0];
+        }
+        reduce_scatter<GROUP, 32, 1>(inner, lane_id());
+        if (lane_id() % (32 / GROUP) == 0)
+            sts<float>(s.address(sums + warp_id() * SUB_CHUNK + t0 + lane_id() / (32 / GROUP)), inner[0]);
+    }
+}
+
+/* dy without the gate to DY, and what y has to be multiplied by for dz to GATE. */
+template <class C>
+GT_DEV void stage_dy(const Problem& in, const Position<C>& s, int64_t first) {
+    using Half = Tile<SUB_CHUNK / 2, TILE_P, C::THREADS>;
+    GT_NO_UNROLL
+    for (int row = 0; row < SUB_CHUNK; row += SUB_CHUNK / 2) {
+        Half dy, z;
+        dy.load(head_rows(in, s, in.dy, in.dy_stride, first).after(row));
+        if (in.z) z.load(head_rows(in, s, in.z, in.z_stride, first).after(row));
+        GT_UNROLL
+        for (int k = 0; k < Half::COUNT; k++) {
+            const int address = row * TILE_P + Half::index(k);
+            const float dout = dy.value(k);
+            sts<float>(s.address(C::DY + address), in.z ? dout * silu(z.value(k)) : dout);
+            if (in.z) sts<float>(s.address(C::GATE + address), dout * dsilu(z.value(k)));
+        }
+    }
+}
+
+/* All that the way back through a sub-chunk needs. */
+template <class C>
+GT_DEV void stage_sub_chunk(const Problem& in, const Position<C>& s, int64_t first) {
+    stage_decays(in, s, first);
+    stage_dy(in, s, first);
+    stage<SUB_CHUNK, TILE_P, C::THREADS>(s.address(C::X), head_rows(in, s, in.x, in.x_stride, first));
+    stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.address(C::B), group_rows(in, s, in.Bm, in.Bm_stride, first));
+    stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.address(C::C), group_rows(in, s, in.Cm, in.Cm_stride, first));
+    sync_threads();
+}
+
+/* Where a block parks the state before a sub-chunk of the checkpoint at hand. */
+template <class C>
+GT_DEV float4* parked_state(const BackwardParams& p, int sub_chunk) {
+    constexpr int PARKED = 2 * C::RN * C::THREADS; /* float4 of a state */
+    return reinterpret_cast<float4*>(p.scratch) + ((int64_t)block_x() * SUB_CHUNKS + sub_chunk) * PARKED;
+}
+
+/* Rolls h from the checkpoint in slot `slot`, of token `start`, through its sub-chunks and parks what it is before
+ * each. */
+template <class C>
+GT_DEV void park_states(const BackwardParams& p, Position<C>& s, int64_t slot, int64_t start, int sub_chunks) {
+    const Problem& in = p.in;
+    const int64_t slots = chunk_slots(in.sequences, CHECKPOINT), head = s.b * in.H + s.h;
+    float state[8][C::RN];
+    load_checkpoint(in, s, p.checkpoints, head * slots + slot, state);
+    for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) {
+        GT_UNROLL
+        for (int i = 0; i < 2 * C::RN; i++) {
+            const int e = 4 * i;
+            const float4 four = {state[e / C::RN][e % C::RN], state[(e + 1) / C::RN][(e + 1) % C::RN],
+                                 state[(e + 2) / C::RN][(e + 2) % C::RN], state[(e + 3) / C::RN][(e + 3) % C::RN]};
+            stg<float4>(parked_state<C>(p, sub_chunk) + i * C::THREADS + thread_id(), four);
+        }
+        if (sub_chunk + 1 == sub_chunks) break;
+        const int64_t first = start + sub_chunk * SUB_CHUNK;
+        s.recall();
+        stage_decays(in, s, first);
+        stage<SUB_CHUNK, TILE_P, C::THREADS>(s.address(C::X), head_rows(in, s, in.x, in.x_stride, first));
+        stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.address(C::B), group_rows(in, s, in.Bm, in.Bm_stride, first));
+        sync_threads();
+        update_state(s, state, SUB_CHUNK, C::X, C::WEIGHT, C::B);
+        sync_threads();
+    }
+}
+
+/* dz of the ROUND tokens whose y lie in PARTIAL. */
+template <class C>
+GT_DEV void finish_dz(const BackwardParams& p, const Position<C>& s, int64_t first, int round, int tokens) {
+    const Problem& in = p.in;
+    GT_NO_UNROLL
+    for (int i = thread_id(); i < C::ROUND * TILE_P; i += C::THREADS) {
+        const int t = round + i / TILE_P, row = i % TILE_P, address = t * TILE_P + row;
+        if (t >= tokens || row >= s.rows) continue;
+        const float y = fma_rn(skip_of(in, s, row), s.value(C::X + address), sum_partial(s, i));
+        store_as(p.dz, in.dtype, offset_of(p.dz_stride, s.b, first + t, s.h) + s.p0 + row,
+                 y * s.value(C::GATE + address));
+    }
+}
+
+/* What needs h: dC, e, <G, h> and dz. */
+template <class C>
+GT_DEV void sub_chunk_with_state(const BackwardParams& p, const Position<C>& s, int64_t first, const float4* parked,
+                                 const float (&G)[8][C::RN]) {
+    constexpr int RN = C::RN;
+    const int tokens = tokens_from(s, first);
+    float h[8][RN], Gh = 0.0f;
+    GT_UNROLL
+    for (int i = 0; i < 2 * RN; i++) {
+        const float4 four = ldg<float4>(parked + i * C::THREADS + thread_id());
+        const float values[4] = {four.x, four.y, four.z, four.w};
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) {
+            const int k = (4 * i + e) / RN, n = (4 * i + e) % RN;
+            h[k][n] = values[e];
+            Gh = fma_rn(G[k][n], h[k][n], Gh);
+        }
+    }
+    Gh = warp_sum(Gh);
+    if (lane_id() == 0) sts<float>(s.address(C::Z_PARTS + warp_id()), Gh);
+    sum_over_p(p, s, h, first, C::DY, C::PRE, C::C, C::E_PARTS, {C::R, PITCH, 1}, C::B, p.dC);
+    if (!p.dz) return;
+    float v[8];
+    load_pair_rows(s, C::X, C::DELTA, v);
+    GT_NO_UNROLL
+    for (int round = 0; round < tokens; round += C::ROUND) {
+        sum_over_n(s, h, round, tokens, C::C, C::PRE, {C::S, PITCH, 1}, v);
+        sync_threads();
+        finish_dz(p, s, first, round, tokens);
+        sync_threads();
+    }
+}
+
+/* da and the direct part of dDelta, by sums alone: 8 lanes a token k share the tokens t. */
+template <class C>
+GT_DEV void sub_chunk_delta(const BackwardParams& p, const Position<C>& s, int64_t first) {
+    if (warp_id() >= 4) return;
+    const Problem& in = p.in;
+    const int k = thread_id() / 8, j = thread_id() % 8;
+    float da = 0.0f, direct = 0.0f, f = 0.0f;
+    for (int t = j; t < SUB_CHUNK; t += 8) {
+        float e = 0.0f;
+        f = 0.0f;
+        for (int w = 0; w < C::WARPS; w++) {
+            e += s.value(C::E_PARTS + w * SUB_CHUNK + t);
+            f += s.value(C::F_PARTS + w * SUB_CHUNK + t);
+        }
+        if (t == k) direct = fma_rn(s.value(C::SUF + t), f, direct);
+        direct += s.value(C::PAIR + t * PITCH + k); /* 0 for t < k */
+        if (t < k) da = fma_rn(s.value(C::WEIGHT + t), f, da);
+        if (t >= k) da += fma_rn(s.value(C::PRE + t), e, s.value(C::BEFORE + t * PITCH + k));
+    }
+    for (int mask = 1; mask < 8; mask <<= 1) {
+        da += shfl_xor(da, mask);
+        direct += shfl_xor(direct, mask);
+    }
+    float Gh = 0.0f;
+    for (int w = 0; w < C::WARPS; w++) Gh += s.value(C::Z_PARTS + w);
+    da = fma_rn(s.value(C::SCALE + 2), Gh, da);
+    if (j == 0 && k < tokens_from(s, first)) {
+        const int64_t to = ((s.tile * in.sequences.B + s.b) * in.sequences.T + first + k) * in.H + s.h;
+        p.da[to] = da;
+        p.ddelta[to] = direct;
+    }
+}
+
+/* dx of the ROUND tokens whose U lie in PARTIAL; returns this thread's <dy, x>, all of one row p. */
+template <class C>
+GT_DEV float finish_dx(const BackwardParams& p, const Position<C>& s, int64_t first, int round, int tokens) {
+    const Problem& in = p.in;
+    float dskip = 0.0f;
+    GT_NO_UNROLL
+    for (int i = thread_id(); i < C::ROUND * TILE_P; i += C::THREADS) {
+        const int t = round + i / TILE_P, row = i % TILE_P, address = t * TILE_P + row;
+        if (t >= tokens || row >= s.rows) continue;
+        const float dy = s.value(C::DY + address), U = sum_partial(s, i);
+        dskip = fma_rn(dy, s.value(C::X + address), dskip);
+        if (p.dx)
+            store_as(p.dx, in.dtype, offset_of(p.dx_stride, s.b, first + t, s.h) + s.p0 + row,
+                     fma_rn(s.value(C::DELTA + t), U, skip_of(in, s, row) * dy));
+    }
+    return dskip;
+}
+
+/* Leaves a strand's share of dDskip: per channel the threads' own sums, per head the warps'. */
+template <class C>
+GT_DEV void store_dskip(const BackwardParams& p, const Position<C>& s, float dskip) {
+    const Problem& in = p.in;
+    const int64_t strand = own_strand(in);
+    if (in.skip_per_channel) {
+        const int row = thread_id() % TILE_P;
+        const int64_t to = strand * (C::THREADS / TILE_P) + thread_id() / TILE_P;
+        if (row < s.rows) p.dskip[(to * in.H + s.h) * in.P + s.p0 + row] = dskip;
+    } else {
+        dskip = warp_sum(dskip);
+        const int64_t to = (strand * in.tiles + s.tile) * C::WARPS + warp_id();
+        if (lane_id() == 0) p.dskip[to * in.H + s.h] = dskip;
+    }
+}
+
+/* Adds G, of a sequence's first state, to the strand's sum. */
+template <class C>
+GT_DEV void add_dstate(const BackwardParams& p, const Position<C>& s, const float (&G)[8][C::RN]) {
+    float* sums = p.dstate_sum + state_of(p.in, s, own_strand(p.in));
+    float sum[8][C::RN];
+    load_state(p.in, s, sums, sum);
+    GT_UNROLL
+    for (int i = 0; i < 8; i++) {
+        GT_UNROLL
+        for (int n = 0; n < C::RN; n++) sum[i][n] += G[i][n];
+    }
+    store_state(p.in, s, sums, sum);
+}
+
+/* One segment; G is the gradient of the state after it, and then of the state before it. */
+template <class C>
+GT_DEV void backward_segment(const BackwardParams& p, Position<C>& s, const Span& span, float (&G)[8][C::RN],
+                             TwoTermSum& dskip_sum) {
+    const Problem& in = p.in;
+    const int64_t chunks = (span.end - span.first + CHECKPOINT - 1) / CHECKPOINT;
+    float v[8];
+    for (int64_t chunk = chunks - 1; chunk >= 0; chunk--) {
+        const int64_t start = span.first + chunk * CHECKPOINT;
+        const int64_t left = s.end - start < CHECKPOINT ? s.end - start : CHECKPOINT;
+        const int sub_chunks = (int)((left + SUB_CHUNK - 1) / SUB_CHUNK);
+        float dskip = 0.0f;
+        park_states(p, s, span.chunk_slot + chunk, start, sub_chunks);
+        for (int sub_chunk = sub_chunks - 1; sub_chunk >= 0; sub_chunk--) {
+            const int64_t first = start + sub_chunk * SUB_CHUNK;
+            const int tokens = tokens_from(s, first);
+            s.recall();
+            stage_sub_chunk(in, s, first);
+            stage_pairs<C, true>(s);
+            sync_threads();
+            sub_chunk_with_state(p, s, first, parked_state<C>(p, sub_chunk), G);
+            sum_over_p(p, s, G, first, C::X, C::WEIGHT, C::B, C::F_PARTS, {C::R, 1, PITCH}, C::C, p.dB);
+            load_pair_rows(s, C::DY, -1, v);
+            GT_NO_UNROLL
+            for (int round = 0; round < tokens; round += C::ROUND) {
+                sum_over_n(s, G, round, tokens, C::B, C::SUF, {C::S, 1, PITCH}, v);
+                sync_threads();
+                if (round == 0) sub_chunk_delta(p, s, first);
+                dskip += finish_dx(p, s, first, round, tokens);
+                if (round + C::ROUND < tokens) sync_threads();
+            }
+            update_state(s, G, tokens, C::DY, C::PRE, C::C);
+            sync_threads();
+        }
+        dskip_sum.add(dskip);
+    }
+}
+
+template <int RN, int WARPS>
+GT_KERNEL(32 * WARPS, WARPS > 4 ? 1
+                      : RN <= 2 ? 3
+                                : 2)
+backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
+    using C = Traits<RN, WARPS>;
+    const Problem& in = p.in;
+    Position<C> s(in);
+    float G[8][RN];
+    TwoTermSum dskip;
+    if (p.dstate_sum) {
+        load_state(in, s, nullptr, G);
+        store_state(in, s, p.dstate_sum + state_of(in, s, own_strand(in)), G);
+    }
+    for (int64_t item = own_strand(in); item < items_of(in); item += launched_strands(in)) {
+        const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+        if (!span.exists) continue;
+        s.enter(span);
+        const float* start = first_state(in, span, p.dstate_out, span.sequence);
+        load_state(in, s, start ? start + state_of(in, s, 0) : nullptr, G);
+        backward_segment(p, s, span, G, dskip);
+        if (!span.starts) continue;
+        if (p.dstate_in) store_state(in, s, p.dstate_in + state_of(in, s, span.sequence), G);
+        if (p.dstate_sum) add_dstate(p, s, G);
+    }
+    if (p.dskip) store_dskip(p, s, dskip.value());
+}
+
+/* ---- what a segment makes of a zero gradient ----------------------------------------------------------------------
+ * grid, block and shared memory as backward_kernel.  Through a segment, from its last sub-chunk to its first,
+ *     G <- E G + sum_t pre_t dy_t C_t^T
+ * REGISTERS: G, 8 RN values a thread.  BYTES a token and head: dy, (z,) 2 P, C 2 N. */
+template <int RN, int WARPS>
+GT_KERNEL(32 * WARPS, 8 / WARPS)
+reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
+    using C = Traits<RN, WARPS>;
+    const Problem& in = p.in;
+    Position<C> s(in);
+    for (int64_t item = own_strand(in); item < items_of(in); item += launched_strands(in)) {
+        const Span span = span_at(in.sequences, in.segments.count, CHECKPOINT, item);
+        if (skips(p.all_segments ? ALL_SEGMENTS : ALL_BUT_LAST, span, span.starts)) continue;
+        s.enter(span);
+        float G[8][RN];
+        load_state(in, s, nullptr, G);
+        for (int64_t sub_chunk = (span.end - span.first - 1) / SUB_CHUNK; sub_chunk >= 0; sub_chunk--) {
+            const int64_t first = span.first + sub_chunk * SUB_CHUNK;
+            stage_decays(in, s, first);
+            stage_dy(in, s, first);
+            stage<SUB_CHUNK, C::WIDTH, C::THREADS>(s.address(C::C), group_rows(in, s, in.Cm, in.Cm_stride, first));
+            sync_threads();
+            s.add_log();
+            update_state(s, G, tokens_from(s, first), C::DY, C::PRE, C::C);
+            sync_threads();
+        }
+        store_segment(in, s, span, G);
+    }
+}
+
+/* ---- part 2: ddt, and the shares of dA and ddt_bias ---------------------------------------------------------------
+ * grid B*windows*ceil(H/32), block 256: a window of 128 tokens of 32 heads, a head a lane; warp w takes tokens w,
+ * w + 8, ... in order, and the warps' sums are added in order.
+ * registers: the head's parameters and two sums.
+ * shared: 2 KB.  bytes per token and head: dt, ddt, and 8 a tile of P.  Deterministic. */
+
+GT_KERNEL(256, 1) backward_delta_kernel(const GT_GRID_CONSTANT DeltaParams p) {
+    const Problem& in = p.in;
+    const int64_t B = in.sequences.B, T = in.sequences.T, used = used_tokens(in.sequences);
+    const int64_t lanes = (in.H + 31) / 32, windows = windows_of(T);
+    const int64_t h = block_x() % lanes * 32 + lane_id(), row = block_x() / lanes;
+    const int64_t b = row / windows, start = row % windows * CHECKPOINT;
+    const int64_t end = start + CHECKPOINT < T ? start + CHECKPOINT : T;
+    float dA = 0.0f, dbias = 0.0f;
+    for (int64_t t = start + warp_id(); h < in.H && t < end; t += 8) {
+        float direct = 0.0f, da = 0.0f;
+        if (t >= used) { /* of no sequence */
+            if (p.ddt) store_as(p.ddt, in.dt_dtype, offset_of(p.ddt_stride, b, t, h), 0.0f);
+            continue;
+        }
+        for (int64_t tile = 0; tile < in.tiles; tile++) {
+            const int64_t from = ((tile * B + b) * T + t) * in.H + h;
+            direct += p.ddelta[from];
+            da += p.da[from];
+        }
+        const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
+        const Delta delta = delta_of(in.rule, load_as(in.dt, in.dt_dtype, offset_of(in.dt_stride, b, t, h)) + bias);
+        /* the slope first: the sum without it may overflow */
+        float ddt = fma_rn(delta.slope * in.A[h], da, delta.slope * direct);
+        if (delta.slope == 0.0f) ddt = 0.0f;
+        if (p.ddt) store_as(p.ddt, in.dt_dtype, offset_of(p.ddt_stride, b, t, h), ddt);
+        dA = fma_rn(delta.value, da, dA);
+        dbias += ddt;
+    }
+    const uint32_t addresses = smem_base();
+    sts<float2>(addresses + 8 * thread_id(), float2{dA, dbias});
+    sync_threads();
+    if (warp_id() != 0 || h >= in.H) return;
+    dA = dbias = 0.0f;
+    for (int w = 0; w < 8; w++) {
+        const float2 sum = lds<float2>(addresses + 8 * (32 * w + lane_id()));
+        dA += sum.x;
+        dbias += sum.y;
+    }
+    if (p.dA) p.dA[row * in.H + h] = dA;
+    if (p.dbias) p.dbias[row * in.H + h] = dbias;
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif

@@ -1,0 +1,353 @@
+/* gt/ssd/mma/state.cuh - ssd on tensor cores: states in registers, and where a block stands.
+ *
+ * A unit is 64 rows of one head's state: a head with P <= 64 is one, of P = 128 two.  A block has units of one group,
+ * whose B and C they share: two in the kernels for mma, one to four in those for compute capability 9.0.  A warp has 16 rows of a unit and all NP >= N columns, as accumulators of mma:
+ *     H[n][e] is row 8 (e / 2) + g, column 8 n + 2 j + e % 2          g = lane / 4, j = lane % 4
+ * in fp32, times a power of two that keeps it below 2^16, so that packing to f16 needs no scale.  (32 rows a warp would
+ * read B and C half as often, but 8 warps a multiprocessor hide no latency.)  The power follows an
+ * upper bound of the magnitudes, which costs a few operations a chunk (E bound + what the update can add), and where a
+ * checkpoint is written their maximum; it changes, exactly, as H is multiplied by E.
+ *
+ * The update   H <- E H + sum_t v_t b_t^T   takes v_t = (x_t or dy_t) . weight_t as f16, times a power of two, and b_t
+ * of B or C; 64 tokens are summed from zero, because tensor cores round sums towards zero, and added as fp32 does.
+ * registers: NP / 2 for H, 16 for v, 16 for the sums.
+ */
+#ifndef GT_SSD_MMA_STATE_CUH
+#define GT_SSD_MMA_STATE_CUH
+
+#include "../problem.cuh"
+#include "chunk.cuh"
+
+namespace gt {
+namespace ssd {
+
+/* The warp, so that the compiler sees that its lanes agree. */
+GT_DEV int uniform_warp() {
+    const int warp = shfl_idx(warp_id(), 0);
+    GT_ASSUME(warp >= 0 && warp < WARPS);
+    return warp;
+}
+
+/* Fills them.  One warp.  weight: of the tokens 2 lane, 2 lane + 1, with the inverses of both tiles' powers; most:
+ * bounds of |x or dy| . |weight|. */
+GT_DEV void make_weights(uint32_t addresses, float2 weight, float2 most) {
+    float largest = fmaxf(most.x, most.y), sum = most.x + most.y;
+    GT_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) {
+        largest = fmaxf(largest, shfl_xor(largest, mask));
+        sum += shfl_xor(sum, mask);
+    }
+    const Power power = power_of(largest);
+    sts<float2>(addresses + 4 * Weights::OF_TOKENS + 8 * here(), {weight.x * power.value, weight.y * power.value});
+    if (here() == 0) sts<float2>(addresses + 4 * Weights::INVERSE, {power.inverse, 0x1p14f * sum});
+}
+
+/* What a warp has of a state. */
+template <int NP>
+struct WarpState {
+    static constexpr int TILES = NP / 8;
+    static constexpr int STAGED = NP < 64 ? NP : 64, STAGING = 16 * STAGED; /* columns, bytes that keep() uses */
+    float H[TILES][4];
+    float bound; /* of the magnitudes, without the power */
+    Power power;
+
+    /* The bound, as a maximum. */
+    GT_METHOD void measure() {
+        float partial[8] = {};
+        GT_UNROLL
+        for (int i = 0; i < TILES * 4; i++) partial[i % 8] = fmaxf(partial[i % 8], fabsf(H[i / 4][i % 4]));
+        GT_UNROLL
+        for (int i = 4; i > 0; i /= 2)
+            for (int k = 0; k < i; k++) partial[k] = fmaxf(partial[k], partial[k + i]);
+        float most = partial[0];
+        GT_UNROLL
+        for (int mask = 1; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
+        bound = most * power.inverse;
+    }
+
+    GT_METHOD void clear() {
+        GT_UNROLL
+        for (int i = 0; i < TILES * 4; i++) H[i / 4][i % 4] = 0.0f;
+        bound = 0.0f;
+        power = power_of(bound);
+    }
+
+    /* 16 rows from row0 on of the launch's columns of a state [P,N], of which `from` is the first; NULL: zeros. */
+    GT_METHOD void load(const float* from, int row0, const Problem& in) {
+        power = {1.0f, 1.0f};
+        const int row = row0 + here() / 4, column = 2 * (here() % 4);
+        if (from) from += (int64_t)row * in.N + column;
+        GT_UNROLL
+        for (int i = 0; i < TILES * 2; i++) {
+            const int n = i % TILES, half = i / TILES;
+            const bool exists = from && row + 8 * half < in.P && 8 * n + column < in.columns;
+            const float2 x = exists ? ldg<float2>(from + 8 * half * in.N + 8 * n) : float2{0.0f, 0.0f};
+            H[n][2 * half] = x.x;
+            H[n][2 * half + 1] = x.y;
+        }
+        measure();
+        power = power_of(bound);
+        GT_UNROLL
+        for (int i = 0; i < TILES * 4; i++) H[i / 4][i % 4] *= power.value;
+    }
+
+    GT_METHOD void store(float* to, int row0, const Problem& in, bool adds = false) const {
+        const int row = row0 + here() / 4, column = 2 * (here() % 4);
+        to += (int64_t)row * in.N + column;
+        GT_UNROLL
+        for (int i = 0; i < TILES * 2; i++) {
+            const int n = i % TILES, half = i / TILES;
+            if (row + 8 * half >= in.P || 8 * n + column >= in.columns) continue;
+            float* at = to + 8 * half * in.N + 8 * n;
+            float2 x = {H[n][2 * half] * power.inverse, H[n][2 * half + 1] * power.inverse};
+            if (adds) {
+                const float2 before = ldg<float2>(at);
+                x = {before.x + x.x, before.y + x.y};
+            }
+            stg<float2>(at, x);
+        }
+    }
+
+    /* To checkpoint `slot`, by way of STAGING bytes of shared memory that no other warp uses. */
+    GT_METHOD void keep(const Checkpoints& checkpoints, int64_t slot, uint32_t shared, int row0, const Problem& in) {
+        measure();
+        constexpr int PIECES = STAGED / 8, STEP = 32 / PIECES;
+        const int lane = here(), g = lane / 4, j = lane % 4;
+        const int row = lane / PIECES, piece = lane % PIECES; /* of the first it stores; rows STEP further follow */
+        if (lane == 0 && row0 < in.P)
+            checkpoints.powers[slot * slot_powers(in.P, in.N) + power_index(in.N, row0)] = power.inverse;
+        f16* to = checkpoints.values + (slot * in.P + row0 + row) * in.N + 8 * piece;
+        GT_UNROLL
+        for (int i = 0; i < 2 * (NP / STAGED); i++) { /* 8 rows, STAGED columns at a time */
+            const int half = i % 2, n0 = i / 2 * PIECES;
+            GT_UNROLL
+            for (int n = 0; n < PIECES; n++)
+                sts<uint32_t>(shared + tile_address<STAGED>(g, n) + 4 * j,
+                              pack_f16(H[n0 + n][2 * half], H[n0 + n][2 * half + 1]));
+            sync_warp();
+            if (row0 + 8 * half < in.P && row < 8 && 8 * (n0 + piece) < in.columns) {
+                GT_UNROLL
+                for (int k = 0; k < 8; k += STEP)
+                    stg<uint4>(to + (8 * half + k) * in.N + 8 * n0,
+                               lds<uint4>(shared + tile_address<STAGED>(row + k, piece)));
+            }
+            sync_warp();
+        }
+    }
+
+    /* The chunk's share of H.  left: x or dy as f16, of whose 64 columns the warp has pair `unit_warp`; right: B or C
+     * as f16. weights: see Weights.  E: decay of the chunk.  gate: 0, or a tile of z, of T: left is times silu(z). */
+    template <class T>
+    GT_METHOD void update(uint32_t left, uint32_t gate, int unit_warp, uint32_t right, uint32_t weights, float E) {
+        const float2 added_up = lds<float2>(weights + 4 * Weights::INVERSE);
+        bound = finite(E * bound + added_up.y);
+        const float undo = power.inverse;
+        power = power_of(bound);
+        const float factor = finite(E * undo) * power.value, scale = added_up.x * power.value;
+        uint32_t v[BLOCKS][4];
+        const uint32_t lefts = by_columns<64>(left), gates = by_columns<64>(gate), tokens = weights + 8 * (here() % 4);
+        GT_UNROLL
+        for (int block = 0; block < BLOCKS; block++) {
+            uint32_t x[4], z[4];
+            const float2 low = lds<float2>(tokens + 64 * block), high = lds<float2>(tokens + 64 * block + 32);
+            ldmatrix_x4_trans(x, tile_at<64>(lefts, block, unit_warp));
+            if (gate) ldmatrix_x4_trans(z, tile_at<64>(gates, block, unit_warp));
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) {
+                float2 y = {unpack_f16_lo(x[e]) * (e < 2 ? low.x : high.x),
+                            unpack_f16_hi(x[e]) * (e < 2 ? low.y : high.y)};
+                if (gate) {
+                    y.x *= silu(Element<T>::lo(z[e]));
+                    y.y *= silu(Element<T>::hi(z[e]));
+                }
+                v[block][e] = pack_f16(y.x, y.y);
+            }
+        }
+        const uint32_t rights = by_rows<NP>(right);
+        constexpr int WIDTH = TILES < 4 ? TILES : 4;
+        GT_UNROLL
+        for (int n0 = 0; n0 < TILES; n0 += WIDTH) {
+            float added[WIDTH][4] = {};
+            GT_UNROLL
+            for (int block = 0; block < BLOCKS; block++) {
+                GT_UNROLL
+                for (int n = 0; n < WIDTH; n += 2) {
+                    uint32_t b[4];
+                    ldmatrix_x4_trans(b, tile_at<NP>(rights, block, (n0 + n) / 2));
+                    mma_f16(added[n], v[block], b[0], b[1]);
+                    mma_f16(added[n + 1], v[block], b[2], b[3]);
+                }
+            }
+            GT_UNROLL
+            for (int i = 0; i < WIDTH * 4; i++) {
+                float& x = H[n0 + i / 4][i % 4];
+                x = fma_rn(added[i / 4][i % 4], scale, x * factor);
+            }
+        }
+    }
+};
+
+/* ---- where a block stands ---------------------------------------------------------------------------------------- */
+
+/* Where a block stands: the segment, and its units, number block_x() % (G pairs) of all pairs.  It lies in shared
+ * memory, and nothing that is made of it (the first address of every tensor, 64 bits each) is kept in registers from
+ * chunk to chunk. */
+struct Cursor {
+    static constexpr int BYTES = 64;
+    uint32_t addresses;
+
+    /* All threads.  item: the segment's number. */
+    GT_METHOD void enter(const Problem& in, const Span& span, int64_t item) const {
+        sync_threads(); /* the segment before may still be read */
+        if (thread_id() == 0) {
+            const int pairs = (int)group_pairs(in), index = block_x() % ((int)in.G * pairs), group = index / pairs;
+            const int first = index % pairs * MMA_UNITS, units = (int)group_units(in);
+            sts<int64_t>(addresses, span.b);
+            sts<int64_t>(addresses + 8, span.first);
+            sts<int64_t>(addresses + 16, span.end);
+            sts<int64_t>(addresses + 24, span.chunk_slot);
+            for (int i = 0; i < MMA_UNITS; i++) {
+                sts<int>(addresses + 32 + 4 * i, group * (int)(in.H / in.G) + (first + i) / in.tiles);
+                sts<int>(addresses + 40 + 4 * i, (first + i) % in.tiles * TILE_P);
+            }
+            sts<int>(addresses + 48, group);
+            sts<int>(addresses + 52, units - first < MMA_UNITS ? units - first : MMA_UNITS);
+            sts<int64_t>(addresses + 56, item);
+        }
+        sync_threads();
+    }
+    GT_METHOD int64_t b() const { return lds<int64_t>(addresses); }
+    GT_METHOD int64_t item() const { return lds<int64_t>(addresses + 56); }
+    GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(addresses + 8) + (int64_t)chunk * CHUNK; }
+    GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(addresses + 16) - token(chunk); }
+    GT_METHOD int tokens(int chunk) const { return left(chunk) < CHUNK ? (int)left(chunk) : CHUNK; }
+    GT_METHOD int chunks() const { return (int)((left(0) + CHUNK - 1) / CHUNK); }
+    GT_METHOD int64_t chunk_slot() const { return lds<int64_t>(addresses + 24); }
+    GT_METHOD int head(int unit) const { return lds<int>(addresses + 32 + 4 * unit); }
+    GT_METHOD int row0(int unit) const { return lds<int>(addresses + 40 + 4 * unit); }
+    GT_METHOD int group() const { return lds<int>(addresses + 48); }
+    GT_METHOD int units() const { return lds<int>(addresses + 52); } /* that exist */
+};
+
+/* Where a unit's state begins in row `row` of a tensor [rows,H,P,N]: its head's. */
+GT_DEV int64_t unit_state(const Problem& in, const Cursor& cursor, int unit, int64_t row) {
+    return (row * in.H + cursor.head(unit)) * in.P * in.N;
+}
+
+/* The checkpoint slot, of all heads and batch elements, of a unit's chunk. */
+GT_DEV int64_t unit_slot(const Problem& in, const Cursor& cursor, int unit, int chunk) {
+    return (cursor.b() * in.H + cursor.head(unit)) * chunk_slots(in.sequences, CHECKPOINT) + cursor.chunk_slot() +
+           chunk / SLOT_CHUNKS;
+}
+
+GT_DEV int64_t unit_strands(const Problem& in) { return grid_x() / (in.G * group_pairs(in)); }
+GT_DEV int64_t unit_strand(const Problem& in) { return block_x() / (in.G * group_pairs(in)); }
+
+/* ---- copies ----------------------------------------------------------------------------------------------------- */
+
+/* Where chunks begin in global memory: addresses that one thread moves on, so that no other multiplies by strides of 64
+ * bits.  They lie in shared memory, as Cursor does; the caller synchronises. */
+struct Streams {
+    static constexpr int COUNT = 6, WHOLE = 8 * COUNT, BYTES = WHOLE + 8;
+    uint32_t addresses;
+
+    template <class T>
+    GT_METHOD void begin(int stream, const void* data, int64_t offset) const {
+        sts<int64_t>(addresses + 8 * stream, (int64_t) reinterpret_cast<uintptr_t>(data) + offset * (int)sizeof(T));
+    }
+    template <class T>
+    GT_METHOD void move(int stream, int64_t elements) const {
+        const uint32_t at = addresses + 8 * stream;
+        sts<int64_t>(at, lds<int64_t>(at) + elements * (int)sizeof(T));
+    }
+    template <class T>
+    GT_METHOD T* at(int stream) const {
+        return lds<T*>(addresses + 8 * stream);
+    }
+    /* Chunks up to this one are whole, and so are their tiles. */
+    GT_METHOD void set_whole(int chunks) const { sts<int>(addresses + WHOLE, chunks); }
+    GT_METHOD int whole() const { return lds<int>(addresses + WHOLE); }
+};
+
+/* Starts the copies of a chunk's tile of each unit of x, dy or z. */
+template <class T>
+GT_DEV void load_units(const Problem& in, const void* data, const gt_stride& stride, uint32_t tiles,
+                       const Cursor& cursor, int chunk) {
+    GT_UNROLL
+    for (int unit = 0; unit < MMA_UNITS; unit++) {
+        if (unit >= cursor.units()) continue;
+        const int row0 = cursor.row0(unit);
+        const T* first =
+            static_cast<const T*>(data) + offset_of(stride, cursor.b(), cursor.token(chunk), cursor.head(unit)) + row0;
+        load_tile<64, THREADS>(tiles + unit * TileShape<64>::BYTES, first, stride.t, cursor.tokens(chunk), in.P - row0);
+    }
+}
+
+/* And of B or C. */
+template <class T, int NP>
+GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& stride, uint32_t tile,
+                       const Cursor& cursor, int chunk) {
+    const T* first = static_cast<const T*>(data) + offset_of(stride, cursor.b(), cursor.token(chunk), cursor.group());
+    load_tile<NP, THREADS>(tile, first, stride.t, cursor.tokens(chunk), in.columns);
+}
+
+/* Whole tiles of units, whose first is stream `first`. */
+template <class T>
+GT_DEV void load_whole_units(const Streams& streams, int first, int64_t pitch, uint32_t tiles, int units) {
+    GT_UNROLL
+    for (int unit = 0; unit < MMA_UNITS; unit++)
+        if (unit < units)
+            load_whole_tile<64, THREADS>(tiles + unit * TileShape<64>::BYTES, streams.at<T>(first + unit), pitch);
+}
+
+/* The chunks of a segment that are whole in every tile of the block. */
+template <int NP>
+GT_DEV int whole_chunks(const Problem& in, const Cursor& cursor) {
+    bool all = in.columns == NP;
+    for (int unit = 0; unit < cursor.units(); unit++) all = all && cursor.row0(unit) + TILE_P <= in.P;
+    return all ? (int)(cursor.left(0) / CHUNK) : 0;
+}
+
+/* ---- a chunk and unit ------------------------------------------------------------------------------------------- */
+
+/* dt of the tokens 2 lane, 2 lane + 1 of a chunk, as bits. */
+GT_DEV void load_dt(const Problem& in, const Cursor& cursor, int unit, int chunk, uint32_t (&bits)[2]) {
+    load_dt(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)), cursor.tokens(chunk),
+            bits);
+}
+
+/* Delta of them. */
+GT_DEV void deltas_of(const Problem& in, const Cursor& cursor, int unit, int chunk, const uint32_t (&bits)[2],
+                      float (&delta)[2]) {
+    deltas_of(in, cursor.head(unit), cursor.tokens(chunk), bits, delta);
+}
+
+/* The decay of a chunk. */
+GT_DEV float chunk_decay(uint32_t addresses) {
+    const float2 scale = lds<float2>(addresses + 4 * Factors::KEEP);
+    return scale.x + scale.y;
+}
+
+/* Weights of the state's update, Delta suf (reverse: pre) and what undoes the powers of both tiles, of the tokens 2
+ * lane, 2 lane + 1. */
+GT_DEV float2 update_weight(uint32_t addresses, uint32_t left, uint32_t right, bool reverse) {
+    const int t = 2 * here();
+    const float2 a = lds<float2>(left + 4 * t), b = lds<float2>(right + 4 * t);
+    if (reverse) {
+        const float2 pre = lds<float2>(addresses + 4 * (Factors::PRE + t));
+        return {pre.x * a.x * b.x, pre.y * a.y * b.y};
+    }
+    const float2 delta = lds<float2>(addresses + 4 * (Factors::DELTA + t)),
+                 suf = lds<float2>(addresses + 4 * (Factors::SUF + t));
+    return {delta.x * suf.x * a.x * b.x, delta.y * suf.y * a.y * b.y};
+}
+
+/* Bounds of |x or dy, as f16| . |weight|. */
+GT_DEV float2 update_bounds(float2 weight) {
+    return {finite(fabsf(weight.x) * 0x1p14f), finite(fabsf(weight.y) * 0x1p14f)};
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif

@@ -1,0 +1,273 @@
+/* gt/ssd/sm90/block.cuh - code that the passes over units on compute capability 9.0 share.  A block has units of one
+ * group, its bundle.  The producer warpgroup copies rows ahead; consumer warpgroups keep states as accumulators of
+ * products hold them (mma/state.cuh). */
+#ifndef GT_SSD_SM90_BLOCK_CUH
+#define GT_SSD_SM90_BLOCK_CUH
+
+#include "../../base/bulk.cuh"
+#include "../../base/wgmma.cuh"
+#include "../problem.cuh"
+#include "../mma/chunk.cuh"
+
+namespace gt {
+namespace ssd {
+
+/* forward.cuh */
+/* y_map: y by boxes of 64 tokens of a head's 64 rows, if has_y_map; checkpoint_map: checkpoints, if there are any, by 16
+ * rows of 64 columns. */
+struct HopperForwardParams : TensorParams {
+    TensorMap y_map, checkpoint_map;
+    int has_y_map;
+};
+
+constexpr int WARPGROUP = 128, CONSUMERS = 2;
+
+/* As here() and thread_here(), with their ranges, by which quotients are shifts.  What other kernels share is without
+ * them: it would take other registers there. */
+GT_DEV int own_lane() {
+    const int lane = made_here(lane_id());
+    GT_ASSUME(lane >= 0 && lane < 32);
+    return lane;
+}
+GT_DEV int own_thread() {
+    const int thread = made_here(thread_id());
+    GT_ASSUME(thread >= 0 && thread < 1024);
+    return thread;
+}
+
+/* As wgmma_step, but one of two registers changes: a step's address has its 14 bits, too, so nothing is carried. */
+GT_DEV uint64_t operand_step(uint64_t operand, uint32_t bytes) {
+    return (operand >> 32 << 32) | (uint32_t)((uint32_t)operand + (bytes >> 4));
+}
+
+/* ---- where a block stands ---------------------------------------------------------------------------------------- */
+
+/* For launches with `units` units a block. */
+static inline void set_bundles(Problem& in, int units, int64_t strands) {
+    const int64_t bundles = group_bundles(in, units);
+    in.bundles = {(int)strands,
+                  (int)(in.H / in.G),
+                  (int)group_units(in),
+                  divide_by((int)(in.G * bundles)),
+                  divide_by((int)bundles),
+                  divide_by(in.tiles),
+                  divide_by((int)in.segments.count)};
+}
+
+GT_DEV int bundle_strand(const Problem& in) {
+    int index;
+    return divide(block_x(), in.bundles.by_strand, &index);
+}
+
+/* As Cursor, for a warpgroup of a block with UNITS units.  Units that do not exist are the last one again, whose
+ * results are not written: so nothing branches on them. */
+template <int UNITS>
+struct GroupCursor {
+    static constexpr int BYTES = 176;
+    static_assert(UNITS <= 4, "fits");
+    uint32_t addresses;
+
+    /* All threads of a warpgroup; barrier: its number.  One thread calls fill(), which may put offsets. */
+    template <class Fill>
+    GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier, const Fill& fill) const {
+        bar_sync(barrier, WARPGROUP); /* the segment before may still be read */
+        if (thread_id() % WARPGROUP == 0) {
+            int index, bundle;
+            divide(block_x(), in.bundles.by_strand, &index);
+            const int group = divide(index, in.bundles.by_group, &bundle);
+            const int first = bundle * UNITS, all = in.bundles.units;
+            sts<int64_t>(addresses, span.b);
+            sts<int64_t>(addresses + 8, span.first);
+            sts<int64_t>(addresses + 16, span.end);
+            sts<int>(addresses + 24, (int)((span.end - span.first + CHUNK - 1) / CHUNK));
+            sts<int64_t>(addresses + 32, item);
+            sts<int>(addresses + 40, group);
+            sts<int>(addresses + 44, all - first < UNITS ? all - first : UNITS);
+            for (int i = 0; i < UNITS; i++) {
+                int tile;
+                const int unit = divide(first + i < all ? first + i : all - 1, in.bundles.by_tile, &tile);
+                sts<int>(addresses + 48 + 4 * i, group * in.bundles.heads + unit);
+                sts<int>(addresses + 64 + 4 * i, tile * TILE_P);
+                sts<int64_t>(addresses + 80 + 8 * i,
+                             (span.b * in.H + head(i)) * chunk_slots(in.sequences, CHECKPOINT) + span.chunk_slot);
+            }
+            fill();
+        }
+        bar_sync(barrier, WARPGROUP);
+    }
+    GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier) const {
+        enter(in, span, item, barrier, [] {});
+    }
+    GT_METHOD int64_t b() const { return lds<int64_t>(addresses); }
+    GT_METHOD int64_t item() const { return lds<int64_t>(addresses + 32); }
+    GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(addresses + 8) + (int64_t)chunk * CHUNK; }
+    GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(addresses + 16) - token(chunk); }
+    GT_METHOD int tokens(int chunk) const { return left(chunk) < CHUNK ? (int)left(chunk) : CHUNK; }
+    GT_METHOD int chunks() const { return lds<int>(addresses + 24); }
+    GT_METHOD int head(int unit) const { return lds<int>(addresses + 48 + 4 * unit); }
+    GT_METHOD int row0(int unit) const { return lds<int>(addresses + 64 + 4 * unit); }
+    GT_METHOD int group() const { return lds<int>(addresses + 40); }
+    GT_METHOD bool exists(int unit) const { return unit < lds<int>(addresses + 44); }
+    /* Where a unit's state begins in row `row` of a tensor [rows,H,P,N]: its head's. */
+    GT_METHOD int64_t state(const Problem& in, int unit, int64_t row) const {
+        return (row * in.H + head(unit)) * in.P * in.N;
+    }
+    /* The checkpoint slot, of all heads and batch elements, of a unit's chunk. */
+    GT_METHOD int64_t slot(int unit, int chunk) const {
+        return lds<int64_t>(addresses + 80 + 8 * unit) + chunk / SLOT_CHUNKS;
+    }
+    /* In place of a second tensor's offset: a number of a unit. */
+    GT_METHOD float number(int unit) const { return lds<float>(addresses + 144 + 8 * unit); }
+    GT_METHOD void put_number(int unit, float x) const { sts<float>(addresses + 144 + 8 * unit, x); }
+    /* Where a unit's rows begin in one of up to 8 / UNITS tensors, at the segment's first token. */
+    GT_METHOD int64_t offset(int tensor, int unit) const {
+        return lds<int64_t>(addresses + 112 + 8 * UNITS * tensor + 8 * unit);
+    }
+    GT_METHOD void put_offsets(int tensor, const gt_stride& stride) const {
+        const int64_t first = token(0);
+        for (int i = 0; i < UNITS; i++)
+            sts<int64_t>(addresses + 112 + 8 * UNITS * tensor + 8 * i,
+                         offset_of(stride, b(), first, head(i)) + row0(i));
+    }
+};
+
+/* ---- times ------------------------------------------------------------------------------------------------------- */
+
+/* What a lane of a producer has of a unit: the head's bias and A, and dt of the tokens 2 lane, 2 lane + 1 of a chunk as
+ * it lies in memory.  Loads that were issued after copies are answered after them; so nothing is made of dt before the
+ * next chunk. */
+struct UnitTimes {
+    float bias, A;
+    uint32_t dt[2];
+
+    GT_METHOD void enter(const Problem& in, int h) {
+        bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
+        A = in.A[h];
+    }
+    /* first: the chunk's first element; tokens: that it has. */
+    GT_METHOD void load(const Problem& in, int64_t first, int tokens) {
+        GT_UNROLL
+        for (int i = 0; i < 2; i++) {
+            const int t = 2 * own_lane() + i;
+            const int64_t at = first + t * in.dt_stride.t;
+            dt[i] = 0;
+            if (t >= tokens) continue;
+            if (in.dt_dtype == GT_F32)
+                dt[i] = as_uint(static_cast<const float*>(in.dt)[at]);
+            else
+                dt[i] = static_cast<const bf16*>(in.dt)[at].bits; /* or of f16 */
+        }
+    }
+    GT_METHOD float delta(const Problem& in, int i, int tokens) const {
+        const float x = in.dt_dtype == GT_F32    ? as_float(dt[i])
+                        : in.dt_dtype == GT_BF16 ? unpack_bf16_lo(dt[i])
+                                                 : unpack_f16_lo(dt[i]);
+        return 2 * own_lane() + i < tokens ? delta_of(in.rule, x + bias).value : 0.0f;
+    }
+};
+
+/* ---- rows in and states out -------------------------------------------------------------------------------------- */
+
+/* What a thread of the producer copies of 64 rows of PIECES pieces of 16 bytes: one piece of every STEP-th row. */
+template <int PIECES>
+struct CopiedRows {
+    static constexpr int STEP = WARPGROUP / PIECES, ROW = PIECES < 8 ? 16 * PIECES : 128, PANEL = CHUNK * ROW;
+    /* The address k STEP rows further; in steps of 4, of which 8 have a swizzle, every second by a bit of it, too. */
+    GT_HD uint32_t next(uint32_t address, int k) {
+        return (STEP == 4 && k % 2 ? address ^ 64 : address) + k * STEP * ROW;
+    }
+    GT_METHOD int row() const { return own_thread() % WARPGROUP / PIECES; }
+    GT_METHOD int piece() const { return own_thread() % PIECES; }
+    GT_METHOD int64_t own(int64_t pitch) const { return row() * pitch + 8 * piece(); }
+    GT_METHOD uint32_t address() const { return gt::tile_at<ROW>(row(), piece(), PANEL); }
+    /* Where the thread's first row and piece lie.  first: row 0. */
+    template <class T>
+    GT_METHOD const T* own(const T* first, int64_t pitch) const {
+        return first + row() * pitch + 8 * piece();
+    }
+    /* Starts the copy of rows and columns that all exist.  to: the thread's address(), of a tile; from: own(first). */
+    template <class T>
+    GT_METHOD void copy_whole(uint32_t to, const T* from, int64_t pitch) const {
+        GT_UNROLL
+        for (int k = 0; k < CHUNK / STEP; k++) {
+            cp_async<16>(next(to, k), from);
+            from += STEP * pitch;
+        }
+    }
+    /* Starts the copy to a tile.  from: own(first); rows, columns (a multiple of 8): that exist, zeros beyond. */
+    template <class T>
+    GT_METHOD void copy(uint32_t tile, const T* from, int64_t pitch, int rows, int columns) const {
+        const uint32_t to = tile + address();
+        const int left = 8 * piece() < columns ? rows - row() : 0;
+        if (left > CHUNK - STEP) {
+            copy_whole(to, from, pitch);
+            return;
+        }
+        const T* const first = from - row() * pitch - 8 * piece();
+        GT_UNROLL
+        for (int k = 0; k < CHUNK / STEP; k++) {
+            const bool exists = k * STEP < left;
+            cp_async<16>(next(to, k), exists ? from : first, exists ? 16 : 0);
+            from += STEP * pitch;
+        }
+    }
+};
+
+/* Starts the copies of a chunk of one tensor, a tile a unit.  x: the tensor; own: of_units.own() from the segment's
+ * first token to the chunk's; tensor: its number in the cursor. */
+template <int UNITS, class T>
+GT_DEV void copy_units(const CopiedRows<8>& of_units, const GroupCursor<UNITS>& cursor, int tensor, uint32_t tile,
+                       const T* x, int64_t own, int64_t pitch, int tokens, int64_t P) {
+    constexpr int TILE = CHUNK * 128;
+    if (tokens == CHUNK && P % TILE_P == 0) {
+        const uint32_t to = tile + of_units.address();
+        GT_UNROLL
+        for (int i = 0; i < UNITS; i++) of_units.copy_whole(to + i * TILE, x + (cursor.offset(tensor, i) + own), pitch);
+        return;
+    }
+    GT_NO_UNROLL
+    for (int i = 0; i < UNITS; i++)
+        of_units.copy(tile + i * TILE, x + (cursor.offset(tensor, i) + own), pitch, tokens, (int)P - cursor.row0(i));
+}
+
+/* A warp's rows of a checkpoint, times a power of two, by way of its rows of a tile that nobody else uses meanwhile.
+ * to: the first of them, `pitch` elements from each other; rows, columns: that exist. */
+template <int NP>
+GT_DEV void store_checkpoint_rows(uint32_t tile, int unit_warp, const float (&H)[NP / 8][4], float power, f16* to,
+                                  int rows, int pitch, int columns) {
+    constexpr int COLUMNS = NP < 64 ? NP : 64, PIECES = COLUMNS / 8, STEP = 32 / PIECES;
+    const int lane = own_lane(), row = lane / PIECES, piece = lane % PIECES;
+    const uint32_t address = by_rows<64>(tile, own_lane()), from = tile + panel_at<128>(16 * unit_warp + row, piece);
+    const auto values_at = [&](int k) { return lds<uint4>((from ^ 16 * (k % 8)) + 128 * k); }; /* row + k */
+    const bool whole = pitch == NP && columns == NP && rows >= 16;
+    to += row * pitch + 8 * piece;
+    GT_UNROLL
+    for (int n0 = 0; n0 < NP / 8; n0 += PIECES) {
+        GT_UNROLL
+        for (int k = 0; k < PIECES / 2; k++) {
+            const float(&low)[4] = H[n0 + 2 * k], (&high)[4] = H[n0 + 2 * k + 1];
+            const uint32_t values[4] = {
+                pack_f16(low[0] * power, low[1] * power), pack_f16(low[2] * power, low[3] * power),
+                pack_f16(high[0] * power, high[1] * power), pack_f16(high[2] * power, high[3] * power)};
+            stmatrix_x4(tile_at<64>(address, unit_warp, k), values);
+        }
+        sync_warp();
+        if (whole) { /* addresses differ by constants */
+            GT_UNROLL
+            for (int k = 0; k < 16; k += STEP) stg<uint4>(to + (k * NP + 8 * n0), values_at(k));
+        } else {
+            const int left = 8 * (n0 + piece) < columns ? rows - row : 0;
+            GT_UNROLL
+            for (int k = 0; k < 16; k += STEP) {
+                const uint4 values = values_at(k);
+                if (k < left) stg<uint4>(to + (k * pitch + 8 * n0), values);
+            }
+        }
+        sync_warp();
+    }
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif

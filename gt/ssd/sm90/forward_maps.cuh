@@ -1,0 +1,239 @@
+/* gt/ssd/sm90/forward_maps.cuh - ssd forward on compute capability 9.0 where many heads share B and C
+ * (has_sizes_of_maps()).  A kernel of its own turns B and C into f16, once for all blocks, and leaves the producer of
+ * forward.cuh only the work of a unit.  The bits are those of forward_hopper_kernel.  conv_ssd's
+ * kernel (gt/fused/conv_ssd_sm90.cuh) has this producer, too, and convolves x on its way.
+ *
+ * group_rows_kernel     a block has 64 tokens of B or C of a group.  It leaves them as ssd's products take them: f16 with a
+ *                       power of two a row, a chunk's tile as it lies in shared memory.
+ * forward_maps_kernel   forward_hopper_kernel with another producer, a warp a unit: the unit's decay factors, and the
+ *                       largest magnitudes of the rows of x, by which consumers turn x into f16; copies of its x and z, and
+ *                       in the first warp of B and C, by TMA.  There is nothing to convert, and no warp waits for another.
+ * MBARRIERS, beside those of forward.cuh.  X_FULL: of a unit in a stage of x, as it came.  FULL takes the bytes of B
+ *     and C, too, and GATE_FULL those of z.
+ *
+ * REGISTERS a thread, N = 128, four units: consumers 232, producer 40.
+ * BYTES a token and head: x, y (z) 2 P each, B and C from L2 as in forward.cuh.  Once a token and group: 4 N read,
+ *     4 N written.
+ * grid: group_rows_kernel, a block a chunk slot, group, and B or C, block 256; forward_maps_kernel as
+ * forward_hopper_kernel. */
+#ifndef GT_SSD_SM90_FORWARD_MAPS_CUH
+#define GT_SSD_SM90_FORWARD_MAPS_CUH
+
+#include "forward.cuh"
+
+namespace gt {
+namespace ssd {
+
+struct MapsForwardParams : HopperForwardParams {
+    TensorMap x_map, z_map; /* by boxes of 64 tokens of a head's 64 rows */
+};
+
+/* The row of a sequence's or segment's first chunk. */
+GT_HD int64_t chunk_row(const Problem& in, int64_t b, int64_t slot) {
+    return (b * chunk_slots(in.sequences, CHECKPOINT) + slot) * 2;
+}
+
+/* ---- B and C ------------------------------------------------------------------------------------------------------- */
+
+constexpr int GROUP_ROWS_WARPS = 8;
+
+/* Shared memory of a block that makes a tile of B or C. */
+template <class T, int NP>
+struct GroupTile : HopperTile<T, NP, 2, UNGATED, MAPPED_ROWS> {
+    static constexpr int INVERSES = CHUNK * 2 * NP, BYTES = INVERSES + 4 * CHUNK, THREADS = 32 * GROUP_ROWS_WARPS;
+};
+
+/* Where such a block stands.  which: 0 for B, 1 for C. */
+struct GroupChunk {
+    int which, g, row, b, tokens;
+    int64_t first, sequence;
+
+    GT_METHOD explicit GroupChunk(const Problem& in) {
+        which = block_x() % 2, g = block_x() / 2 % (int)in.G, row = block_x() / 2 / (int)in.G;
+        const int slots = (int)chunk_slots(in.sequences, CHECKPOINT);
+        const gt_chunk chunk = chunk_at(in.sequences, CHECKPOINT, row / 2 % slots);
+        b = row / 2 / slots, sequence = chunk.sequence;
+        first = chunk.first + row % 2 * CHUNK;
+        tokens = chunk.last - first < CHUNK ? (int)(chunk.last - first) : CHUNK;
+    }
+    GT_METHOD bool exists() const { return sequence >= 0 && tokens > 0; }
+};
+
+/* The tile, rows in T, to memory as f16.  All threads of a block, behind a barrier. */
+template <class Tile>
+GT_DEV void store_group(const MapsForwardParams& p, uint32_t smem, const GroupChunk& me) {
+    constexpr int NP = Tile::NP, BLOCKS_OF_ROWS = CHUNK / RowLanes<NP>::ROWS;
+    for (int i = warp_id(); i < BLOCKS_OF_ROWS; i += GROUP_ROWS_WARPS)
+        blocks_to_f16<Tile, 1>(smem, smem + Tile::INVERSES, i, 0);
+    sync_threads();
+    const int64_t place = ((int64_t)me.row * p.in.G + me.g) * 2 + me.which;
+    f16* const to = p.groups.values + place * (CHUNK * NP);
+    for (int i = thread_id(); i < CHUNK * NP / 8; i += Tile::THREADS) stg<uint4>(to + 8 * i, lds<uint4>(smem + 16 * i));
+    if (thread_id() < CHUNK)
+        p.groups.inverses[place * CHUNK + thread_id()] = lds<float>(smem + Tile::INVERSES + 4 * thread_id());
+}
+
+template <class T, int NP>
+GT_KERNEL(32 * GROUP_ROWS_WARPS, 4)
+group_rows_kernel(const GT_GRID_CONSTANT MapsForwardParams p) {
+    using Tile = GroupTile<T, NP>;
+    constexpr int PIECES = NP / 8, COUNT = CHUNK * PIECES / Tile::THREADS;
+    const uint32_t smem = smem_base_of_tiles();
+    const Problem& in = p.in;
+    const GroupChunk me(in);
+    if (me.exists()) {
+        const gt_stride& stride = me.which ? in.Cm_stride : in.Bm_stride;
+        const uint16_t* const from =
+            static_cast<const uint16_t*>(me.which ? in.Cm : in.Bm) + offset_of(stride, me.b, me.first, me.g);
+        const auto number = [](int i) { return i * Tile::THREADS + thread_id(); };
+        uint4 pieces[COUNT];
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++) {
+            const int t = number(i) / PIECES, column = 8 * (number(i) % PIECES);
+            pieces[i] = {0, 0, 0, 0};
+            if (t < me.tokens && column < in.N) pieces[i] = ldg<uint4>(from + t * stride.t + column);
+        }
+        GT_UNROLL
+        for (int i = 0; i < COUNT; i++)
+            sts<uint4>(smem + group_address<Tile>(number(i) / PIECES, number(i) % PIECES), pieces[i]);
+    }
+    wait_for_chain(); /* a kernel before may still read the workspace */
+    if (!me.exists()) return;
+    sync_threads();
+    store_group<Tile>(p, smem, me);
+}
+
+/* ---- producer ------------------------------------------------------------------------------------------------------ */
+
+/* Starts the copy of a unit's rows of x or z of a chunk: by one warp. */
+template <class Tile>
+GT_DEV void load_rows(const Problem& in, const GroupCursor<Tile::UNITS>& cursor, int unit, const TensorMap& map,
+                      int chunk, uint32_t tile, uint32_t full) {
+    mbarrier_arrive_expect_warp(full, Tile::TILE_X);
+    tile_load(tile, map, cursor.head(unit) * in.P + cursor.row0(unit), (int)cursor.token(chunk), (int)cursor.b(), full);
+}
+
+/* The same of x, when the stage is free.  number: of the chunk, among all that the block takes. */
+template <class Tile>
+GT_DEV void load_x(const MapsForwardParams& p, uint32_t smem, const GroupCursor<Tile::UNITS>& cursor, int unit,
+                   int chunk, int number) {
+    if (chunk >= cursor.chunks()) return;
+    const unsigned stage = (unsigned)number % Tile::X_STAGES;
+    mbarrier_wait(smem + Tile::X_EMPTY + 8 * stage, ((unsigned)number / Tile::X_STAGES + 1) % 2);
+    load_rows<Tile>(p.in, cursor, unit, p.x_map, chunk, smem + Tile::X + (stage * Tile::UNITS + unit) * Tile::TILE_X,
+                    smem + Tile::X_FULL + 8 * (stage * Tile::UNITS + unit));
+}
+
+/* Warps without a unit do nothing. */
+template <class Tile>
+GT_DEV void maps_producer(const MapsForwardParams& p, uint32_t smem) {
+    constexpr int BARRIER = 1, UNITS = Tile::UNITS;
+    const Problem& in = p.in;
+    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + Tile::CONSUMERS * GroupCursor<UNITS>::BYTES};
+    const int unit = shfl_idx(warp_id(), 0) % 4;
+    const bool works = unit < UNITS, has_gate = Tile::HAS_GATE && in.z;
+    int n = 0; /* chunks of all segments */
+    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
+        int64_t row;
+        {
+            const Span span = ordered_span(in, item);
+            if (!span.exists) continue;
+            cursor.enter(in, span, item, BARRIER);
+            row = chunk_row(in, span.b, span.chunk_slot);
+        }
+        if (!works) continue;
+        const int chunks = cursor.chunks();
+        UnitTimes of_unit = {};
+        of_unit.enter(in, cursor.head(unit));
+        const auto load_times = [&](int chunk) {
+            if (chunk < chunks)
+                of_unit.load(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)),
+                             cursor.tokens(chunk));
+        };
+        /* of the chunk before the one that is prepared: the consumers are in it */
+        const auto load_gate = [&](int chunk) {
+            if (has_gate && chunk >= 0)
+                load_rows<Tile>(in, cursor, unit, p.z_map, chunk, smem + Tile::GATE + unit * Tile::TILE_X,
+                                smem + Tile::GATE_FULL);
+        };
+        load_times(0);
+        if constexpr (Tile::X_AHEAD) load_x<Tile>(p, smem, cursor, unit, 0, n);
+        GT_NO_UNROLL
+        for (int chunk = 0; chunk < chunks; chunk++, n++) {
+            const int stage = n % 2, tokens = cursor.tokens(chunk);
+            const uint32_t addresses = smem + Tile::FACTORS + 4 * Merged::COUNT * (stage * UNITS + unit);
+            const uint32_t prepared = smem + Tile::PREPARED + 4 * Prepared::COUNT * (stage * UNITS + unit);
+            const uint32_t full = smem + Tile::FULL + 8 * stage;
+            mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
+            if constexpr (!Tile::X_AHEAD && !Tile::CONVOLVES) load_x<Tile>(p, smem, cursor, unit, chunk, n);
+            const int64_t place = ((row + chunk) * in.G + cursor.group()) * 2;
+            if (unit == 0) {
+                const f16* const from = p.groups.values + place * (Tile::TILE_B / 2);
+                bulk_load(smem + Tile::B + stage * Tile::TILE_B, from, Tile::TILE_B, full);
+                bulk_load(smem + Tile::C + stage * Tile::TILE_B, from + Tile::TILE_B / 2, Tile::TILE_B, full);
+            }
+            load_gate(chunk - 1);
+            const float* const inverses = p.groups.inverses + place * CHUNK + 2 * own_lane();
+            const float2 b = ldg<float2>(inverses), c = ldg<float2>(inverses + CHUNK);
+            const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
+            load_times(chunk + 1);
+            make_factors(addresses, delta, of_unit.A);
+            if constexpr (Tile::X_AHEAD) load_x<Tile>(p, smem, cursor, unit, chunk + 1, n + 1);
+            if constexpr (Tile::CONVOLVES) {
+                mbarrier_wait(smem + Tile::CONVOLVED + 8 * stage, n / 2 % 2);
+            } else {
+                const unsigned number = (unsigned)n, at = number % Tile::X_STAGES * UNITS + unit;
+                mbarrier_wait(smem + Tile::X_FULL + 8 * at, number / Tile::X_STAGES % 2);
+                row_maxima<typename Tile::T, 4>(smem + Tile::X + at * Tile::TILE_X, prepared + 4 * Prepared::X_POWERS,
+                                                0, CHUNK);
+            }
+            sync_warp();
+            finish_factors<Tile::NP>(addresses, prepared, b, c);
+            if (unit == 0) /* a warp arrives once: here, though bytes may have come already */
+                mbarrier_arrive_expect(full, 2 * Tile::TILE_B);
+            else
+                mbarrier_arrive(full);
+        }
+        if (has_gate && chunks > 0) {
+            mbarrier_wait(smem + Tile::EMPTY + 8 * (n % 2), (n / 2 + 1) % 2);
+            load_gate(chunks - 1);
+        }
+        item = cursor.item();
+    }
+}
+
+/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
+template <class T, int NP, int UNITS, int GATE>
+GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE, MAPPED_ROWS>::THREADS) : 32, 1)
+forward_maps_kernel(const GT_GRID_CONSTANT MapsForwardParams p) {
+#if GT_SM90A
+    using Tile = HopperTile<T, NP, UNITS, GATE, MAPPED_ROWS>;
+    const uint32_t smem = smem_base_of_tiles();
+    const auto init = [&](int barrier, int count) { mbarrier_init(smem + barrier + 8 * thread_id(), count); };
+    if (thread_id() < 2) {
+        init(Tile::FULL, 32 * UNITS);
+        init(Tile::EMPTY, Tile::CONSUMERS * WARPGROUP);
+    }
+    if (thread_id() == 0) init(Tile::GATE_FULL, 32 * UNITS);
+    if (thread_id() < Tile::X_STAGES) init(Tile::X_EMPTY, Tile::CONSUMERS * WARPGROUP);
+    if (thread_id() < Tile::X_STAGES * UNITS) init(Tile::X_FULL, 32);
+    fence_async_proxy();
+    sync_threads();
+    wait_for_chain();
+    if (shfl_idx(warp_id(), 0) / 4 == Tile::CONSUMERS) {
+        give_registers<Tile::PRODUCER_REGISTERS>();
+        maps_producer<Tile>(p, smem);
+    } else {
+        take_registers<Tile::REGISTERS>();
+        forward_consumer<Tile>(p, smem);
+    }
+#else
+    (void)p;
+    __trap();
+#endif
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif

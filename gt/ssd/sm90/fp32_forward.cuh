@@ -1,0 +1,641 @@
+/* gt/ssd/sm90/fp32_forward.cuh - ssd forward on compute capability 9.0, fp32 activations, by wgmma: what
+ * forward_fp32_kernel computes, of calls whose groups have two units or more (mma/state.cuh), N from 17 to 128: up to 64 as
+ * 64, to 128 as 128.
+ *
+ * A block has two units of one group and takes a segment of a sequence chunk by chunk, 64 tokens each.
+ *
+ * WARPGROUPS
+ *     producer     number 2.  It copies x of the chunk ahead (cp.async), loads B and C into registers, splits them,
+ *                  once for both units, and stores hi and lo as panels that products read.  Warps 0 and 1 make the
+ *                  decay factors and the update's weights of a unit each, 2 and 3 the powers of two of x's rows.
+ *     consumers    numbers 0 and 1, with a unit each, whose state they hold as accumulators do, 16 rows a warp:
+ *         1  S = C B^T                        64 x 64 x N, from shared memory; the checkpoint is stored meanwhile
+ *            M_ts = S_ts L_ts Delta_s         split, a power of two a row, to shared memory; zero above the diagonal; a
+ *                                             head's Dskip is added on it
+ *         2  y^T = pre H C^T                  64 x 64 x N; H split in registers
+ *         3  y^T += x^T M^T                   64 x 64 x 64; x split in registers
+ *            + Dskip x of channels, times silu(z), to memory from registers: a token's 8 rows are 32 bytes
+ *         4  H <- E H + (x Delta suf)^T B     64 x N x 64, summed from zero and added as fp32 does
+ *
+ * NUMBERS.  As mma/fp32_chunk.cuh has them: hi + lo of f16, three products, the small ones first.
+ * SHARED MEMORY, KB, N = 128: 211, one block a multiprocessor
+ *     X                64     two stages of two units, fp32 (x_at)                  producer
+ *     B                64     two stages, hi and lo                                 producer
+ *     C                32     one stage: it is free once 2 is over                  producer
+ *     M                32     of each unit, hi and lo                               consumers
+ *     FACTORS ...      19     two stages of each unit: Factors, Prepared; inverses of rows' powers; cursors, barriers
+ * MBARRIERS.  FULL, EMPTY: of a stage of all but C and M; the producer's and the consumers' threads arrive.  C_EMPTY:
+ *     of C; the consumers' threads arrive.  FULL comes when C has come, too.
+ * REGISTERS a thread, N = 128: H 64, y 32, sums 32, operands 32 of 208; producer 88, of B or C 64.
+ * ISSUE SLOTS a token and head, N = 128, counted: consumers 140, producer 45.
+ * PRODUCTS, clocks a unit and chunk at full rate, N = 128: S 768, y 768 + 384, H 768.
+ * BYTES a token and head: x, y (z) 4 P each, B and C 8 N / heads of a group from memory, 4 N from L2, checkpoints
+ *     P N / 32.
+ * grid: strands*G*bundles (bundles of two units); block 384.  Every sum has one fixed order: deterministic. */
+#ifndef GT_SSD_SM90_FP32_FORWARD_CUH
+#define GT_SSD_SM90_FP32_FORWARD_CUH
+
+#include "../mma/fp32_chunk.cuh"
+#include "block.cuh"
+
+namespace gt {
+namespace ssd {
+
+/* ---- shared memory ----------------------------------------------------------------------------------------------- */
+
+/* What the consumers need of a chunk and unit beside Factors, in floats: Weights, and the powers of two of x's rows. */
+struct SplitPrepared {
+    static constexpr int WEIGHTS = 0, X_POWER = Weights::COUNT, X_INVERSE = X_POWER + CHUNK, COUNT = X_INVERSE + CHUNK;
+};
+
+/* Where things lie in shared memory, in bytes. */
+template <int NP_>
+struct SplitHopperTile {
+    static constexpr int NP = NP_, UNITS = CONSUMERS, THREADS = (CONSUMERS + 1) * WARPGROUP;
+    static constexpr int REGISTERS = 208, PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
+    static constexpr int PANELS = NP / 64, PANEL = CHUNK * 128, LO = PANELS * PANEL; /* hi, then lo of all columns */
+    static constexpr int TILE_X = CHUNK * 256, TILE_B = 2 * LO, TILE_M = 2 * PANEL;
+    static constexpr int X = 0;                                                       /* [2][UNITS] */
+    static constexpr int B = X + 2 * UNITS * TILE_X;                                  /* [2] */
+    static constexpr int C = B + 2 * TILE_B;                                          /* */
+    static constexpr int M = C + TILE_B;                                              /* [UNITS] */
+    static constexpr int FACTORS = M + UNITS * TILE_M;                                /* [2][UNITS] */
+    static constexpr int PREPARED = FACTORS + 2 * UNITS * 4 * Factors::COUNT;         /* [2][UNITS] */
+    static constexpr int B_INVERSE = PREPARED + 2 * UNITS * 4 * SplitPrepared::COUNT; /* [2] */
+    static constexpr int C_INVERSE = B_INVERSE + 2 * 4 * CHUNK;                       /* [2] */
+    static constexpr int M_INVERSE = C_INVERSE + 2 * 4 * CHUNK;                       /* [UNITS] */
+    static constexpr int CURSOR = M_INVERSE + UNITS * 4 * CHUNK;                      /* of each warpgroup */
+    static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
+    static constexpr int C_EMPTY = EMPTY + 16, BYTES = C_EMPTY + 8;
+    static_assert(PREPARED % 16 == 0 && B_INVERSE % 16 == 0 && FULL % 8 == 0, "aligned");
+    static_assert(BYTES <= 227 * 1024, "fits sm_90");
+};
+
+/* Bytes from a tile of x to the number of token t and row p.  8 neighbours in p of 4 neighbouring pairs of tokens lie
+ * in different banks. */
+GT_DEV uint32_t x_at(int t, int p) { return (uint32_t)(256 * t + 32 * (p / 8 ^ t / 2 % 4) + 4 * (p % 8)); }
+
+/* ---- producer ---------------------------------------------------------------------------------------------------- */
+
+/* Starts the copy of a chunk of a unit's x.  from: the thread's piece of the first of its rows; rows, columns: that
+ * exist, zeros beyond. */
+GT_DEV void copy_split_x(uint32_t tile, const float* from, int64_t pitch, int rows, int columns) {
+    const int row = own_thread() % WARPGROUP / 16, piece = own_thread() % 16;
+    const uint32_t to = tile + x_at(row, 4 * piece);
+    const int left = 4 * piece < columns ? rows - row : 0;
+    GT_UNROLL
+    for (int k = 0; k < CHUNK; k += 8) {
+        cp_async<16>(to + 256 * k, from, left > k ? 16 : 0);
+        from += 8 * pitch;
+    }
+}
+
+/* Powers of two of the rows of a unit's x, by one warp. */
+GT_DEV void make_x_powers(uint32_t tile, uint32_t prepared) {
+    const int lane = own_lane(), row = lane / 8, piece = lane % 8;
+    const uint32_t from = tile + x_at(row, 4 * piece);
+    GT_NO_UNROLL
+    for (int row0 = 0; row0 < CHUNK; row0 += 16) {
+        float4 x[4][2];
+        GT_UNROLL
+        for (int i = 0; i < 8; i++) /* rows 4 further have the other half of 128 bytes */
+            x[i / 2][i % 2] = lds<float4>((from ^ 64 * (i / 2 % 2)) + 256 * (row0 + 4 * (i / 2)) + 128 * (i % 2));
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            float most = 0.0f;
+            GT_UNROLL
+            for (const float4& v : x[i])
+                most = fmaxf(most, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+            GT_UNROLL
+            for (int mask = 1; mask < 8; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
+            const Power power = split_power(most);
+            if (piece == 0) {
+                const uint32_t to = prepared + 4 * (row0 + 4 * i + row);
+                sts<float>(to + 4 * SplitPrepared::X_POWER, power.value);
+                sts<float>(to + 4 * SplitPrepared::X_INVERSE, power.inverse);
+            }
+        }
+    }
+}
+
+/* What a thread of the producer has of a chunk of B or C: of 4 rows, 16 apart, 8 neighbours of each 64 columns. */
+template <class Tile>
+struct GroupRows {
+    static constexpr int ROWS = CHUNK / 16;
+    float4 x[ROWS][2 * Tile::PANELS];
+
+    GT_METHOD static int row() { return own_thread() % WARPGROUP / 8; }
+    GT_METHOD static int column() { return own_thread() % 8 * 8; }
+    /* from: at row() and column() of the chunk; rows, columns: that exist, zeros beyond */
+    GT_METHOD void load(const float* from, int64_t pitch, int rows, int columns) {
+        GT_UNROLL
+        for (int k = 0; k < ROWS; k++) {
+            GT_UNROLL
+            for (int i = 0; i < Tile::PANELS; i++) {
+                const bool exists = 16 * k < rows - row() && 64 * i < columns - column();
+                x[k][2 * i] = exists ? ldg<float4>(from + 64 * i) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+                x[k][2 * i + 1] = exists ? ldg<float4>(from + 64 * i + 4) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+            }
+            from += 16 * pitch;
+        }
+    }
+    /* inverses[row] <- what undoes a row's power */
+    GT_METHOD void split(uint32_t tile, uint32_t inverses) const {
+        const uint32_t to = tile + panel_at<128>(row(), column() / 8);
+        GT_UNROLL
+        for (int k = 0; k < ROWS; k++) {
+            float most = 0.0f;
+            GT_UNROLL
+            for (const float4& v : x[k])
+                most = fmaxf(most, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+            GT_UNROLL
+            for (int mask = 1; mask < 8; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
+            const Power power = split_power(most);
+            GT_UNROLL
+            for (int i = 0; i < Tile::PANELS; i++) {
+                const float4 v = x[k][2 * i], w = x[k][2 * i + 1];
+                uint4 hi, lo;
+                split_pair(v.x * power.value, v.y * power.value, hi.x, lo.x);
+                split_pair(v.z * power.value, v.w * power.value, hi.y, lo.y);
+                split_pair(w.x * power.value, w.y * power.value, hi.z, lo.z);
+                split_pair(w.z * power.value, w.w * power.value, hi.w, lo.w);
+                sts<uint4>(to + 16 * 128 * k + Tile::PANEL * i, hi);
+                sts<uint4>(to + 16 * 128 * k + Tile::PANEL * i + Tile::LO, lo);
+            }
+            if (own_thread() % 8 == 0) sts<float>(inverses + 4 * (row() + 16 * k), power.inverse);
+        }
+    }
+};
+
+template <class Tile>
+GT_DEV void forward_split_producer(const TensorParams& p, uint32_t smem) {
+    constexpr int BARRIER = 1, UNITS = Tile::UNITS;
+    const Problem& in = p.in;
+    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + CONSUMERS * GroupCursor<UNITS>::BYTES};
+    using Rows = GroupRows<Tile>;
+    const int warp = warp_id() % 4, unit = warp % UNITS;
+    const bool makes_factors = warp < UNITS;
+    int n = 0; /* chunks of all segments */
+    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
+        {
+            const Span span = ordered_span(in, item);
+            if (!span.exists) continue;
+            cursor.enter(in, span, item, BARRIER, [&] { cursor.put_offsets(0, in.x_stride); });
+        }
+        const int chunks = cursor.chunks();
+        const int64_t b = cursor.b(), token = cursor.token(0);
+        int64_t x = own_thread() % WARPGROUP / 16 * in.x_stride.t + 4 * (own_thread() % 16);
+        const float* B = static_cast<const float*>(in.Bm) + offset_of(in.Bm_stride, b, token, cursor.group()) +
+                         Rows::row() * in.Bm_stride.t + Rows::column();
+        const float* C = static_cast<const float*>(in.Cm) + offset_of(in.Cm_stride, b, token, cursor.group()) +
+                         Rows::row() * in.Cm_stride.t + Rows::column();
+        int64_t times = offset_of(in.dt_stride, b, token, cursor.head(unit));
+        UnitTimes of_unit = {};
+        if (makes_factors) of_unit.enter(in, cursor.head(unit));
+        const auto load_times = [&](int chunk) {
+            if (makes_factors && chunk < chunks) of_unit.load(in, times, cursor.tokens(chunk));
+            times += CHUNK * in.dt_stride.t;
+        };
+        load_times(0);
+        GT_NO_UNROLL
+        for (int chunk = 0; chunk < chunks; chunk++, n++) {
+            const int stage = n % 2, tokens = cursor.tokens(chunk);
+            const uint32_t addresses = smem + Tile::FACTORS + 4 * Factors::COUNT * (stage * UNITS + unit);
+            const uint32_t prepared = smem + Tile::PREPARED + 4 * SplitPrepared::COUNT * (stage * UNITS + unit);
+            const uint32_t x_tiles = smem + Tile::X + stage * UNITS * Tile::TILE_X;
+            const uint32_t B_inverse = smem + Tile::B_INVERSE + stage * 4 * CHUNK;
+            mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
+            GT_NO_UNROLL
+            for (int i = 0; i < UNITS; i++)
+                copy_split_x(x_tiles + i * Tile::TILE_X, static_cast<const float*>(in.x) + (cursor.offset(0, i) + x),
+                             in.x_stride.t, tokens, (int)in.P - cursor.row0(i));
+            x += CHUNK * in.x_stride.t;
+            cp_async_commit();
+            GT_NO_UNROLL
+            for (int i = 0; i < 2; i++) { /* B, then C */
+                if (i) {
+                    if (makes_factors) {
+                        const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
+                        make_factors<SUM_FACTORS | DIAGONAL_FACTORS | CHUNK_FACTORS | SHORT_CODE>(addresses, delta,
+                                                                                                  of_unit.A);
+                        load_times(chunk + 1);
+                    } else {
+                        make_x_powers(x_tiles + unit * Tile::TILE_X, prepared);
+                    }
+                }
+                Rows rows;
+                rows.load(i ? C : B, i ? in.Cm_stride.t : in.Bm_stride.t, tokens, in.columns);
+                if (i) mbarrier_wait(smem + Tile::C_EMPTY, (n + 1) % 2);
+                rows.split(smem + (i ? Tile::C : Tile::B + stage * Tile::TILE_B),
+                           i ? smem + Tile::C_INVERSE + stage * 4 * CHUNK : B_inverse);
+                cp_async_wait<0>();
+                bar_sync(BARRIER, WARPGROUP);
+            }
+            B += CHUNK * in.Bm_stride.t, C += CHUNK * in.Cm_stride.t;
+            if (makes_factors) {
+                const int t = 2 * own_lane();
+                const auto two = [&](uint32_t from, int at) { return lds<float2>(from + 4 * (at + t)); };
+                const float2 delta = two(addresses, Factors::DELTA), suf = two(addresses, Factors::SUF);
+                make_split_weights(prepared + 4 * SplitPrepared::WEIGHTS, {delta.x * suf.x, delta.y * suf.y},
+                                   two(prepared, SplitPrepared::X_INVERSE), two(B_inverse, 0));
+            }
+            fence_async_proxy();
+            mbarrier_arrive(smem + Tile::FULL + 8 * stage);
+        }
+        item = cursor.item();
+    }
+}
+
+/* ---- consumers --------------------------------------------------------------------------------------------------- */
+
+/* Where a consumer and what it works on lie, made anew wherever it is asked: kept over a chunk it would take registers
+ * from the state.  n: number of the chunk among those of all segments. */
+template <class Tile>
+struct SplitConsumer {
+    uint32_t smem;
+    GT_METHOD int unit() const { return own_thread() / WARPGROUP; }
+    GT_METHOD int unit_warp() const { return own_thread() / 32 % 4; }
+    GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
+        return {smem + Tile::CURSOR + unit() * GroupCursor<Tile::UNITS>::BYTES};
+    }
+    GT_METHOD uint32_t stage(int n) const { return (unsigned)made_here(n) % 2; }
+    GT_METHOD uint32_t x(int n) const { return smem + Tile::X + (stage(n) * Tile::UNITS + unit()) * Tile::TILE_X; }
+    GT_METHOD uint32_t B(int n) const { return smem + Tile::B + stage(n) * Tile::TILE_B; }
+    GT_METHOD uint32_t C() const { return smem + Tile::C; }
+    GT_METHOD uint32_t M() const { return smem + Tile::M + unit() * Tile::TILE_M; }
+    GT_METHOD uint32_t addresses(int n) const {
+        return smem + Tile::FACTORS + 4 * Factors::COUNT * (stage(n) * Tile::UNITS + unit());
+    }
+    GT_METHOD uint32_t prepared(int n) const {
+        return smem + Tile::PREPARED + 4 * SplitPrepared::COUNT * (stage(n) * Tile::UNITS + unit());
+    }
+    GT_METHOD uint32_t B_inverse(int n) const { return smem + Tile::B_INVERSE + stage(n) * 4 * CHUNK; }
+    GT_METHOD uint32_t C_inverse(int n) const { return smem + Tile::C_INVERSE + stage(n) * 4 * CHUNK; }
+    GT_METHOD uint32_t M_inverse() const { return smem + Tile::M_INVERSE + unit() * 4 * CHUNK; }
+    GT_METHOD void wait() const { bar_sync(2 + unit(), WARPGROUP); } /* for the warpgroup */
+};
+
+/* M of a unit from S: the warp's rows t = 16 unit_warp + g, + 8, block by block up to the diagonal.  skip: Dskip, where
+ * it is the head's. */
+template <class Tile>
+GT_DEV void store_split_M(const SplitConsumer<Tile>& me, int n, float skip, float (&S)[8][4]) {
+    const int lane = own_lane(), g = lane / 4, j = lane % 4, unit_warp = me.unit_warp(), t = BLOCK * unit_warp + g;
+    const uint32_t addresses = me.addresses(n), x_inverse = me.prepared(n) + 4 * SplitPrepared::X_INVERSE;
+    const auto value = [&](int at) { return lds<float>(addresses + 4 * at); };
+    const auto two = [&](uint32_t from, int at) { return lds<float2>(from + 4 * at); };
+    const float c[2] = {lds<float>(me.C_inverse(n) + 4 * t), lds<float>(me.C_inverse(n) + 4 * (t + 8))};
+    float most[2] = {0.0f, 0.0f};
+    {
+        const float from[2] = {c[0] * value(Factors::U + t), c[1] * value(Factors::U + t + 8)};
+        GT_UNROLL
+        for (int sb = 0; sb < BLOCKS - 1; sb++) {
+            if (sb >= unit_warp) break;
+            const float between = value(between_index(unit_warp, sb));
+            GT_UNROLL
+            for (int half = 0; half < 2; half++) {
+                const int s = BLOCK * sb + 8 * half + 2 * j;
+                const float2 V = two(addresses, Factors::V + s), delta = two(addresses, Factors::DELTA + s),
+                             x = two(x_inverse, s), b = two(me.B_inverse(n), s);
+                const float right[2] = {delta.x * x.x * clamped(V.x * between), delta.y * x.y * clamped(V.y * between)};
+                GT_UNROLL
+                for (int e = 0; e < 4; e++) {
+                    float& to = S[2 * sb + half][e];
+                    to = clamped(to * (e % 2 ? b.y : b.x) * from[e / 2] * right[e % 2]);
+                    most[e / 2] = fmaxf(most[e / 2], fabsf(to));
+                }
+            }
+        }
+    }
+    float own[2][4]; /* the block on the diagonal */
+    GT_UNROLL
+    for (int i = 0; i < 8; i++) {
+        own[i / 4][i % 4] = S[i / 4][i % 4];
+        GT_UNROLL
+        for (int sb = 1; sb < BLOCKS; sb++)
+            if (sb == unit_warp) own[i / 4][i % 4] = S[2 * sb + i / 4][i % 4];
+    }
+    GT_UNROLL
+    for (int half = 0; half < 2; half++) {
+        const int s = BLOCK * unit_warp + 8 * half + 2 * j;
+        const float2 near = two(addresses, Factors::DIAGONAL + 8 * (t + 8 * half) + 2 * j);
+        const float2 delta = two(addresses, Factors::DELTA + s), x = two(x_inverse, s), b = two(me.B_inverse(n), s);
+        const float right[2] = {delta.x * x.x, delta.y * x.y};
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) { /* rows and columns of one half */
+            float& to = own[half][2 * half + e];
+            const int column = 2 * j + e;
+            to = column > g ? 0.0f : clamped(to * (e ? b.y : b.x) * c[half] * (right[e] * (e ? near.y : near.x)));
+            if (column == g) to = clamped(fma_rn(skip, e ? x.y : x.x, to));
+            most[half] = fmaxf(most[half], fabsf(to));
+        }
+        if (half) continue;
+        const float2 corner = two(addresses, Factors::HALF + s);
+        const float from = c[1] * value(Factors::HALF + t + 8);
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            float& to = own[0][2 + e];
+            to = clamped(to * (e ? b.y : b.x) * from * (right[e] * (e ? corner.y : corner.x)));
+            most[1] = fmaxf(most[1], fabsf(to));
+            own[1][e] = 0.0f;
+        }
+    }
+    Power power[2];
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        GT_UNROLL
+        for (int mask = 1; mask < 4; mask *= 2) most[e] = fmaxf(most[e], shfl_xor(most[e], mask));
+        power[e] = split_power(most[e]);
+        if (j == 0) sts<float>(me.M_inverse() + 4 * (t + 8 * e), power[e].inverse);
+    }
+    const uint32_t to = by_rows<64>(me.M(), own_lane());
+    GT_UNROLL
+    for (int sb = 0; sb < BLOCKS; sb++) {
+        if (sb > unit_warp) break;
+        uint32_t hi[4], lo[4]; /* rows + 0, + 8 of columns + 0; then of + 8 */
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) {
+            float v[2];
+            GT_UNROLL
+            for (int i = 0; i < 2; i++) {
+                v[i] = S[2 * sb + e / 2][e % 2 * 2 + i];
+                if (sb == unit_warp) v[i] = own[e / 2][e % 2 * 2 + i];
+            }
+            split_pair(v[0] * power[e % 2].value, v[1] * power[e % 2].value, hi[e], lo[e]);
+        }
+        stmatrix_x4(tile_at<64>(to, unit_warp, sb), hi);
+        stmatrix_x4(tile_at<64>(to, unit_warp, sb) + Tile::PANEL, lo);
+    }
+}
+
+/* Zeros above the diagonal of M, which nothing writes later. */
+template <class Tile>
+GT_DEV void clear_split_M(const SplitConsumer<Tile>& me) {
+    const int unit_warp = me.unit_warp();
+    const uint32_t to = by_rows<64>(me.M(), own_lane());
+    const uint32_t zeros[4] = {0, 0, 0, 0};
+    for (int sb = unit_warp + 1; sb < BLOCKS; sb++) {
+        stmatrix_x4(tile_at<64>(to, unit_warp, sb), zeros);
+        stmatrix_x4(tile_at<64>(to, unit_warp, sb) + Tile::PANEL, zeros);
+    }
+}
+
+/* Where a lane's numbers of x as a left operand lie: rows p = 16 unit_warp + g + 8 (e % 2), tokens
+ * 16 k + 2 j + 8 (e / 2) and the next. */
+GT_DEV uint32_t x_operand(uint32_t tile, int unit_warp) {
+    const int lane = own_lane();
+    return tile + x_at(2 * (lane % 4), 16 * unit_warp + lane / 4);
+}
+GT_DEV float2 x_pair(uint32_t address, int k, int e) {
+    const uint32_t at = (address ^ 32 * (e % 2)) + 256 * (16 * k + 8 * (e / 2));
+    return {lds<float>(at), lds<float>(at + 256)};
+}
+
+/* x^T, split, a power of two a token; WEIGHTED: times the weights of the update. */
+template <bool WEIGHTED>
+GT_DEV void split_x(uint32_t address, uint32_t prepared, uint32_t (&hi)[BLOCKS][4], uint32_t (&lo)[BLOCKS][4]) {
+    const uint32_t tokens = prepared + 8 * (own_lane() % 4);
+    GT_UNROLL
+    for (int i = 0; i < 2 * BLOCKS; i++) {
+        const float2 power = lds<float2>(tokens + 4 * (SplitPrepared::X_POWER + 8 * i));
+        float2 weight = {1.0f, 1.0f};
+        if constexpr (WEIGHTED)
+            weight = lds<float2>(tokens + 4 * (SplitPrepared::WEIGHTS + Weights::OF_TOKENS + 8 * i));
+        GT_UNROLL
+        for (int e = i % 2 * 2; e < i % 2 * 2 + 2; e++) {
+            float2 x = x_pair(address, i / 2, e);
+            x.x *= power.x, x.y *= power.y;
+            if constexpr (WEIGHTED) x.x *= weight.x, x.y *= weight.y;
+            split_pair(x.x, x.y, hi[i / 2][e], lo[i / 2][e]);
+        }
+    }
+}
+
+/* Starts c += left right, or c = ... without `accumulates`: left is in registers, 16 COUNT of k. */
+template <Major MAJOR, int COUNT, int TILES>
+GT_DEV void multiply_left(float (&c)[TILES][4], const uint32_t (&hi)[COUNT][4], const uint32_t (&lo)[COUNT][4],
+                          uint64_t right, uint32_t panel, uint32_t right_lo, bool accumulates) {
+    GT_UNROLL
+    for (int i = 0; i < 3 * COUNT; i++) {
+        const int term = i / COUNT, k = i % COUNT;
+        wgmma<f16, MAJOR>(c, term == 0 ? lo[k] : hi[k],
+                          operand_step(right, k_bytes<128, MAJOR>(16 * k, panel) + (term == 1 ? right_lo : 0)),
+                          accumulates || i > 0);
+    }
+}
+
+/* Dskip x where it is of channels, the gate; to memory. */
+template <class Tile>
+GT_DEV void store_hopper_y(const TensorParams& p, const SplitConsumer<Tile>& me, int n, int chunk, float (&y)[8][4]) {
+    const Problem& in = p.in;
+    const GroupCursor<Tile::UNITS> cursor = me.cursor();
+    const int unit = me.unit(), lane = own_lane(), g = lane / 4, j = lane % 4;
+    if (!cursor.exists(unit)) return;
+    const int row0 = cursor.row0(unit) + 16 * me.unit_warp() + g;
+    const int tokens = cursor.tokens(chunk) - 2 * j, rows = (int)in.P - row0;
+    const bool whole = cursor.tokens(chunk) == CHUNK && in.P - cursor.row0(unit) >= TILE_P;
+    const auto each_of = [&](const float* from, int64_t pitch, auto work) {
+        if (whole) { /* no conditions */
+            GT_UNROLL
+            for (int i = 0; i < 16; i++) {
+                work(y[i / 2][i % 2], from);
+                work(y[i / 2][2 + i % 2], from + 8);
+                from += i % 2 ? 7 * pitch : pitch;
+            }
+            return;
+        }
+        GT_UNROLL
+        for (int i = 0; i < 16; i++) {
+            GT_UNROLL
+            for (int half = 0; half < 2; half++)
+                if (8 * (i / 2) + i % 2 < tokens && 8 * half < rows) work(y[i / 2][2 * half + i % 2], from + 8 * half);
+            from += i % 2 ? 7 * pitch : pitch;
+        }
+    };
+    const auto each = [&](const void* data, const gt_stride& stride, auto work) {
+        each_of(static_cast<const float*>(data) +
+                    offset_of(stride, cursor.b(), cursor.token(chunk), cursor.head(unit)) + 2 * j * stride.t + row0,
+                stride.t, work);
+    };
+    if (in.Dskip && in.skip_per_channel) {
+        const float* from = in.Dskip + (int64_t)cursor.head(unit) * in.P + row0;
+        const float skip[2] = {rows > 0 ? from[0] : 0.0f, rows > 8 ? from[8] : 0.0f};
+        const uint32_t address = x_operand(me.x(n), me.unit_warp());
+        GT_UNROLL
+        for (int i = 0; i < 16; i++) {
+            const int k = i / 4, e = i % 4;
+            const float2 x = x_pair(address, k, e);
+            float* to = &y[2 * k + e / 2][e % 2 * 2];
+            to[0] = fma_rn(skip[e % 2], x.x, to[0]);
+            to[1] = fma_rn(skip[e % 2], x.y, to[1]);
+        }
+    }
+    if (in.z)
+        each(in.z, in.z_stride, [&](float& to, const float* address) {
+            const float z = ldg<float>(address);
+            to *= p.makes_dz ? dsilu(z) : silu(z);
+        });
+    if (p.makes_dz) each(in.dy, in.dy_stride, [&](float& to, const float* address) { to *= ldg<float>(address); });
+    const int64_t first = ((int64_t)chunk * CHUNK + 2 * j) * p.y_stride.t + 16 * me.unit_warp() + g;
+    each_of(static_cast<const float*>(p.y) + (cursor.offset(0, unit) + first), p.y_stride.t,
+            [&](float& to, const float* address) { stg<float>(const_cast<float*>(address), to); });
+}
+
+/* y of a chunk, and the state after it; S is made, M stored. */
+template <class Tile>
+GT_DEV void forward_split_unit(const TensorParams& p, const SplitConsumer<Tile>& me, int n, int chunk, float (&y)[8][4],
+                               SplitState<Tile::NP>& state) {
+    constexpr int NP = Tile::NP, STEPS = NP / 16, PANEL = Tile::PANEL;
+    const int j = own_lane() % 4;
+    uint32_t hi[BLOCKS][4], lo[BLOCKS][4]; /* left operands */
+    {
+        const Power power = state.power();
+        const uint64_t C = wgmma_tile<128, Major::K>(me.C(), PANEL);
+        GT_UNROLL
+        for (int k0 = 0; k0 < STEPS; k0 += 4) { /* a panel at a time */
+            GT_UNROLL
+            for (int i = 0; i < 16; i++) {
+                const int k = i / 4, e = i % 4;
+                const float* from = &state.H[2 * (k0 + k) + e / 2][e % 2 * 2];
+                split_pair(from[0] * power.value, from[1] * power.value, hi[k][e], lo[k][e]);
+            }
+            wgmma_fence();
+            multiply_left<Major::K>(y, hi, lo, operand_step(C, k_bytes<128, Major::K>(16 * k0, PANEL)), PANEL, Tile::LO,
+                                    k0 > 0);
+            wgmma_commit();
+            wgmma_wait<0>();
+        }
+        wgmma_pin(y);
+        mbarrier_arrive(me.smem + Tile::C_EMPTY);
+        float sums[8][4];
+        split_x<false>(x_operand(me.x(n), me.unit_warp()), me.prepared(n), hi, lo);
+        wgmma_fence();
+        multiply_left<Major::K>(sums, hi, lo, wgmma_tile<128, Major::K>(me.M(), PANEL), PANEL, PANEL, false);
+        wgmma_commit();
+        GT_UNROLL
+        for (int i = 0; i < 8; i++) { /* meanwhile */
+            const float2 pre = lds<float2>(me.addresses(n) + 4 * (Factors::PRE + 8 * i + 2 * j));
+            const float2 c = lds<float2>(me.C_inverse(n) + 4 * (8 * i + 2 * j));
+            const float factor[2] = {pre.x * c.x, pre.y * c.y};
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) y[i][e] = clamped(y[i][e] * power.inverse * factor[e % 2]);
+        }
+        wgmma_wait<0>();
+        wgmma_pin(sums);
+        GT_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const float2 inverse = lds<float2>(me.M_inverse() + 4 * (8 * i + 2 * j));
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) y[i][e] = fma_rn(sums[i][e], e % 2 ? inverse.y : inverse.x, y[i][e]);
+        }
+    }
+    store_hopper_y(p, me, n, chunk, y);
+    split_x<true>(x_operand(me.x(n), me.unit_warp()), me.prepared(n), hi, lo);
+    const float undo =
+        lds<float>(me.prepared(n) + 4 * (SplitPrepared::WEIGHTS + Weights::INVERSE)) * (1.0f / WEIGHT_POWER);
+    const uint64_t B = wgmma_tile<128, Major::MN>(me.B(n), PANEL);
+    GT_UNROLL
+    for (int n0 = 0; n0 < NP / 8; n0 += 8) {
+        wgmma_fence();
+        multiply_left<Major::MN>(y, hi, lo, operand_step(B, mn_bytes<128, Major::MN>(8 * n0, PANEL)), PANEL, Tile::LO,
+                                 false);
+        wgmma_commit();
+        if (n0 == 0) state.decay(split_decay(me.addresses(n)));
+        wgmma_wait<0>();
+        wgmma_pin(y);
+        GT_UNROLL
+        for (int i = 0; i < 32; i++) {
+            float& to = state.H[n0 + i / 4][i % 4];
+            to = fma_rn(y[i / 4][i % 4], undo, to);
+        }
+    }
+}
+
+template <class Tile>
+GT_DEV void forward_split_consumer(const TensorParams& p, uint32_t smem) {
+    constexpr int NP = Tile::NP, PANEL = Tile::PANEL;
+    const Problem& in = p.in;
+    const SplitConsumer<Tile> me = {smem};
+    clear_split_M(me);
+    int n = 0; /* chunks of all segments */
+    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
+        SplitState<NP> state;
+        {
+            const Span span = ordered_span(in, item);
+            if (!span.exists) continue;
+            me.cursor().enter(in, span, item, 2 + me.unit(), [&] {
+                me.cursor().put_offsets(0, p.y_stride);
+                for (int i = 0; i < Tile::UNITS; i++) /* where it is one of the head */
+                    me.cursor().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.cursor().head(i)] : 0.0f);
+            });
+            const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
+            state.load(start ? start + me.cursor().state(in, me.unit(), 0) : nullptr,
+                       me.cursor().row0(me.unit()) + 16 * me.unit_warp(), in);
+        }
+        const int chunks = me.cursor().chunks();
+        float S[8][4] = {}; /* S, y and sums of the update in turn: the same registers */
+        GT_NO_UNROLL
+        for (int chunk = 0; chunk < chunks; chunk++, n++) {
+            mbarrier_wait(smem + Tile::FULL + 8 * (n % 2), n / 2 % 2);
+            const uint64_t left = wgmma_tile<128, Major::K>(me.C(), PANEL),
+                           right = wgmma_tile<128, Major::K>(me.B(n), PANEL);
+            wgmma_fence();
+            GT_UNROLL
+            for (int i = 0; i < 3 * (NP / 16); i++) {
+                const int term = i / (NP / 16);
+                const uint32_t bytes = k_bytes<128, Major::K>(16 * (i % (NP / 16)), PANEL);
+                wgmma<f16>(S, operand_step(left, bytes + (term == 0 ? Tile::LO : 0)),
+                           operand_step(right, bytes + (term == 1 ? Tile::LO : 0)), i > 0);
+            }
+            wgmma_commit();
+            if (p.checkpoints.plain && chunk % SLOT_CHUNKS == 0 && me.cursor().exists(me.unit()))
+                state.store(p.checkpoints.plain + me.cursor().slot(me.unit(), chunk) * in.P * in.N,
+                            me.cursor().row0(me.unit()) + 16 * me.unit_warp(), in);
+            wgmma_wait<0>();
+            wgmma_pin(S);
+            store_split_M(me, n, me.cursor().number(me.unit()), S);
+            fence_async_proxy();
+            me.wait();
+            forward_split_unit(p, me, n, chunk, S, state);
+            mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % 2));
+            me.wait(); /* M is free */
+        }
+        item = me.cursor().item();
+        const Span same = ordered_span(in, item); /* found again: no registers keep it */
+        if (p.state_out && same.ends && me.cursor().exists(me.unit()))
+            state.store(p.state_out + me.cursor().state(in, me.unit(), same.sequence),
+                        me.cursor().row0(me.unit()) + 16 * me.unit_warp(), in);
+    }
+}
+
+/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
+template <int NP>
+GT_KERNEL(GT_SM90A ? (SplitHopperTile<NP>::THREADS) : 32, 1)
+forward_fp32_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
+#if GT_SM90A
+    using Tile = SplitHopperTile<NP>;
+    const uint32_t smem = smem_base_of_tiles();
+    if (thread_id() < 2) {
+        mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
+        mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), CONSUMERS * WARPGROUP);
+        if (thread_id() == 0) mbarrier_init(smem + Tile::C_EMPTY, CONSUMERS * WARPGROUP);
+    }
+    sync_threads();
+    if (warp_id() / 4 == CONSUMERS) {
+        if (p.in.order) wait_for_chain(); /* else it reads inputs of the call alone */
+        give_registers<Tile::PRODUCER_REGISTERS>();
+        forward_split_producer<Tile>(p, smem);
+    } else {
+        wait_for_chain();
+        take_registers<Tile::REGISTERS>();
+        forward_split_consumer<Tile>(p, smem);
+    }
+#else
+    (void)p;
+    __trap();
+#endif
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif

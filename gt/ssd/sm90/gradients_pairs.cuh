@@ -1,0 +1,423 @@
+/* gt/ssd/sm90/gradients_pairs.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the
+ * warpgroup of pairs (t, s) of tokens.  S and the sum of W over the heads stay in registers.
+ *     once       make_all_S()             S = C B^T
+ *     a step     make_dS()                dS = dy x^T, of tiles in the stage
+ *                make_pairs_of_rows()     W += dS L Delta; M = S L Delta, for bf16 with a head's Dskip on its
+ *                                         diagonal, to shared memory; Gamma = dS S L Delta
+ *                store_pair_sums()        row, column and diagonal sums of Gamma, of which chunk_times_kernel makes da
+ *                                         and ddt; for N = 128 meanwhile C h^T, and of it store_E()
+ *     the end    store_all_W()            W to shared memory, for dC and dB
+ * A lane has of a product, as wgmma leaves it, rows 16 warp + lane / 4 and + 8, columns 8 n + 2 (lane % 4) and + 1. */
+#ifndef GT_SSD_SM90_GRADIENTS_PAIRS_CUH
+#define GT_SSD_SM90_GRADIENTS_PAIRS_CUH
+
+#include "gradients_block.cuh"
+
+namespace gt {
+namespace ssd {
+
+typedef float Pairs64[8][4]; /* of a warp: 16 rows t, all s */
+
+/* What a warp needs of them: the blocks left of the diagonal, of which it has as many as its number, and the one on it,
+ * apart so that there is one piece of code for it and not four. */
+struct PairBlocks {
+    float left[3][2][4], diagonal[2][4];
+};
+
+/* The block on the diagonal. */
+GT_DEV void take_diagonal(const Pairs64& x, const WarpRows& at, float (&diagonal)[2][4]) {
+    GT_UNROLL
+    for (int i = 0; i < 8; i++) {
+        const int n = i / 4, e = i % 4;
+        diagonal[n][e] = at.warp < 2 ? at.warp == 0 ? x[n][e] : x[2 + n][e] : at.warp == 2 ? x[4 + n][e] : x[6 + n][e];
+    }
+}
+
+/* Clears those of pairs in half a block with s > t: of S for a place, of W at its end.  L there is SQUARE's of others. */
+GT_DEV void clear_later(const WarpRows& at, float (&diagonal)[2][4]) {
+    GT_UNROLL
+    for (int e = 0; e < 2; e++)
+        if (2 * at.j + e > at.g) diagonal[0][e] = diagonal[1][2 + e] = 0.0f;
+}
+
+template <class C>
+GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlocks& blocks) {
+    Pairs64 S;
+    wgmma_fence();
+    multiply_rows<C>(S, me.tile_of(C::C), me.tile_of(C::B));
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_pin(S);
+    const float row[2] = {me.value(me.inverses(C::C_INVERSE) + at.row),
+                          me.value(me.inverses(C::C_INVERSE) + at.row + 8)};
+    float most[BLOCKS] = {};
+    GT_UNROLL
+    for (int n = 0; n < 8; n++) {
+        const float2 column = lds<float2>(me.address(me.inverses(C::B_INVERSE) + 8 * n + 2 * at.j));
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) {
+            S[n][e] *= row[e / 2] * (e % 2 ? column.y : column.x);
+            most[n / 2] = fmaxf(most[n / 2], fabsf(S[n][e]));
+        }
+    }
+    GT_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) {
+        GT_UNROLL
+        for (int block = 0; block < BLOCKS; block++) most[block] = fmaxf(most[block], shfl_xor(most[block], mask));
+    }
+    GT_UNROLL
+    for (int block = 0; block < BLOCKS; block++) /* pairs to the right are none */
+        if (lane_id() == 0) sts<float>(me.address(me.S_most(block) + at.warp), block <= at.warp ? most[block] : 0.0f);
+    take_diagonal(S, at, blocks.diagonal);
+    clear_later(at, blocks.diagonal);
+    GT_UNROLL
+    for (int i = 0; i < 24; i++) blocks.left[i / 8][i / 4 % 2][i % 4] = S[i / 4][i % 4];
+}
+
+/* What a step's sums are made of in a lane: of the block on the diagonal Gamma, and over its rows without Delta, <dy_t,
+ * x_t> of the token that the lane has, if any; of those left of it Gamma over their columns, [i][t, t + 8], and, without
+ * Delta, over their rows, [8 columns][2]. */
+struct PairSums {
+    float diagonal[2][4], near[4], dot, rows[8], columns[16];
+};
+
+/* One round of reduce_scatter(): a lane keeps half of its values. */
+template <int WIDTH, int V>
+GT_DEV void halve(float (&v)[V], bool upper, int mask) {
+    GT_UNROLL
+    for (int i = 0; i < WIDTH; i++) {
+        const float mine = upper ? v[i + WIDTH] : v[i], other = upper ? v[i] : v[i + WIDTH];
+        v[i] = mine + shfl_xor(other, mask);
+    }
+}
+
+/* The step's sums.  They are chains of shuffles, of 55 clocks each: all take their steps together.  between(): called
+ * when most of their registers are free again. */
+template <class Between>
+GT_DEV void store_pair_sums(const WarpRows& at, PairSums& x, bool has_dots, float* sums, const Between& between) {
+    const int j = at.j, g = at.g;
+    /* sum_{t>=k>s} for 16 k: sums along s, in the four lanes of a row, of those before */
+    float pairs[4], next[4], far[4], v[8] = {}; /* [2 e + n]: t = g + 8 e, s = 8 n ... */
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) pairs[i] = x.diagonal[i % 2][i / 2 * 2] + x.diagonal[i % 2][i / 2 * 2 + 1];
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) next[i] = shfl_xor(pairs[i], 1);
+    halve<4>(x.rows, j & 2, 2);
+    x.dot += shfl_xor(x.dot, 1);
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) far[i] = shfl_xor(pairs[i] + next[i], 2);
+    halve<2>(x.rows, j & 1, 1);
+    x.dot += shfl_xor(x.dot, 2);
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const float half = pairs[2 * e] + next[2 * e] + far[2 * e];
+        GT_UNROLL
+        for (int n = 0; n < 2; n++) {
+            const float before = (n ? half : 0.0f) + (j & 1 ? next[2 * e + n] : 0.0f) + (j & 2 ? far[2 * e + n] : 0.0f);
+            const int t = g + 8 * e, k = 8 * n + 2 * j;
+            v[2 * n] += k <= t ? before : 0.0f;
+            v[2 * n + 1] += k < t ? before + x.diagonal[n][2 * e] : 0.0f;
+        }
+    }
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) v[4 + i] = x.near[i];
+    halve<4>(v, g & 4, 16);
+    halve<8>(x.columns, g & 4, 16);
+    x.dot += shfl_xor(x.dot, 16);
+    between();
+    halve<2>(v, g & 2, 8);
+    halve<4>(x.columns, g & 2, 8);
+    x.dot += shfl_xor(x.dot, 8);
+    halve<1>(v, g & 1, 4);
+    halve<2>(x.columns, g & 1, 4);
+    x.dot += shfl_xor(x.dot, 4);
+    /* number g of v, columns 8 g + 2 j and + 1, of rows block j */
+    const int first = 16 * at.warp + 8 * (g / 2 % 2) + 2 * j + g % 2;
+    sums[(g < 4 ? ChunkSums::DIAGONAL : ChunkSums::NEAR) + first] = v[0];
+    if (has_dots && lane_id() == 0) sums[ChunkSums::DSKIP_HEAD + at.warp] = x.dot;
+    if (g < 2 * at.warp) /* the columns before the warp's rows */
+        stg<float2>(sums + ChunkSums::PAIRS + CHUNK * (at.warp - 1) + 8 * g + 2 * j, {x.columns[0], x.columns[1]});
+    if (j >= at.warp) return;
+    sums[ChunkSums::PAIRS + CHUNK * j + at.row] = x.rows[0];
+    sums[ChunkSums::PAIRS + CHUNK * j + at.row + 8] = x.rows[1];
+}
+
+/* A tile of 8 columns of M, f16 times a power of two, or bf16, where it counts in two terms. */
+template <class T, bool TWO_TERMS>
+GT_DEV void pack_M(const float (&M)[4], float power, int n, uint32_t (&hi)[4], uint32_t (&lo)[4]) {
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const float a = M[2 * e], b = M[2 * e + 1];
+        uint32_t& pair = hi[2 * n + e];
+        if constexpr (std::is_same<T, bf16>::value) {
+            pair = pack_bf16(a, b);
+            if (TWO_TERMS) lo[2 * n + e] = pack_bf16(a - unpack_bf16_lo(pair), b - unpack_bf16_hi(pair));
+        } else {
+            pair = pack_f16(a * power, b * power);
+        }
+    }
+}
+
+/* From dS of a step: W (added to), Gamma and its sums, M.  With PAIRS_MAKE_E C h^T is on its way to dS then.  S is
+ * make_all_S()'s.  L is put together of the step's factors (ChunkTokens), which chunk_factors_kernel has made. */
+template <class C>
+GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
+                               float skip, const PairBlocks& S, Pairs64& dS, PairBlocks& W) {
+    using D = typename C::D;
+    using Tokens = typename C::Tokens;
+    const int j = at.j, t = at.row, factors = me.factor(step, 0);
+    PairSums sums = {};
+    const uint32_t M_addresses = at.addresses(me.M(step));
+    const float U0 = me.value(factors + Tokens::U + t), U1 = me.value(factors + Tokens::U + t + 8);
+    float power_of_lane = 1.0f; /* of M in block lane % 4 of columns */
+    if constexpr (C::M_HAS_POWER) power_of_lane = power_of_M(me, step, j, skip).value;
+    const auto power = [&](int block) { return C::M_HAS_POWER ? shfl_idx(power_of_lane, block) : 1.0f; };
+    { /* first: what it keeps in registers is then free for the others */
+        const int first = 16 * at.warp;
+        float diagonal[2][4];
+        take_diagonal(dS, at, diagonal);
+        uint32_t hi[4], lo[4];
+        const int square = factors + Tokens::SQUARE + 4 * first;
+        const float2 row = lds<float2>(me.address(square + 8 * at.g + 2 * j));
+        const float column[2] = {me.value(square + 16 * j + at.g), me.value(square + 16 * j + 8 + at.g)};
+        const float2 v = lds<float2>(me.address(factors + Tokens::HALF + first + 2 * j));
+        const float u = me.value(factors + Tokens::HALF + t + 8);
+        const float L[2][4] = {{row.x, row.y, u * v.x, u * v.y}, {0.0f, 0.0f, column[0], column[1]}};
+        const float skip_here = skip * me.dy_inverse(step, at.warp);
+        const float power_here = power(at.warp);
+        GT_UNROLL
+        for (int n = 0; n < 2; n++) {
+            const float2 delta = lds<float2>(me.address(factors + Tokens::DELTA + first + 8 * n + 2 * j));
+            float M[4];
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) {
+                const float by = e % 2 ? delta.y : delta.x, SL = S.diagonal[n][e] * L[n][e];
+                W.diagonal[n][e] = fma_rn(diagonal[n][e] * L[n][e], by, W.diagonal[n][e]);
+                const float x = diagonal[n][e] * SL;
+                sums.near[2 * n + e % 2] += x;
+                sums.diagonal[n][e] = x * by;
+                M[e] = SL * by;
+                if (C::M_HAS_SKIP && e / 2 == n) M[e] += at.g == 2 * j + e % 2 ? skip_here : 0.0f; /* t = s */
+            }
+            pack_M<D, true>(M, power_here, n, hi, lo);
+        }
+        stmatrix_x4(M_addresses ^ 32 * at.warp, hi);
+        if constexpr (C::M_TERMS > 1) stmatrix_x4((M_addresses ^ 32 * at.warp) + C::PANEL, lo);
+        sums.dot = at.g == 2 * j       ? diagonal[0][0] + diagonal[1][2]
+                   : at.g == 2 * j + 1 ? diagonal[0][1] + diagonal[1][3]
+                                       : 0.0f;
+    }
+    GT_UNROLL
+    for (int i = 0; i < 3; i++) { /* blocks of s */
+        if (i >= at.warp) continue;
+        const float power_here = power(i);
+        uint32_t hi[4], lo[4];
+        const float between = me.value(factors + between_index<Tokens>(at.warp, i));
+        const float u[2] = {U0 * between, U1 * between};
+        GT_UNROLL
+        for (int n = 0; n < 2; n++) {
+            const int s = 16 * i + 8 * n + 2 * j;
+            const float2 v = lds<float2>(me.address(factors + Tokens::V + s));
+            const float2 delta = lds<float2>(me.address(factors + Tokens::DELTA + s));
+            float M[4], gamma[4]; /* the latter without Delta */
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) {
+                const float L = u[e / 2] * (e % 2 ? v.y : v.x), x = dS[2 * i + n][e], by = e % 2 ? delta.y : delta.x;
+                float& w = W.left[i][n][e];
+                const float SL = S.left[i][n][e] * L;
+                w = fma_rn(x * L, by, w);
+                gamma[e] = x * SL;
+                sums.rows[2 * i + e / 2] = fma_rn(gamma[e], by, sums.rows[2 * i + e / 2]);
+                M[e] = SL * by;
+            }
+            sums.columns[4 * i + 2 * n] = gamma[0] + gamma[2];
+            sums.columns[4 * i + 2 * n + 1] = gamma[1] + gamma[3];
+            pack_M<D, false>(M, power_here, n, hi, lo);
+        }
+        stmatrix_x4(M_addresses ^ 32 * i, hi);
+    }
+    fence_async_proxy();
+    mbarrier_arrive(me.M_full(step));
+    store_pair_sums(at, sums, p.dskip && !p.in.skip_per_channel, me.step_sums(step), [&] {
+        if (!C::PAIRS_MAKE_E) return;
+        /* of the second chunk h has been made; of the first it has not, but no phase goes by unseen */
+        mbarrier_wait(me.smem + C::STATE_MADE + 8 * me.stage_of(step), me.parity_of(step));
+        wgmma_fence();
+        multiply_rows<C>(dS, me.tile_of(C::C), me.stage(step) + C::H);
+        wgmma_commit();
+    });
+}
+
+/* Until nobody reads what the buffer of M or W held.  Of a place's first M it was M of the place before. */
+template <class C>
+GT_DEV void wait_for_buffer(const HopperBlock<C>& me, int step) {
+    mbarrier_wait(me.M_empty(step), 1 - me.buffer_parity(step));
+    if (step > 0) mbarrier_wait(me.smem + C::W_EMPTY, (me.number + 1) % 2);
+}
+
+/* Leaves the sum of W over the heads as f16 in two tiles, rows t: W_ts times what undoes B_s and the power of dC's row
+ * t; W_ts times what undoes C_t and the power of dB's row s.  POWER: on entry those of the sums, then of dC's rows no
+ * more than W allows. */
+template <class C>
+GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, PairBlocks& blocks) {
+    clear_later(at, blocks.diagonal);
+    Pairs64 W;
+    GT_UNROLL
+    for (int i = 0; i < 32; i++) { /* to the right there are zeros */
+        const int block = i / 8;
+        const float left = block < 3 ? blocks.left[block < 3 ? block : 0][i / 4 % 2][i % 4] : 0.0f;
+        W[i / 4][i % 4] = block == at.warp ? blocks.diagonal[i / 4 % 2][i % 4] : left;
+    }
+    const float c[2] = {me.value(me.inverses(C::C_INVERSE) + at.row), me.value(me.inverses(C::C_INVERSE) + at.row + 8)};
+    float of_dC[2] = {}, of_dB = 0.0f;
+    GT_UNROLL
+    for (int n = 0; n < 8; n++) {
+        const float2 b = lds<float2>(me.address(me.inverses(C::B_INVERSE) + 8 * n + 2 * at.j));
+        GT_UNROLL
+        for (int e = 0; e < 4; e++) {
+            const float x = fabsf(W[n][e]);
+            of_dC[e / 2] = fmaxf(of_dC[e / 2], x * (e % 2 ? b.y : b.x));
+            of_dB = fmaxf(of_dB, x * c[e / 2]);
+        }
+    }
+    GT_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) of_dB = fmaxf(of_dB, shfl_xor(of_dB, mask));
+    if (lane_id() == 0) sts<float>(me.address(C::W_MOST + at.warp), of_dB);
+    float power[2];
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        of_dC[e] = fmaxf(of_dC[e], shfl_xor(of_dC[e], 1));
+        of_dC[e] = fmaxf(of_dC[e], shfl_xor(of_dC[e], 2));
+        const float sum = me.value(C::POWER + at.row + 8 * e), most = power_of(of_dC[e]).value;
+        power[e] = sum < most ? sum : most;
+    }
+    bar_sync(PAIRS_BARRIER, C::WARPGROUP); /* W_MOST */
+    if (at.j == 0) {
+        sts<float>(me.address(C::POWER + at.row), power[0]);
+        sts<float>(me.address(C::POWER + at.row + 8), power[1]);
+    }
+    const float most = power_of(largest_of(lds<float4>(me.address(C::W_MOST)))).value;
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        uint32_t for_dC[4], for_dB[4];
+        GT_UNROLL
+        for (int n = 0; n < 2; n++) {
+            const int s = 16 * i + 8 * n + 2 * at.j;
+            const float2 b = lds<float2>(me.address(me.inverses(C::B_INVERSE) + s)),
+                         sum = lds<float2>(me.address(C::POWER + CHUNK + s));
+            const float f0 = sum.x < most ? sum.x : most, f1 = sum.y < most ? sum.y : most;
+            const float(&w)[4] = W[2 * i + n];
+            GT_UNROLL
+            for (int e = 0; e < 2; e++) {
+                for_dC[2 * n + e] = pack_f16(w[2 * e] * b.x * power[e], w[2 * e + 1] * b.y * power[e]);
+                for_dB[2 * n + e] = pack_f16(w[2 * e] * c[e] * f0, w[2 * e + 1] * c[e] * f1);
+            }
+        }
+        stmatrix_x4(at.addresses(me.M(me.steps)) ^ 32 * i, for_dC);
+        stmatrix_x4(at.addresses(me.M(me.steps) + C::PANEL) ^ 32 * i, for_dB);
+    }
+}
+
+/* W of a place. */
+template <class C>
+GT_DEV void finish_pairs(const HopperBlock<C>& me, const WarpRows& at, PairBlocks& W) {
+    wait_for_buffer(me, me.steps);
+    mbarrier_wait(me.smem + C::SHARES_MADE, me.number % 2);
+    store_all_W(me, at, W);
+    fence_async_proxy();
+    mbarrier_arrive(me.M_full(me.steps));
+    mbarrier_arrive(me.smem + C::W_FULL);
+    if (C::GROUP_COPIES > 1) mbarrier_arrive(me.group_barrier(C::GROUP_EMPTY));
+}
+
+/* dy x^T, of dy with its rows' powers.  Where x is bf16 and dy f16, dy are two terms of bf16, which are exact. */
+template <class C>
+GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pairs64& dS) {
+    using T = typename C::T;
+    const uint32_t tiles = me.stage(step);
+    const uint64_t right = rows_operand<C>(tiles + C::X);
+    if constexpr (std::is_same<T, typename C::D>::value) {
+        const uint64_t left = rows_operand<C>(tiles + C::DY);
+        wgmma_fence();
+        GT_UNROLL
+        for (int k = 0; k < 4; k++) wgmma<T>(dS, along_row<C>(left, k), along_row<C>(right, k), k > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_pin(dS);
+    } else {
+        const uint32_t addresses = at.addresses(tiles + C::DY);
+        GT_NO_UNROLL
+        for (int k = 0; k < 4; k++) { /* columns: code of a step must be short */
+            uint32_t hi[4], lo[4];
+            ldmatrix_x4(hi, addresses ^ 32 * k);
+            GT_UNROLL
+            for (int i = 0; i < 4; i++) {
+                const float a = unpack_f16_lo(hi[i]), b = unpack_f16_hi(hi[i]);
+                hi[i] = pack_bf16(a, b);
+                lo[i] = pack_bf16(a - unpack_bf16_lo(hi[i]), b - unpack_bf16_hi(hi[i]));
+            }
+            wgmma_fence();
+            wgmma<T>(dS, hi, along_row<C>(right, k), k > 0);
+            wgmma<T>(dS, lo, along_row<C>(right, k));
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_pin(dS);
+        }
+    }
+}
+
+/* A step: FULL says that prepare has filled the stage, STATE_MADE, for N = 128, that states has made the state that
+ * C h^T reads, M_EMPTY that inputs has read what the buffer of M held; M_FULL hands M on, EMPTY gives the stage back.
+ * The end of a
+ * place: SHARES_MADE says that the sums of dC and dB keep their powers, M_EMPTY and W_EMPTY that inputs and states have
+ * read W of the place before; M_FULL and W_FULL hand W on to them. */
+template <class C>
+GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
+    const WarpRows at(shfl_idx(warp_id(), 0));
+    PairBlocks S, W = {};
+    GT_NO_UNROLL
+    for (int number = made_here(0);; number++) {
+        const HopperBlock<C> me(p, smem, number);
+        if (number > 0) {
+            const HopperBlock<C> last(p, smem, number - 1);
+            finish_pairs(last, at, W);
+            if (C::GROUP_COPIES == 1) { /* until C is no longer read */
+                mbarrier_wait(last.M_empty(last.steps), last.buffer_parity(last.steps));
+                mbarrier_wait(smem + C::W_EMPTY, last.number % 2);
+            }
+        }
+        if (C::GROUP_COPIES == 1) convert_group_rows(p.in, me, TILE_C);
+        wait_for_chain();
+        if (me.tokens == 0) break;
+        mbarrier_wait(me.group_barrier(C::GROUP_FULL), me.group_parity());
+        make_all_S(me, at, S);
+        if (C::M_HAS_POWER) {
+            mbarrier_arrive(smem + C::S_MADE); /* S_MOST */
+            mbarrier_wait(smem + C::S_MADE, number % 2);
+        }
+        W = {};
+        GT_NO_UNROLL
+        for (int step = 0; step < me.steps; step++) {
+            float skip = 0.0f;
+            if (C::M_HAS_SKIP && !C::M_HAS_POWER) skip = skip_of_head(p, me, step); /* on its way meanwhile */
+            wait_for_rows(me, step);
+            Pairs64 dS;
+            make_dS(me, at, step, dS);
+            if (C::M_HAS_SKIP && C::M_HAS_POWER) skip = skip_of_head(p, me, step);
+            wait_for_buffer(me, step);
+            make_pairs_of_rows(p, me, at, step, skip, S, dS, W);
+            if constexpr (C::PAIRS_MAKE_E) {
+                wgmma_wait<0>();
+                wgmma_pin(dS); /* C h^T */
+                store_E(me, at, step, dS);
+            }
+            sync_warp();
+            mbarrier_arrive(me.smem + C::EMPTY + 8 * me.stage_of(step));
+        }
+    }
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif

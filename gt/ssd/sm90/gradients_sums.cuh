@@ -1,0 +1,204 @@
+/* gt/ssd/sm90/gradients_sums.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): which rows a
+ * warp has, how tiles become operands of wgmma, and dC and dB, which two warpgroups sum over the heads, each one:
+ *     a step     make_left()     dy pre or x Delta suf as f16, 64 x 64 in registers, from the stage
+ *                add_left()      sum += left h or left G, the right operand in the stage
+ *                store_E()       E_t = <pre_t dy_t, h C_t>, by the warpgroup that has C h^T (PAIRS_MAKE_E), to the sums in
+ *                                memory, of which chunk_times_kernel makes da
+ *     the end    add_W()         sum += W B or W^T C, of what the pairs' warpgroup has left
+ *                store_share()   rows to memory */
+#ifndef GT_SSD_SM90_GRADIENTS_SUMS_CUH
+#define GT_SSD_SM90_GRADIENTS_SUMS_CUH
+
+#include "gradients_block.cuh"
+
+namespace gt {
+namespace ssd {
+
+/* ---- dC and dB -------------------------------------------------------------------------------------------------- */
+
+/* dC (0) or dB (1), rows times a power of two each. */
+template <class C>
+struct StateShare {
+    float sum[C::N / 8][4], power[2];
+    GT_METHOD StateShare() {
+        GT_UNROLL
+        for (int n = 0; n < C::N / 8; n++) {
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) sum[n][e] = 0.0f;
+        }
+        power[0] = power[1] = 0x1p100f;
+    }
+};
+
+/* The left operand of a product of the warpgroup's rows of a panel; the pairs that a lane has of a product, too. */
+GT_DEV void load_left(uint32_t tile, const WarpRows& at, uint32_t (&a)[4][4]) {
+    const uint32_t addresses = at.addresses(tile);
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) ldmatrix_x4(a[k], addresses ^ 32 * k);
+}
+
+/* The pairs of a panel's rows as fp32. */
+template <class T>
+GT_DEV void widen(const uint32_t (&a)[4][4], float (&x)[4][8]) {
+    using E = Element<T>;
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) x[k][2 * i] = E::lo(a[k][i]), x[k][2 * i + 1] = E::hi(a[k][i]);
+    }
+}
+
+/* The largest magnitude of rows t and t + 8 among the lane's pairs. */
+template <class T>
+GT_DEV void magnitudes_of(const uint32_t (&a)[4][4], float (&most)[2]) {
+    using E = Element<T>;
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        uint32_t pairs = 0;
+        GT_UNROLL
+        for (int k = 0; k < 4; k++) pairs = larger_magnitudes<T>(larger_magnitudes<T>(pairs, a[k][e]), a[k][2 + e]);
+        most[e] = fmaxf(E::lo(pairs), E::hi(pairs));
+    }
+}
+
+/* A step's left operand: dy times pre (0), or x times Delta suf (1), times what undoes the state's powers and the row's
+ * power.  Where these are of two types, the rest is one code all the same. */
+template <class C>
+GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, int which, StateShare<C>& share,
+                      uint32_t (&a)[4][4]) {
+    load_left(me.stage(step) + (which ? C::X : C::DY), at, a);
+    const float4 inverses = lds<float4>(me.address(C::STATE_INVERSES + 8 * (me.stage_of(step)) + 4 * which));
+    const float largest = largest_of(inverses);
+    float x[4][8], most[2], decay[2], bound[2];
+    if (std::is_same<typename C::T, typename C::D>::value || which) {
+        magnitudes_of<typename C::T>(a, most);
+        widen<typename C::T>(a, x);
+    } else { /* gate_kernel's powers: no more than that */
+        widen<typename C::D>(a, x);
+        most[0] = most[1] = 0x1p14f;
+    }
+    bool grows = false;
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const int t = at.row + 8 * e;
+        decay[e] = me.value(me.factor(step, which ? C::Tokens::WEIGHTS : C::Tokens::PRE) + t);
+        most[e] = fmaxf(most[e], shfl_xor(most[e], 1));
+        most[e] = fmaxf(most[e], shfl_xor(most[e], 2));
+        const float magnitude = most[e] * fabsf(decay[e]) * largest; /* Delta may be below 0 */
+        /* power times largest is finite, of zeros too; and times decay, which growth makes more than 1 */
+        bound[e] = fmaxf(magnitude, fmaxf(fabsf(decay[e]), 1.0f) * largest * 0x1p-85f);
+        grows |= !(bound[e] * share.power[e] <= 0x1p15f);
+    }
+    if (warp_any(grows)) { /* with room for eight times as much */
+        wgmma_pin(share.sum);
+        GT_UNROLL
+        for (int e = 0; e < 2; e++) {
+            if (bound[e] * share.power[e] <= 0x1p15f) continue;
+            const float next = power_of(8.0f * bound[e]).value, ratio = next * inverse_of(share.power[e]);
+            share.power[e] = next;
+            GT_UNROLL
+            for (int n = 0; n < C::N / 8; n++) share.sum[n][2 * e] *= ratio, share.sum[n][2 * e + 1] *= ratio;
+        }
+        wgmma_pin(share.sum);
+    }
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) {
+            const float f = decay[i % 2] * (share.power[i % 2] * part_of(inverses, k));
+            a[k][i] = pack_f16(x[k][2 * i] * f, x[k][2 * i + 1] * f);
+        }
+    }
+}
+
+/* Starts dC += left h or dB += left G. */
+template <class C>
+GT_DEV void add_left(const HopperBlock<C>& me, int step, int which, StateShare<C>& share, const uint32_t (&a)[4][4]) {
+    const uint64_t state = columns_operand<C>(me.stage(step) + (which ? C::G : C::H));
+    GT_UNROLL
+    for (int k = 0; k < 4; k++) wgmma<f16, Major::MN>(share.sum, a[k], down_rows<C>(state, k));
+}
+
+/* The powers of the sums are now those that they keep to the end of the place: W is made with them. */
+template <class C>
+GT_DEV void hand_powers_on(const HopperBlock<C>& me, const WarpRows& at, int which, const StateShare<C>& share) {
+    if (at.j == 0) {
+        sts<float>(me.address(C::POWER + CHUNK * which + at.row), share.power[0]);
+        sts<float>(me.address(C::POWER + CHUNK * which + at.row + 8), share.power[1]);
+    }
+    mbarrier_arrive(me.smem + C::SHARES_MADE);
+}
+
+/* Adds W B to dC, or W^T C to dB. */
+template <class C>
+GT_DEV void add_W(const HopperBlock<C>& me, const WarpRows& at, int which, StateShare<C>& share, float (&inverse)[2]) {
+    if (which)
+        mbarrier_wait(me.smem + C::W_FULL, me.number % 2);
+    else
+        mbarrier_wait(me.M_full(me.steps), me.buffer_parity(me.steps));
+    const float most = power_of(largest_of(lds<float4>(me.address(C::W_MOST)))).value;
+    wgmma_pin(share.sum);
+    GT_UNROLL
+    for (int e = 0; e < 2; e++) {
+        const float own = share.power[e];
+        const float power = !which ? me.value(C::POWER + at.row + 8 * e) : own < most ? own : most;
+        const float ratio = power * inverse_of(own);
+        inverse[e] = inverse_of(power);
+        GT_UNROLL
+        for (int n = 0; n < C::N / 8; n++) share.sum[n][2 * e] *= ratio, share.sum[n][2 * e + 1] *= ratio;
+    }
+    wgmma_pin(share.sum);
+    wgmma_fence();
+    const uint32_t W = me.M(me.steps);
+    const uint64_t right = columns_operand<C>(me.tile_of(which ? C::C : C::B));
+    if (which) {
+        const uint64_t left = columns_operand<C>(W + C::PANEL);
+        GT_UNROLL
+        for (int k = 0; k < 4; k++)
+            wgmma<f16, Major::MN, Major::MN>(share.sum, down_rows<C>(left, k), down_rows<C>(right, k));
+    } else {
+        const uint64_t left = rows_operand<C>(W);
+        GT_UNROLL
+        for (int k = 0; k < 4; k++)
+            wgmma<f16, Major::K, Major::MN>(share.sum, along_row<C>(left, k), down_rows<C>(right, k));
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_pin(share.sum);
+    if (C::GROUP_COPIES > 1) mbarrier_arrive(me.group_barrier(C::GROUP_EMPTY));
+}
+
+/* The rows of dC, through OUT, or of dB, through the panel of W that no warp reads any more, which then has the zeros
+ * that M wants there. */
+template <class C>
+GT_DEV void store_share(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int which,
+                        StateShare<C>& share, const float (&inverse)[2]) {
+    const uint32_t W = me.M(me.steps);
+    bar_sync(which ? MADE_BARRIER : INPUTS_BARRIER, C::WARPGROUP); /* W and B or C are read */
+    if (!which) mbarrier_arrive(me.M_empty(me.steps));
+    if (void* const out = which ? p.dBm : p.dCm) {
+        const gt_stride& stride = which ? p.dBm_stride : p.dCm_stride;
+        uint16_t* const to = static_cast<uint16_t*>(out) + gt::offset_of(stride, me.b, me.first, me.g);
+        GT_UNROLL
+        for (int n = 0; n < C::N / 8; n++) {
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) share.sum[n][e] *= inverse[e / 2];
+        }
+        GT_UNROLL
+        for (int i = 0; i < C::PANELS; i++)
+            store_panel<typename C::T>(at, which ? W + C::PANEL : me.smem + C::OUT, share.sum + 8 * i, to + 64 * i,
+                                       stride.t, me.tokens, p.in.columns - 64 * i);
+    }
+    if (!which) return;
+    if constexpr (C::M_TERMS > 1) {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) sts<uint4>(W + C::PANEL + 2048 * at.warp + 512 * i + 16 * lane_id(), {0, 0, 0, 0});
+        fence_async_proxy();
+    }
+    mbarrier_arrive(me.smem + C::W_EMPTY);
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif

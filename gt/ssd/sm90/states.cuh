@@ -1,0 +1,518 @@
+/* gt/ssd/sm90/states.cuh - ssd on compute capability 9.0, by wgmma: passes over a segment that leave states only, of
+ * 16-bit calls; what states_tensor_kernel computes, forward and reverse.
+ *
+ * A block has UNITS units (64 rows of a head's state each, see mma/state.cuh) of one group and takes a segment chunk by
+ * chunk, 64 tokens each.  "left" is x, or dy in reverse, or, with z, dy silu(z) as gate.cuh leaves it: f16, with
+ * a power of two for 16 rows; "right" is B, or C.
+ *
+ * WARPGROUPS
+ *     producer     the last one.  It copies left and right of the chunks ahead (cp.async), and makes of each unit, a
+ *                  warp a unit, the tokens' weights, with z times what undoes the powers of left, and the chunk's
+ *                  decay.  dt, and these, come into registers a chunk ahead (UnitTimes), so it waits for no other load
+ *                  than these copies.  Nor does it wait for the kernel before, unless the call's sequences are ranked
+ *                  (Problem::order) or that makes left; but a lane that writes a segment's decay waits before that.
+ *                  Where nothing comes from kernels before, consumers do not wait either (is_apart).
+ *     consumers    two with half of the units each, or one with one unit.  They hold states as accumulators of products
+ *                  do, 16 rows a warp.  A chunk:  v_t = weight_t left_t from transposed loads, as left operand from
+ *                  registers;  H <- E H + sum_t v_t right_t^T,  64 x N x 64.
+ *
+ * NUMBERS.  right is the operand as it came, so that nothing is converted in shared memory.  bf16: v is two terms of
+ * bf16, hi + lo, 16 bits over all of fp32's range, and takes two products.  f16: v is one term with a power of two a
+ * warp, from the largest sum of magnitudes of a row.  64 tokens are summed from zero, since tensor cores round sums
+ * towards zero, and added as fp32 does.
+ *     The states are fp32 without a power, but for one of the unit that keeps the weights at most 1 (so that v does not
+ * overflow where Delta is large): it is 1 or more, follows the largest weight of a chunk when that is larger, or 2^8
+ * times smaller, and changes exactly.  Checkpoints get their power from the maximum of 16 rows.
+ *
+ * SHARED MEMORY, KB, N = 128, UNITS = 4 (StatesHopperTile has every offset): 212.8, one block a multiprocessor
+ *     LEFT             32     of a stage: a tile of each unit                      producer
+ *     RIGHT            16     of a stage                                           producer
+ *     PREPARED          1.1   of a stage: weights and decays of each unit          producer
+ *     STAGING          16     checkpoints pass through it                          consumers
+ *     CURSOR, FULL ...  0.6   where each warpgroup stands; barriers
+ *     Four stages.
+ *     A group of one unit (a head with P <= 64) has a block of one consumer, of which a multiprocessor has two: 105 KB,
+ *     with N <= 64, as 64, 73.
+ * MBARRIERS.  FULL, EMPTY: of a stage; the producer's and the consumers' threads arrive.
+ * REGISTERS a thread, N = 128, UNITS = 4: H 128, v 32, sums 32 of 224; producer 56.  f16: v 16.
+ *     UNITS = 1: 184, producer 72, or with N <= 64 152 and 104.  UNITS > 1, N <= 64, without z: 168 and 48, so that a block
+ *     of chunk_factors_kernel finds room beside one of these.
+ *
+ * ISSUE SLOTS a token and head, counted in the machine code, bf16, N = 128, UNITS = 4: v, products and the update 18,
+ *     checkpoints 13 more at most, the producer 8; states_tensor_kernel 88.
+ * PRODUCTS, clocks a unit and chunk at full rate, N = 128: bf16 512, f16 256.
+ * BYTES a token and head: left 2 P, right 2 N / heads of a group from memory, N / 2 from L2 with UNITS = 4,
+ *     checkpoints P N / 64.
+ * grid: strands*G*bundles (bundles of UNITS); block 384, of one unit 256.  Every sum has one fixed order: deterministic. */
+#ifndef GT_SSD_SM90_STATES_CUH
+#define GT_SSD_SM90_STATES_CUH
+
+#include "../mma/state.cuh"
+#include "block.cuh"
+
+namespace gt {
+namespace ssd {
+
+struct HopperStatesParams {
+    StatesParams states;
+    const void *left, *right;
+    gt_stride left_stride, right_stride;
+    int reverse; /* from the last chunk to the first */
+};
+
+/* ---- shared memory ----------------------------------------------------------------------------------------------- */
+
+/* What a chunk and unit has in a stage, in floats: weights of the tokens; E; what the state is multiplied by before, 0
+ * where E is 0; the unit's power before the chunk and from then on, by which the state is to be multiplied. */
+struct UnitWeights {
+    static constexpr int OF_TOKENS = 0, DECAY = 64, CHANGE = 65, BEFORE = 66, POWER = 67, COUNT = 68;
+};
+
+/* Where things lie in shared memory, in bytes.  L: what left is. */
+template <class T_, int NP_, int UNITS_, class L_>
+struct StatesHopperTile {
+    using T = T_;
+    using L = L_;
+    static constexpr bool IS_BF16 = std::is_same<T, bf16>::value;
+    static constexpr int NP = NP_, UNITS = UNITS_, CONSUMERS = UNITS == 1 ? 1 : 2, CONSUMER_UNITS = UNITS / CONSUMERS;
+    static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP, FIT = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
+    /* For a block of chunk_factors_kernel; with z this would cost more than it gives. */
+    static constexpr bool LEAVES_ROOM = UNITS > 1 && NP <= 64 && std::is_same<T, L>::value;
+    static constexpr int REGISTERS = UNITS == 1                  ? (NP > 64 ? 184 : 152)
+                                     : LEAVES_ROOM               ? 168
+                                     : CONSUMER_UNITS * NP > 128 ? 224
+                                                                 : 200,
+                         PRODUCER_REGISTERS = UNITS == 1    ? 256 - REGISTERS
+                                              : LEAVES_ROOM ? 48
+                                                            : 504 - 2 * REGISTERS;
+    /* As many threads would have the registers that a block has at the launch. */
+    static constexpr int MOST_THREADS = LEAVES_ROOM ? 512 : THREADS;
+    static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of right: see wgmma.cuh */
+    static constexpr int TILE_LEFT = CHUNK * 128, TILE_RIGHT = CHUNK * 2 * NP;
+    static constexpr int STAGES = 4;
+    static constexpr int LEFT = 0, RIGHT = LEFT + UNITS * TILE_LEFT; /* of a stage; LEFT: [UNITS] */
+    static constexpr int STAGE = RIGHT + TILE_RIGHT;
+    static constexpr int STAGING = STAGES * STAGE;                   /* [CONSUMERS], 64 rows of 64 columns */
+    static constexpr int PREPARED = STAGING + CONSUMERS * TILE_LEFT; /* [STAGES][UNITS] */
+    static constexpr int CURSOR = PREPARED + STAGES * UNITS * 4 * UnitWeights::COUNT; /* of each warpgroup */
+    static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES,
+                         EMPTY = FULL + 8 * STAGES; /* [STAGES] */
+    static constexpr int BYTES = EMPTY + 8 * STAGES;
+    static_assert(STAGE % 1024 == 0 && FULL % 8 == 0, "aligned");
+    static_assert(FIT * (BYTES + 1024) <= 228 * 1024, "fits sm_90");
+};
+
+/* What a pass takes of a segment's chunks: all of them, but where nobody wants the state after all of a sequence's.
+ * Then it takes, of the sequence's last segment in its direction, those up to the last checkpoint, and of the
+ * checkpoint's own chunk only the unit's power. */
+struct NeededChunks {
+    int count;  /* the first ones that are taken */
+    bool whole; /* else the last of them is not added */
+
+    GT_METHOD NeededChunks(const StatesParams& p, bool reverse, bool is_last, int chunks) {
+        whole = !is_last || p.is_local || p.state_out || p.state_sum || chunks == 0;
+        count = whole ? chunks : reverse ? (chunks > 1 ? chunks - 1 : 1) : (chunks - 1) / SLOT_CHUNKS * SLOT_CHUNKS + 1;
+    }
+    GT_METHOD int added() const { return whole ? count : count - 1; }
+};
+
+/* ---- producer ---------------------------------------------------------------------------------------------------- */
+
+/* The weights of the tokens 2 lane, 2 lane + 1, whose Delta are given: pre in reverse, else Delta suf.  One warp.  Returns
+ * the lane's share of the log of the chunk's decay. */
+GT_DEV float weights_of(bool reverse, const float (&delta)[2], float A, float (&weight)[2]) {
+    const int lane = own_lane();
+    const float a0 = delta[0] * A, a1 = delta[1] * A, l0 = a0 * LOG2_E, l1 = a1 * LOG2_E;
+    float all = l0 + l1;
+    if (reverse) { /* sums up to and with a token */
+        GT_UNROLL
+        for (int d = 1; d < 32; d *= 2) {
+            const float other = shfl_up(all, d);
+            all += lane >= d ? other : 0.0f;
+        }
+        const float before = shfl_up(all, 1), first = (lane > 0 ? before : 0.0f) + l0;
+        weight[0] = exp2_finite(first), weight[1] = exp2_finite(first + l1);
+    } else { /* sums over the tokens after */
+        GT_UNROLL
+        for (int d = 1; d < 32; d *= 2) {
+            const float other = shfl_down(all, d);
+            all += lane + d < 32 ? other : 0.0f;
+        }
+        float after = shfl_down(all, 1);
+        after = lane < 31 ? after : 0.0f;
+        weight[0] = delta[0] * exp2_finite(after + l1), weight[1] = delta[1] * exp2_finite(after);
+    }
+    return a0 + a1;
+}
+
+/* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  One warp.  left: what undoes the power of their
+ * rows of left.  power: the unit's, which may change.  Returns the log of the chunk's decay. */
+GT_DEV float weigh_chunk(uint32_t addresses, bool reverse, const float (&delta)[2], float left, float A, float& power) {
+    const int lane = own_lane();
+    float weight[2], sum = weights_of(reverse, delta, A, weight);
+    weight[0] *= left, weight[1] *= left;
+    GT_UNROLL
+    for (int i = 0; i < 2; i++)
+        weight[i] = weight[i] > 0x1p125f ? 0x1p125f : weight[i] < -0x1p125f ? -0x1p125f : weight[i];
+    float most = fmaxf(fabsf(weight[0]), fabsf(weight[1]));
+    GT_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) {
+        most = fmaxf(most, shfl_xor(most, mask));
+        sum += shfl_xor(sum, mask);
+    }
+    const float needed = most > 1.0f ? as_float(((as_uint(most) >> 23) + 1) << 23) : 1.0f;
+    const float old = power;
+    float change = 1.0f;
+    if (needed > power || needed * 0x1p8f < power) change = old * inverse_of(needed), power = needed;
+    const float inverse = inverse_of(power);
+    sts<float2>(addresses + 8 * lane, {weight[0] * inverse, weight[1] * inverse});
+    const Scale scale = scale_of_log(sum);
+    const float E = scale.keep + scale.factor;
+    if (lane == 0) {
+        sts<float2>(addresses + 4 * UnitWeights::DECAY, {E, E == 0.0f ? 0.0f : change});
+        sts<float2>(addresses + 4 * UnitWeights::BEFORE, {old, power});
+    }
+    return sum;
+}
+
+template <class Tile>
+GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
+    using T = typename Tile::T;
+    constexpr int BARRIER = 1, UNITS = Tile::UNITS, STAGES = Tile::STAGES, AHEAD = STAGES - 1;
+    const Problem& in = p.states.in;
+    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + Tile::CONSUMERS * GroupCursor<UNITS>::BYTES};
+    const CopiedRows<8> of_units;
+    const CopiedRows<Tile::NP / 8> of_group;
+    const int unit = warp_id() % 4;
+    constexpr bool MAY_HAVE_POWERS = std::is_same<typename Tile::L, f16>::value;
+    const bool makes_weights = unit < UNITS, has_powers = MAY_HAVE_POWERS && p.reverse && in.dy_inverses;
+    int n = 0; /* chunks of all segments */
+    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
+        bool is_last;
+        {
+            const Span span = ordered_span(in, item);
+            is_last = p.reverse ? span.starts : span.ends;
+            if (skips(p.states.is_local, span, is_last)) continue;
+            cursor.enter(in, span, item, BARRIER, [&] { cursor.put_offsets(0, p.left_stride); });
+        }
+        const int chunks = cursor.chunks(), step = p.reverse ? -CHUNK : CHUNK;
+        const NeededChunks needed(p.states, p.reverse, is_last, chunks);
+        const auto chunk_at = [&](int i) { return p.reverse ? chunks - 1 - i : i; };
+        /* where the thread's first rows of the chunk that is copied next lie */
+        const int64_t b = cursor.b(), token = cursor.token(chunk_at(0));
+        const int64_t first = (int64_t)chunk_at(0) * CHUNK;
+        int64_t left = of_units.own(p.left_stride.t) + first * p.left_stride.t;
+        const T* right = of_group.own(
+            static_cast<const T*>(p.right) + offset_of(p.right_stride, b, token, cursor.group()), p.right_stride.t);
+        int64_t times = makes_weights ? offset_of(in.dt_stride, b, token, cursor.head(unit)) : 0;
+        UnitTimes of_unit = {};
+        float inverse = 1.0f; /* of the block that has the lane's tokens */
+        const auto load_times = [&](int i) {
+            if (makes_weights && i < needed.count) {
+                const int chunk = chunk_at(i);
+                of_unit.load(in, times, cursor.tokens(chunk));
+                if (has_powers)
+                    inverse =
+                        in.dy_inverses[inverses_index(in, cursor.slot(unit, chunk), chunk, cursor.row0(unit) / TILE_P) +
+                                       2 * own_lane() / BLOCK];
+            }
+            times += step * in.dt_stride.t;
+        };
+        /* The segment's i-th chunk, which is `number` of all. */
+        const auto copy = [&](int i, int number) {
+            if (i < needed.count) {
+                mbarrier_wait(smem + Tile::EMPTY + 8 * (number % STAGES), (number / STAGES + 1) % 2);
+                const uint32_t to = smem + number % STAGES * Tile::STAGE;
+                const int tokens = needed.whole || i + 1 < needed.count ? cursor.tokens(chunk_at(i)) : 0;
+                if (tokens > 0) {
+                    copy_units(of_units, cursor, 0, to + Tile::LEFT, static_cast<const T*>(p.left), left,
+                               p.left_stride.t, tokens, in.P);
+                    of_group.copy(to + Tile::RIGHT, right, p.right_stride.t, tokens, in.columns);
+                }
+                left += step * p.left_stride.t, right += step * p.right_stride.t;
+            }
+            cp_async_commit();
+        };
+        load_times(0);
+        if (makes_weights) of_unit.enter(in, cursor.head(unit));
+        GT_NO_UNROLL
+        for (int i = 0; i < AHEAD; i++) copy(i, n + i);
+        TwoTermSum log;
+        float power = 1.0f;
+        GT_NO_UNROLL
+        for (int i = 0; i < needed.count; i++, n++) {
+            if (makes_weights) {
+                const int tokens = cursor.tokens(chunk_at(i));
+                const float delta[2] = {of_unit.delta(in, 0, tokens), of_unit.delta(in, 1, tokens)};
+                const float by = inverse;
+                load_times(i + 1);
+                const uint32_t addresses = smem + Tile::PREPARED + 4 * UnitWeights::COUNT * (n % STAGES * UNITS + unit);
+                log.add(weigh_chunk(addresses, p.reverse, delta, by, of_unit.A, power));
+            }
+            cp_async_wait<AHEAD - 1>();
+            fence_async_proxy();
+            mbarrier_arrive(smem + Tile::FULL + 8 * (n % STAGES));
+            copy(i + AHEAD, n + AHEAD);
+        }
+        item = cursor.item();
+        if (p.states.is_local && makes_weights && cursor.exists(unit) && cursor.row0(unit) == 0 && lane_id() == 0) {
+            wait_for_chain();
+            const Span same = ordered_span(in, item);
+            in.segments.decays[same.segment_slot * in.H + cursor.head(unit)] = log.value();
+        }
+    }
+}
+
+/* ---- consumers --------------------------------------------------------------------------------------------------- */
+
+/* Where a consumer and what it works on lie, made anew wherever it is asked.  n: number of the chunk among those of all
+ * segments; i: of the warpgroup's units. */
+template <class Tile>
+struct StatesConsumer {
+    uint32_t smem;
+    GT_METHOD int warpgroup() const { return Tile::CONSUMERS == 1 ? 0 : own_thread() / WARPGROUP; }
+    GT_METHOD int unit_warp() const { return own_thread() / 32 % 4; }
+    GT_METHOD int unit(int i) const { return warpgroup() * Tile::CONSUMER_UNITS + i; }
+    GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
+        return {smem + Tile::CURSOR + warpgroup() * GroupCursor<Tile::UNITS>::BYTES};
+    }
+    GT_METHOD int row0(int i) const { return cursor().row0(unit(i)) + 16 * unit_warp(); }
+    GT_METHOD uint32_t stage(int n) const { return smem + made_here(n) % Tile::STAGES * Tile::STAGE; }
+    GT_METHOD uint32_t left(int n, int i) const { return stage(n) + Tile::LEFT + unit(i) * Tile::TILE_LEFT; }
+    GT_METHOD uint32_t right(int n) const { return stage(n) + Tile::RIGHT; }
+    GT_METHOD uint32_t staging() const { return smem + Tile::STAGING + warpgroup() * Tile::TILE_LEFT; }
+    GT_METHOD uint32_t prepared(int n, int i) const {
+        return smem + Tile::PREPARED + 4 * UnitWeights::COUNT * (made_here(n) % Tile::STAGES * Tile::UNITS + unit(i));
+    }
+};
+
+/* v of 16 tokens, block k, and the warp's 16 rows: numbers 2e, 2e + 1 are the pair e of a left operand. */
+template <class Tile>
+GT_DEV void weigh_left(const StatesConsumer<Tile>& me, int n, int i, int k, float (&v)[8]) {
+    using E = Element<typename Tile::L>;
+    const uint32_t tokens = me.prepared(n, i) + 4 * UnitWeights::OF_TOKENS + 8 * (own_lane() % 4) + 64 * k;
+    const float2 low = lds<float2>(tokens), high = lds<float2>(tokens + 32);
+    uint32_t x[4];
+    ldmatrix_x4_trans(x, tile_at<64>(by_columns<64>(me.left(n, i), own_lane()), k, me.unit_warp()));
+    GT_UNROLL
+    for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
+        v[2 * e] = E::lo(x[e]) * (e < 2 ? low.x : high.x);
+        v[2 * e + 1] = E::hi(x[e]) * (e < 2 ? low.y : high.y);
+    }
+}
+
+/* Unit i of a consumer's: the chunk's share of the state. */
+template <class Tile>
+GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, float (&H)[Tile::NP / 8][4]) {
+    using T = typename Tile::T;
+    constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL;
+    constexpr int WIDTH = Tile::CONSUMER_UNITS * NP > 128 ? 8 : NP / 8; /* tiles of 8 columns that a product has */
+    const float2 decay = lds<float2>(me.prepared(n, i) + 4 * UnitWeights::DECAY);
+    if (decay.y != 1.0f) { /* an infinite state, which is out of range, makes no NaN */
+        GT_UNROLL
+        for (int k = 0; k < NP / 2; k++) H[k / 4][k % 4] = decay.y == 0.0f ? 0.0f : H[k / 4][k % 4] * decay.y;
+    }
+    const uint64_t right = wgmma_tile<ROW, Major::MN>(me.right(n), PANEL);
+    const auto from = [&](int k, int n0) {
+        return operand_step(right, k_bytes<ROW, Major::MN>(16 * k, PANEL) + mn_bytes<ROW, Major::MN>(8 * n0, PANEL));
+    };
+    float added[WIDTH][4], scale = 1.0f;
+    uint32_t v[BLOCKS][4];
+    [[maybe_unused]] uint32_t rest[BLOCKS][4];
+    if constexpr (Tile::IS_BF16) { /* products begin as their operands are there */
+        GT_UNROLL
+        for (int k = 0; k < BLOCKS; k++) {
+            float weighed[8];
+            weigh_left<Tile>(me, n, i, k, weighed);
+            GT_UNROLL
+            for (int e = 0; e < 4; e++) {
+                const float first = weighed[2 * e], second = weighed[2 * e + 1];
+                v[k][e] = pack_bf16(first, second);
+                rest[k][e] = pack_bf16(first - unpack_bf16_lo(v[k][e]), second - unpack_bf16_hi(v[k][e]));
+            }
+            wgmma_fence();
+            wgmma<T, Major::MN>(added, v[k], from(k, 0), k > 0);
+            wgmma<T, Major::MN>(added, rest[k], from(k, 0));
+        }
+    } else {
+        float weighed[BLOCKS][8], sums[2] = {0.0f, 0.0f}; /* of rows + 0, + 8 */
+        GT_UNROLL
+        for (int k = 0; k < BLOCKS; k++) {
+            weigh_left<Tile>(me, n, i, k, weighed[k]);
+            GT_UNROLL
+            for (int e = 0; e < 8; e++) sums[e / 2 % 2] += fabsf(weighed[k][e]);
+        }
+        GT_UNROLL
+        for (int mask = 1; mask < 4; mask *= 2)
+            for (int e = 0; e < 2; e++) sums[e] += shfl_xor(sums[e], mask);
+        float most = fmaxf(sums[0], sums[1]);
+        GT_UNROLL
+        for (int mask = 4; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
+        const Power power = power_of(most);
+        scale = power.inverse;
+        GT_UNROLL
+        for (int k = 0; k < BLOCKS * 4; k++) {
+            const float* pair = weighed[k / 4] + k % 4 * 2;
+            v[k / 4][k % 4] = pack_f16(pair[0] * power.value, pair[1] * power.value);
+        }
+        wgmma_fence();
+        GT_UNROLL
+        for (int k = 0; k < BLOCKS; k++) wgmma<T, Major::MN>(added, v[k], from(k, 0), k > 0);
+    }
+    GT_UNROLL
+    for (int n0 = 0; n0 < NP / 8; n0 += WIDTH) {
+        if (n0 > 0) {
+            wgmma_fence();
+            GT_UNROLL
+            for (int k = 0; k < BLOCKS; k++) {
+                wgmma<T, Major::MN>(added, v[k], from(k, n0), k > 0);
+                if constexpr (Tile::IS_BF16) wgmma<T, Major::MN>(added, rest[k], from(k, n0));
+            }
+        }
+        wgmma_commit();
+        wgmma_wait<0>();
+        wgmma_pin(added);
+        GT_UNROLL
+        for (int k = 0; k < WIDTH * 4; k++) {
+            float& to = H[n0 + k / 4][k % 4];
+            to = Tile::IS_BF16 ? fma_rn(to, decay.x, added[k / 4][k % 4])
+                               : fma_rn(added[k / 4][k % 4], scale, to * decay.x);
+        }
+    }
+}
+
+/* Unit i of a consumer's: the state before a chunk, number n, to its checkpoint. */
+template <class Tile>
+GT_DEV void keep_unit(const StatesParams& p, const StatesConsumer<Tile>& me, int chunk, int n, int i,
+                      WarpState<Tile::NP>& state) {
+    const Problem& in = p.in;
+    const GroupCursor<Tile::UNITS> cursor = me.cursor();
+    const int unit = me.unit(i), row0 = me.row0(i);
+    if (!cursor.exists(unit)) return;
+    const int64_t slot = cursor.slot(unit, chunk);
+    state.power = {1.0f, 1.0f};
+    state.measure();
+    const Power power = power_of(state.bound);
+    if (lane_id() == 0 && row0 < in.P)
+        p.checkpoints.powers[slot * slot_powers(in.P, in.N) + power_index(in.N, row0)] =
+            power.inverse * lds<float>(me.prepared(n, i) + 4 * UnitWeights::BEFORE);
+    store_checkpoint_rows<Tile::NP>(me.staging(), me.unit_warp(), state.H, power.value,
+                                    p.checkpoints.values + (slot * in.P + row0) * in.N, in.P - row0, in.N, in.columns);
+}
+
+template <class Tile>
+GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
+    constexpr int NP = Tile::NP, CONSUMER_UNITS = Tile::CONSUMER_UNITS, STAGES = Tile::STAGES;
+    const StatesParams& p = params.states;
+    const Problem& in = p.in;
+    const bool reverse = params.reverse;
+    const StatesConsumer<Tile> me = {smem};
+    if (p.state_sum) { /* a strand may have no sequence */
+        me.cursor().enter(in, Span{}, 0, 2 + me.warpgroup());
+        GT_UNROLL
+        for (int i = 0; i < CONSUMER_UNITS; i++) {
+            WarpState<NP> zeros;
+            zeros.clear();
+            if (me.cursor().exists(me.unit(i)))
+                zeros.store(p.state_sum + me.cursor().state(in, me.unit(i), bundle_strand(in)), me.row0(i), in);
+        }
+    }
+    int n = 0; /* chunks of all segments */
+    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
+        WarpState<NP> state[CONSUMER_UNITS];
+        bool is_last;
+        {
+            const Span span = ordered_span(in, item);
+            is_last = reverse ? span.starts : span.ends;
+            if (skips(p.is_local, span, is_last)) continue;
+            me.cursor().enter(in, span, item, 2 + me.warpgroup());
+            const float* start = nullptr;
+            if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
+            GT_UNROLL
+            for (int i = 0; i < CONSUMER_UNITS; i++) {
+                state[i].clear();
+                if (!start) continue; /* little code: a block of few chunks waits for it to come */
+                state[i].load(start + me.cursor().state(in, me.unit(i), 0), me.row0(i), in);
+                GT_UNROLL
+                for (int k = 0; k < NP / 2; k++) state[i].H[k / 4][k % 4] *= state[i].power.inverse;
+            }
+        }
+        const int chunks = me.cursor().chunks();
+        const NeededChunks needed(p, reverse, is_last, chunks);
+        GT_NO_UNROLL
+        for (int number = 0; number < needed.count; number++, n++) {
+            const int chunk = reverse ? chunks - 1 - number : number;
+            const bool at_slot =
+                reverse ? number == 0 || chunk % SLOT_CHUNKS == SLOT_CHUNKS - 1 : chunk % SLOT_CHUNKS == 0;
+            mbarrier_wait(smem + Tile::FULL + 8 * (n % STAGES), n / STAGES % 2);
+            if (p.checkpoints.values && at_slot) {
+                GT_UNROLL
+                for (int i = 0; i < CONSUMER_UNITS; i++) keep_unit<Tile>(p, me, chunk, n, i, state[i]);
+            }
+            if (number + 1 == needed.count && !needed.whole) {
+                n++;
+                break;
+            }
+            GT_UNROLL
+            for (int i = 0; i < CONSUMER_UNITS; i++) add_chunk<Tile>(me, n, i, state[i].H);
+            if (number + 1 < needed.count) mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % STAGES));
+        }
+        const bool has_chunks = me.cursor().chunks() > 0; /* the last one's stage has the units' powers */
+        item = me.cursor().item();
+        /* found again: no registers keep it */
+        const Span same = ordered_span(in, item);
+        GT_UNROLL
+        for (int i = 0; i < CONSUMER_UNITS; i++) {
+            const GroupCursor<Tile::UNITS> cursor = me.cursor();
+            const int unit = me.unit(i);
+            if (!cursor.exists(unit)) continue;
+            state[i].power.inverse = has_chunks ? lds<float>(me.prepared(n - 1, i) + 4 * UnitWeights::POWER) : 1.0f;
+            if (p.is_local) {
+                state[i].store(in.segments.states + cursor.state(in, unit, same.segment_slot), me.row0(i), in);
+            } else if (reverse ? same.starts : same.ends) {
+                if (p.state_out) state[i].store(p.state_out + cursor.state(in, unit, same.sequence), me.row0(i), in);
+                if (p.state_sum)
+                    state[i].store(p.state_sum + cursor.state(in, unit, bundle_strand(in)), me.row0(i), in, true);
+            }
+        }
+        if (has_chunks) mbarrier_arrive(smem + Tile::EMPTY + 8 * ((n - 1) % STAGES));
+    }
+}
+
+/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
+template <class T, int NP, int UNITS, class L>
+GT_KERNEL(GT_SM90A ? (StatesHopperTile<T, NP, UNITS, L>::MOST_THREADS) : 32, (StatesHopperTile<T, NP, UNITS, L>::FIT))
+states_hopper_kernel(const GT_GRID_CONSTANT HopperStatesParams p) {
+#if GT_SM90A
+    using Tile = StatesHopperTile<T, NP, UNITS, L>;
+    const uint32_t smem = smem_base_of_tiles();
+    if (thread_id() < Tile::STAGES) {
+        mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
+        mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), Tile::CONSUMERS * WARPGROUP);
+    }
+    sync_threads();
+    if (warp_id() / 4 == Tile::CONSUMERS) {
+        /* else it reads inputs of the call alone */
+        if (p.states.in.order || (p.reverse && p.states.in.dy_inverses)) wait_for_chain();
+        give_registers<Tile::PRODUCER_REGISTERS>();
+        states_producer<Tile>(p, smem);
+    } else {
+        const bool apart = is_apart(p.states.in) && !(p.reverse && p.states.in.dy_inverses);
+        if (apart)
+            release_chain();
+        else
+            wait_for_chain();
+        take_registers<Tile::REGISTERS>();
+        states_consumer<Tile>(p, smem);
+        if (apart && block_x() == 0) wait_for_chain(); /* for kernels after it */
+    }
+#else
+    (void)p;
+    __trap();
+#endif
+}
+
+} /* namespace ssd */
+} /* namespace gt */
+
+#endif
