@@ -79,7 +79,6 @@ struct StepParams : ssd::StepParams {
 template <class T>
 struct ItemLoads {
     static constexpr int VEC = 2, BATCH = 2; /* channels; tokens that are loaded together */
-    using Shared = T;                        /* as c lies in shared memory */
     using Token = Vec<T, 2>;
     Token token[BATCH];
     float2 state[HALO], bias;
@@ -128,7 +127,6 @@ struct ItemLoads {
 template <>
 struct ItemLoads<AnyType> {
     static constexpr int VEC = 1, BATCH = 2;
-    using Shared = float;
     using Token = uint32_t;
     Token token[BATCH];
     float state[HALO], weight[TAPS], bias;
@@ -165,12 +163,6 @@ struct ItemLoads<AnyType> {
     }
 };
 
-/* Rounded columns of one token in shared memory: B, C, then the block's rows of x. */
-struct SharedRow {
-    int N, x, pitch; /* columns of B, and of C; where x begins; elements of a row */
-    GT_METHOD SharedRow(const StepParams& p, int rows) : N((p.N + 3) / 4 * 4), x(2 * N), pitch(2 * N + rows) {}
-};
-
 /* All tokens of VEC channels of one batch element. */
 template <class T>
 struct Item {
@@ -182,16 +174,15 @@ struct Item {
     int column;  /* in a row of shared memory; -1: the item does not exist */
     bool writes; /* whether the state is the block's to write */
 
-    /* rows: of the block. */
     template <class C>
-    GT_METHOD void place(const StepParams& p, const ssd::StepPlace<C>& s, int unit, int rows) {
-        const SharedRow row(p, rows);
+    GT_METHOD void place(const StepParams& p, const ssd::StepPlace<C>& s, int unit) {
+        constexpr int NP = C::LANES * C::COLUMNS;
         const int channel = unit * VEC, x = channel - 2 * p.N; /* x: of the block's rows */
         writes = x >= 0;
         d = writes           ? (int64_t)s.h * p.P + s.block_row + x
             : channel >= p.N ? p.first_C + (int64_t)s.g * p.N + channel - p.N
                              : p.first_B + (int64_t)s.g * p.N + channel;
-        column = writes ? row.x + x : channel >= p.N ? row.N + channel - p.N : channel;
+        column = writes ? 2 * NP + x : channel >= p.N ? NP + channel - p.N : channel;
         if (unit >= p.units || s.block_row + x >= p.P) column = -1;
         b = s.b;
     }
@@ -211,7 +202,7 @@ struct Item {
     /* The element's tokens into shared memory.  pitch: of its rows. */
     GT_METHOD void convolve(const StepParams& p, const StepElement& element, int pitch) {
         if (column < 0) return;
-        constexpr uint32_t SIZE = sizeof(typename Loads::Shared);
+        constexpr uint32_t SIZE = sizeof(typename ssd::SharedElement<T>::Type);
         const int first_tap = Loads::first_tap(p.conv);
         float e[HALO][VEC];
         GT_UNROLL
@@ -253,83 +244,43 @@ struct Item {
     }
 };
 
-/* ---- launch 1: what ssd's step reads ---------------------------------------------------------- */
-
-/* COUNT neighbours of a row in shared memory.  valid: how many of them exist; of a dtype's own type all or none. */
-template <class T, int COUNT>
-struct SharedPiece {
-    Vec<T, COUNT> bits = {};
-    GT_METHOD void load(uint32_t from, int valid) {
-        if (valid > 0) bits = lds<Vec<T, COUNT>>(from);
-    }
-    GT_METHOD float get(int i) const { return bits.get(i); }
-};
-
-template <int COUNT>
-struct SharedPiece<AnyType, COUNT> {
-    float x[COUNT];
-    GT_METHOD void load(uint32_t from, int valid) {
-        GT_UNROLL
-        for (int i = 0; i < COUNT; i++) x[i] = i < valid ? lds<float>(from + 4 * (uint32_t)i) : 0.0f;
-    }
-    GT_METHOD float get(int i) const { return x[i]; }
-};
-
-/* In the place of ssd::StepInputs. */
+/* In the place of ssd::StepInputs: B, C and x are convolved here. */
 template <class T, class C>
-struct StepInputs {
-    static constexpr uint32_t SIZE = sizeof(typename ItemLoads<T>::Shared);
+struct StepInputs : ssd::SharedInputs<T, C> {
+    using Base = ssd::SharedInputs<T, C>;
     Item<T> item; /* the thread's first */
-    TokenCursor<T> z_at;
     StepElement element;
-    uint32_t at; /* the token at hand in shared memory */
-    SharedPiece<T, 4> B[C::VECS], Cm[C::VECS];
-    SharedPiece<T, C::HALF> x, other;
-    Piece<T, 1> z[C::HELD];
 
-    GT_METHOD static int rows() { return block_threads() / 32 * C::TILE; }
-    GT_METHOD StepInputs(const StepParams& p, const ssd::StepPlace<C>& s, const StepElement& of)
-        : z_at(p.z, p.dtype, offset_of(p.z_stride, s.b, 0, s.h) + s.held), element(of) {
-        item.place(p, s, thread_id(), rows());
+    GT_METHOD StepInputs(const StepParams& p, const ssd::StepPlace<C>& s, const StepElement& of) : element(of) {
+        item.place(p, s, thread_id());
         item.load(p, element);
-        load_gate(p, s);
+        if (p.z) Base::copy(p, s, 2 * Base::NP + Base::rows(), 2 * (Base::NP + Base::rows()));
     }
-    /* Convolves.  The block meets once. */
     GT_METHOD void begin(const StepParams& p, const ssd::StepPlace<C>& s) {
-        const int pitch = SharedRow(p, rows()).pitch;
+        const int pitch = ssd::shared_pitch(Base::NP, Base::rows(), p.z);
         item.convolve(p, element, pitch);
         for (int unit = thread_id() + block_threads(); unit < p.units; unit += block_threads()) {
             Item<T> more;
-            more.place(p, s, unit, rows());
+            more.place(p, s, unit);
             more.load(p, element);
             more.convolve(p, element, pitch);
         }
-        sync_threads();
-        at = smem_base();
-        load_row(p, s);
+        clear(p, s, pitch);
+        Base::meet(p, s);
     }
-    GT_METHOD void load_gate(const StepParams& p, const ssd::StepPlace<C>& s) {
-        GT_UNROLL
-        for (int k = 0; k < C::HELD; k++)
-            if (p.z) z[k].load(z_at, k, p.P - s.held - k);
-    }
-    GT_METHOD void load_row(const StepParams& p, const ssd::StepPlace<C>& s) {
-        const SharedRow row(p, rows());
-        GT_UNROLL
-        for (int v = 0; v < C::VECS; v++) {
-            B[v].load(at + SIZE * (uint32_t)s.column(v), p.N - s.column(v));
-            Cm[v].load(at + SIZE * (uint32_t)(row.N + s.column(v)), p.N - s.column(v));
+    /* Columns from N on and rows from P on. */
+    GT_METHOD static void clear(const StepParams& p, const ssd::StepPlace<C>& s, int pitch) {
+        const int columns = Base::NP - p.N, end = Base::rows() - (p.P - s.block_row), rows = end > 0 ? end : 0;
+        if (columns + rows == 0) return;
+        for (int t = 0; t < p.conv.T; t++) {
+            const uint32_t at = smem_base() + Base::SIZE * (uint32_t)(t * pitch);
+            for (int i = thread_id(); i < 2 * columns + rows; i += block_threads()) {
+                const int n = i < columns       ? p.N + i
+                              : i < 2 * columns ? Base::NP + p.N + i - columns
+                                                : 2 * Base::NP + Base::rows() - rows + i - 2 * columns;
+                sts<typename ssd::SharedElement<T>::Type>(at + Base::SIZE * (uint32_t)n, {});
+            }
         }
-        x.load(at + SIZE * (uint32_t)(row.x + s.first - s.block_row), p.P - s.first);
-        other.load(at + SIZE * (uint32_t)(row.x + s.other - s.block_row), p.P - s.other);
-    }
-    GT_METHOD void load(const StepParams& p, const ssd::StepPlace<C>& s) {
-        load_row(p, s);
-        load_gate(p, s);
-    }
-    GT_METHOD void move(const StepParams& p) {
-        z_at.move(p.z_stride.t);
-        at += SIZE * (uint32_t)SharedRow(p, rows()).pitch;
     }
 };
 
@@ -406,7 +357,8 @@ columns_kernel(const GT_GRID_CONSTANT ColumnParams p) {
 static inline bool has_step_vectors(const gt_conv_ssd_args& a) {
     return a.W == TAPS && a.P % 4 == 0 && a.N % 4 == 0 && a.xBC_stride.h == 1 && a.xBC_stride.b % 2 == 0 &&
            a.xBC_stride.t % 2 == 0 && (uintptr_t)a.xBC % (a.dtype == GT_F32 ? 8 : 4) == 0 && has_fours(a.state_out) &&
-           has_fours(a.weight) && (uintptr_t)a.conv_state_out % 8 == 0 && (uintptr_t)a.bias % 8 == 0;
+           has_fours(a.z, a.z_stride, a.dtype) && has_fours(a.weight) && (uintptr_t)a.conv_state_out % 8 == 0 &&
+           (uintptr_t)a.bias % 8 == 0;
 }
 
 static inline ConvInputs conv_inputs_of(const gt_conv_ssd_args& a) {
@@ -429,7 +381,7 @@ static inline gt_status launch_step_rows(const gt_conv_ssd_args& a, const gt_ssd
     p.first_B = a.H * a.P, p.first_C = p.first_B + a.G * a.N;
     p.units = (2 * (int)a.N + rows) / ItemLoads<T>::VEC;
     const size_t row_bytes =
-        (size_t)((2 * ((a.N + 3) / 4 * 4) + rows) * (int64_t)sizeof(typename ItemLoads<T>::Shared));
+        (size_t)ssd::shared_pitch(ssd::SharedInputs<T, C>::NP, rows, a.z) * ssd::SharedInputs<T, C>::SIZE;
     return run("conv_ssd step_kernel", step_kernel<T, C::LANES, C::VECS, C::ROWS>, p.strands * a.H * grid.parts,
                (unsigned)threads, (size_t)a.T * row_bytes, chain, p);
 }

@@ -69,16 +69,17 @@ GT_DEV float value_of_bits(uint32_t bits, gt_dtype dtype) {
     return dtype == GT_F16 ? unpack_f16_lo(bits) : as_float(bits);
 }
 
-/* Four neighbouring floats of a state, or of A.  valid: how many of them exist; with vectors all or none. */
+/* Four neighbouring floats of a state, or of A.  valid: how many of them exist; with vectors all or none.  The others are
+ * `none`. */
 template <bool VECTORS>
-GT_DEV void load_four(float* x, const float* from, int valid) {
+GT_DEV void load_four(float* x, const float* from, int valid, float none = 0.0f) {
     if constexpr (VECTORS) {
-        float4 v = {0.0f, 0.0f, 0.0f, 0.0f};
+        float4 v = {none, none, none, none};
         if (valid > 0) v = ldg<float4>(from);
         x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
     } else {
         GT_UNROLL
-        for (int i = 0; i < 4; i++) x[i] = i < valid ? from[i] : 0.0f;
+        for (int i = 0; i < 4; i++) x[i] = i < valid ? from[i] : none;
     }
 }
 

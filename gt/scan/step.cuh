@@ -134,7 +134,7 @@ GT_DEV float carry(float z, float h, float added) {
     return sum;
 }
 
-/* One token.  A: times log2(e).  y: of the lane's own channel, <h, C>. */
+/* One token.  delta: times log2(e).  y: of the lane's own channel, <h, C>. */
 template <int FORMS, class C>
 GT_DEV float advance(float (&h)[C::CHANNELS][C::COLUMNS], const float (&A)[C::CHANNELS][C::COLUMNS],
                      const float (&delta)[C::CHANNELS], const float (&input)[C::CHANNELS], const float (&B)[C::COLUMNS],
@@ -206,11 +206,12 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
         inputs.move(p); /* the next token is loaded where this one was */
         if (t + 1 < (numbers & 0xff)) inputs.load(p, s);
         const float own = !p.softplus ? dt : C::EXACT ? softplus(dt) : softplus_fast(dt);
+        const float exponent = finite(LOG2_E * own); /* of 2 for A = 1 */
         float delta[C::CHANNELS], input[C::CHANNELS], y;
         GT_UNROLL
         for (int i = 0; i < C::CHANNELS; i++) {
             const int from = s.group * C::LANES + i * C::SAME;
-            delta[i] = shfl_idx(own, from);
+            delta[i] = shfl_idx(exponent, from);
             input[i] = shfl_idx(own * u, from);
         }
         const int forms = forms_of<C>(A, delta);
@@ -238,7 +239,8 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
     clear_channel(p, y_at, numbers & 0xff, writes);
 }
 
-/* A log2(e) of the lane's elements; -1 where there is none, so that nothing takes another form for it. */
+/* A of the lane's elements; -1 where there is none, so that nothing takes another form for it.  Nothing waits for the loads
+ * here: those of the state follow. */
 template <bool VECTORS, class C>
 GT_DEV void load_A(const StepParams& p, const StepPlace<C>& s, float (&A)[C::CHANNELS][C::COLUMNS]) {
     const float* const from = p.A + s.channel * p.N;
@@ -246,13 +248,7 @@ GT_DEV void load_A(const StepParams& p, const StepPlace<C>& s, float (&A)[C::CHA
     for (int i = 0; i < C::CHANNELS; i++) {
         GT_UNROLL
         for (int v = 0; v < C::VECS; v++)
-            load_four<VECTORS>(A[i] + 4 * v, from + s.number(i) * p.N + s.column(v), s.valid(p.N, i, v));
-    }
-    GT_UNROLL
-    for (int i = 0; i < C::CHANNELS; i++) {
-        GT_UNROLL
-        for (int c = 0; c < C::COLUMNS; c++)
-            A[i][c] = c % 4 < s.valid(p.N, i, c / 4) ? finite(LOG2_E * A[i][c]) : -1.0f;
+            load_four<VECTORS>(A[i] + 4 * v, from + s.number(i) * p.N + s.column(v), s.valid(p.N, i, v), -1.0f);
     }
 }
 
@@ -293,7 +289,7 @@ template <class T, int LANES, int VECS, bool EXACT>
 static inline gt_status launch_step_of(const gt_selective_scan_args& a, gt_stream stream) {
     constexpr int BLOCK = STEP_WARPS * StepTraits<LANES, VECS, EXACT>::TILE;
     const int64_t parts = (a.D / a.G + BLOCK - 1) / BLOCK, blocks = a.G * parts;
-    const int64_t each = a.B >= 128 ? 4 : a.B >= 32 ? 2 : 1; /* batch elements of a warp: A is loaded once for them */
+    const int64_t each = a.B >= 32 ? 2 : 1; /* batch elements of a warp: A is loaded once for them */
     StepParams p = {};
     p.B = a.B, p.D = a.D, p.G = a.G;
     p.N = (int)a.N;

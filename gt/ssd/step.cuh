@@ -3,8 +3,8 @@
  *     h <- exp(Delta A) h + Delta x B^T        y = (h C + Dskip x) silu(z)        token by token
  *
  * TILE.  LANES neighbouring lanes own ROWS rows p of a head's state.  Each lane has VECS times 4 neighbouring columns:
- * 4 lane ... 4 lane + 3, and the same 4 LANES later.  A warp has TILE = 32 / LANES * ROWS rows, and no warp waits for
- * another.  So T tokens give the bits of T steps of one token, and a result depends on its own inputs alone.
+ * 4 lane ... 4 lane + 3, and the same 4 LANES later.  A warp has TILE = 32 / LANES * ROWS rows.  T tokens give the bits
+ * of T steps of one token, and a result depends on its own inputs alone.
  *
  *     N up to   LANES   VECS   ROWS    rows of a warp
  *          16       4      1      8    64
@@ -13,7 +13,7 @@
  *         128      16      2   4, 8    8, 16
  *         256      32      2   4, 8    4, 8
  *
- * Calls of more than 4 tokens take the larger ROWS: a warp then loads B and C of a token half as often for a row.
+ * Calls of more than 4 tokens take the larger ROWS: a warp then reads B and C of a token half as often for a row.
  *
  * SUMS OVER n.  A lane adds its columns in order, then lanes meet in a tree: first those LANES / 2 apart, in the end
  * neighbours.  A stage exchanges half of the rows that are left, so 8 rows take 4 + 2 + 1 + 1 shuffles of 16 lanes.
@@ -23,13 +23,15 @@
  * a decay is kept as expm1(a).  Any other decay is one number, 1 + expm1(a): rounding it changes 1 - decay by 2^-19 of
  * its value at most.
  *
+ * INPUTS.  A block copies all tokens of B, C and of its rows of x and z to shared memory (cp.async), before it loads its
+ *     state, and meets once.  Copied token by token, each token would wait for L2: 16 tokens took 1.2 times as long.
  * STATE.  It stays in registers for all tokens, and is stored when the last token to commit is done.
  * REGISTERS: 32 numbers of the state, or 64; B, C, x and z of the token at hand and of the next one.
- * SHARED MEMORY: none.
- * BYTES a row: the state once each way, 8 N.  A token and row, bf16: x, y (z) 2 each; a token and warp: B and C 4 N, from
- *     the first-level cache or L2.
+ * SHARED MEMORY: T (2 columns + rows of the block, twice with z) elements.  N = 128, 32 rows, bf16: 576 bytes a token.
+ * BYTES a row: the state once each way, 8 N.  A token and row, bf16: x, y (z) 2 each; a token and block: B and C 4 N,
+ *     mostly from L2.
  * ISSUE SLOTS a row and token, N = 128: 8 multiply-adds and products on the state (12 where the decay is near 1), 4 for
- *     y, about 5 for sums, x, B, C and the rest.
+ *     y, about 4 for sums, x, B, C and the rest.
  * GRID: a strand has H * parts blocks, a part up to WARPS warps of one head.  There is a strand for every batch element,
  *     as far as a grid can count. */
 #ifndef GT_SSD_STEP_CUH
@@ -129,43 +131,113 @@ GT_DEV TokenScale token_scale(const DeltaRule& rule, float dt, float A) {
     return s;
 }
 
-/* The lane's place in the activations, and its elements of one token, as loaded. */
-template <class T, class C>
-struct StepInputs {
-    TokenCursor<T> B_at, C_at, x_at, other_at, z_at;
-    Piece<T, 4> B[C::VECS], Cm[C::VECS];
-    Piece<T, C::HALF> x, other;
-    Piece<T, 1> z[C::HELD];
+/* ---- inputs in shared memory ---------------------------------------------------------------------------------------
+ * A block keeps there all tokens of B, C and of its rows of x and z.  Loaded token by token, each would wait for L2. */
 
-    GT_METHOD StepInputs(const StepParams& p, const StepPlace<C>& s, const StepElement&)
-        : B_at(p.Bm, p.dtype, offset_of(p.Bm_stride, s.b, 0, s.g) + s.column(0)),
-          C_at(p.Cm, p.dtype, offset_of(p.Cm_stride, s.b, 0, s.g) + s.column(0)),
-          x_at(p.x, p.dtype, offset_of(p.x_stride, s.b, 0, s.h) + s.first),
-          other_at(p.x, p.dtype, offset_of(p.x_stride, s.b, 0, s.h) + s.other),
-          z_at(p.z, p.dtype, offset_of(p.z_stride, s.b, 0, s.h) + s.held) {
+/* The type of a number there. */
+template <class T>
+struct SharedElement {
+    using Type = T;
+};
+template <>
+struct SharedElement<AnyType> {
+    using Type = float;
+};
+
+/* Numbers of a token there: B, C, the block's rows of x, and those of z if there is one.  NP: columns of B, and of C; from
+ * column N on they are 0. */
+GT_HD int shared_pitch(int NP, int rows, bool has_z) { return 2 * NP + (has_z ? 2 : 1) * rows; }
+
+/* COUNT neighbours as loaded. */
+template <class T, int COUNT>
+struct SharedPiece {
+    Vec<T, COUNT> bits;
+    GT_METHOD void load(uint32_t from) { bits = lds<Vec<T, COUNT>>(from); }
+    GT_METHOD float get(int i) const { return bits.get(i); }
+};
+
+template <int COUNT>
+struct SharedPiece<AnyType, COUNT> : SharedPiece<float, COUNT> {};
+
+/* Copies COPY neighbours to shared memory.  valid: how many of them exist, all or none; the others become 0.  Copies of a
+ * dtype's own type are complete after cp_async_wait. */
+template <class T>
+constexpr int COPY = std::is_same<T, AnyType>::value ? 1 : 4;
+
+template <class T>
+GT_DEV void copy_piece(uint32_t to, const TokenCursor<T>& from, int valid) {
+    if constexpr (std::is_same<T, AnyType>::value) {
+        Piece<T, 1> piece;
+        piece.load(from, 0, valid);
+        sts<float>(to, piece.get(0));
+    } else {
+        cp_async<4 * sizeof(T)>(to, from.at, valid > 0 ? 4 * (int)sizeof(T) : 0);
+    }
+}
+
+/* What a lane reads of one token: z, and B, C and x, which a type that derives from this one has put there.  Rows that
+ * the head does not have may hold anything. */
+template <class T, class C>
+struct SharedInputs {
+    static constexpr uint32_t SIZE = sizeof(typename SharedElement<T>::Type);
+    static constexpr int NP = C::LANES * C::COLUMNS;
+    uint32_t at, pitch; /* bytes: where the lane's columns of the token at hand begin; of a token */
+    SharedPiece<T, 4> B[C::VECS], Cm[C::VECS];
+    SharedPiece<T, C::HALF> x, other;
+    SharedPiece<T, 1> held[C::HELD], z[C::HELD]; /* of the rows whose y the lane holds */
+
+    GT_METHOD static int rows() { return block_threads() / 32 * C::TILE; }
+
+    /* Numbers first ... end - 1 of all tokens.  A thread's copies are of one tensor. */
+    GT_METHOD static void copy(const StepParams& p, const StepPlace<C>& s, int first, int end) {
+        const uint32_t token = SIZE * (uint32_t)shared_pitch(NP, rows(), p.z);
+        for (int n = first + COPY<T> * thread_id(); n < end; n += COPY<T> * block_threads()) {
+            const bool is_C = n >= NP, is_x = n >= 2 * NP, is_z = n >= 2 * NP + rows();
+            const void* const data = is_z ? p.z : is_x ? p.x : is_C ? p.Cm : p.Bm;
+            const gt_stride stride = is_z ? p.z_stride : is_x ? p.x_stride : is_C ? p.Cm_stride : p.Bm_stride;
+            const int i = n - (is_z ? 2 * NP + rows() : is_x ? 2 * NP : is_C ? NP : 0) + (is_x ? s.block_row : 0);
+            const int valid = (is_x ? p.P : p.N) - i;
+            TokenCursor<T> from(data, p.dtype, offset_of(stride, s.b, 0, is_x ? s.h : s.g) + (valid > 0 ? i : 0));
+            uint32_t to = smem_base() + SIZE * (uint32_t)n;
+            for (int t = 0; t < p.elements.T; t++, to += token, from.move(stride.t)) copy_piece(to, from, valid);
+        }
+        cp_async_commit();
+    }
+    /* The block meets when all is there, and the lane loads token 0. */
+    GT_METHOD void meet(const StepParams& p, const StepPlace<C>& s) {
+        cp_async_wait<0>();
+        sync_threads();
+        at = smem_base();
+        pitch = SIZE * (uint32_t)shared_pitch(NP, rows(), p.z);
         load(p, s);
     }
-    /* Runs when the loads of the state are in flight, and before the first token. */
-    GT_METHOD void begin(const StepParams&, const StepPlace<C>&) {}
     GT_METHOD void load(const StepParams& p, const StepPlace<C>& s) {
+        const uint32_t columns = at + SIZE * (uint32_t)s.column(0), x_at = at + SIZE * (uint32_t)(2 * NP - s.block_row);
         GT_UNROLL
         for (int v = 0; v < C::VECS; v++) {
-            B[v].load(B_at, 4 * C::LANES * v, p.N - s.column(v));
-            Cm[v].load(C_at, 4 * C::LANES * v, p.N - s.column(v));
+            B[v].load(columns + SIZE * (uint32_t)(4 * C::LANES * v));
+            Cm[v].load(columns + SIZE * (uint32_t)(NP + 4 * C::LANES * v));
         }
-        x.load(x_at, 0, p.P - s.first);
-        other.load(other_at, 0, p.P - s.other);
+        x.load(x_at + SIZE * (uint32_t)s.first);
+        other.load(x_at + SIZE * (uint32_t)s.other);
         GT_UNROLL
-        for (int k = 0; k < C::HELD; k++)
-            if (p.z) z[k].load(z_at, k, p.P - s.held - k);
+        for (int k = 0; k < C::HELD; k++) {
+            held[k].load(x_at + SIZE * (uint32_t)(s.held + k));
+            if (p.z) z[k].load(x_at + SIZE * (uint32_t)(rows() + s.held + k));
+        }
     }
-    GT_METHOD void move(const StepParams& p) {
-        B_at.move(p.Bm_stride.t);
-        C_at.move(p.Cm_stride.t);
-        x_at.move(p.x_stride.t);
-        other_at.move(p.x_stride.t);
-        z_at.move(p.z_stride.t);
+    GT_METHOD void move() { at += pitch; }
+};
+
+/* The same with B, C and x from memory.  The constructor issues all loads, before those of the state. */
+template <class T, class C>
+struct StepInputs : SharedInputs<T, C> {
+    GT_METHOD StepInputs(const StepParams& p, const StepPlace<C>& s, const StepElement&) {
+        using Base = SharedInputs<T, C>;
+        Base::copy(p, s, 0, shared_pitch(Base::NP, Base::rows(), p.z));
     }
+    /* Runs when the loads of the state are in flight, and before the first token. */
+    GT_METHOD void begin(const StepParams& p, const StepPlace<C>& s) { SharedInputs<T, C>::meet(p, s); }
 };
 
 /* One token of the lane's rows.  sums: their h C over the lane's columns. */
@@ -236,30 +308,28 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
         skip[k] = 0.0f;
         if (p.Dskip && s.held + k < p.P) skip[k] = p.Dskip[p.skip_per_channel ? (int64_t)s.h * p.P + s.held + k : s.h];
     }
+    const uint32_t close = warp_ballot(own.growth == CLOSE), far_off = warp_ballot(own.growth == FAR_OFF); /* bit t */
     inputs.begin(p, s);
     GT_NO_UNROLL
     for (int t = 0; t < element.tokens; t++) {
         const float delta = shfl_idx(own.delta, t);
         float factor = shfl_idx(own.factor, t), B[C::COLUMNS], Cm[C::COLUMNS], input[C::ROWS], sums[C::ROWS];
         float held[C::HELD], gate[C::HELD];
-        const int growth = shfl_idx(own.growth, t);
         GT_UNROLL
         for (int c = 0; c < C::COLUMNS; c++) B[c] = inputs.B[c / 4].get(c % 4), Cm[c] = inputs.Cm[c / 4].get(c % 4);
         GT_UNROLL
         for (int k = 0; k < C::HELD; k++) {
             gate[k] = p.z ? inputs.z[k].get(0) : 0.0f;
-            held[k] = 0.0f; /* x of a held row: one of the lane's first half */
+            held[k] = inputs.held[k].get(0);
         }
         GT_UNROLL
         for (int i = 0; i < C::HALF; i++) {
-            const float x = inputs.x.get(i);
-            input[i] = delta * x;
+            input[i] = delta * inputs.x.get(i);
             input[i + C::HALF] = delta * inputs.other.get(i);
-            if (s.held - s.first == i / C::HELD * C::HELD) held[i % C::HELD] = x;
         }
-        inputs.move(p); /* the next token is loaded where this one was */
+        inputs.move(); /* the next token is loaded where this one was */
         if (t + 1 < element.tokens) inputs.load(p, s);
-        if (growth == FAR_OFF) { /* more than fp32 may hold, but its product with a small state fits */
+        if (far_off >> t & 1) { /* more than fp32 may hold, but its product with a small state fits */
             GT_NO_UNROLL
             for (int k = 0; k < 4; k++) {
                 GT_UNROLL
@@ -267,7 +337,7 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
             }
             factor = 1.0f;
         }
-        if (growth == CLOSE)
+        if (close >> t & 1)
             advance_rows<true, C>(h, factor, input, B, Cm, sums);
         else
             advance_rows<false, C>(h, factor, input, B, Cm, sums);
@@ -303,18 +373,20 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
     s.h = divide(in_strand, p.by_head, &part);
     s.g = divide(s.h, p.by_group, &in_group);
     s.block_row = part * (block_threads() / 32) * C::TILE;
-    const int tile = s.block_row + warp_id() * C::TILE;
-    if (tile >= p.P) return;
-    s.take_rows(tile);
-    for (s.b = strand; s.b < p.B; s.b += p.strands) step_rows<T, StepInputs<T, C>>(p, s);
+    s.take_rows(s.block_row + warp_id() * C::TILE); /* a warp without rows loads, too */
+    for (s.b = strand; s.b < p.B; s.b += p.strands) {
+        step_rows<T, StepInputs<T, C>>(p, s);
+        if (s.b + p.strands < p.B) sync_threads(); /* before shared memory is written again */
+    }
 }
 
 /* ---- launch ---------------------------------------------------------------------------------------------------- */
 
-/* Whether rows of x, B, C and states are whole numbers of aligned fours. */
+/* Whether rows of x, z, B, C and states are whole numbers of aligned fours. */
 static inline bool has_step_vectors(const gt_ssd_args& a) {
     return a.N % 4 == 0 && a.P % 4 == 0 && has_fours(a.state_out) && has_fours(a.x, a.x_stride, a.dtype) &&
-           has_fours(a.Bm, a.Bm_stride, a.dtype) && has_fours(a.Cm, a.Cm_stride, a.dtype);
+           has_fours(a.Bm, a.Bm_stride, a.dtype) && has_fours(a.Cm, a.Cm_stride, a.dtype) &&
+           has_fours(a.z, a.z_stride, a.dtype);
 }
 
 /* How the rows of a head are cut into blocks, and blocks into warps. */
@@ -367,9 +439,10 @@ static inline gt_status launch_step_with(const gt_ssd_args& a, const Device& dev
     return with_step_size<T>(a, device, [&](auto traits) {
         using C = decltype(traits);
         const StepGrid grid(a.P, C::TILE, STEP_WARPS);
+        const int pitch = shared_pitch(SharedInputs<T, C>::NP, (int)grid.warps * C::TILE, a.z);
         const StepParams p = step_params_of(a, grid);
         return run("ssd step_kernel", step_kernel<T, C::LANES, C::VECS, C::ROWS>, p.strands * a.H * grid.parts,
-                   32 * (unsigned)grid.warps, 0, chain, p);
+                   32 * (unsigned)grid.warps, (size_t)a.T * (size_t)pitch * SharedInputs<T, C>::SIZE, chain, p);
     });
 }
 
