@@ -289,6 +289,7 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
     const int writes =
         s.writes ? p.P - s.held : 0; /* how many of the held rows the lane stores, if not more than HELD */
     if (element.is_skipped(p.elements)) {
+        cp_async_wait<0>();
         clear_rows<T, C>(p, y_at, 0, writes);
         return;
     }
