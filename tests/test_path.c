@@ -201,6 +201,20 @@ static void test_steps_of_two(void) {
     test_check(status == GT_OK && !strstr(text, "step: "), "wkv_ssm: '%s' (%d)", text, status);
 }
 
+/* The second launch of a step is refused before the first one runs. */
+static void test_grid_of_both(void) {
+    gt_wkv_ssm_args a = {.B = 70000, .T = 1, .wkv6 = {.H = 70000, .N = 1}, .ssd = {.H = 1, .P = 1, .N = 1}};
+    const gt_op *op = gt_op_wkv_ssm();
+    for (int i = 0; op->tensors[i].name; i++) {
+        void *const address = (void *)((uintptr_t)(i + 1) << 44);
+        if (strchr("IOs", gt_use(&op->tensors[i], GT_STEP)))
+            memcpy((char *)&a + op->tensors[i].offset, &address, sizeof address);
+    }
+    const gt_status status = gt_wkv_ssm_step(&a, NULL);
+    test_check(status == GT_ERROR_SIZE && strstr(gt_last_error(), "wkv6.H = 70000: 4900000000 blocks exceed a grid"),
+               "wkv_ssm: %d: %s", status, gt_last_error());
+}
+
 static void test_ssd(void) {
     if (!machine_choose("sm_86")) { /* a GPU: it is what it is */
         test_ssd_of("forward: forward_", "chunk_gradient_", "forward_fp32_", "chunk_gradient_fp32_", "states_",
@@ -538,6 +552,7 @@ int main(void) {
     test_ssd();
     test_selective_scan();
     test_steps_of_two();
+    test_grid_of_both();
     test_ssd_memory();
     test_group("ssd", "kernels");
     test_norms();
