@@ -1,16 +1,8 @@
 /* What hybrid_train prints: the start, progress, gates, samples, the end. */
-#define _XOPEN_SOURCE 700 /* clock_gettime */
 #include "hybrid_bench.h"
 #include "hybrid_trainer.h"
 #include <math.h>
 #include <string.h>
-#include <time.h>
-
-double hy_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 int hy_count_gates(const trainer *t, hy_verdict verdict) {
     int count = 0;

@@ -96,8 +96,6 @@ gt_status hy_evaluate(trainer *t, int64_t limit, double *loss);
 
 /* ---- hybrid_report.c -------------------------------------------------------------------------- */
 
-double hy_now(void); /* seconds of a clock that only goes forward */
-
 int hy_count_gates(const trainer *t, hy_verdict verdict);
 
 typedef struct hy_phrase {
