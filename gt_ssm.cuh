@@ -47,14 +47,16 @@
  *     table.h        describes the operator (plain C, shared with the stubs and the CPU twin)
  *     problem.cuh    the arguments as every kernel sees them
  *     step.cuh       steps; gt/recurrence/ssm_step.cuh holds the code that both operators share
- *     launch.cuh     plans and launches
+ *     launch.cuh     launches; of scan plans, too
  *     scan: forward.cuh, backward.cuh
  *     ssd:  choice.cuh     which kernels a call takes
+ *           plan.cuh       where their memory lies
  *           segment.cuh    the state that a piece of a sequence makes of zeros; gt/recurrence/pieces.cuh joins pieces
  *           any/           kernels for any size
  *           mma/           kernels for tensor cores; files fp32_* hold the same passes for fp32
  *           sm90/          kernels for compute capability 9.0; likewise
- * A pass has one entry file in each of these folders: forward.cuh, states.cuh or gradients.cuh.  Its parts carry its name.
+ * A pass has one entry file in each of these folders: forward.cuh, states.cuh or gradients.cuh.  Its parts carry its
+ * name.
  * This file has the C functions. */
 #ifndef GT_SSM_CUH
 #define GT_SSM_CUH

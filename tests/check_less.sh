@@ -36,10 +36,17 @@ ssm)
     lacks 'chunk_gradient_kernel<(16|32|128), '
     lacks 'forward_maps_kernel|group_rows_kernel'
     lacks '(forward|states|chunk_gradient)_fp32_(hopper_)?kernel'
-    for kernel in forward_kernel backward_kernel reverse_states_kernel; do needs "ssd::$kernel<"; done
-    needs 'scan::forward_kernel<.*Traits<16, 4, 4, false>'
-    lacks 'scan::.*Traits<(4|8), 4, 4, |scan::.*Traits<32, 4, 4, |scan::.*, true> ?>'
-    lacks "step_kernel<(float|gt::f16)"
+    # any size: of N = 64 and, for every other N, of 256
+    for kernel in forward_kernel backward_kernel reverse_states_kernel; do
+        needs "ssd::$kernel<4, 4>"
+        needs "ssd::$kernel<8, 8>"
+        lacks "ssd::$kernel<[128], 4>"
+        needs "scan::$kernel<16, 4, 4, false>"
+        needs "scan::$kernel<32, 8, 2, false>"
+        lacks "scan::$kernel<([48]|32), 4, 4, "
+        lacks "scan::$kernel<[0-9, ]*true>"
+    done
+    lacks 'step_kernel<(float|gt::f16)'
     ;;
 esac
 exit $failures

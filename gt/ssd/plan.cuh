@@ -1,6 +1,6 @@
-/* gt/ssd/plan.cuh - what the launches of a call of ssd are given: where the scratch of the chosen kernels lies, their
- * parameters, and the slabs of columns that launches take one after the other.  No kernels and no launches: conv_ssd,
- * whose own kernel takes the plan of forward, includes this file without launch.cuh. */
+/* gt/ssd/plan.cuh - plans of ssd: the place of all scratch, the parameters of kernels, and the slabs of columns that
+ * launches take one after the other.  It has no kernels and no launches.  conv_ssd includes it without launch.cuh: its
+ * own kernel takes the plan of forward. */
 #ifndef GT_SSD_PLAN_CUH
 #define GT_SSD_PLAN_CUH
 
@@ -92,7 +92,7 @@ static inline int32_t* take_order(Arena& arena, const gt_ssd_args& a, const Choi
     return choice.ranks ? arena.take<int32_t>(a.seq_capacity) : nullptr;
 }
 
-/* What several launches hand on of y or dx; NULL for one. */
+/* The partial sums of y or dx that one launch hands to the next; NULL for one launch. */
 static inline float* take_share(Arena& arena, const gt_ssd_args& a) {
     return slabs((int)a.N) > 1 ? arena.take<float>(a.B * a.T * a.H * a.P) : nullptr;
 }
@@ -108,7 +108,7 @@ static inline GroupTiles take_group_tiles(Arena& arena, const Sequences& q, int6
     return {values, arena.take<float>(tiles * CHUNK)};
 }
 
-/* No pointers where the sizes are not those of forward_maps_kernel. */
+/* Without pointers unless forward_maps_kernel takes the sizes. */
 static inline GroupTiles take_groups(Arena& arena, const gt_ssd_args& a, const Problem& in, int units) {
     return has_sizes_of_maps(a, in, units) ? take_group_tiles(arena, sequences_of(a), a.G, SLAB) : GroupTiles();
 }
@@ -311,7 +311,7 @@ struct TensorBackwardPlan {
 /* Rows of the sums of a slab: two a chunk between checkpoints. */
 static inline int64_t slab_rows(const ChunkGradientParams& p) { return p.in.sequences.B * p.slots * 2; }
 
-/* The chunks' gradients with fp32 activations: sums, and what is by token.  c has all but the states. */
+/* The gradients of chunks with fp32 activations: their sums, and the kernel by token.  c has all but the states. */
 static inline void plan_split_chunks(const gt_ssd_args& a, Arena& arena, const ChunkGradientParams& c, RowSums& sums,
                                      TensorBackwardPlan& plan) {
     SplitGradientParams& s = plan.split;
@@ -444,7 +444,7 @@ struct BackwardPlan {
     gt_status finish_chunks(const Device& device, Chain& chain) const;
 };
 
-/* The arguments as backward takes them: without what it does not read. */
+/* The arguments without y, unless backward reads it. */
 static inline gt_ssd_args backward_args(gt_ssd_args a) {
     if (!a.reads_y || !a.z || !a.dz) a.y = nullptr; /* in a query, too: forward's may lie otherwise */
     return a;
@@ -484,7 +484,7 @@ static inline void skip_columns(T*& rows, int columns) {
     if (rows) rows += columns;
 }
 
-/* Makes p what the launch of slab `slab` gets: all that has columns of states begins with the first of the launch's. */
+/* Parameters of the launch of slab `slab`: every tensor with columns of states begins with its first column. */
 static inline void take_slab(Problem& in, int slab) {
     const int bytes = in.dtype == GT_F32 ? 4 : 2;
     const auto move = [&](const void* rows) -> const void* {

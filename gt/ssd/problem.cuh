@@ -1,5 +1,5 @@
 /* gt/ssd/problem.cuh - the arguments of ssd as kernels see them: sizes, the tensors of a call, the parameters that a
- * plan hands to each kernel, and the segments, tokens and chunks that a block takes.  It includes no other file of ssd. */
+ * plan hands to each kernel, and the segments, tokens and chunks of a block.  It includes no other file of ssd. */
 #ifndef GT_SSD_PROBLEM_CUH
 #define GT_SSD_PROBLEM_CUH
 
@@ -14,8 +14,9 @@ using namespace ssm;
 
 constexpr int TILE_P = 64; /* rows of the state in a block */
 
-/* Columns of a state that a launch on tensor cores takes.  Of more there is one launch after another: y, dx, ddt and
- * the sums are sums over the columns, so that each adds its share.  sm90/forward.cuh takes up to 256 in one. */
+/* Columns of a state that a launch on tensor cores takes.  More columns take several launches, one after another: y, dx,
+ * ddt and the sums are sums over columns, so each launch adds a partial sum.  sm90/forward.cuh takes up to 256 in one
+ * launch. */
 constexpr int SLAB = 128;
 
 /* fp32 activations by mma/: tokens of a chunk, which takes twice the room of 16 bits. */
@@ -25,9 +26,9 @@ constexpr int SLOT_CHUNKS = CHECKPOINT / CHUNK;
 
 /* ---- the arguments ---------------------------------------------------------------------------------------------- */
 
-/* Kernels of 9.0 that take units of a group together: what the host knows of a launch's blocks.  A division by what
- * only the device knows takes half a microsecond, and a block's first copies would wait for it.  Dividers: by blocks of
- * a strand, bundles of a group, tiles of a head, segments of a sequence. */
+/* The blocks of a launch on 9.0 as the host counts them; a block takes several units of a group.  On the device a division
+ * takes half a microsecond, and a block's first copies would wait for it.  Dividers: by blocks of a strand, bundles of a
+ * group, tiles of a head, segments of a sequence. */
 struct Bundles {
     int strands, heads, units; /* heads, units of a group */
     Divider by_strand, by_group, by_tile, segments;
@@ -52,7 +53,7 @@ struct Problem {
      * they come. */
     const int32_t* order;
     Bundles bundles;
-    /* Kernels on tensor cores: of the states, those of the launch (see take_slab); at most SLAB, but all N in
+    /* Tensor cores: the columns of the states that the launch takes (take_slab()); at most SLAB, but all N in
      * sm90/forward.cuh. */
     int columns;
 };
@@ -72,7 +73,7 @@ struct Checkpoints {
 GT_HD int row_tiles(int P) { return (int)(((uint32_t)P + 15) / 16); }
 GT_HD int slabs(int N) { return (int)(((uint32_t)N + SLAB - 1) / SLAB); }
 
-/* Floats of a slot's powers, and the index of that of a row in the first 128 columns. */
+/* The number of powers of a slot, and the index of the power of a row in the first 128 columns. */
 GT_HD int slot_powers(int P, int N) { return row_tiles(P) * slabs(N); }
 GT_HD int power_index(int N, int row) { return (int)((uint32_t)row / 16) * slabs(N); }
 
@@ -99,7 +100,7 @@ static inline Checkpoints take_checkpoints(Arena& arena, const gt_ssd_args& a) {
     return c;
 }
 
-/* ---- what a plan hands to kernels ------------------------------------------------------------------------------- */
+/* ---- the parameters of kernels ------------------------------------------------------------------------------- */
 
 /* any/forward.cuh */
 struct ForwardParams {
@@ -203,7 +204,7 @@ struct ChunkGradientParams {
     float *dA, *dbias, *dskip;
 };
 
-/* What a chunk leaves for the others of its slot: [B, slots][SLOT_SHORTS][COUNT][H]. */
+/* Sums of a chunk for the other chunks of its slot: [B, slots][SLOT_SHORTS][COUNT][H]. */
 struct Across {
     static constexpr int E = 0, F = 1, GAMMA = 2 /* with chunk 0, 1, 2 */, Z = 5, COUNT = 6;
 };
@@ -215,7 +216,7 @@ struct SplitGradientParams {
     int64_t slots, state_step; /* slots P N: from a head's states to the next one's */
     float *dx, *dBm, *dCm;     /* NULL: not wanted */
     gt_stride dx_stride, dBm_stride, dCm_stride;
-    float *da, *direct, *across; /* [B,T,H]: da but for what is across, <x, U>; NULL: not wanted */
+    float *da, *direct, *across; /* [B,T,H]: da without the sums across chunks; <x, U>.  NULL: not wanted */
     float* dskip;                /* [B*slots*4][H], per channel [H][P]; NULL: not wanted */
     int has_share;               /* a launch before has left its share of dx, da, direct and across */
 };
@@ -247,8 +248,8 @@ struct TokenParams {
 constexpr int MMA_UNITS = 2, UNIT_WARPS = 4, WARPS = MMA_UNITS * UNIT_WARPS,
               THREADS = 32 * WARPS; /* of a block; UNIT_WARPS: of a unit */
 
-/* Of a kernel of such blocks: two a multiprocessor, unless their shared memory, and 1 KB of each that is not theirs, is
- * known not to fit. */
+/* Blocks of `bytes` of shared memory on a multiprocessor: two, if their memory fits, with 1 KB that the driver takes of
+ * each. */
 GT_HD constexpr int blocks_at_once(int bytes) { return 2 * (bytes + 1024) <= GT_SHARED_KB * 1024 ? 2 : 1; }
 
 /* Units of a group, and blocks for them. */
@@ -258,7 +259,7 @@ GT_HD int64_t group_pairs(const Problem& in) { return (group_units(in) + MMA_UNI
 
 constexpr int TOKEN_WARPS = 8, TOKEN_BLOCKS = 16;
 
-/* ---- what a block takes: segments, tokens, chunks --------------------------------------------------------------- */
+/* ---- the segments, tokens and chunks of a block --------------------------------------------------------------- */
 
 /* The segment that is number `item` for those who take them in the order of lengths.  Where sequences have several
  * segments each, item < 2^31. */

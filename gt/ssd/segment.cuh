@@ -9,7 +9,7 @@
 namespace gt {
 namespace ssd {
 
-/* The arguments without what the pass does not read or write, which must not keep it from tensor cores. */
+/* The arguments with NULL for every tensor that the pass does not touch: its alignment must not matter. */
 template <bool REVERSE>
 static inline gt_ssd_args segment_args(gt_ssd_args a) {
     a.y = a.dx = a.dz = a.ddt = a.dBm = a.dCm = nullptr;
