@@ -43,12 +43,13 @@ void test_step_agrees(const test_runner *r, const test_case *c, double tolerance
 void test_step_is_alone(const test_runner *r, const test_case *c, int64_t most);
 /* The first `at` tokens by forward, the rest in steps of up to `most` tokens: as all at once. */
 void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int64_t most, double tolerance);
-/* A NaN or infinity in one element of an input, at token at[0] in forward, at[1] in backward, or in the last row, changes no more elements than in the
- * double twin, but for two exceptions: channels of the same token and head, and a chunk of reach[0] tokens in forward,
- * reach[1] in backward.  And no output is finite where the fp32 twin's is not.  may_vanish lifts that, for decays that
- * come to 0.  every: spoils each input of each pass, one after the other; else one input of one pass. */
-void test_nonfinite_stays(const test_runner *r, const test_case *c, const int64_t at[2], const int64_t reach[2],
-                          int every, int may_vanish);
+/* A NaN or infinity in one element of an input, at token at[0] in forward, at[1] in backward, or in the last row, changes
+ * no more elements than in the double twin, but for two exceptions: channels of the same token and head, and with
+ * has_chunks the chunk of the operator's reach.  And no output is finite where the fp32 twin's is not.  may_vanish lifts
+ * that, for decays that come to 0.  every: spoils each input of each pass, one after the other; else one input of one
+ * pass. */
+void test_nonfinite_stays(const test_runner *r, const test_case *c, const int64_t at[2], int has_chunks, int every,
+                          int may_vanish);
 
 #ifdef __cplusplus
 }
