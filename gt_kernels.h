@@ -86,12 +86,13 @@
  *   The twins compute the formulas: every output that depends on the number is spoilt, no other.  The
  *   kernels compute a chunk of tokens by matrix products, where a 0 stands for a term that a formula lacks,
  *   and 0 times NaN is NaN.  So the kernels also spoil the chunk that holds the number, and only that:
- *       operator                 forward             backward, dstate_in included
- *       wkv6                     16 tokens           64 tokens
- *       ssd, wkv_ssm, conv_ssd   64 tokens           128 tokens
- *       all others               as the twins        as the twins
+ *       operator         forward            backward, dstate_in included
+ *       wkv6             16 tokens          64 tokens
+ *       ssd, conv_ssd    64 tokens          64 tokens
+ *       wkv_ssm          as wkv6 and ssd    as wkv6 and ssd
+ *       all others       as the twins       as the twins
  *   Chunks   are counted from the first token of a sequence, or of a piece for gt_OP_segment.  Forward may spoil
- *            y from the first token of the chunk on, backward the gradients up to its last token.
+ *            y from the first token of the chunk on, backward the gradients of all its tokens.
  *            In conv_ssd a number at token t counts for t ... t+W-1, and so does a gradient.
  *   Spoilt   outputs are NaN, infinite, or finite and wrong.  Where the twins spoil one channel of a token
  *            and head, or of a state, the kernels may spoil all of them.
@@ -100,8 +101,8 @@
  *            the number: B and C belong to all heads of a group, and dB and dC add up over them.
  *   Hidden   A NaN comes out as NaN or infinity where the twins' does.  Exception: a decay that comes to 0 in
  *            fp32.  There the kernels may drop what lies before it; the twins keep 0 times NaN.
- *   Large    Kernels of ssd, wkv_ssm and conv_ssd bound exp(Delta A), and in fp32 products of two tokens, to
- *            2^128.  An infinite dt, and in fp32 any infinity, may come out there as a large finite number.
+ *   Large    Kernels of ssd, wkv_ssm and conv_ssd may give a finite number above 10^30 for an infinite dt, and
+ *            in fp32 for any infinity: see gt_ssd_args.
  *
  * Licence: MIT, see LICENSE. */
 #ifndef GT_KERNELS_H
@@ -485,6 +486,9 @@ GT_REF_FUNCTION gt_status gt_ref_wkv6_join_backward(const gt_wkv6_args *args);
  * which is computed again; or, with reads_y and where kernels gain by it (compute capability 9.0, bf16), is y / silu(z).
  * dz is then rounded as y is, once more: 2.4e-3 of its norm instead of 1.7e-3.  Where z is 0, below -40 or next to 0
  * (2^-59), or y not finite, and dy is not 0, y without its gate is computed again: one by one, for few such numbers.
+ * The kernels bound exp(Delta_t A), and in fp32 products of two tokens, to 2^128: a product that overflows then meets a 0
+ * without giving NaN.  So for an infinite dt, and in fp32 for any infinity, they may give a finite number above 10^30
+ * where the twins give NaN or infinity.
  * The kernels take P and N up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
 typedef struct gt_ssd_args {
     int64_t B, T, H, P, N;

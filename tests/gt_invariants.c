@@ -897,6 +897,7 @@ typedef struct spot {
     const gt_tensor *tensor;
     int64_t batch, token, head, element, of_heads;
     int64_t first, last; /* its sequence has the tokens first ... last-1 */
+    int64_t reach;       /* tokens of the chunk that it may spoil, 0 = none */
 } spot;
 
 static int has_tokens(const gt_tensor *t) { return !strncmp(t->shape, "BT", 2); }
@@ -909,9 +910,23 @@ static void spoil(const test_case *c, gt_pass pass, const spot *s, double value,
         in, c, s->tensor->name))[((s->batch * size[1] + s->token) * size[2] + s->head) * size[3] + s->element] = value;
 }
 
-/* Whether a chunk of `reach` tokens holds both the token and the spot.  A convolution spreads either over W tokens. */
-static int in_chunk_of(const test_case *c, const spot *s, int64_t token, int64_t reach) {
-    const int64_t W = test_get_size(c, 'W'), after = W ? W - 1 : 0;
+/* The struct within the argument struct that a tensor is a field of, by the length of its name: 4 for "wkv6.r", else 0. */
+static size_t struct_of(const gt_tensor *t) {
+    const char *dot = strchr(t->name, '.');
+    return dot ? (size_t)(dot - t->name) : 0;
+}
+
+/* That of the operator whose struct the tensor is in. */
+static int64_t reach_of(const test_case *c, const gt_tensor *t, int is_backward) {
+    char name[16] = "";
+    const size_t n = struct_of(t);
+    if (n && n < sizeof name) memcpy(name, t->name, n);
+    return test_op_of(name[0] ? name : c->op)->reach[is_backward];
+}
+
+/* Whether a chunk holds both the token and the spot.  A convolution spreads either over W tokens. */
+static int in_chunk_of(const test_case *c, const spot *s, int64_t token) {
+    const int64_t W = test_get_size(c, 'W'), after = W ? W - 1 : 0, reach = s->reach;
     const int64_t first = (s->token - s->first) / reach, last = (s->token + after - s->first) / reach;
     if (token + after < s->first || token >= s->last) return 0;
     return (token + after - s->first) / reach >= first && (token - s->first) / reach <= last;
@@ -919,12 +934,12 @@ static int in_chunk_of(const test_case *c, const spot *s, int64_t token, int64_t
 
 /* Whether the kernels may change element j of a tensor where the twin does not: an element of the same sequence, chunk
  * and head, or of a group that shares the head's input.  A parameter's gradient is a sum over chunks. */
-static int is_in_reach(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t j, const spot *s, int64_t reach) {
+static int is_in_reach(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t j, const spot *s) {
     int64_t size[4] = {1, 1, 1, 1};
     test_shape(c, pass, t, size);
     const int is_sum = t->use[GT_BACKWARD] == 'g', at = is_sum ? 0 : 2;
-    if (!reach) return 0;
-    if (!strcmp(t->name, "conv_dstate_in")) return in_chunk_of(c, s, s->first, reach);
+    if (!s->reach || strncmp(t->name, s->tensor->name, struct_of(t))) return 0;
+    if (!strcmp(t->name, "conv_dstate_in")) return in_chunk_of(c, s, s->first);
     if (!has_tokens(t) && !is_sum) return 0;
     const int64_t columns = is_sum ? size[1] * size[2] * size[3] : size[3], head = j / columns % size[at];
     const int64_t many = size[at] > s->of_heads ? size[at] : s->of_heads;
@@ -932,7 +947,7 @@ static int is_in_reach(const test_case *c, gt_pass pass, const gt_tensor *t, int
     if (many % few == 0 && !test_get_size(c, 'W') && head * few / size[at] != s->head * few / s->of_heads) return 0;
     if (is_sum) return 1;
     if (j / columns / size[2] / size[1] != s->batch) return 0;
-    return in_chunk_of(c, s, j / columns / size[2] % size[1], reach);
+    return in_chunk_of(c, s, j / columns / size[2] % size[1]);
 }
 
 /* Whether the twin changes any channel of the token, or state, and head that element j belongs to. */
@@ -942,7 +957,13 @@ static int changes_beside(const test_case *c, gt_pass pass, const gt_tensor *t, 
     const int rank = test_shape(c, pass, t, size);
     const int heads = has_tokens(t) ? 3 : rank > 2 ? 2 : 1;
     for (int i = heads; i < rank; i++) n *= size[i];
-    for (int64_t i = j / n * n; i < j / n * n + n; i++)
+    int64_t first = j / n * n;
+    if (has_tokens(t) && rank == 3 && test_get_size(c, 'W') && test_get_size(c, 'N')) { /* rows of x, Bm and Cm */
+        const int64_t x = test_get_size(c, 'H') * test_get_size(c, 'P'), at = j % size[2];
+        n = test_get_size(c, at < x ? 'P' : 'N');
+        first = j - (at < x ? at : at - x) % n;
+    }
+    for (int64_t i = first; i < first + n; i++)
         if (memcmp(&a[i], &b[i], sizeof *a)) return 1;
     return 0;
 }
@@ -954,8 +975,7 @@ static int may_be_large(const test_case *c, const spot *s, double value) {
 }
 
 static void check_spoilt(const test_runner *r, const test_case *c, gt_pass pass, const spot *s, double value,
-                         const test_values *clean, const test_values *truth, const test_values *in, int64_t reach,
-                         int may_vanish) {
+                         const test_values *clean, const test_values *truth, const test_values *in, int may_vanish) {
     const gt_op *op = test_table(c);
     const double largest = may_be_large(c, s, value) ? 1e30 : DBL_MAX;
     test_values spoilt_in, bad, bad_truth, bad_twin;
@@ -973,7 +993,7 @@ static void check_spoilt(const test_runner *r, const test_case *c, gt_pass pass,
                 const int is_lost = isfinite(a) && fabs(a) < largest;
                 if (!may_vanish && is_lost && isfinite(truth->of[i][j]) && !isfinite(bad_twin.of[i][j])) {
                     hidden = hidden < 0 ? j : hidden, hiddens++;
-                } else if (memcmp(&a, &b, sizeof a) && !is_in_reach(c, pass, t, j, s, reach) &&
+                } else if (memcmp(&a, &b, sizeof a) && !is_in_reach(c, pass, t, j, s) &&
                            !changes_beside(c, pass, t, j, bad_truth.of[i], truth->of[i])) {
                     spread = spread < 0 ? j : spread, spreads++;
                 }
@@ -1005,8 +1025,8 @@ static int find_sequence(const test_case *c, const test_values *in, spot *s) {
 }
 
 /* One pass; only: the number of the one input that is spoilt, -1 = each in its turn. */
-static void check_nonfinite_pass(const test_runner *r, const test_case *c, gt_pass pass, int64_t at, int64_t reach,
-                                 int only, int may_vanish) {
+static void check_nonfinite_pass(const test_runner *r, const test_case *c, gt_pass pass, int is_backward,
+                                 const int64_t at[2], int has_chunks, int only, int may_vanish) {
     const gt_op *op = test_table(c);
     test_values in, clean, truth;
     int turn = 0, inputs = 0;
@@ -1023,14 +1043,15 @@ static void check_nonfinite_pass(const test_runner *r, const test_case *c, gt_pa
         if (!test_count(c, pass, t)) continue;
         if (only >= 0 && turn++ != only % inputs) continue;
         test_shape(c, pass, t, size);
-        spot s = {t, size[0] - 1, has_tokens(t) ? at : size[1] / 3, size[2] / 2, size[3] / 3, size[2], 0, 0};
-        if (find_sequence(c, &in, &s)) check_spoilt(r, c, pass, &s, value, &clean, &truth, &in, reach, may_vanish);
+        spot s = {t, size[0] - 1, has_tokens(t) ? at[is_backward] : size[1] / 3, size[2] / 2, size[3] / 3, size[2],
+                  0, 0,           has_chunks ? reach_of(c, t, is_backward) : 0};
+        if (find_sequence(c, &in, &s)) check_spoilt(r, c, pass, &s, value, &clean, &truth, &in, may_vanish);
     }
     test_free(&in), test_free(&clean), test_free(&truth);
 }
 
-void test_nonfinite_stays(const test_runner *r, const test_case *c, const int64_t at[2], const int64_t reach[2],
-                          int every, int may_vanish) {
+void test_nonfinite_stays(const test_runner *r, const test_case *c, const int64_t at[2], int has_chunks, int every,
+                          int may_vanish) {
     static const struct {
         gt_pass pass;
         int is_backward;
@@ -1040,7 +1061,7 @@ void test_nonfinite_stays(const test_runner *r, const test_case *c, const int64_
     for (int i = 0; i < COUNT; i++) count += (uint64_t)test_has_pass(c, list[i].pass);
     for (uint64_t i = 0, turn = 0; i < COUNT; i++) {
         if (!test_has_pass(c, list[i].pass) || (turn++ != c->seed % count && !every)) continue;
-        check_nonfinite_pass(r, c, list[i].pass, at[list[i].is_backward], reach[list[i].is_backward],
+        check_nonfinite_pass(r, c, list[i].pass, list[i].is_backward, at, has_chunks,
                              every ? -1 : (int)(c->seed / count % 64), may_vanish);
     }
 }

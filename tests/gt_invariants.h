@@ -46,12 +46,13 @@ void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int6
 /* A server of speculative decoding: rounds of random sequences of a pool, random numbers of tokens, some of which it
  * commits, others it sends again.  All has the bits of steps of one token; elements out of range are skipped. */
 void test_server_agrees(const test_runner *r, const test_case *c, int rounds);
-/* A NaN or infinity in one element of an input, at token at[0] in forward, at[1] in backward, or in the last row, changes no more elements than in the
- * double twin, but for two exceptions: channels of the same token and head, and a chunk of reach[0] tokens in forward,
- * reach[1] in backward.  And no output is finite where the fp32 twin's is not.  may_vanish lifts that, for decays that
- * come to 0.  every: spoils each input of each pass, one after the other; else one input of one pass. */
-void test_nonfinite_stays(const test_runner *r, const test_case *c, const int64_t at[2], const int64_t reach[2],
-                          int every, int may_vanish);
+/* A NaN or infinity in one element of an input, at token at[0] in forward, at[1] in backward, or in the last row, changes
+ * no more elements than in the double twin, but for two exceptions: channels of the same token and head, and with
+ * has_chunks the chunk of the operator's reach.  And no output is finite where the fp32 twin's is not.  may_vanish lifts
+ * that, for decays that come to 0.  every: spoils each input of each pass, one after the other; else one input of one
+ * pass. */
+void test_nonfinite_stays(const test_runner *r, const test_case *c, const int64_t at[2], int has_chunks, int every,
+                          int may_vanish);
 
 #ifdef __cplusplus
 }

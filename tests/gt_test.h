@@ -237,11 +237,12 @@ typedef struct test_op {
     /* NULL, or: cases whose forward pass launches the kernels that name them, template arguments and all.  Emulated. */
     const test_case *launching;
     /* Tokens of the chunk that a NaN or infinity may spoil in the kernels, in forward and in backward, as gt_kernels.h
-     * states under NON-FINITE NUMBERS.  0: no more than in the twin. */
+     * states under NON-FINITE NUMBERS.  0: no more than in the twin.  wkv_ssm: the larger one of its two operators'. */
     int64_t reach[2];
-    int bounds_pairs; /* some infinity comes out as a large number, as stated there */
-    size_t handle;    /* of the field for a handle of cuBLASLt; 0: there is none */
-    size_t reads_y;   /* of the field that says that backward finds forward's y; 0: there is none */
+    const test_case *spoilt; /* NULL, or sizes without time, for which kernels spoil all of that chunk */
+    int bounds_pairs;        /* some infinity comes out as a large number, as stated there */
+    size_t handle;           /* of the field for a handle of cuBLASLt; 0: there is none */
+    size_t reads_y;          /* of the field that says that backward finds forward's y; 0: there is none */
 
     /* Rows of the bench: of the CPU twins, as the trainer calls them, a small batch; and of a GPU, the same at the
      * trainer's own batch and the sizes of larger models.  The lists end with op NULL, tensors NULL, letters NULL. */

@@ -4,6 +4,7 @@ PyTorch does with an operator.  On the CPU, and on a GPU if there is one."""
 import contextlib
 import ctypes
 import functools
+import os
 import tempfile
 import unittest
 import unittest.mock
@@ -726,6 +727,10 @@ class Errors(unittest.TestCase):
                 grad.square().sum().backward()
 
 
+class Other(torch.Tensor):
+    pass
+
+
 def shrunk(value):
     value = value.clone()
     value.untyped_storage().resize_(value.untyped_storage().nbytes() - 4)
@@ -741,6 +746,78 @@ class Kinds(unittest.TestCase):
         "nested": lambda v: torch.nested.nested_tensor(list(v)), "complex": lambda v: torch.complex(v, v).conj(),
         "jagged": lambda v: torch.nested.nested_tensor(list(v), layout=torch.jagged), "list": lambda v: v.tolist(),
         "quantized": lambda v: torch.quantize_per_tensor(v, 0.1, 0, torch.qint8)}
+
+    # Their memory is not packed, not their value, or not theirs alone.
+    TAKEN = {
+        "packed": lambda v: v.clone(), "one": lambda v: v.flatten()[:1].reshape((1,) * v.dim()).expand(v.shape),
+        "rows": lambda v: v[:1].expand(v.shape), "subclass": lambda v: v.as_subclass(Other),
+        "parameter": lambda v: torch.nn.Parameter(v.clone()), "backwards": lambda v: v.flip(0),
+        "transposed": lambda v: v.mT.contiguous().mT if v.dim() > 1 else v,
+        "slice": lambda v: torch.cat([v, v, v], -1)[..., 1:1 + v.shape[-1]],
+        "negated": lambda v: torch.complex(v, -v).conj().imag, "conjugate": lambda v: torch.complex(v, v).conj().real,
+        "zeros": lambda v: torch._efficientzerotensor(v.shape),
+        "windows": lambda v: torch.randn(v.numel() + 7).abs().as_strided(v.shape, (1,) * v.dim(), 3)}
+
+    def test_fuzz(self):
+        """Random kinds of random tensors, one call after another: right numbers or an error.  .ci/long makes more calls,
+        under AddressSanitizer."""
+        warnings.simplefilter("ignore")
+        self.addCleanup(warnings.resetwarnings)
+        random = torch.Generator().manual_seed(int(os.environ.get("GT_TEST_SEED", 0)))
+
+        def pick(values):
+            values = list(values)
+            return values[torch.randint(len(values), (), generator=random)]
+
+        for _ in range(int(os.environ.get("GT_TEST_CALLS", 100))):
+            op = pick(INPUTS)
+            tensors = {name: value.detach() for name, value in make(op, T=pick((1, 5)), B=pick((1, 2))).items()}
+            names, others = list(tensors), dict(tensors)
+            for name in {pick(names) for _ in range(pick((1, 1, 2, 4)))}:
+                kind = pick((*self.TAKEN, *self.TAKEN, *self.REFUSED, "meta"))
+                if kind in self.TAKEN:
+                    tensors[name] = others[name] = self.TAKEN[kind](tensors[name])
+                elif kind == "meta":
+                    others[name] = tensors[name].to("meta")
+                elif kind not in ("nested", "jagged") or tensors[name].dim() > 1:
+                    others[name] = self.REFUSED[kind](tensors[name].clone())
+            right = {name: value.as_subclass(torch.Tensor).resolve_neg().detach().clone(memory_format=torch.contiguous_format)
+                     for name, value in tensors.items()}
+            changed = [name for name in names if others[name] is not tensors[name]]
+            with self.subTest(op=op, changed=changed, types=[type(value) for value in others.values()]):
+                if changed:
+                    with self.assertRaises(Error):
+                        call(gt, op, others)
+                    continue
+                takes_gradients = pick((False, True)) and not any(value._is_zerotensor() for value in others.values())
+                for values in (others, right):
+                    for name in names:
+                        values[name] = values[name].detach().requires_grad_(takes_gradients)
+                y, state = call(gt, op, others)
+                expected, expected_state = call(gt, op, right)
+                self.assertTrue(torch.allclose(y.as_subclass(torch.Tensor), expected, 1e-5, 1e-5, equal_nan=True))
+                if takes_gradients:
+                    found, expected = gradients(others, y, state), gradients(right, expected, expected_state)
+                    for name in names:
+                        self.assertTrue(torch.allclose(found[name].as_subclass(torch.Tensor), expected[name], 1e-4, 1e-4,
+                                                       equal_nan=True), name)
+                if op in STEPPED:
+                    self.fuzz_step(op, {name: value.detach() for name, value in others.items()},
+                                   {name: value.detach() for name, value in right.items()})
+
+    def fuzz_step(self, op, others, right):
+        """A state is written where it lies, or refused."""
+        step, names = getattr(gt, f"{op}_step"), INPUTS[op].split()
+        with torch.no_grad():
+            expected = step(*[right[name] for name in names])
+            try:
+                y = step(*[others[name] for name in names])
+            except Error:
+                self.assertFalse(others["state"].is_contiguous() and not others["state"].is_neg())
+                return
+        self.assertTrue(torch.allclose(y.as_subclass(torch.Tensor), expected, 1e-5, 1e-5, equal_nan=True))
+        self.assertTrue(torch.allclose(others["state"].as_subclass(torch.Tensor), right["state"], 1e-5, 1e-5,
+                                       equal_nan=True))
 
     def test_others_are_refused(self):
         warnings.simplefilter("ignore")

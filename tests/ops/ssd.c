@@ -182,6 +182,12 @@ static const test_case sizes[] = {
     {SSD(.H = 1, .P = 64, .N = 256, .softplus = 1), .name = "sweep", .absent = "dx"},
     {.op = NULL}};
 
+static const test_case spoilt[] = {
+    {SSD(.H = 2, .P = 16, .N = 16, .softplus = 1, .dtype = GT_BF16), .name = "spoilt"},
+    {SSD(.H = 2, .P = 16, .N = 48, .softplus = 1, .dtype = GT_F16), .name = "spoilt", .absent = "z dz"},
+    {SSD(.H = 2, .P = 16, .N = 32, .softplus = 1, .dtype = GT_F32), .name = "spoilt", .absent = "z dz"},
+    {.op = NULL}};
+
 /* For the kernels of steps: columns on both sides of 16, 32, 64 and 128, in fours and not; rows that fill warps and blocks
  * or not; enough for the kernels that take more rows at a time. */
 static const test_case steps[] = {
@@ -424,7 +430,8 @@ const test_op test_op_ssd = {
     .large = {SSD(.B = 1, .T = 130, .H = 5, .P = 64, .N = 32, .softplus = 1, .segments = 1)},
     .set_fill = set_fill,
     .set_regime = test_set_ssm_regime,
-    .reach = {64, 128},
+    .reach = {64, 64},
+    .spoilt = spoilt,
     .bounds_pairs = 1,
     /* what is promised: all products are of f16 numbers (11 bits), and so is what ddt is made of */
     .kernels = {{0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1},

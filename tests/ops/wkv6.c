@@ -147,6 +147,11 @@ static const test_case sizes[] = {
     {WKV6(.H = 1, .N = 256), .name = "sweep"},
     {.op = NULL}};
 
+static const test_case spoilt[] = {{WKV6(.H = 2, .N = 32, .dtype = GT_BF16), .name = "spoilt"},
+                                   {WKV6(.H = 1, .N = 64, .dtype = GT_F16), .name = "spoilt"},
+                                   {WKV6(.H = 1, .N = 32, .dtype = GT_F32), .name = "spoilt"},
+                                   {.op = NULL}};
+
 /* For the kernels of steps: rows on both sides of 32, 64 and 128, columns on both sides of 32, in fours and not, in one
  * tile of columns and several. */
 static const test_case steps[] = {
@@ -337,6 +342,7 @@ const test_op test_op_wkv6 = {
     .set_fill = set_fill,
     .set_regime = set_regime,
     .reach = {16, 64},
+    .spoilt = spoilt,
     /* states: products of tf32 numbers, whose rounding is 2^-11 as fp16's is (seen: 2.2e-4), and so are fp16's factors
      * of dv (seen: 7.2e-4); dw: of states and gradients of them that are 16-bit (seen: 1.7e-3, and 2.7e-3 of a
      * channel) */

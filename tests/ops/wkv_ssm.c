@@ -174,6 +174,10 @@ static const test_case steps[] = {
      .absent = NO_GATE},
     {.op = NULL}};
 
+static const test_case spoilt[] = {
+    {BOTH(OF(.H = 1, .N = 32), OF(.H = 2, .P = 16, .N = 16, .softplus = 1), .dtype = GT_BF16), .name = "spoilt"},
+    {.op = NULL}};
+
 static const test_case many[] = {
     {BOTH(OF(.H = 1, .N = 2), OF(.H = 1, .P = 2, .N = 2), .B = 70000, .T = 2), .name = "many"},
     {BOTH(OF(.H = 70000, .N = 2), OF(.H = 70000, .P = 2, .N = 2, .G = 70000), .B = 1, .T = 2), .name = "many"},
@@ -390,7 +394,8 @@ const test_op test_op_wkv_ssm = {
     .large = {BOTH(OF(.H = 1, .N = 64), OF(.H = 5, .P = 64, .N = 64, .softplus = 1), .B = 1, .T = 130, .segments = 1)},
     .set_fill = set_fill,
     .set_regime = set_regime,
-    .reach = {64, 128},
+    .reach = {64, 64},
+    .spoilt = spoilt,
     .bounds_pairs = 1,
     /* those of wkv6 and ssd */
     .kernels = {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1},
