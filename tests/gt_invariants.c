@@ -703,14 +703,22 @@ static int is_in_reach(const test_case *c, gt_pass pass, const gt_tensor *t, int
     return in_chunk_of(c, s, j / columns / size[2] % size[1], reach);
 }
 
-/* Whether the twin changes any channel of the token, or state, and head that element j belongs to. */
+/* Whether the twin changes any channel of the token, or state, and head that element j belongs to.  A row of xBC holds x
+ * of the heads, then B and C of the groups. */
 static int changes_beside(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t j, const double *a,
                           const double *b) {
     int64_t size[4] = {1, 1, 1, 1}, n = 1;
     const int rank = test_shape(c, pass, t, size);
     const int heads = has_tokens(t) ? 3 : rank > 2 ? 2 : 1;
     for (int i = heads; i < rank; i++) n *= size[i];
-    for (int64_t i = j / n * n; i < j / n * n + n; i++)
+    int64_t first = j / n * n;
+    if (has_tokens(t) && strstr(t->name, "xBC")) {
+        const int64_t column = j % size[2], P = test_get_size(c, 'P'), of_x = P * test_get_size(c, 'H');
+        const int64_t at = column < of_x ? 0 : of_x;
+        n = at ? test_get_size(c, 'N') : P;
+        first = j - (column - at) % n;
+    }
+    for (int64_t i = first; i < first + n; i++)
         if (memcmp(&a[i], &b[i], sizeof *a)) return 1;
     return 0;
 }
