@@ -950,7 +950,8 @@ static int is_in_reach(const test_case *c, gt_pass pass, const gt_tensor *t, int
     return in_chunk_of(c, s, j / columns / size[2] % size[1]);
 }
 
-/* Whether the twin changes any channel of the token, or state, and head that element j belongs to. */
+/* Whether the twin changes any channel of the token, or state, and head that element j belongs to.  A row of xBC holds x
+ * of the heads, then B and C of the groups. */
 static int changes_beside(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t j, const double *a,
                           const double *b) {
     int64_t size[4] = {1, 1, 1, 1}, n = 1;

@@ -146,11 +146,13 @@ static void test_tf32() {
         int exponent;
         frexp(value, &exponent);
         const double unit = ldexp(1.0, (exponent < -125 ? -125 : exponent) - 11);
-        const double expected = copysign(floor(fabs((double)value) / unit + 0.5) * unit, value);
+        const double expected = nearbyint((double)value / unit) * unit; /* to even */
         errors += (double)rounded != expected;
     }
-    check(errors == 0, "round_tf32 rounds to 10 bits, ties away");
-    check(isnan(round_tf32(NAN)) && isinf(round_tf32(INFINITY)), "round_tf32 of NaN and infinity");
+    check(errors == 0, "round_tf32 rounds to 10 bits, ties to even");
+    check(isnan(round_tf32(NAN)) && isnan(round_tf32(as_float(0x7fffffff))) && isinf(round_tf32(INFINITY)),
+          "round_tf32 of NaN and infinity");
+    check(as_uint(NAN) == 0x7fffffff && as_uint(-NAN) == 0x7fffffff, "as_uint has the NaN of a GPU's arithmetic");
 }
 
 static void test_elements() {

@@ -13,7 +13,7 @@ namespace gt {
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
-/* Reinterprets 32 bits. */
+/* Reinterprets 32 bits.  A GPU's arithmetic gives every NaN the bits 0x7fffffff: on the host as_uint does. */
 GT_HD float as_float(uint32_t bits) {
 #ifdef __CUDA_ARCH__
     return __uint_as_float(bits);
@@ -30,7 +30,7 @@ GT_HD uint32_t as_uint(float value) {
 #else
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
-    return bits;
+    return value == value ? bits : 0x7fffffffu;
 #endif
 }
 
@@ -173,18 +173,21 @@ GT_HD uint32_t multiply_f16(uint32_t a, uint32_t b) {
 #endif
 }
 
-/* Rounds to tf32 (10 stored mantissa bits), ties away from zero, as cvt.rna.tf32.f32.  Infinities
- * and NaN are truncated: a NaN stays one if an upper mantissa bit is set, as in all computed ones.
- * mma_tf32 ignores the 13 bits below, which truncates an operand that was not rounded. */
+/* Rounds to tf32 (10 stored mantissa bits), to nearest: ties to even, before compute capability 9.0 away from zero.
+ * Infinity and NaN stay.  mma_tf32 ignores the 13 bits below, which truncates an operand that was not rounded. */
 GT_HD float round_tf32(float value) {
-#if GT_SM80
+#if GT_SM90
+    uint32_t bits;
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+    return as_float(bits);
+#elif GT_SM80
     uint32_t bits;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
     return as_float(bits);
 #else
     const uint32_t u = as_uint(value);
     const bool finite = (u & 0x7f800000u) != 0x7f800000u;
-    return as_float((finite ? u + 0x1000u : u) & 0xffffe000u);
+    return as_float((finite ? u + 0xfffu + (u >> 13 & 1u) : u) & 0xffffe000u);
 #endif
 }
 

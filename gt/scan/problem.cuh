@@ -262,7 +262,8 @@ template <class C, int TOKENS>
 using Numbers = float[ChannelTile<C, TOKENS>::COUNT];
 
 /* Stores Delta and Delta u of loaded tokens, at offsets `delta_at` and `input` of shared memory.  slope: the derivative of
- * Delta by dt, if SLOPE.  All are 0 where there is no token or channel. */
+ * Delta by dt, if SLOPE.  All are 0 where there is no token or channel.  An infinite Delta does not choose the path: its
+ * neighbours keep their bits. */
 template <bool SLOPE, class C, int TOKENS>
 GT_DEV Paths<TOKENS> store_delta(const Problem& in, const Coordinates<C>& s, const Channel& own,
                                  const ChannelTile<C, TOKENS>& dt, const Numbers<C, TOKENS>& u, int tokens,
@@ -287,8 +288,9 @@ GT_DEV Paths<TOKENS> store_delta(const Problem& in, const Coordinates<C>& s, con
         const bool inside = own.exists && Block::row(k) < tokens;
         if (!inside) delta[k] = slope[k] = 0.0f;
         const int j = k * C::ROWS / STEPS; /* all lanes are in the same: ROWS or STEPS divides the other */
-        if (own.exists) most[j] = fmaxf(most[j], delta[k] * own.most);
-        least = fminf(least, delta[k]);
+        const float counted = fabsf(delta[k]) < INFINITY ? delta[k] : 0.0f;
+        if (own.exists) most[j] = fmaxf(most[j], counted * own.most);
+        least = fminf(least, counted);
         if (Block::index(k) >= Block::SIZE) continue;
         sts<float>(s.address(delta_at + Block::index(k)), delta[k]);
         sts<float>(s.address(input + Block::index(k)), delta[k] * u[k]);

@@ -699,7 +699,7 @@ GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, co
  * with them. */
 template <class C>
 GT_DEV float chunk_operand(float x) {
-    return C::TF32X3 ? x : exact_tf32(x);
+    return C::TF32X3 ? x : round_tf32(x);
 }
 
 /* R, K, E, growth and bonus of the thread's part of a slice. */

@@ -98,7 +98,7 @@ GT_DEV void token_products(const BackwardBlock<C>& me, const SubChunkRows<C>& ow
 
 /* The columns of tile e of products of tokens as a left operand. */
 GT_DEV void left_of(const float (&c)[4], float (&a)[4]) {
-    a[0] = to_tf32(c[0]), a[1] = to_tf32(c[2]), a[2] = to_tf32(c[1]), a[3] = to_tf32(c[3]);
+    a[0] = round_tf32(c[0]), a[1] = round_tf32(c[2]), a[2] = round_tf32(c[1]), a[3] = round_tf32(c[3]);
 }
 
 /* sum += (R or K of a sub-chunk)^T c^T */
@@ -106,7 +106,7 @@ template <class C>
 GT_DEV void add_sub_chunk(const BackwardBlock<C>& me, const float (&c)[2][4], int from, int sub_chunk, Sums<C>& sum) {
     float b[2][4];
     GT_UNROLL
-    for (int x = 0; x < 8; x++) b[x / 4][x % 4] = to_tf32(c[x / 4][x % 4]);
+    for (int x = 0; x < 8; x++) b[x / 4][x % 4] = round_tf32(c[x / 4][x % 4]);
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
         const uint32_t address = me.smem + from + fragment_of<C>(SUB_CHUNK / 2 * sub_chunk + 4 * e + me.j, 2 * me.g);

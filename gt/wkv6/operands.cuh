@@ -46,9 +46,6 @@ GT_DEV float sub_chunk_decay(float bits) {
     return bits < 1.0f && bits > -0.1f ? 1.0f + expm1_neg(-bits * LN_2) : ex2_approx(-bits);
 }
 
-GT_DEV float to_tf32(float x) { return as_float(as_uint(x) + 0x1000u); } /* nearest; mma drops the rest */
-GT_DEV float exact_tf32(float x) { return as_float((as_uint(x) + 0x1000u) & 0xffffe000u); }
-
 /* What the tensor core takes of x, and what it leaves, exactly. */
 GT_DEV float tf32_hi(float x) { return as_float(as_uint(x) & 0xffffe000u); }
 GT_DEV float tf32_lo(float x) { return x - tf32_hi(x); }
@@ -56,7 +53,7 @@ GT_DEV float tf32_lo(float x) { return x - tf32_hi(x); }
 /* x as an operand in shared memory: rounded, or as it is if it will be split where it is used. */
 template <class C>
 GT_DEV float stored_operand(float x) {
-    return C::TF32X3 ? x : to_tf32(x);
+    return C::TF32X3 ? x : round_tf32(x);
 }
 
 template <bool TF32X3, int COUNT>

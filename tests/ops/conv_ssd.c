@@ -392,10 +392,39 @@ static double *joined_rows(const test_case *ssd, test_values *from) {
     return rows;
 }
 
+/* Of dz: |dy silu'(z)| (sum_n |C h| + |Dskip x|).  Backward holds h in 16 bits. */
+static double *terms_of_dz(const test_case *c, test_values *in) {
+    static const char *const factors[] = {"x", "Bm", "Cm", "state_in", "Dskip"};
+    test_case conv = conv_case(c), ssd = ssd_case(c);
+    test_values conv_in, conv_out, ssd_in, ssd_out;
+    give_conv(&conv, &conv_in, GT_FORWARD, c, in);
+    test_run(&test_truth, &conv, GT_FORWARD, &conv_in, TEST_ALL, &conv_out);
+    ssd.absent = "z dz";
+    give_ssd(&ssd, &ssd_in, GT_FORWARD, c, in, *test_array_of(&conv_out, &conv, "y"));
+    test_set_array(&ssd_in, &ssd, "z", NULL);
+    for (size_t k = 0; k < sizeof factors / sizeof factors[0]; k++) {
+        double *x = *test_array_of(&ssd_in, &ssd, factors[k]);
+        const int64_t count = x ? test_count(&ssd, GT_FORWARD, test_tensor_of(&ssd, factors[k])) : 0;
+        for (int64_t i = 0; i < count; i++) x[i] = fabs(x[i]);
+    }
+    test_run(&test_truth, &ssd, GT_FORWARD, &ssd_in, TEST_ALL, &ssd_out);
+    double **const y = test_array_of(&ssd_out, &ssd, "y"), *const of_dz = *y;
+    const double *z = *test_array_of(in, c, "z"), *dy = *test_array_of(in, c, "dy");
+    const int64_t count = test_count(c, GT_BACKWARD, test_tensor_of(c, "z"));
+    for (int64_t i = 0; i < count; i++) {
+        const double s = 1 / (1 + exp(-z[i]));
+        of_dz[i] *= dy[i] * s * (1 + z[i] * (1 - s));
+    }
+    *y = NULL;
+    test_free(&conv_in), test_free(&conv_out), test_free(&ssd_in), test_free(&ssd_out);
+    return of_dz;
+}
+
 /* Of dxBC: sum_w |weight[d,w]| |silu'(before it) dc| of the tokens that a number goes to.  dc is rounded. */
 static double *terms(const test_case *given, gt_pass pass, const gt_tensor *t) {
     test_case c = *given;
-    if (pass != GT_BACKWARD || strcmp(t->name, "dxBC")) return NULL;
+    const int is_dz = !strcmp(t->name, "dz");
+    if (pass != GT_BACKWARD || (!is_dz && strcmp(t->name, "dxBC"))) return NULL;
     c.layout = TEST_PACKED;
     c.in_place = c.args.conv_ssd.accumulate = 0;
     const int64_t count = test_count(&c, GT_BACKWARD, t);
@@ -403,6 +432,11 @@ static double *terms(const test_case *given, gt_pass pass, const gt_tensor *t) {
     test_values in, conv_in, conv_out, ssd_in, ssd_out;
     conv.args.conv1d.activation = GT_ACT_NONE;
     test_inputs(&c, GT_BACKWARD, &in);
+    if (is_dz) {
+        double *const of_dz = terms_of_dz(&c, &in);
+        test_free(&in);
+        return of_dz;
+    }
     give_conv(&conv, &conv_in, GT_FORWARD, &c, &in);
     test_run(&test_truth, &conv, GT_FORWARD, &conv_in, TEST_ALL, &conv_out);
     double *const before = *test_array_of(&conv_out, &conv, "y"), *rows = test_array(count, 0);
