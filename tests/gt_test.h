@@ -209,8 +209,8 @@ typedef struct test_op {
     const test_case *steps;  /* NULL, or: without time, for kernels of steps: both sides of all that they branch on */
     const char *const *step_kernels; /* NULL, or: names of those, template arguments and all, ending with NULL */
     void (*check_step)(const test_runner *r, const test_case *c); /* NULL, or: what must hold of each of these steps */
-    const test_case *many;           /* more than 65535 of what a grid may count */
-    const test_case *sums;           /* for parameter gradients over long sums */
+    const test_case *many;                                        /* more than 65535 of what a grid may count */
+    const test_case *sums;                                        /* for parameter gradients over long sums */
     test_case large; /* one batch element, or one row, of which test_large.c takes as many as it needs */
     /* Random sizes up to about `most`, flags and absent tensors. */
     void (*draw)(test_random *r, int64_t most, test_case *c);

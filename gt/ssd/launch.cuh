@@ -174,9 +174,7 @@ struct Operator {
     }
     static constexpr auto plan_forward = ssd::plan_forward;
     static constexpr auto plan_backward = ssd::plan_backward;
-    static gt_status step(const Args& a, const Device& device, Chain& chain) {
-        return launch_step(a, device, chain);
-    }
+    static gt_status step(const Args& a, const Device& device, Chain& chain) { return launch_step(a, device, chain); }
     template <bool REVERSE>
     static SegmentPlan<REVERSE> plan_segment(const Args& a, const Choice& choice, const Device&) {
         return ssd::plan_segment<REVERSE>(a, choice);
