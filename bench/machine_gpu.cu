@@ -291,8 +291,10 @@ gt_status enqueue_both(gt_pass pass, const gt_wkv_ssm_args &all, cudaStream_t fi
     if (status != GT_OK) return status;
     must(cudaEventRecord(fork, first), "cudaEventRecord");
     must(cudaStreamWaitEvent(second, fork), "cudaStreamWaitEvent");
-    status = pass == GT_FORWARD ? gt_wkv6_forward(&wkv6, first) : gt_wkv6_backward(&wkv6, first);
-    if (status == GT_OK) status = pass == GT_FORWARD ? gt_ssd_forward(&ssd, second) : gt_ssd_backward(&ssd, second);
+    gt_status (*const of_wkv6[])(const gt_wkv6_args *, gt_stream) = {gt_wkv6_forward, gt_wkv6_backward, gt_wkv6_step};
+    gt_status (*const of_ssd[])(const gt_ssd_args *, gt_stream) = {gt_ssd_forward, gt_ssd_backward, gt_ssd_step};
+    status = of_wkv6[pass](&wkv6, first);
+    if (status == GT_OK) status = of_ssd[pass](&ssd, second);
     must(cudaEventRecord(join, second), "cudaEventRecord");
     must(cudaStreamWaitEvent(first, join), "cudaStreamWaitEvent");
     return status;

@@ -247,8 +247,8 @@ typedef struct hy_limits {
     STEPS(ssd)                                                                                                         \
     STEPS(selective_scan)                                                                                              \
     STEPS(conv1d)                                                                                                      \
-    ROWS(conv_ssd)                                                                                                     \
-    ROWS(wkv_ssm)                                                                                                      \
+    STEPS(conv_ssd)                                                                                                    \
+    STEPS(wkv_ssm)                                                                                                     \
     PRODUCT(rmsnorm_linear)                                                                                            \
     ROWS(norm_mix)                                                                                                     \
     ROWS(norm_gate)

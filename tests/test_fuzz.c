@@ -505,9 +505,14 @@ static gt_status run_truth(fuzz *f, double *const *in, double change, truth *x) 
             x->of[i][j] = in[i][j] * (1 + change * (2 * test_uniform(&f->random) - 1));
         memcpy((char *)&x->args + t->offset, &x->of[i], sizeof x->of[i]);
     }
-    const int state_in = test_find(f->op, "state_in"), state_out = test_find(f->op, "state_out");
-    if (f->pass == GT_STEP) /* is state_out or NULL, and either does */
-        memcpy((char *)&x->args + f->op->tensors[state_in].offset, &x->of[state_out], sizeof(double *));
+    for (int i = 0; f->op->tensors[i].name && f->pass == GT_STEP;
+         i++) { /* is the state's output or NULL, and either does */
+        char name[32];
+        const int n = snprintf(name, sizeof name, "%s", f->op->tensors[i].name);
+        if (n < 8 || n >= (int)sizeof name - 1 || strcmp(name + n - 8, "state_in")) continue;
+        memcpy(name + n - 2, "out", 4);
+        memcpy((char *)&x->args + f->op->tensors[i].offset, &x->of[test_find(f->op, name)], sizeof(double *));
+    }
     return f->top->twin64[f->pass](&x->args);
 }
 

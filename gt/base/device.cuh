@@ -34,7 +34,7 @@
  *                  mbarrier_arrive_warp (W) mbarrier_arrive_expect (W)
  *                  mbarrier_arrive_expect_warp (W) cp_async_arrive (W) mbarrier_wait (W) wait_for_chain
  *                  release_chain
- *   warp           shfl_xor shfl_up shfl_down shfl_idx movmatrix_trans (W); warp.cuh has warp_sum warp_any warp_ballot
+ *   warp           shfl_xor shfl_up shfl_down shfl_idx movmatrix_trans (W); warp.cuh has warp_sum warp_any
  *   tensor cores   mma_bf16 mma_f16 mma<T> mma_tf32 (W)
  *   warpgroups     wgmma_operand wgmma_tf32 wgmma_fence wgmma_commit wgmma_wait
  *                  fence_async_proxy give_registers take_registers (all W); wgmma.cuh has products of
@@ -172,7 +172,6 @@ namespace gt {
  * | shfl_up(v, d), shfl_down(v, d)     | value of lane - d, lane + d; own value past the ends     |
  * | warp_sum(v)                        | sum over the warp, the same bits in every lane           |
  * | warp_any(c)                        | whether c holds in any lane                              |
- * | warp_ballot(c)                     | bit i: whether c holds in lane i                         |
  *
  * Only sync_warp and the barriers order one lane's memory accesses before another's: an arrival
  * those before it, for whoever waits for its phase. */

@@ -31,6 +31,9 @@ static inline void* path_address(const gt_op* op, const gt_tensor* t) {
     return reinterpret_cast<void*>((uintptr_t)(t - op->tensors + 1) << 58);
 }
 
+/* The same for workspace.  The tensors, fewer than 62, have the places before. */
+static inline void* path_workspace(const gt_op* op) { return path_address(op, op->tensors + 61); }
+
 static inline bool path_is_output(const gt_tensor* t, gt_pass pass) {
     return strchr("Oogs", gt_use(t, pass)) != nullptr;
 }
@@ -117,7 +120,7 @@ template <class Args>
 static gt_status path_of_two(const gt_op* op, const PathPasses<Args>& passes, Args a, const Args& prepared,
                              const gt_dims& dims, PathText& text) {
     gt_status status = GT_OK;
-    a.workspace = path_address(op, op->tensors - 1 + 31);
+    a.workspace = path_workspace(op);
     a.workspace_bytes = SIZE_MAX;
     for (int pass = GT_FORWARD; pass <= GT_BACKWARD && status == GT_OK; pass++)
         status = add_path(op, (gt_pass)pass, passes, a, prepared, dims, text);
@@ -154,7 +157,7 @@ static gt_status path_of_pass(const gt_op* op, const PathPasses<Args>& passes, g
     if (status != GT_OK) return status;
     PathText to(text, bytes);
     Args a = *args;
-    a.workspace = path_address(op, op->tensors - 1 + 31);
+    a.workspace = path_workspace(op);
     a.workspace_bytes = SIZE_MAX;
     return add_kernels(op, pass, passes, a, prepared, dims, to);
 }
@@ -188,7 +191,7 @@ static gt_status path_over_time(const gt_op* op, const PathPasses<Args>& passes,
         if ((status = add_path(op, GT_STEP, passes, step, prepared, dims, to)) != GT_OK) return status;
     }
     if constexpr (HAS_PIECES) {
-        a.workspace = path_address(op, op->tensors - 1 + 31);
+        a.workspace = path_workspace(op);
         a.workspace_bytes = SIZE_MAX;
         return path_of_segments(op, passes, a, prepared, dims, to);
     }

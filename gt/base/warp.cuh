@@ -33,17 +33,6 @@ GT_DEV bool warp_any(bool condition) {
 #endif
 }
 
-/* Bit i: whether the condition holds in lane i (vote.ballot). */
-GT_DEV uint32_t warp_ballot(bool condition) {
-#ifdef GT_EMU
-    uint32_t lanes = condition ? 1u << lane_id() : 0;
-    for (int mask = 16; mask > 0; mask >>= 1) lanes |= shfl_xor(lanes, mask);
-    return lanes;
-#else
-    return __ballot_sync(0xffffffffu, condition);
-#endif
-}
-
 /* ---- vectors --------------------------------------------------------------------------------- */
 
 /* N neighbouring elements as they lie in memory, aligned together: what one load moves. */

@@ -187,7 +187,6 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
         clear_channel(p, y_at, 0, writes);
         return;
     }
-    const int numbers = made_here(element.commit << 8 | element.tokens); /* in one register */
     float* const state = p.state + (element.row * p.D + s.channel) * p.N;
     float h[C::CHANNELS][C::COLUMNS];
     GT_UNROLL
@@ -197,14 +196,14 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
             load_four<VECTORS>(h[i] + 4 * v, state + s.number(i) * p.N + s.column(v), s.valid(p.N, i, v));
     }
     GT_NO_UNROLL
-    for (int t = 0; t < (numbers & 0xff); t++) {
+    for (int t = 0; t < element.tokens; t++) {
         const float u = inputs.u.get(0), dt = value_of_bits(inputs.dt, p.dt_dtype) + bias;
         const float gate = p.z ? inputs.z.get(0) : 0.0f;
         float B[C::COLUMNS], Cm[C::COLUMNS];
         GT_UNROLL
         for (int c = 0; c < C::COLUMNS; c++) B[c] = inputs.B[c / 4].get(c % 4), Cm[c] = inputs.Cm[c / 4].get(c % 4);
         inputs.move(p); /* the next token is loaded where this one was */
-        if (t + 1 < (numbers & 0xff)) inputs.load(p, s);
+        if (t + 1 < element.tokens) inputs.load(p, s);
         const float own = !p.softplus ? dt : C::EXACT ? softplus(dt) : softplus_fast(dt);
         const float exponent = finite(LOG2_E * own); /* of 2 for A = 1 */
         float delta[C::CHANNELS], input[C::CHANNELS], y;
@@ -227,7 +226,7 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
         if (p.z) y *= C::EXACT ? silu(gate) : silu_fast(gate);
         if (writes) y_at.store(0, y);
         y_at.move(p.y_stride.t);
-        if (t + 1 != numbers >> 8) continue;
+        if (t + 1 != element.commit) continue;
         const int N = made_here(p.N); /* so that addresses are not kept from the loads above */
         GT_UNROLL
         for (int i = 0; i < C::CHANNELS; i++) {
@@ -236,7 +235,7 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
                 store_four<VECTORS>(state + s.number(i) * N + s.column(v), h[i] + 4 * v, s.valid(N, i, v));
         }
     }
-    clear_channel(p, y_at, numbers & 0xff, writes);
+    clear_channel(p, y_at, element.tokens, writes);
 }
 
 /* A of the lane's elements; -1 where there is none, so that nothing takes another form for it.  Nothing waits for the loads

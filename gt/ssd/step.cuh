@@ -309,13 +309,13 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
         skip[k] = 0.0f;
         if (p.Dskip && s.held + k < p.P) skip[k] = p.Dskip[p.skip_per_channel ? (int64_t)s.h * p.P + s.held + k : s.h];
     }
-    const uint32_t close = warp_ballot(own.growth == CLOSE), far_off = warp_ballot(own.growth == FAR_OFF); /* bit t */
     inputs.begin(p, s);
     GT_NO_UNROLL
     for (int t = 0; t < element.tokens; t++) {
         const float delta = shfl_idx(own.delta, t);
         float factor = shfl_idx(own.factor, t), B[C::COLUMNS], Cm[C::COLUMNS], input[C::ROWS], sums[C::ROWS];
         float held[C::HELD], gate[C::HELD];
+        const int growth = shfl_idx(own.growth, t);
         GT_UNROLL
         for (int c = 0; c < C::COLUMNS; c++) B[c] = inputs.B[c / 4].get(c % 4), Cm[c] = inputs.Cm[c / 4].get(c % 4);
         GT_UNROLL
@@ -330,7 +330,7 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
         }
         inputs.move(); /* the next token is loaded where this one was */
         if (t + 1 < element.tokens) inputs.load(p, s);
-        if (far_off >> t & 1) { /* more than fp32 may hold, but its product with a small state fits */
+        if (growth == FAR_OFF) { /* more than fp32 may hold, but its product with a small state fits */
             GT_NO_UNROLL
             for (int k = 0; k < 4; k++) {
                 GT_UNROLL
@@ -338,7 +338,7 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
             }
             factor = 1.0f;
         }
-        if (close >> t & 1)
+        if (growth == CLOSE)
             advance_rows<true, C>(h, factor, input, B, Cm, sums);
         else
             advance_rows<false, C>(h, factor, input, B, Cm, sums);
