@@ -371,6 +371,15 @@ GT_DEV void store_state(const Problem& in, const Position<C>& s, float* to, cons
     }
 }
 
+/* Slabs of a state's columns.  A build without kernels for N = 128 takes those for more columns. */
+template <class C>
+GT_DEV int slabs_of([[maybe_unused]] const Problem& in) {
+    if constexpr (BUILT_N128)
+        return (C::WIDTH + SLAB - 1) / SLAB;
+    else
+        return slabs(in.N);
+}
+
 /* To and from slot `slot` (of all heads and batch elements) of checkpoints.  All threads; PARTIAL is used. */
 template <class C>
 GT_DEV void store_checkpoint(const Problem& in, const Position<C>& s, const Checkpoints& to, int64_t slot,
@@ -404,9 +413,9 @@ GT_DEV void store_checkpoint(const Problem& in, const Position<C>& s, const Chec
             if (s.row(i) < s.rows && s.n0 + n < in.N) values[n].bits = f32_to_f16(state[i][n] * power.value);
         values += i == 3 ? 29 * in.N : in.N;
     }
-    constexpr int SLABS = (C::WIDTH + SLAB - 1) / SLAB; /* of every N that this width is for */
-    if (thread_id() < 4 * SLABS && s.p0 + thread_id() / SLABS * 16 < in.P)
-        to.powers[(slot * row_tiles(in.P) + s.p0 / 16) * SLABS + thread_id()] = power.inverse;
+    const int count = slabs_of<C>(in);
+    if (thread_id() < 4 * count && s.p0 + thread_id() / count * 16 < in.P)
+        to.powers[(slot * row_tiles(in.P) + s.p0 / 16) * count + thread_id()] = power.inverse;
 }
 
 template <class C>
@@ -415,15 +424,15 @@ GT_DEV void load_checkpoint(const Problem& in, const Position<C>& s, const Check
     const int64_t size = (int64_t)in.P * in.N;
     if (from.plain) return load_state(in, s, from.plain + slot * size, state);
     const f16* values = from.values + slot * size + (s.p0 + s.row(0)) * in.N + s.n0;
-    constexpr int SLABS = (C::WIDTH + SLAB - 1) / SLAB;
-    const float* powers = from.powers + (slot * row_tiles(in.P) + s.p0 / 16) * SLABS;
-    if (SLABS > 1) powers += s.n0 / SLAB;
+    const int count = slabs_of<C>(in);
+    const float* powers = from.powers + (slot * row_tiles(in.P) + s.p0 / 16) * count;
+    if (count > 1) powers += s.n0 / SLAB;
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
         GT_UNROLL
         for (int n = 0; n < C::RN; n++)
             state[i][n] = s.row(i) < s.rows && s.n0 + n < in.N
-                              ? f16_to_f32(values[n].bits) * powers[s.row(i) / 16 * SLABS]
+                              ? f16_to_f32(values[n].bits) * powers[s.row(i) / 16 * count]
                               : 0.0f;
         values += i == 3 ? 29 * in.N : in.N;
     }
