@@ -45,13 +45,13 @@ using conv1d::TAPS;
 constexpr int COLUMN_BLOCK = 128; /* threads of columns_kernel */
 
 /* Warps of a block, at most: 8 have 64 rows of 128 columns.  Two blocks on a multiprocessor leave 128 registers a
- * thread, or 168 of 5 warps: 8 rows a thread, fp32 and AnyType need more than 128. */
+ * thread, or 168 of 5 warps: 8 rows a thread, f16, fp32 and AnyType need more than 128. */
 template <class T, int ROWS>
-constexpr int STEP_WARPS = sizeof(T) == 2 && ROWS == 4 ? 8 : 5;
+constexpr int STEP_WARPS = std::is_same<T, bf16>::value&& ROWS == 4 ? 8 : 5;
 
-/* Blocks of a multiprocessor, at least: 64 numbers of h in fp32 need more than 168 registers. */
+/* Blocks of a multiprocessor, at least: 64 numbers of h in f16 or fp32 calls need more than 168 registers. */
 template <class T, int VECS, int ROWS>
-constexpr int STEP_BLOCKS = std::is_same<T, float>::value&& VECS* ROWS > 8 ? 1 : 2;
+constexpr int STEP_BLOCKS = !std::is_same<T, bf16>::value && VECS * ROWS > 8 ? 1 : 2;
 
 /* The convolution's arguments, for both kernels. */
 struct ConvInputs {
