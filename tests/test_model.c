@@ -424,7 +424,7 @@ static void test_decoding(hy_backend *be, const char *variant, double tolerance)
 static void test_samples(hy_backend *be, const char *variant, double tolerance) {
     enum { V = 17, S = 3, T = 4, N = 2 * T + 2 };
     hy_config c = small_config(variant, 32, 2, 0, 0), alone = c;
-    hy_model *m, *one;
+    hy_model *m, *one, *none;
     double logits[2][S * V], expected[V];
     int32_t last[S];
     seed = 13;
@@ -457,7 +457,7 @@ static void test_samples(hy_backend *be, const char *variant, double tolerance) 
     prompts[N + 1] = V;
     check_refusal(hy_model_feed(m, prompts, N, logits[0]), "tokens[11]");
     c.samples = 4;
-    check_refusal(hy_model_create(be, &c, V, S, T, 1, &m), "samples = 4: must be 1 to 3");
+    check_refusal(hy_model_create(be, &c, V, S, T, 1, &none), "samples = 4: must be 1 to 3");
     free_batch(&b);
     hy_model_destroy(m);
     hy_model_destroy(one);
