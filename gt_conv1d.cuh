@@ -90,32 +90,14 @@ GT_API gt_status gt_conv1d_path(const gt_conv1d_args* args, char* text, size_t b
 
 /* ---- stubs: this file was compiled without nvcc ---------------------------------------------- */
 
+#include "gt/base/stubs.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-GT_API gt_status gt_conv1d_forward(const gt_conv1d_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_conv1d(), GT_FORWARD);
-}
-GT_API gt_status gt_conv1d_backward(const gt_conv1d_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_conv1d(), GT_BACKWARD);
-}
-GT_API gt_status gt_conv1d_step(const gt_conv1d_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_conv1d(), GT_STEP);
-}
-GT_API gt_status gt_conv1d_workspace(const gt_conv1d_args *args, gt_workspace *need) {
-    (void)args;
-    gt_no_answer(need);
-    return gt_no_cuda(gt_op_conv1d(), GT_QUERY);
-}
-GT_API gt_status gt_conv1d_path(const gt_conv1d_args *args, char *text, size_t bytes) {
-    (void)args;
-    gt_no_text(text, bytes);
-    return gt_no_cuda(gt_op_conv1d(), GT_PATH);
-}
+GT_STUBS(conv1d)
+GT_STUB(conv1d, step, GT_STEP)
 
 #ifdef __cplusplus
 }

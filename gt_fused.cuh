@@ -39,11 +39,12 @@
  *     rmsnorm_linear_rows.cuh       what is done around these
  *     norm.cuh                      what the kernels of norm_mix and norm_gate share
  *     norm_mix.cuh, norm_gate.cuh   these
+ *     add_norm.cuh                  x + residual, then a norm
  *     rmsnorm_linear_launch.cuh, rmsnorm_linear_launch_any.cuh, rmsnorm_linear_launch_tiles.cuh,
- *     rmsnorm_linear_launch_sm90.cuh, norm_launch.cuh
+ *     rmsnorm_linear_launch_sm90.cuh, norm_launch.cuh, add_norm_launch.cuh
  *                                   plans and launches
- * This file has the C functions, but for those of wkv_ssm and conv_ssd, which are no use without the operators that they
- * call: gt_kernels.h includes gt/fused/wkv_ssm_calls.cuh and conv_ssd_calls.cuh where all are implemented.
+ * This file has the C functions, but for those of wkv_ssm and conv_ssd, which are no use without the operators that
+ * they call: gt_kernels.h includes gt/fused/wkv_ssm_calls.cuh and conv_ssd_calls.cuh where all are implemented.
  *     wkv_ssm_table.h, wkv_ssm.cuh  the two recurrences of a hybrid block in one call
  *     conv_ssd_table.h, conv_ssd.h, conv_ssd_launch.cuh, conv_ssd_sm90.cuh, conv_ssd_step.cuh
  *                                   convolution with SiLU, then ssd, of slices of what it made */
@@ -55,6 +56,7 @@
 #if defined(__CUDACC__) || defined(GT_EMU)
 
 #include "gt/base/path.cuh"
+#include "gt/fused/add_norm_launch.cuh"
 #include "gt/fused/norm_launch.cuh"
 #include "gt/fused/rmsnorm_linear_launch.cuh"
 
@@ -89,7 +91,7 @@ GT_API gt_status gt_rmsnorm_linear_workspace(const gt_rmsnorm_linear_args* args,
 
 } /* extern "C" */
 
-/* ---- norm_mix and norm_gate: the C functions ------------------------------------------------- */
+/* ---- norm_mix, norm_gate and add_norm: the C functions -------------------------------------------- */
 
 extern "C" {
 
@@ -139,6 +141,28 @@ GT_API gt_status gt_norm_gate_workspace(const gt_norm_gate_args* args, gt_worksp
     return gt::norm::answer(need, a.M, a.D, a.H, a.dtype, a.dgamma, a.dbeta, device);
 }
 
+GT_API gt_status gt_add_norm_forward(const gt_add_norm_args* args, gt_stream stream) {
+    gt_add_norm_args a;
+    gt::Device device;
+    const gt_status status = gt::norm::prepare(gt_op_add_norm(), GT_FORWARD, args, &a, &device);
+    return status != GT_OK ? status : gt::add_norm::forward(a, stream);
+}
+
+GT_API gt_status gt_add_norm_backward(const gt_add_norm_args* args, gt_stream stream) {
+    gt_add_norm_args a;
+    gt::Device device;
+    const gt_status status = gt::norm::prepare(gt_op_add_norm(), GT_BACKWARD, args, &a, &device);
+    return status != GT_OK ? status : gt::add_norm::backward(a, device, stream);
+}
+
+GT_API gt_status gt_add_norm_workspace(const gt_add_norm_args* args, gt_workspace* need) {
+    gt_no_answer(need);
+    gt_add_norm_args a;
+    gt::Device device;
+    const gt_status status = gt::norm::prepare(gt_op_add_norm(), GT_QUERY, args, &a, &device);
+    return status != GT_OK ? status : gt::add_norm::answer(a, device, need);
+}
+
 GT_API gt_status gt_rmsnorm_linear_path(const gt_rmsnorm_linear_args* args, char* text, size_t bytes) {
     const gt::PathPasses<gt_rmsnorm_linear_args> passes = {
         {gt_rmsnorm_linear_forward, gt_rmsnorm_linear_backward, nullptr}, nullptr};
@@ -148,6 +172,11 @@ GT_API gt_status gt_rmsnorm_linear_path(const gt_rmsnorm_linear_args* args, char
 GT_API gt_status gt_norm_mix_path(const gt_norm_mix_args* args, char* text, size_t bytes) {
     const gt::PathPasses<gt_norm_mix_args> passes = {{gt_norm_mix_forward, gt_norm_mix_backward, nullptr}, nullptr};
     return gt::path_of_rows(gt_op_norm_mix(), passes, args, text, bytes);
+}
+
+GT_API gt_status gt_add_norm_path(const gt_add_norm_args* args, char* text, size_t bytes) {
+    const gt::PathPasses<gt_add_norm_args> passes = {{gt_add_norm_forward, gt_add_norm_backward, nullptr}, nullptr};
+    return gt::path_of_rows(gt_op_add_norm(), passes, args, text, bytes);
 }
 
 GT_API gt_status gt_norm_gate_path(const gt_norm_gate_args* args, char* text, size_t bytes) {
@@ -161,66 +190,16 @@ GT_API gt_status gt_norm_gate_path(const gt_norm_gate_args* args, char* text, si
 
 /* ---- stubs: this file was compiled without nvcc ---------------------------------------------- */
 
+#include "gt/base/stubs.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-GT_API gt_status gt_rmsnorm_linear_forward(const gt_rmsnorm_linear_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_rmsnorm_linear(), GT_FORWARD);
-}
-GT_API gt_status gt_rmsnorm_linear_backward(const gt_rmsnorm_linear_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_rmsnorm_linear(), GT_BACKWARD);
-}
-GT_API gt_status gt_rmsnorm_linear_workspace(const gt_rmsnorm_linear_args *args, gt_workspace *need) {
-    (void)args;
-    gt_no_answer(need);
-    return gt_no_cuda(gt_op_rmsnorm_linear(), GT_QUERY);
-}
-
-GT_API gt_status gt_norm_mix_forward(const gt_norm_mix_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_norm_mix(), GT_FORWARD);
-}
-GT_API gt_status gt_norm_mix_backward(const gt_norm_mix_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_norm_mix(), GT_BACKWARD);
-}
-GT_API gt_status gt_norm_mix_workspace(const gt_norm_mix_args *args, gt_workspace *need) {
-    (void)args;
-    gt_no_answer(need);
-    return gt_no_cuda(gt_op_norm_mix(), GT_QUERY);
-}
-
-GT_API gt_status gt_norm_gate_forward(const gt_norm_gate_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_norm_gate(), GT_FORWARD);
-}
-GT_API gt_status gt_norm_gate_backward(const gt_norm_gate_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_norm_gate(), GT_BACKWARD);
-}
-GT_API gt_status gt_norm_gate_workspace(const gt_norm_gate_args *args, gt_workspace *need) {
-    (void)args;
-    gt_no_answer(need);
-    return gt_no_cuda(gt_op_norm_gate(), GT_QUERY);
-}
-GT_API gt_status gt_rmsnorm_linear_path(const gt_rmsnorm_linear_args *args, char *text, size_t bytes) {
-    (void)args;
-    gt_no_text(text, bytes);
-    return gt_no_cuda(gt_op_rmsnorm_linear(), GT_PATH);
-}
-GT_API gt_status gt_norm_mix_path(const gt_norm_mix_args *args, char *text, size_t bytes) {
-    (void)args;
-    gt_no_text(text, bytes);
-    return gt_no_cuda(gt_op_norm_mix(), GT_PATH);
-}
-GT_API gt_status gt_norm_gate_path(const gt_norm_gate_args *args, char *text, size_t bytes) {
-    (void)args;
-    gt_no_text(text, bytes);
-    return gt_no_cuda(gt_op_norm_gate(), GT_PATH);
-}
+GT_STUBS(rmsnorm_linear)
+GT_STUBS(norm_mix)
+GT_STUBS(norm_gate)
+GT_STUBS(add_norm)
 
 #ifdef __cplusplus
 }

@@ -16,16 +16,16 @@
  *
  *   The same two lines in a .c file give stubs that answer GT_ERROR_NO_CUDA, so the same program
  *   links on a machine without nvcc.  gt_ref_... are the CPU twins: add reference/gt_*.c to use them.
- *   To compile in parallel, define GT_CORE_IMPLEMENTATION in one file and GT_WKV6_, GT_SSM_,
- *   GT_CONV1D_, GT_FUSED_IMPLEMENTATION each in a file of its own instead.
+ *   To compile in parallel, define GT_CORE_IMPLEMENTATION in one file and GT_WKV6_, GT_SSM_, GT_CONV1D_,
+ *   GT_WKV4_, GT_FUSED_IMPLEMENTATION each in a file of its own instead.
  *
  *   Less to compile: kernels made for one dtype or head size, those for tensor cores, take most of the
  *   time.  Define, where the implementation is compiled, GT_WITHOUT_F32, GT_WITHOUT_BF16 or GT_WITHOUT_F16
- *   to leave out kernels for such activations.  GT_WITHOUT_N32, GT_WITHOUT_N64 or GT_WITHOUT_N128 leave out
- *   those of wkv6 with such a head, and of ssd, conv_ssd and selective_scan with N up to 32, from 33 to 64,
- *   and above.  Calls without their kernels take those for any size, which are slower.  selective_scan
- *   and conv1d have none for any dtype: they answer GT_ERROR_UNSUPPORTED for a dtype that is left out.
- *   The norms keep all their kernels.
+ *   to leave out kernels for such activations.  GT_WITHOUT_N32, GT_WITHOUT_N64 or GT_WITHOUT_N128 leave out the kernels
+ *   of wkv6 for heads of 32, 64 or 128.  The same macros leave out the kernels of ssd, conv_ssd and selective_scan with
+ *   N up to 32, from 33 to 64, and above 64.  A call whose kernels are left out takes the kernels for any size, which
+ *   are slower.  selective_scan, conv1d and wkv4 have no kernels for any size: they answer GT_ERROR_UNSUPPORTED for a
+ *   dtype that is left out.  The norms keep all their kernels.
  *
  *   | operator       | passes                   | what it is                                      |
  *   |----------------|--------------------------|-------------------------------------------------|
@@ -36,8 +36,10 @@
  *   | rmsnorm_linear | forward, backward        | RMSNorm or LayerNorm, then a projection         |
  *   | norm_mix       | forward, backward        | residual + g_a RMSNorm(a) + g_b RMSNorm(b)      |
  *   | norm_gate      | forward, backward        | gated RMSNorm, group norm + gate                |
+ *   | add_norm       | forward, backward        | x + residual, then RMSNorm or LayerNorm         |
  *   | wkv_ssm        | forward, backward, step  | wkv6 and ssd of one hybrid block, one call      |
  *   | conv_ssd       | forward, backward, step  | conv1d with SiLU, then ssd, as in Mamba-2       |
+ *   | wkv4           | forward, backward, step  | RWKV-4 time mixing, with log-sum-exp            |
  *   wkv6 and ssd also take a sequence in pieces: segment, join, and their backward.
  *
  * CONVENTIONS, true for every function
@@ -68,9 +70,11 @@
  *               gt_OP_workspace gives an upper bound from sizes, strides, flags and the current device,
  *               for tensors as well aligned as those given; one that is still NULL counts as aligned.
  *   segments    number of parts the time axis is cut into and computed in parallel; 0 = chosen from
- *               sizes and device only.  With segments fixed a batch element's result does not depend
- *               on B or on its neighbours, nor that of a packed sequence on the others.  Packed sequences are
- *               cut into at most 2^31 / seq_capacity segments.
+ *               sizes and device only.  With segments fixed, the result of a batch element or packed sequence depends
+ *               neither on B nor on its neighbours.  Packed sequences are cut into at most 2^31 / seq_capacity
+ *               segments.  With segments = 1, forward of a sequence in parts has the bits of one call on the same
+ *               device, if each part but the last has a multiple of 128 tokens, starts from the fp32 state of the part
+ *               before, and is aligned as the whole.  That holds for wkv6, ssd, selective_scan, conv1d and conv_ssd.
  *   cu_seqlens  packed sequences: one call for sequences of different lengths, without padding; see
  *               gt_wkv6_args.
  *   Errors      are returned as gt_status; gt_last_error() names function, field and value.  Bad
@@ -93,7 +97,7 @@
  *       all others       as the twins       as the twins
  *   Chunks   are counted from the first token of a sequence, or of a piece for gt_OP_segment.  Forward may spoil
  *            y from the first token of the chunk on, backward the gradients of all its tokens.
- *            In conv_ssd a number at token t counts for t ... t+W-1, and so does a gradient.
+ *            In conv_ssd a number in xBC at token t counts for t ... t+W-1, and so does one in dxBC.
  *   Spoilt   outputs are NaN, infinite, or finite and wrong.  Where the twins spoil one channel of a token
  *            and head, or of a state, the kernels may spoil all of them.
  *   Sums     such as parameter gradients are spoilt by each term: of that head, group or channel.
@@ -198,6 +202,11 @@
 #define gt_norm_gate_path GT_SYMBOL(norm_gate_path)
 #define gt_norm_gate_forward GT_SYMBOL(norm_gate_forward)
 #define gt_norm_gate_backward GT_SYMBOL(norm_gate_backward)
+#define gt_add_norm_args_size GT_SYMBOL(add_norm_args_size)
+#define gt_add_norm_workspace GT_SYMBOL(add_norm_workspace)
+#define gt_add_norm_path GT_SYMBOL(add_norm_path)
+#define gt_add_norm_forward GT_SYMBOL(add_norm_forward)
+#define gt_add_norm_backward GT_SYMBOL(add_norm_backward)
 #define gt_wkv_ssm_args_size GT_SYMBOL(wkv_ssm_args_size)
 #define gt_wkv_ssm_workspace GT_SYMBOL(wkv_ssm_workspace)
 #define gt_wkv_ssm_path GT_SYMBOL(wkv_ssm_path)
@@ -210,6 +219,14 @@
 #define gt_conv_ssd_forward GT_SYMBOL(conv_ssd_forward)
 #define gt_conv_ssd_backward GT_SYMBOL(conv_ssd_backward)
 #define gt_conv_ssd_step GT_SYMBOL(conv_ssd_step)
+#define gt_xla_handlers GT_SYMBOL(xla_handlers)
+#define gt_xla_register GT_SYMBOL(xla_register)
+#define gt_wkv4_args_size GT_SYMBOL(wkv4_args_size)
+#define gt_wkv4_workspace GT_SYMBOL(wkv4_workspace)
+#define gt_wkv4_path GT_SYMBOL(wkv4_path)
+#define gt_wkv4_forward GT_SYMBOL(wkv4_forward)
+#define gt_wkv4_backward GT_SYMBOL(wkv4_backward)
+#define gt_wkv4_step GT_SYMBOL(wkv4_step)
 #define gt_ref_wkv6_forward GT_SYMBOL(ref_wkv6_forward)
 #define gt_ref_wkv6_backward GT_SYMBOL(ref_wkv6_backward)
 #define gt_ref_wkv6_step GT_SYMBOL(ref_wkv6_step)
@@ -236,12 +253,17 @@
 #define gt_ref_norm_mix_backward GT_SYMBOL(ref_norm_mix_backward)
 #define gt_ref_norm_gate_forward GT_SYMBOL(ref_norm_gate_forward)
 #define gt_ref_norm_gate_backward GT_SYMBOL(ref_norm_gate_backward)
+#define gt_ref_add_norm_forward GT_SYMBOL(ref_add_norm_forward)
+#define gt_ref_add_norm_backward GT_SYMBOL(ref_add_norm_backward)
 #define gt_ref_wkv_ssm_forward GT_SYMBOL(ref_wkv_ssm_forward)
 #define gt_ref_wkv_ssm_backward GT_SYMBOL(ref_wkv_ssm_backward)
 #define gt_ref_wkv_ssm_step GT_SYMBOL(ref_wkv_ssm_step)
 #define gt_ref_conv_ssd_forward GT_SYMBOL(ref_conv_ssd_forward)
 #define gt_ref_conv_ssd_backward GT_SYMBOL(ref_conv_ssd_backward)
 #define gt_ref_conv_ssd_step GT_SYMBOL(ref_conv_ssd_step)
+#define gt_ref_wkv4_forward GT_SYMBOL(ref_wkv4_forward)
+#define gt_ref_wkv4_backward GT_SYMBOL(ref_wkv4_backward)
+#define gt_ref_wkv4_step GT_SYMBOL(ref_wkv4_step)
 
 #ifdef __cplusplus
 extern "C" {
@@ -289,7 +311,7 @@ typedef enum gt_norm { GT_NORM_RMS = 0, GT_NORM_LAYER = 1 } gt_norm;
 
 typedef struct CUstream_st *gt_stream; /* the very type cudaStream_t; NULL is the default stream */
 
-/* Strides in elements of a tensor [B,T,H,*] or [B,T,D]; h is that of the head, group or channel index.
+/* Strides in elements of a tensor [B,T,H,*] or [B,T,D]; h is the stride of the head, group or channel index.
  * The last index of a four-index tensor is contiguous (but see gt_stride4).  A zero component takes its default:
  *     h = size of the contiguous part (1 for three-index tensors),  t = H*h,  b = max(T*t, H*h).
  * Packed [B,T,H,N]: all zero.  [B,H,T,N]: {.t = N, .h = T*N}.  [B,D,T]: {.t = 1, .h = T}.  A slice of
@@ -318,7 +340,7 @@ GT_FUNCTION int gt_version(void);
 /* A fixed sentence for a status; never NULL, also for values that are no status. */
 GT_FUNCTION const char *gt_status_string(gt_status status);
 
-/* What the last failing gt_ call of this thread reported: function, field, value.  "" if none failed.
+/* The error text of the last gt_ call that failed in this thread: function, field, value.  "" if none failed.
  * The text stays valid until the next failing call of the same thread. */
 GT_FUNCTION const char *gt_last_error(void);
 
@@ -335,8 +357,10 @@ GT_FUNCTION size_t gt_conv1d_args_size(void);
 GT_FUNCTION size_t gt_rmsnorm_linear_args_size(void);
 GT_FUNCTION size_t gt_norm_mix_args_size(void);
 GT_FUNCTION size_t gt_norm_gate_args_size(void);
+GT_FUNCTION size_t gt_add_norm_args_size(void);
 GT_FUNCTION size_t gt_wkv_ssm_args_size(void);
 GT_FUNCTION size_t gt_conv_ssd_args_size(void);
+GT_FUNCTION size_t gt_wkv4_args_size(void);
 
 /* Host conversions, round to nearest even; NaN stays NaN, overflow gives infinity. */
 static inline uint16_t gt_f32_to_bf16(float value);
@@ -357,30 +381,32 @@ static inline float gt_f16_to_f32(uint16_t bits);
  * Any decay is right, exact zeros included; nothing is clamped.  No tokens: the state is copied.
  * The kernels take N and V up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any.
  * Backward needs least workspace with `saved`, and with dv (N = 128: also dk) in rows aligned to 16
- * bytes: ask gt_wkv6_workspace.  A query where these are NULL gets what is enough with and without. */
+ * bytes: ask gt_wkv6_workspace.  A query that leaves these NULL gets a size that is enough in either case. */
 typedef struct gt_wkv6_args {
     int64_t B, T, H, N;
-    int64_t V;               /* value size, 0 = N */
-    gt_dtype dtype;          /* r k v y and their gradients */
-    gt_dtype w_dtype;        /* w dw: 0 = dtype, or GT_F32 */
-    gt_dtype state_dtype;    /* reserved, 0: states are fp32 */
-    gt_decay decay;          /* what w holds */
-    float scale;             /* of y: 0 = 1, else 2^-32 to 2^32 */
-    int state_in_shared;     /* 1: state_in and dstate_in are [H,N,V], one for the whole batch */
-    int accumulate;          /* 1: du, and dstate_in if shared, are added to */
-    int64_t segments;        /* 0 = automatic */
-    const void *r, *k, *w;   /* in  [B,T,H,N] */
-    const void *v;           /* in  [B,T,H,V] */
-    const float *u;          /* in  [H,N], NULL = 0 */
-    const float *state_in;   /* in  [B,H,N,V], NULL = 0 */
-    void *y;                 /* out [B,T,H,V]          forward, step */
-    float *state_out;        /* out [B,H,N,V]          forward, step; may equal state_in if not shared */
-    const void *dy;          /* in  [B,T,H,V]          backward */
-    const float *dstate_out; /* in  [B,H,N,V], NULL = 0 */
-    void *dr, *dk, *dw;      /* out [B,T,H,N] */
-    void *dv;                /* out [B,T,H,V] */
-    float *du;               /* out [H,N], accumulates */
-    float *dstate_in;        /* out [B,H,N,V], may equal dstate_out if not shared; shared:
+    int64_t V;                /* value size, 0 = N */
+    gt_dtype dtype;           /* r k v y and their gradients */
+    gt_dtype w_dtype;         /* w dw: 0 = dtype, or GT_F32 */
+    gt_dtype state_dtype;     /* state_out, in step: 0 = GT_F32, or any, rounded when it is stored, to nearest or see
+                                rounding_seed; a 16-bit array is cast to float *.  fp32 elsewhere */
+    gt_dtype parameter_dtype; /* u, in step: 0 = GT_F32, or any, cast likewise.  fp32 elsewhere */
+    gt_decay decay;           /* what w holds */
+    float scale;              /* of y: 0 = 1, else 2^-32 to 2^32 */
+    int state_in_shared;      /* 1: state_in and dstate_in are [H,N,V], one for the whole batch */
+    int accumulate;           /* 1: du, and dstate_in if shared, are added to */
+    int64_t segments;         /* 0 = automatic */
+    const void *r, *k, *w;    /* in  [B,T,H,N] */
+    const void *v;            /* in  [B,T,H,V] */
+    const float *u;           /* in  [H,N], NULL = 0 */
+    const float *state_in;    /* in  [B,H,N,V], NULL = 0 */
+    void *y;                  /* out [B,T,H,V]          forward, step */
+    float *state_out;         /* out [B,H,N,V]          forward, step; may equal state_in if not shared */
+    const void *dy;           /* in  [B,T,H,V]          backward */
+    const float *dstate_out;  /* in  [B,H,N,V], NULL = 0 */
+    void *dr, *dk, *dw;       /* out [B,T,H,N] */
+    void *dv;                 /* out [B,T,H,V] */
+    float *du;                /* out [H,N], accumulates */
+    float *dstate_in;         /* out [B,H,N,V], may equal dstate_out if not shared; shared:
                                            [H,N,V], summed over the batch, accumulates */
     gt_stride r_stride, k_stride, w_stride, v_stride, y_stride;
     gt_stride dy_stride, dr_stride, dk_stride, dw_stride, dv_stride;
@@ -390,21 +416,28 @@ typedef struct gt_wkv6_args {
      * [seq_capacity,H,N,V], one for each sequence, or shared by all; du is summed over all;
      * segments are pieces of each.
      * T and seq_capacity are capacities, for which saved and workspace are sized.  They hold states:
-     * one for every 64 tokens (ssd, selective_scan: 128), and one for each sequence, but no more than
-     * T of these: T / 64 + min(T, seq_capacity).  Backward with a shared state has seq_capacity more.
-     * No other scratch memory grows with seq_capacity, but for 4 bytes a sequence.  What is used of
-     * them stands in device memory that the host never reads: a captured graph may be replayed for
-     * other lengths.  Tokens from cu_seqlens[*seq_count] on belong to no sequence: they are not
-     * read, and y and the gradients are 0 there.  States from row *seq_count on are neither read
+     * one for every 64 tokens (ssd, selective_scan: 128; wkv4: 32), and one for each sequence, but no more than
+     * T of these: T / 64 + min(T, seq_capacity).  Backward with a shared state has seq_capacity more.  Other scratch
+     * memory grows by 4 bytes a sequence.  The lengths and their number stand in device memory that the host never
+     * reads, so a captured graph may be replayed for other lengths.  Tokens from cu_seqlens[*seq_count] on belong to no
+     * sequence: they are not read, and y and the gradients are 0 there.  States from row *seq_count on are neither read
      * nor written.  The CPU twin checks the contents of the two arrays, the kernels trust them. */
-    const int32_t *cu_seqlens; /* in  [seq_capacity+1], of which *seq_count+1 are read */
+    const int32_t *cu_seqlens; /* in  [seq_capacity+1]; the first *seq_count+1 are read */
     const int32_t *seq_count;  /* in  [1], 0 to seq_capacity; NULL = seq_capacity */
     int64_t seq_capacity;      /* 0 = not packed */
-    /* step only: states live in a pool of slot_capacity rows (0 = B), batch element b uses row
-     * slots[b] (NULL: row b).  A row outside the pool skips the element: its y is 0.  Two elements
-     * must not use the same row. */
-    const int32_t *slots; /* in  [B] */
+    /* step: states live in a pool of slot_capacity rows (0 = B), batch element b uses row slots[b] (NULL: row b).
+     * A row outside the pool skips the element: its y is 0.  Two elements must not use the same row: the row is
+     * undefined afterwards, and so is their y.
+     * forward with slots: the same for packed sequence s and row slots[s]; slot_capacity = 0 is seq_capacity.
+     * state_in and state_out are pools of slot_capacity rows, and may be the same one.  A sequence starts from its row
+     * of state_in, or from zero if state_in is NULL or starts_zero[s] is not 0; its last state goes to its row of
+     * state_out.  No other row is read or written.  A row outside the pool skips the sequence: its y is 0.  Results
+     * have the bits of a call without slots.  Not for a shared state_in. */
+    const int32_t *slots; /* in  [B]; forward: [seq_capacity], the first *seq_count are read */
     int64_t slot_capacity;
+    const int32_t *starts_zero; /* in  [seq_capacity], forward with slots; NULL = all 0 */
+    int64_t state_out_stride;   /* step, and forward with slots: elements from row to row of state_out, and of state_in;
+                                   0 = packed.  Rows that are 16 bytes aligned are fast */
     /* step only, for speculative decoding.  Batch element b has the first tokens[b] of the T tokens (NULL: all T), and
      * the first commit[b] of these enter its state (NULL: all of them).  y is made of all of its tokens; y of the
      * others is 0, and their inputs are not used.  The state after commit[b] tokens is stored, with the bits of a step
@@ -412,6 +445,15 @@ typedef struct gt_wkv6_args {
      * which it commits, and then new drafts; the caller sends accepted drafts again.  An element is skipped, as one
      * with a row outside the pool, unless 0 <= commit[b] <= tokens[b] <= T. */
     const int32_t *tokens, *commit; /* in  [B] */
+    /* step only, with states of 16 bits: rounding_seed rounds them up or down at random, with the right mean, instead
+     * of to nearest.  So small changes are not lost over many tokens.  The random numbers are Philox4x32-10 of the
+     * seed, of the batch element's rounding_steps[b] and of the number's place in the state, as
+     * gt/recurrence/rounding.h states.
+     * They do not depend on the batch, the pool row or the kernel: with steps = the tokens so far, a sequence's results
+     * repeat.  Elements with the same step share them, and so do layers with the same seed: give each layer its own.
+     * Both lie in device memory, so that a captured graph reads new ones.  Give both or none. */
+    const int32_t *rounding_seed;  /* in  [2] */
+    const int32_t *rounding_steps; /* in  [B] */
     /* segment, segment_backward, join and join_backward only: pieces of sequences, see gt_wkv6_segment. */
     float *decay_out;          /* out [B,H,N]          segment; segment_backward: may be NULL */
     int64_t pieces;            /* R, 0 = 1             join, join_backward */
@@ -442,13 +484,13 @@ GT_FUNCTION gt_status gt_wkv6_step(const gt_wkv6_args *args, gt_stream stream);
  *     forward    each piece: segment.  Gather L and log E of all.  join.           each piece: forward from S_p
  *     backward   each piece: segment_backward.  Gather X.         join_backward.   each piece: backward, with the
  *                state_in that its forward had and dstate_out = G_p
- * That is all: with S_p and G_p the gradients that gt_wkv6_backward writes are those of the whole sequence, and only du
- * is to be added up over the pieces.  dstate_in of piece 0 is that of the whole.  (E is the product of the recurrence's
+ * No more is needed: with S_p and G_p, gt_wkv6_backward writes the gradients of the whole sequence.  The caller adds up
+ * du over the pieces.  The dstate_in of piece 0 is the dstate_in of the whole.  (E is the product of the recurrence's
  * transitions, so both recurrences are the ones above with a piece for a token; Blelloch 1990, CMU-CS-90-190.)
  *
  * Writes state_out and decay_out.  Required: k v w state_out decay_out.  Reads neither r, u nor state_in, and writes
  * no y.  decay_out is the natural logarithm: 0 or less, minus infinity or less than -10^30 where the decay is 0.
- * Of packed sequences each has its own: [seq_capacity,H,N,V] and [seq_capacity,H,N]. */
+ * Each packed sequence has its own: [seq_capacity,H,N,V] and [seq_capacity,H,N]. */
 GT_FUNCTION gt_status gt_wkv6_segment(const gt_wkv6_args *args, gt_stream stream);
 /* Writes dstate_in and, unless NULL, decay_out.  Required: r w dy dstate_in.  Not for a shared state_in. */
 GT_FUNCTION gt_status gt_wkv6_segment_backward(const gt_wkv6_args *args, gt_stream stream);
@@ -461,11 +503,11 @@ GT_FUNCTION gt_status gt_wkv6_join_backward(const gt_wkv6_args *args, gt_stream 
  * and how they are aligned matters. */
 GT_FUNCTION gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *need);
 /* Which kernels a call with these arguments takes on the current device, and why not faster ones, as a text:
- * "forward: token_kernel (any-size kernels: rows of k are not aligned to 16 bytes); backward: ...".  Nothing is
- * launched or written but the text: at most bytes - 1 characters and a 0.  Of the pointers only whether they are NULL
- * and how they are aligned matters; a required one that is still NULL counts as aligned, and if all outputs of a
- * pass are NULL, as all of them.  step: where the arguments can be those of a step; segment and segment backward:
- * where decay_out is not NULL.  For people and logs: the words may change in any version. */
+ * "forward: token_kernel (any-size kernels: rows of k are not aligned to 16 bytes); backward: ...".  Launches nothing
+ * and writes the text alone: at most bytes - 1 characters and a 0.  The contents of the tensors do not matter.  A
+ * required pointer that is still NULL counts as aligned.  If all outputs of a pass are NULL, the text is for a pass
+ * that writes all of them.  It names step where a step can have these arguments, and both
+ * passes of a segment where decay_out is not NULL.  For people and logs: the words may change in any version. */
 GT_FUNCTION gt_status gt_wkv6_path(const gt_wkv6_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_wkv6_forward(const gt_wkv6_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv6_backward(const gt_wkv6_args *args);
@@ -483,21 +525,23 @@ GT_REF_FUNCTION gt_status gt_ref_wkv6_join_backward(const gt_wkv6_args *args);
  * Source: Dao and Gu 2024, "Transformers are SSMs", arXiv:2405.21060, section 6; softplus, limits,
  * gate and skip as in the Mamba-2 block.
  * Backward: gradients of all of it; at a clamp limit exactly reached the gradient passes.  dz needs y without its gate,
- * which is computed again; or, with reads_y and where kernels gain by it (compute capability 9.0, bf16), is y / silu(z).
+ * which is computed again; or, with reads_y and where kernels gain by it (compute capability 9.0, bf16), is y /
+ * silu(z).
  * dz is then rounded as y is, once more: 2.4e-3 of its norm instead of 1.7e-3.  Where z is 0, below -40 or next to 0
  * (2^-59), or y not finite, and dy is not 0, y without its gate is computed again: one by one, for few such numbers.
- * The kernels bound exp(Delta_t A), and in fp32 products of two tokens, to 2^128: a product that overflows then meets a 0
- * without giving NaN.  So for an infinite dt, and in fp32 for any infinity, they may give a finite number above 10^30
+ * The kernels bound exp(Delta_t A), and in fp32 products of two tokens, to 2^128: a product that overflows then meets a
+ * 0 without giving NaN.  So for an infinite dt, and in fp32 for any infinity, they may give a finite number above 10^30
  * where the twins give NaN or infinity.
  * The kernels take P and N up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
 typedef struct gt_ssd_args {
     int64_t B, T, H, P, N;
-    int64_t G;            /* groups that share Bm and Cm, divides H; 0 = 1 */
-    gt_dtype dtype;       /* x Bm Cm z y and their gradients */
-    gt_dtype dt_dtype;    /* dt ddt: 0 = dtype, or GT_F32 */
-    gt_dtype state_dtype; /* reserved, 0: states are fp32 */
-    int softplus;         /* 1: softplus(dt + dt_bias) */
-    int dt_limit;         /* 1: then clamp to [dt_min, dt_max] */
+    int64_t G;                /* groups that share Bm and Cm, divides H; 0 = 1 */
+    gt_dtype dtype;           /* x Bm Cm z y and their gradients */
+    gt_dtype dt_dtype;        /* dt ddt: 0 = dtype, or GT_F32 */
+    gt_dtype state_dtype;     /* state_out, in step: 0 = GT_F32, or any.  fp32 elsewhere */
+    gt_dtype parameter_dtype; /* Dskip dt_bias, in step: 0 = GT_F32, or any.  fp32 elsewhere */
+    int softplus;             /* 1: softplus(dt + dt_bias) */
+    int dt_limit;             /* 1: then clamp to [dt_min, dt_max] */
     float dt_min, dt_max;
     int Dskip_per_channel;   /* 1: Dskip and dDskip are [H,P] */
     int state_in_shared;     /* 1: state_in and dstate_in are [H,P,N] */
@@ -527,9 +571,12 @@ typedef struct gt_ssd_args {
     gt_stride dy_stride, dx_stride, ddt_stride, dBm_stride, dCm_stride, dz_stride;
     const int32_t *cu_seqlens, *seq_count; /* packed sequences, as in gt_wkv6_args */
     int64_t seq_capacity;
-    const int32_t *slots; /* step only, as in gt_wkv6_args */
+    const int32_t *slots; /* step and forward, as in gt_wkv6_args, and so are the next three */
     int64_t slot_capacity;
-    const int32_t *tokens, *commit; /* step only, as in gt_wkv6_args */
+    const int32_t *starts_zero;
+    int64_t state_out_stride;
+    const int32_t *tokens, *commit;                /* step only, as in gt_wkv6_args */
+    const int32_t *rounding_seed, *rounding_steps; /* step only, as in gt_wkv6_args */
     /* segment, segment_backward, join and join_backward only, as in gt_wkv6_args */
     float *decay_out;          /* out [B,H] */
     int64_t pieces;            /* R, 0 = 1 */
@@ -560,10 +607,11 @@ GT_FUNCTION gt_status gt_ssd_segment_backward(const gt_ssd_args *args, gt_stream
 /* As gt_wkv6_join and gt_wkv6_join_backward. */
 GT_FUNCTION gt_status gt_ssd_join(const gt_ssd_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_ssd_join_backward(const gt_ssd_args *args, gt_stream stream);
-/* The workspace of backward depends on the kernels that the call can take, and so on how tensors are aligned: one that
- * is still NULL counts as aligned, so a query with NULL for what is not aligned may answer less than the call needs.
- * It depends on z and dx, too: with z some kernels make dy silu(z) first, of the bytes of y, in the memory of dx, which
- * they write last; where dx is NULL, of few tokens, and in segment_backward, in workspace. */
+/* The workspace of backward depends on the kernels that the call can take, and so on how tensors are aligned.  A NULL
+ * pointer counts as aligned: set pointers that are not aligned before the query, or it may answer too little.  The
+ * workspace depends on z and dx, too.  With z some kernels first make dy silu(z), which has the bytes of y.  It lies in
+ * the memory of dx, which they write last.  It lies in workspace where dx is NULL, where tokens are few, and in
+ * segment_backward. */
 GT_FUNCTION gt_status gt_ssd_workspace(const gt_ssd_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_ssd_path(const gt_ssd_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_ssd_forward(const gt_ssd_args *args);
@@ -588,7 +636,8 @@ typedef struct gt_selective_scan_args {
     int64_t G;                /* groups that share Bm and Cm, divides D; 0 = 1 */
     gt_dtype dtype;           /* u Bm Cm z y and their gradients */
     gt_dtype dt_dtype;        /* dt ddt: 0 = dtype, or GT_F32 */
-    gt_dtype state_dtype;     /* reserved, 0: states are fp32 */
+    gt_dtype state_dtype;     /* state_out, in step: 0 = GT_F32, or any.  fp32 elsewhere */
+    gt_dtype parameter_dtype; /* Dskip dt_bias, in step: 0 = GT_F32, or any.  fp32 elsewhere */
     int softplus;             /* 1: softplus(dt + dt_bias) */
     int state_in_shared;      /* 1: state_in and dstate_in are [D,N] */
     int accumulate;           /* 1: dA dDskip ddt_bias, and dstate_in if shared, are added to */
@@ -616,7 +665,8 @@ typedef struct gt_selective_scan_args {
     int64_t seq_capacity;
     const int32_t *slots; /* step only, as in gt_wkv6_args */
     int64_t slot_capacity;
-    const int32_t *tokens, *commit; /* step only, as in gt_wkv6_args */
+    const int32_t *tokens, *commit;                /* step only, as in gt_wkv6_args */
+    const int32_t *rounding_seed, *rounding_steps; /* step only, as in gt_wkv6_args */
     void *saved;
     size_t saved_bytes;
     void *workspace;
@@ -644,8 +694,9 @@ typedef struct gt_conv1d_args {
     int64_t B, T, D;
     int64_t W;                /* 2, 3 or 4 */
     gt_dtype dtype;           /* x y dy dx */
-    gt_dtype weight_dtype;    /* reserved, 0: weight, bias and their gradients are fp32 */
-    gt_dtype state_dtype;     /* reserved, 0: states are fp32 */
+    gt_dtype weight_dtype;    /* weight bias, in step: 0 = GT_F32, or any.  fp32 elsewhere, as their gradients */
+    gt_dtype state_dtype;     /* state_out, in step: 0 = GT_F32, or any.  fp32 elsewhere */
+    int64_t state_columns;    /* S, step only: inputs that a state holds, at least W-1; 0 = W-1 */
     gt_activation activation; /* applied to the sum */
     int state_in_shared;      /* 1: state_in and dstate_in are [D,W-1] */
     int accumulate;           /* 1: dweight dbias, and dstate_in if shared, are added to */
@@ -654,7 +705,7 @@ typedef struct gt_conv1d_args {
     const float *bias;        /* in  [D], NULL = 0 */
     const float *state_in;    /* in  [B,D,W-1], NULL = 0 */
     void *y;                  /* out [B,T,D]         forward, step */
-    float *state_out;         /* out [B,D,W-1]       forward, step; may equal state_in if not shared */
+    float *state_out;         /* out [B,D,W-1]       forward, may equal state_in if not shared; step [B,D,S] */
     const void *dy;           /* in  [B,T,D]         backward */
     const float *dstate_out;  /* in  [B,D,W-1], NULL = 0 */
     void *dx;                 /* out [B,T,D] */
@@ -666,9 +717,14 @@ typedef struct gt_conv1d_args {
     const int32_t *cu_seqlens, *seq_count; /* packed sequences, as in gt_wkv6_args; each gives the bits of y, dx
                                               and states that it has alone */
     int64_t seq_capacity;
-    const int32_t *slots; /* step only, as in gt_wkv6_args */
+    const int32_t *slots; /* step and forward, as in gt_wkv6_args, and so are the next two */
     int64_t slot_capacity;
+    const int32_t *starts_zero;
     const int32_t *tokens, *commit; /* step only, as in gt_wkv6_args */
+    gt_stride state_out_stride;     /* step, and forward with slots: .b to the next row, .t channel, .h column of
+                                       state_out, and of state_in; 0 = packed */
+    const int32_t *places;          /* step only, in [B]: a state is a ring, whose next input goes to column places[b]
+                                   modulo S.  NULL: the columns are in order, the newest input last */
     void *workspace;
     size_t workspace_bytes;
 } gt_conv1d_args;
@@ -794,20 +850,59 @@ GT_FUNCTION gt_status gt_norm_gate_path(const gt_norm_gate_args *args, char *tex
 GT_REF_FUNCTION gt_status gt_ref_norm_gate_forward(const gt_norm_gate_args *args);
 GT_REF_FUNCTION gt_status gt_ref_norm_gate_backward(const gt_norm_gate_args *args);
 
+/* ---- add_norm: the residual stream of a layer, and its norm -------------------------------------------
+ * Per row: sum = x + residual, y = norm(sum) . gamma + beta, norm as in rmsnorm_linear.  The norm reads the sum before
+ * it is rounded to sum_dtype.  Backward: dx = dresidual = dsum + the norm's gradient of dy.  It reads x and residual
+ * or, with reads_sum, the sum that forward wrote, which is half of their bytes.
+ * Sources: Zhang and Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450. */
+typedef struct gt_add_norm_args {
+    int64_t M, D;
+    gt_dtype dtype;        /* x y dy dx */
+    gt_dtype sum_dtype;    /* residual sum dsum dresidual: dtype (0) or GT_F32 */
+    gt_norm norm;          /* GT_NORM_RMS or GT_NORM_LAYER */
+    float eps;             /* 0 = 1e-5 */
+    int accumulate;        /* 1: dgamma dbeta are added to */
+    int reads_sum;         /* 1: backward reads sum if it is not NULL, and only checks x and residual */
+    const void *x;         /* in  [M,D] */
+    const void *residual;  /* in  [M,D], NULL = 0 */
+    const float *gamma;    /* in  [D], NULL = 1 */
+    const float *beta;     /* in  [D], NULL = 0         forward */
+    void *sum;             /* out [M,D] forward, may be residual; in backward with reads_sum */
+    void *y;               /* out [M,D]                 forward */
+    const void *dy;        /* in  [M,D]                 backward */
+    const void *dsum;      /* in  [M,D], NULL = 0 */
+    void *dx;              /* out [M,D] */
+    void *dresidual;       /* out [M,D], may be dsum */
+    float *dgamma, *dbeta; /* out [D], accumulate */
+    int64_t x_stride, residual_stride, sum_stride, y_stride; /* elements from row to row, 0 = packed */
+    int64_t dy_stride, dsum_stride, dx_stride, dresidual_stride;
+    void *workspace;
+    size_t workspace_bytes;
+} gt_add_norm_args;
+
+/* Writes sum and y.  Required: x sum y.  No workspace. */
+GT_FUNCTION gt_status gt_add_norm_forward(const gt_add_norm_args *args, gt_stream stream);
+/* Writes the gradients that are not NULL.  Required: x dy.  Results repeat bit for bit. */
+GT_FUNCTION gt_status gt_add_norm_backward(const gt_add_norm_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_add_norm_workspace(const gt_add_norm_args *args, gt_workspace *need);
+GT_FUNCTION gt_status gt_add_norm_path(const gt_add_norm_args *args, char *text, size_t bytes);
+GT_REF_FUNCTION gt_status gt_ref_add_norm_forward(const gt_add_norm_args *args);
+GT_REF_FUNCTION gt_status gt_ref_add_norm_backward(const gt_add_norm_args *args);
+
 /* ---- wkv_ssm: wkv6 and ssd of one hybrid block ----------------------------------------------------------
  * The two recurrences of a block that runs both branches on the same tokens (Hymba, Dong et al. 2024,
- * arXiv:2411.13676, section 2.1; their outputs stay apart, since models mix them after projections of
- * their own).  The results are those of gt_wkv6_... and gt_ssd_..., bit for bit, with the same `segments`.
+ * arXiv:2411.13676, section 2.1; their outputs stay apart, since models mix them after projections of their own).  The
+ * results have the bits of gt_wkv6_... and gt_ssd_... with the same `segments`.
  *
- * Fill wkv6 and ssd as for these.  What both share stands once, in this struct, and the fields of the same
- * name in wkv6 and ssd stay 0: B, T, dtype, state_in_shared, accumulate, segments, cu_seqlens, seq_count,
- * seq_capacity, slots, slot_capacity, tokens, commit, saved, workspace and their bytes.  Fields of pieces stay 0, too.
+ * Fill wkv6 and ssd as for these calls.  Fields that both share stand once, in this struct, and stay 0 in wkv6 and ssd:
+ * B, T, dtype, state_in_shared, accumulate, segments, cu_seqlens, seq_count, seq_capacity, slots, slot_capacity,
+ * tokens, commit, saved, workspace and their bytes.  Fields of pieces stay 0, too.
  *
- * What it is for: both are checked before either is launched, with one query, one workspace and one
- * saved.  The kernels of both are one chain on the one stream given, stage by stage; one that can wait for the
- * kernel before it is launched ahead of that one's end, and backward's sums over rows are one launch where they are
- * four or fewer.  But for these sums no kernel has blocks of both operators.  Whatever either takes is taken.
- * A step is two launches, and the kernels of both branches run side by side. */
+ * The gain: one query, one workspace and one saved, and both operators are checked before either is launched.  The
+ * kernels of both form one chain on the given stream, stage by stage.  A kernel that can wait for the kernel before it
+ * starts ahead of that kernel's end.  Backward's sums over rows are one launch where they are four or fewer.  No other
+ * kernel has blocks of both operators.  Each takes the arguments that it takes alone.  A step is two launches, and the
+ * kernels of both branches run side by side. */
 typedef struct gt_wkv_ssm_args {
     int64_t B, T;                          /* of both, and so all that follows but the two structs */
     gt_dtype dtype;                        /* wkv6.w_dtype and ssd.dt_dtype may differ */
@@ -832,27 +927,28 @@ GT_FUNCTION gt_status gt_wkv_ssm_forward(const gt_wkv_ssm_args *args, gt_stream 
 /* Writes the gradients that are not NULL.  Required: wkv6: r k v w dy; ssd: x dt A Bm Cm dy. */
 GT_FUNCTION gt_status gt_wkv_ssm_backward(const gt_wkv_ssm_args *args, gt_stream stream);
 /* 1 to 16 new tokens per batch element, as gt_wkv6_step and gt_ssd_step: writes both y and updates both state_out in
- * place.  Bits are those of the two calls.  No workspace.  Required: wkv6: r k v w y state_out; ssd: x dt A Bm Cm y
- * state_out. */
+ * place.  The results have the bits of the two calls.  No workspace.  Required: wkv6: r k v w y state_out; ssd: x dt A
+ * Bm Cm y state_out. */
 GT_FUNCTION gt_status gt_wkv_ssm_step(const gt_wkv_ssm_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_wkv_ssm_workspace(const gt_wkv_ssm_args *args, gt_workspace *need);
-/* "forward: wkv6 ..., ssd ...; backward: wkv6 ..., ssd ...", as in calls of their own.  If the arguments can be those of
- * a step, "; step: ssd ..., wkv6 ..." follows. */
+/* Writes "forward: wkv6 ..., ssd ...; backward: wkv6 ..., ssd ...", as for the two calls.  If a step can have these
+ * arguments, "; step: ssd ..., wkv6 ..." follows. */
 GT_FUNCTION gt_status gt_wkv_ssm_path(const gt_wkv_ssm_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_forward(const gt_wkv_ssm_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_backward(const gt_wkv_ssm_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_step(const gt_wkv_ssm_args *args);
 
 /* ---- conv_ssd: convolution, SiLU, then ssd ------------------------------------------------------------
- * What a Mamba-2 block does between its projections.  xBC holds, in every row, x [H,P], Bm [G,N] and Cm [G,N] one after
- * another, as the in-projection leaves them: D = H P + 2 G N channels.  With conv1d and ssd as above:
+ * The part of a Mamba-2 block between its projections.  Each row of xBC holds x [H,P], Bm [G,N] and Cm [G,N], as the
+ * in-projection leaves them: D = H P + 2 G N channels.  With conv1d and ssd as above:
  *     c = conv1d(xBC; weight, bias, conv_state_in) with SiLU, rounded to dtype      x, Bm, Cm = the slices of c
  *     y = ssd(x, Bm, Cm, dt, z; A, Dskip, dt_bias, state_in)
- * Results are those of the two calls, bit for bit with `segments` fixed; the gradient of c is rounded to dtype, too.
- * Neither forward nor backward leaves c behind: backward makes it again in its workspace, and `saved` does not hold it.
- * So the memory of c and of its gradient is that of one call, not of every layer of a model.  On compute capability 9.0
- * forward of bf16 with P a multiple of 64 and N of 16 from 32 on makes no c: x is convolved on its way to the recurrence,
- * unless a group has a single head of 64, a sequence is cut into segments, or xBC or z is not aligned to 16 bytes.
+ * With `segments` fixed the results have the bits of the two calls; the gradient of c is rounded to dtype, too.
+ * Neither forward nor backward keeps c: `saved` does not hold it, and backward makes it again in its workspace.  So a
+ * model needs the memory of c and of its gradient once, and not in every layer.  On compute capability 9.0 forward in
+ * bf16 makes no c where P is a multiple of 64 and N a multiple of 16, at least 32.  There x is convolved on its way to
+ * the recurrence.  Exceptions are a group with a single head of 64, a sequence cut into segments, and xBC or z that is
+ * not aligned to 16 bytes.
  * A step makes no c in memory: two launches convolve, advance both states in place and write y.
  * Sources: arXiv:2312.00752, figure 3; Dao and Gu 2024, arXiv:2405.21060, section 6, figure 6 (the sequential block).
  * The kernels take P and N up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
@@ -867,7 +963,7 @@ typedef struct gt_conv_ssd_args {
     int dt_limit;         /* 1: then clamp to [dt_min, dt_max] */
     float dt_min, dt_max;
     int Dskip_per_channel;      /* 1: Dskip and dDskip are [H,P] */
-    int state_in_shared;        /* 1: state_in, conv_state_in and their gradients are those of one batch element */
+    int state_in_shared;        /* 1: state_in, conv_state_in and their gradients are of one batch element, for all */
     int accumulate;             /* 1: dweight dbias dA dDskip ddt_bias, and gradients of shared states, are added to */
     int reads_y;                /* as in gt_ssd_args */
     int64_t segments;           /* of ssd; 0 = automatic */
@@ -900,9 +996,11 @@ typedef struct gt_conv_ssd_args {
     gt_stride dy_stride, dxBC_stride, ddt_stride, dz_stride;
     const int32_t *cu_seqlens, *seq_count; /* packed sequences, as in gt_wkv6_args */
     int64_t seq_capacity;
-    const int32_t *slots; /* step only, as in gt_wkv6_args: one row for both states */
+    const int32_t *slots; /* step and forward, as in gt_wkv6_args: one row for both states */
     int64_t slot_capacity;
-    const int32_t *tokens, *commit; /* step only, as in gt_wkv6_args */
+    const int32_t *starts_zero;                      /* as in gt_wkv6_args, for both states */
+    int64_t conv_state_out_stride, state_out_stride; /* as in gt_wkv6_args */
+    const int32_t *tokens, *commit;                  /* step only, as in gt_wkv6_args */
     void *saved;
     size_t saved_bytes;
     void *workspace;
@@ -915,17 +1013,103 @@ GT_FUNCTION gt_status gt_conv_ssd_forward(const gt_conv_ssd_args *args, gt_strea
  * needs z. */
 GT_FUNCTION gt_status gt_conv_ssd_backward(const gt_conv_ssd_args *args, gt_stream stream);
 /* 1 to 16 new tokens per batch element, for decoding.  conv_state_out and state_out are read and updated in place
- * (conv_state_in and state_in: NULL or the same pointers).  Bits are those of gt_conv1d_step with SiLU, then
+ * (conv_state_in and state_in: NULL or the same pointers).  The results have the bits of gt_conv1d_step with SiLU, then
  * gt_ssd_step on the slices of its output.  No workspace.  Not for packed sequences.
  * Required: xBC dt weight A y conv_state_out state_out. */
 GT_FUNCTION gt_status gt_conv_ssd_step(const gt_conv_ssd_args *args, gt_stream stream);
-/* Forward needs the bytes of c, or, of calls that kernels for compute capability 9.0 take (gt_conv_ssd_path names
- * conv_ssd forward_kernel), those of B and C alone: it depends on how tensors are aligned, as in gt_ssd_workspace. */
+/* Forward needs the bytes of c.  It needs the bytes of B and C alone where gt_conv_ssd_path names conv_ssd
+ * forward_kernel, for compute capability 9.0.  That depends on how tensors are aligned, as in gt_ssd_workspace. */
 GT_FUNCTION gt_status gt_conv_ssd_workspace(const gt_conv_ssd_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_conv_ssd_path(const gt_conv_ssd_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_conv_ssd_forward(const gt_conv_ssd_args *args);
 GT_REF_FUNCTION gt_status gt_ref_conv_ssd_backward(const gt_conv_ssd_args *args);
 GT_REF_FUNCTION gt_status gt_ref_conv_ssd_step(const gt_conv_ssd_args *args);
+
+/* ---- wkv4: RWKV-4 time mixing --------------------------------------------------------------------------
+ * Per batch element and channel, with the log decay g = -exp(w) (raw, as RWKV-4 trains it) or g = w (log: what RWKV-4's
+ * own kernel is given), each y is a weighted mean of the values so far:
+ *     y_t = (A_{t-1} + exp(u + k_t) v_t) / (B_{t-1} + exp(u + k_t))
+ *     A_t = exp(g) A_{t-1} + exp(k_t) v_t        B_t = exp(g) B_{t-1} + exp(k_t)
+ * Source: Peng et al. 2023, "RWKV", arXiv:2305.13048, section 3.2 and appendix D.
+ * A and B are kept as a exp(p) and b exp(p), so that no exponential overflows, whatever finite keys there are.  A key
+ * of minus infinity has no weight; y is 0 where nothing has.  u and g beyond +-1e30 count as +-1e30; g above 0 is
+ * growth.
+ * States are three rows of D numbers, a, b and p, as RWKV-4 has them.  Any with b >= 0 may be given: b = 0 is no token
+ * yet, as in a state of zeros.  state_out has b = 1: a is the mean of the values, p the log of the sum of their weights
+ * (all 0 where nothing has weight).  So it is a smooth function of the inputs; the gradient of its b is not read.
+ * p of state_out is rounded to fp32: to 2^-24 of itself, so that keys of 60000 leave weights that are 0.2 % off in the
+ * steps and calls that follow.  Inside of a call nothing of the kind is lost.
+ * dstate_in: with dA = dL/dA and dB = dL/dB of the first state,
+ *     da = exp(p) dA      db = exp(p) dB      dp = a da + b db
+ * No tokens: the state is copied, and so is its gradient. */
+typedef struct gt_wkv4_args {
+    int64_t B, T, D;
+    gt_dtype dtype;          /* k v y and their gradients */
+    gt_dtype state_dtype;    /* reserved, 0: states are fp32 */
+    gt_decay decay;          /* what w holds */
+    int state_in_shared;     /* 1: state_in and dstate_in are [3,D], one for the whole batch */
+    int accumulate;          /* 1: dw du, and dstate_in if shared, are added to */
+    int64_t segments;        /* 0 = automatic */
+    const void *k, *v;       /* in  [B,T,D] */
+    const float *w;          /* in  [D] */
+    const float *u;          /* in  [D], NULL = 0 */
+    const float *state_in;   /* in  [B,3,D], NULL = 0 */
+    void *y;                 /* out [B,T,D]          forward, step */
+    float *state_out;        /* out [B,3,D]          forward, step; may equal state_in if not shared */
+    const void *dy;          /* in  [B,T,D]          backward */
+    const float *dstate_out; /* in  [B,3,D], NULL = 0 */
+    void *dk, *dv;           /* out [B,T,D] */
+    float *dw, *du;          /* out [D], accumulate; dw is dL/dw of w as given */
+    float *dstate_in;        /* out [B,3,D], may equal dstate_out if not shared; shared: [3,D], summed over the batch,
+                                accumulates */
+    gt_stride k_stride, v_stride, y_stride, dy_stride, dk_stride, dv_stride;
+    const int32_t *cu_seqlens, *seq_count; /* packed sequences, as in gt_wkv6_args */
+    int64_t seq_capacity;
+    const int32_t *slots; /* step only, as in gt_wkv6_args */
+    int64_t slot_capacity;
+    const int32_t *tokens, *commit; /* step only, as in gt_wkv6_args */
+    void *saved;
+    size_t saved_bytes;
+    void *workspace;
+    size_t workspace_bytes;
+} gt_wkv4_args;
+
+/* Writes y and, unless NULL, state_out (and saved).  Required: k v w y. */
+GT_FUNCTION gt_status gt_wkv4_forward(const gt_wkv4_args *args, gt_stream stream);
+/* Writes the gradients that are not NULL.  Required: k v w dy; u and state_in as given to forward. */
+GT_FUNCTION gt_status gt_wkv4_backward(const gt_wkv4_args *args, gt_stream stream);
+/* 1 to 16 new tokens; state_out is updated in place, as gt_wkv6_step. */
+GT_FUNCTION gt_status gt_wkv4_step(const gt_wkv4_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_wkv4_workspace(const gt_wkv4_args *args, gt_workspace *need);
+GT_FUNCTION gt_status gt_wkv4_path(const gt_wkv4_args *args, char *text, size_t bytes);
+GT_REF_FUNCTION gt_status gt_ref_wkv4_forward(const gt_wkv4_args *args);
+GT_REF_FUNCTION gt_status gt_ref_wkv4_backward(const gt_wkv4_args *args);
+GT_REF_FUNCTION gt_status gt_ref_wkv4_step(const gt_wkv4_args *args);
+
+/* ---- handlers for XLA --------------------------------------------------------------------------------------
+ * gt_OP_forward, gt_OP_backward and gt_OP_step of all operators but add_norm, as handlers of XLA's foreign function
+ * interface, for JAX and other hosts of XLA: docs/xla.md says how a host calls them.  They need no file of XLA.  One
+ * file of the program defines GT_XLA_IMPLEMENTATION before it includes this header.  Handlers for the host need the
+ * twins, reference/gt_*.c. */
+typedef void *(*gt_xla_function)(void *frame); /* an XLA_FFI_Handler */
+typedef struct gt_xla_handler {
+    const char *name;     /* "gt_xla_ssd_forward", the same on both platforms */
+    const char *platform; /* "Host": the twin; "CUDA": the kernels, on the stream of the call */
+    gt_xla_function call;
+} gt_xla_handler;
+
+/* Where GT_API is static, only the file that has the handlers can call these. */
+#ifdef GT_XLA_IMPLEMENTATION
+#define GT_XLA_FUNCTION GT_FUNCTION
+#else
+#define GT_XLA_FUNCTION extern
+#endif
+
+/* All handlers; the list ends with name NULL. */
+GT_XLA_FUNCTION const gt_xla_handler *gt_xla_handlers(void);
+/* Registers all handlers with a host of XLA.  api: its const XLA_FFI_Api *, version 0.1 or later.  Fails with
+ * GT_ERROR_NULL, or GT_ERROR_UNSUPPORTED and the host's own text. */
+GT_XLA_FUNCTION gt_status gt_xla_register(const void *api);
 
 /* ---- host conversions --------------------------------------------------------------------------- */
 
@@ -1008,6 +1192,7 @@ static inline float gt_f16_to_f32(uint16_t bits) {
 #define GT_WKV6_IMPLEMENTATION
 #define GT_SSM_IMPLEMENTATION
 #define GT_CONV1D_IMPLEMENTATION
+#define GT_WKV4_IMPLEMENTATION
 #define GT_FUSED_IMPLEMENTATION
 #endif
 #ifdef GT_CORE_IMPLEMENTATION
@@ -1022,10 +1207,16 @@ static inline float gt_f16_to_f32(uint16_t bits) {
 #ifdef GT_CONV1D_IMPLEMENTATION
 #include "gt_conv1d.cuh"
 #endif
+#ifdef GT_WKV4_IMPLEMENTATION
+#include "gt_wkv4.cuh"
+#endif
 #ifdef GT_FUSED_IMPLEMENTATION
 #include "gt/fused/conv_ssd_calls.cuh"
 #include "gt/fused/wkv_ssm_calls.cuh"
 #include "gt_fused.cuh"
+#endif
+#ifdef GT_XLA_IMPLEMENTATION
+#include "gt/xla/handlers.h"
 #endif
 #ifdef GT_QUIET
 #undef GT_QUIET

@@ -144,88 +144,18 @@ GT_API gt_status gt_selective_scan_path(const gt_selective_scan_args* args, char
 
 /* ---- stubs: this file was compiled without nvcc --------------------------------------------------- */
 
+#include "gt/base/stubs.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-GT_API gt_status gt_ssd_forward(const gt_ssd_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_ssd(), GT_FORWARD);
-}
-GT_API gt_status gt_ssd_backward(const gt_ssd_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_ssd(), GT_BACKWARD);
-}
-GT_API gt_status gt_ssd_step(const gt_ssd_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_ssd(), GT_STEP);
-}
-GT_API gt_status gt_ssd_segment(const gt_ssd_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_ssd(), GT_SEGMENT);
-}
-GT_API gt_status gt_ssd_segment_backward(const gt_ssd_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_ssd(), GT_SEGMENT_BACKWARD);
-}
-GT_API gt_status gt_ssd_join(const gt_ssd_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_ssd(), GT_JOIN);
-}
-GT_API gt_status gt_ssd_join_backward(const gt_ssd_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_ssd(), GT_JOIN_BACKWARD);
-}
-GT_API gt_status gt_ssd_workspace(const gt_ssd_args *args, gt_workspace *need) {
-    (void)args;
-    gt_no_answer(need);
-    return gt_no_cuda(gt_op_ssd(), GT_QUERY);
-}
+GT_STUBS(ssd)
+GT_STUB(ssd, step, GT_STEP)
+GT_STUBS_IN_PARTS(ssd)
 
-GT_API gt_status gt_selective_scan_forward(const gt_selective_scan_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_selective_scan(), GT_FORWARD);
-}
-GT_API gt_status gt_selective_scan_backward(const gt_selective_scan_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_selective_scan(), GT_BACKWARD);
-}
-GT_API gt_status gt_selective_scan_step(const gt_selective_scan_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_selective_scan(), GT_STEP);
-}
-GT_API gt_status gt_selective_scan_workspace(const gt_selective_scan_args *args, gt_workspace *need) {
-    (void)args;
-    gt_no_answer(need);
-    return gt_no_cuda(gt_op_selective_scan(), GT_QUERY);
-}
-GT_API gt_status gt_ssd_path(const gt_ssd_args *args, char *text, size_t bytes) {
-    (void)args;
-    gt_no_text(text, bytes);
-    return gt_no_cuda(gt_op_ssd(), GT_PATH);
-}
-GT_API gt_status gt_ssd_plan(gt_pass pass, int is_query, const gt_ssd_args *args, void *plan) {
-    (void)is_query, (void)args, (void)plan;
-    return gt_no_cuda(gt_op_ssd(), pass);
-}
-GT_API gt_status gt_ssd_run(const void *plan, int stage, void *chain) {
-    (void)plan, (void)stage, (void)chain;
-    return gt_no_cuda(gt_op_ssd(), GT_FORWARD);
-}
-GT_API gt_status gt_ssd_step_in(const gt_ssd_args *args, void *chain) {
-    (void)args, (void)chain;
-    return gt_no_cuda(gt_op_ssd(), GT_STEP);
-}
-GT_API gt_status gt_ssd_pass_path(gt_pass pass, const gt_ssd_args *args, char *text, size_t bytes) {
-    (void)args;
-    gt_no_text(text, bytes);
-    return gt_no_cuda(gt_op_ssd(), pass);
-}
-GT_API gt_status gt_selective_scan_path(const gt_selective_scan_args *args, char *text, size_t bytes) {
-    (void)args;
-    gt_no_text(text, bytes);
-    return gt_no_cuda(gt_op_selective_scan(), GT_PATH);
-}
+GT_STUBS(selective_scan)
+GT_STUB(selective_scan, step, GT_STEP)
 
 #ifdef __cplusplus
 }

@@ -117,65 +117,15 @@ GT_API gt_status gt_wkv6_pass_path(gt_pass pass, const gt_wkv6_args* args, char*
 
 /* ---- stubs: this file was compiled without nvcc --------------------------------------------------- */
 
+#include "gt/base/stubs.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-GT_API gt_status gt_wkv6_forward(const gt_wkv6_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_wkv6(), GT_FORWARD);
-}
-GT_API gt_status gt_wkv6_backward(const gt_wkv6_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_wkv6(), GT_BACKWARD);
-}
-GT_API gt_status gt_wkv6_step(const gt_wkv6_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_wkv6(), GT_STEP);
-}
-GT_API gt_status gt_wkv6_segment(const gt_wkv6_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_wkv6(), GT_SEGMENT);
-}
-GT_API gt_status gt_wkv6_segment_backward(const gt_wkv6_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_wkv6(), GT_SEGMENT_BACKWARD);
-}
-GT_API gt_status gt_wkv6_join(const gt_wkv6_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_wkv6(), GT_JOIN);
-}
-GT_API gt_status gt_wkv6_join_backward(const gt_wkv6_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_wkv6(), GT_JOIN_BACKWARD);
-}
-GT_API gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *need) {
-    (void)args;
-    gt_no_answer(need);
-    return gt_no_cuda(gt_op_wkv6(), GT_QUERY);
-}
-GT_API gt_status gt_wkv6_path(const gt_wkv6_args *args, char *text, size_t bytes) {
-    (void)args;
-    gt_no_text(text, bytes);
-    return gt_no_cuda(gt_op_wkv6(), GT_PATH);
-}
-GT_API gt_status gt_wkv6_plan(gt_pass pass, int is_query, const gt_wkv6_args *args, void *plan) {
-    (void)is_query, (void)args, (void)plan;
-    return gt_no_cuda(gt_op_wkv6(), pass);
-}
-GT_API gt_status gt_wkv6_run(const void *plan, int stage, void *chain) {
-    (void)plan, (void)stage, (void)chain;
-    return gt_no_cuda(gt_op_wkv6(), GT_FORWARD);
-}
-GT_API gt_status gt_wkv6_step_in(const gt_wkv6_args *args, void *chain) {
-    (void)args, (void)chain;
-    return gt_no_cuda(gt_op_wkv6(), GT_STEP);
-}
-GT_API gt_status gt_wkv6_pass_path(gt_pass pass, const gt_wkv6_args *args, char *text, size_t bytes) {
-    (void)args;
-    gt_no_text(text, bytes);
-    return gt_no_cuda(gt_op_wkv6(), pass);
-}
+GT_STUBS(wkv6)
+GT_STUB(wkv6, step, GT_STEP)
+GT_STUBS_IN_PARTS(wkv6)
 
 #ifdef __cplusplus
 }

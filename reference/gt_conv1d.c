@@ -7,14 +7,14 @@
  *
  *     de_{t+j} += weight[j] q_t     dweight[j] += e_{t+j} q_t     dbias += q_t
  *
- * Gu and Dao 2023, arXiv:2312.00752.  Work is split over channels; inside one the sequences, those of a
- * batch or packed ones, are taken in order, so sums over them have one fixed order. */
+ * Gu and Dao 2023, arXiv:2312.00752.  Work is split over channels.  A channel takes its sequences (batch elements or
+ * packed ones) in order, so sums over them have one fixed order. */
 #include "gt_ref.h"
 
 /* ---- one channel ----------------------------------------------------------------------------- */
 
 /* A sequence of a channel is taken in chunks of tokens, so that the loops over the tokens of a chunk
- * run over arrays.  e holds the J = W-1 elements before the chunk, then those of the chunk. */
+ * run over arrays.  e holds the J = W-1 elements before the chunk, then the chunk's own. */
 enum { CONV1D_MAX_W = 4, CONV1D_CHUNK = 64, CONV1D_E = CONV1D_CHUNK + CONV1D_MAX_W - 1 };
 
 static int64_t conv1d_chunk(const ref_sequence *s, int64_t first) {
@@ -40,14 +40,14 @@ typedef struct conv1d_channel {
     real weight[CONV1D_MAX_W], bias;
 } conv1d_channel;
 
-/* Their gradients: sums over batch and time, in double, for there is no limit to their length. */
+/* Their gradients: sums over batch and time, in double, since their length has no limit. */
 typedef struct conv1d_sums {
     double weight[CONV1D_MAX_W], bias;
 } conv1d_sums;
 
 static conv1d_channel conv1d_load_channel(const gt_conv1d_args *a, int64_t d) {
-    conv1d_channel c = {.d = d, .bias = ref_param(a->bias, d, 0)};
-    for (int j = 0; j < a->W; j++) c.weight[j] = ref_param(a->weight, d * a->W + j, 0);
+    conv1d_channel c = {.d = d, .bias = ref_parameter(a->bias, a->weight_dtype, d)};
+    for (int j = 0; j < a->W; j++) c.weight[j] = ref_parameter(a->weight, a->weight_dtype, d * a->W + j);
     return c;
 }
 
@@ -61,7 +61,44 @@ static void conv1d_sum(const gt_conv1d_args *a, const conv1d_channel *c, const r
 
 /* ---- forward and step ------------------------------------------------------------------------ */
 
-/* One sequence of one channel.  `state` goes from the inputs before the first to those before s->commit. */
+/* The state of a channel in the memory of a step: S inputs, in order, or in a ring. */
+typedef struct conv1d_columns {
+    int64_t first, step, S; /* elements: of column 0, from column to column; columns */
+    int64_t place;          /* column of the next input; S: the columns are in order */
+} conv1d_columns;
+
+static conv1d_columns conv1d_columns_of(const gt_conv1d_args *a, int64_t row, int64_t b, int64_t d) {
+    const gt_stride s = a->state_out_stride;
+    conv1d_columns c = {row * s.b + d * s.t, s.h, a->state_columns, a->state_columns};
+    if (a->places) c.place = ((int64_t)a->places[b] % c.S + c.S) % c.S;
+    return c;
+}
+
+static real conv1d_column(const gt_conv1d_args *a, const conv1d_columns *c, int64_t column) {
+    return ref_load(a->state_out, a->state_dtype, c->first + column * c->step);
+}
+
+/* The last W - 1 inputs. */
+static void conv1d_load_columns(const gt_conv1d_args *a, const conv1d_columns *c, real *state) {
+    for (int64_t j = 0; j < a->W - 1; j++) {
+        const int64_t column = c->place - (a->W - 1) + j;
+        state[j] = conv1d_column(a, c, column < 0 ? column + c->S : column);
+    }
+}
+
+/* Commits tokens of a step: kept inputs move to the front, or, in a ring, stay. */
+static void conv1d_store_columns(const gt_conv1d_args *a, const conv1d_columns *c, const ref_sequence *s, int64_t d) {
+    const int64_t n = s->commit - s->first, lost = n > c->S ? n - c->S : 0;
+    for (int64_t j = 0; c->place == c->S && n > 0 && j + n < c->S; j++)
+        ref_store(a->state_out, a->state_dtype, c->first + j * c->step, conv1d_column(a, c, j + n));
+    for (int64_t i = lost; i < n; i++) {
+        const int64_t column = c->place == c->S ? c->S - n + i : (c->place + i) % c->S;
+        ref_store(a->state_out, a->state_dtype, c->first + column * c->step,
+                  ref_load(a->x, a->dtype, ref_at(a->x_stride, s->b, s->first + i, d)));
+    }
+}
+
+/* One sequence of one channel.  `state` has the inputs before the first token, and gets the inputs before s->commit. */
 static void conv1d_sequence(const gt_conv1d_args *a, const ref_sequence *s, const conv1d_channel *c, real *state) {
     int64_t J = a->W - 1;
     real e[CONV1D_E], y[CONV1D_CHUNK];
@@ -83,14 +120,41 @@ static gt_status conv1d_sequences(const gt_conv1d_args *a, ref_sequences *q) {
     return ref_find_sequences(a->B, a->T, a->cu_seqlens, a->seq_count, a->seq_capacity, q);
 }
 
-/* Of all channels; `a` is prepared. */
+/* The inputs before a sequence of forward, oldest first. */
+static void conv1d_start(const gt_conv1d_args *a, const ref_sequence *s, int64_t d, real *state) {
+    const gt_stride at = a->state_out_stride;
+    const float *const from = s->starts_zero ? NULL : a->state_in;
+    const int64_t first = (a->state_in_shared ? 0 : s->row) * at.b + d * at.t;
+    for (int64_t j = 0; j < a->W - 1; j++) state[j] = ref_param(from, first + j * at.h, 0);
+}
+
+/* The last inputs, if wanted. */
+static void conv1d_end(const gt_conv1d_args *a, const ref_sequence *s, int64_t d, const real *state) {
+    const gt_stride at = a->state_out_stride;
+    for (int64_t j = 0; a->state_out && j < a->W - 1; j++)
+        ((real *)a->state_out)[s->row * at.b + d * at.t + j * at.h] = state[j];
+}
+
+/* Forward without tokens. */
+static void conv1d_pass_states(const gt_conv1d_args *a, const ref_sequences *all) {
+    for (int64_t i = 0; a->state_out && i < all->count; i++) {
+        const ref_sequence s = ref_sequence_at(all, i);
+        for (int64_t d = 0; s.row >= 0 && d < a->D; d++) {
+            real state[CONV1D_MAX_W];
+            conv1d_start(a, &s, d, state);
+            conv1d_end(a, &s, d, state);
+        }
+    }
+}
+
+/* Runs all channels; `a` is prepared. */
 static gt_status conv1d_run(const gt_conv1d_args *a, int step) {
-    int64_t J = a->W - 1;
     ref_sequences all;
     gt_status status = conv1d_sequences(a, &all);
     if (status != GT_OK) return status;
+    ref_use_pool(&all, a->slots, a->starts_zero, a->slot_capacity);
     if (a->B == 0 || a->T == 0) {
-        if (!step) ref_pass_states(a->state_out, a->state_in, a->state_in_shared, all.count, a->D * J);
+        if (!step) conv1d_pass_states(a, &all);
         return GT_OK;
     }
     GT_PARALLEL_FOR
@@ -99,13 +163,19 @@ static gt_status conv1d_run(const gt_conv1d_args *a, int step) {
         for (int64_t i = 0; i < all.count; i++) {
             const ref_sequence s = step ? ref_step_element(i, a->T, a->slots, a->slot_capacity, a->tokens, a->commit)
                                         : ref_sequence_at(&all, i);
-            const int64_t row_in = a->state_in_shared ? 0 : s.row;
             real state[CONV1D_MAX_W];
-            if (step) ref_clear(s.b, s.last, a->T, d, a->y, a->dtype, a->y_stride, 1);
+            ref_clear(s.b, ref_first_cleared(&s), step ? a->T : s.last, d, a->y, a->dtype, a->y_stride, 1);
             if (s.row < 0) continue;
-            ref_copy_state(state, step ? a->state_out : a->state_in, (row_in * a->D + d) * J, J);
+            if (step) {
+                const conv1d_columns columns = conv1d_columns_of(a, s.row, s.b, d);
+                conv1d_load_columns(a, &columns, state);
+                conv1d_sequence(a, &s, &c, state);
+                conv1d_store_columns(a, &columns, &s, d);
+                continue;
+            }
+            conv1d_start(a, &s, d, state);
             conv1d_sequence(a, &s, &c, state);
-            if (a->state_out) memcpy((real *)a->state_out + (s.row * a->D + d) * J, state, (size_t)J * sizeof(real));
+            conv1d_end(a, &s, d, state);
         }
         ref_clear_unused(&all, d, a->y, a->dtype, a->y_stride, 1);
     }
@@ -134,8 +204,8 @@ static void conv1d_add_to_sums(const gt_conv1d_args *a, const real *e, const rea
     for (int64_t i = 0; i < n; i++) sums->bias += q[i];
 }
 
-/* Stores elements first ... first + n - 1 of the whole de: the first J of all are the gradient of
- * state_in, then come those of x. */
+/* Stores elements first ... first + n - 1 of the whole de: the first J elements are the gradient of state_in, the
+ * others the gradient of x. */
 static void conv1d_store_de(const gt_conv1d_args *a, const conv1d_channel *c, const ref_sequence *s, int64_t first,
                             int64_t n, const real *de, real *dstate_in) {
     int64_t J = a->W - 1, i = 0;
@@ -143,8 +213,8 @@ static void conv1d_store_de(const gt_conv1d_args *a, const conv1d_channel *c, co
     if (a->dx) conv1d_store(de + i, a, a->dx, a->dx_stride, s, first + i - J, c->d, n - i);
 }
 
-/* One sequence of one channel.  `dstate` goes from the gradient of state_out to that of state_in;
- * parameter gradients are added to `sums`. */
+/* One sequence of one channel.  `dstate` is the gradient of state_out, and becomes the gradient of state_in; parameter
+ * gradients are added to `sums`. */
 static void conv1d_sequence_backward(const gt_conv1d_args *a, const ref_sequence *s, const conv1d_channel *c,
                                      real *dstate, conv1d_sums *sums) {
     int64_t J = a->W - 1, T = s->last - s->first, row_in = a->state_in_shared ? 0 : s->row;
@@ -157,7 +227,7 @@ static void conv1d_sequence_backward(const gt_conv1d_args *a, const ref_sequence
         conv1d_add_to_sums(a, e, q, n, sums);
         for (int j = 0; j < a->W; j++)
             for (int64_t i = 0; i < n; i++) de[i + j] += c->weight[j] * q[i];
-        /* the first n of de are complete: nothing later in time reads those elements of e */
+        /* the first n of de are complete: no later token reads these elements of e */
         conv1d_store_de(a, c, s, first, n, de, dstate_in);
         memmove(de, de + n, (size_t)J * sizeof(real));
         memset(de + J, 0, CONV1D_CHUNK * sizeof(real));

@@ -1,12 +1,13 @@
-/* conv_ssd on the CPU, the twin of the kernels in gt/fused/conv_ssd_*: the twins of conv1d and ssd, one after the other.
- * With c = conv1d(xBC; weight, bias, conv_state_in) and SiLU, rounded to dtype, and x, Bm, Cm the slices of its rows,
+/* conv_ssd on the CPU, the twin of the kernels in gt/fused/conv_ssd_*: the twins of conv1d and ssd, one after the
+ * other.  With c = conv1d(xBC; weight, bias, conv_state_in) and SiLU, rounded to dtype, and x, Bm, Cm the slices of its
+ * rows,
  *
  *     y = ssd(x, Bm, Cm, dt, z; A, Dskip, dt_bias, state_in)
  *
- * and backward c again, its gradient dc by ssd, and from that dxBC, dweight and dbias by conv1d.
+ * Backward makes c again, its gradient dc by ssd, and from dc makes dxBC, dweight and dbias by conv1d.
  *
- * Activations of any dtype are copied to packed numbers of this build.  c has the values that the kernels store, in the
- * double build, too: what ssd makes of them is compared, not their rounding.  dc is not rounded. */
+ * Activations of any dtype are copied to packed numbers of this build.  c is rounded to the values that kernels store,
+ * in the double build, too, so that comparisons see ssd's errors and not the rounding of c.  dc is not rounded. */
 #include "gt_ref.h"
 
 #include "gt/fused/conv_ssd.h"
@@ -20,7 +21,7 @@ gt_status GT_REF(ssd_step)(const gt_ssd_args *args);
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-/* A tensor [B,T,H,n] of the caller's. */
+/* A tensor [B,T,H,n] of the caller. */
 typedef struct conv_ssd_tensor {
     const void *in; /* or */
     void *out;
@@ -33,7 +34,7 @@ static int64_t conv_ssd_count(const conv_ssd_tensor *x) {
     return x->B && x->T ? gt_times(gt_times(x->B, x->T), gt_times(x->H, x->n)) : 0;
 }
 
-/* *copy becomes a packed copy of an input, or room for one of an output; NULL if there is none.  Freed by the caller. */
+/* *copy becomes a packed copy of an input, or room for an output; NULL for an absent tensor.  The caller frees it. */
 static gt_status conv_ssd_copy(real **copy, const conv_ssd_tensor *x) {
     const int64_t count = conv_ssd_count(x), rows = count ? x->B * x->T * x->H : 0;
     gt_status status;
@@ -60,10 +61,10 @@ static void conv_ssd_copy_back(const real *copy, const conv_ssd_tensor *x) {
 enum { XBC, DT, Z, DY, Y, DXBC, DDT, DZ, TENSORS };
 
 typedef struct conv_ssd_call {
-    gt_conv_ssd_args a; /* with the copies in the place of the caller's activations, in one dtype */
+    gt_conv_ssd_args a; /* with copies instead of the caller's activations, in one dtype */
     conv_ssd_tensor tensor[TENSORS];
     real *copy[TENSORS];
-    real *c, *dc, *slices; /* [B,T,D]; ssd leaves dc in slices */
+    real *c, *dc, *slices; /* [B,T,D]; ssd writes dc to slices */
     int has_tokens;
     gt_conv1d_args conv;
     gt_ssd_args ssd;
@@ -75,7 +76,7 @@ static conv_ssd_tensor conv_ssd_tensor_of(const gt_conv_ssd_args *a, const void 
     return x;
 }
 
-/* The copies, in the arguments too. */
+/* Makes the copies, and puts them in the arguments. */
 static gt_status conv_ssd_take(conv_ssd_call *k, gt_pass pass) {
     gt_conv_ssd_args *a = &k->a;
     const int64_t D = gt_conv_ssd_channels(a);
@@ -99,7 +100,7 @@ static gt_status conv_ssd_take(conv_ssd_call *k, gt_pass pass) {
     return status;
 }
 
-/* The slices of dc lie apart from each other: in doubles, those of one row would overlap for who counts in floats. */
+/* Gives the slices of dc separate arrays: as doubles in one row, they would overlap for code that counts in floats. */
 static void conv_ssd_split(conv_ssd_call *k) {
     gt_ssd_args *s = &k->ssd;
     const gt_stride packed = {0, 0, 0};
@@ -155,7 +156,7 @@ static gt_status conv_ssd_end(conv_ssd_call *k, gt_status status) {
     return status;
 }
 
-/* c and, of it, what dtype keeps. */
+/* Makes c, rounded to dtype. */
 static gt_status conv_ssd_convolve(conv_ssd_call *k, gt_pass pass, const gt_conv1d_args *conv) {
     const gt_status status = pass == GT_STEP ? GT_REF(conv1d_step)(conv) : GT_REF(conv1d_forward)(conv);
     const gt_dtype dtype = k->tensor[XBC].dtype;
@@ -166,7 +167,7 @@ static gt_status conv_ssd_convolve(conv_ssd_call *k, gt_pass pass, const gt_conv
     return status;
 }
 
-/* Without tokens there are states and zeros, and channels that nothing lies in may be more than conv1d takes. */
+/* Without tokens there are only states and zeros, and D may exceed conv1d's limit. */
 static int conv_ssd_has_conv(const conv_ssd_call *k) { return k->has_tokens || k->conv.D <= GT_MAX_SIZE; }
 
 gt_status GT_REF(conv_ssd_forward)(const gt_conv_ssd_args *args) {

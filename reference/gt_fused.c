@@ -32,7 +32,7 @@ static double norm_slice(double *x, int64_t n, gt_norm norm, double eps) {
     return rstd;
 }
 
-/* d, which is dxhat, becomes dx. */
+/* d: dxhat, becomes dx. */
 static void norm_slice_backward(double *d, const double *xhat, double rstd, int64_t n, gt_norm norm) {
     double mean = 0, slope = 0;
     GT_SIMD_SUM(mean, slope)
@@ -48,8 +48,8 @@ static void norm_slice_backward(double *d, const double *xhat, double rstd, int6
 
 /* ---- rows in parallel ------------------------------------------------------------------------ */
 
-/* The rows are cut into a fixed number of blocks, each with scratch of its own.  Sums over the rows
- * are taken per block, then over the blocks in order, whatever the number of threads. */
+/* The rows are cut into a fixed number of blocks, each with its own scratch.  Rows are summed per block, then blocks in
+ * order, whatever the number of threads. */
 enum { NORM_BLOCKS = 32 };
 
 static int64_t norm_block_start(int64_t M, int64_t block) { return M * block / NORM_BLOCKS; }
@@ -98,7 +98,7 @@ static inline void linear_add(real *restrict y, const real *restrict x, int64_t 
     for (int64_t i = 0; i < n; i++) y[i] += s * x[i];
 }
 
-/* Rows of C at a time that stay in cache with the rows of B that they share. */
+/* Rows of C at a time; they and their shared rows of B stay in cache. */
 enum { LINEAR_ROWS = 8 };
 
 /* C += A B for C [P,R], A [P,Q] with element [p,q] at p * p_stride + q * q_stride, B [Q,R]; rows
@@ -124,8 +124,8 @@ static void linear_product(real *C, const real *A, int64_t p_stride, int64_t q_s
     }
 }
 
-/* sum [P,R] += A^T B for A [Q,P], B [Q,R], where Q may be large: in `part` [P,R] the sums over
- * LINEAR_TERMS rows at a time, whose rounding errors stay small; of them the sum in double. */
+/* sum [P,R] += A^T B for A [Q,P], B [Q,R], where Q may be large: `part` [P,R] has sums over LINEAR_TERMS rows at a
+ * time, whose rounding errors stay small; these are added in double. */
 enum { LINEAR_TERMS = 256 };
 
 static void linear_long_product(double *sum, real *part, const real *A, const real *B, int64_t P, int64_t Q,
@@ -174,7 +174,8 @@ static void linear_output(const gt_rmsnorm_linear_args *a, const real *n, real *
     for (int64_t m = 0; m < a->M; m++) ref_store_row(a->y, a->dtype, m * a->y_stride, y + m * a->O, a->O);
 }
 
-/* The same of a single output, from x on and in double: no other output of a row tells how large terms were that cancel. */
+/* The same for a single output, all in double: the row has no other output that shows how large its cancelling terms
+ * were. */
 static void linear_single(const gt_rmsnorm_linear_args *a, double *blocks) {
     GT_PARALLEL_FOR
     for (int64_t k = 0; k < NORM_BLOCKS; k++) {
@@ -228,7 +229,7 @@ static void linear_dweight(const gt_rmsnorm_linear_args *a, const real *dy, real
     for (int64_t i = 0; i < a->O * a->D; i++) ref_grad(a->dweight, i, dweight[i], a->accumulate);
 }
 
-/* dx of row m from its dn; dgamma and dbeta are added to. */
+/* dx of row m from its dn; adds to dgamma and dbeta. */
 static void linear_row_backward(const gt_rmsnorm_linear_args *a, int64_t m, const real *dn, double *xhat, double *dx,
                                 double *dgamma, double *dbeta) {
     double rstd = linear_row(a, m, xhat);
@@ -336,7 +337,7 @@ typedef struct mix_branch {
     int64_t x_stride, dx_stride;
 } mix_branch;
 
-/* Row m of one branch; dgain is added to. */
+/* Row m of one branch; adds to dgain. */
 static void mix_row_backward(const gt_norm_mix_args *a, const mix_branch *branch, int64_t m, double *xhat, double *dx,
                              double *dgain, const double *gain) {
     int64_t n = a->D / a->H;
@@ -474,7 +475,7 @@ static void gate_store_gradients(const gt_norm_gate_args *a, int64_t m, const ga
     norm_store_row(a->dx, a->dtype, m * a->dx_stride, dx, a->D);
 }
 
-/* Row m; dgamma and dbeta are added to. */
+/* Row m; adds to dgamma and dbeta. */
 static void gate_row_backward(const gt_norm_gate_args *a, int64_t m, const gate_row *row, double *dgamma,
                               double *dbeta) {
     int64_t n = a->D / a->H;
@@ -514,6 +515,101 @@ gt_status GT_REF(norm_gate_backward)(const gt_norm_gate_args *args) {
         double *dgamma = blocks + k * block_size + sums;
         for (int64_t m = norm_block_start(a.M, k); m < norm_block_start(a.M, k + 1); m++)
             gate_row_backward(&a, m, &row, dgamma, dgamma + a.D);
+    }
+    norm_sum_blocks(a.dgamma, blocks + sums, block_size, a.D, a.accumulate);
+    norm_sum_blocks(a.dbeta, blocks + sums + a.D, block_size, a.D, a.accumulate);
+    free(blocks);
+    return GT_OK;
+}
+
+/* ---- add_norm -------------------------------------------------------------------------------- */
+
+enum { ADD_ROW_SIZE = 5 }; /* arrays of D: xhat d dsum gamma beta */
+
+/* x + residual of row m, or forward's stored sum; a: prepared. */
+static void add_load(const gt_add_norm_args *a, int64_t m, double *v, double *scratch) {
+    if (a->reads_sum && a->sum) {
+        norm_load_row(v, a->sum, a->sum_dtype, m * a->sum_stride, a->D);
+        return;
+    }
+    norm_load_row(v, a->x, a->dtype, m * a->x_stride, a->D);
+    if (!a->residual) return;
+    norm_load_row(scratch, a->residual, a->sum_dtype, m * a->residual_stride, a->D);
+    GT_SIMD
+    for (int64_t d = 0; d < a->D; d++) v[d] += scratch[d];
+}
+
+gt_status GT_REF(add_norm_forward)(const gt_add_norm_args *args) {
+    gt_add_norm_args a;
+    gt_dims dims;
+    gt_status status = gt_prepare(gt_op_add_norm(), GT_FORWARD, GT_HOST, args, &a, &dims);
+    if (status != GT_OK || a.M == 0) return status;
+    a.reads_sum = 0;
+    int64_t block_size = ADD_ROW_SIZE * a.D;
+    double *blocks;
+    status = norm_scratch(&blocks, block_size);
+    if (status != GT_OK) return status;
+    GT_PARALLEL_FOR
+    for (int64_t k = 0; k < NORM_BLOCKS; k++) {
+        double *xhat = blocks + k * block_size, *scratch = xhat + a.D, *gamma = xhat + 3 * a.D, *beta = xhat + 4 * a.D;
+        norm_load_param(gamma, a.gamma, 1, a.D);
+        norm_load_param(beta, a.beta, 0, a.D);
+        for (int64_t m = norm_block_start(a.M, k); m < norm_block_start(a.M, k + 1); m++) {
+            add_load(&a, m, xhat, scratch);
+            norm_store_row(a.sum, a.sum_dtype, m * a.sum_stride, xhat, a.D);
+            norm_slice(xhat, a.D, a.norm, a.eps);
+            GT_SIMD
+            for (int64_t d = 0; d < a.D; d++) xhat[d] = xhat[d] * gamma[d] + beta[d];
+            norm_store_row(a.y, a.dtype, m * a.y_stride, xhat, a.D);
+        }
+    }
+    free(blocks);
+    return GT_OK;
+}
+
+/* Row m; adds to dgamma and dbeta. */
+static void add_row_backward(const gt_add_norm_args *a, int64_t m, double *block, double *dgamma, double *dbeta) {
+    const int64_t D = a->D;
+    double *xhat = block, *dx = block + D, *dsum = block + 2 * D, *gamma = block + 3 * D;
+    add_load(a, m, xhat, dx);
+    norm_load_row(dx, a->dy, a->dtype, m * a->dy_stride, D);
+    const double rstd = norm_slice(xhat, D, a->norm, a->eps);
+    GT_SIMD
+    for (int64_t d = 0; d < D; d++) {
+        dgamma[d] += dx[d] * xhat[d];
+        dbeta[d] += dx[d];
+        dx[d] *= gamma[d];
+    }
+    norm_slice_backward(dx, xhat, rstd, D, a->norm);
+    if (a->dsum) {
+        norm_load_row(dsum, a->dsum, a->sum_dtype, m * a->dsum_stride, D);
+        GT_SIMD
+        for (int64_t d = 0; d < D; d++) dx[d] += dsum[d];
+    }
+    if (a->dx) norm_store_row(a->dx, a->dtype, m * a->dx_stride, dx, D);
+    if (a->dresidual) norm_store_row(a->dresidual, a->sum_dtype, m * a->dresidual_stride, dx, D);
+}
+
+gt_status GT_REF(add_norm_backward)(const gt_add_norm_args *args) {
+    gt_add_norm_args a;
+    gt_dims dims;
+    gt_status status = gt_prepare(gt_op_add_norm(), GT_BACKWARD, GT_HOST, args, &a, &dims);
+    if (status != GT_OK) return status;
+    if (a.M == 0) {
+        ref_no_grad(a.dgamma, a.D, a.accumulate);
+        ref_no_grad(a.dbeta, a.D, a.accumulate);
+        return GT_OK;
+    }
+    int64_t sums = ADD_ROW_SIZE * a.D, block_size = sums + 2 * a.D;
+    double *blocks; /* per block a row, dgamma, dbeta */
+    status = norm_scratch(&blocks, block_size);
+    if (status != GT_OK) return status;
+    GT_PARALLEL_FOR
+    for (int64_t k = 0; k < NORM_BLOCKS; k++) {
+        double *block = blocks + k * block_size, *dgamma = block + sums;
+        norm_load_param(block + 3 * a.D, a.gamma, 1, a.D);
+        for (int64_t m = norm_block_start(a.M, k); m < norm_block_start(a.M, k + 1); m++)
+            add_row_backward(&a, m, block, dgamma, dgamma + a.D);
     }
     norm_sum_blocks(a.dgamma, blocks + sums, block_size, a.D, a.accumulate);
     norm_sum_blocks(a.dbeta, blocks + sums + a.D, block_size, a.D, a.accumulate);

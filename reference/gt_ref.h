@@ -1,13 +1,13 @@
 /* Shared by the CPU twins: the number type, element access, scratch memory, OpenMP.
  *
- * The twins are written once and compiled twice: with `real` = float they are the public gt_ref_...
- * functions; the tests include the same sources with GT_REAL = double as gt_ref64_..., the truth that
- * everything is judged by.  There every array of the argument struct, whatever its dtype field says,
- * holds doubles. */
+ * The twins are written once and compiled twice: with `real` = float they are the public gt_ref_... functions; the
+ * tests include the same sources with GT_REAL = double as gt_ref64_..., the truth for all comparisons.  There every
+ * array of the argument struct, whatever its dtype field says, holds doubles. */
 #ifndef GT_REF_H
 #define GT_REF_H
 
 #include "gt/base/op.h"
+#include "gt/recurrence/rounding.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,22 +18,21 @@
 #else
 #define GT_REAL float
 #define GT_REAL_IS_FLOAT
-#ifndef GT_REF /* a program may compile copies of its own, under other names */
+#ifndef GT_REF /* a program may compile its own copies, under other names */
 #define GT_REF(name) gt_ref_##name
 #endif
 #endif
 typedef GT_REAL real;
 
-/* Iterations of the loop that follows are independent of each other, so the result does not depend on
- * the number of threads. */
+/* Iterations of the next loop are independent of each other, so the result does not depend on the number of threads. */
 #ifdef _OPENMP
 #define GT_PARALLEL_FOR _Pragma("omp parallel for")
 #else
 #define GT_PARALLEL_FOR
 #endif
 
-/* Lets the loop that follows use vector registers: its iterations are independent of each other, or
- * add to the named sums, which then are taken over a fixed number of lanes. */
+/* Lets the next loop use vector registers: its iterations are independent of each other, or add to the named sums,
+ * which are then made over a fixed number of lanes. */
 #ifdef _OPENMP
 #define GT_PRAGMA(text) _Pragma(#text)
 #define GT_SIMD GT_PRAGMA(omp simd)
@@ -70,7 +69,7 @@ static inline void ref_store(void *data, gt_dtype dtype, int64_t i, real value) 
     ((real *)data)[i] = value;
 }
 
-/* What an array of dtype keeps of x: as kernels that store it, in the double build, too, where it is rounded once. */
+/* x rounded to dtype, as kernels store it.  The double build rounds once, too. */
 static inline real ref_rounded(real x, gt_dtype dtype) {
     if (dtype != GT_BF16 && dtype != GT_F16) return x;
 #ifdef GT_REAL_IS_FLOAT
@@ -94,13 +93,36 @@ static inline void ref_store_row(void *data, gt_dtype dtype, int64_t at, const r
     for (int64_t i = 0; i < n; i++) ref_store(data, dtype, at + i, from[i]);
 }
 
+/* Rows first, first + 1, ... of a batch element's state, from element `at` on, as a step stores them.  seed: NULL, or
+ * the seed of stochastic rounding; the double build does not round. */
+static inline void ref_store_state(void *data, gt_dtype dtype, int64_t at, const real *from, int64_t first,
+                                   int64_t rows, int64_t columns, const int32_t *seed, int32_t step) {
+#ifdef GT_REAL_IS_FLOAT
+    for (int64_t row = 0; seed && row < rows; row++)
+        for (int64_t i = 0; i < columns; i++) {
+            const int64_t group = (first + row) * gt_row_groups(columns) + i / 4, k = row * columns + i;
+            const uint32_t random = gt_random_of_group(seed, step, group).word[i % 4];
+            ((uint16_t *)data)[at + k] = (uint16_t)gt_round_to_half(gt_float_bits(from[k]), random, dtype);
+        }
+    if (seed) return;
+#else
+    (void)first, (void)seed, (void)step;
+#endif
+    ref_store_row(data, dtype, at, from, rows * columns);
+}
+
 /* Element i of an array that is always fp32 in the public struct; `missing` if the array is NULL. */
 static inline real ref_param(const float *data, int64_t i, real missing) {
     return data ? ((const real *)data)[i] : missing;
 }
 
+/* Element i of an array whose dtype a step may choose; 0 if the array is NULL. */
+static inline real ref_parameter(const void *data, gt_dtype dtype, int64_t i) {
+    return data ? ref_load(data, dtype, i) : 0;
+}
+
 /* Writes or accumulates element i of a parameter gradient; nothing if it is not wanted.  `value` is
- * a sum over batch and time: its number of terms has no limit, so it is taken in double. */
+ * a sum over batch and time: its number of terms has no limit, so it is summed in double. */
 static inline void ref_grad(float *data, int64_t i, double value, int accumulate) {
     if (!data) return;
     real *d = (real *)data + i;
@@ -110,7 +132,12 @@ static inline void ref_grad(float *data, int64_t i, double value, int accumulate
 /* Offset of [b, t, h, 0]. */
 static inline int64_t ref_at(gt_stride s, int64_t b, int64_t t, int64_t h) { return b * s.b + t * s.t + h * s.h; }
 
-/* Copies n elements of a state, or zeros if there is none. */
+/* Loads n elements of a state of any dtype, or zeros if `from` is NULL. */
+static inline void ref_load_state(real *to, const void *from, gt_dtype dtype, int64_t at, int64_t n) {
+    for (int64_t i = 0; i < n; i++) to[i] = ref_parameter(from, dtype, at + i);
+}
+
+/* Copies n elements of a state, or zeros if `from` is NULL. */
 static inline void ref_copy_state(real *to, const float *from, int64_t offset, int64_t n) {
     if (from)
         memcpy(to, (const real *)from + offset, (size_t)n * sizeof(real));
@@ -119,16 +146,16 @@ static inline void ref_copy_state(real *to, const float *from, int64_t offset, i
 }
 
 /* ---- calls without tokens --------------------------------------------------------------------
- * Their other sizes may be any, so no memory is taken for them and no loop goes over them; what is
- * due are states and gradients, which exist where they are given. */
+ * Their other sizes may have any value, so no memory and no loop depends on them.  Only states and gradients that the
+ * caller gives are written. */
 
-/* `rows` states of n numbers; of a shared one the same to all. */
+/* `rows` states of n numbers; a shared state goes to all rows. */
 static inline void ref_pass_states(float *to, const float *from, int is_shared, int64_t rows, int64_t n) {
     if (!to || (to == from && !is_shared)) return;
     for (int64_t row = 0; row < rows; row++) ref_copy_state((real *)to + row * n, from, is_shared ? 0 : row * n, n);
 }
 
-/* The gradient of the state that `rows` sequences share: the sum of theirs. */
+/* The gradient of a state that `rows` sequences share: the sum of their gradients. */
 static inline void ref_sum_states(float *to, const float *from, int64_t rows, int64_t n, int accumulate) {
     for (int64_t i = 0; to && i < n; i++) {
         double sum = 0;
@@ -137,7 +164,7 @@ static inline void ref_sum_states(float *to, const float *from, int64_t rows, in
     }
 }
 
-/* The gradient of the first states from that of the last. */
+/* Makes the gradient of the first states from the gradient of the last. */
 static inline void ref_pass_gradients(float *to, const float *from, int is_shared, int64_t rows, int64_t n,
                                       int accumulate) {
     if (is_shared)
@@ -166,16 +193,19 @@ static inline gt_status ref_check_sequences(const int32_t *cu_seqlens, const int
     return GT_OK;
 }
 
-/* Where a sequence lies: tokens first ... last-1 of batch element b, its states in `row`. */
+/* A sequence: tokens first ... last-1 of batch element b, its states in `row`; -1: it is skipped. */
 typedef struct ref_sequence {
     int64_t b, first, last, row;
-    int64_t commit; /* the state before this token is the one to store */
+    int64_t commit;  /* the state before this token is the one to store */
+    int starts_zero; /* whatever its row holds */
 } ref_sequence;
 
 /* The sequences of a call: the elements of a batch, or, with a capacity, packed ones. */
 typedef struct ref_sequences {
     int64_t B, T, capacity, count; /* count: that there are */
     const int32_t *cu_seqlens;
+    const int32_t *slots, *starts_zero; /* slots NULL: sequence s has row s */
+    int64_t rows;
 } ref_sequences;
 
 static inline gt_status ref_find_sequences(int64_t B, int64_t T, const int32_t *cu_seqlens, const int32_t *seq_count,
@@ -185,25 +215,51 @@ static inline gt_status ref_find_sequences(int64_t B, int64_t T, const int32_t *
     q->capacity = capacity;
     q->count = B;
     q->cu_seqlens = cu_seqlens;
+    q->slots = q->starts_zero = NULL;
+    q->rows = 0;
     return capacity == 0 ? GT_OK : ref_check_sequences(cu_seqlens, seq_count, capacity, T, &q->count);
 }
 
 static inline ref_sequence ref_sequence_at(const ref_sequences *q, int64_t s) {
-    ref_sequence batch = {s, 0, q->T, s, q->T};
+    ref_sequence batch = {s, 0, q->T, s, q->T, 0};
     if (q->capacity == 0) return batch;
-    return (ref_sequence){0, q->cu_seqlens[s], q->cu_seqlens[s + 1], s, q->cu_seqlens[s + 1]};
+    const int64_t end = q->cu_seqlens[s + 1], slot = q->slots ? q->slots[s] : s;
+    const int is_skipped = q->slots && (slot < 0 || slot >= q->rows);
+    return (ref_sequence){0, q->cu_seqlens[s], end, is_skipped ? -1 : slot, end, q->starts_zero && q->starts_zero[s]};
+}
+
+/* Lets forward find the states of packed sequences in a pool, if there is one. */
+static inline void ref_use_pool(ref_sequences *q, const int32_t *slots, const int32_t *starts_zero, int64_t rows) {
+    if (q->capacity == 0) return;
+    q->slots = slots;
+    q->starts_zero = starts_zero;
+    q->rows = rows;
 }
 
 /* Batch element b of a step.  One that is skipped has row -1 and no tokens. */
 static inline ref_sequence ref_step_element(int64_t b, int64_t T, const int32_t *slots, int64_t slot_capacity,
                                             const int32_t *tokens, const int32_t *commit) {
-    const ref_sequence skipped = {b, 0, 0, -1, 0};
-    ref_sequence e = {b, 0, tokens ? tokens[b] : T, slots ? slots[b] : b, 0};
+    const ref_sequence skipped = {b, 0, 0, -1, 0, 0};
+    ref_sequence e = {b, 0, tokens ? tokens[b] : T, slots ? slots[b] : b, 0, 0};
     e.commit = commit ? commit[b] : e.last;
     if (e.row < 0 || e.row >= slot_capacity || e.last < 0 || e.last > T || e.commit < 0 || e.commit > e.last)
         return skipped;
     return e;
 }
+
+/* Forward without tokens: ref_pass_states of n numbers for the sequences that are not skipped; stride: from row to
+ * row. */
+static inline void ref_pass_rows(const ref_sequences *all, float *to, const float *from, int is_shared, int64_t n,
+                                 int64_t stride) {
+    for (int64_t s = 0; to && s < all->count; s++) {
+        const ref_sequence q = ref_sequence_at(all, s);
+        if (q.row < 0 || (to == from && !is_shared && !q.starts_zero)) continue;
+        ref_copy_state((real *)to + q.row * stride, q.starts_zero ? NULL : from, is_shared ? 0 : q.row * stride, n);
+    }
+}
+
+/* The tokens of a sequence whose y is 0: tokens that a step lacks, or all tokens if the sequence is skipped. */
+static inline int64_t ref_first_cleared(const ref_sequence *q) { return q->row < 0 ? q->first : q->last; }
 
 /* Writes 0 to n neighbours of tokens t ... T-1 of batch element b. */
 static inline void ref_clear(int64_t b, int64_t t, int64_t T, int64_t h, void *data, gt_dtype dtype, gt_stride stride,
@@ -212,13 +268,13 @@ static inline void ref_clear(int64_t b, int64_t t, int64_t T, int64_t h, void *d
         for (int64_t i = 0; i < n; i++) ref_store(data, dtype, ref_at(stride, b, t, h) + i, 0);
 }
 
-/* The same of the tokens of a packed call that belong to no sequence. */
+/* The same for tokens of a packed call that belong to no sequence. */
 static inline void ref_clear_unused(const ref_sequences *q, int64_t h, void *data, gt_dtype dtype, gt_stride stride,
                                     int64_t n) {
     if (q->capacity && data) ref_clear(0, q->cu_seqlens[q->count], q->T, h, data, dtype, stride, n);
 }
 
-/* More than any memory has; counts that are larger came of gt_times and gt_plus. */
+/* More than any memory has; larger counts are saturated results of gt_times and gt_plus. */
 #define REF_MOST_NUMBERS ((int64_t)(PTRDIFF_MAX / sizeof(double)))
 
 /* Scratch for `count` numbers, never NULL on success even if count is 0. */
@@ -235,14 +291,14 @@ static inline gt_status ref_sums(double **sums, int64_t count) {
     return *sums ? GT_OK : gt_fail(GT_ERROR_MEMORY, "no host memory for %lld sums", (long long)count);
 }
 
-/* Such copies may also bring another exp of a real number. */
+/* A program's own copies may also replace exp for a real number. */
 #ifndef GT_REF_EXP
 #define GT_REF_EXP exp
 #endif
 static inline real ref_exp(real x) { return GT_REF_EXP(x); }
 
-/* exp(a).  A growth that a real may not hold although its product with a small state does, is a number below 0: minus
- * its fourth root, to be applied four times (ref_carry), kept finite, so that 0 stays 0. */
+/* exp(a).  A growth may exceed a real although its product with a small state does not.  The result is then negative:
+ * minus its fourth root, which ref_carry applies four times.  It is finite, so that 0 stays 0. */
 static inline real ref_decay(real a) {
     real d;
     if (!(a > (sizeof(real) == sizeof(float) ? 80 : 700))) return ref_exp(a);
@@ -253,7 +309,7 @@ static inline real ref_decay(real a) {
 static inline real ref_carry(real decay, real x) { return decay < 0 ? x * decay * decay * decay * decay : decay * x; }
 
 /* ---- pieces of sequences ----------------------------------------------------------------------
- * gt_OP_join: of `states` states, each of `rows` rows of `n` numbers with one decay, what every piece starts from:
+ * gt_OP_join: start states of pieces, from `states` states with `rows` rows of `n` numbers, and a decay a row:
  * S_0 = first, S_{p+1} = exp(decay_p) S_p + states_p; is_reverse: from the last piece to the first.  starts may be
  * states. */
 typedef struct ref_pieces {
@@ -280,13 +336,13 @@ static inline void ref_join(const ref_pieces *x) {
     }
 }
 
-/* 1 / (1 + exp(-x)), of which the exp is taken that cannot overflow */
+/* 1 / (1 + exp(-x)), by an exp that cannot overflow */
 static inline real ref_sigmoid(real x) {
     real e = ref_exp(x < 0 ? x : -x);
     return (x < 0 ? e : 1) / (1 + e);
 }
-/* Infinite x has a limit, not infinity times 0: -0, and 0 or 1 for the derivative.  Where infinity
- * is bounded here, the sigmoid is 0 or 1 in both builds. */
+/* Infinite x has a limit, not infinity times 0: -0, and 0 or 1 for the derivative.  x is bounded here where the sigmoid
+ * is 0 or 1 in both builds. */
 static inline real ref_bounded(real x) { return x < -1000 ? -1000 : x > 1000 ? 1000 : x; }
 static inline real ref_silu(real x) { return (x < 0 ? ref_bounded(x) : x) * ref_sigmoid(x); }
 static inline real ref_dsilu(real x) {

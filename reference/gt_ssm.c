@@ -28,20 +28,22 @@ typedef struct ssm_call {
 
 static gt_status ssm_sequences(ssm_call *c) {
     const gt_ssd_args *a = &c->a;
-    return ref_find_sequences(a->B, a->T, a->cu_seqlens, a->seq_count, a->seq_capacity, &c->all);
+    const gt_status status = ref_find_sequences(a->B, a->T, a->cu_seqlens, a->seq_count, a->seq_capacity, &c->all);
+    ref_use_pool(&c->all, a->slots, a->starts_zero, a->slot_capacity);
+    return status;
 }
 
 /* ---- one token of one head ------------------------------------------------------------------- */
 
 typedef struct ssm_token {
     real *x, *z, *y;     /* [P]; y holds dy in backward */
-    real *B, *C, *decay; /* [N]; decay is exp(Delta A) as ref_decay gives it */
+    real *B, *C, *decay; /* [N]; decay is exp(Delta A) from ref_decay */
     real *da;            /* [N]; backward: the gradient of Delta A */
-    int grows_far;       /* some decay is a growth that a real may not hold: ref_decay gives it as a number below 0 */
+    int grows_far;       /* some decay is a growth that may exceed a real: ref_decay returns a number below 0 */
     real delta, slope;   /* Delta and its derivative by dt */
 } ssm_token;
 
-/* Numbers of scratch that a token takes. */
+/* Numbers of scratch for a token. */
 static int64_t ssm_token_count(const gt_ssd_args *a) { return 3 * a->P + 4 * a->N; }
 
 static ssm_token ssm_token_in(const gt_ssd_args *a, real *scratch) {
@@ -60,7 +62,8 @@ static ssm_token ssm_token_in(const gt_ssd_args *a, real *scratch) {
 
 /* Delta and its slope from one piece of code, so that forward and backward agree on every limit. */
 static void ssm_load_delta(const gt_ssd_args *a, int64_t b, int64_t t, int64_t h, ssm_token *x) {
-    real v = ref_load(a->dt, a->dt_dtype, ref_at(a->dt_stride, b, t, h)) + ref_param(a->dt_bias, h, 0);
+    real v =
+        ref_load(a->dt, a->dt_dtype, ref_at(a->dt_stride, b, t, h)) + ref_parameter(a->dt_bias, a->parameter_dtype, h);
     x->delta = v;
     x->slope = 1;
     if (a->softplus) {
@@ -96,7 +99,7 @@ static void ssm_load(const ssm_call *c, int64_t b, int64_t t, int64_t h, ssm_tok
 }
 
 static real ssm_skip(const gt_ssd_args *a, int64_t h, int64_t p) {
-    return ref_param(a->Dskip, a->Dskip_per_channel ? h * a->P + p : h, 0);
+    return ref_parameter(a->Dskip, a->parameter_dtype, a->Dskip_per_channel ? h * a->P + p : h);
 }
 
 /* h <- exp(Delta A) h + Delta x Bm^T */
@@ -137,7 +140,9 @@ static gt_status ssm_run(const ssm_call *c, int step) {
     real *scratch;
     gt_status status;
     if (!ssm_has_tokens(a)) {
-        if (!step) ref_pass_states(a->state_out, a->state_in, a->state_in_shared, c->all.count, gt_times(a->H, PN));
+        if (!step)
+            ref_pass_rows(&c->all, a->state_out, a->state_in, a->state_in_shared, gt_times(a->H, PN),
+                          a->state_out_stride);
         return GT_OK;
     }
     status = ref_scratch(&scratch, gt_times(a->H, per_head));
@@ -150,12 +155,15 @@ static gt_status ssm_run(const ssm_call *c, int step) {
             const ref_sequence q = step ? ref_step_element(s, a->T, a->slots, a->slot_capacity, a->tokens, a->commit)
                                         : ref_sequence_at(&c->all, s);
             const int64_t row_in = a->state_in_shared ? 0 : q.row;
-            if (step) ref_clear(q.b, q.last, a->T, h, a->y, a->dtype, a->y_stride, a->P);
+            const float *const from = step ? a->state_out : q.starts_zero ? NULL : a->state_in;
+            ref_clear(q.b, ref_first_cleared(&q), step ? a->T : q.last, h, a->y, a->dtype, a->y_stride, a->P);
             if (q.row < 0) continue;
-            ref_copy_state(S, step ? a->state_out : a->state_in, (row_in * a->H + h) * PN, PN);
+            ref_load_state(S, from, a->state_dtype, row_in * a->state_out_stride + h * PN, PN);
             for (int64_t t = q.first;; t++) {
                 if (t == q.commit && a->state_out)
-                    memcpy((real *)a->state_out + (q.row * a->H + h) * PN, S, (size_t)PN * sizeof(real));
+                    ref_store_state(a->state_out, a->state_dtype, q.row * a->state_out_stride + h * PN, S, h * a->P,
+                                    a->P, a->N, step ? a->rounding_seed : NULL,
+                                    a->rounding_steps ? a->rounding_steps[s] : 0);
                 if (t == q.last) break;
                 ssm_load(c, q.b, t, h, &x);
                 ssm_advance(a, &x, S);
@@ -171,8 +179,8 @@ static gt_status ssm_run(const ssm_call *c, int step) {
 
 /* ---- pieces of sequences ---------------------------------------------------------------------- */
 
-/* The state that a piece makes of zeros; is_reverse: the gradient that its dy makes of zeros.  And the log of its
- * decay.  In reverse the token's x holds dy, and its B holds C. */
+/* The state after a piece that starts from zeros; is_reverse: the gradient before a piece, from its dy and zeros after
+ * it.  And the log of the piece's decay.  In reverse the token's x holds dy, and its B holds C. */
 static gt_status ssd_segment(const ssm_call *c, int is_reverse) {
     const gt_ssd_args *a = &c->a;
     const int64_t PN = gt_times(a->P, a->N), per_head = gt_plus(PN, ssm_token_count(a));
@@ -208,7 +216,7 @@ static gt_status ssd_segment(const ssm_call *c, int is_reverse) {
                 log_decay += (double)x.delta * (double)ssm_A(c, h, 0);
                 for (int64_t p = 0; p < a->P; p++) {
                     const real w = is_reverse ? (a->z ? x.x[p] * ref_silu(x.z[p]) : x.x[p]) : x.delta * x.x[p];
-                    for (int64_t n = 0; n < a->N; n++) { /* forward: decayed, then added to; reverse: after that */
+                    for (int64_t n = 0; n < a->N; n++) { /* forward: decayed before the addition; reverse: after it */
                         real *element = S + p * a->N + n;
                         *element = is_reverse ? ref_carry(decay, *element + w * x.B[n])
                                               : ref_carry(decay, *element) + w * x.B[n];
@@ -231,7 +239,7 @@ typedef struct ssm_scratch {
     real *numbers; /* ssm_head_count() a head */
 } ssm_scratch;
 
-/* What backward keeps of one head. */
+/* Backward's memory of one head. */
 typedef struct ssm_head {
     double *dA, *dDskip; /* [N], [P]: sums over batch and time */
     double *ddt_bias;    /* [1]: the same */
@@ -239,7 +247,7 @@ typedef struct ssm_head {
     real *states;        /* [chunks,P,N]: before every chunk */
     real *replay;        /* [SSM_CHUNK,P,N]: before every token of one chunk */
     real *G;             /* [P,N]: gradient of the state */
-    real *dB, *dC;       /* [SSM_CHUNK,N]: this head's share of those of one chunk */
+    real *dB, *dC;       /* [SSM_CHUNK,N]: this head's share of a chunk's gradients */
     ssm_token x;
 } ssm_head;
 
@@ -305,8 +313,8 @@ static void ssm_row_backward(const ssm_token *x, int64_t N, real w, real dy, con
     *GB = sum_GB;
 }
 
-/* dA and ddt_bias, which are added to, and ddt, given <x, G B> and x->da.  The slope goes in first, for the sum without
- * it may overflow.  Where the slope is 0, beyond a limit, the test keeps out 0 * inf. */
+/* Adds to dA and ddt_bias, and makes ddt, from <x, G B> and x->da.  Products with the slope come first, since the sum
+ * without it may overflow.  The test excludes 0 * inf where the slope is 0, beyond a limit. */
 static void ssm_delta_backward(const ssm_call *c, int64_t b, int64_t t, int64_t h, real xGB, ssm_head *k) {
     const gt_ssd_args *a = &c->a;
     const ssm_token *x = &k->x;
@@ -380,7 +388,7 @@ static void ssm_chunk_backward(const ssm_call *c, int64_t b, int64_t i, int64_t 
     for (int64_t t = last - 1; t >= first; t--) ssm_token_backward(c, b, t, t - first, h, k);
 }
 
-/* from[] to elements first, first + step, ...; nothing if they are not wanted. */
+/* Stores from[] to elements first, first + step, ...; nothing if `data` is NULL. */
 static void ssm_store_strided(void *data, gt_dtype dtype, int64_t first, int64_t step, const real *from, int64_t n) {
     for (int64_t i = 0; data && i < n; i++) ref_store(data, dtype, first + i * step, from[i]);
 }
@@ -600,6 +608,8 @@ static ssm_call scan_as_ssd(const gt_selective_scan_args *s) {
                         .G = s->G,
                         .dtype = s->dtype,
                         .dt_dtype = s->dt_dtype,
+                        .state_dtype = s->state_dtype,
+                        .parameter_dtype = s->parameter_dtype,
                         .softplus = s->softplus,
                         .state_in_shared = s->state_in_shared,
                         .accumulate = s->accumulate,
@@ -642,6 +652,9 @@ static ssm_call scan_as_ssd(const gt_selective_scan_args *s) {
                         .seq_capacity = s->seq_capacity,
                         .slots = s->slots,
                         .slot_capacity = s->slot_capacity,
+                        .state_out_stride = gt_times(s->D, s->N),
+                        .rounding_seed = s->rounding_seed,
+                        .rounding_steps = s->rounding_steps,
                         .tokens = s->tokens,
                         .commit = s->commit};
     return c;

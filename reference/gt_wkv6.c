@@ -9,8 +9,8 @@
  *     dr = S dy + b u . k          dk = G v + b u . r          dv = G^T k + (sum_n r u k) dy
  *     dd[n] = sum_j G[n,j] S[n,j]  du = sum b r . k            G <- diag(d) G + r dy^T
  *
- * Work is split over heads.  Inside a head the sequences, those of a batch or packed ones, are taken in order, so that
- * sums over them have one fixed order. */
+ * Work is split over heads.  A head takes its sequences (batch elements or packed ones) in order, so that sums over
+ * them have one fixed order. */
 #include "gt_ref.h"
 
 enum { WKV6_CHUNK = 64 }; /* tokens; backward keeps the state before every chunk and recomputes the others from it */
@@ -32,7 +32,7 @@ typedef struct wkv6_token {
     real *r, *k, *w, *d, *v, *dy, *dv;
 } wkv6_token;
 
-/* Numbers of scratch that a token takes. */
+/* Numbers of scratch for a token. */
 static int64_t wkv6_token_count(const gt_wkv6_args *a) { return 4 * a->N + 3 * a->V; }
 
 static wkv6_token wkv6_token_in(const gt_wkv6_args *a, real *scratch) {
@@ -59,7 +59,7 @@ static void wkv6_load(const gt_wkv6_args *a, int64_t b, int64_t t, int64_t h, wk
 /* sum_n r u k */
 static real wkv6_bonus(const gt_wkv6_args *a, int64_t h, const wkv6_token *x) {
     real sum = 0;
-    for (int64_t n = 0; n < a->N; n++) sum += x->r[n] * ref_param(a->u, h * a->N + n, 0) * x->k[n];
+    for (int64_t n = 0; n < a->N; n++) sum += x->r[n] * ref_parameter(a->u, a->parameter_dtype, h * a->N + n) * x->k[n];
     return sum;
 }
 
@@ -96,8 +96,10 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
     ref_sequences all;
     real *scratch;
     gt_status status = wkv6_sequences(a, &all);
+    ref_use_pool(&all, a->slots, a->starts_zero, a->slot_capacity);
     if (status == GT_OK && !wkv6_has_tokens(a)) {
-        if (!step) ref_pass_states(a->state_out, a->state_in, a->state_in_shared, all.count, gt_times(a->H, NV));
+        if (!step)
+            ref_pass_rows(&all, a->state_out, a->state_in, a->state_in_shared, gt_times(a->H, NV), a->state_out_stride);
         return GT_OK;
     }
     if (status != GT_OK || (status = ref_scratch(&scratch, gt_times(a->H, per_head))) != GT_OK) return status;
@@ -109,12 +111,15 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
             const ref_sequence q = step ? ref_step_element(s, a->T, a->slots, a->slot_capacity, a->tokens, a->commit)
                                         : ref_sequence_at(&all, s);
             const int64_t row_in = a->state_in_shared ? 0 : q.row;
-            if (step) ref_clear(q.b, q.last, a->T, h, a->y, a->dtype, a->y_stride, a->V);
+            const float *const from = step ? a->state_out : q.starts_zero ? NULL : a->state_in;
+            ref_clear(q.b, ref_first_cleared(&q), step ? a->T : q.last, h, a->y, a->dtype, a->y_stride, a->V);
             if (q.row < 0) continue;
-            ref_copy_state(S, step ? a->state_out : a->state_in, (row_in * a->H + h) * NV, NV);
+            ref_load_state(S, from, a->state_dtype, row_in * a->state_out_stride + h * NV, NV);
             for (int64_t t = q.first;; t++) {
                 if (t == q.commit && a->state_out)
-                    memcpy((real *)a->state_out + (q.row * a->H + h) * NV, S, (size_t)NV * sizeof(real));
+                    ref_store_state(a->state_out, a->state_dtype, q.row * a->state_out_stride + h * NV, S, h * a->N,
+                                    a->N, a->V, step ? a->rounding_seed : NULL,
+                                    a->rounding_steps ? a->rounding_steps[s] : 0);
                 if (t == q.last) break;
                 wkv6_load(a, q.b, t, h, &x);
                 wkv6_output(a, h, &x, S, x.dy);
@@ -130,8 +135,9 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
 
 /* ---- pieces of sequences ---------------------------------------------------------------------- */
 
-/* The state that a piece makes of zeros; is_reverse: the gradient that its dy makes of zeros.  And the log of its
- * decay.  In reverse the token's k holds scale r, and its v holds dy: wkv6_advance makes G from them. */
+/* The state after a piece that starts from zeros; is_reverse: the gradient before a piece, from its dy and zeros after
+ * it.  And the log of the piece's decay.  In reverse the token's k holds scale r, and its v holds dy: wkv6_advance
+ * makes G from them. */
 static gt_status wkv6_segment(const gt_wkv6_args *a, int is_reverse) {
     const int64_t NV = gt_times(a->N, a->V), per_head = gt_plus(NV, wkv6_token_count(a));
     float *out = is_reverse ? a->dstate_in : a->state_out;
@@ -206,7 +212,7 @@ static gt_status wkv6_join(const gt_wkv6_args *args, int is_reverse) {
 /* ---- backward -------------------------------------------------------------------------------- */
 
 /* Gradients of token t, given the state S before it and the gradient G of the state after it.  On return G is the
- * gradient of the state before it.  du[n] is added to. */
+ * gradient of the state before it.  Adds to du[n]. */
 static void wkv6_token_backward(const gt_wkv6_args *a, int64_t b, int64_t t, int64_t h, const real *S,
                                 const wkv6_token *x, real *G, double *du) {
     real vdy = 0, ruk = wkv6_bonus(a, h, x); /* vdy: b above */

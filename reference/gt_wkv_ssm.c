@@ -1,4 +1,4 @@
-/* wkv_ssm on the CPU: the twins of wkv6 and ssd, once all of both is known to be right. */
+/* wkv_ssm on the CPU: the twins of wkv6 and ssd, once all arguments of both are checked. */
 #include "gt_ref.h"
 
 gt_status GT_REF(wkv_ssm_forward)(const gt_wkv_ssm_args *args);
@@ -11,8 +11,8 @@ gt_status GT_REF(ssd_forward)(const gt_ssd_args *args);
 gt_status GT_REF(ssd_backward)(const gt_ssd_args *args);
 gt_status GT_REF(ssd_step)(const gt_ssd_args *args);
 
-/* *a: with inner structs as the two twins take them.  What the packed sequences are is found out here, too, so that
- * nothing is written where that is wrong. */
+/* *a: a copy whose inner structs are ready for the two twins.  Packed sequences are checked here, too, so that nothing
+ * is written if they are wrong. */
 static gt_status wkv_ssm_prepare(gt_pass pass, const gt_wkv_ssm_args *args, gt_wkv_ssm_args *a) {
     gt_dims dims;
     ref_sequences sequences;

@@ -1,5 +1,5 @@
-/* gt/base/built.cuh - which of the kernels that are made for one dtype or head size this build has: see "Less to
- * compile" in gt_kernels.h.  Every operator has kernels for any size beside these. */
+/* gt/base/built.cuh - the kernels for single dtypes and head sizes that this build has: see "Less to compile" in
+ * gt_kernels.h.  Every operator also has kernels for any size. */
 #ifndef GT_BASE_BUILT_CUH
 #define GT_BASE_BUILT_CUH
 
@@ -43,19 +43,19 @@ static inline bool is_built(gt_dtype dtype) {
     return dtype == GT_F32 ? BUILT_F32 : dtype == GT_BF16 ? BUILT_BF16 : BUILT_F16;
 }
 
-/* Of the head sizes 32, 64 and 128. */
+/* N is one of the head sizes 32, 64 and 128. */
 static inline bool is_built_head(int64_t N) { return N == 32 ? BUILT_N32 : N == 64 ? BUILT_N64 : BUILT_N128; }
 
-/* Of N columns of a state, for operators whose kernels take up to 16, 32, 64 or 128 and more of them. */
+/* N columns of a state, for operators with kernels for up to 16, 32, 64, and 128 or more columns. */
 static inline bool is_built_columns(int64_t N) { return N <= 32 ? BUILT_N32 : N <= 64 ? BUILT_N64 : BUILT_N128; }
 
-/* A kernel for up to TO columns, beside one for up to FROM: whether it takes columns that this build has kernels for. */
+/* Whether a kernel for FROM + 1 to TO columns takes columns that this build has kernels for. */
 template <int FROM, int TO>
 constexpr bool is_built_columns() {
     return (FROM < 32 && BUILT_N32) || (FROM < 64 && TO > 32 && BUILT_N64) || (TO > 64 && BUILT_N128);
 }
 
-/* Kernels for activations of type T, and of these for a head of N. */
+/* Whether there are kernels for activations of type T; below, also for a head of N. */
 template <class T>
 constexpr bool is_built_for() {
     return std::is_same<T, float>::value ? BUILT_F32 : std::is_same<T, bf16>::value ? BUILT_BF16 : BUILT_F16;
@@ -67,13 +67,13 @@ constexpr bool is_built_for() {
 
 /* ---- from values to types ---- */
 
-/* GT_OK, or the error of operators that have no kernels for any dtype beside those for one. */
+/* GT_OK, or the error of operators that have kernels for single dtypes only. */
 static inline gt_status check_built(gt_dtype dtype) {
     if (is_built(dtype)) return GT_OK;
     return gt_fail(GT_ERROR_UNSUPPORTED, "dtype = %d: this build has no kernels for it", (int)dtype);
 }
 
-/* launch(T()) for activations of type T, if this build has kernels for them. */
+/* Calls launch(T()) for activations of type T, if this build has kernels for them. */
 template <class T, class Launch>
 static inline gt_status with_built([[maybe_unused]] const Launch& launch) {
     if constexpr (is_built_for<T>())
@@ -82,7 +82,7 @@ static inline gt_status with_built([[maybe_unused]] const Launch& launch) {
         return check_built(std::is_same<T, float>::value ? GT_F32 : std::is_same<T, bf16>::value ? GT_BF16 : GT_F16);
 }
 
-/* What kernels for one dtype and head size are compiled for. */
+/* The types and the head size of one kernel. */
 template <class T_, class W_, int N_>
 struct KernelTypes {
     using T = T_;
@@ -101,7 +101,7 @@ static gt_status dispatch_head(int64_t N, [[maybe_unused]] const Launch& launch)
     return gt_fail(GT_ERROR_UNSUPPORTED, "no kernel with N = %lld in this build", (long long)N);
 }
 
-/* launch(KernelTypes<T, W, N>()) of activations of `dtype` with weights of w_dtype: the same, or fp32. */
+/* Calls launch(KernelTypes<T, W, N>()) for activations of `dtype` and w of w_dtype: the same, or fp32. */
 template <class Launch>
 static gt_status dispatch(gt_dtype dtype, gt_dtype w_dtype, int64_t N, const Launch& launch) {
     if (dtype == GT_F32) return dispatch_head<float, float>(N, launch);

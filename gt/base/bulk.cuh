@@ -30,10 +30,10 @@
  * of wgmma.cuh, at a multiple of 8 rows.  A box without swizzle has rows of any multiple of 16 bytes, one after the
  * other, at a multiple of 128.
  *
- * The copies belong to the asynchronous proxy.  Where the kernel itself has written shared memory (sts, stmatrix,
- * cp_async, mbarrier_init) and a copy reads or writes it next, the warp that wrote calls fence_async_proxy, and a
- * barrier follows before the copy.  What a copy has loaded needs no fence: who has waited for its mbarrier reads it, by
- * lds or as a tile of wgmma.
+ * The copies belong to the asynchronous proxy.  A copy may read or write shared memory that the kernel itself has
+ * written (sts, stmatrix, cp_async, mbarrier_init).  Then the warp that wrote calls fence_async_proxy, and a barrier
+ * follows before the copy.  Data that a copy loaded needs no fence: a warp waits for its mbarrier, then reads it by lds
+ * or as a tile of wgmma.
  */
 #ifndef GT_BASE_BULK_CUH
 #define GT_BASE_BULK_CUH

@@ -1,5 +1,5 @@
-/* gt/base/compiler.cuh - how code is declared for nvcc and, with GT_EMU defined, for an ordinary C++ compiler, and what
- * the architecture that is compiled for has. */
+/* gt/base/compiler.cuh - declarations for nvcc and, with GT_EMU defined, for an ordinary C++ compiler; features of the
+ * target architecture. */
 #ifndef GT_BASE_COMPILER_CUH
 #define GT_BASE_COMPILER_CUH
 
@@ -18,7 +18,7 @@
 #endif
 
 /* GT_DEV     device function, in namespace scope or as static member
- * GT_DEV_CALL the same, called and not inlined: for what is rare
+ * GT_DEV_CALL the same, called and not inlined: for rare paths
  * GT_HD      the same for host and device
  * GT_METHOD  device member function that uses `this`
  * GT_KERNEL(threads, min_blocks) name(params): kernel launched with `threads` threads, compiled so
@@ -54,8 +54,8 @@
 #define GT_SM90 0
 #endif
 
-/* What a kernel needs that is empty for other devices, which never get it: mma of bf16 and tf32, and mbarriers, of
- * compute capability 8.0 on; the instructions that only 9.0 has. */
+/* A kernel that needs newer instructions has an empty body for older devices, which never launch it.  Compute
+ * capability 8.0 adds mma of bf16 and tf32, and mbarriers; some instructions exist on 9.0 alone. */
 #if defined(GT_EMU) || GT_SM80
 #define GT_SM80_KERNELS 1
 #else
@@ -67,7 +67,8 @@
 #define GT_SM90A 0
 #endif
 
-/* Shared memory of a multiprocessor, in KB, as far as it is known: code for 8.0 runs, from PTX, on newer devices, too. */
+/* Shared memory of a multiprocessor, in KB, as far as it is known: code for 8.0 runs, from PTX, on newer devices,
+ * too. */
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ / 100 == 12)
 #define GT_SHARED_KB 100
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 870

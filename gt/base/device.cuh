@@ -1,16 +1,16 @@
-/* gt/base/device.cuh - the one place where kernels meet the machine.
+/* gt/base/device.cuh - the primitives of kernels.
  *
- * Every kernel of this library is written on the primitives below and on plain C++, so that the
- * same source runs on a GPU (PTX bodies here) and, with GT_EMU defined, on the CPU, compiled by an
- * ordinary C++ compiler without the CUDA Toolkit (bodies in gt/emu/, which also check for
- * races, bounds, alignment and barrier use).  The rules that make this possible:
+ * Every kernel of this library is written on the primitives below and on plain C++.  So the same source runs on a GPU
+ * (PTX bodies here) and, with GT_EMU defined, on the CPU.  There an ordinary C++ compiler compiles it without the CUDA
+ * Toolkit; the bodies in gt/emu/ also check for races, bounds, alignment and barrier use.  The rules that make this
+ * possible:
  *
  *   - Kernels touch shared memory only through the primitives, by 32-bit shared address.
  *   - Shared memory is dynamic only (no static __shared__), carved up by offsets from smem_base(),
  *     the one base address.  It starts with undefined contents.
  *   - No PTX, no intrinsic and no threadIdx-like variable outside gt/base/ (most of them are here).
- *   - A kernel takes one trivially copyable struct of parameters by value; its blocks are a whole
- *     number of warps; no thread returns while others of its warp still meet at a primitive.
+ *   - A kernel takes one trivially copyable struct of parameters by value.  Its blocks are a whole number of warps.  No
+ *     thread returns while others of its warp still meet at a primitive.
  *   - Collective primitives (marked W below) are executed by all 32 lanes of a warp together.
  *
  *   struct ScaleParams { const float* x; float* y; float factor; int n; };
@@ -40,9 +40,9 @@
  *                  fence_async_proxy give_registers take_registers (all W); wgmma.cuh has products of
  *                  16 bits and tiles, bulk.cuh the copies of the asynchronous proxy
  *
- * Compiles for sm_75 and newer.  What sm_75 lacks is replaced (cp.async by a plain copy,
- * conversions by integer arithmetic, the f16 mma by two half-size ones) or traps (mma_bf16,
- * mma_tf32, mbarriers).  The primitives of warpgroups need sm_90a (GT_SM90A), stmatrix and
+ * Compiles for sm_75 and newer.  On sm_75 a plain copy replaces cp.async, integer arithmetic replaces conversions, and
+ * two half-size mma replace the f16 mma.  mma_bf16, mma_tf32 and mbarriers trap there.  The primitives of warpgroups
+ * need sm_90a (GT_SM90A), stmatrix and
  * mbarrier_arrive_expect sm_90, and trap elsewhere.
  */
 #ifndef GT_BASE_DEVICE_CUH
@@ -76,9 +76,9 @@ namespace gt {
  *     | c[0]            | c[1]              | c[2]              | c[3]                |
  *     | C[g][2j]        | C[g][2j+1]        | C[g+8][2j]        | C[g+8][2j+1]        |
  *
- * ldmatrix reads matrices of 8 rows of 8 16-bit elements, 16 bytes a row, each row at a 16-byte
- * aligned address of its own.  Lane 8m + i gives the address of row i of matrix m (lanes beyond the
- * last matrix give any value), and register m receives
+ * ldmatrix reads matrices of 8 rows of 8 16-bit elements, 16 bytes a row, each row at its own 16-byte aligned address.
+ * Lane 8m + i gives the address of row i of matrix m (lanes beyond the last matrix give any value), and register m
+ * receives
  *
  *     ldmatrix          M_m[g][2j,2j+1]            ldmatrix ..._trans          M_m[2j,2j+1][g]
  *
@@ -115,10 +115,9 @@ namespace gt {
  * |                                        | threads have N registers each, a multiple of 8 from  |
  * |                                        | 24 to 256; take waits until others have given        |
  *
- * wgmma_tf32 only starts the product.  Until a wgmma_wait ends its group, c and a are neither read nor
- * written, but as c of further products, nor is B written.  A wgmma_fence comes between what was done
- * with c and a before and the product.  Who writes B calls fence_async_proxy before the barrier that
- * hands it over.
+ * wgmma_tf32 only starts the product.  Until a wgmma_wait ends its group, no thread may write B, or access c and a;
+ * only further products may have the same c.  A wgmma_fence comes after the last access to c and a, before the product.
+ * A thread that writes B calls fence_async_proxy before the barrier that hands B over.
  */
 
 /* ---- memory, ordering and warp primitives ---------------------------------------------------- */
@@ -173,8 +172,8 @@ namespace gt {
  * | warp_sum(v)                        | sum over the warp, the same bits in every lane           |
  * | warp_any(c)                        | whether c holds in any lane                              |
  *
- * Only sync_warp and the barriers order one lane's memory accesses before another's: an arrival
- * those before it, for whoever waits for its phase. */
+ * Only sync_warp and the barriers order one lane's memory accesses before another's.  An arrival orders earlier
+ * accesses before the accesses of threads that wait for its phase. */
 
 #ifndef GT_EMU
 
@@ -254,7 +253,7 @@ GT_DEV T ldg(const void* source) {
 
 template <class T>
 GT_DEV void stg(void* target, T value) {
-    if constexpr (sizeof(T) == 16) { /* left to the compiler, it may fall apart into four stores */
+    if constexpr (sizeof(T) == 16) { /* the compiler might split it into four stores */
         uint32_t bits[4];
         memcpy(bits, &value, sizeof value);
         asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)), "r"(bits[0]),
@@ -295,7 +294,7 @@ GT_DEV void cp_async(uint32_t addr, const void* source, int copied = BYTES) {
 #endif
 }
 
-/* A pointer that was kept in shared memory, known again to be one to global memory. */
+/* Tells the compiler that a pointer, loaded from shared memory, points to global memory. */
 template <class T>
 GT_DEV T* global_pointer(void* pointer) {
     __builtin_assume(__isGlobal(pointer));

@@ -1,5 +1,5 @@
-/* gt/base/launch.cuh - what the host side of the operators is made of: launches, the current device, workspace.
- * No kernels but a probe, which nobody launches.
+/* gt/base/launch.cuh - shared parts of the operators' host side: launches, the current device, workspace.
+ * No kernels except a probe, which is never launched.
  *
  * CONTENTS
  *   launch     Grid launch waits_for_chain ask_most_threads: the calls of the CUDA runtime
@@ -31,7 +31,7 @@ struct Grid {
     unsigned x, y = 1, z = 1;
 };
 
-/* Lets a kernel use more dynamic shared memory than the 48 KB that need no asking. */
+/* Lets a kernel use more than the default 48 KB of dynamic shared memory. */
 static inline cudaError_t allow_smem(const void* kernel, size_t bytes) {
 #if CUDART_VERSION >= 12060
     /* Unlike cudaFuncSetAttribute, this leaves an error that was pending before as it is. */
@@ -53,17 +53,17 @@ static inline bool waits_for_chain(const void* kernel) {
 #if CUDART_VERSION >= 12030
     int driver = 0;
     cudaFuncAttributes attributes;
-    if (cudaPeekAtLastError() != cudaSuccess) return false; /* the questions below could clear a pending error */
+    if (cudaPeekAtLastError() != cudaSuccess) return false; /* the queries below could clear a pending error */
     if (cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030 &&
         cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess)
         return attributes.ptxVersion >= 90;
-    (void)cudaGetLastError(); /* the launch will say what is wrong */
+    (void)cudaGetLastError(); /* the launch reports the error */
 #endif
     (void)kernel;
     return false;
 }
 
-/* A function of the driver.  The CUDA runtime finds it, so that nobody has to link the driver's library.
+/* A function of the driver.  The CUDA runtime finds it, so programs need not link the driver's library.
  * since: the CUDA version that introduced it. */
 static inline cudaError_t find_in_driver(const char* name, int since, std::atomic<void*>& known, void** function) {
     *function = known.load();
@@ -82,8 +82,8 @@ static inline cudaError_t find_in_driver(const char* name, int since, std::atomi
     return cudaSuccess;
 }
 
-/* How many threads a block of a kernel may have on device `id`, which is the current one.  An error that was pending
- * before is neither cleared nor returned: cudaFuncGetAttributes might do so, and then the driver is asked itself. */
+/* The most threads of a kernel's block on device `id`, the current one.  A pending error is neither cleared nor
+ * returned: cudaFuncGetAttributes might do so, so with a pending error the driver is asked instead. */
 static inline cudaError_t ask_threads(const void* kernel, [[maybe_unused]] int id, int* most) {
 #if CUDART_VERSION >= 12060
     if (cudaPeekAtLastError() != cudaSuccess) {
@@ -106,7 +106,7 @@ static inline cudaError_t ask_threads(const void* kernel, [[maybe_unused]] int i
     return error;
 }
 
-/* The question may load the kernel, which a thread whose stream is being captured may do in relaxed mode alone. */
+/* The query may load the kernel; during a stream capture a thread may do so only in relaxed mode. */
 static inline cudaError_t ask_most_threads(const void* kernel, int* most) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     int id;
@@ -166,7 +166,7 @@ static inline gt_status report(cudaError_t error, const char* what) {
 #endif
 }
 
-/* What launchers need to know of the current device. */
+/* Properties of the current device that launchers need. */
 struct Device {
     int multiprocessors, compute_capability; /* 90 for 9.0 */
     int shared_bytes;                        /* of shared memory, that a block may have */
@@ -177,13 +177,13 @@ struct ProbeParams {};
 
 constexpr int PROBE_THREADS = 256;
 
-/* Launched by nobody.  Every object of a program has its own, for parts of a program may be compiled for different
+/* Never launched.  Every object of a program has its own, since parts of a program may be compiled for different
  * architectures. */
 GT_KERNEL(GT_SM90A ? PROBE_THREADS : 32, 1) probe_kernel(const GT_GRID_CONSTANT ProbeParams) {}
 
-/* Whether this object has code for 9.0a.  `id`: the current device, of compute capability 9.0.  The code that other
- * architectures get, also from PTX by the driver, allows blocks of one warp only.  So the driver is asked, once a
- * device, how many threads a block of probe_kernel may have. */
+/* Whether this object has code for 9.0a.  `id`: the current device, of compute capability 9.0.  Code for other
+ * architectures, also made by the driver from PTX, allows only blocks of one warp.  So the driver is asked, once a
+ * device, for the most threads of a block of probe_kernel. */
 static inline cudaError_t ask_sm90a(int id, bool* runs) {
 #ifdef GT_EMU
     (void)id;
@@ -216,7 +216,7 @@ static inline gt_status current_device(Device* device) {
         error = cudaDeviceGetAttribute(&device->multiprocessors, cudaDevAttrMultiProcessorCount, id);
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&device->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
-#ifdef GT_SHARED_LIMIT /* tests: what devices with less than this one get */
+#ifdef GT_SHARED_LIMIT /* tests: as devices with less shared memory */
     if (device->shared_bytes > GT_SHARED_LIMIT) device->shared_bytes = GT_SHARED_LIMIT;
 #endif
     device->compute_capability = 10 * major + minor;
@@ -229,7 +229,7 @@ static inline gt_status current_device(Device* device) {
 }
 
 /* Hands out pieces of a caller's buffer, each aligned to 256 bytes.  Without a buffer it only counts, and gives NULL.
- * bytes(): what the buffer must have, with 256 for one that is not aligned itself. */
+ * bytes(): the size that the buffer needs, with 256 bytes to align it. */
 class Arena {
   public:
     explicit Arena(void* buffer) : base_((uintptr_t)buffer) {}
@@ -246,7 +246,7 @@ class Arena {
     size_t used_ = 0;
 };
 
-/* `count` floats in a caller's buffer of any alignment.  *bytes: what the buffer must have. */
+/* `count` floats in a caller's buffer of any alignment.  *bytes: the size that the buffer needs. */
 static inline float* floats_in(const void* buffer, int64_t count, size_t* bytes) {
     Arena arena(const_cast<void*>(buffer));
     float* floats = arena.take<float>(count);
@@ -267,18 +267,18 @@ static inline gt_status check_saved(const void* saved, size_t bytes, size_t need
 
 /* The kernels that one call enqueues, one after another.  From sm_90 on, blocks of every kernel but the first may start
  * while the kernel before still runs (programmatic dependent launch).  This hides the time that a launch takes.
- *   - Threads call wait_for_chain() before they read what another kernel of the chain writes, or write what it reads or
- *     writes.
+ *   - Threads call wait_for_chain() before they read data that another kernel of the chain writes.  They also call it
+ *     before they write data that another kernel reads or writes.
  *   - Inputs of the call need no wait: the first kernel waits, as any launch does, for all that the stream had before.
  *   - Blocks that share nothing with other kernels need not wait.  But some block of every kernel must: else kernels
- *     after it would not wait for those before it.  A kernel that calls release_chain() before it waits lets the next
- *     one run beside those before itself, too.
+ *     after it would not wait for kernels before it.  A kernel that calls release_chain() before it waits lets the next
+ *     one also run beside its own predecessors.
  * The emulation checks these rules. */
 struct Chain {
     gt_stream stream;
     const void* first = nullptr; /* the chain's first kernel, once it is launched */
     bool is_known = false;       /* whether runs_ahead is known */
-    bool runs_ahead = false;     /* how the kernels after the first are launched */
+    bool runs_ahead = false;     /* whether kernels after the first are launched ahead */
 };
 
 /* Names of kernels, in the order of their launches.  Launches of one name that follow one another are one entry. */
@@ -327,7 +327,7 @@ static inline gt_status run(const char* name, void (*kernel)(Params), int64_t bl
 #endif
 }
 
-/* The same outside of a chain. */
+/* Launches a kernel outside of a chain. */
 template <class Params>
 static inline gt_status run(const char* name, void (*kernel)(Params), int64_t blocks, unsigned threads,
                             size_t smem_bytes, gt_stream stream, const Params& params) {

@@ -34,14 +34,15 @@ GT_HD uint32_t as_uint(float value) {
 #endif
 }
 
-/* What the compiler may take as true. */
+/* A condition that the compiler may take as true. */
 #if defined(__CUDA_ARCH__)
 #define GT_ASSUME(condition) __builtin_assume(condition)
 #else
 #define GT_ASSUME(condition) ((void)0)
 #endif
 
-/* x, and what is made of it is made here: not earlier, out of a loop, where it would have to be kept. */
+/* Gives x, and keeps the compiler from computing expressions of x earlier, outside of a loop: their values would take
+ * registers. */
 GT_HD float made_here(float x) {
 #ifdef __CUDA_ARCH__
     asm volatile("" : "+f"(x));
@@ -135,7 +136,7 @@ GT_HD uint32_t pack_f16(float lo, float hi) {
 #endif
 }
 
-/* The larger magnitudes of two pairs of T; `most` has no signs.  Of NaN and a number either may come out. */
+/* The larger magnitudes of two pairs of T; `most` has no signs.  If one of two is NaN, the result is either of them. */
 template <class T>
 GT_HD uint32_t larger_magnitudes(uint32_t most, uint32_t pair) {
 #if GT_SM80
@@ -151,7 +152,7 @@ GT_HD uint32_t larger_magnitudes(uint32_t most, uint32_t pair) {
 #endif
 }
 
-/* A pair of bf16 times a pair of powers of two: exact but for what is too small for bf16 to hold. */
+/* A pair of bf16 times a pair of powers of two: exact, unless a result underflows in bf16. */
 GT_HD uint32_t times_power_bf16(uint32_t pair, uint32_t powers) {
 #if GT_SM80
     uint32_t product; /* minus 0 keeps the sign of a zero */

@@ -1,8 +1,8 @@
-/* gt/base/op.h - how operators are described to the checks of arguments that GPU and CPU share; not for users.
+/* gt/base/op.h - descriptions of operators for the argument checks of GPU and CPU; not for users.
  *
- * Each operator describes its argument struct once, as a table; gt_prepare reads it to fill in
- * defaults and to find every bad argument before anything is launched, for the GPU and for the CPU
- * twin alike.  The tests go through the same tables.
+ * Each operator describes its argument struct once, as a table.  gt_prepare reads it to fill in defaults and to find
+ * every bad argument before anything is launched, for the GPU and for the CPU twin alike.  The tests go through the
+ * same tables.
  *
  * A size is a letter; a tensor's shape is a word of letters: "BTHN".  A letter without a field (S:
  * states read, Q: states written, ...) is set by the operator's resolve function. */
@@ -17,8 +17,11 @@
 #define gt_fail GT_SYMBOL(fail)
 #define gt_no_cuda GT_SYMBOL(no_cuda)
 #define gt_check_range GT_SYMBOL(check_range)
+#define gt_bad_stride GT_SYMBOL(bad_stride)
 #define gt_check_reserved GT_SYMBOL(check_reserved)
 #define gt_resolve_recurrent GT_SYMBOL(resolve_recurrent)
+#define gt_resolve_row_stride GT_SYMBOL(resolve_row_stride)
+#define gt_resolve_rounding GT_SYMBOL(resolve_rounding)
 #define gt_resolve_pieces GT_SYMBOL(resolve_pieces)
 #define gt_prepare GT_SYMBOL(prepare)
 #define gt_view_of GT_SYMBOL(view_of)
@@ -29,8 +32,10 @@
 #define gt_op_rmsnorm_linear GT_SYMBOL(op_rmsnorm_linear)
 #define gt_op_norm_mix GT_SYMBOL(op_norm_mix)
 #define gt_op_norm_gate GT_SYMBOL(op_norm_gate)
+#define gt_op_add_norm GT_SYMBOL(op_add_norm)
 #define gt_op_wkv_ssm GT_SYMBOL(op_wkv_ssm)
 #define gt_op_conv_ssd GT_SYMBOL(op_conv_ssd)
+#define gt_op_wkv4 GT_SYMBOL(op_wkv4)
 #define gt_enter_part GT_SYMBOL(enter_part)
 #define gt_noted_kernels GT_SYMBOL(noted_kernels)
 #define gt_wkv6_plan GT_SYMBOL(wkv6_plan)
@@ -61,31 +66,39 @@ typedef enum gt_pass {
     GT_SEGMENT_BACKWARD = 4,
     GT_JOIN = 5,
     GT_JOIN_BACKWARD = 6,
-    GT_PASSES = 7, /* those before read and write tensors */
+    GT_PASSES = 7, /* passes before this read and write tensors */
     GT_QUERY = 7,
-    GT_PATH = 8
+    GT_PATH = 8,
+    GT_REGISTER = 9 /* gt_xla_register, for gt_enter alone */
 } gt_pass;
-typedef enum gt_target { GT_HOST = 0, GT_DEVICE = 1 } gt_target; /* who computes: the CPU twin, or the GPU */
+typedef enum gt_target { GT_HOST = 0, GT_DEVICE = 1 } gt_target; /* the CPU twin, or the GPU */
 
 typedef struct gt_tensor {
     const char *name;
     size_t offset;         /* of the pointer in the struct */
     size_t stride_offset;  /* of its strides, see gt_stride_count; 0 = always packed */
     const char *shape;     /* size letters, slowest first */
-    char kind;             /* 'x' activations, 'X' such with a gt_stride4, 'w' their companion dtype, 'd' their
-                             second companion dtype, 'f' fp32, 'i' int32 */
+    char kind;             /* 'x' activations, 'X' activations with a gt_stride4, 'w' their companion dtype, 'd' their
+                             second companion dtype, 'S' states and 'P' parameters whose dtype a step may choose
+                             (else fp32), 'f' fp32, 'i' int32 */
     const char *use;       /* per pass: '-' unused (also beyond its end: see gt_use), 'I' required input, 'i'
                              optional input, 'O' required output, 'o' optional output, 'g' parameter
                              gradient (optional, accumulates), 's' updated in place, required */
     const char *may_equal; /* tensor that an output may equal exactly, or NULL */
 } gt_tensor;
 
-/* int64_t at stride_offset: [M,*] has one, a gt_stride three, a gt_stride4 four. */
-static inline int gt_stride_count(const gt_tensor *t) {
-    return !t->stride_offset ? 0 : t->shape[0] == 'M' ? 1 : t->kind == 'X' ? 4 : 3;
+/* Whether a tensor has one stride, from row to row: [M,*] and states.  States of conv1d have three. */
+static inline int gt_has_row_stride(const gt_tensor *t) {
+    const int is_state = t->shape[0] == 'S' || t->shape[0] == 'Q';
+    return t->shape[0] == 'M' || (is_state && (t->kind != 'S' || t->shape[3]));
 }
 
-/* What a pass does with the tensor. */
+/* int64_t at stride_offset: one of rows, a gt_stride three, a gt_stride4 four. */
+static inline int gt_stride_count(const gt_tensor *t) {
+    return !t->stride_offset ? 0 : gt_has_row_stride(t) ? 1 : t->kind == 'X' ? 4 : 3;
+}
+
+/* How a pass uses the tensor: a letter of `use`. */
 static inline char gt_use(const gt_tensor *t, gt_pass pass) {
     for (int i = 0; i < (int)pass; i++)
         if (!t->use[i]) return '-';
@@ -99,7 +112,7 @@ typedef struct gt_size {
     int64_t min;
 } gt_size;
 
-/* By letter: n['B' - 'A'].  An operator that is two in one call has small letters for the sizes of the second. */
+/* By letter: n['B' - 'A'].  An operator of two in one call has small letters for the second's sizes. */
 typedef struct gt_dims {
     int64_t n['z' - 'A' + 1];
 } gt_dims;
@@ -123,6 +136,12 @@ typedef struct gt_companion {
     size_t offset;
 } gt_companion;
 
+/* Dtypes that a step may choose: of states (kind 'S', the field state_dtype) and of parameters (kind 'P'). */
+typedef struct gt_step_dtypes {
+    size_t state, parameter; /* offsets of the fields, 0: none */
+    const char *parameter_name;
+} gt_step_dtypes;
+
 typedef struct gt_op {
     const char *name;
     size_t args_bytes;
@@ -136,10 +155,26 @@ typedef struct gt_op {
     gt_calls calls;
     gt_fields fields;
     gt_companion second;
+    gt_step_dtypes of_steps;
 } gt_op;
+
+/* Where the argument struct has the dtype of a tensor.  0: the tensor is fp32 or int32. */
+static inline size_t gt_dtype_field(const gt_op *op, const gt_tensor *t) {
+    switch (t->kind) {
+    case 'x':
+    case 'X': return op->dtype_offset;
+    case 'w': return op->companion_offset;
+    case 'd': return op->second.offset;
+    case 'S': return op->of_steps.state;
+    case 'P': return op->of_steps.parameter;
+    default: return 0;
+    }
+}
 
 #define GT_NO_SECOND                                                                                                   \
     { NULL, 0 }
+#define GT_NO_STEP_DTYPES                                                                                              \
+    { 0, 0, NULL }
 
 /* For an operator's table: its functions by void pointers, and gt_OP_args_size. */
 #define GT_WRAP_PASS(op, pass)                                                                                         \
@@ -168,7 +203,7 @@ typedef struct gt_op {
 #define GT_CALLS(op, ...)                                                                                              \
     { {gt_call_##op##_forward, gt_call_##op##_backward, __VA_ARGS__}, gt_call_##op##_workspace, gt_call_##op##_path }
 
-/* One tensor of one call: where its elements lie. */
+/* One tensor of one call: the layout of its elements. */
 typedef struct gt_view {
     char *data;
     int rank;                   /* without the indices of size 1 */
@@ -183,12 +218,12 @@ GT_FUNCTION void gt_enter(gt_target target, const char *op, gt_pass pass);
 /* Records "<function>: <text>" as this thread's last error and returns `status`. */
 GT_FUNCTION gt_status gt_fail(gt_status status, const char *format, ...);
 
-/* Until the next gt_enter, messages of gt_fail begin with `part`: "ssd.", where fields are those of a struct in the
- * argument struct; "" for its own. */
+/* Until the next gt_enter, messages of gt_fail begin with `part`.  It is "ssd." for fields of the struct ssd inside the
+ * argument struct, and "" for the argument struct's own fields. */
 GT_FUNCTION void gt_enter_part(const char *part);
 
-/* Where launches of this thread are noted instead of made, in whichever object of the program: a KernelList of
- * launch.cuh; NULL: nowhere. */
+/* The list that gets this thread's launches instead of the GPU, from any object of the program: a KernelList of
+ * launch.cuh, or NULL. */
 GT_FUNCTION void **gt_noted_kernels(void);
 
 /* A pass of one operator, for another operator that enqueues it among other launches: see gt/recurrence/stages.cuh.
@@ -206,7 +241,7 @@ GT_FUNCTION gt_status gt_ssd_run(const void *plan, int stage, void *chain);
 GT_FUNCTION gt_status gt_ssd_step_in(const gt_ssd_args *args, void *chain);
 GT_FUNCTION gt_status gt_ssd_pass_path(gt_pass pass, const gt_ssd_args *args, char *text, size_t bytes);
 
-/* What every query starts with: an answer of zeros, should it fail. */
+/* Every query starts with an answer of zeros, in case it fails. */
 static inline void gt_no_answer(gt_workspace *need) {
     const gt_workspace none = {0, 0, 0, 0, 0};
     if (need) *need = none;
@@ -234,27 +269,66 @@ GT_INLINE int64_t gt_plus(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT
 /* Fails with `status` unless min <= value <= max. */
 GT_FUNCTION gt_status gt_check_range(gt_status status, const char *field, int64_t value, int64_t min, int64_t max);
 
+/* Fails with GT_ERROR_STRIDE; the message has the strides of the tensor in the struct. */
+GT_FUNCTION gt_status gt_bad_stride(const gt_tensor *t, const void *args, const char *why);
+
 /* Fails unless a reserved field is 0. */
 GT_FUNCTION gt_status gt_check_reserved(const char *field, int64_t value);
 
-/* The fields that the recurrent operators share: sets S (states read), Q (states written), C and E, the
- * lengths of cu_seqlens and seq_count (0 if the call is not packed), and refuses what belongs to another
- * pass. */
+/* The fields that the recurrent operators share.  gt_resolve_recurrent sets S (states read), Q (states written), L
+ * (slots), C and E, the lengths of cu_seqlens and seq_count (0 if the call is not packed).  Refuses arguments of
+ * another pass. */
 typedef struct gt_recurrence {
     int64_t B, T, segments, seq_capacity, slot_capacity;
     int state_in_shared;
     const float *state_in, *state_out;
     const int32_t *cu_seqlens, *seq_count, *slots, *tokens, *commit;
+    int has_pools; /* forward takes slots */
+    const int32_t *starts_zero;
 } gt_recurrence;
 GT_FUNCTION gt_status gt_resolve_recurrent(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
 
+/* Checks strides of rows of states, in a field `name`: of a pass without a pool it must be 0.  After
+ * gt_resolve_recurrent. */
+GT_FUNCTION gt_status gt_resolve_row_stride(const char *name, int64_t stride, const gt_recurrence *fields, gt_pass pass,
+                                            const gt_dims *dims);
+
+/* Makes a gt_recurrence of an argument struct.  wkv_ssm has its states in inner structs, conv1d has no segments. */
+#define GT_RECURRENCE(a, segments, state_in, state_out)                                                                \
+    {                                                                                                                  \
+        (a)->B, (a)->T, segments, (a)->seq_capacity, (a)->slot_capacity, (a)->state_in_shared, state_in, state_out,    \
+            (a)->cu_seqlens, (a)->seq_count, (a)->slots, (a)->tokens, (a)->commit, 0, NULL                             \
+    }
+/* For an operator whose forward takes slots. */
+#define GT_TAKE_POOLS(recurrence, a) ((recurrence).has_pools = 1, (recurrence).starts_zero = (a)->starts_zero)
+/* In a table, whose GT_AT they use: tensors of steps, tensors of packed sequences, and the gt_fields. */
+#define GT_INT32_TENSOR(x, shape, use)                                                                                 \
+    { #x, GT_AT(x), 0, shape, 'i', use, NULL }
+#define GT_STEP_TENSORS                                                                                                \
+    GT_INT32_TENSOR(slots, "B", "--i"), GT_INT32_TENSOR(tokens, "B", "--i"), GT_INT32_TENSOR(commit, "B", "--i")
+/* The same where forward takes slots, too. */
+#define GT_POOL_TENSORS                                                                                                \
+    GT_INT32_TENSOR(slots, "L", "i-i"), GT_INT32_TENSOR(starts_zero, "L", "i"), GT_INT32_TENSOR(tokens, "B", "--i"),   \
+        GT_INT32_TENSOR(commit, "B", "--i")
+#define GT_SEQUENCE_TENSORS(use) GT_INT32_TENSOR(cu_seqlens, "C", use), GT_INT32_TENSOR(seq_count, "E", use)
+#define GT_RECURRENT_FIELDS(pieces)                                                                                    \
+    {                                                                                                                  \
+        GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes), GT_AT(segments),                   \
+            GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared), pieces                                  \
+    }
+
 static inline int gt_is_join(gt_pass pass) { return pass == GT_JOIN || pass == GT_JOIN_BACKWARD; }
+
+/* Checks the fields of stochastic rounding; sets Y, the words of a seed.  After the dtypes are filled in. */
+GT_FUNCTION gt_status gt_resolve_rounding(const int32_t *seed, const int32_t *steps, gt_dtype state_dtype, gt_pass pass,
+                                          gt_dims *dims);
+#define GT_ROUNDING_TENSORS GT_INT32_TENSOR(rounding_seed, "Y", "--i"), GT_INT32_TENSOR(rounding_steps, "B", "--i")
 
 /* Sets R, the number of pieces.  A join has no tokens: T = 0 counts as 1, so that the call is not taken for empty. */
 GT_FUNCTION gt_status gt_resolve_pieces(int64_t *pieces, int64_t *T, gt_pass pass, gt_dims *dims);
 
-/* Copies *args to *filled, replaces every default by its value (sizes, dtypes, strides), checks all
- * of it for `pass`, and sets *dims.  GT_QUERY checks sizes and flags but no pointers; so does GT_PATH. */
+/* Copies *args to *filled, replaces every default by its value (sizes, dtypes, strides), checks everything for `pass`,
+ * and sets *dims.  GT_QUERY and GT_PATH check sizes and flags but no pointers. */
 GT_FUNCTION gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_target target, const void *args, void *filled,
                                  gt_dims *dims);
 
@@ -265,11 +339,10 @@ GT_FUNCTION gt_view gt_view_of(const gt_op *op, const gt_tensor *tensor, const v
  * entry per chunk, chunk c of sequence s has slot
  *     cu_seqlens[s] / size + min(s, cu_seqlens[s]) + c.
  * No two chunks share a slot and all slots are below T / size + min(T, seq_capacity), because from s to
- * s + 1 the sum of the first two terms grows by at least the number of chunks of s.  So the host, which
- * knows the capacities only, can size the arrays and start a block per slot, and the block finds
- * by gt_chunk_at which chunk it has, if any. */
+ * s + 1 the sum of the first two terms grows by at least the number of chunks of s.  So the host, which knows only the
+ * capacities, can size the arrays and start a block per slot.  The block finds its chunk, if any, by gt_chunk_at. */
 typedef struct gt_chunk {
-    int64_t sequence;    /* -1 = none has this slot */
+    int64_t sequence;    /* -1 = no chunk has this slot */
     int64_t first, last; /* tokens first ... last-1 */
 } gt_chunk;
 
@@ -307,8 +380,10 @@ GT_FUNCTION const gt_op *gt_op_conv1d(void);
 GT_FUNCTION const gt_op *gt_op_rmsnorm_linear(void);
 GT_FUNCTION const gt_op *gt_op_norm_mix(void);
 GT_FUNCTION const gt_op *gt_op_norm_gate(void);
+GT_FUNCTION const gt_op *gt_op_add_norm(void);
 GT_FUNCTION const gt_op *gt_op_wkv_ssm(void);
 GT_FUNCTION const gt_op *gt_op_conv_ssd(void);
+GT_FUNCTION const gt_op *gt_op_wkv4(void);
 
 #ifdef __cplusplus
 }

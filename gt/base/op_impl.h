@@ -57,7 +57,7 @@ GT_API const char *gt_status_string(gt_status status) {
 
 GT_API void gt_enter(gt_target target, const char *op, gt_pass pass) {
     static const char *const passes[] = {"forward", "backward",      "step",      "segment", "segment_backward",
-                                         "join",    "join_backward", "workspace", "path"};
+                                         "join",    "join_backward", "workspace", "path",    "register"};
     snprintf(gt_function_name, sizeof gt_function_name, "gt_%s%s_%s", target == GT_HOST ? "ref_" : "", op,
              passes[pass]);
     gt_field_prefix = "";
@@ -92,29 +92,42 @@ GT_API gt_status gt_check_reserved(const char *field, int64_t value) {
     return gt_fail(GT_ERROR_UNSUPPORTED, "%s = %lld: reserved, must be 0", field, (long long)value);
 }
 
-/* Sets Q and S, the rows of states that are written and read, of a call that is not packed; checks what states and
- * the fields of steps allow in the pass. */
+/* Sets Q and S of forward with a pool.  field: the name of a field of pools that is set. */
+static gt_status gt_resolve_pool(const gt_recurrence *f, const char *field, gt_dims *dims) {
+    if (f->seq_capacity == 0)
+        return gt_fail(GT_ERROR_VALUE, "%s is set: forward uses it for packed sequences alone, and seq_capacity is 0",
+                       field);
+    if (!f->slots) return gt_fail(GT_ERROR_VALUE, "%s is set: forward uses it with slots, which are NULL", field);
+    if (f->state_in_shared)
+        return gt_fail(GT_ERROR_VALUE, "state_in_shared = 1: with slots every sequence has its own state");
+    dims->n['Q' - 'A'] = dims->n['S' - 'A'] = f->slot_capacity ? f->slot_capacity : f->seq_capacity;
+    return gt_check_range(GT_ERROR_SIZE, "slot_capacity", f->slot_capacity, 0, GT_MAX_SIZE);
+}
+
+/* Sets Q and S, the rows of states that are written and read, for a call that is not packed or has a pool; checks
+ * states and the fields of steps against the pass. */
 static gt_status gt_resolve_states(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
     int64_t *S = &dims->n['S' - 'A'], *Q = &dims->n['Q' - 'A'];
     gt_status status;
     if ((status = gt_check_range(GT_ERROR_VALUE, "segments", f->segments, 0, GT_MAX_SIZE)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "state_in_shared", f->state_in_shared, 0, 1)))
         return status;
-    *Q = f->B;
-    *S = f->state_in_shared ? 1 : f->B;
+    *Q = f->seq_capacity ? f->seq_capacity : f->B;
+    *S = f->state_in_shared ? 1 : *Q;
     if (pass == GT_QUERY) return GT_OK;
     if (pass == GT_SEGMENT_BACKWARD && f->state_in_shared)
         return gt_fail(GT_ERROR_VALUE, "state_in_shared = 1: dstate_in of a piece is not shared");
+    if (f->starts_zero && !(pass == GT_FORWARD && f->slots))
+        return gt_fail(GT_ERROR_VALUE, "starts_zero is set: only forward with slots uses it");
     if (pass != GT_STEP) {
-        const char *of_steps = f->slots           ? "slots"
-                               : f->slot_capacity ? "slot_capacity"
-                               : f->tokens        ? "tokens"
-                               : f->commit        ? "commit"
-                                                  : NULL;
+        const int has_pool = f->has_pools && pass == GT_FORWARD;
+        const char *of_pools = f->slots ? "slots" : f->slot_capacity ? "slot_capacity" : NULL;
+        const char *of_steps = f->tokens ? "tokens" : f->commit ? "commit" : has_pool ? NULL : of_pools;
         if (of_steps) return gt_fail(GT_ERROR_VALUE, "%s is set: only the step function uses it", of_steps);
-        return GT_OK;
+        return of_pools ? gt_resolve_pool(f, of_pools, dims) : GT_OK;
     }
-    if (f->state_in_shared) return gt_fail(GT_ERROR_VALUE, "state_in_shared = 1: a step updates a state per element");
+    if (f->state_in_shared)
+        return gt_fail(GT_ERROR_VALUE, "state_in_shared = 1: a step updates one state per batch element");
     if (f->state_in && f->state_in != f->state_out)
         return gt_fail(GT_ERROR_VALUE,
                        "state_in = %p: must be NULL or equal state_out, which is "
@@ -132,6 +145,7 @@ static const char *gt_packed_field(const gt_recurrence *f) {
 GT_API gt_status gt_resolve_recurrent(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
     gt_status status = gt_check_range(GT_ERROR_SIZE, "seq_capacity", f->seq_capacity, 0, INT32_MAX - 1);
     if (status != GT_OK) return status;
+    dims->n['L' - 'A'] = f->seq_capacity ? f->seq_capacity : f->B;
     if (f->seq_capacity == 0) {
         if (f->cu_seqlens || f->seq_count)
             return gt_fail(GT_ERROR_SIZE, "seq_capacity = 0: %s is set, so it must be at least 1", gt_packed_field(f));
@@ -150,10 +164,35 @@ GT_API gt_status gt_resolve_recurrent(const gt_recurrence *f, gt_pass pass, gt_d
     if (pass != GT_QUERY && !f->cu_seqlens)
         return gt_fail(GT_ERROR_NULL, "cu_seqlens is NULL, but seq_capacity = %lld", (long long)f->seq_capacity);
     if ((status = gt_resolve_states(f, pass, dims)) != GT_OK) return status;
-    dims->n['Q' - 'A'] = f->seq_capacity;
-    dims->n['S' - 'A'] = f->state_in_shared ? 1 : f->seq_capacity;
     dims->n['C' - 'A'] = f->seq_capacity + 1;
     dims->n['E' - 'A'] = 1;
+    return GT_OK;
+}
+
+GT_API gt_status gt_resolve_row_stride(const char *name, int64_t stride, const gt_recurrence *f, gt_pass pass,
+                                       const gt_dims *dims) {
+    const int64_t rows = dims->n['Q' - 'A'];
+    if (stride == 0) return GT_OK;
+    if (pass != GT_STEP && pass != GT_QUERY && !(pass == GT_FORWARD && f->slots))
+        return gt_fail(GT_ERROR_STRIDE, "%s = %lld: only the step function and forward with slots use it", name,
+                       (long long)stride);
+    if (stride < 0) return gt_fail(GT_ERROR_STRIDE, "%s = %lld: must not be negative", name, (long long)stride);
+    if (stride > GT_MAX_SPAN || (rows > 0 && stride > GT_MAX_SPAN / rows))
+        return gt_fail(GT_ERROR_STRIDE, "%s = %lld: spans more than 2^56 elements", name, (long long)stride);
+    return GT_OK;
+}
+
+GT_API gt_status gt_resolve_rounding(const int32_t *seed, const int32_t *steps, gt_dtype state_dtype, gt_pass pass,
+                                     gt_dims *dims) {
+    const char *const given = seed ? "rounding_seed" : "rounding_steps", *const other =
+                                                                             seed ? "rounding_steps" : "rounding_seed";
+    dims->n['Y' - 'A'] = 2;
+    if (pass == GT_QUERY || (!seed && !steps)) return GT_OK;
+    if (pass != GT_STEP) return gt_fail(GT_ERROR_VALUE, "%s is set: only the step function uses it", given);
+    if (!seed || !steps) return gt_fail(GT_ERROR_NULL, "%s is NULL, but %s is set", other, given);
+    if (state_dtype == GT_F32)
+        return gt_fail(GT_ERROR_DTYPE, "rounding_seed is set, but state_dtype = %d: states in fp32 are not rounded",
+                       (int)state_dtype);
     return GT_OK;
 }
 
@@ -184,8 +223,8 @@ static void *gt_pointer(const gt_tensor *t, const void *filled) {
 
 static int gt_element_size(const gt_op *op, const gt_tensor *t, const void *filled) {
     gt_dtype dtype;
-    if (t->kind == 'f' || t->kind == 'i') return 4;
-    const size_t offset = t->kind == 'w' ? op->companion_offset : t->kind == 'd' ? op->second.offset : op->dtype_offset;
+    const size_t offset = gt_dtype_field(op, t);
+    if (!offset) return 4;
     memcpy(&dtype, (const char *)filled + offset, sizeof dtype);
     return dtype == GT_F32 ? 4 : 2;
 }
@@ -236,8 +275,8 @@ static int gt_multiples(const gt_view *v, int64_t m) {
     return 1;
 }
 
-/* Whether two elements of one tensor share memory, judged for nested strides: sorted by stride, each
- * index must step over all that the smaller ones reach. */
+/* Whether two elements of one tensor share memory, judged for nested strides: sorted by stride, each index must step
+ * over the extent of the smaller ones. */
 static int gt_overlaps_itself(const gt_view *v) {
     for (int i = 0; i < v->rank; i++) {
         if (v->stride[i] < gt_extent(v, v->stride[i])) return 1;
@@ -247,8 +286,8 @@ static int gt_overlaps_itself(const gt_view *v) {
     return 0;
 }
 
-/* Whether two tensors are different columns of one buffer: for some row length m, a stride of `a`, each covers a range
- * of bytes within a row, and the ranges do not meet. */
+/* Whether two tensors are different columns of one buffer.  Then, for some row length m, a stride of `a`, each covers a
+ * range of bytes within a row, and the ranges do not meet. */
 static int gt_interleaved(const gt_view *a, const gt_view *b) {
     uintptr_t pa = (uintptr_t)a->data, pb = (uintptr_t)b->data;
     for (int i = 0; i < a->rank; i++) {
@@ -287,7 +326,21 @@ static gt_status gt_fill_companion(const char *name, gt_dtype dtype, char *field
     return GT_OK;
 }
 
-static gt_status gt_fill_dtypes(const gt_op *op, char *filled) {
+/* field: the dtype of a step's states or parameters, named `name`. */
+static gt_status gt_fill_dtype_of_steps(const char *name, gt_pass pass, char *field) {
+    gt_dtype dtype;
+    memcpy(&dtype, field, sizeof dtype);
+    if ((int)dtype < GT_DTYPE_DEFAULT || (int)dtype > GT_F16)
+        return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0, GT_F32, GT_BF16 or GT_F16", name, (int)dtype);
+    if (dtype == GT_DTYPE_DEFAULT) dtype = GT_F32;
+    if (dtype != GT_F32 && pass != GT_STEP && pass != GT_QUERY)
+        return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0 or GT_F32, only the step function takes 16 bits", name,
+                       (int)dtype);
+    memcpy(field, &dtype, sizeof dtype);
+    return GT_OK;
+}
+
+static gt_status gt_fill_dtypes(const gt_op *op, gt_pass pass, char *filled) {
     gt_dtype dtype;
     gt_status status = GT_OK;
     memcpy(&dtype, filled + op->dtype_offset, sizeof dtype);
@@ -296,8 +349,13 @@ static gt_status gt_fill_dtypes(const gt_op *op, char *filled) {
     if (dtype == GT_DTYPE_DEFAULT) dtype = GT_F32;
     memcpy(filled + op->dtype_offset, &dtype, sizeof dtype);
     if (op->companion_offset) status = gt_fill_companion(op->companion_name, dtype, filled + op->companion_offset);
-    if (status != GT_OK || !op->second.name) return status;
-    return gt_fill_companion(op->second.name, dtype, filled + op->second.offset);
+    if (status == GT_OK && op->second.name)
+        status = gt_fill_companion(op->second.name, dtype, filled + op->second.offset);
+    if (status == GT_OK && op->of_steps.state)
+        status = gt_fill_dtype_of_steps("state_dtype", pass, filled + op->of_steps.state);
+    if (status == GT_OK && op->of_steps.parameter)
+        status = gt_fill_dtype_of_steps(op->of_steps.parameter_name, pass, filled + op->of_steps.parameter);
+    return status;
 }
 
 static gt_status gt_fill_sizes(const gt_op *op, const char *filled, gt_dims *dims) {
@@ -321,7 +379,7 @@ static int gt_has_tokens(const gt_op *op, const gt_dims *dims) {
 }
 
 /* Whether a call is given states, or gradients of states, for each batch element or sequence: then B, or the number of
- * sequences, stands for something even in a call without tokens.  A shared state is there once and does not count. */
+ * sequences, counts even in a call without tokens.  A shared state exists once and does not count. */
 static int gt_has_states(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims) {
     const int S_is_each = dims->n['S' - 'A'] > 1 || dims->n['B' - 'A'] == 1;
     for (const gt_tensor *t = op->tensors; t->name; t++) {
@@ -343,7 +401,7 @@ static void gt_append(char *text, const char *format, const char *name, int64_t 
  * required. */
 static int gt_is_counted(const gt_op *op, const gt_tensor *t, gt_pass pass, const void *filled, const gt_dims *dims) {
     if (!gt_is_join(pass) && gt_has_tokens(op, dims)) return t->shape[0] != 'R';
-    if (pass == GT_QUERY) /* nobody knows yet which pass follows */
+    if (pass == GT_QUERY) /* the pass is not known yet */
         return strchr("IO", t->use[GT_FORWARD]) || strchr("IO", gt_use(t, GT_BACKWARD)) || gt_pointer(t, filled);
     return gt_used(t, pass) && (strchr("IOs", gt_use(t, pass)) || gt_pointer(t, filled));
 }
@@ -376,7 +434,7 @@ static gt_status gt_check_count(const gt_op *op, const gt_tensor *t, gt_pass pas
     return gt_fail(GT_ERROR_SIZE, "%s: %s has more than 2^48 elements", text, t->name);
 }
 
-static gt_status gt_bad_stride(const gt_tensor *t, const void *args, const char *why) {
+GT_API gt_status gt_bad_stride(const gt_tensor *t, const void *args, const char *why) {
     int64_t s[4];
     const int count = gt_stride_count(t);
     char text[128] = "";
@@ -394,7 +452,13 @@ static gt_status gt_fill_stride(const gt_op *op, const gt_tensor *t, char *fille
     char *strides = filled + t->stride_offset;
     const char *shape = t->shape; /* [M,*] or [B,T,H] or [B,T,H,N]: B, T, H, N below are its sizes by position */
     const int64_t B = dims->n[shape[0] - 'A'], T = dims->n[shape[1] - 'A'];
-    if (shape[0] == 'M') {
+    if (gt_has_row_stride(t) && shape[0] != 'M') { /* gt_resolve_row_stride has checked it */
+        int64_t row, packed = 1;
+        memcpy(&row, strides, sizeof row);
+        for (const char *c = shape + 1; *c; c++) packed = gt_times(packed, dims->n[*c - 'A']);
+        if (row == 0) row = gt_smaller(packed, limit);
+        memcpy(strides, &row, sizeof row);
+    } else if (shape[0] == 'M') {
         int64_t row;
         memcpy(&row, strides, sizeof row);
         if (row < 0) return gt_bad_stride(t, filled, "must not be negative");
@@ -451,8 +515,8 @@ static gt_status gt_check_overlap(const gt_op *op, const gt_tensor *out, gt_pass
     return GT_OK;
 }
 
-/* What the GPU functions see of a call without tokens: sizes that may be 0 are 0, but B stays where the call has
- * states.  So no grid and no scratch memory is made for sizes that stand for nothing. */
+/* Sizes of a call without tokens, for the GPU functions: each size that may be 0 is 0, but B stays if the call has
+ * states.  So no grid and no scratch memory is made for sizes without tokens. */
 static void gt_clear_tokens(const gt_op *op, gt_pass pass, char *filled, gt_dims *dims) {
     const int keeps_batch = gt_has_states(op, pass, filled, dims);
     const int64_t none = 0;
@@ -476,7 +540,7 @@ GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_target target, con
     if (pass == GT_PATH) pass = GT_QUERY;
     memcpy(filled, args, op->args_bytes);
     memcpy(&accumulate, (char *)filled + op->accumulate_offset, sizeof accumulate);
-    if ((status = gt_fill_dtypes(op, (char *)filled)) != GT_OK) return status;
+    if ((status = gt_fill_dtypes(op, pass, (char *)filled)) != GT_OK) return status;
     if ((status = gt_fill_sizes(op, (char *)filled, dims)) != GT_OK) return status;
     status = gt_check_range(GT_ERROR_VALUE, "accumulate", accumulate, 0, 1);
     if (status != GT_OK) return status;
@@ -484,7 +548,8 @@ GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_target target, con
     for (t = op->tensors; t->name; t++) {
         if ((status = gt_check_count(op, t, pass, filled, dims)) != GT_OK) return status;
         if (!t->stride_offset) continue;
-        if (gt_is_join(pass)) /* no tensor of a join has strides: what stands there may be anything */
+        if (gt_is_join(pass) && !gt_has_row_stride(t)) /* a join reads no other strides: their fields may hold
+                                                        * anything */
             memset((char *)filled + t->stride_offset, 0, (size_t)gt_stride_count(t) * sizeof(int64_t));
         else if ((status = gt_fill_stride(op, t, (char *)filled, dims)) != GT_OK)
             return status;

@@ -1,5 +1,5 @@
 /* gt/base/path.cuh - gt_OP_path: which kernels a call would take.  The passes of the call run as they are, but run()
- * notes the kernels instead of launching them.  So the answer needs no knowledge of its own, and cannot differ. */
+ * notes the kernels instead of launching them.  So the answer always agrees with the launches. */
 #ifndef GT_BASE_PATH_CUH
 #define GT_BASE_PATH_CUH
 
@@ -10,7 +10,7 @@
 
 namespace gt {
 
-/* The text that is written, cut off where the caller's buffer ends. */
+/* The written text, cut off at the end of the caller's buffer. */
 class PathText {
   public:
     PathText(char* text, size_t bytes) : text_(text), bytes_(bytes) { text_[0] = 0; }
@@ -31,14 +31,14 @@ static inline void* path_address(const gt_op* op, const gt_tensor* t) {
     return reinterpret_cast<void*>((uintptr_t)(t - op->tensors + 1) << 58);
 }
 
-/* The same for workspace.  The tensors, fewer than 62, have the places before. */
+/* The same for workspace.  The tensors, fewer than 62, have the addresses before. */
 static inline void* path_workspace(const gt_op* op) { return path_address(op, op->tensors + 61); }
 
 static inline bool path_is_output(const gt_tensor* t, gt_pass pass) {
     return strchr("Oogs", gt_use(t, pass)) != nullptr;
 }
 
-/* Fills in what a pass must be given and *args has not yet.  All outputs, if it has none of them: dz only beside z. */
+/* Sets pointers that a pass requires and *args lacks.  If *args has no output, sets all outputs: dz only with z. */
 static inline void fill_path_pointers(const gt_op* op, gt_pass pass, const gt_dims& dims, char* args) {
     const auto pointer = [&](const gt_tensor* t) {
         void* p;
@@ -60,7 +60,7 @@ static inline void fill_path_pointers(const gt_op* op, gt_pass pass, const gt_di
     }
 }
 
-/* Why the kernels that were noted are not faster ones; NULL: they are the fastest that there are. */
+/* Why the noted kernels are not faster ones; NULL: there are none faster. */
 template <class Args>
 using PathReason = const char* (*)(const Args& prepared, gt_pass pass, const KernelList& kernels, const Device& device,
                                    char (&room)[128]);
@@ -109,7 +109,7 @@ static gt_status add_path(const gt_op* op, gt_pass pass, const PathPasses<Args>&
     return add_kernels(op, pass, passes, args, prepared, dims, text);
 }
 
-/* Whether the arguments can be those of a step. */
+/* Whether the arguments fit a step. */
 template <class Args>
 static bool is_path_of_step(const Args& a) {
     return a.T >= 1 && a.T <= 16 && a.seq_capacity == 0 && !a.state_in_shared;
@@ -147,7 +147,7 @@ static gt_status path_of_rows(const gt_op* op, const PathPasses<Args>& passes, c
     return path_of_two(op, passes, *args, prepared, dims, to);
 }
 
-/* Of one pass, forward or backward, without its name. */
+/* The path of one pass, forward or backward, without the pass's name. */
 template <class Args>
 static gt_status path_of_pass(const gt_op* op, const PathPasses<Args>& passes, gt_pass pass, const Args* args,
                               char* text, size_t bytes) {
@@ -162,7 +162,7 @@ static gt_status path_of_pass(const gt_op* op, const PathPasses<Args>& passes, g
     return add_kernels(op, pass, passes, a, prepared, dims, to);
 }
 
-/* Of an operator with pieces: what they take, where decay_out is given. */
+/* The path of an operator with pieces, for a call that sets decay_out. */
 template <class Args>
 static gt_status path_of_segments(const gt_op* op, const PathPasses<Args>& passes, const Args& a, const Args& prepared,
                                   const gt_dims& dims, PathText& text) {
@@ -172,7 +172,18 @@ static gt_status path_of_segments(const gt_op* op, const PathPasses<Args>& passe
     return add_path(op, GT_SEGMENT_BACKWARD, passes, a, prepared, dims, text);
 }
 
-/* The same of an operator over time, and, where the arguments can be those of a step, that. */
+/* Removes the fields of pools and of rounding. */
+static inline void clear_pool(const gt_op* op, void* args) {
+    for (const gt_tensor* t = op->tensors; t->name; t++) {
+        char* const a = static_cast<char*>(args);
+        if (!strcmp(t->name, "starts_zero") || !strncmp(t->name, "rounding_", 9))
+            memset(a + t->offset, 0, sizeof(void*));
+        if ((t->shape[0] == 'S' || t->shape[0] == 'Q') && t->stride_offset)
+            memset(a + t->stride_offset, 0, (size_t)gt_stride_count(t) * sizeof(int64_t));
+    }
+}
+
+/* The path of an operator over time; if the arguments fit a step, the step's path, too. */
 template <bool HAS_PIECES = false, class Args>
 static gt_status path_over_time(const gt_op* op, const PathPasses<Args>& passes, const Args* args, char* text,
                                 size_t bytes) {
@@ -184,10 +195,11 @@ static gt_status path_over_time(const gt_op* op, const PathPasses<Args>& passes,
     Args a = *args;
     a.slots = a.tokens = a.commit = nullptr;
     a.slot_capacity = 0;
+    Args step = a;
+    step.state_in = nullptr;
+    clear_pool(op, &a);
     if ((status = path_of_two(op, passes, a, prepared, dims, to)) != GT_OK) return status;
     if (is_path_of_step(a)) {
-        Args step = a;
-        step.state_in = nullptr;
         if ((status = add_path(op, GT_STEP, passes, step, prepared, dims, to)) != GT_OK) return status;
     }
     if constexpr (HAS_PIECES) {

@@ -1,5 +1,5 @@
-/* gt/base/reduce.cuh - sums over rows: a kernel that the operators share.  And gt_device_supported, which asks the
- * driver for this kernel as one that stands for all. */
+/* gt/base/reduce.cuh - sums over rows: a kernel that the operators share.  Also gt_device_supported, which asks the
+ * driver about this kernel on behalf of all. */
 #ifndef GT_BASE_REDUCE_CUH
 #define GT_BASE_REDUCE_CUH
 
@@ -9,14 +9,14 @@
 namespace gt {
 
 /* ---- reduce_rows: the second half of every sum over batch and time --------------------------------
- * out[c] (+)= sum_r in[r][c], where kernels have left a partial sum in each row.  Up to four such sums in one launch.
+ * out[c] (+)= sum_r in[r][c], where kernels have stored a partial sum in each row.  Up to four sums in one launch.
  * grid ceil(columns/32) of every sum, block 512 = 16 warps: warp w has rows w, w + 16, ... of 32 columns.
  * registers: 18 elements as loaded, a sum.  shared: 2 KB, the warps' sums.
  * bytes: rows*columns*4, once.
  * A warp adds its rows in order, then the warps' sums are added in order: deterministic, by the rows alone. */
 constexpr int REDUCED_ROWS = 16; /* at a time: the warps of a block */
 
-/* How many rows of a sum a packed call has filled.  Only the device knows: `each` for every sequence or, if chunk is
+/* The rows of a sum that a packed call has filled.  Only the device knows: `each` for every sequence or, if chunk is
  * not 0, for every chunk slot (see gt_chunk_slot).  Rows beyond are not read.  cu_seqlens = NULL: all rows are
  * filled. */
 struct PackedRows {
@@ -93,7 +93,7 @@ GT_KERNEL(32 * REDUCED_ROWS, 1) reduce_rows_kernel(const GT_GRID_CONSTANT Reduce
 /* gt_device_supported: whether this build's kernels run on `device` (-1: the current one). */
 static inline gt_status device_supported(int device) {
 #ifdef GT_EMU
-    return device <= 0 ? GT_OK : gt_fail(GT_ERROR_VALUE, "device = %d: there is one", device);
+    return device <= 0 ? GT_OK : gt_fail(GT_ERROR_VALUE, "device = %d: must be -1 or 0", device);
 #else
     int count = 0, current = 0, major = 0, minor = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
@@ -108,7 +108,7 @@ static inline gt_status device_supported(int device) {
     if (error == cudaSuccess && 10 * major + minor < 75)
         return gt_fail(GT_ERROR_ARCH, "device %d has compute capability %d.%d: 7.5 or newer needed", device, major,
                        minor);
-    /* a kernel stands for all: they are compiled for the same architectures */
+    /* one kernel represents all: they are compiled for the same architectures */
     cudaFuncAttributes attributes;
     if (error == cudaSuccess && device != current) error = cudaSetDevice(device);
     if (error == cudaSuccess) {
@@ -130,7 +130,7 @@ static inline gt_status reduce_rows(const RowSums& sums, int accumulate, Stream&
             params.sums[i] = sums.sums[i];
             blocks += (sums.sums[i].columns + 31) / 32;
         }
-        params.end[i] = i + 1 < sums.count ? blocks : INT64_MAX; /* the last has all blocks that are left */
+        params.end[i] = i + 1 < sums.count ? blocks : INT64_MAX; /* the last sum has all other blocks */
     }
     params.accumulate = accumulate;
     return run("reduce_rows", reduce_rows_kernel, blocks, 32 * REDUCED_ROWS, 4 * 32 * REDUCED_ROWS, stream, params);

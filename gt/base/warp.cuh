@@ -1,4 +1,4 @@
-/* gt/base/warp.cuh - reductions over a warp; vectors and elements as kernels load and store them. */
+/* gt/base/warp.cuh - reductions over a warp; loads and stores of vectors and elements. */
 #ifndef GT_BASE_WARP_CUH
 #define GT_BASE_WARP_CUH
 
@@ -13,7 +13,7 @@ GT_DEV float warp_sum(float value) {
     return value;
 }
 
-/* Zero, of which only ptxas knows that it is. */
+/* Zero, but the compiler before ptxas cannot know it. */
 GT_DEV int hidden_zero() {
     int zero = 0;
 #ifndef GT_EMU
@@ -35,7 +35,7 @@ GT_DEV bool warp_any(bool condition) {
 
 /* ---- vectors --------------------------------------------------------------------------------- */
 
-/* N neighbouring elements as they lie in memory, aligned together: what one load moves. */
+/* N neighbouring elements in memory, aligned so that one load moves them. */
 template <class T, int N>
 struct alignas(N * sizeof(T)) Vec {
     static constexpr bool PAIRS = sizeof(T) == 2 && N % 2 == 0;

@@ -1,12 +1,13 @@
 /* gt/base/wgmma.cuh - for kernels: products of warpgroups with 16-bit operands, and the tiles that they read.
  *
- * Compute capability 9.0 only (sm_90a): elsewhere the products trap.  What orders products is in device.cuh:
- * wgmma_fence, wgmma_commit, wgmma_wait, fence_async_proxy.  W marks what all lanes of a warp execute together.
+ * Compute capability 9.0 only (sm_90a): elsewhere the products trap.  device.cuh has the instructions that order
+ * products: wgmma_fence, wgmma_commit, wgmma_wait, fence_async_proxy.  W marks primitives that all lanes of a warp
+ * execute together.
  *
  * PRODUCTS.  C[64][N] += A[64][16] B[16][N] of f16 or bf16 with sums in fp32, by the 4 warps of a warpgroup, N = 8 ...
  * 256 in steps of 8.  Warp w (of 4) has rows 16w ... 16w + 15 of C, and of A if A comes from registers.  They lie in
- * registers as mma<T> has them: c[i] are columns 8i ... 8i + 7.  So c[2i] and c[2i + 1], rounded to pairs, are the a of
- * a next product whose K are the columns 16i ... 16i + 15.
+ * registers as in mma<T>: c[i] are columns 8i ... 8i + 7.  So c[2i] and c[2i + 1], rounded to pairs, are the a of a
+ * next product whose K are the columns 16i ... 16i + 15.
  *
  * | primitive (W)                                       | A from         | PTX: wgmma.mma_async.sync.aligned...     |
  * |-----------------------------------------------------|----------------|------------------------------------------|
@@ -16,11 +17,11 @@
  *
  * c is float[N / 8][4].  a and b are operands, made by wgmma_tile.  accumulates is true by default; false overwrites c,
  * which need not be initialised.
- * wgmma only starts a product.  Until a wgmma_wait has ended the product's group, nobody writes the tiles or touches a
- * or c; only further products of the same shape may have the same c.
- * One wgmma_fence comes before the first product after a wait, and after what was done with c and a.
- * To the compiler a product is over when it has started.  wgmma_pin(c) after the wait keeps the uses of c after the
- * wait; wgmma_pin(c) before the fence keeps what sets c before the fence.
+ * wgmma only starts a product.  Until a wgmma_wait has ended the product's group, no thread may write the tiles or
+ * access a or c; only further products of the same shape may have the same c.
+ * One wgmma_fence comes after the last access to c and a, before the first product after a wait.
+ * The compiler believes that a product ends as it starts.  wgmma_pin(c) after the wait keeps uses of c after it;
+ * wgmma_pin(c) before the fence keeps writes of c before it.
  *
  *     wgmma_fence();
  *     for (int k = 0; k < 64; k += 16)
@@ -30,13 +31,13 @@
  *     wgmma_pin(c);
  *
  * TILES.  A matrix lies in shared memory as panels.  A panel has rows of ROW = 128, 64, 32 or 16 bytes, one after the
- * other.  A row has pieces of 16 bytes, which are 8 neighbouring elements.  Where a piece lies in its row depends on
- * the row: 8 rows at one piece, or 8 pieces of a row, are in different banks.
+ * other.  A row has pieces of 16 bytes, 8 neighbouring elements each.  A piece's place in its row depends on the row: 8
+ * rows at one piece, or 8 pieces of a row, are in different banks.
  *
  *     piece p of row r of a panel is at   r ROW + 16 (p ^ (r / (128 / ROW)) % (ROW / 16))       (panel_at<ROW>)
  *
  * This is the hardware's swizzle of 128, 64 or 32 bytes, and none with ROW = 16.  A panel starts at a multiple of 8 ROW
- * bytes; with ROW = 16, at a multiple of 16.  What a row is depends on the major:
+ * bytes; with ROW = 16, at a multiple of 16.  The major decides the contents of a row:
  *
  *     Major::K    row = index m of A or n of B, elements along k.  A panel has ROW / 2 of k; panel_bytes further on
  *                 are the next of k.  One product reads the 16 of k from one panel (ROW = 16: from two).
@@ -64,24 +65,13 @@
 #ifndef GT_BASE_WGMMA_CUH
 #define GT_BASE_WGMMA_CUH
 
-#include "device.cuh"
+#include "tile.cuh"
 
 namespace gt {
 
 /* ---- tiles --------------------------------------------------------------------------------------------------- */
 
 enum class Major { K, MN };
-
-template <int ROW>
-GT_HD uint32_t panel_at(int row, int piece) {
-    static_assert(ROW == 128 || ROW == 64 || ROW == 32 || ROW == 16, "bytes of a row of a panel");
-    return (uint32_t)(row * ROW + 16 * (piece ^ row / (128 / ROW) % (ROW / 16)));
-}
-
-template <int ROW>
-GT_HD uint32_t tile_at(int row, int piece, uint32_t panel_bytes) {
-    return (uint32_t)(piece / (ROW / 16)) * panel_bytes + panel_at<ROW>(row, piece % (ROW / 16));
-}
 
 template <int ROW, Major MAJOR>
 GT_HD uint32_t k_bytes(int k, uint32_t panel_bytes = 0) {
@@ -122,7 +112,7 @@ GT_DEV void wgmma_pin(float (&c)[TILES][4]) {
 
 #if GT_SM90A
 
-/* Of i tiles of 8 columns: the numbers of their registers in PTX, and the registers. */
+/* For i tiles of 8 columns: the numbers of their registers in PTX, and the registers. */
 #define GT_NUMBERS_1 "%0, %1, %2, %3"
 #define GT_NUMBERS_2 GT_NUMBERS_1 ", %4, %5, %6, %7"
 #define GT_NUMBERS_3 GT_NUMBERS_2 ", %8, %9, %10, %11"
@@ -189,7 +179,7 @@ GT_DEV void wgmma_pin(float (&c)[TILES][4]) {
 #define GT_TILES_31 GT_TILES_30, GT_TILE(30)
 #define GT_TILES_32 GT_TILES_31, GT_TILE(31)
 
-/* The PTX of a shape.  o0 ... are the numbers of the asm's operands after those of C. */
+/* The PTX of a shape.  o0 ... number the operands of the asm after the registers of C. */
 #define GT_WGMMA_REGISTERS(TYPE, TILES, N, o0, o1, o2, o3, o4, o5, o6)                                                 \
     asm volatile("{ .reg .pred accumulates;\n"                                                                         \
                  "setp.ne.b32 accumulates, %" #o5 ", 0;\n"                                                             \

@@ -2,19 +2,19 @@
  *     dx_t = sum_{j<W} weight[j] q_{t+W-1-j}     dweight[j] = sum_t e_{t+j} q_t     dbias = sum_t q_t
  *
  * Tiles, runs, units and stages: tile.cuh; a stage holds x and dy.
- * grid tiles * (blocks of a tile), block 4 warps, fewer where their stages do not fit into shared memory.  All warps do
- * the same; a lane has 4 channels (over time: 1).
+ * grid tiles * (blocks of a tile), block 4 warps, fewer if their stages exceed shared memory.  All warps do the same; a
+ * lane has 4 channels (over time: 1).
  * Step t makes q_t and finishes dx_{t-W+1}.  Where a sequence or the run ends, W - 1 steps more make the q that the
- * last dx need.  After the end of a sequence these q are 0; after the end of a run they come of the tokens that follow.
+ * last dx need.  After the end of a sequence these q are 0; after the end of a run the tokens that follow give them.
  * registers: weights and their gradients, the last W - 1 inputs and q: 168 at most, so that three blocks share a
  * multiprocessor.
- * shared, a warp: over channels 3 stages of 4 KB, over time 2 of 9 KB; in the end, in their place, the sums for dweight
- * and dbias.
+ * shared, a warp: over channels 3 stages of 4 KB, over time 2 of 9 KB; at the end, over these, the sums for dweight and
+ * dbias.
  * bytes: x, dy and dx once; a second time, out of a cache, the W - 1 tokens of x before every run, and of x and dy
- * after it; the sums of a block, 4 (W + 1) a channel.
+ * after it.  The sums of a block: 4 (W + 1) a channel.
  * instructions an element, bf16, W = 4, SiLU: 12 FFMA, 1 FADD, 11 for q, 2 to unpack, half a one to pack; then copies.
  * dweight and dbias are summed over a run, then over the block's warps in order, then over blocks by reduce_rows:
- * deterministic.  The bits of dx in a packed sequence are those that it has alone. */
+ * deterministic.  A packed sequence has the same bits of dx as alone. */
 #ifndef GT_CONV1D_BACKWARD_CUH
 #define GT_CONV1D_BACKWARD_CUH
 
@@ -41,8 +41,8 @@ constexpr int BACKWARD_BYTES = BACKWARD_STAGES<L> * 2 * L::BYTES; /* of shared m
 template <class L>
 constexpr int BACKWARD_BLOCKS = 3; /* on a multiprocessor */
 
-/* What dstate_out adds to the gradient of input t of a sequence that ends before token `end`: its state_out is its last
- * W - 1 inputs.  row: the sequence's, in dstate_out. */
+/* The term of dstate_out in the gradient of input t of a sequence that ends before token `end`: state_out is the
+ * sequence's last W - 1 inputs.  row: the sequence's row in dstate_out. */
 GT_DEV float state_gradient(const BackwardParams& p, int64_t row, int64_t t, int64_t end, int64_t d) {
     const int64_t J = p.in.W - 1, j = t - (end - J);
     return p.dstate_out && j >= 0 ? p.dstate_out[(row * p.in.D + d) * J + j] : 0.0f;
@@ -83,7 +83,7 @@ GT_DEV void store_sums(const BackwardParams& p, const Run& me, const Sums<W, L::
     }
 }
 
-/* What a lane keeps over a run: its parameters, their gradients and, at 0 ... W-2, the last inputs e and their q. */
+/* A lane's values over a run: its parameters, their gradients and, at 0 ... W-2, the last inputs e and their q. */
 template <class L, int W>
 struct BackwardLane {
     using T = typename L::T;
@@ -92,7 +92,7 @@ struct BackwardLane {
     Sums<W, VEC> sums;
     float e[W][VEC], q[W][VEC];
 
-    /* One token.  dx is that of the token J earlier. */
+    /* One token.  dx belongs to the token J earlier. */
     GT_METHOD void step(const Problem& in, const float (&x)[VEC], const float (&dy)[VEC], float (&dx)[VEC]) {
         GT_UNROLL
         for (int v = 0; v < VEC; v++) {
@@ -160,7 +160,7 @@ struct BackwardLane {
         }
     }
 
-    /* Token a of the run.  The stage begins with token `begin`.  has_before: dx of token a - J is to be stored. */
+    /* Token a of the run.  The stage begins with token `begin`.  has_before: dx of token a - J is stored. */
     GT_METHOD void token(const BackwardParams& p, const RunTensor<L>& out, uint32_t stage, int begin, int a,
                          bool has_before) {
         const Vec<T, VEC> xs = lds<Vec<T, VEC>>(L::address(stage, a - begin));
@@ -175,7 +175,7 @@ struct BackwardLane {
         if (has_before) store(p, out, stage, begin, a - J, dx);
     }
 
-    /* The last J gradients of a sequence of which the run has tokens first ... a - 1.  The sequence ends there, or it
+    /* The last J gradients of a sequence, whose tokens first ... a - 1 are in the run.  The sequence ends there, or it
      * goes on after the run: then the stage holds the tokens from a on. */
     GT_METHOD void finish(const BackwardParams& p, const RunTensor<L>& out, const SequenceBounds& bounds,
                           uint32_t stage, int begin, int first, int a) {
@@ -216,8 +216,8 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
     BackwardLane<L, W> lane;
     lane.sums = {};
     SequenceBounds bounds = {};
-    int a = 0;               /* tokens of the run that are done */
-    int first = 0, stop = 0; /* of the sequence at hand the run has tokens first ... stop - 1 */
+    int a = 0;               /* finished tokens of the run */
+    int first = 0, stop = 0; /* tokens first ... stop - 1 of the run belong to the current sequence */
     const auto start_sequence = [&] {
         bounds = bounds_at(in, me, a, bounds.sequence);
         first = a;
@@ -233,14 +233,14 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
         const int ahead = k + STAGES - 1;
         if (k >= 0) {
             cp_async_wait<STAGES - 2>();
-            sync_warp(); /* stage k is there, and the one before is free */
+            sync_warp(); /* stage k has arrived, and the one before is free */
         }
         if (ahead < all) {
             x.fill(base + ahead % STAGES * STAGE, ahead, granule);
             dy.fill(base + ahead % STAGES * STAGE + L::BYTES, ahead, granule);
         }
         cp_async_commit();
-        if (k < 0) { /* what else the first stage needs is loaded while the stage is on its way */
+        if (k < 0) { /* the other inputs are loaded while the first stage is copied */
             if (k < -1 || stages == 0) continue;
             lane.filter.load(in, lane_channel<L>(me), me.channels);
             start_sequence();
@@ -251,7 +251,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
         if (k == stages && bounds.end <= a) break; /* the last sequence ends with the run */
         for (;;) {
             if (a == stop) {
-                if (k < stages && a == used && bounds.end > a) break; /* the stage of the tokens after the run comes */
+                if (k < stages && a == used && bounds.end > a) break; /* tokens after the run follow */
                 if (a > 0) lane.finish(p, dx, bounds, stage, begin, first, a);
                 if (a == used) break;
                 start_sequence();
@@ -268,8 +268,8 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
             }
         }
         if (L::OVER_TIME && p.dx) {
-            /* dx of the stage's last J tokens needs the next stage.  So the last unit is stored with that one, which
-             * takes it before its rows (LEAD); what is stored now begins with the last unit of the stage before. */
+            /* dx of the stage's last J tokens needs the next stage.  So the next stage stores the last unit, which it
+             * takes before its rows (LEAD).  This store begins with the last unit of the stage before. */
             sync_warp();
             dx.flush(stage, 0, begin - UNIT, a, granule);
             const bool is_last = k == stages || (a == used && bounds.end <= a);
@@ -289,7 +289,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
 template <class L, int W>
 GT_KERNEL(32 * WARPS, BACKWARD_BLOCKS<L>)
 backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
-    wait_for_chain(); /* the first of its chain: it waits for none, but lets blocks of the next kernel start early */
+    wait_for_chain(); /* the chain's first kernel: it waits for none, but lets blocks of the next kernel start early */
     const Run me = run_of<L>(p.in, p.cut, W - 1);
     Sums<W, L::VEC> sums = {};
     if (me.exists) backward_run<L, W>(p, me, sums);

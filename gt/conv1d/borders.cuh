@@ -1,12 +1,12 @@
 /* gt/conv1d/borders.cuh - packed sequences in rows over time, [B,D,T]: for rows.cuh and bulk_rows_sm90.cuh.
  *
- * A row is one channel; it holds all sequences, one after another.  A border is where one begins or the last one ends.
- * Borders lie alike in all rows.  So they are looked up once, for a piece of a row, and kept as bits in shared memory;
- * whoever works on that piece of other channels uses them again.
- * A unit sees the bits around it, from HALO tokens before it to HALO after it: `near`.  Where a sequence begins, the
- * inputs before it count as 0 (open_window, next_window), and so do the q after it (close_window, prior_window): a
- * select each.  Where no unit of a warp has a border near, near = 0 is a constant, and the selects are gone.
- * A state's inputs and gradients are few: units that meet them add them one token at a time. */
+ * A row is one channel; it holds all sequences, one after another.  A border is the begin of a sequence or the end of
+ * the last one.  All rows have the same borders.  So they are looked up once for a piece of a row, and kept as bits in
+ * shared memory; warps with this piece of other channels use them again.
+ * A unit sees the bits around it, from HALO tokens before it to HALO after it: `near`.  Inputs before a sequence count
+ * as 0 (open_window, next_window), and so do the q after it (close_window, prior_window): a select each.  If no unit of
+ * a warp has a border near it, near = 0 is a constant, and the selects vanish.  A state's inputs and gradients are few:
+ * units that meet them add them one token at a time. */
 #ifndef GT_CONV1D_BORDERS_CUH
 #define GT_CONV1D_BORDERS_CUH
 
@@ -33,12 +33,12 @@ struct Borders {
             const int64_t begin = q.cu_seqlens[s];
             if (begin >= t + 64) return bits;
             bits |= (uint64_t)1 << (int)(begin - t);
-            if (begin >= used) return bits; /* the last border; what follows it is empty */
+            if (begin >= used) return bits; /* the last border; no sequence follows it */
         }
     }
 
-    /* Writes the bits for `tokens` tokens of the row, from `first` on; `threads` threads share the work, two words each:
-     * a search waits for memory as often as it has steps, and one that is done in turn as often again. */
+    /* Writes the bits for `tokens` tokens of the row, from `first` on.  `threads` threads share the work, two words
+     * each: every step of a search waits for memory, and searches one after another would add up. */
     GT_METHOD void write(const Sequences& q, int64_t used, int64_t first, int tokens, int thread, int threads) const {
         GT_NO_UNROLL
         for (int i = 2 * thread; i < border_words(tokens); i += 2 * threads) {
@@ -59,7 +59,8 @@ struct Borders {
 /* Bits HALO + from ... HALO + to - 1. */
 GT_HD constexpr uint32_t near_bits(int from, int to) { return (1u << (HALO + to)) - (1u << (HALO + from)); }
 
-/* Bit n: of the unit's token n the sequence began less than J tokens before, so that its state has inputs of it. */
+/* Bit n: the sequence of the unit's token n began less than J tokens before, so that the token needs inputs of the
+ * state. */
 template <int J>
 GT_DEV uint32_t early_tokens(uint32_t near) {
     uint32_t bits = 0;
@@ -68,7 +69,7 @@ GT_DEV uint32_t early_tokens(uint32_t near) {
     return bits;
 }
 
-/* Bit n: the unit's token n is one of the last J of its sequence, so that its state_out has it. */
+/* Bit n: the unit's token n is one of the last J of its sequence, and so in state_out. */
 template <int J>
 GT_DEV uint32_t late_tokens(uint32_t near) {
     uint32_t bits = 0;

@@ -1,23 +1,24 @@
 /* gt/conv1d/bulk_rows_sm90.cuh - forward over time, [B,D,T], on compute capability 9.0: long rows that are whole
- * numbers of aligned units, what forward_whole_rows_kernel (whole_rows.cuh) computes elsewhere and, of packed sequences
+ * numbers of aligned units.  Elsewhere forward_whole_rows_kernel (whole_rows.cuh) computes them or, in packed sequences
  * (PACKED), forward_rows_kernel (rows.cuh).
  *
  * A row is one channel of one batch element.  It is cut into pieces of 2 KB, the last perhaps shorter.  All pieces are
- * numbered, and a warp takes `each` of them that follow each other.  They come through a ring of slots in shared
- * memory, one bulk copy a piece: itself and, but for a row's first, the 16 bytes before it.  So bytes in flight cost no
- * registers, and none waits for a block to begin.  Each warp has a ring of its own and meets the others nowhere.
- * A lane takes units, 16 bytes each, 32 units apart; it reads the inputs before its unit where they lie.
+ * numbered, and a warp takes `each` consecutive pieces.  They come through a ring of slots in shared memory, one bulk
+ * copy a piece: the piece and, unless it is a row's first, the 16 bytes before it.  So bytes in flight cost no
+ * registers, and no load waits for a block to begin.  Each warp has its own ring and no barrier with others.
+ * A lane takes units, 16 bytes each, 32 units apart; it reads the inputs before its unit in place.
  *
- * Packed sequences: borders.cuh.  Pieces are numbered so that those that follow each other are of the same tokens, of
- * one channel after another: a warp looks for borders once or twice in a call.
+ * Packed sequences: borders.cuh.  Consecutive pieces have the same tokens of consecutive channels: a warp looks for
+ * borders once or twice in a call.
  *
- * grid: as many blocks as are resident together, or fewer.  Block 128, all warps alike.
- * registers: weights (packed: those of the next channel, too), a unit of x, its outputs; 80 at most, so that six blocks share a multiprocessor.
+ * grid: the resident blocks, or fewer.  Block 128, all warps alike.
+ * registers: weights (packed: the next channel's, too), a unit of x, its outputs; 80 at most, so that six blocks share
+ * a multiprocessor.
  * shared, a block: 32.4 KB: slots, four a warp, and their mbarriers; packed 0.5 KB more, for borders.
  * bytes: every tensor once, and 16 bytes of x once more for every piece but a row's first.
  * instructions an element, bf16, W = 4, SiLU: as in forward.cuh, and 2 for addresses and shared memory; 4 more in a
- * round of 32 units that a border is in or near.
- * state_out of a row: by the warp that has the row's first piece, after it has read state_in there. */
+ * round of 32 units with a border in or near it.
+ * The warp with a row's first piece writes the row's state_out, after it has read state_in. */
 #ifndef GT_CONV1D_BULK_ROWS_SM90_CUH
 #define GT_CONV1D_BULK_ROWS_SM90_CUH
 
@@ -30,8 +31,8 @@ namespace conv1d {
 constexpr int BULK_BLOCKS = 6; /* on a multiprocessor */
 constexpr int BULK_WARPS = ROWS_BLOCK / 32;
 constexpr int BULK_PIECE = 2048, BULK_SLOT = BULK_PIECE + 16, BULK_STAGES = 4; /* bytes; slots of a warp */
-constexpr int BULK_FULL = BULK_WARPS * BULK_STAGES * BULK_SLOT;                /* where the mbarriers are */
-constexpr int BULK_BORDERS = BULK_FULL + 8 * BULK_WARPS * BULK_STAGES;         /* and those of packed sequences */
+constexpr int BULK_FULL = BULK_WARPS * BULK_STAGES * BULK_SLOT;                /* offset of the mbarriers */
+constexpr int BULK_BORDERS = BULK_FULL + 8 * BULK_WARPS * BULK_STAGES;         /* and the borders of packed sequences */
 template <class T>
 constexpr int BULK_BORDER_BYTES = 4 * border_words(BULK_PIECE / (int)sizeof(T)); /* of a warp */
 template <class T, bool PACKED>
@@ -47,8 +48,8 @@ struct BulkRowsParams {
     BulkRowsCut rows;
 };
 
-/* Where a piece is; number: among all, which memory bounds below 2^32.  Pieces that follow each other are a row's; in
- * packed calls, those of the same tokens. */
+/* The place of a piece.  number: among all pieces; memory keeps it below 2^32.  Consecutive pieces belong to one row;
+ * in packed calls, to the same tokens of consecutive channels. */
 template <class T, bool PACKED>
 struct PiecePosition {
     static constexpr int TOKENS = BULK_PIECE / (int)sizeof(T);
@@ -106,7 +107,7 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
     const Borders borders = {smem_base() + BULK_BORDERS + warp * BULK_BORDER_BYTES<T>};
     const int64_t used = PACKED ? used_tokens(in.sequences) : 0;
     int used_here = 0;                /* of the piece */
-    Filter<W, 1> filter, next_filter; /* packed: the next piece's, on its way while this one is worked on */
+    Filter<W, 1> filter, next_filter; /* packed: the next piece's, loaded while this one is computed */
     if constexpr (PACKED) next_filter.load(in, at.d, 1);
     int stage = 0, parity = 0;
     GT_NO_UNROLL

@@ -1,15 +1,14 @@
 /* gt/conv1d/forward.cuh - forward: y_t = act(bias + sum_{j<W} weight[j] e_{t+j}), e = the state's inputs, then x.
  *
  * Tiles, runs, units and stages: tile.cuh.
- * grid tiles * (blocks of a tile), block 4 warps, fewer where their stages do not fit into shared memory.  All warps do
- * the same; a lane has 4 channels (over time: 1).
+ * grid tiles * (blocks of a tile), block 4 warps, fewer if their stages exceed shared memory.  All warps do the same; a
+ * lane has 4 channels (over time: 1).
  * registers: weights, the last W - 1 inputs, a unit of x as loaded.  Over channels 96 at most, so that five blocks
  * share a multiprocessor; over time 80, for six.
  * shared, a warp: over channels 4 stages of 2 KB, over time 2 of 4.5 KB.
  * bytes: x and y once; the W - 1 tokens before every run a second time, out of a cache; states and parameters.
  * instructions an element, bf16, W = 4, SiLU: 4 FFMA, 6 for SiLU, 1 to unpack, half a one to pack; then copies.
- * One thread sums an output in the order of the taps: deterministic, and the bits of a packed sequence are those that
- * it has alone.
+ * One thread sums an output in the order of the taps: deterministic, and a packed sequence has the same bits as alone.
  *
  * state_out of a batch element: the warps of its first run write it after they have read state_in, which may be the
  * same memory.  state_out of packed sequences, and where T = 0: state.cuh. */
@@ -49,7 +48,7 @@ GT_DEV void store_state(const Problem& in, float* state_out, int64_t b, int64_t 
     }
 }
 
-/* What a lane keeps over a run: its parameters and, in e[0 ... W-2], the last inputs. */
+/* A lane's values over a run: its parameters and, in e[0 ... W-2], the last inputs. */
 template <class L, int W>
 struct ForwardLane {
     using T = typename L::T;
@@ -123,16 +122,16 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
     clear_missing<L>(me, base, STAGES);
     ForwardLane<L, W> lane;
     SequenceBounds bounds = {};
-    int a = 0, stop = 0;                        /* tokens of the run: done; up to the end of the sequence at hand */
+    int a = 0, stop = 0;                        /* tokens of the run: finished; up to the end of the current sequence */
     for (int k = 1 - STAGES; k < stages; k++) { /* below 0: only copies */
         const int ahead = k + STAGES - 1;
         if (k >= 0) {
             cp_async_wait<STAGES - 2>();
-            sync_warp(); /* stage k is there, and the one before is free */
+            sync_warp(); /* stage k has arrived, and the one before is free */
         }
         if (ahead < stages) x.fill(base + ahead % STAGES * L::BYTES, ahead, granule);
         cp_async_commit();
-        if (k < 0) { /* behind the copies, which are far away */
+        if (k < 0) { /* after the copies, which take longer to arrive */
             if (k == -1) lane.filter.load(in, lane_channel<L>(me), me.channels);
             continue;
         }

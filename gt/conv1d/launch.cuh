@@ -24,11 +24,11 @@ struct View {
     gt_stride stride;
 };
 
-/* How the tensors of a call lie. */
+/* Layout of a call's tensors. */
 struct Form {
-    bool over_time;      /* in all the tokens of a channel are neighbours (t stride 1), and channels are not */
-    int granule;         /* the largest number of bytes that copies of all can move at once: 16, 4 or an element's */
-    bool has_long_rows;  /* the kernels for long rows serve the call: rows of a channel lie alike in all */
+    bool over_time;      /* in every tensor the tokens of a channel are neighbours (t stride 1), and channels are not */
+    int granule;         /* the most bytes of a copy that suits all tensors: 16, 4 or an element */
+    bool has_long_rows;  /* the kernels for long rows serve the call: all tensors align a channel's rows alike */
     bool has_whole_rows; /* and are whole numbers of aligned units */
 };
 
@@ -39,7 +39,8 @@ static Form form_of(const gt_conv1d_args& a, const View (&views)[COUNT]) {
     const auto fits = [](const View& v, int bytes, int64_t step, int64_t count) {
         return (uintptr_t)v.data % (uintptr_t)bytes == 0 && v.stride.b % count == 0 && step % count == 0;
     };
-    const int64_t segments = gt_times(a.B * a.D, a.T / unit / 32 + 2); /* of all rows, at most: numbered by 32 bits */
+    const int64_t segments = gt_times(a.B * a.D, a.T / unit / 32 + 2); /* upper bound over all rows: 32 bits number
+                                                                        * them */
     Form form = {true, 16, a.T / unit >= LEAST_UNITS && segments < INT32_MAX, false};
     for (const View& v : views)
         if (v.data && (v.stride.t != 1 || v.stride.h == 1)) form.over_time = false;
@@ -65,8 +66,8 @@ static inline int64_t waves(int64_t blocks, int64_t resident, const Device& devi
     return (blocks + resident - 1) / resident;
 }
 
-/* The length of runs with which all blocks are done soonest.  Long runs read less twice; short ones give more blocks.
- * A run costs as much as its tokens and about 12 more.  bytes: of shared memory, a warp. */
+/* The length of runs that ends the launch soonest.  Long runs read fewer tokens twice; short ones give more blocks.  A
+ * run costs as much as its tokens and about 12 more.  bytes: of shared memory, a warp. */
 template <class L>
 static Cut cut_for(const gt_conv1d_args& a, int granule, int bytes, int64_t resident, const Device& device) {
     Cut cut = {};
@@ -122,7 +123,7 @@ static inline int border_bytes(const gt_conv1d_args& a, const RowsCut& cut) {
     return a.seq_capacity > 0 ? 4 * border_words(cut.rounds * 32 * 16 / size_of(a.dtype)) : 0;
 }
 
-/* The same for the kernels of bulk_rows_sm90.cuh: every warp that is resident takes as many pieces. */
+/* The same for the kernels of bulk_rows_sm90.cuh: every resident warp takes equally many pieces. */
 static inline BulkRowsCut bulk_rows_cut_for(const gt_conv1d_args& a, const Device& device) {
     const int64_t piece = BULK_PIECE / size_of(a.dtype), pieces = (a.T + piece - 1) / piece, all = a.B * a.D * pieces;
     const int64_t each = waves(all, BULK_BLOCKS * BULK_WARPS, device), of_block = each * BULK_WARPS;
@@ -175,9 +176,11 @@ static inline gt_status launch_forward(const gt_conv1d_args& a, const Device& de
     p.state_out = a.state_out;
     const View views[] = {{a.x, a.x_stride}, {a.y, a.y_stride}};
     const Form form = form_of(a, views);
+    ClearParams skipped = {};
+    add_output(skipped, a.y, a.y_stride, a.dtype, 1, a.D, a.y_stride.h);
     return with_dtype(a.dtype, [&](auto element) {
         using T = decltype(element);
-        const gt_status status = with_constant<2, 4>(p.in.W, [&](auto width) {
+        gt_status status = with_constant<2, 4>(p.in.W, [&](auto width) {
             constexpr int W = decltype(width)::value;
             if (form.has_long_rows)
                 return with_constant<0, 1>(a.seq_capacity > 0, [&](auto packed) {
@@ -191,8 +194,9 @@ static inline gt_status launch_forward(const gt_conv1d_args& a, const Device& de
             });
         });
         const bool has_states = a.state_out && (a.seq_capacity > 0 || a.T == 0);
-        if (status != GT_OK || !has_states) return status;
-        return launch_state<T>(a, device, stream);
+        if (status == GT_OK && has_states) status = launch_state<T>(a, device, stream);
+        if (status != GT_OK) return status;
+        return clear_skipped("conv1d clear_skipped_kernel", skipped, p.in.sequences, device, stream);
     });
 }
 
@@ -203,21 +207,28 @@ static inline gt_status launch_step(const gt_conv1d_args& a, gt_stream stream) {
     p.y = a.y;
     p.y_stride = a.y_stride;
     p.state = a.state_out;
+    p.state_dtype = a.state_dtype, p.weight_dtype = a.weight_dtype;
+    p.state_stride = a.state_out_stride;
+    p.columns = a.state_columns;
+    p.places = a.places;
     p.elements = step_elements_of(a);
-    const bool has_rows = has_step_rows(a);
-    const int64_t parts = (a.D + STEP_CHANNELS - 1) / STEP_CHANNELS, groups = (a.B + STEP_WARPS - 1) / STEP_WARPS;
+    const bool has_rows = has_step_rows(a), has_fours = !has_rows && has_step_fours(a);
+    const bool has_tiles = has_rows || has_fours;
+    const int channels = has_tiles ? STEP_CHANNELS : THREADS, elements = has_tiles ? STEP_WARPS : 1; /* of a block */
+    const int64_t parts = (a.D + channels - 1) / channels, groups = (a.B + elements - 1) / elements;
     p.by_parts = divide_by((int)parts);
     return with_dtype(a.dtype, [&](auto element) {
         using T = decltype(element);
+        if (has_fours) {
+            void (*const kernel)(StepParams) = a.T == 1 ? step_fours_kernel<T, 1> : step_fours_kernel<T, STEP_BATCH>;
+            return run("conv1d step_fours_kernel", kernel, parts * groups, THREADS, 0, stream, p);
+        }
         return with_constant<2, 4>(p.in.W, [&](auto width) {
             constexpr int W = decltype(width)::value;
-            if (has_rows) {
-                void (*const kernel)(StepParams) =
-                    a.T == 1 ? step_rows_kernel<T, W, 1> : step_rows_kernel<T, W, STEP_BATCH>;
-                return run("conv1d step_rows_kernel", kernel, parts * groups, THREADS, STEP_ROWS_SMEM<W>, stream, p);
-            }
-            return run("conv1d step_kernel", step_kernel<T, W>, (a.B * a.D + THREADS - 1) / THREADS, THREADS, 0, stream,
-                       p);
+            if (!has_rows) return run("conv1d step_kernel", step_kernel<T, W>, parts * groups, THREADS, 0, stream, p);
+            void (*const kernel)(StepParams) =
+                a.T == 1 ? step_rows_kernel<T, W, 1> : step_rows_kernel<T, W, STEP_BATCH>;
+            return run("conv1d step_rows_kernel", kernel, parts * groups, THREADS, STEP_ROWS_SMEM<W>, stream, p);
         });
     });
 }

@@ -1,4 +1,4 @@
-/* gt/conv1d/problem.cuh - what every kernel of conv1d knows: sizes, the arguments, the sequences, sums over taps. */
+/* gt/conv1d/problem.cuh - common to all kernels of conv1d: sizes, arguments, sequences, sums over taps. */
 #ifndef GT_CONV1D_PROBLEM_CUH
 #define GT_CONV1D_PROBLEM_CUH
 
@@ -22,6 +22,7 @@ struct Problem {
     gt_stride x_stride;
     const float* state_in;
     bool state_in_shared;
+    gt_stride pool_stride; /* of the pool, if there is one: of channels and columns */
     Sequences sequences;
 };
 
@@ -36,7 +37,8 @@ static inline Problem problem_of(const gt_conv1d_args& a) {
     in.x_stride = a.x_stride;
     in.state_in = a.state_in;
     in.state_in_shared = a.state_in_shared;
-    in.sequences = sequences_of(a);
+    in.sequences = sequences_of(a, a.state_out_stride.b);
+    in.pool_stride = a.state_out_stride;
     return in;
 }
 
@@ -67,10 +69,14 @@ GT_DEV float gradient_of_sum(bool has_silu, float pre, float dy) {
     return has_silu ? dy * slope : dy;
 }
 
-/* Input t < 0 of a sequence: one of the W - 1 that its state holds.  row: the sequence's, in state_in. */
+/* Input t < 0 of a sequence: one of the W - 1 that its state holds.  row: the sequence. */
 GT_DEV float state_input(const Problem& p, int64_t row, int64_t d, int t) {
     const int64_t J = p.W - 1, j = t + J;
     if (!p.state_in || j < 0) return 0.0f;
+    if (p.sequences.pool.slots) {
+        const float* const start = start_row(p.sequences, p.state_in, 0, row);
+        return start ? start[d * p.pool_stride.t + j * p.pool_stride.h] : 0.0f;
+    }
     return p.state_in[((p.state_in_shared ? 0 : row) * p.D + d) * J + j];
 }
 
@@ -121,8 +127,8 @@ GT_DEV void shift(float (&window)[ROWS][VEC]) {
 
 /* ---- packed sequences ------------------------------------------------------------------------ */
 
-/* The sequence that token t < used_tokens() belongs to; it is `low` or a later one.  A search that leaves an eighth of
- * the sequences in question with every step, whose loads are in flight together. */
+/* The sequence that token t < used_tokens() belongs to; it is `low` or a later one.  Every step of the search keeps an
+ * eighth of the sequences; a step's loads are in flight together. */
 GT_DEV int64_t sequence_of(const Sequences& q, int64_t t, int64_t low) {
     constexpr int WAYS = 8;
     if (t < q.cu_seqlens[low + 1]) return low;
@@ -133,7 +139,7 @@ GT_DEV int64_t sequence_of(const Sequences& q, int64_t t, int64_t low) {
         GT_UNROLL
         for (int i = 1; i < WAYS; i++) {
             const int64_t s = low + i * step < high ? low + i * step : high - 1;
-            if (q.cu_seqlens[s] <= t) found = s; /* of empty sequences the last */
+            if (q.cu_seqlens[s] <= t) found = s; /* among empty sequences the last */
         }
         low = found;
         if (low + step < high) high = low + step;
@@ -141,8 +147,8 @@ GT_DEV int64_t sequence_of(const Sequences& q, int64_t t, int64_t low) {
     return low;
 }
 
-/* What a thread of a kernel over states works on: channel d of strand number `first`, which takes sequences first,
- * first + strands, ... */
+/* A thread's work in kernels over states: channel d of strand number `first`, which takes sequences first, first +
+ * strands, ... */
 struct Strand {
     int64_t d, first;
     bool exists;

@@ -1,34 +1,34 @@
 /* gt/conv1d/rows.cuh - forward and backward over time, [B,D,T], of long rows: the same sums as forward.cuh and
  * backward.cuh.
  *
- * A row is one channel of one batch element.  It is cut into segments of up to MAX_ROUNDS rounds, each of which a warp
- * takes.  In a round the lanes take a unit each, 16 bytes side by side: 512 bytes of a row at once, where tile.cuh
- * takes 128 bytes of each of 32 rows.  cp.async brings units into a ring of four rounds in shared memory.  A lane needs
- * the inputs before its unit, which it reads there, and in backward the q after it, which come by shuffles.  For the
- * first and last lane they are of the neighbouring round; forward copies the unit before a round once more.
- * A warp of forward takes several segments in turn, and copies the next while it works on the last rounds of one.
- * These kernels serve calls whose rows have LEAST_UNITS or more.  Units are aligned.  A row need not be: of its first
- * and last unit some tokens may be others'.  But the rows of a channel in all tensors must lie alike.  The kernels of
- * forward.cuh and backward.cuh serve the other calls; forward of rows that are whole numbers of aligned units is, on
- * compute capability 9.0, in bulk_rows_sm90.cuh, elsewhere, but for packed sequences, in whole_rows.cuh.
+ * A row is one channel of one batch element.  It is cut into segments of up to MAX_ROUNDS rounds, and a warp takes each
+ * segment.  In a round the lanes take a unit each, 16 bytes side by side: 512 bytes of a row at once.  tile.cuh takes
+ * 128 bytes of each of 32 rows.  cp.async brings units into a ring of four rounds in shared memory.  A lane reads the
+ * inputs before its unit from the ring, and in backward gets the q after it by shuffles.  The first and last lane need
+ * the neighbouring round's; forward copies the unit before a round once more.  A warp of forward takes several segments
+ * in turn, and copies the next while it works on the last rounds of one.  These kernels serve calls whose rows have
+ * LEAST_UNITS or more.  Units are aligned.  A row need not be: its first and last unit may hold tokens of other rows.
+ * But all tensors must align a channel's rows alike.  The kernels of forward.cuh and backward.cuh serve the other
+ * calls.  Two more files serve forward of rows that are whole numbers of aligned units: on compute capability 9.0
+ * bulk_rows_sm90.cuh, elsewhere, unless packed, whole_rows.cuh.
  *
  * Packed sequences (PACKED): borders.cuh.  The four warps of a block take the same segment of four channels, one each.
  * They write its borders together, behind the first copies: the only barrier that a block has.  Weights and the tokens
- * after the segment come while borders are looked up.
+ * after the segment are loaded while borders are looked up.
  *
- * grid: four warps a block, as many as there are segments (forward: a part of them, but for packed sequences).
+ * grid: four warps a block, a warp a segment (forward: fewer, unless packed).
  * registers: weights (backward: and their gradients), a unit of x (and dy), its q; 56 at most in forward, so that nine
  * blocks share a multiprocessor, 64 in backward, for eight; packed 64 and 80, for eight and six.
  * shared, a block: forward 8.25 KB, backward 16 KB; packed up to 1 KB more.
  * bytes: every tensor once; a second time, out of a cache, 16 bytes of x every round of forward, and the unit of x
  * before every segment of backward.  Backward also reads a second time the W - 1 tokens of x and dy after every
  * segment, and stores 4 (W + 1) bytes of sums a segment.
- * instructions an element, bf16, W = 4, SiLU: as in forward.cuh and backward.cuh, and for copies, addresses, shuffles and
- * tests 8 in forward, 11 in backward, 14 if packed.  In a round of 32 units that a border is in or near, 4 more in
+ * instructions an element, bf16, W = 4, SiLU: as in forward.cuh and backward.cuh, and for copies, addresses, shuffles
+ * and tests 8 in forward, 11 in backward, 14 if packed.  In a round of 32 units with a border in or near it, 4 more in
  * forward, 8 in backward.
- * Backward has code for three kinds of rounds (Round).  In most all units are tokens of the row and of sequences, and
- * nothing is asked of a unit; at a row's ends all is.
- * Backward takes the last round of a segment first, so that q is there when dx needs it.  dweight and dbias are summed
+ * Backward has code for three kinds of rounds (Round).  In most rounds all tokens belong to the row and to sequences,
+ * and units need no tests; at a row's ends they need all.
+ * Backward takes the last round of a segment first, so that q exists when dx needs it.  dweight and dbias are summed
  * over a lane's units in registers, over the segment's lanes by a butterfly, over segments and batch by reduce_rows:
  * deterministic. */
 #ifndef GT_CONV1D_ROWS_CUH
@@ -45,12 +45,12 @@ template <bool PACKED>
 constexpr int ROWS_FORWARD_BLOCKS = PACKED ? 8 : 9; /* on a multiprocessor */
 template <bool PACKED>
 constexpr int ROWS_BACKWARD_BLOCKS = PACKED ? 6 : 8;
-constexpr int ROWS_STAGES = 4; /* of the ring; their bytes: */
+constexpr int ROWS_STAGES = 4; /* stages of the ring; their bytes: */
 constexpr int FORWARD_STAGE = 16 * (ROWS_BLOCK + ROWS_BLOCK / 32), BACKWARD_STAGE = 32 * ROWS_BLOCK;
 
 struct RowsCut {
     int rounds;               /* of a segment */
-    int each;                 /* segments that a warp takes, one after another; 1 in backward */
+    int each;                 /* consecutive segments of a warp; 1 in backward */
     int64_t segments, blocks; /* segments of a row; blocks of the grid */
     uint32_t all;             /* segments of all rows */
 };
@@ -72,11 +72,11 @@ constexpr int BEFORE = 4; /* inputs before a unit that are loaded for it: W - 1 
 template <class T>
 using Before = Vec<T, BEFORE>;
 template <class T>
-constexpr int BEFORE_AT = 16 - BEFORE*(int)sizeof(T); /* where a unit has them, in bytes */
+constexpr int BEFORE_AT = 16 - BEFORE*(int)sizeof(T); /* their offset in a unit, in bytes */
 
-/* Where a segment is.  Segments are numbered; a number fits 32 bits, for memory has no 2^32 times 512 bytes.  Of packed
- * calls those that follow each other have the same tokens, so that a block needs the borders of one: some numbers are
- * of channels that do not exist. */
+/* The place of a segment.  Segments are numbered; a number fits 32 bits, since no memory has 2^32 times 512 bytes.  In
+ * packed calls consecutive segments have the same tokens, so that a block needs the borders of one.  Some numbers then
+ * belong to missing channels. */
 template <class T, bool PACKED>
 struct SegmentPosition {
     int64_t b, d, segment, offset; /* offset: of the segment's token 0, from the row's first */
@@ -99,13 +99,13 @@ struct SegmentPosition {
     GT_METHOD bool exists(const Problem& p) const { return d < p.D; }
 };
 
-/* A warp's segment of a row.  Its tokens are numbered from where its first unit begins. */
+/* A warp's segment of a row.  Its tokens are numbered from its first unit on. */
 template <class T>
 struct Segment {
     static constexpr int N = 16 / (int)sizeof(T), STEP = 32 * N; /* STEP: tokens of a round */
     int tokens;                                                  /* up to the segment's end or the row's */
-    int start, end; /* of the row: its first token, up to N - 1, and the one after its last that belongs to a sequence;
-                     * where they lie in other segments before and after all that are asked for */
+    int start, end; /* of the row: its first token, up to N - 1, and the one after its last that belongs to a sequence.
+                     * If these lie in other segments: before and after all tokens that are asked for */
 
     template <class Position>
     GT_METHOD Segment(const Problem& p, const RowsCut& cut, const Position& position) {
@@ -124,12 +124,12 @@ struct Segment {
         end = left < 0 ? 0 : left < most ? (int)left : most;
     }
 
-    /* Of a unit, with `left` tokens up to the end of the segment. */
+    /* Bytes of a unit, with `left` tokens up to the end of the segment. */
     GT_DEV int bytes(int left) { return (int)sizeof(T) * (left > N ? N : left < 0 ? 0 : left); }
     GT_METHOD bool is_first() const { return start >= 0; }
 };
 
-/* Stores results of the unit that begins with token t, but those outside of the row. */
+/* Stores results of the unit that begins with token t, except tokens outside of the row. */
 template <class T, int N>
 GT_DEV void store_unit(T* row, const Segment<T>& me, int t, const float (&x)[N]) {
     if (t >= me.start && t + N <= me.tokens) {
@@ -143,7 +143,7 @@ GT_DEV void store_unit(T* row, const Segment<T>& me, int t, const float (&x)[N])
         if (t + i >= me.start && t + i < me.tokens) Element<T>::store(row, t + i, x[i]);
 }
 
-/* The inputs e before and in the unit that begins with token t: before the row are those that the state holds, or 0.
+/* The inputs e before and in the unit that begins with token t: before the row the state's inputs, or 0.
  * channel: b D + d */
 template <class T, bool HAS_STATE, int COUNT>
 GT_DEV void begin_row(float (&e)[COUNT], const Problem& p, int64_t channel, const Segment<T>& me, int t) {
@@ -184,7 +184,7 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     uint32_t end = p.rows.all - number < (uint32_t)p.rows.each ? p.rows.all : number + p.rows.each;
     const SegmentPosition<T, PACKED> start(in, p.rows, number);
     if (PACKED && !start.exists(in)) end = number;
-    /* what is copied next, up to ROWS_STAGES - 1 rounds ahead, perhaps of the next segment */
+    /* the next round to copy, up to ROWS_STAGES - 1 rounds ahead, perhaps of the next segment */
     struct {
         uint32_t number;
         int tokens, t, round;
@@ -279,7 +279,7 @@ GT_DEV void store_row_sums(const BackwardRowsParams& p, uint32_t number, Sums<W,
     if (p.b.dbias) p.b.dbias[to] = sums.tap[W][0];
 }
 
-/* Sets those elements of a unit to 0 whose bit is not set in `kept`. */
+/* Clears the elements of a unit whose bit in `kept` is not set. */
 template <class T>
 GT_DEV void keep_elements(Unit<T>& unit, uint32_t kept) {
     constexpr int N = Segment<T>::N;
@@ -289,7 +289,7 @@ GT_DEV void keep_elements(Unit<T>& unit, uint32_t kept) {
     unit.set(x);
 }
 
-/* The q of a unit, q[0 ... N-1], and what they add to the sums; e are the inputs before and in it. */
+/* The q of a unit, q[0 ... N-1], and their terms in the sums; e are the inputs before and in the unit. */
 template <class T, int W, int COUNT>
 GT_DEV void backward_unit(float (&q)[COUNT], Sums<W, 1>& sums, const Problem& p, const Filter<W, 1>& filter,
                           const float (&e)[COUNT], const Unit<T>& dy, uint32_t near) {
@@ -318,9 +318,9 @@ GT_DEV void gradients_of_unit(float (&dx)[N], const Filter<W, 1>& filter, const 
     }
 }
 
-/* A round of 32 units, by what the lanes have to ask about theirs. */
+/* Kinds of rounds of 32 units, by the tests that lanes need. */
 enum class Round {
-    PLAIN,    /* nothing: all tokens are the row's and of sequences, and no border is near */
+    PLAIN,    /* none: all tokens are the row's and of sequences, and no border is near */
     BORDERED, /* where borders are; the call has no states */
     ANY       /* all */
 };
@@ -330,7 +330,7 @@ GT_KERNEL(ROWS_BLOCK, ROWS_BACKWARD_BLOCKS<PACKED>)
 backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     constexpr int N = 16 / (int)sizeof(T), J = W - 1;
     constexpr uint32_t ALL = (1u << N) - 1;
-    wait_for_chain(); /* the first of its chain: it waits for none, but lets blocks of the next kernel start early */
+    wait_for_chain(); /* the chain's first kernel: it waits for none, but lets blocks of the next kernel start early */
     const Problem& in = p.b.in;
     const uint32_t number = block_x() * (ROWS_BLOCK / 32) + shfl_idx(warp_id(), 0);
     if (!PACKED && number >= p.rows.all) return;
@@ -338,18 +338,18 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     Segment<T> me(in, p.rows, at);
     constexpr int STEP = Segment<T>::STEP;
     int begin = (p.rows.rounds - 1) * STEP; /* of the round, a token as `me` counts them */
-    /* the lane's unit of it */
+    /* the lane's unit of the round */
     const T* x = static_cast<const T*>(in.x) + offset_of(in.x_stride, at.b, at.offset, at.d) + begin + lane_id() * N;
     const T* dy =
         static_cast<const T*>(p.b.dy) + offset_of(p.b.dy_stride, at.b, at.offset, at.d) + begin + lane_id() * N;
     T* dx = static_cast<T*>(p.b.dx) + offset_of(p.b.dx_stride, at.b, at.offset, at.d) + begin + lane_id() * N;
     const uint32_t slot = smem_base() + 16 * thread_id();
     const uint32_t before = smem_base() + 16 * (thread_id() - lane_id() + (lane_id() + 31) % 32) + BEFORE_AT<T>;
-    /* Of the round that begins so many tokens earlier. */
+    /* The stage of the round that begins `earlier` tokens earlier. */
     const auto stage_of = [&](int earlier) {
         return (uint32_t)(begin - earlier) / STEP % ROWS_STAGES * BACKWARD_STAGE;
     };
-    /* Of the round that is so many earlier in time. */
+    /* Copies the round that is `rounds` rounds earlier in time. */
     const auto copy = [&](int rounds) {
         const int earlier = rounds * STEP;
         const uint32_t to = slot + stage_of(earlier);
@@ -411,10 +411,10 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
                           uint32_t near) {
         constexpr Round KIND = decltype(kind)::value;
         constexpr bool HAS_BORDERS = PACKED && KIND != Round::PLAIN;
-        const int t = KIND == Round::ANY ? made_here(begin + lane_id() * N) : 0; /* else pointers would be kept */
+        const int t = KIND == Round::ANY ? made_here(begin + lane_id() * N) : 0; /* otherwise pointers would be kept */
         Unit<T> own = loaded, own_dy = loaded_dy;
         Before<T> before_own = earlier;
-        if constexpr (KIND == Round::ANY) { /* again: else registers would be short */
+        if constexpr (KIND == Round::ANY) { /* made again: registers are short */
             own = lds<Unit<T>>(slot + stage_of(0));
             own_dy = lds<Unit<T>>(slot + stage_of(0) + BACKWARD_STAGE / 2);
             before_own = lds<Before<T>>(before + stage_of(lane_id() == 0 ? STEP : 0));
@@ -490,12 +490,12 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
             stg(dx, packed);
         }
     };
-    /* All units of rounds that end up to `end_whole` are sequences' tokens, but for those of the row's first. */
+    /* Rounds that end up to `end_whole` hold tokens of sequences alone, except the row's first round. */
     const bool has_states = in.state_in || p.b.dstate_out;
     const int end_whole = !PACKED && p.b.dstate_out ? me.end - J : me.end;
     GT_NO_UNROLL
     for (; begin >= 0; begin -= STEP, x -= STEP, dy -= STEP, dx -= STEP) {
-        cp_async_wait<ROWS_STAGES - 3>(); /* this round and the one earlier in time are there */
+        cp_async_wait<ROWS_STAGES - 3>(); /* this round and the one earlier in time have arrived */
         sync_warp();                      /* of all lanes, and the stage before has been read */
         copy(ROWS_STAGES - 1);
         const uint32_t stage = stage_of(0), next = stage_of(STEP); /* next: earlier in time */

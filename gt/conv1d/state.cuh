@@ -3,10 +3,10 @@
  * grid ceil(D * strands / 256), block 256: a thread has one channel of one strand, which takes sequences first,
  * first + strands, ...  The cost of a call depends on the number of sequences, not on seq_capacity.  The elements of a
  * batch are B strands of one sequence each.
- * These kernels run after those that read state_in and dstate_out.  What they write may be the same memory: a thread
- * reads all that it needs of a sequence before it writes there.
+ * These kernels run after all kernels that read state_in and dstate_out.  Their outputs may be the same memory: a
+ * thread reads all its inputs of a sequence before it writes.
  * registers: weights, six inputs, three gradients, and their sums.  No shared memory.
- * One thread adds up a sum; those of a shared dstate_in go over strands by reduce_rows: deterministic. */
+ * One thread adds up a sum; reduce_rows adds sums of a shared dstate_in over strands: deterministic. */
 #ifndef GT_CONV1D_STATE_CUH
 #define GT_CONV1D_STATE_CUH
 
@@ -16,7 +16,7 @@
 namespace gt {
 namespace conv1d {
 
-/* Where a sequence lies: batch element, its first token, and how many. */
+/* Place of a sequence: batch element, first token, number of tokens. */
 struct Extent {
     int64_t b, first, tokens;
 };
@@ -64,9 +64,13 @@ state_kernel(const GT_GRID_CONSTANT StateParams p) {
                                              offset_of(in.x_stride, its.b, its.first + t, me.d))
                           : state_input(in, s, me.d, (int)t);
         }
+        float* const end = end_row(in.sequences, p.state_out, in.D * J, s);
+        if (!end) continue;
+        const bool has_pool = in.sequences.pool.slots;
+        const int64_t channel = has_pool ? in.pool_stride.t : J, column = has_pool ? in.pool_stride.h : 1;
         GT_UNROLL
         for (int i = 0; i < HALO; i++)
-            if (i >= HALO - J) p.state_out[(s * in.D + me.d) * J + i - (HALO - J)] = e[i];
+            if (i >= HALO - J) end[me.d * channel + (i - (HALO - J)) * column] = e[i];
     }
 }
 
@@ -76,7 +80,7 @@ static gt_status launch_state(const gt_conv1d_args& a, const Device& device, gt_
     return run("conv1d state_kernel", state_kernel<T>, strand_blocks(a, p.strands), THREADS, 0, stream, p);
 }
 
-/* dstate_in; of a shared state the sum over the sequences of each strand.
+/* dstate_in; for a shared state the sum over each strand's sequences.
  * bytes: 3 tokens of x and dy, state_in and dstate_out of every sequence; dstate_in once. */
 struct BackwardStateParams {
     BackwardParams b;

@@ -8,23 +8,29 @@
  * grid ceil(D / 128) * ceil(B / 8), block 256; one launch, no workspace.
  * A warp moves its 128 (W - 1) floats of state in 16-byte pieces, neighbours by neighbouring lanes.  It exchanges them
  *     through shared memory, so that every sector moves once each way.
- * shared, W = 4: 2.5 KB of weights, 12 KB of states.  The part of a lane has an odd number of pieces: 8 lanes that read
- *     theirs meet in no bank.
+ * shared, W = 4: 2.5 KB of weights, 12 KB of states.  A lane's part has an odd number of pieces: 8 lanes read theirs
+ *     from different banks.
  * registers: weights and bias, W - 1 inputs of 4 channels, BATCH tokens as loaded (1 for calls of one token, else 4).
  * bytes of a channel, W = 4: 24 of state, 2 elements a token; 20 of parameters from L2 for 8 batch elements.
  * A thread issues the loads of states, parameters and BATCH tokens before it uses any of them.
  * issue slots of a thread, W = 4, one token: 10 global and 14 shared loads and stores, 16 multiply-adds, 4 SiLU.
  *
- * Where an element commits fewer tokens than it has, the new state is made of the old one, and of tokens that are loaded
- *     once more: no other call pays for it.
+ * If an element commits fewer tokens than it has, the new state is made from the old one and from tokens that are
+ *     loaded again: no other call pays for this.
  *
- * step_kernel, for any strides and alignment: grid ceil(B * D / 256), block 256, a thread has one channel.
+ * step_fours_kernel, for W = 4 and states of 4 columns, in any dtypes: the same tile, without shared memory.  Each lane
+ *     loads the 16 numbers of its 4 channels in memory's order.
+ * bytes of a channel, states and weights of 16 bits: 16 of state, 2 elements a token; 10 of parameters from L2.
  *
- * Both have the sums of forward, in the same order: a result does not depend on alignment. */
+ * step_kernel, for any dtypes, strides, alignment, columns of the state and rings: grid B * ceil(D / 256), block 256, a
+ *     thread has one channel.
+ *
+ * All kernels add in forward's order, so a result does not depend on alignment. */
 #ifndef GT_CONV1D_STEP_CUH
 #define GT_CONV1D_STEP_CUH
 
 #include "../base/launch.cuh"
+#include "../recurrence/step_states.cuh"
 #include "problem.cuh"
 
 namespace gt {
@@ -34,14 +40,18 @@ struct StepParams {
     Problem in; /* its state_in is not read */
     void* y;
     gt_stride y_stride;
-    float* state; /* [slot_capacity,D,W-1] */
+    void* state; /* [slot_capacity,D,columns] */
+    gt_dtype state_dtype, weight_dtype;
+    gt_stride state_stride; /* of rows, channels and columns */
+    int64_t columns;
+    const int32_t* places;
     StepElements elements;
-    Divider by_parts; /* of a row, 128 channels each */
+    Divider by_parts; /* of a row, 128 channels each, or THREADS */
 };
 
 constexpr int STEP_BATCH = 4;
 
-/* The tokens of VEC channels that a thread has.  BATCH: how many are loaded together; 1 if the call has no more, else
+/* A thread's tokens of VEC channels.  BATCH: tokens that are loaded together: 1 in calls of one token, else
  * STEP_BATCH. */
 template <class T, int VEC, int BATCH>
 struct StepTokens {
@@ -94,7 +104,7 @@ struct StepTokens {
 
     GT_METHOD bool commits_fewer() const { return BATCH > 1 && element.commit < count(); }
 
-    /* e[0 ... W-2]: the inputs before the tokens; afterwards the last ones of those that the element commits. */
+    /* e[0 ... W-2]: the inputs before the tokens; afterwards the inputs before the first uncommitted token. */
     template <int W>
     GT_METHOD void commit(float (&e)[W][VEC]) {
         GT_UNROLL
@@ -114,39 +124,127 @@ struct StepTokens {
     }
 };
 
+/* The state of one channel: S inputs, in order or in a ring. */
+struct StepColumns {
+    void* data;
+    gt_dtype dtype;
+    int64_t first, step, S; /* elements: of column 0, from column to column; columns */
+    int64_t place;          /* of a ring: the column for the next input; else S */
+
+    GT_METHOD StepColumns(const StepParams& p, int64_t row, int64_t b, int64_t d)
+        : data(p.state), dtype(p.state_dtype), first(offset_of(p.state_stride, row, d, 0)), step(p.state_stride.h),
+          S(p.columns), place(S) {
+        if (!p.places) return;
+        place = p.places[b] % S;
+        if (place < 0) place += S;
+    }
+    GT_METHOD uint32_t bits(int64_t column) const { return load_bits(data, dtype, first + column * step); }
+    GT_METHOD void store(int64_t column, float x) const { store_as(data, dtype, first + column * step, x); }
+    GT_METHOD int64_t around(int64_t column) const { return column < S ? column : column % S; }
+    /* Column of the input that came `age` inputs before the next one, 1 to S. */
+    GT_METHOD int64_t before(int age) const { return place >= age ? place - age : place - age + S; }
+    GT_METHOD bool is_ring() const { return place < S; }
+};
+
 template <class T, int W>
 GT_KERNEL(THREADS, 2)
 step_kernel(const GT_GRID_CONSTANT StepParams p) {
     constexpr int J = W - 1;
     const Problem& in = p.in;
-    const int64_t item = (int64_t)block_x() * THREADS + thread_id(), b = item / in.D, d = item % in.D;
-    if (b >= in.B) return;
+    int part;
+    const int64_t b = divide(block_x(), p.by_parts, &part), d = (int64_t)part * THREADS + thread_id();
+    if (d >= in.D) return;
     const StepElement element(p.elements, b);
     StepTokens<T, 1, STEP_BATCH> tokens(p, element, b, d);
     if (element.is_skipped(p.elements)) {
         tokens.clear(0);
         return;
     }
-    float* state = p.state + (element.row * in.D + d) * J;
+    const StepColumns state(p, element.row, b, d);
+    uint32_t state_bits[J], weight_bits[W];
     float weight[W][1], e[W][1];
-    const float bias[1] = {in.bias ? in.bias[d] : 0.0f};
     GT_UNROLL
-    for (int j = 0; j < J; j++) e[j][0] = state[j];
+    for (int j = 0; j < J; j++) state_bits[j] = state.bits(state.before(J - j));
     GT_UNROLL
-    for (int k = 0; k < W; k++) weight[k][0] = in.weight[d * W + k];
+    for (int k = 0; k < W; k++) weight_bits[k] = load_bits(in.weight, p.weight_dtype, d * W + k);
+    const uint32_t bias_bits = in.bias ? load_bits(in.bias, p.weight_dtype, d) : 0;
     tokens.load(0);
-    tokens.run(weight, bias, e);
-    if (tokens.commits_fewer()) {
-        GT_UNROLL
-        for (int j = 0; j < J; j++) e[j][0] = state[j];
-        tokens.commit(e);
-    }
-    if (element.commit == 0) return;
     GT_UNROLL
-    for (int j = 0; j < J; j++) state[j] = e[j][0];
+    for (int j = 0; j < J; j++) e[j][0] = value_of_bits(state_bits[j], p.state_dtype);
+    GT_UNROLL
+    for (int k = 0; k < W; k++) weight[k][0] = value_of_bits(weight_bits[k], p.weight_dtype);
+    const float bias[1] = {value_of_bits(bias_bits, p.weight_dtype)};
+    tokens.run(weight, bias, e);
+    if (element.commit == 0) return;
+    /* In a ring nothing moves; else the inputs that stay move to the front. */
+    const int64_t S = state.S, kept = element.commit < S ? S - element.commit : 0;
+    for (int64_t j = 0; j < kept && !state.is_ring(); j++)
+        state.store(j, value_of_bits(state.bits(j + element.commit), p.state_dtype));
+    for (int t = element.commit < S ? 0 : element.commit - (int)S; t < element.commit; t++)
+        state.store(state.is_ring() ? state.around(state.place + t) : S - element.commit + t,
+                    load_as(in.x, in.dtype, offset_of(in.x_stride, b, t, d)));
 }
 
-/* How 4 COUNT numbers of a lane, of 32 lanes, lie in shared memory.  Piece i, of 4 numbers, is the i-th in global
+constexpr int STEP_WARPS = THREADS / 32, STEP_CHANNELS = 128; /* of a block: batch elements, and channels of each */
+
+/* x[0 ... 3][v]: four neighbours of channel v, 4 channels one after another, of a state or of weights. */
+GT_DEV void load_fours(const void* data, gt_dtype dtype, int64_t at, float (&x)[4][4]) {
+    float numbers[16];
+    load_step_state<true, 4>(numbers, {const_cast<void*>(data), dtype, at}, [](int v) {
+        return StatePiece{4 * v, 4, 0};
+    });
+    GT_UNROLL
+    for (int i = 0; i < 16; i++) x[i % 4][i / 4] = numbers[i];
+}
+
+template <class T, int BATCH>
+GT_KERNEL(THREADS, BATCH == 1 ? 4 : 2)
+step_fours_kernel(const GT_GRID_CONSTANT StepParams p) {
+    const Problem& in = p.in;
+    int part;
+    const int64_t b = (int64_t)STEP_WARPS * divide(block_x(), p.by_parts, &part) + warp_id();
+    const int64_t d = (int64_t)part * STEP_CHANNELS + 4 * lane_id();
+    if (b >= in.B || d >= in.D) return;
+    const StepElement element(p.elements, b);
+    StepTokens<T, 4, BATCH> tokens(p, element, b, d);
+    if (element.is_skipped(p.elements)) {
+        tokens.clear(0);
+        return;
+    }
+    const int64_t row = element.row * p.state_stride.b + 4 * d;
+    float weight[4][4], inputs[4][4], e[4][4], bias[4];
+    tokens.load(0);
+    load_fours(p.state, p.state_dtype, row, inputs); /* [0]: the oldest, which no sum reads */
+    load_fours(in.weight, p.weight_dtype, 4 * d, weight);
+    GT_UNROLL
+    for (int v = 0; v < 4; v++) {
+        bias[v] = load_parameter(in.bias, p.weight_dtype, d + v);
+        GT_UNROLL
+        for (int j = 0; j < 3; j++) e[j][v] = inputs[j + 1][v];
+    }
+    tokens.run(weight, bias, e);
+    if (element.commit == 0) return;
+    for (int t = element.commit < 4 ? 0 : element.commit - 4; t < element.commit; t++) {
+        const Vec<T, 4> last = ldg<Vec<T, 4>>(tokens.x + t * in.x_stride.t);
+        GT_UNROLL
+        for (int v = 0; v < 4; v++) {
+            GT_UNROLL
+            for (int j = 0; j < 3; j++) inputs[j][v] = inputs[j + 1][v];
+            inputs[3][v] = last.get(v);
+        }
+    }
+    float numbers[16];
+    GT_UNROLL
+    for (int i = 0; i < 16; i++) numbers[i] = inputs[i % 4][i / 4];
+    store_step_state<true, 4>(
+        {p.state, p.state_dtype, row}, numbers,
+        [](int v) {
+            return StatePiece{4 * v, 4, 0};
+        },
+        StepRounding(), 0, 0);
+}
+
+/* Layout of 4 COUNT numbers of each of 32 lanes in shared memory.  Piece i, of 4 numbers, is the i-th in global
  * memory. */
 template <int COUNT>
 struct LaneParts {
@@ -180,8 +278,6 @@ struct LaneParts {
     }
 };
 
-constexpr int STEP_WARPS = THREADS / 32, STEP_CHANNELS = 128; /* of a block: batch elements, and channels of each */
-
 template <int W>
 constexpr int STEP_ROWS_SMEM = LaneParts<W>::BYTES + STEP_WARPS* LaneParts<W - 1>::BYTES;
 
@@ -200,7 +296,7 @@ step_rows_kernel(const GT_GRID_CONSTANT StepParams p) {
     const uint32_t weights = smem_base(), states = weights + Weights::BYTES + warp_id() * States::BYTES;
     const StepElement element(p.elements, b < in.B ? b : 0);
     const bool has_channels = 4 * lane_id() < channels, has_state = b < in.B && !element.is_skipped(p.elements);
-    float* state = p.state + (element.row * in.D + d0) * J;
+    float* state = static_cast<float*>(p.state) + (element.row * in.D + d0) * J;
     StepTokens<T, 4, BATCH> tokens(p, element, b, d);
     float4 pieces[J], weight_piece = {}, bias_piece = {};
     GT_UNROLL
@@ -243,15 +339,33 @@ step_rows_kernel(const GT_GRID_CONSTANT StepParams p) {
 
 /* ---- launch ----------------------------------------------------------------------------------- */
 
-/* Whether groups of 4 channels are neighbours and aligned, in all that a step moves. */
-static inline bool has_step_rows(const gt_conv1d_args& a) {
-    const int element = a.dtype == GT_F32 ? 4 : 2;
-    const auto is_aligned = [](const void* data, int bytes) { return (uintptr_t)data % (uintptr_t)bytes == 0; };
+/* Whether groups of 4 channels are neighbours and aligned in x and y. */
+static inline bool has_step_vectors(const gt_conv1d_args& a) {
     const auto has_rows = [&](const void* data, const gt_stride& stride) {
-        return is_aligned(data, 4 * element) && stride.h == 1 && stride.b % 4 == 0 && stride.t % 4 == 0;
+        return (uintptr_t)data % (a.dtype == GT_F32 ? 16 : 8) == 0 && stride.h == 1 && stride.b % 4 == 0 &&
+               stride.t % 4 == 0;
     };
-    return a.D % 4 == 0 && has_rows(a.x, a.x_stride) && has_rows(a.y, a.y_stride) && is_aligned(a.state_out, 16) &&
-           is_aligned(a.weight, 16) && is_aligned(a.bias, 16);
+    return a.D % 4 == 0 && has_rows(a.x, a.x_stride) && has_rows(a.y, a.y_stride);
+}
+
+/* Whether states are packed, in order. */
+static inline bool has_packed_states(const gt_conv1d_args& a) {
+    const gt_stride& s = a.state_out_stride;
+    return !a.places && s.h == 1 && s.t == a.state_columns && s.b >= a.D * a.state_columns && s.b % 4 == 0;
+}
+
+/* Whether step_rows_kernel takes the call: states and parameters are fp32. */
+static inline bool has_step_rows(const gt_conv1d_args& a) {
+    return has_step_vectors(a) && has_packed_states(a) && a.state_dtype == GT_F32 && a.weight_dtype == GT_F32 &&
+           a.state_columns == a.W - 1 && a.state_out_stride.b == a.D * (a.W - 1) &&
+           has_aligned_fours(a.state_out, GT_F32) && has_aligned_fours(a.weight, GT_F32) &&
+           has_aligned_fours(a.bias, GT_F32);
+}
+
+/* Whether step_fours_kernel takes the call. */
+static inline bool has_step_fours(const gt_conv1d_args& a) {
+    return a.W == 4 && a.state_columns == 4 && has_step_vectors(a) && has_packed_states(a) &&
+           has_aligned_fours(a.state_out, a.state_dtype) && has_aligned_fours(a.weight, a.weight_dtype);
 }
 
 } /* namespace conv1d */

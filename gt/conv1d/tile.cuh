@@ -1,20 +1,20 @@
-/* gt/conv1d/tile.cuh - for the kernels in forward.cuh and backward.cuh: how they cut their work, and how they move it.
+/* gt/conv1d/tile.cuh - tiles and copies of the kernels in forward.cuh and backward.cuh.
  *
  * A warp takes a tile of channels and a run: up to MAX_RUN tokens of one batch element.  It works through the run from
  * the first token to the last.  Its inputs come through a ring of buffers in shared memory, called stages, which
- * cp.async fills ahead: bytes in flight cost no registers.  Every warp has a ring of its own.  So warps meet at no
- * barrier before the run is done.
+ * cp.async fills ahead: bytes in flight cost no registers.  Every warp has its own ring, so warps meet at no barrier
+ * before the run is done.
  *
- * Neighbouring lanes have neighbouring channels.  The two layouts differ in what a stage holds of a tensor:
+ * Neighbouring lanes have neighbouring channels.  The two layouts differ in a stage's part of a tensor:
  *
  *   over channels, [B,T,D]   a row per token: 128 channels, four a lane; 8 tokens (fp32: 4): 2 KB
  *   over time, [B,D,T]       a row per channel, one a lane; 128 bytes of tokens: 4.5 KB.  Rows are 144 bytes apart, so
- *                            that 8 lanes that read 16 bytes each meet no bank twice.  Outputs overwrite the inputs
- *                            in the stage, from where they are stored as whole rows.
+ *                            that 8 lanes that read 16 bytes each meet no bank twice.  Outputs overwrite the inputs in
+ *                            the stage, and are stored from there as whole rows.
  *
  * A unit is as many tokens as 16 bytes hold: 8 (fp32: 4).  A whole unit of one sequence is computed without tests.
- * Where a sequence begins or ends within a unit, that unit goes token by token.  All lanes are at the same token.  So a
- * border of packed sequences costs one branch a warp.
+ * A unit with a border of sequences inside goes token by token.  All lanes are at the same token, so a border costs one
+ * branch a warp.
  *
  * Tensors that 16-byte copies cannot move are copied by 4 bytes, or one element at a time: by the call's granule. */
 #ifndef GT_CONV1D_TILE_CUH
@@ -26,7 +26,7 @@ namespace gt {
 namespace conv1d {
 
 constexpr int WARPS = 4;     /* of a block, at most */
-constexpr int MAX_RUN = 256; /* tokens of a run; so many a thread adds up */
+constexpr int MAX_RUN = 256; /* tokens of a run: the longest sum of a thread */
 
 template <class T_, bool OVER_TIME_>
 struct Layout {
@@ -39,21 +39,21 @@ struct Layout {
     static constexpr int TOKENS = OVER_TIME ? 128 / SIZE : UNIT;            /* of a stage */
     static constexpr int ROWS = OVER_TIME ? CHANNELS : TOKENS;              /* of a stage */
     static constexpr int ROW = OVER_TIME ? TOKENS * SIZE : CHANNELS * SIZE; /* bytes */
-    /* a unit before every row: there backward puts dx of the stage before's last unit; for forward it is padding */
+    /* a unit before every row: backward stores dx of the last stage's last unit there; for forward it is padding */
     static constexpr int LEAD = OVER_TIME ? 16 : 0;
     static constexpr int PITCH = LEAD + ROW;
     static constexpr int BYTES = ROWS * PITCH;
 
-    /* Where a stage has token i of the lane's channels; over time i >= -UNIT. */
+    /* Address of token i of the lane's channels in a stage; over time i >= -UNIT. */
     GT_DEV uint32_t address(uint32_t stage, int i) {
         return OVER_TIME ? stage + lane_id() * PITCH + LEAD + i * SIZE : stage + i * PITCH + lane_id() * VEC * SIZE;
     }
 };
 
-/* How a call is cut: channels into `tiles`, and every batch element into `runs` of `run` tokens.  A block has `warps`
- * runs of one tile. */
+/* A call's tiles and runs: channels are cut into `tiles`, every batch element into `runs` of `run` tokens.  A block has
+ * `warps` runs of one tile. */
 struct Cut {
-    int run, warps, granule;     /* granule: bytes that all tensors can be copied by: 16, 4 or those of an element */
+    int run, warps, granule;     /* granule: bytes of a copy that suits all tensors: 16, 4 or an element */
     int64_t tiles, runs, blocks; /* blocks: for each tile */
     bool is_whole;               /* over channels: a lane has four channels or none, and stores them together */
 };
@@ -61,8 +61,8 @@ struct Cut {
 /* A warp's work. */
 struct Run {
     int64_t b, first;     /* batch element; first token */
-    int tile, block;      /* index of the tile; of the block among those of the tile */
-    int tokens, readable; /* of the run; of the run and those after it that it reads */
+    int tile, block;      /* index of the tile; of the block within the tile */
+    int tokens, readable; /* of the run; of the run and of the tokens after it that it reads */
     int width, channels;  /* channels of the tile; of the lane, perhaps 0 */
     bool exists;
 };
@@ -103,9 +103,8 @@ GT_DEV int used_of(const Problem& p, const Run& me) {
     return used < 0 ? 0 : used < me.tokens ? (int)used : me.tokens;
 }
 
-/* Where a sequence begins and ends: its first token and the one after its last, counted from the run's first token.
- * A border more than MAX_RUN + 64 tokens away is moved to there: int holds it, and it is still outside of the run and
- * of what the run reads. */
+/* A sequence's first token and the one after its last, counted from the run's first token.  A border more than MAX_RUN
+ * + 64 tokens away moves to that distance: an int holds it, and it is still outside the tokens that the run reads. */
 struct SequenceBounds {
     int64_t sequence;
     int begin, end;
@@ -122,8 +121,8 @@ GT_DEV SequenceBounds bounds_at(const Problem& p, const Run& me, int a, int64_t 
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-/* Zeros for the channels that a tile lacks, in `count` buffers of BYTES: lanes compute with them, too.  Copies write
- * nothing there, or zeros where 16 bytes hold the last channels that exist (fill_whole). */
+/* Zeros for a tile's missing channels, in `count` buffers of BYTES: lanes compute with them, too.  Copies write nothing
+ * there, or zeros in the 16 bytes of the last existing channels (fill_whole). */
 template <class L>
 GT_DEV void clear_missing(const Run& me, uint32_t stages, int count) {
     if (me.width == L::CHANNELS) return;
@@ -148,16 +147,16 @@ struct RunTensor {
     /* The lane's first channel of token t. */
     GT_METHOD T* token(int t) const { return from + t * s.t + lane_id() * L::VEC * s.h; }
 
-    /* The run as rows and columns, as the stages have them: elements of the tensor between rows, between columns; how
-     * many rows and columns the run may read. */
+    /* The run as rows and columns of the stages: elements of the tensor between rows, between columns; rows and columns
+     * that the run may read. */
     GT_METHOD int64_t row_step() const { return L::OVER_TIME ? s.h : s.t; }
     GT_METHOD int64_t column_step() const { return L::OVER_TIME ? s.t : s.h; }
     GT_METHOD int rows() const { return L::OVER_TIME ? me.width : me.readable; }
     GT_METHOD int columns() const { return L::OVER_TIME ? me.readable : me.width; }
 
-    /* Copies the run's tokens k TOKENS ... (k + 1) TOKENS - 1 to a stage, 16 bytes at a time.  Of 16 bytes in which the
-     * columns end, cp.async reads those that exist and writes zeros for the others.  16 bytes that lie outside as a
-     * whole are not written. */
+    /* Copies the run's tokens k TOKENS ... (k + 1) TOKENS - 1 to a stage, 16 bytes at a time.  Where the columns end
+     * within 16 bytes, cp.async reads the existing ones and writes zeros for the others.  16 bytes wholly outside are
+     * not written. */
     GT_METHOD void fill_whole(uint32_t stage, int k) const {
         constexpr int N = 16 / L::SIZE, PER_ROW = L::ROW / 16, STEP = 32 / PER_ROW; /* STEP: rows at a time */
         const int row = L::OVER_TIME ? 0 : k * L::TOKENS, column = L::OVER_TIME ? k * L::TOKENS : 0;
@@ -302,8 +301,8 @@ template <int W, int VEC>
 struct Filter {
     float weight[W][VEC], bias[VEC];
 
-    /* d: the first of `channels`, up to VEC.  What four channels have lies side by side: 16 bytes at a time, for lanes
-     * that read 4 bytes far from each other keep the first-level cache busy for thousands of clocks. */
+    /* d: the first of `channels`, up to VEC.  Parameters of four channels are neighbours, loaded 16 bytes at a time:
+     * lanes that read 4 bytes far apart keep the first-level cache busy for thousands of clocks. */
     GT_METHOD void load(const Problem& p, int64_t d, int channels) {
         if constexpr (VEC == 4) {
             const float *weights = p.weight + d * W, *biases = p.bias ? p.bias + d : nullptr;

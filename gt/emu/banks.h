@@ -17,10 +17,10 @@ struct Access {
     }
 };
 
-/* Counts, over the 32 banks of 4 bytes, how many words of one bank `count` accesses want. */
+/* Counts, over the 32 banks of 4 bytes, the most words of one bank that `count` accesses need. */
 inline int bank_ways(const uint32_t* addrs, int count, int bytes) {
     const int words = bytes < 4 ? 1 : bytes / 4;
-    uint32_t only[32], taken = 0; /* nearly always there is one word of a bank */
+    uint32_t only[32], taken = 0; /* nearly always one word of each bank */
     bool conflict = false;
     for (int i = 0; i < count && !conflict; i++) {
         for (int k = 0; k < words; k++) {
@@ -57,7 +57,7 @@ class TrafficCounter {
     const std::vector<Traffic>& table() const { return table_; }
     const std::vector<KernelTraffic>& kernels() const { return kernels_; }
 
-    /* What is counted from here on is of this kernel. */
+    /* Traffic counted from here on belongs to this kernel. */
     void start(const void* kernel) {
         const auto same = [kernel](const KernelTraffic& k) { return k.kernel == kernel; };
         const auto at = std::find_if(kernels_.begin(), kernels_.end(), same);
@@ -127,7 +127,7 @@ class AccessLog {
         any_ = false;
     }
 
-    /* Replays the accesses in step: an instruction is issued for all lanes that stand at it. */
+    /* Replays the accesses in step: an instruction is issued for all lanes whose next access it is. */
     void flush(TrafficCounter& counter) {
         if (!any_) return;
         size_t next[LANES] = {0};
@@ -152,8 +152,8 @@ class AccessLog {
     }
 
   private:
-    /* Where lanes stand at different instructions, take one that no other lane has still ahead of
-     * it: the others skip it, so waiting for them is vain. */
+    /* If next instructions differ, takes one that no lane at another instruction has still ahead: those lanes skip it,
+     * so waiting for them is vain. */
     const Access* choose(const size_t* next) const {
         const Access* first = nullptr;
         bool diverged = false;

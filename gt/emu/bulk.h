@@ -1,4 +1,4 @@
-/* gt/emu/bulk.h - what happens at mbarriers without a thread: bulk copies, and arrivals of cp_async. */
+/* gt/emu/bulk.h - events at mbarriers without a thread: bulk copies, and arrivals of cp_async. */
 #ifndef GT_EMU_BULK_H
 #define GT_EMU_BULK_H
 
@@ -6,7 +6,7 @@
 
 namespace emu {
 
-/* The event has an epoch of its own, after all that the warp has done. */
+/* The event has its own epoch, after everything that the warp has done. */
 inline Event Machine::start_event(uint32_t barrier, const char* what, const Site& site) {
     Event event = {};
     event.site = site;
@@ -20,7 +20,7 @@ inline Event Machine::start_event(uint32_t barrier, const char* what, const Site
     return event;
 }
 
-/* A warp's arrival; `already`: those of the same kind in this phase. */
+/* A warp's arrival.  already: the warps whose arrival of this kind is counted in this phase. */
 inline void Machine::count_arrival(Mbarrier& m, uint32_t& already, const Clock& before, uint32_t epoch,
                                    const Site& site) {
     if (already & own_bit()) {
@@ -44,12 +44,12 @@ inline void Machine::check_phase(Mbarrier& m, const Site& site) {
         complete(m, site);
         return;
     }
-    report(Fault::BARRIER, site, "at %s have arrived %d of %d threads and %lld bytes more than expected",
+    report(Fault::BARRIER, site, "%s: %d of %d threads have arrived, and %lld bytes more than expected",
            mbarrier_name(m).c_str(), m.arrived, m.expected, (long long)-m.bytes);
     abandon();
 }
 
-/* Any, but of the arrivals of a warp the first. */
+/* Any event; but a warp's arrivals happen in order. */
 inline Event Machine::next_event() {
     auto next = events_.begin() + (ptrdiff_t)(random() % events_.size());
     const auto comes_before = [&](const Event& e) { return e.bytes == 0 && e.warp == next->warp; };
@@ -59,7 +59,7 @@ inline Event Machine::next_event() {
     return event;
 }
 
-/* As if its warp, of which no thread runs, came back for it. */
+/* Acts as the event's warp, none of whose threads runs now. */
 inline void Machine::happen(const Event& event) {
     warp_ = &warps_[event.warp];
     thread = event.warp * LANES;
@@ -94,12 +94,11 @@ inline void Machine::happen(const Event& event) {
     thread = -1;
 }
 
-/* Where a box may begin: elsewhere it is an illegal instruction on an H200, which nobody documents. */
+/* Checks where a box begins: other places are an illegal instruction on an H200; no document says so. */
 inline bool Machine::check_box(const BulkSide& box, bool writes, const Site& site) {
     const int64_t first = (int64_t)box.at[0] * box.tensor.element;
     if (first % 16 != 0) {
-        report(Fault::ALIGNMENT, site, "a box begins %lld bytes into its rows, which is no multiple of 16",
-               (long long)first);
+        report(Fault::ALIGNMENT, site, "a box begins %lld bytes into its rows, not a multiple of 16", (long long)first);
         return false;
     }
     if (writes && (box.at[0] < 0 || box.at[1] < 0 || box.at[2] < 0)) {
@@ -160,7 +159,7 @@ inline void Machine::start_store(const BulkSide& target, uint32_t addr, uint32_t
     warp_->stores.push_back(store);
 }
 
-/* Only now they read. */
+/* The stores read only now. */
 inline void Machine::wait_stores(size_t groups_left) {
     std::vector<size_t>& groups = warp_->store_groups;
     if (groups.size() <= groups_left) return;
@@ -179,10 +178,10 @@ inline void Machine::wait_stores(size_t groups_left) {
 }
 
 inline void Machine::check_copies_idle() {
-    for (const Event& e : events_) report(Fault::COPY, e.site, "nobody has waited for it at the end of the block");
+    for (const Event& e : events_) report(Fault::COPY, e.site, "no thread has waited for it by the end of the block");
     for (int i = 0; i < launch.warps; i++)
         if (!warps_[i].stores.empty())
-            report(Fault::COPY, warps_[i].stores[0].site, "warp %d has not waited for it at the end of the block", i);
+            report(Fault::COPY, warps_[i].stores[0].site, "warp %d has not waited for it by the end of the block", i);
 }
 
 /* ---- calls --------------------------------------------------------------------------------------------------- */
@@ -190,7 +189,7 @@ inline void Machine::check_copies_idle() {
 struct BulkCall {
     const void* global;
     uint32_t addr, bytes, barrier;
-    const TensorMap* map; /* a lane's own copy, and where in it */
+    const TensorMap* map; /* a lane's own copy, and the place in it */
     int at[3];
 
     bool operator==(const BulkCall& x) const {
@@ -204,7 +203,7 @@ void bulk(Op op, BulkCall mine, const Site& site, Perform perform) {
     machine.meet(op, site, mine, [site, perform](BulkCall** lanes) {
         for (int lane = 1; lane < LANES; lane++)
             if (!(*lanes[lane] == *lanes[0]))
-                machine.report(Fault::COPY, site, "lanes 0 and %d say different things", lane);
+                machine.report(Fault::COPY, site, "lanes 0 and %d pass different arguments", lane);
         perform(*lanes[0]);
     });
 }

@@ -6,25 +6,22 @@
  *       gt::launch(kernel, {blocks}, threads, smem_bytes, nullptr, params);
  *       if (emu::faults()) for (const std::string& m : emu::messages()) puts(m.c_str());
  *
- * HOW IT RUNS.  Blocks run one after another.  Every thread is a fiber with a stack of its own.  At
- * a collective (shuffle, mma, ldmatrix, sync_warp, barrier) a lane leaves the address of its
- * operands and gives way; the last of the 32 lanes performs the operation for all.  Between
- * collectives warps are interleaved in a random order drawn from the seed.
+ * HOW IT RUNS.  Blocks run one after another.  Every thread is a fiber with its own stack.  At a collective (shuffle,
+ * mma, ldmatrix, sync_warp, barrier) a lane leaves the address of its operands and gives way; the last of the 32 lanes
+ * performs the operation for all.  Between collectives warps are interleaved in a random order drawn from the seed.
  *
  * WHAT IS CHECKED
  *   bounds        every shared access lies in the dynamic shared memory of the launch
  *   alignment     shared and vector global accesses, cp.async and ldmatrix rows
  *   uninitialised shared memory starts as "never written" (NaN pattern) in every block
  *   races         Two accesses to a shared cell (2 bytes), one of them a write, must be ordered.
- *                 Warps are ordered by barriers only: a vector clock per warp, joined at bar_sync,
- *                 and at mbarrier_wait with what the arrivals of the complete phase released.
- *                 Lanes of one warp are ordered by sync_warp and the barriers (by mbarriers only
- *                 where an arrival comes back through a wait), as in the PTX memory model.
- *                 set_strict(false) lets the other collectives order them too, as they do where a
- *                 warp runs in step.  The verdict depends on the barriers executed, not on the
- *                 order in which accesses happen.
+ *                 Only barriers order warps: a vector clock per warp is joined at bar_sync, and at mbarrier_wait with
+ *                 the clocks of the complete phase's arrivals.  Lanes of one warp are ordered by sync_warp and the
+ *                 barriers (by mbarriers only where an arrival comes back through a wait), as in the PTX memory model.
+ *                 set_strict(false) lets the other collectives order them too, as they do if a warp runs in step.  The
+ *                 verdict depends on the barriers executed, not on the order in which accesses happen.
  *   in flight     The destination of a cp.async holds NaN patterns from issue until the issuing
- *                 thread's wait, which is when the copy lands; any access between is a fault.
+ *                 thread's wait, when the copy lands; any access between is a fault.
  *   copies        lengths, and copies still in flight when their thread returns
  *   divergence    all 32 lanes meet at the same kind of collective, and for those that PTX calls
  *                 .aligned (mma, ldmatrix, movmatrix, bar) at the same source line
@@ -34,29 +31,27 @@
  *                 could mistake the next for it), deadlock, arrivals left over at the end
  *   wgmma         A product is made by the wgmma_wait that ends its group; until then its registers
  *                 hold NaN patterns, and finding anything else there is a fault.  Also: no
- *                 wgmma_fence since the last wait, or registers changed after it; registers of
- *                 a product in flight used by another, but as accumulators of the same shape;
- *                 warps of a warpgroup that execute different ones; groups never waited for.
- *                 Operands in shared memory are read, for races, at any time from the start of the
- *                 product to the wait, where the operand says: another layout than they were
- *                 written in gives other numbers, as on the GPU.  Panels that do not start where
- *                 the pattern of the swizzle does are a fault, as is leaving one sideways.
- *   registers     of give_registers and take_registers: by all of a warpgroup, in the direction that
- *                 they say, not more in all than a multiprocessor has
- *   bulk copies   What is loaded holds NaN patterns until it lands, at its mbarrier.  It lands as late as it can:
- *                 when every warp waits.  So a warp that does not wait finds the patterns.  The same goes for
- *                 arrivals of cp_async.  Faults: more bytes than were expected, bytes that come after their
- *                 phase, loads and stores that nobody waits for; fewer bytes are a deadlock.  Stores read,
+ *                 wgmma_fence since the last wait, or registers changed after it; registers of a product in flight used
+ *                 by another, except as accumulators of the same shape; warps of a warpgroup that execute
+ *                 different ones; groups never waited for.
+ *                 Operands in shared memory are read where the operand says: another layout than they were written in
+ *                 gives other numbers, as on the GPU.  For races, they are read at any time from the start of the
+ *                 product to the wait.  Panels that do not start where the pattern of the swizzle does are a fault, as
+ *                 is leaving one sideways.
+ *   registers     give_registers and take_registers: a whole warpgroup calls them, the count changes in their
+ *                 direction, and all counts together do not exceed a multiprocessor's registers
+ *   bulk copies   The target of a load holds NaN patterns until the load lands, at its mbarrier.  It lands as
+ *                 late as it can: when every warp waits.  So a warp that does not wait finds the patterns.
+ *                 The same goes for arrivals of cp_async.  Faults: more bytes than were expected, bytes that
+ *                 come after their phase, loads and stores without a wait; fewer bytes are a deadlock.  Stores read,
  *                 for races, until their wait.
- *   async proxy   A fence_async_proxy must stand between a write and what wgmma or a bulk copy does there.  It is
- *                 the writing warp's, before it releases the data; or the acting warp's, after it acquired
- *                 them; or one of a warp between the two.  An mbarrier of bulk loads counts as written by
- *                 its init.
- *   chain         A kernel that follows another in a chain, which it may run beside: what a block reads or
- *                 writes with the primitives before one of its threads is in wait_for_chain() must
- *                 not be written, or read, by the kernel before, nor by those that this one was released
- *                 beside (release_chain); and some thread must wait, or the kernels after it would not
- *                 come after those before it.
+ *   async proxy   A fence_async_proxy must come between a write and an access by wgmma or a bulk copy.  The writing
+ *                 warp calls it before it releases the data, or the accessing warp after it acquired them, or a warp
+ *                 between the two.  An mbarrier of bulk loads counts as written by its init.
+ *   chain         A kernel may run beside the kernel before it in a chain.  A block may read or write data with the
+ *                 primitives before one of its threads is in wait_for_chain().  The kernel before must not write, or
+ *                 read, these data, nor may kernels that this one was released beside (release_chain).  Some thread
+ *                 must wait: else the kernels after this one would not come after the kernels before it.
  *   device        shared memory for a block; mma_bf16, mma_tf32 and mbarriers before sm_80; wgmma
  *                 elsewhere than on sm_90
  *   bank conflicts are counted, not faulted: stats(), traffic() and kernels().  The lanes' accesses
@@ -64,11 +59,10 @@
  *                 order.  8-byte accesses take two wavefronts, 16-byte ones four: one per 16 and 8
  *                 lanes.
  *
- * NOT MODELLED: global memory (races between blocks, and between kernels of a chain what is accessed
- * without primitives or after another thread of the block has waited; visibility; for bounds use
- * -fsanitize=address), spin waits, thread block clusters, reads of registers that a product in flight
- * has (they find NaN), the rounding inside tensor cores (fp32 sums in the order of k here), registers
- * and occupancy.
+ * NOT MODELLED: races between blocks in global memory; races between kernels of a chain by accesses without primitives,
+ * or after another thread of the block has waited; visibility; bounds of global memory (use -fsanitize=address); spin
+ * waits; thread block clusters; reads of registers of a product in flight (they find NaN); the rounding inside tensor
+ * cores (fp32 sums in the order of k here); registers and occupancy.
  *
  * Faults are collected and never end the process; after a divergence, a barrier fault or a deadlock
  * the rest of the launch is skipped.  One thread of the host only.

@@ -1,4 +1,4 @@
-/* gt/emu/exchange.h - what the lanes of a warp do together: matrices, shuffles, barriers. */
+/* gt/emu/exchange.h - operations of all lanes of a warp together: matrices, shuffles, barriers. */
 #ifndef GT_EMU_EXCHANGE_H
 #define GT_EMU_EXCHANGE_H
 
@@ -6,7 +6,7 @@
 
 namespace emu {
 
-/* Element pair that a lane holds of an 8 by 8 matrix. */
+/* A lane's element pair of an 8 by 8 matrix. */
 inline uint32_t matrix_pair(const uint16_t (*matrix)[8], int lane, bool transposed) {
     const int g = lane / 4, j = lane % 4;
     const uint32_t lo = transposed ? matrix[2 * j][g] : matrix[g][2 * j];

@@ -1,4 +1,4 @@
-/* gt/emu/fibers.h - every emulated thread is a fiber with a stack of its own. */
+/* gt/emu/fibers.h - every emulated thread is a fiber with its own stack. */
 #ifndef GT_EMU_FIBERS_H
 #define GT_EMU_FIBERS_H
 
@@ -53,8 +53,8 @@ struct Fiber {
     void start(void (*entry)(), int index, bool abandoned) {
         if (!stack) allocate();
 #ifdef EMU_ASAN
-        /* Frames that never returned leave their red zones: those of an abandoned kernel, or just
-         * the outermost ones. */
+        /* Clears red zones of frames that never returned: all frames of an abandoned kernel, or just the outermost
+         * ones. */
         const size_t stale = abandoned ? stack_bytes : MAX_COLOUR + 4096;
         __asan_unpoison_memory_region(stack + stack_bytes - stale, stale);
         bottom = stack;

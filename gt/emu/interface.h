@@ -1,4 +1,4 @@
-/* gt/emu/interface.h - what tests ask the emulation: faults, statistics, the device. */
+/* gt/emu/interface.h - the emulation's interface for tests: faults, statistics, the device. */
 #ifndef GT_EMU_INTERFACE_H
 #define GT_EMU_INTERFACE_H
 
@@ -6,8 +6,8 @@
 
 namespace emu {
 
-/* A line of the source; as a default argument, that of the call.  It is passed by reference, and where copies are
- * frequent copied member by member: a processor waits where it reads in one load what it wrote in two stores. */
+/* A line of the source; as a default argument, the line of the call.  It is passed by reference, and copied member by
+ * member where copies are frequent: a processor waits if one load reads the data of two stores. */
 struct Site {
     const char* file;
     int line;
@@ -57,7 +57,7 @@ struct Traffic {
     uint64_t instructions;
     uint64_t wavefronts;
     uint64_t ideal; /* wavefronts without bank conflicts */
-    int worst_ways; /* most words of one bank that one wavefront wanted */
+    int worst_ways; /* most words of one bank in one wavefront */
 };
 
 /* Shared-memory traffic of one kernel, as in Traffic. */

@@ -18,7 +18,7 @@ enum class Op {
     BULK_COMMIT,
     BULK_WAIT,
     FENCE_PROXY,
-    BARRIER_SYNC, /* from here on .aligned */
+    BARRIER_SYNC, /* this and all below are .aligned */
     LDMATRIX,
     STMATRIX,
     MOVMATRIX,
@@ -105,7 +105,7 @@ struct Wgmma {
     }
 };
 
-/* What reads shared memory until some wait: the clocks are its warp's, at its start. */
+/* A read of shared memory that lasts until some wait.  The clocks are its warp's, at its start. */
 struct AsyncRead {
     Site site;
     Clock before;
@@ -135,7 +135,7 @@ struct BulkSide {
 
     bool is_box() const { return bytes == nullptr; }
 
-    /* Element (x, y, z) of the box, or null where the tensor has none. */
+    /* Element (x, y, z) of the box, or null outside of the tensor. */
     char* element(int x, int y, int z) const {
         const int64_t index[3] = {(int64_t)at[0] + x, (int64_t)at[1] + y, (int64_t)at[2] + z};
         char* p = tensor.data;
@@ -153,7 +153,7 @@ struct BulkSide {
         return is_box() && tensor.swizzled ? plain ^ (plain >> 7 & (row / 16 - 1)) << 4 : plain;
     }
 
-    /* Calls visit(global, shared address, bytes) for all pieces; global is null where the tensor has nothing. */
+    /* Calls visit(global, shared address, bytes) for all pieces; global is null outside of the tensor. */
     template <class Visit>
     void pieces(uint32_t addr, uint32_t count, Visit visit) const {
         if (!is_box()) {
@@ -186,7 +186,8 @@ struct BulkStore : AsyncRead {
     uint32_t addr, bytes;
 };
 
-/* What happens at an mbarrier after a warp has asked for it, as late as it can: a bulk load lands, or copies arrive. */
+/* An event at an mbarrier that a warp has started and that happens as late as possible: a bulk load lands, or copies
+ * arrive. */
 struct Event {
     Site site;
     int warp;
@@ -234,7 +235,7 @@ struct Warp {
     std::vector<uint32_t> async_epochs; /* in which only bulk loads wrote */
     std::vector<BulkStore> stores;      /* in flight, oldest first */
     std::vector<size_t> store_groups;   /* end of each committed group in `stores` */
-    int registers;                      /* of a thread, as setmaxnreg has said; 0: as launched */
+    int registers;                      /* of a thread, as set by setmaxnreg; 0: as launched */
     Clock before_fence;                 /* `before`, at its latest fence_async_proxy */
     std::vector<WarpProduct> products;  /* in flight, oldest first */
     std::vector<size_t> groups;         /* end of each committed group in `products` */
@@ -244,7 +245,7 @@ struct Warp {
     size_t steps;                       /* operations of its warpgroup that it has executed */
 };
 
-/* What a warpgroup executes, in order. */
+/* An operation of a warpgroup, which executes them in order. */
 struct WarpgroupStep {
     Op op;
     Site site;
@@ -253,7 +254,7 @@ struct WarpgroupStep {
 };
 
 struct Barrier {
-    int expected, arrived; /* threads; expected is set by the first that comes */
+    int expected, arrived; /* threads; expected is set by the first arrival */
     uint32_t waiting;
     Clock clock;
 };
@@ -261,16 +262,16 @@ struct Barrier {
 struct Mbarrier {
     uint32_t addr;
     int expected, arrived; /* threads, in the current phase */
-    int64_t bytes;         /* expected and not there */
+    int64_t bytes;         /* expected and not yet arrived */
     uint32_t phase;        /* the current one, from 0 */
     uint32_t warps;        /* that have arrived in the current phase */
     uint32_t by_thread;    /* of these: by mbarrier_arrive */
     uint32_t by_copies;    /* of these: by cp_async_arrive */
     uint32_t waiting;      /* warps that wait for its end */
     uint32_t waiters;      /* warps that have ever waited */
-    uint32_t seen;         /* of the waiters: that know that the phase before is complete */
-    Clock arriving;        /* what the arrivals of the current phase release */
-    Clock complete;        /* what those of the phase before released */
+    uint32_t seen;         /* waiters that know that the phase before is complete */
+    Clock arriving;        /* clocks that arrivals of the current phase release */
+    Clock complete;        /* clocks that arrivals of the phase before released */
 };
 
 constexpr uint64_t MBARRIER_MARK = 0x7265697272616d62u; /* what its memory holds */
@@ -419,7 +420,7 @@ class Machine {
         messages_.push_back(message);
     }
 
-    /* Ends the launch from inside a kernel after a fault that leaves no way on. */
+    /* Ends the launch from inside a kernel after a fault that allows no continuation. */
     void abandon() {
         abandoned_ = true;
         if (!between_) enter(-1, false); /* else the caller returns */
@@ -464,7 +465,7 @@ class Machine {
         traffic_.count(Access{site, 0, 16, stores}, addrs, lanes, rows);
     }
 
-    /* What traps on older devices. */
+    /* Reports a primitive that traps on older devices. */
     void need_sm80(const char* what, const Site& site) {
         if (device.capability_major >= 8) return;
         report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major, device.capability_minor);
@@ -482,7 +483,7 @@ class Machine {
 
     void copy(uint32_t addr, const void* source, int bytes, int copied, const Site& site) {
         if (copied < 0 || copied > bytes || copied % 2 != 0) {
-            report(Fault::COPY, site, "cp_async of %d bytes asked for %d", bytes, copied);
+            report(Fault::COPY, site, "cp_async of %d bytes with a count of %d", bytes, copied);
             copied = 0;
         }
         check_global(source, (size_t)bytes, site);
@@ -505,7 +506,7 @@ class Machine {
         const size_t done = t.groups.size() - groups_left, end = t.groups[done - 1];
         t.groups.erase(t.groups.begin(), t.groups.begin() + (ptrdiff_t)done);
         const size_t landed = t.landed + end;
-        for (const Event& e : events_) /* for whoever waits at an mbarrier, it is the event's copy */
+        for (const Event& e : events_) /* for warps that wait at an mbarrier, it is the event's copy */
             if (e.bytes == 0 && e.warp == warp_index())
                 land_until(t, std::min(landed, e.landed[lane()]), stamp_of(e.epoch, (uint32_t)thread));
         land_until(t, landed, stamp());
@@ -515,8 +516,8 @@ class Machine {
 
     int lane() const { return thread % LANES; }
 
-    /* Waits until all lanes of the warp have come; the last one calls perform(operands of all
-     * lanes) for the warp. */
+    /* Waits until all lanes of the warp have arrived; the last one calls perform(operands of all lanes) for the
+     * warp. */
     template <class Operands, class Perform>
     void meet(Op op, const Site& site, Operands& mine, Perform perform) {
         if (thread < 0) internal_error("primitive used outside a kernel");
@@ -560,7 +561,7 @@ class Machine {
         Barrier& b = barriers_[id];
         if (b.arrived == 0) b.expected = threads;
         if (b.expected != threads) {
-            report(Fault::BARRIER, site, "barrier %d for %d threads, others said %d", id, threads, b.expected);
+            report(Fault::BARRIER, site, "barrier %d for %d threads, others passed %d", id, threads, b.expected);
             abandon();
         }
         b.arrived += LANES;
@@ -588,7 +589,7 @@ class Machine {
         fresh.expected = threads;
         for (Mbarrier& m : mbarriers_) {
             if (m.addr != addr) continue;
-            report(Fault::BARRIER, site, "mbarrier_init of %s, which there is already", mbarrier_name(m).c_str());
+            report(Fault::BARRIER, site, "mbarrier_init of %s, which exists already", mbarrier_name(m).c_str());
             m = fresh;
             return;
         }
@@ -600,11 +601,12 @@ class Machine {
         const auto is_it = [=](const Mbarrier& m) { return m.addr == addr; };
         const auto m = std::find_if(mbarriers_.begin(), mbarriers_.end(), is_it);
         if (m == mbarriers_.end()) {
-            report(Fault::BARRIER, site, "mbarrier_inval at smem_base() + %u, where no mbarrier is", addr - SMEM_BASE);
+            report(Fault::BARRIER, site, "mbarrier_inval at smem_base() + %u, where there is no mbarrier",
+                   addr - SMEM_BASE);
             return;
         }
         check_mbarrier_idle(*m, site);
-        if (m->waiting) report(Fault::BARRIER, site, "warps wait at %s, which ends", mbarrier_name(*m).c_str());
+        if (m->waiting) report(Fault::BARRIER, site, "%s ends while warps wait at it", mbarrier_name(*m).c_str());
         write(addr, 8, stamp(), site);
         memset(&smem_[addr - SMEM_BASE], 0, 8);
         mbarriers_.erase(m);
@@ -617,7 +619,7 @@ class Machine {
         begin_epoch(*warp_);
     }
 
-    /* When all that the warp has started to copy has landed. */
+    /* Arrives once all copies of the warp have landed. */
     void arrive_after_copies(uint32_t addr, const Site& site) {
         Event event = start_event(addr, "cp_async_arrive", site);
         for (int i = 0; i < LANES; i++) {
@@ -729,7 +731,7 @@ class Machine {
     const std::vector<float>& unpack_b(const WarpProduct& p);
     void unpack_a(const WarpProduct& p, float (*a)[16]);
 
-    /* A piece of 16 bytes.  Checks what read() does, and the fences between proxies. */
+    /* Reads a piece of 16 bytes, with the checks of read(), and checks the fences between proxies. */
     void read_async(void* piece, uint32_t addr, const AsyncRead& reader, const char* what) {
         if (!legal(addr, 16, 16, what, reader.site)) {
             memset(piece, 0xff, 16);
@@ -744,8 +746,8 @@ class Machine {
         if (bad < 0) check_proxy(offset / 2, 8, reader, what);
     }
 
-    /* Whether a warp has fenced on the way from a write to the reader: the one that wrote, the one that reads, or one
-     * that acquired it from the first and released it to the second. */
+    /* Whether a warp has fenced on the way from a write to the reader.  It may be the warp that wrote, the warp that
+     * reads, or a warp that acquired the data from the first and released them to the second. */
     bool is_fenced(uint32_t epoch, uint32_t writer, const AsyncRead& reader) const {
         if (epoch <= reader.before_fence.epoch[writer]) return true;
         for (uint32_t w = 0; w < (uint32_t)launch.warps; w++) {
@@ -758,7 +760,7 @@ class Machine {
         return false;
     }
 
-    /* Between a write by the generic proxy and what the asynchronous one does stands a fence. */
+    /* A fence must stand between a write by the generic proxy and an access by the asynchronous one. */
     void check_proxy(uint32_t first, uint32_t count, const AsyncRead& reader, const char* what) {
         uint32_t accepted = NEVER_WRITTEN;
         for (uint32_t cell = first; cell < first + count; cell++) {
@@ -789,10 +791,10 @@ class Machine {
     uint32_t own_bit() const { return 1u << warp_index(); }
 
     void begin_epoch(Warp& w) {
-        if (++w.epoch >= EPOCH_IN_FLIGHT - 1) internal_error("a warp met too often in one block");
+        if (++w.epoch >= EPOCH_IN_FLIGHT - 1) internal_error("too many epochs of a warp in one block");
     }
 
-    /* Orders the lanes' accesses until now before those that follow. */
+    /* Orders the lanes' earlier accesses before later ones. */
     void next_epoch(Warp& w) {
         w.before.epoch[&w - warps_] = w.epoch;
         begin_epoch(w);
@@ -893,7 +895,7 @@ class Machine {
         enter(ready == 0 ? -1 : base + lowest_bit(above ? above : ready), ended);
     }
 
-    /* Switches from the running fiber to that of thread `next`, or to the scheduler for -1. */
+    /* Switches from the running fiber to the fiber of thread `next`, or to the scheduler for -1. */
     void enter(int next, bool ended) {
         Fiber& from = thread < 0 ? scheduler_ : threads_[thread].fiber;
         thread = next;
@@ -1000,7 +1002,7 @@ class Machine {
     }
 
     void complete(Mbarrier& m, const Site& site) {
-        /* who arrives in every phase cannot take one for another */
+        /* a warp that arrives in every phase cannot mistake one for another */
         if (const uint32_t late = m.waiters & ~m.seen & ~m.waiting & ~m.warps) {
             report(Fault::BARRIER, site, "a phase of %s ends before warp %d has seen the end of the one before",
                    mbarrier_name(m).c_str(), lowest_bit(late));
@@ -1021,7 +1023,7 @@ class Machine {
         uint64_t mark;
         memcpy(&mark, &smem_[addr - SMEM_BASE], 8);
         if (mark != MBARRIER_MARK) {
-            report(Fault::BARRIER, site, "%s at smem_base() + %u, where no mbarrier is", what, addr - SMEM_BASE);
+            report(Fault::BARRIER, site, "%s at smem_base() + %u, where there is no mbarrier", what, addr - SMEM_BASE);
             abandon();
         }
         read(&mark, addr, 8, WHOLE_WARP, site);
@@ -1092,8 +1094,8 @@ class Machine {
     std::vector<Mbarrier> mbarriers_;
     std::vector<Event> events_; /* to come */
     std::vector<WarpgroupStep> warpgroups_[MAX_WARPS / 4];
-    std::vector<UnpackedB> unpacked_[MAX_WARPS / 4]; /* of products that some of their warps have still ahead */
-    std::vector<std::vector<float>> idle_;           /* to be used again for that */
+    std::vector<UnpackedB> unpacked_[MAX_WARPS / 4]; /* of products that some warps have not reached */
+    std::vector<std::vector<float>> idle_;           /* memory for reuse there */
     Warp* warp_ = nullptr;
     int live_warps_ = 0;
     int patience_ = 0; /* collectives until another warp may run */
@@ -1136,7 +1138,7 @@ inline std::vector<char> read_program() {
 }
 #endif
 
-/* Looks the kernel up in the symbol table of the program; empty when there is none. */
+/* Looks the kernel up in the symbol table of the program; empty if it is not there. */
 inline std::string symbol_name(const void* function) {
 #ifdef __linux__
     uintptr_t load_address = 0;

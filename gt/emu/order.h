@@ -17,9 +17,9 @@ inline uint32_t stamp_of(uint32_t epoch, uint32_t thread) { return epoch << 10 |
 inline uint32_t epoch_of(uint32_t stamp) { return stamp >> 10; }
 inline uint32_t thread_of(uint32_t stamp) { return stamp & 1023; }
 
-/* Clock[w]: the last epoch of warp w whose accesses are ordered before what follows.  A warp's own
- * entry may lag behind its epoch: an arrival at an mbarrier ends an epoch for those who wait for
- * it, but does not order the warp's lanes. */
+/* Clock[w]: the last epoch of warp w whose accesses are ordered before the following ones.  A warp's own entry may lag
+ * behind its epoch: an arrival at an mbarrier ends an epoch for warps that wait for it, but does not order the warp's
+ * own lanes. */
 struct Clock {
     uint32_t epoch[MAX_WARPS];
 
@@ -28,7 +28,7 @@ struct Clock {
     }
 };
 
-/* What is remembered of the accesses to shared memory, per cell of 2 bytes. */
+/* The recorded accesses to shared memory, per cell of 2 bytes. */
 class AccessHistory {
   public:
     void start_block(size_t bytes, int warps) {

@@ -33,7 +33,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-/* Functions that look at registers of kernels, which may have left their scope. */
+/* Functions that read registers of kernels; the variables may be out of scope. */
 #ifdef EMU_ASAN
 #define EMU_UNCHECKED __attribute__((no_sanitize("address")))
 #else
@@ -81,8 +81,8 @@ enum cudaDeviceAttr {
 
 namespace emu {
 
-/* The device that launchers see; tests may change it.  So few multiprocessors that small cases keep
- * them busy. */
+/* The device that launchers see; tests may change it.  It has few multiprocessors, so that small cases keep them
+ * busy. */
 struct Device {
     int multiprocessors = 4;
     int capability_major = 9, capability_minor = 0;

@@ -109,7 +109,7 @@ inline void Machine::start_product(const Wgmma& what, Word* const* c, Word* cons
 
 /* ---- operands in shared memory ------------------------------------------------------------------------------- */
 
-/* What an operand says (gt/base/wgmma.cuh): where the pieces of 16 bytes are. */
+/* The layout that an operand describes (gt/base/wgmma.cuh): the places of its pieces of 16 bytes. */
 class Layout {
   public:
     Layout(uint64_t operand, bool is_mn)
@@ -123,7 +123,7 @@ class Layout {
     bool is_swizzled() const { return pieces_ > 1; }
     bool is_known() const { return known_; }
 
-    /* Whether the first row is one of those from which the pattern of the swizzle starts. */
+    /* Whether the pattern of the swizzle starts at the first row. */
     bool is_aligned() const {
         const uint32_t pattern = 8 * (uint32_t)row_;
         if (!is_swizzled()) return true;
@@ -175,14 +175,14 @@ inline int unpack_piece(const uint8_t (&piece)[16], Format format, float (&value
 inline void check_operand(const Layout& layout, int pieces, Machine& machine, const Wgmma& what, bool is_mn,
                           const Site& site) {
     if (!layout.is_known() || (what.format == Format::TF32 && (is_mn || layout.is_swizzled())))
-        machine.report(Fault::UNSUPPORTED, site, "an operand of wgmma that is not one of wgmma_tile");
+        machine.report(Fault::UNSUPPORTED, site, "an operand of wgmma that wgmma_tile has not made");
     if (!layout.is_aligned())
         machine.report(Fault::ALIGNMENT, site, "an operand of wgmma whose panels are not at multiples of 8 rows");
     if (!layout.stays_in_panel(pieces))
-        machine.report(Fault::WGMMA, site, "an operand of wgmma leaves the panel inside of which it starts");
+        machine.report(Fault::WGMMA, site, "an operand of wgmma starts inside a panel and leaves it");
 }
 
-/* B[depth][columns] as floats, which each warp of the group reads, and the first decodes. */
+/* B[depth][columns] as floats: the group's first warp decodes them, and every warp reads them. */
 inline const std::vector<float>& Machine::unpack_b(const WarpProduct& p) {
     const Wgmma& what = p.what;
     const Layout layout(what.b, what.b_is_mn);
@@ -310,7 +310,7 @@ inline void Machine::perform(const WarpProduct& p) {
     unpacked.erase(done);
 }
 
-/* What a lane hands over. */
+/* The arguments that a lane hands over. */
 struct WgmmaCall {
     Wgmma what;
     void* c;

@@ -12,7 +12,12 @@ static inline int64_t gt_conv_ssd_channels(const gt_conv_ssd_args *a) {
     return gt_plus(gt_times(a->H, a->P), gt_times(2, gt_times(a->G, a->N)));
 }
 
-/* The call of conv1d for a prepared one of conv_ssd: c is what it writes, dc the gradient of that. */
+/* Whether the two calls need strides or slots of states.  packed: elements of a state. */
+static inline int gt_conv_ssd_has_rows(const gt_conv_ssd_args *a, int64_t stride, int64_t packed) {
+    return a->slots || stride != packed;
+}
+
+/* conv1d's call for a prepared call of conv_ssd.  c: its output; dc: the gradient of c. */
 static inline gt_conv1d_args gt_conv_ssd_conv(const gt_conv_ssd_args *a, void *c, const void *dc) {
     gt_conv1d_args v;
     memset(&v, 0, sizeof v);
@@ -28,6 +33,9 @@ static inline gt_conv1d_args gt_conv_ssd_conv(const gt_conv_ssd_args *a, void *c
     v.x_stride = a->xBC_stride, v.dx_stride = a->dxBC_stride;
     v.cu_seqlens = a->cu_seqlens, v.seq_count = a->seq_count, v.seq_capacity = a->seq_capacity;
     v.slots = a->slots, v.slot_capacity = a->slot_capacity, v.tokens = a->tokens, v.commit = a->commit;
+    v.starts_zero = a->starts_zero;
+    if (gt_conv_ssd_has_rows(a, a->conv_state_out_stride, gt_times(v.D, v.W - 1)))
+        v.state_out_stride.b = a->conv_state_out_stride, v.state_out_stride.t = v.W - 1, v.state_out_stride.h = 1;
     return v;
 }
 
@@ -36,8 +44,8 @@ static inline int gt_conv_ssd_wants_dc(const gt_conv_ssd_args *a) {
     return a->dxBC || a->dweight || a->dbias || a->conv_dstate_in;
 }
 
-/* The call of ssd, which reads the columns of c, rows of D elements, and writes those of dc unless that is NULL.
- * element: bytes of one. */
+/* ssd's call.  It reads x, Bm and Cm as columns of c, whose rows have D elements, and writes their gradients to dc
+ * unless dc is NULL.  element: its bytes. */
 static inline gt_ssd_args gt_conv_ssd_ssd(const gt_conv_ssd_args *a, const void *c, void *dc, int64_t element) {
     gt_stride rows;
     gt_ssd_args s;
@@ -69,6 +77,9 @@ static inline gt_ssd_args gt_conv_ssd_ssd(const gt_conv_ssd_args *a, const void 
     s.ddt_stride = a->ddt_stride, s.dz_stride = a->dz_stride;
     s.cu_seqlens = a->cu_seqlens, s.seq_count = a->seq_count, s.seq_capacity = a->seq_capacity;
     s.slots = a->slots, s.slot_capacity = a->slot_capacity, s.tokens = a->tokens, s.commit = a->commit;
+    s.starts_zero = a->starts_zero;
+    if (gt_conv_ssd_has_rows(a, a->state_out_stride, gt_times(a->H, gt_times(a->P, a->N))))
+        s.state_out_stride = a->state_out_stride;
     s.saved = a->saved, s.saved_bytes = a->saved_bytes;
     return s;
 }

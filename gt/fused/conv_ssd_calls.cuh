@@ -1,5 +1,5 @@
-/* gt/fused/conv_ssd_calls.cuh - conv_ssd: the C functions, or stubs.  They call those of conv1d and ssd, so
- * gt_kernels.h includes this file where all operators are implemented, and gt_fused.cuh alone does not. */
+/* gt/fused/conv_ssd_calls.cuh - conv_ssd: the C functions, or stubs.  They call conv1d and ssd, so gt_kernels.h
+ * includes this file only where all operators are implemented; gt_fused.cuh does not include it. */
 #ifndef GT_FUSED_CONV_SSD_CALLS_CUH
 #define GT_FUSED_CONV_SSD_CALLS_CUH
 
@@ -41,32 +41,14 @@ GT_API gt_status gt_conv_ssd_path(const gt_conv_ssd_args* args, char* text, size
 
 /* ---- stubs: this file was compiled without nvcc ---- */
 
+#include "../base/stubs.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-GT_API gt_status gt_conv_ssd_forward(const gt_conv_ssd_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_conv_ssd(), GT_FORWARD);
-}
-GT_API gt_status gt_conv_ssd_backward(const gt_conv_ssd_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_conv_ssd(), GT_BACKWARD);
-}
-GT_API gt_status gt_conv_ssd_step(const gt_conv_ssd_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_conv_ssd(), GT_STEP);
-}
-GT_API gt_status gt_conv_ssd_workspace(const gt_conv_ssd_args *args, gt_workspace *need) {
-    (void)args;
-    gt_no_answer(need);
-    return gt_no_cuda(gt_op_conv_ssd(), GT_QUERY);
-}
-GT_API gt_status gt_conv_ssd_path(const gt_conv_ssd_args *args, char *text, size_t bytes) {
-    (void)args;
-    gt_no_text(text, bytes);
-    return gt_no_cuda(gt_op_conv_ssd(), GT_PATH);
-}
+GT_STUBS(conv_ssd)
+GT_STUB(conv_ssd, step, GT_STEP)
 
 #ifdef __cplusplus
 }

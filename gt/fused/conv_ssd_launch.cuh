@@ -1,9 +1,8 @@
 /* gt/fused/conv_ssd_launch.cuh - conv_ssd on the current GPU: which kernels, and where the convolved rows lie.
  *
- * c, the convolved rows [B,T,D] in dtype, is scratch of one call: forward makes it by conv1d's kernels and ssd's read
- * it, but where conv_ssd_sm90.cuh takes the call, and no c is made; backward makes it again, then ssd's backward writes
- * its gradient dc beside it, which conv1d's takes.  Sums and states are those of the two operators, and so is their
- * determinism.
+ * c, the convolved rows [B,T,D] in dtype, is scratch of one call.  In forward conv1d's kernels make it and ssd's read
+ * it; conv_ssd_sm90.cuh needs no c.  Backward makes c again, then ssd's backward writes its gradient dc beside it, and
+ * conv1d's backward reads dc.  The two operators make all sums and states, so results are as deterministic as theirs.
  *
  *     bytes of a row, 16-bit      forward, by two calls                backward
  *     conv1d                      2 D read, 2 D written                twice that, and 2 D read, 2 D read, 2 D written
@@ -22,18 +21,18 @@
 namespace gt {
 namespace conv_ssd {
 
-constexpr int64_t MOST = 256; /* of P and N: what ssd's kernels take */
+constexpr int64_t MOST = 256; /* the largest P and N of ssd's kernels */
 
 static inline int64_t size_of(gt_dtype dtype) { return dtype == GT_F32 ? 4 : 2; }
 
-/* Prepares the arguments and checks what only the GPU limits. */
+/* Prepares the arguments and checks the GPU's own limits. */
 static inline gt_status prepare(gt_pass pass, const gt_conv_ssd_args* args, gt_conv_ssd_args* a, Device* device) {
     gt_dims dims;
     const gt_status status = gt_prepare(gt_op_conv_ssd(), pass, GT_DEVICE, args, a, &dims);
     if (status != GT_OK) return status;
     if (a->B == 0) { /* neither tokens nor states, of packed sequences either */
         a->seq_capacity = 0;
-        a->cu_seqlens = a->seq_count = nullptr;
+        a->cu_seqlens = a->seq_count = a->slots = nullptr;
     }
     if (a->P > MOST) return gt_fail(GT_ERROR_UNSUPPORTED, "P = %lld: at most %d", (long long)a->P, (int)MOST);
     if (a->N > MOST) return gt_fail(GT_ERROR_UNSUPPORTED, "N = %lld: at most %d", (long long)a->N, (int)MOST);
@@ -42,20 +41,20 @@ static inline gt_status prepare(gt_pass pass, const gt_conv_ssd_args* args, gt_c
 
 /* ---- forward on compute capability 9.0: see conv_ssd_sm90.cuh ---------------------------------------------------- */
 
-/* Columns of its kernels; 0: they do not take N. */
+/* Columns of its kernels; 0: no kernel takes N. */
 static inline int convolving_columns(int64_t N) {
     return N % 16 || N < 32 ? 0 : N <= 64 ? 64 : N <= SLAB ? SLAB : N <= 2 * SLAB ? 2 * SLAB : 0;
 }
 
-/* Bytes of its scratch: tiles of B and C, and what undoes their powers. */
+/* Bytes of its scratch: tiles of B and C, and their inverse powers. */
 static inline int64_t convolving_bytes(const gt_conv_ssd_args& a) {
     Arena arena(nullptr);
     take_group_tiles(arena, sequences_of(a), a.G, convolving_columns(a.N));
     return (int64_t)arena.bytes();
 }
 
-/* Whether its kernels may take the call, by sizes.  Packed sequences may have far more chunks than tokens would fill;
- * c_bytes: of c, which it must not need more than. */
+/* Whether its kernels may take the call, by sizes.  Packed sequences may have far more chunks than tokens would fill:
+ * scratch must not exceed c_bytes, the size of c. */
 static inline bool may_convolve(const gt_conv_ssd_args& a, int64_t c_bytes) {
     return c_bytes > 0 && a.dtype == GT_BF16 && BUILT_BF16 && is_built_columns(a.N) && convolving_columns(a.N) &&
            a.xBC_stride.h == 1 && convolving_bytes(a) <= c_bytes;
@@ -123,23 +122,27 @@ static inline gt_status convolve(const gt_conv1d_args& conv, const PassPlan& ssd
         status = launch_units<SLAB>(p, units, ssd.device, chain);
     else
         status = launch_units<64>(p, units, ssd.device, chain);
-    if (status != GT_OK || !conv.state_out) return status;
+    if (status != GT_OK ||
+        (status = clear_skipped("conv_ssd clear_skipped_kernel", plan.unused, p.in.sequences, ssd.device, chain)) !=
+            GT_OK ||
+        !conv.state_out)
+        return status;
     return conv1d::launch_state<bf16>(conv, ssd.device, stream); /* last: it may overwrite state_in */
 }
 
-/* ---- the two calls ------------------------------------------------------------------------------------------------- */
+/* ---- the two calls ----------------------------------------------------------------------------------------------- */
 
 /* The two calls of a pass, and the pieces of its workspace. */
 struct Plan {
     gt_conv1d_args conv;
     gt_ssd_args ssd;
     bool convolves;    /* forward without c: see convolve() */
-    void* scratch;     /* c, or what those kernels take */
-    bool has_channels; /* without tokens those that nothing lies in may be more than conv1d takes */
+    void* scratch;     /* c, or scratch of those kernels */
+    bool has_channels; /* false: without tokens or states, D may exceed conv1d's limit */
     size_t saved, bytes;
 };
 
-/* ssd's call with x, B and C where they are before the convolution. */
+/* ssd's call that reads x, B and C from before the convolution. */
 static inline gt_ssd_args unconvolved(const gt_conv_ssd_args& a) {
     gt_ssd_args s = gt_conv_ssd_ssd(&a, a.xBC, nullptr, size_of(a.dtype));
     s.x_stride.b = s.Bm_stride.b = s.Cm_stride.b = a.xBC_stride.b;
@@ -154,8 +157,8 @@ static inline gt_status ask_ssd(const gt_ssd_args& args, gt_pass pass, PassPlan*
     return status;
 }
 
-/* c, dc, and behind them what either call needs: they follow one another.  If there is no workspace, any address will
- * do to ask for sizes. */
+/* Workspace: c, dc, then the larger need of the two calls, which run in turn.  Without workspace any address will do to
+ * ask for sizes. */
 static inline gt_status plan_call(const gt_conv_ssd_args& a, gt_pass pass, const Device& device, Plan* plan) {
     Arena arena(a.workspace ? a.workspace : reinterpret_cast<void*>((uintptr_t)256));
     const bool is_backward = pass == GT_BACKWARD, has_tokens = a.B > 0 && a.T > 0;

@@ -1,28 +1,29 @@
 /* gt/fused/conv_ssd_sm90.cuh - conv_ssd forward on compute capability 9.0: the convolved x is never in memory.
  *
- * Two kernels.  groups_kernel convolves B and C, which the heads of a group share, and leaves them as ssd's products take
- * them: f16 with a power of two a row, a chunk's tile as it lies in shared memory.  forward_kernel is ssd's
- * forward_maps_kernel (gt/ssd/sm90/forward_maps.cuh) with one more warpgroup:
- *     convolver   a warp a unit, a lane two of its 64 channels.  It takes the tokens of a chunk one after the other, as
- *                 they came, and writes each over itself; what its taps reach back to stays in registers, from chunk to
- *                 chunk.  Rows behind the sequence's end become zeros.  Then it finds the largest magnitudes of the rows,
- *                 by which consumers turn x into f16
- *     producer    as there, but for those maxima
+ * Two kernels.  groups_kernel convolves B and C, which the heads of a group share.  It stores them as f16 with a power
+ * of two a row, each chunk's tile in the layout of shared memory.  forward_kernel is ssd's forward_maps_kernel
+ * (gt/ssd/sm90/forward_maps.cuh) with one more warpgroup:
+ *     convolver   a warp a unit, a lane two of its 64 channels.  It takes the tokens of a chunk one after the other and
+ *                 overwrites each in place; the inputs that taps reach back to stay in registers, from chunk to chunk.
+ *                 Rows behind the sequence's end become zeros.  Then it finds the largest magnitudes of the rows, by
+ *                 which consumers turn x into f16
+ *     producer    as there, except for these maxima
  *     consumers   as there
- * Every number is what conv1d's and ssd's kernels make, bit for bit: c is rounded to T before anything is made of it.
- * Final states of the convolution are conv1d's state_kernel's, which follows.
+ * Every result has the same bits as from the kernels of conv1d and ssd, because c is rounded to T before its first use.
+ * conv1d's state_kernel, which follows, makes the final states of the convolution.
  *
- * MBARRIERS, beside those there.  CONVOLVED: of a stage of factors: x is convolved, and the maxima of its rows are there;
- *     the convolver's warps with a unit arrive.
- * Of x there are three stages, or two beside z where a warpgroup has 256 columns of states.  With three the producer
- * starts the copies of the next chunk; with two the stage comes free so late that the producer would wait, and the
- * convolver starts them.
+ * MBARRIERS: as forward_maps_kernel, and one more.  CONVOLVED, of a stage of factors: x is convolved, and the
+ *     maxima of its rows are made; the convolver's warps with a unit arrive.
+ * x has three stages, or two beside z where a warpgroup has 256 columns of states.  With three the producer starts the
+ * copies of the next chunk; with two the stage comes free so late that the producer would wait, and the convolver
+ * starts them.
  *
- * INSTRUCTIONS of the convolver, bf16, counted in the machine code: 29 a token and two channels, of which the taps are 8
- *     and SiLU 12; 250 a chunk for the maxima.  A warp takes them at the pace of its latencies, so four tokens go side by
- *     side.
+ * INSTRUCTIONS of the convolver, bf16, counted in the machine code: 29 a token and two channels, among them 8 for the
+ *     taps and 12 for SiLU; 250 a chunk for the maxima.  A warp takes them at the pace of its latencies, so four tokens
+ *     go side by side.
  * REGISTERS a thread, N = 128, four units: consumers 216, producer and convolver 40; 128 at the launch of 512 threads.
- * BYTES a token and head: x, y (z) 2 P each.  B and C: 4 N a token and group read, as many written and read again.
+ * BYTES a token and head: x, y (z) 2 P each.  B and C: 4 N a token and group are read; as many are written, then read
+ * again.
  * grid: groups_kernel, a block a chunk, group, and B or C; forward_kernel as forward_hopper_kernel. */
 #ifndef GT_FUSED_CONV_SSD_SM90_CUH
 #define GT_FUSED_CONV_SSD_SM90_CUH
@@ -40,7 +41,7 @@ struct ConvolvingParams : MapsForwardParams {
     conv1d::Problem conv; /* of all channels: x, B and C lie one behind the other */
 };
 
-/* ---- taps ---------------------------------------------------------------------------------------------------------- */
+/* ---- taps -------------------------------------------------------------------------------------------------------- */
 
 /* The taps of two channels, and the inputs that they reach back to. */
 template <class T>
@@ -50,7 +51,7 @@ struct TwoChannels {
     conv1d::Taps<2> taps;
     float e[conv1d::TAPS][2];
 
-    /* COUNT tokens, side by side: a warp has little else to hide its latencies. */
+    /* COUNT tokens side by side: little else hides a warp's latencies. */
     template <int COUNT>
     GT_METHOD void convolve(uint32_t (&values)[COUNT]) {
         float pre[COUNT][2], sigmoids[COUNT][2];
@@ -70,9 +71,9 @@ struct TwoChannels {
     }
 };
 
-/* ---- B and C ------------------------------------------------------------------------------------------------------- */
+/* ---- B and C ----------------------------------------------------------------------------------------------------- */
 
-/* What a thread of groups_kernel has: two columns of OWN tokens. */
+/* A thread's part of the tile in groups_kernel: two columns of OWN tokens. */
 template <class T, int NP>
 struct ConvolvedGroupTile : GroupTile<T, NP> {
     static constexpr int COLUMNS = NP / 2, OWN = CHUNK * COLUMNS / GroupTile<T, NP>::THREADS;
@@ -94,7 +95,7 @@ GT_DEV void convolve_columns(const ConvolvingParams& p, uint32_t smem, int64_t b
     };
     TwoChannels<T> of;
     uint32_t values[LOADED / AT_ONCE][AT_ONCE];
-    /* All on their way before any is waited for. */
+    /* All loads are in flight before the first result is used. */
     const auto load_all = [&](int t) {
         GT_UNROLL
         for (int i = 0; i < LOADED; i++) values[i / AT_ONCE][i % AT_ONCE] = t + i < tokens ? load(t + i) : 0;
@@ -145,9 +146,9 @@ groups_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
     store_group<Tile>(p, smem, me);
 }
 
-/* ---- producer and convolver ---------------------------------------------------------------------------------------- */
+/* ---- producer and convolver -------------------------------------------------------------------------------------- */
 
-/* A warp of the convolver.  What depends on the chunk alone is made anew wherever it is asked: registers are few. */
+/* A warp of the convolver.  Values that depend on the chunk alone are computed again at each use: registers are few. */
 template <class Tile>
 struct Convolver {
     using T = typename Tile::T;
@@ -172,8 +173,8 @@ struct Convolver {
             of.e[i / 2][i % 2] = conv1d::state_input(p.conv, sequence, channel + i % 2, i / 2 - of.BEFORE);
     }
     GT_METHOD void wait_for_x(int n) const {
-        const unsigned number = made_here(n), stage = number % Tile::X_STAGES;
-        mbarrier_wait(smem + Tile::X_FULL + 8 * (stage * Tile::UNITS + unit()), number / Tile::X_STAGES % 2);
+        const unsigned number = made_here(n);
+        typename Tile::LoadedRows{smem, unit()}.wait_full(number);
     }
     /* at: of the lane's channels in the first row of a tile, whose swizzle is of eight rows. */
     GT_METHOD void convolve(uint32_t at, int rows) {
@@ -202,13 +203,13 @@ struct Convolver {
         }
     }
     GT_METHOD void find_maxima(int n) const {
-        const int stage = made_here(n) % 2;
-        mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (made_here(n) / 2 + 1) % 2); /* their place is free */
-        sync_warp();                                                               /* all rows are written */
+        const int number = made_here(n), stage = number % 2;
+        typename Tile::Chunks{smem}.wait_free(number); /* the maxima's place is free */
+        sync_warp();                                   /* all rows are written */
         row_maxima<T, 2>(
             x(n), smem + Tile::PREPARED + 4 * (Prepared::COUNT * (stage * Tile::UNITS + unit()) + Prepared::X_POWERS),
             0, CHUNK);
-        mbarrier_arrive(smem + Tile::CONVOLVED + 8 * (made_here(n) % 2));
+        typename Tile::ConvolvedChunks{smem}.fill(made_here(n));
     }
 };
 
@@ -219,14 +220,11 @@ GT_DEV void convolver_role(const ConvolvingParams& p, uint32_t smem) {
     Convolver<Tile> me;
     me.smem = smem;
     int n = 0; /* chunks of all segments */
-    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
-        {
-            const Span span = ordered_span(in, item);
-            if (!span.exists) continue;
-            me.cursor().enter(in, span, item, BARRIER);
-            if (me.unit() >= Tile::UNITS) continue;
-            me.begin(p, span.sequence);
-        }
+    each_bundle_item(in, [&](const Span& span, int64_t item) {
+        if (!span.exists) return item;
+        me.cursor().enter(in, span, item, BARRIER);
+        if (me.unit() >= Tile::UNITS) return item;
+        me.begin(p, span.sequence);
         if constexpr (!Tile::X_AHEAD) load_x<Tile>(p, smem, me.cursor(), me.unit(), 0, n);
         GT_NO_UNROLL
         for (int chunk = 0; chunk < me.cursor().chunks(); chunk++, n++) {
@@ -235,8 +233,8 @@ GT_DEV void convolver_role(const ConvolvingParams& p, uint32_t smem) {
             me.find_maxima(n);
             if constexpr (!Tile::X_AHEAD) load_x<Tile>(p, smem, me.cursor(), me.unit(), chunk + 1, n + 1);
         }
-        item = me.cursor().item();
-    }
+        return me.cursor().item();
+    });
 }
 
 /* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
@@ -246,15 +244,7 @@ forward_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
 #if GT_SM90A
     using Tile = HopperTile<T, NP, UNITS, GATE, CONVOLVED_ROWS>;
     const uint32_t smem = smem_base_of_tiles();
-    const auto init = [&](int barrier, int count) { mbarrier_init(smem + barrier + 8 * thread_id(), count); };
-    if (thread_id() < 2) {
-        init(Tile::FULL, 32 * UNITS);
-        init(Tile::EMPTY, Tile::CONSUMERS * WARPGROUP);
-        init(Tile::CONVOLVED, 32 * UNITS);
-    }
-    if (thread_id() == 0) init(Tile::GATE_FULL, 32 * UNITS);
-    if (thread_id() < Tile::X_STAGES) init(Tile::X_EMPTY, Tile::CONSUMERS * WARPGROUP);
-    if (thread_id() < Tile::X_STAGES * UNITS) init(Tile::X_FULL, 32);
+    init_maps_rings<Tile>(smem);
     fence_async_proxy();
     sync_threads();
     const int role = shfl_idx(warp_id(), 0) / 4;
@@ -265,13 +255,8 @@ forward_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
         return;
     }
     wait_for_chain();
-    if (role == Tile::CONSUMERS) {
-        give_registers<Tile::PRODUCER_REGISTERS>();
-        maps_producer<Tile>(p, smem);
-    } else {
-        take_registers<Tile::REGISTERS>();
-        forward_consumer<Tile>(p, smem);
-    }
+    run_roles<Tile>(
+        role, [&] { maps_producer<Tile>(p, smem); }, [&] { forward_consumer<Tile>(p, smem); });
 #else
     (void)p;
     __trap();

@@ -6,14 +6,14 @@
  *
  * LAUNCH 1, step_kernel.  It runs the code of gt/ssd/step.cuh: the same tile, state, sums and order.  Only x, B and C
  * come from shared memory.  A block has up to 8 warps of one head and batch element.
- *   1. Each thread issues the loads of its item of the convolution (state, weights, bias, 2 tokens), then those of its
+ *   1. Each thread issues the loads of its item of the convolution (state, weights, bias, 2 tokens), then loads of its
  *      rows of h.  Only the addresses of states wait for another load: the slot.
  *   2. The block convolves the 2 N columns of B and C of its group, and its own rows of x.  It rounds them to dtype and
- *      leaves them in shared memory.  An item is all tokens of 2 neighbouring channels: N + rows / 2 items a block.
+ *      stores them in shared memory.  An item is all tokens of 2 neighbouring channels: N + rows / 2 items a block.
  *   3. After one barrier its warps go on alone, token by token.
  * The block alone reads the convolution's state of its own rows of x, and the item's thread writes it.
  * LAUNCH 2, columns_kernel.  All blocks of a group read the states of the columns of B and C.  This kernel writes them
- * when launch 1 is complete.  It is enqueued ahead (Chain) and loads all that it needs before it waits.
+ * when launch 1 is complete.  It is enqueued ahead (Chain) and loads all its inputs before it waits.
  *
  * Sums of the convolution have the order of gt_conv1d_step.  So gt_conv1d_step and gt_ssd_step give the same
  * bits, and a result depends on its own inputs alone.
@@ -24,8 +24,8 @@
  * REGISTERS: as ssd's step.  Before the barrier an item has 8 of weights, 2 of bias, 6 of state and 2 tokens, beside 32
  *     numbers of h.
  * SHARED MEMORY: T (2 N + rows of the block) elements.  N = 128, 64 rows, bf16: 640 bytes a token; at most 36 KB.
- * BYTES a block, in addition to ssd's step, W = 4.  A row of x: 12 of state each way, 20 of parameters.  A column of B or
- *     C: 32, mostly from L2; 8 KB at N = 128, where 64 rows of h have 32 KB each way.
+ * BYTES a block, in addition to ssd's step, W = 4.  A row of x: 12 of state each way, 20 of parameters.  A column of B
+ *     or C: 32, mostly from L2; 8 KB at N = 128, where 64 rows of h have 32 KB each way.
  * ISSUE SLOTS of an item of one token: 7 loads, 8 multiply-adds, 2 SiLU, 1 store.  Launch 2, a thread of 2 channels:
  *     4 loads and 3 stores. */
 #ifndef GT_FUSED_CONV_SSD_STEP_CUH
@@ -60,7 +60,7 @@ struct ConvInputs {
     gt_dtype dtype;
     const float *weight, *bias;
     float* state; /* [slot_capacity,D,W-1] */
-    int64_t D;
+    int64_t D, row_stride;
     int T, W;
 
     /* Index of token t of channel d in xBC. */
@@ -70,7 +70,7 @@ struct ConvInputs {
 struct StepParams : ssd::StepParams {
     ConvInputs conv;
     int64_t first_B, first_C; /* channels of column 0 of group 0 */
-    int units;                /* of VEC channels, that a block convolves; one of fewer rows has fewer */
+    int units;                /* of VEC channels each, that a block convolves; a block of fewer rows has fewer */
 };
 
 /* ---- launch 1: an item of the convolution ---------------------------------------------------- */
@@ -196,7 +196,7 @@ struct Item {
         if (column < 0) return;
         load_tokens(p, 0);
         loads.load_parameters(p.conv, d);
-        state = p.conv.state + (element.row * p.conv.D + d) * (p.conv.W - 1);
+        state = p.conv.state + element.row * p.conv.row_stride + d * (p.conv.W - 1);
         if (!element.is_skipped(p.elements)) loads.load_state(p.conv, state);
     }
     /* The element's tokens into shared memory.  pitch: of its rows. */
@@ -244,7 +244,7 @@ struct Item {
     }
 };
 
-/* In the place of ssd::StepInputs: B, C and x are convolved here. */
+/* Replaces ssd::StepInputs: B, C and x are convolved here. */
 template <class T, class C>
 struct StepInputs : ssd::SharedInputs<T, C> {
     using Base = ssd::SharedInputs<T, C>;
@@ -289,7 +289,7 @@ GT_KERNEL((32 * STEP_WARPS<T, ROWS>), (STEP_BLOCKS<T, VECS, ROWS>))
 step_kernel(const GT_GRID_CONSTANT StepParams p) {
     using C = ssd::StepTraits<LANES, VECS, ROWS>;
     ssd::StepPlace<C> s;
-    release_chain(); /* blocks of columns_kernel may come as soon as all of these have */
+    release_chain(); /* columns_kernel may start once every block has come here */
     int in_strand, part, in_group;
     const int strand = divide(block_x(), p.by_strand, &in_strand);
     s.h = divide(in_strand, p.by_head, &part);
@@ -297,7 +297,7 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
     s.block_row = part * (block_threads() / 32) * C::TILE;
     s.take_rows(s.block_row + warp_id() * C::TILE); /* warps without rows convolve, too */
     for (s.b = strand; s.b < p.B; s.b += p.strands) {
-        ssd::step_rows<T, StepInputs<T, C>>(p, s);
+        ssd::step_rows<T, StepInputs<T, C>, false>(p, s);
         if (s.b + p.strands < p.B) sync_threads(); /* before shared memory is written again */
     }
 }
@@ -324,7 +324,7 @@ columns_kernel(const GT_GRID_CONSTANT ColumnParams p) {
         const int64_t b = item / p.units, d = p.first + item % p.units * VEC;
         const StepElement element(p.elements, b);
         const bool is_written = !element.is_skipped(p.elements) && element.commit > 0;
-        float* const state = in.state + (element.row * in.D + d) * (in.W - 1);
+        float* const state = in.state + element.row * in.row_stride + d * (in.W - 1);
         Loads loads = {};
         typename Loads::Token before[HALO] = {};
         float e[HALO][VEC];
@@ -356,9 +356,10 @@ columns_kernel(const GT_GRID_CONSTANT ColumnParams p) {
  * dtype move. */
 static inline bool has_step_vectors(const gt_conv_ssd_args& a) {
     return a.W == TAPS && a.P % 4 == 0 && a.N % 4 == 0 && a.xBC_stride.h == 1 && a.xBC_stride.b % 2 == 0 &&
-           a.xBC_stride.t % 2 == 0 && (uintptr_t)a.xBC % (a.dtype == GT_F32 ? 8 : 4) == 0 && has_fours(a.state_out) &&
-           has_fours(a.z, a.z_stride, a.dtype) && has_fours(a.weight) && (uintptr_t)a.conv_state_out % 8 == 0 &&
-           (uintptr_t)a.bias % 8 == 0;
+           a.xBC_stride.t % 2 == 0 && (uintptr_t)a.xBC % (a.dtype == GT_F32 ? 8 : 4) == 0 &&
+           has_aligned_fours(a.state_out, GT_F32) && a.state_out_stride % 4 == 0 && a.conv_state_out_stride % 2 == 0 &&
+           has_fours(a.z, a.z_stride, a.dtype) && has_aligned_fours(a.weight, GT_F32) &&
+           (uintptr_t)a.conv_state_out % 8 == 0 && (uintptr_t)a.bias % 8 == 0;
 }
 
 static inline ConvInputs conv_inputs_of(const gt_conv_ssd_args& a) {
@@ -366,7 +367,7 @@ static inline ConvInputs conv_inputs_of(const gt_conv_ssd_args& a) {
     in.xBC = a.xBC, in.stride = a.xBC_stride, in.dtype = a.dtype;
     in.weight = a.weight, in.bias = a.bias;
     in.state = a.conv_state_out;
-    in.D = gt_conv_ssd_channels(&a);
+    in.D = gt_conv_ssd_channels(&a), in.row_stride = a.conv_state_out_stride;
     in.T = (int)a.T, in.W = (int)a.W;
     return in;
 }
@@ -388,7 +389,8 @@ static inline gt_status launch_step_rows(const gt_conv_ssd_args& a, const gt_ssd
 
 template <class T>
 static inline gt_status launch_step_with(const gt_conv_ssd_args& a, const Device& device, Chain& chain) {
-    const gt_ssd_args ssd = gt_conv_ssd_ssd(&a, nullptr, nullptr, 0);
+    gt_ssd_args ssd = gt_conv_ssd_ssd(&a, nullptr, nullptr, 0);
+    ssd.state_out_stride = a.state_out_stride; /* the call is not prepared again */
     const gt_status status = ssd::with_step_size<T>(
         ssd, device, [&](auto traits) { return launch_step_rows<T, decltype(traits)>(a, ssd, chain); });
     if (status != GT_OK) return status;

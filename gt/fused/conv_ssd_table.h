@@ -10,8 +10,8 @@
 extern "C" {
 #endif
 
-/* Whether the pass has states of the convolution, or gradients of them, for each batch element: as in every operator, a
- * shared one is there once, and those of the other pass do not count. */
+/* Whether the pass has states of the convolution, or their gradients, for each batch element.  As in every operator, a
+ * shared state exists once, and states of the other pass do not count. */
 static int gt_conv_ssd_has_states(const gt_conv_ssd_args *a, gt_pass pass, const gt_dims *dims) {
     const int64_t S = dims->n['S' - 'A'], Q = dims->n['Q' - 'A'];
     const int is_each = S > 1 || (S == 1 && a->B == 1);
@@ -31,10 +31,9 @@ static gt_status gt_conv_ssd_check_channels(const gt_conv_ssd_args *a, gt_pass p
 
 static gt_status gt_conv_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_conv_ssd_args *a = (gt_conv_ssd_args *)filled;
-    gt_recurrence f = {a->B,        a->T,         a->segments,   a->seq_capacity, a->slot_capacity, a->state_in_shared,
-                       a->state_in, a->state_out, a->cu_seqlens, a->seq_count,    a->slots,         a->tokens,
-                       a->commit};
+    gt_recurrence f = GT_RECURRENCE(a, a->segments, a->state_in, a->state_out);
     gt_status status;
+    GT_TAKE_POOLS(f, a);
     dims->n['K' - 'A'] = a->Dskip_per_channel ? a->P : 1; /* columns of Dskip */
     dims->n['J' - 'A'] = a->W - 1;                        /* inputs that a state of the convolution holds */
     if ((status = gt_ssm_resolve_groups(&a->G, "H", a->H, dims)) ||
@@ -43,14 +42,16 @@ static gt_status gt_conv_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) 
         (status = gt_check_reserved("state_dtype", (int)a->state_dtype)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "Dskip_per_channel", a->Dskip_per_channel, 0, 1)) ||
         (status = gt_ssm_check_limits(a->dt_limit, a->dt_min, a->dt_max)) ||
-        (status = gt_resolve_recurrent(&f, pass, dims)) || (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)) ||
-        (status = gt_ssm_resolve_y(a->reads_y, &a->y, pass)))
+        (status = gt_resolve_recurrent(&f, pass, dims)) ||
+        (status = gt_resolve_row_stride("conv_state_out_stride", a->conv_state_out_stride, &f, pass, dims)) ||
+        (status = gt_resolve_row_stride("state_out_stride", a->state_out_stride, &f, pass, dims)) ||
+        (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)) || (status = gt_ssm_resolve_y(a->reads_y, &a->y, pass)))
         return status;
     if (pass == GT_STEP && a->conv_state_in && a->conv_state_in != a->conv_state_out)
         return gt_fail(GT_ERROR_VALUE,
                        "conv_state_in = %p: must be NULL or equal conv_state_out, which is updated in place",
                        (const void *)a->conv_state_in);
-    if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];
+    if (pass == GT_STEP || a->slots) a->slot_capacity = dims->n['Q' - 'A'];
     dims->n['D' - 'A'] = gt_conv_ssd_channels(a);
     return gt_conv_ssd_check_channels(a, pass, dims);
 }
@@ -72,16 +73,13 @@ GT_API const gt_op *gt_op_conv_ssd(void) {
         {"A", GT_AT(A), 0, "H", 'f', "III", NULL},
         {"Dskip", GT_AT(Dskip), 0, "HK", 'f', "iii", NULL},
         {"dt_bias", GT_AT(dt_bias), 0, "H", 'f', "iii", NULL},
-        {"conv_state_in", GT_AT(conv_state_in), 0, "SDJ", 'f', "ii", NULL},
-        {"state_in", GT_AT(state_in), 0, "SHPN", 'f', "ii", NULL},
+        {"conv_state_in", GT_AT(conv_state_in), GT_AT(conv_state_out_stride), "SDJ", 'f', "ii", NULL},
+        {"state_in", GT_AT(state_in), GT_AT(state_out_stride), "SHPN", 'f', "ii", NULL},
         {"y", GT_AT(y), GT_AT(y_stride), "BTHP", 'x', "OiO", NULL},
-        {"conv_state_out", GT_AT(conv_state_out), 0, "QDJ", 'f', "o-s", "conv_state_in"},
-        {"state_out", GT_AT(state_out), 0, "QHPN", 'f', "o-s", "state_in"},
-        {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
-        {"tokens", GT_AT(tokens), 0, "B", 'i', "--i", NULL},
-        {"commit", GT_AT(commit), 0, "B", 'i', "--i", NULL},
-        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii", NULL},
-        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii", NULL},
+        {"conv_state_out", GT_AT(conv_state_out), GT_AT(conv_state_out_stride), "QDJ", 'f', "o-s", "conv_state_in"},
+        {"state_out", GT_AT(state_out), GT_AT(state_out_stride), "QHPN", 'f', "o-s", "state_in"},
+        GT_POOL_TENSORS,
+        GT_SEQUENCE_TENSORS("ii"),
         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHP", 'x', "-I", NULL},
         {"conv_dstate_out", GT_AT(conv_dstate_out), 0, "QDJ", 'f', "-i", NULL},
         {"dstate_out", GT_AT(dstate_out), 0, "QHPN", 'f', "-i", NULL},
@@ -106,9 +104,9 @@ GT_API const gt_op *gt_op_conv_ssd(void) {
                              tensors,
                              gt_conv_ssd_resolve,
                              GT_CALLS(conv_ssd, gt_call_conv_ssd_step),
-                             {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes),
-                              GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared), 0},
-                             GT_NO_SECOND};
+                             GT_RECURRENT_FIELDS(0),
+                             GT_NO_SECOND,
+                             GT_NO_STEP_DTYPES};
     return &op;
 }
 #undef GT_AT

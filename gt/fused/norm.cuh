@@ -1,10 +1,10 @@
-/* gt/fused/norm.cuh - what the kernels of norm_mix and norm_gate share: how rows are cut, and sums over slices.
+/* gt/fused/norm.cuh - shared by the kernels of norm_mix and norm_gate: how rows are cut, and sums over slices.
  *
  * A row of D elements has H slices of n = D / H, each normalised by itself.  A slice belongs to `lanes` threads, a
- * power of 2.  Each of them holds 8 (or 16) elements:
- *     narrow, up to 32 lanes   a block has some slices of some rows: up to 256 threads, 128 of 16 elements
+ * power of 2.  Each of them holds 8 (or 16) elements: narrow, up to 32 lanes   a block has some slices of some rows: up
+ * to 256 threads, 128 of 16 elements
  *     more, up to 512 lanes    a block has one slice
- *     wide                     the slice does not fit into registers.  A block of 256 threads reads it anew for every
+ *     wide                     the slice does not fit into registers.  A block of 256 threads reads it again for every
  *                              sum and for the result, in rounds of 8 elements a thread
  * All warps do the same.  A block takes the rows of its group, one after another.  So parameters and the sums of their
  * gradients stay in registers.
@@ -28,21 +28,21 @@ namespace norm {
 
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
-constexpr int ELEMENTS = 8; /* of a slice, that a thread holds */
-constexpr int MANY = 16;    /* the same, where it lets one warp hold a slice */
+constexpr int ELEMENTS = 8; /* elements of a slice that a thread holds */
+constexpr int MANY = 16;    /* the same, if one warp can then hold a slice */
 constexpr int MAX_LANES = 512;
 constexpr int BLOCK = 256; /* threads, of several slices or of a wide one */
-constexpr int TINY = 4;    /* slices of up to so many elements are computed in double, each by one thread */
+constexpr int TINY = 4;    /* one thread computes a slice of at most this many elements, in double */
 
-/* The type of elements whose dtype is known at run time only. */
+/* Stands for an element type that is known only at run time. */
 struct Any {};
 
-/* Forms of norm_gate that have kernels of their own: silu(z) before RMSNorm without beta, and silu(z) after LayerNorm.
+/* Forms of norm_gate with their own kernels: silu(z) before RMSNorm without beta, and silu(z) after LayerNorm.
  * ANY_FORM reads the form from its parameters. */
 enum Form { ANY_FORM, RMS_GATE_FIRST, LAYER_GATE_LAST };
 
 /* How a kernel is compiled.
- * T, VEC: type of the elements, which are loaded as Vec<T, VEC>.  Real: what sums are computed in.
+ * T, VEC: type of the elements, which are loaded as Vec<T, VEC>.  Real: the type of sums.
  * WIDE, NARROW: as above.  E: elements of a thread; FORM: of norm_gate.
  * COUNT: vectors of a thread.  AHEAD: a thread loads its elements of the next row before it sums this one. */
 template <class T_, int VEC_, class Real_ = float, bool WIDE_ = false, bool NARROW_ = false, int E_ = ELEMENTS,
@@ -66,8 +66,8 @@ struct Kind {
     static_assert(E % VEC == 0, "whole vectors");
 };
 
-/* How the rows of a call are cut.  A tile is the slices of a row that a block has.  Group i of rows is what block i of
- * a tile takes: `rows` rows at a time, from row i * rows on, every groups * rows rows. */
+/* How the rows of a call are cut.  A tile is the slices of a row that a block has.  Block i of a tile takes group i of
+ * rows: `rows` rows at a time, from row i * rows on, every groups * rows rows. */
 struct Shape {
     int64_t M, D, H, n;
     gt_dtype dtype;
@@ -82,12 +82,12 @@ struct Shape {
 
 /* ---- device helpers -------------------------------------------------------------------------- */
 
-/* What a thread works on. */
+/* The place of a thread's elements. */
 struct Coordinates {
     int64_t column, first_row; /* first column of its slice; first row of its block */
     int tile, group;
     int lane, row;   /* index among the lanes of its slice; among the rows that the block has at a time */
-    bool exists;     /* whether there is such a slice */
+    bool exists;     /* whether the slice exists */
     uint32_t buffer; /* shared memory for the next sum over warps */
 };
 
@@ -106,7 +106,7 @@ GT_DEV Coordinates coordinates_of(const Shape& s) {
     return me;
 }
 
-/* A thread's row, if those of the block begin with `first`.  Where it has none: 0, which can be loaded. */
+/* A thread's row; `first` is the first row of the block.  A thread without a row gets row 0, which can be loaded. */
 GT_DEV int64_t row_of(const Shape& s, const Coordinates& me, int64_t first) {
     return me.exists && first + me.row < s.M ? first + me.row : 0;
 }
@@ -125,7 +125,7 @@ GT_DEV bool is_inside(const Shape& s, const Coordinates& me, int64_t round, int 
     return index_of<K>(s, me, round, e - e % K::VEC) < (typename K::Index)s.n;
 }
 
-/* A thread's elements of row m, as they are in memory; 0 outside of the slice. */
+/* A thread's elements of row m, unconverted; 0 outside of the slice. */
 template <class K>
 struct Raw {
     Vec<typename K::T, K::VEC> vec[K::COUNT];
@@ -144,7 +144,7 @@ struct Raw {
     GT_METHOD float get(int e) const { return vec[e / K::VEC].get(e % K::VEC); }
 };
 
-/* Of any dtype, converted when loaded. */
+/* Elements of any dtype, converted when they are loaded. */
 template <int VEC, class Real, bool WIDE>
 struct Raw<Kind<Any, VEC, Real, WIDE>> {
     using K = Kind<Any, VEC, Real, WIDE>;
@@ -190,7 +190,7 @@ GT_DEV void load_parameter(const Shape& s, const Coordinates& me, const float* d
         to[e] = data && is_inside<K>(s, me, round, e) ? data[me.column + index_of<K>(s, me, round, e)] : missing;
 }
 
-constexpr int SUMS = 6;                                 /* most sums over a slice that are made together */
+constexpr int SUMS = 6;                                 /* the most sums over a slice at a time */
 constexpr int SUM_SMEM = 2 * 4 * SUMS * MAX_LANES / 32; /* bytes of the two buffers of slice_sum */
 
 /* Sums over the lanes of a slice; all lanes get the same bits.  All threads of the block call it.
@@ -234,13 +234,13 @@ GT_DEV void add_square(Real* sums, Real v) {
     sums[1] += small * small;
 }
 
-/* 1 / sqrt(mean square - shift^2 + eps) from add_square's sums of v - mean.  inverse: 1 / n.  shift: the mean of what
- * was summed; it is not 0, for the mean that was subtracted is rounded. */
+/* 1 / sqrt(mean square - shift^2 + eps) from add_square's sums of v - mean.  inverse: 1 / n.  shift: the mean of the
+ * summed values; it is not exactly 0, because the subtracted mean is rounded. */
 GT_DEV float rstd_of(const float* sums, float inverse, float shift, float eps) {
     if (sums[0] < 0x1p126f) {
         float x = fma_rn(sums[0], inverse, -shift * shift) + eps;
         if (x < 0x1p-126f) x = 0x1p-126f;
-        const float rstd = rsqrt_approx(x); /* and a step of Newton's method, for all of a slice */
+        const float rstd = rsqrt_approx(x); /* refined by a step of Newton's method */
         return fma_rn(rstd, fma_rn(-0.5f * x * rstd, rstd, 0.5f), rstd);
     }
     return 0x1p-70f * rsqrt_approx(sums[1] * inverse);

@@ -171,7 +171,7 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
 }
 
 /* ---- norm_gate backward -------------------------------------------------------------------------
- * grid tiles * groups, of fewer groups than forward: each leaves a row of partial sums.
+ * grid tiles * groups, with fewer groups than forward: each stores a row of partial sums.
  * shared: 16 or 32 floats a thread, to add the rows of a block; 32 KB at most.
  * registers: elements of x, z and dy of one row as loaded, of 16-bit vectors also of the next; v, sigmoid(z), gamma and
  * the gradients of gamma and beta.  beta, where dz needs it, is read again with every row.
@@ -185,7 +185,7 @@ struct GateBackwardParams {
     float *dgamma, *dbeta; /* partial sums [groups, D], NULL if not wanted */
 };
 
-/* What follows from the sums over a slice.  shift: the mean of v - mean, which rounding has left.  slope: mean(d xhat).
+/* Derived from the sums over a slice.  shift: the mean of v - mean, a rounding error.  slope: mean(d xhat).
  * mean_d: mean(d), 0 for RMSNorm. */
 template <class Real>
 struct GateSlice {
@@ -226,7 +226,7 @@ GT_DEV void gate_round(const GateBackwardParams& p, const Coordinates& me, GateR
 template <class K>
 GT_KERNEL(K::THREADS, K::GATE_BLOCKS)
 gate_backward_kernel(const GT_GRID_CONSTANT GateBackwardParams p) {
-    wait_for_chain(); /* the first of its chain: it waits for none, but lets blocks of the next kernel start early */
+    wait_for_chain(); /* the chain's first kernel: it waits for none, but lets blocks of the next kernel start early */
     using Real = typename K::Real;
     const GateParams& in = p.in;
     const Shape& s = in.shape;

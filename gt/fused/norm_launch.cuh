@@ -35,9 +35,9 @@ static inline Shape shape_for(int64_t M, int64_t D, int64_t H, gt_dtype dtype, g
     }
     s.threads = (s.lanes * s.slices * s.rows + 31) / 32 * 32;
     s.tiles = (H + s.slices - 1) / s.slices;
-    /* Narrow slices: as many blocks as a multiprocessor works on at a time, by the register bounds of norm_mix.
-     * norm_gate backward of 16 elements a thread fits two blocks there, but for RMS_GATE_FIRST: every third one waits.
-     * Backward: few groups, for each has a row of partial sums. */
+    /* Narrow slices: the blocks that a multiprocessor can hold, by the register bounds of norm_mix.  norm_gate backward
+     * with 16 elements a thread fits only two blocks unless it is RMS_GATE_FIRST: every third block then waits.
+     * Backward: few groups, since each has a row of partial sums. */
     using Narrow = Kind<bf16, 8, float, false, true>;
     using Longer = Kind<bf16, 8, float, false, true, MANY>;
     int64_t blocks = (pass == GT_FORWARD ? 2048 : 1024) / s.threads;
@@ -53,7 +53,7 @@ static inline Shape shape_for(int64_t M, int64_t D, int64_t H, gt_dtype dtype, g
     return s;
 }
 
-/* Whether vectors of 16 bytes can move rows of all tensors; data is NULL if there is none. */
+/* Whether vectors of 16 bytes can move rows of all tensors; data is NULL for an absent tensor. */
 struct View {
     const void* data;
     int64_t stride;
@@ -128,8 +128,8 @@ static inline Partials partials_in(void* workspace, const Shape& s, bool first, 
     return partials;
 }
 
-/* Bytes that backward asks for: enough for tensors of any alignment, so that a call never asks for more than a query
- * with other pointers answered. */
+/* Bytes of backward's workspace: enough for tensors of any alignment, so that a call never needs more than a query with
+ * other pointers has answered. */
 static inline size_t partial_bytes(int64_t M, int64_t D, int64_t H, gt_dtype dtype, bool first, bool second,
                                    const Device& device) {
     size_t most = 0;

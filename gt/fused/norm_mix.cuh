@@ -93,7 +93,7 @@ mix_forward_kernel(const GT_GRID_CONSTANT MixForwardParams p) {
 }
 
 /* ---- norm_mix backward --------------------------------------------------------------------------
- * grid tiles * groups, of fewer groups than forward: each leaves a row of partial sums.
+ * grid tiles * groups, with fewer groups than forward: each stores a row of partial sums.
  * registers: elements of a, b and dy of one row as loaded, of 16-bit vectors also of the next; gains, their gradients.
  * shared: 16 or 32 floats a thread, to add the rows of a block; 32 KB at most.
  * bytes: a, b, dy, da, db once (wide slices: a, b and dy twice); partial sums 8 D a group (wide slices: read and
@@ -136,7 +136,7 @@ GT_DEV void mix_branch(const Shape& s, const Coordinates& me, const Raw<K>& x, c
 template <class K>
 GT_KERNEL(K::THREADS, K::BACKWARD_BLOCKS)
 mix_backward_kernel(const GT_GRID_CONSTANT MixBackwardParams p) {
-    wait_for_chain(); /* the first of its chain: it waits for none, but lets blocks of the next kernel start early */
+    wait_for_chain(); /* the chain's first kernel: it waits for none, but lets blocks of the next kernel start early */
     using Real = typename K::Real;
     const Shape& s = p.shape;
     const int64_t rounds = K::WIDE ? s.rounds : 1;

@@ -1,19 +1,19 @@
-/* gt/fused/rmsnorm_linear.cuh - rmsnorm_linear: what its kernels share; mean and rstd.
+/* gt/fused/rmsnorm_linear.cuh - rmsnorm_linear: the shared parts of its kernels; mean and rstd.
  *
  * In the words of gt_fused.cuh, of any size and alignment:
- *     moments_kernel   mean and rstd of every row: what `saved` holds
+ *     moments_kernel   mean and rstd of every row, for `saved`
  *     product_kernel   y = n weight^T + bias        dn = dy weight          dweight = dy^T n
  *     single_kernel    y of fp32 where O is 1
  *     row_kernel       dx   = rstd (dxhat - mean(dxhat) - xhat mean(dxhat . xhat))
- *                      with dxhat = dn . gamma; RMSNorm leaves out mean(dxhat)
- *     column_kernel    dgamma = sum_m dn . xhat     dbeta = sum_m dn        dbias = sum_m dy
+ *                      with dxhat = dn . gamma; RMSNorm leaves out mean(dxhat) column_kernel    dgamma = sum_m dn .
+ *     xhat     dbeta = sum_m dn        dbias = sum_m dy
  * n is never stored: the products normalise x on its way to shared memory, and round it there to
  * the operands' type if they run on tensor cores.  dn is fp32 in the workspace.
  *
  * 16-bit activations in rows of 16-byte pieces, on compute capability 8.0 and newer; on 9.0 also fp32:
- *     normalise_kernel   mean and rstd, and n in 16 bits; in backward xhat, where dx is not wanted
+ *     normalise_kernel   mean and rstd, and n in 16 bits; in backward xhat, if dx is not wanted
  *     tiles_kernel       y = n weight^T + bias      dn = dy weight          G = dy^T xhat
- *     gradient_kernel    dx from dn, and xhat in 16 bits, which takes the place of dn
+ *     gradient_kernel    dx from dn, and xhat in 16 bits, over dn
  *     finish_kernel      dweight = G . gamma + dbias beta^T
  *                        dgamma = sum_o weight . G          dbeta = sum_o weight dbias
  * and on 9.0 alone:
@@ -21,8 +21,8 @@
  *     hopper_split_kernel   weight and dy in parts
  *     hopper_whole_kernel   mean and rstd, and y, for D <= 512 in 16 bits: n stays in shared memory
  *     hopper_small_kernel   the same for D <= 128: the weight stays there, too
- * n, xhat and dn are in 16 bits in the workspace, dn in fp16 with a power of two for 64 neighbours.  Of fp32 n and xhat
- * are in parts and dn is fp32.
+ * n, xhat and dn are in 16 bits in the workspace, dn in fp16 with a power of two for 64 neighbours.  For fp32
+ * activations n and xhat are in parts, and dn is fp32.
  * All sums have a fixed order. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_CUH
 #define GT_FUSED_RMSNORM_LINEAR_CUH
@@ -33,8 +33,8 @@
 namespace gt {
 namespace rmsnorm_linear {
 
-/* xhat = (x - center) rstd - offset.  center is the mean rounded to fp32, offset what the rounding
- * took, times rstd: xhat keeps its digits in rows that are far from zero. */
+/* xhat = (x - center) rstd - offset.  center is the mean rounded to fp32.  offset is the rounding error times rstd.  So
+ * xhat keeps its digits in rows far from zero. */
 struct alignas(16) Moments {
     float center, rstd, offset, unused;
 };
@@ -55,8 +55,8 @@ constexpr int AT_ONCE = 8;   /* loads of a thread in flight there */
 GT_DEV float xhat_of(Moments s, float x) { return fma_rn(x - s.center, s.rstd, -s.offset); }
 
 /* ---- rmsnorm_linear: mean and rstd -----------------------------------------------------------
- * grid ceil(M/8), block 256: a warp per row.  Reads x once for RMS, three times for LAYER, from the
- * first-level cache but for the first; writes 16 bytes a row.
+ * grid ceil(M/8), block 256: a warp per row.  RMS reads x once, LAYER three times; all reads but the first hit the
+ * first-level cache.  Writes 16 bytes a row.
  * registers: 8 elements as loaded and a sum.  No shared memory.
  * Sums: a lane's elements in order, then a butterfly: deterministic. */
 
@@ -79,14 +79,14 @@ struct AnyRow {
     }
 };
 
-/* Of the row times scale, a power of two: its mean in two terms, center + lo, and the sum of
- * squared distances from it. */
+/* The row is multiplied by scale, a power of two.  Its mean has two terms, center + lo.  square: the sum of squared
+ * distances from it. */
 struct ScaledMoments {
     float center, lo, square;
 };
 
 /* Rows: COUNT rows that a lane works on.  sums(sum, f) sums f(x, i) over each row, i its index, the same in all lanes
- * of the row.  A warp may have several times as many rows, of 8 lanes or more. */
+ * of the row.  A warp has these rows for each group of 8 lanes or more. */
 template <class Row>
 struct OneRow {
     static constexpr int COUNT = 1;
@@ -123,9 +123,8 @@ GT_DEV void scaled_moments(ScaledMoments (&s)[Rows::COUNT], Rows& rows, const In
     for (int i = 0; i < N; i++) s[i] = {center[i], lo[i], square[i]};
 }
 
-/* 1 / sqrt(x) of a normal x, within 2 units of the last place; of infinity, which comes of rows with infinite elements,
- * NaN.  A step of Newton's instead of a square root and a quotient, each of which has a slow way that a warp tests
- * for. */
+/* 1 / sqrt(x) of a normal x, within 2 units of the last place; infinity, from rows with infinite elements, gives NaN.
+ * One Newton step replaces a square root and a quotient: each of these has a slow path, whose test costs time. */
 GT_DEV float rsqrt_of_normal(float x) {
     const float y = rsqrt_approx(x);
     return fma_rn(0.5f * y, fma_rn(-x * y, y, 1.0f), y);
@@ -134,11 +133,11 @@ GT_DEV float rsqrt_of_normal(float x) {
 template <class Rows>
 GT_DEV void moments_of_rows(Moments (&moments)[Rows::COUNT], Rows& rows, const Input& in) {
     constexpr int N = Rows::COUNT;
-    const float inverse = 1.0f / (float)in.D; /* before x is there */
+    const float inverse = 1.0f / (float)in.D; /* before x arrives */
     ScaledMoments s[N];
     float scale[N];
     scaled_moments(s, rows, in, 1.0f);
-    bool overflows = false; /* squares or the sum do, but the result need not */
+    bool overflows = false; /* squares or the sum overflow, though the result may not */
     GT_UNROLL
     for (int i = 0; i < N; i++) {
         scale[i] = s[i].square < INFINITY ? 1.0f : 0x1p-80f;
@@ -155,7 +154,7 @@ GT_DEV void moments_of_rows(Moments (&moments)[Rows::COUNT], Rows& rows, const I
     for (int i = 0; i < N; i++) {
         const float eps = fmaxf(in.eps * scale[i] * scale[i], 0x1p-126f);
         const float rstd = rsqrt_of_normal(fma_rn(s[i].square, inverse, eps));
-        /* not center / scale: a quotient of 0 takes the long way */
+        /* not center / scale: a quotient of 0 takes the slow path */
         const float center = s[i].center * (scale[i] == 1.0f ? 1.0f : 0x1p80f);
         moments[i] = {center, rstd * scale[i], s[i].lo * rstd, 0.0f};
     }
@@ -179,10 +178,10 @@ GT_KERNEL(32 * ROW_WARPS, 1) moments_kernel(const GT_GRID_CONSTANT Input in) {
 }
 
 /* ---- rmsnorm_linear: y of a single output, fp32 ----------------------------------------------
- * y may be what large terms leave where they cancel, and no other output of the row tells how large they were: it is
- * computed in double, from x on.
- * grid ceil(M/8), block 256: a warp per row.  Reads x three times, LAYER four, from the first-level cache but for the
- * first.  registers: three sums in double.  No shared memory.
+ * Large terms may cancel in y, and the row has no other output that shows their size.  So all of y is computed in
+ * double.
+ * grid ceil(M/8), block 256: a warp per row.  RMS reads x three times, LAYER four times; all reads but the first hit
+ * the first-level cache.  registers: three sums in double.  No shared memory.
  * Sums: a lane's elements in order, then a butterfly: deterministic. */
 struct SingleParams {
     Input in;

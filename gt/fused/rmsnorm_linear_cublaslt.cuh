@@ -1,9 +1,9 @@
 /* gt/fused/rmsnorm_linear_cublaslt.cuh - rmsnorm_linear: products by the caller's cuBLASLt handle.
  *
  * Only with GT_WITH_CUBLASLT, defined where the implementation is compiled; the program then links cuBLASLt.  The first
- * algorithm of the heuristic is taken, which cuBLASLt remembers.  What is split may only be added up in a step of its
- * own, in fp32: results repeat bit for bit.  Descriptors live on the stack.  Where cuBLASLt has no algorithm the
- * kernels of rmsnorm_linear_tiles.cuh take the product. */
+ * algorithm of the heuristic is taken, which cuBLASLt remembers.  A product that is split along K adds its parts in a
+ * separate step, in fp32, so results repeat bit for bit.  Descriptors live on the stack.  If cuBLASLt has no algorithm,
+ * the kernels of rmsnorm_linear_tiles.cuh take the product. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_CUBLASLT_CUH
 #define GT_FUSED_RMSNORM_LINEAR_CUBLASLT_CUH
 
@@ -20,7 +20,7 @@ constexpr bool HAS_CUBLASLT = true;
 #else
 constexpr bool HAS_CUBLASLT = false;
 #endif
-constexpr size_t HANDLE_BYTES = (size_t)32 << 20; /* of workspace, as cuBLAS takes for itself on sm_90 */
+constexpr size_t HANDLE_BYTES = (size_t)32 << 20; /* of workspace, as much as cuBLAS uses on sm_90 */
 
 /* C [M,N] = A B, K being summed over; a, b and c as in memory. */
 struct HandleProduct {
@@ -48,8 +48,8 @@ static inline uint32_t alignment_of(const void* data) {
     return (uint32_t)(bits & (~bits + 1));
 }
 
-/* Enqueues the product, or leaves *is_done alone where no algorithm takes it.  cuBLASLt counts by columns: a matrix
- * stored by rows is the transpose of what it sees.  So it is asked for C^T = B^T A^T, with b as its first matrix. */
+/* Enqueues the product; if no algorithm takes it, leaves *is_done as it is.  cuBLASLt stores matrices by columns, so it
+ * sees the transpose of a matrix stored by rows.  So it is asked for C^T = B^T A^T, with b as its first matrix. */
 static inline gt_status multiply_by(const HandleProduct& p, gt_stream stream, bool* is_done) {
     const cublasOperation_t first = p.product == OUTPUT ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t second = p.product == DWEIGHT ? CUBLAS_OP_T : CUBLAS_OP_N;

@@ -18,7 +18,7 @@ static inline gt_status prepare(gt_pass pass, const gt_rmsnorm_linear_args* args
     return status != GT_OK ? status : current_device(device);
 }
 
-/* The moments of all rows in `saved`, if it is there. */
+/* The moments of all rows in `saved`, or NULL without it. */
 static inline Moments* moments_in(void* buffer, const gt_rmsnorm_linear_args& a, size_t* bytes) {
     Arena arena(buffer);
     Moments* moments = arena.take<Moments>(a.M);
@@ -55,7 +55,7 @@ static inline gt_status backward(const gt_rmsnorm_linear_args& a, const Device& 
     return status != GT_OK ? status : launch_backward(a, plan, saved, device, stream);
 }
 
-/* What the passes need; the buffers of `a` are there or not, as in the calls. */
+/* Workspace of the passes.  A buffer of `a` that is NULL is NULL in the calls, too. */
 static inline gt_workspace workspace_of(gt_rmsnorm_linear_args a, const Device& device) {
     gt_workspace sizes = {0, 0, 0, 0, 0};
     a.workspace = nullptr;

@@ -1,5 +1,4 @@
-/* gt/fused/rmsnorm_linear_launch_any.cuh - rmsnorm_linear: launches of the kernels for any size, dtype and alignment.
- * */
+/* gt/fused/rmsnorm_linear_launch_any.cuh - rmsnorm_linear: launches for any size, dtype and alignment. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_LAUNCH_ANY_CUH
 #define GT_FUSED_RMSNORM_LINEAR_LAUNCH_ANY_CUH
 
@@ -25,13 +24,13 @@ static inline Input input_of(const gt_rmsnorm_linear_args& a, Moments* moments) 
     return {a.x, a.x_stride, a.M, a.D, a.dtype, a.norm, a.eps, a.gamma, a.beta, moments};
 }
 
-/* Not where a result depends on few elements of n only, whose rounding errors may all be large. */
+/* Not if a result depends on only a few elements of n: their rounding errors may all be large. */
 static inline bool uses_tensor_cores(const gt_rmsnorm_linear_args& a, const Device& device) {
     if (a.D < 32 || a.O < 32 || !is_built(a.dtype)) return false;
     return a.dtype == GT_F16 || (a.dtype == GT_BF16 && device.compute_capability >= 80);
 }
 
-/* Of tensor cores: large tiles where they still give every multiprocessor work. */
+/* Rows of a tile for tensor cores: 128 if these tiles still give every multiprocessor work. */
 static inline int tile_rows(int64_t M, int64_t N, const Device& device) {
     return ceil_div(M, 128) * ceil_div(N, BN) >= 2 * device.multiprocessors ? 128 : 64;
 }

@@ -9,9 +9,9 @@
 namespace gt {
 namespace rmsnorm_linear {
 
-constexpr int64_t MOST_STRIDE = (int64_t)1 << 38; /* of what tile_load and tile_store take */
+constexpr int64_t MOST_STRIDE = (int64_t)1 << 38; /* the largest that tile_load and tile_store take */
 
-/* Whether this build has those kernels for the device. */
+/* Whether this build has kernels of 9.0 for the device. */
 static inline bool has_hopper_kernels(gt_dtype dtype, const Device& device) {
     return is_built(dtype) && device.runs_sm90a;
 }
@@ -20,7 +20,7 @@ static inline bool has_hopper_kernels(gt_dtype dtype, const Device& device) {
 
 constexpr int HOPPER_GROUP = 16;
 
-/* Clocks that a tile of 128 x columns takes for 64 of K, and those to begin and end one. */
+/* Clocks of a tile of 128 x columns: for 64 of K, and to begin and end the tile. */
 static inline int64_t hopper_step(int columns) { return columns == 256 ? 1024 : 640; }
 constexpr int64_t HOPPER_ENDS = 1500;
 
@@ -82,7 +82,7 @@ static gt_status launch_hopper_tiles(const TilesParams& p, int64_t slices, const
 
 /* ---- dx from whole rows of dn -------------------------------------------------------------------- */
 
-/* Where a tile has whole rows, and there are enough of them. */
+/* Whether a tile has whole rows, and there are enough tiles. */
 static inline bool fits_whole_dx(const gt_rmsnorm_linear_args& a, const Device& device) {
     return a.D <= 128 || (a.D <= 256 && 2 * ceil_div(a.M, 128) >= device.multiprocessors);
 }

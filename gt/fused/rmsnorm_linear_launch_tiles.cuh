@@ -14,8 +14,8 @@ namespace rmsnorm_linear {
 
 constexpr int64_t MOST_SLICES = 256, MOST_OF_TILES = 1 << 30; /* of M, D, O and the tiles of a product */
 
-/* Of fp32, whose parts the kernels of compute capability 9.0 multiply.  Of any M: a row gives the bits that it gives
- * alone. */
+/* Activations are fp32, and kernels for compute capability 9.0 multiply their parts.  This does not depend on M: a row
+ * has the same bits in every batch. */
 static inline bool is_split(const gt_rmsnorm_linear_args& a) { return a.dtype == GT_F32; }
 static inline bool uses_parts(const gt_rmsnorm_linear_args& a, const Device& device) {
     return is_split(a) && a.D >= 32 && a.O >= 32 && has_hopper_kernels(GT_F32, device);
@@ -44,15 +44,15 @@ static inline bool backward_uses_tiles(const gt_rmsnorm_linear_args& a, const De
            is_aligned(a.dx, a.dx_stride, size, 16) && is_aligned(a.dweight, 0, 4, 16);
 }
 
-/* Whether the caller's handle may be used.  It takes the products of 16 bits but for y with a bias, which would be
- * rounded to 16 bits for it, and dn in fp16, which may need its powers of two. */
+/* Whether the caller's handle may be used.  It takes the products of 16-bit operands, with two exceptions.  For y with
+ * a bias it would round the sum before it adds the bias.  dn in fp16 may need its powers of two. */
 static inline bool has_handle(const gt_rmsnorm_linear_args& a) { return HAS_CUBLASLT && a.cublaslt && !is_split(a); }
 
 /* The kernels of a pass. */
 enum class Form {
     ANY,       /* any size, dtype and alignment */
     TILES,     /* products of tiles, and kernels for rows around them */
-    WHOLE_ROWS /* forward: one kernel makes y from x; backward: one makes dx from dy.  The rest is as TILES */
+    WHOLE_ROWS /* forward: one kernel makes y from x; backward: one makes dx from dy.  Other kernels as TILES */
 };
 
 struct Choice {
@@ -68,7 +68,7 @@ static inline Choice choose(const gt_rmsnorm_linear_args& a, const Device& devic
     return c;
 }
 
-/* Matrices in memory that an operand is. */
+/* Matrices in memory of an operand. */
 static inline int64_t parts_of(const gt_rmsnorm_linear_args& a) { return is_split(a) ? PARTS<float> : 1; }
 
 struct ForwardPlan {
@@ -94,13 +94,13 @@ static inline ForwardPlan plan_forward(const gt_rmsnorm_linear_args& a, const Ch
     return plan;
 }
 
-/* Warps beside one another in a block of a product [M,N], as TileTraits has them: wide tiles where they give every
+/* Warps beside one another in a block of a product [M,N], as in TileTraits: wide tiles if they give every
  * multiprocessor work. */
 static inline int warps_across(int64_t M, int64_t N, const Device& device) {
     return N > 128 && ceil_div(M, 128) * ceil_div(N, 256) >= device.multiprocessors ? 4 : 2;
 }
 
-/* Of dweight the slices of M may give that work. */
+/* For dweight, slices of M may give every multiprocessor work. */
 static inline int warps_across_dweight(const gt_rmsnorm_linear_args& a) { return a.D > 128 ? 4 : 2; }
 
 /* Blocks of that width that are resident at once. */
@@ -109,7 +109,8 @@ static inline int64_t resident_blocks(int across, const Device& device) {
 }
 
 /* Rows of x and dy in a slice of dweight.  In clocks: 33 for a row of a tile, or 16 by wgmma, 48 in parts; 1500 to
- * begin and end one; for the slices' sums 8 bytes a number at 2400 a clock, and 1500 to wait for each few of them. */
+ * begin and end one; for the slices' sums 8 bytes a number at 2400 bytes a clock, and 1500 for each wait for a few
+ * slices. */
 static inline int64_t dweight_slice(const gt_rmsnorm_linear_args& a, const Device& device) {
     const bool is_hopper = device.compute_capability == 90;
     const int across = is_split(a) ? 2 : warps_across_dweight(a), unit = is_split(a) ? 128 : is_hopper ? 64 : TILE_K;
@@ -133,7 +134,7 @@ struct BackwardTiles {
     Form form;
     Moments* moments;
     void* rows;                          /* [M,D]: dn, then in 16 bits xhat */
-    void* xhat;                          /* that, or its parts */
+    void* xhat;                          /* xhat, or its parts */
     bf16 *dy, *weight;                   /* their parts, or NULL */
     float* scales;                       /* of dn in fp16 */
     float *g, *dbias;                    /* [slices,O,D]; [O] */
@@ -157,7 +158,7 @@ static inline BackwardTiles plan_backward_tiles(const gt_rmsnorm_linear_args& a,
     plan.slices = a.M ? ceil_div(a.M, plan.slice) : 0;
     plan.rows_of_block = part_of(a.M, 4 * device.multiprocessors, ROW_WARPS * AT_ONCE);
     plan.blocks = a.M ? ceil_div(a.M, plan.rows_of_block) : 0;
-    plan.finisher_rows = ceil_div(a.O, 128 * ROW_WARPS); /* at most 128 partial sums, each of which is read again */
+    plan.finisher_rows = ceil_div(a.O, 128 * ROW_WARPS); /* at most 128 partial sums: each is read again */
     plan.finishers = ceil_div(a.O, plan.finisher_rows * ROW_WARPS);
     if (!a.saved) plan.moments = arena.take<Moments>(a.M);
     if (is_split(a)) {
@@ -208,7 +209,7 @@ static gt_status launch_tiles_of(const TilesParams& p, int across, int64_t slice
     return GT_OK; /* not reached: uses_tensor_cores is false */
 }
 
-/* Of the call's type; workspace: that of the handle, NULL where it is not to be used. */
+/* The product in the call's dtype.  workspace: for the caller's handle, NULL where the handle is not used. */
 template <Product P>
 static gt_status launch_tiles(const gt_rmsnorm_linear_args& a, const TilesParams& p, int across, int64_t slices,
                               void* workspace, const Device& device, Chain& chain) {
@@ -225,7 +226,7 @@ static gt_status launch_tiles(const gt_rmsnorm_linear_args& a, const TilesParams
     return launch_tiles_of<f16, P>(p, across, slices, device, chain);
 }
 
-/* The operands that the caller has, or their parts. */
+/* The caller's operands, or their parts. */
 static inline Matrix weight_of(const gt_rmsnorm_linear_args& a, const bf16* parts) {
     return {parts ? parts : a.weight, a.D, (int)a.O, (int)a.D};
 }

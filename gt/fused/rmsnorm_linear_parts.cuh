@@ -1,9 +1,9 @@
 /* gt/fused/rmsnorm_linear_parts.cuh - rmsnorm_linear: 8 elements of a row at a time; fp32 numbers in parts.
  *
- * For the tensor cores of compute capability 9.0 an fp32 number is the sum of three of bf16: lo, mid and hi, 8 digits
- * each, hi being what is nearest to it, mid what is nearest to the rest.  Nothing is lost from 2^-110 on; below, lo and
- * then mid run out of exponents.  Of the nine products of two numbers in parts six are taken: what is left out is at
- * most 2^-24 of the product, and of either sign.
+ * Tensor cores of compute capability 9.0 get an fp32 number as the sum of three bf16 numbers of 8 digits: hi + mid +
+ * lo.  hi is the number rounded to bf16, mid the rest rounded to bf16, and lo the last rest.  Numbers from 2^-110 on
+ * are exact; below, lo and then mid run out of exponents.  Two numbers in parts have nine products, and six are
+ * computed.  The other three are at most 2^-24 of the result, of either sign.
  * A matrix in parts is three in memory, one after the other, lo first. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_PARTS_CUH
 #define GT_FUSED_RMSNORM_LINEAR_PARTS_CUH
@@ -13,7 +13,7 @@
 namespace gt {
 namespace rmsnorm_linear {
 
-/* Of a matrix that is an operand of tensor cores: what it has of the caller's type T. */
+/* The operand of tensor cores for a matrix of the caller's type T: the number of its parts, and their type. */
 template <class T>
 constexpr int PARTS = sizeof(T) == 4 ? 3 : 1;
 template <class T>
@@ -52,7 +52,7 @@ GT_DEV void store_piece(T* to, const float (&x)[8]) {
     }
 }
 
-/* To a matrix of `size` elements that is an operand of tensor cores. */
+/* Stores to an operand of tensor cores, a matrix of `size` elements. */
 template <class T>
 GT_DEV void store_operand(PartOf<T>* to, int64_t size, const float (&x)[8]) {
     if constexpr (PARTS<T> == 1) {
@@ -76,10 +76,10 @@ GT_DEV void store_operand(PartOf<T>* to, int64_t size, const float (&x)[8]) {
     }
 }
 
-constexpr int PIECES = 4; /* that a lane has in flight */
+constexpr int PIECES = 4; /* pieces of a lane in flight */
 
-/* Calls f(d, i) for the first element d of each of the lane's pieces, i being the index of it among those that are
- * loaded together; before that, load(d, i) for all of these. */
+/* Calls load(d, i), then f(d, i), for the first element d of each of the lane's pieces.  i: the index among the pieces
+ * that are loaded together; load is called for all of these before f. */
 template <class Load, class Function>
 GT_DEV void for_pieces(int D, Load load, Function f) {
     for (int first = 8 * lane_id(); first < D; first += 256 * PIECES) {

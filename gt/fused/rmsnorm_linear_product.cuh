@@ -42,11 +42,11 @@ struct ProductParams {
     const float* bias;
     int accumulate;
     int64_t M, N, K;
-    int64_t slice; /* of K, a multiple of BK; each has an output of its own, [M,N] */
+    int64_t slice; /* of K, a multiple of BK; each has its own output [M,N] */
     int64_t tiles_m, tiles_n, slices;
 };
 
-/* ROWS x COLUMNS of an operand on their way to shared memory. */
+/* ROWS x COLUMNS of an operand, in registers between global and shared memory. */
 template <class T, int ROWS, int COLUMNS>
 struct Tile {
     static constexpr int CHUNK = 16 / sizeof(T);
@@ -115,7 +115,7 @@ GT_DEV void load_parameter(float (&to)[COUNT], const float* parameter, const Pro
     }
 }
 
-/* One chunk, as fp32, to where it belongs in the shared tile. */
+/* Stores one chunk, as fp32, in its place of the shared tile. */
 template <class T, bool TENSOR, bool K_IS_FIRST, int PITCH, int CHUNK>
 GT_DEV void store_chunk(uint32_t tile, int row, int column, const float (&x)[CHUNK]) {
     if constexpr (TENSOR) {
@@ -150,8 +150,8 @@ GT_DEV void store_tile(uint32_t shared, const Tile<T, ROWS, COLUMNS>& tile) {
     }
 }
 
-/* The same for a tile of x, which becomes n.  Columns beyond D become 0.  Rows beyond M do not
- * matter: they meet zeros of dy, or give rows of y that do not exist. */
+/* The same for a tile of x, which becomes n.  Columns beyond D become 0.  Rows beyond M do not matter: they meet zeros
+ * of dy, or give rows of y that are not stored. */
 template <class T, bool TENSOR, bool K_IS_FIRST, int PITCH, int ROWS, int COLUMNS>
 GT_DEV void store_normalised(uint32_t shared, const Tile<T, ROWS, COLUMNS>& tile, const ProductParams& p, int64_t row0,
                              int64_t column0) {
@@ -223,7 +223,7 @@ GT_DEV void store_results(const ProductParams& p, int64_t slice, int64_t m, int6
     if (is_pair) Element<Out>::store(out, at + 1, second);
 }
 
-/* What a warp of tensor cores computes. */
+/* The results of a warp on tensor cores. */
 template <class C>
 struct WarpResults {
     float c[C::MT][C::NT][4];
@@ -278,7 +278,7 @@ struct WarpResults {
     }
 };
 
-/* What a thread of fp32 units computes. */
+/* The results of a thread on fp32 units. */
 template <class C>
 struct ThreadResults {
     float c[8][4];

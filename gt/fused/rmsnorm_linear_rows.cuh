@@ -1,10 +1,10 @@
-/* gt/fused/rmsnorm_linear_rows.cuh - what rmsnorm_linear does before and after its products on tensor cores, for rows
- * of whole 16-byte pieces.  In the words of gt_fused.cuh and rmsnorm_linear.cuh:
+/* gt/fused/rmsnorm_linear_rows.cuh - the kernels of rmsnorm_linear before and after its products on tensor cores, for
+ * rows of whole 16-byte pieces.  With the letters of gt_fused.cuh and rmsnorm_linear.cuh:
  *     normalise_kernel   x -> mean and rstd, n          before y = n weight^T; in backward xhat, before G = dy^T xhat
  *     gradient_kernel    x, dn -> dx, xhat              after dn = dy weight, before G
  *     finish_kernel      G -> dweight, dgamma, dbeta    after G
  * fp32 operands of the products are in parts.
- * Grid, registers, bytes and the order of sums stand above each kernel. */
+ * The comment above each kernel states grid, registers, bytes and the order of sums. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_ROWS_CUH
 #define GT_FUSED_RMSNORM_LINEAR_ROWS_CUH
 

@@ -1,26 +1,27 @@
 /* gt/fused/rmsnorm_linear_sm90.cuh - rmsnorm_linear: products of matrices on compute capability 9.0.
  *
  * C [M,N] = A B, K being summed over, in tiles of 128 x 256 or 128 x 128, 64 of K at a time, by wgmma: y, dn and G.
- * Operands and results as in rmsnorm_linear_tiles.cuh; of dn with whole rows in a tile (D <= 256) the end makes dx.
+ * Operands and results as in rmsnorm_linear_tiles.cuh; for dn with whole rows in a tile (D <= 256), dx is made at the
+ * end.
  *
- * grid: a block a multiprocessor, each takes every grid-th tile; block 384 threads: two warpgroups multiply, 64 rows
+ * grid: a block a multiprocessor, each takes every grid-th tile.  Block 384 threads: two warpgroups multiply, 64 rows
  *     of the tile each; a warp of the third has the tiles of both operands loaded (tile_load).
  * shared: 4 or 6 stages of both operands, 48 or 32 KB each, in panels of 128-byte rows with swizzle (wgmma.cuh): of
  *     64 k where k is the last index in memory, else of 64 of M or N, which wgmma transposes.
  *     A stage is FULL when its bytes have landed, EMPTY when both warpgroups have multiplied it.
- * registers: 128 results of 240; 64 for results of the tile before, rounded, which leave while the first eight stages of
- *     this one are multiplied (multiply_and_store_tiles).
+ * registers: 128 results of 240; 64 for results of the tile before, rounded, which leave while the first eight stages
+ *     of this one are multiplied (multiply_and_store_tiles).
  * tensor cores: 128 cycles for 64 x 256 x 16; a stage takes 1024 of them.
  * shared memory cycles of a stage: 640 read by wgmma, 384 written by loads.
  * bytes: A is read N/256 times, B M/128 times, from the second-level cache: 48 KB a block and stage.
- * Results leave as 16 bytes a thread, as in rmsnorm_linear_tiles.cuh; those in fp32 as 8.
+ * A thread stores results in 16 bytes, as in rmsnorm_linear_tiles.cuh; fp32 results in 8.
  *
- * fp32: operands in parts (rmsnorm_linear_parts.cuh), tiles of 128 x 128.  A stage has a part of both; three have 64 of
- *     K, from which the six products are made, so that each part is loaded once: 32 bytes a block and clock, as much as
- *     one product of 128 x 256 takes.
- * Tensor cores round sums towards zero.  So those of 64 of K start from zero, the small products first, and are then
- *     added in fp32, every second while others are multiplied: four sums that matter are cut, by 2^-24 each.
- * registers: 64 results of two such sums, and of their own sum.
+ * fp32: operands in parts (rmsnorm_linear_parts.cuh), tiles of 128 x 128.  A stage has a part of both.  Three stages
+ *     have 64 of K, from which the six products are made, so that each part is loaded once.  That takes 32 bytes a
+ *     block and clock, as much as one product of 128 x 256.
+ * Tensor cores round sums towards zero.  So each sum over 64 of K starts from zero, small products first, and is then
+ *     added in fp32 while the next is multiplied.  Rounding cuts four sums that matter, by 2^-24 each.
+ * registers: 64 results each of two of these sums, and of the total.
  * tensor cores: 3072 cycles for 64 of K.  Shared memory: 2304 cycles of wgmma and 768 of loads.
  *
  * K is summed in order, slices of it by finish_kernel: deterministic. */
@@ -28,6 +29,7 @@
 #define GT_FUSED_RMSNORM_LINEAR_SM90_CUH
 
 #include "../base/bulk.cuh"
+#include "../base/ring.cuh"
 #include "../base/wgmma.cuh"
 #include "rmsnorm_linear_rows.cuh"
 #include "rmsnorm_linear_tiles.cuh"
@@ -50,6 +52,7 @@ struct HopperTile {
     static constexpr int BYTES_A = 2 * BM * BK, BYTES_B = 2 * BN * BK, STAGE = BYTES_A + BYTES_B;
     static constexpr int STAGES = BN == 256 ? 4 : 6;
     static constexpr int FULL = STAGES * STAGE, EMPTY = FULL + 8 * STAGES, SMEM = EMPTY + 8 * STAGES;
+    using Stages = Ring<STAGES, FULL, EMPTY>;
     static_assert(SMEM <= 227 * 1024, "fits sm_90");
     static_assert(!IS_SPLIT || STAGES == LOADS, "multiply_parts names stages");
 };
@@ -58,7 +61,8 @@ constexpr int PANEL = 128 * 64; /* bytes of 64 rows of 128 */
 
 /* ---- loads ------------------------------------------------------------------------------------ */
 
-/* Of a product; boxes are panels of 128-byte rows of a part: EXTENT of M or N by 64 k, or 64 k by 64 of M or N. */
+/* Operands of a product.  A box is a panel of 128-byte rows of a part: EXTENT of M or N by 64 k, or 64 k by 64 of M or
+ * N. */
 struct HopperParams {
     TilesParams tiles;
     TensorMap a, b;
@@ -70,7 +74,7 @@ static inline TensorShape panels_of(const Matrix& of, int parts = 1) {
     return {{of.columns, of.rows, parts}, {of.stride, part}, {64, MAJOR == Major::K ? EXTENT : 64, 1}, true};
 }
 
-/* Of a part EXTENT of M or N from mn on, 64 of K from k on. */
+/* Loads EXTENT of M or N from mn on, and 64 of K from k on, of one part. */
 template <Major MAJOR, int EXTENT>
 GT_DEV void load_panels(uint32_t to, const TensorMap& from, int mn, int k, int part, uint32_t barrier) {
     if constexpr (MAJOR == Major::K) {
@@ -81,41 +85,30 @@ GT_DEV void load_panels(uint32_t to, const TensorMap& from, int mn, int k, int p
     }
 }
 
-/* The stage that a role has come to. */
-template <int STAGES>
-struct Turn {
-    int stage = 0, parity;
-    GT_METHOD explicit Turn(int parity) : parity(parity) {}
-    GT_METHOD void next() {
-        if (++stage < STAGES) return;
-        stage = 0;
-        parity ^= 1;
-    }
-};
-
 template <class C>
 GT_DEV void load_tiles(const TilesParams& p, const TensorMap& a, const TensorMap& b, uint32_t smem) {
-    Turn<C::STAGES> turn(1);
+    const typename C::Stages ring = {smem};
+    RingCursor at_stage(1);
     GT_NO_UNROLL
     for (int tile = block_x(); tile < p.tiles; tile += grid_x()) {
         TilePlace at;
         at.set(p, tile, C::BM, C::BN);
         GT_NO_UNROLL
         for (int i = 0; at.first + i / PARTS<typename C::Type> * C::BK < at.end || i % C::LOADS; i++) {
-            const uint32_t stage = smem + turn.stage * C::STAGE, full = smem + C::FULL + 8 * turn.stage;
+            const uint32_t stage = smem + at_stage.stage * C::STAGE, full = ring.full_of(at_stage.stage);
             const int k = at.first + i / PARTS<typename C::Type> * C::BK, part = i % PARTS<typename C::Type>;
-            mbarrier_wait(smem + C::EMPTY + 8 * turn.stage, turn.parity);
+            mbarrier_wait(ring.empty_of(at_stage.stage), at_stage.parity);
             mbarrier_arrive_expect_warp(full, C::STAGE);
             load_panels<C::MAJOR_A, C::BM>(stage, a, at.m0, k, part, full);
             load_panels<C::MAJOR_B, C::BN>(stage + C::BYTES_A, b, at.n0, k, part, full);
-            turn.next();
+            at_stage.next<C::STAGES>();
         }
     }
 }
 
 /* ---- results ---------------------------------------------------------------------------------- */
 
-/* What a warp has of 64 x 8 TILES results: 16 rows, in the registers of mma. */
+/* A warp's 16 rows of 64 x 8 TILES results, laid out as mma has them. */
 template <class T, int TILES>
 struct WarpRows {
     float c[TILES][4];
@@ -124,7 +117,7 @@ struct WarpRows {
     GT_METHOD void add_to_columns(const float* bias, int n, int columns) {
         GT_UNROLL
         for (int j = 0; j < TILES; j++) {
-            const int at = made_here(n) + 8 * j + lane_id() % 4 * 2; /* else all of bias would be loaded at once */
+            const int at = made_here(n) + 8 * j + lane_id() % 4 * 2; /* otherwise all of bias would be loaded at once */
             Vec<float, 2> two = {};
             if (at < columns) two = {{bias[at], bias[at + 1]}};
             GT_UNROLL
@@ -164,7 +157,7 @@ struct WarpRows {
     }
 };
 
-/* The same rounded to 16 bits, which are kept until they are stored. */
+/* Results rounded to 16 bits, kept until they are stored. */
 template <class T, int TILES>
 struct HeldRows {
     uint32_t pair[TILES][2]; /* rows lane / 4 and 8 more, 2 columns */
@@ -176,7 +169,7 @@ struct HeldRows {
     }
 
     /* Parts first ... end - 1 of TILES / 2: 8 rows by 32 columns each; to rows from m and columns from n on of
-     * out [rows, columns].  Addresses are made here: there are no registers to keep them in. */
+     * out [rows, columns].  Addresses are made here: no registers are left to keep them. */
     GT_METHOD void store(void* out, int64_t stride, int rows, int columns, int m, int n, int first, int end) const {
         const int j = lane_id() % 4;
         GT_UNROLL
@@ -212,19 +205,18 @@ struct Multiplier {
     typedef typename C::Type T;
     typedef WarpRows<T, C::BN / 8> Results;
     TileOperands<C> operands;
-    uint32_t full, empty;
-    Turn<C::STAGES> turn;
-    int before; /* the stage before, whose products may be under way; -1 */
+    typename C::Stages ring;
+    RingCursor at;
+    int before; /* the stage before, whose products may be in flight, or -1 */
 
-    GT_METHOD explicit Multiplier(uint32_t smem)
-        : operands(smem), full(smem + C::FULL), empty(smem + C::EMPTY), turn(0), before(-1) {}
+    GT_METHOD explicit Multiplier(uint32_t smem) : operands(smem), ring{smem}, at(0), before(-1) {}
 
-    /* Starts the products of a stage, and waits for those of the stage before. */
+    /* Starts the products of a stage, then waits for the products of the stage before. */
     GT_METHOD void step(Results& results, bool is_first) {
-        mbarrier_wait(full + 8 * turn.stage, turn.parity);
+        mbarrier_wait(ring.full_of(at.stage), at.parity);
         wgmma_fence();
-        const uint64_t a = wgmma_step(operands.a, turn.stage * C::STAGE);
-        const uint64_t b = wgmma_step(operands.b, turn.stage * C::STAGE);
+        const uint64_t a = wgmma_step(operands.a, at.stage * C::STAGE);
+        const uint64_t b = wgmma_step(operands.b, at.stage * C::STAGE);
         GT_UNROLL
         for (int k = 0; k < C::BK; k += 16)
             wgmma<T, C::MAJOR_A, C::MAJOR_B>(results.c, wgmma_step(a, k_bytes<128, C::MAJOR_A>(k)),
@@ -232,21 +224,21 @@ struct Multiplier {
         wgmma_commit();
         if (before >= 0) {
             wgmma_wait<1>();
-            mbarrier_arrive_warp(empty + 8 * before);
+            mbarrier_arrive_warp(ring.empty_of(before));
         }
-        before = turn.stage;
-        turn.next();
+        before = at.stage;
+        at.next<C::STAGES>();
     }
 
-    /* Nothing is under way then. */
+    /* Afterwards no product is in flight. */
     GT_METHOD void finish() {
         wgmma_wait<0>();
-        mbarrier_arrive_warp(empty + 8 * before);
+        mbarrier_arrive_warp(ring.empty_of(before));
         before = -1;
     }
 };
 
-/* before_end(results, place) and end(results, place) of every tile, the first while it is still multiplied. */
+/* Calls before_end(results, place), while the tile is still multiplied, and end(results, place), for every tile. */
 template <class C, class BeforeEnd, class End>
 GT_DEV void multiply_tiles(const TilesParams& p, uint32_t smem, BeforeEnd before_end, End end) {
     Multiplier<C> multiplier(smem);
@@ -264,18 +256,18 @@ GT_DEV void multiply_tiles(const TilesParams& p, uint32_t smem, BeforeEnd before
     }
 }
 
-/* multiply_tiles whose results end(results, place) leaves to be rounded and stored while the next tile is multiplied:
- * eight of its stages start products and store an eighth of the rows meanwhile.  Stored at once, they take 1500 clocks of
- * both warpgroups, in which the tensor cores have nothing to do: of 34,000 for K = 2048, of 18,000 for 1024.
- * These eight stages are a loop of their own, for registers have constant names, and nothing is in flight from it to the
- * next one.  The other warpgroup multiplies meanwhile. */
+/* multiply_tiles that rounds and stores a tile's results while the next tile is multiplied: eight of its stages start
+ * products, and meanwhile each stores an eighth of the rows.  Stored at once, results take 1500 clocks of both
+ * warpgroups, in which tensor cores are idle: of 34,000 for K = 2048, of 18,000 for 1024.  These eight stages are a
+ * separate loop, since registers have constant names; no product is in flight from it to the next loop.  The other
+ * warpgroup multiplies meanwhile. */
 template <class C, class End>
 GT_DEV void multiply_and_store_tiles(const TilesParams& p, uint32_t smem, End end) {
     constexpr int STEPS = 8, TILES = C::BN / 8, PARTS = TILES / 2 / STEPS;
     static_assert(PARTS * STEPS * 2 == TILES, "every step stores as much");
     Multiplier<C> multiplier(smem);
     HeldRows<typename C::Type, TILES> held;
-    int m = p.M, n = 0; /* where they go; nowhere */
+    int m = p.M, n = 0; /* where results go; nowhere yet */
     const auto store = [&](int i) { held.store(p.out, p.out_stride, p.M, p.N, m, n, i * PARTS, (i + 1) * PARTS); };
     GT_NO_UNROLL
     for (int tile = block_x(); tile < p.tiles; tile += grid_x()) {
@@ -315,27 +307,27 @@ GT_DEV void multiply_and_store_tiles(const TilesParams& p, uint32_t smem, End en
 template <class C>
 struct PartSums {
     static constexpr int TILES = C::BN / 8;
-    float total[TILES][4], even[TILES][4], odd[TILES][4]; /* of all, and of 64 of K each */
+    float total[TILES][4], even[TILES][4], odd[TILES][4]; /* the total, and sums over 64 of K */
 
     GT_METHOD void clear() {
         GT_UNROLL
         for (int i = 0; i < 4 * TILES; i++) total[i / 4][i % 4] = 0.0f;
     }
 
-    /* One that has been multiplied. */
+    /* Adds a complete sum. */
     GT_METHOD void add(float (&sum)[TILES][4]) {
         wgmma_pin(sum);
         GT_UNROLL
         for (int i = 0; i < 4 * TILES; i++) total[i / 4][i % 4] += sum[i / 4][i % 4];
     }
 
-    /* `sum` becomes that of the 64 of K whose parts are in three stages from FIRST on.  then(i) follows the products of
-     * which part i is the smaller: part i is not used again. */
+    /* Sets `sum` to the sum over 64 of K; their parts are in three stages from FIRST on.  then(i) runs after the last
+     * product that reads part i. */
     template <int FIRST, class Then>
     GT_METHOD void multiply(float (&sum)[TILES][4], uint32_t smem, int parity, Then then) {
         const TileOperands<C> operands(smem);
         GT_UNROLL
-        for (int i = 0; i < 3; i++) mbarrier_wait(smem + C::FULL + 8 * (FIRST + i), parity);
+        for (int i = 0; i < 3; i++) mbarrier_wait(typename C::Stages{smem}.full_of(FIRST + i), parity);
         wgmma_fence();
         GT_UNROLL
         for (int least = 0; least < 3; least++) {
@@ -355,11 +347,11 @@ struct PartSums {
     }
 };
 
-/* multiply_tiles of operands in parts.  Nothing is in flight from one 128 of K to the next: ptxas would not see that
- * what is added has been multiplied.  The other warpgroup multiplies meanwhile. */
+/* multiply_tiles of operands in parts.  No product is in flight between two steps of 128 of K: ptxas would not see that
+ * a sum is complete before it is added.  The other warpgroup multiplies meanwhile. */
 template <class C, class End>
 GT_DEV void multiply_parts(const TilesParams& p, uint32_t smem, End end) {
-    const auto release = [&](int stage) { mbarrier_arrive_warp(smem + C::EMPTY + 8 * stage); };
+    const auto release = [&](int stage) { mbarrier_arrive_warp(typename C::Stages{smem}.empty_of(stage)); };
     int parity = 0;
     GT_NO_UNROLL
     for (int tile = block_x(); tile < p.tiles; tile += grid_x()) {
@@ -392,14 +384,9 @@ GT_DEV void multiply_parts(const TilesParams& p, uint32_t smem, End end) {
     }
 }
 
-/* Barriers, and who does what: multiply(smem) is a warpgroup's part. */
-template <class C, class Multiply>
-GT_DEV void run_tiles(const TilesParams& p, const TensorMap& a, const TensorMap& b, Multiply multiply) {
-    const uint32_t smem = smem_base_of_tiles();
-    if (thread_id() < C::STAGES) {
-        mbarrier_init(smem + C::FULL + 8 * thread_id(), 32);
-        mbarrier_init(smem + C::EMPTY + 8 * thread_id(), C::MULTIPLIERS);
-    }
+/* Gives warps their roles, after the barriers' initialisation: one warp loads, a warpgroup multiplies. */
+template <class C, class Load, class Multiply>
+GT_DEV void run_loader_and_multipliers(Load load, Multiply multiply) {
     sync_warp();
     fence_async_proxy();
     sync_threads();
@@ -407,11 +394,19 @@ GT_DEV void run_tiles(const TilesParams& p, const TensorMap& a, const TensorMap&
     const int warp = shfl_idx(warp_id(), 0) - C::MULTIPLIERS / 32;
     if (warp >= 0) {
         give_registers<24>();
-        if (warp == 0) load_tiles<C>(p, a, b, smem);
+        if (warp == 0) load();
     } else {
         take_registers<240>();
-        multiply(smem);
+        multiply();
     }
+}
+
+/* multiply(smem) is a warpgroup's part. */
+template <class C, class Multiply>
+GT_DEV void run_tiles(const TilesParams& p, const TensorMap& a, const TensorMap& b, Multiply multiply) {
+    const uint32_t smem = smem_base_of_tiles();
+    typename C::Stages{smem}.init(thread_id(), 32, C::MULTIPLIERS);
+    run_loader_and_multipliers<C>([&] { load_tiles<C>(p, a, b, smem); }, [&] { multiply(smem); });
 }
 
 /* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
@@ -448,9 +443,9 @@ hopper_tiles_kernel(const GT_GRID_CONSTANT HopperParams params) {
 }
 
 /* ---- dx from whole rows of dn --------------------------------------------------------------------
- * hopper_tiles_kernel of dn where a tile has all columns, D <= 256: dn stays in registers, fp32, and leaves as dx, with
- * xhat beside it.
- * registers: 32 more for 8 of the warp's rows of x, the first of which are loaded while the last products run. */
+ * hopper_tiles_kernel for dn if a tile has all columns, D <= 256: dn stays in registers, in fp32, and becomes dx; xhat
+ * is stored, too.
+ * registers: 32 more for 8 of the warp's rows of x.  The first rows load while the last products run. */
 struct DxParams {
     HopperParams product;
     GradientParams gradient;
@@ -478,12 +473,12 @@ struct XRows {
     }
 
     GT_METHOD float xhat(int i, int e) const {
-        const uint32_t two = (uint32_t)made_here((int)pair[i]); /* else xhat of all would be kept */
+        const uint32_t two = (uint32_t)made_here((int)pair[i]); /* otherwise xhat of all would be kept */
         return xhat_of(s, e ? Element<T>::hi(two) : Element<T>::lo(two));
     }
 };
 
-/* The 8 rows from m0 on, of which dn has HALF of the warp's. */
+/* The 8 rows from m0 on: half HALF of the warp's rows in dn. */
 template <int HALF, class T, int TILES>
 GT_DEV void store_dx(const GradientParams& p, WarpRows<T, TILES>& dn, const XRows<T, TILES>& x, int m0) {
     const int D = (int)p.in.D, j = lane_id() % 4, m = m0 + lane_id() / 4;

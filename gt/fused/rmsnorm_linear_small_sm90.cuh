@@ -6,11 +6,11 @@
  * grid: a block a multiprocessor, each takes every grid-th 128 rows; block 512 threads: four warpgroups.  Two have the
  *     same 64 rows: one multiplies them by the even pieces of the weight, 128 of O each, the other by the odd ones,
  *     counted from the block's first piece.
- * A warp loads 8 rows of x into registers, at once, with gamma and beta, and leaves them normalised in shared memory.
+ * A warp loads 8 rows of x into registers, at once, with gamma and beta, and stores them normalised in shared memory.
  *     The rows of the next unit are loaded before these are multiplied, its gamma and beta after that.
- * The weight comes in pieces with a barrier each, so that the first is multiplied while others are on their way: two
- *     behind the block's first rows, the others when these have been normalised, for x comes from memory and the weight
- *     from the second-level cache.
+ * The weight is loaded in pieces with a barrier each, so that the first is multiplied while others are in flight.  Two
+ *     pieces follow the block's first rows, the others are loaded once these rows are normalised: x comes from memory,
+ *     the weight from the second-level cache.
  * y leaves by tile_store, half a piece at a time: the left half is stored while the right one is multiplied.
  * shared: normalised rows 16 KB for 64 of D, room for 128 KB of weight, y 16 KB a warpgroup; in panels of 128-byte rows
  *     with swizzle.
@@ -136,16 +136,11 @@ struct SmallRows {
 template <class T>
 GT_DEV void store_panel(uint32_t panel, const float (&c)[8][4]) {
     const int lane = made_here(lane_id()), matrix = lane / 8, row = warp_id() % 4 * 16 + matrix % 2 * 8 + lane % 8;
-    GT_UNROLL
-    for (int i = 0; i < 8; i += 2) { /* 16 columns: halves of the rows, then of the columns */
-        uint32_t pair[4];
-        GT_UNROLL
-        for (int t = 0; t < 4; t++) pair[t] = Element<T>::pack(c[i + t / 2][t % 2 * 2], c[i + t / 2][t % 2 * 2 + 1]);
-        stmatrix_x4(panel + panel_at<128>(row, i + matrix / 2), pair);
-    }
+    store_accumulators<4>(
+        c, [&](int k) { return panel + panel_at<128>(row, 2 * k + matrix / 2); }, Element<T>::pack);
 }
 
-/* A block's pieces begin with another one than its neighbour's: so blocks ask memory for different ones. */
+/* Neighbouring blocks begin with different pieces, so that they load different pieces at a time. */
 GT_DEV int piece_after(const SmallParams& p, int piece, int count) {
     piece += count;
     return piece < p.pieces ? piece : piece - p.pieces;
@@ -171,7 +166,7 @@ GT_DEV void store_small(const SmallParams& p, uint32_t panels, WarpRows<typename
     const bool stores = warp % 4 == 0;
     const uint32_t panel = panels + group * 2 * PANEL;
     if (p.bias) results.add_to_columns(p.bias, n, p.O);
-    if (stores) bulk_wait_read<1>(); /* this panel's former results have left */
+    if (stores) bulk_wait_read<1>(); /* this panel's former results are stored */
     bar_sync(3 + group, 128);
     store_panel<typename C::Type>(panel, results.c);
     fence_async_proxy();
@@ -223,7 +218,7 @@ hopper_small_kernel(const GT_GRID_CONSTANT SmallParams p) {
         fence_async_proxy();
         if (unit == block_x()) {
             sync_threads();
-            /* now, so that x came first */
+            /* now, so that x is loaded first */
             if (loads && p.pieces > 2) load_weight<C>(p, smem, piece_after(p, first, 2), p.pieces - 2);
         } else {
             bar_sync(1 + half, 256);
@@ -232,8 +227,8 @@ hopper_small_kernel(const GT_GRID_CONSTANT SmallParams p) {
         GT_NO_UNROLL
         for (int i = group % 2; i < p.pieces; i += 2) {
             const int piece = piece_after(p, first, i);
-            WarpRows<T, 8> left, right; /* columns of the piece */
-            mbarrier_wait(smem + C::FULL + 8 * piece, 0);
+            WarpRows<T, 8> left, right;                   /* columns of the piece */
+            mbarrier_wait(smem + C::FULL + 8 * piece, 0); /* no Ring: filled once */
             wgmma_fence();
             multiply_small<C>(left.c, a0, wgmma_step(b0, piece * C::K_BLOCKS * C::PIECE));
             multiply_small<C>(right.c, a0, wgmma_step(b0, piece * C::K_BLOCKS * C::PIECE + PANEL));
@@ -244,7 +239,7 @@ hopper_small_kernel(const GT_GRID_CONSTANT SmallParams p) {
             wgmma_pin(right.c);
             store_small<C>(p, smem + C::Y + PANEL, right, m0 + 64 * half, C::BN * piece + 64);
         }
-        if (unit + grid_x() < p.units) x.load_gains(); /* there are no registers to keep them in */
+        if (unit + grid_x() < p.units) x.load_gains(); /* no registers are left to keep them */
     }
     if (shfl_idx(warp_id(), 0) % 4 == 0) bulk_wait_read<0>();
 #else

@@ -11,7 +11,7 @@ namespace rmsnorm_linear {
  * grid ceil(M/8), block 256: a warp per row.  Reads x and dn twice, the second time from the
  * first-level cache, and writes dx.
  * registers: 8 elements of x, dn and gamma as loaded, two sums.  No shared memory.
- * Sums as those of the moments: deterministic. */
+ * Sums have the order of the moments' sums: deterministic. */
 struct RowParams {
     Input in;
     const float* dn; /* [M,D] */
@@ -19,8 +19,8 @@ struct RowParams {
     int64_t dx_stride;
 };
 
-/* Up to here, rows are finished in double: in a row of one or two elements almost all of dxhat
- * cancels, and what eps leaves of it has to keep its digits. */
+/* Rows of up to this many elements are finished in double: in a row of one or two elements almost all of dxhat cancels,
+ * and the small rest, which eps leaves, must keep its digits. */
 constexpr int SHORT_ROW = 4;
 
 GT_DEV void finish_short_row(const RowParams& p, int64_t m) {

@@ -1,25 +1,25 @@
 /* gt/fused/rmsnorm_linear_tiles.cuh - rmsnorm_linear: products of 16-bit matrices on tensor cores.
  *
  * C [M,N] = A B, K being summed over, in tiles of 128 x 256 or 128 x 128, 32 of K at a time: y, dn and dweight.
- * Needs compute capability 8.0, and rows that are whole pieces of 16 bytes; rmsnorm_linear_product.cuh has the rest.
+ * Needs compute capability 8.0, and rows that are whole pieces of 16 bytes; rmsnorm_linear_product.cuh has all others.
  *
- * grid: as many blocks as are resident, each takes every grid-th tile; block 256 or 128 threads.  A warp computes
- *     64 x 64, 2 warps one below the other.  Neighbouring blocks take 8 tiles below one another, then those beside
- *     them, so that a wave of blocks reads few rows of A and of B.
- * shared: 4 or 3 stages of both operands, as they lie in memory: rows of 32 k, or of 128 or 256 of M or N where those
- *     are neighbours (ldmatrix transposes); 96 KB for one block a multiprocessor, or 48 KB for two.  The 16-byte
- *     pieces of a row are swizzled: piece c of row r lies at c ^ (r / 2 % 4) in rows of 64 bytes, at c ^ (r % 8) in
- *     longer ones, so that the 8 rows of an ldmatrix and the 8 pieces of a copy meet all 32 banks.
- * The stages are filled by cp.async, STAGES - 1 ahead of the product.  They do not stop at the end of a tile: the
- *     first of the next are on their way while this one is written.
+ * grid: the resident blocks, each takes every grid-th tile; block 256 or 128 threads.  A warp computes 64 x 64, 2 warps
+ *     one below the other.  Neighbouring blocks take 8 tiles below one another, then the next 8 beside these, so that a
+ *     wave of blocks reads few rows of A and of B.
+ * shared: 4 or 3 stages of both operands, in memory's order: rows of 32 k, or of 128 or 256 of M or N where M or N is
+ *     the last index (ldmatrix transposes); 96 KB for one block a multiprocessor, or 48 KB for two.  The 16-byte pieces
+ *     of a row are swizzled: piece c of row r lies at c ^ (r / 2 % 4) in rows of 64 bytes, at c ^ (r % 8) in longer
+ *     ones.  So the 8 rows of an ldmatrix and the 8 pieces of a copy meet all 32 banks.
+ * The stages are filled by cp.async, STAGES - 1 ahead of the product.  Copies do not stop at the end of a tile: the
+ *     next tile's first stages are copied while this one is stored.
  * registers: 128 results; the operands of 16 of k twice (64), so that ldmatrix of the next 16 runs beside the
  *     products of these.
- * issue slots of a warp and 16 of k: 32 mma, 8 ldmatrix, 3 cp.async with their addresses: of 206 cycles in which the
- *     tensor core is busy for it on sm_90 (m16n8k16 at 62 % of 512 FMA a cycle), two warps sharing one.
+ * issue slots of a warp and 16 of k: 32 mma, 8 ldmatrix, 3 cp.async with their addresses: of the 206 cycles that its
+ *     tensor core needs on sm_90 (m16n8k16 at 62 % of 512 FMA a cycle), two warps sharing one.
  * shared memory cycles of a block and 16 of k: 256 of ldmatrix, 96 of copies, of 413.
  * bytes: A is read N/BN times, B M/128 times, from the second-level cache: 12 KB a block and 16 of k.
- * Results leave as 16 bytes a thread: the four lanes that share a row exchange what they have of four 8-column tiles,
- *     so that each has 8 neighbours.
+ * A thread stores results in 16 bytes: the four lanes that share a row exchange their parts of four 8-column tiles, so
+ *     that each has 8 neighbours.
  * K is summed in order, slices of it by finish_kernel: deterministic. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_TILES_CUH
 #define GT_FUSED_RMSNORM_LINEAR_TILES_CUH
@@ -41,9 +41,9 @@ struct TilesParams {
     void* out; /* y and dn in the operands' type, dweight fp32 */
     int64_t out_stride;
     const float* bias; /* of y, or NULL */
-    float* scales;     /* of dn in fp16, [M, N/64 rounded up]: what its 64 neighbours are to be multiplied by */
+    float* scales;     /* of dn in fp16, [M, N/64 rounded up]: the factor of its 64 neighbours */
     int M, N, K;
-    int slice;                   /* of K, a multiple of BK; each has an output of its own, [M,N] */
+    int slice;                   /* of K, a multiple of BK; each has its own output [M,N] */
     int tiles_m, tiles_n, tiles; /* down, across, and of all slices */
     int group;                   /* tiles below one another that are taken together */
 };
@@ -62,7 +62,7 @@ struct TileTraits {
     static constexpr int SMEM = STAGES * STAGE;
 };
 
-/* Where piece `piece` of row `row` lies in a shared tile of ROW elements a row. */
+/* Offset of piece `piece` of row `row` in a shared tile of ROW elements a row. */
 template <int ROW>
 GT_DEV uint32_t swizzled(int row, int piece) {
     return 2 * ROW * row + 16 * (piece ^ (ROW == 32 ? row / 2 % 4 : row % 8));
@@ -103,7 +103,7 @@ struct TileCopy {
     }
 };
 
-/* One tile of the grid-th ones. */
+/* One of the block's tiles. */
 struct TilePlace {
     int m0, n0, slice, first, end; /* k */
 
@@ -120,7 +120,7 @@ struct TilePlace {
     }
 };
 
-/* What is copied next: it runs ahead of the products, into the tiles that follow. */
+/* The next copy.  Copies run ahead of the products, into the tiles that follow. */
 template <class C>
 struct Copies {
     TileCopy<C::THREADS, C::A_IS_KM ? C::BK : C::BM, C::A_IS_KM ? C::BM : C::BK> a;
@@ -138,7 +138,7 @@ struct Copies {
         left = at.end - at.first;
     }
 
-    /* The next BK of k to a stage, and a group of copies is closed, if there are any or not. */
+    /* Copies the next BK of k to a stage, and closes a group of copies, even an empty one. */
     GT_METHOD void next(const TilesParams& p, uint32_t stage) {
         if (tile < p.tiles) {
             a.copy(p.a, stage);
@@ -206,8 +206,8 @@ GT_DEV void transpose_words(uint32_t (&word)[4], int j) {
     }
 }
 
-/* By how much 64 neighbours of a row are multiplied so that the largest is about 2^15 and they fit fp16, a power of
- * two, and its inverse.  `most` is the largest magnitude of those that a lane has; four lanes share the row. */
+/* The power of two that brings the largest of 64 neighbours of a row to about 2^15, so that they fit fp16, and its
+ * inverse.  `most`: the largest magnitude of the lane's numbers; four lanes share the row. */
 struct Scale {
     float down, up;
 };
@@ -215,11 +215,11 @@ struct Scale {
 GT_DEV Scale scale_of(float most) {
     most = fmaxf(most, shfl_xor(most, 1));
     most = fmaxf(most, shfl_xor(most, 2));
-    const uint32_t exponent = as_uint(fmaxf(most, 0x1p-110f)) >> 23; /* from 14 to 254 in what follows */
+    const uint32_t exponent = as_uint(fmaxf(most, 0x1p-110f)) >> 23; /* from 14 to 254 below */
     return {as_float((268 - exponent) << 23), as_float((exponent - 14) << 23)};
 }
 
-/* What a warp computes: 64 x 64, in 16 x 8 tiles. */
+/* A warp's results: 64 x 64, in tiles of 16 x 8. */
 template <class C>
 struct TileResults {
     typedef typename C::Type T;
@@ -255,7 +255,7 @@ struct TileResults {
         }
     }
 
-    /* Multiplies the 64 neighbours of each row by their scale, and leaves the inverse. */
+    /* Multiplies the 64 neighbours of each row by their scale, and stores the inverse. */
     GT_METHOD void scale_rows(const TilesParams& p, int m, int n) {
         const int groups = (p.N + 63) / 64;
         GT_UNROLL
@@ -271,7 +271,7 @@ struct TileResults {
         }
     }
 
-    /* As 16-bit numbers to rows from m and columns from n on. */
+    /* Stores 16-bit numbers to rows from m and columns from n on. */
     GT_METHOD void store(const TilesParams& p, int m, int n) const {
         const int j = lane_id() % 4;
         T* out = static_cast<T*>(p.out) + (int64_t)(m + lane_id() / 4) * p.out_stride + n + 8 * j;
@@ -335,7 +335,7 @@ tiles_kernel(const GT_GRID_CONSTANT TilesParams p) {
             for (int s = 0; s < STEPS; s++) {
                 if (s < STEPS - 1) {
                     load_fragments<C>(f[(s + 1) % 2], stage, 16 * (s + 1));
-                } else { /* the next stage has arrived, and nobody reads this one again */
+                } else { /* the next stage has arrived, and no thread reads this one again */
                     cp_async_wait<AHEAD - 1>();
                     sync_threads();
                     stage = stage == smem + (C::STAGES - 1) * C::STAGE ? smem : stage + C::STAGE;
@@ -348,7 +348,7 @@ tiles_kernel(const GT_GRID_CONSTANT TilesParams p) {
                 results.add(f[s % 2]);
             }
         }
-        at.set(p, tile, C::BM, C::BN); /* anew: not kept in registers */
+        at.set(p, tile, C::BM, C::BN); /* made again: not kept in registers */
         const int m = at.m0 + warp_id() % 2 * 64, n = at.n0 + warp_id() / 2 * 64;
         if constexpr (C::PRODUCT == DWEIGHT) {
             results.store_sums(p, at.slice, m, n);

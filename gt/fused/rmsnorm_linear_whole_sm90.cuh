@@ -1,23 +1,23 @@
 /* gt/fused/rmsnorm_linear_whole_sm90.cuh - rmsnorm_linear forward on compute capability 9.0, D <= 512: one kernel.
  *
- * y = n weight^T + bias, n made in shared memory of 128 whole rows of x, where it stays for all of their y: x is read
- * once and n never stored.
+ * y = n weight^T + bias.  A block makes n of 128 whole rows of x in shared memory and keeps it there for all of their
+ * y: x is read once and n never stored.
  *
- * grid: a block a multiprocessor, each takes every grid-th unit: 128 rows and all of O, or an equal part of it where
- *     there are few rows.  Block 384 threads as in rmsnorm_linear_sm90.cuh: two warpgroups normalise 64 rows each and
- *     multiply them, the third has x and weight loaded.
+ * grid: a block a multiprocessor, each takes every grid-th unit: 128 rows and all of O, or an equal part of O if rows
+ *     are few.  Block 384 threads as in rmsnorm_linear_sm90.cuh: two warpgroups normalise 64 rows each and multiply
+ *     them, the third loads x and weight.
  * shared: the rows, 16 KB for 64 of D; with D up to 256 two panels of y a warpgroup, 8 KB each; the rest are stages of
  *     weight, 256 of O by 64 of D, 32 KB each: 3 with D = 512, 4 with 256.  All in panels of 128-byte rows, with
  *     swizzle.
- * A block begins with its first rows: weight comes when they are there, for memory is slower than to normalise.
- *     64 of D of the rows are loaded anew when the last tile of y has used them, so that the next rows come while these
- *     are multiplied.
+ * A block first loads its first rows, and weight after they have arrived, since loading takes longer than normalising.
+ *     Once the last tile of y has used 64 of D of the rows, the next unit's rows replace these, while the others are
+ *     still multiplied.
  * registers: 128 results and, in 16 bits, the 64 of the tile before, which leave while the tensor cores multiply: with
  *     D up to 256 by tile_store, 64 columns in each of four parts of a tile; else from registers, which takes more
- *     instructions.  Those of a unit's last tile leave when its products are over.
+ *     instructions.  The results of a unit's last tile leave after its products.
  * tensor cores: 1024 cycles for a stage.  Shared memory: 640 cycles of wgmma and 256 of loads.
- * To normalise: 8 lanes have four of a warp's 16 rows.  They are read from shared memory for every sum,
- *     and once more for what is written back in place, 64 of D at a time.
+ * To normalise: 8 lanes have four of a warp's 16 rows.  Every sum reads the rows from shared memory.  One more pass
+ *     reads them and writes n in their place, 64 of D at a time.
  * bytes: x once, y once; weight M/128 times from the second-level cache.
  * Sums of a row: a lane's elements, 8 by 8, then a butterfly: deterministic. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_WHOLE_SM90_CUH
@@ -35,15 +35,15 @@ struct WholeParams {
     const float* bias; /* or NULL */
     int M, O;
     int k_blocks; /* of 64 of D */
-    int stages;   /* of weight, at most as many as a unit has tiles times k_blocks */
+    int stages;   /* of weight, at most tiles times k_blocks of a unit */
     int tiles;    /* of 256 of O, in a unit */
     int parts;    /* units with the same rows */
     int units;
     TensorMap x, weight; /* boxes: 64 of D by 128 rows, by 256 */
-    TensorMap y_map;     /* where y has panels: boxes of 64 of O by 64 rows */
+    TensorMap y_map;     /* if y has panels: boxes of 64 of O by 64 rows */
 };
 
-/* K_BLOCKS: the most of 64 of D. */
+/* K_BLOCKS: the most blocks of 64 of D. */
 template <class T, int K_BLOCKS_>
 struct WholeTile {
     typedef T Type;
@@ -51,12 +51,14 @@ struct WholeTile {
     static constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 128;
     static constexpr int ROWS = 2 * BM * BK, STAGE = 2 * BN * BK; /* bytes of 64 of D */
     static constexpr int MOST_STAGES = 6;
-    /* y leaves through shared memory, by two panels a warpgroup; with D = 512 there is no room for them */
+    /* y is stored through shared memory, by two panels a warpgroup; D = 512 leaves no room for them */
     static constexpr bool HAS_PANELS = K_BLOCKS == 4;
     static constexpr int PANELS = (HAS_PANELS ? 6 : 7) * STAGE;
     static constexpr int ROWS_FULL = 7 * STAGE, FULL = ROWS_FULL + 8;
     static constexpr int EMPTY = FULL + 8 * MOST_STAGES;
     static constexpr int SMEM = EMPTY + 8 * MOST_STAGES;
+    using Stages = Ring<MOST_STAGES, FULL, EMPTY>; /* WholeParams::stages of them */
+    using RowsOfUnit = Ring<1, ROWS_FULL>;
     static_assert(SMEM <= 227 * 1024, "fits sm_90");
     static_assert(ROWS * K_BLOCKS + 3 * STAGE <= PANELS, "at least three stages");
     static_assert(!HAS_PANELS || PANELS + 4 * PANEL <= ROWS_FULL, "y fits");
@@ -68,7 +70,7 @@ struct WholeTile {
 
 /* ---- loads ------------------------------------------------------------------------------------ */
 
-/* Where a unit is. */
+/* A unit's place. */
 struct WholePlace {
     int m0, n0;
     GT_METHOD WholePlace(const WholeParams& p, int unit) {
@@ -80,7 +82,7 @@ struct WholePlace {
 /* 64 of D of the rows of a unit. */
 template <class C>
 GT_DEV void load_rows(const WholeParams& p, uint32_t smem, int unit, int k_block) {
-    const uint32_t full = smem + C::ROWS_FULL;
+    const uint32_t full = typename C::RowsOfUnit{smem}.full_of(0);
     if (k_block == 0) mbarrier_arrive_expect_warp(full, p.k_blocks * C::ROWS);
     tile_load(smem + k_block * C::ROWS, p.x, 64 * k_block, WholePlace(p, unit).m0, 0, full);
 }
@@ -89,21 +91,23 @@ template <class C>
 GT_DEV void load_units(const WholeParams& p, uint32_t smem) {
     const int steps = p.tiles * p.k_blocks; /* of a unit */
     const uint32_t weights = smem + p.k_blocks * C::ROWS;
-    int stage = 0, parity = 1;
+    const typename C::Stages ring = {smem};
+    RingCursor at(1);
     if (block_x() < p.units)
         for (int i = 0; i < p.k_blocks; i++) load_rows<C>(p, smem, block_x(), i);
-    if (block_x() < p.units) mbarrier_wait(smem + C::ROWS_FULL, 0); /* x first: weight comes while it is normalised */
+    if (block_x() < p.units)
+        typename C::RowsOfUnit{smem}.wait_full(0); /* x first: weight is loaded while x is normalised */
     GT_NO_UNROLL
     for (int unit = block_x(); unit < p.units; unit += grid_x()) {
         const bool is_first = unit == block_x(), has_next = unit + grid_x() < p.units;
         int n = WholePlace(p, unit).n0, k_block = 0;
         GT_NO_UNROLL
         for (int step = 0; step < steps; step++) {
-            const uint32_t full = smem + C::FULL + 8 * stage;
-            mbarrier_wait(smem + C::EMPTY + 8 * stage, parity);
+            const uint32_t full = ring.full_of(at.stage);
+            mbarrier_wait(ring.empty_of(at.stage), at.parity);
             mbarrier_arrive_expect_warp(full, C::STAGE);
-            tile_load(weights + stage * C::STAGE, p.weight, 64 * k_block, n, 0, full);
-            if (++stage == p.stages) stage = 0, parity ^= 1;
+            tile_load(weights + at.stage * C::STAGE, p.weight, 64 * k_block, n, 0, full);
+            at.next(p.stages);
             if (++k_block == p.k_blocks) k_block = 0, n += C::BN;
             /* The step p.stages before this one has been multiplied: if it was of the last tile of its unit, its
              * k-block of the rows is free for the unit after that. */
@@ -151,7 +155,8 @@ struct WholeRows {
     }
 };
 
-/* Calls write(xhat), xhat a function of moments and x: RMSNorm's has the bits of xhat_of, by one instruction. */
+/* Calls write(xhat), xhat being a function of moments and x.  RMSNorm's takes one instruction, with the bits of
+ * xhat_of. */
 template <class Write>
 GT_DEV void with_xhat(const Input& in, Write write) {
     if (in.norm == GT_NORM_LAYER)
@@ -217,7 +222,7 @@ GT_DEV void store_panel(const HeldRows<T, TILES>& held, const WholeParams& p, ui
     const int warp = shfl_idx(warp_id(), 0), group = warp / 4;
     const bool stores = warp % 4 == 0;
     const uint32_t panel = panels + (2 * group + part % 2) * PANEL;
-    if (stores) bulk_wait_read<1>(); /* what was in this panel has left */
+    if (stores) bulk_wait_read<1>(); /* the panel's last contents are stored */
     bar_sync(3 + group, 128);
     const int lane = made_here(lane_id()), matrix = lane / 8, row = warp % 4 * 16 + matrix % 2 * 8 + lane % 8;
     GT_UNROLL
@@ -239,22 +244,22 @@ GT_DEV int before(const WholeParams& p, int stage) { return (stage == 0 ? p.stag
 template <class C>
 GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
     typedef typename C::Type T;
-    /* without panels: parts of a tile of y, in each of which HeldRows stores 32 columns: with each 64 of D, and those
-     * that are held; the last are stored at once where registers are short */
+    /* without panels, HeldRows stores a tile of y in parts of 32 columns, one part with each 64 of D.  It stores the
+     * last part at once where registers are short */
     constexpr int TILES = C::BN / 8, PARTS = TILES / 2 / C::K_BLOCKS, HELD = TILES / 2 - (C::K_BLOCKS == 8 ? PARTS : 0);
     const int group = shfl_idx(warp_id(), 0) / 4;
     const uint64_t a0 = wgmma_tile<128, Major::K>(smem + group * PANEL);
     const uint64_t b0 = wgmma_tile<128, Major::K>(smem + p.k_blocks * C::ROWS);
-    const uint32_t full = smem + C::FULL, empty = smem + C::EMPTY;
-    int stage = 0, parity = 0, rows_parity = 0;
+    const typename C::Stages ring = {smem};
+    RingCursor at_stage(0), at_rows(0);
     GT_NO_UNROLL
     for (int unit = block_x(); unit < p.units; unit += grid_x()) {
         const WholePlace at(p, unit);
         HeldRows<T, TILES> held; /* of the tile before */
         int n = at.n0 - C::BN;   /* of it */
         const auto store = [&](int first, int end) { held.store(p.y, p.y_stride, p.M, p.O, at.m0, n, first, end); };
-        mbarrier_wait(smem + C::ROWS_FULL, rows_parity);
-        rows_parity ^= 1;
+        mbarrier_wait(typename C::RowsOfUnit{smem}.full_of(0), at_rows.parity);
+        at_rows.next(1);
         normalise_rows<C>(p, smem, at.m0, at.n0 == 0);
         fence_async_proxy();
         bar_sync(1 + group, 128);
@@ -264,18 +269,18 @@ GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
             GT_UNROLL
             for (int i = 0; i < C::K_BLOCKS; i++) {
                 if (i == 0 || i < p.k_blocks) {
-                    mbarrier_wait(full + 8 * stage, parity);
+                    mbarrier_wait(ring.full_of(at_stage.stage), at_stage.parity);
                     wgmma_fence();
-                    const uint64_t a = wgmma_step(a0, i * C::ROWS), b = wgmma_step(b0, stage * C::STAGE);
+                    const uint64_t a = wgmma_step(a0, i * C::ROWS), b = wgmma_step(b0, at_stage.stage * C::STAGE);
                     GT_UNROLL
                     for (int k = 0; k < C::BK; k += 16)
                         wgmma<T>(results.c, wgmma_step(a, 2 * k), wgmma_step(b, 2 * k), i > 0 || k > 0);
                     wgmma_commit();
                     if (i > 0) {
                         wgmma_wait<1>();
-                        mbarrier_arrive_warp(empty + 8 * before(p, stage));
+                        mbarrier_arrive_warp(ring.empty_of(before(p, at_stage.stage)));
                     }
-                    if (++stage == p.stages) stage = 0, parity ^= 1;
+                    at_stage.next(p.stages);
                 }
                 if constexpr (C::HAS_PANELS) {
                     if (tile > 0) store_panel(held, p, smem + C::PANELS, at.m0 + 64 * group, n, i);
@@ -285,7 +290,7 @@ GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
             }
             wgmma_wait<0>();
             wgmma_pin(results.c);
-            mbarrier_arrive_warp(empty + 8 * before(p, stage));
+            mbarrier_arrive_warp(ring.empty_of(before(p, at_stage.stage)));
             n += C::BN;
             if (p.bias) results.add_to_columns(p.bias, n, p.O);
             held.take(results.c);
@@ -307,23 +312,9 @@ GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
 hopper_whole_kernel(const GT_GRID_CONSTANT WholeParams p) {
 #if GT_SM90A
     const uint32_t smem = smem_base_of_tiles();
-    if (thread_id() < p.stages) {
-        mbarrier_init(smem + C::FULL + 8 * thread_id(), 32);
-        mbarrier_init(smem + C::EMPTY + 8 * thread_id(), C::MULTIPLIERS);
-    }
-    if (thread_id() == 0) mbarrier_init(smem + C::ROWS_FULL, 32);
-    sync_warp();
-    fence_async_proxy();
-    sync_threads();
-    wait_for_chain();
-    const int warp = shfl_idx(warp_id(), 0) - C::MULTIPLIERS / 32;
-    if (warp >= 0) {
-        give_registers<24>();
-        if (warp == 0) load_units<C>(p, smem);
-    } else {
-        take_registers<240>();
-        multiply_units<C>(p, smem);
-    }
+    if (thread_id() < p.stages) typename C::Stages{smem}.init(thread_id(), 32, C::MULTIPLIERS);
+    typename C::RowsOfUnit{smem}.init(thread_id(), 32);
+    run_loader_and_multipliers<C>([&] { load_units<C>(p, smem); }, [&] { multiply_units<C>(p, smem); });
 #else
     (void)p;
     __trap();

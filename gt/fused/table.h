@@ -1,5 +1,5 @@
-/* gt/fused/table.h - describes rmsnorm_linear, norm_mix and norm_gate to the checks of arguments (plain C, shared
- * with the stubs and the CPU twins). */
+/* gt/fused/table.h - describes rmsnorm_linear, norm_mix, norm_gate and add_norm to the checks of arguments (plain C,
+ * shared with the stubs and the CPU twins). */
 #ifndef GT_FUSED_TABLE_H
 #define GT_FUSED_TABLE_H
 
@@ -23,7 +23,7 @@ static gt_status gt_resolve_norm(gt_norm norm) {
     return gt_check_range(GT_ERROR_VALUE, "norm", (int)norm, GT_NORM_RMS, GT_NORM_LAYER);
 }
 
-/* H slices of a row of D. */
+/* Sets H, the slices in a row of D. */
 static gt_status gt_resolve_slices(int64_t *H, int64_t D) {
     gt_status status;
     if (*H == 0) *H = 1;
@@ -73,7 +73,8 @@ GT_API const gt_op *gt_op_rmsnorm_linear(void) {
         gt_rmsnorm_linear_resolve,
         GT_CALLS(rmsnorm_linear, NULL),
         {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes), 0, 0, 0, 0, 0},
-        GT_NO_SECOND};
+        GT_NO_SECOND,
+        GT_NO_STEP_DTYPES};
     return &op;
 }
 #undef GT_AT
@@ -116,7 +117,8 @@ GT_API const gt_op *gt_op_norm_mix(void) {
                              gt_norm_mix_resolve,
                              GT_CALLS(norm_mix, NULL),
                              {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0, 0},
-                             GT_NO_SECOND};
+                             GT_NO_SECOND,
+                             GT_NO_STEP_DTYPES};
     return &op;
 }
 #undef GT_AT
@@ -162,7 +164,57 @@ GT_API const gt_op *gt_op_norm_gate(void) {
                              gt_norm_gate_resolve,
                              GT_CALLS(norm_gate, NULL),
                              {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0, 0},
-                             GT_NO_SECOND};
+                             GT_NO_SECOND,
+                             GT_NO_STEP_DTYPES};
+    return &op;
+}
+#undef GT_AT
+
+/* ---- add_norm: the operator's table ---------------------------------------------------------- */
+
+static gt_status gt_add_norm_resolve(void *filled, gt_pass pass, gt_dims *dims) {
+    gt_add_norm_args *a = (gt_add_norm_args *)filled;
+    gt_status status;
+    (void)dims;
+    if ((status = gt_resolve_norm(a->norm)) != GT_OK ||
+        (status = gt_check_range(GT_ERROR_VALUE, "reads_sum", a->reads_sum, 0, 1)) != GT_OK)
+        return status;
+    if (pass == GT_BACKWARD && !a->reads_sum) a->sum = NULL; /* backward does not read forward's output */
+    return gt_resolve_eps(&a->eps);
+}
+
+GT_WRAP_CALLS(add_norm)
+
+#define GT_AT(field) offsetof(gt_add_norm_args, field)
+GT_API const gt_op *gt_op_add_norm(void) {
+    static const gt_size sizes[] = {{'M', "M", GT_AT(M), 0}, {'D', "D", GT_AT(D), 1}, {0, NULL, 0, 0}};
+    static const gt_tensor tensors[] = {
+        {"sum", GT_AT(sum), GT_AT(sum_stride), "MD", 'w', "Oi-", "residual"},
+        {"x", GT_AT(x), GT_AT(x_stride), "MD", 'x', "II-", NULL},
+        {"residual", GT_AT(residual), GT_AT(residual_stride), "MD", 'w', "ii-", NULL},
+        {"gamma", GT_AT(gamma), 0, "D", 'f', "ii-", NULL},
+        {"beta", GT_AT(beta), 0, "D", 'f', "i--", NULL},
+        {"y", GT_AT(y), GT_AT(y_stride), "MD", 'x', "O--", NULL},
+        {"dy", GT_AT(dy), GT_AT(dy_stride), "MD", 'x', "-I-", NULL},
+        {"dsum", GT_AT(dsum), GT_AT(dsum_stride), "MD", 'w', "-i-", NULL},
+        {"dx", GT_AT(dx), GT_AT(dx_stride), "MD", 'x', "-o-", NULL},
+        {"dresidual", GT_AT(dresidual), GT_AT(dresidual_stride), "MD", 'w', "-o-", "dsum"},
+        {"dgamma", GT_AT(dgamma), 0, "D", 'f', "-g-", NULL},
+        {"dbeta", GT_AT(dbeta), 0, "D", 'f', "-g-", NULL},
+        {NULL, 0, 0, NULL, 0, NULL, NULL}};
+    static const gt_op op = {"add_norm",
+                             sizeof(gt_add_norm_args),
+                             GT_AT(dtype),
+                             GT_AT(sum_dtype),
+                             "sum_dtype",
+                             GT_AT(accumulate),
+                             sizes,
+                             tensors,
+                             gt_add_norm_resolve,
+                             GT_CALLS(add_norm, NULL),
+                             {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0, 0},
+                             GT_NO_SECOND,
+                             GT_NO_STEP_DTYPES};
     return &op;
 }
 #undef GT_AT

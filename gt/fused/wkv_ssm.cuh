@@ -1,19 +1,19 @@
 /* gt/fused/wkv_ssm.cuh - wkv6 and ssd of one hybrid block: both checked, then both enqueued, in one chain.
  *
- * The kernels are those of gt/wkv6/ and gt/ssd/, which the program has once: this file launches the stages of the two
- * operators by turns (gt/recurrence/stages.cuh).  saved and workspace of both lie in one buffer each: that of wkv6
- * first.
+ * This file has no kernels.  It launches the stages of gt/wkv6/ and gt/ssd/ by turns (gt/recurrence/stages.cuh).
+ * `saved` is one buffer for both operators, and so is `workspace`: wkv6's part comes first.
  *
- * ONE CHAIN (see Chain).  Every kernel that takes it, but the first, is launched ahead: its blocks come when all of the
- * kernel before have called wait_for_chain() or ended, and there is room.  They wait for that kernel's end before they
- * touch what kernels of the chain write.
- *     both        of packed sequences: what no sequence has, of wkv6, of ssd
+ * ONE CHAIN (see Chain).  Every kernel of the chain but the first is launched ahead.  Its blocks start when all blocks
+ * of the kernel before have called wait_for_chain() or ended, and there is room.  They wait for that kernel's end
+ * before they touch memory that kernels of the chain write.
+ *     both        packed sequences: wkv6 clears elements outside all sequences, then ssd
  *     forward     wkv6's pass; ssd's pass
- *     backward    wkv6's states and ssd's, unless they are saved, and what ssd makes of z; wkv6's G; ssd's G; ssd's
- *                 chunks, and dz where it comes last; wkv6's chunks; one launch for the sums of both, or two where they
- *                 are more than four
- *     step        ssd's; wkv6's, which runs beside it and waits for it at its own end, so that the stream keeps its order
- * Results are those of the two calls, bit for bit with the same segments. */
+ *     backward    wkv6's states and ssd's, unless they are saved, and ssd's dy silu(z); wkv6's G; ssd's G; ssd's
+ *                 chunks, and dz where it comes last; wkv6's chunks; one launch for the sums of both, or two for more
+ *                 than four sums
+ *     step        ssd's; wkv6's, which runs beside it and waits for it at its own end, so that the stream keeps its
+ *                 order
+ * Results are bit for bit the same as those of two calls with the same segments. */
 #ifndef GT_FUSED_WKV_SSM_CUH
 #define GT_FUSED_WKV_SSM_CUH
 
@@ -24,8 +24,7 @@
 namespace gt {
 namespace wkv_ssm {
 
-/* Queries are of the two operators, and would name them in messages: what they refuse, which is sizes beyond what the
- * kernels take, is refused here. */
+/* Checks the sizes that either operator would refuse, since its own message would name wkv6 or ssd. */
 static inline gt_status check_sizes(const gt_wkv_ssm_args& a) {
     const struct {
         const char* name;
@@ -52,7 +51,7 @@ static inline gt_status prepare(gt_pass pass, const gt_wkv_ssm_args* args, gt_wk
     gt_status status = gt_prepare(gt_op_wkv_ssm(), pass, GT_DEVICE, args, a, &dims);
     if (status != GT_OK || (status = check_sizes(*a)) != GT_OK || (status = current_device(&device)) != GT_OK)
         return status;
-    if (a->B == 0) { /* neither tokens nor states, of packed sequences either */
+    if (a->B == 0) { /* no tokens and no states, even in packed sequences */
         a->seq_capacity = 0;
         a->cu_seqlens = a->seq_count = nullptr;
     }
@@ -67,7 +66,7 @@ static inline char* behind(void* buffer, size_t offset) {
 
 static inline size_t left_of(size_t bytes, size_t offset) { return bytes > offset ? bytes - offset : 0; }
 
-/* ssd's part of a buffer follows that of wkv6, whose size wkv6's plan says. */
+/* Plans both.  ssd's part of a buffer follows wkv6's, whose size wkv6's plan has. */
 static inline gt_status plan(gt_pass pass, bool is_query, const gt_wkv_ssm_args& args, Both* both) {
     gt_wkv_ssm_args a = args;
     a.wkv6.saved = a.saved, a.wkv6.saved_bytes = a.saved ? a.saved_bytes : 0;
@@ -83,7 +82,7 @@ static inline gt_status plan(gt_pass pass, bool is_query, const gt_wkv_ssm_args&
     return status;
 }
 
-/* Sums over rows in one launch, where it has room for them. */
+/* Sums over rows: one launch if it has room for all. */
 static inline gt_status add_up(const PassPlan& wkv6, const PassPlan& ssd, Chain& chain) {
     RowSums all = *wkv6.sums;
     if (all.count + ssd.sums->count > RowSums::MOST) {
@@ -125,7 +124,7 @@ static inline gt_status call(gt_pass pass, const gt_wkv_ssm_args* args, gt_strea
     return status != GT_OK ? status : enqueue(pass, both, stream);
 }
 
-/* The last launch must not be refused when the first one runs. */
+/* Checks the grid before any launch: the last must not fail when the first already runs. */
 static inline gt_status check_grid(const gt_wkv_ssm_args& a) {
     const int64_t blocks = gt_times(gt_times(a.B, a.wkv6.H), (a.wkv6.V + 63) / 64);
     if (blocks <= INT32_MAX) return GT_OK;
@@ -133,7 +132,7 @@ static inline gt_status check_grid(const gt_wkv_ssm_args& a) {
                    (long long)a.wkv6.H, (long long)blocks);
 }
 
-/* Neither kernel waits for the other, but at its end: ssd's first, which is the longer one in models. */
+/* The kernels run side by side; wkv6's waits for ssd's at its end.  ssd's starts first: it takes longer in models. */
 static inline gt_status step(const gt_wkv_ssm_args* args, gt_stream stream) {
     gt_wkv_ssm_args a;
     Chain chain = {stream};

@@ -1,5 +1,5 @@
-/* gt/fused/wkv_ssm_calls.cuh - wkv_ssm: the C functions, and the stubs.  It calls wkv6 and ssd, so that it is
- * implemented where these are, too: gt_kernels.h includes it beside gt_fused.cuh, which is whole without it. */
+/* gt/fused/wkv_ssm_calls.cuh - wkv_ssm: the C functions, and the stubs.  It calls wkv6 and ssd, so it is implemented
+ * only beside them: gt_kernels.h includes it after gt_fused.cuh, which does not need it. */
 #ifndef GT_FUSED_WKV_SSM_CALLS_CUH
 #define GT_FUSED_WKV_SSM_CALLS_CUH
 
@@ -34,32 +34,14 @@ GT_API gt_status gt_wkv_ssm_path(const gt_wkv_ssm_args* args, char* text, size_t
 
 /* ---- stubs: this file was compiled without nvcc ---------------------------------------------- */
 
+#include "../base/stubs.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-GT_API gt_status gt_wkv_ssm_forward(const gt_wkv_ssm_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_wkv_ssm(), GT_FORWARD);
-}
-GT_API gt_status gt_wkv_ssm_backward(const gt_wkv_ssm_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_wkv_ssm(), GT_BACKWARD);
-}
-GT_API gt_status gt_wkv_ssm_step(const gt_wkv_ssm_args *args, gt_stream stream) {
-    (void)args, (void)stream;
-    return gt_no_cuda(gt_op_wkv_ssm(), GT_STEP);
-}
-GT_API gt_status gt_wkv_ssm_workspace(const gt_wkv_ssm_args *args, gt_workspace *need) {
-    (void)args;
-    gt_no_answer(need);
-    return gt_no_cuda(gt_op_wkv_ssm(), GT_QUERY);
-}
-GT_API gt_status gt_wkv_ssm_path(const gt_wkv_ssm_args *args, char *text, size_t bytes) {
-    (void)args;
-    gt_no_text(text, bytes);
-    return gt_no_cuda(gt_op_wkv_ssm(), GT_PATH);
-}
+GT_STUBS(wkv_ssm)
+GT_STUB(wkv_ssm, step, GT_STEP)
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,8 @@
 /* gt/fused/wkv_ssm_table.h - describes wkv_ssm to the checks of arguments (plain C, shared with the stubs and the CPU
  * twin): the tables of wkv6 and ssd in one, ssd's own sizes in small letters, by the fields of its inner structs.
  *
- * What both operators share stands in the outer struct alone, and is handed to the inner ones, whose own checks run. */
+ * The outer struct alone holds the fields that both operators share.  gt_wkv_ssm_share copies them to the inner
+ * structs; then the checks of both operators run. */
 #ifndef GT_FUSED_WKV_SSM_TABLE_H
 #define GT_FUSED_WKV_SSM_TABLE_H
 
@@ -11,7 +12,8 @@
 extern "C" {
 #endif
 
-/* The fields of an inner struct that are to be 0: those of the outer one, then those of other functions. */
+/* Refuses an inner struct with a field that must be 0: first the fields that the outer struct has, then fields of other
+ * functions. */
 #define GT_WKV_SSM_CHECK_ZEROS(x)                                                                                      \
     static gt_status gt_wkv_ssm_check_##x(const gt_##x##_args *a) {                                                    \
         const struct {                                                                                                 \
@@ -27,7 +29,10 @@ extern "C" {
                        {"slot_capacity", a->slot_capacity},                                                            \
                        {"saved_bytes", (int64_t)(a->saved_bytes != 0)},                                                \
                        {"workspace_bytes", (int64_t)(a->workspace_bytes != 0)},                                        \
-                       {"pieces", a->pieces}};                                                                         \
+                       {"pieces", a->pieces},                                                                          \
+                       {"state_out_stride", a->state_out_stride},                                                      \
+                       {"state_dtype", a->state_dtype},                                                                \
+                       {"parameter_dtype", a->parameter_dtype}};                                                       \
         const struct {                                                                                                 \
             const char *name;                                                                                          \
             const void *value;                                                                                         \
@@ -41,6 +46,9 @@ extern "C" {
                         {"decay_out", a->decay_out},                                                                   \
                         {"piece_states", a->piece_states},                                                             \
                         {"piece_decays", a->piece_decays},                                                             \
+                        {"starts_zero", a->starts_zero},                                                               \
+                        {"rounding_seed", a->rounding_seed},                                                           \
+                        {"rounding_steps", a->rounding_steps},                                                         \
                         {"piece_starts", a->piece_starts}};                                                            \
         for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)                                                \
             if (numbers[i].value)                                                                                      \
@@ -57,7 +65,7 @@ GT_WKV_SSM_CHECK_ZEROS(wkv6)
 GT_WKV_SSM_CHECK_ZEROS(ssd)
 #undef GT_WKV_SSM_CHECK_ZEROS
 
-/* Hands what is shared to an inner struct. */
+/* Copies the shared fields to an inner struct. */
 #define GT_WKV_SSM_SHARE(all, one)                                                                                     \
     ((one)->B = (all)->B, (one)->T = (all)->T, (one)->dtype = (all)->dtype,                                            \
      (one)->state_in_shared = (all)->state_in_shared, (one)->accumulate = (all)->accumulate,                           \
@@ -65,7 +73,7 @@ GT_WKV_SSM_CHECK_ZEROS(ssd)
      (one)->seq_capacity = (all)->seq_capacity, (one)->slots = (all)->slots,                                           \
      (one)->slot_capacity = (all)->slot_capacity, (one)->tokens = (all)->tokens, (one)->commit = (all)->commit)
 
-/* The inner structs as the two operators' own calls have them, but for saved and workspace. */
+/* Fills the inner structs as for a call of each operator; saved and workspace stay empty. */
 static inline void gt_wkv_ssm_share(gt_wkv_ssm_args *a) {
     GT_WKV_SSM_SHARE(a, &a->wkv6);
     GT_WKV_SSM_SHARE(a, &a->ssd);
@@ -93,8 +101,7 @@ static gt_status gt_wkv_ssm_resolve_parts(gt_wkv_ssm_args *a, gt_pass pass, gt_d
 
 static gt_status gt_wkv_ssm_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_wkv_ssm_args *a = (gt_wkv_ssm_args *)filled;
-    gt_recurrence f = {a->B, a->T,          a->segments,  a->seq_capacity, a->slot_capacity, a->state_in_shared, NULL,
-                       NULL, a->cu_seqlens, a->seq_count, a->slots,        a->tokens,        a->commit};
+    gt_recurrence f = GT_RECURRENCE(a, a->segments, NULL, NULL);
     const gt_status status = gt_resolve_recurrent(&f, pass, dims);
     return status != GT_OK ? status : gt_wkv_ssm_resolve_parts(a, pass, dims);
 }
@@ -131,11 +138,8 @@ GT_API const gt_op *gt_op_wkv_ssm(void) {
                                         GT_PACKED(ssd.state_in, "Shpn", 'f', "ii"),
                                         GT_STRIDED(ssd.y, "BThp", 'x', "OiO"),
                                         GT_TENSOR(ssd.state_out, 0, "Qhpn", 'f', "o-s", "ssd.state_in"),
-                                        GT_PACKED(slots, "B", 'i', "--i"),
-                                        GT_PACKED(tokens, "B", 'i', "--i"),
-                                        GT_PACKED(commit, "B", 'i', "--i"),
-                                        GT_PACKED(cu_seqlens, "C", 'i', "ii"),
-                                        GT_PACKED(seq_count, "E", 'i', "ii"),
+                                        GT_STEP_TENSORS,
+                                        GT_SEQUENCE_TENSORS("ii"),
                                         GT_STRIDED(wkv6.dy, "BTHV", 'x', "-I"),
                                         GT_PACKED(wkv6.dstate_out, "QHNV", 'f', "-i"),
                                         GT_STRIDED(wkv6.dr, "BTHN", 'x', "-o"),
@@ -166,9 +170,9 @@ GT_API const gt_op *gt_op_wkv_ssm(void) {
                              tensors,
                              gt_wkv_ssm_resolve,
                              GT_CALLS(wkv_ssm, gt_call_wkv_ssm_step),
-                             {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes),
-                              GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared), 0},
-                             {"ssd.dt_dtype", GT_AT(ssd.dt_dtype)}};
+                             GT_RECURRENT_FIELDS(0),
+                             {"ssd.dt_dtype", GT_AT(ssd.dt_dtype)},
+                             GT_NO_STEP_DTYPES};
     return &op;
 }
 #undef GT_PACKED

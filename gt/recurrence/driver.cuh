@@ -1,28 +1,29 @@
-/* gt/recurrence/driver.cuh - what a call of a recurrent operator does, in the order in which it does it.
+/* gt/recurrence/driver.cuh - the stages of a recurrent operator's call, in order.
  *
- *     forward    clear what no sequence has; the pass
+ *     forward    clear elements outside all sequences; the pass; with a pool, clear outputs of sequences without a row
  *     backward   clear; the states before all chunks, unless forward has saved them; G, the states' gradients, after
  *                all chunks; the chunks' gradients; sums over chunks
- *     a pass     in one launch; or, of sequences in several segments: every segment from a zero state, the scan over
+ *     a pass     one launch; for sequences in several segments three: every segment from a zero state, the scan over
  *                segments, every segment from the state found
  *
  * An operator describes itself in a struct `Operator`, which has
  *     Args, Stream     its argument struct; gt_stream, or Chain if its kernels call wait_for_chain()
  *     table()          its gt_op
- *     check(a)         refuses sizes that the kernels do not take
- *     Choice           what choose(a, pass, device) decides: the kernels of a pass
+ *     check(a)         an error for sizes beyond the kernels
+ *     Choice           the kernels of a pass, chosen by choose(a, pass, device)
  *     plan_forward(a, choice, device), plan_backward(a, choice, device)
  *     step(a, device, stream)  the launch of gt_OP_step; stream: a Stream
- * A call chooses once, then plans once.  A plan is const afterwards, and has all that its launches need:
+ * A call chooses once, then plans once.  A plan is const afterwards, and has everything its launches need:
  *     sequences           of the call
- *     unused              what clear_unused() clears, by a launch with the name CLEAR
- *     bytes, saved        sizes of workspace and of what forward saves for backward; the size query makes a plan, too
+ *     unused              the tensors that clear_unused() clears; CLEAR names the launch
+ *     bytes, saved        sizes of workspace and of `saved`, which forward writes for backward; a size query makes a
+ *     plan, too
  *     forward:   pass(device, stream)
  *     backward:  has_states (saved by forward), accumulate, sums (a RowSums);
  *                make_states(device, stream), make_gradients(device, stream), finish_chunks(device, stream)
  * HAS_PIECES: whether there is plan_segment<REVERSE>(a, choice, device), a plan with `bytes` and run(device, stream).
- * make_gradients() makes G, finish_chunks() the chunks' gradients from it.  Where one kernel makes both, as in scan,
- * make_gradients() launches it, and finish_chunks() adds up what it leaves. */
+ * make_gradients() makes G, finish_chunks() the chunks' gradients from G.  If one kernel makes both, as in scan,
+ * make_gradients() launches it, and finish_chunks() adds up its partial sums. */
 #ifndef GT_RECURRENCE_DRIVER_CUH
 #define GT_RECURRENCE_DRIVER_CUH
 
@@ -49,9 +50,16 @@ static inline gt_status run_pass(const char* scan_name, const ScanParams& scan, 
 /* ---- forward, step and backward ---------------------------------------------------------------------------------- */
 
 template <class Plan, class Stream>
+static inline gt_status run_pass_of(const Plan& plan, const Device& device, Stream& stream) {
+    const gt_status status = plan.pass(device, stream);
+    if (status != GT_OK) return status;
+    return clear_skipped("recurrence clear_skipped_kernel", plan.unused, plan.sequences, device, stream);
+}
+
+template <class Plan, class Stream>
 static inline gt_status run_forward(const Plan& plan, const Device& device, Stream& stream) {
     const gt_status status = clear_unused(Plan::CLEAR, plan.unused, plan.sequences, device, stream);
-    return status != GT_OK ? status : plan.pass(device, stream);
+    return status != GT_OK ? status : run_pass_of(plan, device, stream);
 }
 
 template <class Plan, class Stream>
@@ -67,7 +75,7 @@ static inline gt_status run_backward(const Plan& plan, const Device& device, Str
 
 /* ---- the C functions --------------------------------------------------------------------------------------------- */
 
-/* Prepares the arguments and checks what only the GPU limits. */
+/* Prepares the arguments and checks the GPU's own limits. */
 template <class Operator>
 static inline gt_status prepare(gt_pass pass, const typename Operator::Args* args, typename Operator::Args* a,
                                 Device* device) {
@@ -76,7 +84,7 @@ static inline gt_status prepare(gt_pass pass, const typename Operator::Args* arg
     if (status != GT_OK || (status = Operator::check(*a)) != GT_OK) return status;
     if (a->B == 0) { /* neither tokens nor states, of packed sequences either */
         a->seq_capacity = 0;
-        a->cu_seqlens = a->seq_count = nullptr;
+        a->cu_seqlens = a->seq_count = a->slots = nullptr;
     }
     return current_device(device);
 }
@@ -104,7 +112,7 @@ static inline gt_status call_forward(const typename Operator::Args* args, gt_str
     return (status = check_buffers(a, plan)) != GT_OK ? status : run_forward(plan, device, on);
 }
 
-/* A step needs neither workspace nor what forward has saved. */
+/* A step needs neither workspace nor `saved`. */
 template <class Operator>
 static inline gt_status call_step_on(const typename Operator::Args* args, typename Operator::Stream& stream) {
     typename Operator::Args a;
@@ -136,7 +144,7 @@ template <class Plan>
 static gt_status run_forward_stage(const PassPlan& me, Stage stage, Chain& chain) {
     const Plan& plan = me.plan<Plan>();
     return stage == Stage::CLEAR ? clear_unused(Plan::CLEAR, plan.unused, plan.sequences, me.device, chain)
-                                 : plan.pass(me.device, chain);
+                                 : run_pass_of(plan, me.device, chain);
 }
 
 template <class Plan>

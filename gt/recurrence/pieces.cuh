@@ -1,11 +1,11 @@
-/* gt/recurrence/pieces.cuh - a sequence in pieces that know nothing of each other: gt_OP_segment and gt_OP_join.
+/* gt/recurrence/pieces.cuh - independent pieces of a sequence: gt_OP_segment and gt_OP_join.
  *
- * gt_OP_segment leaves what a piece makes of a zero state (gt_OP_segment_backward: of a zero gradient), and the log of
- * its decay.  It is the local pass over segments, and a scan with ENDS (segments.cuh; call_segment in driver.cuh).
- * gt_OP_join, below, makes of these what every piece starts from, gt_OP_join_backward the gradient that each ends with.
- * gt_kernels.h, at gt_wkv6_segment, has the mathematics.
- * An operator with pieces also has, in its Operator: rows(a), the rows of a state, each with a decay of its own;
- * columns(a), the numbers of such a row; JOIN, the name of the launch. */
+ * gt_OP_segment makes the state after a piece that starts from zero (gt_OP_segment_backward: the gradient before a
+ * piece that ends with zero), and the log of the piece's decay.  It is the local pass over segments, and a scan with
+ * ENDS (segments.cuh; call_segment in driver.cuh).  From these, gt_OP_join, below, makes every piece's start state, and
+ * gt_OP_join_backward the gradient at every piece's end. gt_kernels.h, at gt_wkv6_segment, has the mathematics.
+ * An operator with pieces also has, in its Operator: rows(a), the rows of a state, each with its own decay; columns(a),
+ * the numbers of a row; JOIN, the name of the launch. */
 #ifndef GT_RECURRENCE_PIECES_CUH
 #define GT_RECURRENCE_PIECES_CUH
 

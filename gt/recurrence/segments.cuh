@@ -1,20 +1,19 @@
 /* gt/recurrence/segments.cuh - the time axis cut into segments that run side by side.
  *
- * All recurrences of the library have one form: a state S is scaled by a decay and added to, token by token,
+ * All recurrences of the library have one form.  Token by token, a state S is scaled by a decay and then increased:
  *     S <- decay . S + key x value
- * so that over any run of tokens   S after = (product of decays) . S before + (what a zero state would become).
+ * Over any run of tokens therefore   S after = (product of decays) . S before + (S after a start from zero).
  * A call with few heads and long sequences cuts each sequence into segments and makes three launches:
- *     local   every segment but the last, by a block of its own, from a zero state: leaves its end state and the log of
- *             its decay
- *     scan    segment after segment, every state element by itself: in place, the end state of a segment gives way to
- *             the state that it starts from
+ *     local   every segment but the last, by its own block, from a zero state: stores its end state and the log of its
+ *             decay
+ *     scan    segment after segment, every state element by itself: a segment's start state overwrites its end state
  *     final   every segment again, from its start state: the outputs
  * Backward runs the same three for G = dL/dS, from the last segment to the first.
- * gt_OP_segment, for a piece of a sequence, makes the first two alone: local, of every segment; and a scan that leaves
- * the state at the piece's end, and the log of the piece's decay.
+ * gt_OP_segment, for a piece of a sequence, makes the first two launches alone: local, for every segment, and a scan
+ * that stores the state at the piece's end and the log of the piece's decay.
  *
- * Where states lie: [segment slot][state_size], the state of a whole sequence (all heads).
- * Where decays lie: [segment slot][terms][decay_size].  An entry is one number; with terms = 2, the sum of two.  An
+ * Layout of states: [segment slot][state_size], the state of a whole sequence (all heads).
+ * Layout of decays: [segment slot][terms][decay_size].  An entry is one number; with terms = 2, the sum of two.  An
  * entry times `unit`, or times rate[element] where there are rates, is the natural logarithm of the segment's decay.
  * One entry serves state_size / decay_size neighbouring elements of the state. */
 #ifndef GT_RECURRENCE_SEGMENTS_CUH
@@ -31,10 +30,10 @@ namespace gt {
 /* Bounds a factor, so that a state of zero stays zero under any growth. */
 GT_DEV float finite(float value) { return value > FLT_MAX ? FLT_MAX : value < -FLT_MAX ? -FLT_MAX : value; }
 
-/* How a state that decays by exp(a) is scaled: S <- keep * S + factor * S.
+/* Scales a state that decays by exp(a): S <- keep * S + factor * S.
  * Where exp(a) is near 1, keep = 1 and factor = expm1(a): a small 1 - exp(a) keeps its relative accuracy.
- * Else keep = 0 and factor = exp(a).  A state is soon gone, or too large, under such factors: exp_fast is accurate
- * enough. */
+ * Else keep = 0 and factor = exp(a).  exp_fast is accurate enough here: under such factors a state soon vanishes or
+ * overflows. */
 struct Scale {
     float keep, factor;
 };
@@ -54,8 +53,8 @@ GT_DEV float rescale(float keep, float factor, float state, float added) {
     return sum;
 }
 
-/* The same through a whole segment.  Its decay may be a growth (A > 0) that fp32 cannot hold, although its product with
- * a small state fits.  Then keep = FAR, factor = exp(a / 4), and the factor is applied four times. */
+/* The same over a whole segment.  The decay may be a growth (A > 0) beyond fp32, although its product with a small
+ * state fits.  Then keep = FAR, factor = exp(a / 4), and the factor is applied four times. */
 constexpr float FAR = 4.0f;
 
 GT_DEV Scale scale_of_segment(float log) {
@@ -82,13 +81,12 @@ struct TwoTermSum {
 
 /* ---- segments -------------------------------------------------------------------------------------------------- */
 
-/* Whether a pass is local, and which segments it takes then: those that another one follows, or all that have
- * tokens. */
+/* Whether a pass is local, and its segments then: all but the last of each sequence, or all that have tokens. */
 enum Local { NOT_LOCAL = 0, ALL_BUT_LAST = 1, ALL_SEGMENTS = 2 };
 
 /* How the sequences of a call are cut. */
 struct Segments {
-    int64_t count;          /* of a batch element; packed: most that a sequence has */
+    int64_t count;          /* of a batch element; packed: the most of any sequence */
     float *states, *decays; /* NULL if count is 1 */
     int64_t tokens = 0;     /* of a segment, in a sequence of T tokens */
 };
@@ -101,14 +99,14 @@ GT_HD Int segment_tokens(Int tokens, Int count, int chunk) {
     return least > size ? (least + size - 1) / size * size : size;
 }
 
-/* How many segments such a sequence has; one if it has no tokens. */
+/* Number of segments of a sequence; one if it has no tokens. */
 template <class Int>
 GT_HD Int segments_in(Int tokens, Int tokens_per_segment) {
     return tokens > tokens_per_segment ? (tokens + tokens_per_segment - 1) / tokens_per_segment : 1;
 }
 
-/* segment_tokens() of a sequence of a call.  Lengths of packed sequences have 32 bits and are divided as such: a
- * division of 64 bits takes half a microsecond. */
+/* segment_tokens() of a sequence of a call.  Lengths of packed sequences have 32 bits: a division of 64 bits would take
+ * half a microsecond. */
 GT_DEV int64_t segment_length(const Sequences& q, const Segments& cut, int chunk, int64_t tokens) {
     return q.cu_seqlens ? segment_tokens((uint32_t)tokens, (uint32_t)cut.count, chunk) : cut.tokens;
 }
@@ -118,9 +116,9 @@ GT_DEV int64_t segments_of(const Sequences& q, const Segments& cut, int chunk, i
     return segments_in((uint32_t)tokens, segment_tokens((uint32_t)tokens, (uint32_t)cut.count, chunk));
 }
 
-/* The segment slot of a sequence's first segment.  A sequence has at most `count` segments, and at most as many as
- * chunks.  So s * count slots are enough for all sequences before it, and so are the slots of their chunks: the fewer
- * are taken. */
+/* The segment slot of a sequence's first segment.  A sequence has at most `count` segments, and no more than it has
+ * chunks.  So s * count slots are enough for all sequences before it, and so are their chunk slots: the smaller number
+ * counts. */
 GT_DEV int64_t first_segment_slot(const Sequences& q, int64_t count, int64_t s, int64_t chunk_slot) {
     const int64_t slot = s * count;
     return q.cu_seqlens && chunk_slot < slot ? chunk_slot : slot;
@@ -173,18 +171,18 @@ GT_DEV Span span_at(const Sequences& q, int64_t count, int chunk, int64_t item) 
     return span_at(q, Segments{count, nullptr, nullptr, segment_tokens(q.T, count, chunk)}, chunk, item);
 }
 
-/* The state [size] that the pass through a segment begins with; NULL: zeros.
- * Where the sequence has several segments the scan has left it in cut.states.  Else it is row `row` of `states`.
- * With several segments nobody reads `states`: the pass through the sequence's last segment may already write there. */
-GT_DEV const float* first_state(const Segments& cut, const Span& span, int64_t size, const float* states, int64_t row) {
+/* The first state [size] of the pass through a segment; NULL: zeros.  If the sequence has several segments, the scan
+ * has stored it in cut.states.  Else it is sequence s's in `states`.  With several segments `states` must not be read:
+ * the pass through the sequence's last segment may already write there. */
+GT_DEV const float* first_state(const Sequences& q, const Segments& cut, const Span& span, int64_t size,
+                                const float* states, int64_t s) {
     if (!span.starts || !span.ends) return cut.states + span.segment_slot * size;
-    return states ? states + row * size : nullptr;
+    return start_row(q, states, size, s);
 }
 
-/* How many segments a sequence is cut into.  asked: what the caller asks for; 0 leaves the choice.
- * The choice: as many as give work to `room` blocks, those that the device runs at once, if a segment of one sequence
- * has `blocks`; but segments of `least` tokens or more.  No more packed sequences count than could have `least` tokens
- * each. */
+/* Number of segments of a sequence.  asked: the caller's wish, or 0.  0: enough segments, with `blocks` blocks each, to
+ * fill the `room` blocks that the device runs at once, but segments have at least `least` tokens.  At most as many
+ * packed sequences count as could have `least` tokens each. */
 static inline int64_t choose_segments(const Sequences& q, int64_t asked, int64_t blocks, int64_t room, int64_t least,
                                       int chunk) {
     const int64_t most = (q.T + chunk - 1) / chunk;
@@ -196,9 +194,9 @@ static inline int64_t choose_segments(const Sequences& q, int64_t asked, int64_t
         if (count > q.T / least) count = q.T / least;
     }
     if (count > most) count = most;
-    if (q.capacity && count > INT32_MAX / q.capacity) count = INT32_MAX / q.capacity; /* kernels number them by int */
+    if (q.capacity && count > INT32_MAX / q.capacity) count = INT32_MAX / q.capacity; /* segment numbers are int */
     if (count < 1) count = 1;
-    /* whole chunks make segments longer: then fewer are enough.  Packed sequences are cut by the number itself */
+    /* whole chunks make segments longer, so fewer may be enough.  Packed sequences are cut into the number itself */
     return q.capacity ? count : segments_in(q.T, segment_tokens(q.T, count, chunk));
 }
 
@@ -215,15 +213,16 @@ static inline Segments cut_segments(Arena& arena, const Sequences& q, int64_t co
 }
 
 /* ---- the scan over segments ---------------------------------------------------------------------------------------
- * A local pass has left the end state and the decay of every segment in `segments`.  For every sequence:
+ * A local pass has stored every segment's end state and decay in `segments`.  For every sequence:
  *     S <- state_in;   for every segment, in order:   start = S,   S <- decay . S + end state
- * In place: the state that a segment starts from overwrites its end state.
+ * In place: a segment's start state overwrites its end state.
  * REVERSE: from dstate_out, from the last segment to the first.
  * ENDS, for gt_OP_segment: from zero.  The last S and the log of the whole decay go to `ends` and `decays`;
  * segments.states stay as they are.
  * grid strands * ceil(state_size/128), block 4 warps, which share nothing; a thread has one state element.  Strand s
  * has sequences s, s + strands, ...
- * The time is latency.  So the end states of 64 segments come by cp.async at once.  Meanwhile the scales are made.
+ * Latency bounds the time.  So the end states of 64 segments are copied at once by cp.async, and the scales are made
+ * meanwhile.
  * WHOLE_WARPS: the 32 elements of a warp decay alike, and a lane makes the scales of two segments.  Else every lane
  * makes its own, 8 at a time.
  * shared, a warp: 64 end states of each element, 64 scales: 34 KB a block.
@@ -233,13 +232,13 @@ struct ScanParams {
     Sequences sequences;
     Segments segments;
     int chunk;
-    const float* state_in; /* [sequence][state_size], or one for all; NULL = 0 */
+    const float* state_in; /* [sequence][state_size], or rows of a pool, or one for all; NULL = 0 */
     int state_in_shared;
     int64_t state_size, decay_size;
     const float* rate; /* [state_size], multiplies the logs of decays; NULL: `unit` does */
     float unit = 1.0f;
     int terms = 1;
-    int64_t elements = 0;                     /* of the state, that one entry serves; set by scan_segments() */
+    int64_t elements = 0;                     /* of the state, for one entry; set by scan_segments() */
     Divider tiles = {};                       /* blocks of a strand; set by scan_segments() */
     int strands = 1;                          /* the same */
     float *ends = nullptr, *decays = nullptr; /* ENDS: [sequence][state_size], [sequence][decay_size] or NULL */
@@ -275,7 +274,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
     const bool inside = element < p.state_size;
     if (element - lane_id() >= p.state_size) return;
     const int64_t sequences = sequence_count(p.sequences), step = REVERSE ? -1 : 1, stride = step * p.state_size;
-    /* the element's decay, among those of a segment */
+    /* index of the element's decay within a segment */
     const int64_t entry = element <= UINT32_MAX && p.elements <= UINT32_MAX ? (uint32_t)element / (uint32_t)p.elements
                                                                             : element / p.elements;
     wait_for_chain();
@@ -286,7 +285,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
         const Sequence seq = sequence_at(p.sequences, p.chunk, s);
         const int64_t count = segments_of(p.sequences, cut, p.chunk, seq.tokens);
         if (count == 1 && !ENDS) continue;
-        /* S goes through so many segments: the end of the last one is nobody's start */
+        /* number of segments: the end of the last is no segment's start */
         const int64_t passed = !ENDS ? count - 1 : seq.tokens ? count : 0;
         const int64_t first = first_segment_slot(p.sequences, cut.count, s, seq.slot) + (REVERSE ? count - 1 : 0);
         float* states = cut.states + first * p.state_size + element;
@@ -295,8 +294,9 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
             const float* decay = decays + k * step * p.terms * p.decay_size;
             return rate * (p.terms == 2 ? decay[0] + decay[p.decay_size] : decay[0]);
         };
-        float S = p.state_in && inside ? p.state_in[(p.state_in_shared ? 0 : s) * p.state_size + element] : 0.0f;
-        float whole = 0.0f; /* ENDS: the sum of the logs, of the segments that the lane has seen */
+        const float* start = start_row(p.sequences, p.state_in, p.state_size, p.state_in_shared ? 0 : s);
+        float S = start && inside ? start[element] : 0.0f;
+        float whole = 0.0f; /* ENDS: sum of the logs of the lane's segments */
         for (int64_t k0 = 0; k0 < passed; k0 += SCAN_BATCH) {
             const int left = passed - k0 < SCAN_BATCH ? (int)(passed - k0) : SCAN_BATCH;
             bool grows = false;
@@ -304,7 +304,8 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
             if constexpr (WHOLE_WARPS) {
                 float log[SCAN_BATCH / 32];
                 GT_UNROLL
-                for (int j = 0; j < SCAN_BATCH / 32; j++) { /* beyond the last, its again: no load waits for another */
+                for (int j = 0; j < SCAN_BATCH / 32; j++) { /* beyond the last, the last one's again: no load waits for
+                                                             * another */
                     const int segment = lane_id() + 32 * j;
                     log[j] = log_of(k0 + (segment < left ? segment : left - 1));
                 }
@@ -323,13 +324,13 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
                 Scale scale[SCAN_STEPS];
                 GT_UNROLL
                 for (int i = 0; i < SCAN_STEPS; i++) {
-                    const int segment = k + i < left ? k + i : k; /* beyond the last any will do */
+                    const int segment = k + i < left ? k + i : k; /* beyond the last any segment will do */
                     sum[i] = inside ? lds<float>(sums + 4 * (32 * segment + lane_id())) : 0.0f;
                     if constexpr (WHOLE_WARPS) {
                         const float2 x = lds<float2>(scales + 8 * segment);
                         scale[i] = {x.x, x.y};
                     } else {
-                        scale[i].factor = inside ? log_of(k0 + segment) : 0.0f; /* the log; below, what is made of it */
+                        scale[i].factor = inside ? log_of(k0 + segment) : 0.0f; /* the log; replaced below */
                         if (ENDS && k + i < left) whole += scale[i].factor;
                     }
                 }
@@ -338,7 +339,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
                     scale[i] = scale_of_segment(scale[i].factor);
                     grows = grows || scale[i].keep == FAR;
                 }
-                /* All time is the chain of dependent steps: nearly always they go without a branch. */
+                /* The chain of dependent steps takes all the time: nearly always it has no branch. */
                 if (k + SCAN_STEPS <= left && !warp_any(grows)) {
                     GT_UNROLL
                     for (int i = 0; i < SCAN_STEPS; i++) {
@@ -356,7 +357,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
                     S = rescale_far(scale[i], S, sum[i]);
                 }
             }
-            sync_warp(); /* before the next are written over them */
+            sync_warp(); /* before the next overwrite them */
         }
         if (inside && !ENDS) *states = S;
         if constexpr (ENDS) {

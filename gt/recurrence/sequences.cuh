@@ -1,21 +1,24 @@
 /* gt/recurrence/sequences.cuh - which tokens belong to which sequence.
  *
  * A recurrent operator runs over sequences: the elements of a batch, each of T tokens, or packed sequences of any
- * lengths, whose borders stand in device memory (cu_seqlens).  Kernels see both through Sequences: the host knows how
- * many sequences there may be, a block finds where the one it works on lies.
+ * lengths, whose borders stand in device memory (cu_seqlens).  Kernels see both through Sequences: the host knows an
+ * upper bound of their number, and a block finds its own sequence.
  *
- * Chunks.  An operator cuts every sequence into chunks of a fixed number of tokens, counted from its first token, the
- * last one shorter.  Arrays with an entry a chunk are indexed by chunk slots: gt_chunk_slot (gt/base/op.h) gives every
- * chunk of a batch element a slot of its own, below chunk_slots().
+ * Chunks.  An operator cuts every sequence into chunks of a fixed number of tokens, counted from its first token; the
+ * last chunk may be shorter.  Chunk slots index arrays with an entry a chunk: gt_chunk_slot (gt/base/op.h) gives every
+ * chunk of a batch element its own slot, below chunk_slots().
  *
- * Tokens of no sequence: those from the end of the last packed sequence on, used_tokens().  Outputs are 0 there:
- * clear_unused() writes that, unless the kernel that makes an output does.  It also writes the zeros of partial sums
- * that no chunk writes.
+ * Tokens of no sequence lie behind the last packed sequence, from used_tokens() on.  Outputs are 0 there:
+ * clear_unused() writes these zeros, unless the output's own kernel does.  It also clears partial sums that no chunk
+ * writes.
  *
- * A large seq_capacity need not cost time.  Where blocks take pieces of work in turn, a launch has no more blocks than
+ * A large seq_capacity need not cost time.  If blocks take pieces of work in turn, a launch has no more blocks than
  * sequences of a sensible length need (most_blocks(), strands()).
  *
- * Lengths may differ much.  Who takes whole sequences can take the longest first (rank_sequences()). */
+ * Lengths may differ much.  Kernels that take whole sequences can take the longest first (rank_sequences()).
+ *
+ * Pools.  States of sequences are rows of an array, one for each sequence; or, in forward with slots, rows of a pool
+ * (StatePool).  All kernels find them by start_row() and end_row(). */
 #ifndef GT_RECURRENCE_SEQUENCES_CUH
 #define GT_RECURRENCE_SEQUENCES_CUH
 
@@ -24,11 +27,18 @@
 
 namespace gt {
 
+/* A pool of states: sequence s has row slots[s]. */
+struct StatePool {
+    const int32_t *slots, *starts_zero; /* slots NULL: there is no pool */
+    int64_t capacity, stride;           /* rows; elements from row to row */
+};
+
 /* The sequences of one call.  cu_seqlens is NULL if they are the elements of a batch. */
 struct Sequences {
     int64_t B, T; /* packed: B = 1, T tokens in all */
     const int32_t *cu_seqlens, *seq_count;
     int64_t capacity; /* packed: most sequences that cu_seqlens has room for; else 0 */
+    StatePool pool = {};
 };
 
 template <class Args>
@@ -36,7 +46,15 @@ static inline Sequences sequences_of(const Args& a) {
     return {a.B, a.T, a.cu_seqlens, a.seq_count, a.seq_capacity};
 }
 
-/* How many sequences there may be: what states and workspace are sized for. */
+/* The same where forward takes pools. */
+template <class Args>
+static inline Sequences sequences_of(const Args& a, int64_t state_stride) {
+    Sequences q = sequences_of(a);
+    if (a.slots) q.pool = {a.slots, a.starts_zero, a.slot_capacity, state_stride};
+    return q;
+}
+
+/* Upper bound of the number of sequences; it sizes states and workspace. */
 GT_HD int64_t most_sequences(const Sequences& q) { return q.capacity ? q.capacity : q.B; }
 
 /* Slots for the chunks of a batch element. */
@@ -44,7 +62,7 @@ GT_HD int64_t chunk_slots(const Sequences& q, int chunk) {
     return q.capacity ? gt_chunk_slots(q.T, q.capacity, chunk) : (q.T + chunk - 1) / chunk;
 }
 
-/* How many sequences there are. */
+/* The number of sequences. */
 GT_DEV int64_t sequence_count(const Sequences& q) {
     if (!q.cu_seqlens) return q.B;
     return q.seq_count ? *q.seq_count : q.capacity;
@@ -52,10 +70,10 @@ GT_DEV int64_t sequence_count(const Sequences& q) {
 
 GT_DEV bool sequence_exists(const Sequences& q, int64_t s) { return !q.cu_seqlens || s < sequence_count(q); }
 
-/* Blocks of a launch that has up to `all` pieces of work, one a block.  A packed call with more pieces than `sensible`,
- * those of sequences of SENSIBLE_TOKENS each, gets `sensible` blocks, or four for each multiprocessor if that is more:
- * they take pieces in turn.  A block that finds no work costs 5 ns, a token and head of work more than 0.2 ns.  So idle
- * blocks take a few percent of the time at most. */
+/* Blocks of a launch with up to `all` pieces of work, one a block.  `sensible`: the pieces if each sequence has
+ * SENSIBLE_TOKENS.  A packed call with more gets `sensible` blocks, or four for each multiprocessor if that is more,
+ * which take pieces in turn.  An idle block costs 5 ns, a token and head of work more than 0.2 ns: idle blocks take a
+ * few percent of the time at most. */
 constexpr int64_t SENSIBLE_TOKENS = 256;
 
 static inline int64_t most_blocks(const Sequences& q, int64_t all, int64_t sensible, const Device& device) {
@@ -63,14 +81,14 @@ static inline int64_t most_blocks(const Sequences& q, int64_t all, int64_t sensi
     return q.capacity && most < all ? most : all;
 }
 
-/* The sequences that a call has if each has SENSIBLE_TOKENS: for counting pieces of work. */
+/* A call's sequences if each had SENSIBLE_TOKENS: to count pieces of work. */
 static inline Sequences sensible(Sequences q) {
     const int64_t count = q.T / SENSIBLE_TOKENS + 1;
     if (q.capacity > count) q.capacity = count;
     return q;
 }
 
-/* How many strands, of `each` blocks, take `items` in turn: one for each item, but no more than `room` blocks in
+/* Number of strands, of `each` blocks, that take `items` in turn: one for each item, but at most `room` blocks in
  * all. */
 static inline int64_t strands(int64_t items, int64_t each, int64_t room) {
     const int64_t most = room / each > 1 ? room / each : 1;
@@ -78,7 +96,7 @@ static inline int64_t strands(int64_t items, int64_t each, int64_t room) {
 }
 
 /* The `room` of strands() where nothing else limits it.  Only the device knows how many packed sequences there are:
- * `rounds` blocks for each multiprocessor do for any number. */
+ * `rounds` blocks for each multiprocessor serve any number. */
 static inline int64_t grid_room(const Sequences& q, int rounds, const Device& device) {
     return q.capacity ? rounds * (int64_t)device.multiprocessors : (int64_t)1 << 22;
 }
@@ -89,7 +107,7 @@ static inline PackedRows packed_rows(const Sequences& q, int chunk, int each = 1
     return {q.capacity ? q.cu_seqlens : nullptr, q.seq_count, q.capacity, chunk, each};
 }
 
-/* How many tokens of a batch element belong to a sequence: they are the first ones. */
+/* The number of a batch element's tokens that belong to sequences: its first tokens. */
 GT_DEV int64_t used_tokens(const Sequences& q) { return q.cu_seqlens ? q.cu_seqlens[sequence_count(q)] : q.T; }
 
 /* All chunks of packed sequences have slots below this. */
@@ -97,7 +115,7 @@ GT_DEV int64_t used_slots(const Sequences& q, int chunk) {
     return gt_chunk_slot(q.cu_seqlens, chunk, sequence_count(q), 0);
 }
 
-/* Where a sequence lies: tokens first ... first + tokens - 1 of batch element b. */
+/* A sequence: tokens first ... first + tokens - 1 of batch element b. */
 struct Sequence {
     int64_t b, first, tokens;
     int64_t slot; /* of its first chunk */
@@ -118,14 +136,35 @@ GT_DEV gt_chunk chunk_at(const Sequences& q, int chunk, int64_t slot) {
     return {0, first, q.T - first < chunk ? q.T : first + chunk};
 }
 
+/* ---- the states of sequences ------------------------------------------------------------------------------------- */
+
+/* The row of sequence s in a pool; -1 if the pool lacks it. */
+GT_DEV int64_t pool_row(const StatePool& pool, int64_t s) {
+    const int64_t row = pool.slots[s];
+    return row < pool.capacity ? row : -1;
+}
+
+/* The last state [size] of sequence s, or NULL; states may be NULL, too. */
+GT_DEV float* end_row(const Sequences& q, float* states, int64_t size, int64_t s) {
+    if (!q.pool.slots || !states) return states ? states + s * size : nullptr;
+    const int64_t row = pool_row(q.pool, s);
+    return row >= 0 ? states + row * q.pool.stride : nullptr;
+}
+
+/* The first state of sequence s; NULL: zeros.  s: 0 if the sequences share one. */
+GT_DEV const float* start_row(const Sequences& q, const float* states, int64_t size, int64_t s) {
+    if (q.pool.slots && q.pool.starts_zero && q.pool.starts_zero[s]) return nullptr;
+    return end_row(q, const_cast<float*>(states), size, s);
+}
+
 /* The offset, in elements, of a token's head (or group, or channel) in a tensor. */
 GT_DEV int64_t offset_of(gt_stride s, int64_t b, int64_t t, int64_t h) { return b * s.b + t * s.t + h * s.h; }
 GT_DEV int64_t offset_of(const gt_stride4& s, int64_t b, int64_t t, int64_t h) { return b * s.b + t * s.t + h * s.h; }
 
-/* ---- steps -----------------------------------------------------------------------------------------------------------
+/* ---- steps --------------------------------------------------------------------------------------------------------
  *
- * A batch element of a step has a row of the pool of states, and all tokens of the call or the first of them; some of
- * these, from the first on, enter the state: slots, tokens and commit of gt_wkv6_args. */
+ * A batch element of a step has a row of the pool of states (slots of gt_wkv6_args) and the call's first tokens
+ * (tokens).  The first of these enter the state (commit). */
 
 struct StepElements {
     const int32_t *slots, *tokens, *commit;
@@ -138,7 +177,7 @@ static inline StepElements step_elements_of(const Args& a) {
     return {a.slots, a.tokens, a.commit, a.slot_capacity, (int)a.T};
 }
 
-/* One of them.  Only is_skipped() waits for the loads. */
+/* One batch element of a step.  Only is_skipped() waits for the loads. */
 struct StepElement {
     int64_t row;
     int tokens, commit; /* unless skipped 1 <= tokens <= T and 0 <= commit <= tokens */
@@ -147,7 +186,8 @@ struct StepElement {
         : row(all.slots ? all.slots[b] : b), tokens(all.tokens ? all.tokens[b] : all.T),
           commit(all.commit ? all.commit[b] : tokens) {}
 
-    /* Whether y is 0 and no state is written: it has no tokens, no row of the pool, or numbers out of range. */
+    /* Whether y is 0 and no state is written: the element has no tokens, no row of the pool, or numbers out of
+     * range. */
     GT_METHOD bool is_skipped(const StepElements& all) const {
         return row < 0 || row >= all.slot_capacity || tokens < 1 || tokens > all.T || commit < 0 || commit > tokens;
     }
@@ -155,8 +195,8 @@ struct StepElement {
 
 /* ---- tokens of no sequence ------------------------------------------------------------------------------------------
  * Writes zeros: in outputs, for the tokens from the end of the last packed sequence on; in partial sums, for all chunk
- * slots, before the chunks that there are write theirs.  And, since it is an operator's first kernel in a packed call,
- * the order of the sequences by length (rank_sequences).
+ * slots, before existing chunks write theirs.  As an operator's first kernel in a packed call, it also ranks the
+ * sequences by length (rank_sequences).
  * grid two blocks for each multiprocessor, block 8 warps; a warp takes rows, a token and head each, in turn.  No shared
  * memory.  bytes: the zeros. */
 struct ClearParams {
@@ -177,10 +217,10 @@ struct ClearParams {
     int32_t* order; /* see rank_sequences(); NULL: not wanted */
 };
 
-/* order[rank] <- the sequence: the longest first, of those as long as each other the first.  Blocks that take whole
- * sequences in this order are done at about the same time: a long one that starts last would keep a few of them busy
- * alone.  A warp counts, for one sequence after another, those that come before it.  More than MOST_RANKED sequences
- * stay as they are: one of them is little of the whole, as a rule, and counting takes the square of their number. */
+/* order[rank] <- a sequence: the longest first, and of equally long ones the first.  Blocks that take whole sequences
+ * in this order end at about the same time: a long sequence that starts last would keep a few of them busy alone.  A
+ * warp counts, for one sequence after another, the sequences before it.  More than MOST_RANKED sequences keep their
+ * order: one is then a small part of the whole, as a rule, and counting takes the square of their number. */
 constexpr int64_t MOST_RANKED = 256;
 
 GT_DEV void rank_sequences(const Sequences& q, int32_t* order, int64_t warp, int64_t warps) {
@@ -220,19 +260,50 @@ GT_KERNEL(256, 1) clear_unused_kernel(const GT_GRID_CONSTANT ClearParams p) {
     for (int64_t i = 32 * warp + lane_id(); i < size; i += 32 * warps) p.sums.data[i] = 0.0f;
 }
 
-/* Adds an output that is to be cleared; one that is not wanted (NULL) is left out. */
+/* Adds an output to clear; NULL is left out. */
 static inline void add_output(ClearParams& p, void* data, gt_stride stride, gt_dtype dtype, int64_t heads, int64_t size,
                               int64_t step = 1) {
     if (data) p.outputs[p.count++] = {data, stride, dtype, heads, size, step};
 }
 
-/* Launches clear_unused_kernel, unless the call can have no such token.  stream: a gt_stream, or a Chain. */
+/* Launches clear_unused_kernel, unless all tokens belong to sequences.  stream: a gt_stream, or a Chain. */
 template <class Stream>
 static inline gt_status clear_unused(const char* name, ClearParams p, const Sequences& sequences, const Device& device,
                                      Stream& stream) {
     if (!sequences.capacity || (p.count == 0 && !p.sums.data && !p.order)) return GT_OK;
     p.sequences = sequences;
     return run(name, clear_unused_kernel, 2 * device.multiprocessors, 256, 0, stream, p);
+}
+
+/* ---- sequences without a row of the pool ----------------------------------------------------------------------------
+ * Writes zeros in outputs, for the tokens of sequences without a row of the pool, after the kernels that make these
+ * outputs.  grid two blocks for each multiprocessor at most, block 8 warps; a block takes sequences in turn, a warp
+ * their rows.  No shared memory.  bytes: the zeros. */
+GT_KERNEL(256, 1) clear_skipped_kernel(const GT_GRID_CONSTANT ClearParams p) {
+    wait_for_chain();
+    const Sequences& q = p.sequences;
+    const int64_t count = sequence_count(q);
+    for (int64_t s = block_x(); s < count; s += grid_x()) {
+        if (pool_row(q.pool, s) >= 0) continue;
+        const int64_t first = q.cu_seqlens[s], tokens = q.cu_seqlens[s + 1] - first;
+        for (int i = 0; i < p.count; i++) {
+            const ClearParams::Output& x = p.outputs[i];
+            for (int64_t row = warp_id(); row < tokens * x.heads; row += 8) {
+                const int64_t start = (first + row / x.heads) * x.stride.t + row % x.heads * x.stride.h;
+                for (int64_t n = lane_id(); n < x.size; n += 32) store_as(x.data, x.dtype, start + n * x.step, 0.0f);
+            }
+        }
+    }
+}
+
+/* Launches clear_skipped_kernel after forward, in a call with a pool. */
+template <class Stream>
+static inline gt_status clear_skipped(const char* name, ClearParams p, const Sequences& sequences, const Device& device,
+                                      Stream& stream) {
+    if (!sequences.pool.slots || p.count == 0) return GT_OK;
+    p.sequences = sequences;
+    const int64_t most = 2 * (int64_t)device.multiprocessors;
+    return run(name, clear_skipped_kernel, sequences.capacity < most ? sequences.capacity : most, 256, 0, stream, p);
 }
 
 } /* namespace gt */

@@ -1,5 +1,5 @@
-/* gt/recurrence/ssm.cuh - what ssd and selective_scan share: Delta, how a state decays, sums over lanes, blocks of
- * rows, sums over a group. */
+/* gt/recurrence/ssm.cuh - shared by ssd and selective_scan: Delta, decay of a state, sums over lanes, blocks of rows,
+ * sums over a group. */
 #ifndef GT_RECURRENCE_SSM_CUH
 #define GT_RECURRENCE_SSM_CUH
 
@@ -13,7 +13,7 @@ namespace ssm {
 constexpr int CHECKPOINT = 128; /* tokens between the states that forward leaves for backward */
 constexpr int MAX_SIZE = 256;   /* of P and N */
 
-/* How dt becomes Delta; one for all passes. */
+/* The rule that makes Delta from dt, the same in all passes. */
 struct DeltaRule {
     int softplus, limited;
     float min, max;
@@ -36,8 +36,8 @@ GT_DEV Delta delta_of(const DeltaRule& rule, float v) {
     return d;
 }
 
-/* Of the decay exp(a) of one token: where it is a growth (A > 0, or Delta < 0) larger than fp32 holds, its product with
- * a small state may still fit. */
+/* The decay exp(a) of one token may be a growth (A > 0, or Delta < 0) beyond fp32.  Its product with a small state may
+ * still fit, so grow() makes it from this a on. */
 constexpr float FAR_GROWTH = 80.0f;
 
 /* exp(a) x for a >= FAR_GROWTH, in four steps: 0 stays 0, and the result is infinite only where the product is. */
@@ -46,7 +46,7 @@ GT_DEV float grow(float a, float x) {
     return x * step * step * step * step;
 }
 
-/* What carries values through one token: exp(a) x + added. */
+/* Carries values through one token: exp(a) x + added. */
 struct Carrier {
     float a, keep, factor;
     GT_METHOD explicit Carrier(float a_) : a(a_) {
@@ -63,7 +63,7 @@ struct Carrier {
 /* Derivative of silu. */
 GT_DEV float dsilu(float z) { return silu_derivative(z, sigmoid(z)); }
 
-/* Sums V values over LANES lanes, STRIDE apart, of which the caller is number `lane`.  Afterwards it
+/* Sums V values over LANES lanes, STRIDE apart; the caller is lane number `lane` of them.  Afterwards it
  * holds V / LANES of the sums, number lane * (V / LANES) first, in v[0..]; with more lanes than values
  * LANES / V neighbours hold the same one.  The order of the additions is fixed. */
 template <int V, int LANES, int STRIDE>
@@ -109,7 +109,7 @@ struct Rows {
     const void* data;
     gt_dtype dtype;
     int64_t start, pitch, step; /* in elements: of the first, from row to row, column to column */
-    int rows, columns;          /* that exist; what is beyond them counts as 0 */
+    int rows, columns;          /* existing ones; elements beyond them count as 0 */
 
     /* the same without its first `skipped` rows */
     GT_METHOD Rows after(int skipped) const {
@@ -120,8 +120,8 @@ struct Rows {
     }
 };
 
-/* Such a block of ROWS x WIDTH in the registers of THREADS threads, of a warp if these are 32: all loads are issued before
- * the first is waited for.  Thread i holds elements i, i + THREADS, ... in row order. */
+/* A block of ROWS x WIDTH in the registers of THREADS threads, or of a warp if THREADS is 32.  All loads are issued
+ * before the first is waited for.  Thread i holds elements i, i + THREADS, ... in row order. */
 template <int ROWS, int WIDTH, int THREADS>
 struct Tile {
     static constexpr int SIZE = ROWS * WIDTH, COUNT = (SIZE + THREADS - 1) / THREADS;
@@ -165,7 +165,7 @@ struct Tile {
         return dtype == GT_F16 ? unpack_f16_lo(bits[k]) : as_float(bits[k]);
     }
 
-    /* all of them, by one branch on the dtype */
+    /* all values, by one branch on the dtype */
     GT_METHOD void values(float (&x)[COUNT]) const {
         if (dtype == GT_BF16) {
             GT_UNROLL
@@ -186,7 +186,7 @@ struct Tile {
     }
 };
 
-/* Stores such a block, a thread of which stays in its column: x[k] is element k of the thread's. */
+/* Stores a block whose threads stay in their columns: x[k] is the thread's element k. */
 template <class Block, class T>
 GT_DEV void store_tile_of(const Rows& to, const float (&x)[Block::COUNT]) {
     if (Block::column(0) >= to.columns) return;
@@ -224,8 +224,8 @@ GT_DEV void stage(uint32_t shared, const Rows& from) {
 }
 
 /* ---- sums over a group ----------------------------------------------------------------------------
- * out[b,t,g,n] = sum over the shares of in[b,t,g,share,n], in order: dBm and dCm from what each head, or tile of
- * channels, of the group has left.
+ * out[b,t,g,n] = sum over the shares of in[b,t,g,share,n], in order: dBm and dCm from the partial sums of each head, or
+ * tile of channels, of the group.
  * grid ceil(B*T*G*N/256), block 256, an output a thread; reads 4 bytes a share, writes the output.
  * One thread adds all shares of an output in order: deterministic.  No shared memory. */
 struct GroupSumParams {
@@ -257,14 +257,14 @@ static inline gt_status group_sum(const char* name, const GroupSumParams& p, gt_
     return run(name, group_sum_kernel, (outputs + 255) / 256, 256, 0, stream, p);
 }
 
-/* ---- ssd on tensor cores: base of its problem.cuh and of its mma/chunk.cuh ------------------------------------------ */
+/* ---- ssd on tensor cores: base of its problem.cuh and of its mma/chunk.cuh --------------------------------------- */
 
 constexpr int CHUNK = 64;                         /* tokens that a block takes at a time */
-constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK; /* tokens of a tile of the products of pairs; such tiles of a chunk */
+constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK; /* tokens of a tile of the products of pairs; tiles of a chunk */
 
-/* The lane and the thread, for addresses that are made anew in each chunk: kept over the loop they would take registers
- * from the state.  A lane is known not to be negative, and so divided by shifts alone; but for kernels of 9.0, of which
- * some spill more with it. */
+/* The lane and the thread, for addresses that are made again in each chunk: kept over the loop they would take
+ * registers from the state.  GT_ASSUME lets the compiler divide a lane by shifts alone; some kernels of 9.0 spill more
+ * with it. */
 GT_DEV int here() {
     const int lane = made_here(lane_id());
 #if !GT_SM90A
@@ -279,7 +279,7 @@ struct Power {
     float value, inverse;
 };
 
-/* Of a power of two. */
+/* The inverse of a power of two. */
 GT_DEV float inverse_of(float power) { return as_float(0x7f000000u - as_uint(power)); }
 
 GT_DEV Power power_of(float bound) {

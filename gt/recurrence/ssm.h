@@ -30,13 +30,13 @@ static inline gt_status gt_ssm_check_limits(int dt_limit, float dt_min, float dt
     return GT_OK;
 }
 
-/* dz without the gate that it is the gradient of; no elements, no gate needed */
+/* Refuses dz without z, the gate that it is the gradient of.  Without elements no gate is needed. */
 static gt_status gt_ssm_check_gate(const void *z, const void *dz, gt_pass pass, const gt_dims *dims) {
     if (pass != GT_BACKWARD || !dz || z || !dims->n['B' - 'A'] || !dims->n['T' - 'A']) return GT_OK;
     return gt_fail(GT_ERROR_NULL, "z is NULL: dz needs it");
 }
 
-/* y of a backward call: NULL where the call does not read it, so that it may be whatever forward's was. */
+/* Sets y of a backward call to NULL if the call does not read it, so that any value may be passed. */
 static gt_status gt_ssm_resolve_y(int reads_y, void **y, gt_pass pass) {
     if (pass == GT_BACKWARD && !reads_y) *y = NULL;
     return gt_check_range(GT_ERROR_VALUE, "reads_y", reads_y, 0, 1);

@@ -1,4 +1,4 @@
-/* gt/recurrence/ssm_step.cuh - what the step kernels of ssd and selective_scan share: loads and stores of neighbouring
+/* gt/recurrence/ssm_step.cuh - shared by the step kernels of ssd and selective_scan: loads and stores of neighbouring
  * numbers, aligned or not.
  *
  * A step kernel exists for each dtype, with vector loads, and once for AnyType, with a load for each number.  Both give
@@ -8,6 +8,7 @@
 
 #include "../base/built.cuh"
 #include "ssm.cuh"
+#include "step_states.cuh"
 
 namespace gt {
 namespace ssm {
@@ -15,13 +16,13 @@ namespace ssm {
 /* In place of an element type: any dtype, known at run time, any alignment and any stride. */
 struct AnyType {};
 
-/* Where a lane is in a tensor: it moves on from token to token. */
+/* A lane's address in a tensor: it moves on from token to token. */
 template <class T>
 struct TokenCursor {
     T* at;
-    /* data NULL: nothing is loaded from it.  step: elements from one number to its neighbour, 1. */
+    /* data NULL: index is 0, and nothing is loaded.  step: elements from one number to its neighbour, 1. */
     GT_METHOD TokenCursor(const void* data, gt_dtype, int64_t index, int64_t = 1)
-        : at(static_cast<T*>(const_cast<void*>(data)) + (data ? index : 0)) {}
+        : at(static_cast<T*>(const_cast<void*>(data)) + index) {}
     GT_METHOD void move(int64_t count) { at += count; }
     GT_METHOD void store(int i, float value) const { Element<T>::store(at, i, value); }
 };
@@ -58,48 +59,10 @@ struct Piece<AnyType, COUNT> {
     GT_METHOD float get(int i) const { return x[i]; }
 };
 
-/* The bits of one element, and its value: the load is issued by the first, and only the second waits for it. */
-GT_DEV uint32_t load_bits(const void* data, gt_dtype dtype, int64_t at) {
-    if (dtype == GT_F32) return ldg<uint32_t>(static_cast<const float*>(data) + at);
-    return ldg<uint16_t>(static_cast<const bf16*>(data) + at);
-}
-
-GT_DEV float value_of_bits(uint32_t bits, gt_dtype dtype) {
-    if (dtype == GT_BF16) return unpack_bf16_lo(bits);
-    return dtype == GT_F16 ? unpack_f16_lo(bits) : as_float(bits);
-}
-
-/* Four neighbouring floats of a state, or of A.  valid: how many of them exist; with vectors all or none.  The others are
- * `none`. */
-template <bool VECTORS>
-GT_DEV void load_four(float* x, const float* from, int valid, float none = 0.0f) {
-    if constexpr (VECTORS) {
-        float4 v = {none, none, none, none};
-        if (valid > 0) v = ldg<float4>(from);
-        x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
-    } else {
-        GT_UNROLL
-        for (int i = 0; i < 4; i++) x[i] = i < valid ? from[i] : none;
-    }
-}
-
-template <bool VECTORS>
-GT_DEV void store_four(float* to, const float* x, int valid) {
-    if constexpr (VECTORS) {
-        if (valid > 0) stg<float4>(to, float4{x[0], x[1], x[2], x[3]});
-    } else {
-        GT_UNROLL
-        for (int i = 0; i < 4; i++)
-            if (i < valid) to[i] = x[i];
-    }
-}
-
 /* Whether every row of a tensor begins where four elements can be loaded at once. */
 static inline bool has_fours(const void* data, const gt_stride& s, gt_dtype dtype) {
     return (uintptr_t)data % (dtype == GT_F32 ? 16 : 8) == 0 && s.b % 4 == 0 && s.t % 4 == 0 && s.h % 4 == 0;
 }
-
-static inline bool has_fours(const float* data) { return (uintptr_t)data % 16 == 0; }
 
 /* launch(T()) for the type of a dtype; AnyType if this build leaves its kernels out. */
 template <class Launch>

@@ -21,7 +21,7 @@ class PassPlan {
   public:
     gt_pass pass;
     Device device;
-    size_t bytes, saved; /* of workspace, and of what forward saves */
+    size_t bytes, saved; /* sizes of workspace and of `saved` */
     const RowSums* sums; /* NULL: forward */
     int accumulate;
 

@@ -1,29 +1,31 @@
 /* gt/scan/backward.cuh - selective_scan backward, any size.  The gradients of one token are at the top of gt_ssm.cuh.
  *
- * grid strands*G*ceil(D/G/CHANNELS), at most 64 blocks for each multiprocessor; block 4 warps.  Channels, lanes and states
- * of a thread as in forward; all warps do the same.
+ * grid strands*G*ceil(D/G/CHANNELS), at most 64 blocks for each multiprocessor; block 4 warps.  Channels, lanes and
+ * states of a thread as in forward; all warps do the same.
  * A block takes the segments of its strand in turn.  It goes through a segment from its end, one chunk of CHECKPOINT
  * tokens at a time:
  *     forwards    h advances from the chunk's checkpoint through sub-chunks of SUB_CHUNK tokens.  The state before each
- *                 sub-chunk is parked in global memory, in a scratch of the block's own.
+ *                 sub-chunk is parked in the block's own scratch in global memory.
  *     backwards   the last sub-chunk comes first.  h advances through its tokens once more, and the state before every
- *                 second token stays in shared memory.  Then G goes back through them, two tokens at a time: the state
- *                 between the two is what the first one's gradients need anyway.
- * SUB_CHUNK is 8 tokens, 4 at N > 128.  Two barriers a sub-chunk: B and C are shared, and dB and dC are sums over warps.
+ *                 second token stays in shared memory.  Then G goes back through them, two tokens at a time; the first
+ *                 token's gradients need the state between the two anyway.
+ * SUB_CHUNK is 8 tokens, 4 at N > 128.  Two barriers a sub-chunk: B and C are shared, and dB and dC are sums over
+ * warps.
  *
- * registers: A, G and two sums for dA, 16 values each, the next sub-chunk and the sums of two tokens: 255, for two blocks a
- * multiprocessor.
- * shared: B, C; of each warp Delta, Delta u, DY, the slope of Delta, u and two sums [SUB_CHUNK][WARP_CHANNELS], states; over
- * these, once they are read, go the warp's shares of dB and dC: 61 KB at N = 16.
+ * registers: A, G and two sums for dA, 16 values each, the next sub-chunk and the sums of two tokens: 255, for two
+ * blocks a multiprocessor.
+ * shared: B, C; of each warp Delta, Delta u, DY, the slope of Delta, u and two sums [SUB_CHUNK][WARP_CHANNELS], states;
+ * once these are read, the warp's shares of dB and dC overwrite them: 61 KB at N = 16.
  * scratch: 8 KB CHECKPOINT / SUB_CHUNK a block: 128 KB.
- * issue slots per token and state, N = 16, where all states decay fast (Path): parking 5 and 1.5 of a channel's; the same
- * again in the sub-chunk; backwards 12, 13 with dz, sums over lanes for <g,B>, <A,da> 1.5, for dB and dC 1.75; a channel's
- * loads, stores and Delta about 60 / 16: 30 counted, 42 executed, of which a channel's are 12.
+ * issue slots per token and state, N = 16, where all states decay fast (Path): parking 5, and 1.5 for the channel; the
+ * sub-chunk the same again; backwards 12, or 13 with dz; sums over lanes 1.5 for <g,B> and <A,da>, 1.75 for dB and dC;
+ * the channel's loads, stores and Delta about 60 / 16.  Counted: 30.  Executed: 42, and 12 of them are the channel's.
  * bytes per token and channel, bf16: u and dt 4 each (read twice); dy (, z) 2 each, 4 with dz; du, ddt (, dz) 2 each;
  * B and C 6 N / CHANNELS (B is read twice); shares of dB and dC 8 N / CHANNELS, which group_sum reads; checkpoints
  * N / 32; scratch, written and read, 8 N / SUB_CHUNK, which stays in L2 if 256 blocks run at once.
- * dB and dC are summed over a thread's channels, over those of a warp by a butterfly, over warps in order, over tiles by
- * group_sum.  dA, dDskip and ddt_bias are summed over a thread's tokens in order, over strands by reduce_rows.  Every
+ * dB and dC are summed over a thread's channels in order, over a warp's channels by a butterfly, over warps in order,
+ * and over tiles by group_sum.  dA, dDskip and ddt_bias are summed over a thread's tokens in order, over strands by
+ * reduce_rows.  Every
  * order is fixed: deterministic. */
 #ifndef GT_SCAN_BACKWARD_CUH
 #define GT_SCAN_BACKWARD_CUH
@@ -48,9 +50,9 @@ struct BackwardParams {
 
 constexpr int PARKED = 4 * THREADS; /* float4 of a block's states */
 
-/* What a thread sums over all segments of its strand.
+/* A thread's sums over all segments of its strand.
  * dA: of its own state elements.
- * dskip, dbias: of the lane's channel; ROWS lanes have that channel, each with other tokens. */
+ * dskip, dbias: the lane's channel; ROWS lanes have this channel, each with other tokens. */
 template <class C>
 struct ParameterSums {
     float dA[C::COLUMNS][C::STATES] = {};
@@ -87,13 +89,13 @@ GT_DEV int warp_place() {
     return C::WARP + warp_id() * C::WARP_SIZE;
 }
 
-/* Where shared memory has the thread's state elements i .. i + 3 of channel c before tokens 2 pair and 2 pair + 1. */
+/* Address of the thread's state elements i .. i + 3 of channel c before tokens 2 pair and 2 pair + 1. */
 template <class C>
 GT_DEV uint32_t state_address(const Coordinates<C>& s, int pair, int c, int i) {
     return s.address(warp_place<C>() + C::STATE + pair * C::PAIR + ((c * C::STATES + i) / 4 * 32 + lane_id()) * 4);
 }
 
-/* What a sub-chunk needs, on its way in registers; u, dt and B alone unless BACKWARD. */
+/* The inputs of a sub-chunk, loaded into registers ahead of their use: u, dt and B; with BACKWARD all of them. */
 template <bool BACKWARD, class C>
 struct SubChunk {
     using Block = ChannelTile<C, C::SUB_CHUNK>;
@@ -111,8 +113,8 @@ struct SubChunk {
         Cm.load(group_rows(in, s, in.Cm, in.Cm_stride, first, tokens));
     }
 
-    /* To shared memory: Delta, Delta u and B; if BACKWARD also u, Delta's slope, C, and DY, the gradient of y before the
-     * gate: dy silu(z), or dy without z.  Returns the path that its tokens take. */
+    /* To shared memory: Delta, Delta u and B; if BACKWARD also u, Delta's slope, C, and DY, the gradient of y before
+     * the gate: dy silu(z), or dy without z.  Returns the path of its tokens. */
     GT_METHOD int store(const Problem& in, const Coordinates<C>& s, const Channel& own, int tokens) const {
         constexpr int COUNT = Block::COUNT;
         const int place = warp_place<C>();
@@ -163,7 +165,7 @@ GT_DEV void advance_sub_chunk(const Coordinates<C>& s, const float (&A)[C::COLUM
                 for (int i = 0; i < C::STATES; i += 4)
                     sts<float4>(state_address(s, t / 2, c, i), float4{h[c][i], h[c][i + 1], h[c][i + 2], h[c][i + 3]});
             }
-            if (t + 2 == C::SUB_CHUNK) break; /* nobody needs the state after it */
+            if (t + 2 == C::SUB_CHUNK) break; /* the state after it is not needed */
         }
         load(second, t + 1);
         first.template advance<PATH>(h, A);
@@ -172,8 +174,8 @@ GT_DEV void advance_sub_chunk(const Coordinates<C>& s, const float (&A)[C::COLUM
     }
 }
 
-/* Stores sums over lanes: x[0 ...] after reduce_scatter of COUNT sums of channels, COLUMNS neighbours after another, at
- * offset(k) for number k of them. */
+/* Stores sums over lanes: x[0 ...] after reduce_scatter of COUNT sums of channels, COLUMNS neighbours at a time; sum
+ * number k goes to offset(k). */
 template <class C, int COUNT, class Offset>
 GT_DEV void store_sums(const Coordinates<C>& s, const float (&x)[COUNT], const Offset& offset) {
     constexpr int HELD = COUNT > C::LANES ? COUNT / C::LANES : 1, SAME = C::LANES > COUNT ? C::LANES / COUNT : 1;
@@ -183,9 +185,9 @@ GT_DEV void store_sums(const Coordinates<C>& s, const float (&x)[COUNT], const O
 }
 
 /* Two tokens backwards, 2 pair and 2 pair + 1 of the sub-chunk.  G on entry: the gradient of the state after both; on
- * return: of the state before them.  Leaves each token's sums over n, <g,B> in INPUT, <A,da> in DECAYS, <h,C> in OUTPUT if
- * dz is wanted, and the warp's shares of dB and dC in the place of the states.  Adds to dA.
- * In the words of gt_ssm.cuh: kept = exp(a) h_{t-1}, g = G + dy C, da = g kept. */
+ * return: of the state before them.  Stores each token's sums over n, <g,B> in INPUT, <A,da> in DECAYS, <h,C> in OUTPUT
+ * if dz is wanted, and the warp's shares of dB and dC over the states.  Adds to dA.  With the letters of gt_ssm.cuh:
+ * kept = exp(a) h_{t-1}, g = G + dy C, da = g kept. */
 template <class C, int PATH>
 GT_DEV void pair_backward(const Coordinates<C>& s, const float (&A)[C::COLUMNS][C::STATES], int pair, bool has_dz,
                           float (&G)[C::COLUMNS][C::STATES], float (&dA)[C::COLUMNS][C::STATES]) {
@@ -236,7 +238,7 @@ GT_DEV void pair_backward(const Coordinates<C>& s, const float (&A)[C::COLUMNS][
     }
     const int values = place + 2 * pair * C::WARP_CHANNELS + s.first;
     reduce_scatter<4 * COLUMNS, C::LANES, 1>(sums, s.lane);
-    sync_warp(); /* all have read INPUT and the states */
+    sync_warp(); /* all lanes have read INPUT and the states */
     store_sums(s, sums, [&](int k) {
         return values + (k / (2 * COLUMNS) ? C::DECAYS : C::INPUT) + k / COLUMNS % 2 * C::WARP_CHANNELS + k % COLUMNS;
     });
@@ -318,7 +320,7 @@ GT_DEV void finish_group(const BackwardParams& p, const Coordinates<C>& s, int64
     }
 }
 
-/* The thread's sums go to rows of partial sums, for reduce_rows. */
+/* Stores the thread's sums as rows of partial sums, for reduce_rows. */
 template <class C>
 GT_DEV void store_parameters(const BackwardParams& p, const Coordinates<C>& s, const Channel& own,
                              const ParameterSums<C>& sums) {
@@ -331,8 +333,8 @@ GT_DEV void store_parameters(const BackwardParams& p, const Coordinates<C>& s, c
 }
 
 /* One segment.  G on entry: the gradient of the state after it; on return: of the state before it.
- * The last sub-chunk may be short.  Its tokens that do not exist are computed, too: their Delta, DY, B and C are 0, so
- * that they leave h and G as they are and add 0 to sums. */
+ * The last sub-chunk may be short.  Missing tokens are computed, too: their Delta, DY, B and C are 0, so they change
+ * neither h nor G, and add 0 to sums. */
 template <class C>
 GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, const Channel& own, const Span& span,
                              const float (&A)[C::COLUMNS][C::STATES], float (&G)[C::COLUMNS][C::STATES],
@@ -380,7 +382,7 @@ GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, c
                 GT_NO_UNROLL
                 for (int pair = SUB_CHUNK / 2 - 1; pair >= 0; pair--) pair_backward<C, PATH>(s, A, pair, p.dz, G, dA);
             });
-            sync_threads(); /* after it nobody reads B, C or states */
+            sync_threads(); /* after it no thread reads B, C or states */
             finish_group(p, s, first, tokens);
             finish_channels(p, s, own, first, tokens, sums);
         }
@@ -415,13 +417,13 @@ backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     float A[COLUMNS][STATES], G[COLUMNS][STATES];
     ParameterSums<C> sums;
     const Channel own = enter_channels(in, s, warp_place<C>() + C::MOST, A);
-    load_state(in, s, nullptr, G); /* zeros, which the strand's sum starts from */
+    load_state(in, s, nullptr, G); /* zeros: the strand's sum starts from them */
     if (p.dstate_sum) store_state(in, s, p.dstate_sum + strand_of(in) * in.D * in.N, G);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
         const Span span = span_at(in.sequences, in.segments, CHECKPOINT, item);
         if (!span.exists) continue;
         s.enter(span);
-        load_state(in, s, first_state(in.segments, span, in.D * in.N, p.dstate_out, span.sequence), G);
+        load_state(in, s, first_state(in.sequences, in.segments, span, in.D * in.N, p.dstate_out, span.sequence), G);
         backward_segment(p, s, own, span, A, G, sums);
         if (!span.starts) continue;
         if (p.dstate_in) store_state(in, s, p.dstate_in + span.sequence * in.D * in.N, G);
@@ -430,9 +432,10 @@ backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     store_parameters(p, s, own, sums);
 }
 
-/* ---- backward: what a segment makes of a zero gradient ----------------------------------------------------
- * The local pass: of every segment but a sequence's first, before the scan over segments.  From a segment's last token
- * to its first,
+/* ---- backward: a segment's gradient of its start, from a zero gradient of its end
+ * ----------------------------------------------------
+ * The local pass, over every segment but a sequence's first, before the scan over segments.  From a segment's last
+ * token to its first,
  *     G <- exp(Delta A) (G + DY C)
  * grid, block and shared memory as backward.
  * registers: A and G, 16 values each.

@@ -1,20 +1,20 @@
 /* gt/scan/forward.cuh - selective_scan forward, any size: token by token,
  *     h <- exp(Delta A) h + Delta u B     y = (<h, C> + Dskip u) silu(z)
  *
- * grid strands*G*ceil(D/G/CHANNELS), block 4 warps; all do the same.  A block has CHANNELS channels of one group, 128 at
- * N <= 16, and takes the segments of its strand in turn.  A warp's channels are its own: it makes their Delta and Delta u
- * of TILE tokens at once, a channel a lane, and stores their y, without waiting for another warp.  B and C are shared:
- * one barrier a tile.  What the next tile needs is loaded into registers before this one's tokens.
- * Between, LANES lanes have COLUMNS channels, each STATES elements of their states (Traits).  y is summed over a thread's
- * states, then over the lanes, in fixed order: deterministic.
- * registers: 16 state values and as many of A a thread, fp32, and the next tile; 255 at most, of fp32, whose tiles have
- * half as many tokens, 168 at N <= 16: with 255 it takes a quarter longer, why is not known.
+ * grid strands*G*ceil(D/G/CHANNELS), block 4 warps; all do the same.  A block has CHANNELS channels of one group, 128
+ * at N <= 16, and takes the segments of its strand in turn.  A warp's channels are its own: it makes their Delta and
+ * Delta u of TILE tokens at once, a channel a lane, and stores their y, without waiting for another warp.  B and C are
+ * shared: one barrier a tile.  The next tile's inputs are loaded into registers before this tile's tokens.
+ * Between, LANES lanes have COLUMNS channels, each STATES elements of their states (Traits).  y is summed over a
+ * thread's states, then over the lanes, in fixed order: deterministic.
+ * registers: 16 state values and as many of A a thread, fp32, and the next tile; 255 at most.  fp32 has half as many
+ * tokens a tile, and 168 at N <= 16: with 255 it takes a quarter longer, for an unknown reason.
  * shared: B, C [2][TILE][WIDTH] each; of each warp Delta, Delta u, y [TILE][WARP_CHANNELS]: 28 KB at N = 16.
- * issue slots per token and state, N = 16, where all states decay fast (Path): product and ex2 2, Delta u B 1, h 1, y 1,
- * loads from shared memory .25, sums over lanes .6, a channel's Delta, y and loads about 80 / 16: 11.  Near one: 5 more
- * for 16 bits, 7 for fp32.  The special function unit, which makes ex2, takes 8 clocks of a scheduler for a warp's: as
- * long as 8 slots.
- * bytes per token and channel, bf16: u, dt (, z), y 2 each; B and C 4 N / CHANNELS; checkpoints, where backward wants
+ * issue slots per token and state, N = 16, where all states decay fast (Path): product and ex2 2, Delta u B 1, h 1, y
+ * 1, loads from shared memory .25, sums over lanes .6, a channel's Delta, y and loads about 80 / 16: 11.  Near one: 5
+ * more for 16 bits, 7 for fp32.  The special function unit takes 8 clocks of a scheduler for a warp's ex2: as long as 8
+ * slots.
+ * bytes per token and channel, bf16: u, dt (, z), y 2 each; B and C 4 N / CHANNELS; checkpoints, if backward wants
  * them, N / 32.  A local pass reads u, dt and B alone. */
 #ifndef GT_SCAN_FORWARD_CUH
 #define GT_SCAN_FORWARD_CUH
@@ -54,13 +54,13 @@ GT_DEV void finish_y(const ForwardParams& p, const Coordinates<C>& s, const Chan
     store_tile<Block>(channel_rows(p.in, s, p.y, p.y_stride, first, tokens), y);
 }
 
-/* Where shared memory has what belongs to the thread, of the token that is the first of a few. */
+/* Addresses of the thread's values in shared memory, for the first of a few tokens. */
 struct TokenPlaces {
     uint32_t delta, input, y, B, Cm;
 };
 
-/* COUNT tokens of the warp.  What the next token needs is loaded before the one at hand is computed, and their y are
- * summed over the lanes together, so that no latency is waited for alone. */
+/* COUNT tokens of the warp.  Each token's inputs are loaded while the token before it is computed, and the y of all
+ * tokens are summed over the lanes together.  So latencies overlap. */
 template <class C, int PATH, bool HAS_Y, int COUNT>
 GT_DEV void forward_tokens(float (&h)[C::COLUMNS][C::STATES], const float (&A)[C::COLUMNS][C::STATES],
                            const TokenPlaces& at, int lane) {
@@ -98,7 +98,7 @@ GT_DEV void forward_tokens(float (&h)[C::COLUMNS][C::STATES], const float (&A)[C
     }
 }
 
-/* One segment.  Beyond the sequence Delta and Delta u are 0: such tokens change nothing. */
+/* One segment.  Beyond the sequence Delta and Delta u are 0: those tokens change nothing. */
 template <class C>
 GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, const Channel& own,
                             const float (&A)[C::COLUMNS][C::STATES], const Span& span) {
@@ -112,7 +112,8 @@ GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, con
     float h[C::COLUMNS][C::STATES];
     TwoTermSum deltas;
     const float* start = nullptr;
-    if (!p.is_local) start = first_state(in.segments, span, DN, p.state_in, p.state_in_shared ? 0 : span.sequence);
+    if (!p.is_local)
+        start = first_state(in.sequences, in.segments, span, DN, p.state_in, p.state_in_shared ? 0 : span.sequence);
     load_state(in, s, start, h);
     const auto tokens_from = [&](int64_t first) { return (int)(s.end - first < TILE ? s.end - first : TILE); };
     Block u, dt;
@@ -141,7 +142,7 @@ GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, con
         u.values(now);
         const Paths<TILE> paths = store_delta<false, C, TILE>(in, s, own, dt, now, tokens, delta, input, no_slope);
         Block z;
-        sync_threads(); /* also before anybody writes the other stage again */
+        sync_threads(); /* also before any thread writes the other stage again */
         if (first + TILE < s.end) load(first + TILE);
         if (p.y && in.z) z.load(channel_rows(in, s, in.z, in.z_stride, first, tokens));
         if (p.is_local) add_deltas(s, delta, tokens, deltas);
@@ -184,7 +185,7 @@ forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
     const Channel own = enter_channels(in, s, C::F_WARP + warp_id() * C::F_WARP_SIZE + C::F_MOST, A);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
         const Span span = span_at(in.sequences, in.segments, CHECKPOINT, item);
-        if (!span.exists || (p.is_local && span.ends)) continue; /* no segment needs what the last one leaves */
+        if (!span.exists || (p.is_local && span.ends)) continue; /* no segment follows the last one */
         s.enter(span);
         forward_segment(p, s, own, A, span);
     }

@@ -1,5 +1,5 @@
 /* gt/scan/launch.cuh - selective_scan on the current GPU: which kernels a call takes, its plans and their launches.
- * The order of launches, and the C functions, are gt/recurrence/driver.cuh's. */
+ * gt/recurrence/driver.cuh has the order of launches and the C functions. */
 #ifndef GT_SCAN_LAUNCH_CUH
 #define GT_SCAN_LAUNCH_CUH
 
@@ -15,8 +15,8 @@ namespace scan {
 
 /* ---- which kernels a call takes ------------------------------------------------------------------------------ */
 
-/* launch(Traits) of the variant that handles N, and what it returns.  N whose variant this build leaves out takes a
- * larger one: the largest is always there. */
+/* Calls launch(Traits) for the variant that handles N, and returns its result.  If this build leaves out N's variant, a
+ * larger one takes the call; the largest is always built. */
 template <class Launch>
 static inline auto dispatch_size(int64_t N, const Launch& launch) {
     if constexpr (is_built_columns<0, 16>())
@@ -49,7 +49,7 @@ static inline int64_t tiles_of(const gt_selective_scan_args& a) {
     return dispatch_size(a.N, [&](auto traits) { return (a.D / a.G + traits.CHANNELS - 1) / traits.CHANNELS; });
 }
 
-/* As many segments as give every multiprocessor two blocks. */
+/* Enough segments for two blocks on every multiprocessor. */
 static inline int64_t segments_for(const gt_selective_scan_args& a, const Device& device) {
     return choose_segments(sequences_of(a), a.segments, a.G * tiles_of(a), 2 * (int64_t)device.multiprocessors,
                            4 * CHECKPOINT, CHECKPOINT);
@@ -187,7 +187,7 @@ static inline BackwardPlan plan_backward(const gt_selective_scan_args& a, const 
     plan.states.in = p.in;
     plan.states.state_in = a.state_in, plan.states.state_in_shared = a.state_in_shared;
     plan.states.checkpoints = states;
-    /* every block has scratch memory for the states that it parks: 64 blocks a multiprocessor bound it */
+    /* every block has scratch for parked states: at most 64 blocks a multiprocessor bound its size */
     const int64_t strands = strands_for(p.in, 64 * (int64_t)device.multiprocessors), tiles = p.in.tiles;
     plan.blocks = strands * a.G * tiles;
     p.checkpoints = states;

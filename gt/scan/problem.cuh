@@ -1,5 +1,4 @@
-/* gt/scan/problem.cuh - what every kernel of selective_scan knows: sizes, the arguments, what a block and a thread
- * have. */
+/* gt/scan/problem.cuh - shared by all kernels of selective_scan: sizes, arguments, the work of blocks and threads. */
 #ifndef GT_SCAN_PROBLEM_CUH
 #define GT_SCAN_PROBLEM_CUH
 
@@ -17,10 +16,9 @@ constexpr int STEPS = 8; /* tokens that take the same path: see Decay */
 constexpr int BATCH = 4; /* tokens whose y are summed over lanes together */
 
 /* LANES neighbouring lanes have COLUMNS neighbouring channels: lane l has their state elements l STATES ...
- * l STATES + STATES - 1, 16 numbers in all.  So what belongs to a channel and token, and what belongs to a token and
- * state element, are each loaded once for 4 of them.  A warp has WARP_CHANNELS channels, a block CHANNELS, all of one
- * group.  EXACT: inputs and outputs are fp32.  What follows are sizes, and offsets in shared memory,
- * in floats. */
+ * l STATES + STATES - 1, 16 numbers in all.  So values of a channel and token, and values of a token and state element,
+ * are each loaded once for 4 products.  A warp has WARP_CHANNELS channels, a block CHANNELS, all of one group.  EXACT:
+ * inputs and outputs are fp32.  The constants below are sizes, and offsets in shared memory, in floats. */
 template <int LANES_, int STATES_, int COLUMNS_, bool EXACT_ = false>
 struct Traits {
     static constexpr int LANES = LANES_, STATES = STATES_, COLUMNS = COLUMNS_;
@@ -73,18 +71,18 @@ struct Problem {
 
 /* ---- how states decay --------------------------------------------------------------------------------- */
 
-/* Which way the states of a warp take through STEPS tokens; z = Delta A log2(e).
+/* The form of decay of a warp's states in STEPS tokens; z = Delta A log2(e).
  *     FAST       all decay by 2^-Least or more: the factor is ex2(z), whose error of 2^-22 a token makes at most
- *                2^-22 / (Least ln 2) of a state, 2^-18 in fp32, 2^-11 in 16 bits, where outputs are rounded by that or more
- *     NEAR_ONE   some decay less: their factor minus 1 by a polynomial
+ *                2^-22 / (Least ln 2) of a state, 2^-18 in fp32, 2^-11 in 16 bits, where outputs are rounded by as much
+ *     or more NEAR_ONE   some decay less: their factor minus 1 by a polynomial
  *     GROWS      some grow: see Carrier
  * EXACT: fp32. */
 enum Path { FAST, NEAR_ONE, GROWS };
 
 template <bool EXACT>
 struct Least {
-    static constexpr float VALUE = EXACT ? 0.09f : 0.0007f; /* where the polynomials leave off: 1/16 and 1/2048 of e */
-    /* 2^z - 1 for -VALUE <= z <= 0, Taylor's sum: what it lacks is 1.3e-7 of it, and 4e-8 */
+    static constexpr float VALUE = EXACT ? 0.09f : 0.0007f; /* the limit of the polynomials: 1/16 and 1/2048 of e */
+    /* 2^z - 1 for -VALUE <= z <= 0 by Taylor's series; relative error 1.3e-7, and 4e-8 */
     GT_HD float below_one(float z) {
         if (!EXACT) return z * fma_rn(0.240226507f, z, 0.693147181f);
         float p = 9.6181291e-3f;
@@ -94,7 +92,7 @@ struct Least {
     }
 };
 
-/* What carries states through one token: 2^z x + added. */
+/* Advances a state by one token: 2^z x + added. */
 template <int PATH, bool EXACT>
 struct Decay;
 
@@ -133,7 +131,7 @@ struct Decay<GROWS, EXACT> {
     GT_METHOD float scale(float x) const { return carrier.carry(x, 0.0f); }
 };
 
-/* call(std::integral_constant<int, PATH>) of a path that is known at run time; all lanes have the same. */
+/* Calls call(std::integral_constant<int, PATH>) for a path known at run time; all lanes have the same path. */
 template <class Call>
 GT_DEV void with_path(int path, const Call& call) {
     if (path == FAST)
@@ -146,15 +144,15 @@ GT_DEV void with_path(int path, const Call& call) {
 
 /* ---- device helpers ---------------------------------------------------------------------------------- */
 
-/* What a block and a thread work on.  A block has one tile of channels and one strand, number block_x() / (G tiles): of
- * S strands the s-th takes segments s, s + S, ... of the sequences. */
+/* The work of a block and of a thread.  A block has one tile of channels and one strand, number block_x() / (G tiles):
+ * with S strands the s-th takes segments s, s + S, ... of the sequences. */
 template <class C>
 struct Coordinates {
     uint32_t smem;
     int64_t b, g, tile, d0; /* d0: the block's first channel */
-    int64_t end;            /* the segment at hand ends before this token of batch element b */
-    int channels;           /* of the warp, that exist; 0 or less: none */
-    int first, lane;        /* the thread's first channel in the warp; its lane among those of its channels */
+    int64_t end;            /* the current segment ends before this token of batch element b */
+    int channels;           /* existing channels of the warp; 0 or less: none */
+    int first, lane;        /* the thread's first channel in the warp; its lane among the LANES of its channels */
 
     GT_METHOD explicit Coordinates(const Problem& in) {
         const int64_t per_group = in.D / in.G;
@@ -211,7 +209,7 @@ GT_DEV Rows group_rows(const Problem& in, const Coordinates<C>& s, const void* d
 template <class C, int TOKENS>
 using ChannelTile = Tile<TOKENS, C::WARP_CHANNELS, 32>;
 
-/* What a lane knows of the channel whose numbers it stages and stores: it stays in its column of a ChannelTile. */
+/* A lane's channel.  The lane stages and stores this channel's numbers, always in the same column of a ChannelTile. */
 struct Channel {
     bool exists;
     int column;
@@ -220,8 +218,8 @@ struct Channel {
     float most; /* largest of A log2(e) */
 };
 
-/* A log2(e) of the thread's channels.  Where there is no state element it is the channel's first one again, or -1: so
- * that nothing takes another path for it.  most: where shared memory has room for the warp's WARP_CHANNELS. */
+/* A log2(e) of the thread's channels.  A missing element is the channel's first one again, or -1: so it never forces
+ * another path.  most: where shared memory has room for the warp's WARP_CHANNELS. */
 template <class C>
 GT_DEV Channel enter_channels(const Problem& in, const Coordinates<C>& s, int most, float (&A)[C::COLUMNS][C::STATES]) {
     GT_UNROLL
@@ -261,9 +259,9 @@ struct Paths {
 template <class C, int TOKENS>
 using Numbers = float[ChannelTile<C, TOKENS>::COUNT];
 
-/* Stores Delta and Delta u of loaded tokens, at offsets `delta_at` and `input` of shared memory.  slope: the derivative of
- * Delta by dt, if SLOPE.  All are 0 where there is no token or channel.  An infinite Delta does not choose the path: its
- * neighbours keep their bits. */
+/* Stores Delta and Delta u of loaded tokens, at offsets `delta_at` and `input` of shared memory.  slope: the derivative
+ * of Delta by dt, if SLOPE.  All are 0 where there is no token or channel.  An infinite Delta does not choose the path:
+ * its neighbours keep their bits. */
 template <bool SLOPE, class C, int TOKENS>
 GT_DEV Paths<TOKENS> store_delta(const Problem& in, const Coordinates<C>& s, const Channel& own,
                                  const ChannelTile<C, TOKENS>& dt, const Numbers<C, TOKENS>& u, int tokens,
@@ -305,7 +303,7 @@ GT_DEV Paths<TOKENS> store_delta(const Problem& in, const Coordinates<C>& s, con
     return paths;
 }
 
-/* What a thread needs of a token, from shared memory. */
+/* A thread's numbers of one token, from shared memory. */
 template <class C>
 struct Token {
     float delta[C::COLUMNS], input[C::COLUMNS], B[C::STATES];
@@ -371,7 +369,8 @@ GT_DEV void store_checkpoint(const Problem& in, const Coordinates<C>& s, float* 
     }
 }
 
-/* Stores the state that a segment makes of a zero state, and the sum of its Delta: each lane has that of its tokens. */
+/* Stores the state after a segment that starts from zero, and the sum of its Delta.  Each lane has the sum over its own
+ * tokens. */
 template <class C>
 GT_DEV void store_segment(const Problem& in, const Coordinates<C>& s, const Span& span,
                           const float (&state)[C::COLUMNS][C::STATES], const Channel& own, const TwoTermSum& deltas) {

@@ -14,17 +14,17 @@
  *         256      32      2          2     2
  *
  * A lane makes Delta and y of its own channel, which LANES / CHANNELS lanes share; shuffles hand out Delta and Delta u.
- * SUMS OVER n.  A lane adds its elements in order, then lanes meet in a tree: first those LANES / 2 apart, in the end
+ * SUMS OVER n.  A lane adds its elements in order, then a tree adds lanes: first lanes LANES / 2 apart, in the end
  * neighbours.
- * DECAY.  Each element takes the form that its own exponent asks for (see Path): 2^z, z times a polynomial next to 1, or
- * four steps of growth.  A warp leaves out the forms that none of its elements asks for.  So T tokens give the bits of T
- * steps of one token, and a result depends on its own inputs alone.
+ * DECAY.  Each element's own exponent chooses its form (see Path): 2^z, z times a polynomial next to 1, or four steps
+ * of growth.  A warp skips the forms that none of its elements needs.  So T tokens give the bits of T steps of one
+ * token, and a result depends on its own inputs alone.
  *
  * STATE.  It stays in registers for all tokens, and is stored when the last token to commit is done.
  * REGISTERS: 16 numbers of the state and 16 of A.  SHARED MEMORY: none.
  * BYTES a channel: the state once each way, 8 N; A, 4 N from L2, once for the batch elements that a warp takes in turn.
  *     A token and channel, bf16: u, dt, y (z) 2 each.
- * ISSUE SLOTS a token and element, N = 16: exponent 1, 2^z 1, Delta u B 1, h 1, y 1, the rest about 3.
+ * ISSUE SLOTS a token and element, N = 16: exponent 1, 2^z 1, Delta u B 1, h 1, y 1, all else about 3.
  * GRID: a strand has G * parts blocks, a part WARPS warps of one group, and takes every `strands`-th batch element. */
 #ifndef GT_SCAN_STEP_CUH
 #define GT_SCAN_STEP_CUH
@@ -43,22 +43,28 @@ struct StepParams {
     gt_dtype dtype, dt_dtype;
     int softplus;
     const void *u, *dt, *Bm, *Cm, *z;
-    const float *A, *Dskip, *dt_bias;
+    const float* A;
+    const void *Dskip, *dt_bias;
+    gt_dtype parameter_dtype;
     void* y;
-    float* state; /* [slot_capacity,D,N] */
+    void* state; /* [slot_capacity,D,N] */
+    gt_dtype state_dtype;
     gt_stride u_stride, dt_stride, z_stride, y_stride;
     gt_stride4 Bm_stride, Cm_stride;
+    StepRounding rounding;
     StepElements elements;
     int64_t strands;
     Divider by_strand, by_group; /* blocks of a strand and of a group */
 };
 
-template <int LANES_, int VECS_, bool EXACT_>
+/* MIXED: states, Dskip and dt_bias of dtypes that are known at run time; else all are fp32. */
+template <int LANES_, int VECS_, bool EXACT_, bool MIXED_>
 struct StepTraits {
     static constexpr int LANES = LANES_, VECS = VECS_, COLUMNS = 4 * VECS, CHANNELS = 16 / COLUMNS;
     static constexpr bool EXACT = EXACT_; /* activations are fp32 */
+    static constexpr bool MIXED = MIXED_;
     static constexpr int GROUPS = 32 / LANES, TILE = GROUPS * CHANNELS;
-    static constexpr int SAME = LANES / CHANNELS; /* lanes that share a channel of their own */
+    static constexpr int SAME = LANES / CHANNELS; /* lanes that have the same own channel */
 };
 
 /* Blocks of a multiprocessor, at least: for 96 registers, which bf16 with N up to 16 needs, or 128; of AnyType 204. */
@@ -73,7 +79,7 @@ struct StepBlocks {
 template <class C>
 struct StepPlace {
     int64_t b, g, channel; /* channel: the warp's first one */
-    int channels;          /* of the warp, that exist */
+    int channels;          /* the warp's, those that exist */
     int lane, group;       /* among the lanes of a channel; which lanes these are */
     int own;               /* the lane's own channel, of the warp's */
 
@@ -120,7 +126,7 @@ struct StepInputs {
     }
 };
 
-/* Which forms of decay the elements of a warp ask for. */
+/* The forms of decay that the elements of a warp need. */
 enum Forms { POWERS, SOME_NEAR_ONE, SOME_FAR };
 
 /* 2^z h + added */
@@ -177,24 +183,26 @@ GT_DEV void clear_channel(const StepParams& p, TokenCursor<T> y_at, int t, bool 
 /* All tokens of the warp's channels of one batch element. */
 template <class T, class C>
 GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const float (&A)[C::CHANNELS][C::COLUMNS],
-                          float bias, float skip) {
+                          uint32_t bias_bits, uint32_t skip_bits) {
     constexpr bool VECTORS = !std::is_same<T, AnyType>::value;
     const StepElement element(p.elements, s.b);
-    const bool writes = s.lane % C::SAME == 0 && s.own < s.channels; /* y, which its neighbours have, too */
+    const bool writes = s.lane % C::SAME == 0 && s.own < s.channels; /* y, which SAME lanes have */
     StepInputs<T, C> inputs(p, s);
     TokenCursor<T> y_at(p.y, p.dtype, offset_of(p.y_stride, s.b, 0, s.channel + s.own));
     if (element.is_skipped(p.elements)) {
         clear_channel(p, y_at, 0, writes);
         return;
     }
-    float* const state = p.state + (element.row * p.D + s.channel) * p.N;
+    const gt_dtype parameter_dtype = C::MIXED ? p.parameter_dtype : GT_F32;
+    const StepState state = {p.state, C::MIXED ? p.state_dtype : GT_F32, (element.row * p.D + s.channel) * p.N};
     float h[C::CHANNELS][C::COLUMNS];
-    GT_UNROLL
-    for (int i = 0; i < C::CHANNELS; i++) {
-        GT_UNROLL
-        for (int v = 0; v < C::VECS; v++)
-            load_four<VECTORS>(h[i] + 4 * v, state + s.number(i) * p.N + s.column(v), s.valid(p.N, i, v));
-    }
+    const auto piece = [&](int i, int N) {
+        const int channel = i / C::VECS, v = i % C::VECS;
+        return StatePiece{s.number(channel) * N + s.column(v), s.valid(N, channel, v),
+                          s.number(channel) * (int)gt_row_groups(N) + s.column(v) / 4};
+    };
+    load_step_state<VECTORS, C::CHANNELS * C::VECS>(h[0], state, [&](int i) { return piece(i, p.N); });
+    const float bias = value_of_bits(bias_bits, parameter_dtype), skip = value_of_bits(skip_bits, parameter_dtype);
     GT_NO_UNROLL
     for (int t = 0; t < element.tokens; t++) {
         const float u = inputs.u.get(0), dt = value_of_bits(inputs.dt, p.dt_dtype) + bias;
@@ -202,7 +210,7 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
         float B[C::COLUMNS], Cm[C::COLUMNS];
         GT_UNROLL
         for (int c = 0; c < C::COLUMNS; c++) B[c] = inputs.B[c / 4].get(c % 4), Cm[c] = inputs.Cm[c / 4].get(c % 4);
-        inputs.move(p); /* the next token is loaded where this one was */
+        inputs.move(p); /* the next token's loads reuse this one's registers */
         if (t + 1 < element.tokens) inputs.load(p, s);
         const float own = !p.softplus ? dt : C::EXACT ? softplus(dt) : softplus_fast(dt);
         const float exponent = finite(LOG2_E * own); /* of 2 for A = 1 */
@@ -228,18 +236,14 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
         y_at.move(p.y_stride.t);
         if (t + 1 != element.commit) continue;
         const int N = made_here(p.N); /* so that addresses are not kept from the loads above */
-        GT_UNROLL
-        for (int i = 0; i < C::CHANNELS; i++) {
-            GT_UNROLL
-            for (int v = 0; v < C::VECS; v++)
-                store_four<VECTORS>(state + s.number(i) * N + s.column(v), h[i] + 4 * v, s.valid(N, i, v));
-        }
+        store_step_state<VECTORS, C::CHANNELS * C::VECS>(
+            state, h[0], [&](int i) { return piece(i, N); }, p.rounding, s.b, s.channel * gt_row_groups(N));
     }
     clear_channel(p, y_at, element.tokens, writes);
 }
 
-/* A of the lane's elements; -1 where there is none, so that nothing takes another form for it.  Nothing waits for the loads
- * here: those of the state follow. */
+/* A of the lane's elements; -1 where there is none, so that no element takes another form of the decay.  The loads are
+ * not waited for here: loads of the state follow first. */
 template <bool VECTORS, class C>
 GT_DEV void load_A(const StepParams& p, const StepPlace<C>& s, float (&A)[C::CHANNELS][C::COLUMNS]) {
     const float* const from = p.A + s.channel * p.N;
@@ -251,10 +255,10 @@ GT_DEV void load_A(const StepParams& p, const StepPlace<C>& s, float (&A)[C::CHA
     }
 }
 
-template <class T, int LANES, int VECS, bool EXACT>
+template <class T, int LANES, int VECS, bool EXACT, bool MIXED>
 GT_KERNEL(32 * STEP_WARPS, (StepBlocks<T, LANES>::VALUE))
 step_kernel(const GT_GRID_CONSTANT StepParams p) {
-    using C = StepTraits<LANES, VECS, EXACT>;
+    using C = StepTraits<LANES, VECS, EXACT, MIXED>;
     const int64_t per_group = p.D / p.G;
     StepPlace<C> s;
     int in_strand, part;
@@ -271,7 +275,9 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
     load_A<!std::is_same<T, AnyType>::value>(p, s, A);
     const int64_t d = s.channel + s.own;
     const bool exists = s.own < s.channels;
-    const float bias = p.dt_bias && exists ? p.dt_bias[d] : 0.0f, skip = p.Dskip && exists ? p.Dskip[d] : 0.0f;
+    const gt_dtype parameter_dtype = MIXED ? p.parameter_dtype : GT_F32;
+    const uint32_t bias = p.dt_bias && exists ? load_bits(p.dt_bias, parameter_dtype, d) : 0;
+    const uint32_t skip = p.Dskip && exists ? load_bits(p.Dskip, parameter_dtype, d) : 0;
     for (s.b = strand; s.b < p.B; s.b += p.strands) step_channels<T>(p, s, A, bias, skip);
 }
 
@@ -280,13 +286,14 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
 /* Whether rows of A, B, C and states are whole numbers of aligned fours. */
 static inline bool has_step_vectors(const gt_selective_scan_args& a) {
     const gt_stride4 &B = a.Bm_stride, &C = a.Cm_stride;
-    return a.N % 4 == 0 && has_fours(a.state_out) && has_fours(a.A) && B.n == 1 && C.n == 1 &&
-           has_fours(a.Bm, {B.b, B.t, B.h}, a.dtype) && has_fours(a.Cm, {C.b, C.t, C.h}, a.dtype);
+    return a.N % 4 == 0 && has_aligned_fours(a.state_out, a.state_dtype) && has_aligned_fours(a.A, GT_F32) &&
+           B.n == 1 && C.n == 1 && has_fours(a.Bm, {B.b, B.t, B.h}, a.dtype) &&
+           has_fours(a.Cm, {C.b, C.t, C.h}, a.dtype);
 }
 
-template <class T, int LANES, int VECS, bool EXACT>
+template <class T, int LANES, int VECS, bool EXACT, bool MIXED>
 static inline gt_status launch_step_of(const gt_selective_scan_args& a, gt_stream stream) {
-    constexpr int BLOCK = STEP_WARPS * StepTraits<LANES, VECS, EXACT>::TILE;
+    constexpr int BLOCK = STEP_WARPS * StepTraits<LANES, VECS, EXACT, MIXED>::TILE;
     const int64_t parts = (a.D / a.G + BLOCK - 1) / BLOCK, blocks = a.G * parts;
     const int64_t each = a.B >= 32 ? 2 : 1; /* batch elements of a warp: A is loaded once for them */
     StepParams p = {};
@@ -296,33 +303,44 @@ static inline gt_status launch_step_of(const gt_selective_scan_args& a, gt_strea
     p.softplus = a.softplus;
     p.u = a.u, p.dt = a.dt, p.Bm = a.Bm, p.Cm = a.Cm, p.z = a.z;
     p.A = a.A, p.Dskip = a.Dskip, p.dt_bias = a.dt_bias;
+    p.parameter_dtype = a.parameter_dtype, p.state_dtype = a.state_dtype;
     p.y = a.y, p.state = a.state_out;
     p.u_stride = a.u_stride, p.dt_stride = a.dt_stride, p.z_stride = a.z_stride, p.y_stride = a.y_stride;
     p.Bm_stride = a.Bm_stride, p.Cm_stride = a.Cm_stride;
     p.elements = step_elements_of(a);
+    p.rounding = step_rounding_of(a);
     p.strands = a.T > 0 ? strands((a.B + each - 1) / each, blocks, INT32_MAX) : 0;
     p.by_strand = divide_by((int)blocks), p.by_group = divide_by((int)parts);
-    return run("selective_scan step_kernel", step_kernel<T, LANES, VECS, EXACT>, p.strands * blocks, 32 * STEP_WARPS, 0,
-               stream, p);
+    return run("selective_scan step_kernel", step_kernel<T, LANES, VECS, EXACT, MIXED>, p.strands * blocks,
+               32 * STEP_WARPS, 0, stream, p);
 }
 
 /* The kernel that handles N. */
-template <class T, bool EXACT>
+template <class T, bool EXACT, bool MIXED>
 static inline gt_status launch_step_with(const gt_selective_scan_args& a, gt_stream stream) {
-    if (a.N <= 16) return launch_step_of<T, 4, 1, EXACT>(a, stream);
-    if (a.N <= 32) return launch_step_of<T, 8, 1, EXACT>(a, stream);
-    if (a.N <= 64) return launch_step_of<T, 16, 1, EXACT>(a, stream);
-    if (a.N <= 128) return launch_step_of<T, 32, 1, EXACT>(a, stream);
-    return launch_step_of<T, 32, 2, EXACT>(a, stream);
+    if constexpr (BUILT_N32) {
+        if (a.N <= 16) return launch_step_of<T, 4, 1, EXACT, MIXED>(a, stream);
+        if (a.N <= 32) return launch_step_of<T, 8, 1, EXACT, MIXED>(a, stream);
+    }
+    if constexpr (BUILT_N64)
+        if (a.N <= 64) return launch_step_of<T, 16, 1, EXACT, MIXED>(a, stream);
+    if constexpr (BUILT_N128)
+        if (a.N <= 128) return launch_step_of<T, 32, 1, EXACT, MIXED>(a, stream);
+    return launch_step_of<T, 32, 2, EXACT, MIXED>(a, stream);
 }
 
 static inline gt_status launch_step(const gt_selective_scan_args& a, gt_stream stream) {
     if (has_step_vectors(a))
         return with_activations(a.dtype, [&](auto type) {
             using T = decltype(type);
-            return launch_step_with<T, std::is_same<T, float>::value>(a, stream);
+            constexpr bool EXACT = std::is_same<T, float>::value;
+            const bool is_mixed = a.state_dtype != GT_F32 || a.parameter_dtype != GT_F32;
+            if constexpr (!std::is_same<T, AnyType>::value)
+                if (!is_mixed) return launch_step_with<T, EXACT, false>(a, stream);
+            return launch_step_with<T, EXACT, true>(a, stream);
         });
-    return a.dtype == GT_F32 ? launch_step_with<AnyType, true>(a, stream) : launch_step_with<AnyType, false>(a, stream);
+    return a.dtype == GT_F32 ? launch_step_with<AnyType, true, true>(a, stream)
+                             : launch_step_with<AnyType, false, true>(a, stream);
 }
 
 } /* namespace scan */

@@ -11,13 +11,11 @@ extern "C" {
 
 static gt_status gt_selective_scan_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_selective_scan_args *a = (gt_selective_scan_args *)filled;
-    gt_recurrence f = {a->B,        a->T,         a->segments,   a->seq_capacity, a->slot_capacity, a->state_in_shared,
-                       a->state_in, a->state_out, a->cu_seqlens, a->seq_count,    a->slots,         a->tokens,
-                       a->commit};
+    gt_recurrence f = GT_RECURRENCE(a, a->segments, a->state_in, a->state_out);
     gt_status status;
     if ((status = gt_ssm_resolve_groups(&a->G, "D", a->D, dims)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "softplus", a->softplus, 0, 1)) ||
-        (status = gt_check_reserved("state_dtype", (int)a->state_dtype)) ||
+        (status = gt_resolve_rounding(a->rounding_seed, a->rounding_steps, a->state_dtype, pass, dims)) ||
         (status = gt_resolve_recurrent(&f, pass, dims)) || (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)))
         return status;
     if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];
@@ -39,17 +37,15 @@ GT_API const gt_op *gt_op_selective_scan(void) {
                                         {"A", GT_AT(A), 0, "DN", 'f', "III", NULL},
                                         {"Bm", GT_AT(Bm), GT_AT(Bm_stride), "BTGN", 'X', "III", NULL},
                                         {"Cm", GT_AT(Cm), GT_AT(Cm_stride), "BTGN", 'X', "III", NULL},
-                                        {"Dskip", GT_AT(Dskip), 0, "D", 'f', "iii", NULL},
+                                        {"Dskip", GT_AT(Dskip), 0, "D", 'P', "iii", NULL},
                                         {"z", GT_AT(z), GT_AT(z_stride), "BTD", 'x', "iii", NULL},
-                                        {"dt_bias", GT_AT(dt_bias), 0, "D", 'f', "iii", NULL},
-                                        {"state_in", GT_AT(state_in), 0, "SDN", 'f', "ii-", NULL},
+                                        {"dt_bias", GT_AT(dt_bias), 0, "D", 'P', "iii", NULL},
+                                        {"state_in", GT_AT(state_in), 0, "SDN", 'S', "ii-", NULL},
                                         {"y", GT_AT(y), GT_AT(y_stride), "BTD", 'x', "O-O", NULL},
-                                        {"state_out", GT_AT(state_out), 0, "QDN", 'f', "o-s", "state_in"},
-                                        {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
-                                        {"tokens", GT_AT(tokens), 0, "B", 'i', "--i", NULL},
-                                        {"commit", GT_AT(commit), 0, "B", 'i', "--i", NULL},
-                                        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-", NULL},
-                                        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-", NULL},
+                                        {"state_out", GT_AT(state_out), 0, "QDN", 'S', "o-s", "state_in"},
+                                        GT_STEP_TENSORS,
+                                        GT_ROUNDING_TENSORS,
+                                        GT_SEQUENCE_TENSORS("ii-"),
                                         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTD", 'x', "-I-", NULL},
                                         {"dstate_out", GT_AT(dstate_out), 0, "QDN", 'f', "-i-", NULL},
                                         {"du", GT_AT(du), GT_AT(du_stride), "BTD", 'x', "-o-", NULL},
@@ -72,9 +68,9 @@ GT_API const gt_op *gt_op_selective_scan(void) {
                              tensors,
                              gt_selective_scan_resolve,
                              GT_CALLS(selective_scan, gt_call_selective_scan_step),
-                             {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes),
-                              GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared), 0},
-                             GT_NO_SECOND};
+                             GT_RECURRENT_FIELDS(0),
+                             GT_NO_SECOND,
+                             {GT_AT(state_dtype), GT_AT(parameter_dtype), "parameter_dtype"}};
     return &op;
 }
 #undef GT_AT

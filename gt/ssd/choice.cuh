@@ -37,8 +37,9 @@ struct ForwardChoice {
 
 struct Choice {
     bool
-        has_tensor_sizes; /* this build has kernels of MMA or SM90 for these sizes and this device; the fields below are set */
-    bool on_tensor_cores; /* and takes the call's rows, too; else ANY takes it, in any_segments */
+        has_tensor_sizes; /* this build has kernels of MMA or SM90 for these sizes and this device; the fields below are
+                             set */
+    bool on_tensor_cores; /* and the call's rows fit; else ANY takes it, in any_segments */
     int64_t any_segments, segments;
     bool saves_states; /* forward leaves states for backward */
     bool ranks;        /* packed sequences are taken in the order of their lengths */
@@ -67,12 +68,15 @@ static inline bool has_pieces(const gt_ssd_args& a, const void* data, const gt_s
 /* States are read and written two numbers at a time. */
 static inline bool has_pairs(const float* state) { return (uintptr_t)state % 8 == 0; }
 
+/* The same for rows of a pool of states. */
+static inline bool has_paired_rows(const gt_ssd_args& a) { return !a.slots || a.state_out_stride % 2 == 0; }
+
 static inline bool has_whole_rows(const gt_ssd_args& a) {
     return has_pieces(a, a.x, a.x_stride) && has_pieces(a, a.Bm, a.Bm_stride) && has_pieces(a, a.Cm, a.Cm_stride) &&
            has_pieces(a, a.z, a.z_stride) && has_pieces(a, a.y, a.y_stride) && has_pieces(a, a.dy, a.dy_stride) &&
            has_pieces(a, a.dx, a.dx_stride) && has_pieces(a, a.dz, a.dz_stride) && has_pieces(a, a.dBm, a.dBm_stride) &&
            has_pieces(a, a.dCm, a.dCm_stride) && has_pairs(a.state_in) && has_pairs(a.state_out) &&
-           has_pairs(a.dstate_in) && has_pairs(a.dstate_out);
+           has_pairs(a.dstate_in) && has_pairs(a.dstate_out) && has_paired_rows(a);
 }
 
 /* x, y, z, dy or dz by boxes of 64 tokens of a head's 64 rows. */
@@ -81,21 +85,21 @@ static inline TensorShape rows_shape(const gt_stride& stride, const Problem& in)
     return {{in.H * in.P, T, B}, {stride.t, B > 1 ? stride.b : stride.t}, {TILE_P, CHUNK, 1}, true};
 }
 
-/* Whether a tensor can have such a map.  NULL, as in a query, counts as aligned. */
+/* Whether a tensor can have this map.  NULL, as in a query, counts as aligned. */
 static inline bool has_rows(const void* data, const gt_stride& stride, const Problem& in) {
     return in.P % TILE_P == 0 && (stride.h == in.P || in.H == 1) && in.sequences.T <= INT32_MAX &&
            in.H * in.P <= INT32_MAX && is_tensor(static_cast<const f16*>(data), rows_shape(stride, in));
 }
 
-/* Whether the slots of all heads, by tiles of 64 rows, are so many that kernels on tensor cores, which number them and
- * their quarters by int, cannot take them. */
+/* Whether the slots of all heads, by tiles of 64 rows, are too many for kernels on tensor cores: these number slots and
+ * their quarters by int. */
 static inline bool has_too_many_slots(const gt_ssd_args& a) {
     return gt_times(checkpoint_slots(a), (a.P + TILE_P - 1) / TILE_P) >= INT32_MAX / 8;
 }
 
 /* ---- blocks and segments ----------------------------------------------------------------------------------------- */
 
-/* Blocks of the same `units` units, each with segments of its own, where `fit` blocks run on a multiprocessor. */
+/* Number of blocks that share the segments of `units` units, if `fit` blocks run on a multiprocessor. */
 static inline int64_t strands_of_units(const Problem& in, int units, int fit, const Device& device) {
     return strands(most_sequences(in.sequences) * in.segments.count, in.G * group_bundles(in, units),
                    grid_room(in.sequences, 8 * fit, device));
@@ -105,14 +109,14 @@ static inline int64_t strands_of(const Problem& in, const StatesChoice& states, 
     return strands_of_units(in, states.strand_units, states.fit, device);
 }
 
-/* ANY: as many segments as give every multiprocessor three blocks. */
+/* ANY: enough segments for three blocks on every multiprocessor. */
 static inline int64_t segments_of_any(const gt_ssd_args& a, const Device& device) {
     const int64_t tiles = (a.P + TILE_P - 1) / TILE_P;
     return choose_segments(sequences_of(a), a.segments, a.H * tiles, 3 * (int64_t)device.multiprocessors,
                            4 * CHECKPOINT, CHECKPOINT);
 }
 
-/* As many segments as fill the multiprocessors with blocks of `units` units. */
+/* Enough segments to fill the multiprocessors with blocks of `units` units. */
 static inline int64_t segments_of_units(const gt_ssd_args& a, const Problem& in, int units, int fit,
                                         const Device& device) {
     return choose_segments(sequences_of(a), a.segments, a.G * group_bundles(in, units),
@@ -141,8 +145,8 @@ static inline int units_of_states(const gt_ssd_args& a, const Problem& in, const
 static inline int units_of_gate(const gt_ssd_args& a, int states) { return states == 1 ? 0 : a.N <= SLAB ? states : 2; }
 
 /* Units of a block of the SM90 forward kernel, 16 bits; 0: MMA takes the call.  Short sequences of few heads get two
- * blocks of one unit instead of one block of two: they take no longer, and the kernel before leaves room for one of them
- * earlier.  The bits are the same with N <= 64: blocks of one unit have 64 columns. */
+ * blocks of one unit instead of one block of two: they take no longer, and the kernel before leaves room for one of
+ * them earlier.  The bits are the same with N <= 64: blocks of one unit have 64 columns. */
 static inline int units_of_forward(const gt_ssd_args& a, int states) {
     if (states == 2 && a.N > 16 && a.N <= 64 && a.T <= 2 * CHECKPOINT) return 1;
     return a.N <= SLAB ? states : states >= 2 ? 2 : 0;
@@ -162,8 +166,8 @@ static inline StatesChoice choose_states(const Problem& in, int units, bool is_s
     return c;
 }
 
-/* Whether forward_maps_kernel may take the call, by sizes: where as many heads share B and C as make up for another
- * kernel for these.  Packed sequences would share boxes of rows. */
+/* Whether forward_maps_kernel may take the call, by sizes: enough heads must share B and C to pay for another kernel
+ * that converts them.  Packed sequences would share boxes of rows. */
 static inline bool has_sizes_of_maps(const gt_ssd_args& a, const Problem& in, int units) {
     return units == 4 && a.N > SLAB / 2 && a.N <= SLAB && a.P % TILE_P == 0 && a.seq_capacity == 0 &&
            group_units(in) >= (a.z ? 16 : 48);
@@ -176,16 +180,16 @@ static inline bool go_in_twos(const Problem& in, const Device& device) {
     return 2 * ((pairs + room - 1) / room) <= (2 * pairs + room - 1) / room;
 }
 
-/* Everything that only MMA and SM90 ask, of a call with their sizes on a device that has them. */
+/* All choices for MMA and SM90, for a call with their sizes on a device that has them. */
 static inline void choose_on_tensor_cores(const gt_ssd_args& a, gt_pass pass, Problem in, const Device& device,
                                           Choice* c) {
     const bool is_fp32 = a.dtype == GT_F32, has_sm90 = device.runs_sm90a, is_sm90 = has_sm90 && !is_fp32;
-    /* fp32 on SM90: of one unit a group half of a block would be idle, and of 16 columns it would multiply 64 */
+    /* fp32 on SM90: with one unit a group half of a block would be idle, and 16 columns would be multiplied as 64 */
     const bool is_split = has_sm90 && is_fp32 && in.N > 16 && group_units(in) >= 2;
     const int units = is_sm90 ? units_of_states(a, in, device) : 0;
     ForwardChoice& f = c->forward;
     f.units = is_sm90 ? units_of_forward(a, units) : 0;
-    const int leading = pass == GT_FORWARD ? f.units : units; /* segments are those of the pass that comes first */
+    const int leading = pass == GT_FORWARD ? f.units : units; /* the first pass decides on segments */
     in.segments.count = c->segments = segments_of_units(a, in, leading ? leading : 2, leading > 1 ? 1 : 2, device);
     c->ranks = leading && a.seq_capacity > 1;
 
@@ -215,7 +219,7 @@ static inline void choose_on_tensor_cores(const gt_ssd_args& a, gt_pass pass, Pr
 
 static inline Problem problem_of(const gt_ssd_args& a) {
     Problem in = {};
-    in.sequences = sequences_of(a);
+    in.sequences = sequences_of(a, a.state_out_stride);
     in.H = a.H, in.G = a.G;
     in.P = (int)a.P, in.N = (int)a.N;
     in.dtype = a.dtype, in.dt_dtype = a.dt_dtype;
@@ -229,7 +233,7 @@ static inline Problem problem_of(const gt_ssd_args& a) {
     return in;
 }
 
-/* Whether the sizes are such as MMA and SM90 take, and this build has their kernels for the dtype and for N. */
+/* Whether MMA and SM90 take the sizes, and this build has their kernels for the dtype and for N. */
 static inline bool has_kernels(const gt_ssd_args& a) {
     return has_tensor_sizes(a) && is_built(a.dtype) && is_built_columns(a.N);
 }
@@ -238,8 +242,8 @@ static inline bool has_kernels(const gt_ssd_args& a) {
 static inline Choice choose(const gt_ssd_args& a, gt_pass pass, const Device& device) {
     Choice choice = {}, *const c = &choice;
     c->any_segments = segments_of_any(a, device);
-    /* This must not depend on tensors: forward's and backward's may differ in alignment.  For sequences of one slot, MMA
-     * and SM90 need no states but the caller's. */
+    /* This must not depend on tensors: forward's and backward's may differ in alignment.  For sequences of one slot,
+     * MMA and SM90 need no states but the caller's. */
     c->saves_states = a.seq_capacity > 0 || a.T > CHECKPOINT || !has_kernels(a) || device.compute_capability < 80;
     c->has_tensor_sizes =
         has_kernels(a) && !has_too_many_slots(a) && device.compute_capability >= 80 && device.shared_bytes >= 99 * 1024;

@@ -1,6 +1,6 @@
 /* gt/ssd/launch.cuh - ssd on the current GPU: the launches of a plan, each by the family of kernels that choose() gave
- * it (any/launch.cuh, mma/launch.cuh, sm90/launch.cuh), and ssd as the driver sees it.  gt/recurrence/driver.cuh has the
- * order of the launches and the C functions. */
+ * it (any/launch.cuh, mma/launch.cuh, sm90/launch.cuh), and ssd as the driver sees it.  gt/recurrence/driver.cuh has
+ * the order of the launches and the C functions. */
 #ifndef GT_SSD_LAUNCH_CUH
 #define GT_SSD_LAUNCH_CUH
 

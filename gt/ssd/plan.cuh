@@ -15,7 +15,7 @@ namespace ssd {
 
 /* ---- from values to types --------------------------------------------------------------------------------------- */
 
-/* launch(the first of these numbers that is n or more; else the last). */
+/* Calls launch() with the first of these numbers that is n or more, else with the last. */
 template <int FIRST, int... MORE, class Launch>
 static inline gt_status with_size(int n, const Launch& launch) {
     if constexpr (sizeof...(MORE) > 0)
@@ -23,8 +23,8 @@ static inline gt_status with_size(int n, const Launch& launch) {
     return launch(std::integral_constant<int, FIRST>());
 }
 
-/* launch(the first of these numbers of columns that is n or more), of those that this build has a kernel for: fewer
- * columns take a larger kernel where theirs is left out.  FROM: the number before FIRST. */
+/* Calls launch() with the first of these numbers of columns that is n or more and that this build has a kernel for.  If
+ * the build leaves out a kernel, the next larger one takes its columns.  FROM: the number before FIRST. */
 template <int FROM, int FIRST, int... MORE, class Launch>
 static inline gt_status with_columns_from(int n, [[maybe_unused]] const Launch& launch) {
     if constexpr (is_built_columns<FROM, FIRST>())
@@ -71,7 +71,7 @@ static inline int64_t pass_blocks(const Problem& in, const Device& device) {
     return strands_for(in, grid_room(in.sequences, 32, device)) * in.H * in.tiles;
 }
 
-/* The blocks of a launch that has `units` units in each; in.bundles says where they stand. */
+/* Blocks of a launch with `units` units in each; sets in.bundles. */
 static inline int64_t take_bundles(Problem& in, int units, int64_t strands) {
     set_bundles(in, units, strands);
     return strands * in.G * group_bundles(in, units);
@@ -87,7 +87,7 @@ static inline ScanParams scan_of(const Problem& in, const float* state_in, int s
     return {in.sequences, in.segments, CHECKPOINT, state_in, state_in_shared, in.H * in.P * in.N, in.H, nullptr};
 }
 
-/* Where the order of packed sequences lies, for kernels of 9.0.  NULL: there is none. */
+/* Memory for the order of packed sequences, for kernels of 9.0, or NULL. */
 static inline int32_t* take_order(Arena& arena, const gt_ssd_args& a, const Choice& choice) {
     return choice.ranks ? arena.take<int32_t>(a.seq_capacity) : nullptr;
 }
@@ -118,7 +118,7 @@ static inline int64_t gate_places(const gt_ssd_args& a) {
     return checkpoint_slots(a) * SLOT_CHUNKS * ((a.P + TILE_P - 1) / TILE_P);
 }
 
-/* dx: memory that is written once all have read g; or NULL. */
+/* dx: NULL, or memory whose writers wait until g has been read. */
 static inline GatedRows take_gated_rows(Arena& arena, const gt_ssd_args& a, void* dx, const gt_stride& dx_stride) {
     const int64_t row = a.H * a.P;
     GatedRows g = {dx, dx_stride, arena.take<float>(gate_places(a) * BLOCKS)};
@@ -145,13 +145,13 @@ static inline gt_status map_states(TensorMap* map, const Checkpoints& states, co
     return report(make_tensor_map(map, data, shape), "ssd cuTensorMapEncodeTiled");
 }
 
-/* Where has_rows() holds. */
+/* Needs has_rows(). */
 static inline gt_status map_rows(TensorMap* map, const void* data, const gt_stride& stride, const Problem& in) {
     return report(make_tensor_map(map, static_cast<const f16*>(data), rows_shape(stride, in)),
                   "ssd cuTensorMapEncodeTiled");
 }
 
-/* The maps of what forward's kernel writes. */
+/* Makes the maps of the outputs of forward's kernel. */
 static inline gt_status map_outputs(HopperForwardParams& p, bool y_by_map) {
     const int64_t slots = chunk_slots(p.in.sequences, CHECKPOINT);
     p.y_map = p.checkpoint_map = TensorMap();
@@ -199,7 +199,7 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, const Choice& choic
     Arena arena(a.workspace), saved(choice.saves_states ? a.saved : nullptr);
     const Checkpoints checkpoints = choice.saves_states ? take_checkpoints(saved, a) : Checkpoints();
     plan.choice = choice;
-    plan.sequences = sequences_of(a);
+    plan.sequences = sequences_of(a, a.state_out_stride);
     add_output(plan.unused, a.y, a.y_stride, a.dtype, a.H, a.P);
     if (choice.on_tensor_cores) {
         TensorParams& p = plan.tensor;
@@ -247,7 +247,7 @@ static inline AnyBackwardPlan plan_any_backward(const gt_ssd_args& a, Arena& are
     d.in = plan.states.in = s.in;
     const int64_t tiles = s.in.tiles, tokens = a.B * a.T * a.H;
     plan.windows = a.B * windows_of(a.T);
-    /* a block parks states, so that there are few more blocks than can run at once */
+    /* blocks park states, so there are few more of them than can run at once */
     const int64_t strands = strands_for(s.in, 16 * (int64_t)device.multiprocessors);
     plan.blocks = strands * a.H * tiles;
     s.checkpoints = a.saved ? saved : take_checkpoints(arena, a);
@@ -285,8 +285,8 @@ static inline AnyBackwardPlan plan_any_backward(const gt_ssd_args& a, Arena& are
 /* The parameters of all launches. */
 struct TensorBackwardPlan {
     StatesParams forward, reverse; /* h where forward did not leave it; G */
-    TensorParams gate;             /* dz; where there is no g it comes first, and makes h, too */
-    Problem gated;                 /* what g is made of */
+    TensorParams gate;             /* makes dz; without g it comes first, and makes h, too */
+    Problem gated;                 /* the inputs of g */
     GatedRows g;                   /* where choice.gates_rows */
     GateGradient gradient;         /* where choice.gates_by_y */
     ChunkGradientParams chunks;
@@ -298,7 +298,7 @@ struct TensorBackwardPlan {
     bool makes_h, makes_G, makes_dz;
     int64_t rows; /* of the sums of a slab */
 
-    /* Whether something comes before G. */
+    /* Whether a launch comes before G's. */
     bool has_first() const { return makes_h || makes_dz || choice.gates_rows; }
     /* launch.cuh */
     gt_status make_dz(const Device& device, Chain& chain) const;
@@ -388,7 +388,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     plan.reverse.state_sum =
         sums.take(arena, shared ? a.dstate_in : nullptr, strands_of(c.in, choice.reverse, device), a.H * a.P * a.N);
     if (is_split)
-        c.dx_share = plan.makes_dz ? take_share(arena, a) : nullptr; /* of dz alone: dx itself holds shares */
+        c.dx_share = plan.makes_dz ? take_share(arena, a) : nullptr; /* for dz alone: dx itself holds shares */
     else if ((a.dx || plan.makes_dz) &&
              slab_count > 1) /* 64 rows of every chunk and tile of a head; no less than of dz */
         c.dx_share = arena.take<float>(plan.rows * CHUNK * a.H * c.in.tiles * TILE_P);
@@ -444,9 +444,9 @@ struct BackwardPlan {
     gt_status finish_chunks(const Device& device, Chain& chain) const;
 };
 
-/* The arguments without y, unless backward reads it. */
+/* The arguments; y is NULL unless backward reads it. */
 static inline gt_ssd_args backward_args(gt_ssd_args a) {
-    if (!a.reads_y || !a.z || !a.dz) a.y = nullptr; /* in a query, too: forward's may lie otherwise */
+    if (!a.reads_y || !a.z || !a.dz) a.y = nullptr; /* in a query, too: forward's y may have another layout */
     return a;
 }
 
@@ -478,7 +478,7 @@ static inline BackwardPlan plan_backward(const gt_ssd_args& args, const Choice& 
 
 /* ---- slabs of columns ------------------------------------------------------------------------------------------- */
 
-/* Makes rows, which may be NULL, begin with the first column of a launch's. */
+/* Moves rows, or NULL, to the first column of a launch. */
 template <class T>
 static inline void skip_columns(T*& rows, int columns) {
     if (rows) rows += columns;

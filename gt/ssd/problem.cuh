@@ -14,21 +14,21 @@ using namespace ssm;
 
 constexpr int TILE_P = 64; /* rows of the state in a block */
 
-/* Columns of a state that a launch on tensor cores takes.  More columns take several launches, one after another: y, dx,
- * ddt and the sums are sums over columns, so each launch adds a partial sum.  sm90/forward.cuh takes up to 256 in one
- * launch. */
+/* Columns of a state that a launch on tensor cores takes.  More columns take several launches, one after another: y,
+ * dx, ddt and the sums are sums over columns, so each launch adds a partial sum.  sm90/forward.cuh takes up to 256 in
+ * one launch. */
 constexpr int SLAB = 128;
 
-/* fp32 activations by mma/: tokens of a chunk, which takes twice the room of 16 bits. */
+/* fp32 activations in mma/: tokens of a chunk.  They take twice the room of 16 bits. */
 constexpr int SHORT = 32, SHORT_BLOCKS = SHORT / BLOCK, SLOT_SHORTS = CHECKPOINT / SHORT;
 
 constexpr int SLOT_CHUNKS = CHECKPOINT / CHUNK;
 
 /* ---- the arguments ---------------------------------------------------------------------------------------------- */
 
-/* The blocks of a launch on 9.0 as the host counts them; a block takes several units of a group.  On the device a division
- * takes half a microsecond, and a block's first copies would wait for it.  Dividers: by blocks of a strand, bundles of a
- * group, tiles of a head, segments of a sequence. */
+/* The blocks of a launch on 9.0 as the host counts them; a block takes several units of a group.  On the device a
+ * division takes half a microsecond, and a block's first copies would wait for it.  Dividers: by blocks of a strand,
+ * bundles of a group, tiles of a head, segments of a sequence. */
 struct Bundles {
     int strands, heads, units; /* heads, units of a group */
     Divider by_strand, by_group, by_tile, segments;
@@ -45,12 +45,11 @@ struct Problem {
     int skip_per_channel;
     const void *x, *dt, *Bm, *Cm, *z, *dy;
     const float *A, *Dskip, *dt_bias;
-    /* Not NULL: dy is f16 and stands for dy silu(z), z being NULL; these undo its powers (sm90/gate.cuh). */
+    /* Not NULL: dy is dy silu(z) as f16, z is NULL, and these are the inverses of its powers (sm90/gate.cuh). */
     const float* dy_inverses;
     gt_stride x_stride, dt_stride, Bm_stride, Cm_stride, z_stride, dy_stride;
     int tiles; /* of 64 rows of P */
-    /* The sequences in the order in which passes on 9.0 take them: the longest first (see rank_sequences).  NULL: as
-     * they come. */
+    /* The order of sequences in passes on 9.0: the longest first (see rank_sequences).  NULL: the call's order. */
     const int32_t* order;
     Bundles bundles;
     /* Tensor cores: the columns of the states that the launch takes (take_slab()); at most SLAB, but all N in
@@ -58,12 +57,12 @@ struct Problem {
     int columns;
 };
 
-/* Whether a pass over the call's sequences, forward or back, reads only what the caller gave: none is cut into segments,
- * and they are not packed, so that no kernel ranks them.  It need not wait for kernels before it then. */
+/* Whether a pass over the call's sequences, forward or back, reads only the caller's tensors: sequences are not cut
+ * into segments, and not packed, so no kernel ranks them.  The pass then need not wait for kernels before it. */
 GT_HD bool is_apart(const Problem& in) { return in.segments.count == 1 && !in.sequences.cu_seqlens; }
 
-/* States every 128 tokens, [b][h][slot][P][N]: fp32, or, if the activations have 16 bits and rows are whole pieces, f16
- * and behind all of them, for the same slots, [P/16][N/128] floats, which 16 rows' values are to be multiplied by. */
+/* States every 128 tokens, [b][h][slot][P][N]: fp32; or f16, if the activations have 16 bits and rows are whole pieces.
+ * Behind all f16 states lie, for the same slots, [P/16][N/128] floats: the factor of each 16 rows' values. */
 struct Checkpoints {
     float* plain;
     f16* values;
@@ -77,17 +76,17 @@ GT_HD int slabs(int N) { return (int)(((uint32_t)N + SLAB - 1) / SLAB); }
 GT_HD int slot_powers(int P, int N) { return row_tiles(P) * slabs(N); }
 GT_HD int power_index(int N, int row) { return (int)((uint32_t)row / 16) * slabs(N); }
 
-/* Whether the sizes are such as tensor cores take. */
+/* Whether tensor cores take the sizes. */
 static inline bool has_tensor_sizes(const gt_ssd_args& a) { return a.N % 16 == 0 && a.P % 8 == 0; }
 
-/* Whether they are f16: whichever kernels write and read them. */
+/* Whether checkpoints are f16, whichever kernels write and read them. */
 static inline bool has_f16_checkpoints(const gt_ssd_args& a) { return a.dtype != GT_F32 && has_tensor_sizes(a); }
 
 static inline int64_t checkpoint_slots(const gt_ssd_args& a) {
     return a.B * a.H * chunk_slots(sequences_of(a), CHECKPOINT);
 }
 
-/* In the next piece of an arena. */
+/* Takes checkpoints from an arena. */
 static inline Checkpoints take_checkpoints(Arena& arena, const gt_ssd_args& a) {
     const int64_t slots = checkpoint_slots(a);
     Checkpoints c = {nullptr, nullptr, nullptr};
@@ -140,8 +139,8 @@ struct DeltaParams {
     float *dA, *dbias; /* rows [B*windows,H] or NULL */
 };
 
-/* B and C as f16, as shared memory has them: [rows][G][2] tiles, and [rows][G][2][64] what undoes the powers of their
- * rows.  rows: chunks that there may be, two a slot of 128 tokens. */
+/* B and C as f16, in shared memory's layout: [rows][G][2] tiles, and [rows][G][2][64] inverse powers of their rows.
+ * rows: possible chunks, two a slot of 128 tokens. */
 struct GroupTiles {
     f16* values;
     float* inverses;
@@ -156,8 +155,8 @@ struct TensorParams {
     float* state_out;
     int state_in_shared;
     Checkpoints checkpoints;
-    float* share;                /* [B,T,H,P], of y: what launches before gave; NULL: there is but one */
-    int has_share, leaves_share; /* it is to be added; it is all that the launch leaves */
+    float* share;                /* [B,T,H,P], of y: partial sums of launches before; NULL: there is only one launch */
+    int has_share, leaves_share; /* the launch adds it; the launch stores nothing else */
     int makes_dz;                /* backward: y is dz */
     GroupTiles groups;           /* scratch of forward_maps_kernel; no pointers: another kernel runs */
 };
@@ -173,7 +172,7 @@ struct StatesParams {
     int is_local; /* a Local: segments from zeros: only segments.states and segments.decays are written */
 };
 
-/* g as kernels take it: in place of dy, with z = NULL. */
+/* g, which kernels take in place of dy, with z = NULL. */
 struct GatedRows {
     void* rows; /* f16 [B,T,H,P]; NULL: none */
     gt_stride stride;
@@ -196,10 +195,10 @@ struct ChunkGradientParams {
     uint32_t by_tiles;          /* 2^32 / in.tiles, rounded up; not for one tile */
     void *dx, *ddt, *dBm, *dCm; /* NULL: not wanted */
     gt_stride dx_stride, ddt_stride, dBm_stride, dCm_stride;
-    /* what launches before gave of dx, by place, step and thread, and of ddt, [B*slots*2][H][64], which 9.0 does not
-     * use; NULL: there is but one, or not wanted */
+    /* partial sums of earlier launches: of dx, by place, step and thread; of ddt, [B*slots*2][H][64], not used on 9.0.
+     * NULL: there is one launch, or the gradient is not wanted */
     float *dx_share, *ddt_share;
-    int has_share, leaves_share; /* it is to be added; it is what the launch leaves instead of dx and ddt */
+    int has_share, leaves_share; /* the launch adds it; the launch stores it instead of dx and ddt */
     /* sums over a chunk, [B*slots*2][H], dskip per channel [B*slots*2][H][P]; NULL: not wanted */
     float *dA, *dbias, *dskip;
 };
@@ -218,7 +217,7 @@ struct SplitGradientParams {
     gt_stride dx_stride, dBm_stride, dCm_stride;
     float *da, *direct, *across; /* [B,T,H]: da without the sums across chunks; <x, U>.  NULL: not wanted */
     float* dskip;                /* [B*slots*4][H], per channel [H][P]; NULL: not wanted */
-    int has_share;               /* a launch before has left its share of dx, da, direct and across */
+    int has_share;               /* an earlier launch has stored its share of dx, da, direct and across */
 };
 
 /* mma/fp32_gradients_tokens.cuh */
@@ -234,8 +233,8 @@ struct ChunkTimesParams {
 /* sm90/gradients_tokens.cuh */
 struct TokenParams {
     ChunkGradientParams chunk; /* of all slabs */
-    /* [row][H][records] ChunkTokens, record_count floats apart; [slab][row][H][tiles] ChunkSums, sums_count floats apart;
-     * as many times what undoes the powers of h (4) and G (4) */
+    /* [row][H][records] ChunkTokens, record_count floats apart; [slab][row][H][tiles] ChunkSums, sums_count floats
+     * apart; as many times the inverse powers of h (4) and G (4) */
     float *tokens, *sums, *inverses;
     int record_count, sums_count;
     int64_t rows; /* B*slots*2 */
@@ -248,7 +247,7 @@ struct TokenParams {
 constexpr int MMA_UNITS = 2, UNIT_WARPS = 4, WARPS = MMA_UNITS * UNIT_WARPS,
               THREADS = 32 * WARPS; /* of a block; UNIT_WARPS: of a unit */
 
-/* Blocks of `bytes` of shared memory on a multiprocessor: two, if their memory fits, with 1 KB that the driver takes of
+/* Blocks of `bytes` of shared memory on a multiprocessor: two, if their memory fits, with the driver's 1 KB for
  * each. */
 GT_HD constexpr int blocks_at_once(int bytes) { return 2 * (bytes + 1024) <= GT_SHARED_KB * 1024 ? 2 : 1; }
 
@@ -261,8 +260,7 @@ constexpr int TOKEN_WARPS = 8, TOKEN_BLOCKS = 16;
 
 /* ---- the segments, tokens and chunks of a block --------------------------------------------------------------- */
 
-/* The segment that is number `item` for those who take them in the order of lengths.  Where sequences have several
- * segments each, item < 2^31. */
+/* Segment number `item` in the order of Problem::order.  If sequences have several segments each, item < 2^31. */
 GT_DEV Span ordered_span(const Problem& in, int64_t item) {
     int segment = 0;
     if (in.segments.count > 1) item = divide((int)item, in.bundles.segments, &segment);
@@ -270,16 +268,20 @@ GT_DEV Span ordered_span(const Problem& in, int64_t item) {
     return span_of(in.sequences, in.segments, CHECKPOINT, item, segment);
 }
 
-/* Segments of sequences that the blocks of a tile and head share, and how many of these blocks there are. */
+/* Number of segments that the blocks of a tile and head share; number of these blocks. */
 GT_DEV int64_t items_of(const Problem& in) { return sequence_count(in.sequences) * in.segments.count; }
 
-/* The state that a segment's cursor begins with: what scan_segments found, or, where the sequence is one segment, its
- * own in row `row` of `states`.  The memory of `states` may be that which the cursor of another segment of the sequence
- * writes in the end, so that it is not read where there are several. */
-GT_DEV const float* first_state(const Problem& in, const Span& span, const float* states, int64_t row) {
+/* A segment's first state: the result of scan_segments, or, if the sequence is one segment, the sequence's in `states`.
+ * With several segments `states` must not be read: the block of another segment may already have written the last state
+ * there. */
+GT_DEV const float* first_state(const Problem& in, const Span& span, const float* states, int64_t s) {
     const int64_t size = in.H * in.P * in.N;
-    if (!span.starts || !span.ends) return in.segments.states + span.segment_slot * size;
-    return states ? states + row * size : nullptr;
+    return gt::first_state(in.sequences, in.segments, span, size, states, s);
+}
+
+/* The place of the last state of sequence s, or NULL. */
+GT_DEV float* last_state(const Problem& in, float* states, int64_t s) {
+    return end_row(in.sequences, states, in.H * in.P * in.N, s);
 }
 
 /* Where Problem::dy_inverses has the BLOCKS numbers of a chunk and tile.  slot: of all heads and batch elements. */
@@ -301,7 +303,7 @@ GT_DEV void load_dt(const Problem& in, int64_t first, int tokens, float (&dt)[2]
     dt[1] = t + 1 < tokens ? load_as(in.dt, in.dt_dtype, first + (t + 1) * in.dt_stride.t) : 0.0f;
 }
 
-/* The same as bits: what turns them into numbers would wait for them. */
+/* The same as bits: a conversion to numbers would wait for the loads. */
 GT_DEV void load_dt(const Problem& in, int64_t first, int tokens, uint32_t (&bits)[2]) {
     const int t = 2 * here();
     GT_UNROLL
@@ -322,7 +324,7 @@ GT_DEV void dt_of_bits(const Problem& in, const uint32_t (&bits)[2], float (&dt)
                                          : Element<f16>::lo(bits[i]);
 }
 
-/* Delta of them, 0 beyond. */
+/* Delta of these tokens, 0 beyond. */
 GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2], Delta (&delta)[2]) {
     const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
     const int t = 2 * here();
@@ -357,12 +359,12 @@ GT_DEV float2 skips_of(const Problem& in, int h, int p) {
     return {p < in.P ? skip[p] : 0.0f, p + 1 < in.P ? skip[p + 1] : 0.0f};
 }
 
-/* The chunk that a block of the chunks' gradients works on; a step is 64 rows p of one of its group's heads. */
+/* The chunk of a block of the chunks' gradients; a step is 64 rows p of one of its group's heads. */
 struct ChunkPlace {
     uint32_t smem;
     int64_t first; /* token */
     int b, slot, g, heads, steps;
-    int warp; /* its number, in a form that the compiler knows to be the same in all lanes */
+    int warp; /* the compiler knows that all lanes have the same */
     int tokens, neighbour_tokens;
     bool second; /* of the two chunks of its checkpoint */
 
@@ -377,8 +379,8 @@ struct ChunkPlace {
     GT_METHOD bool makes_state() const { return neighbour_tokens > 0; }
 };
 
-/* place: [B,slots,G], then the two chunks of a slot.  tokens = 0: there is none.  Int: what divides.  Where a block
- * takes places in turn it is of 32 bits, which is quick. */
+/* place: [B,slots,G], then the two chunks of a slot.  tokens = 0: no chunk has this place.  Int: the type of the
+ * divisions; 32 bits, which are quick, where a block takes places in turn. */
 template <class Int = int64_t>
 GT_DEV ChunkPlace find_chunk(const ChunkGradientParams& p, int place) {
     const Problem& in = p.in;

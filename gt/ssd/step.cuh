@@ -15,25 +15,26 @@
  *
  * Calls of more than 4 tokens take the larger ROWS: a warp then reads B and C of a token half as often for a row.
  *
- * SUMS OVER n.  A lane adds its columns in order, then lanes meet in a tree: first those LANES / 2 apart, in the end
- * neighbours.  A stage exchanges half of the rows that are left, so 8 rows take 4 + 2 + 1 + 1 shuffles of 16 lanes.
- * In the upper half of the lanes row i is row i ^ ROWS / 2 of the group.  Then the first stage needs no selects.  ROWS
- * does not change the tree.
- * DECAY.  Lane t makes Delta and the decay of token t, all at once; shuffles hand them out.  Closer to 1 than NEAR_ONE,
- * a decay is kept as expm1(a).  Any other decay is one number, 1 + expm1(a): rounding it changes 1 - decay by 2^-19 of
- * its value at most.
+ * SUMS OVER n.  A lane adds its columns in order, then a tree adds lanes: first lanes LANES / 2 apart, in the end
+ * neighbours.  A stage exchanges half of the remaining rows, so 8 rows take 4 + 2 + 1 + 1 shuffles of 16 lanes.  In the
+ * upper half of the lanes row i is row i ^ ROWS / 2 of the group.  Then the first stage needs no selects.  ROWS does
+ * not change the tree.
+ * DECAY.  Lane t makes Delta and the decay of token t, all tokens at once; shuffles hand them out.  Closer to 1 than
+ * NEAR_ONE, a decay is kept as expm1(a).  Any other decay is one number, 1 + expm1(a): rounding it changes 1 - decay by
+ * 2^-19 of its value at most.
  *
- * INPUTS.  A block copies all tokens of B, C and of its rows of x and z to shared memory (cp.async), before it loads its
- *     state, and meets once.  Copied token by token, each token would wait for L2: 16 tokens took 1.2 times as long.
- * STATE.  It stays in registers for all tokens, and is stored when the last token to commit is done.
+ * INPUTS.  A block copies all tokens of B, C and of its rows of x and z to shared memory (cp.async), before it loads
+ *     its state, and has one barrier.  Copied token by token, each token would wait for L2: 16 tokens took 1.2 times as
+ *     long.
+ * STATE.  It stays in registers for all tokens, and is stored after the last token to commit.
  * REGISTERS: 32 numbers of the state, or 64; B, C, x and z of the token at hand and of the next one.
  * SHARED MEMORY: T (2 columns + rows of the block, twice with z) elements.  N = 128, 32 rows, bf16: 576 bytes a token.
  * BYTES a row: the state once each way, 8 N.  A token and row, bf16: x, y (z) 2 each; a token and block: B and C 4 N,
  *     mostly from L2.
  * ISSUE SLOTS a row and token, N = 128: 8 multiply-adds and products on the state (12 where the decay is near 1), 4 for
  *     y, about 4 for sums, x, B, C and the rest.
- * GRID: a strand has H * parts blocks, a part up to WARPS warps of one head.  There is a strand for every batch element,
- *     as far as a grid can count. */
+ * GRID: a strand has H * parts blocks, a part up to WARPS warps of one head.  There is a strand for every batch
+ *     element, up to the limit of a grid. */
 #ifndef GT_SSD_STEP_CUH
 #define GT_SSD_STEP_CUH
 
@@ -55,9 +56,14 @@ struct StepParams {
     DeltaRule rule;
     int skip_per_channel;
     const void *x, *dt, *Bm, *Cm, *z;
-    const float *A, *Dskip, *dt_bias;
+    const float* A;
+    const void *Dskip, *dt_bias;
+    gt_dtype parameter_dtype;
     void* y;
-    float* state; /* [slot_capacity,H,P,N] */
+    void* state; /* [slot_capacity,H,P,N] */
+    int64_t row_stride;
+    gt_dtype state_dtype;
+    StepRounding rounding;
     gt_stride x_stride, dt_stride, Bm_stride, Cm_stride, z_stride, y_stride;
     StepElements elements;
     int64_t strands;
@@ -74,7 +80,8 @@ struct StepTraits {
     static constexpr int SAME = HALF_LANES > HALF ? HALF_LANES / HALF : 1;
 };
 
-/* Blocks of a multiprocessor, at least: 15 or 20 warps with loads of 4 KB each in flight, or 10 to 15 warps with 8 KB. */
+/* Blocks of a multiprocessor, at least: 15 or 20 warps with loads of 4 KB each in flight, or 10 to 15 warps with 8
+ * KB. */
 template <class T, int VECS, int ROWS>
 struct StepBlocks {
     static constexpr bool IS_WIDE = VECS * ROWS > 8;
@@ -89,10 +96,10 @@ struct StepPlace {
     int64_t b;
     int h, g;
     int block_row;    /* first row of the block */
-    int lane;         /* among the lanes of a row */
+    int lane;         /* index within the lanes of a row */
     int first, other; /* rows of the lane's ROWS: the first HALF begin with `first`, the rest with `other` */
     int held;         /* first row whose y the lane holds */
-    bool writes;      /* y, which its neighbours hold, too */
+    bool writes;      /* this lane stores y; its neighbours hold the same y */
 
     /* The warp's rows begin with `tile`. */
     GT_METHOD void take_rows(int tile) {
@@ -132,9 +139,9 @@ GT_DEV TokenScale token_scale(const DeltaRule& rule, float dt, float A) {
 }
 
 /* ---- inputs in shared memory ---------------------------------------------------------------------------------------
- * A block keeps there all tokens of B, C and of its rows of x and z.  Loaded token by token, each would wait for L2. */
+ * A block keeps all tokens of B, C and of its rows of x and z there.  Loaded token by token, each would wait for L2. */
 
-/* The type of a number there. */
+/* The type of a number in shared memory. */
 template <class T>
 struct SharedElement {
     using Type = T;
@@ -144,8 +151,8 @@ struct SharedElement<AnyType> {
     using Type = float;
 };
 
-/* Numbers of a token there: B, C, the block's rows of x, and those of z if there is one.  NP: columns of B, and of C; from
- * column N on they are 0. */
+/* Numbers of a token in shared memory: B, C, and the block's rows of x, and of z if there is one.  NP: columns of B,
+ * and of C; from column N on they are 0. */
 GT_HD int shared_pitch(int NP, int rows, bool has_z) { return 2 * NP + (has_z ? 2 : 1) * rows; }
 
 /* COUNT neighbours as loaded. */
@@ -159,8 +166,8 @@ struct SharedPiece {
 template <int COUNT>
 struct SharedPiece<AnyType, COUNT> : SharedPiece<float, COUNT> {};
 
-/* Copies COPY neighbours to shared memory.  valid: how many of them exist, all or none; the others become 0.  Copies of a
- * dtype's own type are complete after cp_async_wait. */
+/* Copies COPY neighbours to shared memory.  valid: how many of them exist, all or none; the others become 0.  Copies of
+ * a dtype's own type are complete after cp_async_wait. */
 template <class T>
 constexpr int COPY = std::is_same<T, AnyType>::value ? 1 : 4;
 
@@ -175,13 +182,13 @@ GT_DEV void copy_piece(uint32_t to, const TokenCursor<T>& from, int valid) {
     }
 }
 
-/* What a lane reads of one token: z, and B, C and x, which a type that derives from this one has put there.  Rows that
- * the head does not have may hold anything. */
+/* A lane's inputs of one token: z, and B, C and x, which a derived type has copied there.  Rows beyond the head may
+ * hold anything. */
 template <class T, class C>
 struct SharedInputs {
     static constexpr uint32_t SIZE = sizeof(typename SharedElement<T>::Type);
     static constexpr int NP = C::LANES * C::COLUMNS;
-    uint32_t at, pitch; /* bytes: where the lane's columns of the token at hand begin; of a token */
+    uint32_t at, pitch; /* in bytes: the lane's columns of the current token; size of a token */
     SharedPiece<T, 4> B[C::VECS], Cm[C::VECS];
     SharedPiece<T, C::HALF> x, other;
     SharedPiece<T, 1> held[C::HELD], z[C::HELD]; /* of the rows whose y the lane holds */
@@ -203,7 +210,7 @@ struct SharedInputs {
         }
         cp_async_commit();
     }
-    /* The block meets when all is there, and the lane loads token 0. */
+    /* A barrier once all copies are complete; then the lane loads token 0. */
     GT_METHOD void meet(const StepParams& p, const StepPlace<C>& s) {
         cp_async_wait<0>();
         sync_threads();
@@ -229,7 +236,7 @@ struct SharedInputs {
     GT_METHOD void move() { at += pitch; }
 };
 
-/* The same with B, C and x from memory.  The constructor issues all loads, before those of the state. */
+/* The same with B, C and x from memory.  The constructor issues all loads, before the loads of the state. */
 template <class T, class C>
 struct StepInputs : SharedInputs<T, C> {
     GT_METHOD StepInputs(const StepParams& p, const StepPlace<C>& s, const StepElement&) {
@@ -255,7 +262,7 @@ GT_DEV void advance_rows(float (&h)[C::ROWS][C::COLUMNS], float factor, const fl
     }
 }
 
-/* Sums over the LANES lanes.  sums[0 ... HELD-1] become those of the rows that the lane holds. */
+/* Sums over the LANES lanes.  sums[0 ... HELD-1] become the sums of the lane's held rows. */
 template <class C>
 GT_DEV void sum_lanes(float (&sums)[C::ROWS], int lane) {
     float half[C::HALF];
@@ -276,39 +283,45 @@ GT_DEV void clear_rows(const StepParams& p, TokenCursor<T> y_at, int t, int writ
     }
 }
 
-/* All tokens of the warp's rows of one batch element.  Inputs: StepInputs, or a type with its members (conv_ssd). */
-template <class T, class Inputs, class Params, class C>
+/* All tokens of the warp's rows of one batch element.  Inputs: StepInputs, or a type with its members (conv_ssd).
+ * MIXED: the state, Dskip and dt_bias of dtypes that are known at run time; else all are fp32. */
+template <class T, class Inputs, bool MIXED, class Params, class C>
 GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
     constexpr bool VECTORS = !std::is_same<T, AnyType>::value;
     const StepElement element(p.elements, s.b);
-    const float A = p.A[s.h], bias = p.dt_bias ? p.dt_bias[s.h] : 0.0f;
+    const gt_dtype parameter_dtype = MIXED ? p.parameter_dtype : GT_F32;
+    const float A = p.A[s.h];
+    const uint32_t bias = p.dt_bias ? load_bits(p.dt_bias, parameter_dtype, s.h) : 0;
     uint32_t dt = 0; /* lane t: dt of token t */
     if (lane_id() < p.elements.T) dt = load_bits(p.dt, p.dt_dtype, offset_of(p.dt_stride, s.b, lane_id(), s.h));
     Inputs inputs(p, s, element);
     TokenCursor<T> y_at(p.y, p.dtype, offset_of(p.y_stride, s.b, 0, s.h) + s.held);
-    const int writes =
-        s.writes ? p.P - s.held : 0; /* how many of the held rows the lane stores, if not more than HELD */
+    const int writes = s.writes ? p.P - s.held : 0; /* existing rows from `held` on; the lane stores up to HELD */
     if (element.is_skipped(p.elements)) {
         cp_async_wait<0>();
         clear_rows<T, C>(p, y_at, 0, writes);
         return;
     }
-    float* const state = p.state + ((element.row * p.H + s.h) * p.P) * p.N;
+    const StepState state = {p.state, MIXED ? p.state_dtype : GT_F32,
+                             element.row * p.row_stride + (int64_t)s.h * p.P * p.N};
     float h[C::ROWS][C::COLUMNS];
-    GT_UNROLL
-    for (int i = 0; i < C::ROWS; i++) {
-        GT_UNROLL
-        for (int v = 0; v < C::VECS; v++)
-            load_four<VECTORS>(h[i] + 4 * v, state + s.row(i) * p.N + s.column(v),
-                               s.row(i) < p.P ? p.N - s.column(v) : 0);
-    }
-    const TokenScale own = token_scale(p.rule, value_of_bits(dt, p.dt_dtype) + bias, A);
-    float skip[C::HELD];
+    const auto piece = [&](int i, int N) {
+        const int row = s.row(i / C::VECS), column = s.column(i % C::VECS);
+        return StatePiece{row * N + column, row < p.P ? N - column : 0, row * (int)gt_row_groups(N) + column / 4};
+    };
+    load_step_state<VECTORS, C::ROWS * C::VECS>(h[0], state, [&](int i) { return piece(i, p.N); });
+    uint32_t skip_bits[C::HELD];
     GT_UNROLL
     for (int k = 0; k < C::HELD; k++) {
-        skip[k] = 0.0f;
-        if (p.Dskip && s.held + k < p.P) skip[k] = p.Dskip[p.skip_per_channel ? (int64_t)s.h * p.P + s.held + k : s.h];
+        const int row = s.held + k;
+        skip_bits[k] = p.Dskip && row < p.P
+                           ? load_bits(p.Dskip, parameter_dtype, p.skip_per_channel ? (int64_t)s.h * p.P + row : s.h)
+                           : 0;
     }
+    const TokenScale own = token_scale(p.rule, value_of_bits(dt, p.dt_dtype) + value_of_bits(bias, parameter_dtype), A);
+    float skip[C::HELD];
+    GT_UNROLL
+    for (int k = 0; k < C::HELD; k++) skip[k] = value_of_bits(skip_bits[k], parameter_dtype);
     inputs.begin(p, s);
     GT_NO_UNROLL
     for (int t = 0; t < element.tokens; t++) {
@@ -328,9 +341,9 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
             input[i] = delta * inputs.x.get(i);
             input[i + C::HALF] = delta * inputs.other.get(i);
         }
-        inputs.move(); /* the next token is loaded where this one was */
+        inputs.move(); /* the next token's inputs overwrite this one's */
         if (t + 1 < element.tokens) inputs.load(p, s);
-        if (growth == FAR_OFF) { /* more than fp32 may hold, but its product with a small state fits */
+        if (growth == FAR_OFF) { /* beyond fp32, but its product with a small state may fit */
             GT_NO_UNROLL
             for (int k = 0; k < 4; k++) {
                 GT_UNROLL
@@ -351,19 +364,14 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
         }
         y_at.move(p.y_stride.t);
         if (t + 1 != element.commit) continue;
-        const int N = made_here(p.N); /* so that addresses are not kept from the loads above */
-        GT_UNROLL
-        for (int i = 0; i < C::ROWS; i++) {
-            GT_UNROLL
-            for (int v = 0; v < C::VECS; v++)
-                store_four<VECTORS>(state + s.row(i) * N + s.column(v), h[i] + 4 * v,
-                                    s.row(i) < p.P ? N - s.column(v) : 0);
-        }
+        const int N = made_here(p.N); /* or addresses of the loads above would be kept */
+        store_step_state<VECTORS, C::ROWS * C::VECS>(
+            state, h[0], [&](int i) { return piece(i, N); }, p.rounding, s.b, s.h * (p.P * gt_row_groups(N)));
     }
     clear_rows<T, C>(p, y_at, element.tokens, writes);
 }
 
-template <class T, int LANES, int VECS, int ROWS>
+template <class T, int LANES, int VECS, int ROWS, bool MIXED>
 GT_KERNEL(32 * STEP_WARPS, (StepBlocks<T, VECS, ROWS>::VALUE))
 step_kernel(const GT_GRID_CONSTANT StepParams p) {
     using C = StepTraits<LANES, VECS, ROWS>;
@@ -376,7 +384,7 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
     s.block_row = part * (block_threads() / 32) * C::TILE;
     s.take_rows(s.block_row + warp_id() * C::TILE); /* a warp without rows loads, too */
     for (s.b = strand; s.b < p.B; s.b += p.strands) {
-        step_rows<T, StepInputs<T, C>>(p, s);
+        step_rows<T, StepInputs<T, C>, MIXED>(p, s);
         if (s.b + p.strands < p.B) sync_threads(); /* before shared memory is written again */
     }
 }
@@ -385,12 +393,13 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
 
 /* Whether rows of x, z, B, C and states are whole numbers of aligned fours. */
 static inline bool has_step_vectors(const gt_ssd_args& a) {
-    return a.N % 4 == 0 && a.P % 4 == 0 && has_fours(a.state_out) && has_fours(a.x, a.x_stride, a.dtype) &&
+    return a.N % 4 == 0 && a.P % 4 == 0 && has_aligned_fours(a.state_out, dtype_or_fp32(a.state_dtype)) &&
+           a.state_out_stride % 4 == 0 && has_fours(a.x, a.x_stride, a.dtype) &&
            has_fours(a.Bm, a.Bm_stride, a.dtype) && has_fours(a.Cm, a.Cm_stride, a.dtype) &&
            has_fours(a.z, a.z_stride, a.dtype);
 }
 
-/* How the rows of a head are cut into blocks, and blocks into warps. */
+/* Blocks of a head's rows, and warps of a block. */
 struct StepGrid {
     int64_t parts, warps; /* blocks of a head, warps of a block */
     StepGrid(int64_t P, int tile, int most_warps) {
@@ -410,23 +419,28 @@ static inline StepParams step_params_of(const gt_ssd_args& a, const StepGrid& gr
     p.skip_per_channel = a.Dskip_per_channel;
     p.x = a.x, p.dt = a.dt, p.Bm = a.Bm, p.Cm = a.Cm, p.z = a.z;
     p.A = a.A, p.Dskip = a.Dskip, p.dt_bias = a.dt_bias;
-    p.y = a.y, p.state = a.state_out;
+    p.parameter_dtype = dtype_or_fp32(a.parameter_dtype), p.state_dtype = dtype_or_fp32(a.state_dtype);
+    p.y = a.y, p.state = a.state_out, p.row_stride = a.state_out_stride;
     p.x_stride = a.x_stride, p.dt_stride = a.dt_stride, p.Bm_stride = a.Bm_stride, p.Cm_stride = a.Cm_stride;
     p.z_stride = a.z_stride, p.y_stride = a.y_stride;
     p.elements = step_elements_of(a);
+    p.rounding = step_rounding_of(a);
     p.strands = strands(a.B, a.H * grid.parts, INT32_MAX);
     p.by_strand = divide_by((int)(a.H * grid.parts)), p.by_head = divide_by((int)grid.parts);
     p.by_group = divide_by((int)(a.H / a.G));
     return p;
 }
 
-/* launch(StepTraits) of the kernel that handles N.  From 5 tokens on with twice the rows, where every multiprocessor
+/* Calls launch(StepTraits) with the traits for N.  From 5 tokens on a lane has twice the rows if every multiprocessor
  * still gets 8 warps. */
 template <class T, class Launch>
 static inline gt_status with_step_size(const gt_ssd_args& a, const Device& device, const Launch& launch) {
-    if (a.N <= 16) return launch(StepTraits<4, 1, 8>());
-    if (a.N <= 32) return launch(StepTraits<8, 1, 8>());
-    if (a.N <= 64) return launch(StepTraits<16, 1, 8>());
+    if constexpr (BUILT_N32) {
+        if (a.N <= 16) return launch(StepTraits<4, 1, 8>());
+        if (a.N <= 32) return launch(StepTraits<8, 1, 8>());
+    }
+    if constexpr (BUILT_N64)
+        if (a.N <= 64) return launch(StepTraits<16, 1, 8>());
     if constexpr (!std::is_same<T, AnyType>::value) {
         const double warps = (double)a.B * (double)a.H * (double)a.P / (a.N <= 128 ? 16 : 8);
         if (a.T > 4 && warps >= 8.0 * device.multiprocessors)
@@ -435,24 +449,30 @@ static inline gt_status with_step_size(const gt_ssd_args& a, const Device& devic
     return a.N <= 128 ? launch(StepTraits<16, 2, 4>()) : launch(StepTraits<32, 2, 4>());
 }
 
-template <class T>
+template <class T, bool MIXED>
 static inline gt_status launch_step_with(const gt_ssd_args& a, const Device& device, Chain& chain) {
     return with_step_size<T>(a, device, [&](auto traits) {
         using C = decltype(traits);
         const StepGrid grid(a.P, C::TILE, STEP_WARPS);
         const int pitch = shared_pitch(SharedInputs<T, C>::NP, (int)grid.warps * C::TILE, a.z);
         const StepParams p = step_params_of(a, grid);
-        return run("ssd step_kernel", step_kernel<T, C::LANES, C::VECS, C::ROWS>, p.strands * a.H * grid.parts,
+        return run("ssd step_kernel", step_kernel<T, C::LANES, C::VECS, C::ROWS, MIXED>, p.strands * a.H * grid.parts,
                    32 * (unsigned)grid.warps, (size_t)a.T * (size_t)pitch * SharedInputs<T, C>::SIZE, chain, p);
     });
 }
 
-/* A template, so that who includes the file for its device code does not compile the kernels again. */
+/* A template: files that include this one for its device code do not compile the kernels again. */
 template <class Stream>
 static inline gt_status launch_step(const gt_ssd_args& a, const Device& device, Stream& chain) {
     if (a.T == 0) return GT_OK;
-    if (!has_step_vectors(a)) return launch_step_with<AnyType>(a, device, chain);
-    return with_activations(a.dtype, [&](auto type) { return launch_step_with<decltype(type)>(a, device, chain); });
+    if (!has_step_vectors(a)) return launch_step_with<AnyType, true>(a, device, chain);
+    const bool is_mixed = dtype_or_fp32(a.state_dtype) != GT_F32 || dtype_or_fp32(a.parameter_dtype) != GT_F32;
+    return with_activations(a.dtype, [&](auto type) {
+        using T = decltype(type);
+        if constexpr (!std::is_same<T, AnyType>::value)
+            if (!is_mixed) return launch_step_with<T, false>(a, device, chain);
+        return launch_step_with<T, true>(a, device, chain);
+    });
 }
 
 } /* namespace ssd */

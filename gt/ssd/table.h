@@ -10,22 +10,22 @@ extern "C" {
 
 static gt_status gt_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_ssd_args *a = (gt_ssd_args *)filled;
-    gt_recurrence f = {a->B,        a->T,         a->segments,   a->seq_capacity, a->slot_capacity, a->state_in_shared,
-                       a->state_in, a->state_out, a->cu_seqlens, a->seq_count,    a->slots,         a->tokens,
-                       a->commit};
+    gt_recurrence f = GT_RECURRENCE(a, a->segments, a->state_in, a->state_out);
     gt_status status;
+    GT_TAKE_POOLS(f, a);
     dims->n['K' - 'A'] = a->Dskip_per_channel ? a->P : 1; /* columns of Dskip */
     if ((status = gt_ssm_resolve_groups(&a->G, "H", a->H, dims)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "softplus", a->softplus, 0, 1)) ||
-        (status = gt_check_reserved("state_dtype", (int)a->state_dtype)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "Dskip_per_channel", a->Dskip_per_channel, 0, 1)) ||
         (status = gt_ssm_check_limits(a->dt_limit, a->dt_min, a->dt_max)) ||
-        (status = gt_resolve_recurrent(&f, pass, dims)) || (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)) ||
-        (status = gt_ssm_resolve_y(a->reads_y, &a->y, pass)) ||
+        (status = gt_resolve_recurrent(&f, pass, dims)) ||
+        (status = gt_resolve_row_stride("state_out_stride", a->state_out_stride, &f, pass, dims)) ||
+        (status = gt_ssm_check_gate(a->z, a->dz, pass, dims)) || (status = gt_ssm_resolve_y(a->reads_y, &a->y, pass)) ||
+        (status = gt_resolve_rounding(a->rounding_seed, a->rounding_steps, a->state_dtype, pass, dims)) ||
         (status = gt_resolve_pieces(&a->pieces, &a->T, pass, dims)))
         return status;
     dims->n['Z' - 'A'] = gt_times(a->P, a->N); /* numbers of a state, with one decay */
-    if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];
+    if (pass == GT_STEP || a->slots) a->slot_capacity = dims->n['Q' - 'A'];
     return GT_OK;
 }
 
@@ -43,17 +43,15 @@ GT_API const gt_op *gt_op_ssd(void) {
         {"A", GT_AT(A), 0, "H", 'f', "IIIII", NULL},
         {"Bm", GT_AT(Bm), GT_AT(Bm_stride), "BTGN", 'x', "IIII", NULL},
         {"Cm", GT_AT(Cm), GT_AT(Cm_stride), "BTGN", 'x', "III-I", NULL},
-        {"Dskip", GT_AT(Dskip), 0, "HK", 'f', "iii", NULL},
+        {"Dskip", GT_AT(Dskip), 0, "HK", 'P', "iii", NULL},
         {"z", GT_AT(z), GT_AT(z_stride), "BTHP", 'x', "iii-i", NULL},
-        {"dt_bias", GT_AT(dt_bias), 0, "H", 'f', "iiiii", NULL},
-        {"state_in", GT_AT(state_in), 0, "SHPN", 'f', "ii---i", NULL},
+        {"dt_bias", GT_AT(dt_bias), 0, "H", 'P', "iiiii", NULL},
+        {"state_in", GT_AT(state_in), GT_AT(state_out_stride), "SHPN", 'S', "ii---i", NULL},
         {"y", GT_AT(y), GT_AT(y_stride), "BTHP", 'x', "OiO", NULL},
-        {"state_out", GT_AT(state_out), 0, "QHPN", 'f', "o-sO", "state_in"},
-        {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
-        {"tokens", GT_AT(tokens), 0, "B", 'i', "--i", NULL},
-        {"commit", GT_AT(commit), 0, "B", 'i', "--i", NULL},
-        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-ii", NULL},
-        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-ii", NULL},
+        {"state_out", GT_AT(state_out), GT_AT(state_out_stride), "QHPN", 'S', "o-sO", "state_in"},
+        GT_POOL_TENSORS,
+        GT_ROUNDING_TENSORS,
+        GT_SEQUENCE_TENSORS("ii-ii"),
         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHP", 'x', "-I--I", NULL},
         {"dstate_out", GT_AT(dstate_out), 0, "QHPN", 'f', "-i----i", NULL},
         {"dx", GT_AT(dx), GT_AT(dx_stride), "BTHP", 'x', "-o-", NULL},
@@ -80,10 +78,9 @@ GT_API const gt_op *gt_op_ssd(void) {
                              tensors,
                              gt_ssd_resolve,
                              GT_CALLS(ssd, GT_STEP_AND_PIECES(ssd)),
-                             {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes),
-                              GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared),
-                              GT_AT(pieces)},
-                             GT_NO_SECOND};
+                             GT_RECURRENT_FIELDS(GT_AT(pieces)),
+                             GT_NO_SECOND,
+                             {GT_AT(state_dtype), GT_AT(parameter_dtype), "parameter_dtype"}};
     return &op;
 }
 #undef GT_AT

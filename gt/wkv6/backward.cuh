@@ -1,62 +1,62 @@
 /* gt/wkv6/backward.cuh - backward of a chunk, on tensor cores: N = V in 32, 64, 128.
  *
  * All chunks of 64 tokens in parallel, from S before and G after each; four sub-chunks a, b, ... of 16 tokens.
- * With c_t = -log2 of the decays before token t of its sub-chunk, c_16 those of the whole sub-chunk, E = 2^-c_16,
+ * With c_t = -log2 of the decays before token t of its sub-chunk, c_16 = -log2 of its whole decay, E = 2^-c_16,
  *     R_t = r_t 2^-c_t (from the sub-chunk's start)        K_t = k_t 2^(c_(t+1) - c_16) (to its end)
  *     C_ij = <dy_i, v_j>
- * where R (for a scale of y of 1) and K never exceed r and k,
- * a row of sub-chunk a (of sub-chunk b) is taken through the sub-chunks between by one factor E each, as Horner's rule:
+ * where R (for a scale of y of 1) and K never exceed r and k.  A row of sub-chunk a (or b) passes the sub-chunks
+ * between by one factor E each, by Horner's rule:
  *     X_a = (..((S dy_a . E_0 + C_a0 K_0) . E_1 + C_a1 K_1) ..) . E_a + tril(C_aa) K_a
  *     Z_b = (..((G v_b . E_3 + C_3b^T R_3) . E_2 + C_2b^T R_2) ..) . E_b + triu(C_bb^T) R_b
  *     dr_i = 2^-c_i (2^c_16 X_i) + k_(i-1) C_(i,i-1) + u k_i C_ii
  *     dk_j = 2^c_(j+1) Z_j + r_(j+1) C_(j+1,j) + u r_j C_jj
  *     dv_b = (K_b 2^c_16 R_b^T)' dy_b + K_b R_(b+1)^T dy_(b+1) + K_b E_(b+1) R_(b+2)^T dy_(b+2) .. + K_b E.. G
- * Neighbours i = j+1 have no decay between them and are kept out of X and Z (tril, triu: two off the
- * diagonal), so that all that X and Z hold carries at least one decay.  Then, from the pairs across the
- * chunk's first token, and per token what begins and what ends,
+ * Neighbours i = j+1 have no decay between them and are kept out of X and Z (tril, triu: two off the diagonal): every
+ * term of X and Z carries at least one decay.  Then dg starts with the pairs across the chunk's first token; at each
+ * token pairs begin and pairs end:
  *     dg_0 = E_0..E_3 . rowsum(S . G) + sum_{i>0} R_i (S dy_i)
  *     dg_t = dg_(t-1) + K_(t-1) 2^c_16 Z_(t-1) - R_t 2^c_16 X_t
- * subtracts, but only terms that are in dg of some token of the chunk, and every pair enters X and Z with the same
- * rounded operands: it leaves as it came, to fp32's rounding.
- * 2^c_16 is what forward bounds with STRONG_DECAY_LIMIT.  A slice of a chunk with a sub-chunk beyond it takes the
- * strong-decay path (backward_strong_decay.cuh), and so does one with raw decays that differ too much (is_strong).
- * A scale s of y: R has it (2^-(c_t - log2 s)), and so have Z, A and, from the reverse state pass, G.  X has it not, so
- * dr takes it with its last factor.  Neighbours and C_tt have it by themselves, and so has u in the bonus.
- * Rounding of S to bf16 is an error that dg of a slow channel has in common for the chunk, and that of G adds up from
- * its start to its end: half of dw's error, more than single heads may have.  bf16: of the reverse state pass, which
- * has G in fp32, S before the chunk and that after it, with E = E_0..E_3,
+ * This subtracts, but only terms that are in dg of some token of the chunk.  A pair has the same rounded operands in X
+ * and Z: it is subtracted as it was added, up to fp32's rounding.
+ * Forward bounds 2^c_16 with STRONG_DECAY_LIMIT.  A slice of a chunk takes the strong-decay path
+ * (backward_strong_decay.cuh) if a sub-chunk exceeds the limit, or if its raw decays differ too much (is_strong).
+ * A scale s of y is a factor of R (2^-(c_t - log2 s)), so of Z, A and, from the reverse state pass, G.  X lacks it,
+ * so dr takes it with its last factor.  Products of neighbours, C_tt, and u in the bonus get it separately.
+ * In bf16 two rounding errors make up half of dw's error, more than a single head may have.  The rounding of S gives
+ * all tokens of a slow channel's chunk one common error of dg.  The rounding of G adds up from the chunk's start to
+ * its end.  The reverse state pass has G in fp32, and S before and after the chunk.  From them it makes, with E =
+ * E_0..E_3,
  *     lost = E . rowsum((G - bf16(G)) . (S after - S before))       end = rowsum(S after . G)
- * are about what is missing from dg_64, and dg_64 with the rounding of another S.  So
+ * lost is about the error of dg_64.  end is about dg_64, with the rounding of another S.  So
  *     dg_t += t/64 . lost + E/2 . (end - lost - dg_64)
- * with t of a part of a sub-chunk, and E since what is before counts less, the faster a channel forgets.  end is not
- * known for the last chunk of a sequence, whose error of S is gone at its end where G is 0; and not used for the first
- * if S is 0 before it, which has no such error (and dg_0 = 0).
+ * where t is the first token of a part of a sub-chunk.  E is a factor because the past counts less, the faster a
+ * channel forgets.  The last chunk of a sequence has no `end`: G is 0 there, and so the error of S vanishes.  The first
+ * chunk does not use it if S is 0 before it: then it has no such error (and dg_0 = 0).
  *
- * grid (chunk slots)*B*H, so that blocks side by side read whole rows of tokens, of packed sequences fewer
- * (most_blocks), which take work in turn; block 8 warps.  For a chunk, with a barrier between:
+ * grid (chunk slots)*B*H, so that neighbouring blocks read whole rows of tokens; for packed sequences fewer
+ * (most_blocks), which take work in turn; block 8 warps.  Phases of a chunk, with barriers between:
  *   copy      two warps a tensor; r, k, w are waited for, v, dy, S, G one phase later
  *   prepare   all warps, 2 channels of PART tokens a thread: R, K, E, 2^c_16, the bonus sum_n r u k
  *   products  a warp a sub-chunk for dv, another for X, then Z
  *   store     X and Z, over v, dy, S, G
  *   finish    as prepare: dr, dk, du; running sums of dg, over parts by shuffles, over sub-chunks by shared memory; dw
- * Channels go in slices of 64 (N = 128: two; dv is kept in registers across them).  bf16 with N = 128 has them in one
- * slice where a block may have 227 KB: C and A are made once, and there are half as many barriers.  Where it may have
- * 99 KB, slices are of 32, and G is not in outputs, since dk of the first slice would come before G of the second.
+ * Channels go in slices of 64 (N = 128: two; dv is kept in registers across them).  bf16 with N = 128 has one slice if
+ * a block may have 227 KB: C and A are made once, and there are half as many barriers.  With 99 KB slices have 32
+ * channels.  G is not in outputs then, since dk of the first slice would overwrite G of the second.
  * registers: X and Z [64,16] as accumulators, 64; dv N/2; K as left operand and its factors, 48.  N = 128 in one
  *     slice: 128, 64, 96.
- * operands: S, G, v, dy 16-bit; C, R, K, A tf32.  bf16: S and G are kept as bf16 (their rounding, 2^-9, is
- *     that of the outputs); rowsums come from the reverse state pass, where G is fp32.  f16: S is kept as fp32 and
- *     rounded here, G in the reverse state pass, to f16 with a power of two a row; rowsum(S . G) is made here, of S as
- *     it is kept.
- * X and Z are made transposed, channels by tokens: R and K are their left operands, and C^T the right one, as
- *     its accumulators stand.  R, K, X, Z lie in fragments of two tokens by two channels: 16 bytes are a left
- *     operand, two right ones (of A), or a lane's accumulators of a tile.
- * shared, N = 64: R, K [64,64] fp32 32 KB, r, k, w 24 KB, v, dy 16 KB, S, G 16 KB, 10 KB of vectors: two
- *     blocks on a multiprocessor.  N = 128 in one slice: R, K 64 KB, r, k, w 48 KB, v, dy 32 KB, S, G 64 KB, 18 KB of
- *     vectors; in four: 16, 12, 32, 16, 16 KB.
+ * operands: S, G, v, dy 16-bit; C, R, K, A tf32.  bf16: S and G are kept as bf16, whose rounding, 2^-9, the outputs
+ *     have as well; rowsums come from the reverse state pass, where G is fp32.  f16: S is kept as fp32 and rounded
+ *     here, G in the reverse state pass, to f16 with a power of two a row; rowsum(S . G) is made here, from the fp32 S.
+ * X and Z are made transposed, channels by tokens: R and K are their left operands, and C^T the right one, in the order
+ *     of its accumulators.  R, K, X, Z lie in fragments of two tokens by two channels: 16 bytes are a left operand, two
+ *     right ones (of A), or a lane's accumulators of a tile.
+ * shared, N = 64: R, K [64,64] fp32 32 KB, r, k, w 24 KB, v, dy 16 KB, S, G 16 KB, 10 KB of vectors: two blocks on a
+ *     multiprocessor.  N = 128 in one slice: R, K 64 KB, r, k, w 48 KB, v, dy 32 KB, S, G 64 KB, 18 KB of vectors; in
+ *     four: 16, 12, 32, 16, 16 KB.
  * tensor cores per sub-chunk, N = 64: 2 x (32 + 20) m16n8k16, 2 x 40 + 64 + 80 m16n8k8.
  * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, 128 of them G.
- * fp32 activations: backward_fp32.cuh says what differs. */
+ * fp32 activations: see backward_fp32.cuh for the differences. */
 #ifndef GT_WKV6_BACKWARD_CUH
 #define GT_WKV6_BACKWARD_CUH
 
@@ -102,7 +102,7 @@ GT_DEV void add_from_G(const BackwardBlock<C>& me, SubChunkK<C>& left, float (&d
     }
 }
 
-/* SUMS_A: A of sub-chunk a > the warp's, with what the slices before add; false: others are to come. */
+/* SUMS_A: sums A of a sub-chunk a after the warp's own over the slices so far; false: further slices follow. */
 template <class C>
 GT_DEV bool sum_pairs(const BackwardBlock<C>& me, int a, float (&A)[2][4]) {
     const uint32_t addresses =
@@ -119,11 +119,11 @@ GT_DEV bool sum_pairs(const BackwardBlock<C>& me, int a, float (&A)[2][4]) {
     return is_last;
 }
 
-/* What the slice's channels add to dv of the sub-chunk: rows g and g + 8 are tokens 2g and 2g + 1. */
+/* Adds the slice's channels to dv of the sub-chunk: rows g and g + 8 are tokens 2g and 2g + 1. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void add_slice_dv(const BackwardParams& p, const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
     const int b = me.sub_chunk;
-    const uint32_t row = me.smem + C::K + fragment_of<C>(SUB_CHUNK / 2 * b + me.g, 2 * me.j);
+    const uint32_t row = me.smem + C::K + fragment_of<C::CHANNELS>(SUB_CHUNK / 2 * b + me.g, 2 * me.j);
     SubChunkK<C> left;
     float A[2][4];
     GT_UNROLL
@@ -166,7 +166,7 @@ GT_DEV void store_dv(const BackwardParams& p, const BackwardBlock<C>& me, const 
 
 /* ---- the end of a slice, and the kernel ---- */
 
-/* du of the slice, once its sub-chunks have left theirs. */
+/* du of the slice, once its sub-chunks have stored theirs. */
 template <class C>
 GT_DEV void store_du(const BackwardParams& p, const BackwardBlock<C>& me) {
     if (!p.du || thread_id() >= C::CHANNELS) return;
@@ -195,10 +195,11 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     const int left_dr = p.tensors[OF_DR].data ? left : 0, left_dk = p.tensors[OF_DK].data ? left : 0;
     Raw k_before = raw.k(-1), r = raw.r(0);
     float2 near = lds<float2>(near_fragment(me, own.t0));
-    float2 dg[PART], sum = {0.0f, 0.0f}, du = {0.0f, 0.0f}; /* dg: over 2^c_16, less what the parts before add */
+    float2 dg[PART], sum = {0.0f, 0.0f}, du = {0.0f, 0.0f}; /* dg: divided by 2^c_16, without the sums of earlier parts
+                                                               */
     GT_UNROLL
     for (int i = 0; i < PART; i += 2) {
-        const uint32_t address = me.smem + fragment_of<C>((own.t0 + i) / 2, own.channel);
+        const uint32_t address = me.smem + fragment_of<C::CHANNELS>((own.t0 + i) / 2, own.channel);
         const float4 R2 = lds<float4>(address + C::R), K2 = lds<float4>(address + C::K);
         const float4 X2 = lds<float4>(address + C::X), Z2 = lds<float4>(address + C::Z);
         GT_UNROLL
@@ -209,7 +210,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
             const float2 R = C::TF32X3 ? columns(R2) : rows(R2), K = C::TF32X3 ? columns(K2) : rows(K2);
             const float2 X = columns(X2), Z = columns(Z2);
             const Raw k = raw.k(i + e), r_next = raw.r(i + e + 1);
-            const float2 next = lds<float2>(near_fragment(me, t + 1)); /* for the last: its second is 0 */
+            const float2 next = lds<float2>(near_fragment(me, t + 1)); /* for the last token: its second is 0 */
             const float2 k_near = {k.lo() * near.x, k.hi() * near.x};
             const float2 r_near = {r.lo() * near.x, r.hi() * near.x};
             Vec<T, 2> packed;
@@ -225,7 +226,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
             dk_row += (int)p.tensors[OF_DK].stride.t;
             du.x = fma_rn(r.lo(), k_near.x, du.x);
             du.y = fma_rn(r.hi(), k_near.y, du.y);
-            if (t > 0) { /* what ends here leaves */
+            if (t > 0) { /* subtracts the pairs that end here */
                 sum.x = fma_rn(-R.x, X.x, sum.x);
                 sum.y = fma_rn(-R.y, X.y, sum.y);
             }
@@ -236,7 +237,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         }
     }
     sum = {sum.x * growth.x, sum.y * growth.y};
-    float2 before = {0.0f, 0.0f}; /* sum of the sub-chunk's parts before; `sum`: and this */
+    float2 before = {0.0f, 0.0f}; /* sum of the sub-chunk's earlier parts; `sum`: with this one */
     for (int bit = C::LANES; bit < 32; bit *= 2) {
         du.x += shfl_xor(du.x, bit);
         du.y += shfl_xor(du.y, bit);
@@ -263,7 +264,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         first.y = fma_rn(first.y, E.y, x.y);
         decay = {decay.x * E.x, decay.y * E.y};
     }
-    float2 end; /* what dg of the chunk's end is beyond what the sub-chunks will have summed */
+    float2 end; /* dg of the chunk's end minus the sum over the sub-chunks */
     if constexpr (C::KEEPS_BF16) {
         const float2 lost = {decay.x * sums[1].x, decay.y * sums[1].y};
         const float share = 1.0f / CHECKPOINT * (float)own.t0;
@@ -298,7 +299,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     }
 }
 
-/* dv of the slice; X and Z of it in shared memory, for which the caller waits. */
+/* Makes dv of the slice, and X and Z in shared memory; the caller waits for these. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void make_products(const BackwardParams& p, const BackwardBlock<C>& me, StateRows<C>& states,
                           float (&dv)[C::VALUE_TILES][4]) {
@@ -318,7 +319,7 @@ GT_DEV void make_products(const BackwardParams& p, const BackwardBlock<C>& me, S
     }
 }
 
-/* dv of the warp's sub-chunk, over the slices; of one slice it is not kept. */
+/* dv of the warp's sub-chunk, over the slices; with one slice it is not kept. */
 template <class C, bool KEPT = (C::SLICES > 1)>
 struct ChunkValues {
     float dv[C::VALUE_TILES][4];
@@ -337,7 +338,7 @@ GT_DEV void make_slice(const BackwardParams& p, const BackwardBlock<C>& me, Stat
     }
 }
 
-/* All of a slice in the strong-decay path.  A function of its own, so that it takes no registers from the usual one. */
+/* A whole slice in the strong-decay path.  A separate function, so that it takes no registers from the usual path. */
 template <class C>
 GT_DEV_CALL ChunkValues<C> strong_decay_slice(const BackwardParams& p, BackwardBlock<C> me, ChunkValues<C> values) {
     constexpr int TOGETHER = C::THREADS / C::CHANNELS; /* sub-chunks; N = 32 has threads to spare */
@@ -357,7 +358,7 @@ GT_DEV_CALL ChunkValues<C> strong_decay_slice(const BackwardParams& p, BackwardB
     return values;
 }
 
-/* The chunk of an index of work, if it has one. */
+/* Runs the chunk of an index of work, if there is one. */
 template <class C>
 GT_DEV void backward_chunk(const BackwardParams& p, int work) {
     BackwardBlock<C> me;
@@ -372,16 +373,16 @@ GT_DEV void backward_chunk(const BackwardParams& p, int work) {
     ChunkValues<C> values = {};
     for (me.slice0 = 0; me.slice0 < C::N; me.slice0 += C::CHANNELS) {
         typename ChannelPart<C>::Decays w;
-        StateRows<C> states = {}; /* all of it: else what a warp does not load would live from one to the next */
+        StateRows<C> states = {}; /* all zero: else registers that a warp does not load would live across iterations */
         {
             const ChunkCoordinates here = find_chunk<C>(p, work);
-            if (here.chunk.sequence < 0) { /* the slot has none */
+            if (here.chunk.sequence < 0) { /* the slot has no chunk */
                 wait_for_chain();
                 if (C::KEEPS_WORK) sync_threads();
                 return;
             }
             me.index = here.index, me.G_index = here.G_index;
-            if constexpr (C::TF32X3) { /* r, k, w in registers, while the rest is copied */
+            if constexpr (C::TF32X3) { /* r, k, w in registers, while other inputs are copied */
                 const int left = here.tokens() - own.t0;
                 const auto row = [&](int tensor) {
                     return global_row<float>(p, here, tensor, own.t0) + me.slice0 + own.channel;
@@ -402,7 +403,7 @@ GT_DEV void backward_chunk(const BackwardParams& p, int work) {
         }
         if constexpr (!C::TF32X3) {
             cp_async_wait<1>();
-            sync_threads(); /* r, k, w are there, and where the chunk is */
+            sync_threads(); /* r, k, w have arrived, and the chunk's place is stored */
             own.load(p, me, w);
             prepare_part<C>(p, me, own, RawPart<C>(p, me, own), w);
         }
@@ -439,8 +440,8 @@ backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     int work = block_x();
     if (C::TF32X3) wait_for_chain(); /* else where S and G are read */
     init_chunk_mbarriers<C>(smem_base());
-    /* Two ways lead into this loop, so that the compiler takes nothing out of it.  They are not hidden, as in
-     * take_work: that cost spills here. */
+    /* The goto gives this loop two entries, so that the compiler hoists nothing out of it.  Unlike take_work, it does
+     * not hide them: here that cost spills. */
     if (p.sequences.cu_seqlens) goto next;
 here:
     backward_chunk<C>(p, work);
@@ -448,7 +449,7 @@ here:
     work = (C::KEEPS_WORK ? lds<int>(smem_base() + C::WORK) : work) + grid_x();
 next:
     if (!has_chunk(p, work)) {
-        wait_for_chain(); /* if all do so, those after them still come after those before */
+        wait_for_chain(); /* if all blocks wait, later kernels still run after earlier ones */
         return;
     }
     sync_threads(); /* shared memory is no longer read */

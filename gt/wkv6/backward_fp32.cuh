@@ -1,12 +1,12 @@
 /* gt/wkv6/backward_fp32.cuh - backward of a chunk (backward.cuh): the products of fp32 activations.
  *
- * Every product is three, as in forward (TF32X3), made from operands that are split as they are read.  What differs
- * from 16 bits:
+ * Every product is three, as in forward (TF32X3), made from operands that are split as they are read.  Differences from
+ * 16 bits:
  *   - X and Z lie tokens by channels: states, tokens, R and K are right operands there, and left ones where dv is
- *     made (values by tokens), so that each is read in the order of its registers.  C is made once, by the warps of
- *     X, and kept for Z, which wants its transpose: a fragment of two tokens by two serves both.
- *   - G comes to where S was, as soon as that is read; rowsum(S . G) is made here.
- *   - r, k, w are read from memory again in the end.
+ *     made (values by tokens), so that each is read in the order of its registers.  The warps of X make C once and keep
+ *     it for Z, which needs its transpose: a fragment of two tokens by two serves both.
+ *   - G overwrites S as soon as S is read; rowsum(S . G) is made here.
+ *   - r, k, w are read from memory again at the end.
  *   - loops stay loops where registers allow: unrolled, the code exceeds the instruction cache (44 % of the
  *     samples waited for it).
  * rows and columns in products of 16 (two steps of 8): row g and g + 8 are tokens (values) 2g and 2g + 1; inner
@@ -27,7 +27,7 @@ namespace wkv6 {
 
 template <int COUNT>
 struct HiLo {
-    float hi[COUNT], lo[COUNT]; /* what the tensor core takes, what that leaves */
+    float hi[COUNT], lo[COUNT]; /* the part that tensor cores read, and the rest */
 
     GT_METHOD void set(int i, float x) {
         hi[i] = tf32_hi(x);
@@ -35,8 +35,8 @@ struct HiLo {
     }
     GT_METHOD void set4(int i, float4 x) { set(i, x.x), set(i + 1, x.y), set(i + 2, x.z), set(i + 3, x.w); }
 
-    /* The same of numbers that are not in the order of registers: made by arithmetic, or the compiler moves x to
-     * its place for every product, since it knows what the tensor core drops. */
+    /* The same for numbers in another order than the registers.  Arithmetic makes the parts: otherwise the compiler
+     * would move x to its place for every product, since it knows which bits the tensor core drops. */
     GT_METHOD void reorder4(int i, float4 x) {
         set4(i, x);
         hi[i] = x.x - lo[i], hi[i + 1] = x.y - lo[i + 1];
@@ -48,7 +48,7 @@ struct HiLo {
 using HiLoLeft = HiLo<8>;
 using HiLoRight = HiLo<4>;
 
-/* sum = a b.  The small products first: tensor cores cut a sum off at the size that it has. */
+/* sum = a b.  The small products first: tensor cores truncate terms at the precision of the current sum. */
 GT_DEV void mma_16(float (&sum)[4], const HiLoLeft& a, const HiLoRight& b) {
     const auto add = [&](const float(&x)[8], const float(&y)[4]) {
         GT_UNROLL
@@ -111,7 +111,7 @@ GT_DEV void rows_times_state(const BackwardBlock<C>& me, int from, RowSums<C>& s
     }
 }
 
-/* c = products of dy of the warp's tokens with v of those of another sub-chunk: tile e, column c is token 8e + c. */
+/* c = products of dy of the warp's tokens with v of another sub-chunk's tokens: tile e, column c is token 8e + c. */
 template <class C>
 GT_DEV void row_products(const BackwardBlock<C>& me, int sub_chunk, float (&c)[2][4]) {
     const int swap0 = 16 * (me.j ^ fp32_swap(2 * me.g)), swap1 = 16 * (me.j ^ fp32_swap(2 * me.g + 1));
@@ -136,8 +136,8 @@ GT_DEV void row_products(const BackwardBlock<C>& me, int sub_chunk, float (&c)[2
 /* sum = sum . E of the sub-chunk + c times its rows of R or K */
 template <class C>
 GT_DEV void add_rows(const BackwardBlock<C>& me, const HiLoLeft& c, int from, int sub_chunk, RowSums<C>& sum) {
-    const uint32_t rows = me.smem + from + fragment_of<C>(SUB_CHUNK / 2 * sub_chunk + me.j, 2 * me.g);
-    const uint32_t rows8 = me.smem + from + fragment_of<C>(SUB_CHUNK / 2 * sub_chunk + 4 + me.j, 2 * me.g);
+    const uint32_t rows = me.smem + from + fragment_of<C::CHANNELS>(SUB_CHUNK / 2 * sub_chunk + me.j, 2 * me.g);
+    const uint32_t rows8 = me.smem + from + fragment_of<C::CHANNELS>(SUB_CHUNK / 2 * sub_chunk + 4 + me.j, 2 * me.g);
     GT_UNROLL
     for (int m = 0; m < C::GROUPS; m++) {
         const float4 E = lds<float4>(me.smem + C::E + 4 * (sub_chunk * C::CHANNELS + 16 * m + 4 * me.j));
@@ -168,8 +168,9 @@ GT_DEV void store_sub_chunk_rows(const BackwardBlock<C>& me, const RowSums<C>& s
     for (int m = 0; m < C::GROUPS; m++) {
         GT_UNROLL
         for (int i = 0; i < 2; i++) { /* two channels */
-            const float4 R = lds<float4>(
-                me.smem + of + fragment_of<C>(SUB_CHUNK / 2 * me.sub_chunk + me.g, 16 * m + 4 * me.j + 2 * i));
+            const float4 R =
+                lds<float4>(me.smem + of +
+                            fragment_of<C::CHANNELS>(SUB_CHUNK / 2 * me.sub_chunk + me.g, 16 * m + 4 * me.j + 2 * i));
             const float(&x)[2][4] = sum.tile[m];
             first[4 * m + 2 * i] = fma_rn(R.y, x[0][2 + i], R.x * x[0][i] * carries);
             first[4 * m + 2 * i + 1] = fma_rn(R.w, x[1][2 + i], R.z * x[1][i] * carries);
@@ -185,13 +186,13 @@ GT_DEV void store_sub_chunk_rows(const BackwardBlock<C>& me, const RowSums<C>& s
     }
 }
 
-/* Products as left operand, rows as they are. */
+/* Products as left operand, with rows unchanged. */
 GT_DEV void products_to_hi_lo(const float (&c)[2][4], HiLoLeft& a) {
     GT_UNROLL
     for (int e = 0; e < 2; e++) a.reorder4(4 * e, {c[e][0], c[e][2], c[e][1], c[e][3]});
 }
 
-/* make_X() of fp32; leaves C */
+/* make_X() for fp32; stores C */
 template <class C, bool STRONG_DECAY>
 GT_DEV void make_X_rows(const BackwardParams& p, const BackwardBlock<C>& me, RowSums<C>& X) {
     const int a = me.sub_chunk;
@@ -233,7 +234,7 @@ GT_DEV void make_X_rows(const BackwardParams& p, const BackwardBlock<C>& me, Row
     }
 }
 
-/* make_Z() of fp32 */
+/* make_Z() for fp32 */
 template <class C, bool STRONG_DECAY>
 GT_DEV void make_Z_rows(const BackwardBlock<C>& me, RowSums<C>& Z) {
     rows_times_state<C>(me, C::VALUES, Z);
@@ -255,14 +256,16 @@ GT_DEV void store_rows(const BackwardBlock<C>& me, int to, const RowSums<C>& sum
         const float(&x)[2][4] = sum.tile[m];
         GT_UNROLL
         for (int i = 0; i < 2; i++)
-            sts<float4>(me.smem + to + fragment_of<C>(SUB_CHUNK / 2 * me.sub_chunk + me.g, 16 * m + 4 * me.j + 2 * i),
+            sts<float4>(me.smem + to +
+                            fragment_of<C::CHANNELS>(SUB_CHUNK / 2 * me.sub_chunk + me.g, 16 * m + 4 * me.j + 2 * i),
                         {x[0][i], x[0][2 + i], x[1][i], x[1][2 + i]});
     }
 }
 
 /* ---- rowsum(S . G), dv -------------------------------------------------------------------------------------- */
 
-/* rowsum(S . G) of a slice, by the warps of dv, that have loaded G by then (N = 128: no registers hold so much). */
+/* rowsum(S . G) of a slice, by the warps of dv, which have loaded G by then (N = 128: too many numbers for
+ * registers). */
 template <class C>
 struct StateRows {
     static constexpr int ROWS = C::CHANNELS / 16; /* of a lane, 4 apart, which it shares with 7 others */
@@ -328,14 +331,14 @@ GT_DEV void add_columns(const uint32_t (&rows)[4], const HiLoRight (&b)[2], floa
     }
 }
 
-/* Where a lane's two values of a row are, of the first 16; of the next 16 this xor 64; and 128 for every 32. */
+/* Offset of a lane's two values of a row, in the first 16; the next 16 are at this xor 64; each 32 further add 128. */
 template <class C>
 GT_DEV uint32_t column_address(const BackwardBlock<C>& me, int from, int row) {
     static_assert(C::DY % 128 == 0 && C::G % 128 == 0, "as smem_base() is");
     return me.smem + from + fp32_piece<C::N>(row, me.g / 2) + 8 * (me.g % 2);
 }
 
-/* The factors that R or K of other sub-chunks is to be used with, one for each channel, by the warp's sub-chunk. */
+/* Factors, one a channel, with which the warp's sub-chunk uses R or K of other sub-chunks. */
 template <class C>
 GT_DEV void set_factors(const BackwardBlock<C>& me, int by) {
     constexpr int COUNT = C::CHANNELS / 32;
@@ -354,7 +357,7 @@ GT_DEV void set_factors(const BackwardBlock<C>& me, int by) {
 template <class C, bool STRONG_DECAY>
 GT_DEV void add_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
     const int b = me.sub_chunk;
-    const uint32_t K = me.smem + C::K + fragment_of<C>(SUB_CHUNK / 2 * b + me.g, 2 * me.j);
+    const uint32_t K = me.smem + C::K + fragment_of<C::CHANNELS>(SUB_CHUNK / 2 * b + me.g, 2 * me.j);
     const uint32_t factors = me.smem + C::DU + 4 * (b * C::CHANNELS + 2 * me.j);
     const auto scaled = [&](uint32_t address,
                             int kk) { /* channels 8 kk on */
@@ -365,7 +368,7 @@ GT_DEV void add_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me, 
     set_factors<C>(me, -1);
     GT_NO_UNROLL
     for (int a = b; a < SUB_CHUNKS; a++) {
-        const uint32_t R = me.smem + C::R + fragment_of<C>(SUB_CHUNK / 2 * a + me.g, 2 * me.j);
+        const uint32_t R = me.smem + C::R + fragment_of<C::CHANNELS>(SUB_CHUNK / 2 * a + me.g, 2 * me.j);
         float A[2][4] = {};
         const bool runs = STRONG_DECAY && a == b; /* running products */
         if (runs) {

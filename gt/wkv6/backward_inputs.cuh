@@ -1,8 +1,9 @@
-/* gt/wkv6/backward_inputs.cuh - backward of a chunk (backward.cuh): how its kernel is compiled, where everything lies
- * in shared memory, the copies of inputs, and R, K, E made from them. */
+/* gt/wkv6/backward_inputs.cuh - backward of a chunk (backward.cuh): compile-time traits of its kernel, layout of shared
+ * memory, copies of inputs, and R, K, E made from them. */
 #ifndef GT_WKV6_BACKWARD_INPUTS_CUH
 #define GT_WKV6_BACKWARD_INPUTS_CUH
 
+#include "../base/tile.cuh"
 #include "pass.cuh"
 
 namespace gt {
@@ -70,7 +71,8 @@ struct BackwardTraits {
     static constexpr int SIZE = sizeof(T); /* of an element of v, dy, S, G */
     static constexpr int N = N_, CHANNELS = CHANNELS_;
     static constexpr int SLICES = N / CHANNELS, GROUPS = CHANNELS / 16;
-    static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N> && SLICES <= 2; /* the second's G is not in dk */
+    static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N> && SLICES <= 2; /* with more, G of the second would not be
+                                                                               * in dk */
     static constexpr int STATE_ROWS = CHANNELS < 64 ? CHANNELS : 64;          /* of S or G side by side in memory */
     static constexpr int TILES = CHANNELS / 8, VALUE_TILES = N / 8;
     static constexpr int THREADS = 2 * 32 * SUB_CHUNKS;
@@ -111,20 +113,21 @@ struct BackwardTraits {
     /* fp32: C of two sub-chunks, 10 times; else of a sub-chunk with itself, 4 times, in the strong-decay path */
     static constexpr int C_FRAGMENTS = TF32X3 ? FLAGS_END : RAW_R;
     static constexpr int C_END = TF32X3 ? C_FRAGMENTS + 10 * 4 * SUB_CHUNK * SUB_CHUNK : FLAGS_END;
-    static constexpr int S_READ = C_END, G_HERE = S_READ + 8; /* mbarriers */
-    /* the block's work, where registers are so few that none keeps it */
+    static constexpr int S_READ = C_END, G_HERE = S_READ + 8; /* mbarriers; no Ring: a phase is a slice */
+    /* the block's work, since no register is left to keep it */
     static constexpr int WORK = G_HERE + 8;
     static constexpr bool KEEPS_WORK = BLOCKS == 3;
-    /* LARGE: alone on its multiprocessor, where nobody else works while it waits, but with 255 registers a thread:
-     * TwoTerms, and SubChunkRows are kept.  SUMS_A, besides: A of two sub-chunks is summed over the slices before it
-     * meets dy. */
+    /* LARGE: the block is alone on its multiprocessor.  No other block works while it waits, but a thread has 255
+     * registers: TwoTerms, and SubChunkRows are kept.  SUMS_A: also sums A of two sub-chunks over the slices before the
+     * product with dy. */
     static constexpr bool LARGE = N == 128 && KEEPS_BF16, SUMS_A = LARGE && SLICES > 1;
     static constexpr int KEPT_A = WORK + 16, SMEM = KEPT_A + (SUMS_A ? 6 * 4 * SUB_CHUNK * SUB_CHUNK : 0);
     static_assert(KEPT_A % 16 == 0, "read by 16 bytes");
     static_assert(STRONG_DECAY % 16 == 0 && NEAR % 16 == 0 && DU % 16 == 0, "read by 16 bytes");
-    /* raw decays: h of a strong token, and what it may exceed those of the others by: see is_strong() */
+    /* raw decays: the least h of a strong token, and the share of it that the other tokens must not exceed: see
+     * is_strong() */
     static constexpr float STRONG = TF32X3 ? 5.0f : 8.0f, STRONG_SHARE = TF32X3 ? 1.0f / 8 : 1.0f / 64;
-    /* the strong-decay path: sums of sub-chunks where it needs neither 2^c_16 nor those of dg */
+    /* the strong-decay path: sums of sub-chunks take the room of 2^c_16 and of dg's sums, which it does not need */
     static constexpr int STRONG_DECAY_ENDS = SUB_CHUNK_SUMS, STRONG_DECAY_BEGINS = GROWTH;
     static_assert(SUB_CHUNKS >= 3 && (TF32X3 || VALUES - RAW_R >= 4 * SUB_CHUNKS * SUB_CHUNK * SUB_CHUNK),
                   "room for the strong-decay path");
@@ -149,45 +152,14 @@ struct BackwardBlock {
     GT_METHOD int tokens() const { return lds<int>(smem + C::TOKENS); } /* of the chunk */
 
     /* In products a warp makes dv of a sub-chunk, or its X and Z.  PAIRED: warps w and w + 4, which share a scheduler
-     * and its instruction cache, run the same code, for sub-chunks 0 and 3 or 1 and 2: of dv the first sub-chunk takes
-     * most, the last least. */
+     * and its instruction cache, run the same code, for sub-chunks 0 and 3 or 1 and 2: dv takes longest for the first
+     * sub-chunk, shortest for the last. */
     GT_METHOD static bool makes_dv() { return C::PAIRED ? warp_id() & 2 : warp_id() < SUB_CHUNKS; }
     GT_METHOD static int sub_chunk_of_warp() {
         if (!C::PAIRED) return warp_id() % SUB_CHUNKS;
         return warp_id() < 4 ? warp_id() & 1 : 3 - (warp_id() & 1);
     }
 };
-
-/* ---- tiles of 16-bit and of fp32 rows ----------------------------------------------------------------------- */
-
-/* Byte offset of 8 neighbours in a tile of 16-bit rows: pieces are swapped so that 8 rows in a row, and 8
- * rows of one parity, lie in different banks. */
-template <int N>
-GT_DEV uint32_t row_piece(int row, int piece) {
-    if constexpr (N == 32) {
-        const int line = row / 2;
-        return 128 * line + 16 * (((row & 1) * 4 + piece) ^ (line & 7));
-    } else {
-        return 2 * N * row + 16 * (piece ^ ((row ^ row >> 3) & 7));
-    }
-}
-
-/* From there 16 kk values on, and 16 rows on as often as `rows` says: of the swapping one exclusive or is left. */
-GT_DEV uint32_t add_16(uint32_t piece, int kk) { return (piece ^ kk % 4 * 32) + kk / 4 * 128; }
-
-template <int N>
-GT_DEV uint32_t add_16_rows(uint32_t piece, int rows) {
-    return (N == 32 ? piece : piece ^ rows % 4 * 32) + 32 * N * rows;
-}
-
-/* Byte offset of 4 neighbours in a tile of fp32 rows.  In different banks lie two neighbours of rows 4, or 2,
- * apart, and four of rows 1, or 2, apart: the rows that lanes read together. */
-GT_DEV int fp32_swap(int row) { return (row >> 2 & 1) << 1 | ((row ^ row >> 1 ^ row >> 3) & 1) << 2; }
-
-template <int N>
-GT_DEV uint32_t fp32_piece(int row, int piece) {
-    return 4 * N * row + 16 * (piece ^ fp32_swap(row));
-}
 
 /* ---- the chunk of a block, and where its tensors lie -------------------------------------------------------- */
 
@@ -225,8 +197,8 @@ GT_DEV bool has_chunk(const BackwardParams& p, int64_t work) {
     return work < (int64_t)p.heads.divisor * used_slots(p.sequences, CHECKPOINT);
 }
 
-/* What the later phases need of that, kept here for want of registers, by one warp: where its first token is in
- * every tensor, its number of tokens and its row of p.du. */
+/* One warp stores the chunk's place for the later phases, since registers are short: its first token in every tensor,
+ * its number of tokens, and its row of p.du. */
 template <class C>
 GT_DEV void store_addresses(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     const int i = lane_id();
@@ -240,21 +212,21 @@ GT_DEV void store_addresses(const BackwardParams& p, const BackwardBlock<C>& me,
                static_cast<char*>(x.data) + offset_of(x.stride, here.b, here.chunk.first, here.h) * x.element);
 }
 
-/* Where token t of the chunk is. */
+/* Address of token t of the chunk. */
 template <class T, class C>
 GT_DEV T* row_of(const BackwardParams& p, const BackwardBlock<C>& me, int tensor, int t) {
     const int bytes = (int)p.tensors[tensor].stride.t * (int)sizeof(T);
     return global_pointer<T>(lds<char*>(me.smem + C::ADDRESSES + 8 * tensor) + (int64_t)t * bytes);
 }
 
-/* The same before that is known to all. */
+/* The same, before all threads know the chunk's addresses. */
 template <class T>
 GT_DEV T* global_row(const BackwardParams& p, const ChunkCoordinates& here, int tensor, int t) {
     const BackwardParams::Tensor& x = p.tensors[tensor];
     return static_cast<T*>(x.data) + offset_of(x.stride, here.b, here.chunk.first + t, here.h);
 }
 
-/* Rows of a slice of a state, `pitch` elements apart, from one of them on. */
+/* Rows of a slice of a state, `pitch` elements apart, from some row on. */
 template <class State>
 struct SliceRows {
     const State* data;
@@ -266,7 +238,7 @@ GT_DEV SliceRows<State> checkpoint_rows(const BackwardBlock<C>& me, const void* 
     return {static_cast<const State*>(states) + ((int64_t)index * C::N + me.slice0 + row) * C::N, C::N};
 }
 
-/* Those of G; `output` tells where the chunk's rows of an output start. */
+/* The rows of G; `output` gives the start of the chunk's rows in an output. */
 template <class C, class Output>
 GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const BackwardBlock<C>& me, Output&& output,
                                               int row = 0) {
@@ -276,7 +248,7 @@ GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const Bac
     return {output(tensor), (int)p.tensors[tensor].stride.t};
 }
 
-/* The same where store_addresses() is done. */
+/* The same after store_addresses(). */
 template <class C>
 GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const BackwardBlock<C>& me) {
     return G_rows<C>(p, me, [&](int tensor) { return row_of<typename C::Gradient>(p, me, tensor, 0); });
@@ -284,18 +256,7 @@ GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const Bac
 
 /* ---- fragments of R, K, X, Z and of raw inputs ------------------------------------------------------------------ */
 
-/* Byte offset of a fragment of R, K, X or Z: two tokens by two channels from an even one.  Fragments are swapped so
- * that in different banks lie 8 neighbours, 4 of 2 rows, 2 of 4 rows. */
-template <class C>
-GT_DEV uint32_t fragment_of(int pair, int channel) {
-    const int swap = ((pair ^ pair >> 1) & 1) << 2 | (pair & 3);
-    return 8 * pair * C::CHANNELS + 16 * (channel / 2 ^ swap);
-}
-
-/* The fragment 8 kk channels on: the swapping leaves one exclusive or. */
-GT_DEV uint32_t add_8(uint32_t address, int kk) { return (address ^ kk % 2 * 64) + kk / 2 * 128; }
-
-/* Of an element within a fragment of R or K, and of X or Z. */
+/* The place of an element within a fragment of R or K, and of X or Z. */
 template <class C>
 GT_DEV int operand_in_cell(int token, int channel) {
     return 4 * (C::TF32X3 ? 2 * (channel % 2) + token % 2 : 2 * (token % 2) + channel % 2);
@@ -303,14 +264,7 @@ GT_DEV int operand_in_cell(int token, int channel) {
 
 GT_DEV int sum_in_cell(int token, int channel) { return 4 * (2 * (channel % 2) + token % 2); }
 
-/* Byte offset of a channel in the 16-bit rows of r, k or w; rows PART apart lie in different banks. */
-template <class C>
-GT_DEV uint32_t raw_offset(int row, int channel) {
-    const int swap = (row >> 3 & 1) << 6 | (C::CHANNELS == 32 ? (row >> 2 & 1) << 5 : 0);
-    return (2 * (row * C::CHANNELS + channel)) ^ swap;
-}
-
-/* Where r, k or w of the slice are; what stands there for a pair of channels beyond the sequence. */
+/* Address of r, k or w of the slice; the value for a pair of channels beyond the sequence. */
 template <class C>
 GT_DEV uint32_t raw_rows(const BackwardBlock<C>& me, int tensor) {
     return me.smem + (tensor == OF_R ? C::RAW_R : tensor == OF_K ? C::RAW_K : C::RAW_W);
@@ -323,7 +277,7 @@ GT_DEV uint32_t no_token(const BackwardParams& p, int tensor) {
 
 /* ---- the channels of a thread ------------------------------------------------------------------------------- */
 
-/* What a thread has of a slice outside the products: 2 channels of PART tokens of a sub-chunk. */
+/* A thread's part of a slice outside the products: 2 channels and PART tokens of a sub-chunk. */
 template <class C>
 struct ChannelPart {
     int sub_chunk, part, t0; /* part: of the sub-chunk; t0: its first token */
@@ -338,18 +292,19 @@ struct ChannelPart {
 
     using Decays = Pair<typename C::W>[C::PART];
 
-    /* w of the part; beyond the sequence what is no decay */
+    /* w of the part; beyond the sequence a value that means no decay */
     GT_METHOD void load(const BackwardParams& p, const BackwardBlock<C>& me, Decays& w) const {
         using W = typename C::W;
         if constexpr (sizeof(W) == 2) {
             GT_UNROLL
-            for (int i = 0; i < C::PART; i++) w[i] = lds<Pair<W>>(raw_rows(me, OF_W) + raw_offset<C>(t0 + i, channel));
+            for (int i = 0; i < C::PART; i++)
+                w[i] = lds<Pair<W>>(raw_rows(me, OF_W) + raw_offset<C::CHANNELS>(t0 + i, channel));
         } else {
             load_rows(p, row_of<W>(p, me, OF_W, t0) + me.slice0 + channel, me.tokens() - t0, w);
         }
     }
 
-    /* fp32 w: from the part's first token on, of which there are `left` */
+    /* fp32 w, from the part's first token on; `left` tokens exist */
     GT_METHOD void load_rows(const BackwardParams& p, const float* row, int left, Decays& w) const {
         GT_UNROLL
         for (int i = 0; i < C::PART; i++) {
@@ -359,7 +314,8 @@ struct ChannelPart {
         }
     }
 
-    /* h = -log2 of the decays; c = their sum from the sub-chunk's start to the part; total = that of the sub-chunk */
+    /* h = -log2 of the decays; c = their sum from the sub-chunk's start to the part; total = their sum over the
+     * sub-chunk */
     GT_METHOD void decays(const BackwardParams& p, const Decays& w, float (&h)[C::PART][2], float (&c)[2],
                           float (&total)[2]) const {
         if (p.raw) { /* a branch, since all lanes take the same */
@@ -390,11 +346,11 @@ struct ChannelPart {
         }
     }
 
-    /* What c_16 cannot exceed without is_strong(). */
+    /* The bound of c_16 where is_strong() is false. */
     GT_METHOD static float limit(const BackwardParams& p) { return p.raw ? C::STRONG : STRONG_DECAY_LIMIT; }
 
-    /* Whether a sub-chunk of raw decays takes the strong-decay path.  Where a few tokens decay far more than the
-     * others, their h, too, would show the rounding of sums that dg is the difference of. */
+    /* Whether a sub-chunk of raw decays takes the strong-decay path.  If a few tokens decay far more than the others,
+     * their large h would multiply the rounding error of dg, which is a difference of sums. */
     GT_METHOD bool is_strong(const float (&h)[C::PART][2], const float (&total)[2]) const {
         bool strong = false;
         GT_UNROLL
@@ -424,7 +380,7 @@ struct RawPart {
 
     GT_METHOD RawPart(const BackwardParams&, const BackwardBlock<C>& me, const ChannelPart<C>& own_)
         : own(own_), r_rows(raw_rows(me, OF_R)), k_rows(raw_rows(me, OF_K)) {}
-    GT_METHOD Raw load(uint32_t rows, int t) const { return lds<Raw>(rows + raw_offset<C>(t, own.channel)); }
+    GT_METHOD Raw load(uint32_t rows, int t) const { return lds<Raw>(rows + raw_offset<C::CHANNELS>(t, own.channel)); }
     GT_METHOD Raw r(int i) const {
         if (i < C::PART || own.t0 + i < CHECKPOINT) return load(r_rows, own.t0 + i);
         return {};
@@ -445,7 +401,7 @@ struct RawPart<C, true> {
         : RawPart(p, own, me.tokens() - own.t0, row_of<float>(p, me, OF_R, own.t0) + me.slice0 + own.channel,
                   row_of<float>(p, me, OF_K, own.t0) + me.slice0 + own.channel) {}
 
-    /* rows: from the part's first token on, of which there are `left` */
+    /* rows: from the part's first token on; `left` tokens exist */
     GT_METHOD RawPart(const BackwardParams& p, const ChannelPart<C>& own, int left, const float* r_row,
                       const float* k_row) {
         ks[0].value = rs[C::PART].value = {0.0f, 0.0f};
@@ -465,9 +421,9 @@ struct RawPart<C, true> {
 
 /* ---- copies of the inputs ----------------------------------------------------------------------------------- */
 
-/* The `lane` of LANES that copy COUNT 16-bit elements of every token to shared memory, 8 of them at fragment(token,
- * first); `from`: what it copies of its first token, lane / (COUNT / 8).  Pairs of them are `none` beyond the sequence.
- * */
+/* Lane `lane` of LANES, which copy COUNT 16-bit elements of every token to shared memory, each 8 to fragment(token,
+ * first).  `from`: the lane's elements of its first token, lane / (COUNT / 8).  Pairs beyond the sequence become
+ * `none`. */
 template <int COUNT, int LANES, class Address>
 GT_DEV void copy_rows(int lane, const uint16_t* from, int stride, int tokens, uint32_t none, const Address& address) {
     constexpr int PIECES = COUNT / 8, ROWS = LANES / PIECES;
@@ -491,7 +447,7 @@ GT_DEV void copy_rows(int lane, const uint16_t* from, int stride, int tokens, ui
     }
 }
 
-/* Two warps, this as `lane` of theirs: the same of the elements from `column` on of a tensor. */
+/* Two warps copy the elements of a tensor from `column` on; the caller is `lane` of theirs. */
 template <int COUNT, class Address>
 GT_DEV void copy_tensor(int lane, const BackwardParams& p, const ChunkCoordinates& here, int tensor, int column,
                         uint32_t none, const Address& address) {
@@ -534,7 +490,7 @@ GT_DEV void copy_half_rows(const BackwardParams& p, const BackwardBlock<C>& me, 
     }
 }
 
-/* A warp: rows of a slice of a state kept as fp32, to where S and then G is. */
+/* A warp: rows of a slice of a state kept as fp32, to the room of S and then G. */
 template <class C>
 GT_DEV void copy_state_rows(const BackwardBlock<C>& me, const SliceRows<float>& rows, int first, int last) {
     constexpr int PIECES = C::N / 4, ROWS = 32 / PIECES;
@@ -543,7 +499,7 @@ GT_DEV void copy_state_rows(const BackwardBlock<C>& me, const SliceRows<float>& 
         cp_async<16>(me.smem + C::S + fp32_piece<C::N>(row, piece), rows.data + row * (int64_t)rows.pitch + 4 * piece);
 }
 
-/* A warp: u of a slice, LARGE: of all. */
+/* A warp: u of a slice, LARGE: of all slices. */
 template <class C>
 GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     GT_UNROLL
@@ -557,8 +513,8 @@ GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const Ch
     }
 }
 
-/* bf16: the same of the reverse state pass's sums in parts; f16 has rowsum(S . G) from round_states(), fp32 from
- * sum_states(). */
+/* bf16: the same for the reverse state pass's sums, which are in parts; f16 has rowsum(S . G) from round_states(), fp32
+ * from sum_states(). */
 template <class C>
 GT_DEV void copy_rowsums(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     constexpr int COUNT = C::LARGE ? C::N : C::CHANNELS;
@@ -577,8 +533,8 @@ GT_DEV Word rowsum_part(const BackwardBlock<C>& me, int part, int channel) {
     return lds<Word>(me.smem + C::ROWSUM + 4 * (part * C::N + me.slice0 + channel));
 }
 
-/* Starts the copies of a slice, two warps a tensor: r, k, w and u, for which all wait, and as a second group the rest.
- * Of these only S, G and rowsum(S . G) come from kernels of the chain. */
+/* Starts the copies of a slice, two warps a tensor.  All threads wait for the first group, r, k, w and u.  The second
+ * group is the rest: in it S, G and rowsum(S . G) come from earlier kernels of the chain. */
 template <class C>
 GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     const int warp = warp_id(), tensor = warp / 2, lane = 32 * (warp % 2) + lane_id();
@@ -586,7 +542,7 @@ GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, con
     if (tensor <= (sizeof(typename C::W) == 2 ? OF_W : OF_K)) {
         const uint32_t to = raw_rows(me, tensor);
         copy_tensor<C::CHANNELS>(lane, p, here, tensor, me.slice0, no_token<C>(p, tensor),
-                                 [=](int t, int n) { return to + raw_offset<C>(t, n); });
+                                 [=](int t, int n) { return to + raw_offset<C::CHANNELS>(t, n); });
     }
     if (warp == 6 && wants_u_and_rowsums) copy_u<C>(p, me, here);
     if (warp == 7 && is_first) store_addresses<C>(p, me, here);
@@ -615,7 +571,7 @@ GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, con
     cp_async_commit();
 }
 
-/* fp32: u; the rest is waited for later, r, k, w are in registers. */
+/* fp32: waits for u alone; r, k, w are in registers, and other copies are waited for later. */
 template <class C>
 GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     const int warp = warp_id();
@@ -632,9 +588,9 @@ GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me
     if (warp == 7) cp_async_wait<0>();
 }
 
-/* A slice of S, kept as fp32, as f16 rows, each times what RowScale has for it; and of G, whose parts of a row have a
- * power of two each, all by the largest of these.  What undoes that, and rowsum(S . G).  By all threads; all loads
- * come first. */
+/* Writes a slice of S, kept as fp32, as f16 rows, each times its RowScale.  The parts of a row of G have different
+ * powers of two; all parts get the largest.  Also writes the inverse factors and rowsum(S . G).  All threads take part;
+ * all loads come first. */
 template <class C>
 GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     constexpr int LANES = C::THREADS / C::CHANNELS, PARTS = C::G_PARTS, COUNT = C::N / PARTS / LANES; /* of a part */
@@ -695,8 +651,8 @@ GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, co
 
 /* ---- R, K, E and the bonus ---------------------------------------------------------------------------------- */
 
-/* An element of R or K.  16 bits: rounded in full, since dg takes away with R and K what the tensor cores added
- * with them. */
+/* An element of R or K.  16 bits: rounded as the tensor cores read it, since dg subtracts with R and K the terms that
+ * tensor cores added with them. */
 template <class C>
 GT_DEV float chunk_operand(float x) {
     return C::TF32X3 ? x : round_tf32(x);
@@ -730,7 +686,7 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
         }
         bonus[i] = fma_rn(r_[1], k_[1] * u.y, r_[0] * (k_[0] * u.x));
         if (i % 2 == 0) continue;
-        const uint32_t address = me.smem + fragment_of<C>((own.t0 + i) / 2, own.channel);
+        const uint32_t address = me.smem + fragment_of<C::CHANNELS>((own.t0 + i) / 2, own.channel);
         sts<float4>(address + C::R, {R[0], R[1], R[2], R[3]});
         sts<float4>(address + C::K, {K[0], K[1], K[2], K[3]});
     }

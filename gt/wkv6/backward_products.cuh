@@ -1,5 +1,5 @@
 /* gt/wkv6/backward_products.cuh - backward of a chunk (backward.cuh): the products X and Z of 16-bit activations, and
- * what dv is made of. */
+ * the operands of dv. */
 #ifndef GT_WKV6_BACKWARD_PRODUCTS_CUH
 #define GT_WKV6_BACKWARD_PRODUCTS_CUH
 
@@ -49,7 +49,7 @@ GT_DEV void times_state(const BackwardBlock<C>& me, int from, int state, Sums<C>
     }
 }
 
-/* The warp's tokens of v or dy as left operands: read again and again, but where there are registers to keep them. */
+/* The warp's tokens of v or dy as left operands: read at each use, unless registers can keep them. */
 template <class C>
 struct SubChunkRows {
     uint32_t left;
@@ -73,12 +73,12 @@ struct SubChunkRows {
     }
 };
 
-/* c = products of the warp's tokens, rows, with those of another sub-chunk, at `other`: tile e, column c is token
+/* c = products of the warp's tokens (rows) with the tokens of another sub-chunk, at `other`: tile e, column c is token
  * 8e + c. */
 template <class C>
 GT_DEV void token_products(const BackwardBlock<C>& me, const SubChunkRows<C>& own, int other, int sub_chunk,
                            float (&c)[2][4]) {
-    constexpr int SUMS = C::LARGE ? 2 : 1; /* two chains where there are registers */
+    constexpr int SUMS = C::LARGE ? 2 : 1; /* two chains if registers suffice */
     const uint32_t right = me.smem + other + add_16_rows<C::N>(right_piece<C::N>(), sub_chunk);
     float sums[SUMS][2][4] = {};
     GT_UNROLL
@@ -109,7 +109,8 @@ GT_DEV void add_sub_chunk(const BackwardBlock<C>& me, const float (&c)[2][4], in
     for (int x = 0; x < 8; x++) b[x / 4][x % 4] = round_tf32(c[x / 4][x % 4]);
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
-        const uint32_t address = me.smem + from + fragment_of<C>(SUB_CHUNK / 2 * sub_chunk + 4 * e + me.j, 2 * me.g);
+        const uint32_t address =
+            me.smem + from + fragment_of<C::CHANNELS>(SUB_CHUNK / 2 * sub_chunk + 4 * e + me.j, 2 * me.g);
         GT_UNROLL
         for (int q = 0; q < C::GROUPS; q++) {
             const float4 x = lds<float4>(address + 128 * q);
@@ -122,13 +123,13 @@ GT_DEV void add_sub_chunk(const BackwardBlock<C>& me, const float (&c)[2][4], in
 
 /* ---- X and Z ------------------------------------------------------------------------------------------------ */
 
-/* Strong-decay path: where the sums of pairs are that begin before sub-chunk a and end in sub-chunk c > a > 0. */
+/* Strong-decay path: offset of the sums of pairs that begin before sub-chunk a and end in sub-chunk c > a > 0. */
 template <class C>
 GT_DEV int strong_ends(int a, int c) {
     return C::STRONG_DECAY_ENDS + 4 * (a + c - 3) * C::CHANNELS;
 }
 
-/* Channels by a vector in shared memory. */
+/* Scales channels by a vector in shared memory. */
 template <class C>
 GT_DEV void scale_channels(const BackwardBlock<C>& me, uint32_t offset, Sums<C>& sum) {
     GT_UNROLL
@@ -139,7 +140,7 @@ GT_DEV void scale_channels(const BackwardBlock<C>& me, uint32_t offset, Sums<C>&
     }
 }
 
-/* Products of a token and of its neighbours, for what carries no decay. */
+/* Address of a token's products with itself and its neighbour, for the terms without a decay. */
 template <class C>
 GT_DEV uint32_t near_fragment(const BackwardBlock<C>& me, int token) {
     return me.smem + C::NEAR + 8 * token;
@@ -157,7 +158,8 @@ GT_DEV uint32_t C_element(const BackwardBlock<C>& me, int sub_chunk, int i, int 
     return C_fragment(me, sub_chunk, sub_chunk, i / 2, j / 2) + 4 * (2 * (i % 2) + j % 2);
 }
 
-/* What the sub-chunk's R_i x_i or K_j x_j, `of` which, sum up to, to [channels] at `to`: of S dy, its part of dg_0.
+/* Stores the sub-chunk's sum of R_i x_i or K_j x_j; `of` says which.  The sum goes to [channels] at `to`.  For S dy it
+ * is the sub-chunk's part of dg_0.
  * The chunk's first token carries no decay. */
 template <class C>
 GT_DEV void store_sub_chunk_sum(const BackwardBlock<C>& me, const Sums<C>& sum, int of, int to) {
@@ -167,8 +169,10 @@ GT_DEV void store_sub_chunk_sum(const BackwardBlock<C>& me, const Sums<C>& sum, 
     GT_UNROLL
     for (int q = 0; q < C::GROUPS; q++) {
         const uint32_t address = me.smem + of + 128 * q;
-        const float4 R0 = lds<float4>(address + fragment_of<C>(SUB_CHUNK / 2 * me.sub_chunk + me.j, 2 * me.g));
-        const float4 R1 = lds<float4>(address + fragment_of<C>(SUB_CHUNK / 2 * me.sub_chunk + 4 + me.j, 2 * me.g));
+        const float4 R0 =
+            lds<float4>(address + fragment_of<C::CHANNELS>(SUB_CHUNK / 2 * me.sub_chunk + me.j, 2 * me.g));
+        const float4 R1 =
+            lds<float4>(address + fragment_of<C::CHANNELS>(SUB_CHUNK / 2 * me.sub_chunk + 4 + me.j, 2 * me.g));
         const float(&x)[2][4] = sum.tile[q];
         first[2 * q] = fma_rn(R1.z, x[1][1], fma_rn(R1.x, x[1][0], fma_rn(R0.z, x[0][1], R0.x * x[0][0] * carries)));
         first[2 * q + 1] =
@@ -183,14 +187,14 @@ GT_DEV void store_sub_chunk_sum(const BackwardBlock<C>& me, const Sums<C>& sum, 
     }
 }
 
-/* X of the sub-chunk, but for its last factor 2^c_16; its products near the diagonal, times the scale of y, its part of
- * dg_0.  In the strong-decay path X of what comes before the sub-chunk, from its start; C of the sub-chunk, and what
- * pairs that end here sum up to. */
+/* Makes X of the sub-chunk without its last factor 2^c_16, its products near the diagonal times the scale of y, and its
+ * part of dg_0.  On the strong-decay path: X of everything before the sub-chunk, from its start; C of the sub-chunk,
+ * and the sum of pairs that end here. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void make_X(float scale, const BackwardBlock<C>& me, Sums<C>& sum) {
     const int a = me.sub_chunk;
     const bool corner = me.g == 0 && me.j == 3; /* has the first token's product with the one before */
-    float c[2][4], before = 0.0f;               /* the latter; of the chunk's first token it is in S */
+    float c[2][4], before = 0.0f;               /* that product; for the chunk's first token it is in S */
     times_state<C>(me, C::DY, C::S, sum);
     if constexpr (C::ROUNDED) scale_channels<C>(me, C::S_SCALE, sum);
     store_sub_chunk_sum<C>(me, sum, C::R, C::FIRST + 4 * a * C::CHANNELS);
@@ -221,8 +225,8 @@ GT_DEV void make_X(float scale, const BackwardBlock<C>& me, Sums<C>& sum) {
     add_sub_chunk<C>(me, c, C::K, a, sum);
 }
 
-/* Z of the sub-chunk, but for its last factor 2^c_16.  In the strong-decay path of what comes after the sub-chunk, from
- * its end; and what pairs of the sub-chunk and G sum up to. */
+/* Makes Z of the sub-chunk without its last factor 2^c_16.  On the strong-decay path: Z of everything after the
+ * sub-chunk, from its end, and the sum of pairs of the sub-chunk and G. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void make_Z(const BackwardBlock<C>& me, Sums<C>& sum) {
     const int b = me.sub_chunk;
@@ -253,7 +257,8 @@ template <class C>
 GT_DEV void store_sums(const BackwardBlock<C>& me, int to, const Sums<C>& sum) {
     GT_UNROLL
     for (int e = 0; e < 2; e++) {
-        const uint32_t address = me.smem + to + fragment_of<C>(SUB_CHUNK / 2 * me.sub_chunk + 4 * e + me.j, 2 * me.g);
+        const uint32_t address =
+            me.smem + to + fragment_of<C::CHANNELS>(SUB_CHUNK / 2 * me.sub_chunk + 4 * e + me.j, 2 * me.g);
         GT_UNROLL
         for (int q = 0; q < C::GROUPS; q++) {
             const float(&x)[4] = sum.tile[q][e];
@@ -262,10 +267,10 @@ GT_DEV void store_sums(const BackwardBlock<C>& me, int to, const Sums<C>& sum) {
     }
 }
 
-/* ---- what dv is made of ------------------------------------------------------------------------------------- */
+/* ---- operands of dv ----------------------------------------------------------------------------------------- */
 
-/* LARGE: a left operand of 16 columns, from two tiles as accumulators have them, in two bf16 terms.  It takes as many
- * products as tf32, is more exact, and rows of bf16 need no conversion; but it takes more registers. */
+/* LARGE: a left operand of 16 columns, from two tiles of accumulators, in two bf16 terms.  This needs no more products
+ * than tf32, is more exact, and rows of bf16 need no conversion; but it takes more registers. */
 struct TwoTerms {
     uint32_t high[4], low[4];
 
@@ -322,8 +327,8 @@ GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int sub_c
     }
 }
 
-/* K of a sub-chunk as left operands, and factors of the channels that it is to be used with.  The tensor core drops
- * bits; the factors start from TF32_MEAN, so that it does not make products smaller in the mean. */
+/* K of a sub-chunk as left operands, and the factors of its channels.  The tensor core drops bits, which makes products
+ * smaller in the mean; factors start from TF32_MEAN to correct this. */
 constexpr float TF32_MEAN = 1.0f + 0.69f / 2048.0f;
 
 template <class C>
@@ -359,7 +364,7 @@ struct SubChunkK {
 /* A^T = K_b R_a^T: tile e, column c is token 2c + e of sub-chunk a */
 template <class C>
 GT_DEV void pair_products(const BackwardBlock<C>& me, const SubChunkK<C>& left, int sub_chunk, float (&A)[2][4]) {
-    const uint32_t row = me.smem + C::R + fragment_of<C>(SUB_CHUNK / 2 * sub_chunk + me.g, 2 * me.j);
+    const uint32_t row = me.smem + C::R + fragment_of<C::CHANNELS>(SUB_CHUNK / 2 * sub_chunk + me.g, 2 * me.j);
     GT_UNROLL
     for (int x = 0; x < 8; x++) A[x / 4][x % 4] = 0.0f;
     GT_UNROLL
@@ -372,7 +377,7 @@ GT_DEV void pair_products(const BackwardBlock<C>& me, const SubChunkK<C>& left, 
     }
 }
 
-/* A of the sub-chunk itself, transposed as pair_products() has it: later tokens, and the bonus. */
+/* A of the sub-chunk itself, transposed as in pair_products(): later tokens, and the bonus. */
 template <class C>
 GT_DEV void set_bonus(const BackwardBlock<C>& me, float (&A)[2][4]) {
     const float4 parts = lds<float4>(me.smem + C::BONUS + 8 * (SUB_CHUNK * me.sub_chunk + 2 * me.g));

@@ -2,13 +2,13 @@
  *
  * Only 2^c_16 overflows: between sub-chunks all factors are below 1 already.  So X and Z stop at the borders of
  * the sub-chunk,
- *     X_a = S dy_a + what sub-chunks before add, from the sub-chunk's start
- *     Z_b = G v_b + what sub-chunks after add, from its end
- * and what happens within the sub-chunk is made by running products, as backward_chunk_kernel makes it.  With
- * e_ij = C_ij prod_{j<m<i} d_m, for pairs j < i - 1 of a sub-chunk
+ *     X_a = S dy_a + terms of earlier sub-chunks, from the sub-chunk's start
+ *     Z_b = G v_b + terms of later sub-chunks, from its end
+ * Running products make the terms within the sub-chunk, as in backward_chunk_kernel.  With e_ij = C_ij prod_{j<m<i}
+ * d_m, for pairs j < i - 1 of a sub-chunk
  *     dr_i = 2^-c_i X_i + sum_j e_ij k_j + ..      dk_j = 2^-(c_16 - c_(j+1)) Z_j + sum_i e_ij r_i + ..
  *     dg_t = crossing + sum_{i>t} R_i X_i + sum_{j<t} K_j Z_j + sum_{j<t<i} e_ij r_i k_j
- * and no difference is taken: a channel's few hard resets may stand beside decays close to 1.  Pairs that cross all of
+ * No difference is formed: a channel may have a few hard resets among decays close to 1.  Pairs that cross all of
  * sub-chunk a, from sub-chunks b < a (or S) to sub-chunks c > a (or G):
  *     crossing = E_0 .. E_3 rowsum(S . G) + sum_c E_a .. E_(c-1) sum_i R_i (X_c before sub-chunk a's part)_i
  *                                         + sum_b E_(b+1) .. E_3 sum_j K_j (G v_b)_j
@@ -26,7 +26,7 @@ struct StrongColumn {
     using T = typename C::T;
     using W = typename C::W;
     const BackwardParams& p;
-    int t0, tokens;   /* of the sub-chunk: its first token in the chunk, what the chunk has of it */
+    int t0, tokens;   /* of the sub-chunk: its first token in the chunk, its number of tokens */
     const T *r0, *k0; /* that token's */
     const W* w0;
 
@@ -35,7 +35,7 @@ struct StrongColumn {
           r0(row_of<T>(p, me, OF_R, t0) + me.slice0 + channel), k0(row_of<T>(p, me, OF_K, t0) + me.slice0 + channel),
           w0(row_of<W>(p, me, OF_W, t0) + me.slice0 + channel) {}
 
-    /* Of token t of the sub-chunk, or of a neighbour in the chunk, else 0.  h: -log2 of its decay. */
+    /* The element of token t of the sub-chunk, or of a neighbour in the chunk; else 0.  h: -log2 of its decay. */
     template <class E>
     GT_METHOD float load(const E* from, int tensor, int t) const {
         const bool inside = t < tokens && t0 + t >= 0 && t0 + t < CHECKPOINT;
@@ -58,7 +58,7 @@ GT_DEV void prepare_strong_column(const BackwardParams& p, const BackwardBlock<C
     for (int i = 0; i < SUB_CHUNK; i++) {
         const int j = SUB_CHUNK - 1 - i;
         const auto fragment = [&](int t) {
-            return me.smem + fragment_of<C>((own.t0 + t) / 2, channel) + operand_in_cell<C>(t, channel);
+            return me.smem + fragment_of<C::CHANNELS>((own.t0 + t) / 2, channel) + operand_in_cell<C>(t, channel);
         };
         sts<float>(C::R + fragment(i), chunk_operand<C>(own.r(i) * ex2_approx(-before)));
         sts<float>(C::K + fragment(j), chunk_operand<C>(own.k(j) * ex2_approx(-after)));
@@ -68,7 +68,7 @@ GT_DEV void prepare_strong_column(const BackwardParams& p, const BackwardBlock<C
     sts<float>(me.smem + C::E + 4 * (sub_chunk * C::CHANNELS + channel), sub_chunk_decay(after));
 }
 
-/* A of the sub-chunk, as pair_products() has it.  A lane runs down row i of every other channel. */
+/* A of the sub-chunk, in the order of pair_products().  A lane runs down row i of every other channel. */
 template <class C>
 GT_DEV void strong_pairs(const BackwardParams& p, const BackwardBlock<C>& me, float (&A)[2][4]) {
     const int i = lane_id() % SUB_CHUNK;
@@ -87,7 +87,7 @@ GT_DEV void strong_pairs(const BackwardParams& p, const BackwardBlock<C>& me, fl
     GT_UNROLL
     for (int j = 0; j < SUB_CHUNK; j++) a[j] += shfl_xor(a[j], SUB_CHUNK);
     GT_UNROLL
-    for (int x = 0; x < 8; x++) { /* token j of row i to the lane that has it as operand */
+    for (int x = 0; x < 8; x++) { /* token j of row i goes to the lane that has it as operand */
         const int row = 4 * me.j + 2 * (x % 2) + x / 4;
         GT_UNROLL
         for (int g = 0; g < 8; g++) {
@@ -97,7 +97,7 @@ GT_DEV void strong_pairs(const BackwardParams& p, const BackwardBlock<C>& me, fl
     }
 }
 
-/* Sums over the channel's pairs that cross the whole sub-chunk, and what mends dg there. */
+/* Sums over the channel's pairs that cross the whole sub-chunk, and the correction of dg there. */
 template <class C>
 GT_DEV float strong_crossing(const BackwardBlock<C>& me, int sub_chunk, int channel) {
     const auto of = [&](int vector) { return lds<float>(me.smem + vector + 4 * channel); };
@@ -126,7 +126,8 @@ GT_DEV float strong_crossing(const BackwardBlock<C>& me, int sub_chunk, int chan
     return sum;
 }
 
-/* dr, dk, dw and du of a channel of a sub-chunk.  Inner loops go over what is in registers, outer ones stay loops. */
+/* dr, dk, dw and du of a channel of a sub-chunk.  Inner loops run over registers and are unrolled; outer loops
+ * are not. */
 template <class C>
 GT_DEV void finish_strong_column(const BackwardParams& p, const BackwardBlock<C>& me, int sub_chunk, int channel) {
     using T = typename C::T;
@@ -136,7 +137,7 @@ GT_DEV void finish_strong_column(const BackwardParams& p, const BackwardBlock<C>
     const float u = lds<float>(me.smem + C::U + 4 * (me.slice0 + channel));
     const auto near = [&](int t) { return lds<float2>(near_fragment(me, own.t0 + t)); };
     const auto sum_at = [&](int of, int t) {
-        return lds<float>(me.smem + of + fragment_of<C>((own.t0 + t) / 2, channel) + sum_in_cell(t, channel));
+        return lds<float>(me.smem + of + fragment_of<C::CHANNELS>((own.t0 + t) / 2, channel) + sum_in_cell(t, channel));
     };
     float d[SUB_CHUNK], x[SUB_CHUNK], dg[SUB_CHUNK], decayed = 0.0f, du = 0.0f; /* x: k, then r; decayed: bits */
     GT_UNROLL
@@ -176,7 +177,7 @@ GT_DEV void finish_strong_column(const BackwardParams& p, const BackwardBlock<C>
     }
     decayed = 0.0f;
     GT_NO_UNROLL
-    for (int j = SUB_CHUNK - 1; j >= 0; j--) { /* those that begin at j */
+    for (int j = SUB_CHUNK - 1; j >= 0; j--) { /* pairs that begin at j */
         const float k = own.k(j), to_end = ex2_approx(-decayed) * sum_at(C::Z, j);
         float within = 0.0f;
         GT_UNROLL

@@ -9,8 +9,8 @@
  * running products, and S is scaled before the update.  No decay is clamped on either path.
  * Compute capability 9.0 has a kernel of its own for N = 128 in 16 bits: forward_hopper_kernel.
  *
- * grid ceil(sequences*H*segments/HEADS), of packed sequences fewer (most_blocks), which take work in turn
- * (take_work).  A block has for each of its HEADS heads
+ * grid ceil(sequences*H*segments/HEADS); for packed sequences fewer (most_blocks), which take work in turn (take_work).
+ * For each of its HEADS heads a block has
  *   GROUPS producer warps, 16 channels each: they copy the inputs (cp.async, AHEAD sub-chunks ahead) and make R, K, E
  *     and the bonus.  A lane has 2 channels of 4 consecutive tokens; a running sum takes four shuffles (scan_quads).
  *   N / COLUMNS consumer warps, which have the state and make A, y and the new state.
@@ -18,10 +18,9 @@
  *
  * Lanes: g = lane / 4 and j = lane % 4, as device.cuh has them for fragments.
  * S^T of a consumer warp is in accumulators, MT x NT tiles of 16 x 8: 64 registers, 32 at N = 32.  A pair of them is
- *     the B operand of R S as it stands, with the inner index permuted alike in R.
- * Products are of tf32, 11 bits with the range of fp32.  R, K and A are rounded to that (2^-11), S is cut off (2^-10),
- *     and 16-bit v is exact.  For bf16, whose own rounding of y is 2^-8, that is little; for f16 it is as much as its
- *     rounding of y.  fp32: below.
+ *     the B operand of R S without a move: R permutes the inner index alike.
+ * Products are of tf32, 11 bits with the range of fp32.  R, K and A are rounded to tf32 (2^-11), S is truncated
+ *     (2^-10), and 16-bit v is exact. bf16's own rounding of y is larger, 2^-8; f16's is about as large. fp32: below.
  * Columns of a consumer warp: tile i, column c stands for value 2 TILES (c/2) + 2i + c%2, so that a lane ends with
  *     2 TILES neighbouring outputs.  v is stored permuted.
  * Rows of A and y: row g is token 2g, row g + 8 token 2g + 1.  R is stored as fragments of 16 bytes, two tokens by two
@@ -32,17 +31,17 @@
  * tensor cores per sub-chunk and head, N = 64: 2 x (16 + 32 + 8 + 32) m16n8k8.
  * bytes: every input once, y once, states and checkpoints once.  Deterministic: fixed order.
  *
- * fp32 activations (TF32X3): every product is three.  x = hi + lo, its upper 11 bits and what is left, both tf32, and
+ * fp32 activations (TF32X3): every product is three.  x = hi + lo, its upper 11 bits and the rest, both tf32, and
  *     a b ~ a b + a_lo b + a b_lo
- * drops 2^-21 of a b.  The tensor core cuts off what is below tf32: as operand, x stands for its upper bits.
- *   - operands lie in shared memory once, in fp32, and are split where they are used: a mask and a
- *     subtraction, the same for S.  Twice the shared memory would save a tenth of the instructions.
- *   - tensor cores round sums towards zero.  So the small products have accumulators of their own, and S is
- *     none from sub-chunk to sub-chunk: what a sub-chunk adds is summed from zero and added as fp32 does
- *     (update_state_3xtf32).
+ * drops 2^-21 of a b.  The tensor core ignores bits below tf32, so x itself serves as the operand hi.
+ *   - operands lie in shared memory once, in fp32, and are split at their use by a mask and a subtraction; so is S.
+ *     Twice the shared memory would save a tenth of the instructions.
+ *   - tensor cores round sums towards zero.  So the small products have their own accumulators, and tensor cores never
+ *     accumulate into S: a sub-chunk's sum starts at zero, and an fp32 addition adds it to S (update_state_3xtf32).
  *   - E near 1 as keep and factor (Scale), not rounded to fp32: a state of 4096 sub-chunks would show it.
- *   - c below 64 is off by 2^-19 at most, and with it 2^c by 2e-6, where products of R and K are as small; the
- *     sums of neighbours, whose products are not, share all but the last roundings.  Seen: 7e-7 of y and of states.
+ *   - c below 64 has an error of 2^-19 at most, and 2^c one of 2e-6, but only where products of R and K are tiny.
+ *     Neighbouring tokens have larger products, but their sums share all but the last roundings.  Measured: 7e-7 of y
+ *     and of states.
  * v lies in fragments as R does (value_fragment), in the order of a left operand.
  * shared, N = 64: 18 KB a buffer, two of them and the rings, 2 sub-chunks deep: 74 KB; N = 128: 108 KB.
  * registers: S 64, y with the small products 32, A 16. */
@@ -56,7 +55,7 @@ namespace wkv6 {
 
 /* ---- consumer warps -------------------------------------------------------------------------------------------- */
 
-/* A consumer warp: its columns of S^T, and where it stands. */
+/* A consumer warp: its columns of S^T and its addresses. */
 template <class C>
 struct ConsumerWarp {
     float S[C::MT][C::NT][4];
@@ -67,7 +66,7 @@ struct ConsumerWarp {
     uint32_t column[4]; /* K, row 2j (fp32: 6 - 2j), column g */
     uint32_t fragments; /* R, tokens 2g and 2g + 1, channels 2j and 2j + 1 */
     uint32_t values_left, values_right, bonus, scales, pairs, flags;
-    uint32_t full, empty; /* mbarriers */
+    uint32_t full, empty; /* mbarriers; no Ring: the unrolled loop has the buffer as a constant */
 
     /* Which pair of tokens the lane has in the update.  fp32: not j, or the compiler would read v once, for two
      * operands that need it in different registers. */
@@ -99,8 +98,8 @@ struct ConsumerWarp {
         empty = buffer0 + C::EMPTY;
     }
 
-    /* Of channel 8 nt + 2j + g % 2 the values from gathered_column() on: 2 TILES neighbours, got by
-     * swapping with lane ^ 4. */
+    /* Gathers 2 TILES neighbouring values of channel 8 nt + 2j + g % 2, from gathered_column() on, by swaps with lane ^
+     * 4. */
     GT_METHOD void gather_row(int nt, float (&x)[2 * C::TILES]) const {
         const bool odd = g & 1;
         GT_UNROLL
@@ -125,7 +124,7 @@ struct ConsumerWarp {
         }
     }
 
-    /* The same as bf16: a lane gets channel 8 nt + g of every tile, and neighbours in it, by transposing. */
+    /* The same in bf16: transposing gives a lane neighbours of channel 8 nt + g of every tile. */
     GT_METHOD void store(bf16* state, bool of_lo = false) const {
         state += g * C::N + column0 + 2 * C::TILES * j;
         GT_UNROLL
@@ -142,7 +141,7 @@ struct ConsumerWarp {
         }
     }
 
-    /* columns 2j and 2j + 1 of a tile by their channels' decays */
+    /* scales columns 2j and 2j + 1 of a tile by their channels' decays */
     GT_METHOD void scale(int nt, float2 decay) {
         GT_UNROLL
         for (int x = 0; x < C::MT * 4; x++) S[x / 4][nt][x % 4] *= x % 2 ? decay.y : decay.x;
@@ -171,7 +170,7 @@ struct ConsumerWarp {
     }
 };
 
-/* Which groups take the strong-decay path.  fp32: in one register, since there are none to spare. */
+/* Which groups take the strong-decay path.  fp32: in one register, since none are to spare. */
 struct StrongMask {
     uint32_t bits;
     template <int COUNT>
@@ -227,8 +226,8 @@ GT_DEV void update_state_rounded(ConsumerWarp<C>& me, int offset, StrongGroups<C
     }
 }
 
-/* What a sub-chunk adds to a tile of an fp32 state.  It is summed by itself, the small products first: tensor cores
- * round sums towards zero, which over the sub-chunks of a long memory would take away far more than fp32 does. */
+/* The sum that a sub-chunk adds to a tile of an fp32 state, small products first.  It starts at zero: tensor cores
+ * round towards zero, and over the sub-chunks of a long memory this would lose far more than fp32 additions. */
 template <int MT>
 GT_DEV void multiply_3xtf32(float (&added)[MT][4], const float (&v)[MT][2][4], const float (&lo)[MT][2][4],
                             const float (&k)[2][2]) {
@@ -242,7 +241,7 @@ GT_DEV void multiply_3xtf32(float (&added)[MT][4], const float (&v)[MT][2][4], c
     for (int i = 0; i < 2 * MT; i++) mma_tf32(added[i % MT], v[i % MT][i / MT], k[i / MT][0], k[i / MT][1]);
 }
 
-/* The same of fp32, where nothing is rounded to tf32. */
+/* The update for fp32, with nothing rounded to tf32. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void update_state_3xtf32(ConsumerWarp<C>& me, int offset, StrongGroups<C> strong) {
     float v[C::MT][2][4], lo[C::MT][2][4];
@@ -275,8 +274,8 @@ GT_DEV void update_state_warp(ConsumerWarp<C>& me, int offset, StrongGroups<C> s
 
 /* ---- the output --------------------------------------------------------------------------------------------- */
 
-/* Adds what a strong-decay group has made of A, at `pairs` in shared memory.  A[i]: tokens 2g, 2g + 1 by 8i + 2j and
- * the next. */
+/* Adds a strong-decay group's part of A, at `pairs` in shared memory.  A[i]: tokens 2g, 2g + 1 by 8i + 2j and the
+ * next. */
 GT_DEV void add_strong_pairs(uint32_t pairs, float (&A)[2][4]) {
     GT_UNROLL
     for (int e = 0; e < 4; e++) { /* tile e / 2, token 2g + e % 2 */
@@ -299,8 +298,8 @@ GT_DEV void complete_pairs(int g, int j, const float (&bonus)[2], float (&A)[2][
     }
 }
 
-/* A branch, since nearly always there is nothing to do.  is_scaled: scale is not 1.  Kernels vote on it before their
- * loop: a load of the constant would be waited for in every sub-chunk. */
+/* A branch, since scale is nearly always 1.  is_scaled: it is not.  Kernels vote on this before their loop: in the loop
+ * every sub-chunk would wait for a load of the constant. */
 template <int TILES>
 GT_DEV void scale_y(bool is_scaled, float scale, float (&y)[TILES][4]) {
     if (!is_scaled) return;
@@ -440,7 +439,8 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int work) {
             }
         }
     }
-    const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), sub); /* found again: no registers keep it */
+    const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), sub); /* found again instead of kept: registers are
+                                                                        * short */
     if (float* to = last_state<C>(p, same, same.ends)) me.store(to);
 }
 
@@ -450,7 +450,7 @@ forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM80_KERNELS
     const uint32_t smem = smem_base();
     init_work<C>(smem, block_x());
-    if (warp_id() < C::PRODUCER_WARPS) { /* they read what no kernel of the chain has written */
+    if (warp_id() < C::PRODUCER_WARPS) { /* they read no output of the chain's kernels */
         take_work<C>(p, smem, [&](int work) { produce<C, false>(p, smem, work); });
     } else {
         wait_for_chain();

@@ -1,34 +1,35 @@
 /* gt/wkv6/forward_sm90.cuh - forward, and S alone, on compute capability 9.0: 16-bit activations, N = V = 128.
  *
- * Block, sub-chunks, operands and what a consumer warp has are those of forward_tensor_kernel, but
- *     S^T += v^T K      by wgmma, twice a sub-chunk: a warpgroup of 4 consumer warps has 64 values.  Its accumulators
- *         are ConsumerWarp::S as it stands, v^T comes from registers, K from shared memory, read once for all four.
+ * As forward_tensor_kernel, with the same block, sub-chunks, operands and state of a consumer warp, except:
+ *     S^T += v^T K      by wgmma, twice a sub-chunk: a warpgroup of 4 consumer warps has 64 values.  ConsumerWarp::S is
+ *         its accumulators, in the same order; v^T comes from registers, K from shared memory, read once for all four.
  *         Meanwhile the warps add A v to y and store it.
- *     y = R S           stays with mma_tf32, for which an accumulator pair of S is a right operand.  As left operand
- *         of wgmma it would have to be moved into another order, into registers that there are not.
- *     A                 is made once a sub-chunk, by the producer warps in turn, each a sub-chunk after it has prepared
- *         its own part, so that it does not wait for the others.  Four buffers keep consumer warps from waiting for
- *         it; a third mbarrier of each, A_FULL, hands it over.
- *     E                 is deferred: S is not scaled yet.  R and K of the sub-chunks that follow have it instead,
- *         2^-(deferred + c_t) and 2^(deferred + c_(t+1)), until a checkpoint, the end of the pass, or DEFERRED_LIMIT
- *         in a channel of a group.  Then all of S is scaled.  That is once in four sub-chunks, but under strong decay.
- *         The strong-decay path scales S by what is deferred, too.
- * S alone (states_hopper_kernel: of segments, and of chunks where forward has saved none) is the same without r, A and
- * y.  The states are those that forward makes, bit for bit.
- * K lies as wgmma wants it without swizzle: 8 channels by 4 tokens are 128 bytes, 144 bytes apart, which makes the
- * stores of a producer lane (4 tokens of 2 channels) and the reads for A free of bank conflicts.  A producer warp
- * hands it to the asynchronous proxy (fence_async_proxy) before it arrives at FULL.
+ *     y = R S           stays with mma_tf32, for which an accumulator pair of S is a right operand.  A left operand of
+ *         wgmma has another order, and no registers are left to move it.
+ *     A                 is made once a sub-chunk, by the producer warps in turn.  Each makes it a sub-chunk after it
+ *         has prepared its own part, so that it does not wait for the others.  Four buffers keep consumer warps from
+ *         waiting for it; a third mbarrier of each, A_FULL, hands it over.
+ *     E is deferred: S is not scaled yet.  R and K of later sub-chunks have it instead, 2^-(deferred + c_t) and
+ *         2^(deferred + c_(t+1)), until a checkpoint, the end of the pass, or DEFERRED_LIMIT in a channel of a group.
+ *         Then all of S is scaled: once in four sub-chunks, more often under strong decay.  The strong-decay path
+ *         scales S by the deferred decay, too.
+ * states_hopper_kernel makes S alone, without r, A and y: for segments, and for chunks if forward has saved no states.
+ * Its states equal forward's bit for bit.
+ * K has wgmma's layout without swizzle: 8 channels by 4 tokens are 128 bytes.  They lie 144 bytes apart: stores of a
+ * producer lane (4 tokens of 2 channels) and reads for A then have no bank conflicts.  A producer warp hands it to the
+ * asynchronous proxy (fence_async_proxy) before it arrives at FULL.
  *
- * registers: S is 64 of 128.  Addresses are kept (kept()), or a third of the producer warp's instructions would
+ * registers: S is 64 of 128.  Addresses are kept (kept()): otherwise a third of the producer warp's instructions would
  *     make them again.
- * shared: 32.4 KB a buffer, with the rings 205 KB, or 226 KB if w is fp32.  Wavefronts a sub-chunk and head: 1560, of
- *     which 512 are R (forward_tensor_kernel: 2544).
+ * shared: 32.4 KB a buffer, with the rings 205 KB, or 226 KB if w is fp32.  Wavefronts a sub-chunk and head: 1560,
+ *     including 512 for R (forward_tensor_kernel: 2544).
  * tensor cores per sub-chunk and head: 32 + 8 x 36 m16n8k8 and 4 m64n128k8.
  * issue slots per token and head, counted: 246 (forward_tensor_kernel: 370).
  * bytes: as forward_tensor_kernel. */
 #ifndef GT_WKV6_FORWARD_SM90_CUH
 #define GT_WKV6_FORWARD_SM90_CUH
 
+#include "../base/ring.cuh"
 #include "forward.cuh"
 
 namespace gt {
@@ -44,26 +45,28 @@ struct HopperTraits : TensorTraits<T_, W_, 128> {
     /* of K: 8 channels by 4 tokens, and all channels by 4 tokens; 16 bytes too many, against bank conflicts */
     static constexpr int BLOCK = 128 + 16, PLANE = N / 8 * BLOCK + 16;
     static constexpr int VALUES = Base::K + SUB_CHUNK / 4 * PLANE, A = VALUES + SUB_CHUNK * Base::PITCH * 2;
-    /* by which S is scaled after the update, and in the strong-decay path before */
+    /* factors of S after the update, and in the strong-decay path before it */
     static constexpr int SCALE = A + SUB_CHUNK * SUB_CHUNK * 4, STRONG_DECAY_SCALE = SCALE + 4 * N;
     static constexpr int BONUS = STRONG_DECAY_SCALE + 4 * N, STRONG_DECAY = BONUS + 4 * SUB_CHUNK * GROUPS;
     static constexpr int FULL = STRONG_DECAY + 2 * GROUPS, EMPTY = FULL + 8, A_FULL = EMPTY + 8,
                          WORK = STRONG_DECAY + 56, PAIRS = STRONG_DECAY + 64;
     static constexpr int HEAD_BUFFER = PAIRS + 4 * SUB_CHUNK * SUB_CHUNK * GROUPS, BUFFER = HEAD_BUFFER;
+    using Buffers = Ring<BUFFERS, FULL, EMPTY, BUFFER>;      /* a buffer has its barriers behind it */
+    using Pairs = Ring<BUFFERS, A_FULL, NO_BARRIER, BUFFER>; /* A: free as its buffer is */
     static constexpr int RING = BUFFERS * BUFFER, SMEM = RING + PRODUCER_WARPS * AHEAD * Base::STAGE;
     static_assert(!Base::TF32X3 && PRODUCER_WARPS % 4 == 0 && Base::CONSUMER_WARPS % 4 == 0, "warpgroups");
     static_assert(FULL % 8 == 0 && A_FULL + 8 <= WORK && BUFFER % 16 == 0, "flags, then mbarriers");
     static_assert(SMEM <= 227 * 1024, "fits sm_90");
 };
 
-/* ---- what a group owes -------------------------------------------------------------------------------------- */
+/* ---- a group's deferred decay ------------------------------------------------------------------------------- */
 
-constexpr float DEFERRED_LIMIT = 16.0f; /* of the decay that a state may lack, log2 */
+constexpr float DEFERRED_LIMIT = 16.0f; /* the most decay that is deferred, log2 */
 
-/* Of a group in a sub-chunk: S is scaled before the update, or after it. */
+/* Flags of a group in a sub-chunk: S is scaled before the update, or after it. */
 constexpr uint32_t IS_STRONG_DECAY = 1, IS_SCALED = 2;
 
-/* Those of all groups, as they lie at STRONG_DECAY: 16 bits each. */
+/* The flags of all groups, as they lie at STRONG_DECAY: 16 bits each. */
 template <class C>
 struct GroupFlags {
     uint32_t words[C::GROUPS / 2];
@@ -78,17 +81,17 @@ struct GroupFlags {
     GT_METHOD bool operator[](int group) const { return words[group / 2] >> 16 * (group % 2) & IS_STRONG_DECAY; }
 };
 
-/* x, of which the compiler does not know how it was made: it keeps it in a register, where it would make it again
- * in every sub-chunk. */
+/* x with its origin hidden from the compiler, which keeps it in a register.  Otherwise it would compute x again in
+ * every sub-chunk. */
 GT_DEV uint32_t kept(uint32_t x) { return shfl_idx(x, lane_id()); }
 
 /* ---- producer warps ---------------------------------------------------------------------------------------- */
 
 template <class C>
 struct HopperProducer : Producer<C> {
-    float deferred[2]; /* of the channels' decay, log2: by which the state has not been scaled */
+    float deferred[2]; /* log2 of the channels' decay that the state still lacks */
     uint32_t flags;    /* the group's, in buffer 0 */
-    /* in stage 0: what the lane reads of r and k, and of w; to where and from which token it copies */
+    /* in stage 0: addresses that the lane reads r and k, and w from; addresses it copies to; the tokens it copies */
     uint32_t read_at, w_read_at, copy_at, w_copy_at, v_stride;
     int copy_row, w_copy_row, v_copy_row;
 };
@@ -157,7 +160,7 @@ GT_DEV RawSubChunk<C> read_sub_chunk(const HopperProducer<C>& me, int stage) {
     return x;
 }
 
-/* As prepare_sub_chunk, for a state that has not been scaled by what is deferred. */
+/* prepare_sub_chunk for a state that lacks the deferred decay. */
 template <class C>
 GT_DEV void hopper_prepare_sub_chunk(HopperProducer<C>& me, const RawSubChunk<C>& x, int sub_chunk, int buffer,
                                      int stage) {
@@ -206,7 +209,7 @@ GT_DEV void hopper_prepare_sub_chunk(HopperProducer<C>& me, const RawSubChunk<C>
 
 /* ---- A of a sub-chunk -------------------------------------------------------------------------------------------- */
 
-/* A producer warp as that which makes A of a sub-chunk: lane (g, j) has tokens 2g, 2g + 1.  Addresses in buffer 0. */
+/* A producer warp while it makes A of a sub-chunk: lane (g, j) has tokens 2g, 2g + 1.  Addresses in buffer 0. */
 template <class C>
 struct PairsWarp {
     int g, j;
@@ -254,7 +257,7 @@ GT_DEV void make_pairs(const PairsWarp<C>& me, int offset, const GroupFlags<C>& 
 template <class C>
 GT_DEV void make_pairs_of(const PairsWarp<C>& me, uint32_t buffer0, int sub_chunk) {
     const int offset = sub_chunk % C::BUFFERS * C::BUFFER;
-    mbarrier_wait(buffer0 + offset + C::FULL, sub_chunk / C::BUFFERS % 2);
+    typename C::Buffers{buffer0}.wait_full(sub_chunk);
     GroupFlags<C> flags;
     lds_words(flags.words, buffer0 + offset + C::STRONG_DECAY);
     if (flags.any() & IS_STRONG_DECAY) {
@@ -262,7 +265,7 @@ GT_DEV void make_pairs_of(const PairsWarp<C>& me, uint32_t buffer0, int sub_chun
     } else {
         make_pairs<C, false>(me, offset, flags);
     }
-    mbarrier_arrive(buffer0 + offset + C::A_FULL);
+    typename C::Pairs{buffer0}.fill(sub_chunk);
 }
 
 template <class C>
@@ -282,20 +285,20 @@ GT_DEV void hopper_produce(const TensorParams& p, uint32_t smem, int work) {
             cp_async_wait<C::AHEAD - 1>();
             sync_warp();
             const RawSubChunk<C> x = read_sub_chunk<C>(me, stage);
-            mbarrier_wait(smem + buffer * C::BUFFER + C::EMPTY, (sub_chunk / C::BUFFERS + 1) % 2);
+            typename C::Buffers{smem}.wait_free(sub_chunk);
             hopper_prepare_sub_chunk<C>(me, x, sub_chunk, buffer, stage);
             fence_async_proxy();
-            mbarrier_arrive(smem + buffer * C::BUFFER + C::FULL);
+            typename C::Buffers{smem}.fill(sub_chunk);
             sync_warp(); /* the stage is read */
             copy_sub_chunk<C>(me, sub_chunk + C::AHEAD);
         }
-        /* A a sub-chunk later, when it waits for no other warp */
+        /* A is made a sub-chunk later: by then it waits for no other warp */
         if (C::MAKES_Y && sub_chunk > 0 && sub_chunk % C::PRODUCER_WARPS == turn_after)
             make_pairs_of<C>(pairs, smem, sub_chunk - 1);
     }
     cp_async_wait<0>();
     if constexpr (!C::MAKES_Y) {
-        const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), 0); /* found again: no registers keep it */
+        const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), 0); /* found again: registers are short */
         store_decays<C>(p, same, me, 0);
     }
 }
@@ -304,13 +307,12 @@ GT_DEV void hopper_produce(const TensorParams& p, uint32_t smem, int work) {
 
 template <class C>
 struct HopperStateWarp : ConsumerWarp<C> {
-    uint32_t k, left, a_full; /* in buffer 0: K, A, and the mbarrier of A */
+    uint32_t k, left; /* in buffer 0: K, A */
 
     GT_METHOD void set_addresses(uint32_t smem) {
         ConsumerWarp<C>::set_addresses(smem);
         k = smem + C::K;
         left = kept(smem + C::A + 16 * lane_id());
-        a_full = smem + C::A_FULL;
         this->fragments = kept(this->fragments);
         /* as in ConsumerWarp, but a lane's pair of tokens is 4 apart: K has them in their order */
         const int matrix = lane_id() / 8, token = lane_id() % 8 / 2 + lane_id() % 2 * 4;
@@ -319,7 +321,7 @@ struct HopperStateWarp : ConsumerWarp<C> {
         this->scales = smem + C::SCALE + 16 * this->j;
     }
 
-    /* The channels of a group by their decays. */
+    /* Scales the channels of a group by their decays. */
     GT_METHOD void scale_group(int group, uint32_t decays) {
         const float4 x = lds<float4>(decays + 64 * group);
         this->scale(2 * group, {x.x, x.y});
@@ -383,10 +385,10 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int work) {
     const bool is_scaled = warp_any(p.in.scale != 1.0f);
     for (int sub_chunk = 0; sub_chunk < span.sub_chunks; sub_chunk++) {
         if (checkpoints && sub_chunk % SUB_CHUNKS == 0) me.store(checkpoints + sub_chunk / SUB_CHUNKS * C::N * C::N);
-        const int offset = sub_chunk % C::BUFFERS * C::BUFFER, parity = sub_chunk / C::BUFFERS % 2;
+        const int offset = sub_chunk % C::BUFFERS * C::BUFFER;
         float y[2][4] = {}, v[2][4];
         GroupFlags<C> flags;
-        mbarrier_wait(me.full + offset, parity);
+        typename C::Buffers{smem}.wait_full(sub_chunk);
         lds_words(flags.words, me.flags + offset);
         const uint32_t any = flags.any();
         if constexpr (C::MAKES_Y) multiply_state<C>(me, offset, y);
@@ -396,7 +398,7 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int work) {
         start_update<C>(me, offset, v);
 
         if constexpr (C::MAKES_Y) {
-            mbarrier_wait(me.a_full + offset, parity);
+            typename C::Pairs{smem}.wait_full(sub_chunk);
             add_pairs<C>(me, offset, y);
             scale_y(is_scaled, p.in.scale, y);
         }
@@ -411,9 +413,9 @@ GT_DEV void hopper_consume(const TensorParams& p, uint32_t smem, int work) {
         wgmma_wait<0>();
         GT_UNROLL
         for (int i = 0; (any & IS_SCALED) && i < C::GROUPS; i++) me.scale_group(i, me.scales + offset);
-        mbarrier_arrive(me.empty + offset);
+        typename C::Buffers{smem}.free(sub_chunk);
     }
-    const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), 0); /* found again: no registers keep it */
+    const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), 0); /* found again: registers are short */
     if (float* to = last_state<C>(p, same, same.ends)) me.store(to);
 }
 
@@ -422,7 +424,7 @@ GT_DEV void hopper_pass(const TensorParams& p) {
 #if GT_SM90A
     const uint32_t smem = smem_base();
     init_work<C>(smem, block_x());
-    if (uniform(warp_id()) < C::PRODUCER_WARPS) { /* they read what no kernel of the chain has written */
+    if (uniform(warp_id()) < C::PRODUCER_WARPS) { /* they read no output of the chain's kernels */
         take_work<C>(p, smem, [&](int work) { hopper_produce<C>(p, smem, work); });
     } else {
         wait_for_chain();

@@ -9,10 +9,10 @@ namespace gt {
 namespace wkv6 {
 
 /* ---- forward, and G backwards in time, any size: token by token ---------------------------------------
- * The recurrence of G is that of S with (k, v) replaced by (r, dy), from the last token to the first:
- * REVERSE runs it so, with y = NULL and r times the scale of y, and leaves G after every chunk of CHECKPOINT tokens.
- * grid sequences*H*tiles, of packed sequences fewer (most_blocks), which take them in turn; block 128.  A block owns
- * one head and COLUMNS = 128 / SLICES columns of its state.
+ * G has the recurrence of S with (r, dy) in place of (k, v), from the last token to the first.  REVERSE runs it with y
+ * = NULL and r times the scale of y, and stores G after every chunk of CHECKPOINT tokens. grid sequences*H*tiles; for
+ * packed sequences fewer (most_blocks), which take them in turn; block 128.  A block owns one head and COLUMNS = 128 /
+ * SLICES columns of its state.
  * A column is held by SLICES neighbouring lanes, 32 rows each: rows 4 (slice + SLICES q) + 0..3.
  * registers: 32 state values a thread, fp32, for the whole sequence.
  * shared: r, k and the decay as (keep, factor) of TOKENS = 16 tokens (N > 128: 8), v of the block's
@@ -148,7 +148,7 @@ GT_DEV void store_checkpoint(const TokenParams& p, int64_t index, int slice, int
     }
 }
 
-/* The whole pass through a sequence's head: `head` of all. */
+/* The whole pass through one head of a sequence, number `head` of all. */
 template <int SLICES, bool REVERSE>
 GT_DEV void pass_tokens(const TokenParams& p, int64_t tile, int64_t head) {
     using C = ForwardTraits<SLICES>;
@@ -161,9 +161,8 @@ GT_DEV void pass_tokens(const TokenParams& p, int64_t tile, int64_t head) {
     const int64_t NV = (int64_t)in.N * in.V;
 
     float state[32];
-    const int64_t row_in = p.state_in_shared ? 0 : head / in.H;
-    const float* state_in = p.state_in ? p.state_in + (row_in * in.H + h) * NV : nullptr;
-    move_column<SLICES, false>(state_in, in, slice, column0 + column, state);
+    const float* start = start_row(in.sequences, p.state_in, in.H * NV, p.state_in_shared ? 0 : head / in.H);
+    move_column<SLICES, false>(start ? start + h * NV : nullptr, in, slice, column0 + column, state);
 
     constexpr int PARTS = CHECKPOINT / C::TOKENS; /* of a chunk */
     const int64_t parts = (seq.tokens + C::TOKENS - 1) / C::TOKENS, end = seq.first + seq.tokens;
@@ -183,7 +182,8 @@ GT_DEV void pass_tokens(const TokenParams& p, int64_t tile, int64_t head) {
         }
         sync_threads();
     }
-    if (p.state_out) move_column<SLICES, true>(p.state_out + head * NV, in, slice, column0 + column, state);
+    float* const last = end_row(in.sequences, p.state_out, in.H * NV, head / in.H);
+    if (last) move_column<SLICES, true>(last + h * NV, in, slice, column0 + column, state);
 }
 
 template <int SLICES, bool REVERSE>
@@ -198,15 +198,15 @@ token_kernel(const GT_GRID_CONSTANT TokenParams p) {
 /* ---- backward, any size ---------------------------------------------------------------------------------
  * A fixed number of blocks of 256 threads; each takes chunks of 4 sub-chunks in turn, all chunks being
  * independent once S before and G after each are known.  For one chunk:
- *   1 what needs the states, COLUMNS columns of them at a time: roll S forward through the sub-chunks, park
- *     the state before each, then go back through them with G.  Leaves in the block's scratch
+ *   1 the terms of states, COLUMNS columns at a time: roll S forward through the sub-chunks, park the state before
+ *     each, then go back through them with G.  Stores in the block's scratch
  *     Sdy[t,n] = (S dy_t)[n]   Gv[t,n] = (G v_t)[n]   Gk[t,j] = (G^T (Q_t . k_t))[j]
  *     SG[sub-chunk,n] = rowsum(S . G)
  *   2 sub-chunk by sub-chunk, the pairs of tokens inside the sub-chunk; every gradient is written once.
  * shared, 1: one state [N, COLUMNS+4] (S, then G), the sub-chunk's Q.k, P.r [16,N], v, dy [16,COLUMNS], the
  *     state scales: 34 KB at N = V = 64.  2: r, k, d [16,N], then v, dy [16,V] and after them Sdy, Gv
- *     [16,N], C and A [16,16]: 22 KB.  WIDE, where that exceeds 64 KB (N = V > 198): v, dy, Sdy and Gv
- *     are read where they are in global memory.
+ *     [16,N], C and A [16,16]: 22 KB.  WIDE, where that exceeds 64 KB (N = V > 198): v, dy, Sdy and Gv are read from
+ *     global memory.
  * scratch of a block, in global memory and small enough to stay in L2: 115 KB.
  * arithmetic, 1: 6 products of 16 N COLUMNS multiply-adds; operands from shared memory in 16-byte
  *     pieces, 16 multiply-adds per 2 to 5 loads.  2: D_ij as running products, where they are used.
@@ -244,7 +244,7 @@ GT_HD StatesLayout states_layout(int rows, int columns, int pitch) {
     return at;
 }
 
-/* Of a call: how it cuts a state, and its scratch. */
+/* A call's tiles of a state, and its scratch. */
 static inline ChunkParams any_chunks_of(const gt_wkv6_args& a) {
     ChunkParams c = {};
     c.in = problem_of(a);
@@ -450,13 +450,13 @@ GT_DEV void roll_tile(const ChunkParams& p, const StatesBlock& s, int sub_chunks
     }
 }
 
-/* Part 2: where a block stands in a sub-chunk. */
+/* Part 2: a block's position in a sub-chunk. */
 struct SubChunkBlock {
     uint32_t smem;
     int r, k, d, v, dy, Sdy, Gv, C, A; /* offsets in floats */
     int64_t b, h, first;
     int tokens, sub_chunk;
-    const float* products; /* what part 1 left of the chunk: Sdy, Gv, Gk, SG */
+    const float* products; /* results of part 1 for the chunk: Sdy, Gv, Gk, SG */
 };
 
 GT_HD int sub_chunk_smem(int N, int V, bool wide) {
@@ -528,7 +528,7 @@ GT_DEV void load_sub_chunk(const ChunkParams& p, const SubChunkBlock& s) {
     sync_threads();
 }
 
-/* Sdy and Gv of the sub-chunk, where v and dy were. */
+/* Sdy and Gv of the sub-chunk, over v and dy. */
 GT_DEV void load_products(const ChunkParams& p, const SubChunkBlock& s) {
     const Problem& in = p.in;
     sync_threads();

@@ -1,5 +1,5 @@
-/* gt/wkv6/launch.cuh - wkv6 on the current GPU: its plans and their launches.  Which kernels a call takes is
- * path.cuh's; the order of launches, and the C functions, are gt/recurrence/driver.cuh's. */
+/* gt/wkv6/launch.cuh - wkv6 on the current GPU: its plans and their launches.  path.cuh chooses the kernels;
+ * gt/recurrence/driver.cuh has the order of launches and the C functions. */
 #ifndef GT_WKV6_LAUNCH_CUH
 #define GT_WKV6_LAUNCH_CUH
 
@@ -33,7 +33,7 @@ static inline int64_t pass_blocks(const Problem& in, int64_t each, const Device&
                        most_sequences(sensible(in.sequences)) * in.H * each, device);
 }
 
-/* S, from the caller's states; REVERSE: G, which is S with r for k, dy for v. */
+/* A pass for S, from the caller's states; REVERSE: for G, with r in place of k, dy in place of v. */
 template <bool REVERSE>
 static Pass pass_of(const gt_wkv6_args& a, const Choice& choice, const Segments& cut, void* checkpoints) {
     Pass pass = {};
@@ -127,21 +127,21 @@ static gt_status launch_pass(const Pass& pass, const Device& device, Chain& stre
 
 /* ---- forward ------------------------------------------------------------------------------------------------ */
 
-/* Room for `states` checkpoints, and for as many elements of lo terms. */
+/* Room for `states` checkpoints, and for `lo_terms` numbers of their lo terms. */
 static inline void* take_checkpoints(Arena& arena, const gt_wkv6_args& a, gt_dtype dtype, int64_t states,
                                      int64_t lo_terms = 0) {
     const int64_t count = states * a.N * a.V + lo_terms;
     return dtype == GT_F32 ? static_cast<void*>(arena.take<float>(count)) : arena.take<bf16>(count);
 }
 
-/* S before every chunk: what forward saves for backward. */
+/* Room for S before every chunk, which forward saves for backward. */
 static inline void* take_S(Arena& arena, const gt_wkv6_args& a) {
     const int64_t states = a.B * a.H * chunk_slots_of(a);
     return take_checkpoints(arena, a, state_dtype(a.dtype, a.N, a.V), states,
                             keeps_lo(a.dtype, a.N, a.V) ? states * a.N * a.V : 0);
 }
 
-/* Segments, where there are kernels for them. */
+/* Segments, if there are kernels for them. */
 static inline Segments take_segments(Arena& arena, const gt_wkv6_args& a, const Choice& choice, bool wanted = false) {
     return cut_segments(arena, sequences_of(a), choice.segments, CHECKPOINT, a.H * a.N * a.V, 2 * a.H * a.N, wanted);
 }
@@ -159,7 +159,7 @@ struct ForwardPlan {
 static inline ForwardPlan plan_forward(const gt_wkv6_args& a, const Choice& choice, const Device&) {
     ForwardPlan plan = {};
     Arena arena(a.workspace), saved(a.saved);
-    plan.sequences = sequences_of(a);
+    plan.sequences = sequences_of(a, a.state_out_stride);
     add_output(plan.unused, a.y, a.y_stride, a.dtype, a.H, a.V);
     void* checkpoints = take_S(saved, a);
     plan.states = pass_of<false>(a, choice, take_segments(arena, a, choice), checkpoints);

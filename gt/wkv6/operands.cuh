@@ -10,7 +10,7 @@ namespace wkv6 {
 
 constexpr float STRONG_DECAY_LIMIT = 64.0f; /* of c_16: leaves 2^63 of fp32's range for |k v| and for sums */
 
-/* Of numbers that f16 is to hold: the power of two that brings the largest next to 2^15, and what undoes it. */
+/* For a row that f16 must hold: the power of two that brings the largest number close to 2^15, and its inverse. */
 struct RowScale {
     float scale, inverse;
 };
@@ -41,16 +41,16 @@ GT_DEV float bits_of_raw(float w) {
     return ex2_approx(fma_rn(w, LOG2_E, LOG2_LOG2_E));
 }
 
-/* 2^-bits, rounded well where it is near 1: a state meets it once per sub-chunk of its life */
+/* 2^-bits, accurate near 1: a state is scaled by it in every sub-chunk */
 GT_DEV float sub_chunk_decay(float bits) {
     return bits < 1.0f && bits > -0.1f ? 1.0f + expm1_neg(-bits * LN_2) : ex2_approx(-bits);
 }
 
-/* What the tensor core takes of x, and what it leaves, exactly. */
+/* The part of x that the tensor core reads, and the exact rest. */
 GT_DEV float tf32_hi(float x) { return as_float(as_uint(x) & 0xffffe000u); }
 GT_DEV float tf32_lo(float x) { return x - tf32_hi(x); }
 
-/* x as an operand in shared memory: rounded, or as it is if it will be split where it is used. */
+/* x as an operand in shared memory: rounded, or unchanged if its readers split it. */
 template <class C>
 GT_DEV float stored_operand(float x) {
     return C::TF32X3 ? x : round_tf32(x);
@@ -62,8 +62,8 @@ GT_DEV void set_lo(const float (&x)[COUNT], float (&lo)[COUNT]) {
     for (int i = 0; TF32X3 && i < COUNT; i++) lo[i] = tf32_lo(x[i]);
 }
 
-/* c += a b.  TF32X3: in three products, of which `low` gets the small ones: c is rounded (towards zero, by
- * tensor cores) once less, and the two chains of products run side by side. */
+/* c += a b.  TF32X3: in three products; `low` gets the two small ones.  So tensor cores round c (towards zero) less
+ * often, and two chains of products run side by side. */
 template <bool TF32X3>
 GT_DEV void mma_3xtf32(float (&c)[4], float (&low)[4], const float (&a)[4], const float (&a_lo)[4], float b0,
                        float b1) {

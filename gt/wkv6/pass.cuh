@@ -1,6 +1,5 @@
-/* gt/wkv6/pass.cuh - a pass through time on tensor cores, forward or backwards: how its kernels are compiled
- * (TensorTraits), their parameters, which tokens a block has, one after another, which state it starts from and
- * where it leaves the last. */
+/* gt/wkv6/pass.cuh - a pass through time on tensor cores, forward or backwards: compile-time traits of its kernels
+ * (TensorTraits), their parameters, a block's tokens, its first state and the place of its last. */
 #ifndef GT_WKV6_PASS_CUH
 #define GT_WKV6_PASS_CUH
 
@@ -11,7 +10,7 @@ namespace wkv6 {
 
 /* ---- how the kernels are compiled --------------------------------------------------------------------------- */
 
-/* STATES: for passes that want states only, states_tensor_kernel; S_COPIES: see there. */
+/* STATES: for states alone, states_tensor_kernel; S_COPIES: see there. */
 template <class T_, class W_, int N_, bool STATES_ = false, int S_COPIES_ = 2>
 struct TensorTraits {
     using T = T_;
@@ -27,24 +26,24 @@ struct TensorTraits {
     /* of a consumer warp: values, channels */
     static constexpr int COLUMNS = 8 * TILES, ROWS = !STATES || TF32X3 ? N : N == 128 ? 64 : 32;
     static constexpr int MT = TILES / 2, NT = N / 8;
-    /* tiles of which a lane's values are neighbours; STATES: 16 bytes of them, as G has them */
+    /* number of tiles in which a lane's values are neighbours; STATES: 16 bytes of values, as in G */
     static constexpr int PERMUTED = !STATES ? TILES : TF32X3 ? 1 : 4;
     static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS, SHARES = N / ROWS * PARTS; /* of a state */
-    static constexpr int TURNS = STATES && N != 128 ? 2 : 1; /* producer warps of a group that take sub-chunks in turn
-                                                              * */
-    /* Sub-chunks in the body of a producer warp's loop.  fp32, N = 64: one, for with two all loops together have 29 KB
-     * of code, of 32 that a multiprocessor keeps. */
+    /* producer warps of a group that take sub-chunks in turn */
+    static constexpr int TURNS = STATES && N != 128 ? 2 : 1;
+    /* Sub-chunks in the body of a producer warp's loop.  fp32, N = 64: one.  With two, all loops together have 29 KB of
+     * code, and a multiprocessor caches 32 KB. */
     static constexpr int PREPARED = TF32X3 && N == 64 ? 1 : 2;
     static constexpr int PRODUCER_WARPS = TURNS * HEADS * GROUPS, CONSUMER_WARPS = HEADS * SHARES;
     static constexpr int THREADS = 32 * (PRODUCER_WARPS + CONSUMER_WARPS);
     static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
-    /* Tokens that are prepared together, and of these a lane's.  STATES: no factor grows, so there may be more than a
-     * sub-chunk: N = 64 in 16 bits, where it is faster and two blocks still share the memory of 9.0. */
+    /* Tokens that are prepared together, and a lane's share.  STATES: no factor grows, so a step may be two sub-chunks:
+     * only for N = 64 in 16 bits, where it is faster and two blocks still share the memory of 9.0. */
     static constexpr int STEP = STATES && !TF32X3 && N == 64 && sizeof(W) == 2 ? 2 * SUB_CHUNK : SUB_CHUNK,
                          TOKENS = STEP / 4;
     /* A ring of sub-chunks in flight: r, k, w by rows, v by lanes.  Each producer warp has its own, with rows of its 16
      * channels; STATES: each team, of the warps of a head that prepare a sub-chunk, with whole rows.  N = 128 in 16
-     * bits: as many sub-chunks as 99 KB hold; STATES: beside two S, which need more, four. */
+     * bits: as many sub-chunks as 99 KB hold; STATES with two S, which need more than 99 KB: four. */
     static constexpr int TEAM = STATES ? GROUPS : 1, WIDTH = 16 * TEAM;
     static constexpr int AHEAD = STATES     ? (N < 128 || TF32X3 ? 2
                                                : S_COPIES_ == 2  ? 4
@@ -57,7 +56,7 @@ struct TensorTraits {
     static constexpr int RING_W = RING_K + RING_ROWS * (int)sizeof(T);
     static constexpr int RING_V = RING_W + RING_ROWS * (int)sizeof(W);
     static constexpr int STAGE = RING_V + STEP * WIDTH * (int)sizeof(T);
-    /* How rows of a type come into the ring: lanes of a row, 16 bytes each; rows at once; pieces of a lane. */
+    /* Copies of rows into the ring: lanes of a row, 16 bytes each; rows at once; pieces of a lane. */
     template <class E>
     struct Copies {
         static constexpr int LANES = WIDTH * (int)sizeof(E) / 16, ROWS = 32 * TEAM / LANES, PIECES = STEP / ROWS;
@@ -107,19 +106,18 @@ GT_DEV constexpr int value_fragment(int token, int v) {
     return 16 * (token / 2 * C::VALUE_FRAGMENTS + (v - o) / 2 + 8 * mt + 2 * j) + token % 2 * 8;
 }
 
-/* Of states_tensor_kernel. */
+/* Traits of states_tensor_kernel. */
 template <class T, class W, int N>
 using StatesTraits = TensorTraits<T, W, N, true>;
 
 /* ---- parameters ------------------------------------------------------------------------------------------- */
 
-/* A sequence may be cut into segments, each run through by a block of its own: first every segment from a zero
- * state (see Local), but for that which the pass ends with; then scan_segments_kernel, then again from
- * the states found.  Segments: states [slot][H,N,N], decays [slot][2][H,N], log2 in two terms. */
+/* A sequence may be cut into segments, each with its own block.  First every segment but the pass's last runs from a
+ * zero state (see Local); then scan_segments_kernel; then every segment again, from the states found.  Segments: states
+ * [slot][H,N,N], decays [slot][2][H,N], log2 in two terms. */
 struct TensorParams : PassParams {
-    /* reverse: G after a whole chunk lies, row for row, where its kernel will write dv, of N = 128 dk and dv: 64
-     * rows in each; `checkpoints` [sequences,H,N,N] is for shorter chunks, and for last_apart.  data = NULL: all G goes
-     * there */
+    /* reverse: G after a whole chunk lies, row for row, in the chunk's part of dv (N = 128: 64 rows in dk, 64 in dv).
+     * `checkpoints` [sequences,H,N,N] takes G of shorter chunks and of last_apart; if data is NULL, all G */
     struct Rows {
         void* data;
         gt_stride stride;
@@ -127,11 +125,12 @@ struct TensorParams : PassParams {
     const void* S;  /* reverse, bf16: S before each chunk, and ... */
     float* rowsums; /* ... where rowsums go, [B,H,chunk slots,3,PARTS,N]: see store_rowsums(); NULL: not wanted */
     int S_copies;   /* ... and how many S a block has room for */
-    int items;      /* heads' segments that there may be */
+    int items;      /* upper bound of heads' segments */
     Segments segments;
     Divider by_segments, by_H;
-    int local;       /* a Local; if it is one, segments.states and segments.decays are written, nothing else */
-    bool last_apart; /* reverse: G after a last chunk does not go in outputs, which its block writes at the same time */
+    int local;          /* a Local; if not 0, only segments.states and segments.decays are written */
+    bool last_apart;    /* reverse: G after a last chunk stays out of the outputs, which its block writes at the same
+                      * time */
     bool S_starts_zero; /* reverse: before the first chunk of every sequence */
     float* G_inverse;   /* reverse, f16: [B,H,chunk slots,PARTS,N], RowScale::inverse of G */
 };
@@ -170,13 +169,13 @@ GT_DEV HeadSpan head_span_at(const TensorParams& p, int64_t item) {
     return s;
 }
 
-/* That of head `sub` of an index of work. */
+/* The span of head `sub` of an index of work. */
 template <class C, bool REVERSE>
 GT_DEV HeadSpan span_of(const TensorParams& p, int work, int sub) {
     return head_span_at<REVERSE>(p, (int64_t)work * C::HEADS + sub);
 }
 
-/* ---- states that come and go; barriers ---------------------------------------------------------------------- */
+/* ---- first and last states; barriers ------------------------------------------------------------------------ */
 
 /* Where a segment's state lies. */
 template <class C>
@@ -184,25 +183,40 @@ GT_DEV float* segment_state(const TensorParams& p, const HeadSpan& span) {
     return p.segments.states + (span.slot * p.in.H + span.h) * (C::N * C::N);
 }
 
-/* The state that a span starts from: the caller's at `row`, what the scan found, or NULL for zero.  See
- * gt::first_state. */
+GT_DEV const StatePool& pool_of(const TensorParams& p) { return p.in.sequences.pool; }
+
+GT_DEV int sequence_of(const TensorParams& p, const HeadSpan& span) {
+    int h;
+    return divide(span.head, p.by_H, &h);
+}
+
+/* A span's first state: the caller's at `row`, the scan's, or NULL for zero.  See gt::first_state. */
 template <class C>
 GT_DEV const float* first_state(const TensorParams& p, const HeadSpan& span, int64_t row) {
     if (!span.exists || p.local) return nullptr;
     if (!span.starts || !span.ends) return segment_state<C>(p, span);
+    if (pool_of(p).slots) {
+        const float* states = start_row(p.in.sequences, p.state_in, 0, sequence_of(p, span));
+        return states ? states + span.h * (C::N * C::N) : nullptr;
+    }
     return p.state_in ? p.state_in + row * (C::N * C::N) : nullptr;
 }
 
-/* Where the state after it goes, NULL if nowhere; `is_last`: the pass through its sequence ends here. */
+/* The place of the state after a span, or NULL; `is_last`: the pass through its sequence ends here. */
 template <class C>
 GT_DEV float* last_state(const TensorParams& p, const HeadSpan& span, bool is_last) {
     if (!span.exists) return nullptr;
     if (p.local) return segment_state<C>(p, span);
-    return is_last && p.state_out ? p.state_out + (int64_t)span.head * (C::N * C::N) : nullptr;
+    if (!is_last || !p.state_out) return nullptr;
+    if (pool_of(p).slots) {
+        float* states = end_row(p.in.sequences, p.state_out, 0, sequence_of(p, span));
+        return states ? states + span.h * (C::N * C::N) : nullptr;
+    }
+    return p.state_out + (int64_t)span.head * (C::N * C::N);
 }
 
-/* Before the roles, and `again` between what a block takes in turn: a thread for each buffer of a head.  No registers
- * keep the work. */
+/* Sets mbarriers and the index of work, before the roles start and, with `again`, between a block's items; a thread for
+ * each buffer of a head.  The index lies in shared memory: registers are short. */
 template <class C>
 GT_DEV void init_work(uint32_t smem, int work, bool again = false) {
     if (thread_id() < C::BUFFERS * C::HEADS) {
@@ -226,7 +240,8 @@ GT_DEV int work_of(uint32_t smem) {
 
 /* ---- the work of a block ---------------------------------------------------------------------------------- */
 
-/* x, which is the same in all lanes.  Now the compiler knows: it prepares for no divergence where x decides. */
+/* x, which is the same in all lanes.  The shuffle tells the compiler, which then handles no divergence in branches on
+ * x. */
 GT_DEV int uniform(int x) { return shfl_idx(x, 0); }
 
 /* Whether packed sequences have items, HEADS side by side, at an index of work. */
@@ -235,12 +250,12 @@ GT_DEV bool has_work(const TensorParams& p, int64_t work) {
     return work * C::HEADS < sequence_count(p.in.sequences) * p.in.H * p.segments.count;
 }
 
-/* A block takes work block_x(), block_x() + grid_x(), ... in turn, as far as there are any: pass(work), for one of
- * the roles.  The first is taken whether it has items or not.  All roles meet between two of them.  A batch has a block
- * a work; of packed sequences the host does not know how many there are.
- * Two ways seem to lead into this loop (hidden_zero): of such a loop the front end takes nothing out, where with `for`
- * it would keep addresses for the next work, in registers that there are not.  ptxas sees the one way that there is,
- * and that a warp takes it as a whole (uniform, warp_any): so it prepares no wait inside of `pass` for divergence. */
+/* Calls pass(work), for one role, for work block_x(), block_x() + grid_x(), ... while work is left.  The first runs
+ * even if it has no items.  All roles meet between two calls.  A batch has a block for each work; the host does not
+ * know the number of packed sequences.
+ * The goto seems to give the loop two entries (hidden_zero), so the front end hoists nothing out of it.  With `for` it
+ * would keep addresses for the next work, and no registers are left for them.  ptxas sees that only one entry is taken,
+ * and by whole warps (uniform, warp_any): so it adds no wait for divergence inside `pass`. */
 template <class C, class Pass>
 GT_DEV void take_work(const TensorParams& p, uint32_t smem, const Pass& pass) {
     if (hidden_zero()) goto next;

@@ -1,5 +1,5 @@
-/* gt/wkv6/path.cuh - which kernels a call of wkv6 takes: those on tensor cores unless something is in their way, which
- * gt_wkv6_path says. */
+/* gt/wkv6/path.cuh - which kernels a call of wkv6 takes: kernels on tensor cores unless an obstacle forbids them, which
+ * gt_wkv6_path names. */
 #ifndef GT_WKV6_PATH_CUH
 #define GT_WKV6_PATH_CUH
 
@@ -17,7 +17,7 @@ static inline int slice_channels(gt_dtype dtype, const Device& device) {
     return dtype == GT_F32 ? 0 : 32;
 }
 
-/* From sizes and device, or as the caller wishes: as many as give every multiprocessor a block, or two. */
+/* The caller's number of segments, or enough for one or two blocks on every multiprocessor. */
 static inline int64_t segments_for(const gt_wkv6_args& a, const Device& device) {
     const int64_t heads = a.N == 32 ? 4 : a.N == 64 ? 2 : 1; /* on a multiprocessor */
     return choose_segments(sequences_of(a), a.segments, a.H, heads * device.multiprocessors, 4 * CHECKPOINT,
@@ -39,7 +39,8 @@ struct RowRule {
     bool is_near() const { return stride.t < (int64_t)1 << 24; }
 };
 
-/* What is in the way: a sentence "rows of k are not aligned to 16 bytes" in pieces.  reason = NULL: nothing. */
+/* Why a kernel cannot take the call: the sentence "rows of k are not aligned to 16 bytes", in pieces.  reason = NULL:
+ * it can. */
 struct Obstacle {
     const char *reason, *rows = nullptr, *whole = nullptr; /* a tensor, or NULL */
     int bytes = 0;
@@ -52,7 +53,7 @@ static inline int64_t most_parts(const gt_wkv6_args& a, const Device& device) {
     return segments > chunks ? segments : chunks;
 }
 
-/* pass: forward or backward.  In the order in which a caller can mend them last. */
+/* pass: forward or backward.  The obstacles that a caller can remove most easily come last. */
 static inline Obstacle obstacle_of(const gt_wkv6_args& a, gt_pass pass, const Device& device) {
     const gt_dtype x = a.dtype, w = a.w_dtype;
     const int size = size_of(x), w_size = size_of(w);
@@ -92,6 +93,8 @@ static inline Obstacle obstacle_of(const gt_wkv6_args& a, gt_pass pass, const De
     } else {
         check(y);
         check_whole("state_out", a.state_out);
+        if (!found.reason && a.slots && a.state_out_stride % 4)
+            found = {"are not aligned to", "state_out", nullptr, 16};
     }
     if (found.reason || a.N < 128) return found;
     if ((x == GT_F32 && device.shared_bytes < TensorTraits<float, float, 128>::SMEM) ||

@@ -1,5 +1,5 @@
 /* gt/wkv6/prepare.cuh - the producer warps of a pass: they copy r, k, w and v of the sub-chunks ahead and turn a
- * sub-chunk into the operands of the consumer warps.  forward.cuh says what these are. */
+ * sub-chunk into the operands of the consumer warps.  forward.cuh defines these. */
 #ifndef GT_WKV6_PREPARE_CUH
 #define GT_WKV6_PREPARE_CUH
 
@@ -10,7 +10,7 @@ namespace wkv6 {
 
 /* ---- copies ------------------------------------------------------------------------------------------------- */
 
-/* What a producer lane has of a step: 2 channels of TOKENS tokens, and pieces of v. */
+/* A producer lane's part of a step: 2 channels of TOKENS tokens, and pieces of v. */
 template <class C>
 struct RawSubChunk {
     Pair<typename C::T> r[C::TOKENS], k[C::TOKENS];
@@ -20,10 +20,10 @@ struct RawSubChunk {
 
 /* A tensor as a producer lane copies it: 16 bytes of one token of the next sub-chunk or step. */
 struct Source {
-    const char* before; /* those of the sub-chunk before: moved first, it is in no copy's way */
+    const char* before; /* the piece of the sub-chunk before; it moves on first, so it delays no copy */
     int64_t sub_chunk_bytes;
 
-    /* first: token of the first sub-chunk; tokens: from one copied to the next.  NULL stays NULL. */
+    /* first: the first sub-chunk's first token; tokens: from one copied token to the next.  NULL stays NULL. */
     GT_METHOD void set(const void* data, gt_stride at_, int element, int64_t b, int64_t h, int64_t first, int row,
                        int column, int tokens) {
         sub_chunk_bytes = data ? tokens * at_.t * element : 0;
@@ -43,12 +43,12 @@ GT_DEV int ring_at(int token) {
     return token * C::WIDTH + token / C::TOKENS * 16;
 }
 
-/* Where a lane of a producer warp stands. */
+/* A lane of a producer warp: its position and addresses. */
 template <class C>
 struct Producer {
     int quad, channel; /* tokens from TOKENS quad on, channels channel, channel + 1 of the head */
     int group;         /* channel / 16 */
-    uint32_t r_fragment, k_row, values, bonus, scale; /* where it writes in buffer 0 */
+    uint32_t r_fragment, k_row, values, bonus, scale; /* addresses that it writes in buffer 0 */
     uint32_t buffer0, ring;
     int tokens; /* of the span; 0 if it does not exist */
     using T = typename C::T;
@@ -56,11 +56,11 @@ struct Producer {
     static constexpr int PIECES = C::template Copies<T>::PIECES, W_PIECES = C::template Copies<W>::PIECES;
     Source r[PIECES], k[PIECES], v[PIECES], w[W_PIECES]; /* of 16 bytes each */
     float u0, u1;
-    float neg_log2[2], neg_log2_lo[2]; /* of decay so far, log2; what their sums have rounded off */
+    float neg_log2[2], neg_log2_lo[2]; /* log2 of decay so far; the rounding errors of these sums */
     bool raw;                          /* decay = exp(-exp(w)) */
     float log2_scale;                  /* reverse: of r */
 
-    /* Finds the span's tensors, from token `first` on, `step` tokens from those copied to the next. */
+    /* Finds the span's tensors, from token `first` on; `step`: tokens from one copy to the next. */
     GT_METHOD void open(const Problem& in, const HeadSpan& span, int64_t first, int step) {
         constexpr int ELEMENT = sizeof(T);
         const int64_t b = span.b, h = span.h;
@@ -87,7 +87,7 @@ struct Producer {
     GT_METHOD void copy(int sub_chunk, bool exists, int stage) {
         const uint32_t to = ring + stage * C::STAGE;
         const int left = tokens - sub_chunk * C::STEP;
-        if (C::STATES || exists) { /* a source that is moved past the end costs less than not moving it */
+        if (C::STATES || exists) { /* moving a source past the end costs less than a condition */
             GT_UNROLL
             for (int i = 0; i < PIECES; i++) {
                 const int row = copied_row<T>(i);
@@ -106,7 +106,7 @@ struct Producer {
         cp_async_commit();
     }
 
-    /* Of r, k or w, of type E: the token of the lane's i-th piece, the first channel in a row of the ring. */
+    /* For r, k or w of type E: the token of the lane's i-th piece, and its first channel in a row of the ring. */
     GT_METHOD int lane_in_team() const { return C::STATES ? 32 * group + lane_id() : lane_id(); }
     template <class E>
     GT_METHOD int copied_row(int i) const {
@@ -118,7 +118,7 @@ struct Producer {
     }
     GT_METHOD int v_fragment(int i) const { return 16 * (lane_in_team() + 32 * C::TEAM * i); }
 
-    /* Of a channel, so far.  Of an infinite sum the rest is NaN. */
+    /* log2 of a channel's decay so far.  For an infinite sum the low part would be NaN. */
     GT_METHOD float log2_decay(int e) const {
         return C::TF32X3 && neg_log2[e] < 1e30f ? -neg_log2[e] - neg_log2_lo[e] : -neg_log2[e];
     }
@@ -186,7 +186,7 @@ GT_DEV void decay_bits(const Producer<C>& me, const RawSubChunk<C>& x, int sub_c
     }
 }
 
-/* Over the lane's tokens, pair by pair, of one of its channels. */
+/* Sums over the lane's tokens, pair by pair, for one of its channels. */
 template <int TOKENS>
 GT_DEV float sum_of(const float (&h)[TOKENS][2], int e) {
     float sum[TOKENS / 2];
@@ -200,8 +200,8 @@ GT_DEV float sum_of(const float (&h)[TOKENS][2], int e) {
     return sum[0];
 }
 
-/* The bonus of 4 tokens of a quad, summed over its 8 lanes; a lane gets that of token bonus_token(), and
- * so 4 tokens take 4 shuffles, not 12. */
+/* Sums the bonus of a quad's 4 tokens over its 8 lanes.  A lane gets the sum of token bonus_token(), so 4 tokens take 4
+ * shuffles instead of 12. */
 GT_DEV float sum_bonus(const float (&bonus)[4]) {
     const bool upper = lane_id() & 1, odd = lane_id() & 2;
     float a = upper ? bonus[2] : bonus[0], b = upper ? bonus[3] : bonus[1];
@@ -342,7 +342,7 @@ GT_DEV void prepare_sub_chunk(Producer<C>& me, const RawSubChunk<C>& x, int sub_
     const bool strong = exceeds(total, STRONG_DECAY_LIMIT);
     const auto store_key = [&](int i, float2 k) { sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, k); };
     make_operands<C>(me, x, h, c, buffer, bonus, store_key);
-    if (strong) prepare_strong_decay<C>(me, x, h, buffer, stage, store_key); /* its own K over the other */
+    if (strong) prepare_strong_decay<C>(me, x, h, buffer, stage, store_key); /* its own K overwrites the usual one */
     const float sum = sum_bonus(bonus);
     if ((lane_id() & 4) == 0) sts<float>(me.bonus + buffer * C::BUFFER, sum);
     if (lane_id() == 0) sts<uint32_t>(me.buffer0 + buffer * C::BUFFER + C::STRONG_DECAY + 4 * me.group, strong);
@@ -357,7 +357,7 @@ GT_DEV void store_cell(const Producer<C>& me, int i, const float (&k)[2][2], int
     sts<float4>(me.k_row + buffer * C::BUFFER + i / 2 * C::PAIR_PITCH, {k[0][0], k[0][1], k[1][0], k[1][1]});
 }
 
-/* The same where only states are wanted: K with decays after the token, as the strong-decay path has it. */
+/* The same for states alone: K with decays after the token, as on the strong-decay path. */
 template <class C>
 GT_DEV void prepare_states(Producer<C>& me, RawSubChunk<C>& x, int sub_chunk, int buffer, int stage) {
     float h[C::TOKENS][2], total[2], after[2];
@@ -407,14 +407,14 @@ GT_DEV void prepare_reverse(Producer<C>& me, RawSubChunk<C>& x, int sub_chunk, i
     store_scale_and_values<C>(me, x, total, buffer);
 }
 
-/* ---- what a producer warp does ----------------------------------------------------------------------------- */
+/* ---- the work of a producer warp ----------------------------------------------------------------------------- */
 
 template <class C>
 GT_DEV int steps_of(const HeadSpan& span) {
     return (span.tokens + C::STEP - 1) / C::STEP;
 }
 
-/* A local pass: what the turn's sub-chunks make of the span's decays. */
+/* Local pass: stores the product of decays over the turn's sub-chunks of the span. */
 template <class C>
 GT_DEV void store_decays(const TensorParams& p, const HeadSpan& span, const Producer<C>& me, int turn) {
     if (!p.local || !span.exists || me.quad != 0) return;
@@ -456,7 +456,7 @@ GT_DEV void produce(const TensorParams& p, uint32_t smem, int work) {
     me.open(p.in, span, span.start + sub_chunk_at(turn) * C::STEP, direction * C::STEP);
     me.neg_log2[0] = me.neg_log2[1] = me.neg_log2_lo[0] = me.neg_log2_lo[1] = 0.0f;
 
-    /* copies go FIRST sub-chunks ahead; a team's to the stage that it has read before, a warp's to that which it has
+    /* copies go FIRST sub-chunks ahead; a team's to the stage of the step before, a warp's to the stage that it has
      * just read */
     constexpr int FIRST = C::STATES ? C::AHEAD - 1 : C::AHEAD;
     const auto copy_next = [&](int step) {

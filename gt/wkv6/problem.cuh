@@ -1,4 +1,4 @@
-/* gt/wkv6/problem.cuh - what every kernel of wkv6 knows: sizes, the arguments, decays. */
+/* gt/wkv6/problem.cuh - common to all kernels of wkv6: sizes, arguments, decays. */
 #ifndef GT_WKV6_PROBLEM_CUH
 #define GT_WKV6_PROBLEM_CUH
 
@@ -26,25 +26,25 @@ GT_HD gt_dtype state_dtype(gt_dtype dtype, int64_t N, int64_t V) {
     return dtype == GT_BF16 && N == V && (N == 32 || N == 64 || N == 128) ? GT_BF16 : GT_F32;
 }
 
-/* Whether S is kept in two bf16 terms, its rests behind all checkpoints: in rowsum(S . G) the rounding of S is an error
- * that dw of a slow channel has in common for a chunk.  N = 32, where a checkpoint is small and a row short. */
+/* Whether S is kept in two bf16 terms, the lo terms behind all checkpoints.  In rowsum(S . G) the rounding of S gives
+ * dw of a slow channel one error for the whole chunk.  Only N = 32, where checkpoints are small and rows short. */
 GT_HD bool keeps_lo(gt_dtype dtype, int64_t N, int64_t V) { return state_dtype(dtype, N, V) == GT_BF16 && N == 32; }
 
-/* G, which the reverse state pass leaves for the chunks, has elements of the activations' type; f16 with a power of two
- * for every part of a row that a warp of the reverse state pass has (RowScale). */
+/* G, which the reverse state pass leaves for the chunks, has elements of the activations' type; f16 has a power of two
+ * for each part of a row, as warps of the reverse state pass own them (RowScale). */
 template <class T>
 using GradientOf = typename std::conditional<std::is_same<T, f16>::value, f16, StateOf<T>>::type;
 
-/* Whether it may lie where the chunk that reads it will write dk and dv.  fp32, N = 128: a warp of the reverse state
- * pass has all rows, half of which would lie in dk and half in dv. */
+/* Whether G may lie in dk and dv, which the chunk that reads it will overwrite.  Not for fp32, N = 128: a warp of the
+ * reverse state pass has all rows, and half of them would lie in dk, half in dv. */
 template <class T, int N>
 constexpr bool G_FITS_OUTPUTS = !(std::is_same<T, float>::value && N == 128);
 
-/* bf16: what the reverse state pass sums over the rows of a chunk's states, of which the chunk mends what rounding does
- * to dg: see there. */
+/* bf16: sums over rows of a chunk's states by the reverse state pass.  With them backward.cuh corrects the rounding
+ * errors of dg. */
 constexpr int REVERSE_SUMS = 3;
 
-/* What bf16 leaves of a number, or of both of a pair. */
+/* The error of rounding x to bf16; below, of both numbers of a pair. */
 GT_HD float bf16_lo(float x) { return x - bf16_to_f32(f32_to_bf16(x)); }
 
 GT_HD uint32_t bf16_lo_pair(float lo, float hi) {
@@ -59,13 +59,13 @@ struct Problem {
     int N, V;
     gt_dtype dtype, w_dtype;
     gt_decay decay;
-    float scale, log2_scale; /* of y: dr has it, and r wherever else a gradient has it */
+    float scale, log2_scale; /* of y; dr is scaled, and r is in all other gradients */
     const void *r, *k, *w, *v, *dy;
     const float* u;
     gt_stride r_stride, k_stride, w_stride, v_stride, dy_stride;
 };
 
-/* What all passes through time are given, forward and (G) backwards. */
+/* Parameters of every pass through time, forward and (G) backwards. */
 struct PassParams {
     Problem in;
     void* y; /* NULL: only states are wanted */
@@ -78,13 +78,13 @@ struct PassParams {
     int state_in_shared;
 };
 
-/* ---- of a call's arguments --------------------------------------------------------------------------- */
+/* ---- from a call's arguments ------------------------------------------------------------------------- */
 
 static inline int size_of(gt_dtype dtype) { return dtype == GT_F32 ? 4 : 2; }
 
 static inline Problem problem_of(const gt_wkv6_args& a) {
     Problem in = {};
-    in.sequences = sequences_of(a);
+    in.sequences = sequences_of(a, a.state_out_stride);
     in.H = a.H;
     in.N = (int)a.N, in.V = (int)a.V;
     in.dtype = a.dtype, in.w_dtype = a.w_dtype, in.decay = a.decay;
@@ -103,8 +103,8 @@ static inline int64_t chunk_slots_of(const gt_wkv6_args& a) { return chunk_slots
 /* log d of one element of w: never positive infinity; minus infinity is an exact zero decay */
 GT_DEV float log_decay(const Problem& p, float w) { return p.decay == GT_DECAY_LOG ? w : -exp_accurate(w); }
 
-/* How a state that decays by exp(g) is scaled: gt::scale_of_log and gt::rescale where a decay is never above 1, so that
- * nothing becomes infinite, and where the kernels for any size promise more than 16 bits of it. */
+/* Scales a state that decays by exp(g), as gt::scale_of_log and gt::rescale do.  A decay is never above 1 here, so
+ * nothing becomes infinite; exp_accurate, since the kernels for any size promise more than 16 bits. */
 GT_DEV Scale scale_of_log(float g) {
     Scale s;
     const bool near_one = g > -0.69f && g < 0.05f;

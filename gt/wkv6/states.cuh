@@ -1,30 +1,29 @@
 /* gt/wkv6/states.cuh - states only, on tensor cores: G backwards in time, S of segments.
  *
- * The block, roles and buffers of forward.cuh, but two teams of a head, each the producer warps of a sub-chunk, take
- * sub-chunks in turn, each for its own buffer (N = 128: one; there are no registers for more), and the state is scaled
- * before it is added to, which needs no growing factor.  So two sub-chunks may be one step (STEP): their decays are
- * scanned, and the state is scaled, once.  Below, a sub-chunk is a step.  Forward
+ * Block, roles and buffers as in forward.cuh, with two differences.  Two teams of producer warps of a head take
+ * sub-chunks in turn, each for its own buffer (N = 128: one team; registers allow no more).  The state is scaled before
+ * the addition, so no factor grows, and two sub-chunks may be one step (STEP): their decays are scanned, and the state
+ * is scaled, once.  Below, a sub-chunk is a step.  Forward
  *     S <- E . S + sum_t (decay after t . k_t) v_t^T
  * REVERSE: (k, v) are (r, dy), the sub-chunks come last to first, and
  *     G <- E . G + sum_t (P_t . r_t) dy_t^T
- * Leaves the state before, reverse after, every chunk (the checkpoints) and that which the pass ends with.
+ * Stores the state before (reverse: after) every chunk, the checkpoints, and the pass's last state.
  *
- * consumer warp: S itself, ROWS channels by COLUMNS values, as accumulators of K^T v: nothing is made from the
- *     state here, so it need not be a right operand, and a lane's values of a channel are neighbours in memory.  A
- *     checkpoint is stored without shuffles; rowsum(S . G) needs but the lane's own elements of S, which it has copied
- *     for itself.
+ * consumer warp: S itself, ROWS channels by COLUMNS values, as accumulators of K^T v: no product reads the state here,
+ *     so it need not be a right operand, and a lane's values of a channel are neighbours in memory.  A checkpoint is
+ *     stored without shuffles; rowsum(S . G) needs only the lane's own elements of S, which the lane copies itself.
  * shape: 32 by 32 reads the fewest operands.  fp32: all channels by 16 values, so that v is split once.
  * ring: a team copies whole rows together and meets when they have arrived.  A warp's own pieces of rows would be
  *     32 bytes, and a copy takes as long as it has lines of 128 bytes.
  * shared, N = 64, 16 bits: 14.1 KB a buffer, two of them and the rings: 77.1 KB; S before and after a chunk: 16 KB.
- *     N = 128: 76.6 KB, and 64 KB.  S_COPIES = 1, where a block may have 99 KB: S after a chunk is there from the
- *     checkpoint before, and once its sums are made, S before the chunk takes its place, which is waited for.
+ *     N = 128: 76.6 KB, and 64 KB.  S_COPIES = 1, where a block may have only 99 KB: S after a chunk is there from the
+ *     checkpoint before.  Once its sums are made, S before the chunk overwrites it, and the warp waits for this copy.
  * bytes: k or r, w, v or dy once, checkpoints and states once; bf16: S of the checkpoints once, for rowsum(S . G), with
- *     its lo terms if it has any, but not where it is known to be 0.
- * G in outputs: dv has room for it (N = 128: dk and dv), so it lies there, row for row, until the kernel of chunks has
- *     read it and writes them.  What a head and chunk have of them no other reads or writes.
- *     f16: times a power of two for a warp's part of each channel (RowScale), which goes to G_inverse.
- *     Where that cannot be (fp32 with N = 128; dv or dk is not wanted or not aligned) G goes to workspace. */
+ *     its lo terms if any, unless S is known to be 0.
+ * G in outputs: dv has room for G (N = 128: dk and dv), so G lies there, row for row, until the kernel of chunks reads
+ *     it and overwrites it.  Each head and chunk has its own part of the outputs; no other reads or writes it. f16: G
+ *     has a power of two for a warp's part of each channel (RowScale), whose inverse goes to G_inverse.  Where outputs
+ *     cannot hold G (fp32 with N = 128; dv or dk is not wanted or not aligned) G goes to workspace. */
 #ifndef GT_WKV6_STATES_CUH
 #define GT_WKV6_STATES_CUH
 
@@ -35,20 +34,19 @@ namespace wkv6 {
 
 /* ---- consumer warps -------------------------------------------------------------------------------------------- */
 
-/* Of a consumer warp: its share of S, ROWS channels by COLUMNS values, and where it stands.  Tile q, rows g and g + 8
- * are channels 16 q + 2g and the next.  Values are permuted as in forward, but for fp32. */
+/* A consumer warp's share of S, ROWS channels by COLUMNS values, and its position.  Tile q, rows g and g + 8
+ * are channels 16 q + 2g and the next.  Values are permuted as in forward; in fp32 they are not. */
 template <class C>
 struct StatePart {
     using State = typename C::State;
     static constexpr int MT = C::ROWS / 16, NT = C::TILES;
-    /* of the 2 NT values that a lane has of a channel: neighbours in a piece */
+    /* a lane's 2 NT values of a channel: neighbours in a piece, and pieces */
     static constexpr int PIECE = 2 * C::PERMUTED, PIECES = 2 * NT / PIECE;
-    static constexpr int BYTES = 2 * PIECE; /* of a copy of S, bf16 */
-    static constexpr int LO =
-        C::S_COPY / C::CONSUMER_WARPS / 2; /* from where copies of S go to where its lo terms do */
+    static constexpr int BYTES = 2 * PIECE;                      /* of a copy of S, bf16 */
+    static constexpr int LO = C::S_COPY / C::CONSUMER_WARPS / 2; /* offset from a copy of S to its lo terms */
     float S[MT][NT][4];
     uint32_t fragments, values, scales; /* in buffer 0 */
-    uint32_t full, empty;               /* mbarriers */
+    uint32_t full, empty;               /* mbarriers; no Ring: see ConsumerWarp */
 
     GT_METHOD void set_addresses(uint32_t buffer0, int share) {
         const int g = lane_id() / 4, j = lane_id() % 4;
@@ -70,7 +68,7 @@ struct StatePart {
         return channel * C::N + share % C::PARTS * C::COLUMNS + PIECE * (lane_id() % 4);
     }
 
-    /* From the lane's first channel to its i-th, from its first value to that of piece k. */
+    /* Offsets from the lane's first channel to its i-th, and from its first value to the first value of piece k. */
     static GT_METHOD constexpr int channel_at(int i) { return 16 * (i / 2) + i % 2; }
     static GT_METHOD constexpr int value_at(int k) { return 4 * PIECE * k; }
 
@@ -83,7 +81,7 @@ struct StatePart {
         }
     }
 
-    /* What the lane has of its i-th channel. */
+    /* The lane's numbers of its i-th channel. */
     GT_METHOD void row(int i, float (&x)[2 * NT]) const {
         GT_UNROLL
         for (int k = 0; k < 2 * NT; k++) x[k] = S[i / 2][k / 2][2 * (i % 2) + k % 2];
@@ -139,10 +137,11 @@ struct StatePart {
                             wanted ? BYTES : 0);
     }
 
-    /* Of G after a chunk, which this is, and of copies of S: the warp's part of rowsum(S . G) of the lane's i-th
-     * channel, and `rest`, that of S and what bf16 leaves of G; in the lane that has_sums().
-     * Tensor cores: the diagonal of G S^T for 8 channels.  G's 8 rows in bf16 and those of their rests are one left
-     * operand, and what a lane has of G and S are operands as it is. */
+    /* This part holds G after a chunk.  With copies of S it gives the warp's part of rowsum(S . G) for the lane's i-th
+     * channel, and `rest`, the same for S and the rounding error of G in bf16.  The results are in the lane that
+     * has_sums().
+     * Tensor cores: the diagonal of G S^T for 8 channels.  G's 8 rows in bf16 and the 8 rows of their rests are one
+     * left operand.  A lane's numbers of G and S are operands as they are. */
     struct RowSum {
         float all, lo;
     };
@@ -247,7 +246,7 @@ GT_DEV void add_sub_chunk_rounded(StatePart<C>& me, int offset) {
     }
 }
 
-/* The same of fp32, in three products that are summed by themselves: see multiply_3xtf32. */
+/* The same for fp32, in three products with a sum that starts at zero: see multiply_3xtf32. */
 template <class C>
 GT_DEV void add_sub_chunk_3xtf32(StatePart<C>& me, int offset) {
     float v[2][2][2], v_lo[2][2][2]; /* of a half, a tile and a token */
@@ -302,10 +301,10 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
     int chunk = (int)span.chunk + (REVERSE && steps ? (steps - 1) / STEPS : 0);
     const auto element = [&](int at) { return (int64_t)at * NN + first; }; /* the lane's first there */
 
-    /* Where the checkpoint of the last step's chunk goes.  A whole chunk's rows may lie in outputs */
+    /* The place of the checkpoint of the last step's chunk.  A whole chunk's rows may lie in outputs */
     const auto& outputs = p.G_rows[C::N > CHECKPOINT ? first / (CHECKPOINT * C::N) : 0];
     const bool in_outputs = REVERSE && C::G_IN_OUTPUTS && outputs.data;
-    const bool is_apart = p.last_apart || span.tokens % CHECKPOINT != 0; /* that of the last chunk */
+    const bool is_apart = p.last_apart || span.tokens % CHECKPOINT != 0; /* G of the last chunk */
     const int pitch = in_outputs ? (int)outputs.stride.t : C::N;
     Left* checkpoint = static_cast<Left*>(p.checkpoints) + element(chunk); /* a branch here would cost registers */
     if (in_outputs) {
@@ -325,7 +324,8 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
         }
     };
 
-    /* S of the next checkpoint and that before, or the latter alone: a lane copies what it reads, and waits for none */
+    /* S of the next checkpoint and the one before, or the latter alone: a lane reads only its own copies, without
+     * waits */
     const uint32_t copies = smem + C::SMEM + C::S_COPY / C::CONSUMER_WARPS * warp + StatePart<C>::BYTES * lane_id();
     const uint32_t kept = smem + C::KEPT + 4 * (C::ROWS * warp + lane_id() / 4);
     const auto copy_of = [&](int at) { return copies + (C::S_COPIES == 2 ? (at & 1) * C::S_COPY : 0); };
@@ -335,10 +335,10 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
         if constexpr (C::KEEPS_LO) me.copy(S + p.lo_terms, copy_of(at) + StatePart<C>::LO, wanted);
         cp_async_commit();
     };
-    const int zero_steps = p.S_starts_zero && span.starts ? STEPS : 0; /* of the chunk that S is 0 before */
+    const int zero_steps = p.S_starts_zero && span.starts ? STEPS : 0; /* steps of the chunk before which S is 0 */
 
-    /* What is left at the checkpoint of the chunk that a step belongs to.  The sums come first: of G as it is stored
-     * nothing is to be kept in registers meanwhile. */
+    /* Stores the checkpoint of a step's chunk, and the sums.  The sums come first: then no registers have to keep the
+     * rounded G meanwhile. */
     const auto pass_checkpoint = [&](int step, Left* to, int to_pitch, bool is_last) {
         if (wants_rowsums) {
             float* sums = own_part(p.rowsums);
@@ -368,7 +368,7 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
     }
     const float* from = first_state<C>(p, span, p.state_in_shared ? span.h : span.head);
     me.load(from ? from + first : nullptr);
-    if (REVERSE && has_checkpoints && steps) { /* that of the last chunk, which may be cut short and lie elsewhere */
+    if (REVERSE && has_checkpoints && steps) { /* the last chunk may be cut short, and its checkpoint lie elsewhere */
         const bool apart = in_outputs && is_apart;
         pass_checkpoint(steps - 1, apart ? static_cast<Left*>(p.checkpoints) + element(span.head) : checkpoint,
                         apart ? C::N : pitch, span.ends);
@@ -390,7 +390,7 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
         }
     }
     if (p.local || p.state_out) {
-        const HeadSpan same = span_of<C, REVERSE>(p, work_of<C>(smem), sub); /* found again: no registers keep it */
+        const HeadSpan same = span_of<C, REVERSE>(p, work_of<C>(smem), sub); /* found again: registers are short */
         float* end = last_state<C>(p, same, REVERSE ? same.starts : same.ends);
         if (end) me.store(end + first, C::N);
     }
@@ -405,7 +405,7 @@ states_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
     if (warp_id() < C::PRODUCER_WARPS) {
         take_work<C>(p, smem, [&](int work) { produce<C, REVERSE>(p, smem, work); });
     } else {
-        wait_for_chain(); /* the others read what no kernel of the chain has written */
+        wait_for_chain(); /* the others read no output of the chain's kernels */
         take_work<C>(p, smem, [&](int work) { consume_states<C, REVERSE>(p, smem, work); });
     }
 #else

@@ -13,15 +13,17 @@
  *     N = V = 64: 2.3 KB at one token, 9 KB at 4.  N = V = 256: 25 KB.
  * bytes of a head: the state once each way, 8 N V (32 KB at N = V = 64); v and y once; r, k and w once a tile.
  *     A thread issues the loads of its state and of its first TOKENS tokens before it uses any of them.
- * issue slots of a thread, N = V = 64: 16 loads and stores of the state; 17 a row and token; about 400 for all else.
- * Sums over i have one order: the rows of a lane, the lanes of a warp (butterfly), the warps.  It depends on N and V
+ * issue slots of a thread, N = V = 64: 16 loads and stores of the state; 17 a row and token; about 400 otherwise.  Sums
+ * over i have one order: the rows of a lane, the lanes of a warp (butterfly), the warps.  It depends on N and V
  *     alone.  States that are not aligned to 16 bytes move in single floats to the same lanes: they give the same bits.
- * Calls of one token have instances without loops over tokens.  In a small batch the number of instructions is time.
- * One kernel serves all dtypes: it loads raw bits, and converts them when all loads are in flight. */
+ * Calls of one token have instances without loops over tokens.  In a small batch the number of instructions sets the
+ * time.  One kernel serves all dtypes: it loads raw bits, and converts them when all loads are in flight. */
 #ifndef GT_WKV6_STEP_CUH
 #define GT_WKV6_STEP_CUH
 
+#include "../base/built.cuh"
 #include "../base/launch.cuh"
+#include "../recurrence/step_states.cuh"
 #include "problem.cuh"
 
 namespace gt {
@@ -31,20 +33,25 @@ struct StepParams {
     Problem in;
     void* y;
     gt_stride y_stride;
-    float* state; /* [slot_capacity,H,N,V] */
+    void* state; /* [slot_capacity,H,N,V] */
+    int64_t row_stride;
+    gt_dtype state_dtype, u_dtype;
+    StepRounding rounding;
     StepElements elements;
     Divider by_tiles, by_H;
 };
 
-/* MOST_ROWS: N rounded up to 32, 64, 128 or 256.  TOKENS: at a time; 1 if the call has no more, else 4. */
-template <int LANES_, int MOST_ROWS_, int TOKENS_>
+/* MOST_ROWS: 32 if N and V are at most 32; else N rounded up to 64, 128 or 256.  TOKENS: at a time; 1 if the call has
+ * no more, else 4. */
+template <int MOST_ROWS_, int TOKENS_>
 struct StepTraits {
-    static constexpr int LANES = LANES_, MOST_ROWS = MOST_ROWS_, TOKENS = TOKENS_;
+    static constexpr int MOST_ROWS = MOST_ROWS_, TOKENS = TOKENS_, LANES = MOST_ROWS == 32 ? 8 : 16;
     static constexpr int THREADS = MOST_ROWS > 128 ? MOST_ROWS : 128, WARPS = THREADS / 32;
     static constexpr int COLUMNS = 4 * LANES, SLOTS = THREADS / LANES, ROWS = MOST_ROWS / SLOTS;
     static constexpr int BLOCKS = THREADS == 256 ? 2 : ROWS > 8 ? 3 : 5; /* that share a multiprocessor's registers */
     static constexpr int ROW_STEP = THREADS / MOST_ROWS;                 /* tokens whose rows are loaded side by side */
-    static constexpr int COLUMN_STEP = THREADS / COLUMNS;                /* tokens whose columns are */
+    static constexpr int COLUMN_STEP = THREADS / COLUMNS;                /* tokens whose columns are loaded side by
+                                                                          * side */
     static constexpr int ROW_LOADS = (TOKENS + ROW_STEP - 1) / ROW_STEP; /* of a thread, for each of r, k and w */
     static constexpr int COLUMN_LOADS = (TOKENS + COLUMN_STEP - 1) / COLUMN_STEP;
     static constexpr int ROW_WARPS = MOST_ROWS / 32; /* that share the bonus of a token */
@@ -73,18 +80,6 @@ struct StepShared {
         return bonus + 4 * (uint32_t)(token * C::ROW_WARPS + warp);
     }
 };
-
-/* The bits of an element, and the number that they are.  A conversion between two loads would wait for the first. */
-GT_DEV uint32_t load_bits(const void* data, gt_dtype dtype, int64_t i) {
-    if (dtype == GT_F32) return as_uint(static_cast<const float*>(data)[i]);
-    return static_cast<const bf16*>(data)[i].bits;
-}
-
-GT_DEV float number_of_bits(uint32_t bits, gt_dtype dtype) {
-    if (dtype == GT_BF16) return bf16_to_f32((uint16_t)bits);
-    if (dtype == GT_F16) return f16_to_f32((uint16_t)bits);
-    return as_float(bits);
-}
 
 /* The inputs of up to TOKENS tokens, in flight: rows of r, k and w of one n, and columns of v. */
 template <class C>
@@ -117,7 +112,7 @@ struct StepInputs {
         }
     }
 
-    /* Converts them into shared memory.  A row that does not exist has r = k = 0 and decay 1. */
+    /* Converts them into shared memory.  A missing row has r = k = 0 and decay 1. */
     GT_METHOD void share(const StepParams& p, const StepShared<C>& shared, int tokens, float u) const {
         const Problem& in = p.in;
         const int n = thread_id() % C::MOST_ROWS, row_token = thread_id() / C::MOST_ROWS;
@@ -126,8 +121,8 @@ struct StepInputs {
         for (int i = 0; i < C::ROW_LOADS; i++) {
             const int token = row_token + i * C::ROW_STEP;
             if (token >= tokens) break; /* the same for all lanes of a warp */
-            const float r_n = number_of_bits(r[i], in.dtype), k_n = number_of_bits(k[i], in.dtype);
-            const float log_d = n < in.N ? log_decay(in, number_of_bits(w[i], in.w_dtype)) : 0.0f;
+            const float r_n = value_of_bits(r[i], in.dtype), k_n = value_of_bits(k[i], in.dtype);
+            const float log_d = n < in.N ? log_decay(in, value_of_bits(w[i], in.w_dtype)) : 0.0f;
             const Scale decay = scale_of_log(log_d);
             sts<float4>(shared.row(token, n), {r_n, k_n, decay.keep, decay.factor});
             if (!in.u) continue;
@@ -137,46 +132,16 @@ struct StepInputs {
         GT_UNROLL
         for (int i = 0; i < C::COLUMN_LOADS; i++) {
             const int token = column_token + i * C::COLUMN_STEP;
-            if (token < tokens) sts<float>(shared.column(token, column), number_of_bits(v[i], in.dtype));
+            if (token < tokens) sts<float>(shared.column(token, column), value_of_bits(v[i], in.dtype));
         }
     }
 };
 
-/* A thread's part of a state [N,V]: rows slot + SLOTS q, 4 columns from j on.  Rows and columns outside are 0. */
-template <class C, bool IS_ALIGNED>
-GT_DEV void load_step_state(const float* state, const Problem& in, int slot, int j, float (&s)[4 * C::ROWS]) {
-    const float* at = state + j;
-    GT_UNROLL
-    for (int q = 0; q < C::ROWS; q++) {
-        const int n = slot + C::SLOTS * q;
-        const float* from = at + n * in.V;
-        if constexpr (IS_ALIGNED) {
-            float4 x = {0.0f, 0.0f, 0.0f, 0.0f};
-            if (n < in.N && j < in.V) x = ldg<float4>(from);
-            s[4 * q] = x.x, s[4 * q + 1] = x.y, s[4 * q + 2] = x.z, s[4 * q + 3] = x.w;
-        } else {
-            GT_UNROLL
-            for (int c = 0; c < 4; c++) s[4 * q + c] = n < in.N && j + c < in.V ? from[c] : 0.0f;
-        }
-    }
-}
-
-template <class C, bool IS_ALIGNED>
-GT_DEV void store_step_state(float* state, const Problem& in, int slot, int j, const float (&s)[4 * C::ROWS]) {
-    slot = made_here(slot); /* else the addresses of the loads are kept for the stores: two registers a row */
-    float* at = state + j;
-    GT_UNROLL
-    for (int q = 0; q < C::ROWS; q++) {
-        const int n = slot + C::SLOTS * q;
-        float* to = at + n * in.V;
-        if constexpr (IS_ALIGNED) {
-            if (n < in.N && j < in.V) stg<float4>(to, {s[4 * q], s[4 * q + 1], s[4 * q + 2], s[4 * q + 3]});
-        } else {
-            GT_UNROLL
-            for (int c = 0; c < 4; c++)
-                if (n < in.N && j + c < in.V) to[c] = s[4 * q + c];
-        }
-    }
+/* Offset of row slot + SLOTS q of a state [N,V], 4 columns from j on.  Rows and columns outside are 0. */
+template <class C>
+GT_DEV StatePiece step_piece(const Problem& in, int slot, int j, int q) {
+    const int n = slot + C::SLOTS * q;
+    return {n * in.V + j, n < in.N ? in.V - j : 0, n * (int)gt_row_groups(in.V) + j / 4};
 }
 
 /* One token: the warp's partial sums of y into shared memory, and the thread's part of the state after it. */
@@ -229,7 +194,7 @@ GT_DEV void clear_step_outputs(const StepParams& p, int64_t b, int64_t h, int fi
         store_as(p.y, p.in.dtype, offset_of(p.y_stride, b, t, h) + j, 0.0f);
 }
 
-template <class C, bool IS_ALIGNED>
+template <class C, bool IS_ALIGNED, bool MIXED>
 GT_DEV void step_block(const StepParams& p) {
     const Problem& in = p.in;
     int tile, h;
@@ -242,16 +207,19 @@ GT_DEV void step_block(const StepParams& p) {
     const int T = C::TOKENS == 1 ? 1 : element.tokens, lane = lane_id() % C::LANES, slot = thread_id() / C::LANES;
     const int n = thread_id() % C::MOST_ROWS;
     const StepShared<C> shared(T < C::TOKENS ? T : C::TOKENS);
-    float* state = p.state + (element.row * in.H + h) * ((int64_t)in.N * in.V);
+    const StepState state = {p.state, MIXED ? p.state_dtype : GT_F32,
+                             element.row * p.row_stride + h * ((int64_t)in.N * in.V)};
+    const int j = column0 + 4 * lane;
     StepInputs<C> inputs;
     float s[4 * C::ROWS];
     inputs.load(p, b, h, 0, T < C::TOKENS ? T : C::TOKENS, column0);
-    const float u = in.u && n < in.N ? in.u[(int64_t)h * in.N + n] : 0.0f;
-    load_step_state<C, IS_ALIGNED>(state, in, slot, column0 + 4 * lane, s);
+    const gt_dtype u_dtype = MIXED ? p.u_dtype : GT_F32;
+    const uint32_t u = in.u && n < in.N ? load_bits(in.u, u_dtype, (int64_t)h * in.N + n) : 0;
+    load_step_state<IS_ALIGNED, C::ROWS>(s, state, [&](int q) { return step_piece<C>(in, slot, j, q); });
     for (int first = 0;; first += C::TOKENS) {
         const int tokens = T - first < C::TOKENS ? T - first : C::TOKENS;
         const bool is_last = first + C::TOKENS >= T;
-        inputs.share(p, shared, tokens, u);
+        inputs.share(p, shared, tokens, value_of_bits(u, u_dtype));
         sync_threads();
         if (!is_last) {
             const int left = T - first - C::TOKENS;
@@ -260,8 +228,12 @@ GT_DEV void step_block(const StepParams& p) {
         GT_NO_UNROLL
         for (int token = 0; token < tokens; token++) {
             step_token<C>(shared, token, slot, lane, s);
-            if (first + token + 1 == element.commit)
-                store_step_state<C, IS_ALIGNED>(state, in, slot, column0 + 4 * lane, s);
+            if (first + token + 1 != element.commit) continue;
+            const int row =
+                made_here(slot); /* else addresses of loads would be kept for the stores, 2 registers a row */
+            store_step_state<IS_ALIGNED, C::ROWS>(
+                state, s, [&](int q) { return step_piece<C>(in, row, j, q); }, p.rounding, b,
+                h * (in.N * gt_row_groups(in.V)));
         }
         sync_threads();
         store_step_outputs<C>(p, shared, b, h, first, tokens, column0);
@@ -271,37 +243,33 @@ GT_DEV void step_block(const StepParams& p) {
     if (C::TOKENS > 1) clear_step_outputs<C>(p, b, h, T, column0);
 }
 
-/* In a step of wkv_ssm this kernel follows the one of ssd and shares no memory with it.  So it waits for that kernel only
- * at its end: later work on the stream then comes after both. */
-template <class C, bool IS_ALIGNED>
+/* In a step of wkv_ssm this kernel follows the one of ssd and shares no memory with it.  So it waits for that kernel
+ * only at its end: later work on the stream then comes after both. */
+template <class C, bool IS_ALIGNED, bool MIXED>
 GT_KERNEL(C::THREADS, C::BLOCKS)
 step_kernel(const GT_GRID_CONSTANT StepParams p) {
-    step_block<C, IS_ALIGNED>(p);
+    step_block<C, IS_ALIGNED, MIXED>(p);
     wait_for_chain();
 }
 
 /* ---- launch ------------------------------------------------------------------------------------------------- */
 
-template <int LANES, int MOST_ROWS>
+template <int MOST_ROWS>
 static gt_status launch_step(const gt_wkv6_args& a, StepParams p, Chain& chain) {
-    using One = StepTraits<LANES, MOST_ROWS, 1>;
-    using More = StepTraits<LANES, MOST_ROWS, 4>;
+    using One = StepTraits<MOST_ROWS, 1>;
+    using More = StepTraits<MOST_ROWS, 4>;
     const int64_t tiles = (a.V + One::COLUMNS - 1) / One::COLUMNS, tokens = a.T < More::TOKENS ? a.T : More::TOKENS;
-    const bool is_aligned = a.V % 4 == 0 && (uintptr_t)a.state_out % 16 == 0;
+    const bool is_aligned =
+        a.V % 4 == 0 && a.state_out_stride % 4 == 0 && has_aligned_fours(a.state_out, a.state_dtype);
     p.by_tiles = divide_by((int)tiles), p.by_H = divide_by((int)a.H);
-    void (*const kernel)(StepParams) = !is_aligned ? step_kernel<More, false>
-                                       : a.T == 1  ? step_kernel<One, true>
-                                                   : step_kernel<More, true>;
+    const bool is_mixed = a.state_dtype != GT_F32 || a.parameter_dtype != GT_F32;
+    void (*const kernel)(StepParams) = !is_aligned ? step_kernel<More, false, true>
+                                       : a.T == 1
+                                           ? is_mixed ? step_kernel<One, true, true> : step_kernel<One, true, false>
+                                       : is_mixed ? step_kernel<More, true, true>
+                                                  : step_kernel<More, true, false>;
     return run("wkv6 step_kernel", kernel, a.B * a.H * tiles, One::THREADS, (size_t)(tokens * One::TOKEN_BYTES), chain,
                p);
-}
-
-template <int LANES>
-static gt_status launch_step(const gt_wkv6_args& a, const StepParams& p, Chain& chain) {
-    if (a.N <= 32) return launch_step<LANES, 32>(a, p, chain);
-    if (a.N <= 64) return launch_step<LANES, 64>(a, p, chain);
-    if (a.N <= 128) return launch_step<LANES, 128>(a, p, chain);
-    return launch_step<LANES, 256>(a, p, chain);
 }
 
 static inline gt_status launch_step(const gt_wkv6_args& a, Chain& chain) {
@@ -310,9 +278,17 @@ static inline gt_status launch_step(const gt_wkv6_args& a, Chain& chain) {
     StepParams p = {};
     p.in = problem_of(a);
     p.y = a.y, p.y_stride = a.y_stride;
-    p.state = a.state_out;
+    p.state = a.state_out, p.row_stride = a.state_out_stride;
+    p.state_dtype = a.state_dtype, p.u_dtype = a.parameter_dtype;
+    p.rounding = step_rounding_of(a);
     p.elements = step_elements_of(a);
-    return a.V <= 32 ? launch_step<8>(a, p, chain) : launch_step<16>(a, p, chain);
+    if constexpr (BUILT_N32)
+        if (a.N <= 32 && a.V <= 32) return launch_step<32>(a, p, chain);
+    if constexpr (BUILT_N64)
+        if (a.N <= 64) return launch_step<64>(a, p, chain);
+    if constexpr (BUILT_N128)
+        if (a.N <= 128) return launch_step<128>(a, p, chain);
+    return launch_step<256>(a, p, chain);
 }
 
 } /* namespace wkv6 */

@@ -8,8 +8,8 @@
 extern "C" {
 #endif
 
-/* Kernels form its logarithm and multiply by it: it must not be so small or so large that a number next to it in
- * size has no room left in fp32. */
+/* Kernels form the logarithm of scale and multiply by scale.  It must not be so small or so large that numbers of about
+ * its size leave the range of fp32. */
 static gt_status gt_wkv6_check_scale(float scale) {
     if (scale >= 1 / 4294967296.0f && scale <= 4294967296.0f) return GT_OK;
     return gt_fail(GT_ERROR_VALUE, "scale = %g: must be 0, or 2^-32 to 2^32", (double)scale);
@@ -17,20 +17,21 @@ static gt_status gt_wkv6_check_scale(float scale) {
 
 static gt_status gt_wkv6_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_wkv6_args *a = (gt_wkv6_args *)filled;
-    gt_recurrence f = {a->B,        a->T,         a->segments,   a->seq_capacity, a->slot_capacity, a->state_in_shared,
-                       a->state_in, a->state_out, a->cu_seqlens, a->seq_count,    a->slots,         a->tokens,
-                       a->commit};
+    gt_recurrence f = GT_RECURRENCE(a, a->segments, a->state_in, a->state_out);
     gt_status status;
+    GT_TAKE_POOLS(f, a);
     if (a->V == 0) a->V = a->N;
     if (a->scale == 0) a->scale = 1;
     dims->n['V' - 'A'] = a->V;
     if ((status = gt_check_range(GT_ERROR_SIZE, "V", a->V, 1, GT_MAX_SIZE)) ||
         (status = gt_check_range(GT_ERROR_VALUE, "decay", (int)a->decay, GT_DECAY_RAW, GT_DECAY_LOG)) ||
-        (status = gt_wkv6_check_scale(a->scale)) || (status = gt_check_reserved("state_dtype", (int)a->state_dtype)) ||
-        (status = gt_resolve_recurrent(&f, pass, dims)) || (status = gt_resolve_pieces(&a->pieces, &a->T, pass, dims)))
+        (status = gt_wkv6_check_scale(a->scale)) || (status = gt_resolve_recurrent(&f, pass, dims)) ||
+        (status = gt_resolve_row_stride("state_out_stride", a->state_out_stride, &f, pass, dims)) ||
+        (status = gt_resolve_rounding(a->rounding_seed, a->rounding_steps, a->state_dtype, pass, dims)) ||
+        (status = gt_resolve_pieces(&a->pieces, &a->T, pass, dims)))
         return status;
     dims->n['Z' - 'A'] = gt_times(a->H, a->N); /* rows of states, each with a decay */
-    if (pass == GT_STEP) a->slot_capacity = dims->n['Q' - 'A'];
+    if (pass == GT_STEP || a->slots) a->slot_capacity = dims->n['Q' - 'A'];
     return GT_OK;
 }
 
@@ -50,15 +51,13 @@ GT_API const gt_op *gt_op_wkv6(void) {
         {"k", GT_AT(k), GT_AT(k_stride), "BTHN", 'x', "IIII", NULL},
         {"w", GT_AT(w), GT_AT(w_stride), "BTHN", 'w', "IIIII", NULL},
         {"v", GT_AT(v), GT_AT(v_stride), "BTHV", 'x', "IIII", NULL},
-        {"u", GT_AT(u), 0, "HN", 'f', "iii", NULL},
-        {"state_in", GT_AT(state_in), 0, "SHNV", 'f', "ii---i", NULL},
+        {"u", GT_AT(u), 0, "HN", 'P', "iii", NULL},
+        {"state_in", GT_AT(state_in), GT_AT(state_out_stride), "SHNV", 'S', "ii---i", NULL},
         {"y", GT_AT(y), GT_AT(y_stride), "BTHV", 'x', "O-O", NULL},
-        {"state_out", GT_AT(state_out), 0, "QHNV", 'f', "o-sO", "state_in"},
-        {"slots", GT_AT(slots), 0, "B", 'i', "--i", NULL},
-        {"tokens", GT_AT(tokens), 0, "B", 'i', "--i", NULL},
-        {"commit", GT_AT(commit), 0, "B", 'i', "--i", NULL},
-        {"cu_seqlens", GT_AT(cu_seqlens), 0, "C", 'i', "ii-ii", NULL},
-        {"seq_count", GT_AT(seq_count), 0, "E", 'i', "ii-ii", NULL},
+        {"state_out", GT_AT(state_out), GT_AT(state_out_stride), "QHNV", 'S', "o-sO", "state_in"},
+        GT_POOL_TENSORS,
+        GT_ROUNDING_TENSORS,
+        GT_SEQUENCE_TENSORS("ii-ii"),
         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHV", 'x', "-I--I", NULL},
         {"dstate_out", GT_AT(dstate_out), 0, "QHNV", 'f', "-i----i", NULL},
         {"dr", GT_AT(dr), GT_AT(dr_stride), "BTHN", 'x', "-o-", NULL},
@@ -82,10 +81,9 @@ GT_API const gt_op *gt_op_wkv6(void) {
                              tensors,
                              gt_wkv6_resolve,
                              GT_CALLS(wkv6, GT_STEP_AND_PIECES(wkv6)),
-                             {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes),
-                              GT_AT(segments), GT_AT(seq_capacity), GT_AT(slot_capacity), GT_AT(state_in_shared),
-                              GT_AT(pieces)},
-                             GT_NO_SECOND};
+                             GT_RECURRENT_FIELDS(GT_AT(pieces)),
+                             GT_NO_SECOND,
+                             {GT_AT(state_dtype), GT_AT(parameter_dtype), "parameter_dtype"}};
     return &op;
 }
 #undef GT_AT

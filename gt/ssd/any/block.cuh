@@ -13,10 +13,10 @@ constexpr int SUB_CHUNK = 16; /* tokens handled together */
 constexpr int SUB_CHUNKS = CHECKPOINT / SUB_CHUNK;
 constexpr int PITCH = SUB_CHUNK + 1; /* of a matrix of token pairs in shared memory */
 
-/* A block holds 64 rows p of a state and all its columns n in registers: lane = (p lane 0..7, n lane
- * 0..3) of a warp has rows 4 lane + 0..3 and 32 + 4 lane + 0..3, and RN columns from
- * (4 warp + n lane) RN on.  So 4 WARPS n lanes hold WIDTH columns: sums over p stay in a warp, sums
- * over n end in shared memory.  Offsets are in floats. */
+/* A block holds 64 rows p of a state and all its columns n in registers.  A lane of a warp is a pair: p lane 0..7, n
+ * lane 0..3.  It has rows 4 lane + 0..3 and 32 + 4 lane + 0..3 of its p lane, and RN columns from (4 warp + n lane) RN
+ * on.  So 4 WARPS n lanes hold WIDTH columns: sums over p stay in a warp, sums over n end in shared memory.  Offsets
+ * are in floats. */
 template <int RN_, int WARPS_>
 struct Traits {
     static constexpr int RN = RN_, WARPS = WARPS_, THREADS = 32 * WARPS;
@@ -50,14 +50,14 @@ GT_HD int64_t windows_of(int64_t T) { return (T + CHECKPOINT - 1) / CHECKPOINT; 
 
 /* ---- where a block stands --------------------------------------------------------------------------------------- */
 
-/* Where a block and a thread stand.  A block has one tile of one head and takes segments of sequences in turn: those
- * of its strand, number block_x() / (H tiles). */
+/* The position of a block and a thread.  A block has one tile of one head.  It takes the segments of its strand, number
+ * block_x() / (H tiles), in turn. */
 template <class C>
 struct Position {
     uint32_t smem;
     int64_t b;
     int h, g, tile;
-    int64_t end;            /* tokens of the segment at hand: up to this one of batch element b */
+    int64_t end;            /* end of the current segment: the first token after it, of batch element b */
     int p0, rows;           /* first row of the block's tile, and how many exist */
     int p_lane, n_lane, n0; /* n_lane counts over the block; n0 is the first column */
 
@@ -77,9 +77,8 @@ struct Position {
     }
     GT_METHOD uint32_t address(int offset) const { return smem + 4 * offset; }
     GT_METHOD float value(int offset) const { return lds<float>(address(offset)); }
-    /* The segment lies in shared memory between the two, and so nothing that is made of it (the first address of every
-     * tensor, 64 bits each) is kept in registers from sub-chunk to sub-chunk.  All threads; recall() returns its first
-     * token. */
+    /* The segment lies in shared memory between enter() and recall().  So registers do not keep the first address of
+     * every tensor, 64 bits each, from sub-chunk to sub-chunk.  All threads; recall() returns its first token. */
     GT_METHOD void enter(const Span& span) {
         sync_threads(); /* the segment before may still be read */
         if (thread_id() == 0) {
@@ -102,14 +101,14 @@ struct Position {
         return lds<int64_t>(address(C::POSITION + 4));
     }
     GT_METHOD int64_t chunk_slot() const { return lds<int64_t>(address(C::POSITION + 8)); }
-    /* log E of the staged sub-chunk, to the sum over the segment */
+    /* adds log E of the staged sub-chunk to the segment's sum */
     GT_METHOD void add_log() const {
         if (thread_id() != 0) return;
         TwoTermSum sum = lds<TwoTermSum>(address(C::POSITION + 10));
         sum.add(value(C::SCALE + 3));
         sts<TwoTermSum>(address(C::POSITION + 10), sum);
     }
-    /* row of the tile that is number i of the thread's 8 */
+    /* the tile's row that is number i of the thread's 8 */
     GT_METHOD int row(int i) const { return 4 * p_lane + i + (i < 4 ? 0 : 28); }
     /* the thread's 8 rows of a vector of 64 */
     GT_METHOD void load_p(float (&v)[8], int offset) const {
@@ -126,7 +125,7 @@ struct Position {
 GT_DEV int64_t launched_strands(const Problem& in) { return grid_x() / ((int)in.H * in.tiles); }
 GT_DEV int64_t own_strand(const Problem& in) { return block_x() / ((int)in.H * in.tiles); }
 
-/* Of the sub-chunk that starts with token `first`. */
+/* The number of tokens of the sub-chunk that starts with token `first`. */
 template <class C>
 GT_DEV int tokens_from(const Position<C>& s, int64_t first) {
     return (int)(s.end - first < SUB_CHUNK ? s.end - first : SUB_CHUNK);
@@ -182,9 +181,9 @@ GT_DEV void stage_decays(const Problem& in, const Position<C>& s, int64_t first)
     }
 }
 
-/* Products of all pairs of rows t of `left` and s of `right`, K values each, a multiple of 4, by warps
- * 0 to 3: a thread makes t = 4 warp + 0..3, s = 4 (lane / 8) + 0..3 over an eighth of the values, and
- * keeps two of the sums: t = 4 warp + lane % 8 / 2, s = 4 (lane / 8) + 2 (lane % 2) + 0, 1. */
+/* Products of all pairs of rows t of `left` and s of `right`, K values each, a multiple of 4, by warps 0 to 3.  A
+ * thread makes t = 4 warp + 0..3, s = 4 (lane / 8) + 0..3 over an eighth of the values.  It keeps two of the sums:
+ * t = 4 warp + lane % 8 / 2, s = 4 (lane / 8) + 2 (lane % 2) + 0, 1. */
 template <class C>
 GT_DEV void pair_products(const Position<C>& s, int left, int right, int K, float (&pair)[2]) {
     const int t0 = 4 * warp_id(), s0 = lane_id() / 8 * 4;
@@ -229,7 +228,7 @@ GT_DEV float sum_before(float value) {
     return order > 0 ? before : 0.0f;
 }
 
-/* finite(product), but infinite or NaN where a factor x of it is: then an input is. */
+/* finite(product) if its factor x is finite; else the product, infinite or NaN, since an input is. */
 GT_DEV float finite_of(float x, float product) { return fabsf(x) <= FLT_MAX ? finite(product) : product; }
 
 /* Fills S and, if backward, R, PAIR and BEFORE. */
@@ -311,9 +310,9 @@ GT_DEV void load_pair_rows(const Position<C>& s, int rows, int weights, float (&
     for (int i = 0; i < 8; i++) v[i] = s.n_lane < SUB_CHUNK ? v[i] * weight : 0.0f;
 }
 
-/* state <- E . state + sum_t weight_t left_t right_t^T.  The tokens are summed from zero and added at once: a million
- * of them, each added to the state and rounded there, would be wrong by more than 1e-5.  The rows are taken in rounds,
- * so that these sums have 32 registers at most. */
+/* state <- E . state + sum_t weight_t left_t right_t^T.  The sum of a sub-chunk's tokens starts at zero and is added at
+ * once: a million tokens, each added to the state and rounded there, would err by more than 1e-5.  The rows are taken
+ * in rounds, so that these sums have 32 registers at most. */
 template <class C>
 GT_DEV void update_state(const Position<C>& s, float (&state)[8][C::RN], int tokens, int left, int weights, int right) {
     constexpr int ROWS = C::RN > 4 ? 4 : 8, PIECE = ROWS < 4 ? ROWS : 4; /* of a round; side by side */
@@ -371,7 +370,7 @@ GT_DEV void store_state(const Problem& in, const Position<C>& s, float* to, cons
     }
 }
 
-/* Slabs of a state's columns.  A build without kernels for N = 128 takes those for more columns. */
+/* Slabs of a state's columns.  A build without kernels for N = 128 takes the kernels for more columns. */
 template <class C>
 GT_DEV int slabs_of([[maybe_unused]] const Problem& in) {
     if constexpr (BUILT_N128)
@@ -380,7 +379,7 @@ GT_DEV int slabs_of([[maybe_unused]] const Problem& in) {
         return slabs(in.N);
 }
 
-/* To and from slot `slot` (of all heads and batch elements) of checkpoints.  All threads; PARTIAL is used. */
+/* Stores to and loads from slot `slot` (of all heads and batch elements) of checkpoints.  All threads; uses PARTIAL. */
 template <class C>
 GT_DEV void store_checkpoint(const Problem& in, const Position<C>& s, const Checkpoints& to, int64_t slot,
                              const float (&state)[8][C::RN]) {
@@ -438,13 +437,13 @@ GT_DEV void load_checkpoint(const Problem& in, const Position<C>& s, const Check
     }
 }
 
-/* Where the head's state begins in row `row` of a tensor [rows,H,P,N]. */
+/* Offset of the head's state in row `row` of a tensor [rows,H,P,N]. */
 template <class C>
 GT_DEV int64_t state_of(const Problem& in, const Position<C>& s, int64_t row) {
     return (row * in.H + s.h) * in.P * in.N;
 }
 
-/* Leaves what the cursor through a segment from a zero state came to. */
+/* Stores the state and the decay at the end of a segment that began with a zero state. */
 template <class C>
 GT_DEV void store_segment(const Problem& in, const Position<C>& s, const Span& span, const float (&state)[8][C::RN]) {
     store_state(in, s, in.segments.states + state_of(in, s, span.segment_slot), state);

@@ -4,7 +4,7 @@
  * sub-chunk: x, B, C, silu(z) and the decays to shared memory; S_ts = <C_t, B_s> L_ts; y_t = pre_t C_t h + sum_s S_ts
  * Delta_s x_s + Dskip x_t, times silu(z); h <- E h + sum_s Delta_s suf_s x_s B_s^T.
  *
- * REGISTERS a thread: h, 8 RN values, fp32 (64 at N = 128), and up to 32 of what a sub-chunk adds to it.
+ * REGISTERS a thread: h, 8 RN values, fp32 (64 at N = 128), and up to 32 of the sum that a sub-chunk adds to h.
  * SHARED MEMORY: x, B, C, z, S_ts, the decays, the sums over n: 19.4 KB for N up to 16, 33.4 to 128, 49.4 to 256.
  * ARITHMETIC a token and head: 2 P N multiply-adds on the state, 16 N + 16 P within the sub-chunk, and 3 P N / (4 RN)
  *     lane shuffles to sum over n.
@@ -46,7 +46,7 @@ GT_DEV void stage_gate(const Problem& in, const Position<C>& s, int64_t first) {
     }
 }
 
-/* One segment, number `item` of those that the blocks of a tile and head share. */
+/* Runs segment number `item` of the segments that the blocks of a tile and head share. */
 template <class C>
 GT_DEV void forward_segment(const ForwardParams& p, Position<C>& s, int64_t item) {
     const Problem& in = p.in;
@@ -92,12 +92,12 @@ GT_DEV void forward_segment(const ForwardParams& p, Position<C>& s, int64_t item
         update_state(s, state, tokens, C::X, C::WEIGHT, C::B);
         sync_threads();
     }
-    const Span same =
-        span_at(in.sequences, in.segments.count, CHECKPOINT, item); /* found again: no registers keep it */
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, item); /* found again: registers are short */
     if (p.is_local) {
         store_segment(in, s, same, state);
-    } else if (p.state_out && same.ends) {
-        store_state(in, s, p.state_out + state_of(in, s, same.sequence), state);
+    } else if (same.ends) {
+        float* const end = last_state(in, p.state_out, same.sequence);
+        if (end) store_state(in, s, end + state_of(in, s, 0), state);
     }
 }
 

@@ -1,5 +1,6 @@
-/* gt/ssd/any/gradients.cuh - ssd backward, any size and dtype, in two kernels: everything but the sums over heads, batch
- * and time; then ddt and the shares of dA and ddt_bias.  Beside them the reverse pass that sub-chunks states only. */
+/* gt/ssd/any/gradients.cuh - ssd backward, any size and dtype, in two kernels: everything but the sums over heads,
+ * batch and time; then ddt and the partial sums of dA and ddt_bias.  A third kernel is the reverse pass for states
+ * alone. */
 #ifndef GT_SSD_ANY_GRADIENTS_CUH
 #define GT_SSD_ANY_GRADIENTS_CUH
 
@@ -9,16 +10,16 @@ namespace gt {
 namespace ssd {
 
 /* ---- part 1: everything but the sums over heads, batch and time --------------------------------------------------
- * A block owns 64 rows of one head's state h and of its gradient G, and takes a segment backwards, one checkpoint (8
- * sub-chunks of 16 tokens) at a time: it rolls h forward through the sub-chunks, parks the state before each in a
- * scratch of its own (global, small enough to stay mostly in L2), then goes back through them with G.
- * REGISTERS a thread: G, 8 RN values, fp32, for the whole segment, and h of the sub-chunk at hand: 128 at N = 128; up
- *     to 32 of what a sub-chunk adds to one of them.
- * SHARED MEMORY: as forward, and dy, R, c, the shares of e and f: 41.1 KB for N of 65 to 128, 57.7 KB to 256.
+ * A block owns 64 rows of one head's state h and of its gradient G.  It takes a segment backwards, one checkpoint (8
+ * sub-chunks of 16 tokens) at a time.  It rolls h forward through the sub-chunks and parks the state before each in its
+ * own scratch, which is global and small enough to stay mostly in L2.  Then it goes back through the sub-chunks with G.
+ * REGISTERS a thread: G, 8 RN values, fp32, for the whole segment, and h of the current sub-chunk: 128 at N = 128; up
+ *     to 32 for the sum that a sub-chunk adds to one of them.
+ * SHARED MEMORY: as forward, and dy, R, c, the partial sums of e and f: 41.1 KB for N of 65 to 128, 57.7 KB to 256.
  * ARITHMETIC a token and head: 5 P N multiply-adds on the states (roll, dC, dB, U, G), 6 P N with dz, and 48 N + 48 P
  *     within the sub-chunk.
  * BYTES a token and head, bf16, P = 64, N = 128: x twice, dy, dx 2 P each, B twice and C 6 N from L2, checkpoints
- *     P N / 32, parked states P N / 4 twice, shares of dB and dC 8 N: about 5.8 KB.
+ *     P N / 32, parked states P N / 4 twice, partial sums of dB and dC 8 N: about 5.8 KB.
  * grid: strands*H*tiles; block 128, 256 for N > 128.  Sums over p, n and t are in fixed order: deterministic. */
 
 /* For all 16 tokens t: out[t][n] = scale_t sum_p state[p][n] vector_t[p] + sum_j pairs[t][j] row_j[n],
@@ -73,7 +74,7 @@ GT_DEV void sum_over_p(const BackwardParams& p, const Position<C>& s, const floa
     }
 }
 
-/* dy without the gate to DY, and what y has to be multiplied by for dz to GATE. */
+/* Stores dy without the gate to DY, and y's factor in dz to GATE. */
 template <class C>
 GT_DEV void stage_dy(const Problem& in, const Position<C>& s, int64_t first) {
     using Half = Tile<SUB_CHUNK / 2, TILE_P, C::THREADS>;
@@ -92,7 +93,7 @@ GT_DEV void stage_dy(const Problem& in, const Position<C>& s, int64_t first) {
     }
 }
 
-/* All that the way back through a sub-chunk needs. */
+/* Stages all inputs for the way back through a sub-chunk. */
 template <class C>
 GT_DEV void stage_sub_chunk(const Problem& in, const Position<C>& s, int64_t first) {
     stage_decays(in, s, first);
@@ -103,15 +104,14 @@ GT_DEV void stage_sub_chunk(const Problem& in, const Position<C>& s, int64_t fir
     sync_threads();
 }
 
-/* Where a block parks the state before a sub-chunk of the checkpoint at hand. */
+/* Address where a block parks the state before a sub-chunk of the current checkpoint. */
 template <class C>
 GT_DEV float4* parked_state(const BackwardParams& p, int sub_chunk) {
     constexpr int PARKED = 2 * C::RN * C::THREADS; /* float4 of a state */
     return reinterpret_cast<float4*>(p.scratch) + ((int64_t)block_x() * SUB_CHUNKS + sub_chunk) * PARKED;
 }
 
-/* Rolls h from the checkpoint in slot `slot`, of token `start`, through its sub-chunks and parks what it is before
- * each. */
+/* Rolls h from the checkpoint in slot `slot`, of token `start`, through its sub-chunks and parks h before each. */
 template <class C>
 GT_DEV void park_states(const BackwardParams& p, Position<C>& s, int64_t slot, int64_t start, int sub_chunks) {
     const Problem& in = p.in;
@@ -152,7 +152,7 @@ GT_DEV void finish_dz(const BackwardParams& p, const Position<C>& s, int64_t fir
     }
 }
 
-/* What needs h: dC, e, <G, h> and dz. */
+/* The gradients that need h: dC, e, <G, h> and dz. */
 template <class C>
 GT_DEV void sub_chunk_with_state(const BackwardParams& p, const Position<C>& s, int64_t first, const float4* parked,
                                  const float (&G)[8][C::RN]) {
@@ -236,7 +236,7 @@ GT_DEV float finish_dx(const BackwardParams& p, const Position<C>& s, int64_t fi
     return dskip;
 }
 
-/* Leaves a strand's share of dDskip: per channel the threads' own sums, per head the warps'. */
+/* Stores a strand's share of dDskip: per channel the threads' own sums, per head the warps'. */
 template <class C>
 GT_DEV void store_dskip(const BackwardParams& p, const Position<C>& s, float dskip) {
     const Problem& in = p.in;
@@ -332,7 +332,7 @@ backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     if (p.dskip) store_dskip(p, s, dskip.value());
 }
 
-/* ---- what a segment makes of a zero gradient ----------------------------------------------------------------------
+/* ---- the reverse pass through a segment from a zero gradient ------------------------------------------------------
  * grid, block and shared memory as backward_kernel.  Through a segment, from its last sub-chunk to its first,
  *     G <- E G + sum_t pre_t dy_t C_t^T
  * REGISTERS: G, 8 RN values a thread.  BYTES a token and head: dy, (z,) 2 P, C 2 N. */
@@ -362,7 +362,7 @@ reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     }
 }
 
-/* ---- part 2: ddt, and the shares of dA and ddt_bias ---------------------------------------------------------------
+/* ---- part 2: ddt, and the partial sums of dA and ddt_bias ----------------------------------------------------------
  * grid B*windows*ceil(H/32), block 256: a window of 128 tokens of 32 heads, a head a lane; warp w takes tokens w,
  * w + 8, ... in order, and the warps' sums are added in order.
  * registers: the head's parameters and two sums.

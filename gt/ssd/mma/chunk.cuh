@@ -2,13 +2,13 @@
  * tokens, counted from a sequence's first.  Tokens beyond the last one have Delta = 0 and rows of zeros, and change
  * nothing.  This file knows no Problem and includes no other file of ssd.
  *
- * TILES.  Rows of COLUMNS 16-bit elements, 16 to 128, in pieces of 16 bytes; pieces of a row are exchanged (xor) so
- * that eight rows' pieces of one column lie in different banks: tile_address() says where a piece lies.
+ * TILES.  Rows of COLUMNS 16-bit elements, 16 to 128, in pieces of 16 bytes, as panel_at() of base/tile.cuh has them:
+ * eight rows' pieces of one column lie in different banks.
  *
- * NUMBERS.  Operands of products with states are f16, each row (token) or each tile with a power of two of its own,
- * which brings its largest magnitude to 2^13 ... 2^14: 11 bits over 27 binades below (fewer: WEIGHT_RANGE).
- * rows_to_f16() does that to the rows of a tile in place, exactly, and leaves the powers' inverses, which go into the
- * decay factors; power_of() of a bound makes the power of what is computed.
+ * NUMBERS.  Operands of products with states are f16, each row (token) or tile times its own power of two, which brings
+ * its largest magnitude to 2^13 ... 2^14: 11 bits over 27 binades below (fewer: WEIGHT_RANGE).  rows_to_f16() converts
+ * the rows of a tile in place, exactly, and leaves the powers' inverses, which go into the decay factors.  power_of()
+ * makes the power of a computed tile from its bound.
  *
  * DECAY FACTORS of a chunk and head, from a_t = Delta_t A.  Every exponent is a sum of the a it spans, formed by
  * additions alone; no quotient of factors is formed.  With blocks of 16 tokens and their halves of 8:
@@ -22,6 +22,7 @@
 #ifndef GT_SSD_MMA_CHUNK_CUH
 #define GT_SSD_MMA_CHUNK_CUH
 
+#include "../../base/tile.cuh"
 #include "../../recurrence/ssm.cuh"
 
 namespace gt {
@@ -32,24 +33,10 @@ namespace ssd {
 template <int COLUMNS>
 struct TileShape {
     static constexpr int PIECES = COLUMNS / 8, PITCH_BYTES = 2 * COLUMNS, BYTES = CHUNK * PITCH_BYTES;
-    static constexpr int LINE = PIECES < 8 ? 8 / PIECES : 1; /* rows in 128 bytes */
     static_assert(PIECES >= 2 && (PIECES & (PIECES - 1)) == 0, "a power of two");
 };
 
-/* The exchange of row `row`: piece i lies where i ^ tile_exchange would.  Depends on row % 8 only. */
-template <int COLUMNS>
-GT_DEV int tile_exchange(int row) {
-    using S = TileShape<COLUMNS>;
-    return row / S::LINE % (S::PIECES < 8 ? S::PIECES : 8);
-}
-
-/* Offset in bytes of piece `piece` (8 elements) of row `row`. */
-template <int COLUMNS>
-GT_DEV int tile_address(int row, int piece) {
-    return row * TileShape<COLUMNS>::PITCH_BYTES + 16 * (piece ^ tile_exchange<COLUMNS>(row));
-}
-
-/* A lane's address for ldmatrix_x4 of the 16 x 16 elements at row 0 of a tile, pieces 0 and 1, in two orders; at rows
+/* A lane's address for ldmatrix_x4 of the 16 x 16 elements at row 0 of a tile, pieces 0 and 1, in two orders.  At rows
  * 16 i and pieces 2 k, 2 k + 1 it is  (address ^ 32 k) + 16 i PITCH_BYTES.  So tiles start at multiples of 128 bytes,
  * and pieces of more than 128 bytes' offset are reached by adding (32 k & ~127).
  *   by_rows     matrices: rows 0-7 piece 0, rows 8-15 piece 0, rows 0-7 piece 1, rows 8-15 piece 1: plain, the left
@@ -60,17 +47,17 @@ GT_DEV int tile_address(int row, int piece) {
  *               operand A[row' = column][k = row] */
 template <int COLUMNS>
 GT_DEV uint32_t by_rows(uint32_t tile, int lane = here()) {
-    return tile + tile_address<COLUMNS>(lane % 16, lane / 16);
+    return tile + panel_at<2 * COLUMNS>(lane % 16, lane / 16);
 }
 
 template <int COLUMNS>
 GT_DEV uint32_t by_columns(uint32_t tile, int lane = here()) {
-    return tile + tile_address<COLUMNS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    return tile + panel_at<2 * COLUMNS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
 /* The address for rows 16 `row_block` ..., pieces 2 `pair`, 2 `pair` + 1. */
 template <int COLUMNS>
-GT_DEV uint32_t tile_at(uint32_t address, int row_block, int pair) {
+GT_DEV uint32_t block_at(uint32_t address, int row_block, int pair) {
     const uint32_t k = 32u * (uint32_t)pair;
     return (address ^ (k & 127u)) + (k & ~127u) + (uint32_t)(16 * row_block * TileShape<COLUMNS>::PITCH_BYTES);
 }
@@ -89,12 +76,12 @@ GT_DEV void load_tile(uint32_t tile, const T* first, int64_t pitch, int rows, in
     for (int k = 0; k < (CHUNK + STEP - 1) / STEP; k++) {
         const int row = row0 + k * STEP;
         if (CHUNK % STEP && row >= CHUNK) break;
-        cp_async<16>(tile + tile_address<COLUMNS>(row, piece), row < rows ? from : first, row < rows ? 16 : 0);
+        cp_async<16>(tile + panel_at<2 * COLUMNS>(row, piece), row < rows ? from : first, row < rows ? 16 : 0);
         from += STEP * pitch;
     }
 }
 
-/* As load_tile, where no row and no column is beyond: half the instructions. */
+/* load_tile for a tile whose rows and columns all exist: half the instructions. */
 template <int COLUMNS, int THREADS, class T>
 GT_DEV void load_whole_tile(uint32_t tile, const T* first, int64_t pitch) {
     using S = TileShape<COLUMNS>;
@@ -104,7 +91,7 @@ GT_DEV void load_whole_tile(uint32_t tile, const T* first, int64_t pitch) {
     GT_ASSUME(thread >= 0 && thread < THREADS);
     const int row0 = thread / S::PIECES, piece = thread % S::PIECES;
     const T* from = first + row0 * pitch + 8 * piece;
-    const uint32_t to = tile + tile_address<COLUMNS>(row0, piece);
+    const uint32_t to = tile + panel_at<2 * COLUMNS>(row0, piece);
     GT_UNROLL
     for (int k = 0; k < (CHUNK + STEP - 1) / STEP; k++) {
         if (CHUNK % STEP && row0 + k * STEP >= CHUNK) break;
@@ -115,8 +102,8 @@ GT_DEV void load_whole_tile(uint32_t tile, const T* first, int64_t pitch) {
 
 /* ---- numbers --------------------------------------------------------------------------------------------------- */
 
-/* How a warp goes through the rows of a tile: LANES lanes a row, PIECES pieces each, ROWS rows at a time; no bank
- * conflicts. */
+/* The order in which a warp takes the rows of a tile: LANES lanes a row, PIECES pieces each, ROWS rows at a time,
+ * without bank conflicts. */
 template <int COLUMNS>
 struct RowLanes {
     using S = TileShape<COLUMNS>;
@@ -129,7 +116,7 @@ struct RowLanes {
     }
     GT_METHOD uint32_t address(int block, int i) const { /* ROWS is a multiple of 8: one exchange for every block */
         const uint32_t k = 16u * (uint32_t)(LANES * i);
-        return ((uint32_t)tile_address<COLUMNS>(row, piece) ^ (k & 127u)) + (k & ~127u) +
+        return ((uint32_t)panel_at<2 * COLUMNS>(row, piece) ^ (k & 127u)) + (k & ~127u) +
                (uint32_t)(block * ROWS * S::PITCH_BYTES);
     }
 };
@@ -169,7 +156,7 @@ GT_DEV float largest_in_row(uint32_t tile, int row) {
     float most = -INFINITY;
     GT_NO_UNROLL
     for (int piece = 0; piece < TileShape<64>::PIECES; piece++) {
-        const uint4 x = lds<uint4>(tile + tile_address<64>(row, piece));
+        const uint4 x = lds<uint4>(tile + panel_at<128>(row, piece));
         most = fmaxf(most, fmaxf(fmaxf(fmaxf(E::lo(x.x), E::hi(x.x)), fmaxf(E::lo(x.y), E::hi(x.y))),
                                  fmaxf(fmaxf(E::lo(x.z), E::hi(x.z)), fmaxf(E::lo(x.w), E::hi(x.w)))));
     }
@@ -182,7 +169,7 @@ GT_DEV uint32_t scaled_f16(uint32_t pair, float power) {
     return pack_f16(Element<T>::lo(pair) * power, Element<T>::hi(pair) * power);
 }
 
-/* Four of them. */
+/* Four pairs of T times a power of two, as f16. */
 template <class T>
 GT_DEV uint4 scaled_f16(const uint4& pairs, float power) {
     uint32_t x[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
@@ -197,9 +184,9 @@ GT_DEV uint4 scaled_f16(const uint4& pairs, float power) {
     return {x[0], x[1], x[2], x[3]};
 }
 
-/* Turns the 64 rows of a tile into f16 in place, each row times a power of two; inverses[row] <- what undoes it, for
- * the products.  Exact but for elements more than 2^27 times smaller than their row's largest.  The rows are shared out
- * to `warps` warps, of which this is number `warp`. */
+/* Turns the 64 rows of a tile into f16 in place, each row times a power of two; inverses[row] <- its inverse, for the
+ * products.  Exact, except for elements more than 2^27 times smaller than their row's largest.  `warps` warps share the
+ * rows; `warp` is this warp's number. */
 template <class T, int COLUMNS, int AT_ONCE = 1>
 GT_DEV void rows_to_f16(uint32_t tile, uint32_t inverses, int warp, int warps) {
     using Lanes = RowLanes<COLUMNS>;
@@ -228,15 +215,15 @@ GT_DEV void rows_to_f16(uint32_t tile, uint32_t inverses, int warp, int warps) {
     }
 }
 
-/* Where a chunk of backward makes a state, f16 holds what its tokens weigh, alone or in rows of x or dy, and rows of B or
- * C.  The former's sum (on 9.0 the bound of the state) is at most this, the latter 2^14 over this: no product exceeds
- * 2^14.  So weights keep their bits from 2^-23 of that sum on, a row's elements from 2^-17 of its largest on (bf16's from
- * 2^-20 on). */
+/* Where a chunk of backward makes a state, f16 holds its tokens' weights, alone or in rows of x or dy, and rows of B or
+ * C.  The sum of weights (on 9.0 the bound of the state) is at most WEIGHT_RANGE.  An element of the rows of B or C is
+ * at most 2^14 / WEIGHT_RANGE, so no product exceeds 2^14.  Weights keep their bits from 2^-23 of that sum on; a row's
+ * elements keep theirs from 2^-17 of its largest on (bf16's from 2^-20 on). */
 constexpr float WEIGHT_RANGE = 0x1p10f;
 
 /* ---- decay factors --------------------------------------------------------------------------------------------- */
 
-/* Where they lie, in floats from a chunk and head's first. */
+/* Offsets of decay factors, in floats from the first one of a chunk and head. */
 struct Factors {
     static constexpr int DELTA = 0, PRE = 64, SUF = 128, U = 192, V = 256, HALF = 320; /* [64] each */
     static constexpr int DIAGONAL = 384;                                               /* [64][8] */
@@ -247,8 +234,8 @@ struct Factors {
     static constexpr int COUNT = 904;
 };
 
-/* What update() needs of a chunk and unit besides the tiles, in floats: weights of the tokens as factors of v, with its
- * power, the inverse of that, and a bound of what is added. */
+/* Factors of update() for a chunk and unit, in floats: the tokens' weights as factors of v, with v's power in them; the
+ * inverse of the power; a bound of the added sum. */
 struct Weights {
     static constexpr int OF_TOKENS = 0, INVERSE = 64, SUM = 65, PAIRS = 66,
                          COUNT = 68; /* PAIRS: forward's power of M */
@@ -257,14 +244,15 @@ struct Weights {
 /* 2^sum, at most 2^127.99; NaN stays. */
 GT_DEV float exp2_finite(float sum) { return ex2_approx(sum > 127.99f ? 127.99f : sum); }
 
-/* The factor between blocks `t` > `s` as an index in Factors, or in what else has them. */
+/* The factor between blocks `t` > `s` as an index in Factors, or in another layout that has them. */
 template <class Layout = Factors>
 GT_DEV int between_index(int t, int s) {
     return Layout::BETWEEN + (t - s == 3 ? 2 : t - s == 1 ? 3 : s);
 }
 
-/* Which factors.  The last two: a loop rather than twice the instructions; ChunkTokens' form of DIAGONAL_FACTORS. */
-constexpr int SUM_FACTORS = 1, DIAGONAL_FACTORS = 2, GROWTH_FACTOR = 4, CHUNK_FACTORS = 8; /* the last: with GROWTH */
+/* Flags that choose the factors to make.  SHORT_CODE: by a loop, which needs half the instructions.  SQUARE_FACTORS:
+ * DIAGONAL_FACTORS in ChunkTokens' layout. */
+constexpr int SUM_FACTORS = 1, DIAGONAL_FACTORS = 2, GROWTH_FACTOR = 4, CHUNK_FACTORS = 8; /* also GROWTH */
 constexpr int SHORT_CODE = 16, SQUARE_FACTORS = 32;
 
 /* L_ts of token t of half a block, s = 0 to 7; log: log2 of each token's decay. */
@@ -277,7 +265,8 @@ GT_DEV void make_half_row(const float (&log)[8], int t, float (&row)[8]) {
     }
 }
 
-/* That row of token t of 64 to DIAGONAL; or to SQUARE, as a row of it in the first half of a block, else as a column. */
+/* Stores the row that make_half_row made for token t of 64: to DIAGONAL, or to SQUARE.  In SQUARE it is a row if t is
+ * in the first half of a block, else a column. */
 template <int WHICH, class Layout>
 GT_DEV void store_half_row(uint32_t addresses, int t, const float (&row)[8]) {
     if constexpr (WHICH & SQUARE_FACTORS) {
@@ -295,7 +284,7 @@ GT_DEV void store_half_row(uint32_t addresses, int t, const float (&row)[8]) {
 }
 
 /* Fills the factors at `addresses` (shared) from Delta of the tokens 2 lane, 2 lane + 1, and A.  One warp; the caller
- * synchronises.  WHICH: those asked for, where warps share the work.  Layout: where each lies. */
+ * synchronises.  WHICH: flags of the factors to make, where warps share the work.  Layout: the offset of each. */
 template <int WHICH = SUM_FACTORS | DIAGONAL_FACTORS | CHUNK_FACTORS, class Layout = Factors>
 GT_DEV void make_factors(uint32_t addresses, const float (&delta)[2], float A) {
     const int lane = here(), in_half = lane % 4, block = lane / 8;
@@ -395,7 +384,7 @@ GT_DEV float2 sums_from(float2 x) {
     return {x.x + (x.y + after), x.y + after};
 }
 
-/* The same over the tokens before, of LANES lanes. */
+/* The same sums over the tokens before, of LANES lanes. */
 template <int LANES>
 GT_DEV float2 sums_before(float2 x) {
     const int lane = lane_id() % LANES;
@@ -410,7 +399,8 @@ GT_DEV float2 sums_before(float2 x) {
     return {before, before + x.x};
 }
 
-/* Sums over the 8 lanes of a column, for tile n / 2 and column 2 j + n % 2, to out + 8 (n / 2) + 2 j + n % 2. */
+/* Stores sums over the 8 lanes of a column.  The sum of tile n / 2, column 2 j + n % 2 goes
+ * to out + 8 (n / 2) + 2 j + n % 2. */
 GT_DEV void store_column_sums(float (&v)[4], uint32_t out) {
     const int g = lane_id() / 4, n = g / 2;
     reduce_scatter<4, 8, 4>(v, g);

@@ -3,19 +3,18 @@
  *
  * A block has two units (64 rows of a head's state each, see state.cuh) of one group, 4 warps each, and takes a segment
  * of a sequence chunk by chunk (chunk.cuh), 64 tokens each.  A chunk:
- *     1  copies of x, B, C have come; they become f16 in place, rows with a power of two each; decay factors, of which
- *        those of pairs in a half of a block come in 2
+ *     1  x, B, C have arrived and become f16 in place, with a power of two a row; decay factors are made, but 2 makes
+ *        the factors of pairs in a half of a block
  *     2  S = C B^T, ten blocks of 16 x 16 on and under the diagonal, 1 or 2 a warp, once for both units; meanwhile a
- *        warp of each unit makes what the products take of its tokens.  A barrier; then
+ *        warp of each unit makes the products' factors of tokens.  A barrier; then
  *        M_ts = S_ts L_ts Delta_s of each unit to shared memory, f16 with a power of two from a bound
  *     3  y = pre_t (C_t H) + M x + Dskip x, times silu(z): 64 tokens x 16 rows a warp, 32 accumulators;
  *        H is the right operand of the first product as it stands, packed to f16
  *     4  H <- E H + (x Delta suf)^T B
- * x and B of the next chunk are under way from the beginning of 1 on, its C (one stage) from the end of 3.
+ * Copies of the next chunk's x and B start at the beginning of 1, of its C (one stage) at the end of 3.
  *
- * N > 128: a launch for every 128 columns of the state.  The first leave their share of y in fp32, the last adds it.
- * BACKWARD, with z: dz = dy y silu'(z) by the kernel that forward takes, instead of y; where forward left no
- * checkpoints, it does so then.
+ * N > 128: a launch for every 128 columns of the state.  The first store their shares of y in fp32, the last adds them.
+ * BACKWARD, with z: forward's kernel makes dz = dy y silu'(z) instead of y, and checkpoints if forward stored none.
  *
  * REGISTERS a thread, N = 128: H 64 all the time; S 8 or 16 (2), y 32 (3), v 16 and sums 16 (4).
  * SHARED MEMORY, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 10 KB (checkpoints pass through it), factors 9 KB:
@@ -34,7 +33,7 @@
 namespace gt {
 namespace ssd {
 
-/* Where things lie in shared memory, in bytes. */
+/* Offsets in shared memory, in bytes. */
 template <class T_, int NP_>
 struct ForwardTile {
     using T = T_;
@@ -51,7 +50,7 @@ struct ForwardTile {
     static constexpr int NEXT_DELTA = B_INVERSE; /* [MMA_UNITS], of the next chunk, once B's inverses are used */
     static constexpr int C_INVERSE = NEXT_DELTA + MMA_UNITS * 4 * CHUNK;
     static constexpr int X_INVERSE = C_INVERSE + 4 * CHUNK;          /* [MMA_UNITS] */
-    static constexpr int BOUNDS = X_INVERSE + MMA_UNITS * 4 * CHUNK; /* [WARPS], of what they have of the state */
+    static constexpr int BOUNDS = X_INVERSE + MMA_UNITS * 4 * CHUNK; /* [WARPS], of each warp's part of the state */
     static constexpr int CURSOR = BOUNDS + 4 * WARPS;
     static constexpr int STREAMS = CURSOR + Cursor::BYTES;
     static constexpr int X_STREAM = 0, B_STREAM = MMA_UNITS, C_STREAM = B_STREAM + 1, Y_STREAM = C_STREAM + 1;
@@ -62,7 +61,7 @@ struct ForwardTile {
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for bf16");
 };
 
-/* Of M: where block (tb, sb) of a unit's lies. */
+/* Offset of block (tb, sb) in a unit's M. */
 GT_DEV uint32_t pair_block(int tb, int sb) { return 512u * (uint32_t)(tb * (tb + 1) / 2 + sb); }
 
 /* Brings a chunk's rows of z or dy of a unit to L2, before store_y() waits for them: a lane half a row of 128 bytes. */
@@ -75,13 +74,13 @@ GT_DEV void fetch_rows(const Problem& in, const void* data, const gt_stride& str
     if (t < cursor.tokens(chunk) && row < in.P) prefetch(from);
 }
 
-/* What the unit's products take of its tokens, by one warp, tokens 2 lane, 2 lane + 1 a lane: weights of the update, the
- * power of two of M, and, where the factors lie of which they are made:
+/* Makes the products' factors of a unit's tokens, by one warp, tokens 2 lane, 2 lane + 1 a lane: weights of the update,
+ * the power of two of M, and these, which overwrite the factors they are made from:
  *     DELTA  Delta with the inverses of B and x: right factors of M      V    V times that
  *     SUF    C's inverse with M's power: left factors of M               U    U times that
  *     PRE    PRE with C's inverse                                        x's inverses  times Dskip of a head
- * M's power is from bounds of Delta_s B_s x_s, C_t and the growth.  y is summed with the same, so that what the state
- * gives, which may be much larger, must not overflow. */
+ * M's power follows from bounds of Delta_s B_s x_s, C_t and the growth. y is summed with the same power, so the bound
+ * of the state counts, too: the state's part of y may be much larger and must not overflow. */
 template <class Tile>
 GT_DEV void make_unit_factors(uint32_t smem, int unit, float skip) {
     const int t = 2 * here();
@@ -151,7 +150,7 @@ GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S
     const uint32_t to = smem + Tile::M + unit * Tile::PAIR_BLOCKS * Tile::BLOCK_BYTES + pair_block(tb, sb) + 4 * j;
     GT_UNROLL
     for (int i = 0; i < 4; i++)
-        sts<uint32_t>(to + tile_address<16>(g + 8 * (i / 2), i % 2),
+        sts<uint32_t>(to + panel_at<32>(g + 8 * (i / 2), i % 2),
                       pack_f16(M[i % 2][2 * (i / 2)], M[i % 2][2 * (i / 2) + 1]));
 }
 
@@ -163,10 +162,10 @@ GT_DEV void make_pairs(uint32_t smem, uint32_t B, int units, int tb, int sb) {
     GT_UNROLL
     for (int k = 0; k < Tile::NP / 16; k++) {
         uint32_t c[4], b[4];
-        ldmatrix_x4(c, tile_at<Tile::NP>(left, tb, k));
+        ldmatrix_x4(c, block_at<Tile::NP>(left, tb, k));
         GT_UNROLL
         for (int i = 0; i < COUNT; i++) {
-            ldmatrix_x4(b, tile_at<Tile::NP>(right, sb + i, k));
+            ldmatrix_x4(b, block_at<Tile::NP>(right, sb + i, k));
             mma_f16(S[i][0], c, b[0], b[1]);
             mma_f16(S[i][1], c, b[2], b[3]);
         }
@@ -198,7 +197,7 @@ GT_DEV void make_y(uint32_t smem, uint32_t x, int unit, int unit_warp, const War
         GT_UNROLL
         for (int tb = 0; tb < BLOCKS; tb++) {
             uint32_t c[4];
-            ldmatrix_x4(c, tile_at<Tile::NP>(C, tb, k));
+            ldmatrix_x4(c, block_at<Tile::NP>(C, tb, k));
             GT_UNROLL
             for (int n = 0; n < 2; n++) mma_f16(y[tb][n], c, H[n][0], H[n][1]);
         }
@@ -220,7 +219,7 @@ GT_DEV void make_y(uint32_t smem, uint32_t x, int unit, int unit_warp, const War
     GT_UNROLL
     for (int sb = 0; sb < BLOCKS; sb++) {
         uint32_t right[4], m[4];
-        ldmatrix_x4_trans(right, tile_at<64>(rows, sb, unit_warp));
+        ldmatrix_x4_trans(right, block_at<64>(rows, sb, unit_warp));
         GT_UNROLL
         for (int tb = sb; tb < BLOCKS; tb++) {
             ldmatrix_x4(m, M + pair_block(tb, sb));
@@ -266,7 +265,7 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Curs
         if (p.leaves_share) return;
     }
     if (in.Dskip) {
-        float2 skip[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}}; /* that of a head is with x's inverses */
+        float2 skip[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}}; /* x's inverses have a head's number as factor already */
         if (in.skip_per_channel) {
             GT_UNROLL
             for (int n = 0; n < 2; n++) {
@@ -279,7 +278,7 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Curs
         GT_UNROLL
         for (int i = 0; i < BLOCKS; i++) {
             uint32_t plain[4];
-            ldmatrix_x4(plain, tile_at<64>(rows, i, unit_warp));
+            ldmatrix_x4(plain, block_at<64>(rows, i, unit_warp));
             const float inverse[2] = {lds<float>(inverses + 64 * i), lds<float>(inverses + 64 * i + 32)};
             GT_UNROLL
             for (int e = 0; e < 4; e++) { /* n = e / 2, tokens + 8 (e % 2) */
@@ -418,7 +417,7 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
         if (lane_id() == 0) sts<float>(smem + Tile::BOUNDS + 4 * warp, state.bound);
         cp_async_wait<0>();
         sync_threads();
-        if (chunk + 1 < chunks) { /* into what the chunk before has left */
+        if (chunk + 1 < chunks) { /* into the stage that the chunk before has freed */
             const uint32_t next_x = smem + Tile::X + (chunk + 1) % 2 * MMA_UNITS * Tile::TILE_X,
                            next_B = smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B;
             if (chunk + 1 < streams.whole()) {
@@ -475,9 +474,10 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
         if (!active) continue;
         state.template update<T>(x, 0, unit_warp, B, weights, chunk_decay(addresses));
     }
-    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* found again, too */
-    if (unit < cursor.units() && p.state_out && same.ends)
-        state.store(p.state_out + unit_state(in, cursor, unit, same.sequence), cursor.row0(unit) + 16 * unit_warp, in);
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* found again */
+    float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr;
+    if (unit < cursor.units() && end)
+        state.store(end + unit_state(in, cursor, unit, 0), cursor.row0(unit) + 16 * unit_warp, in);
     return cursor.item();
 }
 

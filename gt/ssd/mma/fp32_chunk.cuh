@@ -1,20 +1,19 @@
 /* gt/ssd/mma/fp32_chunk.cuh - ssd on tensor cores, fp32 activations: tiles of split numbers, and states in registers.
  *
- * NUMBERS.  An operand is two f16 numbers, hi + lo = x . 2^k: hi is x rounded, lo what that leaves.  22 bits remain of
- * what is within 2^-15 of the largest of its row; below, the error is 2^-38 of the largest.  A product is three:
+ * NUMBERS.  An operand is two f16 numbers, hi + lo = x . 2^k: hi is x rounded, lo the rest.  A number above 2^-15 of
+ * its row's largest keeps 22 bits; smaller ones have an error of 2^-38 of the largest.  A product is three:
  *     (a_hi + a_lo) (b_hi + b_lo) = a_lo b_hi + a_hi b_lo + a_hi b_hi       a_lo b_lo, 2^-22 of it, is left out
- * tf32, with its 11 bits, would need as many at half the rate.  Powers of two: x, B, C and M a row (token) each, the
- * update's weighted x and the state one for what a warp has.  All are exact; what undoes them goes into factors of the
- * products.
+ * tf32, with its 11 bits, would need as many at half the rate.  Powers of two: one a row (token) for x, B, C and M; one
+ * a warp for the update's weighted x and the state.  They are exact; their inverses become factors of the products.
  *
- * A chunk is SHORT = 32 tokens, half of the kernels' for 16 bits: a split number takes twice the room.  Its decay
- * factors are those of a chunk of 64 (chunk.cuh) whose second half has Delta = 0.
+ * A chunk is SHORT = 32 tokens, half as many as for 16 bits: a split number takes twice the room. make_factors()
+ * (chunk.cuh) treats it as a chunk of 64 whose second half has Delta = 0.
  *
- * TILES.  Rows of COLUMNS numbers.  They come as fp32, and each row becomes the hi and then the lo of all its columns,
- * in place: to ldmatrix a tile of 2 COLUMNS f16 columns, of which pair COLUMNS / 16 + k of pieces are the lo of pair k.
+ * TILES.  Rows of COLUMNS fp32 numbers, split in place: first the hi, then the lo of all columns.  For ldmatrix this is
+ * a tile of 2 COLUMNS f16 columns; pair COLUMNS / 16 + k of pieces is the lo of pair k.
  *
- * Sums: a tensor core adds towards zero, so that no sum runs over more than 128 columns or 32 tokens there; states are
- * added up in fp32.  Every sum has one fixed order: deterministic. */
+ * Sums: a tensor core rounds sums towards zero, so no sum there runs over more than 128 columns or 32 tokens; fp32
+ * instructions add up states.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_MMA_FP32_CHUNK_CUH
 #define GT_SSD_MMA_FP32_CHUNK_CUH
 
@@ -26,24 +25,24 @@ namespace ssd {
 
 constexpr int ROWS_P = 64, HALF_P = 32; /* of a step; of G and h at a time */
 
-/* Of the chunks' gradients: first elements that a block keeps (base()). */
+/* First elements that a block of the chunks' gradients keeps (base()). */
 enum SplitBase { BASE_X, BASE_DY, BASE_DX, BASE_STATE, BASE_C };
 
-/* Unit and part of the warp, where a chunk needs them: kept over the loop they would be spilled, and local memory finds
- * no place in the first-level cache beside this much shared memory. */
+/* Unit and part of the warp, made where a chunk needs them.  Over the loop they would be spilled, and this much shared
+ * memory leaves local memory no room in the first-level cache. */
 GT_DEV int unit_here() { return made_here(warp_id()) / UNIT_WARPS; }
 GT_DEV int part_here() { return made_here(warp_id()) % UNIT_WARPS; }
 
 /* ---- split numbers --------------------------------------------------------------------------------------------- */
 
-/* As power_of(), for the whole range of fp32: the smallest rows keep their bits, too. */
+/* power_of() for the whole range of fp32: the smallest rows keep their bits, too. */
 GT_DEV Power split_power(float bound) {
     int exponent = 127 + 13 + 127 - (int)(as_uint(bound) >> 23 & 255);
     exponent = exponent < 12 ? 12 : exponent > 253 ? 253 : exponent;
     return {as_float((uint32_t)exponent << 23), as_float((uint32_t)(254 - exponent) << 23)};
 }
 
-/* As finite(), in two instructions.  A NaN stays. */
+/* finite() in two instructions.  A NaN stays. */
 GT_DEV float clamped(float x) {
 #ifdef __CUDA_ARCH__
     asm("min.NaN.f32 %0, %0, %1;\n\tmax.NaN.f32 %0, %0, %2;" : "+f"(x) : "f"(FLT_MAX), "f"(-FLT_MAX));
@@ -81,9 +80,9 @@ GT_DEV void mma_split(float (&sums)[ROWS][COUNT][4], const SplitLeft (&left)[ROW
 template <int COLUMNS>
 struct SplitTile {
     static constexpr int WIDE = 2 * COLUMNS, BYTES = SHORT * TileShape<WIDE>::PITCH_BYTES, LO = COLUMNS / 16;
-    /* lanes of a row, the pieces of 8 numbers that each has, and rows at a time, where a warp splits rows */
+    /* where a warp splits rows: lanes of a row, pieces of 8 numbers of a lane, rows at a time */
     static constexpr int LANES = COLUMNS / 8 < 8 ? COLUMNS / 8 : 8, EACH = COLUMNS / 8 / LANES, ROWS = 32 / LANES;
-    static constexpr int ROW_SETS = SHORT / ROWS, AT_ONCE = EACH < 2 ? 2 : 1; /* of them, side by side */
+    static constexpr int ROW_SETS = SHORT / ROWS, AT_ONCE = EACH < 2 ? 2 : 1; /* row sets side by side */
 };
 
 /* As load_tile(): SHORT rows of fp32, columns a multiple of 4; `first` is the thread's, at split_column() of the row of
@@ -93,10 +92,10 @@ GT_DEV void load_split_rows(uint32_t tile, const float* first, int64_t pitch, in
     constexpr int WIDE = SplitTile<COLUMNS>::WIDE, PIECES = TileShape<WIDE>::PIECES, STEP = THREADS / PIECES;
     const unsigned thread = thread_here();
     const int row = thread / PIECES, piece = thread % PIECES;
-    const uint32_t to = tile + tile_address<WIDE>(row, piece);
+    const uint32_t to = tile + panel_at<2 * WIDE>(row, piece);
     if (4 * piece >= columns) rows = 0;
     GT_UNROLL
-    for (int k = 0; k < SHORT; k += STEP) { /* of rows STEP apart the exchange is the same */
+    for (int k = 0; k < SHORT; k += STEP) { /* rows STEP apart have the same exchange */
         if (SHORT < STEP && row >= SHORT) break;
         cp_async<16>(to + k * TileShape<WIDE>::PITCH_BYTES, first + k * pitch, row + k < rows ? 16 : 0);
     }
@@ -110,8 +109,8 @@ GT_DEV void load_split_tile(uint32_t tile, const float* first, int64_t pitch, in
     load_split_rows<COLUMNS>(tile, first + (thread / PIECES * pitch + 4 * (thread % PIECES)), pitch, rows, columns);
 }
 
-/* Splits rows in place, by a warp.  It has the lane's places in rows ROWS group ... (in those a multiple of 8 further,
- * too): of the first 4 numbers, and of their hi. */
+/* Splits rows in place, by a warp.  Holds the lane's offsets in rows ROWS group ..., of the first 4 numbers and of
+ * their hi; they also serve rows a multiple of 8 further. */
 template <int COLUMNS>
 struct RowSplitter {
     using S = SplitTile<COLUMNS>;
@@ -128,14 +127,13 @@ struct RowSplitter {
         const int flip = (piece / 4 ^ row0) & 1;
         GT_UNROLL
         for (int k = 0; k < AT_ONCE; k++) {
-            from[k] = tile_address<S::WIDE>(row0 + k * S::ROWS, 2 * piece + flip);
-            to[k] = tile_address<S::WIDE>(row0 + k * S::ROWS, piece) + 8 * flip;
+            from[k] = panel_at<2 * S::WIDE>(row0 + k * S::ROWS, 2 * piece + flip);
+            to[k] = panel_at<2 * S::WIDE>(row0 + k * S::ROWS, piece) + 8 * flip;
         }
     }
 
-    /* further: rows from those of the group, a multiple of 8.  inverses[row] <- what undoes a row's power.
-     * gates: NULL, or the tile's first row of z, of `rows` rows and `columns` columns, whose silu multiplies the
-     * tile. */
+    /* further: distance in rows from the group's, a multiple of 8.  inverses[row] <- inverse of a row's power.  gates:
+     * NULL, or the tile's first row of z, with `rows` rows and `columns` columns; silu(z) multiplies the tile. */
     GT_METHOD void split(uint32_t tile, uint32_t inverses, int further, const float* gates = nullptr, int64_t pitch = 0,
                          int rows = 0, int columns = 0) const {
         float4 x[COUNT];
@@ -187,7 +185,7 @@ struct RowSplitter {
     }
 };
 
-/* The rows of a tile shared out to `warps` warps, a power of two (for 128 columns: not 1); this is number `warp`. */
+/* Splits a tile by `warps` warps, a power of two (for 128 columns: not 1); the caller is number `warp`. */
 template <int COLUMNS>
 GT_DEV void split_rows(uint32_t tile, uint32_t inverses, int warp, int warps) {
     using S = SplitTile<COLUMNS>;
@@ -201,9 +199,9 @@ GT_DEV void split_rows(uint32_t tile, uint32_t inverses, int warp, int warps) {
 
 /* ---- states ---------------------------------------------------------------------------------------------------- */
 
-/* Fills Weights as make_weights() does, of the tokens 2 lane, 2 lane + 1: weight is Delta suf (or pre), left and right
- * undo the powers of both tiles.  What is kept is 2^24 times as large: with both inverses, of 2^-13 where numbers are
- * about 1, the smallest would leave fp32's range.  Weights::INVERSE: of v. */
+/* Fills Weights as make_weights() does, for tokens 2 lane, 2 lane + 1: weight is Delta suf (or pre), left and right are
+ * the inverse powers of both tiles.  Stored weights are 2^24 times as large: the inverses are 2^-13 each for numbers
+ * about 1, and their product with the smallest weights would leave fp32's range.  Weights::INVERSE: of v. */
 constexpr float WEIGHT_POWER = 0x1p24f;
 
 GT_DEV void make_split_weights(uint32_t addresses, float2 weight, float2 left, float2 right) {
@@ -216,7 +214,7 @@ GT_DEV void make_split_weights(uint32_t addresses, float2 weight, float2 left, f
     if (here() == 0) sts<float>(addresses + 4 * Weights::INVERSE, power.inverse);
 }
 
-/* What a warp has of a state: as WarpState, without a power. */
+/* A warp's part of a state: WarpState without a power. */
 template <int NP>
 struct SplitState {
     static constexpr int TILES = NP / 8;
@@ -252,7 +250,7 @@ struct SplitState {
         }
     }
 
-    /* What brings its largest magnitude to 2^13 ... 2^14. */
+    /* The power that brings the largest magnitude to 2^13 ... 2^14. */
     GT_METHOD Power power() const {
         float partial[4] = {};
         GT_UNROLL
@@ -284,8 +282,8 @@ struct SplitState {
         }
     }
 
-    /* H += sum_t v_t b_t^T, v_t = weight_t (x_t or dy_t).  left: split tile of 64 columns, of which the warp has pair
-     * `unit_warp`; right: of B or C. */
+    /* H += sum_t v_t b_t^T, v_t = weight_t (x_t or dy_t).  left: split tile of 64 columns, the warp's being pair
+     * `unit_warp`; right: split tile of B or C. */
     GT_METHOD void update(uint32_t left, int unit_warp, uint32_t right, uint32_t weights) {
         using X = SplitTile<64>;
         using B = SplitTile<NP>;
@@ -296,8 +294,8 @@ struct SplitState {
         for (int block = 0; block < SHORT_BLOCKS; block++) {
             uint32_t hi[4], lo[4];
             const float2 low = lds<float2>(tokens + 64 * block), high = lds<float2>(tokens + 64 * block + 32);
-            ldmatrix_x4_trans(hi, tile_at<X::WIDE>(lefts, block, unit_warp));
-            ldmatrix_x4_trans(lo, tile_at<X::WIDE>(lefts, block, unit_warp + X::LO));
+            ldmatrix_x4_trans(hi, block_at<X::WIDE>(lefts, block, unit_warp));
+            ldmatrix_x4_trans(lo, block_at<X::WIDE>(lefts, block, unit_warp + X::LO));
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
                 const float2 w = e < 2 ? low : high;
@@ -314,8 +312,8 @@ struct SplitState {
             GT_UNROLL
             for (int block = 0; block < SHORT_BLOCKS; block++) {
                 uint32_t hi[4], lo[4];
-                ldmatrix_x4_trans(hi, tile_at<B::WIDE>(rights, block, n0 / 2));
-                ldmatrix_x4_trans(lo, tile_at<B::WIDE>(rights, block, n0 / 2 + B::LO));
+                ldmatrix_x4_trans(hi, block_at<B::WIDE>(rights, block, n0 / 2));
+                ldmatrix_x4_trans(lo, block_at<B::WIDE>(rights, block, n0 / 2 + B::LO));
                 const uint32_t b_hi[2][2] = {{hi[0], hi[1]}, {hi[2], hi[3]}},
                                b_lo[2][2] = {{lo[0], lo[1]}, {lo[2], lo[3]}};
                 const SplitLeft a[1] = {v[block]};

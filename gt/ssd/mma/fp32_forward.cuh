@@ -4,14 +4,15 @@
  *
  * grid strands*G*pairs, block 8 warps: two units of one group, 4 warps each, as forward_tensor_kernel.  A chunk of 32
  * tokens:
- *     1  copies of x, B, C have come; six warps split rows in place, two make decay factors                -- barrier
- *     2  S = C B^T: six products of 16 x 8 on and under the diagonal, one a warp, once for both units; two warps make
+ *     1  copies of x, B, C have arrived; six warps split rows in place, two make decay factors                --
+ *     barrier 2  S = C B^T: six products of 16 x 8 on and under the diagonal, one a warp, once for both units; two
+ *     warps make
  *        the weights of the update                                                                         -- barrier
  *     3  M_ts = S_ts L_ts Delta_s of each unit, 8 rows a warp, split by the largest of a row; a head's Dskip is added
  *        on the diagonal.  y = pre_t (C_t H) of 32 tokens x 16 rows a warp, H the right operand as it stands; then
  *        H <- E H                                                                                          -- barrier
  *     4  y += M x (+ Dskip x of channels), times silu(z); H += (x Delta suf)^T B
- * x and B of the next chunk are under way from the beginning of 1 on, its C (one stage) from the end of 3.
+ * Copies of the next chunk's x and B start at the beginning of 1, of its C (one stage) at the end of 3.
  * N > 128, BACKWARD with z: as forward_tensor_kernel.
  *
  * registers, N = 128: H 64, y 16, operands 24 (3); v 16, sums 8, operands 8 (4); 256 threads, two blocks a
@@ -20,8 +21,9 @@
  * tensor cores a warp and chunk, N = 128, m16n8k16: 24 for S (6 of 8 warps), 96 for y of the state, 18 for y of pairs,
  *     96 for the update: 228; that is 28.5 a token and head.
  * issue slots a token and head, N = 128, profiled on 9.0: 317; passes over states 141.
- * Forward makes the warp's number and the chunks' anew where a phase needs them: of a spilled one a warp waits for L2.
- * bytes per token and head: x, y (z) 4 P each, B and C 8 N / heads of a group from memory, 4 N a head from L2,
+ * Forward computes the numbers of the warp and of the chunks again where a phase needs them: for a spilled number a
+ * warp waits for L2.  bytes per token and head: x, y (z) 4 P each, B and C 8 N / heads of a group from memory, 4 N a
+ * head from L2,
  *     checkpoints P N / 32; shares as forward_tensor_kernel.
  * Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_MMA_FP32_FORWARD_CUH
@@ -33,9 +35,9 @@
 namespace gt {
 namespace ssd {
 
-/* ---- where a block stands --------------------------------------------------------------------------------------- */
+/* ---- a block's position ----------------------------------------------------------------------------------------- */
 
-/* Cursor in chunks of SHORT tokens.  It has the places, in elements, of the first rows of tensors, too. */
+/* Cursor in chunks of SHORT tokens.  It also has the offsets, in elements, of the first rows of tensors. */
 struct ShortCursor : Cursor {
     enum Base {
         LEFT = 0,
@@ -89,7 +91,7 @@ GT_DEV void load_split_group(const Problem& in, const void* data, const gt_strid
                         in.columns);
 }
 
-/* dt of the tokens 2 lane, 2 lane + 1 of a chunk, of which the first SHORT lanes' exist. */
+/* dt of tokens 2 lane, 2 lane + 1 of a chunk; lanes from SHORT / 2 on have none. */
 GT_DEV void load_dt(const Problem& in, const ShortCursor& cursor, int unit, int chunk, float (&dt)[2]) {
     load_dt(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)), cursor.tokens(chunk), dt);
 }
@@ -116,7 +118,7 @@ GT_DEV void split_update_weights(uint32_t weights, uint32_t addresses, uint32_t 
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
-/* Where things lie in shared memory, in bytes. */
+/* Offsets in shared memory, in bytes. */
 template <int NP_>
 struct ForwardSplitTile {
     static constexpr int NP = NP_, TILE_X = SplitTile<64>::BYTES, TILE_B = SplitTile<NP>::BYTES;
@@ -148,16 +150,16 @@ GT_DEV void make_split_S(uint32_t smem, uint32_t B, int number) {
     constexpr int NP = Tile::NP, WIDE = SplitTile<NP>::WIDE, LO = SplitTile<NP>::LO;
     const int tb = number < 2 ? 0 : 1, group = number < 2 ? number : number - 2; /* of 8 tokens s */
     const int lane = here(), g = lane / 4, j = lane % 4;
-    float sums[3][4] = {}; /* of each kind of product one: a sum waits for a third of them */
-    const uint32_t C = by_rows<WIDE>(smem + Tile::C), row = B + tile_address<WIDE>(8 * group + lane % 8, lane / 8 % 2);
+    float sums[3][4] = {}; /* one sum for each term of a split product: a sum then waits for a third of the products */
+    const uint32_t C = by_rows<WIDE>(smem + Tile::C), row = B + panel_at<2 * WIDE>(8 * group + lane % 8, lane / 8 % 2);
     GT_UNROLL
     for (int k = 0; k < NP / 16; k++) {
         SplitLeft c;
         uint32_t hi[2], lo[2];
-        ldmatrix_x4(c.hi, tile_at<WIDE>(C, tb, k));
-        ldmatrix_x4(c.lo, tile_at<WIDE>(C, tb, k + LO));
-        ldmatrix_x2(hi, tile_at<WIDE>(row, 0, k));
-        ldmatrix_x2(lo, tile_at<WIDE>(row, 0, k + LO));
+        ldmatrix_x4(c.hi, block_at<WIDE>(C, tb, k));
+        ldmatrix_x4(c.lo, block_at<WIDE>(C, tb, k + LO));
+        ldmatrix_x2(hi, block_at<WIDE>(row, 0, k));
+        ldmatrix_x2(lo, block_at<WIDE>(row, 0, k + LO));
         mma_f16(sums[0], c.lo, hi[0], hi[1]);
         mma_f16(sums[1], c.hi, lo[0], lo[1]);
         mma_f16(sums[2], c.hi, hi[0], hi[1]);
@@ -170,8 +172,8 @@ GT_DEV void make_split_S(uint32_t smem, uint32_t B, int number) {
     sts<float2>(to + (g + 8) * Tile::S_PITCH, {S[2], S[3]});
 }
 
-/* M of tokens t from 8 `group` on: a lane has one of them and 8 tokens s.  skip: Dskip, where it is the head's: on M's
- * diagonal it adds Dskip x to y. */
+/* M of tokens t from 8 `group` on: a lane has one t and 8 tokens s.  skip: Dskip of a head, else 0: on M's diagonal it
+ * adds Dskip x to y. */
 template <class Tile>
 GT_DEV void make_split_M(uint32_t smem, int unit, int group, float skip) {
     const int lane = here(), j = lane % 4, t = 8 * group + lane / 4;
@@ -207,7 +209,7 @@ GT_DEV void make_split_M(uint32_t smem, int unit, int group, float skip) {
         float diagonal = 0.0f;
         GT_UNROLL
         for (int i = 0; i < 8; i++) {
-            if (8 * j + i > t) M[i] = 0.0f; /* S there may be anything */
+            if (8 * j + i > t) M[i] = 0.0f; /* S may be anything there */
             if (8 * j + i == t) diagonal = M[i];
         }
         diagonal = finite(fma_rn(skip, lds<float>(smem + Tile::X_INVERSE + 4 * (SHORT * unit + t)), diagonal));
@@ -228,8 +230,8 @@ GT_DEV void make_split_M(uint32_t smem, int unit, int group, float skip) {
     split_pair(M[4] * power.value, M[5] * power.value, hi.z, lo.z);
     split_pair(M[6] * power.value, M[7] * power.value, hi.w, lo.w);
     const uint32_t to = smem + Tile::M + (unit * Tile::PAIR_BLOCKS + block) * Tile::M_BLOCK;
-    sts<uint4>(to + tile_address<2 * BLOCK>(row, half), hi);
-    sts<uint4>(to + tile_address<2 * BLOCK>(row, half + 2), lo);
+    sts<uint4>(to + panel_at<4 * BLOCK>(row, half), hi);
+    sts<uint4>(to + panel_at<4 * BLOCK>(row, half + 2), lo);
 }
 
 /* y of 32 tokens in rows 16 unit_warp + 8 n + 2j, + 1 of a unit: [block of t][n][as mma has it]. */
@@ -250,8 +252,8 @@ GT_DEV void make_split_y(uint32_t smem, int unit, const SplitState<Tile::NP>& st
         state.operands(k, power.value, hi, lo);
         GT_UNROLL
         for (int tb = 0; tb < SHORT_BLOCKS; tb++) {
-            ldmatrix_x4(c[tb].hi, tile_at<WIDE>(C, tb, k));
-            ldmatrix_x4(c[tb].lo, tile_at<WIDE>(C, tb, k + LO));
+            ldmatrix_x4(c[tb].hi, block_at<WIDE>(C, tb, k));
+            ldmatrix_x4(c[tb].lo, block_at<WIDE>(C, tb, k + LO));
         }
         mma_split(y, c, hi, lo);
     }
@@ -278,15 +280,15 @@ GT_DEV void add_split_pairs(uint32_t smem, uint32_t x, int unit, int unit_warp, 
     GT_UNROLL
     for (int sb = 0; sb < SHORT_BLOCKS; sb++) {
         uint32_t hi[4], lo[4];
-        ldmatrix_x4_trans(hi, tile_at<X::WIDE>(rows, sb, unit_warp));
-        ldmatrix_x4_trans(lo, tile_at<X::WIDE>(rows, sb, unit_warp + X::LO));
+        ldmatrix_x4_trans(hi, block_at<X::WIDE>(rows, sb, unit_warp));
+        ldmatrix_x4_trans(lo, block_at<X::WIDE>(rows, sb, unit_warp + X::LO));
         const uint32_t x_hi[2][2] = {{hi[0], hi[1]}, {hi[2], hi[3]}}, x_lo[2][2] = {{lo[0], lo[1]}, {lo[2], lo[3]}};
         GT_UNROLL
         for (int tb = sb; tb < SHORT_BLOCKS; tb++) {
             SplitLeft m[1];
             const uint32_t block = M + short_block(tb, sb) * Tile::M_BLOCK;
-            ldmatrix_x4(m[0].hi, tile_at<2 * BLOCK>(block, 0, 0));
-            ldmatrix_x4(m[0].lo, tile_at<2 * BLOCK>(block, 0, 1));
+            ldmatrix_x4(m[0].hi, block_at<2 * BLOCK>(block, 0, 0));
+            ldmatrix_x4(m[0].lo, block_at<2 * BLOCK>(block, 0, 1));
             mma_split(sums[tb], m, x_hi, x_lo);
         }
     }
@@ -301,8 +303,8 @@ GT_DEV void add_split_pairs(uint32_t smem, uint32_t x, int unit, int unit_warp, 
     }
 }
 
-/* Dskip x where it is of channels, what other launches gave, the gate; to memory.  The lanes of a token write 32 bytes
- * side by side. */
+/* Adds Dskip x of channels and the shares of other launches, applies the gate, and stores y.  The lanes of a token
+ * write 32 neighbouring bytes. */
 template <class Tile>
 GT_DEV void store_split_y(const TensorParams& p, uint32_t smem, uint32_t x, const ShortCursor& cursor, int chunk,
                           int unit, int unit_warp, SplitY& y) {
@@ -345,8 +347,8 @@ GT_DEV void store_split_y(const TensorParams& p, uint32_t smem, uint32_t x, cons
         GT_UNROLL
         for (int i = 0; i < 8; i++) {
             const int t = 8 * (i / 2) + g, piece = 2 * unit_warp + i % 2;
-            const uint32_t hi = lds<uint32_t>(x + tile_address<X::WIDE>(t, piece) + 4 * j),
-                           lo = lds<uint32_t>(x + tile_address<X::WIDE>(t, piece + 8) + 4 * j);
+            const uint32_t hi = lds<uint32_t>(x + panel_at<2 * X::WIDE>(t, piece) + 4 * j),
+                           lo = lds<uint32_t>(x + panel_at<2 * X::WIDE>(t, piece + 8) + 4 * j);
             const float inverse = lds<float>(smem + Tile::X_INVERSE + 4 * (SHORT * unit + t));
             float* to = sum(i);
             to[0] = fma_rn(skip[i % 2].x, (unpack_f16_lo(hi) + unpack_f16_lo(lo)) * inverse, to[0]);
@@ -428,7 +430,7 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
         }
         cp_async_wait<0>();
         sync_threads();
-        if (chunk + 1 < cursor.chunks()) { /* into what the chunk before has left */
+        if (chunk + 1 < cursor.chunks()) { /* into the stage that the chunk before has freed */
             const int tokens = cursor.tokens(chunk + 1);
             load_split_units(in, in.x, in.x_stride, smem + Tile::X + (chunk + 1) % 2 * MMA_UNITS * Tile::TILE_X, cursor,
                              chunk + 1, tokens);
@@ -481,10 +483,11 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
         store_split_y<Tile>(p, smem, x(unit), cursor, chunk, unit, unit_warp, y);
         state.update(x(unit), unit_warp, B(), weights(unit));
     }
-    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* found again, too */
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* found again */
     const int unit = unit_here(), unit_warp = part_here();
-    if (unit < cursor.units() && p.state_out && same.ends)
-        state.store(p.state_out + unit_state(in, cursor, unit, same.sequence), cursor.row0(unit) + 16 * unit_warp, in);
+    float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr;
+    if (unit < cursor.units() && end)
+        state.store(end + unit_state(in, cursor, unit, 0), cursor.row0(unit) + 16 * unit_warp, in);
     return cursor.item();
 }
 
@@ -574,7 +577,7 @@ GT_DEV int64_t pass_over_split_states(const StatesParams& p, int64_t item) {
             state.store(plain_slot(in, cursor, p.checkpoints, unit, chunk), cursor.row0(unit) + 16 * unit_warp, in);
         cp_async_wait<0>();
         sync_threads();
-        load(i + 1); /* into what the chunk before has left */
+        load(i + 1); /* into the stage that the chunk before has freed */
         if (unit_warp >= 2) {
             split_rows<NP>(b, smem + Tile::INVERSE, 2 * unit + unit_warp - 2, 2 * MMA_UNITS);
         } else if (active && unit_warp == 1) {
@@ -605,14 +608,15 @@ GT_DEV int64_t pass_over_split_states(const StatesParams& p, int64_t item) {
             sts<TwoTermSum>(log, sum);
         }
     }
-    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* found again, too */
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* found again */
     const int row0 = cursor.row0(unit) + 16 * unit_warp;
     if (unit < cursor.units() && p.is_local) {
         state.store(in.segments.states + unit_state(in, cursor, unit, same.segment_slot), row0, in);
         if (row0 == 0 && adds_log)
             in.segments.decays[same.segment_slot * in.H + cursor.head(unit)] = lds<TwoTermSum>(log).value();
     } else if (unit < cursor.units() && (REVERSE ? same.starts : same.ends)) {
-        if (p.state_out) state.store(p.state_out + unit_state(in, cursor, unit, same.sequence), row0, in);
+        float* const end = last_state(in, p.state_out, same.sequence);
+        if (end) state.store(end + unit_state(in, cursor, unit, 0), row0, in);
         if (p.state_sum) state.store(p.state_sum + unit_state(in, cursor, unit, unit_strand(in)), row0, in, true);
     }
     return cursor.item();

@@ -1,23 +1,25 @@
 /* gt/ssd/mma/fp32_gradients.cuh - ssd backward of a chunk on tensor cores, fp32 activations: products of split numbers
- * (fp32_chunk.cuh).  Every gradient but dz and dstate_in, which come from where gradients.cuh has them.
+ * (fp32_chunk.cuh).  It makes every gradient but dz and dstate_in; other passes make these, as for gradients.cuh.
  *
  * A slot of 128 tokens, from one checkpoint to the next, is one chunk of the chunked form: with h before it and G after
- * it no state is made again.  A block has 32 tokens of a slot, number `me` of its four chunks, and one group; it takes
+ * it no state is made again.  A block has 32 tokens of a slot, number `me` of its four chunks, and one group.  It takes
  * the group's heads, and their tiles of 64 rows p, one after another ("steps").  L, pre, suf and E are the slot's:
  *     own t, any s <= t of the slot      w_ts = <dy_t, x_s> L_ts Delta_s       W += w       dC_t += sum W_ts B_s  (end)
  *     own s, any t >= s of the slot      w_ts, and M_ts = <C_t, B_s> L_ts      W += w       dB_s += sum W_ts C_t  (end)
  *     U_s = suf_s G B_s + sum_{t>=s} M_ts dy_t               dx_s = Delta_s U_s + Dskip . dy_s
  *     dC_t += pre_t h^T dy_t          dB_s += Delta_s suf_s G^T x_s            fp32, in registers
- * So a block meets each of the four chunks of its slot once: those before its own as s, those after it as t, its own as
- * both.  <C_t, B_s> is made once a block, and W is summed over the steps, both in registers.
+ * So a block meets each of the four chunks of its slot once: earlier chunks as s, later ones as t, its own as both.
+ * <C_t, B_s> is made once a block, and W is summed over the steps, both in registers.
  *
- * da_k is a sum over pairs of the slot (docs/ssd.md, 6).  The block adds those that have a token of its own.  The
- * others have one sum for all 32 tokens k.  It is left in numbers of a chunk and head ("across"):
+ * da_k is a sum over pairs of the slot (docs/ssd.md, 6).  The block adds the pairs with at least one of its tokens.
+ * The other pairs have one sum for all 32 tokens k.  The block stores its terms as numbers of a chunk and head
+ * ("across"):
  *     sum E_t and sum F_s of the chunk, sum Gamma_ts with each chunk before it, its share of Z
  * chunk_times_fp32_kernel adds them up and makes ddt, dA and ddt_bias.  F_s = Delta_s <x_s, suf_s G B_s>, from U.
  *
  * WARPS, 8.  A step:
- *     copies of x, dy, of the other chunks' x (before) or dy (after) have come; G of 32 rows into registers  -- barrier
+ *     copies of x, dy, and the other chunks' x (before) or dy (after) have arrived; G of 32 rows into registers  --
+ *     barrier
  *     rows are split, a power of two a row; a head's decay factors; da of the step before                    -- barrier
  *     G is split, one power of two; pairs: 32 own tokens x 16 others a warp: w, W, Gamma, M                  -- barrier
  *     dB and dC: 32 tokens x N / 8 columns a warp, h of 32 rows from global memory straight into operands;
@@ -26,12 +28,12 @@
  * Each 32 rows p of h have a power of two for a warp's columns; each row of 16 tokens of M has its own, so that M dy is
  * summed in fp32 over them.
  *
- * registers a thread, N = 128: <C, B> 16, W 16, dB and dC 32; 60 for the product at hand.  Two blocks a multiprocessor; one,
- *     with all its registers, where there is room for one.
+ * registers a thread, N = 128: <C, B> 16, W 16, dB and dC 32; 60 for the current product.  Two blocks a multiprocessor;
+ *     one, with all its registers, where there is room for one.
  * shared, N = 128: B 16 KB, G 16 KB, five tiles of 32 tokens x 64 rows p 40 KB, M 16 KB, factors and sums 11 KB: 99 KB.
  * tensor cores a step, N = 128, m16n8k16: dB, dC, G B, <dy, x> 384 each, M dy 96 to 384: 55 a token and head at P 64.
  * bytes a token and head, P 64, N 128: x, dy, dx 768 and h, G 512 from memory; other chunks 768 and h, G 1536 from L2.
- * N > 128: a launch for every 128 columns; dx, da, <x, U> and the sums across are added to what is there.
+ * N > 128: a launch for every 128 columns, which adds its dx, da, <x, U> and sums across to the stored ones.
  * grid: [B, slots, G], four chunks each; block 256.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_MMA_FP32_GRADIENTS_CUH
 #define GT_SSD_MMA_FP32_GRADIENTS_CUH
@@ -58,17 +60,17 @@ GT_DEV void multiply_pairs(uint32_t own, uint32_t others, int half, SplitPairs& 
         uint32_t hi[4], lo[4];
         GT_UNROLL
         for (int m = 0; m < 2; m++) {
-            ldmatrix_x4(a[m].hi, tile_at<S::WIDE>(left, m, k));
-            ldmatrix_x4(a[m].lo, tile_at<S::WIDE>(left, m, k + S::LO));
+            ldmatrix_x4(a[m].hi, block_at<S::WIDE>(left, m, k));
+            ldmatrix_x4(a[m].lo, block_at<S::WIDE>(left, m, k + S::LO));
         }
-        ldmatrix_x4(hi, tile_at<S::WIDE>(right, half, k));
-        ldmatrix_x4(lo, tile_at<S::WIDE>(right, half, k + S::LO));
+        ldmatrix_x4(hi, block_at<S::WIDE>(right, half, k));
+        ldmatrix_x4(lo, block_at<S::WIDE>(right, half, k + S::LO));
         const uint32_t b_hi[2][2] = {{hi[0], hi[1]}, {hi[2], hi[3]}}, b_lo[2][2] = {{lo[0], lo[1]}, {lo[2], lo[3]}};
         mma_split(sums, a, b_hi, b_lo);
     }
 }
 
-/* Leaves pairs as left operands, a power of two for each row of 16: `block` is a tile of 16 columns. */
+/* Stores pairs as left operands, a power of two for each row of 16: `block` is a tile of 16 columns. */
 GT_DEV void store_split_pairs(const SplitPairs& v, uint32_t block, uint32_t inverses) {
     const int g = lane_id() / 4, j = lane_id() % 4;
     GT_UNROLL
@@ -82,14 +84,14 @@ GT_DEV void store_split_pairs(const SplitPairs& v, uint32_t block, uint32_t inve
         for (int n = 0; n < 2; n++) {
             uint32_t hi, lo;
             split_pair(x[n][0] * power.value, x[n][1] * power.value, hi, lo);
-            sts<uint32_t>(block + tile_address<32>(8 * i + g, n) + 4 * j, hi);
-            sts<uint32_t>(block + tile_address<32>(8 * i + g, n + 2) + 4 * j, lo);
+            sts<uint32_t>(block + panel_at<64>(8 * i + g, n) + 4 * j, hi);
+            sts<uint32_t>(block + panel_at<64>(8 * i + g, n + 2) + 4 * j, lo);
         }
         if (j == 0) sts<float>(inverses + 4 * (8 * i + g), power.inverse);
     }
 }
 
-/* <C_t, B_s> of the warp's pairs; the block's B is left. */
+/* Makes <C_t, B_s> of the warp's pairs; the block's B stays in its tile. */
 template <class Tile>
 GT_DEV void make_split_products(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, SplitPairs& S) {
     constexpr int NP = Tile::NP;
@@ -167,7 +169,7 @@ GT_DEV void make_split_pairs(const SplitGradientBlock<Tile>& me, const SplitPair
     const bool is_own = chunk == me.me, is_before = chunk < me.me;
     SplitPairs v = {}; /* <dy, x>, then M */
     multiply_pairs<ROWS_P>(is_before ? me.rows(me.me) : me.smem + Tile::X, me.rows(chunk), half, v);
-    float2 column[2]; /* what undoes t or s, and its factor */
+    float2 column[2]; /* the inverse of t or s, and its factor */
     GT_UNROLL
     for (int n = 0; n < 2; n++) {
         const int c = 16 * half + 8 * n + 2 * j;
@@ -234,8 +236,8 @@ template <class Tile>
 GT_DEV void load_left(uint32_t rows, int k, SplitLeft (&a)[2]) {
     GT_UNROLL
     for (int m = 0; m < 2; m++) {
-        ldmatrix_x4(a[m].hi, tile_at<2 * ROWS_P>(rows, m, k));
-        ldmatrix_x4(a[m].lo, tile_at<2 * ROWS_P>(rows, m, k + SplitTile<ROWS_P>::LO));
+        ldmatrix_x4(a[m].hi, block_at<2 * ROWS_P>(rows, m, k));
+        ldmatrix_x4(a[m].lo, block_at<2 * ROWS_P>(rows, m, k + SplitTile<ROWS_P>::LO));
     }
 }
 
@@ -245,8 +247,8 @@ GT_DEV void load_right(const SplitGradientBlock<Tile>& me, uint32_t rows, int k,
                        uint32_t (&lo)[Tile::TILES][2]) {
     uint32_t a[4], b[4];
     const int pair = me.warp * Tile::TILES / 2;
-    ldmatrix_x4_trans(a, tile_at<Tile::WIDE>(rows, k, pair));
-    ldmatrix_x4_trans(b, tile_at<Tile::WIDE>(rows, k, pair + Tile::LO));
+    ldmatrix_x4_trans(a, block_at<Tile::WIDE>(rows, k, pair));
+    ldmatrix_x4_trans(b, block_at<Tile::WIDE>(rows, k, pair + Tile::LO));
     GT_UNROLL
     for (int i = 0; i < 2 * Tile::TILES; i++) {
         const bool second = Tile::TILES == 1 && me.warp % 2;
@@ -268,7 +270,7 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
     const bool exists = from;
     if (exists) from += me.base(BASE_STATE) + head * p.state_step + (int64_t)(p0 + 2 * j) * in.N + column0 + g;
     GT_UNROLL
-    for (int i = 0; i < 4; i++) { /* 8 rows, which exist or do not */
+    for (int i = 0; i < 4; i++) { /* 8 rows, which all exist or none */
         const bool has_rows = exists && p0 + 8 * i < in.P;
         GT_UNROLL
         for (int n = 0; n < TILES; n++) {
@@ -369,7 +371,7 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
     float from_G[2][1][1][4] = {}, from_pairs[4] = {}; /* of even k and odd: a sum waits for half of the products */
     const uint32_t B = by_rows<WIDE>(me.smem + Tile::B),
                    G = me.smem + Tile::G +
-                       tile_address<WIDE>(8 * p_block + lane % 8, lane / 8 % 2 + lane / 16 * (NP / 8)); /* hi, lo */
+                       panel_at<2 * WIDE>(8 * p_block + lane % 8, lane / 8 % 2 + lane / 16 * (NP / 8)); /* hi, lo */
     const auto multiply = [&](float(&sums)[1][1][4], const SplitLeft(&a)[1], const uint32_t(&b)[4]) {
         const uint32_t hi[1][2] = {{b[0], b[1]}}, lo[1][2] = {{b[2], b[3]}};
         mma_split(sums, a, hi, lo);
@@ -378,20 +380,20 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
     for (int k = 0; k < NP / 16; k++) {
         SplitLeft a[1];
         uint32_t b[4];
-        ldmatrix_x4(a[0].hi, tile_at<WIDE>(B, s_block, k));
-        ldmatrix_x4(a[0].lo, tile_at<WIDE>(B, s_block, k + Tile::LO));
-        ldmatrix_x4(b, tile_at<WIDE>(G, 0, k));
+        ldmatrix_x4(a[0].hi, block_at<WIDE>(B, s_block, k));
+        ldmatrix_x4(a[0].lo, block_at<WIDE>(B, s_block, k + Tile::LO));
+        ldmatrix_x4(b, block_at<WIDE>(G, 0, k));
         multiply(from_G[k % 2], a, b);
     }
     GT_UNROLL
     for (int e = 0; e < 4; e++) from_G[0][0][0][e] += from_G[1][0][0][e];
     {
-        /* 16 tokens t at a time, from those of s on */
+        /* 16 tokens t at a time, from the block of s on */
         constexpr int M_STEP = Tile::BLOCK16, DY_STEP = Tile::ROWS / 2;
         const int blocks = (me.slot_tokens + 15) / 16, first = 2 * me.me + s_block;
-        uint32_t M = tile_at<32>(by_rows<32>(me.smem + Tile::M + M_STEP * first), s_block, 0),
+        uint32_t M = block_at<32>(by_rows<32>(me.smem + Tile::M + M_STEP * first), s_block, 0),
                  dy = me.smem + Tile::CHUNKS + DY_STEP * first +
-                      tile_address<2 * ROWS_P>(lane % 16, piece + lane / 16 * 2 * LO),
+                      panel_at<4 * ROWS_P>(lane % 16, piece + lane / 16 * 2 * LO),
                  inverses = me.address(Tile::M_INVERSE + SHORT * first + s);
         GT_NO_UNROLL
         for (int k = first; k < blocks; k++) {
@@ -399,7 +401,7 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
             uint32_t b[4];
             float share[1][1][4] = {};
             ldmatrix_x4(a[0].hi, M);
-            ldmatrix_x4(a[0].lo, tile_at<32>(M, 0, 1));
+            ldmatrix_x4(a[0].lo, block_at<32>(M, 0, 1));
             ldmatrix_x4_trans(b, dy);
             multiply(share, a, b);
             const float inverse0 = lds<float>(inverses), inverse1 = lds<float>(inverses + 32);
@@ -419,8 +421,8 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
         const float x_inverse = me.value(Tile::INVERSES + t), delta = me.value(Tile::FACTORS + Factors::DELTA + t);
         const float by = finite(me.value(Tile::SUF + t) * me.value(Tile::B_INVERSE + t) * G_inverse);
         const auto pair = [&](uint32_t tile) {
-            const uint32_t hi = lds<uint32_t>(tile + tile_address<2 * ROWS_P>(t, piece) + 4 * j),
-                           lo = lds<uint32_t>(tile + tile_address<2 * ROWS_P>(t, piece + 2 * LO) + 4 * j);
+            const uint32_t hi = lds<uint32_t>(tile + panel_at<4 * ROWS_P>(t, piece) + 4 * j),
+                           lo = lds<uint32_t>(tile + panel_at<4 * ROWS_P>(t, piece + 2 * LO) + 4 * j);
             return float2{unpack_f16_lo(hi) + unpack_f16_lo(lo), unpack_f16_hi(hi) + unpack_f16_hi(lo)};
         };
         const float2 x = pair(me.smem + Tile::X);
@@ -456,7 +458,7 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
 
 /* ---- dB and dC in the end ---------------------------------------------------------------------------------------- */
 
-/* sums += what the pairs in blocks of 16 columns from `pairs` on give with the rows of `right`. */
+/* sums += the product of the pairs, in blocks of 16 columns from `pairs` on, with the rows of `right`. */
 template <class Tile>
 GT_DEV void add_weighted(const SplitGradientBlock<Tile>& me, float (&sums)[2][Tile::TILES][4], uint32_t pairs,
                          int inverses, uint32_t right) {
@@ -469,8 +471,8 @@ GT_DEV void add_weighted(const SplitGradientBlock<Tile>& me, float (&sums)[2][Ti
         const uint32_t rows = by_rows<32>(pairs + Tile::BLOCK16 * k);
         GT_UNROLL
         for (int m = 0; m < 2; m++) {
-            ldmatrix_x4(a[m].hi, tile_at<32>(rows, m, 0));
-            ldmatrix_x4(a[m].lo, tile_at<32>(rows, m, 1));
+            ldmatrix_x4(a[m].hi, block_at<32>(rows, m, 0));
+            ldmatrix_x4(a[m].lo, block_at<32>(rows, m, 1));
         }
         load_right(me, by_rows<Tile::WIDE>(right), k, hi, lo);
         mma_split(share, a, hi, lo);
@@ -557,8 +559,8 @@ GT_DEV void finish_split_sums(const SplitGradientParams& p, const SplitGradientB
                 GT_UNROLL
                 for (int k = 0; k < 4; k++)
                     split_pair(x[8 * i + 2 * k] * power.value, x[8 * i + 2 * k + 1] * power.value, hi[k], lo[k]);
-                sts<uint4>(block + tile_address<32>(lane, i), {hi[0], hi[1], hi[2], hi[3]});
-                sts<uint4>(block + tile_address<32>(lane, i + 2), {lo[0], lo[1], lo[2], lo[3]});
+                sts<uint4>(block + panel_at<64>(lane, i), {hi[0], hi[1], hi[2], hi[3]});
+                sts<uint4>(block + panel_at<64>(lane, i + 2), {lo[0], lo[1], lo[2], lo[3]});
             }
             sts<float>(me.address(Tile::M_INVERSE + SHORT * (2 + half) + lane), power.inverse);
         }

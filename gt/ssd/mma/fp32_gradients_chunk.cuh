@@ -14,16 +14,17 @@ struct GradientSplitTile {
     static constexpr int TILES = NP < 64 ? 1 : NP / 64, ACTIVE = NP / 8 / TILES; /* of 8 columns, of a warp; warps */
     static constexpr int TILE = SplitTile<NP>::BYTES, ROWS = SplitTile<ROWS_P>::BYTES, BLOCK16 = SplitTile<16>::BYTES;
     static constexpr int B = 0, G = B + TILE;
-    static constexpr int X = G + TILE, CHUNKS = X + ROWS; /* [4]: of those before x, of the others and the own dy */
+    static constexpr int X = G + TILE, CHUNKS = X + ROWS; /* [4]: x of earlier chunks, dy of the block's and later
+                                                           * ones */
     static constexpr int M = CHUNKS + 4 * ROWS;           /* [8 times 16 tokens t] */
     static constexpr int FLOATS = M + 8 * BLOCK16;
     /* floats, from there */
     static constexpr int FACTORS = 0, PRE = FACTORS + Factors::COUNT, SUF = PRE + SHORT; /* the slot's */
     static constexpr int WEIGHT = SUF + SHORT;                                           /* Delta SUF */
-    static constexpr int OTHER = WEIGHT + SHORT;           /* [4 chunks]: their factor of L, see slot_factors */
-    static constexpr int INVERSES = OTHER + 4 * SHORT;     /* x, [4 chunks] */
-    static constexpr int B_INVERSE = INVERSES + 5 * SHORT; /* of B */
-    static constexpr int M_INVERSE = B_INVERSE + SHORT;    /* [8] */
+    static constexpr int OTHER = WEIGHT + SHORT;                       /* [4 chunks]: factors of L, see slot_factors */
+    static constexpr int INVERSES = OTHER + 4 * SHORT;                 /* x, [4 chunks] */
+    static constexpr int B_INVERSE = INVERSES + 5 * SHORT;             /* of B */
+    static constexpr int M_INVERSE = B_INVERSE + SHORT;                /* [8] */
     static constexpr int E = M_INVERSE + 8 * SHORT, F = E + 8 * SHORT; /* [8 warps], [4 times 8 rows p] */
     static constexpr int GROUP_INVERSES = E;                           /* before and after the steps: C, [3 others] */
     static constexpr int DIRECT = F + 4 * SHORT, GAMMA = DIRECT + 4 * SHORT;      /* [4], [8 warps] */
@@ -31,7 +32,7 @@ struct GradientSplitTile {
     static constexpr int DSKIP = CORNER + SHORT, KEPT = DSKIP + 2 * ROWS_P;      /* [2][rows p], [da, direct, across] */
     static constexpr int Z = KEPT + 3 * SHORT, G_MOST = Z + 8, ALL = G_MOST + 8; /* [8 warps], [8 warps], E */
     static constexpr int DSKIP_SUM = ALL + 1, POSITION = ALL + 4;                /* see SplitGradientBlock */
-    static constexpr int DELTAS = POSITION + 20, TOTALS = DELTAS + SLOT_SHORTS * SHORT; /* of the head to come */
+    static constexpr int DELTAS = POSITION + 20, TOTALS = DELTAS + SLOT_SHORTS * SHORT; /* of the next head */
     static constexpr int COUNT = TOTALS + SLOT_SHORTS;
     static constexpr int BYTES = FLOATS + 4 * COUNT;
     static_assert(TILE <= 8 * BLOCK16 && TILE <= 2 * ROWS, "tiles of a group fit there");
@@ -40,11 +41,11 @@ struct GradientSplitTile {
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for fp32 activations");
 };
 
-/* What a block works on.  What is read once a step lies in shared memory: it would take registers from the sums. */
+/* A block's chunk.  Values that are read once a step lie in shared memory: they would take registers from the sums. */
 template <class Tile>
 struct SplitGradientBlock {
     uint32_t smem;
-    int warp;        /* its number, in a form that the compiler knows to be the same in all lanes */
+    int warp;        /* the compiler knows that all lanes have the same */
     int me;          /* number of the chunk */
     int slot_tokens; /* 0: there are none */
 
@@ -58,14 +59,14 @@ struct SplitGradientBlock {
     GT_METHOD int b() const { return field<int>(8); }
     GT_METHOD int slot() const { return field<int>(12); }
     GT_METHOD int g() const { return field<int>(16); }
-    /* elements before the chunk's first rows of the group's first head, of x, dy, dx; before that head's states; C */
+    /* elements before the chunk's first rows of x, dy, dx and C, and before the states, for the group's first head */
     GT_METHOD int64_t base(int i) const { return field<int64_t>(24 + 8 * i); }
     GT_METHOD int64_t token(int chunk) const { return first() + SHORT * chunk; }
     GT_METHOD int tokens(int chunk) const {
         const int left = slot_tokens - SHORT * chunk;
         return left < 0 ? 0 : left < SHORT ? left : SHORT;
     }
-    /* the tile of a step that has the tokens of a chunk, and what undoes its rows; the block's own: dy */
+    /* a step's tile of a chunk's tokens, and the inverse powers of its rows; for the block's own chunk: dy */
     GT_METHOD uint32_t rows(int chunk) const { return smem + (Tile::CHUNKS + Tile::ROWS * chunk); }
     GT_METHOD int inverses(int chunk) const { return Tile::INVERSES + SHORT * (1 + chunk); }
 };
@@ -108,7 +109,7 @@ GT_DEV void copy_split_step(const SplitGradientParams& p, const SplitGradientBlo
     const Problem& in = p.in;
     constexpr int WIDE = 2 * ROWS_P, PIECES = ROWS_P / 4, STEP = THREADS / PIECES; /* rows at a time */
     const int row = (unsigned)thread_here() / PIECES, column = (unsigned)thread_here() % PIECES * 4;
-    const uint32_t to = me.smem + Tile::X + tile_address<WIDE>(row, column / 4);
+    const uint32_t to = me.smem + Tile::X + panel_at<2 * WIDE>(row, column / 4);
     const float* const x =
         static_cast<const float*>(in.x) + (me.base(BASE_X) + row * in.x_stride.t + head * in.x_stride.h + p0 + column);
     const float* const dy = static_cast<const float*>(in.dy) +
@@ -121,7 +122,7 @@ GT_DEV void copy_split_step(const SplitGradientParams& p, const SplitGradientBlo
         const int64_t pitch = is_dy ? in.dy_stride.t : in.x_stride.t;
         const float* from = (is_dy ? dy : x) + SHORT * (chunk - me.me) * pitch;
         GT_UNROLL
-        for (int k = 0; k < SHORT; k += STEP) /* of rows STEP apart the exchange is the same */
+        for (int k = 0; k < SHORT; k += STEP) /* rows STEP apart have the same exchange */
             cp_async<16>(to + Tile::ROWS * i + k * TileShape<WIDE>::PITCH_BYTES, from + k * pitch,
                          left > SHORT * chunk + k ? 16 : 0);
     }
@@ -148,7 +149,7 @@ GT_DEV void split_step_rows(const SplitGradientParams& p, const SplitGradientBlo
     }
 }
 
-/* What a warp has of 32 rows of G before they are split: 4 rows. */
+/* A warp's 4 of 32 rows of G, before they are split. */
 template <class Tile>
 struct SplitRows {
     static constexpr int PIECES = Tile::NP / 4, COUNT = (4 * PIECES + 31) / 32;
@@ -183,8 +184,8 @@ struct SplitRows {
             split_pair(x[i].x * power, x[i].y * power, hi.x, lo.x);
             split_pair(x[i].z * power, x[i].w * power, hi.y, lo.y);
             const uint32_t half = 8 * (piece(i) % 2);
-            sts<uint2>(tile + tile_address<Tile::WIDE>(row(warp, i), piece(i) / 2) + half, hi);
-            sts<uint2>(tile + tile_address<Tile::WIDE>(row(warp, i), piece(i) / 2 + Tile::NP / 8) + half, lo);
+            sts<uint2>(tile + panel_at<2 * Tile::WIDE>(row(warp, i), piece(i) / 2) + half, hi);
+            sts<uint2>(tile + panel_at<2 * Tile::WIDE>(row(warp, i), piece(i) / 2 + Tile::NP / 8) + half, lo);
         }
     }
 };
@@ -198,7 +199,7 @@ GT_DEV void load_G(const SplitGradientParams& p, const SplitGradientBlock<Tile>&
     G.load(from, p.in.P - p0, p.in, me.warp, me.address(Tile::G_MOST + me.warp));
 }
 
-/* Of the G at hand. */
+/* The power of the rows of G that were loaded last. */
 template <class Tile>
 GT_DEV Power power_of_G(const SplitGradientBlock<Tile>& me) {
     const float4 a = lds<float4>(me.address(Tile::G_MOST)), b = lds<float4>(me.address(Tile::G_MOST + 4));
@@ -213,7 +214,7 @@ GT_DEV float fetch_time(const Problem& in, const SplitGradientBlock<Tile>& me, i
     return load_as(in.dt, in.dt_dtype, offset_of(in.dt_stride, me.b(), me.first() + t, h));
 }
 
-/* Leaves its Delta, and the chunk's sum of log2 of the decays, for the head to come. */
+/* Stores its Delta, and the chunk's sum of log2 of the decays, for the next head. */
 template <class Tile>
 GT_DEV void keep_time(const Problem& in, const SplitGradientBlock<Tile>& me, int h, float dt) {
     const int t = SHORT * me.warp + lane_id();
@@ -225,7 +226,7 @@ GT_DEV void keep_time(const Problem& in, const SplitGradientBlock<Tile>& me, int
     if (lane_id() == 0) sts<float>(me.address(Tile::TOTALS + me.warp), total);
 }
 
-/* Of each token of chunk `chunk`, its factor of L and w:
+/* Makes the factor of L and w of each token of chunk `chunk`:
  *     before the block's     Delta_s exp(from after s to the block's first)      times PRE of the block's it is L Delta
  *     after                  exp(from after the block's last through t)          times SUF of the block's it is L
  *     the block's own        pre_t and suf_t of the slot; ALL */
@@ -264,8 +265,8 @@ GT_DEV void slot_factors(const SplitGradientBlock<Tile>& me, float A, int chunk)
 
 /* ---- da --------------------------------------------------------------------------------------------------------- */
 
-/* da, <x, U>, the sums across and dDskip of a step that is done, added to those of the head's steps before; after the
- * last they go to memory.  One warp. */
+/* Adds da, <x, U>, the sums across and dDskip of a finished step to the sums of the head's earlier steps; the last step
+ * stores them.  One warp. */
 template <class Tile>
 GT_DEV void finish_split_step(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, int h, int p0) {
     const Problem& in = p.in;

@@ -8,7 +8,7 @@
 namespace gt {
 namespace ssd {
 
-/* What is across chunks of a slot; ddt, dA and ddt_bias.
+/* Sums across the chunks of a slot; then ddt, dA and ddt_bias.
  * grid B*slots*ceil(H/32), block 256: a slot of 32 heads, a head a lane; warp w takes tokens w, w + 8, ... in order,
  * and the warps' sums are added in order.
  * registers: a sum for each chunk.  shared: 2 KB.  bytes per token and head: dt, ddt, and 8.  Deterministic. */
@@ -20,7 +20,8 @@ GT_KERNEL(THREADS, 2) chunk_times_fp32_kernel(const GT_GRID_CONSTANT ChunkTimesP
     const gt_chunk chunk = chunk_at(in.sequences, CHECKPOINT, slot % p.slots);
     const int tokens = chunk.sequence < 0 || h >= in.H ? 0 : (int)(chunk.last - chunk.first);
     const int chunks = (tokens + SHORT - 1) / SHORT;
-    /* of each chunk k: E of those after it, F of those before it, Gamma of t after it with s before it, Z */
+    /* sums[k], of chunk k: E of chunks after it, F of chunks before it, Gamma of pairs with t after it and s before
+     * it */
     float sums[SLOT_SHORTS] = {}, Z = 0.0f;
     GT_UNROLL
     for (int i = 0; i < SLOT_SHORTS; i++) {
@@ -46,7 +47,7 @@ GT_KERNEL(THREADS, 2) chunk_times_fp32_kernel(const GT_GRID_CONSTANT ChunkTimesP
         const int k = t / SHORT;
         const float da = p.da[from] + (k < 2 ? k < 1 ? sums[0] : sums[1] : k < 3 ? sums[2] : sums[3]) + Z;
         const Delta delta = delta_of(in.rule, load_as(in.dt, in.dt_dtype, offset_of(in.dt_stride, b, token, h)) + bias);
-        /* the slope first: the sum without it may overflow */
+        /* the slope is multiplied first: the sum without it may overflow */
         float ddt = fma_rn(delta.slope * in.A[h], da, delta.slope * p.direct[from]);
         if (delta.slope == 0.0f) ddt = 0.0f;
         if (p.ddt) store_as(p.ddt, in.dt_dtype, offset_of(p.ddt_stride, b, token, h), ddt);

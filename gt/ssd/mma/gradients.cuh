@@ -1,10 +1,10 @@
 /* gt/ssd/mma/gradients.cuh - ssd backward of a chunk on tensor cores: every gradient but dz and dstate_in.  dz comes
  * from forward_tensor_kernel, h from it or from states_tensor_kernel, G and dstate_in from the latter, reversed.
  *
- * A block has 64 tokens of one group and takes its heads, and their tiles of 64 rows p, one after another ("steps"),
- * from the states that forward and the reverse state pass left every CHECKPOINT = 128 tokens.  With h before the chunk
- * and G after it, and everything that the heads of a group share made once or summed in registers (letters are this
- * file's: S has no L here, M no Delta):
+ * A block has 64 tokens of one group.  It takes the group's heads, and their tiles of 64 rows p, one after another
+ * ("steps").  It starts from the states that forward and the reverse state pass left every CHECKPOINT = 128 tokens.
+ * Results that the heads of a group share are made once, or summed in registers.  h lies before the chunk, G after it.
+ * Letters are this file's: S has no L here, M no Delta:
  *     S = C B^T                      once a block          dS = dy x^T                         a step
  *     w_ts = dS_ts L_ts Delta_s      a step; W is its sum over the steps; at the end  dC += W B  and  dB += W^T C
  *     M_ts = S_ts L_ts               U = suf . (B G^T) + M^T dy              dx = Delta . U + Dskip . dy
@@ -14,12 +14,13 @@
  *     da_k = sum_{t>=k>s} Gamma_ts + sum_{t>=k} E_t + sum_{s<k} F_s + Z
  *     <x_s, U_s> = (F_s + sum_t Gamma_ts) / Delta_s: both are summed without Delta          ddt = slope (<x, U> + A da)
  * The rectangle sums of Gamma: rows and columns of 16 x 16 blocks, and within blocks on the diagonal suffixes of rows;
- * all by additions.  Of the two chunks of a checkpoint the second makes its h, the first its G: one state update a
+ * all by additions.  A slot of 128 tokens has two chunks: the second makes its h, the first its G, one state update a
  * step.
  *
- * WARPS.  All eight multiply (mma.sync m16n8k16, f16).  Pairs are ten blocks: warps 0, 1, 3, 6 have two, 2 and 7 one and
- * half of <G, h>.  Meanwhile warp 4 makes da and ddt of the last step, warp 5 Delta of the next one.  Decay factors are
- * made of that: with two stages by warp 5 then, with one by warps 4 and 5 while the step's tiles come.  A step:
+ * WARPS.  All eight multiply (mma.sync m16n8k16, f16).  Pairs are ten blocks: warps 0, 1, 3, 6 have two, 2 and 7 one
+ * and half of <G, h>.  Meanwhile warp 4 makes da and ddt of the last step, warp 5 Delta of the next one.  Decay factors
+ * follow from Delta.  With two stages warp 5 makes them then; with one, warps 4 and 5 make them while the step's tiles
+ * come.  A step:
  *     x, then dy and the neighbour's x or dy, become f16 in place, a power of two per row               -- barrier 1
  *     the neighbour's tokens go into h or G                                                             -- barrier 2
  *     dS, w, Gamma, M: blocks of 16 s x 16 t; <G, h>; dC and E by warps 0-3, dB and F by warps 4-7      -- barrier 3
@@ -27,19 +28,19 @@
  * With one stage x and h of the next step come in during the last phase, and the rest after a fourth barrier.  All
  * pairs are held transposed, rows s: M^T is then a left operand as it is stored.
  *
- * REGISTERS a thread (N = 128): S 16, sum of W 16, dC or dB 64, the neighbour's B or C 16; 24 for the product at hand,
+ * REGISTERS a thread (N = 128): S 16, sum of W 16, dC or dB 64, the neighbour's B or C 16; 24 for the current product,
  *     32 for the last phase; with z 16 while rows come in.
  * SHARED MEMORY (N = 128), KB: B, C 32; a stage 56 (x, dy, neighbour 24; h, G 32); factors and sums by token 10.8 with
  *     one stage, 15.1 with two.  In all 98.8 and 159.1; with two the next step comes in during this one.  M^T lies over
  *     the neighbour's rows.
  * PRODUCTS a step: 1250 mma (64 x 128 x 64 three times, 64 x 64 x 128, 64 for <G, h>, 0.6 of 64 x 64 x 64 twice) and
  *     about 900 ldmatrix_x4; 2500 instructions a warp in all.
- * BYTES a token and head, bf16, P = 64, N = 128: x, dy, dx 384, the neighbour's 128 and h, G 512, of which half from
- *     L2.  With z it is read beside dy: 128, and the neighbour's.
+ * BYTES a token and head, bf16, P = 64, N = 128: x, dy, dx 384, the neighbour's 128 and h, G 512, half of it from L2.
+ *     z adds 128, and the neighbour's z.
  * GATE.  With z, dy stands for dy silu(z) everywhere: it is multiplied in fp32 as it becomes f16, and so rounded once.
- * N > 128: a launch for every 128 columns of the states, for all that is made is a sum over them: dB and dC of these
- *     columns, and shares of dx, ddt, dA and ddt_bias.  The first launches leave those of dx and ddt in fp32, the last
- *     adds them.
+ * N > 128: a launch for every 128 columns of the states.  It makes dB and dC of these columns, and partial sums of dx,
+ *     ddt, dA and ddt_bias.  Launches before the last store their sums of dx and ddt as fp32; the last launch adds its
+ *     own.
  * grid: [B, slots of 128 tokens, G], two chunks each; block 256.  Every sum has one fixed order: deterministic. */
 #ifndef GT_SSD_MMA_GRADIENTS_CUH
 #define GT_SSD_MMA_GRADIENTS_CUH
@@ -51,9 +52,9 @@ namespace ssd {
 
 /* ---- pairs ----------------------------------------------------------------------------------------------------- */
 
-/* The warp's pairs: tokens s of block s_block, t of blocks t_block and t_block + 1, but none before s_block.  Digit w
- * (hex, from the right) of each constant is warp w's.  Of the ten blocks every scheduler (warps w and w + 4) has two or
- * three. */
+/* The warp's pairs: tokens s of block s_block, and tokens t of blocks t_block and t_block + 1 except a block before
+ * s_block.  Digit w (hex, from the right) of each constant is warp w's.  Each scheduler, which runs warps w and w + 4,
+ * has two or three of the ten blocks. */
 struct WarpPairs {
     int s_block, t_block;
     GT_METHOD explicit WarpPairs(int warp) {
@@ -84,8 +85,8 @@ GT_DEV void make_S(const ChunkGradientBlock<C>& me, Pairs16& S) {
         GT_UNROLL
         for (int k = 0; k < C::N / 16; k++) {
             uint32_t a[4], b[4];
-            ldmatrix_x4(a, tile_at<C::N>(left, at.s_block, k));
-            ldmatrix_x4(b, tile_at<C::N>(right, block, k));
+            ldmatrix_x4(a, block_at<C::N>(left, at.s_block, k));
+            ldmatrix_x4(b, block_at<C::N>(right, block, k));
             mma_f16(S[i][0], a, b[0], b[1]);
             mma_f16(S[i][1], a, b[2], b[3]);
         }
@@ -113,7 +114,7 @@ GT_DEV void pair_decays(const ChunkGradientBlock<C>& me, int step, int block, in
         }
         return;
     }
-    /* the half of t before that of s: none */
+    /* 0 where t lies in the first half and s in the second */
     const uint32_t diagonal = me.address(me.factor(step, Factors::DIAGONAL) + 8 * t + g);
     const float near0 = lds<float>(diagonal), near1 = lds<float>(diagonal + 32);
     const float2 u = lds<float2>(me.address(me.factor(step, Factors::HALF) + t));
@@ -122,7 +123,7 @@ GT_DEV void pair_decays(const ChunkGradientBlock<C>& me, int step, int block, in
     L[2] = n ? near0 : 0.0f, L[3] = n ? near1 : 0.0f;
 }
 
-/* sum_t <dy_t, x_t> of a block on the diagonal, from its dS; dy, x: what undoes the rows' powers. */
+/* sum_t <dy_t, x_t> of a block on the diagonal, from its dS and the inverses of the rows' powers. */
 template <class C>
 GT_DEV void store_trace(const ChunkGradientBlock<C>& me, int step, int block, const float (&dS)[2][4]) {
     const int g = lane_id() / 4, j = lane_id() % 4;
@@ -154,13 +155,13 @@ GT_DEV void make_pair_gradients(const ChunkGradientParams& p, const ChunkGradien
         GT_UNROLL
         for (int k = 0; k < 4; k++) {
             uint32_t a[4], b[4];
-            ldmatrix_x4(a, tile_at<64>(left, at.s_block, k));
-            ldmatrix_x4(b, tile_at<64>(right, block, k));
+            ldmatrix_x4(a, block_at<64>(left, at.s_block, k));
+            ldmatrix_x4(b, block_at<64>(right, block, k));
             mma_f16(dS[0], a, b[0], b[1]);
             mma_f16(dS[1], a, b[2], b[3]);
         }
         if (block == at.s_block && p.dskip && !p.in.skip_per_channel) store_trace(me, step, block, dS);
-        /* a power of two for each row of M^T: |S| <= N 2^28 of what C and B were multiplied by */
+        /* a power of two for each row of M^T: |S| <= N 2^28 over the powers of C and B */
         float delta[2], inverse[2], power[2];
         const float2 bounds = lds<float2>(me.address(C::M_BOUND + 2 * at.s_block));
         const float growth = me.value(me.factor(step, Factors::GROWTH));
@@ -189,7 +190,7 @@ GT_DEV void make_pair_gradients(const ChunkGradientParams& p, const ChunkGradien
             }
             GT_UNROLL
             for (int e = 0; e < 2; e++) {
-                sts<uint32_t>(stage + C::NEXT + tile_address<64>(s + 8 * e, 2 * block + n) + 4 * j,
+                sts<uint32_t>(stage + C::NEXT + panel_at<128>(s + 8 * e, 2 * block + n) + 4 * j,
                               pack_f16(M[2 * e], M[2 * e + 1]));
                 sums[e] += gamma[n][2 * e] + gamma[n][2 * e + 1];
             }
@@ -212,7 +213,7 @@ GT_DEV void make_pair_gradients(const ChunkGradientParams& p, const ChunkGradien
 
 /* ---- dC and dB ------------------------------------------------------------------------------------------------- */
 
-/* What a warp has of dC (warps 0-3, which = 0) or dB: half of the tokens and of the columns of N. */
+/* A warp's part of dC (warps 0-3, which = 0) or dB: half of the tokens and half of the columns of N. */
 struct WarpProduct {
     int which, t_half, n_half;
     GT_METHOD explicit WarpProduct(int warp) {
@@ -227,21 +228,21 @@ struct ProductSums {
     float v[C::PASSES][2][C::TILES][4];
 };
 
-/* sums += factor_t sum_k left[t][k] right[k][n] and, if asked, dots[t] = <those of token t, other_t>.  left: 64 x
+/* sums += factor_t sum_k left[t][k] right[k][n] and, if asked, dots[t] = <row t of left right, other_t>.  left: 64 x
  * 64, right: 64 x N, other: [t][n].  ratios: multiply the left columns of 16 rows k of `right`. */
 template <bool DOTS, class C>
 GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, uint32_t left, uint32_t right,
                         uint32_t other, const float (&ratios)[4], const float (&factor)[2][2], float (&dots)[4]) {
     const WarpProduct at(me.warp);
-    const uint32_t a_addresses = tile_at<64>(by_rows<64>(left), 2 * at.t_half, 0);
-    const uint32_t b_addresses = tile_at<C::N>(by_rows<C::N>(right), 0, at.n_half * C::COLUMNS / 16);
-    const uint32_t other_addresses = tile_at<C::N>(by_rows<C::N>(other), 2 * at.t_half, at.n_half * C::COLUMNS / 16);
+    const uint32_t a_addresses = block_at<64>(by_rows<64>(left), 2 * at.t_half, 0);
+    const uint32_t b_addresses = block_at<C::N>(by_rows<C::N>(right), 0, at.n_half * C::COLUMNS / 16);
+    const uint32_t other_addresses = block_at<C::N>(by_rows<C::N>(other), 2 * at.t_half, at.n_half * C::COLUMNS / 16);
     GT_UNROLL
     for (int m = 0; m < 2; m++) {
         uint32_t a[4][4];
         GT_UNROLL
         for (int k = 0; k < 4; k++) {
-            ldmatrix_x4(a[k], tile_at<64>(a_addresses, m, k));
+            ldmatrix_x4(a[k], block_at<64>(a_addresses, m, k));
             GT_UNROLL
             for (int e = 0; e < 4; e++) a[k][e] = multiply_f16(a[k][e], pack_f16(ratios[k], ratios[k]));
         }
@@ -254,7 +255,7 @@ GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, u
                 GT_UNROLL
                 for (int n = 0; n < C::TILES; n += 2) {
                     uint32_t b[4];
-                    ldmatrix_x4_trans(b, tile_at<C::N>(b_addresses, k, (C::TILES * pass + n) / 2));
+                    ldmatrix_x4_trans(b, block_at<C::N>(b_addresses, k, (C::TILES * pass + n) / 2));
                     if (C::TILES == 1 && at.n_half) b[0] = b[2], b[1] = b[3];
                     mma_f16(share[n], a[k], b[0], b[1]);
                     if constexpr (C::TILES > 1) mma_f16(share[n + 1], a[k], b[2], b[3]);
@@ -264,7 +265,7 @@ GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, u
             for (int n = 0; n < C::TILES; n += 2) {
                 uint32_t pairs[4]; /* of `other`: [n][e] */
                 if constexpr (DOTS) {
-                    ldmatrix_x4(pairs, tile_at<C::N>(other_addresses, m, (C::TILES * pass + n) / 2));
+                    ldmatrix_x4(pairs, block_at<C::N>(other_addresses, m, (C::TILES * pass + n) / 2));
                     if (C::TILES == 1 && at.n_half) pairs[0] = pairs[2], pairs[1] = pairs[3];
                 }
                 GT_UNROLL
@@ -283,7 +284,7 @@ GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, u
     }
 }
 
-/* The step's share of dC and dB, E and F. */
+/* The step's partial sums of dC and dB, and E and F. */
 template <class C>
 GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>& sums) {
     const WarpProduct at(me.warp);
@@ -318,7 +319,7 @@ GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>
 
 /* ---- <G, h> ---------------------------------------------------------------------------------------------------- */
 
-/* The sums of 16 rows p each, by warps 2 and 7, which have but one block of pairs. */
+/* The sums of 16 rows p each, by warps 2 and 7, which have only one block of pairs. */
 template <class C>
 GT_DEV void dot_states(const ChunkGradientBlock<C>& me, int step) {
     const int g = lane_id() / 4, j = lane_id() % 4;
@@ -330,8 +331,8 @@ GT_DEV void dot_states(const ChunkGradientBlock<C>& me, int step) {
         GT_UNROLL
         for (int k = 0; k < C::N / 16; k++) {
             uint32_t a[4], b[4];
-            ldmatrix_x4(a, tile_at<C::N>(h, p_block, k));
-            ldmatrix_x4(b, tile_at<C::N>(G, p_block, k));
+            ldmatrix_x4(a, block_at<C::N>(h, p_block, k));
+            ldmatrix_x4(b, block_at<C::N>(G, p_block, k));
             mma_f16(sums[0], a, b[0], b[1]);
             mma_f16(sums[1], a, b[2], b[3]);
         }
@@ -345,7 +346,7 @@ GT_DEV void dot_states(const ChunkGradientBlock<C>& me, int step) {
 
 /* ---- U and dx --------------------------------------------------------------------------------------------------- */
 
-/* U of the warp's tokens s by 16 rows p, in two parts: what G gives, and pairs. */
+/* U of the warp's tokens s by 16 rows p, in two parts: from G, and from pairs. */
 struct InputSums {
     float from_G[2][2][4], from_pairs[2][2][4];
 };
@@ -354,30 +355,30 @@ struct InputSums {
 template <class C>
 GT_DEV void multiply_inputs(const ChunkGradientBlock<C>& me, int step, int p_block, int s_block, InputSums& sums) {
     const uint32_t stage = me.stage(step);
-    const uint32_t b_addresses = tile_at<C::N>(by_columns<C::N>(stage + C::G), p_block, 0);
-    const uint32_t a_addresses = tile_at<C::N>(by_rows<C::N>(me.smem + C::B), s_block, 0);
-    const uint32_t m_addresses = tile_at<64>(by_rows<64>(stage + C::NEXT), s_block, s_block); /* s_block is even */
-    const uint32_t dy_addresses = tile_at<64>(by_rows<64>(stage + C::DY), s_block, p_block);
+    const uint32_t b_addresses = block_at<C::N>(by_columns<C::N>(stage + C::G), p_block, 0);
+    const uint32_t a_addresses = block_at<C::N>(by_rows<C::N>(me.smem + C::B), s_block, 0);
+    const uint32_t m_addresses = block_at<64>(by_rows<64>(stage + C::NEXT), s_block, s_block); /* s_block is even */
+    const uint32_t dy_addresses = block_at<64>(by_rows<64>(stage + C::DY), s_block, p_block);
     GT_UNROLL
     for (int k = 0; k < C::N / 16; k++) {
         uint32_t a[4], b[4];
-        ldmatrix_x4(b, tile_at<C::N>(b_addresses, 0, k));
+        ldmatrix_x4(b, block_at<C::N>(b_addresses, 0, k));
         GT_UNROLL
         for (int m = 0; m < 2; m++) {
-            ldmatrix_x4(a, tile_at<C::N>(a_addresses, m, k));
+            ldmatrix_x4(a, block_at<C::N>(a_addresses, m, k));
             mma_f16(sums.from_G[m][0], a, b[0], b[1]);
             mma_f16(sums.from_G[m][1], a, b[2], b[3]);
         }
     }
     GT_UNROLL
-    for (int k = 0; k < BLOCKS; k++) { /* blocks of t, from that of the first s on */
+    for (int k = 0; k < BLOCKS; k++) { /* blocks of t, from s_block on */
         if (s_block + k >= BLOCKS) break;
         uint32_t a[4], b[4];
-        ldmatrix_x4_trans(b, tile_at<64>(dy_addresses, k, 0));
+        ldmatrix_x4_trans(b, block_at<64>(dy_addresses, k, 0));
         GT_UNROLL
         for (int m = 0; m < 2; m++) {
             if (k < m) continue;
-            ldmatrix_x4(a, tile_at<64>(m_addresses, m, k));
+            ldmatrix_x4(a, block_at<64>(m_addresses, m, k));
             mma_f16(sums.from_pairs[m][0], a, b[0], b[1]);
             mma_f16(sums.from_pairs[m][1], a, b[2], b[3]);
         }
@@ -388,7 +389,8 @@ GT_DEV uint32_t pack_as(gt_dtype dtype, float lo, float hi) {
     return dtype == GT_BF16 ? pack_bf16(lo, hi) : pack_f16(lo, hi);
 }
 
-/* Of dx: what launches before gave is added; it is left for those that follow.  i: of the thread's four rows. */
+/* Adds the partial sum of dx of earlier launches, and stores the sum for later launches.  i: one of the thread's four
+ * rows. */
 template <class C>
 GT_DEV void add_share(const ChunkGradientParams& p, int steps, int step, int i, float (&dx)[4]) {
     float* const address = p.dx_share + ((((int64_t)block_x() * steps + step) * 4 + i) * C::THREADS + thread_id()) * 4;
@@ -399,7 +401,7 @@ GT_DEV void add_share(const ChunkGradientParams& p, int steps, int step, int i, 
     if (p.leaves_share) stg<float4>(address, {dx[0], dx[1], dx[2], dx[3]});
 }
 
-/* Whether x is read until the step ends: where dDskip is by channel. */
+/* Whether x is read until the step ends: it is if dDskip is per channel. */
 GT_DEV bool keeps_x(const ChunkGradientParams& p) { return p.dskip && p.in.skip_per_channel; }
 
 template <class C>
@@ -421,10 +423,10 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
         else
             skips[n].x = skips[n].y = me.value(C::SKIP + step % 2);
     }
-    const uint32_t dy_addresses = tile_at<64>(by_rows<64>(stage + C::DY), s_block, p_block);
+    const uint32_t dy_addresses = block_at<64>(by_rows<64>(stage + C::DY), s_block, p_block);
     uint32_t dys[4]; /* [n][e], of 16 rows */
     float dskip[4] = {};
-    /* a lane has pairs of columns; with its neighbour it makes fours, so that a row's lanes write 32 bytes side by side */
+    /* a lane has pairs of columns; with its neighbour it makes fours, so that a row's lanes write 32 adjacent bytes */
     const bool odd = j % 2, exists = p.dx && p0 + (odd ? 8 : 0) < in.P && !(C::MORE && p.leaves_share);
     uint16_t* to = place_of<uint16_t>(me, PLACE_DX) + (16 * s_block + g) * p.dx_stride.t + 16 * p_block +
                    (odd ? 8 : 0) + j / 2 * 4;
@@ -434,7 +436,7 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
         const float by_G = me.value(me.factor(step, Factors::SUF) + s) * me.value(C::B_INVERSE + s) * G_inverse;
         const float by_pairs = me.value(C::M_INVERSE + s), delta = me.value(me.factor(step, Factors::DELTA) + s);
         const float dy_inverse = me.value(me.row_inverse(step, true) + s);
-        if (e == 0 && (in.Dskip || keeps_x(p))) ldmatrix_x4(dys, tile_at<64>(dy_addresses, m, 0));
+        if (e == 0 && (in.Dskip || keeps_x(p))) ldmatrix_x4(dys, block_at<64>(dy_addresses, m, 0));
         float dx[4];
         GT_UNROLL
         for (int n = 0; n < 2; n++) {
@@ -449,7 +451,7 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
                 dx[2 * n + 1] = fma_rn(skips[n].y, dy.y, dx[2 * n + 1]);
             }
             if (!keeps_x(p)) continue;
-            const uint32_t x = lds<uint32_t>(stage + C::X + tile_address<64>(s, 2 * p_block + n) + 4 * j);
+            const uint32_t x = lds<uint32_t>(stage + C::X + panel_at<128>(s, 2 * p_block + n) + 4 * j);
             const float x_inverse = me.value(me.row_inverse(step, false) + s);
             dskip[2 * n] = fma_rn(dy.x, unpack_f16_lo(x) * x_inverse, dskip[2 * n]);
             dskip[2 * n + 1] = fma_rn(dy.y, unpack_f16_hi(x) * x_inverse, dskip[2 * n + 1]);
@@ -466,8 +468,8 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
 
 /* ---- dB and dC in the end -------------------------------------------------------------------------------------- */
 
-/* Leaves the sum of W over the heads as f16, a power of two a row: at `tile` W_ts times what undoes B_s, rows t; behind
- * it its transpose times what undoes C_t, rows s.  All warps; two barriers. */
+/* Stores the sum of W over the heads as f16, with a power of two for every row.  At `tile`: W_ts times the inverse of
+ * B_s, rows t.  Behind it: the transpose times the inverse of C_t, rows s.  All warps; two barriers. */
 template <class C>
 GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs16& W) {
     const WarpPairs at(me.warp);
@@ -509,7 +511,7 @@ GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs1
                 largest = other > largest ? other : largest;
             }
             const Power power = power_of(largest);
-            sts<uint32_t>(tile + which * C::ROWS + tile_address<64>(row, lane / 4) + 4 * (lane % 4),
+            sts<uint32_t>(tile + which * C::ROWS + panel_at<128>(row, lane / 4) + 4 * (lane % 4),
                           pack_f16(x.x * power.value, x.y * power.value));
             if (lane == 0) sts<float>(me.address(C::ROW_INVERSES + which * CHUNK + row), power.inverse);
         }
@@ -531,7 +533,7 @@ GT_DEV void store_product(const ChunkGradientParams& p, const ChunkGradientBlock
                 GT_UNROLL
                 for (int e = 0; e < 2; e++)
                     sts<uint32_t>(
-                        tile + tile_address<C::N>(32 * own.t_half + 16 * m + 8 * e + g, piece0 + C::TILES * pass + n) +
+                        tile + panel_at<2 * C::N>(32 * own.t_half + 16 * m + 8 * e + g, piece0 + C::TILES * pass + n) +
                             4 * j,
                         pack_as(p.in.dtype, sums.v[pass][m][n][2 * e], sums.v[pass][m][n][2 * e + 1]));
             }
@@ -547,7 +549,7 @@ GT_DEV void store_product(const ChunkGradientParams& p, const ChunkGradientBlock
     for (int i = 0; i < PIECES; i++) {
         const int t = 32 * own.t_half + (32 * i + lane_id()) / PIECES, piece = piece0 + (32 * i + lane_id()) % PIECES;
         if (t < me.tokens && 8 * piece < p.in.columns)
-            stg<uint4>(to + t * out_stride.t + 8 * piece, lds<uint4>(tile + tile_address<C::N>(t, piece)));
+            stg<uint4>(to + t * out_stride.t + 8 * piece, lds<uint4>(tile + panel_at<2 * C::N>(t, piece)));
     }
 }
 
@@ -575,7 +577,7 @@ template <class C>
 GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
     const Problem& in = p.in;
     const bool finishes = me.warp == C::TIME_WARP, makes_factors = me.warp == C::FACTOR_WARP;
-    /* a stage is free until step 0 comes, the other until step 1 does */
+    /* one stage is free until step 0, the other until step 1 */
     const uint32_t neighbour_tile = me.smem + C::STAGE0 + (C::STAGES - 1) * C::STAGE + C::H;
     const auto copy_group = [&](uint32_t tile, const void* data, gt_stride stride, int64_t first, int tokens) {
         load_tile<C::N, 32 * C::WARPS>(tile, static_cast<const uint16_t*>(data) + offset_of(stride, me.b, first, me.g),
@@ -632,7 +634,7 @@ GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<
         const bool follows = step + 1 < me.steps;
         Gates gates;
         load_gates(p, me, step, gates);
-        /* while copies are under way */
+        /* while the copies arrive */
         if (makes_factors && follows) load_times(p, me, step + 1, dt);
         if (C::COPIES == 1 && makes_factors) own_factors<SUM_FACTORS>(me, step);
         if (finishes && step > 0) load_last(step - 1);

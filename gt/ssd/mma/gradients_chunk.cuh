@@ -9,7 +9,7 @@
 namespace gt {
 namespace ssd {
 
-/* MORE: with z, or with shares; what does not need them keeps its registers. */
+/* MORE: with z, or with partial sums of other launches; kernels without MORE take fewer registers. */
 template <int N_, int STAGES_, bool MORE_ = false>
 struct ChunkGradientTraits {
     static constexpr int N = N_, STAGES = STAGES_;
@@ -29,7 +29,7 @@ struct ChunkGradientTraits {
     static constexpr int FLOATS = STAGE0 + STAGES * STAGE;
     static constexpr int W_PITCH = 66; /* at the end, fp32 [64][66] over a stage */
     static_assert(4 * CHUNK * W_PITCH <= STAGE, "room for it");
-    /* floats, from there; with two stages the factors are there twice, too, for steps in turn */
+    /* floats, from there; with two stages there are also two sets of factors, for steps in turn */
     static constexpr int COPIES = STAGES;
     static constexpr int FACTORS = 0, MADE = FACTORS + COPIES * Factors::COUNT; /* [64, E]: neighbour_factors() */
     static constexpr int STATE_INVERSES = MADE + CHUNK + 4;                     /* [2][h 4, G 4] */
@@ -58,11 +58,12 @@ struct ChunkGradientTraits {
     static_assert(SUMS % 4 == 0 && SUMS_COUNT % 4 == 0 && Factors::COUNT % 4 == 0 && PLACES % 2 == 0, "aligned");
 };
 
-/* Of blocks of pairs, t's `t` and s's `s`: the number of one on or under the diagonal; of one under it. */
+/* The index of a block of pairs, tokens t of block `t` and s of block `s`: among the blocks on or under the diagonal,
+ * and among those under it. */
 GT_HD int pair_index(int t, int s) { return t * (t + 1) / 2 + s; }
 GT_HD int lower_pair_index(int t, int s) { return t * (t - 1) / 2 + s; }
 
-/* What a block works on. */
+/* The place of a block, and its addresses in shared memory. */
 template <class C>
 struct ChunkGradientBlock : ChunkPlace {
     GT_METHOD uint32_t address(int offset) const { return smem + C::FLOATS + 4 * offset; }
@@ -77,7 +78,7 @@ struct ChunkGradientBlock : ChunkPlace {
 
 /* ---- loads, and f16 -------------------------------------------------------------------------------------------- */
 
-/* First addresses of what is copied for a step, and of dx. */
+/* First addresses of a step's copies, and of dx. */
 enum Place { PLACE_X, PLACE_DY, PLACE_NEXT, PLACE_H, PLACE_G, PLACE_DX };
 
 template <class C>
@@ -90,7 +91,7 @@ GT_DEV T* place_of(const ChunkGradientBlock<C>& me, int place) {
     return (T*)(uintptr_t)lds<uint64_t>(me.address(C::PLACES + 2 * place));
 }
 
-/* Sets those of copies for `step`: once for all threads.  One warp. */
+/* Sets the addresses of the copies for `step`, once for all threads.  One warp. */
 template <class C>
 GT_DEV void place_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const Problem& in = p.in;
@@ -100,7 +101,7 @@ GT_DEV void place_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>
         const gt_stride stride = of_x ? in.x_stride : in.dy_stride;
         const int64_t first = lane == PLACE_NEXT ? me.neighbour() : me.first;
         set_place(me, lane, static_cast<const uint16_t*>(of_x ? in.x : in.dy) + offset_of(stride, me.b, first, h) + p0);
-    } else if (lane < 5) { /* for zeros any address does */
+    } else if (lane < 5) { /* zeros: any address will do */
         const f16* states = lane == PLACE_H ? p.h.values : p.G.values;
         const int64_t state = ((((int64_t)me.b * in.H + h) * p.slots + me.slot) * in.P + p0) * in.N;
         set_place(me, lane, states ? states + state : static_cast<const f16*>(in.x));
@@ -116,7 +117,8 @@ GT_DEV void place_dx(const ChunkGradientParams& p, const ChunkGradientBlock<C>& 
                       me.p0(p, step));
 }
 
-/* Starts the copy of rows of x or dy: a lane copies the pieces that it converts.  What is not there is not read. */
+/* Starts the copy of rows of x or dy: a lane copies the pieces that it converts.  Missing rows and columns become
+ * zeros. */
 GT_DEV void copy_rows(int warp, uint32_t tile, const uint16_t* from, int64_t pitch, int rows, int columns) {
     const RowLanes<64> at;
     const int row = warp * RowLanes<64>::ROWS + at.row;
@@ -140,11 +142,11 @@ GT_DEV void copy_state(const Problem& in, const Checkpoints& states, const f16* 
     for (int k = 0; k < (CHUNK + STEP - 1) / STEP; k++) {
         const int row = row0 + k * STEP;
         if (CHUNK % STEP && row >= CHUNK) break;
-        cp_async<16>(tile + tile_address<C::N>(row, piece), from + k * STEP * in.N, row < rows ? 16 : 0);
+        cp_async<16>(tile + panel_at<2 * C::N>(row, piece), from + k * STEP * in.N, row < rows ? 16 : 0);
     }
 }
 
-/* Starts the copies of x and h of a step: they are read no more once dC and dB have them.  All threads. */
+/* Starts the copies of x and h of a step: nothing reads them after dC and dB.  All threads. */
 template <class C>
 GT_DEV void copy_x_and_h(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const int p0 = me.p0(p, step);
@@ -154,7 +156,7 @@ GT_DEV void copy_x_and_h(const ChunkGradientParams& p, const ChunkGradientBlock<
     cp_async_commit();
 }
 
-/* And of the rest: dy, the neighbour's rows and G.  z: load_gates(). */
+/* Starts the other copies: dy, the neighbour's rows and G.  z: load_gates(). */
 template <class C>
 GT_DEV void copy_dy_and_G(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const Problem& in = p.in;
@@ -168,7 +170,7 @@ GT_DEV void copy_dy_and_G(const ChunkGradientParams& p, const ChunkGradientBlock
     cp_async_commit();
 }
 
-/* z of what a lane converts: of the chunk's dy, and of the neighbour's. */
+/* z beside the pieces of dy that a lane converts: the chunk's, and the neighbour's. */
 struct Gates {
     uint4 own[RowLanes<64>::PIECES], neighbour[RowLanes<64>::PIECES];
 };
@@ -197,7 +199,8 @@ GT_DEV void load_gates(const ChunkGradientParams& p, const ChunkGradientBlock<C>
                   gates.neighbour);
 }
 
-/* The warp's rows of a tile, f16 in place; returns what undoes a lane's row, RowLanes<64>().row of them. */
+/* Turns the warp's rows of a tile into f16 in place.  Returns the inverse of the lane's row, RowLanes<64>().row of
+ * them. */
 template <class T>
 GT_DEV float convert_rows_of(int warp, uint32_t tile) {
     const RowLanes<64> at;
@@ -211,7 +214,7 @@ GT_DEV float convert_rows_of(int warp, uint32_t tile) {
     return power.inverse;
 }
 
-/* The same of dy silu(z). */
+/* The same for dy silu(z). */
 template <class T>
 GT_DEV float convert_gated_rows_of(int warp, uint32_t tile, const uint4 (&z)[RowLanes<64>::PIECES]) {
     using E = Element<T>;
@@ -250,7 +253,7 @@ GT_DEV float convert_dy(const Problem& in, int warp, uint32_t tile, const uint4 
     return in.dtype == GT_BF16 ? convert_gated_rows_of<bf16>(warp, tile, z) : convert_gated_rows_of<f16>(warp, tile, z);
 }
 
-/* Over the 8 rows of which lanes 4 i have one each. */
+/* The sum over a warp's 8 rows, each of them in 4 lanes. */
 GT_DEV float rows_sum(float x) {
     GT_UNROLL
     for (int mask = RowLanes<64>::LANES; mask < 32; mask *= 2) x += shfl_xor(x, mask);
@@ -266,7 +269,7 @@ GT_DEV float rows_largest(float x) {
     return x;
 }
 
-/* The warp's rows of what comes for a step, which it copied itself: x before the rest. */
+/* Converts the warp's rows of a step's tiles, which the warp itself copied: x first. */
 template <class C>
 GT_DEV void convert_step(const Problem& in, const ChunkGradientBlock<C>& me, int step, const Gates& gates) {
     const RowLanes<64> at;
@@ -295,7 +298,7 @@ GT_DEV void convert_step(const Problem& in, const ChunkGradientBlock<C>& me, int
     }
 }
 
-/* Bounds of the rows of dy and C from each row on, by 8 of them.  One warp, between barriers. */
+/* Bounds of dy and C over all rows from each row on, 8 rows at a time.  One warp, between barriers. */
 template <class C>
 GT_DEV void bound_rows(const ChunkGradientBlock<C>& me) {
     const int lane = lane_id();
@@ -310,7 +313,8 @@ GT_DEV void bound_rows(const ChunkGradientBlock<C>& me) {
 
 /* ---- the state that the chunk makes ---------------------------------------------------------------------------- */
 
-/* What the neighbour's B or C is to a warp: right operands of all 64 tokens and its columns, divided by WEIGHT_RANGE. */
+/* The neighbour's B or C as a warp multiplies it: right operands of all 64 tokens and the warp's columns, divided by
+ * WEIGHT_RANGE. */
 template <class C>
 struct Neighbour {
     uint32_t words[4][C::MADE_TILES][2];
@@ -328,7 +332,7 @@ GT_DEV void read_neighbour(const ChunkGradientBlock<C>& me, uint32_t tile, Neigh
         GT_UNROLL
         for (int i = 0; i < C::MADE_TILES; i++) {
             uint32_t(&words)[2] = neighbour.words[k][i];
-            ldmatrix_x2_trans(words, tile + tile_address<C::N>(16 * k + lane_id() % 16, made_piece(me, i)));
+            ldmatrix_x2_trans(words, tile + panel_at<2 * C::N>(16 * k + lane_id() % 16, made_piece(me, i)));
             GT_UNROLL
             for (int e = 0; e < 2; e++)
                 words[e] = multiply_f16(words[e], pack_f16(1.0f / WEIGHT_RANGE, 1.0f / WEIGHT_RANGE));
@@ -370,7 +374,7 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
         GT_UNROLL
         for (int m = 0; m < C::MADE_BLOCKS; m++) {
             uint32_t a[4];
-            ldmatrix_x4_trans(a, tile_at<64>(left, k, block0 + m));
+            ldmatrix_x4_trans(a, block_at<64>(left, k, block0 + m));
             GT_UNROLL
             for (int i = 0; i < C::MADE_TILES; i++) mma_f16(sums[m][i], a, right[i][0], right[i][1]);
         }
@@ -384,7 +388,7 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
             GT_UNROLL
             for (int e = 0; e < 2; e++) {
                 const uint32_t address =
-                    state + tile_address<C::N>(16 * (block0 + m) + g + 8 * e, made_piece(me, i)) + 4 * j;
+                    state + panel_at<2 * C::N>(16 * (block0 + m) + g + 8 * e, made_piece(me, i)) + 4 * j;
                 const uint32_t old = lds<uint32_t>(address);
                 sts<uint32_t>(address, pack_f16(fma_rn(kept, unpack_f16_lo(old), added * sums[m][i][2 * e]),
                                                 fma_rn(kept, unpack_f16_hi(old), added * sums[m][i][2 * e + 1])));
@@ -394,7 +398,7 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
     if (thread_id() == 0) sts<float>(me.address(C::MADE_INVERSE), made.inverse);
 }
 
-/* What undoes the power of each 16 rows of h (0) or G (1). */
+/* The inverses of the powers of h (0) or G (1), one for every 16 rows. */
 template <class C>
 GT_DEV float4 state_inverses(const ChunkGradientBlock<C>& me, int step, int which) {
     if (me.makes_state() && which == (me.second ? 0 : 1)) {

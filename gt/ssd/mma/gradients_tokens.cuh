@@ -1,5 +1,5 @@
-/* gt/ssd/mma/gradients_tokens.cuh - work by token of chunk_gradient_kernel (gradients.cuh), a warp each: Delta and decay
- * factors before a step, da and ddt after it. */
+/* gt/ssd/mma/gradients_tokens.cuh - work by token of chunk_gradient_kernel (gradients.cuh), a warp each: Delta and
+ * decay factors before a step, da and ddt after it. */
 #ifndef GT_SSD_MMA_GRADIENTS_TOKENS_CUH
 #define GT_SSD_MMA_GRADIENTS_TOKENS_CUH
 
@@ -10,7 +10,7 @@ namespace ssd {
 
 /* ---- decay factors, da, ddt ------------------------------------------------------------------------------------ */
 
-/* What a warp has of a head's dt, as bits: of tokens 2 lane, 2 lane + 1 of the chunk and of its neighbour. */
+/* A lane's values of a head's dt, as bits: tokens 2 lane, 2 lane + 1 of the chunk and of its neighbour. */
 struct StepTimes {
     uint32_t own[2] = {}, other[2] = {};
 };
@@ -29,7 +29,7 @@ GT_DEV void load_times(const ChunkGradientParams& p, const ChunkGradientBlock<C>
         load_dt(in, offset_of(in.dt_stride, me.b, me.neighbour(), me.head(p, step)), me.neighbour_tokens, dt.other);
 }
 
-/* Of each of the neighbour's tokens, what it weighs in the state that the chunk makes, and exp(sum a). */
+/* The weight of each of the neighbour's tokens in the state that the chunk makes, and exp(sum a). */
 template <class C>
 GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
                               const float (&delta)[2]) {
@@ -53,7 +53,7 @@ GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientB
     if (lane == 0) sts<float>(me.address(addresses + CHUNK), exp2_finite(from));
 }
 
-/* What a step needs before it begins, but for its factors. */
+/* Makes a step's inputs before it begins, except its factors: Delta, Dskip, the states' inverses. */
 template <class C>
 GT_DEV void prepare_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const StepTimes& dt) {
     const Problem& in = p.in;
@@ -77,7 +77,7 @@ GT_DEV void prepare_step(const ChunkGradientParams& p, const ChunkGradientBlock<
     sts<float>(me.address(C::STATE_INVERSES + step % 2 * 8 + lane_id()), inverse);
 }
 
-/* The decay factors of the chunk itself, of what prepare_step() left. */
+/* Makes the chunk's own decay factors, from prepare_step()'s Delta. */
 template <int WHICH, class C>
 GT_DEV void own_factors(const ChunkGradientBlock<C>& me, int step) {
     const float2 pair = lds<float2>(me.address(C::STEP_DELTA + 2 * lane_id()));
@@ -85,19 +85,19 @@ GT_DEV void own_factors(const ChunkGradientBlock<C>& me, int step) {
     make_factors<WHICH>(me.address(me.factor(step, 0)), delta, me.value(C::STEP_DELTA + CHUNK));
 }
 
-/* What is summed without Delta, times it. */
+/* Multiplies sums without Delta by Delta. */
 GT_DEV float2 times(const Delta (&delta)[2], float2 x) {
     return {delta[0].value == 0.0f ? 0.0f : delta[0].value * x.x, delta[1].value == 0.0f ? 0.0f : delta[1].value * x.y};
 }
 
-/* What a head's earlier tiles have given. */
+/* Sums over a head's earlier tiles. */
 struct HeadSums {
     float2 da, direct;
     float dskip;
 };
 
-/* da and ddt of a step that is done, once the head's last tile is; its share of dA, ddt_bias, dDskip.  dt: bits of
- * its tokens. */
+/* da and ddt of a finished step, once the head's last tile is done, and its partial sums of dA, ddt_bias, dDskip.
+ * dt: bits of its tokens. */
 template <class C>
 GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
                         const uint32_t (&dt)[2], HeadSums& head) {
@@ -119,7 +119,7 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
         row = sums_from(row);
         if (i < block) da = plus(da, row);
     }
-    /* s in the block of k, t in a later one; both in that of k; F */
+    /* s in the block of k, t in a later one; both in the block of k; F */
     float2 later = {0.0f, 0.0f};
     GT_UNROLL
     for (int i = 1; i < BLOCKS; i++)

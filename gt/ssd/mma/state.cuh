@@ -1,15 +1,18 @@
-/* gt/ssd/mma/state.cuh - ssd on tensor cores: states in registers, and where a block stands.
+/* gt/ssd/mma/state.cuh - ssd on tensor cores: states in registers, and a block's position.
  *
- * A unit is 64 rows of one head's state: a head with P <= 64 is one, of P = 128 two.  A block has units of one group,
- * whose B and C they share: two in the kernels for mma, one to four in those for compute capability 9.0.  A warp has 16 rows of a unit and all NP >= N columns, as accumulators of mma:
+ * A unit is 64 rows of one head's state: a head with P <= 64 is one unit, with P = 128 two.  The units of a block
+ * belong to one group and share its B and C: two units in kernels for mma, one to four in kernels for compute
+ * capability 9.0.  A warp has 16 rows of a unit and all NP >= N columns, as accumulators of mma:
  *     H[n][e] is row 8 (e / 2) + g, column 8 n + 2 j + e % 2          g = lane / 4, j = lane % 4
  * in fp32, times a power of two that keeps it below 2^16, so that packing to f16 needs no scale.  (32 rows a warp would
- * read B and C half as often, but 8 warps a multiprocessor hide no latency.)  The power follows an
- * upper bound of the magnitudes, which costs a few operations a chunk (E bound + what the update can add), and where a
- * checkpoint is written their maximum; it changes, exactly, as H is multiplied by E.
+ * read B and C half as often, but 8 warps a multiprocessor hide no latency.)  The power follows an upper bound of the
+ * magnitudes, which costs a few operations a chunk: E times the old bound, plus the most that the update can add.
+ * Where a checkpoint is written, the bound becomes the maximum itself.  The power changes, exactly, as H is multiplied
+ * by E.
  *
  * The update   H <- E H + sum_t v_t b_t^T   takes v_t = (x_t or dy_t) . weight_t as f16, times a power of two, and b_t
- * of B or C; 64 tokens are summed from zero, because tensor cores round sums towards zero, and added as fp32 does.
+ * of B or C.  The sum of 64 tokens starts at zero, because tensor cores round sums towards zero, and an fp32 addition
+ * adds it to H.
  * registers: NP / 2 for H, 16 for v, 16 for the sums.
  */
 #ifndef GT_SSD_MMA_STATE_CUH
@@ -21,14 +24,14 @@
 namespace gt {
 namespace ssd {
 
-/* The warp, so that the compiler sees that its lanes agree. */
+/* The warp, in a form that shows the compiler that its lanes agree. */
 GT_DEV int uniform_warp() {
     const int warp = shfl_idx(warp_id(), 0);
     GT_ASSUME(warp >= 0 && warp < WARPS);
     return warp;
 }
 
-/* Fills them.  One warp.  weight: of the tokens 2 lane, 2 lane + 1, with the inverses of both tiles' powers; most:
+/* Fills Weights, by one warp.  weight: of tokens 2 lane, 2 lane + 1, with the inverses of both tiles' powers; most:
  * bounds of |x or dy| . |weight|. */
 GT_DEV void make_weights(uint32_t addresses, float2 weight, float2 most) {
     float largest = fmaxf(most.x, most.y), sum = most.x + most.y;
@@ -42,7 +45,7 @@ GT_DEV void make_weights(uint32_t addresses, float2 weight, float2 most) {
     if (here() == 0) sts<float2>(addresses + 4 * Weights::INVERSE, {power.inverse, 0x1p14f * sum});
 }
 
-/* What a warp has of a state. */
+/* A warp's rows of a state. */
 template <int NP>
 struct WarpState {
     static constexpr int TILES = NP / 8;
@@ -51,7 +54,7 @@ struct WarpState {
     float bound; /* of the magnitudes, without the power */
     Power power;
 
-    /* The bound, as a maximum. */
+    /* Makes the bound the maximum itself. */
     GT_METHOD void measure() {
         float partial[8] = {};
         GT_UNROLL
@@ -72,7 +75,8 @@ struct WarpState {
         power = power_of(bound);
     }
 
-    /* 16 rows from row0 on of the launch's columns of a state [P,N], of which `from` is the first; NULL: zeros. */
+    /* 16 rows, from row0 on, of the launch's columns of a state [P,N].  `from`: the state's first element in these
+     * columns; NULL: zeros. */
     GT_METHOD void load(const float* from, int row0, const Problem& in) {
         power = {1.0f, 1.0f};
         const int row = row0 + here() / 4, column = 2 * (here() % 4);
@@ -108,12 +112,12 @@ struct WarpState {
         }
     }
 
-    /* To checkpoint `slot`, by way of STAGING bytes of shared memory that no other warp uses. */
+    /* Stores H as checkpoint `slot`, through STAGING bytes of shared memory that no other warp uses. */
     GT_METHOD void keep(const Checkpoints& checkpoints, int64_t slot, uint32_t shared, int row0, const Problem& in) {
         measure();
         constexpr int PIECES = STAGED / 8, STEP = 32 / PIECES;
         const int lane = here(), g = lane / 4, j = lane % 4;
-        const int row = lane / PIECES, piece = lane % PIECES; /* of the first it stores; rows STEP further follow */
+        const int row = lane / PIECES, piece = lane % PIECES; /* the lane's first; rows STEP further follow */
         if (lane == 0 && row0 < in.P)
             checkpoints.powers[slot * slot_powers(in.P, in.N) + power_index(in.N, row0)] = power.inverse;
         f16* to = checkpoints.values + (slot * in.P + row0 + row) * in.N + 8 * piece;
@@ -122,21 +126,22 @@ struct WarpState {
             const int half = i % 2, n0 = i / 2 * PIECES;
             GT_UNROLL
             for (int n = 0; n < PIECES; n++)
-                sts<uint32_t>(shared + tile_address<STAGED>(g, n) + 4 * j,
+                sts<uint32_t>(shared + panel_at<2 * STAGED>(g, n) + 4 * j,
                               pack_f16(H[n0 + n][2 * half], H[n0 + n][2 * half + 1]));
             sync_warp();
             if (row0 + 8 * half < in.P && row < 8 && 8 * (n0 + piece) < in.columns) {
                 GT_UNROLL
                 for (int k = 0; k < 8; k += STEP)
                     stg<uint4>(to + (8 * half + k) * in.N + 8 * n0,
-                               lds<uint4>(shared + tile_address<STAGED>(row + k, piece)));
+                               lds<uint4>(shared + panel_at<2 * STAGED>(row + k, piece)));
             }
             sync_warp();
         }
     }
 
-    /* The chunk's share of H.  left: x or dy as f16, of whose 64 columns the warp has pair `unit_warp`; right: B or C
-     * as f16. weights: see Weights.  E: decay of the chunk.  gate: 0, or a tile of z, of T: left is times silu(z). */
+    /* Adds the chunk's share to H.  left: x or dy as f16, the warp's part of its 64 columns being pair `unit_warp`;
+     * right: B or C as f16.  weights: see Weights.  E: decay of the chunk.  gate: 0, or a tile of z, of T; then left is
+     * multiplied by silu(z). */
     template <class T>
     GT_METHOD void update(uint32_t left, uint32_t gate, int unit_warp, uint32_t right, uint32_t weights, float E) {
         const float2 added_up = lds<float2>(weights + 4 * Weights::INVERSE);
@@ -150,8 +155,8 @@ struct WarpState {
         for (int block = 0; block < BLOCKS; block++) {
             uint32_t x[4], z[4];
             const float2 low = lds<float2>(tokens + 64 * block), high = lds<float2>(tokens + 64 * block + 32);
-            ldmatrix_x4_trans(x, tile_at<64>(lefts, block, unit_warp));
-            if (gate) ldmatrix_x4_trans(z, tile_at<64>(gates, block, unit_warp));
+            ldmatrix_x4_trans(x, block_at<64>(lefts, block, unit_warp));
+            if (gate) ldmatrix_x4_trans(z, block_at<64>(gates, block, unit_warp));
             GT_UNROLL
             for (int e = 0; e < 4; e++) {
                 float2 y = {unpack_f16_lo(x[e]) * (e < 2 ? low.x : high.x),
@@ -173,7 +178,7 @@ struct WarpState {
                 GT_UNROLL
                 for (int n = 0; n < WIDTH; n += 2) {
                     uint32_t b[4];
-                    ldmatrix_x4_trans(b, tile_at<NP>(rights, block, (n0 + n) / 2));
+                    ldmatrix_x4_trans(b, block_at<NP>(rights, block, (n0 + n) / 2));
                     mma_f16(added[n], v[block], b[0], b[1]);
                     mma_f16(added[n + 1], v[block], b[2], b[3]);
                 }
@@ -187,11 +192,10 @@ struct WarpState {
     }
 };
 
-/* ---- where a block stands ---------------------------------------------------------------------------------------- */
+/* ---- a block's position ------------------------------------------------------------------------------------------ */
 
-/* Where a block stands: the segment, and its units, number block_x() % (G pairs) of all pairs.  It lies in shared
- * memory, and nothing that is made of it (the first address of every tensor, 64 bits each) is kept in registers from
- * chunk to chunk. */
+/* A block's position: the segment, and its units, pair number block_x() % (G pairs).  It lies in shared memory:
+ * otherwise registers would keep the first address of every tensor, 64 bits each, from chunk to chunk. */
 struct Cursor {
     static constexpr int BYTES = 64;
     uint32_t addresses;
@@ -226,10 +230,10 @@ struct Cursor {
     GT_METHOD int head(int unit) const { return lds<int>(addresses + 32 + 4 * unit); }
     GT_METHOD int row0(int unit) const { return lds<int>(addresses + 40 + 4 * unit); }
     GT_METHOD int group() const { return lds<int>(addresses + 48); }
-    GT_METHOD int units() const { return lds<int>(addresses + 52); } /* that exist */
+    GT_METHOD int units() const { return lds<int>(addresses + 52); } /* existing ones */
 };
 
-/* Where a unit's state begins in row `row` of a tensor [rows,H,P,N]: its head's. */
+/* Offset of the state of a unit's head in row `row` of a tensor [rows,H,P,N]. */
 GT_DEV int64_t unit_state(const Problem& in, const Cursor& cursor, int unit, int64_t row) {
     return (row * in.H + cursor.head(unit)) * in.P * in.N;
 }
@@ -245,8 +249,8 @@ GT_DEV int64_t unit_strand(const Problem& in) { return block_x() / (in.G * group
 
 /* ---- copies ----------------------------------------------------------------------------------------------------- */
 
-/* Where chunks begin in global memory: addresses that one thread moves on, so that no other multiplies by strides of 64
- * bits.  They lie in shared memory, as Cursor does; the caller synchronises. */
+/* Addresses of chunks in global memory.  One thread advances them, so that no other multiplies by 64-bit strides.  They
+ * lie in shared memory, as Cursor does; the caller synchronises. */
 struct Streams {
     static constexpr int COUNT = 6, WHOLE = 8 * COUNT, BYTES = WHOLE + 8;
     uint32_t addresses;
@@ -269,7 +273,7 @@ struct Streams {
     GT_METHOD int whole() const { return lds<int>(addresses + WHOLE); }
 };
 
-/* Starts the copies of a chunk's tile of each unit of x, dy or z. */
+/* Starts the copies of a chunk's tiles of x, dy or z, one a unit. */
 template <class T>
 GT_DEV void load_units(const Problem& in, const void* data, const gt_stride& stride, uint32_t tiles,
                        const Cursor& cursor, int chunk) {
@@ -283,7 +287,7 @@ GT_DEV void load_units(const Problem& in, const void* data, const gt_stride& str
     }
 }
 
-/* And of B or C. */
+/* The same for B or C. */
 template <class T, int NP>
 GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& stride, uint32_t tile,
                        const Cursor& cursor, int chunk) {
@@ -291,7 +295,7 @@ GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& str
     load_tile<NP, THREADS>(tile, first, stride.t, cursor.tokens(chunk), in.columns);
 }
 
-/* Whole tiles of units, whose first is stream `first`. */
+/* Copies whole tiles of units; the first unit has stream `first`. */
 template <class T>
 GT_DEV void load_whole_units(const Streams& streams, int first, int64_t pitch, uint32_t tiles, int units) {
     GT_UNROLL
@@ -316,7 +320,7 @@ GT_DEV void load_dt(const Problem& in, const Cursor& cursor, int unit, int chunk
             bits);
 }
 
-/* Delta of them. */
+/* Delta of these tokens. */
 GT_DEV void deltas_of(const Problem& in, const Cursor& cursor, int unit, int chunk, const uint32_t (&bits)[2],
                       float (&delta)[2]) {
     deltas_of(in, cursor.head(unit), cursor.tokens(chunk), bits, delta);
@@ -328,8 +332,8 @@ GT_DEV float chunk_decay(uint32_t addresses) {
     return scale.x + scale.y;
 }
 
-/* Weights of the state's update, Delta suf (reverse: pre) and what undoes the powers of both tiles, of the tokens 2
- * lane, 2 lane + 1. */
+/* Weights of the tokens 2 lane, 2 lane + 1 in the state's update: Delta suf (reverse: pre) times the inverses of both
+ * tiles' powers. */
 GT_DEV float2 update_weight(uint32_t addresses, uint32_t left, uint32_t right, bool reverse) {
     const int t = 2 * here();
     const float2 a = lds<float2>(left + 4 * t), b = lds<float2>(right + 4 * t);

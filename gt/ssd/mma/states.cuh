@@ -1,7 +1,7 @@
 /* gt/ssd/mma/states.cuh - ssd on tensor cores: passes over a segment that leave states only.
  *
- *     forward   H <- E H + sum_t Delta_t suf_t x_t B_t^T     what a segment makes of a state of zeros (local), or the
- *               checkpoints that forward did not leave
+ *     forward   H <- E H + sum_t Delta_t suf_t x_t B_t^T     the end of a segment that starts from zeros (local), or
+ *               checkpoints if forward stored none
  *     REVERSE   G <- E G + sum_t pre_t dy_t C_t^T            from the last chunk to the first: local, or the gradient
  *               of the state after each slot's last token, by tokens of later slots, to the checkpoints; dstate_in.
  *               With z, dy silu(z) for dy, formed as v is; its power of two from bounds of both
@@ -71,7 +71,7 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
         state.load(reads ? start + unit_state(in, cursor, unit, 0) : nullptr, cursor.row0(unit) + 16 * unit_warp, in);
     }
     const int chunks = cursor.chunks();
-    /* left and right of number 1, z of number 0: moved on between the uses of the two and of the other */
+    /* left and right of number 1, z of number 0: addresses move on between these copies */
     if (thread_id() == 0) {
         const int first = REVERSE ? chunks - 1 : 0, second = REVERSE ? chunks - 2 : 1;
         for (int k = 0; k < MMA_UNITS; k++) {
@@ -115,7 +115,7 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
         deltas_of(in, cursor, unit, chunk_of(i), bits, delta);
         sts<float2>(next_delta + 8 * here(), {delta[0], delta[1]});
     };
-    /* dt, to the warp that makes Delta: in the beginning the first, then one with less to do */
+    /* dt, for the warp that makes Delta: at first warp 0, then one with less work */
     uint32_t bits[2] = {0, 0};
     if (unit < cursor.units() && unit_warp == 0 && chunks > 0) {
         load_dt(in, cursor, unit, chunk_of(0), bits);
@@ -142,7 +142,7 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
         }
         cp_async_wait<0>();
         sync_threads();
-        load(i + 1); /* into what the chunk before has left */
+        load(i + 1); /* into the stage that the chunk before has freed */
         if (active && unit_warp == 3 && i + 1 < chunks) {
             make_deltas(i + 1, bits);
             if (i + 2 < chunks) load_dt(in, cursor, unit, chunk_of(i + 2), bits);
@@ -167,7 +167,8 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
             }
             streams.move<T>(Tile::RIGHT_STREAM, STEP * right_stride.t);
         }
-        /* Each warp makes the weights, rather than wait for one; but bounds of z's rows take longer than that. */
+        /* Each warp makes the weights, which takes less time than a wait for one warp.  With z it does not: bounds of
+         * z's rows take longer. */
         const uint32_t weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * (gated ? UNIT_WARPS * unit : warp);
         if (active && (!gated || unit_warp == 3)) {
             const float2 weight = update_weight(addresses, inverses, smem + Tile::INVERSE, REVERSE);
@@ -192,13 +193,14 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
             load_gate(i + 1);
         }
     }
-    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* found again, too */
+    const Span same = span_at(in.sequences, in.segments.count, CHECKPOINT, cursor.item()); /* found again */
     const int row0 = cursor.row0(unit) + 16 * unit_warp;
     if (unit < cursor.units() && p.is_local) {
         state.store(in.segments.states + unit_state(in, cursor, unit, same.segment_slot), row0, in);
         if (row0 == 0 && lane_id() == 0) in.segments.decays[same.segment_slot * in.H + cursor.head(unit)] = log.value();
     } else if (unit < cursor.units() && (REVERSE ? same.starts : same.ends)) {
-        if (p.state_out) state.store(p.state_out + unit_state(in, cursor, unit, same.sequence), row0, in);
+        float* const end = last_state(in, p.state_out, same.sequence);
+        if (end) state.store(end + unit_state(in, cursor, unit, 0), row0, in);
         if (p.state_sum) state.store(p.state_sum + unit_state(in, cursor, unit, unit_strand(in)), row0, in, true);
     }
     return cursor.item();

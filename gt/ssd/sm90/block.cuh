@@ -5,7 +5,9 @@
 #define GT_SSD_SM90_BLOCK_CUH
 
 #include "../../base/bulk.cuh"
+#include "../../base/ring.cuh"
 #include "../../base/wgmma.cuh"
+#include "../../recurrence/roles_sm90.cuh"
 #include "../problem.cuh"
 #include "../mma/chunk.cuh"
 
@@ -13,17 +15,15 @@ namespace gt {
 namespace ssd {
 
 /* forward.cuh */
-/* y_map: y by boxes of 64 tokens of a head's 64 rows, if has_y_map; checkpoint_map: checkpoints, if there are any, by 16
- * rows of 64 columns. */
+/* y_map: y by boxes of 64 tokens of a head's 64 rows, if has_y_map; checkpoint_map: checkpoints, if there are any, by
+ * 16 rows of 64 columns. */
 struct HopperForwardParams : TensorParams {
     TensorMap y_map, checkpoint_map;
     int has_y_map;
 };
 
-constexpr int WARPGROUP = 128, CONSUMERS = 2;
-
-/* As here() and thread_here(), with their ranges, by which quotients are shifts.  What other kernels share is without
- * them: it would take other registers there. */
+/* As here() and thread_here(), with ranges, so that quotients become shifts.  Helpers that other kernels share omit
+ * these hints, because they change register allocation there. */
 GT_DEV int own_lane() {
     const int lane = made_here(lane_id());
     GT_ASSUME(lane >= 0 && lane < 32);
@@ -59,8 +59,15 @@ GT_DEV int bundle_strand(const Problem& in) {
     return divide(block_x(), in.bundles.by_strand, &index);
 }
 
-/* As Cursor, for a warpgroup of a block with UNITS units.  Units that do not exist are the last one again, whose
- * results are not written: so nothing branches on them. */
+/* each_item() for this block. */
+template <class Pass>
+GT_DEV void each_bundle_item(const Problem& in, const Pass& pass) {
+    each_item(
+        in, bundle_strand(in), [&] { return in.bundles.strands; }, pass);
+}
+
+/* As Cursor, for a warpgroup of a block with UNITS units.  Missing units repeat the last one, without storing its
+ * results: so no code branches on them. */
 template <int UNITS>
 struct GroupCursor {
     static constexpr int BYTES = 176;
@@ -108,7 +115,7 @@ struct GroupCursor {
     GT_METHOD int row0(int unit) const { return lds<int>(addresses + 64 + 4 * unit); }
     GT_METHOD int group() const { return lds<int>(addresses + 40); }
     GT_METHOD bool exists(int unit) const { return unit < lds<int>(addresses + 44); }
-    /* Where a unit's state begins in row `row` of a tensor [rows,H,P,N]: its head's. */
+    /* Offset of the state of a unit's head in row `row` of a tensor [rows,H,P,N]. */
     GT_METHOD int64_t state(const Problem& in, int unit, int64_t row) const {
         return (row * in.H + head(unit)) * in.P * in.N;
     }
@@ -116,10 +123,10 @@ struct GroupCursor {
     GT_METHOD int64_t slot(int unit, int chunk) const {
         return lds<int64_t>(addresses + 80 + 8 * unit) + chunk / SLOT_CHUNKS;
     }
-    /* In place of a second tensor's offset: a number of a unit. */
+    /* A number of a unit, stored in place of a second tensor's offset. */
     GT_METHOD float number(int unit) const { return lds<float>(addresses + 144 + 8 * unit); }
     GT_METHOD void put_number(int unit, float x) const { sts<float>(addresses + 144 + 8 * unit, x); }
-    /* Where a unit's rows begin in one of up to 8 / UNITS tensors, at the segment's first token. */
+    /* Offset of a unit's rows in one of up to 8 / UNITS tensors, at the segment's first token. */
     GT_METHOD int64_t offset(int tensor, int unit) const {
         return lds<int64_t>(addresses + 112 + 8 * UNITS * tensor + 8 * unit);
     }
@@ -131,11 +138,25 @@ struct GroupCursor {
     }
 };
 
+/* A consumer's addresses, computed again at each use: kept over a chunk, they would take registers from the states.  n:
+ * the chunk's number, counted over all segments; i: one of the warpgroup's units. */
+template <class Tile>
+struct BundleConsumer {
+    uint32_t smem;
+    GT_METHOD int warpgroup() const { return Tile::CONSUMERS == 1 ? 0 : own_thread() / WARPGROUP; }
+    GT_METHOD int unit_warp() const { return own_thread() / 32 % 4; }
+    GT_METHOD int unit(int i) const { return warpgroup() * Tile::CONSUMER_UNITS + i; }
+    GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
+        return {smem + Tile::CURSOR + warpgroup() * GroupCursor<Tile::UNITS>::BYTES};
+    }
+    GT_METHOD int row0(int i) const { return cursor().row0(unit(i)) + 16 * unit_warp(); }
+    GT_METHOD void wait() const { bar_sync(2 + warpgroup(), WARPGROUP); } /* for the warpgroup */
+};
+
 /* ---- times ------------------------------------------------------------------------------------------------------- */
 
-/* What a lane of a producer has of a unit: the head's bias and A, and dt of the tokens 2 lane, 2 lane + 1 of a chunk as
- * it lies in memory.  Loads that were issued after copies are answered after them; so nothing is made of dt before the
- * next chunk. */
+/* A producer lane's values of a unit: the head's bias and A, and dt of the tokens 2 lane, 2 lane + 1 of a chunk, as
+ * stored.  Loads return after copies that were issued before them, so no lane uses dt before the next chunk. */
 struct UnitTimes {
     float bias, A;
     uint32_t dt[2];
@@ -144,7 +165,7 @@ struct UnitTimes {
         bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
         A = in.A[h];
     }
-    /* first: the chunk's first element; tokens: that it has. */
+    /* first: the chunk's first element; tokens: their number. */
     GT_METHOD void load(const Problem& in, int64_t first, int tokens) {
         GT_UNROLL
         for (int i = 0; i < 2; i++) {
@@ -168,19 +189,19 @@ struct UnitTimes {
 
 /* ---- rows in and states out -------------------------------------------------------------------------------------- */
 
-/* What a thread of the producer copies of 64 rows of PIECES pieces of 16 bytes: one piece of every STEP-th row. */
+/* A producer thread's copies from 64 rows of PIECES pieces of 16 bytes: one piece of every STEP-th row. */
 template <int PIECES>
 struct CopiedRows {
     static constexpr int STEP = WARPGROUP / PIECES, ROW = PIECES < 8 ? 16 * PIECES : 128, PANEL = CHUNK * ROW;
-    /* The address k STEP rows further; in steps of 4, of which 8 have a swizzle, every second by a bit of it, too. */
+    /* The address k STEP rows further.  The swizzle spans 8 rows: in steps of 4, every second one also flips a bit. */
     GT_HD uint32_t next(uint32_t address, int k) {
         return (STEP == 4 && k % 2 ? address ^ 64 : address) + k * STEP * ROW;
     }
     GT_METHOD int row() const { return own_thread() % WARPGROUP / PIECES; }
     GT_METHOD int piece() const { return own_thread() % PIECES; }
     GT_METHOD int64_t own(int64_t pitch) const { return row() * pitch + 8 * piece(); }
-    GT_METHOD uint32_t address() const { return gt::tile_at<ROW>(row(), piece(), PANEL); }
-    /* Where the thread's first row and piece lie.  first: row 0. */
+    GT_METHOD uint32_t address() const { return tile_at<ROW>(row(), piece(), PANEL); }
+    /* Address of the thread's first row and piece.  first: row 0. */
     template <class T>
     GT_METHOD const T* own(const T* first, int64_t pitch) const {
         return first + row() * pitch + 8 * piece();
@@ -230,8 +251,8 @@ GT_DEV void copy_units(const CopiedRows<8>& of_units, const GroupCursor<UNITS>& 
         of_units.copy(tile + i * TILE, x + (cursor.offset(tensor, i) + own), pitch, tokens, (int)P - cursor.row0(i));
 }
 
-/* A warp's rows of a checkpoint, times a power of two, by way of its rows of a tile that nobody else uses meanwhile.
- * to: the first of them, `pitch` elements from each other; rows, columns: that exist. */
+/* Stores a warp's rows of a checkpoint, times a power of two, through its rows of a tile that no other warp uses
+ * meanwhile.  to: the first row; pitch: elements from row to row; rows, columns: existing ones. */
 template <int NP>
 GT_DEV void store_checkpoint_rows(uint32_t tile, int unit_warp, const float (&H)[NP / 8][4], float power, f16* to,
                                   int rows, int pitch, int columns) {
@@ -243,14 +264,9 @@ GT_DEV void store_checkpoint_rows(uint32_t tile, int unit_warp, const float (&H)
     to += row * pitch + 8 * piece;
     GT_UNROLL
     for (int n0 = 0; n0 < NP / 8; n0 += PIECES) {
-        GT_UNROLL
-        for (int k = 0; k < PIECES / 2; k++) {
-            const float(&low)[4] = H[n0 + 2 * k], (&high)[4] = H[n0 + 2 * k + 1];
-            const uint32_t values[4] = {
-                pack_f16(low[0] * power, low[1] * power), pack_f16(low[2] * power, low[3] * power),
-                pack_f16(high[0] * power, high[1] * power), pack_f16(high[2] * power, high[3] * power)};
-            stmatrix_x4(tile_at<64>(address, unit_warp, k), values);
-        }
+        store_accumulators<PIECES / 2>(
+            H + n0, [&](int k) { return block_at<64>(address, unit_warp, k); },
+            [&](float x, float y) { return pack_f16(x * power, y * power); });
         sync_warp();
         if (whole) { /* addresses differ by constants */
             GT_UNROLL

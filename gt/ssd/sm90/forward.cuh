@@ -1,35 +1,34 @@
-/* gt/ssd/sm90/forward.cuh - ssd forward on compute capability 9.0, by wgmma: what forward_tensor_kernel computes, of
- * calls with N up to 128, or to 256 where groups have two units or more (units_of_forward()).
+/* gt/ssd/sm90/forward.cuh - ssd forward on compute capability 9.0, by wgmma.  It computes the same as
+ * forward_tensor_kernel, for N up to 128, or up to 256 where groups have two units or more (units_of_forward()).
  *
  * A block has UNITS units (64 rows of a head's state each, see mma/state.cuh) of one group, and takes a segment of a
  * sequence chunk by chunk (mma/chunk.cuh), 64 tokens each.
  *
  * WARPGROUPS
- *     producer     the last one.  It copies x, B and C of the chunks ahead (cp.async) and z of the one that the
- *                  consumers have begun, turns B and C into f16 in place, once for all units, makes each unit's decay
- *                  factors, a warp a unit, and merges them with the powers of B, C and x.  It is one warp a scheduler,
- *                  so dt comes into registers a chunk ahead (UnitTimes) and it waits for no other load than these
- *                  copies.  Nor does it wait for the kernel before, unless the call's sequences are ranked
- *                  (Problem::order).  Where nothing comes from kernels before, consumers do not wait either (is_apart).
- *     consumers    two with two units each, or with one; one where a group has one unit.  For y with z, four units and N <= 64, where a state takes few
- *                  registers, four with one each (CONSUMERS).  They hold states as accumulators of products do, 16 rows a
- *                  warp.  A chunk:
+ *     producer     the last one.  It copies x, B and C of the chunks ahead (cp.async), and z of the chunk that the
+ *                  consumers have begun.  It turns B and C into f16 in place, once for all units.  A warp a unit makes
+ *                  decay factors and merges them with the powers of B, C and x.  Each scheduler has one of its warps,
+ *                  which must not stall on loads: dt comes into registers a chunk ahead (UnitTimes).  It waits for the
+ *                  kernel before only if the call's sequences are ranked (Problem::order).  Consumers that read nothing
+ *                  of kernels before do not wait either (is_apart).
+ *     consumers    two with two units each, or with one; one where a group has one unit.  For y with z, four units and
+ *                  N <= 64 there are four with one unit each (CONSUMERS), since a state takes few registers.  States
+ *                  lie in registers as accumulators of products do, 16 rows a warp.  A chunk:
  *         1  S = C B^T                        64 x 64 x N, from shared memory, once for the units
  *            M_ts = S_ts L_ts Delta_s         of each unit to shared memory, as f16; zero above the diagonal
  *         2  y^T = H C^T                      64 x 64 x N; H from registers, packed to f16 as it stands
  *            y^T = pre y^T + x^T M^T          64 x 64 x 64; x^T by transposed loads; + Dskip x, times silu(z)
  *                                              or, in backward, times dy silu'(z): dz instead of y
- *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16, summed from zero and added as fp32 does (mma/state.cuh)
- *            y goes over x in shared memory.
- *         Y of whole chunks leaves by bulk copies (tile_store), which one warp a unit starts; dz, y of a cut chunk of
- *         packed sequences, and y of which make_tensor_map makes no map leave by rows, while S of the next chunk is
- *         made.  Where there are three stages of x and a warpgroup has two states of 128 columns, the consumers are what
- *         a chunk waits for: bulk copies start beside S and have until the pairs are made.  Else (STORES_LATE is
- *         false) the stage of x is given back as early as can be.
- *         Checkpoints, of the state before a chunk, leave by bulk copies, too, while its S is made.
+ *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16, summed from zero and added as fp32 does
+ *            (mma/state.cuh) y goes over x in shared memory.
+ *         Bulk copies (tile_store) store y of whole chunks; one warp a unit starts them.  Threads store by rows, while
+ *         S of the next chunk is made: dz, y of a cut chunk of packed sequences, and y without a tensor map.
+ *         STORES_LATE: with three stages of x and two states of 128 columns a warpgroup, consumers set the pace.  Bulk
+ *         copies then start beside S and have until the pairs are made.  Else the stage of x is freed as early as
+ *         possible. Checkpoints (states before a chunk) leave by bulk copies, too, while the chunk's S is made.
  *
  * SHARED MEMORY, KB, N = 128, UNITS = 4 (HopperTile has every offset): 226.5, one block a multiprocessor
- *     X                96     three stages of four units; y over what was read     producer; consumers
+ *     X                96     three stages of four units; y overwrites x             producer; consumers
  *                             with z 64, two stages: x comes with B and C
  *     GATE             32     with z: z of four units                              producer
  *                             for dz: z and dy of a unit a warpgroup               consumers
@@ -37,33 +36,35 @@
  *     B, C             64     two stages, as they came, then f16                   producer
  *     FACTORS          29.3   two stages of each unit: Merged, 936 floats          producer
  *     PREPARED          4.1   two stages of each unit: weights of the update       producer
- *     B_INVERSE ...     1.1   of the chunk; where each warpgroup stands; barriers
- * A third stage of x lets its copies come from memory while the chunk before is prepared.
- * ONE UNIT.  A group of one unit (a head with P <= 64), or a unit of short sequences of few heads (forward_units()), has a
- *     block of one consumer and a producer, of which a multiprocessor has two: each is a chain of latencies, and the two
- *     overlap.  N <= 64, as 64, 105.3 KB: B and C have
- *     three stages and x four, so that all copies of a chunk are issued a chunk ahead; one warp of the producer makes
- *     factors while the other three turn B and C into f16 (prepare_beside_factors).  N <= 128, 105.2 KB: two stages of
- *     each.  One kernel does for calls with and without z; dz is forward_tensor_kernel's.
- * z has one stage.  For dz a consumer copies z and dy itself (cp.async), by rows of 128 bytes, those of its next unit
- *     once its four warps have read its last one's: two barriers a unit.  Without them, each warp 32 bytes of every row,
- *     forward with z took a sixth longer.
+ *     B_INVERSE ...     1.1   of the chunk; cursors of warpgroups; barriers
+ * The third stage of x hides the latency of its copies behind the preparation of the chunk before.
+ * ONE UNIT.  A group of one unit (a head with P <= 64), or a unit of short sequences of few heads (forward_units()),
+ *     has a block of one consumer and a producer.  A block is a chain of latencies, so a multiprocessor has two that
+ *     overlap.  N <= 64 runs as 64, in 105.3 KB: B and C have three stages and x four, so that all copies of a chunk
+ *     are issued a chunk ahead.  One warp of the producer makes factors while the other three turn B and C into f16
+ *     (prepare_beside_factors).  N <= 128, 105.2 KB: two stages of each.  One kernel serves calls with and without z;
+ *     forward_tensor_kernel makes dz.
+ * z has one stage.  For dz a consumer copies z and dy itself (cp.async), by rows of 128 bytes.  It copies the next
+ *     unit's once its four warps have read the last one's: two barriers a unit.  Without barriers each warp would copy
+ *     32 bytes of every row; forward with z then took a sixth longer.
  * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
- *     EMPTY comes when the products are over and z has been read, so that z of the next chunk may come.  X_EMPTY: of a
- *     stage of x, when its y is stored; the consumers' threads arrive.  GATE_FULL: of z; the producer's copies arrive.
+ *     EMPTY completes when the products are over and z has been read, so that the producer may copy z of the next
+ *     chunk.  X_EMPTY: of a stage of x, once its y is stored; the consumers' threads arrive.  GATE_FULL: of z; the
+ *     producer's copies arrive.
  * REGISTERS a thread, N = 128, UNITS = 4: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
  *     Four consumers: 104, producer 64; 96 at the launch.  One: 160, producer 96; 128 at the launch.
- * N > 128: one launch, of 256 columns and UNITS = 2, so that a state takes the registers that two of 128 columns take.
+ * N > 128: one launch of 256 columns with UNITS = 2: one state takes as many registers as two of 128 columns.
  *     Shared memory 209.8 KB, for dz 225.8; registers 208, producer 88.
  *
- * NUMBERS.  Pairs of tokens are products of f16, too: x with a power of two a token, from registers, M with one for
- * all, from a bound.
- * ISSUE SLOTS a token and head, N = 128, UNITS = 4: 101 measured at commit 922c519, in 44 % of the slots, of which the
- *     producer had 29.  UNITS = 1, N = 64, counted in the machine code: about 94, of which the producer has 39.
+ * NUMBERS.  Products of pairs take f16, too.  x comes from registers, with a power of two a token; M has one power for
+ * all, made from a bound.
+ * ISSUE SLOTS a token and head, N = 128, UNITS = 4: 101 measured at commit 922c519, in 44 % of the slots; the producer
+ *     had 29 of them.  UNITS = 1, N = 64: about 94 counted in the machine code, 39 of them the producer's.
  * PRODUCTS, clocks a unit and chunk at full rate, N = 128: S 128, y 256 + 128, H 256.
  * BYTES a token and head: x, y (z, dy) 2 P each, B and C 4 N / heads of a group from memory, N from L2 with UNITS = 4,
  *     checkpoints P N / 64.
- * grid: strands*G*bundles (bundles of UNITS); block 384 or 640, of one unit 256.  Every sum has one fixed order: deterministic. */
+ * grid: strands*G*bundles (bundles of UNITS); block 384 or 640, of one unit 256.  Every sum has one fixed order:
+ * deterministic. */
 #ifndef GT_SSD_SM90_FORWARD_CUH
 #define GT_SSD_SM90_FORWARD_CUH
 
@@ -78,7 +79,7 @@ constexpr int MEASURED_SLOTS = 8; /* at every 8th checkpoint the bound of a stat
 
 /* ---- factors as the consumers read them ------------------------------------------------------------------------- */
 
-/* The addresses of Factors once finish_factors() has merged them with the powers of B, C and x: */
+/* Offsets of factors that finish_factors() has merged with the powers of B, C and x; they replace Factors: */
 struct Merged {
     static constexpr int RIGHT = Factors::DELTA; /* [s] Delta / powers of B and x */
     static constexpr int PRE = Factors::PRE;     /* [t] pre / power of C */
@@ -88,22 +89,23 @@ struct Merged {
     static constexpr int DIAGONAL = Factors::DIAGONAL;
     static constexpr int COUNT = 936;
     static constexpr int OWN =
-        DIAGONAL; /* [unit_warp][2][t], once M is made: what a warp multiplies y by, and the rows of x */
+        DIAGONAL; /* [unit_warp][2][t], once M is made: a warp's factors of y, then of the rows of x */
 
     /* [s] RIGHT . V . between, for the tokens before block `block` = 1 ... 3 of t */
     GT_HD int column(int block) { return block == 1 ? Factors::SUF + 48 : block == 2 ? Factors::COUNT : Factors::SUF; }
 };
 static_assert(Merged::COUNT == Factors::COUNT + 32, "columns of block 2 follow the factors");
 
-/* What the consumers need of a chunk and unit beside Merged, in floats: Weights, whose PAIRS is the inverse of the
- * power of M, a bound of what C and decays make of states of 1, and the powers of x, by which its rows become f16. */
+/* Further inputs of the consumers for a chunk and unit, in floats.  Weights: its PAIRS is the inverse of the power of
+ * M.  FROM_STATES: a bound of C H^T, decays included, for states of 1.  X_POWERS: powers by which rows of x become
+ * f16. */
 struct Prepared {
     static constexpr int WEIGHTS = 0, FROM_STATES = 67, X_POWERS = 68, COUNT = 132;
 };
 static_assert(Weights::PAIRS < Prepared::FROM_STATES && Weights::COUNT <= Prepared::X_POWERS, "apart");
 
-/* What make_factors() has left becomes Merged, and the weights of the state's update are made.  One warp.  b, c: what
- * undoes the powers of the lane's rows of B and C.  prepared: X_POWERS has the largest magnitudes of the rows of x. */
+/* Turns Factors of make_factors() into Merged, and makes the weights of the state's update.  One warp.  b, c: inverse
+ * powers of the lane's rows of B and C.  prepared: X_POWERS has the largest magnitudes of the rows of x. */
 template <int NP>
 GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, float2 b, float2 c) {
     const int lane = own_lane(), t = 2 * lane, block = lane / 8;
@@ -127,7 +129,7 @@ GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, float2 b, floa
     const Power power = power_of(finite(most_right * most_left * growth * (0x1p28f * NP)));
     const float2 left = {c.x * power.value, c.y * power.value};
     const float2 weight = {plain.x * suf.x, plain.y * suf.y};
-    sync_warp(); /* all of it has been read */
+    sync_warp(); /* all factors have been read */
     put(Merged::RIGHT, right);
     put(Merged::LEFT, left);
     put(Merged::PRE, {finite(pre.x * c.x), finite(pre.y * c.y)});
@@ -155,16 +157,16 @@ GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, float2 b, floa
 
 /* ---- shared memory ---------------------------------------------------------------------------------------------- */
 
-/* What a kernel makes: y without z; y, of calls that may have z; dz instead of y.  One kernel for all would be 3 to 7 %
- * slower with z. */
+/* A kernel's output: y without z; y with or without z; dz instead of y.  One kernel for all would be 3 to 7 % slower
+ * with z. */
 constexpr int UNGATED = 0, GATED = 1, GATE_GRADIENT = 2;
 
-/* How rows come: copied by the producer, which then turns B and C into f16; or x and z by maps, B and C as f16 that a
- * kernel before has left (forward_maps.cuh); or so in conv_ssd (gt/fused/conv_ssd_sm90.cuh), with one more warpgroup,
- * which convolves x in place. */
+/* How rows arrive.  COPIED_ROWS: the producer copies them and turns B and C into f16.  MAPPED_ROWS: x and z by tensor
+ * maps, B and C as f16 of a kernel before (forward_maps.cuh).  CONVOLVED_ROWS: the same in conv_ssd
+ * (gt/fused/conv_ssd_sm90.cuh), where one more warpgroup convolves x in place. */
 constexpr int COPIED_ROWS = 0, MAPPED_ROWS = 1, CONVOLVED_ROWS = 2;
 
-/* Where things lie in shared memory, in bytes. */
+/* Offsets in shared memory, in bytes. */
 template <class T_, int NP_, int UNITS_, int GATE_, int ROWS_ = COPIED_ROWS>
 struct HopperTile {
     using T = T_;
@@ -216,6 +218,11 @@ struct HopperTile {
     static constexpr int X_FULL = GATE_FULL + 8; /* HAS_MAPS: [X_STAGES][UNITS], of x as it came */
     static constexpr int CONVOLVED = X_FULL + HAS_MAPS * 8 * X_STAGES * UNITS; /* [2] */
     static constexpr int GATE_AT = CONVOLVED + CONVOLVES * 16; /* [UNITS][2], for dz: where rows of z and dy begin */
+    using Chunks = Ring<2, FULL, EMPTY>;                       /* B, C, FACTORS and PREPARED */
+    using Rows = Ring<X_STAGES, NO_BARRIER, X_EMPTY>;          /* x; copied rows are full as their chunk is */
+    using LoadedRows = Ring<X_STAGES, X_FULL, NO_BARRIER, 8, UNITS>; /* HAS_MAPS: x of a unit, as it came */
+    using Gate = Ring<1, GATE_FULL>;                                 /* z, free as its chunk is */
+    using ConvolvedChunks = Ring<2, CONVOLVED>;
     static constexpr int BYTES = GATE_AT + MAKES_DZ * UNITS * 16;
     static_assert(PREPARED % 16 == 0 && FULL % 8 == 0, "aligned");
     static_assert(FIT * (BYTES + 1024) <= 228 * 1024, "fits sm_90");
@@ -224,7 +231,7 @@ struct HopperTile {
 /* Where a piece of a row of B or C lies. */
 template <class Tile>
 GT_DEV uint32_t group_address(int row, int piece) {
-    return gt::tile_at<Tile::ROW>(row, piece, Tile::PANEL);
+    return tile_at<Tile::ROW>(row, piece, Tile::PANEL);
 }
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
@@ -290,8 +297,9 @@ GT_DEV void group_to_f16(uint32_t tile, uint32_t inverses, int warp) {
         blocks_to_f16<Tile, AT_ONCE>(tile, inverses, 4 * first + warp, 4);
 }
 
-/* With one unit and copies that are a chunk ahead: what warps 1 to 3 do while warp 0 makes factors.  Rows of B and C, 16
- * at a time; the largest magnitudes of x are for the warp that has fewer of them.  C's inverses follow those of B. */
+/* With one unit and copies a chunk ahead, warps 1 to 3 do this while warp 0 makes factors.  They convert rows of B and
+ * C, 16 at a time; warp 3 has fewer of these, so it also finds the largest magnitudes of x.  C's inverses follow
+ * B's. */
 template <class Tile>
 GT_DEV void prepare_beside_factors(uint32_t B, uint32_t C, uint32_t inverses, uint32_t x, uint32_t maxima, int warp) {
     static_assert(Tile::UNITS == 1 && RowLanes<Tile::NP>::ROWS == 8, "a tile is 4 times 16 rows");
@@ -312,18 +320,17 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
     const int warp = warp_id() % 4, unit = warp % UNITS;
     const bool makes_factors = warp < UNITS, finds_maxima = UNITS != 2 || warp >= UNITS;
     const bool copies_gate = Tile::HAS_GATE && !Tile::MAKES_DZ && in.z;
+    const typename Tile::Chunks ring = {smem};
+    const typename Tile::Rows rows = {smem};
     int n = 0; /* chunks of all segments */
-    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
-        {
-            const Span span = ordered_span(in, item);
-            if (!span.exists) continue;
-            cursor.enter(in, span, item, BARRIER, [&] {
-                cursor.put_offsets(0, in.x_stride);
-                if (copies_gate) cursor.put_offsets(1, in.z_stride);
-            });
-        }
+    each_bundle_item(in, [&](const Span& span, int64_t item) {
+        if (!span.exists) return item;
+        cursor.enter(in, span, item, BARRIER, [&] {
+            cursor.put_offsets(0, in.x_stride);
+            if (copies_gate) cursor.put_offsets(1, in.z_stride);
+        });
         const int chunks = cursor.chunks();
-        /* where the thread's first rows of the chunk that is copied next lie */
+        /* the thread's first rows of the chunk that is copied next */
         const T *B, *C;
         int64_t x = of_units.own(in.x_stride.t), z = copies_gate ? of_units.own(in.z_stride.t) : 0;
         const int64_t b = cursor.b(), token = cursor.token(0);
@@ -349,29 +356,28 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
         };
         const auto load_x = [&](int chunk, int number) {
             if (chunk < chunks) {
-                const int stage = number % Tile::X_STAGES;
-                mbarrier_wait(smem + Tile::X_EMPTY + 8 * stage, (number / Tile::X_STAGES + 1) % 2);
-                copy_units(of_units, cursor, 0, smem + Tile::X + stage * UNITS * Tile::TILE_X,
+                rows.wait_free(number);
+                copy_units(of_units, cursor, 0, smem + Tile::X + number % Tile::X_STAGES * UNITS * Tile::TILE_X,
                            static_cast<const T*>(in.x), x, in.x_stride.t, cursor.tokens(chunk), in.P);
             }
             x += CHUNK * in.x_stride.t;
             cp_async_commit();
         };
-        /* of the chunk before the one that is prepared: the consumers are in it */
+        /* z of the chunk before the prepared one: the consumers work on it now */
         const auto load_gate = [&](int chunk) {
             if constexpr (Tile::LATER > Tile::X_AHEAD) {
                 if (copies_gate && chunk >= 0) {
                     copy_units(of_units, cursor, 1, smem + Tile::GATE, static_cast<const T*>(in.z), z, in.z_stride.t,
                                cursor.tokens(chunk), in.P);
                     z += CHUNK * in.z_stride.t;
-                    cp_async_arrive(smem + Tile::GATE_FULL);
+                    cp_async_arrive(typename Tile::Gate{smem}.full(0));
                 }
                 cp_async_commit();
             }
         };
         load_times(0);
         if constexpr (Tile::B_AHEAD)
-            load_group(0, n); /* there was chunk n - 3, whose products had ended before n - 1 */
+            load_group(0, n); /* the stage held chunk n - 3, whose products ended before n - 1 */
         if constexpr (Tile::X_AHEAD) load_x(0, n);
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks; chunk++, n++) {
@@ -381,7 +387,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             const uint32_t x_tile = smem + Tile::X + (n % Tile::X_STAGES * UNITS + unit) * Tile::TILE_X;
             const uint32_t addresses = smem + Tile::FACTORS + 4 * Merged::COUNT * (stage * UNITS + unit);
             const uint32_t prepared = smem + Tile::PREPARED + 4 * Prepared::COUNT * (stage * UNITS + unit);
-            mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
+            ring.wait_free(n);
             if constexpr (!Tile::X_AHEAD) load_x(chunk, n);
             load_group(chunk + Tile::B_AHEAD, n + Tile::B_AHEAD);
             load_gate(chunk - 1);
@@ -390,7 +396,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
                 load_times(chunk + 1);
                 make_factors(addresses, delta, of_unit.A);
             };
-            if constexpr (Tile::B_AHEAD) { /* all of the chunk has been on its way since the one before */
+            if constexpr (Tile::B_AHEAD) { /* all copies of the chunk were issued a chunk ago */
                 load_x(chunk + 1, n + 1);
                 cp_async_wait<Tile::LATER + 1>();
                 bar_sync(BARRIER, WARPGROUP);
@@ -418,14 +424,14 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
                 finish_factors<Tile::NP>(addresses, prepared, lds<float2>(smem + Tile::B_INVERSE + 8 * own_lane()),
                                          lds<float2>(smem + Tile::C_INVERSE + 8 * own_lane()));
             fence_async_proxy();
-            mbarrier_arrive(smem + Tile::FULL + 8 * stage);
+            ring.fill(n);
         }
         if (copies_gate && chunks > 0) {
-            mbarrier_wait(smem + Tile::EMPTY + 8 * (n % 2), (n / 2 + 1) % 2);
+            ring.wait_free(n);
             load_gate(chunks - 1);
         }
-        item = cursor.item();
-    }
+        return cursor.item();
+    });
 }
 
 /* ---- consumers --------------------------------------------------------------------------------------------------- */
@@ -464,15 +470,15 @@ GT_DEV void store_M_rows(uint32_t addresses, uint32_t M, int unit_warp, const fl
             pairs[3] =
                 pack_f16(high[2] * (left[1] * (right[1].x * lower.x)), high[3] * (left[1] * (right[1].y * lower.y)));
         }
-        stmatrix_x4(tile_at<64>(to, unit_warp, sb), pairs);
+        stmatrix_x4(block_at<64>(to, unit_warp, sb), pairs);
     }
 }
 
-/* Zeros in M from a block of columns on: above the diagonal nothing writes later. */
+/* Zeros in M from a block of columns on: nothing writes above the diagonal later. */
 GT_DEV void clear_pairs(uint32_t M, int unit_warp, int first) {
     const uint32_t to = by_rows<64>(M, own_lane());
     const uint32_t zeros[4] = {0, 0, 0, 0};
-    for (int sb = first; sb < BLOCKS; sb++) stmatrix_x4(tile_at<64>(to, unit_warp, sb), zeros);
+    for (int sb = first; sb < BLOCKS; sb++) stmatrix_x4(block_at<64>(to, unit_warp, sb), zeros);
 }
 
 /* 16 tokens of y times silu(z) or, with dy, times silu'(z) dy.  z, dy: the lane's addresses in tiles. */
@@ -485,7 +491,7 @@ GT_DEV void apply_gate(uint32_t z, uint32_t dy, float (&first)[4], float (&secon
     GT_UNROLL
     for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
         const float2 gate = {E::lo(pairs[e]), E::hi(pairs[e])};
-        float* y = (e < 2 ? &first[0] : &second[0]) + e % 2 * 2; /* not an array by ?:, of which gcc 12 makes a copy */
+        float* y = (e < 2 ? &first[0] : &second[0]) + e % 2 * 2; /* ?: of arrays would be a copy in gcc 12 */
         if constexpr (MAKES_DZ) {
             y[0] = y[0] * silu_derivative(gate.x, sigmoid_fast(gate.x)) * E::lo(others[e]);
             y[1] = y[1] * silu_derivative(gate.y, sigmoid_fast(gate.y)) * E::hi(others[e]);
@@ -496,20 +502,13 @@ GT_DEV void apply_gate(uint32_t z, uint32_t dy, float (&first)[4], float (&secon
     }
 }
 
-/* As finite(), of what is 0 or more. */
+/* finite() for values >= 0. */
 GT_DEV float at_most_finite(float value) { return value > FLT_MAX ? FLT_MAX : value; }
 
-/* Where a consumer and what it works on lie, made anew wherever it is asked: kept over a chunk it would take registers
- * from the states.  n: number of the chunk among those of all segments. */
 template <class Tile>
-struct Consumer {
-    uint32_t smem;
-    GT_METHOD int warpgroup() const { return Tile::CONSUMERS == 1 ? 0 : own_thread() / WARPGROUP; }
-    GT_METHOD int unit_warp() const { return own_thread() / 32 % 4; }
-    GT_METHOD int unit(int i) const { return warpgroup() * Tile::CONSUMER_UNITS + i; }
-    GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
-        return {smem + Tile::CURSOR + warpgroup() * GroupCursor<Tile::UNITS>::BYTES};
-    }
+struct Consumer : BundleConsumer<Tile> {
+    using Base = BundleConsumer<Tile>;
+    using Base::smem, Base::unit, Base::warpgroup;
     GT_METHOD uint32_t x(int n, int i) const {
         return smem + Tile::X + ((unsigned)made_here(n) % Tile::X_STAGES * Tile::UNITS + unit(i)) * Tile::TILE_X;
     }
@@ -532,11 +531,10 @@ struct Consumer {
     GT_METHOD uint32_t prepared(int n, int i) const {
         return smem + Tile::PREPARED + 4 * Prepared::COUNT * ((unsigned)made_here(n) % 2 * Tile::UNITS + unit(i));
     }
-    GT_METHOD void wait() const { bar_sync(2 + warpgroup(), WARPGROUP); } /* for the warpgroup */
 };
 
-/* The consumer's states before a chunk, to their checkpoints: a warp's 16 rows by way of its rows of M, which is free, 64
- * columns at a time.  A unit's M after the other, so that memory is written from one while the next is filled. */
+/* Stores the consumer's states before a chunk as checkpoints.  A warp's 16 rows go through its rows of M, which is free
+ * now, 64 columns at a time.  The units' M take turns: one is copied to memory while the next is filled. */
 template <class Tile>
 GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, int chunk,
                         WarpState<Tile::NP> (&state)[Tile::CONSUMER_UNITS]) {
@@ -548,7 +546,7 @@ GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, 
     for (int i = 0; i < CONSUMER_UNITS; i++) {
         const GroupCursor<Tile::UNITS> cursor = me.cursor();
         const int unit = me.unit(i), unit_warp = me.unit_warp(), row0 = cursor.row0(unit) + 16 * unit_warp;
-        if (!cursor.exists(unit)) continue; /* nor does one behind it */
+        if (!cursor.exists(unit)) continue; /* nor do later units */
         const int64_t slot = cursor.slot(unit, chunk);
         state[i].power.inverse = inverse_of(state[i].power.value);
         if (chunk / SLOT_CHUNKS % MEASURED_SLOTS == 0) state[i].measure();
@@ -561,14 +559,8 @@ GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, 
                 sync_warp();
             }
             const uint32_t address = by_rows<64>(tile, own_lane());
-            GT_UNROLL
-            for (int k = 0; k < PIECES / 2; k++) {
-                const float(&low)[4] = state[i].H[part * PIECES + 2 * k];
-                const float(&high)[4] = state[i].H[part * PIECES + 2 * k + 1];
-                const uint32_t values[4] = {pack_f16(low[0], low[1]), pack_f16(low[2], low[3]),
-                                            pack_f16(high[0], high[1]), pack_f16(high[2], high[3])};
-                stmatrix_x4(tile_at<64>(address, unit_warp, k), values);
-            }
+            store_accumulators<PIECES / 2>(
+                state[i].H + part * PIECES, [&](int k) { return block_at<64>(address, unit_warp, k); }, pack_f16);
             fence_async_proxy();
             sync_warp();
             if (row0 < in.P)
@@ -584,8 +576,8 @@ GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, 
     for (int i = 0; i < CONSUMER_UNITS; i++) clear_pairs(me.M(i), me.unit_warp(), me.unit_warp() + 1); /* it was used */
 }
 
-/* For dz: starts a warpgroup's copies of z and dy of a unit i and chunk, if there is such a chunk, to tiles that its four
- * warps have read. */
+/* For dz: starts a warpgroup's copies of z and dy of unit i and a chunk, if the chunk exists.  Its four warps must have
+ * read the tiles. */
 template <class Tile>
 GT_DEV void copy_gate(const TensorParams& p, const Consumer<Tile>& me, int chunk, int i) {
     using T = typename Tile::T;
@@ -612,14 +604,14 @@ GT_DEV void copy_gate(const TensorParams& p, const Consumer<Tile>& me, int chunk
     cp_async_commit();
 }
 
-/* The accumulators of y again, if their shape is that of the sums of an update. */
+/* Accumulators of an update's sums: y's own where the shapes agree, else others. */
 GT_DEV float (&sums_of(float (&y)[8][4], float (&)[8][4]))[8][4] { return y; }
 template <int WIDTH>
 GT_DEV float (&sums_of(float (&)[8][4], float (&few)[WIDTH][4]))[WIDTH][4] {
     return few;
 }
 
-/* Unit i of a consumer's: y of a chunk to its tile of x, and the state. */
+/* For a consumer's unit i: stores y of a chunk over its tile of x, and updates the state. */
 template <class Tile>
 GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int chunk, int n, int i, float (&y)[8][4],
                          WarpState<Tile::NP>& state) {
@@ -630,12 +622,12 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     const uint32_t addresses = me.addresses(n, i), weights = me.prepared(n, i);
     constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL;
     constexpr int STEPS = NP / 16,
-                  AT_ONCE = STEPS < 4 ? STEPS : 4; /* packed registers of all H do not fit: see below */
+                  AT_ONCE = STEPS < 4 ? STEPS : 4; /* packed registers of all of H do not fit: see below */
     const Problem& in = p.in;
     const int j = own_lane() % 4;
     const uint64_t C = wgmma_tile<ROW, Major::K>(me.C(n), PANEL), B = wgmma_tile<ROW, Major::MN>(me.B(n), PANEL),
                    M = wgmma_tile<128, Major::K>(me.M(i));
-    const float undo = inverse_of(state.power.value); /* made anew: a register less from chunk to chunk */
+    const float undo = inverse_of(state.power.value); /* made again in each chunk: saves a register */
     /* y^T = H C^T, 64 columns of H at a time: with more registers for packed H ptxas lets products wait for each other
      * (C7512) */
     uint32_t H[AT_ONCE][4];
@@ -656,8 +648,8 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
         wgmma_commit();
         if (k0 + AT_ONCE < STEPS) wgmma_wait<0>();
     }
-    /* What goes with y, while the last of these products run.  y is summed with the power of M, or with less: so that
-     * what the state gives, which may be much larger, fits; then pairs are nothing beside it. */
+    /* The factors of y, while the last of these products run.  y is summed with the power of M, or with a smaller one
+     * if the state's part of y would overflow: the pairs' part is then negligible beside it. */
     const float inverse = lds<float>(weights + 4 * Weights::PAIRS);
     const float fits = power_of(finite(state.bound * lds<float>(weights + 4 * Prepared::FROM_STATES))).value * 0x1p106f;
     const float power = fminf(inverse_of(inverse), fits), for_x = power * inverse, unscale = inverse_of(power);
@@ -675,7 +667,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     uint32_t x[BLOCKS][4];
     const uint32_t columns = by_columns<64>(me.x(n, i), own_lane());
     GT_UNROLL
-    for (int k = 0; k < BLOCKS; k++) ldmatrix_x4_trans(x[k], tile_at<64>(columns, k, unit_warp));
+    for (int k = 0; k < BLOCKS; k++) ldmatrix_x4_trans(x[k], block_at<64>(columns, k, unit_warp));
     GT_UNROLL
     for (int i = 0; i < 8; i++) {
         const float2 factor = lds<float2>(own + 4 * (8 * i + 2 * j));
@@ -717,13 +709,13 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
         cp_async_wait<0>();
         me.wait(); /* z and dy are there */
     } else if (gated && i == 0) {
-        mbarrier_wait(me.smem + Tile::GATE_FULL, made_here(n) % 2);
+        typename Tile::Gate{me.smem}.wait_full(made_here(n));
     }
     GT_UNROLL
     for (int k = 0; k < BLOCKS; k++) {
         const float2 low = lds<float2>(weights + 4 * (16 * k + 2 * j)),
                      high = lds<float2>(weights + 4 * (16 * k + 8 + 2 * j));
-        ldmatrix_x4_trans(x[k], tile_at<64>(columns, k, unit_warp)); /* as it came */
+        ldmatrix_x4_trans(x[k], block_at<64>(columns, k, unit_warp)); /* as it came */
         GT_UNROLL
         for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
             const float2 pair = {E::lo(x[k][e]), E::hi(x[k][e])};
@@ -734,13 +726,13 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
         }
         if (gated) {
             const uint32_t tile = Tile::MAKES_DZ ? me.own_gate(0) : me.gate(i),
-                           z = tile_at<64>(by_columns<64>(tile, own_lane()), k, unit_warp);
+                           z = block_at<64>(by_columns<64>(tile, own_lane()), k, unit_warp);
             apply_gate<T, Tile::MAKES_DZ>(z, z + Tile::TILE_X, y[2 * k], y[2 * k + 1]);
         }
         const uint32_t out[4] = {E::pack(y[2 * k][0], y[2 * k][1]), E::pack(y[2 * k][2], y[2 * k][3]),
                                  E::pack(y[2 * k + 1][0], y[2 * k + 1][1]), E::pack(y[2 * k + 1][2], y[2 * k + 1][3])};
         sync_warp(); /* other lanes have read x there, and z */
-        stmatrix_x4_trans(tile_at<64>(columns, k, unit_warp), out);
+        stmatrix_x4_trans(block_at<64>(columns, k, unit_warp), out);
     }
     constexpr int WIDTH = NP / 8 < 8 ? NP / 8 : 8;
     GT_UNROLL
@@ -791,39 +783,37 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
     constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL, CONSUMER_UNITS = Tile::CONSUMER_UNITS;
     const Problem& in = p.in;
     const Consumer<Tile> me = {smem};
+    const typename Tile::Chunks ring = {smem};
     GT_UNROLL
-    for (int i = 0; i < CONSUMER_UNITS; i++) /* with few columns a checkpoint's box reads what it has not written */
+    for (int i = 0; i < CONSUMER_UNITS; i++) /* with few columns a checkpoint's box reads M that no warp has written */
         clear_pairs(me.M(i), me.unit_warp(), NP < 64 ? 0 : me.unit_warp() + 1);
     int n = 0; /* chunks of all segments */
-    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
+    each_bundle_item(in, [&](const Span& span, int64_t item) {
         WarpState<NP> state[CONSUMER_UNITS];
-        {
-            const Span span = ordered_span(in, item);
-            if (!span.exists) continue;
-            me.cursor().enter(in, span, item, 2 + me.warpgroup(), [&] {
-                me.cursor().put_offsets(0, p.y_stride);
-                for (int i = 0; i < Tile::UNITS; i++) /* where it is one of the head */
-                    me.cursor().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.cursor().head(i)] : 0.0f);
-                if (Tile::MAKES_DZ) {
-                    const GroupCursor<Tile::UNITS> cursor = me.cursor();
-                    for (int i = 0; i < CONSUMER_UNITS; i++) {
-                        const int head = cursor.head(me.unit(i)), row0 = cursor.row0(me.unit(i));
-                        const auto put = [&](int tensor, const gt_stride& stride) {
-                            sts<int64_t>(me.gate_at(i) + 8 * tensor,
-                                         offset_of(stride, cursor.b(), cursor.token(0), head) + row0);
-                        };
-                        put(0, in.z_stride);
-                        put(1, in.dy_stride);
-                    }
+        if (!span.exists) return item;
+        me.cursor().enter(in, span, item, 2 + me.warpgroup(), [&] {
+            me.cursor().put_offsets(0, p.y_stride);
+            for (int i = 0; i < Tile::UNITS; i++) /* one number for the head */
+                me.cursor().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.cursor().head(i)] : 0.0f);
+            if (Tile::MAKES_DZ) {
+                const GroupCursor<Tile::UNITS> cursor = me.cursor();
+                for (int i = 0; i < CONSUMER_UNITS; i++) {
+                    const int head = cursor.head(me.unit(i)), row0 = cursor.row0(me.unit(i));
+                    const auto put = [&](int tensor, const gt_stride& stride) {
+                        sts<int64_t>(me.gate_at(i) + 8 * tensor,
+                                     offset_of(stride, cursor.b(), cursor.token(0), head) + row0);
+                    };
+                    put(0, in.z_stride);
+                    put(1, in.dy_stride);
                 }
-            });
-            if (Tile::MAKES_DZ) copy_gate<Tile>(p, me, 0, 0);
-            const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
-            GT_UNROLL
-            for (int i = 0; i < CONSUMER_UNITS; i++)
-                state[i].load(start ? start + me.cursor().state(in, me.unit(i), 0) : nullptr,
-                              me.cursor().row0(me.unit(i)) + 16 * me.unit_warp(), in);
-        }
+            }
+        });
+        if (Tile::MAKES_DZ) copy_gate<Tile>(p, me, 0, 0);
+        const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
+        GT_UNROLL
+        for (int i = 0; i < CONSUMER_UNITS; i++)
+            state[i].load(start ? start + me.cursor().state(in, me.unit(i), 0) : nullptr,
+                          me.cursor().row0(me.unit(i)) + 16 * me.unit_warp(), in);
         [[maybe_unused]] const int count = me.cursor().chunks();
         const auto chunks = [&] { /* with 128 columns a register more would be spilled */
                                   if constexpr (CONSUMER_UNITS * NP > 128)
@@ -831,7 +821,8 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
                                   else
                                       return count;
         };
-        /* y of whole chunks leaves by its map, a warp a unit; of others, and without a map, by rows. */
+        /* One warp a unit stores y of whole chunks by its map; other chunks, and y without a map, are stored by
+         * rows. */
         const auto by_map = [&](int chunk) {
             return p.has_y_map &&
                    (chunk + 1 < chunks() || !in.sequences.cu_seqlens || me.cursor().tokens(chunk) == CHUNK);
@@ -861,13 +852,13 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
                                tokens, in.P - cursor.row0(unit));
                 }
             }
-            mbarrier_arrive(smem + Tile::X_EMPTY + 8 * ((unsigned)number % Tile::X_STAGES));
+            typename Tile::Rows{smem}.free((unsigned)number);
         };
-        /* S, y and sums in turn: the same registers, or ptxas would spill what lies between others */
+        /* S, y and sums take turns in the same registers: separate arrays would make ptxas spill */
         float S[8][4] = {};
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks(); chunk++, n++) {
-            mbarrier_wait(smem + Tile::FULL + 8 * (n % 2), n / 2 % 2);
+            ring.wait_full(n);
             const uint64_t left = wgmma_tile<ROW, Major::K>(me.C(n), PANEL),
                            right = wgmma_tile<ROW, Major::K>(me.B(n), PANEL);
             wgmma_fence();
@@ -900,7 +891,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
                 else
                     forward_unit<Tile>(p, me, chunk, n, i, y, state[i]);
             }
-            mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % 2));
+            ring.free(n);
             fence_async_proxy();
             me.wait(); /* y is there, and M free */
             if (!Tile::STORES_LATE) start_y(chunk, n);
@@ -910,20 +901,20 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             finish_y(last - 1, n - 1);
         }
         item = me.cursor().item();
-        /* found again: no registers keep it */
+        /* found again: registers are short */
         const Span same = ordered_span(in, item);
-        if (p.state_out && same.ends) {
+        if (float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr) {
             GT_UNROLL
             for (int i = 0; i < CONSUMER_UNITS; i++) {
                 const GroupCursor<Tile::UNITS> cursor = me.cursor();
                 const int unit = me.unit(i);
                 if (!cursor.exists(unit)) continue;
                 state[i].power.inverse = inverse_of(state[i].power.value);
-                state[i].store(p.state_out + cursor.state(in, unit, same.sequence),
-                               cursor.row0(unit) + 16 * me.unit_warp(), in);
+                state[i].store(end + cursor.state(in, unit, 0), cursor.row0(unit) + 16 * me.unit_warp(), in);
             }
         }
-    }
+        return item;
+    });
 }
 
 /* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
@@ -933,28 +924,13 @@ forward_hopper_kernel(const GT_GRID_CONSTANT HopperForwardParams p) {
 #if GT_SM90A
     using Tile = HopperTile<T, NP, UNITS, GATE>;
     const uint32_t smem = smem_base_of_tiles();
-    if (thread_id() < 2) {
-        mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
-        mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), Tile::CONSUMERS * WARPGROUP);
-        if (thread_id() == 0) mbarrier_init(smem + Tile::GATE_FULL, WARPGROUP);
-    }
-    if (thread_id() < Tile::X_STAGES)
-        mbarrier_init(smem + Tile::X_EMPTY + 8 * thread_id(), Tile::CONSUMERS * WARPGROUP);
+    constexpr int USERS = Tile::CONSUMERS * WARPGROUP;
+    typename Tile::Chunks{smem}.init(thread_id(), WARPGROUP, USERS);
+    typename Tile::Gate{smem}.init(thread_id(), WARPGROUP);
+    typename Tile::Rows{smem}.init(thread_id(), 0, USERS);
     sync_threads();
-    if (warp_id() / 4 == Tile::CONSUMERS) {
-        if (p.in.order) wait_for_chain(); /* else it reads inputs of the call alone */
-        give_registers<Tile::PRODUCER_REGISTERS>();
-        forward_producer<Tile>(p, smem);
-    } else {
-        const bool apart = is_apart(p.in) && !Tile::MAKES_DZ;
-        if (apart)
-            release_chain();
-        else
-            wait_for_chain();
-        take_registers<Tile::REGISTERS>();
-        forward_consumer<Tile>(p, smem);
-        if (apart && block_x() == 0) wait_for_chain(); /* for kernels after it */
-    }
+    run_chained_roles<Tile>([&] { return p.in.order != nullptr; }, [&] { return is_apart(p.in) && !Tile::MAKES_DZ; },
+                            [&] { forward_producer<Tile>(p, smem); }, [&] { forward_consumer<Tile>(p, smem); });
 #else
     (void)p;
     __trap();

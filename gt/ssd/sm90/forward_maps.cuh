@@ -1,15 +1,16 @@
 /* gt/ssd/sm90/forward_maps.cuh - ssd forward on compute capability 9.0 where many heads share B and C
- * (has_sizes_of_maps()).  A kernel of its own turns B and C into f16, once for all blocks, and leaves the producer of
- * forward.cuh only the work of a unit.  The bits are those of forward_hopper_kernel.  conv_ssd's
- * kernel (gt/fused/conv_ssd_sm90.cuh) has this producer, too, and convolves x on its way.
+ * (has_sizes_of_maps()).  Another kernel turns B and C into f16 beforehand, once for all blocks, so the producer has
+ * only the work of each unit.  Results equal forward_hopper_kernel's bit for bit.  conv_ssd's kernel
+ * (gt/fused/conv_ssd_sm90.cuh) has this producer, too, and convolves x in between.
  *
- * group_rows_kernel     a block has 64 tokens of B or C of a group.  It leaves them as ssd's products take them: f16 with a
- *                       power of two a row, a chunk's tile as it lies in shared memory.
- * forward_maps_kernel   forward_hopper_kernel with another producer, a warp a unit: the unit's decay factors, and the
- *                       largest magnitudes of the rows of x, by which consumers turn x into f16; copies of its x and z, and
- *                       in the first warp of B and C, by TMA.  There is nothing to convert, and no warp waits for another.
- * MBARRIERS, beside those of forward.cuh.  X_FULL: of a unit in a stage of x, as it came.  FULL takes the bytes of B
- *     and C, too, and GATE_FULL those of z.
+ * group_rows_kernel     a block has 64 tokens of B or C of a group.  It stores them as f16 with a power of two a row,
+ *                       each chunk's tile in the layout of shared memory.
+ * forward_maps_kernel   forward_hopper_kernel with another producer, a warp a unit.  A warp makes the unit's decay
+ *                       factors, and the largest magnitudes of the rows of x, by which consumers turn x into f16.  It
+ *                       copies x and z by TMA; the first warp also copies B and C.  Nothing is converted, and no warp
+ *                       waits for another.
+ * MBARRIERS, in addition to forward.cuh's.  X_FULL: x of a unit has arrived in a stage.  FULL also counts the bytes of
+ *     B and C, and GATE_FULL the bytes of z.
  *
  * REGISTERS a thread, N = 128, four units: consumers 232, producer 40.
  * BYTES a token and head: x, y (z) 2 P each, B and C from L2 as in forward.cuh.  Once a token and group: 4 N read,
@@ -33,7 +34,7 @@ GT_HD int64_t chunk_row(const Problem& in, int64_t b, int64_t slot) {
     return (b * chunk_slots(in.sequences, CHECKPOINT) + slot) * 2;
 }
 
-/* ---- B and C ------------------------------------------------------------------------------------------------------- */
+/* ---- B and C ----------------------------------------------------------------------------------------------------- */
 
 constexpr int GROUP_ROWS_WARPS = 8;
 
@@ -43,7 +44,7 @@ struct GroupTile : HopperTile<T, NP, 2, UNGATED, MAPPED_ROWS> {
     static constexpr int INVERSES = CHUNK * 2 * NP, BYTES = INVERSES + 4 * CHUNK, THREADS = 32 * GROUP_ROWS_WARPS;
 };
 
-/* Where such a block stands.  which: 0 for B, 1 for C. */
+/* The position of this block.  which: 0 for B, 1 for C. */
 struct GroupChunk {
     int which, g, row, b, tokens;
     int64_t first, sequence;
@@ -59,7 +60,7 @@ struct GroupChunk {
     GT_METHOD bool exists() const { return sequence >= 0 && tokens > 0; }
 };
 
-/* The tile, rows in T, to memory as f16.  All threads of a block, behind a barrier. */
+/* Stores the tile, rows in T, as f16.  All threads of a block, after a barrier. */
 template <class Tile>
 GT_DEV void store_group(const MapsForwardParams& p, uint32_t smem, const GroupChunk& me) {
     constexpr int NP = Tile::NP, BLOCKS_OF_ROWS = CHUNK / RowLanes<NP>::ROWS;
@@ -103,7 +104,7 @@ group_rows_kernel(const GT_GRID_CONSTANT MapsForwardParams p) {
     store_group<Tile>(p, smem, me);
 }
 
-/* ---- producer ------------------------------------------------------------------------------------------------------ */
+/* ---- producer ---------------------------------------------------------------------------------------------------- */
 
 /* Starts the copy of a unit's rows of x or z of a chunk: by one warp. */
 template <class Tile>
@@ -113,15 +114,15 @@ GT_DEV void load_rows(const Problem& in, const GroupCursor<Tile::UNITS>& cursor,
     tile_load(tile, map, cursor.head(unit) * in.P + cursor.row0(unit), (int)cursor.token(chunk), (int)cursor.b(), full);
 }
 
-/* The same of x, when the stage is free.  number: of the chunk, among all that the block takes. */
+/* The same for x, once the stage is free.  number: the chunk's, among all of the block. */
 template <class Tile>
 GT_DEV void load_x(const MapsForwardParams& p, uint32_t smem, const GroupCursor<Tile::UNITS>& cursor, int unit,
                    int chunk, int number) {
     if (chunk >= cursor.chunks()) return;
-    const unsigned stage = (unsigned)number % Tile::X_STAGES;
-    mbarrier_wait(smem + Tile::X_EMPTY + 8 * stage, ((unsigned)number / Tile::X_STAGES + 1) % 2);
+    const unsigned n = number, stage = n % Tile::X_STAGES;
+    typename Tile::Rows{smem}.wait_free(n);
     load_rows<Tile>(p.in, cursor, unit, p.x_map, chunk, smem + Tile::X + (stage * Tile::UNITS + unit) * Tile::TILE_X,
-                    smem + Tile::X_FULL + 8 * (stage * Tile::UNITS + unit));
+                    typename Tile::LoadedRows{smem, unit}.full(n));
 }
 
 /* Warps without a unit do nothing. */
@@ -132,16 +133,13 @@ GT_DEV void maps_producer(const MapsForwardParams& p, uint32_t smem) {
     const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + Tile::CONSUMERS * GroupCursor<UNITS>::BYTES};
     const int unit = shfl_idx(warp_id(), 0) % 4;
     const bool works = unit < UNITS, has_gate = Tile::HAS_GATE && in.z;
+    const typename Tile::Chunks ring = {smem};
     int n = 0; /* chunks of all segments */
-    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
-        int64_t row;
-        {
-            const Span span = ordered_span(in, item);
-            if (!span.exists) continue;
-            cursor.enter(in, span, item, BARRIER);
-            row = chunk_row(in, span.b, span.chunk_slot);
-        }
-        if (!works) continue;
+    each_bundle_item(in, [&](const Span& span, int64_t item) {
+        if (!span.exists) return item;
+        cursor.enter(in, span, item, BARRIER);
+        const int64_t row = chunk_row(in, span.b, span.chunk_slot);
+        if (!works) return item;
         const int chunks = cursor.chunks();
         UnitTimes of_unit = {};
         of_unit.enter(in, cursor.head(unit));
@@ -150,11 +148,11 @@ GT_DEV void maps_producer(const MapsForwardParams& p, uint32_t smem) {
                 of_unit.load(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)),
                              cursor.tokens(chunk));
         };
-        /* of the chunk before the one that is prepared: the consumers are in it */
+        /* z of the chunk before the prepared one: the consumers work on it now */
         const auto load_gate = [&](int chunk) {
             if (has_gate && chunk >= 0)
                 load_rows<Tile>(in, cursor, unit, p.z_map, chunk, smem + Tile::GATE + unit * Tile::TILE_X,
-                                smem + Tile::GATE_FULL);
+                                typename Tile::Gate{smem}.full(0));
         };
         load_times(0);
         if constexpr (Tile::X_AHEAD) load_x<Tile>(p, smem, cursor, unit, 0, n);
@@ -163,8 +161,8 @@ GT_DEV void maps_producer(const MapsForwardParams& p, uint32_t smem) {
             const int stage = n % 2, tokens = cursor.tokens(chunk);
             const uint32_t addresses = smem + Tile::FACTORS + 4 * Merged::COUNT * (stage * UNITS + unit);
             const uint32_t prepared = smem + Tile::PREPARED + 4 * Prepared::COUNT * (stage * UNITS + unit);
-            const uint32_t full = smem + Tile::FULL + 8 * stage;
-            mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
+            const uint32_t full = ring.full(n);
+            ring.wait_free(n);
             if constexpr (!Tile::X_AHEAD && !Tile::CONVOLVES) load_x<Tile>(p, smem, cursor, unit, chunk, n);
             const int64_t place = ((row + chunk) * in.G + cursor.group()) * 2;
             if (unit == 0) {
@@ -180,26 +178,37 @@ GT_DEV void maps_producer(const MapsForwardParams& p, uint32_t smem) {
             make_factors(addresses, delta, of_unit.A);
             if constexpr (Tile::X_AHEAD) load_x<Tile>(p, smem, cursor, unit, chunk + 1, n + 1);
             if constexpr (Tile::CONVOLVES) {
-                mbarrier_wait(smem + Tile::CONVOLVED + 8 * stage, n / 2 % 2);
+                typename Tile::ConvolvedChunks{smem}.wait_full(n);
             } else {
                 const unsigned number = (unsigned)n, at = number % Tile::X_STAGES * UNITS + unit;
-                mbarrier_wait(smem + Tile::X_FULL + 8 * at, number / Tile::X_STAGES % 2);
+                typename Tile::LoadedRows{smem, unit}.wait_full(number);
                 row_maxima<typename Tile::T, 4>(smem + Tile::X + at * Tile::TILE_X, prepared + 4 * Prepared::X_POWERS,
                                                 0, CHUNK);
             }
             sync_warp();
             finish_factors<Tile::NP>(addresses, prepared, b, c);
-            if (unit == 0) /* a warp arrives once: here, though bytes may have come already */
+            if (unit == 0) /* a warp arrives once: here, although bytes may have arrived already */
                 mbarrier_arrive_expect(full, 2 * Tile::TILE_B);
             else
                 mbarrier_arrive(full);
         }
         if (has_gate && chunks > 0) {
-            mbarrier_wait(smem + Tile::EMPTY + 8 * (n % 2), (n / 2 + 1) % 2);
+            ring.wait_free(n);
             load_gate(chunks - 1);
         }
-        item = cursor.item();
-    }
+        return cursor.item();
+    });
+}
+
+/* Warps with a unit fill rings, consumers free them. */
+template <class Tile>
+GT_DEV void init_maps_rings(uint32_t smem) {
+    constexpr int FILLERS = 32 * Tile::UNITS, USERS = Tile::CONSUMERS * WARPGROUP;
+    typename Tile::Chunks{smem}.init(thread_id(), FILLERS, USERS);
+    if constexpr (Tile::CONVOLVES) typename Tile::ConvolvedChunks{smem}.init(thread_id(), FILLERS);
+    typename Tile::Gate{smem}.init(thread_id(), FILLERS);
+    typename Tile::Rows{smem}.init(thread_id(), 0, USERS);
+    typename Tile::LoadedRows{smem}.init(thread_id(), 32);
 }
 
 /* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
@@ -209,24 +218,12 @@ forward_maps_kernel(const GT_GRID_CONSTANT MapsForwardParams p) {
 #if GT_SM90A
     using Tile = HopperTile<T, NP, UNITS, GATE, MAPPED_ROWS>;
     const uint32_t smem = smem_base_of_tiles();
-    const auto init = [&](int barrier, int count) { mbarrier_init(smem + barrier + 8 * thread_id(), count); };
-    if (thread_id() < 2) {
-        init(Tile::FULL, 32 * UNITS);
-        init(Tile::EMPTY, Tile::CONSUMERS * WARPGROUP);
-    }
-    if (thread_id() == 0) init(Tile::GATE_FULL, 32 * UNITS);
-    if (thread_id() < Tile::X_STAGES) init(Tile::X_EMPTY, Tile::CONSUMERS * WARPGROUP);
-    if (thread_id() < Tile::X_STAGES * UNITS) init(Tile::X_FULL, 32);
+    init_maps_rings<Tile>(smem);
     fence_async_proxy();
     sync_threads();
     wait_for_chain();
-    if (shfl_idx(warp_id(), 0) / 4 == Tile::CONSUMERS) {
-        give_registers<Tile::PRODUCER_REGISTERS>();
-        maps_producer<Tile>(p, smem);
-    } else {
-        take_registers<Tile::REGISTERS>();
-        forward_consumer<Tile>(p, smem);
-    }
+    run_roles<Tile>(
+        shfl_idx(warp_id(), 0) / 4, [&] { maps_producer<Tile>(p, smem); }, [&] { forward_consumer<Tile>(p, smem); });
 #else
     (void)p;
     __trap();

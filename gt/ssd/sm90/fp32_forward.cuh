@@ -1,14 +1,14 @@
-/* gt/ssd/sm90/fp32_forward.cuh - ssd forward on compute capability 9.0, fp32 activations, by wgmma: what
- * forward_fp32_kernel computes, of calls whose groups have two units or more (mma/state.cuh), N from 17 to 128: up to 64 as
- * 64, to 128 as 128.
+/* gt/ssd/sm90/fp32_forward.cuh - ssd forward on compute capability 9.0, fp32 activations, by wgmma.  It computes the
+ * same as forward_fp32_kernel, for groups of two units or more (mma/state.cuh) and N from 17 to 128: up to 64 as 64,
+ * else as 128.
  *
  * A block has two units of one group and takes a segment of a sequence chunk by chunk, 64 tokens each.
  *
  * WARPGROUPS
- *     producer     number 2.  It copies x of the chunk ahead (cp.async), loads B and C into registers, splits them,
+ *     producer     number 2.  It copies x of the chunk ahead (cp.async).  It loads B and C into registers, splits them
  *                  once for both units, and stores hi and lo as panels that products read.  Warps 0 and 1 make the
  *                  decay factors and the update's weights of a unit each, 2 and 3 the powers of two of x's rows.
- *     consumers    numbers 0 and 1, with a unit each, whose state they hold as accumulators do, 16 rows a warp:
+ *     consumers    numbers 0 and 1, with a unit each.  Its state lies in registers as accumulators do, 16 rows a warp:
  *         1  S = C B^T                        64 x 64 x N, from shared memory; the checkpoint is stored meanwhile
  *            M_ts = S_ts L_ts Delta_s         split, a power of two a row, to shared memory; zero above the diagonal; a
  *                                             head's Dskip is added on it
@@ -17,15 +17,15 @@
  *            + Dskip x of channels, times silu(z), to memory from registers: a token's 8 rows are 32 bytes
  *         4  H <- E H + (x Delta suf)^T B     64 x N x 64, summed from zero and added as fp32 does
  *
- * NUMBERS.  As mma/fp32_chunk.cuh has them: hi + lo of f16, three products, the small ones first.
+ * NUMBERS.  As in mma/fp32_chunk.cuh: hi + lo of f16, three products, the small ones first.
  * SHARED MEMORY, KB, N = 128: 211, one block a multiprocessor
- *     X                64     two stages of two units, fp32 (x_at)                  producer
+ *     X                64     two stages of two units, fp32 (fp32_pair_at)                  producer
  *     B                64     two stages, hi and lo                                 producer
  *     C                32     one stage: it is free once 2 is over                  producer
  *     M                32     of each unit, hi and lo                               consumers
  *     FACTORS ...      19     two stages of each unit: Factors, Prepared; inverses of rows' powers; cursors, barriers
  * MBARRIERS.  FULL, EMPTY: of a stage of all but C and M; the producer's and the consumers' threads arrive.  C_EMPTY:
- *     of C; the consumers' threads arrive.  FULL comes when C has come, too.
+ *     of C; the consumers' threads arrive.  FULL completes only when C has arrived, too.
  * REGISTERS a thread, N = 128: H 64, y 32, sums 32, operands 32 of 208; producer 88, of B or C 64.
  * ISSUE SLOTS a token and head, N = 128, counted: consumers 140, producer 45.
  * PRODUCTS, clocks a unit and chunk at full rate, N = 128: S 768, y 768 + 384, H 768.
@@ -43,15 +43,15 @@ namespace ssd {
 
 /* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
-/* What the consumers need of a chunk and unit beside Factors, in floats: Weights, and the powers of two of x's rows. */
+/* Further inputs of the consumers for a chunk and unit, in floats: Weights, and the powers of two of x's rows. */
 struct SplitPrepared {
     static constexpr int WEIGHTS = 0, X_POWER = Weights::COUNT, X_INVERSE = X_POWER + CHUNK, COUNT = X_INVERSE + CHUNK;
 };
 
-/* Where things lie in shared memory, in bytes. */
+/* Offsets in shared memory, in bytes. */
 template <int NP_>
 struct SplitHopperTile {
-    static constexpr int NP = NP_, UNITS = CONSUMERS, THREADS = (CONSUMERS + 1) * WARPGROUP;
+    static constexpr int NP = NP_, UNITS = 2, CONSUMERS = UNITS, THREADS = (CONSUMERS + 1) * WARPGROUP;
     static constexpr int REGISTERS = 208, PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
     static constexpr int PANELS = NP / 64, PANEL = CHUNK * 128, LO = PANELS * PANEL; /* hi, then lo of all columns */
     static constexpr int TILE_X = CHUNK * 256, TILE_B = 2 * LO, TILE_M = 2 * PANEL;
@@ -67,13 +67,11 @@ struct SplitHopperTile {
     static constexpr int CURSOR = M_INVERSE + UNITS * 4 * CHUNK;                      /* of each warpgroup */
     static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
     static constexpr int C_EMPTY = EMPTY + 16, BYTES = C_EMPTY + 8;
+    using Chunks = Ring<2, FULL, EMPTY>;       /* all but C and M */
+    using OneC = Ring<1, NO_BARRIER, C_EMPTY>; /* full as its chunk is */
     static_assert(PREPARED % 16 == 0 && B_INVERSE % 16 == 0 && FULL % 8 == 0, "aligned");
     static_assert(BYTES <= 227 * 1024, "fits sm_90");
 };
-
-/* Bytes from a tile of x to the number of token t and row p.  8 neighbours in p of 4 neighbouring pairs of tokens lie
- * in different banks. */
-GT_DEV uint32_t x_at(int t, int p) { return (uint32_t)(256 * t + 32 * (p / 8 ^ t / 2 % 4) + 4 * (p % 8)); }
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
@@ -81,7 +79,7 @@ GT_DEV uint32_t x_at(int t, int p) { return (uint32_t)(256 * t + 32 * (p / 8 ^ t
  * exist, zeros beyond. */
 GT_DEV void copy_split_x(uint32_t tile, const float* from, int64_t pitch, int rows, int columns) {
     const int row = own_thread() % WARPGROUP / 16, piece = own_thread() % 16;
-    const uint32_t to = tile + x_at(row, 4 * piece);
+    const uint32_t to = tile + fp32_pair_at(row, 4 * piece);
     const int left = 4 * piece < columns ? rows - row : 0;
     GT_UNROLL
     for (int k = 0; k < CHUNK; k += 8) {
@@ -93,7 +91,7 @@ GT_DEV void copy_split_x(uint32_t tile, const float* from, int64_t pitch, int ro
 /* Powers of two of the rows of a unit's x, by one warp. */
 GT_DEV void make_x_powers(uint32_t tile, uint32_t prepared) {
     const int lane = own_lane(), row = lane / 8, piece = lane % 8;
-    const uint32_t from = tile + x_at(row, 4 * piece);
+    const uint32_t from = tile + fp32_pair_at(row, 4 * piece);
     GT_NO_UNROLL
     for (int row0 = 0; row0 < CHUNK; row0 += 16) {
         float4 x[4][2];
@@ -118,7 +116,7 @@ GT_DEV void make_x_powers(uint32_t tile, uint32_t prepared) {
     }
 }
 
-/* What a thread of the producer has of a chunk of B or C: of 4 rows, 16 apart, 8 neighbours of each 64 columns. */
+/* A producer thread's part of a chunk of B or C: 4 rows, 16 apart, with 8 neighbours of each 64 columns. */
 template <class Tile>
 struct GroupRows {
     static constexpr int ROWS = CHUNK / 16;
@@ -139,7 +137,7 @@ struct GroupRows {
             from += 16 * pitch;
         }
     }
-    /* inverses[row] <- what undoes a row's power */
+    /* inverses[row] <- inverse of a row's power */
     GT_METHOD void split(uint32_t tile, uint32_t inverses) const {
         const uint32_t to = tile + panel_at<128>(row(), column() / 8);
         GT_UNROLL
@@ -171,17 +169,15 @@ template <class Tile>
 GT_DEV void forward_split_producer(const TensorParams& p, uint32_t smem) {
     constexpr int BARRIER = 1, UNITS = Tile::UNITS;
     const Problem& in = p.in;
-    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + CONSUMERS * GroupCursor<UNITS>::BYTES};
+    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + Tile::CONSUMERS * GroupCursor<UNITS>::BYTES};
     using Rows = GroupRows<Tile>;
     const int warp = warp_id() % 4, unit = warp % UNITS;
     const bool makes_factors = warp < UNITS;
+    const typename Tile::Chunks ring = {smem};
     int n = 0; /* chunks of all segments */
-    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
-        {
-            const Span span = ordered_span(in, item);
-            if (!span.exists) continue;
-            cursor.enter(in, span, item, BARRIER, [&] { cursor.put_offsets(0, in.x_stride); });
-        }
+    each_bundle_item(in, [&](const Span& span, int64_t item) {
+        if (!span.exists) return item;
+        cursor.enter(in, span, item, BARRIER, [&] { cursor.put_offsets(0, in.x_stride); });
         const int chunks = cursor.chunks();
         const int64_t b = cursor.b(), token = cursor.token(0);
         int64_t x = own_thread() % WARPGROUP / 16 * in.x_stride.t + 4 * (own_thread() % 16);
@@ -204,7 +200,7 @@ GT_DEV void forward_split_producer(const TensorParams& p, uint32_t smem) {
             const uint32_t prepared = smem + Tile::PREPARED + 4 * SplitPrepared::COUNT * (stage * UNITS + unit);
             const uint32_t x_tiles = smem + Tile::X + stage * UNITS * Tile::TILE_X;
             const uint32_t B_inverse = smem + Tile::B_INVERSE + stage * 4 * CHUNK;
-            mbarrier_wait(smem + Tile::EMPTY + 8 * stage, (n / 2 + 1) % 2);
+            ring.wait_free(n);
             GT_NO_UNROLL
             for (int i = 0; i < UNITS; i++)
                 copy_split_x(x_tiles + i * Tile::TILE_X, static_cast<const float*>(in.x) + (cursor.offset(0, i) + x),
@@ -225,7 +221,7 @@ GT_DEV void forward_split_producer(const TensorParams& p, uint32_t smem) {
                 }
                 Rows rows;
                 rows.load(i ? C : B, i ? in.Cm_stride.t : in.Bm_stride.t, tokens, in.columns);
-                if (i) mbarrier_wait(smem + Tile::C_EMPTY, (n + 1) % 2);
+                if (i) typename Tile::OneC{smem}.wait_free(n);
                 rows.split(smem + (i ? Tile::C : Tile::B + stage * Tile::TILE_B),
                            i ? smem + Tile::C_INVERSE + stage * 4 * CHUNK : B_inverse);
                 cp_async_wait<0>();
@@ -240,24 +236,18 @@ GT_DEV void forward_split_producer(const TensorParams& p, uint32_t smem) {
                                    two(prepared, SplitPrepared::X_INVERSE), two(B_inverse, 0));
             }
             fence_async_proxy();
-            mbarrier_arrive(smem + Tile::FULL + 8 * stage);
+            ring.fill(n);
         }
-        item = cursor.item();
-    }
+        return cursor.item();
+    });
 }
 
 /* ---- consumers --------------------------------------------------------------------------------------------------- */
 
-/* Where a consumer and what it works on lie, made anew wherever it is asked: kept over a chunk it would take registers
- * from the state.  n: number of the chunk among those of all segments. */
 template <class Tile>
-struct SplitConsumer {
-    uint32_t smem;
-    GT_METHOD int unit() const { return own_thread() / WARPGROUP; }
-    GT_METHOD int unit_warp() const { return own_thread() / 32 % 4; }
-    GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
-        return {smem + Tile::CURSOR + unit() * GroupCursor<Tile::UNITS>::BYTES};
-    }
+struct SplitConsumer : BundleConsumer<Tile> {
+    using BundleConsumer<Tile>::smem;
+    GT_METHOD int unit() const { return this->warpgroup(); }
     GT_METHOD uint32_t stage(int n) const { return (unsigned)made_here(n) % 2; }
     GT_METHOD uint32_t x(int n) const { return smem + Tile::X + (stage(n) * Tile::UNITS + unit()) * Tile::TILE_X; }
     GT_METHOD uint32_t B(int n) const { return smem + Tile::B + stage(n) * Tile::TILE_B; }
@@ -272,11 +262,10 @@ struct SplitConsumer {
     GT_METHOD uint32_t B_inverse(int n) const { return smem + Tile::B_INVERSE + stage(n) * 4 * CHUNK; }
     GT_METHOD uint32_t C_inverse(int n) const { return smem + Tile::C_INVERSE + stage(n) * 4 * CHUNK; }
     GT_METHOD uint32_t M_inverse() const { return smem + Tile::M_INVERSE + unit() * 4 * CHUNK; }
-    GT_METHOD void wait() const { bar_sync(2 + unit(), WARPGROUP); } /* for the warpgroup */
 };
 
-/* M of a unit from S: the warp's rows t = 16 unit_warp + g, + 8, block by block up to the diagonal.  skip: Dskip, where
- * it is the head's. */
+/* M of a unit from S: the warp's rows t = 16 unit_warp + g, + 8, block by block up to the diagonal.  skip: Dskip of a
+ * head, else 0. */
 template <class Tile>
 GT_DEV void store_split_M(const SplitConsumer<Tile>& me, int n, float skip, float (&S)[8][4]) {
     const int lane = own_lane(), g = lane / 4, j = lane % 4, unit_warp = me.unit_warp(), t = BLOCK * unit_warp + g;
@@ -362,28 +351,28 @@ GT_DEV void store_split_M(const SplitConsumer<Tile>& me, int n, float skip, floa
             }
             split_pair(v[0] * power[e % 2].value, v[1] * power[e % 2].value, hi[e], lo[e]);
         }
-        stmatrix_x4(tile_at<64>(to, unit_warp, sb), hi);
-        stmatrix_x4(tile_at<64>(to, unit_warp, sb) + Tile::PANEL, lo);
+        stmatrix_x4(block_at<64>(to, unit_warp, sb), hi);
+        stmatrix_x4(block_at<64>(to, unit_warp, sb) + Tile::PANEL, lo);
     }
 }
 
-/* Zeros above the diagonal of M, which nothing writes later. */
+/* Zeros above the diagonal of M: nothing writes there later. */
 template <class Tile>
 GT_DEV void clear_split_M(const SplitConsumer<Tile>& me) {
     const int unit_warp = me.unit_warp();
     const uint32_t to = by_rows<64>(me.M(), own_lane());
     const uint32_t zeros[4] = {0, 0, 0, 0};
     for (int sb = unit_warp + 1; sb < BLOCKS; sb++) {
-        stmatrix_x4(tile_at<64>(to, unit_warp, sb), zeros);
-        stmatrix_x4(tile_at<64>(to, unit_warp, sb) + Tile::PANEL, zeros);
+        stmatrix_x4(block_at<64>(to, unit_warp, sb), zeros);
+        stmatrix_x4(block_at<64>(to, unit_warp, sb) + Tile::PANEL, zeros);
     }
 }
 
-/* Where a lane's numbers of x as a left operand lie: rows p = 16 unit_warp + g + 8 (e % 2), tokens
- * 16 k + 2 j + 8 (e / 2) and the next. */
+/* Addresses of a lane's numbers of x as a left operand: rows p = 16 unit_warp + g + 8 (e % 2), tokens 16 k + 2 j + 8 (e
+ * / 2) and the next. */
 GT_DEV uint32_t x_operand(uint32_t tile, int unit_warp) {
     const int lane = own_lane();
-    return tile + x_at(2 * (lane % 4), 16 * unit_warp + lane / 4);
+    return tile + fp32_pair_at(2 * (lane % 4), 16 * unit_warp + lane / 4);
 }
 GT_DEV float2 x_pair(uint32_t address, int k, int e) {
     const uint32_t at = (address ^ 32 * (e % 2)) + 256 * (16 * k + 8 * (e / 2));
@@ -423,7 +412,7 @@ GT_DEV void multiply_left(float (&c)[TILES][4], const uint32_t (&hi)[COUNT][4], 
     }
 }
 
-/* Dskip x where it is of channels, the gate; to memory. */
+/* Adds Dskip x of channels, applies the gate, and stores y. */
 template <class Tile>
 GT_DEV void store_hopper_y(const TensorParams& p, const SplitConsumer<Tile>& me, int n, int chunk, float (&y)[8][4]) {
     const Problem& in = p.in;
@@ -480,7 +469,7 @@ GT_DEV void store_hopper_y(const TensorParams& p, const SplitConsumer<Tile>& me,
             [&](float& to, const float* address) { stg<float>(const_cast<float*>(address), to); });
 }
 
-/* y of a chunk, and the state after it; S is made, M stored. */
+/* Makes y of a chunk, and the state after it, once S is made and M stored. */
 template <class Tile>
 GT_DEV void forward_split_unit(const TensorParams& p, const SplitConsumer<Tile>& me, int n, int chunk, float (&y)[8][4],
                                SplitState<Tile::NP>& state) {
@@ -505,7 +494,7 @@ GT_DEV void forward_split_unit(const TensorParams& p, const SplitConsumer<Tile>&
             wgmma_wait<0>();
         }
         wgmma_pin(y);
-        mbarrier_arrive(me.smem + Tile::C_EMPTY);
+        typename Tile::OneC{me.smem}.free(n);
         float sums[8][4];
         split_x<false>(x_operand(me.x(n), me.unit_warp()), me.prepared(n), hi, lo);
         wgmma_fence();
@@ -555,27 +544,25 @@ GT_DEV void forward_split_consumer(const TensorParams& p, uint32_t smem) {
     constexpr int NP = Tile::NP, PANEL = Tile::PANEL;
     const Problem& in = p.in;
     const SplitConsumer<Tile> me = {smem};
+    const typename Tile::Chunks ring = {smem};
     clear_split_M(me);
     int n = 0; /* chunks of all segments */
-    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
+    each_bundle_item(in, [&](const Span& span, int64_t item) {
         SplitState<NP> state;
-        {
-            const Span span = ordered_span(in, item);
-            if (!span.exists) continue;
-            me.cursor().enter(in, span, item, 2 + me.unit(), [&] {
-                me.cursor().put_offsets(0, p.y_stride);
-                for (int i = 0; i < Tile::UNITS; i++) /* where it is one of the head */
-                    me.cursor().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.cursor().head(i)] : 0.0f);
-            });
-            const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
-            state.load(start ? start + me.cursor().state(in, me.unit(), 0) : nullptr,
-                       me.cursor().row0(me.unit()) + 16 * me.unit_warp(), in);
-        }
+        if (!span.exists) return item;
+        me.cursor().enter(in, span, item, 2 + me.unit(), [&] {
+            me.cursor().put_offsets(0, p.y_stride);
+            for (int i = 0; i < Tile::UNITS; i++) /* one number for the head */
+                me.cursor().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.cursor().head(i)] : 0.0f);
+        });
+        const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
+        state.load(start ? start + me.cursor().state(in, me.unit(), 0) : nullptr,
+                   me.cursor().row0(me.unit()) + 16 * me.unit_warp(), in);
         const int chunks = me.cursor().chunks();
-        float S[8][4] = {}; /* S, y and sums of the update in turn: the same registers */
+        float S[8][4] = {}; /* S, y and sums of the update take turns in the same registers */
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks; chunk++, n++) {
-            mbarrier_wait(smem + Tile::FULL + 8 * (n % 2), n / 2 % 2);
+            ring.wait_full(n);
             const uint64_t left = wgmma_tile<128, Major::K>(me.C(), PANEL),
                            right = wgmma_tile<128, Major::K>(me.B(n), PANEL);
             wgmma_fence();
@@ -596,15 +583,17 @@ GT_DEV void forward_split_consumer(const TensorParams& p, uint32_t smem) {
             fence_async_proxy();
             me.wait();
             forward_split_unit(p, me, n, chunk, S, state);
-            mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % 2));
+            ring.free(n);
             me.wait(); /* M is free */
         }
         item = me.cursor().item();
-        const Span same = ordered_span(in, item); /* found again: no registers keep it */
-        if (p.state_out && same.ends && me.cursor().exists(me.unit()))
-            state.store(p.state_out + me.cursor().state(in, me.unit(), same.sequence),
-                        me.cursor().row0(me.unit()) + 16 * me.unit_warp(), in);
-    }
+        const Span same = ordered_span(in, item); /* found again: registers are short */
+        float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr;
+        if (end && me.cursor().exists(me.unit()))
+            state.store(end + me.cursor().state(in, me.unit(), 0), me.cursor().row0(me.unit()) + 16 * me.unit_warp(),
+                        in);
+        return item;
+    });
 }
 
 /* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
@@ -614,21 +603,12 @@ forward_fp32_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM90A
     using Tile = SplitHopperTile<NP>;
     const uint32_t smem = smem_base_of_tiles();
-    if (thread_id() < 2) {
-        mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
-        mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), CONSUMERS * WARPGROUP);
-        if (thread_id() == 0) mbarrier_init(smem + Tile::C_EMPTY, CONSUMERS * WARPGROUP);
-    }
+    typename Tile::Chunks{smem}.init(thread_id(), WARPGROUP, Tile::CONSUMERS * WARPGROUP);
+    typename Tile::OneC{smem}.init(thread_id(), 0, Tile::CONSUMERS * WARPGROUP);
     sync_threads();
-    if (warp_id() / 4 == CONSUMERS) {
-        if (p.in.order) wait_for_chain(); /* else it reads inputs of the call alone */
-        give_registers<Tile::PRODUCER_REGISTERS>();
-        forward_split_producer<Tile>(p, smem);
-    } else {
-        wait_for_chain();
-        take_registers<Tile::REGISTERS>();
-        forward_split_consumer<Tile>(p, smem);
-    }
+    run_chained_roles<Tile>([&] { return p.in.order != nullptr; }, [] { return false; },
+                            [&] { forward_split_producer<Tile>(p, smem); },
+                            [&] { forward_split_consumer<Tile>(p, smem); });
 #else
     (void)p;
     __trap();

@@ -1,15 +1,15 @@
 /* gt/ssd/sm90/fp32_gradients.cuh - ssd backward of a chunk on compute capability 9.0, fp32 activations, by wgmma:
  * everything but the states.  N from 17 on: up to 64 as 64, to 128 as 128.
  *
- * It computes what chunk_gradient_fp32_kernel does: mma/fp32_gradients.cuh has the formulas and the letters.  A chunk is 64
- * tokens here, half of a slot of 128.  A block has a chunk and one group, and takes the group's heads, and their tiles
- * of 64 rows p, one after another ("steps").  L, pre, suf and E are the slot's.  Pairs of own tokens have rows s and
- * columns t; pairs with the other chunk's tokens have own tokens as rows: t where that chunk is before, else s.
+ * It computes what chunk_gradient_fp32_kernel does: mma/fp32_gradients.cuh has the formulas and the letters.  A chunk
+ * is 64 tokens here, half of a slot of 128.  A block has a chunk and one group, and takes the group's heads, and their
+ * tiles of 64 rows p, one after another ("steps").  L, pre, suf and E are the slot's.  Pairs of own tokens have rows s
+ * and columns t; pairs with the other chunk's tokens have own tokens as rows: t where that chunk is before, else s.
  *
  * WARPGROUPS, 4, all in the same phase of a step:
  *               copies of x, dy, NEXT, h and G have come                                                  -- barrier
- *     rows      x, dy and NEXT (x of the chunk before or dy of that after) are split, a power of two a row; the largest
- *               magnitudes of h and G; Z = E <G, h>, of half of the rows where the slot has two chunks    -- barrier
+ *     rows      x, dy and NEXT (x of the chunk before or dy of the chunk after) are split, a power of two a row; the
+ *               largest magnitudes of h and G; Z = E <G, h>, of half the rows if the slot has two chunks  -- barrier
  *     pairs     of 64 rows x 32 columns a warpgroup (0, 1: own; 2, 3: the other chunk's): w, W += w, sums of
  *               Gamma, M; the largest magnitudes of M's rows.  While tensor cores multiply, h and G are split, one
  *               power of two each                                                                         -- barrier
@@ -20,8 +20,8 @@
  *               copies of the next h and G                                                                -- barrier
  *               copies of the next x, dy, NEXT start
  *
- * NUMBERS.  As mma/fp32_chunk.cuh has them: hi + lo of f16, three products, the small ones first.  Every product of a step
- * is summed from zero and added, or used, in fp32.  W is split at the end, with a power a row, but with one for all its
+ * NUMBERS.  As in mma/fp32_chunk.cuh: hi + lo of f16, three products, the small ones first.  Every product of a step is
+ * summed from zero and added, or used, in fp32.  W is split at the end, with a power a row, but with one for all its
  * numbers where its columns are the product's rows.
  * registers a thread, N = 128: dC or dB 32, W 16; the products of a step 48, one after another.
  * shared, KB, N = 128: B 32, h 32, G 32 (before and after the steps the other chunk's B or C, C), x, dy, NEXT 48, M 32,
@@ -42,8 +42,8 @@ namespace ssd {
 
 typedef float Product32[4][4]; /* of a warp: 16 rows, 32 columns */
 
-/* The sums of every product of a step but M dy, one after another: of arrays of their own ptxas would not let their
- * registers overlap. */
+/* The sums of all products of a step but M dy share this array, one after another: ptxas would not overlap the
+ * registers of separate arrays. */
 typedef float StepWork[8][4];
 
 template <int TILES>
@@ -220,7 +220,7 @@ GT_DEV Power power_of_M(const HopperSplitBlock<Tile>& me, int row) {
     return split_power(largest_of(lds<float4>(me.address(Tile::M_MOST + 4 * row))));
 }
 
-/* Leaves the warpgroup's pairs in M or M_NEXT. */
+/* Stores the warpgroup's pairs to M or M_NEXT. */
 template <class Tile>
 GT_DEV void store_split_pairs(const HopperSplitBlock<Tile>& me, const WarpRows& at, const Product32& v,
                               const float (&power)[2]) {
@@ -338,7 +338,7 @@ GT_DEV void make_split_pairs(const HopperSplitBlock<Tile>& me, const WarpRows& a
 
 /* ---- a step: dx -------------------------------------------------------------------------------------------------- */
 
-/* Warpgroups 2 and 3, 32 rows p each.  U: what G gives; delta: of the lane's rows. */
+/* Warpgroups 2 and 3, 32 rows p each.  U: from G; delta: of the lane's rows. */
 template <class Tile>
 GT_DEV void finish_split_inputs(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, const WarpRows& at,
                                 int step, int h, int head, int p0, const float (&delta)[2], StepWork& work) {

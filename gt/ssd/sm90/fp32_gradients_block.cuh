@@ -1,6 +1,6 @@
 /* gt/ssd/sm90/fp32_gradients_block.cuh - ssd backward of a chunk on compute capability 9.0, fp32 activations
- * (fp32_gradients.cuh): where everything lies in shared memory, what a block works on, copies, the splitting of
- * tiles, decay factors, and da of a step that is done. */
+ * (fp32_gradients.cuh): layout of shared memory, a block's chunk, copies, splitting of tiles, decay factors, and da of
+ * a finished step. */
 #ifndef GT_SSD_SM90_FP32_GRADIENTS_BLOCK_CUH
 #define GT_SSD_SM90_FP32_GRADIENTS_BLOCK_CUH
 
@@ -10,8 +10,8 @@
 namespace gt {
 namespace ssd {
 
-/* Tiles are panels of wgmma.cuh: 64 rows of 128 bytes.  Those of the hi of all columns come first, then those of the
- * lo; a row of 2 k panels of fp32 has as many bytes, and lies there before it is split. */
+/* Tiles are panels of wgmma.cuh: 64 rows of 128 bytes.  Panels with the hi of all columns come first, then panels with
+ * the lo.  An fp32 row takes as many bytes, and lies in the same panels before it is split. */
 template <int NP_>
 struct HopperSplitTile {
     static constexpr int NP = NP_, PANELS = NP / 64;
@@ -19,11 +19,11 @@ struct HopperSplitTile {
     static constexpr int TILES = NP / 16; /* of 8 columns, of dC or dB, that a warp has */
     static constexpr int PANEL = CHUNK * 128, ROWS = 2 * PANEL, STATE = 2 * PANELS * PANEL;
     static constexpr int ROWS_LO = PANEL, STATE_LO = PANELS * PANEL; /* from hi to lo */
-    static constexpr int B = 0, H = B + STATE, G = H + STATE;        /* before and after the steps: H other, G C */
-    static constexpr int X = G + STATE, DY = X + ROWS,
-                         NEXT = DY + ROWS;                   /* x of the chunk before, or dy of that after */
-    static constexpr int M = NEXT + ROWS, M_NEXT = M + ROWS; /* pairs of own tokens; with NEXT's */
-    static constexpr int S = M_NEXT + ROWS;                  /* [4][thread] of 16 bytes */
+    static constexpr int B = 0, H = B + STATE, G = H + STATE;        /* before and after the steps: H the other chunk's
+                                                                      * B or C, G C */
+    static constexpr int X = G + STATE, DY = X + ROWS, NEXT = DY + ROWS; /* x of the chunk before, or dy of the next */
+    static constexpr int M = NEXT + ROWS, M_NEXT = M + ROWS;             /* pairs of own tokens; with NEXT's */
+    static constexpr int S = M_NEXT + ROWS;                              /* [4][thread] of 16 bytes */
     static constexpr int FLOATS = S + 64 * THREADS;
     /* floats, from there */
     static constexpr int FACTORS = 0;                                       /* of the chunk */
@@ -34,12 +34,12 @@ struct HopperSplitTile {
     static constexpr int OTHER_INVERSE = C_INVERSE + CHUNK; /* of the other chunk's B or C */
     static constexpr int M_MOST = OTHER_INVERSE + CHUNK;    /* [64 rows][4 warpgroups] */
     static constexpr int STATE_MOST = M_MOST + 4 * CHUNK;   /* [h, G][16 warps] */
-    static constexpr int ALL = STATE_MOST + 2 * WARPS;      /* the slot's decay; what undoes h's power, and G's */
+    static constexpr int ALL = STATE_MOST + 2 * WARPS;      /* the slot's decay; the inverse powers of h and G */
     static constexpr int STATE_INVERSE = ALL + 1,
                          KEPT = ALL + 4; /* [da 64, direct 64, across 32, dskip]: earlier tiles */
     static constexpr int POSITION = KEPT + 2 * CHUNK + 36;
     static constexpr int SUMS = POSITION + 20;
-    /* of a step: those of the step before are read while a step's are written */
+    /* sums of a step; two sets, since the last step's are read while the next are written */
     static constexpr int E = 0, F = E + 2 * CHUNK, DIRECT = F + 2 * CHUNK; /* [2]: halves of n; of rows p */
     static constexpr int COLUMNS = DIRECT + 2 * CHUNK;                     /* [3 blocks of s][t] of Gamma */
     static constexpr int LATER = COLUMNS + 3 * CHUNK;                      /* [2 halves of t][s]: t in a later block */
@@ -54,11 +54,11 @@ struct HopperSplitTile {
     static_assert(BYTES <= 227 * 1024, "fits compute capability 9.0");
 };
 
-/* What a block works on.  What is read once a step lies in shared memory: it would take registers from the sums. */
+/* A block's chunk.  Values that are read once a step lie in shared memory: they would take registers from the sums. */
 template <class Tile>
 struct HopperSplitBlock {
     uint32_t smem;
-    int warp, group;          /* numbers that the compiler knows to be the same in all lanes; group: of four warps */
+    int warp, group;          /* the compiler knows that all lanes have the same; group: of four warps */
     int second;               /* which of the slot's two chunks */
     int tokens, other_tokens; /* of the chunk and of the slot's other one; 0: there are none */
 
@@ -77,7 +77,7 @@ struct HopperSplitBlock {
     GT_METHOD int64_t base(int i) const { return field<int64_t>(24 + 8 * i); } /* as SplitGradientBlock's */
     GT_METHOD int64_t other() const { return first() + (second ? -CHUNK : CHUNK); }
     GT_METHOD int sums(int step, int offset) const { return Tile::SUMS + step % 2 * Tile::SUMS_COUNT + offset; }
-    /* of Z, a chunk has half of the rows, if both are there */
+    /* if the slot has both chunks, each takes half of Z's rows */
     GT_METHOD bool owns_rows() const { return other_tokens == 0 || warp / (Tile::WARPS / 2) == second; }
 };
 
@@ -118,12 +118,12 @@ GT_DEV HopperSplitBlock<Tile> find_hopper_split_chunk(const SplitGradientParams&
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
 /* Starts the copy of 64 rows of COLUMNS fp32 to panels by THREADS threads, this being number `thread`; row r from
- * `from` + r pitch.  Other than `rows` rows and `columns` columns become zeros. */
+ * `from` + r pitch.  Elements beyond `rows` rows and `columns` columns become zeros. */
 template <class Tile, int COLUMNS, int THREADS>
 GT_DEV void copy_panels(int thread, uint32_t tile, const float* from, int64_t pitch, int rows, int columns) {
     constexpr int PIECES = COLUMNS / 4, STEP = THREADS / PIECES; /* rows at a time */
     const int row = (unsigned)thread / PIECES, piece = (unsigned)thread % PIECES;
-    const uint32_t to = tile + gt::tile_at<128>(row, piece, Tile::PANEL);
+    const uint32_t to = tile + tile_at<128>(row, piece, Tile::PANEL);
     from += row * pitch + 4 * piece;
     const int left = 4 * piece < columns ? rows - row : 0;
     const int64_t step = STEP * pitch;
@@ -139,7 +139,7 @@ template <class Tile>
 GT_DEV void copy_rows(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, int head, int p0) {
     const Problem& in = p.in;
     const int row = (unsigned)thread_here() / 16, piece = (unsigned)thread_here() % 16, column = p0 + 4 * piece;
-    const uint32_t to = me.smem + Tile::X + gt::tile_at<128>(row, piece, Tile::PANEL);
+    const uint32_t to = me.smem + Tile::X + tile_at<128>(row, piece, Tile::PANEL);
     const bool exists = column < in.P;
     const auto copy = [&](uint32_t tile, const float* from, int64_t pitch, int tokens) {
         const int left = exists ? tokens - row : 0;
@@ -166,7 +166,7 @@ GT_DEV void copy_states(const SplitGradientParams& p, const HopperSplitBlock<Til
     for (int i = 0; i < 2; i++) {
         const float* from = i ? p.G.plain : p.h.plain;
         const bool exists = from;
-        from = exists ? from + first : static_cast<const float*>(in.x); /* for zeros any address does */
+        from = exists ? from + first : static_cast<const float*>(in.x); /* zeros: any address will do */
         copy_panels<Tile, Tile::NP, 128>(thread_here() % 128, me.smem + Tile::H + Tile::STATE * i, from,
                                          exists ? in.N : 0, exists ? in.P - p0 : 0, in.columns);
     }
@@ -174,10 +174,10 @@ GT_DEV void copy_states(const SplitGradientParams& p, const HopperSplitBlock<Til
 
 /* ---- splitting --------------------------------------------------------------------------------------------------- */
 
-/* What a warp has of a tile: rows 4 warp ..., 8 lanes each; of each 64 columns a lane has 8 neighbours. */
+/* A warp's rows of a tile, 4 warp ...: 8 lanes a row, 8 neighbouring numbers a lane in each 64 columns. */
 template <class Tile, int PANELS>
 struct PanelRows {
-    float4 x[2 * PANELS]; /* of 8 numbers first half `flip` */
+    float4 x[2 * PANELS]; /* each 8 numbers begin with half `flip` */
     int row, piece, flip; /* eight lanes' pieces of 16 bytes lie in different banks, and so do sixteen lanes' of 8 */
 
     GT_METHOD explicit PanelRows(int warp) {
@@ -306,7 +306,8 @@ struct LogSums {
     }
 };
 
-/* Of the slot: PRE, SUF, WEIGHT, and its decay.  OTHER, of each token of the other chunk, its factor of L and w:
+/* Makes PRE, SUF and WEIGHT over the slot, and the slot's decay.  OTHER: the factor of L and w of each token of the
+ * other chunk:
  *     before     Delta_s exp(from after s to the chunk's end)     times PRE of the block's chunk it is L Delta
  *     after      exp(from the chunk's first through t)            times SUF of the block's chunk it is L
  * One warp. */
@@ -351,10 +352,9 @@ GT_DEV void make_step_factors(const SplitGradientParams& p, const HopperSplitBlo
 
 /* ---- da ---------------------------------------------------------------------------------------------------------- */
 
-/* da, <x, U>, the sums across and dDskip of a step that is done, added to those of the head's steps before; after the
- * last they go to memory.  One warp, two tokens a lane.  Across is laid out for four chunks of 32 tokens, of which
- * chunk_times_fp32_kernel takes it: E of this slot's second half is that of the third, F of the first half that of the
- * second. */
+/* Adds da, <x, U>, the sums across and dDskip of a finished step to the sums of the head's earlier steps; the last step
+ * stores them.  One warp, two tokens a lane.  chunk_times_fp32_kernel reads Across for four chunks of 32 tokens: E of
+ * the slot's second half goes to the third chunk, F of the first half to the second chunk. */
 template <class Tile>
 GT_DEV void finish_split_step(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, int step, int h, int p0) {
     const Problem& in = p.in;
@@ -363,7 +363,7 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const HopperSplitBlo
     const auto pair = [&](int offset) { return lds<float2>(me.address(me.sums(step, offset) + 2 * lane)); };
     const auto both = [&](int offset) { return plus(pair(offset), pair(offset + CHUNK)); };
     const int64_t slot = (int64_t)me.b() * p.slots + me.slot();
-    if (p.dskip) { /* of the two rows that a slot's half has, the second is zero */
+    if (p.dskip) { /* a half slot has two rows; the second is zero */
         const int64_t row = SLOT_SHORTS * slot + 2 * me.second;
         const int column = p0 + 2 * lane;
         if (in.skip_per_channel) {
@@ -385,7 +385,7 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const HopperSplitBlo
     const float2 E = both(Tile::E), F = both(Tile::F), next = both(Tile::NEXT_ROWS);
     float2 direct = both(Tile::DIRECT), da = sums_from(E);
     GT_NO_UNROLL
-    for (int i = 0; i < 3; i++) { /* Gamma_ts, s in block i, before that of k */
+    for (int i = 0; i < 3; i++) { /* Gamma_ts, s in a block i before k's */
         const float2 from = sums_from(i < block ? pair(Tile::COLUMNS + CHUNK * i) : float2{0.0f, 0.0f});
         if (i < block) da = plus(da, from);
     }

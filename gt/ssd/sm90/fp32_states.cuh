@@ -1,27 +1,27 @@
-/* gt/ssd/sm90/fp32_states.cuh - ssd on compute capability 9.0, by wgmma: passes over a segment that leave states only,
- * of fp32 calls; what states_fp32_kernel computes, forward and reverse, of calls whose groups have two units or more
- * (mma/state.cuh), N > 16: 64 columns or 128.
+/* gt/ssd/sm90/fp32_states.cuh - ssd on compute capability 9.0, by wgmma: passes over a segment that make states alone,
+ * for fp32.  They compute the same as states_fp32_kernel, forward and reverse, for groups of two units or more
+ * (mma/state.cuh) and N > 16: 64 columns or 128.
  *
  * A block has UNITS units of one group and takes a segment chunk by chunk, 64 tokens each.  "left" is x, or dy in
  * reverse, "right" is B, or C.  With z in reverse states_fp32_kernel takes the call.
  *
  * WARPGROUPS
  *     producer     number 2.  It copies left and right of the chunk ahead (cp.async) and splits right once for all
- *                  units, in place: a lane's 8 numbers come where their hi and lo will lie.  Of each unit a warp makes
- *                  the tokens' weights and the chunk's decay; dt comes a chunk ahead (UnitTimes).
- *     consumers    numbers 0 and 1, with half of the units each, whose states they hold as accumulators do, 16 rows a
- *                  warp: a lane's rows are neighbours, 2 g and 2 g + 1, so that it reads two numbers of left at once.
+ *                  units, in place: a lane's 8 numbers lie where their hi and lo will.  A warp a unit makes the tokens'
+ *                  weights and the chunk's decay; dt comes a chunk ahead (UnitTimes).
+ *     consumers    numbers 0 and 1, with half of the units each.  States lie in registers as accumulators do, 16 rows a
+ *                  warp.  A lane's rows are neighbours, 2 g and 2 g + 1, so that it reads two numbers of left at once.
  *                  A chunk:  v_t = weight_t left_t, split, as left operand from registers;
  *                  H <- E H + sum_t v_t right_t^T,  64 x N x 64, in three products, added up as fp32 does.
  *
- * NUMBERS.  As mma/fp32_chunk.cuh has them: hi + lo of f16, three products, the small ones first.  A row of right has a
- * power of two, which the weights undo.  v has one of the warp's 16 rows, from its largest number: no rows of left are
- * measured before.  The weights are at most 1, so that v does not overflow.
+ * NUMBERS.  As in mma/fp32_chunk.cuh: hi + lo of f16, three products, the small ones first.  A row of right has a power
+ * of two; the weights have its inverse as factor.  The 16 rows of a warp's v share a power, from their largest
+ * number: rows of left need no measuring.  Weights are at most 1, so that v does not overflow.
  * SHARED MEMORY, KB, N = 128, UNITS = 4: 196, one block a multiprocessor
- *     LEFT             64     of a stage: a tile of each unit, fp32 (x_at)         producer
+ *     LEFT             64     of a stage: a tile of each unit, fp32 (fp32_pair_at)         producer
  *     RIGHT            32     of a stage: hi and lo                                producer
  *     PREPARED          1.1   of a stage: weights and decays of each unit          producer
- *     INVERSES ...      1     what undoes the powers of right; cursors, barriers
+ *     INVERSES ...      1     inverse powers of right; cursors, barriers
  *     Two stages.
  * MBARRIERS.  FULL, EMPTY: of a stage; the producer's and the consumers' threads arrive.
  * REGISTERS a thread, N = 128, UNITS = 4: H 128, v 32, sums 32 of 224; producer 56, of right 32.
@@ -41,16 +41,15 @@ namespace ssd {
 
 /* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
-/* What a chunk and unit has in a stage, in floats: weights of the tokens; what undoes their power; Scale of the chunk.
- */
+/* A stage's part for a chunk and unit, in floats: weights of tokens; the inverse of their power; Scale of the chunk. */
 struct SplitUnitWeights {
     static constexpr int OF_TOKENS = 0, INVERSE = 64, KEEP = 66, COUNT = 68;
 };
 
-/* Where things lie in shared memory, in bytes. */
+/* Offsets in shared memory, in bytes. */
 template <int NP_, int UNITS_>
 struct StatesSplitHopperTile {
-    static constexpr int NP = NP_, UNITS = UNITS_, CONSUMER_UNITS = UNITS / CONSUMERS, STAGES = 2;
+    static constexpr int NP = NP_, UNITS = UNITS_, CONSUMERS = 2, CONSUMER_UNITS = UNITS / CONSUMERS, STAGES = 2;
     static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
     static constexpr int REGISTERS = CONSUMER_UNITS * NP > 128 ? 224 : 200, PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
     static constexpr int PANELS = NP / 64, PANEL = CHUNK * 128, LO = PANELS * PANEL; /* hi, then lo of all columns */
@@ -63,6 +62,8 @@ struct StatesSplitHopperTile {
     static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES,
                          EMPTY = FULL + 8 * STAGES; /* [STAGES] */
     static constexpr int BYTES = EMPTY + 8 * STAGES;
+    using Stages = Ring<STAGES, FULL, EMPTY>;
+    using Number = unsigned;
     static_assert(UNITS % CONSUMERS == 0 && STAGE % 1024 == 0 && FULL % 8 == 0, "aligned");
     static_assert(BYTES <= 227 * 1024, "fits sm_90");
 };
@@ -70,8 +71,8 @@ struct StatesSplitHopperTile {
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
 /* A chunk of B or C: a row has 8 neighbouring lanes, which split its 8 neighbours of each 64 columns, rows 16 apart.
- * The first 4 of such 8 come where their hi will lie; the others where the lo of those 32 columns away will, for 8
- * lanes' copies to lie in different banks. */
+ * The first 4 of these 8 are copied to the place of their own hi.  The others go to the place of the lo of numbers 32
+ * columns away: so 8 lanes' copies lie in different banks. */
 template <class Tile>
 struct SplitRight {
     static constexpr int ROWS = CHUNK / 16, PIECES = 2 * Tile::PANELS; /* of 4 numbers that a lane copies of a row */
@@ -95,7 +96,7 @@ struct SplitRight {
         }
     }
 
-    /* Splits what the warp's lanes have copied.  inverses[row] <- what undoes a row's power. */
+    /* Splits the warp's copies.  inverses[row] <- inverse of a row's power. */
     GT_METHOD static void split(uint32_t tile, uint32_t inverses) {
         const uint32_t at = tile + panel_at<128>(row(), piece()), first = inverses + 4 * row();
         GT_NO_UNROLL
@@ -129,16 +130,16 @@ struct SplitRight {
     }
 };
 
-/* Writes SplitUnitWeights of the tokens 2 lane, 2 lane + 1.  One warp.  right: what undoes the powers of their rows.
- * What is kept is 2^11 times as large: with an inverse, of 2^-13 where numbers are about 1, the smallest would leave
- * fp32's range. */
+/* Writes SplitUnitWeights of the tokens 2 lane, 2 lane + 1.  One warp.  right: inverse powers of their rows.  Stored
+ * weights are 2^11 times as large: an inverse is 2^-13 for numbers about 1, and its product with the smallest weights
+ * would leave fp32's range. */
 GT_DEV void put_split_weights(uint32_t addresses, float2 weight, float2 right, float sum) {
     const int lane = own_lane();
     weight = {clamped(weight.x * (right.x * 0x1p11f)), clamped(weight.y * (right.y * 0x1p11f))};
     float most = fmaxf(fabsf(weight.x), fabsf(weight.y));
     GT_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
-    const Power power = split_power(most); /* and 2^14 less makes them at most 1 */
+    const Power power = split_power(most); /* 2^14 less makes weights at most 1 */
     sts<float2>(addresses + 8 * lane, {weight.x * power.value * 0x1p-14f, weight.y * power.value * 0x1p-14f});
     if (lane > 0) return;
     const Scale scale = scale_of_log(sum);
@@ -151,22 +152,19 @@ GT_DEV void split_states_producer(const HopperStatesParams& p, uint32_t smem) {
     constexpr int BARRIER = 1, UNITS = Tile::UNITS, STAGES = Tile::STAGES;
     using Right = SplitRight<Tile>;
     const Problem& in = p.states.in;
-    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + CONSUMERS * GroupCursor<UNITS>::BYTES};
+    const GroupCursor<UNITS> cursor = {smem + Tile::CURSOR + Tile::CONSUMERS * GroupCursor<UNITS>::BYTES};
     const int unit = warp_id() % 4;
     const bool makes_weights = unit < UNITS;
+    const typename Tile::Stages ring = {smem};
     int n = 0; /* chunks of all segments */
-    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
-        bool is_last;
-        {
-            const Span span = ordered_span(in, item);
-            is_last = p.reverse ? span.starts : span.ends;
-            if (skips(p.states.is_local, span, is_last)) continue;
-            cursor.enter(in, span, item, BARRIER, [&] { cursor.put_offsets(0, p.left_stride); });
-        }
+    each_bundle_item(in, [&](const Span& span, int64_t item) {
+        const bool is_last = p.reverse ? span.starts : span.ends;
+        if (skips(p.states.is_local, span, is_last)) return item;
+        cursor.enter(in, span, item, BARRIER, [&] { cursor.put_offsets(0, p.left_stride); });
         const int chunks = cursor.chunks(), step = p.reverse ? -CHUNK : CHUNK;
         const int added = NeededChunks(p.states, p.reverse, is_last, chunks).added();
         const auto chunk_at = [&](int i) { return p.reverse ? chunks - 1 - i : i; };
-        /* where the thread's first rows of the chunk that is copied next lie */
+        /* the thread's first rows of the chunk that is copied next */
         const int64_t first = (int64_t)chunk_at(0) * CHUNK;
         int64_t left = (own_thread() % WARPGROUP / 16 + first) * p.left_stride.t + 4 * (own_thread() % 16);
         const float* right = static_cast<const float*>(p.right) +
@@ -181,12 +179,11 @@ GT_DEV void split_states_producer(const HopperStatesParams& p, uint32_t smem) {
             times += step * in.dt_stride.t;
         };
         const auto copy =
-            [&](int i, int number) { /* the segment's i-th, which is `number` of all */
+            [&](int i, int number) { /* the segment's i-th chunk, number `number` of all */
                                      if (i >= added) return;
                                      const uint32_t to = smem + number % STAGES * Tile::STAGE;
                                      const int tokens = cursor.tokens(chunk_at(i));
-                                     mbarrier_wait(smem + Tile::EMPTY + 8 * (number % STAGES),
-                                                   (number / STAGES + 1) % 2);
+                                     ring.wait_free(number);
                                      Right::copy(to + Tile::RIGHT, right, p.right_stride.t, tokens, in.columns);
                                      GT_NO_UNROLL
                                      for (int k = 0; k < UNITS; k++)
@@ -218,7 +215,7 @@ GT_DEV void split_states_producer(const HopperStatesParams& p, uint32_t smem) {
                 put_split_weights(smem + Tile::PREPARED + 4 * SplitUnitWeights::COUNT * (n % STAGES * UNITS + unit),
                                   {weight[0], weight[1]}, lds<float2>(inverses + 8 * own_lane()), sum);
             fence_async_proxy();
-            mbarrier_arrive(smem + Tile::FULL + 8 * (n % STAGES));
+            ring.fill(n);
             copy(i + 1, n + 1);
         }
         item = cursor.item();
@@ -227,12 +224,13 @@ GT_DEV void split_states_producer(const HopperStatesParams& p, uint32_t smem) {
             const Span same = ordered_span(in, item);
             in.segments.decays[same.segment_slot * in.H + cursor.head(unit)] = log.value();
         }
-    }
+        return item;
+    });
 }
 
 /* ---- consumers --------------------------------------------------------------------------------------------------- */
 
-/* As SplitState, but the lane's rows are 2 g and 2 g + 1 of the warp's 16. */
+/* SplitState with rows 2 g and 2 g + 1 of the warp's 16 in a lane. */
 template <int NP>
 struct PairedState : SplitState<NP> {
     using SplitState<NP>::H;
@@ -278,33 +276,18 @@ struct PairedState : SplitState<NP> {
     }
 };
 
-/* Where a consumer and what it works on lie, made anew wherever it is asked.  n: number of the chunk among those of all
- * segments; i: of the warpgroup's units. */
 template <class Tile>
-struct SplitStatesConsumer {
-    uint32_t smem;
-    GT_METHOD int warpgroup() const { return own_thread() / WARPGROUP; }
-    GT_METHOD int unit_warp() const { return own_thread() / 32 % 4; }
-    GT_METHOD int unit(int i) const { return warpgroup() * Tile::CONSUMER_UNITS + i; }
-    GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
-        return {smem + Tile::CURSOR + warpgroup() * GroupCursor<Tile::UNITS>::BYTES};
-    }
-    GT_METHOD int row0(int i) const { return cursor().row0(unit(i)) + 16 * unit_warp(); }
-    GT_METHOD uint32_t stage(int n) const { return smem + (unsigned)made_here(n) % Tile::STAGES * Tile::STAGE; }
-    GT_METHOD uint32_t right(int n) const { return stage(n) + Tile::RIGHT; }
+struct SplitStatesConsumer : StatesConsumer<Tile> {
     /* The lane's numbers of a unit's left: tokens 2 j ..., rows 16 unit_warp + 2 g ...; tokens 8 further lie in the
      * same places of their rows. */
     GT_METHOD uint32_t left(int n, int i) const {
-        return stage(n) + Tile::LEFT + unit(i) * Tile::TILE_LEFT +
-               x_at(2 * (own_lane() % 4), 16 * unit_warp() + 2 * (own_lane() / 4));
-    }
-    GT_METHOD uint32_t prepared(int n, int i) const {
-        return smem + Tile::PREPARED +
-               4 * SplitUnitWeights::COUNT * ((unsigned)made_here(n) % Tile::STAGES * Tile::UNITS + unit(i));
+        return StatesConsumer<Tile>::left(n, i) +
+               fp32_pair_at(2 * (own_lane() % 4), 16 * this->unit_warp() + 2 * (own_lane() / 4));
     }
 };
+static_assert(SplitUnitWeights::COUNT == UnitWeights::COUNT, "StatesConsumer finds them");
 
-/* Unit i of a consumer's: H <- E H + the chunk's share. */
+/* For unit i of a consumer: H <- E H + the chunk's share. */
 template <class Tile>
 GT_DEV void add_split_chunk(const SplitStatesConsumer<Tile>& me, int n, int i, PairedState<Tile::NP>& state) {
     constexpr int NP = Tile::NP, PANEL = Tile::PANEL;
@@ -359,36 +342,28 @@ GT_DEV void add_split_chunk(const SplitStatesConsumer<Tile>& me, int n, int i, P
 
 template <class Tile>
 GT_DEV void split_states_consumer(const HopperStatesParams& params, uint32_t smem) {
-    constexpr int NP = Tile::NP, CONSUMER_UNITS = Tile::CONSUMER_UNITS, STAGES = Tile::STAGES;
+    constexpr int NP = Tile::NP, CONSUMER_UNITS = Tile::CONSUMER_UNITS;
     const StatesParams& p = params.states;
     const Problem& in = p.in;
     const bool reverse = params.reverse;
     const SplitStatesConsumer<Tile> me = {smem};
-    if (p.state_sum) { /* a strand may have no sequence */
-        me.cursor().enter(in, Span{}, 0, 2 + me.warpgroup());
-        GT_UNROLL
-        for (int i = 0; i < CONSUMER_UNITS; i++) {
-            PairedState<NP> zeros;
-            zeros.load(nullptr, 0, in);
-            if (me.cursor().exists(me.unit(i)))
-                zeros.store(p.state_sum + me.cursor().state(in, me.unit(i), bundle_strand(in)), me.row0(i), in);
-        }
+    const typename Tile::Stages ring = {smem};
+    if (p.state_sum) {
+        PairedState<NP> zeros;
+        zeros.load(nullptr, 0, in);
+        clear_state_sums<Tile>(p, me, zeros);
     }
     int n = 0; /* chunks of all segments */
-    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
+    each_bundle_item(in, [&](const Span& span, int64_t item) {
         PairedState<NP> state[CONSUMER_UNITS];
-        bool is_last;
-        {
-            const Span span = ordered_span(in, item);
-            is_last = reverse ? span.starts : span.ends;
-            if (skips(p.is_local, span, is_last)) continue;
-            me.cursor().enter(in, span, item, 2 + me.warpgroup());
-            const float* start = nullptr;
-            if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
-            GT_UNROLL
-            for (int i = 0; i < CONSUMER_UNITS; i++)
-                state[i].load(start ? start + me.cursor().state(in, me.unit(i), 0) : nullptr, me.row0(i), in);
-        }
+        const bool is_last = reverse ? span.starts : span.ends;
+        if (skips(p.is_local, span, is_last)) return item;
+        me.cursor().enter(in, span, item, 2 + me.warpgroup());
+        const float* start = nullptr;
+        if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
+        GT_UNROLL
+        for (int i = 0; i < CONSUMER_UNITS; i++)
+            state[i].load(start ? start + me.cursor().state(in, me.unit(i), 0) : nullptr, me.row0(i), in);
         const int chunks = me.cursor().chunks();
         const NeededChunks needed(p, reverse, is_last, chunks);
         GT_NO_UNROLL
@@ -404,28 +379,20 @@ GT_DEV void split_states_consumer(const HopperStatesParams& params, uint32_t sme
                                        me.row0(i), in);
             }
             if (number == needed.added()) break;
-            mbarrier_wait(smem + Tile::FULL + 8 * (n % STAGES), n / STAGES % 2);
+            ring.wait_full(n);
             GT_UNROLL
             for (int i = 0; i < CONSUMER_UNITS; i++) add_split_chunk<Tile>(me, n, i, state[i]);
-            mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % STAGES));
+            ring.free(n);
             n++;
         }
         item = me.cursor().item();
-        const Span same = ordered_span(in, item); /* found again: no registers keep it */
+        const Span same = ordered_span(in, item); /* found again: registers are short */
         GT_UNROLL
         for (int i = 0; i < CONSUMER_UNITS; i++) {
-            const GroupCursor<Tile::UNITS> cursor = me.cursor();
-            const int unit = me.unit(i);
-            if (!cursor.exists(unit)) continue;
-            if (p.is_local) {
-                state[i].store(in.segments.states + cursor.state(in, unit, same.segment_slot), me.row0(i), in);
-            } else if (reverse ? same.starts : same.ends) {
-                if (p.state_out) state[i].store(p.state_out + cursor.state(in, unit, same.sequence), me.row0(i), in);
-                if (p.state_sum)
-                    state[i].store(p.state_sum + cursor.state(in, unit, bundle_strand(in)), me.row0(i), in, true);
-            }
+            if (me.cursor().exists(me.unit(i))) store_last_state<Tile>(p, me, i, reverse, same, state[i]);
         }
-    }
+        return item;
+    });
 }
 
 /* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
@@ -435,20 +402,11 @@ states_fp32_hopper_kernel(const GT_GRID_CONSTANT HopperStatesParams p) {
 #if GT_SM90A
     using Tile = StatesSplitHopperTile<NP, UNITS>;
     const uint32_t smem = smem_base_of_tiles();
-    if (thread_id() < Tile::STAGES) {
-        mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
-        mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), CONSUMERS * WARPGROUP);
-    }
+    typename Tile::Stages{smem}.init(thread_id(), WARPGROUP, Tile::CONSUMERS * WARPGROUP);
     sync_threads();
-    if (warp_id() / 4 == CONSUMERS) {
-        if (p.states.in.order) wait_for_chain(); /* else it reads inputs of the call alone */
-        give_registers<Tile::PRODUCER_REGISTERS>();
-        split_states_producer<Tile>(p, smem);
-    } else {
-        wait_for_chain();
-        take_registers<Tile::REGISTERS>();
-        split_states_consumer<Tile>(p, smem);
-    }
+    run_chained_roles<Tile>([&] { return p.states.in.order != nullptr; }, [] { return false; },
+                            [&] { split_states_producer<Tile>(p, smem); },
+                            [&] { split_states_consumer<Tile>(p, smem); });
 #else
     (void)p;
     __trap();

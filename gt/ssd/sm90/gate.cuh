@@ -1,23 +1,23 @@
-/* gt/ssd/sm90/gate.cuh - ssd with z on compute capability 9.0, 16-bit calls: g = dy silu(z), which the passes over G
- * and the chunks' gradients take in place of dy; and, of bf16 where the call reads y, dz.
+/* gt/ssd/sm90/gate.cuh - ssd with z on compute capability 9.0, 16-bit calls: g = dy silu(z).  The passes over G and the
+ * chunks' gradients take g in place of dy.  For bf16, where the call reads y, the kernel also makes dz.
  *
- * g is f16 with a power of two for 16 tokens of a head's tile: it is rounded once, from fp32, to 11 bits over 27
- * binades below the largest of them, whatever the range of dy and z.  What undoes the powers lies apart
- * (Problem::dy_inverses), 0.002 of y.
- * g lies in the memory of dx, whose rows the chunks' kernel replaces when all have read them (HopperGradientParams::
- * in_twos); where there is no dx, or that takes longer because there are few chunks, in workspace.
- * dz = dy u silu'(z) needs u, y without its gate.  y = u silu(z), so that it is dy y (1 / z + 1 - sigmoid(z)), a
- * rounding of y off.  bf16 has fp32's range: u is lost only where silu(z) is all but 0, or y too large (is_lost()).
- * Then the place says so, and gate_lost_kernel computes these (gate_lost.cuh).
+ * g is f16 with a power of two for 16 tokens of a head's tile.  It is rounded once, from fp32, to 11 bits over 27
+ * binades below the largest of them, whatever the range of dy and z.  The inverses of the powers lie apart
+ * (Problem::dy_inverses), in 0.002 of y's bytes.
+ * g lies in the memory of dx, whose rows the chunks' kernel overwrites once all readers are done
+ * (HopperGradientParams::in_twos).  Without dx, or if this is slower because chunks are few, g lies in workspace.  dz =
+ * dy u silu'(z) needs u, y without its gate.  y = u silu(z), so dz = dy y (1 / z + 1 - sigmoid(z)), with the error of
+ * y's rounding.  bf16 has fp32's range: u is lost only where silu(z) is close to 0, or y too large (is_lost()).  Then
+ * the place's flag says so, and gate_lost_kernel computes these elements (gate_lost.cuh).
  *
- * A warp has a chunk's 64 tokens of a tile, 16 at a time: eight lanes a row, a piece of 16 bytes a lane.  The warps of a
- * block have tiles beside each other.
- * REGISTERS a thread: 80, of which dy and z under way 32; with y 128, of which dy, z and y 48.  No shared memory.
- * ISSUE SLOTS a token and head, P = 64, counted in the machine code: 40; with y 83.
+ * A warp has a chunk's 64 tokens of a tile, 16 at a time: eight lanes a row, a piece of 16 bytes a lane.  The warps of
+ * a block have tiles beside each other.
+ * REGISTERS a thread: 80, 32 of them for loads of dy and z; with y 128, 48 for dy, z and y.  No shared memory.  ISSUE
+ * SLOTS a token and head, P = 64, counted in the machine code: 40; with y 83.
  * BYTES a token and head: dy, z, g 2 P each, with y also y and dz; 4 a tile.
- * CHAIN.  It waits first: of packed sequences a kernel before it has cleared rows of dx and dz.
- * grid: GATE_BLOCKS a multiprocessor at most; block 256.  Places in turn: [B, slots of 128 tokens, 2, H, tiles], of
- * packed sequences those that there are.  No sums. */
+ * CHAIN.  It waits first: for packed sequences an earlier kernel clears rows of dx and dz.
+ * grid: GATE_BLOCKS a multiprocessor at most; block 256.  Places in turn: [B, slots of 128 tokens, 2, H, tiles], in
+ * packed sequences only places that exist.  No sums. */
 #ifndef GT_SSD_SM90_GATE_CUH
 #define GT_SSD_SM90_GATE_CUH
 
@@ -36,8 +36,8 @@ struct GateParams {
 
 constexpr int GATE_WARPS = 8, GATE_BLOCKS = 8;
 
-/* Whether y does not say what y without its gate was, though dz depends on it.  |silu(z)| is 2^-60 at least elsewhere,
- * so that what y without its gate has below 2^-66 is all that y may have lost to the range of bf16. */
+/* Whether u, y without its gate, cannot be found from y, though dz depends on it.  Elsewhere |silu(z)| is at least
+ * 2^-60, so y can lose only numbers of u below 2^-66 to the range of bf16. */
 GT_DEV bool is_lost(float dy, float z, float y) {
     return dy != 0.0f && (!(fabsf(z) >= 0x1p-59f && z >= -40.0f) || !(fabsf(y) <= FLT_MAX));
 }
@@ -79,8 +79,8 @@ GT_DEV bool gradient_piece(const uint4& dy, const uint4& z, const uint4& y, uint
     return lost;
 }
 
-/* A warp's 16 rows: eight lanes a row, 4 rows beside each other; piece k of a lane is of row 4 k + lane / 8.  Gives g to
- * store_g(k, piece), dz to store_dz; adds to lost.  Returns what undoes the power of g. */
+/* A warp's 16 rows: eight lanes a row, 4 rows beside each other; piece k of a lane is of row 4 k + lane / 8.  Gives g
+ * to store_g(k, piece), dz to store_dz; adds to lost.  Returns the inverse of g's power. */
 constexpr int GATE_ROWS = 4, GATE_PARTS = BLOCK / GATE_ROWS;
 template <class T, bool OF_Y, class StoreG, class StoreDz>
 GT_DEV float gate_block(const uint4 (&dy)[GATE_PARTS], const uint4 (&z)[GATE_PARTS], const uint4 (&y)[GATE_PARTS],

@@ -1,15 +1,15 @@
-/* gt/ssd/sm90/gate_lost.cuh - ssd backward with z on compute capability 9.0 where dz is made of y (gate.cuh): dz of the
- * numbers of which y does not say what it was without its gate, from x, B, C and the checkpoints of h.
+/* gt/ssd/sm90/gate_lost.cuh - ssd backward with z on compute capability 9.0 if dz is made from y (gate.cuh): makes dz
+ * of the elements whose u (y without its gate) is lost.  It makes u again from x, B, C and the checkpoints of h.
  *
- * That is where z is 0, or far below: with random numbers one in millions, or whole rows of a caller's padding.  So the
- * kernel has little to say when there are none, and takes each token by itself when there are:
+ * There z is 0 or far below 0: one element in millions of random numbers, or whole rows of a caller's padding.  So the
+ * kernel is quick when no element is lost, and takes each token by itself when some are:
  *     u_t = exp(sum a) h C_t + sum_s L_ts Delta_s <C_t, B_s> x_s + Dskip x_t        dz_t = dy_t u_t silu'(z_t)
  * with h before the token's slot of 128, s from there through t, every exponent a sum of the a that it spans, in fp32.
  *
- * A warp has 32 places of gate_kernel, a flag a lane, and of a place that says so the tokens one after the other: a lane has
- * four tokens s and two rows p.
- * TIME.  Without such numbers, the flags' way from L2.  With one, about 35 loads behind each other.  If all
- *     are such, by count some 50 ms at B8 T4096 H64.
+ * A warp has 32 places of gate_kernel, a flag a lane.  It takes the tokens of a flagged place one after another: a lane
+ * has four tokens s and two rows p.
+ * TIME.  If no element is lost, loading the flags from L2.  If one is, about 35 dependent loads.  If all are, about 50
+ *     ms by count at B8 T4096 H64.
  * BYTES: 4 a place.
  * CHAIN.  It waits first.  grid: one block a multiprocessor at most; block 256.  Every sum has one fixed order:
  * deterministic. */
@@ -30,7 +30,7 @@ struct LostParams {
 
 constexpr int LOST_BLOCKS = 1;
 
-/* A place's chunk: where its slot begins, its tokens there, and of which head and rows it is. */
+/* A place's chunk: its tokens in a slot, its head and its rows. */
 struct LostPlace {
     int b, head, row0;    /* row0: of the tile */
     int first, end;       /* in the slot */
@@ -85,7 +85,7 @@ GT_DEV float decay_tokens(const float (&delta)[SLOT_CHUNKS][2], float A, int t, 
 }
 
 /* u, y without its gate, of a token t of the slot and the lane's two rows, from `row` on, which may lie behind P.
- * weight: of decay_tokens().  Loads are on their way together: a warp has nothing else to hide them. */
+ * weight: of decay_tokens().  All loads are in flight together: nothing else hides their latency. */
 template <class T>
 GT_DEV float2 ungated(const LostParams& p, const LostPlace& me, int t, int row, float before,
                       const float (&weight)[SLOT_CHUNKS][2]) {
@@ -151,7 +151,7 @@ GT_DEV float2 ungated(const LostParams& p, const LostPlace& me, int t, int row, 
     return u;
 }
 
-/* dz of a token and the lane's two rows, of those that are lost.  dy, z: pairs. */
+/* dz of the lost elements of a token and the lane's two rows.  dy, z: pairs. */
 template <class T>
 GT_DEV void make_lost_token(const LostParams& p, const LostPlace& me, const float (&delta)[SLOT_CHUNKS][2], int t,
                             int row, uint32_t dy, uint32_t z, const bool (&lost)[2]) {
@@ -166,7 +166,7 @@ GT_DEV void make_lost_token(const LostParams& p, const LostPlace& me, const floa
     if (lost[1]) to[1] = (uint16_t)E::pack(gradient(E::hi(dy), E::hi(z), u.y), 0.0f);
 }
 
-/* dz of a place's numbers that are lost. */
+/* dz of a place's lost elements. */
 template <class T>
 GT_DEV void make_lost(const LostParams& p, int64_t place) {
     using E = Element<T>;

@@ -1,80 +1,79 @@
 /* gt/ssd/sm90/gradients.cuh - ssd backward of a chunk on compute capability 9.0, by wgmma: everything but the states.
  *
  * 16-bit activations; N up to 64 as 64, to 128 as 128.  It computes what chunk_gradient_kernel does:
- * mma/gradients.cuh has the formulas and the letters.  A block takes "places" in turn, 64 tokens of one group each,
- * and of a place its heads, and their tiles of 64 rows p, one after another ("steps").  This file has the kernel; each
- * warpgroup has a file.  What is made by token is made by kernels of their own (_tokens.cuh): before, Delta and decay
- * factors; after, da and ddt.
- * With z dy is dy silu(z), which a kernel of its own has made, too (gate.cuh).
+ * mma/gradients.cuh has the formulas and the letters.  A block takes "places" in turn: 64 tokens of one group.  It
+ * takes the heads of a place, and their tiles of 64 rows p, one after another ("steps").  This file has the kernel;
+ * each warpgroup has a file.  Other kernels do the work by token (_tokens.cuh): Delta and decay factors before this
+ * kernel, da and ddt after it.  With z, dy is dy silu(z), which another kernel has made (gate.cuh).
  *
- * WARPGROUPS, each as far ahead of those that need its results as stages and buffers of M allow:
- *     prepare   _block.cuh    where the next place's chunk lies.  Copies of a step as soon as its stage is free: tiles,
- *                             factors and powers by TMA, which one warp starts.  All four warps copy x, dy and NEXT,
- *                             the neighbour's x or dy, by cp.async where they have no maps, and in packed sequences
- *                             where the chunk or its neighbour is not whole.  For N = 64 three of them make B, C and
+ * WARPGROUPS, each as far ahead of the readers of its results as stages and buffers of M allow:
+ *     prepare   _block.cuh    finds the next place's chunk.  It copies a step as soon as its stage is free: one warp
+ *                             starts TMA copies of tiles, factors and powers.  All four warps copy x, dy and NEXT, the
+ *                             neighbour's x or dy, by cp.async if these have no maps, and in packed sequences if the
+ *                             chunk or its neighbour is not whole.  For N = 64 three of them make B, C and
  *                             OTHER, the neighbour's B or C, of the next place
  *     pairs     _pairs.cuh    S = C B^T once; a step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L Delta,
  *                             M = S L Delta, for bf16 with a head's Dskip on the diagonal.  M is handed on before the
  *                             sums are made.  For N = 128 also E from C h^T, beside the sums
  *     inputs    _inputs.cuh   dC += pre dy h;  U = Delta suf B G^T and F from it;  dx = U + M^T dy.  For N = 64 also E
  *     states    _states.cuh   the state between the checkpoint's two chunks (h of the second, G of the first), in
- *                             place, from the neighbour's tokens;  dB += Delta suf x G;  Z from G h^T, whose diagonal
- *                             counts
- * Pairs come with rows t: warp i has the blocks of 16 x 16 left of the diagonal and on it in rows 16 i.
- * What ddt is made of, <x, U> without Delta, is F / Delta and the column sums of Gamma / Delta.  Where Delta is all but
- * 0, F is made without it (factor_of_U).
+ *                             place, from the neighbour's tokens; dB += Delta suf x G; Z from the diagonal of G h^T
+ * Pairs have rows t: in rows 16 i, warp i has the blocks of 16 x 16 up to the diagonal.  ddt needs <x, U> without
+ * Delta: F / Delta plus the column sums of Gamma / Delta.  Where Delta is close to 0, F is made without Delta
+ * (factor_of_U).
  *
  * SHARED MEMORY, KB, of N = 128 and of N = 64 (HopperGradientTraits has every offset): 208 and 219;
  * one block a multiprocessor
  *     B, C, OTHER     48      48     f16, of N = 64 in two copies, of places in turn
- *     stages         112     120     2; 3.  X, DY, NEXT 24: as they came; H, G 32 or 16: f16, one of which states
- *                                    makes in place
- *     M               32      32     two buffers of two panels of 64 x 64: M, of bf16 without z in two terms; or, at the
- *                                    end of a place, W for dC and W for dB, as one more M
+ *     stages         112     120     2; 3.  X, DY, NEXT 24: as they came; H, G 32 or 16: f16; states makes one of them
+ *                                    in place
+ *     M               32      32     two buffers of two panels of 64 x 64: M, of bf16 without z in two terms; or, at
+ *                                    the end of a place, W for dC and W for dB, as one more M
  *     OUT              8       8     dx on its way to memory; dC
  *     floats           7.0    10.6   a stage 2.8: factors, the neighbour's, powers of H, G; a copy 0.75: powers of B, C
  *                                    and OTHER; once 0.6: powers of dC and dB, the largest |S| of a block
  *     records          0.6     0.6   of places, and mbarriers
  * MBARRIERS, made once: stages, buffers and parities are counted over all places of a block.  FULL: a stage's copies
- * have come; who multiplies what cp_async has copied fences it for the asynchronous proxy.  EMPTY: the other three have
- * read the stage.  STATE_MADE: states has made H or G of it, and what undoes its powers, if it is to make any.  M_FULL,
- * M_EMPTY: of M's buffers.
- * PLACES.  PLACE_FULL: the record of a place is there.  GROUP_FULL: B, C and OTHER are.  With one copy (N = 128) those
- * that multiply make them, each one what it needs last; with two GROUP_EMPTY says that they are read.  SHARES_MADE: the
- * powers of dC and dB, from the last step's left operands on, so that pairs makes W while inputs still makes dx.  W_FULL,
- * W_EMPTY: of W for dB, beside M_FULL and M_EMPTY of W for dC.  No barrier is of all: a role whose part of a place is
- * done begins with the next, whose copies have come meanwhile.  None is more than a place ahead of another, as W shows.
+ * have arrived; warps that multiply data from cp_async first fence it for the asynchronous proxy.  EMPTY: the other
+ * three have read the stage.  STATE_MADE: states has made H or G of the stage and the inverses of its powers, if the
+ * chunk makes a state.  M_FULL, M_EMPTY: of M's buffers.
+ * PLACES.  PLACE_FULL: the record of a place is written.  GROUP_FULL: B, C and OTHER are made.  With one copy (N = 128)
+ * the other three make them, a tile each; with two, GROUP_EMPTY says that they are read.  SHARES_MADE: the powers of dC
+ * and dB are final, once the last step's left operands are made; so pairs makes W while inputs still makes dx.  W_FULL,
+ * W_EMPTY: of W for dB, beside M_FULL and M_EMPTY of W for dC.  No barrier is for all warps: a role that is done with a
+ * place begins the next one, whose copies have come meanwhile.  W keeps every role within a place of the others.
  * REGISTERS a thread: pairs 144 (S 32, W 32, dS or C h^T 32), inputs and states 160 (dC or dB 64, product 32, dy or x
  *     16, or 32 as fp32; the neighbour's rows 32), prepare 48.
  *
- * CODE.  A multiprocessor keeps 32 KB of instructions; loops of more come anew every step, at 7.7 bytes a clock
- * (measured on an H200; forms of this kernel of 58 and 45 KB take 8,300 and 6,000 clocks a step).  So inputs and states
- * share what they can, rare ways are branches, and nothing that is made by token is made here.  Without z what runs in
- * a step has about 33 KB, with z 37; 100 instructions less are 2 to 6 % where there are
- * more than 32 KB.  A form of 27 KB, by loops, is
- * slower: a step's way through its stage binds it (docs/performance.md).
+ * CODE.  A multiprocessor keeps 32 KB of instructions.  A longer loop is fetched again every step, at 7.7 bytes a clock
+ * on an H200: forms of this kernel of 58 and 45 KB take 8,300 and 6,000 clocks a step.  So inputs and states share
+ * code, rare paths are branches, and other kernels do the work by token.  The code of a step has about 33 KB, with z
+ * 37; above 32 KB, 100 instructions less save 2 to 6 %.  A form of 27 KB, by loops, is slower: its bound is a step's
+ * way through its stage (docs/performance.md).
  *
- * NUMBERS.  x, dy are operands as they are in dS and M^T dy; M is of their type: bf16, in two terms in the blocks on
- * the diagonal, or f16 times powers of two.  For products with states they are f16 from
- * registers, times their decay and a power of two that a token keeps over the heads, as long as it holds (StateShare):
- * dC and dB are summed where the products are made.  B, C: f16, a power a row; h, G as saved, a power for 16 rows,
- * which goes into the left operand or, for columns, behind the product.  The state that the chunk makes: exp(sum a) h
- * as a product too, with a diagonal left operand.
+ * NUMBERS.  In dS and M^T dy, x and dy are operands without conversion.  M has their type: bf16, in two terms in the
+ * blocks on the diagonal, or f16 times powers of two.  For products with states x and dy are f16 from registers, times
+ * their decay and a power of two.  A token keeps its power over the heads as long as it holds (StateShare), so dC and
+ * dB are summed in the products' accumulators.  B, C: f16, a power a row.  h, G: as saved, a power for 16 rows, which
+ * goes into the left operand or, for columns, behind the product.  The state that the chunk makes: exp(sum a) h is a
+ * product too, with a diagonal left operand.
  * GATE.  With z dy is f16, times a power of two for 16 rows, rounded once, from fp32 (gate.cuh).  x stays as it is:
- * in dS dy is two terms of bf16, which hold an f16 exactly.  M is f16.  What undoes dy's powers is in the factors of rows
- * t, which chunk_factors_kernel has multiplied.
+ * in dS dy is two terms of bf16, which hold an f16 exactly.  M is f16.  The factors of rows t contain the inverses of
+ * dy's powers, by chunk_factors_kernel.
  * POWERS of M as f16: one for 16 columns s and a head (power_of_M()), which U_s has, too.
- * N > 128: launches of 128 columns, all of them this kernel's.  Each makes dB and dC of its columns.  The first ones
- * leave their sum of dx in fp32, to which the last adds.  chunk_times_kernel adds the sums by token of all.
+ * N > 128: launches of 128 columns, all of them this kernel's.  Each makes dB and dC of its columns.  The first
+ * launches store their sum of dx in fp32, and the last one adds to it.  chunk_times_kernel adds the sums by token of
+ * all.
  *
  * PRODUCTS a step, clocks at full rate (N = 128, bf16): dS 128, M^T dy 256, C h^T, B G^T, dy h, x G 1024, the state
  *     made 512, G h^T 256.
  * BYTES a token and head: as chunk_gradient_kernel, but no dt and ddt; factors 45 read, sums 29 written a tile
- *     (_tokens.cuh).  Those of states at N < 64 are N's, zeros beyond are not read.
- * CHAIN.  Barriers, B and C, for which inputs of the call do, come before the kernel before is done.  All else waits.
+ *     (_tokens.cuh).  At N < 64 states have N columns: zeros beyond are not read.
+ * CHAIN.  Making barriers and loading B and C, inputs of the call, does not wait for the kernel before.  All else
+ * waits.
  * grid: one block a multiprocessor, or fewer; block 512.  Blocks take places in turn, of [B, slots of 128 tokens, G],
- * two chunks each; with z, where dy silu(z) lies in dx, both chunks of a slot one after the other.  The code of a block
- * comes from L2 when it begins, which takes 8 us (an H200) before its first step, and in part anew with each place.  Every
+ * two chunks each; with z, if dy silu(z) lies in dx, both chunks of a slot one after the other.  A block first loads
+ * its code from L2, which takes 8 us (an H200) before its first step; part of it is loaded again at each place.  Every
  * sum has one fixed order: deterministic. */
 #ifndef GT_SSD_SM90_GRADIENTS_CUH
 #define GT_SSD_SM90_GRADIENTS_CUH
@@ -87,10 +86,10 @@
 namespace gt {
 namespace ssd {
 
-/* inputs (0) and states (1), as one code: of a step's product with a state, and of dC or dB.  FULL says that prepare has
- * filled the stage.  STATE_MADE says that states has made h (second chunk, which both read first) or G (first chunk, which
- * inputs reads first for N = 128, else behind dC), or that it has not to.  inputs gives the stage back, by EMPTY, before it
- * stores dx. */
+/* inputs (0) and states (1) share this code: a step's product with a state, and dC or dB.  FULL says that prepare has
+ * filled the stage.  STATE_MADE says that states has made its state, or has none to make.  In a second chunk the state
+ * is h, which both read first.  In a first chunk it is G, which inputs reads first for N = 128, else after dC.  inputs
+ * gives the stage back, by EMPTY, before it stores dx. */
 template <class C>
 GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
     const WarpRows at(shfl_idx(warp_id(), 0));
@@ -109,20 +108,19 @@ GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
         wait_for_chain();
         if (me.tokens == 0) break;
         share = StateShare<C>();
-        mbarrier_wait(me.group_barrier(C::GROUP_FULL), me.group_parity());
-        if (C::M_HAS_POWER && !which) mbarrier_wait(smem + C::S_MADE, number % 2); /* S_MOST */
+        me.groups().wait_full(number);
+        if (C::M_HAS_POWER && !which) Ring<1, C::S_MADE>{smem}.wait_full(number); /* S_MOST */
         GT_NO_UNROLL
         for (int step = 0; step < me.steps; step++) {
-            const int stage = me.stage_of(step), parity = me.parity_of(step);
-            const uint32_t tiles = me.stage(step);
+            const uint32_t n = me.in_stages(step), tiles = me.stage(step);
             wait_for_rows(me, step);
             if (which) {
                 if (me.makes_state()) make_hopper_state(me, at, step);
-                mbarrier_arrive(me.smem + C::STATE_MADE + 8 * stage);
+                me.states().fill(n);
             }
-            const auto wait_for_state = [&] { mbarrier_wait(me.smem + C::STATE_MADE + 8 * stage, parity); };
+            const auto wait_for_state = [&] { me.states().wait_full(n); };
             if (which || me.second || C::PAIRS_MAKE_E) wait_for_state();
-            float product[8][4]; /* inputs: C h^T or, where that is for pairs, B G^T already; states: G h^T */
+            float product[8][4]; /* inputs: C h^T or, if pairs makes that, B G^T; states: G h^T */
             {
                 uint32_t a[4][4];
                 const uint32_t left = me.tile_of(C::PAIRS_MAKE_E ? C::B : C::C);
@@ -144,7 +142,7 @@ GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
                 wgmma_wait<0>();
             }
             if (which) {
-                mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
+                me.stages().free(n);
                 continue;
             }
             if constexpr (!C::PAIRS_MAKE_E) {
@@ -158,28 +156,20 @@ GT_DEV void sums_role(const HopperGradientParams& p, uint32_t smem, int which) {
     }
 }
 
-/* All threads: once, for all places.  Zeros in M, whose blocks with s > t nobody writes. */
+/* All threads: once, for all places.  Writes zeros to M: no role writes its blocks with s > t. */
 template <class C>
 GT_DEV void init_barriers(const HopperGradientParams& p, uint32_t smem) {
     const int thread = thread_id();
-    const auto init = [&](int barrier, int count) { mbarrier_init(smem + barrier + 8 * thread, count); };
-    if (thread < C::STAGES) {
-        init(C::FULL, has_only_maps(p) ? 32 : 2 * C::WARPGROUP); /* one warp hands over */
-        init(C::EMPTY, C::CONSUMER_THREADS);
-        init(C::STATE_MADE, C::WARPGROUP);
-    }
-    if (thread < C::M_BUFFERS) init(C::M_FULL, C::WARPGROUP), init(C::M_EMPTY, C::WARPGROUP);
-    if (thread < C::GROUP_COPIES) {
-        init(C::GROUP_FULL, C::GROUP_COPIES > 1 ? 96 : C::CONSUMER_THREADS); /* prepare, or those that multiply */
-        if (C::GROUP_COPIES > 1) init(C::GROUP_EMPTY, C::CONSUMER_THREADS);
-    }
-    if (thread < C::PLACES) init(C::PLACE_FULL, 32);
-    if (thread == 0) {
-        if (C::M_HAS_POWER) init(C::S_MADE, C::WARPGROUP);
-        init(C::SHARES_MADE, 2 * C::WARPGROUP);
-        init(C::W_FULL, C::WARPGROUP);
-        init(C::W_EMPTY, C::WARPGROUP);
-    }
+    typename C::Stages{smem}.init(thread, has_only_maps(p) ? 32 : 2 * C::WARPGROUP, /* one warp hands over */
+                                  C::CONSUMER_THREADS);
+    typename C::States{smem}.init(thread, C::WARPGROUP);
+    typename C::Buffers{smem}.init(thread, C::WARPGROUP, C::WARPGROUP);
+    typename C::Groups{smem}.init(thread, C::GROUP_COPIES > 1 ? 96 : C::CONSUMER_THREADS, /* prepare, or multipliers */
+                                  C::CONSUMER_THREADS);
+    typename C::Places{smem}.init(thread, 32);
+    if (C::M_HAS_POWER) Ring<1, C::S_MADE>{smem}.init(thread, C::WARPGROUP);
+    Ring<1, C::SHARES_MADE>{smem}.init(thread, 2 * C::WARPGROUP);
+    typename C::WForStates{smem}.init(thread, C::WARPGROUP, C::WARPGROUP);
     GT_NO_UNROLL
     for (int i = thread; i < (C::OUT - C::M) / 16; i += C::THREADS) sts<uint4>(smem + C::M + 16 * i, {0, 0, 0, 0});
     fence_async_proxy();

@@ -1,10 +1,11 @@
 /* gt/ssd/sm90/gradients_block.cuh - blocks of chunk_gradient_hopper_kernel (gradients.cuh): records of tokens and sums
- * in memory, layout of shared memory, the place at hand, B and C as f16, the warpgroup that prepares, and the rows of a
+ * in memory, layout of shared memory, the current place, B and C as f16, the warpgroup that prepares, and the rows of a
  * warp. */
 #ifndef GT_SSD_SM90_GRADIENTS_BLOCK_CUH
 #define GT_SSD_SM90_GRADIENTS_BLOCK_CUH
 
 #include "../../base/bulk.cuh"
+#include "../../base/ring.cuh"
 #include "../../base/wgmma.cuh"
 #include "../problem.cuh"
 #include "../mma/chunk.cuh"
@@ -12,15 +13,15 @@
 namespace gt {
 namespace ssd {
 
-/* ---- what is made by token -------------------------------------------------------------------------------------- */
+/* ---- records by token ------------------------------------------------------------------------------------------- */
 
-/* Of a chunk and head, with z of a tile of it, in floats.  First what the neighbour's step reads, too: what each token
- * weighs in the state that the neighbour makes, PRE of the second chunk, WEIGHTS = Delta SUF of the first, and behind
- * either exp(sum a), by which that state's step multiplies the one before.  Then factors of mma/chunk.cuh, DIAGONAL's of a
- * block of 16 tokens as one square of 8 x 8: row t has L_ts, s <= t, of the first half, column t those of the second, s < t.
- * AFTER: exp(a of all blocks behind a block).  With POWERS, for M as f16, also by blocks of 16 t what undoes the powers of
- * dy, and what a block of |S| times is at least |M|; the head's Dskip.  Factors and weights of rows of dy then have what
- * undoes its power in them. */
+/* The record of a chunk and head, in floats; with z, of a chunk, head and tile.  First the part that the neighbour's
+ * step reads, too: each token's weight in the state that the neighbour makes.  The weights are PRE of the second chunk,
+ * WEIGHTS = Delta SUF of the first.  exp(sum a) follows both: the neighbour's step multiplies its old state by it.
+ * Then factors of mma/chunk.cuh.  DIAGONAL of a block of 16 tokens is one square of 8 x 8: row t has L_ts, s <= t, of
+ * the first half; column t has L_ts, s < t, of the second.  AFTER: exp(a of all blocks behind a block).  With POWERS,
+ * for M as f16, also two numbers for each block of 16 t: the inverse of dy's power, and b such that b * max|S| >= |M|;
+ * and the head's Dskip.  Factors and weights of rows of dy then contain the inverse of its power. */
 template <bool POWERS>
 struct ChunkTokens {
     static constexpr int PRE = 0, KEPT = CHUNK, SKIP = KEPT + 1, GROWTH = KEPT + 2;
@@ -43,8 +44,9 @@ struct ChunkTokens {
     }
 };
 
-/* Of a slab, chunk, head and tile, in floats: what da, ddt and dDskip are made of, the latter of dy with its powers.  PAIRS, [i][k]: Gamma of row k
- * with block i of s before k's, or Gamma / Delta of column k with block i + 1 of t behind k's. */
+/* Sums of a slab, chunk, head and tile, in floats, for da, ddt and dDskip; dy in the latter's sums still has its
+ * powers.  PAIRS, [i][k]: Gamma of row k with block i of s before k's, or Gamma / Delta of column k with block i + 1 of
+ * t behind k's. */
 struct ChunkSums {
     static constexpr int PAIRS = 0, DIAGONAL = 3 * CHUNK;       /* [k] */
     static constexpr int E = DIAGONAL + CHUNK, F = E + CHUNK;   /* [t], [s] */
@@ -54,11 +56,12 @@ struct ChunkSums {
 };
 GT_HD int chunk_sums(const Problem& in) { return ChunkSums::COUNT + (in.skip_per_channel ? 4 * CHUNK : 0); }
 
-/* They lie in the tokens' record, from OWN on, if a tile has one of its own and there is one slab: over factors that the
- * chunk's own step alone reads, and has in shared memory by then; with Dskip per channel beyond them, too. */
+/* The sums lie in the tokens' record, from OWN on, if every tile has its own record and there is one slab.  They
+ * replace factors that only the chunk's own step reads, and has copied to shared memory by then.  With Dskip per
+ * channel they extend beyond these. */
 static_assert(ChunkTokens<false>::OWN + ChunkSums::COUNT <= ChunkTokens<false>::COUNT, "room for them");
 
-/* U has Delta as a factor unless that is so small that what has it as a factor does not tell what has not. */
+/* U has Delta as a factor, unless Delta is too small to divide out again. */
 constexpr float LEAST_DELTA = 0x1p-20f;
 GT_DEV float factor_of_U(float delta) { return fabsf(delta) > LEAST_DELTA ? delta : 1.0f; }
 
@@ -68,17 +71,17 @@ GT_DEV float factor_of_U(float delta) { return fabsf(delta) > LEAST_DELTA ? delt
  * each.  x and dy: [B][T][H P], in boxes of 64 tokens. */
 struct HopperGradientParams : ChunkGradientParams {
     TensorMap h_map, G_map, x_map, dy_map;
-    int has_h, has_G; /* else the map is of something else, and nothing of it is read: zeros */
+    int has_h, has_G; /* 0: the map is of another tensor, and every box is read as zeros */
     int has_rows;     /* x and dy have maps */
     int heads, steps; /* of a group; of a place */
-    int clears;       /* the sums of chunks that there are not: those of several launches are added as one */
+    int clears;       /* the sums of chunks that do not exist: sums of several launches are added as one */
     int in_twos; /* With z: dy lies in dx.  The first chunk of a slot reads dy of the second, so one block takes both */
     int records, record_count, sums_count; /* of TokenParams */
     float *tokens, *sums, *inverses;       /* of TokenParams; the latter two from this slab's first on */
 };
 
-/* Whether a block takes a place (find_chunk()).  Of packed sequences most places may have no chunk: those behind the
- * last chunk count only where their sums are to be cleared. */
+/* Whether a block takes a place (find_chunk()).  In packed sequences most places may have no chunk.  Places behind the
+ * last chunk count only if their sums must be cleared. */
 GT_DEV bool has_place(const HopperGradientParams& p, int64_t place) {
     const Problem& in = p.in;
     const bool all = p.clears || !in.sequences.cu_seqlens;
@@ -98,15 +101,14 @@ struct HopperGradientTraits {
     static constexpr bool M_HAS_POWER = M_TERMS == 1; /* of 16 columns and a head: power_of_M() */
     using Tokens = ChunkTokens<M_HAS_POWER>;
     static constexpr bool PAIRS_MAKE_E = N > 64; /* E; else inputs, whose products are shorter then */
-    static constexpr bool M_HAS_SKIP =
-        std::is_same<T, bf16>::value; /* f16 would round what dx consists of for the most */
+    static constexpr bool M_HAS_SKIP = std::is_same<T, bf16>::value; /* f16 would round the main part of dx */
     /* bytes */
     static constexpr int PANEL = CHUNK * 128, STATE = PANELS * PANEL;
     static constexpr int B = 0, C = B + STATE, OTHER = C + STATE; /* the neighbour's B or C */
     static constexpr int TILES = OTHER + STATE, STAGE0 = GROUP_COPIES * TILES;
     static constexpr int X = 0, DY = X + PANEL, NEXT = DY + PANEL, H = NEXT + PANEL, G = H + STATE; /* of a stage */
     static constexpr int STAGE = G + STATE;
-    /* M: terms of it, or W for dC and W for dB */
+    /* M: its terms, or W for dC and W for dB */
     static constexpr int M = STAGE0 + STAGES * STAGE, OUT = M + M_BUFFERS * M_PANELS * PANEL;
     static constexpr int FLOATS = OUT + PANEL;
     /* floats, from FLOATS */
@@ -127,35 +129,41 @@ struct HopperGradientTraits {
     static constexpr int GROUP_EMPTY = GROUP_FULL + 8 * GROUP_COPIES;
     static constexpr int S_MADE = GROUP_EMPTY + 8 * GROUP_COPIES, SHARES_MADE = S_MADE + 8;
     static constexpr int W_FULL = SHARES_MADE + 8, W_EMPTY = W_FULL + 8, PLACE_FULL = W_EMPTY + 8;
-    /* Records of places, in a ring.  Copies are at most STAGES steps ahead of who reads the oldest record */
+    /* Records of places, in a ring.  Copies are at most STAGES steps ahead of readers of the oldest record */
     static constexpr int PLACES = 8, PLACE_BYTES = 64;
     static constexpr int PLACE = (PLACE_FULL + 8 * PLACES + 15) / 16 * 16;
     static constexpr int SMEM = PLACE + PLACES * PLACE_BYTES;
+    using Stages = Ring<STAGES, FULL, EMPTY>;
+    using States = Ring<STAGES, STATE_MADE>; /* free as its stage is */
+    using Buffers = Ring<M_BUFFERS, M_FULL, M_EMPTY>;
+    using Groups = Ring<GROUP_COPIES, GROUP_FULL, (GROUP_COPIES > 1 ? GROUP_EMPTY : NO_BARRIER)>;
+    using Places = Ring<PLACES, PLACE_FULL>;
+    using WForStates = Ring<1, W_FULL, W_EMPTY>; /* W for dB */
     static_assert(MADE % 4 == 0 && STATE_INVERSES % 4 == 0 && W_MOST % 4 == 0, "read by 16 bytes");
     static_assert(FULL % 8 == 0 && SMEM <= 227 * 1024, "fits sm_90");
 };
 
-/* Where the rows of a place's chunk lie. */
+/* The rows of a place's chunk. */
 struct PlaceChunk {
     int64_t first;
     int b, tokens;
 };
 
-/* What a block works on: its `number`th place, whose record find_place() has left in shared memory.  Stages,
- * buffers of M and parities are counted over all places of a block: `before` are the steps of those before, modulo
- * 2 * STAGES, M_before how often M and W were handed on, modulo 4. */
+/* A block's `number`th place, whose record find_place() has left in shared memory.  Stages, buffers of M and parities
+ * are counted over all places of a block.  before: the steps of earlier places, modulo 2 * STAGES.  M_before: how often
+ * M and W were handed on, modulo 4. */
 template <class C>
 struct HopperBlock : ChunkPlace {
     float* sums; /* of step 0 */
     int sums_count;
     int number, before, M_before;
-    bool by_maps; /* x and dy come by TMA: rows of a box that are not the chunk's lie past the tensor's end */
+    bool by_maps; /* x and dy come by TMA: rows of a box beyond the chunk lie past the tensor's end */
 
     /* Waits for the record, whose tokens are 0 behind the last place. */
     GT_METHOD HopperBlock(const HopperGradientParams& p, uint32_t first_byte, int place_number) : number(place_number) {
         this->smem = first_byte;
         this->warp = shfl_idx(warp_id(), 0);
-        mbarrier_wait(this->smem + C::PLACE_FULL + 8 * (number % C::PLACES), number / C::PLACES % 2);
+        typename C::Places{this->smem}.wait_full(number);
         const uint32_t record = this->record();
         const uint4 a = lds<uint4>(record), b = lds<uint4>(record + 16), c = lds<uint4>(record + 32);
         this->first = (int64_t)((uint64_t)a.y << 32 | a.x);
@@ -171,41 +179,41 @@ struct HopperBlock : ChunkPlace {
     GT_METHOD float value(int offset) const { return lds<float>(address(offset)); }
     GT_METHOD uint32_t record() const { return this->smem + C::PLACE + number % C::PLACES * C::PLACE_BYTES; }
     GT_METHOD int place() const { return lds<int>(record() + 48); }
-    /* From the record again. */
+    /* Reads the record again. */
     GT_METHOD PlaceChunk chunk() const {
         const uint4 a = lds<uint4>(record());
         return {(int64_t)((uint64_t)a.y << 32 | a.x), (int)a.z, lds<int>(record() + 24)};
     }
-    /* The number of step 0 among those of all blocks. */
+    /* The number of step 0 among the steps of all blocks. */
     GT_METHOD int64_t first_step(const HopperGradientParams& p) const {
         return (this->row(p.slots) * p.in.H + this->g * p.heads) * p.in.tiles;
     }
     GT_METHOD float* step_sums(int step) const { return sums + step * sums_count; }
 
-    GT_METHOD int stage_of(int step) const { return (uint32_t)(before + step) % C::STAGES; }
-    GT_METHOD int parity_of(int step) const { return (uint32_t)(before + step) / C::STAGES % 2; }
+    GT_METHOD typename C::Stages stages() const { return {this->smem}; }
+    GT_METHOD typename C::States states() const { return {this->smem}; }
+    GT_METHOD typename C::Buffers buffers() const { return {this->smem}; }
+    GT_METHOD typename C::Groups groups() const { return {this->smem}; }
+    GT_METHOD typename C::WForStates W_for_states() const { return {this->smem}; }
+    /* The number of a step in stages() and states(), and of its M in buffers().  W counts as M of one more step. */
+    GT_METHOD uint32_t in_stages(int step) const { return (uint32_t)(before + step); }
+    GT_METHOD int in_buffers(int step) const { return M_before + step; }
+    GT_METHOD int stage_of(int step) const { return in_stages(step) % C::STAGES; }
     GT_METHOD uint32_t stage(int step) const { return this->smem + C::STAGE0 + stage_of(step) * C::STAGE; }
     GT_METHOD int factor(int step, int offset) const { return C::FACTORS + stage_of(step) * C::Tokens::COUNT + offset; }
-    /* What undoes the power of dy's rows in a block of 16.  bf16 has none. */
+    /* The inverse of the power of dy's rows in a block of 16.  bf16 has no power. */
     GT_METHOD float dy_inverse(int step, int block) const {
         if constexpr (!C::M_HAS_POWER) return 1.0f;
         return this->value(factor(step, C::Tokens::DY_INVERSE) + block);
     }
     GT_METHOD int made_cell(int step) const { return C::MADE + stage_of(step) * C::MADE_FLOATS; }
-    /* of M of a step, and of W as that of one step more */
-    GT_METHOD int buffer_of(int step) const { return (M_before + step) % 2; }
-    GT_METHOD int buffer_parity(int step) const { return (M_before + step) / 2 % 2; }
-    GT_METHOD uint32_t M(int step) const { return this->smem + C::M + buffer_of(step) * C::M_PANELS * C::PANEL; }
-    GT_METHOD uint32_t M_full(int step) const { return this->smem + C::M_FULL + 8 * buffer_of(step); }
-    GT_METHOD uint32_t M_empty(int step) const { return this->smem + C::M_EMPTY + 8 * buffer_of(step); }
-    /* B, C or OTHER; what undoes the powers of their rows */
+    GT_METHOD uint32_t M(int step) const {
+        return this->smem + C::M + in_buffers(step) % C::M_BUFFERS * C::M_PANELS * C::PANEL;
+    }
+    /* B, C or OTHER; the inverses of their rows' powers */
     GT_METHOD uint32_t tile_of(int offset) const { return this->smem + number % C::GROUP_COPIES * C::TILES + offset; }
     GT_METHOD int inverses(int offset) const { return number % C::GROUP_COPIES * C::INVERSES + offset; }
-    GT_METHOD uint32_t group_barrier(int barrier) const {
-        return this->smem + barrier + 8 * (number % C::GROUP_COPIES);
-    }
-    GT_METHOD int group_parity() const { return number / C::GROUP_COPIES % 2; }
-    GT_METHOD int S_most(int block) const { /* made where it is needed: kept over the steps it would be spilled */
+    GT_METHOD int S_most(int block) const { /* made at each use: over the steps it would be spilled */
         return C::S_MOST + (made_here(number) % 2 * BLOCKS + block) * BLOCKS;
     }
 };
@@ -218,8 +226,8 @@ enum { PAIRS_BARRIER = 1, INPUTS_BARRIER, MADE_BARRIER };
 /* Which of B (0), C (1) and OTHER (2), the neighbour's B or C. */
 enum { TILE_B, TILE_C, TILE_OTHER };
 
-/* A warp's 16 rows of B, C or OTHER: loaded, then stored as f16 panels, a power of two a row, beside what undoes it;
- * OTHER's divided by WEIGHT_RANGE, too. */
+/* A warp's 16 rows of B, C or OTHER: loaded, then stored as f16 panels, a power of two a row, beside its inverse.
+ * OTHER is divided by WEIGHT_RANGE, too. */
 template <class C>
 struct PlaceRows {
     uint4 x[4][C::PANELS];
@@ -252,7 +260,8 @@ struct PlaceRows {
             if (exists) x[k][i] = ldg<uint4>(from);
         });
     }
-    /* As they come, to where store() puts them: no registers wait for them.  The lane finds them by find(). */
+    /* Copies rows unconverted to the place of store(), so that no registers wait for them.  The lane reads them by
+     * find(). */
     GT_METHOD static void copy(const Problem& in, const HopperBlock<C>& me, int tile, int part) {
         each(in, me, tile, part, [&](bool exists, const uint16_t* from, int k, int i) {
             cp_async<16>(address(me, tile, part, k, i), exists ? static_cast<const void*>(from) : in.Bm,
@@ -286,7 +295,7 @@ struct PlaceRows {
     }
 };
 
-/* Where there is one copy of B, C and OTHER, those that multiply make them, a tile each. */
+/* With one copy of B, C and OTHER, the roles that multiply make them, a tile each. */
 template <class C>
 GT_DEV void convert_group_rows(const Problem& in, const HopperBlock<C>& me, int tile) {
     if (me.tokens > 0 && (tile < TILE_OTHER || me.makes_state())) {
@@ -295,13 +304,13 @@ GT_DEV void convert_group_rows(const Problem& in, const HopperBlock<C>& me, int 
         rows.store(me, tile, me.warp % 4);
     }
     fence_async_proxy();
-    mbarrier_arrive(me.group_barrier(C::GROUP_FULL));
+    me.groups().fill(me.number);
 }
 
 /* ---- the preparing warps: copies -------------------------------------------------------------------------------- */
 
 /* A warp's 16 rows of x, of dy or of the neighbour's tokens.  A lane has row lane / 8 of every four, piece lane % 8,
- * from `from` on, and steps of `pitch` elements a row.  rows, columns: that there are; others become zeros. */
+ * from `from` on, and steps of `pitch` elements a row.  rows, columns: existing ones; others become zeros. */
 GT_DEV void copy_panel(int warp, uint32_t tile, const uint16_t* from, int64_t pitch, int rows, int columns) {
     const int lane = here(), row0 = 16 * warp + lane / 8, piece = lane % 8;
     const uint32_t address = tile + panel_at<128>(row0, piece);
@@ -313,8 +322,8 @@ GT_DEV void copy_panel(int warp, uint32_t tile, const uint16_t* from, int64_t pi
     }
 }
 
-/* Where a step is in the tensors; advance() goes to the next.  x, dy: the lane's first row, in elements, where they do
- * not come by maps. */
+/* A step's position in the tensors; advance() goes to the next step.  x, dy: without maps the lane's first row, in
+ * elements. */
 template <class C>
 struct StepSource {
     int64_t x, dy;
@@ -332,8 +341,8 @@ struct StepSource {
         x = offset_of(in.x_stride, me.b, me.first + row, head) + 8 * piece;
         dy = offset_of(in.dy_stride, me.b, me.first + row, head) + 8 * piece;
     }
-    /* Starts all bulk copies of the step, by one warp: h, G, x, dy and NEXT where they have maps, factors of the chunk
-     * and of its neighbour, what undoes the states' powers and those of dy.  What is not there comes as zeros. */
+    /* Starts all bulk copies of the step, by one warp: h, G; x, dy and NEXT where they have maps; factors of the chunk
+     * and of its neighbour; the inverses of the powers of states and dy.  Missing states and rows become zeros. */
     GT_METHOD void load(const HopperGradientParams& p, const HopperBlock<C>& me, int step, uint32_t full) const {
         const uint32_t stage = me.stage(step);
         GT_NO_UNROLL
@@ -400,8 +409,8 @@ struct StepSource {
 
 /* ---- powers ------------------------------------------------------------------------------------------------------ */
 
-/* The power of the columns s of M_ts = S_ts L_ts Delta_s + Dskip (t = s) times what undoes dy_t, for a block of 16 s:
- * no t >= s exceeds f16 then.  skip: 0 where Dskip is added apart. */
+/* The power of a block of 16 columns s of M_ts = S_ts L_ts Delta_s + Dskip (t = s), times the inverse of dy_t.  With
+ * this power no M_ts, t >= s, exceeds f16.  skip: 0 where Dskip is added apart. */
 template <class C>
 GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int block, float skip) {
     const float4 S = lds<float4>(me.address(me.S_most(block))),
@@ -412,7 +421,7 @@ GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int block, float ski
 
 /* ---- the preparing warps ---------------------------------------------------------------------------------------- */
 
-/* A block's first place, and the one behind one of its own.  Of dy as bf16 none are in twos. */
+/* A block's first place, and the block's place after `place`.  With dy as bf16 no places are in twos. */
 template <class C>
 GT_DEV bool in_twos(const HopperGradientParams& p) {
     return C::M_HAS_POWER && p.in_twos;
@@ -426,8 +435,9 @@ GT_DEV int next_place(const HopperGradientParams& p, int place) {
     return place + (!in_twos<C>(p) ? grid_x() : place % 2 == 0 ? 1 : 2 * grid_x() - 1);
 }
 
-/* Of places without a chunk it clears the sums; the next one with a chunk, or that there is none, goes to the record
- * of `number`.  One warp; place: where it begins, and what it has found.  before, M_before: see HopperBlock. */
+/* Finds the next place with a chunk and writes it to the record of `number`, or writes that none is left.  Clears the
+ * sums of places without a chunk.  One warp.  place: on entry the first to look at, on return the one found.  before,
+ * M_before: see HopperBlock. */
 template <class C>
 GT_DEV void find_place(const HopperGradientParams& p, uint32_t smem, int number, int& place, int before, int M_before) {
     ChunkPlace me = {};
@@ -450,15 +460,15 @@ GT_DEV void find_place(const HopperGradientParams& p, uint32_t smem, int number,
         four(2, me.g | (int64_t)before << 32, M_before, me.second + 2 * by_maps);
         sts<int>(record + 48, place);
     }
-    mbarrier_arrive(smem + C::PLACE_FULL + 8 * (number % C::PLACES));
+    typename C::Places{smem}.fill(number);
 }
 
 /* Whether one warp makes all copies of rows: no place has others. */
 GT_DEV bool has_only_maps(const HopperGradientParams& p) { return p.has_rows && !p.in.sequences.cu_seqlens; }
 
-/* A step: as soon as its stage is free, its copies.  Nobody waits for them here.  Where all places have maps it is the
- * work of warp 0, which arrives at FULL alone; else each thread arrives twice, once by its cp_async.  Warp 0 finds the
- * places, the others make B, C and OTHER of the next one where there are two copies of them. */
+/* Starts a step's copies as soon as its stage is free, and does not wait for them.  Where all places have maps, warp 0
+ * does this and arrives at FULL alone.  Else each thread arrives twice, once by its cp_async.  Warp 0 finds the places,
+ * the others make B, C and OTHER of the next one where there are two copies of them. */
 template <class C>
 GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
     const int warp = shfl_idx(warp_id(), 0) - C::CONSUMER_THREADS / 32;
@@ -472,33 +482,33 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
         if (me.tokens == 0) return;
         place = next_place<C>(p, place);
         before = (before + me.steps) % (2 * C::STAGES), M_before = (M_before + me.steps + 1) % 4;
-        if (C::GROUP_COPIES > 1 && warp > 0) {
-            const int tile = warp - 1;
-            mbarrier_wait(me.group_barrier(C::GROUP_EMPTY), 1 - me.group_parity());
-            if (tile < TILE_OTHER || me.makes_state()) {
-                GT_NO_UNROLL
-                for (int part = 0; part < 4; part++) PlaceRows<C>::copy(p.in, me, tile, part);
-                cp_async_commit();
-                cp_async_wait<0>();
-                GT_NO_UNROLL
-                for (int part = 0; part < 4; part++) {
-                    PlaceRows<C> rows;
-                    rows.find(me, tile, part);
-                    rows.store(me, tile, part);
+        if constexpr (C::GROUP_COPIES > 1)
+            if (warp > 0) {
+                const int tile = warp - 1;
+                me.groups().wait_free(me.number);
+                if (tile < TILE_OTHER || me.makes_state()) {
+                    GT_NO_UNROLL
+                    for (int part = 0; part < 4; part++) PlaceRows<C>::copy(p.in, me, tile, part);
+                    cp_async_commit();
+                    cp_async_wait<0>();
+                    GT_NO_UNROLL
+                    for (int part = 0; part < 4; part++) {
+                        PlaceRows<C> rows;
+                        rows.find(me, tile, part);
+                        rows.store(me, tile, part);
+                    }
                 }
+                fence_async_proxy();
+                me.groups().fill(me.number);
             }
-            fence_async_proxy();
-            mbarrier_arrive(me.group_barrier(C::GROUP_FULL));
-        }
         if (alone && warp > 0) continue;
         StepSource<C> source;
         wait_for_chain(); /* h, G and their powers; factors */
         source.start(p, me, warp);
         GT_NO_UNROLL
         for (int step = 0; step < me.steps; step++) {
-            const int stage = me.stage_of(step);
-            const uint32_t full = me.smem + C::FULL + 8 * stage;
-            mbarrier_wait(me.smem + C::EMPTY + 8 * stage, 1 - me.parity_of(step));
+            const uint32_t full = me.stages().full(me.in_stages(step));
+            me.stages().wait_free(me.in_stages(step));
             if (warp == 0) source.load(p, me, step, full);
             if (!alone) {
                 if (!me.by_maps) source.copy(p, me, warp, me.stage(step));
@@ -515,8 +525,8 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
 
 /* ---- rows of a warp, operands ----------------------------------------------------------------------------------- */
 
-/* Of a warp in its warpgroup: rows 16 warp ... of every product; of a lane, rows row and row + 8, of every 8 columns
- * 2 j, 2 j + 1. */
+/* The rows of a warp in its warpgroup: 16 warp ... of every product.  A lane has rows row and row + 8, and of every 8
+ * columns 2 j, 2 j + 1. */
 struct WarpRows {
     int warp, g, j, row;
     uint32_t address0;
@@ -529,7 +539,7 @@ struct WarpRows {
         address0 = panel_at<128>(16 * warp + lane % 16, lane / 16);
     }
     /* the lane's address for ldmatrix_x4 or stmatrix_x4 of the warp's rows, pieces 0 and 1 of a panel; of 2 i, 2 i + 1
-     * it is this ^ 32 i.  Made where it is needed: kept over the steps, all of them would take too many registers */
+     * it is this ^ 32 i.  Made at each use: kept over the steps, all of them would take too many registers */
     GT_METHOD uint32_t addresses(uint32_t panel) const { return (uint32_t)made_here((int)panel) + address0; }
 };
 
@@ -561,20 +571,20 @@ GT_DEV void multiply_rows(float (&c)[8][4], uint32_t left, uint32_t right) {
     for (int k = 0; k < C::N / 16; k++) wgmma<f16>(c, along_row<C>(a, k), along_row<C>(b, k), k > 0);
 }
 
-/* Dskip, where it is one number of a head; else 0.  Launches that leave their share of dx have none.  With powers it is in
- * the stage. */
+/* Dskip if it is one number for a head, else 0.  Launches that store a partial sum of dx have none.  With powers it
+ * lies in the stage. */
 template <class C>
 GT_DEV float skip_of_head(const ChunkGradientParams& p, const HopperBlock<C>& me, int step) {
     if constexpr (C::M_HAS_POWER) return p.in.Dskip ? me.value(me.factor(step, C::Tokens::SKIP)) : 0.0f;
     return p.in.Dskip && !p.in.skip_per_channel ? p.in.Dskip[me.head(p, step)] : 0.0f;
 }
 
-/* Waits until all that prepare brings of a step is there, and hands over to the asynchronous proxy what cp_async has
- * written. */
+/* Waits until prepare's copies of a step have arrived, and hands the data of cp_async over to the asynchronous
+ * proxy. */
 template <class C>
 GT_DEV void wait_for_rows(const HopperBlock<C>& me, int step) {
-    mbarrier_wait(me.smem + C::FULL + 8 * me.stage_of(step), me.parity_of(step));
-    if (!me.by_maps) fence_async_proxy(); /* it waits for the step before's sums on their way to memory, too */
+    me.stages().wait_full(me.in_stages(step));
+    if (!me.by_maps) fence_async_proxy(); /* the fence also waits for stores of the last step's sums */
 }
 
 /* out[row], out[row + 8] <- sums over the quad. */
@@ -614,22 +624,15 @@ GT_DEV void store_E(const HopperBlock<C>& me, const WarpRows& at, int step, cons
     store_row_sums(at, sums, me.step_sums(step) + ChunkSums::E);
 }
 
-/* The warp's rows of 64 columns, through a panel in rows of 16 bytes.  to: row 0; rows, columns: that there are. */
+/* Stores the warp's rows of 64 columns, through a panel, in pieces of 16 bytes.  to: row 0; rows, columns: existing
+ * ones. */
 template <class T>
 GT_DEV void store_panel(const WarpRows& at, uint32_t panel, const float (*x)[4], uint16_t* to, int64_t pitch, int rows,
                         int columns) {
     const uint32_t addresses = at.addresses(panel);
     const int lane = here(); /* addresses kept over the steps would not fit into registers */
-    GT_UNROLL
-    for (int i = 0; i < 4; i++) {
-        uint32_t words[4];
-        GT_UNROLL
-        for (int n = 0; n < 4; n++) {
-            const float* pair = x[2 * i + n / 2] + n % 2 * 2;
-            words[n] = Element<T>::pack(pair[0], pair[1]);
-        }
-        stmatrix_x4(addresses ^ 32 * i, words);
-    }
+    store_accumulators<4>(
+        x, [&](int i) { return addresses ^ 32 * i; }, Element<T>::pack);
     sync_warp();
     const int row0 = 16 * at.warp + lane / 8, piece = lane % 8;
     const uint32_t first = panel + panel_at<128>(row0, piece);

@@ -1,11 +1,11 @@
 /* gt/ssd/sm90/gradients_inputs.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the
  * warpgroup that makes dC and dx.  In a step sums_role() has dC += pre dy h and B G^T, for N = 64 E beside the first;
- * then, of tiles in the stage and M of the pairs' warpgroup:
+ * then, from tiles in the stage and M of the pairs' warpgroup:
  *     make_inputs()      U = Delta suf B G^T and F = <x, U>; dx = U + M^T dy
- *     add_input_share()  N > 128: what the launches for other columns give of dx
+ *     add_input_share()  N > 128: adds dx of the launches for other columns
  *     store_inputs()     dx to memory, in rows
- * F goes to the step's sums in memory, of which chunk_times_kernel makes da and ddt.  M has Delta in it, and a
- * head's Dskip on its diagonal (M_HAS_SKIP); else Dskip dy is added here. */
+ * F goes to the step's sums in memory, from which chunk_times_kernel makes da and ddt.  M has Delta in it, and a head's
+ * Dskip on its diagonal (M_HAS_SKIP); else Dskip dy is added here. */
 #ifndef GT_SSD_SM90_GRADIENTS_INPUTS_CUH
 #define GT_SSD_SM90_GRADIENTS_INPUTS_CUH
 
@@ -34,7 +34,7 @@ GT_DEV void dots_of(uint32_t tile, const WarpRows& at, const float (&U)[8][4], f
     sums[0] += odd[0], sums[1] += odd[1];
 }
 
-/* dx += Dskip dy, of which of_head is the number where it is one. */
+/* dx += Dskip dy.  of_head: the head's Dskip, if it is one number. */
 template <class C>
 GT_DEV void add_skip(const HopperBlock<C>& me, const WarpRows& at, int step, float of_head, float (&dx)[8][4]) {
     using E = Element<typename C::D>;
@@ -52,7 +52,7 @@ GT_DEV void add_skip(const HopperBlock<C>& me, const WarpRows& at, int step, flo
     }
 }
 
-/* The same with Dskip per channel, and the sums of dy x for dDskip, without what undoes the power of dy. */
+/* The same with Dskip per channel.  Also the sums of dy x for dDskip, in which dy still has its power. */
 template <class C>
 GT_DEV void add_channel_skips(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                               float (&dx)[8][4]) {
@@ -93,8 +93,8 @@ GT_DEV void store_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me,
     store_panel<typename C::T>(at, me.smem + C::OUT, dx, to, p.dx_stride.t, chunk.tokens, p.in.P - p0);
 }
 
-/* Adds to dx what launches before gave, all of it on its way at once, and leaves it for those that follow: by place, step
- * and, in fours, thread. */
+/* Adds to dx the partial sums of earlier launches, with all loads in flight at once, and stores the sum for later
+ * launches: by place, step and, in fours, thread. */
 template <class C>
 GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& me, int step, float (&dx)[8][4]) {
     const int64_t place = me.place();
@@ -114,9 +114,9 @@ GT_DEV void add_input_share(const ChunkGradientParams& p, const HopperBlock<C>& 
 }
 
 /* U, F and dx of a step, of B G^T on its way to U.  From prepare: G, x and dy of the stage, DELTA and WEIGHTS of the
- * factors, and V and AFTER for tokens without Delta.  From states: in the checkpoint's first chunk G.  From pairs: M, times
- * power_of_M().  That power may be too large for U: then U has less of it, and M^T dy, at most 2^36 beside up to 2^70, counts for too
- * much of nothing. */
+ * factors, and V and AFTER for tokens without Delta.  From states: in the checkpoint's first chunk G.  From pairs: M,
+ * times power_of_M().  That power may be too large for U.  Then U gets a smaller one.  M^T dy keeps its own, which
+ * overstates it, but it is at most 2^36 beside up to 2^70. */
 template <class C>
 GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                         float (&U)[8][4]) {
@@ -134,7 +134,7 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
         by_G[e] = me.value(me.factor(step, C::Tokens::WEIGHTS) + s);
     }
     const bool any_tiny = warp_any(factor_of_U(delta[0]) != delta[0] || factor_of_U(delta[1]) != delta[1]);
-    if (any_tiny) { /* WEIGHTS do not tell what SUF is: it is V AFTER */
+    if (any_tiny) { /* SUF does not follow from WEIGHTS then: it is V AFTER */
         const float after = me.value(me.factor(step, C::Tokens::AFTER) + at.warp);
         GT_UNROLL
         for (int e = 0; e < 2; e++)
@@ -175,7 +175,7 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
             for (int e = 0; e < 4; e++) U[n][e] *= delta[e / 2];
         }
     }
-    mbarrier_wait(me.M_full(step), me.buffer_parity(step));
+    me.buffers().wait_full(me.in_buffers(step));
     wgmma_pin(U);
     wgmma_fence();
     const uint64_t right = columns_operand<C>(tiles + C::DY);
@@ -188,7 +188,7 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_pin(U);
-    mbarrier_arrive(me.M_empty(step));
+    me.buffers().free(me.in_buffers(step));
     if constexpr (C::M_HAS_POWER) {
         GT_UNROLL
         for (int n = 0; n < 8; n++) {
@@ -200,7 +200,7 @@ GT_DEV void make_inputs(const ChunkGradientParams& p, const HopperBlock<C>& me, 
         add_channel_skips(p, me, at, step, U);
     else if (!C::M_HAS_SKIP && p.in.Dskip)
         add_skip(me, at, step, skip, U);
-    mbarrier_arrive(me.smem + C::EMPTY + 8 * stage);
+    me.stages().free(me.in_stages(step));
     if (p.dx_share) add_input_share(p, me, step, U);
     if (p.dx && !p.leaves_share) store_inputs(p, me, at, step, U);
 }

@@ -4,10 +4,10 @@
  *     a step     make_dS()                dS = dy x^T, of tiles in the stage
  *                make_pairs_of_rows()     W += dS L Delta; M = S L Delta, for bf16 with a head's Dskip on its
  *                                         diagonal, to shared memory; Gamma = dS S L Delta
- *                store_pair_sums()        row, column and diagonal sums of Gamma, of which chunk_times_kernel makes da
- *                                         and ddt; for N = 128 meanwhile C h^T, and of it store_E()
+ *                store_pair_sums()        row, column and diagonal sums of Gamma, from which chunk_times_kernel makes
+ *                                         da and ddt; for N = 128 meanwhile C h^T, and store_E() of it
  *     the end    store_all_W()            W to shared memory, for dC and dB
- * A lane has of a product, as wgmma leaves it, rows 16 warp + lane / 4 and + 8, columns 8 n + 2 (lane % 4) and + 1. */
+ * In wgmma's layout a lane has rows 16 warp + lane / 4 and + 8 of a product, columns 8 n + 2 (lane % 4) and + 1. */
 #ifndef GT_SSD_SM90_GRADIENTS_PAIRS_CUH
 #define GT_SSD_SM90_GRADIENTS_PAIRS_CUH
 
@@ -18,8 +18,8 @@ namespace ssd {
 
 typedef float Pairs64[8][4]; /* of a warp: 16 rows t, all s */
 
-/* What a warp needs of them: the blocks left of the diagonal, of which it has as many as its number, and the one on it,
- * apart so that there is one piece of code for it and not four. */
+/* The warp's blocks of pairs: warp i has i blocks left of the diagonal and the block on it.  The diagonal block is
+ * separate, so that one piece of code serves it instead of four. */
 struct PairBlocks {
     float left[3][2][4], diagonal[2][4];
 };
@@ -33,7 +33,8 @@ GT_DEV void take_diagonal(const Pairs64& x, const WarpRows& at, float (&diagonal
     }
 }
 
-/* Clears those of pairs in half a block with s > t: of S for a place, of W at its end.  L there is SQUARE's of others. */
+/* Clears the pairs with s > t in the halves of the diagonal block: of S for a place, of W at its end.  SQUARE has other
+ * pairs' L there. */
 GT_DEV void clear_later(const WarpRows& at, float (&diagonal)[2][4]) {
     GT_UNROLL
     for (int e = 0; e < 2; e++)
@@ -66,7 +67,7 @@ GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlocks&
         for (int block = 0; block < BLOCKS; block++) most[block] = fmaxf(most[block], shfl_xor(most[block], mask));
     }
     GT_UNROLL
-    for (int block = 0; block < BLOCKS; block++) /* pairs to the right are none */
+    for (int block = 0; block < BLOCKS; block++) /* no pairs lie to the right */
         if (lane_id() == 0) sts<float>(me.address(me.S_most(block) + at.warp), block <= at.warp ? most[block] : 0.0f);
     take_diagonal(S, at, blocks.diagonal);
     clear_later(at, blocks.diagonal);
@@ -74,9 +75,9 @@ GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlocks&
     for (int i = 0; i < 24; i++) blocks.left[i / 8][i / 4 % 2][i % 4] = S[i / 4][i % 4];
 }
 
-/* What a step's sums are made of in a lane: of the block on the diagonal Gamma, and over its rows without Delta, <dy_t,
- * x_t> of the token that the lane has, if any; of those left of it Gamma over their columns, [i][t, t + 8], and, without
- * Delta, over their rows, [8 columns][2]. */
+/* A lane's terms of a step's sums.  diagonal: Gamma of the block on the diagonal; near: sums of Gamma / Delta over its
+ * rows; dot: <dy_t, x_t> of the lane's token, if any.  rows, columns: blocks left of it, sums of Gamma over columns,
+ * [i][t, t + 8], and of Gamma / Delta over rows, [8 columns][2]. */
 struct PairSums {
     float diagonal[2][4], near[4], dot, rows[8], columns[16];
 };
@@ -91,12 +92,12 @@ GT_DEV void halve(float (&v)[V], bool upper, int mask) {
     }
 }
 
-/* The step's sums.  They are chains of shuffles, of 55 clocks each: all take their steps together.  between(): called
- * when most of their registers are free again. */
+/* The step's sums.  They are chains of shuffles, of 55 clocks each: their steps interleave.  between() is called when
+ * most of their registers are free again. */
 template <class Between>
 GT_DEV void store_pair_sums(const WarpRows& at, PairSums& x, bool has_dots, float* sums, const Between& between) {
     const int j = at.j, g = at.g;
-    /* sum_{t>=k>s} for 16 k: sums along s, in the four lanes of a row, of those before */
+    /* sum_{t>=k>s} for 16 k: sums along s < k, over the four lanes of a row */
     float pairs[4], next[4], far[4], v[8] = {}; /* [2 e + n]: t = g + 8 e, s = 8 n ... */
     GT_UNROLL
     for (int i = 0; i < 4; i++) pairs[i] = x.diagonal[i % 2][i / 2 * 2] + x.diagonal[i % 2][i / 2 * 2 + 1];
@@ -142,7 +143,7 @@ GT_DEV void store_pair_sums(const WarpRows& at, PairSums& x, bool has_dots, floa
     sums[ChunkSums::PAIRS + CHUNK * j + at.row + 8] = x.rows[1];
 }
 
-/* A tile of 8 columns of M, f16 times a power of two, or bf16, where it counts in two terms. */
+/* A tile of 8 columns of M, f16 times a power of two, or bf16, in one or two terms. */
 template <class T, bool TWO_TERMS>
 GT_DEV void pack_M(const float (&M)[4], float power, int n, uint32_t (&hi)[4], uint32_t (&lo)[4]) {
     GT_UNROLL
@@ -158,8 +159,8 @@ GT_DEV void pack_M(const float (&M)[4], float power, int n, uint32_t (&hi)[4], u
     }
 }
 
-/* From dS of a step: W (added to), Gamma and its sums, M.  With PAIRS_MAKE_E C h^T is on its way to dS then.  S is
- * make_all_S()'s.  L is put together of the step's factors (ChunkTokens), which chunk_factors_kernel has made. */
+/* From dS of a step: W (added to), Gamma and its sums, M.  With PAIRS_MAKE_E, C h^T is then in flight to dS.  S: of
+ * make_all_S().  L is a product of the step's factors (ChunkTokens), which chunk_factors_kernel has made. */
 template <class C>
 GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                                float skip, const PairBlocks& S, Pairs64& dS, PairBlocks& W) {
@@ -172,7 +173,7 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
     float power_of_lane = 1.0f; /* of M in block lane % 4 of columns */
     if constexpr (C::M_HAS_POWER) power_of_lane = power_of_M(me, step, j, skip).value;
     const auto power = [&](int block) { return C::M_HAS_POWER ? shfl_idx(power_of_lane, block) : 1.0f; };
-    { /* first: what it keeps in registers is then free for the others */
+    { /* comes first: its registers are then free for the other blocks */
         const int first = 16 * at.warp;
         float diagonal[2][4];
         take_diagonal(dS, at, diagonal);
@@ -237,33 +238,33 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
         stmatrix_x4(M_addresses ^ 32 * i, hi);
     }
     fence_async_proxy();
-    mbarrier_arrive(me.M_full(step));
+    me.buffers().fill(me.in_buffers(step));
     store_pair_sums(at, sums, p.dskip && !p.in.skip_per_channel, me.step_sums(step), [&] {
         if (!C::PAIRS_MAKE_E) return;
-        /* of the second chunk h has been made; of the first it has not, but no phase goes by unseen */
-        mbarrier_wait(me.smem + C::STATE_MADE + 8 * me.stage_of(step), me.parity_of(step));
+        /* a second chunk has made its h; a first chunk has not, but waits, too, so that no phase is missed */
+        me.states().wait_full(me.in_stages(step));
         wgmma_fence();
         multiply_rows<C>(dS, me.tile_of(C::C), me.stage(step) + C::H);
         wgmma_commit();
     });
 }
 
-/* Until nobody reads what the buffer of M or W held.  Of a place's first M it was M of the place before. */
+/* Waits until the old contents of the buffer of M or W are read.  Before a place's first M these are an M, not W. */
 template <class C>
 GT_DEV void wait_for_buffer(const HopperBlock<C>& me, int step) {
-    mbarrier_wait(me.M_empty(step), 1 - me.buffer_parity(step));
-    if (step > 0) mbarrier_wait(me.smem + C::W_EMPTY, (me.number + 1) % 2);
+    me.buffers().wait_free(me.in_buffers(step));
+    if (step > 0) me.W_for_states().wait_free(me.number);
 }
 
-/* Leaves the sum of W over the heads as f16 in two tiles, rows t: W_ts times what undoes B_s and the power of dC's row
- * t; W_ts times what undoes C_t and the power of dB's row s.  POWER: on entry those of the sums, then of dC's rows no
- * more than W allows. */
+/* Stores the sum of W over the heads as f16 in two tiles, rows t.  The first has W_ts times the inverse of B_s and the
+ * power of dC's row t; the second W_ts times the inverse of C_t and the power of dB's row s.  POWER has the powers of
+ * the sums; dC's are lowered as W requires. */
 template <class C>
 GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, PairBlocks& blocks) {
     clear_later(at, blocks.diagonal);
     Pairs64 W;
     GT_UNROLL
-    for (int i = 0; i < 32; i++) { /* to the right there are zeros */
+    for (int i = 0; i < 32; i++) { /* zeros lie to the right */
         const int block = i / 8;
         const float left = block < 3 ? blocks.left[block < 3 ? block : 0][i / 4 % 2][i % 4] : 0.0f;
         W[i / 4][i % 4] = block == at.warp ? blocks.diagonal[i / 4 % 2][i % 4] : left;
@@ -322,15 +323,23 @@ GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, PairBlocks
 template <class C>
 GT_DEV void finish_pairs(const HopperBlock<C>& me, const WarpRows& at, PairBlocks& W) {
     wait_for_buffer(me, me.steps);
-    mbarrier_wait(me.smem + C::SHARES_MADE, me.number % 2);
+    Ring<1, C::SHARES_MADE>{me.smem}.wait_full(me.number);
     store_all_W(me, at, W);
     fence_async_proxy();
-    mbarrier_arrive(me.M_full(me.steps));
-    mbarrier_arrive(me.smem + C::W_FULL);
-    if (C::GROUP_COPIES > 1) mbarrier_arrive(me.group_barrier(C::GROUP_EMPTY));
+    me.buffers().fill(me.in_buffers(me.steps));
+    me.W_for_states().fill(me.number);
+    if constexpr (C::GROUP_COPIES > 1) me.groups().free(me.number);
 }
 
-/* dy x^T, of dy with its rows' powers.  Where x is bf16 and dy f16, dy are two terms of bf16, which are exact. */
+/* Before CUDA 13, ptxas makes all products of this kernel wait for each other if the first of a loop may overwrite its
+ * sum.  There it adds to zeros. */
+#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ < 13
+constexpr bool ADDS_TO_ZEROS = true;
+#else
+constexpr bool ADDS_TO_ZEROS = false;
+#endif
+
+/* Makes dy x^T; dy has its rows' powers.  If x is bf16 and dy f16, dy becomes two terms of bf16, exactly. */
 template <class C>
 GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pairs64& dS) {
     using T = typename C::T;
@@ -346,6 +355,10 @@ GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pair
         wgmma_pin(dS);
     } else {
         const uint32_t addresses = at.addresses(tiles + C::DY);
+        if constexpr (ADDS_TO_ZEROS) {
+            GT_UNROLL
+            for (int n = 0; n < 8; n++) dS[n][0] = dS[n][1] = dS[n][2] = dS[n][3] = 0.0f;
+        }
         GT_NO_UNROLL
         for (int k = 0; k < 4; k++) { /* columns: code of a step must be short */
             uint32_t hi[4], lo[4];
@@ -357,7 +370,7 @@ GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pair
                 lo[i] = pack_bf16(a - unpack_bf16_lo(hi[i]), b - unpack_bf16_hi(hi[i]));
             }
             wgmma_fence();
-            wgmma<T>(dS, hi, along_row<C>(right, k), k > 0);
+            wgmma<T>(dS, hi, along_row<C>(right, k), ADDS_TO_ZEROS || k > 0);
             wgmma<T>(dS, lo, along_row<C>(right, k));
             wgmma_commit();
             wgmma_wait<0>();
@@ -366,11 +379,14 @@ GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pair
     }
 }
 
-/* A step: FULL says that prepare has filled the stage, STATE_MADE, for N = 128, that states has made the state that
- * C h^T reads, M_EMPTY that inputs has read what the buffer of M held; M_FULL hands M on, EMPTY gives the stage back.
- * The end of a
- * place: SHARES_MADE says that the sums of dC and dB keep their powers, M_EMPTY and W_EMPTY that inputs and states have
- * read W of the place before; M_FULL and W_FULL hand W on to them. */
+/* A step waits:
+ *     FULL                 prepare has filled the stage
+ *     STATE_MADE           N = 128: states has made the state that C h^T reads
+ *     M_EMPTY              inputs has read the old M of the buffer
+ * M_FULL hands M on, EMPTY gives the stage back.  The end of a place waits:
+ *     SHARES_MADE          the sums of dC and dB keep their powers
+ *     M_EMPTY, W_EMPTY     inputs and states have read W of the place before
+ * M_FULL and W_FULL hand W on to them. */
 template <class C>
 GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
     const WarpRows at(shfl_idx(warp_id(), 0));
@@ -382,18 +398,18 @@ GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
             const HopperBlock<C> last(p, smem, number - 1);
             finish_pairs(last, at, W);
             if (C::GROUP_COPIES == 1) { /* until C is no longer read */
-                mbarrier_wait(last.M_empty(last.steps), last.buffer_parity(last.steps));
-                mbarrier_wait(smem + C::W_EMPTY, last.number % 2);
+                last.buffers().wait_freed(last.in_buffers(last.steps));
+                last.W_for_states().wait_freed(last.number);
             }
         }
         if (C::GROUP_COPIES == 1) convert_group_rows(p.in, me, TILE_C);
         wait_for_chain();
         if (me.tokens == 0) break;
-        mbarrier_wait(me.group_barrier(C::GROUP_FULL), me.group_parity());
+        me.groups().wait_full(number);
         make_all_S(me, at, S);
         if (C::M_HAS_POWER) {
-            mbarrier_arrive(smem + C::S_MADE); /* S_MOST */
-            mbarrier_wait(smem + C::S_MADE, number % 2);
+            Ring<1, C::S_MADE>{smem}.fill(number); /* S_MOST */
+            Ring<1, C::S_MADE>{smem}.wait_full(number);
         }
         W = {};
         GT_NO_UNROLL
@@ -412,7 +428,7 @@ GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
                 store_E(me, at, step, dS);
             }
             sync_warp();
-            mbarrier_arrive(me.smem + C::EMPTY + 8 * me.stage_of(step));
+            me.stages().free(me.in_stages(step));
         }
     }
 }

@@ -11,10 +11,10 @@
 namespace gt {
 namespace ssd {
 
-/* The left operands of the state that the chunk makes, of the warp's 16 rows p and all t: NEXT, by what the tokens
- * weigh (WEIGHTS of a first chunk, PRE of a second one) and what undoes the powers of OTHER.  And, returned, what the
- * warp's rows of the state before are multiplied by.  Both have a power of two in them, which brings the sums to
- * f16; what undoes it takes the place of what undid that of the rows before. */
+/* Makes left operands of the chunk's state, for the warp's 16 rows p and all t: NEXT times the tokens' weights times
+ * the inverses of OTHER's powers.  The weights are WEIGHTS of a first chunk, PRE of a second one.  Returns the factor
+ * of the warp's rows of the old state.  Operands and factor contain a power of two, which brings the sums into f16's
+ * range.  Its inverse replaces the inverse of the old rows. */
 template <class C>
 GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, int step, uint32_t (&rows)[4][4]) {
     using E = Element<typename C::T>;
@@ -72,8 +72,8 @@ GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, i
     return kept * power.value;
 }
 
-/* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T, in place: h of rows of x and of B, G of dy and C,
- * which are the neighbour's. */
+/* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T, in place.  h takes the neighbour's x and B, G its dy
+ * and C. */
 template <class C>
 GT_DEV void make_hopper_state(const HopperBlock<C>& me, const WarpRows& at, int step) {
     const int j = at.j;

@@ -1,10 +1,10 @@
-/* gt/ssd/sm90/gradients_sums.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): which rows a
- * warp has, how tiles become operands of wgmma, and dC and dB, which two warpgroups sum over the heads, each one:
+/* gt/ssd/sm90/gradients_sums.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): a warp's rows,
+ * operands of wgmma from tiles, and dC and dB.  Two warpgroups sum one of these each over the heads:
  *     a step     make_left()     dy pre or x Delta suf as f16, 64 x 64 in registers, from the stage
  *                add_left()      sum += left h or left G, the right operand in the stage
- *                store_E()       E_t = <pre_t dy_t, h C_t>, by the warpgroup that has C h^T (PAIRS_MAKE_E), to the sums in
- *                                memory, of which chunk_times_kernel makes da
- *     the end    add_W()         sum += W B or W^T C, of what the pairs' warpgroup has left
+ *                store_E()       E_t = <pre_t dy_t, h C_t>, by the warpgroup that has C h^T (PAIRS_MAKE_E), to the sums
+ *                                in memory, from which chunk_times_kernel makes da
+ *     the end    add_W()         sum += W B or W^T C, with W from the pairs' warpgroup
  *                store_share()   rows to memory */
 #ifndef GT_SSD_SM90_GRADIENTS_SUMS_CUH
 #define GT_SSD_SM90_GRADIENTS_SUMS_CUH
@@ -30,7 +30,7 @@ struct StateShare {
     }
 };
 
-/* The left operand of a product of the warpgroup's rows of a panel; the pairs that a lane has of a product, too. */
+/* Loads a left operand from the warpgroup's rows of a panel.  A lane gets the same pairs as of a product. */
 GT_DEV void load_left(uint32_t tile, const WarpRows& at, uint32_t (&a)[4][4]) {
     const uint32_t addresses = at.addresses(tile);
     GT_UNROLL
@@ -61,8 +61,8 @@ GT_DEV void magnitudes_of(const uint32_t (&a)[4][4], float (&most)[2]) {
     }
 }
 
-/* A step's left operand: dy times pre (0), or x times Delta suf (1), times what undoes the state's powers and the row's
- * power.  Where these are of two types, the rest is one code all the same. */
+/* A step's left operand: dy times pre (0), or x times Delta suf (1), times the inverses of the state's powers, times
+ * the row's power.  Where dy and x differ in type, only their conversion has two branches. */
 template <class C>
 GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, int which, StateShare<C>& share,
                       uint32_t (&a)[4][4]) {
@@ -73,7 +73,7 @@ GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, in
     if (std::is_same<typename C::T, typename C::D>::value || which) {
         magnitudes_of<typename C::T>(a, most);
         widen<typename C::T>(a, x);
-    } else { /* gate_kernel's powers: no more than that */
+    } else { /* gate_kernel's powers: at most these */
         widen<typename C::D>(a, x);
         most[0] = most[1] = 0x1p14f;
     }
@@ -85,11 +85,11 @@ GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, in
         most[e] = fmaxf(most[e], shfl_xor(most[e], 1));
         most[e] = fmaxf(most[e], shfl_xor(most[e], 2));
         const float magnitude = most[e] * fabsf(decay[e]) * largest; /* Delta may be below 0 */
-        /* power times largest is finite, of zeros too; and times decay, which growth makes more than 1 */
+        /* power times largest is finite, for zeros, too; so is its product with a decay above 1 (growth) */
         bound[e] = fmaxf(magnitude, fmaxf(fabsf(decay[e]), 1.0f) * largest * 0x1p-85f);
         grows |= !(bound[e] * share.power[e] <= 0x1p15f);
     }
-    if (warp_any(grows)) { /* with room for eight times as much */
+    if (warp_any(grows)) { /* with room for a growth by eight */
         wgmma_pin(share.sum);
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
@@ -119,23 +119,23 @@ GT_DEV void add_left(const HopperBlock<C>& me, int step, int which, StateShare<C
     for (int k = 0; k < 4; k++) wgmma<f16, Major::MN>(share.sum, a[k], down_rows<C>(state, k));
 }
 
-/* The powers of the sums are now those that they keep to the end of the place: W is made with them. */
+/* Fixes the powers of the sums up to the end of the place: W is made with them. */
 template <class C>
 GT_DEV void hand_powers_on(const HopperBlock<C>& me, const WarpRows& at, int which, const StateShare<C>& share) {
     if (at.j == 0) {
         sts<float>(me.address(C::POWER + CHUNK * which + at.row), share.power[0]);
         sts<float>(me.address(C::POWER + CHUNK * which + at.row + 8), share.power[1]);
     }
-    mbarrier_arrive(me.smem + C::SHARES_MADE);
+    Ring<1, C::SHARES_MADE>{me.smem}.fill(me.number);
 }
 
 /* Adds W B to dC, or W^T C to dB. */
 template <class C>
 GT_DEV void add_W(const HopperBlock<C>& me, const WarpRows& at, int which, StateShare<C>& share, float (&inverse)[2]) {
     if (which)
-        mbarrier_wait(me.smem + C::W_FULL, me.number % 2);
+        me.W_for_states().wait_full(me.number);
     else
-        mbarrier_wait(me.M_full(me.steps), me.buffer_parity(me.steps));
+        me.buffers().wait_full(me.in_buffers(me.steps));
     const float most = power_of(largest_of(lds<float4>(me.address(C::W_MOST)))).value;
     wgmma_pin(share.sum);
     GT_UNROLL
@@ -165,17 +165,17 @@ GT_DEV void add_W(const HopperBlock<C>& me, const WarpRows& at, int which, State
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_pin(share.sum);
-    if (C::GROUP_COPIES > 1) mbarrier_arrive(me.group_barrier(C::GROUP_EMPTY));
+    if constexpr (C::GROUP_COPIES > 1) me.groups().free(me.number);
 }
 
-/* The rows of dC, through OUT, or of dB, through the panel of W that no warp reads any more, which then has the zeros
- * that M wants there. */
+/* The rows of dC, through OUT, or of dB, through the panel of W that no warp reads any more; afterwards it has the
+ * zeros that M needs. */
 template <class C>
 GT_DEV void store_share(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int which,
                         StateShare<C>& share, const float (&inverse)[2]) {
     const uint32_t W = me.M(me.steps);
     bar_sync(which ? MADE_BARRIER : INPUTS_BARRIER, C::WARPGROUP); /* W and B or C are read */
-    if (!which) mbarrier_arrive(me.M_empty(me.steps));
+    if (!which) me.buffers().free(me.in_buffers(me.steps));
     if (void* const out = which ? p.dBm : p.dCm) {
         const gt_stride& stride = which ? p.dBm_stride : p.dCm_stride;
         uint16_t* const to = static_cast<uint16_t*>(out) + gt::offset_of(stride, me.b, me.first, me.g);
@@ -195,7 +195,7 @@ GT_DEV void store_share(const ChunkGradientParams& p, const HopperBlock<C>& me, 
         for (int i = 0; i < 4; i++) sts<uint4>(W + C::PANEL + 2048 * at.warp + 512 * i + 16 * lane_id(), {0, 0, 0, 0});
         fence_async_proxy();
     }
-    mbarrier_arrive(me.smem + C::W_EMPTY);
+    me.W_for_states().free(me.number);
 }
 
 } /* namespace ssd */

@@ -1,13 +1,14 @@
-/* gt/ssd/sm90/gradients_tokens.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): what is made
- * by token, by two kernels of their own, so that chunk_gradient_hopper_kernel has no code for it:
- *     chunk_factors_kernel   before it: Delta, the decay factors, with z times what undoes dy's powers; and,
- *                            which without z alone waits for kernels before it, what undoes the states' powers
- *     chunk_times_kernel     after it: da, ddt, their share of dA, ddt_bias and dDskip, from the sums that it leaves
+/* gt/ssd/sm90/gradients_tokens.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the work by
+ * token, in two kernels, so that chunk_gradient_hopper_kernel has no code for it:
+ *     chunk_factors_kernel   before it: Delta and decay factors, with z times the inverses of dy's powers; the inverses
+ *                            of the states' powers, the only part that waits for earlier kernels without z
+ *     chunk_times_kernel     after it: da, ddt, and partial sums of dA, ddt_bias and dDskip, from the sums that it
+ *                            stores
  * A warp has a chunk and head, a lane tokens 2 lane, 2 lane + 1.  Blocks take places in turn, of [B, slots of 128
- * tokens, two chunks, ceil(H / 8)]: those that packed sequences have.  grid: at most TOKEN_BLOCKS a multiprocessor,
- * block 256.  shared: 20.5 KB, with POWERS 20.8, and none.  Bytes a token and head: factors 41 written, 45 read by the
- * chunks; sums 29 written and read a tile, 45 with Dskip per channel; dt read twice.  Every sum has one fixed order:
- * deterministic. */
+ * tokens, two chunks, ceil(H / 8)]; in packed sequences only places that exist.  grid: at most TOKEN_BLOCKS a
+ * multiprocessor, block 256.  shared: 20.5 KB, with POWERS 20.8, and none.  Bytes a token and head: factors 41 written,
+ * 45 read by the chunks; sums 29 written and read a tile, 45 with Dskip per channel; dt read twice.  Every sum has one
+ * fixed order: deterministic. */
 #ifndef GT_SSD_SM90_GRADIENTS_TOKENS_CUH
 #define GT_SSD_SM90_GRADIENTS_TOKENS_CUH
 
@@ -16,14 +17,14 @@
 namespace gt {
 namespace ssd {
 
-/* What a warp works on.  tokens = 0: nothing. */
+/* The chunk and head of a warp.  tokens = 0: none. */
 struct TokenWarp {
     int64_t row, first;
     int b, slot, h, tokens;
     bool second;
 };
 
-/* Places that there are: those of packed sequences lie first. */
+/* The number of places.  In packed sequences the places with tokens lie first. */
 GT_DEV int64_t token_places(const TokenParams& p) {
     const Problem& in = p.chunk.in;
     const int64_t rows = in.sequences.cu_seqlens ? used_slots(in.sequences, CHECKPOINT) * 2 : p.rows;
@@ -114,7 +115,7 @@ GT_DEV void make_chunk_factors(const TokenParams& p, const TokenWarp& me) {
     store_record<POWERS>(p, me, record, largest);
 }
 
-/* What undoes the powers of a chunk's states: of h, then of G. */
+/* Gathers the inverses of the powers of a chunk's states: of h, then of G. */
 GT_DEV void gather_inverses(const TokenParams& p, const TokenWarp& me) {
     const Problem& in = p.chunk.in;
     const int64_t slot = (me.b * in.H + me.h) * p.chunk.slots + me.slot;
@@ -129,7 +130,7 @@ GT_DEV void gather_inverses(const TokenParams& p, const TokenWarp& me) {
     }
 }
 
-/* The states' powers, and those of dy, are what kernels before it make; the rest it makes beside them. */
+/* Only the powers of the states and of dy come from earlier kernels; the rest runs beside these kernels. */
 template <bool POWERS>
 GT_KERNEL(32 * TOKEN_WARPS, 5)
 chunk_factors_kernel(const GT_GRID_CONSTANT TokenParams p) {
@@ -173,7 +174,7 @@ GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {
         GT_UNROLL
         for (int k = 0; k < 3; k++) pairs[k] = pair(ChunkSums::PAIRS + CHUNK * k);
         const float4 z = ldg<float4>(sums + ChunkSums::Z);
-        if (i == 0) { /* with the sums on their way */
+        if (i == 0) { /* while loads of the sums are in flight */
             deltas_of(in, h, me.tokens, bits, delta);
             values = {delta[0].value, delta[1].value};
             by = {factor_of_U(values.x), factor_of_U(values.y)};
@@ -189,7 +190,7 @@ GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {
         }
         /* s in the block of k, t in a later one */
         here = plus(here, sums_before<8>({columns.x * values.x, columns.y * values.y}));
-        here = plus(here, diagonal); /* both in that of k */
+        here = plus(here, diagonal); /* both in the block of k */
         /* <x, U>: by pairs, and by G */
         direct = plus(direct, plus(plus(columns, near), {f.x / by.x, f.y / by.y}));
         here = plus(

@@ -1,5 +1,4 @@
-/* gt/ssd/sm90/launch.cuh - ssd on compute capability 9.0: launches, each for one slab of columns but where it says
- * otherwise. */
+/* gt/ssd/sm90/launch.cuh - ssd on compute capability 9.0: launches, each for one slab of columns unless noted. */
 #ifndef GT_SSD_SM90_LAUNCH_CUH
 #define GT_SSD_SM90_LAUNCH_CUH
 
@@ -39,7 +38,7 @@ static gt_status launch_forward_maps(const HopperForwardParams& all, const Devic
     return p.in.z ? with(std::integral_constant<int, GATED>()) : with(std::integral_constant<int, UNGATED>());
 }
 
-/* With 128 columns in a warpgroup there are registers enough: one kernel does for calls with and without z. */
+/* With 128 columns in a warpgroup registers suffice for one kernel for calls with and without z. */
 template <class T, int NP, int UNITS>
 static gt_status launch_forward_hopper_with(const TensorParams& all, const ForwardChoice& choice, const Device& device,
                                             Chain& chain) {
@@ -139,7 +138,7 @@ static gt_status launch_states_hopper(const StatesParams& states, int units, int
                 return run("ssd states_hopper_kernel", states_hopper_kernel<T, Tile::NP, COUNT, typename Tile::L>,
                            blocks, Tile::THREADS, Tile::BYTES, chain, p);
             };
-            /* of what left is in reverse, with z */
+            /* element type of the left operand in the reverse pass, with z */
             using L = typename std::conditional<REVERSE, f16, T>::type;
             return REVERSE && in.dy_inverses ? with(L()) : with(T());
         });
@@ -163,7 +162,7 @@ static inline gt_status gate_rows(const Problem& in, const GatedRows& g, const G
     });
 }
 
-/* What dz of y lacks.  h: its checkpoints. */
+/* Makes dz of the elements that dz of y has lost.  h: its checkpoints. */
 static inline gt_status make_lost_rows(const Problem& in, const GateGradient& gradient, const Checkpoints& h,
                                        const Device& device, Chain& chain) {
     LostParams p = {in, gradient, h, chunk_slots(in.sequences, CHECKPOINT), 0};
@@ -204,7 +203,8 @@ static inline gt_status launch_hopper_chunks(const ChunkGradientParams& all, con
     const int64_t pairs = all.in.sequences.B * all.slots * all.in.G, places = 2 * pairs, room = device.multiprocessors;
     const int64_t most = choice.gates_in_dx ? pairs : places, blocks = most < room ? most : room;
     if (blocks == 0) return GT_OK; /* no tensors */
-    if (places > INT32_MAX - 2 * room) return gt_fail(GT_ERROR_SIZE, "ssd: %lld chunks", (long long)places);
+    if (places > INT32_MAX - 2 * room)
+        return gt_fail(GT_ERROR_SIZE, "ssd: %lld chunks exceed a grid", (long long)places);
     HopperGradientParams p;
     static_cast<ChunkGradientParams&>(p) = all;
     p.has_h = p.h.values != nullptr, p.has_G = p.G.values != nullptr;

@@ -1,49 +1,50 @@
-/* gt/ssd/sm90/states.cuh - ssd on compute capability 9.0, by wgmma: passes over a segment that leave states only, of
- * 16-bit calls; what states_tensor_kernel computes, forward and reverse.
+/* gt/ssd/sm90/states.cuh - ssd on compute capability 9.0, by wgmma: passes over a segment that make states alone, for
+ * 16-bit activations.  They compute the same as states_tensor_kernel, forward and reverse.
  *
  * A block has UNITS units (64 rows of a head's state each, see mma/state.cuh) of one group and takes a segment chunk by
- * chunk, 64 tokens each.  "left" is x, or dy in reverse, or, with z, dy silu(z) as gate.cuh leaves it: f16, with
- * a power of two for 16 rows; "right" is B, or C.
+ * chunk, 64 tokens each.  "left" is x, in reverse dy, or with z dy silu(z) of gate.cuh: f16, with a power of two for 16
+ * rows.  "right" is B, in reverse C.
  *
  * WARPGROUPS
- *     producer     the last one.  It copies left and right of the chunks ahead (cp.async), and makes of each unit, a
- *                  warp a unit, the tokens' weights, with z times what undoes the powers of left, and the chunk's
- *                  decay.  dt, and these, come into registers a chunk ahead (UnitTimes), so it waits for no other load
- *                  than these copies.  Nor does it wait for the kernel before, unless the call's sequences are ranked
- *                  (Problem::order) or that makes left; but a lane that writes a segment's decay waits before that.
- *                  Where nothing comes from kernels before, consumers do not wait either (is_apart).
- *     consumers    two with half of the units each, or one with one unit.  They hold states as accumulators of products
- *                  do, 16 rows a warp.  A chunk:  v_t = weight_t left_t from transposed loads, as left operand from
- *                  registers;  H <- E H + sum_t v_t right_t^T,  64 x N x 64.
+ *     producer     the last one.  It copies left and right of the chunks ahead (cp.async).  A warp a unit makes the
+ *                  tokens' weights (with z times the inverse powers of left) and the chunk's decay.  dt and these
+ *                  inverses come into registers a chunk ahead (UnitTimes), so the copies are its only waits.  It waits
+ *                  for the kernel before only if the call's sequences are ranked (Problem::order) or that kernel makes
+ *                  left; a lane waits before it writes a segment's decay.  Consumers that read nothing of kernels
+ *                  before do not wait either (is_apart).
+ *     consumers    two with half of the units each, or one with one unit.  States lie in registers as accumulators of
+ *                  products do, 16 rows a warp.  A chunk:  v_t = weight_t left_t from transposed loads, as left operand
+ *                  from registers;  H <- E H + sum_t v_t right_t^T,  64 x N x 64.
  *
- * NUMBERS.  right is the operand as it came, so that nothing is converted in shared memory.  bf16: v is two terms of
- * bf16, hi + lo, 16 bits over all of fp32's range, and takes two products.  f16: v is one term with a power of two a
- * warp, from the largest sum of magnitudes of a row.  64 tokens are summed from zero, since tensor cores round sums
- * towards zero, and added as fp32 does.
- *     The states are fp32 without a power, but for one of the unit that keeps the weights at most 1 (so that v does not
- * overflow where Delta is large): it is 1 or more, follows the largest weight of a chunk when that is larger, or 2^8
- * times smaller, and changes exactly.  Checkpoints get their power from the maximum of 16 rows.
+ * NUMBERS.  right is an operand without conversion in shared memory.  bf16: v is two terms of bf16, hi + lo, 16 bits
+ * over all of fp32's range, and takes two products.  f16: v is one term with a power of two a warp, from the largest
+ * sum of magnitudes of a row.  The sum of 64 tokens starts at zero, since tensor cores round sums towards zero, and an
+ * fp32 addition adds it to the state.
+ *     The states are fp32.  A unit has one power, 1 or more, that keeps the weights at most 1, so that v does not
+ * overflow where Delta is large.  It follows the largest weight of a chunk if that is larger, or 2^8 times smaller; its
+ * changes are exact.  Checkpoints get their power from the maximum of 16 rows.
  *
  * SHARED MEMORY, KB, N = 128, UNITS = 4 (StatesHopperTile has every offset): 212.8, one block a multiprocessor
  *     LEFT             32     of a stage: a tile of each unit                      producer
  *     RIGHT            16     of a stage                                           producer
  *     PREPARED          1.1   of a stage: weights and decays of each unit          producer
  *     STAGING          16     checkpoints pass through it                          consumers
- *     CURSOR, FULL ...  0.6   where each warpgroup stands; barriers
+ *     CURSOR, FULL ...  0.6   cursors of warpgroups; barriers
  *     Four stages.
- *     A group of one unit (a head with P <= 64) has a block of one consumer, of which a multiprocessor has two: 105 KB,
- *     with N <= 64, as 64, 73.
+ *     A group of one unit (a head with P <= 64) has a block of one consumer, two blocks a multiprocessor: 105 KB each;
+ *     N <= 64 runs as 64 in 73 KB.
  * MBARRIERS.  FULL, EMPTY: of a stage; the producer's and the consumers' threads arrive.
  * REGISTERS a thread, N = 128, UNITS = 4: H 128, v 32, sums 32 of 224; producer 56.  f16: v 16.
- *     UNITS = 1: 184, producer 72, or with N <= 64 152 and 104.  UNITS > 1, N <= 64, without z: 168 and 48, so that a block
- *     of chunk_factors_kernel finds room beside one of these.
+ *     UNITS = 1: 184, producer 72, or with N <= 64 152 and 104.  UNITS > 1, N <= 64, without z: 168 and 48, so that a
+ *     block of chunk_factors_kernel fits beside one of these.
  *
  * ISSUE SLOTS a token and head, counted in the machine code, bf16, N = 128, UNITS = 4: v, products and the update 18,
  *     checkpoints 13 more at most, the producer 8; states_tensor_kernel 88.
  * PRODUCTS, clocks a unit and chunk at full rate, N = 128: bf16 512, f16 256.
  * BYTES a token and head: left 2 P, right 2 N / heads of a group from memory, N / 2 from L2 with UNITS = 4,
  *     checkpoints P N / 64.
- * grid: strands*G*bundles (bundles of UNITS); block 384, of one unit 256.  Every sum has one fixed order: deterministic. */
+ * grid: strands*G*bundles (bundles of UNITS); block 384, of one unit 256.  Every sum has one fixed order:
+ * deterministic. */
 #ifndef GT_SSD_SM90_STATES_CUH
 #define GT_SSD_SM90_STATES_CUH
 
@@ -62,13 +63,13 @@ struct HopperStatesParams {
 
 /* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
-/* What a chunk and unit has in a stage, in floats: weights of the tokens; E; what the state is multiplied by before, 0
- * where E is 0; the unit's power before the chunk and from then on, by which the state is to be multiplied. */
+/* A stage's part for a chunk and unit, in floats.  Weights of tokens; E; the state's factor before the update, 0 where
+ * E is 0; the unit's power before the chunk and from then on: the state times the power is the real one. */
 struct UnitWeights {
     static constexpr int OF_TOKENS = 0, DECAY = 64, CHANGE = 65, BEFORE = 66, POWER = 67, COUNT = 68;
 };
 
-/* Where things lie in shared memory, in bytes.  L: what left is. */
+/* Offsets in shared memory, in bytes.  L: the type of left. */
 template <class T_, int NP_, int UNITS_, class L_>
 struct StatesHopperTile {
     using T = T_;
@@ -76,7 +77,7 @@ struct StatesHopperTile {
     static constexpr bool IS_BF16 = std::is_same<T, bf16>::value;
     static constexpr int NP = NP_, UNITS = UNITS_, CONSUMERS = UNITS == 1 ? 1 : 2, CONSUMER_UNITS = UNITS / CONSUMERS;
     static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP, FIT = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
-    /* For a block of chunk_factors_kernel; with z this would cost more than it gives. */
+    /* Room for a block of chunk_factors_kernel; with z this would cost more than it gains. */
     static constexpr bool LEAVES_ROOM = UNITS > 1 && NP <= 64 && std::is_same<T, L>::value;
     static constexpr int REGISTERS = UNITS == 1                  ? (NP > 64 ? 184 : 152)
                                      : LEAVES_ROOM               ? 168
@@ -85,7 +86,7 @@ struct StatesHopperTile {
                          PRODUCER_REGISTERS = UNITS == 1    ? 256 - REGISTERS
                                               : LEAVES_ROOM ? 48
                                                             : 504 - 2 * REGISTERS;
-    /* As many threads would have the registers that a block has at the launch. */
+    /* The threads whose registers a block has at its launch. */
     static constexpr int MOST_THREADS = LEAVES_ROOM ? 512 : THREADS;
     static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of right: see wgmma.cuh */
     static constexpr int TILE_LEFT = CHUNK * 128, TILE_RIGHT = CHUNK * 2 * NP;
@@ -98,16 +99,18 @@ struct StatesHopperTile {
     static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES,
                          EMPTY = FULL + 8 * STAGES; /* [STAGES] */
     static constexpr int BYTES = EMPTY + 8 * STAGES;
+    using Stages = Ring<STAGES, FULL, EMPTY>;
+    using Number = int; /* counts chunks: with another type ptxas takes more registers */
     static_assert(STAGE % 1024 == 0 && FULL % 8 == 0, "aligned");
     static_assert(FIT * (BYTES + 1024) <= 228 * 1024, "fits sm_90");
 };
 
-/* What a pass takes of a segment's chunks: all of them, but where nobody wants the state after all of a sequence's.
- * Then it takes, of the sequence's last segment in its direction, those up to the last checkpoint, and of the
- * checkpoint's own chunk only the unit's power. */
+/* The chunks of a segment that a pass needs: all of them, unless the state after the sequence is not wanted.  Then the
+ * sequence's last segment, in the pass's direction, ends at the last checkpoint; of the checkpoint's own chunk only the
+ * unit's power is made. */
 struct NeededChunks {
-    int count;  /* the first ones that are taken */
-    bool whole; /* else the last of them is not added */
+    int count;  /* the number of chunks, from the first on */
+    bool whole; /* false: the last of them is not added to the state */
 
     GT_METHOD NeededChunks(const StatesParams& p, bool reverse, bool is_last, int chunks) {
         whole = !is_last || p.is_local || p.state_out || p.state_sum || chunks == 0;
@@ -118,8 +121,8 @@ struct NeededChunks {
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
-/* The weights of the tokens 2 lane, 2 lane + 1, whose Delta are given: pre in reverse, else Delta suf.  One warp.  Returns
- * the lane's share of the log of the chunk's decay. */
+/* The weights of the tokens 2 lane, 2 lane + 1, whose Delta are given: pre in reverse, else Delta suf.  One warp.
+ * Returns the lane's share of the log of the chunk's decay. */
 GT_DEV float weights_of(bool reverse, const float (&delta)[2], float A, float (&weight)[2]) {
     const int lane = own_lane();
     const float a0 = delta[0] * A, a1 = delta[1] * A, l0 = a0 * LOG2_E, l1 = a1 * LOG2_E;
@@ -145,8 +148,8 @@ GT_DEV float weights_of(bool reverse, const float (&delta)[2], float A, float (&
     return a0 + a1;
 }
 
-/* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  One warp.  left: what undoes the power of their
- * rows of left.  power: the unit's, which may change.  Returns the log of the chunk's decay. */
+/* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  One warp.  left: the inverse power of their rows of
+ * left.  power: the unit's, which may change.  Returns the log of the chunk's decay. */
 GT_DEV float weigh_chunk(uint32_t addresses, bool reverse, const float (&delta)[2], float left, float A, float& power) {
     const int lane = own_lane();
     float weight[2], sum = weights_of(reverse, delta, A, weight);
@@ -186,19 +189,16 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
     const int unit = warp_id() % 4;
     constexpr bool MAY_HAVE_POWERS = std::is_same<typename Tile::L, f16>::value;
     const bool makes_weights = unit < UNITS, has_powers = MAY_HAVE_POWERS && p.reverse && in.dy_inverses;
+    const typename Tile::Stages ring = {smem};
     int n = 0; /* chunks of all segments */
-    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
-        bool is_last;
-        {
-            const Span span = ordered_span(in, item);
-            is_last = p.reverse ? span.starts : span.ends;
-            if (skips(p.states.is_local, span, is_last)) continue;
-            cursor.enter(in, span, item, BARRIER, [&] { cursor.put_offsets(0, p.left_stride); });
-        }
+    each_bundle_item(in, [&](const Span& span, int64_t item) {
+        const bool is_last = p.reverse ? span.starts : span.ends;
+        if (skips(p.states.is_local, span, is_last)) return item;
+        cursor.enter(in, span, item, BARRIER, [&] { cursor.put_offsets(0, p.left_stride); });
         const int chunks = cursor.chunks(), step = p.reverse ? -CHUNK : CHUNK;
         const NeededChunks needed(p.states, p.reverse, is_last, chunks);
         const auto chunk_at = [&](int i) { return p.reverse ? chunks - 1 - i : i; };
-        /* where the thread's first rows of the chunk that is copied next lie */
+        /* the thread's first rows of the chunk that is copied next */
         const int64_t b = cursor.b(), token = cursor.token(chunk_at(0));
         const int64_t first = (int64_t)chunk_at(0) * CHUNK;
         int64_t left = of_units.own(p.left_stride.t) + first * p.left_stride.t;
@@ -218,10 +218,10 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
             }
             times += step * in.dt_stride.t;
         };
-        /* The segment's i-th chunk, which is `number` of all. */
+        /* The segment's i-th chunk, number `number` of all. */
         const auto copy = [&](int i, int number) {
             if (i < needed.count) {
-                mbarrier_wait(smem + Tile::EMPTY + 8 * (number % STAGES), (number / STAGES + 1) % 2);
+                ring.wait_free(number);
                 const uint32_t to = smem + number % STAGES * Tile::STAGE;
                 const int tokens = needed.whole || i + 1 < needed.count ? cursor.tokens(chunk_at(i)) : 0;
                 if (tokens > 0) {
@@ -251,7 +251,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
             }
             cp_async_wait<AHEAD - 1>();
             fence_async_proxy();
-            mbarrier_arrive(smem + Tile::FULL + 8 * (n % STAGES));
+            ring.fill(n);
             copy(i + AHEAD, n + AHEAD);
         }
         item = cursor.item();
@@ -260,31 +260,53 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
             const Span same = ordered_span(in, item);
             in.segments.decays[same.segment_slot * in.H + cursor.head(unit)] = log.value();
         }
-    }
+        return item;
+    });
 }
 
 /* ---- consumers --------------------------------------------------------------------------------------------------- */
 
-/* Where a consumer and what it works on lie, made anew wherever it is asked.  n: number of the chunk among those of all
- * segments; i: of the warpgroup's units. */
 template <class Tile>
-struct StatesConsumer {
-    uint32_t smem;
-    GT_METHOD int warpgroup() const { return Tile::CONSUMERS == 1 ? 0 : own_thread() / WARPGROUP; }
-    GT_METHOD int unit_warp() const { return own_thread() / 32 % 4; }
-    GT_METHOD int unit(int i) const { return warpgroup() * Tile::CONSUMER_UNITS + i; }
-    GT_METHOD GroupCursor<Tile::UNITS> cursor() const {
-        return {smem + Tile::CURSOR + warpgroup() * GroupCursor<Tile::UNITS>::BYTES};
+struct StatesConsumer : BundleConsumer<Tile> {
+    using Base = BundleConsumer<Tile>;
+    using Base::smem, Base::unit, Base::warpgroup;
+    GT_METHOD uint32_t stage(int n) const {
+        return smem + (typename Tile::Number)made_here(n) % Tile::STAGES * Tile::STAGE;
     }
-    GT_METHOD int row0(int i) const { return cursor().row0(unit(i)) + 16 * unit_warp(); }
-    GT_METHOD uint32_t stage(int n) const { return smem + made_here(n) % Tile::STAGES * Tile::STAGE; }
     GT_METHOD uint32_t left(int n, int i) const { return stage(n) + Tile::LEFT + unit(i) * Tile::TILE_LEFT; }
     GT_METHOD uint32_t right(int n) const { return stage(n) + Tile::RIGHT; }
     GT_METHOD uint32_t staging() const { return smem + Tile::STAGING + warpgroup() * Tile::TILE_LEFT; }
     GT_METHOD uint32_t prepared(int n, int i) const {
-        return smem + Tile::PREPARED + 4 * UnitWeights::COUNT * (made_here(n) % Tile::STAGES * Tile::UNITS + unit(i));
+        return smem + Tile::PREPARED +
+               4 * UnitWeights::COUNT * ((typename Tile::Number)made_here(n) % Tile::STAGES * Tile::UNITS + unit(i));
     }
 };
+
+/* Zeros the sums of states: a strand may have no sequence. */
+template <class Tile, class State>
+GT_DEV void clear_state_sums(const StatesParams& p, const StatesConsumer<Tile>& me, const State& zeros) {
+    me.cursor().enter(p.in, Span{}, 0, 2 + me.warpgroup());
+    GT_UNROLL
+    for (int i = 0; i < Tile::CONSUMER_UNITS; i++)
+        if (me.cursor().exists(me.unit(i)))
+            zeros.store(p.state_sum + me.cursor().state(p.in, me.unit(i), bundle_strand(p.in)), me.row0(i), p.in);
+}
+
+/* For unit i of a consumer: the state that a segment ends with. */
+template <class Tile, class State>
+GT_DEV void store_last_state(const StatesParams& p, const StatesConsumer<Tile>& me, int i, bool reverse,
+                             const Span& segment, const State& state) {
+    const Problem& in = p.in;
+    const GroupCursor<Tile::UNITS> cursor = me.cursor();
+    const int unit = me.unit(i);
+    if (p.is_local) {
+        state.store(in.segments.states + cursor.state(in, unit, segment.segment_slot), me.row0(i), in);
+    } else if (reverse ? segment.starts : segment.ends) {
+        float* const end = last_state(in, p.state_out, segment.sequence);
+        if (end) state.store(end + cursor.state(in, unit, 0), me.row0(i), in);
+        if (p.state_sum) state.store(p.state_sum + cursor.state(in, unit, bundle_strand(in)), me.row0(i), in, true);
+    }
+}
 
 /* v of 16 tokens, block k, and the warp's 16 rows: numbers 2e, 2e + 1 are the pair e of a left operand. */
 template <class Tile>
@@ -293,7 +315,7 @@ GT_DEV void weigh_left(const StatesConsumer<Tile>& me, int n, int i, int k, floa
     const uint32_t tokens = me.prepared(n, i) + 4 * UnitWeights::OF_TOKENS + 8 * (own_lane() % 4) + 64 * k;
     const float2 low = lds<float2>(tokens), high = lds<float2>(tokens + 32);
     uint32_t x[4];
-    ldmatrix_x4_trans(x, tile_at<64>(by_columns<64>(me.left(n, i), own_lane()), k, me.unit_warp()));
+    ldmatrix_x4_trans(x, block_at<64>(by_columns<64>(me.left(n, i), own_lane()), k, me.unit_warp()));
     GT_UNROLL
     for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
         v[2 * e] = E::lo(x[e]) * (e < 2 ? low.x : high.x);
@@ -301,14 +323,14 @@ GT_DEV void weigh_left(const StatesConsumer<Tile>& me, int n, int i, int k, floa
     }
 }
 
-/* Unit i of a consumer's: the chunk's share of the state. */
+/* For unit i of a consumer: the chunk's share of the state. */
 template <class Tile>
 GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, float (&H)[Tile::NP / 8][4]) {
     using T = typename Tile::T;
     constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL;
     constexpr int WIDTH = Tile::CONSUMER_UNITS * NP > 128 ? 8 : NP / 8; /* tiles of 8 columns that a product has */
     const float2 decay = lds<float2>(me.prepared(n, i) + 4 * UnitWeights::DECAY);
-    if (decay.y != 1.0f) { /* an infinite state, which is out of range, makes no NaN */
+    if (decay.y != 1.0f) { /* so an infinite state, which is out of range, makes no NaN */
         GT_UNROLL
         for (int k = 0; k < NP / 2; k++) H[k / 4][k % 4] = decay.y == 0.0f ? 0.0f : H[k / 4][k % 4] * decay.y;
     }
@@ -319,7 +341,7 @@ GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, float (&H)[T
     float added[WIDTH][4], scale = 1.0f;
     uint32_t v[BLOCKS][4];
     [[maybe_unused]] uint32_t rest[BLOCKS][4];
-    if constexpr (Tile::IS_BF16) { /* products begin as their operands are there */
+    if constexpr (Tile::IS_BF16) { /* products start as soon as their operands exist */
         GT_UNROLL
         for (int k = 0; k < BLOCKS; k++) {
             float weighed[8];
@@ -381,7 +403,7 @@ GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, float (&H)[T
     }
 }
 
-/* Unit i of a consumer's: the state before a chunk, number n, to its checkpoint. */
+/* For unit i of a consumer: the state before a chunk, number n, to its checkpoint. */
 template <class Tile>
 GT_DEV void keep_unit(const StatesParams& p, const StatesConsumer<Tile>& me, int chunk, int n, int i,
                       WarpState<Tile::NP>& state) {
@@ -402,40 +424,32 @@ GT_DEV void keep_unit(const StatesParams& p, const StatesConsumer<Tile>& me, int
 
 template <class Tile>
 GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
-    constexpr int NP = Tile::NP, CONSUMER_UNITS = Tile::CONSUMER_UNITS, STAGES = Tile::STAGES;
+    constexpr int NP = Tile::NP, CONSUMER_UNITS = Tile::CONSUMER_UNITS;
     const StatesParams& p = params.states;
     const Problem& in = p.in;
     const bool reverse = params.reverse;
     const StatesConsumer<Tile> me = {smem};
-    if (p.state_sum) { /* a strand may have no sequence */
-        me.cursor().enter(in, Span{}, 0, 2 + me.warpgroup());
-        GT_UNROLL
-        for (int i = 0; i < CONSUMER_UNITS; i++) {
-            WarpState<NP> zeros;
-            zeros.clear();
-            if (me.cursor().exists(me.unit(i)))
-                zeros.store(p.state_sum + me.cursor().state(in, me.unit(i), bundle_strand(in)), me.row0(i), in);
-        }
+    const typename Tile::Stages ring = {smem};
+    if (p.state_sum) {
+        WarpState<NP> zeros;
+        zeros.clear();
+        clear_state_sums<Tile>(p, me, zeros);
     }
     int n = 0; /* chunks of all segments */
-    for (int64_t item = bundle_strand(in); item < items_of(in); item += in.bundles.strands) {
+    each_bundle_item(in, [&](const Span& span, int64_t item) {
         WarpState<NP> state[CONSUMER_UNITS];
-        bool is_last;
-        {
-            const Span span = ordered_span(in, item);
-            is_last = reverse ? span.starts : span.ends;
-            if (skips(p.is_local, span, is_last)) continue;
-            me.cursor().enter(in, span, item, 2 + me.warpgroup());
-            const float* start = nullptr;
-            if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
+        const bool is_last = reverse ? span.starts : span.ends;
+        if (skips(p.is_local, span, is_last)) return item;
+        me.cursor().enter(in, span, item, 2 + me.warpgroup());
+        const float* start = nullptr;
+        if (!p.is_local) start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
+        GT_UNROLL
+        for (int i = 0; i < CONSUMER_UNITS; i++) {
+            state[i].clear();
+            if (!start) continue; /* little code: a block of few chunks waits for instructions */
+            state[i].load(start + me.cursor().state(in, me.unit(i), 0), me.row0(i), in);
             GT_UNROLL
-            for (int i = 0; i < CONSUMER_UNITS; i++) {
-                state[i].clear();
-                if (!start) continue; /* little code: a block of few chunks waits for it to come */
-                state[i].load(start + me.cursor().state(in, me.unit(i), 0), me.row0(i), in);
-                GT_UNROLL
-                for (int k = 0; k < NP / 2; k++) state[i].H[k / 4][k % 4] *= state[i].power.inverse;
-            }
+            for (int k = 0; k < NP / 2; k++) state[i].H[k / 4][k % 4] *= state[i].power.inverse;
         }
         const int chunks = me.cursor().chunks();
         const NeededChunks needed(p, reverse, is_last, chunks);
@@ -444,7 +458,7 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
             const int chunk = reverse ? chunks - 1 - number : number;
             const bool at_slot =
                 reverse ? number == 0 || chunk % SLOT_CHUNKS == SLOT_CHUNKS - 1 : chunk % SLOT_CHUNKS == 0;
-            mbarrier_wait(smem + Tile::FULL + 8 * (n % STAGES), n / STAGES % 2);
+            ring.wait_full(n);
             if (p.checkpoints.values && at_slot) {
                 GT_UNROLL
                 for (int i = 0; i < CONSUMER_UNITS; i++) keep_unit<Tile>(p, me, chunk, n, i, state[i]);
@@ -455,28 +469,21 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
             }
             GT_UNROLL
             for (int i = 0; i < CONSUMER_UNITS; i++) add_chunk<Tile>(me, n, i, state[i].H);
-            if (number + 1 < needed.count) mbarrier_arrive(smem + Tile::EMPTY + 8 * (n % STAGES));
+            if (number + 1 < needed.count) ring.free(n);
         }
         const bool has_chunks = me.cursor().chunks() > 0; /* the last one's stage has the units' powers */
         item = me.cursor().item();
-        /* found again: no registers keep it */
+        /* found again: registers are short */
         const Span same = ordered_span(in, item);
         GT_UNROLL
         for (int i = 0; i < CONSUMER_UNITS; i++) {
-            const GroupCursor<Tile::UNITS> cursor = me.cursor();
-            const int unit = me.unit(i);
-            if (!cursor.exists(unit)) continue;
+            if (!me.cursor().exists(me.unit(i))) continue;
             state[i].power.inverse = has_chunks ? lds<float>(me.prepared(n - 1, i) + 4 * UnitWeights::POWER) : 1.0f;
-            if (p.is_local) {
-                state[i].store(in.segments.states + cursor.state(in, unit, same.segment_slot), me.row0(i), in);
-            } else if (reverse ? same.starts : same.ends) {
-                if (p.state_out) state[i].store(p.state_out + cursor.state(in, unit, same.sequence), me.row0(i), in);
-                if (p.state_sum)
-                    state[i].store(p.state_sum + cursor.state(in, unit, bundle_strand(in)), me.row0(i), in, true);
-            }
+            store_last_state<Tile>(p, me, i, reverse, same, state[i]);
         }
-        if (has_chunks) mbarrier_arrive(smem + Tile::EMPTY + 8 * ((n - 1) % STAGES));
-    }
+        if (has_chunks) ring.free(n - 1);
+        return item;
+    });
 }
 
 /* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
@@ -486,26 +493,12 @@ states_hopper_kernel(const GT_GRID_CONSTANT HopperStatesParams p) {
 #if GT_SM90A
     using Tile = StatesHopperTile<T, NP, UNITS, L>;
     const uint32_t smem = smem_base_of_tiles();
-    if (thread_id() < Tile::STAGES) {
-        mbarrier_init(smem + Tile::FULL + 8 * thread_id(), WARPGROUP);
-        mbarrier_init(smem + Tile::EMPTY + 8 * thread_id(), Tile::CONSUMERS * WARPGROUP);
-    }
+    typename Tile::Stages{smem}.init(thread_id(), WARPGROUP, Tile::CONSUMERS * WARPGROUP);
     sync_threads();
-    if (warp_id() / 4 == Tile::CONSUMERS) {
-        /* else it reads inputs of the call alone */
-        if (p.states.in.order || (p.reverse && p.states.in.dy_inverses)) wait_for_chain();
-        give_registers<Tile::PRODUCER_REGISTERS>();
-        states_producer<Tile>(p, smem);
-    } else {
-        const bool apart = is_apart(p.states.in) && !(p.reverse && p.states.in.dy_inverses);
-        if (apart)
-            release_chain();
-        else
-            wait_for_chain();
-        take_registers<Tile::REGISTERS>();
-        states_consumer<Tile>(p, smem);
-        if (apart && block_x() == 0) wait_for_chain(); /* for kernels after it */
-    }
+    const Problem& in = p.states.in;
+    const auto reads_gated = [&] { return p.reverse && in.dy_inverses; };
+    run_chained_roles<Tile>([&] { return in.order || reads_gated(); }, [&] { return is_apart(in) && !reads_gated(); },
+                            [&] { states_producer<Tile>(p, smem); }, [&] { states_consumer<Tile>(p, smem); });
 #else
     (void)p;
     __trap();

@@ -1,0 +1,400 @@
+/* gt/fused/add_norm.cuh - add_norm forward and backward: v = x + residual, xhat = (v - mean) rstd, y = xhat gamma +
+ * beta.
+ *
+ * A block has a row.  Rows of up to 8192 elements in whole, aligned groups of 8: a thread keeps 1 or 2 groups of v in
+ *     registers.  Any other row is read again for every sum (any_..._kernel).  4 groups spilled 1 KB a thread in
+ * backward.  The dtypes are known at run time.  A thread loads raw bits, and converts when all its loads are in flight:
+ *     a branch that all threads take alike costs less than an instance for each pair of dtypes, since memory bounds the
+ *     kernels.
+ * bytes an element, all in 16 bits: forward x, residual, sum, y 8; backward sum, dy, dsum, dx 8.
+ * registers: forward 8 GROUPS of v, and loads; backward 8 GROUPS each of v and two gradients' sums, and loads.  With
+ *     one group backward keeps gamma, too, and loads the next row before it sums this one.
+ * Sums over a row: a thread's elements in order, then slice_sum.  Sums over rows: a block's rows in order, then blocks
+ *     by reduce_rows.  All orders are fixed: deterministic. */
+#ifndef GT_FUSED_ADD_NORM_CUH
+#define GT_FUSED_ADD_NORM_CUH
+
+#include "norm.cuh"
+
+namespace gt {
+namespace add_norm {
+
+using norm::Coordinates;
+using norm::Shape;
+using norm::slice_sum;
+
+constexpr int EIGHT = 8;                              /* elements of a group */
+constexpr int64_t MOST = 2 * norm::MAX_LANES * EIGHT; /* elements of a row that registers hold */
+using Rows = norm::Kind<norm::Any, 1, float>;         /* sums of a row in fp32 */
+using TinyRows = norm::Kind<norm::Any, 1, double>;    /* in double, by one thread */
+
+struct Params {
+    int64_t M, D;
+    gt_dtype dtype, sum_dtype;
+    bool is_layer;
+    float eps, inverse;       /* 1 / D */
+    const void *x, *residual; /* x is NULL in a backward that reads sum; residual may be NULL */
+    const void* sum_in;
+    int64_t x_stride, residual_stride, sum_stride;
+    const float *gamma, *beta;
+    /* forward */
+    void *sum, *y;
+    int64_t y_stride;
+    /* backward */
+    const void *dy, *dsum;
+    void *dx, *dresidual;
+    int64_t dy_stride, dsum_stride, dx_stride, dresidual_stride;
+    float *dgamma, *dbeta; /* partial sums [blocks,D], NULL if not wanted */
+};
+
+/* Eight neighbouring elements as they are in memory. */
+struct Raw {
+    uint4 first, second; /* second: of fp32 alone */
+
+    GT_METHOD void load(const void* data, gt_dtype dtype, int64_t at, bool exists) {
+        first = second = {0, 0, 0, 0};
+        if (!data || !exists) return;
+        if (dtype == GT_F32) {
+            const float* from = static_cast<const float*>(data) + at;
+            first = ldg<uint4>(from), second = ldg<uint4>(from + 4);
+        } else {
+            first = ldg<uint4>(static_cast<const uint16_t*>(data) + at);
+        }
+    }
+
+    GT_METHOD void get(gt_dtype dtype, float (&x)[EIGHT]) const {
+        const uint32_t words[EIGHT] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+        GT_UNROLL
+        for (int i = 0; i < EIGHT; i++) {
+            const uint32_t pair = words[i / 2];
+            if (dtype == GT_F32)
+                x[i] = as_float(words[i]);
+            else if (dtype == GT_BF16)
+                x[i] = i % 2 ? unpack_bf16_hi(pair) : unpack_bf16_lo(pair);
+            else
+                x[i] = i % 2 ? unpack_f16_hi(pair) : unpack_f16_lo(pair);
+        }
+    }
+};
+
+GT_DEV void store_eight(void* data, gt_dtype dtype, int64_t at, const float (&x)[EIGHT]) {
+    if (!data) return;
+    if (dtype == GT_F32) {
+        float* to = static_cast<float*>(data) + at;
+        stg<float4>(to, float4{x[0], x[1], x[2], x[3]});
+        stg<float4>(to + 4, float4{x[4], x[5], x[6], x[7]});
+        return;
+    }
+    uint16_t* to = static_cast<uint16_t*>(data) + at;
+    if (dtype == GT_BF16)
+        stg<uint4>(to,
+                   uint4{pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])});
+    else
+        stg<uint4>(to, uint4{pack_f16(x[0], x[1]), pack_f16(x[2], x[3]), pack_f16(x[4], x[5]), pack_f16(x[6], x[7])});
+}
+
+/* How slice_sum sees a block: all threads are the lanes of one slice. */
+struct Block {
+    Shape shape = {};
+    Coordinates me = {};
+    GT_METHOD Block() { shape.lanes = (int)block_threads(), me.buffer = smem_base(); }
+    template <class K, int N, class Real>
+    GT_METHOD void sum(Real (&sums)[N]) {
+        slice_sum<K>(shape, me, sums);
+    }
+};
+
+/* ---- rows in registers -------------------------------------------------------------------------------------- */
+
+/* First element of a thread's group k. */
+GT_DEV int group_at(int k) { return EIGHT * (k * (int)block_threads() + thread_id()); }
+
+/* A row's v as loaded: x and residual, or sum alone. */
+template <int GROUPS>
+struct RawRow {
+    Raw x[GROUPS], residual[GROUPS];
+
+    GT_METHOD void load(const Params& p, int64_t m) {
+        GT_UNROLL
+        for (int k = 0; k < GROUPS; k++) {
+            const int at = group_at(k);
+            if (p.sum_in) {
+                x[k].load(p.sum_in, p.sum_dtype, m * p.sum_stride + at, at < p.D);
+            } else {
+                x[k].load(p.x, p.dtype, m * p.x_stride + at, at < p.D);
+                residual[k].load(p.residual, p.sum_dtype, m * p.residual_stride + at, at < p.D);
+            }
+        }
+    }
+    GT_METHOD void get(const Params& p, int k, float (&v)[EIGHT]) const {
+        x[k].get(p.sum_in ? p.sum_dtype : p.dtype, v);
+        if (p.sum_in || !p.residual) return;
+        float added[EIGHT];
+        residual[k].get(p.sum_dtype, added);
+        GT_UNROLL
+        for (int i = 0; i < EIGHT; i++) v[i] += added[i];
+    }
+};
+
+/* LayerNorm: v <- v - mean(v) inside the row; elements outside of it stay 0. */
+template <int GROUPS>
+GT_DEV void center(const Params& p, Block& block, float (&v)[GROUPS][EIGHT]) {
+    if (!p.is_layer) return;
+    float sums[1] = {};
+    GT_UNROLL
+    for (int k = 0; k < GROUPS; k++) GT_UNROLL
+    for (int i = 0; i < EIGHT; i++) sums[0] += v[k][i] * p.inverse;
+    block.sum<Rows>(sums);
+    GT_UNROLL
+    for (int k = 0; k < GROUPS; k++) GT_UNROLL
+    for (int i = 0; i < EIGHT; i++) v[k][i] = group_at(k) < p.D ? v[k][i] - sums[0] : 0.0f;
+}
+
+GT_DEV void load_parameter(const Params& p, const float* data, float missing, int k, float (&x)[EIGHT]) {
+    Raw raw;
+    raw.load(data, GT_F32, group_at(k), group_at(k) < p.D);
+    raw.get(GT_F32, x);
+    GT_UNROLL
+    for (int i = 0; i < EIGHT; i++)
+        if (!data) x[i] = missing;
+}
+
+template <int GROUPS>
+GT_KERNEL(norm::MAX_LANES, 2)
+forward_kernel(const GT_GRID_CONSTANT Params p) {
+    Block block;
+    for (int64_t m = block_x(); m < p.M; m += grid_x()) {
+        RawRow<GROUPS> raw;
+        raw.load(p, m);
+        float v[GROUPS][EIGHT];
+        GT_UNROLL
+        for (int k = 0; k < GROUPS; k++) {
+            raw.get(p, k, v[k]);
+            if (group_at(k) < p.D) store_eight(p.sum, p.sum_dtype, m * p.sum_stride + group_at(k), v[k]);
+        }
+        center(p, block, v);
+        float sums[3] = {}; /* add_square's two; the mean of v - mean */
+        GT_UNROLL
+        for (int k = 0; k < GROUPS; k++) GT_UNROLL
+        for (int i = 0; i < EIGHT; i++) {
+            norm::add_square(sums, v[k][i]);
+            if (p.is_layer) sums[2] += v[k][i] * p.inverse;
+        }
+        block.sum<Rows>(sums);
+        const float shift = sums[2], rstd = norm::rstd_of(sums, p.inverse, shift, p.eps);
+        GT_UNROLL
+        for (int k = 0; k < GROUPS; k++) {
+            float gamma[EIGHT], beta[EIGHT];
+            load_parameter(p, p.gamma, 1.0f, k, gamma);
+            load_parameter(p, p.beta, 0.0f, k, beta);
+            GT_UNROLL
+            for (int i = 0; i < EIGHT; i++) v[k][i] = (v[k][i] - shift) * rstd * gamma[i] + beta[i];
+            if (group_at(k) < p.D) store_eight(p.y, p.dtype, m * p.y_stride + group_at(k), v[k]);
+        }
+    }
+}
+
+/* A row of backward as loaded. */
+template <int GROUPS>
+struct RawGradients {
+    RawRow<GROUPS> v;
+    Raw dy[GROUPS], dsum[GROUPS];
+
+    GT_METHOD void load(const Params& p, int64_t m) {
+        v.load(p, m);
+        GT_UNROLL
+        for (int k = 0; k < GROUPS; k++) {
+            const int at = group_at(k);
+            dy[k].load(p.dy, p.dtype, m * p.dy_stride + at, at < p.D);
+            dsum[k].load(p.dsum, p.sum_dtype, m * p.dsum_stride + at, at < p.D);
+        }
+    }
+};
+
+/* Derived from the sums over a row.  shift: the mean of v - mean, a rounding error.  slope: mean(d xhat), where
+ * d = dy gamma.  mean_d: mean(d), 0 for RMSNorm. */
+template <class Real>
+struct RowSlope {
+    Real shift, rstd, slope, mean_d;
+
+    /* sums: add_square's two of v - mean; PRODUCT_SCALE d (v - mean); the mean of v - mean; d */
+    GT_METHOD RowSlope(const Params& p, const Real (&sums)[5], Real inverse) {
+        shift = sums[3];
+        const Real product = sums[2] - shift * (Real)norm::PRODUCT_SCALE * sums[4];
+        mean_d = p.is_layer ? sums[4] * inverse : 0;
+        rstd = norm::rstd_of(sums, inverse, shift, p.eps);
+        slope = product * inverse * (rstd * (Real)(1.0f / norm::PRODUCT_SCALE));
+    }
+};
+
+template <class Real>
+GT_DEV void add_terms(const Params& p, Real inverse, Real v, Real d, Real (&sums)[5]) {
+    norm::add_square(sums, v);
+    sums[2] += d * (v * (Real)norm::PRODUCT_SCALE);
+    if (p.is_layer) sums[3] += v * inverse;
+    sums[4] += d;
+}
+
+template <int GROUPS>
+GT_KERNEL(norm::MAX_LANES, 1)
+backward_kernel(const GT_GRID_CONSTANT Params p) {
+    wait_for_chain(); /* the first of its chain: it waits for none, but lets blocks of the next kernel start early */
+    constexpr bool AHEAD = GROUPS == 1;
+    Block block;
+    float kept[EIGHT], dgamma[GROUPS][EIGHT] = {}, dbeta[GROUPS][EIGHT] = {};
+    if (AHEAD) load_parameter(p, p.gamma, 1.0f, 0, kept);
+    /* Two groups read gamma again: no registers are left. */
+    const auto load_gamma = [&](int k, float(&gamma)[EIGHT]) {
+        if constexpr (AHEAD) {
+            GT_UNROLL
+            for (int i = 0; i < EIGHT; i++) gamma[i] = kept[i];
+        } else {
+            load_parameter(p, p.gamma, 1.0f, k, gamma);
+        }
+    };
+    RawGradients<GROUPS> next;
+    if (AHEAD && block_x() < p.M) next.load(p, block_x());
+    for (int64_t m = block_x(); m < p.M; m += grid_x()) {
+        RawGradients<GROUPS> raw;
+        if (AHEAD) {
+            raw = next;
+            if (m + grid_x() < p.M) next.load(p, m + grid_x());
+        } else {
+            raw.load(p, m);
+        }
+        float v[GROUPS][EIGHT];
+        GT_UNROLL
+        for (int k = 0; k < GROUPS; k++) raw.v.get(p, k, v[k]);
+        center(p, block, v);
+        float sums[5] = {};
+        GT_UNROLL
+        for (int k = 0; k < GROUPS; k++) {
+            float dy[EIGHT], gamma[EIGHT];
+            raw.dy[k].get(p.dtype, dy);
+            load_gamma(k, gamma);
+            GT_UNROLL
+            for (int i = 0; i < EIGHT; i++) add_terms(p, p.inverse, v[k][i], dy[i] * gamma[i], sums);
+        }
+        block.sum<Rows>(sums);
+        const RowSlope<float> row(p, sums, p.inverse);
+        GT_UNROLL
+        for (int k = 0; k < GROUPS; k++) {
+            float dy[EIGHT], gamma[EIGHT], out[EIGHT];
+            raw.dy[k].get(p.dtype, dy);
+            raw.dsum[k].get(p.sum_dtype, out);
+            load_gamma(k, gamma);
+            GT_UNROLL
+            for (int i = 0; i < EIGHT; i++) {
+                const float xhat = (v[k][i] - row.shift) * row.rstd;
+                dgamma[k][i] += dy[i] * xhat;
+                dbeta[k][i] += dy[i];
+                out[i] += row.rstd * (dy[i] * gamma[i] - row.mean_d - xhat * row.slope);
+            }
+            if (group_at(k) >= p.D) continue;
+            store_eight(p.dx, p.dtype, m * p.dx_stride + group_at(k), out);
+            store_eight(p.dresidual, p.sum_dtype, m * p.dresidual_stride + group_at(k), out);
+        }
+    }
+    GT_UNROLL
+    for (int k = 0; k < GROUPS; k++) {
+        if (group_at(k) >= p.D) continue;
+        const int64_t at = block_x() * p.D + group_at(k);
+        store_eight(p.dgamma, GT_F32, at, dgamma[k]);
+        store_eight(p.dbeta, GT_F32, at, dbeta[k]);
+    }
+}
+
+/* ---- any rows ------------------------------------------------------------------------------------------------ */
+
+/* Element e of v in row m. */
+GT_DEV float value_at(const Params& p, int64_t m, int64_t e) {
+    if (p.sum_in) return load_as(p.sum_in, p.sum_dtype, m * p.sum_stride + e);
+    const float x = load_as(p.x, p.dtype, m * p.x_stride + e);
+    return p.residual ? x + load_as(p.residual, p.sum_dtype, m * p.residual_stride + e) : x;
+}
+
+GT_DEV float parameter_at(const float* data, int64_t e, float missing) { return data ? data[e] : missing; }
+
+/* The threads that share a row; in double one has all of it. */
+template <class K>
+GT_DEV int row_threads() {
+    return std::is_same<K, TinyRows>::value ? 1 : (int)block_threads();
+}
+template <class K>
+GT_DEV int64_t row_end(const Params& p) {
+    return std::is_same<K, TinyRows>::value && thread_id() > 0 ? 0 : p.D;
+}
+
+template <class K>
+GT_DEV typename K::Real mean_of(const Params& p, Block& block, int64_t m) {
+    using Real = typename K::Real;
+    if (!p.is_layer) return 0;
+    Real sums[1] = {};
+    for (int64_t e = thread_id(); e < row_end<K>(p); e += row_threads<K>())
+        sums[0] += (Real)value_at(p, m, e) / (Real)p.D;
+    block.sum<K>(sums);
+    return sums[0];
+}
+
+template <class K>
+GT_KERNEL(norm::BLOCK, 1)
+any_forward_kernel(const GT_GRID_CONSTANT Params p) {
+    using Real = typename K::Real;
+    Block block;
+    const Real inverse = (Real)1 / (Real)p.D;
+    for (int64_t m = block_x(); m < p.M; m += grid_x()) {
+        const Real mean = mean_of<K>(p, block, m);
+        Real sums[3] = {};
+        for (int64_t e = thread_id(); e < row_end<K>(p); e += row_threads<K>()) {
+            const Real v = (Real)value_at(p, m, e) - mean;
+            norm::add_square(sums, v);
+            if (p.is_layer) sums[2] += v * inverse;
+        }
+        block.sum<K>(sums);
+        const Real shift = sums[2], rstd = norm::rstd_of(sums, inverse, shift, p.eps);
+        for (int64_t e = thread_id(); e < row_end<K>(p); e += row_threads<K>()) {
+            const float v = value_at(p, m, e);
+            const Real xhat = ((Real)v - mean - shift) * rstd;
+            const Real y = xhat * parameter_at(p.gamma, e, 1.0f) + parameter_at(p.beta, e, 0.0f);
+            store_as(p.sum, p.sum_dtype, m * p.sum_stride + e, v);
+            store_as(p.y, p.dtype, m * p.y_stride + e, (float)y);
+        }
+    }
+}
+
+template <class K>
+GT_KERNEL(norm::BLOCK, 1)
+any_backward_kernel(const GT_GRID_CONSTANT Params p) {
+    wait_for_chain();
+    using Real = typename K::Real;
+    Block block;
+    const Real inverse = (Real)1 / (Real)p.D;
+    for (int64_t m = block_x(); m < p.M; m += grid_x()) {
+        const Real mean = mean_of<K>(p, block, m);
+        Real sums[5] = {};
+        for (int64_t e = thread_id(); e < row_end<K>(p); e += row_threads<K>()) {
+            const Real dy = load_as(p.dy, p.dtype, m * p.dy_stride + e);
+            add_terms<Real>(p, inverse, (Real)value_at(p, m, e) - mean, dy * parameter_at(p.gamma, e, 1.0f), sums);
+        }
+        block.sum<K>(sums);
+        const RowSlope<Real> row(p, sums, inverse);
+        const bool is_first = m == block_x();
+        for (int64_t e = thread_id(); e < row_end<K>(p); e += row_threads<K>()) {
+            const Real dy = load_as(p.dy, p.dtype, m * p.dy_stride + e);
+            const Real xhat = ((Real)value_at(p, m, e) - mean - row.shift) * row.rstd;
+            const Real d = dy * parameter_at(p.gamma, e, 1.0f);
+            float out = (float)(row.rstd * (d - row.mean_d - xhat * row.slope));
+            if (p.dsum) out += load_as(p.dsum, p.sum_dtype, m * p.dsum_stride + e);
+            if (p.dx) store_as(p.dx, p.dtype, m * p.dx_stride + e, out);
+            if (p.dresidual) store_as(p.dresidual, p.sum_dtype, m * p.dresidual_stride + e, out);
+            const int64_t at = block_x() * p.D + e;
+            if (p.dgamma) p.dgamma[at] = (is_first ? 0.0f : p.dgamma[at]) + (float)(dy * xhat);
+            if (p.dbeta) p.dbeta[at] = (is_first ? 0.0f : p.dbeta[at]) + (float)dy;
+        }
+    }
+}
+
+} /* namespace add_norm */
+} /* namespace gt */
+
+#endif

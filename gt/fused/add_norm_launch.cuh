@@ -1,0 +1,119 @@
+/* gt/fused/add_norm_launch.cuh - add_norm on the current GPU: arguments checked, kernels chosen and launched. */
+#ifndef GT_FUSED_ADD_NORM_LAUNCH_CUH
+#define GT_FUSED_ADD_NORM_LAUNCH_CUH
+
+#include "add_norm.cuh"
+#include "norm_launch.cuh"
+
+namespace gt {
+namespace add_norm {
+
+/* Whether rows are groups of 8 that loads of 16 bytes take; data is NULL if there is no such tensor. */
+static inline bool has_groups(const void* data, gt_dtype dtype, int64_t M, int64_t stride) {
+    const int vector = dtype == GT_F32 ? 4 : 8;
+    return !data || ((uintptr_t)data % 16 == 0 && (M == 1 || stride % vector == 0));
+}
+
+static inline Params params_of(const gt_add_norm_args& a, gt_pass pass) {
+    Params p = {};
+    p.M = a.M, p.D = a.D;
+    p.dtype = a.dtype, p.sum_dtype = a.sum_dtype;
+    p.is_layer = a.norm == GT_NORM_LAYER;
+    p.eps = a.eps, p.inverse = 1.0f / (float)a.D;
+    p.residual_stride = a.residual_stride, p.sum_stride = a.sum_stride, p.x_stride = a.x_stride;
+    p.gamma = a.gamma, p.beta = a.beta;
+    if (pass == GT_BACKWARD && a.sum)
+        p.sum_in = a.sum;
+    else
+        p.x = a.x, p.residual = a.residual;
+    p.y_stride = a.y_stride;
+    if (pass == GT_FORWARD) p.sum = a.sum, p.y = a.y;
+    p.dy = a.dy, p.dsum = a.dsum, p.dx = a.dx, p.dresidual = a.dresidual;
+    p.dy_stride = a.dy_stride, p.dsum_stride = a.dsum_stride;
+    p.dx_stride = a.dx_stride, p.dresidual_stride = a.dresidual_stride;
+    return p;
+}
+
+/* Groups of a thread: 1 or 2; 0: no kernel holds the row in registers. */
+static inline int groups_of(const Params& p) {
+    const gt_dtype x = p.dtype, sum = p.sum_dtype;
+    const bool is_aligned = p.D % EIGHT == 0 && p.D <= MOST && has_groups(p.x, x, p.M, p.x_stride) &&
+                            has_groups(p.residual, sum, p.M, p.residual_stride) &&
+                            has_groups(p.sum_in, sum, p.M, p.sum_stride) && has_groups(p.sum, sum, p.M, p.sum_stride) &&
+                            has_groups(p.y, x, p.M, p.y_stride) && has_groups(p.dy, x, p.M, p.dy_stride) &&
+                            has_groups(p.dsum, sum, p.M, p.dsum_stride) && has_groups(p.dx, x, p.M, p.dx_stride) &&
+                            has_groups(p.dresidual, sum, p.M, p.dresidual_stride) &&
+                            has_groups(p.gamma, GT_F32, 1, 0) && has_groups(p.beta, GT_F32, 1, 0);
+    if (!is_aligned) return 0;
+    return p.D <= MOST / 2 ? 1 : 2;
+}
+
+/* Threads of a block: a power of two, as slice_sum wants. */
+static inline unsigned threads_for(const Params& p, int groups) {
+    unsigned threads = 32;
+    while ((int64_t)threads * groups * EIGHT < p.D) threads *= 2;
+    return threads;
+}
+
+/* Blocks of backward: each leaves a row of partial sums. */
+static inline int64_t backward_blocks(int64_t M, const Device& device) {
+    const int64_t most = 2 * (int64_t)device.multiprocessors;
+    return M < most ? M : most;
+}
+
+/* launch(kernel, threads, name's suffix) for the kernel that takes the call. */
+template <class Launch>
+static gt_status with_kernel(const Params& p, bool is_backward, const Launch& launch) {
+    using Kernel = void (*)(Params);
+    const int groups = groups_of(p);
+    if (groups) {
+        const Kernel kernels[2][2] = {{forward_kernel<1>, forward_kernel<2>}, {backward_kernel<1>, backward_kernel<2>}};
+        return launch(kernels[is_backward][groups - 1], threads_for(p, groups),
+                      is_backward ? "add_norm backward_kernel" : "add_norm forward_kernel");
+    }
+    const bool is_tiny = p.D <= norm::TINY;
+    const Kernel kernels[2][2] = {{any_forward_kernel<Rows>, any_forward_kernel<TinyRows>},
+                                  {any_backward_kernel<Rows>, any_backward_kernel<TinyRows>}};
+    return launch(kernels[is_backward][is_tiny], is_tiny ? 32 : (unsigned)norm::BLOCK,
+                  is_backward ? "add_norm any_backward_kernel" : "add_norm any_forward_kernel");
+}
+
+static inline gt_status forward(const gt_add_norm_args& a, gt_stream stream) {
+    const Params p = params_of(a, GT_FORWARD);
+    const int64_t blocks = a.M < INT32_MAX ? a.M : INT32_MAX;
+    return with_kernel(p, false, [&](auto kernel, unsigned threads, const char* name) {
+        return run(name, kernel, blocks, threads, (size_t)norm::SUM_SMEM, stream, p);
+    });
+}
+
+static inline gt_status backward(const gt_add_norm_args& a, const Device& device, gt_stream stream) {
+    Params p = params_of(a, GT_BACKWARD);
+    const int64_t blocks = backward_blocks(a.M, device);
+    Arena arena(a.workspace);
+    RowSums sums;
+    p.dgamma = sums.take(arena, a.dgamma, blocks, a.D);
+    p.dbeta = sums.take(arena, a.dbeta, blocks, a.D);
+    gt_status status = check_workspace(a.workspace, a.workspace_bytes, arena.bytes());
+    if (status != GT_OK) return status;
+    Chain chain = {stream};
+    status = with_kernel(p, true, [&](auto kernel, unsigned threads, const char* name) {
+        return run(name, kernel, blocks, threads, (size_t)norm::SUM_SMEM, chain, p);
+    });
+    return status != GT_OK ? status : reduce_rows(sums, a.accumulate, chain);
+}
+
+static inline gt_status answer(const gt_add_norm_args& a, const Device& device, gt_workspace* need) {
+    if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
+    *need = {0, 0, 0, 0, 0};
+    Arena arena(nullptr);
+    RowSums sums;
+    sums.take(arena, a.dgamma, backward_blocks(a.M, device), a.D);
+    sums.take(arena, a.dbeta, backward_blocks(a.M, device), a.D);
+    need->backward = arena.bytes();
+    return GT_OK;
+}
+
+} /* namespace add_norm */
+} /* namespace gt */
+
+#endif

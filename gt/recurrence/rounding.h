@@ -1,0 +1,69 @@
+/* gt/recurrence/rounding.h - stochastic rounding of states to 16 bits (plain C, shared by kernels and CPU twins, which
+ * round the same number to the same bits).
+ *
+ * A number lies between two 16-bit numbers, at a distance d, in their unit, from the smaller.  It becomes the larger
+ * with probability d.  So the mean over many steps is right; rounding to nearest loses every change below half a unit.
+ *
+ * Philox4x32-10 makes the random words (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"):
+ *     key      the seed
+ *     counter  {group, low 32 bits; high 32 bits; the step number of the batch element; 0}
+ * A group is four neighbours in a row of a state, 4 g ... 4 g + 3, and each has a word.  Groups are counted row by row
+ * within one batch element's state, ceil(columns / 4) in each row.  So no word depends on the batch, the row of the
+ * pool, the tile or the alignment. */
+#ifndef GT_RECURRENCE_ROUNDING_H
+#define GT_RECURRENCE_ROUNDING_H
+
+#include "../base/op.h"
+
+typedef struct gt_random {
+    uint32_t word[4];
+} gt_random;
+
+GT_INLINE gt_random gt_philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
+    gt_random r;
+    for (int round = 0; round < 10; round++) {
+        const uint64_t p0 = (uint64_t)0xd2511f53u * c0, p1 = (uint64_t)0xcd9e8d57u * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)p1;
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)p0;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    r.word[0] = c0, r.word[1] = c1, r.word[2] = c2, r.word[3] = c3;
+    return r;
+}
+
+/* The words of a group; seed: two words, low bits first. */
+GT_INLINE gt_random gt_random_of_group(const int32_t *seed, int32_t step, int64_t group) {
+    return gt_philox((uint32_t)group, (uint32_t)((uint64_t)group >> 32), (uint32_t)step, 0, (uint32_t)seed[0],
+                     (uint32_t)seed[1]);
+}
+
+/* Groups in a row of `columns` columns. */
+GT_INLINE int64_t gt_row_groups(int64_t columns) { return (columns + 3) / 4; }
+
+/* bits: of an fp32 number.  Infinity stays infinity and NaN a NaN; the largest numbers may round to infinity. */
+GT_INLINE uint32_t gt_round_to_bf16(uint32_t bits, uint32_t random) {
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return bits >> 16 | 0x40u;
+    return (bits >> 16) + (random < bits << 16);
+}
+
+GT_INLINE uint32_t gt_round_to_f16(uint32_t bits, uint32_t random) {
+    const uint32_t sign = bits >> 16 & 0x8000u, a = bits & 0x7fffffffu;
+    uint32_t shift, m, fraction; /* fraction: of a unit, in 2^-32 */
+    if (a > 0x7f800000u) return sign | 0x7e00u;
+    if (a >= 0x47800000u) return sign | 0x7c00u;                                          /* 65536 or more */
+    if (a >= 0x38800000u) return sign | (((a - 0x38000000u) >> 13) + (random < a << 19)); /* normal */
+    shift = 126u - (a >> 23); /* subnormal: units of 2^-24; 14 at least */
+    m = (a & 0x7fffffu) | 0x800000u;
+    if (shift > 55) return sign; /* below 2^-32 of a unit */
+    fraction = shift <= 32 ? m << (32 - shift) : m >> (shift - 32);
+    return sign | ((shift < 24 ? m >> shift : 0) + (random < fraction));
+}
+
+GT_INLINE uint32_t gt_round_to_half(uint32_t bits, uint32_t random, gt_dtype dtype) {
+    return dtype == GT_BF16 ? gt_round_to_bf16(bits, random) : gt_round_to_f16(bits, random);
+}
+
+#endif

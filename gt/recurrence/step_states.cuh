@@ -1,0 +1,175 @@
+/* gt/recurrence/step_states.cuh - states and parameters of step kernels in memory: fp32, or the 16 bits that a call
+ * chooses.
+ *
+ * The dtype is known at run time.  A branch on it is the same for all lanes, and costs less than one more instance of
+ * every kernel.  Arithmetic is in fp32; a store rounds to nearest or, with a seed, at random: rounding.h. */
+#ifndef GT_RECURRENCE_STEP_STATES_CUH
+#define GT_RECURRENCE_STEP_STATES_CUH
+
+#include "../base/device.cuh"
+#include "rounding.h"
+
+namespace gt {
+
+/* The bits of one element, and its value.  Only the second waits for the load. */
+GT_DEV uint32_t load_bits(const void* data, gt_dtype dtype, int64_t at) {
+    if (dtype == GT_F32) return ldg<uint32_t>(static_cast<const float*>(data) + at);
+    return ldg<uint16_t>(static_cast<const bf16*>(data) + at);
+}
+
+GT_DEV float value_of_bits(uint32_t bits, gt_dtype dtype) {
+    if (dtype == GT_BF16) return unpack_bf16_lo(bits);
+    return dtype == GT_F16 ? unpack_f16_lo(bits) : as_float(bits);
+}
+
+/* Element `at` of an array that may be NULL: then 0. */
+GT_DEV float load_parameter(const void* data, gt_dtype dtype, int64_t at) {
+    return data ? value_of_bits(load_bits(data, dtype, at), dtype) : 0.0f;
+}
+
+/* Four neighbouring floats of a state, or of A.  valid: how many of them exist; with vectors all or none.  The others
+ * are `none`. */
+template <bool VECTORS>
+GT_DEV void load_four(float* x, const float* from, int valid, float none = 0.0f) {
+    if constexpr (VECTORS) {
+        float4 v = {none, none, none, none};
+        if (valid > 0) v = ldg<float4>(from);
+        x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+    } else {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++) x[i] = i < valid ? from[i] : none;
+    }
+}
+
+template <bool VECTORS>
+GT_DEV void store_four(float* to, const float* x, int valid) {
+    if constexpr (VECTORS) {
+        if (valid > 0) stg<float4>(to, float4{x[0], x[1], x[2], x[3]});
+    } else {
+        GT_UNROLL
+        for (int i = 0; i < 4; i++)
+            if (i < valid) to[i] = x[i];
+    }
+}
+
+/* A state in memory.  at: its first element. */
+struct StepState {
+    void* data;
+    gt_dtype dtype;
+    int64_t at;
+    GT_METHOD float* fp32() const { return static_cast<float*>(data) + at; }
+    GT_METHOD bf16* half() const { return static_cast<bf16*>(data) + at; } /* of either type of 16 bits */
+};
+
+/* PIECES times four numbers of a lane.  where(i): {offset of the first of piece i in the state, how many exist, number
+ * of their group in the state, for rounding}. */
+struct StatePiece {
+    int offset;
+    int valid;
+    int group;
+};
+
+/* How states of a call are rounded to 16 bits: see rounding.h. */
+struct StepRounding {
+    const int32_t *seed, *steps; /* NULL: to nearest */
+};
+
+template <class Args>
+static inline StepRounding step_rounding_of(const Args& a) {
+    return {a.rounding_seed, a.rounding_steps};
+}
+
+template <bool VECTORS, int PIECES, class Where>
+GT_DEV void load_step_state(float* x, const StepState& state, const Where& where) {
+    if (state.dtype == GT_F32) {
+        GT_UNROLL
+        for (int i = 0; i < PIECES; i++) {
+            const StatePiece piece = where(i);
+            load_four<VECTORS>(x + 4 * i, state.fp32() + piece.offset, piece.valid);
+        }
+        return;
+    }
+    uint2 bits[PIECES]; /* all loads are in flight before the first conversion */
+    GT_UNROLL
+    for (int i = 0; i < PIECES; i++) {
+        const StatePiece piece = where(i);
+        const bf16* from = state.half() + piece.offset;
+        bits[i] = {0, 0};
+        if constexpr (VECTORS) {
+            if (piece.valid > 0) bits[i] = ldg<uint2>(from);
+        } else {
+            if (piece.valid > 0) bits[i].x = from[0].bits;
+            if (piece.valid > 1) bits[i].x |= (uint32_t)from[1].bits << 16;
+            if (piece.valid > 2) bits[i].y = from[2].bits;
+            if (piece.valid > 3) bits[i].y |= (uint32_t)from[3].bits << 16;
+        }
+    }
+    const bool is_bf16 = state.dtype == GT_BF16;
+    GT_UNROLL
+    for (int i = 0; i < PIECES; i++) {
+        const uint2 b = bits[i];
+        x[4 * i] = is_bf16 ? unpack_bf16_lo(b.x) : unpack_f16_lo(b.x);
+        x[4 * i + 1] = is_bf16 ? unpack_bf16_hi(b.x) : unpack_f16_hi(b.x);
+        x[4 * i + 2] = is_bf16 ? unpack_bf16_lo(b.y) : unpack_f16_lo(b.y);
+        x[4 * i + 3] = is_bf16 ? unpack_bf16_hi(b.y) : unpack_f16_hi(b.y);
+    }
+}
+
+/* The 16 bits of four numbers.  group: of batch element b's state. */
+GT_DEV uint2 pack_at_random(const StepRounding& rounding, int64_t b, int64_t group, const float* of, gt_dtype dtype) {
+    const gt_random r = gt_random_of_group(rounding.seed, rounding.steps[b], group);
+    uint32_t bits[4];
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) bits[i] = gt_round_to_half(as_uint(of[i]), r.word[i], dtype);
+    return {bits[0] | bits[1] << 16, bits[2] | bits[3] << 16};
+}
+
+/* first_group: index of the first group of x within the state of batch element b. */
+template <bool VECTORS, int PIECES, class Where>
+GT_DEV void store_step_state(const StepState& state, const float* x, const Where& where, const StepRounding& rounding,
+                             int64_t b, int64_t first_group) {
+    if (state.dtype == GT_F32) {
+        GT_UNROLL
+        for (int i = 0; i < PIECES; i++) {
+            const StatePiece piece = where(i);
+            store_four<VECTORS>(state.fp32() + piece.offset, x + 4 * i, piece.valid);
+        }
+        return;
+    }
+    const bool is_bf16 = state.dtype == GT_BF16;
+    GT_UNROLL
+    for (int i = 0; i < PIECES; i++) {
+        const StatePiece piece = where(i);
+        bf16* to = state.half() + piece.offset;
+        const float* of = x + 4 * i;
+        uint2 bits;
+        if (rounding.seed)
+            bits = pack_at_random(rounding, b, first_group + piece.group, of, state.dtype);
+        else if (is_bf16)
+            bits = {pack_bf16(of[0], of[1]), pack_bf16(of[2], of[3])};
+        else
+            bits = {pack_f16(of[0], of[1]), pack_f16(of[2], of[3])};
+        if constexpr (VECTORS) {
+            if (piece.valid > 0) stg<uint2>(to, bits);
+        } else {
+            if (piece.valid > 0) to[0].bits = (uint16_t)bits.x;
+            if (piece.valid > 1) to[1].bits = (uint16_t)(bits.x >> 16);
+            if (piece.valid > 2) to[2].bits = (uint16_t)bits.y;
+            if (piece.valid > 3) to[3].bits = (uint16_t)(bits.y >> 16);
+        }
+    }
+}
+
+/* ---- host ---- */
+
+/* gt_prepare replaces the default 0.  A struct that did not pass gt_prepare may still hold it. */
+static inline gt_dtype dtype_or_fp32(gt_dtype dtype) { return dtype == GT_DTYPE_DEFAULT ? GT_F32 : dtype; }
+
+/* Whether every group of four numbers of a packed array can be loaded at once. */
+static inline bool has_aligned_fours(const void* data, gt_dtype dtype) {
+    return (uintptr_t)data % (dtype == GT_F32 ? 16 : 8) == 0;
+}
+
+} /* namespace gt */
+
+#endif

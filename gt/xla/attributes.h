@@ -1,0 +1,91 @@
+/* gt/xla/attributes.h - which fields of an argument struct an XLA call sets by attributes, and which follow from the
+ * shapes of its operands and results though no table of sizes names them (plain C). */
+#ifndef GT_XLA_ATTRIBUTES_H
+#define GT_XLA_ATTRIBUTES_H
+
+#include "../base/op.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* kind: 'i' int or enum, 'l' int64_t, 'f' float.  letter: 0, or the letter in the shapes of a table that gives a size
+ * (kind 'l') or, where it appears, sets a flag (kind 'i'); 'y': the flag says that backward has y as an operand. */
+typedef struct gt_xla_attribute {
+    const char *name;
+    size_t offset;
+    char kind, letter;
+} gt_xla_attribute;
+
+typedef struct gt_xla_operator {
+    const gt_op *(*op)(void);
+    const gt_xla_attribute *attributes;               /* ends with name NULL */
+    gt_status (*twin[GT_STEP + 1])(const void *args); /* by pass */
+} gt_xla_operator;
+
+/* GT_XLA_AT(ssd, G, 'l', 'G'); the field of a struct within the struct is written as the tables do: ssd.G. */
+#define GT_XLA_AT(op, field, kind, letter)                                                                             \
+    { #field, offsetof(gt_##op##_args, field), kind, letter }
+#define GT_XLA_END                                                                                                     \
+    { NULL, 0, 0, 0 }
+#define GT_XLA_TWIN(op, pass)                                                                                          \
+    static gt_status gt_xla_twin_##op##_##pass(const void *args) {                                                     \
+        return gt_ref_##op##_##pass((const gt_##op##_args *)args);                                                     \
+    }
+#define GT_XLA_OPERATOR(op, step, ...)                                                                                 \
+    GT_XLA_TWIN(op, forward)                                                                                           \
+    GT_XLA_TWIN(op, backward)                                                                                          \
+    static const gt_xla_attribute gt_xla_attributes_of_##op[] = {__VA_ARGS__, GT_XLA_END};                             \
+    static const gt_xla_operator gt_xla_##op = {                                                                       \
+        gt_op_##op, gt_xla_attributes_of_##op, {gt_xla_twin_##op##_forward, gt_xla_twin_##op##_backward, step}};
+
+GT_XLA_TWIN(wkv6, step)
+GT_XLA_OPERATOR(wkv6, gt_xla_twin_wkv6_step, GT_XLA_AT(wkv6, V, 'l', 'V'), GT_XLA_AT(wkv6, decay, 'i', 0),
+                GT_XLA_AT(wkv6, scale, 'f', 0), GT_XLA_AT(wkv6, segments, 'l', 0))
+
+GT_XLA_TWIN(wkv4, step)
+GT_XLA_OPERATOR(wkv4, gt_xla_twin_wkv4_step, GT_XLA_AT(wkv4, decay, 'i', 0), GT_XLA_AT(wkv4, segments, 'l', 0))
+
+GT_XLA_TWIN(ssd, step)
+GT_XLA_OPERATOR(ssd, gt_xla_twin_ssd_step, GT_XLA_AT(ssd, G, 'l', 'G'), GT_XLA_AT(ssd, softplus, 'i', 0),
+                GT_XLA_AT(ssd, dt_limit, 'i', 0), GT_XLA_AT(ssd, dt_min, 'f', 0), GT_XLA_AT(ssd, dt_max, 'f', 0),
+                GT_XLA_AT(ssd, Dskip_per_channel, 'i', 'K'), GT_XLA_AT(ssd, reads_y, 'i', 'y'),
+                GT_XLA_AT(ssd, segments, 'l', 0))
+
+GT_XLA_TWIN(selective_scan, step)
+GT_XLA_OPERATOR(selective_scan, gt_xla_twin_selective_scan_step, GT_XLA_AT(selective_scan, G, 'l', 'G'),
+                GT_XLA_AT(selective_scan, softplus, 'i', 0), GT_XLA_AT(selective_scan, segments, 'l', 0))
+
+GT_XLA_TWIN(conv1d, step)
+GT_XLA_OPERATOR(conv1d, gt_xla_twin_conv1d_step, GT_XLA_AT(conv1d, activation, 'i', 0))
+
+GT_XLA_TWIN(conv_ssd, step)
+GT_XLA_OPERATOR(conv_ssd, gt_xla_twin_conv_ssd_step, GT_XLA_AT(conv_ssd, N, 'l', 'N'), GT_XLA_AT(conv_ssd, G, 'l', 0),
+                GT_XLA_AT(conv_ssd, softplus, 'i', 0), GT_XLA_AT(conv_ssd, dt_limit, 'i', 0),
+                GT_XLA_AT(conv_ssd, dt_min, 'f', 0), GT_XLA_AT(conv_ssd, dt_max, 'f', 0),
+                GT_XLA_AT(conv_ssd, Dskip_per_channel, 'i', 'K'), GT_XLA_AT(conv_ssd, reads_y, 'i', 'y'),
+                GT_XLA_AT(conv_ssd, segments, 'l', 0))
+
+GT_XLA_TWIN(wkv_ssm, step)
+GT_XLA_OPERATOR(wkv_ssm, gt_xla_twin_wkv_ssm_step, GT_XLA_AT(wkv_ssm, wkv6.V, 'l', 'V'),
+                GT_XLA_AT(wkv_ssm, wkv6.decay, 'i', 0), GT_XLA_AT(wkv_ssm, wkv6.scale, 'f', 0),
+                GT_XLA_AT(wkv_ssm, ssd.G, 'l', 'g'), GT_XLA_AT(wkv_ssm, ssd.softplus, 'i', 0),
+                GT_XLA_AT(wkv_ssm, ssd.dt_limit, 'i', 0), GT_XLA_AT(wkv_ssm, ssd.dt_min, 'f', 0),
+                GT_XLA_AT(wkv_ssm, ssd.dt_max, 'f', 0), GT_XLA_AT(wkv_ssm, ssd.Dskip_per_channel, 'i', 'k'),
+                GT_XLA_AT(wkv_ssm, ssd.reads_y, 'i', 'y'), GT_XLA_AT(wkv_ssm, segments, 'l', 0))
+
+GT_XLA_OPERATOR(rmsnorm_linear, NULL, GT_XLA_AT(rmsnorm_linear, norm, 'i', 0), GT_XLA_AT(rmsnorm_linear, eps, 'f', 0))
+GT_XLA_OPERATOR(norm_mix, NULL, GT_XLA_AT(norm_mix, H, 'l', 0), GT_XLA_AT(norm_mix, eps, 'f', 0))
+GT_XLA_OPERATOR(norm_gate, NULL, GT_XLA_AT(norm_gate, norm, 'i', 0), GT_XLA_AT(norm_gate, gate_first, 'i', 0),
+                GT_XLA_AT(norm_gate, H, 'l', 0), GT_XLA_AT(norm_gate, eps, 'f', 0))
+
+#undef GT_XLA_OPERATOR
+#undef GT_XLA_TWIN
+#undef GT_XLA_END
+#undef GT_XLA_AT
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif

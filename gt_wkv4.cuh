@@ -1,0 +1,89 @@
+/* gt_wkv4.cuh - RWKV-4 time mixing (wkv4).
+ *
+ * THE OPERATOR (one batch element and channel; g is the log of the decay)
+ *     y_t = (A_{t-1} + exp(u + k_t) v_t) / (B_{t-1} + exp(u + k_t))         a mean of all v, weighted by exp(k)
+ *     A_t = exp(g) A_{t-1} + exp(k_t) v_t        B_t = exp(g) B_{t-1} + exp(k_t)
+ * Peng et al. 2023, arXiv:2305.13048.
+ *
+ * FORWARD keeps A = a exp(p) and B = b exp(p), with p the largest key that came yet.  RWKV-4's own kernel lets p decay
+ * with the state, token by token.  Here a and b decay, and p stays, so that p is a key, exactly, and not a sum that was
+ * rounded at every token.  A decay of less than exp(-2) goes to p after all: it would empty a and b.
+ * BACKWARD goes by the mean m = A / B and l = log B, in which all factors are shares between 0 and 1: see
+ * gt/wkv4/backward.cuh.
+ *
+ * NUMERICAL HAZARDS, and the remedies
+ *   - exp(k) overflows for a key above 88: only differences of keys to the largest one become exponentials.
+ *   - A key far above those behind it: once its weight has decayed, the others are small beside exp(p).  b is brought
+ *     back to about 1 every 32 tokens (normalise), and then p falls.
+ *   - exp(g) near 1: fp32 cannot hold 1 - exp(g), which a long mean shows.  States are scaled as a + expm1(g) a.
+ *   - Large keys, where fp32 does not tell p from p + g: differences of keys are formed first, then n g is added.
+ *   - exp(u) above exp(40): y takes exponentials of its own.
+ *   - A key of minus infinity, or a neutral state: a sum of weights that is 0 counts as the smallest number in
+ *   quotients.
+ *   - dstate_in of a neutral state: m has no meaning there, but A and B do; see first_gradient().
+ *
+ * SEQUENCES AND SEGMENTS.  Batch elements and packed sequences are one thing to the kernels, and long sequences are cut
+ * into segments that run side by side: see gt/recurrence/sequences.cuh and segments.cuh.  States of segments are joined
+ * as pairs (a exp(p), b exp(p)), not by the scan of segments.cuh, whose numbers would overflow.
+ *
+ * THE PARTS, in gt/wkv4/
+ *     table.h        describes the operator (plain C, shared with the stubs and the CPU twin)
+ *     problem.cuh    the arguments as every kernel sees them; a token; tiles
+ *     forward.cuh, backward.cuh, step.cuh
+ *     launch.cuh     plans and launches
+ * This file has the C functions. */
+#ifndef GT_WKV4_CUH
+#define GT_WKV4_CUH
+
+#include "gt/wkv4/table.h"
+
+#if defined(__CUDACC__) || defined(GT_EMU)
+
+#include "gt/base/path.cuh"
+#include "gt/wkv4/launch.cuh"
+
+/* ==== the C functions ================================================================================= */
+
+extern "C" {
+
+GT_API gt_status gt_wkv4_forward(const gt_wkv4_args* args, gt_stream stream) {
+    return gt::call_forward<gt::wkv4::Operator>(args, stream);
+}
+GT_API gt_status gt_wkv4_step(const gt_wkv4_args* args, gt_stream stream) {
+    return gt::call_step<gt::wkv4::Operator>(args, stream);
+}
+GT_API gt_status gt_wkv4_backward(const gt_wkv4_args* args, gt_stream stream) {
+    return gt::call_backward<gt::wkv4::Operator>(args, stream);
+}
+GT_API gt_status gt_wkv4_workspace(const gt_wkv4_args* args, gt_workspace* need) {
+    return gt::call_workspace<gt::wkv4::Operator>(args, need);
+}
+GT_API gt_status gt_wkv4_path(const gt_wkv4_args* args, char* text, size_t bytes) {
+    const gt::PathPasses<gt_wkv4_args> passes = {{gt_wkv4_forward, gt_wkv4_backward, gt_wkv4_step}, nullptr};
+    return gt::path_over_time(gt_op_wkv4(), passes, args, text, bytes);
+}
+
+} /* extern "C" */
+
+#else
+
+/* ---- stubs: this file was compiled without nvcc --------------------------------------------------- */
+
+#include "gt/base/stubs.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+GT_STUBS(wkv4)
+GT_STUB(wkv4, step, GT_STEP)
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* kernels or stubs */
+
+#include "gt_kernels.h" /* the rest of the implementation, if this file is to hold it */
+
+#endif /* GT_WKV4_CUH */
