@@ -1,6 +1,6 @@
-# check_bench.sh GT_BENCH: what it cannot write ends it with status 1 and a message, and it overwrites
-# no file that it compares with.
-# shellcheck disable=SC2016,SC2034 # expect expands what it is given
+# check_bench.sh GT_BENCH: if gt_bench cannot write, it ends with status 1 and a message; it never overwrites a file
+# that it compares with.
+# shellcheck disable=SC2016,SC2034 # expect expands its arguments
 set -u
 case $1 in
     /*) bench=$1 ;;

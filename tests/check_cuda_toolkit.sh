@@ -1,4 +1,4 @@
-# check_cuda_toolkit.sh: tools/cuda_toolkit.sh with a made-up nvcc, called in the ways that a build may call it.
+# check_cuda_toolkit.sh: tools/cuda_toolkit.sh with a fake nvcc, called in every way that a build uses.
 set -eu
 script=$(cd "$(dirname "$0")/.." && pwd)/tools/cuda_toolkit.sh
 scratch=$(cd "$(mktemp -d)" && pwd -P)
@@ -20,7 +20,7 @@ expect() {
 }
 
 mkdir -p "$scratch/toolkit/bin" "$scratch/launchers" "$scratch/old" "$scratch/a b/bin"
-# what nvcc says where it lies; a link to it is resolved first, as nvcc does
+# nvcc's answer in its own folder; a link to it is resolved first, as nvcc does
 cat >"$scratch/toolkit/bin/nvcc" <<'NVCC'
 #!/bin/sh
 case " $* " in *" -dryrun "*) ;; *) exit 1 ;; esac

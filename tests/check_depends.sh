@@ -11,7 +11,7 @@ for object in "$@"; do
     part=${part%%.*}
     needed="gt_kernels.h gt/base/op.h"
     [ "$part" = core ] || needed="$needed gt_$part.cuh"
-    # -n: read ninja's log of dependencies, do not tidy it
+    # -n: only reads ninja's log of dependencies
     known=$("$ninja" -n -C "$build" -t deps "$object")
     for header in $needed; do
         case $known in

@@ -1,4 +1,4 @@
-# check_gpu_archs.sh: tools/gpu_archs.sh against GPUs that a made-up nvidia-smi names.
+# check_gpu_archs.sh: tools/gpu_archs.sh with GPUs that a fake nvidia-smi names.
 set -eu
 script=$(cd "$(dirname "$0")/.." && pwd)/tools/gpu_archs.sh
 scratch=$(mktemp -d)

@@ -1,5 +1,5 @@
-# check_less.sh PART LIBRARY: what a part has that is compiled with GT_WITHOUT_ macros: kernels on tensor cores for bf16
-# and one head size and no others, and those for any size.
+# check_less.sh PART LIBRARY: a part compiled with GT_WITHOUT_ macros has kernels on tensor cores only for bf16 and one
+# head size, and kernels for any size.
 #     wkv6    without GT_WITHOUT_BF16 and _N32
 #     ssm     without GT_WITHOUT_BF16 and _N64
 set -eu
@@ -24,6 +24,9 @@ wkv6)
     done
     lacks forward_hopper_kernel
     needs token_kernel
+    needs 'step_kernel<.*StepTraits<32,'
+    needs 'step_kernel<.*StepTraits<256,' # for any size
+    lacks 'step_kernel<.*StepTraits<(64|128),'
     ;;
 ssm)
     for kernel in forward_tensor_kernel states_tensor_kernel forward_hopper_kernel states_hopper_kernel \
@@ -36,7 +39,7 @@ ssm)
     lacks 'chunk_gradient_kernel<(16|32|128), '
     lacks 'forward_maps_kernel|group_rows_kernel'
     lacks '(forward|states|chunk_gradient)_fp32_(hopper_)?kernel'
-    # any size: of N = 64 and, for every other N, of 256
+    # any size: kernels for N = 64 and, for every other N, for 256
     for kernel in forward_kernel backward_kernel reverse_states_kernel; do
         needs "ssd::$kernel<4, 4>"
         needs "ssd::$kernel<8, 8>"
@@ -47,6 +50,9 @@ ssm)
         lacks "scan::$kernel<[0-9, ]*true>"
     done
     lacks 'step_kernel<(float|gt::f16)'
+    needs 'ssd::step_kernel<gt::bf16, 16, 1, 8'
+    needs 'scan::step_kernel<gt::bf16, 16, 1'
+    lacks 'step_kernel<[A-Za-z0-9:]*, (4|8), '
     ;;
 esac
 exit $failures

@@ -1,16 +1,20 @@
 #!/bin/sh
-# check_resources.sh [--built ARCH FOLDER] ARCHS [PART...]: reads from ptxas what the kernels of each part (all of them,
-# if none is named) take.  None may spill registers or keep a stack frame, but for those that ops/OP.spills lists.  None
-# may have products of warpgroups that ptxas makes wait for each other, nor more static shared memory than the
-# architecture offers.
-# (Dynamic shared memory is bounded by static_asserts beside the kernels.)
-# Prints what every kernel takes.  ARCHS is a list, such as "75 90a", or all; those that this nvcc does not know are
-# left out and named.  They are compiled here, and the time this took is printed, but for ARCH, of which the build left
-# FOLDER/gt_PART.resources.
+# check_resources.sh [--report] [--built ARCH FOLDER] ARCHS [PART...]: reads from ptxas the resources of the kernels of
+# each part (of all parts if not given).  None may spill registers or keep a stack frame, except kernels that
+# ops/OP.spills lists.  In none may ptxas serialise products of warpgroups, and none may have more static shared memory
+# than the architecture offers.  (Dynamic shared memory is bounded by static_asserts beside the kernels.)  Prints the
+# resources of every kernel.  ARCHS is a list, such as "75 90a", or all; architectures that this nvcc does not know are
+# skipped with a message.  The kernels are compiled here, and the time is printed, except for ARCH, for which the build
+# has written FOLDER/gt_PART.resources.  --report: spills are printed and allowed, for compilers that ops/OP.spills was
+# not written for.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 nvcc=${NVCC:-nvcc}
-built= built_in=
+built= built_in= may_spill=0
+if [ "${1-}" = --report ]; then
+    may_spill=1
+    shift
+fi
 if [ "${1-}" = --built ]; then
     built=$2
     built_in=$(cd "$3" && pwd)
@@ -44,7 +48,7 @@ fi
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
-# Exceptions, one a line: architecture and kernel (regular expressions without spaces; the last line that fits counts),
+# Exceptions, one a line: architecture and kernel (regular expressions without spaces; the last matching line counts),
 # most bytes of stack frame, most bytes of spill stores and loads, and the reason.
 cat "$root"/tests/ops/*.spills >"$out/allowed"
 
@@ -79,7 +83,7 @@ for part in "$@"; do
             failures=1
             continue
         fi
-        $demangle <"$name.log" | awk -v arch="sm_$arch" -v allowed="$out/allowed" '
+        $demangle <"$name.log" | awk -v arch="sm_$arch" -v allowed="$out/allowed" -v may_spill=$may_spill '
         BEGIN {
             while ((getline line < allowed) > 0) {
                 n = split(line, word, " ")
@@ -109,12 +113,13 @@ for part in "$@"; do
             if (arch == "sm_75") most = 64
             if (arch == "sm_80") most = 163
             if (arch ~ /^sm_(86|89|120)$/) most = 99
-            bad = stack > allowed_stack || spill > allowed_spill || smem > most * 1024
+            over = stack > allowed_stack || spill > allowed_spill
+            bad = over && !may_spill || smem > most * 1024
             failed += bad
             printf "%s %4d registers %5d bytes smem %4d stack %4d spills  %s\n",
-                   bad ? "FAIL:" : "  ok:", registers, smem, stack, spill, kernel
+                   bad ? "FAIL:" : over ? "more:" : "  ok:", registers, smem, stack, spill, kernel
         }
-        # (C7510) and others: what products of warpgroups lose is not seen in registers or spills
+        # (C7510) and others: registers and spills do not show the loss of these products
         /wgmma.*serialized/ {
             sub(/^ptxas [a-z]+ *: */, "")
             print "FAIL: " $0

@@ -1,5 +1,5 @@
-# symbols.sh LIBRARY...: of the objects of this build, every strong global symbol is a versioned gt_
-# name, and a shared library made of them exports none, but where EXPORTED says that they are compiled to be exported.
+# check_symbols.sh LIBRARY...: every strong global symbol of this build's objects is a versioned gt_ name.  A shared
+# library made from them exports none, unless EXPORTED says that they are compiled for export.
 set -eu
 suffix=$(sed -n 's/^#define GT_SYMBOL(name) gt_##name##_//p' "$SOURCE/gt_kernels.h")
 [ -n "$suffix" ]

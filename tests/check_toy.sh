@@ -1,5 +1,5 @@
-# check_toy.sh TOY_BENCH: the toy operator has its rows in the bench, and no file names it but its own
-# (SOURCE/tests/toy) and the build's.
+# check_toy.sh TOY_BENCH: the toy operator has its rows in the bench, and only its own files (SOURCE/tests/toy) and the
+# build's name it.
 set -eu
 bench=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 cd "$SOURCE"

@@ -1,8 +1,8 @@
-/* clear_products.c - preloaded, it clears what cublasLtMatmul is about to write.
+/* clear_products.c - preloaded, it clears the output of cublasLtMatmul before each call.
  *
- * initcheck of compute-sanitizer reports reads of what cuBLASLt's kernels have written as reads of uninitialised
- * memory, also where all values are right; memory that was set before is not reported.  Used by tests/run_gpu.sh, step
- * initcheck, as
+ * initcheck of compute-sanitizer reports reads of data that cuBLASLt's kernels have written as reads of uninitialised
+ * memory, also where all values are right.  It does not report memory that was set before.  Used by tests/run_gpu.sh,
+ * step initcheck, as
  *
  *     cc -shared -fPIC -I$CUDA/include -o clear_products.so clear_products.c -L$CUDA/lib64 -lcudart -ldl
  *     LD_PRELOAD=./clear_products.so compute-sanitizer --tool initcheck PROGRAM */

@@ -1,7 +1,6 @@
 /* A device that fails, for the trainer's tests: the CPU backend as hy_backend_cuda.  HY_FAULT="OPERATION N" lets the
- * N-th call of gemm, adamw or read fail, and with " for good" behind it all calls of these three that follow.
- * "late N": the N-th call of wkv_ssm_backward goes wrong, which the next one that waits for the device tells, as a
- * kernel's error is. */
+ * N-th call of gemm, adamw or read fail, and with " for good" behind it all later calls of these three.  "late N": the
+ * N-th call of wkv_ssm_backward fails; as with a kernel's error, the next call that waits for the device reports it. */
 #include "hybrid_ops.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,6 +55,7 @@ gt_status hy_backend_cuda(hy_backend **backend, gt_dtype dtype) {
     working = **backend;
     (*backend)->name = "faulty";
     snprintf((*backend)->device, sizeof working.device, "a device that fails");
+    snprintf((*backend)->pci, sizeof working.pci, "0000:0A:00.0");
     (*backend)->gemm = faulty_gemm;
     (*backend)->adamw = faulty_adamw;
     (*backend)->read = faulty_read;

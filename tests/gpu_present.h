@@ -1,4 +1,4 @@
-/* Whether this computer has an NVIDIA GPU: only where it has none may a test be skipped. */
+/* Whether this computer has an NVIDIA GPU: with one, no test may be skipped. */
 #ifndef GPU_PRESENT_H
 #define GPU_PRESENT_H
 

@@ -9,14 +9,14 @@ static int is_recurrent(const test_case *c) { return test_is_over_time(test_op_o
 
 static int is_shared(const test_case *c) { return test_get_flag(c, test_table(c)->fields.state_in_shared); }
 
-/* The operator's n-th tensor of a plain name, or NULL: one that is two operators in one call has two of state_in. */
+/* The operator's n-th tensor of a plain name, or NULL: an operator of two in one call has two state_in. */
 static const gt_tensor *nth_tensor(const test_case *c, const char *plain_name, int n) {
     for (const gt_tensor *t = test_table(c)->tensors; t->name; t++)
         if (test_is(t, plain_name) && n-- == 0) return t;
     return NULL;
 }
 
-/* Whether the case lacks one of them. */
+/* Whether the case lacks a tensor of this plain name. */
 static int lacks(const test_case *c, const char *plain_name) {
     const gt_tensor *t;
     for (int n = 0; (t = nth_tensor(c, plain_name, n)); n++)
@@ -54,8 +54,9 @@ static int has_same_bits(const test_case *c, gt_pass pass, const test_values *a,
     return 1;
 }
 
-/* Every pass of `other`, a case with tensors of the same shapes, gives the bits of `c`.  Where other kernels may take it,
- * with within_tolerance, it may give other bits, which agree with the double twin as those of `c` have to. */
+/* Every pass of `other`, a case with tensors of the same shapes, gives the bits of `c`.  If other kernels may take
+ * `other`, within_tolerance is set: its bits may differ, and must agree with the double twin as the results of `c`
+ * must. */
 static void check_cases_agree(const test_runner *r, const test_case *c, const test_case *other, const char *what,
                               int within_tolerance) {
     for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
@@ -105,7 +106,7 @@ void test_alone_agrees(const test_runner *r, const test_case *c, double toleranc
             if (gt_use(&op->tensors[i], pass) == 'O') required |= (uint64_t)1 << i;
         test_inputs(c, (gt_pass)pass, &in);
         test_run(r, c, (gt_pass)pass, &in, TEST_ALL, &all);
-        for (int i = 0; op->tensors[i].name; i++) { /* an i that is no output: none at all */
+        for (int i = 0; op->tensors[i].name; i++) { /* an i that is no output: no output at all */
             uint64_t wanted = required | (all.of[i] ? (uint64_t)1 << i : 0);
             test_run(r, c, (gt_pass)pass, &in, wanted, &alone);
             test_same(r, c, (gt_pass)pass, "asked for alone", &alone, &all, tolerance);
@@ -150,7 +151,7 @@ void test_accumulate_adds(const test_runner *r, const test_case *c) {
     test_values in, added, written;
     test_inputs(&add, GT_BACKWARD, &in);
     test_run(r, &add, GT_BACKWARD, &in, TEST_ALL, &added);
-    for (int i = 0; op->tensors[i].name; i++) /* the write must not see what was there */
+    for (int i = 0; op->tensors[i].name; i++) /* the call that writes must not read the old contents */
         if (test_accumulates(&add, &op->tensors[i]))
             test_set_array(&in, c, op->tensors[i].name, test_array(test_count(c, GT_BACKWARD, &op->tensors[i]), NAN));
     test_run(r, &write, GT_BACKWARD, &in, TEST_ALL, &written);
@@ -165,8 +166,8 @@ void test_accumulate_adds(const test_runner *r, const test_case *c) {
     test_free(&in), test_free(&added), test_free(&written);
 }
 
-/* Adds what is summed over parts to *sums: parameter gradients, and over the batch the gradient of
- * a shared state. */
+/* Adds to *sums the outputs that are sums over parts: parameter gradients, and for a cut of the batch the gradient of a
+ * shared state. */
 static void add_part(const test_case *part, const test_values *from, char letter, test_values *sums) {
     const gt_op *op = test_table(part);
     for (int i = 0; op->tensors[i].name; i++) {
@@ -264,7 +265,7 @@ void test_batch_splits(const test_runner *r, const test_case *c, double toleranc
     (test_is_packed(c) ? split_packed : split_batch)(r, c, tolerance);
 }
 
-/* A shared state of each becomes one for every batch element. */
+/* Each shared state becomes one for every batch element. */
 static void spread_states(const test_case *shared, const test_case *each, gt_pass pass, test_values *in) {
     const gt_tensor *t;
     for (int k = 0; (t = nth_tensor(shared, "state_in", k)); k++) {
@@ -367,18 +368,33 @@ static void split_backward(const test_runner *r, const time_split *s, double tol
     for (int k = 0; k < 2; k++) test_free(&part_in[k]), test_free(&out[k]);
 }
 
-void test_time_splits(const test_runner *r, const test_case *c, int64_t at, double tolerance) {
-    time_split s = {.whole = with_accumulate(c, 0), .at = {0, at}};
-    test_values handed_over = {{NULL}};
+/* The case in two parts; 0 if it cannot be cut there. */
+static int split_time(const test_case *c, int64_t at, time_split *s) {
+    *s = (time_split){.whole = with_accumulate(c, 0), .at = {0, at}};
     if (!is_recurrent(c) || test_is_packed(c) || at > test_get_size(c, 'T') || lacks(c, "state_out") ||
-        lacks(c, "dstate_in"))
-        return;
-    s.part[0] = s.part[1] = s.whole;
-    test_set_size(&s.part[0], 'T', at);
-    test_set_size(&s.part[1], 'T', test_get_size(c, 'T') - at);
-    test_set_flag(&s.part[1], test_table(c)->fields.state_in_shared, 0);
+        lacks(c, "dstate_in") || c->rounds_states)
+        return 0;
+    s->part[0] = s->part[1] = s->whole;
+    test_set_size(&s->part[0], 'T', at);
+    test_set_size(&s->part[1], 'T', test_get_size(c, 'T') - at);
+    test_set_flag(&s->part[1], test_table(c)->fields.state_in_shared, 0);
+    return 1;
+}
+
+void test_time_splits(const test_runner *r, const test_case *c, int64_t at, double tolerance) {
+    time_split s;
+    test_values handed_over = {{NULL}};
+    if (!split_time(c, at, &s)) return;
     split_forward(r, &s, tolerance, &handed_over);
     split_backward(r, &s, tolerance, &handed_over);
+    test_free(&handed_over);
+}
+
+void test_prefill_splits(const test_runner *r, const test_case *c, int64_t at) {
+    time_split s;
+    test_values handed_over = {{NULL}};
+    if (!split_time(c, at, &s)) return;
+    split_forward(r, &s, 0, &handed_over);
     test_free(&handed_over);
 }
 
@@ -386,14 +402,14 @@ void test_time_splits(const test_runner *r, const test_case *c, int64_t at, doub
 
 enum { MOST_PIECES = 8 };
 
-/* A sequence in pieces that know nothing of each other.  The pieces' cases do not share a first state. */
+/* A sequence in independent pieces.  The pieces' cases do not share a first state. */
 typedef struct pieces {
     test_case whole, part[MOST_PIECES];
     int64_t count, at[MOST_PIECES + 1];
     double *decays; /* [count,...] */
 } pieces;
 
-/* In lengths that are odd, and some of which may be 0. */
+/* Cuts time into pieces of odd lengths; some may be 0. */
 static void cut_pieces(const test_case *c, int64_t count, pieces *p) {
     const int64_t T = test_get_size(c, 'T');
     memset(p, 0, sizeof *p);
@@ -410,14 +426,14 @@ static void cut_pieces(const test_case *c, int64_t count, pieces *p) {
     }
 }
 
-/* Appends the k-th of `count` arrays to that of all. */
+/* Copies `one`, the k-th of `count` arrays, to its place in *all. */
 static void gather(double **all, const double *one, int64_t n, int64_t count, int64_t k) {
     if (!*all) *all = test_array(count * n, 0);
     memcpy(*all + k * n, one, (size_t)n * sizeof *one);
 }
 
-/* What every piece starts from, [count,...]; reverse: the gradient of what it ends with.  first: a state or gradient, or
- * NULL. */
+/* The start state of every piece, [count,...]; with is_reverse the gradient of its end state.  first: a state or
+ * gradient, or NULL. */
 static double *join_pieces(const test_runner *r, pieces *p, const double *first, int is_reverse) {
     const gt_pass pass = is_reverse ? GT_SEGMENT_BACKWARD : GT_SEGMENT;
     const gt_pass joins = is_reverse ? GT_JOIN_BACKWARD : GT_JOIN;
@@ -458,7 +474,7 @@ static double *piece_of(const pieces *p, const double *all, int64_t k) {
     return one;
 }
 
-/* dstate_in of the whole from that of the first piece: a shared state has the sum over the batch. */
+/* dstate_in of the whole from dstate_in of the first piece; for a shared state, the sum over the batch. */
 static double *first_gradient(const pieces *p, double *of_piece) {
     const gt_tensor *t = test_tensor_of(&p->whole, "dstate_in");
     const int64_t n = test_count(&p->whole, GT_BACKWARD, t), all = test_count(&p->part[0], GT_BACKWARD, t);
@@ -515,11 +531,211 @@ void test_pieces_agree(const test_runner *r, const test_case *c, int64_t count) 
     free(starts), free(ends), free(p.decays);
 }
 
+/* ---- pools ----------------------------------------------------------------------------------- */
+
+/* How the states of packed sequences lie in a pool. */
+enum { POOL_PACKED, POOL_ALIGNED, POOL_STRIDED, POOL_KINDS };
+
+typedef struct pool_context {
+    const test_runner *inner;
+    int kind;
+} pool_context;
+
+/* The pool's row of sequence s; every third sequence has none. */
+static int32_t pool_slot(int64_t s, int64_t rows) {
+    if (s % 3 == 2) return s % 2 ? (int32_t)rows : INT32_MIN;
+    return (int32_t)(rows - 1 - (s + 1) % rows);
+}
+
+static int is_without_row(int64_t s) { return s % 3 == 2; }
+static int starts_from_zero(int64_t s) { return s % 4 == 1; }
+
+/* A pair of states of one call: its pools in the block, and its arrays in the caller's memory. */
+typedef struct pool_states {
+    const gt_tensor *in, *out;
+    int64_t size[3], stride[4], numbers; /* of a state; strides of rows and of its indices, in elements */
+    char *from, *to;                     /* arrays; NULL: not given */
+    size_t in_pool, out_pool, bytes;     /* offsets in the block, equal for one pool; bytes of a pool */
+} pool_states;
+
+static char *pointer_at(const void *args, size_t offset) {
+    char *p;
+    memcpy(&p, (const char *)args + offset, sizeof p);
+    return p;
+}
+
+static void put_pointer_at(void *args, size_t offset, const void *p) { memcpy((char *)args + offset, &p, sizeof p); }
+
+/* Element i of the state in `row`, in elements from the start of the pool. */
+static int64_t element_of(const pool_states *x, int64_t row, int64_t i) {
+    const int64_t k = i % x->size[2], j = i / x->size[2] % x->size[1], at = i / x->size[2] / x->size[1];
+    return row * x->stride[0] + at * x->stride[1] + j * x->stride[2] + k * x->stride[3];
+}
+
+/* Sets sizes and strides, in *args too.  [D,J], a state of conv1d, is transposed where its rows are strided. */
+static void shape_pool(const gt_dims *dims, int kind, void *args, pool_states *x) {
+    const char *shape = x->out->shape + 1;
+    const int is_flat = !shape[2];
+    for (int i = 0; i < 3; i++) x->size[i] = i == 2 && is_flat ? 1 : dims->n[shape[i] - 'A'];
+    x->numbers = x->size[0] * x->size[1] * x->size[2];
+    x->stride[3] = 1, x->stride[2] = x->size[2], x->stride[1] = x->size[1] * x->size[2];
+    x->stride[0] = kind == POOL_PACKED    ? x->numbers
+                   : kind == POOL_ALIGNED ? (x->numbers + 3) / 4 * 4 + 4
+                                          : (x->numbers | 1) + 2;
+    const int is_transposed = kind == POOL_STRIDED && gt_stride_count(x->out) == 3;
+    if (is_transposed) x->stride[1] = 1, x->stride[2] = x->size[0];
+    if (kind != POOL_PACKED)
+        memcpy((char *)args + x->out->stride_offset, x->stride, gt_stride_count(x->out) * sizeof x->stride[0]);
+}
+
+static void fill_pool(const pool_states *x, char *block, const int32_t *slots, const int32_t *zeros, int64_t count,
+                      int element) {
+    memset(block + x->in_pool, 0xff, x->bytes); /* NaN, which no kernel may read */
+    memset(block + x->out_pool, 0xff, x->bytes);
+    for (int64_t s = 0; x->from && s < count; s++)
+        for (int64_t i = 0; !is_without_row(s) && !zeros[s] && i < x->numbers; i++)
+            memcpy(block + x->in_pool + element_of(x, slots[s], i) * element, x->from + (s * x->numbers + i) * element,
+                   (size_t)element);
+}
+
+/* Hands the last states back; returns whether nothing else of the pools was written.  `before`: the pools as they
+ * were. */
+static int empty_pool(const pool_states *x, char *block, char *before, const int32_t *slots, int64_t count,
+                      int element) {
+    for (int64_t s = 0; x->to && s < count; s++)
+        for (int64_t i = 0; i < x->numbers; i++) {
+            char *const to = x->to + (s * x->numbers + i) * element;
+            memset(to, 0, (size_t)element);
+            if (is_without_row(s)) continue;
+            const size_t at = x->out_pool + (size_t)(element_of(x, slots[s], i) * element);
+            memcpy(to, block + at, (size_t)element);
+            memcpy(before + at, block + at, (size_t)element);
+        }
+    return !memcmp(block + x->in_pool, before + x->in_pool, x->bytes) &&
+           !memcmp(block + x->out_pool, before + x->out_pool, x->bytes);
+}
+
+static size_t take_bytes(size_t *used, size_t bytes, size_t shift) {
+    const size_t at = (*used + 255) / 256 * 256 + shift;
+    *used = at + bytes;
+    return at;
+}
+
+/* Forward of packed sequences with its states in pools, as the inner runner runs it.  The caller's memory ends as
+ * without pools, with zeros for the states of sequences without a row. */
+static gt_status run_in_pools(const test_runner *r, const test_op *top, gt_pass pass, const void *args, char *memory,
+                              size_t bytes) {
+    const pool_context *context = (const pool_context *)r->context;
+    const gt_op *op = top->table();
+    const int element = r->is_double ? 8 : 4;
+    pool_states states[2];
+    test_args pooled, filled;
+    gt_dims dims;
+    size_t used = bytes, slots_at, zeros_at;
+    int64_t capacity, count;
+    int pairs = 0, is_intact = 1;
+    gt_status status = gt_prepare(op, GT_QUERY, GT_HOST, args, &filled, &dims);
+    if (status != GT_OK || pass != GT_FORWARD) return status;
+    memcpy(&pooled, args, op->args_bytes);
+    memcpy(&capacity, (const char *)args + op->fields.seq_capacity, sizeof capacity);
+    const char *of_count = pointer_at(args, op->tensors[test_find(op, "seq_count")].offset);
+    int32_t given;
+    if (of_count) memcpy(&given, of_count, sizeof given);
+    count = of_count ? given : capacity;
+    const int64_t rows = capacity + 3;
+    memcpy((char *)&pooled + op->fields.slot_capacity, &rows, sizeof rows);
+    slots_at = take_bytes(&used, (size_t)capacity * sizeof(int32_t), 4);
+    zeros_at = take_bytes(&used, (size_t)capacity * sizeof(int32_t), 4);
+    for (const gt_tensor *t = op->tensors; t->name; t++) {
+        if (t->shape[0] != 'Q' || gt_use(t, pass) == '-') continue;
+        pool_states *x = &states[pairs++];
+        x->out = t, x->in = &op->tensors[test_find(op, t->may_equal)];
+        x->from = pointer_at(args, x->in->offset), x->to = pointer_at(args, t->offset);
+        shape_pool(&dims, context->kind, &pooled, x);
+        x->bytes = (size_t)((rows - 1) * x->stride[0] + x->numbers) * (size_t)element;
+        const char *const like = x->to ? x->to : x->from ? x->from : memory;
+        x->out_pool = x->in_pool = take_bytes(&used, x->bytes, (size_t)(like - memory) % 256);
+        if (context->kind == POOL_ALIGNED) x->in_pool = take_bytes(&used, x->bytes, (size_t)(like - memory) % 256);
+    }
+    used = (used + 255) / 256 * 256;
+    char *const block = (char *)aligned_alloc(256, used), *const before = (char *)malloc(used);
+    if (!block || !before) exit(2);
+    memset(block, 0, used);
+    memcpy(block, memory, bytes);
+    int32_t *const slots = (int32_t *)(block + slots_at), *const zeros = (int32_t *)(block + zeros_at);
+    for (int64_t s = 0; s < capacity; s++)
+        slots[s] = s < count ? pool_slot(s, rows) : 0, zeros[s] = s < count && starts_from_zero(s);
+    test_relocate(op, &pooled, memory, bytes, block);
+    put_pointer_at(&pooled, op->tensors[test_find(op, "slots")].offset, slots);
+    put_pointer_at(&pooled, op->tensors[test_find(op, "starts_zero")].offset, zeros);
+    for (int i = 0; i < pairs; i++) {
+        const pool_states *x = &states[i];
+        fill_pool(x, block, slots, zeros, count, element);
+        put_pointer_at(&pooled, x->in->offset, x->from ? block + x->in_pool : NULL);
+        put_pointer_at(&pooled, x->out->offset, x->to ? block + x->out_pool : NULL);
+    }
+    memcpy(before, block, used);
+    status = context->inner->run(context->inner, top, pass, &pooled, block, used);
+    memcpy(memory, block, bytes);
+    for (int i = 0; i < pairs; i++) is_intact &= empty_pool(&states[i], block, before, slots, count, element);
+    free(block), free(before);
+    return status != GT_OK || is_intact ? status
+                                        : gt_fail(GT_ERROR_VALUE, "wrote to another row of a pool, or between rows");
+}
+
+/* Forward gives zeros for sequences without a row of the pool. */
+static void clear_without_row(const test_case *c, const test_values *in, test_values *out) {
+    const gt_op *op = test_table(c);
+    for (int i = 0; op->tensors[i].name; i++) {
+        const gt_tensor *t = &op->tensors[i];
+        int64_t size[4];
+        test_shape(c, GT_FORWARD, t, size);
+        const int64_t count = test_count(c, GT_FORWARD, t), rows = t->shape[0] == 'Q' ? size[0] : size[1];
+        for (int64_t s = 0; out->of[i] && count && s < test_sequences(c, in); s++) {
+            const int64_t first = t->shape[0] == 'Q' ? s : test_sequence_at(c, in, s);
+            const int64_t end = t->shape[0] == 'Q' ? s + 1 : test_sequence_at(c, in, s + 1);
+            for (int64_t k = first * (count / rows); is_without_row(s) && k < end * (count / rows); k++)
+                out->of[i][k] = 0;
+        }
+    }
+}
+
+/* The first states of sequences that start from zero. */
+static void clear_starts(const test_case *c, test_values *in) {
+    const gt_op *op = test_table(c);
+    for (int i = 0; op->tensors[i].name; i++) {
+        const int64_t count = test_count(c, GT_FORWARD, &op->tensors[i]);
+        int64_t size[4];
+        test_shape(c, GT_FORWARD, &op->tensors[i], size);
+        for (int64_t k = 0; op->tensors[i].shape[0] == 'S' && in->of[i] && k < count; k++)
+            if (starts_from_zero(k / (count / size[0]))) in->of[i][k] = 0;
+    }
+}
+
+void test_pools_agree(const test_runner *r, const test_case *c, int kind) {
+    test_values in, got, expected;
+    if (!test_is_packed(c) || test_find(test_table(c), "starts_zero") < 0 || is_shared(c)) return;
+    pool_context context = {r, kind % POOL_KINDS};
+    test_runner pools = *r;
+    pools.run = run_in_pools, pools.context = &context;
+    test_inputs(c, GT_FORWARD, &in);
+    test_run(&pools, c, GT_FORWARD, &in, TEST_ALL, &got);
+    clear_starts(c, &in);
+    const int is_other = context.kind == POOL_STRIDED; /* other kernels may take the call */
+    test_run(is_other ? &test_truth : r, c, GT_FORWARD, &in, TEST_ALL, &expected);
+    clear_without_row(c, &in, &expected);
+    if (is_other)
+        test_compare(r, c, GT_FORWARD, &got, &expected, NULL);
+    else
+        test_same(r, c, GT_FORWARD, "states in rows of their own", &got, &expected, 0);
+    test_free(&in), test_free(&got), test_free(&expected);
+}
+
 /* ---- step ------------------------------------------------------------------------------------ */
 
 static test_case without_drafts(const test_case *c) {
     test_case all_tokens = *c;
-    all_tokens.drafts = 0;
+    all_tokens.drafts &= TEST_ROUNDING;
     return all_tokens;
 }
 
@@ -545,8 +761,8 @@ static const char *start_of(const test_case *c, const gt_tensor *out) {
     return op->tensors[test_beside(op, (int)(out - op->tensors), "state_in")].name;
 }
 
-/* What a step should leave of one kind of states, in place of what forward has left: the pool with the rows that were
- * used. */
+/* Makes the expected states of a step from forward's final states, for one kind of states: the pool with the used rows
+ * replaced. */
 static void expect_pool(const test_case *c, const test_values *in, const gt_tensor *t, test_values *expected) {
     int64_t rows;
     const int64_t n = state_size(c, t, &rows), batch = test_get_size(c, 'B');
@@ -664,7 +880,56 @@ void test_step_is_alone(const test_runner *r, const test_case *drafts, int64_t m
     test_free(&in), test_free(&out), test_free(&joined);
 }
 
-/* Takes the states that a pass of the case leaves. */
+static void fill_array(test_values *in, const test_case *c, const char *tensor, double value) {
+    const int64_t count = test_count(c, GT_STEP, test_tensor_of(c, tensor));
+    for (int64_t i = 0; i < count; i++) (*test_array_of(in, c, tensor))[i] = value;
+}
+
+/* The state after a step, with `added` to an array of integers. */
+static double *state_of_step(const test_runner *r, const test_case *c, const test_values *in, const char *integers,
+                             double added) {
+    test_values other, out;
+    test_copy(c, GT_STEP, in, &other);
+    if (integers) (*test_array_of(&other, c, integers))[0] += added;
+    test_run(r, c, GT_STEP, &other, TEST_ALL, &out);
+    double *const state = take_array(&out, c, "state_out");
+    test_free(&other), test_free(&out);
+    return state;
+}
+
+void test_rounding_agrees(const test_runner *r, const test_case *c, const char *zero, const char *one) {
+    test_case rounded = *c;
+    test_values in;
+    const size_t dtype = test_table(c)->of_steps.state;
+    if (test_get_size(c, 'T') == 0 || test_get_size(c, 'B') == 0) return;
+    rounded.drafts = TEST_ROUNDING;
+    if (test_get_flag(c, dtype) <= GT_F32) test_set_flag(&rounded, dtype, c->seed % 2 ? GT_BF16 : GT_F16);
+    test_step_is_alone(r, &rounded, 16);
+    test_set_dtype(&rounded, c->seed / 2 % 2 ? GT_BF16 : GT_F16, GT_DTYPE_DEFAULT); /* products are exact in fp32 */
+    test_set_size(&rounded, 'T', 1);
+    test_inputs(&rounded, GT_STEP, &in);
+    fill_array(&in, &rounded, zero, 0);
+    if (one) fill_array(&in, &rounded, one, 1);
+    const size_t bytes = (size_t)test_count(&rounded, GT_STEP, test_tensor_of(c, "state_out")) * sizeof(double);
+    double *const expected = state_of_step(&test_twin, &rounded, &in, NULL, 0);
+    double *const got = state_of_step(r, &rounded, &in, NULL, 0);
+    test_check(!memcmp(got, expected, bytes), "%s: %s rounds to other bits than the twin",
+               test_describe(&rounded, GT_STEP), r->name);
+    /* a few numbers may all be rounded alike */
+    for (int i = 0; i < 3 && bytes > 4096; i++) {
+        if (i == 2) /* to nearest */
+            test_set_array(&in, c, "rounding_seed", NULL), test_set_array(&in, c, "rounding_steps", NULL);
+        const char *const changed = i == 0 ? "rounding_seed" : i == 1 ? "rounding_steps" : NULL;
+        double *const other = state_of_step(r, &rounded, &in, changed, 1);
+        test_check(memcmp(got, other, bytes) != 0, "%s: %s rounds alike with another seed, or step, or none",
+                   test_describe(&rounded, GT_STEP), r->name);
+        free(other);
+    }
+    free(expected), free(got);
+    test_free(&in);
+}
+
+/* Takes the last states of a pass of the case. */
 static void take_states(const test_case *c, test_values *from, test_values *states) {
     const gt_tensor *t;
     for (int k = 0; (t = nth_tensor(c, "state_out", k)); k++)
@@ -694,7 +959,7 @@ void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int6
     int64_t T = test_get_size(c, 'T');
     test_values in, in_prefill, out, joined = {{NULL}}, states = {{NULL}}, expected;
     if (!is_recurrent(c) || test_is_packed(c) || at > T || test_get_flag(c, test_table(c)->fields.state_in_shared) ||
-        lacks(c, "state_out"))
+        lacks(c, "state_out") || c->rounds_states)
         return;
     test_set_slots(&whole, 0);
     prefill = whole;
@@ -717,7 +982,7 @@ void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int6
 
 /* ---- speculative decoding -------------------------------------------------------------------- */
 
-/* Sequences that a server decodes, one for each row of a pool of states.  And what steps of one token make of them. */
+/* Sequences that a server decodes, one for each row of a pool of states, and their results by steps of one token. */
 typedef struct served {
     const test_runner *r;
     test_case all; /* B is the number of sequences, T their length */
@@ -725,7 +990,7 @@ typedef struct served {
     int64_t rows, length, batch;
     test_values states[25]; /* after as many tokens */
     test_values y;
-    int64_t *at;      /* how many tokens each has committed */
+    int64_t *at;      /* tokens that each has committed */
     test_values pool; /* the states now */
     test_random random;
 } served;
@@ -765,7 +1030,7 @@ static void serve_one_by_one(served *s) {
     }
 }
 
-/* What one batch element of a round has. */
+/* One batch element's part of a round. */
 typedef struct draft {
     int64_t row;
     double slot, tokens, commit;
@@ -792,7 +1057,7 @@ static void draw_drafts(served *s, int drafts, int64_t k, int64_t *order, draft 
     }
 }
 
-/* Inputs of tokens that an element does not have are NaN. */
+/* Inputs beyond an element's tokens are NaN. */
 static void gather_round(const served *s, const test_case *round, const draft *of, test_values *in) {
     const int64_t k = test_get_size(round, 'T');
     memset(in, 0, sizeof *in);
@@ -822,7 +1087,7 @@ static void gather_round(const served *s, const test_case *round, const draft *o
     }
 }
 
-/* What should come of a round; and the sequences move on. */
+/* The expected results of a round.  Advances the sequences. */
 static void expect_round(served *s, const test_case *round, const draft *of, test_values *expected) {
     const gt_tensor *t;
     const int64_t k = test_get_size(round, 'T');
@@ -849,7 +1114,7 @@ static void expect_round(served *s, const test_case *round, const draft *of, tes
     copy_states(round, &s->pool, expected);
 }
 
-/* One step of up to 16 tokens, and what should come of it. */
+/* One step of up to 16 tokens, and its expected results. */
 static void serve_round(served *s, const test_case *c, int64_t *order, draft *of) {
     test_case round = *c;
     test_values in, out, expected = {{NULL}};
@@ -892,7 +1157,7 @@ void test_server_agrees(const test_runner *r, const test_case *c, int rounds) {
 
 /* ---- numbers that are not finite ------------------------------------------------------------- */
 
-/* The place of a NaN or infinity.  Of a tensor over rows, batch is the row and token the column. */
+/* The place of a NaN or infinity.  In a tensor over rows, batch is the row and token the column. */
 typedef struct spot {
     const gt_tensor *tensor;
     int64_t batch, token, head, element, of_heads;
@@ -910,13 +1175,14 @@ static void spoil(const test_case *c, gt_pass pass, const spot *s, double value,
         in, c, s->tensor->name))[((s->batch * size[1] + s->token) * size[2] + s->head) * size[3] + s->element] = value;
 }
 
-/* The struct within the argument struct that a tensor is a field of, by the length of its name: 4 for "wkv6.r", else 0. */
+/* The struct within the argument struct that a tensor is a field of, by the length of its name: 4 for "wkv6.r", else
+ * 0. */
 static size_t struct_of(const gt_tensor *t) {
     const char *dot = strchr(t->name, '.');
     return dot ? (size_t)(dot - t->name) : 0;
 }
 
-/* That of the operator whose struct the tensor is in. */
+/* The reach of the operator whose argument struct holds the tensor. */
 static int64_t reach_of(const test_case *c, const gt_tensor *t, int is_backward) {
     char name[16] = "";
     const size_t n = struct_of(t);
@@ -924,22 +1190,28 @@ static int64_t reach_of(const test_case *c, const gt_tensor *t, int is_backward)
     return test_op_of(name[0] ? name : c->op)->reach[is_backward];
 }
 
-/* Whether a chunk holds both the token and the spot.  A convolution spreads either over W tokens. */
-static int in_chunk_of(const test_case *c, const spot *s, int64_t token) {
-    const int64_t W = test_get_size(c, 'W'), after = W ? W - 1 : 0, reach = s->reach;
-    const int64_t first = (s->token - s->first) / reach, last = (s->token + after - s->first) / reach;
+/* The number of later tokens that an element of the tensor affects: W - 1 for a convolution's inputs. */
+static int64_t spread_of(const test_case *c, const gt_tensor *t) {
+    return test_is(t, "xBC") || test_is(t, "dxBC") ? test_get_size(c, 'W') - 1 : 0;
+}
+
+/* Whether a chunk holds both the token of tensor t and the spot. */
+static int in_chunk_of(const test_case *c, const spot *s, const gt_tensor *t, int64_t token) {
+    const int64_t after = spread_of(c, t), reach = s->reach;
+    const int64_t first = (s->token - s->first) / reach, last = (s->token + spread_of(c, s->tensor) - s->first) / reach;
     if (token + after < s->first || token >= s->last) return 0;
     return (token + after - s->first) / reach >= first && (token - s->first) / reach <= last;
 }
 
-/* Whether the kernels may change element j of a tensor where the twin does not: an element of the same sequence, chunk
- * and head, or of a group that shares the head's input.  A parameter's gradient is a sum over chunks. */
+/* Whether the kernels may change element j of a tensor where the twin does not.  They may if it belongs to the same
+ * sequence, chunk and head, or to a group that shares the head's input.  A parameter's gradient is a sum over
+ * chunks. */
 static int is_in_reach(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t j, const spot *s) {
     int64_t size[4] = {1, 1, 1, 1};
     test_shape(c, pass, t, size);
     const int is_sum = t->use[GT_BACKWARD] == 'g', at = is_sum ? 0 : 2;
     if (!s->reach || strncmp(t->name, s->tensor->name, struct_of(t))) return 0;
-    if (!strcmp(t->name, "conv_dstate_in")) return in_chunk_of(c, s, s->first);
+    if (!strcmp(t->name, "conv_dstate_in")) return in_chunk_of(c, s, t, s->first);
     if (!has_tokens(t) && !is_sum) return 0;
     const int64_t columns = is_sum ? size[1] * size[2] * size[3] : size[3], head = j / columns % size[at];
     const int64_t many = size[at] > s->of_heads ? size[at] : s->of_heads;
@@ -947,11 +1219,11 @@ static int is_in_reach(const test_case *c, gt_pass pass, const gt_tensor *t, int
     if (many % few == 0 && !test_get_size(c, 'W') && head * few / size[at] != s->head * few / s->of_heads) return 0;
     if (is_sum) return 1;
     if (j / columns / size[2] / size[1] != s->batch) return 0;
-    return in_chunk_of(c, s, j / columns / size[2] % size[1]);
+    return in_chunk_of(c, s, t, j / columns / size[2] % size[1]);
 }
 
-/* Whether the twin changes any channel of the token, or state, and head that element j belongs to.  A row of xBC holds x
- * of the heads, then B and C of the groups. */
+/* Whether the twin changes any channel of the token, or state, and head that element j belongs to.  A row of xBC holds
+ * x of the heads, then B and C of the groups. */
 static int changes_beside(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t j, const double *a,
                           const double *b) {
     int64_t size[4] = {1, 1, 1, 1}, n = 1;
@@ -983,7 +1255,7 @@ static void check_spoilt(const test_runner *r, const test_case *c, gt_pass pass,
     test_copy(c, pass, in, &spoilt_in);
     spoil(c, pass, s, value, &spoilt_in);
     test_run(&test_truth, c, pass, &spoilt_in, TEST_ALL, &bad_truth);
-    test_run(&test_twin, c, pass, &spoilt_in, TEST_ALL, &bad_twin); /* its decays underflow where the kernels' do */
+    test_run(&test_twin, c, pass, &spoilt_in, TEST_ALL, &bad_twin); /* its decays underflow with the kernels' */
     if (test_run(r, c, pass, &spoilt_in, TEST_ALL, &bad)) {
         for (int i = 0; op->tensors[i].name; i++) {
             const gt_tensor *t = &op->tensors[i];

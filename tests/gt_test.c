@@ -12,8 +12,8 @@ enum { ALIGNMENT = 256, GUARD = 256 };
 /* 0xffff... is a NaN in every dtype, so that a stray read shows, too */
 enum { INPUT_GUARD = 0xff, OUTPUT_GUARD = 0xa5 };
 
-/* Iterations of the loop that follows are independent of each other.  `count` elements are shared
- * out if they are many; few are done sooner than threads wake. */
+/* Iterations of the next loop are independent of each other.  Threads share `count` elements only if these are many:
+ * waking threads takes longer than a few elements. */
 enum { MANY = 1 << 14 };
 #ifdef _OPENMP
 #define PARALLEL_FOR _Pragma("omp parallel for if (count > MANY)")
@@ -41,7 +41,7 @@ int test_is_word_of(const char *list, const char *word) {
     return 0;
 }
 
-/* Whether one of its states, which a step must have, is absent. */
+/* Whether the case lacks one of the states that a step needs. */
 static int lacks_state_out(const test_case *c) {
     for (const gt_tensor *t = test_table(c)->tensors; t->name; t++)
         if (gt_use(t, GT_STEP) == 's' && test_is_word_of(c->absent, t->name)) return 1;
@@ -83,9 +83,9 @@ int test_beside(const gt_op *op, int i, const char *plain_name) {
 
 int test_gradient_of(const gt_op *op, int i) {
     char name[64];
-    if (test_is(&op->tensors[i], "residual")) return test_find(op, "dy");
     snprintf(name, sizeof name, "d%s", test_plain_name(&op->tensors[i]));
-    return test_beside(op, i, name);
+    const int gradient = test_beside(op, i, name);
+    return gradient < 0 && test_is(&op->tensors[i], "residual") ? test_find(op, "dy") : gradient;
 }
 
 int test_is_over_time(const test_op *op) { return op->table()->sizes[0].letter == 'B'; }
@@ -104,12 +104,16 @@ int test_is_packed(const test_case *c) { return capacity_at(c, test_table(c)->fi
 
 int test_is_absent(const test_case *c, const gt_tensor *t) {
     if (!strcmp(t->name, "slots")) return slot_capacity(c) == 0;
+    if (!strcmp(t->name, "starts_zero")) return 1; /* see test_pools_agree */
     if (!strcmp(t->name, "tokens")) return !(c->drafts & TEST_TOKENS);
     if (!strcmp(t->name, "commit")) return !(c->drafts & TEST_COMMIT);
+    if (!strcmp(t->name, "places")) return !(c->drafts & TEST_PLACES);
+    if (!strncmp(t->name, "rounding_", 9)) return !(c->drafts & TEST_ROUNDING);
     if (t->kind == 'i' && !test_is_packed(c)) return 1;
     return test_is_word_of(c->absent, t->name);
 }
 
+int test_is_state(const gt_tensor *t) { return t->shape[0] == 'S' || t->shape[0] == 'Q'; }
 int test_is_input(const gt_tensor *t, gt_pass pass) { return strchr("Iis", gt_use(t, pass)) != NULL; }
 int test_is_output(const gt_tensor *t, gt_pass pass) { return strchr("Oogs", gt_use(t, pass)) != NULL; }
 
@@ -191,9 +195,8 @@ static gt_dtype dtype_at(const test_case *c, size_t offset, gt_dtype missing) {
 gt_dtype test_dtype_of(const test_case *c, const gt_tensor *t) {
     const gt_op *op = test_table(c);
     gt_dtype dtype = dtype_at(c, op->dtype_offset, GT_F32);
-    if (t->kind == 'w') return dtype_at(c, op->companion_offset, dtype);
-    if (t->kind == 'd') return dtype_at(c, op->second.offset, dtype);
-    return t->kind == 'x' || t->kind == 'X' ? dtype : GT_F32;
+    return strchr("xXwd", t->kind) ? dtype_at(c, gt_dtype_field(op, t), dtype)
+                                   : dtype_at(c, gt_dtype_field(op, t), GT_F32);
 }
 
 int test_shape(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t size[4]) {
@@ -270,7 +273,7 @@ static test_random random_of(const test_case *c, const gt_tensor *t) {
     return r;
 }
 
-/* Every element starts where it would if they were drawn one after the other. */
+/* Every element has the random numbers of a draw in order. */
 static void fill_numbers(const test_case *c, const gt_tensor *t, int64_t count, double *v) {
     const test_random start = random_of(c, t);
     const gt_dtype dtype = test_dtype_of(c, t);
@@ -298,7 +301,7 @@ int64_t test_sequence_at(const test_case *c, const test_values *in, int64_t s) {
     return (int64_t)in->of[test_find(test_table(c), "cu_seqlens")][s];
 }
 
-/* cu_seqlens: where the sequences start, and where the last ends.  Beyond that, -1, which nobody may read. */
+/* cu_seqlens: starts of sequences, then the end of the last.  The rest is -1, which no pass may read. */
 static void fill_sequences(const test_case *c, const gt_tensor *t, int64_t count, double *v) {
     test_random r = random_of(c, t);
     int64_t left = test_get_size(c, 'T');
@@ -313,7 +316,7 @@ static void fill_sequences(const test_case *c, const gt_tensor *t, int64_t count
     }
 }
 
-/* Of `rows` rows of a tensor those that belong to sequences. */
+/* The number of a tensor's `rows` rows that belong to sequences. */
 static int64_t rows_used(const test_case *c, const gt_tensor *t, int64_t rows) {
     if (!test_is_packed(c) || strncmp(t->shape, "BT", 2)) return rows;
     const gt_tensor *sequences = test_tensor_of(c, "cu_seqlens");
@@ -325,7 +328,7 @@ static int64_t rows_used(const test_case *c, const gt_tensor *t, int64_t rows) {
     return rows;
 }
 
-/* How many elements of a tensor, tokens or states, belong to sequences: they come first. */
+/* The number of a tensor's elements, tokens or states, that belong to sequences: they come first. */
 static int64_t count_used(const test_case *c, gt_pass pass, const gt_tensor *t, const test_values *in) {
     int64_t size[4], count = test_count(c, pass, t), sequences;
     if (!test_is_packed(c) || t->kind == 'i' || !count) return count;
@@ -337,7 +340,7 @@ static int64_t count_used(const test_case *c, gt_pass pass, const gt_tensor *t, 
 
 /* ---- inputs ---- */
 
-/* Distinct rows in random order; every third batch element has a row that does not exist, so that it is skipped. */
+/* Distinct rows in random order; every third batch element has a row out of range, so that it is skipped. */
 static void fill_slots(const test_case *c, const gt_tensor *t, int64_t count, double *v) {
     test_random r = random_of(c, t);
     int64_t rows = slot_capacity(c);
@@ -354,8 +357,8 @@ static void fill_slots(const test_case *c, const gt_tensor *t, int64_t count, do
     free(row);
 }
 
-/* How many tokens each batch element has, or how many of these enter its state: any number up to `most`, or up to
- * most[b]; often the first or last of these; sometimes one that is out of range. */
+/* The tokens of each batch element, or the tokens that enter its state: any number up to `most`, or up to most[b].
+ * Often it is the first or last of these, sometimes one out of range. */
 static void fill_drafts(const test_case *c, const gt_tensor *t, int64_t count, const double *most, double *v) {
     static const double outside[] = {-1, INT32_MIN, INT32_MAX};
     const double T = (double)test_get_size(c, 'T');
@@ -368,6 +371,12 @@ static void fill_drafts(const test_case *c, const gt_tensor *t, int64_t count, c
     }
 }
 
+/* The next columns of states that are rings, and seeds and steps: any numbers. */
+static void fill_places(const test_case *c, const gt_tensor *t, int64_t count, double *v) {
+    test_random r = random_of(c, t);
+    for (int64_t b = 0; b < count; b++) v[b] = floor(test_uniform(&r) * 20) - 6;
+}
+
 void test_inputs(const test_case *c, gt_pass pass, test_values *in) {
     const gt_op *op = test_table(c);
     memset(in, 0, sizeof *in);
@@ -375,9 +384,12 @@ void test_inputs(const test_case *c, gt_pass pass, test_values *in) {
         const gt_tensor *t = &op->tensors[i];
         int is_read = test_is_input(t, pass) || (pass == GT_BACKWARD && test_accumulates(c, t));
         int64_t count = test_count(c, pass, t);
-        if (!is_read || test_is_absent(c, t)) continue;
+        const int is_other = pass != GT_STEP && !strcmp(t->name, "slots"); /* see test_pools_agree */
+        if (!is_read || is_other || test_is_absent(c, t)) continue;
         in->of[i] = test_array(count, 0);
-        if (!strcmp(t->name, "slots"))
+        if (!strcmp(t->name, "places") || !strncmp(t->name, "rounding_", 9))
+            fill_places(c, t, count, in->of[i]);
+        else if (!strcmp(t->name, "slots"))
             fill_slots(c, t, count, in->of[i]);
         else if (!strcmp(t->name, "tokens") || !strcmp(t->name, "commit"))
             fill_drafts(c, t, count, !strcmp(t->name, "commit") ? *test_array_of(in, c, "tokens") : NULL, in->of[i]);
@@ -426,7 +438,7 @@ const gt_tensor *test_tensor_of(const test_case *c, const char *name) {
     return &test_table(c)->tensors[test_find(test_table(c), name)];
 }
 
-/* Copies n positions along an index, of which `from` has from_n and `to` has to_n. */
+/* Copies n positions along an index.  `from` has from_n positions along it, `to` has to_n. */
 static void copy_range(const double *from, int64_t from_n, int64_t from_at, double *to, int64_t to_n, int64_t to_at,
                        int64_t n, int64_t outer, int64_t inner) {
     for (int64_t i = 0; i < outer; i++)
@@ -473,14 +485,14 @@ void test_paste(const test_case *part, const test_case *c, gt_pass pass, const t
 
 typedef enum format { AS_INT32, AS_DOUBLE, AS_F32, AS_BF16, AS_F16 } format;
 
-/* Where the elements of one tensor lie. */
+/* Layout of one tensor. */
 typedef struct place {
     format format;
     int is_used, rank, element;        /* element: bytes of one */
     int64_t count, size[4], stride[4]; /* stride in elements */
     int64_t sequences;                 /* elements that belong to sequences; all if not packed */
     int64_t written;                   /* elements that the pass writes, if it is an output */
-    size_t at;                         /* where the first element is, in bytes from the start of memory */
+    size_t at;                         /* the first element, in bytes from the start of memory */
 } place;
 
 /* One call: the block of memory with all its tensors. */
@@ -488,13 +500,13 @@ typedef struct call {
     test_args args;
     place of[TEST_TENSORS];
     size_t bytes;
-    char *memory, *expected; /* expected: memory as the pass must leave it, but for its outputs */
+    char *memory, *expected; /* expected: the memory after the pass, without its outputs */
 } call;
 
 /* A buffer that several tensors share as columns.  There is one for each element size of the inputs, and of the
  * outputs. */
 typedef struct columns {
-    int64_t rows, row, used; /* rows; elements of a row; of these, what tensors placed so far have taken */
+    int64_t rows, row, used; /* rows; elements of a row; elements of a row that tensors have taken so far */
     int element;             /* bytes of one */
     size_t at;
 } columns;
@@ -509,6 +521,9 @@ static int64_t row_elements(const gt_tensor *t, const place *p) {
     return t->shape[0] == 'M' ? p->size[1] : p->size[2] * (p->rank == 4 ? p->size[3] : 1);
 }
 
+/* Whether a tensor can be columns of a buffer of rows of tokens: a state cannot. */
+static int is_slice(const gt_tensor *t) { return t->stride_offset && !test_is_state(t); }
+
 static int has_slices(test_layout layout) { return layout == TEST_SLICES || layout == TEST_ALIGNED; }
 
 /* Columns that a tensor takes of a shared buffer: 8 elements are a multiple of 16 bytes. */
@@ -517,18 +532,29 @@ static int64_t columns_for(const gt_tensor *t, const place *p, test_layout layou
     return layout == TEST_ALIGNED ? (n + 7) / 8 * 8 : n;
 }
 
-/* Sets a tensor's strides in the argument struct as the layout asks, and in its place what they mean: the defaults of
+/* Sets a tensor's strides in the argument struct as the layout asks, and their meaning in its place: the defaults of
  * gt_stride, written out once more.  row: elements of a row of the shared buffer.  Gaps differ from tensor to
  * tensor. */
-static void set_strides(const test_case *c, const gt_tensor *t, test_layout layout, int64_t row, test_args *args,
-                        place *p) {
+static void set_strides(const test_case *c, gt_pass pass, const gt_tensor *t, test_layout layout, int64_t row,
+                        test_args *args, place *p) {
     int64_t packed = 1, gap = 1 + (t - test_table(c)->tensors);
     for (int i = p->rank - 1; i >= 0; i--) {
         p->stride[i] = packed;
         packed *= p->size[i];
     }
-    if (!t->stride_offset) return;
-    if (t->shape[0] == 'M') {
+    if (!t->stride_offset || (test_is_state(t) && pass != GT_STEP)) return;
+    if (test_is_state(t) && gt_stride_count(t) == 1) {
+        const int64_t n = p->stride[0], s = layout == TEST_GAPS ? n + gap : layout == TEST_ALIGNED ? n + 8 : 0;
+        memcpy((char *)args + t->stride_offset, &s, sizeof s);
+        if (s) p->stride[0] = s;
+    } else if (test_is_state(t)) { /* rows, channels, columns */
+        const int64_t D = p->size[1], S = p->size[2];
+        gt_stride s = {0, 0, 0};
+        if (layout == TEST_TIME_LAST) s.t = 1, s.h = D;
+        if (layout == TEST_GAPS) s.h = 2, s.t = 2 * S + gap, s.b = D * s.t + gap;
+        memcpy((char *)args + t->stride_offset, &s, sizeof s);
+        if (s.t) p->stride[2] = s.h, p->stride[1] = s.t, p->stride[0] = s.b ? s.b : D * S;
+    } else if (t->shape[0] == 'M') {
         int64_t s = layout == TEST_GAPS ? p->size[1] + gap : has_slices(layout) ? row : 0;
         memcpy((char *)args + t->stride_offset, &s, sizeof s);
         if (s) p->stride[0] = s;
@@ -567,7 +593,7 @@ static int shared_with(const test_case *c, gt_pass pass, const call *k, int i) {
     const gt_op *op = test_table(c);
     int other = op->tensors[i].may_equal ? test_find(op, op->tensors[i].may_equal) : -1;
     if (!c->in_place || other < 0 || pass == GT_STEP || !k->of[other].is_used ||
-        test_get_flag(c, test_table(c)->fields.state_in_shared))
+        !test_is_output(&op->tensors[i], pass) || test_get_flag(c, test_table(c)->fields.state_in_shared))
         return -1;
     return memcmp(k->of[i].size, k->of[other].size, sizeof k->of[i].size) ? -1 : other;
 }
@@ -581,7 +607,7 @@ static void place_tensors(const test_case *c, gt_pass pass, test_layout layout, 
     for (int i = 0; op->tensors[i].name && has_slices(layout); i++) {
         const gt_tensor *t = &op->tensors[i];
         place *p = &k->of[i];
-        if (!p->is_used || !p->count || !t->stride_offset || shared_with(c, pass, k, i) >= 0) continue;
+        if (!p->is_used || !p->count || !is_slice(t) || shared_with(c, pass, k, i) >= 0) continue;
         columns *shared = columns_of(all, t, p, pass);
         shared->element = p->element;
         shared->row += columns_for(t, p, layout);
@@ -601,13 +627,13 @@ static void place_tensors(const test_case *c, gt_pass pass, test_layout layout, 
         place *p = &k->of[i];
         size_t shift = is_aligned ? 0 : (size_t)p->element;
         if (!p->is_used || !p->count || shared_with(c, pass, k, i) >= 0) continue;
-        if (has_slices(layout) && t->stride_offset) {
+        if (has_slices(layout) && is_slice(t)) {
             columns *shared = columns_of(all, t, p, pass);
-            set_strides(c, t, layout, shared->row, &k->args, p);
+            set_strides(c, pass, t, layout, shared->row, &k->args, p);
             p->at = shared->at + (size_t)(shared->used * p->element);
             shared->used += columns_for(t, p, layout);
         } else {
-            set_strides(c, t, layout, 0, &k->args, p);
+            set_strides(c, pass, t, layout, 0, &k->args, p);
             p->at = reserve(k, (size_t)(extent(p) * p->element), shift);
         }
     }
@@ -616,7 +642,7 @@ static void place_tensors(const test_case *c, gt_pass pass, test_layout layout, 
         if (other < 0) continue;
         memcpy(k->of[i].stride, k->of[other].stride, sizeof k->of[i].stride);
         k->of[i].at = k->of[other].at;
-        if (op->tensors[i].stride_offset)
+        if (op->tensors[i].stride_offset && op->tensors[other].stride_offset)
             memcpy((char *)&k->args + op->tensors[i].stride_offset, (char *)&k->args + op->tensors[other].stride_offset,
                    (size_t)gt_stride_count(&op->tensors[i]) * sizeof(int64_t));
     }
@@ -634,8 +660,7 @@ static size_t offset_of(const place *p, int64_t i) {
 
 static int64_t row_length(const place *p) { return p->size[p->rank - 1]; }
 
-/* Elements at, at+1, ... at+n-1 of a tensor in packed order, all in one row, and how far apart they
- * lie in memory. */
+/* Elements at, at+1, ... at+n-1 of a tensor in packed order, all in one row, and their distance in memory. */
 static char *row_at(const place *p, char *memory, int64_t at, size_t *step) {
     *step = (size_t)(p->stride[p->rank - 1] * p->element);
     return memory + offset_of(p, at);
@@ -703,7 +728,7 @@ static void write_tensor(const place *p, const double *values, char *memory) {
     }
 }
 
-/* Reads an output into values, and copies it to `expected`, so that only what else was written differs there. */
+/* Reads an output into values, and copies it to `expected`, so that only other writes differ there. */
 static void read_tensor(const place *p, char *memory, char *expected, double *values) {
     const int64_t count = p->count, n = row_length(p);
     PARALLEL_FOR
@@ -919,8 +944,7 @@ static const char *index_text(const int64_t *size, int rank, int64_t i) {
 /* Whether `error` is larger than `than`; NaN is larger than all else. */
 static int is_worse(double error, double than) { return !isnan(than) && !(error <= than); }
 
-/* How the elements of a tensor are judged together: `groups` groups of `run` elements follow one
- * another, over and over. */
+/* Groups of elements that are judged together: `groups` groups of `run` elements follow one another, over and over. */
 typedef struct grouping {
     const char *kind;
     int64_t groups, run;
@@ -929,7 +953,7 @@ typedef struct grouping {
     double of_terms;
 } grouping;
 
-/* Adds the squares of n elements to those of the error and of the truth. */
+/* Adds the squares of n errors to *error, and the squares of n true values to *size. */
 static void add_squares(const double *got, const double *truth, int64_t n, double *error, double *size) {
     double e = 0, s = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -956,7 +980,7 @@ static void sum_group(const grouping *g, const double *got, const double *truth,
         add_squares(got + i, truth + i, g->run, error, size);
 }
 
-/* The first group that is not close, or the number of groups.  The second way has one pass through the arrays. */
+/* The first group that is not close, or the number of groups.  The second branch needs one pass through the arrays. */
 static int64_t first_bad(const grouping *g, const double *got, const double *truth, int64_t count) {
     int64_t first = g->groups;
     if (count == g->groups * g->run) {
@@ -1019,10 +1043,10 @@ void test_magnitudes(const test_case *c, const test_values *in, test_values *mag
     test_free(&absolute);
 }
 
-/* The most that rounding a number changes it by, relative. */
+/* The largest relative change of a number by rounding. */
 static const double half_unit[] = {[GT_F32] = 0x1p-24, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-11};
 
-/* Whether it may be dz that is made of y. */
+/* Whether the tensor may be dz made from y. */
 static int is_of_y(const test_runner *r, const test_op *op, const gt_tensor *t, gt_dtype dtype) {
     return r->reads_y && op->reads_y && dtype == GT_BF16 && !strcmp(test_plain_name(t), "dz");
 }
@@ -1047,13 +1071,13 @@ static double tolerance_of(const test_runner *r, const test_op *op, const gt_ten
     return (strchr("wd", t->kind) ? r->tolerance.companions : r->tolerance.parameters)[call_dtype];
 }
 
-/* How a channel is judged: by itself, as it may be small beside the others, and where one element makes up most of
- * it, its own rounding may be more than the tensor's tolerance.  Rounded factors may take half as much again (seen,
- * emulated: 1.72 tolerances, with one row); an fp32 gradient among them comes of a state in the call's dtype, of which
- * a slow channel has one rounding in 64 tokens (seen on a GPU: 1.81).  Of up to 32 elements a channel may be small by
- * chance, where terms happen to cancel: then an error counts beside an eighth of a typical element, of rounded factors
- * beside all of it (seen on a GPU, 32 elements of dw in fp16: 1.8).  rows: that belong to sequences, if they are
- * packed.  twice_rounded: an element is of a number that was rounded before. */
+/* The limits of a channel.  A channel is judged by itself, as it may be small beside the others.  If one element makes
+ * up most of it, the element's own rounding may exceed the tensor's tolerance.  Rounded factors may take half as much
+ * again (seen, emulated: 1.72 tolerances, with one row).  An fp32 gradient then comes from a state in the call's dtype,
+ * which a slow channel rounds once in 64 tokens (seen on a GPU: 1.81).  A channel of up to 32 elements may be small by
+ * chance, where terms cancel.  Then its error is measured against an eighth of a typical element, or with rounded
+ * factors against a whole one (seen on a GPU, 32 elements of dw in fp16: 1.8).  rows: the rows that belong to
+ * sequences, if these are packed.  twice_rounded: elements are computed from a number that was rounded before. */
 static grouping channel_of(const test_runner *r, gt_dtype call_dtype, gt_dtype dtype, int64_t channels, int64_t rows,
                            double tolerance, double floor, double typical, int twice_rounded) {
     const int rounds = r->tolerance.rounds_factors && call_dtype != GT_F32;
@@ -1064,8 +1088,8 @@ static grouping channel_of(const test_runner *r, gt_dtype call_dtype, gt_dtype d
     return g;
 }
 
-/* The numbers that are judged: of the log of a decay what fp32 tells from no decay, or from an infinite growth; NULL: those
- * that there are. */
+/* Copies logs of decays, bounded to numbers that fp32 tells from no decay and from an infinite growth.  NULL: other
+ * tensors are judged as they are. */
 static double *bounded_logs(const gt_tensor *t, const double *v, int64_t count) {
     if (strcmp(t->name, "decay_out")) return NULL;
     double *logs = test_array(count, 0);
@@ -1073,7 +1097,8 @@ static double *bounded_logs(const gt_tensor *t, const double *v, int64_t count) 
     return logs;
 }
 
-/* What rounding to its dtype alone costs a tensor, in l2: of few numbers, or where few are large, up to half a unit. */
+/* The error that rounding to its dtype alone makes in a tensor, in l2: up to half a unit if numbers, or large numbers,
+ * are few. */
 static double own_rounding(const double *y, int64_t count, gt_dtype dtype) {
     double error = 0, size = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -1098,7 +1123,8 @@ static int64_t rows_with_numbers(const double *y, int64_t rows, int64_t row) {
 int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const test_values *got,
                  const test_values *truth, const test_values *magnitudes) {
     static const double smallest_normal[] = {0, 0x1p-126, 0x1p-126, 0x1p-14};
-    const gt_op *op = test_table(c);
+    const test_op *op_of = test_op_of(c->op);
+    const gt_op *op = op_of->table();
     gt_dtype call_dtype = dtype_at(c, op->dtype_offset, GT_F32);
     int ok = 1;
     for (int i = 0; op->tensors[i].name; i++) {
@@ -1111,11 +1137,11 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
         if (!x || !y || !count) continue;
         double *x_logs = bounded_logs(t, x, count), *y_logs = bounded_logs(t, y, count);
         if (x_logs) x = x_logs, y = y_logs;
-        tolerance = tolerance_of(r, test_op_of(c->op), t, dtype, call_dtype, y, count);
-        /* The dtype's own rounding is 0.43 of half a unit where numbers are many and alike; all else is independent of it and
-         * has half of the tolerance. */
+        tolerance = tolerance_of(r, op_of, t, dtype, call_dtype, y, count);
+        /* The dtype's own rounding is 0.43 of half a unit if numbers are many and alike; other errors are independent
+         * of it and have half of the tolerance. */
         tolerance = fmax(tolerance, hypot(own_rounding(y, count, dtype), tolerance / 2));
-        /* in a small tensor the rounding errors may all be large, those between two stages, too */
+        /* in a small tensor all rounding errors may be large, even the ones between two stages */
         const double between = r->tolerance.rounds_factors == 2 ? half_unit[call_dtype] : 0;
         if (count < 64) tolerance = fmax(tolerance, 1.05 * (half_unit[dtype] + between));
         if (magnitudes && magnitudes->of[i])
@@ -1124,9 +1150,9 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
         row = size[rank - 1];
         grouping all = {"all", 1, count, tolerance, floor, NULL, 0};
         grouping each_row = {"row", count / row, row, 4 * tolerance, typical, NULL, 0};
-        /* rounded factors: of a channel larger than the others, where an element is a difference
-         * (seen: 8.6 tolerances) */
-        grouping element = {"element", count, 1, (r->tolerance.rounds_factors ? 16 : 8) * tolerance, typical, NULL, 0};
+        const int is_difference = r->tolerance.rounds_factors && op_of->differences[pass] &&
+                                  test_is_word_of(op_of->differences[pass], t->name);
+        grouping element = {"element", count, 1, (is_difference ? 16 : 8) * tolerance, typical, NULL, 0};
         ok &= compare_groups(r, c, pass, t, x, y, &all);
         ok &= compare_groups(r, c, pass, t, x, y, &each_row);
         ok &= compare_groups(r, c, pass, t, x, y, &element);
@@ -1135,10 +1161,10 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
         rows = t->shape[0] == 'M' ? size[0] : size[0] * size[1];
         const int64_t used = pass == GT_STEP ? rows_with_numbers(y, rows, count / rows) : rows_used(c, t, rows);
         grouping channel = channel_of(r, call_dtype, dtype, count / rows, used, tolerance, floor, typical,
-                                      is_of_y(r, test_op_of(c->op), t, dtype));
+                                      is_of_y(r, op_of, t, dtype));
         double *terms = NULL;
-        if (test_op_of(c->op)->terms && first_bad(&channel, x, y, count) < channel.groups) {
-            channel.terms = terms = test_op_of(c->op)->terms(c, pass, t);
+        if (op_of->terms && first_bad(&channel, x, y, count) < channel.groups) {
+            channel.terms = terms = op_of->terms(c, pass, t);
             channel.of_terms = 0.43 * half_unit[call_dtype];
         }
         ok &= compare_groups(r, c, pass, t, x, y, &channel);

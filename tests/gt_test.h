@@ -2,10 +2,10 @@
  *
  * A test_case is an operator, its argument struct without pointers, and how its inputs are drawn
  * and laid out in memory.  The values of all its tensors are packed double arrays (test_values):
- * inputs already rounded to the dtype they will be stored in, so that the double twin sees the very
- * same numbers.  test_run places them into one block of memory as the case's layout asks, lets a
- * test_runner execute a pass on it, proves that nothing but the elements of the outputs was
- * written, and returns the outputs as packed double arrays again.  The rest is comparing arrays:
+ * inputs already rounded to their stored dtype, so that the double twin sees the very same numbers.  test_run places
+ * them into one block of memory as the case's layout asks, lets a test_runner execute a pass on it, proves that nothing
+ * but the elements of the outputs was written, and returns the outputs as packed double arrays again.  The rest is
+ * comparing arrays:
  *
  *     test_values in, truth, got;
  *     test_inputs(c, GT_FORWARD, &in);
@@ -61,14 +61,15 @@ typedef union test_args {
 #undef TEST_ARGS
 } test_args;
 
-/* The sequences of a packed call; args.seq_capacity says that it is one. */
+/* The sequences of a packed call, which has args.seq_capacity. */
 typedef struct test_packed {
     int64_t count;
-    const int64_t *lengths; /* NULL: random, some of them 0, of nearly all tokens together */
+    const int64_t *lengths; /* NULL: random lengths, some of them 0, that take nearly all tokens */
 } test_packed;
 
-/* Which arrays of speculative decoding a step has. */
-enum { TEST_TOKENS = 1, TEST_COMMIT = 2 };
+/* Optional arrays of a step: two for speculative decoding, one for the places of ring states, and two for stochastic
+ * rounding. */
+enum { TEST_TOKENS = 1, TEST_COMMIT = 2, TEST_PLACES = 4, TEST_ROUNDING = 8 };
 
 typedef struct test_case {
     const char *op, *name;
@@ -79,8 +80,9 @@ typedef struct test_case {
     test_layout layout;
     int64_t row;       /* elements in a row of the slices' buffers if they suffice; 0 = just enough:
                           TEST_SLICES odd, TEST_ALIGNED so that all rows are aligned */
-    int in_place;      /* outputs that may equal an input do */
+    int in_place;      /* outputs share memory with the input that they may equal */
     int no_difference; /* has no derivative somewhere: not for difference quotients */
+    int rounds_states; /* handing a state on loses more than the tolerances of tests that cut the time allow */
     test_packed packed;
     int drafts;     /* TEST_TOKENS, TEST_COMMIT or both */
     test_args args; /* sizes and flags; the harness sets pointers, strides and dtypes */
@@ -103,19 +105,19 @@ typedef struct test_tolerance {
     double parameters[4];  /* fp32 outputs of a call with that dtype: states, parameter gradients,
                               in an fp32 call also activations */
     double companions[4];  /* fp32 dw and ddt beside activations of that dtype */
-    double terms[4];       /* what may be added for parameter gradients, relative to their terms */
+    double terms[4];       /* added for parameter gradients, relative to their terms */
     int rounds_factors;    /* products are formed of rounded factors: where they cancel, an error is
-                              small beside them, but not beside the output.  2: what one stage hands to
-                              another is rounded, too, which few numbers show */
+                              small beside them, but not beside the output.  2: results between stages are rounded, too,
+                              which shows in small tensors */
 } test_tolerance;
 
 /* ---- rows of the bench ---- */
 
 enum { TEST_F32 = 1 << GT_F32, TEST_BF16 = 1 << GT_BF16, TEST_F16 = 1 << GT_F16 };
 
-/* A row with at most 16 tokens is one of the step function; the others are one of forward, one of backward, and where
- * forward saves something, one of forward without that (inf).  A row with pieces is one of each pass in pieces.  The
- * name tells what the sizes do not. */
+/* A row with at most 16 tokens times the step function.  Any other row times forward, backward and, if forward saves
+ * something, forward without `saved` (inf).  A row with pieces times each pass in pieces.  The name adds flags that the
+ * sizes do not show. */
 typedef struct test_bench_row {
     test_case c;
     int dtypes;
@@ -132,7 +134,7 @@ typedef struct test_bench_draw {
     bench_draw how;
 } test_bench_draw;
 
-/* Of a large call the double reference is run on a sample, cut along these indices. */
+/* For a large call the double reference computes a sample, cut along these indices. */
 typedef struct test_bench_cut {
     const char *letters;
     int64_t count; /* of the positions kept along the first letter; along B it is 1 */
@@ -143,7 +145,8 @@ typedef struct test_bench_cut {
 typedef struct test_field {
     const char *name; /* NULL ends a list */
     size_t offset;
-    char kind;    /* 'i' switch, 'g' divisor of another size, 'v' size with a default, 's' segments, 'f' float */
+    char kind;    /* 'i' switch, 'g' divisor of another size, 'v' size with a default, 's' segments, 'f' float, 'c'
+                     columns of a state, of a step alone */
     char of;      /* which size a divisor divides */
     double usual; /* of a float */
 } test_field;
@@ -155,7 +158,7 @@ typedef struct test_value {
     double value;
 } test_value;
 
-/* The message of the refusal holds the text; all that is not set is in order. */
+/* The error message must contain the text; all other fields are valid. */
 typedef struct test_bad_value {
     const char *text; /* NULL ends a list */
     gt_status status;
@@ -170,7 +173,7 @@ typedef struct test_property {
     void (*check)(const test_runner *r, const test_case *c, double tolerance);
 } test_property;
 
-/* A case and what its inputs hold, as the formulas see them. */
+/* A case and its inputs, for formulas. */
 typedef struct formula {
     const test_case *c;
     const test_values *in;
@@ -184,7 +187,7 @@ typedef struct test_formula {
 
 /* ---- operators ------------------------------------------------------------------------------- */
 
-/* What tests and bench must know of an operator beyond its table: ops/OP.c. */
+/* An operator's data for tests and bench, beyond its table: ops/OP.c. */
 typedef struct test_op {
     const char *name;
     const gt_op *(*table)(void);
@@ -204,53 +207,66 @@ typedef struct test_op {
 
     /* Lists of cases end with op NULL. */
     const test_case *cases;
-    const test_case *packed; /* of packed sequences, if the operator takes them */
-    const test_case *sizes;  /* without time, batch or rows: kernels are tested in each with many of these */
-    const test_case *steps;  /* NULL, or: without time, for kernels of steps: both sides of all that they branch on */
-    const char *const *step_kernels; /* NULL, or: names of those, template arguments and all, ending with NULL */
-    void (*check_step)(const test_runner *r, const test_case *c); /* NULL, or: what must hold of each of these steps */
-    const test_case *many;                                        /* more than 65535 of what a grid may count */
-    const test_case *sums;                                        /* for parameter gradients over long sums */
-    test_case large; /* one batch element, or one row, of which test_large.c takes as many as it needs */
+    const test_case *packed;         /* of packed sequences, if the operator takes them */
+    const test_case *sizes;          /* without time, batch or rows: kernels are tested in each with many of these */
+    const test_case *steps;          /* NULL, or: without time, for kernels of steps: both sides of every branch */
+    const char *const *step_kernels; /* NULL, or: names of these kernels with template arguments, ending with NULL */
+    void (*check_step)(const test_runner *r, const test_case *c); /* NULL, or: a check of each of these steps */
+    /* For test_rounding_agrees.  NULL: the operator does not round at random. */
+    struct {
+        const char *zero, *one;
+        void (*set)(test_case *c); /* flags of a step with exact sums */
+    } exact;
+    const test_case *many; /* more than 65535 items along one axis of a grid */
+    const test_case *sums; /* for parameter gradients over long sums */
+    test_case large;       /* one batch element, or one row; test_large.c repeats it as often as it needs */
     /* Random sizes up to about `most`, flags and absent tensors. */
     void (*draw)(test_random *r, int64_t most, test_case *c);
-    /* NULL, or: how inputs are drawn that are not as others of their name; the n-th of the regimes of decays. */
+    /* NULL, or: set_fill sets the distribution of a tensor if its name alone does not decide it; set_regime chooses the
+     * n-th of several regimes of decays. */
     void (*set_fill)(const test_case *c, const gt_tensor *t, test_fill *f, test_map *map);
     void (*set_regime)(test_case *c, int n);
-    /* NULL, or: moves what was drawn from where no result is sure. */
+    /* NULL, or: moves drawn inputs away from points where rounding decides the result. */
     void (*settle)(const test_case *c, test_values *in);
-    test_tolerance kernels; /* what the kernels may lose */
-    /* NULL, or: fp32 outputs that are sums of a few numbers of the call's dtype, by name: they may lose what activations
-     * may. */
+    test_tolerance kernels; /* the allowed errors of kernels */
+    /* NULL, or names of fp32 outputs that are sums of a few numbers of the call's dtype: activations' errors are
+     * allowed for them. */
     const char *sums_of_few;
-    /* NULL, or: the magnitudes of what an output is summed of, by numbers that were rounded before (one that the double
-     * twin does not make); of other outputs NULL.  Where they cancel, a channel may be small beside them. */
+    /* NULL, or by pass, by name: outputs with elements that are differences of much larger terms.  If their factors are
+     * rounded, one element may have 16 times the tensor's error; in all other cases 8 times. */
+    const char *differences[GT_PASSES];
+    /* NULL, or: magnitudes of the terms of an output, if a kernel makes them from a rounded number that the double twin
+     * does not make; NULL for other outputs.  Where terms cancel, a channel may be small beside them. */
     double *(*terms)(const test_case *c, gt_pass pass, const gt_tensor *t);
     const test_formula *formulas; /* of every output of forward */
-    /* What must hold of this operator alone; NULL or a list that ends with what NULL. */
+    /* Properties of this operator alone; NULL or a list that ends with `what` NULL. */
     const test_property *properties;
-    /* By dtype: what the time cut in two may change in the twins.  0: nothing. */
+    /* By dtype: the difference that a cut of the time in two may make in the twins.  0: none. */
     double split_tolerance[4];
-    /* NULL, or: further times for the sizes, ending with -1, and kernels that must have been launched then, with NULL. */
+    /* The same for tokens taken by steps.  0: no difference, since states keep everything that a call knows. */
+    double step_tolerance[4];
+    /* NULL, or: further times for the sizes, ending with -1, and kernels that must have been launched then, with
+     * NULL. */
     const int64_t *more_times;
     const char *const *launched;
-    /* NULL, or: cases whose forward pass launches the kernels that name them, template arguments and all.  Emulated. */
+    /* NULL, or: cases named after kernels, with template arguments, that their forward pass launches.  Emulated. */
     const test_case *launching;
     /* Tokens of the chunk that a NaN or infinity may spoil in the kernels, in forward and in backward, as gt_kernels.h
-     * states under NON-FINITE NUMBERS.  0: no more than in the twin.  wkv_ssm: the larger one of its two operators'. */
+     * states under NON-FINITE NUMBERS.  0: no more than in the twin.  wkv_ssm: the larger of its two operators'. */
     int64_t reach[2];
     const test_case *spoilt; /* NULL, or sizes without time, for which kernels spoil all of that chunk */
-    int bounds_pairs;        /* some infinity comes out as a large number, as stated there */
-    size_t handle;           /* of the field for a handle of cuBLASLt; 0: there is none */
-    size_t reads_y;          /* of the field that says that backward finds forward's y; 0: there is none */
+    int has_exact_prefill;   /* forward cut at multiples of 128 tokens has the bits of one call, with segments = 1 */
+    int bounds_pairs;        /* some infinities become large numbers, as stated there */
+    size_t handle;           /* offset of the field for a handle of cuBLASLt; 0: there is none */
+    size_t reads_y;          /* offset of the switch for backward to read forward's y; 0: there is none */
 
-    /* Rows of the bench: of the CPU twins, as the trainer calls them, a small batch; and of a GPU, the same at the
-     * trainer's own batch and the sizes of larger models.  The lists end with op NULL, tensors NULL, letters NULL. */
+    /* Rows of the bench: for the CPU twins the trainer's calls with a small batch; for a GPU the same with the
+     * trainer's own batch, and the sizes of larger models.  The lists end with op NULL, tensors NULL, letters NULL. */
     const test_bench_row *host_rows, *gpu_rows;
     const test_bench_draw *bench_draws; /* inputs as a model has them; others are normal(0, 1).  May be NULL */
     const test_bench_cut *bench_cuts;   /* NULL: all calls are compared whole */
-    /* Operations: per product of these sizes, adds and multiplies counted apart.  For the recurrences those that a
-     * token's own formulas have: a faster form may do more.  letters NULL: no products to speak of. */
+    /* Operations: per product of these sizes, adds and multiplies counted apart.  Recurrences count the formulas of
+     * single tokens: a faster form may do more.  letters NULL: hardly any products. */
     struct {
         const char *letters;
         double forward, backward;
@@ -265,7 +281,7 @@ void test_draw_case(const test_op *op, uint64_t seed, int64_t most, test_case *c
 void test_draw_packed(const test_op *op, uint64_t seed, int64_t most, test_case *c);
 
 test_fill test_fill_of(const test_case *c, const gt_tensor *t, test_map *map); /* how a case draws a tensor */
-/* What an absent optional input stands for: 0 or 1; NaN if it stands for no constant. */
+/* The constant that an absent optional input stands for: 0 or 1; NaN if there is none. */
 double test_constant(const char *tensor);
 
 /* ---- case and table look-ups ----------------------------------------------------------------- */
@@ -274,7 +290,8 @@ int test_is_word_of(const char *list, const char *word); /* words between spaces
 const gt_op *test_table(const test_case *c);
 int test_has_pass(const test_case *c, gt_pass pass);
 int test_find(const gt_op *op, const char *tensor); /* index in the table, -1 = none */
-/* "y" of "wkv6.y", a field of a struct within the argument struct: whatever goes by a tensor's name goes by this one. */
+/* "y" of "wkv6.y", a field of a struct within the argument struct.  Rules that depend on a tensor's name use this
+ * name. */
 const char *test_plain_name(const gt_tensor *t);
 int test_is(const gt_tensor *t, const char *plain_name);
 /* The tensor of a plain name that is a field of the same struct as the i-th one, -1 = none. */
@@ -285,10 +302,11 @@ int test_is_absent(const test_case *c, const gt_tensor *t);
 int test_is_input(const gt_tensor *t, gt_pass pass);  /* read, 's' included */
 int test_is_output(const gt_tensor *t, gt_pass pass); /* written, 's' included */
 int test_accumulates(const test_case *c, const gt_tensor *t);
+int test_is_state(const gt_tensor *t);    /* a row for each batch element or sequence */
 int test_takes_packed(const test_op *op); /* whether the operator takes packed sequences */
 int test_is_packed(const test_case *c);
-/* Which of the tensor's indices `letter` is, -1 = none; 'B' is that of the states, too, and in a
- * packed case of the states alone. */
+/* The place of index `letter` in the tensor's shape, or -1.  'B' is also the batch index of states; in a packed case it
+ * is that index alone. */
 int test_axis(const test_case *c, const gt_tensor *t, char letter);
 
 int64_t test_get_size(const test_case *c, char letter);
@@ -305,7 +323,7 @@ gt_dtype test_dtype_of(const test_case *c, const gt_tensor *t);         /* of it
 /* Sizes of the tensor's indices; returns the rank. */
 int test_shape(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t size[4]);
 int64_t test_count(const test_case *c, gt_pass pass, const gt_tensor *t);
-/* What a call of the pass needs, of the answer to a query. */
+/* The bytes of workspace that a call of the pass needs, from the answer to a query. */
 size_t test_workspace_of(const gt_workspace *need, gt_pass pass);
 
 /* ---- values ---------------------------------------------------------------------------------- */
@@ -316,11 +334,11 @@ double test_normal(test_random *r);
 
 double test_round(double value, gt_dtype dtype);
 
-/* The case's seed plus that of the environment variable GT_TEST_SEED. */
+/* The case's seed plus the value of the environment variable GT_TEST_SEED. */
 uint64_t test_seed(const test_case *c);
 
-/* All that `pass` reads: its inputs, and what accumulating and in-place outputs hold before.  Of a
- * packed case, what belongs to no sequence is 0 in *in; in memory test_run makes it NaN. */
+/* Draws everything that `pass` reads: its inputs, and the old contents of accumulating and in-place outputs.  In a
+ * packed case elements outside of all sequences are 0 in *in, and NaN in test_run's memory. */
 void test_inputs(const test_case *c, gt_pass pass, test_values *in);
 /* The number of sequences of a packed case, and where sequence s starts. */
 int64_t test_sequences(const test_case *c, const test_values *in);
@@ -328,7 +346,7 @@ int64_t test_sequence_at(const test_case *c, const test_values *in, int64_t s);
 double *test_array(int64_t count, double value);
 void test_copy(const test_case *c, gt_pass pass, const test_values *from, test_values *to);
 void test_free(test_values *v);
-/* By a tensor's name; test_set_array frees the array that it replaces by another, which may be NULL. */
+/* Look-ups by a tensor's name.  test_set_array frees the old array; the new one may be NULL. */
 const gt_tensor *test_tensor_of(const test_case *c, const char *name);
 double **test_array_of(test_values *v, const test_case *c, const char *tensor);
 void test_set_array(test_values *v, const test_case *c, const char *tensor, double *array);
@@ -336,7 +354,7 @@ void test_set_array(test_values *v, const test_case *c, const char *tensor, doub
 /* Positions at, at+1, ... at+n-1 along the index `letter`; tensors without it are copied. */
 void test_cut(const test_case *c, gt_pass pass, const test_values *from, char letter, int64_t at, int64_t n,
               test_values *to);
-/* Its reverse, for tensors that have the index; arrays that *to lacks are made. */
+/* The reverse of test_cut, for tensors that have the index; makes arrays that *to lacks. */
 void test_paste(const test_case *part, const test_case *c, gt_pass pass, const test_values *from, char letter,
                 int64_t at, test_values *to);
 
@@ -353,17 +371,18 @@ struct test_runner {
     int reads_y; /* backward is given forward's y, if the operator may read it */
 };
 
-/* The limit of an activation, or more: of dz that is made of y (reads_y), which was rounded to bf16, too.  Two roundings
- * are 2.35e-3 of the norm where many numbers count.  The square of a number's own relative error varies by 0.45 squares of
- * half a unit around its mean: where n numbers count, five times that over sqrt(n) comes to the square of the limit. */
+/* The limit of an activation.  dz made from y (reads_y) has a larger one, since y was rounded to bf16, too.  Two
+ * roundings are 2.35e-3 of the norm if many numbers count.  The square of a number's relative error varies by 0.45
+ * squares of half a unit around its mean: with n numbers, five times that over sqrt(n) is added to the square of the
+ * limit. */
 double test_limit_of(const test_runner *r, const test_op *op, const gt_tensor *t, gt_dtype dtype, const double *truth,
                      int64_t count, double limit);
 
 extern const test_runner test_truth; /* the double twins */
 extern const test_runner test_twin;  /* the twins as users have them */
 
-/* Runs `pass` on `in` and returns in *out the outputs whose bit (of their place in the table) is in
- * `want`, but for those that the case names absent.  Returns 1 if the pass succeeded and left
+/* Runs `pass` on `in`.  *out receives the outputs whose bit in `want` is set (bit: the place in the table), except
+ * absent ones.  Returns 1 if the pass succeeded and left
  * everything else alone. */
 int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in, uint64_t want,
              test_values *out);
@@ -373,24 +392,23 @@ void test_relocate(const gt_op *op, void *args, const char *from, size_t bytes, 
 
 /* ---- judging --------------------------------------------------------------------------------- */
 
-/* The sums of the magnitudes of the terms that make up the parameter gradients, as far as signs go:
- * what the double twin gives for the absolute values of all that does not set the decay. */
+/* Bounds for the sums of magnitudes of the parameter gradients' terms: the double twin's results for the absolute
+ * values of all inputs that do not set the decay. */
 void test_magnitudes(const test_case *c, const test_values *in, test_values *magnitudes);
-/* Every array of `got` against `truth`: whole, by channel, by row, by element.  magnitudes: NULL if
- * there are no parameter gradients. */
+/* Compares every array of `got` with `truth`: whole, by channel, by row, by element.  magnitudes: NULL if there are no
+ * parameter gradients. */
 int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const test_values *got,
                  const test_values *truth, const test_values *magnitudes);
-/* Every array of `got` against that of `other`: the same bits if tolerance is 0, else in relative
- * l2. */
+/* Compares every array of `got` with the one of `other`: the same bits if tolerance is 0, else in relative l2. */
 int test_same(const test_runner *r, const test_case *c, gt_pass pass, const char *what, const test_values *got,
               const test_values *other, double tolerance);
 
-/* Every second row of a tensor is 1e25 times what it was: of norms forward and backward hold the limits, since what they
- * give is finite.  Of f16 there are no such numbers. */
+/* Multiplies every second row of a tensor by 1e25.  The norms' forward and backward must keep their limits, since the
+ * results are finite.  f16 cannot hold these numbers. */
 void test_huge_rows_hold(const test_runner *r, const test_case *c, const char *tensor);
 
-/* Counts one check; prints the text if it failed: test_check(ok, format, ...).  A macro, so that a text is only made
- * where it is printed: most texts take longer than what they describe. */
+/* Counts one check; prints the text if it failed: test_check(ok, format, ...).  A macro formats the text only if it is
+ * printed: most texts take longer than their checks. */
 #define test_check(ok, ...) ((ok) ? test_passed() : test_failed(__VA_ARGS__))
 int test_passed(void); /* 1 */
 #if defined(__GNUC__)

@@ -1,4 +1,4 @@
-/* What the tests of hard numbers share: the kernels as runners, with and without `saved`. */
+/* Shared by the tests of hard numbers: the kernels as runners, with and without `saved`. */
 #ifndef TEST_HARD_H
 #define TEST_HARD_H
 

@@ -1,5 +1,5 @@
 /* hy_backend_cuda emulated on the CPU: the kernels of the GPU's backend, on the host's memory, with
- * the plain product instead of cuBLASLt's.  Whoever reads a result gets the faults found so far. */
+ * the plain product instead of cuBLASLt's.  Reading a result reports the faults found so far. */
 #include "../examples/hybrid_ops.cuh"
 
 #include <stdio.h>
@@ -63,7 +63,7 @@ extern "C" gt_status hy_backend_cuda(hy_backend** backend, gt_dtype dtype) {
     m->name = "emulated";
     snprintf(m->device, sizeof m->device, "the CPU, emulating a GPU");
     m->dtype = dtype;
-    m->workspace_want = hy::WORKSPACE_BYTES; /* nobody uses it, but a model takes the memory that it takes on a GPU */
+    m->workspace_want = hy::WORKSPACE_BYTES; /* not used, but a model then allocates as much as on a GPU */
     hy::set_operators(m);
     m->close = hy::emu_close;
     m->alloc = hy::emu_alloc;

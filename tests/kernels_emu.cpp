@@ -32,7 +32,7 @@ int machine_choose(const char *name) {
     return 0;
 }
 
-/* Bank conflicts, of all instances of a kernel template together. */
+/* Prints bank conflicts, summed over all instances of a kernel template. */
 void machine_report(void) {
     std::map<std::string, emu::KernelTraffic> kernels;
     for (const emu::KernelTraffic &k : emu::kernels()) {
@@ -50,7 +50,7 @@ void machine_report(void) {
 }
 
 int machine_launched(const char *kernel) {
-    /* may have no such kernels, or others in their place */
+    /* another device may have other kernels, or none of these */
     const bool is_hopper = emu::device.capability_major == 9;
     const bool needs_hopper = strstr(kernel, "hopper") || strstr(kernel, "conv_ssd::") ||
                               strstr(kernel, "forward_maps_kernel") || !strcmp(kernel, "chunk_factors_kernel") ||

@@ -26,7 +26,7 @@ static void must(cudaError_t error, const char *what) {
     exit(1);
 }
 
-/* Memory that is filled is used again, as cudaMalloc and cudaFree take long. */
+/* Filled memory is used again, since cudaMalloc and cudaFree take long. */
 struct Block {
     char *memory;
     size_t bytes;
@@ -128,8 +128,8 @@ static void halve_sequences(const machine_job *job) {
     }
 }
 
-/* Recorded once, replayed twice, first with other lengths; the second replay finds the first one's
- * leftovers in saved and workspace. */
+/* Recorded once, replayed twice, first with other lengths; the second replay finds the first one's contents in saved
+ * and workspace. */
 static gt_status capture(const machine_job *job, cudaStream_t stream) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec;
@@ -177,7 +177,7 @@ gt_status machine_run(machine_job *jobs, int count, const machine_mode *mode) {
     for (cudaStream_t &stream : streams)
         if (needs_streams && !stream)
             must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    /* streams that do not wait for the default one: copies may still be under way on it */
+    /* streams that do not wait for the default one: copies may still run on it */
     if (needs_streams) must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     for (int i = 0; i < count && status == GT_OK; i++)
         status = mode->is_captured         ? capture(&jobs[i], streams[i])

@@ -1,5 +1,5 @@
 /* logits MODEL_FILE: reads a text from standard input and prints the logits that a model of hybrid_train gives after
- * each of its bytes, on the CPU: a line for each, "%.9g" numbers.  The Python tests hold their model against these. */
+ * each of its bytes, on the CPU: a line for each, "%.9g" numbers.  The Python tests compare their model with these. */
 #include "hybrid_save.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 #!/bin/sh
-# python.sh FOLDER: makes the source distribution of the Python package and a wheel from that, without nvcc, installs
-# the wheel in the virtual environment FOLDER (of tests/packages.sh) and runs python/tests.  PyTorch is installed there
-# if that ends within TORCH_SECONDS (900); else the tests that need it are skipped.  The trainer that tests compare with
-# is that of the build folder BUILD.
+# python.sh FOLDER: makes the Python package's source distribution, and a wheel from it, without nvcc.  It installs the
+# wheel in the virtual environment FOLDER (of tests/packages.sh) and runs python/tests.  It also installs PyTorch, if
+# that takes at most TORCH_SECONDS (900); else the tests that need PyTorch are skipped.  Tests compare with the trainer
+# of the build folder BUILD.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=$(cd "$1" && pwd)

@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-/* Of step and those of pieces only those exist that an operator has. */
+/* Step and the functions of pieces exist only for operators that have them. */
 #define TEST_REF64(op)                                                                                                 \
     gt_status gt_ref64_##op##_forward(const gt_##op##_args *args);                                                     \
     gt_status gt_ref64_##op##_backward(const gt_##op##_args *args);                                                    \

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Sets up what is missing, builds, and runs all tests.  Arguments are options of "meson setup", such as
-# -Dcuda=disabled; BUILD is the build folder, SUITES the suites to run if not all, such as "api emu".
-# Where there is no GPU, a new build folder gets no kernels, and nvcc only checks their source (suite "syntax"), unless
-# an option says what to do with nvcc: -Dcuda=enabled compiles them, for the suite "resources", too.
+# Installs missing tools, builds, and runs all tests.  Arguments are options of "meson setup", such as -Dcuda=disabled;
+# BUILD is the build folder, SUITES a list of suites to run, such as "api emu", TEST one test.  Without a GPU, a new
+# build folder gets no kernels, and nvcc only checks their source (suite "syntax"); the option -Dcuda=enabled compiles
+# them, also for the suite "resources".
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/tests/setup.sh"
@@ -20,5 +20,6 @@ fi
 meson compile -C "$build"
 set --
 for suite in ${SUITES-}; do set -- "$@" --suite "$suite"; done
-# meson test first builds what only tests need: since Meson 1.7 that is no part of the target all.
+if [ -n "${TEST-}" ]; then set -- "$TEST"; fi
+# meson test first builds programs that only tests need: since Meson 1.7 the target all lacks these.
 meson test -C "$build" --print-errorlogs "$@"

@@ -2,21 +2,21 @@
 # run_gpu.sh [STEP...]: builds, tests and benches on a machine with an NVIDIA GPU.
 #
 #   STEP       build suites gpu train python peers peers_rwkv6 peers_step protocol memcheck modes racecheck initcheck
-#              bench; all of them if none is named.  "suites" are those that need no GPU.  "build" compiles what the
-#              steps named with it need, or everything; without it each step compiles what it needs itself.
-#   OUT        where summary.txt, the logs and bench.csv go (build-gpu/out)
+#              bench; all steps if none is given. "suites" runs the suites that need no GPU. "build" compiles all
+#              programs of the other given steps, or everything; without it each step compiles its own programs.
+#   OUT        folder for summary.txt, the logs and bench.csv (build-gpu/out)
 #   BUILD      build folder (build-gpu)
 #   TEXT       a text to train on in step train: 510 steps of 64 x 256 tokens
 #   PEERS      times to compare with in step bench: a CSV of bench/peers.py
-#   WHEELS     a folder of wheels that the Python steps install where there is no registry: meson-python, pytest, einops
-#              and what they need
+#   WHEELS     a folder of wheels for the Python steps on machines without a registry: meson-python, pytest, einops and
+#   their dependencies
 #   SOURCES    the public packages' repositories for the steps peers, peers_rwkv6 and peers_step: see
 #              python/tests/peers.py
-#   GPU_ARCHS  architectures to compile for (that of the first GPU)
-#   LIMIT      seconds that a sanitizer may take for one operator (900)
-#   STEP_LIMIT seconds that each of the steps peers, peers_rwkv6 and peers_step (540) and protocol (450) may take; what
-#              they have by then stays in their logs
-#   GT_COMMIT  the commit that is tested, where there is no .git
+#   GPU_ARCHS  architectures to compile for (the first GPU's)
+#   LIMIT      limit of a sanitizer for one operator, in seconds (900)
+#   STEP_LIMIT limit of each of the steps peers, peers_rwkv6 and peers_step (540) and protocol (450), in seconds;
+#   results until then stay in their logs
+#   GT_COMMIT  the tested commit, for folders without .git
 set -u
 cd "$(dirname "$0")/.." || exit
 root=$PWD
@@ -34,7 +34,7 @@ gpu_query() { nvidia-smi --query-gpu="$1" --format=csv,noheader | head -n 1; }
 
 architecture() { gpu_query compute_cap | sed 's/\.//; s/^90$/90a/'; }
 
-# The line of a log that tells most: of Meson, of all sanitizers together, or of a test program.
+# The summary of a log: of Meson, of all sanitizers together, or of a test program.
 summarise() {
     # "1/43 api - gt_kernels:NAME OK" of Meson 1.12, "1/43 gt_kernels:api / NAME OK" of older ones
     awk '/^ *[0-9]+\/[0-9]+ .* (\/|-) .* OK / { suite = $2; sub(/.*:/, "", suite)
@@ -54,7 +54,7 @@ summarise() {
                else if (passed) printf "%d checks passed, %d failed\n", passed, bad }' "$1"
 }
 
-# step NAME COMMAND...: runs the command if the step is asked for, its output in NAME.log
+# step NAME COMMAND...: runs the command if the step is given; the output goes to NAME.log
 step() {
     local name=$1 started=$SECONDS status=0 result
     shift
@@ -74,7 +74,7 @@ step() {
         "$(summarise "$out/$name.log")" | tee -a "$summary"
 }
 
-# asked NAME...: whether one of the steps is asked for
+# asked NAME...: whether one of the steps is given
 asked() {
     local name
     for name; do
@@ -103,11 +103,11 @@ build() {
     compile "${targets[@]}"
 }
 
-# Meson first compiles what the tests need.
+# Meson first compiles the tests' programs.
 suites() { configure && meson test -C "$build" --print-errorlogs "$@"; }
 
-# Nothing may be skipped here: neither tests, nor large tensors that the GPU has too little memory for.  Then operators
-# from PTX, which is without what only compute capability 9.0 has.
+# Here no test may be skipped, not even for want of GPU memory.  Then operators compiled from PTX, without the features
+# of compute capability 9.0 alone.
 gpu() {
     local started=$SECONDS
     suites --suite gpu && ! grep -q SKIP "$build/meson-logs/testlog.txt" &&
@@ -116,12 +116,12 @@ gpu() {
         "$build/tests/test_kernels_gpu_ptx" --few ssd selective_scan
 }
 
-# sanitize TOOL OPTION...: the last options, from --, are those of the operators' tests.  One process for
-# each operator and, beside the usual tests, for WKV6's hard cases, for the trainer and its operators and for
-# large tensors; beside those of other ways to call for all of the large tensors; all at the same time.
+# sanitize TOOL OPTION...: the last options, from -- on, go to the operators' tests.  Each operator has a process.  With
+# the usual tests WKV6's hard cases, the trainer and its operators, and large tensors have processes, too; with the
+# tests of other ways to call, all large tensors have one.  All run at the same time.
 sanitize() {
     local tool=$1 options=() commands=() processes=() status=0 preload= cuda i
-    export OMP_WAIT_POLICY=passive # their references would wait at full speed, each on every core
+    export OMP_WAIT_POLICY=passive # otherwise every process would spin on all cores
     shift
     while [ "$1" != -- ]; do
         options+=("$1")
@@ -133,13 +133,13 @@ sanitize() {
         commands+=("../examples/hybrid_train --device cuda --layers 1 --batch 2 --seq 32 --steps 3
                     --data $root/LICENSE --sample 8"
                    "test_hybrid_ops device")
-        # Hard cases and large tensors are long for racecheck, large ones for initcheck too: fewer and shorter.
+        # Hard cases and large tensors take long in racecheck, large tensors in initcheck, too: fewer and shorter ones.
         case $tool in
         memcheck) commands+=(test_wkv6_hard_gpu "test_ssd_hard_gpu --short") ;;
         racecheck) commands+=("test_wkv6_hard_gpu --short" "test_ssd_hard_gpu --short" "test_gpu_large --short bf16") ;;
         initcheck)
             commands+=(test_wkv6_hard_gpu "test_ssd_hard_gpu --short" "test_gpu_large --short bf16")
-            preload=$build/clear_products.so # says why
+            preload=$build/clear_products.so # clear_products.c says why
             cuda=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
             cc -shared -fPIC -I"$cuda/include" -o "$preload" "$root/tests/clear_products.c" -L"$cuda/lib64" -lcudart \
                 -Wl,-rpath,"$cuda/lib64" -ldl || return
@@ -176,7 +176,7 @@ train() {
         --lr 0.004 --weight-decay 1
 }
 
-# The package and WHEELS, in a folder of their own, and its Python.
+# Installs the package and WHEELS, in a separate folder.
 install_package() {
     local site=$build/python
     rm -rf "$site"
@@ -188,15 +188,15 @@ install_package() {
     touch "$site/is_complete"
 }
 
-# What a Python program needs to find the package: not the sources, the tests are of what was installed.  Its output
-# comes line by line, so that a log has what was done when time was up.
+# Sets the environment for Python programs: they find the installed package, not the sources.  Output is flushed line by
+# line, so that a log is complete when time runs out.
 enter_package() {
     [ "${1-}" != new ] && [ -e "$build/python/is_complete" ] || install_package || return
     cd /tmp || return
     export PYTHONPATH=$build/python GT_TEST_BUILD=$build PYTHONUNBUFFERED=1
 }
 
-# The package's tests, and what a call costs.
+# The package's tests, and the cost of a call.
 python() {
     local status=0
     enter_package new || return
@@ -205,8 +205,8 @@ python() {
     return $status
 }
 
-# peers SUITE:N...: the public packages' own tests, of the longest suites one test in N, always the same.  One suite
-# after the other: tests that run beside others that take much of the GPU's memory fail for want of it.
+# peers SUITE:N...: the public packages' own tests; of the longest suites one test in N, always the same.  Suites run
+# one after the other, since several at once would exceed the GPU's memory.
 peers() {
     local status=0 suite until
     [ -n "${SOURCES-}" ] || return 77
@@ -221,7 +221,7 @@ peers() {
     return $status
 }
 
-# The same for RWKV-6, in PARTS processes: what they wait for is Triton's compiler.
+# The same for RWKV-6, in PARTS processes: they wait for Triton's compiler.
 PARTS=10
 peers_rwkv6() {
     local status=0 processes=() i
@@ -244,7 +244,7 @@ peers_rwkv6() {
     return $status
 }
 
-# A training step beside that of the public packages.
+# A training step beside the public packages' step.
 peers_step() {
     [ -n "${SOURCES-}" ] || return 77
     enter_package || return
@@ -257,7 +257,7 @@ protocol() {
         HYBRID=$build/examples/hybrid_train OUT=$out LIMIT=${STEP_LIMIT:-450} bash "$root/bench/protocol.sh"
 }
 
-# Those that this build has: one needs cuBLASLt.
+# The programs of this build: one needs cuBLASLt.
 bench_programs() {
     local name
     for name in gt_bench gt_bench_ptx gt_bench_cublaslt; do
@@ -287,14 +287,14 @@ step build build
 step suites suites --no-suite gpu
 step gpu gpu
 step train train
-# in shells of their own, since they change the folder and variables
+# in subshells, since they change the folder and variables
 step python eval '(python)'
 step peers eval '(peers causal-conv1d:40 selective_scan:1 selective_state_update:6 layernorm:1)'
 step peers_rwkv6 eval '(peers_rwkv6)'
 step peers_step eval '(peers_step)'
 step protocol protocol
 step memcheck sanitize memcheck --leak-check full -- --short --exact
-# One of the other ways to call has the caller's own CUDA call fail before.
+# One of the other ways to call begins with a failing CUDA call of the caller.
 step modes sanitize memcheck --report-api-errors no -- --short --mode all
 step racecheck sanitize racecheck -- --once --exact
 step initcheck sanitize initcheck -- --short --exact

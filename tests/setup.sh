@@ -1,7 +1,7 @@
-# Sourced by tests/run.sh, tests/packages.sh and examples/train.sh with $root set: makes sure that a compiler,
-# ninja and Meson 1.0 exist.  On Debian and Ubuntu missing packages are installed, as root or through sudo; where
-# that cannot be or the packaged Meson is too old, Meson and ninja come from pip, in $root/build-venv.
-# $without_kernels: an option of "meson setup" where nvcc is there but no GPU; else empty.
+# Sourced by tests/run.sh, tests/packages.sh and examples/train.sh with $root set: makes sure that a compiler, ninja and
+# Meson 1.0 exist.  On Debian and Ubuntu it installs missing packages, as root or through sudo.  If it cannot, or the
+# packaged Meson is too old, pip installs Meson and ninja in $root/build-venv.  $without_kernels: an option of "meson
+# setup" if there is nvcc but no GPU; else empty.
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
@@ -23,7 +23,7 @@ apt_install() {
     }
 }
 
-PATH=$root/build-venv/bin:$PATH # where it does not exist, this changes nothing
+PATH=$root/build-venv/bin:$PATH # a missing folder changes nothing
 
 missing=
 have cc || missing="$missing gcc"
@@ -34,7 +34,7 @@ meson_fits || missing="$missing meson python3-venv"
 
 if [ -n "$missing" ] && have apt-get; then
     # shellcheck disable=SC2086 # a list
-    apt_install $missing || true # what is still missing is named below
+    apt_install $missing || true # a missing compiler is named below
 fi
 if ! have cc || ! have c++; then
     echo 'a C and a C++ compiler are needed: install gcc and g++' >&2

@@ -1,7 +1,7 @@
 /* The chunked form of ssd, step by step as the tensor-core kernels compute it.  Numbers in brackets are sections of
  * docs/ssd.md, which has the same formulas; its section 8 names the functions of gt/ssd that do each step.
  *
- * A head is worked on by itself, as in the kernels, but for dB and dC, which the heads of a group sum up.  The loops
+ * Each head is computed by itself, as in the kernels; only dB and dC are sums over the heads of a group.  The loops
  * over tokens, rows p and columns n are matrix products there. */
 #include "ssd_chunked.h"
 #include <math.h>
@@ -90,8 +90,8 @@ static double decay(const double *a, int first, int last) {
     return exp(sum);
 }
 
-/* L of a pair s <= t.  In one half of a block it is its own exponential.  Else it is a product of exponentials that the
- * chunk has once a token, and of those of whole blocks between. */
+/* L of a pair s <= t.  In one half of a block it is its own exponential.  Else it is a product of the chunk's
+ * exponentials by token, and of the exponentials of whole blocks between. */
 static double pair_decay(const double *a, int t, int s) {
     const int t_half = t / HALF * HALF, s_half = s / HALF * HALF, t_block = t / BLOCK * BLOCK,
               s_block = s / BLOCK * BLOCK;
@@ -194,7 +194,7 @@ static void pass_states(const head *x, int64_t segments, int is_reverse, state o
             pass_slot(x, slot, is_reverse, now);
             for (int t = 0; t < CHECKPOINT; t++) log_decay += x->a[slot * CHECKPOINT + t];
         }
-        for (int p = 0; p < x->P; p++) /* scan: what the next segment starts from */
+        for (int p = 0; p < x->P; p++) /* scan: the start state of the next segment */
             for (int n = 0; n < x->N; n++) start[p][n] = exp(log_decay) * start[p][n] + now[p][n];
     }
 }
@@ -224,8 +224,8 @@ void ssd_chunked_forward(const gt_ssd_args *a) {
 
 /* ---- [5] backward: the states that a chunk starts from ------------------------------------------- */
 
-/* h before and G after the chunk at `first`, from h before its slot and G after it: the second chunk of a slot takes h
- * through the first, the first takes G through the second. */
+/* h before and G after the chunk at `first`, from h before its slot and G after the slot.  The second chunk of a slot
+ * takes h through the first; the first takes G through the second. */
 static void chunk_states(const head *x, int first, state h, state G) {
     const int is_second = first % CHECKPOINT != 0, neighbour = is_second ? first - CHUNK : first + CHUNK;
     factors f;
@@ -277,7 +277,7 @@ static void chunk_gradients(const gt_ssd_args *a, const head *x, int i, int firs
         }
     for (int t = 0; t < CHUNK; t++) {
         E[t] = F[t] = 0;
-        for (int n = 0; n < x->N; n++) { /* what crosses the borders of the chunk */
+        for (int n = 0; n < x->N; n++) { /* terms that cross the borders of the chunk */
             double of_h = 0, of_G = 0;
             for (int p = 0; p < x->P; p++) {
                 of_h += f.pre[t] * h[p][n] * x->dinner[first + t][p];

@@ -1,5 +1,5 @@
-/* The chunked form of ssd in double precision, for one batch element: what the tensor-core kernels of gt/ssd compute,
- * step by step.  docs/ssd.md says the same as mathematics, in the same order. */
+/* The chunked form of ssd in double precision, for one batch element: the algorithm of the tensor-core kernels of
+ * gt/ssd, step by step.  docs/ssd.md has the mathematics in the same order. */
 #ifndef SSD_CHUNKED_H
 #define SSD_CHUNKED_H
 
@@ -8,8 +8,8 @@
 /* The largest sizes, so that arrays have plain indices. */
 enum { CHUNKED_T = 448, CHUNKED_H = 4, CHUNKED_P = 12, CHUNKED_N = 20 };
 
-/* As gt_ssd_forward and gt_ssd_backward with B = 1, but arrays hold doubles, packed, and G and segments are given, at
- * least 1.  Of the inputs Dskip, z, dt_bias, state_in and dstate_out may be NULL; of the outputs dz where z is. */
+/* As gt_ssd_forward and gt_ssd_backward with B = 1, but arrays hold packed doubles, and G and segments are at least 1.
+ * The inputs Dskip, z, dt_bias, state_in and dstate_out may be NULL, and the output dz if z is. */
 void ssd_chunked_forward(const gt_ssd_args *a);
 void ssd_chunked_backward(const gt_ssd_args *a);
 

@@ -1,8 +1,7 @@
 /* Bad arguments: every one gets the right status and a message that names function, field and
  * value, and nothing is written.  Most cases are derived from the operators' tables (gt_op), so
- * that they cover all operators and passes; what only one operator has stands in its bad_values.  A
- * fuzz test compares the verdicts of gt_prepare on overlapping memory with an enumeration of all
- * elements. */
+ * that they cover all operators and passes; bad_values has the cases of one operator alone.  A fuzz test compares the
+ * verdicts of gt_prepare on overlapping memory with an enumeration of all elements. */
 #include "gt_test.h"
 
 #include <math.h>
@@ -44,13 +43,20 @@ static void set_field(void *args, test_value x) {
     if (x.type == 'l') set_int64(args, x.offset, (int64_t)x.value);
     if (x.type == 'f') memcpy((char *)args + x.offset, &f, sizeof f);
 }
+/* Only a step and pools use strides of a state: see test_pool_strides. */
+static int has_strides(gt_pass pass, const gt_tensor *t) {
+    const int moves_columns = gt_stride_count(t) == 3 && pass == GT_STEP && t->shape[0] == 'Q';
+    return t->stride_offset && (!test_is_state(t) || moves_columns);
+}
+/* Whether a tensor can be columns of a buffer of rows of tokens: a state cannot. */
+static int is_slice(const gt_tensor *t) { return t->stride_offset && !test_is_state(t); }
 static void set_stride(void *args, const gt_tensor *t, gt_stride s) {
     if (t->shape[0] == 'M')
         set_int64(args, t->stride_offset, s.t);
     else
         memcpy((char *)args + t->stride_offset, &s, sizeof s);
 }
-/* Of a tensor with a gt_stride4. */
+/* For a tensor with a gt_stride4. */
 static void set_last_stride(void *args, const gt_tensor *t, int64_t n) {
     set_int64(args, t->stride_offset + offsetof(gt_stride4, n), n);
 }
@@ -66,7 +72,7 @@ static char *get_pointer(const void *args, const gt_tensor *t) {
 }
 static int is_output(const gt_tensor *t, gt_pass pass) { return strchr("Oogs", gt_use(t, pass)) != NULL; }
 static int is_used(const gt_tensor *t, gt_pass pass) { return gt_use(t, pass) != '-'; }
-/* cu_seqlens by packed calls, and only those have it. */
+/* Packed calls need cu_seqlens, and only they may have it. */
 static int is_required(const gt_tensor *t, gt_pass pass) {
     return strchr("IOs", gt_use(t, pass)) != NULL || !strcmp(t->name, "cu_seqlens");
 }
@@ -125,14 +131,18 @@ static void fill_small(char *memory, size_t bytes) {
 
 static int takes_packed(const gt_op *op) { return find_tensor(op, "cu_seqlens") != NULL; }
 
-/* Elements of a tensor in the valid call: of cu_seqlens and seq_count none, if it is not packed. */
+/* Elements of a tensor in the valid call: none for cu_seqlens and seq_count if the call is not packed. */
 static int64_t count_in(call *c, const gt_tensor *t) { return view_in(c, t).count; }
 
 /* Whether the call has the tensor at all. */
-static int is_in_call(call *c, const gt_tensor *t) { return is_used(t, c->pass) && count_in(c, t) > 0; }
+static int is_in_call(call *c, const gt_tensor *t) {
+    const int is_of_pool = c->pass == GT_FORWARD && test_is_word_of("slots starts_zero", t->name); /* see test_pool */
+    const int is_of_rounding = !strncmp(t->name, "rounding_", 9); /* see test_rounding */
+    return is_used(t, c->pass) && count_in(c, t) > 0 && !is_of_pool && !is_of_rounding;
+}
 
-/* Integers that are right for every tensor of them: 0, 1, ... as slots, tokens and commit, and as cu_seqlens of
- * sequences of one token. */
+/* Valid values for every tensor of integers: 0, 1, ... as slots, tokens and commit, and as cu_seqlens of sequences of
+ * one token. */
 static void fill_integers(char *memory, int64_t count) {
     for (int32_t i = 0; i < count; i++) memcpy(memory + 4 * i, &i, 4);
 }
@@ -183,7 +193,7 @@ static void expect_accepted(call *c, const char *what) {
     memcpy(c->memory, c->before, sizeof c->memory);
 }
 
-/* What every kernel starts with. */
+/* The preparation that every kernel call makes. */
 static gt_status prepare(call *c, gt_pass pass) {
     _Alignas(16) char filled[ARGS_BYTES];
     gt_dims dims;
@@ -200,8 +210,8 @@ static void check_refusal(call *c, gt_target target, gt_pass pass, gt_status got
           "%s'%s' expected in: %s", function, text, message);
 }
 
-/* Calls the twin, and the kernels or what they start with, and expects `want` and a message that
- * holds the formatted text; memory and arguments must not change. */
+/* Calls the twin, and the kernels or their argument check, and expects `want` and a message with the formatted text;
+ * memory and arguments must not change. */
 static void expect_refused(call *c, gt_status want, const char *format, ...) {
     char text[200], args[ARGS_BYTES];
     int unchanged;
@@ -222,7 +232,7 @@ static void expect_refused(call *c, gt_status want, const char *format, ...) {
     memcpy(c->args, c->good, ARGS_BYTES);
 }
 
-/* The same for what the workspace query must refuse as well. */
+/* The same, for calls that the workspace query must refuse, too. */
 static void expect_refused_always(call *c, gt_status want, const char *text) {
     check_refusal(c, GT_DEVICE, GT_QUERY, prepare(c, GT_QUERY), want, text);
     expect_refused(c, want, "%s", text);
@@ -290,7 +300,7 @@ static void test_sizes(call *c) {
     }
 }
 
-/* Sizes that are right one by one, but their product is not. */
+/* Sizes that are valid one by one, while their product is not. */
 static void test_huge_sizes(call *c) {
     for (const gt_size *s = c->op->sizes; s->letter; s++) {
         for (const gt_size *other = c->op->sizes; other < s; other++) {
@@ -389,7 +399,7 @@ static void test_no_tokens_rows(void) {
 
 /* ---- how many elements a tensor may have ---- */
 
-/* A call whose sizes are the largest that are right; with `field` one larger they are refused. */
+/* The largest valid sizes of a call; with `field` one larger they are refused. */
 static void check_limit_in(const gt_op *op, gt_pass pass, const void *args, size_t field, const char *text) {
     _Alignas(16) char larger[ARGS_BYTES], filled[ARGS_BYTES];
     gt_dims dims;
@@ -433,7 +443,7 @@ static void test_limits_wkv6(void) {
     a = (gt_wkv6_args){.B = K(16), .T = K(31), .H = 32, .N = 64, .pieces = K(15)};
     check_limit_in(gt_op_wkv6(), GT_JOIN, &a, AT(wkv6, pieces),
                    "pieces = 32769, B = 65536, size = 2048, V = 64: piece_states has");
-    /* without tokens, only what is given */
+    /* without tokens, only tensors that are given count */
     a = (gt_wkv6_args){.H = K(20), .N = K(20), .V = K(20), .state_in_shared = 1, .state_in = no_tokens.in};
     check(gt_ref_wkv6_forward(&a) == GT_ERROR_SIZE &&
               strstr(gt_last_error(),
@@ -457,8 +467,8 @@ static void test_limits_ssm(void) {
 
 static void test_limits_others(void) {
     CHECK_LIMIT(conv1d, B, "B = 257, T = 1099511627776, D = 1: x has", .B = 256, .T = K(40), .D = 1, .W = 4);
-    CHECK_LIMIT(conv1d, D, "seq_capacity = 2147483646, D = 131073, W - 1 = 1: state_in has", .B = 1, .T = 2, .D = K(17),
-                .W = 2, PACKED(INT32_MAX - 1));
+    CHECK_LIMIT(conv1d, D, "seq_capacity = 2147483646, D = 131073, W - 1 = 1: state_out has", .B = 1, .T = 2,
+                .D = K(17), .W = 2, PACKED(INT32_MAX - 1));
     CHECK_LIMIT(conv_ssd, T, "B = 1, T = 16777217, H P + 2 G N = 16777216: xBC has", .B = 1, .T = K(24), .H = 1,
                 .P = K(24) - 2, .N = 1, .W = 4);
     CHECK_LIMIT(conv_ssd, P, "H = 1, P = 1099511627775, G = 1, N = 1: H P + 2 G N is more than 2^40", .B = 1, .T = 1,
@@ -517,6 +527,24 @@ static void test_companion(call *c, const char *name, size_t offset) {
     }
 }
 
+/* A dtype that only a step may choose. */
+static void test_dtype_of_steps(call *c, const char *name, size_t offset) {
+    const int bad[] = {-1, 4, 99};
+    char text[100];
+    for (int i = 0; i < 3; i++) {
+        set_int(c->args, offset, bad[i]);
+        snprintf(text, sizeof text, "%s = %d: must be 0, GT_F32, GT_BF16 or GT_F16", name, bad[i]);
+        expect_refused_always(c, GT_ERROR_DTYPE, text);
+    }
+    for (int dtype = GT_F32; dtype <= GT_F16; dtype++) {
+        set_int(c->args, offset, dtype);
+        if (c->pass == GT_STEP || dtype == GT_F32)
+            expect_accepted(c, name);
+        else
+            expect_refused(c, GT_ERROR_DTYPE, "%s = %d: must be 0 or GT_F32", name, dtype);
+    }
+}
+
 static void test_dtypes(call *c) {
     const int bad[] = {-1, 4, 99};
     char text[100];
@@ -527,6 +555,8 @@ static void test_dtypes(call *c) {
     }
     if (c->op->companion_offset) test_companion(c, c->op->companion_name, c->op->companion_offset);
     if (c->op->second.name) test_companion(c, c->op->second.name, c->op->second.offset);
+    if (c->op->of_steps.state) test_dtype_of_steps(c, "state_dtype", c->op->of_steps.state);
+    if (c->op->of_steps.parameter) test_dtype_of_steps(c, c->op->of_steps.parameter_name, c->op->of_steps.parameter);
 }
 
 static void test_bad_values(call *c) {
@@ -557,7 +587,7 @@ static void test_bad_strides(call *c) {
     const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, (int64_t)1 << 57};
     if (gt_is_join(c->pass)) return; /* no tensor of a join has strides */
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
-        if (!t->stride_offset) continue;
+        if (!has_strides(c->pass, t)) continue;
         for (int i = 0; i < 4; i++) {
             refuse_stride(c, t, (gt_stride){0, bad[i], 0});
             if (t->shape[0] == 'M') continue;
@@ -583,7 +613,7 @@ static void test_last_strides(call *c) {
             set_last_stride(c->args, t, bad[i]);
             expect_refused_always(c, GT_ERROR_STRIDE, text);
         }
-        set_last_stride(c->args, t, (int64_t)1 << 55); /* the index spans more, and so does the default of h */
+        set_last_stride(c->args, t, (int64_t)1 << 55); /* the index spans too much, and so does h with its default */
         expect_refused_always(c, GT_ERROR_STRIDE, "_stride = {0, 0, 0, 36028797018963968}:");
         if (!is_in_call(c, t)) continue;
         for (int is_short = 0; is_short < 2; is_short++) {
@@ -601,7 +631,7 @@ static void test_last_strides(call *c) {
 static void test_self_overlap(call *c) {
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         static const gt_stride shifted[] = {{0, 1, 0}, {1, 0, 0}, {0, 0, 1}};
-        if (!t->stride_offset || !is_in_call(c, t)) continue;
+        if (!has_strides(c->pass, t) || !is_in_call(c, t)) continue;
         for (int i = 0; i < (t->shape[0] == 'M' ? 1 : 3); i++) {
             if (i == 2 && !t->shape[3]) continue; /* {.h = 1} is the default there */
             if (i > 0 && c->dims.n[t->shape[i == 1 ? 0 : 2] - 'A'] == 1) continue;
@@ -701,7 +731,7 @@ static void test_overlap(call *c) {
         for (const gt_tensor *other = c->op->tensors; other->name; other++) {
             if (out == other || !is_output(out, c->pass) || !is_in_call(c, other)) continue;
             test_overlap_pair(c, out, other);
-            if (!out->stride_offset || !other->stride_offset) continue;
+            if (!is_slice(out) || !is_slice(other)) continue;
             test_column_pair(c, out, other);
             if (out->shape[0] == 'B' && out->shape[3] && other->shape[3] && out->shape[2] == other->shape[2] &&
                 view_in(c, out).element == view_in(c, other).element)
@@ -710,7 +740,7 @@ static void test_overlap(call *c) {
     }
 }
 
-/* ---- what the recurrent operators share ------------------------------------------------------ */
+/* ---- checks shared by the recurrent operators ------------------------------------------------------ */
 
 static void test_recurrent(call *c) {
     const gt_fields at = c->op->fields;
@@ -783,7 +813,7 @@ static void test_packed_fields(call *c) {
     set_pointer(c->args, offset_of(c, "seq_count"), NULL);
     expect_contents_refused(c, 0, 1, 4, 0, "cu_seqlens[2] = 4");
     memcpy(c->args, c->good, ARGS_BYTES);
-    /* what lies beyond the sequences in use may be anything */
+    /* entries beyond the sequences in use may be anything */
     memset(place_of(c, find_tensor(c->op, "cu_seqlens")) + 8, 0xff, 4);
     memcpy(place_of(c, find_tensor(c->op, "seq_count")), &(int32_t){1}, 4);
     expect_accepted(c, "two numbers of cu_seqlens in use");
@@ -791,8 +821,7 @@ static void test_packed_fields(call *c) {
 
 /* ---- chunks of packed sequences -------------------------------------------------------------- */
 
-/* Every token of every sequence lies in the chunk that its place leads to, and all other places
- * lead to none. */
+/* Every chunk slot leads to its chunk with the right tokens, and all other slots lead to none. */
 static void check_chunks(const int32_t *cu_seqlens, int64_t count, int64_t capacity, int64_t T, int64_t size) {
     int64_t places = gt_chunk_slots(T, capacity, size), found = 0, expected = 0;
     int ok = 1;
@@ -824,9 +853,86 @@ static void test_chunks(void) {
     }
 }
 
+static int has_pools(call *c) { return c->pass == GT_FORWARD && find_tensor(c->op, "starts_zero"); }
+
+/* Strides of rows of states: only a step and a pool have them. */
+static void test_pool_strides(call *c) {
+    for (const gt_tensor *t = c->op->tensors; t->name; t++) {
+        char text[100];
+        if (t->shape[0] != 'Q' || gt_stride_count(t) != 1 || gt_is_join(c->pass)) continue;
+        snprintf(text, sizeof text, "%s_stride = ", t->name);
+        set_int64(c->args, t->stride_offset, 200);
+        if (c->pass == GT_STEP)
+            expect_accepted(c, "rows of states apart");
+        else
+            expect_refused(c, GT_ERROR_STRIDE, "%s200: only the step function and forward with slots", text);
+        for (int i = 0; c->pass == GT_STEP && i < 3; i++) {
+            const int64_t bad[] = {-1, 1, INT64_MAX};
+            set_int64(c->args, t->stride_offset, bad[i]);
+            expect_refused(c, GT_ERROR_STRIDE, "%s%lld: ", text, (long long)bad[i]);
+        }
+    }
+}
+
+/* Stochastic rounding: of states of 16 bits, in a step alone, with a seed and steps. */
+static void test_rounding(call *c) {
+    if (!find_tensor(c->op, "rounding_seed")) return;
+    const size_t seed = offset_of(c, "rounding_seed"), steps = offset_of(c, "rounding_steps");
+    for (int i = 0; i < 2 && c->pass != GT_STEP; i++) {
+        set_pointer(c->args, i ? steps : seed, c->memory);
+        expect_refused(c, GT_ERROR_VALUE, "%s is set: only the step function uses it",
+                       i ? "rounding_steps" : "rounding_seed");
+    }
+    if (c->pass != GT_STEP) return;
+    set_pointer(c->args, seed, c->memory);
+    expect_refused(c, GT_ERROR_NULL, "rounding_steps is NULL, but rounding_seed is set");
+    set_pointer(c->args, steps, c->memory);
+    expect_refused(c, GT_ERROR_NULL, "rounding_seed is NULL, but rounding_steps is set");
+    set_pointer(c->args, seed, c->memory), set_pointer(c->args, steps, c->memory);
+    expect_refused(c, GT_ERROR_DTYPE, "rounding_seed is set, but state_dtype = 1");
+    for (int dtype = GT_BF16; dtype <= GT_F16; dtype++) {
+        set_pointer(c->args, seed, c->memory), set_pointer(c->args, steps, c->memory);
+        set_int(c->args, c->op->of_steps.state, dtype);
+        expect_accepted(c, "stochastic rounding");
+    }
+}
+
+/* Forward with slots. */
+static void test_pool(call *c) {
+    const size_t slots = offset_of(c, "slots"), zeros = offset_of(c, "starts_zero"), rows = c->op->fields.slot_capacity;
+    set_pointer(c->args, zeros, c->memory);
+    expect_refused(c, GT_ERROR_VALUE, "starts_zero is set: only forward with slots uses it");
+    set_pointer(c->args, slots, c->memory);
+    if (!c->is_packed) {
+        expect_refused(c, GT_ERROR_VALUE, "slots is set: forward uses it for packed sequences alone");
+        return;
+    }
+    fill_integers(c->memory, 4);
+    memcpy(c->before, c->memory, sizeof c->memory);
+    expect_accepted(c, "forward with slots");
+    set_pointer(c->args, slots, c->memory), set_pointer(c->args, zeros, c->memory);
+    expect_accepted(c, "forward with slots and starts_zero");
+    set_pointer(c->args, slots, c->memory), set_int64(c->args, rows, 1);
+    expect_accepted(c, "slots outside the pool are skipped");
+    set_int64(c->args, rows, 2);
+    expect_refused(c, GT_ERROR_VALUE, "slot_capacity is set: forward uses it with slots");
+    set_pointer(c->args, slots, c->memory), set_int64(c->args, rows, -1);
+    expect_refused(c, GT_ERROR_SIZE, "slot_capacity = -1");
+    set_pointer(c->args, slots, c->memory), set_int(c->args, c->op->fields.state_in_shared, 1);
+    expect_refused(c, GT_ERROR_VALUE, "state_in_shared = 1: with slots");
+    for (const gt_tensor *t = c->op->tensors; t->name; t++) {
+        if (t->shape[0] != 'Q' || gt_use(t, GT_FORWARD) == '-') continue;
+        set_pointer(c->args, slots, c->memory), set_int64(c->args, t->stride_offset, 1);
+        expect_refused(c, GT_ERROR_STRIDE, "%s_stride = ", t->name);
+        set_pointer(c->args, slots, c->memory), set_int64(c->args, t->stride_offset, -1);
+        expect_refused(c, GT_ERROR_STRIDE, "%s_stride = ", t->name);
+    }
+}
+
 static void test_no_slots(call *c) {
-    static const char *const arrays[] = {"slots", "tokens", "commit"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const arrays[] = {"slots", "tokens", "commit", "places"};
+    for (int i = has_pools(c); i < 4; i++) {
+        if (test_find(c->op, arrays[i]) < 0) continue;
         set_pointer(c->args, offset_of(c, arrays[i]), c->memory);
         expect_refused(c, GT_ERROR_VALUE, "%s is set: only the step function uses it", arrays[i]);
     }
@@ -843,7 +949,7 @@ static void test_shared_alias(call *c, const gt_tensor *o, const gt_tensor *i) {
     expect_overlap(c, o, i);
 }
 
-/* The same for all states of a plain name; an operator that is two in one call has one of each. */
+/* The same for all states of a plain name; an operator of two in one call has one of each. */
 static void test_shared_aliases(call *c, const char *out, const char *in) {
     for (int i = 0; c->op->tensors[i].name; i++)
         if (test_is(&c->op->tensors[i], out))
@@ -891,7 +997,7 @@ static void test_segment_backward(call *c) {
     expect_refused(c, GT_ERROR_VALUE, "state_in_shared = 1: dstate_in of a piece is not shared");
 }
 
-/* Nothing of time counts: with T = 0 a join does what it does with any. */
+/* A join does not depend on time: with T = 0 it gives the same results. */
 static void test_join(call *c) {
     set_int64(c->args, c->op->sizes[1].offset, 0);
     set_pointer(c->args, find_tensor(c->op, "piece_starts")->offset, NULL);
@@ -933,6 +1039,9 @@ static void test_call(call *c) {
     else if (c->op->fields.slot_capacity)
         test_no_packed(c);
     if (c->op->fields.slot_capacity && c->pass != GT_STEP) test_no_slots(c);
+    if (has_pools(c)) test_pool(c);
+    test_pool_strides(c);
+    test_rounding(c);
     if (c->op->fields.slot_capacity && c->pass == GT_FORWARD) test_shared_aliases(c, "state_out", "state_in");
     if (c->op->fields.slot_capacity && c->pass == GT_BACKWARD) test_shared_aliases(c, "dstate_in", "dstate_out");
     if (c->pass == GT_STEP) test_step(c);
@@ -1059,7 +1168,7 @@ static void test_version(void) {
     check(!strcmp(symbol, EXPANDED(gt_version)), "GT_SYMBOL makes %s of version %s", EXPANDED(gt_version), symbol);
 }
 
-/* A caller who makes the structs himself holds their size against this. */
+/* Callers that define the structs themselves compare sizes with these functions. */
 static void test_args_size(void) {
     for (int i = 0; test_ops[i]; i++) {
         const test_op *e = test_ops[i];
@@ -1075,7 +1184,7 @@ static void test_path_stub(void) {
           "'%s', %s", text, gt_last_error());
 }
 
-/* A second thread has an error of its own; to it and to the first one the other's is invisible. */
+/* A second thread has its own error: neither thread sees the other's. */
 static void *other_thread(void *result) {
     int *ok = result;
     *ok = !strcmp(gt_last_error(), "");
@@ -1164,19 +1273,19 @@ static void random_fields(fuzz *f) {
         if (f->pass == GT_STEP && one_in(2)) set_int64(f->args, f->op->fields.slot_capacity, random_below(5));
     }
     if (one_in(3)) set_int(f->args, f->op->accumulate_offset, 1);
-    if (f->e->reads_y && !one_in(100)) set_int(f->args, f->e->reads_y, 1); /* else backward asks nothing of y */
+    if (f->e->reads_y && !one_in(100)) set_int(f->args, f->e->reads_y, 1); /* else backward puts no condition on y */
 }
 
 /* Scattered over a window, or columns of one buffer with rows of `row` bytes. */
 static void random_tensor(fuzz *f, const gt_tensor *t, int64_t window, int64_t row) {
-    int columns = t->stride_offset && row && !one_in(5);
+    int columns = is_slice(t) && row && !one_in(5);
     int64_t at = random_below(columns ? row : window) / 4 * 4;
     if (one_in(40)) at += random_below(4);
     if (one_in(3) && !is_required(t, f->pass)) return;
     if (one_in(100) || (t->kind == 'i' && !is_used(t, f->pass))) return;
     if (strpbrk(t->shape, "CE") && !is_packed(f)) return;
     set_pointer(f->args, t->offset, f->memory + FUZZ_MEMORY / 4 + at);
-    if (!t->stride_offset) return;
+    if (!has_strides(f->pass, t)) return;
     if (columns) {
         int dtype;
         memcpy(&dtype, f->args + f->op->dtype_offset, sizeof dtype);
@@ -1208,12 +1317,12 @@ static void random_call(fuzz *f) {
 static uintptr_t element_address(const fuzz *f, const gt_tensor *t, int64_t i, int bytes) {
     int64_t offset = 0, packed = 1;
     gt_stride4 s = {0, 0, 0, 0};
-    if (t->stride_offset && t->shape[0] != 'M')
+    if (t->stride_offset && gt_stride_count(t) > 1)
         memcpy(&s, f->filled + t->stride_offset, (size_t)gt_stride_count(t) * sizeof s.b);
     for (int k = (int)strlen(t->shape) - 1; k >= 0; k--) {
         int64_t n = f->dims.n[t->shape[k] - 'A'], stride = packed;
-        if (t->stride_offset && t->shape[0] == 'M' && k == 0) stride = get_int64(f->filled, t->stride_offset);
-        if (t->stride_offset && t->shape[0] != 'M' && k < 3) stride = k == 0 ? s.b : k == 1 ? s.t : s.h;
+        if (gt_stride_count(t) == 1 && k == 0) stride = get_int64(f->filled, t->stride_offset);
+        if (gt_stride_count(t) > 1 && k < 3) stride = k == 0 ? s.b : k == 1 ? s.t : s.h;
         if (k == 3 && gt_stride_count(t) == 4) stride = s.n;
         offset += i % n * stride;
         i /= n;
@@ -1233,9 +1342,10 @@ static int64_t element_count(const fuzz *f, const gt_tensor *t) {
 }
 
 static int element_bytes(const fuzz *f, const gt_tensor *t) {
+    const size_t offset = gt_dtype_field(f->op, t);
     int dtype;
-    if (t->kind == 'f' || t->kind == 'i') return 4;
-    memcpy(&dtype, f->filled + (t->kind == 'w' ? f->op->companion_offset : f->op->dtype_offset), sizeof dtype);
+    if (!offset) return 4;
+    memcpy(&dtype, f->filled + offset, sizeof dtype);
     return dtype == GT_F32 ? 4 : 2;
 }
 
@@ -1285,8 +1395,8 @@ static int elements_overlap(const fuzz *f) {
     return 0;
 }
 
-/* Numbers for cu_seqlens and seq_count that are right even if the two share memory: 0, 1, ... up to
- * T.  Leaves in `saved` what stood there. */
+/* Valid numbers for cu_seqlens and seq_count, even if the two share memory: 0, 1, ... up to T.  `saved` gets the old
+ * contents. */
 static void write_sequences(fuzz *f, int32_t saved[8]) {
     char *cu_seqlens = get_pointer(f->args, find_tensor(f->op, "cu_seqlens"));
     char *seq_count = get_pointer(f->args, find_tensor(f->op, "seq_count"));

@@ -1,4 +1,5 @@
-/* The list of operators under test; and what ops/OP.c share: how inputs and cases with random sizes are drawn. */
+/* The list of operators under test; and the shared parts of ops/OP.c: draws of inputs and of cases with random
+ * sizes. */
 #include "ops/ops.h"
 
 /* ---- operators ------------------------------------------------------------------------------- */
@@ -20,20 +21,21 @@ const test_op *test_op_of(const char *name) {
 static int is(const char *a, const char *b) { return !strcmp(a, b); }
 
 double test_constant(const char *tensor) {
-    static const char *const none[] = {"z", "slots", "tokens", "commit", "cu_seqlens", "seq_count"};
+    static const char *const none[] = {"z",      "slots",      "starts_zero", "tokens",        "commit",
+                                       "places", "cu_seqlens", "seq_count",   "rounding_seed", "rounding_steps"};
     if (is(tensor, "gamma") || is(tensor, "gain_a") || is(tensor, "gain_b")) return 1;
     for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
         if (is(tensor, none[i])) return NAN;
     return 0;
 }
 
-/* Means and spreads as a trained model has them, roughly; set_fill of the operator and the case may replace them. */
+/* Means and spreads roughly of a trained model; set_fill of the operator, and the case, may replace them. */
 test_fill test_fill_of(const test_case *c, const gt_tensor *t, test_map *map) {
     const test_op *op = test_op_of(c->op);
     test_fill f = {t->name, test_constant(test_plain_name(t)) == 1, 1, 0, 0};
     *map = TEST_AS_IS;
     if (f.mean == 1) f.spread = 0.3;
-    if (t->shape[0] == 'M') f.mean = 0.3; /* for LayerNorm to take away */
+    if (t->shape[0] == 'M') f.mean = 0.3; /* for LayerNorm to subtract */
     if (is(t->name, "piece_decays")) *map = TEST_NEGATIVE_EXP;
     if (op->set_fill) op->set_fill(c, t, &f, map);
     for (size_t i = 0; i < sizeof c->fill / sizeof c->fill[0]; i++)

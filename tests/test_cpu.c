@@ -1,8 +1,8 @@
 /* The CPU twins as users have them, in fp32, bf16 and fp16: against the double twins on the same
- * rounded inputs, and against what must hold whatever the numbers are.
+ * rounded inputs, and against properties that hold for any numbers.
  *
- *     test_cpu [short] [OP]       short: each case with the next dtypes instead of all, and fewer drawn ones; in two of the
- *                                 numbers of pieces, by turns, and with five threads beside one */
+ *     test_cpu [short] [OP]       short: each case with the next dtypes instead of all, and fewer drawn ones; in two of
+ *                                 the numbers of pieces, by turns, and with five threads beside one */
 #include "gt_invariants.h"
 #include <math.h>
 #include <stdio.h>
@@ -57,8 +57,16 @@ static void alone_agrees(const test_case *c) { test_alone_agrees(&test_twin, c, 
 static void null_agrees(const test_case *c) { test_null_agrees(&test_twin, c, 0); }
 static void accumulate_adds(const test_case *c) { test_accumulate_adds(&test_twin, c); }
 static void shared_agrees(const test_case *c) { test_shared_agrees(&test_twin, c, 0); }
+static void pools_agree(const test_case *c) {
+    for (int kind = 0; kind < 3; kind++) test_pools_agree(&test_twin, c, kind);
+}
 static void batch_splits(const test_case *c) { test_batch_splits(&test_twin, c, 0); }
-static void step_agrees(const test_case *c) { test_step_agrees(&test_twin, c, 0); }
+/* The tolerance of steps in the twin. */
+static double step_tolerance(const test_case *c) {
+    return test_op_of(c->op)->step_tolerance[test_dtype_of(c, &test_table(c)->tensors[0])];
+}
+
+static void step_agrees(const test_case *c) { test_step_agrees(&test_twin, c, step_tolerance(c)); }
 
 static void server_agrees(const test_case *c) { test_server_agrees(&test_twin, c, 12); }
 
@@ -85,12 +93,13 @@ static void time_splits(const test_case *c) {
     test_time_splits(&test_twin, c, 64, tolerance);
 }
 
-/* At every split of a short sequence, at some of a long one. */
+/* Every split of a short sequence, some splits of a long one. */
 static void steps_agree(const test_case *c) {
     int64_t T = test_get_size(c, 'T'), stride = T > 20 ? 21 : 1;
+    double tolerance = step_tolerance(c);
     for (int64_t at = 0; at <= T; at += stride) {
-        test_steps_agree(&test_twin, c, at, 1 + at / stride % 3, 0);
-        test_steps_agree(&test_twin, c, at, 16, 0);
+        test_steps_agree(&test_twin, c, at, 1 + at / stride % 3, tolerance);
+        test_steps_agree(&test_twin, c, at, 16, tolerance);
     }
 }
 
@@ -127,7 +136,7 @@ typedef struct format {
 static const format formats[] = {{"bf16", 7, -126, 127, gt_bf16_to_f32, gt_f32_to_bf16},
                                  {"fp16", 10, -14, 15, gt_f16_to_f32, gt_f32_to_f16}};
 
-/* The number that a pattern stands for, from its fields. */
+/* The number of a bit pattern, from its fields. */
 static double decode(const format *f, uint32_t bits) {
     int one = 1 << f->fraction, exponent = (int)(bits & 0x7fff) >> f->fraction;
     int significand = (int)(bits & 0x7fff) & (one - 1), top = f->highest - f->lowest + 2;
@@ -171,7 +180,7 @@ static void check_format(const format *f) {
     }
     for (int i = 0; i < 1000000; i++) {
         uint32_t bits = (uint32_t)test_next(&r);
-        /* half of them with exponents that fp16 has */
+        /* half of them with exponents in fp16's range */
         if (i % 2) bits = (bits & 0x807fffff) | (90 + (bits >> 23) % 60) << 23;
         bad_random += !rounds(f, gt_bits_float(bits));
     }
@@ -239,6 +248,8 @@ static void check_operator(const test_op *op) {
         for_cases(op, small, 0, time_splits);
         for_cases(op, small, 1, time_splits);
         test_group(op->name, "the time cut in two");
+        for_all_dtypes(op, small, pools_agree);
+        test_group(op->name, "states in pools");
     }
     if (op->twin[GT_STEP]) {
         for_all_dtypes(op, small, step_agrees);

@@ -3,7 +3,7 @@
  *
  *     test_cpu_forms [short]       short: fewer drawn cases, and training of one model, by turns with 2 or 3 threads
  *
- * What is not here is not tested; with GT_TEST_STRICT set it is a failure that OpenBLAS is not. */
+ * Features that are missing here are not tested.  With GT_TEST_STRICT set, a missing OpenBLAS is a failure. */
 #include "gt_invariants.h"
 #include "hybrid_cpu.h"
 #include "hybrid_model.h"
@@ -43,7 +43,7 @@ static hy_backend *open_form(int features) {
 
 /* ---- exp ------------------------------------------------------------------------------------- */
 
-/* Units in the last place between y and the truth, which is finite and not too small. */
+/* Units in the last place between y and the truth; the truth is finite and not too small. */
 static double units(float y, double truth) {
     int exponent;
     frexp(truth, &exponent);
@@ -139,7 +139,7 @@ static void check_twins(const char *op, int features) {
     r.context = &features;
     for (const test_case *c = test_op_of(op)->cases; c->op; c++)
         if (c->level <= TEST_MEDIUM) test_truth_holds(&r, c);
-    if (!strcmp(op, "wkv_ssm")) return; /* the twins of wkv6 and ssd, whose drawn cases are their own */
+    if (!strcmp(op, "wkv_ssm")) return; /* it calls the twins of wkv6 and ssd, which have their own drawn cases */
     for (uint64_t seed = 1; seed <= drawn; seed++) {
         test_case c;
         test_draw_case(test_op_of(op), seed, DRAWN_SIZE, &c);

@@ -116,7 +116,7 @@ static void test_format(const char* name) {
         pair_errors += !same(Element<T>::lo(pair), value) || Element<T>::hi(pair) != 1.0f;
         pair_errors += !same(Element<T>::hi(swapped), value) || Element<T>::lo(swapped) != 1.0f;
 
-        /* Halfway to the next magnitude (past the largest, to what would follow it) ties go to the
+        /* Halfway to the next magnitude (past the largest, to the next if there were one) ties go to the
          * even neighbour; a little before or after, to the nearer one. */
         if ((bits & 0x7fff) >= F::INFINITE) continue;
         const double here = format_value(bits, F::MANTISSA);
@@ -536,7 +536,7 @@ enum class Plant {
     NOTHING,
     WAIT_TOO_LAX,      /* cp_async_wait leaves the tile in use in flight */
     NO_LOADED_BARRIER, /* producers read each other's copies without a barrier */
-    NO_INIT,           /* mbarriers are used that nobody has initialised, */
+    NO_INIT,           /* mbarriers are used without initialisation, */
     UNORDERED_INIT,    /* or without a barrier after it */
     NO_FULL_ARRIVE,    /* the consumer waits for tiles that are never announced */
     NO_EMPTY_WAIT,     /* producers overwrite tiles that the consumer may still read */
@@ -1025,7 +1025,7 @@ GT_KERNEL(32, 1) mbarrier_round_kernel(const GT_GRID_CONSTANT NoParams) {
     sts<float>(my_word(), value);
 }
 
-/* What is written after an arrival is not part of what it releases. */
+/* An arrival does not release writes that follow it. */
 GT_KERNEL(64, 1) mbarrier_late_write_kernel(const GT_GRID_CONSTANT NoParams) {
     init_one_mbarrier(32);
     if (warp_id() == 0) {
@@ -1107,7 +1107,7 @@ static void test_faults() {
     check_clean("a barrier where one was ended");
 }
 
-/* A device that lacks what the kernel uses, or has less shared memory. */
+/* A device without the kernel's instructions, or with less shared memory. */
 static void test_devices() {
     const emu::Device usual = emu::device;
     emu::device.capability_major = 7;
@@ -1205,7 +1205,7 @@ static void test_bank_conflicts() {
 
 /* ---- chains ---------------------------------------------------------------------------------- */
 
-/* What the block does before the wait: 0 nothing, 1 and 2 reads, 3 writes; 4: nothing at all, and there is no wait. */
+/* early: the block's accesses before the wait: 0 none, 1 and 2 reads, 3 writes; 4: no accesses and no wait. */
 struct ChainParams {
     float* data;
     int early;
@@ -1228,13 +1228,13 @@ GT_KERNEL(32, 1) chained_kernel(const GT_GRID_CONSTANT ChainParams p) {
     stg<float>(p.data + thread_id(), ldg<float>(p.data + 32 + thread_id()));
 }
 
-/* What was only read may be read, other data written. */
+/* A kernel may read data early that the chain only reads, and write other data. */
 GT_KERNEL(32, 1) beside_kernel(const GT_GRID_CONSTANT ChainParams p) {
     stg<float>(p.data + 64 + thread_id(), ldg<float>(p.data + thread_id()));
     wait_for_chain();
 }
 
-/* Touches nothing, and lets the next start before or after it waits. */
+/* Accesses nothing, and releases the next kernel before or after its own wait. */
 GT_KERNEL(32, 1) releasing_kernel(const GT_GRID_CONSTANT ChainParams p) {
     if (!p.early) wait_for_chain();
     release_chain();
@@ -1258,7 +1258,7 @@ static void test_chain() {
         run_after(chained_kernel, early, true);
         check_caught(whats[early - 1], emu::Fault::CHAIN, "chained_kernel");
     }
-    /* the kernel before the one before: to be waited for if that has not, when it released this one */
+    /* a third kernel must wait for the first if the second released it before its own wait */
     const auto run_third = [&](int released_early) {
         run_after(releasing_kernel, released_early, true);
         const ChainParams p = {data.data(), 1};

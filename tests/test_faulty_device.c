@@ -1,15 +1,19 @@
-/* What hybrid_train does when its device fails: it says where, saves what is still whole, and how to go on.
+/* hybrid_train on a device that fails: it reports where, saves everything that is still whole, and says how to
+ * continue.
  *
- *     test_faulty_device PROGRAM     hybrid_train with tests/faulty_device.c in the place of CUDA */
+ *     test_faulty_device PROGRAM FOLDER     hybrid_train with tests/faulty_device.c instead of CUDA; the folder of
+ *                                           tests/fake_nvml.c's library */
 #define _XOPEN_SOURCE 700
 #include "trainer.h"
 #include <unistd.h>
+
+static const char *libraries = "."; /* the folder of tests/fake_nvml.c's library */
 
 #define RUN "--hidden 16 --layers 1 --batch 2 --seq 16 --data greek.txt --sample 0 --steps 20 --eval-every 7 "
 
 static int exists(const char *path) { return !access(path, F_OK); }
 
-/* A run whose device fails; 1 if it ends with status 1 and says both texts. */
+/* A run whose device fails; 1 if it ends with status 1 and prints both texts. */
 static int fails(const char *at, const char *line, const char *text1, const char *text2) {
     setenv("HY_FAULT", at, 1);
     int ok = says(1, line, text1, text2);
@@ -26,7 +30,7 @@ static double whole_loss(const char *options) {
     return loss;
 }
 
-/* The step that failed left the weights alone: they are saved, and the run that goes on is as one that never failed. */
+/* The failed step has not changed the weights: they are saved, and the continued run equals one that never failed. */
 static void test_saves(void) {
     char *out;
     double loss = whole_loss("");
@@ -46,7 +50,7 @@ static void test_saves(void) {
     free(out);
 }
 
-/* A device that is lost for good cannot be read: the last file stays, or there is none. */
+/* A device that is lost for good cannot be read: the last file, if any, stays. */
 static void test_lost(void) {
     char *out;
     double loss = whole_loss("");
@@ -64,7 +68,7 @@ static void test_lost(void) {
     CHECK(fails("gemm 2", RUN, "cublasLtMatmul: an illegal", "; --device cpu runs on the CPU"));
 }
 
-/* In the middle of an update the weights are those of no step, and of tracks the states are: neither is saved. */
+/* In the middle of an update the weights belong to no step, and with --stateful the states do not: neither is saved. */
 static void test_not_whole(void) {
     remove("d.st");
     CHECK(fails("adamw 9", RUN "--save d.st --save-every 0", "step 9 on a device that fails: cuda adamw: an illegal",
@@ -76,7 +80,52 @@ static void test_not_whole(void) {
     CHECK(!exists("d.st"));
 }
 
-/* Who asked for the device by name is not sent to the CPU. */
+/* Whether the rows of a continued log equal the whole one's.  The curve may lack the point at which the device failed:
+ * an unfinished evaluation gives none. */
+static int continues(char *log, char *whole) {
+    int good = 1, missing = 0;
+    for (int row = 0; row < 21 && good; row++) {
+        const size_t length = strcspn(log, "\n"), other = strcspn(whole, "\n");
+        char *field = log, *rest = whole;
+        for (int i = 0; i < 3; i++) field = strchr(field, ',') + 1, rest = strchr(rest, ',') + 1;
+        missing += *field == ',' && *rest != ',';
+        good = !strncmp(log, whole, (size_t)(field - log));
+        if (*field == ',') rest += strcspn(rest, ",");
+        good &= log + length - field == whole + other - rest && !strncmp(field, rest, (size_t)(log + length - field));
+        log += length + 1, whole += other + 1;
+    }
+    return good && missing <= 1;
+}
+
+/* With --fallback cpu a new process continues on the CPU from the last file, with the run's numbers and its log. */
+static void test_fallback(void) {
+    char *out, *whole, *log;
+    int rows;
+    remove("f.st"), remove("f.csv"), remove("w.csv");
+    CHECK(run_program(&whole, RUN "--device cuda --csv w.csv") == 0);
+    static const char *const faults[] = {"gemm 1000", "gemm 1000 for good"};
+    for (int i = 0; i < 2; i++) {
+        remove("f.st"), remove("f.csv");
+        setenv("HY_FAULT", faults[i], 1);
+        CHECK(run_program(&out, RUN "--save f.st --save-every 2 --fallback cpu --csv f.csv") == 0);
+        unsetenv("HY_FAULT");
+        if (!CHECK(strstr(out, "cublasLtMatmul: ") && strstr(out, "going on on the CPU from step ") &&
+                   strstr(out, "device      CPU") && final_loss(out) == final_loss(whole)))
+            puts(out);
+        free(out);
+        log = numbers_of("f.csv", &rows), out = numbers_of("w.csv", &rows);
+        CHECK(rows == 21 && continues(log, out));
+        free(log), free(out);
+    }
+    /* no file to continue from */
+    remove("g.st");
+    CHECK(fails("gemm 1000 for good", RUN "--save g.st --save-every 0 --fallback cpu", "an illegal",
+                "fallback: nothing was saved to go on from"));
+    CHECK(says(2, RUN "--fallback cpu", "fallback: cpu has no effect without --save", ""));
+    free(whole);
+}
+
+/* A run that names the device does not fall back to the CPU. */
 static void test_by_name(void) {
     char *out;
     setenv("HY_FAULT", "gemm 1000", 1);
@@ -86,7 +135,8 @@ static void test_by_name(void) {
     free(out);
 }
 
-/* What a device tells late is of some call before; whoever waits for each knows which. */
+/* A late error belongs to some earlier call.  With --synchronize, which waits for each call, the program knows
+ * which. */
 static void test_late(void) {
     const char *late = "; --synchronize names the call",
                *named = ": layer 0: backward, branches: wkv_ssm_backward: a kernel: an illegal";
@@ -104,13 +154,55 @@ static void test_late(void) {
     free(out);
 }
 
+/* The last line of a file without its end.  The caller frees it. */
+static char *last_line(const char *path) {
+    char *text = read_string(path), *end = text + strlen(text);
+    while (end > text && end[-1] == '\n') *--end = 0;
+    char *start = strrchr(text, '\n'), *line = strdup(start ? start + 1 : text);
+    free(text);
+    return line;
+}
+
+/* --watch logs the numbers that NVML tells, sums them up at the end, and warns of heat. */
+static void test_watch(void) {
+    char *out, *line;
+    remove("h.csv"), remove("h.st");
+    unsetenv("LD_LIBRARY_PATH");
+    CHECK(says(1, RUN "--device cuda --watch", "watch: libnvidia-ml.so.1: ", ""));
+    setenv("LD_LIBRARY_PATH", libraries, 1);
+    setenv("HY_NVML", "no driver", 1);
+    CHECK(says(1, RUN "--device cuda --watch", "watch: nvmlInit_v2: Driver Not Loaded", ""));
+    setenv("HY_NVML", "no GPU", 1);
+    CHECK(says(1, RUN "--device cuda --watch", "watch: the GPU at 0000:0A:00.0: Not Found", ""));
+    setenv("HY_NVML", "81", 1);
+    if (!CHECK(run_program(&out, RUN "--device cuda --watch --csv h.csv --save h.st") == 0)) puts(out);
+    char *warning = strstr(out, "the GPU has 81 degrees Celsius, more than 80");
+    CHECK(warning && !strstr(warning + 40, "degrees Celsius"));
+    CHECK(strstr(out, "GPU            93 % used, at most 81 degrees, at most 10240 MiB of its"));
+    free(out);
+    line = last_line("h.csv");
+    CHECK(strlen(line) > 14 && !strcmp(line + strlen(line) - 13, ",93,81,,10240"));
+    free(line);
+    setenv("HY_NVML", "80", 1);
+    CHECK(run_program(&out, "--resume h.st --steps 22 --device cuda --watch --csv h.csv") == 0);
+    CHECK(!strstr(out, "degrees Celsius"));
+    free(out);
+    line = last_line("h.csv");
+    CHECK(!strncmp(line, "22,", 3) && !strcmp(line + strlen(line) - 13, ",93,80,,10240"));
+    free(line);
+    unsetenv("LD_LIBRARY_PATH"), unsetenv("HY_NVML");
+}
+
 int main(int argc, char **argv) {
     int status = begin_tests(argc > 1 ? argv[1] : NULL);
+    if (argc > 2) libraries = argv[2];
     if (status) return status;
     run_case("faults: what is whole is saved", test_saves);
     run_case("faults: a lost device", test_lost);
     run_case("faults: what is not whole", test_not_whole);
+    run_case("faults: fallback", test_fallback);
     run_case("faults: by name", test_by_name);
     run_case("faults: told late", test_late);
+    run_case("watch", test_watch);
     return end_tests();
 }

@@ -1,5 +1,4 @@
-/* Tests of model files: how they are written and read, and that no fault of a file, or of a disk,
- * goes unseen.
+/* Tests of model files: writing and reading; every fault of a file or disk must be noticed.
  *
  *     test_files [short]       short: every 29th fault */
 #define _GNU_SOURCE /* renameat, syscall */
@@ -14,7 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static int every; /* of the faults one in so many is tried */
+static int every; /* one fault in `every` is tried */
 
 /* ---- a disk that fails -------------------------------------------------------------------------
  * These stand in for the functions of the C library that the writer calls. */
@@ -60,14 +59,14 @@ static uint8_t *read_bytes(const char *path, size_t *size) {
     return bytes;
 }
 
-/* The last error says this. */
+/* Whether the last error contains this text. */
 static int error_says(const char *text) {
     if (strstr(hy_last_error(), text)) return 1;
     printf("  the error is: %s\n", hy_last_error());
     return 0;
 }
 
-/* The file is refused with this reason. */
+/* Whether the file is refused with this reason. */
 static int refused(const char *path, const char *text) {
     hy_file file;
     gt_status status = hy_saved_open(&file, path);
@@ -76,7 +75,7 @@ static int refused(const char *path, const char *text) {
     return status != GT_OK && error_says(text) && strstr(hy_last_error(), path);
 }
 
-/* A model that was just made, and all that a file of it holds. */
+/* A new model, and all contents of its file. */
 typedef struct sample {
     hy_backend *cpu;
     hy_options options;
@@ -120,7 +119,7 @@ static void free_sample(sample *s) {
     free(s);
 }
 
-/* Fills all tensors of the model with numbers that tell their place. */
+/* Fills all tensors of the model with numbers that encode their place. */
 static void mark(hy_model *model, double first) {
     int count;
     hy_tensor *list = hy_model_tensors(model, &count);
@@ -134,7 +133,7 @@ static void mark(hy_model *model, double first) {
     free(list);
 }
 
-/* How many numbers of tensors of this kind are not as mark(model, first) left them. */
+/* Counts numbers in tensors of this kind that differ from mark(model, first). */
 static int64_t unmarked(hy_model *model, hy_kind kind, double first) {
     int64_t different = 0;
     int count;
@@ -171,7 +170,7 @@ static const char *sha256_of(const void *bytes, size_t size, size_t first) {
     return hex;
 }
 
-/* The examples of FIPS 180-4, in all ways to cut them in two. */
+/* The examples of FIPS 180-4, cut in two at every place. */
 static void test_sha256(void) {
     static const char two[] = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
     static char million[1000000];
@@ -187,7 +186,7 @@ static void test_sha256(void) {
 
 /* ---- the format ---------------------------------------------------------------------------- */
 
-/* A file of this header, with so many bytes of data. */
+/* Writes a file with this header and `data` bytes of data. */
 static const char *write_raw(const char *header, size_t data) {
     static uint8_t bytes[4096];
     size_t n = strlen(header);
@@ -294,7 +293,7 @@ static void test_refused_headers(void) {
          "000000000000000000\"}}",
          0, "its checksum is wrong"},
         {"{\"a\"" T8 "}", 8, "none of hybrid_train"},
-        {"{\"__metadata__\":{\"hybrid_train_format\":\"3\"}}", 0, "format is '3'"},
+        {"{\"__metadata__\":{\"hybrid_train_format\":\"4\"}}", 0, "format is '4'"},
         {"{\"__metadata__\":{\"hybrid_train_format\":\"1\",\"checksun\":\"\"}}", 0, "unknown key 'checksun'"},
         {"[\"a\"]", 0, "no safetensors file"},
     };
@@ -338,7 +337,7 @@ static void test_saved(void) {
     check_saved(1);
 }
 
-/* The options come back as they were, whatever bytes they have. */
+/* Options are read back unchanged, whatever bytes they have. */
 static void test_saved_options(void) {
     sample *s = new_sample(0);
     hy_file file;
@@ -364,9 +363,17 @@ static int rename_keys(uint8_t *bytes, size_t size, const char *from, const char
     return found;
 }
 
-/* Format 1 says nothing of heads and the other sizes: the heads are those of its weights. */
+/* Format 2 lacks options and numbers that came later.  Format 1 does not record heads and the other sizes: its weights
+ * give the heads. */
 static void test_older_format(void) {
-    static const char *const newer[][2] = {{"\"option.recompute", "\"user.x_recompute"},
+    enum { OF_SECOND = 8 };
+    static const char *const newer[][2] = {{"\"hybrid_train_format\":\"3\"", "\"hybrid_train_format\":\"2\""},
+                                           {"\"option.schedule", "\"user.x_schedule"},
+                                           {"\"option.ema", "\"user.x_ema"},
+                                           {"\"option.held-out", "\"user.x_held-out"},
+                                           {"\"run.best\"", "\"user.bst\""},
+                                           {"\"run.best_step", "\"user.bst_step"},
+                                           {"\"option.recompute", "\"user.x_recompute"},
                                            {"\"option.fuse", "\"user.x_fuse"},
                                            {"\"option.heads", "\"user.x_heads"},
                                            {"\"option.d-state", "\"user.x_d-state"},
@@ -388,12 +395,13 @@ static void test_older_format(void) {
         CHECK(rename_keys(bytes, size, newer[i][0], newer[i][1]) == 1);
         memset(bytes + sum, '0', 64);
         memcpy(bytes + sum, sha256_of(bytes, size, 0), 64);
-        if (i > 1) continue;
-        write_file("old.st", bytes, size); /* of format 2, when there was no such option */
+        if (i >= OF_SECOND) continue;
+        write_file("old.st", bytes, size); /* a file of format 2, which lacks this option or number */
         CHECK(hy_saved_open(&file, "old.st") == GT_OK && hy_saved_options(&file, HY_TAKE_STRICTLY, &o) == GT_OK);
-        CHECK(!o.recompute);
+        CHECK(i < 6 || !o.recompute);
         hy_file_close(&file);
         memset(&o, 0, sizeof o);
+        if (!CHECK(load("old.st", s) == GT_OK)) puts(hy_last_error());
     }
     write_file("old.st", bytes, size);
     CHECK(hy_saved_open(&file, "old.st") == GT_OK && hy_saved_options(&file, HY_TAKE_STRICTLY, &o) == GT_OK);
@@ -402,10 +410,11 @@ static void test_older_format(void) {
     mark(s->run.model, 2);
     if (!CHECK(load("old.st", s) == GT_OK)) puts(hy_last_error());
     CHECK(unmarked(s->run.model, HY_WEIGHT, 1) == 0);
-    CHECK(rename_keys(bytes, size, "_format\":\"1\"", "_format\":\"3\"") == 1);
+    CHECK(rename_keys(bytes, size, "_format\":\"1\"", "_format\":\"4\"") == 1);
     memcpy(memmem(bytes, size, "\"checksum\"", 10), "\"user.sum\"", 10);
     write_file("later.st", bytes, size);
-    CHECK(hy_saved_open(&file, "later.st") != GT_OK && error_says("its format is '3', this program knows '1' and '2'"));
+    CHECK(hy_saved_open(&file, "later.st") != GT_OK &&
+          error_says("its format is '4', this program knows '1', '2' and '3'"));
     hy_file_close(&file);
     free(bytes);
     free_sample(s);
@@ -461,7 +470,7 @@ static void test_mismatched(void) {
     free_sample(b);
 }
 
-/* Options that are not those of the weights would make a model of any size. */
+/* Options that contradict the weights would make a model of another size. */
 static void test_wrong_size(void) {
     static const struct {
         int64_t hidden, layers;
@@ -500,7 +509,7 @@ static void test_not_finite(void) {
 
 /* ---- damaged files ------------------------------------------------------------------------- */
 
-/* Every length that is too short. */
+/* Every too short length. */
 static void test_truncated(void) {
     sample *s = new_sample(1);
     hy_file file;
@@ -550,8 +559,8 @@ static void test_flipped(void) {
     free_sample(s);
 }
 
-/* The same changes with the checksum made right again, or without one: what the file says may then
- * be wrong, but not every use of it as everything that loads a file makes it may fail. */
+/* The same changes with a corrected checksum, or without one: the file may then have wrong contents, but loading it
+ * must be safe. */
 static void test_flipped_unseen(void) {
     static const char key[] = "\"checksum\":\"sha256:", other_key[] = "\"user.sum\":\"sha256:";
     sample *s = new_sample(1);
@@ -591,7 +600,7 @@ static void test_flipped_unseen(void) {
     free_sample(s);
 }
 
-/* A file without checksum gives its weights, and no run. */
+/* A file without checksum gives weights, but no run to resume. */
 static void test_no_checksum(void) {
     static const char key[] = "\"checksum\"";
     sample *s = new_sample(0);
@@ -619,7 +628,7 @@ static void test_no_checksum(void) {
 
 /* ---- a disk that fails --------------------------------------------------------------------- */
 
-/* Saving fails with this reason, and leaves the older file and nothing else. */
+/* Whether saving fails with this reason, and leaves only the older file. */
 static int save_fails(sample *s, const char *reason, const uint8_t *older, size_t size) {
     size_t now;
     gt_status status = hy_save(&s->run, "a.st");
@@ -650,7 +659,7 @@ static void test_failing_disk(void) {
     failing_rename = 1;
     CHECK(save_fails(s, "a.st: cannot be replaced: Permission denied", older, size));
     failing_rename = 0;
-    /* the folder's: the new file is there, but may not stay */
+    /* the folder's fsync: the new file exists, but may not survive a crash */
     fsync_calls = 0;
     failing_fsync = 1;
     CHECK(hy_save(&s->run, "a.st") != GT_OK && error_says("folder cannot be synced: Input/output"));
@@ -661,7 +670,7 @@ static void test_failing_disk(void) {
     free_sample(s);
 }
 
-/* Where no model file can or may be. */
+/* Paths where no model file can or may be. */
 static void test_wrong_places(void) {
     struct stat about;
     write_string("book.txt", "not to be lost");
@@ -681,8 +690,8 @@ static void test_wrong_places(void) {
     CHECK(symlink("nowhere/x.st", "link.st") == 0 && hy_save_fits("link.st", "") != GT_OK);
 }
 
-/* A link stays a link, access rights stay, what a killed program left is taken over, and two
- * programs do not write one file. */
+/* A link stays a link, and access rights stay.  A run takes over the temporary file of a killed program.  Two programs
+ * do not write one file. */
 static void test_older_file(void) {
     sample *s = new_sample(0);
     struct stat about;
@@ -716,15 +725,26 @@ static void test_draw(void) {
     for (int k = 0; k <= 5; k++) {
         int count[5] = {0};
         double sum = 0, expected[5] = {0};
-        for (int i = 0; i < DRAWS; i++) count[hy_draw(logits, 5, 0.7, k, &random)]++;
-        static const int order[5] = {1, 3, 2, 0, 4}; /* of equals the first comes first */
+        for (int i = 0; i < DRAWS; i++) count[hy_draw(logits, 5, 0.7, k, 1, &random)]++;
+        static const int order[5] = {1, 3, 2, 0, 4}; /* equal ones keep their order */
         for (int i = 0; i < (k ? k : 5); i++) sum += expected[order[i]] = exp(logits[order[i]] / 0.7);
         for (int v = 0; v < 5; v++) {
             double p = expected[v] / sum, sigma = sqrt(p * (1 - p) / DRAWS);
             CHECK(fabs((double)count[v] / DRAWS - p) <= 5 * sigma);
         }
     }
-    CHECK(hy_draw(logits, 5, 0, 0, &random) == 1);
+    CHECK(hy_draw(logits, 5, 0, 0, 1, &random) == 1);
+    /* probabilities at temperature 1: 0.404, 0.404, 0.149, 0.055, 0.007 less a little */
+    static const struct {
+        double top_p;
+        int top_k, kept; /* bits of the possible tokens */
+    } tops[] = {{0.3, 0, 2}, {0.5, 0, 10}, {0.9, 0, 14}, {0.97, 0, 15},
+                {1, 0, 31},  {0.9, 2, 10}, {0.4, 2, 2},  {1e-6, 0, 2}};
+    for (size_t i = 0; i < sizeof tops / sizeof tops[0]; i++) {
+        int seen = 0;
+        for (int n = 0; n < DRAWS; n++) seen |= 1 << hy_draw(logits, 5, 1, tops[i].top_k, tops[i].top_p, &random);
+        if (!CHECK(seen == tops[i].kept)) printf("  top-p %g, top-k %d: %d\n", tops[i].top_p, tops[i].top_k, seen);
+    }
 }
 
 static int printed_as(const char *bytes, size_t size, const char *text) {
@@ -749,7 +769,7 @@ static void test_printed(void) {
     CHECK(printed_as("a\xf0\x9f", 3, "a\\xf0\\x9f"));
 }
 
-/* A backend that counts what the CPU's does: tokens, and multiplications of products. */
+/* A backend that counts the CPU backend's work: tokens, and multiplications of products. */
 static hy_backend *counted_cpu;
 static int64_t work;
 

@@ -1,5 +1,5 @@
 /* The double twins' forward passes against the formulas of gt_kernels.h, written out a second way in ops/OP.c: every
- * output as a plain sum over all that it depends on, without a recurrence.
+ * output as a plain sum over all its terms, without a recurrence.
  *
  *     test_formula [short] [OP]       short: fewer drawn cases */
 #include "gt_test.h"

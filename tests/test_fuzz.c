@@ -3,10 +3,10 @@
  *
  *     test_fuzz [--seed S] [--calls N] [--only I] [OP ...]
  *
- * Tensors lie in buffers of exactly their size between guard bytes, which a sanitizer forbids to touch.  A call that is
- * refused changes nothing and names function and field.  A call that is accepted writes the elements of its outputs and
- * nothing else; they are compared with the double twin.  A call without elements is accepted if each size is in its
- * range and no tensor has more than 2^48 elements.  Workspace queries are made of all calls.
+ * Tensors lie in buffers of exactly their size between guard bytes, which a sanitizer poisons.  A refused call changes
+ * nothing and names function and field.  An accepted call writes the elements of its outputs and nothing else; they are
+ * compared with the double twin.  A call without elements is accepted if each size is in its range and no tensor has
+ * more than 2^48 elements.  Every call also gets a workspace query.
  *
  * Two programs: of the CPU twins, and (FUZZ_KERNELS) of the emulated kernels.  Call I of seed S is always the same. */
 #include "gt_test.h"
@@ -27,7 +27,7 @@
 #include <sanitizer/asan_interface.h>
 #define FORBID(at, bytes) ASAN_POISON_MEMORY_REGION(at, bytes)
 #define ALLOW(at, bytes) ASAN_UNPOISON_MEMORY_REGION(at, bytes)
-/* What is too large is refused by malloc, as it is without a sanitizer. */
+/* malloc refuses too large sizes, as it does without a sanitizer. */
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 #else
@@ -44,11 +44,11 @@ enum { GUARD = 64, MEMORY = 1 << 24, MOST_BYTES = 1 << 18, MOST_SCRATCH = 1 << 2
 
 /* ---- one call -------------------------------------------------------------------------------- */
 
-/* VALID: in order.  EMPTY: in order and without elements, its other sizes as large as they may be.  HOSTILE: anything.
+/* VALID: accepted.  EMPTY: accepted and without elements, with the largest other sizes.  HOSTILE: anything.
  */
 typedef enum kind { VALID, EMPTY, HOSTILE } kind;
 
-/* A buffer of exactly one tensor, or of several that are columns of it. */
+/* A buffer of exactly one tensor, or of several tensors as its columns. */
 typedef struct place {
     int64_t at, bytes;
 } place;
@@ -61,7 +61,7 @@ typedef struct fuzz {
     int64_t number;
     gt_pass pass;
     kind kind;
-    int is_spoiled; /* something was changed that need not be right */
+    int is_spoiled; /* some field was changed and may be wrong */
     test_random random;
     test_args args, filled;
     gt_dims dims;
@@ -140,7 +140,7 @@ static int64_t small_size(fuzz *f, char letter) {
     case 'h': return 1 + below(f, 3);
     case 'D':
     case 'O': return one_in(f, 20) ? 16 + below(f, 60) : 1 + below(f, 6);
-    default: /* N, V, P: with sizes that kernels are made for */
+    default: /* N, V, P: sizes with their own kernels, too */
         if (one_in(f, IS_KERNEL ? 3 : 40)) return (int64_t)16 << below(f, IS_KERNEL ? 3 : 2);
         return one_in(f, 20) ? 9 + below(f, 12) : 1 + below(f, 4);
     }
@@ -171,7 +171,7 @@ static void draw_float(fuzz *f, size_t offset, float usual) {
     put(f, offset, &value, sizeof value);
 }
 
-/* A size that must divide another: that one becomes a multiple. */
+/* A size that must divide another; the other becomes a multiple of it. */
 static void draw_divisor(fuzz *f, const test_field *x) {
     const gt_size *of = find_size(f, x->of);
     int64_t n = size_at(&f->args, of->offset), g = 1 + below(f, 4);
@@ -189,6 +189,10 @@ static void draw_fields(fuzz *f) {
         put_int(f, f->op->companion_offset, f->kind == HOSTILE && one_in(f, 4) ? (int)extreme(f) : GT_F32);
     if (f->op->second.name && one_in(f, 2))
         put_int(f, f->op->second.offset, f->kind == HOSTILE && one_in(f, 4) ? (int)extreme(f) : GT_F32);
+    const size_t of_steps[] = {f->op->of_steps.state, f->op->of_steps.parameter};
+    for (int i = 0; i < 2; i++)
+        if (of_steps[i] && one_in(f, 2) && (f->pass == GT_STEP || f->kind == HOSTILE))
+            put_int(f, of_steps[i], f->kind == HOSTILE && one_in(f, 4) ? (int)extreme(f) : (int)below(f, 4));
     put_int(f, f->op->accumulate_offset, f->kind == HOSTILE && one_in(f, 8) ? (int)extreme(f) : one_in(f, 4));
     for (const test_field *x = f->top->fields; x->name; x++) {
         const int is_hostile = f->kind == HOSTILE && one_in(f, 8);
@@ -197,6 +201,10 @@ static void draw_fields(fuzz *f) {
         if (x->kind == 'g') draw_divisor(f, x);
         if (x->kind == 's' && one_in(f, 3)) put_size(f, x->offset, is_hostile ? extreme(f) : below(f, 5));
         if (x->kind == 'f') draw_float(f, x->offset, (float)x->usual);
+        if (x->kind == 'c' && f->pass == GT_STEP && one_in(f, 2)) {
+            const int64_t W = size_at(&f->args, find_size(f, 'W')->offset);
+            put_size(f, x->offset, is_hostile || W < 1 || W > 9 ? extreme(f) : W - 1 + below(f, 5));
+        }
     }
     if ((f->pass == GT_STEP || f->pass == GT_SEGMENT_BACKWARD) && f->kind != HOSTILE)
         put_int(f, f->op->fields.state_in_shared, 0);
@@ -234,7 +242,7 @@ static void hostile_stride(fuzz *f, const gt_tensor *t) {
 
 static int64_t size_of(const fuzz *f, char letter) { return letter ? f->dims.n[letter - 'A'] : 1; }
 
-/* Sizes that strides may be made of; the tensors are small. */
+/* Whether sizes may get strides: the tensors are small. */
 static int is_small(const fuzz *f) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
         int64_t count = 1;
@@ -251,7 +259,7 @@ static void draw_strides(fuzz *f) {
     const int64_t layout = below(f, 8);
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
         int64_t inner, T, H, h, step;
-        if (!t->stride_offset) continue;
+        if (!t->stride_offset || (test_is_state(t) && !(f->pass == GT_STEP && gt_stride_count(t) == 3))) continue;
         if (f->kind == HOSTILE && one_in(f, 8)) hostile_stride(f, t);
         if (!is_small(f)) continue;
         if (t->shape[0] == 'M') {
@@ -287,7 +295,7 @@ static char *element_at(const gt_view *v, int64_t i) {
     return at;
 }
 
-/* A place of its own, aligned to `align`; NULL if there is no room. */
+/* Reserves a place, aligned to `align`; NULL if there is no room. */
 static char *reserve(fuzz *f, int64_t bytes, int64_t align) {
     int64_t at = (f->used + GUARD + 15) / 16 * 16 + align * below(f, 16 / align);
     if (at + bytes + GUARD > MEMORY) return NULL;
@@ -296,15 +304,13 @@ static char *reserve(fuzz *f, int64_t bytes, int64_t align) {
     return f->memory + at;
 }
 
-/* Whoever asks for this memory gets a fault. */
+/* An address whose access is a fault. */
 static const char *wild(fuzz *f) {
     static const uintptr_t pages[] = {16, 4096, (uintptr_t)1 << 46, UINTPTR_MAX / 16 * 8, UINTPTR_MAX - 15};
-    return (const char *)pages[below(f, 5)]; /* NOLINT: it is meant to be no address */
+    return (const char *)pages[below(f, 5)]; /* NOLINT: it is deliberately no address */
 }
 
-static int is_array_of_steps(const gt_tensor *t) {
-    return !strcmp(t->name, "slots") || !strcmp(t->name, "tokens") || !strcmp(t->name, "commit");
-}
+static int is_array_of_steps(const gt_tensor *t) { return test_is_word_of("slots tokens commit places", t->name); }
 
 static int is_left_out(fuzz *f, const gt_tensor *t) {
     return strcmp(t->name, "slots") ? one_in(f, 2) : size_at(&f->args, f->op->fields.slot_capacity) == 0;
@@ -318,6 +324,8 @@ static void draw_pointers(fuzz *f) {
             if (t->kind != 'i' && !test_is(t, "state_in") && one_in(f, 2)) put_pointer(f, t, wild(f));
             continue;
         }
+        if (f->pass == GT_FORWARD && test_is_word_of("slots starts_zero", t->name)) continue;
+        if (!strncmp(t->name, "rounding_", 9)) continue;
         if (is_array_of_steps(t) ? is_left_out(f, t) : t->kind == 'i' && !is_packed(f)) continue;
         if (!strcmp(t->name, "seq_count") && one_in(f, 2)) continue;
         if (f->pass == GT_STEP && !strcmp(t->name, "state_in")) continue;
@@ -329,7 +337,7 @@ static void draw_pointers(fuzz *f) {
         else if (v.count <= MOST_BYTES && extent(&v) <= MOST_BYTES)
             put_pointer(f, t, reserve(f, extent(&v), v.element));
         else if (!is_optional) {
-            put_pointer(f, t, reserve(f, 16, 16)); /* a lie: such a call is not made if it is accepted */
+            put_pointer(f, t, reserve(f, 16, 16)); /* too small: the call is not run if it is accepted */
             f->is_spoiled = 1;
         }
     }
@@ -344,7 +352,7 @@ static const gt_tensor *any_tensor(fuzz *f) {
     return &f->op->tensors[below(f, n)];
 }
 
-/* One pointer that need not be right. */
+/* Changes one pointer, perhaps to a wrong one. */
 static void spoil_pointer(fuzz *f) {
     const gt_tensor *t = any_tensor(f), *other = any_tensor(f);
     char *p = pointer_of(&f->args, t), *q = pointer_of(&f->args, other);
@@ -358,14 +366,14 @@ static void spoil_pointer(fuzz *f) {
     }
 }
 
-/* An output in the place of the input that it may equal. */
+/* An output over the input that it may equal. */
 static void draw_in_place(fuzz *f) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
         const int in = t->may_equal ? test_find(f->op, t->may_equal) : -1;
         const char *p = in >= 0 ? pointer_of(&f->args, &f->op->tensors[in]) : NULL;
-        if (!p || !is_used(f, t) || !is_used(f, &f->op->tensors[in]) || !one_in(f, 2)) continue;
+        if (!p || !test_is_output(t, f->pass) || !is_used(f, &f->op->tensors[in]) || !one_in(f, 2)) continue;
         if (flag_at(f, f->op->fields.state_in_shared)) continue;
-        if (t->stride_offset) {
+        if (t->stride_offset && f->op->tensors[in].stride_offset) {
             char stride[sizeof(gt_stride4)];
             const size_t bytes = (size_t)gt_stride_count(t) * sizeof(int64_t);
             memcpy(stride, (char *)&f->args + f->op->tensors[in].stride_offset, bytes);
@@ -387,9 +395,8 @@ static int is_read(const fuzz *f, const gt_tensor *t) {
 
 static gt_dtype dtype_of(const fuzz *f, const gt_tensor *t) {
     gt_dtype dtype = GT_F32;
-    if (strchr("xX", t->kind)) memcpy(&dtype, (const char *)&f->filled + f->op->dtype_offset, sizeof dtype);
-    if (t->kind == 'w') memcpy(&dtype, (const char *)&f->filled + f->op->companion_offset, sizeof dtype);
-    if (t->kind == 'd') memcpy(&dtype, (const char *)&f->filled + f->op->second.offset, sizeof dtype);
+    const size_t offset = gt_dtype_field(f->op, t);
+    if (offset) memcpy(&dtype, (const char *)&f->filled + offset, sizeof dtype);
     return dtype;
 }
 
@@ -426,7 +433,7 @@ static double draw_number(fuzz *f, const gt_tensor *t) {
     return map == TEST_AS_IS ? x : map == TEST_EXP ? exp(x) : -exp(x);
 }
 
-/* Rows of the pool, all different, some outside of it. */
+/* Rows of the pool, all different, some out of range. */
 static double draw_slot(fuzz *f, int64_t i, int64_t first) {
     static const int32_t outside[] = {-1, INT32_MIN, INT32_MAX};
     const int64_t rows = size_at(&f->args, f->op->fields.slot_capacity);
@@ -434,14 +441,14 @@ static double draw_slot(fuzz *f, int64_t i, int64_t first) {
     return i < rows ? (double)((i + first) % rows) : (double)rows;
 }
 
-/* How many tokens an element has, or commits; some out of range. */
+/* The tokens that an element has, or commits; some out of range. */
 static double draw_draft(fuzz *f, int64_t T) {
     static const int32_t outside[] = {-1, INT32_MIN, INT32_MAX};
     if (one_in(f, 8)) return one_in(f, 2) ? (double)(T + 1) : outside[below(f, 3)];
     return (double)(one_in(f, 2) ? T : below(f, T + 1));
 }
 
-/* Writes what the pass reads, NaN to what it only writes. */
+/* Draws the tensors that the pass reads, and writes NaN to its outputs. */
 static void draw_tensor(fuzz *f, const gt_tensor *t, const gt_view *v, double *drawn) {
     const int64_t T = f->dims.n['T' - 'A'], first = below(f, 8);
     double at = 0;
@@ -449,6 +456,7 @@ static void draw_tensor(fuzz *f, const gt_tensor *t, const gt_view *v, double *d
         double x = is_read(f, t) && t->kind != 'i' ? draw_number(f, t) : NAN;
         if (!strcmp(t->name, "slots")) x = draw_slot(f, i, first);
         if (!strcmp(t->name, "tokens") || !strcmp(t->name, "commit")) x = draw_draft(f, T);
+        if (!strcmp(t->name, "places")) x = one_in(f, 8) ? (double)(int32_t)extreme(f) : (double)below(f, 9) - 3;
         if (!strcmp(t->name, "cu_seqlens")) {
             at += i ? (double)below(f, T - (int64_t)at + 1) : 0;
             x = at;
@@ -489,7 +497,7 @@ typedef struct truth {
     double *of[TEST_TENSORS];
 } truth;
 
-/* Inputs as `in` has them, each changed by up to `change` of it. */
+/* Inputs of `in`, each changed by up to the fraction `change`. */
 static gt_status run_truth(fuzz *f, double *const *in, double change, truth *x) {
     x->args = f->args;
     for (int i = 0; f->op->tensors[i].name; i++) {
@@ -506,7 +514,7 @@ static gt_status run_truth(fuzz *f, double *const *in, double change, truth *x) 
         memcpy((char *)&x->args + t->offset, &x->of[i], sizeof x->of[i]);
     }
     for (int i = 0; f->op->tensors[i].name && f->pass == GT_STEP;
-         i++) { /* is the state's output or NULL, and either does */
+         i++) { /* is the state's output or NULL, and either is valid */
         char name[32];
         const int n = snprintf(name, sizeof name, "%s", f->op->tensors[i].name);
         if (n < 8 || n >= (int)sizeof name - 1 || strcmp(name + n - 8, "state_in")) continue;
@@ -520,12 +528,13 @@ static void free_truth(truth *x) {
     for (int i = 0; i < TEST_TENSORS; i++) free(x->of[i]);
 }
 
-/* What rounding within the call may change the inputs by: the kernels' 16-bit products round their factors. */
+/* The relative change of inputs that rounding within the call may make: the kernels' 16-bit products round their
+ * factors. */
 static double rounding(const fuzz *f) {
     static const double twin[] = {0, 0x1p-22, 0x1p-22, 0x1p-22}, kernel[] = {0, 0x1p-18, 0x1p-8, 0x1p-11};
     gt_dtype dtype;
     memcpy(&dtype, (const char *)&f->filled + f->op->dtype_offset, sizeof dtype);
-    /* settle(): a twin, too, rounds what it keeps in between to the dtype, and the truth may go the other way */
+    /* settle(): a twin also rounds intermediate results to the dtype, and the truth may round the other way */
     return (IS_KERNEL || f->top->settle ? kernel : twin)[dtype];
 }
 
@@ -543,7 +552,7 @@ static void compare_tensor(const fuzz *f, const gt_tensor *t, const gt_view *v, 
     typical = sqrt(square * 2 / CHANGES / (double)v->count);
     for (int64_t i = 0; i < v->count; i++) {
         const double got = load(f, t, element_at(v, i)), error = fabs(got - exact[i]);
-        if (isnan(exact[i])) continue;                                     /* of no sequence: not written */
+        if (isnan(exact[i])) continue;                                     /* in no sequence: not written */
         if (!(fabs(exact[i]) <= (dtype == GT_F16 ? 6e4 : 1e38))) continue; /* rounds to infinity, or nearly */
         double change = 0;
         for (int k = 0; k < CHANGES; k++) change = fmax(change, fabs(changed[k][i] - exact[i]));
@@ -557,7 +566,7 @@ static void compare_tensor(const fuzz *f, const gt_tensor *t, const gt_view *v, 
     expect(f, 1, "");
 }
 
-/* The outputs of a call that was made of `in`. */
+/* Compares the outputs of a call on the inputs `in`. */
 static void compare(fuzz *f, double *const *in) {
     truth exact = {.of = {NULL}}, changed[CHANGES] = {{.of = {NULL}}};
     int ok = run_truth(f, in, 0, &exact) == GT_OK;
@@ -568,7 +577,7 @@ static void compare(fuzz *f, double *const *in) {
         const gt_view v = gt_view_of(f->op, t, &f->filled, &f->dims);
         const double *of[CHANGES];
         if (!exact.of[i] || !is_output(f, t)) continue;
-        /* y is drawn, and not what forward wrote: test_kernels.c has calls in which it is */
+        /* y is random, not forward's output; test_kernels.c has calls with forward's y */
         if (f->top->reads_y && flag_at(f, f->top->reads_y) && !strcmp(test_plain_name(t), "dz")) continue;
         for (int k = 0; k < CHANGES; k++) of[k] = changed[k].of[i];
         compare_tensor(f, t, &v, exact.of[i], of);
@@ -640,7 +649,7 @@ static void check_message(const fuzz *f, gt_status status, gt_pass pass) {
            "an unknown status");
 }
 
-/* A size outside of its own range is refused by its name, the first of them. */
+/* The first size outside of its range is refused by its name. */
 static void check_sizes(const fuzz *f, gt_status status) {
     char text[64];
     int dtype;
@@ -657,7 +666,7 @@ static void check_sizes(const fuzz *f, gt_status status) {
 
 static int is_unsupported(gt_status status) { return IS_KERNEL && status == GT_ERROR_UNSUPPORTED; }
 
-/* What a call in order may say. */
+/* The statuses that a correct call may return. */
 static int is_fine(const fuzz *f, gt_status status) {
     return status == GT_OK || is_unsupported(status) || f->is_spoiled || f->kind == HOSTILE;
 }
@@ -681,14 +690,14 @@ static gt_status query(fuzz *f, const test_args *args, gt_workspace *need) {
 
 static int is_about(size_t less, size_t more) { return less <= more || less - more <= less / 2; }
 
-/* Twice the tokens or rows do not need less: a sum that wraps does. */
+/* Twice the tokens or rows need at least as much: a sum that wraps would need less. */
 static void check_query(fuzz *f) {
     gt_workspace need, twice;
     test_args more = f->args;
     const gt_size *s = find_size(f, test_is_over_time(f->top) ? one_in(f, 2) ? 'B' : 'T' : 'M');
     const int64_t n = size_at(&more, s->offset);
     if (query(f, &f->args, &need) != GT_OK) return;
-    if (n < 1 << 16 || n > GT_MAX_SIZE / 2) return; /* of less, time may be cut in other ways */
+    if (n < 1 << 16 || n > GT_MAX_SIZE / 2) return; /* for fewer, time may be cut in other ways */
     put_size(f, s->offset, 2 * n);
     more = f->args;
     put_size(f, s->offset, n);
@@ -700,8 +709,8 @@ static void check_query(fuzz *f) {
            "twice the size needs less memory");
 }
 
-/* A call with sizes of up to 2^40, every tensor of numbers given.  Sizes of rows are powers of 2, as fast kernels want
- * them.  Counts of rows are no powers of 2: a product that wraps is a large number then, and rarely 0. */
+/* A call with sizes of up to 2^40 and every tensor of numbers.  Sizes of rows are powers of 2, for the fast kernels.
+ * Counts of rows are not: a product that wraps is then a large number, and rarely 0. */
 static void draw_large_sizes(fuzz *f) {
     memset(&f->args, 0, sizeof f->args);
     for (const gt_size *s = f->op->sizes; s->letter; s++) {
@@ -727,8 +736,8 @@ static int is_below(const gt_workspace *w, size_t limit) {
     return w->forward < limit && w->backward < limit && w->step < limit && w->saved < limit && w->segment < limit;
 }
 
-/* Memory of a call whose sizes are halved, one after another, until none is too large: its largest tensors have about
- * 2^48 elements.  No answer wraps: a sum of bytes that is right is less than 2^62. */
+/* Queries a call with sizes halved, one after another, until all are accepted: its largest tensors have about 2^48
+ * elements.  No answer wraps: a correct sum of bytes is less than 2^62. */
 static void check_large_query(fuzz *f) {
     gt_workspace need;
     int count = 0;
@@ -745,7 +754,7 @@ static void check_large_query(fuzz *f) {
     expect(f, is_below(&need, (size_t)1 << 62), "a call needs 2^62 bytes or more");
 }
 
-/* As many bytes as are asked for; sometimes one less, which *is_short says. */
+/* Gives the call the bytes it needs; sometimes one less, which sets *is_short. */
 static void give_memory(fuzz *f, int *is_short) {
     gt_workspace need;
     size_t bytes;
@@ -760,7 +769,7 @@ static void give_memory(fuzz *f, int *is_short) {
     put(f, f->op->fields.workspace_bytes, &bytes, sizeof bytes);
 }
 
-/* The twins have no use for it. */
+/* Gives the twins memory that they do not use. */
 static void give_nonsense(fuzz *f) {
     const char *p = wild(f);
     const size_t bytes = (size_t)test_next(&f->random);
@@ -790,8 +799,8 @@ static void start(fuzz *f, int64_t number) {
     draw_rows(f);
 }
 
-/* The rule 'Sizes' of gt_kernels.h, written anew: a tensor that counts has at most 2^48 elements.  In a call with
- * tokens every tensor counts.  In a call without tokens, and in a join, given and required tensors count. */
+/* The rule 'Sizes' of gt_kernels.h, written a second time: a tensor that counts has at most 2^48 elements.  In a call
+ * with tokens every tensor counts.  In a call without tokens, and in a join, given and required tensors count. */
 static int counts(const fuzz *f, const gt_tensor *t) {
     const int has_tokens = size_of(f, f->op->sizes[0].letter) && (!test_is_over_time(f->top) || size_of(f, 'T'));
     const int is_of_pieces = t->shape[0] == 'R';
@@ -808,14 +817,14 @@ static int is_too_large(const fuzz *f) {
     return 0;
 }
 
-/* The library's verdict on the prepared call is the rule's. */
+/* The library's verdict on the prepared call agrees with the rule. */
 static void check_counts(const fuzz *f, gt_status promised, int is_large) {
     const int is_refused = promised == GT_ERROR_SIZE && strstr(gt_last_error(), "more than 2^48 elements");
     if (promised == GT_OK) expect(f, !is_large, "a tensor of more than 2^48 elements is accepted");
     if (is_refused) expect(f, is_large, "refused for more than 2^48 elements, which no tensor has");
 }
 
-/* Places and pointers.  Where sizes or flags are refused already, there are no tensors to place. */
+/* Places and pointers.  If sizes or flags are refused already, no tensors are placed. */
 static void furnish(fuzz *f, int *is_short) {
     *is_short = 0;
     if (gt_prepare(f->op, GT_QUERY, GT_HOST, &f->args, &f->filled, &f->dims) == GT_OK) {
@@ -826,7 +835,7 @@ static void furnish(fuzz *f, int *is_short) {
             draw_pointers(f);
         }
     }
-    f->is_spoiled |= is_too_large(f); /* parameters of a call without tokens, say: more than any memory holds */
+    f->is_spoiled |= is_too_large(f); /* for example parameters of a call without tokens that exceed any memory */
     if (f->kind != HOSTILE && one_in(f, 3)) draw_in_place(f);
     for (int64_t n = f->kind == HOSTILE ? below(f, 4) : one_in(f, 5); n > 0; n--) spoil_pointer(f);
     if (IS_KERNEL)
@@ -835,12 +844,11 @@ static void furnish(fuzz *f, int *is_short) {
         give_nonsense(f);
 }
 
-/* Numbers into the places, and what stands there when all are written; returns whether they are those drawn: inputs may
- * share memory. */
+/* Writes random numbers to the places, then reads all back; returns whether they are equal: inputs may share memory. */
 static int write_numbers(fuzz *f, double **in) {
     int is_tame = 1;
     memset(f->memory, 0xa5, (size_t)f->used + GUARD);
-    for (int is_late = 0; is_late < 2; is_late++) /* in place what is read counts */
+    for (int is_late = 0; is_late < 2; is_late++) /* an in-place tensor holds the pass's input */
         for (int i = 0; f->op->tensors[i].name; i++) {
             const gt_tensor *t = &f->op->tensors[i];
             const gt_view v = gt_view_of(f->op, t, &f->filled, &f->dims);
@@ -867,7 +875,7 @@ static void fuzz_once(fuzz *f, int64_t number) {
     start(f, number);
     furnish(f, &is_short);
     check_query(f);
-    gt_prepare(f->op, f->pass, GT_HOST, &f->args, &f->filled, &f->dims); /* dims as they are given */
+    gt_prepare(f->op, f->pass, GT_HOST, &f->args, &f->filled, &f->dims); /* dims as given */
     const int is_large = is_too_large(f);
     promised = gt_prepare(f->op, f->pass, IS_KERNEL ? GT_DEVICE : GT_HOST, &f->args, &f->filled, &f->dims);
     check_counts(f, promised, is_large);
@@ -899,8 +907,8 @@ static void fuzz_once(fuzz *f, int64_t number) {
 
 static const fuzz *volatile running;
 
-/* Ends the program once a call has taken so many seconds of processor time; 0: no limit.  On a busy machine a call that
- * is right may take a minute by the clock.  A call that waits for ever meets Meson's limit. */
+/* Ends the program once a call has taken `seconds` of processor time; 0: no limit.  On a busy machine a correct call
+ * may take a minute by the clock.  A call that waits for ever meets Meson's limit. */
 static void set_limit(int seconds) {
     const struct itimerval timer = {.it_value = {seconds, 0}};
     setitimer(ITIMER_PROF, &timer, NULL);

@@ -16,7 +16,7 @@ enum { DRAWN_SIZE = 3 };
 static int directions = 4, one_in = 1, turn;
 static uint64_t drawn = 30;
 
-/* Errors seen are 1e-9 and less: rounding and truncation of the quotients. */
+/* Measured errors are at most 1e-9: rounding and truncation of the quotients. */
 static const double tolerance = 1e-8;
 
 typedef struct grad_case {
@@ -34,8 +34,7 @@ static void evaluate(const grad_case *g, double *x, const double *base, const do
 }
 
 /* d loss / d step at 0 for x = base + step direction: two central differences, extrapolated to an
- * error of h^4.  Differences are taken per output element, so that what does not change costs no
- * digits. */
+ * error of h^4.  Differences are taken per output element, so that elements without change cost no digits. */
 static double difference_quotient(const grad_case *g, double *x, const double *base, const double *direction,
                                   int64_t count) {
     const double h = 1e-4;
@@ -124,7 +123,7 @@ static void check_gradient(grad_case *g, int i) {
     free(base);
 }
 
-/* Each gradient is the same number when no other is asked for. */
+/* Each gradient has the same bits if no other is wanted. */
 static void check_alone(const grad_case *g, int i) {
     test_values alone;
     test_run(&test_truth, g->c, GT_BACKWARD, &g->backward, (uint64_t)1 << i, &alone);
@@ -144,7 +143,7 @@ static void check_case(const test_case *c, int alone) {
     test_free(&g.forward), test_free(&g.backward), test_free(&g.gradient);
 }
 
-/* Every gradient that backward writes belongs to one input, and so is among those checked. */
+/* Every gradient of backward belongs to one input, so all are checked. */
 static void check_table(const test_op *top) {
     const gt_op *op = top->table();
     for (int i = 0; op->tensors[i].name; i++) {

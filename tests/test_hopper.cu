@@ -1,6 +1,6 @@
-/* test_hopper.cu - what gt/base/wgmma.cuh and bulk.cuh say of the hardware: every layout of a tile, every shape of a
- * product, compared with sums made on the host.  Compiled by nvcc for a GPU, and as C++ with GT_EMU for the emulation,
- * which so is held against the hardware.
+/* test_hopper.cu - tests what gt/base/wgmma.cuh and bulk.cuh claim of the hardware: every layout of a tile and every
+ * shape of a product, compared with sums of the host.  nvcc compiles it for a GPU, and a C++ compiler with GT_EMU for
+ * the emulation: so emulation and hardware are compared.
  *
  *     test_hopper [--verbose]
  *
@@ -104,8 +104,8 @@ enum Source { REGISTERS, K_MAJOR, MN_MAJOR }; /* of A */
 
 constexpr int DEPTH = 64;
 
-/* One warpgroup multiplies the 64 rows of A[..][DEPTH] from a_first by the N rows of B^T[..][DEPTH] from b_first.  A in
- * registers comes as it is, what is in shared memory as the image of it that the host has made. */
+/* One warpgroup multiplies the 64 rows of A[..][DEPTH] from a_first by the N rows of B^T[..][DEPTH] from b_first.  A
+ * comes as rows if it goes to registers; tiles for shared memory come as images that the host has made. */
 template <class T>
 struct ProductParams {
     const T* a; /* [64][DEPTH] */
@@ -186,7 +186,7 @@ static uint32_t bytes_of(const Tile& t, bool is_mn) {
     return (uint32_t)((bytes + t.row_bytes - 1) / t.row_bytes) * panel_of(t, is_mn);
 }
 
-/* What the host asks of a layout. */
+/* The host's queries of a layout. */
 template <int ROW, Major MAJOR>
 struct Asked {
     static uint32_t at(int mn, int k, uint32_t panel) {
@@ -280,7 +280,7 @@ static void multiply(const Tile& left, const Tile& right) {
     check(wrong == 0, name + (wrong ? ": " + std::to_string(wrong) + " of " + std::to_string(64 * N) : ""));
 }
 
-/* All layouts of B, with A as it comes. */
+/* All layouts of B, with A of one source. */
 template <class T, int TILES, Source A>
 static void multiply_all(const Tile& left) {
     constexpr int N = 8 * TILES;
@@ -299,7 +299,7 @@ template <class T, int TILES>
 static void multiply_all() {
     multiply_all<T, TILES, REGISTERS>({64, 0, 128, 0});
     for (int row_bytes = 16; row_bytes <= 128; row_bytes *= 2) {
-        /* A in the second half of its tile, and with B as it comes most often */
+        /* A in the second half of its tile; B in its usual layout */
         multiply<T, TILES, K_MAJOR, Major::K>({128, 64, row_bytes, 1}, {8 * TILES, 0, 128, 0});
         multiply<T, TILES, K_MAJOR, Major::MN>({64, 0, row_bytes, 0}, {8 * TILES, 0, 128, 0});
         multiply<T, TILES, MN_MAJOR, Major::K>({128, 64, row_bytes, 1}, {8 * TILES, 0, 128, 0});
@@ -317,19 +317,19 @@ static void multiply_shapes() {
 
 /* ---- a relay: loads, products, a store ----------------------------------------------------------------------- */
 
-/* What is wrong in the last round, or after it.  The emulation must find it; a GPU gets NOTHING. */
+/* Faults planted in the last round, or after it.  The emulation must find them; a GPU gets NOTHING. */
 enum class Slip {
     NOTHING,
     NO_INIT_FENCE,      /* the mbarriers are not handed over to the asynchronous proxy */
     NO_FULL_WAIT,       /* the consumer does not wait for its tiles */
-    NO_EMPTY_WAIT,      /* nor the producers for their place */
-    NO_COPIES_ARRIVE,   /* what cp_async copies is waited for by nobody */
-    TOO_FEW_BYTES,      /* are expected, */
-    TOO_MANY_BYTES,     /* or more than come */
-    TWO_PHASES_BYTES,   /* a load that nobody has expected */
+    NO_EMPTY_WAIT,      /* nor the producers for free tiles */
+    NO_COPIES_ARRIVE,   /* nobody waits for copies of cp_async */
+    TOO_FEW_BYTES,      /* fewer bytes are expected, */
+    TOO_MANY_BYTES,     /* or more than arrive */
+    TWO_PHASES_BYTES,   /* a load that no expect announced */
     ODD_LOAD,           /* of 8 bytes */
     NO_PROXY_FENCE,     /* after cp_async, before products */
-    EARLY_PROXY_FENCE,  /* of the warp between the two, before it knows that the copies are there */
+    EARLY_PROXY_FENCE,  /* of the warp between the two, before it knows that the copies have arrived */
     NO_REUSE_FENCE,     /* after the consumer's own write, before the next load */
     NO_WGMMA_FENCE,     /* before the products */
     EARLY_A,            /* A is written in flight, */
@@ -340,7 +340,7 @@ enum class Slip {
     WRONG_ROW,          /* of 64 bytes: other numbers */
     WRONG_MAJOR,        /* other numbers */
     NO_STORE_FENCE,     /* before the store */
-    NO_STORE_BARRIER,   /* ... of what other warps wrote */
+    NO_STORE_BARRIER,   /* ... after other warps' writes */
     NO_STORE_WAIT,      /* ... before the end */
     TOO_MANY_REGISTERS, /* are taken */
     ONE_WARP_GIVES      /* registers, of a warpgroup */
@@ -357,7 +357,7 @@ struct RelayParams {
     Slip slip;
 };
 
-/* Known when it is compiled for a GPU, which so gets no branches between its products. */
+/* A constant for a GPU, so that no branches lie between its products. */
 [[maybe_unused]] GT_DEV Slip slip_of(const RelayParams& p) {
 #ifdef GT_EMU
     return p.slip;
@@ -516,7 +516,7 @@ relay_kernel(const GT_GRID_CONSTANT RelayParams p) {
 #endif
 }
 
-/* The name of what is wrong with the results, empty: nothing. */
+/* Names the error of the results; empty: there is none. */
 static std::string run_relay(bool a_in_registers, Slip slip) {
     std::vector<int> sums(64 * 64);
     Shared<uint8_t> a(RELAY_ROUNDS * RELAY_TILE), c(RELAY_TILE);
@@ -620,7 +620,7 @@ static void test_faults() {
 
 /* ---- boxes of tensors ---------------------------------------------------------------------------------------- */
 
-/* A box is loaded, copied to `image` as it lies, and stored to another tensor. */
+/* A box is loaded, copied to `image` byte by byte, and stored to another tensor. */
 struct BoxParams {
     TensorMap from, to;
     uint4* image;
@@ -653,7 +653,7 @@ struct Box {
     bool swizzled;
 };
 
-/* What is loaded from before the start is stored from the start on, unless `stored_before`. */
+/* A box loaded from before the start is stored at the start, unless `stored_before`. */
 template <class T>
 static std::string run_box(const Box& b, uint32_t shift = 0, uint32_t fewer = 0, bool stored_before = false) {
     const int64_t pitch = b.pitch, plane = pitch * (b.size[1] + 1);
@@ -763,7 +763,7 @@ static void test_boxes() {
 int main(int count, char** arguments) {
     is_verbose = count > 1 && strcmp(arguments[1], "--verbose") == 0;
 #ifndef GT_EMU
-    int most = 0; /* threads of a block: 32 in the place of what only compute capability 9.0 has */
+    int most = 0; /* threads of a block: 32 if the kernel is only a stub of code for compute capability 9.0 */
     const cudaError_t error =
         ask_most_threads(reinterpret_cast<const void*>(product_kernel<f16, 8, REGISTERS, Major::K>), &most);
     if (error != cudaSuccess && gpu_is_present()) {

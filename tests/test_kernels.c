@@ -1,23 +1,22 @@
-/* The kernels against the double twins on the same rounded inputs, and against what must hold
- * whatever the numbers are.  Two programs: on a GPU (kernels_gpu.cu), and emulated
- * (kernels_emu.cpp).
+/* The kernels against the double twins on the same rounded inputs, and against properties that hold for any numbers.
+ * Two programs: on a GPU (kernels_gpu.cu), and emulated (kernels_emu.cpp).
  *
  *     test_kernels_... [--device NAME] [--mode NAME] [--short] [--once] [--few] [--exact] [--steps] [--less]
  *                  [OP ...]
  *
  *   --device NAME  of the emulation: sm_75, sm_80, sm_86 or sm_90
- *   --mode NAME    only that calls made in another way, such as "captured in a graph", give the
- *                  same bits; those calls come first in the process; "all": in all other ways
+ *   --mode NAME    only checks that calls made in another way, such as "captured in a graph", have the same bits; these
+ *                  calls come first in the process; "all": in all other ways
  *   --less         the build lacks kernels (GT_WITHOUT_...): those that the operator lists need not run
  *   --short        fewer cases, for sanitizers
  *   --once         each call once, in every size and with every dtype, for slow sanitizers; with
  *                  --short not every dtype in every size
  *   --few          each call once; every size, every kernel and every dtype, but not each with each;
  *                  of the smallest cases one in five for each property: for a test that is run often;
- *                  with --short neither properties nor the largest sizes
- *   --steps        only what is checked of kernels of steps
+ *                  with --short no properties, and without --exact not the largest sizes
+ *   --steps        only the checks of kernels of steps
  *   --exact        every tensor in an allocation of its own and nothing filled in advance, so that
- *                  a sanitizer finds what lies outside of them or was never written */
+ *                  a sanitizer finds accesses outside of them or to memory that was never written */
 #include "test_kernels.h"
 #include "gt_invariants.h"
 #include <math.h>
@@ -29,9 +28,9 @@
 #endif
 
 static int is_short, is_once, is_few, is_exact, is_steps, is_less;
-static int one_in = 1, turn; /* of the tables' cases only one in so many is checked, others each time */
+static int one_in = 1, turn; /* of the tables' cases one in `one_in` is checked, other ones each time */
 
-/* What a runner of kernels is given, and what its last call left in saved. */
+/* The options of a runner of kernels, and the contents of `saved` after its last call. */
 typedef struct run_context {
     machine_mode mode;
     char *saved;
@@ -51,7 +50,7 @@ typedef struct buffer {
 typedef struct call {
     machine_job job;
     buffer of[MAX_BUFFERS];
-    int buffers, saved; /* saved: which of the buffers, 0 = none */
+    int buffers, saved; /* saved: index of its buffer, 0 = none */
 } call;
 
 static void put_pointer(void *args, size_t offset, const void *p) { memcpy((char *)args + offset, &p, sizeof p); }
@@ -124,7 +123,7 @@ static int is_guard_intact(const buffer *b) {
     return ok;
 }
 
-/* Brings the tensors back to the host; with is_same only compares them to what is there. */
+/* Copies the tensors to the host; with is_same compares them with the host's copy instead. */
 static int download(const buffer *b, int is_same) {
     char *host;
     int ok;
@@ -140,7 +139,7 @@ static int download(const buffer *b, int is_same) {
 
 /* ---- one call -------------------------------------------------------------------------------- */
 
-/* Gives the pass the workspace that it asks for, to the byte. */
+/* Gives the pass exactly the workspace that it needs. */
 static gt_status give_workspace(call *k, const test_op *op, gt_pass pass, test_args *args) {
     gt_workspace need;
     gt_status status = op->table()->calls.workspace(args, &need);
@@ -162,8 +161,8 @@ static gt_status give_saved(call *k, const test_op *op, test_args *args) {
     return GT_OK;
 }
 
-/* Makes a forward call of the arguments of a backward call, with the required outputs in scratch, from which backward
- * takes what it reads of them. */
+/* Makes a forward call from the arguments of a backward call.  Its required outputs lie in scratch memory, and backward
+ * reads them there. */
 static gt_status make_forward(call *k, const gt_op *op, test_args *args, test_args *backward) {
     test_args filled;
     gt_dims dims;
@@ -181,7 +180,7 @@ static gt_status make_forward(call *k, const gt_op *op, test_args *args, test_ar
             char *p = machine_allocate(extent(&v) + 1, !is_exact);
             k->of[k->buffers++].memory = p;
             put_pointer(args, t->offset, p);
-            if (t->use[GT_BACKWARD] == 'i') put_pointer(backward, t->offset, p); /* which it then reads: reads_y */
+            if (t->use[GT_BACKWARD] == 'i') put_pointer(backward, t->offset, p); /* backward then reads it: reads_y */
         }
     }
     return status;
@@ -192,7 +191,7 @@ static void add_pass(call *k, const test_op *op, gt_pass pass, const test_args *
     k->job.args[k->job.passes++] = *args;
 }
 
-/* Where the machine finds what packed sequences there are. */
+/* Tells the machine where cu_seqlens and seq_count of a call lie. */
 static void note_sequences(call *k, const test_op *op, const test_args *args) {
     static const char *const names[] = {"cu_seqlens", "seq_count"};
     const gt_op *table = op->table();
@@ -234,7 +233,7 @@ static gt_status open_call(call *k, const test_op *op, gt_pass pass, const void 
     return status;
 }
 
-/* Not where saved was not filled in advance, so that what is never written would differ. */
+/* Does nothing if `saved` was not filled in advance: bytes that no kernel writes would differ. */
 static void keep_saved(run_context *r, const call *k) {
     const buffer *b = &k->of[k->saved];
     free(r->saved);
@@ -246,7 +245,7 @@ static void keep_saved(run_context *r, const call *k) {
     machine_copy(r->saved, b->image, r->saved_bytes);
 }
 
-/* Takes over what was left in saved; returns its length. */
+/* Takes the copy of `saved` from the runner; returns its length. */
 static size_t take_saved(const test_runner *runner, char **host) {
     run_context *r = (run_context *)runner->context;
     *host = r->saved;
@@ -254,7 +253,7 @@ static size_t take_saved(const test_runner *runner, char **host) {
     return r->saved_bytes;
 }
 
-/* The last call left the same bits in saved as the one of which they were taken. */
+/* Checks that the last call left in `saved` the bits in `host`. */
 static void check_same_saved(const test_runner *runner, const test_case *c, gt_pass pass, const char *what,
                              const char *host, size_t bytes) {
     const run_context *r = (const run_context *)runner->context;
@@ -295,7 +294,7 @@ static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pa
 
 /* ---- runners --------------------------------------------------------------------------------- */
 
-/* What the checks of an operator work with: the ways to make its calls. */
+/* The runners for an operator's checks: the ways to make its calls. */
 typedef struct tester {
     const test_op *op;
     run_context plain_context, saved_context, other_context;
@@ -317,7 +316,7 @@ static void start_tester(tester *t, const test_op *op) {
     t->with_saved = make_runner(op, &t->saved_context, (machine_mode){"saved", 1, 1, 0, 0, 0});
 }
 
-/* Two results that are both within the tolerance. */
+/* The difference allowed between two results, each within the tolerance. */
 static double twice(const test_case *c) {
     gt_dtype dtype;
     memcpy(&dtype, (const char *)&c->args + test_table(c)->dtype_offset, sizeof dtype);
@@ -368,7 +367,7 @@ static void check_truth(tester *t, const test_case *c, int is_plain, int is_save
 }
 
 static void truth_holds(tester *t, const test_case *c) { check_truth(t, c, 1, has_saved(c)); }
-/* With saved in half of the cases; each in a schedule of its own. */
+/* With saved in half of the cases; each case in another schedule. */
 static void truth_holds_by_turns(tester *t, const test_case *c) {
     int is_saved = has_saved(c) && c->seed / 7 % 2;
     t->plain_context.mode.schedule = t->saved_context.mode.schedule = c->seed + 1;
@@ -393,14 +392,27 @@ static void pieces_agree(tester *t, const test_case *c) {
     for (int i = is_few ? 2 : 0; i < (is_few ? 3 : 4); i++) test_pieces_agree(&t->plain, c, counts[i]);
 }
 
+/* A prefill cut at multiples of 128 tokens has the bits of one call, if segments is 1. */
+static void prefill_splits(tester *t, const test_case *c) {
+    test_case one = *c;
+    set_segments(&one, 1);
+    for (int64_t at = 128; at < test_get_size(c, 'T'); at += 128) test_prefill_splits(&t->plain, &one, at);
+}
+
 static void time_splits(tester *t, const test_case *c) {
     int64_t T = test_get_size(c, 'T');
     test_time_splits(&t->plain, c, T / 2, twice(c));
     if (T > 64) test_time_splits(&t->plain, c, 64, twice(c));
 }
 
-/* With segments fixed, what a batch element or packed sequence gives depends on nothing else; rows
- * may be tiled. */
+/* Runs the kinds of pools by turns. */
+static void pools_agree(tester *t, const test_case *c) {
+    static int kind;
+    test_pools_agree(&t->plain, c, kind++);
+}
+
+/* With a fixed number of segments the results of a batch element or packed sequence depend on nothing else; rows may be
+ * tiled. */
 static void batch_splits(tester *t, const test_case *c) {
     test_case fixed = *c;
     for (int64_t segments = 1; segments <= (test_is_packed(c) ? 2 : 1); segments++) {
@@ -409,8 +421,8 @@ static void batch_splits(tester *t, const test_case *c) {
     }
 }
 
-/* With saved in half of the cases.  In half of them decays may come to 0.  Tokens 57 and 25 lie in the second and in the
- * first half of every chunk that gt_kernels.h names. */
+/* With saved in half of the cases.  In half of them decays may come to 0.  Tokens 57 and 25 lie in the second and in
+ * the first half of every chunk that gt_kernels.h names. */
 static void nonfinite_stays(tester *t, const test_case *drawn) {
     test_case c = *drawn;
     const int is_saved = has_saved(&c) && c.seed / 2 % 2, may_vanish = c.seed / 4 % 2;
@@ -479,7 +491,7 @@ static void mode_agrees(tester *t, const test_case *c) {
         test_runner *usual = mode->gives_saved ? &t->with_saved : &t->plain;
         test_run(usual, c, (gt_pass)pass, &in, TEST_ALL, &b);
         test_same(&t->other, c, (gt_pass)pass, mode->name, &a, &b, 0);
-        /* a graph that is replayed leaves what only the first replay wrote */
+        /* a replayed graph leaves the bytes that only its first replay wrote */
         if (!mode->is_captured) check_same_saved(usual, c, (gt_pass)pass, mode->name, saved, bytes);
         test_free(&in), test_free(&a), test_free(&b), free(saved);
     }
@@ -602,7 +614,7 @@ static void for_drawn(tester *t, uint64_t count, int64_t most, check_case *check
     }
 }
 
-/* Products to be formed, roughly: all elements of the states with every token, or all sizes. */
+/* The number of products, roughly: all elements of the states with every token, or all sizes. */
 static double work(const test_case *c) {
     double product = 1, states = 0;
     for (const gt_tensor *t = test_table(c)->tensors; t->name; t++)
@@ -619,8 +631,7 @@ static const int64_t rows[] = {0, 644, 902, 386}; /* of slices */
 /* With --few large sizes have no more tokens: a chunk of 64, and a second. */
 enum { FEW_TOKENS = 66, FEW_WORK = 2000000 };
 
-/* Every size with every time; decay, layout, segments and dtype are the next each time, with as
- * many dtypes for each. */
+/* Every size with every time; decay, layout, segments and dtype change each time; `count` dtypes for each. */
 static void sweep(tester *t, const int64_t *times, double most_work, int count, check_case *check) {
     const test_op *op = t->op;
     int n = 0;
@@ -646,8 +657,7 @@ static void sweep(tester *t, const int64_t *times, double most_work, int count, 
     }
 }
 
-/* Every size in aligned arrays, as the fast kernels want them, in two segments, with the d-th
- * dtypes. */
+/* Every size in aligned arrays, for the fast kernels, in two segments, with the d-th dtypes. */
 static void for_sizes(tester *t, int64_t time, double most_work, int d, check_case *check) {
     const test_op *op = t->op;
     for (const test_case *size = op->sizes; size->op; size++) {
@@ -660,7 +670,7 @@ static void for_sizes(tester *t, int64_t time, double most_work, int d, check_ca
     }
 }
 
-/* Packed sequences in every size; the rest is the next each time. */
+/* Packed sequences in every size; other properties change each time. */
 static void sweep_packed(tester *t, double most_work, int count, check_case *check) {
     const test_op *op = t->op;
     static const int64_t lengths[] = {0, 65, 1, 0, 130, 17};
@@ -683,7 +693,29 @@ static void sweep_packed(tester *t, double most_work, int count, check_case *che
     }
 }
 
-/* Those of the highest level. */
+/* Few tokens in every size, for all kernels.  One sequence starts from zero, and one is skipped. */
+static void sweep_pools(tester *t, double most_work, int count) {
+    const test_op *op = t->op;
+    static const int64_t lengths[] = {2, 17, 1, 66};
+    int n = 0;
+    for (const test_case *size = op->sizes; size->op && test_takes_packed(op); size++) {
+        test_case c = *size;
+        test_set_size(&c, 'B', 1);
+        test_set_size(&c, 'T', 88);
+        test_set_sequences(&c, 4, 4 + n % 2);
+        c.packed.lengths = lengths;
+        if (work(&c) > most_work) continue;
+        for (int i = 0; i < count; i++, n++) {
+            c.seed = (uint64_t)n;
+            c.layout = layouts[n % 8];
+            set_segments(&c, n % 3);
+            set_next_dtypes(&c, n);
+            pools_agree(t, &c);
+        }
+    }
+}
+
+/* Runs `check` on the cases of the highest level. */
 static void for_large(tester *t, check_case *check) {
     const test_op *op = t->op;
     const test_case *const tables[] = {op->cases, op->packed};
@@ -698,7 +730,7 @@ static void for_large(tester *t, check_case *check) {
     }
 }
 
-/* With one thread: those of the double twins would wake for each of 70000 batch elements. */
+/* With one thread, because the double twins' threads would wake for each of 70000 batch elements. */
 static void for_many(tester *t, check_case *check) {
     const test_op *op = t->op;
 #ifdef _OPENMP
@@ -727,13 +759,13 @@ static const int64_t spoilt_times[] = {5, 110, -1}; /* a step; a chunk, and a pa
 
 /* The first of the operator's kernels that was not launched, or NULL. */
 static const char *not_launched(const test_op *op) {
-    const int has_handle = op->handle && machine_cublaslt(); /* which takes the place of some */
+    const int has_handle = op->handle && machine_cublaslt(); /* which replaces some kernels */
     for (const char *const *kernel = op->launched; kernel && *kernel && !has_handle; kernel++)
         if (!machine_launched(*kernel)) return *kernel;
     return NULL;
 }
 
-/* Every second one as kernels of whole sequences want it. */
+/* Every second case suits kernels of whole sequences. */
 static void truth_until_launched(tester *t, const test_case *c) {
     test_case mine = *c;
     if (!not_launched(t->op)) return;
@@ -741,7 +773,7 @@ static void truth_until_launched(tester *t, const test_case *c) {
     truth_holds(t, &mine);
 }
 
-/* The operator's cases for kernels of one shape alone, unless those have been launched. */
+/* The operator's cases for kernels of one shape alone, unless these kernels have been launched. */
 static void check_launching(tester *t) {
     for (const test_case *c = t->op->launching; c && c->op && !is_exact; c++) {
         test_values in, truth, magnitudes = {{NULL}};
@@ -754,15 +786,15 @@ static void check_launching(tester *t) {
     }
 }
 
-/* Times that the operator asks for, and that kernels were launched which these are for.  With --few every size once; and
- * small ones with every dtype until that has launched them all. */
+/* Runs the operator's further times T, and checks that their kernels were launched.  With --few every size once, then
+ * small sizes with every dtype until all these kernels were launched. */
 static void check_more_times(tester *t) {
     const test_op *op = t->op;
     const double most_work = machine_is_slow ? 6e6 : 2e7;
     if (!op->more_times) return;
     if (!is_few) sweep(t, op->more_times, most_work, 1, truth_holds_by_turns);
-    if (is_few && !is_short) sweep(t, few_more_times, most_work, 1, truth_holds_by_turns);
-    if (is_few && is_short) sweep(t, fewest_more_times, FEW_WORK, 1, truth_holds_by_turns);
+    if (is_few && (!is_short || is_exact)) sweep(t, few_more_times, most_work, 1, truth_holds_by_turns);
+    if (is_few && is_short && !is_exact) sweep(t, fewest_more_times, FEW_WORK, 1, truth_holds_by_turns);
     if (!is_less) {
         sweep(t, until_launched_times, 3e5, DTYPES, truth_until_launched);
         const char *kernel = not_launched(op);
@@ -772,7 +804,13 @@ static void check_more_times(tester *t) {
     test_group(op->name, "more times");
 }
 
-/* A step of every size and time: against the truth, and each batch element alone, token by token or not. */
+static void rounding_agrees(tester *t, const test_case *c) {
+    test_case exact = *c;
+    t->op->exact.set(&exact);
+    test_rounding_agrees(&t->plain, &exact, t->op->exact.zero, t->op->exact.one);
+}
+
+/* A step of every size and time: compared with the truth, and each batch element alone, token by token or not. */
 static void check_step(tester *t, const test_case *c, int n) {
     test_values in, truth;
     t->plain_context.mode.schedule = (uint64_t)n + 1;
@@ -780,13 +818,24 @@ static void check_step(tester *t, const test_case *c, int n) {
     test_run(&test_truth, c, GT_STEP, &in, TEST_ALL, &truth);
     check_pass(&t->plain, c, GT_STEP, &in, &truth, NULL);
     test_free(&in), test_free(&truth);
-    test_step_is_alone(&t->plain, c, n % 3 ? 16 : 1 + n % 4);
+    /* A state of 16 bits is rounded by each step: then single steps differ from one step of all tokens. */
+    const size_t of_state = test_table(c)->of_steps.state;
+    const int is_rounded = of_state && test_get_flag(c, of_state) > GT_F32;
+    test_step_is_alone(&t->plain, c, n % 3 || is_rounded ? 16 : 1 + n % 4);
     if (t->op->check_step) t->op->check_step(&t->plain, c);
-    if (n % 3 == 0) test_server_agrees(&t->plain, c, is_few ? 8 : 16);
+    if (t->op->exact.zero) rounding_agrees(t, c);
+    if (n % 3 == 0 && !is_rounded) test_server_agrees(&t->plain, c, is_few ? 8 : 16);
 }
 
-/* The kernels of steps.  Layout, slots and dtype are the next each time.  With --few every size has three of the times,
- * once each, else all times three times: one of these in packed arrays. */
+/* States in fp32 every second time, parameters two times of three. */
+static void set_dtypes_of_steps(test_case *c, int n) {
+    const gt_step_dtypes *of = &test_table(c)->of_steps;
+    if (of->state) test_set_flag(c, of->state, n % 2 ? GT_BF16 + n / 2 % 2 : n % 4 ? GT_F32 : GT_DTYPE_DEFAULT);
+    if (of->parameter) test_set_flag(c, of->parameter, n % 3 ? GT_DTYPE_DEFAULT : GT_BF16 + n / 3 % 2);
+}
+
+/* The kernels of steps.  Layout, slots and dtype change each time.  With --few every size has three of the times, once
+ * each, else all times three times: one of these in packed arrays. */
 static void check_steps(tester *t) {
     static const int64_t step_times[] = {1, 5, 16, 2, 4, 15, 3};
     const test_op *op = t->op;
@@ -801,7 +850,9 @@ static void check_steps(tester *t) {
             if (op->set_regime) op->set_regime(&c, n);
             if (n % 2) test_set_slots(&c, test_get_size(&c, 'B') + 2);
             c.drafts = n / 2 % 4;
+            if (n % 5 == 2 && test_find(test_table(&c), "places") >= 0) c.drafts |= TEST_PLACES;
             set_next_dtypes(&c, n + n / DTYPES);
+            set_dtypes_of_steps(&c, n + n / 4);
             check_step(t, &c, n);
         }
     }
@@ -810,7 +861,7 @@ static void check_steps(tester *t) {
     if (op->steps) test_group(op->name, "kernels of steps");
 }
 
-/* The other ways to make calls; only that of a name, if it is given. */
+/* Checks the other ways to make calls; with `only`, the way of this name. */
 static void check_modes(tester *t, const char *only) {
     const test_op *op = t->op;
     for (const machine_mode *mode = machine_modes; mode->name; mode++) {
@@ -826,7 +877,7 @@ static void check_modes(tester *t, const char *only) {
     }
 }
 
-/* What takes long in the emulation, or under a sanitizer. */
+/* Runs a few cases, for the slow emulation or sanitizers. */
 static void check_briefly(tester *t) {
     const test_op *op = t->op;
     for_cases(t, TEST_SMALL, -1, truth_holds);
@@ -872,8 +923,8 @@ static void check_fully(tester *t) {
     test_group(op->name, "difference quotients");
 }
 
-/* The last token of the second chunk in forward, the first token in backward: kernels spoil that chunk to its other end in
- * these calls, so that this fails where the stated chunk is shorter, and where a kernel spoils one token more. */
+/* The last token of the second chunk in forward, the first token in backward.  In these calls kernels spoil that chunk
+ * to its other end.  So this fails if the stated chunk is too short, or if a kernel spoils one token more. */
 static void check_spoilt_chunks(tester *t) {
     const int64_t at[2] = {2 * t->op->reach[0] - 1, 0};
     for (const test_case *of = t->op->spoilt; of && of->op; of++) {
@@ -895,6 +946,24 @@ static void check_nonfinite(tester *t) {
     test_group(t->op->name, "a NaN or infinity stays in its chunk");
 }
 
+static void check_prefill(tester *t) {
+    const double most_work = is_few ? 4e6 : machine_is_slow ? 2e7 : 2e8;
+    int n = 0;
+    for (const test_case *size = t->op->sizes; size->op; size++) {
+        for (int i = 0; i < (is_few ? 1 : DTYPES); i++, n++) {
+            test_case c = *size;
+            c.seed = (uint64_t)n;
+            c.layout = layouts[n % 8];
+            test_set_size(&c, 'B', machine_is_slow ? 1 : 2);
+            test_set_size(&c, 'T', machine_is_slow ? 160 : 400);
+            if (t->op->set_regime) t->op->set_regime(&c, n / DTYPES);
+            set_next_dtypes(&c, n);
+            if (work(&c) <= most_work) prefill_splits(t, &c);
+        }
+    }
+    test_group(t->op->name, "a prefill in pieces of 128 tokens has the bits of one call");
+}
+
 static void check_properties(tester *t) {
     const test_op *op = t->op;
     const test_level level = machine_is_slow || is_short ? TEST_TINY : TEST_MEDIUM;
@@ -909,8 +978,12 @@ static void check_properties(tester *t) {
     if (test_is_over_time(op)) {
         for_cases(t, level, -1, shared_agrees);
         test_group(op->name, "a shared state is one for each");
+        if (op->has_exact_prefill) check_prefill(t);
         for_cases(t, level, -1, time_splits);
         test_group(op->name, "the time cut in two");
+        for_cases(t, level, -1, pools_agree);
+        sweep_pools(t, is_few ? 2e6 : 2e7, is_few ? 1 : DTYPES);
+        test_group(op->name, "states in pools");
     }
     if (op->twin[GT_STEP]) {
         check_steps(t);
@@ -987,7 +1060,7 @@ static void check_operator(tester *t) {
     check_modes(t, NULL);
 }
 
-/* gt_OP_path only asks: a product by the caller's handle is named, not computed, for its addresses are made up. */
+/* gt_OP_path runs no product by the caller's handle, since its addresses are made up: it only names it. */
 static void check_path_with_handle(const test_op *op) {
     test_case c = op->sizes[0];
     char text[1024];

@@ -13,13 +13,13 @@ extern "C" {
 typedef struct machine_mode {
     const char *name;
     uint64_t schedule;     /* emulation: the order in which warps run */
-    int gives_saved;       /* backward reads what forward saved */
-    int copies;            /* that many of the same call at once, each on a stream of its own; 0 = 1 */
+    int gives_saved;       /* backward reads forward's `saved` */
+    int copies;            /* number of copies of the call at once, each on its own stream; 0 = 1 */
     int is_captured;       /* recorded into a graph, which is replayed on fresh data and other lengths */
-    int has_pending_error; /* the caller has not yet asked for an error of his own */
+    int has_pending_error; /* an error of the caller is pending */
 } machine_mode;
 
-/* Passes to be run one after the other on a stream. */
+/* Passes that run one after the other on a stream. */
 typedef struct machine_job {
     gt_status (*pass[2])(const void *args, gt_stream stream);
     test_args args[2];
@@ -33,10 +33,10 @@ typedef struct machine_job {
 /* 0, or the exit code of the program: 77 = skipped, this computer has no such machine. */
 int machine_start(void);
 
-/* Goes on as another device, such as "sm_75"; 0 if the machine cannot. */
+/* Continues as another device, such as "sm_75"; 0 if the machine cannot. */
 int machine_choose(const char *device);
 
-/* Prints what the machine has counted of each kernel. */
+/* Prints the machine's counts of each kernel. */
 void machine_report(void);
 
 /* Whether kernels whose names contain this have been launched; 1 if the machine
@@ -46,15 +46,15 @@ int machine_launched(const char *kernel);
 /* Blocks that have run so far; 0 if the machine does not count them. */
 int64_t machine_blocks(void);
 
-/* Machine memory, aligned to 256 bytes.  If is_filled, it holds NaN in every dtype; else it is an
- * allocation of its own. */
+/* Machine memory, aligned to 256 bytes.  If is_filled, it holds NaN in every dtype; else it is a separate
+ * allocation. */
 char *machine_allocate(size_t bytes, int is_filled);
 void machine_release(char *memory);
-/* From and to machine memory and the host's. */
+/* Copies between machine memory and the host's. */
 void machine_copy(void *to, const void *from, size_t bytes);
 /* Makes machine memory NaN in every dtype. */
 void machine_poison(char *memory, size_t bytes);
-/* Bytes that are free, and all that the machine has. */
+/* Free bytes; *total: all bytes of the machine. */
 size_t machine_memory(size_t *total);
 
 /* The handle that rmsnorm_linear is given: of cuBLASLt with GT_WITH_CUBLASLT, else NULL. */

@@ -1,15 +1,16 @@
-/* Tensors of more than 2^31 elements: of every operator the last batch element of a call, or the last row, gives the
- * bits that it gives alone.  All others hold NaN, which shows if any of them is read for it.
+/* Tensors of more than 2^31 elements: for every operator the last batch element of a call, or the last row, gives the
+ * same bits as alone.  All others hold NaN, which shows if a kernel reads one for it.
  *
  *     test_gpu_large [--short] [--elements COUNT] [DTYPE...]
  *
- * DTYPE: bf16 or f32; both if none is named.  --elements: tensors of more than COUNT elements instead, which is how the
- * emulation, test_large_emu, runs this program.
- * --short, for racecheck and initcheck, which take hours for the whole batch: the first and the last element
- * where they are, and nothing between; what nobody wrote is left for initcheck to find.
+ * DTYPE: bf16 or f32; both if not given.  --elements: tensors of more than COUNT elements instead; the emulation,
+ * test_large_emu, needs this.
+ * --short, for racecheck and initcheck, which take hours for the whole batch: the first and the last element in their
+ * places, and nothing between.  Memory is not filled, so that initcheck finds reads of unwritten memory.
  *
- * Every call is printed with its memory.  What the GPU is too small for is left out, and the program says so and ends
- * with 77, skipped; what it has memory for, but not free, is a failure.  So is an operator without a case. */
+ * Every call is printed with its memory.  A call that exceeds the GPU's memory is skipped; then the program says so and
+ * ends with 77.  A call that would fit, but not into the free memory, is a failure.  So is an operator without a
+ * case. */
 #include "test_kernels.h"
 
 #include <math.h>
@@ -66,7 +67,7 @@ static int is_used(const call *k, const gt_tensor *t) {
     return t->use[k->pass] != '-' && t->use[k->pass] != 'g' && t->kind != 'i' && !strchr("SQR", t->shape[0]);
 }
 
-/* What there is much of: batch elements, or rows. */
+/* The letter of the large size: batch elements, or rows. */
 static char batch_letter(const test_case *c) {
     for (const gt_size *size = test_table(c)->sizes; size->letter; size++)
         if (size->letter == 'B') return 'B';
@@ -128,7 +129,7 @@ static void size_call(call *k, int64_t batch) {
 /* A batch of two, as far from each other as the first and the last of `batch`. */
 static void move_apart(call *two, const call *one, int64_t batch) {
     for (const gt_tensor *t = test_table(two->c)->tensors; t->name; t++) {
-        if (!has_batch(t) || !t->stride_offset) continue;
+        if (!has_batch(t) || !t->stride_offset || test_is_state(t)) continue;
         const gt_stride s = {view_of(one, t).count * (batch - 1), 0, 0};
         memcpy((char *)&two->args + t->stride_offset, &s, batch_letter(two->c) == 'M' ? sizeof(int64_t) : sizeof s);
     }
@@ -176,7 +177,7 @@ static int fits(const call *all, const call *one, size_t *need) {
     *need = workspace_bytes(all) + workspace_bytes(one);
     for (const gt_tensor *t = test_table(all->c)->tensors; t->name; t++)
         if (is_used(all, t)) *need += bytes_of(all, t) + (test_is_input(t, all->pass) ? 0 : bytes_of(one, t));
-    const double rest = 1.5 * GIB; /* of the driver, and what blocks are rounded up to */
+    const double rest = 1.5 * GIB; /* for the driver, and for blocks rounded up */
     if ((double)*need + rest <= (double)available) return 1;
     if ((double)*need + rest > 0.98 * (double)total) {
         left_out++;

@@ -1,5 +1,5 @@
-/* What is asked without a launch.  gt_OP_path: of every case of the table, in every pass; and the reasons that wkv6
- * gives.  gt_OP_workspace: how long the answer takes at any seq_capacity. */
+/* Queries without a launch.  gt_OP_path for every case of the table, in every pass, and the reasons that wkv6 gives.
+ * gt_OP_workspace: the time of the answer for any seq_capacity. */
 #define _POSIX_C_SOURCE 199309L
 #include "gt_test.h"
 #include "test_kernels.h"
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Nothing but sizes and flags is given: all that is noted would fault if it ran. */
+/* Only sizes and flags are given: a kernel that ran instead of being noted would fault. */
 static void check_case(const test_case *c) {
     char text[1024], cut[20];
     gt_status status = test_table(c)->calls.path(&c->args, text, sizeof text);
@@ -40,7 +40,7 @@ static void expect_not(const gt_wkv6_args *a, const char *words) {
     test_check(status == GT_OK && !strstr(text, words), "wkv6: '%s' is in '%s' (%d)", words, text, status);
 }
 
-/* Not aligned, and far from all else: nothing is read. */
+/* Not aligned, and far from all other memory: nothing is read. */
 static char *const apart = (char *)(((uintptr_t)1 << 40) + 2);
 
 static void test_wkv6(void) {
@@ -103,10 +103,10 @@ static void expect_ssd(const gt_ssd_args *a, const char *words) {
     test_check(status == GT_OK && strstr(text, words), "ssd: '%s' is not in '%s' (%d)", words, text, status);
 }
 
-/* What tensor cores do not take goes to the kernels for any size.  fastest, fastest_chunks: the kernels of a forward
- * that they take, and of the chunks of its backward; fp32_chunks: those with fp32 activations; of_states: of its passes
- * over states, and of segment's; of_gate: the first with z, which makes dz and leaves states, or makes dy silu(z);
- * fp32_forward: forward's with fp32 activations. */
+/* Calls that tensor cores cannot compute go to the kernels for any size.  The arguments are names of kernels.  fastest:
+ * forward on tensor cores.  fastest_chunks, fp32_chunks: chunks of backward, in 16 bits and in fp32.  of_states: passes
+ * over states, also of segment.  of_gate: the first kernel with z, which makes dz and states, or dy silu(z).
+ * fp32_forward: forward in fp32. */
 static void test_ssd_of(const char *fastest, const char *fastest_chunks, const char *fp32_forward,
                         const char *fp32_chunks, const char *of_states, const char *of_gate) {
     char words[128];
@@ -170,7 +170,7 @@ static void test_ssd_of(const char *fastest, const char *fastest_chunks, const c
     expect_ssd(&a, ", scan_segments_kernel; segment backward: reverse_states_kernel, ");
     a = good, a.N = 32;
     expect_ssd(&a, fastest_chunks);
-    /* a step has a kernel of its own, for any alignment and size */
+    /* a step has its own kernel, for any alignment and size */
     a = good, a.T = 16;
     expect_ssd(&a, "; step: step_kernel");
     a.x = (char *)memory + 2, a.N = 250;
@@ -216,7 +216,7 @@ static void test_grid_of_both(void) {
 }
 
 static void test_ssd(void) {
-    if (!machine_choose("sm_86")) { /* a GPU: it is what it is */
+    if (!machine_choose("sm_86")) { /* a GPU: the test cannot choose the device */
         test_ssd_of("forward: forward_", "chunk_gradient_", "forward_fp32_", "chunk_gradient_fp32_", "states_",
                     "backward: ");
         return;
@@ -276,7 +276,8 @@ static void test_ssd(void) {
                        "chunk_gradient_hopper_kernel, chunk_times_kernel, forward_tensor_kernel, ");
 }
 
-/* What ssd keeps and needs, in bytes of y: states of 128 tokens in f16; of sequences that have no more, none. */
+/* Memory of ssd's saved and workspace, in multiples of the bytes of y.  Saved: a state in f16 every 128 tokens; no
+ * state for sequences of up to 128 tokens. */
 static void test_ssd_memory(void) {
     static const struct {
         const char *device;
@@ -324,7 +325,7 @@ static void test_errors(void) {
                gt_last_error());
 }
 
-/* Backward of both norms is two launches: gradients with sums of rows, and one for all gains' sums. */
+/* Backward of the norms is two launches: gradients with sums of rows, and one for all gains' sums. */
 static void test_norms(void) {
     static const int64_t sizes[][2] = {{16384, 128}, {65536, 512}, {1000, 17}};
     for (int i = 0; i < 3; i++) {
@@ -338,6 +339,17 @@ static void test_norms(void) {
             test_check(!strcmp(text[k], "forward: forward_kernel; backward: backward_kernel, reduce_rows"), "%s: %s",
                        k ? "norm_gate" : "norm_mix", text[k]);
     }
+    static const struct {
+        int64_t D;
+        const char *path;
+    } rows[] = {{4096, "forward: forward_kernel; backward: backward_kernel, reduce_rows"},
+                {4097, "forward: any_forward_kernel; backward: any_backward_kernel, reduce_rows"}};
+    for (int i = 0; i < 2; i++) {
+        const gt_add_norm_args add = {.M = 1000, .D = rows[i].D, .dtype = GT_BF16};
+        char text[1024];
+        test_check(gt_add_norm_path(&add, text, sizeof text) == GT_OK && !strcmp(text, rows[i].path), "add_norm: %s",
+                   text);
+    }
 }
 
 static double seconds(void) {
@@ -346,7 +358,7 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Under a millisecond, the fastest of some, whatever the capacities; what T tokens can need bounds what is needed. */
+/* Under a millisecond, the fastest of some, whatever the capacities; the need of T tokens bounds the answer. */
 static void check_queries(const test_op *op) {
     static const int64_t capacities[] = {1, 64, 65536, 16000000, INT32_MAX - 1};
     gt_workspace need, first = {0, 0, 0, 0, 0};
@@ -382,7 +394,7 @@ static void check_queries(const test_op *op) {
 
 /* ---- large capacities ------------------------------------------------------------------------ */
 
-/* Elements of the states of a sequence, but for those of a convolution.  *largest: of the largest tensor alone. */
+/* Elements of a sequence's states, without the convolution's.  *largest: elements of the largest tensor alone. */
 static double state_elements(const test_case *c, double *largest) {
     test_args filled;
     gt_dims dims;
@@ -399,8 +411,8 @@ static double state_elements(const test_case *c, double *largest) {
     return sum;
 }
 
-/* No size of memory overflows: saved holds a state for every chunk, of 16 or 32 bits a number, and backward's
- * workspace holds them again if forward did not leave them. */
+/* No size of memory overflows: saved holds a state for every chunk, of 16 or 32 bits a number, and backward's workspace
+ * holds them again if forward did not store them. */
 static void check_memory(const test_case *sizes, int64_t T, int64_t capacity) {
     test_case c = *sizes;
     gt_workspace need;
@@ -411,7 +423,8 @@ static void check_memory(const test_case *sizes, int64_t T, int64_t capacity) {
     const double elements = state_elements(&c, &largest), limit = (double)((int64_t)1 << 48);
     test_set_sequences(&c, 1, capacity);
     const double least = (double)(T < capacity ? T : capacity) * elements;
-    const double most = ((double)(T / 64 + 1) + (double)(T < capacity ? T : capacity)) * elements;
+    const int64_t chunk = strcmp(c.op, "wkv4") ? 64 : 32; /* tokens, at least */
+    const double most = ((double)(T / chunk + 1) + (double)(T < capacity ? T : capacity)) * elements;
     const gt_status status = test_table(&c)->calls.workspace(&c.args, &need);
     if (largest * (double)capacity > limit) {
         test_check(status == GT_ERROR_SIZE, "%s %s: status %d", c.op, c.name, status);
@@ -493,7 +506,7 @@ static size_t run_packed(const test_case *sizes, int64_t capacity, char **output
     return bytes;
 }
 
-/* Three sequences give the same bits in a call that has room for a million. */
+/* Three sequences give the same bits in a call with room for a million. */
 static void check_large_capacity(const test_case *sizes, gt_dtype dtype) {
     char *few, *many;
     test_case c = *sizes;
@@ -505,7 +518,7 @@ static void check_large_capacity(const test_case *sizes, gt_dtype dtype) {
     free(many);
 }
 
-/* Kernels on tensor cores cannot number so many segments or chunks.  The kernels for any size take the call. */
+/* Here segments or chunks are too many for kernels on tensor cores.  The kernels for any size take the call. */
 static void test_many_parts(void) {
     gt_wkv6_args a = {.B = 1, .T = 1 << 20, .H = 1 << 11, .N = 32, .seq_capacity = 1 << 20, .dtype = GT_BF16};
     gt_ssd_args s = {.B = 1, .T = 1 << 20, .H = 1 << 9, .P = 8, .N = 16, .seq_capacity = 1 << 20, .dtype = GT_BF16};

@@ -84,7 +84,7 @@ class PlotTest(unittest.TestCase):
     def test_draws_runs_of_hybrid_train(self):
         for seed in ('1', '2'):
             subprocess.run([hybrid_train, '--steps', '60', '--batch', '2', '--seq', '16', '--hidden', '32',
-                            '--layers', '1', '--eval-every', '10', '--sample', '0', '--device', 'cpu', '--seed', seed,
+                            '--layers', '1', '--eval-every', '10', '--eval-tokens', '64', '--sample', '0', '--device', 'cpu', '--seed', seed,
                             '--csv', f'run{seed}.csv'], check=True, capture_output=True)
         self.plot('train', '-o', 'loss.svg', 'run1.csv', 'run2.csv', '--label', 'one & two', '--label', 'three')
         shown = texts(self.get('loss.svg'))
@@ -92,7 +92,8 @@ class PlotTest(unittest.TestCase):
             rows = list(csv.DictReader(self.get(name).splitlines()))
             last = [float(row['held_out']) for row in rows if row['held_out']]
             self.assertEqual((len(rows), len(last)), (60, 6))
-            self.assertIn(f'{last[-1]:.3f}  {label}', shown)
+            self.assertNotEqual(float(rows[-1]['final_loss']), last[-1])  # on all tokens, and so drawn apart
+            self.assertIn(f"{last[-1]:.3f} ({float(rows[-1]['final_loss']):.3f})  {label}", shown)
         self.plot('train', '-o', 'again.svg', 'run1.csv', 'run2.csv', '--label', 'one & two', '--label', 'three')
         self.assertEqual(self.get('loss.svg'), self.get('again.svg'))
         for name, start in (('loss.png', b'\x89PNG'), ('loss.pdf', b'%PDF')):
@@ -147,6 +148,35 @@ class PlotTest(unittest.TestCase):
                 left -= {'middle': wide / 2, 'end': wide}.get(anchor and anchor[1], 0)
                 self.assertGreaterEqual(left, 0, text)
                 self.assertLessEqual(left + wide, width, text)
+
+    def test_the_final_loss_stands_apart(self):
+        head, rows = 'tokens,loss,held_out,final_loss,final_tokens\n', ['10,3,3,,', '20,2,2,2.5,100']
+        self.plot('train', '-o', 'apart.svg', self.put('run.csv', head + '\n'.join(rows) + '\n'))
+        rows[1] = '20,2,2,2,100'
+        self.plot('train', '-o', 'same.svg', self.put('same.csv', head + '\n'.join(rows) + '\n'))
+        apart, same = self.get('apart.svg'), self.get('same.svg')
+        self.assertIn('2.000 (2.500)  run', texts(apart))
+        self.assertIn('2.000  same', texts(same))
+        self.assertEqual(len(places(apart, '#0969da')), len(places(same, '#0969da')) + 1)
+        self.assertTrue(any('Diamond' in text for text in texts(apart)))
+        self.assertFalse(any('Diamond' in text for text in texts(same)))
+
+    def test_watches_runs(self):
+        head = 'tokens,tokens_per_s,grad_norm,grad_ratio,lr\n'
+        self.put('one.csv', head + ''.join(f'{i},{1000 + i},1.5,0.5,{i / 1000}\n' for i in range(1, 90)))
+        self.put('two.csv', head + ''.join(f'{i},{2000 + i},2.5,,{i / 1000}\n' for i in range(1, 90)))
+        self.plot('watch', '-o', 'both.svg', 'one.csv', 'two.csv')
+        shown = texts(self.get('both.svg'))
+        for text in ('Speed', 'Gradient norm', 'Branch balance', 'Learning rate', 'one', 'two'):
+            self.assertIn(text, shown)
+        lines = [path.get('style') for path in xml.fromstring(self.get('both.svg')).iter(SVG + 'path')]
+        for colour, count in (('#0969da', 4), ('#bc4c00', 3)):  # the second run has no balance
+            self.assertEqual(sum(f'stroke: {colour}' in (style or '') and 'fill: none' in style for style in lines),
+                             count)
+        self.plot('watch', '-o', 'alone.svg', 'two.csv')
+        self.assertIn('one branch alone', texts(self.get('alone.svg')))
+        self.refuses("no column 'lr'", command='watch', files=[self.put('bad.csv', 'tokens,grad_norm,tokens_per_s,'
+                                                                        'grad_ratio\n1,2,3,4\n')])
 
     def test_a_run_without_held_out_losses(self):
         self.put('run.csv', TRAIN_HEAD + '1,10,3,\n2,20,2.5,\n')

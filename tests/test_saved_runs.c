@@ -2,7 +2,7 @@
  * write; weights, losses and text from a file.
  *
  *     test_saved_runs PROGRAM [short]     PROGRAM is the built hybrid_train; short: fewer steps and kills
- *     test_saved_runs PROGRAM device      what it does with --device cuda, be it emulated
+ *     test_saved_runs PROGRAM device      only with --device cuda, which may be emulated
  *     test_saved_runs PROGRAM python      its files in Python: with the interpreter GT_TEST_PYTHON,
  *                                         else python3; without numpy and safetensors there it is
  *                                         skipped, or with GT_TEST_STRICT set fails */
@@ -20,7 +20,7 @@ static int is_short;
 
 /* Small enough for some hundred steps a second. */
 #define SMALL "--device cpu --hidden 16 --layers 1 --batch 2 --seq 16 --data greek.txt "
-/* Of other sizes than the defaults. */
+/* Sizes that differ from the defaults. */
 #define SMALL_SIZES SMALL "--model HY-M1 --stateful --d-state 8 --expand 1 --d-conv 3 --ffn 2 --head-size 8 "
 
 static int exists(const char *path) { return !access(path, F_OK); }
@@ -40,7 +40,7 @@ static int wait_for_file(const char *path) {
     return exists(path);
 }
 
-/* Exit status of a shell command, in which $T is the program; what it prints is out.txt. */
+/* Exit status of a shell command.  In the command $T is the program.  The output goes to out.txt. */
 static int shell(const char *command) {
     char line[2048];
     fflush(stdout);
@@ -204,7 +204,68 @@ static void test_resume(void) {
     check_resume(line);
 }
 
-/* What a model is made of comes back from its file, whatever set it. */
+/* A file saves the state of all training options. */
+static void test_resume_training(void) {
+    char line[512];
+    snprintf(line, sizeof line,
+             SMALL
+             "--lr 0.01 --steps %d --batch 4 --micro-batch 2 --schedule wsd --decay-steps 20 --dropout 0.1 --ema 0.9 "
+             "--beta1 0.8 --beta2 0.99 --eps 1e-6 --keep-best --eval-every 7 --recompute",
+             is_short ? 120 : 600);
+    check_resume(line);
+    CHECK(!differences("a.st", "b.st", "ema."));
+    CHECK(differences("a.st.best", "b.st.best", "") == 0);
+    /* evaluation and generation take the average, which is not the weights */
+    char *trained, *out;
+    CHECK(run_program(&trained, "%s --save a.st", line) == 0);
+    CHECK(run_program(&out, "--eval a.st") == 0 && final_loss(out) == final_loss(trained));
+    free(out), free(trained);
+    CHECK(says(2, "--resume a.st --ema 0.8 --steps 700", "ema: 0.8 is not the 0.9 of a.st", ""));
+    CHECK(says(2, "--resume a.st --dropout 0 --steps 700", "dropout: 0 is not the 0.1 of a.st", ""));
+    CHECK(says(2, "--resume a.st --schedule cosine --steps 700", "schedule: cosine is not the wsd of a.st", ""));
+}
+
+/* The best file has the lowest point of the curve; a new run keeps the older one. */
+static void test_keep_best(void) {
+    char *log, *out;
+    double best = 1e9;
+    long long best_step = 0;
+    static const char *const temporary[] = {"k.st", "k.st.best", "k.st.best.1", "k.csv"};
+    for (int i = 0; i < 4; i++) remove(temporary[i]);
+    /* a text that reads backwards is learnt until its letters are, and then forgotten */
+    char *greek = read_string("greek.txt");
+    for (size_t i = 0; i < 1500; i++) {
+        const char c = greek[i];
+        greek[i] = greek[2999 - i], greek[2999 - i] = c;
+    }
+    write_file("back.txt", greek, 3000);
+    free(greek);
+    CHECK(run_program(&out,
+                      SMALL "--val back.txt --steps 60 --lr 0.05 --warmup 5 --schedule constant --eval-every 5 "
+                            "--eval-tokens 500 --sample 0 --save k.st --save-every 0 --keep-best --csv k.csv") == 0);
+    log = read_string("k.csv");
+    for (char *row = strchr(log, '\n'); row && row[1]; row = strchr(row + 1, '\n')) {
+        double step = atof(row + 1), held_out;
+        char *field = row;
+        for (int i = 0; i < 3; i++) field = strchr(field + 1, ',');
+        if (field[1] == ',') continue;
+        held_out = atof(field + 1);
+        if (held_out < best) best = held_out, best_step = (long long)step;
+    }
+    CHECK(best_step > 0 && best_step < 60 && number_of("k.st.best", "run.steps") == best_step);
+    CHECK(number_of("k.st.best", "run.best_step") == best_step && number_of("k.st", "run.steps") == 60);
+    CHECK(strstr(out, "best           ") && strstr(out, ", in k.st.best"));
+    free(out), free(log);
+    CHECK(
+        says(0, SMALL "--steps 4 --eval-every 2 --sample 0 --save k.st --keep-best", "k.st.best holds the lowest", ""));
+    CHECK(number_of("k.st.best.1", "run.steps") == best_step);
+    write_string("text.st.best", "no model");
+    CHECK(says(2, SMALL "--steps 4 --eval-every 2 --save text.st --keep-best", "it would replace what is no model file",
+               ""));
+    CHECK(says(2, SMALL "--steps 4 --keep-best", "keep-best: has no effect without --save", ""));
+}
+
+/* A model's file restores its sizes, whatever had set them. */
 static void test_sizes(void) {
     static const char *const models[] = {"--model 1M",
                                          "--model 8M --layers 1",
@@ -278,7 +339,7 @@ static void test_recompute(void) {
     }
 }
 
-/* What changes the result cannot be changed; what does not can. */
+/* A resumed run refuses options that change the result, and accepts the others. */
 static void test_other_options(void) {
     static const char *const refused[][2] = {
         {"--batch 3", "batch: 3 is not the 2 of a.st"},
@@ -402,7 +463,77 @@ static void test_generate(void) {
     free(sample);
 }
 
-/* What several samples at once are told as: each below a line with its number; then their speed. */
+/* What the program prints into a pipe in the first read. */
+static ssize_t first_read(const char *line, char *bytes, size_t size) {
+    int ends[2];
+    char copy[512], *argv[ARGUMENTS_MAX] = {program};
+    snprintf(copy, sizeof copy, "%s", line);
+    split(copy, argv + 1);
+    if (pipe(ends)) return -1;
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], 1), close(ends[0]), close(ends[1]);
+        execv(program, argv);
+        _exit(127);
+    }
+    close(ends[1]);
+    ssize_t n = read(ends[0], bytes, size);
+    kill(child, SIGKILL);
+    close(ends[0]);
+    wait_for(child);
+    return n;
+}
+
+/* Stop texts, penalties, prompts from files and standard input, and bytes that come as they are drawn. */
+static void test_generate_more(void) {
+    char *all, *out, *other, bytes[65536];
+    write_string("plain.txt", "the cat sat on the mat and the dog sat on the cat. the end of the mat "
+                              "and the cat and the dog and the mat.\n");
+    CHECK(run_program(&all, SMALL "--data plain.txt --steps 40 --lr 0.01 --save a.st --prompt the --sample 300") == 0);
+    free(all);
+    CHECK(run_program(&all, "--generate a.st") == 0 && strlen(all) == 303);
+    /* a sample ends behind the stop text, in the same place alone and among others */
+    char *stop = strstr(all + 3, "a");
+    if (!CHECK(stop != NULL)) return;
+    CHECK(run_program(&out, "--generate a.st --stop a") == 0 && !strncmp(all, out, (size_t)(stop + 1 - all)));
+    CHECK(strlen(out) == (size_t)(stop + 1 - all));
+    snprintf(bytes, sizeof bytes, "==> sample 1 of 2 <==\n%s\n==> sample 2", out);
+    CHECK(run_program(&other, "--generate a.st --stop a --batch 2") == 0 && !strncmp(other, bytes, strlen(bytes)));
+    free(other);
+    char two[3] = {stop[-1], 'a', 0}, *place = strstr(all + 2, two);
+    free(out);
+    if (!strchr(" \n", two[0])) {
+        CHECK(run_program(&out, "--generate a.st --stop %s", two) == 0);
+        CHECK(strlen(out) == (size_t)(place + 2 - all) && !strncmp(all, out, strlen(out)));
+        free(out);
+    }
+    CHECK(run_program(&out, "--generate a.st --stop=the --sample 5") == 0 &&
+          strlen(out) > 3); /* not that of the prompt */
+    free(out);
+    /* with an endless penalty no byte comes twice while others are left: not with temperature 0 either */
+    CHECK(run_program(&out, "--generate a.st --repetition-penalty 1e2 --temperature 0 --sample 9") == 0);
+    CHECK(run_program(&other, "--generate a.st --temperature 0 --sample 9") == 0 && strcmp(out, other));
+    free(out), free(other);
+    /* prompts */
+    write_string("prompt.txt", "the dog");
+    CHECK(run_program(&out, "--generate a.st --prompt-file prompt.txt") == 0 && !strncmp(out, "the dog", 7));
+    CHECK(shell("printf 'the dog' | $T --generate a.st --prompt-file - >piped.txt") == 0);
+    other = read_string("piped.txt");
+    CHECK(!strcmp(out, other));
+    free(out), free(other);
+    CHECK(says(2, "--generate a.st --prompt-file none.txt", "prompt-file: data file none.txt: No such file", "") ||
+          says(2, "--generate a.st --prompt-file none.txt", "none.txt: No such file", ""));
+    write_file("prompt.txt", "a\0b", 3);
+    CHECK(says(2, "--generate a.st --prompt-file prompt.txt", "prompt-file: prompt.txt holds a byte 0", ""));
+    write_string("prompt.txt", "the CAT");
+    CHECK(says(2, "--generate a.st --prompt-file prompt.txt", "'C' is not in the model's vocabulary", ""));
+    /* a pipe gets each byte when it is drawn */
+    const ssize_t n = first_read("--generate a.st --sample 100000", bytes, sizeof bytes);
+    if (!CHECK(n > 0 && n < 1000)) printf("  %ld bytes at first\n", (long)n);
+    free(all);
+}
+
+/* Checks the output of several samples at once: each below a line with its number, then their speed. */
 static void check_samples(const char *options, int count, int first_seed) {
     char *out, *one, expected[4096] = "";
     CHECK(run_program(&out, "--generate a.st %s --batch %d --seed %d", options, count, first_seed) == 0);
@@ -535,7 +666,7 @@ static void test_older_model(void) {
     if (geteuid() != 0) /* who may write everything */
         CHECK(says(2, SMALL "--save m.st", "save: m.st: cannot be written: Permission", ""));
     CHECK(shell("cmp m.st n.st") == 0 && chmod("m.st", 0644) == 0);
-    /* what the shell has emptied for the report */
+    /* the shell has emptied m.st for the report */
     CHECK(shell("$T " SMALL "--steps 2 --save m.st >m.st") == 2);
     CHECK(has("out.txt", "save: m.st is where the report goes; give another name"));
     CHECK(shell("$T " SMALL "--steps 2 --save m.st 2>m.st") == 2);
@@ -595,10 +726,11 @@ static void test_repeated_signals(void) {
     pid_t child = start_program(SMALL "--steps 1000000 --sample 20000 --save s.st --save-every 0 "
                                       "--csv s.csv");
     CHECK(wait_for_lines("s.csv", 3));
-    /* for half a second: what comes two seconds after the first is another request, and on a busy machine twenty rests
-     * of 5 ms may take longer than that */
+    /* for half a second: a signal two seconds after the first counts as another request, and on a busy machine twenty
+     * rests of 5 ms may take longer */
     const double start = seconds_now();
-    for (int i = 0; i < 20 && seconds_now() - start < 0.5; i++) { /* of two that wait the lower number comes first */
+    for (int i = 0; i < 20 && seconds_now() - start < 0.5; i++) { /* of two pending signals the lower number comes first
+                                                                     */
         CHECK(kill(child, i % 2 ? SIGTERM : SIGHUP) == 0);
         rest(5);
     }
@@ -606,7 +738,7 @@ static void test_repeated_signals(void) {
     CHECK(number_of("s.st", "run.steps") >= 2 && has("out.txt", "held-out loss "));
 }
 
-/* What tells one file from the next that takes its place; 0: there is none. */
+/* A number that differs when another file takes the place of the first; 0: there is no file. */
 static long long identity(const char *path) {
     struct stat about;
     if (stat(path, &about)) return 0;
@@ -621,6 +753,7 @@ static void test_kills(void) {
     uint64_t random = (uint64_t)time(NULL);
     printf("  seed %llu\n", (unsigned long long)random);
     remove("k.st");
+    remove("k.csv");
     for (int i = 0; i < kills; i++) {
         long long older = identity("k.st");
         pid_t child = start_program(i ? "--resume k.st --save k.st"
@@ -652,8 +785,9 @@ static char *without_times(const char *path) {
     return text;
 }
 
-/* Kills a run during its final evaluation, which begins when the model file appears and reads 8,000 tokens.  The log has
- * the last row then, without its held-out loss.  --resume adds it, and the log is that of a run that nobody killed. */
+/* Kills a run during its final evaluation, which begins when the model file appears and reads 8,000 tokens.  The log
+ * has the last row then, without its held-out loss.  --resume adds it; then the log is the log of a run that nobody
+ * killed.  */
 static void check_killed_evaluation(const char *options) {
     static const char *const temporary[] = {"a.st", "b.st", "a.csv", "b.csv", "b.csv.1"};
     char line[512], *out;
@@ -677,7 +811,7 @@ static void check_killed_evaluation(const char *options) {
         says(0, "--resume b.st --csv b.csv", "b.st: the run is complete", "b.csv: its last row has the held-out loss"));
     char *after = read_string("b.csv"), *completed = without_times("b.csv");
     if (!CHECK(!strcmp(whole, completed))) printf("%s\n%s", whole, completed);
-    size_t same = strlen(before) - 1; /* but for the fields that were empty every byte stays */
+    size_t same = strlen(before) - 1; /* every byte stays, except in the fields that were empty */
     while (same && before[same - 1] == ',') same--;
     CHECK(strlen(after) > strlen(before) && strstr(after, ",,") && !exists("b.csv.1"));
     const char *rest_of_row = strstr(strstr(before, "\n6,"), ",,") + 1; /* from the empty field on */
@@ -782,7 +916,7 @@ static void test_device_resume(void) {
     check_device_resume("f16", "", 0.01);
 }
 
-/* Tokens from a recorded graph are those of calls that are made one by one, as --synchronize makes them. */
+/* A recorded graph gives the tokens that single calls give; --synchronize makes single calls. */
 static void check_graphs(const char *line) {
     char *graph, *calls, *end;
     CHECK(run_program(&graph, "--generate %s", line) == 0);
@@ -833,7 +967,7 @@ static const char script[] = "import hashlib, re, sys\n"
                              "assert about['data_sha256'] == hashlib.sha256(text).hexdigest()\n"
                              "vocabulary = bytes(map(int, about['vocabulary'].split()))\n"
                              "assert vocabulary == bytes(sorted(set(text)))\n"
-                             "assert about['hybrid_train_format'] == '2' and about['run.steps'] == '5'\n"
+                             "assert about['hybrid_train_format'] == '3' and about['run.steps'] == '5'\n"
                              "assert about['option.lr'] == '0.01' and about['option.stateful'] == 'yes'\n"
                              "shapes = {'embedding': (len(vocabulary), 16), 'final_norm': (16,),\n"
                              "          'layers.0.rwkv.receptance': (16, 16), 'layers.0.rwkv.mu_w': (16,),\n"
@@ -874,7 +1008,7 @@ static int python_is_absent(void) {
     return is_strict ? 1 : 77;
 }
 
-/* Python reads what the program wrote, and the program what Python did. */
+/* Python reads the program's files, and the program reads Python's files. */
 static void test_python(void) {
     char command[512], *out, *trained;
     CHECK(run_program(&trained, SMALL "--stateful --steps 5 --lr 0.01 --save a.st") == 0);
@@ -896,6 +1030,8 @@ static void test_python(void) {
 
 static void test_all(void) {
     run_case("runs: resumed", test_resume);
+    run_case("runs: all of training", test_resume_training);
+    run_case("runs: the best", test_keep_best);
     run_case("runs: sizes", test_sizes);
     run_case("runs: made longer", test_longer);
     run_case("runs: recompute", test_recompute);
@@ -903,6 +1039,7 @@ static void test_all(void) {
     run_case("files: init", test_init);
     run_case("files: eval", test_eval);
     run_case("files: generate", test_generate);
+    run_case("files: generate more", test_generate_more);
     run_case("files: generate several", test_generate_batch);
     run_case("files: generate any bytes", test_generate_bytes);
     run_case("files: damaged", test_damaged);

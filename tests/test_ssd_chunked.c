@@ -1,5 +1,5 @@
-/* The chunked form of ssd (ssd_chunked.c, docs/ssd.md) against the double twin, which goes token by token: they are the
- * same function.
+/* The chunked form of ssd (ssd_chunked.c, docs/ssd.md) against the double twin, which goes token by token: both compute
+ * the same function.
  *
  *     test_ssd_chunked */
 #include "gt_test.h"
@@ -25,7 +25,7 @@ typedef struct results {
     double dA[CHUNKED_H], ddt_bias[CHUNKED_H], dDskip[CHUNKED_H * CHUNKED_P], dstate_in[STATE];
 } results;
 
-/* How Delta is drawn, and A. */
+/* Distributions of Delta and A. */
 typedef struct regime {
     const char *name;
     double dt, spread, A; /* dt: normal, of this mean and deviation; A: times 1 to 2 */
@@ -35,7 +35,7 @@ typedef struct regime {
 static const regime regimes[] = {
     {"trained", -3, 1.5, -1, 1, 0},          /* Delta about 0.05, A -1 to -2 */
     {"slow decay", -9, 1, -0.5, 1, 0},       /* states of thousands of tokens */
-    {"strong decay", 2, 2, -8, 1, 0},        /* a token forgets what was before */
+    {"strong decay", 2, 2, -8, 1, 0},        /* a token forgets the tokens before it */
     {"limits", 0, 1, -1, 1, 1},              /* Delta clamped at both ends for some tokens */
     {"growth", -4, 1, 0.2, 1, 0},            /* A above 0 */
     {"delta of any sign", 0, 0.02, -1, 0, 0} /* no softplus: some tokens grow the state */
@@ -104,7 +104,7 @@ static void check_regime(const regime *how, int64_t T, int number) {
     a.Dskip_per_channel = number / 2 % 2;
     draw_inputs(how, (uint64_t)(1000 * T + number), &in);
     memset(&truth, 0, sizeof truth);
-    memset(&got, 0x7f, sizeof got); /* nothing that can be read as a result */
+    memset(&got, 0x7f, sizeof got); /* no bit pattern of a plausible result */
     set_arrays(&a, &in, number, &truth);
     test_check(gt_ref64_ssd_forward(&a) == GT_OK && gt_ref64_ssd_backward(&a) == GT_OK, "twin: %s", gt_last_error());
     set_arrays(&a, &in, number, &got);

@@ -1,13 +1,13 @@
 /* Parameter gradients of the fp32 twins where the sums are long: over half a million tokens, rows or batch elements.
- * A running fp32 sum loses digits with its length (up to 5e-3 of it was wrong); the twins take these sums in double,
- * so what remains is the rounding of the single terms.
+ * A running fp32 sum loses digits with its length (up to 5e-3 of it was wrong).  The twins take these sums in double,
+ * so only the rounding of the single terms remains.
  *
- *     test_sums [short] [OP]       short: each case in fp32 or in bf16, by turns, and a quarter as long: the limit stays
- *                                  far below what a running sum loses there */
+ *     test_sums [short] [OP]       short: each case in fp32 or in bf16, by turns, and a quarter as long: the limit
+ *                                  stays far below the loss of a running sum */
 #include "gt_test.h"
 #include <string.h>
 
-/* The limit is some roundings of one number.  Of 16-bit calls, too: their inputs are rounded alike. */
+/* The limit is some roundings of one number.  It holds for 16-bit calls, too: their inputs are rounded alike. */
 static void check_case(test_case c, gt_dtype dtype, int accumulate) {
     const gt_op *op = test_table(&c);
     test_runner twin = test_twin;

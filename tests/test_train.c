@@ -144,10 +144,10 @@ static void test_options_refused(void) {
     CHECK(refused("--modle HY", "'modle'", "nearest is model ("));
     CHECK(refused("--Lr 3", "'Lr'", "nearest is lr ("));
     CHECK(refused("--eval_evry 3", "'eval_evry'", "nearest is eval-every ("));
-    CHECK(refused("--wurst 3", "unknown option 'wurst' (--help", ""));
+    CHECK(refused("--wurst 3", "unknown option 'wurst' (--help-all", ""));
     CHECK(refused("--temp 3", "unknown option 'temp'; the nearest is temperature", ""));
-    CHECK(refused("--eval- 3", "unknown option 'eval-'", "(--help"));
-    CHECK(refused("--x 3", "unknown option 'x' (--help", ""));
+    CHECK(refused("--eval- 3", "unknown option 'eval-'", "(--help-all"));
+    CHECK(refused("--x 3", "unknown option 'x' (--help-all", ""));
     CHECK(refused("--model 5m", "'5m'", "nearest is 5M"));
     CHECK(refused("--model GF-HR", "'GF-HR'", "nearest is GF-RH"));
     CHECK(refused("--device gpu", "'gpu' is none of: auto cuda cpu", ""));
@@ -562,15 +562,152 @@ static void test_tracks_split(void) {
     free(seen);
 }
 
+/* Loads what a value of --data names, and what a value of --val does. */
+static gt_status load_named(hy_text *x, const char *data, const char *val, const hy_source *source,
+                            const uint64_t *shuffle) {
+    hy_paths paths = {NULL, 0}, other = {NULL, 0};
+    gt_status status = *data ? hy_paths_expand(&paths, data, shuffle) : GT_OK;
+    if (status == GT_OK && *val) status = hy_paths_expand(&other, val, NULL);
+    if (status == GT_OK) status = hy_text_load(x, &paths, &other, source);
+    hy_paths_free(&paths);
+    hy_paths_free(&other);
+    return status;
+}
+
+static gt_status load_one(hy_text *x, const char *path, const hy_source *source) {
+    return load_named(x, path, "", source, NULL);
+}
+
+/* The text's bytes. */
+static int text_is(const hy_text *x, const char *expected) {
+    int same = x->size == (int64_t)strlen(expected);
+    for (int64_t i = 0; same && i < x->size; i++) same = x->byte_of[hy_token(x, i)] == (uint8_t)expected[i];
+    return same;
+}
+
+/* Several files, folders and another text that is held out; in memory and mapped. */
+static void test_files(void) {
+    CHECK(!system("mkdir -p shards/inner"));
+    write_string("shards/b", "bcd");
+    write_string("shards/a", "aab");
+    write_string("shards/.hidden", "zzz");
+    write_string("shards/empty", "");
+    write_string("c,d", "ccd");
+    write_string("val", "bdbd");
+    for (int is_mapped = 0; is_mapped < 2; is_mapped++) {
+        const hy_source source = {.separator = "", .end_token = -1, .sum = 1, .map_from = is_mapped};
+        hy_text x, y;
+        hy_batch batch;
+        char sum[65];
+        int64_t next = 0;
+        CHECK(load_named(&x, "shards", "", &source, NULL) == GT_OK && text_is(&x, "aabbcd") &&
+              (x.token == NULL) == is_mapped);
+        CHECK(x.documents == 2 && x.document[1] == 3 && x.train == 5); /* a document ends where a file ends */
+        memcpy(sum, x.sum, sizeof sum);
+        hy_text_free(&x);
+        CHECK(load_named(&x, "shards/b,shards/a", "", &source, NULL) == GT_OK && text_is(&x, "bcdaab"));
+        CHECK(strcmp(sum, x.sum));
+        hy_text_free(&x);
+        CHECK(load_named(&x, "c,d", "", &source, NULL) == GT_OK && text_is(&x, "ccd")); /* a comma in a name */
+        hy_text_free(&x);
+        int orders = 0;
+        for (uint64_t seed = 0; seed < 16; seed++) { /* one order a seed */
+            CHECK(load_named(&x, "shards", "", &source, &seed) == GT_OK);
+            CHECK(load_named(&y, "shards", "", &source, &seed) == GT_OK);
+            CHECK(text_is(&x, text_is(&y, "aabbcd") ? "aabbcd" : "bcdaab"));
+            orders |= text_is(&x, "aabbcd") ? 1 : 2;
+            hy_text_free(&x), hy_text_free(&y);
+        }
+        CHECK(orders == 3);
+        /* all of the other text is held out; nothing of its own comes before its first token */
+        CHECK(load_named(&x, "shards", "val", &source, NULL) == GT_OK && text_is(&x, "aabbcdbdbd") && x.train == 6);
+        CHECK(hy_held_out_tokens(&x) == 3 && strcmp(sum, x.sum));
+        CHECK(hy_batch_create(&batch, 2, 8) == GT_OK && hy_batch_held_out(&batch, &x, &next) && batch.targets == 3);
+        for (int i = 0; i < 3; i++)
+            CHECK(batch.input[i] == hy_token(&x, 6 + i) && batch.target[i] == hy_token(&x, 7 + i));
+        CHECK(!hy_batch_held_out(&batch, &x, &next));
+        hy_batch_free(&batch);
+        hy_text_free(&x);
+        CHECK(load_named(&x, "", "val", &source, NULL) == GT_OK && x.train == 0 && hy_held_out_tokens(&x) == 3);
+        const uint8_t wider[] = {'a', 'b', 'd'};
+        CHECK(hy_text_recode(&x, wider, 3) == GT_OK && text_is(&x, "bdbd") && hy_token(&x, 0) == 1);
+        hy_text_free(&x);
+        CHECK(load_named(&x, "shards", "shards/empty", &source, NULL) != GT_OK);
+        CHECK(strstr(hy_last_error(), "val: the text is too short: it has 0 tokens"));
+        CHECK(load_named(&x, "shards,", "", &source, NULL) != GT_OK && strstr(hy_last_error(), "an empty name"));
+        CHECK(load_named(&x, "shards/inner", "", &source, NULL) != GT_OK && strstr(hy_last_error(), "it has no files"));
+        CHECK(load_named(&x, "shards/a,no", "", &source, NULL) != GT_OK && strstr(hy_last_error(), "no: No such file"));
+        /* numbers, of which a shard ends in the middle of a document */
+        const uint16_t one[] = {5, 0, 2, 7}, two[] = {300, 2};
+        const hy_source numbers = {.width = 2, .end_token = 2, .map_from = is_mapped};
+        static const int expected[] = {5, 0, 2, 7, 300, 2};
+        write_file("1.u16", one, sizeof one), write_file("2.u16", two, sizeof two);
+        CHECK(load_named(&x, "1.u16,2.u16", "", &numbers, NULL) == GT_OK && x.size == 6 && x.vocab == 301);
+        for (int i = 0; i < 6; i++) CHECK(hy_token(&x, i) == expected[i]);
+        CHECK(x.documents == 3 && x.document[1] == 3 && x.document[2] == 4 && (x.token == NULL) == is_mapped);
+        CHECK(hy_text_resize(&x, 400) == GT_OK && x.vocab == 400 && hy_text_resize(&x, 300) != GT_OK);
+        hy_text_free(&x);
+        CHECK(load_named(&x, "1.u16,shards/a", "", &numbers, NULL) != GT_OK &&
+              strstr(hy_last_error(), "shards/a: 3 bytes are no whole numbers of 2 bytes"));
+    }
+}
+
+/* A larger share of the text, and of tracks. */
+static void test_held_out_share(void) {
+    for (int64_t size = 20; size < 200; size += 9) {
+        static const int64_t shares[] = {0, 100000, 250000, 10000, 900000};
+        char *text = make_text(size, 5, (uint64_t)size);
+        for (int i = 0; i < 5; i++) {
+            const int64_t share = shares[i] ? shares[i] : 100000;
+            const hy_source source = {.separator = "", .end_token = -1, .held_out = shares[i]};
+            hy_text x;
+            CHECK(hy_text_read(&x, text, size, &source) == GT_OK);
+            CHECK(x.size - x.train == (size * share + 999999) / 1000000 && hy_held_out_tokens(&x) == x.size - x.train);
+            hy_text_free(&x);
+        }
+        free(text);
+    }
+}
+
+/* A run on another text that is held out, or on shards, is the same after --resume; --eval reads a whole file. */
+static void test_other_texts(void) {
+    const char *run = "--device cpu --hidden 16 --layers 1 --batch 2 --seq 8 --steps 6 --sample 0 ";
+    char line[512], *whole, *out;
+    write_string("one.txt", "abc cab bca abc. "), write_string("two.txt", "cc ba ab. aa bb"),
+        write_string("v.txt", "abcab ba");
+    snprintf(line, sizeof line, "%s--data one.txt,two.txt --shuffle --val v.txt --save v.st --save-every 0", run);
+    CHECK(run_program(&whole, "%s", line) == 0 && strstr(whole, "all of --val") && strstr(whole, "2 files, "));
+    CHECK(run_program(&out, "--eval v.st") == 0 && final_loss(out) == final_loss(whole) && strstr(out, "unigram"));
+    free(out);
+    CHECK(run_program(&out, "--eval v.st --val v.txt") == 0 && final_loss(out) == final_loss(whole));
+    CHECK(!strstr(out, "unigram") && strstr(out, "v.txt: 8 bytes, of which held out 7 (all of --val)"));
+    free(out);
+    CHECK(says(0, "--eval v.st --data one.txt", "(the last tenth)", ""));
+    CHECK(says(0, "--eval v.st --data one.txt --held-out 0.5", "(the last 50 %)", "all 9 tokens"));
+    CHECK(says(0, "--resume v.st --steps 8", "going on", "held-out loss"));
+    CHECK(says(2, "--resume v.st --steps 8 --val one.txt", "the text is not the one", ""));
+    CHECK(says(2, "--resume v.st --steps 8 --shuffle=no", "shuffle: no is not the yes of v.st", ""));
+    snprintf(line, sizeof line, "%s--data one.txt --shuffle", run);
+    CHECK(says(2, line, "shuffle: has no effect on one.txt, which is one file", ""));
+    snprintf(line, sizeof line, "%s--data one.txt --val two.txt --held-out 0.2", run);
+    CHECK(says(2, line, "held-out: has no effect with --val", ""));
+    snprintf(line, sizeof line, "%s--data one.txt --val two.txt --csv two.txt", run);
+    CHECK(says(2, line, "csv: two.txt would overwrite the text of --val", ""));
+    snprintf(line, sizeof line, "%s--data one.txt,two.txt --save two.txt", run);
+    CHECK(says(2, line, "save: two.txt would overwrite the text of --data", ""));
+    snprintf(line, sizeof line, "%s--data one.txt --table two.txt", run);
+    CHECK(says(2, line, "table: goes with --tokens uint16 or uint32 alone", ""));
+    free(whole);
+}
+
 static void test_texts_refused(void) {
     const hy_source plain = {.separator = "", .end_token = -1};
     hy_text x;
     CHECK(hy_text_from_bytes(&x, "", 0, "") != GT_OK && strstr(hy_last_error(), "empty"));
     CHECK(hy_text_from_bytes(&x, "aaaa", 4, "") != GT_OK && strstr(hy_last_error(), "the same"));
-    CHECK(hy_text_load(&x, "no-such-text", &plain) != GT_OK && strstr(hy_last_error(), "no-such-text"));
-    CHECK(hy_text_load(&x, folder, &plain) != GT_OK && strstr(hy_last_error(), folder));
-    CHECK(hy_text_load(&x, write_string("empty.txt", ""), &plain) != GT_OK && strstr(hy_last_error(), "empty"));
-    CHECK(hy_text_load(&x, write_file("two.bin", "\0\xff", 2), &plain) == GT_OK && x.vocab == 2);
+    CHECK(load_one(&x, "no-such-text", &plain) != GT_OK && strstr(hy_last_error(), "no-such-text"));
+    CHECK(load_one(&x, write_string("empty.txt", ""), &plain) != GT_OK && strstr(hy_last_error(), "empty"));
+    CHECK(load_one(&x, write_file("two.bin", "\0\xff", 2), &plain) == GT_OK && x.vocab == 2);
     CHECK(hy_text_fits(&x, 1) != GT_OK && strstr(hy_last_error(), "too short: it has 2 bytes, "));
     hy_text_free(&x);
     CHECK(hy_text_from_bytes(&x, "abcdefghij", 10, "") == GT_OK);
@@ -792,21 +929,21 @@ static void test_repeats(void) {
 }
 
 static void test_csv(void) {
-    char *out;
+    char *out, *again;
     CHECK(run_program(&out, TINY_GREEK "--steps 6 --eval-every 2 --eval-tokens 64 --sample 0 --log run.csv") == 0);
     char *text = read_string("run.csv"), *save, *line = strtok_r(text, "\n", &save);
     CHECK(line && !strcmp(line, "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,"
                                 "tokens_per_s,memory_mib,seconds,grad_ratio,branch_cosine,rwkv_rms,"
-                                "mamba_rms,rwkv_gain,mamba_gain"));
+                                "mamba_rms,rwkv_gain,mamba_gain,final_loss,final_tokens"));
     for (int step = 1; step <= 6; step++) {
-        double x[17] = {0};
+        double x[19] = {0};
         line = strtok_r(NULL, "\n", &save);
         if (!CHECK(line != NULL)) break;
         char *at = line;
-        for (int i = 0; i < 17; i++) {
+        for (int i = 0; i < 19; i++) {
             x[i] = *at == ',' || !*at ? NAN : strtod(at, &at);
-            CHECK(*at == (i < 16 ? ',' : 0));
-            at += i < 16;
+            CHECK(*at == (i < 18 ? ',' : 0));
+            at += i < 18;
         }
         CHECK(x[0] == step && x[1] == step * 128 && x[2] > 0 && x[4] > 0 && x[5] > 0 && x[6] > 0);
         CHECK(isnan(x[3]) == (step % 2 == 1) && x[7] > 0 && x[8] > 0 && x[9] > 0 && x[10] > 0);
@@ -816,7 +953,16 @@ static void test_csv(void) {
             CHECK(fabs(x[12]) < 1 && x[13] > 0 && x[14] > 0); /* gains of HY start at 0.5 */
             CHECK(fabs(x[15] - 0.5) < 0.05 && fabs(x[16] - 0.5) < 0.05);
         }
-        if (step == 6) CHECK(fabs(x[3] - final_loss(out)) < 1e-4);
+        CHECK(isnan(x[17]) == (step < 6) && isnan(x[18]) == (step < 6));
+        if (step < 6) continue;
+        /* the curve ends on its own tokens, the first 128 in whole batches; the final loss stands apart */
+        CHECK(fabs(x[17] - final_loss(out)) < 1e-4 && x[18] > 128 && x[3] != x[17]);
+        CHECK(says(0, TINY_GREEK "--steps 6 --eval-every 2 --eval-tokens 64 --final-eval-tokens 64 --sample 0",
+                   "\nheld-out       the first 128 of ", " tokens: "));
+        CHECK(run_program(&again, TINY_GREEK "--steps 6 --eval-every 2 --eval-tokens 64 --final-eval-tokens 64 "
+                                             "--sample 0") == 0);
+        CHECK(fabs(x[3] - final_loss(again)) < 1e-4);
+        free(again);
     }
     CHECK(strtok_r(NULL, "\n", &save) == NULL);
     free(text);
@@ -853,7 +999,12 @@ static void test_help(void) {
         "gates-strict", "list-models", "help",      "dtype",        "check",  "bench",        "save",     "save-every",
         "resume",       "init",        "eval",      "generate",     "top-k"};
     char *out;
-    CHECK(run_program(&out, "--help") == 0);
+    int lines = 0;
+    CHECK(run_program(&out, "--help") == 0); /* one screen */
+    for (const char *line = out; *line; line += strcspn(line, "\n") + 1, lines++) CHECK(strcspn(line, "\n") < 80);
+    if (!CHECK(lines <= 23 && strstr(out, "\n  --help-all "))) printf("  %d lines\n", lines);
+    free(out);
+    CHECK(run_program(&out, "--help-all") == 0);
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         char name[32];
         snprintf(name, sizeof name, "\n  --%s ", options[i]);
@@ -863,13 +1014,56 @@ static void test_help(void) {
     free(out);
 }
 
+/* The learning rate that a run logs, by its schedule; a batch in parts has the loss of the whole one. */
+static void test_schedules(void) {
+    static const struct {
+        const char *options;
+        double lr[10];
+    } cases[] = {
+        {"--schedule constant", {.5, 1, 1, 1, 1, 1, 1, 1, 1, 1}},
+        {"--schedule wsd --decay-steps 4 --min-lr 0.002", {.5, 1, 1, 1, 1, 1, .8, .6, .4, .2}},
+        {"--schedule wsd", {.5, 1, 1, 1, 1, 1, 1, 1, .55, .1}},
+        {"--schedule wsd --decay-steps 4 --min-lr 0.002 --micro-batch auto", {.5, 1, 1, 1, 1, 1, .8, .6, .4, .2}},
+        {"--schedule wsd --decay-steps 4 --min-lr 0.002 --micro-batch 1", {.5, 1, 1, 1, 1, 1, .8, .6, .4, .2}}};
+    double losses[5] = {0};
+    for (int i = 0; i < 5; i++) {
+        char *out;
+        remove("lr.csv");
+        CHECK(run_program(&out, TINY_GREEK "--layers 1 --steps 10 --warmup 2 --lr 0.01 --sample 0 --csv lr.csv %s",
+                          cases[i].options) == 0);
+        losses[i] = final_loss(out);
+        CHECK((strstr(out, "1 windows in memory at once") != NULL) == (i == 4));
+        free(out);
+        char *text = read_string("lr.csv"), *row = strchr(text, '\n');
+        for (int step = 0; step < 10 && CHECK(row != NULL); step++, row = strchr(row + 1, '\n')) {
+            char *field = row;
+            for (int k = 0; k < 7; k++) field = strchr(field + 1, ',');
+            if (!CHECK(fabs(atof(field + 1) - 0.01 * cases[i].lr[step]) < 1e-8)) printf("  %d: %s\n", step, field);
+        }
+        free(text);
+    }
+    CHECK(losses[1] == losses[3] && fabs(losses[1] - losses[4]) < 2e-3); /* auto: all fits; parts: but for rounding */
+}
+
+static void test_quiet(void) {
+    char *out;
+    CHECK(run_program(&out, TINY_GREEK "--steps 3 --sample 0 --quiet") == 0);
+    CHECK(!strstr(out, "PASS  G") && !strstr(out, "gates before") && !strstr(out, "\nbranches ") &&
+          strstr(out, " PASS, "));
+    free(out);
+    /* a gate that fails is shown */
+    CHECK(run_program(&out, TINY_GREEK "--steps 6 --lr 10 --warmup 0 --clip 0 --sample 0 --quiet --gates-strict") > 0);
+    CHECK(!strstr(out, "PASS  G") && (strstr(out, "FAIL  G") || strstr(out, "not finite")));
+    free(out);
+}
+
 static void test_errors(void) {
     write_string("short.txt", "abcdefghij");
     write_string("empty.txt", "");
     char version[64];
     snprintf(version, sizeof version, "hybrid_train %d.%d.%d\n", GT_VERSION_MAJOR, GT_VERSION_MINOR, GT_VERSION_PATCH);
     CHECK(says(0, "--version", version, ""));
-    CHECK(says(0, "--help", "--config CONFIG is the same", "--log for --csv, --max-steps for --steps"));
+    CHECK(says(0, "--help-all", "--config CONFIG is the same", "--log for --csv, --max-steps for --steps"));
     CHECK(says(2, "--stpes 3", "hybrid_train: unknown option 'stpes'", "is steps"));
     CHECK(says(2, "--model XY", "'XY' is none of: HY GF ", ""));
     CHECK(says(2, "--data no-such-text", "no-such-text", "No such file"));
@@ -1050,6 +1244,10 @@ static const struct {
     {"tokens", "--data n.u16", "uint16", "e====eeeee"},
     {"vocab", "--data n.u16 --tokens uint16", "900", "ed=xxeeeee"},
     {"end-token", "--data n.u16 --tokens uint16", "7", "ed=xxxxxxx"},
+    {"shuffle", "--data m.txt,n.txt,n.txt,m.txt", "", "ee=exxxxxx"},
+    {"val", "", "n.txt", "ee=exxxxxx"},
+    {"held-out", "", "0.3", "ee=exxxxxx"},
+    {"table", "--data n.u16 --tokens uint16", "n.table", "eddddxxxxx"},
     {"split", "", "tracks", "ee=exesxxs"},
     {"model", "", "GF", "e====eexee"},
     {"hidden", "", "32", "e====eexee"},
@@ -1065,6 +1263,15 @@ static const struct {
     {"batch", "", "3", "ee=seeexxe"},
     {"seq", "", "4", "ee=esexxee"},
     {"lr", "", "0.1", "ee=xxxxxxx"},
+    {"micro-batch", "", "1", "eeexxxxxxx"},
+    {"schedule", "--warmup 1 --min-lr 0.0004", "wsd", "ee=xxxxxxx"},
+    {"decay-steps", "--schedule wsd", "2", "ee=xxxxxxx"},
+    {"beta1", "", "0.5", "ee=xxxxxxx"},
+    {"beta2", "", "0.5", "ee=xxxxxxx"},
+    {"eps", "", "0.1", "ee=xxxxxxx"},
+    {"dropout", "", "0.5", "ee=xxxxxxx"},
+    {"ema", "", "0.5", "ee=xxxxxxx"},
+    {"keep-best", "--save x.st --eval-every 1", "", "eeexxxxxxx"},
     {"min-lr", "", "0.001", "ee=xxxxxxx"},
     {"warmup", "", "1", "ee=xxxxxxx"},
     {"weight-decay", "", "10", "ee=xxxxxxx"},
@@ -1080,6 +1287,7 @@ static const struct {
     {"eval", "", "m.st", ".xx.xxxxxx"},
     {"generate", "", "m.st", ".xxx.xxxxx"},
     {"device", "", "cpu", "sseesssxxs"},
+    {"fallback", "--save x.st --device auto", "cpu", "sssxxxxxxx"},
     {"dtype", "", "f32", "sssssssxes"},
     {"check", "", "", ".xxxx.xxxx"},
     {"bench", "", "4", ".xxxxx.xxx"},
@@ -1090,9 +1298,11 @@ static const struct {
     {"bench-generate", "", "", "xxxxxxexxx"},
     {"profile", "", "", ".xxxxxxxx."},
     {"synchronize", "", "", "sssssssxxs"},
+    {"watch", "", "", "dddxxxxxxx"},
     {"plan", "", "1", ".xxxxxxx.x"},
     {"eval-every", "", "1", "eeexxxxxxx"},
     {"eval-tokens", "--eval-every 1", "8", "eeexxxxxxx"},
+    {"final-eval-tokens", "", "8", "eeeexxxxxx"},
     {"log-every", "", "2", "eeexxxxxxx"},
     {"csv", "", "x.csv", "eeexxxxxxx"},
     {"sample", "", "6", "eeexexxxxx"},
@@ -1100,10 +1310,17 @@ static const struct {
     {"prompt", "", "T", "eeexexxxxx"},
     {"temperature", "", "5", "eeexexxxxx"},
     {"top-k", "", "1", "eeexexxxxx"},
+    {"top-p", "", "0.05", "eeexexxxxx"},
+    {"repetition-penalty", "", "50", "eeexexxxxx"},
+    {"stop", "--sample 200", "e", "eeexexxxxx"},
+    {"prompt-file", "", "p.txt", "xxxxexxxxx"},
+    {"quiet", "", "", "eeexxxxxxx"},
+    {"stall-timeout", "", "600", "sssxxxxxxx"},
     {"gates-strict", "", "", "gggxxxxxxx"},
     {"list-models", "", "", ".xxxxxx.xx"},
     {"version", "", "", "pppppppppp"},
     {"help", "", "", "pppppppppp"},
+    {"help-all", "", "", "pppppppppp"},
 };
 
 /* Adds the columns of a CSV row that have a 1. */
@@ -1190,11 +1407,15 @@ static void test_matrix(void) {
     int status, count = 0;
     memcpy(text + 2000, "|\nThe", 5);
     write_string("m.txt", text);
+    write_string("p.txt", "The");
     for (int i = 0; i < 2000; i++) text[i] = text[i] > 'm' ? 'a' : text[i];
     text[2000] = 0;
     write_string("n.txt", text);
     for (int i = 0; i < 3000; i++) numbers[i] = (uint16_t)(i * i / 7 % 41);
     write_file("n.u16", numbers, sizeof numbers);
+    FILE *table = fopen("n.table", "w");
+    for (int i = 0; i < 1000 && CHECK(table != NULL); i++) fprintf(table, "<%d>\n", i);
+    if (table) fclose(table);
     free(text);
     CHECK(says(0, SIZES_OF_MATRIX "--model HY --batch 2 --seq 8 --steps 2 --sample 8 --save m.st", "held-out", ""));
     for (int i = 0; i < MODES; i++) {
@@ -1202,7 +1423,7 @@ static void test_matrix(void) {
         if (!CHECK(status == (i == CHECKING) && !strcmp(bases[i], again))) printf("%s%s", bases[i], again);
         free(again);
     }
-    CHECK(run_program(&help, "--help") == 0);
+    CHECK(run_program(&help, "--help-all") == 0);
     for (const char *line = strstr(help, "\n  --"); line; line = strstr(line + 1, "\n  --")) {
         const char *name = line + 5;
         size_t row = 0, length = strcspn(name, " \n");
@@ -1231,6 +1452,18 @@ static void test_without_effect(void) {
         {TINY_GREEK "--save-every 5", "save-every: has no effect without --save", ""},
         {"--resume p.st --save-every 5", "save-every: has no effect without --save", ""},
         {TINY_GREEK "--sample 0 --prompt x", "prompt: has no effect with --sample 0", ""},
+        {TINY_GREEK "--sample 0 --top-p 0.5", "top-p: has no effect with --sample 0", ""},
+        {TINY_GREEK "--sample 0 --stop x", "stop: has no effect with --sample 0", ""},
+        {TINY_GREEK "--temperature 0 --top-p 0.5", "top-p: has no effect with --temperature 0", ""},
+        {TINY_GREEK "--prompt-file x", "prompt-file: has no effect without --generate", ""},
+        {"--generate p.st --prompt-file x --prompt y", "prompt: has no effect with --prompt-file", ""},
+        {TINY_GREEK "--schedule constant --min-lr 0.001", "min-lr: has no effect with --schedule constant", ""},
+        {TINY_GREEK "--decay-steps 3", "decay-steps: goes with --schedule wsd alone", ""},
+        {TINY_GREEK "--schedule wsd --steps 10 --warmup 5 --decay-steps 6",
+         "decay-steps: 6 steps do not fit behind the", "the nearest is 5"},
+        {TINY_GREEK "--micro-batch 3", "micro-batch: 3 is no divisor of batch = 4; the nearest is 2", ""},
+        {TINY_GREEK "--micro-batch 2 --stateful", "micro-batch: 2 does not go with --stateful", ""},
+        {TINY_GREEK "--micro-batch all", "micro-batch: 'all' is not a whole number", ""},
         {TINY_GREEK "--sample 0 --temperature 1", "temperature: has no effect with --sample 0", ""},
         {TINY_GREEK "--sample 0 --top-k 3", "top-k: has no effect with --sample 0", ""},
         {TINY_GREEK "--sample 0 --sample-every 3", "sample-every: has no effect with --sample 0", ""},
@@ -1322,9 +1555,9 @@ static int bench_row(char *line, char **pass, double *x) {
     return 1;
 }
 
-/* Whether a row of the bench, the `kind`-th of its size, is as it has to be.  inference: MiB of the size's first row.  A
- * trainer has gradients and two moments, 12 bytes of every parameter, beside what inference takes; ratios say little, as
- * on a GPU both have the workspace of products, far more than such a small model. */
+/* Whether a row of the bench, the `kind`-th of its size, is as it has to be.  inference: MiB of the size's first row.
+ * A trainer has gradients and two moments, 12 bytes of every parameter, beside what inference takes; ratios say little,
+ * as on a GPU both have the workspace of products, far more than such a small model. */
 static int is_bench_row(const char *pass, const double *x, int size, int kind, double inference, double tolerance) {
     static const char *const passes[] = {"inf", "fwd", "fwd+bwd", "step", "train"};
     const double tokens = x[0] * x[1];
@@ -1398,8 +1631,8 @@ static void check_bench_generate(const char *device) {
 
 static void test_bench_generate(void) { check_bench_generate("--device cpu"); }
 
-/* Where a step goes: parts and operators with their calls, and bytes that can be counted by hand; rows add up.  `element`:
- * bytes of an activation. */
+/* Where a step goes: parts and operators with their calls, and bytes that can be counted by hand; rows add up.
+ * `element`: bytes of an activation. */
 static void check_profile(const char *options, int element, int recompute, int conv_ssd) {
     enum { LAYERS = 3, M = 2 * 16, C = 32, F = 4 * C };
     char *out, *save;
@@ -1582,7 +1815,7 @@ static void test_fuse(void) {
                       "--fuse=conv_ssd");
     CHECK(run_program(&out, "--device cpu --data greek.txt --model Mamba-2 --hidden 32 --layers 1 --batch 2 --seq 16 "
                             "--profile") == 0);
-    CHECK(strstr(out, "\nmamba,conv_ssd,backward,1,") && !strstr(out, "conv1d") && !strstr(out, "branches"));
+    CHECK(strstr(out, "\nmamba,conv_ssd,backward,1,") && !strstr(out, "conv1d") && !strstr(out, "\nbranches "));
     free(out);
     CHECK(says(2, "--fuse all", "fuse: 'all'", ""));
 }
@@ -1714,6 +1947,9 @@ static void test_all(void) {
     run_case("data: vocabulary", test_vocabulary);
     run_case("data: unigram entropy", test_entropy);
     run_case("data: documents", test_documents);
+    run_case("data: files", test_files);
+    run_case("data: held-out share", test_held_out_share);
+    run_case("data: other texts", test_other_texts);
     run_case("data: held-out windows", test_held_out);
     run_case("data: random windows", test_random_windows);
     run_case("data: tracks", test_tracks);
@@ -1724,6 +1960,8 @@ static void test_all(void) {
     run_case("gates", test_gates);
     run_case("gates of all models", test_gates_of_models);
     run_case("program: help", test_help);
+    run_case("program: schedules", test_schedules);
+    run_case("program: quiet", test_quiet);
     run_case("program: every option in every mode", test_matrix);
     run_case("program: options without effect", test_without_effect);
     run_case("memory of a container", test_memory_limit);

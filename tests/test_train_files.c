@@ -169,19 +169,46 @@ static void test_older_log(void) {
 
 #define HEADER                                                                                                         \
     "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,tokens_per_s,memory_mib,"                             \
+    "seconds,grad_ratio,branch_cosine,rwkv_rms,mamba_rms,rwkv_gain,mamba_gain,final_loss,final_tokens\n"
+#define OLDER_HEADER                                                                                                   \
+    "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,tokens_per_s,memory_mib,"                             \
     "seconds,grad_ratio,branch_cosine,rwkv_rms,mamba_rms,rwkv_gain,mamba_gain\n"
-#define ROW(n) #n ",64,2.5,,1,1,1,0.001,1000,10.0,0.500,1,,,,,\n"
+#define WATCHED_HEADER                                                                                                 \
+    "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,tokens_per_s,memory_mib,"                             \
+    "seconds,grad_ratio,branch_cosine,rwkv_rms,mamba_rms,rwkv_gain,mamba_gain,final_loss,final_tokens,"                \
+    "gpu_percent,gpu_celsius,gpu_watts,gpu_mib\n"
+#define WATCHED_ROW(n) START(n) ",,,,,,,,93,71,,10240.5\n"
+#define START(n) #n ",64,2.5,,1,1,1,0.001,1000,10.0,0.500,1"
+#define ROW(n) START(n) ",,,,,,,\n"
+#define OLDER_ROW(n) START(n) ",,,,,\n"
 
 /* Opens old.csv with that content, to go on after a step, and adds row 7. */
-static int continues(const char *content, hy_log_point from, const char *expected, const char *note) {
+static int continues_as(int is_watched, const char *content, hy_log_point from, const char *expected,
+                        const char *note) {
     hy_log log;
-    const hy_log_row row = {7, 64, 2.5, NAN, 1, 1, 1, 1, 0.001, 1000, 10, 0.5, NULL};
+    const hy_log_row row = {.step = 7,
+                            .tokens = 64,
+                            .loss = 2.5,
+                            .held_out = NAN,
+                            .grad_norm = 1,
+                            .rwkv_norm = 1,
+                            .mamba_norm = 1,
+                            .ratio = 1,
+                            .lr = 0.001,
+                            .tokens_per_s = 1000,
+                            .memory_mib = 10,
+                            .seconds = 0.5,
+                            .gpu = {93, 71, NAN, 10240.5}};
     write_string("old.csv", content);
-    int ok = hy_log_open(&log, "old.csv", &from) == GT_OK && strstr(log.note, note);
+    int ok = hy_log_open(&log, "old.csv", &from, is_watched) == GT_OK && strstr(log.note, note);
     ok &= hy_log_write(&log, &row) == GT_OK && hy_log_close(&log) == GT_OK;
     ok &= is("old.csv", expected);
     if (!ok) printf("  %s (%s)\n", log.note, hy_last_error());
     return ok;
+}
+
+static int continues(const char *content, hy_log_point from, const char *expected, const char *note) {
+    return continues_as(0, content, from, expected, note);
 }
 
 static void test_continued_log(void) {
@@ -191,6 +218,13 @@ static void test_continued_log(void) {
     CHECK(continues(HEADER ROW(6) "7,64,2.", six, HEADER ROW(6) ROW(7), "rows kept: 1, later ones dropped: 1"));
     CHECK(continues(HEADER "# a note\n", six, HEADER "# a note\n" ROW(7), "rows kept: 0, later ones dropped: 0"));
     CHECK(continues(HEADER ROW(6), ((hy_log_point){6, 64, (double)NAN}), HEADER ROW(6) ROW(7), "rows kept: 1"));
+    /* a log of an older program keeps its columns */
+    CHECK(continues(OLDER_HEADER OLDER_ROW(6), six, OLDER_HEADER OLDER_ROW(6) OLDER_ROW(7), "rows kept: 1"));
+    CHECK(continues_as(1, OLDER_HEADER OLDER_ROW(6), six, OLDER_HEADER OLDER_ROW(6) OLDER_ROW(7), "rows kept: 1"));
+    /* so does one of a run that watches the GPU, or does not */
+    CHECK(continues_as(1, "", six, WATCHED_HEADER WATCHED_ROW(7), ""));
+    CHECK(continues(WATCHED_HEADER WATCHED_ROW(6), six, WATCHED_HEADER WATCHED_ROW(6) WATCHED_ROW(7), "rows kept: 1"));
+    CHECK(continues_as(1, HEADER ROW(6), six, HEADER ROW(6) ROW(7), "rows kept: 1"));
     CHECK(continues("", six, HEADER ROW(7), ""));
     CHECK(!exists("old.csv.1"));
     /* whole rows are dropped: the log is kept, too */
@@ -210,28 +244,45 @@ static void test_continued_log(void) {
     CHECK(continues("6,my own numbers\n", six, HEADER ROW(7), "the file that was there is kept as old.csv.7"));
     CHECK(is("old.csv.7", "6,my own numbers\n"));
     remove("none.csv");
-    CHECK(hy_log_open(&log, "none.csv", &six) == GT_OK && hy_log_close(&log) == GT_OK);
+    CHECK(hy_log_open(&log, "none.csv", &six, 0) == GT_OK && hy_log_close(&log) == GT_OK);
     CHECK(is("none.csv", HEADER));
-    CHECK(hy_log_open(&log, folder, &six) == GT_ERROR_VALUE && !log.file);
-    CHECK(hy_log_open(&log, "", &six) == GT_OK && !log.file);
+    CHECK(hy_log_open(&log, folder, &six, 0) == GT_ERROR_VALUE && !log.file);
+    CHECK(hy_log_open(&log, "", &six, 0) == GT_OK && !log.file);
     CHECK(hy_log_write(&log, &(hy_log_row){.step = 1}) == GT_OK && hy_log_close(&log) == GT_OK);
 }
 
 /* The last row of a log gets its held-out loss later, in place; if that fails it is what it was. */
 static void test_completed_log(void) {
     static const hy_probe probe = {.has = {1, 1}, .branch_cosine = 0.5, .branch_rms = {2, 3}, .branch_gain = {4, 5}};
-    const hy_log_row row = {7, 64, 2.5, NAN, 1, 1, 1, 1, 0.001, 1000, 10, 0.5, NULL};
+    const hy_log_row row = {7, 64, 2.5, NAN, 1, 1, 1, 1, 0.001, 1000, 10, 0.5, NULL, 0, 0, {93, 71, NAN, 10240.5}};
     const hy_log_point six = {6, 64, 2.5}, seven = {7, 64, 2.5}, other = {7, 64, 2.25};
-    static const char whole[] = HEADER ROW(6) "7,64,2.5,1.25,1,1,1,0.001,1000,10.0,0.500,1,0.5,2,3,4,5\n";
+    static const char whole[] = HEADER ROW(6) "7,64,2.5,1.25,1,1,1,0.001,1000,10.0,0.500,1,0.5,2,3,4,5,1.75,64\n";
     hy_log log;
     write_string("old.csv", HEADER ROW(6));
-    CHECK(hy_log_open(&log, "old.csv", &six) == GT_OK && log.is_regular && hy_log_write(&log, &row) == GT_OK);
+    CHECK(hy_log_open(&log, "old.csv", &six, 0) == GT_OK && log.is_regular && hy_log_write(&log, &row) == GT_OK);
     CHECK(is("old.csv", HEADER ROW(6) ROW(7)));
-    CHECK(hy_log_complete(&log, 1.25, &probe) == GT_OK && is("old.csv", whole) && hy_log_close(&log) == GT_OK);
+    CHECK(hy_log_complete(&log, 1.25, 1.75, 64, &probe) == GT_OK && is("old.csv", whole) &&
+          hy_log_close(&log) == GT_OK);
     /* by another program */
     write_string("old.csv", HEADER ROW(6) ROW(7));
     CHECK(hy_log_reopen(&log, "old.csv", &seven) == GT_OK && log.file);
-    CHECK(hy_log_complete(&log, 1.25, &probe) == GT_OK && hy_log_close(&log) == GT_OK && is("old.csv", whole));
+    CHECK(hy_log_complete(&log, 1.25, 1.75, 64, &probe) == GT_OK && hy_log_close(&log) == GT_OK &&
+          is("old.csv", whole));
+    /* the same of a log that an older program began; an evaluation that was ended early leaves the point out */
+    write_string("old.csv", OLDER_HEADER OLDER_ROW(7));
+    CHECK(hy_log_reopen(&log, "old.csv", &seven) == GT_OK && log.file);
+    CHECK(hy_log_complete(&log, 1.25, 1.75, 64, &probe) == GT_OK && hy_log_close(&log) == GT_OK);
+    CHECK(is("old.csv", OLDER_HEADER "7,64,2.5,1.25,1,1,1,0.001,1000,10.0,0.500,1,0.5,2,3,4,5\n"));
+    write_string("old.csv", WATCHED_HEADER WATCHED_ROW(7));
+    CHECK(hy_log_reopen(&log, "old.csv", &seven) == GT_OK && log.file);
+    CHECK(hy_log_complete(&log, 1.25, 1.75, 64, &probe) == GT_OK && hy_log_close(&log) == GT_OK);
+    CHECK(is("old.csv",
+             WATCHED_HEADER "7,64,2.5,1.25,1,1,1,0.001,1000,10.0,0.500,1,0.5,2,3,4,5,1.75,64,93,71,,10240.5\n"));
+    CHECK(hy_log_reopen(&log, "old.csv", &seven) == GT_OK && !log.file);
+    write_string("old.csv", HEADER ROW(7));
+    CHECK(hy_log_reopen(&log, "old.csv", &seven) == GT_OK && log.file);
+    CHECK(hy_log_complete(&log, NAN, 1.75, 64, &probe) == GT_OK && hy_log_close(&log) == GT_OK);
+    CHECK(is("old.csv", HEADER START(7) ",0.5,2,3,4,5,1.75,64\n"));
     /* not another row, nor a row that is whole, cut or followed by others */
     static const char *const texts[] = {HEADER ROW(6) ROW(7), whole,  HEADER ROW(6) "7,64,2.5,,1,1,1",
                                         HEADER ROW(7) ROW(8), ROW(7), ""};
@@ -249,7 +300,9 @@ static void test_completed_log(void) {
         signal(SIGXFSZ, SIG_IGN);
         if (setrlimit(RLIMIT_FSIZE, &(struct rlimit){size, size})) _exit(2);
         if (hy_log_reopen(&log, "old.csv", &seven) != GT_OK) _exit(3);
-        _exit(hy_log_complete(&log, 1.25, &probe) == HY_ERROR_WRITE && !strstr(hy_last_error(), "damaged") ? 0 : 4);
+        _exit(hy_log_complete(&log, 1.25, 1.75, 64, &probe) == HY_ERROR_WRITE && !strstr(hy_last_error(), "damaged")
+                  ? 0
+                  : 4);
     }
     CHECK(wait_for(child) == 0 && is("old.csv", HEADER ROW(6) ROW(7)));
 }
@@ -260,14 +313,14 @@ static void test_single_branch(void) {
         hy_probe probe;
         const char *end;
     } cases[] = {
-        {{.has = {1, 0}, .branch_rms = {2, 0}, .branch_gain = {1, 0}}, ",,,2,,1,\n"},
-        {{.has = {0, 1}, .branch_rms = {0, 3}, .branch_gain = {0, 1}}, ",,,,3,,1\n"},
-        {{.has = {1, 1}, .branch_cosine = 0.5, .branch_rms = {2, 3}, .branch_gain = {4, 5}}, ",,0.5,2,3,4,5\n"}};
+        {{.has = {1, 0}, .branch_rms = {2, 0}, .branch_gain = {1, 0}}, ",,,2,,1,,,\n"},
+        {{.has = {0, 1}, .branch_rms = {0, 3}, .branch_gain = {0, 1}}, ",,,,3,,1,,\n"},
+        {{.has = {1, 1}, .branch_cosine = 0.5, .branch_rms = {2, 3}, .branch_gain = {4, 5}}, ",,0.5,2,3,4,5,,\n"}};
     for (int i = 0; i < 3; i++) {
         hy_log log;
         const hy_log_row row = {.step = 1, .ratio = NAN, .held_out = NAN, .probe = &cases[i].probe};
         remove("one.csv");
-        CHECK(hy_log_open(&log, "one.csv", NULL) == GT_OK && hy_log_write(&log, &row) == GT_OK);
+        CHECK(hy_log_open(&log, "one.csv", NULL, 0) == GT_OK && hy_log_write(&log, &row) == GT_OK);
         CHECK(hy_log_close(&log) == GT_OK && has("one.csv", cases[i].end));
     }
 }

@@ -265,7 +265,7 @@ static int is_narrow(const char *out) {
 }
 
 static void test_pipe(void) {
-    static const char *const lines[] = {RUN, "--data greek.txt --list-models", "--help",
+    static const char *const lines[] = {RUN, "--data greek.txt --list-models", "--help-all",
                                         TINY_GREEK "--steps 3 --model GF-RH --sample 0 --stateful"};
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
         char *out;
@@ -279,6 +279,35 @@ static void test_pipe(void) {
                "              against a branch that hardly learns beside the other\n"));
     CHECK(run_on_terminal(RUN, 120, "xterm") == 0);
     CHECK(line_with("PASS  G4 ", 0) > 0 && strstr(tty.line[line_with("PASS  G4 ", 0)], "0.3 to 3 ("));
+}
+
+/* The final evaluation shows how far it is.  The first Ctrl-C ends it with the result so far. */
+static void test_evaluation(void) {
+    char *greek = read_string("greek.txt"), *text = calloc(1, 40 * strlen(greek) + 1), *log, *last;
+    for (int i = 0; i < 40; i++) strcat(text + strlen(text), greek);
+    write_string("long.txt", text);
+    free(greek), free(text);
+    static const char *const lines[] = {
+        "--device cpu --model HY --hidden 16 --layers 1 --data long.txt --batch 1 --seq 2 --steps 2 --sample 0 "
+        "--eval-every 1 --eval-tokens 8 --save m.st --csv run.csv",
+        "--eval m.st"};
+    for (int i = 0; i < 2; i++) {
+        int tries = 300;
+        pid_t child = start(lines[i], 80, "xterm");
+        while (!(came(" tokens, loss ", 0) && came(", eta ", 0)) && tries-- > 0 && read_some()) continue;
+        CHECK(kill(child, SIGINT) == 0);
+        while (read_some()) continue;
+        CHECK(wait_for(child) == 130);
+        close(tty.master);
+        CHECK(line_with("evaluation: ", 0) < 0 && !tty.overflows && line_with("interrupted", 0) > 0);
+        CHECK(line_with("held-out       the first ", 0) > 0 && line_with("held-out loss ", 0) > 0);
+    }
+    /* the last point of the curve, on 8 tokens, and the final loss so far are in the row of the last step */
+    log = read_string("run.csv"), last = strstr(log, "\n2,");
+    double fields[19] = {0};
+    for (int i = 0; i < 19 && CHECK(last); i++) fields[i] = atof(last + 1), last = strchr(last + 1, ',');
+    CHECK(fields[3] > 1 && fields[17] > 1 && fields[17] != fields[3] && fields[18] >= 8 && fields[18] < 48000);
+    free(log);
 }
 
 static int wraps(const char *text, int column, int indent, int width, const char *expected) {
@@ -339,6 +368,7 @@ int main(int argc, char **argv) {
     run_case("screen: no escapes", test_dumb);
     run_case("screen: colour", test_colour);
     run_case("screen: pipe", test_pipe);
+    run_case("screen: evaluation", test_evaluation);
     run_case("screen: control characters", test_control_characters);
     return end_tests();
 }

@@ -1,5 +1,5 @@
 /* The chunked form of wkv6 (wkv6_chunked.c, docs/wkv6.md) against the double twin, which goes token by token: they are
- * the same function.  Then what the page says of roundings: that dg is corrected where states are kept as bf16.
+ * the same function.  Then the page's statement on rounding: dg is corrected where states are kept as bf16.
  *
  *     test_wkv6_chunked */
 #include "gt_test.h"
@@ -107,7 +107,7 @@ static void check(const char *name, const char *what, const gt_wkv6_args *a, con
 typedef struct regime {
     const char *name;
     draw_decay h;
-    int usual, strong; /* paths that it is there for, 1: forward, 2: backward */
+    int usual, strong; /* the paths that the regime tests; 1: forward, 2: backward */
 } regime;
 
 static const regime regimes[] = {
@@ -153,7 +153,7 @@ static void check_regime(const regime *regime, int64_t T, int64_t N, int number)
                "%s: backward took no strong-decay path", regime->name);
 }
 
-/* ---- what bf16 states do to dw ----------------------------------------------------------------- */
+/* ---- error of dw from bf16 states -------------------------------------------------------------- */
 
 /* The error of dw of every channel, relative, averaged over channels. */
 static double error_of_dw(const gt_wkv6_args *a, const wkv6_form *form, results *got, const results *truth) {
@@ -170,8 +170,8 @@ static double error_of_dw(const gt_wkv6_args *a, const wkv6_form *form, results 
     return sum;
 }
 
-/* Section 7 of the page: the sums of the reverse pass take away a part of the error that S and G in bf16 make in dw of
- * slow channels, on both paths.  Measured: 1.73e-3 and 1.75e-3 of 2.07e-3. */
+/* Section 7 of the page: the sums of the reverse pass remove a part of the error in dw of slow channels that S and G in
+ * bf16 cause, on both paths.  Measured: 1.73e-3 and 1.75e-3 of 2.07e-3. */
 static void check_correction(int always_strong) {
     static arrays in;
     static results truth, got;

@@ -170,7 +170,7 @@ int begin_tests(const char *path) {
         fprintf(stderr, "usage: PROGRAM_OF_TESTS HYBRID_TRAIN [device | short]\n");
         return 2;
     }
-    /* programs would inherit what is ignored here, as under nohup or in the background of a shell */
+    /* programs would inherit signals that are ignored here, as under nohup or in the background of a shell */
     static const int sent[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM};
     for (size_t i = 0; i < sizeof sent / sizeof sent[0]; i++) signal(sent[i], SIG_DFL);
     write_greek();

@@ -28,7 +28,7 @@ const char *write_string(const char *name, const char *text);
 /* The whole file as a string; the caller frees it. */
 char *read_string(const char *path);
 
-enum { ARGUMENTS_MAX = 48 };
+enum { ARGUMENTS_MAX = 96 };
 /* Splits a command line at its spaces; argv ends with NULL. */
 int split(char *line, char **argv);
 

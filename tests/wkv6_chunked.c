@@ -1,8 +1,8 @@
 /* The chunked form of wkv6, step by step as the tensor-core kernels compute it.  Numbers in brackets are sections of
  * docs/wkv6.md, which has the same formulas; its section 10 names the functions of gt/wkv6 that do each step.
  *
- * Most functions work on one channel n.  In the kernels the channels are rows of a matrix: S[n] is a row of S, R and K
- * are matrices of tokens by channels, and the loops over channels and tokens here are matrix products there. */
+ * Most functions work on one channel n.  In the kernels the channels are rows of a matrix: S[n] is a row of S, and R
+ * and K are matrices of tokens by channels.  The loops over channels and tokens here are matrix products there. */
 #include "wkv6_chunked.h"
 #include "gt_test.h"
 #include <math.h>
@@ -59,13 +59,13 @@ static void store_state(const head *x, state S, float *to) {
         for (int j = 0; j < x->V; j++) ((double *)to)[n * x->V + j] = S[n][j];
 }
 
-/* c[t]: the sum of h of the tokens before token t of a run of tokens; c[tokens] that of all. */
+/* c[t]: the sum of h over the tokens before token t of a run; c[tokens]: over all of them. */
 static void sums_before(const head *x, int first, int n, int tokens, double *c) {
     c[0] = 0;
     for (int t = 0; t < tokens; t++) c[t + 1] = c[t] + x->h[first + t][n];
 }
 
-/* after[t]: that of the tokens after token t.  No differences: h may be infinite. */
+/* after[t]: the sum over the tokens after token t, without differences, because h may be infinite. */
 static void sums_after(const head *x, int first, int n, int tokens, double *after) {
     after[tokens - 1] = 0;
     for (int t = tokens - 1; t > 0; t--) after[t - 1] = after[t] + x->h[first + t][n];
@@ -154,7 +154,7 @@ static int segment_chunks(const head *x, int64_t segments) {
 }
 
 /* The state that each segment starts from, in the order of the pass: forwards in time, or backwards.  start[0] is
- * given.  The local pass takes every segment but the last from a zero state; the scan joins what it leaves. */
+ * given.  The local pass runs every segment but the last from a zero state; the scan joins the final states. */
 static void start_states(const head *x, int each, int is_reverse, const wkv6_form *form, state start[CHUNKS]) {
     const int segments = (x->chunks + each - 1) / each;
     for (int i = 0; i + 1 < segments; i++) {
@@ -206,7 +206,7 @@ wkv6_paths wkv6_chunked_forward(const gt_wkv6_args *a, const wkv6_form *form) {
 
 /* ---- [5] the reverse pass: G after every chunk, and the sums that go with it ------------------- */
 
-/* Of a chunk, by channels.  G: after the chunk; S before, S after: of the chunk.
+/* Sums of a chunk, by channel.  G: after the chunk.  S before, S after: the states before and after it.
  *     before = rowsum(S before . G)               after = rowsum(S after . G)
  *     change = rowsum((G - kept G) . (S after - S before))
  * After the last chunk the pass does not know S: change and after are 0.  So is after if S before is zero. */
@@ -257,7 +257,7 @@ static void reverse_pass(const head *x, const gt_wkv6_args *a, const wkv6_form *
 
 /* ---- [6] backward of a chunk: a channel ------------------------------------------------------ */
 
-/* What a channel has of a chunk.  c, after: sums of h before and after a token within its sub-chunk. */
+/* A channel's numbers of one chunk.  c, after: sums of h before and after a token within its sub-chunk. */
 typedef struct channel {
     double r[CHUNK], k[CHUNK], h[CHUNK], R[CHUNK], K[CHUNK];
     double c[SUB_CHUNKS][SUB_CHUNK + 1], after[SUB_CHUNKS][SUB_CHUNK];
@@ -305,7 +305,7 @@ typedef struct crossings {
     double ends[SUB_CHUNKS][SUB_CHUNKS], begins[SUB_CHUNKS];
 } crossings;
 
-/* X of every token i: what S and the tokens before i-1 give to dr_i.  By Horner's rule: every sub-chunk up to the
+/* X of every token i: the terms of S and of the tokens before i-1 in dr_i.  By Horner's rule: every sub-chunk up to the
  * token's own is a factor E, then its tokens are added.  The strong-decay path stops where the own sub-chunk starts. */
 static void make_X(const channel *q, double C[CHUNK][CHUNK], int strong, double *X, crossings *sums) {
     for (int i = 0; i < CHUNK; i++) {
@@ -321,7 +321,7 @@ static void make_X(const channel *q, double C[CHUNK][CHUNK], int strong, double 
     }
 }
 
-/* Z of every token j: what G and the tokens after j+1 give to dk_j, in the same way. */
+/* Z of every token j: the terms of G and of the tokens after j+1 in dk_j, in the same way. */
 static void make_Z(const channel *q, double C[CHUNK][CHUNK], int strong, double *Z, crossings *sums) {
     for (int j = 0; j < CHUNK; j++) {
         const int b = j / SUB_CHUNK;
@@ -337,13 +337,13 @@ static void make_Z(const channel *q, double C[CHUNK][CHUNK], int strong, double 
     }
 }
 
-/* Of a channel, by tokens: dr and dk without the pairs that carry no decay; dg = dL/d(log d). */
+/* A channel's gradients, by token: dr and dk without the pairs that carry no decay; dg = dL/d(log d). */
 typedef struct channel_gradients {
     double dr[CHUNK], dk[CHUNK], dg[CHUNK];
 } channel_gradients;
 
-/* [7] What is added to dg_t for the rounding of S and G: slope t + offset.  Without rounding it is 0.  E: of the whole
- * chunk.  dg_end: what the chunk would have for the token after it, which in truth is rowsum(S after . G). */
+/* [7] The correction of dg_t for the rounding of S and G: slope t + offset, 0 without rounding.  E: the error over the
+ * whole chunk.  dg_end: the chunk's dg for the token after it; its true value is rowsum(S after . G). */
 typedef struct correction {
     double slope, offset;
 } correction;
@@ -355,7 +355,8 @@ static correction correct(const wkv6_form *form, const rowsums *sums, int n, dou
     return x;
 }
 
-/* The usual path: from token to token dg loses the pairs that end and gains those that begin. */
+/* The usual path: from one token to the next, dg loses the pairs that end there and gains the pairs that begin
+ * there. */
 static void finish_channel(const wkv6_form *form, const channel *q, const double *X, const double *Z,
                            const crossings *cross, const rowsums *sums, int n, channel_gradients *out) {
     double dg = sums->before[n], E = 1;
@@ -419,7 +420,7 @@ static void finish_strong_channel(const wkv6_form *form, const channel *q, doubl
 
 /* ---- [6] backward of a chunk ----------------------------------------------------------------- */
 
-/* Adds what a channel gives to dv of the chunk: its part of A, times dy, and K to the chunk's end, times G. */
+/* Adds a channel's part of dv of the chunk: its part of A times dy, and K to the chunk's end times G. */
 static void add_dv(const head *x, int first, int n, state G, const channel *q, int strong, double (*dv)[CHUNKED_V]) {
     for (int j = 0; j < CHUNK; j++) {
         const int b = j / SUB_CHUNK;

@@ -4,7 +4,7 @@
 have "$meson" || skip 'no meson on PATH and none in $MESON'
 have pkg-config || skip 'no pkg-config'
 
-# openblas HEADER: what pkg-config finds has this cblas.h and, of BLAS, what is in libm: nothing.
+# openblas HEADER: makes an openblas for pkg-config, with this cblas.h and libm, which has nothing of BLAS.
 export PKG_CONFIG_LIBDIR="$scratch"
 openblas() {
     printf '%s\n' "$1" >cblas.h

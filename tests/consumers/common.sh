@@ -67,7 +67,7 @@ cxx_strict() {
     case $1 in *clang*) ;; *) echo '-Wuseless-cast' ;; esac
 }
 
-# What a user copies: headers, reference, and all that the build needs.
+# Copies the files that a user copies: headers, reference, and all that the build needs.
 copy_source() {
     mkdir -p "$1"
     (cd "$SOURCE" && tar -cf - meson.build meson_options.txt ./*.h ./*.cuh gt reference tests examples \

@@ -1,5 +1,5 @@
-# Other people's builds: gt_kernels as a Meson subproject, and installed, found through pkg-config.  OPTIMIZATION, from the
-# environment, is that of what is installed.
+# Other people's builds: gt_kernels as a Meson subproject, and installed, found through pkg-config.  OPTIMIZATION, from
+# the environment, is the optimization of the installed copy.
 . "$(dirname "$0")/common.sh"
 
 have "$meson" || skip 'no meson on PATH and none in $MESON'
@@ -65,7 +65,7 @@ sed -i -e 's/^#define GT_VERSION_PATCH .*/#define GT_VERSION_PATCH 77/' \
 check 'edited header: compile' "$meson" compile -C parent/build
 check 'edited header: run' parent/build/program
 
-# It installs what is asked for.
+# It installs nothing unless asked to.
 check 'subproject: install nothing' "$meson" install -C parent/build --destdir "$scratch/nothing"
 [ -z "$(find nothing -type f 2>/dev/null)" ] || fail "the subproject installs $(find nothing -type f | wc -l) files"
 check 'subproject: ask' "$meson" configure parent/build -Dgt_kernels:install=enabled

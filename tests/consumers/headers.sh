@@ -33,8 +33,8 @@ while read -r cxx; do
     done
 done <compilers
 
-# The example on the header's first screen, in every language that has its designated initialisers; and the functions of
-# a file of its own, not all of which it uses.
+# The example on the header's first screen, in every language that has its designated initialisers; and a file
+# in which all functions are static, and some unused.
 cat >example.c <<END
 #include <stdio.h>
 #include "gt_kernels.h"

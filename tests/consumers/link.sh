@@ -4,7 +4,11 @@
 
 flags="-std=c11 $strict -I$SOURCE"
 use=$here/use.c
-parts='CORE WKV6 SSM CONV1D FUSED'
+parts=CORE
+for part in "$SOURCE"/gt_*.cuh; do # gt_fused.cuh: FUSED
+    part=$(basename "$part" .cuh)
+    parts="$parts $(echo "${part#gt_}" | tr a-z A-Z)"
+done
 
 # ---- one object per part, linked together ----
 objects=

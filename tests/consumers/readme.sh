@@ -1,6 +1,6 @@
 # The example of README.md: extracted, built with the command given there, run, and compared with the output given
-# there; then as C and C++ of every standard; with nvcc, linked with kernels.  The options and files that README.md and docs
-# name.
+# there; then as C and C++ of every standard; with nvcc, linked with kernels.  The options and files that README.md and
+# docs name.
 . "$(dirname "$0")/common.sh"
 
 # block LANGUAGE N: the N-th fenced block of that language after the heading "Use it from C"
@@ -30,7 +30,7 @@ cp example.c example.cpp
 cp named.c named.cpp
 check 'CPU twin' $CC -I. -c reference/gt_wkv6.c -o twin.o
 
-# prints WHAT COMMAND...: the command, with the CPU twin, makes a program that prints what README.md says.
+# prints WHAT COMMAND...: the command, with the CPU twin, makes a program whose output is README.md's.
 prints() {
     what=$1
     shift

@@ -13,8 +13,8 @@ version=$(sed -n "s/^  version: '\(.*\)',/\1/p" source/meson.build)
 library=installed/lib/libgt_kernels.so.$version
 [ -f $library ] || fail "no $library"
 suffix=$(sed -n 's/^#define GT_SYMBOL(name) gt_##name##_//p' source/gt_kernels.h)
-# declared: "GT_FUNCTION gt_status gt_name(", and GT_REF_FUNCTION
-sed -n 's/^GT_\(REF_\)\{0,1\}FUNCTION .*[ *]\(gt_[a-z0-9_]*\)(.*/\2/p' source/gt_kernels.h |
+# declared: "GT_FUNCTION gt_status gt_name(", and GT_REF_FUNCTION, GT_XLA_FUNCTION
+sed -n 's/^GT_\(REF_\|XLA_\)\{0,1\}FUNCTION .*[ *]\(gt_[a-z0-9_]*\)(.*/\2/p' source/gt_kernels.h |
     sed "s/\$/_$suffix/" | sort >declared
 nm -D --defined-only $library | sed -n 's/^[0-9a-f]* [A-Z] //p' | sed 's/@.*//' | sort >exported
 [ -s declared ] || fail 'no declarations found in gt_kernels.h'

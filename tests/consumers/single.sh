@@ -1,4 +1,4 @@
-# The one-file versions of the headers and twins, in $SINGLE: each alone in a folder, as stubs of C and C++ and, with nvcc,
+# The one-file versions of the headers and twins, in $SINGLE: each alone in a folder, as stubs of C and C++; with nvcc,
 # one as kernels; two in one program; all twins in one.
 . "$(dirname "$0")/common.sh"
 
@@ -8,11 +8,13 @@ function() {
     gt_wkv6.cuh) echo gt_wkv6_forward ;;
     gt_ssm.cuh) echo gt_ssd_forward ;;
     gt_conv1d.cuh) echo gt_conv1d_forward ;;
+    gt_wkv4.cuh) echo gt_wkv4_forward ;;
     gt_fused.cuh) echo gt_norm_mix_forward ;;
     esac
 }
 
-# program FILE STATUS FUNCTION...: checks the version, then that each function, called without arguments, answers STATUS.
+# program FILE STATUS FUNCTION...: checks the version, then that each function, called without arguments, answers
+# STATUS.
 program() {
     file=$1
     answer=$2

@@ -5,12 +5,12 @@ TEST_TWINS_OVER_TIME(conv1d)
 
 /* ---- arguments ------------------------------------------------------------------------------- */
 
-static const test_field fields[] = {
-    TEST_FIELD(conv1d, activation, 'i'), TEST_FIELD(conv1d, state_in_shared, 'i'), {NULL, 0, 0, 0, 0}};
+static const test_field fields[] = {TEST_FIELD(conv1d, activation, 'i'),
+                                    TEST_FIELD(conv1d, state_in_shared, 'i'),
+                                    TEST_FIELD(conv1d, state_columns, 'c'),
+                                    {NULL, 0, 0, 0, 0}};
 
-static const test_bad_value bad_values[] = {BAD_RESERVED(conv1d, state_dtype),
-                                            BAD_RESERVED(conv1d, weight_dtype),
-                                            BAD(conv1d, W, 'l', 1, GT_ERROR_SIZE, "W = 1"),
+static const test_bad_value bad_values[] = {BAD(conv1d, W, 'l', 1, GT_ERROR_SIZE, "W = 1"),
                                             BAD(conv1d, W, 'l', 5, GT_ERROR_SIZE, "W = 5"),
                                             BAD_SWITCH(conv1d, activation, 2),
                                             {NULL, GT_OK, {{0, 0, 0}}}};
@@ -145,15 +145,15 @@ static const test_case packed[] = {
      .level = TEST_LARGE, LENGTHS(1, 2047, 16, 900)},
     {.op = NULL}};
 
-/* Sizes that kernels are made for, and some that they are not. */
+/* Sizes with their own kernels, and some without. */
 static const test_case sizes[] = {{CONV1D(.D = 256, .W = 4, .activation = GT_ACT_SILU), .name = "sweep"},
                                   {CONV1D(.D = 64, .W = 3, .state_in_shared = 1), .name = "sweep"},
                                   {CONV1D(.D = 161, .W = 4, .activation = GT_ACT_SILU), .name = "sweep"},
                                   {CONV1D(.D = 8, .W = 2), .name = "sweep"},
                                   {.op = NULL}};
 
-/* For the kernels of steps: channels in fours and not, that fill the 128 of a warp or not; batch elements that fill the 8
- * warps of a block or not. */
+/* For the kernels of steps: channels in fours or not; warps of 128 channels full or not; blocks of 8 batch elements
+ * full or not. */
 #define STEPS(...)                                                                                                     \
     { CONV1D(__VA_ARGS__, .activation = GT_ACT_SILU), .name = "steps" }
 static const test_case steps[] = {STEPS(.B = 9, .D = 132, .W = 4),
@@ -168,18 +168,30 @@ static const test_case steps[] = {STEPS(.B = 9, .D = 132, .W = 4),
                                   STEPS(.B = 3, .D = 5, .W = 4),
                                   STEPS(.B = 3, .D = 131, .W = 3),
                                   STEPS(.B = 3, .D = 1, .W = 2),
+                                  STEPS(.B = 4, .D = 36, .W = 4, .state_columns = 4),
+                                  STEPS(.B = 3, .D = 7, .W = 3, .state_columns = 9),
+                                  STEPS(.B = 2, .D = 5, .W = 2, .state_columns = 20),
                                   {.op = NULL}};
 
 #define STEP_KERNELS(type, width)                                                                                      \
     "conv1d::step_rows_kernel<" type ", " width ", 1>", "conv1d::step_rows_kernel<" type ", " width ", 4>",            \
         "conv1d::step_kernel<" type ", " width ">"
-static const char *const step_kernels[] = {STEP_KERNELS("float", "2"),    STEP_KERNELS("float", "3"),
-                                           STEP_KERNELS("float", "4"),    STEP_KERNELS("gt::bf16", "2"),
-                                           STEP_KERNELS("gt::bf16", "3"), STEP_KERNELS("gt::bf16", "4"),
-                                           STEP_KERNELS("gt::f16", "2"),  STEP_KERNELS("gt::f16", "3"),
-                                           STEP_KERNELS("gt::f16", "4"),  NULL};
+#define FOURS_KERNELS(type) "conv1d::step_fours_kernel<" type ", 1>", "conv1d::step_fours_kernel<" type ", 4>"
+static const char *const step_kernels[] = {STEP_KERNELS("float", "2"),
+                                           STEP_KERNELS("float", "3"),
+                                           STEP_KERNELS("float", "4"),
+                                           STEP_KERNELS("gt::bf16", "2"),
+                                           STEP_KERNELS("gt::bf16", "3"),
+                                           STEP_KERNELS("gt::bf16", "4"),
+                                           STEP_KERNELS("gt::f16", "2"),
+                                           STEP_KERNELS("gt::f16", "3"),
+                                           STEP_KERNELS("gt::f16", "4"),
+                                           FOURS_KERNELS("float"),
+                                           FOURS_KERNELS("gt::bf16"),
+                                           FOURS_KERNELS("gt::f16"),
+                                           NULL};
 
-/* More than 65535 of what a grid may count. */
+/* More than 65535 items along one axis of a grid. */
 static const test_case many[] = {{CONV1D(.B = 70000, .T = 3, .D = 2, .W = 4), .name = "many"},
                                  {CONV1D(.B = 1, .T = 3, .D = 140000, .W = 4), .name = "many"},
                                  {CONV1D(.B = 1, .T = 140000, .D = 2, .W = 4), .name = "many"},
@@ -249,7 +261,7 @@ static const test_formula formulas[] = {{"y", y}, {"state_out", state_out}, {NUL
     ROW(types, "silu BTD", NO_STATES, .B = b, .T = t, .D = d),                                                         \
         ROW(types, "silu BDT", NO_STATES, .B = b, .T = t, .D = d, BDT(x, t), BDT(y, t), BDT(dx, t), BDT(dy, t))
 
-/* Packed sequences of as many tokens each, 32,768 in all, in both layouts. */
+/* Packed sequences of equal length, 32,768 tokens in all, in both layouts. */
 #define SIXTY_FOUR(x) TEST_EIGHT(TEST_EIGHT(x))
 static const int64_t lengths_256[] = {SIXTY_FOUR(256), SIXTY_FOUR(256)};
 static const int64_t lengths_1000[] = {TEST_EIGHT(1000), TEST_EIGHT(1000), TEST_EIGHT(1000), TEST_EIGHT(1000), 768};
@@ -283,6 +295,9 @@ static const test_bench_row host_rows[] = {ROW_BOTH(TEST_F32 | TEST_BF16, 8, 256
                                            ROW(TEST_F32 | TEST_BF16, "silu", "", .B = 8, .T = 1, .D = 640),
                                            {{.op = NULL}, 0}};
 
+/* States and parameters of causal_conv1d_update in a model in bf16. */
+#define SMALL_STATE .state_columns = 4, .state_dtype = GT_BF16, .weight_dtype = GT_BF16
+
 static const test_bench_row gpu_rows[] = {
     ROW_BOTH(TEST_F32 | TEST_BF16, 64, 256, 640),
     ROW_BOTH(TEST_BF16, 8, 2048, 4352),
@@ -294,6 +309,9 @@ static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, "silu", "", .B = 64, .T = 1, .D = 10240),
     ROW(TEST_BF16, "silu", "", .B = 256, .T = 1, .D = 10240),
     ROW(TEST_BF16, "silu", "", .B = 64, .T = 4, .D = 10240),
+    ROW(TEST_BF16, "silu small", "", .B = 1, .T = 1, .D = 10240, SMALL_STATE),
+    ROW(TEST_BF16, "silu small", "", .B = 64, .T = 1, .D = 10240, SMALL_STATE),
+    ROW(TEST_BF16, "silu small", "", .B = 256, .T = 1, .D = 10240, SMALL_STATE),
     TEST_PACKED_ROWS(conv1d, NO_STATES, .D = 640, .W = 4, .activation = GT_ACT_SILU),
     ROW_PACKED_BOTH(256),
     ROW_PACKED_BOTH(1000),
@@ -308,8 +326,9 @@ const test_op test_op_conv1d = {
     TEST_OVER_TIME(conv1d),
     .large = {CONV1D(.B = 1, .T = 300, .D = 256, .W = 4, .activation = GT_ACT_SILU)},
     .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
-    /* the gradient of the state is added last, where one call adds that of each token in turn */
+    /* pieces add the gradient of the state last; one call adds the gradients of all tokens in turn */
     .split_tolerance = {[GT_F32] = 1e-6, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-8},
+    .has_exact_prefill = 1,
     .steps = steps,
     .step_kernels = step_kernels,
     .bench_cuts = cuts,

@@ -46,8 +46,8 @@ static void set_fill(const test_case *c, const gt_tensor *t, test_fill *f, test_
     if (!strcmp(t->name, "bias")) f->spread = 0.3;
 }
 
-/* Whether all sums of fp32 round c = silu(sum) to the same number of 16 bits.  size: the sum of its terms' magnitudes.
- * Where c is so much smaller that its last bit is no more than what fp32 loses, it does not matter. */
+/* Whether all orders of an fp32 sum round c = silu(sum) to the same number of 16 bits.  size: the sum of its terms'
+ * magnitudes.  A c whose last bit is below fp32's error does not matter. */
 static int is_sure(double sum, double size, gt_dtype dtype) {
     const double gate = 1 / (1 + exp(-sum)), c = sum * gate, slope = gate * (1 + sum * (1 - gate));
     const double loss = 0x1p-21 * (fabs(slope) * size + (1 + fabs(sum)) * fabs(c));
@@ -55,7 +55,7 @@ static int is_sure(double sum, double size, gt_dtype dtype) {
     return !(unit > 4 * loss) || test_round(c - loss, dtype) == test_round(c + loss, dtype);
 }
 
-/* Of channel d, whose inputs before token 0 are in `state` or 0. */
+/* Settles channel d, whose inputs before token 0 are in `state` or 0. */
 static void settle_channel(const test_case *c, test_values *in, const double *state, int64_t first, int64_t end,
                            int64_t d, int64_t D) {
     const gt_conv_ssd_args *a = &c->args.conv_ssd;
@@ -77,9 +77,9 @@ static void settle_channel(const test_case *c, test_values *in, const double *st
     }
 }
 
-/* c is rounded to 16 bits.  Kernels and twin sum it in fp32, and where it lies between two numbers either is right; but
- * what ssd makes of the one is not close to what it makes of the other, as long as few numbers meet in a result.  So
- * tokens whose c is not sure get the next number that makes it sure, and the limits need no room for such a thing. */
+/* c is rounded to 16 bits.  Kernels and twin sum it in fp32; if the sum lies between two numbers of 16 bits, both are
+ * right.  But ssd's results from the two may differ much where few numbers enter a result.  So inputs of tokens whose c
+ * is not sure move to the next number that makes it sure, and tolerances need no room for this. */
 static void settle(const test_case *c, test_values *in) {
     const gt_conv_ssd_args *a = &c->args.conv_ssd;
     const int64_t D = a->H * a->P + 2 * (a->G ? a->G : 1) * a->N, J = a->W - 1;
@@ -154,7 +154,7 @@ static const test_case cases[] = {
      .fill = {{"dt", -8, 0.5, 8, 0.05}}},
     {CONV_SSD(.B = 1, .T = 150, .H = 2, .P = 16, .N = 16, .W = 4, .softplus = 1), .name = "closed convolutions",
      .level = TEST_MEDIUM, .absent = "state_in dstate_in", .fill = {{"bias", 0, 0.3, -1e4, 0.2}}},
-    /* Few tokens: a channel that is nearly closed has only what is left of its first state, which is rounded once. */
+    /* Few tokens: a nearly closed channel has only the rest of its first state, which is rounded once. */
     {CONV_SSD(.B = 1, .T = 30, .H = 2, .P = 16, .N = 16, .W = 4, .softplus = 1), .name = "closed and open convolutions",
      .level = TEST_MEDIUM, .fill = {{"bias", 0, 10, -1e4, 0.2}}},
     {CONV_SSD(.B = 2, .T = 1000, .H = 4, .P = 64, .N = 128, .W = 4, .softplus = 1), .name = "64 by 128, long",
@@ -191,8 +191,8 @@ static const test_case packed[] = {
      .name = "128, long beside short", .level = TEST_LARGE, LENGTHS(1, 2047, 16, 900)},
     {.op = NULL}};
 
-/* Sizes that kernels are made for, and some that they are not.  With few cases the second is in bf16 and packed rows, as
- * conv_ssd::forward_kernel takes them. */
+/* Sizes with their own kernels, and some without.  With few cases the second is in bf16 and packed rows, for
+ * conv_ssd::forward_kernel. */
 static const test_case sizes[] = {
     {CONV_SSD(.H = 2, .P = 64, .N = 128, .W = 4, .G = 2, .softplus = 1, .Dskip_per_channel = 1), .name = "sweep"},
     {CONV_SSD(.H = 4, .P = 64, .N = 64, .W = 4, .softplus = 1), .name = "sweep"},
@@ -242,7 +242,7 @@ static const test_case spoilt[] = {
     {CONV_SSD(.H = 2, .P = 16, .N = 16, .W = 2, .softplus = 1, .dtype = GT_F16), .name = "spoilt", .absent = "z dz"},
     {.op = NULL}};
 
-/* More than 65535 of what a grid may count. */
+/* More than 65535 items along one axis of a grid. */
 static const test_case many[] = {{CONV_SSD(.B = 70000, .T = 2, .H = 1, .P = 2, .N = 2, .W = 3), .name = "many"},
                                  {.op = NULL}};
 
@@ -268,7 +268,7 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     c->absent = test_pick_absent(r, absent);
 }
 
-/* ---- what must hold of it alone --------------------------------------------------------------- */
+/* ---- properties of this operator alone --------------------------------------------------------- */
 
 /* A copy of the columns first ... first + n - 1 of `count` rows of D numbers. */
 static double *columns_of(const double *all, int64_t count, int64_t D, int64_t first, int64_t n) {
@@ -277,7 +277,7 @@ static double *columns_of(const double *all, int64_t count, int64_t D, int64_t f
     return part;
 }
 
-/* Gives `to` of a call of conv1d or ssd what *from of the whole has as `as`. */
+/* Copies tensor `as` of the whole call, in *from, to tensor `name` of a call of conv1d or ssd, in *to. */
 static void give(const test_case *part, test_values *to, const char *name, gt_pass pass, const test_case *whole,
                  test_values *from, const char *as) {
     const gt_tensor *t = test_tensor_of(whole, as);
@@ -312,7 +312,7 @@ static test_case conv_case(const test_case *c) {
     return made;
 }
 
-/* dz without a gate; states that the whole has not. */
+/* dz without a gate; states that the whole call lacks. */
 static const char *ssd_absent(const test_case *c) { return test_is_word_of(c->absent, "z") ? "z dz" : NULL; }
 
 static test_case ssd_case(const test_case *c) {
@@ -343,7 +343,7 @@ static test_case ssd_case(const test_case *c) {
     return made;
 }
 
-/* Inputs of the two calls that the whole has under names of its own or the same. */
+/* Inputs of the two calls; the whole call has them under the same or other names. */
 static void give_conv(const test_case *conv, test_values *to, gt_pass pass, const test_case *c, test_values *in) {
     static const char *const names[][2] = {{"x", "xBC"},
                                            {"weight", "weight"},
@@ -377,7 +377,7 @@ static void give_ssd(const test_case *ssd, test_values *to, gt_pass pass, const 
     test_set_array(to, ssd, "Cm", columns_of(rows, count, x + 2 * B, x + B, B));
 }
 
-/* dc of the gradients of its slices. */
+/* Joins dc from the gradients of its slices. */
 static double *joined_rows(const test_case *ssd, test_values *from) {
     static const char *const names[] = {"dx", "dBm", "dCm"};
     const gt_ssd_args *a = &ssd->args.ssd;
@@ -392,7 +392,7 @@ static double *joined_rows(const test_case *ssd, test_values *from) {
     return rows;
 }
 
-/* Of dz: |dy silu'(z)| (sum_n |C h| + |Dskip x|).  Backward holds h in 16 bits. */
+/* Terms of dz: |dy silu'(z)| (sum_n |C h| + |Dskip x|).  Backward holds h in 16 bits. */
 static double *terms_of_dz(const test_case *c, test_values *in) {
     static const char *const factors[] = {"x", "Bm", "Cm", "state_in", "Dskip"};
     test_case conv = conv_case(c), ssd = ssd_case(c);
@@ -420,7 +420,7 @@ static double *terms_of_dz(const test_case *c, test_values *in) {
     return of_dz;
 }
 
-/* Of dxBC: sum_w |weight[d,w]| |silu'(before it) dc| of the tokens that a number goes to.  dc is rounded. */
+/* Terms of dxBC: sum_w |weight[d,w]| |silu'(before it) dc| over the tokens that a number enters.  dc is rounded. */
 static double *terms(const test_case *given, gt_pass pass, const gt_tensor *t) {
     test_case c = *given;
     const int is_dz = !strcmp(t->name, "dz");
@@ -462,8 +462,7 @@ static double *terms(const test_case *given, gt_pass pass, const gt_tensor *t) {
     return of_dx;
 }
 
-/* The kernels hold c and dc as the two calls do, so that all bits are the same.  The twin in 16 bits does not round
- * dc. */
+/* The kernels round c and dc as the two calls do, so all bits are the same.  The twin in 16 bits does not round dc. */
 static void two_calls_agree(const test_runner *r, const test_case *given, double tolerance) {
     test_case c = *given;
     (void)tolerance;
@@ -504,7 +503,7 @@ static void two_calls_agree(const test_runner *r, const test_case *given, double
     }
 }
 
-/* Tokens after a call by steps of the two operators, on the states that it left. */
+/* Tokens after a call, by steps of the two operators, on the call's last states. */
 static void decoding_agrees(const test_runner *r, const test_case *given, double tolerance) {
     test_case c = *given;
     const int64_t T = c.args.conv_ssd.T, first = T / 2;
@@ -542,7 +541,7 @@ static void decoding_agrees(const test_runner *r, const test_case *given, double
     test_free(&conv_in), test_free(&conv_out), test_free(&ssd_in), test_free(&ssd_out);
 }
 
-/* A step has the bits of steps of conv1d and of ssd, on packed arrays or not. */
+/* A step gives the bits of steps of conv1d and of ssd, on packed arrays or not. */
 static void step_agrees(const test_runner *r, const test_case *c) {
     test_case packed_case = *c;
     packed_case.layout = TEST_PACKED;
@@ -572,7 +571,7 @@ static const char *const launched[] = {
     "forward_tensor_kernel", "ssd::forward_hopper_kernel",   "conv_ssd::groups_kernel", "conv_ssd::forward_kernel",
     "chunk_gradient_kernel", "chunk_gradient_hopper_kernel", "reduce_rows_kernel",      NULL};
 
-/* With 4 units a block it takes more tokens than the sweep has, or more heads; then B and C are in ssd's workspace. */
+/* 4 units a block need more tokens than the sweep has, or more heads; B and C are then in ssd's workspace. */
 #define FOUR_UNITS CONV_SSD(.B = 1, .T = 1040, .H = 4, .P = 64, .W = 4, .segments = 1, .dtype = GT_BF16
 static const test_case launching[] = {
     {CONV_SSD(.B = 1, .T = 130, .H = 16, .P = 64, .N = 80, .W = 4, .dtype = GT_BF16),
@@ -695,17 +694,22 @@ const test_op test_op_conv_ssd = {
     .spoilt = spoilt,
     .bounds_pairs = 1,
     .settle = settle,
-    /* What ssd may lose: c, which it reads, is rounded in the twin as in the kernels.  dc is not: half a unit of each of
-     * its numbers comes to dxBC, beside the rounding of that, to conv_dstate_in, and to the terms of dweight and dbias.
-     * conv_dstate_in is sums of up to three of them: the first tokens of a sequence, of which few may make up the most. */
+    /* The limits of ssd: c, which it reads, is rounded in the twin as in the kernels.  The twin does not round dc: half
+     * a unit of each of its numbers adds to the error of dxBC, beside dxBC's own rounding, of conv_dstate_in, and of
+     * the terms of dweight and dbias.  conv_dstate_in sums up to three of these numbers, from a sequence's first
+     * tokens; few may make up the most. */
     .kernels = {{0, 1e-5, 3.2e-3, 1e-3}, {0, 1e-5, 2.5e-3, 5e-4}, {0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 4e-3, 1e-3}, 2},
     .sums_of_few = "conv_dstate_in",
+    /* dxBC sums dc of up to four tokens, each rounded by itself, with the weights' signs: an element may be a small
+     * rest. */
+    .differences = {[GT_BACKWARD] = "dxBC"},
     .properties = properties,
     .steps = steps,
     .step_kernels = step_kernels,
     .check_step = step_agrees,
-    /* as in conv1d: the gradient of its state is added last, where one call adds that of each token in turn */
+    /* as in conv1d: pieces add the gradient of its state last; one call adds the gradients of all tokens in turn */
     .split_tolerance = {[GT_F32] = 1e-6, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-8},
+    .has_exact_prefill = 1,
     .more_times = more_times,
     .launched = launched,
     .launching = launching,

@@ -21,7 +21,7 @@ int formula_has_sequence(const formula *f, int64_t row); /* else the harness see
 formula_sequence formula_sequence_of_row(const formula *f, int64_t row);
 formula_sequence formula_sequence_of_token(const formula *f, int64_t b, int64_t t); /* row -1: it is of none */
 
-/* What ssd and selective_scan have under different names; the heads of the latter are channels, of one row each. */
+/* Fields of ssd and selective_scan, whose names differ; selective_scan's heads are channels of one row each. */
 typedef struct formula_ssm {
     int64_t heads, groups, N;
     double (*delta)(const formula *f, int64_t b, int64_t t, int64_t h);

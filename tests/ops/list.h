@@ -10,5 +10,7 @@
     X(rmsnorm_linear)                                                                                                  \
     X(norm_mix)                                                                                                        \
     X(norm_gate)                                                                                                       \
+    X(add_norm)                                                                                                        \
     X(wkv_ssm)                                                                                                         \
-    X(conv_ssd)
+    X(conv_ssd)                                                                                                        \
+    X(wkv4)

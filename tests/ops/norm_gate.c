@@ -50,7 +50,7 @@ static const test_case cases[] = {
      .fill = {{"x", 0, 1000, 0, 0}, {"z", 0, 30, 0, 0}}},
     {GATE(.M = 9, .D = 64, .norm = GT_NORM_LAYER), .name = "equal numbers in a row", .level = TEST_MEDIUM,
      .fill = {{"x", 2, 0, 0, 0}}},
-    /* rows that a warp holds in longer pieces, and that a block goes through more than once; each in every dtype */
+    /* rows that a warp holds in longer pieces, and rows that a block reads more than once; each in every dtype */
     {GATE(.M = 9, .D = 512), .name = "512, a row", .level = TEST_SMALL},
     {GATE(.M = 5, .D = 2048, .norm = GT_NORM_LAYER), .name = "2048", .level = TEST_SMALL},
     {GATE(.M = 3, .D = 1027, .gate_first = 1), .name = "1027", .level = TEST_SMALL},
@@ -63,7 +63,7 @@ static const test_case cases[] = {
     {GATE(.M = 5000, .D = 512, .H = 8, .norm = GT_NORM_LAYER), .name = "512", .level = TEST_LARGE},
     {.op = NULL}};
 
-/* Sizes that kernels are made for, and some that they are not. */
+/* Sizes with their own kernels, and some without. */
 static const test_case sizes[] = {{GATE(.D = 256, .gate_first = 1), .name = "sweep"},
                                   {GATE(.D = 128, .H = 4, .norm = GT_NORM_LAYER, .eps = 64e-5f), .name = "sweep"},
                                   {GATE(.D = 193, .norm = GT_NORM_LAYER, .gate_first = 1), .name = "sweep"},
@@ -71,7 +71,7 @@ static const test_case sizes[] = {{GATE(.D = 256, .gate_first = 1), .name = "swe
                                   {GATE(.D = 60, .H = 3, .norm = GT_NORM_LAYER), .name = "sweep"},
                                   {.op = NULL}};
 
-/* More than 65535 of what a grid may count. */
+/* More than 65535 items along one axis of a grid. */
 static const test_case many[] = {{GATE(.M = 140000, .D = 4), .name = "many"}, {.op = NULL}};
 
 /* Sums over many tokens, rows or batch elements; means away from 0, so that they grow with their length. */
@@ -98,7 +98,7 @@ static double silu_of_z(const formula *f, int64_t m, int64_t d) {
     return formula_has(f, "z") ? formula_silu(formula_value(f, "z", m, d, 0, 0)) : 1;
 }
 
-/* What is normalised. */
+/* The input of the norm. */
 static double input(const formula *f, int64_t m, int64_t d) {
     return formula_value(f, "x", m, d, 0, 0) * (f->c->args.norm_gate.gate_first ? silu_of_z(f, m, d) : 1);
 }

@@ -30,7 +30,7 @@ static const test_case cases[] = {
     {MIX(.M = 9, .D = 48, .H = 24), .name = "slices of two", .level = TEST_MEDIUM},
     {MIX(.M = 9, .D = 64), .name = "large inputs", .level = TEST_MEDIUM,
      .fill = {{"a", 0, 10000, 0, 0}, {"b", 0, 1e-3, 0, 0}}},
-    /* rows that a warp holds in longer pieces, and that a block goes through more than once; each in every dtype */
+    /* rows that a warp holds in longer pieces, and rows that a block reads more than once; each in every dtype */
     {MIX(.M = 9, .D = 512), .name = "512, a row", .level = TEST_SMALL},
     {MIX(.M = 5, .D = 2048), .name = "2048", .level = TEST_SMALL},
     {MIX(.M = 3, .D = 1027), .name = "1027", .level = TEST_SMALL},
@@ -43,12 +43,12 @@ static const test_case cases[] = {
     {MIX(.M = 5000, .D = 512, .H = 8), .name = "512", .level = TEST_LARGE},
     {.op = NULL}};
 
-/* Sizes that kernels are made for, and some that they are not. */
+/* Sizes with their own kernels, and some without. */
 static const test_case sizes[] = {{MIX(.D = 128), .name = "sweep"},        {MIX(.D = 256, .H = 4), .name = "sweep"},
                                   {MIX(.D = 193), .name = "sweep"},        {MIX(.D = 1024, .H = 8), .name = "sweep"},
                                   {MIX(.D = 60, .H = 3), .name = "sweep"}, {.op = NULL}};
 
-/* More than 65535 of what a grid may count. */
+/* More than 65535 items along one axis of a grid. */
 static const test_case many[] = {{MIX(.M = 140000, .D = 4), .name = "many"}, {.op = NULL}};
 
 /* Sums over many tokens, rows or batch elements; means away from 0, so that they grow with their length. */

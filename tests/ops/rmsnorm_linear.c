@@ -74,7 +74,7 @@ static const test_case cases[] = {
     {LINEAR(.M = 1000, .D = 512, .O = 1500), .name = "512 to 1500", .level = TEST_LARGE},
     {.op = NULL}};
 
-/* Sizes that kernels are made for, and some that they are not. */
+/* Sizes with their own kernels, and some without. */
 static const test_case sizes[] = {{LINEAR(.D = 128, .O = 512), .name = "sweep"},
                                   {LINEAR(.D = 128, .O = 520), .name = "sweep"},
                                   {LINEAR(.D = 256, .O = 128, .norm = GT_NORM_LAYER), .name = "sweep"},
@@ -88,7 +88,7 @@ static const char *const launched[] = {
     "product_kernel",      "hopper_split_kernel", "hopper_tiles_kernel", "hopper_whole_kernel",
     "hopper_small_kernel", "hopper_dx_kernel",    "normalise_kernel",    NULL};
 
-/* More than 65535 of what a grid may count. */
+/* More than 65535 items along one axis of a grid. */
 static const test_case many[] = {{LINEAR(.M = 140000, .D = 4, .O = 2), .name = "many"},
                                  {LINEAR(.M = 2, .D = 4, .O = 140000), .name = "many"},
                                  {.op = NULL}};
@@ -172,7 +172,7 @@ static const test_bench_cut cuts[] = {{"M", 8}, {"O", 4}, {NULL, 0}};
 const test_op test_op_rmsnorm_linear = {
     TEST_OVER_ROWS(rmsnorm_linear),
     .large = {LINEAR(.M = 1, .D = 512, .O = 512)},
-    /* dweight: of normalised rows that are 16-bit (seen: 9e-4, 1e-4) */
+    /* dweight: from normalised rows in 16 bits (seen: 9e-4, 1e-4) */
     .kernels = {TEST_ACTIVATIONS, {0, 1e-5, 1.5e-3, 3e-4}, TEST_IN_FP32, {0, 1e-5, 1.5e-3, 3e-4}, 1},
     .properties = properties,
     .more_times = more_times,

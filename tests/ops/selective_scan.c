@@ -11,8 +11,7 @@ static const test_field fields[] = {TEST_DIVISOR(selective_scan, G, 'D'),
                                     TEST_FIELD(selective_scan, segments, 's'),
                                     {NULL, 0, 0, 0, 0}};
 
-static const test_bad_value bad_values[] = {BAD_RESERVED(selective_scan, state_dtype),
-                                            BAD_SIZE(selective_scan, G),
+static const test_bad_value bad_values[] = {BAD_SIZE(selective_scan, G),
                                             BAD_DIVISOR(selective_scan, G, 3),
                                             BAD_SWITCH(selective_scan, softplus, 2),
                                             {NULL, GT_OK, {{0, 0, 0}}}};
@@ -112,7 +111,7 @@ static const test_case packed[] = {
      .level = TEST_LARGE, LENGTHS(1, 2047, 16, 900)},
     {.op = NULL}};
 
-/* Sizes that kernels are made for, and some that they are not. */
+/* Sizes with their own kernels, and some without. */
 static const test_case sizes[] = {{SCAN(.D = 256, .N = 16, .softplus = 1), .name = "sweep"},
                                   {SCAN(.D = 96, .N = 64, .G = 2, .softplus = 1), .name = "sweep"},
                                   {SCAN(.D = 33, .N = 8, .G = 33), .name = "sweep"},
@@ -120,7 +119,7 @@ static const test_case sizes[] = {{SCAN(.D = 256, .N = 16, .softplus = 1), .name
                                   {.op = NULL}};
 
 /* For the kernels of steps: states on both sides of 16, 32, 64 and 128, in fours and not; channels that fill warps and
- * blocks or not; more than 32 and 128 batch elements, of which warps take several in turn. */
+ * blocks or not; more than 32 and 128 batch elements, so that warps take several in turn. */
 static const test_case steps[] = {
     {SCAN(.B = 4, .D = 70, .N = 16, .softplus = 1), .name = "steps"},
     {SCAN(.B = 3, .D = 32, .N = 4), .name = "steps", .absent = "z"},
@@ -140,18 +139,23 @@ static const test_case steps[] = {
     {SCAN(.B = 2, .D = 40, .N = 16, .softplus = 1), .name = "fast steps", .fill = {{"A", 2, 0.3, 0, 0}}},
     {.op = NULL}};
 
-#define STEP_KERNELS(type, exact)                                                                                      \
-    "scan::step_kernel<" type ", 4, 1, " exact ">", "scan::step_kernel<" type ", 8, 1, " exact ">",                    \
-        "scan::step_kernel<" type ", 16, 1, " exact ">", "scan::step_kernel<" type ", 32, 1, " exact ">",              \
-        "scan::step_kernel<" type ", 32, 2, " exact ">"
-static const char *const step_kernels[] = {STEP_KERNELS("float", "true"),
-                                           STEP_KERNELS("gt::bf16", "false"),
-                                           STEP_KERNELS("gt::f16", "false"),
-                                           STEP_KERNELS("gt::ssm::AnyType", "true"),
-                                           STEP_KERNELS("gt::ssm::AnyType", "false"),
+#define STEP_KERNELS(type, exact, mixed)                                                                               \
+    "scan::step_kernel<" type ", 4, 1, " exact ", " mixed ">",                                                         \
+        "scan::step_kernel<" type ", 8, 1, " exact ", " mixed ">",                                                     \
+        "scan::step_kernel<" type ", 16, 1, " exact ", " mixed ">",                                                    \
+        "scan::step_kernel<" type ", 32, 1, " exact ", " mixed ">",                                                    \
+        "scan::step_kernel<" type ", 32, 2, " exact ", " mixed ">"
+static const char *const step_kernels[] = {STEP_KERNELS("float", "true", "false"),
+                                           STEP_KERNELS("float", "true", "true"),
+                                           STEP_KERNELS("gt::bf16", "false", "false"),
+                                           STEP_KERNELS("gt::bf16", "false", "true"),
+                                           STEP_KERNELS("gt::f16", "false", "false"),
+                                           STEP_KERNELS("gt::f16", "false", "true"),
+                                           STEP_KERNELS("gt::ssm::AnyType", "true", "true"),
+                                           STEP_KERNELS("gt::ssm::AnyType", "false", "true"),
                                            NULL};
 
-/* More than 65535 of what a grid may count. */
+/* More than 65535 items along one axis of a grid. */
 static const test_case many[] = {{SCAN(.B = 70000, .T = 2, .D = 2, .N = 2), .name = "many"},
                                  {SCAN(.B = 1, .T = 2, .D = 140000, .N = 2, .G = 70000), .name = "many"},
                                  {.op = NULL}};
@@ -242,6 +246,8 @@ static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, "", "z dz", .B = 1, .T = 1, .D = 8192, .N = 16),
     ROW(TEST_BF16, "", "z dz", .B = 64, .T = 1, .D = 8192, .N = 16),
     ROW(TEST_BF16, "", "z dz", .B = 256, .T = 1, .D = 8192, .N = 16),
+    ROW(TEST_BF16, "small", "z dz", .B = 64, .T = 1, .D = 8192, .N = 16, .state_dtype = GT_BF16,
+        .parameter_dtype = GT_BF16),
     TEST_PACKED_ROWS(selective_scan, "z dz " NO_STATES, .softplus = 1, .D = 1024, .N = 16),
     {{.op = NULL}, 0}};
 
@@ -249,6 +255,11 @@ static const test_bench_draw draws[] = {TEST_SSM_DRAWS, {NULL, {0, 0, 0}}};
 static const test_bench_cut cuts[] = {{"D", 4}, {"NB", 2}, {NULL, 0}};
 
 /* ---- the operator ---------------------------------------------------------------------------- */
+
+static void set_exact(test_case *c) {
+    c->args.selective_scan.softplus = 0;
+    c->absent = "Dskip dt_bias";
+}
 
 const test_op test_op_selective_scan = {
     TEST_OVER_TIME(selective_scan),
@@ -258,7 +269,9 @@ const test_op test_op_selective_scan = {
     .set_regime = test_set_ssm_regime,
     .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
     .steps = steps,
+    .exact = {"A", "dt", set_exact},
     .step_kernels = step_kernels,
+    .has_exact_prefill = 1,
     .bench_draws = draws,
     .bench_cuts = cuts,
 };

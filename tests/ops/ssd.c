@@ -24,7 +24,6 @@ static const test_field fields[] = {TEST_DIVISOR(ssd, G, 'H'),
         }                                                                                                              \
     }
 static const test_bad_value bad_values[] = {BAD_SIZE(ssd, pieces),
-                                            BAD_RESERVED(ssd, state_dtype),
                                             BAD_SIZE(ssd, G),
                                             BAD_DIVISOR(ssd, G, 3),
                                             BAD_SWITCH(ssd, softplus, 2),
@@ -91,7 +90,7 @@ static const test_case cases[] = {
     {SSD(.B = 2, .T = 65, .H = 2, .P = 64, .N = 64, .softplus = 1), .name = "64 by 64", .level = TEST_MEDIUM},
     {SSD(.B = 1, .T = 70, .H = 2, .P = 16, .N = 16, .softplus = 1), .name = "closed gates, 16 by 16",
      .level = TEST_SMALL, .no_difference = 1, .fill = {{"z", 0, 1, -INFINITY, 0.2}}},
-    /* of these y does not say what it was without its gate */
+    /* with these gates y hides its value before the gate */
     {SSD(.B = 2, .T = 140, .H = 4, .P = 64, .N = 64, .softplus = 1), .name = "gates of zero", .level = TEST_MEDIUM,
      .no_difference = 1, .fill = {{"z", 0, 1, 0, 0.001}}},
     {SSD(.B = 1, .T = 70, .H = 2, .P = 64, .N = 128, .softplus = 1, .Dskip_per_channel = 1),
@@ -149,7 +148,7 @@ static const test_case packed[] = {
      .level = TEST_LARGE, LENGTHS(1, 2047, 16, 900)},
     {.op = NULL}};
 
-/* Sizes that kernels are made for, and some that they are not. */
+/* Sizes with their own kernels, and some without. */
 static const test_case sizes[] = {
     {SSD(.H = 4, .P = 64, .N = 64, .softplus = 1), .name = "sweep"},
     {SSD(.H = 2, .P = 64, .N = 128, .G = 2, .softplus = 1, .Dskip_per_channel = 1), .name = "sweep"},
@@ -177,7 +176,7 @@ static const test_case sizes[] = {
     {SSD(.H = 4, .P = 72, .N = 48, .G = 2, .softplus = 1), .name = "sweep", .absent = "dz"},
     {SSD(.H = 3, .P = 16, .N = 144, .softplus = 1), .name = "sweep", .absent = "dz"},
     {SSD(.H = 2, .P = 16, .N = 16, .softplus = 1), .name = "sweep"},
-    /* N > 128 without dx, of which launches for some columns then leave nothing to those for others */
+    /* N > 128 without dx: launches for some columns then hand no dx to the launches for others */
     {SSD(.H = 2, .P = 64, .N = 192, .softplus = 1), .name = "sweep", .absent = "z dz dx"},
     {SSD(.H = 1, .P = 64, .N = 256, .softplus = 1), .name = "sweep", .absent = "dx"},
     {.op = NULL}};
@@ -188,8 +187,8 @@ static const test_case spoilt[] = {
     {SSD(.H = 2, .P = 16, .N = 32, .softplus = 1, .dtype = GT_F32), .name = "spoilt", .absent = "z dz"},
     {.op = NULL}};
 
-/* For the kernels of steps: columns on both sides of 16, 32, 64 and 128, in fours and not; rows that fill warps and blocks
- * or not; enough for the kernels that take more rows at a time. */
+/* For the kernels of steps: columns on both sides of 16, 32, 64 and 128, in fours and not; rows that fill warps and
+ * blocks or not; enough for the kernels that take more rows at a time. */
 static const test_case steps[] = {
     {SSD(.B = 4, .H = 2, .P = 8, .N = 4, .softplus = 1), .name = "steps"},
     {SSD(.B = 2, .H = 3, .P = 5, .N = 1), .name = "steps"},
@@ -207,22 +206,24 @@ static const test_case steps[] = {
     {SSD(.B = 3, .H = 2, .P = 64, .N = 256, .G = 2, .softplus = 1), .name = "steps"},
     {SSD(.B = 2, .H = 2, .P = 4, .N = 132, .softplus = 1), .name = "steps"},
     {SSD(.B = 2, .H = 1, .P = 6, .N = 250, .softplus = 1, .Dskip_per_channel = 1), .name = "steps"},
-    /* decays near 1, none, and growth that fp32 does not hold, of states that are small */
+    /* decays near 1, none, and growth beyond fp32 of small states */
     {SSD(.B = 2, .H = 4, .P = 8, .N = 128), .name = "slow steps", .fill = {{"A", -7, 1, 0, 0}}},
     {SSD(.B = 2, .H = 4, .P = 8, .N = 20), .name = "steps that forget", .fill = {{"A", 0, 0.5, -10000, 0.5}}},
     {.op = NULL}};
 
-#define STEP_KERNELS(type)                                                                                             \
-    "ssd::step_kernel<" type ", 4, 1, 8>", "ssd::step_kernel<" type ", 8, 1, 8>",                                      \
-        "ssd::step_kernel<" type ", 16, 1, 8>", "ssd::step_kernel<" type ", 16, 2, 4>",                                \
-        "ssd::step_kernel<" type ", 32, 2, 4>"
-#define WIDE_STEP_KERNELS(type) "ssd::step_kernel<" type ", 16, 2, 8>", "ssd::step_kernel<" type ", 32, 2, 8>"
-static const char *const step_kernels[] = {STEP_KERNELS("float"),        STEP_KERNELS("gt::bf16"),
-                                           STEP_KERNELS("gt::f16"),      STEP_KERNELS("gt::ssm::AnyType"),
-                                           WIDE_STEP_KERNELS("float"),   WIDE_STEP_KERNELS("gt::bf16"),
-                                           WIDE_STEP_KERNELS("gt::f16"), NULL};
+#define STEP_KERNELS(type, mixed)                                                                                      \
+    "ssd::step_kernel<" type ", 4, 1, 8, " mixed ">", "ssd::step_kernel<" type ", 8, 1, 8, " mixed ">",                \
+        "ssd::step_kernel<" type ", 16, 1, 8, " mixed ">", "ssd::step_kernel<" type ", 16, 2, 4, " mixed ">",          \
+        "ssd::step_kernel<" type ", 32, 2, 4, " mixed ">"
+#define WIDE_STEP_KERNELS(type, mixed)                                                                                 \
+    "ssd::step_kernel<" type ", 16, 2, 8, " mixed ">", "ssd::step_kernel<" type ", 32, 2, 8, " mixed ">"
+#define ALL_STEP_KERNELS(type)                                                                                         \
+    STEP_KERNELS(type, "false"), STEP_KERNELS(type, "true"), WIDE_STEP_KERNELS(type, "false"),                         \
+        WIDE_STEP_KERNELS(type, "true")
+static const char *const step_kernels[] = {ALL_STEP_KERNELS("float"), ALL_STEP_KERNELS("gt::bf16"),
+                                           ALL_STEP_KERNELS("gt::f16"), STEP_KERNELS("gt::ssm::AnyType", "true"), NULL};
 
-/* More than 65535 of what a grid may count. */
+/* More than 65535 batch elements or heads, the limit of some grid dimensions. */
 static const test_case many[] = {{SSD(.B = 70000, .T = 2, .H = 1, .P = 2, .N = 2), .name = "many"},
                                  {SSD(.B = 1, .T = 2, .H = 70000, .P = 2, .N = 2, .G = 70000), .name = "many"},
                                  {.op = NULL}};
@@ -252,9 +253,9 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     c->absent = test_pick_absent(r, test_ssm_absent);
 }
 
-/* ---- what must hold of it alone --------------------------------------------------------------- */
+/* ---- properties of this operator alone --------------------------------------------------------- */
 
-/* A limit of dt exactly reached lets the gradient pass, beyond it the gradient is 0. */
+/* The gradient passes where dt equals a limit exactly, and is 0 beyond it. */
 static void limits_hold(const test_runner *r, const test_case *c, double tolerance) {
     static const double inside[] = {0.25, 0.3125, 0.5}, outside[] = {0.125, 0.75, 0.25 - 0x1p-8};
     test_case limited = *c, free_case = *c;
@@ -289,7 +290,8 @@ static void limits_hold(const test_runner *r, const test_case *c, double toleran
 static const test_property properties[] = {{"dt at and beyond its limits", TEST_TINY, limits_hold},
                                            {NULL, TEST_TINY, NULL}};
 
-/* Over the chunks of 64 tokens and slots of 128 of the kernels for tensor cores; that these did run. */
+/* Times beyond the chunks of 64 tokens and slots of 128 of kernels for tensor cores; kernels that must have been
+ * launched. */
 static const int64_t more_times[] = {100, 130, 200, 300, 600, -1};
 static const char *const launched[] = {"forward_tensor_kernel",
                                        "forward_fp32_kernel",
@@ -311,7 +313,7 @@ static const char *const launched[] = {"forward_tensor_kernel",
                                        "reduce_rows_kernel",
                                        NULL};
 
-/* Of many heads that share B and C. */
+/* Many heads that share B and C. */
 #define MANY_HEADS(tokens, heads) SSD(.B = 1, .T = tokens, .H = heads, .P = 64, .N = 80, .softplus = 1
 static const test_case launching[] = {
     {MANY_HEADS(130, 16), .dtype = GT_BF16), .name = "ssd::forward_maps_kernel<gt::bf16, 128, 4, 1>"},
@@ -371,6 +373,9 @@ static const int64_t packed_lengths[] = {341, 66,  720, 93,   1375, 193,  64,  4
                                          65,  625, 84,  1217, 165,  64,   369, 67,  771, 99,   1459, 210,  64,
                                          465, 72,  959, 121,  1735, 268,  65,  581, 80,  1144, 152,  2048};
 
+/* States and parameters of a model in bf16. */
+#define SMALL_STATE .state_dtype = GT_BF16, .parameter_dtype = GT_BF16
+
 static const test_bench_row gpu_rows[] = {
     ROW(TEST_F32 | TEST_BF16 | TEST_F16, "", "z dz " NO_STATES, .B = 64, .T = 256, .H = 4, .P = 64, .N = 64),
     ROW(TEST_BF16, "", "z dz " NO_STATES, .B = 64, .T = 256, .H = 8, .P = 64, .N = 64),
@@ -410,6 +415,9 @@ static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, "G8", "z dz", .B = 64, .T = 16, .H = 128, .P = 64, .N = 128, .G = 8),
     ROW(TEST_BF16, "G8", "z dz", .B = 256, .T = 1, .H = 128, .P = 64, .N = 128, .G = 8),
     ROW(TEST_BF16, "G8", "z dz", .B = 64, .T = 1, .H = 128, .P = 80, .N = 128, .G = 8),
+    ROW(TEST_BF16, "G8 small", "z dz", .B = 1, .T = 1, .H = 128, .P = 64, .N = 128, .G = 8, SMALL_STATE),
+    ROW(TEST_BF16, "G8 small", "z dz", .B = 64, .T = 1, .H = 128, .P = 64, .N = 128, .G = 8, SMALL_STATE),
+    ROW(TEST_BF16, "G8 small", "z dz", .B = 256, .T = 1, .H = 128, .P = 64, .N = 128, .G = 8, SMALL_STATE),
     ROW(TEST_BF16, "G2", "z dz", .B = 64, .T = 1, .H = 32, .P = 128, .N = 256, .G = 2),
     ROW(TEST_BF16, "", "z dz", .B = 64, .T = 1, .H = 64, .P = 128, .N = 64),
     TEST_PACKED_ROWS(ssd, "z dz " NO_STATES, .softplus = 1, .H = 8, .P = 64, .N = 128),
@@ -423,6 +431,11 @@ static const test_bench_cut cuts[] = {{"H", 2}, {"NB", 2}, {NULL, 0}};
 
 /* ---- the operator ---------------------------------------------------------------------------- */
 
+static void set_exact(test_case *c) {
+    c->args.ssd.softplus = c->args.ssd.dt_limit = 0;
+    c->absent = "Dskip dt_bias";
+}
+
 const test_op test_op_ssd = {
     TEST_IN_PIECES(ssd),
     .reads_y = AT(ssd, reads_y),
@@ -431,12 +444,17 @@ const test_op test_op_ssd = {
     .set_fill = set_fill,
     .set_regime = test_set_ssm_regime,
     .reach = {64, 64},
+    .has_exact_prefill = 1,
     .spoilt = spoilt,
     .bounds_pairs = 1,
-    /* what is promised: all products are of f16 numbers (11 bits), and so is what ddt is made of */
+    /* the promised errors: all products have f16 operands (11 bits), and so have the terms of ddt */
     .kernels = {{0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1},
+    /* A piece alone gives its sums over tokens, with both signs, without the gradient of the state after it: an element
+     * may be the small rest of large terms. */
+    .differences = {[GT_SEGMENT_BACKWARD] = "dstate_in"},
     .properties = properties,
     .steps = steps,
+    .exact = {"A", "dt", set_exact},
     .step_kernels = step_kernels,
     .more_times = more_times,
     .launched = launched,

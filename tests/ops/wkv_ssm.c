@@ -1,5 +1,5 @@
-/* wkv_ssm: cases of the tests, and rows of the bench.  What is special to the mathematics of either operator is tested
- * there; here it is that both are what they are alone. */
+/* wkv_ssm: cases of the tests, and rows of the bench.  The two operators' own files test their mathematics; these cases
+ * test that both give the same results as alone. */
 #include "formula.h"
 
 #include <stdio.h>
@@ -21,7 +21,7 @@ static const test_field fields[] = {TEST_FIELD(wkv_ssm, wkv6.V, 'v'),
                                     TEST_FIELD(wkv_ssm, segments, 's'),
                                     {NULL, 0, 0, 0, 0}};
 
-/* What stands in the outer struct, and what is of other functions, must not stand in an inner one. */
+/* Fields of the outer struct, and fields of other functions, must not be set in an inner struct. */
 #define BAD_IN(part, type)                                                                                             \
     BAD(wkv_ssm, part.B, 'l', 2, GT_ERROR_VALUE, #part ".B is set"),                                                   \
         BAD(wkv_ssm, part.T, 'l', 3, GT_ERROR_VALUE, #part ".T is set"),                                               \
@@ -45,7 +45,8 @@ static const test_field fields[] = {TEST_FIELD(wkv_ssm, wkv6.V, 'v'),
         BAD(wkv_ssm, part.piece_states, 'l', 64, GT_ERROR_VALUE, #part ".piece_states is set"),                        \
         BAD(wkv_ssm, part.piece_decays, 'l', 64, GT_ERROR_VALUE, #part ".piece_decays is set"),                        \
         BAD(wkv_ssm, part.piece_starts, 'l', 64, GT_ERROR_VALUE, #part ".piece_starts is set"),                        \
-        BAD_RESERVED(wkv_ssm, part.state_dtype)
+        BAD(wkv_ssm, part.state_dtype, 'i', 1, GT_ERROR_VALUE, #part ".state_dtype is set"),                           \
+        BAD(wkv_ssm, part.parameter_dtype, 'i', 2, GT_ERROR_VALUE, #part ".parameter_dtype is set")
 
 static const test_bad_value bad_values[] = {BAD_IN(wkv6, wkv6),
                                             BAD_IN(ssd, ssd),
@@ -71,7 +72,7 @@ static void set_fill(const test_case *c, const gt_tensor *t, test_fill *f, test_
     }
 }
 
-/* Each decay of one with each of the other. */
+/* Every regime of one operator's decays with every regime of the other's. */
 static void set_regime(test_case *c, int n) {
     static const test_fill w[] = {
         {"wkv6.w", -3, 1, 0, 0}, {"wkv6.w", 1.5, 1, 0, 0}, {"wkv6.w", -10, 1, 0, 0}, {"wkv6.w", -3, 1, 200, 0.1}};
@@ -84,7 +85,7 @@ static void set_regime(test_case *c, int n) {
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
-/* The fields of an inner struct stand in brackets, so that macros hand them on as one. */
+/* Brackets around the fields of an inner struct make them one argument of a macro. */
 #define OF(...) (__VA_ARGS__)
 #define FIELDS(...) __VA_ARGS__
 #define BOTH(w, s, ...) .op = "wkv_ssm", .args.wkv_ssm = {.wkv6 = {FIELDS w}, .ssd = {FIELDS s}, __VA_ARGS__}
@@ -153,7 +154,7 @@ static const test_case packed[] = {
      .name = "32 beside 64 by 64", .level = TEST_MEDIUM, .absent = NO_GATE, LENGTHS(1, 15, 0, 63, 0, 129)},
     {.op = NULL}};
 
-/* The pairs of hybrid models, then others: one of the two has no kernels on tensor cores, both, neither. */
+/* The pairs of hybrid models, then others, where one operator, both or neither lacks kernels on tensor cores. */
 static const test_case sizes[] = {
     {BOTH(OF(.H = 2, .N = 32), OF(.H = 4, .P = 64, .N = 64, .softplus = 1)), .name = "sweep", .absent = NO_GATE},
     {BOTH(OF(.H = 1, .N = 64), OF(.H = 2, .P = 64, .N = 64, .softplus = 1)), .name = "sweep"},
@@ -166,7 +167,7 @@ static const test_case sizes[] = {
     {BOTH(OF(.H = 1, .N = 20, .V = 12), OF(.H = 2, .P = 12, .N = 20, .softplus = 1)), .name = "sweep"},
     {.op = NULL}};
 
-/* For steps; the kernels of either have cases of their own. */
+/* For steps; each operator's file has cases for its kernels. */
 static const test_case steps[] = {
     {BOTH(OF(.H = 2, .N = 8, .V = 12), OF(.H = 4, .P = 8, .N = 16, .G = 2, .softplus = 1), .B = 4), .name = "steps"},
     {BOTH(OF(.H = 3, .N = 64), OF(.H = 2, .P = 64, .N = 128, .softplus = 1), .B = 3), .name = "steps"},
@@ -206,9 +207,9 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     c->absent = test_pick_absent(r, absent);
 }
 
-/* ---- what must hold of it alone --------------------------------------------------------------- */
+/* ---- properties of this operator alone --------------------------------------------------------- */
 
-/* The words of `names` that begin with the prefix, or with none, without it. */
+/* Copies the words of `names` that have this prefix or none, and removes it. */
 static void cut_names(const char *names, const char *prefix, char *to, size_t bytes) {
     size_t n = 0;
     to[0] = 0;
@@ -225,7 +226,7 @@ static void cut_names(const char *names, const char *prefix, char *to, size_t by
     }
 }
 
-/* The call of one operator that a case has in it.  Its arrays are those of the case. */
+/* The call of one operator within a case.  It shares the case's arrays. */
 static test_case one_of(const test_case *c, int is_ssd, char *absent, size_t bytes) {
     const gt_wkv_ssm_args *a = &c->args.wkv_ssm;
     test_case one = {.op = is_ssd ? "ssd" : "wkv6", .name = c->name, .seed = c->seed, .level = c->level};
@@ -248,7 +249,7 @@ static test_case one_of(const test_case *c, int is_ssd, char *absent, size_t byt
     return one;
 }
 
-/* Where `t` of one operator's table stands in that of both. */
+/* Index of `t`, of one operator's table, in the table of both. */
 static int place_in(const gt_op *both, const gt_tensor *t, int is_ssd) {
     char name[64];
     snprintf(name, sizeof name, "%s%s", is_ssd ? "ssd." : "wkv6.", t->name);
@@ -256,7 +257,7 @@ static int place_in(const gt_op *both, const gt_tensor *t, int is_ssd) {
     return at >= 0 ? at : test_find(both, t->name);
 }
 
-/* Arrays of one operator's tensors, on loan. */
+/* The arrays of one operator's tensors; `from` still owns them. */
 static void take_part(const test_case *c, const test_case *one, int is_ssd, const test_values *from, test_values *to) {
     memset(to, 0, sizeof *to);
     for (int i = 0; test_table(one)->tensors[i].name; i++) {
@@ -265,7 +266,7 @@ static void take_part(const test_case *c, const test_case *one, int is_ssd, cons
     }
 }
 
-/* With the same number of segments each has the bits of a call of its own. */
+/* With the same number of segments, each operator gives the bits of its own call. */
 static void parts_agree(const test_runner *r, const test_case *c, double tolerance) {
     (void)tolerance;
     for (int64_t segments = 1; segments <= 3; segments += 2) {
@@ -293,7 +294,7 @@ static void parts_agree(const test_runner *r, const test_case *c, double toleran
     }
 }
 
-/* A step has the bits of a step of each. */
+/* A step gives the bits of one step of each operator. */
 static void step_parts_agree(const test_runner *r, const test_case *c) {
     test_values in, out;
     test_inputs(c, GT_STEP, &in);
@@ -311,7 +312,7 @@ static void step_parts_agree(const test_runner *r, const test_case *c) {
     test_free(&in), test_free(&out);
 }
 
-/* ---- the formulas: those of the two operators -------------------------------------------------- */
+/* ---- formulas, by the two operators' own ------------------------------------------------------- */
 
 static double part_formula(const formula *f, const char *tensor, int64_t i, int64_t j, int64_t k, int64_t l) {
     const int is_ssd = !strncmp(tensor, "ssd.", 4);
@@ -342,7 +343,7 @@ static const test_formula formulas[] = {{"wkv6.y", wkv6_y},
 static const test_property properties[] = {{"each has the bits of a call of its own", TEST_MEDIUM, parts_agree},
                                            {NULL, TEST_TINY, NULL}};
 
-/* Over the chunks of the kernels for tensor cores; that those of both did run. */
+/* Times beyond the chunks of kernels for tensor cores; these kernels of both operators must have been launched. */
 static const int64_t more_times[] = {130, 300, -1};
 static const char *const launched[] = {"wkv6::forward_tensor_kernel",
                                        "wkv6::states_tensor_kernel",
@@ -357,7 +358,7 @@ static const char *const launched[] = {"wkv6::forward_tensor_kernel",
 #define ROW(types, w, s, ...)                                                                                          \
     { {BOTH(w, s, __VA_ARGS__), .name = "", .absent = NO_GATE " " NO_STATES}, types }
 
-/* A step: the shapes in which each is timed alone. */
+/* A step, in the shapes in which each operator is timed alone. */
 #define STEP_ROW(batch)                                                                                                \
     {                                                                                                                  \
         {BOTH(OF(.H = 32, .N = 64), OF(.H = 128, .P = 64, .N = 128, .G = 8, .softplus = 1), .T = 1, batch),            \
@@ -389,15 +390,15 @@ const test_op test_op_wkv_ssm = {
     TEST_OVER_TIME(wkv_ssm),
     .reads_y = AT(wkv_ssm, ssd.reads_y),
     .optional_size = {AT(wkv_ssm, ssd.G), 2},
-    /* Of ssd x, z, y and their gradients have more than 2^31 elements; those of wkv6 have a fifth of that, since all of
-     * them would not fit into 139 GiB, and its own case has them. */
+    /* ssd's x, z, y and their gradients have more than 2^31 elements.  wkv6's tensors have a fifth of that: larger ones
+     * would not fit into 139 GiB, and wkv6's own case has them. */
     .large = {BOTH(OF(.H = 1, .N = 64), OF(.H = 5, .P = 64, .N = 64, .softplus = 1), .B = 1, .T = 130, .segments = 1)},
     .set_fill = set_fill,
     .set_regime = set_regime,
     .reach = {64, 64},
     .spoilt = spoilt,
     .bounds_pairs = 1,
-    /* those of wkv6 and ssd */
+    /* for each, the larger tolerance of wkv6 and ssd */
     .kernels = {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1},
     .properties = properties,
     .steps = steps,

@@ -1,6 +1,7 @@
 /* The toy's table, its kernels, and stubs.
  *
- * forward, backward: a thread has one element, blocks of 256, no shared memory; x and dy are read, y and dx written once.
+ * forward, backward: a thread has one element, blocks of 256, no shared memory; x and dy are read, y and dx written
+ * once.
  * dgamma: each of up to GROUPS groups of rows leaves a row of sums in the workspace, a thread a column, in the order of
  * the rows; reduce_rows adds them in a fixed order.  Deterministic. */
 #ifndef GT_TOY_CUH
@@ -43,7 +44,8 @@ GT_API const gt_op *gt_op_toy(void) {
                              gt_toy_resolve,
                              GT_CALLS(toy, NULL),
                              {GT_AT(workspace), GT_AT(workspace_bytes), 0, 0, 0, 0, 0, 0, 0},
-                             GT_NO_SECOND};
+                             GT_NO_SECOND,
+                             GT_NO_STEP_DTYPES};
     return &op;
 }
 #undef GT_AT

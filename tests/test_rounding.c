@@ -1,0 +1,74 @@
+/* Stochastic rounding of states: Philox4x32-10 by the known answers of Random123 (kat_vectors), and the neighbours that
+ * a number rounds to, with their probabilities. */
+#include "gt_test.h"
+
+#include "gt/recurrence/rounding.h"
+
+#include <math.h>
+#include <string.h>
+
+static void check_philox(void) {
+    static const uint32_t pi[] = {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0};
+    static const uint32_t answers[3][4] = {{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
+                                           {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd},
+                                           {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}};
+    for (int i = 0; i < 3; i++) {
+        uint32_t c[6];
+        for (int k = 0; k < 6; k++) c[k] = i == 0 ? 0 : i == 1 ? UINT32_MAX : pi[k];
+        const gt_random r = gt_philox(c[0], c[1], c[2], c[3], c[4], c[5]);
+        for (int k = 0; k < 4; k++)
+            test_check(r.word[k] == answers[i][k], "Philox4x32-10: word %d of answer %d is %08x, not %08x", k, i,
+                       r.word[k], answers[i][k]);
+    }
+    const int32_t seed[] = {(int32_t)0xa4093822, 0x299f31d0};
+    const gt_random a = gt_random_of_group(seed, -5, ((int64_t)7 << 32) + 3);
+    const gt_random b = gt_philox(3, 7, (uint32_t)-5, 0, 0xa4093822, 0x299f31d0);
+    test_check(!memcmp(&a, &b, sizeof a), "a group's counter is not {group, group >> 32, step, 0}");
+    test_group("rounding", "known answers of Philox4x32-10");
+}
+
+static double value_of(uint32_t half, gt_dtype dtype) {
+    return dtype == GT_BF16 ? gt_bf16_to_f32((uint16_t)half) : gt_f16_to_f32((uint16_t)half);
+}
+
+/* x rounds away from 0 for random words below the fraction of a unit that it lies above its lower neighbour. */
+static void check_number(float x, gt_dtype dtype) {
+    const uint32_t bits = gt_float_bits(x), low = gt_round_to_half(bits, UINT32_MAX, dtype);
+    const double a = value_of(low, dtype), b = value_of(low + 1, dtype);
+    const double fraction =
+        (x - a) / (isinf(b) ? (dtype == GT_BF16 ? ldexp(copysign(1, x), 120) : copysign(32, x)) : b - a);
+    const uint32_t limit = (uint32_t)floor(fraction * 0x1p32);
+    int ok = fabs(a) <= fabs((double)x) && (fabs((double)x) < fabs(b)) && !signbit(a) == !signbit(x);
+    ok &= fraction >= 0 && fraction < 1 && gt_round_to_half(bits, limit, dtype) == low;
+    if (limit > 0) ok &= gt_round_to_half(bits, limit - 1, dtype) == low + 1;
+    test_check(ok, "%a to %s: %a, %a with probability %g", (double)x, dtype == GT_BF16 ? "bf16" : "f16", a, b,
+               fraction);
+}
+
+static void check_dtype(gt_dtype dtype, const char *name) {
+    const float most = dtype == GT_BF16 ? 0x1.ffp127f : 65536;
+    test_random r = {1};
+    for (int i = 0; i < 100000; i++) {
+        const float x = gt_bits_float((uint32_t)test_next(&r));
+        if (isfinite(x) && fabsf(x) < most) check_number(x, dtype);
+        const float near_one = (float)test_normal(&r) * ldexpf(1, (int)(test_next(&r) % 36) - 28);
+        check_number(near_one, dtype);
+    }
+    const float exact[] = {0, -0.0f, 1, -3.5f, 0x1p-24f, -0x1p-14f, 0x1.8p-20f, 65280};
+    for (size_t i = 0; i < sizeof exact / sizeof exact[0]; i++)
+        test_check(value_of(gt_round_to_half(gt_float_bits(exact[i]), 0, dtype), dtype) == (double)exact[i],
+                   "%a does not stay", (double)exact[i]);
+    test_check(isinf(value_of(gt_round_to_half(0x7f800000u, 0, dtype), dtype)) &&
+                   isinf(value_of(gt_round_to_half(0xff800000u, 0, dtype), dtype)) &&
+                   isnan(value_of(gt_round_to_half(0x7f800001u, 0, dtype), dtype)) &&
+                   isnan(value_of(gt_round_to_half(0xffffffffu, 0, dtype), dtype)),
+               "infinity or NaN does not stay one");
+    test_group("rounding", name);
+}
+
+int main(void) {
+    check_philox();
+    check_dtype(GT_BF16, "neighbours and probabilities of bf16");
+    check_dtype(GT_F16, "neighbours and probabilities of f16");
+    return test_finish();
+}

@@ -1,0 +1,254 @@
+"""tools/tokenize_text.py and tools/csv_to_tensorboard.py, beside hybrid_train.  Needs Python alone: where the package
+tokenizers is missing, a small one of the test takes its place.
+
+    test_train_tools.py HYBRID_TRAIN"""
+import array
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TOOLS = os.path.join(ROOT, 'tools')
+hybrid_train = None
+
+# Takes the longest token at every place, with the letters of byte-level tokenisers.
+PACKAGE = '''
+import json, sys
+sys.path.insert(0, %r)
+from tokenize_text import byte_letters
+class Encoding:
+    def __init__(self, ids): self.ids = ids
+class Tokenizer:
+    @staticmethod
+    def from_file(name):
+        self = Tokenizer()
+        with open(name) as file: data = json.load(file)
+        self.vocab = data['model']['vocab']
+        self.added = {a['content']: a['id'] for a in data['added_tokens']}
+        return self
+    def token_to_id(self, token): return self.added.get(token, self.vocab.get(token))
+    def encode(self, text, add_special_tokens=True):
+        letters = {byte: letter for letter, byte in byte_letters().items()}
+        text, ids = ''.join(letters[b] for b in text.encode()), []
+        while text:
+            token = max((t for t in self.vocab if text.startswith(t)), key=len)
+            ids.append(self.vocab[token]); text = text[len(token):]
+        return Encoding(ids)
+''' % TOOLS
+
+
+def tokenizer():
+    """All bytes, two pieces of two bytes, and the end of a text."""
+    sys.path.insert(0, TOOLS)
+    from tokenize_text import byte_letters
+    letters = sorted(byte_letters(), key=byte_letters().get)
+    vocabulary = {letter: i for i, letter in enumerate(letters)}
+    vocabulary.update({'th': 256, '\u0120a': 257})
+    return {'version': '1.0', 'truncation': None, 'padding': None, 'normalizer': None, 'post_processor': None,
+            'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': False, 'trim_offsets': True, 'use_regex': False},
+            'decoder': {'type': 'ByteLevel', 'add_prefix_space': True, 'trim_offsets': True, 'use_regex': True},
+            'added_tokens': [{'id': 258, 'content': '<end>', 'single_word': False, 'lstrip': False, 'rstrip': False,
+                              'normalized': False, 'special': True}],
+            'model': {'type': 'BPE', 'dropout': None, 'unk_token': None, 'continuing_subword_prefix': None,
+                      'end_of_word_suffix': None, 'fuse_unk': False, 'byte_fallback': False, 'vocab': vocabulary,
+                      'merges': ['t h', '\u0120 a']}}
+
+
+class ToolTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        os.chdir(folder.name)
+        self.addCleanup(os.chdir, ROOT)
+        self.environment = dict(os.environ)
+
+    def tool(self, name, *arguments, status=0):
+        result = subprocess.run([sys.executable, os.path.join(TOOLS, name), *arguments], capture_output=True, text=True,
+                                env=self.environment)
+        self.assertEqual(result.returncode, status, result.stdout + result.stderr)
+        return result.stderr if status else result.stdout
+
+    def train(self, *arguments):
+        result = subprocess.run([hybrid_train, *arguments], capture_output=True, encoding='utf-8', errors='replace')
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result.stdout
+
+
+class TokenizeTest(ToolTest):
+    def setUp(self):
+        super().setUp()
+        with open('tokenizer.json', 'w', encoding='utf-8') as file:
+            json.dump(tokenizer(), file)
+        try:
+            import tokenizers  # noqa: F401
+        except ImportError:
+            os.mkdir('packages')
+            with open('packages/tokenizers.py', 'w', encoding='utf-8') as file:
+                file.write(PACKAGE)
+            self.environment['PYTHONPATH'] = os.path.abspath('packages')
+
+    def put(self, name, text):
+        with open(name, 'wb') as file:
+            file.write(text.encode() if isinstance(text, str) else text)
+        return name
+
+    def test_tokens_and_table(self):
+        text = 'the \u03b8 a\n\\ath'
+        out = self.tool('tokenize_text.py', 'tokenizer.json', self.put('a.txt', text), self.put('b.txt', 'th'),
+                        '-o', 'out.u16', '--end', '<end>')
+        self.assertIn('--tokens uint16 --vocab 259 --table out.u16.table --end-token 258', out)
+        numbers = array.array('H')
+        with open('out.u16', 'rb') as file:
+            numbers.frombytes(file.read())
+        self.assertEqual(list(numbers), [256, 101, 32, 0xce, 0xb8, 257, 10, 92, 97, 256, 258, 256, 258])
+        with open('out.u16.table', encoding='ascii') as file:
+            lines = file.read().split('\n')
+        self.assertEqual((len(lines), lines[10], lines[92], lines[0xce], lines[0]), (260, '\\n', '\\\\', '\\xce', '\\x00'))
+        self.assertEqual(lines[256:], ['th', ' a', '<end>', ''])
+        self.assertEqual(self.tool('tokenize_text.py', 'tokenizer.json', '--encode', 'th a'), '256,257\n')
+
+    def test_refuses(self):
+        def refuses(word, *arguments):
+            before = sorted(os.listdir())
+            message = self.tool('tokenize_text.py', *arguments, status=1)
+            self.assertIn(word, message)
+            self.assertEqual((message.count('\n'), sorted(os.listdir())), (1, before))
+
+        self.put('a.txt', 'th')
+        refuses('none.json: No such file', 'none.json', 'a.txt', '-o', 'out.u16')
+        refuses('a.txt: no JSON', 'a.txt', 'a.txt', '-o', 'out.u16')
+        refuses('no tokenizer.json', self.put('empty.json', '{}'), 'a.txt', '-o', 'out.u16')
+        refuses('byte 1 is not UTF-8', 'tokenizer.json', self.put('bad.txt', b'a\xff'), '-o', 'out.u16')
+        refuses("'<no>' is no token", 'tokenizer.json', 'a.txt', '-o', 'out.u16', '--end', '<no>')
+        refuses('would be overwritten', 'tokenizer.json', 'a.txt', '-o', 'a.txt')
+        refuses('none/out.u16', 'tokenizer.json', 'a.txt', '-o', 'none/out.u16')
+        large = tokenizer()
+        large['added_tokens'][0]['id'] = 65536
+        refuses('65537 tokens do not fit 16 bits', self.put('large.json', json.dumps(large)), 'a.txt', '-o', 'out.u16')
+        os.makedirs('without')
+        self.put('without/tokenizers.py', 'raise ImportError("no tokenizers")')
+        self.environment['PYTHONPATH'] = os.path.abspath('without')
+        refuses('no tokenizers: pip install tokenizers', 'tokenizer.json', 'a.txt', '-o', 'out.u16')
+
+    def test_trains_on_tokens(self):
+        """Samples print as text, and bits per byte are those of the text."""
+        text = 'the cat sat a the hat th ath. ' * 150
+        self.tool('tokenize_text.py', 'tokenizer.json', self.put('a.txt', text), '-o', 'a.u16')
+        common = ['--device', 'cpu', '--hidden', '16', '--layers', '1', '--batch', '2', '--seq', '16', '--steps', '30']
+        data = ['--data', 'a.u16', '--tokens', 'uint16', '--vocab', '259', '--table', 'a.u16.table']
+        out = self.train(*common, *data, '--sample', '40', '--prompt', '256,101', '--save', 'm.st')
+        sample = out.split('-' * 64)[1].strip('\n')
+        self.assertTrue(sample.startswith('the') and not re.search(r'\d', sample[:3]), sample)
+        loss = float(out.rsplit('held-out loss ', 1)[1])
+        per_byte, size = re.search(r'bytes +([\d.]+) bits per byte: these tokens\s+stand for ([\d,]+) bytes', out).groups()
+        tokens = int(re.search(r'all ([\d,]+) tokens', out)[1].replace(',', ''))
+        size = int(size.replace(',', ''))
+        self.assertGreater(size, tokens)
+        self.assertAlmostEqual(float(per_byte), loss / 0.693147 * tokens / size, delta=2e-4)
+        drawn = self.train('--generate', 'm.st', '--sample', '40')  # the table's name is in the model file
+        self.assertEqual(drawn[:3], 'the')
+        self.assertIn('bits per byte', self.train('--eval', 'm.st'))
+        for table, words in (('a\n', 'it has 1 tokens, the vocabulary 259'), ('a\\q\n', 'line 1: a backslash'),
+                             ('a', 'the last line has no end')):
+            result = subprocess.run([hybrid_train, *common, *data[:-1], self.put('bad.table', table)],
+                                    capture_output=True, text=True)
+            self.assertEqual((result.returncode, words in result.stderr), (2, True), result.stderr)
+
+
+def events_of(data):
+    """(wall time, step, {tag: value}) of each event; every checksum is computed bit by bit, and must be right."""
+    def crc(part):
+        value = 0xffffffff
+        for bit in (byte >> i & 1 for byte in part for i in range(8)):
+            value = value >> 1 ^ (0x82f63b78 if (value ^ bit) & 1 else 0)
+        value ^= 0xffffffff
+        return ((value >> 15 | value << 17) + 0xa282ead8) % 2**32
+
+    def fields(message):
+        at = 0
+
+        def varint():
+            nonlocal at
+            value = shift = 0
+            while True:
+                byte, at = message[at], at + 1
+                value |= (byte & 127) << shift
+                shift += 7
+                if byte < 128:
+                    return value
+        while at < len(message):
+            key = varint()
+            size = {0: 0, 1: 8, 5: 4}.get(key & 7)
+            if key & 7 == 0:
+                yield key >> 3, varint()
+                continue
+            size = varint() if size is None else size
+            yield key >> 3, message[at:at + size]
+            at += size
+
+    at = 0
+    while at < len(data):
+        length = struct.unpack('<Q', data[at:at + 8])[0]
+        body = data[at + 12:at + 12 + length]
+        assert struct.unpack('<I', data[at + 8:at + 12])[0] == crc(data[at:at + 8])
+        assert struct.unpack('<I', data[at + 12 + length:at + 16 + length])[0] == crc(body)
+        at += 16 + length
+        event = dict(fields(body))
+        scalars = {}
+        for _, value in fields(event.get(5, b'')):
+            pair = dict(fields(value))
+            scalars[pair[1].decode()] = struct.unpack('<f', pair[2])[0]
+        yield struct.unpack('<d', event[1])[0], event[2], scalars if 5 in event else event[3]
+
+
+class TensorBoardTest(ToolTest):
+    def test_events(self):
+        self.train('--device', 'cpu', '--hidden', '16', '--layers', '1', '--batch', '2', '--seq', '8', '--steps', '6',
+                   '--eval-every', '3', '--eval-tokens', '32', '--final-eval-tokens', '64', '--sample', '0', '--csv',
+                   'one.csv')
+        out = self.tool('csv_to_tensorboard.py', 'runs', 'one.csv')
+        self.assertEqual(out, 'runs/one/events.out.tfevents.0.one: 6 steps\n')
+        with open('runs/one/events.out.tfevents.0.one', 'rb') as file:
+            events = list(events_of(file.read()))
+        with open('one.csv', encoding='ascii') as file:
+            heads, *rows = [line.rstrip('\n').split(',') for line in file]
+        self.assertEqual((events[0][1:], len(events)), ((0, b'brain.Event:2'), 7))
+        for (wall, step, scalars), row in zip(events[1:], rows):
+            wanted = {head: float(text) for head, text in zip(heads, row) if text and head not in ('step', 'seconds')}
+            self.assertEqual((step, set(scalars)), (int(row[0]), set(wanted)))
+            for tag, value in wanted.items():
+                self.assertAlmostEqual(scalars[tag], value, delta=1e-6 * abs(value))
+        self.assertEqual([event[1] for event in events[1:] if 'held_out' in event[2]], [3, 6])
+        self.assertIn('final_loss', events[-1][2])
+        self.assertTrue(all(a[0] <= b[0] for a, b in zip(events, events[1:])))
+
+    def test_refuses(self):
+        def refuses(word, *arguments, status=1):
+            self.assertIn(word, self.tool('csv_to_tensorboard.py', 'runs', *arguments, status=status))
+            self.assertFalse(os.path.exists('runs'))
+
+        def put(name, text):
+            with open(name, 'w', encoding='latin-1') as file:
+                file.write(text)
+            return name
+
+        refuses('none.csv: No such file', 'none.csv')
+        refuses("no column 'step'", put('a.csv', 'tokens,loss\n1,2\n'))
+        refuses('line 2 has 1 fields, the header has 2', put('b.csv', 'step,loss\n1\n'))
+        refuses("line 2: column 'loss': 'x' is not a number", put('c.csv', 'step,loss\n1,x\n'))
+        refuses("column 'step' is no whole number", put('d.csv', 'step,loss\n1.5,2\n'))
+        refuses('no rows below the header', put('e.csv', 'step,loss\n'))
+        refuses('not a text file', put('f.csv', '\xff\xfe'))
+        refuses('two logs have one name', 'a.csv', './a.csv', status=2)
+        put('runs', 'a file')
+        self.assertIn('runs/a', self.tool('csv_to_tensorboard.py', 'runs', put('a.csv', 'step,loss\n1,2\n'), status=1))
+
+
+if __name__ == '__main__':
+    hybrid_train = os.path.abspath(sys.argv.pop(1))
+    unittest.main()
