@@ -13,8 +13,12 @@ exception of it.  Neither PyTorch nor NumPy is needed.
 import ctypes
 import importlib.resources
 
-from . import _header
-from ._header import *  # noqa: F401,F403 - the names of the header
+try:
+    from . import _build, _header
+    from ._header import *  # noqa: F401,F403 - the names of the header
+except ImportError:
+    raise ImportError("gt_kernels: this is its source folder, which has no library: install it (pip install . where "
+                      "pyproject.toml lies), and start Python elsewhere") from None
 
 
 class Error(RuntimeError):
@@ -64,12 +68,30 @@ def load(path):
     return functions
 
 
+def kernels():
+    """Which kernels the library has and why, as a text of one line."""
+    if not _build.NVCC:
+        return f"none, since {_build.WHY_NONE} when it was installed"
+    return f"for {_build.ARCHITECTURES} ({_build.ARCHITECTURES_WHY}), by nvcc {_build.NVCC}"
+
+
+def advice(status, text):
+    """The text of an error; where the library lacks kernels, it says how to install one that has them."""
+    if status not in (_header.GT_ERROR_NO_CUDA, _header.GT_ERROR_ARCH):
+        return text
+    option = "" if not _build.NVCC else " --config-settings=setup-args=-Dgpu_archs=all"
+    text = text.partition(": built without CUDA")[0] if not _build.NVCC else text
+    return (f"{text}: gt_kernels is installed with kernels: {kernels()}.  With nvcc on the PATH, run \"pip install "
+            f"--force-reinstall --no-cache-dir{option} .\" in a copy of its source.  CPU tensors need no kernels.  "
+            "python -m gt_kernels tells more")
+
+
 def check(status):
     """Raises the exception that belongs to a status, with the text of this thread's last error."""
     if status != _header.GT_OK:
-        text = gt_last_error() or gt_status_string(status)  # noqa: F821
+        text = (gt_last_error() or gt_status_string(status)).decode()  # noqa: F821
         kind = {1: ArgumentError, 2: UnsupportedError}.get(status // 100, Error)
-        raise kind(status, text.decode())
+        raise kind(status, advice(status, text))
 
 
 # an editable installation has the library in its build folder, not beside this file

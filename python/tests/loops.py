@@ -16,7 +16,7 @@ def over_sequences(loop):
             row = state[s:s + 1] if state is not None and state.dim() == run.state_rank else state
             parts.append(loop(*cut, state=row, **options))
         return torch.cat([y for y, _ in parts], 1), torch.cat([s for _, s in parts])
-    run.state_rank = {"wkv6": 4, "ssd": 4, "selective_scan": 3, "conv1d": 3}[loop.__name__]
+    run.state_rank = {"wkv6": 4, "ssd": 4, "selective_scan": 3, "conv1d": 3, "wkv4": 3}[loop.__name__]
     return run
 
 
@@ -89,6 +89,22 @@ def conv1d(x, weight, bias, state=None, activation=None):
     if bias is not None:
         y = y + bias
     return F.silu(y) if activation == "silu" else y, e[:, T:].transpose(1, 2)
+
+
+@over_sequences
+def wkv4(k, v, w, u, state=None, decay="raw"):
+    B, T, D = k.shape
+    first = first_state(state, B, (3, D), k)
+    g = -torch.exp(w) if decay == "raw" else w
+    S, norm = first[:, 0] * torch.exp(first[:, 2]), first[:, 1] * torch.exp(first[:, 2])
+    y = []
+    for t in range(T):
+        own, weight = torch.exp(k[:, t] + (0 if u is None else u)), torch.exp(k[:, t])
+        y.append((S + own * v[:, t]) / (norm + own))
+        S, norm = torch.exp(g) * S + weight * v[:, t], torch.exp(g) * norm + weight
+    if not y:
+        return v.clone(), first
+    return torch.stack(y, 1), torch.stack([S / norm, torch.ones_like(norm), norm.log()], 1)
 
 
 def conv_ssd(xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state=None, state=None, *, state_size, groups,

@@ -365,6 +365,81 @@ class Compat(unittest.TestCase):
             y = compat.mamba_chunk_scan_combined(*half[:5], 64, *half[5:8])
             self.assertTrue(torch.equal(y, compat.mamba_chunk_scan_combined(*wide[:5], 64, *wide[5:8]).bfloat16()))
 
+    def test_mixed_dtypes_of_rwkv6(self):
+        """As those of mamba_ssm: r, k and v are promoted, and the output has the dtype of v."""
+        (r, k, v, w, u, s), _ = self.rwkv6("cpu")
+        with torch.no_grad():
+            r, v = r.bfloat16(), v.bfloat16()
+            for function in (compat.chunk_rwkv6, compat.fused_recurrent_rwkv6):
+                y, state = function(r, k, v, w, u, 1.0, s, True)
+                right, right_state = function(r.float(), k, v.float(), w, u, 1.0, s, True)
+                self.assertTrue(torch.equal(y, right.bfloat16()) and torch.equal(state, right_state))
+            r, k, v, w, u = torch.randn(2, 7, 16).bfloat16(), *torch.randn(3, 2, 7, 16), torch.randn(2, 8)
+            self.assertTrue(torch.equal(compat.RUN_CUDA_RWKV6(2, 7, 16, 2, k, r, v.half(), w, u),
+                                        compat.RUN_CUDA_RWKV6(2, 7, 16, 2, k, r.float(), v.half().float(), w, u).half()))
+
+    def calls_of_sequences(self, seq_idx):
+        """Calls of each function that takes seq_idx: (what, function of its first tensor, that tensor)."""
+        (x, dt, A, B, C, D, z, bias, s), _ = self.ssd("cpu")
+        split, _ = self.split_conv1d_scan("cpu")
+        zxbcdt, weight, conv_bias, dt_bias, split_A, split_D, states, norm, _, _ = split
+
+        def scan(x, initial=None, **options):
+            return compat.mamba_chunk_scan_combined(x, dt, A, B, C, 64, D, z, bias, initial, seq_idx, dt_softplus=True,
+                                                    **options)
+
+        def fused(zxbcdt, initial=None, **options):
+            return compat.mamba_split_conv1d_scan_combined(zxbcdt, weight, conv_bias, dt_bias, split_A, split_D, 64, initial,
+                                                           seq_idx, headdim=6, ngroups=2, **options)
+
+        wants = {"return_final_states": True}
+        return (("scan", scan, x), ("scan, states", lambda x: scan(x, s, **wants), x),
+                ("split", fused, zxbcdt), ("split, states", lambda x: fused(x, states, rmsnorm_weight=norm, **wants), zxbcdt),
+                ("convolution", lambda x: compat.causal_conv1d_fn(x.transpose(1, 2)[:, :44], weight, conv_bias, seq_idx,
+                                                                  activation="silu"), zxbcdt))
+
+    def test_number_of_sequences(self):
+        """Whether sequences are counted or bounded, eager or compiled in one graph: the same y, states and gradients."""
+        seq_idx = torch.tensor([[0] * 5 + [1] * 7, [4] * 3 + [-1] * 2 + [4] * 7])
+        self.addCleanup(compat.most_sequences, None)
+        graphs = []
+
+        def backend(graph, example):
+            graphs.append(str(graph.graph))
+            return torch._dynamo.lookup_backend("aot_eager")(graph, example)
+
+        for what, function, tensor in self.calls_of_sequences(seq_idx):
+            def found(function):
+                results = function(tensor)
+                results = results if isinstance(results, tuple) else (results,)
+                return (*results, *torch.autograd.grad(sum(r.square().sum() for r in results), tensor))
+
+            compat.most_sequences(None)
+            right = found(function)
+            for most in (None, 5):
+                compat.most_sequences(most)
+                torch._dynamo.reset()
+                graphs.clear()
+                compiled = torch.compile(function, fullgraph=True, backend=backend)
+                for use in (function, compiled)[:1 if what == "split, states" else 2]:
+                    with self.subTest(what, most=most, compiled=use is compiled):
+                        for a, b in zip(found(use), right):
+                            self.assertTrue(torch.allclose(a, b, 1e-5, 1e-5))
+                with self.subTest(what, most=most):
+                    self.assertTrue(graphs or what == "split, states")
+                    self.assertEqual(any("count_bounds" in graph for graph in graphs),
+                                     most is None and what in ("scan", "scan, states", "split"))
+            compat.most_sequences(4)
+            if what in ("scan, states", "split"):
+                with self.assertRaisesRegex(ArgumentError, "seq_idx has 5 sequences: compat.most_sequences allows 4"):
+                    function(tensor)
+                torch._dynamo.reset()
+                y = torch.compile(function, fullgraph=True, backend="eager")(tensor)
+                self.assertTrue((y[0] if isinstance(y, tuple) else y)[seq_idx >= 0].isnan().all())
+        for bad in (0, -1, 2.5, "4"):
+            with self.assertRaisesRegex(ArgumentError, "compat.most_sequences: number = "):
+                compat.most_sequences(bad)
+
     def test_padding(self):
         """A negative seq_idx is padding to both functions that convolve: y is 0 there, and nothing of it in a state."""
         for device in DEVICES:
@@ -507,6 +582,12 @@ class Compat(unittest.TestCase):
         tied = {**heads, "dt": r(B, H, 1).expand(B, H, P), "A": A[:, None, None].expand(H, P, N),
                 "D": r(H, 1).expand(H, P), "dt_bias": r(H, 1).expand(H, P)}
         norm = {"x": r(3, 5, 12), "weight": r(12), "bias": r(12), "z": r(3, 5, 12), "group_size": 4}
+        add = {"x": r(3, 5, 12), "weight": r(12), "bias": r(12), "residual": r(3, 5, 12), "x1": r(3, 5, 12),
+               "weight1": r(12), "bias1": r(12), "rowscale": r(3, 5)}
+        block = {"xz": r(B, 2 * D, T), "conv1d_weight": r(D, 1, W), "conv1d_bias": r(D), "x_proj_weight": r(13, D),
+                 "delta_proj_weight": r(D, 3), "out_proj_weight": r(9, D), "out_proj_bias": r(9), "A": -torch.rand(D, N),
+                 "D": r(D), "delta_bias": r(D), "B_proj_bias": r(N), "C_proj_bias": r(N), "b_rms_weight": r(N),
+                 "c_rms_weight": r(N), "dt_rms_weight": r(D), "seq_idx": seq_idx}
         conv = {"x": r(B, D, T), "weight": r(D, W), "bias": r(D)}
         conv_update = {"x": r(B, D, T), "conv_state": r(B, D, W - 1), "weight": r(D, W), "bias": r(D)}
         return ((compat.chunk_rwkv6, {**rwkv6, "initial_state": r(B, H, N, P)}), (compat.chunk_rwkv6, packed),
@@ -527,6 +608,7 @@ class Compat(unittest.TestCase):
                 (compat.selective_state_update, update), (compat.selective_state_update, heads),
                 (compat.selective_state_update, tied),
                 (compat.layernorm_fn, norm), (compat.rms_norm_gated, norm), (compat.rmsnorm_fn, norm),
+                (compat.layer_norm_fn, add), (compat.rms_norm_fn, add), (compat.mamba_inner_fn, block),
                 (compat.causal_conv1d_fn, {**conv, "seq_idx": seq_idx}),
                 (compat.causal_conv1d_fn, {**conv, "initial_states": r(B, D, W - 1), "return_final_states": True,
                                            "final_states_out": r(B, D, W - 1)}),
@@ -559,10 +641,10 @@ class Compat(unittest.TestCase):
         # dimensions of any size
         free = {("causal_conv1d_update", "x"): (2,), ("causal_conv1d_update", "conv_state"): (2,),
                 ("causal_conv1d_update", "weight"): (1,), ("causal_conv1d_fn", "weight"): (1,),
-                ("mamba_split_conv1d_scan_combined", "conv1d_weight"): (1,)}
+                ("mamba_split_conv1d_scan_combined", "conv1d_weight"): (1,), ("mamba_inner_fn", "conv1d_weight"): (2,)}
         # their size makes another argument the wrong one
         others = ("r", "v", "x", "u", "A", "B", "weight", "state", "conv_state", "D", "zxbcdt", "conv1d_weight",
-                  "outproj_weight", "cu_seqlens")
+                  "outproj_weight", "cu_seqlens", "xz", "delta_proj_weight", "out_proj_weight")
         for function, right in self.right_calls():
             function(**{name: value.clone() if isinstance(value, torch.Tensor) else value
                         for name, value in right.items()})
@@ -595,8 +677,8 @@ class Compat(unittest.TestCase):
                     wrong += [value.int(), value.long(), value.to(torch.float8_e5m2)]
                 else:
                     wrong += [value.to(dtype) for dtype in (*floats, torch.int8, torch.uint8, torch.int16)]
-                if signature[name].default is inspect.Parameter.empty and name != "conv1d_bias" and \
-                        (function, name) != (compat.layernorm_fn, "bias"):
+                if signature[name].default is inspect.Parameter.empty and \
+                        name not in ("bias", "conv1d_bias", "out_proj_bias"):
                     wrong.append(None)
                 for bad in wrong:
                     with self.subTest(function=function.__name__, name=name, bad=getattr(bad, "dtype", type(bad))):
@@ -687,8 +769,12 @@ class Compat(unittest.TestCase):
                 ("activation 'gelu'", lambda: self.refused_split(activation="gelu")),
                 ("without headdim", lambda: self.refused_split(headdim=None)),
                 ("outproj_bias without outproj_weight", lambda: self.refused_split(outproj_bias=bounds)),
-                ("return_varlen_states", lambda: compat.mamba_chunk_scan_combined(x, x[..., 0], x[0, 0, :, 0], x, x, 64,
-                                                                                  return_varlen_states=True)),
+                ("causal_conv1d_fn: seq_idx on the meta device", lambda: compat.causal_conv1d_fn(
+                    *(torch.zeros(shape, device="meta") for shape in ((2, 6, 5), (6, 4))),
+                    seq_idx=torch.zeros(2, 5, dtype=torch.int32, device="meta"))),
+                ("mamba_chunk_scan_combined: seq_idx on the meta device", lambda: compat.mamba_chunk_scan_combined(
+                    *(torch.zeros(shape, device="meta") for shape in ((1, 5, 1, 2), (1, 5, 1), 1, (1, 5, 1, 3), (1, 5, 1, 3))),
+                    64, seq_idx=torch.zeros(1, 5, dtype=torch.int32, device="meta"))),
                 ("a complex A", lambda: compat.selective_scan_fn(x[0], x[0], x[0, 0].to(torch.complex64), x[0], x[0])),
                 ("activation 'gelu'", lambda: compat.causal_conv1d_fn(x[0], x[0, 0], activation="gelu")),
                 ("seq_idx with states", lambda: compat.causal_conv1d_fn(x[0], x[0, 0], seq_idx=bounds,

@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import importlib.util
 import os
 import pickle
 import re
@@ -10,9 +11,12 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 import gt_kernels
 from gt_kernels import _header, c
+
+has_torch = importlib.util.find_spec("torch") is not None
 
 
 class Package(unittest.TestCase):
@@ -72,9 +76,51 @@ spec.loader.exec_module(module)
 """
         with tempfile.TemporaryDirectory() as folder:
             here = os.path.dirname(c.__file__)
-            for name in ("__init__.py", "c.py", "_header.py"):
+            for name in ("__init__.py", "c.py", "_header.py", "_build.py"):
                 shutil.copy(os.path.join(here, name), folder)
             subprocess.run([sys.executable, "-c", code, folder, here], check=True)
+
+    def test_source_folder(self):
+        """The package where it has not been installed says so, instead of a circular import."""
+        with tempfile.TemporaryDirectory() as folder:
+            os.mkdir(os.path.join(folder, "gt_kernels"))
+            for name in ("__init__.py", "c.py"):
+                shutil.copy(os.path.join(os.path.dirname(c.__file__), name), os.path.join(folder, "gt_kernels"))
+            done = subprocess.run([sys.executable, "-c", "import gt_kernels"], cwd=folder, capture_output=True, text=True,
+                                  env={**os.environ, "PYTHONPATH": folder})
+            self.assertRegex(done.stderr.splitlines()[-1], "^ImportError: gt_kernels: this is its source folder")
+
+    def test_what_is_installed(self):
+        done = subprocess.run([sys.executable, "-m", "gt_kernels"], capture_output=True, text=True, check=True)
+        said = dict(re.findall(r"^(\w[\w ]*?)  +(.*)$", done.stdout, re.M))
+        self.assertEqual(set(said), {"version", "library", "kernels", "GPU architectures", "device", "CPU twins", "torch",
+                                     "jax"})
+        self.assertTrue(said["version"].startswith(gt_kernels.__version__))
+        self.assertTrue(os.path.exists(said["library"]))
+        self.assertEqual(said["kernels"], c.kernels())
+
+    def test_a_missing_kernel(self):
+        """The error says why it is missing, and what someone who has pip can do."""
+        build = c._build
+        with unittest.mock.patch.multiple(build, NVCC="", WHY_NONE="no nvcc was on the PATH"):
+            text = c.advice(c.GT_ERROR_NO_CUDA, "gt_ssd_forward: built without CUDA: compile the file")
+            self.assertRegex(text, "^gt_ssd_forward: gt_kernels is installed with kernels: none, since no nvcc was on the "
+                                   "PATH .* With nvcc on the PATH, run \"pip install --force-reinstall --no-cache-dir .\"")
+        with unittest.mock.patch.multiple(build, NVCC="13.0", ARCHITECTURES="90a", ARCHITECTURES_WHY="as said"):
+            text = c.advice(c.GT_ERROR_ARCH, "gt_ssd_forward: no kernel")
+            self.assertRegex(text, r"^gt_ssd_forward: no kernel: .* kernels: for 90a \(as said\), by nvcc 13.0\. .*"
+                                   "setup-args=-Dgpu_archs=all")
+        if c.gt_device_supported(-1) == c.GT_ERROR_NO_CUDA:
+            with self.assertRaisesRegex(gt_kernels.UnsupportedError, "^gt_wkv6_forward: gt_kernels is installed with"):
+                c.check(c.gt_wkv6_forward(c.gt_wkv6_args(B=1, T=1, H=1, N=1), None))
+
+    def test_modules(self):
+        """They are there after the import of the package alone."""
+        code = "import gt_kernels; gt_kernels.torch.wkv6; gt_kernels.compat; gt_kernels.nn" if has_torch else \
+            "import gt_kernels; gt_kernels.c"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        with self.assertRaisesRegex(AttributeError, "no attribute 'other'"):
+            gt_kernels.other
 
     def test_a_struct_of_another_operator_is_refused(self):
         with self.assertRaises(ctypes.ArgumentError):

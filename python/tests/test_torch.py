@@ -4,7 +4,9 @@ PyTorch does with an operator.  On the CPU, and on a GPU if there is one."""
 import contextlib
 import ctypes
 import functools
+import itertools
 import os
+import re
 import tempfile
 import unittest
 import unittest.mock
@@ -17,11 +19,12 @@ except ImportError:
 
 import loops
 from gt_kernels import ArgumentError, Error, UnsupportedError, c
+from gt_kernels._operators import OPERATORS
 import gt_kernels.torch as gt
-from gt_kernels.torch import _engine
+from gt_kernels.torch import _engine, _plan
 from gt_kernels.torch._errors import named
 
-STEPPED = ("wkv6", "ssd", "selective_scan", "conv1d")
+STEPPED = ("wkv6", "ssd", "selective_scan", "conv1d", "wkv4")
 RECURRENT = STEPPED + ("conv_ssd", "wkv_ssm")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 DEVICES = ["cpu"]
@@ -32,14 +35,15 @@ INPUTS = {
     "selective_scan": "u dt A Bm Cm Dskip z dt_bias state", "rmsnorm_linear": "x weight gamma beta bias",
     "norm_mix": "a b gain_a gain_b residual", "norm_gate": "x z gamma beta",
     "conv_ssd": "xBC dt weight A bias Dskip z dt_bias conv_state state",
-    "wkv_ssm": "r k v w u x dt A Bm Cm Dskip z dt_bias wkv_state ssm_state",
+    "wkv_ssm": "r k v w u x dt A Bm Cm Dskip z dt_bias wkv_state ssm_state", "wkv4": "k v w u state",
 }
 ACTIVATIONS = set("r k v w x xBC dt Bm Cm z a b residual".split())
 STATES = ("state", "conv_state", "wkv_state", "ssm_state")
 
 
 def is_activation(op, name):
-    return name in ACTIVATIONS or (op == "selective_scan" and name == "u") or (op, name) == ("rmsnorm_linear", "weight")
+    return ((name in ACTIVATIONS and (op, name) != ("wkv4", "w")) or (op, name) == ("rmsnorm_linear", "weight")
+            or (op == "selective_scan" and name == "u"))
 
 
 def shapes(op, B=2, T=19, rows=None):
@@ -59,6 +63,7 @@ def shapes(op, B=2, T=19, rows=None):
                         z=(B, T, 2 * H, P), dt_bias=(2 * H,), wkv_state=(rows, H, N, V),
                         ssm_state=(rows, 2 * H, P, 2 * N)),
         "conv1d": dict(x=(B, T, D), weight=(D, W), bias=(D,), state=(rows, D, W - 1)),
+        "wkv4": dict(k=(B, T, D), v=(B, T, D), w=(D,), u=(D,), state=(rows, 3, D)),
         "rmsnorm_linear": dict(x=(B, T, D), weight=(O, D), gamma=(D,), beta=(D,), bias=(O,)),
         "norm_mix": dict(a=(B, T, D), b=(B, T, D), gain_a=(D,), gain_b=(D,), residual=(B, T, D)),
         "norm_gate": dict(x=(B, T, D), z=(B, T, D), gamma=(D,), beta=(D,)),
@@ -77,6 +82,8 @@ def make(op, device="cpu", dtype=torch.float32, without=(), seed=1, shape=None, 
             value = value.abs() * 0.3
         if name == "w":
             value = value - 1
+        if (op, name) == ("wkv4", "state"):  # sums of weights
+            value = value.abs() + 0.1
         value = value.to(device, dtype if is_activation(op, name) else torch.float32)
         tensors[name] = None if name in without else value.requires_grad_()
     return tensors
@@ -151,7 +158,7 @@ class Numbers(unittest.TestCase):
     def cases(self, op):
         """(what, tensors left out, options)"""
         yield "all", (), {}
-        for left in {"wkv6": ("u", "state"), "ssd": ("Dskip", "z", "dt_bias", "state"), "conv1d": ("bias", "state"),
+        for left in {"wkv6": ("u", "state"), "wkv4": ("u", "state"), "ssd": ("Dskip", "z", "dt_bias", "state"), "conv1d": ("bias", "state"),
                      "selective_scan": ("Dskip", "z", "dt_bias", "state"), "rmsnorm_linear": ("gamma", "beta", "bias"),
                      "norm_mix": ("gain_a", "gain_b", "residual"), "norm_gate": ("z", "gamma", "beta"),
                      "conv_ssd": ("bias", "Dskip", "z", "dt_bias", "conv_state", "state"),
@@ -164,6 +171,8 @@ class Numbers(unittest.TestCase):
             "selective_scan": [("softplus", (), {"softplus": True}), ("segments", (), {"segments": 2}),
                                ("recompute", (), {"recompute": True})],
             "conv1d": [("silu", (), {"activation": "silu"})],
+            "wkv4": [("log", (), {"decay": "log"}), ("segments", (), {"segments": 2}),
+                     ("recompute", (), {"recompute": True})],
             "rmsnorm_linear": [("layer", (), {"norm": "layer", "eps": 1e-3}), ("recompute", (), {"recompute": True})],
             "norm_mix": [("heads", (), {"heads": 3, "eps": 1e-3})],
             "norm_gate": [("layer", (), {"norm": "layer", "heads": 2}), ("gate first", (), {"gate_first": True})],
@@ -438,9 +447,10 @@ class Bits(unittest.TestCase):
                                 {"softplus": 1, "dt_limit": 1, "dt_min": 0.2, "dt_max": 0.9}),
                    "wkv_ssm": ({"softplus": True, "scale": 0.5, "segments": 2},
                                {"ssd.softplus": 1, "wkv6.scale": 0.5, "segments": 2}),
+                   "wkv4": ({"decay": "log"}, {"decay": c.GT_DECAY_LOG}),
                    "norm_mix": ({"heads": 3}, {"H": 3}), "norm_gate": ({"heads": 2, "norm": "layer"},
                                                                       {"H": 2, "norm": c.GT_NORM_LAYER})}
-        sizes = {"wkv6": dict(B=2, T=19, H=4, N=8), "ssd": dict(B=2, T=19, H=4, P=6, N=8, G=2),
+        sizes = {"wkv6": dict(B=2, T=19, H=4, N=8), "wkv4": dict(B=2, T=19, D=12), "ssd": dict(B=2, T=19, H=4, P=6, N=8, G=2),
                  "selective_scan": dict(B=2, T=19, D=12, N=8, G=2), "conv1d": dict(B=2, T=19, D=12, W=4),
                  "conv_ssd": dict(B=2, T=19, H=4, P=6, N=8, G=2, W=4),
                  "wkv_ssm": {"B": 2, "T": 19, "wkv6.H": 4, "wkv6.N": 8, "ssd.H": 8, "ssd.P": 6, "ssd.N": 16,
@@ -470,7 +480,31 @@ class Bits(unittest.TestCase):
                         self.assertTrue(torch.equal(again, y))
 
 
+def no_arrays(op):
+    """The arrays of integers of a step, none given."""
+    return next((None,) * len(operator.of_steps) for operator in OPERATORS if operator.name == op)
+
+
 class Steps(unittest.TestCase):
+    def test_dtypes_of_states_and_parameters(self):
+        """A state of 16 bits gives what float32 gives, but for one rounding.  Parameters of 16 bits give the same bits,
+        and so do those of several dtypes."""
+        parameters = {"wkv6": ["u"], "conv1d": ["weight", "bias"], "ssd": ["Dskip", "dt_bias"],
+                      "selective_scan": ["Dskip", "dt_bias"]}
+        for device, op, dtype in itertools.product(DEVICES, parameters, (torch.bfloat16, torch.float16)):
+            with self.subTest(op=op, device=device, dtype=dtype), torch.no_grad():
+                tensors = {name: value.detach() for name, value in make(op, device, T=3).items()}
+                first, names = tensors.pop("state").to(dtype), parameters[op]
+                small = {name: value.to(dtype) if name in names else value for name, value in tensors.items()}
+                wide = {name: value.float() for name, value in small.items()}
+                double = {**small, names[-1]: small[names[-1]].double()}
+                step, state = getattr(gt, f"{op}_step"), first.float()
+                right = step(*wide.values(), state)
+                for values in (small, wide, double):
+                    found = first.clone()
+                    self.assertTrue(torch.equal(step(*values.values(), found), right))
+                    self.assertTrue(torch.equal(found, state.to(dtype)))
+
     def stepped(self, op, tensors, state, lengths, **options):
         values = [tensors[name] for name in INPUTS[op].split() if name != "state"]
         parts, start = [], 0
@@ -513,7 +547,7 @@ class Steps(unittest.TestCase):
             for op in STEPPED:
                 with self.subTest(op=op, device=device), torch.no_grad():
                     tensors = make(op, device, B=3, T=4)
-                    pool = torch.randn(7, *tensors["state"].shape[1:], device=device)
+                    pool = torch.rand(7, *tensors["state"].shape[1:], device=device)
                     before = pool.clone()
                     slots = torch.tensor([5, -1, 2], dtype=torch.int32, device=device)
                     y = self.stepped(op, tensors, pool, (4,), slots=slots)
@@ -525,13 +559,37 @@ class Steps(unittest.TestCase):
                     for untouched in (0, 1, 3, 4, 6):
                         self.assertTrue(torch.equal(pool[untouched], before[untouched]))
 
+    def test_rounding(self):
+        """Rounding at random gives neighbours of the fp32 state, by seed and step alone."""
+        for device in DEVICES:
+            for op, dtype in itertools.product(("wkv6", "ssd", "selective_scan"), (torch.bfloat16, torch.float16)):
+                with self.subTest(op=op, dtype=dtype, device=device), torch.no_grad():
+                    tensors = make(op, device, B=2, T=1)
+                    start = torch.rand(2, *tensors["state"].shape[1:], device=device).to(dtype)
+                    right, twice, pool = start.float(), start.clone(), torch.zeros(5, *start.shape[1:], device=device,
+                                                                                  dtype=dtype)
+                    seed, steps = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([7, -3], [4, 9]))
+                    slots = torch.tensor([3, 1], dtype=torch.int32, device=device)
+                    pool[slots.long()] = start
+                    self.stepped(op, tensors, right, (1,))
+                    self.stepped(op, tensors, twice, (1,), rounding=(seed, steps))
+                    self.stepped(op, tensors, pool, (1,), rounding=(seed, steps), slots=slots)
+                    self.assertTrue(torch.equal(pool[slots.long()], twice))
+                    unit = torch.finfo(dtype).eps * right.abs() + torch.finfo(dtype).tiny
+                    self.assertTrue(((twice.float() - right).abs() <= unit * 1.01).all())
+                    other = start.clone()
+                    self.stepped(op, tensors, other, (1,), rounding=(seed, steps + 1))
+                    self.assertFalse(torch.equal(other, twice))
+                    with self.assertRaisesRegex(ArgumentError, "rounding_seed is set, but state_dtype"):
+                        self.stepped(op, tensors, right, (1,), rounding=(seed, steps))
+
     def test_tokens_and_commit(self):
         """Each element has the bits of steps of its own tokens, and its state those of what it commits."""
         T, cases = 6, ((6, 6), (6, 2), (3, 3), (4, 0), (0, 0), (7, 2), (-1, 0), (3, 4), (3, -1), (5, 5))
         for device in DEVICES:
             for op in STEPPED:
                 tensors = make(op, device, B=len(cases), T=T)
-                pool = torch.randn(12, *tensors["state"].shape[1:], device=device)
+                pool = torch.rand(12, *tensors["state"].shape[1:], device=device)
                 slots = torch.tensor([3, 5, 0, 1, 2, 4, 6, 7, 8, -1], dtype=torch.int32, device=device)
                 counts = torch.tensor(cases, device=device)
                 for kind in (torch.int32, torch.int64):
@@ -582,11 +640,140 @@ class Steps(unittest.TestCase):
             gt.conv1d_step(tensors["x"], tensors["weight"], tensors["bias"], tensors["state"].detach())
         with torch.no_grad():
             with self.assertRaisesRegex(ArgumentError, "contiguous"):
-                gt.conv1d_step(tensors["x"], tensors["weight"], None, torch.zeros(2, 3, 12).transpose(1, 2))
-            with self.assertRaisesRegex(ArgumentError, r"conv1d_step: state has shape \[3, 12, 3\]: must be \[2,D,W-1\]"):
+                gt.conv1d_step(tensors["x"], tensors["weight"], None, torch.zeros(12, 3).expand(2, 12, 3))
+            with self.assertRaisesRegex(ArgumentError, r"conv1d_step: state has shape \[3, 12, 3\]: must be \[2,D,S>=W-1\]"):
                 gt.conv1d_step(tensors["x"], tensors["weight"], None, torch.zeros(3, 12, 3))
+            with self.assertRaisesRegex(ArgumentError, r"conv1d_step: state has shape \[2, 12, 2\]: must be \[2,D,S>=W-1\]"):
+                gt.conv1d_step(tensors["x"], tensors["weight"], None, torch.zeros(2, 12, 2))
+            with self.assertRaisesRegex(ArgumentError, "conv1d_step: state has dtype torch.float64: must be torch.float32 or"):
+                gt.conv1d_step(tensors["x"], tensors["weight"], None, torch.zeros(2, 12, 3).double())
             with self.assertRaisesRegex(ArgumentError, "gt_kernels.torch.conv1d_step: T = 17"):
                 gt.conv1d_step(torch.zeros(2, 17, 12), tensors["weight"], None, torch.zeros(2, 12, 3))
+            for state, what in ((torch._neg_view(torch.zeros(2, 12, 3)), "a negated view"),
+                                (torch._efficientzerotensor((2, 12, 3)), "zeros without memory")):
+                with self.assertRaisesRegex(ArgumentError, f"conv1d_step: state is {what}: it is updated in place"):
+                    gt.conv1d_step(tensors["x"], tensors["weight"], None, state)
+
+
+class Pools(unittest.TestCase):
+    """Packed forward on states in rows of pools."""
+
+    OPS = tuple(operator.name for operator in OPERATORS if operator.has_pools)
+
+    def call(self, op, tensors, pools, **options):
+        values = [tensors[name] for name in INPUTS[op].split() if name not in STATES]
+        if op == "conv_ssd":
+            options = {**options, "state_size": 8, "groups": 2}
+        return getattr(gt, op)(*values, **pools, **options)
+
+    def make(self, op, device, rows=6, gap=False):
+        """(tensors of 19 tokens, pools by name).  gap: rows lie apart; conv1d's have their columns outermost."""
+        tensors = {name: value.detach() for name, value in make(op, device, B=1, rows=4).items()}
+        pools = {}
+        for name in INPUTS[op].split():
+            if name in STATES:
+                shape = tensors[name].shape[1:]
+                pools[name] = torch.randn(rows, 3, *shape, device=device)[:, 1] if gap else torch.randn(
+                    rows, *shape, device=device)
+        if gap and op == "conv1d":
+            pools["state"] = torch.randn(rows, 5, 12, device=device)[:, :3].transpose(1, 2)
+        return tensors, pools
+
+    def test_has_the_bits_of_a_call_without(self):
+        """Rows that no sequence names keep their bits; a sequence whose row is outside has y of 0."""
+        for device, op, gap, kind in itertools.product(DEVICES, self.OPS, (False, True), (torch.bool, torch.int64)):
+            with self.subTest(device=device, op=op, gap=gap, kind=kind), torch.no_grad():
+                tensors, pools = self.make(op, device, gap=gap)
+                before = {name: pool.clone() for name, pool in pools.items()}
+                cu_seqlens = torch.tensor([0, 7, 7, 15, 19], device=device)
+                slots, zero = (torch.tensor(x, device=device) for x in ([4, 1, -1, 0], [False, False, True, True]))
+                y = self.call(op, tensors, pools, cu_seqlens=cu_seqlens, slots=slots, starts_zero=zero.to(kind))
+                starts = {name: torch.where(zero.view(-1, *[1] * (pool.dim() - 1)), 0, pool[slots.clamp_min(0)])
+                          for name, pool in before.items()}
+                right, *finals = self.call(op, tensors, starts, cu_seqlens=cu_seqlens, final_state=True)
+                self.assertTrue(torch.equal(y[:, :7], right[:, :7]) and torch.equal(y[:, 15:], right[:, 15:]))
+                self.assertFalse(y[:, 7:15].any())
+                for (name, pool), final in zip(pools.items(), finals):
+                    expected = before[name]
+                    expected[[4, 1, 0]] = final[[0, 1, 3]]
+                    self.assertTrue(torch.equal(pool, expected))
+
+    def test_chunked_prefill(self):
+        """A sequence in two calls ends as in one; seq_count leaves the others alone."""
+        for device, op in itertools.product(DEVICES, self.OPS):
+            with self.subTest(device=device, op=op), torch.no_grad():
+                tensors, pools = self.make(op, device)
+                whole, (slots, first, zero, count) = {name: pool.clone() for name, pool in pools.items()}, [
+                    torch.tensor(x, dtype=torch.int32, device=device) for x in ([2, 3], [0, 19, 19], [1, 1], [1])]
+                right = self.call(op, tensors, whole, cu_seqlens=first, slots=slots, starts_zero=zero, seq_count=count)
+                parts = []
+                for start, end in ((0, 8), (8, 19)):
+                    cut = {name: value[:, start:end] if is_activation(op, name) else value
+                           for name, value in tensors.items()}
+                    parts.append(self.call(op, cut, pools, cu_seqlens=first.clamp_max(end - start), slots=slots,
+                                           starts_zero=zero if start == 0 else None, seq_count=count))
+                self.assertLess((torch.cat(parts, 1) - right).norm() / right.norm(), 1e-5)
+                for name, pool in pools.items():
+                    self.assertLess((pool[2] - whole[name][2]).norm() / whole[name][2].norm(), 1e-5)
+                    self.assertTrue(torch.equal(pool[3:], whole[name][3:]))
+
+    def test_autograd_knows_that_a_pool_is_written(self):
+        with torch.no_grad():
+            tensors, pools = self.make("conv_ssd", "cpu")
+            versions = [pool._version for pool in pools.values()]
+            self.call("conv_ssd", tensors, pools, cu_seqlens=torch.tensor([0, 19]), slots=torch.tensor([1]))
+            self.assertEqual([pool._version for pool in pools.values()], [version + 1 for version in versions])
+
+    def test_compiled(self):
+        with torch.no_grad():
+            torch._dynamo.reset()
+            tensors, pools = self.make("conv_ssd", "cpu")
+            twice = {name: pool.clone() for name, pool in pools.items()}
+            options = {"cu_seqlens": torch.tensor([0, 7, 19]), "slots": torch.tensor([5, 0]),
+                       "starts_zero": torch.tensor([True, False])}
+            compiled = torch.compile(lambda t, p: self.call("conv_ssd", t, p, **options) + 1, fullgraph=True,
+                                     backend="aot_eager")
+            for _ in range(2):
+                y = self.call("conv_ssd", tensors, pools, **options) + 1
+                self.assertTrue(torch.equal(compiled(tensors, twice), y))
+            for name, pool in pools.items():
+                self.assertTrue(torch.equal(pool, twice[name]))
+
+    def test_refusals(self):
+        two, slots = torch.tensor([0, 7, 19]), torch.tensor([1, 0])
+        for op in self.OPS:
+            tensors, pools = self.make(op, "cpu")
+            name = list(pools)[-1]
+            pool, right = pools[name], {"cu_seqlens": two, "slots": slots}
+            for options, text in (
+                    ({"slots": slots}, "cu_seqlens is None"),
+                    ({"cu_seqlens": two, "starts_zero": slots}, "starts_zero is given without slots"),
+                    ({**right, "final_state": True}, "final_state = True: with slots"),
+                    ({**right, "slots": slots.float()}, "slots has dtype torch.float32: must be int32 or int64"),
+                    ({**right, "slots": slots[:1]}, r"slots has shape \[1\]: must have 2 elements"),
+                    ({**right, "starts_zero": two}, r"starts_zero has shape \[3\]: must have 2 elements"),
+                    ({**right, name: None}, f"{name} is None"),
+                    ({**right, name: pool[0]}, f"{name} has shape "),
+                    ({**right, name: pool[:0]}, f"{name} has shape .*: "),
+                    ({**right, name: pool.double()}, f"{name} has dtype torch.float64: must be torch.float32"),
+                    ({**right, name: pool.bfloat16()}, f"{name} has dtype torch.bfloat16: must be torch.float32"),
+                    ({**right, name: pool[:1].expand_as(pool)}, f"{name} is updated in place: it must be contiguous"),
+                    ({**right, name: torch._neg_view(pool)}, f"{name} is a negated view: it is updated in place")):
+                before = {key: value.clone() for key, value in pools.items()}
+                given = {**pools, **{key: options[key] for key in options if key in pools}}
+                others = {key: value for key, value in options.items() if key not in pools}
+                with self.subTest(op=op, text=text), torch.no_grad(), \
+                        self.assertRaisesRegex(ArgumentError, f"^gt_kernels.torch.{op}: {text}"):
+                    self.call(op, tensors, given, **others)
+                for key, value in pools.items():
+                    self.assertTrue(torch.equal(value, before[key]))
+            with self.assertRaisesRegex(UnsupportedError, f"^gt_kernels.torch.{op}: it updates the state in place .* "
+                                                          "or it without slots"):
+                self.call(op, make(op, B=1, rows=4), pools, **right)
+        tensors, pools = self.make("conv_ssd", "cpu")
+        text = r"state has shape \[5, 4, 6, 8\]: must be \[6,H,P,N\]"
+        with torch.no_grad(), self.assertRaisesRegex(ArgumentError, text):
+            self.call("conv_ssd", tensors, {**pools, "state": pools["state"][:5]}, **right)
 
 
 class Layouts(unittest.TestCase):
@@ -813,7 +1000,8 @@ class Kinds(unittest.TestCase):
             try:
                 y = step(*[others[name] for name in names])
             except Error:
-                self.assertFalse(others["state"].is_contiguous() and not others["state"].is_neg())
+                state = others["state"]
+                self.assertFalse(state.is_contiguous() and not state.is_neg() and not state._is_zerotensor())
                 return
         self.assertTrue(torch.allclose(y.as_subclass(torch.Tensor), expected, 1e-5, 1e-5, equal_nan=True))
         self.assertTrue(torch.allclose(others["state"].as_subclass(torch.Tensor), right["state"], 1e-5, 1e-5,
@@ -866,12 +1054,16 @@ class Numbers0(unittest.TestCase):
         for op in ("rmsnorm_linear", "norm_mix", "norm_gate"):
             for eps in (0.0, 0, 1e-50, -1.0, float("nan"), float("inf"), None, "1"):
                 self.refused(f"^gt_kernels.torch.{op}: eps = ", call, gt, op, make(op), eps=eps)
+            for eps in (0.0, 1e39, float("nan")):  # no text says that 0 is right, or names another value
+                self.refused(f": eps = {re.escape(str(eps))}: must be positive and finite in float32$",
+                             call, gt, op, make(op), eps=eps)
         for op in ("norm_mix", "norm_gate"):
             for heads in (0, -1, 2.0, 2 ** 64 + 1, 5):
                 self.refused(f"^gt_kernels.torch.{op}: .*heads = ", call, gt, op, make(op), heads=heads)
         for op in ("wkv6", "wkv_ssm"):
             for scale in (0.0, 1e-50, -1, None, "1"):
                 self.refused(f"^gt_kernels.torch.{op}: scale = ", call, gt, op, make(op), scale=scale)
+            self.refused(r": scale = 1e\+10: must be 2\^-32 to 2\^32$", call, gt, op, make(op), scale=1e10)
         for op in ("ssd", "conv_ssd", "wkv_ssm"):
             for limit in (1.0, (1,), (None, 1), (float("nan"), 1)):
                 self.refused(f"^gt_kernels.torch.{op}: dt_limit", call, gt, op, make(op), dt_limit=limit)
@@ -898,6 +1090,8 @@ class Numbers0(unittest.TestCase):
             self.refused("^gt_kernels.torch.wkv6: cu_seqlens has dtype", call, gt, "wkv6", tensors, cu_seqlens=bad)
         self.refused(r"^gt_kernels.torch.wkv6: cu_seqlens", call, gt, "wkv6", tensors,
                      cu_seqlens=torch.tensor([0, 2 ** 32 + 7, 19]))
+        self.refused(r"^gt_kernels.torch.wkv6: seq_count = 3: must be 0 to the sequences of cu_seqlens \(2\)$",
+                     call, gt, "wkv6", tensors, cu_seqlens=torch.tensor([0, 7, 19]), seq_count=torch.tensor([3]))
         for op in STEPPED:
             x = {name: value.detach() for name, value in make(op, B=1, T=1).items()}
             values, pool = [x[name] for name in INPUTS[op].split()[:-1]], x["state"].clone()
@@ -922,7 +1116,7 @@ class PyTorch(unittest.TestCase):
         for op in INPUTS:
             tensors = {name: value.detach().requires_grad_() for name, value in make(op, T=5).items()}
             values = [tensors[name] for name in INPUTS[op].split()]
-            options = {"wkv6": (0, 0.5, 0), "ssd": (1, 0, 0.0, 0.0, 0), "selective_scan": (1, 0), "conv1d": (1,),
+            options = {"wkv6": (0, 0.5, 0), "wkv4": (0, 0), "ssd": (1, 0, 0.0, 0.0, 0), "selective_scan": (1, 0), "conv1d": (1,),
                        "rmsnorm_linear": (0, 1e-5), "norm_mix": (3, 1e-5), "norm_gate": (0, 0, 2, 1e-5),
                        "conv_ssd": (8, 2, 1, 0, 0.0, 0.0, 0), "wkv_ssm": (0, 0.5, 1, 1, 0.2, 0.9, 0)}[op]
             packed = (None, None) if op in RECURRENT else ()
@@ -933,9 +1127,35 @@ class PyTorch(unittest.TestCase):
                 torch.library.opcheck(getattr(ops, f"{op}_forward").default, (*values, *packed, *options, *wanted))
                 torch.library.opcheck(getattr(ops, f"{op}_infer").default,
                                       ([v.detach() for v in values] + [*packed, *options] + [True] * states))
+                outputs = getattr(ops, f"{op}_forward")(*(v.detach() for v in values), *packed, *options, *wanted)
+                outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+                engine = _engine.ENGINES[op]
+                names = engine.names["backward"]
+                made = {"saved": None if op in ("conv1d", "norm_mix", "norm_gate") else outputs[-1]}
+                made.update(zip(names, outputs))  # gradients of outputs come first
+                given = [made.get(name) for name in names[:len(names) - len(values) - len(packed)]]
+                torch.library.opcheck(getattr(ops, f"{op}_backward").default,
+                                      (*given, *(v.detach() for v in values), *packed, *options,
+                                       2 ** len(engine.gradients) - 1),
+                                      test_utils=("test_schema", "test_faketensor"))  # forward's have gone through both
                 if op in STEPPED:
                     plain = [v.detach() for v in values]
-                    torch.library.opcheck(getattr(ops, f"{op}_step").default, (*plain, None, None, None, *options))
+                    torch.library.opcheck(getattr(ops, f"{op}_step").default, (*plain, *no_arrays(op), *options))
+
+    def test_opcheck_of_sequences(self):
+        """Packed sequences, and the operator that counts those of seq_idx."""
+        bounds = torch.tensor([0, 2, 5], dtype=torch.int32)
+        for op in ("conv1d", "ssd"):
+            values = [value.detach() for value in make(op, T=5, B=1, rows=2).values()]
+            options = {"ssd": (1, 0, 0.0, 0.0, 0), "conv1d": (1,)}[op]
+            torch.library.opcheck(getattr(torch.ops.gt_kernels, f"{op}_infer").default,
+                                  (*values, bounds, bounds[1:2], *options, True))
+        values = [value.detach() for value in make("conv_ssd", T=5, B=1, rows=2).values()]
+        slots, zero = torch.tensor([1, 0], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
+        torch.library.opcheck(torch.ops.gt_kernels.conv_ssd_pool.default,
+                              (*values, bounds, None, slots, zero, 8, 2, 1, 0, 0.0, 0.0, 0))
+        import gt_kernels.compat  # noqa: F401 - which defines it
+        torch.library.opcheck(torch.ops.gt_kernels.count_bounds.default, (torch.tensor([[True, False], [True, True]]),))
 
     def check_compiled(self, backend, device):
         for op in INPUTS:
@@ -967,10 +1187,70 @@ class PyTorch(unittest.TestCase):
             self.skipTest("no GPU")
         self.check_compiled("inductor", "cuda")
 
+    def dynamic(self, op, tensors):
+        """The dimensions of each tensor that are its batch and its length."""
+        B, T = shapes(op, B=3, T=11), shapes(op, B=5, T=11)
+        first = [tuple(i for i, (a, b) in enumerate(zip(B[name], T[name])) if a != b) for name in tensors]
+        return [{0: "B", 1: "T"} if at and name not in STATES and B[name][:2] == (3, 11) else {0: "B"} if at else {}
+                for at, name in zip(first, tensors)]
+
+    def test_export_with_dynamic_shapes(self):
+        """One exported program has all batch sizes and lengths."""
+        names = {name: torch.export.Dim(name, min=2, max=4096) for name in "BT"}
+        for op in INPUTS:
+            class Module(torch.nn.Module):
+                def forward(self, *values, op=op):
+                    return call(gt, op, dict(zip(INPUTS[op].split(), values)))
+
+            with self.subTest(op=op), torch.no_grad():
+                tensors = make(op, B=3, T=11)
+                dims = tuple({at: names[dim] for at, dim in dims.items()} for dims in self.dynamic(op, tensors))
+                program = torch.export.export(Module(), tuple(v.detach() for v in tensors.values()),
+                                              dynamic_shapes=(dims,)).module()
+                for B, T in ((2, 19), (5, 4)):
+                    values = [value.detach() for value in make(op, B=B, T=T).values()]
+                    for found, right in zip(program(*values), Module()(*values)):
+                        self.assertTrue(right is None or torch.equal(found, right))
+
+    def check_dynamic(self, op):
+        """One graph, with its gradients, has all batch sizes and lengths."""
+        import torch._dynamo.testing
+        torch._dynamo.reset()
+
+        def block(*values):
+            y, state = call(gt, op, dict(zip(INPUTS[op].split(), values)))
+            return y * 2, state
+
+        counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(block, fullgraph=True, backend=counter)
+        for B, T in ((3, 11), (2, 19), (5, 4)):
+            tensors = make(op, B=B, T=T)
+            for value, dims in zip(tensors.values(), self.dynamic(op, tensors)):
+                for at in dims:
+                    torch._dynamo.mark_dynamic(value, at)
+            found, expected = (gradients(tensors, *function(*tensors.values())) for function in (compiled, block))
+            for name in expected:
+                self.assertTrue(torch.equal(found[name], expected[name]), name)
+        self.assertEqual(counter.frame_count, 1)
+
+    def test_compile_with_dynamic_shapes(self):
+        self.check_dynamic("conv1d")
+
+    def test_compile_with_dynamic_shapes_and_saved(self):
+        """As on a GPU: what forward saves has a size that only the C API knows."""
+        need = unittest.mock.Mock(side_effect=lambda question: c.gt_workspace(saved=question.T * 40))
+        with unittest.mock.patch.object(_plan, "SAVES", ("cpu",)), \
+                unittest.mock.patch.object(_plan.Planner, "ask", need):
+            _engine.ENGINES["selective_scan"].plans.clear()
+            self.check_dynamic("selective_scan")
+        _engine.ENGINES["selective_scan"].plans.clear()
+        _engine.ENGINES["selective_scan"].seen.clear()
+        self.assertTrue(need.called)
+
     def test_compiled_step(self):
         arrays = {name: torch.tensor(values, dtype=torch.int32)
                   for name, values in (("slots", [2, -1, 0]), ("tokens", [2, 1, 2]), ("commit", [1, 1, 2]))}
-        for op, given in zip(STEPPED, (arrays, {}, arrays, arrays)):
+        for op, given in zip(STEPPED, (arrays, {}, arrays, arrays, arrays)):
             with torch.no_grad():
                 torch._dynamo.reset()
                 tensors = make(op, B=3, T=2)
@@ -1101,10 +1381,11 @@ class PyTorch(unittest.TestCase):
         for op in STEPPED:
             tensors = make(op, T=1)
             values = [value.detach() for value in tensors.values()][:-1]
-            options = {"wkv6": (0, 1.0, 0), "ssd": (0, 0, 0.0, 0.0, 0), "selective_scan": (0, 0), "conv1d": (0,)}[op]
+            options = {"wkv6": (0, 1.0, 0), "ssd": (0, 0, 0.0, 0.0, 0), "selective_scan": (0, 0), "conv1d": (0,),
+                       "wkv4": (0, 0)}[op]
             step = getattr(gt, f"{op}_step")
             for use in (step, torch.compile(step, backend="aot_eager"),
-                        lambda *v: getattr(torch.ops.gt_kernels, f"{op}_step")(*v, None, None, None, *options)):
+                        lambda *v: getattr(torch.ops.gt_kernels, f"{op}_step")(*v, *no_arrays(op), *options)):
                 state = tensors["state"].detach().clone()
                 y = call(gt, op, {**tensors, "state": state})[0]
                 with torch.no_grad():

@@ -60,7 +60,7 @@ def relaid(state, layout):
 
 
 def heads(device="cpu", dtype=torch.float32, state_dtype=torch.float32, expanded=("dt", "A", "D", "dt_bias"),
-          slots=None, layout=None, without=()):
+          slots=None, layout=None, without=(), parameters=torch.float32):
     """The arguments of an update with heads, by name.  expanded: tensors that are repeated over P and N."""
     def tensor(shape, name, dtype=torch.float32):
         shape = tuple(1 if name in expanded and axis >= shape.index(P) else size for axis, size in enumerate(shape))
@@ -71,8 +71,8 @@ def heads(device="cpu", dtype=torch.float32, state_dtype=torch.float32, expanded
               "dt": tensor((B, H, P), "dt", dtype).expand(B, H, P),
               "A": (-tensor((H, P, N), "A").abs()).expand(H, P, N),
               "B": torch.randn(B, G, N).to(device, dtype), "C": torch.randn(B, G, N).to(device, dtype),
-              "D": tensor((H, P), "D").expand(H, P), "z": tensor((B, H, P), "z", dtype),
-              "dt_bias": tensor((H, P), "dt_bias").expand(H, P), "dt_softplus": True}
+              "D": tensor((H, P), "D", parameters).expand(H, P), "z": tensor((B, H, P), "z", dtype),
+              "dt_bias": tensor((H, P), "dt_bias", parameters).expand(H, P), "dt_softplus": True}
     if slots is not None:
         values["state_batch_indices"] = torch.tensor(slots, dtype=torch.int32, device=device)
     return {name: value for name, value in values.items() if name not in without}
@@ -95,11 +95,11 @@ def plain_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplu
 
 
 def convolution(device="cpu", dtype=torch.float32, state_dtype=None, T=None, columns=W - 1, slots=None, layout=None,
-                ring=None):
+                ring=None, parameters=torch.float32):
     state = torch.randn(ROWS if slots is not None else B, D, columns).to(device, state_dtype or dtype)
     values = {"x": torch.randn(B, D, *(() if T is None else (T,))).to(device, dtype),
-              "conv_state": relaid(state, layout), "weight": torch.randn(D, W, device=device),
-              "bias": torch.randn(D, device=device), "activation": "silu"}
+              "conv_state": relaid(state, layout), "weight": torch.randn(D, W).to(device, parameters),
+              "bias": torch.randn(D).to(device, parameters), "activation": "silu"}
     for name, value in (("conv_state_indices", slots), ("cache_seqlens", ring)):
         if value is not None:
             values[name] = torch.tensor(value, dtype=torch.int32, device=device)
@@ -243,8 +243,15 @@ class Updates(unittest.TestCase):
     ONE_KERNEL = [("heads", dict(slots=slots, dtype=dtype, expanded=expanded))
                   for slots in (None, SLOTS) for dtype in TOLERANCE
                   for expanded in (("dt", "A", "D", "dt_bias"), ("dt", "A", "dt_bias"), ())]
+    ONE_KERNEL += [("heads", dict(layout="rows", slots=slots, state_dtype=dtype)) for slots in (None, SLOTS)
+                   for dtype in TOLERANCE]
     ONE_KERNEL += [("convolution", dict(slots=slots, T=T, state_dtype=torch.float32, dtype=dtype))
                    for slots in (None, SLOTS) for T in (None, 5) for dtype in TOLERANCE]
+    ONE_KERNEL += [("heads", dict(dtype=torch.bfloat16, state_dtype=state, parameters=parameters, slots=slots))
+                   for state in TOLERANCE for parameters in TOLERANCE for slots in (None, SLOTS)]
+    ONE_KERNEL += [("convolution", dict(dtype=dtype, parameters=dtype, columns=columns, layout=layout, ring=ring, T=T))
+                   for dtype in TOLERANCE for columns in (W - 1, W, W + 3) for layout in (None, "transposed", "rows")
+                   for ring in (None, [0, 2, 11]) for T in (None, 3)]
 
     def each(self, cases, device, check):
         """check(function, its arguments by name) for each case."""
@@ -266,12 +273,7 @@ class Updates(unittest.TestCase):
 
     def test_three_kernels(self):
         """A state that the kernel cannot take in place is read once and written once."""
-        cases = [("heads", dict(state_dtype=dtype)) for dtype in (torch.bfloat16, torch.float16)]
-        cases += [("heads", dict(layout="rows")), ("heads", dict(layout="transposed"))]
-        cases += [("convolution", dict(dtype=dtype, columns=columns, layout=layout, T=T))
-                  for dtype in TOLERANCE for columns in (W, W + 3) for layout in (None, "transposed")
-                  for T in (None, 3)]
-        cases += [("convolution", dict(dtype=torch.bfloat16, layout="transposed"))]
+        cases = [("heads", dict(layout="rows", expanded=())), ("heads", dict(layout="transposed"))]
         def check(function, values):
             seen = launches(lambda: function(**values)).names
             self.assertLessEqual(len(seen), 3, seen)
@@ -290,10 +292,7 @@ class Updates(unittest.TestCase):
             values[state] = values[state].repeat(pool // B, *(1,) * (values[state].dim() - 1))
             values[indices] = torch.tensor(SLOTS, dtype=torch.int32)
             seen = launches(lambda: function(**values))
-            large = [name for name, shape in zip(seen.names, seen.shapes) if shape and shape[0] > 2 * B + W]
-            self.assertEqual(large, ["index_copy_"], seen.names)
-            self.assertFalse({"nonzero", "_local_scalar_dense", "item"} & set(seen.names), seen.names)
-            self.assertLessEqual(len(seen.names), 26 if "cache_seqlens" in values else 16, seen.names)
+            self.assertEqual(len(seen.names), 1, seen.names)
 
         self.each(cases, "cpu", check)
 

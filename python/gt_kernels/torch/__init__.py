@@ -18,6 +18,11 @@ True of every function
   Packed     sequences of different lengths, without padding: batch 1, and cu_seqlens [sequences + 1] on the same
              device.  Sequence s has the tokens cu_seqlens[s] to cu_seqlens[s+1]-1.  A state is then one for each
              sequence.  seq_count [1] on the device: how many of them there are, if fewer.
+  Pools      wkv6, ssd, conv1d and conv_ssd take packed sequences with slots [sequences]: state is then a pool of rows,
+             and slots[s] is the row of sequence s.  Its state is read there and updated in place; the call returns y
+             alone, without gradients.  starts_zero [sequences], bool or integers: a sequence whose element is not 0
+             starts from zero.  A sequence whose row lies outside of the pool is skipped, its y is 0.  No two sequences
+             may have the same row.  Rows may lie apart; conv1d takes a pool in any strides.
   recompute  True: nothing is saved for backward but the inputs; it computes again what it needs.
   Results    repeat bit for bit.  No gradients of gradients.
   Transforms torch.func and forward-mode derivatives work or raise; no tangent is lost.
@@ -26,17 +31,19 @@ True of every function
   Errors     are gt_kernels.ArgumentError (a ValueError), UnsupportedError (a NotImplementedError) or Error.  They name
              the function that was called and its argument.
 
-torch.compile takes all of them into one graph (fullgraph=True).  It makes a graph for each shape.
+torch.compile takes all of them into one graph (fullgraph=True), and torch.export exports it.  Batch and length may be
+dynamic: one graph then has them all.  mode="reduce-overhead" needs recompute=True for a dynamic length with gradients,
+since the compiler does not know the size of what forward saves for it on a GPU.
 """
 
 import torch
 
 from .. import c
+from .._arguments import flag, integer, number, refuse
 from . import _engine
-from ._errors import flag, integer, number, refuse
 
 __all__ = ["conv1d", "conv1d_step", "conv_ssd", "norm_gate", "norm_mix", "rmsnorm_linear", "selective_scan",
-           "selective_scan_step", "ssd", "ssd_step", "warn_on_copy", "wkv6", "wkv6_step", "wkv_ssm"]
+           "selective_scan_step", "ssd", "ssd_step", "warn_on_copy", "wkv4", "wkv4_step", "wkv6", "wkv6_step", "wkv_ssm"]
 
 _DECAY = {"raw": c.GT_DECAY_RAW, "log": c.GT_DECAY_LOG}
 _ACTIVATION = {None: c.GT_ACT_NONE, "silu": c.GT_ACT_SILU, "swish": c.GT_ACT_SILU}
@@ -78,10 +85,18 @@ def _dt_limit(operator, dt_limit):
     return 1, _float(operator, "dt_limit[0]", low), _float(operator, "dt_limit[1]", high)
 
 
-def _call(name, tensors, options, final_state=False, recompute=False):
+def _call(name, tensors, options, final_state=False, recompute=False, slots=None, starts_zero=None):
     """Forward; `tensors` in the order of the operator's, packed sequences after them."""
     engine = _engine.ENGINES[name]
     final_state, recompute = _flag(name, "final_state", final_state), _flag(name, "recompute", recompute)
+    if slots is not None:
+        if final_state:
+            refuse(f"gt_kernels.torch.{name}", "final_state = True: with slots final states go to rows of the pool")
+        if isinstance(starts_zero, torch.Tensor) and starts_zero.dtype == torch.bool:
+            starts_zero = starts_zero.to(torch.int32)
+        return _update("pool", name, (*tensors, slots, starts_zero), options)
+    if starts_zero is not None:
+        refuse(f"gt_kernels.torch.{name}", "starts_zero is given without slots")
     if torch.compiler.is_dynamo_compiling():
         results = engine.dispatch(engine.convert("infer", tensors), engine.rest(options, final_state, recompute))
     else:
@@ -89,47 +104,65 @@ def _call(name, tensors, options, final_state=False, recompute=False):
     return tuple(results) if final_state or engine.y_count > 1 else results[0]
 
 
-def _step(name, tensors, options):
+def _rounding(function, rounding):
+    if rounding is None:
+        return None, None
+    try:
+        seed, steps = rounding
+    except (TypeError, ValueError):
+        refuse(f"gt_kernels.torch.{function}", f"rounding = {rounding!r}: must be (seed, steps) or None")
+    return seed, steps
+
+
+def _update(call, name, tensors, options):
     engine = _engine.ENGINES[name]
     if torch.compiler.is_dynamo_compiling():
-        return engine.dispatch_step(engine.convert("step", tensors), options)
-    return engine.step(tensors, options)
+        return engine.dispatch_update(call, engine.convert(call, tensors), options)
+    return engine.update(call, tensors, options)
 
 
-def wkv6(r, k, v, w, u=None, state=None, *, decay="raw", scale=1.0, final_state=False, cu_seqlens=None, seq_count=None,
-         segments=0, recompute=False):
+def _step(name, tensors, options):
+    return _update("step", name, tensors, options)
+
+
+def wkv6(r, k, v, w, u=None, state=None, *, decay="raw", scale=1.0, final_state=False, cu_seqlens=None,
+         seq_count=None, slots=None, starts_zero=None, segments=0, recompute=False):
     """RWKV-6 time mixing.  r k w [B,T,H,N], v [B,T,H,V], u [H,N] (None: 0), state [B,H,N,V] (None: 0) -> y [B,T,H,V].
     decay: "raw", exp(-exp(w)) as RWKV-6 trains it, or "log", exp(w) with w <= 0.  The token sees the state before it,
     and itself with the bonus u.  y is multiplied by scale."""
     options = (_choice("wkv6", "decay", _DECAY, decay), _float("wkv6", "scale", scale),
                _int("wkv6", "segments", segments))
-    return _call("wkv6", (r, k, v, w, u, state, cu_seqlens, seq_count), options, final_state, recompute)
+    return _call("wkv6", (r, k, v, w, u, state, cu_seqlens, seq_count), options, final_state, recompute, slots,
+                 starts_zero)
 
 
-def wkv6_step(r, k, v, w, u, state, *, decay="raw", scale=1.0, slots=None, tokens=None, commit=None):
+def wkv6_step(r, k, v, w, u, state, *, decay="raw", scale=1.0, slots=None, tokens=None, commit=None, rounding=None):
     """1 to 16 new tokens: as wkv6, with `state` read and updated in place.  With slots [B] (int32) state is a pool
-    [rows,H,N,V], of which batch element b has row slots[b]; one outside of the pool is skipped, its y is 0.
+    [rows,H,N,V], of which batch element b has row slots[b]; one outside of the pool is skipped, its y is 0.  state is
+    float32, bfloat16 or float16; in 16 bits it is rounded after the call's tokens, to nearest or, with rounding = (seed
+    [2], steps [B]), both int32, at random with the right mean: give each layer a seed, and as steps the tokens so far.
     Speculative decoding: element b has tokens[b] of the T tokens (None: T), and y is 0 for the others.  The first
     commit[b] of them enter the state (None: all of its tokens); send the rest again.  Both are int32 [B].  An element
     is skipped unless 0 <= commit[b] <= tokens[b] <= T."""
     options = (_choice("wkv6_step", "decay", _DECAY, decay), _float("wkv6_step", "scale", scale), 0)
-    return _step("wkv6", (r, k, v, w, u, state, slots, tokens, commit), options)
+    return _step("wkv6", (r, k, v, w, u, state, slots, tokens, commit, *_rounding("wkv6_step", rounding)), options)
 
 
 def ssd(x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softplus=False, dt_limit=None,
-        final_state=False, cu_seqlens=None, seq_count=None, segments=0, recompute=False):
+        final_state=False, cu_seqlens=None, seq_count=None, slots=None, starts_zero=None, segments=0, recompute=False):
     """Mamba-2's state space duality.  x z [B,T,H,P], dt [B,T,H], A dt_bias [H], Bm Cm [B,T,G,N], Dskip [H] or [H,P],
     state [B,H,P,N] -> y [B,T,H,P].  softplus: of dt + dt_bias.  dt_limit: (smallest, largest) dt after that.  z gates y
     with SiLU; in bfloat16 on a GPU its gradient is made of y, which must not be changed in place before."""
     return _call("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, cu_seqlens, seq_count),
                  (_flag("ssd", "softplus", softplus), *_dt_limit("ssd", dt_limit),
-                  _int("ssd", "segments", segments)), final_state, recompute)
+                  _int("ssd", "segments", segments)), final_state, recompute, slots, starts_zero)
 
 
 def ssd_step(x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, dt_limit=None, slots=None, tokens=None,
-             commit=None):
-    """1 to 16 new tokens: as ssd, with `state` updated in place.  slots, tokens, commit: as in wkv6_step."""
-    return _step("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots, tokens, commit),
+             commit=None, rounding=None):
+    """1 to 16 new tokens: as ssd, with `state` updated in place.  slots, tokens, commit, rounding: as in wkv6_step."""
+    return _step("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots, tokens, commit,
+                         *_rounding("ssd_step", rounding)),
                  (_flag("ssd_step", "softplus", softplus), *_dt_limit("ssd_step", dt_limit), 0))
 
 
@@ -143,28 +176,49 @@ def selective_scan(u, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=Non
 
 
 def selective_scan_step(u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, slots=None, tokens=None,
-                        commit=None):
-    """1 to 16 new tokens: as selective_scan, with `state` updated in place.  slots, tokens, commit: as in wkv6_step."""
-    return _step("selective_scan", (u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots, tokens, commit),
+                        commit=None, rounding=None):
+    """1 to 16 new tokens: as selective_scan, with `state` updated in place.  slots, tokens, commit, rounding: as in
+    wkv6_step."""
+    return _step("selective_scan", (u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots, tokens, commit,
+                                    *_rounding("selective_scan_step", rounding)),
                  (_flag("selective_scan_step", "softplus", softplus), 0))
 
 
-def conv1d(x, weight, bias=None, state=None, *, activation=None, final_state=False, cu_seqlens=None, seq_count=None):
+def conv1d(x, weight, bias=None, state=None, *, activation=None, final_state=False, cu_seqlens=None, seq_count=None,
+           slots=None, starts_zero=None):
     """Causal depthwise convolution.  x [B,T,D], weight [D,W] with W 2 to 4, bias [D], state [B,D,W-1], the inputs before
     the first, oldest first -> y [B,T,D].  activation: None or "silu"."""
     activation = _choice("conv1d", "activation", _ACTIVATION, activation)
-    return _call("conv1d", (x, weight, bias, state, cu_seqlens, seq_count), (activation,), final_state)
+    return _call("conv1d", (x, weight, bias, state, cu_seqlens, seq_count), (activation,), final_state, False, slots,
+                 starts_zero)
 
 
-def conv1d_step(x, weight, bias, state, *, activation=None, slots=None, tokens=None, commit=None):
-    """1 to 16 new tokens: as conv1d, with `state` updated in place.  slots, tokens, commit: as in wkv6_step."""
+def conv1d_step(x, weight, bias, state, *, activation=None, slots=None, tokens=None, commit=None, places=None):
+    """1 to 16 new tokens: as conv1d, with `state` updated in place.  slots, tokens, commit: as in wkv6_step.  state is
+    [B,D,S] with S of at least W - 1 inputs, in any strides.  With places [B] (int32) it is a ring: the next input of
+    element b goes to column places[b] modulo S."""
     activation = _choice("conv1d_step", "activation", _ACTIVATION, activation)
-    return _step("conv1d", (x, weight, bias, state, slots, tokens, commit), (activation,))
+    return _step("conv1d", (x, weight, bias, state, slots, tokens, commit, places), (activation,))
+
+
+def wkv4(k, v, w, u=None, state=None, *, decay="raw", final_state=False, cu_seqlens=None, seq_count=None, segments=0,
+         recompute=False):
+    """RWKV-4 time mixing, which never overflows.  k v [B,T,D], w u [D] (u None: 0), state [B,3,D] (None: 0) -> y [B,T,D].
+    decay: "raw", exp(-exp(w)) as RWKV-4 trains it, or "log", exp(w).  The state is RWKV-4's (a, b, p), sums of
+    exp(k - p) v and exp(k - p): zeros are no token yet.  The final state has b = 1, and b takes no gradient."""
+    return _call("wkv4", (k, v, w, u, state, cu_seqlens, seq_count),
+                 (_choice("wkv4", "decay", _DECAY, decay), _int("wkv4", "segments", segments)), final_state, recompute)
+
+
+def wkv4_step(k, v, w, u, state, *, decay="raw", slots=None, tokens=None, commit=None):
+    """1 to 16 new tokens: as wkv4, with `state` updated in place.  slots, tokens, commit: as in wkv6_step."""
+    return _step("wkv4", (k, v, w, u, state, slots, tokens, commit),
+                 (_choice("wkv4_step", "decay", _DECAY, decay), 0))
 
 
 def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, conv_state=None, state=None, *,
              state_size, groups=1, softplus=False, dt_limit=None, final_state=False, cu_seqlens=None, seq_count=None,
-             segments=0, recompute=False):
+             slots=None, starts_zero=None, segments=0, recompute=False):
     """conv1d with SiLU, then ssd, as Mamba-2 has them between its projections.  xBC [B,T,D], rows of x [H,P], Bm [G,N]
     and Cm [G,N] one after another; dt [B,T,H], weight [D,W], bias [D], A dt_bias [H], Dskip [H] or [H,P],
     z [B,T,H,P], conv_state [B,D,W-1], state [B,H,P,N] -> y [B,T,H,P].  state_size is N, groups G.  final_state=True:
@@ -173,7 +227,7 @@ def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, co
     return _call("conv_ssd", (xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state, state, cu_seqlens, seq_count),
                  (_int("conv_ssd", "state_size", state_size), _int("conv_ssd", "groups", groups),
                   _flag("conv_ssd", "softplus", softplus), *_dt_limit("conv_ssd", dt_limit),
-                  _int("conv_ssd", "segments", segments)), final_state, recompute)
+                  _int("conv_ssd", "segments", segments)), final_state, recompute, slots, starts_zero)
 
 
 def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, wkv_state=None, ssm_state=None, *,

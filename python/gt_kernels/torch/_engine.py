@@ -1,5 +1,5 @@
 """The operators as PyTorch custom operators: gt_kernels::OP_infer, forward without gradients; OP_forward, which has
-OP_backward as its gradient; and OP_step.
+OP_backward as its gradient; OP_step; and OP_pool, packed forward on states in rows of pools.
 
 CUDA tensors run the kernels, on the current stream with memory from PyTorch's allocator; CPU tensors run the twins.  A
 call is planned once for its shapes, strides, dtypes and options (_plan.py); from then on it costs a look-up, the
@@ -9,15 +9,17 @@ Where nothing but autograd could come between a call and the kernel - no mode, t
 Tensor - Engine.call goes there without PyTorch's dispatcher, whose way through Python costs more than all of the rest.
 """
 
+import ctypes
 import warnings
 
 import torch
 from torch.autograd import forward_ad
 
 from .. import c
-from ._errors import check_tensor, refuse, rename
-from ._operators import OPERATORS, beside, gradient, leaf, schema_name
-from ._plan import OF_STEPS, Planner
+from .._arguments import refuse
+from .._operators import OPERATORS, beside, gradient, leaf, schema_name
+from ._errors import check_tensor, rename
+from ._plan import DTYPES, Planner
 
 MAX_PLANS = 4096  # of one operator: a program whose shapes never repeat must not keep them all
 warn_on_copy = [False]
@@ -119,19 +121,29 @@ class Engine:
         # the tensors of each call, in the order of its schema; then come the options, then what is wanted
         self.names = {"infer": inputs + packed, "forward": inputs + packed,
                       "backward": (*gradients, *saved, *kept) + inputs + packed}
+        states = self.planner.state_in_place
+        in_place = tuple(states.get(name, name) for name in inputs)
+        self.states = tuple(states.values())
         if operator.has_steps:
-            self.names["step"] = inputs[:-1] + ("state_out",) + OF_STEPS
-        # what has to be converted; "-": nothing
-        self.kinds = "".join(tensor.kind for tensor in operator.tensors) + "i" * len(packed)
-        self.step_kinds = self.kinds[: len(inputs) - 1] + "-" + "i" * len(OF_STEPS)
+            self.names["step"] = in_place + operator.of_steps
+        if operator.has_pools:
+            self.names["pool"] = in_place + packed + ("slots", "starts_zero")
+        if operator.decays:  # of one sequence, or a batch of them: see distributed.py
+            self.names.update(segment=inputs, segment_backward=("dy",) + inputs)
+        # of each call, what has to be converted; "-": nothing
+        kinds = "".join(tensor.kind for tensor in operator.tensors)
+        self.kinds = {"infer": kinds + "i" * len(packed)}
+        kinds = kinds[:len(inputs) - self.state_count] + "-" * self.state_count
+        self.kinds.update(step=kinds + "i" * len(operator.of_steps), pool=kinds + "iiii")
         self.option_count = len(operator.options)
         self.results = tuple(output.field for output in operator.outputs) + saved
         self.gradients = tuple(gradient(tensor.field) for tensor in operator.tensors
                                if tensor.name != operator.own_gradient)
         # schema's or struct's names of arguments that callers know by others
         self.public = {"state_in": "state", "state_out": "state", "conv_state_in": "conv_state",
+                       "conv_state_out": "conv_state", "slot_capacity": "the rows of state",
                        "wkv6_state_in": "wkv_state", "ssd_state_in": "ssm_state", "dt_min": "dt_limit[0]",
-                       "dt_max": "dt_limit[1]"}
+                       "dt_max": "dt_limit[1]", "seq_capacity": "the sequences of cu_seqlens"}
         names = {"H": "heads", "N": "state_size", "G": "groups"}
         self.public.update({"ssd.dt_min": "dt_limit[0]", "ssd.dt_max": "dt_limit[1]", "wkv6.scale": "scale"})
         self.public.update((field, names[field]) for field, _ in operator.options if field in names)
@@ -144,16 +156,17 @@ class Engine:
 
     def define(self):
         optional = {tensor.name for tensor in self.operator.tensors if tensor.optional}
-        optional |= {"cu_seqlens", "seq_count", "saved", *OF_STEPS}
+        optional |= {"cu_seqlens", "seq_count", "saved", "starts_zero", *self.operator.of_steps}
         optional |= {schema_name(self.operator.outputs[i].field) for i in self.kept}
         optional |= {schema_name(gradient(output.field)) for output in self.operator.outputs if not output.like}
         options = [f"{kind} {leaf(field)}" for field, kind in self.operator.options]
         wanted = [f"bool {schema_name(field)}_wanted" for field in self.results[self.y_count:]]
         results = f"({', '.join('Tensor' for _ in self.results)})" if len(self.results) > 1 else "Tensor"
 
+        written = {name: f"({letter}!)" for name, letter in zip(self.states, "ab")}
+
         def tensors(call):
-            return [f"Tensor{'?' if name in optional else '(a!)' if name == 'state_out' else ''} {name}"
-                    for name in self.names[call]]
+            return [f"Tensor{'?' if name in optional else written.get(name, '')} {name}" for name in self.names[call]]
 
         self.define_one("infer", tensors("infer") + options + wanted[:self.state_count], "Tensor[]")
         self.define_one("forward", tensors("forward") + options + wanted, results)
@@ -161,16 +174,20 @@ class Engine:
         self.add_autograd("infer")
         self.add_autograd("forward", self.autograd_context, self.autograd_backward)
         self.add_autograd("backward", lambda ctx, arguments, output: None, self.double_backward)
-        if self.operator.has_steps:
-            self.define_one("step", tensors("step") + options, "Tensor")
-            self.add_autograd("step")
+        for call in ("step", "pool"):
+            if call in self.names:
+                self.define_one(call, tensors(call) + options, "Tensor")
+                self.add_autograd(call)
+        for call in ("segment", "segment_backward", "join", "join_backward"):
+            for device, prefix in (("cpu", "gt_ref_"), ("cuda", "gt_")) * bool(self.operator.decays):
+                self.functions[call, device] = getattr(c, f"{prefix}{self.name}_{call}")
         self.direct = self.make_direct()
 
     def define_one(self, call, arguments, results):
         name = f"{self.name}_{call}"
         _library.define(f"{name}({', '.join(arguments)}) -> {results}", tags=_TAGS)
         for key, prefix in (("CPU", "gt_ref_"), ("CUDA", "gt_")):
-            function = f"{prefix}{self.name}_{'forward' if call == 'infer' else call}"
+            function = f"{prefix}{self.name}_{'forward' if call in ('infer', 'pool') else call}"
             self.functions[call, key.lower()] = getattr(c, function)
             _library.impl(name, lambda *arguments: self.run(call, arguments), key)
         torch.library.register_fake(f"gt_kernels::{name}", lambda *arguments: self.fake(call, arguments), lib=_library)
@@ -215,6 +232,8 @@ class Engine:
 
     def wanted(self, call, rest):
         """The fields of the outputs that a call asks for."""
+        if call in ("segment", "segment_backward"):
+            return ("state_out" if call == "segment" else "dstate_in", "decay_out")
         if call == "backward":
             return tuple(field for bit, field in enumerate(self.gradients) if rest[-1] >> bit & 1)
         flags = rest[self.option_count:]
@@ -231,7 +250,7 @@ class Engine:
 
     def answer(self, call, plan, outputs, first):
         """What the schema promises: outputs of forward that were not asked for are empty."""
-        if call == "step":
+        if call in ("step", "pool"):
             return outputs[0]
         if call != "forward":
             return outputs
@@ -288,6 +307,8 @@ class Engine:
         for place, address in zip(plan.inputs, addresses):
             words[place] = address
             bits |= address
+        for place, position in plan.twins:
+            words[place] = addresses[position]
         for _, place, shape, stride, dtype in plan.outputs:
             output = empty(shape, stride, dtype)
             words[place] = output.data_ptr()
@@ -298,7 +319,8 @@ class Engine:
             if need is None:
                 args.workspace, args.workspace_bytes = None, 0  # of the call before
                 need = self.ask(call, args)
-                need = plan.workspace[alignment] = getattr(need, "forward" if call == "infer" else call)
+                field = {"infer": "forward", "pool": "forward", "segment_backward": "segment"}.get(call, call)
+                need = plan.workspace[alignment] = getattr(need, field)
             workspace = empty((need,), (1,), torch.uint8) if need else None
             args.workspace, args.workspace_bytes = workspace.data_ptr() if need else None, need
             status = self.functions[call, "cuda"](reference, torch._C._cuda_getCurrentRawStream(device.index))
@@ -307,8 +329,9 @@ class Engine:
         plan.give(arguments)
         if status:
             self.check(call, status)
-        if plan.state is not None and not tensors[plan.state].is_inference():
-            torch.autograd.graph.increment_version(tensors[plan.state])  # written by its address
+        for position in plan.states:
+            if not tensors[position].is_inference():
+                torch.autograd.graph.increment_version(tensors[position])  # written by its address
         return outputs
 
     def check(self, call, status):
@@ -331,6 +354,22 @@ class Engine:
             if there < needed:
                 refuse(self.function(call), f"{self.public.get(name, name)} has {there} bytes of memory: its shape and "
                        f"strides need {needed}")
+
+    def join(self, call, states, decays, first):
+        """join or join_backward: the state that each piece starts from, or the gradient that it ends with.  It replaces
+        states [pieces,B,...]; first: the state before all pieces, or None."""
+        sizes = dict(zip(self.operator.outputs[-1].shape.replace("@", "B"), map(int, states.shape[1:])))
+        args = self.operator.struct(**sizes, pieces=len(states), piece_states=states.data_ptr(),
+                                    piece_decays=decays.data_ptr(), piece_starts=states.data_ptr())
+        if first is not None:
+            setattr(args, "state_in" if call == "join" else "dstate_out", first.data_ptr())
+        if states.is_cuda:
+            with torch.cuda.device(states.device):
+                stream = torch._C._cuda_getCurrentRawStream(states.device.index)
+                self.check(call, self.functions[call, "cuda"](ctypes.byref(args), stream))
+        else:
+            self.check(call, self.functions[call, "cpu"](ctypes.byref(args)))
+        return states
 
     # ---- calls from gt_kernels.torch ----
 
@@ -361,28 +400,28 @@ class Engine:
             return self.direct.apply(plan, rest, *tensors)
         return self.execute("infer", plan, present)
 
-    def step(self, tensors, options):
-        """Returns y; the state, which comes before the arrays of steps, is updated in place."""
+    def update(self, call, tensors, options):
+        """A step, or forward with a pool.  Returns y; states are updated in place."""
         if _any_autocast():
-            tensors = self.convert("step", tensors)
+            tensors = self.convert(call, tensors)
         if not _is_plain():
-            return self.dispatch_step(self.convert("step", tensors), options)
+            return self.dispatch_update(call, self.convert(call, tensors), options)
         present = [tensor for tensor in tensors if tensor is not None]
-        seen_key = ("step", torch.is_grad_enabled(), options, *map(type, tensors))
+        seen_key = (call, torch.is_grad_enabled(), options, *map(type, tensors))
         seen = self.find_seen(seen_key, present)
         for check, plan, _ in seen:
             if check(*present):
                 break
         else:
-            right = self.convert("step", tensors)
+            right = self.convert(call, tensors)
             if not _are_plain(tensors):
-                return self.dispatch_step(right, options)
+                return self.dispatch_update(call, right, options)
             if any(a is not b for a, b in zip(right, tensors)):
-                return self.step(right, options)
-            self.refuse_gradients("step", present)
-            plan = self.find_plan("step", tensors, options)
+                return self.update(call, right, options)
+            self.refuse_gradients(call, present)
+            plan = self.find_plan(call, tensors, options)
             self.remember(seen_key, present, plan, False)
-        return self.execute("step", plan, present)[0]
+        return self.execute(call, plan, present)[0]
 
     def rest(self, options, final_state, recompute):
         """What comes behind the tensors in the schema of forward."""
@@ -410,8 +449,9 @@ class Engine:
 
     def refuse_gradients(self, call, tensors):
         if torch.is_grad_enabled() and _any_requires_grad(tensors):
-            text = ("it updates the state in place and has no gradients: call it under torch.no_grad(), or the "
-                    "function without _step") if call == "step" else "this call has no gradients: use the operator of forward"
+            other = {"step": "the function without _step", "pool": "it without slots"}.get(call)
+            text = (f"it updates the state in place and has no gradients: call it under torch.no_grad(), or {other}"
+                    if other else "this call has no gradients: use the operator of forward")
             refuse(self.function(call), text, c.GT_ERROR_UNSUPPORTED)
 
     def refuse_tangents(self, call, tensors):
@@ -425,7 +465,7 @@ class Engine:
     def convert(self, call, tensors):
         """Tensors as an operator takes them: activations as autocast has them, companions of their dtype or float32,
         parameters float32.  Those that are right come back as they are."""
-        kinds, function = self.step_kinds if call == "step" else self.kinds, self.function(call)
+        kinds, function = self.kinds[call], self.function(call)
         names = [self.public.get(name, name) for name in self.names[call]]
         for kind, name, tensor in zip(kinds, names, tensors):
             if tensor is not None:
@@ -433,12 +473,21 @@ class Engine:
                 if kind != "i" and not tensor.is_floating_point():
                     refuse(function, f"{name} has dtype {tensor.dtype}: must be a floating-point dtype",
                            c.GT_ERROR_DTYPE)
+        if call != "infer" and not torch.compiler.is_dynamo_compiling():
+            for name, state in list(zip(names, tensors))[len(self.inputs) - self.state_count:len(self.inputs)]:
+                if state is not None and (state.is_neg() or state._is_zerotensor()):
+                    what = "a negated view" if state.is_neg() else "zeros without memory"
+                    refuse(function, f"{name} is {what}: it is updated in place", c.GT_ERROR_STRIDE)
         first = tensors[0]
         dtype = None if first is None else first.dtype
         if first is not None and first.device.type != "meta" and torch.is_autocast_enabled(first.device.type):
             dtype = torch.get_autocast_dtype(first.device.type)
         else:
             kinds = kinds.replace("x", "-").replace("p", "-")
+        if call == "step":  # parameters of one dtype that the kernels have stay as they are
+            dtypes = {tensor.dtype for kind, tensor in zip(kinds, tensors) if kind == "P" and tensor is not None}
+            if len(dtypes) == 1 and dtypes <= DTYPES.keys():
+                kinds = kinds.replace("P", "-")
         result = []
         for kind, name, tensor in zip(kinds, names, tensors):
             if tensor is None or kind == "-":
@@ -463,9 +512,9 @@ class Engine:
         wants_states = self.state_count and rest[self.option_count]
         return results[: len(self.operator.outputs) if wants_states else self.y_count]
 
-    def dispatch_step(self, tensors, options):
-        self.refuse_gradients("step", tensors)
-        return getattr(torch.ops.gt_kernels, f"{self.name}_step")(*tensors, *options)
+    def dispatch_update(self, call, tensors, options):
+        self.refuse_gradients(call, tensors)
+        return getattr(torch.ops.gt_kernels, f"{self.name}_{call}")(*tensors, *options)
 
     def make_direct(self):
         """The autograd function of a planned forward call."""

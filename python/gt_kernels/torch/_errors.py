@@ -8,17 +8,12 @@ calls gt_kernels.torch for its own caller puts its own names there:
 """
 
 import functools
-import operator
 import re
 
 import torch
 
 from .. import c
-
-
-def refuse(function, text, status=c.GT_ERROR_VALUE):
-    kind = c.UnsupportedError if status // 100 == 2 else c.ArgumentError
-    raise kind(status, f"{function}: {text}")
+from .._arguments import refuse
 
 
 def named(function, **arguments):
@@ -39,12 +34,13 @@ def named(function, **arguments):
 
 
 def rename(error, function, arguments):
-    """Gives the text of an error other names for its function and arguments: the first, and all before ' = '."""
+    """Gives the text of an error other names for its function and arguments: the first, and all before a value."""
     text = str(error)
-    match = re.match(r"gt_\w+(?:\.\w+)*: ([\w.]*)", text)
+    match = re.match(r"gt_\w+(?:\.\w+)*: \*?([\w.]*)", text)
     if match:
         text = arguments.get(match[1], match[1]) + text[match.end():]
-        text = re.sub(r"(?<=[ ,])([\w.]+)(?= = )", lambda found: arguments.get(found[1], found[1]), text)
+        text = re.sub(r"(?<=[ ,])([\w.]+)(?= = | \()", lambda found: arguments.get(found[1], found[1]), text)
+        text = re.sub(r", or 0 for [\w.-]+$|(?<=must be )0, or ", "", text)  # the C API's default
     error.args = (f"{function}: {text}",)
 
 
@@ -57,29 +53,3 @@ def check_tensor(function, name, tensor):
         refuse(function, f"{name} is {'nested' if tensor.is_nested else tensor.layout}: must be a dense tensor")
     if tensor.device.type not in ("cpu", "cuda", "meta"):
         refuse(function, f"{name} is on {tensor.device}: must be on a CPU or a CUDA device", c.GT_ERROR_UNSUPPORTED)
-
-
-def flag(function, name, value):
-    if isinstance(value, int) and (value == 0 or value == 1):
-        return int(value)
-    refuse(function, f"{name} = {value!r}: must be True or False")
-
-
-def integer(function, name, value):
-    if isinstance(value, int):
-        return value
-    try:
-        return operator.index(value)
-    except TypeError:
-        refuse(function, f"{name} = {value!r}: must be an integer")
-
-
-def number(function, name, value):
-    if isinstance(value, float):
-        return value
-    if not isinstance(value, (str, bytes, bytearray)):
-        try:
-            return float(value)
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            pass
-    refuse(function, f"{name} = {value!r}: must be a number")

@@ -1,16 +1,17 @@
-"""What the functions of gt_kernels.torch take, operator by operator, in the words of gt_kernels.h.
+"""What the functions of gt_kernels.torch and gt_kernels.jax take, operator by operator, in the words of gt_kernels.h.
 
 A tensor is "field kind shape".  Fields of an inner struct are written with its name, as wkv6.r.  Kinds: x activations,
-w their companion (dt, w), which may be fp32, p a projection weight (the dtype of x, its gradient is fp32), f fp32.  A
-shape is written in the letters of the header's sizes, those of wkv_ssm's second struct in small ones, with M for all
-indices but the last, @ for the rows of states (batch elements, or packed sequences; a state without that index is shared
-by all), and w for W - 1.  A question mark behind the field: may be None.  An output is "field like shape".
+w their companion (dt, w), which may be fp32, p a projection weight (the dtype of x, its gradient is fp32), f fp32, P
+fp32, and in a step any dtype that all of P have.  A shape is written in the letters of the header's sizes, those of
+wkv_ssm's second struct in small ones, with M for all indices but the last, @ for the rows of states (batch elements, or
+packed sequences; a state without that index is shared by all), w for W - 1, but in a step s for the columns of a state, and 3 for itself.  A question mark behind the field: may
+be None.  An output is "field like shape".
 """
 
 import ctypes
 from dataclasses import dataclass
 
-from .. import c
+from . import c
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,23 @@ class Operator:
     has_saved: bool
     own_gradient: str  # the tensor whose gradient is dy itself
     derive: object  # finds sizes from others
+    decays: str  # the shape of decay_out; empty: the operator takes no sequences in pieces
+
+    @property
+    def of_steps(self):
+        """Integers that a step takes, [B] but for rounding_seed [2]; each may be None."""
+        return ("slots", "tokens", "commit") + tuple(
+            name for name in ("places", "rounding_seed", "rounding_steps") if name in self.fields)
+
+    @property
+    def has_pools(self):
+        """Packed forward takes states in rows of pools."""
+        return "starts_zero" in self.fields
+
+    @property
+    def parameter_dtype(self):
+        """The field with the dtype of the tensors of kind P; None: a step takes these and states in fp32 alone."""
+        return next((name for name in ("weight_dtype", "parameter_dtype") if name in self.fields), None)
 
     @property
     def is_recurrent(self):
@@ -97,7 +115,8 @@ def all_fields(struct, before=""):
             yield before + name, kind, offset
 
 
-def _operator(name, tensors, outputs, options="", sizes="", own_gradient="", derive=None):
+def _operator(name, tensors, outputs, options="", sizes="", own_gradient="", derive=None,
+              decays=""):
     struct = getattr(c, f"gt_{name}_args")
     fields = {field: kind for field, kind, _ in all_fields(struct)}
 
@@ -115,7 +134,7 @@ def _operator(name, tensors, outputs, options="", sizes="", own_gradient="", der
     sizes = dict(text.split("=") for text in sizes.split())
     has_steps = hasattr(c, f"gt_{name}_step") and sum(t.is_state for t in tensors) == 1  # steps of two states: in C alone
     return Operator(name, struct, tensors, options, outputs, fields, sizes, has_steps,
-                    "saved" in fields, own_gradient, derive)
+                    "saved" in fields, own_gradient, derive, decays)
 
 
 def _conv_ssd_sizes(sizes):
@@ -133,13 +152,15 @@ def _conv_ssd_sizes(sizes):
 _SSM_OPTIONS = "softplus int, dt_limit int, dt_min float, dt_max float"
 
 OPERATORS = tuple(_operator(*description, **more) for description, more in (
-    (("wkv6", "r x BTHN, k x BTHN, v x BTHV, w w BTHN, u? f HN, state_in? f @HNV", "y v BTHV"),
-     {"options": "decay int, scale float"}),
-    (("ssd", "x x BTHP, dt w BTH, A f H, Bm x BTGN, Cm x BTGN, Dskip? f H|HP, z? x BTHP, dt_bias? f H, "
-      "state_in? f @HPN", "y x BTHP"), {"options": _SSM_OPTIONS}),
-    (("selective_scan", "u x BTD, dt w BTD, A f DN, Bm x BTGN, Cm x BTGN, Dskip? f D, z? x BTD, dt_bias? f D, "
+    (("wkv6", "r x BTHN, k x BTHN, v x BTHV, w w BTHN, u? P HN, state_in? f @HNV", "y v BTHV"),
+     {"options": "decay int, scale float", "decays": "@HN"}),
+    (("ssd", "x x BTHP, dt w BTH, A f H, Bm x BTGN, Cm x BTGN, Dskip? P H|HP, z? x BTHP, dt_bias? P H, "
+      "state_in? f @HPN", "y x BTHP"), {"options": _SSM_OPTIONS, "decays": "@H"}),
+    (("selective_scan", "u x BTD, dt w BTD, A f DN, Bm x BTGN, Cm x BTGN, Dskip? P D, z? x BTD, dt_bias? P D, "
       "state_in? f @DN", "y u BTD"), {"options": "softplus int"}),
-    (("conv1d", "x x BTD, weight f DW, bias? f D, state_in? f @Dw", "y x BTD"), {"options": "activation int"}),
+    (("conv1d", "x x BTD, weight P DW, bias? P D, state_in? f @Dw", "y x BTD"),
+     {"options": "activation int", "sizes": "s=state_columns"}),
+    (("wkv4", "k x BTD, v x BTD, w f D, u? f D, state_in? f @3D", "y v BTD"), {"options": "decay int"}),
     (("conv_ssd", "xBC x BTD, dt w BTH, weight f DW, A f H, bias? f D, Dskip? f H|HP, z? x BTHP, dt_bias? f H, "
       "conv_state_in? f @Dw, state_in? f @HPN", "y z BTHP"),
      {"options": "N int, G int, " + _SSM_OPTIONS, "sizes": "D=", "derive": _conv_ssd_sizes}),

@@ -4,17 +4,25 @@
 
     flash-linear-attention   chunk_rwkv6, fused_recurrent_rwkv6
     mamba_ssm                mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined, selective_scan_fn,
-                             selective_state_update, rms_norm_gated (there rmsnorm_fn of layernorm_gated), layernorm_fn
-    causal-conv1d            causal_conv1d_fn, causal_conv1d_update
+                             mamba_inner_fn, selective_state_update, layer_norm_fn, rms_norm_fn, layernorm_fn,
+                             rms_norm_gated (rmsnorm_fn of layernorm_gated there)
+    causal-conv1d            causal_conv1d_fn, causal_conv1d_update, causal_conv1d_varlen_states
     RWKV-LM                  RUN_CUDA_RWKV6
+    vLLM                     see gt_kernels.compat.vllm
+
+Or change none: install() provides modules of these packages' names, and so does, for one program,
+
+    python -m gt_kernels.compat PROGRAM ARGUMENTS...      python -m gt_kernels.compat -m MODULE ARGUMENTS...
 
 A bad argument raises ArgumentError, and an unsupported one UnsupportedError, before anything is computed or changed.
 Both name the function and the argument.  Shapes must be as in the package.  Layouts and floating dtypes may differ from
-it.  seq_idx, cu_seqlens and indices are int32 or int64.  An update skips a batch element whose row lies outside of the
-state, and gives it a y of 0.  eps and scale must be positive in float32.
+it.  Mixed activations are promoted to one dtype.  seq_idx, cu_seqlens and indices are int32 or int64.
+A call counts the sequences of seq_idx, for which it waits for the device, unless most_sequences(number) bounds them.
+An update skips a batch element whose row lies outside of the state, and gives it a y of 0.  eps and scale must be
+positive in float32.
 
-States are computed in float32.  Gradients pass through final states, also where the package has none; updates have no
-gradients, as there.
+States are computed in float32, and rounded to nearest when they are stored in 16 bits.  Gradients pass through final
+states, also where the package has none; updates have no gradients, as there.
 """
 
 import functools
@@ -22,21 +30,28 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from . import c
-from . import torch as gt
-from .torch._errors import check_tensor, integer, named, number, refuse
+from .. import c
+from .. import torch as gt
+from .._arguments import integer, number, refuse
+from ..torch._errors import check_tensor, named
+from ..torch._plan import DTYPES
 
-__all__ = ["RUN_CUDA_RWKV6", "causal_conv1d_fn", "causal_conv1d_update", "chunk_rwkv6", "fused_recurrent_rwkv6",
-           "layernorm_fn", "mamba_chunk_scan_combined", "mamba_split_conv1d_scan_combined", "rms_norm_gated",
+__all__ = ["RUN_CUDA_RWKV6", "causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_varlen_states", "chunk_rwkv6",
+           "fused_recurrent_rwkv6", "install", "layer_norm_fn", "layernorm_fn", "mamba_chunk_scan_combined",
+           "mamba_inner_fn", "mamba_split_conv1d_scan_combined", "most_sequences", "rms_norm_fn", "rms_norm_gated",
            "rmsnorm_fn", "selective_scan_fn", "selective_state_update"]
 
 _DTYPES = {"x": (torch.float32, torch.bfloat16, torch.float16),
-           "f": (torch.float32, torch.bfloat16, torch.float16, torch.float64), "i": (torch.int32, torch.int64)}
+           "f": (torch.float32, torch.bfloat16, torch.float16, torch.float64), "i": (torch.int32, torch.int64),
+           "b": (torch.bool, torch.int32, torch.int64)}
+
+
+MOST_TOKENS = 16  # of a step
 
 
 class _Function:
-    """The name of a function in errors, and its tensors as "name kind shape, ..." in the words of torch/_operators.py.
-    Kinds: x activations, f parameters and states, i integers."""
+    """The name of a function in errors, and its tensors as "name kind shape, ..." in the words of _operators.py.
+    Kinds: x activations, f parameters and states, i integers, b flags."""
 
     def __init__(self, name, tensors):
         self.name, self.tensors = f"gt_kernels.compat.{name}", []
@@ -82,7 +97,7 @@ class _Function:
             for letter, size in zip(letters, shape):
                 if sizes.get(letter, size) != size:
                     self.fail_shape(name, tensor, shapes, sizes)
-                if size == 0 and letter not in "BTSRL":
+                if size == 0 and letter not in "BTSRLY":
                     self.refuse_shape(name, tensor, f"{letter} = 0 must be positive")
             sizes.update(zip(letters, shape))
             if letters == "DW" or letters == "KW":
@@ -94,7 +109,7 @@ class _Function:
         right = " or ".join(f"[{','.join(words.get(letter, letter) for letter in letters)}]"
                             for letters in shapes.values())
         known = ", ".join(f"{letter} = {list(size) if letter == 'M' else size}" for letter, size in sizes.items()
-                          if letter != "w")
+                          if letter not in "w1")
         self.refuse_shape(name, tensor, f"must be {right}" + (f", where {known}" if known else ""))
 
     def check_groups(self, heads, **tensors):
@@ -105,6 +120,20 @@ class _Function:
                 self.refuse_shape(name, tensor, f"its {groups} groups do not divide {heads}")
             if groups != first:
                 self.refuse_shape(name, tensor, f"must have {first} groups")
+
+    def check_sequences(self, cu_seqlens, name, tensor):
+        """Packed sequences: the batch is 1."""
+        if cu_seqlens is None:
+            self.refuse("cu_seqlens is None", c.GT_ERROR_NULL)
+        if tensor.shape[0] != 1:
+            self.refuse_shape(name, tensor, "the batch size must be 1 with cu_seqlens")
+        self.sequences("cu_seqlens", cu_seqlens)
+
+    def sequences(self, name, bounds):
+        """How many sequences the bounds have."""
+        if bounds.shape[0] < 2:
+            self.refuse_shape(name, bounds, "must have at least 2 elements")
+        return bounds.shape[0] - 1
 
     def check_width(self, name, weight):
         if not 2 <= weight.shape[1] <= 4:
@@ -124,10 +153,7 @@ class _Function:
                         c.GT_ERROR_STRIDE)
 
     def positive(self, name, value):
-        value = integer(self.name, name, value)
-        if value < 1:
-            self.refuse(f"{name} = {value}: must be positive")
-        return value
+        return _positive(self.name, name, value)
 
     def eps(self, name, value):
         value = number(self.name, name, value)
@@ -187,21 +213,18 @@ def _rwkv6(name, r, k, v, w, u, scale, initial_state, output_final_state, cu_seq
     sizes = function.check(r, k, v, w, u, initial_state, cu_seqlens)
     rows = sizes["B"]
     if cu_seqlens is not None:
-        if rows != 1:
-            function.refuse_shape("r", r, "the batch size must be 1 with cu_seqlens")
+        function.check_sequences(cu_seqlens, "r", r)
         rows = sizes["L"] - 1
-        if rows < 1:
-            function.refuse_shape("cu_seqlens", cu_seqlens, "must have at least 2 elements")
     if initial_state is not None and sizes["S"] != rows:
         function.refuse_shape("initial_state", initial_state, f"must have a state for each of {rows} sequences")
     tensors = [t.transpose(1, 2) if head_first else t for t in (r, k, v, w)]
     if reverse:
         tensors = [t.flip(1) for t in tensors]
-    r, k, v, w = tensors
+    dtype = v.dtype
+    r, k, v, w = (*_together(*tensors[:3]), tensors[3])
     scale = k.shape[-1] ** -0.5 if scale is None else number(function.name, "scale", scale)
     y, state = gt.wkv6(r, k, v, w, u, initial_state, decay="log", scale=scale, final_state=True, cu_seqlens=cu_seqlens)
-    if reverse:
-        y = y.flip(1)
+    y = (y.flip(1) if reverse else y).to(dtype)
     return y.transpose(1, 2) if head_first else y, state if output_final_state else None
 
 
@@ -223,19 +246,80 @@ def fused_recurrent_rwkv6(r, k, v, w, u, scale=None, initial_state=None, output_
 # ---- sequences that an index of each token tells apart ----
 
 
-def _pack(seq_idx):
-    """The bounds of the runs of equal numbers in seq_idx [B,T], all rows behind one another, and which run begins a row
-    and ends one.  seq_idx is checked and not empty.  Waits for the device."""
-    B, T = seq_idx.shape
-    first = torch.ones_like(seq_idx, dtype=torch.bool)
-    first[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
+def most_sequences(number=None):
+    """The most sequences that seq_idx of a later call may tell apart, over all rows of its batch.
+
+    None, the default: a call counts them, for which it waits for the device; it cannot be captured in a CUDA graph.
+    With a number nothing waits, and a compiled call has shapes of its own alone.  Of more sequences than that a call on
+    the CPU raises ArgumentError, and a captured, compiled or CUDA call gives a y of NaN.  Memory for states of the
+    backward pass grows with the number.  causal_conv1d_fn needs none and never waits."""
+    _most_sequences[0] = None if number is None else _positive("gt_kernels.compat.most_sequences", "number", number)
+
+
+def _positive(function, name, value):
+    value = integer(function, name, value)
+    if value < 1:
+        refuse(function, f"{name} = {value}: must be positive")
+    return value
+
+
+_most_sequences = [None]
+
+
+def _count_bounds(first):
     starts = first.flatten().nonzero().flatten()
-    bounds = torch.cat([starts, starts.new_full((1,), B * T)]).to(torch.int32)
-    runs = first.sum(1).cumsum(0)
-    return bounds, torch.cat([runs.new_zeros(1), runs[:-1]]), runs - 1
+    return torch.cat([starts, starts.new_full((1,), first.numel())]).to(torch.int32)
 
 
-def _has_tokens(seq_idx):
+# An operator of its own, since the number of its results is that of the sequences, which a compiler cannot know.
+gt._engine._library.define("count_bounds(Tensor first) -> Tensor")
+for _key in ("CPU", "CUDA"):
+    gt._engine._library.impl("count_bounds", _count_bounds, _key)
+torch.library.register_fake("gt_kernels::count_bounds", lambda first: first.new_empty(
+    torch.library.get_ctx().new_dynamic_size(min=2), dtype=torch.int32), lib=gt._engine._library)
+
+
+class _Runs:
+    """The runs of equal numbers in seq_idx [B,T], all rows behind one another.  seq_idx is checked and not empty.
+
+    bounds, count: cu_seqlens and seq_count of them.  firsts, lasts [B]: the runs that begin and end a row."""
+
+    def __init__(self, function, seq_idx, most=None):
+        B, T = seq_idx.shape
+        first = torch.cat([torch.ones_like(seq_idx[:, :1], dtype=torch.bool), seq_idx[:, 1:] != seq_idx[:, :-1]], 1)
+        runs = first.sum(1).cumsum(0)
+        self.excess = None
+        most = most or _most_sequences[0]
+        if most is None:
+            if seq_idx.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+                function.unsupported("seq_idx in a CUDA graph, without compat.most_sequences(...),")
+            self.bounds, self.count = torch.ops.gt_kernels.count_bounds(first), None
+        else:
+            first, run = first.flatten(), first.flatten().cumsum(0)
+            if most < B * T:
+                self.excess = runs[-1] > most
+                if seq_idx.device.type == "cpu" and not torch.compiler.is_compiling() and self.excess:
+                    function.refuse(f"seq_idx has {int(runs[-1])} sequences: compat.most_sequences allows {most}")
+            place = torch.where(first & (run <= most), run - 1, most + 1)  # the last one is for all other tokens
+            ends = run.new_full((most + 2,), B * T).scatter(0, place, torch.arange(B * T, device=run.device))
+            self.bounds = ends[:most + 1].to(torch.int32)
+            self.count = runs[-1:].clamp_max(most).to(torch.int32)
+            runs = runs.clamp_max(most)
+        self.firsts, self.lasts = torch.cat([runs.new_zeros(1), runs[:-1]]), runs - 1
+        if most is not None:
+            self.firsts = self.firsts.clamp_max(most - 1)
+
+    def options(self):
+        return {"cu_seqlens": self.bounds, "seq_count": self.count}
+
+    def poison(self, A):
+        """A, or NaN for it where there are more runs than bounds."""
+        return A if self.excess is None else A + torch.where(self.excess, float("nan"), 0.0).to(A.dtype)
+
+
+def _has_tokens(function, seq_idx):
+    if seq_idx is not None and seq_idx.device.type == "meta":  # its values say how many sequences there are
+        function.unsupported("seq_idx on the meta device")
     return seq_idx is not None and seq_idx.numel() > 0
 
 
@@ -243,12 +327,12 @@ def _one_row(tensor):
     return None if tensor is None else tensor.reshape(1, -1, *tensor.shape[2:])
 
 
-def _spread(states, bounds, firsts):
+def _spread(states, runs):
     """A state for each run: those of the rows for the runs that begin one, else zeros."""
     if states is None:
         return None
-    zeros = torch.zeros(len(bounds) - 1, *states.shape[1:], dtype=torch.float32, device=states.device)
-    return zeros.index_put((firsts,), states.float())
+    zeros = states.new_zeros((runs.bounds.shape[0] - 1, *states.shape[1:]), dtype=torch.float32)
+    return zeros.index_put((runs.firsts,), states.float())
 
 
 # ---- states of updates ----
@@ -276,11 +360,28 @@ def _put_rows(pool, places, named, rows):
         pool.index_copy_(0, places[source], rows[source])
 
 
+def _update_rows(state, indices, update, in_place):
+    """update(pool, ...) advances the states of a batch: in the rows of `state` that `indices` name, or, unless
+    in_place, in a copy of them."""
+    if in_place:
+        return update(state, slots=indices)
+    rows, places, named = _take_rows(state, indices)
+    pool = rows.to(state.dtype if state.dtype in DTYPES else torch.float32, copy=True,
+                   memory_format=torch.contiguous_format)
+    if places is None:
+        y = update(pool)
+        state.copy_(pool)
+    else:
+        y = update(pool, tokens=named.to(torch.int32))  # no token for an index outside
+        _put_rows(state, places, named, pool.to(state.dtype))
+    return y
+
+
 # ---- mamba_ssm ----
 
 _CHUNK_SCAN = _Function(
     "mamba_chunk_scan_combined", "x x BTHP, dt x BTH, A f H, B x BTGN, C x BTGN, D? f H|HP, z? x BTHP, dt_bias? f H, "
-    "initial_states? f BHPN, seq_idx? i BT")
+    "initial_states? f BHPN, seq_idx? i BT, cu_seqlens? i L")
 
 
 @named(_CHUNK_SCAN.name, Bm="B", Cm="C", Dskip="D", state="initial_states", dt_min="dt_limit", dt_max="dt_limit")
@@ -288,27 +389,38 @@ def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bia
                               cu_seqlens=None, dt_softplus=False, dt_limit=(0.0, float("inf")),
                               return_final_states=False, return_varlen_states=False, state_dtype=None):
     """x [B,T,H,P], dt [B,T,H], A [H], B C [B,T,G,N], D [H] or [H,P]; chunk_size is not used.  seq_idx [B,T]: a state ends
-    where it changes; initial_states are those of the first sequence of each row, final states those of the last."""
+    where it changes; initial_states are those of the first sequence of each row, final states those of the last.
+    return_varlen_states: B is 1, and cu_seqlens [L] has the bounds of its sequences, which seq_idx must not contradict;
+    their final states [L-1,H,P,N] come last.  Without it cu_seqlens is not used, as in the package."""
     function = _CHUNK_SCAN
-    if return_varlen_states:
-        function.unsupported("return_varlen_states (gt_kernels.torch.ssd with cu_seqlens has them)")
     function.state_dtype(state_dtype)
     function.positive("chunk_size", chunk_size)
-    sizes = function.check(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx)
+    sizes = function.check(x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx,
+                           cu_seqlens if return_varlen_states else None)
     function.check_groups(sizes["H"], B=(B, sizes["G"]))
+    if return_varlen_states:
+        function.check_sequences(cu_seqlens, "x", x)
     limit, dt_softplus, dtype = function.dt_limit(dt_limit), bool(dt_softplus), x.dtype
     x, B, C, z = _together(x, B, C, z)
-    options = {"softplus": dt_softplus, "final_state": True,
+    wants_states = bool(return_final_states or return_varlen_states)
+    options = {"softplus": dt_softplus, "final_state": wants_states,
                "dt_limit": None if dt_softplus and limit == (0.0, float("inf")) else limit}
-    if _has_tokens(seq_idx):
-        bounds, firsts, lasts = _pack(seq_idx)
-        y, states = gt.ssd(_one_row(x), _one_row(dt), A, _one_row(B), _one_row(C), D, _one_row(z), dt_bias,
-                           _spread(initial_states, bounds, firsts), cu_seqlens=bounds, **options)
-        y, states = y.reshape(x.shape), states[lasts]
+    if return_varlen_states:
+        runs = None
+        if initial_states is not None:
+            initial_states = F.pad(initial_states, (0, 0, 0, 0, 0, 0, 0, sizes["L"] - 2))
+        results = gt.ssd(x, dt, A, B, C, D, z, dt_bias, initial_states, cu_seqlens=cu_seqlens, **options)
+    elif _has_tokens(function, seq_idx):
+        runs = _Runs(function, seq_idx)
+        results = gt.ssd(_one_row(x), _one_row(dt), runs.poison(A), _one_row(B), _one_row(C), D, _one_row(z), dt_bias,
+                         _spread(initial_states, runs), **runs.options(), **options)
     else:
-        y, states = gt.ssd(x, dt, A, B, C, D, z, dt_bias, initial_states, **options)
-    y = y.to(dtype)
-    return (y, states) if return_final_states else y
+        runs, results = None, gt.ssd(x, dt, A, B, C, D, z, dt_bias, initial_states, **options)
+    y, states = results if wants_states else (results, None)
+    y = y.reshape(x.shape).to(dtype)
+    if return_varlen_states:
+        return (y, states[-1:], states) if return_final_states else (y, states)
+    return (y, states if runs is None else states[runs.lasts]) if return_final_states else y
 
 
 _SPLIT = _Function(
@@ -367,25 +479,31 @@ def mamba_split_conv1d_scan_combined(zxbcdt, conv1d_weight, conv1d_bias, dt_bias
     gated, z, xBC, dt = zxbcdt.split([beside, inner, inner + BC, H], -1)
     heads = z.unflatten(-1, (H, P))
     gate = heads if rmsnorm_weight is None else None
-    options = {"softplus": True, "dt_limit": None if limit == (0.0, float("inf")) else limit, "final_state": True}
-    lasts = padding = None
-    if _has_tokens(seq_idx):
-        options["cu_seqlens"], firsts, lasts = _pack(seq_idx)
-        initial_states = _spread(initial_states, options["cu_seqlens"], firsts)
+    options = {"softplus": True, "dt_limit": None if limit == (0.0, float("inf")) else limit,
+               "final_state": bool(return_final_states)}
+    runs = padding = None
+    packed, apart = {}, activation is None  # conv_ssd always applies SiLU
+    if _has_tokens(function, seq_idx):
+        runs, padding = _Runs(function, seq_idx), (seq_idx < 0)[..., None]
+        packed, A = runs.options(), runs.poison(A)
+        # a state must not take in what the convolution makes of padding
+        apart = apart or return_final_states or initial_states is not None
+        initial_states = _spread(initial_states, runs)
         xBC, dt, gate = _one_row(xBC), _one_row(dt), _one_row(gate)
-        negative = _one_row(seq_idx[..., None] < 0)
-        padding = negative if negative.any() else None
-    if activation is None or padding is not None:  # conv_ssd always applies SiLU, and cannot zero the convolution
-        xBC = gt.conv1d(xBC, conv1d_weight, conv1d_bias, activation=activation, cu_seqlens=options.get("cu_seqlens"))
+    if apart:
+        xBC = gt.conv1d(xBC, conv1d_weight, conv1d_bias, activation=activation, **packed)
         if padding is not None:
-            xBC = torch.where(padding, 0, xBC)
+            xBC = torch.where(_one_row(padding), 0, xBC)
         x, B, C = xBC.split([inner, BC // 2, BC // 2], -1)
-        y, states = gt.ssd(x.unflatten(-1, (H, P)), dt, A, B.unflatten(-1, (ngroups, N)), C.unflatten(-1, (ngroups, N)),
-                           D, gate, dt_bias, initial_states, **options)
+        results = gt.ssd(x.unflatten(-1, (H, P)), dt, A, B.unflatten(-1, (ngroups, N)), C.unflatten(-1, (ngroups, N)),
+                         D, gate, dt_bias, initial_states, **packed, **options)
     else:
-        y, _, states = gt.conv_ssd(xBC, dt, conv1d_weight, A, conv1d_bias, D, gate, dt_bias, None, initial_states,
-                                   state_size=N, groups=ngroups, **options)
+        results = gt.conv_ssd(xBC, dt, conv1d_weight, A, conv1d_bias, D, gate, dt_bias, None, initial_states,
+                              state_size=N, groups=ngroups, **packed, **options)
+    y, states = (results[0], results[-1]) if return_final_states else (results, None)
     y = y.reshape(z.shape)
+    if padding is not None:
+        y = torch.where(padding, 0, y)
     if rmsnorm_weight is not None:
         y = gt.norm_gate(y, z, rmsnorm_weight, gate_first=not norm_before_gate, heads=ngroups, eps=rmsnorm_eps)
     if beside:
@@ -393,7 +511,7 @@ def mamba_split_conv1d_scan_combined(zxbcdt, conv1d_weight, conv1d_bias, dt_bias
         y = torch.cat([F.silu(first) * second, y], -1)
     if outproj_weight is not None:
         y = F.linear(y, outproj_weight, outproj_bias)
-    return (y, states if lasts is None else states[lasts]) if return_final_states else y
+    return (y, states if runs is None else states[runs.lasts]) if return_final_states else y
 
 
 def _is_autocast(tensor):
@@ -409,13 +527,17 @@ def _scan_input(B, batch, T, groups):
 
 
 _SELECTIVE_SCAN = _Function("selective_scan_fn", "u x BDT, delta x BDT, A f DN, B x DN|BNT|BGNT, C x DN|BNT|BgNT, "
-                            "D? f D, z? x BDT, delta_bias? f D")
+                            "D? f D, z? x BDT, delta_bias? f D, cu_seqlens? i L")
 
 
 @named(_SELECTIVE_SCAN.name, dt="delta", Bm="B", Cm="C", Dskip="D", dt_bias="delta_bias")
-def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False):
-    """u delta z [B,D,T], A [D,N], B C [D,N], [B,N,T] or [B,G,N,T], D delta_bias [D]."""
-    sizes = _SELECTIVE_SCAN.check(u, delta, A, B, C, D, z, delta_bias)
+def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False,
+                      cu_seqlens=None):
+    """u delta z [B,D,T], A [D,N], B C [D,N], [B,N,T] or [B,G,N,T], D delta_bias [D] -> y [B,D,T], and with
+    return_last_state the state [B,D,N] in float32.  cu_seqlens [L]: bounds of sequences, then B is 1."""
+    sizes = _SELECTIVE_SCAN.check(u, delta, A, B, C, D, z, delta_bias, cu_seqlens)
+    if cu_seqlens is not None:
+        _SELECTIVE_SCAN.check_sequences(cu_seqlens, "u", u)
     variable = {name: (tensor, tensor.shape[1] if tensor.dim() == 4 else 1)
                 for name, tensor in (("B", B), ("C", C)) if tensor.dim() > 2}
     if variable:
@@ -424,9 +546,63 @@ def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_
     B, C = (_scan_input(tensor, sizes["B"], sizes["T"], groups) for tensor in (B, C))
     u, B, C, z = _together(u.transpose(1, 2), B, C, None if z is None else z.transpose(1, 2))
     y, state = gt.selective_scan(u, delta.transpose(1, 2), A, B, C, D, z, delta_bias, softplus=bool(delta_softplus),
-                                 final_state=True)
+                                 final_state=True, cu_seqlens=cu_seqlens)
     y = y.transpose(1, 2).to(dtype)
-    return (y, state) if return_last_state else y
+    return (y, state if cu_seqlens is None else state[-1:]) if return_last_state else y
+
+
+_INNER = _Function("mamba_inner_fn", "A f DN, xz x BZT, conv1d_weight f DW|D1W, conv1d_bias? f D, x_proj_weight f XD, "
+                   "delta_proj_weight f DR, out_proj_weight f OD, out_proj_bias? f O, B? x DN|BNT|BGNT, C? x DN|BNT|BgNT, "
+                   "D? f D, delta_bias? f D, B_proj_bias? f N, C_proj_bias? f N, b_rms_weight? f N, c_rms_weight? f N, "
+                   "dt_rms_weight? f D, cu_seqlens? i L, seq_idx? i BT")
+
+
+@named(_INNER.name, u="xz", x="xz", delta="xz", dt="xz", z="xz", weight="conv1d_weight", bias="conv1d_bias", Bm="B", Cm="C",
+       Dskip="D", dt_bias="delta_bias", eps="b_c_dt_rms_eps")
+def mamba_inner_fn(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A,
+                   B=None, C=None, D=None, delta_bias=None, B_proj_bias=None, C_proj_bias=None, delta_softplus=True,
+                   checkpoint_lvl=1, b_rms_weight=None, c_rms_weight=None, dt_rms_weight=None, b_c_dt_rms_eps=1e-6,
+                   cu_seqlens=None, seq_idx=None):
+    """All of a Mamba block behind its in-projection.  xz [B,2D,T], rows of x and z; conv1d_weight [D,1,W], A [D,N],
+    x_proj_weight [R+2N,D] makes delta, B and C of the convolved x (of R + N or R rows where B, or both are given),
+    delta_proj_weight [D,R], out_proj_weight [O,D] -> [B,T,O].  b_rms_weight, c_rms_weight [N] and dt_rms_weight [D]:
+    gains of a norm of each.  checkpoint_lvl is not used.  cu_seqlens and seq_idx: as in the other functions."""
+    function = _INNER
+    sizes = function.check(A, xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight,
+                           out_proj_bias, B, C, D, delta_bias, B_proj_bias, C_proj_bias, b_rms_weight, c_rms_weight,
+                           dt_rms_weight, cu_seqlens, seq_idx, **{"1": 1})
+    inner, N, rank, T = sizes["D"], sizes["N"], sizes["R"], sizes["T"]
+    if sizes["Z"] != 2 * inner:
+        function.refuse_shape("xz", xz, f"must have 2 D = {2 * inner} channels")
+    wanted = rank + N * ((B is None) + (C is None))
+    if sizes["X"] != wanted:
+        function.refuse_shape("x_proj_weight", x_proj_weight, f"must have {wanted} rows, where R = {rank}, N = {N}")
+    if cu_seqlens is not None:
+        function.check_sequences(cu_seqlens, "xz", xz)
+        if seq_idx is None and T:
+            places = torch.arange(T, device=xz.device)
+            seq_idx = torch.bucketize(places, cu_seqlens.to(torch.int64), right=True)[None]
+    x, z = xz.chunk(2, 1)
+    x = causal_conv1d_fn(x, conv1d_weight.reshape(inner, -1), conv1d_bias, seq_idx, activation="silu")
+    rows = F.linear(x.transpose(1, 2), x_proj_weight)
+    delta = F.linear(rows[..., :rank], delta_proj_weight)
+
+    def part(given, start, bias, gain):
+        if given is None:
+            given = rows[..., start:start + N]
+            given = (given if bias is None else given + bias.to(given.dtype)).transpose(1, 2)
+        if gain is not None:
+            if given.dim() != 3:
+                function.unsupported("a norm of B or C that are not [B,N,T]")
+            given = gt.norm_gate(given.transpose(1, 2), None, gain, eps=b_c_dt_rms_eps).transpose(1, 2)
+        return given
+
+    B = part(B, rank, B_proj_bias, b_rms_weight)
+    C = part(C, sizes["X"] - N, C_proj_bias, c_rms_weight)
+    if dt_rms_weight is not None:
+        delta = gt.norm_gate(delta, None, dt_rms_weight, eps=b_c_dt_rms_eps)
+    y = selective_scan_fn(x, delta.transpose(1, 2), A, B, C, D, z, delta_bias, delta_softplus, cu_seqlens=cu_seqlens)
+    return F.linear(y.transpose(1, 2), out_proj_weight, out_proj_bias)
 
 
 _UPDATE, _UPDATE_HEADS = (_Function("selective_state_update", tensors) for tensors in (
@@ -450,20 +626,30 @@ def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, 
     or [B,G,N]; D dt_bias [D] or [H,P].  state_batch_indices [B]: rows of state.
 
     ssd_step serves heads whose A, dt and dt_bias are expanded over P and N, as Mamba-2 has them; selective_scan_step
-    serves the others.  The step works in place on a state that is float32 and contiguous: the call is one kernel."""
+    serves the others.  The step works in place on a contiguous state, and ssd_step also on packed rows that lie apart:
+    the call is one kernel."""
     function = _UPDATE_HEADS if isinstance(state, torch.Tensor) and state.dim() == 4 else _UPDATE
     sizes = function.check(state, x, dt, A, B, C, D, z, dt_bias, state_batch_indices)
     function.check_groups(sizes.get("H", 1), B=(B, B.shape[1] if B.dim() == 3 else 1),
                           C=(C, C.shape[1] if C.dim() == 3 else 1))
     function.check_pool("state", state, sizes["B"], state_batch_indices)
-    dtype, shape, softplus = x.dtype, x.shape, bool(dt_softplus)
+    dtype, softplus = x.dtype, bool(dt_softplus)
     x, B, C, z = _together(x, B, C, z)
-    pool, places = state, None
-    arrays = {"slots": state_batch_indices}
-    if state.dtype != torch.float32 or not state.is_contiguous():
-        rows, places, named = _take_rows(state, state_batch_indices)
-        pool = rows.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        arrays = {} if places is None else {"tokens": named.to(torch.int32)}  # no token for an index outside
+    step = functools.partial(_step, sizes, x, dt, A, B, C, D, z, dt_bias, softplus)
+    return _update_rows(state, state_batch_indices, step, _steps_in_place(state, sizes, dt, A, dt_bias)).to(dtype)
+
+
+def _steps_in_place(state, sizes, dt, A, dt_bias):
+    """Whether a step takes this state: packed, or by heads in packed rows that lie apart."""
+    if state.dtype not in DTYPES:
+        return False
+    return state.is_contiguous() or (_is_head_wise(sizes, dt, A, dt_bias) and state[:1].is_contiguous()
+                                     and state.stride(0) >= state[0].numel())
+
+
+def _step(sizes, x, dt, A, B, C, D, z, dt_bias, softplus, pool, **arrays):
+    """A token of each element, with arguments as selective_state_update has them.  Returns y of the shape of x."""
+    shape = x.shape
 
     def token(tensor):
         return None if tensor is None else tensor[:, None]
@@ -480,11 +666,7 @@ def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, 
         D, dt_bias = (None if tensor is None else tensor.flatten() for tensor in (D, dt_bias))
         y = gt.selective_scan_step(token(x), token(dt), A.flatten(0, -2), groups(B), groups(C), D, token(z), dt_bias,
                                    pool.flatten(1, -2), softplus=softplus, **arrays)
-    if places is not None:
-        _put_rows(state, places, named, pool.to(state.dtype))
-    elif pool is not state:
-        state.copy_(pool)
-    return y.reshape(shape).to(dtype)
+    return y.reshape(shape)
 
 
 def _norm(function, x, weight, bias, z, eps, group_size, norm_before_gate, is_rms_norm):
@@ -505,7 +687,8 @@ _LAYERNORM, _RMS_NORM_GATED, _RMSNORM = (_Function(name, "x x MD, weight f D, bi
 
 @named(_LAYERNORM.name, gamma="weight", beta="bias")
 def layernorm_fn(x, weight, bias, z=None, eps=1e-6, group_size=None, norm_before_gate=True, is_rms_norm=False):
-    """norm(x) weight + bias, gated with SiLU(z): the norm of each group of group_size channels, None: of all."""
+    """norm(x) weight + bias, gated with SiLU(z), of the dtype of x.  x z [...,D], weight bias [D].  The norm is that of
+    each group of group_size channels, None: of all."""
     return _norm(_LAYERNORM, x, weight, bias, z, eps, group_size, norm_before_gate, is_rms_norm)
 
 
@@ -519,6 +702,61 @@ def rms_norm_gated(x, weight, bias=None, z=None, eps=1e-6, group_size=None, norm
 def rmsnorm_fn(x, weight, bias=None, z=None, eps=1e-6, group_size=None, norm_before_gate=True):
     """rms_norm_gated by its name in mamba_ssm.ops.triton.layernorm_gated."""
     return _norm(_RMSNORM, x, weight, bias, z, eps, group_size, norm_before_gate, True)
+
+
+_LAYER_NORM, _RMS_NORM = (_Function(name, "x x MD, weight f D, bias? f D, residual? f MD, x1? x MD, weight1? f D, "
+                                    "bias1? f D, rowscale? f M1") for name in ("layer_norm_fn", "rms_norm_fn"))
+
+
+def _add_norm(function, x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm, residual_in_fp32,
+              is_rms_norm, return_dropout_mask):
+    sizes = function.check(x, weight, bias, residual, x1, weight1, bias1)
+    if rowscale is not None:
+        check_tensor(function.name, "rowscale", rowscale)
+        if rowscale.shape != sizes["M"]:
+            function.refuse_shape("rowscale", rowscale, f"must be {list(sizes['M'])}")
+        function.check(x, weight, bias, residual, x1, weight1, bias1, rowscale[..., None], **{"1": 1})
+    if return_dropout_mask:
+        function.unsupported("return_dropout_mask")
+    if weight1 is None and bias1 is not None:
+        function.unsupported("bias1 without weight1")
+    eps, dropout_p = function.eps("eps", eps), number(function.name, "dropout_p", dropout_p)
+    if not 0 <= dropout_p < 1:
+        function.refuse(f"dropout_p = {dropout_p}: must be 0 to 1")
+    residual_dtype = residual.dtype if residual is not None else torch.float32 if residual_in_fp32 else x.dtype
+    total = None
+    for part in (x, x1):
+        if part is not None:
+            part = part if rowscale is None else part * rowscale[..., None].to(part.dtype)
+            part = F.dropout(part, dropout_p) if dropout_p else part
+            total = part if total is None else total.float() + part.float()
+    if residual is not None:
+        total = total.float() + residual.float()
+    norm = "rms" if is_rms_norm else "layer"
+    results = [gt.norm_gate(total, None, weight, bias, norm=norm, eps=eps).to(x.dtype)]
+    if weight1 is not None:
+        results.append(gt.norm_gate(total, None, weight1, bias1, norm=norm, eps=eps).to(x.dtype))
+    if prenorm:
+        results.append(total.to(residual_dtype))
+    return tuple(results) if len(results) > 1 else results[0]
+
+
+@named(_LAYER_NORM.name, gamma="weight", beta="bias")
+def layer_norm_fn(x, weight, bias, residual=None, x1=None, weight1=None, bias1=None, eps=1e-6, dropout_p=0.0, rowscale=None,
+                  prenorm=False, residual_in_fp32=False, is_rms_norm=False, return_dropout_mask=False):
+    """norm(x + x1 + residual) weight + bias, of the dtype of x.  x x1 residual [...,D]; the sum is float32.  With weight1
+    also the same norm with weight1 and bias1.  prenorm: the sum, too, of the dtype of residual, or float32 with
+    residual_in_fp32.  rowscale [...] multiplies x and x1, and dropout_p drops elements of both before the sum."""
+    return _add_norm(_LAYER_NORM, x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm,
+                     residual_in_fp32, is_rms_norm, return_dropout_mask)
+
+
+@named(_RMS_NORM.name, gamma="weight", beta="bias")
+def rms_norm_fn(x, weight, bias, residual=None, x1=None, weight1=None, bias1=None, eps=1e-6, dropout_p=0.0, rowscale=None,
+                prenorm=False, residual_in_fp32=False, return_dropout_mask=False):
+    """As layer_norm_fn, with RMSNorm."""
+    return _add_norm(_RMS_NORM, x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm,
+                     residual_in_fp32, True, return_dropout_mask)
 
 
 # ---- causal-conv1d ----
@@ -544,9 +782,9 @@ def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None, re
         if out.dtype != x.dtype:
             function.refuse(f"final_states_out has dtype {out.dtype}: must be {x.dtype}", c.GT_ERROR_DTYPE)
     rows = x.transpose(1, 2)
-    if _has_tokens(seq_idx):
-        bounds, _, _ = _pack(seq_idx)
-        y = gt.conv1d(_one_row(rows), weight, bias, activation=activation, cu_seqlens=bounds).reshape(rows.shape)
+    if _has_tokens(function, seq_idx):
+        runs = _Runs(function, seq_idx, most=seq_idx.numel())
+        y = gt.conv1d(_one_row(rows), weight, bias, activation=activation, **runs.options()).reshape(rows.shape)
         return torch.where((seq_idx < 0)[..., None], 0, y).transpose(1, 2)
     y, states = gt.conv1d(rows, weight, bias, initial_states, activation=activation, final_state=True)
     if not return_final_states:
@@ -572,33 +810,32 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
     T, W, S = sizes.get("T", 1), sizes["W"], sizes["S"]
     if S < W - 1:
         function.refuse_shape("conv_state", conv_state, f"must have at least W - 1 = {W - 1} inputs a row")
-    tokens = x.unsqueeze(-1) if x.dim() == 2 else x
-    if (cache_seqlens is None and S == W - 1 and 1 <= T <= 16 and conv_state.dtype == torch.float32
-            and conv_state.is_contiguous()):
-        y = gt.conv1d_step(tokens.transpose(1, 2), weight, bias, conv_state, activation=activation,
-                           slots=conv_state_indices).transpose(1, 2)
-        return y.squeeze(-1) if x.dim() == 2 else y
-    pool, tokens = conv_state.transpose(1, 2), tokens.transpose(1, 2)
-    rows, places, named = _take_rows(pool, conv_state_indices)
-    if cache_seqlens is None:
-        inputs = torch.cat([rows, tokens], 1)
-        after, inputs = inputs[:, T:], inputs[:, S - (W - 1):]
-        if inputs.dtype == torch.float64:
-            inputs = inputs.float()
-        y = gt.conv1d(inputs, weight, bias, activation=activation)[:, W - 1:].to(x.dtype)
-    else:
-        at = torch.arange(-(W - 1), T, device=x.device) + cache_seqlens.long()[:, None]
-        at = (at % S)[..., None].expand(-1, -1, rows.shape[2])
-        new = min(T, S)  # of more tokens than places the last ones stay
-        after = rows.scatter(1, at[:, at.shape[1] - new:], tokens[:, T - new:].to(rows.dtype))
-        before = rows.gather(1, at[:, :W - 1]).transpose(1, 2)
-        y = gt.conv1d(tokens, weight, bias, before, activation=activation)
-    if places is None:
-        pool.copy_(after)
-    else:
-        y = y.masked_fill(~named[:, None, None], 0)
-        _put_rows(pool, places, named, torch.where(named[:, None, None], after.to(rows.dtype), rows))
+    tokens, y = (x.unsqueeze(-1) if x.dim() == 2 else x).transpose(1, 2), []
+    pool = conv_state if conv_state.dtype in DTYPES else conv_state.float()
+    for start in range(0, T, MOST_TOKENS):
+        places = cache_seqlens if cache_seqlens is None or start == 0 else cache_seqlens + start
+        y.append(gt.conv1d_step(tokens[:, start:start + MOST_TOKENS], weight, bias, pool, activation=activation,
+                                slots=conv_state_indices, places=places))
+    if pool is not conv_state:
+        conv_state.copy_(pool)
+    y = y[0] if len(y) == 1 else torch.cat([tokens[:, :0], *y], 1)
     return y[:, 0] if x.dim() == 2 else y.transpose(1, 2)
+
+
+_VARLEN = _Function("causal_conv1d_varlen_states", "x x TD, cu_seqlens i L")
+
+
+@named(_VARLEN.name)
+def causal_conv1d_varlen_states(x, cu_seqlens, state_len):
+    """The last state_len inputs of each sequence of x [T,D], with zeros before the first: [sequences,D,state_len]."""
+    _VARLEN.check(x, cu_seqlens)
+    state_len = _VARLEN.positive("state_len", state_len)
+    _VARLEN.check_sequences(cu_seqlens, "x", x[None])
+    bounds = cu_seqlens.long()
+    places = bounds[1:, None] + torch.arange(-state_len, 0, device=x.device)
+    is_inside = (places >= bounds[:-1, None].clamp_min(0)) & (places < x.shape[0])
+    rows = F.pad(x, (0, 0, 0, 1))[torch.where(is_inside, places, x.shape[0])]  # the last row is zeros
+    return rows.transpose(1, 2)
 
 
 # ---- RWKV-LM ----
@@ -613,5 +850,9 @@ def RUN_CUDA_RWKV6(B, T, C, H, r, k, v, w, u):
     if H < 1 or C % H:
         _RWKV_LM.refuse(f"H = {H}: must divide C = {C}")
     _RWKV_LM.check(r, k, v, w, u, B=B, T=T, C=C, H=H, N=C // H)
+    dtype, (r, k, v) = v.dtype, _together(r, k, v)
     r, k, v, w = (t.view(B, T, H, C // H) for t in (r, k, v, w))
-    return gt.wkv6(r, k, v, w, u.reshape(H, C // H)).view(B, T, C)
+    return gt.wkv6(r, k, v, w, u.reshape(H, C // H)).view(B, T, C).to(dtype)
+
+
+from ._install import install  # noqa: E402 - which needs all names above

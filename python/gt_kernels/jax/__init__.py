@@ -1,0 +1,254 @@
+"""The operators of gt_kernels as JAX functions with gradients.
+
+    from gt_kernels.jax import wkv6
+    y = wkv6(r, k, v, w, u)                                   # [B,T,H,N], as RWKV-6 trains it
+    y, state = wkv6(r, k, v, w, u, state, final_state=True)
+
+True of every function
+  Arrays     are [batch, time, ...]; those of norms are [..., channels].  gt_kernels.h has the formulas and shapes.
+  Platforms  on a GPU the kernels run, on the CPU the twins, which are plain C.
+  dtypes     activations are float32, bfloat16 or float16, all the same; w and dt may be float32 beside 16 bits.
+             Parameters and states are float32; a parameter of another dtype is converted (its gradient, too).
+  States     are float32.  One without the batch index is shared by the whole batch.  final_state=True returns
+             (y, state) instead of y, of an operator with two states both.  Gradients pass through states.
+  Packed     sequences of different lengths, without padding: batch 1, and cu_seqlens [sequences + 1].  Sequence s has
+             the tokens cu_seqlens[s] to cu_seqlens[s+1]-1.  A state is then one for each sequence.  seq_count [1]: how
+             many of them there are, if fewer.
+  Pools      wkv6, ssd, conv1d and conv_ssd take packed sequences with slots [sequences]: state is then a pool of rows,
+             and slots[s] is the row of sequence s.  The call returns (y, pool); donate the pool, else XLA copies it.
+             starts_zero [sequences], bool or integers: a sequence whose element is not 0 starts from zero.  A sequence
+             whose row lies outside of the pool is skipped, its y is 0.  No derivatives.
+  recompute  True: nothing is saved for backward but the inputs; it computes again what it needs.
+  Steps      return (y, state).  XLA updates the memory of the state in place if the caller donates it.
+  Transforms jit, grad, scan, checkpoint, vmap and shard_map over batch and heads.  vmap makes one larger call where
+             parameters are not mapped.  It loops over calls with mapped parameters, packed sequences or slots, and for
+             the gradients of parameters.
+  Results    repeat bit for bit.
+  Errors     are gt_kernels.ArgumentError (a ValueError), UnsupportedError (a NotImplementedError) or Error.  They name
+             the function and its argument, before anything runs.  Gradients of gradients are refused; JAX refuses
+             forward-mode derivatives.
+"""
+
+from .. import c
+from .._arguments import flag, integer, number, refuse
+from ._engine import FUNCTIONS
+
+__all__ = ["conv1d", "conv1d_step", "conv_ssd", "conv_ssd_step", "norm_gate", "norm_mix", "rmsnorm_linear",
+           "selective_scan", "selective_scan_step", "ssd", "ssd_step", "wkv4", "wkv4_step", "wkv6", "wkv6_step", "wkv_ssm",
+           "wkv_ssm_step"]
+
+_DECAY = {"raw": c.GT_DECAY_RAW, "log": c.GT_DECAY_LOG}
+_ACTIVATION = {None: c.GT_ACT_NONE, "silu": c.GT_ACT_SILU, "swish": c.GT_ACT_SILU}
+_NORM = {"rms": c.GT_NORM_RMS, "layer": c.GT_NORM_LAYER}
+
+
+class _Options:
+    """Checks options; errors name `function`."""
+
+    def __init__(self, function):
+        self.function = f"gt_kernels.jax.{function}"
+
+    def choice(self, name, choices, value):
+        if not isinstance(value, (str, type(None))) or value not in choices:
+            refuse(self.function, f"{name} = {value!r}: must be " + " or ".join(map(repr, choices)))
+        return choices[value]
+
+    def flag(self, name, value):
+        return flag(self.function, name, value)
+
+    def int(self, name, value):
+        return integer(self.function, name, value)
+
+    def float(self, name, value):
+        return number(self.function, name, value)
+
+    def wkv(self, decay, scale):
+        return self.choice("decay", _DECAY, decay), self.float("scale", scale)
+
+    def ssm(self, softplus, dt_limit):
+        softplus = self.flag("softplus", softplus)
+        if dt_limit is None:
+            return softplus, 0, 0.0, 0.0
+        try:
+            low, high = dt_limit
+        except (TypeError, ValueError):
+            refuse(self.function, f"dt_limit = {dt_limit!r}: must be (smallest, largest) or None")
+        return softplus, 1, self.float("dt_limit[0]", low), self.float("dt_limit[1]", high)
+
+
+def _call(name, arrays, options, final_state=False, recompute=False, slots=None, starts_zero=None):
+    check = _Options(name)
+    if slots is not None:
+        return FUNCTIONS[name].pool((*arrays, slots, starts_zero), options)
+    if starts_zero is not None:
+        refuse(check.function, "starts_zero is given without slots")
+    return FUNCTIONS[name](arrays, options, check.flag("final_state", final_state), check.flag("recompute", recompute))
+
+
+def wkv6(r, k, v, w, u=None, state=None, *, decay="raw", scale=1.0, final_state=False, cu_seqlens=None,
+         seq_count=None, slots=None, starts_zero=None, segments=0, recompute=False):
+    """RWKV-6 time mixing.  r k w [B,T,H,N], v [B,T,H,V], u [H,N] (None: 0), state [B,H,N,V] (None: 0) -> y [B,T,H,V].
+    decay: "raw", exp(-exp(w)) as RWKV-6 trains it, or "log", exp(w) with w <= 0.  The token sees the state before it,
+    and itself with the bonus u.  y is multiplied by scale."""
+    check = _Options("wkv6")
+    return _call("wkv6", (r, k, v, w, u, state, cu_seqlens, seq_count),
+                 (*check.wkv(decay, scale), check.int("segments", segments)), final_state, recompute, slots,
+                 starts_zero)
+
+
+def _rounding(function, rounding):
+    if rounding is None:
+        return None, None
+    try:
+        seed, steps = rounding
+    except (TypeError, ValueError):
+        refuse(f"gt_kernels.jax.{function}", f"rounding = {rounding!r}: must be (seed, steps) or None")
+    return seed, steps
+
+
+def wkv6_step(r, k, v, w, u, state, *, decay="raw", scale=1.0, slots=None, tokens=None, commit=None, rounding=None):
+    """1 to 16 new tokens: as wkv6, but returns (y, state).  With slots [B] state is a pool [rows,H,N,V], of which batch
+    element b has row slots[b]; one outside of the pool is skipped, its y is 0.  Speculative decoding: element b has
+    tokens[b] of the T tokens (None: T), and y is 0 for the others.  The first commit[b] of them enter the state (None:
+    all of its tokens); send the rest again.  An element is skipped unless 0 <= commit[b] <= tokens[b] <= T.  state is
+    float32, bfloat16 or float16; in 16 bits it is rounded after the call's tokens, to nearest or, with rounding = (seed
+    [2], steps [B]), both integers, at random with the right mean."""
+    check = _Options("wkv6_step")
+    return FUNCTIONS["wkv6"].step((r, k, v, w, u, state, slots, tokens, commit, *_rounding("wkv6_step", rounding)),
+                                  (*check.wkv(decay, scale), 0))
+
+
+def wkv4(k, v, w, u=None, state=None, *, decay="raw", final_state=False, cu_seqlens=None, seq_count=None, segments=0,
+         recompute=False):
+    """RWKV-4 time mixing, which never overflows.  k v [B,T,D], w u [D] (u None: 0), state [B,3,D] (None: 0) -> y [B,T,D].
+    decay: "raw", exp(-exp(w)) as RWKV-4 trains it, or "log", exp(w).  The state is RWKV-4's (a, b, p), sums of
+    exp(k - p) v and exp(k - p): zeros are no token yet.  The final state has b = 1, and b takes no gradient."""
+    check = _Options("wkv4")
+    return _call("wkv4", (k, v, w, u, state, cu_seqlens, seq_count),
+                 (check.choice("decay", _DECAY, decay), check.int("segments", segments)), final_state, recompute)
+
+
+def wkv4_step(k, v, w, u, state, *, decay="raw", slots=None, tokens=None, commit=None):
+    """1 to 16 new tokens: as wkv4, but returns (y, state).  slots, tokens, commit: as in wkv6_step."""
+    check = _Options("wkv4_step")
+    return FUNCTIONS["wkv4"].step((k, v, w, u, state, slots, tokens, commit), (check.choice("decay", _DECAY, decay), 0))
+
+
+def ssd(x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softplus=False, dt_limit=None,
+        final_state=False, cu_seqlens=None, seq_count=None, slots=None, starts_zero=None, segments=0, recompute=False):
+    """Mamba-2's state space duality.  x z [B,T,H,P], dt [B,T,H], A dt_bias [H], Bm Cm [B,T,G,N], Dskip [H] or [H,P],
+    state [B,H,P,N] -> y [B,T,H,P].  softplus: of dt + dt_bias.  dt_limit: (smallest, largest) dt after that.  z gates y
+    with SiLU."""
+    check = _Options("ssd")
+    return _call("ssd", (x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, cu_seqlens, seq_count),
+                 (*check.ssm(softplus, dt_limit), check.int("segments", segments)), final_state, recompute, slots,
+                 starts_zero)
+
+
+def ssd_step(x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, dt_limit=None, slots=None, tokens=None,
+             commit=None, rounding=None):
+    """1 to 16 new tokens: as ssd, but returns (y, state).  slots, tokens, commit, rounding: as in wkv6_step."""
+    return FUNCTIONS["ssd"].step((x, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots, tokens, commit,
+                                  *_rounding("ssd_step", rounding)), (*_Options("ssd_step").ssm(softplus, dt_limit), 0))
+
+
+def selective_scan(u, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, state=None, *, softplus=False, final_state=False,
+                   cu_seqlens=None, seq_count=None, segments=0, recompute=False):
+    """Mamba-1's scan.  u dt z [B,T,D], A [D,N], Bm Cm [B,T,G,N], Dskip dt_bias [D], state [B,D,N] -> y [B,T,D].
+    softplus: of dt + dt_bias.  z gates y with SiLU."""
+    check = _Options("selective_scan")
+    return _call("selective_scan", (u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, cu_seqlens, seq_count),
+                 (check.flag("softplus", softplus), check.int("segments", segments)), final_state, recompute)
+
+
+def selective_scan_step(u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, *, softplus=False, slots=None, tokens=None,
+                        commit=None, rounding=None):
+    """1 to 16 new tokens: as selective_scan, but returns (y, state).  slots, tokens, commit, rounding: as in
+    wkv6_step."""
+    return FUNCTIONS["selective_scan"].step((u, dt, A, Bm, Cm, Dskip, z, dt_bias, state, slots, tokens, commit,
+                                             *_rounding("selective_scan_step", rounding)),
+                                            (_Options("selective_scan_step").flag("softplus", softplus), 0))
+
+
+def conv1d(x, weight, bias=None, state=None, *, activation=None, final_state=False, cu_seqlens=None, seq_count=None,
+           slots=None, starts_zero=None):
+    """Causal depthwise convolution.  x [B,T,D], weight [D,W] with W 2 to 4, bias [D], state [B,D,W-1], the inputs
+    before the first, oldest first -> y [B,T,D].  activation: None or "silu"."""
+    return _call("conv1d", (x, weight, bias, state, cu_seqlens, seq_count),
+                 (_Options("conv1d").choice("activation", _ACTIVATION, activation),), final_state, False, slots,
+                 starts_zero)
+
+
+def conv1d_step(x, weight, bias, state, *, activation=None, slots=None, tokens=None, commit=None):
+    """1 to 16 new tokens: as conv1d, but returns (y, state).  slots, tokens, commit: as in wkv6_step."""
+    return FUNCTIONS["conv1d"].step((x, weight, bias, state, slots, tokens, commit),
+                                    (_Options("conv1d_step").choice("activation", _ACTIVATION, activation),))
+
+
+def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, conv_state=None, state=None, *,
+             state_size, groups=1, softplus=False, dt_limit=None, final_state=False, cu_seqlens=None, seq_count=None,
+             slots=None, starts_zero=None, segments=0, recompute=False):
+    """conv1d with SiLU, then ssd, as Mamba-2 has them between its projections.  xBC [B,T,D], rows of x [H,P], Bm [G,N]
+    and Cm [G,N] one after another; dt [B,T,H], weight [D,W], bias [D], A dt_bias [H], Dskip [H] or [H,P],
+    z [B,T,H,P], conv_state [B,D,W-1], state [B,H,P,N] -> y [B,T,H,P].  state_size is N, groups G.  final_state=True:
+    (y, conv_state, state).  The output of the convolution is kept nowhere."""
+    check = _Options("conv_ssd")
+    return _call("conv_ssd", (xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state, state, cu_seqlens, seq_count),
+                 (check.int("state_size", state_size), check.int("groups", groups), *check.ssm(softplus, dt_limit),
+                  check.int("segments", segments)), final_state, recompute, slots, starts_zero)
+
+
+def conv_ssd_step(xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state, state, *, state_size, groups=1,
+                  softplus=False, dt_limit=None, slots=None, tokens=None, commit=None):
+    """1 to 16 new tokens: as conv_ssd, but returns (y, conv_state, state).  slots, tokens, commit: as in wkv6_step, one
+    row for both states."""
+    check = _Options("conv_ssd_step")
+    return FUNCTIONS["conv_ssd"].step(
+        (xBC, dt, weight, A, bias, Dskip, z, dt_bias, conv_state, state, slots, tokens, commit),
+        (check.int("state_size", state_size), check.int("groups", groups), *check.ssm(softplus, dt_limit), 0))
+
+
+def wkv_ssm(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip=None, z=None, dt_bias=None, wkv_state=None, ssm_state=None, *,
+            decay="raw", scale=1.0, softplus=False, dt_limit=None, final_state=False, cu_seqlens=None, seq_count=None,
+            segments=0, recompute=False):
+    """wkv6 and ssd of one hybrid block, on the same tokens, in one call -> (y of wkv6, y of ssd), and with
+    final_state=True both states after them.  Arrays and options as in these."""
+    check = _Options("wkv_ssm")
+    return _call("wkv_ssm", (r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state, ssm_state, cu_seqlens,
+                             seq_count),
+                 (*check.wkv(decay, scale), *check.ssm(softplus, dt_limit), check.int("segments", segments)),
+                 final_state, recompute)
+
+
+def wkv_ssm_step(r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state, ssm_state, *, decay="raw", scale=1.0,
+                 softplus=False, dt_limit=None, slots=None, tokens=None, commit=None):
+    """1 to 16 new tokens: as wkv_ssm, but returns (y of wkv6, y of ssd, wkv_state, ssm_state).  slots, tokens, commit:
+    as in wkv6_step, one row for both states."""
+    check = _Options("wkv_ssm_step")
+    return FUNCTIONS["wkv_ssm"].step(
+        (r, k, v, w, u, x, dt, A, Bm, Cm, Dskip, z, dt_bias, wkv_state, ssm_state, slots, tokens, commit),
+        (*check.wkv(decay, scale), *check.ssm(softplus, dt_limit), 0))
+
+
+def rmsnorm_linear(x, weight, gamma=None, beta=None, bias=None, *, norm="rms", eps=1e-5, recompute=False):
+    """RMSNorm or LayerNorm (norm="layer"), then a projection: (norm(x) gamma + beta) weight^T + bias.  x [...,D],
+    weight [O,D] of the dtype of x, gamma beta [D], bias [O] -> [...,O]."""
+    check = _Options("rmsnorm_linear")
+    return _call("rmsnorm_linear", (x, weight, gamma, beta, bias),
+                 (check.choice("norm", _NORM, norm), check.float("eps", eps)), recompute=recompute)
+
+
+def norm_mix(a, b, gain_a=None, gain_b=None, residual=None, *, heads=1, eps=1e-5):
+    """residual + gain_a RMSNorm(a) + gain_b RMSNorm(b).  a b residual [...,D], gains [D] (None: 1).  The mean square is
+    that of each of `heads` equal slices."""
+    check = _Options("norm_mix")
+    return _call("norm_mix", (a, b, gain_a, gain_b, residual), (check.int("heads", heads), check.float("eps", eps)))
+
+
+def norm_gate(x, z=None, gamma=None, beta=None, *, norm="rms", gate_first=False, heads=1, eps=1e-5):
+    """(norm(x) gamma + beta) SiLU(z), or norm(x SiLU(z)) gamma + beta with gate_first.  x z [...,D], gamma beta [D].
+    The norm is that of each of `heads` equal slices."""
+    check = _Options("norm_gate")
+    return _call("norm_gate", (x, z, gamma, beta), (check.choice("norm", _NORM, norm),
+                                                    check.flag("gate_first", gate_first), check.int("heads", heads),
+                                                    check.float("eps", eps)))

@@ -1,0 +1,579 @@
+"""gt_kernels.jax: numbers and gradients against lax.scan in float64, bits against the C twins, and what JAX does with
+an operator.  On the CPU, and on a GPU if there is one."""
+
+import ctypes
+import functools
+import itertools
+import os
+import subprocess
+import sys
+import unittest
+
+# shard_map needs two devices; PyTorch's tests run in the same process
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+try:
+    import jax
+except ImportError:
+    raise unittest.SkipTest("no JAX") from None
+
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+import scans
+from gt_kernels import ArgumentError, UnsupportedError, c
+import gt_kernels.jax as gt
+from gt_kernels._operators import OPERATORS, gradient, put, schema_name
+from gt_kernels._shapes import Shapes
+from gt_kernels.jax import _engine
+
+OPS = {operator.name: operator for operator in OPERATORS}
+RECURRENT = ("wkv6", "wkv4", "ssd", "selective_scan", "conv1d", "conv_ssd", "wkv_ssm")
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
+STATES = ("state", "conv_state", "wkv_state", "ssm_state")
+NEAR = {"cpu": 1e-6, "gpu": 2e-5}  # calls of other sizes: a GPU's kernels may cut them into other segments
+DEVICES = [jax.devices("cpu")[0]]
+if _engine.has_gpu():
+    DEVICES.append(jax.devices("cuda")[0])
+# options of every operator, and of conv_ssd those that it must have
+OPTIONS = {"wkv6": {"scale": 0.5}, "wkv4": {"decay": "raw"}, "ssd": {"softplus": True, "dt_limit": (0.2, 0.9)},
+           "selective_scan": {"softplus": True}, "conv1d": {"activation": "silu"},
+           "conv_ssd": {"softplus": True}, "wkv_ssm": {"softplus": True},
+           "rmsnorm_linear": {"norm": "layer", "eps": 1e-3}, "norm_mix": {"heads": 3, "eps": 1e-3},
+           "norm_gate": {"norm": "layer", "heads": 2}}
+NEEDED = {"conv_ssd": {"state_size": 8, "groups": 2}}
+
+
+def public(tensor):
+    return _engine._PUBLIC.get(tensor.name, tensor.name)
+
+
+def shapes(op, B=2, T=19, rows=None):
+    """The shape of each argument, in the order of the function's."""
+    H, N, P, G, D, W, O = 4, 8, 6, 2, 12, 4, 10
+    rows, E = rows or B, H * P + 2 * G * N
+    recurrent = {
+        "wkv6": dict(r=(B, T, H, N), k=(B, T, H, N), v=(B, T, H, 5), w=(B, T, H, N), u=(H, N), state=(rows, H, N, 5)),
+        "wkv4": dict(k=(B, T, D), v=(B, T, D), w=(D,), u=(D,), state=(rows, 3, D)),
+        "ssd": dict(x=(B, T, H, P), dt=(B, T, H), A=(H,), Bm=(B, T, G, N), Cm=(B, T, G, N), Dskip=(H,), z=(B, T, H, P),
+                    dt_bias=(H,), state=(rows, H, P, N)),
+        "selective_scan": dict(u=(B, T, D), dt=(B, T, D), A=(D, N), Bm=(B, T, G, N), Cm=(B, T, G, N), Dskip=(D,),
+                               z=(B, T, D), dt_bias=(D,), state=(rows, D, N)),
+        "conv1d": dict(x=(B, T, D), weight=(D, W), bias=(D,), state=(rows, D, W - 1)),
+        "conv_ssd": dict(xBC=(B, T, E), dt=(B, T, H), weight=(E, W), A=(H,), bias=(E,), Dskip=(H, P), z=(B, T, H, P),
+                         dt_bias=(H,), conv_state=(rows, E, W - 1), state=(rows, H, P, N))}
+    if op == "wkv_ssm":
+        parts = {**recurrent["wkv6"], **recurrent["ssd"]}
+        parts.pop("state")
+        return {**parts, "wkv_state": (rows, H, N, 5), "ssm_state": (rows, H, P, N)}
+    return recurrent.get(op) or {
+        "rmsnorm_linear": dict(x=(B, T, D), weight=(O, D), gamma=(D,), beta=(D,), bias=(O,)),
+        "norm_mix": dict(a=(B, T, D), b=(B, T, D), gain_a=(D,), gain_b=(D,), residual=(B, T, D)),
+        "norm_gate": dict(x=(B, T, D), z=(B, T, D), gamma=(D,), beta=(D,))}[op]
+
+
+def make(op, dtype="float32", without=(), seed=1, **sizes):
+    """{argument: array}; those in `without` are left out."""
+    random = np.random.default_rng(seed)
+    kinds = {public(tensor): tensor.kind for tensor in OPS[op].tensors}
+    arrays = {}
+    for name, shape in shapes(op, **sizes).items():
+        value = random.standard_normal(shape)
+        value = -np.exp(value) if name == "A" else abs(value) * 0.3 if name in ("dt", "dt_bias") else value
+        value = value - 1 if name == "w" else value
+        if (op, name) == ("wkv4", "state"):
+            value[..., 1, :] = abs(value[..., 1, :])  # sums of weights
+        if name not in without:
+            arrays[name] = jnp.asarray(value, jnp.float32 if kinds[name] in "fP" else dtype)
+    return arrays
+
+
+def optional(op):
+    return [public(tensor) for tensor in OPS[op].tensors
+            if tensor.optional and not (op == "wkv_ssm" and tensor.name == "u")]
+
+
+def results_of(module, op, arrays, options):
+    """All that a function returns, as a tuple."""
+    more = {"final_state": True} if module is gt and op in RECURRENT else {}
+    found = getattr(module, op)(**arrays, **options, **more, **NEEDED.get(op, {}))
+    return found if isinstance(found, tuple) else (found,)
+
+
+@functools.lru_cache(None)
+def with_gradients(module, op, options):
+    """A compiled function of arrays: results, and the gradients of a loss that weighs each result's elements."""
+    def loss(arrays):
+        results = results_of(module, op, arrays, dict(options))
+        return sum((y.astype(jnp.float64) * jnp.cos(jnp.arange(y.size, dtype=jnp.float64)).reshape(y.shape)).sum()
+                   for y in results), results
+
+    def both(arrays):
+        (_, results), gradients = jax.value_and_grad(loss, has_aux=True)(arrays)
+        return results, gradients
+    return jax.jit(both)
+
+
+def twin(op, call, arrays, options, results):
+    """What the C twin writes.  arrays: {field of the struct: array}; options as the engine has them; results: {field:
+    (shape, dtype)}."""
+    operator, struct, sizes, kept = OPS[op], OPS[op].struct(), {}, []
+    checks = Shapes(operator)
+    arrays = {field: np.array(value, order="C") for field, value in arrays.items()}
+    checks.set_options(struct, options, sizes)
+    checks.set_sizes(struct, {schema_name(field): value for field, value in arrays.items()}, call, sizes)
+    struct.dtype = _engine.DTYPES[arrays[operator.tensors[0].field].dtype.name]
+    out = {field: np.zeros(shape, dtype) for field, (shape, dtype) in results.items()}
+    for field, value in {**arrays, **out}.items():
+        out_of_place = value if field not in arrays else (arrays[field] if field not in out else arrays[field])
+        kept.append(out_of_place)
+        put(struct, field, out_of_place.ctypes.data)
+    c.check(getattr(c, f"gt_ref_{op}_{call}")(ctypes.byref(struct)))
+    return {field: arrays.get(field, out[field]) for field in results}
+
+
+class Quiet(unittest.TestCase):
+    """Runs on the CPU where a test does not say otherwise."""
+
+    @classmethod
+    def setUpClass(cls):
+        jax.config.update("jax_enable_x64", True)
+        jax.config.update("jax_default_device", DEVICES[0])
+
+    @classmethod
+    def tearDownClass(cls):
+        jax.config.update("jax_enable_x64", False)
+        jax.config.update("jax_default_device", None)
+
+    def close(self, got, expected, tolerance, what):
+        got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+        self.assertEqual(got.shape, expected.shape, what)
+        error = np.linalg.norm(got - expected) / max(np.linalg.norm(expected), 1e-30)
+        self.assertLess(error, tolerance, what)
+
+    def same(self, got, expected, what=""):
+        self.assertEqual(got.dtype, expected.dtype, what)
+        np.testing.assert_array_equal(np.asarray(got).view(np.uint8), np.asarray(expected).view(np.uint8), what)
+
+
+class Interface(unittest.TestCase):
+    def test_declarations_are_those_of_this_jaxlib(self):
+        root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
+        include = os.path.join(os.path.dirname(jaxlib.__file__), "include")
+        subprocess.run(["cc", "-std=gnu11", "-fsyntax-only", "-I", root, "-I", include,
+                        os.path.join(root, "tests/xla/offsets.c")], check=True)
+
+    def test_import_needs_no_torch(self):
+        code = "import sys, gt_kernels.jax; sys.exit('torch' in sys.modules)"
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Numbers(Quiet):
+    def compare(self, op, arrays, dtype, options, what):
+        results, gradients = with_gradients(gt, op, tuple(options.items()))(arrays)
+        exact = {name: jnp.asarray(value, jnp.float64) for name, value in arrays.items()}
+        right, right_gradients = with_gradients(scans, op, tuple(options.items()))(exact)
+        for i, (got, expected) in enumerate(zip(results, right)):
+            self.close(got, expected, TOLERANCE[dtype], f"{what}: result {i}")
+        self.assertEqual(set(gradients), set(right_gradients))
+        for name in gradients:
+            self.assertEqual(gradients[name].dtype, arrays[name].dtype)
+            self.close(gradients[name], right_gradients[name], TOLERANCE[dtype], f"{what}: d{name}")
+
+    def test_against_float64_scans(self):
+        for device in DEVICES:
+            with jax.default_device(device):
+                for op in OPS:
+                    for dtype in TOLERANCE if op in ("ssd", "norm_gate") else ("float32", "bfloat16"):
+                        with self.subTest(op=op, dtype=dtype, device=device):
+                            self.compare(op, make(op, dtype), dtype, OPTIONS[op], "all")
+                    with self.subTest(op=op, device=device, case="bare"):
+                        self.compare(op, make(op, without=optional(op)), "float32", {}, "bare")
+
+    def test_options(self):
+        cases = [("wkv6", {"decay": "log"}), ("norm_gate", {"gate_first": True})]
+        for device in DEVICES:
+            with jax.default_device(device):
+                for op, options in cases:
+                    arrays = make(op)
+                    if op == "wkv6":
+                        arrays["w"] = -jnp.exp(arrays["w"])
+                    self.compare(op, arrays, "float32", options, f"{op} {options}")
+
+    def test_shared_state_and_conversions(self):
+        """A state without the batch index, and parameters of other dtypes, whose gradients are of that dtype."""
+        arrays = make("selective_scan")
+        arrays["state"] = arrays["state"][0]
+        arrays["Dskip"] = arrays["Dskip"].astype(jnp.bfloat16)
+        self.compare("selective_scan", arrays, "bfloat16", {}, "shared")
+        arrays = make("ssd", "bfloat16")
+        arrays["dt"] = arrays["dt"].astype(jnp.float32)
+        self.compare("ssd", arrays, "bfloat16", {}, "dt in float32")
+
+    def test_recompute_and_segments(self):
+        for device in DEVICES:
+            with jax.default_device(device):
+                for op in ("wkv6", "ssd", "selective_scan"):
+                    arrays = make(op, T=70)
+                    _, right = with_gradients(gt, op, ())(arrays)
+                    for options in (("recompute", True),), (("segments", 3),):
+                        _, found = with_gradients(gt, op, options)(arrays)
+                        for name in found:
+                            self.close(found[name], right[name], NEAR[device.platform], f"{op} {options}: d{name}")
+
+
+class Bits(Quiet):
+    """On the CPU results are those of the C twin, to the last bit."""
+
+    def options(self, op, options):
+        seen = []
+        function = _engine.FUNCTIONS[op]
+        original = type(function).__call__
+        try:
+            type(function).__call__ = lambda self, arrays, options, *_: seen.append(options)
+            getattr(gt, op)(**make(op), **options, **NEEDED.get(op, {}))
+        finally:
+            type(function).__call__ = original
+        return seen[0]
+
+    def test_forward_and_backward(self):
+        for op, operator in OPS.items():
+            with self.subTest(op=op), jax.default_device(DEVICES[0]):
+                given = make(op)
+                rows = op not in RECURRENT
+                fields = {public(tensor): tensor for tensor in operator.tensors}
+                arrays = {fields[name].field: value for name, value in given.items()}
+                options = self.options(op, OPTIONS[op])
+
+                def run(given, op=op):
+                    return results_of(gt, op, given, OPTIONS[op])
+                results, pull = jax.vjp(jax.jit(run), given)
+                outputs = [output.field for output in operator.outputs]
+                right = twin(op, "forward", arrays, options,
+                             {field: (y.shape, y.dtype) for field, y in zip(outputs, results)})
+                for field, y in zip(outputs, results):
+                    self.same(y, right[field], field)
+                cotangents = tuple(jnp.cos(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape) for y in results)
+                gradients = pull(cotangents)[0]
+                arrays.update(zip(map(gradient, outputs), cotangents))
+                wanted = {gradient(fields[name].field): name for name in given
+                          if fields[name].field != operator.own_gradient}
+                right = twin(op, "backward", arrays, options,
+                             {field: (given[name].shape, given[name].dtype) for field, name in wanted.items()})
+                for field, name in wanted.items():
+                    self.same(gradients[name], right[field], field)
+                self.assertTrue(rows or len(results) > 1)
+
+    def test_steps(self):
+        for op in RECURRENT:
+            operator = OPS[op]
+            with self.subTest(op=op), jax.default_device(DEVICES[0]):
+                given = make(op, T=3, B=3, rows=5)
+                integers = {"slots": jnp.array([4, 0, 7], jnp.int32), "tokens": jnp.array([3, 2, 3]),
+                            "commit": jnp.array([1, 2, 3])}
+                needed = NEEDED.get(op, {})
+                results = jax.jit(functools.partial(getattr(gt, op + "_step"), **needed))(**given, **integers)
+                fields = {public(tensor): tensor.field.replace("state_in", "state_out") for tensor in operator.tensors}
+                arrays = {fields[name]: value for name, value in given.items()}
+                arrays.update({name: np.asarray(value, np.int32) for name, value in integers.items()})
+                outputs = [output.field for output in operator.outputs]
+                right = twin(op, "step", arrays, self.options(op, {}),
+                             {field: (y.shape, y.dtype) for field, y in zip(outputs, results)})
+                for field, y in zip(outputs, results):
+                    self.same(y, right[field], field)
+
+    def test_states_of_16_bits(self):
+        """Rounded to nearest, and at random to neighbours by seed and step, as the twin rounds them."""
+        for op, dtype in (("wkv6", "bfloat16"), ("ssd", "float16"), ("selective_scan", "bfloat16")):
+            with self.subTest(op=op, dtype=dtype), jax.default_device(DEVICES[0]):
+                given = make(op, T=1, rows=5)
+                given["state"] = given["state"].astype(dtype)
+                slots, steps = jnp.array([4, 1], jnp.int32), jnp.array([3, 9])
+                step = jax.jit(functools.partial(getattr(gt, op + "_step"), slots=slots))
+                y, exact = step(**{**given, "state": given["state"].astype("float32")})
+                found, state = step(**given)
+                self.same(found, y, op)
+                self.same(state, exact.astype(dtype), op)
+                found, state = step(**given, rounding=(jnp.array([7, -3], jnp.int32), steps))
+                again = step(**given, rounding=(jnp.array([7, -3], jnp.int32), steps))[1]
+                other = step(**given, rounding=(jnp.array([7, -3], jnp.int32), steps + 1))[1]
+                self.same(found, y, op)
+                self.same(state, again, op)
+                unit = jnp.finfo(dtype).eps * abs(exact) + jnp.finfo(dtype).tiny
+                self.assertTrue((abs(state.astype("float32") - exact) <= unit * 1.01).all())
+                self.assertFalse((state == other).all())
+                self.assertTrue((state[jnp.array([0, 2, 3])] == given["state"][jnp.array([0, 2, 3])]).all())
+
+    def test_steps_continue_forward(self):
+        for device in DEVICES:
+            for op in RECURRENT:
+                with self.subTest(op=op, device=device), jax.default_device(device):
+                    given = make(op, T=4, without=STATES)
+                    states = {name: jnp.zeros(shape, jnp.float32) for name, shape in shapes(op, T=4).items()
+                              if name in STATES}
+                    whole = results_of(gt, op, {**given, **states}, {})
+                    names = [name for name in given if given[name].ndim > 2 and given[name].shape[1] == 4]
+                    step = jax.jit(functools.partial(getattr(gt, op + "_step"), **NEEDED.get(op, {})),
+                                   donate_argnames=tuple(states))
+                    missing = dict.fromkeys(optional(op))
+                    count = len(whole) - len(states)
+                    ys = []
+                    for t in range(4):
+                        one = {name: value[:, t:t + 1] if name in names else value for name, value in given.items()}
+                        results = step(**{**missing, **one, **states})
+                        states = dict(zip(states, results[count:]))
+                        ys.append(results[:count])
+                    for i in range(count):
+                        self.close(jnp.concatenate([y[i] for y in ys], 1), whole[i], NEAR[device.platform], f"y {i}")
+                    for name, got, expected in zip(states, states.values(), whole[count:]):
+                        self.close(got, expected, NEAR[device.platform], name)
+
+
+class Packed(Quiet):
+    def test_sequences_are_those_alone(self):
+        for device in DEVICES:
+            for op in RECURRENT:
+                with self.subTest(op=op, device=device), jax.default_device(device):
+                    bounds = [0, 7, 7, 19]
+                    given = make(op, B=1, rows=3)
+                    run = functools.partial(results_of, gt, op)
+                    whole = jax.jit(lambda given, cu: run(given, {"cu_seqlens": cu}))(given, jnp.array(bounds))
+                    count = len(whole) - sum(name in STATES for name in given)
+                    for s, (first, last) in enumerate(zip(bounds, bounds[1:])):
+                        if first == last:
+                            continue
+                        alone = run({name: value[:, first:last] if value.ndim > 2 and value.shape[1] == 19 else
+                                     value[s:s + 1] if name in STATES else value for name, value in given.items()}, {})
+                        for i, y in enumerate(alone):
+                            part = whole[i][:, first:last] if i < count else whole[i][s:s + 1]
+                            self.close(part, y, NEAR[device.platform], f"sequence {s}, result {i}")
+
+    def test_pools(self):
+        """A pool has the bits of a call without; other rows keep theirs, also where the caller keeps the pool."""
+        kinds = {"wkv6": "bool", "ssd": "int32", "conv1d": "bool", "conv_ssd": "int32"}
+        for device, (op, kind) in itertools.product(DEVICES, kinds.items()):
+            with self.subTest(op=op, device=device, kind=kind), jax.default_device(device):
+                given, names = make(op, B=1, rows=6), [name for name in shapes(op) if name in STATES]
+                pools = {name: given.pop(name) for name in names}
+                cu, slots = jnp.array([0, 7, 7, 15, 19]), jnp.array([4, 1, -1, 0])
+                zero = jnp.array([0, 0, 1, 1])
+                run = jax.jit(lambda given, pools, op=op, kind=kind: getattr(gt, op)(
+                    **given, **pools, cu_seqlens=cu, slots=slots, starts_zero=zero.astype(kind), **NEEDED.get(op, {})))
+                y, *after = run(given, pools)
+                starts = {name: jnp.where(zero.reshape(-1, *[1] * (pool.ndim - 1)) > 0, 0, pool[slots.clip(0)])
+                          for name, pool in pools.items()}
+                right, *finals = results_of(gt, op, {**given, **starts}, {"cu_seqlens": cu})
+                self.same(y[:, :7], right[:, :7], op)
+                self.same(y[:, 15:], right[:, 15:], op)
+                self.assertFalse(y[:, 7:15].any())
+                for pool, state, final in zip(pools.values(), after, finals):
+                    named = jnp.array([4, 1, 0])
+                    self.same(state, pool.at[named].set(final[jnp.array([0, 1, 3])]), op)
+                donated = jax.jit(lambda pools, given: run(given, pools), donate_argnums=0)
+                for got, expected in zip(donated(jax.tree.map(lambda pool: pool * 1, pools), given), (y, *after)):
+                    self.same(got, expected, op)
+
+    def test_gradients_and_seq_count(self):
+        given = make("ssd", B=1, rows=3)
+        cu = jnp.array([0, 7, 19, 19])
+
+        def loss(given, **more):
+            y, state = gt.ssd(**given, final_state=True, cu_seqlens=cu, **more)
+            return (y ** 2).sum() + (state[:2] ** 2).sum()
+        found = jax.grad(loss)(given)
+        fewer = jax.grad(lambda given: loss(given, seq_count=jnp.array([2])))(given)
+        for name in found:
+            self.close(fewer[name][:2] if name == "state" else fewer[name],
+                       found[name][:2] if name == "state" else found[name], 1e-6, name)
+        self.assertGreater(np.linalg.norm(found["state"][:2]), 0)
+
+
+class Transforms(Quiet):
+    def test_vmap_is_a_larger_batch(self):
+        for device in DEVICES:
+            for op in OPS:
+                with self.subTest(op=op, device=device), jax.default_device(device):
+                    parameters = {public(t) for t in OPS[op].tensors if t.shapes[0][0] not in "BM@"}
+                    given, other = make(op), make(op, seed=2)
+                    axes = {name: None if name in parameters else 0 for name in given}
+                    stacked = {name: given[name] if name in parameters else jnp.stack([given[name], other[name]])
+                               for name in given}
+                    run = functools.partial(results_of, gt, op, options=OPTIONS[op])
+                    found = jax.jit(jax.vmap(run, in_axes=(axes,)))(stacked)
+                    text = str(jax.make_jaxpr(jax.vmap(run, in_axes=(axes,)))(stacked))
+                    self.assertNotIn("scan[", text)
+                    for row, one in enumerate((given, {**other, **{name: given[name] for name in parameters}})):
+                        for got, expected in zip(found, run(one)):
+                            self.close(got[row], expected, NEAR[device.platform], f"row {row}")
+
+    def test_vmap_of_gradients(self):
+        """Of each row alone, also the parameters'; then with mapped parameters."""
+        for op in ("wkv6", "ssd", "rmsnorm_linear"):
+            parameters = {public(t) for t in OPS[op].tensors if t.shapes[0][0] not in "BM@"}
+            given, other = make(op), make(op, seed=2)
+
+            def gradients(given, op=op):
+                return jax.grad(lambda given: sum((y ** 2).sum() for y in results_of(gt, op, given, {})))(given)
+            for mapped in (set(given) - parameters, set(given)):
+                stacked = {name: jnp.stack([given[name], other[name]]) if name in mapped else given[name]
+                           for name in given}
+                axes = {name: 0 if name in mapped else None for name in given}
+                found = jax.jit(jax.vmap(gradients, in_axes=(axes,)))(stacked)
+                for row, one in enumerate((given, {**given, **{name: other[name] for name in mapped}})):
+                    right = gradients(one)
+                    for name in given:
+                        self.close(found[name][row], right[name], 1e-6, f"{op}: row {row}: d{name}")
+
+    def test_vmap_of_cotangents_and_packed(self):
+        given = make("conv1d")
+        y, pull = jax.vjp(lambda x: gt.conv1d(x, given["weight"]), given["x"])
+        rows = jnp.stack([y, 2 * y])
+        for row, found in enumerate(jax.vmap(pull)(rows)[0]):
+            self.close(found, pull(rows[row])[0], 1e-6, f"row {row}")
+        given, cu = make("conv1d", B=1, without=("state",)), jnp.array([0, 4, 19])
+        run = functools.partial(gt.conv1d, weight=given["weight"], cu_seqlens=cu)
+        found = jax.vmap(run)(jnp.stack([given["x"], 2 * given["x"]]))
+        self.close(found[1], run(2 * given["x"]), 1e-6, "packed")
+
+    def test_vmap_of_a_step(self):
+        given = make("selective_scan", T=1)
+        step = functools.partial(gt.selective_scan_step, **{name: given[name] for name in ("A", "Dskip", "dt_bias")})
+        mapped = {name: jnp.stack([value, 2 * value]) for name, value in given.items()
+                  if name not in ("A", "Dskip", "dt_bias")}
+        found = jax.vmap(lambda mapped: step(**mapped))(mapped)
+        right = step(**{name: value[1] for name, value in mapped.items()})
+        for got, expected in zip(found, right):
+            self.close(got[1], expected, 1e-6, "step")
+
+    def test_scan_and_checkpoint(self):
+        """A model of three layers: gradients of a loop, of a scan and of a scan that keeps nothing are the same."""
+        given = make("conv1d", without=("state",))
+        weights = jnp.stack([given["weight"], 2 * given["weight"], -given["weight"]])
+
+        def layer(x, weight):
+            return x + gt.conv1d(x, weight, given["bias"], activation="silu"), None
+
+        def loop(weights):
+            x = given["x"]
+            for weight in weights:
+                x, _ = layer(x, weight)
+            return (x ** 2).sum()
+        right = jax.grad(loop)(weights)
+        for one in (layer, jax.checkpoint(layer)):
+            found = jax.jit(jax.grad(lambda w, one=one: (jax.lax.scan(one, given["x"], w)[0] ** 2).sum()))(weights)
+            self.close(found, right, 1e-6, "scan")
+
+    def test_shard_map(self):
+        """Over batch, with parameters on both devices, and over heads."""
+        devices = jax.devices("cpu")
+        self.assertGreaterEqual(len(devices), 2, "XLA_FLAGS was read before this test was imported")
+        mesh = Mesh(np.array(devices[:2]), ("d",))
+        try:
+            shard_map = jax.shard_map
+        except AttributeError:
+            from jax.experimental.shard_map import shard_map
+        P = PartitionSpec
+        heads = {"r": P(None, None, "d"), "u": P("d"), "state": P(None, "d")}
+        for op, over in (("wkv6", "batch"), ("ssd", "batch"), ("norm_gate", "batch"), ("wkv6", "heads")):
+            with self.subTest(op=op, over=over), jax.default_device(devices[0]):
+                parameters = {public(t) for t in OPS[op].tensors if t.shapes[0][0] not in "BM@"}
+                given = make(op)
+                if over == "batch":
+                    specs = {name: P() if name in parameters else P("d") for name in given}
+                    out = P("d")
+                else:
+                    specs = {name: heads.get(name, heads["r"]) for name in given}
+                    out = (heads["r"], heads["state"])
+
+                def run(given, op=op):
+                    results = results_of(gt, op, given, {})
+                    return results if len(results) > 1 else results[0]
+                sharded = jax.jit(shard_map(run, mesh=mesh, in_specs=(specs,), out_specs=out))
+
+                def loss(function, given):
+                    return sum((y ** 2).sum() for y in jax.tree_util.tree_leaves(function(given)))
+                for got, expected in zip(*map(jax.tree_util.tree_leaves, (sharded(given), run(given)))):
+                    self.same(got, expected, "y")
+                found = jax.jit(jax.grad(functools.partial(loss, sharded)))(given)
+                right = jax.grad(functools.partial(loss, run))(given)
+                for name in given:
+                    self.close(found[name], right[name], 1e-6, f"d{name}")
+
+
+class Errors(Quiet):
+    def test_arguments(self):
+        x, s, k = make("ssd"), make("selective_scan"), make("conv_ssd", T=1)
+        p, cu, two = make("ssd", B=1, rows=3), jnp.array([0, 7, 19]), jnp.array([0, 1], jnp.int32)
+        cases = [
+            ("ssd: dt has shape", lambda: gt.ssd(**{**x, "dt": x["dt"][:, :3]})),
+            ("ssd: A is None", lambda: gt.ssd(**{**x, "A": None})),
+            ("ssd: Bm has dtype bfloat16: must be float32", lambda: gt.ssd(**{**x, "Bm": x["Bm"].astype("bfloat16")})),
+            ("ssd: x has dtype float64", lambda: gt.ssd(**{**x, "x": x["x"].astype(jnp.float64)})),
+            ("ssd: x is a builtins.list", lambda: gt.ssd(**{**x, "x": [1.0]})),
+            ("ssd: z has dtype int32: must be a floating", lambda: gt.ssd(**{**x, "z": x["z"].astype("int32")})),
+            ("ssd: state has shape", lambda: gt.ssd(**{**x, "state": x["state"][:, :1]})),
+            ("ssd: softplus = 2", lambda: gt.ssd(**x, softplus=2)),
+            ("ssd: dt_limit = 3", lambda: gt.ssd(**x, dt_limit=3)),
+            ("ssd: segments = 1.5", lambda: gt.ssd(**x, segments=1.5)),
+            ("ssd: cu_seqlens has shape", lambda: gt.ssd(**x, cu_seqlens=jnp.zeros((1,), jnp.int32))),
+            ("ssd: cu_seqlens has dtype", lambda: gt.ssd(**x, cu_seqlens=jnp.zeros((3,)))),
+            ("ssd: seq_count", lambda: gt.ssd(**x, seq_count=jnp.ones((1,), jnp.int32))),
+            ("ssd_step: state is None", lambda: gt.ssd_step(**{**x, "state": None})),
+            ("ssd_step: slots has shape", lambda: gt.ssd_step(**x, slots=jnp.zeros((3,), jnp.int32))),
+            ("ssd_step: rounding = 3: must be", lambda: gt.ssd_step(**x, rounding=3)),
+            ("ssd_step: state has dtype float64", lambda: gt.ssd_step(**{**x, "state": x["state"].astype(jnp.float64)})),
+            ("conv_ssd_step: state has dtype bfloat16: must be float32", lambda: gt.conv_ssd_step(
+                **{**k, "state": k["state"].astype("bfloat16")}, **NEEDED["conv_ssd"])),
+            ("ssd: starts_zero is given without slots", lambda: gt.ssd(**x, starts_zero=two)),
+            ("ssd: cu_seqlens is None", lambda: gt.ssd(**x, slots=two)),
+            ("ssd: state is None", lambda: gt.ssd(**{**p, "state": None}, cu_seqlens=cu, slots=two)),
+            ("ssd: state has shape", lambda: gt.ssd(**{**p, "state": p["state"][0]}, cu_seqlens=cu, slots=two)),
+            ("ssd: state has dtype bfloat16: must be float32", lambda: gt.ssd(
+                **{**p, "state": p["state"].astype("bfloat16")}, cu_seqlens=cu, slots=two)),
+            ("ssd: slots has shape", lambda: gt.ssd(**p, cu_seqlens=cu, slots=two[:1])),
+            ("ssd: starts_zero has shape", lambda: gt.ssd(**p, cu_seqlens=cu, slots=two, starts_zero=two[:1])),
+            ("selective_scan: A has shape", lambda: gt.selective_scan(**{**s, "A": s["A"].T})),
+            ("wkv6: decay = 'no'", lambda: gt.wkv6(**make("wkv6"), decay="no")),
+            ("wkv6: scale = 0", lambda: gt.wkv6(**make("wkv6"), scale=0)),
+            ("norm_mix: b has shape", lambda: gt.norm_mix(**{**make("norm_mix"), "b": s["u"][0]})),
+            ("norm_mix: heads = 0", lambda: gt.norm_mix(**make("norm_mix"), heads=0)),
+            ("conv_ssd: xBC has .* channels", lambda: gt.conv_ssd(**make("conv_ssd"), state_size=100)),
+        ]
+        for text, run in cases:
+            for call in (run, lambda run=run: jax.jit(run)()):
+                with self.subTest(text), self.assertRaisesRegex(ArgumentError, "^gt_kernels.jax." + text):
+                    call()
+
+    def test_of_the_library(self):
+        """A value that only the library knows to be wrong: its own text arrives."""
+        with jax.default_device(DEVICES[0]), self.assertRaisesRegex(Exception, "gt_(ref_)?norm_mix_forward: D = 12"):
+            jax.block_until_ready(gt.norm_mix(**make("norm_mix"), heads=5))
+
+    def test_derivatives_that_there_are_not(self):
+        x = make("conv1d")
+
+        def loss(x):
+            return gt.conv1d(**x).sum()
+        with self.assertRaisesRegex(UnsupportedError, "gt_kernels.jax.conv1d: gradients of gradients"):
+            jax.grad(lambda x: sum(map(jnp.sum, jax.grad(loss)(x).values())))(x)
+        with self.assertRaisesRegex(TypeError, "forward-mode"):
+            jax.jvp(loss, (x,), (x,))
+        with self.assertRaisesRegex(UnsupportedError, "gt_kernels.jax.conv1d: a call with slots has no derivatives"):
+            jax.grad(lambda x: gt.conv1d(**make("conv1d", B=1, without=("x",)), x=x, cu_seqlens=jnp.array([0, 19]),
+                                         slots=jnp.array([0]))[0].sum())(x["x"][:1])
+        with self.assertRaisesRegex(UnsupportedError, "gt_kernels.jax.conv1d_step: a step has no derivatives"):
+            jax.grad(lambda x: gt.conv1d_step(**make("conv1d", T=1, without=("x",)), x=x)[0].sum())(x["x"][:, :1])
+
+    def test_empty(self):
+        for op in RECURRENT:
+            given = make(op, T=0)
+            results = results_of(gt, op, given, {})
+            states = [given[name] for name in given if name in STATES]
+            for got, expected in zip(results[-len(states):], states):
+                self.same(got, expected, op)
+
+
+if __name__ == "__main__":
+    unittest.main()
