@@ -170,7 +170,7 @@ static inline hy_map_args A_of(const hy_model *m, int l) {
                          .y = m->acts[l].A, .dy = m->grad.A, .dx = grad_of(m, m->layer[l].A_log)};
 }
 
-/* But for a single token: the convolution, and ssd on what it makes of x, B and C. */
+/* For forward and backward, not for steps: the convolution, then ssd on the convolved x, B and C. */
 static inline gt_conv_ssd_args conv_ssd_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     int64_t dt = m->I + conv_rows(m);
@@ -216,7 +216,7 @@ static inline gt_ssd_args ssd_of(const hy_model *m, int l, const pass *p) {
                          .workspace_bytes = m->workspace_bytes};
 }
 
-/* Both recurrences of a layer.  What the two have in common stands in the outer struct alone. */
+/* Both recurrences of a layer.  Fields that both share stand in the outer struct alone. */
 static inline gt_wkv_ssm_args wkv_ssm_of(const hy_model *m, int l, const pass *p) {
     gt_wkv6_args wkv6 = wkv6_of(m, l, p);
     gt_ssd_args ssd = ssd_of(m, l, p);

@@ -27,7 +27,7 @@ double hy_peak_of_process(void) {
 #endif
 }
 
-/* ---- what is timed ---------------------------------------------------------------------------- */
+/* ---- the timed calls ---------------------------------------------------------------------------- */
 
 /* A model on a device, and the batch that it was last given. */
 typedef struct subject {
@@ -39,7 +39,7 @@ typedef struct subject {
     const hy_bench *bench; /* of a generation */
 } subject;
 
-/* On the batch that the model was last given, so that the time is that of the device alone. */
+/* Run on the batch that the model was last given, so that the time is the device's alone. */
 static gt_status run_infer(subject *s) { return hy_model_infer(s->model, NULL); }
 static gt_status run_loss(subject *s) { return hy_model_loss(s->model, NULL, NULL, NULL); }
 static gt_status run_gradient(subject *s) { return hy_model_gradient(s->model, NULL, NULL, NULL); }
@@ -110,7 +110,7 @@ static gt_status time_pass(subject *s, const timed_pass *pass, int64_t warm_up, 
 
 /* ---- rows ------------------------------------------------------------------------------------- */
 
-/* Columns of a row beyond those of every row; NAN: none. */
+/* Columns that only some rows have; NAN: none. */
 typedef struct further {
     double cpu_speedup, difference, first_loss, last_loss, gradient, floor_ms;
 } further;

@@ -1,14 +1,18 @@
 /* Products through OpenBLAS.
  *
- * OpenBLAS computes each block of c with one thread, and OpenMP shares the blocks out.  Their sizes
- * do not depend on the number of threads, so neither do the results. */
+ * OpenBLAS computes each block of c with one thread, and OpenMP shares the blocks out.  Their sizes do not depend on
+ * the number of threads, so neither do the results.
+ *
+ * Nor do rows of c depend on the number of windows: a rank with a share of them must compute what one process does.
+ * OpenBLAS adds up in another order in blocks of another size, and at another place of a block.  So every window has
+ * blocks of its own. */
 #include "hybrid_cpu.h"
 #include <cblas.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { BLAS_M = 256, BLAS_N = 1024 }; /* the largest block */
+enum { BLAS_M = 64, BLAS_N = 1024 }; /* the largest block */
 
 const char *hy_blas_open(void) {
     static char name[48];
@@ -33,26 +37,27 @@ gt_status hy_blas_gemm(hy_backend *be, const hy_gemm_args *args) {
     hy_gemm_args g;
     int K, lda, ldb, ldc;
     gt_status status = hy_cpu_gemm_defaults(args, &g);
-    (void)be;
     if (status == GT_OK) status = blas_int("K", g.K, &K);
     if (status == GT_OK) status = blas_int("lda", g.lda, &lda);
     if (status == GT_OK) status = blas_int("ldb", g.ldb, &ldb);
     if (status == GT_OK) status = blas_int("ldc", g.ldc, &ldc);
     if (status != GT_OK) return status;
     if (g.K == 0) K = 0;
-    int64_t m = hy_cpu_gemm_rows(g.M, BLAS_M), n = BLAS_N;
-    int64_t rows = (g.M + m - 1) / m, cols = (g.N + n - 1) / n, tasks = g.count * rows * cols;
+    const int64_t window = be->window && !g.trans_a && g.M % be->window == 0 ? be->window : g.M;
+    const int64_t m = BLAS_M, n = BLAS_N, blocks = (window + m - 1) / m; /* of a window */
+    int64_t rows = window ? g.M / window * blocks : 0, cols = (g.N + n - 1) / n, tasks = g.count * rows * cols;
 #ifdef _OPENMP
 #pragma omp parallel for if (g.count * g.M * g.N * g.K > 20000)
 #endif
     for (int64_t task = 0; task < tasks; task++) {
-        int64_t product = task / (rows * cols), m0 = task / cols % rows * m, n0 = task % cols * n;
+        int64_t product = task / (rows * cols), row = task / cols % rows, n0 = task % cols * n;
+        const int64_t first = row % blocks * m, m0 = row / blocks * window + first;
         const float *a = (const float *)g.a + product * g.a_step + m0 * (g.trans_a ? 1 : g.lda);
         const float *b = (const float *)g.b + product * g.b_step + n0 * (g.trans_b ? g.ldb : 1);
         float *c = (float *)g.c + product * g.c_step + m0 * g.ldc + n0;
         cblas_sgemm(CblasRowMajor, g.trans_a ? CblasTrans : CblasNoTrans, g.trans_b ? CblasTrans : CblasNoTrans,
-                    (int)(m < g.M - m0 ? m : g.M - m0), (int)(n < g.N - n0 ? n : g.N - n0), K, g.alpha, a, lda, b, ldb,
-                    g.beta, c, ldc);
+                    (int)(m < window - first ? m : window - first), (int)(n < g.N - n0 ? n : g.N - n0), K, g.alpha, a,
+                    lda, b, ldb, g.beta, c, ldc);
     }
     return GT_OK;
 }

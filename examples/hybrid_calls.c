@@ -13,7 +13,7 @@ void hy_calls_parameters(int64_t count) { parameters = count; }
 
 static double size_of(gt_dtype dtype) { return dtype == GT_BF16 || dtype == GT_F16 ? 2 : 4; }
 
-/* Of an operator of gt_kernels.h, from its table. */
+/* The bytes of a call of gt_kernels.h, from its operator's table. */
 static double bytes_of(const gt_op *op, gt_pass pass, const void *args) {
     _Alignas(16) char filled[2048];
     gt_dims dims;
@@ -84,7 +84,9 @@ static double bytes_cross_entropy(const hy_cross_entropy_args *a, int backward) 
     F(adamw, hy_adamw_args, (28.0 + (a->copy ? 2 : 0)) * (double)parameters)                                           \
     F(add, hy_add_args, 3 * (double)a->n * size_of(a->dtype))                                                          \
     F(cast, hy_cast_args, (double)a->n *(size_of(a->from_dtype) + size_of(a->to_dtype)))                               \
-    F(carry, hy_carry_args, 8.0 * (double)(a->count * a->B * a->n))
+    F(carry, hy_carry_args, 8.0 * (double)(a->count * a->B * a->n))                                                    \
+    F(dropout, hy_dropout_args, 2 * (double)a->n * size_of(a->dtype))                                                  \
+    F(average, hy_average_args, (a->decay < 0 ? 16.0 : 12.0) * (double)a->n)
 
 #define F(name, type, bytes)                                                                                           \
     static gt_status make_##name(hy_backend *be, const void *args) { return own.name(be, (const type *)args); }        \

@@ -13,8 +13,8 @@ typedef struct hy_call {
     size_t args_bytes;
 } hy_call;
 
-/* From now on the operators of `backend` call see(seer, backend, call), which makes the call, by call->make, as it likes;
- * recordings are neither made nor replayed.  One backend at a time; seer must outlive it. */
+/* From now on the operators of `backend` call see(seer, backend, call), which makes the call, by call->make, as it
+ * likes; recordings are neither made nor replayed.  One backend at a time; seer must outlive it. */
 void hy_calls_see(hy_backend *backend, gt_status (*see)(void *seer, hy_backend *, const hy_call *), void *seer);
 /* The parameters that grad_norm and adamw work on, which their arguments do not say; for hy_call.bytes. */
 void hy_calls_parameters(int64_t count);

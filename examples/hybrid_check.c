@@ -10,12 +10,11 @@
         if (status_ != GT_OK) return status_;                                                                          \
     } while (0)
 
-/* Deep models amplify rounding, and some gradients are small sums of large terms.  So the limit of
- * each tensor is measured: `nudged` is the true model with every parameter moved by a random part
- * of the device's unit roundoff, and what that does to a tensor, in the mean of some trials, is
- * what a single rounding does.  The device rounds at every operator. */
+/* Deep models amplify rounding, and some gradients are small sums of large terms.  So the limit of each tensor is
+ * measured.  `nudged` is the true model with every parameter moved by a random part of the device's unit roundoff.  The
+ * mean change of a tensor over some trials is the effect of a single rounding.  The device rounds at every operator. */
 enum { TRIALS = 4 };
-static const double allowed = 10;   /* times what a single rounding does ... */
+static const double allowed = 10;   /* times the effect of a single rounding ... */
 static const double base_units = 8; /* ... and so many unit roundoffs in any case */
 
 typedef struct check {
@@ -51,8 +50,7 @@ static double noise(uint64_t *state) { /* -1 to 1 */
     return (double)(*state >> 11) / 4503599627370496.0 - 1;
 }
 
-/* Some initial values are zero, and hide what is behind them: moves every number a little, in both
- * models alike. */
+/* Moves every number a little, alike in both models: initial values of zero would hide gradients behind them. */
 static gt_status shake(check *c) {
     uint64_t state = 1;
     for (int i = 0; i < hy_model_param_count(c->truth); i++) {
@@ -138,10 +136,9 @@ static gt_status create_nudged(check *c) {
     return hy_model_create(c->cpu, c->config, c->vocab, c->B, c->T, c->seed, &c->nudged);
 }
 
-/* Mamba-2's gated norm does not see by how much all of a row is multiplied, and Dskip multiplies what a head adds to the
- * row.  So with a single head the gradient of Dskip is a sum that cancels but for what the states add.  Parameters that
- * are moved leave that as it is; the norm's own gradient, rounded element by element, does not.  That single rounding is
- * what the limit of this tensor is measured by, too. */
+/* Mamba-2's gated norm ignores a factor of the whole row.  With a single head, Dskip changes the row by a factor and by
+ * the states' part, so its gradient is a sum that nearly cancels.  Moved parameters keep this cancellation; rounding
+ * the norm's own gradient element by element does not.  So this single rounding, too, measures its limit. */
 static int is_single_scale(const hy_param *p) {
     const char *end = strstr(p->name, "mamba.Dskip");
     return end && p->count == 1;
@@ -227,8 +224,8 @@ static gt_status check_gradients(check *c) {
     return GT_OK;
 }
 
-/* An update is seen as the difference of a parameter after it and before it.  Parameters are fp32: each model rounds the
- * one after it, by up to 2^-24 of it, which is more of an update that is smaller than its parameter. */
+/* An update is seen as the difference of a parameter after it and before it.  Parameters are fp32: each model rounds
+ * the one after it, by up to 2^-24 of it, which is more of an update that is smaller than its parameter. */
 static double rounding_of_values(const check *c, const hy_param *p) {
     double after = 0, moved = 0;
     for (int64_t k = 0; k < p->count; k++) {
@@ -287,8 +284,8 @@ static gt_status make_room(check *c) {
     return hy_fail(GT_ERROR_MEMORY, "no memory for %lld numbers", (long long)(most + c->parameters));
 }
 
-/* A power of two near the number of tokens: as loss scale it makes the gradient that of a sum,
- * whose terms fp16 can hold. */
+/* A power of two near the number of tokens: as loss scale it makes the gradient of a mean the gradient of a sum, whose
+ * terms fp16 can hold. */
 static float loss_scale(int64_t tokens) {
     float scale = 1;
     while (scale * 2 <= (float)tokens) scale *= 2;

@@ -27,7 +27,7 @@ typedef struct row {
     const char *argument;   /* as --help shows it */
     const char *cpu, *cuda; /* default per device; cuda NULL: the same */
     double min, max, multiple;
-    const char *const *choices; /* ends with NULL */
+    const char *const *choices; /* ends with NULL; of a WHOLE: the word for HY_AUTO */
     const char *help;
 } row;
 
@@ -35,16 +35,24 @@ typedef struct row {
 #define BIG 1e9
 #define SEED_MAX 9007199254740991.0 /* 2^53 - 1 */
 static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
+static const char *const fallbacks[] = {"none", "cpu", NULL};
 static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
 static const char *const token_kinds[] = {"bytes", "uint16", "uint32", NULL};
 static const char *const fused[] = {"wkv_ssm", "conv_ssd", NULL};
+static const char *const automatic[] = {"auto", NULL};
+static const char *const schedules[] = {"cosine", "constant", "wsd", NULL};
 static const char *const splits[] = {"tail", "tracks", NULL};
 static const char *const answers[] = {"yes", "no", "true", "false", "on", "off", "1", "0", NULL};
 static const row rows[] = {
     {"Data", .kind = SECTION},
     {"data", PATH, AT(data), "FILE", "",
-     .help = "any text, read as bytes; without it the fables in "
-             "examples/data"},
+     .help = "any text, read as bytes; a folder means its files in the order of their names; A,B means several files "
+             "or folders, one after the other; without it the fables in examples/data"},
+    {"shuffle", FLAG, AT(shuffle), NULL, "no", .help = "read the files of --data in an order that --seed draws"},
+    {"val", PATH, AT(val), "FILE", "",
+     .help = "hold out this text, as --data names one, and train on all of --data; with --eval alone: its loss"},
+    {"held-out", NUMBER, AT(held_out), "X", "0.1", NULL, 1e-6, 0.9, 0, NULL,
+     "share of the text that is held out, without --val"},
     {"separator", STRING, AT(separator), "TEXT", "",
      .help = "what ends a document, for --stateful; empty: two or more blank lines, or a form feed"},
     {"end-symbol", FLAG, AT(end_symbol), NULL, "no",
@@ -56,7 +64,10 @@ static const row rows[] = {
     {"end-token", WHOLE, AT(end_token), "N", "-1", NULL, -1, HY_VOCAB_MAX, 1, NULL,
      "the token that ends a document, if they are numbers; -1: there is none"},
     {"split", CHOICE, AT(split), "KIND", "tail", NULL, 0, 0, 0, splits,
-     "what is held out: the last tenth of the text, or of each of --batch tracks of it: tail, tracks"},
+     "what is held out: the end of the text, or of each of --batch tracks of it: tail, tracks"},
+    {"table", PATH, AT(table), "FILE", "",
+     .help = "what tokens that are numbers stand for, written by tools/tokenize_text.py: samples print as text, losses "
+             "also in bits per byte"},
 
     {"Model", .kind = SECTION},
     {"model", MODEL, AT(model), "NAME", "1M", "HY", .help = "see --list-models"},
@@ -76,13 +87,27 @@ static const row rows[] = {
 
     {"Training", .kind = SECTION},
     {"steps", WHOLE, AT(steps), "N", "400", "300", 1, BIG, 1, NULL, "optimiser steps"},
-    {"batch", WHOLE, AT(batch), "N", "8", "16", 1, 65536, 1, NULL, "windows per step; of --generate: samples (1)"},
+    {"batch", WHOLE, AT(batch), "N", "8", "16", 1, 65536, 1, NULL,
+     "windows per step, of all ranks together; of --generate: samples (1)"},
     {"seq", WHOLE, AT(seq), "N", "64", "128", 1, 1048576, 1, NULL, "tokens per window"},
     {"lr", NUMBER, AT(lr), "X", "0.004", "0.002", 0, 10, 0, NULL, "highest learning rate"},
-    {"min-lr", NUMBER, AT(min_lr), "X", "lr / 10", NULL, 0, 10, 0, NULL, "where its cosine ends"},
+    {"micro-batch", WHOLE, AT(micro_batch), "N|auto", "0", NULL, 0, 65536, 1, automatic,
+     "windows that are in memory at once, a divisor of those of a rank, whose gradients are added up; 0: all; auto: as "
+     "many as fit"},
+    {"schedule", CHOICE, AT(schedule), "NAME", "cosine", NULL, 0, 0, 0, schedules,
+     "of the learning rate after the warm-up: cosine, constant, or wsd (constant, then linear to --min-lr)"},
+    {"decay-steps", WHOLE, AT(decay_steps), "N", "steps / 5", NULL, 1, BIG, 1, NULL, "the last steps of wsd"},
+    {"min-lr", NUMBER, AT(min_lr), "X", "lr / 10", NULL, 0, 10, 0, NULL, "where it ends, unless constant"},
     {"warmup", WHOLE, AT(warmup), "N", "steps / 20", NULL, 0, BIG, 1, NULL,
      "steps in which the learning rate rises from 0"},
     {"weight-decay", NUMBER, AT(weight_decay), "X", "0.1", NULL, 0, 10, 0, NULL, "of AdamW, on matrices"},
+    {"beta1", NUMBER, AT(beta1), "X", "0.9", NULL, 0, 0.999999, 0, NULL, "of AdamW"},
+    {"beta2", NUMBER, AT(beta2), "X", "0.95", NULL, 0, 0.999999, 0, NULL, "of AdamW"},
+    {"eps", NUMBER, AT(eps), "X", "1e-8", NULL, 1e-30, 1, 0, NULL, "of AdamW"},
+    {"dropout", NUMBER, AT(dropout), "X", "0", NULL, 0, 0.95, 0, NULL,
+     "share that training leaves out of the embedding, both branches and the FFN"},
+    {"ema", NUMBER, AT(ema), "X", "0", NULL, 0, 0.999999, 0, NULL,
+     "factor of a moving average of the weights, which evaluations and samples take; 0: none"},
     {"clip", NUMBER, AT(clip), "X", "1", NULL, 0, BIG, 0, NULL, "largest gradient norm; 0: no clipping"},
     {"seed", WHOLE, AT(seed), "N", "1", NULL, 0, SEED_MAX, 1, NULL, "of the weights, the batches and the sample"},
     {"stateful", FLAG, AT(stateful), NULL, "no",
@@ -103,6 +128,9 @@ static const row rows[] = {
              "kept as FILE.1, or with the first number that is free"},
     {"save-every", WHOLE, AT(save_every), "N", "100", "1000", 0, BIG, 1, NULL,
      "steps between savings; 0: at the end only"},
+    {"keep-best", FLAG, AT(keep_best), NULL, "no",
+     .help =
+         "also keep the model of the lowest point of the held-out curve, as the name of --save with .best behind it"},
     {"resume", PATH, AT(resume), "FILE", "",
      .help = "go on with the run that saved FILE, with its options; a larger --steps makes it "
              "longer"},
@@ -115,6 +143,8 @@ static const row rows[] = {
     {"Device", .kind = SECTION},
     {"device", CHOICE, AT(device), "NAME", "auto", NULL, 0, 0, 0, devices,
      "auto, cuda or cpu; auto takes CUDA if it works"},
+    {"fallback", CHOICE, AT(fallback), "NAME", "none", NULL, 0, 0, 0, fallbacks,
+     "after a device failed: none ends the run, cpu goes on from the last saving in a fresh process on the CPU"},
     {"dtype", CHOICE, AT(dtype), "NAME", "f32", "bf16", 0, 0, 0, dtypes,
      "of the activations: f32, bf16 or f16; the CPU knows f32 alone"},
     {"check", FLAG, AT(check), NULL, "no",
@@ -137,6 +167,8 @@ static const row rows[] = {
      .help = "no training: where a step goes, by part, operator and pass: time, graph nodes, bytes, share; prints CSV"},
     {"synchronize", FLAG, AT(synchronize), NULL, "no",
      .help = "wait for the device after every call, so that what it reports late names the call that failed; slow"},
+    {"watch", FLAG, AT(watch), NULL, "no",
+     .help = "also log the GPU's utilisation, temperature, power and memory, and warn above 80 degrees"},
     {"plan", LIST, AT(plan), "B,B,...", "", NULL, 1, 65536, 1,
      .help = "no training: the memory of each model on a CUDA device, which need not be there, with B windows of --seq "
              "tokens; with --model, --hidden and so on of that model alone; prints CSV"},
@@ -145,7 +177,9 @@ static const row rows[] = {
     {"eval-every", WHOLE, AT(eval_every), "N", "steps / 6", NULL, 0, BIG, 1, NULL,
      "steps between held-out losses; 0: at the end only"},
     {"eval-tokens", WHOLE, AT(eval_tokens), "N", "4096", "0", 0, BIG, 1, NULL,
-     "held-out tokens behind the losses on the way, 0: all; the final loss always uses all"},
+     "held-out tokens behind each point of the held-out curve; 0: all"},
+    {"final-eval-tokens", WHOLE, AT(final_eval_tokens), "N", "0", NULL, 0, 1e15, 1, NULL,
+     "held-out tokens behind the final loss and that of --eval; 0: all"},
     {"log-every", WHOLE, AT(log_every), "N", "steps / 20", NULL, 1, BIG, 1, NULL,
      "steps between lines when the output is no terminal"},
     {"csv", PATH, AT(csv), "FILE", "",
@@ -158,12 +192,50 @@ static const row rows[] = {
      "of the sample; 0: always the likeliest byte"},
     {"top-k", WHOLE, AT(top_k), "N", "0", NULL, 0, HY_VOCAB_MAX, 1, NULL,
      "draw each byte of the sample from the N likeliest; 0: from all"},
+    {"top-p", NUMBER, AT(top_p), "X", "1", NULL, 1e-6, 1, 0, NULL,
+     "draw from the fewest of the likeliest that have this probability together; 1: from all"},
+    {"repetition-penalty", NUMBER, AT(repetition_penalty), "X", "1", NULL, 0.01, 100, 0, NULL,
+     "makes tokens that are there already less likely: it divides their logit, or multiplies one below 0; 1: no"},
+    {"stop", STRING, AT(stop), "TEXT", "",
+     .help = "a sample ends behind this text; of numbers without --table: tokens"},
+    {"prompt-file", PATH, AT(prompt_file), "FILE", "",
+     .help = "of --generate: the prompt is what FILE holds, without escapes; -: what standard input does"},
+    {"quiet", FLAG, AT(quiet), NULL, "no", .help = "print of the gates those that fail alone"},
+    {"stall-timeout", WHOLE, AT(stall_timeout), "S", "0", NULL, 0, 1e6, 1, NULL,
+     "end the run, with status 1, if it makes no progress for S seconds: no step, no batch of an evaluation, no file; "
+     "0: "
+     "never"},
     {"gates-strict", FLAG, AT(gates_strict), NULL, "no",
      .help = "end the run at the first gate that fails, with status 3"},
     {"list-models", FLAG, AT(list_models), NULL, "no", .help = "print the models and their sizes"},
     {"version", FLAG, AT(version), NULL, "no", .help = "print the version"},
-    {"help", FLAG, AT(help), NULL, "no", .help = "print this"},
+    {"help", FLAG, AT(help), NULL, "no", .help = "print the common options"},
+    {"help-all", FLAG, AT(help_all), NULL, "no", .help = "print all options"},
 };
+/* The lines of --help, which fits one screen. */
+static const struct {
+    const char *name, *help;
+} common[] = {{"data", "a text, files A,B or a folder; without it the fables"},
+              {"val", "hold out this text instead of the end of --data"},
+              {"model", "see --list-models"},
+              {"hidden", "channels, a multiple of 16"},
+              {"layers", "layers"},
+              {"steps", "optimiser steps"},
+              {"batch", "windows per step; of --generate: samples"},
+              {"seq", "tokens per window"},
+              {"lr", "highest learning rate"},
+              {"seed", "of the weights, the batches and the sample"},
+              {"save", "write the model and the run to FILE"},
+              {"resume", "go on with the run that saved FILE"},
+              {"eval", "no training: the held-out loss of FILE's model"},
+              {"generate", "no training: text from FILE's model"},
+              {"prompt", "start of the text"},
+              {"sample", "bytes of text at the end"},
+              {"temperature", "of the text; 0: the likeliest byte"},
+              {"device", "auto, cuda or cpu"},
+              {"csv", "a log with one row per step"},
+              {"list-models", "the models and their sizes"},
+              {"help-all", "all options"}};
 enum { ROWS = sizeof rows / sizeof rows[0] };
 enum { BY_USER = 1, BY_FILE = 2 }; /* who gave an option: command line or config file, or a model file */
 _Static_assert(sizeof rows / sizeof rows[0] <= HY_OPTIONS_MAX, "hy_options.given is too short");
@@ -274,6 +346,10 @@ static double nearest_number(const row *r, const char *value, int *exact) {
 /* `where` comes before the message: "" or "file:line: ". */
 static gt_status set_number(hy_options *o, const row *r, const char *value, const char *where) {
     int exact;
+    if (r->choices && !strcmp(value, r->choices[0])) {
+        *(int64_t *)((char *)o + r->offset) = HY_AUTO;
+        return GT_OK;
+    }
     char advice[96], steps[32] = "";
     if (r->multiple > 1) snprintf(steps, sizeof steps, " in steps of %g", r->multiple);
     double x = nearest_number(r, value, &exact);
@@ -381,7 +457,8 @@ static const row *find_row(const char *key, const char *where) {
         if (!strcmp(rows[i].name, name)) return rows + i;
         names[count++] = rows[i].name;
     }
-    hy_fail(GT_ERROR_VALUE, "%sunknown option '%s'%s (--help lists all)", where, key, hint_at(name, names, count).text);
+    hy_fail(GT_ERROR_VALUE, "%sunknown option '%s'%s (--help-all lists all)", where, key,
+            hint_at(name, names, count).text);
     return NULL;
 }
 
@@ -505,7 +582,7 @@ static gt_status read_arguments(hy_options *o, char *const *argv, const char **f
         else if (!is_named && **at == '-')
             status = hy_fail(GT_ERROR_VALUE,
                              "unknown option '%s'; options begin with two dashes "
-                             "(--help lists all)",
+                             "(--help-all lists all)",
                              *at);
         else if (*file)
             status = hy_fail(GT_ERROR_VALUE, "'%s' and '%s': only one config file is read", *file, path);
@@ -546,8 +623,12 @@ gt_status hy_options_default(hy_options *o, int cuda) {
     if (*o->generate && !hy_options_given(o, "batch")) o->batch = 1; /* the file's is of training */
     if (!given(o, AT(min_lr))) o->min_lr = o->lr / 10;
     if (!given(o, AT(warmup))) o->warmup = o->steps / 20;
+    if (!given(o, AT(decay_steps))) o->decay_steps = o->steps < 5 ? 1 : o->steps / 5;
     if (!given(o, AT(eval_every))) o->eval_every = o->steps / 6;
     if (!given(o, AT(log_every))) o->log_every = o->steps < 20 ? 1 : o->steps / 20;
+    if (!strcmp(o->schedule, "wsd") && o->decay_steps > o->steps - o->warmup && given(o, AT(decay_steps)))
+        return hy_fail(GT_ERROR_VALUE, "decay-steps: %lld steps do not fit behind the warm-up; the nearest is %lld",
+                       (long long)o->decay_steps, (long long)(o->steps - o->warmup));
     if (o->min_lr > o->lr)
         return hy_fail(GT_ERROR_VALUE, "min-lr: %g is above lr; the nearest is %g", o->min_lr, o->lr);
     if (o->warmup > o->steps)
@@ -561,17 +642,24 @@ gt_status hy_options_default(hy_options *o, int cuda) {
 
 /* ---- options in a model file ---------------------------------------------------------------- */
 
-/* Those that change the result come first; data is judged by its bytes, not by its name. */
+/* Options that change the result come first; data is judged by its bytes, not by its name. */
 static const char *const kept[] = {
     /* the model's */
     "model", "hidden", "layers", "heads", "d-state", "expand", "d-conv", "mamba-head", "ffn", "tokens", "end-symbol",
     /* others that change the result */
-    "vocab", "end-token", "split", "batch", "seq", "steps", "lr", "min-lr", "warmup", "clip", "seed", "weight-decay",
-    "stateful", "separator",
+    "vocab", "end-token", "split", "held-out", "shuffle", "schedule", "decay-steps", "beta1", "beta2", "eps", "dropout",
+    "ema", "batch", "seq", "steps", "lr", "min-lr", "warmup", "clip", "seed", "weight-decay", "stateful", "separator",
     /* the rest */
     "dtype", "data", "eval-every", "eval-tokens", "log-every", "sample", "sample-every", "prompt", "temperature",
-    "top-k", "gates-strict", "save-every", "recompute", "fuse", NULL};
-enum { OF_MODEL = 11, OF_RESULT = 25 };
+    "top-k", "gates-strict", "save-every", "recompute", "fuse", "final-eval-tokens", "val", "table", "micro-batch",
+    "keep-best", NULL};
+enum { OF_MODEL = 11, OF_RESULT = 34 };
+
+const char *hy_options_name(int i) {
+    for (int k = 0; k < ROWS; k++)
+        if (rows[k].kind != SECTION && rows[k].kind != LIST && i-- == 0) return rows[k].name;
+    return NULL;
+}
 
 const char *hy_options_kept(int i) { return kept[i]; }
 
@@ -587,9 +675,11 @@ int hy_options_of_model(const char *name) {
 static const struct {
     const char *mode, *reads;
 } uses[] = {
-    {"eval", " data separator end-symbol tokens split model batch seq device dtype synchronize eval" SIZES},
-    {"generate", " separator end-symbol tokens model batch seq seed device dtype synchronize generate sample prompt "
-                 "temperature top-k" SIZES},
+    {"eval", " data val held-out shuffle table separator end-symbol tokens split model batch seq device dtype "
+             "synchronize eval final-eval-tokens" SIZES},
+    {"generate",
+     " table separator end-symbol tokens model batch seq seed device dtype synchronize generate sample prompt "
+     "temperature top-k top-p repetition-penalty stop prompt-file" SIZES},
     {"check", " data separator end-symbol tokens vocab split model batch seq seed stateful recompute fuse device dtype "
               "synchronize check" SIZES},
     {"bench", " data separator end-symbol tokens vocab split model batch lr weight-decay clip seed stateful recompute "
@@ -605,14 +695,16 @@ static int reads(const char *mode, const char *option) {
     snprintf(word, sizeof word, " %s ", option);
     for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++)
         if (!strcmp(uses[i].mode, mode)) return strstr(uses[i].reads, word) != NULL;
-    return strncmp(option, "bench-", 6) != 0;
+    return strncmp(option, "bench-", 6) != 0 && strcmp(option, "prompt-file") != 0;
 }
 
 gt_status hy_options_fit(const hy_options *o, const char *mode) {
     for (int i = 0; i < ROWS; i++) {
         if (!o->given[i] || reads(mode, rows[i].name)) continue;
         const int is_of_bench = !strncmp(rows[i].name, "bench-", 6);
-        if (!strcmp(mode, "train")) return hy_fail(GT_ERROR_VALUE, "%s: has no effect without --bench", rows[i].name);
+        if (!strcmp(mode, "train"))
+            return hy_fail(GT_ERROR_VALUE, "%s: has no effect without --%s", rows[i].name,
+                           is_of_bench ? "bench" : "generate");
         return hy_fail(GT_ERROR_VALUE, "%s: has no effect with --%s; %s", rows[i].name, mode,
                        is_of_bench ? "it goes with --bench" : "leave it out");
     }
@@ -646,9 +738,12 @@ static int is_word_of(const char *word, const char *const *words) {
 
 gt_status hy_options_fit_together(const hy_options *o, const char *mode) {
     static const char *const training[] = {"train", "resume", "init", ""}, *const generating[] = {"generate", ""};
-    static const char *const of_samples[] = {"prompt", "temperature", "top-k", "sample-every", ""};
-    static const char *const of_drawing[] = {"temperature", "top-k", "seed", ""};
-    static const char *const of_top[] = {"top-k", ""}, *const of_evaluations[] = {"eval-tokens", ""};
+    static const char *const of_samples[] = {"prompt", "temperature",  "top-k", "top-p", "repetition-penalty",
+                                             "stop",   "sample-every", ""};
+    static const char *const of_drawing[] = {"temperature", "top-k", "top-p", "repetition-penalty", "stop", "seed", ""};
+    static const char *const of_top[] = {"top-k", "top-p", ""}, *const of_evaluations[] = {"eval-tokens", ""};
+    static const char *const of_ends[] = {"min-lr", "decay-steps", ""};
+    static const char *const of_tails[] = {"held-out", "split", ""};
     static const char *const of_passes[] = {"stateful", "recompute", "fuse", "bench-steps", "bench-cpu", ""};
     static const char *const of_texts[] = {"separator", ""}, *const of_numbers[] = {"end-token", ""};
     const int trains = is_word_of(mode, training), generates = is_word_of(mode, generating);
@@ -659,8 +754,25 @@ gt_status hy_options_fit_together(const hy_options *o, const char *mode) {
         status = refuse(o, trains ? of_samples : of_drawing, "--sample 0");
     else if ((trains || generates) && o->temperature == 0)
         status = refuse(o, of_top, "--temperature 0");
+    if (status == GT_OK && *o->prompt_file && hy_options_given(o, "prompt"))
+        status = hy_fail(GT_ERROR_VALUE, "prompt: has no effect with --prompt-file; leave it out");
     if (status == GT_OK && trains && !o->eval_every && given(o, AT(eval_every)))
         status = refuse(o, of_evaluations, "--eval-every 0");
+    if (status == GT_OK && trains && !strcmp(o->schedule, "constant"))
+        status = refuse(o, of_ends, "--schedule constant");
+    if (status == GT_OK && trains && strcmp(o->schedule, "wsd") && hy_options_given(o, "decay-steps"))
+        status = hy_fail(GT_ERROR_VALUE, "decay-steps: goes with --schedule wsd alone");
+    if (status == GT_OK && trains && !strcmp(o->fallback, "cpu") && !*o->save)
+        status = hy_fail(GT_ERROR_VALUE, "fallback: cpu has no effect without --save; leave it out");
+    if (status == GT_OK && trains && !strcmp(o->fallback, "cpu") && !strcmp(o->device, "cpu"))
+        status = hy_fail(GT_ERROR_VALUE, "fallback: cpu has no effect with --device cpu; leave it out");
+    if (status == GT_OK && trains && o->watch && !strcmp(o->device, "cpu"))
+        status = hy_fail(GT_ERROR_VALUE, "watch: has no effect with --device cpu; leave it out");
+    if (status == GT_OK && trains && o->keep_best && !*o->save && hy_options_given(o, "keep-best"))
+        status = hy_fail(GT_ERROR_VALUE, "keep-best: has no effect without --save; leave it out");
+    if (status == GT_OK && trains && o->keep_best && !o->eval_every && hy_options_given(o, "keep-best"))
+        status = hy_fail(GT_ERROR_VALUE, "keep-best: has no effect with --eval-every 0; leave it out");
+    if (status == GT_OK && *o->val) status = refuse(o, of_tails, "--val");
     if (status == GT_OK && o->bench_generate) status = refuse(o, of_passes, "--bench-generate");
     if (status != GT_OK || reads_documents) return status;
     snprintf(why, sizeof why, "--%s without --end-symbol%s", mode, o->profile ? " or --stateful" : "");
@@ -684,6 +796,8 @@ void hy_options_text(const hy_options *o, const char *name, char text[HY_TEXT_MA
     const void *field = (const char *)o + r->offset;
     if (r->kind == FLAG)
         snprintf(text, HY_TEXT_MAX, "%s", *(const int *)field ? "yes" : "no");
+    else if (r->kind == WHOLE && r->choices && *(const int64_t *)field == HY_AUTO)
+        snprintf(text, HY_TEXT_MAX, "%s", r->choices[0]);
     else if (r->kind == WHOLE)
         snprintf(text, HY_TEXT_MAX, "%lld", (long long)*(const int64_t *)field);
     else if (r->kind == NUMBER)
@@ -733,24 +847,32 @@ gt_status hy_options_take(hy_options *o, const char *name, const char *text, con
 
 enum { HELP = 23, WIDTH = 79 }; /* where the text begins, and where lines end */
 
-static void print_option(FILE *out, const row *r) {
+static void print_option(FILE *out, const row *r, const char *help) {
     char left[64], text[512], standard[96] = "";
     snprintf(left, sizeof left, "--%s%s%s", r->name, r->argument ? " " : "", r->argument ? r->argument : "");
     if (r->cuda)
         snprintf(standard, sizeof standard, " [%s; on CUDA %s]", r->cpu, r->cuda);
     else if (r->kind != FLAG && *r->cpu)
         snprintf(standard, sizeof standard, " [%s]", r->cpu);
-    snprintf(text, sizeof text, "%s%s", r->help, standard);
+    snprintf(text, sizeof text, "%s%s", help, standard);
     fprintf(out, "  %-*s ", HELP - 3, left);
     hy_print_wrapped(out, text, HELP, HELP, WIDTH);
 }
 
 static void print_paragraph(FILE *out, const char *text) { hy_print_wrapped(out, text, 0, 0, WIDTH); }
 
+static const char title[] = "hybrid_train: trains an RWKV-6 + Mamba-2 language model on a text\n";
+static const char usage[] = "  hybrid_train [CONFIG] [--option value | --option=value | --flag]...\n";
+
+/* 23 lines at most, so that a terminal of 24 shows all of them above its prompt. */
 void hy_options_help(FILE *out) {
-    fputs("hybrid_train: trains an RWKV-6 + Mamba-2 language model on a text\n\n"
-          "  hybrid_train [CONFIG] [--option value | --option=value | --flag]...\n\n",
-          out);
+    fprintf(out, "%s%s", title, usage);
+    for (size_t i = 0; i < sizeof common / sizeof common[0]; i++)
+        print_option(out, find_row(common[i].name, ""), common[i].help);
+}
+
+void hy_options_help_all(FILE *out) {
+    fprintf(out, "%s\n%s\n", title, usage);
     print_paragraph(out,
                     "CONFIG is a file of lines 'option: value' (# begins a comment, flags take yes "
                     "or no); the command line overrides it; --config CONFIG is the same. Defaults are in brackets.");
@@ -764,15 +886,18 @@ void hy_options_help(FILE *out) {
         if (rows[i].kind == SECTION)
             fprintf(out, "\n%s\n", rows[i].name);
         else
-            print_option(out, rows + i);
+            print_option(out, rows + i, rows[i].help);
     }
     fputc('\n', out);
     print_paragraph(out, "Ctrl-C ends the run after the current step: the model file is written, then "
-                         "come the final loss and table (status 130); so does SIGTERM (status 143). A "
-                         "second one ends it at once. OMP_NUM_THREADS sets the CPU threads; the "
+                         "come the final loss and table (status 130); so do SIGTERM (status 143) and "
+                         "SIGUSR1 (status 138), which mpirun passes on. A second one ends it at once. The final "
+                         "evaluation of a finished run, or of --eval, "
+                         "ends with the result so far. OMP_NUM_THREADS sets the CPU threads; the "
                          "numbers do not depend on it.");
+    print_paragraph(out, "Under mpirun or srun the processes share the windows of a batch. Rank 0 prints and writes.");
     print_paragraph(out, "NO_COLOR takes the colours away, TERM=dumb all escapes.");
     print_paragraph(out, "Exit status: 0 done, 1 run failed, 2 bad option or file, 3 a gate failed "
-                         "with --gates-strict, 4 --check found a difference, 130 and 143 "
+                         "with --gates-strict, 4 --check found a difference, 130, 138 and 143 "
                          "interrupted.");
 }

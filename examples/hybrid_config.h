@@ -6,9 +6,11 @@
 #include <stdio.h>
 
 #define HY_TEXT_MAX 1024
-#define HY_OPTIONS_MAX 96
+#define HY_OPTIONS_MAX 160
 
 #define HY_LENGTHS_MAX 64
+
+enum { HY_AUTO = -1 }; /* of a whole number that may be 'auto' */
 
 typedef struct hy_lengths {
     int count;
@@ -16,7 +18,10 @@ typedef struct hy_lengths {
 } hy_lengths;
 
 typedef struct hy_options {
-    char data[HY_TEXT_MAX]; /* "" = the text that comes with the program */
+    char data[HY_TEXT_MAX];                    /* "" = the text that comes with the program */
+    char val[HY_TEXT_MAX], table[HY_TEXT_MAX]; /* "" = none */
+    double held_out;
+    int shuffle;
     char separator[HY_TEXT_MAX];
     char tokens[HY_TEXT_MAX], split[HY_TEXT_MAX];
     int64_t vocab, end_token; /* of numbers; vocab 0 = by the largest, end_token -1 = none */
@@ -25,30 +30,36 @@ typedef struct hy_options {
     /* 0 in these: as the model says, or the default that goes with the others */
     int64_t hidden, layers, heads, head_size, d_state, expand, d_conv, mamba_head, ffn;
     int64_t steps, batch, seq, warmup, seed;
-    double lr, min_lr, weight_decay, clip;
+    double lr, min_lr, weight_decay, clip, beta1, beta2, eps, dropout, ema;
+    char schedule[HY_TEXT_MAX];
+    int64_t decay_steps, micro_batch; /* micro_batch: 0 = batch, HY_AUTO = by memory */
+    int keep_best;
     int stateful, recompute;
     char fuse[HY_TEXT_MAX];
-    char device[HY_TEXT_MAX];
+    char device[HY_TEXT_MAX], fallback[HY_TEXT_MAX];
     char dtype[HY_TEXT_MAX];
     int check;
     hy_lengths bench;       /* none: no benchmark */
     hy_lengths bench_batch; /* none: batch */
     int64_t bench_runs;     /* that a pass of the benchmark is timed */
     int64_t bench_steps;    /* 0: no training in the benchmark */
-    int bench_cpu, bench_generate, profile, synchronize;
+    int bench_cpu, bench_generate, profile, synchronize, watch;
     hy_lengths plan;        /* batches; none: no plan */
     char save[HY_TEXT_MAX]; /* these five: "" = not wanted */
     char resume[HY_TEXT_MAX], init[HY_TEXT_MAX];
     char eval[HY_TEXT_MAX], generate[HY_TEXT_MAX];
     int64_t save_every;
-    int64_t eval_every, eval_tokens, log_every;
+    int64_t eval_every, eval_tokens, final_eval_tokens, log_every;
     char csv[HY_TEXT_MAX];
     int64_t sample, sample_every;
     char prompt[HY_TEXT_MAX];
-    double temperature;
+    char prompt_file[HY_TEXT_MAX], stop[HY_TEXT_MAX];
+    double temperature, top_p, repetition_penalty;
     int64_t top_k;
+    int quiet;
+    int64_t stall_timeout; /* seconds; 0: none */
     int gates_strict;
-    int help, version, list_models;
+    int help, help_all, version, list_models;
     const char *config;                  /* the config file, as in argv; NULL = none */
     unsigned char given[HY_OPTIONS_MAX]; /* per row of the table: 1 by the user, 2 by a model file */
 } hy_options;
@@ -61,8 +72,11 @@ gt_status hy_options_parse(hy_options *options, int argc, char *const *argv);
 /* Gives every option that the user left out its default, which may depend on the device. */
 gt_status hy_options_default(hy_options *options, int cuda);
 
-void hy_options_help(FILE *out);
+void hy_options_help(FILE *out); /* the common options, on one screen */
+void hy_options_help_all(FILE *out);
 
+/* The i-th option of one value; NULL after the last. */
+const char *hy_options_name(int i);
 /* The options that a model file keeps, by name: the i-th, NULL after the last.  dtype is among
  * them, device is not. */
 const char *hy_options_kept(int i);

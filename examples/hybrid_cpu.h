@@ -6,13 +6,13 @@
 
 #include "hybrid_ops.h"
 
-/* What a backend may use, added up. */
+/* Features that a backend may use, added up. */
 enum {
     HY_CPU_AVX2 = 1, /* AVX2 and FMA */
     HY_CPU_BLAS = 2  /* OpenBLAS */
 };
 
-/* What this build and this processor have. */
+/* The features that this build and this processor have. */
 int hy_cpu_features(void);
 
 /* A CPU backend that uses `features` and no others.  Features that are not there:

@@ -1,44 +1,12 @@
-#define _XOPEN_SOURCE 700 /* fileno, fstat */
 #include "hybrid_data.h"
 #include "hybrid_ops.h"
 #include "hybrid_sha256.h"
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 /* ---- text ----------------------------------------------------------------------------------- */
-
-/* The whole file, also if it is a pipe, whose size is not known.  NULL with errno; EFBIG if what is
- * no regular file goes on after HY_STREAM_MAX bytes, as /dev/zero does. */
-static uint8_t *read_all(FILE *file, int64_t *size) {
-    size_t room = 1 << 16, used = 0;
-    struct stat about;
-    int may_be_endless = fstat(fileno(file), &about) || !S_ISREG(about.st_mode);
-    uint8_t *bytes = malloc(room);
-    while (bytes) {
-        used += fread(bytes + used, 1, room - used, file);
-        if (used < room) break;
-        if (may_be_endless && used >= HY_STREAM_MAX) {
-            if (getc(file) == EOF) break;
-            free(bytes);
-            errno = EFBIG;
-            return NULL;
-        }
-        uint8_t *larger = realloc(bytes, room *= 2);
-        if (!larger) free(bytes);
-        bytes = larger;
-    }
-    if (!bytes) errno = ENOMEM;
-    if (bytes && ferror(file)) {
-        free(bytes);
-        bytes = NULL;
-    }
-    *size = (int64_t)used;
-    return bytes;
-}
 
 /* Length of the line end at byte i, 0 if there is none. */
 static int64_t line_end_at(const uint8_t *bytes, int64_t size, int64_t i) {
@@ -79,40 +47,43 @@ static void put_token(hy_text *text, int64_t i, int32_t token) {
         ((int32_t *)text->token)[i] = token;
 }
 
-/* The vocabulary: the bytes that occur, without those of separators that become a symbol of their own. */
-static int find_vocabulary(hy_text *text, const uint8_t *bytes, int64_t size, const hy_source *from) {
+/* The vocabulary: the bytes that occur.  Separators that become a symbol of their own do not count. */
+static int find_vocabulary(hy_text *text, const hy_span *span, int64_t spans, const hy_source *from) {
     uint8_t occurs[256] = {0}, list[256];
     int count = 0;
-    for (int64_t i = 0; i < size;) {
-        int64_t length = from->end_symbol ? separator_at(bytes, size, i, from->separator) : 0;
-        if (!length) occurs[bytes[i]] = 1;
-        i += length ? length : 1;
-    }
+    for (const hy_span *s = span; s < span + spans; s++)
+        for (int64_t i = 0; i < s->size;) {
+            int64_t length = from->end_symbol ? separator_at(s->bytes, s->size, i, from->separator) : 0;
+            if (!length) occurs[s->bytes[i]] = 1;
+            i += length ? length : 1;
+        }
     for (int b = 0; b < 256; b++)
         if (occurs[b]) list[count++] = (uint8_t)b;
     hy_text_vocabulary(text, list, count, from->end_symbol);
     return count;
 }
 
-/* Fills token and document; a document includes the separator that ends it. */
-static int take_bytes(hy_text *text, const uint8_t *bytes, int64_t size, const hy_source *from) {
-    int64_t room = 0, n = 0, start = 0;
-    text->width = width_for(text->vocab);
-    text->token = malloc((size_t)(size + 1) * (size_t)text->width);
-    if (!text->token) return -1;
-    for (int64_t i = 0; i < size;) {
-        int64_t length = separator_at(bytes, size, i, from->separator), end = i + (length ? length : 1);
+/* A token of a text in memory. */
+static void add_token(hy_text *text, int32_t token) {
+    if (text->token) put_token(text, text->size, token);
+    text->size++;
+}
+
+/* Adds the tokens and documents of a file; a document includes the separator that ends it. */
+static int take_bytes(hy_text *text, int64_t *room, const hy_span *s, const hy_source *from) {
+    int64_t start = text->size;
+    for (int64_t i = 0; i < s->size;) {
+        int64_t length = separator_at(s->bytes, s->size, i, from->separator), end = i + (length ? length : 1);
         if (length && from->end_symbol)
-            put_token(text, n++, text->end_symbol);
+            add_token(text, text->end_symbol);
         else
-            for (int64_t k = i; k < end; k++) put_token(text, n++, text->token_of[bytes[k]]);
+            for (int64_t k = i; k < end; k++) add_token(text, text->token_of[s->bytes[k]]);
         i = end;
         text->ends += length > 0;
-        if (!length && i < size) continue;
-        if (add_document(text, &room, start)) return -1;
-        start = n;
+        if (!length && i < s->size) continue;
+        if (add_document(text, room, start)) return -1;
+        start = text->size;
     }
-    text->document[text->documents] = text->size = n;
     return 0;
 }
 
@@ -122,36 +93,35 @@ static int64_t number_at(const uint8_t *bytes, int width, int64_t i) {
     return number;
 }
 
-static int take_numbers(hy_text *text, const uint8_t *bytes, int64_t size, const hy_source *from) {
-    int64_t room = 0, start = 0;
-    text->width = width_for(text->vocab);
-    text->token = malloc((size_t)size * (size_t)text->width);
-    if (!text->token) return -1;
-    for (int64_t i = 0; i < size; i++) {
-        int32_t token = (int32_t)number_at(bytes, from->width, i);
-        put_token(text, i, token);
+static int take_numbers(hy_text *text, int64_t *room, const hy_span *s, const hy_source *from) {
+    const int64_t count = s->size / from->width;
+    int64_t start = text->size;
+    for (int64_t i = 0; i < count; i++) {
+        int32_t token = (int32_t)number_at(s->bytes, from->width, i);
+        add_token(text, token);
         text->ends += token == from->end_token;
-        if (i + 1 < size && token != from->end_token) continue;
-        if (add_document(text, &room, start)) return -1;
-        start = i + 1;
+        if (i + 1 < count && token != from->end_token) continue;
+        if (add_document(text, room, start)) return -1;
+        start = text->size;
     }
-    text->document[text->documents] = text->size = size;
     return 0;
 }
 
-/* What a file of numbers says of its vocabulary. */
-static gt_status check_numbers(hy_text *text, const uint8_t *bytes, int64_t size, const hy_source *from) {
-    const int64_t count = size / from->width, limit = from->vocab ? from->vocab : HY_VOCAB_MAX;
+/* Checks the vocabulary of files of numbers. */
+static gt_status check_numbers(hy_text *text, const hy_span *span, int64_t spans, const hy_source *from) {
+    const int64_t limit = from->vocab ? from->vocab : HY_VOCAB_MAX;
     int64_t most = 0;
-    if (size % from->width)
-        return hy_fail(GT_ERROR_VALUE, "%lld bytes are no whole numbers of %d bytes", (long long)size, from->width);
-    if (!count) return hy_fail(GT_ERROR_VALUE, "the text is empty");
-    for (int64_t i = 0; i < count; i++) {
-        int64_t token = number_at(bytes, from->width, i);
-        if (token >= limit)
-            return hy_fail(GT_ERROR_VALUE, "token %lld is %lld: must be under %lld, the %s", (long long)i,
-                           (long long)token, (long long)limit, from->vocab ? "vocabulary" : "largest vocabulary");
-        if (token > most) most = token;
+    for (const hy_span *s = span; s < span + spans; s++) {
+        if (s->size % from->width)
+            return hy_fail(GT_ERROR_VALUE, "%lld bytes are no whole numbers of %d bytes", (long long)s->size,
+                           from->width);
+        for (int64_t i = 0; i < s->size / from->width; i++) {
+            int64_t token = number_at(s->bytes, from->width, i);
+            if (token >= limit)
+                return hy_fail(GT_ERROR_VALUE, "token %lld is %lld: must be under %lld, the %s", (long long)i,
+                               (long long)token, (long long)limit, from->vocab ? "vocabulary" : "largest vocabulary");
+            if (token > most) most = token;
+        }
     }
     text->is_numbers = 1;
     text->end_symbol = -1;
@@ -162,68 +132,126 @@ static gt_status check_numbers(hy_text *text, const uint8_t *bytes, int64_t size
     return text->vocab > 1 ? GT_OK : hy_fail(GT_ERROR_VALUE, "every token is 0: there is nothing to learn");
 }
 
-/* Sizes of the parts: the last tenth is held out, of all or of each track, the rest of which may be a token or two
- * that fit no track. */
-static gt_status cut_pieces(hy_text *text, int64_t tracks) {
+/* How many of so many tokens are held out: in whole numbers, since a tenth has no exact form in binary. */
+static int64_t held_out_of(int64_t tokens, const hy_source *from) {
+    const int64_t million = 1000000, share = from->held_out ? from->held_out : million / 10;
+    return tokens / million * share + (tokens % million * share + million - 1) / million;
+}
+
+/* Sizes of the parts.  Held out is the end of the text or of each track, or all from token `other` on (-1: there are no
+ * other files).  A token or two at the end may fit no track. */
+static gt_status cut_pieces(hy_text *text, int64_t other, const hy_source *from) {
+    const int64_t tracks = from->tracks;
     text->pieces = tracks ? tracks : 1;
     text->piece = text->size / text->pieces;
-    text->piece_train = tracks ? text->piece * 9 / 10 : text->size - (text->size + 9) / 10;
+    text->skipped = other >= 0;
+    text->piece_train = other >= 0 ? other : text->piece - held_out_of(text->piece, from);
     text->size = text->pieces * text->piece;
     text->train = text->pieces * text->piece_train;
     if (tracks && (text->piece_train < 2 || text->piece == text->piece_train))
         return hy_fail(GT_ERROR_VALUE, "batch: the text is too short for %lld tracks of their own", (long long)tracks);
+    if (other >= 0 && text->size - other < 2)
+        return hy_fail(GT_ERROR_VALUE, "val: the text is too short: it has %lld tokens, the least is 2",
+                       (long long)(text->size - other));
     while (text->documents > 1 && text->document[text->documents - 1] >= text->size) text->documents--;
     text->document[text->documents] = text->size;
     return GT_OK;
 }
 
+/* Counts the tokens of the training parts, or of the held-out parts, in count[vocab]. */
+static void count_tokens(const hy_text *text, int is_held_out, int64_t *count) {
+    for (int64_t p = 0; p < text->pieces; p++) {
+        const int64_t start = p * text->piece, middle = start + text->piece_train, end = start + text->piece;
+        for (int64_t i = is_held_out ? middle + text->skipped : start; i < (is_held_out ? end : middle); i++)
+            count[hy_token(text, i)]++;
+    }
+}
+
 static gt_status count_entropy(hy_text *text) {
-    int64_t *count = calloc((size_t)text->vocab, sizeof *count), held_out = text->size - text->train;
+    int64_t *count = calloc(2 * (size_t)text->vocab, sizeof *count), *held_out = count + text->vocab;
     double total = (double)text->train, smoothed = total + text->vocab;
     if (!count) return hy_fail(GT_ERROR_MEMORY, "no memory for %d counts", text->vocab);
     text->entropy_train = text->entropy_held_out = 0;
-    for (int64_t i = 0; i < text->size; i++)
-        if (i % text->piece < text->piece_train) count[hy_token(text, i)]++;
-    for (int v = 0; v < text->vocab; v++)
+    count_tokens(text, 0, count);
+    count_tokens(text, 1, held_out);
+    for (int v = 0; v < text->vocab; v++) {
         if (count[v]) text->entropy_train -= (double)count[v] / total * log((double)count[v] / total);
-    for (int64_t i = 0; i < text->size; i++)
-        if (i % text->piece >= text->piece_train)
-            text->entropy_held_out -= log((double)(count[hy_token(text, i)] + 1) / smoothed);
-    if (held_out) text->entropy_held_out /= (double)held_out;
+        text->entropy_held_out -= (double)held_out[v] * log((double)(count[v] + 1) / smoothed);
+    }
+    text->entropy_held_out /= (double)hy_held_out_tokens(text);
     free(count);
     return GT_OK;
 }
 
-static void sum_bytes(hy_text *text, const uint8_t *bytes, int64_t size) {
+/* SHA-256 of the files in their order; `other` files begin at span `first_other`, with a mark before them. */
+static void sum_bytes(hy_text *text, const hy_span *span, int64_t spans, int64_t first_other) {
     hy_sha256 sum;
     hy_sha256_start(&sum);
-    hy_sha256_add(&sum, bytes, (size_t)size);
+    for (int64_t i = 0; i < spans; i++) {
+        if (i == first_other) hy_sha256_add(&sum, "\0val", 4);
+        hy_sha256_add(&sum, span[i].bytes, (size_t)span[i].size);
+    }
     hy_sha256_end(&sum, text->sum);
 }
 
-static gt_status read_text(hy_text *text, const uint8_t *bytes, int64_t size, const hy_source *from) {
+/* Whether the tokens can stay where they are. */
+static int all_mapped(const hy_span *span, int64_t spans) {
+    int64_t mapped = 0;
+    for (int64_t i = 0; i < spans; i++) mapped += span[i].is_mapped;
+    return spans && mapped == spans;
+}
+
+/* first_other: the span from which on files are held out, -1 for none.  With spans that are mapped the text takes
+ * them. */
+static gt_status read_text(hy_text *text, hy_span *span, int64_t spans, int64_t first_other, const hy_source *from) {
+    int64_t bytes = 0, room = 0, other = -1;
+    const int stays = all_mapped(span, spans) && !from->end_symbol;
     gt_status status = GT_OK;
-    if (from->width) {
-        status = check_numbers(text, bytes, size, from);
-    } else if (find_vocabulary(text, bytes, size, from) < 2) {
-        status = hy_fail(GT_ERROR_VALUE, size ? "every byte of the text is the same: there is nothing to "
-                                                "learn"
-                                              : "the text is empty");
-    }
+    for (int64_t i = 0; i < spans; i++) bytes += span[i].size;
+    if (!bytes) return hy_fail(GT_ERROR_VALUE, "the text is empty");
+    if (from->width)
+        status = check_numbers(text, span, spans, from);
+    else if (find_vocabulary(text, span, spans, from) < 2)
+        status = hy_fail(GT_ERROR_VALUE, "every byte of the text is the same: there is nothing to learn");
     if (status != GT_OK) return status;
-    if (from->width ? take_numbers(text, bytes, size / from->width, from) : take_bytes(text, bytes, size, from))
-        return hy_fail(GT_ERROR_MEMORY, "no memory for a text of %lld bytes", (long long)size);
+    text->width = stays ? from->width : width_for(text->vocab);
+    if (!stays) text->token = malloc((size_t)(bytes / (from->width ? from->width : 1) + 1) * (size_t)text->width);
+    int failed = !stays && !text->token;
+    for (int64_t i = 0; i < spans && !failed; i++) {
+        if (i == first_other) other = text->size;
+        span[i].first = text->size;
+        failed = from->width ? take_numbers(text, &room, span + i, from) : take_bytes(text, &room, span + i, from);
+    }
+    if (first_other == spans) other = text->size; /* the other files are empty */
+    if (failed) return hy_fail(GT_ERROR_MEMORY, "no memory for a text of %lld bytes", (long long)bytes);
+    text->document[text->documents] = text->size;
     snprintf(text->end_text, sizeof text->end_text, "%s",
              from->separator && *from->separator ? from->separator : "\n\n\n");
-    status = cut_pieces(text, from->tracks);
+    if (stays) text->span = span, text->spans = spans;
+    status = cut_pieces(text, other, from);
     if (status == GT_OK) status = count_entropy(text);
-    if (from->sum) sum_bytes(text, bytes, size);
+    if (from->sum) sum_bytes(text, span, spans, first_other);
     return status;
 }
 
+int32_t hy_mapped_token(const hy_text *text, int64_t i) {
+    int64_t low = 0, high = text->spans;
+    while (high - low > 1) { /* the last span that begins at or before the token */
+        const int64_t middle = low + (high - low) / 2;
+        if (text->span[middle].first <= i)
+            low = middle;
+        else
+            high = middle;
+    }
+    const uint8_t *bytes = text->span[low].bytes;
+    i -= text->span[low].first;
+    return text->width ? (int32_t)number_at(bytes, text->width, i) : text->token_of[bytes[i]];
+}
+
 gt_status hy_text_read(hy_text *text, const void *bytes, int64_t size, const hy_source *source) {
+    hy_span span = {.bytes = bytes, .size = size};
     memset(text, 0, sizeof *text);
-    gt_status status = read_text(text, bytes, size, source);
+    gt_status status = read_text(text, &span, 1, -1, source);
     if (status != GT_OK) hy_text_free(text);
     return status;
 }
@@ -233,25 +261,52 @@ gt_status hy_text_from_bytes(hy_text *text, const void *bytes, int64_t size, con
     return hy_text_read(text, bytes, size, &source);
 }
 
-gt_status hy_text_load(hy_text *text, const char *path, const hy_source *source) {
-    gt_status status;
-    int64_t size = 0;
-    memset(text, 0, sizeof *text);
-    FILE *file = fopen(path, "rb");
-    uint8_t *bytes = file ? read_all(file, &size) : NULL;
-    if (bytes) {
-        status = hy_text_read(text, bytes, size, source);
-        if (status != GT_OK) hy_fail(status, "data file %s: %s", path, hy_last_error());
-    } else if (file && errno == EFBIG) {
-        status = hy_fail(GT_ERROR_VALUE,
-                         "data file %s: no regular file, and longer than %zu MiB; put the text "
-                         "into a file",
-                         path, HY_STREAM_MAX >> 20);
-    } else {
-        status = hy_fail(GT_ERROR_VALUE, "data file %s: %s", path, strerror(errno));
+/* Loads the files of both lists into spans; empty files are left out. */
+static gt_status load_spans(hy_span *span, int64_t *spans, int64_t *first_other, const hy_paths *paths,
+                            const hy_paths *other, const hy_source *from) {
+    const int is_mapped =
+        hy_paths_bytes(paths) + hy_paths_bytes(other) >= (from->map_from ? from->map_from : HY_MAP_FROM);
+    *spans = 0, *first_other = -1;
+    for (int64_t i = 0; i < paths->count + other->count; i++) {
+        const int is_other = i >= paths->count;
+        const char *path = is_other ? other->path[i - paths->count] : paths->path[i];
+        if (is_other && *first_other < 0) *first_other = *spans;
+        gt_status status = hy_span_load(span + *spans, path, is_mapped);
+        if (status != GT_OK) return status;
+        if (from->width && span[*spans].size % from->width) {
+            status = hy_fail(GT_ERROR_VALUE, "data file %s: %lld bytes are no whole numbers of %d bytes", path,
+                             (long long)span[*spans].size, from->width);
+            ++*spans;
+            return status;
+        }
+        if (span[*spans].size)
+            ++*spans;
+        else
+            hy_span_free(span + *spans);
     }
-    if (file) fclose(file);
-    free(bytes);
+    return GT_OK;
+}
+
+gt_status hy_text_load(hy_text *text, const hy_paths *paths, const hy_paths *other, const hy_source *source) {
+    static const hy_paths none;
+    int64_t spans = 0, first_other;
+    memset(text, 0, sizeof *text);
+    if (!other) other = &none;
+    const int64_t count = paths->count + other->count;
+    hy_span *span = calloc((size_t)(count + 1), sizeof *span);
+    if (!span) return hy_fail(GT_ERROR_MEMORY, "no memory for %lld files", (long long)count);
+    gt_status status = load_spans(span, &spans, &first_other, paths, other, source);
+    if (status == GT_OK) {
+        status = read_text(text, span, spans, first_other, source);
+        if (status != GT_OK)
+            hy_fail(status, "data file %s%s: %s", paths->count ? paths->path[0] : other->path[0],
+                    count > 1 ? " and others" : "", hy_last_error());
+    }
+    if (text->span && status == GT_OK) return GT_OK; /* the spans are the text's */
+    text->span = NULL;
+    for (int64_t i = 0; i < spans; i++) hy_span_free(span + i);
+    free(span);
+    if (status != GT_OK) hy_text_free(text);
     return status;
 }
 
@@ -294,9 +349,13 @@ gt_status hy_text_recode(hy_text *text, const uint8_t *bytes, int count) {
     hy_text other = *text;
     const int old_count = text->vocab - (text->end_symbol >= 0);
     hy_text_vocabulary(&other, bytes, count, text->end_symbol >= 0);
-    other.width = width_for(other.vocab);
     for (int v = 0; v < old_count; v++)
         if (other.token_of[text->byte_of[v]] < 0) return not_in_vocabulary(text->byte_of[v]);
+    if (text->span) { /* mapped bytes are translated where they are read */
+        *text = other;
+        return count_entropy(text);
+    }
+    other.width = width_for(other.vocab);
     other.token = malloc((size_t)text->size * (size_t)other.width + 1);
     if (!other.token) return hy_fail(GT_ERROR_MEMORY, "no memory for a text of %lld tokens", (long long)text->size);
     for (int64_t i = 0; i < text->size; i++) {
@@ -308,17 +367,34 @@ gt_status hy_text_recode(hy_text *text, const uint8_t *bytes, int count) {
     return count_entropy(text);
 }
 
+gt_status hy_text_table(hy_text *text, const char *path) {
+    gt_status status = hy_table_load(&text->table, path);
+    if (status != GT_OK || text->table.count >= text->vocab) return status;
+    return hy_fail(GT_ERROR_VALUE, "table %s: it has %lld tokens, the vocabulary %d", path,
+                   (long long)text->table.count, text->vocab);
+}
+
+int64_t hy_token_bytes(const hy_text *text, int32_t token) {
+    if (text->table.start) return text->table.start[token + 1] - text->table.start[token];
+    return !text->is_numbers && text->end_symbol < 0;
+}
+
 void hy_text_free(hy_text *text) {
+    for (int64_t i = 0; i < text->spans && text->span; i++) hy_span_free(text->span + i);
+    free(text->span);
+    hy_table_free(&text->table);
     free(text->token);
     free(text->document);
     memset(text, 0, sizeof *text);
 }
 
+static const char between[] = " ,\n\r\t"; /* numbers of a list */
+
 static gt_status encode_numbers(const hy_text *text, const char *string, int32_t *token, int *count) {
-    for (const char *at = string + strspn(string, " ,"); *at; at += strspn(at, " ,")) {
+    for (const char *at = string + strspn(string, between); *at; at += strspn(at, between)) {
         char *end;
         long long number = strtoll(at, &end, 10);
-        if (end == at || (*end && !strchr(" ,", *end)))
+        if (end == at || (*end && !strchr(between, *end)))
             return hy_fail(GT_ERROR_VALUE, "'%.20s' is no list of tokens such as 17 4 256", at);
         if (number < 0 || number >= text->vocab)
             return hy_fail(GT_ERROR_VALUE, "token %lld is not in the vocabulary of %d", number, text->vocab);
@@ -346,7 +422,7 @@ gt_status hy_text_encode(const hy_text *text, const char *string, int32_t *token
 
 gt_status hy_batch_create(hy_batch *batch, int64_t rows, int64_t length) {
     size_t n = (size_t)rows * (size_t)length;
-    *batch = (hy_batch){.rows = rows, .length = length};
+    *batch = (hy_batch){.rows = rows, .length = length, .all = rows};
     batch->input = calloc(n, sizeof(int32_t));
     batch->target = calloc(n, sizeof(int32_t));
     batch->keep = calloc((size_t)rows, sizeof(int32_t));
@@ -362,9 +438,18 @@ void hy_batch_free(hy_batch *batch) {
     memset(batch, 0, sizeof *batch);
 }
 
-/* Row `row` predicts the `count` tokens from `first` on; the rest of it is not counted. */
-static void fill_row(hy_batch *batch, const hy_text *text, int64_t row, int64_t first, int64_t count) {
+void hy_batch_share(hy_batch *batch, int rank, int ranks) {
+    batch->first = rank * batch->rows;
+    batch->all = ranks * batch->rows;
+}
+
+/* Row `row` of all predicts the `count` tokens from `first` on; the rest of it is not counted.  keep: see hy_batch. */
+static void fill_row(hy_batch *batch, const hy_text *text, int64_t row, int64_t first, int64_t count, int keep) {
+    batch->all_targets += count;
+    row -= batch->first;
+    if (row < 0 || row >= batch->rows) return; /* another rank's */
     int32_t *input = batch->input + row * batch->length, *target = batch->target + row * batch->length;
+    batch->keep[row] = keep;
     for (int64_t t = 0; t < batch->length; t++) {
         input[t] = t < count ? hy_token(text, first + t - 1) : 0;
         target[t] = t < count ? hy_token(text, first + t) : -1;
@@ -374,11 +459,10 @@ static void fill_row(hy_batch *batch, const hy_text *text, int64_t row, int64_t 
 
 void hy_batch_random(hy_batch *batch, const hy_text *text, uint64_t *random) {
     int64_t places = text->piece_train - batch->length; /* of a piece; first predicted token: 1 ... */
-    batch->targets = 0;
-    for (int64_t row = 0; row < batch->rows; row++) {
+    batch->targets = batch->all_targets = 0;
+    for (int64_t row = 0; row < batch->all; row++) {
         int64_t place = (int64_t)(hy_random(random) % (uint64_t)(text->pieces * places));
-        fill_row(batch, text, row, place / places * text->piece + 1 + place % places, batch->length);
-        batch->keep[row] = 0;
+        fill_row(batch, text, row, place / places * text->piece + 1 + place % places, batch->length, 0);
     }
 }
 
@@ -448,37 +532,36 @@ void hy_tracks_free(hy_tracks *tracks) {
 }
 
 void hy_batch_tracks(hy_batch *batch, const hy_text *text, hy_tracks *tracks) {
-    batch->targets = 0;
-    for (int64_t row = 0; row < batch->rows; row++) {
+    batch->targets = batch->all_targets = 0;
+    for (int64_t row = 0; row < batch->all; row++) {
         if (tracks->next[row] == tracks->end[row]) rewind_track(tracks, text, row);
         int64_t first = tracks->next[row], end = first + batch->length;
         int64_t document_start = text->document[tracks->document[row]];
         int64_t document_end = text->document[tracks->document[row] + 1];
         if (end > document_end) end = document_end;
         if (end > tracks->end[row]) end = tracks->end[row];
-        fill_row(batch, text, row, first, end - first);
-        batch->keep[row] = first != tracks->first[row] && first != document_start;
+        fill_row(batch, text, row, first, end - first, first != tracks->first[row] && first != document_start);
         tracks->next[row] = end;
         tracks->document[row] += end == document_end;
     }
 }
 
+int64_t hy_held_out_tokens(const hy_text *text) {
+    return text->pieces * (text->piece - text->piece_train - text->skipped);
+}
+
 int hy_batch_held_out(hy_batch *batch, const hy_text *text, int64_t *next) {
-    const int64_t held_out = text->piece - text->piece_train;
+    const int64_t first = text->piece_train + text->skipped, held_out = text->piece - first;
     const int64_t windows = (held_out + batch->length - 1) / batch->length; /* of a piece */
     int64_t row = 0;
-    batch->targets = 0;
-    for (int64_t i; row < batch->rows && (i = *next + row) < text->pieces * windows; row++) {
+    batch->targets = batch->all_targets = 0;
+    for (int64_t i; row < batch->all && (i = *next + row) < text->pieces * windows; row++) {
         int64_t done = i % windows * batch->length, left = held_out - done;
-        fill_row(batch, text, row, i / windows * text->piece + text->piece_train + done,
-                 left < batch->length ? left : batch->length);
-        batch->keep[row] = 0;
+        fill_row(batch, text, row, i / windows * text->piece + first + done,
+                 left < batch->length ? left : batch->length, 0);
     }
     *next += row;
     if (row == 0) return 0;
-    for (; row < batch->rows; row++) {
-        fill_row(batch, text, row, text->train, 0);
-        batch->keep[row] = 0;
-    }
+    for (; row < batch->all; row++) fill_row(batch, text, row, text->train, 0, 0);
     return 1;
 }

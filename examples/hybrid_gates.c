@@ -84,7 +84,8 @@ typedef struct operator_run {
     _Alignas(16) char args[ARGS_BYTES], twin[ARGS_BYTES];
 } operator_run;
 
-/* Lists of sequences, what other passes have, and what the trainer's own product of rmsnorm_linear does not take. */
+/* Left out are lists of sequences, tensors of other passes, and tensors that the trainer's own rmsnorm_linear does not
+ * take. */
 static int is_left_out(const gt_op *op, const gt_tensor *t) {
     return t->kind == 'i' || (gt_use(t, GT_FORWARD) == '-' && gt_use(t, GT_BACKWARD) == '-') ||
            (!strcmp(op->name, "rmsnorm_linear") && (strstr(t->name, "bias") || strstr(t->name, "beta")));
@@ -95,12 +96,12 @@ static int is_input(const gt_tensor *t) {
 }
 
 static gt_dtype dtype_of(const operator_run *r, const gt_tensor *t) {
-    return t->kind == 'f' ? GT_F32 : r->backend->dtype;
+    return strchr("fSP", t->kind) ? GT_F32 : r->backend->dtype;
 }
 
 static void put(void *args, size_t at, const void *value, size_t bytes) { memcpy((char *)args + at, value, bytes); }
 
-/* Inputs are random, and in the twin what the backend makes of them. */
+/* Inputs are random; the twin gets them as the backend rounds them. */
 static gt_status prepare_array(operator_run *r, int i, uint64_t *random) {
     hy_backend *b = r->backend;
     const gt_tensor *t = &r->op->tensors[i];

@@ -1,5 +1,5 @@
-/* Gates G0 to G4: checks of a model's health on real batches, each with its numbers, its bounds and
- * what it guards against.  What lies between the bounds of PASS and FAIL is a WARN. */
+/* Gates G0 to G4: checks of a model's health on real batches, each with its numbers, its bounds and the fault that it
+ * guards against.  A number between the bounds of PASS and FAIL is a WARN. */
 #ifndef HYBRID_GATES_H
 #define HYBRID_GATES_H
 
@@ -16,8 +16,8 @@ typedef struct hy_gate {
     const char *against; /* the fault that it would show */
 } hy_gate;
 
-/* G0: forward and backward of every operator of gt_kernels.h on this backend give what the CPU twins
- * give, on small random arrays. */
+/* G0: forward and backward of every operator of gt_kernels.h on this backend agree with the CPU twins, on small random
+ * arrays. */
 hy_gate hy_gate_operators(hy_backend *backend);
 
 /* G1: a forward pass of a whole batch counts every target and gives finite numbers only. */
@@ -41,12 +41,12 @@ hy_gate hy_gate_short_training(int64_t steps, double before, double after, doubl
  * differ.  A window of one token is not judged. */
 hy_gate hy_gate_states(const hy_probe *probe);
 
-/* G4: gradient norm of the RWKV branches over that of the Mamba branches.  A model that has one of them
- * alone is not judged. */
+/* G4: gradient norm of the RWKV branches, divided by the norm of the Mamba branches.  A model with one branch is not
+ * judged. */
 hy_gate hy_gate_balance(const hy_probe *probe, double ratio);
 
-/* What it guards against stands in a line of its own, and so do the bounds if they do not fit beside
- * the values. */
+/* The fault that a gate guards against has a line of its own; so have the bounds if they do not fit beside the values.
+ * */
 void hy_gates_print(const hy_screen *screen, const hy_gate *gates, int count);
 
 #endif

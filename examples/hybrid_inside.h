@@ -1,4 +1,4 @@
-/* What the files of the model share: its memory, its sizes, and how the layers are run.
+/* Shared by the files of the model: its memory, its sizes, and how the layers are run.
  *
  * | file              | holds                                                               |
  * |-------------------|---------------------------------------------------------------------|
@@ -7,7 +7,7 @@
  * | hybrid_args.h     | the operators' arguments, of each a function                        |
  * | hybrid_layer.c    | forward and backward of a layer                                     |
  * | hybrid_model.c    | of the whole model; the optimiser; decoding                         |
- * | hybrid_probe.c    | what forward left, and what the gates look at                       | */
+ * | hybrid_probe.c    | results of forward, and numbers for the gates                       | */
 #ifndef HYBRID_INSIDE_H
 #define HYBRID_INSIDE_H
 
@@ -30,7 +30,7 @@ enum {
     MIX_RANK = 32,  /* of the five data-dependent lerps */
     DECAY_RANK = 64 /* of the decay */
 };
-enum { MIXES = 5 }; /* what the token shift feeds: w, then k v r g */
+enum { MIXES = 5 }; /* the inputs of the token shift: w, then k v r g */
 enum { KEY, VALUE, RECEPTANCE, GATE, PROJECTIONS };
 
 /* ---- the model ----------------------------------------------------------------------------- */
@@ -52,9 +52,9 @@ typedef struct layer_params {
 } layer_params;
 enum { LAYER_PARAMS = sizeof(layer_params) / sizeof(int) };
 
-/* What forward keeps of one layer.  M rows; activations unless said otherwise. */
+/* Arrays of one layer that forward keeps.  M rows; activations unless said otherwise. */
 typedef struct layer_acts {
-    void *x;               /* [M,C] what enters the layer */
+    void *x;               /* [M,C] input of the layer */
     void *norm;            /* [M,C] */
     void *shifted;         /* [M,C] input of the lerps' low-rank pair, whose inner ... */
     void *lora;            /* [M,5*32] ... and outer values are */
@@ -141,6 +141,7 @@ struct hy_model {
 
     void *memory;                  /* all of the following, of the backend */
     float *values, *grads, *m, *v; /* [param_total] */
+    float *average;                /* [param_total], with config.average */
     void *copies;                  /* [param_total] 16-bit weights; fp32: none */
     hy_segments segments;
     float *control, *norms, *total;   /* [HY_CONTROLS] [HY_GROUPS+1] [3] */
@@ -163,6 +164,8 @@ struct hy_model {
     int held;       /* recompute: the layer whose activations are there; -1: not known */
     int accumulate; /* of that backward */
     float loss_scale;
+    double sums[3]; /* of total, over the parts of the last step ... */
+    int has_sums;   /* ... if it had several */
     int64_t steps;
     int judged;                                   /* 1: hy_model_result has seen the last step */
     enum { UNTOUCHED, TOUCHED, UNKNOWN } weights; /* since then */
@@ -171,11 +174,12 @@ struct hy_model {
 static inline int has_rwkv(const hy_model *m) { return m->config.mix != HY_MIX_MAMBA; }
 static inline int has_mamba(const hy_model *m) { return m->config.mix != HY_MIX_RWKV; }
 static inline int is_mamba1(const hy_model *m) { return m->config.mamba == 1; }
-/* Layers share their activations, but for their inputs. */
+/* Layers share their activations; each keeps its input. */
 static inline int recomputes(const hy_model *m) { return m->config.recompute && !m->config.inference; }
 static inline int is_single(const hy_model *m) { return !has_rwkv(m) || !has_mamba(m); }
 
-/* Both recurrences of a layer are one call in training.  Where no backward follows, two calls take less time and memory. */
+/* Both recurrences of a layer are one call in training.  Where no backward follows, two calls take less time and
+ * memory. */
 static inline int has_wkv_ssm(const hy_model *m) {
     return !is_single(m) && !is_mamba1(m) && m->config.fuse == HY_WKV_SSM && !m->config.inference;
 }
@@ -263,9 +267,9 @@ static inline pass decoding_pass(const hy_model *m, int64_t T) {
     return (pass){.B = B, .T = T, .M = B * T, .in = &m->decoding, .out = &m->decoding, .step = T == 1};
 }
 
-/* ---- what the files call of each other ------------------------------------------------------- */
+/* ---- functions between the files ------------------------------------------------------- */
 
-/* hybrid_params.c.  Rounding is that of the fp32 parameters to the copies that the projections read. */
+/* hybrid_params.c.  round: the fp32 parameters are rounded to the copies that the projections read. */
 void hy_params_add(hy_model *m);
 gt_status hy_params_init(hy_model *m);
 gt_status hy_params_round(hy_model *m);
@@ -276,7 +280,9 @@ gt_status hy_states_zero(const hy_model *m, const state_set *s);
 /* hybrid_layer.c; out: [M,C], what leaves the layer; NULL: not wanted, and then the last product is left out. */
 gt_status hy_layer_forward(const hy_model *m, int l, const pass *p, void *out);
 gt_status hy_layer_backward(const hy_model *m, int l);
-/* Makes the activations of layer l those of the latest forward. */
+/* x: [M,columns].  site: 0 is the embedding's. */
+gt_status hy_dropout(const hy_model *m, const pass *p, int site, void *x, int64_t columns);
+/* Brings back the activations of layer l of the latest forward. */
 gt_status hy_layer_restore(hy_model *m, int l);
 
 /* hybrid_model.c: from the uploaded tokens to the loss. */

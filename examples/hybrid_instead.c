@@ -52,7 +52,8 @@ gt_status hy_bench_models(trainer *t) {
 
 /* A row of a plan: one model, one batch, for training and for inference. */
 static gt_status plan_row(const trainer *t, const hy_config *model, int64_t batch) {
-    const double tokens = (double)(batch * t->options.seq);
+    const int64_t share = batch / t->ranks.size; /* windows of a rank */
+    const double tokens = (double)(share * t->options.seq);
     hy_config lean = *model, again = *model;
     hy_plan p, inference, recompute;
     const struct {
@@ -62,7 +63,7 @@ static gt_status plan_row(const trainer *t, const hy_config *model, int64_t batc
     lean.inference = 1, again.recompute = 1;
     for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
         gt_status status =
-            hy_model_plan(t->backend, plans[i].config, t->text.vocab, (int)batch, (int)t->options.seq, plans[i].plan);
+            hy_model_plan(t->backend, plans[i].config, t->text.vocab, (int)share, (int)t->options.seq, plans[i].plan);
         if (status != GT_OK) return status;
     }
     printf("%s,%s,%d,%d,%d,%lld,%lld,%lld", model->name, hy_dtype_names[t->backend->dtype], model->hidden,
@@ -83,10 +84,13 @@ gt_status hy_plan_models(trainer *t) {
     const hy_config *list = hy_model_list(&count);
     gt_status status = GT_OK;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) is_one |= hy_options_given(&t->options, sizes[i]);
-    printf("# MiB on %s; weights, gradients, optimiser and activations are exact, the kernels' own memory %s%s\n"
+    char of_ranks[64] = "";
+    if (t->ranks.size > 1)
+        snprintf(of_ranks, sizeof of_ranks, " of each of %d ranks, which share a batch,", t->ranks.size);
+    printf("# MiB%s on %s; weights, gradients, optimiser and activations are exact, the kernels' own memory %s%s\n"
            "model,dtype,hidden,layers,vocab,parameters,batch,seq,weights,gradients,optimizer,activations,backward,"
            "states,workspace,training,inference,training_kib_per_token,inference_kib_per_token,training_recompute\n",
-           t->backend->device, strcmp(t->backend->name, "plan") ? "too" : "is estimated",
+           of_ranks, t->backend->device, strcmp(t->backend->name, "plan") ? "too" : "is estimated",
            t->config.recompute ? "; layers are run again for backward" : "");
     for (int i = 0; i < (is_one ? 1 : count); i++)
         for (int k = 0; k < batches->count && status == GT_OK; k++) {
@@ -111,15 +115,17 @@ gt_status hy_profile_step(trainer *t) {
 gt_status hy_print_held_out(trainer *t) {
     const hy_config *c = hy_model_config(t->model);
     const hy_text *x = &t->text;
-    gt_status status = hy_evaluate(t, 0, &t->held_out);
+    hy_catch_signals(t);
+    gt_status status = hy_evaluate(t, 0, NULL);
     if (status != GT_OK) return status;
     const hy_screen *s = &t->screen;
     hy_screen_entry(s, FINAL, "model", "%s: %s, %d channels, %d layers", t->options.eval, c->name, c->hidden,
                     c->layers);
     hy_screen_entry(s, FINAL, "device", "%s: %s", t->backend->device, t->why);
     hy_screen_entry(s, FINAL, "data", "%s: %s %s, of which held out %s (%s)", t->data, hy_grouped(x->size).text,
-                    x->is_numbers || x->end_symbol >= 0 ? "tokens" : "bytes", hy_grouped(x->size - x->train).text,
-                    hy_part_of(x).text);
+                    x->is_numbers || x->end_symbol >= 0 ? "tokens" : "bytes", hy_grouped(hy_held_out_tokens(x)).text,
+                    hy_part_of(t).text);
+    if (hy_interrupted(t)) puts("interrupted");
     hy_print_loss(t);
     return hy_flush_report();
 }

@@ -1,4 +1,4 @@
-/* Names of what is compiled once per instruction set: the build defines HY_ISA as base or avx2. */
+/* Names of functions that are compiled once per instruction set: the build defines HY_ISA as base or avx2. */
 #ifndef HYBRID_ISA_H
 #define HYBRID_ISA_H
 

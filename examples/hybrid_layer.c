@@ -108,6 +108,29 @@ static gt_status forward_branches(const hy_model *m, int l, const pass *p) {
     return forward_mamba_out(m, l, p);
 }
 
+/* In training, some numbers become 0; of the gradient the same ones. */
+gt_status hy_dropout(const hy_model *m, const pass *p, int site, void *x, int64_t columns) {
+    const hy_dropout_args drop = {.n = p->M * columns,
+                                  .window = p->T * columns,
+                                  .dtype = m->be->dtype,
+                                  .rate = m->config.dropout,
+                                  .site = site,
+                                  .control = m->control,
+                                  .x = x};
+    return p->keep_saved && m->config.dropout > 0 ? m->be->dropout(m->be, &drop) : GT_OK;
+}
+
+static int branches_site(int l) { return 3 * l + 1; }
+static int ffn_site(int l) { return 3 * l + 3; }
+
+/* Branches that do not lie side by side are two arrays, in which windows are apart. */
+static gt_status drop_of_branches(const hy_model *m, int l, const pass *p, void *branches) {
+    const int64_t columns = branch_row(m);
+    TRY(hy_dropout(m, p, branches_site(l), branches, columns));
+    if (columns == branch_columns(m)) return GT_OK;
+    return hy_dropout(m, p, branches_site(l) + 1, branch_b(m, p, branches), columns);
+}
+
 /* middle = x + mix(a, b) */
 static gt_status forward_mix(const hy_model *m, int l, const pass *p) {
     hy_backend *be = m->be;
@@ -139,10 +162,12 @@ gt_status hy_layer_forward(const hy_model *m, int l, const pass *p, void *out) {
     be->at.part = "norm";
     TRY(be->norm_gate_forward(be, &norm));
     TRY(forward_branches(m, l, p));
+    TRY(drop_of_branches(m, l, p, a->branches));
     TRY(forward_mix(m, l, p));
     be->at.part = "ffn";
     TRY(be->rmsnorm_linear_forward(be, &up));
     TRY(be->map_forward(be, &gelu));
+    TRY(hy_dropout(m, p, ffn_site(l), a->act, m->F));
     if (!out) return GT_OK;
     TRY(be->copy(be, out, a->middle, (size_t)(p->M * m->C) * act_bytes(m)));
     return linear_forward(m, p, ffn_down_of(m, l, out), 1);
@@ -195,12 +220,13 @@ static gt_status backward_ffn(const hy_model *m, int l) {
     hy_map_args gelu = gelu_of(m, l, &m->trained);
     be->at.part = "ffn";
     TRY(linear_backward(m, ffn_down_of(m, l, NULL), m->grad.x, m->grad.act, 0));
+    TRY(hy_dropout(m, &m->trained, ffn_site(l), m->grad.act, m->F));
     TRY(be->map_backward(be, &gelu));
     TRY(be->rmsnorm_linear_backward(be, &up));
     return add_part(m);
 }
 
-/* Gradients of a and b from that of `middle`, which is grad.x. */
+/* Gradients of a and b from the gradient of `middle`, which is grad.x. */
 static gt_status backward_mix(const hy_model *m, int l) {
     hy_backend *be = m->be;
     const pass *p = &m->trained;
@@ -226,7 +252,7 @@ static gt_status backward_mix(const hy_model *m, int l) {
     return be->copy(be, m->grad.branches, m->grad.x, (size_t)(p->M * m->C) * act_bytes(m));
 }
 
-/* From the gradient of the branch to that of the recurrence's output. */
+/* From the gradient of the branch to the gradient of the recurrence's output. */
 static gt_status backward_rwkv_out(const hy_model *m, int l) {
     gt_norm_gate_args head_norm = head_norm_of(m, l, &m->trained);
     m->be->at.part = "rwkv";
@@ -332,6 +358,7 @@ gt_status hy_layer_backward(const hy_model *m, int l) {
     gt_norm_gate_args norm = norm_of(m, l, &m->trained);
     TRY(backward_ffn(m, l));
     TRY(backward_mix(m, l));
+    TRY(drop_of_branches(m, l, &m->trained, m->grad.branches));
     TRY(backward_branches(m, l));
     m->be->at.part = "norm";
     TRY(m->be->norm_gate_backward(m->be, &norm));

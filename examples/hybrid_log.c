@@ -100,9 +100,21 @@ gt_status hy_keep_apart(const char *option, const char *path, const char *what, 
 
 /* ---- the log -------------------------------------------------------------------------------- */
 
-static const char header[] = "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,"
-                             "tokens_per_s,memory_mib,seconds,grad_ratio,branch_cosine,rwkv_rms,"
-                             "mamba_rms,rwkv_gain,mamba_gain\n";
+#define COLUMNS                                                                                                        \
+    "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,tokens_per_s,memory_mib,seconds,grad_ratio,"          \
+    "branch_cosine,rwkv_rms,mamba_rms,rwkv_gain,mamba_gain"
+/* The headers that a log can have: of an older program, of this one, and with --watch. */
+enum { OLDER, PLAIN, WATCHED, HEADERS };
+static const char *const headers[HEADERS] = {COLUMNS "\n", COLUMNS ",final_loss,final_tokens\n",
+                                             COLUMNS
+                                             ",final_loss,final_tokens,gpu_percent,gpu_celsius,gpu_watts,gpu_mib\n"};
+
+/* Which header a line is; -1: none. */
+static int header_of(const char *line) {
+    for (int i = 0; i < HEADERS; i++)
+        if (!strcmp(line, headers[i])) return i;
+    return -1;
+}
 
 /* Gives the file the first name of PATH.1, PATH.2, ... that is free; with `stays` it keeps its own,
  * too, where files can have two names. */
@@ -124,7 +136,7 @@ static gt_status keep_aside(const char *option, const char *path, int stays, cha
 
 /* An old log, as its rows describe it. */
 typedef struct old_log {
-    int is_log;
+    int is_log, columns;   /* columns: which header it has */
     int64_t kept, dropped; /* rows */
     int is_ours, is_whole; /* the last kept row is the run's; nothing but a part of a row is dropped */
     long long size;        /* of what stays, in bytes */
@@ -150,7 +162,8 @@ static gt_status read_log(const char *path, const hy_log_point *from, old_log *o
         char *end;
         long long step = strtoll(line, &end, 10);
         int is_row = end != line && *end == ',', is_whole = line[length - 1] == '\n';
-        if (!old->size && !(old->is_log = !strcmp(line, header))) break;
+        if (!old->size) old->columns = header_of(line);
+        if (!old->size && !(old->is_log = old->columns >= 0)) break;
         if (old->dropped || !is_whole || (is_row && step > from->step)) {
             old->dropped++;
             old->is_whole &= !is_whole;
@@ -196,6 +209,7 @@ static gt_status prepare(hy_log *log, const char *target, const hy_log_point *fr
     } else if (truncate(target, (off_t)old.size))
         return hy_fail(GT_ERROR_VALUE, "csv %s: %s", log->path, strerror(errno));
     *mode = "r+";
+    log->columns = old.columns;
     snprintf(log->note, sizeof log->note, "continued; rows kept: %lld, later ones dropped: %lld%s%s",
              (long long)old.kept, (long long)old.dropped, old.is_whole ? "" : "; the whole log is kept as ",
              old.is_whole ? "" : kept);
@@ -231,11 +245,11 @@ gt_status hy_keep_older(const char *option, const char *path, char *kept, size_t
     return keep_aside(option, target, 1, kept, size);
 }
 
-gt_status hy_log_open(hy_log *log, const char *path, const hy_log_point *from) {
+gt_status hy_log_open(hy_log *log, const char *path, const hy_log_point *from, int watched) {
     struct stat found;
     const char *mode = "w";
     gt_status status = GT_OK;
-    *log = (hy_log){.file = NULL};
+    *log = (hy_log){.columns = watched ? WATCHED : PLAIN};
     if (!*path) return GT_OK;
     char target[HY_PATH_MAX];
     snprintf(log->path, sizeof log->path, "%s", path);
@@ -250,7 +264,7 @@ gt_status hy_log_open(hy_log *log, const char *path, const hy_log_point *from) {
     if (!log->file) return hy_fail(GT_ERROR_VALUE, "csv %s: %s", path, strerror(errno));
     log->is_regular = !fstat(fileno(log->file), &found) && S_ISREG(found.st_mode);
     if (*mode == 'w')
-        fputs(header, log->file);
+        fputs(headers[log->columns], log->file);
     else if (fseeko(log->file, 0, SEEK_END))
         return hy_fail(GT_ERROR_VALUE, "csv %s: %s", path, strerror(errno));
     return hy_flush(log->file, log->path);
@@ -275,12 +289,19 @@ static void add_numbers(char *row, const double *numbers, int count) {
 }
 
 /* The last columns of a row, and its end.  The fields of a missing branch are empty. */
-static void add_branches(char *row, const hy_probe *p) {
+static void add_end(const hy_log *log, char *row, const hy_probe *p, double final_loss, int64_t final_tokens,
+                    const hy_gpu *gpu) {
     double numbers[5] = {(double)NAN, (double)NAN, (double)NAN, (double)NAN, (double)NAN};
     if (p && p->has[0] && p->has[1]) numbers[0] = p->branch_cosine;
     for (int k = 0; p && k < 2; k++)
         if (p->has[k]) numbers[1 + k] = p->branch_rms[k], numbers[3 + k] = p->branch_gain[k];
     add_numbers(row, numbers, 5);
+    if (log->columns >= PLAIN && final_tokens)
+        add(row, ",%.9g,%lld", final_loss, (long long)final_tokens);
+    else if (log->columns >= PLAIN)
+        add(row, ",,");
+    if (log->columns == WATCHED)
+        add_numbers(row, (const double[]){gpu->percent, gpu->celsius, gpu->watts, gpu->mib}, 4);
     add(row, "\n");
 }
 
@@ -291,12 +312,24 @@ static const char *column(const char *row, int index) {
     return row;
 }
 
-enum { HELD_OUT = 3, BRANCHES = 12 }; /* places of columns in a row */
+enum { HELD_OUT = 3, BRANCHES = 12, GPU = 19 }; /* places of columns in a row */
+
+/* The numbers of the GPU in a row; an empty field is NAN. */
+static hy_gpu gpu_of(const hy_log *log) {
+    double number[4] = {(double)NAN, (double)NAN, (double)NAN, (double)NAN};
+    for (int i = 0; i < 4 && log->columns == WATCHED; i++) {
+        const char *field = column(log->row, GPU + i);
+        if (field && *field != ',' && *field != '\n') number[i] = strtod(field, NULL);
+    }
+    return (hy_gpu){number[0], number[1], number[2], number[3]};
+}
 
 /* 1 for a whole row without held-out loss and branches. */
-static int is_incomplete(const char *row) {
-    const char *held_out = column(row, HELD_OUT), *branches = column(row, BRANCHES);
-    return held_out && *held_out == ',' && branches && !strcmp(branches, ",,,,\n");
+static int is_incomplete(const hy_log *log) {
+    const char *held_out = column(log->row, HELD_OUT), *branches = column(log->row, BRANCHES);
+    const size_t empty = log->columns == OLDER ? 4 : 6; /* commas between empty fields */
+    return held_out && *held_out == ',' && branches && strspn(branches, ",") >= empty && strchr(branches, '\n') &&
+           (log->columns == WATCHED || branches[empty] == '\n');
 }
 
 gt_status hy_log_reopen(hy_log *log, const char *path, const hy_log_point *last) {
@@ -308,7 +341,7 @@ gt_status hy_log_reopen(hy_log *log, const char *path, const hy_log_point *last)
     follow_link(path, target);
     FILE *file = fopen(target, "r");
     if (!file) return hy_fail(GT_ERROR_VALUE, "csv %s: %s", path, strerror(errno));
-    int is_log = fgets(line, sizeof line, file) && !strcmp(line, header);
+    int is_log = fgets(line, sizeof line, file) && (log->columns = header_of(line)) >= 0;
     for (off_t at = ftello(file); is_log && fgets(line, sizeof line, file); at = ftello(file)) {
         strcpy(log->row, line);
         log->at = (long long)at;
@@ -316,7 +349,7 @@ gt_status hy_log_reopen(hy_log *log, const char *path, const hy_log_point *last)
     int failed = ferror(file);
     fclose(file);
     if (failed) return hy_fail(GT_ERROR_VALUE, "csv %s: %s", path, strerror(EIO));
-    if (!is_log || !is_row_of(log->row, last) || !is_incomplete(log->row)) return GT_OK;
+    if (!is_log || !is_row_of(log->row, last) || !is_incomplete(log)) return GT_OK;
     log->file = fopen(target, "r+");
     log->is_regular = 1;
     return log->file ? GT_OK : hy_fail(GT_ERROR_VALUE, "csv %s: %s", path, strerror(errno));
@@ -331,7 +364,7 @@ gt_status hy_log_write(hy_log *log, const hy_log_row *r) {
     add(row, ",%.9g,%.9g,%.9g,%.9g,%.0f,%.1f,%.3f", r->grad_norm, r->rwkv_norm, r->mamba_norm, r->lr, r->tokens_per_s,
         r->memory_mib, r->seconds);
     add_numbers(row, &r->ratio, 1);
-    add_branches(row, r->probe);
+    add_end(log, row, r->probe, r->final_loss, r->final_tokens, &r->gpu);
     log->at = log->is_regular ? (long long)ftello(log->file) : 0;
     fputs(row, log->file);
     return hy_flush(log->file, log->path);
@@ -345,12 +378,15 @@ static int put_row(const hy_log *log, const char *row) {
     return written == (ssize_t)length ? 0 : errno ? errno : ENOSPC;
 }
 
-gt_status hy_log_complete(hy_log *log, double held_out, const hy_probe *probe) {
-    char row[HY_ROW_MAX] = "";
+gt_status hy_log_complete(hy_log *log, double held_out, double final_loss, int64_t final_tokens,
+                          const hy_probe *probe) {
+    char row[HY_ROW_MAX] = "", number_text[32] = "";
     if (!log->file) return GT_OK;
     const char *field = column(log->row, HELD_OUT), *branches = column(log->row, BRANCHES);
-    add(row, "%.*s%.9g%.*s", (int)(field - log->row), log->row, held_out, (int)(branches - 1 - field), field);
-    add_branches(row, probe);
+    if (!isnan(held_out)) snprintf(number_text, sizeof number_text, "%.9g", held_out);
+    add(row, "%.*s%s%.*s", (int)(field - log->row), log->row, number_text, (int)(branches - 1 - field), field);
+    const hy_gpu gpu = gpu_of(log);
+    add_end(log, row, probe, final_loss, final_tokens, &gpu);
     const int number = put_row(log, row); /* the new row is longer, so that nothing of the old one stays behind it */
     if (number) {
         const off_t end = (off_t)log->at + (off_t)strlen(log->row);

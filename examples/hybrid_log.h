@@ -4,6 +4,7 @@
 
 #include "hybrid_config.h"
 #include "hybrid_model.h"
+#include "hybrid_watch.h"
 #include <stdio.h>
 
 /* A file or a stream could not be written: no gt_status, as no operator writes one. */
@@ -46,6 +47,7 @@ double hy_now(void); /* seconds of a clock that only goes forward */
 typedef struct hy_log {
     FILE *file;                   /* NULL: there is none */
     int is_regular;               /* 1: hy_log_complete can be called */
+    int columns;                  /* which of its headers the file has: see hybrid_log.c */
     char row[HY_ROW_MAX];         /* the last row ... */
     long long at;                 /* ... and where it begins in the file */
     char path[HY_TEXT_MAX];       /* as it was given */
@@ -58,6 +60,9 @@ typedef struct hy_log_row {
     double grad_norm, rwkv_norm, mamba_norm, ratio; /* ratio: NAN if there is one branch alone */
     double lr, tokens_per_s, memory_mib, seconds;
     const hy_probe *probe; /* NULL: the branches were not looked at after this step */
+    double final_loss;     /* of the final evaluation, which follows the last step ... */
+    int64_t final_tokens;  /* ... and how many tokens it read; 0: there was none */
+    hy_gpu gpu;            /* with --watch: the latest reading */
 } hy_log_row;
 
 /* The last step of the run that is resumed. */
@@ -76,17 +81,19 @@ typedef struct hy_log_point {
  * last row up to that step differs from `from` in step, tokens or loss.  A log of another run, or a file that is no
  * log, is kept as PATH.1, and a new log begins.
  *
+ * watched: a new log has columns for the GPU.  A log that is continued keeps its columns.
+ *
  * A file that is not regular, such as a pipe, is written from its current position. */
-gt_status hy_log_open(hy_log *log, const char *path, const hy_log_point *from);
+gt_status hy_log_open(hy_log *log, const char *path, const hy_log_point *from, int watched);
 /* For a complete run.  Opens the log at PATH if its last row is the row of that step and has no held-out loss: a run
  * that was killed during its final evaluation leaves this row.  Any other file stays as it is, and log->file is
  * NULL. */
 gt_status hy_log_reopen(hy_log *log, const char *path, const hy_log_point *last);
 /* The row is in the file when it returns. */
 gt_status hy_log_write(hy_log *log, const hy_log_row *row);
-/* Adds the held-out loss and the branches to the last row of a regular file, which has neither.  One write replaces the
- * row in place.  If that fails, it restores the row. */
-gt_status hy_log_complete(hy_log *log, double held_out, const hy_probe *probe);
+/* Adds the held-out loss, the branches and the final evaluation to the last row of a regular file, which has none of
+ * them.  One write replaces the row in place.  If that fails, it restores the row.  held_out: NAN leaves it empty. */
+gt_status hy_log_complete(hy_log *log, double held_out, double final_loss, int64_t final_tokens, const hy_probe *probe);
 gt_status hy_log_close(hy_log *log);
 
 #endif

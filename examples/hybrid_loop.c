@@ -13,7 +13,7 @@ enum { SCALE_STEPS = 1000, SCALE_MAX = 1 << 24 }; /* see SCALE_PER_TOKEN */
 
 /* ---- signals --------------------------------------------------------------------------------- */
 
-static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP};
+static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1}; /* mpirun passes SIGUSR1 on */
 enum { STOP_SIGNALS = sizeof stop_signals / sizeof stop_signals[0] };
 enum { PATIENCE = 2 };                    /* seconds until another signal is another request */
 static volatile sig_atomic_t interrupted; /* 0, or the first signal */
@@ -37,8 +37,10 @@ static void on_interrupt(int number) {
     errno = error;
 }
 
+static int own_signal(void) { return interrupted; }
+
 /* Signals that the caller ignores, as nohup does, stay ignored, except Ctrl-C. */
-static void catch_signals(void) {
+void hy_catch_signals(trainer *t) {
     struct sigaction action, before;
     memset(&action, 0, sizeof action);
     sigemptyset(&action.sa_mask);
@@ -50,9 +52,10 @@ static void catch_signals(void) {
             (sigaction(stop_signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN))
             sigaction(stop_signals[i], &action, NULL);
     signal(SIGPIPE, SIG_IGN); /* a reader of the report that has gone is an error as any other */
+    t->ranks.asked = own_signal;
 }
 
-int hy_interrupted(void) { return interrupted; }
+int hy_interrupted(const trainer *t) { return t->ranks.size > 1 ? t->ranks.signal : interrupted; }
 
 /* ---- training ------------------------------------------------------------------------------- */
 
@@ -65,23 +68,103 @@ static void recent_add(hy_recent *r, const hy_result *result, double seconds) {
     r->seconds[i] = seconds;
 }
 
-gt_status hy_evaluate(trainer *t, int64_t limit, double *loss) {
-    hy_batch batch;
-    double sum = 0;
-    int64_t count = 0, next = 0;
-    gt_status status = hy_batch_create(&batch, t->batch.rows, t->batch.length);
-    while (status == GT_OK && (!limit || count < limit) && hy_batch_held_out(&batch, &t->text, &next))
-        status = hy_model_eval(t->model, batch.input, batch.target, &sum, &count);
-    hy_batch_free(&batch);
-    *loss = sum / (double)count;
-    if (status == GT_OK && !isfinite(*loss))
-        status = hy_fail(GT_ERROR_VALUE, "step %lld: the held-out loss is not finite (%g)", (long long)t->steps, *loss);
+/* Windows of a batch of the model. */
+static int64_t rows_of(const trainer *t) { return t->rows ? t->rows : t->batch.rows; }
+
+/* A batch of held-out windows: this rank's share of them. */
+static gt_status create_held_out(const trainer *t, hy_batch *batch) {
+    gt_status status = hy_batch_create(batch, rows_of(t), t->batch.length);
+    hy_batch_share(batch, t->ranks.rank, t->ranks.size);
     return status;
 }
 
-/* Linear warm-up, then a cosine from lr to min_lr; step counts from 1. */
+/* With --ema evaluations and samples take the average: call it before and after them. */
+static gt_status exchange(const trainer *t) {
+    return t->options.ema > 0 && !t->config.inference ? hy_model_exchange(t->model) : GT_OK;
+}
+
+static gt_status print_sample(trainer *t) {
+    if (t->ranks.rank) return GT_OK;
+    hy_alive("a sample after step %lld", (long long)t->steps);
+    gt_status status = exchange(t);
+    if (status == GT_OK) status = hy_print_sample(t);
+    const gt_status back = exchange(t);
+    return status == GT_OK ? back : status;
+}
+
+/* The loss of a batch, over all ranks. */
+static gt_status add_loss(trainer *t, const hy_batch *batch, hy_loss *sum) {
+    double numbers[3] = {0, 0, 0}; /* loss, tokens, bytes */
+    int64_t tokens = 0;
+    gt_status status = hy_model_eval(t->model, batch->input, batch->target, &numbers[0], &tokens);
+    for (int64_t i = 0; i < batch->rows * batch->length; i++)
+        if (batch->target[i] >= 0) numbers[2] += (double)hy_token_bytes(&t->text, batch->target[i]);
+    numbers[1] = (double)tokens;
+    status = hy_ranks_add(&t->ranks, status, numbers, 3);
+    sum->mean += numbers[0], sum->tokens += (int64_t)numbers[1], sum->bytes += (int64_t)numbers[2];
+    return status;
+}
+
+/* Evaluates the next batch of the held-out part.  *is_left: whether there was one. */
+static gt_status evaluate_batch(trainer *t, hy_batch *batch, int64_t *next, hy_loss *sum, int *is_left) {
+    if (!(*is_left = hy_batch_held_out(batch, &t->text, next))) return GT_OK;
+    hy_alive("evaluation after step %lld, window %lld", (long long)t->steps, (long long)*next);
+    gt_status status = add_loss(t, batch, sum);
+    if (status == GT_OK && !isfinite(sum->mean))
+        status = hy_fail(GT_ERROR_VALUE, "step %lld: the held-out loss is not finite (%g)", (long long)t->steps,
+                         sum->mean / (double)sum->tokens);
+    return status;
+}
+
+static hy_loss mean_of(hy_loss sum) { return (hy_loss){sum.mean / (double)sum.tokens, sum.tokens, sum.bytes}; }
+
+/* The curve's point: the mean over the first `limit` tokens. */
+static gt_status evaluate_point(trainer *t, int64_t limit, double *point) {
+    hy_batch batch;
+    hy_loss sum = {0, 0, 0};
+    int64_t next = 0;
+    int is_left = 1;
+    gt_status status = create_held_out(t, &batch);
+    while (status == GT_OK && is_left && (!limit || sum.tokens < limit))
+        status = evaluate_batch(t, &batch, &next, &sum, &is_left);
+    hy_batch_free(&batch);
+    *point = status == GT_OK ? mean_of(sum).mean : (double)NAN; /* a part of the tokens is no point of the curve */
+    return status;
+}
+
+gt_status hy_evaluate(trainer *t, int64_t limit, double *point) {
+    const int64_t all = hy_held_out_tokens(&t->text), wanted = t->options.final_eval_tokens;
+    const int64_t last = wanted && wanted < all ? wanted : all, first = limit ? limit : last;
+    const int64_t longest = point && first > last ? first : last;
+    const int before = hy_interrupted(t);
+    const double start = hy_now();
+    hy_batch batch;
+    hy_loss sum = {0, 0, 0};
+    int64_t next = 0;
+    int is_left = 1, has_point = !point;
+    gt_status status = create_held_out(t, &batch);
+    t->final = (hy_loss){0, 0, 0};
+    if (!t->screen.is_live) t->shown = start; /* a short evaluation prints no line */
+    if (point) *point = (double)NAN;
+    while (status == GT_OK && is_left && (!has_point || !t->final.tokens)) {
+        if ((status = evaluate_batch(t, &batch, &next, &sum, &is_left)) != GT_OK) break;
+        const int is_stopped = !before && hy_interrupted(t);
+        if (!has_point && (sum.tokens >= first || !is_left)) *point = mean_of(sum).mean, has_point = 1;
+        if (!t->final.tokens && (sum.tokens >= last || !is_left || is_stopped)) t->final = mean_of(sum);
+        status = hy_print_evaluation(t, &sum, longest, hy_now() - start);
+        has_point |= is_stopped;
+    }
+    hy_batch_free(&batch);
+    if (t->screen.is_live) hy_screen_status(&t->screen, ""); /* no line of the evaluation stays */
+    return status;
+}
+
+/* Linear warm-up, then the schedule; step counts from 1. */
 static double learning_rate(const hy_options *o, int64_t step) {
+    const int64_t left = o->steps - step;
     if (step <= o->warmup) return o->lr * (double)step / (double)o->warmup;
+    if (!strcmp(o->schedule, "constant") || (!strcmp(o->schedule, "wsd") && left >= o->decay_steps)) return o->lr;
+    if (!strcmp(o->schedule, "wsd")) return o->min_lr + (o->lr - o->min_lr) * (double)left / (double)o->decay_steps;
     double done = (double)(step - o->warmup) / (double)(o->steps - o->warmup);
     return o->min_lr + (o->lr - o->min_lr) * 0.5 * (1 + cos(acos(-1) * done));
 }
@@ -128,16 +211,26 @@ static void measure_speed(trainer *t) {
 static gt_status train_step(trainer *t, double lr, hy_result *result) {
     const hy_options *o = &t->options;
     const hy_optimizer optimizer = {.lr = (float)lr,
-                                    .beta1 = 0.9f,
-                                    .beta2 = 0.95f,
-                                    .eps = 1e-8f,
+                                    .beta1 = (float)o->beta1,
+                                    .beta2 = (float)o->beta2,
+                                    .eps = (float)o->eps,
+                                    .parts = (int)(t->batch.rows / rows_of(t)),
+                                    .ranks = t->ranks.size > 1 ? &t->ranks : NULL,
+                                    .window = t->batch.first,
+                                    .targets = t->batch.all_targets,
+                                    .drop = (uint64_t)o->seed ^ (uint64_t)(t->steps + 1) << 32,
                                     .weight_decay = (float)o->weight_decay,
                                     .max_norm = (float)o->clip,
                                     .loss_scale = (float)t->loss_scale};
     const int32_t *keep = o->stateful ? t->batch.keep : NULL;
     double start = hy_now();
+    hy_alive("step %lld", (long long)t->steps + 1);
     gt_status status = hy_model_train(t->model, t->batch.input, t->batch.target, keep, &optimizer);
     if (status == GT_OK) status = hy_model_result(t->model, result);
+    /* like the weights, the average of the first steps is no memory of the random start */
+    const double young = (1 + (double)t->steps) / (10 + (double)t->steps);
+    if (status == GT_OK && o->ema > 0 && !result->skipped)
+        status = hy_model_average(t->model, o->ema < young ? o->ema : young);
     if (status != GT_OK) return status;
     t->steps++;
     t->tokens += result->targets;
@@ -167,16 +260,27 @@ static gt_status first_ratio(trainer *t, double *ratio) {
     return status;
 }
 
-/* The gates that look at the model before its first step. */
+/* Every rank takes the verdicts of rank 0, so that all end with --gates-strict. */
+static gt_status share_verdicts(trainer *t, gt_status own) {
+    hy_verdict verdicts[GATES_MAX];
+    for (int i = 0; i < t->gate_count; i++) verdicts[i] = t->gates[i].verdict;
+    gt_status status = hy_ranks_share(&t->ranks, own, verdicts, (size_t)t->gate_count * sizeof *verdicts);
+    for (int i = 0; i < t->gate_count && status == GT_OK; i++) t->gates[i].verdict = verdicts[i];
+    return status;
+}
+
+/* The gates that look at the model before its first step.  Every rank looks at its own windows. */
 static gt_status gates_before(trainer *t) {
+    hy_alive("the gates before training");
     double sum = 0;
     int64_t counted = 0;
     gt_status status = hy_model_eval(t->model, t->batch.input, t->batch.target, &sum, &counted);
     add_gate(t, hy_gate_operators(t->backend));
+    hy_alive("the gates before training");
     if (status == GT_OK) status = hy_model_probe(t->model, t->batch.input, t->batch.target, &t->probe);
     if (status == GT_OK) status = first_ratio(t, &t->ratio);
     if (status != GT_OK) return status;
-    add_gate(t, hy_gate_forward(&t->probe, counted, t->batch.targets));
+    add_gate(t, hy_gate_forward(&t->probe, counted, t->batch.targets * rows_of(t) / t->batch.rows));
     if (!*t->options.init) /* else it has learnt something */
         add_gate(t, hy_gate_entropy(t->probe.entropy, t->text.vocab));
     add_gate(t, hy_gate_states(&t->probe));
@@ -189,6 +293,7 @@ static gt_status keep_first(trainer *t) {
     const size_t bytes = (size_t)(t->batch.rows * t->batch.length) * sizeof(int32_t);
     gt_status status = hy_batch_create(&t->first, t->batch.rows, t->batch.length);
     if (status != GT_OK) return status;
+    hy_batch_share(&t->first, t->ranks.rank, t->ranks.size);
     memcpy(t->first.input, t->batch.input, bytes);
     memcpy(t->first.target, t->batch.target, bytes);
     return GT_OK;
@@ -196,11 +301,10 @@ static gt_status keep_first(trainer *t) {
 
 /* G3 of a run whose recent steps are not all after the first: on the first batch, again. */
 static gt_status add_short_training_gate(trainer *t) {
-    double sum = 0;
-    int64_t counted = 0;
-    gt_status status = hy_model_eval(t->model, t->first.input, t->first.target, &sum, &counted);
+    hy_loss sum = {0, 0, 0};
+    gt_status status = add_loss(t, &t->first, &sum);
     if (status == GT_OK)
-        add_gate(t, hy_gate_short_training(t->steps, t->first_loss, sum / (double)counted,
+        add_gate(t, hy_gate_short_training(t->steps, t->first_loss, mean_of(sum).mean,
                                            hy_recent_mean(&t->recent, t->recent.norm)));
     return status;
 }
@@ -215,6 +319,7 @@ static gt_status add_training_gate(trainer *t) {
 
 /* The gates that look at the trained model; they probe it with the last batch. */
 static gt_status gates_after(trainer *t) {
+    hy_alive("the gates after training");
     gt_status status = hy_model_probe(t->model, t->batch.input, t->batch.target, &t->probe);
     if (status != GT_OK) return status;
     if (t->steps < G3_STEPS && (status = add_training_gate(t)) != GT_OK) return status;
@@ -238,11 +343,15 @@ static hy_run run_of(trainer *t, hy_options *options) {
     options->d_conv = c->conv;
     options->mamba_head = c->mamba_head;
     options->ffn = c->ffn;
+    if (t->rows) options->micro_batch = t->rows == t->batch.rows ? 0 : t->rows;
     hy_run run = {.model = t->model,
                   .options = options,
                   .text = &t->text,
                   .tracks = options->stateful ? &t->tracks : NULL,
                   .device = t->backend->name,
+                  .rank = t->ranks.rank,
+                  .ranks = t->ranks.size,
+                  .states = t->states,
                   .progress = {.steps = t->steps,
                                .tokens = t->tokens,
                                .random = t->random,
@@ -253,30 +362,66 @@ static hy_run run_of(trainer *t, hy_options *options) {
                                .seconds = hy_now() - t->start,
                                .train_seconds = t->train_seconds,
                                .aside = t->aside,
+                               .best = t->best,
+                               .best_step = t->best_step,
                                .recent = t->recent}};
     memcpy(run.text_sum, t->text_sum, sizeof run.text_sum);
     return run;
 }
 
-/* Writes the model file, if one is wanted.  If that fails the run goes on, and ends with status 1
- * unless a later attempt succeeds. */
-static void save(trainer *t) {
+/* Writes a model file; 0 if that fails.  The run goes on then, and ends with status 1 unless a later attempt
+ * succeeds. */
+static int write_model(trainer *t, const char *path) {
     static hy_options options;
+    hy_run run = run_of(t, &options);
+    if (hy_save(&run, path) == GT_OK) {
+        t->not_saved[0] = 0;
+        return 1;
+    }
+    snprintf(t->not_saved, sizeof t->not_saved, "save: %.600s", hy_last_error());
+    hy_make_plain(t->not_saved);
+    hy_end_progress(t);
+    fprintf(stderr, "hybrid_train: step %lld: %s; ", (long long)t->steps, t->not_saved);
+    return 0;
+}
+
+/* Other ranks have states that a model file needs. */
+static int has_shared_states(const trainer *t) { return t->options.stateful && t->ranks.size > 1; }
+
+/* Writes the model file, if one is wanted. */
+static void save(trainer *t) {
     double start = hy_now();
     if (!*t->options.save || t->saved == t->steps) return;
-    hy_run run = run_of(t, &options);
-    if (hy_save(&run, t->options.save) == GT_OK) {
+    if (has_shared_states(t) && t->states_step != t->steps) return; /* after a failure: they cannot be had */
+    if (t->ranks.rank) {                                            /* rank 0 writes */
         t->saved = t->steps;
-        t->not_saved[0] = 0;
-    } else {
-        snprintf(t->not_saved, sizeof t->not_saved, "save: %.600s", hy_last_error());
-        hy_make_plain(t->not_saved);
-        hy_end_progress(t);
-        fprintf(stderr, "hybrid_train: step %lld: %s; ", (long long)t->steps, t->not_saved);
-        if (t->saved)
-            fprintf(stderr, "the file of step %lld stays\n", (long long)t->saved);
-        else
-            fprintf(stderr, "nothing is saved yet\n");
+        return;
+    }
+    hy_alive("the model file of step %lld", (long long)t->steps);
+    if (write_model(t, t->options.save))
+        t->saved = t->steps;
+    else if (t->saved)
+        fprintf(stderr, "the file of step %lld stays\n", (long long)t->saved);
+    else
+        fprintf(stderr, "nothing is saved yet\n");
+    t->aside += hy_now() - start;
+}
+
+void hy_best_path(const hy_options *o, char *path) { snprintf(path, HY_TEXT_MAX + 8, "%s.best", o->save); }
+
+/* Keeps the model of the lowest point of the curve.  The point of a run that was interrupted is none of the curve. */
+static void keep_best(trainer *t, double held_out, int last) {
+    char path[HY_TEXT_MAX + 8];
+    const double start = hy_now(), before = t->best;
+    const int64_t step_before = t->best_step;
+    if (!t->options.keep_best || !*t->options.save || isnan(held_out) || (last && t->steps < t->options.steps)) return;
+    if (t->best_step && !(held_out < t->best)) return;
+    t->best = held_out, t->best_step = t->steps;
+    hy_best_path(&t->options, path);
+    hy_alive("the best model's file, of step %lld", (long long)t->steps);
+    if (!t->ranks.rank && !write_model(t, path)) {
+        t->best = before, t->best_step = step_before;
+        fprintf(stderr, "the best file stays\n");
     }
     t->aside += hy_now() - start;
 }
@@ -297,6 +442,8 @@ gt_status hy_resume_run(trainer *t) {
     t->earlier = p->seconds;
     t->train_seconds = p->train_seconds;
     t->aside = p->aside;
+    t->best = p->best;
+    t->best_step = p->best_step;
     t->recent = p->recent;
     /* fp16: a step that was left out has reset the count of good ones, and is not among the recent */
     const char *dtype = hy_file_text_of(&t->file, "option.dtype");
@@ -306,17 +453,29 @@ gt_status hy_resume_run(trainer *t) {
     return GT_OK;
 }
 
-/* Evaluates the held-out part, and probes the model for the log.  *probed: whether the probe was made. */
-static gt_status evaluate_step(trainer *t, int64_t limit, double *held_out, hy_probe *probe, int *probed) {
+/* Evaluates the held-out part, and probes the model for the log.  *probed: whether the probe was made.  The last
+ * point of
+ * the curve is measured on the same tokens as all others; the final evaluation goes on from there. */
+static gt_status evaluate_step(trainer *t, int last, double *held_out, hy_probe *probe, int *probed) {
+    const int64_t limit = t->options.eval_every ? t->options.eval_tokens : 0;
     double start = hy_now();
-    gt_status status = hy_evaluate(t, limit, held_out);
-    t->held_out = *held_out;
+    gt_status status = exchange(t);
+    if (status == GT_OK) status = last ? hy_evaluate(t, limit, held_out) : evaluate_point(t, limit, held_out);
+    if (!isnan(*held_out)) t->held_out = *held_out;
     if (status == GT_OK && t->log.file) {
         status = hy_model_probe(t->model, t->batch.input, t->batch.target, probe);
         *probed = status == GT_OK;
     }
+    const gt_status back = exchange(t);
+    if (status == GT_OK) status = back;
     t->aside += hy_now() - start;
     return status;
+}
+
+static void warn_of_heat(trainer *t) {
+    hy_end_progress(t);
+    fprintf(stderr, "hybrid_train: step %lld: the GPU has %.0f degrees Celsius, more than %d: it may slow down\n",
+            (long long)t->steps, t->watch.now.celsius, HY_TOO_HOT);
 }
 
 /* Checks and reports a step: gates, held-out loss, log, progress line, sample.
@@ -330,24 +489,39 @@ static gt_status report_step(trainer *t, const hy_result *result, double lr, int
     gt_status status = GT_OK, written = GT_OK;
     hy_probe probe;
     int probed = 0;
-    if (t->steps == G3_STEPS) status = add_training_gate(t);
+    if (hy_watch_read(&t->watch) && !t->ranks.rank) warn_of_heat(t);
+    const int is_saving =
+        *o->save && (last || due(t->steps, o->save_every) || (o->keep_best && due(t->steps, o->eval_every)));
+    if (is_saving && has_shared_states(t)) {
+        free(t->states);
+        t->states = NULL;
+        status = hy_states_gather(&t->ranks, t->model, &t->states);
+        t->states_step = t->steps;
+    }
+    if (status == GT_OK && t->steps == G3_STEPS) status = add_training_gate(t);
     if (is_early) written = hy_write_log(t, result, NAN, lr, NULL);
     if (last) save(t); /* before anything that takes time or can fail */
     if (status == GT_OK) status = written;
+    if (last) status = hy_ranks_meet(&t->ranks, status); /* here and below: others wait while rank 0 writes */
     if (status == GT_OK && (last || due(t->steps, o->eval_every)))
-        status = evaluate_step(t, last ? 0 : o->eval_tokens, &held_out, &probe, &probed);
+        status = evaluate_step(t, last, &held_out, &probe, &probed);
     if (!is_early)
         written = hy_write_log(t, result, held_out, lr, probed ? &probe : NULL);
     else if (status == GT_OK)
-        written = hy_log_complete(&t->log, held_out, probed ? &probe : NULL);
+        written = hy_log_complete(&t->log, held_out, t->final.mean, t->final.tokens, probed ? &probe : NULL);
     if (status == GT_OK) status = written;
     int show = t->screen.is_live ? hy_now() - t->shown > 0.1 : due(t->steps, o->log_every);
-    if (status == GT_OK && (show || !isnan(held_out))) status = hy_print_progress(t, held_out);
-    if (status == GT_OK && !last && due(t->steps, o->save_every)) save(t);
+    if (status == GT_OK && (show || last || !isnan(held_out))) status = hy_print_progress(t, held_out);
+    if (status == GT_OK) keep_best(t, held_out, last);
+    if (!isnan(held_out)) status = hy_ranks_meet(&t->ranks, status);
+    if (!last && due(t->steps, o->save_every)) {
+        if (status == GT_OK) save(t);
+        status = hy_ranks_meet(&t->ranks, status);
+    }
     if (status == GT_OK && !last && due(t->steps, o->sample_every) && o->sample) {
         hy_end_progress(t);
         start = hy_now();
-        status = hy_print_sample(t);
+        status = hy_ranks_meet(&t->ranks, print_sample(t));
         t->aside += hy_now() - start;
     }
     return status;
@@ -358,6 +532,7 @@ static gt_status lose_device(trainer *t, gt_status status, int in_step) {
     const hy_options *o = &t->options;
     char reason[480], way[HY_TEXT_MAX + 64] = "";
     if (status != GT_ERROR_CUDA) return status;
+    t->has_lost_device = 1;
     snprintf(reason, sizeof reason, "%s", hy_last_error());
     hy_end_progress(t);
     if (t->steps && hy_model_take_back(t->model)) {
@@ -385,6 +560,7 @@ static gt_status train(trainer *t) {
         next_batch(t);
         status = keep_first(t);
         if (status == GT_OK) status = lose_device(t, gates_before(t), 1);
+        status = share_verdicts(t, status);
         if (status == GT_OK) status = hy_print_gates(t, "before training, on the first batch", 0);
         t->gates_at_start = t->gate_count;
         if (status != GT_OK || (o->gates_strict && hy_count_gates(t, HY_FAIL))) return status;
@@ -399,7 +575,7 @@ static gt_status train(trainer *t) {
             status = lose_device(t, status, t->steps == done);
             break;
         }
-        last = t->steps == o->steps || interrupted || (o->gates_strict && hy_count_gates(t, HY_FAIL) > 0);
+        last = t->steps == o->steps || hy_interrupted(t) || (o->gates_strict && hy_count_gates(t, HY_FAIL) > 0);
         status = lose_device(t, report_step(t, &result, lr, last), 0);
     }
     hy_end_progress(t);
@@ -409,8 +585,12 @@ static gt_status train(trainer *t) {
 /* A finished model stays when another run gets its name. */
 static gt_status keep_older(trainer *t) {
     const hy_options *o = &t->options;
-    if (!*o->save || (*o->resume && hy_same_file(o->save, o->resume))) return GT_OK;
-    return hy_keep_older("save", o->save, t->older, sizeof t->older);
+    if (!*o->save || t->ranks.rank || (*o->resume && hy_same_file(o->save, o->resume))) return GT_OK;
+    gt_status status = hy_keep_older("save", o->save, t->older, sizeof t->older);
+    if (status != GT_OK || !o->keep_best) return status;
+    char best[HY_TEXT_MAX + 8], older[HY_PATH_MAX + 16];
+    hy_best_path(o, best);
+    return hy_keep_older("keep-best", best, older, sizeof older);
 }
 
 /* Sets t->batch to the batch of the last step, by drawing all batches of the run again. */
@@ -430,12 +610,12 @@ gt_status hy_complete_log(trainer *t) {
     int probed = 0;
     double held_out;
     gt_status status = draw_again(t);
-    if (status == GT_OK) status = evaluate_step(t, 0, &held_out, &probe, &probed);
-    return status == GT_OK ? hy_log_complete(&t->log, held_out, &probe) : status;
+    if (status == GT_OK) status = evaluate_step(t, 1, &held_out, &probe, &probed);
+    return status == GT_OK ? hy_log_complete(&t->log, held_out, t->final.mean, t->final.tokens, &probe) : status;
 }
 
 gt_status hy_run_training(trainer *t) {
-    catch_signals();
+    hy_catch_signals(t);
     gt_status status = keep_older(t);
     if (status != GT_OK) return status;
     hy_print_start(t);
@@ -447,11 +627,11 @@ gt_status hy_run_training(trainer *t) {
         puts("ended by a gate, before the first update");
         return hy_flush_report();
     }
-    if (interrupted) puts("interrupted");
+    if (hy_interrupted(t)) puts("interrupted");
     puts("");
     if ((status = gates_after(t)) != GT_OK) return status;
     status = hy_print_gates(t, "after training, on the last batch and the last steps", t->gates_at_start);
-    if (status == GT_OK && t->options.sample) status = hy_print_sample(t);
+    if (status == GT_OK && t->options.sample) status = print_sample(t);
     if (status != GT_OK) return status;
     hy_print_final(t);
     return GT_OK;

@@ -1,4 +1,4 @@
-/* Kernels of what a step ends with: cross_entropy, the norm of the gradient, AdamW. */
+/* Kernels at the end of a step: cross_entropy, the norm of the gradient, AdamW. */
 #ifndef HYBRID_LOSS_CUH
 #define HYBRID_LOSS_CUH
 

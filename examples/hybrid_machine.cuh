@@ -1,5 +1,5 @@
-/* What the kernels of hybrid_ops.cuh are written with: the device as a hy_backend, launches, and the two kernels that
- * most operators are made of, element by element and sums over rows.
+/* Parts for the kernels of hybrid_ops.cuh: the device as a hy_backend, launches, and the two kernels that most
+ * operators use, one by element and one for sums over rows.
  *
  * Blocks have 8 warps.  Where rows are independent a warp takes a row.  Where rows are summed a
  * warp takes 128 columns of some rows, a block adds up its warps in order, and reduce_rows adds up
@@ -51,7 +51,7 @@ static gt_status enqueue(const Machine& m, const char* name, void (*kernel)(Para
     return hy_fail(GT_ERROR_CUDA, "cuda %s: %s", name, cudaGetErrorString(error));
 }
 
-/* What a kernel is compiled for: elements of type T, N of them at a time. */
+/* Parameters of a kernel: elements of type T, N of them at a time. */
 template <class T_, int N_>
 struct Layout {
     using T = T_;
@@ -84,7 +84,7 @@ static gt_status reduce_parts(const Machine& m, float* out, int64_t parts, int64
     return status == GT_OK ? GT_OK : hy_fail(status, "cuda reduce_rows: %s", gt_last_error());
 }
 
-/* ---- what the kernels share ------------------------------------------------------------------ */
+/* ---- shared by the kernels ------------------------------------------------------------------ */
 
 template <class T, int N>
 GT_DEV void load(float (&x)[N], const void* data, int64_t i) {
@@ -116,8 +116,8 @@ GT_DEV double block_sum(double value) {
     return value;
 }
 
-/* Adds up what the block's warps hold of `N` columns each lane and of `COUNT` arrays, and writes it
- * to out[i * D + column]; shared memory for 8 x COUNT x N x 32 floats. */
+/* Adds up the sums of a block's warps, `N` columns each lane of `COUNT` arrays, and writes them to out[i * D + column];
+ * shared memory for 8 x COUNT x N x 32 floats. */
 template <int COUNT, int N>
 GT_DEV void write_block_sums(float* out, int64_t D, const float (&sum)[COUNT][N]) {
     constexpr int WIDTH = 32 * N;

@@ -7,8 +7,8 @@
 /* exp(x) within 1.1 units in the last place, with the limits of exp: 0 and subnormal numbers below,
  * infinity above, NaN for NaN.
  *
- * x = n ln2 + f: adding 1.5 * 2^23 rounds to the integer n and leaves it in the low bits; ln2 is
- * taken in two parts, of which the first times n is exact.  2^n is multiplied in two steps, because
+ * x = n ln2 + f: adding 1.5 * 2^23 rounds to the integer n and leaves it in the low bits; ln2 is taken in two parts;
+ * the first part times n is exact.  2^n is multiplied in two steps, because
  * neither end of its range is a normal number. */
 static inline float hy_exp(float x) {
     union {

@@ -1,4 +1,4 @@
-/* What lies where in the memory of a model, and how much that is; and how a model is made. */
+/* The layout and size of a model's memory, and how a model is made. */
 #include "hybrid_args.h"
 #include <stdlib.h>
 #include <string.h>
@@ -166,6 +166,7 @@ static gt_status take_all(arena *a, hy_model *m, hy_plan *plan) {
     plan->gradients = a->used - before, before = a->used;
     m->m = take_fp32(training, m, m->param_total);
     m->v = take_fp32(training, m, m->param_total);
+    if (m->config.average) m->average = take_fp32(training, m, m->param_total);
     plan->optimizer = a->used - before, before = a->used;
     take_activations(a, m);
     plan->activations = a->used - before, before = a->used;

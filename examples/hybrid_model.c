@@ -2,6 +2,7 @@
  * hybrid_inside.h say where the rest is. */
 #include "hybrid_args.h"
 #include <math.h>
+#include <string.h>
 
 const hy_config *hy_model_config(const hy_model *m) { return &m->config; }
 
@@ -14,8 +15,10 @@ static gt_status in_layer(gt_status status, int l) {
 static gt_status forward_layers(hy_model *m, const pass *p) {
     hy_embedding_args embedding = embedding_of(m, p);
     m->latest = *p, m->held = -1;
+    m->be->window = p->in == &m->decoding ? 0 : p->T;
     m->be->at = (hy_place){"forward", "embedding"};
     TRY(m->be->embedding_forward(m->be, &embedding));
+    TRY(hy_dropout(m, p, 0, m->acts[0].x, m->C));
     for (int l = 0; l < m->L; l++)
         TRY(in_layer(hy_layer_forward(m, l, p, l + 1 < m->L ? m->acts[l + 1].x : m->x_last), l));
     m->held = (int)m->L - 1;
@@ -32,7 +35,7 @@ gt_status hy_forward(hy_model *m, const pass *p) {
     return m->be->cross_entropy_forward(m->be, &loss);
 }
 
-/* carried_in = what the tracks that are kept left in carried_out */
+/* carried_in = carried_out of the tracks that are kept */
 static gt_status carry_states(const hy_model *m) {
     m->be->at = (hy_place){"forward", "states"};
     const state_set *from = &m->carried_out, *to = &m->carried_in;
@@ -98,6 +101,7 @@ gt_status hy_model_eval(hy_model *m, const int32_t *tokens, const int32_t *targe
     double total[3];
     TRY(hy_batch_upload(m, tokens, targets));
     m->trained.M = 0; /* its activations are overwritten */
+    m->has_sums = 0;
     TRY(hy_forward(m, &p));
     TRY(m->be->read(m->be, total, m->total, GT_F32, 3));
     *loss_sum += total[0];
@@ -110,6 +114,7 @@ gt_status hy_model_eval(hy_model *m, const int32_t *tokens, const int32_t *targe
 gt_status hy_model_backward(hy_model *m, int accumulate) {
     if (!m->trained.M) return hy_fail(GT_ERROR_VALUE, "hy_model_backward: no hy_model_forward came before");
     m->accumulate = accumulate;
+    m->be->window = m->trained.T;
     gt_rmsnorm_linear_args head = head_of(m, &m->trained);
     hy_cross_entropy_args loss = cross_entropy_of(m, &m->trained);
     hy_embedding_args embedding = embedding_of(m, &m->trained);
@@ -122,6 +127,7 @@ gt_status hy_model_backward(hy_model *m, int accumulate) {
         m->be->at.pass = "backward";
         TRY(in_layer(hy_layer_backward(m, l), l));
     }
+    TRY(hy_dropout(m, &m->trained, 0, m->grad.x, m->C));
     m->trained.M = m->latest.M = 0; /* it used up what forward left */
     m->be->at.part = "embedding";
     return m->be->embedding_backward(m->be, &embedding);
@@ -129,9 +135,18 @@ gt_status hy_model_backward(hy_model *m, int accumulate) {
 
 /* ---- the optimiser ------------------------------------------------------------------------- */
 
-static gt_status upload_control(hy_model *m, const hy_optimizer *o) {
-    double t = (double)++m->steps;
-    m->judged = 0;
+/* Bits that differ between the steps of a run: splitmix64. */
+static uint64_t drop_bits(uint64_t seed) {
+    uint64_t x = seed + 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+/* The numbers of step m->steps, for its windows from `window` on. */
+static gt_status upload_control(hy_model *m, const hy_optimizer *o, double loss_scale, int64_t window) {
+    const double t = (double)m->steps;
+    const uint64_t drop = drop_bits(o->drop);
     const double control[HY_CONTROLS] = {[HY_LR] = o->lr,
                                          [HY_BETA1] = o->beta1,
                                          [HY_BETA2] = o->beta2,
@@ -140,7 +155,10 @@ static gt_status upload_control(hy_model *m, const hy_optimizer *o) {
                                          [HY_CORRECTION2] = 1 / (1 - pow(o->beta2, t)),
                                          [HY_WEIGHT_DECAY] = o->weight_decay,
                                          [HY_MAX_NORM] = o->max_norm,
-                                         [HY_LOSS_SCALE] = m->loss_scale};
+                                         [HY_LOSS_SCALE] = loss_scale,
+                                         [HY_DROP_LOW] = (double)(drop & 0xffffff),
+                                         [HY_DROP_HIGH] = (double)(drop >> 24 & 0xffffff),
+                                         [HY_DROP_WINDOW] = (double)window};
     return m->be->write(m->be, m->control, GT_F32, control, HY_CONTROLS);
 }
 
@@ -182,11 +200,25 @@ gt_status hy_model_scale_loss(hy_model *m, float scale) {
 gt_status hy_model_update(hy_model *m, const hy_optimizer *optimizer) {
     if (m->config.inference)
         return hy_fail(GT_ERROR_UNSUPPORTED, "the model was made for inference: it has no optimiser");
-    TRY(upload_control(m, optimizer));
+    m->steps++, m->judged = 0;
+    TRY(upload_control(m, optimizer, m->loss_scale, 0));
     return update_params(m);
 }
 
-enum { SLOT_GRADIENT, SLOT_TRAIN, SLOT_INFER, SLOT_LOSS, SLOT_STEP }; /* of hy_backend.run */
+gt_status hy_model_average(hy_model *m, double decay) {
+    hy_average_args average = {.n = m->param_total, .decay = (float)decay, .w = m->values, .average = m->average};
+    if (!m->average || m->config.inference)
+        return hy_fail(GT_ERROR_UNSUPPORTED, "the model was made without an average of its weights");
+    m->be->at = (hy_place){"update", "optimiser"};
+    return m->be->average(m->be, &average);
+}
+
+gt_status hy_model_exchange(hy_model *m) {
+    TRY(hy_model_average(m, -1));
+    return hy_params_round(m);
+}
+
+enum { SLOT_GRADIENT, SLOT_TRAIN, SLOT_INFER, SLOT_LOSS, SLOT_STEP, SLOT_ADD }; /* of hy_backend.run */
 
 static gt_status loss_uploaded(void *model) { return forward_training(model); }
 
@@ -205,15 +237,22 @@ static gt_status gradient_uploaded(void *model) {
     return hy_model_backward(m, 0);
 }
 
+/* The same, added to the gradient at hand. */
+static gt_status add_uploaded(void *model) {
+    hy_model *m = model;
+    TRY(forward_training(m));
+    return hy_model_backward(m, 1);
+}
+
 static gt_status train_uploaded(void *model) {
     ((hy_model *)model)->weights = UNTOUCHED;
     TRY(gradient_uploaded(model));
     return update_params(model);
 }
 
-/* What a recorded run leaves on the host is the same every time, but is not left by a replay. */
+/* A recorded run sets the same host fields every time, but a replay does not set them. */
 static gt_status run_uploaded(hy_model *m, int slot, gt_status (*record)(void *)) {
-    m->accumulate = 0;
+    m->accumulate = 0, m->has_sums = 0;
     gt_status status = m->be->run(m->be, slot, record, m);
     m->trained.M = m->latest.M = 0, m->held = -1;
     return status;
@@ -237,12 +276,65 @@ gt_status hy_model_infer(hy_model *m, const int32_t *tokens) {
     return run_uploaded(m, SLOT_INFER, infer_uploaded);
 }
 
+/* The gradient of the mean loss over all parts and ranks: each part has the gradient of its own mean, weighted by its
+ * targets. */
+static gt_status add_parts(hy_model *m, const int32_t *tokens, const int32_t *targets, const int32_t *keep,
+                           const hy_optimizer *o) {
+    const int parts = o->parts > 1 ? o->parts : 1;
+    int64_t counted = o->ranks ? o->targets : 0;
+    double total[3];
+    memset(m->sums, 0, sizeof m->sums);
+    for (int64_t i = 0; i < parts * m->M && !o->ranks; i++) counted += targets[i] >= 0;
+    for (int part = 0; part < parts; part++) {
+        const int32_t *own = targets + part * m->M;
+        int64_t count = 0;
+        for (int64_t i = 0; i < m->M; i++) count += own[i] >= 0;
+        TRY(hy_batch_upload(m, tokens + part * m->M, own));
+        TRY(upload_keep(m, keep));
+        TRY(upload_control(m, o, m->loss_scale * (double)count / (double)(counted ? counted : 1),
+                           o->window + part * m->B));
+        TRY(run_uploaded(m, part ? SLOT_ADD : SLOT_GRADIENT, part ? add_uploaded : gradient_uploaded));
+        TRY(m->be->read(m->be, total, m->total, GT_F32, 3));
+        for (int i = 0; i < 3; i++) m->sums[i] += total[i];
+    }
+    return GT_OK;
+}
+
+/* The gradient and the sums of all ranks, instead of those of this one.  Other ranks wait: they get its error. */
+static gt_status sum_over_ranks(hy_model *m, const hy_optimizer *o, gt_status own) {
+    const int is_host = m->be->fp32_bytes == sizeof(float) && !strcmp(m->be->name, "cpu");
+    if (own == GT_OK && !is_host)
+        own = hy_fail(GT_ERROR_UNSUPPORTED, "%d ranks: gradients on %s cannot be added up", o->ranks->size,
+                      m->be->device);
+    TRY(hy_ranks_sum(o->ranks, own, m->grads, m->param_total));
+    return hy_ranks_add(o->ranks, GT_OK, m->sums, 3);
+}
+
+/* A step whose gradient is that of several parts or ranks. */
+static gt_status train_in_parts(hy_model *m, const int32_t *tokens, const int32_t *targets, const int32_t *keep,
+                                const hy_optimizer *o) {
+    if (m->config.stateful && o->parts > 1)
+        return hy_fail(GT_ERROR_UNSUPPORTED, "parts = %d: a stateful model trains on one batch a step", o->parts);
+    m->loss_scale = o->loss_scale > 0 ? o->loss_scale : 1;
+    m->steps++, m->judged = 0;
+    m->weights = UNTOUCHED;
+    gt_status status = add_parts(m, tokens, targets, keep, o);
+    if (o->ranks) status = sum_over_ranks(m, o, status);
+    if (status != GT_OK) return status;
+    TRY(upload_control(m, o, m->loss_scale, o->window));
+    TRY(update_params(m));
+    m->has_sums = 1;
+    return GT_OK;
+}
+
 gt_status hy_model_train(hy_model *m, const int32_t *tokens, const int32_t *targets, const int32_t *keep,
                          const hy_optimizer *optimizer) {
+    if (optimizer->parts > 1 || optimizer->ranks) return train_in_parts(m, tokens, targets, keep, optimizer);
     TRY(hy_batch_upload(m, tokens, targets));
     TRY(upload_keep(m, keep));
     m->loss_scale = optimizer->loss_scale > 0 ? optimizer->loss_scale : 1;
-    TRY(upload_control(m, optimizer));
+    m->steps++, m->judged = 0;
+    TRY(upload_control(m, optimizer, m->loss_scale, optimizer->window));
     m->weights = UNKNOWN; /* as a replay does not tell how far it came */
     return run_uploaded(m, SLOT_TRAIN, train_uploaded);
 }
@@ -258,6 +350,7 @@ gt_status hy_model_result(hy_model *m, hy_result *r) {
     double total[3];
     TRY(m->be->read(m->be, total, m->total, GT_F32, 3));
     TRY(m->be->read(m->be, r->norm, m->norms, GT_F32, HY_GROUPS + 1));
+    if (m->has_sums) memcpy(total, m->sums, sizeof total);
     r->targets = (int64_t)total[1];
     r->loss = total[1] > 0 ? total[0] / total[1] : 0;
     r->entropy = total[1] > 0 ? total[2] / total[1] : 0;

@@ -14,13 +14,14 @@
  *   logits = RMSNorm(x) embedding^T
  *
  * Sources: Peng et al. 2024, arXiv:2404.05892 (RWKV-6 "Finch"); Dao and Gu 2024, arXiv:2405.21060
- * (Mamba-2); Gu and Dao 2023, arXiv:2312.00752 (Mamba-1; the rank of dt is rounded up to 8).  The code runs on any hy_backend.  All memory is allocated by hy_model_create, in one
- * piece.  Functions return a gt_status; the reason of a failure is in hy_last_error().  Arrays in
- * these signatures are host memory. */
+ * (Mamba-2); Gu and Dao 2023, arXiv:2312.00752 (Mamba-1; the rank of dt is rounded up to 8).  The code runs on any
+ * hy_backend.  All memory is allocated by hy_model_create, in one piece.  Functions return a gt_status; the reason of a
+ * failure is in hy_last_error().  Arrays in these signatures are host memory. */
 #ifndef HYBRID_MODEL_H
 #define HYBRID_MODEL_H
 
 #include "hybrid_ops.h"
+#include "hybrid_ranks.h"
 
 /* ---- configuration ------------------------------------------------------------------------- */
 
@@ -61,6 +62,8 @@ typedef struct hy_config {
     int inference;  /* 1: no gradients and no optimiser, and all layers share their activations: forward alone */
     int samples;    /* sequences that decode at once, at most the batch: 1 */
     hy_fuse fuse;
+    float dropout; /* share of numbers that training leaves out: of the embedding, the branches and the FFN; 0: none */
+    int average;   /* 1: keep a moving average of the weights, see hy_model_average */
     int recompute; /* 1: forward keeps each layer's input alone; backward runs the layer again.  The same numbers */
 } hy_config;
 
@@ -103,7 +106,7 @@ typedef struct hy_plan {
 
 typedef struct hy_model hy_model;
 
-/* What hy_model_create would need, without allocating.  B tracks of T tokens per batch. */
+/* The memory that hy_model_create would need; allocates nothing.  B tracks of T tokens per batch. */
 gt_status hy_model_plan(hy_backend *backend, const hy_config *config, int vocab, int B, int T, hy_plan *plan);
 
 /* A model with freshly initialised parameters, the same for every backend.  The backend must
@@ -128,6 +131,11 @@ typedef struct hy_optimizer {
     float lr, beta1, beta2, eps, weight_decay;
     float max_norm;   /* gradient clipping, 0 = none */
     float loss_scale; /* for fp16 activations; 0 = 1.  hy_model_train only */
+    int parts;        /* batches whose gradients hy_model_train adds up; 0 = 1 */
+    uint64_t drop;    /* chooses what dropout leaves out in this step */
+    hy_ranks *ranks;  /* hy_model_train adds up the gradients of all ranks; NULL: there is one */
+    int64_t window;   /* the first window of this rank among those of all ... */
+    int64_t targets;  /* ... and how many targets of all ranks count; with ranks alone */
 } hy_optimizer;
 
 typedef struct hy_result {
@@ -140,13 +148,15 @@ typedef struct hy_result {
 } hy_result;
 
 /* One training step: forward, backward, AdamW.  tokens and targets [B,T]; a target below 0 does not
- * count.  keep [B], for stateful models: 0 starts the track from zero states, else it goes on where
+ * count.  With optimizer->parts, [parts,B,T]: a step of one batch of parts B tracks, in the memory of B; not for
+ * stateful models.  With optimizer->ranks every rank passes its own windows; hy_model_result tells the numbers of all.
+ * keep [B], for stateful models: 0 starts the track from zero states, else it goes on where
  * its previous training batch ended; NULL = all from zero.  May return before the work is done. */
 gt_status hy_model_train(hy_model *model, const int32_t *tokens, const int32_t *targets, const int32_t *keep,
                          const hy_optimizer *optimizer);
 
-/* After hy_model_train failed: 1 if the weights and AdamW's moments are still those of the step before, and
- * then the model is as if it had not been called; 0 if that is not known, or if states are carried. */
+/* After hy_model_train failed: 1 if the weights and AdamW's moments are still from the step before; then the model is
+ * as if it had not been called.  0 if that is not known, or if states are carried. */
 int hy_model_take_back(hy_model *model);
 
 /* Waits for the last step, or forward, and tells its numbers (the norms: of the last step).  An
@@ -184,10 +194,16 @@ gt_status hy_model_eval(hy_model *model, const int32_t *tokens, const int32_t *t
  * hy_model_gradient.  May return before the work is done. */
 gt_status hy_model_infer(hy_model *model, const int32_t *tokens);
 
-/* ---- what a file of the model holds ------------------------------------------------------------
+/* average = decay average + (1 - decay) weights; config.average. */
+gt_status hy_model_average(hy_model *model, double decay);
+/* The weights and their average change places. */
+gt_status hy_model_exchange(hy_model *model);
+
+/* ---- the contents of a model file ------------------------------------------------------------
  * Its parameters, which here may be cut into several tensors, such as one per projection; AdamW's
- * two moments of each; and, if stateful, the states that the last training batch left. */
-typedef enum hy_kind { HY_WEIGHT, HY_MOMENT, HY_STATE } hy_kind;
+ * two moments of each; their average, if one is kept; and, if stateful, the states that the last training batch left.
+ * */
+typedef enum hy_kind { HY_WEIGHT, HY_MOMENT, HY_AVERAGE, HY_STATE } hy_kind;
 
 typedef struct hy_tensor {
     char name[80]; /* "layers.0.rwkv.key", "optimizer.exp_avg.layers.0.rwkv.key" */
@@ -238,7 +254,7 @@ double hy_model_token_bytes(const hy_model *model);
 
 /* ---- gates --------------------------------------------------------------------------------- */
 
-/* What the health checks of a model look at, on one batch from zero states. */
+/* Numbers for the health checks of a model, on one batch from zero states. */
 typedef struct hy_probe {
     double loss, entropy;       /* as in hy_result */
     int finite;                 /* 1: every activation looked at is finite */
@@ -251,7 +267,7 @@ typedef struct hy_probe {
     double activation_variance; /* variance of the layer outputs, the smallest over layers */
     double branch_rms[2];       /* RWKV, Mamba: root mean square of the branch output, mean of layers */
     double branch_cosine;       /* mean over tokens and layers of the cosine of a and b */
-    double branch_gain[2];      /* RWKV, Mamba: what the mix multiplies the branch by, mean of layers.
+    double branch_gain[2];      /* RWKV, Mamba: the mix's gain of the branch, mean of layers.
                               HY: root mean square of the gains; GF: mean over tokens of g and 1-g;
                               WS: alpha and 1-alpha; RF and CP: |P| / sqrt(C) in the 2-norm of its
                               numbers, which is 1 for the identity; RF: 1 for RWKV */

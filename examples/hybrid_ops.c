@@ -22,8 +22,8 @@
 #endif
 typedef HY_REAL hy_real;
 
-/* Iterations of the loop that follows are independent; `work` is the number of inner steps of all
- * of them, below some thousand of which starting the threads costs more than it gains. */
+/* Iterations of the loop that follows are independent; `work` is the number of inner steps of all of them.  Below some
+ * thousand, starting the threads costs more than it gains. */
 #ifdef _OPENMP
 #define HY_PRAGMA(text) _Pragma(#text)
 #define HY_PARALLEL_FOR(work) HY_PRAGMA(omp parallel for if ((work) > 20000))
@@ -708,6 +708,32 @@ static gt_status cpu_carry(hy_backend *be, const hy_carry_args *a) {
     return GT_OK;
 }
 
+static gt_status cpu_dropout(hy_backend *be, const hy_dropout_args *a) {
+    const hy_real *control = (const hy_real *)a->control, kept = 1 / (1 - (hy_real)a->rate);
+    const uint32_t low = (uint32_t)control[HY_DROP_LOW], high = (uint32_t)control[HY_DROP_HIGH];
+    const uint32_t limit = (uint32_t)((double)a->rate * 4294967296.0);
+    const int64_t start = (int64_t)control[HY_DROP_WINDOW] * a->window;
+    hy_real *x = a->x;
+    (void)be;
+    CPU_CHECK_DTYPE("dropout", a->dtype);
+    HY_PARALLEL_FOR(a->n)
+    for (int64_t i = 0; i < a->n; i++)
+        x[i] = hy_stays(low, high, (uint32_t)a->site, start + i, limit) ? x[i] * kept : 0;
+    return GT_OK;
+}
+
+static gt_status cpu_average(hy_backend *be, const hy_average_args *a) {
+    hy_real *w = (hy_real *)a->w, *average = (hy_real *)a->average, decay = (hy_real)a->decay;
+    (void)be;
+    HY_PARALLEL_FOR(a->n)
+    for (int64_t i = 0; i < a->n; i++) {
+        const hy_real other = average[i];
+        average[i] = decay < 0 ? w[i] : decay * other + (1 - decay) * w[i];
+        if (decay < 0) w[i] = other;
+    }
+    return GT_OK;
+}
+
 /* ---- the table ----------------------------------------------------------------------------- */
 
 static void cpu_close(hy_backend *be) { free(be); }
@@ -746,6 +772,8 @@ static const hy_backend cpu_table = {
     .add = cpu_add,
     .cast = cpu_cast,
     .carry = cpu_carry,
+    .dropout = cpu_dropout,
+    .average = cpu_average,
 };
 
 gt_status HY_BACKEND_CPU(hy_backend **backend) {

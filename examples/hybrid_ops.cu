@@ -19,7 +19,7 @@ namespace hy {
 
 constexpr size_t STAGING_BYTES = 4 << 20;
 
-/* What cuBLASLt is asked for; all bytes are compared. */
+/* The key of a cuBLASLt plan; all bytes are compared. */
 struct PlanKey {
     int64_t M, N, K, lda, ldb, ldc, count, a_step, b_step, c_step;
     int32_t trans_a, trans_b, dtype, c_dtype;
@@ -48,7 +48,7 @@ struct CudaMachine : Machine {
     size_t events_used;
     std::vector<Plan> plans;
     std::vector<Recording> recordings;
-    char* staging; /* pinned; what is beyond staging_used is free */
+    char* staging; /* pinned; free from staging_used on */
     size_t staging_used;
 };
 
@@ -82,7 +82,7 @@ static gt_status synchronize(hy_backend* be) {
     return check(cudaStreamSynchronize(m.stream), "a kernel");
 }
 
-/* Moves `bytes` in pieces of whole 256 bytes, but for the last one; fill(piece, first, n) provides
+/* Moves `bytes` in pieces of whole 256 bytes, the last one as it is; fill(piece, first, n) provides
  * bytes first ... first + n. */
 template <class Fill>
 static gt_status upload_pieces(hy_backend* be, void* to, size_t bytes, Fill fill) {
@@ -217,7 +217,7 @@ static gt_status marks(hy_backend* be, double* seconds, int64_t count) {
     return GT_OK;
 }
 
-/* What the stream waits for on a thread of the driver. */
+/* A thread of the driver sleeps while the stream waits. */
 static void CUDART_CB sleep_for(void* microseconds) {
     std::this_thread::sleep_for(std::chrono::microseconds((intptr_t)microseconds));
 }
@@ -268,8 +268,8 @@ static gt_status run(hy_backend* be, int slot, gt_status (*record)(void* arg), v
 }
 
 /* ---- gemm -------------------------------------------------------------------------------------
- * cuBLASLt counts by columns: a matrix stored by rows is the transpose of what it sees.  So it is
- * asked for c^T = op(b)^T op(a)^T, with b as its first matrix and a as its second. */
+ * cuBLASLt counts by columns: it sees a matrix stored by rows as its transpose.  So it is asked for c^T = op(b)^T
+ * op(a)^T, with b as its first matrix and a as its second. */
 
 static cudaDataType_t data_type(gt_dtype dtype) {
     return dtype == GT_BF16 ? CUDA_R_16BF : dtype == GT_F16 ? CUDA_R_16F : CUDA_R_32F;
@@ -466,6 +466,7 @@ static gt_status describe_device(CudaMachine& m) {
     size_t total;
     TRY_CUDA(cudaGetDevice(&id));
     TRY_CUDA(cudaGetDeviceProperties(&properties, id));
+    TRY_CUDA(cudaDeviceGetPCIBusId(m.pci, sizeof m.pci, id));
     TRY_CUDA(cudaMemGetInfo(&m.memory_free, &total));
     snprintf(m.device, sizeof m.device, "%.80s, sm_%d%d, %s", properties.name, properties.major, properties.minor,
              names[m.dtype]);

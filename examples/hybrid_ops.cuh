@@ -2,15 +2,15 @@
  *
  * | file               | holds                                                         |
  * |--------------------|---------------------------------------------------------------|
- * | hybrid_machine.cuh | the device, launches, what the kernels share                  |
+ * | hybrid_machine.cuh | the device, launches, parts that kernels share                  |
  * | hybrid_tokens.cuh  | embedding, lerp                                               |
- * | hybrid_rows.cuh    | map, bias, gate_mix, add, cast, carry                         |
+ * | hybrid_rows.cuh    | map, bias, gate_mix, add, cast, carry, dropout, average       |
  * | hybrid_loss.cuh    | cross_entropy, the norm of the gradient, AdamW                |
  * | here               | the plain product, the calls of gt_kernels.h, the table       |
  *
  * All kernels are written on the primitives of gt/base, so that they also run in the
- * emulation of gt/emu.  What is left to whoever includes this file (hybrid_ops.cu, and the
- * tests' emulation) is memory, order and the matrix product. */
+ * emulation of gt/emu.  The file that includes this one (hybrid_ops.cu, or the tests' emulation) provides memory, order
+ * and the matrix product. */
 #ifndef HYBRID_OPS_CUH
 #define HYBRID_OPS_CUH
 
@@ -21,7 +21,7 @@
 namespace hy {
 
 /* ---- gemm: the plain product ------------------------------------------------------------------
- * For what the library of the machine has no algorithm for.  A thread computes one element of c,
+ * For products that the machine's library has no algorithm for.  A thread computes one element of c,
  * k upwards; grid ceil(M N / 256) x count. */
 struct ProductParams {
     hy_gemm_args g;
@@ -124,6 +124,8 @@ static void set_operators(hy_backend* be) {
     be->add = add;
     be->cast = cast;
     be->carry = carry;
+    be->dropout = dropout;
+    be->average = average;
 }
 
 /* ---- numbers on their way from and to the host ----------------------------------------------- */

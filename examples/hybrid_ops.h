@@ -1,8 +1,8 @@
-/* What a hybrid model needs beside the operators of gt_kernels.h, and the backend: a table of
- * functions through which the model runs on whatever machine there is.
+/* Operators of a hybrid model beside gt_kernels.h, and the backend: a table of functions that runs the model on a CPU
+ * or a GPU.
  *
  * hybrid_ops.c is the CPU backend, hybrid_ops.cu with the kernels in hybrid_ops.cuh the CUDA one.
- * Conventions are those of gt_kernels.h: one argument struct serves forward and backward, the last
+ * Conventions are as in gt_kernels.h: one argument struct serves forward and backward, the last
  * index is fastest, a gradient pointer that is NULL is not computed, accumulate = 1 adds into
  * parameter gradients, results repeat bit for bit.  void * arrays hold the dtype of the struct,
  * float * arrays are fp32 always.  All arrays are packed unless a stride is given. */
@@ -10,6 +10,13 @@
 #define HYBRID_OPS_H
 
 #include "gt_kernels.h"
+
+/* A function of host and device. */
+#ifdef __CUDACC__
+#define HY_SHARED static inline __host__ __device__
+#else
+#define HY_SHARED static inline
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -166,6 +173,10 @@ enum {
     HY_WEIGHT_DECAY, /* decoupled: w -= lr weight_decay w */
     HY_MAX_NORM,     /* the gradient is scaled down to this norm; 0 = never */
     HY_LOSS_SCALE,   /* the gradients hold this many times the true ones; 1 without loss scaling */
+    HY_DROP_LOW,     /* two halves of 24 bits of what chooses the numbers that dropout leaves out */
+    HY_DROP_HIGH,
+    HY_DROP_WINDOW, /* the first window of this pass among those of the step, so that parts and ranks leave out what one
+                       pass over the batch does */
     HY_CONTROLS
 };
 
@@ -211,6 +222,35 @@ typedef struct hy_cast_args {
     void *to;         /* out [n] */
 } hy_cast_args;
 
+/* Srivastava et al. 2014, JMLR 15:1929: x[i] = 0 with probability rate, else x[i] / (1 - rate).  Which ones depends on
+ * control, site and i alone, so that backward applies the same call to the gradient.  i counts from the step's first
+ * window. */
+typedef struct hy_dropout_args {
+    int64_t n, window; /* numbers of x, and of a window in it */
+    gt_dtype dtype;
+    float rate;           /* 0 to below 1 */
+    int32_t site;         /* a number of the place in the model */
+    const float *control; /* in  [HY_CONTROLS] */
+    void *x;              /* in and out [n] */
+} hy_dropout_args;
+
+/* Whether element i stays; limit = rate 2^32.  Two rounds of a 32-bit mixer: no state, the same on every device. */
+HY_SHARED int hy_stays(uint32_t low, uint32_t high, uint32_t site, int64_t i, uint32_t limit) {
+    uint32_t h = (uint32_t)i * 0x9e3779b1u ^ (uint32_t)((uint64_t)i >> 32) ^ low ^ site << 24;
+    h = (h ^ h >> 16) * 0x7feb352du, h = (h ^ h >> 15) * 0x846ca68bu;
+    h ^= h >> 16 ^ high ^ site * 0x85ebca6bu;
+    h = (h ^ h >> 16) * 0x7feb352du, h = (h ^ h >> 15) * 0x846ca68bu;
+    return (h ^ h >> 16) >= limit;
+}
+
+/* decay in [0, 1]: average = decay average + (1 - decay) w.  decay < 0: the two change places. */
+typedef struct hy_average_args {
+    int64_t n;
+    float decay;
+    float *w;       /* in [n]; in and out where they change places */
+    float *average; /* in and out [n] */
+} hy_average_args;
+
 /* to[i,b] = keep[b] ? from[i,b] : 0, for states that go on from batch to batch */
 typedef struct hy_carry_args {
     int64_t count, B, n;
@@ -226,7 +266,7 @@ typedef struct hy_carry_args {
  * leaves the reason in hy_last_error. */
 typedef struct hy_backend hy_backend;
 
-/* What the model is at, for people: in profiles, and in errors. */
+/* The place in the model, for people: in profiles and errors. */
 typedef struct hy_place {
     const char *pass; /* "forward", "recompute", "backward", "update"; NULL: it has not begun */
     const char *part; /* "embedding", "norm", "rwkv", "mamba", "branches" (both in one call), "mix", "ffn", "head",
@@ -256,11 +296,14 @@ typedef struct hy_limits {
 struct hy_backend {
     const char *name;   /* "cpu", "cuda" */
     char device[128];   /* in words, for people */
+    char pci[32];       /* of a GPU: its place on the bus, as cudaDeviceGetPCIBusId names it; else "" */
     char software[128]; /* the driver and the toolkit that it runs with, if they are not the program's own */
     gt_dtype dtype;     /* of activations and of the copies of projection weights */
     size_t fp32_bytes;  /* bytes of an "fp32" number: 4; 8 in the tests that run in double */
     size_t memory_free; /* bytes that can still be allocated, 0 = not known */
     hy_place at;        /* set by the model */
+    int64_t window;     /* rows of a window, set by the model: products may be cut there, so that a row does not depend
+                           on how many windows there are; 0: not known */
 
     void (*close)(hy_backend *);
 
@@ -290,8 +333,8 @@ struct hy_backend {
     gt_status (*delay)(hy_backend *, double seconds);
     gt_status (*nodes)(hy_backend *, gt_status (*record)(void *arg), void *arg, int64_t *count);
 
-    /* Scratch of the operators below.  memory = NULL: sets *bytes to what is needed; else the
-     * backend uses the memory (of *bytes) from now on, so it must live until other is given. */
+    /* Scratch of the operators below.  memory = NULL: sets *bytes to the size needed; else the backend uses the memory
+     * (of *bytes) from now on, so it must live until other is given. */
     gt_status (*scratch)(hy_backend *, const hy_limits *, void *memory, size_t *bytes);
 
     /* Does what record(arg) does.  Every call with the same slot makes the same calls with the same
@@ -327,6 +370,8 @@ struct hy_backend {
     gt_status (*add)(hy_backend *, const hy_add_args *);
     gt_status (*cast)(hy_backend *, const hy_cast_args *);
     gt_status (*carry)(hy_backend *, const hy_carry_args *);
+    gt_status (*dropout)(hy_backend *, const hy_dropout_args *);
+    gt_status (*average)(hy_backend *, const hy_average_args *);
 };
 
 /* A new backend on the CPU, in fp32, the fastest that the build has for this processor; close it with

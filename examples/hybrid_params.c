@@ -1,4 +1,4 @@
-/* Configurations of hybrid_model.h; the list of parameters and their initial values; what a file of the model holds. */
+/* Configurations of hybrid_model.h; the list of parameters and their initial values; the contents of a model file. */
 #include "hybrid_inside.h"
 #include <math.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@ const char *const hy_group_names[HY_GROUPS] = {"embed", "norm", "rwkv", "mamba",
 
 /* ---- configurations ------------------------------------------------------------------------ */
 
-/* NAME, what it is, mix, initial weight of RWKV, channels, layers, RWKV heads, which Mamba */
+/* NAME, description, mix, initial weight of RWKV, channels, layers, RWKV heads, which Mamba */
 #define MODEL(a, b, c, d, e, f, g, h)                                                                                  \
     { .name = a, .about = b, .mix = c, .share = d, .hidden = e, .layers = f, .heads = g, .mamba = h }
 static const hy_config configs[] = {
@@ -76,6 +76,8 @@ gt_status hy_config_resolve(hy_config *c) {
     TRY(check_number("stateful", c->stateful, 0, 1));
     TRY(check_number("inference", c->inference, 0, 1));
     TRY(check_number("recompute", c->recompute, 0, 1));
+    if (!(c->dropout >= 0 && c->dropout < 1))
+        return hy_fail(GT_ERROR_VALUE, "dropout = %g: must be 0 to below 1", (double)c->dropout);
     if (!c->samples) c->samples = 1;
     TRY(check_number("fuse", (int64_t)c->fuse, HY_WKV_SSM, HY_CONV_SSD));
     if (!(c->share > 0 && c->share < 1))
@@ -340,10 +342,10 @@ gt_status hy_params_init(hy_model *m) {
         free(numbers);
         TRY(status);
     }
-    return hy_params_round(m);
+    return hy_model_written(m);
 }
 
-/* ---- what a file of the model holds ---------------------------------------------------------- */
+/* ---- the contents of a model file ------------------------------------------------------------ */
 
 /* Parameters that are several tensors, one after the other: which, as their names in a layer end.
  */
@@ -401,7 +403,7 @@ static void list_state(const char *name, int l, float *data, int64_t n0, int64_t
 
 hy_tensor *hy_model_tensors(const hy_model *m, int *count) {
     const state_set *s = &m->carried_out;
-    hy_tensor *list = malloc((size_t)(3 * PARTS * (int64_t)m->param_count + 4 * m->L) * sizeof(hy_tensor));
+    hy_tensor *list = malloc((size_t)(4 * PARTS * (int64_t)m->param_count + 4 * m->L) * sizeof(hy_tensor));
     *count = 0;
     if (!list) return NULL;
     for (int i = 0; i < m->param_count; i++) list_param(m, m->params + i, HY_WEIGHT, "", m->values, list, count);
@@ -409,6 +411,8 @@ hy_tensor *hy_model_tensors(const hy_model *m, int *count) {
         list_param(m, m->params + i, HY_MOMENT, "optimizer.exp_avg.", m->m, list, count);
     for (int i = 0; i < m->param_count && !m->config.inference; i++)
         list_param(m, m->params + i, HY_MOMENT, "optimizer.exp_avg_sq.", m->v, list, count);
+    for (int i = 0; i < m->param_count && m->average && !m->config.inference; i++)
+        list_param(m, m->params + i, HY_AVERAGE, "ema.", m->average, list, count);
     for (int l = 0; m->config.stateful && l < m->L; l++) {
         if (has_rwkv(m)) {
             list_state("rwkv.wkv", l, wkv_state(m, s, l), m->B, m->H, m->N, m->N, list, count);
@@ -432,4 +436,8 @@ gt_status hy_model_write_tensor(hy_model *m, const hy_tensor *t, const double *n
     return m->be->write(m->be, t->data, GT_F32, numbers, t->count);
 }
 
-gt_status hy_model_written(hy_model *m) { return hy_params_round(m); }
+gt_status hy_model_written(hy_model *m) {
+    const size_t bytes = (size_t)m->param_total * m->be->fp32_bytes;
+    if (m->average && !m->config.inference) TRY(m->be->copy(m->be, m->average, m->values, bytes));
+    return hy_params_round(m);
+}

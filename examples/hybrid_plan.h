@@ -4,8 +4,8 @@
 
 #include "hybrid_ops.h"
 
-/* Fit for hy_model_plan alone.  Weights, gradients, optimiser and activations are exact; what the operators save and
- * their workspace, which depend on the device, are estimated. */
+/* Fit for hy_model_plan alone.  Weights, gradients, optimiser and activations are exact; `saved` and workspace of the
+ * operators depend on the device and are estimated. */
 gt_status hy_backend_plan(hy_backend **backend, gt_dtype dtype);
 
 #endif

@@ -1,4 +1,4 @@
-/* What forward computed: every activation for comparisons, and what the gates look at. */
+/* Results of forward: every activation for comparisons, and numbers for the gates. */
 #include "hybrid_inside.h"
 #include <math.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@ typedef struct activation {
     gt_dtype dtype; /* 0 = of the activations */
 } activation;
 
-/* Of one layer, in the order of their computation; how many. */
+/* The activations of one layer in the order of their computation; returns how many. */
 enum { LAYER_ACTIVATIONS = 16 };
 static int layer_activations(const hy_model *m, int l, activation *list) {
     const layer_acts *a = &m->acts[l];
@@ -104,7 +104,7 @@ static double variance(const double *x, int64_t n) {
     return sum / (double)n;
 }
 
-/* What the last forward left of layer l; x: room for 2 M C numbers. */
+/* Numbers of layer l after the last forward; x: room for 2 M C numbers. */
 static gt_status probe_layer(const hy_model *m, int l, double *x, hy_probe *probe) {
     int64_t C = m->C, MC = m->M * C, row = branch_row(m);
     const double *a = x, *b = is_single(m) ? x : x + (row == C ? MC : C);
@@ -132,7 +132,7 @@ static gt_status param_size(hy_model *m, int param, int64_t first, int64_t row, 
     return GT_OK;
 }
 
-/* What the mix of layer l multiplies the branches by; x: room for 2 C C numbers and M. */
+/* The gains that the mix of layer l gives the branches; x: room for 2 C C numbers and M. */
 static gt_status layer_gains(hy_model *m, int l, double *x, double *gain) {
     const layer_params *p = &m->layer[l];
     const int64_t C = m->C;
@@ -160,7 +160,7 @@ static gt_status layer_gains(hy_model *m, int l, double *x, double *gain) {
     return GT_OK;
 }
 
-/* Of all layers; x: room for both. */
+/* The numbers of all layers; x: room for the two functions above. */
 static gt_status probe_layers(hy_model *m, double *x, hy_probe *probe) {
     for (int l = 0; l < m->L; l++) {
         double gain[2];

@@ -12,8 +12,8 @@
     } while (0)
 
 enum { WARM_UP = 3, STEPS = 20, RUNS = 10, CPU_RUNS = 3, ROWS = 128 };
-/* The device stands still for so long at the start of a step, so that calls are ahead of it and their launches are not in
- * its times. */
+/* The device stands still for so long at the start of a step, so that calls are ahead of it and their launches are not
+ * in its times. */
 static const double head_start = 5e-3;
 
 typedef struct row {
@@ -147,7 +147,7 @@ static gt_status see_steps(profile *p) {
     return GT_OK;
 }
 
-/* ---- what is printed ---------------------------------------------------------------------------- */
+/* ---- printing ---------------------------------------------------------------------------- */
 
 /* all: seconds of all calls */
 static void print_row(const profile *p, const row *r, double all) {

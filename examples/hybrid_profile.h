@@ -4,7 +4,8 @@
 
 #include "hybrid_model.h"
 
-/* Steps of the model on one batch, with a learning rate of 0; keep as for hy_model_train.  Prints to standard output. */
+/* Steps of the model on one batch, with a learning rate of 0; keep as for hy_model_train.  Prints to standard
+ * output. */
 gt_status hy_profile(hy_backend *backend, hy_model *model, int64_t parameters, const int32_t *tokens,
                      const int32_t *targets, const int32_t *keep, double loss_scale);
 

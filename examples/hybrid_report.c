@@ -1,4 +1,4 @@
-/* What hybrid_train prints: the start, progress, gates, samples, the end. */
+/* The texts of hybrid_train: the start, progress, gates, samples, the end. */
 #include "hybrid_bench.h"
 #include "hybrid_trainer.h"
 #include <math.h>
@@ -26,7 +26,7 @@ hy_phrase hy_grouped(int64_t n) {
     return out;
 }
 
-/* Memory in use, in MiB: on the CPU the largest the process has been, else what the model took. */
+/* Memory in use, in MiB: the peak of the process on the CPU, the model's memory elsewhere. */
 static double memory_mib(const trainer *t) {
     return strcmp(t->backend->name, "cpu") ? (double)t->plan.total / MIB : hy_peak_of_process();
 }
@@ -52,11 +52,14 @@ static double recent_speed(const hy_recent *r) { /* tokens per second */
 
 static gt_status generate(trainer *t, hy_printer *printer, hy_pace *pace) {
     const hy_options *o = &t->options;
-    const hy_sampling sampling = {.prompt = o->prompt,
+    const hy_sampling sampling = {.prompt = t->prompt ? t->prompt : o->prompt,
                                   .first = t->first_token,
                                   .count = o->sample,
                                   .temperature = o->temperature,
                                   .top_k = o->top_k,
+                                  .top_p = o->top_p,
+                                  .penalty = o->repetition_penalty,
+                                  .stop = o->stop,
                                   .seed = (uint64_t)o->seed + 1};
     return hy_generate(t->model, &t->text, &sampling, printer, pace);
 }
@@ -89,7 +92,7 @@ gt_status hy_print_sample(trainer *t) {
  * that goes to a file or a pipe is alone there. */
 gt_status hy_print_text(trainer *t) {
     const int is_terminal = t->screen.is_terminal, is_alone = !is_terminal && t->options.batch == 1;
-    hy_printer printer = {.out = stdout, .raw = !is_terminal};
+    hy_printer printer = {.out = stdout, .raw = !is_terminal, .streams = 1};
     hy_pace pace;
     if (is_terminal) setvbuf(stdout, NULL, _IONBF, 0);
     gt_status status = generate(t, &printer, &pace);
@@ -98,7 +101,7 @@ gt_status hy_print_text(trainer *t) {
     return status == GT_OK ? hy_flush_report() : status;
 }
 
-/* ---- what is printed before the first step -------------------------------------------------- */
+/* ---- printed before the first step -------------------------------------------------- */
 
 void hy_print_models(const trainer *t) {
     const hy_screen *s = &t->screen;
@@ -156,6 +159,8 @@ static void print_saving(const trainer *t) {
                         hy_grouped(o->save_every).text);
     else
         hy_screen_entry(s, START, "model file", "%s, at the end", o->save);
+    if (*o->save && o->keep_best)
+        hy_screen_entry(s, START, "", "%s.best holds the lowest point of the held-out curve", o->save);
     if (*t->older) hy_screen_entry(s, START, "", "the file that was there is kept as %s", t->older);
 }
 
@@ -175,12 +180,17 @@ static struct sizes { char text[256]; } sizes_of(const hy_config *c) {
     return out;
 }
 
-hy_phrase hy_part_of(const hy_text *x) {
+hy_phrase hy_part_of(const trainer *t) {
     hy_phrase out;
-    if (x->pieces > 1)
-        snprintf(out.text, sizeof out.text, "the last tenth of %lld tracks", (long long)x->pieces);
+    const double share = t->options.held_out;
+    char part[32] = "the last tenth";
+    if (share != 0.1) snprintf(part, sizeof part, "the last %.4g %%", 100 * share);
+    if (*t->options.val)
+        snprintf(out.text, sizeof out.text, "all of --val");
+    else if (t->text.pieces > 1)
+        snprintf(out.text, sizeof out.text, "%s of %lld tracks", part, (long long)t->text.pieces);
     else
-        snprintf(out.text, sizeof out.text, "the last tenth");
+        snprintf(out.text, sizeof out.text, "%s", part);
     return out;
 }
 
@@ -199,15 +209,32 @@ void hy_print_start(const trainer *t) {
     else
         hy_screen_entry(s, START, "data", "%s: %s bytes, %d different ones, %s documents", t->data,
                         hy_grouped(x->size).text, x->vocab, hy_grouped(x->documents).text);
+    if (t->files.count > 1)
+        hy_screen_entry(s, START, "", "%s files, %s first", hy_grouped(t->files.count).text, t->files.path[0]);
+    if (x->span) hy_screen_entry(s, START, "", "mapped: the system reads what is needed");
     hy_screen_entry(s, START, "", "training %s, held out %s (%s)", hy_grouped(x->train).text,
-                    hy_grouped(x->size - x->train).text, hy_part_of(x).text);
+                    hy_grouped(hy_held_out_tokens(x)).text, hy_part_of(t).text);
     hy_screen_entry(s, START, "", "unigram entropy %.4f nats, of the held-out part %.4f", x->entropy_train,
                     x->entropy_held_out);
     hy_screen_entry(s, START, "training",
                     "%s steps of %lld %s of %lld tokens, learning rate %g to %g, %lld warm-up, "
                     "seed %lld",
                     hy_grouped(o->steps).text, (long long)o->batch, o->stateful ? "tracks" : "windows",
-                    (long long)o->seq, o->lr, o->min_lr, (long long)o->warmup, (long long)o->seed);
+                    (long long)o->seq, o->lr, strcmp(o->schedule, "constant") ? o->min_lr : o->lr, (long long)o->warmup,
+                    (long long)o->seed);
+    if (!strcmp(o->schedule, "wsd"))
+        hy_screen_entry(s, START, "", "learning rate constant, then linear in the last %s steps",
+                        hy_grouped(o->decay_steps).text);
+    if (o->beta1 != 0.9 || o->beta2 != 0.95 || o->eps != 1e-8)
+        hy_screen_entry(s, START, "", "AdamW with betas %g and %g, eps %g", o->beta1, o->beta2, o->eps);
+    if (t->rows && t->rows < t->batch.rows)
+        hy_screen_entry(s, START, "", "%lld windows in memory at once: gradients are added up", (long long)t->rows);
+    if (t->ranks.size > 1)
+        hy_screen_entry(s, START, "ranks", "%d, each with %lld of the %lld windows and all of the above memory; %s",
+                        t->ranks.size, (long long)t->batch.rows, (long long)o->batch, t->ranks.library);
+    if (o->dropout > 0) hy_screen_entry(s, START, "", "dropout %g", o->dropout);
+    if (o->ema > 0)
+        hy_screen_entry(s, START, "", "evaluations and samples take a moving average of the weights, %g", o->ema);
     if (t->steps) hy_screen_entry(s, START, "going on", "after step %s of %s", hy_grouped(t->steps).text, o->resume);
     if (*o->init) hy_screen_entry(s, START, "weights", "from %s", o->init);
     print_saving(t);
@@ -241,6 +268,21 @@ gt_status hy_print_progress(trainer *t, double held_out) {
 /* Ends the line that is refreshed in place: something else will be printed. */
 void hy_end_progress(trainer *t) { hy_screen_leave(&t->screen); }
 
+/* Seconds between lines of the evaluation where the last line is not refreshed. */
+enum { EVALUATION_LINES = 30 };
+
+/* so_far: the sum of the losses of so many tokens.  An evaluation that ends soon shows nothing where lines stay. */
+gt_status hy_print_evaluation(trainer *t, const hy_loss *so_far, int64_t tokens, double seconds) {
+    char line[512];
+    const double left = seconds / (double)so_far->tokens * (double)(tokens - so_far->tokens);
+    if (hy_now() - t->shown < (t->screen.is_live ? 0.1 : EVALUATION_LINES) || so_far->tokens >= tokens) return GT_OK;
+    t->shown = hy_now();
+    snprintf(line, sizeof line, "evaluation: %s of %s tokens, loss %.4f, eta %s", hy_grouped(so_far->tokens).text,
+             hy_grouped(tokens).text, so_far->mean / (double)so_far->tokens, hy_duration(left).text);
+    hy_screen_status(&t->screen, line);
+    return hy_flush_report();
+}
+
 /* held_out: NAN if there was no evaluation after this step. */
 gt_status hy_write_log(trainer *t, const hy_result *result, double held_out, double lr, const hy_probe *probe) {
     return hy_log_write(&t->log, &(hy_log_row){.step = t->steps,
@@ -255,12 +297,15 @@ gt_status hy_write_log(trainer *t, const hy_result *result, double held_out, dou
                                                .tokens_per_s = recent_speed(&t->recent),
                                                .memory_mib = memory_mib(t),
                                                .seconds = hy_now() - t->start,
-                                               .probe = probe});
+                                               .probe = probe,
+                                               .final_loss = t->final.mean,
+                                               .final_tokens = t->final.tokens,
+                                               .gpu = t->watch.nvml ? t->watch.now : (hy_gpu){NAN, NAN, NAN, NAN}});
 }
 
 /* ---- gates and results ----------------------------------------------------------------------- */
 
-/* What the branches do; it follows the gates. */
+/* The table of the branches; it follows the gates. */
 static void print_branches(const trainer *t) {
     const hy_probe *p = &t->probe;
     if (!p->has[0] || !p->has[1]) {
@@ -276,6 +321,11 @@ static void print_branches(const trainer *t) {
 }
 
 gt_status hy_print_gates(const trainer *t, const char *when, int first) {
+    int failed = 0;
+    for (int i = first; i < t->gate_count && t->options.quiet; i++)
+        if (t->gates[i].verdict == HY_FAIL) hy_gates_print(&t->screen, t->gates + i, 1), failed++;
+    if (failed) puts("");
+    if (t->options.quiet) return hy_flush_report();
     hy_screen_entry(&t->screen, 0, "", "gates %s: verdict, gate, value, bounds", when);
     hy_gates_print(&t->screen, t->gates + first, t->gate_count - first);
     print_branches(t);
@@ -283,16 +333,49 @@ gt_status hy_print_gates(const trainer *t, const char *when, int first) {
     return hy_flush_report();
 }
 
-/* The held-out loss, last, and what it means. */
+/* The held-out loss, last, and its meaning. */
 void hy_print_loss(const trainer *t) {
     const hy_screen *s = &t->screen;
-    hy_screen_entry(s, FINAL, "unigram", "%.4f on the held-out part; the model is %.4f nats %s",
-                    t->text.entropy_held_out, fabs(t->text.entropy_held_out - t->held_out),
-                    t->held_out < t->text.entropy_held_out ? "better" : "worse");
-    hy_screen_entry(s, FINAL, "held-out", "all %s tokens: %.4f bits per %s, perplexity %.4f",
-                    hy_grouped(t->text.size - t->text.train).text, t->held_out / log(2),
-                    t->text.is_numbers || t->text.end_symbol >= 0 ? "token" : "byte", exp(t->held_out));
-    printf("held-out loss %.4f\n", t->held_out);
+    const double loss = t->final.mean;
+    const int64_t all = hy_held_out_tokens(&t->text);
+    char part[160];
+    const int counts_bytes = t->final.bytes > 0;
+    if (t->text.train) /* else nothing tells frequencies */
+        hy_screen_entry(s, FINAL, "unigram", "%.4f on the held-out part; the model is %.4f nats %s",
+                        t->text.entropy_held_out, fabs(t->text.entropy_held_out - loss),
+                        loss < t->text.entropy_held_out ? "better" : "worse");
+    snprintf(part, sizeof part, "all %s", hy_grouped(all).text);
+    if (t->final.tokens < all)
+        snprintf(part, sizeof part, "the first %s of %s", hy_grouped(t->final.tokens).text, hy_grouped(all).text);
+    if (t->text.table.start)
+        hy_screen_entry(s, FINAL, "bytes", "%.4f bits per byte: these tokens stand for %s bytes",
+                        loss / log(2) * (double)t->final.tokens / (double)t->final.bytes,
+                        hy_grouped(t->final.bytes).text);
+    hy_screen_entry(s, FINAL, "held-out", "%s tokens: %.4f bits per %s, perplexity %.4f", part, loss / log(2),
+                    counts_bytes && !t->text.table.start ? "byte" : "token", exp(loss));
+    printf("held-out loss %.4f\n", loss);
+}
+
+/* With --watch: the numbers of the GPU that NVML told. */
+static void print_watch(const trainer *t) {
+    const hy_gpu_watch *w = &t->watch;
+    char text[256] = "";
+    const struct {
+        const char *format;
+        double value;
+        long long known;
+    } parts[] = {{"%.0f %% used", w->mean.percent, w->known[0]},
+                 {"at most %.0f degrees", w->most.celsius, w->known[1]},
+                 {"%.0f W", w->mean.watts, w->known[2]},
+                 {"at most %.0f MiB of its memory, all programs", w->most.mib, w->known[3]}};
+    if (!w->nvml) return;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        size_t used = strlen(text);
+        if (!parts[i].known) continue;
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s", used ? ", " : "");
+        snprintf(text + used, sizeof text - used, parts[i].format, parts[i].value);
+    }
+    hy_screen_entry(&t->screen, FINAL, "GPU", "%s", *text ? text : "NVML tells nothing about it");
 }
 
 void hy_print_final(const trainer *t) {
@@ -304,13 +387,20 @@ void hy_print_final(const trainer *t) {
     hy_screen_entry(s, FINAL, "time", "%s, of which training %.1f s: %s tokens/s",
                     hy_duration(hy_now() - t->start).text, t->train_seconds,
                     hy_grouped((int64_t)((double)t->tokens / t->train_seconds)).text);
+    if (t->best_step && t->options.keep_best)
+        hy_screen_entry(s, FINAL, "best", "%.4f at step %s, in %s.best", t->best, hy_grouped(t->best_step).text,
+                        t->options.save);
     if (t->speed > 0)
         hy_screen_entry(s, FINAL, "speed", "steps %d to %d: %s tokens/s by the clock, evaluations left out", SPEED_FROM,
                         SPEED_TO, hy_grouped((int64_t)t->speed).text);
     hy_screen_entry(s, FINAL, "memory", "%.1f MiB", memory_mib(t));
+    print_watch(t);
     hy_screen_entry(s, FINAL, "gates", "%d PASS, %d WARN, %d FAIL", hy_count_gates(t, HY_PASS),
                     hy_count_gates(t, HY_WARN), hy_count_gates(t, HY_FAIL));
     hy_screen_entry(s, FINAL, "training loss", "%.4f, mean of the last %d steps", hy_recent_mean(r, r->loss),
                     hy_recent_count(r));
+    if (t->options.eval_every && t->options.eval_tokens && t->held_out >= 0)
+        hy_screen_entry(s, FINAL, "curve", "%.4f, its last point, on the first held-out tokens as all points (%s)",
+                        t->held_out, hy_grouped(t->options.eval_tokens).text);
     hy_print_loss(t);
 }

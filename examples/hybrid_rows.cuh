@@ -1,4 +1,5 @@
-/* Kernels of what works element by element or row by row: map, bias, gate_mix; add, cast and carry. */
+/* Kernels of what works element by element or row by row: map, bias, gate_mix; add, cast, carry, dropout and
+ * average. */
 #ifndef HYBRID_ROWS_CUH
 #define HYBRID_ROWS_CUH
 
@@ -44,12 +45,12 @@ struct NegExp {
     GT_DEV float slope(float y) { return y; }
 };
 template <class F>
-struct Backward { /* of dy and of what the slope depends on */
+struct Backward { /* of dy and of the number that the slope depends on */
     static constexpr int INPUTS = 2;
     GT_DEV float of(float dy, float at, float) { return dy * F::slope(at); }
 };
 template <class F>
-struct BackwardAdd { /* the same, added to what was there */
+struct BackwardAdd { /* the same, added to the old value */
     static constexpr int INPUTS = 3;
     GT_DEV float of(float dy, float at, float before) { return before + dy * F::slope(at); }
 };
@@ -263,6 +264,56 @@ GT_KERNEL(THREADS, 1) carry_kernel(const GT_GRID_CONSTANT CarryParams p) {
 static gt_status carry(hy_backend* be, const hy_carry_args* a) {
     const CarryParams p = {*a};
     return enqueue(machine(be), "carry", carry_kernel, ceil_div(a->count * a->B * a->n, THREADS), 1, 0, p);
+}
+
+struct DropoutParams {
+    const float* control;
+    void* x;
+    int64_t n, window;
+    float kept;
+    uint32_t limit, site;
+};
+
+/* an element per thread */
+template <class T>
+GT_KERNEL(THREADS, 1)
+dropout_kernel(const GT_GRID_CONSTANT DropoutParams p) {
+    const int64_t i = (int64_t)block_x() * THREADS + thread_id();
+    if (i >= p.n) return;
+    const uint32_t low = (uint32_t)p.control[HY_DROP_LOW], high = (uint32_t)p.control[HY_DROP_HIGH];
+    const int64_t start = (int64_t)p.control[HY_DROP_WINDOW] * p.window;
+    float x[1];
+    load<T>(x, p.x, i);
+    x[0] = hy_stays(low, high, p.site, start + i, p.limit) ? x[0] * p.kept : 0.0f;
+    store<T>(p.x, i, x);
+}
+
+static gt_status dropout(hy_backend* be, const hy_dropout_args* a) {
+    const DropoutParams p = {
+        a->control,       a->x, a->n, a->window, 1.0f / (1.0f - a->rate), (uint32_t)((double)a->rate * 4294967296.0),
+        (uint32_t)a->site};
+    return with_layout(a->dtype, false, [&](auto l) {
+        return enqueue(machine(be), "dropout", dropout_kernel<typename decltype(l)::T>, ceil_div(a->n, THREADS), 1, 0,
+                       p);
+    });
+}
+
+struct AverageParams {
+    hy_average_args a;
+};
+
+/* an element per thread */
+GT_KERNEL(THREADS, 1) average_kernel(const GT_GRID_CONSTANT AverageParams p) {
+    const int64_t i = (int64_t)block_x() * THREADS + thread_id();
+    if (i >= p.a.n) return;
+    const float w = p.a.w[i], average = p.a.average[i], decay = p.a.decay;
+    p.a.average[i] = decay < 0.0f ? w : decay * average + (1.0f - decay) * w;
+    if (decay < 0.0f) p.a.w[i] = average;
+}
+
+static gt_status average(hy_backend* be, const hy_average_args* a) {
+    const AverageParams p = {*a};
+    return enqueue(machine(be), "average", average_kernel, ceil_div(a->n, THREADS), 1, 0, p);
 }
 
 } /* namespace hy */

@@ -14,8 +14,9 @@
         if (status_ != GT_OK) return status_;                                                                          \
     } while (0)
 
-/* Format 1 had models of one size per width, and no options for them. */
-static const char format_key[] = "hybrid_train_format", format[] = "2", older_format[] = "1";
+/* Format 1 had models of one size per width, and no options for them.  Format 2 lacks options and numbers that came
+ * later; their defaults repeat what the program did then. */
+static const char format_key[] = "hybrid_train_format", format[] = "3", second_format[] = "2", older_format[] = "1";
 static const char positions[] = "run.track_positions"; /* int64 tensor [batch] */
 enum { VALUE_MAX = 4 * HY_TEXT_MAX };                  /* of a metadata text that this program writes */
 
@@ -46,12 +47,14 @@ static const struct number {
     REALS("recent_ratio", recent.ratio, HY_RECENT),
     REALS("recent_seconds", recent.seconds, HY_RECENT),
     WHOLES("recent_tokens", recent.tokens, HY_RECENT),
+    REALS("best", best, 1),
+    WHOLES("best_step", best_step, 1),
 };
-enum { NUMBERS = sizeof numbers / sizeof numbers[0] };
+enum { NUMBERS = sizeof numbers / sizeof numbers[0], LATER_NUMBERS = 2 /* the last ones */ };
 
 /* ---- texts --------------------------------------------------------------------------------- */
 
-/* Any bytes as ASCII: \xNN for what is none, for control characters and for the backslash. */
+/* Any bytes as ASCII: \xNN for other bytes, control characters and the backslash. */
 static void to_ascii(char *to, const char *from) {
     for (; *from; from++) {
         unsigned char byte = (unsigned char)*from;
@@ -138,18 +141,17 @@ static gt_status add_texts(hy_file_writer *w, const hy_run *run) {
     return add_whole(w, "run.optimizer_steps", hy_model_steps(run->model));
 }
 
-/* The numbers of a tensor as floats; room: for its doubles. */
-static gt_status add_data(hy_file_writer *w, hy_model *model, const hy_tensor *t, double *room, const char *path) {
-    float *floats = (float *)room;
-    TRY(hy_model_read_tensor(model, t, room));
-    for (int64_t i = 0; i < t->count; i++) {
-        double x = room[i];
+/* Writes n numbers as floats, which take their place. */
+static gt_status write_floats(hy_file_writer *w, double *numbers, int64_t n, const char *name, const char *path) {
+    float *floats = (float *)numbers;
+    for (int64_t i = 0; i < n; i++) {
+        double x = numbers[i];
         if (!isfinite(x))
-            return hy_fail(GT_ERROR_VALUE, "%s: not written: %s holds a number that is not finite", path, t->name);
-        float y = (float)x; /* the first bytes of room[i / 2], which were read */
+            return hy_fail(GT_ERROR_VALUE, "%s: not written: %s holds a number that is not finite", path, name);
+        float y = (float)x; /* the first bytes of numbers[i / 2], which were read */
         memcpy(floats + i, &y, sizeof y);
     }
-    return hy_writer_data(w, floats, (size_t)t->count * sizeof(float));
+    return hy_writer_data(w, floats, (size_t)n * sizeof(float));
 }
 
 static int64_t largest(const hy_tensor *list, int count) {
@@ -158,14 +160,68 @@ static int64_t largest(const hy_tensor *list, int count) {
     return most;
 }
 
+static int64_t count_states(const hy_tensor *list, int count) {
+    int64_t n = 0;
+    for (int i = 0; i < count; i++) n += list[i].kind == HY_STATE ? list[i].count : 0;
+    return n;
+}
+
+gt_status hy_states_gather(hy_ranks *ranks, hy_model *model, double **states) {
+    int count = 0;
+    hy_tensor *list = hy_model_tensors(model, &count);
+    const int64_t n = list ? count_states(list, count) : 0;
+    double *own = malloc((size_t)n * sizeof *own + 1), *at = own;
+    *states = ranks->rank ? NULL : malloc((size_t)(ranks->size * n) * sizeof **states + 1);
+    gt_status status =
+        list && own && (ranks->rank || *states) ? GT_OK : hy_fail(GT_ERROR_MEMORY, "no memory for states");
+    for (int i = 0; i < count && status == GT_OK; i++)
+        if (list[i].kind == HY_STATE) status = hy_model_read_tensor(model, list + i, at), at += list[i].count;
+    status = hy_ranks_gather(ranks, status, own, *states, n);
+    free(own);
+    free(list);
+    return status;
+}
+
+/* Ranks of a run, of whose tracks each has a part. */
+static int ranks_of(const hy_run *run) { return run->ranks ? run->ranks : 1; }
+
+/* A tensor of all ranks: the tracks of a state lie one after the other. */
+static hy_tensor of_all_ranks(const hy_run *run, const hy_tensor *t) {
+    hy_tensor all = *t;
+    if (t->kind == HY_STATE) all.shape[0] *= ranks_of(run), all.count *= ranks_of(run);
+    return all;
+}
+
+/* Of states: numbers of a rank that come before those of the tensor, and all. */
+static gt_status add_data(hy_file_writer *w, const hy_run *run, const hy_tensor *t, int64_t before, int64_t all_states,
+                          double *room, const char *path) {
+    if (t->kind != HY_STATE || ranks_of(run) == 1) {
+        TRY(hy_model_read_tensor(run->model, t, room));
+        return write_floats(w, room, t->count, t->name, path);
+    }
+    for (int rank = 0; rank < run->ranks; rank++) {
+        memcpy(room, run->states + rank * all_states + before, (size_t)t->count * sizeof *room);
+        TRY(write_floats(w, room, t->count, t->name, path));
+    }
+    return GT_OK;
+}
+
 static gt_status write_run(hy_file_writer *w, const hy_run *run, const hy_tensor *list, int count, double *room,
                            const char *path) {
+    const int64_t states = count_states(list, count);
+    int64_t before = 0;
     TRY(add_texts(w, run));
     if (run->tracks) TRY(hy_writer_tensor(w, positions, HY_FILE_I64, 1, &run->tracks->rows));
-    for (int i = 0; i < count; i++) TRY(hy_writer_tensor(w, list[i].name, HY_FILE_F32, list[i].rank, list[i].shape));
+    for (int i = 0; i < count; i++) {
+        const hy_tensor t = of_all_ranks(run, list + i);
+        TRY(hy_writer_tensor(w, t.name, HY_FILE_F32, t.rank, t.shape));
+    }
     TRY(hy_writer_begin(w));
     if (run->tracks) TRY(hy_writer_data(w, run->tracks->next, (size_t)run->tracks->rows * sizeof(int64_t)));
-    for (int i = 0; i < count; i++) TRY(add_data(w, run->model, list + i, room, path));
+    for (int i = 0; i < count; i++) {
+        TRY(add_data(w, run, list + i, before, states, room, path));
+        before += list[i].kind == HY_STATE ? list[i].count : 0;
+    }
     return GT_OK;
 }
 
@@ -235,7 +291,7 @@ static gt_status read_numbers(const hy_file *f, const struct number *n, hy_progr
     return *end ? damaged(f, key) : GT_OK;
 }
 
-/* What the trainer relies on. */
+/* Checks the numbers that the trainer relies on. */
 static gt_status check_progress(const hy_file *f, const hy_progress *p) {
     const struct {
         const char *key;
@@ -249,6 +305,7 @@ static gt_status check_progress(const hy_file *f, const hy_progress *p) {
                   {"run.seconds", p->seconds >= 0 && isfinite(p->seconds)},
                   {"run.train_seconds", p->train_seconds >= 0 && isfinite(p->train_seconds)},
                   {"run.aside_seconds", p->aside >= 0 && isfinite(p->aside)},
+                  {"run.best_step", p->best_step >= 0 && p->best_step <= p->steps},
                   {"run.recent_steps", p->recent.steps >= 0 && p->recent.steps <= p->steps}};
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
         if (!checks[i].good) return damaged(f, checks[i].key);
@@ -275,9 +332,9 @@ static gt_status check_keys(const hy_file *f) {
     if (!version)
         return hy_fail(GT_ERROR_VALUE, "%s: a safetensors file, but none of hybrid_train: it has no key '%s'", f->path,
                        format_key);
-    if (strcmp(version, format) && strcmp(version, older_format))
-        return hy_fail(GT_ERROR_VALUE, "%s: its format is '%.20s', this program knows '%s' and '%s'", f->path, version,
-                       older_format, format);
+    if (strcmp(version, format) && strcmp(version, second_format) && strcmp(version, older_format))
+        return hy_fail(GT_ERROR_VALUE, "%s: its format is '%.20s', this program knows '%s', '%s' and '%s'", f->path,
+                       version, older_format, second_format, format);
     for (int i = 0; i < f->text_count; i++)
         if (!is_key(f->texts[i].key))
             return hy_fail(GT_ERROR_VALUE, "%s: damaged: unknown key '%.60s' (your own ones begin with 'user.')",
@@ -359,8 +416,7 @@ static const hy_file_tensor *find_tensor(const hy_file *f, const char *name, hy_
     return NULL;
 }
 
-/* The options of the model are those of its weights: else a model of any size might be made, only
- * to find that they do not fit. */
+/* Refuses a file whose options contradict the sizes of its weights, before a model of that size is made. */
 static gt_status check_size(const hy_file *f, const hy_options *o) {
     uint8_t bytes[256];
     int vocab;
@@ -382,12 +438,24 @@ static gt_status check_size(const hy_file *f, const hy_options *o) {
 
 /* ---- options ------------------------------------------------------------------------------- */
 
-/* Those that a file of format 1 has not. */
+/* Options that a file of format 1 lacks. */
 static int is_newer(const char *option) {
     static const char *const newer[] = {"heads",  "d-state",    "expand", "d-conv",    "mamba-head", "ffn",
                                         "tokens", "end-symbol", "vocab",  "end-token", "split"};
     for (size_t i = 0; i < sizeof newer / sizeof newer[0]; i++)
         if (!strcmp(option, newer[i])) return 1;
+    return 0;
+}
+
+/* Options that a file of an older format may lack. */
+static int came_later(const char *option) {
+    static const char *const later[] = {
+        "recompute", "fuse",     "final-eval-tokens", "val",       "table", "held-out",
+        "shuffle",   "schedule", "decay-steps",       "beta1",     "beta2", "eps",
+        "dropout",   "ema",      "micro-batch",       "keep-best", "top-p", "repetition-penalty",
+        "stop"};
+    for (size_t i = 0; i < sizeof later / sizeof later[0]; i++)
+        if (!strcmp(option, later[i])) return 1;
     return 0;
 }
 
@@ -409,8 +477,7 @@ gt_status hy_saved_options(const hy_file *f, hy_take take, hy_options *o) {
         snprintf(key, sizeof key, "option.%s", name);
         if (!strcmp(name, "dtype") || (take == HY_TAKE_MODEL && !hy_options_of_model(name))) continue;
         if (is_older && is_newer(name)) continue;
-        if ((!strcmp(name, "recompute") || !strcmp(name, "fuse")) && !hy_file_text_of(f, key))
-            continue; /* came later, and is no part of the result */
+        if (came_later(name) && strcmp(hy_file_text_of(f, format_key), format) && !hy_file_text_of(f, key)) continue;
         const char *text = text_of(f, key);
         if (!text) return GT_ERROR_VALUE;
         if (!from_ascii(value, text)) return damaged(f, key);
@@ -423,8 +490,11 @@ gt_status hy_saved_options(const hy_file *f, hy_take take, hy_options *o) {
 /* ---- loading ------------------------------------------------------------------------------- */
 
 /* room: for its doubles */
-static gt_status load_tensor(hy_file *f, hy_model *model, const hy_tensor *t, double *room) {
-    const hy_file_tensor *from = find_tensor(f, t->name, HY_FILE_F32, t->rank, t->shape);
+static gt_status load_tensor(hy_file *f, const hy_run *run, const hy_tensor *own, const char *prefix, double *room) {
+    const hy_tensor all = of_all_ranks(run, own), *t = &all;
+    char name[2 * sizeof t->name];
+    snprintf(name, sizeof name, "%s%s", prefix, t->name);
+    const hy_file_tensor *from = find_tensor(f, name, HY_FILE_F32, t->rank, t->shape);
     const float *floats = (const float *)room;
     if (!from) return GT_ERROR_VALUE;
     TRY(hy_file_read(f, from, room));
@@ -435,17 +505,17 @@ static gt_status load_tensor(hy_file *f, hy_model *model, const hy_tensor *t, do
         if (!isfinite(x))
             return hy_fail(GT_ERROR_VALUE, "%s: damaged: %s holds a number that is not finite", f->path, t->name);
     }
-    return hy_model_write_tensor(model, t, room);
+    return hy_model_write_tensor(run->model, own, t->count > own->count ? room + run->rank * own->count : room);
 }
 
-/* Loads the tensors of kinds first to last. */
-static gt_status load_kinds(hy_file *f, hy_model *model, hy_kind first, hy_kind last) {
+/* Loads the tensors of kinds first to last, which have a prefix in the file. */
+static gt_status load_kinds(hy_file *f, const hy_run *run, hy_kind first, hy_kind last, const char *prefix) {
     int count;
-    hy_tensor *list = hy_model_tensors(model, &count);
-    double *room = list ? malloc((size_t)largest(list, count) * sizeof *room) : NULL;
+    hy_tensor *list = hy_model_tensors(run->model, &count);
+    double *room = list ? malloc((size_t)(ranks_of(run) * largest(list, count)) * sizeof *room) : NULL;
     gt_status status = room ? GT_OK : hy_fail(GT_ERROR_MEMORY, "%s: no memory to read it", f->path);
     for (int i = 0; i < count && status == GT_OK; i++)
-        if (list[i].kind >= first && list[i].kind <= last) status = load_tensor(f, model, list + i, room);
+        if (list[i].kind >= first && list[i].kind <= last) status = load_tensor(f, run, list + i, prefix, room);
     free(room);
     free(list);
     return status;
@@ -460,17 +530,23 @@ static gt_status check_no_others(const hy_file *f, const hy_model *model) {
     free(list);
     for (int i = 0; i < f->tensor_count; i++) {
         const char *name = f->tensors[i].name;
-        there += strncmp(name, "optimizer.", 10) && strncmp(name, "state.", 6) && strncmp(name, "run.", 4);
+        there += strncmp(name, "optimizer.", 10) && strncmp(name, "state.", 6) && strncmp(name, "run.", 4) &&
+                 strncmp(name, "ema.", 4);
     }
     if (there == weights) return GT_OK;
     return hy_fail(GT_ERROR_VALUE, "%s: does not fit: it has %d tensors of weights, the model %d", f->path, there,
                    weights);
 }
 
-gt_status hy_load_weights(hy_file *f, hy_model *model) {
-    TRY(load_kinds(f, model, HY_WEIGHT, HY_WEIGHT));
+static gt_status load_weights(hy_file *f, hy_model *model, const char *prefix) {
+    const hy_run run = {.model = model};
+    TRY(load_kinds(f, &run, HY_WEIGHT, HY_WEIGHT, prefix));
     TRY(check_no_others(f, model));
     return hy_model_written(model);
+}
+
+gt_status hy_load_weights(hy_file *f, hy_model *model) {
+    return load_weights(f, model, hy_file_tensor_of(f, "ema.embedding") ? "ema." : "");
 }
 
 static gt_status load_tracks(hy_file *f, const hy_run *run) {
@@ -492,14 +568,16 @@ gt_status hy_load_run(hy_file *f, hy_run *run) {
                        f->path);
     if (strcmp(sum, run->text_sum))
         return hy_fail(GT_ERROR_VALUE,
-                       "data: the text is not the one that %s was trained on, "
+                       "%s: the text is not the one that %s was trained on, "
                        "whose SHA-256 is %.64s",
-                       f->path, sum);
-    for (int i = 0; i < NUMBERS; i++) TRY(read_numbers(f, &numbers[i], &run->progress));
+                       *run->options->val ? "data and val" : "data", f->path, sum);
+    const int lacks = strcmp(hy_file_text_of(f, format_key), format) ? LATER_NUMBERS : 0;
+    for (int i = 0; i < NUMBERS - lacks; i++) TRY(read_numbers(f, &numbers[i], &run->progress));
+    if (lacks) run->progress.best = 0, run->progress.best_step = 0;
     TRY(check_progress(f, &run->progress));
     TRY(read_whole(f, "run.optimizer_steps", 0, run->progress.steps, &steps));
-    TRY(hy_load_weights(f, run->model));
-    TRY(load_kinds(f, run->model, HY_MOMENT, HY_STATE));
+    TRY(load_weights(f, run->model, ""));
+    TRY(load_kinds(f, run, HY_MOMENT, HY_STATE, ""));
     if (run->tracks) TRY(load_tracks(f, run));
     hy_model_set_steps(run->model, steps);
     return GT_OK;

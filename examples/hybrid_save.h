@@ -1,5 +1,4 @@
-/* Model files of hybrid_train: what is in them, see docs/training.md.  hybrid_file.h is how it is
- * written down. */
+/* Model files of hybrid_train.  docs/training.md lists their contents, hybrid_file.h defines their bytes. */
 #ifndef HYBRID_SAVE_H
 #define HYBRID_SAVE_H
 
@@ -10,7 +9,7 @@
 
 enum { HY_RECENT = 20 }; /* steps behind the averages that hybrid_train prints and judges */
 
-/* What the last steps were like: rings, step i at i % HY_RECENT. */
+/* Numbers of the last steps: rings, step i at i % HY_RECENT. */
 typedef struct hy_recent {
     double loss[HY_RECENT], norm[HY_RECENT], ratio[HY_RECENT], seconds[HY_RECENT];
     int64_t tokens[HY_RECENT], steps;
@@ -24,6 +23,8 @@ typedef struct hy_progress {
     int64_t scale_steps;
     double first_loss, held_out;          /* held_out below 0: not measured yet */
     double seconds, train_seconds, aside; /* as in the trainer */
+    double best; /* the lowest point of the held-out curve that --keep-best saw, and its step; step 0: none */
+    int64_t best_step;
     hy_recent recent;
 } hy_progress;
 
@@ -34,11 +35,16 @@ typedef struct hy_run {
     char text_sum[65];         /* SHA-256 of the text */
     hy_tracks *tracks;         /* NULL: not stateful */
     const char *device;        /* name of the backend */
+    int rank, ranks;           /* that share the tracks; 0 ranks: one */
+    const double *states;      /* with several, hy_save wants those of all ranks: see hy_states_gather */
     hy_progress progress;
 } hy_run;
 
 /* SHA-256 of a text's bytes. */
 void hy_text_sum(const hy_text *text, char hex[65]);
+
+/* Rank 0 gets the states that tracks carry, of all ranks, in an array for hy_run that the caller frees. */
+gt_status hy_states_gather(hy_ranks *ranks, hy_model *model, double **states);
 
 /* Writes the file.  Fails, with an older one untouched, if that cannot be done or if a number is
  * not finite. */
@@ -48,7 +54,7 @@ gt_status hy_save(const hy_run *run, const char *path);
  * its way, the model file `reads` ("": none).  Every file stays as it is. */
 gt_status hy_save_fits(const char *path, const char *reads);
 
-/* Opens a file and refuses what is no whole model file. */
+/* Opens a model file; refuses a file that is none or is not whole. */
 gt_status hy_saved_open(hy_file *file, const char *path);
 
 /* The number of tokens of a model whose tokens are numbers; 0 in *vocab: they are bytes. */
@@ -71,7 +77,8 @@ typedef enum hy_take {
 } hy_take;
 gt_status hy_saved_options(const hy_file *file, hy_take take, hy_options *options);
 
-/* Reads the weights into a model, the rest of a run into `run`, which has its model, its text with
+/* Reads the weights into a model, or their moving average if the file has one; or all of a run into `run`, which has
+ * its model, its text with
  * text_sum, and its tracks. */
 gt_status hy_load_weights(hy_file *file, hy_model *model);
 gt_status hy_load_run(hy_file *file, hy_run *run);

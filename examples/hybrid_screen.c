@@ -198,7 +198,7 @@ static int make_line(const hy_screen *s, const hy_screen_row *p, int is_heading,
     return used;
 }
 
-/* In place of the line that stands, on a live screen: from its start, and what is left of it goes.
+/* On a live screen, replaces the line that stands, and clears its rest.
  */
 static void put_line(const hy_screen *s, const char *line) {
     fprintf(s->out, "%s%s%s", s->is_live ? "\r" : "", line, s->is_live ? "\033[K" : "");
@@ -219,6 +219,16 @@ void hy_screen_progress(hy_screen *s, const hy_screen_row *p, int stays) {
     s->length = make_line(s, p, 0, line, sizeof line);
     put_line(s, line);
     if (stays || !s->is_live) fputc('\n', s->out), s->length = 0;
+}
+
+void hy_screen_status(hy_screen *s, const char *text) {
+    char line[FIELDS * 40];
+    ask_width(s);
+    if (s->length > s->columns - 1) fputc('\n', s->out), s->length = 0;
+    const int room = s->is_terminal ? s->columns - 1 : (int)sizeof line - 1;
+    s->length = snprintf(line, sizeof line, "%.*s", room > 0 ? room : 0, text);
+    put_line(s, line);
+    if (!s->is_live) fputc('\n', s->out), s->length = 0;
 }
 
 void hy_screen_leave(hy_screen *s) {

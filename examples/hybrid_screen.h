@@ -1,4 +1,4 @@
-/* What hybrid_train shows: tables that fit 80 columns, and a table of progress that fits the
+/* The screen of hybrid_train: tables that fit 80 columns, and a table of progress that fits the
  * terminal, whose last line is refreshed in place. */
 #ifndef HYBRID_SCREEN_H
 #define HYBRID_SCREEN_H
@@ -12,20 +12,20 @@ typedef struct hy_screen {
     int is_live;      /* a terminal that knows escapes: the last line is refreshed in place */
     int has_colour;   /* is_live, unless NO_COLOR is set */
     int columns;      /* of the terminal as it was last asked; else 80 */
-    unsigned heading; /* what is in the heading of the table, a bit each; 0: it has none yet */
+    unsigned heading; /* columns in the heading of the table, a bit each; 0: it has none yet */
     int length;       /* of the line that stands without an end; 0: none does */
 } hy_screen;
 
 void hy_screen_open(hy_screen *screen, FILE *out);
 
-/* The number of the last columns that a text may use: that of the terminal, at most 80. */
+/* The last column that a text may use: the width of the terminal, at most 80. */
 int hy_screen_width(const hy_screen *screen);
 
 /* Prints a text whose first letter is in column `column`, counted from 0, up to column `width`:
  * wrapped at spaces, further lines indented by `indent`.  Ends the line. */
 void hy_print_wrapped(FILE *out, const char *text, int column, int indent, int width);
 
-/* Puts '?' in the place of control characters, those of UTF-8 included: names and texts may come from a model file, and
+/* Puts '?' in the place of control characters, also in UTF-8: names and texts may come from a model file, and
  * a terminal would obey them. */
 void hy_make_plain(char *text);
 
@@ -54,6 +54,11 @@ typedef struct hy_screen_row {
  * line of its own; without a live screen every row is.  A heading comes first where it is due: at
  * the start, when the terminal's width asks for other fields, and after hy_screen_leave. */
 void hy_screen_progress(hy_screen *screen, const hy_screen_row *row, int stays);
+
+/* Shows a text in place of the row, cut to the terminal; the next row replaces it.  Without a live screen it is a
+ * line of
+ * its own. */
+void hy_screen_status(hy_screen *screen, const char *text);
 
 /* Something else will be printed: ends the line, and the table. */
 void hy_screen_leave(hy_screen *screen);

@@ -2,6 +2,7 @@
 #define _XOPEN_SOURCE 700 /* sysconf */
 #include "hybrid_trainer.h"
 #include "hybrid_calls.h"
+#include "hybrid_cpu.h"
 #include "hybrid_limit.h"
 #include "hybrid_plan.h"
 #include <math.h>
@@ -9,8 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The loss scale of fp16 starts at about so much per token, as the gradient is that of a mean over
- * tokens; it halves when the gradient overflows and doubles after so many good steps. */
+/* The loss scale of fp16 starts at about this factor per token, since the loss is a mean over tokens.  It halves when
+ * the gradient overflows and doubles after so many good steps. */
 enum { SCALE_PER_TOKEN = 4, SCALE_STEPS = 1000, SCALE_MAX = 1 << 24 };
 
 const char *const hy_dtype_names[] = {[GT_F32] = "f32", [GT_BF16] = "bf16", [GT_F16] = "f16"};
@@ -68,10 +69,21 @@ static void find_fables(char *path, const char *program) {
     }
 }
 
+/* No file of the text may be written. */
+static gt_status keep_texts(const trainer *t, const char *option, const char *path) {
+    gt_status status = GT_OK;
+    for (int64_t i = 0; i < t->files.count && status == GT_OK; i++)
+        status = hy_keep_apart(option, path, "the text of --data", t->files.path[i]);
+    for (int64_t i = 0; i < t->val.count && status == GT_OK; i++)
+        status = hy_keep_apart(option, path, "the text of --val", t->val.path[i]);
+    if (status == GT_OK) status = hy_keep_apart(option, path, "the table", t->options.table);
+    return status;
+}
+
 /* Nothing that is read may be written. */
 static gt_status check_files(const trainer *t) {
     const hy_options *o = &t->options;
-    gt_status status = hy_keep_apart("csv", o->csv, "the text of --data", t->data);
+    gt_status status = keep_texts(t, "csv", o->csv);
     if (status == GT_OK && o->config) status = hy_keep_apart("csv", o->csv, "the config file", o->config);
     if (status == GT_OK && t->file.path) status = hy_keep_apart("csv", o->csv, "the model file", t->file.path);
     if (status == GT_OK && *o->csv && hy_is_model(o->csv))
@@ -87,8 +99,8 @@ static gt_status check_lengths(const trainer *t) {
     return status;
 }
 
-/* Opens the device, a resumed run's being of the kind that it had if that is possible.  Its dtype
- * is the file's, if there is one, but for the CPU. */
+/* Opens the device.  A resumed run takes the kind that it had, if possible.  Except on the CPU, the dtype is the
+ * file's, if there is a file. */
 static gt_status open_backend(trainer *t) {
     const hy_options *o = &t->options;
     const char *saved = NULL, *wanted = o->device, *dtype = o->dtype;
@@ -105,6 +117,9 @@ static gt_status open_backend(trainer *t) {
     if (saved && !*dtype && !on_cpu) dtype = saved;
     gt_status status = open_device(t, wanted, dtype);
     if (status == GT_OK && wanted != o->device && on_cpu) snprintf(t->why, sizeof t->why, "as the run that goes on");
+    if (status == GT_OK && t->ranks.size > 1 && !o->plan.count && !o->list_models && strcmp(t->backend->name, "cpu"))
+        status = hy_fail(GT_ERROR_UNSUPPORTED, "device: %s: %d ranks run on CPUs alone; give --device cpu",
+                         t->backend->name, t->ranks.size);
     return status;
 }
 
@@ -118,13 +133,13 @@ static gt_status fill_options(trainer *t) {
 /* ---- model files that are read --------------------------------------------------------------- */
 
 /* At most one option says what to do instead of a new run, and goes with the others.  *mode: its name, or "train". */
-static gt_status find_mode(const hy_options *o, const char **mode) {
+static gt_status find_mode(const hy_options *o, int ranks, const char **mode) {
     const struct {
         const char *name;
-        int is_given, trains;
-    } modes[] = {{"resume", *o->resume, 1},          {"init", *o->init, 1},      {"eval", *o->eval, 0},
-                 {"generate", *o->generate, 0},      {"check", o->check, 0},     {"bench", o->bench.count, 0},
-                 {"list-models", o->list_models, 0}, {"plan", o->plan.count, 0}, {"profile", o->profile, 0}};
+        int is_given, trains, has_ranks;
+    } modes[] = {{"resume", *o->resume, 1, 1},          {"init", *o->init, 1, 1},      {"eval", *o->eval, 0, 1},
+                 {"generate", *o->generate, 0, 0},      {"check", o->check, 0, 0},     {"bench", o->bench.count, 0, 0},
+                 {"list-models", o->list_models, 0, 1}, {"plan", o->plan.count, 0, 1}, {"profile", o->profile, 0, 0}};
     int has_mode = 0;
     *mode = "train";
     for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
@@ -132,6 +147,9 @@ static gt_status find_mode(const hy_options *o, const char **mode) {
         if (has_mode)
             return hy_fail(GT_ERROR_VALUE, "--%s and --%s: only one of them can be given", *mode, modes[i].name);
         *mode = modes[i].name, has_mode = 1;
+        if (ranks > 1 && !modes[i].has_ranks)
+            return hy_fail(GT_ERROR_VALUE, "--%s runs in one process, and here are %d ranks; start it without mpirun",
+                           *mode, ranks);
         if (!modes[i].trains && (*o->save || *o->csv))
             return hy_fail(GT_ERROR_VALUE, "--%s trains nothing: no --%s with it", *mode, *o->save ? "save" : "csv");
     }
@@ -141,30 +159,49 @@ static gt_status find_mode(const hy_options *o, const char **mode) {
 /* Opens the model file that is to be read, if there is one, and takes the options that it sets. */
 static gt_status open_file(trainer *t) {
     const hy_options *o = &t->options;
-    gt_status status = find_mode(o, &t->mode);
+    gt_status status = find_mode(o, t->ranks.size, &t->mode);
     const char *path = *o->resume ? o->resume : *o->init ? o->init : *o->eval ? o->eval : o->generate;
     if (status != GT_OK || !*path) return status;
     status = hy_saved_open(&t->file, path);
     if (status != GT_OK) return hy_fail(status, "%s: %s", t->mode, hy_last_error());
-    t->data_is_files = !*o->init && !hy_options_given(o, "data");
-    return hy_saved_options(&t->file,
-                            *o->resume ? HY_TAKE_STRICTLY
-                            : *o->init ? HY_TAKE_MODEL
-                                       : HY_TAKE_ALL,
-                            &t->options);
+    t->data_is_files = !*o->init && !hy_options_given(o, "data") && !hy_options_given(o, "val");
+    const hy_take take = *o->resume ? HY_TAKE_STRICTLY : *o->init ? HY_TAKE_MODEL : HY_TAKE_ALL;
+    status = hy_saved_options(&t->file, take, &t->options);
+    if (*o->eval && hy_options_given(o, "data") && !hy_options_given(o, "val"))
+        t->options.val[0] = 0; /* another text has its own held-out part */
+    return status;
+}
+
+/* Reads the file of --prompt-file, if there is one. */
+static gt_status read_prompt(trainer *t) {
+    const char *path = t->options.prompt_file;
+    hy_span file;
+    if (!*path) return GT_OK;
+    gt_status status = hy_span_load(&file, strcmp(path, "-") ? path : "/dev/stdin", 0);
+    if (status != GT_OK) return hy_fail(status, "prompt-file: %s", hy_last_error());
+    if (memchr(file.bytes, 0, (size_t)file.size))
+        status = hy_fail(GT_ERROR_VALUE, "prompt-file: %s holds a byte 0, which no prompt can", path);
+    else if (!(t->prompt = malloc((size_t)file.size + 1)))
+        status = hy_fail(GT_ERROR_MEMORY, "prompt-file: no memory");
+    if (status == GT_OK) memcpy(t->prompt, file.bytes, (size_t)file.size), t->prompt[file.size] = 0;
+    hy_span_free(&file);
+    return status;
 }
 
 static gt_status check_prompt(trainer *t) {
-    int32_t token[HY_TEXT_MAX];
-    int count;
-    if (hy_text_encode(&t->text, t->options.prompt, token, &count, t->file.path != NULL) == GT_OK) {
-        t->prompt_tokens = count ? count : 1; /* the first token of the text, if it is empty */
-        return GT_OK;
-    }
-    return hy_fail(GT_ERROR_VALUE, "prompt: %s", hy_last_error());
+    int count = 0;
+    gt_status status = read_prompt(t);
+    if (status != GT_OK) return status;
+    const char *prompt = t->prompt ? t->prompt : t->options.prompt;
+    int32_t *token = malloc((strlen(prompt) + 1) * sizeof *token);
+    if (!token) return hy_fail(GT_ERROR_MEMORY, "prompt: no memory");
+    status = hy_text_encode(&t->text, prompt, token, &count, t->file.path != NULL);
+    free(token);
+    t->prompt_tokens = count ? count : 1; /* the first token of the text, if it is empty */
+    return status == GT_OK ? GT_OK : hy_fail(GT_ERROR_VALUE, "prompt: %s", hy_last_error());
 }
 
-/* For --generate: there is no text, but what the file says of the one that it was trained on. */
+/* For --generate, which reads no text: the model file has the vocabulary. */
 static gt_status read_vocabulary(trainer *t) {
     uint8_t bytes[256], first;
     int count;
@@ -175,11 +212,13 @@ static gt_status read_vocabulary(trainer *t) {
         status = hy_saved_first_token(&t->file, &t->first_token);
         if (status == GT_OK && t->first_token >= count)
             status = hy_fail(GT_ERROR_VALUE, "%s: damaged: first_token is not in the vocabulary", t->file.path);
+        if (status == GT_OK && *t->options.table) status = hy_text_table(&t->text, t->options.table);
         return status == GT_OK ? check_prompt(t) : status;
     }
     status = hy_saved_vocabulary(&t->file, bytes, &count);
     if (status == GT_OK) status = hy_saved_first_byte(&t->file, &first);
     if (status != GT_OK) return status;
+    if (*t->options.table) return hy_fail(GT_ERROR_VALUE, "table: goes with --tokens uint16 or uint32 alone");
     hy_text_vocabulary(&t->text, bytes, count, t->options.end_symbol);
     snprintf(t->text.end_text, sizeof t->text.end_text, "%s", *t->options.separator ? t->options.separator : "\n\n\n");
     t->first_token = t->text.token_of[first];
@@ -208,6 +247,8 @@ static gt_status use_vocabulary(trainer *t) {
 /* After the model was created: weights, or all of the run that goes on. */
 static gt_status load_file(trainer *t) {
     if (!t->file.path) return GT_OK;
+    const char *sum = hy_file_text_of(&t->file, "checksum");
+    snprintf(t->file_sum, sizeof t->file_sum, "%s", sum ? sum : "none");
     gt_status status = *t->options.resume ? hy_resume_run(t) : hy_load_weights(&t->file, t->model);
     if (status == GT_OK) hy_file_close(&t->file);
     return status;
@@ -228,17 +269,23 @@ static gt_status check_save(const trainer *t) {
     if (!*o->save) return GT_OK;
     if (hy_is_standard(o->save))
         return hy_fail(GT_ERROR_VALUE, "save: %s is where the report goes; give another name", o->save);
-    gt_status status = hy_keep_apart("save", o->save, "the text of --data", t->data);
+    gt_status status = keep_texts(t, "save", o->save);
     if (status == GT_OK && o->config) status = hy_keep_apart("save", o->save, "the config file", o->config);
     if (status == GT_OK) status = hy_keep_apart("save", o->save, "the log", o->csv);
     if (status == GT_OK) status = keep_from_draft(o);
     if (status != GT_OK) return status;
     status = hy_save_fits(o->save, *o->resume ? o->resume : o->init);
+    if (status == GT_OK && o->keep_best) {
+        char best[HY_TEXT_MAX + 8];
+        hy_best_path(o, best);
+        status = hy_save_fits(best, "");
+        if (status == GT_OK) status = hy_keep_apart("keep-best", best, "the log", o->csv);
+    }
     return status == GT_OK ? status : hy_fail(status, "save: %s", hy_last_error());
 }
 
-/* What the options say of the text. */
-static hy_source source_of(const hy_options *o) {
+/* The options of the text. */
+static hy_source source_of(const hy_options *o, int has_ranks) {
     return (hy_source){.separator = o->separator,
                        .end_symbol = o->end_symbol,
                        .width = !strcmp(o->tokens, "uint16")   ? 2
@@ -246,8 +293,9 @@ static hy_source source_of(const hy_options *o) {
                                                                : 0,
                        .vocab = o->vocab,
                        .end_token = o->end_token,
-                       .tracks = !strcmp(o->split, "tracks") ? o->batch : 0,
-                       .sum = *o->save || *o->resume};
+                       .tracks = !strcmp(o->split, "tracks") && !*o->val ? o->batch : 0,
+                       .held_out = llround(o->held_out * 1e6),
+                       .sum = *o->save || *o->resume || has_ranks};
 }
 
 /* Options that go with bytes, or with numbers, alone. */
@@ -259,7 +307,9 @@ static gt_status check_source(const hy_options *o) {
                                  : (o->end_symbol   ? "end-symbol"
                                     : *o->separator ? "separator"
                                                     : NULL);
-    if (!is_bytes && !*o->data) return hy_fail(GT_ERROR_VALUE, "tokens: the fables are bytes; --data names a file");
+    if (is_bytes && *o->table) wrong = "table";
+    if (!is_bytes && !*o->data && !*o->val)
+        return hy_fail(GT_ERROR_VALUE, "tokens: the fables are bytes; --data names a file");
     if (!wrong) return GT_OK;
     return hy_fail(GT_ERROR_VALUE, "%s: goes with %s alone", wrong, is_bytes ? "--tokens uint16 or uint32" : "bytes");
 }
@@ -292,21 +342,44 @@ static gt_status check_ends(const trainer *t) {
     return GT_OK;
 }
 
-static gt_status load_text(trainer *t, const char *program) {
-    if (*t->options.data)
-        memcpy(t->data, t->options.data, sizeof t->data);
+/* With --eval --val alone there is no other text: the whole of that one is held out. */
+static int has_val_alone(const trainer *t) {
+    const hy_options *o = &t->options;
+    return *o->eval && hy_options_given(o, "val") && !hy_options_given(o, "data");
+}
+
+static gt_status find_files(trainer *t, const char *program) {
+    const hy_options *o = &t->options;
+    const uint64_t seed = (uint64_t)o->seed;
+    gt_status status = *o->val ? hy_paths_expand(&t->val, o->val, NULL) : GT_OK;
+    if (status != GT_OK) return hy_fail(status, "val: %s", hy_last_error());
+    if (has_val_alone(t)) {
+        memcpy(t->data, o->val, sizeof t->data);
+        return GT_OK;
+    }
+    if (*o->data)
+        memcpy(t->data, o->data, sizeof t->data);
     else
         find_fables(t->data, program);
-    gt_status status = check_files(t);
-    const hy_source source = source_of(&t->options);
+    status = hy_paths_expand(&t->files, t->data, o->shuffle ? &seed : NULL);
+    if (status == GT_OK && hy_options_given(o, "shuffle") && o->shuffle && t->files.count < 2)
+        status = hy_fail(GT_ERROR_VALUE, "shuffle: has no effect on %.300s, which is one file; leave it out", t->data);
+    return status;
+}
+
+static gt_status load_text(trainer *t, const char *program) {
+    gt_status status = find_files(t, program);
+    if (status == GT_OK) status = check_files(t);
+    const hy_source source = source_of(&t->options, t->ranks.size > 1);
     if (status == GT_OK) status = check_source(&t->options);
-    if (status == GT_OK) status = hy_text_load(&t->text, t->data, &source);
+    if (status == GT_OK) status = hy_text_load(&t->text, &t->files, &t->val, &source);
     if (status == GT_OK) status = check_ends(t);
     if (status != GT_OK && t->data_is_files)
         hy_fail(status, "%s (so says %s; --data names another place)", hy_last_error(), t->file.path);
     if (status != GT_OK || t->options.list_models) return status;
-    if (*t->options.save || *t->options.resume) hy_text_sum(&t->text, t->text_sum);
+    if (source.sum) hy_text_sum(&t->text, t->text_sum);
     status = use_vocabulary(t);
+    if (status == GT_OK && *t->options.table) status = hy_text_table(&t->text, t->options.table);
     if (status != GT_OK || *t->options.eval) return status;
     status = check_lengths(t);
     return status == GT_OK ? check_prompt(t) : status;
@@ -333,7 +406,7 @@ static gt_status check_branches(const hy_options *o, const hy_config *c) {
     return GT_OK;
 }
 
-/* The model's configuration, with what the options say of its sizes. */
+/* The model's configuration, with the sizes of the options. */
 static gt_status choose_config(trainer *t) {
     const hy_options *o = &t->options;
     hy_config *c = &t->config;
@@ -364,17 +437,17 @@ static gt_status choose_config(trainer *t) {
 }
 
 /* Bytes that a model can have; 0 if that is not known.  On the CPU, the memory of the computer, or of the container
- * (*is_limited), which ends a process that takes more. */
+ * (*is_limited), which ends a process that takes more; ranks on one computer share it. */
 static size_t available_memory(const trainer *t, int *is_limited) {
     long pages = sysconf(_SC_PHYS_PAGES), bytes = sysconf(_SC_PAGESIZE);
     *is_limited = 0;
     if (strcmp(t->backend->name, "cpu")) return t->backend->memory_free;
     const size_t there = pages > 0 && bytes > 0 ? (size_t)pages * (size_t)bytes : 0, limit = hy_memory_limit("");
     *is_limited = limit && (!there || limit < there);
-    return *is_limited ? limit : there;
+    return (*is_limited ? limit : there) / (size_t)t->ranks.local;
 }
 
-/* What the user can do about it: a run that goes on keeps its batch and seq, and the model of a file is as it is. */
+/* Names options that need less memory.  A resumed run keeps its batch and seq, and a file's model keeps its size. */
 static void advise_on_memory(const trainer *t, char *advice, size_t size) {
     const hy_options *o = &t->options;
     char way[3][64];
@@ -408,45 +481,135 @@ static gt_status needs_memory(const trainer *t, size_t there, int is_limited) {
                    advice);
 }
 
+/* The largest divisor of a rank's share that takes at most four fifths of the memory; 1 if none does. */
+static gt_status fit_rows(trainer *t, int64_t share, int64_t *rows) {
+    const hy_options *o = &t->options;
+    hy_plan plan;
+    int is_limited;
+    const size_t there = available_memory(t, &is_limited);
+    for (*rows = share; *rows > 1; --*rows) {
+        if (share % *rows) continue;
+        gt_status status = hy_model_plan(t->backend, &t->config, t->text.vocab, (int)*rows, (int)o->seq, &plan);
+        if (status != GT_OK || !there || plan.total <= there / 5 * 4) return status;
+    }
+    return GT_OK;
+}
+
+/* Windows of a batch that this rank has. */
+static int64_t share_of(const trainer *t) { return t->options.batch / t->ranks.size; }
+
+static gt_status check_share(const trainer *t, int64_t batch) {
+    const int64_t size = t->ranks.size, least = batch / size * size;
+    if (batch % size == 0) return GT_OK;
+    return hy_fail(GT_ERROR_VALUE, "batch: %lld windows are no multiple of %lld ranks; the nearest is %lld",
+                   (long long)batch, (long long)size,
+                   (long long)(least && 2 * (batch - least) < size ? least : least + size));
+}
+
+/* Sets t->rows.  The number of a model file may have been that of another number of ranks. */
+static gt_status choose_rows(trainer *t) {
+    const hy_options *o = &t->options;
+    const int64_t wanted = o->micro_batch, share = share_of(t);
+    char whole[48] = "batch";
+    if (t->ranks.size > 1) snprintf(whole, sizeof whole, "the windows of each of %d ranks", t->ranks.size);
+    t->rows = wanted > 0 ? wanted : share;
+    if (wanted == HY_AUTO && !o->stateful) return fit_rows(t, share, &t->rows);
+    int64_t nearest = t->rows < share ? t->rows : share;
+    while (share % nearest) nearest--;
+    if (*o->resume && !hy_options_given(o, "micro-batch")) t->rows = nearest;
+    if (t->rows != nearest)
+        return hy_fail(GT_ERROR_VALUE, "micro-batch: %lld is no divisor of %s = %lld; the nearest is %lld",
+                       (long long)wanted, whole, (long long)share, (long long)nearest);
+    if (o->stateful && t->rows < share)
+        return hy_fail(GT_ERROR_VALUE, "micro-batch: %lld does not go with --stateful, whose tracks are one batch",
+                       (long long)wanted);
+    return GT_OK;
+}
+
 gt_status hy_create_model(trainer *t, const hy_config *config) {
     const hy_options *o = &t->options;
-    gt_status status = hy_model_plan(t->backend, config, t->text.vocab, (int)o->batch, (int)o->seq, &t->plan);
+    const int rows = (int)(t->rows ? t->rows : share_of(t));
+    gt_status status = hy_model_plan(t->backend, config, t->text.vocab, rows, (int)o->seq, &t->plan);
     if (status != GT_OK) return status;
     int is_limited;
     const size_t there = available_memory(t, &is_limited);
     if (there && t->plan.total > there) return needs_memory(t, there, is_limited);
-    status =
-        hy_model_create(t->backend, config, t->text.vocab, (int)o->batch, (int)o->seq, (uint64_t)o->seed, &t->model);
+    status = hy_model_create(t->backend, config, t->text.vocab, rows, (int)o->seq, (uint64_t)o->seed, &t->model);
     return status == GT_ERROR_MEMORY ? needs_memory(t, 0, 0) : status;
+}
+
+/* With --watch: the GPU of the run. */
+static gt_status watch(trainer *t) {
+    if (!*t->backend->pci)
+        return hy_fail(GT_ERROR_VALUE, "watch: there is no GPU to watch: the run is on the CPU; leave it out");
+    return hy_watch_open(&t->watch, t->backend->pci);
+}
+
+/* ---- ranks ----------------------------------------------------------------------------------- */
+
+static void add_pair(char **at, const char *name, const char *value) {
+    *at += sprintf(*at, "%s", name) + 1;
+    *at += sprintf(*at, "%s", value) + 1;
+}
+
+/* Ranks have the same options, program, text and model file.  The text may lie elsewhere: its bytes are compared. */
+static gt_status agree(trainer *t, gt_status own) {
+    static char pairs[HY_OPTIONS_MAX * (HY_TEXT_MAX + 64)];
+    char *at = pairs, value[HY_TEXT_MAX];
+    snprintf(value, sizeof value, "%d", GT_VERSION);
+    add_pair(&at, "the program's version", value);
+    add_pair(&at, "instructions of the CPU", hy_cpu_features() & HY_CPU_AVX2 ? "AVX2" : "base");
+    for (int i = 0; hy_options_name(i); i++) {
+        const char *name = hy_options_name(i);
+        if (!strcmp(name, "data") || !strcmp(name, "val")) continue;
+        hy_options_text(&t->options, name, value);
+        add_pair(&at, name, value);
+    }
+    add_pair(&at, "SHA-256 of the text", t->text_sum);
+    add_pair(&at, "checksum of the model file", t->file_sum);
+    return hy_ranks_agree(&t->ranks, own, pairs, (size_t)(at - pairs));
 }
 
 gt_status hy_set_up(trainer *t, const char *program) {
     const hy_options *o = &t->options;
+    hy_limit_stall((int)o->stall_timeout);
     gt_status status = open_file(t);
     if (status == GT_OK) status = open_backend(t);
     if (status == GT_OK && o->synchronize) hy_calls_wait(t->backend);
     if (status == GT_OK) status = fill_options(t);
+    if (status == GT_OK && o->watch) status = watch(t);
     if (status == GT_OK) status = *o->generate ? read_vocabulary(t) : load_text(t, program);
     if (status != GT_OK) return status;
+    hy_alive("the text is read, the model comes next");
     if ((status = choose_config(t)) != GT_OK) return status;
     t->random = (uint64_t)o->seed;
     t->loss_scale = 1;
     if (t->backend->dtype == GT_F16) t->loss_scale = exp2(floor(log2((double)(SCALE_PER_TOKEN * o->batch * o->seq))));
     t->held_out = -1;
-    if (o->list_models || o->check || o->bench.count || o->plan.count) return GT_OK;
-    if (*o->generate) { /* no rows but those of the prompt */
+    for (int i = 0; i < o->plan.count && status == GT_OK; i++) status = check_share(t, o->plan.of[i]);
+    if (status != GT_OK || o->list_models || o->check || o->bench.count || o->plan.count) return status;
+    if (*o->generate) { /* only the rows of the prompt */
         t->config.samples = (int)o->batch, t->config.stateful = 0;
         if (t->options.seq > t->prompt_tokens) t->options.seq = t->prompt_tokens;
     }
     t->config.inference = *o->eval || *o->generate;
+    if ((status = check_share(t, o->batch)) != GT_OK) return status;
+    if (!t->config.inference && !o->profile) {
+        t->config.dropout = (float)o->dropout, t->config.average = o->ema > 0;
+        if ((status = choose_rows(t)) != GT_OK) return status;
+    }
     status = hy_create_model(t, &t->config);
-    if (status == GT_OK) status = hy_batch_create(&t->batch, o->batch, o->seq);
+    if (status == GT_OK) status = hy_batch_create(&t->batch, share_of(t), o->seq);
+    hy_batch_share(&t->batch, t->ranks.rank, t->ranks.size);
     if (status == GT_OK && o->stateful && !*o->generate && !*o->eval)
         status = hy_tracks_create(&t->tracks, &t->text, o->batch);
     if (status == GT_OK) status = load_file(t);
-    if (status == GT_OK) status = check_save(t);
+    if (status == GT_OK && !t->ranks.rank) status = check_save(t);
+    if (t->ranks.size > 1) status = agree(t, status); /* before any file is written */
     if (status != GT_OK) return status;
+    hy_alive("the model is there, the log comes next");
+    if (t->ranks.rank) return GT_OK; /* it writes no log */
     const hy_log_point end = {t->steps, t->tokens, t->last_loss};
     if (*o->resume && t->steps >= o->steps) return hy_log_reopen(&t->log, o->csv, &end); /* no log is begun or cut */
-    return hy_log_open(&t->log, o->csv, *o->resume ? &end : NULL);
+    return hy_log_open(&t->log, o->csv, *o->resume ? &end : NULL, o->watch);
 }

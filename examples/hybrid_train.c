@@ -1,13 +1,24 @@
 /* hybrid_train: trains an RWKV-6 + Mamba-2 language model on a text, on a GPU or on the CPU.
  *
- * From here: hybrid_trainer.h (the state of a run, and the files that work on it), hybrid_config (options), hybrid_data
- * (text and batches), hybrid_model (the model), hybrid_ops (what it computes with), hybrid_gates (health checks),
- * hybrid_check (GPU against CPU), hybrid_bench (measurements), hybrid_calls and hybrid_profile (where a step goes),
- * hybrid_plan (memory on a GPU that is not there),
- * hybrid_log (streams and the log), hybrid_screen (what is shown), hybrid_save (model files), hybrid_limit (memory of a
- * container), hybrid_generate (text from a model). */
+ * Files:
+ *     hybrid_trainer.h                  the state of a run, and the files that work on it
+ *     hybrid_config                     options
+ *     hybrid_data, hybrid_files         text and batches
+ *     hybrid_model, hybrid_ops          the model, and the backend that computes it
+ *     hybrid_gates, hybrid_check        health checks; the GPU against the CPU
+ *     hybrid_bench                      measurements
+ *     hybrid_calls, hybrid_profile      the time of each call of a step
+ *     hybrid_plan                       memory on a GPU that is not there
+ *     hybrid_ranks                      several processes
+ *     hybrid_log, hybrid_screen         streams and the log; tables on a screen
+ *     hybrid_save, hybrid_limit         model files; the memory limit of a container
+ *     hybrid_generate                   text from a model */
 #define _XOPEN_SOURCE 700 /* setenv, execvp */
 #include "hybrid_trainer.h"
+#include <errno.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,38 +28,47 @@ enum { EXIT_BAD_OPTION = 2, EXIT_GATE = 3, EXIT_CHECK = 4, EXIT_SIGNAL = 128 };
 static void clean_up(trainer *t) {
     hy_model_destroy(t->model);
     if (t->backend) t->backend->close(t->backend);
+    hy_watch_close(&t->watch);
     hy_batch_free(&t->batch);
     hy_batch_free(&t->first);
     hy_tracks_free(&t->tracks);
     hy_file_close(&t->file);
     hy_text_free(&t->text);
+    free(t->prompt);
+    free(t->states);
+    hy_paths_free(&t->files);
+    hy_paths_free(&t->val);
 }
 
-/* Prints the last error, once: a stream that cannot be written says so again as it is closed. */
+/* Prints the last error, once: a stream that cannot be written says so again as it is closed, then without its rank. */
 static int tell(int status) {
     static char told[640];
     char message[sizeof told];
     snprintf(message, sizeof message, "%s", hy_last_error());
     hy_make_plain(message);
-    if (strcmp(told, message)) fprintf(stderr, "hybrid_train: %s\n", message);
+    if (!strstr(told, message)) fprintf(stderr, "hybrid_train: %s\n", message);
     memcpy(told, message, sizeof told);
     return status;
 }
 
-/* Prints the error behind the report.  Call it only while standard output is open. */
-static int fail(int status) {
+/* Prints the error behind the report.  Call it only while standard output is open.  Rank 0 prints the errors of all. */
+static int fail(trainer *t, int status) {
     char message[640];
+    hy_ranks_meet(&t->ranks, GT_ERROR_VALUE);
     snprintf(message, sizeof message, "%s", hy_last_error());
     hy_flush_report(); /* finish looks whether that worked */
     hy_fail(GT_ERROR_VALUE, "%s", message);
-    return tell(status);
+    return t->ranks.rank ? status : tell(status);
 }
 
 /* Closes the log and the report; the exit status, which is 1 if a part of them is lost. */
 static int finish(trainer *t, int status) {
     int bad = status == EXIT_BAD_OPTION;
-    if (hy_log_close(&t->log) != GT_OK) status = fail(EXIT_FAILURE);
-    if (hy_close(stdout, "standard output") != GT_OK) status = tell(EXIT_FAILURE);
+    if (hy_log_close(&t->log) != GT_OK) status = fail(t, EXIT_FAILURE);
+    const gt_status closed = hy_close(stdout, "standard output");
+    if (closed != GT_OK) status = tell(EXIT_FAILURE);
+    if (hy_ranks_close(&t->ranks, closed) != GT_OK && !status)
+        status = t->ranks.rank ? EXIT_FAILURE : tell(EXIT_FAILURE);
     return bad ? EXIT_BAD_OPTION : status;
 }
 
@@ -65,43 +85,88 @@ static void stop_spinning(char **argv) {
 #endif
 }
 
+/* Ranks on one computer share its cores, unless the user says how many threads each has. */
+static void share_cores(const hy_ranks *ranks) {
+#ifdef _OPENMP
+    const int threads = omp_get_num_procs() / ranks->local;
+    if (ranks->local > 1 && !getenv("OMP_NUM_THREADS")) omp_set_num_threads(threads ? threads : 1);
+#else
+    (void)ranks;
+#endif
+}
+
 /* A run that has no step left.  Its log may lack the last held-out loss. */
 static int show_complete(trainer *t) {
     printf("%s: the run is complete, step %lld of %lld; a larger --steps makes it longer\n", t->options.resume,
            (long long)t->steps, (long long)t->options.steps);
     if (!*t->options.csv) return 0;
-    if (!t->log.file) {
+    int has_log = t->log.file != NULL; /* of rank 0 */
+    if (hy_ranks_share(&t->ranks, GT_OK, &has_log, sizeof has_log) != GT_OK) return fail(t, EXIT_FAILURE);
+    if (!has_log) {
         printf("%s: not written: a complete run adds no row\n", t->options.csv);
         return 0;
     }
-    if (hy_flush_report() != GT_OK || hy_complete_log(t) != GT_OK) return fail(EXIT_FAILURE);
-    printf("%s: its last row has the held-out loss now, %.4f\n", t->options.csv, t->held_out);
+    if (hy_flush_report() != GT_OK || hy_complete_log(t) != GT_OK) return fail(t, EXIT_FAILURE);
+    printf("%s: its last row has the held-out loss now, %.4f\n", t->options.csv, t->final.mean);
     return 0;
 }
 
+/* Goes on on the CPU, from the last model file, in a fresh process: a device that failed may have left anything in this
+ * one.  Returns if there is no such file. */
+static gt_status fall_back(trainer *t, char *program) {
+    hy_options *o = &t->options;
+    char *argv[20] = {program};
+    int argc = 1;
+    if (!t->saved && !*o->resume) return hy_fail(GT_ERROR_VALUE, "fallback: nothing was saved to go on from");
+    char steps[32], seconds[32];
+    snprintf(steps, sizeof steps, "%lld", (long long)o->steps);
+    snprintf(seconds, sizeof seconds, "%lld", (long long)o->stall_timeout);
+    argv[argc++] = "--resume", argv[argc++] = t->saved ? o->save : o->resume;
+    argv[argc++] = "--save", argv[argc++] = o->save;
+    argv[argc++] = "--steps", argv[argc++] = steps;
+    argv[argc++] = "--device", argv[argc++] = "cpu";
+    if (*o->csv) argv[argc++] = "--csv", argv[argc++] = o->csv;
+    if (o->quiet) argv[argc++] = "--quiet";
+    if (o->stall_timeout) argv[argc++] = "--stall-timeout", argv[argc++] = seconds;
+    printf("going on on the CPU from step %lld of %s\n\n", (long long)(t->saved ? t->saved : t->resumed),
+           t->saved ? o->save : o->resume);
+    gt_status status = hy_flush_report();
+    if (status == GT_OK) status = hy_log_close(&t->log);
+    if (status != GT_OK) return status;
+    hy_limit_stall(0); /* an alarm would go on in the new program */
+    execvp(program, argv);
+    return hy_fail(GT_ERROR_VALUE, "fallback: %s cannot be started again: %s", program, strerror(errno));
+}
+
 /* Runs the mode that the options name, after set_up.  Returns the exit status. */
-static int act(trainer *t) {
+static int act(trainer *t, char *program) {
     int differences = 0;
     if (t->options.list_models) {
         hy_print_models(t);
         return 0;
     }
     if (t->options.check) {
-        if (hy_check_device(t, &differences) != GT_OK) return fail(EXIT_FAILURE);
+        if (hy_check_device(t, &differences) != GT_OK) return fail(t, EXIT_FAILURE);
         return differences ? EXIT_CHECK : 0;
     }
-    if (t->options.plan.count) return hy_plan_models(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
-    if (t->options.bench.count) return hy_bench_models(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
-    if (t->options.profile) return hy_profile_step(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
-    if (*t->options.generate) return hy_print_text(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
-    if (*t->options.eval) return hy_print_held_out(t) == GT_OK ? 0 : fail(EXIT_FAILURE);
+    if (t->options.plan.count) return hy_plan_models(t) == GT_OK ? 0 : fail(t, EXIT_FAILURE);
+    if (t->options.bench.count) return hy_bench_models(t) == GT_OK ? 0 : fail(t, EXIT_FAILURE);
+    if (t->options.profile) return hy_profile_step(t) == GT_OK ? 0 : fail(t, EXIT_FAILURE);
+    if (*t->options.generate) return hy_print_text(t) == GT_OK ? 0 : fail(t, EXIT_FAILURE);
+    if (*t->options.eval && hy_print_held_out(t) != GT_OK) return fail(t, EXIT_FAILURE);
+    if (*t->options.eval) return hy_interrupted(t) ? EXIT_SIGNAL + hy_interrupted(t) : 0;
     if (t->steps >= t->options.steps) return show_complete(t);
-    if (hy_run_training(t) != GT_OK) return fail(EXIT_FAILURE);
+    if (hy_run_training(t) != GT_OK) {
+        const int status = fail(t, EXIT_FAILURE);
+        if (!t->has_lost_device || strcmp(t->options.fallback, "cpu")) return status;
+        fall_back(t, program);
+        return fail(t, EXIT_FAILURE);
+    }
     if (*t->not_saved) {
         hy_fail(GT_ERROR_VALUE, "%s", t->not_saved);
-        return fail(EXIT_FAILURE);
+        return fail(t, EXIT_FAILURE);
     }
-    if (hy_interrupted()) return EXIT_SIGNAL + hy_interrupted();
+    if (hy_interrupted(t)) return EXIT_SIGNAL + hy_interrupted(t);
     return t->options.gates_strict && hy_count_gates(t, HY_FAIL) ? EXIT_GATE : 0;
 }
 
@@ -109,10 +174,13 @@ int main(int argc, char **argv) {
     static trainer t;
     int status;
     stop_spinning(argv);
-    if (hy_streams_open() != GT_OK) return fail(EXIT_FAILURE);
-    if (hy_options_parse(&t.options, argc, argv) != GT_OK) return finish(&t, fail(EXIT_BAD_OPTION));
-    if (t.options.help) {
-        hy_options_help(stdout);
+    t.ranks.size = 1;
+    if (hy_streams_open() != GT_OK) return fail(&t, EXIT_FAILURE);
+    if (hy_ranks_open(&t.ranks) != GT_OK) return fail(&t, EXIT_FAILURE);
+    share_cores(&t.ranks);
+    if (hy_options_parse(&t.options, argc, argv) != GT_OK) return finish(&t, fail(&t, EXIT_BAD_OPTION));
+    if (t.options.help || t.options.help_all) {
+        t.options.help_all ? hy_options_help_all(stdout) : hy_options_help(stdout);
         return finish(&t, 0);
     }
     if (t.options.version) {
@@ -120,11 +188,13 @@ int main(int argc, char **argv) {
         return finish(&t, 0);
     }
     hy_screen_open(&t.screen, stdout);
+    if (t.ranks.size > 1)
+        t.screen.is_terminal = t.screen.is_live = t.screen.has_colour = 0; /* mpirun's own, no user's */
     gt_status error = hy_set_up(&t, argv[0]);
     if (error != GT_OK)
-        status = fail(error < GT_ERROR_UNSUPPORTED ? EXIT_BAD_OPTION : EXIT_FAILURE);
+        status = fail(&t, error < GT_ERROR_UNSUPPORTED ? EXIT_BAD_OPTION : EXIT_FAILURE);
     else
-        status = act(&t);
+        status = act(&t, argv[0]);
     status = finish(&t, status);
     clean_up(&t);
     return status;
