@@ -1,10 +1,10 @@
 /* Times every operator and pass, and checks the very run that it timed: its outputs, or a sample of
- * them, against the double reference on the same inputs.  What fails is printed as FAIL, without a
- * time.  See --help.  Here are the options, the loop over the rows of ops/OP.c, and the printing; call.c has one call,
- * machine_host.c and machine_gpu.cu where it runs.
+ * them, against the double reference on the same inputs.  A call that fails its check is printed as FAIL, without a
+ * time.  See --help.  This file has the options, the loop over the rows of ops/OP.c, and the printing.  call.c makes
+ * one call; machine_host.c and machine_gpu.cu run it.
  *
- * With BENCH_PTX it is gt_bench_ptx, linked with wkv6, ssd and selective_scan that have no machine code, only PTX.  With
- * BENCH_CUBLASLT it is gt_bench_cublaslt: rmsnorm_linear with a handle of cuBLASLt, and the products alone by
+ * With BENCH_PTX it is gt_bench_ptx, linked with wkv6, ssd and selective_scan that have no machine code, only PTX.
+ * With BENCH_CUBLASLT it is gt_bench_cublaslt: rmsnorm_linear with a handle of cuBLASLt, and the products alone by
  * cuBLASLt. */
 #define _POSIX_C_SOURCE 200809L
 #include "bench.h"
@@ -35,15 +35,15 @@ enum { HAS_HOST_ROWS = 1 };
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-/* A standard stream that is closed gets a descriptor that cannot be used: what is printed must not land in the next
- * file that is opened.  A file at its largest size (ulimit -f) gives an error as any other does, no signal. */
+/* A closed standard stream gets a descriptor that cannot be written, so that output never lands in the next file that
+ * is opened.  A file at its largest size (ulimit -f) gives an error as any other does, no signal. */
 static void open_streams(void) {
     signal(SIGXFSZ, SIG_IGN);
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) exit(1);
 }
 
-/* Ends the program if a part of what was written is lost. */
+/* Ends the program if a part of its output is lost. */
 static void check_written(FILE *f, const char *name) {
     errno = 0;
     if (!fflush(f) && !ferror(f)) return;
@@ -82,22 +82,22 @@ static const char help_text[] =
     "  --peers FILE   compare with the rows of FILE, written by bench/peers.py\n"
     "  --list         print the rows for GPUs as CSV and run none\n"
     "columns:\n"
-    "  pass      fwd: saves what bwd reads; inf: forward that saves nothing; seg, segb, join, joinb:\n"
+    "  pass      fwd: forward with `saved` for bwd; inf: forward without it; seg, segb, join, joinb:\n"
     "            gt_OP_segment, gt_OP_join, of 8 pieces, and their backward\n"
     "  impl      gt: the kernels on the GPU; ref: the CPU twin, plain C; gt_ptx: the kernels as\n"
-    "            the driver compiles them from PTX of compute_80, which is what a GPU newer than\n"
-    "            those built for runs\n"
+    "            the driver compiles them from PTX of compute_80, for GPUs newer than the\n"
+    "            architectures of the build\n"
     "  ms        median of repeated runs after warm-ups; on the GPU with its L2 flushed.  A step is\n"
     "            captured in a CUDA graph; the time is of a replay\n"
     "  GB/s      compulsory bytes (each input read once, each output written once) per time\n"
-    "  floor     ms in which memory copies as many bytes; on a CPU a cache may be faster\n"
+    "  floor     ms of a memory copy of as many bytes; on a CPU a cache may be faster\n"
     "  x floor   ms over floor\n"
-    "  TFLOP/s   of the formulas' own operations, where they are products\n"
+    "  TFLOP/s   of the formulas' own operations, if these are products\n"
     "  MiB       saved and workspace\n"
-    "  error     largest relative error (l2) of an output of the timed run against doubles\n"
-    "  x ref     times faster per token than the CPU twin on a small batch of the same sizes: 8 of\n"
+    "  error     largest relative error (l2) of the timed run's outputs against the double twin\n"
+    "  x ref     speed-up per token over the CPU twin on a small batch of the same sizes: 8 of\n"
     "            32 tokens, or 128 rows\n"
-    "  x peer    times faster than the best peer, which is named\n";
+    "  x peer    speed-up over the best peer, and its name\n";
 
 typedef struct options {
     const char *filter, *csv, *peers;
@@ -164,7 +164,7 @@ static const known_time *recall(const known_times *k, const char *key) {
     return best;
 }
 
-/* Lines op,pass,impl,dtype,shape,ms,...; what is no such line, or has no time, is passed over. */
+/* Reads lines op,pass,impl,dtype,shape,ms,...; skips other lines, and lines without a time. */
 static void read_peers(known_times *k, const char *name) {
     char line[240], key[sizeof line];
     FILE *f = open_file(name, "r");
@@ -228,7 +228,7 @@ static double tera_flops(const bench_call *c, double ms) {
 
 static int is_unsupported(gt_status status) { return status >= GT_ERROR_UNSUPPORTED && status < GT_ERROR_NO_DEVICE; }
 
-/* The median time of as many runs as the budget allows.  The last run starts with NaN in its outputs: what it leaves is
+/* The median time of the runs that fit the budget.  The last run starts with NaN in its outputs, and its results are
  * checked. */
 static gt_status time_call(bench_call *c, int is_quick, double *ms) {
     enum { MOST_RUNS = 101 };
@@ -328,7 +328,7 @@ static double twin_ms(report *r, const bench_call *c) {
     return ms;
 }
 
-/* How many times faster than the CPU twin per token, and than the best peer. */
+/* Speed-ups over the CPU twin, per token, and over the best peer. */
 static void print_ratios(report *r, const bench_call *c, double ms) {
     char key[120];
     if (c->machine == &bench_host) return;

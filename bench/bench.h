@@ -46,7 +46,7 @@ BENCH_INLINE int64_t bench_count(const bench_region *r) {
     return count;
 }
 
-/* Where the i-th element lies, in bytes. */
+/* Offset of the i-th element, in bytes. */
 BENCH_INLINE int64_t bench_offset(const bench_region *r, int64_t i) {
     int64_t offset = r->offset;
     for (int k = r->rank - 1; k >= 0; k--) {
@@ -69,14 +69,14 @@ static inline double bench_median(double *values, int count) {
 
 /* ---- machines -------------------------------------------------------------------------------- */
 
-/* Where calls run.  What fails here ends the program; what a call answers is returned. */
+/* Where calls run.  A failure of the machine ends the program; the status of a call is returned. */
 typedef struct bench_machine {
-    const char *impl; /* who computes there: ref = the CPU twins; gt... = the kernels */
+    const char *impl; /* the implementation: ref = the CPU twins; gt... = the kernels */
     int has_saved;    /* calls take saved and workspace */
-    int is_partial;   /* computes less than the operator: there is nothing to compare */
-    const char *only; /* NULL, or the one operator that it has */
+    int is_partial;   /* computes less than the operator: results are not compared */
+    const char *only; /* NULL, or its only operator */
     int is_mixed;     /* fp32 outputs of a call with 16-bit operands carry roundings to 16 bits */
-    void *cublaslt;   /* handle that rmsnorm_linear is given, or NULL */
+    void *cublaslt;   /* handle for rmsnorm_linear, or NULL */
     int warm_ups, least_runs;
     double budget_ms; /* for the timed runs of a row */
 
@@ -92,7 +92,7 @@ typedef struct bench_machine {
     void (*gather)(float *host, const void *array, const bench_region *region);
 
     gt_status (*run)(const test_op *op, gt_pass pass, const void *args);
-    /* the same with the time that it took, from cold caches where that can be had */
+    /* the same, and its time, from cold caches if the machine can flush them */
     gt_status (*time)(const test_op *op, gt_pass pass, const void *args, double *ms);
 } bench_machine;
 
@@ -115,7 +115,7 @@ typedef struct bench_call {
     int is_inference; /* forward, nothing saved */
     gt_dims dims;
     test_args args, filled;     /* arrays in the machine's memory */
-    void *before[TEST_TENSORS]; /* what is updated in place, before the run */
+    void *before[TEST_TENSORS]; /* contents of tensors that a call updates in place, before the run */
     void *saved, *workspace;
     size_t scratch_bytes; /* of both */
     char shape[64], complaint[200];
@@ -124,13 +124,13 @@ typedef struct bench_call {
 /* Sizes alone: no memory yet. */
 void bench_open(bench_call *c, const bench_machine *machine, const test_case *row, gt_dtype dtype, gt_pass pass,
                 int is_inference);
-/* What the machine says to such a call, and whether it saves anything. */
+/* The machine's answer to a query for the call: its status, and the bytes that it needs. */
 gt_status bench_ask(const bench_call *c, gt_workspace *need);
-/* All arrays with their inputs; backward gets what forward saves. */
+/* Allocates all arrays and draws the inputs; for backward, makes the forward call that fills `saved`. */
 gt_status bench_allocate(bench_call *c);
 void bench_close(bench_call *c);
 
-/* Before a run: what is updated in place as it was; NaN in all that will be written. */
+/* Before a run: bench_restore resets tensors that a call updates in place; bench_poison writes NaN to the outputs. */
 void bench_restore(bench_call *c);
 void bench_poison(bench_call *c);
 

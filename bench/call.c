@@ -1,5 +1,5 @@
-/* One call of the bench (bench_call of bench.h): its arrays in a machine's memory, and the check of what it wrote.  Of
- * a large call the check compares samples. */
+/* One call of the bench (bench_call of bench.h): its arrays in a machine's memory, and the check of its outputs.  The
+ * check of a large call compares samples. */
 #include "bench.h"
 
 #include <stdio.h>
@@ -60,7 +60,7 @@ gt_status bench_ask(const bench_call *c, gt_workspace *need) {
 
 static int is_updated(const gt_tensor *t, gt_pass pass) { return gt_use(t, pass) == 's'; }
 
-/* Whether backward finds forward's y, as it does with `saved`: it reads it for dz. */
+/* Whether backward reads forward's y for dz, as it may with `saved`. */
 static int reads_y(const bench_call *c) {
     int i = test_find(c->op, "dz");
     return c->functions->reads_y && c->machine->has_saved && i >= 0 && !test_is_absent(&c->row, &c->op->tensors[i]);
@@ -98,7 +98,7 @@ double bench_compulsory_bytes(const bench_call *c) {
     return bytes;
 }
 
-/* Inputs as a model has them; what is not listed is normal with mean 0 and spread 1. */
+/* Inputs as in a model.  Tensors that are not listed are normal with mean 0 and standard deviation 1. */
 static bench_draw draw_of(const bench_call *c, const gt_tensor *t) {
     for (const test_bench_draw *d = c->functions->bench_draws; d && d->tensors; d++)
         if (test_is_word_of(d->tensors, t->name)) return d->how;
@@ -144,8 +144,8 @@ static void *allocate_scratch(bench_call *c, test_args *args, size_t offset, siz
     return memory;
 }
 
-/* Runs forward on the inputs of a backward call, so that `saved` is filled, and y where backward reads it.  Its other
- * outputs go to memory of their own. */
+/* Runs forward on the inputs of a backward call, so that `saved` is filled, and y if backward reads it.  Its other
+ * outputs go to separate memory. */
 static gt_status fill_saved(bench_call *c) {
     const test_op *f = c->functions;
     const bench_machine *m = c->machine;
@@ -183,7 +183,7 @@ static gt_status allocate_saved_and_workspace(bench_call *c) {
             memcpy((char *)&c->args + c->functions->reads_y, &yes, sizeof yes);
         }
         if (c->pass == GT_BACKWARD && (status = fill_saved(c)) != GT_OK) return status;
-        if ((status = bench_ask(c, &need)) != GT_OK) return status; /* it may be less now */
+        if ((status = bench_ask(c, &need)) != GT_OK) return status; /* the need may be smaller now */
     }
     bytes = test_workspace_of(&need, c->pass);
     c->workspace = allocate_scratch(c, &c->args, c->op->fields.workspace, c->op->fields.workspace_bytes, bytes);
@@ -226,11 +226,11 @@ void bench_poison(bench_call *c) {
 
 /* ---- the sample that is compared ------------------------------------------------------------- */
 
-/* Of a large call the double reference is run on samples, each cut along some of the call's indices (test_bench_cut).
- * Compared are the outputs that have all of these indices.  Calls of little work, joins, and operators without cuts, are
- * compared whole; packed rows never.  A state's columns N do not depend on each other: two of them show what is
- * summed over heads or channels.  What no cut can show, dgamma of a large rmsnorm_linear, has a check of its own. */
-static const double WHOLE = 1 << 28; /* products of all sizes up to here are little work */
+/* For a large call the double reference runs on samples, each cut along some of the call's indices (test_bench_cut).
+ * Outputs with all of these indices are compared.  Small calls, joins, and operators without cuts are compared whole;
+ * packed rows never.  A state's columns N do not depend on each other: two of them suffice to check sums over heads or
+ * channels.  No cut can show dgamma of a large rmsnorm_linear, so it has a separate check. */
+static const double WHOLE = 1 << 28; /* the largest product of sizes of a small call */
 
 /* Positions first ... first + n - 1 of each index. */
 typedef struct sample {
@@ -282,7 +282,7 @@ static int has_letters(const bench_call *c, const gt_tensor *t, const char *lett
     return 1;
 }
 
-/* Where the sample's elements of a tensor are. */
+/* The sample's elements of a tensor. */
 static bench_region region_of(const bench_call *c, const sample *p, const gt_tensor *t) {
     gt_view v = view_of(c, t);
     bench_region r = {.dtype = test_dtype_of(&c->row, t), .rank = (int)strlen(t->shape)};
@@ -320,7 +320,7 @@ static double *array_of(const test_args *args, const gt_tensor *t) {
     return p;
 }
 
-/* Of a packed call, an output without an index T sums over all tokens: a sample of one sequence does not show it. */
+/* In a packed call an output without an index T sums over all tokens, so a sample of one sequence cannot show it. */
 static int is_compared(const bench_call *c, const sample *p, const gt_tensor *t) {
     return is_used(c, t) && test_is_output(t, c->pass) && has_letters(c, t, p->letters) &&
            (!test_is_packed(&c->row) || has_letters(c, t, "T"));
@@ -336,7 +336,7 @@ static void sample_arguments(const bench_call *c, const sample *p, int has_magni
     test_case row = c->row;
     for (const gt_size *s = c->op->sizes; s->letter; s++) test_set_size(&row, s->letter, p->n[s->letter - 'A']);
     test_set_sequences(&row, 0, 0);
-    for (const test_field *f = c->functions->fields; f->name; f++) /* groups, of which the sample may have fewer */
+    for (const test_field *f = c->functions->fields; f->name; f++) /* groups: the sample may have fewer */
         if (f->kind == 'g' && p->n[f->name[0] - 'A'] > 0)
             memcpy((char *)&row.args + f->offset, &p->n[f->name[0] - 'A'], sizeof(int64_t));
     *args = row.args;
@@ -361,8 +361,8 @@ static void free_arguments(const bench_call *c, const test_args *args) {
     for (const gt_tensor *t = c->op->tensors; t->name; t++) free(array_of(args, t));
 }
 
-/* The arguments for batch element b alone, out of those of a sample.  Outputs without a batch index go to arrays of
- * their own, which are returned in *own. */
+/* The arguments for batch element b alone, made from a sample's arguments.  Outputs without a batch index go to new
+ * arrays, returned in *own. */
 static void element_arguments(const bench_call *c, const sample *p, const test_args *args, int64_t b,
                               test_args *element, test_values *own) {
     static const int64_t one = 1;
@@ -383,10 +383,11 @@ static void element_arguments(const bench_call *c, const sample *p, const test_a
     }
 }
 
-/* Pieces come first in its tensors, and heads are no index of their own. */
+/* In a join's tensors pieces come first, and heads are no separate index. */
 static int is_join(const bench_call *c) { return c->pass >= GT_JOIN; }
 
-/* Runs the double twin on a sample, batch elements in parallel.  What has no batch index is their sum. */
+/* Runs the double twin on a sample, batch elements in parallel.  Outputs without a batch index are summed over batch
+ * elements. */
 static void run_truth(const bench_call *c, const sample *p, test_args *args) {
     gt_status (*twin)(const void *args) = c->functions->twin64[c->pass];
     int64_t batch = p->n['B' - 'A'];
@@ -440,8 +441,7 @@ static double relative_error(const double *got, const double *truth, const doubl
     return difference == 0 ? 0 : sqrt(difference) / (sqrt(size) + sqrt(terms));
 }
 
-/* A sum over many tokens may be small beside its terms: then they are what the error is measured
- * by. */
+/* A sum over many tokens may be small beside its terms.  Then the error is measured against the terms. */
 static double error_by_terms(const bench_call *c, const sample *p, const gt_tensor *t, const double *got,
                              const double *truth) {
     test_args args;
@@ -491,7 +491,7 @@ static double *gather_named(const bench_call *c, const sample *p, const char *na
     return gather(c, p, t, view_of(c, t).data);
 }
 
-/* Adds what one row x [D], dy [O] contributes to the last GAINS columns, and its magnitude. */
+/* Adds the contribution of one row x [D], dy [O] to the last GAINS columns, and its magnitude. */
 static void add_gains(const gt_rmsnorm_linear_args *a, const double *x, const double *dy, const double *weight,
                       double *gains, double *magnitudes) {
     double mean = 0, square = 0;

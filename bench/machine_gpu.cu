@@ -340,7 +340,7 @@ cublasLtHandle_t the_handle() {
     return handle;
 }
 
-/* As cuBLASLt sees it, by columns. */
+/* A matrix for cuBLASLt, by columns. */
 struct Factor {
     const void *data;
     int64_t rows, columns;
@@ -392,8 +392,8 @@ void multiply(Multiplication &m) {
          "cublasLtMatmul");
 }
 
-/* x in place of what it is normalised to: y = x weight^T, or dx = dy weight and dweight = dy^T x.  The algorithms are
- * searched for before the clock starts. */
+/* The products alone, with x in place of the normalised x: y = x weight^T, or dx = dy weight and dweight = dy^T x.  The
+ * search for algorithms ends before the clock starts. */
 gt_status time_products(const test_op *, gt_pass pass, const void *args, double *ms) {
     const Clock &clock = the_clock();
     const gt_rmsnorm_linear_args &a = *static_cast<const gt_rmsnorm_linear_args *>(args);
@@ -450,6 +450,6 @@ const bench_machine *bench_gpu(const char *impl, const char **reason) {
 #endif
     if (error == cudaSuccess) return &gpu;
     *reason = cudaGetErrorString(error);
-    cudaGetLastError(); /* it has been dealt with */
+    cudaGetLastError(); /* clears the error, which was handled */
     return nullptr;
 }

@@ -8,17 +8,17 @@ The list on standard input, or --rows FILE (a CSV of the bench serves, too), say
 Per row: cold L2, CUDA events, median after warm-ups; a call is enqueued while the GPU is still
 busy, so that launches cost nothing.  fwd is a forward call that autograd records, inf one under
 no_grad, bwd the backward call alone.  step is a call with one token and a state; it is captured in a
-CUDA graph, and the time is of a replay.  rel_err is that of a forward call against float64, on two
-heads, four channels or eight rows, of ssd on all.  For bwd it is nan, for ssd the largest error of
-a gradient; those of A, D and dt_bias, sums over tokens, are relative to the sums and the magnitudes
-of their terms together.  A comment below the rows has the relative error of each gradient, and of
-these sums in brackets the one that counts.  mem_mib is the peak beyond inputs, outputs and
-gradients; of bwd with what forward has saved.  Triton kernels are tuned anew for each row, which
-takes minutes a row until Triton's cache on disk has all their variants.
+CUDA graph, and the time is of a replay.  rel_err is the error of a forward call against float64, on two heads, four
+channels or eight rows, for ssd on all.  For bwd it is nan, for ssd the largest error of a gradient.  The gradients of
+A, D and dt_bias are sums over tokens: their errors are relative to the sums and the magnitudes of their terms together.
+A comment below the rows has the relative error of each gradient, and of these sums in brackets the one that counts.
+mem_mib is the peak beyond inputs, outputs and gradients; of bwd with what forward has saved.  Triton kernels are tuned
+anew for each row, which takes minutes a row until Triton's cache on disk has all their variants.
 
-Needs PyTorch.  A peer that is not installed is named at the end, with where to get it; --rwkv takes
-the folder RWKV-v5/cuda of a clone of BlinkDL/RWKV-LM, for the original WKV6 kernel.  The other WKV6
-peers get the logarithm of the decay, whose making is not timed."""
+Needs PyTorch.  A peer that is not installed is named at the end, with its source.  --rwkv takes the folder RWKV-v5/cuda
+of a clone of BlinkDL/RWKV-LM, for the original WKV6 kernel.  --rwkv4 takes the folder RWKV-v4/cuda or RWKV-v4neo/cuda,
+for the kernel of RWKV-4; only the latter folder has a kernel for bf16.  The other WKV6 peers and the wkv4 peers get the
+logarithm of the decay; its computation is not timed."""
 import argparse
 import functools
 import gc
@@ -28,6 +28,7 @@ import os
 import re
 import statistics
 import sys
+import tempfile
 import time
 
 import torch
@@ -40,6 +41,7 @@ WHERE = {
     'causal_conv1d':
         'pip install causal-conv1d --no-build-isolation (github.com/Dao-AILab/causal-conv1d)',
     'rwkv': '--rwkv with RWKV-v5/cuda of github.com/BlinkDL/RWKV-LM',
+    'rwkv4': '--rwkv4 with RWKV-v4neo/cuda of github.com/BlinkDL/RWKV-LM',
 }
 WARM_UPS, LEAST_RUNS, MOST_RUNS, BUDGET_MS = 4, 10, 100, 200
 missing = {}  # peer: why
@@ -90,6 +92,46 @@ def build_rwkv(folder, head):
     return Wkv6.apply
 
 
+@functools.cache
+def build_rwkv4(folder, T, dtype):
+    """The original RWKV-4 kernel as a differentiable function of k v log_w u, or None.  The most tokens
+    are compiled in.  Without a kernel for bf16 it is the one for fp32, with casts, as RWKV-4 calls it."""
+    from torch.utils.cpp_extension import load
+    kind = '_bf16' if dtype == torch.bfloat16 and os.path.exists(f'{folder}/wkv_cuda_bf16.cu') else ''
+    own = torch.bfloat16 if kind else torch.float32
+    try:
+        with open(f'{folder}/wkv_op{kind}.cpp') as file:
+            text = file.read()
+        binding = os.path.join(tempfile.mkdtemp(), f'wkv_op{kind}.cpp')
+        with open(binding, 'w') as file:  # names of operators, which no second build may use again
+            file.write(text.split('TORCH_LIBRARY(')[0])
+        wkv = load(f'wkv4_{T}{kind}', [binding, f'{folder}/wkv_cuda{kind}.cu'], extra_cuda_cflags=[
+            '-O3', '--maxrregcount', '60', '--use_fast_math', '--extra-device-vectorization', f'-DTmax={T}'])
+    except Exception as error:
+        missing.setdefault('rwkv4', ' '.join(str(error).split())[-400:])
+        return None
+    takes_y = '&y, torch::Tensor &gy' in ' '.join(text.split())
+
+    class Wkv4(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, k, v, log_w, u):
+            inputs = log_w, u.to(own), k.to(own), v.to(own)
+            y = torch.empty_like(inputs[3])
+            wkv.forward(*k.shape, *inputs, y)
+            ctx.save_for_backward(*inputs, *([y] if takes_y else []))
+            return y.to(k.dtype)
+
+        @staticmethod
+        def backward(ctx, dy):
+            B, T, D = dy.shape
+            dw, du = (torch.empty(B, D, dtype=own, device=dy.device) for _ in range(2))
+            dk, dv = (torch.empty(B, T, D, dtype=own, device=dy.device) for _ in range(2))
+            wkv.backward(B, T, D, *ctx.saved_tensors, dy.to(own).contiguous(), dw, du, dk, dv)
+            return dk.to(dy.dtype), dv.to(dy.dtype), dw.sum(0).float(), du.sum(0).float()
+
+    return Wkv4.apply
+
+
 def tune_anew():
     """Triton keeps the best variant of a kernel under a key that need not hold the sizes: it would
     be the best of an earlier row.  There are hundreds of variants: 10 ms for each have to do."""
@@ -123,8 +165,8 @@ class Case:
         return float((self.part(result).double() - self.truth).norm() / self.truth.norm())
 
     def gradient_errors(self, dy, gradients):
-        """By name: the relative error, and the one that counts, of sums over tokens beside their
-        terms.  What has one index, of heads, is given to each token, to get the terms."""
+        """By name: the relative error, and the error that counts: for sums over tokens, beside their terms.  An input
+        with one index, of heads, is given to each token, to get the terms."""
         leaves = [(x.double() if x.dim() > 1 else x.double().expand(*dy.shape[:2], -1))
                   .requires_grad_() for x in self.inputs]
         truths = torch.autograd.grad(self.reference(*leaves), leaves, dy.double())
@@ -181,6 +223,37 @@ def wkv6(n, words, dtype, options):
         cases.append(Case([r, k, v, raw, u], original, lambda r, k, v, raw, u: reference(
             r, k, v, -raw.double().exp(), u), part))
     return cases
+
+
+def wkv4_loop(k, v, log_w, u):
+    given, dtype = k.dtype, torch.promote_types(k.dtype, torch.float32)
+    k, v, log_w, u = (x.to(dtype) for x in (k, v, log_w, u))
+    a, b, p = torch.zeros_like(k[:, 0]), torch.zeros_like(k[:, 0]), torch.full_like(k[:, 0], -1e38)
+    y = []
+    for k_t, v_t in zip(k.unbind(1), v.unbind(1)):
+        top = torch.maximum(p, u + k_t)
+        state, own = (p - top).exp(), (u + k_t - top).exp()
+        y.append((state * a + own * v_t) / (state * b + own))
+        top = torch.maximum(p + log_w, k_t)
+        state, own = (p + log_w - top).exp(), (k_t - top).exp()
+        a, b, p = state * a + own * v_t, state * b + own, top
+    return torch.stack(y, 1).to(given)
+
+
+def wkv4(n, words, dtype, options):
+    B, T, D = n['B'], n['T'], n['D']
+    k, v = (randn(B, T, D, dtype=dtype) for _ in range(2))
+    log_w, u = -randn(D, mean=-5).exp(), randn(D)
+    peers = {'torch loop': wkv4_loop}
+    if options.rwkv4:
+        peers['rwkv cuda'] = build_rwkv4(options.rwkv4, T, dtype)
+    else:
+        missing.setdefault('rwkv4', 'no folder was given')
+
+    def reference(k, v, log_w, u):
+        return wkv4_loop(k[..., :4].double(), v[..., :4].double(), log_w[:4].double(), u[:4].double())
+
+    return [Case([k, v, log_w, u], peers, reference, lambda y: y[..., :4])]
 
 
 def ssd_chunks(x, dt, A, Bm, Cm, D, bias, z=None):
@@ -340,7 +413,7 @@ def norm_gate(n, words, dtype, options):
     return rowwise([x, z, gamma, randn(D, dtype=dtype)], heads)
 
 
-OPERATORS = {f.__name__: f for f in (wkv6, ssd, selective_scan, conv1d, rmsnorm_linear, norm_mix,
+OPERATORS = {f.__name__: f for f in (wkv6, wkv4, ssd, selective_scan, conv1d, rmsnorm_linear, norm_mix,
                                      norm_gate)}
 
 
@@ -386,7 +459,7 @@ def bytes_of(tensors):
 
 
 def peak_of(run):
-    """What run returns, and the bytes that were in use at most."""
+    """The result of run, and the bytes that were in use at most."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     result = run()
@@ -438,7 +511,7 @@ def time_peer(clock, case, peer, is_quick):
 
 # ---- steps of one token --------------------------------------------------------------------------
 # Each gives the peer, its call, the state that the call updates, the other tensors, and the result in
-# float64.  States are fp32, but those of causal_conv1d, which have the activations' type.
+# float64.  States are fp32, except causal_conv1d's, which have the activations' type.
 
 def ssd_step(n, dtype):
     """A, dt, D and dt_bias are expanded over rows and columns, as mamba_ssm's clients expand them."""
@@ -533,6 +606,7 @@ def parse_options():
                         help="only rows that hold every word of TEXT, for example 'wkv6 bf16'")
     parser.add_argument('--quick', action='store_true', help='one timed run per row')
     parser.add_argument('--rwkv', metavar='FOLDER', help='sources of the original WKV6 kernel')
+    parser.add_argument('--rwkv4', metavar='FOLDER', help='sources of the original RWKV-4 kernel')
     return parser.parse_args()
 
 

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# protocol.sh: the measurements of whole models on a GPU, as docs/seeds.md reports them.
+# protocol.sh: the measurements of whole models on a GPU for docs/seeds.md.
 #
 #   HYBRID     the built trainer (build/examples/hybrid_train)
-#   OUT        where protocol.csv and, with TEXT, run.csv and run.log go (.)
-#   TEXT       a text to train on: 5000 steps of 8 x 256 tokens; none: no such run
-#   GT_COMMIT  the commit that is measured, where there is no .git
-#   LIMIT      seconds for all of it (450); a part that has not ended by then is cut, and the rest left out
+#   OUT        folder for protocol.csv and, with TEXT, run.csv and run.log (.)
+#   TEXT       a text to train on, 5000 steps of 8 x 256 tokens; without it this run is skipped
+#   GT_COMMIT  the measured commit, for folders without .git
+#   LIMIT      limit of all parts, in seconds (450); it stops the running part, and skips later ones
 #
-# protocol.csv begins with facts of the machine; then come the rows of hybrid_train --bench (docs/training.md), each
-# part after a line that says how it was called, and before one that says what it took.  A row is written as soon as it
-# is known: who ends this program has the rows until then.
+# protocol.csv begins with facts of the machine.  Then come the rows of hybrid_train --bench (docs/training.md), each
+# part between a line with its command and a line with its time.  A row is written as soon as it is measured, so a
+# program that is stopped leaves the rows until then.
 #
-# What the parts took on an H200 (93 seconds in all; eb132b1):
+# Times of the parts on an H200 (93 seconds in all; eb132b1):
 #     five lengths              11 s
 #     batches, three dtypes     16, 10 and 11 s
 #     the CPU beside it          4 s      (16 cores)
@@ -39,7 +39,7 @@ gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader | head -n 1; }
 
 until=$((SECONDS + ${LIMIT:-450}))
 
-# within NAME COMMAND...: the command in the time that is left, then a line in the file of what it took
+# within NAME COMMAND...: runs the command in the remaining time, then writes a line with its time to the file
 within() {
     local name=$1 started=$SECONDS result=0
     shift
@@ -83,7 +83,7 @@ part --model HY --bench 256 --bench-batch 64
 generation="--bench 128 --bench-batch 1,64 --bench-generate --bench-runs 10"
 # shellcheck disable=SC2086 # several options
 for sizes in "" "--hidden 768 --layers 11 --head-size 64 --d-state 128"; do part --model HY $sizes $generation; done
-# what the plan says and what was taken
+# planned memory and memory taken
 echo "# hybrid_train --plan 8,64 --seq 256, on this device and on none" >>"$file"
 for model in HY HY-M1 8M; do
     plan --device cuda --model $model

@@ -58,7 +58,7 @@ def without_hash(name):
 
 
 def attributes(data):
-    """Those of .nv.info, without the symbol's index, which depends on the order of kernels."""
+    """The attributes of .nv.info, without the symbol's index, which depends on the order of kernels."""
     found, i = [], 0
     while i + 4 <= len(data):
         form, attribute, size = struct.unpack_from('<BBH', data, i)

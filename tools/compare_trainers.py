@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares the speed of builds of hybrid_train on the CPU: compare_trainers.py OLD NEW... [--runs N] [--threads LIST].
 
-The programs run in turn, so that whatever else the machine does meets all of them.  Of each, the least time of the runs
-counts: CPU time (user), which other programs disturb little, and time by the clock, which needs free cores.
+The programs run in turn, so that whatever else the machine does meets all of them.  Each program's least time of all
+runs counts: CPU time (user), which other programs disturb little, and time by the clock, which needs free cores.
 """
 import argparse
 import os

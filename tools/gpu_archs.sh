@@ -1,7 +1,7 @@
 #!/bin/sh
 # gpu_archs.sh auto|all RELEASE: the GPU architectures to compile for with this release of nvcc, such as 13.0.
 #   all   every supported one that this nvcc knows, and PTX
-#   auto  those of this machine's GPUs, as nvidia-smi names them; where there are none, 90a and PTX
+#   auto  the architectures of this machine's GPUs, as nvidia-smi names them; without GPUs, 90a and PTX
 # The first line of the output lists them, ptx being one; the second says why.
 set -eu
 mode=$1
@@ -12,7 +12,7 @@ if [ "$mode" = auto ]; then
 fi
 
 awk -v mode="$mode" -v release="$release" -v capabilities="$capabilities" '
-# Whether nvcc of this release knows what came with release r.
+# Whether nvcc of this release knows the architectures that came with release r.
 function knows(r,    a, b) {
     split(release, a, ".")
     split(r, b, ".")

@@ -1,5 +1,5 @@
 #!/bin/sh
-# nvcc.sh LOG COMMAND...: compiles with -Xptxas=-v and keeps what ptxas says of each kernel in LOG, for the suite
+# nvcc.sh LOG COMMAND...: compiles with -Xptxas=-v and keeps ptxas's report on each kernel in LOG, for the suite
 # "resources".  Shows the rest, such as warnings; everything, if the command fails.
 log=$1
 shift
@@ -9,7 +9,7 @@ if [ $status -ne 0 ]; then
     cat "$log"
     rm -f "$log"
 else
-    # what ptxas says of a kernel: lines of its own, and indented ones for functions and spills
+    # ptxas's report on a kernel: lines of its own, and indented ones for functions and spills
     grep -Ev '^ptxas info|^ +[0-9]+ bytes (stack|cumulative)|^Function properties' "$log"
     grep 'wgmma.*serialized' "$log" # which is ptxas info, too
 fi

@@ -3,6 +3,7 @@
 
     python3 tools/plot.py COMMAND ...
     train  -o loss.svg RUN.csv...      loss and held-out loss over tokens
+    watch  -o watch.svg RUN.csv...     speed, gradient norm, branch balance and learning rate over tokens
     floor  -o floor.svg BENCH.csv...   time over byte floor, beside the peers
     length -o length.svg BENCH.csv...  time per token over the length of a sequence
     table BENCH.csv...                 Markdown: times beside the fastest peer
@@ -14,11 +15,10 @@ unless --impl names another; of gt, gt_ptx and ref the other two are left out; a
 An SVG follows the reader's light or dark mode.  The same input gives the same bytes with the same
 Matplotlib.  Status: 0 done, 1 a file cannot be read or written, 2 a bad command line.
 
-floor, length and table need rows of both passes, fwd and bwd.  Of each operator and dtype floor and
-table show the largest shape that a peer was timed at, of an operator without peers the largest one;
---row 'wkv6 bf16 B8 T4096 H32 N64', which may be repeated, names shapes instead.  length shows, of
-each operator, the sizes timed at most lengths, or those of --family 'wkv6 bf16 H32 N64'; a CSV of
-hybrid_train --bench adds the whole model.
+floor, length and table need rows of both passes, fwd and bwd.  For each operator and dtype, floor and table show the
+largest shape that a peer was timed at, or without peers the largest one.  --row 'wkv6 bf16 B8 T4096 H32 N64', which may
+be repeated, names shapes instead.  For each operator, length shows the sizes timed at most lengths, or the sizes of
+--family 'wkv6 bf16 H32 N64'; a CSV of hybrid_train --bench adds the whole model.
 
 Figures need Matplotlib 3.6 or newer: pip install matplotlib."""
 import argparse
@@ -33,9 +33,9 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-OURS = ('gt', 'gt_ptx', 'ref')  # what our own benches name the implementation
+OURS = ('gt', 'gt_ptx', 'ref')  # our own benches' names of the implementation
 
-# What README.md shows.
+# The files and rows that README.md shows.
 RESULTS = ['bench/results/h200.csv', 'bench/results/h200_peers.csv']
 RESULTS_MODEL = 'bench/results/h200_model.csv'
 RESULTS_ROWS = [
@@ -51,7 +51,7 @@ RESULTS_RUNS = {'gains per channel (HY)': 'bench/results/train_hy.csv',
 
 
 class Failure(Exception):
-    """What a reader has to be told; ends the program with status 1."""
+    """An error for the user to read; ends the program with status 1."""
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -102,11 +102,18 @@ def number_in(name, row, column, least=-math.inf):
     return value
 
 
+def means(points):
+    """Single steps are noisy: means over a fiftieth of the run."""
+    width = math.ceil(len(points) / 50) or 1
+    parts = [points[i:i + width] for i in range(0, len(points), width)]
+    return [tuple(sum(values) / len(part) for values in zip(*part)) for part in parts]
+
+
 class Run:
-    """A training run: tokens and loss of every step, and the held-out losses."""
+    """A training run: tokens and loss of every step, the held-out losses, and the one of the final evaluation."""
 
     def __init__(self, name):
-        self.loss, self.held_out = [], []
+        self.loss, self.held_out, self.final = [], [], None
         for row in read_rows(name, ['tokens', 'loss', 'held_out']):
             tokens = number_in(name, row, 'tokens', 0)
             if self.loss and tokens <= self.loss[-1][0]:
@@ -115,12 +122,28 @@ class Run:
             self.loss.append((tokens, number_in(name, row, 'loss')))
             if row['held_out']:
                 self.held_out.append((tokens, number_in(name, row, 'held_out')))
+            if row.get('final_loss'):
+                self.final = tokens, number_in(name, row, 'final_loss')
 
     def smooth(self):
-        """The loss of single batches is noisy: means over a fiftieth of the run."""
-        width = math.ceil(len(self.loss) / 50)
-        parts = [self.loss[i:i + width] for i in range(0, len(self.loss), width)]
-        return [tuple(sum(values) / len(part) for values in zip(*part)) for part in parts]
+        return means(self.loss)
+
+
+# The panels of watch: column, title, what the numbers are.
+WATCHED = [('tokens_per_s', 'Speed', 'tokens per second'), ('grad_norm', 'Gradient norm', 'of all, before clipping'),
+           ('grad_ratio', 'Branch balance', 'gradient norm of RWKV / Mamba'), ('lr', 'Learning rate', '')]
+
+
+class Watch:
+    """What a run did besides its loss: points over tokens, by column.  A run of one branch has no balance."""
+
+    def __init__(self, name):
+        self.points = {column: [] for column, _, _ in WATCHED}
+        for row in read_rows(name, ['tokens', *self.points]):
+            tokens = number_in(name, row, 'tokens', 0)
+            for column, points in self.points.items():
+                if column != 'grad_ratio' or row[column]:
+                    points.append((tokens, number_in(name, row, column)))
 
 
 class Bench:
@@ -184,8 +207,8 @@ def without(letters, shape):
 
 
 class Family:
-    """Shapes that differ in the length of the sequences and in how many there are at once: what a
-    token takes in a head (a channel, where there are no heads), both passes together, in ns."""
+    """Shapes that differ in the length of the sequences and in how many there are at once.  Its lines have the time of
+    a token in a head (a channel, where there are no heads), both passes together, in ns."""
 
     def __init__(self, bench, key, shapes):
         self.op, dtype, words = key.split(' ', 2)
@@ -206,7 +229,7 @@ class Family:
 
 
 def families_of(bench, wanted):
-    """Those named, as 'wkv6 bf16 H32 N64'; else of each operator that with most lengths."""
+    """The families named, as 'wkv6 bf16 H32 N64'; else for each operator the family with most lengths."""
     groups, best = {}, {}
     for shape in sorted(bench.shapes, key=lambda shape: bench.ops.index(shape[0])):
         n = sizes_of(shape[2])
@@ -256,7 +279,7 @@ class Model:
 
 # ---- drawing -------------------------------------------------------------------------------------
 
-# Each colour in light and in dark mode; the names are what a colour is for.
+# Each colour in light and in dark mode; a name states the use of its colour.
 COLOURS = {
     'paper': ('#ffffff', '#0d1117'), 'ink': ('#1f2328', '#f0f6fc'), 'soft': ('#59636e', '#9198a1'),
     'line': ('#d1d9e0', '#3d444d'), 'peer': ('#818b98', '#8b949e'), 'ours': ('#0969da', '#4493f8'),
@@ -274,8 +297,8 @@ def plain(value):
 
 
 class Picture:
-    """A figure of given inches; places are in inches, too, from its upper left corner.  What is
-    drawn is listed in self.drawn, whose digest is in the file's description."""
+    """A figure of given inches; places are in inches, too, from its upper left corner.  self.drawn lists all that is
+    drawn; its digest is in the file's description."""
 
     def __init__(self, width, height, title):
         try:
@@ -313,8 +336,8 @@ class Picture:
             axes.plot(*zip(*points), **{'color': COLOURS[colour][0], 'linewidth': width,
                                         'clip_on': False, **more})
 
-    def dot(self, axes, name, x, y, colour, size=5.5):
-        self.line(axes, name, [(x, y)], colour, 0, marker='o', markersize=size,
+    def dot(self, axes, name, x, y, colour, size=5.5, marker='o'):
+        self.line(axes, name, [(x, y)], colour, 0, marker=marker, markersize=size,
                   markeredgecolor=COLOURS['paper'][0], markeredgewidth=.8, zorder=3)
 
     def label(self, axes, x, y, text, colour, dx=0, dy=0, **more):
@@ -323,12 +346,12 @@ class Picture:
                       color=COLOURS[colour][0], parse_math=False, **{'va': 'center', **more})
 
     def make_room(self):
-        """Widens the paper until all labels fit; what is drawn keeps its size."""
+        """Widens the paper until all labels fit; the drawing keeps its size."""
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         renderer = FigureCanvasAgg(self.figure).get_renderer()
         texts = self.figure.texts + [text for axes in self.figure.axes for text in axes.texts]
-        with matplotlib.rc_context({'text.hinting': 'none'}):  # else widths are those of whole pixels
+        with matplotlib.rc_context({'text.hinting': 'none'}):  # else widths are rounded to pixels
             boxes = [text.get_window_extent(renderer) for text in texts]
             boxes += filter(None, [axes.yaxis.get_tightbbox(renderer) for axes in self.figure.axes])
         left = min(box.x0 for box in boxes) / self.figure.dpi
@@ -415,6 +438,8 @@ def draw_train(runs, labels):
     p.text(.1, .25, 'Loss over tokens read, nats per byte', weight='bold')
     has_held_out = any(run.held_out for run in runs)
     right = 'Thick: held-out text, with its last loss.' if has_held_out else 'Right: the last one.'
+    if any(run.final and run.final != run.held_out[-1] for run in runs if run.held_out):
+        right += '  Diamond: all held-out tokens, at the end.'
     p.text(.1, .45, f'Thin: training batches, averaged.  {right}', 'soft')
     axes = p.axes(.4, .75, 5.7, 2.75, 'y')
     ends, shown = [], []
@@ -423,6 +448,9 @@ def draw_train(runs, labels):
         p.line(axes, label + ' loss', run.smooth(), colour, .8, zorder=2)
         p.line(axes, label + ' held out', run.held_out, colour, 1.8)
         ends.append((run.held_out or run.smooth())[-1])
+        if run.final and run.final != ends[-1]:  # more tokens than those of the curve
+            p.dot(axes, label + ' final', *run.final, colour, 7, 'D')
+            shown.append(run.final[1])
         shown += [y for _, y in run.smooth() + run.held_out]
     low, high = min(shown), max(shown)
     low, high = low - (high - low or 1) * .05, high + (high - low or 1) * .05
@@ -430,9 +458,38 @@ def draw_train(runs, labels):
     axes.xaxis.set_major_formatter(lambda tokens, _: count_of(tokens))
     p.text(6.1, 3.9, 'tokens', 'soft', size=8, ha='right')
     places = spread([y for _, y in ends], (high - low) * .065)
-    for place, (x, y), label, colour in zip(places, ends, labels, RUN_COLOURS):
+    for run, place, (x, y), label, colour in zip(runs, places, ends, labels, RUN_COLOURS):
+        final = f' ({run.final[1]:.3f})' if run.final and run.final != (x, y) else ''
         p.dot(axes, label + ' end', x, y, colour)
-        p.label(axes, last, place, f'{y:.3f}  {label}', colour, 8)
+        p.label(axes, last, place, f'{y:.3f}{final}  {label}', colour, 8)
+    return p
+
+
+def draw_watch(runs, labels):
+    if len(runs) > len(RUN_COLOURS):
+        raise Failure(f'{len(runs)} runs: a figure shows {len(RUN_COLOURS)} at most')
+    wide, high, top = 3.3, 1.5, 1.05
+    p = Picture(8.3, 5.4, 'Training runs')
+    p.text(.1, .25, 'Training runs, over tokens read', weight='bold')
+    legend = p.axes(.1, .37, 8, .2, 'x')
+    legend.set(xlim=(0, 8), ylim=(0, 1), xticks=[], yticks=[])
+    for i, (label, colour) in enumerate(zip(labels, RUN_COLOURS)):
+        p.dot(legend, label, .05 + 8 / len(labels) * i, .5, colour)
+        p.label(legend, .05 + 8 / len(labels) * i, .5, label, 'soft', 7, size=8)
+    last = max(points[-1][0] for run in runs for points in run.points.values() if points)
+    for i, (column, title, unit) in enumerate(WATCHED):
+        left, y = .5 + i % 2 * (wide + .7), top + i // 2 * (high + .8)
+        p.text(left - .35, y - .1, title, weight='bold')
+        p.text(left + 1.05, y - .1, unit, 'soft', size=7.5)
+        axes = p.axes(left, y, wide, high, 'y')
+        for run, label, colour in zip(runs, labels, RUN_COLOURS):
+            points = run.points[column]
+            p.line(axes, f'{label} {column}', points if column == 'lr' else means(points), colour, 1.2)
+        axes.set(xlim=(0, last))
+        axes.xaxis.set_major_formatter(lambda tokens, _: count_of(tokens))
+        axes.yaxis.set_major_formatter(lambda value, _: count_of(value) if value >= 1 else f'{value:g}')
+        if not any(run.points[column] for run in runs):
+            p.label(axes, last / 2, .5, 'one branch alone', 'soft', size=8, ha='center')
     return p
 
 
@@ -599,7 +656,7 @@ def mode_of(name):
 
 
 def write(name, picture, inputs=()):
-    """Beside the file first, under a name that no file has, so that a failure leaves what was there."""
+    """Writes beside the file first, under a name that no file has, so that a failure leaves the old file."""
     beside = None
     try:
         if os.path.exists(name) and any(os.path.samefile(name, other) for other in inputs):
@@ -650,20 +707,20 @@ def is_model(name):
             heads = (line for line in file if line.strip() and not line.startswith('#'))
             return next(heads, '').startswith('model,')
     except (OSError, UnicodeDecodeError):
-        return False  # who reads it says why
+        return False  # a later read says why
 
 
 def parse_options():
     parser = argparse.ArgumentParser(prog='plot.py', description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
-    for name in ('train', 'floor', 'length', 'table'):
+    for name in ('train', 'watch', 'floor', 'length', 'table'):
         command = commands.add_parser(name)
         command.add_argument('files', metavar='FILE.csv', nargs='+')
         if name != 'table':
             command.add_argument('-o', dest='output', metavar='FILE', required=True,
                                  type=suffix_of)
-        if name == 'train':
+        if name in ('train', 'watch'):
             command.add_argument('--label', action='append', metavar='TEXT',
                                  help='of a run, in the order of the files; else their names')
         else:
@@ -678,7 +735,7 @@ def parse_options():
     command.add_argument('folder', nargs='?', default=path('docs/figures'))
     commands.add_parser('results-table')
     options = parser.parse_args()
-    if options.command == 'train' and options.label and len(options.label) != len(options.files):
+    if options.command in ('train', 'watch') and options.label and len(options.label) != len(options.files):
         parser.error(f'{len(options.label)} times --label for {len(options.files)} files')
     return options
 
@@ -689,9 +746,10 @@ def run(options):
         if options.command == 'results':
             return draw_results(bench, options.folder)
         return print_text(table(bench, bench.choose(RESULTS_ROWS)))
-    if options.command == 'train':
+    if options.command in ('train', 'watch'):
         labels = options.label or [os.path.splitext(os.path.basename(f))[0] for f in options.files]
-        picture = draw_train([Run(name) for name in options.files], labels)
+        read, draw = (Run, draw_train) if options.command == 'train' else (Watch, draw_watch)
+        picture = draw([read(name) for name in options.files], labels)
     elif options.command == 'length':
         models = [name for name in options.files if is_model(name)]
         benches = [name for name in options.files if name not in models]

@@ -1,10 +1,11 @@
-"""python_header.py gt_kernels.h OUTPUT: what the Python package knows of the C API, made from the header when the package
+"""python_header.py gt_kernels.h OUTPUT: makes the Python package's part of the C API from the header, when the package
 is built: constants, structs and functions for ctypes.  A declaration that it does not understand ends the build."""
 
 import re
 import sys
 
-NUMBERS = {"int": "c_int", "int64_t": "c_int64", "size_t": "c_size_t", "float": "c_float"}
+NUMBERS = {"int": "c_int", "int64_t": "c_int64", "size_t": "c_size_t", "float": "c_float",
+           "gt_xla_function": "c_void_p"}
 IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]*"
 
 
@@ -72,7 +73,7 @@ def generate(header):
         sys.exit("python_header.py: an enum or struct was not understood")
 
     out += ["", "", "# what a function is called in the library, what it returns and takes", "FUNCTIONS = {"]
-    declared = re.findall(rf"^GT_(?:REF_)?FUNCTION ([^;(]*?)({IDENTIFIER})\(([^)]*)\);", text, re.M)
+    declared = re.findall(rf"^GT_(?:REF_|XLA_)?FUNCTION ([^;(]*?)({IDENTIFIER})\(([^)]*)\);", text, re.M)
     for returns, name, arguments in declared:
         kinds = []
         for argument in arguments.split(","):
