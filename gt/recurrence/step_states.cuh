@@ -79,6 +79,15 @@ static inline StepRounding step_rounding_of(const Args& a) {
     return {a.rounding_seed, a.rounding_steps};
 }
 
+/* Four numbers of a 16-bit state. */
+GT_DEV void unpack_four(float* x, uint2 bits, gt_dtype dtype) {
+    const bool is_bf16 = dtype == GT_BF16;
+    x[0] = is_bf16 ? unpack_bf16_lo(bits.x) : unpack_f16_lo(bits.x);
+    x[1] = is_bf16 ? unpack_bf16_hi(bits.x) : unpack_f16_hi(bits.x);
+    x[2] = is_bf16 ? unpack_bf16_lo(bits.y) : unpack_f16_lo(bits.y);
+    x[3] = is_bf16 ? unpack_bf16_hi(bits.y) : unpack_f16_hi(bits.y);
+}
+
 template <bool VECTORS, int PIECES, class Where>
 GT_DEV void load_step_state(float* x, const StepState& state, const Where& where) {
     if (state.dtype == GT_F32) {
@@ -104,14 +113,44 @@ GT_DEV void load_step_state(float* x, const StepState& state, const Where& where
             if (piece.valid > 3) bits[i].y |= (uint32_t)from[3].bits << 16;
         }
     }
-    const bool is_bf16 = state.dtype == GT_BF16;
+    GT_UNROLL
+    for (int i = 0; i < PIECES; i++) unpack_four(x + 4 * i, bits[i], state.dtype);
+}
+
+/* ---- a state that arrives ahead --------------------------------------------------------------------------------- */
+
+/* Bytes of shared memory for the pieces of a warp's state. */
+template <int PIECES>
+constexpr uint32_t AHEAD_BYTES = 32 * 16 * PIECES;
+
+/* Starts to copy a lane's pieces to shared memory at `to`, which belongs to the warp.  Only the lane itself reads
+ * them, after cp_async_wait: no barrier is needed.  Pieces that do not exist become 0. */
+template <int PIECES, class Where>
+GT_DEV void fetch_step_state(uint32_t to, const StepState& state, const Where& where) {
     GT_UNROLL
     for (int i = 0; i < PIECES; i++) {
-        const uint2 b = bits[i];
-        x[4 * i] = is_bf16 ? unpack_bf16_lo(b.x) : unpack_f16_lo(b.x);
-        x[4 * i + 1] = is_bf16 ? unpack_bf16_hi(b.x) : unpack_f16_hi(b.x);
-        x[4 * i + 2] = is_bf16 ? unpack_bf16_lo(b.y) : unpack_f16_lo(b.y);
-        x[4 * i + 3] = is_bf16 ? unpack_bf16_hi(b.y) : unpack_f16_hi(b.y);
+        const StatePiece piece = where(i);
+        const bool exists = piece.valid > 0;
+        const int offset = exists ? piece.offset : 0;
+        const uint32_t at = to + (uint32_t)(512 * i + 16 * lane_id());
+        if (state.dtype == GT_F32)
+            cp_async<16>(at, state.fp32() + offset, exists ? 16 : 0);
+        else
+            cp_async<8>(at, state.half() + offset, exists ? 8 : 0);
+    }
+}
+
+template <int PIECES>
+GT_DEV void read_step_state(float* x, uint32_t from, gt_dtype dtype) {
+    GT_UNROLL
+    for (int i = 0; i < PIECES; i++) {
+        const uint32_t at = from + (uint32_t)(512 * i + 16 * lane_id());
+        if (dtype == GT_F32) {
+            const float4 v = lds<float4>(at);
+            x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
+        } else {
+            unpack_four(x + 4 * i, lds<uint2>(at), dtype);
+        }
     }
 }
 

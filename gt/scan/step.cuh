@@ -61,6 +61,7 @@ struct StepParams {
 template <int LANES_, int VECS_, bool EXACT_, bool MIXED_>
 struct StepTraits {
     static constexpr int LANES = LANES_, VECS = VECS_, COLUMNS = 4 * VECS, CHANNELS = 16 / COLUMNS;
+    static constexpr int PIECES = CHANNELS * VECS; /* of four numbers, of a lane's state */
     static constexpr bool EXACT = EXACT_; /* activations are fp32 */
     static constexpr bool MIXED = MIXED_;
     static constexpr int GROUPS = 32 / LANES, TILE = GROUPS * CHANNELS;
@@ -180,12 +181,32 @@ GT_DEV void clear_channel(const StepParams& p, TokenCursor<T> y_at, int t, bool 
         if (writes) y_at.store(0, 0.0f);
 }
 
-/* All tokens of the warp's channels of one batch element. */
+/* The state of the warp's channels of a batch element, and its pieces of four numbers. */
+template <class C>
+GT_DEV StepState state_of(const StepParams& p, const StepPlace<C>& s, const StepElement& element) {
+    return {p.state, C::MIXED ? p.state_dtype : GT_F32, (element.row * p.D + s.channel) * p.N};
+}
+
+template <class C>
+GT_DEV StatePiece piece_of(const StepPlace<C>& s, int i, int N) {
+    const int channel = i / C::VECS, v = i % C::VECS;
+    return {s.number(channel) * N + s.column(v), s.valid(N, channel, v),
+            s.number(channel) * (int)gt_row_groups(N) + s.column(v) / 4};
+}
+
+/* Starts to copy the state of a batch element to shared memory: one group of copies, empty if there is none. */
+template <class C>
+GT_DEV void fetch_state(const StepParams& p, const StepPlace<C>& s, const StepElement& element, uint32_t to) {
+    if (!element.is_skipped(p.elements))
+        fetch_step_state<C::PIECES>(to, state_of(p, s, element), [&](int i) { return piece_of(s, i, p.N); });
+    cp_async_commit();
+}
+
+/* All tokens of the warp's channels of one batch element.  at: its state in shared memory (VECTORS). */
 template <class T, class C>
-GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const float (&A)[C::CHANNELS][C::COLUMNS],
-                          uint32_t bias_bits, uint32_t skip_bits) {
+GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const StepElement& element, uint32_t at,
+                          const float (&A)[C::CHANNELS][C::COLUMNS], uint32_t bias_bits, uint32_t skip_bits) {
     constexpr bool VECTORS = !std::is_same<T, AnyType>::value;
-    const StepElement element(p.elements, s.b);
     const bool writes = s.lane % C::SAME == 0 && s.own < s.channels; /* y, which SAME lanes have */
     StepInputs<T, C> inputs(p, s);
     TokenCursor<T> y_at(p.y, p.dtype, offset_of(p.y_stride, s.b, 0, s.channel + s.own));
@@ -194,14 +215,14 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
         return;
     }
     const gt_dtype parameter_dtype = C::MIXED ? p.parameter_dtype : GT_F32;
-    const StepState state = {p.state, C::MIXED ? p.state_dtype : GT_F32, (element.row * p.D + s.channel) * p.N};
+    const StepState state = state_of(p, s, element);
     float h[C::CHANNELS][C::COLUMNS];
-    const auto piece = [&](int i, int N) {
-        const int channel = i / C::VECS, v = i % C::VECS;
-        return StatePiece{s.number(channel) * N + s.column(v), s.valid(N, channel, v),
-                          s.number(channel) * (int)gt_row_groups(N) + s.column(v) / 4};
-    };
-    load_step_state<VECTORS, C::CHANNELS * C::VECS>(h[0], state, [&](int i) { return piece(i, p.N); });
+    if constexpr (VECTORS) {
+        cp_async_wait<1>(); /* the last group is the next batch element's */
+        read_step_state<C::PIECES>(h[0], at, state.dtype);
+    } else {
+        load_step_state<false, C::PIECES>(h[0], state, [&](int i) { return piece_of(s, i, p.N); });
+    }
     const float bias = value_of_bits(bias_bits, parameter_dtype), skip = value_of_bits(skip_bits, parameter_dtype);
     GT_NO_UNROLL
     for (int t = 0; t < element.tokens; t++) {
@@ -236,8 +257,8 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
         y_at.move(p.y_stride.t);
         if (t + 1 != element.commit) continue;
         const int N = made_here(p.N); /* so that addresses are not kept from the loads above */
-        store_step_state<VECTORS, C::CHANNELS * C::VECS>(
-            state, h[0], [&](int i) { return piece(i, N); }, p.rounding, s.b, s.channel * gt_row_groups(N));
+        store_step_state<VECTORS, C::PIECES>(
+            state, h[0], [&](int i) { return piece_of(s, i, N); }, p.rounding, s.b, s.channel * gt_row_groups(N));
     }
     clear_channel(p, y_at, element.tokens, writes);
 }
@@ -278,7 +299,27 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
     const gt_dtype parameter_dtype = MIXED ? p.parameter_dtype : GT_F32;
     const uint32_t bias = p.dt_bias && exists ? load_bits(p.dt_bias, parameter_dtype, d) : 0;
     const uint32_t skip = p.Dskip && exists ? load_bits(p.Dskip, parameter_dtype, d) : 0;
-    for (s.b = strand; s.b < p.B; s.b += p.strands) step_channels<T>(p, s, A, bias, skip);
+    if constexpr (std::is_same<T, AnyType>::value) {
+        for (s.b = strand; s.b < p.B; s.b += p.strands)
+            step_channels<T>(p, s, StepElement(p.elements, s.b), 0, A, bias, skip);
+    } else {
+        uint32_t at = smem_base() + (uint32_t)warp_id() * 2 * AHEAD_BYTES<C::PIECES>, other = at + AHEAD_BYTES<C::PIECES>;
+        StepElement element(p.elements, strand);
+        fetch_state(p, s, element, at);
+        for (s.b = strand; s.b < p.B; s.b += p.strands) {
+            StepElement next = element;
+            if (s.b + p.strands < p.B) {
+                next = StepElement(p.elements, s.b + p.strands);
+                fetch_state(p, s, next, other);
+            } else {
+                cp_async_commit(); /* an empty group: step_channels counts groups */
+            }
+            step_channels<T>(p, s, element, at, A, bias, skip);
+            element = next;
+            const uint32_t done = at;
+            at = other, other = done;
+        }
+    }
 }
 
 /* ---- launch ---------------------------------------------------------------------------------------------------- */
@@ -293,9 +334,12 @@ static inline bool has_step_vectors(const gt_selective_scan_args& a) {
 
 template <class T, int LANES, int VECS, bool EXACT, bool MIXED>
 static inline gt_status launch_step_of(const gt_selective_scan_args& a, gt_stream stream) {
-    constexpr int BLOCK = STEP_WARPS * StepTraits<LANES, VECS, EXACT, MIXED>::TILE;
+    using C = StepTraits<LANES, VECS, EXACT, MIXED>;
+    constexpr int BLOCK = STEP_WARPS * C::TILE;
     const int64_t parts = (a.D / a.G + BLOCK - 1) / BLOCK, blocks = a.G * parts;
-    const int64_t each = a.B >= 32 ? 2 : 1; /* batch elements of a warp: A is loaded once for them */
+    /* Batch elements of a warp, in turn: it loads A once for them, and the next one's state while it works on one. */
+    static const int64_t GT_EACH = getenv("GT_EACH") ? atoi(getenv("GT_EACH")) : 2;
+    const int64_t each = a.B >= 32 ? GT_EACH : 1;
     StepParams p = {};
     p.B = a.B, p.D = a.D, p.G = a.G;
     p.N = (int)a.N;
@@ -312,7 +356,7 @@ static inline gt_status launch_step_of(const gt_selective_scan_args& a, gt_strea
     p.strands = a.T > 0 ? strands((a.B + each - 1) / each, blocks, INT32_MAX) : 0;
     p.by_strand = divide_by((int)blocks), p.by_group = divide_by((int)parts);
     return run("selective_scan step_kernel", step_kernel<T, LANES, VECS, EXACT, MIXED>, p.strands * blocks,
-               32 * STEP_WARPS, 0, stream, p);
+               32 * STEP_WARPS, std::is_same<T, AnyType>::value ? 0 : STEP_WARPS * 2 * AHEAD_BYTES<C::PIECES>, stream, p);
 }
 
 /* The kernel that handles N. */

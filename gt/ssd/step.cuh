@@ -13,7 +13,8 @@
  *         128      16      2   4, 8    8, 16
  *         256      32      2   4, 8    4, 8
  *
- * Calls of more than 4 tokens take the larger ROWS: a warp then reads B and C of a token half as often for a row.
+ * Calls of more than 4 tokens take the larger ROWS: a warp then reads B and C of a token half as often for a row.  So do
+ * calls with states of 16 bits.
  *
  * SUMS OVER n.  A lane adds its columns in order, then a tree adds lanes: first lanes LANES / 2 apart, in the end
  * neighbours.  A stage exchanges half of the remaining rows, so 8 rows take 4 + 2 + 1 + 1 shuffles of 16 lanes.  In the
@@ -431,8 +432,9 @@ static inline StepParams step_params_of(const gt_ssd_args& a, const StepGrid& gr
     return p;
 }
 
-/* Calls launch(StepTraits) with the traits for N.  From 5 tokens on a lane has twice the rows if every multiprocessor
- * still gets 8 warps. */
+/* Calls launch(StepTraits) with the traits for N.  A lane has twice the rows if there are 5 tokens or more, or if the
+ * state has 16 bits: then its loads in flight have as many bytes as those of fp32.  Every multiprocessor must still get
+ * 8 warps. */
 template <class T, class Launch>
 static inline gt_status with_step_size(const gt_ssd_args& a, const Device& device, const Launch& launch) {
     if constexpr (BUILT_N32) {
@@ -443,7 +445,8 @@ static inline gt_status with_step_size(const gt_ssd_args& a, const Device& devic
         if (a.N <= 64) return launch(StepTraits<16, 1, 8>());
     if constexpr (!std::is_same<T, AnyType>::value) {
         const double warps = (double)a.B * (double)a.H * (double)a.P / (a.N <= 128 ? 16 : 8);
-        if (a.T > 4 && warps >= 8.0 * device.multiprocessors)
+        const bool is_wide = a.T > 4 || dtype_or_fp32(a.state_dtype) != GT_F32;
+        if (is_wide && warps >= 8.0 * device.multiprocessors)
             return a.N <= 128 ? launch(StepTraits<16, 2, 8>()) : launch(StepTraits<32, 2, 8>());
     }
     return a.N <= 128 ? launch(StepTraits<16, 2, 4>()) : launch(StepTraits<32, 2, 4>());

@@ -51,13 +51,15 @@ def serve(rank, folder, connection):
 
 
 class Processes:
-    """They share one import of PyTorch: a server has done it, and forks before it has threads."""
+    """A server imports PyTorch once and forks before it has threads.  All processes compute on the CPU: they see no GPU,
+    because a process that forks must not have started CUDA."""
 
     def __init__(self):
         context = torch.multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["test_distributed", "torch.distributed.fsdp"])
         self.folder, self.all, self.ends = tempfile.TemporaryDirectory(), [], []
-        with unittest.mock.patch.dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(sys.path)):
+        with unittest.mock.patch.dict(os.environ, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
+                                      PYTHONPATH=os.pathsep.join(sys.path)):
             for rank in range(RANKS):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=serve, args=(rank, self.folder.name, theirs), daemon=True)

@@ -486,7 +486,7 @@ class Engine:
             kinds = kinds.replace("x", "-").replace("p", "-")
         if call == "step":  # parameters of one dtype that the kernels have stay as they are
             dtypes = {tensor.dtype for kind, tensor in zip(kinds, tensors) if kind == "P" and tensor is not None}
-            if len(dtypes) == 1 and dtypes <= DTYPES.keys():
+            if len(dtypes) == 1 and all(dtype in DTYPES for dtype in dtypes):
                 kinds = kinds.replace("P", "-")
         result = []
         for kind, name, tensor in zip(kinds, names, tensors):
