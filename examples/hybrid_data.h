@@ -1,14 +1,12 @@
 /* The text of hybrid_train: loading, vocabulary, documents, and the batches cut from it.
  *
  * A text consists of bytes or of numbers.  In a text of bytes the vocabulary is the set of bytes that occur, and a
- * token
- * is the index of its byte.  In a text of numbers the file holds the tokens themselves.
+ * token is the index of its byte.  In a text of numbers the file holds the tokens themselves.
  *
  * By default the first nine tenths of the text are for training, and the last tenth is held out.  With tracks (pieces
- * of
- * equal length) the end of each track is held out.  Or the held-out text comes from other files.
+ * of equal length) the end of each track is held out.  Or the held-out text comes from other files.
  *
- * A window predicts `length` consecutive tokens.  Its inputs are the same tokens one place earlier.  */
+ * A window predicts `length` consecutive tokens.  Its inputs are the same tokens one place earlier. */
 #ifndef HYBRID_DATA_H
 #define HYBRID_DATA_H
 
@@ -65,7 +63,7 @@ static inline int32_t hy_token(const hy_text *text, int64_t i) {
 
 /* Reads the files of `paths`, in order, as one text.  If `other` is given, exactly its files are held out, and
  * `paths` may be empty.  The end of a file ends a document.  After a failure, here and below, hy_last_error() has the
- * reason. / */
+ * reason. */
 gt_status hy_text_load(hy_text *text, const hy_paths *paths, const hy_paths *other, const hy_source *source);
 /* Reads a text from memory.  */
 gt_status hy_text_read(hy_text *text, const void *bytes, int64_t size, const hy_source *source);
@@ -124,8 +122,7 @@ void hy_batch_random(hy_batch *batch, const hy_text *text, uint64_t *random);
 
 /* The training part is cut into one equal track per row; if the text has as many tracks of its own, these are used.
  * Each row reads its track in order, again and again.  A window ends early at the end of a document or of its track,
- * and
- * the next window starts from zero states.  So no state passes from one document to another.  */
+ * and the next window starts from zero states.  So no state passes from one document to another. */
 typedef struct hy_tracks {
     int64_t rows;
     int64_t *first;    /* [rows] first token predicted by each track ... */

@@ -40,7 +40,7 @@ typedef struct hy_pace {
 
 /* Draws a token from softmax(logits / temperature), restricted to the top_k likeliest tokens, and of these to the
  * fewest that together have probability top_p.  Of equal tokens the first counts as likelier.  Returns -1 if memory is
- * short. / */
+ * short. */
 int32_t hy_draw(const double *logits, int vocab, double temperature, int64_t top_k, double top_p, uint64_t *random);
 
 /* Draws as many samples as the model decodes at once.  Prints the prompt and its continuation.  A single sample is

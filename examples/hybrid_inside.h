@@ -179,7 +179,7 @@ static inline int recomputes(const hy_model *m) { return m->config.recompute && 
 static inline int is_single(const hy_model *m) { return !has_rwkv(m) || !has_mamba(m); }
 
 /* Training runs both recurrences of a layer as one call.  Without a backward pass two calls take less time and memory.
- * / */
+ * */
 static inline int has_wkv_ssm(const hy_model *m) {
     return !is_single(m) && !is_mamba1(m) && m->config.fuse == HY_WKV_SSM && !m->config.inference;
 }

@@ -22,8 +22,7 @@ static struct timespec interrupted_at;    /* time of the first signal */
 /* The first signal asks the run to end.  A signal after PATIENCE seconds ends the program at once: the handler restores
  * the default action and raises the signal again, which takes effect when the handler returns.  Signals before that are
  * ignored, since one request often comes as several signals: timeout signals its child and then the process group, and
- * a
- * closing terminal hangs up twice. */
+ * a closing terminal hangs up twice. */
 static void on_interrupt(int number) {
     int error = errno;
     struct timespec t;
@@ -483,8 +482,7 @@ static void warn_of_heat(trainer *t) {
 /* Checks and reports a step: gates, held-out loss, log, progress line, sample.
  *
  * If the log is a regular file, its last row is written before the model file, without the held-out loss.  So a run
- * that
- * is killed during the final evaluation loses no row, and --resume completes the row. */
+ * that is killed during the final evaluation loses no row, and --resume completes the row. */
 static gt_status report_step(trainer *t, const hy_result *result, double lr, int last) {
     const hy_options *o = &t->options;
     const int is_early = last && t->log.file && t->log.is_regular;

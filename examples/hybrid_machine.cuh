@@ -2,9 +2,8 @@
  * operators use.  One of them works element by element, the other sums rows.
  *
  * Blocks have 8 warps.  If rows are independent, a warp takes one row.  For a sum over rows, a warp takes 128 columns
- * of
- * some rows, a block adds up its warps in order, and reduce_rows adds up the blocks.  So the order of every sum depends
- * only on the sizes.  Kernels read four elements at a time if rows and addresses are aligned for it. */
+ * of some rows, a block adds up its warps in order, and reduce_rows adds up the blocks.  So the order of every sum
+ * depends only on the sizes.  Kernels read four elements at a time if rows and addresses are aligned for it. */
 #ifndef HYBRID_MACHINE_CUH
 #define HYBRID_MACHINE_CUH
 

@@ -9,8 +9,7 @@
  *
  * Method: x = n ln2 + f.  Adding 1.5 * 2^23 to x / ln2 rounds to the integer n and leaves n in the low bits.  ln2 is
  * split into two parts, so that the first part times n is exact.  2^n is multiplied in two steps, because at both ends
- * of
- * the range 2^n is not a normal number. */
+ * of the range 2^n is not a normal number. */
 static inline float hy_exp(float x) {
     union {
         float f;

@@ -11,8 +11,7 @@
  * NCCL is not used yet; it would fit behind hy_ranks_sum.  The model calls hy_ranks_sum once a step, between backward
  * and the optimiser, with an array of the backend.  A form for GPUs would load NCCL by dlopen, and send the identifier
  * of its communicator by hy_ranks_share.  In the captured step it would sum each bucket of gradients as soon as
- * backward
- * has finished the bucket.  Ranks would exchange statuses before they launch the step.  */
+ * backward has finished the bucket.  Ranks would exchange statuses before they launch the step. */
 #ifndef HYBRID_RANKS_H
 #define HYBRID_RANKS_H
 

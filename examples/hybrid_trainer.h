@@ -108,7 +108,7 @@ gt_status hy_run_training(trainer *t);
 gt_status hy_complete_log(trainer *t);
 
 /* The first signal that asked the run to end; 0: none.  With ranks: the first that any rank had at the latest exchange.
- * / */
+ * */
 int hy_interrupted(const trainer *t);
 
 /* Restores the run of the model file.  */
