@@ -123,7 +123,7 @@ static gt_status probe_layer(const hy_model *m, int l, double *x, hy_probe *prob
     return GT_OK;
 }
 
-/* |x| / sqrt(n) of a part of a parameter.  The parameter has rows of `row` elements; x consists of the columns first ...
+/* |x| / sqrt(n) of a part of a parameter.  The parameter has rows of `row` elements; x is the columns first to
  * first + C - 1 of all rows. */
 static gt_status param_size(hy_model *m, int param, int64_t first, int64_t row, double *x, double n, double *size) {
     double sum = 0;

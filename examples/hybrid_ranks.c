@@ -74,14 +74,8 @@ static int launched(void) {
 
 /* ---- messages of the exchange ------------------------------------------------------------------- */
 
-enum {
-    MEET,
-    SUM,
-    ADD,
-    SHARE,
-    GATHER,
-    CLOSE
-}; /* the call that a rank is in; ranks in different calls would wait forever */
+/* The call that a rank is in.  Ranks in different calls would wait forever. */
+enum { MEET, SUM, ADD, SHARE, GATHER, CLOSE };
 
 /* A message.  Every rank sends one to rank 0, and gets the verdict of rank 0 back. */
 typedef struct message {

@@ -191,8 +191,7 @@ int main(int argc, char **argv) {
     }
     hy_screen_open(&t.screen, stdout);
     if (t.ranks.size > 1)
-        t.screen.is_terminal = t.screen.is_live = t.screen.has_colour =
-            0; /* the terminal is mpirun's, not the user's */
+        t.screen.is_terminal = t.screen.is_live = t.screen.has_colour = 0; /* mpirun's terminal, not the user's */
     gt_status error = hy_set_up(&t, argv[0]);
     if (error != GT_OK)
         status = fail(&t, error < GT_ERROR_UNSUPPORTED ? EXIT_BAD_OPTION : EXIT_FAILURE);
