@@ -613,7 +613,6 @@ gt_status hy_set_up(trainer *t, const char *program) {
     hy_alive("the model is there, the log comes next");
     if (t->ranks.rank) return GT_OK; /* only rank 0 writes a log */
     const hy_log_point end = {t->steps, t->tokens, t->last_loss};
-    if (*o->resume && t->steps >= o->steps)
-        return hy_log_reopen(&t->log, o->csv, &end); /* neither begins nor cuts a log */
+    if (*o->resume && t->steps >= o->steps) return hy_log_reopen(&t->log, o->csv, &end); /* keeps the old log whole */
     return hy_log_open(&t->log, o->csv, *o->resume ? &end : NULL, o->watch);
 }
