@@ -122,8 +122,7 @@ class Hybrid(nn.Module):
 
 def load(ops, path):
     """Reads a model file of hybrid_train, model HY in any size.  Returns the model, the bytes of its vocabulary, and
-    its
-    options."""
+    its options."""
     from safetensors import safe_open
     with safe_open(path, "pt") as file:
         about = file.metadata()

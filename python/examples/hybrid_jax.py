@@ -103,8 +103,7 @@ def loss(model, tokens):
 
 def load(path):
     """Reads a model file of hybrid_train, model HY in any size.  Returns the model, the bytes of its vocabulary, and
-    its
-    options."""
+    its options."""
     from safetensors import safe_open
     with safe_open(path, "np") as file:
         about = file.metadata()

@@ -1,6 +1,5 @@
 """The functions that hybrid.py uses from gt_kernels.torch, in plain PyTorch operations.  They are slow; tests compare
-the
-operators with them."""
+the operators with them."""
 
 import torch
 import torch.nn.functional as F

@@ -1,12 +1,9 @@
 """overhead.py [cuda|cpu]: measures the overhead of each operator in host microseconds.
 
 It times a forward call under no_grad and with autograd, beyond the time of the C call, and a backward call.  Tensors
-are
-tiny and launches are asynchronous, so it measures the time of the host thread.  It times each C call through ctypes,
-with
-the struct already made.  The C call for autograd saves arrays for backward, the one for no_grad does not.  Each number
-is
-the minimum of many."""
+are tiny and launches are asynchronous, so it measures the time of the host thread.  It times each C call through
+ctypes, with the struct already made.  The C call for autograd saves arrays for backward, the one for no_grad does not.
+Each number is the minimum of many."""
 
 import ctypes
 import sys

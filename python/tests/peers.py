@@ -2,13 +2,10 @@
 gt_kernels.compat.
 
 FOLDER holds copies of the repositories causal-conv1d, mamba and flash-linear-attention.  The script runs their tests
-with
-the functions under test replaced by those of gt_kernels.compat.  The references of the tests stay: PyTorch operations,
-and
-for RWKV-6 the package's other function, in Triton.  --every N runs one test in N, always the same ones.  --part I/N
-runs
-every N-th of these, starting with number I (from 0), so that N processes can share the work.  A refusal counts as a
-failure.  Prints the share of each suite that passes, and the reasons of failures.
+with the functions under test replaced by those of gt_kernels.compat.  The references of the tests stay: PyTorch
+operations, and for RWKV-6 the package's other function, in Triton.  --every N runs one test in N, always the same ones.
+--part I/N runs every N-th of these, starting with number I (from 0), so that N processes can share the work.  A refusal
+counts as a failure.  Prints the share of each suite that passes, and the reasons of failures.
 """
 
 import argparse

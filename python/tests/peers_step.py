@@ -1,12 +1,9 @@
 """peers_step.py FOLDER: compares the training step of python/examples/hybrid.py with the same model on public packages.
 
 FOLDER is the folder of peers.py.  The other model uses chunk_rwkv6 of flash-linear-attention and
-mamba_chunk_scan_combined
-of mamba_ssm, both in Triton.  Its convolution is causal_conv1d if that is installed, else PyTorch's.  Its norms are
-PyTorch
-operations, which torch.compile fuses.  Both models have the same weights.  The script compares their losses and
-gradients
-before it times anything, and prints every line as soon as it is known.
+mamba_chunk_scan_combined of mamba_ssm, both in Triton.  Its convolution is causal_conv1d if that is installed, else
+PyTorch's.  Its norms are PyTorch operations, which torch.compile fuses.  Both models have the same weights.  The script
+compares their losses and gradients before it times anything, and prints every line as soon as it is known.
 """
 
 import functools

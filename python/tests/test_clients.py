@@ -1,6 +1,5 @@
 """Tests of the functions and modules that clients of mamba_ssm, causal-conv1d and flash-linear-attention import:
-numbers
-against float64 formulas, and modules under these packages' names."""
+numbers against float64 formulas, and modules under these packages' names."""
 
 import ast
 import inspect
@@ -297,8 +296,7 @@ class Install(unittest.TestCase):
 
     def test_fla(self):
         """The registry of fla chooses the backend, whether fla is imported before or after install().  A module that
-        has
-        already imported a function gets the new one, too."""
+        has already imported a function gets the new one, too."""
         own = "".join(f"def {name}(r, k, v, w, u): return 'own'\n" for name in ("chunk_rwkv6", "fused_recurrent_rwkv6"))
         files = {"fla/__init__.py": "", "fla/backends.py": FLA, "fla/ops/__init__.py": "", "fla/ops/rwkv6/__init__.py": own,
                  "fla/layer.py": "from fla.ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6 as other"}

@@ -400,8 +400,7 @@ class Compat(unittest.TestCase):
 
     def test_number_of_sequences(self):
         """y, states and gradients are the same whether the number of sequences is counted or an upper bound is given,
-        in
-        eager mode and compiled to one graph."""
+        in eager mode and compiled to one graph."""
         seq_idx = torch.tensor([[0] * 5 + [1] * 7, [4] * 3 + [-1] * 2 + [4] * 7])
         self.addCleanup(compat.most_sequences, None)
         graphs = []

@@ -1,6 +1,5 @@
 """Tests of gt_kernels.torch.distributed on processes with gloo, against the operators on the whole sequence.  Also
-tests
-data parallel training of python/examples/hybrid.py."""
+tests data parallel training of python/examples/hybrid.py."""
 
 import contextlib
 import multiprocessing.connection

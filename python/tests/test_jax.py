@@ -353,8 +353,7 @@ class Packed(Quiet):
 
     def test_pools(self):
         """A call with a pool gives the bits of a call without.  Other rows of the pool do not change, also if the
-        caller
-        keeps the old pool."""
+        caller keeps the old pool."""
         kinds = {"wkv6": "bool", "ssd": "int32", "conv1d": "bool", "conv_ssd": "int32"}
         for device, (op, kind) in itertools.product(DEVICES, kinds.items()):
             with self.subTest(op=op, device=device, kind=kind), jax.default_device(device):

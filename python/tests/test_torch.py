@@ -1,6 +1,5 @@
 """Tests of gt_kernels.torch: numbers and gradients against plain float64 loops, bits against the C API, and the
-features
-of PyTorch that transform or record operators.  They run on the CPU, and on a GPU if there is one."""
+features of PyTorch that transform or record operators.  They run on the CPU, and on a GPU if there is one."""
 
 import contextlib
 import ctypes
@@ -92,8 +91,7 @@ def make(op, device="cpu", dtype=torch.float32, without=(), seed=1, shape=None, 
 
 def side_by_side(tensors, rank):
     """Joins the tensors of several branches, or several states, to one tensor.  The first `rank` indices stay; the
-    others
-    are flattened.  The product with 1 makes gradients packed."""
+    others are flattened.  The product with 1 makes gradients packed."""
     return tensors[0] if len(tensors) == 1 else torch.cat([(tensor * 1).flatten(rank) for tensor in tensors], rank)
 
 
@@ -491,8 +489,7 @@ def no_arrays(op):
 class Steps(unittest.TestCase):
     def test_dtypes_of_states_and_parameters(self):
         """A 16-bit state gives the float32 result after one rounding.  Parameters of 16 bits, or of several dtypes,
-        give
-        the same bits as float32 parameters."""
+        give the same bits as float32 parameters."""
         parameters = {"wkv6": ["u"], "conv1d": ["weight", "bias"], "ssd": ["Dskip", "dt_bias"],
                       "selective_scan": ["Dskip", "dt_bias"]}
         for device, op, dtype in itertools.product(DEVICES, parameters, (torch.bfloat16, torch.float16)):
@@ -589,8 +586,7 @@ class Steps(unittest.TestCase):
 
     def test_tokens_and_commit(self):
         """Each batch element has the same bits as steps on its own tokens alone, and its state those after the
-        committed
-        tokens."""
+        committed tokens."""
         T, cases = 6, ((6, 6), (6, 2), (3, 3), (4, 0), (0, 0), (7, 2), (-1, 0), (3, 4), (3, -1), (5, 5))
         for device in DEVICES:
             for op in STEPPED:
@@ -674,8 +670,7 @@ class Pools(unittest.TestCase):
 
     def make(self, op, device, rows=6, gap=False):
         """Returns (tensors of 19 tokens, pools by name).  gap: the rows of a pool have gaps between them, and in
-        conv1d's
-        pool the columns are the outermost index of a row."""
+        conv1d's pool the columns are the outermost index of a row."""
         tensors = {name: value.detach() for name, value in make(op, device, B=1, rows=4).items()}
         pools = {}
         for name in INPUTS[op].split():
@@ -958,8 +953,7 @@ class Kinds(unittest.TestCase):
 
     def test_fuzz(self):
         """Makes calls with random kinds of random tensors.  Each must give right numbers or an error.  .ci/long makes
-        more
-        calls, under AddressSanitizer."""
+        more calls, under AddressSanitizer."""
         warnings.simplefilter("ignore")
         self.addCleanup(warnings.resetwarnings)
         random = torch.Generator().manual_seed(int(os.environ.get("GT_TEST_SEED", 0)))

@@ -172,8 +172,7 @@ class Updates(unittest.TestCase):
 
     def test_an_element_that_differs(self):
         """The update must not take a full tensor for an expanded one, even if nearly all its numbers are equal: an
-        element
-        that differs changes the result."""
+        element that differs changes the result."""
         for name, at in (("A", (1, 2, 3)), ("dt", (1, 2, 3)), ("dt_bias", (1, 2))):
             values = heads()
             values[name] = values[name].clone()

@@ -36,8 +36,7 @@ def relative(found, right):
 
 def pool_of(shape, layout, dtype=torch.float32, device="cpu"):
     """A pool of random rows.  layout: None is packed; "apart" has gaps, as in pages with several states; "transposed"
-    is
-    vLLM's layout of convolution states."""
+    is vLLM's layout of convolution states."""
     if layout == "apart":
         return torch.randn(ROWS, 3, *shape).to(device, dtype)[:, 1]
     if layout == "transposed":
@@ -238,8 +237,7 @@ class Convolution(Case):
 
 def update_arguments(tokens, device="cpu", dtype=torch.float32, form="heads", parameters=torch.float32, without=()):
     """x, dt, A, B, C, D, dt_bias, z of selective_state_update.  form: "heads" as in Mamba-2, with expanded tensors;
-    "full",
-    like heads, but without expanded tensors; "channels" as in Mamba-1."""
+    "full", like heads, but without expanded tensors; "channels" as in Mamba-1."""
     shape = (H, P) if form != "channels" else (D,)
 
     def tensor(*size, dtype=dtype):
