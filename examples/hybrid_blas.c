@@ -3,9 +3,9 @@
  * OpenMP distributes the blocks of c over threads, and OpenBLAS computes each block with one thread.  Block sizes do
  * not depend on the number of threads, so results do not either.
  *
- * Rows of c must not depend on the number of windows, because a rank with some of the windows must compute the same
- * bits as one process with all.  OpenBLAS changes its order of addition with the size of a block and with the place in
- * the block.  So blocks never cross the border of a window. */
+ * Rows of c must not depend on the number of windows: a rank with some windows must compute the same bits as one
+ * process with all windows.  OpenBLAS changes its order of addition with the size of a block and with the place in the
+ * block.  So blocks never cross the border of a window. */
 #include "hybrid_cpu.h"
 #include <cblas.h>
 #include <limits.h>

@@ -12,7 +12,7 @@
 
 #include "hybrid_files.h"
 
-/* What the files hold.  Some fields are for texts of bytes only, some for texts of numbers only.  */
+/* What the files hold.  Some fields are for texts of bytes only, some for texts of numbers only. */
 typedef struct hy_source {
     const char *separator; /* bytes: the string that ends a document; "": two or more blank lines, or a form feed */
     int end_symbol;        /* bytes: 1: the separator becomes one token, the last of the vocabulary */
@@ -65,31 +65,31 @@ static inline int32_t hy_token(const hy_text *text, int64_t i) {
  * `paths` may be empty.  The end of a file ends a document.  After a failure, here and below, hy_last_error() has the
  * reason. */
 gt_status hy_text_load(hy_text *text, const hy_paths *paths, const hy_paths *other, const hy_source *source);
-/* Reads a text from memory.  */
+/* Reads a text from memory. */
 gt_status hy_text_read(hy_text *text, const void *bytes, int64_t size, const hy_source *source);
-/* Makes a text of bytes whose last tenth is held out.  */
+/* Makes a text of bytes whose last tenth is held out. */
 gt_status hy_text_from_bytes(hy_text *text, const void *bytes, int64_t size, const char *separator);
 void hy_text_free(hy_text *text);
 
-/* Loads the table of a text of numbers from a file.  Fails if the table has fewer tokens than the vocabulary.  */
+/* Loads the table of a text of numbers from a file.  Fails if the table has fewer tokens than the vocabulary. */
 gt_status hy_text_table(hy_text *text, const char *path);
-/* Number of bytes that a token stands for; 0: not known.  */
+/* Number of bytes that a token stands for; 0: not known. */
 int64_t hy_token_bytes(const hy_text *text, int32_t token);
 
-/* Changes the vocabulary size of a text of numbers.  Fails if the text has a larger number.  */
+/* Changes the vocabulary size of a text of numbers.  Fails if the text has a larger number. */
 gt_status hy_text_resize(hy_text *text, int vocab);
 /* Changes the vocabulary of a text of bytes to `count` bytes in rising order.  Fails if the text has a byte that is not
- * among them; the error names the byte.  */
+ * among them; the error names the byte. */
 gt_status hy_text_recode(hy_text *text, const uint8_t *bytes, int count);
-/* Makes a text with a vocabulary and no tokens, for hy_text_encode.  */
+/* Makes a text with a vocabulary and no tokens, for hy_text_encode. */
 void hy_text_vocabulary(hy_text *text, const uint8_t *bytes, int count, int has_end);
 
-/* Fails if the text is too short for one window of training.  */
+/* Fails if the text is too short for one window of training. */
 gt_status hy_text_fits(const hy_text *text, int64_t length);
 
 /* Encodes a string as *count tokens; `token` has room for strlen(string).  Fails if a byte of the string is not in the
  * vocabulary.  For a text of numbers the string is a list of numbers with spaces or commas between.  of_model = 1: the
- * error message says that the vocabulary is a model's.  */
+ * error message says that the vocabulary is a model's. */
 gt_status hy_text_encode(const hy_text *text, const char *string, int32_t *token, int *count, int of_model);
 
 typedef struct hy_batch {
@@ -104,7 +104,7 @@ typedef struct hy_batch {
 
 gt_status hy_batch_create(hy_batch *batch, int64_t rows, int64_t length);
 void hy_batch_free(hy_batch *batch);
-/* Makes the batch this rank's share of a whole batch with ranks * rows rows.  */
+/* Makes the batch this rank's share of a whole batch with ranks * rows rows. */
 void hy_batch_share(hy_batch *batch, int rank, int ranks);
 
 /* splitmix64 */
@@ -114,10 +114,10 @@ static inline uint64_t hy_random(uint64_t *state) {
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
 }
-/* Uniform in [0, 1).  */
+/* Uniform in [0, 1). */
 static inline double hy_uniform(uint64_t *state) { return (double)(hy_random(state) >> 11) / 9007199254740992.0; }
 
-/* Fills the batch with independent windows at random places of the training part.  */
+/* Fills the batch with independent windows at random places of the training part. */
 void hy_batch_random(hy_batch *batch, const hy_text *text, uint64_t *random);
 
 /* The training part is cut into one equal track per row; if the text has as many tracks of its own, these are used.
@@ -133,15 +133,15 @@ typedef struct hy_tracks {
 
 gt_status hy_tracks_create(hy_tracks *tracks, const hy_text *text, int64_t rows);
 void hy_tracks_free(hy_tracks *tracks);
-/* Call it after setting `next`: updates the documents.  Returns 0 if an entry of `next` lies outside its track.  */
+/* Call it after setting `next`: updates the documents.  Returns 0 if an entry of `next` lies outside its track. */
 int hy_tracks_moved(hy_tracks *tracks, const hy_text *text);
 void hy_batch_tracks(hy_batch *batch, const hy_text *text, hy_tracks *tracks);
 
-/* Total number of tokens that hy_batch_held_out predicts.  */
+/* Total number of tokens that hy_batch_held_out predicts. */
 int64_t hy_held_out_tokens(const hy_text *text);
 
 /* Fills the batch with the next held-out windows, in order.  *next is the position, 0 at first.  The windows predict
- * each held-out token exactly once; the last window may be shorter.  Returns 0 when no window is left.  */
+ * each held-out token exactly once; the last window may be shorter.  Returns 0 when no window is left. */
 int hy_batch_held_out(hy_batch *batch, const hy_text *text, int64_t *next);
 
 #endif

@@ -61,9 +61,9 @@ const hy_file_tensor *hy_file_tensor_of(const hy_file *file, const char *name);
 gt_status hy_file_read(hy_file *file, const hy_file_tensor *tensor, void *numbers);
 
 /* ---- writing -----------------------------------------------------------------------------------
- * Calls in order: name all texts and tensors; begin; write the tensors' data in the same order; end. The writer writes
- * PATH.tmp.  hy_writer_end renames it to PATH once its bytes are on the disk, so an older file at PATH stays until the
- * new file is complete. */
+ * Calls in order: name all texts and tensors; begin; write the tensors' data in the same order; end.
+ * The writer writes PATH.tmp.  hy_writer_end renames PATH.tmp to PATH once its bytes are on the disk.  So an older file
+ * at PATH stays until the new file is complete. */
 typedef struct hy_file_writer hy_file_writer;
 
 /* Fails if PATH cannot be written: its folder is missing or read-only, PATH is read-only or not a regular file, or

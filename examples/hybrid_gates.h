@@ -35,7 +35,7 @@ hy_gate hy_gate_training(int64_t steps, double first_loss, double loss, double n
  * batch before and after the steps.  The gradient norm is still falling, so only its upper bound applies. */
 hy_gate hy_gate_short_training(int64_t steps, double before, double after, double norm);
 
-/* G3.5: the states are not zero, their direction still changes in the second half of a window, and the numbers of each
+/* G3.5: the states are not zero, and their direction still changes in the second half of a window.  The numbers of each
  * layer's output are not all equal.  A window of one token is not judged. */
 hy_gate hy_gate_states(const hy_probe *probe);
 

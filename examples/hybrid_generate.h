@@ -1,4 +1,4 @@
-/* Generates text: draws tokens from a model and prints them.  */
+/* Generates text: draws tokens from a model and prints them. */
 #ifndef HYBRID_GENERATE_H
 #define HYBRID_GENERATE_H
 
@@ -6,7 +6,7 @@
 #include "hybrid_model.h"
 #include <stdio.h>
 
-/* Prints a text byte by byte while it is generated.  Tokens without bytes are printed as numbers.  */
+/* Prints a text byte by byte while it is generated.  Tokens without bytes are printed as numbers. */
 typedef struct hy_printer {
     FILE *out;
     int raw;            /* 1: prints bytes as they are; 0: prints \xNN for bytes that a terminal should not get */
@@ -15,9 +15,9 @@ typedef struct hy_printer {
     int count;
 } hy_printer;
 
-/* Fails if the stream fails.  After a failure, here and below, hy_last_error() has the reason.  */
+/* Fails if the stream fails.  After a failure, here and below, hy_last_error() has the reason. */
 gt_status hy_print_byte(hy_printer *printer, uint8_t byte);
-/* Prints the pending bytes.  */
+/* Prints the pending bytes. */
 void hy_print_rest(hy_printer *printer);
 
 typedef struct hy_sampling {
@@ -32,7 +32,7 @@ typedef struct hy_sampling {
     uint64_t seed;      /* seed of the first sample; the next samples have seed + 1, seed + 2, ... */
 } hy_sampling;
 
-/* The speed of decoding.  It leaves out the first two steps, since a device records the second one.  */
+/* The speed of decoding.  It leaves out the first two steps, since a device records the second one. */
 typedef struct hy_pace {
     int64_t steps; /* timed steps, each of one token per sample; 0: too few steps */
     double seconds;
@@ -45,7 +45,7 @@ int32_t hy_draw(const double *logits, int vocab, double temperature, int64_t top
 
 /* Draws as many samples as the model decodes at once.  Prints the prompt and its continuation.  A single sample is
  * printed while it is drawn; several samples are printed at the end, each below a line with its number.  printer NULL:
- * prints nothing.  pace may be NULL.  Overwrites the model's decoding states.  */
+ * prints nothing.  pace may be NULL.  Overwrites the model's decoding states. */
 gt_status hy_generate(hy_model *model, const hy_text *vocabulary, const hy_sampling *sampling, hy_printer *printer,
                       hy_pace *pace);
 

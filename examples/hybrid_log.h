@@ -1,4 +1,4 @@
-/* The output of hybrid_train: streams that report every failure, and the log, a CSV file with a row per step.  */
+/* The output of hybrid_train: streams that report every failure, and the log, a CSV file with a row per step. */
 #ifndef HYBRID_LOG_H
 #define HYBRID_LOG_H
 
@@ -8,42 +8,42 @@
 #include <stdio.h>
 
 /* Status of a file or stream that could not be written.  It is not among the gt_status codes, since no operator writes
- * files.  */
+ * files. */
 #define HY_ERROR_WRITE ((gt_status)500)
 
 /* Call this function first.  It gives every closed standard stream an unusable descriptor.  Otherwise the next opened
  * file could get the descriptor of standard output, and printed text would land in that file.  It also ignores the
- * signal of a file that reaches its size limit (ulimit -f), so that the write fails with an ordinary error.  */
+ * signal of a file that reaches its size limit (ulimit -f), so that the write fails with an ordinary error. */
 gt_status hy_streams_open(void);
 
-/* Flushes the stream.  Fails if the flush or an earlier write failed.  The error message contains `name`.  */
+/* Flushes the stream.  Fails if the flush or an earlier write failed.  The error message contains `name`. */
 gt_status hy_flush(FILE *file, const char *name);
-/* Flushes the stream as hy_flush does, and closes it even if that fails.  */
+/* Flushes the stream as hy_flush does, and closes it even if that fails. */
 gt_status hy_close(FILE *file, const char *name);
 
-/* Returns 1 if both paths name the same file, also through links, or would name the same file once created.  */
+/* Returns 1 if both paths name the same file, also through links, or would name the same file once created. */
 int hy_same_file(const char *a, const char *b);
 /* Fails if writing `path` would overwrite `other`.  An empty path means no file.  option and what are for the message:
- * the option that gave `path`, and a description of `other`.  */
+ * the option that gave `path`, and a description of `other`. */
 gt_status hy_keep_apart(const char *option, const char *path, const char *what, const char *other);
 
 /* Returns 1 if standard output or error goes to the regular file at `path`.  A log there and that stream would
- * overwrite each other.  */
+ * overwrite each other. */
 int hy_is_standard(const char *path);
 
-/* Room for a path without links.  */
+/* Room for a path without links. */
 #define HY_PATH_MAX 4096
 
 /* Call this function before replacing a file.  It gives a non-empty old file a second name: the first free one of
  * PATH.1, PATH.2, ...  It follows links.  On file systems without hard links it renames the file.  *kept: the new name,
- * or "" if there is no old file.  */
+ * or "" if there is no old file. */
 gt_status hy_keep_older(const char *option, const char *path, char *kept, size_t size);
 
 double hy_now(void); /* seconds of a clock that only goes forward */
 
 /* ---- the log -------------------------------------------------------------------------------- */
 
-/* Room for a row.  */
+/* Room for a row. */
 #define HY_ROW_MAX 1024
 
 typedef struct hy_log {
@@ -67,7 +67,7 @@ typedef struct hy_log_row {
     hy_gpu gpu;            /* with --watch: the latest reading */
 } hy_log_row;
 
-/* The last step of a run that is to be resumed.  */
+/* The last step of a run that is to be resumed. */
 typedef struct hy_log_point {
     int64_t step, tokens;
     double loss; /* NAN: not known */
@@ -85,16 +85,15 @@ typedef struct hy_log_point {
  *
  * watched: a new log has columns for the GPU.  A log that is continued keeps its columns.
  *
- * A file that is not regular, such as a pipe, is written from its current position.  */
+ * A file that is not regular, such as a pipe, is written from its current position. */
 gt_status hy_log_open(hy_log *log, const char *path, const hy_log_point *from, int watched);
-/* Opens the log of a complete run at PATH if the final evaluation is missing: the last row is that of step `last` and
- * has no held-out loss.  A run that was killed during its final evaluation leaves such a row.  Any other file stays as
- * it is, and log->file is NULL. */
+/* Opens the log of a complete run at PATH, if its last row belongs to step `last` and has no held-out loss.  A run that
+ * was killed during its final evaluation leaves such a row.  Any other file stays as it is, and log->file is NULL. */
 gt_status hy_log_reopen(hy_log *log, const char *path, const hy_log_point *last);
-/* Appends a row and flushes it to the file.  */
+/* Appends a row and flushes it to the file. */
 gt_status hy_log_write(hy_log *log, const hy_log_row *row);
 /* Adds the held-out loss, the probe of the branches and the final evaluation to the last row of a regular file.  One
- * write replaces the row in place; if the write fails, the function restores the row.  held_out NAN: stays empty.  */
+ * write replaces the row in place; if the write fails, the function restores the row.  held_out NAN: stays empty. */
 gt_status hy_log_complete(hy_log *log, double held_out, double final_loss, int64_t final_tokens, const hy_probe *probe);
 gt_status hy_log_close(hy_log *log);
 

@@ -19,10 +19,10 @@ enum { PATIENCE = 2 };                    /* a signal counts as a new request af
 static volatile sig_atomic_t interrupted; /* the first signal; 0: none yet */
 static struct timespec interrupted_at;    /* time of the first signal */
 
-/* The first signal asks the run to end.  A signal after PATIENCE seconds ends the program at once: the handler restores
- * the default action and raises the signal again, which takes effect when the handler returns.  Signals before that are
- * ignored, since one request often comes as several signals: timeout signals its child and then the process group, and
- * a closing terminal hangs up twice. */
+/* The first signal asks the run to end.  A signal PATIENCE seconds later or more ends the program: the handler restores
+ * the default action and raises the signal, which takes effect when the handler returns.  Signals in between are
+ * ignored, because one request often comes as several.  For example, timeout signals its child and then the process
+ * group, and a closing terminal hangs up twice. */
 static void on_interrupt(int number) {
     int error = errno;
     struct timespec t;

@@ -157,9 +157,8 @@ typedef struct hy_result {
 gt_status hy_model_train(hy_model *model, const int32_t *tokens, const int32_t *targets, const int32_t *keep,
                          const hy_optimizer *optimizer);
 
-/* Call it after hy_model_train failed.  Returns 1 if the weights and AdamW's moments are still those before the failed
- * step; the model is then as if the step had not been called.  Returns 0 if that is not known, or if states are
- * carried. */
+/* Call it after hy_model_train failed.  Returns 1 if the failed step changed neither the weights nor AdamW's moments;
+ * the model is then in its state before the step.  Returns 0 if that is not known, or if states are carried. */
 int hy_model_take_back(hy_model *model);
 
 /* Waits for the last step or forward pass, and gives its results.  The norms are those of the last step.  An evaluation

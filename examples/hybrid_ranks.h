@@ -4,9 +4,9 @@
  * rank takes the same step.  Rank 0 alone prints and writes.
  *
  * Every rank calls the functions that take `own` in the same order.  Each call begins with an exchange of statuses and
- * signals.  A rank whose `own` is an error passes it to its next call, and that call fails on every rank: the message
- * names the rank, unless all ranks have the error.  After a failure every call fails at once.  A rank that fails waits
- * HY_RANKS_PATIENCE seconds for the others, and then ends all of them.
+ * signals.  A rank with an error passes the error as `own` to its next call.  That call then fails on every rank.  The
+ * message names the rank, unless all ranks have the error.  After a failure every call fails at once.  A rank that
+ * fails waits HY_RANKS_PATIENCE seconds for the others, and then ends all of them.
  *
  * NCCL is not used yet; it would fit behind hy_ranks_sum.  The model calls hy_ranks_sum once a step, between backward
  * and the optimiser, with an array of the backend.  A form for GPUs would load NCCL by dlopen, and send the identifier
@@ -29,33 +29,33 @@ typedef struct hy_ranks {
 } hy_ranks;
 
 /* Joins the processes that mpirun or srun started.  Without these launchers there is one rank.  Fails if this build or
- * its MPI library cannot join the processes.  */
+ * its MPI library cannot join the processes. */
 gt_status hy_ranks_open(hy_ranks *ranks);
-/* Exchanges statuses a last time and leaves the other ranks.  Returns the common status.  */
+/* Exchanges statuses a last time and leaves the other ranks.  Returns the common status. */
 gt_status hy_ranks_close(hy_ranks *ranks, gt_status own);
 
-/* Waits for all ranks.  */
+/* Waits for all ranks. */
 gt_status hy_ranks_meet(hy_ranks *ranks, gt_status own);
 /* Replaces numbers [n], in host memory, by their sum over all ranks.  The result has the same bits on every rank, and
- * in every run with the same number of ranks.  */
+ * in every run with the same number of ranks. */
 gt_status hy_ranks_sum(hy_ranks *ranks, gt_status own, float *numbers, int64_t n);
-/* Replaces a few numbers by their sum, added in the order of the ranks.  */
+/* Replaces a few numbers by their sum, added in the order of the ranks. */
 gt_status hy_ranks_add(hy_ranks *ranks, gt_status own, double *numbers, int n);
 /* Every rank gets the bytes of rank 0. */
 gt_status hy_ranks_share(hy_ranks *ranks, gt_status own, void *bytes, size_t count);
-/* Rank 0 gets the n numbers of each rank in all [size, n].  Other ranks may pass NULL as `all`.  */
+/* Rank 0 gets the n numbers of each rank in all [size, n].  Other ranks may pass NULL as `all`. */
 gt_status hy_ranks_gather(hy_ranks *ranks, gt_status own, const double *numbers, double *all, int64_t n);
 /* Checks that every rank has the same values as rank 0. pairs holds names and values in turn, each ending with NUL.
- * The error message contains the name and both values.  */
+ * The error message contains the name and both values. */
 gt_status hy_ranks_agree(hy_ranks *ranks, gt_status own, const char *pairs, size_t bytes);
 
 /* ---- a run that hangs --------------------------------------------------------------------------- */
 
 /* Sets a time limit for hangs.  If the process calls neither hy_alive nor a function above for so many seconds, it ends
  * with a message and status 1.  0: no limit.  A rank that only waits for others ends two seconds later, so that the
- * message of the rank that hangs comes first.  */
+ * message of the rank that hangs comes first. */
 void hy_limit_stall(int seconds);
-/* Reports that the run makes progress.  The text names the next piece of work, for the message of a hang.  */
+/* Reports that the run makes progress.  The text names the next piece of work, for the message of a hang. */
 #ifdef __GNUC__
 __attribute__((format(printf, 1, 2)))
 #endif

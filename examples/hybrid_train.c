@@ -76,7 +76,7 @@ static int finish(trainer *t, int status) {
 
 /* Limits how long idle OpenMP threads spin.  By default they spin long, which slows the program down many times when it
  * shares its cores.  No spinning is bad, too: loops here are short, and sleeping and waking took 40 % of the time on
- * two free cores.  So GNU's OpenMP spins for some microseconds; other implementations do not spin. OpenMP reads its
+ * two free cores.  So GNU's OpenMP spins for some microseconds; other implementations do not spin.  OpenMP reads its
  * settings before main, so this function sets them and starts the program again. */
 static void stop_spinning(char **argv) {
 #ifdef _OPENMP

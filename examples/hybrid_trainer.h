@@ -23,7 +23,7 @@ enum { SPEED_FROM = 100, SPEED_TO = 500 }; /* steps between which the speed is m
 enum { GATES_MAX = 16 };
 #define MIB (1024.0 * 1024.0)
 
-/* A mean loss and the number of tokens that it averages; 0 tokens: not measured.  */
+/* A mean loss and the number of tokens that it averages; 0 tokens: not measured. */
 typedef struct hy_loss {
     double mean;
     int64_t tokens, bytes; /* bytes that the tokens stand for; 0: not known */
@@ -90,36 +90,36 @@ typedef struct trainer {
 /* "f32", "bf16", "f16" */
 extern const char *const hy_dtype_names[];
 
-/* Does all work before the first step.  program: argv[0].  */
+/* Does all work before the first step.  program: argv[0]. */
 gt_status hy_set_up(trainer *t, const char *program);
 
-/* Makes a model from the options, in t->model.  If memory is short, the error says how much the model needs.  */
+/* Makes a model from the options, in t->model.  If memory is short, the error says how much the model needs. */
 gt_status hy_create_model(trainer *t, const hy_config *config);
 
 /* ---- hybrid_loop.c --------------------------------------------------------------------------- */
 
-/* Writes the path of --keep-best's file to `path`, which has HY_TEXT_MAX + 8 bytes.  */
+/* Writes the path of --keep-best's file to `path`, which has HY_TEXT_MAX + 8 bytes. */
 void hy_best_path(const hy_options *options, char *path);
 
-/* Trains, then evaluates and saves.  */
+/* Trains, then evaluates and saves. */
 gt_status hy_run_training(trainer *t);
 
-/* Evaluates a complete run and adds the result to the last row of its log, which hy_log_reopen has opened.  */
+/* Evaluates a complete run and adds the result to the last row of its log, which hy_log_reopen has opened. */
 gt_status hy_complete_log(trainer *t);
 
 /* The first signal that asked the run to end; 0: none.  With ranks: the first that any rank had at the latest exchange.
  * */
 int hy_interrupted(const trainer *t);
 
-/* Restores the run of the model file.  */
+/* Restores the run of the model file. */
 gt_status hy_resume_run(trainer *t);
 
-/* Installs signal handlers: the first signal asks the run to end.  */
+/* Installs signal handlers: the first signal asks the run to end. */
 void hy_catch_signals(trainer *t);
 
 /* Measures t->final over the first --final-eval-tokens held-out tokens (0: all), in whole batches, and shows progress.
  * The first signal ends the evaluation with the result so far.  *point, if not NULL, gets the mean over the first
- * `limit` tokens (0: as many as t->final), or NAN if a signal came before that.  */
+ * `limit` tokens (0: as many as t->final), or NAN if a signal came before that. */
 gt_status hy_evaluate(trainer *t, int64_t limit, double *point);
 
 /* ---- hybrid_report.c -------------------------------------------------------------------------- */
@@ -152,7 +152,7 @@ void hy_print_final(const trainer *t);
 
 /* ---- hybrid_instead.c -------------------------------------------------------------------------- */
 
-/* Compares one step on the device with one on the CPU.  *failures counts the tensors that differ.  */
+/* Compares one step on the device with one on the CPU.  *failures counts the tensors that differ. */
 gt_status hy_check_device(trainer *t, int *failures);
 gt_status hy_bench_models(trainer *t);
 gt_status hy_plan_models(trainer *t); /* plans the model that the options describe, or all models */
