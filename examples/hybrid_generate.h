@@ -27,9 +27,10 @@ typedef struct hy_sampling {
     double temperature; /* 0: always takes the likeliest token */
     int64_t top_k;      /* draws from the top_k likeliest tokens; 0: from all */
     double top_p;       /* of these draws from the fewest that together have probability top_p; 0 or 1: from all */
-    double penalty;     /* divides positive logits of tokens that occurred, multiplies negative ones; 0 or 1: off */
-    const char *stop;   /* a sample ends after this text or list of tokens; NULL or "": only at `count` */
-    uint64_t seed;      /* seed of the first sample; the next samples have seed + 1, seed + 2, ... */
+    double
+        penalty; /* tokens that occurred: positive logits are divided by penalty, negative ones multiplied; 0, 1: off */
+    const char *stop; /* a sample ends after this text or list of tokens; NULL or "": only at `count` */
+    uint64_t seed;    /* seed of the first sample; the next samples have seed + 1, seed + 2, ... */
 } hy_sampling;
 
 /* The speed of decoding.  It leaves out the first two steps, since a device records the second one. */

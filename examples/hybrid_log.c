@@ -134,7 +134,7 @@ static gt_status keep_aside(const char *option, const char *path, int stays, cha
                    strerror(errno));
 }
 
-/* What read_log finds in an old log. */
+/* The findings of read_log about an old log. */
 typedef struct old_log {
     int is_log, columns;   /* columns: index of its header */
     int64_t kept, dropped; /* numbers of rows to keep and to drop */

@@ -161,7 +161,7 @@ gt_status hy_model_train(hy_model *model, const int32_t *tokens, const int32_t *
  * the model is then in its state before the step.  Returns 0 if that is not known, or if states are carried. */
 int hy_model_take_back(hy_model *model);
 
-/* Waits for the last step or forward pass, and gives its results.  The norms are those of the last step.  An evaluation
+/* Waits for the last step or forward pass, and gives its results.  The norms belong to the last step.  An evaluation
  * or probe after the step overwrites the other fields. */
 gt_status hy_model_result(hy_model *model, hy_result *result);
 

@@ -15,7 +15,7 @@
     } while (0)
 
 /* Files of format 1 have no options for the model's sizes, which then followed from the width.  Files of format 2 lack
- * some newer options and numbers; their defaults are what the program did at that time. */
+ * some newer options and numbers; their defaults repeat the behaviour of that time. */
 static const char format_key[] = "hybrid_train_format", format[] = "3", second_format[] = "2", older_format[] = "1";
 static const char positions[] = "run.track_positions"; /* int64 tensor [batch] */
 enum { VALUE_MAX = 4 * HY_TEXT_MAX };                  /* longest metadata text that this program writes */

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Sets up a build if there is none, builds hybrid_train and runs it.  Passes its arguments to hybrid_train (see --help).
+# Installs missing build tools, builds hybrid_train, and runs it with the arguments of this script (see --help).
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/tests/setup.sh"
