@@ -7,15 +7,15 @@
 static const float model_eps = 1e-5f;
 static const float head_norm_eps = 64e-5f; /* as RWKV-6: 1e-5 times 8^2 */
 
-/* struct fields in the order of the headers, several to a line */
+/* The struct fields follow the order of the headers, several on a line, which clang-format would change. */
 /* clang-format off */
 
-/* A plain projection y = x weight^T, or `count` of them at equal steps. */
+/* A plain projection y = x weight^T, or `count` projections whose arrays lie at equal steps. */
 typedef struct linear {
     int64_t inputs, outputs;
     int weight;               /* parameter [count,outputs,inputs] */
     const void *x;
-    int64_t x_row;            /* elements from row to row, 0 = packed */
+    int64_t x_row;            /* row stride in elements, 0 = packed */
     void *y;
     int64_t y_row;
     gt_dtype y_dtype;         /* 0 = of the activations */
@@ -58,7 +58,7 @@ static inline linear mamba_out_of(const hy_model *m, int l, const pass *p) {
                     .x = m->acts[l].ssd_gated, .y = branch_b(m, p, m->acts[l].branches),
                     .y_row = branch_row(m)};
 }
-/* Mamba-1: B, C and what dt is made from, of x behind the convolution */
+/* Mamba-1: the projection from the convolved x to B, C and the low-rank input of dt. */
 static inline linear select_of(const hy_model *m, int l) {
     return (linear){.inputs = m->I, .outputs = select_row(m), .weight = m->layer[l].select,
                     .x = m->acts[l].conv, .y = m->acts[l].select};
@@ -68,7 +68,7 @@ static inline linear dt_of(const hy_model *m, int l) {
                     .x = act_at(m, m->acts[l].select, 2 * m->S), .x_row = select_row(m),
                     .y = m->acts[l].dt};
 }
-/* RF: reads b; CP: reads the rows [a; b] */
+/* The mix's projection P.  RF: reads b.  CP: reads the rows [a; b]. */
 static inline linear joint_of(const hy_model *m, int l, const pass *p) {
     int both = m->config.mix == HY_MIX_CONCAT;
     void *branches = m->acts[l].branches;
@@ -102,7 +102,7 @@ static inline hy_lerp_args shift_of(const hy_model *m, int l, const pass *p) {
                           .dmu = grad_of(m, m->layer[l].mu_x)};
 }
 
-/* The five data-dependent lerps; they come last and so move the state on. */
+/* The five data-dependent lerps.  They run after shift_of, so they write the new state. */
 static inline hy_lerp_args lerps_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     return (hy_lerp_args){.B = p->B, .T = p->T, .D = m->C, .count = MIXES, .dtype = m->be->dtype,
@@ -146,8 +146,8 @@ static inline gt_norm_gate_args head_norm_of(const hy_model *m, int l, const pas
                                .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
 }
 
-/* The in-projection's row is z [I], x B C [I+2S] (the convolution's channels), dt [Hm].  Mamba-1: z [I], x [I].
- * Where conv_ssd is taken this call is of a single token alone. */
+/* A row of the in-projection's output holds z [I], x B C [I+2S] (the convolution's channels), dt [Hm].  Mamba-1: z [I],
+ * x [I].  Models that use conv_ssd call conv1d only for single tokens. */
 static inline gt_conv1d_args conv1d_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     return (gt_conv1d_args){.B = p->B, .T = p->T, .D = conv_rows(m), .W = m->W,
@@ -170,7 +170,7 @@ static inline hy_map_args A_of(const hy_model *m, int l) {
                          .y = m->acts[l].A, .dy = m->grad.A, .dx = grad_of(m, m->layer[l].A_log)};
 }
 
-/* For forward and backward, not for steps: the convolution, then ssd on the convolved x, B and C. */
+/* conv1d, then ssd on the convolved x, B and C.  For forward and backward, not for steps. */
 static inline gt_conv_ssd_args conv_ssd_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     int64_t dt = m->I + conv_rows(m);
@@ -195,7 +195,7 @@ static inline gt_conv_ssd_args conv_ssd_of(const hy_model *m, int l, const pass 
                               .workspace = m->workspace, .workspace_bytes = m->workspace_bytes};
 }
 
-/* Behind conv1d: of a single token, and within wkv_ssm. */
+/* ssd after a separate conv1d: for single tokens, and as a part of wkv_ssm. */
 static inline gt_ssd_args ssd_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     int64_t conv = conv_rows(m), B = m->I, C = m->I + m->S, dt = m->I + conv;
@@ -216,7 +216,7 @@ static inline gt_ssd_args ssd_of(const hy_model *m, int l, const pass *p) {
                          .workspace_bytes = m->workspace_bytes};
 }
 
-/* Both recurrences of a layer.  Fields that both share stand in the outer struct alone. */
+/* Both recurrences of a layer.  Only the outer struct has the fields that both share. */
 static inline gt_wkv_ssm_args wkv_ssm_of(const hy_model *m, int l, const pass *p) {
     gt_wkv6_args wkv6 = wkv6_of(m, l, p);
     gt_ssd_args ssd = ssd_of(m, l, p);
@@ -231,7 +231,7 @@ static inline gt_wkv_ssm_args wkv_ssm_of(const hy_model *m, int l, const pass *p
     return both;
 }
 
-/* Mamba-1: the gate is part of the scan. */
+/* Mamba-1.  The scan also applies the gate. */
 static inline gt_selective_scan_args scan_of(const hy_model *m, int l, const pass *p) {
     const layer_acts *a = &m->acts[l];
     const gt_stride4 rows = {.t = select_row(m)};
@@ -324,7 +324,7 @@ static inline hy_bias_args decay_base_of(const hy_model *m, int l, const pass *p
                           .dy = m->grad.decay, .dbias = grad_of(m, m->layer[l].decay_base)};
 }
 
-/* The head; the weight is the embedding. */
+/* The output head.  Its weight is the embedding. */
 static inline gt_rmsnorm_linear_args head_of(const hy_model *m, const pass *p) {
     return (gt_rmsnorm_linear_args){.M = p->M, .D = m->C, .O = m->V,
                                     .dtype = m->be->dtype, .eps = model_eps,
@@ -351,7 +351,7 @@ static inline gt_rmsnorm_linear_args last_head_of(const hy_model *m, const pass 
 
 static inline hy_embedding_args embedding_of(const hy_model *m, const pass *p) {
     return (hy_embedding_args){.M = p->M, .V = m->V, .D = m->C, .dtype = m->be->dtype,
-                               .accumulate = 1, /* the head wrote its share */
+                               .accumulate = 1, /* the head has already written its share */
                                .token = m->tokens, .table = weight_of(m, m->embedding),
                                .y = m->acts[0].x, .dy = m->grad.x,
                                .dtable = grad_of(m, m->embedding)};

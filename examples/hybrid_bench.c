@@ -15,7 +15,7 @@
     } while (0)
 #define MIB (1024.0 * 1024.0)
 
-enum { CPU_RUNS = 3 }; /* of the CPU's, which is far slower; after one more */
+enum { CPU_RUNS = 3 }; /* timed runs on the CPU, which is far slower, after one warm-up run */
 
 double hy_peak_of_process(void) {
     struct rusage usage;
@@ -29,30 +29,30 @@ double hy_peak_of_process(void) {
 
 /* ---- the timed calls ---------------------------------------------------------------------------- */
 
-/* A model on a device, and the batch that it was last given. */
+/* A model on a device, with its latest batch. */
 typedef struct subject {
     hy_backend *backend;
     hy_model *model;
     hy_plan plan;
     hy_batch batch;
     double loss_scale;
-    const hy_bench *bench; /* of a generation */
+    const hy_bench *bench; /* only for generation */
 } subject;
 
-/* Run on the batch that the model was last given, so that the time is the device's alone. */
+/* These calls run on the model's latest batch, so the time contains no upload. */
 static gt_status run_infer(subject *s) { return hy_model_infer(s->model, NULL); }
 static gt_status run_loss(subject *s) { return hy_model_loss(s->model, NULL, NULL, NULL); }
 static gt_status run_gradient(subject *s) { return hy_model_gradient(s->model, NULL, NULL, NULL); }
 
-/* A whole step, the batch and the numbers of the optimiser included.  With a learning rate of 0 it does all of a
- * step's work and leaves the weights as they are. */
+/* A whole step, including the upload of the batch and of the optimiser's numbers.  The learning rate is 0: the step
+ * does all its work and leaves the weights unchanged. */
 static gt_status run_step(subject *s) {
     const hy_optimizer still = {
         .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .max_norm = 1, .loss_scale = (float)s->loss_scale};
     return hy_model_train(s->model, s->batch.input, s->batch.target, NULL, &still);
 }
 
-/* As --generate does it, but nothing is printed.  The host draws the tokens. */
+/* Generates like --generate, but prints nothing.  The host draws the tokens. */
 static gt_status run_generate(subject *s) {
     const hy_options *o = &s->bench->options;
     const hy_sampling sampling = {.prompt = "",
@@ -72,7 +72,8 @@ typedef struct timed_pass {
 static const timed_pass inference = {"inf", run_infer}, generation = {"generate", run_generate};
 static const timed_pass training[] = {{"fwd", run_loss}, {"fwd+bwd", run_gradient}, {"step", run_step}};
 
-/* Calls between these two are timed, and waited for: by the device's clock, or else by the wall's. */
+/* start_timing and stop_timing time the calls between them and wait for these calls.  They use the device's clock, or
+ * wall clock if there is none. */
 static gt_status start_timing(hy_backend *be, double *start) {
     *start = hy_now();
     return be->start_clock ? be->start_clock(be) : GT_OK;
@@ -110,7 +111,7 @@ static gt_status time_pass(subject *s, const timed_pass *pass, int64_t warm_up, 
 
 /* ---- rows ------------------------------------------------------------------------------------- */
 
-/* Columns that only some rows have; NAN: none. */
+/* Columns that only some rows fill; NAN: empty. */
 typedef struct further {
     double cpu_speedup, difference, first_loss, last_loss, gradient, floor_ms;
 } further;
@@ -123,10 +124,10 @@ static void print_further(double x) {
         printf(",%.6g", x);
 }
 
-/* Four digits of small numbers, since rows are also made where a step takes a second. */
+/* Prints small rates with four digits, since a step may take a second on some machines. */
 static void print_rate(double x) { printf(x < 1000 ? ",%.4g" : ",%.0f", x); }
 
-/* Memory that is gone: of the device, or of the process. */
+/* Memory in use: taken on the device, or the peak of the process. */
 static gt_status peak_mib(const subject *s, double *mib) {
     size_t bytes;
     *mib = hy_peak_of_process();
@@ -176,7 +177,7 @@ static void close_subject(subject *s) {
     memset(s, 0, sizeof *s);
 }
 
-/* The logits of a model's last forward. */
+/* Reads the logits of a model's last forward. */
 static gt_status read_logits(subject *s, double **logits, int64_t *count) {
     const int last = hy_model_activation_count(s->model) - 1;
     *count = hy_model_activation(s->model, last).count;
@@ -185,7 +186,8 @@ static gt_status read_logits(subject *s, double **logits, int64_t *count) {
     return hy_model_read_activation(s->model, last, *logits);
 }
 
-/* The same weights and tokens on the CPU: how much slower it is, and the largest difference of a logit. */
+/* Runs the same weights and tokens on the CPU.  Notes how much slower the CPU is, and the largest difference of a
+ * logit. */
 static gt_status compare(hy_bench *b, subject *s, timing t, further *more) {
     hy_config config = *b->config;
     subject cpu = {.backend = b->cpu, .loss_scale = 1};
@@ -215,7 +217,7 @@ static gt_status compare(hy_bench *b, subject *s, timing t, further *more) {
     return status;
 }
 
-/* A tenth of the runs that are timed. */
+/* Number of warm-up runs: a tenth of the timed runs, rounded up. */
 static int64_t warm_up_of(const hy_bench *b) { return (b->options.bench_runs + 9) / 10; }
 
 static gt_status bench_inference(hy_bench *b, subject *s) {
@@ -239,8 +241,8 @@ static gt_status bench_training(hy_bench *b, subject *s) {
     return GT_OK;
 }
 
-/* Steps of a new model on random windows, at one learning rate; the time is the wall's, of all that belongs to a
- * step.  fp16: a gradient that overflows halves the scale of the loss, and is no part of the mean. */
+/* Trains a new model on random windows with a constant learning rate.  The time is wall clock and covers everything in
+ * a step.  fp16: a gradient that overflows halves the loss scale, and its loss does not count in the mean. */
 static gt_status bench_steps(hy_bench *b, subject *s) {
     const hy_options *o = &b->options;
     further more = nothing;
@@ -276,7 +278,8 @@ static gt_status bench_steps(hy_bench *b, subject *s) {
     return print_row(b, s, "train", t, more);
 }
 
-/* seq tokens of each of batch samples, from zero states; a row has the time of one token of all samples. */
+/* Generates seq tokens for each of batch samples, from zero states.  A row gives the time of one token of all
+ * samples. */
 static gt_status bench_generation(hy_bench *b, subject *s) {
     const int64_t seq = b->options.seq;
     hy_config config = *b->config;
@@ -284,7 +287,7 @@ static gt_status bench_generation(hy_bench *b, subject *s) {
     timing t;
     config.inference = 1, config.samples = (int)b->options.batch;
     s->bench = b, s->backend = b->backend;
-    b->options.seq = 1; /* the rows that a step has */
+    b->options.seq = 1; /* a step processes one token per sample */
     gt_status status = b->create(b, &config, &s->model, &s->plan);
     b->options.seq = seq;
     if (status != GT_OK) return status;
@@ -301,7 +304,7 @@ static gt_status bench_part(hy_bench *b, gt_status (*part)(hy_bench *, subject *
     return status;
 }
 
-/* All rows of one length and batch, each with a model of its own. */
+/* Prints all rows of one length and batch.  Each row uses a new model. */
 static gt_status bench_size(hy_bench *b) {
     if (b->options.bench_generate) return bench_part(b, bench_generation);
     TRY(bench_part(b, bench_inference));
@@ -311,7 +314,7 @@ static gt_status bench_size(hy_bench *b) {
 
 gt_status hy_copy_speed(hy_backend *be, double *bytes_per_s) {
     enum { RUNS = 10 };
-    const size_t bytes = (size_t)(be->memory_taken ? 256 : 16) << 20; /* of a GPU: far more than its caches hold */
+    const size_t bytes = (size_t)(be->memory_taken ? 256 : 16) << 20; /* on a GPU far more than its caches hold */
     void *memory;
     double best = INFINITY;
     TRY(be->alloc(be, &memory, 2 * bytes));

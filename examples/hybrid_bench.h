@@ -10,22 +10,23 @@ typedef struct hy_bench {
     hy_backend *backend;
     const hy_config *config;
     const hy_text *text;
-    hy_options options; /* batch and seq change from row to row */
-    uint64_t *random;   /* state of the generator that places windows */
-    /* Makes a model of options.batch windows of options.seq tokens; the reason if it does not fit is for people. */
+    hy_options options; /* every row of the output sets batch and seq */
+    uint64_t *random;   /* state of the random generator that places windows */
+    /* Makes a model for options.batch windows of options.seq tokens.  If memory is short, hy_last_error() explains it.
+     * */
     gt_status (*create)(struct hy_bench *bench, const hy_config *config, hy_model **model, hy_plan *plan);
-    void *trainer;     /* for create */
+    void *trainer;     /* used by create */
     hy_backend *cpu;   /* NULL: no comparison with the CPU */
-    double copy_speed; /* of bench_generate, set by hy_bench_run; bytes per second */
+    double copy_speed; /* bytes per second, set by hy_bench_run for bench_generate */
 } hy_bench;
 
-/* Prints a line of facts, the heading, and the rows of all lengths and batches to standard output. */
+/* Prints to standard output: a line about the machine, the heading, and one row per length and batch. */
 gt_status hy_bench_run(hy_bench *bench);
 
-/* Bytes per second that the backend reads and writes as it copies memory: the best of several runs. */
+/* Measures memory bandwidth by a copy: bytes read plus bytes written per second, the best of several runs. */
 gt_status hy_copy_speed(hy_backend *backend, double *bytes_per_s);
 
-/* MiB of the process at its largest. */
+/* The largest memory use of the process so far, in MiB. */
 double hy_peak_of_process(void);
 
 #endif

@@ -1,11 +1,11 @@
-/* Products through OpenBLAS.
+/* Matrix products by OpenBLAS.
  *
- * OpenBLAS computes each block of c with one thread, and OpenMP shares the blocks out.  Their sizes do not depend on
- * the number of threads, so neither do the results.
+ * OpenMP distributes the blocks of c over threads, and OpenBLAS computes each block with one thread.  Block sizes do
+ * not depend on the number of threads, so results do not either.
  *
- * Nor do rows of c depend on the number of windows: a rank with a share of them must compute what one process does.
- * OpenBLAS adds up in another order in blocks of another size, and at another place of a block.  So every window has
- * blocks of its own. */
+ * Rows of c must not depend on the number of windows: a rank with some windows must compute the same bits as one
+ * process with all windows.  OpenBLAS changes its order of addition with the size of a block and with the place in the
+ * block.  So blocks never cross the border of a window. */
 #include "hybrid_cpu.h"
 #include <cblas.h>
 #include <limits.h>
@@ -24,7 +24,8 @@ const char *hy_blas_open(void) {
     return name;
 }
 
-/* BLAS counts in int, and wants a leading dimension of 1 even for a matrix without elements. */
+/* Converts a size to int, which BLAS uses.  BLAS demands a leading dimension of at least 1, even for an empty matrix.
+ * */
 static gt_status blas_int(const char *name, int64_t value, int *to) {
     if (value > INT_MAX)
         return hy_fail(GT_ERROR_UNSUPPORTED, "cpu gemm: %s = %lld: OpenBLAS takes at most %d", name, (long long)value,
@@ -44,7 +45,7 @@ gt_status hy_blas_gemm(hy_backend *be, const hy_gemm_args *args) {
     if (status != GT_OK) return status;
     if (g.K == 0) K = 0;
     const int64_t window = be->window && !g.trans_a && g.M % be->window == 0 ? be->window : g.M;
-    const int64_t m = BLAS_M, n = BLAS_N, blocks = (window + m - 1) / m; /* of a window */
+    const int64_t m = BLAS_M, n = BLAS_N, blocks = (window + m - 1) / m; /* blocks per window */
     int64_t rows = window ? g.M / window * blocks : 0, cols = (g.N + n - 1) / n, tasks = g.count * rows * cols;
 #ifdef _OPENMP
 #pragma omp parallel for if (g.count * g.M * g.N * g.K > 20000)

@@ -2,7 +2,7 @@
 #include "gt/base/op.h"
 #include <stdio.h>
 
-static hy_backend own; /* the functions of the backend that is seen, as they were */
+static hy_backend own; /* the original functions of the intercepted backend */
 static gt_status (*see)(void *, hy_backend *, const hy_call *);
 static void *seer;
 static int64_t parameters;
@@ -66,7 +66,8 @@ static double bytes_cross_entropy(const hy_cross_entropy_args *a, int backward) 
 
 /* ---- operators ---------------------------------------------------------------------------------- */
 
-/* F(name, arguments, bytes): every function of a backend that computes; bytes in terms of the arguments a. */
+/* F(name, arguments, bytes) for every function of a backend that computes.  bytes is an expression in the arguments a.
+ * */
 #define GT_PASS(op, pass, PASS) F(op##_##pass, gt_##op##_args, bytes_of(gt_op_##op(), PASS, a))
 #define GT_OP(op) GT_PASS(op, forward, GT_FORWARD) GT_PASS(op, backward, GT_BACKWARD)
 #define GT_OP_AND_STEP(op) GT_OP(op) GT_PASS(op, step, GT_STEP)

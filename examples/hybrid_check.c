@@ -10,26 +10,27 @@
         if (status_ != GT_OK) return status_;                                                                          \
     } while (0)
 
-/* Deep models amplify rounding, and some gradients are small sums of large terms.  So the limit of each tensor is
- * measured.  `nudged` is the true model with every parameter moved by a random part of the device's unit roundoff.  The
- * mean change of a tensor over some trials is the effect of a single rounding.  The device rounds at every operator. */
+/* The limit of each tensor is measured, because deep models amplify rounding, and some gradients are small sums of
+ * large terms.  `nudged` is the true model with every parameter moved by a random part of the device's unit roundoff.
+ * The mean change of a tensor over some trials is the effect of a single rounding.  The device rounds in every
+ * operator, so the limit is a multiple of that effect. */
 enum { TRIALS = 4 };
-static const double allowed = 10;   /* times the effect of a single rounding ... */
-static const double base_units = 8; /* ... and so many unit roundoffs in any case */
+static const double allowed = 10;   /* limit: so many times the effect of a single rounding ... */
+static const double base_units = 8; /* ... plus so many unit roundoffs */
 
 typedef struct check {
     hy_model *device, *truth, *nudged;
-    hy_backend *cpu; /* of the latter two, and what all three are made from */
+    hy_backend *cpu; /* the backend of truth and nudged */
     const hy_config *config;
     int vocab, B, T;
     uint64_t seed;
     const int32_t *tokens, *targets;
-    double unit;                    /* roundoff of the device */
+    double unit;                    /* unit roundoff of the device */
     uint64_t rounding;              /* seed of round_after_norm */
     double *got, *expected;         /* room for the largest tensor */
     double *before, *nudged_before; /* all parameters before the step */
     int64_t parameters;
-    /* squares of relative changes, summed */
+    /* sums over trials of squared relative changes */
     double *activation_nudge, *gradient_nudge, *update_nudge;
     FILE *out;
     int failures;
@@ -50,7 +51,8 @@ static double noise(uint64_t *state) { /* -1 to 1 */
     return (double)(*state >> 11) / 4503599627370496.0 - 1;
 }
 
-/* Moves every number a little, alike in both models: initial values of zero would hide gradients behind them. */
+/* Moves every parameter a little, by the same amount in both models.  A parameter of zero would make the gradients of
+ * operators before it zero, so an error there would not show. */
 static gt_status shake(check *c) {
     uint64_t state = 1;
     for (int i = 0; i < hy_model_param_count(c->truth); i++) {
@@ -85,7 +87,7 @@ static gt_status read_gradients(check *c, hy_model *m, int i) {
     return hy_model_read(c->truth, HY_GRADIENT, i, c->expected);
 }
 
-/* How the step changed parameter i of a model. */
+/* Computes how the step changed parameter i of a model. */
 static gt_status read_update(hy_model *m, int i, const double *before, double *update) {
     const hy_param *p = hy_model_param(m, i);
     TRY(hy_model_read(m, HY_VALUE, i, update));
@@ -98,10 +100,10 @@ static gt_status read_updates(check *c, hy_model *m, const double *before, int i
     return read_update(c->truth, i, c->before, c->expected);
 }
 
-/* AdamW divides each gradient by its own size: without a large eps the sign alone of a small one,
- * which may be rounding, would count as much as a large gradient.  So eps is the root mean square
- * of the gradient after clipping, which leaves `norm` of it; and lr is large, so that small changes
- * stand out from the rounding of the parameters. */
+/* Runs AdamW with settings that suit a comparison.  AdamW divides each gradient by its own size.  With a small eps a
+ * tiny gradient, whose sign may be rounding error, would move its parameter as far as a large gradient.  So eps is the
+ * root mean square of the gradient after clipping to the 2-norm `norm`.  lr is large, so that updates stand out from
+ * the rounding of the parameters. */
 static gt_status update(const check *c, hy_model *m) {
     const float norm = 0.1f;
     const hy_optimizer o = {.lr = 100,
@@ -118,7 +120,7 @@ static double squared_change(const check *c, int64_t n) {
     return change * change;
 }
 
-/* Before any backward, which uses up the activations. */
+/* Call this function before any backward, which overwrites activations. */
 static gt_status measure_activations(check *c) {
     for (int trial = 0; trial < TRIALS; trial++) {
         TRY(nudge(c, trial));
@@ -136,9 +138,10 @@ static gt_status create_nudged(check *c) {
     return hy_model_create(c->cpu, c->config, c->vocab, c->B, c->T, c->seed, &c->nudged);
 }
 
-/* Mamba-2's gated norm ignores a factor of the whole row.  With a single head, Dskip changes the row by a factor and by
- * the states' part, so its gradient is a sum that nearly cancels.  Moved parameters keep this cancellation; rounding
- * the norm's own gradient element by element does not.  So this single rounding, too, measures its limit. */
+/* Returns whether parameter p is the Dskip of a single-head Mamba-2, which needs a wider limit.  Mamba-2's gated norm
+ * ignores a factor of the whole row.  With a single head, Dskip mostly scales the row, so its gradient is a sum that
+ * nearly cancels.  Nudged parameters keep this cancellation, but rounding the norm's gradient element by element breaks
+ * it.  So the limit also includes the measured effect of that rounding. */
 static int is_single_scale(const hy_param *p) {
     const char *end = strstr(p->name, "mamba.Dskip");
     return end && p->count == 1;
@@ -173,7 +176,8 @@ static gt_status measure_single_scales(check *c, int trial) {
     return status;
 }
 
-/* Gradients and updates; after the truth's.  Every trial is the first step of a new optimiser. */
+/* Measures the changes of gradients and updates.  Call it after the truth's step.  Every trial is the first step of a
+ * new optimiser. */
 static gt_status measure_step(check *c) {
     int scales = 0;
     for (int i = 0; i < hy_model_param_count(c->truth); i++) scales += is_single_scale(hy_model_param(c->truth, i));
@@ -195,7 +199,7 @@ static gt_status measure_step(check *c) {
     return GT_OK;
 }
 
-/* floor: an error that is there whatever the device does */
+/* floor: an error that even an exact device would show. */
 static void report(check *c, const char *kind, const char *name, int64_t n, double nudge, double floor) {
     double error = distance(c->got, c->expected, n);
     double limit = allowed * sqrt(nudge / TRIALS) + base_units * c->unit + floor;
@@ -224,8 +228,9 @@ static gt_status check_gradients(check *c) {
     return GT_OK;
 }
 
-/* An update is seen as the difference of a parameter after it and before it.  Parameters are fp32: each model rounds
- * the one after it, by up to 2^-24 of it, which is more of an update that is smaller than its parameter. */
+/* The error that rounding parameters to fp32 adds to an update.  The check computes an update as the parameter after
+ * the step minus the parameter before it.  Each model rounds the parameter after the step, by up to 2^-24 of its value.
+ * The smaller the update is compared with the parameter, the larger is this error relative to the update. */
 static double rounding_of_values(const check *c, const hy_param *p) {
     double after = 0, moved = 0;
     for (int64_t k = 0; k < p->count; k++) {
@@ -284,8 +289,8 @@ static gt_status make_room(check *c) {
     return hy_fail(GT_ERROR_MEMORY, "no memory for %lld numbers", (long long)(most + c->parameters));
 }
 
-/* A power of two near the number of tokens: as loss scale it makes the gradient of a mean the gradient of a sum, whose
- * terms fp16 can hold. */
+/* The loss scale: a power of two near the number of tokens.  It turns the gradient of a mean into the gradient of a
+ * sum, whose terms are large enough for fp16. */
 static float loss_scale(int64_t tokens) {
     float scale = 1;
     while (scale * 2 <= (float)tokens) scale *= 2;

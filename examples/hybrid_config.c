@@ -11,10 +11,10 @@
 typedef enum kind {
     SECTION, /* a heading of --help */
     FLAG,    /* yes or no */
-    WHOLE,   /* a whole number, also a multiple of `multiple` */
+    WHOLE,   /* a whole number, a multiple of `multiple` if that is set */
     NUMBER,
     PATH,
-    STRING, /* in which \n, \t, \f, \r, \\ and \xNN stand for bytes */
+    STRING, /* a text; the escapes \n, \t, \f, \r, \\ and \xNN stand for bytes */
     LIST,   /* whole numbers with commas between them */
     CHOICE, /* one of `choices` */
     MODEL   /* one of hy_model_list */
@@ -25,9 +25,9 @@ typedef struct row {
     kind kind;
     size_t offset;
     const char *argument;   /* as --help shows it */
-    const char *cpu, *cuda; /* default per device; cuda NULL: the same */
+    const char *cpu, *cuda; /* default per device; cuda NULL: same as cpu */
     double min, max, multiple;
-    const char *const *choices; /* ends with NULL; of a WHOLE: the word for HY_AUTO */
+    const char *const *choices; /* ends with NULL; for a WHOLE, its one word stands for HY_AUTO */
     const char *help;
 } row;
 
@@ -237,7 +237,7 @@ static const struct {
               {"list-models", "the models and their sizes"},
               {"help-all", "all options"}};
 enum { ROWS = sizeof rows / sizeof rows[0] };
-enum { BY_USER = 1, BY_FILE = 2 }; /* who gave an option: command line or config file, or a model file */
+enum { BY_USER = 1, BY_FILE = 2 }; /* source of an option: the user (command line, config file), or a model file */
 _Static_assert(sizeof rows / sizeof rows[0] <= HY_OPTIONS_MAX, "hy_options.given is too short");
 
 /* ---- the nearest word ----------------------------------------------------------------------- */
@@ -246,7 +246,7 @@ static int least(int a, int b) { return a < b ? a : b; }
 
 static int same_letter(char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); }
 
-/* Insertions, deletions, replacements and swaps of neighbours that turn a into b, in any case. */
+/* Fewest insertions, deletions, replacements and swaps of neighbours that turn a into b; ignores case. */
 static int edit_distance(const char *a, const char *b) {
     enum { LONGEST = 64 };
     int d[3][LONGEST + 1], n = least((int)strlen(a), LONGEST), m = least((int)strlen(b), LONGEST);
@@ -263,7 +263,8 @@ static int edit_distance(const char *a, const char *b) {
     return d[n % 3][m];
 }
 
-/* The only word that begins with `word`, of at least three letters; NULL if there is not one. */
+/* The only one of `words` that begins with `word`; NULL if there are none or several, or if `word` has less than three
+ * letters. */
 static const char *only_beginning(const char *word, const char *const *words, int count) {
     const char *found = NULL;
     size_t length = strlen(word);
@@ -291,7 +292,7 @@ typedef struct hint {
     char text[96];
 } hint;
 
-/* "; the nearest is WORD", or nothing if none is near. */
+/* "; the nearest is WORD", or "" if no word is similar. */
 static hint hint_at(const char *word, const char *const *words, int count) {
     const char *nearest = hy_nearest(word, words, count);
     hint out = {""};
@@ -331,7 +332,8 @@ static gt_status unescape(char *to, const char *from, const row *r, const char *
     return GT_OK;
 }
 
-/* The number that `value` is or begins with, brought into the range; NAN if it is none. */
+/* The number at the start of `value`, limited to the range of the option; NAN if there is no number.  *exact: 1 if
+ * `value` is a valid number as it stands. */
 static double nearest_number(const row *r, const char *value, int *exact) {
     char *end;
     double given = strtod(value, &end), x = given;
@@ -343,7 +345,7 @@ static double nearest_number(const row *r, const char *value, int *exact) {
     return x;
 }
 
-/* `where` comes before the message: "" or "file:line: ". */
+/* where: prefix of the error message, "" or "file:line: ". */
 static gt_status set_number(hy_options *o, const row *r, const char *value, const char *where) {
     int exact;
     if (r->choices && !strcmp(value, r->choices[0])) {
@@ -368,7 +370,7 @@ static gt_status set_number(hy_options *o, const row *r, const char *value, cons
     return GT_OK;
 }
 
-/* Numbers of digits alone, such as 256,512. */
+/* Reads a list of numbers that consist of digits only, such as 256,512. */
 static gt_status set_list(hy_lengths *list, const row *r, const char *value, const char *where) {
     const char *at = value;
     list->count = 0;
@@ -442,7 +444,7 @@ static const struct alias {
     const char *name, *option;
 } aliases[] = {{"log", "csv"}, {"max-steps", "steps"}, {"batch-size", "batch"}, {"seq-len", "seq"}};
 
-/* The row called key, - and _ being the same; or NULL, with a message. */
+/* Finds the row with this key; - and _ are the same.  NULL, with an error message, if there is none. */
 static const row *find_row(const char *key, const char *where) {
     const char *names[ROWS];
     char name[64];
@@ -462,7 +464,7 @@ static const row *find_row(const char *key, const char *where) {
     return NULL;
 }
 
-/* Cuts white space off both ends. */
+/* Removes white space at both ends. */
 static char *trim(char *text) {
     size_t n;
     while (*text && strchr(" \t\r\n", *text)) text++;
@@ -470,13 +472,13 @@ static char *trim(char *text) {
     return text;
 }
 
-/* Cuts off a comment: # at the start or after white space. */
+/* Removes a comment, which begins with # at the start of the text or after white space. */
 static void strip_comment(char *text) {
     for (char *p = text; *p; p++)
         if (*p == '#' && (p == text || p[-1] == ' ' || p[-1] == '\t')) *p = 0;
 }
 
-/* The value behind a colon, without its quotes and without a comment.  A quote counts at the start of a value alone. */
+/* Reads the value after a colon, without quotes and comment.  Quotes have a meaning only at the start of a value. */
 static gt_status read_value(char *text, const char *name, const char *where, char **value) {
     text += strspn(text, " \t\r\n");
     *value = text + 1;
@@ -507,7 +509,7 @@ static gt_status read_line(hy_options *o, char *line, const char *where) {
     return status == GT_OK ? set_value(o, r, value, where) : status;
 }
 
-/* Reads a line with its end.  Its length, which is 0 at the end of the file; at most size - 1. */
+/* Reads a line including its end.  Returns its length, at most size - 1; 0 at the end of the file. */
 static size_t next_line(FILE *file, char *line, size_t size) {
     size_t length = 0;
     for (int c; length + 1 < size && (c = getc(file)) != EOF;) {
@@ -518,7 +520,7 @@ static size_t next_line(FILE *file, char *line, size_t size) {
     return length;
 }
 
-/* Fails if the line shows that the file is no plain text in UTF-8. */
+/* Fails if the line cannot be part of a plain text file in UTF-8. */
 static gt_status check_line(const char *line, size_t length, size_t size, int number, const char *where) {
     static const char save[] = "save it as UTF-8 without a byte-order mark";
     if (number == 1 && (!strncmp(line, "\xff\xfe", 2) || !strncmp(line, "\xfe\xff", 2)))
@@ -547,8 +549,8 @@ static gt_status read_file(hy_options *o, const char *path) {
     return status;
 }
 
-/* The argument **at, which begins with two dashes, and the next one if that is its value; *at is
- * moved to the last one used. */
+/* Sets the option of argument **at, which begins with two dashes, and reads the next argument if that is its value.
+ * Moves *at to the last argument used. */
 static gt_status read_argument(hy_options *o, char *const **at) {
     const char *name = **at + 2, *equals = strchr(name, '=');
     char key[64];
@@ -559,7 +561,7 @@ static gt_status read_argument(hy_options *o, char *const **at) {
     if (r->kind == FLAG) return set_value(o, r, "yes", "");
     if (!(*at)[1]) return hy_fail(GT_ERROR_VALUE, "%s: the value is missing (--%s %s)", key, r->name, r->argument);
     const char *next = (*at)[1];
-    if (!strncmp(next, "--", 2) && next[2]) /* rather an option than a file of that name */
+    if (!strncmp(next, "--", 2) && next[2]) /* likely an option, not a value that begins with -- */
         return hy_fail(GT_ERROR_VALUE, "--%s: the value is missing; if it is '%s', write --%s=%s", key, next, key,
                        next);
     return set_value(o, r, *++*at, "");
@@ -593,13 +595,13 @@ static gt_status read_arguments(hy_options *o, char *const *argv, const char **f
 }
 
 gt_status hy_options_parse(hy_options *o, int argc, char *const *argv) {
-    hy_options scratch = {.help = 0}; /* the command line is read once to find the file, ... */
+    hy_options scratch = {.help = 0}; /* first pass over the command line: finds the config file ... */
     const char *file = NULL;
     gt_status status = GT_OK;
     memset(o, 0, sizeof *o);
     if (argc > 1) status = read_arguments(&scratch, argv + 1, &file);
     if (status == GT_OK && file) status = read_file(o, file);
-    if (status == GT_OK && argc > 1) /* ... and again, to override it */
+    if (status == GT_OK && argc > 1) /* ... second pass: overrides the config file */
         status = read_arguments(o, argv + 1, &file);
     o->config = file;
     return status;
@@ -620,7 +622,7 @@ gt_status hy_options_default(hy_options *o, int cuda) {
         o->given[i] = 0;
     }
     if (o->bench.count && !given(o, AT(batch))) o->batch = 8;
-    if (*o->generate && !hy_options_given(o, "batch")) o->batch = 1; /* the file's is of training */
+    if (*o->generate && !hy_options_given(o, "batch")) o->batch = 1; /* the batch in the model file is for training */
     if (!given(o, AT(min_lr))) o->min_lr = o->lr / 10;
     if (!given(o, AT(warmup))) o->warmup = o->steps / 20;
     if (!given(o, AT(decay_steps))) o->decay_steps = o->steps < 5 ? 1 : o->steps / 5;
@@ -642,14 +644,15 @@ gt_status hy_options_default(hy_options *o, int cuda) {
 
 /* ---- options in a model file ---------------------------------------------------------------- */
 
-/* Options that change the result come first; data is judged by its bytes, not by its name. */
+/* Options that change the result come first.  data is not among them, since the text is compared by its bytes, not by
+ * its name. */
 static const char *const kept[] = {
-    /* the model's */
+    /* the model's shape */
     "model", "hidden", "layers", "heads", "d-state", "expand", "d-conv", "mamba-head", "ffn", "tokens", "end-symbol",
-    /* others that change the result */
+    /* other options that change the result */
     "vocab", "end-token", "split", "held-out", "shuffle", "schedule", "decay-steps", "beta1", "beta2", "eps", "dropout",
     "ema", "batch", "seq", "steps", "lr", "min-lr", "warmup", "clip", "seed", "weight-decay", "stateful", "separator",
-    /* the rest */
+    /* options that do not change the result */
     "dtype", "data", "eval-every", "eval-tokens", "log-every", "sample", "sample-every", "prompt", "temperature",
     "top-k", "gates-strict", "save-every", "recompute", "fuse", "final-eval-tokens", "val", "table", "micro-batch",
     "keep-best", NULL};
@@ -669,8 +672,8 @@ int hy_options_of_model(const char *name) {
     return 0;
 }
 
-/* The options that each mode other than training reads, with spaces around them.  Training reads all that are not of
- * another mode alone. */
+/* The options that each mode other than training reads, with spaces around them.  Training reads all options except
+ * those that only another mode reads. */
 #define SIZES " hidden layers heads head-size d-state expand d-conv mamba-head ffn "
 static const struct {
     const char *mode, *reads;
@@ -723,7 +726,7 @@ gt_status hy_options_fit(const hy_options *o, const char *mode) {
     return GT_OK;
 }
 
-/* Fails if the user gave one of the options, "" after the last. */
+/* Fails if the user gave one of the options in `names`, which ends with "". */
 static gt_status refuse(const hy_options *o, const char *const *names, const char *why) {
     for (; **names; names++)
         if (hy_options_given(o, *names))
@@ -783,7 +786,7 @@ gt_status hy_options_fit_together(const hy_options *o, const char *mode) {
 
 int hy_options_given(const hy_options *o, const char *name) { return o->given[find_row(name, "") - rows] == BY_USER; }
 
-/* In the fewest digits that read as the same number. */
+/* Prints x in the fewest digits that read back as the same number. */
 static void print_number(char text[HY_TEXT_MAX], double x) {
     for (int digits = 6; digits <= 17; digits++) {
         snprintf(text, HY_TEXT_MAX, "%.*g", digits, x);
@@ -806,7 +809,7 @@ void hy_options_text(const hy_options *o, const char *name, char text[HY_TEXT_MA
         snprintf(text, HY_TEXT_MAX, "%s", (const char *)field);
 }
 
-/* Sets an option to the text of a file, in which STRINGs have no escapes. */
+/* Sets an option to a text from a model file.  STRINGs have no escapes there. */
 static gt_status set_kept(hy_options *o, const row *r, const char *text, const char *file) {
     char where[256];
     snprintf(where, sizeof where, "%.200s: damaged: option ", file);
@@ -820,7 +823,7 @@ static gt_status set_kept(hy_options *o, const row *r, const char *text, const c
     return GT_OK;
 }
 
-/* 0 for a size of the model is 'as the model says', and so no value of its own. */
+/* Returns whether an option has no value yet: 0 for a size of the model means the size of the named model. */
 static int is_open(const hy_options *o, const row *r) {
     if (!o->given[r - rows]) return 1;
     return r->kind == WHOLE && hy_options_of_model(r->name) && *(const int64_t *)((const char *)o + r->offset) == 0;
@@ -845,7 +848,7 @@ gt_status hy_options_take(hy_options *o, const char *name, const char *text, con
 
 /* ---- help ----------------------------------------------------------------------------------- */
 
-enum { HELP = 23, WIDTH = 79 }; /* where the text begins, and where lines end */
+enum { HELP = 23, WIDTH = 79 }; /* columns where the text begins and where lines end */
 
 static void print_option(FILE *out, const row *r, const char *help) {
     char left[64], text[512], standard[96] = "";
@@ -864,7 +867,7 @@ static void print_paragraph(FILE *out, const char *text) { hy_print_wrapped(out,
 static const char title[] = "hybrid_train: trains an RWKV-6 + Mamba-2 language model on a text\n";
 static const char usage[] = "  hybrid_train [CONFIG] [--option value | --option=value | --flag]...\n";
 
-/* 23 lines at most, so that a terminal of 24 shows all of them above its prompt. */
+/* Prints at most 23 lines, so that a terminal of 24 lines shows all of them above its prompt. */
 void hy_options_help(FILE *out) {
     fprintf(out, "%s%s", title, usage);
     for (size_t i = 0; i < sizeof common / sizeof common[0]; i++)

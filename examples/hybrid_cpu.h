@@ -1,6 +1,5 @@
-/* The CPU backend exists once per instruction set that the build knows, and with or without a BLAS
- * for its products. hy_backend_cpu takes the best that this processor can run; tests ask for each.
- */
+/* The forms of the CPU backend.  A build has one form per instruction set, each with or without a BLAS for matrix
+ * products.  hy_backend_cpu takes the fastest form that this processor can run; tests ask for each form. */
 #ifndef HYBRID_CPU_H
 #define HYBRID_CPU_H
 
@@ -15,13 +14,12 @@ enum {
 /* The features that this build and this processor have. */
 int hy_cpu_features(void);
 
-/* A CPU backend that uses `features` and no others.  Features that are not there:
- * GT_ERROR_UNSUPPORTED. */
+/* Makes a CPU backend that uses exactly `features`.  Returns GT_ERROR_UNSUPPORTED if one of them is missing. */
 gt_status hy_backend_cpu_with(hy_backend **backend, int features);
 
 /* ---- shared by the forms ------------------------------------------------------------------- */
 
-/* GT_ERROR_UNSUPPORTED unless `dtype` is fp32. */
+/* Returns GT_ERROR_UNSUPPORTED unless `dtype` is fp32. */
 static inline gt_status hy_cpu_check_dtype(const char *op, gt_dtype dtype) {
     if (dtype == GT_DTYPE_DEFAULT || dtype == GT_F32) return GT_OK;
     return hy_fail(GT_ERROR_UNSUPPORTED, "cpu %s: dtype = %d: the CPU backend computes in fp32", op, (int)dtype);
@@ -40,8 +38,8 @@ static inline gt_status hy_cpu_gemm_defaults(const hy_gemm_args *args, hy_gemm_a
     return status;
 }
 
-/* How many of M rows a task of a product computes, at most `most`.  Even a small product gets enough tasks for several
- * threads.  The answer does not depend on the number of threads, so neither do results. */
+/* Number of rows, of M, that one task of a matrix product computes; at most `most`.  Even a small product gets enough
+ * tasks for several threads.  The number does not depend on the thread count, so results do not either. */
 static inline int64_t hy_cpu_gemm_rows(int64_t M, int64_t most) {
     const int64_t quarter = (M / 4 + 15) / 16 * 16;
     return quarter < 32 ? 32 : quarter > most ? most : quarter;

@@ -14,8 +14,8 @@ static int64_t line_end_at(const uint8_t *bytes, int64_t size, int64_t i) {
     return i + 1 < size && bytes[i] == '\r' && bytes[i + 1] == '\n' ? 2 : 0;
 }
 
-/* Length of the separator that starts at byte i, 0 if none does.  A run of three or more line ends
- * (that is, two or more blank lines) counts as a whole. */
+/* Length of the separator that starts at byte i; 0 if none starts there.  Three or more line ends in a row, which are
+ * two or more blank lines, are one separator. */
 static int64_t separator_at(const uint8_t *bytes, int64_t size, int64_t i, const char *separator) {
     int64_t length = (int64_t)strlen(separator), line_ends = 0, end = i;
     if (length) return length <= size - i && !memcmp(bytes + i, separator, (size_t)length) ? length : 0;
@@ -24,7 +24,7 @@ static int64_t separator_at(const uint8_t *bytes, int64_t size, int64_t i, const
     return line_ends >= 3 ? end - i : 0;
 }
 
-/* Appends the start of another document. */
+/* Appends the start of a document to the list. */
 static int add_document(hy_text *text, int64_t *room, int64_t start) {
     if (text->documents + 2 > *room) {
         *room = *room ? 2 * *room : 1024;
@@ -47,7 +47,7 @@ static void put_token(hy_text *text, int64_t i, int32_t token) {
         ((int32_t *)text->token)[i] = token;
 }
 
-/* The vocabulary: the bytes that occur.  Separators that become a symbol of their own do not count. */
+/* Sets the vocabulary to the bytes that occur.  Skips separators that become an end symbol. */
 static int find_vocabulary(hy_text *text, const hy_span *span, int64_t spans, const hy_source *from) {
     uint8_t occurs[256] = {0}, list[256];
     int count = 0;
@@ -63,13 +63,13 @@ static int find_vocabulary(hy_text *text, const hy_span *span, int64_t spans, co
     return count;
 }
 
-/* A token of a text in memory. */
+/* Appends a token to a text in memory. */
 static void add_token(hy_text *text, int32_t token) {
     if (text->token) put_token(text, text->size, token);
     text->size++;
 }
 
-/* Adds the tokens and documents of a file; a document includes the separator that ends it. */
+/* Adds the tokens and documents of a file.  A document includes its separator. */
 static int take_bytes(hy_text *text, int64_t *room, const hy_span *s, const hy_source *from) {
     int64_t start = text->size;
     for (int64_t i = 0; i < s->size;) {
@@ -107,7 +107,7 @@ static int take_numbers(hy_text *text, int64_t *room, const hy_span *s, const hy
     return 0;
 }
 
-/* Checks the vocabulary of files of numbers. */
+/* Checks the numbers of the files, and sets the vocabulary size. */
 static gt_status check_numbers(hy_text *text, const hy_span *span, int64_t spans, const hy_source *from) {
     const int64_t limit = from->vocab ? from->vocab : HY_VOCAB_MAX;
     int64_t most = 0;
@@ -132,14 +132,16 @@ static gt_status check_numbers(hy_text *text, const hy_span *span, int64_t spans
     return text->vocab > 1 ? GT_OK : hy_fail(GT_ERROR_VALUE, "every token is 0: there is nothing to learn");
 }
 
-/* How many of so many tokens are held out: in whole numbers, since a tenth has no exact form in binary. */
+/* Number of held-out tokens among `tokens`.  Integer arithmetic, since a tenth is not exact in binary floating point.
+ * */
 static int64_t held_out_of(int64_t tokens, const hy_source *from) {
     const int64_t million = 1000000, share = from->held_out ? from->held_out : million / 10;
     return tokens / million * share + (tokens % million * share + million - 1) / million;
 }
 
-/* Sizes of the parts.  Held out is the end of the text or of each track, or all from token `other` on (-1: there are no
- * other files).  A token or two at the end may fit no track. */
+/* Sets the sizes of the training and the held-out part.  The held-out part is the end of the text, or the end of each
+ * track, or everything from token `other` on (-1: no other files).  Drops a few tokens at the end if the tracks do not
+ * divide the text evenly. */
 static gt_status cut_pieces(hy_text *text, int64_t other, const hy_source *from) {
     const int64_t tracks = from->tracks;
     text->pieces = tracks ? tracks : 1;
@@ -194,15 +196,15 @@ static void sum_bytes(hy_text *text, const hy_span *span, int64_t spans, int64_t
     hy_sha256_end(&sum, text->sum);
 }
 
-/* Whether the tokens can stay where they are. */
+/* Returns whether all files are mapped, so that the text can read its tokens from them. */
 static int all_mapped(const hy_span *span, int64_t spans) {
     int64_t mapped = 0;
     for (int64_t i = 0; i < spans; i++) mapped += span[i].is_mapped;
     return spans && mapped == spans;
 }
 
-/* first_other: the span from which on files are held out, -1 for none.  With spans that are mapped the text takes
- * them. */
+/* Reads a text from spans.  first_other: index of the first held-out span, -1 for none.  If the tokens stay in mapped
+ * files, the text takes over the array `span`. */
 static gt_status read_text(hy_text *text, hy_span *span, int64_t spans, int64_t first_other, const hy_source *from) {
     int64_t bytes = 0, room = 0, other = -1;
     const int stays = all_mapped(span, spans) && !from->end_symbol;
@@ -236,7 +238,7 @@ static gt_status read_text(hy_text *text, hy_span *span, int64_t spans, int64_t 
 
 int32_t hy_mapped_token(const hy_text *text, int64_t i) {
     int64_t low = 0, high = text->spans;
-    while (high - low > 1) { /* the last span that begins at or before the token */
+    while (high - low > 1) { /* finds the last span that begins at or before the token */
         const int64_t middle = low + (high - low) / 2;
         if (text->span[middle].first <= i)
             low = middle;
@@ -261,7 +263,7 @@ gt_status hy_text_from_bytes(hy_text *text, const void *bytes, int64_t size, con
     return hy_text_read(text, bytes, size, &source);
 }
 
-/* Loads the files of both lists into spans; empty files are left out. */
+/* Loads the files of both lists into spans, and leaves out empty files. */
 static gt_status load_spans(hy_span *span, int64_t *spans, int64_t *first_other, const hy_paths *paths,
                             const hy_paths *other, const hy_source *from) {
     const int is_mapped =
@@ -302,7 +304,7 @@ gt_status hy_text_load(hy_text *text, const hy_paths *paths, const hy_paths *oth
             hy_fail(status, "data file %s%s: %s", paths->count ? paths->path[0] : other->path[0],
                     count > 1 ? " and others" : "", hy_last_error());
     }
-    if (text->span && status == GT_OK) return GT_OK; /* the spans are the text's */
+    if (text->span && status == GT_OK) return GT_OK; /* the text owns the spans now */
     text->span = NULL;
     for (int64_t i = 0; i < spans; i++) hy_span_free(span + i);
     free(span);
@@ -351,7 +353,7 @@ gt_status hy_text_recode(hy_text *text, const uint8_t *bytes, int count) {
     hy_text_vocabulary(&other, bytes, count, text->end_symbol >= 0);
     for (int v = 0; v < old_count; v++)
         if (other.token_of[text->byte_of[v]] < 0) return not_in_vocabulary(text->byte_of[v]);
-    if (text->span) { /* mapped bytes are translated where they are read */
+    if (text->span) { /* mapped bytes become tokens when they are read */
         *text = other;
         return count_entropy(text);
     }
@@ -388,7 +390,7 @@ void hy_text_free(hy_text *text) {
     memset(text, 0, sizeof *text);
 }
 
-static const char between[] = " ,\n\r\t"; /* numbers of a list */
+static const char between[] = " ,\n\r\t"; /* characters between the numbers of a list */
 
 static gt_status encode_numbers(const hy_text *text, const char *string, int32_t *token, int *count) {
     for (const char *at = string + strspn(string, between); *at; at += strspn(at, between)) {
@@ -443,11 +445,12 @@ void hy_batch_share(hy_batch *batch, int rank, int ranks) {
     batch->all = ranks * batch->rows;
 }
 
-/* Row `row` of all predicts the `count` tokens from `first` on; the rest of it is not counted.  keep: see hy_batch. */
+/* Fills row `row` of the whole batch: it predicts `count` tokens from `first` on.  Targets after these are -1.  keep:
+ * see hy_batch. */
 static void fill_row(hy_batch *batch, const hy_text *text, int64_t row, int64_t first, int64_t count, int keep) {
     batch->all_targets += count;
     row -= batch->first;
-    if (row < 0 || row >= batch->rows) return; /* another rank's */
+    if (row < 0 || row >= batch->rows) return; /* a row of another rank */
     int32_t *input = batch->input + row * batch->length, *target = batch->target + row * batch->length;
     batch->keep[row] = keep;
     for (int64_t t = 0; t < batch->length; t++) {
@@ -458,7 +461,7 @@ static void fill_row(hy_batch *batch, const hy_text *text, int64_t row, int64_t 
 }
 
 void hy_batch_random(hy_batch *batch, const hy_text *text, uint64_t *random) {
-    int64_t places = text->piece_train - batch->length; /* of a piece; first predicted token: 1 ... */
+    int64_t places = text->piece_train - batch->length; /* windows per piece; the first predicts from token 1 on */
     batch->targets = batch->all_targets = 0;
     for (int64_t row = 0; row < batch->all; row++) {
         int64_t place = (int64_t)(hy_random(random) % (uint64_t)(text->pieces * places));
@@ -469,7 +472,7 @@ void hy_batch_random(hy_batch *batch, const hy_text *text, uint64_t *random) {
 /* Finds the document of a track's next token. */
 static void find_document(hy_tracks *tracks, const hy_text *text, int64_t row) {
     int64_t low = 0, high = text->documents;
-    while (high - low > 1) { /* the last document that starts at or before the token */
+    while (high - low > 1) { /* finds the last document that starts at or before the token */
         int64_t middle = low + (high - low) / 2;
         if (text->document[middle] <= tracks->next[row])
             low = middle;
@@ -479,7 +482,7 @@ static void find_document(hy_tracks *tracks, const hy_text *text, int64_t row) {
     tracks->document[row] = low;
 }
 
-/* Sets a track to its beginning. */
+/* Moves a track to its beginning. */
 static void rewind_track(hy_tracks *tracks, const hy_text *text, int64_t row) {
     tracks->next[row] = tracks->first[row];
     find_document(tracks, text, row);
@@ -552,7 +555,7 @@ int64_t hy_held_out_tokens(const hy_text *text) {
 
 int hy_batch_held_out(hy_batch *batch, const hy_text *text, int64_t *next) {
     const int64_t first = text->piece_train + text->skipped, held_out = text->piece - first;
-    const int64_t windows = (held_out + batch->length - 1) / batch->length; /* of a piece */
+    const int64_t windows = (held_out + batch->length - 1) / batch->length; /* windows per piece */
     int64_t row = 0;
     batch->targets = batch->all_targets = 0;
     for (int64_t i; row < batch->all && (i = *next + row) < text->pieces * windows; row++) {

@@ -1,54 +1,55 @@
 /* The text of hybrid_train: loading, vocabulary, documents, and the batches cut from it.
  *
- * The vocabulary is the set of bytes that occur; a token is the number of its byte.  Or a file holds the
- * tokens themselves, as numbers.  The first nine tenths of the text are for training, unless said otherwise, the rest
- * is
- * held out; or the same of each of some tracks of equal length; or other files are held out.  A window predicts the
- * `length` tokens from
- * some position on; its inputs are the same tokens one place earlier. */
+ * A text consists of bytes or of numbers.  In a text of bytes the vocabulary is the set of bytes that occur, and a
+ * token is the index of its byte.  In a text of numbers the file holds the tokens themselves.
+ *
+ * By default the first nine tenths of the text are for training, and the last tenth is held out.  With tracks (pieces
+ * of equal length) the end of each track is held out.  Or the held-out text comes from other files.
+ *
+ * A window predicts `length` consecutive tokens.  Its inputs are the same tokens one place earlier. */
 #ifndef HYBRID_DATA_H
 #define HYBRID_DATA_H
 
 #include "hybrid_files.h"
 
-/* What the files hold. */
+/* What the files hold.  Some fields are for texts of bytes only, some for texts of numbers only. */
 typedef struct hy_source {
-    const char *separator; /* of bytes: what ends a document; "" = two or more blank lines, or a form feed */
-    int end_symbol;        /* of bytes: 1: what ends a document is one token of its own, the last of the vocabulary */
-    int width;             /* bytes of a number, 2 or 4, little-endian; 0 = the file holds text */
-    int64_t vocab;         /* of numbers: how many tokens there are, 0 = as many as the largest asks for */
-    int64_t end_token;     /* of numbers: the last one of a document, -1 = there is one document */
-    int64_t tracks;        /* 0: the end of the text is held out, else the end of each of so many tracks */
-    int64_t held_out;      /* how much, in millionths; 0 = a tenth */
-    int64_t map_from;      /* files of so many bytes together are mapped; 0 = HY_MAP_FROM */
-    int sum;               /* 1: hy_text_sum will be wanted */
+    const char *separator; /* bytes: the string that ends a document; "": two or more blank lines, or a form feed */
+    int end_symbol;        /* bytes: 1: the separator becomes one token, the last of the vocabulary */
+    int width;             /* 0: the files hold bytes; 2 or 4: they hold little-endian numbers of so many bytes */
+    int64_t vocab;         /* numbers: size of the vocabulary; 0: the largest number + 1 */
+    int64_t end_token;     /* numbers: the token that ends a document; -1: the text is one document */
+    int64_t tracks;        /* number of tracks, the end of each is held out; 0: the end of the text is held out */
+    int64_t held_out;      /* held-out share in millionths; 0: a tenth */
+    int64_t map_from;      /* files with at least so many bytes together are mapped into memory; 0: HY_MAP_FROM */
+    int sum;               /* 1: compute the SHA-256 for hy_text_sum */
 } hy_source;
 
 enum { HY_VOCAB_MAX = 1 << 20, HY_MAP_FROM = 1 << 28 };
 
 typedef struct hy_text {
-    void *token;   /* [size] of `width` bytes each: see hy_token; NULL: the tokens lie in mapped files */
-    int width;     /* 1, 2 or 4; mapped files: the width of their numbers, 0: they hold bytes */
+    void *token;   /* [size] tokens of `width` bytes each, read by hy_token; NULL: the tokens lie in mapped files */
+    int width;     /* bytes of a token: 1, 2 or 4.  Mapped files: bytes of a number, or 0 if the files hold bytes */
     hy_span *span; /* [spans] the mapped files */
     int64_t spans;
-    int64_t size, train;        /* all tokens, and the tokens for training; all pieces together */
-    int64_t pieces;             /* that are cut alike, one after the other: 1, or the tracks of hy_source */
-    int64_t piece, piece_train; /* tokens of each, and how many of them, the first ones, are for training */
-    int64_t skipped;            /* held-out tokens of each that nothing of their own file comes before: 1 with another
-                                   file, else 0 */
-    hy_table table;             /* of numbers: what they stand for */
+    int64_t size, train;        /* number of all tokens, and of the tokens for training, in all pieces together */
+    int64_t pieces;             /* number of equal pieces, each cut into training and held-out part: 1, or the tracks */
+    int64_t piece, piece_train; /* tokens of each piece; the first piece_train of them are for training */
+    int64_t skipped;            /* held-out tokens of a piece that have no token before them to predict them from:
+                                   1 if other files are held out, else 0 */
+    hy_table table;             /* numbers: the bytes that each token stands for */
     int vocab;
-    int is_numbers;       /* 1: the file holds the tokens, there are no bytes */
-    int end_symbol;       /* of bytes: the token that ends a document, -1 = none */
-    char end_text[1024];  /* what it stands for */
-    uint8_t byte_of[256]; /* the bytes in rising order */
-    int token_of[256];    /* -1 for a byte that does not occur */
+    int is_numbers;       /* 1: a text of numbers, 0: of bytes */
+    int end_symbol;       /* bytes: the token that ends a document, -1: none */
+    char end_text[1024];  /* the separator that end_symbol stands for */
+    uint8_t byte_of[256]; /* byte of each token, in rising order */
+    int token_of[256];    /* token of each byte, -1 for a byte that does not occur */
     int64_t *document;    /* [documents + 1] first token of each document, then size */
     int64_t documents;
-    int64_t ends;            /* how often the file has a separator, or the end token */
+    int64_t ends;            /* how often the files contain the separator, or the end token */
     double entropy_train;    /* nats per token of the training part under its own frequencies */
-    double entropy_held_out; /* of the held-out part, frequencies from training (each count + 1) */
-    char sum[65];            /* SHA-256 of the file, if it was wanted */
+    double entropy_held_out; /* nats per token of the held-out part under the training part's counts, each plus 1 */
+    char sum[65];            /* SHA-256 of the text, if hy_source.sum asked for it */
 } hy_text;
 
 int32_t hy_mapped_token(const hy_text *text, int64_t i);
@@ -60,51 +61,50 @@ static inline int32_t hy_token(const hy_text *text, int64_t i) {
                               : ((const int32_t *)text->token)[i];
 }
 
-/* Reads files, one after the other.  With `other` files these are held out, whole, and nothing else is; then there
- * may be
- * no first ones.  A document ends where a file ends.  The reason of a failure, here and below, is in hy_last_error().
- * */
+/* Reads the files of `paths`, in order, as one text.  If `other` is given, exactly its files are held out, and
+ * `paths` may be empty.  The end of a file ends a document.  After a failure, here and below, hy_last_error() has the
+ * reason. */
 gt_status hy_text_load(hy_text *text, const hy_paths *paths, const hy_paths *other, const hy_source *source);
-/* The same from memory. */
+/* Reads a text from memory. */
 gt_status hy_text_read(hy_text *text, const void *bytes, int64_t size, const hy_source *source);
-/* A text of bytes whose last tenth is held out. */
+/* Makes a text of bytes whose last tenth is held out. */
 gt_status hy_text_from_bytes(hy_text *text, const void *bytes, int64_t size, const char *separator);
 void hy_text_free(hy_text *text);
 
-/* Gives a text of numbers the table of a file; fails if it has fewer tokens than the vocabulary. */
+/* Loads the table of a text of numbers from a file.  Fails if the table has fewer tokens than the vocabulary. */
 gt_status hy_text_table(hy_text *text, const char *path);
-/* Bytes that a token stands for; 0: that is not known. */
+/* Number of bytes that a token stands for; 0: not known. */
 int64_t hy_token_bytes(const hy_text *text, int32_t token);
 
-/* Gives a text of numbers another size of vocabulary; fails if it has larger ones. */
+/* Changes the vocabulary size of a text of numbers.  Fails if the text has a larger number. */
 gt_status hy_text_resize(hy_text *text, int vocab);
-/* Gives a text of bytes another vocabulary, `count` bytes in rising order; fails, naming the byte, if one
- * of the text is not among them. */
+/* Changes the vocabulary of a text of bytes to `count` bytes in rising order.  Fails if the text has a byte that is not
+ * among them; the error names the byte. */
 gt_status hy_text_recode(hy_text *text, const uint8_t *bytes, int count);
-/* A text that has a vocabulary and no tokens: fit for hy_text_encode. */
+/* Makes a text with a vocabulary and no tokens, for hy_text_encode. */
 void hy_text_vocabulary(hy_text *text, const uint8_t *bytes, int count, int has_end);
 
 /* Fails if the text is too short for one window of training. */
 gt_status hy_text_fits(const hy_text *text, int64_t length);
 
-/* Tokens of a string, token[strlen(string)], *count of them; fails if it has a byte that the text has not.
- * A text of numbers takes a list of them with spaces or commas between.  of_model: the vocabulary is a model's, for
- * the message. */
+/* Encodes a string as *count tokens; `token` has room for strlen(string).  Fails if a byte of the string is not in the
+ * vocabulary.  For a text of numbers the string is a list of numbers with spaces or commas between.  of_model = 1: the
+ * error message says that the vocabulary is a model's. */
 gt_status hy_text_encode(const hy_text *text, const char *string, int32_t *token, int *count, int of_model);
 
 typedef struct hy_batch {
     int64_t rows, length;
-    int64_t first, all;      /* it is the rows from `first` on of a batch of `all` rows, of which other ranks have the
-                                others: 0 and rows, unless hy_batch_share says otherwise */
+    int64_t first, all;      /* these rows begin at row `first` of the whole batch, which has `all` rows on all ranks;
+                                0 and `rows` unless hy_batch_share was called */
     int32_t *input, *target; /* [rows, length]; a target of -1 is not counted */
-    int32_t *keep;           /* [rows] 1: goes on with the row's states, 0: starts from zero states */
-    int64_t targets;         /* how many are counted ... */
-    int64_t all_targets;     /* ... of `all` rows */
+    int32_t *keep;           /* [rows] 1: the row continues from its states, 0: it starts from zero states */
+    int64_t targets;         /* number of counted targets in these rows */
+    int64_t all_targets;     /* number of counted targets in all rows of the whole batch */
 } hy_batch;
 
 gt_status hy_batch_create(hy_batch *batch, int64_t rows, int64_t length);
 void hy_batch_free(hy_batch *batch);
-/* From now on it is the share of this rank in a batch of ranks times its rows. */
+/* Makes the batch this rank's share of a whole batch with ranks * rows rows. */
 void hy_batch_share(hy_batch *batch, int rank, int ranks);
 
 /* splitmix64 */
@@ -117,32 +117,31 @@ static inline uint64_t hy_random(uint64_t *state) {
 /* Uniform in [0, 1). */
 static inline double hy_uniform(uint64_t *state) { return (double)(hy_random(state) >> 11) / 9007199254740992.0; }
 
-/* Independent windows at random places of the training part. */
+/* Fills the batch with independent windows at random places of the training part. */
 void hy_batch_random(hy_batch *batch, const hy_text *text, uint64_t *random);
 
-/* Tracks: the training part cut into one equal piece per row, or the text's own if it has as many, each
- * read in order, over and over.  A
- * window ends early at the end of a document or of its track, and the next one starts from a zero
- * state; so no state crosses a document end. */
+/* The training part is cut into one equal track per row; if the text has as many tracks of its own, these are used.
+ * Each row reads its track in order, again and again.  A window ends early at the end of a document or of its track,
+ * and the next window starts from zero states.  So no state passes from one document to another. */
 typedef struct hy_tracks {
     int64_t rows;
     int64_t *first;    /* [rows] first token predicted by each track ... */
     int64_t *end;      /* [rows] ... and the end of its training part */
-    int64_t *next;     /* [rows] next one */
-    int64_t *document; /* [rows] the document that it belongs to */
+    int64_t *next;     /* [rows] next token that each track predicts */
+    int64_t *document; /* [rows] the document of that token */
 } hy_tracks;
 
 gt_status hy_tracks_create(hy_tracks *tracks, const hy_text *text, int64_t rows);
 void hy_tracks_free(hy_tracks *tracks);
-/* After `next` was set from outside; 0 if it is in no track. */
+/* Call it after setting `next`: updates the documents.  Returns 0 if an entry of `next` lies outside its track. */
 int hy_tracks_moved(hy_tracks *tracks, const hy_text *text);
 void hy_batch_tracks(hy_batch *batch, const hy_text *text, hy_tracks *tracks);
 
-/* Tokens that hy_batch_held_out predicts in all. */
+/* Total number of tokens that hy_batch_held_out predicts. */
 int64_t hy_held_out_tokens(const hy_text *text);
 
-/* Held-out windows in order, from *next on (0 at first): each held-out token is predicted exactly
- * once, the last window may be shorter.  Returns 0 when none is left. */
+/* Fills the batch with the next held-out windows, in order.  *next is the position, 0 at first.  The windows predict
+ * each held-out token exactly once; the last window may be shorter.  Returns 0 when no window is left. */
 int hy_batch_held_out(hy_batch *batch, const hy_text *text, int64_t *next);
 
 #endif

@@ -7,7 +7,7 @@
 static _Thread_local char hy_error_text[640];
 
 gt_status hy_fail(gt_status status, const char *format, ...) {
-    char text[sizeof hy_error_text]; /* an argument may be the last error itself */
+    char text[sizeof hy_error_text]; /* a copy, since an argument may be the last error itself */
     va_list list;
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);

@@ -1,4 +1,4 @@
-/* Reading of safetensors files. */
+/* Reads safetensors files. */
 #define _XOPEN_SOURCE 700 /* fseeko, fileno */
 #include "hybrid_file.h"
 #include "hybrid_sha256.h"
@@ -16,11 +16,11 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the numbers of these 
         if (status_ != GT_OK) return status_;                                                                          \
     } while (0)
 
-static const int64_t header_max = 100000000; /* as the safetensors package has it */
-enum { DIGITS = 64 };                        /* of a checksum */
+static const int64_t header_max = 100000000; /* the limit of the safetensors package */
+enum { DIGITS = 64 };                        /* digits of a checksum */
 
 /* ---- the JSON of the header ------------------------------------------------------------------
- * Texts are resolved in place, and end with a NUL where their closing quote was. */
+ * The reader decodes strings in place, and writes a NUL at the end of each. */
 
 typedef struct reader {
     char *start, *at, *end;
@@ -41,7 +41,7 @@ static void skip_space(reader *r) {
     while (r->at < r->end && strchr(" \t\r\n", *r->at) && *r->at) r->at++;
 }
 
-/* Whether the next sign is this one, which is then read. */
+/* Reads the next character if it is `sign`; returns whether it was. */
 static int next_is(reader *r, char sign) {
     skip_space(r);
     if (r->at == r->end || *r->at != sign) return 0;
@@ -51,7 +51,7 @@ static int next_is(reader *r, char sign) {
 
 static gt_status expect(reader *r, char sign) { return next_is(r, sign) ? GT_OK : fail_at(r, "'%c' is missing", sign); }
 
-/* The four digits of \uXXXX. */
+/* Reads the four digits of \uXXXX. */
 static gt_status read_hex(reader *r, unsigned *code) {
     static const char digits[] = "0123456789abcdef0123456789ABCDEF";
     *code = 0;
@@ -63,7 +63,7 @@ static gt_status read_hex(reader *r, unsigned *code) {
     return *code ? GT_OK : fail_at(r, "a NUL in a text");
 }
 
-/* UTF-8 of a code of 16 bits. */
+/* Writes a 16-bit code as UTF-8. */
 static char *put_code(char *to, unsigned code) {
     if (code < 0x80) {
         *to++ = (char)code;
@@ -112,7 +112,7 @@ static gt_status read_text(reader *r, char **text) {
     return GT_OK;
 }
 
-/* A whole number from 0 on, in plain digits. */
+/* Reads a whole number >= 0 that consists of digits only. */
 static gt_status read_whole(reader *r, int64_t *number) {
     const int64_t most = (int64_t)1 << 53;
     skip_space(r);
@@ -130,7 +130,7 @@ static gt_status read_whole(reader *r, int64_t *number) {
     return GT_OK;
 }
 
-/* [n, ...], at most HY_RANK_MAX. */
+/* Reads a list [n, ...] of at most HY_RANK_MAX numbers. */
 static gt_status read_list(reader *r, int64_t *list, int *count) {
     *count = 0;
     TRY(expect(r, '['));
@@ -144,7 +144,7 @@ static gt_status read_list(reader *r, int64_t *list, int *count) {
 
 /* ---- the header ---------------------------------------------------------------------------- */
 
-/* Room for one more in a list that doubles at powers of two. */
+/* Makes room for one more element.  The list doubles when its count is a power of two. */
 static gt_status make_room(const reader *r, void **list, int count, size_t size) {
     if (count & (count - 1)) return GT_OK;
     void *larger = realloc(*list, (count ? 2 * (size_t)count : 1) * size);
@@ -176,7 +176,7 @@ static gt_status read_metadata(reader *r, hy_file *file) {
 
 static int size_of_dtype(hy_file_dtype dtype) { return dtype == HY_FILE_F32 ? 4 : 8; }
 
-/* The number of elements, and whether the bytes are as many. */
+/* Computes the number of elements, and checks that the tensor's bytes match it. */
 static gt_status check_tensor(const reader *r, hy_file_tensor *t) {
     t->count = 1;
     for (int i = 0; i < t->rank; i++)
@@ -187,7 +187,7 @@ static gt_status check_tensor(const reader *r, hy_file_tensor *t) {
     return GT_OK;
 }
 
-/* {"dtype": ..., "shape": ..., "data_offsets": ...}, in any order. */
+/* Reads {"dtype": ..., "shape": ..., "data_offsets": ...}; the keys may have any order. */
 static gt_status read_tensor(reader *r, hy_file_tensor *t) {
     static const char *const keys[] = {"dtype", "shape", "data_offsets"};
     int64_t offsets[HY_RANK_MAX];
@@ -255,11 +255,11 @@ static int by_key(const void *a, const void *b) {
     return strcmp(((const hy_file_text *)a)->key, ((const hy_file_text *)b)->key);
 }
 
-/* Tensors follow each other to the end of the file; then sorts them by name. */
+/* Checks that the tensors fill the data without gaps, then sorts them by name. */
 static gt_status check_places(hy_file *f) {
     int64_t end = 0;
     if (f->tensor_count) qsort(f->tensors, (size_t)f->tensor_count, sizeof *f->tensors, by_name);
-    for (int i = 1; i < f->tensor_count; i++) /* first: the places of a repeated name cannot be right either */
+    for (int i = 1; i < f->tensor_count; i++) /* first, since a repeated name makes the places wrong, too */
         if (!by_name(f->tensors + i - 1, f->tensors + i))
             return hy_fail(GT_ERROR_VALUE, "%s: damaged: tensor %.60s is there twice", f->path, f->tensors[i].name);
     if (f->tensor_count) qsort(f->tensors, (size_t)f->tensor_count, sizeof *f->tensors, by_place);
@@ -324,7 +324,7 @@ static gt_status load_header(hy_file *f) {
     return check_places(f);
 }
 
-/* Zeros what of the checksum's digits is among the bytes that were read from `place` on. */
+/* Sets the digits of the checksum to zeros, as far as they lie in `bytes`, which were read from `place` on. */
 static void blank_digits(const hy_file *f, char *bytes, int64_t place, int64_t count) {
     for (int64_t i = 8 + f->checksum_at; i < 8 + f->checksum_at + DIGITS; i++)
         if (i >= place && i < place + count) bytes[i - place] = '0';

@@ -42,7 +42,7 @@ static gt_status add_folder(hy_paths *paths, const char *folder) {
     for (int i = 0; i < count; i++) {
         if (status == GT_OK && list[i]->d_name[0] != '.') status = add_path(paths, folder, list[i]->d_name);
         if (status == GT_OK && paths->count && list[i]->d_name[0] != '.' && is_folder(paths->path[paths->count - 1]))
-            free(paths->path[--paths->count]); /* folders inside it do not count */
+            free(paths->path[--paths->count]); /* leaves out folders inside the folder */
         free(list[i]);
     }
     free(list);
@@ -70,7 +70,7 @@ gt_status hy_paths_expand(hy_paths *paths, const char *value, const uint64_t *sh
     char *names = malloc(strlen(value) + 1), *name = names;
     if (!names) return no_memory();
     strcpy(names, value);
-    if (!strchr(value, ',') || !stat(value, &about)) { /* one name, whatever is in it */
+    if (!strchr(value, ',') || !stat(value, &about)) { /* a single name, which may contain commas */
         status = add_name(paths, value);
         name = NULL;
     }
@@ -81,7 +81,7 @@ gt_status hy_paths_expand(hy_paths *paths, const char *value, const uint64_t *sh
         name = comma ? comma + 1 : NULL;
     }
     free(names);
-    uint64_t random = shuffle ? *shuffle ^ 0x66696c6573u : 0; /* not the numbers that place windows */
+    uint64_t random = shuffle ? *shuffle ^ 0x66696c6573u : 0; /* differs from the numbers that place windows */
     for (int64_t i = paths->count - 1; status == GT_OK && shuffle && i > 0; i--) {
         const int64_t k = (int64_t)(hy_random(&random) % (uint64_t)(i + 1));
         char *path = paths->path[i];
@@ -105,10 +105,10 @@ int64_t hy_paths_bytes(const hy_paths *paths) {
     return bytes;
 }
 
-/* ---- what they hold ------------------------------------------------------------------------- */
+/* ---- contents of files ---------------------------------------------------------------------- */
 
-/* The whole file, also of a pipe, whose size is not known.  NULL with errno; EFBIG if a file that is not regular, such
- * as /dev/zero, has more than HY_STREAM_MAX bytes. */
+/* Reads a whole file; also a pipe, whose size is not known.  Returns NULL and sets errno on failure.  EFBIG: a file
+ * that is not regular, such as /dev/zero, has more than HY_STREAM_MAX bytes. */
 static uint8_t *read_all(FILE *file, int may_be_endless, int64_t *size) {
     size_t room = 1 << 16, used = 0;
     uint8_t *bytes = malloc(room);
@@ -172,7 +172,7 @@ void hy_span_free(hy_span *span) {
 
 static int digit_of(uint8_t c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
 
-/* The byte that an escape at `at` stands for, and its length; 0: there is no such escape. */
+/* Decodes the escape at `at` into *byte.  Returns the length of the escape; 0: not a valid escape. */
 static int unescape(const uint8_t *at, int64_t left, uint8_t *byte) {
     static const char codes[] = "ntrf\\", bytes[] = "\n\t\r\f\\";
     const char *known = left > 1 && at[1] ? strchr(codes, at[1]) : NULL;

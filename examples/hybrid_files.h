@@ -1,4 +1,4 @@
-/* The files that a text lies in: names, what they hold, and the table of a tokeniser. */
+/* The files of a text: their names, their contents, and the table of a tokeniser. */
 #ifndef HYBRID_FILES_H
 #define HYBRID_FILES_H
 
@@ -10,28 +10,28 @@ typedef struct hy_paths {
     int64_t count;
 } hy_paths;
 
-/* The files that a value names: a file; a folder, whose files come in the order of their names, without hidden ones; or
- * several of both with commas between.  shuffle: NULL, or a seed that orders them. */
+/* Lists the files that `value` names: files and folders with commas between.  A folder stands for its files, without
+ * hidden ones, in the order of their names.  shuffle: NULL, or the seed of a random order. */
 gt_status hy_paths_expand(hy_paths *paths, const char *value, const uint64_t *shuffle);
 void hy_paths_free(hy_paths *paths);
 
-/* What a file holds. */
+/* The contents of a file. */
 typedef struct hy_span {
     const uint8_t *bytes;
     int64_t size;
-    int64_t first; /* token of the text */
+    int64_t first; /* index, in the text, of the file's first token */
     int is_mapped;
 } hy_span;
 
-/* Most bytes that are read from a pipe or a device; a regular file may be longer. */
+/* Most bytes that hy_span_load reads from a pipe or a device.  A regular file may be larger. */
 #define HY_STREAM_MAX ((size_t)1 << 30)
 
-/* Reads a file, or maps it: then the system reads the pages that are needed, and the file may be larger than memory.
- * A mapped file must stay as it is.  A pipe cannot be mapped and is read. */
+/* Reads a file, or maps it with is_mapped = 1.  The system reads the pages of a mapped file when they are needed, so
+ * the file may be larger than memory; it must not change.  A pipe cannot be mapped and is read. */
 gt_status hy_span_load(hy_span *span, const char *path, int is_mapped);
 void hy_span_free(hy_span *span);
 
-/* Bytes of the regular files, together. */
+/* Total bytes of the regular files among the paths. */
 int64_t hy_paths_bytes(const hy_paths *paths);
 
 /* The bytes that each token of a tokeniser stands for. */

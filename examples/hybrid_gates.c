@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* PASS if pass holds, else WARN if warn holds, else FAIL; so a NaN in the conditions fails. */
+/* The verdict is PASS if pass holds, else WARN if warn holds, else FAIL.  So a NaN in the conditions gives FAIL. */
 static hy_gate judge(const char *name, int pass, int warn, const char *bounds, const char *against, const char *format,
                      ...) {
     hy_gate gate = {name, pass ? HY_PASS : warn ? HY_WARN : HY_FAIL, "", bounds, against};
@@ -20,8 +20,8 @@ static hy_gate judge(const char *name, int pass, int warn, const char *bounds, c
 static int within(double x, double low, double high) { return x >= low && x <= high; }
 
 /* ---- G0 -------------------------------------------------------------------------------------
- * Every operator gets the same small random arrays on the backend and in its CPU twin: those that its table names for
- * forward and backward. */
+ * Every operator gets the same small random arrays on the backend and in its CPU twin.  The operator's table names the
+ * arrays of forward and backward. */
 
 enum { ARRAYS = 48, ARGS_BYTES = 2048 };
 
@@ -46,7 +46,7 @@ typedef struct operator_test {
 HY_OPERATORS(WRAP, WRAP, WRAP)
 #undef WRAP
 
-/* The tokens cross the chunks (64) and checkpoints (64 and 128) of the kernels.  The tuned kernels take these sizes. */
+/* T crosses the kernels' chunks (64) and checkpoints (64 and 128).  The tuned kernels accept these sizes. */
 enum { B = 2, T = 150, M = B * T, H = 2, N = 32, C = H * N, S = 16, TAPS = 4, D = C + 2 * S };
 
 static const gt_wkv6_args sizes_wkv6 = {.B = B, .T = T, .H = H, .N = N};
@@ -65,7 +65,7 @@ static const operator_test operators[] = {HY_OPERATORS(OPERATOR, OPERATOR, OPERA
 #undef OPERATOR
 enum { OPERATORS = sizeof operators / sizeof operators[0] };
 
-/* Inputs lie between these, all others between -1 and 1. */
+/* Ranges of the random inputs.  An input that is not listed lies between -1 and 1. */
 static const struct {
     const char *name;
     double low, high;
@@ -77,15 +77,15 @@ typedef struct operator_run {
     const operator_test *test;
     const gt_op *op;
     hy_backend *backend;
-    int64_t count[ARRAYS]; /* of elements; 0: the array is not given */
+    int64_t count[ARRAYS]; /* number of elements; 0: the array is not given */
     void *device[ARRAYS], *workspace;
     float *host[ARRAYS];
-    double *numbers; /* room for the largest */
+    double *numbers; /* room for the largest array */
     _Alignas(16) char args[ARGS_BYTES], twin[ARGS_BYTES];
 } operator_run;
 
-/* Left out are lists of sequences, tensors of other passes, and tensors that the trainer's own rmsnorm_linear does not
- * take. */
+/* Leaves out lists of sequences, tensors of other passes, and tensors that the trainer's own rmsnorm_linear does not
+ * accept. */
 static int is_left_out(const gt_op *op, const gt_tensor *t) {
     return t->kind == 'i' || (gt_use(t, GT_FORWARD) == '-' && gt_use(t, GT_BACKWARD) == '-') ||
            (!strcmp(op->name, "rmsnorm_linear") && (strstr(t->name, "bias") || strstr(t->name, "beta")));
@@ -101,7 +101,7 @@ static gt_dtype dtype_of(const operator_run *r, const gt_tensor *t) {
 
 static void put(void *args, size_t at, const void *value, size_t bytes) { memcpy((char *)args + at, value, bytes); }
 
-/* Inputs are random; the twin gets them as the backend rounds them. */
+/* Fills an input with random numbers.  The twin gets the numbers as the backend has rounded them. */
 static gt_status prepare_array(operator_run *r, int i, uint64_t *random) {
     hy_backend *b = r->backend;
     const gt_tensor *t = &r->op->tensors[i];
@@ -115,7 +115,7 @@ static gt_status prepare_array(operator_run *r, int i, uint64_t *random) {
     put(r->args, t->offset, &r->device[i], sizeof r->device[i]);
     put(r->twin, t->offset, &r->host[i], sizeof r->host[i]);
     if (status != GT_OK || !is_input(t)) return status;
-    const char *dot = strchr(t->name, '.'), *name = dot ? dot + 1 : t->name; /* of wkv6.w, w */
+    const char *dot = strchr(t->name, '.'), *name = dot ? dot + 1 : t->name; /* the part after the dot: w of wkv6.w */
     for (size_t k = 0; k < sizeof ranges / sizeof ranges[0]; k++)
         if (!strcmp(name, ranges[k].name)) low = ranges[k].low, high = ranges[k].high;
     for (int64_t k = 0; k < count; k++) {
@@ -128,7 +128,7 @@ static gt_status prepare_array(operator_run *r, int i, uint64_t *random) {
     return status;
 }
 
-/* How large every array is that forward or backward reads or writes. */
+/* Computes the size of every array that forward or backward reads or writes. */
 static gt_status count_arrays(operator_run *r) {
     _Alignas(16) char filled[ARGS_BYTES];
     gt_dims dims;
@@ -167,7 +167,7 @@ static gt_status run_both(operator_run *r) {
     return status == GT_OK ? b->synchronize(b) : status;
 }
 
-/* Relative error of the worst output, in the 2-norm; *name: which. */
+/* Finds the output with the largest relative error in the 2-norm.  *name: its name. */
 static gt_status worst_error(operator_run *r, double *worst, const char **name) {
     *worst = 0;
     for (int i = 0; i < ARRAYS && r->op->tensors[i].name; i++) {
@@ -247,7 +247,7 @@ hy_gate hy_gate_forward(const hy_probe *p, int64_t counted, int64_t targets) {
 
 hy_gate hy_gate_entropy(double entropy, int vocab) {
     double top = log(vocab), relative = entropy / top;
-    int depends = relative <= 1 - 1e-6; /* on the input */
+    int depends = relative <= 1 - 1e-6; /* the predictions depend on the input */
     return judge("G2", depends && relative >= 0.9, depends && relative >= 0.5,
                  ">0.9 ln V, <ln V (FAIL <0.5 ln V, =ln V)",
                  "an initialisation that is confident, or a model that is dead", "entropy %.3f nats, %.4f ln %d",
@@ -278,7 +278,7 @@ hy_gate hy_gate_states(const hy_probe *p) {
     if (!p->state_tokens) return skip("G3.5", "one token: no second half", bounds, against);
     for (int k = 0; k < 2; k++) {
         const double c = p->state_cosine[k], rms = p->state_rms[k];
-        if (!p->has[k]) continue; /* the model has the other branch alone */
+        if (!p->has[k]) continue; /* the model lacks this branch */
         lives &= rms > 1e-8;
         turns &= c < 0.99;
         moves &= c <= 0.9999;

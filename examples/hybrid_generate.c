@@ -6,7 +6,7 @@
 
 /* ---- printing ------------------------------------------------------------------------------ */
 
-/* Length of the UTF-8 sequence at the first byte, 0 if it is not one that can be shown. */
+/* Length of the UTF-8 sequence that begins at the first byte; 0 if it is invalid or not printable. */
 static int utf8_length(const uint8_t *bytes, int size) {
     uint8_t first = bytes[0];
     int length = first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
@@ -15,14 +15,14 @@ static int utf8_length(const uint8_t *bytes, int size) {
     for (int k = 1; k < length; k++)
         if ((bytes[k] & 0xc0) != 0x80) return 0;
     if (first == 0xc2 && bytes[1] < 0xa0) return 0;  /* control characters */
-    if (first == 0xe0 && bytes[1] < 0xa0) return 0;  /* too long a form */
+    if (first == 0xe0 && bytes[1] < 0xa0) return 0;  /* overlong form */
     if (first == 0xed && bytes[1] >= 0xa0) return 0; /* surrogates */
     if (first == 0xf0 && bytes[1] < 0x90) return 0;
     if (first == 0xf4 && bytes[1] >= 0x90) return 0;
     return length;
 }
 
-/* Whether the pending bytes may be the beginning of a sequence that is not whole yet. */
+/* Returns whether the pending bytes may be the beginning of an incomplete sequence. */
 static int is_beginning(const hy_printer *p) {
     uint8_t first = p->pending[0];
     int length = first < 0xc2 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 1;
@@ -32,7 +32,7 @@ static int is_beginning(const hy_printer *p) {
     return 1;
 }
 
-/* Prints the first character, or byte, that is pending. */
+/* Prints the first pending character, or the first pending byte if it begins no character. */
 static void print_one(hy_printer *p) {
     int length = utf8_length(p->pending, p->count);
     if (length)
@@ -65,16 +65,16 @@ typedef struct candidate {
     int token;
 } candidate;
 
-/* The likelier first; of equals the first. */
+/* Orders candidates by falling logit, and equal ones by token. */
 static int compare_candidates(const void *x, const void *y) {
     const candidate *a = x, *b = y;
     if (a->logit != b->logit) return a->logit < b->logit ? 1 : -1;
     return (a->token > b->token) - (a->token < b->token);
 }
 
-/* Sets the weights of all but the k likeliest to 0 (k = 0: of none), and then of all but the fewest that have the
- * share p
- * of their sum; -1: no memory. */
+/* Implements top-k and top-p.  Keeps the weights of the k likeliest tokens (k = 0: of all).  Of these it keeps the
+ * fewest likeliest whose weights make up the share p of the sum.  Sets all other weights to 0.  Returns -1 if memory is
+ * short. */
 static int leave_likeliest(const double *logits, int vocab, int64_t k, double p, double *weight) {
     candidate *list = malloc((size_t)vocab * sizeof *list);
     if (!list) return -1;
@@ -118,7 +118,7 @@ int32_t hy_draw(const double *logits, int vocab, double temperature, int64_t top
     return best;
 }
 
-/* A token as text: its byte, the table's text, its number and a space, or the end of a document. */
+/* Prints a token: its byte, its text in the table, its number and a space, or the separator of documents. */
 static gt_status print_token(hy_printer *printer, const hy_text *vocabulary, int32_t token) {
     gt_status status = GT_OK;
     const hy_table *table = &vocabulary->table;
@@ -135,9 +135,9 @@ static gt_status print_token(hy_printer *printer, const hy_text *vocabulary, int
     return status;
 }
 
-/* ---- both ---------------------------------------------------------------------------------- */
+/* ---- generation ---------------------------------------------------------------------------- */
 
-enum { UNTIMED = 2 }; /* steps: the first call of a device loads its kernels, and the second one is recorded */
+enum { UNTIMED = 2 }; /* steps that are not timed: the first one loads the kernels, the second one is recorded */
 
 /* A prompt of `length` tokens and the tokens drawn after it. */
 typedef struct generation {
@@ -147,17 +147,17 @@ typedef struct generation {
     hy_printer *printer;
     int samples, length;
     double *logits;   /* [samples, vocab] */
-    int32_t *prompt;  /* [samples, length], the same for each */
+    int32_t *prompt;  /* [samples, length], the same tokens for each sample */
     int32_t *drawn;   /* [count, samples] */
     uint64_t *random; /* [samples] */
-    uint8_t *seen;    /* [samples, vocab] 1: the token is there; NULL: no penalty */
-    int32_t *stop;    /* [stops] bytes, or tokens */
+    uint8_t *seen;    /* [samples, vocab] 1: the token has occurred; NULL: no penalty */
+    int32_t *stop;    /* [stops] the stop text as bytes or tokens */
     int64_t stops;
-    int32_t *tail;      /* [samples, stops] the last ones of each sample, bytes or tokens, -1 before the first */
-    int64_t *length_of; /* [samples] tokens up to where it ended; -1: it goes on */
+    int32_t *tail;      /* [samples, stops] the last bytes or tokens of each sample; -1 before the first */
+    int64_t *length_of; /* [samples] number of tokens when the sample ended; -1: it has not ended */
 } generation;
 
-/* A byte or token of sample b; 1 if the sample ends with the stop text now. */
+/* Appends a byte or token to the tail of sample b.  Returns 1 if the sample now ends with the stop text. */
 static int reaches_stop(const generation *g, int b, int32_t unit) {
     int32_t *tail = g->tail + b * g->stops;
     memmove(tail, tail + 1, (size_t)(g->stops - 1) * sizeof *tail);
@@ -165,7 +165,7 @@ static int reaches_stop(const generation *g, int b, int32_t unit) {
     return !memcmp(tail, g->stop, (size_t)g->stops * sizeof *tail);
 }
 
-/* Notes a token that sample b got. */
+/* Records a token that was drawn for sample b. */
 static void note_token(const generation *g, int b, int32_t token, int64_t place) {
     const hy_text *x = g->vocabulary;
     int ends = 0;
@@ -205,7 +205,7 @@ static gt_status print_tokens(const generation *g, const int32_t *token, int64_t
     return status;
 }
 
-/* Draws a token of each sample. */
+/* Draws a token for each sample. */
 static gt_status draw(const generation *g, int32_t *token) {
     const hy_sampling *s = g->sampling;
     const int vocab = g->vocabulary->vocab;
@@ -224,10 +224,10 @@ static gt_status draw(const generation *g, int32_t *token) {
     return GT_OK;
 }
 
-/* Draws after the prompt, whose logits are given. */
+/* Draws all tokens after the prompt.  g->logits holds the logits of the prompt's last token. */
 static gt_status go_on(const generation *g, hy_pace *pace) {
     const int64_t count = g->sampling->count;
-    int64_t done = 0; /* tokens of each sample */
+    int64_t done = 0; /* tokens drawn for each sample */
     double start = 0;
     gt_status status = GT_OK;
     for (int64_t i = 0; i < count && status == GT_OK; i++) {
@@ -271,7 +271,7 @@ static gt_status print_samples(const generation *g) {
     return status;
 }
 
-/* The text at which samples end. */
+/* Encodes the stop text. */
 static gt_status read_stop(generation *g) {
     const char *stop = g->sampling->stop ? g->sampling->stop : "";
     const hy_text *x = g->vocabulary;

@@ -1,4 +1,4 @@
-/* Text from a model: drawing its bytes, and printing them. */
+/* Generates text: draws tokens from a model and prints them. */
 #ifndef HYBRID_GENERATE_H
 #define HYBRID_GENERATE_H
 
@@ -6,46 +6,47 @@
 #include "hybrid_model.h"
 #include <stdio.h>
 
-/* Prints text byte by byte, so that it can be read as it is made; of tokens that are numbers, those. */
+/* Prints a text byte by byte while it is generated.  Tokens without bytes are printed as numbers. */
 typedef struct hy_printer {
     FILE *out;
-    int raw;            /* 1: bytes as they are; 0: \xNN for bytes that a terminal should not get */
-    int streams;        /* 1: every token goes out when it is drawn */
-    uint8_t pending[4]; /* bytes of a character that is not whole yet */
+    int raw;            /* 1: prints bytes as they are; 0: prints \xNN for bytes that a terminal should not get */
+    int streams;        /* 1: flushes after every token */
+    uint8_t pending[4]; /* first bytes of an incomplete UTF-8 character */
     int count;
 } hy_printer;
 
-/* Fails if the stream does.  The reason of a failure, here and below, is in hy_last_error(). */
+/* Fails if the stream fails.  After a failure, here and below, hy_last_error() has the reason. */
 gt_status hy_print_byte(hy_printer *printer, uint8_t byte);
-/* Prints what is pending. */
+/* Prints the pending bytes. */
 void hy_print_rest(hy_printer *printer);
 
 typedef struct hy_sampling {
-    const char *prompt; /* of every sample */
+    const char *prompt; /* start of every sample */
     int32_t first;      /* the token to start from if the prompt is empty */
     int64_t count;      /* bytes to draw for each sample */
-    double temperature; /* 0: always the likeliest */
-    int64_t top_k;      /* draw from so many of the likeliest; 0: from all */
-    double top_p;       /* and from the fewest of them with this probability together; 0 or 1: from all */
+    double temperature; /* 0: always takes the likeliest token */
+    int64_t top_k;      /* draws from the top_k likeliest tokens; 0: from all */
+    double top_p;       /* of these draws from the fewest that together have probability top_p; 0 or 1: from all */
     double
-        penalty; /* divides the logits above 0 of tokens that are there already, multiplies those below; 0 or 1: no */
-    const char *stop; /* a sample ends behind this text, or list of tokens; NULL or "": at `count` */
-    uint64_t seed;    /* of the first sample; the next ones have seed + 1, seed + 2, ... */
+        penalty; /* tokens that occurred: positive logits are divided by penalty, negative ones multiplied; 0, 1: off */
+    const char *stop; /* a sample ends after this text or list of tokens; NULL or "": only at `count` */
+    uint64_t seed;    /* seed of the first sample; the next samples have seed + 1, seed + 2, ... */
 } hy_sampling;
 
-/* How fast tokens came.  The first two steps are left out, since a device records the second one. */
+/* The speed of decoding.  It leaves out the first two steps, since a device records the second one. */
 typedef struct hy_pace {
-    int64_t steps; /* that were timed: tokens of each sample; 0: there were too few */
+    int64_t steps; /* timed steps, each of one token per sample; 0: too few steps */
     double seconds;
 } hy_pace;
 
-/* A token drawn from softmax(logits / temperature) over the top_k likeliest, and of these over the fewest that have the
- * probability top_p together; of equals the first; -1: no memory. */
+/* Draws a token from softmax(logits / temperature), restricted to the top_k likeliest tokens, and of these to the
+ * fewest that together have probability top_p.  Of equal tokens the first counts as likelier.  Returns -1 if memory is
+ * short. */
 int32_t hy_draw(const double *logits, int vocab, double temperature, int64_t top_k, double top_p, uint64_t *random);
 
-/* Draws as many samples as the model decodes at once.  Prints the prompt and its continuation: a single sample as it is
- * drawn; several samples at the end, each below a line with its number.  printer NULL:
- * nothing is printed.  pace may be NULL.  The model's decoding sequences are used up. */
+/* Draws as many samples as the model decodes at once.  Prints the prompt and its continuation.  A single sample is
+ * printed while it is drawn; several samples are printed at the end, each below a line with its number.  printer NULL:
+ * prints nothing.  pace may be NULL.  Overwrites the model's decoding states. */
 gt_status hy_generate(hy_model *model, const hy_text *vocabulary, const hy_sampling *sampling, hy_printer *printer,
                       hy_pace *pace);
 

@@ -3,10 +3,10 @@
  * | file              | holds                                                               |
  * |-------------------|---------------------------------------------------------------------|
  * | hybrid_params.c   | configurations; parameters and their first values; tensors of files |
- * | hybrid_memory.c   | what lies where, and how much that is; creation                     |
- * | hybrid_args.h     | the operators' arguments, of each a function                        |
+ * | hybrid_memory.c   | layout and size of memory; creation                                 |
+ * | hybrid_args.h     | the operators' arguments, one function per operator                 |
  * | hybrid_layer.c    | forward and backward of a layer                                     |
- * | hybrid_model.c    | of the whole model; the optimiser; decoding                         |
+ * | hybrid_model.c    | forward and backward of the model; the optimiser; decoding          |
  * | hybrid_probe.c    | results of forward, and numbers for the gates                       | */
 #ifndef HYBRID_INSIDE_H
 #define HYBRID_INSIDE_H
@@ -25,12 +25,12 @@ static inline gt_status check_number(const char *name, int64_t value, int64_t mi
                    (long long)max);
 }
 
-/* Sizes that the two papers' models share, whatever the width. */
+/* Sizes that do not depend on the width. */
 enum {
-    MIX_RANK = 32,  /* of the five data-dependent lerps */
-    DECAY_RANK = 64 /* of the decay */
+    MIX_RANK = 32,  /* rank of the five data-dependent lerps */
+    DECAY_RANK = 64 /* rank of the decay */
 };
-enum { MIXES = 5 }; /* the inputs of the token shift: w, then k v r g */
+enum { MIXES = 5 }; /* the five lerps of the token shift: w, then k v r g */
 enum { KEY, VALUE, RECEPTANCE, GATE, PROJECTIONS };
 
 /* ---- the model ----------------------------------------------------------------------------- */
@@ -45,52 +45,52 @@ typedef struct layer_params {
     int head_gamma, head_beta, rwkv_out;               /* [C] [C] [C,C] */
     int in, conv_weight, conv_bias;                    /* [2I+2S+Hm,C] [I+2S,W] [I+2S] */
     int dt_bias, A_log, Dskip, mamba_norm, mamba_out;  /* [Hm] [Hm] [Hm] [I] [C,I] */
-    int select, dt;                                    /* Mamba-1: [2S+R,I] [I,R], and in [2I,C], conv_... [I,W] [I],
-                                                          dt_bias [I], A_log [I,S], Dskip [I], no norm */
+    int select, dt;                                    /* Mamba-1: [2S+R,I] [I,R].  With Mamba-1: in [2I,C], conv_...
+                                                          [I,W] [I], dt_bias [I], A_log [I,S], Dskip [I], no norm */
     int gain_a, gain_b, gate_weight, gate_bias, joint; /* [C] [C] [2,C] [1] [C,C] or [C,2C] */
     int ffn_norm, up, down;                            /* [C] [F,C] [C,F] */
 } layer_params;
 enum { LAYER_PARAMS = sizeof(layer_params) / sizeof(int) };
 
-/* Arrays of one layer that forward keeps.  M rows; activations unless said otherwise. */
+/* Arrays of one layer that forward keeps.  Each has M rows.  void * arrays have the dtype of activations. */
 typedef struct layer_acts {
     void *x;               /* [M,C] input of the layer */
     void *norm;            /* [M,C] */
-    void *shifted;         /* [M,C] input of the lerps' low-rank pair, whose inner ... */
-    void *lora;            /* [M,5*32] ... and outer values are */
-    void *offsets;         /* [5,M,C] */
+    void *shifted;         /* [M,C] input of the low-rank pair that computes the lerps' offsets */
+    void *lora;            /* [M,5*32] inner values of that pair */
+    void *offsets;         /* [5,M,C] output of that pair */
     void *mixed;           /* [5,M,C] the five lerps: w, k, v, r, g */
     void *decay_lora;      /* [M,64] */
     float *decay;          /* [M,C] raw decay, fp32 */
     void *kvrg;            /* [4,M,C] */
     void *wkv, *wkv_gated; /* [M,C] */
-    void *in;              /* [M,2I+2S+Hm]: z, x, B, C, dt; rows of in_row.  Mamba-1: [M,2I]: z, x */
+    void *in;              /* [M,2I+2S+Hm]: z, x, B, C, dt; row stride in_row.  Mamba-1: [M,2I]: z, x */
     float *A;              /* [Hm]; Mamba-1: [I,S] */
-    void *conv;            /* [M,I+2S]: x, B, C; Mamba-1: [M,I]: x; without wkv_ssm: of steps alone, [samples,I+2S] */
-    void *select, *dt;     /* Mamba-1: [M,2S+R]: B, C, and what dt is made from; [M,I] */
-    void *ssd, *ssd_gated; /* [M,I]; Mamba-1 has the latter alone */
-    void *branches;        /* a and b, see branch_b */
+    void *conv;            /* [M,I+2S]: x, B, C.  Mamba-1: [M,I]: x.  Without wkv_ssm only for steps: [samples,I+2S] */
+    void *select, *dt;     /* Mamba-1: [M,2S+R]: B, C and the low-rank input of dt; [M,I] */
+    void *ssd, *ssd_gated; /* [M,I]; Mamba-1 has only ssd_gated */
+    void *branches;        /* branch outputs a and b, see branch_b */
     float *gate;           /* [M] */
     void *middle;          /* [M,C] after the mix */
     void *up, *act;        /* [M,F] */
-    void *wkv_saved, *ssd_saved, *up_saved; /* with wkv_ssm the first holds what both save */
+    void *wkv_saved, *ssd_saved, *up_saved; /* `saved` of the operators; wkv_ssm saves both recurrences in wkv_saved */
 } layer_acts;
 
 /* Gradients of activations, for one layer at a time. */
 typedef struct grad_acts {
-    void *x, *part;        /* [M,C] of the residual stream; of one contribution to it */
+    void *x, *part;        /* [M,C] gradient of the residual stream; one contribution to that gradient */
     void *branches, *norm; /* as in layer_acts */
     void *act;             /* [M,F] */
     void *wkv_gated, *wkv; /* [M,C] */
     void *kvrg;            /* [4,M,C] */
     float *decay;          /* [M,C] fp32 */
-    void *decay_cast;      /* [M,C] the same as an activation */
+    void *decay_cast;      /* [M,C] the gradient `decay` in the dtype of activations */
     void *decay_lora;      /* [M,64] */
     void *mixed, *offsets; /* [5,M,C] */
     void *lora, *shifted;  /* [M,5*32] [M,C] */
     void *ssd_gated, *ssd; /* [M,I] */
     void *in;              /* as in layer_acts */
-    void *conv;            /* as in layer_acts; none with conv_ssd */
+    void *conv;            /* as in layer_acts; conv_ssd needs none */
     void *select, *dt;
     float *A;
 } grad_acts;
@@ -104,29 +104,29 @@ typedef struct state_set {
     float *shift; /* [L,B,C] */
 } state_set;
 
-/* How the layers are run. */
+/* One run of the layers: its sizes and its states. */
 typedef struct pass {
     int64_t B, T, M;           /* M = B T */
-    const state_set *in, *out; /* NULL = from zero, and not wanted */
-    int keep_saved;            /* 1: a backward pass follows */
-    int step;                  /* 1: one token of each sequence, states updated in place */
+    const state_set *in, *out; /* in NULL: zero states; out NULL: final states are not written */
+    int keep_saved;            /* 1: keeps what backward needs */
+    int step;                  /* 1: one token per sequence, states updated in place */
 } pass;
 
-/* Initial values of one parameter. */
+/* A parameter and the function that computes its initial values. */
 typedef struct param_info param_info;
 typedef struct random_state random_state;
 typedef void param_init(const hy_model *m, const param_info *p, random_state *r, double *x);
 struct param_info {
     hy_param shown;
     param_init *init;
-    double a, b; /* of init */
+    double a, b; /* arguments of init */
     int layer;
 };
 
 struct hy_model {
     hy_backend *be;
     hy_config config;
-    int64_t V, B, T, M; /* vocabulary; batch as planned */
+    int64_t V, B, T, M; /* vocabulary; rows, length and tokens of a batch */
     int64_t C, L, H, N; /* hidden, layers, RWKV heads and their size */
     int64_t I, Hm, P;   /* Mamba inner width, heads and their size */
     int64_t S, R, W;    /* Mamba state size; Mamba-1: rank of dt; width of the convolution */
@@ -139,7 +139,7 @@ struct hy_model {
     int embedding, final_norm;
     layer_params layer[HY_MAX_LAYERS];
 
-    void *memory;                  /* all of the following, of the backend */
+    void *memory;                  /* one allocation of the backend that holds all arrays below */
     float *values, *grads, *m, *v; /* [param_total] */
     float *average;                /* [param_total], with config.average */
     void *copies;                  /* [param_total] 16-bit weights; fp32: none */
@@ -159,43 +159,43 @@ struct hy_model {
     void *scratch; /* the backend's own */
     size_t scratch_bytes;
 
-    pass trained;   /* forward whose backward is still to come; M = 0: none */
-    pass latest;    /* recompute: the forward that left the layers' inputs; M = 0: not known */
-    int held;       /* recompute: the layer whose activations are there; -1: not known */
-    int accumulate; /* of that backward */
+    pass trained;   /* the forward pass whose backward has not run yet; M = 0: none */
+    pass latest;    /* recompute: the forward pass whose layer inputs are in memory; M = 0: not known */
+    int held;       /* recompute: the layer whose activations are in memory; -1: not known */
+    int accumulate; /* argument of the next backward */
     float loss_scale;
-    double sums[3]; /* of total, over the parts of the last step ... */
-    int has_sums;   /* ... if it had several */
+    double sums[3]; /* sum of `total` over the parts of the last step ... */
+    int has_sums;   /* ... 1 if the step had several parts */
     int64_t steps;
-    int judged;                                   /* 1: hy_model_result has seen the last step */
-    enum { UNTOUCHED, TOUCHED, UNKNOWN } weights; /* since then */
+    int judged;                                   /* 1: hy_model_result has been called for the last step */
+    enum { UNTOUCHED, TOUCHED, UNKNOWN } weights; /* whether the last step has changed the weights */
 };
 
 static inline int has_rwkv(const hy_model *m) { return m->config.mix != HY_MIX_MAMBA; }
 static inline int has_mamba(const hy_model *m) { return m->config.mix != HY_MIX_RWKV; }
 static inline int is_mamba1(const hy_model *m) { return m->config.mamba == 1; }
-/* Layers share their activations; each keeps its input. */
+/* With recompute all layers share one set of activations, and each layer keeps only its input. */
 static inline int recomputes(const hy_model *m) { return m->config.recompute && !m->config.inference; }
 static inline int is_single(const hy_model *m) { return !has_rwkv(m) || !has_mamba(m); }
 
-/* Both recurrences of a layer are one call in training.  Where no backward follows, two calls take less time and
- * memory. */
+/* Training runs both recurrences of a layer as one call.  Without a backward pass two calls take less time and memory.
+ * */
 static inline int has_wkv_ssm(const hy_model *m) {
     return !is_single(m) && !is_mamba1(m) && m->config.fuse == HY_WKV_SSM && !m->config.inference;
 }
 static inline int takes_wkv_ssm(const hy_model *m, const pass *p) { return has_wkv_ssm(m) && p->keep_saved; }
-/* conv1d is a call of its own in training; for a single token it always is. */
+/* Returns whether conv1d is a separate call in training.  For a single token it always is. */
 static inline int has_conv1d(const hy_model *m) { return has_mamba(m) && (is_mamba1(m) || has_wkv_ssm(m)); }
 
 static inline int64_t in_rows(const hy_model *m) { return 2 * m->I + (is_mamba1(m) ? 0 : 2 * m->S + m->Hm); }
-/* Their length in memory: padded, so that each begins at a multiple of 16 bytes. */
+/* Row stride of the in-projection's output: padded, so that each row begins at a multiple of 16 bytes. */
 static inline int64_t in_row(const hy_model *m) { return (in_rows(m) + 7) / 8 * 8; }
 static inline int64_t conv_rows(const hy_model *m) { return m->I + (is_mamba1(m) ? 0 : 2 * m->S); }
 static inline int64_t select_row(const hy_model *m) { return 2 * m->S + m->R; }
-/* A and its logarithm. */
+/* Number of elements of A, and of its logarithm. */
 static inline int64_t A_numbers(const hy_model *m) { return is_mamba1(m) ? m->I * m->S : m->Hm; }
 
-/* Numbers of a sequence's states in one layer. */
+/* Number of elements of a sequence's states in one layer. */
 static inline int64_t wkv_numbers(const hy_model *m) { return has_rwkv(m) ? m->H * m->N * m->N : 0; }
 static inline int64_t ssm_numbers(const hy_model *m) { return has_mamba(m) ? m->I * m->S : 0; }
 static inline int64_t conv_numbers(const hy_model *m) { return has_mamba(m) ? conv_rows(m) * (m->W - 1) : 0; }
@@ -211,8 +211,8 @@ static inline float *fp32_at(const hy_model *m, float *numbers, int64_t i) {
     return (float *)(void *)((char *)numbers + i * (int64_t)m->be->fp32_bytes);
 }
 
-/* The two branch outputs lie side by side in rows of 2C where one projection reads both, else one
- * after the other.  A branch alone has them for itself. */
+/* Layout of the two branch outputs.  CP's projection reads both, so they lie side by side in rows of 2C.  Other mixes
+ * store all of a, then all of b.  A single branch has the array to itself. */
 static inline int64_t branch_row(const hy_model *m) { return m->config.mix == HY_MIX_CONCAT ? 2 * m->C : m->C; }
 static inline void *branch_b(const hy_model *m, const pass *p, void *branches) {
     if (!has_rwkv(m)) return branches;
@@ -220,7 +220,7 @@ static inline void *branch_b(const hy_model *m, const pass *p, void *branches) {
 }
 static inline int64_t branch_columns(const hy_model *m) { return is_single(m) ? m->C : 2 * m->C; }
 
-/* ---- where a parameter, or a state, is ------------------------------------------------------ */
+/* ---- addresses of parameters and states ----------------------------------------------------- */
 
 static inline float *value_of(const hy_model *m, int param) {
     return fp32_at(m, m->values, m->params[param].shown.offset);
@@ -236,7 +236,7 @@ static inline void *weight_of(const hy_model *m, int param) {
     return act_at(m, m->copies, m->params[param].shown.offset);
 }
 
-/* State of layer l in a set; NULL without a set. */
+/* State of layer l in a set; NULL if s is NULL. */
 static inline float *wkv_state(const hy_model *m, const state_set *s, int l) {
     return s ? fp32_at(m, s->wkv, l * s->B * wkv_numbers(m)) : NULL;
 }
@@ -269,7 +269,7 @@ static inline pass decoding_pass(const hy_model *m, int64_t T) {
 
 /* ---- functions between the files ------------------------------------------------------- */
 
-/* hybrid_params.c.  round: the fp32 parameters are rounded to the copies that the projections read. */
+/* hybrid_params.c.  hy_params_round rounds the fp32 parameters to the 16-bit copies that the projections read. */
 void hy_params_add(hy_model *m);
 gt_status hy_params_init(hy_model *m);
 gt_status hy_params_round(hy_model *m);
@@ -277,15 +277,15 @@ gt_status hy_params_round(hy_model *m);
 /* hybrid_memory.c */
 gt_status hy_states_zero(const hy_model *m, const state_set *s);
 
-/* hybrid_layer.c; out: [M,C], what leaves the layer; NULL: not wanted, and then the last product is left out. */
+/* hybrid_layer.c.  out: [M,C], the layer's output.  out NULL: skips the layer's last product. */
 gt_status hy_layer_forward(const hy_model *m, int l, const pass *p, void *out);
 gt_status hy_layer_backward(const hy_model *m, int l);
-/* x: [M,columns].  site: 0 is the embedding's. */
+/* x: [M,columns].  site 0 is the embedding. */
 gt_status hy_dropout(const hy_model *m, const pass *p, int site, void *x, int64_t columns);
-/* Brings back the activations of layer l of the latest forward. */
+/* Makes sure that the activations of layer l in the latest forward are in memory. */
 gt_status hy_layer_restore(hy_model *m, int l);
 
-/* hybrid_model.c: from the uploaded tokens to the loss. */
+/* hybrid_model.c.  hy_forward runs from the uploaded tokens to the loss. */
 gt_status hy_batch_upload(hy_model *m, const int32_t *tokens, const int32_t *targets);
 gt_status hy_forward(hy_model *m, const pass *p);
 

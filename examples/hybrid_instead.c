@@ -1,4 +1,4 @@
-/* Instead of training: the device against the CPU, measurements, memory as planned, the loss of a saved model. */
+/* Modes other than training: check the device against the CPU, measure, plan memory, evaluate a saved model. */
 #include "hybrid_bench.h"
 #include "hybrid_check.h"
 #include "hybrid_profile.h"
@@ -24,7 +24,7 @@ gt_status hy_check_device(trainer *t, int *failures) {
     return status;
 }
 
-/* For hy_bench_run. */
+/* The hy_bench.create of hy_bench_run. */
 static gt_status create_for_bench(hy_bench *b, const hy_config *config, hy_model **model, hy_plan *plan) {
     trainer *t = b->trainer;
     t->options.batch = b->options.batch;
@@ -32,7 +32,7 @@ static gt_status create_for_bench(hy_bench *b, const hy_config *config, hy_model
     gt_status status = hy_create_model(t, config);
     *model = t->model;
     *plan = t->plan;
-    t->model = NULL; /* it is the bench's */
+    t->model = NULL; /* the benchmark owns the model now */
     return status;
 }
 
@@ -50,9 +50,9 @@ gt_status hy_bench_models(trainer *t) {
     return status;
 }
 
-/* A row of a plan: one model, one batch, for training and for inference. */
+/* Prints a row of a plan: the memory of one model and one batch, for training and for inference. */
 static gt_status plan_row(const trainer *t, const hy_config *model, int64_t batch) {
-    const int64_t share = batch / t->ranks.size; /* windows of a rank */
+    const int64_t share = batch / t->ranks.size; /* windows per rank */
     const double tokens = (double)(share * t->options.seq);
     hy_config lean = *model, again = *model;
     hy_plan p, inference, recompute;

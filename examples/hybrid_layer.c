@@ -15,7 +15,7 @@ static gt_status linear_forward(const hy_model *m, const pass *p, linear k, floa
 }
 /* clang-format on */
 
-/* To w, k, v, r and the gate. */
+/* Runs the time mix up to w, k, v, r and the gate. */
 static gt_status forward_rwkv_in(const hy_model *m, int l, const pass *p) {
     hy_backend *be = m->be;
     const layer_acts *a = &m->acts[l];
@@ -83,7 +83,7 @@ static gt_status forward_mamba_out(const hy_model *m, int l, const pass *p) {
     return linear_forward(m, p, mamba_out_of(m, l, p), 0);
 }
 
-/* Both branches, their recurrences in one call. */
+/* Runs both branches, with their recurrences in one call. */
 static gt_status forward_both(const hy_model *m, int l, const pass *p) {
     gt_wkv_ssm_args wkv_ssm = wkv_ssm_of(m, l, p);
     TRY(forward_rwkv_in(m, l, p));
@@ -108,7 +108,7 @@ static gt_status forward_branches(const hy_model *m, int l, const pass *p) {
     return forward_mamba_out(m, l, p);
 }
 
-/* In training, some numbers become 0; of the gradient the same ones. */
+/* Dropout, in training only.  Backward sets the same elements of the gradient to 0. */
 gt_status hy_dropout(const hy_model *m, const pass *p, int site, void *x, int64_t columns) {
     const hy_dropout_args drop = {.n = p->M * columns,
                                   .window = p->T * columns,
@@ -123,7 +123,8 @@ gt_status hy_dropout(const hy_model *m, const pass *p, int site, void *x, int64_
 static int branches_site(int l) { return 3 * l + 1; }
 static int ffn_site(int l) { return 3 * l + 3; }
 
-/* Branches that do not lie side by side are two arrays, in which windows are apart. */
+/* Applies dropout to the branches.  If they do not lie side by side they are two arrays, and each array needs its own
+ * call, because dropout counts windows within an array. */
 static gt_status drop_of_branches(const hy_model *m, int l, const pass *p, void *branches) {
     const int64_t columns = branch_row(m);
     TRY(hy_dropout(m, p, branches_site(l), branches, columns));
@@ -173,8 +174,8 @@ gt_status hy_layer_forward(const hy_model *m, int l, const pass *p, void *out) {
     return linear_forward(m, p, ffn_down_of(m, l, out), 1);
 }
 
-/* The same calls with the same arguments as in that forward, so that all bits are the same.  A pass whose states are
- * updated in place cannot be run again. */
+/* Makes the same calls with the same arguments as the forward pass, so all bits are the same.  A pass that updates its
+ * states in place cannot run again. */
 gt_status hy_layer_restore(hy_model *m, int l) {
     if (!recomputes(m) || m->held == l) return GT_OK;
     if (!m->latest.M || m->latest.in == &m->decoding)
@@ -186,11 +187,10 @@ gt_status hy_layer_restore(hy_model *m, int l) {
 }
 
 /* ---- backward ---------------------------------------------------------------------------------
- * grad.x is the gradient of the residual stream, from the last layer's output back to the
- * embedding.  Each function adds what its part of the layer contributes, in the reverse order of
- * forward. */
+ * grad.x is the gradient of the residual stream; it moves from the last layer's output back to the embedding.  Each
+ * function adds the contribution of its part of the layer.  The order is the reverse of forward. */
 
-/* dx = dy weight + beta dx, and the gradient of the weight; dy and dx lie as y and x. */
+/* dx = dy weight + beta dx, and the gradient of the weight.  dy and dx have the layouts of y and x. */
 /* clang-format off */
 static gt_status linear_backward(const hy_model *m, linear k, const void *dy, void *dx, float beta) {
     int64_t M = m->trained.M;
@@ -226,7 +226,7 @@ static gt_status backward_ffn(const hy_model *m, int l) {
     return add_part(m);
 }
 
-/* Gradients of a and b from the gradient of `middle`, which is grad.x. */
+/* Computes the gradients of a and b from grad.x, the gradient of `middle`. */
 static gt_status backward_mix(const hy_model *m, int l) {
     hy_backend *be = m->be;
     const pass *p = &m->trained;
@@ -248,11 +248,11 @@ static gt_status backward_mix(const hy_model *m, int l) {
     case HY_MIX_RWKV:
     case HY_MIX_MAMBA: break;
     }
-    /* the branch that is added as it is */
+    /* RF and models of one branch add a branch unchanged, so its gradient is a copy. */
     return be->copy(be, m->grad.branches, m->grad.x, (size_t)(p->M * m->C) * act_bytes(m));
 }
 
-/* From the gradient of the branch to the gradient of the recurrence's output. */
+/* Computes the gradient of the recurrence's output from the gradient of the branch. */
 static gt_status backward_rwkv_out(const hy_model *m, int l) {
     gt_norm_gate_args head_norm = head_norm_of(m, l, &m->trained);
     m->be->at.part = "rwkv";
@@ -298,7 +298,7 @@ static gt_status backward_mamba_out(const hy_model *m, int l) {
     gt_norm_gate_args norm = mamba_norm_of(m, l, p);
     be->at.part = "mamba";
     TRY(linear_backward(m, mamba_out_of(m, l, p), branch_b(m, p, g->branches), g->ssd_gated, 0));
-    TRY(be->zero(be, g->A, (size_t)A_numbers(m) * be->fp32_bytes)); /* not a parameter, never added up */
+    TRY(be->zero(be, g->A, (size_t)A_numbers(m) * be->fp32_bytes)); /* A is no parameter: its gradient starts at 0 */
     return is_mamba1(m) ? GT_OK : be->norm_gate_backward(be, &norm);
 }
 
@@ -322,14 +322,14 @@ static gt_status backward_ssd(const hy_model *m, int l) {
     return m->be->conv_ssd_backward(m->be, &conv_ssd);
 }
 
-/* Adds to grad.norm what RWKV's has written. */
+/* Adds to grad.norm, which the RWKV branch has written. */
 static gt_status backward_mamba_in(const hy_model *m, int l) {
     hy_map_args A = A_of(m, l);
     TRY(m->be->map_backward(m->be, &A));
     return linear_backward(m, mamba_in_of(m, l), m->grad.in, m->grad.norm, has_rwkv(m) ? 1 : 0);
 }
 
-/* Both branches, their recurrences in one call. */
+/* Backward of both branches, with their recurrences in one call. */
 static gt_status backward_both(const hy_model *m, int l) {
     gt_wkv_ssm_args wkv_ssm = wkv_ssm_of(m, l, &m->trained);
     TRY(backward_rwkv_out(m, l));

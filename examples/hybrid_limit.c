@@ -8,7 +8,7 @@
 
 enum { PATH_ROOM = 4096 };
 
-/* The number in a file; 0 if there is none, as in a file that says "max". */
+/* Reads the number in a file; 0 if there is none, for example if the file says "max". */
 static size_t number_in(const char *path) {
     char text[64] = "", *end;
     FILE *file = fopen(path, "r");
@@ -23,8 +23,8 @@ static size_t number_in(const char *path) {
     return (size_t)number;
 }
 
-/* The smallest limit from a group up to the folder of its hierarchy.  A container may see the path of its group, but
- * not the folders of that path: missing files are passed over. */
+/* Finds the smallest limit of a group and its parents, up to the folder of the hierarchy.  Skips missing files: a
+ * container may know the path of its group without seeing the folders of that path. */
 static size_t least_above(const char *hierarchy, const char *group, const char *file) {
     char path[PATH_ROOM], full[PATH_ROOM + 64];
     size_t least = 0;
@@ -40,7 +40,7 @@ static size_t least_above(const char *hierarchy, const char *group, const char *
     }
 }
 
-/* Whether a list with commas holds the word. */
+/* Returns whether a list with commas contains the word. */
 static int has_word(const char *list, const char *word) {
     const size_t length = strlen(word);
     for (const char *at = list; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
@@ -48,7 +48,7 @@ static int has_word(const char *list, const char *word) {
     return 0;
 }
 
-/* The limit by a line of /proc/self/cgroup: HIERARCHY:CONTROLLERS:GROUP, of version 2 0::GROUP. */
+/* Finds the limit for a line of /proc/self/cgroup: HIERARCHY:CONTROLLERS:GROUP, or 0::GROUP for version 2. */
 static size_t limit_of_line(const char *root, char *line) {
     char hierarchy[PATH_ROOM];
     char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;

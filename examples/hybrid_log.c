@@ -24,21 +24,21 @@ gt_status hy_streams_open(void) {
     signal(SIGXFSZ, SIG_IGN);
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
         if (fcntl(fd, F_GETFD) >= 0) continue;
-        /* open() takes the lowest descriptor, which is fd.  It is opened the wrong way round, so
-         * that using it is an error. */
+        /* open() takes the lowest free descriptor, which is fd.  The access mode is the wrong one on purpose, so that
+         * every use of fd fails. */
         if (open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
             return hy_fail(HY_ERROR_WRITE, "/dev/null: %s", strerror(errno));
     }
     return GT_OK;
 }
 
-/* The first errors of streams: a stream that failed says so again, but not why. */
+/* The first error of each stream.  A stream that failed reports that again later, but not the reason. */
 static struct {
     const FILE *file;
     int number; /* errno */
 } lost[4];
 
-/* The message of a stream that failed, now with that errno, or earlier with 0. */
+/* Makes the message of a stream that failed.  number: errno if the stream failed just now; 0 if it failed earlier. */
 static gt_status write_error(const FILE *file, const char *name, int number) {
     size_t slot = 0, last = sizeof lost / sizeof lost[0] - 1;
     while (slot < last && lost[slot].file && lost[slot].file != file) slot++;
@@ -58,14 +58,14 @@ gt_status hy_close(FILE *file, const char *name) {
     errno = 0;
     if (fclose(file) && status == GT_OK) status = hy_fail(HY_ERROR_WRITE, "cannot write %s: %s", name, strerror(errno));
     for (size_t i = 0; i < sizeof lost / sizeof lost[0]; i++)
-        if (lost[i].file == file) lost[i].file = NULL; /* the next one may lie there, too */
+        if (lost[i].file == file) lost[i].file = NULL; /* a later stream may get the same address */
     return status;
 }
 
 /* ---- files that must stay ------------------------------------------------------------------- */
 
-/* The path without links.  If no such file exists: its folder without links, then its name.  NULL if the
- * folder is not there either.  The caller frees it. */
+/* Resolves the links of a path.  If the file does not exist, resolves its folder and appends the name.  NULL if the
+ * folder does not exist either.  The caller frees the result. */
 static char *resolve(const char *path) {
     char *whole = realpath(path, NULL);
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
@@ -103,21 +103,21 @@ gt_status hy_keep_apart(const char *option, const char *path, const char *what, 
 #define COLUMNS                                                                                                        \
     "step,tokens,loss,held_out,grad_norm,rwkv_norm,mamba_norm,lr,tokens_per_s,memory_mib,seconds,grad_ratio,"          \
     "branch_cosine,rwkv_rms,mamba_rms,rwkv_gain,mamba_gain"
-/* The headers that a log can have: of an older program, of this one, and with --watch. */
+/* The headers that a log can have: OLDER from older versions, PLAIN from this version, WATCHED with --watch. */
 enum { OLDER, PLAIN, WATCHED, HEADERS };
 static const char *const headers[HEADERS] = {COLUMNS "\n", COLUMNS ",final_loss,final_tokens\n",
                                              COLUMNS
                                              ",final_loss,final_tokens,gpu_percent,gpu_celsius,gpu_watts,gpu_mib\n"};
 
-/* Which header a line is; -1: none. */
+/* The index of the header that a line contains; -1: none. */
 static int header_of(const char *line) {
     for (int i = 0; i < HEADERS; i++)
         if (!strcmp(line, headers[i])) return i;
     return -1;
 }
 
-/* Gives the file the first name of PATH.1, PATH.2, ... that is free; with `stays` it keeps its own,
- * too, where files can have two names. */
+/* Gives the file the first free name of PATH.1, PATH.2, ...  With `stays` the file also keeps its old name, if the file
+ * system has hard links. */
 static gt_status keep_aside(const char *option, const char *path, int stays, char *kept, size_t size) {
     struct stat found;
     for (int n = 1;; n++) {
@@ -134,15 +134,15 @@ static gt_status keep_aside(const char *option, const char *path, int stays, cha
                    strerror(errno));
 }
 
-/* An old log, as its rows describe it. */
+/* The findings of read_log about an old log. */
 typedef struct old_log {
-    int is_log, columns;   /* columns: which header it has */
-    int64_t kept, dropped; /* rows */
-    int is_ours, is_whole; /* the last kept row is the run's; nothing but a part of a row is dropped */
-    long long size;        /* of what stays, in bytes */
+    int is_log, columns;   /* columns: index of its header */
+    int64_t kept, dropped; /* numbers of rows to keep and to drop */
+    int is_ours, is_whole; /* is_ours: the last kept row is from this run; is_whole: no complete row is dropped */
+    long long size;        /* bytes to keep */
 } old_log;
 
-/* Whether a row has the step, the tokens and, if it is known, the loss. */
+/* Returns whether a row has the step, the tokens and, if known, the loss of `at`. */
 static int is_row_of(const char *row, const hy_log_point *at) {
     char expected[96];
     int length = snprintf(expected, sizeof expected, "%lld,%lld,", (long long)at->step, (long long)at->tokens);
@@ -150,7 +150,7 @@ static int is_row_of(const char *row, const hy_log_point *at) {
     return !strncmp(row, expected, (size_t)length);
 }
 
-/* Reads the log up to its first row after the step. */
+/* Reads the log, and decides which rows to keep: all before the first row after from->step. */
 static gt_status read_log(const char *path, const hy_log_point *from, old_log *old) {
     FILE *file = fopen(path, "r");
     char *line = NULL;
@@ -174,7 +174,7 @@ static gt_status read_log(const char *path, const hy_log_point *from, old_log *o
         old->size += length;
     }
     int failed = ferror(file);
-    old->is_ours &= old->kept || old->is_whole; /* without a kept row nobody can tell whose rows follow */
+    old->is_ours &= old->kept || old->is_whole; /* without a kept row the dropped rows may be from another run */
     free(line);
     fclose(file);
     return failed ? hy_fail(GT_ERROR_VALUE, "csv %s: %s", path, strerror(EIO)) : GT_OK;
@@ -190,7 +190,7 @@ static gt_status copy_start(const char *from, const char *to, long long size) {
     return bad ? hy_fail(GT_ERROR_VALUE, "csv %s: its rows cannot be copied from %s", to, from) : status;
 }
 
-/* Cuts an old log after the step, or keeps it aside; *mode is how to open the file. */
+/* Cuts an old log after from->step, or renames it.  *mode: the mode for opening the file. */
 static gt_status prepare(hy_log *log, const char *target, const hy_log_point *from, const char **mode) {
     char kept[HY_PATH_MAX + 16];
     old_log old = {.is_log = 0};
@@ -224,7 +224,7 @@ int hy_is_standard(const char *path) {
     return 0;
 }
 
-/* Where the path leads to if it is a link; else the path as it is. */
+/* target: the file that the link `path` leads to; else `path` itself. */
 static void follow_link(const char *path, char *target) {
     struct stat found;
     char *whole = !lstat(path, &found) && S_ISLNK(found.st_mode) ? realpath(path, NULL) : NULL;
@@ -279,7 +279,7 @@ static void add(char *row, const char *format, ...) {
     va_end(list);
 }
 
-/* Further columns of a row; one that is not finite is left empty. */
+/* Adds further columns to a row.  Numbers that are not finite stay empty. */
 static void add_numbers(char *row, const double *numbers, int count) {
     for (int i = 0; i < count; i++)
         if (isfinite(numbers[i]))
@@ -288,7 +288,7 @@ static void add_numbers(char *row, const double *numbers, int count) {
             add(row, ",");
 }
 
-/* The last columns of a row, and its end.  The fields of a missing branch are empty. */
+/* Adds the last columns of a row and its line end.  The fields of a missing branch stay empty. */
 static void add_end(const hy_log *log, char *row, const hy_probe *p, double final_loss, int64_t final_tokens,
                     const hy_gpu *gpu) {
     double numbers[5] = {(double)NAN, (double)NAN, (double)NAN, (double)NAN, (double)NAN};
@@ -305,16 +305,16 @@ static void add_end(const hy_log *log, char *row, const hy_probe *p, double fina
     add(row, "\n");
 }
 
-/* Where column `index`, from 0, begins in a row; NULL if there are not so many. */
+/* The beginning of column `index`, counted from 0, in a row; NULL if the row has fewer columns. */
 static const char *column(const char *row, int index) {
     for (; row && index > 0; index--)
         if ((row = strchr(row, ','))) row++;
     return row;
 }
 
-enum { HELD_OUT = 3, BRANCHES = 12, GPU = 19 }; /* places of columns in a row */
+enum { HELD_OUT = 3, BRANCHES = 12, GPU = 19 }; /* indices of columns */
 
-/* The numbers of the GPU in a row; an empty field is NAN. */
+/* Reads the GPU's numbers from the last row; an empty field is NAN. */
 static hy_gpu gpu_of(const hy_log *log) {
     double number[4] = {(double)NAN, (double)NAN, (double)NAN, (double)NAN};
     for (int i = 0; i < 4 && log->columns == WATCHED; i++) {
@@ -324,7 +324,7 @@ static hy_gpu gpu_of(const hy_log *log) {
     return (hy_gpu){number[0], number[1], number[2], number[3]};
 }
 
-/* 1 for a whole row without held-out loss and branches. */
+/* Returns 1 if the last row is complete but has no held-out loss and no branches. */
 static int is_incomplete(const hy_log *log) {
     const char *held_out = column(log->row, HELD_OUT), *branches = column(log->row, BRANCHES);
     const size_t empty = log->columns == OLDER ? 4 : 6; /* commas between empty fields */
@@ -370,7 +370,7 @@ gt_status hy_log_write(hy_log *log, const hy_log_row *r) {
     return hy_flush(log->file, log->path);
 }
 
-/* Writes bytes at the place of the last row; 0, or the number of the error. */
+/* Overwrites the last row.  Returns 0 or errno. */
 static int put_row(const hy_log *log, const char *row) {
     size_t length = strlen(row);
     errno = 0;
@@ -387,7 +387,7 @@ gt_status hy_log_complete(hy_log *log, double held_out, double final_loss, int64
     add(row, "%.*s%s%.*s", (int)(field - log->row), log->row, number_text, (int)(branches - 1 - field), field);
     const hy_gpu gpu = gpu_of(log);
     add_end(log, row, probe, final_loss, final_tokens, &gpu);
-    const int number = put_row(log, row); /* the new row is longer, so that nothing of the old one stays behind it */
+    const int number = put_row(log, row); /* the new row is longer, so it covers the old one */
     if (number) {
         const off_t end = (off_t)log->at + (off_t)strlen(log->row);
         const int is_back = !put_row(log, log->row) && !ftruncate(fileno(log->file), end);

@@ -7,34 +7,36 @@
 #include "hybrid_watch.h"
 #include <stdio.h>
 
-/* A file or a stream could not be written: no gt_status, as no operator writes one. */
+/* Status of a file or stream that could not be written.  It is not among the gt_status codes, since no operator writes
+ * files. */
 #define HY_ERROR_WRITE ((gt_status)500)
 
-/* Call it first.  It gives every closed standard stream a descriptor that nothing can use.  Without it the next file
- * would get the descriptor of standard output, and printed text would land in that file.  A file that reaches its
- * largest size (ulimit -f) becomes an error as any other. */
+/* Call this function first.  It gives every closed standard stream an unusable descriptor.  Otherwise the next opened
+ * file could get the descriptor of standard output, and printed text would land in that file.  It also ignores the
+ * signal of a file that reaches its size limit (ulimit -f), so that the write fails with an ordinary error. */
 gt_status hy_streams_open(void);
 
-/* Flushes the stream.  Fails if the flush or an earlier write failed.  The message has `name`, here and below. */
+/* Flushes the stream.  Fails if the flush or an earlier write failed.  The error message contains `name`. */
 gt_status hy_flush(FILE *file, const char *name);
-/* The same, and closes it in any case. */
+/* Flushes the stream as hy_flush does, and closes it even if that fails. */
 gt_status hy_close(FILE *file, const char *name);
 
-/* 1 if both paths lead to one file, be it through links, or would if they were created. */
+/* Returns 1 if both paths name the same file, also through links, or would name the same file once created. */
 int hy_same_file(const char *a, const char *b);
-/* Fails if writing `path`, which `option` names, would overwrite `other`, which `what` describes.
- * An empty path is none. */
+/* Fails if writing `path` would overwrite `other`.  An empty path means no file.  option and what are for the message:
+ * the option that gave `path`, and a description of `other`. */
 gt_status hy_keep_apart(const char *option, const char *path, const char *what, const char *other);
 
-/* 1 if standard output or error goes to that very regular file: each would overwrite the other. */
+/* Returns 1 if standard output or error goes to the regular file at `path`.  A log there and that stream would
+ * overwrite each other. */
 int hy_is_standard(const char *path);
 
 /* Room for a path without links. */
 #define HY_PATH_MAX 4096
 
-/* Call it before a file is replaced.  It gives the old file, unless that is empty, a second name: the first free one
- * of PATH.1, PATH.2, ...  It follows links.  Where a file cannot have two names, it renames the file.  *kept: the new
- * name, "" if there is no file. */
+/* Call this function before replacing a file.  It gives a non-empty old file a second name: the first free one of
+ * PATH.1, PATH.2, ...  It follows links.  On file systems without hard links it renames the file.  *kept: the new name,
+ * or "" if there is no old file. */
 gt_status hy_keep_older(const char *option, const char *path, char *kept, size_t size);
 
 double hy_now(void); /* seconds of a clock that only goes forward */
@@ -45,54 +47,53 @@ double hy_now(void); /* seconds of a clock that only goes forward */
 #define HY_ROW_MAX 1024
 
 typedef struct hy_log {
-    FILE *file;                   /* NULL: there is none */
-    int is_regular;               /* 1: hy_log_complete can be called */
-    int columns;                  /* which of its headers the file has: see hybrid_log.c */
+    FILE *file;                   /* NULL: no log */
+    int is_regular;               /* 1: a regular file, so hy_log_complete may be called */
+    int columns;                  /* index of the file's header, see hybrid_log.c */
     char row[HY_ROW_MAX];         /* the last row ... */
-    long long at;                 /* ... and where it begins in the file */
-    char path[HY_TEXT_MAX];       /* as it was given */
-    char note[HY_PATH_MAX + 128]; /* what became of the file that stood there, for the report */
+    long long at;                 /* ... and its offset in the file */
+    char path[HY_TEXT_MAX];       /* as the user gave it */
+    char note[HY_PATH_MAX + 128]; /* for the report: what happened to an older file at this path */
 } hy_log;
 
 typedef struct hy_log_row {
     int64_t step, tokens;
-    double loss, held_out;                          /* held_out: NAN if it was not measured after this step */
-    double grad_norm, rwkv_norm, mamba_norm, ratio; /* ratio: NAN if there is one branch alone */
+    double loss, held_out;                          /* held_out: NAN if not measured after this step */
+    double grad_norm, rwkv_norm, mamba_norm, ratio; /* ratio: NAN if the model has only one branch */
     double lr, tokens_per_s, memory_mib, seconds;
-    const hy_probe *probe; /* NULL: the branches were not looked at after this step */
-    double final_loss;     /* of the final evaluation, which follows the last step ... */
-    int64_t final_tokens;  /* ... and how many tokens it read; 0: there was none */
+    const hy_probe *probe; /* NULL: no probe after this step */
+    double final_loss;     /* loss of the final evaluation, which follows the last step ... */
+    int64_t final_tokens;  /* ... and the number of its tokens; 0: no final evaluation */
     hy_gpu gpu;            /* with --watch: the latest reading */
 } hy_log_row;
 
-/* The last step of the run that is resumed. */
+/* The last step of a run that is to be resumed. */
 typedef struct hy_log_point {
     int64_t step, tokens;
     double loss; /* NAN: not known */
 } hy_log_point;
 
-/* Opens the log.  With an empty path it takes rows and keeps none.
+/* Opens the log.  With an empty path the log discards its rows.
  *
  * from = NULL: begins a new log.  A regular file at PATH is renamed to the first free name of PATH.1, PATH.2, ...
  * Links are followed.
  *
- * Otherwise continues the log at PATH.  Rows after step from->step are dropped.  Before whole rows are dropped, the old
- * log is kept as PATH.1.  A half-written last row is dropped without a copy.  The log belongs to another run if its
- * last row up to that step differs from `from` in step, tokens or loss.  A log of another run, or a file that is no
- * log, is kept as PATH.1, and a new log begins.
+ * from not NULL: continues the log at PATH, and drops rows after step from->step.  Before it drops complete rows, it
+ * keeps the old log as PATH.1.  It drops a half-written last row without a copy.  A log belongs to another run if its
+ * last row up to from->step differs from `from` in step, tokens or loss.  Then, or if the file at PATH is not a log,
+ * that file is kept as PATH.1, and a new log begins.
  *
  * watched: a new log has columns for the GPU.  A log that is continued keeps its columns.
  *
  * A file that is not regular, such as a pipe, is written from its current position. */
 gt_status hy_log_open(hy_log *log, const char *path, const hy_log_point *from, int watched);
-/* For a complete run.  Opens the log at PATH if its last row is the row of that step and has no held-out loss: a run
- * that was killed during its final evaluation leaves this row.  Any other file stays as it is, and log->file is
- * NULL. */
+/* Opens the log of a complete run at PATH, if its last row belongs to step `last` and has no held-out loss.  A run that
+ * was killed during its final evaluation leaves such a row.  Any other file stays as it is, and log->file is NULL. */
 gt_status hy_log_reopen(hy_log *log, const char *path, const hy_log_point *last);
-/* The row is in the file when it returns. */
+/* Appends a row and flushes it to the file. */
 gt_status hy_log_write(hy_log *log, const hy_log_row *row);
-/* Adds the held-out loss, the branches and the final evaluation to the last row of a regular file, which has none of
- * them.  One write replaces the row in place.  If that fails, it restores the row.  held_out: NAN leaves it empty. */
+/* Adds the held-out loss, the probe of the branches and the final evaluation to the last row of a regular file.  One
+ * write replaces the row in place; if the write fails, the function restores the row.  held_out NAN: stays empty. */
 gt_status hy_log_complete(hy_log *log, double held_out, double final_loss, int64_t final_tokens, const hy_probe *probe);
 gt_status hy_log_close(hy_log *log);
 

@@ -1,4 +1,4 @@
-/* A training run: signals, steps, gates, and the model file that is written. */
+/* A training run: signals, steps, gates, and writing the model file. */
 #define _XOPEN_SOURCE 700 /* sigaction, clock_gettime */
 #include "hybrid_trainer.h"
 #include <errno.h>
@@ -15,13 +15,14 @@ enum { SCALE_STEPS = 1000, SCALE_MAX = 1 << 24 }; /* see SCALE_PER_TOKEN */
 
 static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1}; /* mpirun passes SIGUSR1 on */
 enum { STOP_SIGNALS = sizeof stop_signals / sizeof stop_signals[0] };
-enum { PATIENCE = 2 };                    /* seconds until another signal is another request */
-static volatile sig_atomic_t interrupted; /* 0, or the first signal */
-static struct timespec interrupted_at;    /* by the first signal */
+enum { PATIENCE = 2 };                    /* a signal counts as a new request after so many seconds */
+static volatile sig_atomic_t interrupted; /* the first signal; 0: none yet */
+static struct timespec interrupted_at;    /* time of the first signal */
 
-/* One request to stop often comes as several signals: timeout signals its child and then the
- * group, a closing terminal hangs up twice.  So only a later one ends the program, by itself: it is
- * blocked until this returns. */
+/* The first signal asks the run to end.  A signal PATIENCE seconds later or more ends the program: the handler restores
+ * the default action and raises the signal, which takes effect when the handler returns.  Signals in between are
+ * ignored, because one request often comes as several.  For example, timeout signals its child and then the process
+ * group, and a closing terminal hangs up twice. */
 static void on_interrupt(int number) {
     int error = errno;
     struct timespec t;
@@ -45,13 +46,13 @@ void hy_catch_signals(trainer *t) {
     memset(&action, 0, sizeof action);
     sigemptyset(&action.sa_mask);
     action.sa_handler = on_interrupt;
-    action.sa_flags = SA_RESTART; /* a write goes on, and does not fail */
+    action.sa_flags = SA_RESTART; /* an interrupted write continues and does not fail */
     for (int i = 0; i < STOP_SIGNALS; i++) sigaddset(&action.sa_mask, stop_signals[i]);
     for (int i = 0; i < STOP_SIGNALS; i++)
         if (stop_signals[i] == SIGINT ||
             (sigaction(stop_signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN))
             sigaction(stop_signals[i], &action, NULL);
-    signal(SIGPIPE, SIG_IGN); /* a reader of the report that has gone is an error as any other */
+    signal(SIGPIPE, SIG_IGN); /* if the reader of the report ends, the write fails with an ordinary error */
     t->ranks.asked = own_signal;
 }
 
@@ -68,17 +69,17 @@ static void recent_add(hy_recent *r, const hy_result *result, double seconds) {
     r->seconds[i] = seconds;
 }
 
-/* Windows of a batch of the model. */
+/* Number of windows in a batch of the model. */
 static int64_t rows_of(const trainer *t) { return t->rows ? t->rows : t->batch.rows; }
 
-/* A batch of held-out windows: this rank's share of them. */
+/* Creates a batch for this rank's share of the held-out windows. */
 static gt_status create_held_out(const trainer *t, hy_batch *batch) {
     gt_status status = hy_batch_create(batch, rows_of(t), t->batch.length);
     hy_batch_share(batch, t->ranks.rank, t->ranks.size);
     return status;
 }
 
-/* With --ema evaluations and samples take the average: call it before and after them. */
+/* With --ema, evaluations and samples use the average of the weights.  Call this function before and after them. */
 static gt_status exchange(const trainer *t) {
     return t->options.ema > 0 && !t->config.inference ? hy_model_exchange(t->model) : GT_OK;
 }
@@ -92,7 +93,7 @@ static gt_status print_sample(trainer *t) {
     return status == GT_OK ? back : status;
 }
 
-/* The loss of a batch, over all ranks. */
+/* Adds the loss of a batch, summed over all ranks. */
 static gt_status add_loss(trainer *t, const hy_batch *batch, hy_loss *sum) {
     double numbers[3] = {0, 0, 0}; /* loss, tokens, bytes */
     int64_t tokens = 0;
@@ -105,7 +106,7 @@ static gt_status add_loss(trainer *t, const hy_batch *batch, hy_loss *sum) {
     return status;
 }
 
-/* Evaluates the next batch of the held-out part.  *is_left: whether there was one. */
+/* Evaluates the next batch of the held-out part.  *is_left: 0 if there was none. */
 static gt_status evaluate_batch(trainer *t, hy_batch *batch, int64_t *next, hy_loss *sum, int *is_left) {
     if (!(*is_left = hy_batch_held_out(batch, &t->text, next))) return GT_OK;
     hy_alive("evaluation after step %lld, window %lld", (long long)t->steps, (long long)*next);
@@ -118,7 +119,7 @@ static gt_status evaluate_batch(trainer *t, hy_batch *batch, int64_t *next, hy_l
 
 static hy_loss mean_of(hy_loss sum) { return (hy_loss){sum.mean / (double)sum.tokens, sum.tokens, sum.bytes}; }
 
-/* The curve's point: the mean over the first `limit` tokens. */
+/* Measures a point of the held-out curve: the mean over the first `limit` tokens. */
 static gt_status evaluate_point(trainer *t, int64_t limit, double *point) {
     hy_batch batch;
     hy_loss sum = {0, 0, 0};
@@ -128,7 +129,7 @@ static gt_status evaluate_point(trainer *t, int64_t limit, double *point) {
     while (status == GT_OK && is_left && (!limit || sum.tokens < limit))
         status = evaluate_batch(t, &batch, &next, &sum, &is_left);
     hy_batch_free(&batch);
-    *point = status == GT_OK ? mean_of(sum).mean : (double)NAN; /* a part of the tokens is no point of the curve */
+    *point = status == GT_OK ? mean_of(sum).mean : (double)NAN; /* a mean over fewer tokens is no point of the curve */
     return status;
 }
 
@@ -144,7 +145,7 @@ gt_status hy_evaluate(trainer *t, int64_t limit, double *point) {
     int is_left = 1, has_point = !point;
     gt_status status = create_held_out(t, &batch);
     t->final = (hy_loss){0, 0, 0};
-    if (!t->screen.is_live) t->shown = start; /* a short evaluation prints no line */
+    if (!t->screen.is_live) t->shown = start; /* so that a short evaluation prints no progress */
     if (point) *point = (double)NAN;
     while (status == GT_OK && is_left && (!has_point || !t->final.tokens)) {
         if ((status = evaluate_batch(t, &batch, &next, &sum, &is_left)) != GT_OK) break;
@@ -155,11 +156,11 @@ gt_status hy_evaluate(trainer *t, int64_t limit, double *point) {
         has_point |= is_stopped;
     }
     hy_batch_free(&batch);
-    if (t->screen.is_live) hy_screen_status(&t->screen, ""); /* no line of the evaluation stays */
+    if (t->screen.is_live) hy_screen_status(&t->screen, ""); /* removes the evaluation's progress line */
     return status;
 }
 
-/* Linear warm-up, then the schedule; step counts from 1. */
+/* The learning rate of a step, counted from 1: linear warm-up, then the schedule. */
 static double learning_rate(const hy_options *o, int64_t step) {
     const int64_t left = o->steps - step;
     if (step <= o->warmup) return o->lr * (double)step / (double)o->warmup;
@@ -177,8 +178,8 @@ static void next_batch(trainer *t) {
         hy_batch_random(&t->batch, &t->text, &t->random);
 }
 
-/* Refuses a step that went wrong.  Gradients that overflow in fp16 are no error: the step is skipped, and the loss
- * scale halves. */
+/* Fails if the loss or the gradient is not finite.  A gradient that overflows in fp16 is no error: the step is skipped,
+ * and the loss scale halves. */
 static gt_status judge_step(trainer *t, const hy_result *result) {
     int scaled = t->backend->dtype == GT_F16;
     if (!isfinite(result->loss))
@@ -197,17 +198,17 @@ static gt_status judge_step(trainer *t, const hy_result *result) {
     return GT_OK;
 }
 
-/* Wall clock from step SPEED_FROM to SPEED_TO, without evaluations and samples. */
+/* Measures the speed by wall clock from step SPEED_FROM to SPEED_TO, without evaluations and samples. */
 static void measure_speed(trainer *t) {
     if (t->steps == SPEED_FROM) {
         t->speed_start = hy_now() - t->aside;
         t->speed_tokens = t->tokens;
-    } else if (t->steps == SPEED_TO && t->speed_start > 0) { /* 0: resumed in between */
+    } else if (t->steps == SPEED_TO && t->speed_start > 0) { /* 0: the run was resumed after SPEED_FROM */
         t->speed = (double)(t->tokens - t->speed_tokens) / (hy_now() - t->aside - t->speed_start);
     }
 }
 
-/* One optimiser step on the batch at hand. */
+/* One optimiser step on the current batch. */
 static gt_status train_step(trainer *t, double lr, hy_result *result) {
     const hy_options *o = &t->options;
     const hy_optimizer optimizer = {.lr = (float)lr,
@@ -227,7 +228,7 @@ static gt_status train_step(trainer *t, double lr, hy_result *result) {
     hy_alive("step %lld", (long long)t->steps + 1);
     gt_status status = hy_model_train(t->model, t->batch.input, t->batch.target, keep, &optimizer);
     if (status == GT_OK) status = hy_model_result(t->model, result);
-    /* like the weights, the average of the first steps is no memory of the random start */
+    /* A smaller decay in the first steps, so that the average soon forgets the random initial weights. */
     const double young = (1 + (double)t->steps) / (10 + (double)t->steps);
     if (status == GT_OK && o->ema > 0 && !result->skipped)
         status = hy_model_average(t->model, o->ema < young ? o->ema : young);
@@ -244,8 +245,8 @@ static gt_status train_step(trainer *t, double lr, hy_result *result) {
 
 static void add_gate(trainer *t, hy_gate gate) { t->gates[t->gate_count++] = gate; }
 
-/* RWKV / Mamba ratio of the gradient's norms on the batch at hand, without an update.  fp16: at the
- * first loss scale, from the run's downwards, that overflows nowhere. */
+/* Computes the RWKV / Mamba ratio of the gradient norms on the current batch, without an update.  fp16: halves the loss
+ * scale, starting from the run's, until the gradient does not overflow. */
 static gt_status first_ratio(trainer *t, double *ratio) {
     const int32_t *keep = t->options.stateful ? t->batch.keep : NULL;
     hy_result result = {.skipped = 1};
@@ -260,7 +261,7 @@ static gt_status first_ratio(trainer *t, double *ratio) {
     return status;
 }
 
-/* Every rank takes the verdicts of rank 0, so that all end with --gates-strict. */
+/* Gives every rank the verdicts of rank 0, so that with --gates-strict all ranks end together. */
 static gt_status share_verdicts(trainer *t, gt_status own) {
     hy_verdict verdicts[GATES_MAX];
     for (int i = 0; i < t->gate_count; i++) verdicts[i] = t->gates[i].verdict;
@@ -269,7 +270,7 @@ static gt_status share_verdicts(trainer *t, gt_status own) {
     return status;
 }
 
-/* The gates that look at the model before its first step.  Every rank looks at its own windows. */
+/* The gates that judge the model before its first step.  Every rank uses its own windows. */
 static gt_status gates_before(trainer *t) {
     hy_alive("the gates before training");
     double sum = 0;
@@ -281,14 +282,14 @@ static gt_status gates_before(trainer *t) {
     if (status == GT_OK) status = first_ratio(t, &t->ratio);
     if (status != GT_OK) return status;
     add_gate(t, hy_gate_forward(&t->probe, counted, t->batch.targets * rows_of(t) / t->batch.rows));
-    if (!*t->options.init) /* else it has learnt something */
+    if (!*t->options.init) /* --init loads weights that have learnt something, so G2 does not apply */
         add_gate(t, hy_gate_entropy(t->probe.entropy, t->text.vocab));
     add_gate(t, hy_gate_states(&t->probe));
     add_gate(t, hy_gate_balance(&t->probe, t->ratio));
     return GT_OK;
 }
 
-/* Keeps the first batch, for G3 of a run that turns out short. */
+/* Keeps a copy of the first batch, since G3 of a short run needs it. */
 static gt_status keep_first(trainer *t) {
     const size_t bytes = (size_t)(t->batch.rows * t->batch.length) * sizeof(int32_t);
     gt_status status = hy_batch_create(&t->first, t->batch.rows, t->batch.length);
@@ -299,7 +300,7 @@ static gt_status keep_first(trainer *t) {
     return GT_OK;
 }
 
-/* G3 of a run whose recent steps are not all after the first: on the first batch, again. */
+/* G3 of a short run, whose recent steps include the first: evaluates the first batch again. */
 static gt_status add_short_training_gate(trainer *t) {
     hy_loss sum = {0, 0, 0};
     gt_status status = add_loss(t, &t->first, &sum);
@@ -309,7 +310,7 @@ static gt_status add_short_training_gate(trainer *t) {
     return status;
 }
 
-/* G3 judges the recent steps, and so does G4. */
+/* G3 of a long run.  G3 and G4 judge the recent steps. */
 static gt_status add_training_gate(trainer *t) {
     const hy_recent *r = &t->recent;
     if (r->steps <= HY_RECENT && t->first.input) return add_short_training_gate(t);
@@ -317,7 +318,7 @@ static gt_status add_training_gate(trainer *t) {
     return GT_OK;
 }
 
-/* The gates that look at the trained model; they probe it with the last batch. */
+/* The gates that judge the trained model.  They probe it with the last batch. */
 static gt_status gates_after(trainer *t) {
     hy_alive("the gates after training");
     gt_status status = hy_model_probe(t->model, t->batch.input, t->batch.target, &t->probe);
@@ -331,7 +332,7 @@ static gt_status gates_after(trainer *t) {
 
 static int due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-/* All that a model file gets. */
+/* Collects everything that a model file stores. */
 static hy_run run_of(trainer *t, hy_options *options) {
     const hy_config *c = hy_model_config(t->model);
     *options = t->options;
@@ -369,8 +370,8 @@ static hy_run run_of(trainer *t, hy_options *options) {
     return run;
 }
 
-/* Writes a model file; 0 if that fails.  The run goes on then, and ends with status 1 unless a later attempt
- * succeeds. */
+/* Writes a model file.  Returns 0 if writing fails.  The run then continues, and ends with status 1 unless a later
+ * attempt succeeds. */
 static int write_model(trainer *t, const char *path) {
     static hy_options options;
     hy_run run = run_of(t, &options);
@@ -385,15 +386,15 @@ static int write_model(trainer *t, const char *path) {
     return 0;
 }
 
-/* Other ranks have states that a model file needs. */
+/* Returns whether a model file needs states from other ranks. */
 static int has_shared_states(const trainer *t) { return t->options.stateful && t->ranks.size > 1; }
 
 /* Writes the model file, if one is wanted. */
 static void save(trainer *t) {
     double start = hy_now();
     if (!*t->options.save || t->saved == t->steps) return;
-    if (has_shared_states(t) && t->states_step != t->steps) return; /* after a failure: they cannot be had */
-    if (t->ranks.rank) {                                            /* rank 0 writes */
+    if (has_shared_states(t) && t->states_step != t->steps) return; /* after a failure: no states to gather */
+    if (t->ranks.rank) {                                            /* only rank 0 writes */
         t->saved = t->steps;
         return;
     }
@@ -409,7 +410,8 @@ static void save(trainer *t) {
 
 void hy_best_path(const hy_options *o, char *path) { snprintf(path, HY_TEXT_MAX + 8, "%s.best", o->save); }
 
-/* Keeps the model of the lowest point of the curve.  The point of a run that was interrupted is none of the curve. */
+/* Saves the model if the held-out curve has a new lowest point.  The evaluation of an interrupted run is not a point of
+ * the curve. */
 static void keep_best(trainer *t, double held_out, int last) {
     char path[HY_TEXT_MAX + 8];
     const double start = hy_now(), before = t->best;
@@ -445,7 +447,7 @@ gt_status hy_resume_run(trainer *t) {
     t->best = p->best;
     t->best_step = p->best_step;
     t->recent = p->recent;
-    /* fp16: a step that was left out has reset the count of good ones, and is not among the recent */
+    /* fp16: a skipped step resets scale_steps and is not among the recent steps. */
     const char *dtype = hy_file_text_of(&t->file, "option.dtype");
     const int is_known = p->recent.steps && !(dtype && !strcmp(dtype, "f16") && !p->scale_steps);
     t->last_loss = is_known ? p->recent.loss[(p->recent.steps - 1) % HY_RECENT] : (double)NAN;
@@ -453,9 +455,8 @@ gt_status hy_resume_run(trainer *t) {
     return GT_OK;
 }
 
-/* Evaluates the held-out part, and probes the model for the log.  *probed: whether the probe was made.  The last
- * point of
- * the curve is measured on the same tokens as all others; the final evaluation goes on from there. */
+/* Evaluates the held-out part, and probes the model for the log.  *probed: 1 if the probe was made.  The last point of
+ * the held-out curve uses the same tokens as all other points; the final evaluation continues after these tokens. */
 static gt_status evaluate_step(trainer *t, int last, double *held_out, hy_probe *probe, int *probed) {
     const int64_t limit = t->options.eval_every ? t->options.eval_tokens : 0;
     double start = hy_now();
@@ -480,8 +481,8 @@ static void warn_of_heat(trainer *t) {
 
 /* Checks and reports a step: gates, held-out loss, log, progress line, sample.
  *
- * The last row of a regular log is written before the model file, without its held-out loss.  A run that is killed
- * during the final evaluation has lost no row then, and --resume completes the row. */
+ * If the log is a regular file, its last row is written before the model file, without the held-out loss.  So a run
+ * that is killed during the final evaluation loses no row, and --resume completes the row. */
 static gt_status report_step(trainer *t, const hy_result *result, double lr, int last) {
     const hy_options *o = &t->options;
     const int is_early = last && t->log.file && t->log.is_regular;
@@ -500,9 +501,9 @@ static gt_status report_step(trainer *t, const hy_result *result, double lr, int
     }
     if (status == GT_OK && t->steps == G3_STEPS) status = add_training_gate(t);
     if (is_early) written = hy_write_log(t, result, NAN, lr, NULL);
-    if (last) save(t); /* before anything that takes time or can fail */
+    if (last) save(t); /* first, since all that follows takes time or can fail */
     if (status == GT_OK) status = written;
-    if (last) status = hy_ranks_meet(&t->ranks, status); /* here and below: others wait while rank 0 writes */
+    if (last) status = hy_ranks_meet(&t->ranks, status); /* here and below: other ranks wait while rank 0 writes */
     if (status == GT_OK && (last || due(t->steps, o->eval_every)))
         status = evaluate_step(t, last, &held_out, &probe, &probed);
     if (!is_early)
@@ -527,7 +528,8 @@ static gt_status report_step(trainer *t, const hy_result *result, double lr, int
     return status;
 }
 
-/* A device that failed: what there is to go on with.  in_step: the step after t->steps was begun. */
+/* Handles a failed device: saves the model if its weights are still known, and says how to resume the run.
+ * in_step: 1 if the step after t->steps had begun. */
 static gt_status lose_device(trainer *t, gt_status status, int in_step) {
     const hy_options *o = &t->options;
     char reason[480], way[HY_TEXT_MAX + 64] = "";
@@ -582,7 +584,7 @@ static gt_status train(trainer *t) {
     return status;
 }
 
-/* A finished model stays when another run gets its name. */
+/* Renames an older model file at the path of --save, so that a new run does not overwrite a finished model. */
 static gt_status keep_older(trainer *t) {
     const hy_options *o = &t->options;
     if (!*o->save || t->ranks.rank || (*o->resume && hy_same_file(o->save, o->resume))) return GT_OK;
@@ -593,7 +595,7 @@ static gt_status keep_older(trainer *t) {
     return hy_keep_older("keep-best", best, older, sizeof older);
 }
 
-/* Sets t->batch to the batch of the last step, by drawing all batches of the run again. */
+/* Sets t->batch to the batch of the last step.  Draws all batches of the run again to get there. */
 static gt_status draw_again(trainer *t) {
     gt_status status = GT_OK;
     t->random = (uint64_t)t->options.seed;
@@ -621,7 +623,7 @@ gt_status hy_run_training(trainer *t) {
     hy_print_start(t);
     status = hy_flush_report();
     if (status == GT_OK) status = train(t);
-    if (status == HY_ERROR_WRITE) save(t); /* the model is right, though nobody is told */
+    if (status == HY_ERROR_WRITE) save(t); /* the report cannot be printed, but the model is good */
     if (status != GT_OK) return status;
     if (!t->steps) {
         puts("ended by a gate, before the first update");

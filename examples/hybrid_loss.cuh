@@ -16,7 +16,7 @@ struct CrossEntropyParams {
     const float* scale;
 };
 
-/* The largest value of the warp, NaN if there is one. */
+/* The largest value of the warp; NaN if any value is NaN. */
 GT_DEV float warp_max(float value) {
     GT_UNROLL
     for (int mask = 16; mask > 0; mask >>= 1) {
@@ -41,7 +41,7 @@ cross_entropy_forward_kernel(const GT_GRID_CONSTANT CrossEntropyParams p) {
     largest = warp_max(largest);
     for (int64_t v = lane_id(); v < p.V; v += 32) {
         float x = Element<T>::load(z, v) - largest;
-        x = x < -87.0f ? -87.0f : x; /* nothing beside 1, and x may be infinite */
+        x = x < -87.0f ? -87.0f : x; /* exp(-87) adds nothing to 1; an infinite x would make x * e NaN */
         const float e = exp_accurate(x);
         sum += e;
         weighted += e * x;
@@ -120,10 +120,10 @@ struct GradNormParams {
     const float *grad, *control;
     double *slices, *partial;
     float* norm;
-    int64_t slices_each; /* pieces that a segment is cut into */
+    int64_t slices_each; /* number of slices of a segment */
 };
 
-/* slices[s][k] = sum of squares of a piece of a segment; grid count x slices_each */
+/* slices[s][k] = sum of squares of slice k of segment s; grid count x slices_each */
 GT_KERNEL(THREADS, 1) squares_kernel(const GT_GRID_CONSTANT GradNormParams p) {
     const int64_t s = block_x() / p.slices_each, k = block_x() % p.slices_each;
     const int64_t start = p.segments.start[s], end = p.segments.start[s + 1];
@@ -136,7 +136,7 @@ GT_KERNEL(THREADS, 1) squares_kernel(const GT_GRID_CONSTANT GradNormParams p) {
     if (thread_id() == 0) p.slices[block_x()] = sum;
 }
 
-/* One block: the segments from their pieces, then the groups from the segments, in order. */
+/* One block adds up the slices of each segment, then the segments of each group, both in order. */
 GT_KERNEL(THREADS, 1) grad_norm_kernel(const GT_GRID_CONSTANT GradNormParams p) {
     for (int64_t s = thread_id(); s < p.segments.count; s += THREADS) {
         double sum = 0.0;
@@ -181,8 +181,8 @@ struct AdamwParams {
 
 constexpr int ADAMW_BLOCKS = 1024;
 
-/* The number of elements is known to the device alone: each of the 1024 blocks takes its share.
- * Reads 16 bytes and writes 12 of every parameter, and its copy. */
+/* Only device memory holds the number of elements, so the grid is fixed: each of 1024 blocks takes an equal share.
+ * Reads 16 bytes per parameter, and writes 12 bytes and the copy. */
 template <class T>
 GT_KERNEL(THREADS, 1)
 adamw_kernel(const GT_GRID_CONSTANT AdamwParams p) {

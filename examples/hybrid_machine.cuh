@@ -1,10 +1,9 @@
 /* Parts for the kernels of hybrid_ops.cuh: the device as a hy_backend, launches, and the two kernels that most
- * operators use, one by element and one for sums over rows.
+ * operators use.  One of them works element by element, the other sums rows.
  *
- * Blocks have 8 warps.  Where rows are independent a warp takes a row.  Where rows are summed a
- * warp takes 128 columns of some rows, a block adds up its warps in order, and reduce_rows adds up
- * the blocks: no sum depends on anything but the sizes.  Arrays whose rows and addresses allow it
- * are read four elements at a time. */
+ * Blocks have 8 warps.  If rows are independent, a warp takes one row.  For a sum over rows, a warp takes 128 columns
+ * of some rows, a block adds up its warps in order, and reduce_rows adds up the blocks.  So the order of every sum
+ * depends only on the sizes.  Kernels read four elements at a time if rows and addresses are aligned for it. */
 #ifndef HYBRID_MACHINE_CUH
 #define HYBRID_MACHINE_CUH
 
@@ -19,8 +18,8 @@ using namespace gt;
 
 struct Machine : hy_backend {
     cudaStream_t stream;
-    size_t workspace_want; /* bytes that the matrix product would like */
-    float* sums;           /* from scratch: partial sums of the operators ... */
+    size_t workspace_want; /* bytes of workspace that the matrix product asks for */
+    float* sums;           /* in scratch memory: partial sums of the operators ... */
     int64_t sums_count;
     void* workspace; /* ... and the matrix product's workspace */
     size_t workspace_bytes;
@@ -28,16 +27,16 @@ struct Machine : hy_backend {
 
 static Machine& machine(hy_backend* be) { return *static_cast<Machine*>(be); }
 
-constexpr size_t WORKSPACE_BYTES = 32 << 20; /* of the matrix product: as cuBLAS takes for itself on sm_90 */
+constexpr size_t WORKSPACE_BYTES = 32 << 20; /* for the matrix product: the default of cuBLAS on sm_90 */
 constexpr int WARPS = 8;
 constexpr int THREADS = 32 * WARPS;
-constexpr int64_t PARTS = 512; /* at most that many partial sums of a column */
+constexpr int64_t PARTS = 512; /* most partial sums of a column */
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static size_t size_of(gt_dtype dtype) { return dtype == GT_BF16 || dtype == GT_F16 ? 2 : 4; }
 
-/* `y` counts columns or independent products. */
+/* Launches a kernel.  The grid's `y` counts columns or independent products. */
 template <class Params>
 static gt_status enqueue(const Machine& m, const char* name, void (*kernel)(Params), int64_t blocks, int64_t y,
                          size_t smem, const Params& params) {
@@ -51,7 +50,7 @@ static gt_status enqueue(const Machine& m, const char* name, void (*kernel)(Para
     return hy_fail(GT_ERROR_CUDA, "cuda %s: %s", name, cudaGetErrorString(error));
 }
 
-/* Parameters of a kernel: elements of type T, N of them at a time. */
+/* Template parameters of a kernel: it processes elements of type T, N at a time. */
 template <class T_, int N_>
 struct Layout {
     using T = T_;
@@ -65,13 +64,13 @@ static gt_status with_layout(gt_dtype dtype, bool fours, F f) {
     return fours ? f(Layout<float, 4>()) : f(Layout<float, 1>());
 }
 
-/* Rows of `columns` elements of all these arrays can be read four elements at a time. */
+/* Returns whether kernels can read rows of `columns` elements of all these arrays four elements at a time. */
 template <class... Pointers>
 static bool in_fours(int64_t columns, Pointers... arrays) {
     return columns % 4 == 0 && (... && ((uintptr_t)arrays % 16 == 0));
 }
 
-/* The number of partial sums of `columns` columns: `wanted`, or as many as there is room for. */
+/* Computes the number of partial sums of `columns` columns: `wanted`, or fewer if scratch memory has no more room. */
 static gt_status count_parts(const Machine& m, const char* name, int64_t wanted, int64_t columns, int64_t* parts) {
     *parts = smaller(smaller(wanted, PARTS), m.sums_count / (columns ? columns : 1));
     if (*parts > 0 || wanted == 0) return GT_OK;
@@ -102,8 +101,8 @@ GT_DEV void store(void* data, int64_t i, const float (&x)[N]) {
 
 GT_DEV int64_t row_of_warp() { return (int64_t)block_x() * WARPS + warp_id(); }
 
-/* Sums `value` over the block, in one order; the sum is valid in thread 0.  8 bytes of shared
- * memory per thread, which is free again afterwards. */
+/* Sums `value` over the block, in a fixed order.  Only thread 0 gets the sum.  Uses 8 bytes of shared memory per
+ * thread, which the caller may reuse at once. */
 GT_DEV double block_sum(double value) {
     const uint32_t address = smem_base() + 8 * thread_id();
     sts<double>(address, value);
@@ -116,8 +115,8 @@ GT_DEV double block_sum(double value) {
     return value;
 }
 
-/* Adds up the sums of a block's warps, `N` columns each lane of `COUNT` arrays, and writes them to out[i * D + column];
- * shared memory for 8 x COUNT x N x 32 floats. */
+/* Adds up the sums of a block's 8 warps and writes them to out[i * D + column].  Each lane holds N columns of COUNT
+ * arrays.  Uses shared memory for 8 x COUNT x N x 32 floats. */
 template <int COUNT, int N>
 GT_DEV void write_block_sums(float* out, int64_t D, const float (&sum)[COUNT][N]) {
     constexpr int WIDTH = 32 * N;
@@ -146,7 +145,7 @@ constexpr size_t block_sums_bytes() {
 }
 
 /* ---- element by element -----------------------------------------------------------------------
- * out[i] = F::of(in[0][i], in[1][i], in[2][i]); F says how many inputs it has.
+ * out[i] = F::of(in[0][i], in[1][i], in[2][i]); F defines its number of inputs.
  * grid ceil(n / 1024) or ceil(n / 256); reads and writes every element once. */
 struct EachParams {
     const void* in[3];
@@ -184,7 +183,7 @@ struct ColumnsParams {
     const void* x;
     const float* weight;
     float* sums;
-    int64_t M, D, rows; /* rows of a warp */
+    int64_t M, D, rows; /* rows: per warp */
 };
 
 template <class T, int N>

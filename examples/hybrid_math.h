@@ -4,12 +4,12 @@
 
 #include <stdint.h>
 
-/* exp(x) within 1.1 units in the last place, with the limits of exp: 0 and subnormal numbers below,
- * infinity above, NaN for NaN.
+/* exp(x) within 1.1 units in the last place.  Underflows to subnormal numbers and 0, overflows to infinity, and returns
+ * NaN for NaN, as exp does.
  *
- * x = n ln2 + f: adding 1.5 * 2^23 rounds to the integer n and leaves it in the low bits; ln2 is taken in two parts;
- * the first part times n is exact.  2^n is multiplied in two steps, because
- * neither end of its range is a normal number. */
+ * Method: x = n ln2 + f.  Adding 1.5 * 2^23 to x / ln2 rounds to the integer n and leaves n in the low bits.  ln2 is
+ * split into two parts, so that the first part times n is exact.  2^n is multiplied in two steps, because at both ends
+ * of the range 2^n is not a normal number. */
 static inline float hy_exp(float x) {
     union {
         float f;

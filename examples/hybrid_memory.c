@@ -1,10 +1,10 @@
-/* The layout and size of a model's memory, and how a model is made. */
+/* Plans the layout and size of a model's memory, and creates models. */
 #include "hybrid_args.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* Hands out pieces of one allocation.  While only the size is wanted it starts at a made-up
- * address, which nobody reads. */
+/* An arena: hands out pieces of one allocation.  To compute only the size, it starts at a made-up address that nobody
+ * reads. */
 typedef struct arena {
     char *base;
     size_t used;
@@ -154,13 +154,13 @@ static int64_t widest(const hy_model *m) {
     return most < m->V ? m->V : most;
 }
 
-/* Points everything into the arena and notes what each purpose takes. */
+/* Takes all arrays of the model from the arena, and adds up the bytes of each purpose. */
 static gt_status take_all(arena *a, hy_model *m, hy_plan *plan) {
     const hy_limits limits = {.M = m->M, .D = widest(m), .n = m->param_total};
     size_t before = a->used, scratch;
     take_weights(a, m);
     plan->weights = a->used - before, before = a->used;
-    arena unused = {a->base, 0}; /* inference: places that nobody reads or writes */
+    arena unused = {a->base, 0}; /* inference: addresses for arrays that nobody reads or writes */
     arena *const training = m->config.inference ? &unused : a;
     m->grads = take_fp32(training, m, m->param_total);
     plan->gradients = a->used - before, before = a->used;
@@ -187,7 +187,7 @@ static gt_status take_all(arena *a, hy_model *m, hy_plan *plan) {
     return GT_OK;
 }
 
-/* Workspace for an operator; and how much it saves, if this pass keeps that. */
+/* Enlarges the workspace to the needs of an operator; also *saved, if this pass keeps what backward needs. */
 static void note_need(hy_model *m, const pass *p, const gt_workspace *need, size_t *saved) {
     const size_t passes[] = {need->forward, p->keep_saved ? need->backward : 0, need->step};
     for (int i = 0; i < 3; i++)
@@ -259,7 +259,7 @@ static gt_status ask_branches(hy_model *m, const pass *p) {
     return is_mamba1(m) ? ask_scan(m, p) : ask_ssd(m, p);
 }
 
-/* Asks all operators for one way of running the layers. */
+/* Asks all operators for their workspace in the pass p. */
 static gt_status ask_workspace(hy_model *m, const pass *p) {
     hy_backend *be = m->be;
     gt_rmsnorm_linear_args up = up_of(m, 0, p), head = head_of(m, p);
@@ -283,7 +283,7 @@ static gt_status plan_memory(hy_model *m, hy_plan *plan) {
     pass train = training_pass(m), evaluate = evaluation_pass(m);
     pass prompt = decoding_pass(m, m->T), step = decoding_pass(m, 1);
     arena a = {made_up, 0};
-    TRY(take_all(&a, m, plan)); /* operators may ask which pointers are NULL */
+    TRY(take_all(&a, m, plan)); /* first, since the answer of an operator depends on which pointers are NULL */
     if (!m->config.inference) TRY(ask_workspace(m, &train));
     TRY(ask_workspace(m, &evaluate));
     TRY(ask_workspace(m, &prompt));
@@ -299,7 +299,7 @@ static gt_status plan_memory(hy_model *m, hy_plan *plan) {
     return GT_OK;
 }
 
-/* A model without memory of the backend. */
+/* Makes a model that has no memory of the backend yet. */
 static gt_status make_model(hy_backend *be, const hy_config *config, int vocab, int B, int T, uint64_t seed,
                             hy_model **model) {
     hy_config c = *config;
@@ -340,7 +340,7 @@ gt_status hy_model_plan(hy_backend *be, const hy_config *config, int vocab, int 
     return status;
 }
 
-/* The table of segments, and the control numbers of a model that never took a step. */
+/* Writes the table of segments, and the control numbers of a model before its first step. */
 static gt_status write_tables(hy_model *m) {
     const hy_segments *s = &m->segments;
     double control[HY_CONTROLS] = {[HY_LOSS_SCALE] = 1};
@@ -371,13 +371,13 @@ gt_status hy_states_zero(const hy_model *m, const state_set *s) {
 static gt_status clear_training(const hy_model *m) {
     const size_t numbers = (size_t)m->param_total * m->be->fp32_bytes;
     TRY(m->be->zero(m->be, m->grads, numbers)); /* the gaps between tensors stay zero */
-    /* rows are padded, and libraries that read 16 bytes at a time read the padding, too */
+    /* Rows are padded, and libraries that read 16 bytes at a time also read the padding. */
     if (has_mamba(m)) TRY(m->be->zero(m->be, m->grad.in, (size_t)(m->M * in_row(m)) * act_bytes(m)));
     TRY(m->be->zero(m->be, m->m, numbers));
     return m->be->zero(m->be, m->v, numbers);
 }
 
-/* Memory, tables and initial values of a planned model. */
+/* Allocates the memory of a planned model, and writes its tables and initial values. */
 static gt_status fill_model(hy_model *m) {
     hy_plan plan;
     TRY(plan_memory(m, &plan));

@@ -1,17 +1,17 @@
-/* The model of hybrid_model.h as a whole: forward to the loss, backward, the optimiser, decoding.  The first lines of
- * hybrid_inside.h say where the rest is. */
+/* The functions of hybrid_model.h that concern the whole model: forward to the loss, backward, the optimiser, decoding.
+ * hybrid_inside.h lists the files with the others. */
 #include "hybrid_args.h"
 #include <math.h>
 #include <string.h>
 
 const hy_config *hy_model_config(const hy_model *m) { return &m->config; }
 
-/* Names the layer in the text of a failure. */
+/* Adds the layer to the error message. */
 static gt_status in_layer(gt_status status, int l) {
     return status == GT_OK ? GT_OK : hy_fail(status, "layer %d: %s", l, hy_last_error());
 }
 
-/* From the uploaded tokens to the last residual stream. */
+/* Runs from the uploaded tokens to the output of the last layer. */
 static gt_status forward_layers(hy_model *m, const pass *p) {
     hy_embedding_args embedding = embedding_of(m, p);
     m->latest = *p, m->held = -1;
@@ -25,7 +25,7 @@ static gt_status forward_layers(hy_model *m, const pass *p) {
     return GT_OK;
 }
 
-/* ... and to the loss. */
+/* Runs forward_layers, then the head and the loss. */
 gt_status hy_forward(hy_model *m, const pass *p) {
     gt_rmsnorm_linear_args head = head_of(m, p);
     hy_cross_entropy_args loss = cross_entropy_of(m, p);
@@ -35,7 +35,7 @@ gt_status hy_forward(hy_model *m, const pass *p) {
     return m->be->cross_entropy_forward(m->be, &loss);
 }
 
-/* carried_in = carried_out of the tracks that are kept */
+/* carried_in = carried_out for tracks with keep = 1, else 0 */
 static gt_status carry_states(const hy_model *m) {
     m->be->at = (hy_place){"forward", "states"};
     const state_set *from = &m->carried_out, *to = &m->carried_in;
@@ -80,7 +80,7 @@ static gt_status upload_keep(hy_model *m, const int32_t *keep) {
     return keep ? m->be->upload(m->be, m->keep, keep, bytes) : m->be->zero(m->be, m->keep, bytes);
 }
 
-/* Forward of a training batch that was uploaded. */
+/* Forward of the uploaded training batch. */
 static gt_status forward_training(hy_model *m) {
     if (m->config.inference)
         return hy_fail(GT_ERROR_UNSUPPORTED, "the model was made for inference: it keeps nothing for backward");
@@ -128,14 +128,14 @@ gt_status hy_model_backward(hy_model *m, int accumulate) {
         TRY(in_layer(hy_layer_backward(m, l), l));
     }
     TRY(hy_dropout(m, &m->trained, 0, m->grad.x, m->C));
-    m->trained.M = m->latest.M = 0; /* it used up what forward left */
+    m->trained.M = m->latest.M = 0; /* backward has overwritten forward's results */
     m->be->at.part = "embedding";
     return m->be->embedding_backward(m->be, &embedding);
 }
 
 /* ---- the optimiser ------------------------------------------------------------------------- */
 
-/* Bits that differ between the steps of a run: splitmix64. */
+/* Random bits for dropout, different for each seed: splitmix64. */
 static uint64_t drop_bits(uint64_t seed) {
     uint64_t x = seed + 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -143,7 +143,7 @@ static uint64_t drop_bits(uint64_t seed) {
     return x ^ (x >> 31);
 }
 
-/* The numbers of step m->steps, for its windows from `window` on. */
+/* Uploads the control numbers of step m->steps.  window: the first window of this pass. */
 static gt_status upload_control(hy_model *m, const hy_optimizer *o, double loss_scale, int64_t window) {
     const double t = (double)m->steps;
     const uint64_t drop = drop_bits(o->drop);
@@ -172,7 +172,7 @@ static gt_status grad_norm(hy_model *m) {
 gt_status hy_model_grad_norm(hy_model *m) {
     if (m->config.inference)
         return hy_fail(GT_ERROR_UNSUPPORTED, "the model was made for inference: it has no gradients");
-    m->judged = 1; /* there is no step behind these norms */
+    m->judged = 1; /* these norms belong to no step */
     return grad_norm(m);
 }
 
@@ -218,7 +218,7 @@ gt_status hy_model_exchange(hy_model *m) {
     return hy_params_round(m);
 }
 
-enum { SLOT_GRADIENT, SLOT_TRAIN, SLOT_INFER, SLOT_LOSS, SLOT_STEP, SLOT_ADD }; /* of hy_backend.run */
+enum { SLOT_GRADIENT, SLOT_TRAIN, SLOT_INFER, SLOT_LOSS, SLOT_STEP, SLOT_ADD }; /* slots of hy_backend.run */
 
 static gt_status loss_uploaded(void *model) { return forward_training(model); }
 
@@ -237,7 +237,7 @@ static gt_status gradient_uploaded(void *model) {
     return hy_model_backward(m, 0);
 }
 
-/* The same, added to the gradient at hand. */
+/* Like gradient_uploaded, but adds to the current gradient. */
 static gt_status add_uploaded(void *model) {
     hy_model *m = model;
     TRY(forward_training(m));
@@ -250,7 +250,7 @@ static gt_status train_uploaded(void *model) {
     return update_params(model);
 }
 
-/* A recorded run sets the same host fields every time, but a replay does not set them. */
+/* Runs a slot.  A replay does not run record(m), so this function sets the host fields that record(m) would set. */
 static gt_status run_uploaded(hy_model *m, int slot, gt_status (*record)(void *)) {
     m->accumulate = 0, m->has_sums = 0;
     gt_status status = m->be->run(m->be, slot, record, m);
@@ -276,8 +276,8 @@ gt_status hy_model_infer(hy_model *m, const int32_t *tokens) {
     return run_uploaded(m, SLOT_INFER, infer_uploaded);
 }
 
-/* The gradient of the mean loss over all parts and ranks: each part has the gradient of its own mean, weighted by its
- * targets. */
+/* Computes the gradient of the mean loss over all parts and ranks.  Each part adds the gradient of its own mean loss,
+ * weighted by its number of targets. */
 static gt_status add_parts(hy_model *m, const int32_t *tokens, const int32_t *targets, const int32_t *keep,
                            const hy_optimizer *o) {
     const int parts = o->parts > 1 ? o->parts : 1;
@@ -300,7 +300,8 @@ static gt_status add_parts(hy_model *m, const int32_t *tokens, const int32_t *ta
     return GT_OK;
 }
 
-/* The gradient and the sums of all ranks, instead of those of this one.  Other ranks wait: they get its error. */
+/* Replaces this rank's gradient and sums by the totals over all ranks.  Other ranks wait in this exchange, so `own`
+ * passes them this rank's error. */
 static gt_status sum_over_ranks(hy_model *m, const hy_optimizer *o, gt_status own) {
     const int is_host = m->be->fp32_bytes == sizeof(float) && !strcmp(m->be->name, "cpu");
     if (own == GT_OK && !is_host)
@@ -310,7 +311,7 @@ static gt_status sum_over_ranks(hy_model *m, const hy_optimizer *o, gt_status ow
     return hy_ranks_add(o->ranks, GT_OK, m->sums, 3);
 }
 
-/* A step whose gradient is that of several parts or ranks. */
+/* A step with several parts or ranks. */
 static gt_status train_in_parts(hy_model *m, const int32_t *tokens, const int32_t *targets, const int32_t *keep,
                                 const hy_optimizer *o) {
     if (m->config.stateful && o->parts > 1)
@@ -335,7 +336,7 @@ gt_status hy_model_train(hy_model *m, const int32_t *tokens, const int32_t *targ
     m->loss_scale = optimizer->loss_scale > 0 ? optimizer->loss_scale : 1;
     m->steps++, m->judged = 0;
     TRY(upload_control(m, optimizer, m->loss_scale, optimizer->window));
-    m->weights = UNKNOWN; /* as a replay does not tell how far it came */
+    m->weights = UNKNOWN; /* a replay does not tell how far it came before a failure */
     return run_uploaded(m, SLOT_TRAIN, train_uploaded);
 }
 
@@ -358,10 +359,10 @@ gt_status hy_model_result(hy_model *m, hy_result *r) {
     if (is_single(m))
         r->ratio = (double)NAN;
     else if (r->norm[HY_RWKV] == 0)
-        r->ratio = 0; /* also if Mamba's is 0 */
+        r->ratio = 0; /* also if Mamba's norm is 0 */
     else
         r->ratio = r->norm[HY_RWKV] / r->norm[HY_MAMBA];
-    if (r->skipped && !m->judged) m->steps--; /* AdamW counts the steps that it took */
+    if (r->skipped && !m->judged) m->steps--; /* AdamW counts only the steps that changed the weights */
     m->judged = 1;
     m->weights = UNTOUCHED;
     return GT_OK;
@@ -375,7 +376,7 @@ void hy_model_set_steps(hy_model *m, int64_t steps) { m->steps = steps; }
 
 gt_status hy_model_reset(hy_model *m) { return hy_states_zero(m, &m->decoding); }
 
-/* The tokens first ... first + T - 1 of each of the sequences, which have n. */
+/* Uploads tokens first ... first + T - 1 of each sequence; a sequence has n tokens. */
 static gt_status upload_piece(hy_model *m, const int32_t *tokens, int64_t n, int64_t first, int64_t T) {
     const int64_t pieces = T == n ? 1 : m->config.samples, length = m->config.samples / pieces * T;
     for (int64_t i = 0; i < pieces; i++)
@@ -383,7 +384,7 @@ static gt_status upload_piece(hy_model *m, const int32_t *tokens, int64_t n, int
     return GT_OK;
 }
 
-/* The layers, and the head if the logits are wanted. */
+/* Runs the layers, and the head if is_last. */
 static gt_status decode(hy_model *m, const pass *p, int is_last) {
     gt_rmsnorm_linear_args head = last_head_of(m, p);
     TRY(forward_layers(m, p));
@@ -417,7 +418,8 @@ double hy_model_token_bytes(const hy_model *m) {
     double bytes = 2 * (double)(m->config.samples * m->L * states) * (double)m->be->fp32_bytes;
     for (int i = 0; i < m->param_count; i++) {
         const hy_param *p = &m->params[i].shown;
-        bytes += (double)p->count * (double)(p->decay ? act_bytes(m) : m->be->fp32_bytes); /* decays: a projection */
+        /* Projections, the parameters with weight decay, are read in the dtype of activations. */
+        bytes += (double)p->count * (double)(p->decay ? act_bytes(m) : m->be->fp32_bytes);
     }
     return bytes;
 }

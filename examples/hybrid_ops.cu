@@ -1,8 +1,8 @@
-/* The CUDA backend: the kernels of gt_kernels.h and of hybrid_ops.cuh, products by cuBLASLt, all on
- * one stream.  Steps are recorded as CUDA graphs.
+/* The CUDA backend.  It runs the kernels of gt_kernels.h and of hybrid_ops.cuh, and matrix products of cuBLASLt, on one
+ * stream.  It records steps as CUDA graphs.
  *
- * Results repeat bit for bit: cuBLASLt may choose among algorithms that add up in one order (no
- * split sums through atomics), chooses by shape alone, and its choice is kept. */
+ * Results repeat bit for bit.  cuBLASLt may only choose algorithms with a fixed order of addition, so none that adds
+ * partial sums by atomics.  It chooses by shape only, and the backend keeps the choice. */
 #include "hybrid_ops.cuh"
 
 #include <cublasLt.h>
@@ -19,7 +19,7 @@ namespace hy {
 
 constexpr size_t STAGING_BYTES = 4 << 20;
 
-/* The key of a cuBLASLt plan; all bytes are compared. */
+/* The key of a cuBLASLt plan.  memcmp compares keys, so padding must be zero. */
 struct PlanKey {
     int64_t M, N, K, lda, ldb, ldc, count, a_step, b_step, c_step;
     int32_t trans_a, trans_b, dtype, c_dtype;
@@ -28,27 +28,27 @@ struct PlanKey {
 
 struct Plan {
     PlanKey key;
-    bool found; /* false: there is no algorithm for it */
+    bool found; /* false: cuBLASLt has no algorithm for this key */
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algorithm;
 };
 
-/* A sequence of calls that was made once, and from the second time on is replayed. */
+/* A sequence of calls that belongs to a slot.  The first run makes the calls; later runs replay a graph. */
 struct Recording {
     int slot;
     void* arg;
-    cudaGraphExec_t graph; /* NULL: made once so far */
+    cudaGraphExec_t graph; /* NULL: the calls ran only once so far */
 };
 
 struct CudaMachine : Machine {
     cublasLtHandle_t cublas;
-    cudaEvent_t start, stop;         /* of the clock */
-    std::vector<cudaEvent_t> events; /* of marks */
+    cudaEvent_t start, stop;         /* for start_clock and stop_clock */
+    std::vector<cudaEvent_t> events; /* for mark */
     size_t events_used;
     std::vector<Plan> plans;
     std::vector<Recording> recordings;
-    char* staging; /* pinned; free from staging_used on */
+    char* staging; /* pinned memory; free from byte staging_used on */
     size_t staging_used;
 };
 
@@ -74,7 +74,8 @@ static gt_status check(cublasStatus_t status, const char* what) {
 #define TRY_CUDA(call) TRY(check(call, #call))
 
 /* ---- memory -----------------------------------------------------------------------------------
- * Host memory is copied through the pinned staging buffer: uploads go on while the caller does. */
+ * Copies from and to host memory pass through the pinned staging buffer, so the caller can continue while an upload
+ * runs. */
 
 static gt_status synchronize(hy_backend* be) {
     CudaMachine& m = cuda(be);
@@ -82,8 +83,8 @@ static gt_status synchronize(hy_backend* be) {
     return check(cudaStreamSynchronize(m.stream), "a kernel");
 }
 
-/* Moves `bytes` in pieces of whole 256 bytes, the last one as it is; fill(piece, first, n) provides
- * bytes first ... first + n. */
+/* Uploads `bytes` in pieces that fit the staging buffer.  Each piece but the last is a multiple of 256 bytes.
+ * fill(piece, first, n) writes bytes first ... first + n to the buffer. */
 template <class Fill>
 static gt_status upload_pieces(hy_backend* be, void* to, size_t bytes, Fill fill) {
     CudaMachine& m = cuda(be);
@@ -104,7 +105,7 @@ static gt_status download_pieces(hy_backend* be, const void* from, size_t bytes,
     for (size_t done = 0, n; done < bytes; done += n) {
         if (STAGING_BYTES - m.staging_used < 256) TRY(synchronize(be));
         n = std::min(bytes - done, STAGING_BYTES - m.staging_used);
-        char* piece = m.staging + m.staging_used; /* behind uploads that go on: one wait for all */
+        char* piece = m.staging + m.staging_used; /* after unfinished uploads, so one wait covers both */
         TRY_CUDA(cudaMemcpyAsync(piece, static_cast<const char*>(from) + done, n, cudaMemcpyDeviceToHost, m.stream));
         TRY(synchronize(be));
         take(piece, done, n);
@@ -162,7 +163,7 @@ static gt_status alloc(hy_backend* be, void** memory, size_t bytes) {
     return check(cudaMalloc(memory, bytes), what);
 }
 
-/* Recordings hold addresses, so they go with any memory. */
+/* Recordings contain addresses, so releasing any memory drops all recordings. */
 static void release(hy_backend* be, void* memory) {
     if (!memory) return;
     (void)synchronize(be);
@@ -217,7 +218,7 @@ static gt_status marks(hy_backend* be, double* seconds, int64_t count) {
     return GT_OK;
 }
 
-/* A thread of the driver sleeps while the stream waits. */
+/* A host function of the stream: a thread of the driver sleeps, and the stream waits for it. */
 static void CUDART_CB sleep_for(void* microseconds) {
     std::this_thread::sleep_for(std::chrono::microseconds((intptr_t)microseconds));
 }
@@ -255,7 +256,8 @@ static gt_status nodes(hy_backend* be, gt_status (*record)(void* arg), void* arg
     return status;
 }
 
-/* The first time the calls are just made: that settles cuBLASLt's plans and loads all kernels. */
+/* The first run makes the calls without recording, which chooses cuBLASLt's plans and loads all kernels.  The second
+ * run records a graph. */
 static gt_status run(hy_backend* be, int slot, gt_status (*record)(void* arg), void* arg) {
     CudaMachine& m = cuda(be);
     for (Recording& r : m.recordings) {
@@ -268,14 +270,15 @@ static gt_status run(hy_backend* be, int slot, gt_status (*record)(void* arg), v
 }
 
 /* ---- gemm -------------------------------------------------------------------------------------
- * cuBLASLt counts by columns: it sees a matrix stored by rows as its transpose.  So it is asked for c^T = op(b)^T
- * op(a)^T, with b as its first matrix and a as its second. */
+ * cuBLASLt stores matrices by columns, so it sees a matrix stored by rows as its transpose.  So the backend asks for
+ * c^T = op(b)^T op(a)^T, with b as the first matrix and a as the second. */
 
 static cudaDataType_t data_type(gt_dtype dtype) {
     return dtype == GT_BF16 ? CUDA_R_16BF : dtype == GT_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-/* The largest power of two, at most 256, that divides the address of every product's matrix. */
+/* The alignment of an operand: the largest power of two, at most 256, that divides the addresses of its matrices in all
+ * products. */
 static uint32_t alignment_of(const void* matrix, int64_t step, int64_t count, gt_dtype dtype) {
     uint64_t bits = (uintptr_t)matrix | 256;
     if (count > 1) bits |= (uint64_t)step * size_of(dtype);
@@ -325,7 +328,8 @@ static gt_status describe(Plan* plan) {
     return make_layout(&plan->c, (gt_dtype)k.c_dtype, k.N, k.M, k.ldc, k.count, k.c_step);
 }
 
-/* Sums that are split over blocks may only be added up in a step of their own. */
+/* Sets the limits for cuBLASLt's choice.  Partial sums of several blocks may only be added up in a separate step, since
+ * atomics would not repeat bit for bit. */
 static gt_status set_preference(cublasLtMatmulPreference_t preference, const PlanKey& k, size_t workspace_bytes) {
     const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint64_t bytes = workspace_bytes;
@@ -400,7 +404,7 @@ static gt_status gemm(hy_backend* be, const hy_gemm_args* args) {
     const hy_gemm_args g = resolve_gemm(args);
     const Plan* plan;
     if (g.M == 0 || g.N == 0) return GT_OK;
-    if (g.K == 0) return plain_product(m, g); /* leaves beta c */
+    if (g.K == 0) return plain_product(m, g); /* computes beta c */
     TRY(find_plan(m, plan_key(g), &plan));
     if (!plan->found) return plain_product(m, g);
     return check(cublasLtMatmul(m.cublas, plan->product, &g.alpha, g.b, plan->b, g.a, plan->a, &g.beta, g.c, plan->c,
@@ -408,7 +412,7 @@ static gt_status gemm(hy_backend* be, const hy_gemm_args* args) {
                  "cublasLtMatmul");
 }
 
-/* Plans and recordings count on the workspace. */
+/* Plans and recordings depend on the workspace, so a new one drops both. */
 static gt_status cuda_scratch(hy_backend* be, const hy_limits* limits, void* memory, size_t* bytes) {
     if (memory) {
         forget_plans(cuda(be));
@@ -433,7 +437,8 @@ static void close(hy_backend* be) {
     delete &m;
 }
 
-/* "580.65.06": the first word of NVIDIA's line that holds a dot between digits; "" if there is none. */
+/* Finds the driver's version, such as "580.65.06": the first word of the driver's version line with a dot between
+ * digits.  "" if there is none. */
 static void driver_version(char* text, size_t size) {
     char line[256] = "";
     FILE* file = fopen("/proc/driver/nvidia/version", "r");

@@ -1,4 +1,4 @@
-/* The operators of hybrid_ops.h as kernels, and their part of a backend's table.
+/* The operators of hybrid_ops.h as kernels, and their entries in a backend's table.
  *
  * | file               | holds                                                         |
  * |--------------------|---------------------------------------------------------------|
@@ -8,9 +8,8 @@
  * | hybrid_loss.cuh    | cross_entropy, the norm of the gradient, AdamW                |
  * | here               | the plain product, the calls of gt_kernels.h, the table       |
  *
- * All kernels are written on the primitives of gt/base, so that they also run in the
- * emulation of gt/emu.  The file that includes this one (hybrid_ops.cu, or the tests' emulation) provides memory, order
- * and the matrix product. */
+ * All kernels use the primitives of gt/base, so they also run in the emulation of gt/emu.  The including file,
+ * hybrid_ops.cu or the tests' emulation, provides memory, the order of calls, and the matrix product. */
 #ifndef HYBRID_OPS_CUH
 #define HYBRID_OPS_CUH
 
@@ -21,8 +20,8 @@
 namespace hy {
 
 /* ---- gemm: the plain product ------------------------------------------------------------------
- * For products that the machine's library has no algorithm for.  A thread computes one element of c,
- * k upwards; grid ceil(M N / 256) x count. */
+ * For products for which the device's library has no algorithm.  A thread computes one element of c and adds up k in
+ * rising order.  Grid ceil(M N / 256) x count. */
 struct ProductParams {
     hy_gemm_args g;
 };
@@ -83,7 +82,7 @@ HY_OPERATORS(HY_DEVICE_STEPS, HY_DEVICE_ROWS, HY_DEVICE_ROWS)
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-/* Partial sums for rows of twice the widest array, then the product's workspace. */
+/* Scratch memory holds partial sums for rows of twice the widest array, then the product's workspace. */
 static gt_status scratch(hy_backend* be, const hy_limits* limits, void* memory, size_t* bytes) {
     Machine& m = machine(be);
     const int64_t sums = PARTS * (2 * limits->D + 64);
@@ -128,7 +127,7 @@ static void set_operators(hy_backend* be) {
     be->average = average;
 }
 
-/* ---- numbers on their way from and to the host ----------------------------------------------- */
+/* ---- numbers between device and host --------------------------------------------------------- */
 
 static void put_number(void* to, gt_dtype dtype, int64_t i, double x) {
     if (dtype == GT_BF16)

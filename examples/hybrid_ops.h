@@ -1,17 +1,17 @@
-/* Operators of a hybrid model beside gt_kernels.h, and the backend: a table of functions that runs the model on a CPU
- * or a GPU.
+/* The backend, a table of functions that runs the model on a CPU or a GPU, and the operators of a hybrid model that
+ * gt_kernels.h lacks.
  *
- * hybrid_ops.c is the CPU backend, hybrid_ops.cu with the kernels in hybrid_ops.cuh the CUDA one.
- * Conventions are as in gt_kernels.h: one argument struct serves forward and backward, the last
- * index is fastest, a gradient pointer that is NULL is not computed, accumulate = 1 adds into
- * parameter gradients, results repeat bit for bit.  void * arrays hold the dtype of the struct,
- * float * arrays are fp32 always.  All arrays are packed unless a stride is given. */
+ * hybrid_ops.c is the CPU backend.  hybrid_ops.cu is the CUDA backend, with its kernels in hybrid_ops.cuh.
+ *
+ * Conventions are as in gt_kernels.h.  One argument struct serves forward and backward.  The last index is fastest.  A
+ * gradient whose pointer is NULL is not computed.  accumulate = 1 adds to parameter gradients.  Results repeat bit for
+ * bit.  void * arrays have the struct's dtype, float * arrays are always fp32.  Arrays without a stride are packed. */
 #ifndef HYBRID_OPS_H
 #define HYBRID_OPS_H
 
 #include "gt_kernels.h"
 
-/* A function of host and device. */
+/* Marks a function that host and device compile. */
 #ifdef __CUDACC__
 #define HY_SHARED static inline __host__ __device__
 #else
@@ -35,17 +35,17 @@ typedef struct hy_gemm_args {
     int trans_a, trans_b;
     gt_dtype dtype;                 /* a and b */
     gt_dtype c_dtype;               /* 0 = dtype, or GT_F32 */
-    float alpha, beta;              /* used as they are: 0 is 0 */
+    float alpha, beta;              /* no defaults: 0 means 0 */
     const void *a, *b;              /* in */
     void *c;                        /* in and out; overlaps neither */
     int64_t lda, ldb, ldc;          /* 0 = packed */
-    int64_t count;                  /* independent products, 0 = 1 ... */
-    int64_t a_step, b_step, c_step; /* ... and the elements from one to the next */
+    int64_t count;                  /* number of independent products, 0 = 1 */
+    int64_t a_step, b_step, c_step; /* elements from one product's array to the next product's */
 } hy_gemm_args;
 
 /* ---- embedding --------------------------------------------------------------------------------
  *     y[m] = table[token[m]]                    dtable[v] += sum over m with token[m] = v of dy[m]
- * The caller vouches that 0 <= token < V. */
+ * The operator does not check tokens: the caller guarantees 0 <= token < V. */
 typedef struct hy_embedding_args {
     int64_t M, V, D;
     gt_dtype dtype; /* table y dy */
@@ -63,12 +63,12 @@ typedef struct hy_embedding_args {
  * Source: Peng et al. 2024, arXiv:2404.05892, section 4.2 (ddlerp).
  * Backward, g_i = dy_i: dm_i = g_i . e, dmu_i = sum over rows of g_i . e,
  *     dx_t = sum_i g_i . (1 - mu_i - m_i) at t + sum_i g_i . (mu_i + m_i) at t+1.
- * state_in counts as a constant. */
+ * state_in is a constant: it gets no gradient. */
 typedef struct hy_lerp_args {
     int64_t B, T, D, count;
     gt_dtype dtype;        /* x m y and their gradients */
-    int accumulate;        /* dmu */
-    int accumulate_dx;     /* 1: dx is added to */
+    int accumulate;        /* 1: adds to dmu */
+    int accumulate_dx;     /* 1: adds to dx */
     const void *x;         /* in  [B,T,D] */
     const float *state_in; /* in  [B,D], NULL = 0 */
     const float *mu;       /* in  [count,D] */
@@ -76,7 +76,7 @@ typedef struct hy_lerp_args {
     void *y;               /* out [count,B,T,D] */
     float *state_out;      /* out [B,D], x of the last token; may equal state_in */
     const void *dy;        /* in  [count,B,T,D] */
-    void *dx;              /* out [B,T,D], accumulates on its own flag */
+    void *dx;              /* out [B,T,D], see accumulate_dx */
     void *dm;              /* out [count,B,T,D] */
     float *dmu;            /* out [count,D], accumulates */
 } hy_lerp_args;
@@ -93,9 +93,9 @@ typedef struct hy_map_args {
     int64_t n;
     gt_dtype dtype;
     hy_function function;
-    int accumulate; /* 1: dx is added to (for parameters) */
+    int accumulate; /* 1: adds to dx, for an x that is a parameter */
     const void *x;  /* in  [n] */
-    void *y;        /* out [n], may equal x; in for backward where the table says so */
+    void *y;        /* out [n], may equal x; backward reads y where the table says so */
     const void *dy; /* in  [n] */
     void *dx;       /* out [n], may equal dy */
 } hy_map_args;
@@ -111,7 +111,7 @@ typedef struct hy_bias_args {
     float *dbias;      /* out [D], accumulates: the sum of dy over rows */
 } hy_bias_args;
 
-/* ---- gate_mix: two branches by one gate per row -----------------------------------------------
+/* ---- gate_mix: mixes two branches with one gate per row ---------------------------------------
  *     g = sigmoid(weight . [a; b] + bias)       without weight: g = bias, one plain number
  *     y = residual + g a + (1 - g) b
  * Backward, s = <dy, a - b>, q = s g (1 - g): da = g dy + q weight_a, db = (1 - g) dy + q weight_b,
@@ -125,8 +125,8 @@ typedef struct hy_gate_mix_args {
     const float *weight;  /* in  [2,D], NULL: g = bias */
     const float *bias;    /* in  [1] */
     void *y;              /* out [M,D], may equal residual */
-    float *gate;          /* out [M] forward: g; backward reads it and leaves q (without weight: s) */
-    const void *dy;       /* in  [M,D], also the gradient of residual */
+    float *gate;          /* out [M]: forward writes g; backward reads g and writes q (without weight: s) there */
+    const void *dy;       /* in  [M,D]; the gradient of residual equals dy */
     void *da, *db;        /* out [M,D] */
     float *dweight;       /* out [2,D], accumulates */
     float *dbias;         /* out [1], accumulates */
@@ -135,7 +135,7 @@ typedef struct hy_gate_mix_args {
 /* ---- cross_entropy ----------------------------------------------------------------------------
  *     lse[m] = log sum_v exp(logits[m,v])       loss[m] = lse[m] - logits[m, target[m]]
  *     total = {sum of loss, rows counted, sum of the entropies of softmax(logits[m])}
- * A row with target < 0 counts nowhere and has gradient 0.  Backward writes, over the logits,
+ * A row with target < 0 adds to no total, and its gradient is 0.  Backward overwrites the logits with
  *     (softmax(logits[m]) - onehot(target[m])) scale[0] / max(total[1], 1),
  * the gradient of scale[0] times the mean loss. */
 typedef struct hy_cross_entropy_args {
@@ -143,16 +143,16 @@ typedef struct hy_cross_entropy_args {
     gt_dtype dtype;        /* logits */
     const int32_t *target; /* in  [M], below V */
     void *logits;          /* in  [M,V]; backward: in and out */
-    float *lse;            /* out [M] forward, in backward */
+    float *lse;            /* out [M] of forward, in of backward */
     float *loss;           /* out [M] */
     float *entropy;        /* out [M] */
-    float *total;          /* out [3] forward, in backward */
-    const float *scale;    /* in  [1] backward, NULL = 1 */
+    float *total;          /* out [3] of forward, in of backward */
+    const float *scale;    /* in  [1] of backward, NULL = 1 */
 } hy_cross_entropy_args;
 
 /* ---- parameters as one array: gradient norm and AdamW -----------------------------------------
- * All parameters lie in one fp32 array of n elements, cut into segments (one per tensor).  The
- * arrays of this struct are memory of the backend. */
+ * All parameters lie in one fp32 array of n elements, which is cut into segments, one per tensor.  The arrays of this
+ * struct are memory of the backend. */
 enum { HY_GROUPS = 6 }; /* parameter groups, named in hybrid_model.h */
 typedef struct hy_segments {
     int64_t count;
@@ -161,8 +161,8 @@ typedef struct hy_segments {
     const float *decay;   /* [count] weight-decay factor, 0 or 1 */
 } hy_segments;
 
-/* Numbers that change from step to step, in memory of the backend so that a recorded step can be
- * replayed: index into control. */
+/* Indices into the array `control`, which holds the numbers that change from step to step.  The array is memory of the
+ * backend, so that a replayed recording of a step reads the new numbers. */
 enum {
     HY_LR, /* learning rate */
     HY_BETA1,
@@ -171,17 +171,17 @@ enum {
     HY_CORRECTION1,  /* 1 / (1 - beta1^step) */
     HY_CORRECTION2,  /* 1 / (1 - beta2^step) */
     HY_WEIGHT_DECAY, /* decoupled: w -= lr weight_decay w */
-    HY_MAX_NORM,     /* the gradient is scaled down to this norm; 0 = never */
-    HY_LOSS_SCALE,   /* the gradients hold this many times the true ones; 1 without loss scaling */
-    HY_DROP_LOW,     /* two halves of 24 bits of what chooses the numbers that dropout leaves out */
+    HY_MAX_NORM,     /* a gradient with a larger norm is scaled down to this norm; 0 = never */
+    HY_LOSS_SCALE,   /* factor by which the stored gradients exceed the true ones; 1 without loss scaling */
+    HY_DROP_LOW,     /* low and high 24 bits of the seed that chooses which numbers dropout sets to 0 */
     HY_DROP_HIGH,
-    HY_DROP_WINDOW, /* the first window of this pass among those of the step, so that parts and ranks leave out what one
-                       pass over the batch does */
+    HY_DROP_WINDOW, /* index of this pass's first window in the step's whole batch.  Parts and ranks thereby drop the
+                       same elements as one pass over the whole batch */
     HY_CONTROLS
 };
 
-/* norm[g] = 2-norm of the gradient of group g, norm[HY_GROUPS] = of all, both divided by the loss
- * scale.  Each segment is summed on its own in fp64, then the segments in order. */
+/* norm[g] = 2-norm of the gradient of group g, norm[HY_GROUPS] = 2-norm of the whole gradient; both are divided by the
+ * loss scale.  The operator sums the squares of each segment in fp64, then adds up the segments in order. */
 typedef struct hy_grad_norm_args {
     hy_segments segments;
     const float *grad;    /* in  [n] */
@@ -190,10 +190,10 @@ typedef struct hy_grad_norm_args {
     float *norm;          /* out [HY_GROUPS + 1] */
 } hy_grad_norm_args;
 
-/* Loshchilov and Hutter 2017, arXiv:1711.05101.  With g = grad / loss scale min(1, max_norm / norm)
+/* AdamW: Loshchilov and Hutter 2017, arXiv:1711.05101.  With g = grad / loss_scale * min(1, max_norm / norm):
  *     m = beta1 m + (1 - beta1) g               v = beta2 v + (1 - beta2) g^2
  *     w -= lr (m correction1 / (sqrt(v correction2) + eps) + weight_decay decay[segment] w)
- * If norm[HY_GROUPS] is not finite nothing changes. */
+ * If norm[HY_GROUPS] is not finite, nothing changes. */
 typedef struct hy_adamw_args {
     hy_segments segments;
     const float *control; /* in  [HY_CONTROLS] */
@@ -222,19 +222,20 @@ typedef struct hy_cast_args {
     void *to;         /* out [n] */
 } hy_cast_args;
 
-/* Srivastava et al. 2014, JMLR 15:1929: x[i] = 0 with probability rate, else x[i] / (1 - rate).  Which ones depends on
- * control, site and i alone, so that backward applies the same call to the gradient.  i counts from the step's first
- * window. */
+/* Dropout: Srivastava et al. 2014, JMLR 15:1929.  Sets x[i] to 0 with probability rate, else to x[i] / (1 - rate).  The
+ * choice depends only on control, site and i, so backward makes the same call on the gradient.  i counts from the
+ * step's first window. */
 typedef struct hy_dropout_args {
-    int64_t n, window; /* numbers of x, and of a window in it */
+    int64_t n, window; /* numbers in x, and numbers per window */
     gt_dtype dtype;
     float rate;           /* 0 to below 1 */
-    int32_t site;         /* a number of the place in the model */
+    int32_t site;         /* index of this dropout's place in the model */
     const float *control; /* in  [HY_CONTROLS] */
     void *x;              /* in and out [n] */
 } hy_dropout_args;
 
-/* Whether element i stays; limit = rate 2^32.  Two rounds of a 32-bit mixer: no state, the same on every device. */
+/* Returns whether dropout keeps element i; limit = rate * 2^32.  Hashes the index with two rounds of a 32-bit mixer, so
+ * it needs no state and gives the same answer on every device. */
 HY_SHARED int hy_stays(uint32_t low, uint32_t high, uint32_t site, int64_t i, uint32_t limit) {
     uint32_t h = (uint32_t)i * 0x9e3779b1u ^ (uint32_t)((uint64_t)i >> 32) ^ low ^ site << 24;
     h = (h ^ h >> 16) * 0x7feb352du, h = (h ^ h >> 15) * 0x846ca68bu;
@@ -243,15 +244,15 @@ HY_SHARED int hy_stays(uint32_t low, uint32_t high, uint32_t site, int64_t i, ui
     return (h ^ h >> 16) >= limit;
 }
 
-/* decay in [0, 1]: average = decay average + (1 - decay) w.  decay < 0: the two change places. */
+/* decay in [0, 1]: average = decay * average + (1 - decay) * w.  decay < 0: swaps average and w. */
 typedef struct hy_average_args {
     int64_t n;
     float decay;
-    float *w;       /* in [n]; in and out where they change places */
+    float *w;       /* in [n]; in and out for a swap */
     float *average; /* in and out [n] */
 } hy_average_args;
 
-/* to[i,b] = keep[b] ? from[i,b] : 0, for states that go on from batch to batch */
+/* to[i,b] = keep[b] ? from[i,b] : 0, for states that are carried from batch to batch */
 typedef struct hy_carry_args {
     int64_t count, B, n;
     const int32_t *keep; /* in  [B] */
@@ -260,28 +261,29 @@ typedef struct hy_carry_args {
 } hy_carry_args;
 
 /* ---- backend ----------------------------------------------------------------------------------
- * Everything the model does goes through this table; the model never reads memory of the backend.
- * Work is done in the order of the calls.  Functions may return before it is done; read, download
- * and synchronize wait.  Nothing but alloc allocates.  A function that fails returns its status and
- * leaves the reason in hy_last_error. */
+ * The model does all its work through this table, and never reads memory of the backend itself.  The backend works in
+ * the order of the calls.  Functions may return before their work is done; read, download and synchronize wait.  Only
+ * alloc allocates.  A function that fails returns its status and leaves the reason in hy_last_error. */
 typedef struct hy_backend hy_backend;
 
-/* The place in the model, for people: in profiles and errors. */
+/* The current place in the model, for profiles and error messages. */
 typedef struct hy_place {
-    const char *pass; /* "forward", "recompute", "backward", "update"; NULL: it has not begun */
+    const char *pass; /* "forward", "recompute", "backward", "update"; NULL: no pass has begun */
     const char *part; /* "embedding", "norm", "rwkv", "mamba", "branches" (both in one call), "mix", "ffn", "head",
                          "states", "optimiser" */
 } hy_place;
 
-/* The largest sizes that will be asked for. */
+/* The largest sizes that later calls will have. */
 typedef struct hy_limits {
     int64_t M; /* rows of activations */
     int64_t D; /* columns of any array of activations */
     int64_t n; /* parameters */
 } hy_limits;
 
-/* The operators of gt_kernels.h that models use; what lists them derives from this.  STEPS(op): it also has a step for
- * new tokens.  PRODUCT(op): it holds a product of matrices, which the CPU backend makes itself.  ROWS(op): neither. */
+/* The operators of gt_kernels.h that models use.  Every other list of them expands this macro.
+ * STEPS(op): an operator that also has a step for new tokens.
+ * PRODUCT(op): an operator with a matrix product; the CPU backend computes it itself.
+ * ROWS(op): all others. */
 #define HY_OPERATORS(STEPS, ROWS, PRODUCT)                                                                             \
     STEPS(wkv6)                                                                                                        \
     STEPS(ssd)                                                                                                         \
@@ -295,15 +297,15 @@ typedef struct hy_limits {
 
 struct hy_backend {
     const char *name;   /* "cpu", "cuda" */
-    char device[128];   /* in words, for people */
-    char pci[32];       /* of a GPU: its place on the bus, as cudaDeviceGetPCIBusId names it; else "" */
-    char software[128]; /* the driver and the toolkit that it runs with, if they are not the program's own */
-    gt_dtype dtype;     /* of activations and of the copies of projection weights */
+    char device[128];   /* description of the device for people */
+    char pci[32];       /* GPU: its address on the PCI bus, as cudaDeviceGetPCIBusId gives it; else "" */
+    char software[128]; /* versions of driver and toolkit, if they are not part of the program */
+    gt_dtype dtype;     /* type of activations and of the copies of projection weights */
     size_t fp32_bytes;  /* bytes of an "fp32" number: 4; 8 in the tests that run in double */
     size_t memory_free; /* bytes that can still be allocated, 0 = not known */
     hy_place at;        /* set by the model */
-    int64_t window;     /* rows of a window, set by the model: products may be cut there, so that a row does not depend
-                           on how many windows there are; 0: not known */
+    int64_t window;     /* rows of a window, set by the model; 0: not known.  A backend may compute products window by
+                           window, so that the result of a row does not depend on the number of windows */
 
     void (*close)(hy_backend *);
 
@@ -311,34 +313,36 @@ struct hy_backend {
     void (*release)(hy_backend *, void *memory);
     gt_status (*upload)(hy_backend *, void *to, const void *host, size_t bytes);
     gt_status (*download)(hy_backend *, void *host, const void *from, size_t bytes);
-    gt_status (*write)(hy_backend *, void *to, gt_dtype, const double *host, int64_t n);  /* rounds */
-    gt_status (*read)(hy_backend *, double *host, const void *from, gt_dtype, int64_t n); /* widens */
+    gt_status (*write)(hy_backend *, void *to, gt_dtype, const double *host, int64_t n);  /* rounds to the dtype */
+    gt_status (*read)(hy_backend *, double *host, const void *from, gt_dtype, int64_t n); /* converts to double */
     gt_status (*copy)(hy_backend *, void *to, const void *from, size_t bytes);
     gt_status (*zero)(hy_backend *, void *to, size_t bytes);
     gt_status (*synchronize)(hy_backend *);
 
-    /* For measurements; NULL: the backend has neither such a clock nor memory of its own.
-     * stop_clock waits, and gives the seconds that the device was at the work enqueued since
-     * start_clock.  memory_taken: bytes of device memory taken since the backend was opened, by
-     * everything: alloc, kernels' code, recordings. */
+    /* For measurements; NULL: the backend has no device clock and no memory of its own.
+     * stop_clock waits, and gives the seconds that the device spent on the work enqueued since start_clock.
+     * memory_taken gives the bytes of device memory taken since the backend was opened.  They include alloc, the code
+     * of kernels, and recordings. */
     gt_status (*start_clock)(hy_backend *);
     gt_status (*stop_clock)(hy_backend *, double *seconds);
     gt_status (*memory_taken)(hy_backend *, size_t *bytes);
 
-    /* For profiles; NULL as those.  mark: notes when the device comes to this place.  marks: waits, gives the seconds
-     * from each mark to the next, `count` of them, and forgets the marks.  delay: the device stands still so long.
-     * nodes: how many nodes of a recording record(arg) makes, without doing any of it. */
+    /* For profiles; NULL where the functions above are NULL.
+     * mark records the time when the device reaches this point of its work.
+     * marks waits, gives the `count` times in seconds from each mark to the next, and clears the marks.
+     * delay makes the device idle for so many seconds.
+     * nodes counts the graph nodes that a recording of record(arg) would have, and does none of the work. */
     gt_status (*mark)(hy_backend *);
     gt_status (*marks)(hy_backend *, double *seconds, int64_t count);
     gt_status (*delay)(hy_backend *, double seconds);
     gt_status (*nodes)(hy_backend *, gt_status (*record)(void *arg), void *arg, int64_t *count);
 
-    /* Scratch of the operators below.  memory = NULL: sets *bytes to the size needed; else the backend uses the memory
-     * (of *bytes) from now on, so it must live until other is given. */
+    /* Scratch memory of the operators below.  memory = NULL: sets *bytes to the size needed.  Otherwise the backend
+     * uses these *bytes of memory until another call replaces them. */
     gt_status (*scratch)(hy_backend *, const hy_limits *, void *memory, size_t *bytes);
 
-    /* Does what record(arg) does.  Every call with the same slot makes the same calls with the same
-     * arguments, so a backend may record the first one and replay it later. */
+    /* Does the work of record(arg).  For one slot, record(arg) always makes the same calls with the same arguments.  So
+     * a backend may record the first run and replay it later. */
     gt_status (*run)(hy_backend *, int slot, gt_status (*record)(void *arg), void *arg);
 
 #define HY_FIELD(op, function) gt_status (*op##_##function)(hy_backend *, const gt_##op##_args *);
@@ -374,18 +378,18 @@ struct hy_backend {
     gt_status (*average)(hy_backend *, const hy_average_args *);
 };
 
-/* A new backend on the CPU, in fp32, the fastest that the build has for this processor; close it with
+/* Opens the CPU backend in fp32, in the fastest form of the build that this processor can run.  Close it with
  * (*backend)->close(*backend). */
 gt_status hy_backend_cpu(hy_backend **backend);
 
-/* The same on the current CUDA device, with activations of `dtype`.  Built without CUDA it answers
- * GT_ERROR_NO_CUDA. */
+/* Opens a backend on the current CUDA device, with activations of `dtype`.  Returns GT_ERROR_NO_CUDA in a build without
+ * CUDA. */
 gt_status hy_backend_cuda(hy_backend **backend, gt_dtype dtype);
 
-/* Records the text as this thread's last error and returns `status`; used by backends and model. */
+/* Stores the text as this thread's last error and returns `status`.  For backends and the model. */
 gt_status hy_fail(gt_status status, const char *format, ...);
 
-/* The reason of this thread's last failure of a backend or model function; "" if none failed. */
+/* The reason for the last failure of a backend or model function in this thread; "" if none failed. */
 const char *hy_last_error(void);
 
 #ifdef __cplusplus

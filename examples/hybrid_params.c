@@ -1,4 +1,4 @@
-/* Configurations of hybrid_model.h; the list of parameters and their initial values; the contents of a model file. */
+/* Configurations, the list of parameters with their initial values, and the contents of a model file. */
 #include "hybrid_inside.h"
 #include <math.h>
 #include <stdio.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 
 static const double matrix_gain = 0.5; /* weights start with std 0.5 / sqrt(inputs) */
-/* Root mean square of SiLU(g) as it starts, measured: g is normal with a std of 0.4 to 0.5. */
+/* Root mean square of SiLU(g) in a new model, measured.  g is normal with a std of 0.4 to 0.5. */
 static const double gate_rms = 0.22;
 
 const char *const hy_group_names[HY_GROUPS] = {"embed", "norm", "rwkv", "mamba", "mix", "ffn"};
@@ -39,7 +39,7 @@ const hy_config *hy_model_list(int *count) {
     return configs;
 }
 
-/* Sizes of the Mamba branch and of the FFN. */
+/* Fills in the sizes of the Mamba branch and of the FFN. */
 static gt_status resolve_mamba(hy_config *c) {
     if (!c->mamba) c->mamba = 2;
     TRY(check_number("mamba", c->mamba, 1, 2));
@@ -121,14 +121,14 @@ static void init_uniform(const hy_model *m, const param_info *p, random_state *r
     for (int64_t i = 0; i < p->shown.count; i++) x[i] = p->a + (p->b - p->a) * random_uniform(r);
 }
 
-/* The RWKV-6 initialisation depends on depth: `depth` runs from 0 in the first layer to 1 in the
- * last, `left` from 1 down to 1/L. */
+/* The RWKV-6 initialisation depends on the layer: `depth` rises from 0 in the first layer to 1 in the last, and `left`
+ * falls from 1 to 1/L. */
 static double init_depth(const hy_model *m, const param_info *p) {
     return m->L > 1 ? (double)p->layer / (double)(m->L - 1) : 0;
 }
 static double init_left(const hy_model *m, const param_info *p) { return 1 - (double)p->layer / (double)m->L; }
 
-/* Token-shift weights ramp from 1 to 0 over the channels: rows w k v r g, or x alone. */
+/* Token-shift weights fall from 1 to 0 over the channels.  The parameter has rows w k v r g, or only one row, x. */
 static void init_mu(const hy_model *m, const param_info *p, random_state *r, double *x) {
     static const double power[MIXES] = {1, 1, 1, 0.5, 0.5}, depth_share[MIXES] = {0, 0, 0.3, 0, 0};
     (void)r;
@@ -173,7 +173,7 @@ static void init_A_log_rows(const hy_model *m, const param_info *p, random_state
     for (int64_t i = 0; i < p->shown.count; i++) x[i] = log((double)(i % m->S + 1));
 }
 
-/* Identity blocks side by side, times a and b. */
+/* Identity matrices side by side, multiplied by a and b. */
 static void init_joint(const hy_model *m, const param_info *p, random_state *r, double *x) {
     int64_t columns = p->shown.shape[1];
     (void)r;
@@ -215,11 +215,13 @@ static int add_vector(hy_model *m, int layer, const char *name, int group, int64
     return add_param(m, layer, name, group, 0, n, 0, 0, init_constant, value, 0);
 }
 
-/* Where the mix does not normalise the branches, both have to start alike, or one hardly learns:
- * the gradient of an out-projection grows with the rows that it reads.  Mamba's are normalised
- * behind the gate, I numbers of mean square 1; RWKV's before it, so that SiLU(g) leaves C numbers of
- * mean square gate_rms^2, a fortieth of the square sum.  head_gamma makes up for that.  With as many
- * inputs in effect the projection starts as Mamba's, and gives as large an output. */
+/* Makes both branches start with rows of the same size, for mixes that do not normalise the branches.  Otherwise one
+ * branch hardly learns, since the gradient of an out-projection grows with the rows that the projection reads.
+ *
+ * Mamba normalises after the gate, so its rows have I numbers of mean square 1.  RWKV normalises before the gate, so
+ * its rows have C numbers of mean square gate_rms^2, the mean square of SiLU(g).  Their sum of squares is a fortieth of
+ * Mamba's.  head_gamma scales RWKV's rows up to the same sum of squares.  The RWKV projection then starts with the std
+ * of Mamba's projection, and both outputs have the same size. */
 static double first_head_gamma(const hy_model *m) {
     return m->config.mix == HY_MIX_NORM ? 1 : sqrt((double)m->I / (double)m->C) / gate_rms;
 }
@@ -287,7 +289,7 @@ static void add_mix_params(hy_model *m, int l, layer_params *p) {
 }
 
 void hy_params_add(hy_model *m) {
-    double out_gain = matrix_gain / sqrt(2.0 * (double)m->L); /* 2L outputs add up in the stream */
+    double out_gain = matrix_gain / sqrt(2.0 * (double)m->L); /* the residual stream adds up 2L outputs */
     m->embedding = add_param(m, -1, "embedding", HY_EMBED, 1, m->V, m->C, 0, init_normal, 0.02, 0);
     for (int l = 0; l < m->L; l++) {
         layer_params *p = &m->layer[l];
@@ -328,7 +330,7 @@ gt_status hy_model_write(hy_model *m, int i, const double *numbers) {
     return hy_params_round(m);
 }
 
-/* A parameter's random numbers depend on the seed and its name alone. */
+/* The random numbers of a parameter depend only on the seed and the parameter's name. */
 gt_status hy_params_init(hy_model *m) {
     TRY(m->be->zero(m->be, m->values, (size_t)m->param_total * m->be->fp32_bytes));
     for (int i = 0; i < m->param_count; i++) {
@@ -347,8 +349,8 @@ gt_status hy_params_init(hy_model *m) {
 
 /* ---- the contents of a model file ------------------------------------------------------------ */
 
-/* Parameters that are several tensors, one after the other: which, as their names in a layer end.
- */
+/* Parameters that become several tensors of a model file, one after the other, and the last parts of these tensors'
+ * names. */
 enum { PARTS = MIXES };
 static const struct split {
     const char *param;
@@ -373,7 +375,7 @@ static const struct split *split_of(const param_info *p) {
     return NULL;
 }
 
-/* Appends a parameter's tensors, their numbers being in `array`, to the list. */
+/* Appends the tensors of a parameter to the list.  `array` holds their numbers. */
 static void list_param(const hy_model *m, const param_info *p, hy_kind kind, const char *prefix, float *array,
                        hy_tensor *list, int *count) {
     const struct split *split = split_of(p);

@@ -3,9 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The operators keep the state before every chunk for backward, which needs about as much again. */
+/* Chunk lengths.  For backward the operators keep the state before every chunk, and backward needs about as much memory
+ * again. */
 enum { WKV6_CHUNK = 64, SSD_CHUNK = 128, SCAN_CHUNK = 64 };
-enum { PRODUCTS = 32 << 20, SUMS = 512 }; /* as hybrid_machine.cuh has them */
+enum { PRODUCTS = 32 << 20, SUMS = 512 }; /* the same numbers as in hybrid_machine.cuh */
 
 static size_t bytes_of(const hy_backend *be) { return be->dtype == GT_F32 ? 4 : 2; }
 
@@ -40,7 +41,8 @@ static gt_status plan_conv1d(hy_backend *be, const gt_conv1d_args *a, gt_workspa
     return GT_OK;
 }
 
-/* The convolved rows, in backward their gradient too, and the sums of conv1d or what ssd needs. */
+/* Workspace of conv_ssd: the convolved rows, in backward also their gradient, and the sums of conv1d or the workspace
+ * of ssd. */
 static gt_status plan_conv_ssd(hy_backend *be, const gt_conv_ssd_args *a, gt_workspace *need) {
     const int64_t D = a->H * a->P + 2 * a->N;
     const gt_conv1d_args conv1d = {.B = a->B, .T = a->T, .D = D, .W = a->W};

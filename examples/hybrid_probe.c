@@ -1,4 +1,4 @@
-/* Results of forward: every activation for comparisons, and numbers for the gates. */
+/* Reads results of forward: every activation, for comparisons, and measurements for the gates. */
 #include "hybrid_inside.h"
 #include <math.h>
 #include <stdio.h>
@@ -11,10 +11,10 @@ typedef struct activation {
     const char *name;
     const void *data;
     int64_t columns;
-    gt_dtype dtype; /* 0 = of the activations */
+    gt_dtype dtype; /* 0 = the dtype of activations */
 } activation;
 
-/* The activations of one layer in the order of their computation; returns how many. */
+/* Lists the activations of one layer in the order of their computation.  Returns their number. */
 enum { LAYER_ACTIVATIONS = 16 };
 static int layer_activations(const hy_model *m, int l, activation *list) {
     const layer_acts *a = &m->acts[l];
@@ -91,7 +91,7 @@ static double dot(const double *x, const double *y, int64_t n) {
     return sum;
 }
 
-/* 0 if one of the two is zero. */
+/* The cosine of x and y; 0 if one of them is zero. */
 static double cosine(const double *x, const double *y, int64_t n) {
     double norms = sqrt(dot(x, x, n)) * sqrt(dot(y, y, n));
     return norms > 0 ? dot(x, y, n) / norms : 0;
@@ -104,7 +104,7 @@ static double variance(const double *x, int64_t n) {
     return sum / (double)n;
 }
 
-/* Numbers of layer l after the last forward; x: room for 2 M C numbers. */
+/* Measures layer l after the last forward.  x: room for 2 M C numbers. */
 static gt_status probe_layer(const hy_model *m, int l, double *x, hy_probe *probe) {
     int64_t C = m->C, MC = m->M * C, row = branch_row(m);
     const double *a = x, *b = is_single(m) ? x : x + (row == C ? MC : C);
@@ -123,7 +123,8 @@ static gt_status probe_layer(const hy_model *m, int l, double *x, hy_probe *prob
     return GT_OK;
 }
 
-/* |x| / sqrt(n), of a parameter's elements at columns first ... first + C - 1 of rows of `row`. */
+/* |x| / sqrt(n) of a part of a parameter.  The parameter has rows of `row` elements; x is the columns first to
+ * first + C - 1 of all rows. */
 static gt_status param_size(hy_model *m, int param, int64_t first, int64_t row, double *x, double n, double *size) {
     double sum = 0;
     TRY(hy_model_read(m, HY_VALUE, param, x));
@@ -132,7 +133,7 @@ static gt_status param_size(hy_model *m, int param, int64_t first, int64_t row, 
     return GT_OK;
 }
 
-/* The gains that the mix of layer l gives the branches; x: room for 2 C C numbers and M. */
+/* Computes the gains that the mix of layer l gives to the branches.  x: room for 2 C C + M numbers. */
 static gt_status layer_gains(hy_model *m, int l, double *x, double *gain) {
     const layer_params *p = &m->layer[l];
     const int64_t C = m->C;
@@ -160,7 +161,7 @@ static gt_status layer_gains(hy_model *m, int l, double *x, double *gain) {
     return GT_OK;
 }
 
-/* The numbers of all layers; x: room for the two functions above. */
+/* Measures all layers.  x: room for probe_layer and layer_gains. */
 static gt_status probe_layers(hy_model *m, double *x, hy_probe *probe) {
     for (int l = 0; l < m->L; l++) {
         double gain[2];
@@ -172,14 +173,14 @@ static gt_status probe_layers(hy_model *m, double *x, hy_probe *probe) {
     return GT_OK;
 }
 
-/* The decoding states: wkv of all layers, then ssd of all layers. */
+/* Reads the decoding states: wkv of all layers, then ssd of all layers. */
 static gt_status read_states(const hy_model *m, double *x) {
     const int64_t wkv = m->L * wkv_numbers(m), ssd = m->L * ssm_numbers(m);
     TRY(m->be->read(m->be, x, m->decoding.wkv, GT_F32, wkv));
     return m->be->read(m->be, x + wkv, m->decoding.ssd, GT_F32, ssd);
 }
 
-/* early and late: room for the states. */
+/* Measures the states after half of the window and after all of it.  early, late: room for the states. */
 static gt_status probe_states(hy_model *m, const int32_t *tokens, double *early, double *late, double *logits,
                               hy_probe *probe) {
     int half = (int)(m->T + 1) / 2, rest = (int)m->T - half;

@@ -12,8 +12,8 @@
     } while (0)
 
 enum { WARM_UP = 3, STEPS = 20, RUNS = 10, CPU_RUNS = 3, ROWS = 128 };
-/* The device stands still for so long at the start of a step, so that calls are ahead of it and their launches are not
- * in its times. */
+/* The device idles for so many seconds at the start of a step.  Meanwhile the host launches calls in advance, so the
+ * measured times contain no launch overhead. */
 static const double head_start = 5e-3;
 
 typedef struct row {
@@ -29,12 +29,12 @@ typedef struct profile {
     double loss_scale;
     row rows[ROWS];
     int row_count, is_timing, is_inside;
-    int *row_of;          /* of each call of a step, in their order ... */
-    double *least;        /* ... and its shortest time, in seconds */
+    int *row_of;          /* row of each call of a step, in the order of calls ... */
+    double *least;        /* ... and the shortest time of the call, in seconds */
     double *now;          /* room for the times of one step */
-    int64_t count, room;  /* calls of a step */
-    int64_t at;           /* of these, done in the step at hand */
-    const hy_call *taken; /* the one whose nodes are counted */
+    int64_t count, room;  /* number of calls in a step; room in the arrays */
+    int64_t at;           /* calls done in the current step */
+    const hy_call *taken; /* the call whose nodes are being counted */
 } profile;
 
 static gt_status step(profile *p) {
@@ -44,7 +44,8 @@ static gt_status step(profile *p) {
     return hy_model_train(p->model, p->tokens, p->targets, p->keep, &still);
 }
 
-/* A whole step as training makes it, from a recording if there are such; waited for, as training does. */
+/* Times whole steps as training runs them: from a recording if the backend makes recordings, with a wait after each
+ * step. */
 static gt_status time_steps(profile *p, double *seconds) {
     double start = 0;
     for (int i = 0; i < WARM_UP + STEPS; i++) {
@@ -87,7 +88,7 @@ static gt_status more_room(profile *p) {
     return GT_OK;
 }
 
-/* The first step: which calls there are. */
+/* In the first step: notes which calls a step makes. */
 static gt_status note(profile *p, const hy_call *call) {
     hy_backend *be = p->backend;
     row *r = find_row(p, call);
@@ -120,7 +121,7 @@ static gt_status time_call(profile *p, const hy_call *call) {
     return GT_OK;
 }
 
-/* An operator that is made of others, as on the CPU rmsnorm_linear is, counts as one. */
+/* Sees a call.  An operator that calls others, as rmsnorm_linear does on the CPU, counts as one call. */
 static gt_status see(void *seer, hy_backend *be, const hy_call *call) {
     profile *p = seer;
     if (p->is_inside) return call->make(be, call->args);
@@ -167,7 +168,7 @@ static void add_row(row *sum, const row *r) {
     sum->calls += r->calls, sum->nodes += r->nodes, sum->bytes += r->bytes, sum->seconds += r->seconds;
 }
 
-/* The parts, in the order of their first call, each with its rows behind it. */
+/* Prints the parts in the order of their first call, each followed by its rows. */
 static gt_status print_all(const profile *p, double seconds) {
     row all = {.pass = "all", .part = "all", .name = "all"}, whole = all;
     for (int i = 0; i < p->row_count; i++) add_row(&all, &p->rows[i]);

@@ -1,11 +1,11 @@
-/* Where a training step goes: time, graph nodes and bytes of every operator in every part of the model, as CSV. */
+/* Profile of a training step as CSV: time, graph nodes and bytes of every operator in every part of the model. */
 #ifndef HYBRID_PROFILE_H
 #define HYBRID_PROFILE_H
 
 #include "hybrid_model.h"
 
-/* Steps of the model on one batch, with a learning rate of 0; keep as for hy_model_train.  Prints to standard
- * output. */
+/* Runs steps on one batch with a learning rate of 0, and prints the profile to standard output.  keep is as for
+ * hy_model_train. */
 gt_status hy_profile(hy_backend *backend, hy_model *model, int64_t parameters, const int32_t *tokens,
                      const int32_t *targets, const int32_t *keep, double loss_scale);
 

@@ -1,7 +1,8 @@
-/* The processes of a run, by MPI: see hybrid_ranks.h.
+/* Implements hybrid_ranks.h with MPI.
  *
- * Statuses go to rank 0 and back in messages, so that rank 0 can name a rank that does not come.  Calls of MPI return
- * at once, and a loop waits for them: it watches the time, and sleeps, so that ranks can share cores. */
+ * Every rank sends its status to rank 0, and rank 0 sends the verdict back, so rank 0 can name a rank that does not
+ * arrive.  MPI calls are nonblocking, and a loop waits for them.  The loop checks the time limit, and sleeps so that
+ * ranks can share cores. */
 #define _DEFAULT_SOURCE /* usleep */
 #include "hybrid_ranks.h"
 #include <sched.h>
@@ -19,11 +20,11 @@
 
 /* ---- a run that hangs --------------------------------------------------------------------------- */
 
-enum { GRACE = 2 }; /* seconds that waiting ranks leave to the rank that hangs */
-static int watched; /* seconds; 0: not */
+enum { GRACE = 2 }; /* waiting ranks end so many seconds after the limit, so the rank that hangs reports first */
+static int watched; /* time limit in seconds; 0: none */
 static int watched_rank, watched_size = 1;
 static char doing[128] = "setting up";
-static char hung[256]; /* the message, which a signal handler can only write */
+static char hung[256]; /* the finished message, since a signal handler may not format it */
 
 static void on_alarm(int number) {
     (void)number;
@@ -52,7 +53,7 @@ void hy_limit_stall(int seconds) {
 void hy_alive(const char *format, ...) {
     va_list list;
     if (!watched) return;
-    alarm(0); /* the handler reads the message */
+    alarm(0); /* first, since the handler reads the message */
     va_start(list, format);
     vsnprintf(doing, sizeof doing, format, list);
     va_end(list);
@@ -62,7 +63,7 @@ void hy_alive(const char *format, ...) {
 
 /* ---- launchers ---------------------------------------------------------------------------------- */
 
-/* Processes that a launcher says it started: 0, if there is no launcher; 1, if it does not say. */
+/* Number of processes that the launcher started; 0: no launcher; 1: the launcher does not say. */
 static int launched(void) {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
     for (int i = 0; i < 2; i++)
@@ -73,12 +74,13 @@ static int launched(void) {
 
 /* ---- messages of the exchange ------------------------------------------------------------------- */
 
-enum { MEET, SUM, ADD, SHARE, GATHER, CLOSE }; /* calls: ranks that are at different ones would wait forever */
+/* The call that a rank is in.  Ranks in different calls would wait forever. */
+enum { MEET, SUM, ADD, SHARE, GATHER, CLOSE };
 
-/* Every rank sends one to rank 0, and gets the verdict of rank 0 back. */
+/* A message.  Every rank sends one to rank 0, and gets the verdict of rank 0 back. */
 typedef struct message {
     int call, status, signal;
-    char text[640]; /* of an error */
+    char text[640]; /* the error message */
 } message;
 
 #ifdef HY_MPI
@@ -86,9 +88,9 @@ typedef struct message {
 
 enum { TO_0 = 1, FROM_0 }; /* tags */
 static const char *const call_names[] = {"meet", "sum", "add", "share", "gather", "close"};
-static message *inbox;        /* [size], of rank 0 */
+static message *inbox;        /* [size], on rank 0 */
 static MPI_Request *requests; /* [size + 1] */
-enum { BUCKET = 1 << 20 };    /* numbers that are summed at once: MPI takes as much memory again */
+enum { BUCKET = 1 << 20 };    /* numbers summed at once; small, since MPI needs as much memory again */
 
 static double now(void) {
     struct timespec t;
@@ -96,8 +98,8 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Ends every rank, as others do not come.  Request i belongs to rank i + 1.  failure: the error of this rank, NULL if
- * there is none. */
+/* Ends every rank because some do not arrive.  Request i, i < n, belongs to rank i + 1.  failure: the error of this
+ * rank, or NULL. */
 static void give_up(const hy_ranks *r, int n, const char *failure) {
     char missing[128] = "";
     for (int i = 0; i < n; i++) {
@@ -115,11 +117,11 @@ static void give_up(const hy_ranks *r, int n, const char *failure) {
     _exit(1);
 }
 
-/* Waits for n requests.  is_by_rank: as give_up wants them. */
+/* Waits for n requests.  is_by_rank: request i belongs to rank i + 1, as in give_up. */
 static void await(const hy_ranks *r, int n, int is_by_rank, const char *failure) {
     const double start = now(), most = failure ? HY_RANKS_PATIENCE : watched ? watched + GRACE : 0;
     int is_done = 0;
-    alarm(0); /* this rank itself does not hang */
+    alarm(0); /* a rank that waits for others does not hang itself */
     for (int spins = 0; MPI_Testall(n, requests, &is_done, MPI_STATUSES_IGNORE), !is_done; spins++) {
         if (spins < 100)
             sched_yield();
@@ -135,7 +137,8 @@ static void send(const message *m, int to, int tag, MPI_Request *request) {
     MPI_Isend(m, bytes, MPI_BYTE, to, tag, MPI_COMM_WORLD, request);
 }
 
-/* The verdict on the messages of all ranks: the first failure, or else a call that differs. */
+/* The verdict on the messages of all ranks: the failure of the lowest rank with one; else an error if the calls
+ * differ. */
 static message judge(const hy_ranks *r) {
     message all = inbox[0];
     int failures = 0, first = 0;
@@ -155,7 +158,7 @@ static message judge(const hy_ranks *r) {
     return all;
 }
 
-/* Replaces the message of this rank by the verdict. */
+/* Exchanges messages, and replaces this rank's message by the verdict. */
 static void exchange_all(const hy_ranks *r, message *m) {
     const message mine = *m;
     const char *failure = mine.status == GT_OK ? NULL : mine.text;
@@ -187,7 +190,7 @@ static void broadcast(const hy_ranks *r, void *bytes, size_t count) {
     await(r, 1, 0, NULL);
 }
 
-/* to_all: other ranks than 0 get all numbers, too. */
+/* Gathers the numbers of all ranks on rank 0; with to_all on every rank. */
 static void gather(const hy_ranks *r, const double *numbers, double *all, int n, int to_all) {
     if (to_all)
         MPI_Iallgather(numbers, n, MPI_DOUBLE, all, n, MPI_DOUBLE, MPI_COMM_WORLD, requests);
@@ -196,7 +199,7 @@ static void gather(const hy_ranks *r, const double *numbers, double *all, int n,
     await(r, 1, 0, NULL);
 }
 
-/* The rank, the number of ranks, and of those on this machine. */
+/* Sets the rank, the number of ranks, and the number of ranks on this machine. */
 static gt_status join(hy_ranks *r) {
     int provided, length;
     char version[MPI_MAX_LIBRARY_VERSION_STRING];
@@ -271,7 +274,7 @@ gt_status hy_ranks_close(hy_ranks *r, gt_status own) {
     return status;
 }
 
-/* ---- what ranks do together --------------------------------------------------------------------- */
+/* ---- collective calls --------------------------------------------------------------------------- */
 
 gt_status hy_ranks_meet(hy_ranks *r, gt_status own) { return exchange(r, MEET, own); }
 

@@ -4,14 +4,14 @@
  * rank takes the same step.  Rank 0 alone prints and writes.
  *
  * Every rank calls the functions that take `own` in the same order.  Each call begins with an exchange of statuses and
- * signals.  A rank whose `own` is an error passes it to its next call, and that call fails on every rank: the message
- * names the rank, unless all ranks have the error.  After a failure every call fails at once.  A rank that fails waits
- * HY_RANKS_PATIENCE seconds for the others, and then ends all of them.
+ * signals.  A rank with an error passes the error as `own` to its next call.  That call then fails on every rank.  The
+ * message names the rank, unless all ranks have the error.  After a failure every call fails at once.  A rank that
+ * fails waits HY_RANKS_PATIENCE seconds for the others, and then ends all of them.
  *
- * NCCL fits behind hy_ranks_sum: the model calls it once a step, between backward and the optimiser, with an array of
- * the backend.  A GPU's form would load NCCL by dlopen and send the identifier of its communicator by hy_ranks_share.
- * In the captured step it would sum buckets of the array as backward finishes them; statuses would be exchanged before
- * the step is launched. */
+ * NCCL is not used yet; it would fit behind hy_ranks_sum.  The model calls hy_ranks_sum once a step, between backward
+ * and the optimiser, with an array of the backend.  A form for GPUs would load NCCL by dlopen, and send the identifier
+ * of its communicator by hy_ranks_share.  In the captured step it would sum each bucket of gradients as soon as
+ * backward has finished the bucket.  Ranks would exchange statuses before they launch the step. */
 #ifndef HYBRID_RANKS_H
 #define HYBRID_RANKS_H
 
@@ -21,40 +21,41 @@ enum { HY_RANKS_PATIENCE = 6 };
 
 typedef struct hy_ranks {
     int rank, size;
-    int local;          /* ranks on this machine, this one included */
-    int signal;         /* the first signal that a rank had at the latest exchange; 0: none */
-    int (*asked)(void); /* tells the signal that this rank got; NULL: it takes none */
-    gt_status failed;   /* of the first failure that ranks exchanged */
+    int local;          /* number of ranks on this machine, this one included */
+    int signal;         /* signal that the lowest rank with one reported in the latest exchange; 0: none */
+    int (*asked)(void); /* returns the signal that this rank got; NULL: this rank handles no signals */
+    gt_status failed;   /* status of the first failure in an exchange */
     char library[64];   /* name and version of the MPI library; "": one process without MPI */
 } hy_ranks;
 
-/* Joins the processes that mpirun or srun started; without them there is one rank.  Fails if this build, or its MPI,
- * cannot join them. */
+/* Joins the processes that mpirun or srun started.  Without these launchers there is one rank.  Fails if this build or
+ * its MPI library cannot join the processes. */
 gt_status hy_ranks_open(hy_ranks *ranks);
-/* Tells the others the status, and leaves them.  The status of all. */
+/* Exchanges statuses a last time and leaves the other ranks.  Returns the common status. */
 gt_status hy_ranks_close(hy_ranks *ranks, gt_status own);
 
 /* Waits for all ranks. */
 gt_status hy_ranks_meet(hy_ranks *ranks, gt_status own);
-/* numbers [n], host memory: the sum over ranks.  One number of ranks gives the same bits each time, on every rank. */
+/* Replaces numbers [n], in host memory, by their sum over all ranks.  The result has the same bits on every rank, and
+ * in every run with the same number of ranks. */
 gt_status hy_ranks_sum(hy_ranks *ranks, gt_status own, float *numbers, int64_t n);
-/* A few numbers: the sum, added up in the order of ranks. */
+/* Replaces a few numbers by their sum, added in the order of the ranks. */
 gt_status hy_ranks_add(hy_ranks *ranks, gt_status own, double *numbers, int n);
 /* Every rank gets the bytes of rank 0. */
 gt_status hy_ranks_share(hy_ranks *ranks, gt_status own, void *bytes, size_t count);
-/* Rank 0 gets the n numbers of each rank, in all [size, n], which other ranks may leave out. */
+/* Rank 0 gets the n numbers of each rank in all [size, n].  Other ranks may pass NULL as `all`. */
 gt_status hy_ranks_gather(hy_ranks *ranks, gt_status own, const double *numbers, double *all, int64_t n);
-/* Texts in pairs, a name and a value, each ending with NUL.  Fails, with name and both values, if a rank has another
- * value than rank 0. */
+/* Checks that every rank has the same values as rank 0. pairs holds names and values in turn, each ending with NUL.
+ * The error message contains the name and both values. */
 gt_status hy_ranks_agree(hy_ranks *ranks, gt_status own, const char *pairs, size_t bytes);
 
 /* ---- a run that hangs --------------------------------------------------------------------------- */
 
-/* From now on the process ends, with a message and status 1, if for so many seconds neither hy_alive nor a function
- * above is called.  0: never.  A rank that only waits for others ends two seconds later, so that the message of the
- * rank that hangs comes first. */
+/* Sets a time limit for hangs.  If the process calls neither hy_alive nor a function above for so many seconds, it ends
+ * with a message and status 1.  0: no limit.  A rank that only waits for others ends two seconds later, so that the
+ * message of the rank that hangs comes first. */
 void hy_limit_stall(int seconds);
-/* The run makes progress.  The text names the next thing that it does, for that message. */
+/* Reports that the run makes progress.  The text names the next piece of work, for the message of a hang. */
 #ifdef __GNUC__
 __attribute__((format(printf, 1, 2)))
 #endif

@@ -1,4 +1,4 @@
-/* The texts of hybrid_train: the start, progress, gates, samples, the end. */
+/* Prints the report of hybrid_train: start, progress, gates, samples, end. */
 #include "hybrid_bench.h"
 #include "hybrid_trainer.h"
 #include <math.h>
@@ -64,7 +64,7 @@ static gt_status generate(trainer *t, hy_printer *printer, hy_pace *pace) {
     return hy_generate(t->model, &t->text, &sampling, printer, pace);
 }
 
-/* The byte floor is the time in which this device copies as many bytes as a token has to move. */
+/* The byte floor is the time in which this device copies as many bytes as a token must move. */
 static void print_pace(const trainer *t, const hy_pace *pace) {
     const int samples = hy_model_config(t->model)->samples;
     const double seconds = pace->seconds / (double)pace->steps, bytes = hy_model_token_bytes(t->model);
@@ -78,7 +78,7 @@ static void print_pace(const trainer *t, const hy_pace *pace) {
                     floor);
 }
 
-/* A sample, between lines. */
+/* Prints a sample between two lines. */
 gt_status hy_print_sample(trainer *t) {
     hy_printer printer = {.out = stdout};
     puts("sample");
@@ -88,8 +88,8 @@ gt_status hy_print_sample(trainer *t) {
     return status == GT_OK ? hy_flush_report() : status;
 }
 
-/* On a terminal as it is made and with nothing that a terminal should not get, else byte for byte.  A single sample
- * that goes to a file or a pipe is alone there. */
+/* Prints the text of --generate.  On a terminal it prints each token when it is drawn, and escapes bytes that a
+ * terminal should not get.  To a file or a pipe it prints the bytes unchanged, and for a single sample nothing else. */
 gt_status hy_print_text(trainer *t) {
     const int is_terminal = t->screen.is_terminal, is_alone = !is_terminal && t->options.batch == 1;
     hy_printer printer = {.out = stdout, .raw = !is_terminal, .streams = 1};
@@ -244,11 +244,12 @@ void hy_print_start(const trainer *t) {
 
 /* ---- progress ------------------------------------------------------------------------------- */
 
-/* held_out: of this step, NAN if it was not measured.  A line with it stays on the screen. */
+/* held_out: the held-out loss after this step, NAN if not measured.  A line with a held-out loss stays on the screen.
+ * */
 gt_status hy_print_progress(trainer *t, double held_out) {
     const hy_recent *r = &t->recent;
     int stays = !isnan(held_out);
-    double per_step = (hy_now() - t->start) / (double)t->steps; /* evaluations included */
+    double per_step = (hy_now() - t->start) / (double)t->steps; /* includes evaluations */
     if (t->screen.is_live && t->held_out >= 0) held_out = t->held_out;
     t->shown = hy_now();
     hy_screen_progress(&t->screen,
@@ -265,13 +266,14 @@ gt_status hy_print_progress(trainer *t, double held_out) {
     return hy_flush_report();
 }
 
-/* Ends the line that is refreshed in place: something else will be printed. */
+/* Ends the line that is refreshed in place, since other text will be printed. */
 void hy_end_progress(trainer *t) { hy_screen_leave(&t->screen); }
 
-/* Seconds between lines of the evaluation where the last line is not refreshed. */
+/* Seconds between progress lines of an evaluation on a screen that cannot refresh its last line. */
 enum { EVALUATION_LINES = 30 };
 
-/* so_far: the sum of the losses of so many tokens.  An evaluation that ends soon shows nothing where lines stay. */
+/* so_far: the sum of the losses and the tokens so far; tokens: all tokens.  On a screen that cannot refresh its last
+ * line a short evaluation prints nothing. */
 gt_status hy_print_evaluation(trainer *t, const hy_loss *so_far, int64_t tokens, double seconds) {
     char line[512];
     const double left = seconds / (double)so_far->tokens * (double)(tokens - so_far->tokens);
@@ -283,7 +285,7 @@ gt_status hy_print_evaluation(trainer *t, const hy_loss *so_far, int64_t tokens,
     return hy_flush_report();
 }
 
-/* held_out: NAN if there was no evaluation after this step. */
+/* held_out: NAN if not measured after this step. */
 gt_status hy_write_log(trainer *t, const hy_result *result, double held_out, double lr, const hy_probe *probe) {
     return hy_log_write(&t->log, &(hy_log_row){.step = t->steps,
                                                .tokens = t->tokens,
@@ -305,7 +307,7 @@ gt_status hy_write_log(trainer *t, const hy_result *result, double held_out, dou
 
 /* ---- gates and results ----------------------------------------------------------------------- */
 
-/* The table of the branches; it follows the gates. */
+/* Prints the table of the branches, which follows the gates. */
 static void print_branches(const trainer *t) {
     const hy_probe *p = &t->probe;
     if (!p->has[0] || !p->has[1]) {
@@ -333,14 +335,14 @@ gt_status hy_print_gates(const trainer *t, const char *when, int first) {
     return hy_flush_report();
 }
 
-/* The held-out loss, last, and its meaning. */
+/* Prints the final held-out loss and values to compare it with. */
 void hy_print_loss(const trainer *t) {
     const hy_screen *s = &t->screen;
     const double loss = t->final.mean;
     const int64_t all = hy_held_out_tokens(&t->text);
     char part[160];
     const int counts_bytes = t->final.bytes > 0;
-    if (t->text.train) /* else nothing tells frequencies */
+    if (t->text.train) /* without a training part there are no frequencies */
         hy_screen_entry(s, FINAL, "unigram", "%.4f on the held-out part; the model is %.4f nats %s",
                         t->text.entropy_held_out, fabs(t->text.entropy_held_out - loss),
                         loss < t->text.entropy_held_out ? "better" : "worse");
@@ -356,7 +358,7 @@ void hy_print_loss(const trainer *t) {
     printf("held-out loss %.4f\n", loss);
 }
 
-/* With --watch: the numbers of the GPU that NVML told. */
+/* With --watch: prints the numbers that NVML reported. */
 static void print_watch(const trainer *t) {
     const hy_gpu_watch *w = &t->watch;
     char text[256] = "";

@@ -1,5 +1,4 @@
-/* Kernels of what works element by element or row by row: map, bias, gate_mix; add, cast, carry, dropout and
- * average. */
+/* Kernels that work element by element or row by row: map, bias, gate_mix, add, cast, carry, dropout and average. */
 #ifndef HYBRID_ROWS_CUH
 #define HYBRID_ROWS_CUH
 
@@ -10,14 +9,14 @@ namespace hy {
 /* ---- map ------------------------------------------------------------------------------------- */
 
 GT_HD float tanh_of(float x) {
-    /* the quotient cancels near 0, where the series is exact to the last bit */
+    /* Near 0 the quotient below loses digits to cancellation, and the series is exact to the last bit. */
     const float s = x * x;
     const float series = s * (-1.0f / 3 + s * (2.0f / 15 + s * (-17.0f / 315 + s * (62.0f / 2835))));
     return s < 0.0625f ? fma_rn(x, series, x) : 1.0f - 2.0f / (exp_accurate(2.0f * x) + 1.0f);
 }
 
-/* GELU(x) = x sigmoid(2 q(x)), q(x) = sqrt(2/pi) (x + 0.044715 x^3).  Beyond 16 the sigmoid is 0 or
- * 1 to all digits; the bound keeps x^3 from overflowing, and NaN as it is. */
+/* GELU(x) = x sigmoid(2 q(x)), q(x) = sqrt(2/pi) (x + 0.044715 x^3).  For |x| > 16 the sigmoid is 0 or 1 to all digits,
+ * so the bound changes nothing but keeps x^3 from overflowing.  NaN stays NaN. */
 GT_HD float gelu_bound(float x) { return x > 16.0f ? 16.0f : x < -16.0f ? -16.0f : x; }
 
 GT_HD float gelu_sigmoid(float c) { return sigmoid(c * fma_rn(0.071354816272600f * c, c, 1.5957691216057308f)); }
@@ -45,12 +44,12 @@ struct NegExp {
     GT_DEV float slope(float y) { return y; }
 };
 template <class F>
-struct Backward { /* of dy and of the number that the slope depends on */
+struct Backward { /* inputs: dy, and x or y, whichever the slope depends on */
     static constexpr int INPUTS = 2;
     GT_DEV float of(float dy, float at, float) { return dy * F::slope(at); }
 };
 template <class F>
-struct BackwardAdd { /* the same, added to the old value */
+struct BackwardAdd { /* like Backward, but adds to the old value */
     static constexpr int INPUTS = 3;
     GT_DEV float of(float dy, float at, float before) { return before + dy * F::slope(at); }
 };
@@ -129,7 +128,7 @@ struct GateMixParams {
     float* gate;
 };
 
-/* Both: grid ceil(M/8), a warp per row, which it reads twice. */
+/* Forward and backward: grid ceil(M/8), one warp per row, which reads its row twice. */
 template <class T, int N>
 GT_KERNEL(THREADS, 1)
 gate_mix_forward_kernel(const GT_GRID_CONSTANT GateMixParams p) {
@@ -173,7 +172,7 @@ gate_mix_backward_kernel(const GT_GRID_CONSTANT GateMixParams p) {
         GT_UNROLL
         for (int j = 0; j < N; j++) s += dy[j] * (a[j] - b[j]);
     }
-    /* lane 0 alone touches gate, which it overwrites */
+    /* Only lane 0 reads gate, since lane 0 overwrites it later. */
     const float g = shfl_idx(lane_id() == 0 ? p.gate[row] : 0.0f, 0);
     const float q = warp_sum(s) * (p.weight ? g * (1.0f - g) : 1.0f);
     for (int64_t d = lane_id() * N; d < D; d += 32 * N) {

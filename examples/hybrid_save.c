@@ -14,13 +14,13 @@
         if (status_ != GT_OK) return status_;                                                                          \
     } while (0)
 
-/* Format 1 had models of one size per width, and no options for them.  Format 2 lacks options and numbers that came
- * later; their defaults repeat what the program did then. */
+/* Files of format 1 have no options for the model's sizes, which then followed from the width.  Files of format 2 lack
+ * some newer options and numbers; their defaults repeat the behaviour of that time. */
 static const char format_key[] = "hybrid_train_format", format[] = "3", second_format[] = "2", older_format[] = "1";
 static const char positions[] = "run.track_positions"; /* int64 tensor [batch] */
-enum { VALUE_MAX = 4 * HY_TEXT_MAX };                  /* of a metadata text that this program writes */
+enum { VALUE_MAX = 4 * HY_TEXT_MAX };                  /* longest metadata text that this program writes */
 
-/* The numbers of hy_progress as the file has them: keys "run.NAME". */
+/* The numbers of hy_progress and their names.  The keys in the file are "run.NAME". */
 static const struct number {
     const char *name;
     int is_whole;
@@ -50,11 +50,11 @@ static const struct number {
     REALS("best", best, 1),
     WHOLES("best_step", best_step, 1),
 };
-enum { NUMBERS = sizeof numbers / sizeof numbers[0], LATER_NUMBERS = 2 /* the last ones */ };
+enum { NUMBERS = sizeof numbers / sizeof numbers[0], LATER_NUMBERS = 2 /* the last two, which format 2 may lack */ };
 
 /* ---- texts --------------------------------------------------------------------------------- */
 
-/* Any bytes as ASCII: \xNN for other bytes, control characters and the backslash. */
+/* Encodes any bytes as ASCII.  Control characters, the backslash and bytes beyond ASCII become \xNN. */
 static void to_ascii(char *to, const char *from) {
     for (; *from; from++) {
         unsigned char byte = (unsigned char)*from;
@@ -63,14 +63,14 @@ static void to_ascii(char *to, const char *from) {
     *to = 0;
 }
 
-/* The byte that two hexadecimal digits stand for; 0 if they are none. */
+/* The byte that two hexadecimal digits stand for; 0 if they are not digits. */
 static unsigned char byte_of(const char *digits) {
     const char two[] = {digits[0], digits[0] ? digits[1] : 0, 0};
     if (!isxdigit((unsigned char)two[0]) || !isxdigit((unsigned char)two[1])) return 0;
     return (unsigned char)strtoul(two, NULL, 16);
 }
 
-/* Undoes it; 0 if the text is not of that form or longer than HY_TEXT_MAX - 1. */
+/* Decodes the text of to_ascii.  Returns 0 if the text has another form or more than HY_TEXT_MAX - 1 bytes. */
 static int from_ascii(char *to, const char *from) {
     for (int n = 0; *from; n++) {
         if (n == HY_TEXT_MAX - 1) return 0;
@@ -141,14 +141,14 @@ static gt_status add_texts(hy_file_writer *w, const hy_run *run) {
     return add_whole(w, "run.optimizer_steps", hy_model_steps(run->model));
 }
 
-/* Writes n numbers as floats, which take their place. */
+/* Writes n numbers as floats.  The floats overwrite the doubles in `numbers`. */
 static gt_status write_floats(hy_file_writer *w, double *numbers, int64_t n, const char *name, const char *path) {
     float *floats = (float *)numbers;
     for (int64_t i = 0; i < n; i++) {
         double x = numbers[i];
         if (!isfinite(x))
             return hy_fail(GT_ERROR_VALUE, "%s: not written: %s holds a number that is not finite", path, name);
-        float y = (float)x; /* the first bytes of numbers[i / 2], which were read */
+        float y = (float)x; /* goes to the bytes of numbers[i / 2], which has been read */
         memcpy(floats + i, &y, sizeof y);
     }
     return hy_writer_data(w, floats, (size_t)n * sizeof(float));
@@ -182,17 +182,18 @@ gt_status hy_states_gather(hy_ranks *ranks, hy_model *model, double **states) {
     return status;
 }
 
-/* Ranks of a run, of whose tracks each has a part. */
+/* Number of ranks that share the tracks of a run. */
 static int ranks_of(const hy_run *run) { return run->ranks ? run->ranks : 1; }
 
-/* A tensor of all ranks: the tracks of a state lie one after the other. */
+/* A tensor of this rank, enlarged to all ranks: a state has the tracks of all ranks, one after the other. */
 static hy_tensor of_all_ranks(const hy_run *run, const hy_tensor *t) {
     hy_tensor all = *t;
     if (t->kind == HY_STATE) all.shape[0] *= ranks_of(run), all.count *= ranks_of(run);
     return all;
 }
 
-/* Of states: numbers of a rank that come before those of the tensor, and all. */
+/* Writes a tensor's data.  For a state of several ranks, run->states holds all_states numbers per rank, and the tensor
+ * begins after `before` of them. */
 static gt_status add_data(hy_file_writer *w, const hy_run *run, const hy_tensor *t, int64_t before, int64_t all_states,
                           double *room, const char *path) {
     if (t->kind != HY_STATE || ranks_of(run) == 1) {
@@ -257,7 +258,7 @@ static gt_status damaged(const hy_file *f, const char *key) {
                    key, text);
 }
 
-/* The text of a key; NULL, with the reason, if it is missing. */
+/* The text of a key.  If it is missing, returns NULL and sets the error. */
 static const char *text_of(const hy_file *f, const char *key) {
     const char *text = hy_file_text_of(f, key);
     if (!text) damaged(f, key);
@@ -312,7 +313,7 @@ static gt_status check_progress(const hy_file *f, const hy_progress *p) {
     return GT_OK;
 }
 
-/* Whether a file may have this key.  Any other is refused: it may be a damaged one. */
+/* Returns whether a file may have this key.  Other keys are refused, since they may be damaged ones. */
 static int is_key(const char *key) {
     static const char *const others[] = {"checksum",        format_key,    "vocabulary",          "first_byte",
                                          "device",          "data_sha256", "run.optimizer_steps", "format",
@@ -388,7 +389,7 @@ gt_status hy_saved_first_byte(const hy_file *f, uint8_t *byte) {
 
 /* ---- tensors ------------------------------------------------------------------------------- */
 
-/* [4,3] */
+/* Prints a shape like [4,3]. */
 static void print_shape(char *text, size_t size, int rank, const int64_t *shape) {
     size_t used = (size_t)snprintf(text, size, "[");
     for (int i = 0; i < rank; i++)
@@ -396,7 +397,7 @@ static void print_shape(char *text, size_t size, int rank, const int64_t *shape)
     snprintf(text + used, size - used, "]");
 }
 
-/* The file's tensor of this name and shape; NULL with the reason. */
+/* Finds the file's tensor with this name and shape.  If there is none, returns NULL and sets the error. */
 static const hy_file_tensor *find_tensor(const hy_file *f, const char *name, hy_file_dtype dtype, int rank,
                                          const int64_t *shape) {
     const hy_file_tensor *t = hy_file_tensor_of(f, name);
@@ -416,7 +417,7 @@ static const hy_file_tensor *find_tensor(const hy_file *f, const char *name, hy_
     return NULL;
 }
 
-/* Refuses a file whose options contradict the sizes of its weights, before a model of that size is made. */
+/* Refuses a file whose options contradict the sizes of its weights, before a model of these sizes is created. */
 static gt_status check_size(const hy_file *f, const hy_options *o) {
     uint8_t bytes[256];
     int vocab;
@@ -438,7 +439,7 @@ static gt_status check_size(const hy_file *f, const hy_options *o) {
 
 /* ---- options ------------------------------------------------------------------------------- */
 
-/* Options that a file of format 1 lacks. */
+/* Returns whether files of format 1 lack this option. */
 static int is_newer(const char *option) {
     static const char *const newer[] = {"heads",  "d-state",    "expand", "d-conv",    "mamba-head", "ffn",
                                         "tokens", "end-symbol", "vocab",  "end-token", "split"};
@@ -447,7 +448,7 @@ static int is_newer(const char *option) {
     return 0;
 }
 
-/* Options that a file of an older format may lack. */
+/* Returns whether a file of an older format may lack this option. */
 static int came_later(const char *option) {
     static const char *const later[] = {
         "recompute", "fuse",     "final-eval-tokens", "val",       "table", "held-out",
@@ -459,7 +460,7 @@ static int came_later(const char *option) {
     return 0;
 }
 
-/* The heads of a file of format 1, which its options do not tell. */
+/* Finds the number of heads in a file of format 1 from a tensor's shape, since its options do not contain it. */
 static gt_status take_heads(const hy_file *f, hy_options *o) {
     const hy_file_tensor *bonus = hy_file_tensor_of(f, "layers.0.rwkv.bonus");
     char text[32];
@@ -489,7 +490,7 @@ gt_status hy_saved_options(const hy_file *f, hy_take take, hy_options *o) {
 
 /* ---- loading ------------------------------------------------------------------------------- */
 
-/* room: for its doubles */
+/* Loads one tensor.  room: for the doubles of all ranks. */
 static gt_status load_tensor(hy_file *f, const hy_run *run, const hy_tensor *own, const char *prefix, double *room) {
     const hy_tensor all = of_all_ranks(run, own), *t = &all;
     char name[2 * sizeof t->name];
@@ -498,7 +499,7 @@ static gt_status load_tensor(hy_file *f, const hy_run *run, const hy_tensor *own
     const float *floats = (const float *)room;
     if (!from) return GT_ERROR_VALUE;
     TRY(hy_file_read(f, from, room));
-    for (int64_t i = t->count - 1; i >= 0; i--) { /* from the end: room[i] lies over floats[2 i] */
+    for (int64_t i = t->count - 1; i >= 0; i--) { /* from the end, because room[i] overlaps floats[2 i] */
         float x;
         memcpy(&x, floats + i, sizeof x);
         room[i] = x;
@@ -508,7 +509,7 @@ static gt_status load_tensor(hy_file *f, const hy_run *run, const hy_tensor *own
     return hy_model_write_tensor(run->model, own, t->count > own->count ? room + run->rank * own->count : room);
 }
 
-/* Loads the tensors of kinds first to last, which have a prefix in the file. */
+/* Loads the tensors of kinds first to last.  Their names in the file begin with `prefix`. */
 static gt_status load_kinds(hy_file *f, const hy_run *run, hy_kind first, hy_kind last, const char *prefix) {
     int count;
     hy_tensor *list = hy_model_tensors(run->model, &count);
@@ -521,7 +522,7 @@ static gt_status load_kinds(hy_file *f, const hy_run *run, hy_kind first, hy_kin
     return status;
 }
 
-/* Refuses weights of another model, which has more of them. */
+/* Refuses a file that has more weights than the model, since it belongs to another model. */
 static gt_status check_no_others(const hy_file *f, const hy_model *model) {
     int count, weights = 0, there = 0;
     hy_tensor *list = hy_model_tensors(model, &count);

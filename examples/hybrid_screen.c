@@ -12,7 +12,7 @@ enum { WIDTH = 80, LEAST_WIDTH = 40 };
 
 /* ---- the terminal --------------------------------------------------------------------------- */
 
-/* A terminal that does not tell its width has 80 columns, too. */
+/* Asks for the width of the terminal.  A terminal that does not tell its width counts as 80 columns. */
 static void ask_width(hy_screen *s) {
     struct winsize size;
     if (!s->is_terminal) return;
@@ -41,7 +41,7 @@ int hy_screen_width(const hy_screen *s) {
     return s->columns > WIDTH ? WIDTH : s->columns < LEAST_WIDTH ? LEAST_WIDTH : s->columns;
 }
 
-/* Columns of the first `bytes` bytes of UTF-8. */
+/* Number of columns of the first `bytes` bytes of UTF-8 text. */
 static int columns_of(const char *text, size_t bytes) {
     int columns = 0;
     for (size_t i = 0; i < bytes; i++) columns += (text[i] & 0xc0) != 0x80;
@@ -49,7 +49,7 @@ static int columns_of(const char *text, size_t bytes) {
 }
 
 void hy_print_wrapped(FILE *out, const char *text, int column, int indent, int width) {
-    int at = column, is_first = 1; /* of its line */
+    int at = column, is_first = 1; /* is_first: the next word is the first of its line */
     while (*text) {
         size_t bytes = strcspn(text, " ");
         int columns = columns_of(text, bytes);
@@ -123,10 +123,10 @@ static const struct {
                     [RATIO] = {"R/M", 5}, [SPEED] = {"tok/s", 6}, [MEMORY] = {"MiB", 6},        [LEFT] = {"eta", 8}};
 static const int by_importance[FIELDS] = {STEP, LOSS, HELD_OUT, LEFT, SPEED, MEMORY, GRAD, RATIO};
 
-/* A narrow terminal gets the step without how many there are. */
+/* Returns whether to show the total number of steps next to the step; a narrow terminal has no room for it. */
 static int has_total(const hy_screen *s) { return s->columns >= 60; }
 
-/* The step's as wide as it will become. */
+/* The width of a field.  The step's field is as wide as the last step needs. */
 static int field_width(const hy_screen *s, int field, const hy_screen_row *p) {
     char text[64];
     int width = fields[field].width;
@@ -136,8 +136,8 @@ static int field_width(const hy_screen *s, int field, const hy_screen_row *p) {
     return length > width ? length : width;
 }
 
-/* The fields that fit, and a bit for has_total.  The last column of a terminal stays free: some
- * terminals wrap when it is used. */
+/* The fields that fit on the terminal, one bit each, and a bit for has_total.  The last column stays free, because some
+ * terminals wrap the line when it is used. */
 static unsigned fields_that_fit(const hy_screen *s, const hy_screen_row *p) {
     unsigned set = has_total(s) ? 1u << FIELDS : 0;
     int length = 0;
@@ -149,7 +149,7 @@ static unsigned fields_that_fit(const hy_screen *s, const hy_screen_row *p) {
     return set;
 }
 
-/* Time left, in at most eight letters. */
+/* Time left, in at most eight characters. */
 static hy_number time_left(double seconds) {
     hy_number out = hy_duration(seconds);
     double hours = floor(fmax(seconds, 0) / 3600), days = floor(hours / 24);
@@ -182,7 +182,7 @@ static hy_number field_text(const hy_screen *s, int field, const hy_screen_row *
     return out;
 }
 
-/* A line of the fields in the heading: their names, or what they are now; its length. */
+/* Makes a line with the fields of the heading: their names, or their current values.  Returns its length. */
 static int make_line(const hy_screen *s, const hy_screen_row *p, int is_heading, char *line, size_t size) {
     int used = 0;
     for (int field = 0; field < FIELDS; field++) {
@@ -198,8 +198,7 @@ static int make_line(const hy_screen *s, const hy_screen_row *p, int is_heading,
     return used;
 }
 
-/* On a live screen, replaces the line that stands, and clears its rest.
- */
+/* On a live screen: replaces the current line and clears the rest of it. */
 static void put_line(const hy_screen *s, const char *line) {
     fprintf(s->out, "%s%s%s", s->is_live ? "\r" : "", line, s->is_live ? "\033[K" : "");
 }
@@ -207,7 +206,7 @@ static void put_line(const hy_screen *s, const char *line) {
 void hy_screen_progress(hy_screen *s, const hy_screen_row *p, int stays) {
     char line[FIELDS * 40];
     ask_width(s);
-    /* a terminal that became narrower may have wrapped the line that stands: leave it */
+    /* A terminal that became narrower may have wrapped the current line: leave that line as it is. */
     if (s->length > s->columns - 1) fputc('\n', s->out), s->length = 0;
     unsigned set = fields_that_fit(s, p);
     if (set != s->heading) {

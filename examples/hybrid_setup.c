@@ -1,4 +1,4 @@
-/* Before the first step: the device, the model file that is read, the text, the model. */
+/* Work before the first step: opens the device, reads the model file and the text, and creates the model. */
 #define _XOPEN_SOURCE 700 /* sysconf */
 #include "hybrid_trainer.h"
 #include "hybrid_calls.h"
@@ -10,8 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The loss scale of fp16 starts at about this factor per token, since the loss is a mean over tokens.  It halves when
- * the gradient overflows and doubles after so many good steps. */
+/* The loss scale of fp16 starts at about SCALE_PER_TOKEN times the tokens of a batch, since the loss is a mean over
+ * tokens.  It halves when the gradient overflows, and doubles after SCALE_STEPS steps without overflow. */
 enum { SCALE_PER_TOKEN = 4, SCALE_STEPS = 1000, SCALE_MAX = 1 << 24 };
 
 const char *const hy_dtype_names[] = {[GT_F32] = "f32", [GT_BF16] = "bf16", [GT_F16] = "f16"};
@@ -22,9 +22,9 @@ static gt_dtype dtype_of(const char *name) {
     return !strcmp(name, "f32") ? GT_F32 : !strcmp(name, "f16") ? GT_F16 : GT_BF16;
 }
 
-/* Opens the device that is wanted, with this dtype if it is CUDA, and says why it is this one. */
+/* Opens the device `wanted`, with dtype `on_cuda` if it is CUDA, and notes the reason for the choice in t->why. */
 static gt_status open_device(trainer *t, const char *wanted, const char *on_cuda) {
-    const char *dtype = t->options.dtype; /* as the user wants it */
+    const char *dtype = t->options.dtype; /* the user's choice */
     gt_status status;
     if (t->options.plan.count && strcmp(wanted, "cuda")) {
         snprintf(t->why, sizeof t->why, "a plan needs none");
@@ -51,8 +51,7 @@ static gt_status open_device(trainer *t, const char *wanted, const char *on_cuda
     return hy_backend_cpu(&t->backend);
 }
 
-/* Finds the text that comes with the program: in the source tree, or near the program, or near the
- * current directory. */
+/* Finds the text that comes with the program: in the source tree, near the program, or near the current directory. */
 static void find_fables(char *path, const char *program) {
     const char *slash = strrchr(program, '/');
     int directory = slash ? (int)(slash - program) + 1 : 0;
@@ -69,7 +68,7 @@ static void find_fables(char *path, const char *program) {
     }
 }
 
-/* No file of the text may be written. */
+/* Refuses to write `path` if it is a file of the text. */
 static gt_status keep_texts(const trainer *t, const char *option, const char *path) {
     gt_status status = GT_OK;
     for (int64_t i = 0; i < t->files.count && status == GT_OK; i++)
@@ -80,7 +79,7 @@ static gt_status keep_texts(const trainer *t, const char *option, const char *pa
     return status;
 }
 
-/* Nothing that is read may be written. */
+/* Refuses to write any file that is also read. */
 static gt_status check_files(const trainer *t) {
     const hy_options *o = &t->options;
     gt_status status = keep_texts(t, "csv", o->csv);
@@ -91,7 +90,7 @@ static gt_status check_files(const trainer *t) {
     return status;
 }
 
-/* Every window that will be asked for fits into the text. */
+/* Checks that the text has room for the longest window. */
 static gt_status check_lengths(const trainer *t) {
     const hy_lengths *bench = &t->options.bench;
     gt_status status = bench->count || t->options.plan.count ? GT_OK : hy_text_fits(&t->text, t->options.seq);
@@ -99,12 +98,12 @@ static gt_status check_lengths(const trainer *t) {
     return status;
 }
 
-/* Opens the device.  A resumed run takes the kind that it had, if possible.  Except on the CPU, the dtype is the
- * file's, if there is a file. */
+/* Opens the device.  A resumed run uses the same kind of device as before, if possible.  On CUDA the dtype comes from
+ * the model file, if there is one. */
 static gt_status open_backend(trainer *t) {
     const hy_options *o = &t->options;
     const char *saved = NULL, *wanted = o->device, *dtype = o->dtype;
-    if (o->list_models) wanted = "cpu"; /* any will do */
+    if (o->list_models) wanted = "cpu"; /* any device will do */
     int on_cpu = !strcmp(wanted, "cpu");
     if (t->file.path && !*o->init) saved = hy_file_text_of(&t->file, "option.dtype");
     if (*o->resume && !hy_options_given(o, "device")) {
@@ -123,16 +122,17 @@ static gt_status open_backend(trainer *t) {
     return status;
 }
 
-/* Defaults of what neither the user nor a model file set. */
+/* Sets the options that neither the user nor a model file has set to their defaults. */
 static gt_status fill_options(trainer *t) {
     gt_status status = hy_options_default(&t->options, strcmp(t->backend->name, "cpu"));
     strcpy(t->options.dtype, hy_dtype_names[t->backend->dtype]);
     return status == GT_OK ? hy_options_fit_together(&t->options, t->mode) : status;
 }
 
-/* ---- model files that are read --------------------------------------------------------------- */
+/* ---- reading model files --------------------------------------------------------------------- */
 
-/* At most one option says what to do instead of a new run, and goes with the others.  *mode: its name, or "train". */
+/* Finds the option that selects a mode other than a new run.  *mode: its name, or "train" without such an option.
+ * Fails if there are several, or if other options contradict the mode. */
 static gt_status find_mode(const hy_options *o, int ranks, const char **mode) {
     const struct {
         const char *name;
@@ -156,7 +156,7 @@ static gt_status find_mode(const hy_options *o, int ranks, const char **mode) {
     return hy_options_fit(o, *mode);
 }
 
-/* Opens the model file that is to be read, if there is one, and takes the options that it sets. */
+/* Opens the model file to read, if there is one, and takes its options. */
 static gt_status open_file(trainer *t) {
     const hy_options *o = &t->options;
     gt_status status = find_mode(o, t->ranks.size, &t->mode);
@@ -168,7 +168,7 @@ static gt_status open_file(trainer *t) {
     const hy_take take = *o->resume ? HY_TAKE_STRICTLY : *o->init ? HY_TAKE_MODEL : HY_TAKE_ALL;
     status = hy_saved_options(&t->file, take, &t->options);
     if (*o->eval && hy_options_given(o, "data") && !hy_options_given(o, "val"))
-        t->options.val[0] = 0; /* another text has its own held-out part */
+        t->options.val[0] = 0; /* a new --data has its own held-out part */
     return status;
 }
 
@@ -197,11 +197,11 @@ static gt_status check_prompt(trainer *t) {
     if (!token) return hy_fail(GT_ERROR_MEMORY, "prompt: no memory");
     status = hy_text_encode(&t->text, prompt, token, &count, t->file.path != NULL);
     free(token);
-    t->prompt_tokens = count ? count : 1; /* the first token of the text, if it is empty */
+    t->prompt_tokens = count ? count : 1; /* an empty prompt: the first token of the text */
     return status == GT_OK ? GT_OK : hy_fail(GT_ERROR_VALUE, "prompt: %s", hy_last_error());
 }
 
-/* For --generate, which reads no text: the model file has the vocabulary. */
+/* Takes the vocabulary from the model file, for --generate, which reads no text. */
 static gt_status read_vocabulary(trainer *t) {
     uint8_t bytes[256], first;
     int count;
@@ -223,12 +223,12 @@ static gt_status read_vocabulary(trainer *t) {
     snprintf(t->text.end_text, sizeof t->text.end_text, "%s", *t->options.separator ? t->options.separator : "\n\n\n");
     t->first_token = t->text.token_of[first];
     if (t->first_token < 0 && t->options.end_symbol && first == (uint8_t)t->text.end_text[0])
-        t->first_token = t->text.end_symbol; /* the text began with one */
+        t->first_token = t->text.end_symbol; /* the training text began with an end symbol */
     if (t->first_token >= 0) return check_prompt(t);
     return hy_fail(GT_ERROR_VALUE, "%s: damaged: first_byte is not in the vocabulary", t->file.path);
 }
 
-/* Gives the text the vocabulary of the file, if there is one. */
+/* Gives the text the vocabulary of the model file, if there is one. */
 static gt_status use_vocabulary(trainer *t) {
     uint8_t bytes[256];
     int count;
@@ -244,7 +244,7 @@ static gt_status use_vocabulary(trainer *t) {
     return hy_fail(status, "data %s: %s, %s", t->data, hy_last_error(), t->file.path);
 }
 
-/* After the model was created: weights, or all of the run that goes on. */
+/* Reads the model file into the new model: the weights, or the whole run if it is resumed. */
 static gt_status load_file(trainer *t) {
     if (!t->file.path) return GT_OK;
     const char *sum = hy_file_text_of(&t->file, "checksum");
@@ -254,16 +254,16 @@ static gt_status load_file(trainer *t) {
     return status;
 }
 
-/* The log may not have the name FILE.tmp, as which the model file is written first. */
+/* Refuses a log with the name FILE.tmp, since the model file is first written there. */
 static gt_status keep_from_draft(const hy_options *o) {
     char draft[HY_PATH_MAX + 8];
-    char *place = realpath(o->save, NULL); /* a link is followed */
+    char *place = realpath(o->save, NULL); /* follows links */
     snprintf(draft, sizeof draft, "%.*s.tmp", HY_PATH_MAX, place ? place : o->save);
     free(place);
     return hy_keep_apart("csv", o->csv, "the file as which --save writes first", draft);
 }
 
-/* The file that is to be written can be. */
+/* Checks that the model file can be written. */
 static gt_status check_save(const trainer *t) {
     const hy_options *o = &t->options;
     if (!*o->save) return GT_OK;
@@ -284,7 +284,7 @@ static gt_status check_save(const trainer *t) {
     return status == GT_OK ? status : hy_fail(status, "save: %s", hy_last_error());
 }
 
-/* The options of the text. */
+/* The description of the text, from the options. */
 static hy_source source_of(const hy_options *o, int has_ranks) {
     return (hy_source){.separator = o->separator,
                        .end_symbol = o->end_symbol,
@@ -298,7 +298,7 @@ static hy_source source_of(const hy_options *o, int has_ranks) {
                        .sum = *o->save || *o->resume || has_ranks};
 }
 
-/* Options that go with bytes, or with numbers, alone. */
+/* Refuses options that apply only to texts of bytes, or only to texts of numbers, with the other kind. */
 static gt_status check_source(const hy_options *o) {
     const int is_bytes = !strcmp(o->tokens, "bytes");
     const char *wrong = is_bytes ? (o->vocab            ? "vocab"
@@ -314,7 +314,7 @@ static gt_status check_source(const hy_options *o) {
     return hy_fail(GT_ERROR_VALUE, "%s: goes with %s alone", wrong, is_bytes ? "--tokens uint16 or uint32" : "bytes");
 }
 
-/* Text as the command line takes it: a byte that is not printable ASCII becomes \n, \t or \xNN. */
+/* Escapes a text as the command line expects it: bytes other than printable ASCII become \n, \t or \xNN. */
 static void escape(const char *from, char *to, size_t size) {
     for (; *from && size > 4; from++) {
         const unsigned char c = (unsigned char)*from;
@@ -328,7 +328,7 @@ static void escape(const char *from, char *to, size_t size) {
     *to = 0;
 }
 
-/* A separator or end token that the user gave has to occur in the text. */
+/* Fails if the user gave a separator or an end token that does not occur in the text. */
 static gt_status check_ends(const trainer *t) {
     const hy_options *o = &t->options;
     char value[64];
@@ -342,7 +342,7 @@ static gt_status check_ends(const trainer *t) {
     return GT_OK;
 }
 
-/* With --eval --val alone there is no other text: the whole of that one is held out. */
+/* Returns whether --val is the only text, as with --eval --val and no --data.  All of it is then held out. */
 static int has_val_alone(const trainer *t) {
     const hy_options *o = &t->options;
     return *o->eval && hy_options_given(o, "val") && !hy_options_given(o, "data");
@@ -385,7 +385,7 @@ static gt_status load_text(trainer *t, const char *program) {
     return status == GT_OK ? check_prompt(t) : status;
 }
 
-/* Refuses sizes of a branch that the model lacks, and a choice of calls that it does not have. */
+/* Refuses sizes of a branch that the model does not have, and a choice of fused calls that does not apply to it. */
 static gt_status check_branches(const hy_options *o, const hy_config *c) {
     const int no_rwkv = c->mix == HY_MIX_MAMBA, no_mamba = c->mix == HY_MIX_RWKV, no_second = no_mamba || c->mamba == 1;
     const struct {
@@ -436,8 +436,8 @@ static gt_status choose_config(trainer *t) {
     return hy_config_resolve(c);
 }
 
-/* Bytes that a model can have; 0 if that is not known.  On the CPU, the memory of the computer, or of the container
- * (*is_limited), which ends a process that takes more; ranks on one computer share it. */
+/* Bytes of memory that a model may take; 0: not known.  On the CPU this is the memory of the computer, or the limit of
+ * the container (*is_limited = 1), which kills a process that takes more.  Ranks on one computer share the memory. */
 static size_t available_memory(const trainer *t, int *is_limited) {
     long pages = sysconf(_SC_PHYS_PAGES), bytes = sysconf(_SC_PAGESIZE);
     *is_limited = 0;
@@ -470,7 +470,7 @@ static void advise_on_memory(const trainer *t, char *advice, size_t size) {
     }
 }
 
-/* there: bytes that can be had, 0 if that is not known. */
+/* Fails with a message on how much memory is missing.  there: bytes available, 0 if not known. */
 static gt_status needs_memory(const trainer *t, size_t there, int is_limited) {
     char how_much[64] = "which cannot be had", advice[320];
     if (there)
@@ -481,7 +481,8 @@ static gt_status needs_memory(const trainer *t, size_t there, int is_limited) {
                    advice);
 }
 
-/* The largest divisor of a rank's share that takes at most four fifths of the memory; 1 if none does. */
+/* Finds the largest divisor of a rank's share with which the model takes at most four fifths of the memory; 1 if there
+ * is none. */
 static gt_status fit_rows(trainer *t, int64_t share, int64_t *rows) {
     const hy_options *o = &t->options;
     hy_plan plan;
@@ -495,7 +496,7 @@ static gt_status fit_rows(trainer *t, int64_t share, int64_t *rows) {
     return GT_OK;
 }
 
-/* Windows of a batch that this rank has. */
+/* Number of windows of a batch that this rank processes. */
 static int64_t share_of(const trainer *t) { return t->options.batch / t->ranks.size; }
 
 static gt_status check_share(const trainer *t, int64_t batch) {
@@ -506,7 +507,8 @@ static gt_status check_share(const trainer *t, int64_t batch) {
                    (long long)(least && 2 * (batch - least) < size ? least : least + size));
 }
 
-/* Sets t->rows.  The number of a model file may have been that of another number of ranks. */
+/* Sets t->rows.  The micro-batch in a model file may not divide the share of this run, if that run had another number
+ * of ranks. */
 static gt_status choose_rows(trainer *t) {
     const hy_options *o = &t->options;
     const int64_t wanted = o->micro_batch, share = share_of(t);
@@ -538,7 +540,7 @@ gt_status hy_create_model(trainer *t, const hy_config *config) {
     return status == GT_ERROR_MEMORY ? needs_memory(t, 0, 0) : status;
 }
 
-/* With --watch: the GPU of the run. */
+/* With --watch: begins to watch the GPU of the run. */
 static gt_status watch(trainer *t) {
     if (!*t->backend->pci)
         return hy_fail(GT_ERROR_VALUE, "watch: there is no GPU to watch: the run is on the CPU; leave it out");
@@ -552,7 +554,8 @@ static void add_pair(char **at, const char *name, const char *value) {
     *at += sprintf(*at, "%s", value) + 1;
 }
 
-/* Ranks have the same options, program, text and model file.  The text may lie elsewhere: its bytes are compared. */
+/* Checks that all ranks have the same options, program, text and model file.  Compares the text by its bytes, since its
+ * path may differ. */
 static gt_status agree(trainer *t, gt_status own) {
     static char pairs[HY_OPTIONS_MAX * (HY_TEXT_MAX + 64)];
     char *at = pairs, value[HY_TEXT_MAX];
@@ -588,7 +591,7 @@ gt_status hy_set_up(trainer *t, const char *program) {
     t->held_out = -1;
     for (int i = 0; i < o->plan.count && status == GT_OK; i++) status = check_share(t, o->plan.of[i]);
     if (status != GT_OK || o->list_models || o->check || o->bench.count || o->plan.count) return status;
-    if (*o->generate) { /* only the rows of the prompt */
+    if (*o->generate) { /* the batch needs only room for the prompt */
         t->config.samples = (int)o->batch, t->config.stateful = 0;
         if (t->options.seq > t->prompt_tokens) t->options.seq = t->prompt_tokens;
     }
@@ -605,11 +608,11 @@ gt_status hy_set_up(trainer *t, const char *program) {
         status = hy_tracks_create(&t->tracks, &t->text, o->batch);
     if (status == GT_OK) status = load_file(t);
     if (status == GT_OK && !t->ranks.rank) status = check_save(t);
-    if (t->ranks.size > 1) status = agree(t, status); /* before any file is written */
+    if (t->ranks.size > 1) status = agree(t, status); /* before any rank writes a file */
     if (status != GT_OK) return status;
     hy_alive("the model is there, the log comes next");
-    if (t->ranks.rank) return GT_OK; /* it writes no log */
+    if (t->ranks.rank) return GT_OK; /* only rank 0 writes a log */
     const hy_log_point end = {t->steps, t->tokens, t->last_loss};
-    if (*o->resume && t->steps >= o->steps) return hy_log_reopen(&t->log, o->csv, &end); /* no log is begun or cut */
+    if (*o->resume && t->steps >= o->steps) return hy_log_reopen(&t->log, o->csv, &end); /* keeps the old log whole */
     return hy_log_open(&t->log, o->csv, *o->resume ? &end : NULL, o->watch);
 }

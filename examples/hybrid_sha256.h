@@ -1,5 +1,4 @@
-/* SHA-256, FIPS 180-4: what model files are checked with, and what tells whether a text is the
- * same. */
+/* SHA-256, FIPS 180-4.  The trainer uses it as the checksum of model files, and to tell whether two texts are equal. */
 #ifndef HYBRID_SHA256_H
 #define HYBRID_SHA256_H
 
@@ -8,14 +7,14 @@
 
 typedef struct hy_sha256 {
     uint32_t hash[8];
-    uint64_t bytes;    /* so far */
-    uint8_t block[64]; /* the last bytes % 64 of them */
+    uint64_t bytes;    /* bytes added so far */
+    uint8_t block[64]; /* the last bytes % 64 of these */
 } hy_sha256;
 
 void hy_sha256_start(hy_sha256 *s);
 void hy_sha256_add(hy_sha256 *s, const void *bytes, size_t count);
 
-/* The digest in 64 hexadecimal digits; s is used up. */
+/* Writes the digest as 64 hexadecimal digits.  s cannot be used afterwards. */
 void hy_sha256_end(hy_sha256 *s, char hex[65]);
 
 #endif

@@ -1,4 +1,4 @@
-/* Kernels of what looks at tokens: embedding, and lerp, the token shift. */
+/* Kernels that depend on tokens or their order: embedding, and lerp, the token shift. */
 #ifndef HYBRID_TOKENS_CUH
 #define HYBRID_TOKENS_CUH
 
@@ -14,7 +14,7 @@ struct EmbeddingParams {
     const void *table, *dy;
     void* y;
     float* sums;
-    int64_t rows; /* of a warp */
+    int64_t rows; /* per warp */
 };
 
 /* grid ceil(M/8), a warp per row */
@@ -31,9 +31,9 @@ embedding_forward_kernel(const GT_GRID_CONSTANT EmbeddingParams p) {
     }
 }
 
-/* sums[part][v][d] = sum of dy[m][d] over the part's rows m with token v, m upwards in each warp.
- * grid V x parts x ceil(D / 128) as x = v * parts + part; 4 KB of shared memory.  Every block looks
- * at its part of the tokens, and reads only the rows that it adds. */
+/* sums[part][v][d] = sum of dy[m][d] over the part's rows m with token v; each warp adds in rising order of m.
+ * Grid (V * parts) x ceil(D / 128), block x = v * parts + part; 4 KB of shared memory.  Every block reads its part of
+ * the tokens, and of dy only the rows that it adds. */
 template <class T, int N>
 GT_KERNEL(THREADS, 1)
 embedding_backward_kernel(const GT_GRID_CONSTANT EmbeddingParams p) {
@@ -88,7 +88,7 @@ static gt_status embedding_backward(hy_backend* be, const hy_embedding_args* a) 
 }
 
 /* ---- lerp -------------------------------------------------------------------------------------
- * COUNT of the lerps at once: the model's five, or one after the other. */
+ * A kernel computes COUNT lerps at once: the five of the model together, or a single one. */
 
 struct LerpParams {
     int64_t M, T, D;
@@ -97,10 +97,10 @@ struct LerpParams {
     const float *state_in, *mu;
     void *y, *dx, *dm;       /* dx and dm may be NULL */
     float *state_out, *sums; /* may be NULL */
-    int64_t rows;            /* of a warp */
+    int64_t rows;            /* per warp */
 };
 
-/* x of the token before row `row`, which is number t of its sequence. */
+/* x of the token before row `row`.  t is the row's index in its sequence. */
 template <class T, int N>
 GT_DEV void load_before(float (&before)[N], const LerpParams& p, int64_t row, int64_t t, int64_t d) {
     if (t > 0) {
@@ -122,8 +122,8 @@ GT_DEV void load_weight(float (&w)[N], const LerpParams& p, int i, int64_t row, 
     for (int j = 0; j < N; j++) w[j] += m[j];
 }
 
-/* grid ceil(M/8), a warp per row.  The warp that reads a sequence's state_in also writes its
- * state_out, as the two may be the same. */
+/* Grid ceil(M/8), one warp per row.  state_in and state_out may be the same array, so the warp that reads a sequence's
+ * state_in also writes its state_out. */
 template <class T, int N, int COUNT>
 GT_KERNEL(THREADS, 1)
 lerp_forward_kernel(const GT_GRID_CONSTANT LerpParams p) {
@@ -148,10 +148,11 @@ lerp_forward_kernel(const GT_GRID_CONSTANT LerpParams p) {
     }
 }
 
-/* A warp goes backwards through its rows, with what token t+1 adds to dx_t in `next`; it computes
- * that for the row behind its last one too.
- * grid parts x ceil(D / 128); reads x, and m and dy once (and 1/rows of them again), writes dx and
- * dm; 20 KB of shared memory for the five. */
+/* A warp walks backwards through its rows.  `next` holds the contribution of token t+1 to dx_t.  The warp first
+ * computes the contribution of the row after its last one.
+ *
+ * Grid parts x ceil(D / 128); 20 KB of shared memory for five lerps.  Reads x, m and dy once, and 1/rows of them again;
+ * writes dx and dm. */
 template <class T, int N, int COUNT>
 GT_KERNEL(THREADS, 1)
 lerp_backward_kernel(const GT_GRID_CONSTANT LerpParams p) {
@@ -203,7 +204,7 @@ lerp_backward_kernel(const GT_GRID_CONSTANT LerpParams p) {
     if (p.sums) write_block_sums(p.sums + (int64_t)block_x() * COUNT * p.D, p.D, dmu);
 }
 
-/* The parameters for the lerps from number i on. */
+/* The kernel's parameters for the lerps from index i on. */
 static LerpParams lerps_from(const hy_lerp_args* a, int64_t i) {
     const int64_t M = a->B * a->T, skip = i * M * a->D * (int64_t)size_of(a->dtype);
     LerpParams p = {};
@@ -221,7 +222,7 @@ static LerpParams lerps_from(const hy_lerp_args* a, int64_t i) {
 template <int COUNT>
 static gt_status lerp_group_forward(const Machine& m, const hy_lerp_args* a, int64_t i) {
     LerpParams p = lerps_from(a, i);
-    if (i + COUNT == a->count) p.state_out = a->state_out; /* no group reads state_in any more */
+    if (i + COUNT == a->count) p.state_out = a->state_out; /* the last group: no later one reads state_in */
     const bool fours = in_fours(p.D, p.x, p.m, p.mu, p.y, p.state_out);
     return with_layout(a->dtype, fours, [&](auto l) {
         using L = decltype(l);

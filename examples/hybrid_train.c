@@ -8,7 +8,7 @@
  *     hybrid_gates, hybrid_check        health checks; the GPU against the CPU
  *     hybrid_bench                      measurements
  *     hybrid_calls, hybrid_profile      the time of each call of a step
- *     hybrid_plan                       memory on a GPU that is not there
+ *     hybrid_plan                       memory on a GPU that need not be present
  *     hybrid_ranks                      several processes
  *     hybrid_log, hybrid_screen         streams and the log; tables on a screen
  *     hybrid_save, hybrid_limit         model files; the memory limit of a container
@@ -40,7 +40,8 @@ static void clean_up(trainer *t) {
     hy_paths_free(&t->val);
 }
 
-/* Prints the last error, once: a stream that cannot be written says so again as it is closed, then without its rank. */
+/* Prints the last error, but only once: closing a stream that cannot be written would report the failure again, without
+ * the rank. */
 static int tell(int status) {
     static char told[640];
     char message[sizeof told];
@@ -51,17 +52,18 @@ static int tell(int status) {
     return status;
 }
 
-/* Prints the error behind the report.  Call it only while standard output is open.  Rank 0 prints the errors of all. */
+/* Prints the error after the report.  Call it only while standard output is open.  Rank 0 prints the errors of all
+ * ranks. */
 static int fail(trainer *t, int status) {
     char message[640];
     hy_ranks_meet(&t->ranks, GT_ERROR_VALUE);
     snprintf(message, sizeof message, "%s", hy_last_error());
-    hy_flush_report(); /* finish looks whether that worked */
+    hy_flush_report(); /* finish checks whether it worked */
     hy_fail(GT_ERROR_VALUE, "%s", message);
     return t->ranks.rank ? status : tell(status);
 }
 
-/* Closes the log and the report; the exit status, which is 1 if a part of them is lost. */
+/* Closes the log and the report.  Returns the exit status, which is 1 if some of their text could not be written. */
 static int finish(trainer *t, int status) {
     int bad = status == EXIT_BAD_OPTION;
     if (hy_log_close(&t->log) != GT_OK) status = fail(t, EXIT_FAILURE);
@@ -72,20 +74,20 @@ static int finish(trainer *t, int status) {
     return bad ? EXIT_BAD_OPTION : status;
 }
 
-/* Idle OpenMP threads spin by default, which slows the program down many times over when it has to
- * share the cores.  Not at all is no better: loops here are short, and to sleep and wake at each took
- * 40 % of the time on two free cores.  So GNU's OpenMP spins for some microseconds, others not.
- * OpenMP reads its settings before main: set them and start again. */
+/* Limits how long idle OpenMP threads spin.  By default they spin long, which slows the program down many times when it
+ * shares its cores.  No spinning is bad, too: loops here are short, and sleeping and waking took 40 % of the time on
+ * two free cores.  So GNU's OpenMP spins for some microseconds; other implementations do not spin.  OpenMP reads its
+ * settings before main, so this function sets them and starts the program again. */
 static void stop_spinning(char **argv) {
 #ifdef _OPENMP
     if (!getenv("OMP_WAIT_POLICY") && !setenv("GOMP_SPINCOUNT", "1000", 0) && !setenv("OMP_WAIT_POLICY", "passive", 1))
-        execvp(argv[0], argv); /* if it fails the program just goes on */
+        execvp(argv[0], argv); /* if execvp fails the program just continues */
 #else
     (void)argv;
 #endif
 }
 
-/* Ranks on one computer share its cores, unless the user says how many threads each has. */
+/* Divides the cores of a computer among its ranks, unless the user has set the number of threads. */
 static void share_cores(const hy_ranks *ranks) {
 #ifdef _OPENMP
     const int threads = omp_get_num_procs() / ranks->local;
@@ -95,12 +97,12 @@ static void share_cores(const hy_ranks *ranks) {
 #endif
 }
 
-/* A run that has no step left.  Its log may lack the last held-out loss. */
+/* Handles --resume of a run that has no step left.  Its log may lack the last held-out loss. */
 static int show_complete(trainer *t) {
     printf("%s: the run is complete, step %lld of %lld; a larger --steps makes it longer\n", t->options.resume,
            (long long)t->steps, (long long)t->options.steps);
     if (!*t->options.csv) return 0;
-    int has_log = t->log.file != NULL; /* of rank 0 */
+    int has_log = t->log.file != NULL; /* only rank 0 has one */
     if (hy_ranks_share(&t->ranks, GT_OK, &has_log, sizeof has_log) != GT_OK) return fail(t, EXIT_FAILURE);
     if (!has_log) {
         printf("%s: not written: a complete run adds no row\n", t->options.csv);
@@ -111,8 +113,8 @@ static int show_complete(trainer *t) {
     return 0;
 }
 
-/* Goes on on the CPU, from the last model file, in a fresh process: a device that failed may have left anything in this
- * one.  Returns if there is no such file. */
+/* Continues on the CPU from the last model file, in a new process, because the failed device may have left this process
+ * in any state.  Returns if there is no model file. */
 static gt_status fall_back(trainer *t, char *program) {
     hy_options *o = &t->options;
     char *argv[20] = {program};
@@ -133,7 +135,7 @@ static gt_status fall_back(trainer *t, char *program) {
     gt_status status = hy_flush_report();
     if (status == GT_OK) status = hy_log_close(&t->log);
     if (status != GT_OK) return status;
-    hy_limit_stall(0); /* an alarm would go on in the new program */
+    hy_limit_stall(0); /* a pending alarm would survive in the new program */
     execvp(program, argv);
     return hy_fail(GT_ERROR_VALUE, "fallback: %s cannot be started again: %s", program, strerror(errno));
 }
@@ -189,7 +191,7 @@ int main(int argc, char **argv) {
     }
     hy_screen_open(&t.screen, stdout);
     if (t.ranks.size > 1)
-        t.screen.is_terminal = t.screen.is_live = t.screen.has_colour = 0; /* mpirun's own, no user's */
+        t.screen.is_terminal = t.screen.is_live = t.screen.has_colour = 0; /* mpirun's terminal, not the user's */
     gt_status error = hy_set_up(&t, argv[0]);
     if (error != GT_OK)
         status = fail(&t, error < GT_ERROR_UNSUPPORTED ? EXIT_BAD_OPTION : EXIT_FAILURE);

@@ -1,5 +1,5 @@
-/* The CPU twins as the trainer runs them: the same sources as gt_ref_..., with an exp that
- * compilers vectorise, compiled for one instruction set as hy_base_... or hy_avx2_.... */
+/* The CPU twins for the trainer.  They have the same sources as the gt_ref_... functions, but use an exp that compilers
+ * vectorise.  The build compiles this file per instruction set, with names hy_base_... or hy_avx2_.... */
 #include "hybrid_isa.h"
 #include "hybrid_math.h"
 

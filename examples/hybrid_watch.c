@@ -13,7 +13,8 @@ typedef struct nvml_bytes {
     unsigned long long total, free, used;
 } nvml_bytes;
 
-/* The functions of NVML that are called here, as NVIDIA's NVML API Reference Guide declares them.  0 is success. */
+/* The NVML functions that this file calls, as declared in NVIDIA's NVML API Reference Guide.  They return 0 on success.
+ * */
 struct hy_nvml {
     int (*init)(void);
     int (*shutdown)(void);
@@ -27,17 +28,17 @@ struct hy_nvml {
 
 static const char library_name[] = "libnvidia-ml.so.1";
 
-/* Finds a function; 0 if it is not there. */
+/* Finds a function of the library.  Returns 0 if there is no such function. */
 static int find(void *library, const char *name, void *function) {
     void *found = dlsym(library, name);
-    memcpy(function, &found, sizeof found); /* ISO C has no cast from an object to a function */
+    memcpy(function, &found, sizeof found); /* ISO C has no cast from an object pointer to a function pointer */
     return found != NULL;
 }
 
 gt_status hy_watch_open(hy_gpu_watch *watch, const char *pci) {
     static struct hy_nvml nvml;
     *watch = (hy_gpu_watch){.nvml = NULL};
-    void *library = dlopen(library_name, RTLD_NOW | RTLD_LOCAL); /* stays loaded, as CUDA's own do */
+    void *library = dlopen(library_name, RTLD_NOW | RTLD_LOCAL); /* stays loaded, like CUDA's libraries */
     if (!library) return hy_fail(GT_ERROR_UNSUPPORTED, "watch: %s", dlerror());
     if (!find(library, "nvmlInit_v2", &nvml.init) || !find(library, "nvmlShutdown", &nvml.shutdown) ||
         !find(library, "nvmlErrorString", &nvml.error) ||

@@ -1,4 +1,4 @@
-/* Writing of safetensors files. */
+/* Writes safetensors files. */
 #define _DEFAULT_SOURCE /* flock, realpath */
 #include "hybrid_file.h"
 #include "hybrid_sha256.h"
@@ -17,20 +17,20 @@
     } while (0)
 
 enum { DIGITS = 64, ROOM = 1 << 16 };
-static const char first_text[] = "{\"__metadata__\":{\"checksum\":\"sha256:"; /* of every header */
+static const char first_text[] = "{\"__metadata__\":{\"checksum\":\"sha256:"; /* the start of every header */
 
 struct hy_file_writer {
-    char *path, *beside; /* where the file goes, and where it is written */
-    int file;            /* beside, open; -1: not */
-    int is_new;          /* beside was not there */
+    char *path, *beside; /* path: the final name; beside: PATH.tmp, where the writer writes */
+    int file;            /* descriptor of beside; -1: not open */
+    int is_new;          /* 1: the writer has created beside */
     mode_t mode;
-    int replaces;          /* there is a file that it replaces, with this mode */
+    int replaces;          /* 1: there is a file at path, with this mode, to replace */
     char *texts, *tensors; /* JSON of the metadata and of the tensors */
     int64_t data, written; /* bytes of data announced, and written */
-    int64_t checksum_at;   /* place of its digits in the file */
+    int64_t checksum_at;   /* offset of the checksum's digits in the file */
     hy_sha256 sum;
     char buffer[ROOM];
-    size_t used; /* of the buffer */
+    size_t used; /* bytes used in the buffer */
 };
 
 static gt_status fail_writing(const hy_file_writer *w, const char *what) {
@@ -43,7 +43,7 @@ static gt_status no_memory(const hy_file_writer *w) {
 
 /* ---- opening ------------------------------------------------------------------------------- */
 
-/* The path itself, or the file that it links to, so that a link stays one. */
+/* Sets the final name: the path itself, or the file that a link leads to, so that the link stays. */
 static gt_status find_place(hy_file_writer *w, const char *path) {
     struct stat about;
     if (stat(path, &about) == 0) {
@@ -65,7 +65,8 @@ static gt_status find_place(hy_file_writer *w, const char *path) {
     return GT_OK;
 }
 
-/* Whether a killed program, or a computer that lost power, left the file: it is empty, or begins as our files do. */
+/* Returns whether a killed program or a loss of power may have left this PATH.tmp: it is empty, or begins like our
+ * files. */
 static int is_left_over(int file) {
     static const char nothing[8 + sizeof first_text - 1];
     char bytes[sizeof nothing];
@@ -75,9 +76,8 @@ static int is_left_over(int file) {
            (!memcmp(bytes + 8, first_text, sizeof bytes - 8) || !memcmp(bytes, nothing, sizeof bytes));
 }
 
-/* Opens PATH.tmp for this program alone, as it is: left by a program that was killed it is taken
- * over, while another one writes it is not.  *again: it was renamed or removed before it was ours.
- */
+/* Opens PATH.tmp and locks it, without changing it.  Takes over a PATH.tmp that a killed program has left; fails if
+ * another program is writing it.  *again: 1 if PATH.tmp was renamed or removed before this program had the lock. */
 static gt_status open_beside(hy_file_writer *w, int *again) {
     const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW;
     struct stat ours, there;
@@ -126,7 +126,7 @@ static void free_writer(hy_file_writer *w) {
     free(w);
 }
 
-/* With PATH.tmp as it is. */
+/* Makes a writer, without changing PATH.tmp. */
 static gt_status new_writer(hy_file_writer **writer, const char *path) {
     hy_file_writer *w = calloc(1, sizeof *w);
     *writer = NULL;
@@ -171,7 +171,7 @@ gt_status hy_writer_fits(const char *path, const char *reads) {
 
 /* ---- the header ---------------------------------------------------------------------------- */
 
-/* Appends to a text that it allocates; *text NULL is "". */
+/* Appends `more` to *text and reallocates it; *text = NULL is "". */
 static gt_status append(const hy_file_writer *w, char **text, const char *more) {
     size_t n = *text ? strlen(*text) : 0, m = strlen(more);
     char *larger = realloc(*text, n + m + 1);
@@ -181,7 +181,7 @@ static gt_status append(const hy_file_writer *w, char **text, const char *more) 
     return GT_OK;
 }
 
-/* A text in quotes. */
+/* Appends a string in quotes. */
 static gt_status append_quoted(const hy_file_writer *w, char **text, const char *more) {
     char *quoted = malloc(6 * strlen(more) + 3), *to = quoted;
     if (!quoted) return no_memory(w);
@@ -287,7 +287,7 @@ gt_status hy_writer_data(hy_file_writer *w, const void *bytes, size_t count) {
     return put(w, bytes, count);
 }
 
-/* The digits go where zeros stand for them. */
+/* Writes the digits of the checksum over the zeros in their place. */
 static gt_status put_checksum(hy_file_writer *w) {
     char hex[DIGITS + 1];
     TRY(flush(w));
@@ -296,7 +296,7 @@ static gt_status put_checksum(hy_file_writer *w) {
     return write_all(w, hex, DIGITS);
 }
 
-/* Makes a rename last. */
+/* Syncs the folder, so that the rename survives a loss of power. */
 static gt_status sync_folder(const hy_file_writer *w) {
     char *folder = strdup(w->path);
     if (!folder) return no_memory(w);

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Sets up what is missing, builds hybrid_train and runs it; arguments are hybrid_train's (--help).
+# Installs missing build tools, builds hybrid_train, and runs it with the arguments of this script (see --help).
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/tests/setup.sh"
 
-# A build that is there already is used as it is.
+# Uses an existing build without changing its options.
 build=${BUILD:-$root/build}
 [ -f "$build/build.ninja" ] || meson setup "$build" "$root" ${without_kernels:+"$without_kernels"}
 meson compile -C "$build" hybrid_train

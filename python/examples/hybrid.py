@@ -31,7 +31,7 @@ def vector(size, value):
 
 
 class TimeMix(nn.Module):
-    """RWKV-6: token shift with data-dependent weights, wkv6, a norm of each head with a gate."""
+    """RWKV-6: token shift with data-dependent weights, wkv6, and a norm with a gate per head."""
 
     def __init__(self, ops, C, heads):
         super().__init__()
@@ -53,7 +53,7 @@ class TimeMix(nn.Module):
         return n + before * (getattr(self, f"mu_{name}") + F.linear(low, getattr(self, f"mix_up_{name}")))
 
     def forward(self, n):
-        before = F.pad(n, (0, 0, 1, -1)) - n  # the token before, less this one
+        before = F.pad(n, (0, 0, 1, -1)) - n  # previous token minus current token
         x = n + before * self.mu_x
         w, k, v, r, g = (self.mix(name, n, before, x) for name in "wkvrg")
         w = self.decay_base + F.linear(torch.tanh(F.linear(w, self.decay_down)), self.decay_up)
@@ -121,7 +121,8 @@ class Hybrid(nn.Module):
 
 
 def load(ops, path):
-    """A model file of hybrid_train (model HY and its sizes): the model, the bytes of its vocabulary, and its options."""
+    """Reads a model file of hybrid_train, model HY in any size.  Returns the model, the bytes of its vocabulary, and
+    its options."""
     from safetensors import safe_open
     with safe_open(path, "pt") as file:
         about = file.metadata()
@@ -137,7 +138,7 @@ def load(ops, path):
 
 @torch.no_grad()
 def held_out(model, tokens, batch, window):
-    """The mean loss over the last tenth of the text, each byte predicted once, in windows from zero states."""
+    """The mean loss over the last tenth of the text.  Windows start from zero states; each byte is predicted once."""
     device = model.embedding.device
     total, part = 0.0, tokens[len(tokens) * 9 // 10 - 1:]
     starts = list(range(0, len(part) - 1, window))
@@ -172,7 +173,8 @@ def train(model, tokens, steps, batch, window, rate=0.004, report=None):
 
 
 def bench(device, make, modes=("eager", "torch.compile")):
-    """Milliseconds of forward and backward of a model of 8 layers, 256 wide, on 64 windows of 256 tokens."""
+    """Times forward and backward, in milliseconds, of a model with 8 layers of width 256, on 64 windows of 256
+    tokens."""
     tokens = torch.randint(62, (64, 257), device=device)
     model = make(62, 256, 8, 4, 8).to(device)
 

@@ -23,7 +23,7 @@ RANK, DECAY_RANK, STATE, WIDTH = 32, 64, 64, 4  # low-rank pairs, Mamba-2's stat
 
 
 def create(seed, vocabulary, C=64, layers=4, heads=4, mamba_heads=2):
-    """Random weights, as hybrid.py has them."""
+    """Random weights with the same distributions as in hybrid.py."""
     random = np.random.default_rng(seed)
 
     def matrix(rows, columns, gain=0.5):
@@ -51,9 +51,9 @@ def create(seed, vocabulary, C=64, layers=4, heads=4, mamba_heads=2):
 
 
 def time_mix(p, n):
-    """RWKV-6: token shift with data-dependent weights, wkv6, a norm of each head with a gate."""
+    """RWKV-6: token shift with data-dependent weights, wkv6, and a norm with a gate per head."""
     heads = p["rwkv.bonus"].shape[0]
-    before = jnp.pad(n, ((0, 0), (1, 0), (0, 0)))[:, :-1] - n  # the token before, less this one
+    before = jnp.pad(n, ((0, 0), (1, 0), (0, 0)))[:, :-1] - n  # previous token minus current token
     x = n + before * p["rwkv.mu_x"]
 
     def mix(name):
@@ -84,7 +84,7 @@ def block(p, x):
 
 
 def layers_of(model):
-    """The weights of the blocks, each with an index of the layer in front."""
+    """The weights of the blocks, each stacked over layers: the first index is the layer."""
     count = 1 + max(int(name.split(".")[1]) for name in model if name.startswith("layers."))
     names = [name.split(".", 2)[2] for name in model if name.startswith("layers.0.")]
     return {name: jnp.stack([model[f"layers.{layer}.{name}"] for layer in range(count)]) for name in names}
@@ -96,13 +96,14 @@ def logits(model, tokens):
 
 
 def loss(model, tokens):
-    """The mean over the windows' tokens but the first, each predicted of those before it."""
+    """The mean loss.  In each window every token but the first is predicted from the tokens before it."""
     found = jax.nn.log_softmax(logits(model, tokens[:, :-1]))
     return -jnp.take_along_axis(found, tokens[:, 1:, None], -1).mean()
 
 
 def load(path):
-    """A model file of hybrid_train (model HY, any sizes): the model, the bytes of its vocabulary, and its options."""
+    """Reads a model file of hybrid_train, model HY in any size.  Returns the model, the bytes of its vocabulary, and
+    its options."""
     from safetensors import safe_open
     with safe_open(path, "np") as file:
         about = file.metadata()
@@ -115,7 +116,7 @@ def load(path):
 
 
 def held_out(model, tokens, batch, window):
-    """The mean loss over the last tenth of the text, each byte predicted once, in windows from zero states."""
+    """The mean loss over the last tenth of the text.  Windows start from zero states; each byte is predicted once."""
     total, part, run = 0.0, tokens[len(tokens) * 9 // 10 - 1:], jax.jit(loss)
     starts = list(range(0, len(part) - 1, window))
     full = [s for s in starts if s + window < len(part)]
@@ -127,7 +128,7 @@ def held_out(model, tokens, batch, window):
 
 
 def rate_at(step, steps, rate):
-    """Up to the rate in a tenth of the steps, then down, by cosines."""
+    """The learning rate of a step: rises to `rate` in a tenth of the steps, then falls; both along a cosine."""
     up = 0.1 * steps - 1
     low, high, x = (rate / 25, rate, step / up) if step <= up else (rate, rate / 25e4, (step - up) / (steps - 1 - up))
     return high + (low - high) * (1 + np.cos(np.pi * x)) / 2

@@ -1,9 +1,10 @@
 """Generates text tokens with a Mamba-2 checkpoint in the layout of transformers, on gt_kernels.nn.
 
-    python mamba2.py FOLDER 510 3158 253 --tokens 20       token numbers of a prompt in, the same and new ones out
+    python mamba2.py FOLDER 510 3158 253 --tokens 20       reads a prompt as token numbers, prints it and new tokens
 
-FOLDER holds config.json and one or more .safetensors files of a Mamba2ForCausalLM, such as AntonV/mamba2-130m-hf.  Tokens
-are those with the largest logits.  The first call reads the whole prompt; each later one reads a single token.
+FOLDER holds config.json and one or more .safetensors files of a Mamba2ForCausalLM, such as AntonV/mamba2-130m-hf.  Each
+new token is the one with the largest logit.  The first call reads the whole prompt; each later call reads a single
+token.
 """
 
 import argparse
@@ -51,14 +52,15 @@ class Model(nn.Module):
 
 
 def load(folder, device="cpu", dtype=torch.float32):
-    """The model of a checkpoint.  Every one of its tensors must have a place in the model, and the other way round."""
+    """The model of a checkpoint.  Every tensor of the checkpoint must belong to a parameter of the model, and vice
+    versa."""
     from safetensors.torch import load_file
     with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
         config = json.load(file)
     weights = {}
     for path in sorted(glob.glob(os.path.join(folder, "*.safetensors"))):
         weights.update(load_file(path))
-    # an older name of transformers, and one tensor for both where the two are tied
+    # Older versions of transformers use another name; tied weights are a single tensor in the checkpoint.
     names = {"backbone.embedding.weight": "backbone.embeddings.weight"}
     weights = {names.get(name, name): value for name, value in weights.items()}
     weights.setdefault("lm_head.weight", weights["backbone.embeddings.weight"])
@@ -69,7 +71,7 @@ def load(folder, device="cpu", dtype=torch.float32):
 
 @torch.no_grad()
 def generate(model, tokens, count):
-    """tokens [B,T] and, behind them, `count` new ones of each row."""
+    """Returns tokens [B,T] followed by `count` new tokens of each row."""
     cache = model.new_cache(len(tokens))
     logits = model(tokens, cache)
     for i in range(count):

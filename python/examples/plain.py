@@ -1,4 +1,5 @@
-"""What hybrid.py takes from gt_kernels.torch, in plain PyTorch operations: slow, and what the others are held against."""
+"""The functions that hybrid.py uses from gt_kernels.torch, in plain PyTorch operations.  They are slow; tests compare
+the operators with them."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""python -m gt_kernels: what is installed, and whether its kernels run here."""
+"""python -m gt_kernels: reports what is installed, and whether its kernels run on this machine."""
 
 import importlib.metadata
 import importlib.resources
@@ -8,7 +8,7 @@ from . import __version__, _build, c
 
 
 def device():
-    """Whether kernels run on the current CUDA device, as a text."""
+    """A text that says whether kernels run on the current CUDA device."""
     status = c.gt_device_supported(-1)
     return "kernels run on the current one" if status == c.GT_OK else \
         c.gt_last_error().decode().partition("gt_device_supported: ")[2]

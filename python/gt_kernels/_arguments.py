@@ -1,4 +1,4 @@
-"""Options of the wrong kind."""
+"""Checks of options that have the wrong type."""
 
 import operator
 

@@ -1,5 +1,5 @@
-"""Sizes and options of a call: found in the shapes of its arguments, held against each other, put into the struct.  All
-that an argument needs here is a shape."""
+"""Sizes and options of a call.  The code finds the sizes in the shapes of the arguments, checks that they agree, and
+puts them into the struct.  An argument needs no more than a shape."""
 
 from . import c
 from ._operators import beside, find, gradient, put, schema_name
@@ -8,7 +8,7 @@ _NO_DEFAULT = ("eps", "scale", "H", "N", "G")  # options
 
 
 class Shapes:
-    """Of one operator.  `module` stands before its name in errors."""
+    """Sizes and options of one operator's calls.  In errors `module` stands before the operator's name."""
 
     module = "gt_kernels"
 
@@ -33,21 +33,22 @@ class Shapes:
         raise kind(status, f"{self.module}.{self.operator.name}: {text}")
 
     def set_options(self, struct, options, sizes):
-        """options: in the order of the operator's; `sizes` grows by those that are sizes."""
+        """Puts options into the struct.  `options` are in the order of operator.options.  Adds those that are sizes to
+        `sizes`."""
         for (field, kind), value in zip(self.operator.options, options):
             put(struct, field, value)
             inner, name = find(struct, field)
             if kind == "int" and getattr(inner, name) != value:
                 self.fail(c.GT_ERROR_VALUE, f"{name} = {value}: is out of range")
-            if name in _NO_DEFAULT and not 0 < getattr(inner, name) < float("inf"):  # 0: to the C API a default
+            if name in _NO_DEFAULT and not 0 < getattr(inner, name) < float("inf"):  # for the C API 0 means a default
                 self.fail(c.GT_ERROR_VALUE, f"{name} = {value}: must be positive"
                           + (" and finite in float32" if kind == "float" else ""))
             if len(field) == 1:
                 sizes[field] = value
 
     def set_sizes(self, struct, given, call, sizes):
-        """Finds the sizes in the tensors' shapes and holds these against each other; what else shapes tell.  Returns
-        the rows of states."""
+        """Finds the sizes in the tensors' shapes, and checks that the shapes agree.  Sets the other fields that follow
+        from shapes.  Returns the rows of states."""
         rows, shared, in_place = None, set(), call in ("step", "pool")
         for tensor in self.operator.tensors:
             name = self.state_in_place[tensor.name] if in_place and tensor.is_state else tensor.name
@@ -63,7 +64,7 @@ class Shapes:
                     self.length(given, array, 0, 2 if array == "rounding_seed" else rows)
                 if "slots" in given:
                     rows = struct.slot_capacity = struct.slot_capacity or (value.shape[0] if len(value.shape) else 0)
-                    if not rows:  # to the C API 0 is a default
+                    if not rows:  # for the C API 0 means a default
                         self.fail(c.GT_ERROR_SIZE, f"{name} has shape {list(value.shape)}: the pool has no row")
             if value is None:
                 continue
@@ -82,7 +83,7 @@ class Shapes:
         if True in shared:
             struct.state_in_shared = 1
         for letter, size in sizes.items():
-            if size == 0 and letter not in "BT":  # to the C API 0 is a default of some
+            if size == 0 and letter not in "BT":  # for the C API 0 means a default of some sizes
                 self.fail(c.GT_ERROR_SIZE, f"{letter.upper()} = 0: must be positive")
             field = self.operator.sizes.get(letter, letter)
             if letter == "M":
@@ -104,7 +105,7 @@ class Shapes:
 
     @staticmethod
     def match(tensor, value, sizes, rows, call):
-        """The letters that fit the shape, or None; `sizes` grows by those found."""
+        """Returns the letters that fit the shape, or None.  Adds the sizes that it finds to `sizes`."""
         for letters in tensor.shapes:
             if call == "step" and tensor.is_state:
                 letters = letters.replace("w", "s")

@@ -1,4 +1,4 @@
-"""The C API through ctypes: constants, structs and functions as gt_kernels.h names and explains them.
+"""The C API through ctypes.  Constants, structs and functions have the names of gt_kernels.h, which explains them.
 
     from ctypes import byref
     from gt_kernels import c
@@ -6,8 +6,8 @@
     args = c.gt_wkv6_args(B=8, T=512, H=4, N=64, dtype=c.GT_BF16, r=..., y=...)   # addresses, as integers
     c.check(c.gt_ref_wkv6_forward(byref(args)))
 
-gt_OP_forward takes the stream as a second argument, an integer or None.  Functions return a status; `check` makes an
-exception of it.  Neither PyTorch nor NumPy is needed.
+The second argument of gt_OP_forward is the stream, an integer or None.  Functions return a status; `check` raises an
+exception for an error.  The module needs neither PyTorch nor NumPy.
 """
 
 import ctypes
@@ -22,13 +22,13 @@ except ImportError:
 
 
 class Error(RuntimeError):
-    """A call failed.  The text is that of gt_last_error, `status` the gt_status."""
+    """A call failed.  The text comes from gt_last_error; `status` is the gt_status."""
 
     def __init__(self, status, text):
         super().__init__(text)
         self.status = status
 
-    def __reduce__(self):  # else a copy in another process would be made of the text alone
+    def __reduce__(self):  # pickling would otherwise lose the status
         return type(self), (self.status, *self.args), self.__dict__
 
 
@@ -37,12 +37,12 @@ class ArgumentError(Error, ValueError):
 
 
 class UnsupportedError(Error, NotImplementedError):
-    """A right call that this build, version or device does not support (status 200 to 299)."""
+    """A valid call that this build, version or device does not support (status 200 to 299)."""
 
 
 def load(path):
-    """All functions of the library at `path`, by name.  ImportError unless it was built from the header that this
-    package was built from."""
+    """Loads the library at `path`, and returns its functions by name.  Raises ImportError unless library and package
+    were built from the same header."""
     try:
         library = ctypes.CDLL(path)
     except OSError as error:
@@ -69,14 +69,14 @@ def load(path):
 
 
 def kernels():
-    """Which kernels the library has and why, as a text of one line."""
+    """A line of text that says which kernels the library has, and why."""
     if not _build.NVCC:
         return f"none, since {_build.WHY_NONE} when it was installed"
     return f"for {_build.ARCHITECTURES} ({_build.ARCHITECTURES_WHY}), by nvcc {_build.NVCC}"
 
 
 def advice(status, text):
-    """The text of an error; where the library lacks kernels, it says how to install one that has them."""
+    """The text of an error.  If the library lacks kernels, the text says how to install one that has them."""
     if status not in (_header.GT_ERROR_NO_CUDA, _header.GT_ERROR_ARCH):
         return text
     option = "" if not _build.NVCC else " --config-settings=setup-args=-Dgpu_archs=all"
@@ -94,5 +94,5 @@ def check(status):
         raise kind(status, advice(status, text))
 
 
-# an editable installation has the library in its build folder, not beside this file
+# In an editable installation the library is in the build folder, not next to this file.
 globals().update(load(str(importlib.resources.files(__package__).joinpath("libgt_kernels.so"))))

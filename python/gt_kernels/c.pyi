@@ -1,4 +1,4 @@
-"""Types of gt_kernels.c: its errors and functions; constants, structs and C functions are those of gt_kernels.h."""
+"""Types of gt_kernels.c: its errors and functions.  Constants, structs and C functions come from gt_kernels.h."""
 
 from collections.abc import Callable
 from typing import Any

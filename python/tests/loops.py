@@ -1,12 +1,12 @@
-"""The operators as plain loops over tokens in PyTorch operations, for float64 tensors: autograd of these is what the
-gradients of gt_kernels.torch are held against."""
+"""The operators as plain loops over tokens in PyTorch operations, for float64 tensors.  Tests compare the gradients of
+gt_kernels.torch with the autograd gradients of these loops."""
 
 import torch
 import torch.nn.functional as F
 
 
 def over_sequences(loop):
-    """Packed sequences: each alone, with its own row of the state."""
+    """Runs each packed sequence alone, with its own row of the state."""
     def run(*tensors, state=None, cu_seqlens=None, **options):
         if cu_seqlens is None:
             return loop(*tensors, state=state, **options)

@@ -1,7 +1,9 @@
-"""overhead.py [cuda|cpu]: microseconds of the host that a forward call of each operator takes beyond the C call, under
-no_grad and with autograd, and a backward call.  Tensors are tiny and launches are asynchronous: what is measured is the
-thread's time.  Each C call is timed through ctypes, with the struct already made: that of no_grad saves nothing for
-backward, that of autograd does.  Numbers are the least of many."""
+"""overhead.py [cuda|cpu]: measures the overhead of each operator in host microseconds.
+
+It times a forward call under no_grad and with autograd, beyond the time of the C call, and a backward call.  Tensors
+are tiny and launches are asynchronous, so it measures the time of the host thread.  It times each C call through
+ctypes, with the struct already made.  The C call for autograd saves arrays for backward, the one for no_grad does not.
+Each number is the minimum of many."""
 
 import ctypes
 import sys
@@ -15,7 +17,7 @@ from test_torch import INPUTS, STATES, make
 
 
 def prepared(op, tensors):
-    """A call as test_torch.call makes it, without putting results side by side; the arguments are made before it."""
+    """A call like test_torch.call, but without joining the results, and with arguments that are made in advance."""
     values = [tensors[name] for name in INPUTS[op].split() if name not in STATES]
     states = {name: tensors[name] for name in INPUTS[op].split() if name in STATES}
     options = {"state_size": 8, "groups": 2} if op == "conv_ssd" else {}
@@ -25,7 +27,8 @@ def prepared(op, tensors):
 
 
 def microseconds(work, runs=50, rounds=100):
-    """The least over rounds of the mean of some runs: what others do on the machine only adds."""
+    """The minimum over rounds of the mean of some runs.  The minimum, because other load on the machine only adds
+    time."""
     times = []
     for _ in range(rounds):
         if torch.cuda.is_available():
@@ -38,7 +41,8 @@ def microseconds(work, runs=50, rounds=100):
 
 
 def c_call(op, tensors):
-    """The C call that forward of gt_kernels.torch makes with the same arguments, and what has to live as long."""
+    """Returns the C call that forward of gt_kernels.torch makes with the same arguments, and the objects that it
+    needs."""
     engine, recorded, keep = _engine.ENGINES[op], [], []
     key = "forward" if torch.is_grad_enabled() else "infer", next(iter(tensors.values())).device.type
     original, execute = engine.functions[key], engine.execute
@@ -55,7 +59,7 @@ def c_call(op, tensors):
     prepared(op, tensors)()
     engine.functions[key] = original
     del engine.execute
-    # the workspace that the call had is gone: other tensors may have it, but none that is looked at
+    # The workspace of the call has been freed.  Other tensors may use that memory, but nothing reads their values.
     arguments = [ctypes.byref(recorded[0]), *recorded[1:]]
     return lambda: original(*arguments), (recorded, keep)
 

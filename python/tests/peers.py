@@ -1,9 +1,11 @@
-"""peers.py FOLDER [--every N] [--part I/N] [--device DEVICE]: the test suites of the public packages, run against gt_kernels.compat.
+"""peers.py FOLDER [--every N] [--part I/N] [--device DEVICE]: runs the test suites of the public packages against
+gt_kernels.compat.
 
-FOLDER holds copies of the repositories causal-conv1d, mamba and flash-linear-attention.  Their tests are read from there,
-with the functions under test replaced by those of gt_kernels.compat.  What they compare with stays theirs: references in
-PyTorch operations, and for RWKV-6 the other function of the package, in Triton.  --every N takes one test in N, always
-the same ones; --part I/N every N-th of these from number I = 0 on, so that N processes share the work.  A refusal is a failure.  Prints the share of each suite that passes, and the failures' reasons.
+FOLDER holds copies of the repositories causal-conv1d, mamba and flash-linear-attention.  The script runs their tests
+with the functions under test replaced by those of gt_kernels.compat.  The references of the tests stay: PyTorch
+operations, and for RWKV-6 the package's other function, in Triton.  --every N runs one test in N, always the same ones.
+--part I/N runs every N-th of these, starting with number I (from 0), so that N processes can share the work.  A refusal
+counts as a failure.  Prints the share of each suite that passes, and the reasons of failures.
 """
 
 import argparse
@@ -15,7 +17,7 @@ import types
 import zlib
 from unittest import mock
 
-SUITES = (  # the suite, its file, the module whose functions are replaced, these
+SUITES = (  # the suite, its file, the module whose functions are replaced, the functions
     ("causal-conv1d", "causal-conv1d/tests/test_causal_conv1d.py", "causal_conv1d.causal_conv1d_interface",
      ("causal_conv1d_fn", "causal_conv1d_update")),
     ("selective_scan", "mamba/tests/ops/test_selective_scan.py", "mamba_ssm.ops.selective_scan_interface",
@@ -28,14 +30,14 @@ SUITES = (  # the suite, its file, the module whose functions are replaced, thes
     ("rwkv6, fused_recurrent", "flash-linear-attention/tests/ops/test_rwkv6.py", "fla.ops.rwkv6.fused_recurrent",
      ("fused_recurrent_rwkv6",)),
 )
-OTHERS = {  # tests in these files of functions that gt_kernels.compat does not have
+OTHERS = {  # tests in these files for functions that gt_kernels.compat does not have
     "test_mamba_inner_fn": "mamba_inner_fn", "test_causal_conv1d_get_states": "causal_conv1d_varlen_states",
     "test_causal_conv1d_bwd_default_mode_is_not_reproducible": "that results do not repeat",
 }
 
 
 def package(name, path):
-    """A package without what its __init__.py imports."""
+    """Makes a package without running its __init__.py."""
     module = types.ModuleType(name)
     module.__path__ = [path]
     sys.modules[name] = module
@@ -56,7 +58,7 @@ def prepare(folder):
         package(f"mamba_ssm{name}", f"{folder}/mamba/mamba_ssm{name.replace('.', '/')}")
     for name in ("", ".ops", ".ops.rwkv6"):
         package(f"fla{name}", f"{folder}/flash-linear-attention/fla{name.replace('.', '/')}")
-    sys.modules["fla"].__version__ = "0" # other files of it ask
+    sys.modules["fla"].__version__ = "0" # other files of fla read the version
     return importlib, compat
 
 

@@ -1,10 +1,9 @@
-"""peers_step.py FOLDER: the training step of python/examples/hybrid.py beside the same model with the recurrences of the
-public packages.
+"""peers_step.py FOLDER: compares the training step of python/examples/hybrid.py with the same model on public packages.
 
-FOLDER is that of peers.py.  The other model takes chunk_rwkv6 of flash-linear-attention and mamba_chunk_scan_combined of
-mamba_ssm, both Triton; its convolution is causal_conv1d where that is installed, else PyTorch's; norms are operations of
-PyTorch, which torch.compile fuses.  Both models have the same weights, and their losses and gradients are compared before
-anything is timed.  Every line comes as soon as it is known.
+FOLDER is the folder of peers.py.  The other model uses chunk_rwkv6 of flash-linear-attention and
+mamba_chunk_scan_combined of mamba_ssm, both in Triton.  Its convolution is causal_conv1d if that is installed, else
+PyTorch's.  Its norms are PyTorch operations, which torch.compile fuses.  Both models have the same weights.  The script
+compares their losses and gradients before it times anything, and prints every line as soon as it is known.
 """
 
 import functools
@@ -22,11 +21,11 @@ import plain  # noqa: E402
 
 import gt_kernels.torch as gt  # noqa: E402
 
-print = functools.partial(print, flush=True)  # Triton and torch.compile take minutes, and who waits may give up
+print = functools.partial(print, flush=True)  # show each line at once, since Triton and torch.compile take minutes
 
 
 def public(folder):
-    """What hybrid.py takes from gt_kernels.torch, from the public packages."""
+    """The functions that hybrid.py uses from gt_kernels.torch, taken from the public packages."""
     try:
         from causal_conv1d import causal_conv1d_fn
     except ImportError:

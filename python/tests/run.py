@@ -1,5 +1,5 @@
-"""Runs the tests of the installed package: all, or those whose names hold an argument.  The last line counts them.
-Under GT_TEST_STRICT a test that is skipped has failed, except where there is no GPU or no PyTorch."""
+"""Runs the tests of the installed package: all, or those whose names contain an argument.  The last line counts them.
+Under GT_TEST_STRICT a skipped test counts as failed, unless it was skipped for lack of a GPU or of PyTorch."""
 
 import os
 import re
@@ -8,7 +8,7 @@ import unittest
 
 if __name__ == "__main__":
     here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[0] = here  # the package is the installed one
+    sys.path[0] = here  # so that the installed package is imported
     loader = unittest.TestLoader()
     if len(sys.argv) > 1:
         loader.testNamePatterns = [f"*{word}*" for word in sys.argv[1:]]

@@ -1,5 +1,5 @@
-"""The operators by lax.scan in JAX operations.  In float64, gradients of these are the truth that gt_kernels.jax is
-held against; in float32, bench/jax_rows.py times them."""
+"""The operators as lax.scan in JAX operations.  Tests compare the gradients of gt_kernels.jax with these in float64;
+bench/jax_rows.py times them in float32."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,8 @@ def first_state(state, batch, shape, like):
 
 
 def over_time(step, state, *arrays):
-    """step(state, arrays of one token) -> (state, y); arrays are [B,T,...].  Returns (y, state)."""
+    """Scans over time with step(state, arrays of one token) -> (state, y).  arrays are [B,T,...].  Returns (y,
+    state)."""
     state, y = jax.lax.scan(step, state, tuple(jnp.moveaxis(array, 1, 0) for array in arrays))
     return jnp.moveaxis(y, 0, 1), state
 

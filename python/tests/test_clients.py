@@ -1,5 +1,5 @@
-"""What clients of mamba_ssm, causal-conv1d and flash-linear-attention import: numbers as float64 formulas, and modules of
-these packages' names."""
+"""Tests of the functions and modules that clients of mamba_ssm, causal-conv1d and flash-linear-attention import:
+numbers against float64 formulas, and modules under these packages' names."""
 
 import ast
 import inspect
@@ -100,7 +100,7 @@ class Numbers(unittest.TestCase):
                 self.same(list(tensors.values()), [y], list(twins.values()), [self.inner_loop(twins, bounds)])
 
     def test_compiled_modules(self):
-        """As a client's own autograd function calls them."""
+        """Calls the compiled modules as an autograd function of a client does."""
         B, D, T, N = 2, 6, 9, 4
         for gated in (False, True):
             tensors = [leaf(B, D, T), leaf(B, D, T), leaf(D, N), leaf(B, 1, N, T), leaf(B, 1, N, T), leaf(D),
@@ -178,7 +178,8 @@ class Numbers(unittest.TestCase):
 
 class Types(unittest.TestCase):
     def test_stubs(self):
-        """The types of each public function have its arguments, in their order, with their kinds and defaults."""
+        """The type stub of each public function has the same arguments in the same order, with the same kinds and
+        defaults."""
         for module in (gt, compat, vllm):
             with open(f"{module.__file__}i", encoding="utf-8") as file:
                 stubs = [node for node in ast.parse(file.read()).body if isinstance(node, ast.FunctionDef)]
@@ -198,7 +199,7 @@ class Types(unittest.TestCase):
                         self.assertEqual(found, value, f"{stub.name}: {name}")
 
     def test_docstrings(self):
-        """Each public function and module tells shapes and, itself or in its module's text, dtypes and errors."""
+        """The docstring of each public function tells shapes.  Dtypes and errors are in the docstring of its module."""
         for module in (gt, compat, nn, vllm):
             for word in ("float32", "ArgumentError"):
                 self.assertIn(word, module.__doc__)
@@ -255,7 +256,7 @@ def register(function):
 
 class Install(unittest.TestCase):
     def run_client(self, code, *command, files=(), **environment):
-        """What the client prints; files: {path: text} of packages beside it."""
+        """Runs a client and returns its output.  files: {path: text} of packages next to it."""
         with tempfile.TemporaryDirectory() as folder:
             for path, text in {"client.py": code, **dict(files)}.items():
                 os.makedirs(os.path.dirname(os.path.join(folder, path)), exist_ok=True)
@@ -272,7 +273,7 @@ class Install(unittest.TestCase):
                          "--option 1 client")
 
     def test_over(self):
-        """A package that is there stays, unless install(over=True)."""
+        """An installed package stays, except with install(over=True)."""
         other = {"mamba_ssm/__init__.py": "__version__ = '9'"}
         code = """
             import mamba_ssm
@@ -294,8 +295,8 @@ class Install(unittest.TestCase):
         self.assertEqual(self.run_client(code, "-m", "gt_kernels.compat", "--over", "client.py", files=other), "2.3.2")
 
     def test_fla(self):
-        """Its registry chooses, whether it is imported before or after; a module that has taken a function has the new
-        one."""
+        """The registry of fla chooses the backend, whether fla is imported before or after install().  A module that
+        has already imported a function gets the new one, too."""
         own = "".join(f"def {name}(r, k, v, w, u): return 'own'\n" for name in ("chunk_rwkv6", "fused_recurrent_rwkv6"))
         files = {"fla/__init__.py": "", "fla/backends.py": FLA, "fla/ops/__init__.py": "", "fla/ops/rwkv6/__init__.py": own,
                  "fla/layer.py": "from fla.ops.rwkv6 import chunk_rwkv6, fused_recurrent_rwkv6 as other"}

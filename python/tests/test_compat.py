@@ -1,4 +1,4 @@
-"""gt_kernels.compat: what the packages' functions do, as float64 loops over tokens, and what is refused."""
+"""Tests of gt_kernels.compat: results against float64 loops over tokens, and the calls that it must refuse."""
 
 import inspect
 import unittest
@@ -27,7 +27,7 @@ def exact(tensors):
 
 
 def bits(value):
-    """Its bytes: PyTorch 2.4 does not compare tensors of float8."""
+    """The bytes of a tensor, for comparisons, since PyTorch 2.4 cannot compare float8 tensors."""
     return value.contiguous().flatten().view(torch.uint8)
 
 
@@ -36,7 +36,7 @@ class Compat(unittest.TestCase):
         torch.manual_seed(5)
 
     def same(self, tensors, outputs, twins, right, tolerance=1e-4):
-        """Outputs and gradients of all tensors, against those of the float64 twins."""
+        """Compares outputs and gradients of all tensors with those of the float64 twins."""
         loss = exact_loss = 0
         for got, expected in zip(outputs, right):
             self.assertEqual(got.shape, expected.shape)
@@ -130,7 +130,7 @@ class Compat(unittest.TestCase):
 
     def split_conv1d_scan_loop(self, zxbcdt, weight, bias, dt_bias, A, D, states, norm, out_weight, out_bias, *,
                                activation="silu", dt_limit=None, before=True, rows=None, beside=0):
-        """rows: for each row of the batch the bounds of its sequences."""
+        """rows: for each row of the batch, the bounds of its sequences."""
         H, P, G, N = 4, 6, 2, 5
         outs, finals = [], []
         for b in range(zxbcdt.shape[0]):
@@ -317,7 +317,7 @@ class Compat(unittest.TestCase):
     def check_conv1d_update(self, device, dtype, length, size, ring, use_slots):
         b, D, W, T = 3, 6, 4, length or 1
         if ring and T > size - (W - 1) and T > 1:
-            return  # tokens that overwrite what later ones of the same call read
+            return  # some tokens overwrite rows that later tokens of the same call read
         x = torch.randn(b, D, T).to(device, dtype)
         state = torch.randn(7 if use_slots else b, D, size).to(device, dtype)
         weight, bias = torch.randn(D, W, device=device).requires_grad_(), torch.randn(D, device=device)
@@ -357,7 +357,7 @@ class Compat(unittest.TestCase):
             self.same(tensors, [out], twins, [y.flatten(2)])
 
     def test_mixed_dtypes(self):
-        """B and C in float32 beside 16 bits are not rounded; the output has the dtype of x."""
+        """B and C in float32 with other tensors in 16 bits are not rounded.  The output has the dtype of x."""
         tensors, twins = self.ssd("cpu")
         with torch.no_grad():
             half = [t.bfloat16() if i in (0, 6) else t for i, t in enumerate(tensors)]
@@ -366,7 +366,7 @@ class Compat(unittest.TestCase):
             self.assertTrue(torch.equal(y, compat.mamba_chunk_scan_combined(*wide[:5], 64, *wide[5:8]).bfloat16()))
 
     def test_mixed_dtypes_of_rwkv6(self):
-        """As those of mamba_ssm: r, k and v are promoted, and the output has the dtype of v."""
+        """Mixed dtypes of r, k and v are promoted, as in mamba_ssm's functions.  The output has the dtype of v."""
         (r, k, v, w, u, s), _ = self.rwkv6("cpu")
         with torch.no_grad():
             r, v = r.bfloat16(), v.bfloat16()
@@ -379,7 +379,7 @@ class Compat(unittest.TestCase):
                                         compat.RUN_CUDA_RWKV6(2, 7, 16, 2, k, r.float(), v.half().float(), w, u).half()))
 
     def calls_of_sequences(self, seq_idx):
-        """Calls of each function that takes seq_idx: (what, function of its first tensor, that tensor)."""
+        """Calls of each function that takes seq_idx: (name, function of its first tensor, first tensor)."""
         (x, dt, A, B, C, D, z, bias, s), _ = self.ssd("cpu")
         split, _ = self.split_conv1d_scan("cpu")
         zxbcdt, weight, conv_bias, dt_bias, split_A, split_D, states, norm, _, _ = split
@@ -399,7 +399,8 @@ class Compat(unittest.TestCase):
                                                                   activation="silu"), zxbcdt))
 
     def test_number_of_sequences(self):
-        """Whether sequences are counted or bounded, eager or compiled in one graph: the same y, states and gradients."""
+        """y, states and gradients are the same whether the number of sequences is counted or an upper bound is given,
+        in eager mode and compiled to one graph."""
         seq_idx = torch.tensor([[0] * 5 + [1] * 7, [4] * 3 + [-1] * 2 + [4] * 7])
         self.addCleanup(compat.most_sequences, None)
         graphs = []
@@ -441,7 +442,7 @@ class Compat(unittest.TestCase):
                 compat.most_sequences(bad)
 
     def test_padding(self):
-        """A negative seq_idx is padding to both functions that convolve: y is 0 there, and nothing of it in a state."""
+        """A negative seq_idx is padding in both functions with a convolution: y is 0, and states do not contain it."""
         for device in DEVICES:
             seq_idx = torch.tensor([[0] * 5 + [-1] * 7, [-1] * 2 + [3] * 8 + [-2] * 2], device=device)
             padding = seq_idx < 0
@@ -455,7 +456,7 @@ class Compat(unittest.TestCase):
                         y, states = compat.mamba_split_conv1d_scan_combined(zxbcdt, weight, bias, dt_bias, A, D, 64,
                                                                             seq_idx=seq_idx, **options)
                         self.assertEqual(y[padding].abs().max().item(), 0)
-                        self.assertEqual(states.abs().max().item(), 0)  # of the padding, which both rows end in
+                        self.assertEqual(states.abs().max().item(), 0)  # both rows end in padding
                         weights = torch.arange(y.numel(), device=device).view_as(y)
                         found = torch.autograd.grad((y * weights).sum(), zxbcdt)
                         self.assertEqual(found[0][padding].abs().max().item(), 0)
@@ -468,7 +469,7 @@ class Compat(unittest.TestCase):
                         self.assertEqual(y.transpose(1, 2)[padding].abs().max().item(), 0)
 
     def test_nothing(self):
-        """A batch of 0 and sequences of 0 tokens."""
+        """An empty batch, and empty sequences."""
         for B, T in ((0, 5), (2, 0), (0, 0)):
             with self.subTest(B=B, T=T):
                 seq_idx = torch.zeros(B, T, dtype=torch.int32)
@@ -500,7 +501,7 @@ class Compat(unittest.TestCase):
                     self.assertTrue((state == 1).all())
 
     def test_rows_out_of_the_pool(self):
-        """An index out of the pool skips its batch element in every path of an update, also one that int32 has not."""
+        """In every path of an update, an index outside the pool skips its batch element, even one beyond int32."""
         for device in DEVICES:
             for dtype in (torch.int32, torch.int64):
                 outside = [-1, 3, 2 ** 31 - 1, -2 ** 31] + [2 ** 32, 2 ** 32 + 1, -2 ** 40] * (dtype == torch.int64)
@@ -529,7 +530,7 @@ class Compat(unittest.TestCase):
         self.assertFalse(torch.equal(state[1], before[1]))
 
     def test_version_counters(self):
-        """An update tells autograd that it changed the state, whatever path it takes."""
+        """In every path an update tells autograd that it has changed the state."""
         for device in DEVICES:
             for dtype in (torch.float32, torch.bfloat16):
                 for indices in (None, torch.tensor([1, 0], dtype=torch.int32, device=device)):
@@ -537,7 +538,7 @@ class Compat(unittest.TestCase):
                         for ring in (None, torch.zeros(2, dtype=torch.int32, device=device)):
                             x, weight = torch.randn(2, 6, device=device), leaf(6, 3, device=device)
                             state = torch.randn(2, 6, size, device=device).to(dtype)
-                            y = (state[..., :1].permute(2, 0, 1) * weight[:, 0]).sum()  # saves state
+                            y = (state[..., :1].permute(2, 0, 1) * weight[:, 0]).sum()  # autograd saves state
                             compat.causal_conv1d_update(x, state, weight, None, None, ring, indices)
                             with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
                                 y.backward()
@@ -559,7 +560,7 @@ class Compat(unittest.TestCase):
     # ---- bad arguments ----
 
     def right_calls(self):
-        """(a function, its arguments for a call that works), with a size of its own for each dimension."""
+        """Yields (function, arguments of a call that works).  Every dimension has a different size."""
         B, T, H, P, G, N, W, r = 2, 11, 4, 6, 2, 5, 3, torch.randn
         A, inner, channels, D = -torch.rand(H), H * P, H * P + 2 * G * N, 7
         seq_idx = torch.zeros(B, T, dtype=torch.int32)
@@ -620,7 +621,8 @@ class Compat(unittest.TestCase):
                                          "u": r(2, 4)}))
 
     def refuses(self, function, arguments, name=None, kind=ArgumentError, text=""):
-        """The error names the function and the argument (None: any argument), and no argument has changed."""
+        """Checks that the error names the function and the argument (None: any argument), and that no argument
+        changes."""
         before = {key: value.clone() for key, value in arguments.items()
                   if isinstance(value, torch.Tensor) and value.layout is torch.strided}
         with self.assertRaises(Error) as caught:
@@ -637,12 +639,13 @@ class Compat(unittest.TestCase):
             self.assertTrue(torch.equal(bits(value), bits(arguments[key])), key)
 
     def test_wrong_shapes(self):
-        """Each tensor of each function, too short and too long in each dimension, with one dimension more and less."""
-        # dimensions of any size
+        """Each tensor of each function: too short and too long in each dimension, and with one dimension more and
+        less."""
+        # These dimensions may have any size.
         free = {("causal_conv1d_update", "x"): (2,), ("causal_conv1d_update", "conv_state"): (2,),
                 ("causal_conv1d_update", "weight"): (1,), ("causal_conv1d_fn", "weight"): (1,),
                 ("mamba_split_conv1d_scan_combined", "conv1d_weight"): (1,), ("mamba_inner_fn", "conv1d_weight"): (2,)}
-        # their size makes another argument the wrong one
+        # A wrong size here makes another argument wrong.
         others = ("r", "v", "x", "u", "A", "B", "weight", "state", "conv_state", "D", "zxbcdt", "conv1d_weight",
                   "outproj_weight", "cu_seqlens", "xz", "delta_proj_weight", "out_proj_weight")
         for function, right in self.right_calls():
@@ -665,7 +668,7 @@ class Compat(unittest.TestCase):
                         self.refuses(function, {**right, name: torch.ones(shape, dtype=value.dtype)}, blamed)
 
     def test_wrong_kinds(self):
-        """Each tensor of each function as another kind: no tensor, None, of other dtypes, sparse, on another device."""
+        """Each tensor of each function as something else: no tensor, None, another dtype, sparse, on another device."""
         floats = torch.float32, torch.bfloat16, torch.float16, torch.float64
         for function, right in self.right_calls():
             signature = inspect.signature(function).parameters
@@ -690,7 +693,8 @@ class Compat(unittest.TestCase):
                         function(**{**right, name: value.to("meta")})
 
     def test_bad_values(self):
-        """Each function with one bad value: what its original refuses, and what would be a default to the C API."""
+        """Each function with one bad value: values that the original refuses, and values that mean a default in the C
+        API."""
         nan, infinity = float("nan"), float("inf")
         bad = {"chunk_size": (0, -64, 2.5, "64", None), "headdim": (0, -6, 6.0, "6"),
                "ngroups": (0, -2, 3, 5, 2.0, None),

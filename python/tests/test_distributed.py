@@ -1,5 +1,5 @@
-"""gt_kernels.torch.distributed on processes with gloo: against the operators on the whole sequence.  And data parallel
-training of python/examples/hybrid.py."""
+"""Tests of gt_kernels.torch.distributed on processes with gloo, against the operators on the whole sequence.  Also
+tests data parallel training of python/examples/hybrid.py."""
 
 import contextlib
 import multiprocessing.connection
@@ -36,7 +36,7 @@ CALLS = int(os.environ.get("GT_TEST_CALLS", 0))
 
 
 def serve(rank, folder, connection):
-    """A process: runs the functions of this file that it is told."""
+    """The main function of a process: runs the functions of this file that the parent names."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS,
                             timeout=timedelta(seconds=100))
@@ -69,7 +69,7 @@ class Processes:
                 self.ends.append(ours)
 
     def run(self, ranks, name, *arguments):
-        """Of the first ranks.  Returns what is wrong."""
+        """Runs a function on the first ranks.  Returns the errors."""
         if any(not process.is_alive() for process in self.all):
             return ["a process has ended before"]
         for end in self.ends[:ranks]:
@@ -97,7 +97,7 @@ class Processes:
         self.folder.cleanup()
 
 
-# ---- what the processes run ----
+# ---- functions that the processes run ----
 
 
 def group_of(ranks):
@@ -105,7 +105,7 @@ def group_of(ranks):
 
 
 def invoke(module, op, tensors, **options):
-    """(y, final states)"""
+    """Calls an operator.  Returns (y, final states)."""
     values = {name: tensors[name] for name in INPUTS[op].split()}
     states = {name: values.pop(name) for name in list(values) if name in STATES}
     if op == "conv_ssd":
@@ -146,7 +146,7 @@ def piece_of(op, tensors, start, stop):
 
 def compare(op, lengths, options=None, B=2, dtype=torch.float32, without=(), shared=False, cu_seqlens=None, tweak=None,
             wide=False, loss="all"):
-    """A call in pieces, held against the whole: y, states, all gradients."""
+    """Compares a call in pieces with a call on the whole sequence: y, states, all gradients."""
     options, rank, group = options or {}, dist.get_rank(), group_of(len(lengths))
     B = 1 if cu_seqlens else B
     whole = whole_tensors(op, lengths, B, dtype, without, shared, cu_seqlens, tweak)
@@ -205,7 +205,8 @@ def log_decay():
 
 
 def grown():
-    """Decays above 1, whose product over the first piece is beyond float32, between small numbers."""
+    """Decays above 1, whose product over the first piece overflows float32.  The other numbers are small, so that the
+    results are finite."""
     rank, results, weight = dist.get_rank(), [], 2.0 ** -100
     x, dt = torch.tensor([0, 0, 1.0, 1]).reshape(1, 4, 1, 1), torch.tensor([45, 45, 0.1, 0.1]).reshape(1, 4, 1)
     one, here = torch.ones(1, 4, 1, 1), slice(2 * rank, 2 * rank + 2)
@@ -223,7 +224,7 @@ def grown():
 
 
 def spoilt(op):
-    """Infinite and NaN numbers in one sequence reach no other, in forward or backward."""
+    """Infinite and NaN numbers in one sequence do not reach another sequence, in forward or backward."""
     lengths, cu_seqlens, rank = (4, 4, 4, 4), [0, 3, 6, 9, 14, 16], dist.get_rank()
     for bad in (float("nan"), float("inf")):
         outputs = []
@@ -232,7 +233,7 @@ def spoilt(op):
             with torch.no_grad():
                 for name, tensor in whole.items():
                     if has_time(op, name):
-                        tensor[:, 7] = value  # of sequence 2, the tokens 6 to 8 of ranks 1 and 2
+                        tensor[:, 7] = value  # token 7 belongs to sequence 2, tokens 6 to 8, on ranks 1 and 2
                     if name in STATES:
                         tensor[2] = value
             piece = piece_of(op, whole, 4 * rank, 4 * rank + 4)
@@ -248,7 +249,7 @@ def spoilt(op):
 
 
 def random_cases(ranks, seed, count):
-    """Any lengths, sequences, options: the same on all ranks."""
+    """Random lengths, sequences and options, the same on all ranks."""
     import random
     draw = random.Random(seed)
     for i in range(count):
@@ -288,9 +289,9 @@ def refused(kind, text):
 
 
 def disagreements():
-    """Of two ranks; each is refused by both, and the next call is right."""
+    """Disagreements of two ranks.  Both ranks refuse each, and the next call is right."""
     ops, group, rank = distributed, PAIR[0], dist.get_rank()
-    distributed._agreements.pop(group, None)  # as in a new program
+    distributed._agreements.pop(group, None)  # like in a new program
 
     def conv(T=5, D=3, dtype=torch.float32, **options):
         return ops.conv1d(torch.ones(1, T, D, dtype=dtype), torch.ones(D, 4), group=group, **options)
@@ -315,7 +316,7 @@ def disagreements():
             ops.wkv6(*(torch.ones(1, 5, 2, 3) for _ in range(4)), group=group)
         else:
             conv()
-    for text, options in (  # what all ranks have wrong
+    for text, options in (  # errors that all ranks share
             ("cu_seqlens[0] = 1: must be 0", {"cu_seqlens": [1, 10]}),
             ("cu_seqlens[2] = 4: must be 5 to 10", {"cu_seqlens": [0, 5, 4]}),
             ("cu_seqlens[1] = 11: must be 0 to 10", {"cu_seqlens": [0, 11]}),
@@ -341,7 +342,7 @@ def disagreements():
 
 
 def once_per_call():
-    """How many exchanges calls make, and of how many numbers."""
+    """Counts the exchanges of calls, and their numbers."""
     header, counts, inner = 2 * (14 + 2), [], dist.all_gather_into_tensor
 
     def count(out, message, group):
@@ -369,7 +370,7 @@ def once_per_call():
 
 
 def one_rank():
-    """A group of one rank is the plain call, the same bits."""
+    """A call in a group of one rank gives the bits of the plain call."""
     group = [dist.new_group([rank]) for rank in range(RANKS)][dist.get_rank()]
     for op in OPERATORS:
         for cu_seqlens in (None, [0, 5, 5, 19]):
@@ -400,7 +401,7 @@ def backward_twice():
 
 
 def other_contexts():
-    """Autocast and checkpointing: the tensors and exchanges of each rank stay in step."""
+    """With autocast and checkpointing the tensors and exchanges of the ranks still match."""
     from torch.utils.checkpoint import checkpoint
     tensors = make("conv_ssd", T=6, without=("conv_state", "state"))
     names = INPUTS["conv_ssd"].split()
@@ -428,7 +429,7 @@ def seq_idx_of_pieces(lengths, numbers, right):
 
 
 def train(kind, ranks):
-    """Losses of three steps of python/examples/hybrid.py: each rank has its share of a batch."""
+    """Losses of three steps of python/examples/hybrid.py.  Each rank has its share of a batch."""
     sys.path.insert(0, os.path.join(HERE, "..", "examples"))
     import hybrid
     from torch.distributed.device_mesh import DeviceMesh
@@ -534,7 +535,7 @@ class Distributed(unittest.TestCase):
         self.ask(4, "random_cases", 4, 2, CALLS or 8)
 
     def test_growing_states(self):
-        """A decay above 1, whose product over a piece is beyond float32."""
+        """A decay above 1, whose product over a piece overflows float32."""
         self.ask(2, "grown")
 
     def test_one_spoilt_sequence(self):

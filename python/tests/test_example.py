@@ -1,4 +1,5 @@
-"""python/examples: the hybrid model trains as it does in plain operations, and is the model of hybrid_train."""
+"""Tests of python/examples/hybrid.py: it trains like the same model in plain operations, and it is the model of
+hybrid_train."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""python/examples/hybrid_jax.py: it trains, and reads the model files of hybrid_train."""
+"""Tests of python/examples/hybrid_jax.py: it trains, and reads the model files of hybrid_train."""
 
 import os
 import re

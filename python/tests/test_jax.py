@@ -1,5 +1,5 @@
-"""gt_kernels.jax: numbers and gradients against lax.scan in float64, bits against the C twins, and what JAX does with
-an operator.  On the CPU, and on a GPU if there is one."""
+"""Tests of gt_kernels.jax: numbers and gradients against lax.scan in float64, bits against the C twins, and JAX's
+transformations of operators.  They run on the CPU, and on a GPU if there is one."""
 
 import ctypes
 import functools
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import unittest
 
-# shard_map needs two devices; PyTorch's tests run in the same process
+# shard_map needs two devices.  JAX must not take all memory of a GPU, since PyTorch's tests run in the same process.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 try:
@@ -33,11 +33,11 @@ OPS = {operator.name: operator for operator in OPERATORS}
 RECURRENT = ("wkv6", "wkv4", "ssd", "selective_scan", "conv1d", "conv_ssd", "wkv_ssm")
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 STATES = ("state", "conv_state", "wkv_state", "ssm_state")
-NEAR = {"cpu": 1e-6, "gpu": 2e-5}  # calls of other sizes: a GPU's kernels may cut them into other segments
+NEAR = {"cpu": 1e-6, "gpu": 2e-5}  # for calls of other sizes, which a GPU may cut into other segments
 DEVICES = [jax.devices("cpu")[0]]
 if _engine.has_gpu():
     DEVICES.append(jax.devices("cuda")[0])
-# options of every operator, and of conv_ssd those that it must have
+# Options of every operator, and the options that conv_ssd requires.
 OPTIONS = {"wkv6": {"scale": 0.5}, "wkv4": {"decay": "raw"}, "ssd": {"softplus": True, "dt_limit": (0.2, 0.9)},
            "selective_scan": {"softplus": True}, "conv1d": {"activation": "silu"},
            "conv_ssd": {"softplus": True}, "wkv_ssm": {"softplus": True},
@@ -51,7 +51,7 @@ def public(tensor):
 
 
 def shapes(op, B=2, T=19, rows=None):
-    """The shape of each argument, in the order of the function's."""
+    """The shape of each argument, in the order of the function's arguments."""
     H, N, P, G, D, W, O = 4, 8, 6, 2, 12, 4, 10
     rows, E = rows or B, H * P + 2 * G * N
     recurrent = {
@@ -75,7 +75,7 @@ def shapes(op, B=2, T=19, rows=None):
 
 
 def make(op, dtype="float32", without=(), seed=1, **sizes):
-    """{argument: array}; those in `without` are left out."""
+    """Returns {argument: array}, without the arguments in `without`."""
     random = np.random.default_rng(seed)
     kinds = {public(tensor): tensor.kind for tensor in OPS[op].tensors}
     arrays = {}
@@ -84,7 +84,7 @@ def make(op, dtype="float32", without=(), seed=1, **sizes):
         value = -np.exp(value) if name == "A" else abs(value) * 0.3 if name in ("dt", "dt_bias") else value
         value = value - 1 if name == "w" else value
         if (op, name) == ("wkv4", "state"):
-            value[..., 1, :] = abs(value[..., 1, :])  # sums of weights
+            value[..., 1, :] = abs(value[..., 1, :])  # sums of weights, which are positive
         if name not in without:
             arrays[name] = jnp.asarray(value, jnp.float32 if kinds[name] in "fP" else dtype)
     return arrays
@@ -96,7 +96,7 @@ def optional(op):
 
 
 def results_of(module, op, arrays, options):
-    """All that a function returns, as a tuple."""
+    """The results of a function as a tuple."""
     more = {"final_state": True} if module is gt and op in RECURRENT else {}
     found = getattr(module, op)(**arrays, **options, **more, **NEEDED.get(op, {}))
     return found if isinstance(found, tuple) else (found,)
@@ -104,7 +104,8 @@ def results_of(module, op, arrays, options):
 
 @functools.lru_cache(None)
 def with_gradients(module, op, options):
-    """A compiled function of arrays: results, and the gradients of a loss that weighs each result's elements."""
+    """A compiled function of arrays.  It returns results, and the gradients of a loss that weights the elements of each
+    result."""
     def loss(arrays):
         results = results_of(module, op, arrays, dict(options))
         return sum((y.astype(jnp.float64) * jnp.cos(jnp.arange(y.size, dtype=jnp.float64)).reshape(y.shape)).sum()
@@ -117,8 +118,8 @@ def with_gradients(module, op, options):
 
 
 def twin(op, call, arrays, options, results):
-    """What the C twin writes.  arrays: {field of the struct: array}; options as the engine has them; results: {field:
-    (shape, dtype)}."""
+    """The results of the C twin.  arrays: {field of the struct: array}; options: as the engine stores them; results:
+    {field: (shape, dtype)}."""
     operator, struct, sizes, kept = OPS[op], OPS[op].struct(), {}, []
     checks = Shapes(operator)
     arrays = {field: np.array(value, order="C") for field, value in arrays.items()}
@@ -135,7 +136,7 @@ def twin(op, call, arrays, options, results):
 
 
 class Quiet(unittest.TestCase):
-    """Runs on the CPU where a test does not say otherwise."""
+    """Runs on the CPU unless a test says otherwise."""
 
     @classmethod
     def setUpClass(cls):
@@ -203,7 +204,7 @@ class Numbers(Quiet):
                     self.compare(op, arrays, "float32", options, f"{op} {options}")
 
     def test_shared_state_and_conversions(self):
-        """A state without the batch index, and parameters of other dtypes, whose gradients are of that dtype."""
+        """A state without the batch index, and parameters of other dtypes, whose gradients have these dtypes."""
         arrays = make("selective_scan")
         arrays["state"] = arrays["state"][0]
         arrays["Dskip"] = arrays["Dskip"].astype(jnp.bfloat16)
@@ -225,7 +226,7 @@ class Numbers(Quiet):
 
 
 class Bits(Quiet):
-    """On the CPU results are those of the C twin, to the last bit."""
+    """On the CPU results equal those of the C twin bit for bit."""
 
     def options(self, op, options):
         seen = []
@@ -285,7 +286,7 @@ class Bits(Quiet):
                     self.same(y, right[field], field)
 
     def test_states_of_16_bits(self):
-        """Rounded to nearest, and at random to neighbours by seed and step, as the twin rounds them."""
+        """16-bit states are rounded to nearest, or stochastically by seed and step, with the same bits as the twin."""
         for op, dtype in (("wkv6", "bfloat16"), ("ssd", "float16"), ("selective_scan", "bfloat16")):
             with self.subTest(op=op, dtype=dtype), jax.default_device(DEVICES[0]):
                 given = make(op, T=1, rows=5)
@@ -351,7 +352,8 @@ class Packed(Quiet):
                             self.close(part, y, NEAR[device.platform], f"sequence {s}, result {i}")
 
     def test_pools(self):
-        """A pool has the bits of a call without; other rows keep theirs, also where the caller keeps the pool."""
+        """A call with a pool gives the bits of a call without.  Other rows of the pool do not change, also if the
+        caller keeps the old pool."""
         kinds = {"wkv6": "bool", "ssd": "int32", "conv1d": "bool", "conv_ssd": "int32"}
         for device, (op, kind) in itertools.product(DEVICES, kinds.items()):
             with self.subTest(op=op, device=device, kind=kind), jax.default_device(device):
@@ -409,7 +411,7 @@ class Transforms(Quiet):
                             self.close(got[row], expected, NEAR[device.platform], f"row {row}")
 
     def test_vmap_of_gradients(self):
-        """Of each row alone, also the parameters'; then with mapped parameters."""
+        """Gradients under vmap equal those of each row alone, also for parameters; then with mapped parameters."""
         for op in ("wkv6", "ssd", "rmsnorm_linear"):
             parameters = {public(t) for t in OPS[op].tensors if t.shapes[0][0] not in "BM@"}
             given, other = make(op), make(op, seed=2)
@@ -448,7 +450,7 @@ class Transforms(Quiet):
             self.close(got[1], expected, 1e-6, "step")
 
     def test_scan_and_checkpoint(self):
-        """A model of three layers: gradients of a loop, of a scan and of a scan that keeps nothing are the same."""
+        """In a model of three layers the gradients of a loop, of a scan and of a checkpointed scan are the same."""
         given = make("conv1d", without=("state",))
         weights = jnp.stack([given["weight"], 2 * given["weight"], -given["weight"]])
 
@@ -466,7 +468,7 @@ class Transforms(Quiet):
             self.close(found, right, 1e-6, "scan")
 
     def test_shard_map(self):
-        """Over batch, with parameters on both devices, and over heads."""
+        """shard_map over batch, with parameters on both devices, and over heads."""
         devices = jax.devices("cpu")
         self.assertGreaterEqual(len(devices), 2, "XLA_FLAGS was read before this test was imported")
         mesh = Mesh(np.array(devices[:2]), ("d",))
@@ -547,7 +549,7 @@ class Errors(Quiet):
                     call()
 
     def test_of_the_library(self):
-        """A value that only the library knows to be wrong: its own text arrives."""
+        """If only the library finds a value wrong, the error has the library's text."""
         with jax.default_device(DEVICES[0]), self.assertRaisesRegex(
                 Exception, "gt_(ref_norm_mix_forward|norm_mix_workspace): D = 12"):
             jax.block_until_ready(gt.norm_mix(**make("norm_mix"), heads=5))

@@ -1,5 +1,5 @@
-"""gt_kernels.nn in float32 against plain float64 formulas: training, prefill, single tokens, packed sequences, and state
-dicts of the originals."""
+"""Tests of gt_kernels.nn in float32 against plain float64 formulas: training, prefill, single tokens, packed sequences,
+and state dicts of the original packages."""
 
 import os
 import sys
@@ -84,7 +84,7 @@ BLOCKS = {
 
 
 def spread(block):
-    """Parameters without zeros and symmetries."""
+    """Sets parameters to numbers without zeros and symmetries."""
     with torch.no_grad():
         for name, value in block.named_parameters():
             if value.dim() == 1 or "time_" in name or "mix." in name:
@@ -184,7 +184,7 @@ class Modules(unittest.TestCase):
                           "out_proj.weight": (16, 32)})
 
     def test_state_dict_of_fla(self):
-        """The names and layouts of RWKV6Attention, which computes as its source says."""
+        """A state dict with the names and layouts of RWKV6Attention gives the results of that module's formulas."""
         block = spread(nn.RWKV6TimeMix(C, 2, 8, 12, mix_rank=4, decay_rank=5))
         theirs = block.fla_state_dict()
         p = {name: value.double() for name, value in theirs.items()}
@@ -224,7 +224,7 @@ class Modules(unittest.TestCase):
 
 class Example(unittest.TestCase):
     def test_generates(self):
-        """The tokens of a plain float64 model, from a checkpoint in the layout of transformers' Mamba-2."""
+        """Generates the tokens of a plain float64 model from a checkpoint in the layout of transformers' Mamba-2."""
         import json
         import tempfile
         from safetensors.torch import save_file

@@ -1,4 +1,4 @@
-"""The import, the C API through ctypes, and libraries that the package must refuse."""
+"""Tests of the import, of the C API through ctypes, and of libraries that the package must refuse."""
 
 import copy
 import ctypes
@@ -43,7 +43,7 @@ class Package(unittest.TestCase):
         args = c.gt_wkv6_args(B=1, T=4, H=1, N=1, decay=c.GT_DECAY_LOG, r=address(ones), k=address(ones),
                               w=address(decay), v=address(ones), y=address(y))
         c.check(c.gt_ref_wkv6_forward(ctypes.byref(args)))
-        for got, expected in zip(y, (0.0, 1.0, 1.3679, 1.5032)):  # as README has it
+        for got, expected in zip(y, (0.0, 1.0, 1.3679, 1.5032)):  # the numbers in README
             self.assertAlmostEqual(got, expected, places=4)
 
     def test_errors(self):
@@ -58,7 +58,7 @@ class Package(unittest.TestCase):
                 self.assertEqual((type(again), again.status, str(again)), (kind, 104, "text"))
 
     def test_editable_installation(self):
-        """The library is where the resources of the package are, not beside its source."""
+        """In an editable installation the library is among the package's resources, not next to its source."""
         code = """
 import importlib.machinery, importlib.util, pathlib, sys
 source, resources = map(pathlib.Path, sys.argv[1:])
@@ -81,7 +81,8 @@ spec.loader.exec_module(module)
             subprocess.run([sys.executable, "-c", code, folder, here], check=True)
 
     def test_source_folder(self):
-        """The package where it has not been installed says so, instead of a circular import."""
+        """An import from the source folder says that the package is not installed, instead of failing in a circular
+        import."""
         with tempfile.TemporaryDirectory() as folder:
             os.mkdir(os.path.join(folder, "gt_kernels"))
             for name in ("__init__.py", "c.py"):
@@ -100,7 +101,7 @@ spec.loader.exec_module(module)
         self.assertEqual(said["kernels"], c.kernels())
 
     def test_a_missing_kernel(self):
-        """The error says why it is missing, and what someone who has pip can do."""
+        """The error says why a kernel is missing, and what a user of pip can do."""
         build = c._build
         with unittest.mock.patch.multiple(build, NVCC="", WHY_NONE="no nvcc was on the PATH"):
             text = c.advice(c.GT_ERROR_NO_CUDA, "gt_ssd_forward: built without CUDA: compile the file")
@@ -115,7 +116,7 @@ spec.loader.exec_module(module)
                 c.check(c.gt_wkv6_forward(c.gt_wkv6_args(B=1, T=1, H=1, N=1), None))
 
     def test_modules(self):
-        """They are there after the import of the package alone."""
+        """The modules are available after `import gt_kernels`."""
         code = "import gt_kernels; gt_kernels.torch.wkv6; gt_kernels.compat; gt_kernels.nn" if has_torch else \
             "import gt_kernels; gt_kernels.c"
         subprocess.run([sys.executable, "-c", code], check=True)
@@ -129,7 +130,7 @@ spec.loader.exec_module(module)
 
 @unittest.skipUnless(shutil.which("cc"), "no C compiler cc on PATH")
 class OtherLibraries(unittest.TestCase):
-    """Libraries with the right symbols, of which one thing is wrong."""
+    """Libraries that have the right symbols, but one fault each."""
 
     def build(self, wrong):
         folder = tempfile.mkdtemp()
@@ -172,7 +173,7 @@ class OtherLibraries(unittest.TestCase):
 
 
 class Generator(unittest.TestCase):
-    """tools/python_header.py on headers that it must not misread; where the source tree is at hand."""
+    """tools/python_header.py on headers that it could misread.  Needs the source tree."""
 
     @classmethod
     def setUpClass(cls):

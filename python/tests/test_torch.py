@@ -1,5 +1,5 @@
-"""gt_kernels.torch: numbers and gradients against plain float64 loops, bits against the C API, and everything that
-PyTorch does with an operator.  On the CPU, and on a GPU if there is one."""
+"""Tests of gt_kernels.torch: numbers and gradients against plain float64 loops, bits against the C API, and the
+features of PyTorch that transform or record operators.  They run on the CPU, and on a GPU if there is one."""
 
 import contextlib
 import ctypes
@@ -47,7 +47,7 @@ def is_activation(op, name):
 
 
 def shapes(op, B=2, T=19, rows=None):
-    """A shape for each tensor; the states' have the batch index."""
+    """The shape of each tensor by name.  Shapes of states include the batch index."""
     H, N, V, P, G, D, W, O = 4, 8, 8, 6, 2, 12, 4, 10
     rows, E = rows or B, H * P + 2 * G * N
     return {
@@ -71,7 +71,7 @@ def shapes(op, B=2, T=19, rows=None):
 
 
 def make(op, device="cpu", dtype=torch.float32, without=(), seed=1, shape=None, **sizes):
-    """Tensors by name, leaves that take gradients."""
+    """Random tensors by name.  All are leaves that require gradients."""
     torch.manual_seed(seed)
     tensors = {}
     for name, size in (shape or shapes(op, **sizes)).items():
@@ -82,7 +82,7 @@ def make(op, device="cpu", dtype=torch.float32, without=(), seed=1, shape=None, 
             value = value.abs() * 0.3
         if name == "w":
             value = value - 1
-        if (op, name) == ("wkv4", "state"):  # sums of weights
+        if (op, name) == ("wkv4", "state"):  # one row of the state holds sums of weights, which are positive
             value = value.abs() + 0.1
         value = value.to(device, dtype if is_activation(op, name) else torch.float32)
         tensors[name] = None if name in without else value.requires_grad_()
@@ -90,12 +90,13 @@ def make(op, device="cpu", dtype=torch.float32, without=(), seed=1, shape=None, 
 
 
 def side_by_side(tensors, rank):
-    """One tensor of those of several branches, or states; the first `rank` indices are of all.  Gradients are packed."""
+    """Joins the tensors of several branches, or several states, to one tensor.  The first `rank` indices stay; the
+    others are flattened.  The product with 1 makes gradients packed."""
     return tensors[0] if len(tensors) == 1 else torch.cat([(tensor * 1).flatten(rank) for tensor in tensors], rank)
 
 
 def call(module, op, tensors, **options):
-    """(y, final state or None), where there are several side by side"""
+    """Calls an operator.  Returns (y, final state or None); several of a kind are joined by side_by_side."""
     values = [tensors[name] for name in INPUTS[op].split() if name not in STATES]
     if op not in RECURRENT:
         return getattr(module, op)(*values, **options), None
@@ -117,7 +118,7 @@ def without_batch(shape):
 
 
 def gradients(tensors, y, state, seed=7):
-    """Of a loss that weighs every element of y and of the final state by a fixed random number."""
+    """Gradients of a loss that weights every element of y and of the final state by a fixed random number."""
     generator = torch.Generator().manual_seed(seed)
     loss = (y.double() * torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device)).sum()
     if state is not None:
@@ -156,7 +157,7 @@ class Numbers(unittest.TestCase):
             self.close(found[name], expected[name], TOLERANCE[dtype], f"{what}: d{name}")
 
     def cases(self, op):
-        """(what, tensors left out, options)"""
+        """Yields (name of the case, tensors left out, options)."""
         yield "all", (), {}
         for left in {"wkv6": ("u", "state"), "wkv4": ("u", "state"), "ssd": ("Dskip", "z", "dt_bias", "state"), "conv1d": ("bias", "state"),
                      "selective_scan": ("Dskip", "z", "dt_bias", "state"), "rmsnorm_linear": ("gamma", "beta", "bias"),
@@ -271,7 +272,7 @@ class Numbers(unittest.TestCase):
                 call(gt, op, {**tensors, name: tensors[name][0]})
 
     def test_loss_of_one_branch(self):
-        """The other y of wkv_ssm has no gradient then, nor have its tensors another than 0."""
+        """If the loss uses only one y of wkv_ssm, the other y gets no gradient, and its tensors get gradients of 0."""
         tensors = make("wkv_ssm")
         exact, names = doubles(tensors), INPUTS["wkv_ssm"].split()
         for branch in (0, 1):
@@ -316,7 +317,7 @@ class Numbers(unittest.TestCase):
                 self.assertLess((a.double() - b).abs().max().item(), 1e-4 * (1 + b.abs().max().item()), f"{op} d{name}")
 
     def test_backward_reads_y(self):
-        """As on a GPU: the twins take y, and make dz without it, so that no gradient changes."""
+        """Passes y to backward as on a GPU.  The twins accept y, but compute dz without it, so no gradient changes."""
         for op in ("ssd", "conv_ssd", "wkv_ssm"):
             tensors = make(op, dtype=torch.bfloat16)
             expected = gradients(tensors, *call(gt, op, tensors))
@@ -343,7 +344,7 @@ class Numbers(unittest.TestCase):
                 loss.backward()
 
     def test_some_gradients(self):
-        """Only what is asked for is computed, and it is the same."""
+        """Only the requested gradients are computed, and they are the same as in a call for all."""
         for op in INPUTS:
             tensors = make(op)
             whole = gradients(tensors, *call(gt, op, tensors))
@@ -353,11 +354,11 @@ class Numbers(unittest.TestCase):
 
 
 class Bits(unittest.TestCase):
-    """The same bits as the C API gives, called through ctypes with a struct filled in here."""
+    """Compares bits with the C API, which is called through ctypes with a struct that is filled in here."""
 
     @staticmethod
     def place(op, args, name):
-        """The struct that has a tensor, and the tensor's name and its gradient's there."""
+        """Returns the struct that holds a tensor, and the field names of the tensor and of its gradient."""
         field = {"state": "state_in", "conv_state": "conv_state_in", "wkv_state": "state_in",
                  "ssm_state": "state_in"}.get(name, name)
         inner = args
@@ -367,7 +368,7 @@ class Bits(unittest.TestCase):
 
     @staticmethod
     def outer(op, args):
-        """The structs that have a y each."""
+        """The structs of the call that have a field y."""
         return (args.wkv6, args.ssd) if op == "wkv_ssm" else (args,)
 
     def direct(self, op, tensors, sizes, options, device):
@@ -481,14 +482,14 @@ class Bits(unittest.TestCase):
 
 
 def no_arrays(op):
-    """The arrays of integers of a step, none given."""
+    """None for each integer array of a step."""
     return next((None,) * len(operator.of_steps) for operator in OPERATORS if operator.name == op)
 
 
 class Steps(unittest.TestCase):
     def test_dtypes_of_states_and_parameters(self):
-        """A state of 16 bits gives what float32 gives, but for one rounding.  Parameters of 16 bits give the same bits,
-        and so do those of several dtypes."""
+        """A 16-bit state gives the float32 result after one rounding.  Parameters of 16 bits, or of several dtypes,
+        give the same bits as float32 parameters."""
         parameters = {"wkv6": ["u"], "conv1d": ["weight", "bias"], "ssd": ["Dskip", "dt_bias"],
                       "selective_scan": ["Dskip", "dt_bias"]}
         for device, op, dtype in itertools.product(DEVICES, parameters, (torch.bfloat16, torch.float16)):
@@ -527,7 +528,7 @@ class Steps(unittest.TestCase):
                     self.assertLess((state - final).norm() / final.norm(), 1e-5)
 
     def test_after_fused_calls(self):
-        """The next tokens, by the steps of the operators that a fused one is made of, on its final states."""
+        """Continues from the final states of a fused operator with the steps of its parts."""
         for device in DEVICES:
             with torch.no_grad():
                 x = make("conv_ssd", device)
@@ -560,7 +561,7 @@ class Steps(unittest.TestCase):
                         self.assertTrue(torch.equal(pool[untouched], before[untouched]))
 
     def test_rounding(self):
-        """Rounding at random gives neighbours of the fp32 state, by seed and step alone."""
+        """Stochastic rounding gives neighbours of the fp32 state.  The result depends only on seed and step."""
         for device in DEVICES:
             for op, dtype in itertools.product(("wkv6", "ssd", "selective_scan"), (torch.bfloat16, torch.float16)):
                 with self.subTest(op=op, dtype=dtype, device=device), torch.no_grad():
@@ -584,7 +585,8 @@ class Steps(unittest.TestCase):
                         self.stepped(op, tensors, right, (1,), rounding=(seed, steps))
 
     def test_tokens_and_commit(self):
-        """Each element has the bits of steps of its own tokens, and its state those of what it commits."""
+        """Each batch element has the same bits as steps on its own tokens alone, and its state those after the
+        committed tokens."""
         T, cases = 6, ((6, 6), (6, 2), (3, 3), (4, 0), (0, 0), (7, 2), (-1, 0), (3, 4), (3, -1), (5, 5))
         for device in DEVICES:
             for op in STEPPED:
@@ -656,7 +658,7 @@ class Steps(unittest.TestCase):
 
 
 class Pools(unittest.TestCase):
-    """Packed forward on states in rows of pools."""
+    """Packed forward with states in rows of pools."""
 
     OPS = tuple(operator.name for operator in OPERATORS if operator.has_pools)
 
@@ -667,7 +669,8 @@ class Pools(unittest.TestCase):
         return getattr(gt, op)(*values, **pools, **options)
 
     def make(self, op, device, rows=6, gap=False):
-        """(tensors of 19 tokens, pools by name).  gap: rows lie apart; conv1d's have their columns outermost."""
+        """Returns (tensors of 19 tokens, pools by name).  gap: the rows of a pool have gaps between them, and in
+        conv1d's pool the columns are the outermost index of a row."""
         tensors = {name: value.detach() for name, value in make(op, device, B=1, rows=4).items()}
         pools = {}
         for name in INPUTS[op].split():
@@ -680,7 +683,8 @@ class Pools(unittest.TestCase):
         return tensors, pools
 
     def test_has_the_bits_of_a_call_without(self):
-        """Rows that no sequence names keep their bits; a sequence whose row is outside has y of 0."""
+        """A call with pools gives the bits of a call without.  Rows that no sequence uses keep their bits.  A sequence
+        whose row is outside the pool has y = 0."""
         for device, op, gap, kind in itertools.product(DEVICES, self.OPS, (False, True), (torch.bool, torch.int64)):
             with self.subTest(device=device, op=op, gap=gap, kind=kind), torch.no_grad():
                 tensors, pools = self.make(op, device, gap=gap)
@@ -699,7 +703,7 @@ class Pools(unittest.TestCase):
                     self.assertTrue(torch.equal(pool, expected))
 
     def test_chunked_prefill(self):
-        """A sequence in two calls ends as in one; seq_count leaves the others alone."""
+        """A sequence in two calls ends like in one call.  seq_count keeps the call from touching later sequences."""
         for device, op in itertools.product(DEVICES, self.OPS):
             with self.subTest(device=device, op=op), torch.no_grad():
                 tensors, pools = self.make(op, device)
@@ -829,7 +833,7 @@ class Layouts(unittest.TestCase):
             self.assertIn("is copied", str(caught[0].message))
 
     def test_bm_and_cm_by_time(self):
-        """[B,G,N,T], as mamba_ssm has it, is read in place; gradients come in that layout."""
+        """B and C in mamba_ssm's layout [B,G,N,T] are read in place, and their gradients have the same layout."""
         for device in DEVICES:
             tensors = make("selective_scan", device)
             y, state = call(gt, "selective_scan", tensors)
@@ -848,7 +852,7 @@ class Layouts(unittest.TestCase):
             self.assertEqual(found["Bm"].stride(), moved["Bm"].stride())
 
     def test_rows_in_no_one_order(self):
-        """Norms of [B,T,D] whose rows have no one distance: inputs are copied, and outputs lie as they are read."""
+        """Norms of tensors [B,T,D] whose rows have no constant stride: inputs are copied, results are right."""
         for op, names in (("norm_gate", "xz"), ("norm_mix", "ab"), ("rmsnorm_linear", "x")):
             tensors = make(op)
             for order in ((1, 0, 2), (2, 0, 1)):
@@ -925,7 +929,8 @@ def shrunk(value):
 
 
 class Kinds(unittest.TestCase):
-    """Tensors of every kind give right numbers or an error, after the right call and before it."""
+    """Tensors of every kind give right numbers or an error, whether a call with plain tensors came before or comes
+    after."""
 
     REFUSED = {
         "sparse": lambda v: v.to_sparse(), "mkldnn": lambda v: v.to_mkldnn(), "bool": lambda v: v > 0,
@@ -934,7 +939,8 @@ class Kinds(unittest.TestCase):
         "jagged": lambda v: torch.nested.nested_tensor(list(v), layout=torch.jagged), "list": lambda v: v.tolist(),
         "quantized": lambda v: torch.quantize_per_tensor(v, 0.1, 0, torch.qint8)}
 
-    # Their memory is not packed, not their value, or not theirs alone.
+    # Tensors with unusual memory: not packed, holding other numbers than the tensor's value, or shared between
+    # elements.
     TAKEN = {
         "packed": lambda v: v.clone(), "one": lambda v: v.flatten()[:1].reshape((1,) * v.dim()).expand(v.shape),
         "rows": lambda v: v[:1].expand(v.shape), "subclass": lambda v: v.as_subclass(Other),
@@ -946,8 +952,8 @@ class Kinds(unittest.TestCase):
         "windows": lambda v: torch.randn(v.numel() + 7).abs().as_strided(v.shape, (1,) * v.dim(), 3)}
 
     def test_fuzz(self):
-        """Random kinds of random tensors, one call after another: right numbers or an error.  .ci/long makes more calls,
-        under AddressSanitizer."""
+        """Makes calls with random kinds of random tensors.  Each must give right numbers or an error.  .ci/long makes
+        more calls, under AddressSanitizer."""
         warnings.simplefilter("ignore")
         self.addCleanup(warnings.resetwarnings)
         random = torch.Generator().manual_seed(int(os.environ.get("GT_TEST_SEED", 0)))
@@ -993,7 +999,7 @@ class Kinds(unittest.TestCase):
                                    {name: value.detach() for name, value in right.items()})
 
     def fuzz_step(self, op, others, right):
-        """A state is written where it lies, or refused."""
+        """A step writes a state in place, or refuses it."""
         step, names = getattr(gt, f"{op}_step"), INPUTS[op].split()
         with torch.no_grad():
             expected = step(*[right[name] for name in names])
@@ -1044,7 +1050,7 @@ class Kinds(unittest.TestCase):
 
 
 class Numbers0(unittest.TestCase):
-    """0 is no default, and nothing is converted silently."""
+    """0 does not mean a default, and no number is converted silently."""
 
     def refused(self, text, function, *values, **options):
         with self.assertRaisesRegex(ArgumentError, text):
@@ -1054,7 +1060,7 @@ class Numbers0(unittest.TestCase):
         for op in ("rmsnorm_linear", "norm_mix", "norm_gate"):
             for eps in (0.0, 0, 1e-50, -1.0, float("nan"), float("inf"), None, "1"):
                 self.refused(f"^gt_kernels.torch.{op}: eps = ", call, gt, op, make(op), eps=eps)
-            for eps in (0.0, 1e39, float("nan")):  # no text says that 0 is right, or names another value
+            for eps in (0.0, 1e39, float("nan")):  # the text neither allows 0 nor shows another value
                 self.refused(f": eps = {re.escape(str(eps))}: must be positive and finite in float32$",
                              call, gt, op, make(op), eps=eps)
         for op in ("norm_mix", "norm_gate"):
@@ -1110,7 +1116,7 @@ class Numbers0(unittest.TestCase):
 
 
 class PyTorch(unittest.TestCase):
-    """What PyTorch makes of the operators."""
+    """Features of PyTorch that transform or record operators."""
 
     def test_opcheck(self):
         for op in INPUTS:
@@ -1132,18 +1138,18 @@ class PyTorch(unittest.TestCase):
                 engine = _engine.ENGINES[op]
                 names = engine.names["backward"]
                 made = {"saved": None if op in ("conv1d", "norm_mix", "norm_gate") else outputs[-1]}
-                made.update(zip(names, outputs))  # gradients of outputs come first
+                made.update(zip(names, outputs))  # backward's first arguments are gradients of outputs
                 given = [made.get(name) for name in names[:len(names) - len(values) - len(packed)]]
                 torch.library.opcheck(getattr(ops, f"{op}_backward").default,
                                       (*given, *(v.detach() for v in values), *packed, *options,
                                        2 ** len(engine.gradients) - 1),
-                                      test_utils=("test_schema", "test_faketensor"))  # forward's have gone through both
+                                      test_utils=("test_schema", "test_faketensor"))  # forward passed the others
                 if op in STEPPED:
                     plain = [v.detach() for v in values]
                     torch.library.opcheck(getattr(ops, f"{op}_step").default, (*plain, *no_arrays(op), *options))
 
     def test_opcheck_of_sequences(self):
-        """Packed sequences, and the operator that counts those of seq_idx."""
+        """opcheck of packed sequences, and of the operator that counts the sequences of seq_idx."""
         bounds = torch.tensor([0, 2, 5], dtype=torch.int32)
         for op in ("conv1d", "ssd"):
             values = [value.detach() for value in make(op, T=5, B=1, rows=2).values()]
@@ -1154,7 +1160,7 @@ class PyTorch(unittest.TestCase):
         slots, zero = torch.tensor([1, 0], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
         torch.library.opcheck(torch.ops.gt_kernels.conv_ssd_pool.default,
                               (*values, bounds, None, slots, zero, 8, 2, 1, 0, 0.0, 0.0, 0))
-        import gt_kernels.compat  # noqa: F401 - which defines it
+        import gt_kernels.compat  # noqa: F401 - it defines the operator
         torch.library.opcheck(torch.ops.gt_kernels.count_bounds.default, (torch.tensor([[True, False], [True, True]]),))
 
     def check_compiled(self, backend, device):
@@ -1188,14 +1194,14 @@ class PyTorch(unittest.TestCase):
         self.check_compiled("inductor", "cuda")
 
     def dynamic(self, op, tensors):
-        """The dimensions of each tensor that are its batch and its length."""
+        """The indices of each tensor's batch and length dimensions."""
         B, T = shapes(op, B=3, T=11), shapes(op, B=5, T=11)
         first = [tuple(i for i, (a, b) in enumerate(zip(B[name], T[name])) if a != b) for name in tensors]
         return [{0: "B", 1: "T"} if at and name not in STATES and B[name][:2] == (3, 11) else {0: "B"} if at else {}
                 for at, name in zip(first, tensors)]
 
     def test_export_with_dynamic_shapes(self):
-        """One exported program has all batch sizes and lengths."""
+        """One exported program runs with all batch sizes and lengths."""
         names = {name: torch.export.Dim(name, min=2, max=4096) for name in "BT"}
         for op in INPUTS:
             class Module(torch.nn.Module):
@@ -1213,7 +1219,7 @@ class PyTorch(unittest.TestCase):
                         self.assertTrue(right is None or torch.equal(found, right))
 
     def check_dynamic(self, op):
-        """One graph, with its gradients, has all batch sizes and lengths."""
+        """One graph and its gradients run with all batch sizes and lengths."""
         import torch._dynamo.testing
         torch._dynamo.reset()
 
@@ -1237,7 +1243,7 @@ class PyTorch(unittest.TestCase):
         self.check_dynamic("conv1d")
 
     def test_compile_with_dynamic_shapes_and_saved(self):
-        """As on a GPU: what forward saves has a size that only the C API knows."""
+        """Imitates a GPU: forward saves an array whose size only the C API knows."""
         need = unittest.mock.Mock(side_effect=lambda question: c.gt_workspace(saved=question.T * 40))
         with unittest.mock.patch.object(_plan, "SAVES", ("cpu",)), \
                 unittest.mock.patch.object(_plan.Planner, "ask", need):
@@ -1264,7 +1270,7 @@ class PyTorch(unittest.TestCase):
                 self.assertTrue(torch.equal(plain, compiled), op)
 
     def test_who_looks_at_calls_sees_them(self):
-        """Modes, transforms and the profiler: calls go by the dispatcher then, with the same results."""
+        """Under modes, transforms and the profiler calls go through the dispatcher, with the same results."""
         from torch.overrides import TorchFunctionMode
         from torch.utils._python_dispatch import TorchDispatchMode
         seen = []
@@ -1339,7 +1345,7 @@ class PyTorch(unittest.TestCase):
                         use(value)
 
     def test_other_transforms(self):
-        """Each gives what plain calls and autograd give, or raises."""
+        """Each transform gives the same as plain calls and autograd, or raises an error."""
         for op in INPUTS:
             tensors = {name: value.detach() for name, value in make(op, T=5).items()}
             name, value = next(iter(tensors.items()))
@@ -1394,7 +1400,7 @@ class PyTorch(unittest.TestCase):
                     y.sum().backward()
 
     def test_hooks_of_saved_tensors(self):
-        """What comes back from them may lie otherwise."""
+        """Tensors that these hooks return may have another layout."""
         for op in INPUTS:
             tensors = make(op)
             wide = {n: torch.cat([v.detach(), v.detach()], -1)[..., :v.shape[-1]].requires_grad_()
@@ -1491,7 +1497,7 @@ class PyTorch(unittest.TestCase):
                 weights = torch.randn(call(gt, op, tensors)[0].shape, device="cuda")
 
                 def step():
-                    # leaves of its own: a gradient flows to the stream on which its leaf was first used
+                    # New leaves, because a gradient goes to the stream on which its leaf was first used.
                     leaves = {name: value.detach().requires_grad_() for name, value in tensors.items()}
                     y = call(gt, op, leaves)[0]
                     return y.detach(), torch.autograd.grad((y * weights).sum(), list(leaves.values()), allow_unused=True)
@@ -1520,7 +1526,7 @@ class PyTorch(unittest.TestCase):
         torch.cuda.synchronize()
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
-            torch.cuda._sleep(100_000_000)  # what runs on the default stream would not wait for it
+            torch.cuda._sleep(100_000_000)  # a kernel on the default stream would not wait for it
             late = {name: value * 1 for name, value in tensors.items()}
             y = call(gt, "wkv6", late)[0]
         stream.synchronize()

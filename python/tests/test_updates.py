@@ -1,5 +1,5 @@
-"""gt_kernels.compat: the updates of states that decoding calls, in every form that clients pass, against plain
-operations; how many kernels they launch; torch.compile and CUDA graphs."""
+"""Tests of the state updates of gt_kernels.compat, which decoding calls.  They compare every form of arguments that
+clients pass with plain operations, count kernel launches, and try torch.compile and CUDA graphs."""
 
 import itertools
 import unittest
@@ -23,7 +23,7 @@ SLOTS, ROWS = [5, -1, 2], 7
 
 
 class Launches(TorchDispatchMode):
-    """The operators of PyTorch that a call takes to kernels, by name."""
+    """Records the names of the PyTorch operators of a call that launch kernels."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -49,7 +49,7 @@ def relative(found, right):
 
 
 def relaid(state, layout):
-    """The same state as channel-last memory, or as a view of one with longer rows."""
+    """The same state in channel-last memory, or as a view into longer rows."""
     if layout == "transposed":
         return state.transpose(-1, -2).contiguous().transpose(-1, -2)
     if layout == "rows":
@@ -61,7 +61,7 @@ def relaid(state, layout):
 
 def heads(device="cpu", dtype=torch.float32, state_dtype=torch.float32, expanded=("dt", "A", "D", "dt_bias"),
           slots=None, layout=None, without=(), parameters=torch.float32):
-    """The arguments of an update with heads, by name.  expanded: tensors that are repeated over P and N."""
+    """The arguments of an update with heads, by name.  expanded: expands some tensors over P and N."""
     def tensor(shape, name, dtype=torch.float32):
         shape = tuple(1 if name in expanded and axis >= shape.index(P) else size for axis, size in enumerate(shape))
         return torch.randn(shape).to(device, dtype)
@@ -79,7 +79,7 @@ def heads(device="cpu", dtype=torch.float32, state_dtype=torch.float32, expanded
 
 
 def plain_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None):
-    """(y, the state after) in float64."""
+    """Returns (y, the new state) in float64."""
     after, y = state.double().clone(), torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     slots = range(len(x)) if state_batch_indices is None else state_batch_indices.tolist()
     x, dt, A, B, C, D, z, dt_bias = (None if t is None else t.double() for t in (x, dt, A, B, C, D, z, dt_bias))
@@ -107,7 +107,7 @@ def convolution(device="cpu", dtype=torch.float32, state_dtype=None, T=None, col
 
 
 def plain_convolution(x, conv_state, weight, bias, activation, cache_seqlens=None, conv_state_indices=None):
-    """(y, the state after), token by token."""
+    """Returns (y, the new state), computed token by token."""
     after, tokens, size = conv_state.clone(), x[..., None] if x.dim() == 2 else x, conv_state.shape[2]
     y = torch.zeros(tokens.shape, dtype=torch.float64, device=x.device)
     slots = range(len(x)) if conv_state_indices is None else conv_state_indices.tolist()
@@ -133,7 +133,7 @@ class Updates(unittest.TestCase):
         torch.manual_seed(11)
 
     def copied(self, values):
-        """A call of its own state, in the same layout."""
+        """Runs a call on a copy of the state, in the same layout."""
         name = "state" if "state" in values else "conv_state"
         state = torch.empty_strided(values[name].shape, values[name].stride(), dtype=values[name].dtype,
                                     device=values[name].device).copy_(values[name])
@@ -171,7 +171,8 @@ class Updates(unittest.TestCase):
                     self.check_update(device=device, slots=slots, without=without, expanded=expanded)
 
     def test_an_element_that_differs(self):
-        """Equal numbers in memory of their own are no reason for the form of a head; a number that differs counts."""
+        """The update must not take a full tensor for an expanded one, even if nearly all its numbers are equal: an
+        element that differs changes the result."""
         for name, at in (("A", (1, 2, 3)), ("dt", (1, 2, 3)), ("dt_bias", (1, 2))):
             values = heads()
             values[name] = values[name].clone()
@@ -185,7 +186,8 @@ class Updates(unittest.TestCase):
             self.assertLess(relative(values["state"], right_state), 1e-5)
 
     def test_padding_beside_a_named_row(self):
-        """Padding reads row 0 or the last one, which another batch element may change.  Alone it changes nothing."""
+        """Padding reads row 0 or the last row, which another batch element may change.  Padding changes no row
+        itself."""
         for device in DEVICES:
             for slots in ([-1, 0, -1], [0, -1, 3], [ROWS, 1, ROWS - 1], [-1, ROWS - 1, ROWS + 5], [-1, ROWS, -7]):
                 for make, options in ((heads, dict(state_dtype=torch.bfloat16)),
@@ -236,7 +238,7 @@ class Updates(unittest.TestCase):
             self.assertLess(relative(y, right), TOLERANCE[values["x"].dtype])
             self.assertTrue(torch.equal(state, right_state))
             if y.dim() == 2:
-                self.assertEqual(y.stride(1), 1)  # what follows takes it without a copy
+                self.assertEqual(y.stride(1), 1)  # the next operation takes y without a copy
 
     # ---- kernels ----
 
@@ -254,7 +256,7 @@ class Updates(unittest.TestCase):
                    for ring in (None, [0, 2, 11]) for T in (None, 3)]
 
     def each(self, cases, device, check):
-        """check(function, its arguments by name) for each case."""
+        """Calls check(function, arguments by name) for each case."""
         for kind, options in cases:
             with self.subTest(kind, device=device, **options):
                 make, function = ((heads, compat.selective_state_update) if kind == "heads" else
@@ -272,7 +274,7 @@ class Updates(unittest.TestCase):
         self.each(self.ONE_KERNEL, "cpu", check)
 
     def test_three_kernels(self):
-        """A state that the kernel cannot take in place is read once and written once."""
+        """A state that the kernel cannot use in place is copied once before and once after."""
         cases = [("heads", dict(layout="rows", expanded=())), ("heads", dict(layout="transposed"))]
         def check(function, values):
             seen = launches(lambda: function(**values)).names
@@ -281,7 +283,7 @@ class Updates(unittest.TestCase):
         self.each(cases, "cpu", check)
 
     def test_rows_named(self):
-        """With slots nothing but these rows of a state is read or written, and nothing waits for the device."""
+        """With slots, a call reads and writes only these rows of a state, and does not wait for the device."""
         pool = 1000
         cases = [("heads", dict(state_dtype=dtype)) for dtype in (torch.bfloat16, torch.float16)]
         cases += [("convolution", dict(dtype=torch.bfloat16, columns=columns, layout=layout, ring=ring))
@@ -357,7 +359,7 @@ class Updates(unittest.TestCase):
     # ---- errors ----
 
     def test_errors_of_the_step(self):
-        """What the operator finds, it says in the words of the update: here memory that is too small."""
+        """An error that the operator finds has the names of the update.  Here the state's memory is too small."""
         every = ("state", "D"), ("conv_state", "weight", "bias")
         for make, function, names in zip((heads, convolution), (compat.selective_state_update,
                                                                 compat.causal_conv1d_update), every):

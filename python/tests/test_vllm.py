@@ -1,5 +1,5 @@
-"""gt_kernels.compat.vllm: every function and argument against plain loops over tokens in float64, on pages as vLLM lays
-them out; and the install over a package of vLLM's names."""
+"""Tests of gt_kernels.compat.vllm.  They compare every function and argument with plain float64 loops over tokens, on
+pages in vLLM's layout.  They also test install() on a package with vLLM's names."""
 
 import importlib
 import importlib.util
@@ -35,7 +35,8 @@ def relative(found, right):
 
 
 def pool_of(shape, layout, dtype=torch.float32, device="cpu"):
-    """Random rows: packed; apart, as in pages of several states; or transposed, as vLLM keeps convolution states."""
+    """A pool of random rows.  layout: None is packed; "apart" has gaps, as in pages with several states; "transposed"
+    is vLLM's layout of convolution states."""
     if layout == "apart":
         return torch.randn(ROWS, 3, *shape).to(device, dtype)[:, 1]
     if layout == "transposed":
@@ -48,7 +49,7 @@ def integers(values, device="cpu", dtype=torch.int32):
 
 
 def plain_conv(x, weight, bias, window, activation):
-    """x [T,D], window [D,W-1] -> (y [T,D], the next window)."""
+    """The convolution of one sequence: x [T,D], window [D,W-1] -> (y [T,D], the next window)."""
     everything = torch.cat([window.double().t(), x.double()])
     width = weight.shape[1]
     y = torch.stack([(everything[t:t + width].t() * weight.double()).sum(1) for t in range(len(x))]) if len(x) \
@@ -98,7 +99,8 @@ class Convolution(Case):
 
     def check_prefill(self, device, dtype=torch.float32, state=torch.float32, layout=None, width=W, columns=None,
                       activation="silu", bias=True, start=torch.bool, indices=True, plain=True):
-        """Among the sequences are one of no token, one shorter than the window, a null block and a row outside."""
+        """The sequences include an empty one, one shorter than the window, one with a null block, and one whose row is
+        outside the pool."""
         bounds, rows = [0, 6, 6, 7, 9, 11, 20], [3, 6, 5, 0, -1, 1] if indices else range(6)
         x = torch.randn(22, D).to(device, dtype).t()
         x = x if plain else x.contiguous()
@@ -160,7 +162,8 @@ class Convolution(Case):
         self.assertTrue(torch.equal(pool, expected))
 
     def test_speculative(self):
-        """Rounds of drafts, of which other numbers are accepted; the accepted tokens alone give the same."""
+        """Several rounds of drafts, with a different number of accepted tokens in each.  The results are the same as
+        without the rejected tokens."""
         for device, dtype, width, layout in itertools.product(DEVICES, (torch.float32, torch.bfloat16), (2, 4),
                                                               (None, "transposed")):
             for packed in (True, False):
@@ -233,8 +236,8 @@ class Convolution(Case):
 
 
 def update_arguments(tokens, device="cpu", dtype=torch.float32, form="heads", parameters=torch.float32, without=()):
-    """x, dt, A, B, C, D, dt_bias, z of selective_state_update.  form: heads, as Mamba-2 has them; full, without tensors
-    that are expanded; or channels, as Mamba-1 has them."""
+    """x, dt, A, B, C, D, dt_bias, z of selective_state_update.  form: "heads" as in Mamba-2, with expanded tensors;
+    "full", like heads, but without expanded tensors; "channels" as in Mamba-1."""
     shape = (H, P) if form != "channels" else (D,)
 
     def tensor(*size, dtype=dtype):
@@ -254,7 +257,7 @@ def update_arguments(tokens, device="cpu", dtype=torch.float32, form="heads", pa
 
 
 def plain_update(state, values, tokens):
-    """plain_scan of the tokens, a slice, of arguments in any form."""
+    """plain_scan of the tokens in the slice `tokens`, for arguments in any form."""
     x, dt, A, B, C, skip, bias, z = (None if v is None else v.cpu() for v in values.values())
     if x.dim() == 2:
         x, dt, z = (None if v is None else v[:, None] for v in (x, dt, z))
@@ -282,7 +285,8 @@ class Update(Case):
 
     def check_one_token(self, device, form, state=torch.float32, dtype=torch.float32, layout=None, columns=1,
                         target=None, null=0, out=False, without=(), parameters=torch.float32):
-        """Without indices sequence s has row s.  With other targets, one writes the row that another one reads."""
+        """Without indices sequence s uses row s.  With other targets, one sequence writes the row that another
+        reads."""
         rows = [4, 0, 5, -1, 2] if columns else list(range(5))
         targets = [5, 3, 0, 1, 6] if target else rows
         null = null if columns else None
@@ -335,7 +339,7 @@ class Update(Case):
                 self.same_but(pool, before, [to for s, to in enumerate(targets) if s not in (1, 2)])
 
     def test_a_state_after_every_token(self):
-        """The next call begins with the state after the tokens that were accepted, wherever that is."""
+        """The next call starts from the state after the accepted tokens, in whichever row that is."""
         for device, form, state, layout in itertools.product(DEVICES, ("heads", "full", "channels"), TOLERANCE,
                                                              (None, "apart")):
             for packed, target in ((True, None), (True, "other"), (False, None)):
@@ -373,7 +377,7 @@ class Update(Case):
         self.same_but(pool, before, written)
 
     def test_kernels_of_decoding(self):
-        """Pages are neither copied nor searched: only the indices are, and y goes to the memory given."""
+        """Decoding copies no pages and writes y to the memory given.  The only other kernel computes the indices."""
         values, rows = update_arguments(3), integers([1, 0, 4])
         for state in (torch.float32, torch.bfloat16):
             pool, out = pool_of((H, P, N), "apart", state), torch.zeros(3, H, P)
@@ -385,7 +389,7 @@ class Update(Case):
             self.assertEqual(seen.names, ["sub", "conv1d_step"])
 
     def test_heads_take_the_step_of_heads(self):
-        """Of tensors that are expanded over a head, also for tokens that are picked one after another."""
+        """Tensors that are expanded over a head take ssd_step, also if the call runs one step per token."""
         values, pool = update_arguments(4), torch.zeros(ROWS, H, P, N)
         with unittest.mock.patch.object(vllm.gt, "ssd_step", wraps=vllm.gt.ssd_step) as step:
             for options in ({}, {"cu_seqlens": integers([0, 2, 4]), "num_accepted_tokens": integers([1, 1])}):
@@ -394,7 +398,8 @@ class Update(Case):
         self.assertEqual(step.call_count, 1 + 2)
 
     def test_stochastic_rounding(self):
-        """Neighbours of the float32 state with the right mean, other ones at each call and in each sequence."""
+        """Stochastic rounding gives neighbours of the float32 state with the right mean.  Each call and each sequence
+        draws different numbers."""
         for device, state, target in itertools.product(DEVICES, (torch.float16, torch.bfloat16), (None, "other")):
             with self.subTest(device=device, state=state, target=target):
                 values = {name: value[:1].expand(value.shape).contiguous() if name in "x dt B C z" else value
@@ -564,7 +569,7 @@ class Prefill(Case):
                                    has_initial_state=None if start is None else integers(fresh, device).to(start))
         self.assertEqual((y.shape, y.dtype), (u.shape, dtype))
 
-        def flat(value):  # tokens first, with a head, and all sequences behind each other
+        def flat(value):  # tokens first, with a head index, all sequences one after another
             value = value if packed else value.movedim(0, -2).flatten(-2)
             return value.movedim(-1, 0).cpu()
 
@@ -619,8 +624,9 @@ class Prefill(Case):
 
 class Server(Case):
     def test_pages(self):
-        """A layer on pages that hold both of its states, convolution states transposed, as vLLM's mixer calls it: a
-        prompt in chunks, then drafts, of which some are accepted.  The accepted tokens alone give the same outputs."""
+        """A layer as vLLM's mixer calls it: pages hold both of its states, and convolution states are transposed.  The
+        test runs a prompt in chunks, then drafts, some of which are accepted.  Outputs are the same as without the
+        rejected tokens."""
         most, inner, channels = 3, H * P, H * P + 2 * G * N
         weight, bias = torch.randn(channels, W), torch.randn(channels)
         A, skip, dt_bias = -torch.rand(H), torch.randn(H), torch.randn(H)
@@ -656,7 +662,7 @@ class Server(Case):
         for kept in ([1, 3], [2, 2], [3, 1], [1, 1]):
             at = [slice(done[s], done[s] + most) for s in range(2)]
             tokens, bounds = torch.cat([xBC[s, at[s]] for s in range(2)]), integers([0, 3, 6])
-            for s in range(2):  # drafts behind those that will be accepted are wrong
+            for s in range(2):  # drafts after the accepted ones are wrong tokens
                 tokens[s * most + kept[s]:(s + 1) * most] += 1
             rows = vllm.causal_conv1d_update(tokens, conv, weight, bias, "silu", conv_state_indices=blocks,
                                              num_accepted_tokens=accepted, query_start_loc=bounds, max_query_len=most)
@@ -681,7 +687,7 @@ class Server(Case):
         self.assertFalse(pages[[0, 5, 6]].any())
 
     def test_no_call_waits(self):
-        """A CUDA graph holds the calls of decoding."""
+        """Decoding calls can be captured in a CUDA graph, so none of them waits for the device."""
         if "cuda" not in DEVICES:
             self.skipTest("no GPU")
         values, pool = update_arguments(6, "cuda"), pool_of((H, P, N), "apart", device="cuda")
@@ -710,7 +716,7 @@ class Server(Case):
             self.assertTrue(torch.equal(a, b))
 
 
-PARAMETERS = {  # of vLLM's functions in the release that the module names
+PARAMETERS = {  # parameters of vLLM's functions in the release that the module's docstring names
     "causal_conv1d": {
         "causal_conv1d_fn": "x weight bias conv_states query_start_loc cache_indices=None has_initial_state=None "
         "activation='silu' pad_slot_id=-1 null_block_id=0 metadata=None validate_data=False",
@@ -743,7 +749,7 @@ class Install(unittest.TestCase):
                 self.assertEqual(" ".join(str(parameter).replace(", ", ",") for parameter in ours), text)
 
     def setUp(self):
-        """A package that has the names and parameters of vLLM, and a client that took them."""
+        """Writes a package with vLLM's names and parameters, and a client that imports its functions."""
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.ops = os.path.join(folder.name, *OPS.split("."))
@@ -766,7 +772,7 @@ class Install(unittest.TestCase):
             file.write(text)
 
     def replaced(self):
-        """The names of functions here that vLLM's modules and their client have."""
+        """The names of functions that are replaced in vLLM's modules and in their client."""
         mixer, found = importlib.import_module("vllm.model_executor.layers.mamba.mixer"), set()
         for module, functions in PARAMETERS.items():
             module = importlib.import_module(f"{OPS}.{module}")
@@ -785,7 +791,7 @@ class Install(unittest.TestCase):
             self.assertEqual(self.replaced(), every)
 
     def test_plugin(self):
-        """vLLM's processes call it by the package's entry point.  It installs on demand alone."""
+        """vLLM's processes call plugin() through the package's entry point.  It installs only on demand."""
         project = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "pyproject.toml")
         with open(project) as file:
             self.assertIn("\n[project.entry-points.'vllm.general_plugins']\n"
@@ -796,7 +802,7 @@ class Install(unittest.TestCase):
             self.assertEqual(len(self.replaced()), count)
 
     def test_another_release(self):
-        """Nothing is replaced where a function has other parameters, or is not there."""
+        """install() replaces nothing if a function has other parameters or is missing."""
         for module, functions in PARAMETERS.items():
             for name in functions:
                 for text in (f"def {name}(x): pass", f"{name} = None"):
@@ -813,7 +819,7 @@ class Install(unittest.TestCase):
                         self.doCleanups()
 
     def test_without_vllm(self):
-        """The functions are there, and install() has nothing to do."""
+        """Without vLLM the functions work, and install() does nothing."""
         with unittest.mock.patch.object(sys, "path", sys.path[1:]):
             if importlib.util.find_spec("vllm") is None:
                 self.assertEqual(vllm.install(), [])

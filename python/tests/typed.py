@@ -1,4 +1,4 @@
-"""What mypy --strict must accept of gt_kernels' public functions, and the types that it must find."""
+"""Calls of gt_kernels' public functions that mypy --strict must accept, and the types that it must find."""
 
 from typing import Optional
 

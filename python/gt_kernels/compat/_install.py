@@ -1,4 +1,5 @@
-"""Modules of the names of mamba_ssm, causal_conv1d and their compiled parts, and RWKV-6 of flash-linear-attention."""
+"""Provides modules with the names of mamba_ssm, causal_conv1d and their compiled modules, and replaces the RWKV-6
+functions of flash-linear-attention."""
 
 import importlib.machinery
 import importlib.metadata
@@ -8,11 +9,11 @@ import types
 
 from . import _native
 
-_VERSIONS = {"mamba_ssm": "2.3.2", "causal_conv1d": "1.6.1"}  # those whose functions these are; clients compare them
+_VERSIONS = {"mamba_ssm": "2.3.2", "causal_conv1d": "1.6.1"}  # releases with these functions; clients check versions
 
 
 def _contents():
-    """{module: its names}; an empty one is a package between."""
+    """{module: its contents by name}.  A module without contents is a package that only holds other modules."""
     from .. import compat, nn
 
     def take(*names):
@@ -43,7 +44,7 @@ def _contents():
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """What importlib.metadata tells of a package that install() provides."""
+    """Metadata, for importlib.metadata, of a package that install() provides."""
 
     def __init__(self, name):
         self.package = name
@@ -57,7 +58,7 @@ class _Distribution(importlib.metadata.Distribution):
 
 
 class _Finder(importlib.metadata.DistributionFinder):
-    """Tells versions, and changes fla's RWKV-6 when it is imported."""
+    """A finder on sys.meta_path: gives versions, and replaces fla's RWKV-6 functions when fla is imported."""
 
     packages = set()
 
@@ -70,7 +71,7 @@ class _Finder(importlib.metadata.DistributionFinder):
     def find_spec(cls, name, path=None, target=None):
         if name != "fla.ops.rwkv6":
             return None
-        sys.meta_path.remove(cls)  # the others find it
+        sys.meta_path.remove(cls)  # so that the other finders find the module
         try:
             spec = importlib.util.find_spec(name)
         finally:
@@ -87,7 +88,8 @@ class _Finder(importlib.metadata.DistributionFinder):
 
 
 def _use_fla(module):
-    """Registers both RWKV-6 functions with the backends of fla, which then chooses, logs, and can be told not to."""
+    """Registers both RWKV-6 functions as a backend of fla.  fla then chooses the backend, logs its choice, and lets the
+    user turn it off."""
     from .. import compat
     try:
         from fla.backends import BaseBackend, dispatch, register
@@ -116,17 +118,17 @@ def _use_fla(module):
         dispatched._gt_kernels = True
         for other in [other for key, other in sys.modules.items() if key.partition(".")[0] == "fla"]:
             for key, value in list(vars(other).items()):
-                if value is original:  # also under another name
+                if value is original:  # the module may have another name for it
                     setattr(other, key, dispatched)
 
 
 def install(over=False):
-    """Provides the modules mamba_ssm and causal_conv1d, each with its compiled module, where the package is absent, and
-    makes flash-linear-attention's RWKV-6 take gt_kernels as its first backend (FLA_GT_KERNELS=0 turns that off).
+    """Provides mamba_ssm and causal_conv1d, each with its compiled module, unless the package is installed.  Also makes
+    gt_kernels the first backend of flash-linear-attention's RWKV-6 (FLA_GT_KERNELS=0 turns that off).
 
-    over: provide them also in the place of packages that are installed or imported.  Names that a client has taken from
-    such a package stay what they were, so call this before the client is imported.
-    Returns the names of the packages that it provides.  Raises ArgumentError for an `over` that is no bool."""
+    over: also replace packages that are installed or imported.  Functions that a client has already imported from such
+    a package do not change, so call install() before importing the client.  Returns the names of the packages that it
+    provides.  Raises ArgumentError if `over` is no bool."""
     from .._arguments import flag
     flag("gt_kernels.compat.install", "over", over)
     contents = _contents()
@@ -152,7 +154,7 @@ def install(over=False):
         vars(module).update(values)
         sys.modules[name] = module
         parent, _, child = name.rpartition(".")
-        if parent and child not in vars(sys.modules[parent]):  # selective_state_update is a function there, too
+        if parent and child not in vars(sys.modules[parent]):  # selective_state_update is also a function there
             setattr(sys.modules[parent], child, module)
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)

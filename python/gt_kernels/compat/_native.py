@@ -1,6 +1,6 @@
-"""Functions of the compiled modules selective_scan_cuda and causal_conv1d_cuda, which some clients call.
+"""Functions of the compiled modules selective_scan_cuda and causal_conv1d_cuda, which some clients call directly.
 
-They compute without autograd; each backward function computes its forward pass again."""
+They do not use autograd.  Each backward function computes its forward pass again."""
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +18,9 @@ def _gradients(y, dy, leaves):
 
 
 def scan_fwd(u, delta, A, B, C, D, z, delta_bias, delta_softplus, cu_seqlens=None):
-    """u delta z [B,D,T], A [D,N], B C [B,G,N,T] or [D,N], D delta_bias [D] -> [y before the gate, x, and with z y].
-    x [B,D,1,2N] has the last state at its odd places, where callers look for it, and 0 at the others."""
+    """u delta z [B,D,T], A [D,N], B C [B,G,N,T] or [D,N], D delta_bias [D] -> [y before the gate, x], with z also y
+    after the gate.  x [B,D,1,2N] has the last state at odd indices of the last dimension, where callers read it, and 0
+    at even ones."""
     from . import selective_scan_fn
     with torch.no_grad():
         y, state = selective_scan_fn(u, delta, A, B, C, D, None, delta_bias, delta_softplus, True, cu_seqlens)
@@ -28,8 +29,8 @@ def scan_fwd(u, delta, A, B, C, D, z, delta_bias, delta_softplus, cu_seqlens=Non
 
 
 def scan_bwd(u, delta, A, B, C, D, z, delta_bias, dout, x, out, dz, delta_softplus, recompute_out_z, cu_seqlens=None):
-    """The gradients of u, delta, A, B, C, D and delta_bias; with z also dz, into the memory given for it, if any, and
-    with recompute_out_z y.  x and out, of scan_fwd, are not needed."""
+    """Returns the gradients of u, delta, A, B, C, D and delta_bias.  With z it also returns dz, in the memory given for
+    dz if any, and with recompute_out_z y.  It does not use scan_fwd's results x and out."""
     from . import selective_scan_fn
     leaves = _leaves((u, delta, A, B, C, D, delta_bias, z))
     with torch.enable_grad():
@@ -42,7 +43,7 @@ def scan_bwd(u, delta, A, B, C, D, z, delta_bias, dout, x, out, dz, delta_softpl
 
 
 def conv_fwd(x, weight, bias, seq_idx, initial_states, final_states_out, silu):
-    """x [B,D,T], weight [D,W] -> y [B,D,T]; as causal_conv1d_fn."""
+    """x [B,D,T], weight [D,W] -> y [B,D,T], as in causal_conv1d_fn."""
     from . import causal_conv1d_fn
     with torch.no_grad():
         wanted = final_states_out is not None
@@ -51,7 +52,8 @@ def conv_fwd(x, weight, bias, seq_idx, initial_states, final_states_out, silu):
 
 
 def conv_bwd(x, weight, bias, dout, seq_idx, initial_states, dfinal_states, dx, return_dinitial_states, silu):
-    """[dx, into the memory given for it, if any, dweight, dbias or None, dinitial_states if wanted or None]."""
+    """Returns [dx, dweight, dbias or None, dinitial_states or None].  dx is in the memory given for dx, if any.
+    dinitial_states is computed on request."""
     from . import causal_conv1d_fn
     leaves = _leaves((x, weight, bias, initial_states))
     with torch.enable_grad():
@@ -69,8 +71,8 @@ def conv_bwd(x, weight, bias, dout, seq_idx, initial_states, dfinal_states, dx, 
 
 
 def layer_norm_fwd(x, weight, bias, eps, residual=None, residual_dtype=None, is_rms_norm=False):
-    """(norm(x) weight + bias,), what mamba_ssm's _layer_norm_fwd begins with.  x [...,D], of which a residual is refused
-    with UnsupportedError: layer_norm_fn takes one."""
+    """Returns (norm(x) weight + bias,), the first result of mamba_ssm's _layer_norm_fwd.  x [...,D].  A residual raises
+    UnsupportedError; layer_norm_fn takes one."""
     if residual is not None:
         from .._arguments import refuse
         from .. import c

@@ -1,26 +1,26 @@
-"""The functions that vLLM calls for layers of Mamba-1 and Mamba-2, as its release 0.33.0 (commit 4ba787ec9) calls them:
+"""The functions that vLLM release 0.33.0 (commit 4ba787ec9) calls for layers of Mamba-1 and Mamba-2:
 
     causal_conv1d_fn, causal_conv1d_update, mamba_chunk_scan_combined_varlen, rms_norm_gated, selective_scan_fn,
     selective_state_update
 
 install() replaces vLLM's functions by these.  vLLM runs models in several processes; each of them calls install() if
-the environment has GT_KERNELS_VLLM=1.  Without vLLM the functions work, too.
+the environment has GT_KERNELS_VLLM=1.  The functions also work without vLLM.
 
-Arguments have vLLM's names, order and defaults.  A state is a row of a pool and is updated in place.  Pools have any
-floating dtype and strides.  In float32, and in 16 bits for a step, packed rows are not copied; selective_scan_step also
-needs them one after another, and prefill of Mamba-1 always copies.  An index of null_block_id or outside of the pool is
-padding: its state is neither read nor written, and its output is 0 or comes from a state of zeros.  No call waits for
-the device.
+Arguments have vLLM's names, order and defaults.  A state is a row of a pool and is updated in place.  A pool may have
+any floating dtype and any strides.  Packed rows are not copied if they are float32, or in a step also if they have 16
+bits.  selective_scan_step also needs the rows one after another, and prefill of Mamba-1 always copies.  An index equal
+to null_block_id or outside the pool is padding: its state is neither read nor written, and its output is 0 or comes
+from a state of zeros.  No call waits for the device.
 
-A bad argument raises ArgumentError, and an unsupported one UnsupportedError, before a state changes.  Unsupported is
-Mamba-1's prefix cache with a state in every block (block_idx_first_scheduled_token, block_idx_last_scheduled_token,
+A bad argument raises ArgumentError, and an unsupported one UnsupportedError, before a state changes.  Mamba-1's prefix
+cache with a state in every block is not supported (block_idx_first_scheduled_token, block_idx_last_scheduled_token,
 initial_state_idx).
 
 Two things differ from vLLM.  Outputs are new tensors, or `out`; x, delta and z are not overwritten.  Stochastic
 rounding draws other numbers, and also rounds bfloat16.
 
-With num_accepted_tokens a state is stored after every token, as vLLM expects, for some kernels a token.  A step of
-gt_kernels.torch with `commit` verifies drafts with one kernel.
+With num_accepted_tokens the state after every token is stored, as vLLM expects, which takes several kernels per token.
+A step of gt_kernels.torch with `commit` verifies drafts with one kernel.
 """
 
 import functools
@@ -53,7 +53,7 @@ _RELEASE = "0.33.0 (commit 4ba787ec9)"
 # ---- rows and sequences ----
 
 def _check_count(function, name, tensor, count):
-    """tensor has an element or a row for each sequence, or is None."""
+    """Checks that a tensor is None or has an element or row for each sequence."""
     if tensor is not None and tensor.shape[0] < count:
         function.refuse_shape(name, tensor, f"must have a row for each of {count} sequences")
 
@@ -67,7 +67,8 @@ def _check_pool(function, name, pool, indices, count):
 
 
 def _row_indices(function, name, indices, count, *padding):
-    """The indices of `count` sequences, [count] or [count,columns], -1 for padding.  padding: (name, index or None)."""
+    """The indices of `count` sequences, [count] or [count,columns], with -1 for padding.  padding: pairs (name, index
+    that means padding, or None)."""
     _check_count(function, name, indices, count)
     indices = indices[:count]
     for which, value in padding:
@@ -77,26 +78,27 @@ def _row_indices(function, name, indices, count, *padding):
 
 
 def _first(function, name, indices, count, device, *padding):
-    """The same, but of each sequence the first.  Without indices sequence s has row s."""
+    """The first index of each sequence, with -1 for padding.  Without indices sequence s has row s."""
     if indices is None:
         return torch.arange(count, device=device)
     return _row_indices(function, name, indices if indices.dim() == 1 else indices[:, 0], count, *padding)
 
 
 def _rows_of_step(function, name, pool, indices, count, device, null_block_id):
-    """(pool, the row of each sequence there).  A pool without row 0 takes a kernel less than a comparison with 0."""
+    """Returns (pool, the row of each sequence in it).  If row 0 is the null block, it returns the pool without row 0,
+    where index -1 is padding.  That takes one kernel less than comparing indices with 0."""
     if indices is None or null_block_id != 0 or pool.shape[0] < 2:
         return pool, _first(function, name, indices, count, device, ("null_block_id", null_block_id))
     return pool[1:], _first(function, name, indices, count, device) - 1
 
 
 def _where_row(mask, rows, others):
-    """rows[i] or others[i], by mask[i]; of masks with two indices rows[i,j]."""
+    """rows[i] where mask[i], else others[i].  A mask with two indices selects rows[i,j]."""
     return torch.where(mask.reshape(*mask.shape, *(1,) * (rows.dim() - mask.dim())), rows, others)
 
 
 def _store(pool, targets, mask, rows):
-    """Writes rows[i] to row targets[i] of the pool, where mask[i] and the pool has that row."""
+    """Writes rows[i] to row targets[i] of the pool, if mask[i] holds and the pool has that row."""
     places = targets.long().clamp(0, pool.shape[0] - 1)
     mask = mask & (places == targets)
     _put_rows(pool, places, mask, _where_row(mask, rows.to(pool.dtype), pool.index_select(0, places)))
@@ -107,13 +109,13 @@ def _lengths(bounds):
 
 
 def _places(bounds, most, tokens):
-    """Of sequences among packed tokens, both [sequences,most]: the index of each token, and whether it is there."""
+    """For packed sequences: (the index of each token, whether the sequence has that token), both [sequences,most]."""
     places = bounds[:-1, None].long() + torch.arange(most, device=bounds.device)
     return places.clamp(0, tokens - 1), (places < bounds[1:, None]) & (places < tokens)
 
 
 def _pack(bounds, values, tokens):
-    """values [sequences,most,...] of tokens by their places -> [tokens,...]; tokens that no sequence has are 0."""
+    """Packs values [sequences,most,...] of tokens to [tokens,...].  Tokens that belong to no sequence become 0."""
     place = torch.arange(tokens, device=bounds.device)
     sequence = torch.searchsorted(bounds.contiguous(), place.to(bounds.dtype), right=True) - 1
     at = place - bounds[sequence.clamp_min(0)]
@@ -132,14 +134,14 @@ def _check_out(function, out):
 
 
 def _answer(y, out, like):
-    """y in the dtype of `like`, or in the memory of `out`."""
+    """Returns y in the dtype of `like`, or copied to `out`."""
     return y.to(like.dtype) if out is None else out.copy_(y)
 
 
 # ---- convolution ----
 
 def _check_conv(function, name, pool, sizes, weight, activation):
-    """(activation, the columns of the pool that hold the last inputs)"""
+    """Returns (activation, the columns of the pool that hold the last inputs)."""
     function.check_width("weight", weight)
     if sizes["S"] < sizes["W"] - 1:
         function.refuse_shape(name, pool, f"must have at least W - 1 = {sizes['W'] - 1} inputs a row")
@@ -148,14 +150,14 @@ def _check_conv(function, name, pool, sizes, weight, activation):
 
 
 def _conv(x, weight, bias, state, bounds, slots, fresh, activation):
-    """Packed sequences, x [T,D] -> y [T,D].  Those of no token leave their state alone."""
+    """The convolution of packed sequences, x [T,D] -> y [T,D].  An empty sequence does not change its state."""
     if not len(x) or not len(slots):
         return torch.zeros_like(x)
     slots = torch.where(_lengths(bounds) > 0, slots, -1)
     options = {"activation": activation, "cu_seqlens": bounds, "starts_zero": fresh}
     if state.dtype == torch.float32:
         return gt.conv1d(x[None], weight, bias, state, slots=slots, **options)[0]
-    rows, places, is_named = _take_rows(state, slots)  # forward has kernels for states of float32 alone
+    rows, places, is_named = _take_rows(state, slots)  # forward's kernels need float32 states
     pool = rows.float()
     own = torch.where(is_named, torch.arange(len(slots), device=x.device), -1)
     y = gt.conv1d(x[None], weight, bias, pool, slots=own, **options)[0]
@@ -172,10 +174,10 @@ _CONV = _Function("vllm.causal_conv1d_fn", "x x DT, weight f DW, bias? f D, conv
 def causal_conv1d_fn(x, weight, bias, conv_states, query_start_loc, cache_indices=None, has_initial_state=None,
                      activation="silu", pad_slot_id=PAD_SLOT_ID, null_block_id=NULL_BLOCK_ID, metadata=None,
                      validate_data=False):
-    """Prefill.  x [D,T] -> y [D,T]; sequence s has the tokens query_start_loc[s] to query_start_loc[s+1]-1, and row
-    cache_indices[s] (None: s) of conv_states [rows,D,S], whose first W - 1 columns are the last inputs.  It starts from
-    them if has_initial_state[s], else (None) from zero.  x is rounded to the dtype of conv_states before.  metadata and
-    validate_data are not used."""
+    """Prefill.  x [D,T] -> y [D,T].  Sequence s has the tokens query_start_loc[s] to query_start_loc[s+1]-1, and row
+    cache_indices[s] (None: s) of conv_states [rows,D,S].  The first W - 1 columns of the row are the last inputs.  The
+    sequence starts from them if has_initial_state[s], else (or for None) from zero.  x is first rounded to the dtype of
+    conv_states.  metadata and validate_data are not used."""
     function = _CONV
     sizes = function.check(x, weight, bias, conv_states, query_start_loc, cache_indices, has_initial_state)
     activation, state = _check_conv(function, "conv_states", conv_states, sizes, weight, activation)
@@ -199,11 +201,11 @@ _CONV_UPDATE, _CONV_UPDATE_PACKED = (_Function(
 def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, conv_state_indices=None,
                          num_accepted_tokens=None, query_start_loc=None, max_query_len=-1, null_block_id=NULL_BLOCK_ID,
                          validate_data=False, out=None):
-    """Decoding.  x [B,D], [B,D,T], or with query_start_loc [B+1] [tokens,D] -> y of its shape, in `out` if given.  x is
-    rounded to the dtype of conv_state before.  conv_state [rows,D,S]: the first W - 1 columns of row
-    conv_state_indices[b] or [b,0] (None: b) are the last inputs.  With num_accepted_tokens [B] these begin at column
-    num_accepted_tokens[b] - 1; the row is then the last W - 2 of them and all new inputs, of which a sequence has up to
-    max_query_len, or T.  validate_data is not used."""
+    """Decoding.  x [B,D] or [B,D,T], or with query_start_loc [B+1] [tokens,D] -> y of the same shape, in `out` if
+    given.  x is first rounded to the dtype of conv_state.  conv_state [rows,D,S]: the first W - 1 columns of row
+    conv_state_indices[b] or [b,0] (None: b) are the last inputs.  With num_accepted_tokens [B] the last inputs begin at
+    column num_accepted_tokens[b] - 1.  The row then becomes the last W - 2 of them, followed by all new inputs.  A
+    sequence has at most max_query_len new inputs, or T without query_start_loc.  validate_data is not used."""
     function = _CONV_UPDATE if query_start_loc is None else _CONV_UPDATE_PACKED
     sizes = function.check(x, conv_state, weight, bias, conv_state_indices, num_accepted_tokens, query_start_loc, out)
     activation, state = _check_conv(function, "conv_state", conv_state, sizes, weight, activation)
@@ -243,8 +245,8 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, conv
 
 
 def _conv_accepted(x, pool, weight, bias, activation, slots, accepted, lengths):
-    """x [B,T,D] -> y [B,T,D], where element b has lengths[b] tokens.  The window begins at another column in each row,
-    so that rows are copied."""
+    """x [B,T,D] -> y [B,T,D], where element b has lengths[b] tokens.  Rows are copied, because the window begins at a
+    different column in each row."""
     width = weight.shape[1]
     rows, places, is_named = _take_rows(pool, slots)
     columns = torch.arange(width - 1, device=x.device)
@@ -253,7 +255,7 @@ def _conv_accepted(x, pool, weight, bias, activation, slots, accepted, lengths):
     y = gt.conv1d(x, weight, bias, window.float(), activation=activation)
     found = torch.cat([window[..., 1:], x.transpose(1, 2).to(pool.dtype)], 2)
     size = found.shape[2]
-    # a sequence without tokens keeps its row
+    # A sequence without tokens keeps its row.
     is_written = (torch.arange(size, device=x.device) < width - 2 + lengths) & (lengths > 0) & is_named[:, None]
     _put_rows(pool[..., :size], places, is_named, torch.where(is_written[:, None], found, rows[..., :size]))
     return _where_row(is_named, y, 0)
@@ -274,11 +276,12 @@ def mamba_chunk_scan_combined_varlen(x, dt, A, B, C, chunk_size, cu_seqlens, cu_
                                      seq_idx, out, D=None, z=None, dt_bias=None, initial_states=None,
                                      dt_softplus=False, dt_limit=(0.0, float("inf")), return_intermediate_states=False,
                                      state_dtype=None, final_states_out=None, final_state_indices=None):
-    """Prefill.  x z [T,H,P], dt [T,H], A dt_bias [H], B C [T,G,N], D [H] or [H,P], initial_states [sequences,H,P,N];
-    sequence s has the tokens cu_seqlens[s] to cu_seqlens[s+1]-1; y goes to `out`.  Returns the final states in
-    state_dtype (None: of C), or writes them to rows final_state_indices of final_states_out [rows,H,P,N] and returns
-    None.  return_intermediate_states: returns the state after every chunk instead; chunk i of sequence seq_idx[i] ends
-    before token cu_chunk_seqlens[i+1].  chunk_size and last_chunk_indices are not used."""
+    """Prefill.  x z [T,H,P], dt [T,H], A dt_bias [H], B C [T,G,N], D [H] or [H,P], initial_states [sequences,H,P,N].
+    Sequence s has the tokens cu_seqlens[s] to cu_seqlens[s+1]-1.  y goes to `out`.  Returns the final states in
+    state_dtype (None: the dtype of C).  With final_states_out [rows,H,P,N] it writes them to the rows
+    final_state_indices instead, and returns None.  return_intermediate_states: returns the state after every chunk
+    instead.  Chunk i belongs to sequence seq_idx[i] and ends before token cu_chunk_seqlens[i+1].  chunk_size and
+    last_chunk_indices are not used."""
     function = _VARLEN
     function.positive("chunk_size", chunk_size)
     sizes = function.check(x, dt, A, B, C, cu_seqlens, cu_chunk_seqlens, seq_idx, out, D, z, dt_bias, initial_states,
@@ -327,13 +330,14 @@ def mamba_chunk_scan_combined_varlen(x, dt, A, B, C, chunk_size, cu_seqlens, cu_
 
 
 def _chunk_states(states, decays, starts, seq_idx):
-    """states [chunks,H,P,N]: the result of each chunk alone, from a zero state; decays [chunks,H]: logarithms of the
-    chunks' decays; starts: the states before the sequences, or None.  Returns the state after every chunk."""
+    """Returns the state after every chunk.  states [chunks,H,P,N]: the final state of each chunk alone, from a zero
+    state.  decays [chunks,H]: the logarithm of each chunk's decay.  starts: the states before the sequences, or
+    None."""
     is_first = torch.cat([torch.ones_like(seq_idx[:1], dtype=torch.bool), seq_idx[1:] != seq_idx[:-1]])
     if starts is not None:
         states = states + _where_row(is_first, starts.float()[seq_idx.long()] * decays.exp()[..., None, None], 0)
     decays = _where_row(is_first, torch.full_like(decays, float("-inf")), decays)
-    # join gives the state before each piece: before one more piece lies the last state
+    # join gives the state before each piece.  One more, empty piece at the end yields the last state.
     pieces = [torch.cat([tensor, torch.zeros_like(tensor[:1])])[:, None] for tensor in (states, decays)]
     return ENGINES["ssd"].join("join", *pieces, None)[1:, 0]
 
@@ -352,10 +356,11 @@ def selective_scan_fn(u, ssm_states, delta, A, B, C, D=None, z=None, delta_bias=
                       query_start_loc=None, cache_indices=None, has_initial_state=None, null_block_id=NULL_BLOCK_ID,
                       block_size=1024, block_idx_first_scheduled_token=None, block_idx_last_scheduled_token=None,
                       initial_state_idx=None, cu_chunk_seqlen=None, last_chunk_indices=None):
-    """Prefill.  With query_start_loc [sequences+1] u delta z [D,T], B C [G,N,T] or [N,T]; without it, all five have a
-    batch index, too -> y of the shape of u.  A [D,N], D delta_bias [D].  Sequence s has row cache_indices[s] (None: s)
-    of ssm_states [rows,D,N], and starts from it if has_initial_state[s], else (None) from zero.  block_size,
-    cu_chunk_seqlen and last_chunk_indices say where vLLM cuts sequences, and are not used."""
+    """Prefill.  With query_start_loc [sequences+1]: u delta z [D,T], B C [G,N,T] or [N,T]; without it all five also
+    have a batch index in front.  A [D,N], D delta_bias [D].  Returns y in the shape of u.  Sequence s has row
+    cache_indices[s] (None: s) of ssm_states [rows,D,N].  It starts from that state if has_initial_state[s], else (or
+    for None) from zero.  block_size, cu_chunk_seqlen and last_chunk_indices, which say where vLLM cuts sequences, are
+    not used."""
     is_packed = query_start_loc is not None
     function = _SCAN if is_packed else _SCAN_BATCH
     for name, value in (("block_idx_first_scheduled_token", block_idx_first_scheduled_token),
@@ -390,7 +395,7 @@ def selective_scan_fn(u, ssm_states, delta, A, B, C, D=None, z=None, delta_bias=
     return y[0] if is_packed else y
 
 
-# ---- decoding, of both ----
+# ---- decoding of Mamba-1 and Mamba-2 ----
 
 _UPDATE, _UPDATE_HEADS = (_Function("vllm.selective_state_update", tensors + "state_batch_indices? i T|TK, "
                                     "dst_state_batch_indices? i R|RQ, num_accepted_tokens? i Y, cu_seqlens? i L")
@@ -405,13 +410,14 @@ def selective_state_update(state, x, dt, A, B, C, D, dt_bias, z=None, dt_softplu
                            dst_state_batch_indices=None, null_block_id=NULL_BLOCK_ID, out=None,
                            num_accepted_tokens=None, cu_seqlens=None, is_blackwell=False,
                            enable_stochastic_rounding=False, cache_philox_rounds=0):
-    """A token of each sequence, or with cu_seqlens [sequences+1] the tokens cu_seqlens[s] to cu_seqlens[s+1]-1.  state
-    [rows,D,N] or [rows,H,P,N]; x dt z [tokens,D] or [tokens,H,P], A [D,N] or [H,P,N], B C [tokens,N] or [tokens,G,N],
-    D dt_bias [D] or [H,P] -> y of the shape of x, in `out` if given.  A state is read from row state_batch_indices[s]
-    or [s,0] (None: s), and written to row dst_state_batch_indices[s] or [s,0] (None: the same).  With
-    num_accepted_tokens it is read from row state_batch_indices[s,num_accepted_tokens[s]-1], and the state after token i
-    goes to row dst_state_batch_indices[s,i], rounded to nearest.  enable_stochastic_rounding takes states of 16 bits,
-    and not cu_seqlens alone.  is_blackwell and cache_philox_rounds are not used."""
+    """Decodes one token of each sequence, or with cu_seqlens [sequences+1] the tokens cu_seqlens[s] to
+    cu_seqlens[s+1]-1.  state [rows,D,N] or [rows,H,P,N]; x dt z [tokens,D] or [tokens,H,P], A [D,N] or [H,P,N], B C
+    [tokens,N] or [tokens,G,N], D dt_bias [D] or [H,P] -> y in the shape of x, in `out` if given.  The state is read
+    from row state_batch_indices[s] or [s,0] (None: s), and written to row dst_state_batch_indices[s] or [s,0] (None:
+    the same row).  With num_accepted_tokens the state is read from row state_batch_indices[s,num_accepted_tokens[s]-1],
+    and the state after token i is rounded to nearest and written to row dst_state_batch_indices[s,i].
+    enable_stochastic_rounding needs 16-bit states, and does not work with cu_seqlens unless num_accepted_tokens is
+    given.  is_blackwell and cache_philox_rounds are not used."""
     function = _UPDATE_HEADS if isinstance(state, torch.Tensor) and state.dim() == 4 else _UPDATE
     sizes = function.check(state, x, dt, A, B, C, D, dt_bias, z, out, state_batch_indices, dst_state_batch_indices,
                            num_accepted_tokens, cu_seqlens)
@@ -463,8 +469,8 @@ def selective_state_update(state, x, dt, A, B, C, D, dt_bias, z=None, dt_softplu
 
 
 class _Update:
-    """The arguments of selective_state_update but for the state, for each form of the call.  Sources and targets are
-    rows of the state, -1 for padding."""
+    """The arguments of selective_state_update except the state, and one method for each form of the call.  sources and
+    targets are rows of the state, -1 for padding."""
 
     def __init__(self, sizes, x, dt, A, B, C, D, dt_bias, z, softplus):
         self.sizes, self.tokens, self.z = sizes, (x, dt, B, C), z
@@ -472,7 +478,8 @@ class _Update:
         self.is_head_wise = _is_head_wise(sizes, dt, A, dt_bias)
 
     def step(self, pool, at=None, **arrays):
-        """One token of each sequence, in order or, of packed tokens, by its index."""
+        """Runs one token of each sequence.  at: the index of each sequence's token among packed tokens; None: token s
+        belongs to sequence s."""
         (x, dt, B, C), z, (A, D, dt_bias, softplus) = self.tokens, self.z, self.parameters
         if at is not None:
             shape = (len(at), *x.shape[1:])
@@ -509,8 +516,8 @@ class _Update:
         return y.reshape(x.shape)
 
     def after_every_token(self, state, sources, targets, accepted, bounds):
-        """All states are read before the first is written: a row may be the source of one token and the target of
-        another."""
+        """Stores the state after every token.  Reads all states before it writes the first, because a row may be the
+        source of one sequence and the target of another."""
         x = self.tokens[0]
         if not len(x) or not len(sources):
             return torch.zeros_like(x)
@@ -535,11 +542,11 @@ _RMS_NORM = _Function("vllm.rms_norm_gated", "x x MD, weight f D, bias? f D, z? 
 @named(_RMS_NORM.name, gamma="weight", beta="bias")
 @torch.no_grad()
 def rms_norm_gated(x, weight, bias, z=None, eps=1e-6, group_size=None, norm_before_gate=True):
-    """As gt_kernels.compat.rms_norm_gated, without gradients."""
+    """The same as gt_kernels.compat.rms_norm_gated, but without gradients."""
     return _norm(_RMS_NORM, x, weight, bias, z, eps, group_size, norm_before_gate, True)
 
 
-# ---- in the place of vLLM's ----
+# ---- replacing vLLM's functions ----
 
 _OPS = "vllm.model_executor.layers.mamba.ops"
 _MODULES = {f"{_OPS}.causal_conv1d": (causal_conv1d_fn, causal_conv1d_update),
@@ -550,9 +557,9 @@ _MODULES = {f"{_OPS}.causal_conv1d": (causal_conv1d_fn, causal_conv1d_update),
 
 def install():
     """Replaces vLLM's functions in vllm.model_executor.layers.mamba.ops, and in each module of vLLM that has imported
-    them.  Call it before the model is loaded.  vLLM calls selective_state_update through a backend: only the backend
-    "triton", its default on GPUs, takes the replacement.  Returns the names of the modules in ops, and without vLLM an
-    empty list.  Raises UnsupportedError, and replaces nothing, if a function of vLLM has other parameters."""
+    them.  Call install() before the model is loaded.  vLLM calls selective_state_update through a backend; only the
+    backend "triton", the default on GPUs, uses the replacement.  Returns the names of the modules in ops; without vLLM
+    an empty list.  Raises UnsupportedError, and replaces nothing, if a function of vLLM has other parameters."""
     if "vllm" not in sys.modules and importlib.util.find_spec("vllm") is None:
         return []
     found = []
@@ -575,6 +582,6 @@ def install():
 
 
 def plugin():
-    """vLLM calls this in each of its processes, as an entry point of "vllm.general_plugins"."""
+    """The entry point in "vllm.general_plugins", which vLLM calls in each of its processes."""
     if os.environ.get("GT_KERNELS_VLLM") == "1":
         install()

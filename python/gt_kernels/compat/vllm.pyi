@@ -1,4 +1,4 @@
-"""Types of gt_kernels.compat.vllm; the functions' docstrings have shapes, dtypes and errors."""
+"""Types of gt_kernels.compat.vllm.  The functions' docstrings tell shapes, dtypes and errors."""
 
 from torch import Tensor, dtype
 

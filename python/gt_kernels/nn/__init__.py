@@ -1,4 +1,4 @@
-"""Modules of PyTorch on gt_kernels.torch, with the parameters, and their names, of the packages' modules.
+"""PyTorch modules on gt_kernels.torch.  Their parameters have the names and shapes of the original packages' modules.
 
     from gt_kernels.nn import Mamba2
     block = Mamba2(768).cuda()
@@ -8,8 +8,9 @@
         y = block(prompt, cache)                  # prefill
         y = block(token, cache)                   # then single tokens, up to 16 at a time
 
-Activations are float32, bfloat16 or float16; states are float32.  Packed sequences of different lengths have batch 1 and
-cu_seqlens.  What a module cannot take raises gt_kernels.ArgumentError or UnsupportedError, and a constructor ValueError.
+Activations are float32, bfloat16 or float16; states are float32.  Packed sequences of different lengths have batch 1
+and cu_seqlens.  A module raises gt_kernels.ArgumentError or UnsupportedError for a call that it cannot do.  A
+constructor raises ValueError.
 """
 
 from ._mamba import Mamba, Mamba2

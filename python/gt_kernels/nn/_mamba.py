@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from .. import torch as gt
 from ._norms import RMSNormGated
 
-MOST_TOKENS = 16  # of a step
+MOST_TOKENS = 16  # most tokens of a step
 Cache = Dict[str, Tensor]
 
 
 def is_step(x: Tensor, cache: Cache | None, cu_seqlens: Tensor | None) -> bool:
-    """Whether the kernels of single tokens take the call."""
+    """Returns whether the call uses the kernels for single tokens."""
     return cache is not None and cu_seqlens is None and 1 <= x.shape[1] <= MOST_TOKENS
 
 
@@ -30,18 +30,19 @@ def keep(cache: Cache | None, **states: Tensor | None) -> None:
 
 
 def _dt_bias(size: int, dt_min: float, dt_max: float, floor: float, **kind: Any) -> Tensor:
-    """What softplus makes time steps of, from dt_min to dt_max."""
+    """Initial dt_bias: softplus(dt_bias) is a random time step between dt_min and dt_max."""
     dt = torch.exp(torch.rand(size, **kind) * (math.log(dt_max) - math.log(dt_min)) + math.log(dt_min)).clamp_min(floor)
     return dt + torch.log(-torch.expm1(-dt))
 
 
 class Mamba2(nn.Module):
-    """Mamba-2's block, with the parameters and their names of mamba_ssm's Mamba2 and of transformers' mixer.
+    """Mamba-2's block.  Its parameters have the names of mamba_ssm's Mamba2 and of transformers' mixer.
 
-    forward: x [B,T,d_model] in float32, bfloat16 or float16 -> y of its shape and dtype.
-    cache     states of a batch, by new_cache(batch), which the call continues and updates in place.  Up to 16 tokens take
-              the kernels of single tokens, under torch.no_grad(); more are a prefill.
-    cu_seqlens  [sequences + 1] int32 or int64: bounds of packed sequences; then B is 1, and a cache has a row for each.
+    forward: x [B,T,d_model] in float32, bfloat16 or float16 -> y of the same shape and dtype.
+    cache     states of a batch, from new_cache(batch).  The call continues from them and updates them in place.  Under
+              torch.no_grad() up to 16 tokens use the kernels for single tokens; more tokens are a prefill.
+    cu_seqlens  [sequences + 1] int32 or int64: bounds of packed sequences.  B must be 1; a cache has one row
+              per sequence.
     Raises ArgumentError for another shape or dtype, and UnsupportedError for gradients of single tokens."""
 
     __call__: Callable[..., Tensor]
@@ -72,8 +73,8 @@ class Mamba2(nn.Module):
         self.out_proj = nn.Linear(inner, d_model, bias=bias, **kind)
 
     def new_cache(self, batch: int) -> Cache:
-        """States of no token yet: conv [batch,channels,d_conv-1] and ssm [batch,nheads,headdim,d_state], float32.  Also
-        A [nheads]: make a new one after a change of A_log."""
+        """States before the first token: conv [batch,channels,d_conv-1] and ssm [batch,nheads,headdim,d_state],
+        float32.  The cache also holds A [nheads]: make a new cache after a change of A_log."""
         like = self.in_proj.weight
         conv = like.new_zeros((batch, self.conv1d.weight.shape[0], self.d_conv - 1), dtype=torch.float32)
         ssm = like.new_zeros((batch, self.nheads, self.headdim, self.d_state), dtype=torch.float32)
@@ -107,8 +108,8 @@ class Mamba2(nn.Module):
 
 
 class Mamba(nn.Module):
-    """Mamba's block, with the parameters and their names of mamba_ssm's Mamba and of transformers' mixer.  Calls are those
-    of Mamba2; a cache has conv [batch,d_inner,d_conv-1] and ssm [batch,d_inner,d_state], float32."""
+    """Mamba's block.  Its parameters have the names of mamba_ssm's Mamba and of transformers' mixer.  forward is the
+    same as in Mamba2.  A cache has conv [batch,d_inner,d_conv-1] and ssm [batch,d_inner,d_state], float32."""
 
     __call__: Callable[..., Tensor]
 
@@ -131,7 +132,7 @@ class Mamba(nn.Module):
         self.out_proj = nn.Linear(inner, d_model, bias=bias, **kind)
 
     def new_cache(self, batch: int) -> Cache:
-        """States of no token yet, and A [d_inner,d_state]: make a new one after a change of A_log."""
+        """States before the first token, and A [d_inner,d_state]: make a new cache after a change of A_log."""
         like, inner = self.in_proj.weight, self.D.shape[0]
         return {"conv": like.new_zeros((batch, inner, self.d_conv - 1), dtype=torch.float32),
                 "ssm": like.new_zeros((batch, inner, self.d_state), dtype=torch.float32),

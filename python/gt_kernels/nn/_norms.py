@@ -12,10 +12,11 @@ from .. import compat
 
 
 class RMSNorm(torch.nn.Module):
-    """norm(x + residual) weight.  x residual [...,D] in float32, bfloat16 or float16 -> [...,D] of the dtype of x.
+    """norm(x + residual) weight.  x residual [...,D] in float32, bfloat16 or float16 -> [...,D] in the dtype of x.
 
-    prenorm: returns (y, the sum), which is of the dtype of residual, or float32 with residual_in_fp32.  dropout_p drops
-    elements of x before the sum while the module trains.  Raises ArgumentError for another shape or dtype."""
+    prenorm: returns (y, x + residual).  The sum has the dtype of residual, or float32 with residual_in_fp32.
+    dropout_p: probability with which training drops elements of x before the sum.  Raises ArgumentError for another
+    shape or dtype."""
 
     bias: Tensor | None
 
@@ -51,15 +52,15 @@ class _Gated(torch.nn.Module):
 
 
 class RMSNormGated(_Gated):
-    """norm(x) weight silu(z), or norm(x silu(z)) weight unless norm_before_gate.  x z [...,D] in float32, bfloat16 or
-    float16, z may be None -> [...,D] of the dtype of x.  group_size: channels of each norm, None: all D.  Raises
-    ArgumentError for another shape or dtype, and where group_size does not divide D."""
+    """norm(x) weight silu(z); with norm_before_gate=False norm(x silu(z)) weight.  x z [...,D] in float32, bfloat16 or
+    float16 -> [...,D] in the dtype of x.  z may be None.  group_size: channels of each norm, None: all D.  Raises
+    ArgumentError for another shape or dtype, and if group_size does not divide D."""
 
     function = staticmethod(compat.rmsnorm_fn)
 
 
 class LayerNormGated(_Gated):
-    """As RMSNormGated, with LayerNorm and a bias."""
+    """The same as RMSNormGated, but with LayerNorm and a bias."""
 
     function = staticmethod(compat.layernorm_fn)
 

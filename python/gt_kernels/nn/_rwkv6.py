@@ -13,22 +13,22 @@ from .. import torch as gt
 from ._mamba import Cache, Mamba2, is_step, keep
 
 _MIXED = "wkvrg"  # the order of BlinkDL's arrays
-_FLA = "rwkvg"  # that of fla's
+_FLA = "rwkvg"  # the order of fla's arrays
 
 
 def _before(x: Tensor, shift: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
-    """The token before each; of the first ones that in `shift` [sequences,C], or 0."""
+    """The token before each token.  Before the first token of a sequence: its row of `shift` [sequences,C], or 0."""
     if cu_seqlens is None:
         first = torch.zeros_like(x[:, :1]) if shift is None else shift.to(x.dtype)[:, None]
         return torch.cat([first, x[:, :-1]], 1)[:, :x.shape[1]]
     starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
-    starts = torch.where(ends > starts, starts, x.shape[1])  # the last row is for sequences of no token
+    starts = torch.where(ends > starts, starts, x.shape[1])  # row T, beyond the tokens, stands for empty sequences
     value = x.new_zeros((len(starts), x.shape[2])) if shift is None else shift.to(x.dtype)
     return F.pad(x[0], (0, 0, 1, 0)).index_put((starts,), value)[None, :-1]
 
 
 def _last(x: Tensor, shift: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """The last token of each sequence; of one without tokens what was there."""
+    """The last token of each sequence.  An empty sequence keeps its old one."""
     if cu_seqlens is None:
         return x[:, -1] if x.shape[1] else shift
     ends, has_tokens = cu_seqlens[1:].long() - 1, cu_seqlens[1:] > cu_seqlens[:-1]
@@ -36,13 +36,13 @@ def _last(x: Tensor, shift: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 class RWKV6TimeMix(nn.Module):
-    """RWKV-6's time mix: token shift with weights that depend on data, wkv6, a norm of each head with a gate.
+    """RWKV-6's time mix: token shift with data-dependent weights, wkv6, and a norm with a gate per head.
 
-    Its parameters have the names of RWKV-LM's RWKV_Tmix_x060 (in transformers, too).  load_state_dict also takes those of
-    fla's RWKV6Attention, and fla_state_dict gives them.
-    forward: x [B,T,d_model] in float32, bfloat16 or float16 -> y of its shape and dtype.  cache and cu_seqlens as in
-    Mamba2; a cache has shift [batch,d_model] and wkv [batch,heads,N,V], float32.  key_dim, value_dim: None: d_model.
-    Raises ArgumentError for another shape or dtype, and UnsupportedError for gradients of single tokens."""
+    Its parameters have the names of RWKV-LM's RWKV_Tmix_x060, which transformers uses, too.  load_state_dict also
+    accepts the names of fla's RWKV6Attention, and fla_state_dict returns them.  forward: x [B,T,d_model] in float32,
+    bfloat16 or float16 -> y of the same shape and dtype.  cache and cu_seqlens are as in Mamba2.  A cache has shift
+    [batch,d_model] and wkv [batch,heads,N,V], float32.  key_dim, value_dim: None means d_model.  Raises ArgumentError
+    for another shape or dtype, and UnsupportedError for gradients of single tokens."""
 
     __call__: Callable[..., Tensor]
     time_maa_x: Tensor
@@ -101,7 +101,7 @@ class RWKV6TimeMix(nn.Module):
         return out
 
     def fla_state_dict(self) -> dict[str, Tensor]:
-        """The parameters by the names and in the layouts of fla's RWKV6Attention."""
+        """The parameters with the names and layouts of fla's RWKV6Attention."""
         own = {name: value.detach() for name, value in self.named_parameters()}
         order = [_MIXED.index(name) for name in _FLA]
         down = own["time_maa_w1"].T.unflatten(0, (5, -1))[order].flatten(0, 1)
@@ -146,11 +146,12 @@ def _take_fla(state: dict[str, Tensor], prefix: str, *_: Any) -> None:
 
 
 class HybridBlock(nn.Module):
-    """hybrid_train's block: RWKV-6 and Mamba-2 side by side on one norm, the norms of both added to x, then an MLP.
+    """hybrid_train's block: RWKV-6 and Mamba-2 branches that read the same norm of x.  The norms of both outputs are
+    added to x; an MLP follows.
 
-    load_state_dict also takes the names of hybrid_train's model files (docs/training.md), and trainer_state_dict gives
-    them.  forward: x [B,T,d_model] in float32, bfloat16 or float16 -> y of its shape and dtype; cache and cu_seqlens as in
-    Mamba2, a cache by new_cache(batch).  Raises what its parts raise."""
+    load_state_dict also accepts the names of hybrid_train's model files (docs/training.md), and trainer_state_dict
+    returns them.  forward: x [B,T,d_model] in float32, bfloat16 or float16 -> y of the same shape and dtype.  cache and
+    cu_seqlens are as in Mamba2; new_cache(batch) makes a cache.  Raises the errors of its parts."""
 
     __call__: Callable[..., Tensor]
 
@@ -173,7 +174,7 @@ class HybridBlock(nn.Module):
         self._register_load_state_dict_pre_hook(_take_trainer)
 
     def new_cache(self, batch: int) -> dict[str, Cache]:
-        """States of no token yet, of both branches."""
+        """States of both branches before the first token."""
         return {"rwkv": self.rwkv.new_cache(batch), "mamba": self.mamba.new_cache(batch)}
 
     def forward(self, x: Tensor, cache: dict[str, Cache] | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
@@ -186,7 +187,7 @@ class HybridBlock(nn.Module):
         return x + F.linear(F.gelu(up, approximate="tanh"), ffn.down)
 
     def trainer_state_dict(self) -> dict[str, Tensor]:
-        """The parameters by the names and in the layouts of hybrid_train's model files."""
+        """The parameters with the names and layouts of hybrid_train's model files."""
         own = {name: value.detach() for name, value in self.named_parameters()}
         found = {name: value for name, value in own.items() if not name.startswith(("rwkv.", "mamba."))}
         for theirs, ours in _TRAINER.items():

@@ -1,12 +1,13 @@
-"""The operators as PyTorch custom operators: gt_kernels::OP_infer, forward without gradients; OP_forward, which has
-OP_backward as its gradient; OP_step; and OP_pool, packed forward on states in rows of pools.
+"""The operators as PyTorch custom operators.  gt_kernels::OP_infer is forward without gradients.  OP_forward is forward
+with OP_backward as its gradient.  OP_step is a decoding step.  OP_pool is packed forward with states in rows of pools.
 
-CUDA tensors run the kernels, on the current stream with memory from PyTorch's allocator; CPU tensors run the twins.  A
-call is planned once for its shapes, strides, dtypes and options (_plan.py); from then on it costs a look-up, the
-outputs' allocation and the C call.
+CUDA tensors run the kernels, on the current stream with memory from PyTorch's allocator.  CPU tensors run the twins.  A
+call is planned once for its shapes, strides, dtypes and options (_plan.py).  A later call with the same plan costs a
+look-up, the allocation of outputs, and the C call.
 
-Where nothing but autograd could come between a call and the kernel - no mode, transform, trace, profiler or subclass of
-Tensor - Engine.call goes there without PyTorch's dispatcher, whose way through Python costs more than all of the rest.
+Engine.call skips PyTorch's dispatcher if only autograd could come between the call and the kernel: no mode, transform,
+trace, profiler or subclass of Tensor is active.  The dispatcher's path through Python costs more than the rest of a
+call.
 """
 
 import ctypes
@@ -21,7 +22,7 @@ from .._operators import OPERATORS, beside, gradient, leaf, schema_name
 from ._errors import check_tensor, rename
 from ._plan import DTYPES, Planner
 
-MAX_PLANS = 4096  # of one operator: a program whose shapes never repeat must not keep them all
+MAX_PLANS = 4096  # per operator, so that a program whose shapes never repeat does not keep a plan for each
 warn_on_copy = [False]
 _warned = set()
 _KERNELS = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
@@ -46,15 +47,15 @@ def _any_requires_grad(tensors):
 
 
 def _is_plain():
-    """Whether nothing of PyTorch's looks at calls of operators."""
+    """Returns whether no mode, transform, trace or profiler of PyTorch needs to see calls of operators."""
     return not (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
                 or torch._C._are_functorch_transforms_active() or torch._C._autograd._profiler_enabled()
                 or torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0)
 
 
 def _allocators():
-    """{device type: function of shape, stride and dtype}; of the current CUDA device.  Those of PyTorch's own compiled
-    code, where there are such: torch.empty_strided takes three times as long."""
+    """Returns {device type: allocation function of shape, stride and dtype}, for the current CUDA device.  Uses the
+    functions of PyTorch's compiled code if they exist, since torch.empty_strided takes three times as long."""
     def slow(device):
         return lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
@@ -66,7 +67,8 @@ def _allocators():
 
 
 def _are_plain(tensors):
-    """Whether tensors are what they seem: of PyTorch's own types, with memory that holds their values."""
+    """Returns whether tensors have PyTorch's own types, and their memory holds their values: no subclass, no negated
+    view and no zero tensor without memory."""
     for tensor in tensors:
         if tensor is not None and (type(tensor) not in _TYPES or tensor.is_neg() or tensor._is_zerotensor()):
             return False
@@ -76,11 +78,11 @@ def _are_plain(tensors):
 _EMPTY = _allocators()
 _TYPES = (torch.Tensor, torch.nn.Parameter)
 _data_ptr = torch.Tensor.data_ptr
-# A check of tensors all at once, of PyTorch's own compiler: types, dtypes, devices, shapes, strides, and what the
-# dispatcher knows of them.
+# A class of PyTorch's compiler that checks all tensors of a call at once: types, dtypes, devices, shapes, strides and
+# dispatch keys.
 _GUARDS = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
 _READS_Y = ("cuda",)  # the twins make dz without y
-MOST_CHECKS = 8  # of one combination of options; calls of more different tensors look their plans up
+MOST_CHECKS = 8  # per combination of options; calls with further kinds of tensors look up their plan
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
@@ -89,8 +91,8 @@ def _float(tensor):
 
 
 def _int32(function, name, tensor):
-    """A number beyond int32 becomes the nearest one there, so that it stays out of range.  A check would wait for the
-    device."""
+    """Converts a tensor to int32.  A number beyond int32 becomes the nearest int32, so that it stays out of range.  A
+    check would have to wait for the device."""
     if tensor.dtype == torch.int32:
         return tensor
     if tensor.dtype not in (torch.int64, torch.int16, torch.int8, torch.uint8):
@@ -105,7 +107,7 @@ class Engine:
         self.operator, self.name = operator, operator.name
         self.planner = Planner(operator)
         self.plans = {}
-        self.seen = {}  # what was called: [(check of tensors, plan, whether a backward pass may come)]
+        self.seen = {}  # {kind of call: [(check of tensors, plan, whether a backward pass may follow)]}
         self.functions = {}
         inputs = tuple(tensor.name for tensor in operator.tensors)
         packed = ("cu_seqlens", "seq_count") if operator.is_recurrent else ()
@@ -114,11 +116,12 @@ class Engine:
         self.state_count = sum(tensor.is_state for tensor in operator.tensors)
         self.y_count = len(operator.outputs) - self.state_count
         gradients = [schema_name(gradient(output.field)) for output in operator.outputs]
-        # each y that backward may read (reads_y), and where it lies among the outputs
+        # The indices, among the outputs, of each y that backward may read (reads_y), and the names of these y.
         self.kept = [i for i, output in enumerate(operator.outputs)
                      if output.like and beside(output.field, "reads_y") in operator.fields]
         kept = tuple(schema_name(operator.outputs[i].field) for i in self.kept)
-        # the tensors of each call, in the order of its schema; then come the options, then what is wanted
+        # The tensors of each call, in the order of its schema.  In the schema follow the options, then the outputs
+        # wanted.
         self.names = {"infer": inputs + packed, "forward": inputs + packed,
                       "backward": (*gradients, *saved, *kept) + inputs + packed}
         states = self.planner.state_in_place
@@ -128,9 +131,9 @@ class Engine:
             self.names["step"] = in_place + operator.of_steps
         if operator.has_pools:
             self.names["pool"] = in_place + packed + ("slots", "starts_zero")
-        if operator.decays:  # of one sequence, or a batch of them: see distributed.py
+        if operator.decays:  # for batches without packed sequences: see distributed.py
             self.names.update(segment=inputs, segment_backward=("dy",) + inputs)
-        # of each call, what has to be converted; "-": nothing
+        # For each call, how to convert each tensor, see convert(); "-": not at all.
         kinds = "".join(tensor.kind for tensor in operator.tensors)
         self.kinds = {"infer": kinds + "i" * len(packed)}
         kinds = kinds[:len(inputs) - self.state_count] + "-" * self.state_count
@@ -139,7 +142,7 @@ class Engine:
         self.results = tuple(output.field for output in operator.outputs) + saved
         self.gradients = tuple(gradient(tensor.field) for tensor in operator.tensors
                                if tensor.name != operator.own_gradient)
-        # schema's or struct's names of arguments that callers know by others
+        # Names in the schema or struct, and the names that callers know for these arguments.
         self.public = {"state_in": "state", "state_out": "state", "conv_state_in": "conv_state",
                        "conv_state_out": "conv_state", "slot_capacity": "the rows of state",
                        "wkv6_state_in": "wkv_state", "ssd_state_in": "ssm_state", "dt_min": "dt_limit[0]",
@@ -193,8 +196,9 @@ class Engine:
         torch.library.register_fake(f"gt_kernels::{name}", lambda *arguments: self.fake(call, arguments), lib=_library)
 
     def add_autograd(self, call, context=None, backward=None):
-        """As torch.library.register_autograd does; but where nothing lies between autograd and the kernel, it is called
-        without another turn through the dispatcher.  Without `backward` gradients are refused, tangents always."""
+        """Registers autograd, like torch.library.register_autograd.  But if nothing is active between autograd and the
+        kernel, the kernel is called without another pass through the dispatcher.  Without `backward`, gradients are
+        refused; tangents are always refused."""
         operator = getattr(getattr(torch.ops.gt_kernels, f"{self.name}_{call}"), "default")
 
         count = len(self.names[call])
@@ -231,7 +235,7 @@ class Engine:
     # ---- calls ----
 
     def wanted(self, call, rest):
-        """The fields of the outputs that a call asks for."""
+        """The fields of the outputs that a call requests."""
         if call in ("segment", "segment_backward"):
             return ("state_out" if call == "segment" else "dstate_in", "decay_out")
         if call == "backward":
@@ -249,7 +253,8 @@ class Engine:
             raise
 
     def answer(self, call, plan, outputs, first):
-        """What the schema promises: outputs of forward that were not asked for are empty."""
+        """Returns the outputs that the schema promises.  Outputs of forward that were not requested are empty
+        tensors."""
         if call in ("step", "pool"):
             return outputs[0]
         if call != "forward":
@@ -290,7 +295,7 @@ class Engine:
         return plan
 
     def execute(self, call, plan, tensors):
-        """Makes a planned call with the tensors that are there.  Returns the outputs, in the order of the plan."""
+        """Makes a planned call with the tensors that are not None.  Returns the outputs in the order of the plan."""
         device, is_cuda = plan.device, plan.is_cuda
         if is_cuda and device.index != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
@@ -314,10 +319,10 @@ class Engine:
             words[place] = output.data_ptr()
             outputs.append(output)
         if is_cuda:
-            alignment = bits & 15 and tuple([address & 15 for address in addresses])  # 0: all at 16 bytes
+            alignment = bits & 15 and tuple([address & 15 for address in addresses])  # 0: all are multiples of 16
             need = plan.workspace.get(alignment)
             if need is None:
-                args.workspace, args.workspace_bytes = None, 0  # of the call before
+                args.workspace, args.workspace_bytes = None, 0  # these belong to the previous call
                 need = self.ask(call, args)
                 field = {"infer": "forward", "pool": "forward", "segment_backward": "segment"}.get(call, call)
                 need = plan.workspace[alignment] = getattr(need, field)
@@ -331,7 +336,7 @@ class Engine:
             self.check(call, status)
         for position in plan.states:
             if not tensors[position].is_inference():
-                torch.autograd.graph.increment_version(tensors[position])  # written by its address
+                torch.autograd.graph.increment_version(tensors[position])  # the kernel has written to its address
         return outputs
 
     def check(self, call, status):
@@ -356,8 +361,9 @@ class Engine:
                        f"strides need {needed}")
 
     def join(self, call, states, decays, first):
-        """join or join_backward: the state that each piece starts from, or the gradient that it ends with.  It replaces
-        states [pieces,B,...]; first: the state before all pieces, or None."""
+        """Calls join or join_backward: computes the state that each piece starts from, or the gradient of the state
+        that it ends with.  The result overwrites states [pieces,B,...].  first: the state before all pieces (join) or
+        the gradient after all pieces (join_backward), or None."""
         sizes = dict(zip(self.operator.outputs[-1].shape.replace("@", "B"), map(int, states.shape[1:])))
         args = self.operator.struct(**sizes, pieces=len(states), piece_states=states.data_ptr(),
                                     piece_decays=decays.data_ptr(), piece_starts=states.data_ptr())
@@ -374,7 +380,7 @@ class Engine:
     # ---- calls from gt_kernels.torch ----
 
     def call(self, tensors, options, final_state, recompute):
-        """Forward, with tensors as the caller has them.  Returns each y and, if wanted, each final state."""
+        """Forward, with the caller's tensors.  Returns each y and, if wanted, each final state."""
         rest = self.rest(options, final_state, recompute)
         if _any_autocast():
             tensors = self.convert("infer", tensors)
@@ -401,7 +407,7 @@ class Engine:
         return self.execute("infer", plan, present)
 
     def update(self, call, tensors, options):
-        """A step, or forward with a pool.  Returns y; states are updated in place."""
+        """A step, or forward with a pool.  Returns y, and updates states in place."""
         if _any_autocast():
             tensors = self.convert(call, tensors)
         if not _is_plain():
@@ -424,11 +430,12 @@ class Engine:
         return self.execute(call, plan, present)[0]
 
     def rest(self, options, final_state, recompute):
-        """What comes behind the tensors in the schema of forward."""
+        """The arguments after the tensors in the schema of forward."""
         return options + (bool(final_state),) * self.state_count + (not recompute,) * self.operator.has_saved
 
     def find_seen(self, key, tensors):
-        """The checks of `key`.  None may see a nested tensor: PyTorch's check would end the process."""
+        """The stored checks of `key`.  Returns none if a tensor is nested, because PyTorch's check would end the
+        process."""
         seen = self.seen.get(key, ())
         if seen:
             for tensor in tensors:
@@ -437,7 +444,7 @@ class Engine:
         return seen
 
     def remember(self, key, tensors, plan, has_gradient):
-        """The next call with such tensors is known by one check of them all."""
+        """Stores a check of all tensors, so that the next call with such tensors finds its plan by one check."""
         if _GUARDS is None:
             return
         if len(self.seen) >= MAX_PLANS:
@@ -463,8 +470,9 @@ class Engine:
                        "supported", c.GT_ERROR_UNSUPPORTED)
 
     def convert(self, call, tensors):
-        """Tensors as an operator takes them: activations as autocast has them, companions of their dtype or float32,
-        parameters float32.  Those that are right come back as they are."""
+        """Converts tensors to the dtypes that an operator accepts.  Activations get the dtype of autocast.  Companions
+        such as w and dt get the dtype of activations or float32, parameters get float32.  Tensors of the right dtype do
+        not change."""
         kinds, function = self.kinds[call], self.function(call)
         names = [self.public.get(name, name) for name in self.names[call]]
         for kind, name, tensor in zip(kinds, names, tensors):
@@ -484,7 +492,7 @@ class Engine:
             dtype = torch.get_autocast_dtype(first.device.type)
         else:
             kinds = kinds.replace("x", "-").replace("p", "-")
-        if call == "step":  # parameters of one dtype that the kernels have stay as they are
+        if call == "step":  # parameters stay, if all have one dtype that the kernels support
             dtypes = {tensor.dtype for kind, tensor in zip(kinds, tensors) if kind == "P" and tensor is not None}
             if len(dtypes) == 1 and all(dtype in DTYPES for dtype in dtypes):
                 kinds = kinds.replace("P", "-")
@@ -502,7 +510,7 @@ class Engine:
         return tuple(result)
 
     def dispatch(self, tensors, rest):
-        """As `call`, by PyTorch's operators; torch.compile comes here, too.  Tensors are of the right dtypes."""
+        """Like `call`, but through PyTorch's operators, also under torch.compile.  Tensors have the right dtypes."""
         if not (torch.is_grad_enabled() and _any_requires_grad(tensors)):
             rest = rest[:self.option_count + self.state_count]
             return getattr(torch.ops.gt_kernels, f"{self.name}_infer")(*tensors, *rest)
@@ -517,7 +525,7 @@ class Engine:
         return getattr(torch.ops.gt_kernels, f"{self.name}_{call}")(*tensors, *options)
 
     def make_direct(self):
-        """The autograd function of a planned forward call."""
+        """Makes the autograd function of planned forward calls."""
         engine, has_saved = self, self.operator.has_saved
         count, option_count = len(self.names["forward"]), self.option_count
 
@@ -542,7 +550,7 @@ class Engine:
     # ---- autograd ----
 
     def keep(self, tensors, outputs):
-        """Each y that backward may read, or None: what dz of bf16 is made of on a GPU."""
+        """Each y that backward may read, or None.  On a GPU backward in bf16 computes dz from y."""
         if not self.kept:
             return ()
         z = tensors[self.inputs.index("z")]
@@ -560,18 +568,18 @@ class Engine:
 
     def autograd_backward(self, ctx, *gradients):
         count = len(self.names["forward"])
-        needed = ctx.needs_input_grad[1:]  # without the key set
+        needed = ctx.needs_input_grad[1:]  # skips the dispatch key set
         return self.find_gradients(ctx, ctx.shapes, gradients, needed[:count]) + (None,) * (len(needed) - count)
 
     def find_gradients(self, ctx, shapes, gradients, needed):
-        """Of the tensors of forward.  shapes: of each y."""
+        """Computes the gradients of forward's tensors.  shapes: the shape of each y."""
         everything, count = ctx.saved_tensors, len(self.names["forward"])
         values, (saved, *kept) = everything[:count], everything[count:]
         states = list(gradients[self.y_count:self.y_count + self.state_count])
         states += [None] * (self.state_count - len(states))
         if all(gradient is None for gradient in (*gradients[:self.y_count], *states)):
             return (None,) * len(needed)
-        dys = [values[0].new_zeros(shape) if dy is None else dy  # a loss of states alone, or of the other y
+        dys = [values[0].new_zeros(shape) if dy is None else dy  # the loss uses only states, or only another y
                for shape, dy in zip(shapes, gradients)]
         needs = {gradient(tensor.field): need for tensor, need in zip(self.operator.tensors, needed)}
         bits = [bit for bit, field in enumerate(self.gradients) if needs[field]]

@@ -1,7 +1,7 @@
-"""Arguments of the wrong kind, and the names in errors.
+"""Checks of arguments, and the names in error texts.
 
 The text of an error is "FUNCTION: ARGUMENT ...", where FUNCTION is the function that the user called.  A function that
-calls gt_kernels.torch for its own caller puts its own names there:
+calls gt_kernels.torch on behalf of its caller puts its own names there:
 
     @named("gt_kernels.compat.selective_scan_fn", dt="delta", Bm="B", Cm="C")
     def selective_scan_fn(u, delta, A, B, C, ...):
@@ -18,7 +18,8 @@ from .._arguments import refuse
 
 def named(function, **arguments):
     """A decorator.  Errors of gt_kernels name `function` instead of the function that found them.  `arguments` maps the
-    name of an argument of gt_kernels.torch to its name here.  The outermost of nested functions has the last word."""
+    name of an argument of gt_kernels.torch to its name in `function`.  If decorated functions are nested, the outermost
+    decides."""
     def decorate(inner):
         @functools.wraps(inner)
         def outer(*values, **options):
@@ -34,7 +35,8 @@ def named(function, **arguments):
 
 
 def rename(error, function, arguments):
-    """Gives the text of an error other names for its function and arguments: the first, and all before a value."""
+    """Replaces the names of the function and of the arguments in an error text: the first argument's name, and every
+    name before a value."""
     text = str(error)
     match = re.match(r"gt_\w+(?:\.\w+)*: \*?([\w.]*)", text)
     if match:
@@ -45,7 +47,7 @@ def rename(error, function, arguments):
 
 
 def check_tensor(function, name, tensor):
-    """Refuses anything but a dense tensor on a device that has the operators."""
+    """Refuses everything except a dense tensor on a device that supports the operators."""
     if not isinstance(tensor, torch.Tensor):
         kind = type(tensor)
         refuse(function, f"{name} is a {kind.__module__}.{kind.__qualname__}: must be a torch.Tensor")

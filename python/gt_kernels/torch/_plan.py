@@ -1,5 +1,5 @@
-"""Plans: the argument struct of a call with all but the addresses filled in, made from shapes, strides, dtypes and
-options alone, so that fake tensors do as well as real ones."""
+"""Plans.  A plan holds the argument struct of a call with everything except addresses.  It depends only on shapes,
+strides, dtypes and options, so fake tensors suffice to make one."""
 
 import ctypes
 import types
@@ -15,17 +15,22 @@ SAVES = ("cuda",)  # the twins save nothing
 
 
 class Plan:
-    """inputs: the place in the struct, in words, of each tensor that is given, in their order; copies: (which of these,
-    name); outputs: (field, place, shape, stride, dtype).  names, item_sizes and ends, of each input: its name, and the
-    bytes of an element and from the first to the end of the last.  states: which inputs are written; twins: (place,
-    input) of each that is read under another name, too."""
+    """The plan of a call.  A place is an offset in the struct, in 8-byte words.
+
+    inputs      the place of each given tensor, in order
+    copies      (index of the input, name) of inputs that must be copied
+    outputs     (field, place, shape, stride, dtype) of each output
+    names, item_sizes   of each input: name, bytes of an element
+    ends        of each input: bytes from the first element to the end of the last element
+    states      indices of the inputs that are written
+    twins       (place, input) of each input that is also read under another name"""
 
     __slots__ = ("names", "item_sizes", "ends", "states", "twins",
                  "struct", "template", "inputs", "copies", "outputs", "workspace", "device", "is_cuda", "arguments")
 
     def take(self):
-        """(struct, its 8-byte words, what a C function takes for it), for one call at a time.  All but addresses is
-        there; `give` them back."""
+        """Returns (struct, its 8-byte words, its ctypes reference) for one call.  The struct is complete except for
+        addresses.  Return the tuple with `give` after the call."""
         try:
             return self.arguments.pop()
         except IndexError:
@@ -38,7 +43,7 @@ class Plan:
 
 
 def symbolic_struct(operator):
-    """What takes the place of the struct where sizes are symbols of a compiler: no ctypes field holds one."""
+    """A substitute for the struct if sizes are symbols of a compiler, which ctypes fields cannot hold."""
     struct = types.SimpleNamespace()
     for field in operator.fields:
         *outer, name = field.split(".")
@@ -54,17 +59,18 @@ def has_symbols(tensors):
 
 
 def stride_bth(tensor, count):
-    """The components of a gt_stride (count = 3) or gt_stride4 (4), or None: the tensor has to be copied."""
+    """The components of a gt_stride (count = 3) or gt_stride4 (count = 4).  None: the tensor must be copied."""
     shape, stride = tensor.shape, tensor.stride()
     if len(shape) > count and shape[count] > 1 and stride[count] != 1:
         return None
     if any(size > 1 and step == 0 for size, step in zip(shape[:count], stride)):
-        return None  # an expanded index: in a stride of the C API 0 is the default
+        return None  # an expanded index has stride 0, which means the default in the C API
     return tuple(step if size > 1 else 0 for size, step in zip(shape[:count], stride))
 
 
 def stride_rows(tensor):
-    """Elements from row to row, all indices but the last counting rows, or None: the tensor has to be copied."""
+    """The stride of rows in elements, where all indices but the last together count rows.  None: there is no constant
+    stride, and the tensor must be copied."""
     shape, stride = tensor.shape, tensor.stride()
     if shape[-1] > 1 and stride[-1] != 1:
         return None
@@ -90,8 +96,8 @@ def end(tensor):
 
 
 def like(tensor, shape, stride):
-    """Memory for a tensor of `shape`: in the layout of `tensor` if it has that shape and its layout is one that a
-    `stride` of the C API has, else packed."""
+    """Allocates a tensor of `shape`.  It has the layout of `tensor` if the shapes are equal and the C API's `stride`
+    can express that layout; else it is packed."""
     if tuple(tensor.shape) == tuple(shape) and len(shape) > 2:
         result = torch.empty_like(tensor)
         if len(shape) == 3 or stride is c.gt_stride4 or result.stride(3) == 1:
@@ -111,8 +117,8 @@ class Planner(Shapes):
         self.tensor_of_gradient = {gradient(tensor.field): tensor for tensor in operator.tensors}
 
     def plan(self, call, values, options, wanted):
-        """values: (name, tensor or None) in the order of the schema; options in the order of the operator's; wanted: the
-        outputs' fields."""
+        """Plans a call.  values: (name, tensor or None) in the order of the schema.  options: in the order of
+        operator.options.  wanted: the fields of the outputs."""
         operator, given = self.operator, {name: value for name, value in values if value is not None}
         for tensor in operator.tensors:
             if not tensor.optional and tensor.name not in given:
@@ -175,9 +181,9 @@ class Planner(Shapes):
         return plan
 
     def output(self, struct, plan, field, given, shapes):
-        """Memory for an output or a gradient."""
+        """Plans the memory of an output or a gradient."""
         if field == "saved":
-            if isinstance(struct, types.SimpleNamespace) and plan.device.type in SAVES:  # the C API tells it of numbers alone
+            if isinstance(struct, types.SimpleNamespace) and plan.device.type in SAVES:  # the C API needs numbers
                 struct.saved_bytes = torch.library.get_ctx().new_dynamic_size()
             else:
                 struct.saved_bytes = self.saved_bytes(struct, plan)
@@ -196,7 +202,7 @@ class Planner(Shapes):
         return like(source, source.shape, stride) if stride else source.new_empty(source.shape, dtype=torch.float32)
 
     def set_dtypes(self, struct, call, given, device):
-        """Holds dtypes and devices against each other."""
+        """Checks that dtypes and devices agree, and puts the dtypes into the struct."""
         parameters = []
         dtype = given[self.operator.tensors[0].name].dtype
         if dtype not in DTYPES:
@@ -224,16 +230,18 @@ class Planner(Shapes):
         struct.dtype = DTYPES[dtype]
 
     def stride_type(self, field):
-        """The type of the stride of a tensor in the struct; None: it has to be packed."""
+        """The type of a tensor's stride field in the struct.  None: there is no such field, so the tensor must be
+        packed."""
         return self.operator.fields.get(f"{field}_stride")
 
     def set_stride(self, struct, field, value, call):
-        """Puts a tensor's stride into the struct.  False: the C API has none such, it has to be copied."""
+        """Puts a tensor's stride into the struct.  Returns False if the C API cannot express the stride, so that the
+        tensor must be copied."""
         kind = self.stride_type(field)
         is_state = leaf(field).endswith("state_out")
         if kind is None or (is_state and call not in ("step", "pool")):
             return value.is_contiguous()
-        if is_state and kind is ctypes.c_int64:  # packed rows of a pool, which may lie apart
+        if is_state and kind is ctypes.c_int64:  # rows of a pool are packed, but may have gaps between them
             if value.is_contiguous():
                 return True
             if not value[:1].is_contiguous() or value.stride(0) < value[0].numel():
@@ -250,7 +258,7 @@ class Planner(Shapes):
         return stride is not None
 
     def saved_bytes(self, struct, plan):
-        """The size of `saved`: it does not depend on how tensors are aligned, and is asked for with aligned ones."""
+        """The size of `saved`.  It does not depend on the alignment of tensors, so the query uses aligned addresses."""
         if plan.device.type not in SAVES:
             return 0
         question = self.operator.struct.from_buffer_copy(struct)

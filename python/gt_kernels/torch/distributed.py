@@ -1,31 +1,38 @@
-"""wkv6, ssd, conv1d and conv_ssd of sequences whose tokens lie in pieces on the ranks of a process group.
+"""wkv6, ssd, conv1d and conv_ssd for sequences whose tokens are split over the ranks of a process group.
 
     y = gt_kernels.torch.distributed.wkv6(r, k, v, w, u, group=group)    # tensors of this rank's tokens
 
-Arguments are those of gt_kernels.torch; group (None: all processes), lengths and cu_seqlens are equal on all ranks.
-  lengths      tokens of each rank, in order; 0 is right.  None: all ranks have as many.
-  cu_seqlens   packed sequences over all tokens of the group, batch 1; also a list.  On a GPU the call waits to read it.
-  state        is read on the rank of a sequence's first token (not packed: on the first).  Its gradient elsewhere is 0.
-  final_state  lies on the rank of a sequence's last token (not packed: on the last), elsewhere is 0.
-Sums over ranks give final states, and gradients of state, u, A, Dskip, dt_bias, weight and bias.  Every rank calls
-forward, and backward on a loss that depends on its y.  A group of one rank is the plain call.
+Arguments are those of gt_kernels.torch.  group (None: all processes), lengths and cu_seqlens are equal on all ranks.
+  lengths      tokens of each rank, in order; 0 is allowed.  None: all ranks have the same number.
+  cu_seqlens   packed sequences over all tokens of the group, batch 1; may be a list.  On a GPU the call waits to
+               read it.
+  state        is read on the rank of a sequence's first token (not packed: on the first rank).  On other ranks its
+               gradient is 0.
+  final_state  is on the rank of a sequence's last token (not packed: on the last rank).  On other ranks it is 0.
+Sum over ranks to get final states, and gradients of state, u, A, Dskip, dt_bias, weight and bias.  Every rank must call
+forward, and backward on a loss that depends on its y.  In a group of one rank a call is the plain call.
 
-Recurrences: C states cross a border (C: the batch, 1 if packed); E is the decay of a piece, L its state from zeros.
-  forward   segment makes E and L.  all_gather.  join makes the start S.  Forward from S saves for backward, as ever.
-  backward  segment makes X, the gradient of the start by its own dy.  all_gather.  join makes the gradient G of the
-            end.  Backward from S and G.
-  Bytes     of a rank: 4 C (state + decays), then 4 C state.  wkv6: C H (N V + N) numbers, ssd: C H (P N + 1).
-  Passes    segment reads k v w (ssd: x dt Bm), for half of forward's products with states.  S could correct y instead,
-            by as many products: that reads r w y, writes y, rounds it twice, and must undo a gate z and correct what
-            is saved.  G would correct dk dv dw, six arrays; segment reads r w dy.  So segment moves fewer bytes.
+Recurrences: C states cross a border between ranks (C: the batch; 1 if packed).  A rank's tokens are a piece.  E is the
+decay of a piece, and L its final state from a zero state.
+  forward   segment computes E and L.  all_gather exchanges them.  join computes S, the state before this rank's piece.
+            The usual forward then starts from S, and saves for backward.
+  backward  segment computes X, the gradient of S from the rank's own dy.  all_gather exchanges X.  join computes G, the
+            gradient of the piece's final state.  The usual backward then runs with S and G.
+  Bytes     that a rank sends: 4 C (state + decays) in forward, 4 C state in backward.  Numbers of state and decays:
+            wkv6 C H (N V + N), ssd C H (P N + 1).
+  Passes    segment reads k v w (ssd: x dt Bm), and needs half of forward's products with states.  Instead, S could
+            correct y with as many products.  That would read r w y, write y, and round y twice; it would also have to
+            undo a gate z and correct the saved arrays.  In backward G would correct dk dv dw, which moves six arrays,
+            while segment reads r w dy.  So segment moves fewer bytes.
 Window of conv1d
-  forward   all_gather of the last W-1 inputs in float32, 4 C D (W-1) bytes.  A rank takes those before its first token
-            from as many ranks as hold them.  Then forward.
-  backward  the first W-1 tokens give the gradients of these.  all_gather.  Then backward of all tokens.
-conv_ssd    is conv1d, then ssd, in this order; backward is ssd, then conv1d.
+  forward   all_gather exchanges the last W-1 inputs in float32, 4 C D (W-1) bytes.  A rank takes the inputs before its
+            first token from as many ranks as hold them.  The usual forward follows.
+  backward  Backward of the first W-1 tokens gives the gradients of these inputs.  all_gather exchanges them.  Backward
+            of all tokens follows.
+conv_ssd    runs conv1d, then ssd; backward runs ssd, then conv1d.
 Errors      A message of forward begins with 8 (14 + ranks) bytes: sizes, dtypes, tokens, lengths, a hash of cu_seqlens.
-            All ranks refuse what differs, with both values; on a GPU a call with new values waits and compares, others
-            do not.  A call with new sizes has one more exchange: the length of a message follows from them.
+            If values differ, all ranks refuse the call and report both.  On a GPU only calls with new values wait and
+            compare.  A call with new sizes makes one more exchange, because the length of a message depends on sizes.
 """
 
 import bisect
@@ -53,21 +60,22 @@ _MOST_KEPT = 4096
 _agreements = weakref.WeakKeyDictionary()  # {group: Agreement}
 
 
-# ---- who has which tokens ----
+# ---- which rank has which tokens ----
 
 
 class Layout:
-    """The piece of one rank.  Of the sequences of the group it works on those from `first` to `last` - 1; `bounds` are
-    theirs, within the piece.  incoming: the first of them began on a rank before, and has `end` tokens here.  outgoing:
-    the last of them goes on, and has its tokens here from `begin` on.  passes: both are the same sequence.  Without
-    packed sequences all batch elements are one, which takes all tokens of all ranks."""
+    """The piece of one rank.  It holds tokens of the group's sequences `first` to `last` - 1; `bounds` are their bounds
+    within the piece.  incoming: the first of these sequences began on an earlier rank; its tokens here end at `end`.
+    outgoing: the last one continues on a later rank; its tokens here begin at `begin`.  passes: incoming and outgoing
+    sequence are the same.  Without packed sequences the whole batch counts as one sequence over all tokens of all
+    ranks."""
 
     def __init__(self, rank, lengths, cu_seqlens):
         self.rank, self.lengths, self.cu_seqlens = rank, lengths, cu_seqlens
         offsets, last_rank = [0, *itertools.accumulate(lengths)], len(lengths) - 1
         start, stop = offsets[rank:rank + 2]
         if cu_seqlens is None:
-            self.crossing = [None] + [0] * last_rank + [None]  # which sequence crosses the border before a rank
+            self.crossing = [None] + [0] * last_rank + [None]  # the sequence that crosses the border before each rank
         else:
             self.crossing = [self.find_crossing(cu_seqlens, offset) for offset in offsets]
         before, after = self.crossing[rank:rank + 2]
@@ -79,9 +87,9 @@ class Layout:
             self.first = before if self.incoming else bisect.bisect_left(cu_seqlens, start, 0, count)
             self.last = count if rank == last_rank else max(bisect.bisect_left(cu_seqlens, stop, 0, count), self.first)
             inside = [min(max(bound, start), stop) - start for bound in cu_seqlens[self.first:self.last + 1]]
-            self.bounds = inside if self.last > self.first else [0, 0]  # an empty sequence for none
+            self.bounds = inside if self.last > self.first else [0, 0]  # without sequences: one empty sequence
             self.begin, self.end = inside[-2:][0], inside[:2][-1]
-        self.from_rank = self.to_rank = rank  # of the incoming sequence the first rank, of the outgoing the last
+        self.from_rank = self.to_rank = rank  # first rank of the incoming, last of the outgoing sequence
         while self.incoming and self.crossing[self.from_rank] == before:
             self.from_rank -= 1
         while self.outgoing and self.crossing[self.to_rank + 1] == after:
@@ -89,7 +97,7 @@ class Layout:
 
     @staticmethod
     def find_crossing(cu_seqlens, offset):
-        """The sequence that has tokens on both sides of a border, or None."""
+        """Returns the sequence that has tokens on both sides of a border, or None."""
         i = bisect.bisect_left(cu_seqlens, offset)
         return i - 1 if 0 < i < len(cu_seqlens) and cu_seqlens[i] > offset else None
 
@@ -101,8 +109,8 @@ class Layout:
         return self.tensors[device]
 
     def inputs_before(self, rank, count):
-        """Where the `count` inputs before the incoming sequence's tokens of a rank lie: [(rank, how many of its last
-        ones, the end of these among the `count`)]."""
+        """Finds the `count` inputs before a rank's tokens of the incoming sequence.  Returns [(source rank, number of
+        its last inputs, the index among the `count` at which they end)]."""
         result, crossing = [], self.crossing[rank]
         while crossing is not None and count:
             rank -= 1
@@ -115,11 +123,11 @@ class Layout:
 _layout = functools.lru_cache(256)(Layout)
 
 
-# ---- what crosses the borders ----
+# ---- the exchange over borders ----
 
 
 class Exchange:
-    """One call on one rank.  A state here is a row of the operator's states: [rows, ...]."""
+    """The exchange of one call on one rank.  The states of a call are rows: [rows, ...]."""
 
     def __init__(self, name, layout, group, header, sizes, options, rest):
         self.engine, self.layout, self.group, self.header = _engine.ENGINES[name], layout, group, header
@@ -129,18 +137,19 @@ class Exchange:
         self.carried = sizes["B"] if layout.bounds is None else 1  # rows that cross a border
         self.state_shape = shapes.shape(operator.outputs[-1].shape[1:], sizes, None)
         self.decay_shape = shapes.shape(operator.decays[1:], sizes, None)
-        # this rank's own tokens may be others: then the exchange ends in an error
+        # If the number of tokens is not the one in `lengths`, the rank sends no content, and the exchange ends in an
+        # error.
         self.sends = layout.outgoing and layout.lengths[layout.rank] == sizes["T"]
         self.times = ["T" in tensor.shapes[0] for tensor in operator.tensors[:-1]]
 
     def cut(self, inputs, *bounds):
-        """The tensors of some of the tokens."""
+        """Cuts the tensors that have a time index to the tokens in `bounds`."""
         return [tensor[:, slice(*bounds)] if has_time and tensor is not None else tensor
                 for tensor, has_time in zip(inputs, self.times)]
 
     def gather(self, parts, *shapes):
-        """all_gather of one message of every rank, which is its `parts` of these shapes, or None: nobody reads it.
-        Returns the parts of all ranks, as views [ranks, ...]."""
+        """all_gather of one message per rank.  The message holds `parts` of these shapes; None: zeros, which no rank
+        reads.  Returns the parts of all ranks as views [ranks, ...]."""
         counts, ranks = [torch.Size(shape).numel() for shape in shapes], len(self.layout.lengths)
         if parts is None:
             message = torch.zeros(sum(counts), device=self.device)
@@ -148,7 +157,7 @@ class Exchange:
             message = torch.cat([part.reshape(-1) for part in parts])
         if self.header is not None:
             agreement = _agreements.setdefault(self.group, Agreement())
-            header, self.header = self.header, None  # backward has none
+            header, self.header = self.header, None  # backward sends no header
             every = agreement.gather(header, message.view(torch.int32), self.group).view(torch.float32)
         else:
             every = message.new_empty(ranks * len(message))
@@ -158,7 +167,7 @@ class Exchange:
         return [column.unflatten(1, shape) for column, shape in zip(every.split(counts, 1), shapes)]
 
     def with_first(self, rows, others):
-        """All states: `rows`, which came in, and behind them those of `others`, or zeros."""
+        """Returns the states of all sequences: the incoming `rows` first, then the states of `others`, or zeros."""
         if self.rows == self.carried:
             return rows
         left = others[self.carried:] if others is not None else rows.new_zeros(self.rows - 1, *self.state_shape)
@@ -171,7 +180,7 @@ class Exchange:
         return torch.cat([left, rows])
 
     def forward(self, inputs, state, is_saving):
-        """Returns the results of the operator's forward, the states it began with, and what backward needs to know."""
+        """Returns the results of the operator's forward, the states that it started from, and data for backward."""
         self.device, layout = inputs[0].device, self.layout
         start, kept = self.exchange(inputs, state[-self.carried:] if state is not None else None)
         if start is not None:
@@ -180,13 +189,13 @@ class Exchange:
         arguments = (*inputs, state, layout.cu_seqlens_on(self.device), None)
         results = self.engine.run("forward" if is_saving else "infer", (*arguments, *rest))
         if self.rest[len(self.options)] and layout.outgoing:
-            results[1][-self.carried:] = 0  # not final yet
+            results[1][-self.carried:] = 0  # not a final state: the sequence continues
         return results, state, kept
 
     def backward(self, inputs, state, dy, dstate, kept):
-        """The gradient of the final states, those that have come from other ranks among them."""
+        """Returns the gradient of the final states, including the gradients that came from other ranks."""
         self.device, layout = dy.device, self.layout
-        is_final = layout.incoming and not layout.passes  # the end of what came in lies here
+        is_final = layout.incoming and not layout.passes  # the incoming sequence ends here
         own = dstate[:self.carried].contiguous() if is_final and dstate is not None else None
         start = state[:self.carried] if layout.incoming else None
         end = self.exchange_backward(inputs, start, dy, own, kept)
@@ -198,11 +207,11 @@ class Recurrence(Exchange):
         layout, parts = self.layout, None
         if self.sends:
             parts = self.engine.run("segment", (*self.cut(inputs, layout.begin, None), None, *self.options))
-            if not layout.passes:  # it begins here
+            if not layout.passes:  # the outgoing sequence begins here
                 if state is not None:
                     states, decays = (torch.stack([part, part]) for part in parts)
                     parts[0] = self.engine.join("join", states, decays, state)[1]
-                parts[1].zero_()  # it meets a state or gradient of 0, which may be another sequence's
+                parts[1].zero_()  # a decay of 0 cuts off states and gradients of other sequences
         states, decays = self.gather(parts, (self.carried, *self.state_shape), (self.carried, *self.decay_shape))
         start = kept = None
         if layout.incoming:
@@ -233,7 +242,7 @@ class Window(Exchange):
         if self.sends:
             x = inputs[0][:, layout.begin:]
             x = x[:, max(x.shape[1] - width, 0):].transpose(1, 2).float()
-            before = x.new_zeros(*x.shape[:2], width) if state is None else state  # read only if it begins here
+            before = x.new_zeros(*x.shape[:2], width) if state is None else state  # read if the sequence begins here
             parts = [torch.cat([before[..., x.shape[2]:], x], 2)]
         last, = self.gather(parts, (self.carried, *self.state_shape))
         if not layout.incoming:
@@ -245,7 +254,7 @@ class Window(Exchange):
         layout, parts, width = self.layout, None, self.state_shape[-1]
         if layout.incoming:
             count = min(layout.end, width)
-            own = own if count < width else None  # else no input of before is in it
+            own = own if count < width else None  # else the final state contains none of the earlier inputs
             wanted = 1 << self.engine.gradients.index("dstate_in")
             parts = self.engine.run("backward", (dy[:, :count], own, *self.cut(inputs, count), start, None, None,
                                                  *self.options, wanted))
@@ -281,7 +290,7 @@ class Function(torch.autograd.Function):
     def backward(ctx, dy, dstate=None):
         exchange, needed = ctx.exchange, ctx.needs_input_grad[2:]
         layout, engine, count = exchange.layout, exchange.engine, len(needed)
-        everything = ctx.saved_tensors  # asked for once, for checkpointing's sake
+        everything = ctx.saved_tensors  # read only once, because checkpointing allows no more
         tensors, (kept, *saved) = everything[:count], everything[count:]
         *inputs, state = tensors
         with torch.no_grad():
@@ -293,7 +302,7 @@ class Function(torch.autograd.Function):
                 saved_tensors=(*tensors, layout.cu_seqlens_on(dy.device), None, *saved), options=exchange.options)
             results = list(engine.find_gradients(found, [shape], (dy, dstate), (*needed, False, False)))[:count]
             if layout.incoming and results[-1] is not None:
-                results[-1][:exchange.carried] = 0  # the states that came in, not the caller's
+                results[-1][:exchange.carried] = 0  # incoming states are not the caller's
         if torch.is_grad_enabled():  # create_graph
             positions = [i for i, result in enumerate(results) if result is not None]
             once = Once.apply(engine.name, len(positions), *(results[i] for i in positions), *given, *tensors)
@@ -303,7 +312,7 @@ class Function(torch.autograd.Function):
 
 
 class Once(torch.autograd.Function):
-    """Gradients that have none: the first `count` tensors, as functions of all others."""
+    """Makes the first `count` tensors, which are gradients, depend on all others, and refuses to differentiate them."""
 
     @staticmethod
     def forward(ctx, name, count, *tensors):
@@ -316,11 +325,11 @@ class Once(torch.autograd.Function):
                                   "are not supported")
 
 
-# ---- whether ranks agree ----
+# ---- agreement of ranks ----
 
 
 def _all(values, group, ranks, device):
-    """The integers of every rank, as lists."""
+    """Gathers a list of integers from every rank.  Returns one list per rank."""
     mine = torch.tensor(values, dtype=torch.int64, device=device)
     every = mine.new_empty(ranks * len(values))
     dist.all_gather_into_tensor(every, mine, group=group)
@@ -328,7 +337,7 @@ def _all(values, group, ranks, device):
 
 
 class Header:
-    """What the ranks of a call have to agree about, as the first numbers of a message."""
+    """The values that must be equal on all ranks of a call.  They are the first numbers of a message."""
 
     NAMES = ("operator", *_SIZES, "dtype", "dtype of w or dt", "the sequences of cu_seqlens", "cu_seqlens", "tokens")
 
@@ -351,13 +360,13 @@ class Header:
         return None if name.startswith("lengths") and value < 0 else value
 
     def check(self, every, group):
-        """Refuses what differs; `every`: the values of every rank."""
+        """Refuses the call if values differ.  every: the values of each rank."""
         tokens = self.names.index("tokens")
         for rank, others in enumerate(every):
             for i, (name, right, value) in enumerate(zip(self.names, every[0], others)):
                 if right == value or (i == tokens and self.lengths):
                     continue
-                if name == "cu_seqlens" and self.device.type != "cpu":  # rank 0 may not have looked
+                if name == "cu_seqlens" and self.device.type != "cpu":  # rank 0 may not compare in this call
                     self.refuse(f"cu_seqlens of rank 0 and rank {rank} differ")
                 if name == "cu_seqlens":
                     bounds = _all(self.cu_seqlens, group, self.ranks, self.device)
@@ -375,9 +384,10 @@ class Header:
 
 
 class Agreement:
-    """What the ranks of a group have agreed about.  The length of a message follows from sizes.  Ranks with sizes that
-    are new to them first exchange a message as long as their last one, without content: a rank that goes on with those
-    sizes takes it for its own kind, and finds the header."""
+    """The values that the ranks of a group have already agreed on.  The length of a message depends on sizes, and
+    all_gather needs equal lengths.  So a rank with new sizes first exchanges a message without content that is as long
+    as its previous one.  A rank that still has the previous sizes takes this message for a usual one, reads the header,
+    and finds the difference."""
 
     def __init__(self):
         self.sizes, self.headers, self.last = set(), {}, {}
@@ -388,7 +398,7 @@ class Agreement:
         if header.sizes not in self.sizes:
             content = payload.new_zeros(self.last.get(operator, self.last.get(None, 0)))
             self.exchange(header, content, group)
-            if len(self.sizes) >= _MOST_KEPT:  # on all ranks at once: they have made the same calls
+            if len(self.sizes) >= _MOST_KEPT:  # happens on all ranks in the same call
                 self.sizes.clear()
             self.sizes.add(header.sizes)
         self.last[operator] = self.last[None] = len(payload)
@@ -405,7 +415,7 @@ class Agreement:
         every = message.new_empty(header.ranks * len(message))
         dist.all_gather_into_tensor(every, message, group=group)
         every = every.view(header.ranks, -1)
-        if is_new or header.device.type == "cpu":  # a check waits for the device
+        if is_new or header.device.type == "cpu":  # on a GPU only for new values, because a check waits for the device
             header.check(every[:, :len(first)].contiguous().view(torch.int64).tolist(), group)
         if len(self.headers) >= _MOST_KEPT:
             self.headers.clear()
@@ -417,7 +427,7 @@ class Agreement:
 
 
 def _members(function, group):
-    """(group, rank, ranks)"""
+    """Returns (group, rank, number of ranks)."""
     if not dist.is_initialized():
         refuse(function, "torch.distributed has no process group: call init_process_group first")
     group = dist.group.WORLD if group is None else group
@@ -490,7 +500,7 @@ def _call(name, tensors, options, final_state, recompute, group, lengths, cu_seq
 
 
 def _run(name, tensors, options, final_state, recompute, layout, lengths, group):
-    """A call whose arguments are right, unless ranks disagree.  Returns (y,) or (y, final state)."""
+    """Runs a call with checked arguments; ranks may still disagree.  Returns (y,) or (y, final state)."""
     engine, (*inputs, state), sizes = _engine.ENGINES[name], tensors, {}
     operator, planner = engine.operator, engine.planner
     for tensor, value in zip(operator.tensors, inputs):
@@ -561,7 +571,7 @@ def conv1d(x, weight, bias=None, state=None, *, activation=None, final_state=Fal
 def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, conv_state=None, state=None, *,
              state_size, groups=1, softplus=False, dt_limit=None, final_state=False, group=None, lengths=None,
              cu_seqlens=None, segments=0, recompute=False):
-    """gt_kernels.torch.conv_ssd of tokens on all ranks of `group`.  In several ranks the output of the convolution is
+    """gt_kernels.torch.conv_ssd of tokens on all ranks of `group`.  With several ranks the output of the convolution is
     kept for backward."""
     options = (_int("conv_ssd", "state_size", state_size), _int("conv_ssd", "groups", groups),
                _flag("conv_ssd", "softplus", softplus), *_dt_limit("conv_ssd", dt_limit),
@@ -571,9 +581,9 @@ def conv_ssd(xBC, dt, weight, A, bias=None, Dskip=None, z=None, dt_bias=None, co
 
 
 def pack(seq_idx, *, group=None):
-    """(cu_seqlens, lengths) for the functions above.  seq_idx [T] or [1,T], int32 or int64, is of this rank's tokens, any
-    T.  A sequence ends where it changes, as in mamba_ssm.  The call waits for two exchanges: make it once for all
-    layers."""
+    """Returns (cu_seqlens, lengths) for the functions above.  seq_idx [T] or [1,T], int32 or int64, has the sequence of
+    each of this rank's tokens; T may differ between ranks.  A sequence ends where seq_idx changes, as in mamba_ssm.
+    The call waits for two exchanges, so make it once for all layers."""
     function = f"{_MODULE}.pack"
     group, _, ranks = _members(function, group)
     if not isinstance(seq_idx, torch.Tensor) or seq_idx.dtype not in (torch.int32, torch.int64) \
