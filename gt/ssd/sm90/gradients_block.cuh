@@ -599,7 +599,7 @@ GT_DEV float skip_of_head(const ChunkGradientParams& p, const HopperBlock<C>& me
 template <class C>
 GT_DEV void wait_for_rows(const HopperBlock<C>& me, int step) {
     me.stages().wait_full(me.in_stages(step));
-    if (!me.by_maps) fence_async_proxy(); /* skipped by maps: the fence also waits for stores of the last step's sums */
+    if (!me.by_maps) fence_async_proxy(); /* not for maps: the fence also waits for stores of the last step's sums */
 }
 
 /* out[row], out[row + 8] <- sums of x over the four lanes of a row. */
