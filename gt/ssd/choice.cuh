@@ -37,8 +37,8 @@ struct ForwardChoice {
 
 struct Choice {
     bool
-        has_tensor_sizes; /* this build has MMA or SM90 kernels for these sizes on this device; only then the fields
-                             below are set */
+        has_tensor_sizes; /* this build has MMA or SM90 kernels for these sizes on this device; only then are the fields
+                             below set */
     bool on_tensor_cores; /* the rows of the call fit, too; else ANY takes the call, in any_segments */
     int64_t any_segments, segments;
     bool saves_states; /* forward leaves states for backward */
