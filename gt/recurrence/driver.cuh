@@ -8,20 +8,22 @@
  *                scan over segments, every segment from the state that the scan found.
  *
  * An operator describes itself in a struct `Operator`, which has
- *     Args, Stream     its argument struct; gt_stream, or Chain if its kernels call wait_for_chain()
- *     table()          its gt_op
- *     check(a)         an error for sizes beyond the kernels
- *     Choice           the kernels of a pass, chosen by choose(a, pass, device)
+ *     Args, Stream     its argument struct; gt_stream, or Chain if its kernels call wait_for_chain().
+ *     table()          its gt_op.
+ *     check(a)         an error for sizes beyond the kernels.
+ *     Choice           the kernels of a pass, chosen by choose(a, pass, device).
  *     plan_forward(a, choice, device), plan_backward(a, choice, device)
- *     step(a, device, stream)  the launch of gt_OP_step; stream: a Stream
+ *     step(a, device, stream)  the launch of gt_OP_step; stream: a Stream.
+ *
  * A call chooses once, then plans once.  A plan is const afterwards, and has everything that its launches need:
- *     sequences           of the call
- *     unused              the tensors that clear_unused() clears; CLEAR names the launch
+ *     sequences           of the call.
+ *     unused              the tensors that clear_unused() clears; CLEAR names the launch.
  *     bytes, saved        sizes of workspace and of `saved`, which forward writes for backward; a size query makes a
- *                         plan, too
- *     forward:   pass(device, stream)
+ *                         plan, too.
+ *     forward:   pass(device, stream).
  *     backward:  has_states (saved by forward), accumulate, sums (a RowSums);
- *                make_states(device, stream), make_gradients(device, stream), finish_chunks(device, stream)
+ *                make_states(device, stream), make_gradients(device, stream), finish_chunks(device, stream).
+ *
  * HAS_PIECES says whether there is plan_segment<REVERSE>(a, choice, device).  It makes a plan with `bytes` and
  * run(device, stream).  make_gradients() makes G, finish_chunks() the chunks' gradients from G.  If one kernel makes
  * both, as in scan, make_gradients() launches it, and finish_chunks() adds up its partial sums. */

@@ -5,8 +5,8 @@
  * segments and a scan with ENDS (segments.cuh; call_segment in driver.cuh).  From these results gt_OP_join, below,
  * makes every piece's start state, and gt_OP_join_backward the gradient at every piece's end.  gt_kernels.h has the
  * mathematics, at gt_wkv6_segment.
- * The Operator of an operator with pieces also has: rows(a), the number of rows of a state, each with its own decay;
- * columns(a), the numbers of a row; JOIN, the name of the launch. */
+ * The Operator of an operator with pieces also has rows(a), the number of rows of a state, each with its own decay.  It
+ * has columns(a), the numbers of a row, and JOIN, the name of the launch. */
 #ifndef GT_RECURRENCE_PIECES_CUH
 #define GT_RECURRENCE_PIECES_CUH
 

@@ -24,9 +24,11 @@ GT_DEV void run_roles(int warpgroup, const Produce& produce, const Consume& cons
 }
 
 /* run_roles() in which each role waits for the chain of launches at its own time.
- *     producer_waits()   whether the producer reads outputs of a previous kernel
+ *
+ *     producer_waits()   whether the producer reads outputs of a previous kernel.
  *     is_apart()         whether consumers read no such output: then they release the next kernel, and one block waits
- *                        at its end, for the sake of later kernels
+ *                        at its end, for the sake of later kernels.
+ *
  * Each role calls these functions itself.  If the kernel called them first, both roles would hold the answers in
  * registers. */
 template <class Tile, class ProducerWaits, class IsApart, class Produce, class Consume>

@@ -6,8 +6,9 @@
  * below half a unit.
  *
  * Philox4x32-10 makes the random words (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"):
- *     key      the seed
- *     counter  {group, low 32 bits; high 32 bits; the step number of the batch element; 0}
+ *
+ *     key      the seed.
+ *     counter  {group, low 32 bits; high 32 bits; the step number of the batch element; 0}.
  * A group is four adjacent numbers in a row of a state, 4 g ... 4 g + 3; each of them has a word.  Groups are counted
  * row by row within one batch element's state, ceil(columns / 4) in each row.  So no word depends on the batch, the row
  * of the pool, the tile or the alignment. */

@@ -4,14 +4,16 @@
  *     S <- decay . S + key x value
  * So over any run of tokens   S after = (product of decays) . S before + (S after a start from zero).
  * A call with few heads and long sequences cuts each sequence into segments and makes three launches:
+ *
  *     local   Every segment except a sequence's last one runs in its own block, from a zero state.  The block stores
  *             the segment's end state and the log of its decay.
  *     scan    Runs over the segments in order, for every state element by itself.  A segment's start state overwrites
  *             its end state.
  *     final   Every segment runs again, from its start state, and makes the outputs.
+ *
  * Backward makes the same three launches for G = dL/dS, from the last segment to the first.
- * gt_OP_segment, for a piece of a sequence, makes only the first two launches: local, for every segment, and a scan
- * that stores the state at the piece's end and the log of the piece's decay.
+ * gt_OP_segment, for a piece of a sequence, makes only the first two launches.  These are local, for every segment, and
+ * a scan that stores the state at the piece's end and the log of the piece's decay.
  *
  * Layout of states: [segment slot][state_size], the state of a whole sequence (all heads).
  * Layout of decays: [segment slot][terms][decay_size].  An entry is one number; with terms = 2 it is the sum of two

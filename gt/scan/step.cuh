@@ -225,9 +225,7 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
         }
         const int forms = forms_of<C>(A, delta);
         GT_UNROLL
-        for (int i = 0; i < C::CHANNELS; i++)
-            delta[i] = made_here(delta[i]); /* so that the compiler does not keep 16
-                                                                               * exponents */
+        for (int i = 0; i < C::CHANNELS; i++) delta[i] = made_here(delta[i]); /* so 16 exponents are not kept */
         if (forms == POWERS)
             y = advance<POWERS, C>(h, A, delta, input, B, Cm, s.lane);
         else if (forms == SOME_NEAR_ONE)

@@ -1,6 +1,6 @@
-/* gt/ssd/problem.cuh - the arguments of ssd in the form that kernels take: sizes, the tensors of a call, the parameters
- * that a plan gives to each kernel, and the segments, tokens and chunks of a block.  It includes no other file of
- * ssd. */
+/* gt/ssd/problem.cuh - the arguments of ssd in the form that kernels take.  It has sizes, the tensors of a call, the
+ * parameters that a plan gives to each kernel, and the segments, tokens and chunks of a block.  It includes no other
+ * file of ssd. */
 #ifndef GT_SSD_PROBLEM_CUH
 #define GT_SSD_PROBLEM_CUH
 

@@ -32,8 +32,8 @@
  * token.
  * BYTES per row: the state once each way, 8 N.  Per token and row, bf16: x, y (and z) 2 each.  Per token and block: B
  * and C 4 N, mostly from L2.
- * ISSUE SLOTS per row and token, N = 128: 8 multiply-adds and products on the state (12 where the decay is near 1), 4
- * for y, about 4 for sums, x, B, C and the rest.
+ * ISSUE SLOTS per row and token, N = 128: 8 multiply-adds and products on the state, or 12 where the decay is near 1.
+ * 4 for y, and about 4 for sums, x, B, C and the rest.
  * GRID: a strand has H * parts blocks; a part is up to WARPS warps of one head.  There is a strand for every batch
  * element, up to the limit of a grid. */
 #ifndef GT_SSD_STEP_CUH

@@ -2,13 +2,14 @@
  *
  * A block owns 64 rows of one head's state for a whole segment.  It takes the segment a sub-chunk of 16 tokens at a
  * time.  For each sub-chunk it stages x, B, C, silu(z) and the decays in shared memory, and then computes:
- *     S_ts = <C_t, B_s> L_ts
- *     y_t = pre_t C_t h + sum_s S_ts Delta_s x_s + Dskip x_t, times silu(z)
+ *
+ *     S_ts = <C_t, B_s> L_ts.
+ *     y_t = pre_t C_t h + sum_s S_ts Delta_s x_s + Dskip x_t, times silu(z).
  *     h <- E h + sum_s Delta_s suf_s x_s B_s^T
  *
  * REGISTERS per thread: h, 8 RN values, fp32 (64 at N = 128), and up to 32 for the sum that a sub-chunk adds to h.
  * SHARED MEMORY: x, B, C, z, S_ts, the decays, the sums over n: 19.4 KB for N up to 16, 33.4 to 128, 49.4 to 256.
- * ARITHMETIC per token and head: 2 P N multiply-adds on the state, 16 N + 16 P within the sub-chunk, and 3 P N / (4 RN)
+ * ARITHMETIC per token and head: 2 P N multiply-adds on the state, 16 N + 16 P within the sub-chunk.  3 P N / (4 RN)
  * lane shuffles to sum over n.
  * BYTES per token and head, bf16: x, y (and z) 2 P each, B and C 4 N from L2, checkpoints P N / 32.
  * grid: strands*H*tiles; block 128, 256 for N > 128.  Every sum has one fixed order, so results are deterministic. */

@@ -19,8 +19,8 @@ namespace ssd {
  * SHARED MEMORY: as forward, and dy, R, c, the partial sums of e and f: 41.1 KB for N of 65 to 128, 57.7 KB to 256.
  * ARITHMETIC per token and head: 5 P N multiply-adds on the states (advancing h, dC, dB, U, G), 6 P N with dz, and 48 N
  * + 48 P within the sub-chunk.
- * BYTES per token and head, bf16, P = 64, N = 128: x twice, dy, dx 2 P each, B twice and C 6 N from L2, checkpoints P N
- * / 32, parked states P N / 4 twice, partial sums of dB and dC 8 N: about 5.8 KB.
+ * BYTES per token and head, bf16, P = 64, N = 128: x twice, dy, dx 2 P each, B twice and C 6 N from L2.  Checkpoints P
+ * N / 32, parked states P N / 4 twice, partial sums of dB and dC 8 N.  In all about 5.8 KB.
  * grid: strands*H*tiles; block 128, 256 for N > 128.  Sums over p, n and t have a fixed order, so results are
  * deterministic. */
 

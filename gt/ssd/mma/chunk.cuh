@@ -12,12 +12,13 @@
  *
  * DECAY FACTORS of a chunk and head, from a_t = Delta_t A.  Every exponent is a sum of the a it spans, formed by
  * additions alone; factors are never divided.  Blocks have 16 tokens, and their halves have 8:
+ *
  *     L_ts = exp(sum_{s<m<=t} a_m) = U[t] . between(t/16, s/16) . V[s]    t, s in different blocks
  *                                  = HALF[t] . HALF[s]                    in one block, different halves
- *                                  = DIAGONAL[t][s % 8]                   in one half; 0 for s > t
- *     U = exp(from its block's first token through t)     V = exp(from after s to its block's end)
- *     HALF = V of halves for a block's first 8 tokens, U of halves for its last 8
- *     PRE = exp(from the chunk's first token through t)   SUF = exp(from after s to the chunk's end)
+ *                                  = DIAGONAL[t][s % 8]                   in one half; 0 for s > t.
+ *     U = exp(from its block's first token through t)     V = exp(from after s to its block's end).
+ *     HALF = V of halves for a block's first 8 tokens, U of halves for its last 8.
+ *     PRE = exp(from the chunk's first token through t)   SUF = exp(from after s to the chunk's end).
  * Factors too large for fp32 (Delta A > 0) are stored as 2^127.99, which is finite: a state of zero stays zero under
  * any growth. */
 #ifndef GT_SSD_MMA_CHUNK_CUH

@@ -20,14 +20,14 @@
  * stored none.
  *
  * REGISTERS per thread, N = 128: H 64 all the time; S 8 or 16 (phase 2), y 32 (3), v 16 and sums 16 (4).
- * SHARED MEMORY, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 10 KB (checkpoints pass through it), factors 9 KB: 99.0
- * KB, so two blocks share a multiprocessor.  Where only one fits, it uses all registers.
+ * SHARED MEMORY, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 10 KB (checkpoints pass through it), factors 9 KB.  In
+ * all 99.0 KB, so two blocks share a multiprocessor.  Where only one fits, it uses all registers.
  * WAVEFRONTS of shared memory per chunk and block, N = 128: copies 384, conversion 768, S 580, M 80 + 320, C 1024, B
- * 1024, x 384: 4564, of 128 bytes each; 2282 per head and chunk.
+ * 1024, x 384.  In all 4564, of 128 bytes each, or 2282 per head and chunk.
  * PRODUCTS: 168 m16n8k16 per warp and chunk.
- * BYTES per token and head: x and y (also z) 2 P each; B and C 4 N / heads of a group from memory, and 2 N per head
- * from L2; checkpoints P N / 64; partial sums 4 P written and read for each 128 columns but the first; for dz, dy 2 P
- * more.
+ * BYTES per token and head: x and y (also z) 2 P each.  B and C 4 N / heads of a group from memory, and 2 N per head
+ * from L2.  Checkpoints P N / 64.  Partial sums 4 P, written and read for each 128 columns but the first.  For dz, dy 2
+ * P more.
  * grid: strands*G*pairs of units; block 256.  Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_MMA_FORWARD_CUH
 #define GT_SSD_MMA_FORWARD_CUH

@@ -2,7 +2,9 @@
  *
  * NUMBERS.  An operand is two f16 numbers, hi + lo = x . 2^k: hi is x rounded, lo the rest.  A number above 2^-15 of
  * its row's largest keeps 22 bits; smaller numbers have an error of 2^-38 of the largest.  A product is three products:
- *     (a_hi + a_lo) (b_hi + b_lo) = a_lo b_hi + a_hi b_lo + a_hi b_hi       a_lo b_lo, 2^-22 of it, is left out
+ *
+ *     (a_hi + a_lo) (b_hi + b_lo) = a_lo b_hi + a_hi b_lo + a_hi b_hi       a_lo b_lo, 2^-22 of it, is left out.
+ *
  * tf32 has 11 bits, too, so it would need three products as well, at half the rate.  x, B, C and M have a power of two
  * per row (token); the update's weighted x and the state have one per warp.  The powers are exact; their inverses
  * become factors of the products.

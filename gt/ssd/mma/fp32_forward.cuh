@@ -10,7 +10,7 @@
  *     3  M_ts = S_ts L_ts Delta_s of each unit, 8 rows per warp, split by the largest number of a row.  A head's Dskip
  *        is added on the diagonal.  y = pre_t (C_t H) of 32 tokens x 16 rows per warp, with H's accumulators as the
  *        right operand; then H <- E H.  -- barrier
- *     4  y += M x (+ Dskip x of channels), times silu(z); H += (x Delta suf)^T B
+ *     4  y += M x (+ Dskip x of channels), times silu(z); H += (x Delta suf)^T B.
  * Copies of the next chunk's x and B start at the beginning of phase 1.  Copies of its C, which has one stage, start at
  * the end of phase 3.
  * N > 128, BACKWARD with z: as in forward_tensor_kernel.
@@ -19,12 +19,12 @@
  * share a multiprocessor.  Where only one fits, it uses all registers.
  * shared memory, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 6 KB, S 4 KB, factors 8 KB: 98 KB.
  * tensor cores per warp and chunk, N = 128, m16n8k16: 24 for S (6 of 8 warps), 96 for y from the state, 18 for y from
- * pairs, 96 for the update: 228, or 28.5 per token and head.
+ * pairs, 96 for the update.  In all 228, or 28.5 per token and head.
  * issue slots per token and head, N = 128, profiled on 9.0: 317; passes over states 141.
  * Forward computes the numbers of the warp and of the chunks again where a phase needs them: for a spilled number a
  * warp would wait for L2.
- * bytes per token and head: x and y (also z) 4 P each; B and C 8 N / heads of a group from memory, and 4 N per head
- * from L2; checkpoints P N / 32; partial sums as in forward_tensor_kernel.
+ * bytes per token and head: x and y (also z) 4 P each.  B and C 8 N / heads of a group from memory, and 4 N per head
+ * from L2.  Checkpoints P N / 32.  Partial sums as in forward_tensor_kernel.
  * Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_MMA_FP32_FORWARD_CUH
 #define GT_SSD_MMA_FP32_FORWARD_CUH

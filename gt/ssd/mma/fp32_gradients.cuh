@@ -5,21 +5,23 @@
  * after it are stored, no state is made again.  A block has 32 tokens of a slot, number `me` of its four chunks, and
  * one group.  It takes the group's heads, and their tiles of 64 rows p, one after another ("steps").  L, pre, suf and E
  * span the slot:
+ *
  *     own t, any s <= t of the slot      w_ts = <dy_t, x_s> L_ts Delta_s       W += w       dC_t += sum W_ts B_s  (end)
  *     own s, any t >= s of the slot      w_ts, and M_ts = <C_t, B_s> L_ts      W += w       dB_s += sum W_ts C_t  (end)
- *     U_s = suf_s G B_s + sum_{t>=s} M_ts dy_t               dx_s = Delta_s U_s + Dskip . dy_s
- *     dC_t += pre_t h^T dy_t          dB_s += Delta_s suf_s G^T x_s            fp32, in registers
+ *     U_s = suf_s G B_s + sum_{t>=s} M_ts dy_t               dx_s = Delta_s U_s + Dskip . dy_s.
+ *     dC_t += pre_t h^T dy_t          dB_s += Delta_s suf_s G^T x_s            fp32, in registers.
+ *
  * So a block uses each of the four chunks of its slot once: earlier chunks as s, later chunks as t, its own as both.
  * <C_t, B_s> is made once per block, and W is summed over the steps; both stay in registers.
  *
  * da_k is a sum over pairs of the slot (docs/ssd.md, 6).  The block adds the pairs with at least one of its tokens.
  * The other pairs have one sum for all 32 tokens k.  The block stores its terms of that sum as numbers of a chunk and
  * head ("across"):
- *     sum E_t and sum F_s of the chunk, sum Gamma_ts with each chunk before it, its share of Z
+ *     sum E_t and sum F_s of the chunk, sum Gamma_ts with each chunk before it, its share of Z.
  * chunk_times_fp32_kernel adds them up and makes ddt, dA and ddt_bias.  F_s = Delta_s <x_s, suf_s G B_s> comes from U.
  *
  * WARPS, 8.  A step:
- *     copies of x, dy, and the other chunks' x (before) or dy (after) have arrived; G of 32 rows goes to registers
+ *     copies of x, dy, and the other chunks' x (before) or dy (after) have arrived; G of 32 rows goes to registers.
  *                                                                                                         -- barrier
  *     rows are split, a power of two per row; a head's decay factors; da of the previous step             -- barrier
  *     G is split, with one power of two; pairs: 32 own tokens x 16 others per warp: w, W, Gamma, M        -- barrier

@@ -231,8 +231,9 @@ GT_DEV void keep_time(const Problem& in, const SplitGradientBlock<Tile>& me, int
 }
 
 /* Makes the factor of L and w for each token of chunk `chunk`:
+ *
  *     before the block's     Delta_s exp(from after s to the block's first)      times PRE of the block's it is L Delta
- *     after                  exp(from after the block's last through t)          times SUF of the block's it is L
+ *     after                  exp(from after the block's last through t)          times SUF of the block's it is L.
  *     the block's own        pre_t and suf_t of the slot; ALL */
 template <class Tile>
 GT_DEV void slot_factors(const SplitGradientBlock<Tile>& me, float A, int chunk) {

@@ -6,14 +6,18 @@
  * ("steps").  It starts from the states that forward and the reverse state pass stored every CHECKPOINT = 128 tokens.
  * Results that the heads of a group share are made once, or summed in registers.  h is the state before the chunk, G
  * the gradient of the state after it.  In this file S does not include L, and M does not include Delta:
- *     S = C B^T                      once a block          dS = dy x^T                         a step
- *     w_ts = dS_ts L_ts Delta_s      a step; W is its sum over the steps; at the end  dC += W B  and  dB += W^T C
- *     M_ts = S_ts L_ts               U = suf . (B G^T) + M^T dy              dx = Delta . U + Dskip . dy
- *     dC += pre . (dy h)             dB += (Delta suf) . (x G)               fp32, 64 x N each, in registers
+ *
+ *     S = C B^T                      once a block          dS = dy x^T                         a step.
+ *     w_ts = dS_ts L_ts Delta_s      a step; W is its sum over the steps; at the end  dC += W B  and  dB += W^T C.
+ *     M_ts = S_ts L_ts               U = suf . (B G^T) + M^T dy              dx = Delta . U + Dskip . dy.
+ *     dC += pre . (dy h)             dB += (Delta suf) . (x G)               fp32, 64 x N each, in registers.
+ *
  * The sums by token use Gamma = w . S, E_t = <C_t, pre_t h^T dy_t>, F_s = <B_s, Delta_s suf_s G^T x_s> and Z = exp(sum
  * a) <G, h>:
- *     da_k = sum_{t>=k>s} Gamma_ts + sum_{t>=k} E_t + sum_{s<k} F_s + Z
+ *
+ *     da_k = sum_{t>=k>s} Gamma_ts + sum_{t>=k} E_t + sum_{s<k} F_s + Z.
  *     <x_s, U_s> = (F_s + sum_t Gamma_ts) / Delta_s: both are summed without Delta          ddt = slope (<x, U> + A da)
+ *
  * The rectangle sums of Gamma consist of rows and columns of 16 x 16 blocks and, within blocks on the diagonal, of
  * suffixes of rows.  They use additions alone.  A slot of 128 tokens has two chunks: the second makes its h, the first
  * its G, by one state update per step.
@@ -22,20 +26,20 @@
  * each, warps 2 and 7 one block and half of <G, h>.  Meanwhile warp 4 makes da and ddt of the previous step, and warp 5
  * makes Delta of the next step.  Decay factors follow from Delta.  With two stages warp 5 makes them at once.  With one
  * stage, warps 4 and 5 make them while the step's tiles arrive.  A step:
- *     x, then dy and the neighbour's x or dy, become f16 in place, a power of two per row               -- barrier 1
- *     the neighbour's tokens are added to h or G                                                        -- barrier 2
- *     dS, w, Gamma, M: blocks of 16 s x 16 t; <G, h>; dC and E by warps 0-3, dB and F by warps 4-7      -- barrier 3
- *     U, dx: 32 s x 16 p per warp
+ *     x, then dy and the neighbour's x or dy, become f16 in place, a power of two per row               -- barrier 1.
+ *     the neighbour's tokens are added to h or G                                                        -- barrier 2.
+ *     dS, w, Gamma, M: blocks of 16 s x 16 t; <G, h>; dC and E by warps 0-3, dB and F by warps 4-7      -- barrier 3.
+ *     U, dx: 32 s x 16 p per warp.
  * With one stage, x and h of the next step arrive during the last phase, and the rest after a fourth barrier.  All
  * pairs are held transposed, with rows s, so M^T is stored in the form of a left operand.
  *
- * REGISTERS per thread (N = 128): S 16, sum of W 16, dC or dB 64, the neighbour's B or C 16; 24 for the current
- * product, 32 for the last phase; with z 16 while rows arrive.
+ * REGISTERS per thread (N = 128): S 16, sum of W 16, dC or dB 64, the neighbour's B or C 16.  In addition 24 for the
+ * current product, 32 for the last phase; with z 16 while rows arrive.
  * SHARED MEMORY (N = 128), KB: B, C 32; a stage 56 (x, dy, neighbour 24; h, G 32); factors and sums by token 10.8 with
  * one stage, 15.1 with two.  In all 98.8 with one stage and 159.1 with two.  With two stages the next step arrives
  * during this one.  M^T overwrites the neighbour's rows.
  * PRODUCTS per step: 1250 mma (64 x 128 x 64 three times, 64 x 64 x 128, 64 for <G, h>, 0.6 of 64 x 64 x 64 twice) and
- * about 900 ldmatrix_x4; 2500 instructions per warp in all.
+ * about 900 ldmatrix_x4.  In all 2500 instructions per warp.
  * BYTES per token and head, bf16, P = 64, N = 128: x, dy, dx 384, the neighbour's 128 and h, G 512, half of it from L2.
  * z adds 128, and the neighbour's z.
  * GATE.  With z, dy stands for dy silu(z) everywhere.  The product is formed in fp32 when dy becomes f16, so it is

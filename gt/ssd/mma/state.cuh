@@ -3,7 +3,9 @@
  * A unit is 64 rows of one head's state: a head with P <= 64 is one unit, a head with P = 128 is two.  The units of a
  * block belong to one group and share its B and C.  A block has two units in kernels for mma, one to four in kernels
  * for compute capability 9.0.  A warp has 16 rows of a unit and all NP >= N columns, in the layout of mma accumulators:
- *     H[n][e] is row 8 (e / 2) + g, column 8 n + 2 j + e % 2          g = lane / 4, j = lane % 4
+ *
+ *     H[n][e] is row 8 (e / 2) + g, column 8 n + 2 j + e % 2          g = lane / 4, j = lane % 4.
+ *
  * (With 32 rows per warp, B and C would be read half as often, but 8 warps per multiprocessor hide no latency.)
  *
  * H is fp32, times a power of two that keeps it below 2^16, so that packing to f16 needs no scale.  The power follows

@@ -10,8 +10,8 @@
  * grid, block and units as in forward_tensor_kernel.  For each chunk, both tiles become f16 and the decay factors are
  * made; then come the weights and the update.
  * REGISTERS per thread, N = 128: H or G 64, v 16, sums 16.
- * SHARED MEMORY, N = 128: x or dy 2 x 16 KB, B or C 2 x 16 KB, z 16 KB, checkpoints 8 KB, factors 10 KB: 98.6 KB, so
- * two blocks share a multiprocessor.  Where only one fits, it uses all registers.
+ * SHARED MEMORY, N = 128: x or dy 2 x 16 KB, B or C 2 x 16 KB, z 16 KB, checkpoints 8 KB, factors 10 KB.  In all 98.6
+ * KB, so two blocks share a multiprocessor.  Where only one fits, it uses all registers.
  * BYTES per token and head: x or dy (and z) 2 P each; B or C 2 N per head from L2; checkpoints P N / 64.
  * Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_MMA_STATES_CUH

@@ -16,10 +16,11 @@
  *                  with z, four units and N <= 64, there are four warpgroups with one unit each (CONSUMERS), since such
  *                  a state takes few registers.  States stay in registers in the layout of accumulators, 16 rows per
  *                  warp.  For each chunk the consumers compute:
- *         1  S = C B^T                        64 x 64 x N, from shared memory, once for all units
- *            M_ts = S_ts L_ts Delta_s         per unit, to shared memory, as f16; zero above the diagonal
- *         2  y^T = H C^T                      64 x 64 x N; H from registers, packed to f16 without a scale
- *            y^T = pre y^T + x^T M^T          64 x 64 x 64; x^T by transposed loads; + Dskip x, times silu(z)
+ *
+ *         1  S = C B^T                        64 x 64 x N, from shared memory, once for all units.
+ *            M_ts = S_ts L_ts Delta_s         per unit, to shared memory, as f16; zero above the diagonal.
+ *         2  y^T = H C^T                      64 x 64 x N; H from registers, packed to f16 without a scale.
+ *            y^T = pre y^T + x^T M^T          64 x 64 x 64; x^T by transposed loads; + Dskip x, times silu(z).
  *                                              In backward: times dy silu'(z), which gives dz instead of y.
  *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16.  The sum starts at zero; fp32 then adds it to H
  *            (mma/state.cuh).  y overwrites x in shared memory.
@@ -33,15 +34,17 @@
  *
  * SHARED MEMORY in KB, N = 128, UNITS = 4 (HopperTile has every offset): 226.5 in all, so one block per multiprocessor.
  * The last column names the warpgroups that write the buffer.
+ *
  *     X                96     three stages of four units; y overwrites x             producer; consumers
- *                             with z: 64, two stages; x arrives with B and C
+ *                             with z: 64, two stages; x arrives with B and C.
  *     GATE             32     with z: z of four units                                producer
- *                             for dz: z and dy of one unit per warpgroup             consumers
+ *                             for dz: z and dy of one unit per warpgroup             consumers.
  *     M                32     M of each unit; checkpoints pass through it            consumers
  *     B, C             64     two stages; 16-bit inputs, then f16 in place           producer
- *     FACTORS          29.3   two stages of each unit: Merged, 936 floats            producer
+ *     FACTORS          29.3   two stages of each unit: Merged, 936 floats            producer.
  *     PREPARED          4.1   two stages of each unit: weights of the update         producer
- *     B_INVERSE ...     1.1   of the chunk; cursors of warpgroups; barriers
+ *     B_INVERSE ...     1.1   of the chunk; cursors of warpgroups; barriers.
+ *
  * The third stage of x hides the latency of its copies behind the preparation of the previous chunk.
  * ONE UNIT.  A block has one consumer and a producer in two cases: a group of one unit (a head with P <= 64), and short
  * sequences of few heads (forward_units()).  Such a block is a chain of latencies; two blocks per multiprocessor
@@ -68,8 +71,8 @@
  * ISSUE SLOTS per token and head, N = 128, UNITS = 4: 101 measured at commit 922c519, which fill 44 % of the slots; 29
  * of them are the producer's.  UNITS = 1, N = 64: about 94 counted in the machine code, 39 of them the producer's.
  * PRODUCTS, clocks per unit and chunk at full rate, N = 128: S 128, y 256 + 128, H 256.
- * BYTES per token and head: x and y (also z and dy) 2 P each; B and C 4 N / heads of a group from memory, and N from L2
- * with UNITS = 4; checkpoints P N / 64.
+ * BYTES per token and head: x and y (also z and dy) 2 P each.  B and C 4 N / heads of a group from memory, and N from
+ * L2 with UNITS = 4.  Checkpoints P N / 64.
  * grid: strands*G*bundles (a bundle has UNITS units); block 384 or 640, with one unit 256.  Every sum has one fixed
  * order, so results are deterministic. */
 #ifndef GT_SSD_SM90_FORWARD_CUH

@@ -11,21 +11,23 @@
  *                  the powers of two of x's rows.
  *     consumers    Warpgroups 0 and 1, with one unit each.  The unit's state stays in registers in the layout of
  *                  accumulators, 16 rows per warp:
- *         1  S = C B^T                        64 x 64 x N, from shared memory; the checkpoint is stored meanwhile
+ *
+ *         1  S = C B^T                        64 x 64 x N, from shared memory; the checkpoint is stored meanwhile.
  *            M_ts = S_ts L_ts Delta_s         split, with a power of two per row, to shared memory; zero above the
  *                                             diagonal.  A head's Dskip is added on the diagonal.
- *         2  y^T = pre H C^T                  64 x 64 x N; H split in registers
- *         3  y^T += x^T M^T                   64 x 64 x 64; x split in registers
- *            + Dskip x of channels, times silu(z), to memory from registers: a token's 8 rows are 32 bytes
+ *         2  y^T = pre H C^T                  64 x 64 x N; H split in registers.
+ *         3  y^T += x^T M^T                   64 x 64 x 64; x split in registers.
+ *            + Dskip x of channels, times silu(z), to memory from registers: a token's 8 rows are 32 bytes.
  *         4  H <- E H + (x Delta suf)^T B     64 x N x 64; the sum starts at zero, and fp32 adds it to H
  *
  * NUMBERS.  As in mma/fp32_chunk.cuh: hi + lo of f16, three products, the small ones first.
  * SHARED MEMORY in KB, N = 128: 211 in all, so one block per multiprocessor.  The last column names the warpgroups that
  * write the buffer.
+ *
  *     X                64     two stages of two units, fp32 (fp32_pair_at)          producer
- *     B                64     two stages, hi and lo                                 producer
+ *     B                64     two stages, hi and lo                                 producer.
  *     C                32     one stage: it is free once 2 is over                  producer
- *     M                32     of each unit, hi and lo                               consumers
+ *     M                32     of each unit, hi and lo                               consumers.
  *     FACTORS ...      19     two stages of each unit: Factors, Prepared; inverses of rows' powers; cursors, barriers
  * MBARRIERS.  FULL and EMPTY belong to a stage of everything except C and M; the producer's and the consumers' threads
  * arrive.  FULL completes only when C has arrived, too.  C_EMPTY belongs to C; the consumers' threads arrive.
@@ -33,8 +35,8 @@
  * or C takes 64.
  * ISSUE SLOTS per token and head, N = 128, counted: consumers 140, producer 45.
  * PRODUCTS, clocks per unit and chunk at full rate, N = 128: S 768, y 768 + 384, H 768.
- * BYTES per token and head: x and y (also z) 4 P each; B and C 8 N / heads of a group from memory, and 4 N from L2;
- * checkpoints P N / 32.
+ * BYTES per token and head: x and y (also z) 4 P each.  B and C 8 N / heads of a group from memory, and 4 N from L2.
+ * Checkpoints P N / 32.
  * grid: strands*G*bundles (a bundle has two units); block 384.  Every sum has one fixed order, so results are
  * deterministic. */
 #ifndef GT_SSD_SM90_FP32_FORWARD_CUH
@@ -375,8 +377,8 @@ GT_DEV void clear_split_M(const SplitConsumer<Tile>& me) {
     }
 }
 
-/* Address of a lane's numbers of x as a left operand: rows p = 16 unit_warp + g + 8 (e % 2), tokens 16 k + 2 j + 8 (e /
- * 2) and the next one. */
+/* Address of a lane's numbers of x as a left operand.  They are rows p = 16 unit_warp + g + 8 (e % 2), tokens 16 k + 2
+ * j + 8 (e / 2) and the next one. */
 GT_DEV uint32_t x_operand(uint32_t tile, int unit_warp) {
     const int lane = own_lane();
     return tile + fp32_pair_at(2 * (lane % 4), 16 * unit_warp + lane / 4);

@@ -7,6 +7,7 @@
  * and columns t.  Pairs with the slot's other chunk have own tokens as rows: t if the other chunk comes before, else s.
  *
  * WARPGROUPS, 4, all in the same phase of a step:
+ *
  *               copies of x, dy, NEXT, h and G have arrived                                               -- barrier
  *     rows      Split x, dy and NEXT (x of the chunk before or dy of the chunk after), with a power of two per
  *               row.  Find the largest magnitudes of h and G.  Z = E <G, h>, of half of the rows if the slot has
@@ -25,8 +26,9 @@
  * summed from zero, then added or used in fp32.  W is split at the end, with a power per row.  Where W's columns are
  * the product's rows, all of W has one power.
  * registers per thread, N = 128: dC or dB 32, W 16; the products of a step 48, one after another.
- * shared memory in KB, N = 128: 225, so one block per multiprocessor: B 32, h 32, G 32 (before and after the steps
- * these two hold the other chunk's B or C, and C), x, dy, NEXT 48, M 32, S = <C, B> as fp32 32, factors and sums 17.
+ * shared memory in KB, N = 128: 225, so one block per multiprocessor.  B 32, h 32, G 32, x, dy, NEXT 48, M 32, S = <C,
+ * B> as fp32 32, factors and sums 17.  Before and after the steps, h's place has the other chunk's B or C, and G's
+ * place has C.
  * PRODUCTS per step, m64n32k16, N = 128: <dy, x> 48, dC, dB 96, G B 48, M dy 48 or 24.
  * bytes per token and head, P 64, N 128: x, dy, dx 768 and h, G 512 from memory; NEXT 256, C 512 and h, G 512 from L2.
  * N > 128: as in mma/fp32_gradients.cuh.

@@ -1,6 +1,6 @@
 /* gt/ssd/sm90/fp32_gradients_block.cuh - the common parts of fp32_gradients.cuh, ssd backward of a chunk on compute
- * capability 9.0 with fp32 activations: layout of shared memory, a block's chunk, copies, splitting of tiles, decay
- * factors, and da of a finished step. */
+ * capability 9.0 with fp32 activations.  These are the layout of shared memory, a block's chunk, copies, splitting of
+ * tiles, decay factors, and da of a finished step. */
 #ifndef GT_SSD_SM90_FP32_GRADIENTS_BLOCK_CUH
 #define GT_SSD_SM90_FP32_GRADIENTS_BLOCK_CUH
 
@@ -313,7 +313,8 @@ struct LogSums {
 
 /* Makes PRE, SUF and WEIGHT over the slot, and the slot's decay, by one warp.  Also makes OTHER, the factor of L and w
  * for each token of the other chunk:
- *     before     Delta_s exp(from after s to the chunk's end)     times PRE of the block's chunk it is L Delta
+ *
+ *     before     Delta_s exp(from after s to the chunk's end)     times PRE of the block's chunk it is L Delta.
  *     after      exp(from the chunk's first through t)            times SUF of the block's chunk it is L */
 template <class Tile>
 GT_DEV void slot_factors(const HopperSplitBlock<Tile>& me, float A, const float (&own)[2], const float (&other)[2]) {

@@ -20,9 +20,9 @@
  * number, so rows of left need no measuring.  Weights are at most 1, so that v does not overflow.
  * SHARED MEMORY in KB, N = 128, UNITS = 4: 196 in all, so one block per multiprocessor.  The last column names the
  * warpgroups that write the buffer.
- *     LEFT             64     of a stage: a tile of each unit, fp32 (fp32_pair_at)  producer
- *     RIGHT            32     of a stage: hi and lo                                producer
- *     PREPARED          1.1   of a stage: weights and decays of each unit          producer
+ *     LEFT             64     of a stage: a tile of each unit, fp32 (fp32_pair_at)  producer.
+ *     RIGHT            32     of a stage: hi and lo                                producer.
+ *     PREPARED          1.1   of a stage: weights and decays of each unit          producer.
  *     INVERSES ...      1     inverse powers of right; cursors, barriers
  *     There are two stages.
  * MBARRIERS.  FULL and EMPTY belong to a stage; the producer's and the consumers' threads arrive.

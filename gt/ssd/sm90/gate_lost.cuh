@@ -4,7 +4,9 @@
  *
  * u is lost where z is 0 or far below 0: one element in millions of random numbers, or whole rows of a caller's
  * padding.  So the kernel is quick when no element is lost.  It takes each token by itself when some are lost:
- *     u_t = exp(sum a) h C_t + sum_s L_ts Delta_s <C_t, B_s> x_s + Dskip x_t        dz_t = dy_t u_t silu'(z_t)
+ *
+ *     u_t = exp(sum a) h C_t + sum_s L_ts Delta_s <C_t, B_s> x_s + Dskip x_t        dz_t = dy_t u_t silu'(z_t).
+ *
  * Here h is the state before the token's slot of 128, and s runs from the slot's start through t.  Every exponent is a
  * sum of the a that it spans, in fp32.
  *

@@ -10,30 +10,30 @@
  * WARPGROUPS.  Each runs as far ahead of the readers of its results as stages and buffers of M allow:
  *     prepare   _block.cuh    Finds the next place's chunk.  It copies a step as soon as its stage is free: one warp
  *                             starts TMA copies of tiles, factors and powers.  All four warps copy x, dy and NEXT (the
- *                             neighbour's x or dy) by cp.async in two cases: these have no maps, or in packed sequences
- *                             the chunk or its neighbour is not whole.  For N = 64 three of the warps make B, C and
- *                             OTHER (the neighbour's B or C) of the next place.
+ *                             neighbour's x or dy) by cp.async in two cases.  Either these have no maps, or in packed
+ *                             sequences the chunk or its neighbour is not whole.  For N = 64 three of the warps make B,
+ *                             C and OTHER (the neighbour's B or C) of the next place.
  *     pairs     _pairs.cuh    S = C B^T once per place.  A step: dS = dy x^T, W += dS L Delta, sums of Gamma = dS S L
- *                             Delta, M = S L Delta, for bf16 with a head's Dskip on the diagonal.  M is handed on
+ *                             Delta, and M = S L Delta.  For bf16 a head's Dskip is on M's diagonal.  M is handed on
  *                             before the sums are made.  For N = 128 also E from C h^T, beside the sums.
  *     inputs    _inputs.cuh   dC += pre dy h;  U = Delta suf B G^T and F from it;  dx = U + M^T dy.  For N = 64 also E.
  *     states    _states.cuh   The state between the checkpoint's two chunks (h of the second, G of the first), in
- *                             place, from the neighbour's tokens; dB += Delta suf x G; Z from the diagonal of G h^T.
+ *                             place, from the neighbour's tokens.  dB += Delta suf x G.  Z from the diagonal of G h^T.
  * Pairs have rows t: in rows 16 i, warp i has the blocks of 16 x 16 up to the diagonal.  ddt needs <x, U> without
  * Delta, which is F / Delta plus the column sums of Gamma / Delta.  Where Delta is close to 0, F is made without Delta
  * (factor_of_U).
  *
  * SHARED MEMORY in KB, of N = 128 and of N = 64 (HopperGradientTraits has every offset): 208 and 219, so one block per
  * multiprocessor.
- *     B, C, OTHER     48      48     f16; N = 64 has two copies, which places use in turn
+ *     B, C, OTHER     48      48     f16; N = 64 has two copies, which places use in turn.
  *     stages         112     120     2; 3.  X, DY, NEXT 24: as stored in memory; H, G 32 or 16: f16; states makes one
- *                                    of H and G in place
+ *                                    of H and G in place.
  *     M               32      32     two buffers of two panels of 64 x 64: M, for bf16 without z in two terms.  At the
- *                                    end of a place: W for dC and W for dB, as one more M
- *     OUT              8       8     dx on its way to memory; dC
+ *                                    end of a place: W for dC and W for dB, as one more M.
+ *     OUT              8       8     dx on its way to memory; dC.
  *     floats           7.0    10.6   2.8 per stage: factors, the neighbour's factors, powers of H and G; 0.75 per copy:
  *                                    powers of B, C and OTHER; 0.6 once: powers of dC and dB, the largest |S| of
- *                                    a block
+ *                                    a block.
  *     records          0.6     0.6   of places, and mbarriers
  * MBARRIERS are made once: stages, buffers and parities are counted over all places of a block.  FULL: a stage's copies
  * have arrived; warps that multiply data from cp_async first make it visible to the asynchronous proxy by a fence.
@@ -45,11 +45,11 @@
  * inputs still makes dx.  W_FULL, W_EMPTY guard W for dB; M_FULL and M_EMPTY guard W for dC.  No barrier is for all
  * warps.  A role that is done with a place begins the next place, whose copies have arrived meanwhile.  W keeps every
  * role within one place of the others.
- * REGISTERS per thread: pairs 144 (S 32, W 32, dS or C h^T 32), inputs and states 160 (dC or dB 64, product 32, dy or x
- * 16, or 32 as fp32; the neighbour's rows 32), prepare 48.
+ * REGISTERS per thread: pairs 144 (S 32, W 32, dS or C h^T 32).  The roles inputs and states 160 (dC or dB 64, product
+ * 32, dy or x 16, or 32 as fp32; the neighbour's rows 32).  prepare 48.
  *
  * CODE.  A multiprocessor keeps 32 KB of instructions.  A longer loop is fetched again in every step, at 7.7 bytes per
- * clock on an H200: versions of this kernel with 58 and 45 KB take 8,300 and 6,000 clocks per step.  So inputs and
+ * clock on an H200.  Versions of this kernel with 58 and 45 KB take 8,300 and 6,000 clocks per step.  So inputs and
  * states share code, rare paths are branches, and other kernels do the work by token.  The code of a step has about 33
  * KB, with z 37 KB.  Above 32 KB, 100 instructions less save 2 to 6 %.  A version of 27 KB, with loops, is slower,
  * because the path of a step through its stage bounds it (docs/performance.md).

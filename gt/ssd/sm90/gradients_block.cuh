@@ -1,6 +1,6 @@
-/* gt/ssd/sm90/gradients_block.cuh - the common parts of a block of chunk_gradient_hopper_kernel (gradients.cuh):
- * records of tokens and sums in memory, the layout of shared memory, the current place, B and C as f16, the warpgroup
- * that prepares, and the rows of a warp. */
+/* gt/ssd/sm90/gradients_block.cuh - the common parts of a block of chunk_gradient_hopper_kernel (gradients.cuh).  These
+ * are records of tokens and sums in memory, the layout of shared memory, the current place, B and C as f16, the
+ * warpgroup that prepares, and the rows of a warp. */
 #ifndef GT_SSD_SM90_GRADIENTS_BLOCK_CUH
 #define GT_SSD_SM90_GRADIENTS_BLOCK_CUH
 
@@ -21,13 +21,13 @@ namespace ssd {
  * The second chunk of a slot stores PRE as weights, the first chunk stores WEIGHTS = Delta SUF.  exp(sum a) follows
  * both, because the neighbour's step multiplies its old state by it.
  *
- * Next come the factors of mma/chunk.cuh.  DIAGONAL of a block of 16 tokens is one square of 8 x 8: its row t has L_ts,
- * s <= t, of the block's first half; its column t has L_ts, s < t, of the second half.  AFTER: exp(a of all blocks
- * after a block).
+ * Next come the factors of mma/chunk.cuh.  DIAGONAL of a block of 16 tokens is one square of 8 x 8.  Its row t has
+ * L_ts, s <= t, of the block's first half.  Its column t has L_ts, s < t, of the second half.  AFTER: exp(a of all
+ * blocks after a block).
  *
- * With POWERS, M is f16 and the record also holds the head's Dskip and two numbers for each block of 16 t: the inverse
- * of dy's power, and b such that b * max|S| >= |M|.  Factors and weights of rows of dy then contain the inverse of the
- * rows' power. */
+ * With POWERS, M is f16 and the record also holds the head's Dskip.  In addition it holds two numbers for each block of
+ * 16 t: the inverse of dy's power, and b such that b * max|S| >= |M|.  Factors and weights of rows of dy then contain
+ * the inverse of the rows' power. */
 template <bool POWERS>
 struct ChunkTokens {
     static constexpr int PRE = 0, KEPT = CHUNK, SKIP = KEPT + 1, GROWTH = KEPT + 2;

@@ -1,9 +1,10 @@
 /* gt/ssd/sm90/gradients_inputs.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the warpgroup
  * that makes dC and dx.  In a step, sums_role() makes dC += pre dy h and B G^T, for N = 64 with E beside dC.  Then
  * these functions follow; they read tiles in the stage and M of the pairs' warpgroup:
- *     make_inputs()      U = Delta suf B G^T and F = <x, U>; dx = U + M^T dy
- *     add_input_share()  N > 128: adds dx of the launches for other columns
- *     store_inputs()     dx to memory, in rows
+ *
+ *     make_inputs()      U = Delta suf B G^T and F = <x, U>; dx = U + M^T dy.
+ *     add_input_share()  N > 128: adds dx of the launches for other columns.
+ *     store_inputs()     dx to memory, in rows.
  * F goes to the step's sums in memory, from which chunk_times_kernel makes da and ddt.  M has Delta as a factor, and a
  * head's Dskip on its diagonal if M_HAS_SKIP; otherwise Dskip dy is added here. */
 #ifndef GT_SSD_SM90_GRADIENTS_INPUTS_CUH

@@ -1,12 +1,12 @@
 /* gt/ssd/sm90/gradients_pairs.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the warpgroup
  * that makes pairs (t, s) of tokens.  S and the sum of W over the heads stay in registers.
- *     once       make_all_S()             S = C B^T
- *     per step   make_dS()                dS = dy x^T, from tiles in the stage
+ *     once       make_all_S()             S = C B^T.
+ *     per step   make_dS()                dS = dy x^T, from tiles in the stage.
  *                make_pairs_of_rows()     W += dS L Delta; M = S L Delta, to shared memory; for bf16, a head's Dskip
- *                                         is added on M's diagonal; Gamma = dS S L Delta
+ *                                         is added on M's diagonal; Gamma = dS S L Delta.
  *                store_pair_sums()        row, column and diagonal sums of Gamma, from which chunk_times_kernel makes
- *                                         da and ddt; for N = 128 meanwhile C h^T, and its store_E()
- *     at the end store_all_W()            W to shared memory, for dC and dB
+ *                                         da and ddt; for N = 128 meanwhile C h^T, and its store_E().
+ *     at the end store_all_W()            W to shared memory, for dC and dB.
  * In wgmma's layout a lane has rows 16 warp + lane / 4 and + 8 of a product, and columns 8 n + 2 (lane % 4) and + 1. */
 #ifndef GT_SSD_SM90_GRADIENTS_PAIRS_CUH
 #define GT_SSD_SM90_GRADIENTS_PAIRS_CUH
@@ -381,12 +381,12 @@ GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pair
 }
 
 /* Waits of a step:
- *     FULL                 prepare has filled the stage
- *     STATE_MADE           N = 128: states has made the state that C h^T reads
- *     M_EMPTY              inputs has read the old M of the buffer
+ *     FULL                 prepare has filled the stage.
+ *     STATE_MADE           N = 128: states has made the state that C h^T reads.
+ *     M_EMPTY              inputs has read the old M of the buffer.
  * M_FULL hands M on, and EMPTY gives the stage back.  Waits at the end of a place:
- *     SHARES_MADE          the sums of dC and dB keep their powers
- *     M_EMPTY, W_EMPTY     inputs and states have read W of the previous place
+ *     SHARES_MADE          the sums of dC and dB keep their powers.
+ *     M_EMPTY, W_EMPTY     inputs and states have read W of the previous place.
  * M_FULL and W_FULL hand W on to inputs and states. */
 template <class C>
 GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {

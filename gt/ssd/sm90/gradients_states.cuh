@@ -1,7 +1,8 @@
 /* gt/ssd/sm90/gradients_states.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the warpgroup
  * that makes dB and the state between the checkpoint's two chunks.  A step:
- *     make_hopper_state()     h of the second chunk, G of the first, in place, from the neighbour's tokens
- *     store_Z()               <G, h>, the diagonal of G h^T, to the step's sums: Z of da
+ *
+ *     make_hopper_state()     h of the second chunk, G of the first, in place, from the neighbour's tokens.
+ *     store_Z()               <G, h>, the diagonal of G h^T, to the step's sums: Z of da.
  * Between these two, sums_role() makes dB += Delta suf x G and G h^T. */
 #ifndef GT_SSD_SM90_GRADIENTS_STATES_CUH
 #define GT_SSD_SM90_GRADIENTS_STATES_CUH

@@ -1,10 +1,11 @@
 /* gt/ssd/sm90/gradients_sums.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): a warp's rows,
  * operands of wgmma from tiles, and dC and dB.  Two warpgroups sum dC and dB over the heads, one of them each:
- *     per step   make_left()     dy pre or x Delta suf as f16, 64 x 64 in registers, from the stage
- *                add_left()      sum += left h or left G, the right operand in the stage
+ *
+ *     per step   make_left()     dy pre or x Delta suf as f16, 64 x 64 in registers, from the stage.
+ *                add_left()      sum += left h or left G, the right operand in the stage.
  *                store_E()       E_t = <pre_t dy_t, h C_t>, by the warpgroup that has C h^T (PAIRS_MAKE_E), to the sums
- *                                in memory, from which chunk_times_kernel makes da
- *     at the end add_W()         sum += W B or W^T C, with W from the pairs' warpgroup
+ *                                in memory, from which chunk_times_kernel makes da.
+ *     at the end add_W()         sum += W B or W^T C, with W from the pairs' warpgroup.
  *                store_share()   rows to memory */
 #ifndef GT_SSD_SM90_GRADIENTS_SUMS_CUH
 #define GT_SSD_SM90_GRADIENTS_SUMS_CUH

@@ -27,10 +27,11 @@
  *
  * SHARED MEMORY in KB, N = 128, UNITS = 4 (StatesHopperTile has every offset): 212.8 in all, so one block per
  * multiprocessor.  The last column names the warpgroups that write the buffer.
+ *
  *     LEFT             32     of a stage: a tile of each unit                      producer
- *     RIGHT            16     of a stage                                           producer
+ *     RIGHT            16     of a stage                                           producer.
  *     PREPARED          1.1   of a stage: weights and decays of each unit          producer
- *     STAGING          16     checkpoints pass through it                          consumers
+ *     STAGING          16     checkpoints pass through it                          consumers.
  *     CURSOR, FULL ...  0.6   cursors of warpgroups; barriers
  *     There are four stages.
  *     A group of one unit (a head with P <= 64) has a block of one consumer.  Two such blocks share a multiprocessor,
@@ -44,8 +45,8 @@
  * ISSUE SLOTS per token and head, counted in the machine code, bf16, N = 128, UNITS = 4: v, products and the update 18,
  * checkpoints at most 13 more, the producer 8.  states_tensor_kernel has 88.
  * PRODUCTS, clocks per unit and chunk at full rate, N = 128: bf16 512, f16 256.
- * BYTES per token and head: left 2 P; right 2 N / heads of a group from memory, and N / 2 from L2 with UNITS = 4;
- * checkpoints P N / 64.
+ * BYTES per token and head: left 2 P.  For right 2 N / heads of a group from memory, and N / 2 from L2 with UNITS = 4.
+ * Checkpoints P N / 64.
  * grid: strands*G*bundles (a bundle has UNITS units); block 384, with one unit 256.  Every sum has one fixed order, so
  * results are deterministic. */
 #ifndef GT_SSD_SM90_STATES_CUH
