@@ -54,7 +54,7 @@ GT_INLINE uint32_t gt_round_to_bf16(uint32_t bits, uint32_t random) {
 
 GT_INLINE uint32_t gt_round_to_f16(uint32_t bits, uint32_t random) {
     const uint32_t sign = bits >> 16 & 0x8000u, a = bits & 0x7fffffffu;
-    uint32_t shift, m, fraction; /* fraction: of a unit, in 2^-32 */
+    uint32_t shift, m, fraction; /* fraction of a unit, times 2^32 */
     if (a > 0x7f800000u) return sign | 0x7e00u;
     if (a >= 0x47800000u) return sign | 0x7c00u;                                          /* 65536 or more */
     if (a >= 0x38800000u) return sign | (((a - 0x38000000u) >> 13) + (random < a << 19)); /* normal */

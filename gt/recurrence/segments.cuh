@@ -140,7 +140,7 @@ struct Span {
     bool exists;
     bool starts, ends; /* whether it is the first, the last segment of its sequence */
     int64_t sequence, b, first, end;
-    int64_t chunk_slot, segment_slot; /* of its first chunk; its own */
+    int64_t chunk_slot, segment_slot; /* slots of its first chunk and of itself */
 };
 
 /* Segment `segment` of sequence s; segment < count and s < sequence_count(). */
@@ -247,12 +247,12 @@ struct ScanParams {
     int terms = 1;
     int64_t elements = 0;                     /* elements of the state per entry of decays; set by scan_segments() */
     Divider tiles = {};                       /* blocks of a strand; set by scan_segments() */
-    int strands = 1;                          /* the same */
+    int strands = 1;                          /* set by scan_segments(), too */
     float *ends = nullptr, *decays = nullptr; /* ENDS: [sequence][state_size], [sequence][decay_size] or NULL */
 };
 
-constexpr int SCAN_THREADS = 128, SCAN_BATCH = 64, SCAN_STEPS = 8; /* segments in shared memory, in registers */
-constexpr int SCAN_SUMS = 4 * 32 * SCAN_BATCH, SCAN_SCALES = 8 * SCAN_BATCH; /* bytes of a warp */
+constexpr int SCAN_THREADS = 128, SCAN_BATCH = 64, SCAN_STEPS = 8; /* segments in shared memory; in registers */
+constexpr int SCAN_SUMS = 4 * 32 * SCAN_BATCH, SCAN_SCALES = 8 * SCAN_BATCH; /* bytes per warp */
 constexpr int SCAN_SMEM = SCAN_THREADS / 32 * (SCAN_SUMS + SCAN_SCALES);
 
 /* Starts the copies of the warp's elements of `left` end states to sums[segment][32].  The end states are `stride`
@@ -365,7 +365,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
                     S = rescale_far(scale[i], S, sum[i]);
                 }
             }
-            sync_warp(); /* before the next overwrite them */
+            sync_warp(); /* all lanes have read them before they are overwritten */
         }
         if (inside && !ENDS) *states = S;
         if constexpr (ENDS) {

@@ -29,7 +29,7 @@ namespace gt {
 /* A pool of states: sequence s has row slots[s]. */
 struct StatePool {
     const int32_t *slots, *starts_zero; /* slots NULL: there is no pool */
-    int64_t capacity, stride;           /* rows; elements from row to row */
+    int64_t capacity, stride;           /* number of rows; elements from row to row */
 };
 
 /* The sequences of one call.  cu_seqlens is NULL if the sequences are the elements of a batch. */
@@ -45,7 +45,7 @@ static inline Sequences sequences_of(const Args& a) {
     return {a.B, a.T, a.cu_seqlens, a.seq_count, a.seq_capacity};
 }
 
-/* The same where forward takes pools. */
+/* sequences_of() for operators whose forward takes pools. */
 template <class Args>
 static inline Sequences sequences_of(const Args& a, int64_t state_stride) {
     Sequences q = sequences_of(a);
@@ -117,10 +117,10 @@ GT_DEV int64_t used_slots(const Sequences& q, int chunk) {
 /* A sequence: tokens first ... first + tokens - 1 of batch element b. */
 struct Sequence {
     int64_t b, first, tokens;
-    int64_t slot; /* of its first chunk */
+    int64_t slot; /* slot of its first chunk */
 };
 
-/* s: below sequence_count(). */
+/* Sequence s; s < sequence_count(). */
 GT_DEV Sequence sequence_at(const Sequences& q, int chunk, int64_t s) {
     if (!q.cu_seqlens) return {s, 0, q.T, 0};
     const int64_t first = q.cu_seqlens[s];

@@ -11,7 +11,7 @@ namespace gt {
 namespace ssm {
 
 constexpr int CHECKPOINT = 128; /* tokens between the states that forward stores for backward */
-constexpr int MAX_SIZE = 256;   /* of P and N */
+constexpr int MAX_SIZE = 256;   /* largest P and N */
 
 /* The rule that makes Delta from dt, the same in all passes. */
 struct DeltaRule {
@@ -87,7 +87,7 @@ GT_DEV void reduce_scatter(float (&v)[V], int lane) {
     }
 }
 
-/* WIDTH neighbouring floats in shared memory. */
+/* Loads WIDTH adjacent floats from shared memory. */
 template <int WIDTH>
 GT_DEV void load_vector(float (&v)[WIDTH], uint32_t address) {
     if constexpr (WIDTH % 4 == 0) {
@@ -126,7 +126,7 @@ struct Rows {
 template <int ROWS, int WIDTH, int THREADS>
 struct Tile {
     static constexpr int SIZE = ROWS * WIDTH, COUNT = (SIZE + THREADS - 1) / THREADS;
-    uint32_t bits[COUNT] = {}; /* as in memory, converted when used */
+    uint32_t bits[COUNT] = {}; /* as stored; converted when used */
     gt_dtype dtype = GT_F32;
 
     GT_DEV int index(int k) { return (THREADS == 32 ? lane_id() : thread_id()) + k * THREADS; }

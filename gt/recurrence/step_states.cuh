@@ -58,7 +58,7 @@ struct StepState {
     gt_dtype dtype;
     int64_t at;
     GT_METHOD float* fp32() const { return static_cast<float*>(data) + at; }
-    GT_METHOD bf16* half() const { return static_cast<bf16*>(data) + at; } /* of either type of 16 bits */
+    GT_METHOD bf16* half() const { return static_cast<bf16*>(data) + at; } /* for bf16 and f16 alike */
 };
 
 /* A lane has PIECES pieces of four numbers.  where(i) returns {offset of piece i in the state, how many of its numbers
@@ -71,7 +71,7 @@ struct StatePiece {
 
 /* How states of a call are rounded to 16 bits: see rounding.h. */
 struct StepRounding {
-    const int32_t *seed, *steps; /* NULL: to nearest */
+    const int32_t *seed, *steps; /* NULL: round to nearest */
 };
 
 template <class Args>

@@ -27,7 +27,7 @@ namespace scan {
 
 struct ForwardParams {
     Problem in;
-    void* y; /* NULL: only states are wanted */
+    void* y; /* NULL: the call wants states only */
     gt_stride y_stride;
     const float* state_in;
     float *state_out, *checkpoints; /* checkpoints [B,chunk slots,D,N] */

@@ -32,16 +32,16 @@ struct Traits {
     static constexpr int TILE = WIDTH <= 64 && !EXACT ? 16 : 8;
     static constexpr int F_BM = 0;                         /* two stages of [TILE][WIDTH] */
     static constexpr int F_CM = F_BM + 2 * TILE * WIDTH;   /* likewise */
-    static constexpr int F_WARP = F_CM + 2 * TILE * WIDTH; /* of each warp: */
+    static constexpr int F_WARP = F_CM + 2 * TILE * WIDTH; /* per warp: */
     static constexpr int F_VALUES = TILE * WARP_CHANNELS;  /* Delta, Delta u, y: [TILE][WARP_CHANNELS] each */
     static constexpr int F_MOST = 3 * F_VALUES;            /* [WARP_CHANNELS] */
     static constexpr int F_WARP_SIZE = F_MOST + (WARP_CHANNELS + 3) / 4 * 4;
-    static constexpr int FORWARD_BLOCKS = EXACT && LANES == 4 ? 3 : 2; /* of a multiprocessor, at least */
+    static constexpr int FORWARD_BLOCKS = EXACT && LANES == 4 ? 3 : 2; /* least number per multiprocessor */
     static constexpr int FORWARD_END = F_WARP + WARPS * F_WARP_SIZE;
     /* backward: tokens between parked states; they are staged together */
     static constexpr int SUB_CHUNK = WIDTH <= 128 ? 8 : 4, SUB_CHUNKS = CHECKPOINT / SUB_CHUNK;
     static constexpr int BM = 0, CM = BM + SUB_CHUNK * WIDTH; /* [SUB_CHUNK][WIDTH] each */
-    static constexpr int WARP = CM + SUB_CHUNK * WIDTH;       /* of each warp: */
+    static constexpr int WARP = CM + SUB_CHUNK * WIDTH;       /* per warp: */
     static constexpr int VALUES = SUB_CHUNK * WARP_CHANNELS;  /* [SUB_CHUNK][WARP_CHANNELS] each: */
     static constexpr int DELTA = 0, INPUT = VALUES;           /* Delta; then Delta u, which <g,B> overwrites once it is
                                                                * read */
@@ -70,7 +70,7 @@ struct Problem {
     const float *A, *Dskip, *dt_bias;
     gt_stride u_stride, dt_stride, z_stride, dy_stride;
     gt_stride4 Bm_stride, Cm_stride;
-    int64_t tiles; /* of channels, in a group */
+    int64_t tiles; /* tiles of channels per group */
 };
 
 /* ---- how states decay --------------------------------------------------------------------------------- */
@@ -181,7 +181,7 @@ struct Coordinates {
     GT_METHOD uint32_t address(int offset) const { return smem + 4 * offset; }
     /* index in [D,N] of the thread's first state element of channel c */
     GT_METHOD int64_t state_at(const Problem& in, int c) const { return (d0 + first + c) * in.N + lane * C::STATES; }
-    /* how many of them exist */
+    /* how many of these elements exist */
     GT_METHOD int states_of(const Problem& in, int c) const {
         return first + c < channels ? in.N - lane * C::STATES : 0;
     }

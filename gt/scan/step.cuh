@@ -81,7 +81,7 @@ struct StepBlocks {
 template <class C>
 struct StepPlace {
     int64_t b, g, channel; /* channel: the warp's first one */
-    int channels;          /* the warp's, those that exist */
+    int channels;          /* existing channels of the warp */
     int lane, group;       /* lane: index among the lanes of a channel; group: which of these sets of lanes */
     int own;               /* the lane's own channel, as a number in the warp */
 

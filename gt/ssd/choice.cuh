@@ -21,7 +21,7 @@ enum class Family { ANY, MMA, SM90 };
 /* How a pass that only makes states runs over a segment. */
 struct StatesChoice {
     Family family;
-    int units;        /* of a block: see mma/state.cuh */
+    int units;        /* units per block: see mma/state.cuh */
     int strand_units; /* units per block, for counting strands */
     int fit;          /* blocks that a multiprocessor has at a time */
 };

@@ -158,7 +158,7 @@ struct SharedElement<AnyType> {
  * and of C; from column N on they are 0. */
 GT_HD int shared_pitch(int NP, int rows, bool has_z) { return 2 * NP + (has_z ? 2 : 1) * rows; }
 
-/* COUNT neighbours as loaded. */
+/* COUNT adjacent numbers, as loaded. */
 template <class T, int COUNT>
 struct SharedPiece {
     Vec<T, COUNT> bits;
@@ -413,7 +413,7 @@ struct StepGrid {
     }
 };
 
-/* a: prepared; T at least 1. */
+/* a: prepared arguments; T is at least 1. */
 static inline StepParams step_params_of(const gt_ssd_args& a, const StepGrid& grid) {
     StepParams p = {};
     p.B = a.B, p.H = a.H;

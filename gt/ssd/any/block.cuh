@@ -62,7 +62,7 @@ struct Position {
     int p_lane, n_lane, n0; /* n_lane counts over the block; n0 is the thread's first column */
 
     GT_METHOD explicit Position(const Problem& in) {
-        const int heads = (int)in.H; /* no more than blocks */
+        const int heads = (int)in.H; /* at most the number of blocks, so 32 bits suffice */
         smem = smem_base();
         tile = block_x() % in.tiles;
         h = block_x() / in.tiles % heads;
@@ -316,7 +316,7 @@ GT_DEV void load_pair_rows(const Position<C>& s, int rows, int weights, float (&
  * 1e-5.  The rows are taken in rounds, so that these sums take at most 32 registers. */
 template <class C>
 GT_DEV void update_state(const Position<C>& s, float (&state)[8][C::RN], int tokens, int left, int weights, int right) {
-    constexpr int ROWS = C::RN > 4 ? 4 : 8, PIECE = ROWS < 4 ? ROWS : 4; /* of a round; side by side */
+    constexpr int ROWS = C::RN > 4 ? 4 : 8, PIECE = ROWS < 4 ? ROWS : 4; /* of a round; processed together */
     GT_UNROLL
     for (int first = 0; first < 8; first += ROWS) {
         float added[ROWS][C::RN] = {};

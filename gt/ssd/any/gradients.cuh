@@ -29,8 +29,8 @@ namespace ssd {
 template <class C>
 GT_DEV void sum_over_p(const BackwardParams& p, const Position<C>& s, const float (&state)[8][C::RN], int64_t first,
                        int vector, int scale, int other, int sums, Pairs pairs, int rows, float* out) {
-    constexpr int RN = C::RN, TOKENS = 8 / RN;     /* whose sums are reduced together */
-    constexpr int GROUP = TOKENS < 2 ? 2 : TOKENS; /* whose inner products are */
+    constexpr int RN = C::RN, TOKENS = 8 / RN;     /* tokens whose sums are reduced together */
+    constexpr int GROUP = TOKENS < 2 ? 2 : TOKENS; /* tokens whose inner products are reduced together */
     const Problem& in = p.in;
     const int heads = (int)(in.H / in.G), parts = heads * in.tiles;
     const int part = s.h % heads * in.tiles + s.tile;
@@ -382,7 +382,7 @@ GT_KERNEL(256, 1) backward_delta_kernel(const GT_GRID_CONSTANT DeltaParams p) {
     float dA = 0.0f, dbias = 0.0f;
     for (int64_t t = start + warp_id(); h < in.H && t < end; t += 8) {
         float direct = 0.0f, da = 0.0f;
-        if (t >= used) { /* of no sequence */
+        if (t >= used) { /* the token belongs to no sequence */
             if (p.ddt) store_as(p.ddt, in.dt_dtype, offset_of(p.ddt_stride, b, t, h), 0.0f);
             continue;
         }

@@ -150,7 +150,7 @@ GT_DEV uint32_t larger_of(const uint4 (&x)[COUNT]) {
  * that z. */
 GT_DEV float gate_bound(float most) {
     if (most > -1.28f) return fmaxf(most, 0.2785f);
-    const float z = fmaxf(most, -100.0f); /* and so infinity meets no 0 */
+    const float z = fmaxf(most, -100.0f); /* avoids infinity times 0 */
     return -z * ex2_approx(z * LOG2_E);
 }
 
@@ -338,7 +338,7 @@ GT_DEV void make_factors(uint32_t addresses, const float (&delta)[2], float A) {
         float log[8];
         GT_UNROLL
         for (int i = 0; i < 8; i++) log[i] = shfl_idx(i % 2 ? l1 : l0, (lane & ~3) + i / 2);
-        /* of token 2 lane + i */
+        /* for token 2 lane + i */
         const auto make_row = [&](int i) {
             float row[8];
             make_half_row(log, 2 * in_half + i, row);
@@ -415,7 +415,7 @@ GT_DEV void store_column_sums(float (&v)[4], uint32_t out) {
     if (g % 2 == 0) sts<float>(out + 4 * (8 * (n / 2) + 2 * (lane_id() % 4) + n % 2), v[0]);
 }
 
-/* The same, to global memory. */
+/* store_column_sums() to global memory. */
 GT_DEV void store_column_sums(float (&v)[4], float* out) {
     const int g = lane_id() / 4, n = g / 2;
     reduce_scatter<4, 8, 4>(v, g);

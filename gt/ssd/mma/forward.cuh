@@ -466,7 +466,7 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
             make_pairs<Tile, 2>(smem, B, cursor.units(), 2 * unit + 1, 2 * unit);
         else
             make_pairs<Tile, 1>(smem, B, cursor.units(), 0x20223030 >> 4 * warp & 3, 0x20101000 >> 4 * warp & 3);
-        sync_threads();                                                             /* M is there */
+        sync_threads();                                                             /* M is stored */
         if (makes_next) sts<float2>(next_delta + 8 * here(), {delta[0], delta[1]}); /* where B_INVERSE was until now */
         if (active) {
             float y[BLOCKS][2][4];

@@ -55,7 +55,7 @@ GT_DEV float clamped(float x) {
 #endif
 }
 
-/* Two numbers, below 2^15, as pairs. */
+/* Splits two numbers, below 2^15, into a pair of hi and a pair of lo. */
 GT_DEV void split_pair(float x, float y, uint32_t& hi, uint32_t& lo) {
     hi = pack_f16(x, y);
     lo = pack_f16(x - unpack_f16_lo(hi), y - unpack_f16_hi(hi));
@@ -86,7 +86,7 @@ struct SplitTile {
     static constexpr int WIDE = 2 * COLUMNS, BYTES = SHORT * TileShape<WIDE>::PITCH_BYTES, LO = COLUMNS / 16;
     /* for a warp that splits rows: lanes of a row, pieces of 8 numbers per lane, rows at a time */
     static constexpr int LANES = COLUMNS / 8 < 8 ? COLUMNS / 8 : 8, EACH = COLUMNS / 8 / LANES, ROWS = 32 / LANES;
-    static constexpr int ROW_SETS = SHORT / ROWS, AT_ONCE = EACH < 2 ? 2 : 1; /* row sets side by side */
+    static constexpr int ROW_SETS = SHORT / ROWS, AT_ONCE = EACH < 2 ? 2 : 1; /* row sets that are processed together */
 };
 
 /* load_tile() for SHORT rows of fp32, with a multiple of 4 columns.  first: the thread's first element, at
@@ -105,7 +105,7 @@ GT_DEV void load_split_rows(uint32_t tile, const float* first, int64_t pitch, in
     }
 }
 
-/* The same; first: of the tile. */
+/* load_split_rows() from the tile's first element. */
 template <int COLUMNS>
 GT_DEV void load_split_tile(uint32_t tile, const float* first, int64_t pitch, int rows, int columns) {
     constexpr unsigned PIECES = COLUMNS / 4;
@@ -276,7 +276,7 @@ struct SplitState {
         }
     }
 
-    /* H <- E H, as rescale(). */
+    /* H <- E H, as rescale() does. */
     GT_METHOD void decay(Scale scale) {
         if (scale.keep != 0.0f) {
             GT_UNROLL

@@ -409,7 +409,7 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
     }
     cp_async_commit();
     const auto fetch_dt =
-        [&](int unit, int chunk) { /* two tokens a lane */
+        [&](int unit, int chunk) { /* two tokens per lane */
                                    float dt[2];
                                    load_dt(in, cursor, unit, chunk, dt);
                                    if (2 * here() < SHORT)
@@ -457,7 +457,7 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
             }
             deltas_of(in, cursor.head(unit), cursor.tokens(chunk), dt, delta);
             make_factors(addresses(unit), delta, in.A[cursor.head(unit)]);
-            sync_warp(); /* they are read */
+            sync_warp(); /* all lanes have read them */
             if (chunk + 1 < cursor.chunks()) fetch_dt(unit, chunk + 1);
         }
         sync_threads();

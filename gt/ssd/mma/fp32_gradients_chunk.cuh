@@ -19,8 +19,8 @@ struct GradientSplitTile {
                                                            * of later chunks */
     static constexpr int M = CHUNKS + 4 * ROWS;           /* [8 times 16 tokens t] */
     static constexpr int FLOATS = M + 8 * BLOCK16;
-    /* floats, from there */
-    static constexpr int FACTORS = 0, PRE = FACTORS + Factors::COUNT, SUF = PRE + SHORT; /* the slot's */
+    /* offsets in floats from FLOATS on */
+    static constexpr int FACTORS = 0, PRE = FACTORS + Factors::COUNT, SUF = PRE + SHORT; /* over the slot */
     static constexpr int WEIGHT = SUF + SHORT;                                           /* Delta SUF */
     static constexpr int OTHER = WEIGHT + SHORT;                       /* [4 chunks]: factors of L, see slot_factors */
     static constexpr int INVERSES = OTHER + 4 * SHORT;                 /* x, [4 chunks] */

@@ -192,7 +192,7 @@ struct HopperTile {
     static constexpr int CONSUMER_UNITS = UNITS / CONSUMERS;                      /* of a consumer */
     static constexpr int GATES = MAKES_DZ ? 2 * CONSUMERS : HAS_GATE ? UNITS : 0; /* tiles */
     static constexpr int THREADS = (CONSUMERS + 1 + CONVOLVES) * WARPGROUP,
-                         FIT = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
+                         FIT = UNITS == 1 ? 2 : 1; /* blocks per multiprocessor */
     static constexpr int REGISTERS = UNITS == 1                 ? 160
                                      : CONSUMERS == 4           ? 104
                                      : NP > 128                 ? 208
@@ -223,17 +223,17 @@ struct HopperTile {
     static constexpr int PREPARED = FACTORS + 2 * UNITS * 4 * Merged::COUNT; /* [2][UNITS] */
     static constexpr int B_INVERSE = PREPARED + 2 * UNITS * 4 * Prepared::COUNT;
     static constexpr int C_INVERSE = B_INVERSE + 4 * CHUNK;
-    static constexpr int CURSOR = C_INVERSE + 4 * CHUNK; /* of each warpgroup */
+    static constexpr int CURSOR = C_INVERSE + 4 * CHUNK; /* one per warpgroup */
     static constexpr int FULL = CURSOR + (CONSUMERS + 1 + CONVOLVES) * GroupCursor<UNITS>::BYTES,
                          EMPTY = FULL + 16;    /* [2] */
     static constexpr int X_EMPTY = EMPTY + 16; /* [X_STAGES] */
     static constexpr int GATE_FULL = X_EMPTY + 8 * X_STAGES;
-    static constexpr int X_FULL = GATE_FULL + 8; /* HAS_MAPS: [X_STAGES][UNITS], of x as it came */
+    static constexpr int X_FULL = GATE_FULL + 8; /* HAS_MAPS: [X_STAGES][UNITS], for x as stored in memory */
     static constexpr int CONVOLVED = X_FULL + HAS_MAPS * 8 * X_STAGES * UNITS; /* [2] */
     static constexpr int GATE_AT = CONVOLVED + CONVOLVES * 16; /* [UNITS][2], for dz: where rows of z and dy begin */
     using Chunks = Ring<2, FULL, EMPTY>;                       /* B, C, FACTORS and PREPARED */
     using Rows = Ring<X_STAGES, NO_BARRIER, X_EMPTY>;          /* x; a copied stage is full when its chunk is */
-    using LoadedRows = Ring<X_STAGES, X_FULL, NO_BARRIER, 8, UNITS>; /* HAS_MAPS: x of a unit, as it came */
+    using LoadedRows = Ring<X_STAGES, X_FULL, NO_BARRIER, 8, UNITS>; /* HAS_MAPS: x of a unit, as stored in memory */
     using Gate = Ring<1, GATE_FULL>;                                 /* z, free as its chunk is */
     using ConvolvedChunks = Ring<2, CONVOLVED>;
     static constexpr int BYTES = GATE_AT + MAKES_DZ * UNITS * 16;
@@ -335,7 +335,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
     const bool copies_gate = Tile::HAS_GATE && !Tile::MAKES_DZ && in.z;
     const typename Tile::Chunks ring = {smem};
     const typename Tile::Rows rows = {smem};
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         if (!span.exists) return item;
         cursor.enter(in, span, item, BARRIER, [&] {
@@ -560,7 +560,7 @@ GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, 
     for (int i = 0; i < CONSUMER_UNITS; i++) {
         const GroupCursor<Tile::UNITS> cursor = me.cursor();
         const int unit = me.unit(i), unit_warp = me.unit_warp(), row0 = cursor.row0(unit) + 16 * unit_warp;
-        if (!cursor.exists(unit)) continue; /* nor do later units */
+        if (!cursor.exists(unit)) continue; /* later units do not exist either */
         const int64_t slot = cursor.slot(unit, chunk);
         state[i].power.inverse = inverse_of(state[i].power.value);
         if (chunk / SLOT_CHUNKS % MEASURED_SLOTS == 0) state[i].measure();
@@ -688,7 +688,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
         y[i][0] *= factor.x, y[i][1] *= factor.y, y[i][2] *= factor.x, y[i][3] *= factor.y;
     }
     GT_UNROLL
-    for (int k = 0; k < BLOCKS; k++) { /* to f16 */
+    for (int k = 0; k < BLOCKS; k++) { /* converts x to f16 */
         const float2 low = lds<float2>(own_powers + 4 * (16 * k + 2 * j)),
                      high = lds<float2>(own_powers + 4 * (16 * k + 8 + 2 * j));
         GT_UNROLL
@@ -721,7 +721,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     uint32_t v[BLOCKS][4];
     if constexpr (Tile::MAKES_DZ) {
         cp_async_wait<0>();
-        me.wait(); /* z and dy are there */
+        me.wait(); /* z and dy have arrived */
     } else if (gated && i == 0) {
         typename Tile::Gate{me.smem}.wait_full(made_here(n));
     }
@@ -729,7 +729,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     for (int k = 0; k < BLOCKS; k++) {
         const float2 low = lds<float2>(weights + 4 * (16 * k + 2 * j)),
                      high = lds<float2>(weights + 4 * (16 * k + 8 + 2 * j));
-        ldmatrix_x4_trans(x[k], block_at<64>(columns, k, unit_warp)); /* as it came */
+        ldmatrix_x4_trans(x[k], block_at<64>(columns, k, unit_warp)); /* as stored in memory */
         GT_UNROLL
         for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
             const float2 pair = {E::lo(x[k][e]), E::hi(x[k][e])};
@@ -803,13 +803,13 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
     for (int i = 0; i < CONSUMER_UNITS; i++) /* with few columns, a checkpoint's box reads parts of M that no warp has
                                               * written */
         clear_pairs(me.M(i), me.unit_warp(), NP < 64 ? 0 : me.unit_warp() + 1);
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         WarpState<NP> state[CONSUMER_UNITS];
         if (!span.exists) return item;
         me.cursor().enter(in, span, item, 2 + me.warpgroup(), [&] {
             me.cursor().put_offsets(0, p.y_stride);
-            for (int i = 0; i < Tile::UNITS; i++) /* one number for the head */
+            for (int i = 0; i < Tile::UNITS; i++) /* Dskip is one number per head */
                 me.cursor().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.cursor().head(i)] : 0.0f);
             if (Tile::MAKES_DZ) {
                 const GroupCursor<Tile::UNITS> cursor = me.cursor();
@@ -884,7 +884,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
                 wgmma<f16>(S, operand_step(left, bytes), operand_step(right, bytes), k > 0);
             }
             wgmma_commit();
-            /* while these run */
+            /* while these products run */
             if (chunk > 0) {
                 if (Tile::STORES_LATE && by_map(chunk - 1))
                     start_y(chunk - 1, n - 1);
@@ -909,7 +909,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             }
             ring.free(n);
             fence_async_proxy();
-            me.wait(); /* y is there, and M free */
+            me.wait(); /* y is stored in its tile, and M is free */
             if (!Tile::STORES_LATE) start_y(chunk, n);
         }
         if (const int last = chunks()) {
@@ -917,7 +917,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             finish_y(last - 1, n - 1);
         }
         item = me.cursor().item();
-        /* found again: registers are short */
+        /* computed again, since registers are short */
         const Span same = ordered_span(in, item);
         if (float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr) {
             GT_UNROLL

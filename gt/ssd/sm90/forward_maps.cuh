@@ -134,7 +134,7 @@ GT_DEV void maps_producer(const MapsForwardParams& p, uint32_t smem) {
     const int unit = shfl_idx(warp_id(), 0) % 4;
     const bool works = unit < UNITS, has_gate = Tile::HAS_GATE && in.z;
     const typename Tile::Chunks ring = {smem};
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         if (!span.exists) return item;
         cursor.enter(in, span, item, BARRIER);

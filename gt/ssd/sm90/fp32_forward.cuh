@@ -72,7 +72,7 @@ struct SplitHopperTile {
     static constexpr int B_INVERSE = PREPARED + 2 * UNITS * 4 * SplitPrepared::COUNT; /* [2] */
     static constexpr int C_INVERSE = B_INVERSE + 2 * 4 * CHUNK;                       /* [2] */
     static constexpr int M_INVERSE = C_INVERSE + 2 * 4 * CHUNK;                       /* [UNITS] */
-    static constexpr int CURSOR = M_INVERSE + UNITS * 4 * CHUNK;                      /* of each warpgroup */
+    static constexpr int CURSOR = M_INVERSE + UNITS * 4 * CHUNK;                      /* one per warpgroup */
     static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
     static constexpr int C_EMPTY = EMPTY + 16, BYTES = C_EMPTY + 8;
     using Chunks = Ring<2, FULL, EMPTY>;       /* all but C and M */
@@ -183,7 +183,7 @@ GT_DEV void forward_split_producer(const TensorParams& p, uint32_t smem) {
     const int warp = warp_id() % 4, unit = warp % UNITS;
     const bool makes_factors = warp < UNITS;
     const typename Tile::Chunks ring = {smem};
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         if (!span.exists) return item;
         cursor.enter(in, span, item, BARRIER, [&] { cursor.put_offsets(0, in.x_stride); });
@@ -432,7 +432,7 @@ GT_DEV void store_hopper_y(const TensorParams& p, const SplitConsumer<Tile>& me,
     const int tokens = cursor.tokens(chunk) - 2 * j, rows = (int)in.P - row0;
     const bool whole = cursor.tokens(chunk) == CHUNK && in.P - cursor.row0(unit) >= TILE_P;
     const auto each_of = [&](const float* from, int64_t pitch, auto work) {
-        if (whole) { /* no conditions */
+        if (whole) { /* this path has no conditions */
             GT_UNROLL
             for (int i = 0; i < 16; i++) {
                 work(y[i / 2][i % 2], from);
@@ -555,13 +555,13 @@ GT_DEV void forward_split_consumer(const TensorParams& p, uint32_t smem) {
     const SplitConsumer<Tile> me = {smem};
     const typename Tile::Chunks ring = {smem};
     clear_split_M(me);
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         SplitState<NP> state;
         if (!span.exists) return item;
         me.cursor().enter(in, span, item, 2 + me.unit(), [&] {
             me.cursor().put_offsets(0, p.y_stride);
-            for (int i = 0; i < Tile::UNITS; i++) /* one number for the head */
+            for (int i = 0; i < Tile::UNITS; i++) /* Dskip is one number per head */
                 me.cursor().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.cursor().head(i)] : 0.0f);
         });
         const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
@@ -596,7 +596,7 @@ GT_DEV void forward_split_consumer(const TensorParams& p, uint32_t smem) {
             me.wait(); /* M is free */
         }
         item = me.cursor().item();
-        const Span same = ordered_span(in, item); /* found again: registers are short */
+        const Span same = ordered_span(in, item); /* computed again, since registers are short */
         float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr;
         if (end && me.cursor().exists(me.unit()))
             state.store(end + me.cursor().state(in, me.unit(), 0), me.cursor().row0(me.unit()) + 16 * me.unit_warp(),

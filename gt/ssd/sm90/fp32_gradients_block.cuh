@@ -22,12 +22,12 @@ struct HopperSplitTile {
     static constexpr int B = 0, H = B + STATE, G = H + STATE;        /* before and after the steps: H the other chunk's
                                                                       * B or C, G C */
     static constexpr int X = G + STATE, DY = X + ROWS, NEXT = DY + ROWS; /* x of the chunk before, or dy of the next */
-    static constexpr int M = NEXT + ROWS, M_NEXT = M + ROWS;             /* pairs of own tokens; with NEXT's */
-    static constexpr int S = M_NEXT + ROWS;                              /* [4][thread] of 16 bytes */
+    static constexpr int M = NEXT + ROWS, M_NEXT = M + ROWS; /* M for pairs of own tokens; M_NEXT for pairs with NEXT */
+    static constexpr int S = M_NEXT + ROWS;                  /* [4][thread] of 16 bytes */
     static constexpr int FLOATS = S + 64 * THREADS;
-    /* floats, from there */
-    static constexpr int FACTORS = 0;                                       /* of the chunk */
-    static constexpr int PRE = FACTORS + Factors::COUNT, SUF = PRE + CHUNK; /* the slot's */
+    /* offsets in floats from FLOATS on */
+    static constexpr int FACTORS = 0;                                       /* factors of the chunk alone */
+    static constexpr int PRE = FACTORS + Factors::COUNT, SUF = PRE + CHUNK; /* over the slot */
     static constexpr int WEIGHT = SUF + CHUNK, OTHER = WEIGHT + CHUNK;      /* Delta SUF; see slot_factors() */
     static constexpr int INVERSES = OTHER + CHUNK, DY_INVERSE = INVERSES + CHUNK, NEXT_INVERSE = DY_INVERSE + CHUNK;
     static constexpr int B_INVERSE = NEXT_INVERSE + CHUNK, C_INVERSE = B_INVERSE + CHUNK;
@@ -73,11 +73,11 @@ struct HopperSplitBlock {
     }
     /* address of 16 bytes that this thread alone writes and reads */
     GT_METHOD uint32_t kept_S(int i) const { return smem + Tile::S + 16 * (Tile::THREADS * i + thread_here()); }
-    GT_METHOD int64_t first() const { return field<int64_t>(0); } /* token of the chunk */
+    GT_METHOD int64_t first() const { return field<int64_t>(0); } /* first token of the chunk */
     GT_METHOD int b() const { return field<int>(8); }
     GT_METHOD int slot() const { return field<int>(12); }
     GT_METHOD int g() const { return field<int>(16); }
-    GT_METHOD int64_t base(int i) const { return field<int64_t>(24 + 8 * i); } /* as SplitGradientBlock's */
+    GT_METHOD int64_t base(int i) const { return field<int64_t>(24 + 8 * i); } /* as in SplitGradientBlock */
     GT_METHOD int64_t other() const { return first() + (second ? -CHUNK : CHUNK); }
     GT_METHOD int sums(int step, int offset) const { return Tile::SUMS + step % 2 * Tile::SUMS_COUNT + offset; }
     /* whether the warp makes its part of Z: if the slot has both chunks, each block takes half of Z's rows */
@@ -193,7 +193,7 @@ struct PanelRows {
         GT_UNROLL
         for (int i = 0; i < 2 * PANELS; i++) x[i] = lds<float4>((from ^ 16 * (i % 2)) + i / 2 * 2 * Tile::PANEL);
     }
-    GT_METHOD int column(int i) const { return 64 * (i / 2) + 8 * piece + 4 * (i % 2 ^ flip); } /* of x[i].x */
+    GT_METHOD int column(int i) const { return 64 * (i / 2) + 8 * piece + 4 * (i % 2 ^ flip); } /* column of x[i].x */
     GT_METHOD float largest() const {
         float most = 0.0f;
         GT_UNROLL

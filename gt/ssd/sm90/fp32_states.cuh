@@ -63,7 +63,7 @@ struct StatesSplitHopperTile {
     static constexpr int STAGE = RIGHT + TILE_RIGHT;
     static constexpr int PREPARED = STAGES * STAGE;                                          /* [STAGES][UNITS] */
     static constexpr int INVERSES = PREPARED + STAGES * UNITS * 4 * SplitUnitWeights::COUNT; /* [STAGES] */
-    static constexpr int CURSOR = INVERSES + STAGES * 4 * CHUNK;                             /* of each warpgroup */
+    static constexpr int CURSOR = INVERSES + STAGES * 4 * CHUNK;                             /* one per warpgroup */
     static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES,
                          EMPTY = FULL + 8 * STAGES; /* [STAGES] */
     static constexpr int BYTES = EMPTY + 8 * STAGES;
@@ -163,7 +163,7 @@ GT_DEV void split_states_producer(const HopperStatesParams& p, uint32_t smem) {
     const int unit = warp_id() % 4;
     const bool makes_weights = unit < UNITS;
     const typename Tile::Stages ring = {smem};
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         const bool is_last = p.reverse ? span.starts : span.ends;
         if (skips(p.states.is_local, span, is_last)) return item;
@@ -260,7 +260,7 @@ struct PairedState : SplitState<NP> {
         if (row >= in.P) return;
         to += (int64_t)row * in.N + column;
         float* const second = to + in.N;
-        if (in.columns == NP && !adds) { /* no conditions */
+        if (in.columns == NP && !adds) { /* this path has no conditions */
             GT_UNROLL
             for (int n = 0; n < NP / 8; n++) {
                 stg<float2>(to + 8 * n, {H[n][0], H[n][1]});
@@ -360,7 +360,7 @@ GT_DEV void split_states_consumer(const HopperStatesParams& params, uint32_t sme
         zeros.load(nullptr, 0, in);
         clear_state_sums<Tile>(p, me, zeros);
     }
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         PairedState<NP> state[CONSUMER_UNITS];
         const bool is_last = reverse ? span.starts : span.ends;
@@ -393,7 +393,7 @@ GT_DEV void split_states_consumer(const HopperStatesParams& params, uint32_t sme
             n++;
         }
         item = me.cursor().item();
-        const Span same = ordered_span(in, item); /* found again: registers are short */
+        const Span same = ordered_span(in, item); /* computed again, since registers are short */
         GT_UNROLL
         for (int i = 0; i < CONSUMER_UNITS; i++) {
             if (me.cursor().exists(me.unit(i))) store_last_state<Tile>(p, me, i, reverse, same, state[i]);

@@ -35,7 +35,7 @@ struct GateParams {
     Problem in;
     GatedRows g;
     GateGradient gradient;
-    int64_t slots, rows; /* of a batch element; B*slots*2 */
+    int64_t slots, rows; /* slots of a batch element; rows = B*slots*2 */
 };
 
 constexpr int GATE_WARPS = 8, GATE_BLOCKS = 8;

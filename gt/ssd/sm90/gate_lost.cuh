@@ -37,7 +37,7 @@ constexpr int LOST_BLOCKS = 1;
 /* The chunk of a place: its tokens in a slot, its head and its rows. */
 struct LostPlace {
     int b, head, row0;    /* row0: of the tile */
-    int first, end;       /* in the slot */
+    int first, end;       /* tokens in the slot */
     int64_t start, state; /* start: the slot's first token; state: the slot's number, over all heads and batch
                            * elements */
 };
@@ -172,7 +172,7 @@ GT_DEV void make_lost_token(const LostParams& p, const LostPlace& me, const floa
     if (lost[1]) to[1] = (uint16_t)E::pack(gradient(E::hi(dy), E::hi(z), u.y), 0.0f);
 }
 
-/* dz of a place's lost elements. */
+/* Makes dz of a place's lost elements. */
 template <class T>
 GT_DEV void make_lost(const LostParams& p, int64_t place) {
     using E = Element<T>;
@@ -200,7 +200,7 @@ GT_DEV void make_lost(const LostParams& p, int64_t place) {
     };
     GT_NO_UNROLL
     for (int first = me.first; first < me.end; first += AT_ONCE) {
-        uint32_t dy[AT_ONCE], z[AT_ONCE], y[AT_ONCE], tokens = 0; /* a bit each that has some */
+        uint32_t dy[AT_ONCE], z[AT_ONCE], y[AT_ONCE], tokens = 0; /* one bit for each token with lost elements */
         GT_UNROLL
         for (int i = 0; i < AT_ONCE; i++) {
             dy[i] = pair(in.dy, in.dy_stride, first + i), z[i] = pair(in.z, in.z_stride, first + i);

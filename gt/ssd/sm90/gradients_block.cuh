@@ -79,7 +79,7 @@ struct HopperGradientParams : ChunkGradientParams {
     TensorMap h_map, G_map, x_map, dy_map;
     int has_h, has_G; /* 0: the map belongs to another tensor, and every box reads as zeros */
     int has_rows;     /* x and dy have maps */
-    int heads, steps; /* of a group; of a place */
+    int heads, steps; /* heads of a group; steps of a place */
     int clears;       /* set if sums of chunks that do not exist are cleared, because sums of several launches are added
                        * as one */
     int in_twos;      /* With z, dy lies in dx.  The first chunk of a slot reads dy of the second, so one block takes
@@ -120,7 +120,7 @@ struct HopperGradientTraits {
     /* M: its terms, or W for dC and W for dB */
     static constexpr int M = STAGE0 + STAGES * STAGE, OUT = M + M_BUFFERS * M_PANELS * PANEL;
     static constexpr int FLOATS = OUT + PANEL;
-    /* floats, from FLOATS */
+    /* offsets in floats from FLOATS on */
     static constexpr int COPIES = STAGES;
     static constexpr int FACTORS = 0;                             /* [STAGES], of ChunkTokens */
     static constexpr int MADE = FACTORS + COPIES * Tokens::COUNT; /* [STAGES]: weights and KEPT of the neighbour */
@@ -164,7 +164,7 @@ struct PlaceChunk {
  * often M and W were handed on, modulo 4. */
 template <class C>
 struct HopperBlock : ChunkPlace {
-    float* sums; /* of step 0 */
+    float* sums; /* sums of step 0 */
     int sums_count;
     int number, before, M_before;
     bool by_maps; /* x and dy come by TMA: every row of a box after the chunk's last token lies past the tensor's end */
@@ -382,7 +382,7 @@ struct StepSource {
         bulk_load(me.address(C::STATE_INVERSES + 8 * (me.stage_of(step))), p.inverses + (me.first_step(p) + step) * 8,
                   32, full);
     }
-    /* Of load(). */
+    /* Bytes that load() copies. */
     GT_METHOD static uint32_t bytes(const HopperBlock<C>& me) {
         const int tiles = !me.by_maps ? 0 : me.makes_state() ? 3 : 2;
         return 2 * C::STATE + tiles * C::PANEL + 4 * C::Tokens::COUNT + 32 +
@@ -422,8 +422,8 @@ struct StepSource {
 
 /* ---- powers ------------------------------------------------------------------------------------------------------ */
 
-/* The power of a block of 16 columns s of M_ts, times the inverse of dy_t's power, where M_ts = S_ts L_ts Delta_s +
- * Dskip (t = s).  With this power no M_ts, t >= s, exceeds f16.  skip: 0 if Dskip is added elsewhere. */
+/* The power of a block of 16 columns s of M.  M_ts is S_ts L_ts Delta_s, plus Dskip if t = s, times the inverse of
+ * dy_t's power.  With this power no M_ts, t >= s, exceeds f16.  skip: 0 if Dskip is added elsewhere. */
 template <class C>
 GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int block, float skip) {
     const float4 S = lds<float4>(me.address(me.S_most(block))),

@@ -74,7 +74,7 @@ GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, in
     if (std::is_same<typename C::T, typename C::D>::value || which) {
         magnitudes_of<typename C::T>(a, most);
         widen<typename C::T>(a, x);
-    } else { /* gate_kernel's powers: at most these */
+    } else { /* the powers of gate_kernel bound dy */
         widen<typename C::D>(a, x);
         most[0] = most[1] = 0x1p14f;
     }

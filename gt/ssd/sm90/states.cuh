@@ -100,7 +100,7 @@ struct StatesHopperTile {
     static constexpr int STAGE = RIGHT + TILE_RIGHT;
     static constexpr int STAGING = STAGES * STAGE;                   /* [CONSUMERS], 64 rows of 64 columns */
     static constexpr int PREPARED = STAGING + CONSUMERS * TILE_LEFT; /* [STAGES][UNITS] */
-    static constexpr int CURSOR = PREPARED + STAGES * UNITS * 4 * UnitWeights::COUNT; /* of each warpgroup */
+    static constexpr int CURSOR = PREPARED + STAGES * UNITS * 4 * UnitWeights::COUNT; /* one per warpgroup */
     static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES,
                          EMPTY = FULL + 8 * STAGES; /* [STAGES] */
     static constexpr int BYTES = EMPTY + 8 * STAGES;
@@ -140,7 +140,7 @@ GT_DEV float weights_of(bool reverse, const float (&delta)[2], float A, float (&
         }
         const float before = shfl_up(all, 1), first = (lane > 0 ? before : 0.0f) + l0;
         weight[0] = exp2_finite(first), weight[1] = exp2_finite(first + l1);
-    } else { /* sums over the tokens after */
+    } else { /* sums over later tokens */
         GT_UNROLL
         for (int d = 1; d < 32; d *= 2) {
             const float other = shfl_down(all, d);
@@ -195,7 +195,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
     constexpr bool MAY_HAVE_POWERS = std::is_same<typename Tile::L, f16>::value;
     const bool makes_weights = unit < UNITS, has_powers = MAY_HAVE_POWERS && p.reverse && in.dy_inverses;
     const typename Tile::Stages ring = {smem};
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         const bool is_last = p.reverse ? span.starts : span.ends;
         if (skips(p.states.is_local, span, is_last)) return item;
@@ -362,7 +362,7 @@ GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, float (&H)[T
             wgmma<T, Major::MN>(added, rest[k], from(k, 0));
         }
     } else {
-        float weighed[BLOCKS][8], sums[2] = {0.0f, 0.0f}; /* of rows + 0, + 8 */
+        float weighed[BLOCKS][8], sums[2] = {0.0f, 0.0f}; /* sums of rows + 0, + 8 */
         GT_UNROLL
         for (int k = 0; k < BLOCKS; k++) {
             weigh_left<Tile>(me, n, i, k, weighed[k]);
@@ -440,7 +440,7 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
         zeros.clear();
         clear_state_sums<Tile>(p, me, zeros);
     }
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         WarpState<NP> state[CONSUMER_UNITS];
         const bool is_last = reverse ? span.starts : span.ends;
@@ -478,7 +478,7 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
         }
         const bool has_chunks = me.cursor().chunks() > 0; /* the stage of the last chunk has the units' powers */
         item = me.cursor().item();
-        /* found again: registers are short */
+        /* computed again, since registers are short */
         const Span same = ordered_span(in, item);
         GT_UNROLL
         for (int i = 0; i < CONSUMER_UNITS; i++) {
