@@ -1,29 +1,32 @@
 /* gt/recurrence/driver.cuh - the stages of a recurrent operator's call, in order.
  *
- *     forward    clear elements outside all sequences; the pass; with a pool, clear outputs of sequences without a row
- *     backward   clear; the states before all chunks, unless forward has saved them; G, the states' gradients, after
- *                all chunks; the chunks' gradients; sums over chunks
- *     a pass     one launch; for sequences in several segments three: every segment from a zero state, the scan over
- *                segments, every segment from the state found
+ *     forward    Clear elements outside all sequences; run the pass; with a pool, clear outputs of sequences without a
+ *                row.
+ *     backward   Clear; make the states before all chunks, unless forward has saved them; make G, the gradients of the
+ *                states after all chunks; make the chunks' gradients; add up sums over chunks.
+ *     a pass     One launch.  For sequences in several segments three launches: every segment from a zero state, the
+ *                scan over segments, every segment from the state that the scan found.
  *
  * An operator describes itself in a struct `Operator`, which has
- *     Args, Stream     its argument struct; gt_stream, or Chain if its kernels call wait_for_chain()
- *     table()          its gt_op
- *     check(a)         an error for sizes beyond the kernels
- *     Choice           the kernels of a pass, chosen by choose(a, pass, device)
+ *     Args, Stream     its argument struct; gt_stream, or Chain if its kernels call wait_for_chain().
+ *     table()          its gt_op.
+ *     check(a)         an error for sizes beyond the kernels.
+ *     Choice           the kernels of a pass, chosen by choose(a, pass, device).
  *     plan_forward(a, choice, device), plan_backward(a, choice, device)
- *     step(a, device, stream)  the launch of gt_OP_step; stream: a Stream
- * A call chooses once, then plans once.  A plan is const afterwards, and has everything its launches need:
- *     sequences           of the call
- *     unused              the tensors that clear_unused() clears; CLEAR names the launch
+ *     step(a, device, stream)  the launch of gt_OP_step; stream: a Stream.
+ *
+ * A call chooses once, then plans once.  A plan is const afterwards, and has everything that its launches need:
+ *     sequences           of the call.
+ *     unused              the tensors that clear_unused() clears; CLEAR names the launch.
  *     bytes, saved        sizes of workspace and of `saved`, which forward writes for backward; a size query makes a
- *     plan, too
- *     forward:   pass(device, stream)
+ *                         plan, too.
+ *     forward:   pass(device, stream).
  *     backward:  has_states (saved by forward), accumulate, sums (a RowSums);
- *                make_states(device, stream), make_gradients(device, stream), finish_chunks(device, stream)
- * HAS_PIECES: whether there is plan_segment<REVERSE>(a, choice, device), a plan with `bytes` and run(device, stream).
- * make_gradients() makes G, finish_chunks() the chunks' gradients from G.  If one kernel makes both, as in scan,
- * make_gradients() launches it, and finish_chunks() adds up its partial sums. */
+ *                make_states(device, stream), make_gradients(device, stream), finish_chunks(device, stream).
+ *
+ * HAS_PIECES says whether there is plan_segment<REVERSE>(a, choice, device).  It makes a plan with `bytes` and
+ * run(device, stream).  make_gradients() makes G, finish_chunks() the chunks' gradients from G.  If one kernel makes
+ * both, as in scan, make_gradients() launches it, and finish_chunks() adds up its partial sums. */
 #ifndef GT_RECURRENCE_DRIVER_CUH
 #define GT_RECURRENCE_DRIVER_CUH
 
@@ -35,8 +38,8 @@ namespace gt {
 
 /* ---- a pass ------------------------------------------------------------------------------------------------------ */
 
-/* launch(true): the local pass.  It starts from zero states and writes only segments.states and segments.decays.
- * launch(false): the final pass, from the states that the scan has left. */
+/* Runs a pass by launch().  launch(true) is the local pass: it starts from zero states and writes only segments.states
+ * and segments.decays.  launch(false) is the final pass, from the states that the scan has stored. */
 template <bool REVERSE, class Stream, class Launch>
 static inline gt_status run_pass(const char* scan_name, const ScanParams& scan, const Device& device, Stream& stream,
                                  const Launch& launch) {
@@ -82,7 +85,7 @@ static inline gt_status prepare(gt_pass pass, const typename Operator::Args* arg
     gt_dims dims;
     gt_status status = gt_prepare(Operator::table(), pass, GT_DEVICE, args, a, &dims);
     if (status != GT_OK || (status = Operator::check(*a)) != GT_OK) return status;
-    if (a->B == 0) { /* neither tokens nor states, of packed sequences either */
+    if (a->B == 0) { /* there are neither tokens nor states, nor packed sequences */
         a->seq_capacity = 0;
         a->cu_seqlens = a->seq_count = a->slots = nullptr;
     }
@@ -159,7 +162,7 @@ static gt_status run_backward_stage(const PassPlan& me, Stage stage, Chain& chai
 }
 
 /* Checks, chooses and plans as call_forward() and call_backward() do.  is_query: pointers may be NULL, as in a size
- * query.  The sizes of buffers are the caller's to check. */
+ * query.  The caller checks the sizes of buffers. */
 template <class Operator>
 static inline gt_status plan_pass(gt_pass pass, bool is_query, const typename Operator::Args* args, void* plan) {
     typename Operator::Args a;
@@ -191,8 +194,8 @@ static inline gt_status run_stage(const void* plan, int number, void* user_chain
 
 /* ---- pieces of sequences: see gt_wkv6_segment in gt_kernels.h ---- */
 
-/* How gt_OP_segment and gt_OP_segment_backward run, and the workspace of the larger: a query does not know which of
- * them it is for. */
+/* How gt_OP_segment and gt_OP_segment_backward run, and the larger of their workspaces, because a query does not know
+ * which of them it is for. */
 template <class Operator>
 struct SegmentChoice {
     typename Operator::Choice forward, backward;

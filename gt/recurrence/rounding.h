@@ -1,15 +1,17 @@
-/* gt/recurrence/rounding.h - stochastic rounding of states to 16 bits (plain C, shared by kernels and CPU twins, which
- * round the same number to the same bits).
+/* gt/recurrence/rounding.h - stochastic rounding of states to 16 bits (plain C).  Kernels and CPU twins share it, so
+ * that both round the same number to the same bits.
  *
- * A number lies between two 16-bit numbers, at a distance d, in their unit, from the smaller.  It becomes the larger
- * with probability d.  So the mean over many steps is right; rounding to nearest loses every change below half a unit.
+ * A number lies between two 16-bit numbers, at a distance d from the smaller, in units of their difference.  It becomes
+ * the larger with probability d.  So the mean over many steps is right.  Rounding to nearest would lose every change
+ * below half a unit.
  *
  * Philox4x32-10 makes the random words (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"):
- *     key      the seed
- *     counter  {group, low 32 bits; high 32 bits; the step number of the batch element; 0}
- * A group is four neighbours in a row of a state, 4 g ... 4 g + 3, and each has a word.  Groups are counted row by row
- * within one batch element's state, ceil(columns / 4) in each row.  So no word depends on the batch, the row of the
- * pool, the tile or the alignment. */
+ *
+ *     key      the seed.
+ *     counter  {group, low 32 bits; high 32 bits; the step number of the batch element; 0}.
+ * A group is four adjacent numbers in a row of a state, 4 g ... 4 g + 3; each of them has a word.  Groups are counted
+ * row by row within one batch element's state, ceil(columns / 4) in each row.  So no word depends on the batch, the row
+ * of the pool, the tile or the alignment. */
 #ifndef GT_RECURRENCE_ROUNDING_H
 #define GT_RECURRENCE_ROUNDING_H
 
@@ -43,7 +45,8 @@ GT_INLINE gt_random gt_random_of_group(const int32_t *seed, int32_t step, int64_
 /* Groups in a row of `columns` columns. */
 GT_INLINE int64_t gt_row_groups(int64_t columns) { return (columns + 3) / 4; }
 
-/* bits: of an fp32 number.  Infinity stays infinity and NaN a NaN; the largest numbers may round to infinity. */
+/* Rounds an fp32 number, given by its bits.  Infinity stays infinity and NaN stays NaN; the largest numbers may round
+ * to infinity. */
 GT_INLINE uint32_t gt_round_to_bf16(uint32_t bits, uint32_t random) {
     if ((bits & 0x7fffffffu) > 0x7f800000u) return bits >> 16 | 0x40u;
     return (bits >> 16) + (random < bits << 16);
@@ -51,11 +54,11 @@ GT_INLINE uint32_t gt_round_to_bf16(uint32_t bits, uint32_t random) {
 
 GT_INLINE uint32_t gt_round_to_f16(uint32_t bits, uint32_t random) {
     const uint32_t sign = bits >> 16 & 0x8000u, a = bits & 0x7fffffffu;
-    uint32_t shift, m, fraction; /* fraction: of a unit, in 2^-32 */
+    uint32_t shift, m, fraction; /* fraction of a unit, times 2^32 */
     if (a > 0x7f800000u) return sign | 0x7e00u;
     if (a >= 0x47800000u) return sign | 0x7c00u;                                          /* 65536 or more */
     if (a >= 0x38800000u) return sign | (((a - 0x38000000u) >> 13) + (random < a << 19)); /* normal */
-    shift = 126u - (a >> 23); /* subnormal: units of 2^-24; 14 at least */
+    shift = 126u - (a >> 23); /* subnormal: in units of 2^-24; shift is at least 14 */
     m = (a & 0x7fffffu) | 0x800000u;
     if (shift > 55) return sign; /* below 2^-32 of a unit */
     fraction = shift <= 32 ? m << (32 - shift) : m >> (shift - 32);

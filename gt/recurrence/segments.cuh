@@ -2,20 +2,23 @@
  *
  * All recurrences of the library have one form.  Token by token, a state S is scaled by a decay and then increased:
  *     S <- decay . S + key x value
- * Over any run of tokens therefore   S after = (product of decays) . S before + (S after a start from zero).
+ * So over any run of tokens   S after = (product of decays) . S before + (S after a start from zero).
  * A call with few heads and long sequences cuts each sequence into segments and makes three launches:
- *     local   every segment but the last, by its own block, from a zero state: stores its end state and the log of its
- *             decay
- *     scan    segment after segment, every state element by itself: a segment's start state overwrites its end state
- *     final   every segment again, from its start state: the outputs
- * Backward runs the same three for G = dL/dS, from the last segment to the first.
- * gt_OP_segment, for a piece of a sequence, makes the first two launches alone: local, for every segment, and a scan
- * that stores the state at the piece's end and the log of the piece's decay.
+ *
+ *     local   Every segment except a sequence's last one runs in its own block, from a zero state.  The block stores
+ *             the segment's end state and the log of its decay.
+ *     scan    Runs over the segments in order, for every state element by itself.  A segment's start state overwrites
+ *             its end state.
+ *     final   Every segment runs again, from its start state, and makes the outputs.
+ *
+ * Backward makes the same three launches for G = dL/dS, from the last segment to the first.
+ * gt_OP_segment, for a piece of a sequence, makes only the first two launches.  These are local, for every segment, and
+ * a scan that stores the state at the piece's end and the log of the piece's decay.
  *
  * Layout of states: [segment slot][state_size], the state of a whole sequence (all heads).
- * Layout of decays: [segment slot][terms][decay_size].  An entry is one number; with terms = 2, the sum of two.  An
- * entry times `unit`, or times rate[element] where there are rates, is the natural logarithm of the segment's decay.
- * One entry serves state_size / decay_size neighbouring elements of the state. */
+ * Layout of decays: [segment slot][terms][decay_size].  An entry is one number; with terms = 2 it is the sum of two
+ * numbers.  The natural logarithm of the segment's decay is the entry times `unit`, or times rate[element] if there are
+ * rates.  One entry serves state_size / decay_size adjacent elements of the state. */
 #ifndef GT_RECURRENCE_SEGMENTS_CUH
 #define GT_RECURRENCE_SEGMENTS_CUH
 
@@ -31,9 +34,9 @@ namespace gt {
 GT_DEV float finite(float value) { return value > FLT_MAX ? FLT_MAX : value < -FLT_MAX ? -FLT_MAX : value; }
 
 /* Scales a state that decays by exp(a): S <- keep * S + factor * S.
- * Where exp(a) is near 1, keep = 1 and factor = expm1(a): a small 1 - exp(a) keeps its relative accuracy.
- * Else keep = 0 and factor = exp(a).  exp_fast is accurate enough here: under such factors a state soon vanishes or
- * overflows. */
+ * Where exp(a) is near 1, keep = 1 and factor = expm1(a), so that a small 1 - exp(a) keeps its relative accuracy.
+ * Elsewhere keep = 0 and factor = exp(a).  exp_fast is accurate enough there, because under such factors a state soon
+ * vanishes or overflows. */
 struct Scale {
     float keep, factor;
 };
@@ -46,15 +49,16 @@ GT_DEV Scale scale_of_log(float a) {
     return s;
 }
 
-/* The scaled state + added.  keep is tested, not multiplied by: 0 times an infinite state would be NaN. */
+/* The scaled state + added.  The code tests keep instead of multiplying by it, because 0 times an infinite state would
+ * be NaN. */
 GT_DEV float rescale(float keep, float factor, float state, float added) {
     float sum = fma_rn(factor, state, added);
     if (keep != 0.0f) sum += state;
     return sum;
 }
 
-/* The same over a whole segment.  The decay may be a growth (A > 0) beyond fp32, although its product with a small
- * state fits.  Then keep = FAR, factor = exp(a / 4), and the factor is applied four times. */
+/* The scale of a whole segment.  The decay may be a growth (A > 0) beyond fp32, while its product with a small state
+ * still fits.  Then keep = FAR, factor = exp(a / 4), and the factor is applied four times. */
 constexpr float FAR = 4.0f;
 
 GT_DEV Scale scale_of_segment(float log) {
@@ -67,7 +71,7 @@ GT_DEV float rescale_far(const Scale& scale, float state, float added) {
     return state * scale.factor * scale.factor * scale.factor * scale.factor + added;
 }
 
-/* A running sum in two terms, which keeps its rounding errors in lo.  An infinite sum stays infinite. */
+/* A running sum in two terms; lo keeps the rounding errors of hi.  An infinite sum stays infinite. */
 struct TwoTermSum {
     float hi = 0.0f, lo = 0.0f;
 
@@ -81,32 +85,33 @@ struct TwoTermSum {
 
 /* ---- segments -------------------------------------------------------------------------------------------------- */
 
-/* Whether a pass is local, and its segments then: all but the last of each sequence, or all that have tokens. */
+/* Whether a pass is local, and which segments it takes: all except the last of each sequence, or all that have
+ * tokens. */
 enum Local { NOT_LOCAL = 0, ALL_BUT_LAST = 1, ALL_SEGMENTS = 2 };
 
 /* How the sequences of a call are cut. */
 struct Segments {
-    int64_t count;          /* of a batch element; packed: the most of any sequence */
+    int64_t count;          /* segments of a batch element; packed: the most segments of any sequence */
     float *states, *decays; /* NULL if count is 1 */
-    int64_t tokens = 0;     /* of a segment, in a sequence of T tokens */
+    int64_t tokens = 0;     /* tokens of a segment, in a sequence of T tokens */
 };
 
-/* Tokens of a segment in a sequence of `tokens` that is cut into up to `count`.  They are whole chunks if the sequence
- * is cut at all. */
+/* Tokens of a segment, for a sequence of `tokens` tokens that is cut into at most `count` segments.  If the sequence is
+ * cut at all, a segment consists of whole chunks. */
 template <class Int>
 GT_HD Int segment_tokens(Int tokens, Int count, int chunk) {
     const Int least = (tokens + count - 1) / count, size = (Int)chunk;
     return least > size ? (least + size - 1) / size * size : size;
 }
 
-/* Number of segments of a sequence; one if it has no tokens. */
+/* Number of segments of a sequence; one if the sequence has no tokens. */
 template <class Int>
 GT_HD Int segments_in(Int tokens, Int tokens_per_segment) {
     return tokens > tokens_per_segment ? (tokens + tokens_per_segment - 1) / tokens_per_segment : 1;
 }
 
-/* segment_tokens() of a sequence of a call.  Lengths of packed sequences have 32 bits: a division of 64 bits would take
- * half a microsecond. */
+/* segment_tokens() for a sequence of a call.  Lengths of packed sequences have 32 bits, because a division of 64 bits
+ * would take half a microsecond. */
 GT_DEV int64_t segment_length(const Sequences& q, const Segments& cut, int chunk, int64_t tokens) {
     return q.cu_seqlens ? segment_tokens((uint32_t)tokens, (uint32_t)cut.count, chunk) : cut.tokens;
 }
@@ -116,9 +121,9 @@ GT_DEV int64_t segments_of(const Sequences& q, const Segments& cut, int chunk, i
     return segments_in((uint32_t)tokens, segment_tokens((uint32_t)tokens, (uint32_t)cut.count, chunk));
 }
 
-/* The segment slot of a sequence's first segment.  A sequence has at most `count` segments, and no more than it has
- * chunks.  So s * count slots are enough for all sequences before it, and so are their chunk slots: the smaller number
- * counts. */
+/* The segment slot of a sequence's first segment.  A sequence has at most `count` segments, and no more segments than
+ * chunks.  So the earlier sequences need at most s * count slots, and at most as many slots as their chunks have.  The
+ * slot is the smaller of these two numbers. */
 GT_DEV int64_t first_segment_slot(const Sequences& q, int64_t count, int64_t s, int64_t chunk_slot) {
     const int64_t slot = s * count;
     return q.cu_seqlens && chunk_slot < slot ? chunk_slot : slot;
@@ -133,12 +138,12 @@ static inline int64_t segment_slots(const Sequences& q, int64_t count, int chunk
 /* One segment of one sequence: tokens first ... end-1 of batch element b. */
 struct Span {
     bool exists;
-    bool starts, ends; /* the first, the last of its sequence */
+    bool starts, ends; /* whether it is the first, the last segment of its sequence */
     int64_t sequence, b, first, end;
-    int64_t chunk_slot, segment_slot; /* of its first chunk; its own */
+    int64_t chunk_slot, segment_slot; /* slots of its first chunk and of itself */
 };
 
-/* Segment `segment` < count of sequence s < sequence_count(). */
+/* Segment `segment` of sequence s; segment < count and s < sequence_count(). */
 GT_DEV Span span_of(const Sequences& q, const Segments& cut, int chunk, int64_t s, int64_t segment) {
     const Sequence seq = sequence_at(q, chunk, s);
     const int64_t length = segment_length(q, cut, chunk, seq.tokens);
@@ -154,35 +159,35 @@ GT_DEV Span span_of(const Sequences& q, const Segments& cut, int chunk, int64_t 
             first_segment_slot(q, cut.count, s, seq.slot) + segment};
 }
 
-/* The segment of an item: sequence * count + segment. */
+/* The segment of an item, where item = sequence * count + segment. */
 GT_DEV Span span_at(const Sequences& q, const Segments& cut, int chunk, int64_t item) {
     if (cut.count == 1) return span_of(q, cut, chunk, item, 0);
     return span_of(q, cut, chunk, item / cut.count, item % cut.count);
 }
 
-/* Whether a pass leaves a segment out.  is_last: the pass through the segment's sequence ends with it.  A pass over
- * ALL_SEGMENTS leaves out those without tokens: a sequence without tokens has no segment slot. */
+/* Whether a pass leaves a segment out.  is_last: the segment is the last in the pass through its sequence.  A pass over
+ * ALL_SEGMENTS leaves out segments without tokens, because a sequence without tokens has no segment slot. */
 GT_DEV bool skips(int local, const Span& span, bool is_last) {
     return !span.exists || (local == ALL_BUT_LAST && is_last) || (local == ALL_SEGMENTS && span.first == span.end);
 }
 
-/* span_at() where only the number of segments is known. */
+/* span_at() for callers that know only the number of segments. */
 GT_DEV Span span_at(const Sequences& q, int64_t count, int chunk, int64_t item) {
     return span_at(q, Segments{count, nullptr, nullptr, segment_tokens(q.T, count, chunk)}, chunk, item);
 }
 
 /* The first state [size] of the pass through a segment; NULL: zeros.  If the sequence has several segments, the scan
- * has stored it in cut.states.  Else it is sequence s's in `states`.  With several segments `states` must not be read:
- * the pass through the sequence's last segment may already write there. */
+ * has stored this state in cut.states.  Otherwise it is the state of sequence s in `states`.  With several segments
+ * `states` must not be read: the pass through the sequence's last segment may already write there. */
 GT_DEV const float* first_state(const Sequences& q, const Segments& cut, const Span& span, int64_t size,
                                 const float* states, int64_t s) {
     if (!span.starts || !span.ends) return cut.states + span.segment_slot * size;
     return start_row(q, states, size, s);
 }
 
-/* Number of segments of a sequence.  asked: the caller's wish, or 0.  0: enough segments, with `blocks` blocks each, to
- * fill the `room` blocks that the device runs at once, but segments have at least `least` tokens.  At most as many
- * packed sequences count as could have `least` tokens each. */
+/* Number of segments of a sequence.  asked: the caller's wish, or 0.  0 means enough segments, with `blocks` blocks
+ * each, to fill the `room` blocks that the device runs at once; but a segment has at least `least` tokens.  Packed
+ * sequences count as at most the number that could have `least` tokens each. */
 static inline int64_t choose_segments(const Sequences& q, int64_t asked, int64_t blocks, int64_t room, int64_t least,
                                       int chunk) {
     const int64_t most = (q.T + chunk - 1) / chunk;
@@ -196,12 +201,13 @@ static inline int64_t choose_segments(const Sequences& q, int64_t asked, int64_t
     if (count > most) count = most;
     if (q.capacity && count > INT32_MAX / q.capacity) count = INT32_MAX / q.capacity; /* segment numbers are int */
     if (count < 1) count = 1;
-    /* whole chunks make segments longer, so fewer may be enough.  Packed sequences are cut into the number itself */
+    /* Whole chunks make segments longer, so fewer segments may be enough.  Packed sequences are cut into `count`
+     * itself. */
     return q.capacity ? count : segments_in(q.T, segment_tokens(q.T, count, chunk));
 }
 
-/* `count` segments, with memory for their states and for `decays` numbers each.  One segment needs none, unless it is
- * `wanted`. */
+/* Makes `count` segments, with memory for their states and for `decays` numbers each.  One segment needs no memory,
+ * unless it is `wanted`. */
 static inline Segments cut_segments(Arena& arena, const Sequences& q, int64_t count, int chunk, int64_t state_size,
                                     int64_t decays, bool wanted = false) {
     Segments cut = {count, nullptr, nullptr, segment_tokens(q.T, count, chunk)};
@@ -213,21 +219,22 @@ static inline Segments cut_segments(Arena& arena, const Sequences& q, int64_t co
 }
 
 /* ---- the scan over segments ---------------------------------------------------------------------------------------
- * A local pass has stored every segment's end state and decay in `segments`.  For every sequence:
+ * A local pass has stored every segment's end state and decay in `segments`.  For every sequence the scan computes:
  *     S <- state_in;   for every segment, in order:   start = S,   S <- decay . S + end state
- * In place: a segment's start state overwrites its end state.
+ * It works in place: a segment's start state overwrites its end state.
  * REVERSE: from dstate_out, from the last segment to the first.
  * ENDS, for gt_OP_segment: from zero.  The last S and the log of the whole decay go to `ends` and `decays`;
  * segments.states stay as they are.
  * grid strands * ceil(state_size/128), block 4 warps, which share nothing; a thread has one state element.  Strand s
  * has sequences s, s + strands, ...
- * Latency bounds the time.  So the end states of 64 segments are copied at once by cp.async, and the scales are made
+ * Latency bounds the time.  So cp.async copies the end states of 64 segments at once, and the scales are made
  * meanwhile.
- * WHOLE_WARPS: the 32 elements of a warp decay alike, and a lane makes the scales of two segments.  Else every lane
- * makes its own, 8 at a time.
- * shared, a warp: 64 end states of each element, 64 scales: 34 KB a block.
- * registers: 8 end states and 8 scales.  128 at most.
- * bytes: the segment states once each way, decays.  One chain of operations an element: deterministic. */
+ * WHOLE_WARPS: the 32 elements of a warp have the same decay, and a lane makes the scales of two segments.  Otherwise
+ * every lane makes the scales of its own element, 8 at a time.
+ * shared, per warp: 64 end states of each element, 64 scales: 34 KB per block.
+ * registers: 8 end states and 8 scales; at most 128.
+ * bytes: the segment states once each way, decays.  An element has one chain of operations, so results are
+ * deterministic. */
 struct ScanParams {
     Sequences sequences;
     Segments segments;
@@ -235,24 +242,24 @@ struct ScanParams {
     const float* state_in; /* [sequence][state_size], or rows of a pool, or one for all; NULL = 0 */
     int state_in_shared;
     int64_t state_size, decay_size;
-    const float* rate; /* [state_size], multiplies the logs of decays; NULL: `unit` does */
+    const float* rate; /* [state_size], multiplies the logs of decays; if NULL, `unit` does */
     float unit = 1.0f;
     int terms = 1;
-    int64_t elements = 0;                     /* of the state, for one entry; set by scan_segments() */
+    int64_t elements = 0;                     /* elements of the state per entry of decays; set by scan_segments() */
     Divider tiles = {};                       /* blocks of a strand; set by scan_segments() */
-    int strands = 1;                          /* the same */
+    int strands = 1;                          /* set by scan_segments(), too */
     float *ends = nullptr, *decays = nullptr; /* ENDS: [sequence][state_size], [sequence][decay_size] or NULL */
 };
 
-constexpr int SCAN_THREADS = 128, SCAN_BATCH = 64, SCAN_STEPS = 8; /* segments in shared memory, in registers */
-constexpr int SCAN_SUMS = 4 * 32 * SCAN_BATCH, SCAN_SCALES = 8 * SCAN_BATCH; /* bytes of a warp */
+constexpr int SCAN_THREADS = 128, SCAN_BATCH = 64, SCAN_STEPS = 8; /* segments in shared memory; in registers */
+constexpr int SCAN_SUMS = 4 * 32 * SCAN_BATCH, SCAN_SCALES = 8 * SCAN_BATCH; /* bytes per warp */
 constexpr int SCAN_SMEM = SCAN_THREADS / 32 * (SCAN_SUMS + SCAN_SCALES);
 
-/* Starts the copies of the warp's elements of `left` end states, which are `stride` elements apart, to
- * sums[segment][32]. */
+/* Starts the copies of the warp's elements of `left` end states to sums[segment][32].  The end states are `stride`
+ * elements apart. */
 template <bool WHOLE_WARPS>
 GT_DEV void copy_sums(uint32_t sums, const float* states, int64_t stride, int left, bool inside) {
-    if constexpr (WHOLE_WARPS) { /* 16 bytes of a segment each; 4 segments at once */
+    if constexpr (WHOLE_WARPS) { /* a lane copies 16 bytes of a segment; 4 segments at once */
         const float* from = states - lane_id() + lane_id() % 8 * 4 + lane_id() / 8 * stride;
         GT_NO_UNROLL
         for (int k = lane_id() / 8; k < left; k += 4, from += 4 * stride)
@@ -285,7 +292,8 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
         const Sequence seq = sequence_at(p.sequences, p.chunk, s);
         const int64_t count = segments_of(p.sequences, cut, p.chunk, seq.tokens);
         if (count == 1 && !ENDS) continue;
-        /* number of segments: the end of the last is no segment's start */
+        /* number of segments that are passed: without ENDS the end of the last segment is not needed, since no segment
+         * starts there */
         const int64_t passed = !ENDS ? count - 1 : seq.tokens ? count : 0;
         const int64_t first = first_segment_slot(p.sequences, cut.count, s, seq.slot) + (REVERSE ? count - 1 : 0);
         float* states = cut.states + first * p.state_size + element;
@@ -304,8 +312,8 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
             if constexpr (WHOLE_WARPS) {
                 float log[SCAN_BATCH / 32];
                 GT_UNROLL
-                for (int j = 0; j < SCAN_BATCH / 32; j++) { /* beyond the last, the last one's again: no load waits for
-                                                             * another */
+                for (int j = 0; j < SCAN_BATCH / 32; j++) { /* beyond the last segment the last one is loaded again, so
+                                                             * that no load waits for another */
                     const int segment = lane_id() + 32 * j;
                     log[j] = log_of(k0 + (segment < left ? segment : left - 1));
                 }
@@ -324,7 +332,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
                 Scale scale[SCAN_STEPS];
                 GT_UNROLL
                 for (int i = 0; i < SCAN_STEPS; i++) {
-                    const int segment = k + i < left ? k + i : k; /* beyond the last any segment will do */
+                    const int segment = k + i < left ? k + i : k; /* beyond the last segment any segment will do */
                     sum[i] = inside ? lds<float>(sums + 4 * (32 * segment + lane_id())) : 0.0f;
                     if constexpr (WHOLE_WARPS) {
                         const float2 x = lds<float2>(scales + 8 * segment);
@@ -339,7 +347,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
                     scale[i] = scale_of_segment(scale[i].factor);
                     grows = grows || scale[i].keep == FAR;
                 }
-                /* The chain of dependent steps takes all the time: nearly always it has no branch. */
+                /* The chain of dependent steps takes all the time, so it has no branch in nearly all cases. */
                 if (k + SCAN_STEPS <= left && !warp_any(grows)) {
                     GT_UNROLL
                     for (int i = 0; i < SCAN_STEPS; i++) {
@@ -357,7 +365,7 @@ scan_segments_kernel(const GT_GRID_CONSTANT ScanParams p) {
                     S = rescale_far(scale[i], S, sum[i]);
                 }
             }
-            sync_warp(); /* before the next overwrite them */
+            sync_warp(); /* all lanes have read them before they are overwritten */
         }
         if (inside && !ENDS) *states = S;
         if constexpr (ENDS) {

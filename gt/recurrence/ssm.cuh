@@ -1,5 +1,5 @@
-/* gt/recurrence/ssm.cuh - shared by ssd and selective_scan: Delta, decay of a state, sums over lanes, blocks of rows,
- * sums over a group. */
+/* gt/recurrence/ssm.cuh - code that ssd and selective_scan share: Delta, decay of a state, sums over lanes, blocks of
+ * rows, sums over a group. */
 #ifndef GT_RECURRENCE_SSM_CUH
 #define GT_RECURRENCE_SSM_CUH
 
@@ -10,8 +10,8 @@
 namespace gt {
 namespace ssm {
 
-constexpr int CHECKPOINT = 128; /* tokens between the states that forward leaves for backward */
-constexpr int MAX_SIZE = 256;   /* of P and N */
+constexpr int CHECKPOINT = 128; /* tokens between the states that forward stores for backward */
+constexpr int MAX_SIZE = 256;   /* largest P and N */
 
 /* The rule that makes Delta from dt, the same in all passes. */
 struct DeltaRule {
@@ -37,16 +37,16 @@ GT_DEV Delta delta_of(const DeltaRule& rule, float v) {
 }
 
 /* The decay exp(a) of one token may be a growth (A > 0, or Delta < 0) beyond fp32.  Its product with a small state may
- * still fit, so grow() makes it from this a on. */
+ * still fit.  So from this a on grow() makes the product. */
 constexpr float FAR_GROWTH = 80.0f;
 
-/* exp(a) x for a >= FAR_GROWTH, in four steps: 0 stays 0, and the result is infinite only where the product is. */
+/* exp(a) x for a >= FAR_GROWTH, in four steps.  0 stays 0, and the result is infinite only if the product is. */
 GT_DEV float grow(float a, float x) {
     const float step = finite(exp_accurate(0.25f * a));
     return x * step * step * step * step;
 }
 
-/* Carries values through one token: exp(a) x + added. */
+/* Carries values through one token: x becomes exp(a) x + added. */
 struct Carrier {
     float a, keep, factor;
     GT_METHOD explicit Carrier(float a_) : a(a_) {
@@ -63,9 +63,9 @@ struct Carrier {
 /* Derivative of silu. */
 GT_DEV float dsilu(float z) { return silu_derivative(z, sigmoid(z)); }
 
-/* Sums V values over LANES lanes, STRIDE apart; the caller is lane number `lane` of them.  Afterwards it
- * holds V / LANES of the sums, number lane * (V / LANES) first, in v[0..]; with more lanes than values
- * LANES / V neighbours hold the same one.  The order of the additions is fixed. */
+/* Sums V values over LANES lanes, which are STRIDE apart; the caller is number `lane` of them.  Afterwards the caller
+ * holds V / LANES of the sums in v[0..], from sum number lane * (V / LANES) on.  With more lanes than values, LANES / V
+ * adjacent lanes hold the same sum.  The order of the additions is fixed. */
 template <int V, int LANES, int STRIDE>
 GT_DEV void reduce_scatter(float (&v)[V], int lane) {
     int width = V;
@@ -87,7 +87,7 @@ GT_DEV void reduce_scatter(float (&v)[V], int lane) {
     }
 }
 
-/* WIDTH neighbouring floats in shared memory. */
+/* Loads WIDTH adjacent floats from shared memory. */
 template <int WIDTH>
 GT_DEV void load_vector(float (&v)[WIDTH], uint32_t address) {
     if constexpr (WIDTH % 4 == 0) {
@@ -108,10 +108,11 @@ GT_DEV void load_vector(float (&v)[WIDTH], uint32_t address) {
 struct Rows {
     const void* data;
     gt_dtype dtype;
-    int64_t start, pitch, step; /* in elements: of the first, from row to row, column to column */
-    int rows, columns;          /* existing ones; elements beyond them count as 0 */
+    int64_t start, pitch, step; /* in elements: offset of the first; distance from row to row, and from column to
+                                 * column */
+    int rows, columns;          /* the numbers that exist; elements beyond them count as 0 */
 
-    /* the same without its first `skipped` rows */
+    /* these rows without the first `skipped` rows */
     GT_METHOD Rows after(int skipped) const {
         Rows tail = *this;
         tail.start += skipped * pitch;
@@ -120,12 +121,12 @@ struct Rows {
     }
 };
 
-/* A block of ROWS x WIDTH in the registers of THREADS threads, or of a warp if THREADS is 32.  All loads are issued
+/* A block of ROWS x WIDTH in the registers of THREADS threads; if THREADS is 32, of a warp.  All loads are issued
  * before the first is waited for.  Thread i holds elements i, i + THREADS, ... in row order. */
 template <int ROWS, int WIDTH, int THREADS>
 struct Tile {
     static constexpr int SIZE = ROWS * WIDTH, COUNT = (SIZE + THREADS - 1) / THREADS;
-    uint32_t bits[COUNT] = {}; /* as in memory, converted when used */
+    uint32_t bits[COUNT] = {}; /* as stored; converted when used */
     gt_dtype dtype = GT_F32;
 
     GT_DEV int index(int k) { return (THREADS == 32 ? lane_id() : thread_id()) + k * THREADS; }
@@ -165,7 +166,7 @@ struct Tile {
         return dtype == GT_F16 ? unpack_f16_lo(bits[k]) : as_float(bits[k]);
     }
 
-    /* all values, by one branch on the dtype */
+    /* converts all values, with one branch on the dtype */
     GT_METHOD void values(float (&x)[COUNT]) const {
         if (dtype == GT_BF16) {
             GT_UNROLL
@@ -186,7 +187,7 @@ struct Tile {
     }
 };
 
-/* Stores a block whose threads stay in their columns: x[k] is the thread's element k. */
+/* Stores a block whose threads stay in their columns.  x[k] is the thread's element k. */
 template <class Block, class T>
 GT_DEV void store_tile_of(const Rows& to, const float (&x)[Block::COUNT]) {
     if (Block::column(0) >= to.columns) return;
@@ -210,7 +211,7 @@ GT_DEV void store_tile(const Rows& to, const float (&x)[Block::COUNT]) {
         store_tile_of<Block, float>(to, x);
 }
 
-/* Copies ROWS x WIDTH to shared memory, at most 8 values a thread at a time. */
+/* Copies ROWS x WIDTH to shared memory; a thread holds at most 8 values at a time. */
 template <int ROWS, int WIDTH, int THREADS>
 GT_DEV void stage(uint32_t shared, const Rows& from) {
     constexpr int BATCH = 8 * THREADS / WIDTH < ROWS ? 8 * THREADS / WIDTH : ROWS;
@@ -224,10 +225,10 @@ GT_DEV void stage(uint32_t shared, const Rows& from) {
 }
 
 /* ---- sums over a group ----------------------------------------------------------------------------
- * out[b,t,g,n] = sum over the shares of in[b,t,g,share,n], in order: dBm and dCm from the partial sums of each head, or
- * tile of channels, of the group.
- * grid ceil(B*T*G*N/256), block 256, an output a thread; reads 4 bytes a share, writes the output.
- * One thread adds all shares of an output in order: deterministic.  No shared memory. */
+ * out[b,t,g,n] = sum over `share` of in[b,t,g,share,n], in order.  It makes dBm and dCm from the partial sums of each
+ * head of the group, or of each tile of channels.
+ * grid ceil(B*T*G*N/256), block 256, one output per thread.  A thread reads 4 bytes per partial sum and writes the
+ * output.  It adds the partial sums in order, so results are deterministic.  No shared memory. */
 struct GroupSumParams {
     const float* in;
     void* out;
@@ -236,7 +237,7 @@ struct GroupSumParams {
     Sequences sequences;
     int64_t G, shares;
     int N;
-    int64_t step = 1; /* from an output to the next of its row */
+    int64_t step = 1; /* elements from an output to the next output of its row */
 };
 
 GT_KERNEL(256, 1) group_sum_kernel(const GT_GRID_CONSTANT GroupSumParams p) {
@@ -260,10 +261,10 @@ static inline gt_status group_sum(const char* name, const GroupSumParams& p, gt_
 /* ---- ssd on tensor cores: base of its problem.cuh and of its mma/chunk.cuh --------------------------------------- */
 
 constexpr int CHUNK = 64;                         /* tokens that a block takes at a time */
-constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK; /* tokens of a tile of the products of pairs; tiles of a chunk */
+constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK; /* tokens of a tile in products of pairs; tiles of a chunk */
 
-/* The lane and the thread, for addresses that are made again in each chunk: kept over the loop they would take
- * registers from the state.  GT_ASSUME lets the compiler divide a lane by shifts alone; some kernels of 9.0 spill more
+/* The lane and the thread, for addresses that are computed again in each chunk: kept over the loop they would take
+ * registers from the state.  GT_ASSUME lets the compiler divide a lane by shifts alone.  Some kernels of 9.0 spill more
  * with it. */
 GT_DEV int here() {
     const int lane = made_here(lane_id());
@@ -274,7 +275,8 @@ GT_DEV int here() {
 }
 GT_DEV int thread_here() { return made_here(thread_id()); }
 
-/* The power of two that brings `bound` >= 0 to 2^13 ... 2^14, and its inverse; within 2^-115 ... 2^100. */
+/* The power of two that brings `bound` >= 0 to 2^13 ... 2^14, and its inverse.  The power stays within 2^-115 ...
+ * 2^100. */
 struct Power {
     float value, inverse;
 };

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* Groups share Bm and Cm evenly between the heads (or channels) that `field` counts. */
+/* Bm and Cm have G groups; each group serves the same number of heads (or channels), which `field` counts. */
 static gt_status gt_ssm_resolve_groups(int64_t *G, const char *field, int64_t heads, gt_dims *dims) {
     gt_status status;
     if (*G == 0) *G = 1;
@@ -30,13 +30,13 @@ static inline gt_status gt_ssm_check_limits(int dt_limit, float dt_min, float dt
     return GT_OK;
 }
 
-/* Refuses dz without z, the gate that it is the gradient of.  Without elements no gate is needed. */
+/* Refuses dz without z, since dz is the gradient of the gate z.  A call without elements needs no gate. */
 static gt_status gt_ssm_check_gate(const void *z, const void *dz, gt_pass pass, const gt_dims *dims) {
     if (pass != GT_BACKWARD || !dz || z || !dims->n['B' - 'A'] || !dims->n['T' - 'A']) return GT_OK;
     return gt_fail(GT_ERROR_NULL, "z is NULL: dz needs it");
 }
 
-/* Sets y of a backward call to NULL if the call does not read it, so that any value may be passed. */
+/* Sets y of a backward call to NULL if the call does not read y, so that callers may pass any value. */
 static gt_status gt_ssm_resolve_y(int reads_y, void **y, gt_pass pass) {
     if (pass == GT_BACKWARD && !reads_y) *y = NULL;
     return gt_check_range(GT_ERROR_VALUE, "reads_y", reads_y, 0, 1);

@@ -1,8 +1,8 @@
-/* gt/recurrence/ssm_step.cuh - shared by the step kernels of ssd and selective_scan: loads and stores of neighbouring
+/* gt/recurrence/ssm_step.cuh - code that the step kernels of ssd and selective_scan share: loads and stores of adjacent
  * numbers, aligned or not.
  *
- * A step kernel exists for each dtype, with vector loads, and once for AnyType, with a load for each number.  Both give
- * a number to the same lane and add in the same order, so alignment does not change a bit of the results. */
+ * A step kernel exists for each dtype, with vector loads, and once for AnyType, with one load per number.  Both give a
+ * number to the same lane and add in the same order, so alignment does not change a bit of the results. */
 #ifndef GT_RECURRENCE_SSM_STEP_CUH
 #define GT_RECURRENCE_SSM_STEP_CUH
 
@@ -13,14 +13,15 @@
 namespace gt {
 namespace ssm {
 
-/* In place of an element type: any dtype, known at run time, any alignment and any stride. */
+/* Replaces an element type: any dtype, known at run time, with any alignment and any stride. */
 struct AnyType {};
 
-/* A lane's address in a tensor: it moves on from token to token. */
+/* A lane's address in a tensor, which advances from token to token. */
 template <class T>
 struct TokenCursor {
     T* at;
-    /* data NULL: index is 0, and nothing is loaded.  step: elements from one number to its neighbour, 1. */
+    /* If data is NULL, index is 0 and nothing is loaded.  step: elements from one number to the next, which is 1
+     * here. */
     GT_METHOD TokenCursor(const void* data, gt_dtype, int64_t index, int64_t = 1)
         : at(static_cast<T*>(const_cast<void*>(data)) + index) {}
     GT_METHOD void move(int64_t count) { at += count; }
@@ -38,11 +39,13 @@ struct TokenCursor<AnyType> {
     GT_METHOD void store(int i, float value) const { store_as(data, dtype, index + i, value); }
 };
 
-/* COUNT neighbouring elements as loaded.  Conversion waits until they are used, and so does the warp. */
+/* COUNT adjacent elements, as loaded.  They are converted when they are used, so the warp waits for the load only
+ * then. */
 template <class T, int COUNT>
 struct Piece {
     Vec<T, COUNT> bits = {};
-    /* offset: of the first from the cursor.  valid: how many of them exist, all or none; the same in every call. */
+    /* offset: of the first element from the cursor.  valid: how many of the elements exist, all or none; the same in
+     * every call. */
     GT_METHOD void load(const TokenCursor<T>& from, int offset, int valid) {
         if (valid > 0) bits = ldg<Vec<T, COUNT>>(from.at + offset);
     }
@@ -64,7 +67,7 @@ static inline bool has_fours(const void* data, const gt_stride& s, gt_dtype dtyp
     return (uintptr_t)data % (dtype == GT_F32 ? 16 : 8) == 0 && s.b % 4 == 0 && s.t % 4 == 0 && s.h % 4 == 0;
 }
 
-/* launch(T()) for the type of a dtype; AnyType if this build leaves its kernels out. */
+/* Calls launch(T()) with the type of a dtype, or with AnyType if this build leaves out that type's kernels. */
 template <class Launch>
 static inline gt_status with_activations(gt_dtype dtype, const Launch& launch) {
     if constexpr (BUILT_BF16)

@@ -1,6 +1,6 @@
-/* gt/recurrence/stages.cuh - a pass of an operator for another operator that enqueues it among other launches
- * (gt/fused/wkv_ssm.cuh, conv_ssd_launch.cuh).  gt_OP_plan checks and plans the pass, gt_OP_run launches a stage of it
- * (op.h); driver.cuh implements both.  The kernels stay in the operator's own object.  No kernels. */
+/* gt/recurrence/stages.cuh - lets another operator enqueue the stages of an operator's pass among its own launches
+ * (gt/fused/wkv_ssm.cuh, conv_ssd_launch.cuh).  gt_OP_plan checks and plans the pass, and gt_OP_run launches one of its
+ * stages (op.h); driver.cuh implements both.  The kernels stay in the operator's own object; this file has none. */
 #ifndef GT_RECURRENCE_STAGES_CUH
 #define GT_RECURRENCE_STAGES_CUH
 
@@ -12,11 +12,11 @@ namespace gt {
 
 /* The launches of a pass, in this order:
  *     forward    CLEAR, PASS
- *     backward   CLEAR, STATES (launches nothing if forward has saved them), GRADIENTS, CHUNKS; then the caller adds up
- *                `sums` */
+ *     backward   CLEAR, STATES (launches nothing if forward has saved the states), GRADIENTS, CHUNKS.  Then the caller
+ *                adds up `sums`. */
 enum class Stage { CLEAR, PASS, STATES, GRADIENTS, CHUNKS };
 
-/* A planned pass.  The caller owns it; only the operator that planned it knows the type of its plan. */
+/* A planned pass.  The caller owns it; only the operator that planned the pass knows the type of the plan. */
 class PassPlan {
   public:
     gt_pass pass;

@@ -1,8 +1,8 @@
-/* gt/recurrence/step_states.cuh - states and parameters of step kernels in memory: fp32, or the 16 bits that a call
- * chooses.
+/* gt/recurrence/step_states.cuh - states and parameters of step kernels in memory, as fp32 or as the 16-bit type that a
+ * call chooses.
  *
- * The dtype is known at run time.  A branch on it is the same for all lanes, and costs less than one more instance of
- * every kernel.  Arithmetic is in fp32; a store rounds to nearest or, with a seed, at random: rounding.h. */
+ * The dtype is known at run time.  All lanes take the same branch on it, which costs less than one more instance of
+ * every kernel.  Arithmetic is in fp32.  A store rounds to nearest or, with a seed, at random (rounding.h). */
 #ifndef GT_RECURRENCE_STEP_STATES_CUH
 #define GT_RECURRENCE_STEP_STATES_CUH
 
@@ -11,7 +11,7 @@
 
 namespace gt {
 
-/* The bits of one element, and its value.  Only the second waits for the load. */
+/* load_bits(): the bits of one element.  value_of_bits(): its value.  Only the second function waits for the load. */
 GT_DEV uint32_t load_bits(const void* data, gt_dtype dtype, int64_t at) {
     if (dtype == GT_F32) return ldg<uint32_t>(static_cast<const float*>(data) + at);
     return ldg<uint16_t>(static_cast<const bf16*>(data) + at);
@@ -22,13 +22,13 @@ GT_DEV float value_of_bits(uint32_t bits, gt_dtype dtype) {
     return dtype == GT_F16 ? unpack_f16_lo(bits) : as_float(bits);
 }
 
-/* Element `at` of an array that may be NULL: then 0. */
+/* Element `at` of an array, or 0 if the array is NULL. */
 GT_DEV float load_parameter(const void* data, gt_dtype dtype, int64_t at) {
     return data ? value_of_bits(load_bits(data, dtype, at), dtype) : 0.0f;
 }
 
-/* Four neighbouring floats of a state, or of A.  valid: how many of them exist; with vectors all or none.  The others
- * are `none`. */
+/* Loads four adjacent floats of a state or of A.  valid: how many of them exist; with vectors all or none.  Missing
+ * numbers become `none`. */
 template <bool VECTORS>
 GT_DEV void load_four(float* x, const float* from, int valid, float none = 0.0f) {
     if constexpr (VECTORS) {
@@ -52,17 +52,17 @@ GT_DEV void store_four(float* to, const float* x, int valid) {
     }
 }
 
-/* A state in memory.  at: its first element. */
+/* A state in memory.  at: the index of its first element. */
 struct StepState {
     void* data;
     gt_dtype dtype;
     int64_t at;
     GT_METHOD float* fp32() const { return static_cast<float*>(data) + at; }
-    GT_METHOD bf16* half() const { return static_cast<bf16*>(data) + at; } /* of either type of 16 bits */
+    GT_METHOD bf16* half() const { return static_cast<bf16*>(data) + at; } /* for bf16 and f16 alike */
 };
 
-/* PIECES times four numbers of a lane.  where(i): {offset of the first of piece i in the state, how many exist, number
- * of their group in the state, for rounding}. */
+/* A lane has PIECES pieces of four numbers.  where(i) returns {offset of piece i in the state, how many of its numbers
+ * exist, number of its group in the state, for rounding}. */
 struct StatePiece {
     int offset;
     int valid;
@@ -71,7 +71,7 @@ struct StatePiece {
 
 /* How states of a call are rounded to 16 bits: see rounding.h. */
 struct StepRounding {
-    const int32_t *seed, *steps; /* NULL: to nearest */
+    const int32_t *seed, *steps; /* NULL: round to nearest */
 };
 
 template <class Args>
@@ -154,7 +154,7 @@ GT_DEV void read_step_state(float* x, uint32_t from, gt_dtype dtype) {
     }
 }
 
-/* The 16 bits of four numbers.  group: of batch element b's state. */
+/* Rounds four numbers to 16 bits.  group: their group in the state of batch element b. */
 GT_DEV uint2 pack_at_random(const StepRounding& rounding, int64_t b, int64_t group, const float* of, gt_dtype dtype) {
     const gt_random r = gt_random_of_group(rounding.seed, rounding.steps[b], group);
     uint32_t bits[4];
@@ -201,7 +201,7 @@ GT_DEV void store_step_state(const StepState& state, const float* x, const Where
 
 /* ---- host ---- */
 
-/* gt_prepare replaces the default 0.  A struct that did not pass gt_prepare may still hold it. */
+/* gt_prepare replaces the default 0; a struct that did not pass through gt_prepare may still hold 0. */
 static inline gt_dtype dtype_or_fp32(gt_dtype dtype) { return dtype == GT_DTYPE_DEFAULT ? GT_F32 : dtype; }
 
 /* Whether every group of four numbers of a packed array can be loaded at once. */

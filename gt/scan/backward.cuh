@@ -1,32 +1,31 @@
 /* gt/scan/backward.cuh - selective_scan backward, any size.  The gradients of one token are at the top of gt_ssm.cuh.
  *
  * grid strands*G*ceil(D/G/CHANNELS), at most 64 blocks for each multiprocessor; block 4 warps.  Channels, lanes and
- * states of a thread as in forward; all warps do the same.
- * A block takes the segments of its strand in turn.  It goes through a segment from its end, one chunk of CHECKPOINT
+ * states of a thread are as in forward; all warps do the same work.
+ * A block takes the segments of its strand in turn.  It goes through a segment from the end, one chunk of CHECKPOINT
  * tokens at a time:
- *     forwards    h advances from the chunk's checkpoint through sub-chunks of SUB_CHUNK tokens.  The state before each
- *                 sub-chunk is parked in the block's own scratch in global memory.
- *     backwards   the last sub-chunk comes first.  h advances through its tokens once more, and the state before every
- *                 second token stays in shared memory.  Then G goes back through them, two tokens at a time; the first
+ *     forwards    h advances from the chunk's checkpoint through sub-chunks of SUB_CHUNK tokens.  The block parks the
+ *                 state before each sub-chunk in its own scratch in global memory.
+ *     backwards   The last sub-chunk comes first.  h advances through its tokens once more, and the state before every
+ *                 second token stays in shared memory.  Then G goes back through the tokens, two at a time; the first
  *                 token's gradients need the state between the two anyway.
- * SUB_CHUNK is 8 tokens, 4 at N > 128.  Two barriers a sub-chunk: B and C are shared, and dB and dC are sums over
- * warps.
+ * SUB_CHUNK is 8 tokens, 4 at N > 128.  A sub-chunk takes two barriers, because warps share B and C, and dB and dC are
+ * sums over warps.
  *
- * registers: A, G and two sums for dA, 16 values each, the next sub-chunk and the sums of two tokens: 255, for two
- * blocks a multiprocessor.
- * shared: B, C; of each warp Delta, Delta u, DY, the slope of Delta, u and two sums [SUB_CHUNK][WARP_CHANNELS], states;
- * once these are read, the warp's shares of dB and dC overwrite them: 61 KB at N = 16.
- * scratch: 8 KB CHECKPOINT / SUB_CHUNK a block: 128 KB.
+ * registers: A, G and two sums for dA, 16 values each; the next sub-chunk and the sums of two tokens.  In all 255, for
+ * two blocks per multiprocessor.
+ * shared: B, C; per warp Delta, Delta u, DY, the slope of Delta, u and two sums [SUB_CHUNK][WARP_CHANNELS], and states;
+ * once the states are read, the warp's partial sums of dB and dC overwrite them.  61 KB at N = 16.
+ * scratch: 8 KB CHECKPOINT / SUB_CHUNK per block: 128 KB.
  * issue slots per token and state, N = 16, where all states decay fast (Path): parking 5, and 1.5 for the channel; the
  * sub-chunk the same again; backwards 12, or 13 with dz; sums over lanes 1.5 for <g,B> and <A,da>, 1.75 for dB and dC;
- * the channel's loads, stores and Delta about 60 / 16.  Counted: 30.  Executed: 42, and 12 of them are the channel's.
- * bytes per token and channel, bf16: u and dt 4 each (read twice); dy (, z) 2 each, 4 with dz; du, ddt (, dz) 2 each;
- * B and C 6 N / CHANNELS (B is read twice); shares of dB and dC 8 N / CHANNELS, which group_sum reads; checkpoints
- * N / 32; scratch, written and read, 8 N / SUB_CHUNK, which stays in L2 if 256 blocks run at once.
+ * the channel's loads, stores and Delta about 60 / 16.  Counted: 30.  Executed: 42, of which 12 are the channel's.
+ * bytes per token and channel, bf16: u and dt 4 each (read twice); dy (and z) 2 each, 4 with dz; du, ddt (and dz) 2
+ * each; B and C 6 N / CHANNELS (B is read twice); partial sums of dB and dC 8 N / CHANNELS, which group_sum reads;
+ * checkpoints N / 32; scratch, written and read, 8 N / SUB_CHUNK, which stays in L2 if 256 blocks run at once.
  * dB and dC are summed over a thread's channels in order, over a warp's channels by a butterfly, over warps in order,
  * and over tiles by group_sum.  dA, dDskip and ddt_bias are summed over a thread's tokens in order, over strands by
- * reduce_rows.  Every
- * order is fixed: deterministic. */
+ * reduce_rows.  Every order is fixed, so results are deterministic. */
 #ifndef GT_SCAN_BACKWARD_CUH
 #define GT_SCAN_BACKWARD_CUH
 
@@ -40,7 +39,7 @@ struct BackwardParams {
     const float *checkpoints, *dstate_out;
     float* scratch;    /* parked states, [blocks,SUB_CHUNKS,4,128] float4 */
     float* dstate_in;  /* NULL if not wanted, or shared */
-    float* dstate_sum; /* [strands,D,N]: of all sequences of a strand; or NULL */
+    float* dstate_sum; /* [strands,D,N]: sums over all sequences of a strand; or NULL */
     void *du, *ddt, *dz;
     gt_stride du_stride, ddt_stride, dz_stride;
     float *dB, *dC;       /* [B,T,G,tiles,N] or NULL */
@@ -51,8 +50,8 @@ struct BackwardParams {
 constexpr int PARKED = 4 * THREADS; /* float4 of a block's states */
 
 /* A thread's sums over all segments of its strand.
- * dA: of its own state elements.
- * dskip, dbias: the lane's channel; ROWS lanes have this channel, each with other tokens. */
+ * dA: for the thread's own state elements.
+ * dskip, dbias: for the lane's channel.  ROWS lanes have this channel, each with other tokens. */
 template <class C>
 struct ParameterSums {
     float dA[C::COLUMNS][C::STATES] = {};
@@ -83,19 +82,19 @@ GT_DEV void unpark(const float4* from, float (&h)[C::COLUMNS][C::STATES]) {
     }
 }
 
-/* The warp's place in shared memory, and the number of an array there. */
+/* Where the warp's part of shared memory begins, in floats. */
 template <class C>
 GT_DEV int warp_place() {
     return C::WARP + warp_id() * C::WARP_SIZE;
 }
 
-/* Address of the thread's state elements i .. i + 3 of channel c before tokens 2 pair and 2 pair + 1. */
+/* Address of the thread's state elements i ... i + 3 of channel c, before tokens 2 pair and 2 pair + 1. */
 template <class C>
 GT_DEV uint32_t state_address(const Coordinates<C>& s, int pair, int c, int i) {
     return s.address(warp_place<C>() + C::STATE + pair * C::PAIR + ((c * C::STATES + i) / 4 * 32 + lane_id()) * 4);
 }
 
-/* The inputs of a sub-chunk, loaded into registers ahead of their use: u, dt and B; with BACKWARD all of them. */
+/* The inputs of a sub-chunk, loaded into registers before they are used: u, dt and B; with BACKWARD all inputs. */
 template <bool BACKWARD, class C>
 struct SubChunk {
     using Block = ChannelTile<C, C::SUB_CHUNK>;
@@ -113,8 +112,8 @@ struct SubChunk {
         Cm.load(group_rows(in, s, in.Cm, in.Cm_stride, first, tokens));
     }
 
-    /* To shared memory: Delta, Delta u and B; if BACKWARD also u, Delta's slope, C, and DY, the gradient of y before
-     * the gate: dy silu(z), or dy without z.  Returns the path of its tokens. */
+    /* Stores Delta, Delta u and B to shared memory.  With BACKWARD also stores u, Delta's slope, C, and DY.  DY is the
+     * gradient of y before the gate: dy silu(z), or dy without z.  Returns the path of the sub-chunk's tokens. */
     GT_METHOD int store(const Problem& in, const Coordinates<C>& s, const Channel& own, int tokens) const {
         constexpr int COUNT = Block::COUNT;
         const int place = warp_place<C>();
@@ -165,7 +164,7 @@ GT_DEV void advance_sub_chunk(const Coordinates<C>& s, const float (&A)[C::COLUM
                 for (int i = 0; i < C::STATES; i += 4)
                     sts<float4>(state_address(s, t / 2, c, i), float4{h[c][i], h[c][i + 1], h[c][i + 2], h[c][i + 3]});
             }
-            if (t + 2 == C::SUB_CHUNK) break; /* the state after it is not needed */
+            if (t + 2 == C::SUB_CHUNK) break; /* the state after the sub-chunk is not needed */
         }
         load(second, t + 1);
         first.template advance<PATH>(h, A);
@@ -174,8 +173,8 @@ GT_DEV void advance_sub_chunk(const Coordinates<C>& s, const float (&A)[C::COLUM
     }
 }
 
-/* Stores sums over lanes: x[0 ...] after reduce_scatter of COUNT sums of channels, COLUMNS neighbours at a time; sum
- * number k goes to offset(k). */
+/* Stores sums over lanes from x[0 ...], after reduce_scatter of COUNT sums of channels, COLUMNS adjacent sums at a
+ * time.  Sum number k goes to offset(k). */
 template <class C, int COUNT, class Offset>
 GT_DEV void store_sums(const Coordinates<C>& s, const float (&x)[COUNT], const Offset& offset) {
     constexpr int HELD = COUNT > C::LANES ? COUNT / C::LANES : 1, SAME = C::LANES > COUNT ? C::LANES / COUNT : 1;
@@ -184,19 +183,19 @@ GT_DEV void store_sums(const Coordinates<C>& s, const float (&x)[COUNT], const O
     for (int i = 0; i < HELD; i++) sts<float>(s.address(offset(s.lane / SAME * HELD + i)), x[i]);
 }
 
-/* Two tokens backwards, 2 pair and 2 pair + 1 of the sub-chunk.  G on entry: the gradient of the state after both; on
- * return: of the state before them.  Stores each token's sums over n, <g,B> in INPUT, <A,da> in DECAYS, <h,C> in OUTPUT
- * if dz is wanted, and the warp's shares of dB and dC over the states.  Adds to dA.  With the letters of gt_ssm.cuh:
- * kept = exp(a) h_{t-1}, g = G + dy C, da = g kept. */
+/* Takes two tokens backwards, 2 pair and 2 pair + 1 of the sub-chunk.  G on entry: the gradient of the state after
+ * both; on return: of the state before them.  Stores each token's sums over n: <g,B> in INPUT, <A,da> in DECAYS, and
+ * <h,C> in OUTPUT if dz is wanted.  Stores the warp's partial sums of dB and dC over the states.  Adds to dA.  In the
+ * letters of gt_ssm.cuh: kept = exp(a) h_{t-1}, g = G + dy C, da = g kept. */
 template <class C, int PATH>
 GT_DEV void pair_backward(const Coordinates<C>& s, const float (&A)[C::COLUMNS][C::STATES], int pair, bool has_dz,
                           float (&G)[C::COLUMNS][C::STATES], float (&dA)[C::COLUMNS][C::STATES]) {
     constexpr int STATES = C::STATES, COLUMNS = C::COLUMNS, GROUPS = 32 / C::LANES;
     const int place = warp_place<C>();
     float delta[2][COLUMNS], input[2][COLUMNS], dy[2][COLUMNS], B[2][STATES], Cm[2][STATES];
-    float sums[4 * COLUMNS] = {};    /* <g,B> of both tokens, <A,da> of both */
+    float sums[4 * COLUMNS] = {};    /* <g,B> of both tokens, then <A,da> of both */
     float outputs[2 * COLUMNS] = {}; /* <h,C> of both */
-    float shares[4 * STATES] = {};   /* of dB and dC of the first, of the second */
+    float shares[4 * STATES] = {};   /* dB and dC of the first token, then of the second */
     GT_UNROLL
     for (int t = 0; t < 2; t++) {
         const int at = place + (2 * pair + t) * C::WARP_CHANNELS + s.first,
@@ -257,7 +256,7 @@ GT_DEV void pair_backward(const Coordinates<C>& s, const float (&A)[C::COLUMNS][
     }
 }
 
-/* du, ddt and dz of a sub-chunk, from its sums.  Adds to dskip and dbias. */
+/* Makes du, ddt and dz of a sub-chunk from its sums.  Adds to dskip and dbias. */
 template <class C>
 GT_DEV void finish_channels(const BackwardParams& p, const Coordinates<C>& s, const Channel& own, int64_t first,
                             int tokens, ParameterSums<C>& sums) {
@@ -277,7 +276,7 @@ GT_DEV void finish_channels(const BackwardParams& p, const Coordinates<C>& s, co
     for (int k = 0; k < COUNT; k++) {
         const float dout = value(C::DY, k), gB = value(C::INPUT, k), slope = value(C::SLOPE, k);
         u[k] = value(C::U, k);
-        /* the slope first: the sum without it may overflow */
+        /* multiplies the slope first, because the sum without it may overflow */
         ddt[k] = fma_rn(slope, LN_2 * value(C::DECAYS, k), slope * u[k] * gB);
         if (slope == 0.0f) ddt[k] = 0.0f;
         dskip = fma_rn(dout, u[k], dskip);
@@ -304,7 +303,7 @@ GT_DEV void finish_channels(const BackwardParams& p, const Coordinates<C>& s, co
     store_tile<Block>(channel_rows(in, s, p.dz, p.dz_stride, first, tokens), dz);
 }
 
-/* The block's shares of dB and dC for a sub-chunk: sums over the warps. */
+/* Makes the block's partial sums of dB and dC for a sub-chunk: sums over the warps. */
 template <class C>
 GT_DEV void finish_group(const BackwardParams& p, const Coordinates<C>& s, int64_t first, int tokens) {
     const Problem& in = p.in;
@@ -332,8 +331,8 @@ GT_DEV void store_parameters(const BackwardParams& p, const Coordinates<C>& s, c
     if (p.dbias) p.dbias[to] = sums.dbias.value();
 }
 
-/* One segment.  G on entry: the gradient of the state after it; on return: of the state before it.
- * The last sub-chunk may be short.  Missing tokens are computed, too: their Delta, DY, B and C are 0, so they change
+/* Runs one segment backwards.  G on entry: the gradient of the state after it; on return: of the state before it.
+ * The last sub-chunk may be short.  Missing tokens are computed, too.  Their Delta, DY, B and C are 0, so they change
  * neither h nor G, and add 0 to sums. */
 template <class C>
 GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, const Channel& own, const Span& span,
@@ -348,7 +347,7 @@ GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, c
         const int64_t start = span.first + chunk * CHECKPOINT;
         const int64_t left = s.end - start < CHECKPOINT ? s.end - start : CHECKPOINT;
         const int sub_chunks = (int)((left + SUB_CHUNK - 1) / SUB_CHUNK);
-        float dA[C::COLUMNS][C::STATES] = {}; /* of the chunk: short sums round less */
+        float dA[C::COLUMNS][C::STATES] = {}; /* sums of one chunk: short sums round less */
         load_state(in, s, p.checkpoints + (s.b * slots + span.chunk_slot + chunk) * DN, h);
         {
             SubChunk<false, C> next;
@@ -382,7 +381,7 @@ GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, c
                 GT_NO_UNROLL
                 for (int pair = SUB_CHUNK / 2 - 1; pair >= 0; pair--) pair_backward<C, PATH>(s, A, pair, p.dz, G, dA);
             });
-            sync_threads(); /* after it no thread reads B, C or states */
+            sync_threads(); /* from here on no thread reads B, C or states */
             finish_group(p, s, first, tokens);
             finish_channels(p, s, own, first, tokens, sums);
         }
@@ -432,15 +431,15 @@ backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     store_parameters(p, s, own, sums);
 }
 
-/* ---- backward: a segment's gradient of its start, from a zero gradient of its end
- * ----------------------------------------------------
- * The local pass, over every segment but a sequence's first, before the scan over segments.  From a segment's last
- * token to its first,
+/* ---- backward: a segment's gradient of its start, from a zero gradient of its end ---------------------------------
+ * This is the local pass, over every segment except a sequence's first one, before the scan over segments.  From a
+ * segment's last token to its first,
  *     G <- exp(Delta A) (G + DY C)
  * grid, block and shared memory as backward.
  * registers: A and G, 16 values each.
- * bytes per token and channel, bf16: u, dt, dy (, z) 2 each, B and C 4 N / CHANNELS; u and B are staged, not used.
- * A thread takes the tokens of its states one after another: deterministic. */
+ * bytes per token and channel, bf16: u, dt, dy (and z) 2 each, B and C 4 N / CHANNELS; u and B are staged, but not
+ * used.
+ * A thread takes the tokens of its states one after another, so results are deterministic. */
 template <int LANES, int STATES, int COLUMNS, bool EXACT>
 GT_KERNEL(THREADS, 3)
 reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {

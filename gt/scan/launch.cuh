@@ -30,7 +30,7 @@ static inline auto dispatch_size(int64_t N, const Launch& launch) {
     return launch(Traits<32, 8, 2>());
 }
 
-/* The same with the numbers of a call, whose dtype this build has: see Operator::check(). */
+/* dispatch_size() with the number types of a call.  This build must have the call's dtype: see Operator::check(). */
 template <class Launch>
 static inline auto dispatch(const Problem& in, const Launch& launch) {
     return dispatch_size(in.N, [&](auto traits) {
@@ -49,7 +49,7 @@ static inline int64_t tiles_of(const gt_selective_scan_args& a) {
     return dispatch_size(a.N, [&](auto traits) { return (a.D / a.G + traits.CHANNELS - 1) / traits.CHANNELS; });
 }
 
-/* Enough segments for two blocks on every multiprocessor. */
+/* The number of segments that gives every multiprocessor two blocks. */
 static inline int64_t segments_for(const gt_selective_scan_args& a, const Device& device) {
     return choose_segments(sequences_of(a), a.segments, a.G * tiles_of(a), 2 * (int64_t)device.multiprocessors,
                            4 * CHECKPOINT, CHECKPOINT);
@@ -79,7 +79,7 @@ static inline ScanParams scan_of(const Problem& in, const float* state_in, int s
     return {in.sequences, in.segments, CHECKPOINT, state_in, state_in_shared, in.D * in.N, in.D, in.A};
 }
 
-/* Strands: one for each segment of each sequence, but no more than `room` blocks in all. */
+/* The number of strands: one for each segment of each sequence, but at most `room` blocks in all. */
 static inline int64_t strands_for(const Problem& in, int64_t room) {
     return strands(most_sequences(in.sequences) * in.segments.count, in.G * in.tiles, room);
 }
@@ -151,7 +151,7 @@ struct BackwardPlan {
     gt_status finish_chunks(const Device& device, gt_stream stream) const;
 };
 
-/* G through all chunks, and the chunks' gradients with it. */
+/* Makes G through all chunks; the same kernel makes the chunks' gradients. */
 inline gt_status BackwardPlan::make_gradients(const Device& device, gt_stream stream) const {
     const ScanParams scan = scan_of(params.in, params.dstate_out, 0);
     return run_pass<true>("selective_scan scan_segments_kernel", scan, device, stream, [&](bool is_local) {
@@ -165,7 +165,7 @@ inline gt_status BackwardPlan::make_gradients(const Device& device, gt_stream st
     });
 }
 
-/* Sums over the tiles of a group. */
+/* Adds up partial sums over the tiles of a group. */
 inline gt_status BackwardPlan::finish_chunks(const Device&, gt_stream stream) const {
     gt_status status = GT_OK;
     if (dB.out) status = group_sum("selective_scan dBm", dB, stream);
@@ -187,7 +187,7 @@ static inline BackwardPlan plan_backward(const gt_selective_scan_args& a, const 
     plan.states.in = p.in;
     plan.states.state_in = a.state_in, plan.states.state_in_shared = a.state_in_shared;
     plan.states.checkpoints = states;
-    /* every block has scratch for parked states: at most 64 blocks a multiprocessor bound its size */
+    /* every block has scratch for parked states, so at most 64 blocks per multiprocessor bound the size of scratch */
     const int64_t strands = strands_for(p.in, 64 * (int64_t)device.multiprocessors), tiles = p.in.tiles;
     plan.blocks = strands * a.G * tiles;
     p.checkpoints = states;

@@ -2,9 +2,9 @@
  *
  *     h <- exp(Delta A) h + Delta u B        y = (<h, C> + Dskip u) silu(z)        token by token
  *
- * TILE.  LANES neighbouring lanes own CHANNELS channels.  Each lane has VECS times 4 neighbouring elements of a state:
- * 4 lane ... 4 lane + 3, and the same 4 LANES later.  A warp has TILE = 32 / LANES * CHANNELS channels: number i of the
- * group of lanes g is i 32 / LANES + g, so that a warp's loads are neighbours.  No warp waits for another.
+ * TILE.  LANES adjacent lanes own CHANNELS channels.  Each lane has VECS times 4 adjacent elements of a state: 4 lane
+ * ... 4 lane + 3, and the same 4 LANES further.  A warp has TILE = 32 / LANES * CHANNELS channels.  The i-th channel of
+ * lane group g is number i 32 / LANES + g, so that a warp's loads are adjacent.  No warp waits for another.
  *
  *     N up to   LANES   VECS   CHANNELS    channels of a warp
  *          16       4      1          4    32
@@ -15,17 +15,18 @@
  *
  * A lane makes Delta and y of its own channel, which LANES / CHANNELS lanes share; shuffles hand out Delta and Delta u.
  * SUMS OVER n.  A lane adds its elements in order, then a tree adds lanes: first lanes LANES / 2 apart, in the end
- * neighbours.
- * DECAY.  Each element's own exponent chooses its form (see Path): 2^z, z times a polynomial next to 1, or four steps
- * of growth.  A warp skips the forms that none of its elements needs.  So T tokens give the bits of T steps of one
- * token, and a result depends on its own inputs alone.
+ * adjacent lanes.
+ * DECAY.  Each element's own exponent z chooses its form (see Path): 2^z, z times a polynomial near 1, or four steps of
+ * growth.  A warp skips the forms that none of its elements needs.  So T tokens give the bits of T steps of one token,
+ * and a result depends on its own inputs alone.
  *
  * STATE.  It stays in registers for all tokens, and is stored when the last token to commit is done.
  * REGISTERS: 16 numbers of the state and 16 of A.  SHARED MEMORY: none.
- * BYTES a channel: the state once each way, 8 N; A, 4 N from L2, once for the batch elements that a warp takes in turn.
- *     A token and channel, bf16: u, dt, y (z) 2 each.
- * ISSUE SLOTS a token and element, N = 16: exponent 1, 2^z 1, Delta u B 1, h 1, y 1, all else about 3.
- * GRID: a strand has G * parts blocks, a part WARPS warps of one group, and takes every `strands`-th batch element. */
+ * BYTES per channel: the state once each way, 8 N; A, 4 N from L2, once for the batch elements that a warp takes in
+ * turn.  Per token and channel, bf16: u, dt, y (and z) 2 each.
+ * ISSUE SLOTS per token and element, N = 16: exponent 1, 2^z 1, Delta u B 1, h 1, y 1, the rest about 3.
+ * GRID: a strand has G * parts blocks and takes every `strands`-th batch element; a part is WARPS warps of one
+ * group. */
 #ifndef GT_SCAN_STEP_CUH
 #define GT_SCAN_STEP_CUH
 
@@ -35,7 +36,7 @@
 namespace gt {
 namespace scan {
 
-constexpr int STEP_WARPS = 2; /* of a block: 8192 channels of one batch element are 128 blocks */
+constexpr int STEP_WARPS = 2; /* warps of a block: 8192 channels of one batch element are 128 blocks */
 
 struct StepParams {
     int64_t B, D, G;
@@ -57,7 +58,7 @@ struct StepParams {
     Divider by_strand, by_group; /* blocks of a strand and of a group */
 };
 
-/* MIXED: states, Dskip and dt_bias of dtypes that are known at run time; else all are fp32. */
+/* MIXED: states, Dskip and dt_bias have dtypes that are known at run time; else all are fp32. */
 template <int LANES_, int VECS_, bool EXACT_, bool MIXED_>
 struct StepTraits {
     static constexpr int LANES = LANES_, VECS = VECS_, COLUMNS = 4 * VECS, CHANNELS = 16 / COLUMNS;
@@ -65,10 +66,11 @@ struct StepTraits {
     static constexpr bool EXACT = EXACT_; /* activations are fp32 */
     static constexpr bool MIXED = MIXED_;
     static constexpr int GROUPS = 32 / LANES, TILE = GROUPS * CHANNELS;
-    static constexpr int SAME = LANES / CHANNELS; /* lanes that have the same own channel */
+    static constexpr int SAME = LANES / CHANNELS; /* lanes that share one own channel */
 };
 
-/* Blocks of a multiprocessor, at least: for 96 registers, which bf16 with N up to 16 needs, or 128; of AnyType 204. */
+/* The least number of blocks per multiprocessor.  It allows 96 registers, which bf16 with N up to 16 needs, or 128;
+ * AnyType gets 204. */
 template <class T, int LANES>
 struct StepBlocks {
     static constexpr int VALUE = std::is_same<T, AnyType>::value              ? 5
@@ -80,17 +82,17 @@ struct StepBlocks {
 template <class C>
 struct StepPlace {
     int64_t b, g, channel; /* channel: the warp's first one */
-    int channels;          /* the warp's, those that exist */
-    int lane, group;       /* among the lanes of a channel; which lanes these are */
-    int own;               /* the lane's own channel, of the warp's */
+    int channels;          /* existing channels of the warp */
+    int lane, group;       /* lane: index among the lanes of a channel; group: which of these sets of lanes */
+    int own;               /* the lane's own channel, as a number in the warp */
 
     GT_METHOD int number(int i) const { return i * C::GROUPS + group; }
     GT_METHOD int column(int v) const { return 4 * lane + 4 * C::LANES * v; }
-    /* how many state elements of vector v of channel i exist */
+    /* how many state elements of vector v exist in channel i */
     GT_METHOD int valid(int N, int i, int v) const { return number(i) < channels ? N - column(v) : 0; }
 };
 
-/* The lane's place in the activations, and its elements of one token, as loaded. */
+/* The lane's position in the activations, and its elements of one token, as loaded. */
 template <class T, class C>
 struct StepInputs {
     TokenCursor<T> B_at, C_at, u_at, z_at;
@@ -127,7 +129,7 @@ struct StepInputs {
     }
 };
 
-/* The forms of decay that the elements of a warp need. */
+/* The forms of decay that a warp's elements need. */
 enum Forms { POWERS, SOME_NEAR_ONE, SOME_FAR };
 
 /* 2^z h + added */
@@ -141,7 +143,7 @@ GT_DEV float carry(float z, float h, float added) {
     return sum;
 }
 
-/* One token.  delta: times log2(e).  y: of the lane's own channel, <h, C>. */
+/* Advances by one token.  delta: Delta times log2(e).  y: <h, C> of the lane's own channel. */
 template <int FORMS, class C>
 GT_DEV float advance(float (&h)[C::CHANNELS][C::COLUMNS], const float (&A)[C::CHANNELS][C::COLUMNS],
                      const float (&delta)[C::CHANNELS], const float (&input)[C::CHANNELS], const float (&B)[C::COLUMNS],
@@ -174,7 +176,7 @@ GT_DEV int forms_of(const float (&A)[C::CHANNELS][C::COLUMNS], const float (&del
     return warp_any(least < Least<C::EXACT>::VALUE) ? SOME_NEAR_ONE : POWERS;
 }
 
-/* y = 0 of tokens t ... T-1.  y_at: at token t. */
+/* Stores y = 0 for tokens t ... T-1.  y_at: at token t. */
 template <class T>
 GT_DEV void clear_channel(const StepParams& p, TokenCursor<T> y_at, int t, bool writes) {
     for (; t < p.elements.T; t++, y_at.move(p.y_stride.t))
@@ -202,7 +204,7 @@ GT_DEV void fetch_state(const StepParams& p, const StepPlace<C>& s, const StepEl
     cp_async_commit();
 }
 
-/* All tokens of the warp's channels of one batch element.  at: its state in shared memory (VECTORS). */
+/* Runs all tokens of the warp's channels of one batch element.  at: the element's state in shared memory (VECTORS). */
 template <class T, class C>
 GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const StepElement& element, uint32_t at,
                           const float (&A)[C::CHANNELS][C::COLUMNS], uint32_t bias_bits, uint32_t skip_bits) {
@@ -231,7 +233,7 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const Step
         float B[C::COLUMNS], Cm[C::COLUMNS];
         GT_UNROLL
         for (int c = 0; c < C::COLUMNS; c++) B[c] = inputs.B[c / 4].get(c % 4), Cm[c] = inputs.Cm[c / 4].get(c % 4);
-        inputs.move(p); /* the next token's loads reuse this one's registers */
+        inputs.move(p); /* the next token's loads reuse the registers of the current one */
         if (t + 1 < element.tokens) inputs.load(p, s);
         const float own = !p.softplus ? dt : C::EXACT ? softplus(dt) : softplus_fast(dt);
         const float exponent = finite(LOG2_E * own); /* of 2 for A = 1 */
@@ -244,7 +246,7 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const Step
         }
         const int forms = forms_of<C>(A, delta);
         GT_UNROLL
-        for (int i = 0; i < C::CHANNELS; i++) delta[i] = made_here(delta[i]); /* 16 exponents are not kept for it */
+        for (int i = 0; i < C::CHANNELS; i++) delta[i] = made_here(delta[i]); /* so 16 exponents are not kept */
         if (forms == POWERS)
             y = advance<POWERS, C>(h, A, delta, input, B, Cm, s.lane);
         else if (forms == SOME_NEAR_ONE)
@@ -256,15 +258,15 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const Step
         if (writes) y_at.store(0, y);
         y_at.move(p.y_stride.t);
         if (t + 1 != element.commit) continue;
-        const int N = made_here(p.N); /* so that addresses are not kept from the loads above */
+        const int N = made_here(p.N); /* otherwise the compiler would keep the addresses of the loads */
         store_step_state<VECTORS, C::PIECES>(
             state, h[0], [&](int i) { return piece_of(s, i, N); }, p.rounding, s.b, s.channel * gt_row_groups(N));
     }
     clear_channel(p, y_at, element.tokens, writes);
 }
 
-/* A of the lane's elements; -1 where there is none, so that no element takes another form of the decay.  The loads are
- * not waited for here: loads of the state follow first. */
+/* Loads A of the lane's elements; a missing element is -1, so that it does not choose another form of decay.  This
+ * function does not wait for the loads, because the loads of the state follow first. */
 template <bool VECTORS, class C>
 GT_DEV void load_A(const StepParams& p, const StepPlace<C>& s, float (&A)[C::CHANNELS][C::COLUMNS]) {
     const float* const from = p.A + s.channel * p.N;

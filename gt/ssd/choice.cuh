@@ -18,18 +18,18 @@ namespace ssd {
 
 enum class Family { ANY, MMA, SM90 };
 
-/* A pass over a segment that leaves states only. */
+/* How a pass that only makes states runs over a segment. */
 struct StatesChoice {
     Family family;
-    int units;        /* of a block: see mma/state.cuh */
-    int strand_units; /* of a block, as strands are counted */
+    int units;        /* units per block: see mma/state.cuh */
+    int strand_units; /* units per block, for counting strands */
     int fit;          /* blocks that a multiprocessor has at a time */
 };
 
-/* Forward, or the pass of backward that makes dz. */
+/* How forward runs, or the pass of backward that makes dz. */
 struct ForwardChoice {
     Family family;
-    int units;          /* of a block, 16 bits on SM90 */
+    int units;          /* units per block, for 16-bit activations on SM90 */
     bool by_maps;       /* forward_maps_kernel */
     bool y_by_map;      /* SM90 stores y by a tensor map */
     StatesChoice local; /* the local pass over its segments */
@@ -37,38 +37,38 @@ struct ForwardChoice {
 
 struct Choice {
     bool
-        has_tensor_sizes; /* this build has kernels of MMA or SM90 for these sizes and this device; the fields below are
-                             set */
-    bool on_tensor_cores; /* and the call's rows fit; else ANY takes it, in any_segments */
+        has_tensor_sizes; /* this build has MMA or SM90 kernels for these sizes on this device; only then are the fields
+                             below set */
+    bool on_tensor_cores; /* the rows of the call fit, too; else ANY takes the call, in any_segments */
     int64_t any_segments, segments;
     bool saves_states; /* forward leaves states for backward */
-    bool ranks;        /* packed sequences are taken in the order of their lengths */
+    bool ranks;        /* packed sequences run in the order of their lengths */
     ForwardChoice forward;
 
     /* backward */
     StatesChoice states, reverse; /* h, and its gradient G */
     ForwardChoice gate;           /* dz */
     Family chunks;                /* the gradients of chunks */
-    int chunk_stages;             /* MMA: of slabs of 64 columns and more */
+    int chunk_stages;             /* MMA: stages, for slabs of at least 64 columns */
     bool chunks_by_map;           /* SM90 loads x and dy by tensor maps */
-    bool gates_rows;              /* g = dy silu(z) is made first: sm90/gate.cuh */
-    bool gates_in_dx;             /* g lies in the memory of dx, so that a block takes both chunks of a slot */
-    bool gates_by_y;              /* dz is made with g, from y */
+    bool gates_rows;              /* a kernel makes g = dy silu(z) first: sm90/gate.cuh */
+    bool gates_in_dx;             /* g overwrites dx, so one block must take both chunks of a slot */
+    bool gates_by_y;              /* the kernel that makes g also makes dz, from y */
 };
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-/* NULL, or rows that are whole pieces of 16 bytes. */
+/* Whether the rows are whole pieces of 16 bytes, or data is NULL. */
 static inline bool has_pieces(const gt_ssd_args& a, const void* data, const gt_stride& stride) {
     const int piece = a.dtype == GT_F32 ? 4 : 8;
     return !data ||
            ((uintptr_t)data % 16 == 0 && stride.b % piece == 0 && stride.t % piece == 0 && stride.h % piece == 0);
 }
 
-/* States are read and written two numbers at a time. */
+/* Whether a state is aligned for the kernels, which read and write two numbers at a time. */
 static inline bool has_pairs(const float* state) { return (uintptr_t)state % 8 == 0; }
 
-/* The same for rows of a pool of states. */
+/* has_pairs() for rows of a pool of states. */
 static inline bool has_paired_rows(const gt_ssd_args& a) { return !a.slots || a.state_out_stride % 2 == 0; }
 
 static inline bool has_whole_rows(const gt_ssd_args& a) {
@@ -79,27 +79,28 @@ static inline bool has_whole_rows(const gt_ssd_args& a) {
            has_pairs(a.dstate_in) && has_pairs(a.dstate_out) && has_paired_rows(a);
 }
 
-/* x, y, z, dy or dz by boxes of 64 tokens of a head's 64 rows. */
+/* Shape of a map of x, y, z, dy or dz: boxes of 64 tokens by 64 rows of a head. */
 static inline TensorShape rows_shape(const gt_stride& stride, const Problem& in) {
     const int64_t T = in.sequences.T, B = in.sequences.B;
     return {{in.H * in.P, T, B}, {stride.t, B > 1 ? stride.b : stride.t}, {TILE_P, CHUNK, 1}, true};
 }
 
-/* Whether a tensor can have this map.  NULL, as in a query, counts as aligned. */
+/* Whether a tensor can have such a map.  NULL, as in a query, counts as aligned. */
 static inline bool has_rows(const void* data, const gt_stride& stride, const Problem& in) {
     return in.P % TILE_P == 0 && (stride.h == in.P || in.H == 1) && in.sequences.T <= INT32_MAX &&
            in.H * in.P <= INT32_MAX && is_tensor(static_cast<const f16*>(data), rows_shape(stride, in));
 }
 
-/* Whether the slots of all heads, by tiles of 64 rows, are too many for kernels on tensor cores: these number slots and
- * their quarters by int. */
+/* Whether the slots of all heads, times the tiles of 64 rows, are too many for kernels on tensor cores.  These kernels
+ * number slots and quarters of slots by int. */
 static inline bool has_too_many_slots(const gt_ssd_args& a) {
     return gt_times(checkpoint_slots(a), (a.P + TILE_P - 1) / TILE_P) >= INT32_MAX / 8;
 }
 
 /* ---- blocks and segments ----------------------------------------------------------------------------------------- */
 
-/* Number of blocks that share the segments of `units` units, if `fit` blocks run on a multiprocessor. */
+/* The number of strands, which share the segments, for blocks of `units` units.  fit: blocks that run on a
+ * multiprocessor. */
 static inline int64_t strands_of_units(const Problem& in, int units, int fit, const Device& device) {
     return strands(most_sequences(in.sequences) * in.segments.count, in.G * group_bundles(in, units),
                    grid_room(in.sequences, 8 * fit, device));
@@ -109,26 +110,26 @@ static inline int64_t strands_of(const Problem& in, const StatesChoice& states, 
     return strands_of_units(in, states.strand_units, states.fit, device);
 }
 
-/* ANY: enough segments for three blocks on every multiprocessor. */
+/* ANY: the number of segments that gives every multiprocessor three blocks. */
 static inline int64_t segments_of_any(const gt_ssd_args& a, const Device& device) {
     const int64_t tiles = (a.P + TILE_P - 1) / TILE_P;
     return choose_segments(sequences_of(a), a.segments, a.H * tiles, 3 * (int64_t)device.multiprocessors,
                            4 * CHECKPOINT, CHECKPOINT);
 }
 
-/* Enough segments to fill the multiprocessors with blocks of `units` units. */
+/* The number of segments that fills the multiprocessors with blocks of `units` units. */
 static inline int64_t segments_of_units(const gt_ssd_args& a, const Problem& in, int units, int fit,
                                         const Device& device) {
     return choose_segments(sequences_of(a), a.segments, a.G * group_bundles(in, units),
                            fit * (int64_t)device.multiprocessors, 2 * CHECKPOINT, CHECKPOINT);
 }
 
-/* Units of a block of the SM90 kernel for passes over states, 16 bits.
+/* Units per block of the SM90 kernel for passes over states, 16-bit activations.
  *     1    where a group has one unit
- *     2    where a group has two; where blocks of 2 occupy more than three quarters of the multiprocessors without a
- *          second round, so that no segments are needed; where blocks of 4 occupy at most three quarters and there are
- *          no segments to cut; and where segments are short: storing, joining and loading states would take longer than
- *          reading B and C for twice as many blocks
+ *     2    in four cases.  A group has two units.  Or blocks of 2 occupy more than three quarters of the
+ *          multiprocessors without a second round, so no segments are needed.  Or blocks of 4 occupy at most three
+ *          quarters and there are no segments to cut.  Or segments are short: storing, joining and loading states would
+ *          take longer than reading B and C for twice as many blocks.
  *     4    elsewhere */
 static inline int units_of_states(const gt_ssd_args& a, const Problem& in, const Device& device) {
     const int64_t units = group_units(in), room = device.multiprocessors;
@@ -140,13 +141,13 @@ static inline int units_of_states(const gt_ssd_args& a, const Problem& in, const
     return units > 2 && (with_2 > room || 4 * with_4 > 3 * room || a.T > 2 * CHECKPOINT) ? 4 : 2;
 }
 
-/* Units of a block of the SM90 forward kernel that makes dz, 16 bits; 0: MMA makes it.  With more than SLAB columns a
- * warpgroup has one unit. */
+/* Units per block of the SM90 forward kernel that makes dz, 16-bit activations; 0: MMA makes dz.  With more than SLAB
+ * columns a warpgroup has one unit. */
 static inline int units_of_gate(const gt_ssd_args& a, int states) { return states == 1 ? 0 : a.N <= SLAB ? states : 2; }
 
-/* Units of a block of the SM90 forward kernel, 16 bits; 0: MMA takes the call.  Short sequences of few heads get two
- * blocks of one unit instead of one block of two: they take no longer, and the kernel before leaves room for one of
- * them earlier.  The bits are the same with N <= 64: blocks of one unit have 64 columns. */
+/* Units per block of the SM90 forward kernel, 16-bit activations; 0: MMA takes the call.  Short sequences of few heads
+ * get two blocks of one unit instead of one block of two.  The two blocks take no longer, and the previous kernel makes
+ * room for one of them earlier.  With N <= 64 the bits are the same, since blocks of one unit have 64 columns. */
 static inline int units_of_forward(const gt_ssd_args& a, int states) {
     if (states == 2 && a.N > 16 && a.N <= 64 && a.T <= 2 * CHECKPOINT) return 1;
     return a.N <= SLAB ? states : states >= 2 ? 2 : 0;
@@ -154,37 +155,40 @@ static inline int units_of_forward(const gt_ssd_args& a, int states) {
 
 /* ---- passes ------------------------------------------------------------------------------------------------------ */
 
-/* units: of 16 bits on SM90; 0: fp32 on SM90 if is_split, else MMA.  in.segments.count is set. */
+/* units: units per block for 16-bit activations on SM90.  If 0, fp32 runs on SM90 if is_split, and all else on MMA.
+ * in.segments.count must be set. */
 static inline StatesChoice choose_states(const Problem& in, int units, bool is_split, const Device& device) {
     if (units) return {Family::SM90, units, units, units == 1 ? 2 : 1};
     StatesChoice c = {Family::MMA, 2, 2, 2};
     if (!is_split) return c;
-    /* blocks of 4 units where blocks of 2 are more than multiprocessors: a multiprocessor has one at a time */
+    /* blocks of 4 units if there are more blocks of 2 than multiprocessors: each multiprocessor runs one block at a
+     * time */
     const int64_t blocks = strands_of(in, c, device) * in.G * group_bundles(in, 2);
     c.family = Family::SM90;
     c.units = group_units(in) > 2 && blocks > device.multiprocessors ? 4 : 2;
     return c;
 }
 
-/* Whether forward_maps_kernel may take the call, by sizes: enough heads must share B and C to pay for another kernel
- * that converts them.  Packed sequences would share boxes of rows. */
+/* Whether forward_maps_kernel may take a call of these sizes.  Enough heads must share B and C to pay for one more
+ * kernel, which converts B and C.  Packed sequences are excluded, because two of them could share a box of rows. */
 static inline bool has_sizes_of_maps(const gt_ssd_args& a, const Problem& in, int units) {
     return units == 4 && a.N > SLAB / 2 && a.N <= SLAB && a.P % TILE_P == 0 && a.seq_capacity == 0 &&
            group_units(in) >= (a.z ? 16 : 48);
 }
 
-/* Whether blocks that take both chunks of a slot take no more turns than blocks that take chunks. */
+/* Whether blocks that take both chunks of a slot need no more rounds than blocks of one chunk. */
 static inline bool go_in_twos(const Problem& in, const Device& device) {
     const int64_t slots = chunk_slots(in.sequences, CHECKPOINT);
     const int64_t pairs = in.sequences.B * slots * in.G, room = device.multiprocessors;
     return 2 * ((pairs + room - 1) / room) <= (2 * pairs + room - 1) / room;
 }
 
-/* All choices for MMA and SM90, for a call with their sizes on a device that has them. */
+/* Makes all choices for MMA and SM90.  The call must have their sizes, and the device must run them. */
 static inline void choose_on_tensor_cores(const gt_ssd_args& a, gt_pass pass, Problem in, const Device& device,
                                           Choice* c) {
     const bool is_fp32 = a.dtype == GT_F32, has_sm90 = device.runs_sm90a, is_sm90 = has_sm90 && !is_fp32;
-    /* fp32 on SM90: with one unit a group half of a block would be idle, and 16 columns would be multiplied as 64 */
+    /* fp32 runs on SM90 except in two cases: with one unit per group half of a block would be idle, and up to 16
+     * columns would be multiplied as 64 */
     const bool is_split = has_sm90 && is_fp32 && in.N > 16 && group_units(in) >= 2;
     const int units = is_sm90 ? units_of_states(a, in, device) : 0;
     ForwardChoice& f = c->forward;
@@ -233,17 +237,17 @@ static inline Problem problem_of(const gt_ssd_args& a) {
     return in;
 }
 
-/* Whether MMA and SM90 take the sizes, and this build has their kernels for the dtype and for N. */
+/* Whether MMA and SM90 take the sizes, and this build has their kernels for the dtype and N. */
 static inline bool has_kernels(const gt_ssd_args& a) {
     return has_tensor_sizes(a) && is_built(a.dtype) && is_built_columns(a.N);
 }
 
-/* pass: forward, backward, or one of the two for pieces.  a: prepared; pointers that are NULL count as aligned. */
+/* pass: forward, backward, or the pass for pieces of either.  a: prepared; NULL pointers count as aligned. */
 static inline Choice choose(const gt_ssd_args& a, gt_pass pass, const Device& device) {
     Choice choice = {}, *const c = &choice;
     c->any_segments = segments_of_any(a, device);
-    /* This must not depend on tensors: forward's and backward's may differ in alignment.  For sequences of one slot,
-     * MMA and SM90 need no states but the caller's. */
+    /* saves_states must not depend on tensors, since those of forward and backward may differ in alignment.  For
+     * sequences of one slot, MMA and SM90 need no states but the caller's. */
     c->saves_states = a.seq_capacity > 0 || a.T > CHECKPOINT || !has_kernels(a) || device.compute_capability < 80;
     c->has_tensor_sizes =
         has_kernels(a) && !has_too_many_slots(a) && device.compute_capability >= 80 && device.shared_bytes >= 99 * 1024;

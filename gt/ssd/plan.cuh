@@ -1,6 +1,6 @@
-/* gt/ssd/plan.cuh - plans of ssd: the place of all scratch, the parameters of kernels, and the slabs of columns that
- * launches take one after the other.  It has no kernels and no launches.  conv_ssd includes it without launch.cuh: its
- * own kernel takes the plan of forward. */
+/* gt/ssd/plan.cuh - plans of ssd: where all scratch lies, the parameters of kernels, and the slabs of columns that
+ * launches take one after another.  The file has no kernels and no launches.  conv_ssd includes it without launch.cuh,
+ * because conv_ssd's own kernel runs on the plan of forward. */
 #ifndef GT_SSD_PLAN_CUH
 #define GT_SSD_PLAN_CUH
 
@@ -15,7 +15,7 @@ namespace ssd {
 
 /* ---- from values to types --------------------------------------------------------------------------------------- */
 
-/* Calls launch() with the first of these numbers that is n or more, else with the last. */
+/* Calls launch() with the first of these numbers that is at least n, or else with the last number. */
 template <int FIRST, int... MORE, class Launch>
 static inline gt_status with_size(int n, const Launch& launch) {
     if constexpr (sizeof...(MORE) > 0)
@@ -23,8 +23,8 @@ static inline gt_status with_size(int n, const Launch& launch) {
     return launch(std::integral_constant<int, FIRST>());
 }
 
-/* Calls launch() with the first of these numbers of columns that is n or more and that this build has a kernel for.  If
- * the build leaves out a kernel, the next larger one takes its columns.  FROM: the number before FIRST. */
+/* Calls launch() with the first of these numbers of columns that is at least n and that this build has a kernel for.
+ * If the build leaves out a kernel, the next larger kernel takes its columns.  FROM: the number before FIRST. */
 template <int FROM, int FIRST, int... MORE, class Launch>
 static inline gt_status with_columns_from(int n, [[maybe_unused]] const Launch& launch) {
     if constexpr (is_built_columns<FROM, FIRST>())
@@ -45,7 +45,7 @@ static inline gt_status with_type(const Problem& in, const Launch& launch) {
     return in.dtype == GT_BF16 ? with_built<bf16>(launch) : with_built<f16>(launch);
 }
 
-/* launch(T(), number of columns) of the kernels on tensor cores for 16 bits. */
+/* Calls launch(T(), number of columns), for the kernels on tensor cores with 16-bit activations. */
 template <class Launch>
 static inline gt_status dispatch_columns(const Problem& in, const Launch& launch) {
     return with_type(in, [&](auto type) {
@@ -53,7 +53,7 @@ static inline gt_status dispatch_columns(const Problem& in, const Launch& launch
     });
 }
 
-/* launch(number of columns) of the kernels on tensor cores for fp32. */
+/* Calls launch(number of columns), for the kernels on tensor cores with fp32 activations. */
 template <int... COLUMNS, class Launch>
 static inline gt_status dispatch_fp32(const Problem& in, const Launch& launch) {
     return with_built<float>([&](auto) { return with_columns<COLUMNS...>(in.columns, launch); });
@@ -61,17 +61,17 @@ static inline gt_status dispatch_fp32(const Problem& in, const Launch& launch) {
 
 /* ---- blocks ----------------------------------------------------------------------------------------------------- */
 
-/* Blocks of a tile and head: one a segment, but no more than `room` blocks in all are launched. */
+/* The number of blocks for a tile and head: one per segment, but at most `room` blocks in all. */
 static inline int64_t strands_for(const Problem& in, int64_t room) {
     return strands(most_sequences(in.sequences) * in.segments.count, in.H * in.tiles, room);
 }
 
-/* Blocks of a pass without scratch memory. */
+/* The number of blocks of a pass without scratch memory. */
 static inline int64_t pass_blocks(const Problem& in, const Device& device) {
     return strands_for(in, grid_room(in.sequences, 32, device)) * in.H * in.tiles;
 }
 
-/* Blocks of a launch with `units` units in each; sets in.bundles. */
+/* The number of blocks of a launch with `units` units per block; sets in.bundles. */
 static inline int64_t take_bundles(Problem& in, int units, int64_t strands) {
     set_bundles(in, units, strands);
     return strands * in.G * group_bundles(in, units);
@@ -87,17 +87,17 @@ static inline ScanParams scan_of(const Problem& in, const float* state_in, int s
     return {in.sequences, in.segments, CHECKPOINT, state_in, state_in_shared, in.H * in.P * in.N, in.H, nullptr};
 }
 
-/* Memory for the order of packed sequences, for kernels of 9.0, or NULL. */
+/* Takes memory for the order of packed sequences, which kernels of 9.0 use; else returns NULL. */
 static inline int32_t* take_order(Arena& arena, const gt_ssd_args& a, const Choice& choice) {
     return choice.ranks ? arena.take<int32_t>(a.seq_capacity) : nullptr;
 }
 
-/* The partial sums of y or dx that one launch hands to the next; NULL for one launch. */
+/* Takes memory for the partial sums of y or dx that one launch hands to the next.  NULL if there is one launch only. */
 static inline float* take_share(Arena& arena, const gt_ssd_args& a) {
     return slabs((int)a.N) > 1 ? arena.take<float>(a.B * a.T * a.H * a.P) : nullptr;
 }
 
-/* Tiles of B and C of a call. */
+/* The number of tiles of B and C of a call. */
 static inline int64_t group_tiles(const Sequences& q, int64_t G) {
     return q.B * chunk_slots(q, CHECKPOINT) * 2 * G * 2;
 }
@@ -108,7 +108,7 @@ static inline GroupTiles take_group_tiles(Arena& arena, const Sequences& q, int6
     return {values, arena.take<float>(tiles * CHUNK)};
 }
 
-/* Without pointers unless forward_maps_kernel takes the sizes. */
+/* Takes memory if forward_maps_kernel takes the sizes; else the pointers are NULL. */
 static inline GroupTiles take_groups(Arena& arena, const gt_ssd_args& a, const Problem& in, int units) {
     return has_sizes_of_maps(a, in, units) ? take_group_tiles(arena, sequences_of(a), a.G, SLAB) : GroupTiles();
 }
@@ -118,7 +118,7 @@ static inline int64_t gate_places(const gt_ssd_args& a) {
     return checkpoint_slots(a) * SLOT_CHUNKS * ((a.P + TILE_P - 1) / TILE_P);
 }
 
-/* dx: NULL, or memory whose writers wait until g has been read. */
+/* dx: NULL, or memory that no kernel overwrites before g has been read. */
 static inline GatedRows take_gated_rows(Arena& arena, const gt_ssd_args& a, void* dx, const gt_stride& dx_stride) {
     const int64_t row = a.H * a.P;
     GatedRows g = {dx, dx_stride, arena.take<float>(gate_places(a) * BLOCKS)};
@@ -135,7 +135,7 @@ static inline Problem with_gated_rows(Problem in, const GatedRows& g) {
 
 /* ---- tensor maps ------------------------------------------------------------------------------------------------ */
 
-/* States by boxes of `rows` rows of 64 of in.columns columns. */
+/* Makes a map of states: boxes of `rows` rows by 64 of in.columns columns. */
 static inline gt_status map_states(TensorMap* map, const Checkpoints& states, const Problem& in, int64_t slots,
                                    int rows) {
     TensorShape shape = {
@@ -151,7 +151,7 @@ static inline gt_status map_rows(TensorMap* map, const void* data, const gt_stri
                   "ssd cuTensorMapEncodeTiled");
 }
 
-/* Makes the maps of the outputs of forward's kernel. */
+/* Makes the maps for the outputs of forward's kernel. */
 static inline gt_status map_outputs(HopperForwardParams& p, bool y_by_map) {
     const int64_t slots = chunk_slots(p.in.sequences, CHECKPOINT);
     p.y_map = p.checkpoint_map = TensorMap();
@@ -176,7 +176,7 @@ struct ForwardPlan {
     gt_status pass(const Device& device, Chain& chain) const; /* launch.cuh */
 };
 
-/* The scratch of forward on tensor cores. */
+/* Takes the scratch of forward on tensor cores. */
 static inline void take_forward(Arena& arena, const gt_ssd_args& a, const Choice& choice, TensorParams& p) {
     p.in = problem_of(a);
     p.in.segments = take_segments(arena, a, choice.segments);
@@ -185,7 +185,7 @@ static inline void take_forward(Arena& arena, const gt_ssd_args& a, const Choice
     p.groups = take_groups(arena, a, p.in, choice.forward.units);
 }
 
-/* Enough for tensors of any alignment: a query may not have them yet. */
+/* The size that is enough for tensors of any alignment, because a query may not have the tensors yet. */
 static inline size_t forward_workspace(const gt_ssd_args& a, const Choice& choice) {
     Arena of_any(nullptr), of_tensor(nullptr);
     TensorParams unused;
@@ -226,7 +226,7 @@ static inline ForwardPlan plan_forward(const gt_ssd_args& a, const Choice& choic
 /* ---- backward for any size -------------------------------------------------------------------------------------- */
 
 struct AnyBackwardPlan {
-    ForwardParams states; /* h where forward did not leave it */
+    ForwardParams states; /* h, if forward did not store it */
     BackwardParams params;
     GroupSumParams dB, dC; /* out = NULL: not wanted */
     DeltaParams delta;
@@ -236,7 +236,7 @@ struct AnyBackwardPlan {
     gt_status finish_chunks(gt_stream stream) const;
 };
 
-/* saved: what forward left, or no pointers. */
+/* saved: states that forward stored, or NULL pointers. */
 static inline AnyBackwardPlan plan_any_backward(const gt_ssd_args& a, Arena& arena, const Checkpoints& saved,
                                                 RowSums& sums, const Choice& choice, const Device& device) {
     AnyBackwardPlan plan = {};
@@ -247,7 +247,7 @@ static inline AnyBackwardPlan plan_any_backward(const gt_ssd_args& a, Arena& are
     d.in = plan.states.in = s.in;
     const int64_t tiles = s.in.tiles, tokens = a.B * a.T * a.H;
     plan.windows = a.B * windows_of(a.T);
-    /* blocks park states, so there are few more of them than can run at once */
+    /* blocks park states in scratch, so the grid has few more blocks than can run at once */
     const int64_t strands = strands_for(s.in, 16 * (int64_t)device.multiprocessors);
     plan.blocks = strands * a.H * tiles;
     s.checkpoints = a.saved ? saved : take_checkpoints(arena, a);
@@ -257,7 +257,7 @@ static inline AnyBackwardPlan plan_any_backward(const gt_ssd_args& a, Arena& are
     dispatch_size(a.N, [&](auto traits) {
         using C = decltype(traits);
         s.scratch = arena.take<float>(plan.blocks * SUB_CHUNKS * TILE_P * C::WIDTH);
-        /* rows of dDskip: of a channel 64 threads', of a head every warp's */
+        /* rows of dDskip: per channel, one for every 64 threads; per head, one for every warp */
         const int64_t rows = a.Dskip_per_channel ? strands * C::WARPS / 2 : strands * C::WARPS * tiles;
         s.dskip = sums.take(arena, a.dDskip, rows, a.H * (a.Dskip_per_channel ? a.P : 1));
     });
@@ -284,8 +284,8 @@ static inline AnyBackwardPlan plan_any_backward(const gt_ssd_args& a, Arena& are
 
 /* The parameters of all launches. */
 struct TensorBackwardPlan {
-    StatesParams forward, reverse; /* h where forward did not leave it; G */
-    TensorParams gate;             /* makes dz; without g it comes first, and makes h, too */
+    StatesParams forward, reverse; /* forward makes h, if forward's call did not store it; reverse makes G */
+    TensorParams gate;             /* makes dz; if rows are not gated first, it is the first kernel and makes h, too */
     Problem gated;                 /* the inputs of g */
     GatedRows g;                   /* where choice.gates_rows */
     GateGradient gradient;         /* where choice.gates_by_y */
@@ -293,7 +293,7 @@ struct TensorBackwardPlan {
     SplitGradientParams split; /* instead, with fp32 activations */
     ChunkTimesParams times;
     int32_t* order;     /* of packed sequences */
-    TokenParams tokens; /* compute capability 9.0, activations of 16 bits */
+    TokenParams tokens; /* compute capability 9.0 with 16-bit activations */
     Choice choice;
     bool makes_h, makes_G, makes_dz;
     int64_t rows; /* of the sums of a slab */
@@ -308,10 +308,11 @@ struct TensorBackwardPlan {
     gt_status finish_chunks(const Device& device, Chain& chain) const;
 };
 
-/* Rows of the sums of a slab: two a chunk between checkpoints. */
+/* Rows of the sums of a slab: two per slot, which is the stretch between two checkpoints. */
 static inline int64_t slab_rows(const ChunkGradientParams& p) { return p.in.sequences.B * p.slots * 2; }
 
-/* The gradients of chunks with fp32 activations: their sums, and the kernel by token.  c has all but the states. */
+/* Plans the gradients of chunks with fp32 activations: their sums, and the kernel by token.  c has all parameters but
+ * the states. */
 static inline void plan_split_chunks(const gt_ssd_args& a, Arena& arena, const ChunkGradientParams& c, RowSums& sums,
                                      TensorBackwardPlan& plan) {
     SplitGradientParams& s = plan.split;
@@ -332,7 +333,7 @@ static inline void plan_split_chunks(const gt_ssd_args& a, Arena& arena, const C
     t.across = s.across = arena.take<float>(slots * SLOT_SHORTS * Across::COUNT * a.H);
 }
 
-/* Scratch by token of the SM90 kernels for the chunks' gradients, 16 bits. */
+/* Takes the scratch by token of the SM90 kernels for the chunks' gradients, 16-bit activations. */
 static inline TokenParams plan_tokens(const gt_ssd_args& a, Arena& arena, const Problem& in, int64_t rows,
                                       const Choice& choice) {
     TokenParams t = {};
@@ -355,7 +356,7 @@ static inline TokenParams plan_tokens(const gt_ssd_args& a, Arena& arena, const 
     return t;
 }
 
-/* saved: what forward left, or no pointers. */
+/* saved: states that forward stored, or NULL pointers. */
 static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Arena& arena, const Checkpoints& saved,
                                                       RowSums& sums, const Choice& choice, const Device& device) {
     TensorBackwardPlan plan = {};
@@ -366,7 +367,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     c.slots = chunk_slots(c.in.sequences, CHECKPOINT);
     c.by_tiles = (uint32_t)(((1ull << 32) + c.in.tiles - 1) / c.in.tiles);
     c.in.order = plan.order = take_order(arena, a, choice);
-    /* sequences of one slot: states before and after it are the caller's */
+    /* if a sequence is one slot, the states before and after that slot are the caller's own */
     const bool one_slot = a.T <= CHECKPOINT, shared = a.dstate_in && a.state_in_shared;
     plan.makes_h = !a.saved && !(one_slot && !a.state_in);
     plan.makes_G = !one_slot || a.dstate_out || a.dstate_in;
@@ -379,7 +380,7 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     if (is_split) {
         plan_split_chunks(a, arena, c, sums, plan);
     } else {
-        /* rows of several slabs lie one after the other */
+        /* rows of several slabs lie one slab after another */
         const PackedRows used = slab_count > 1 ? PackedRows() : packed_rows(c.in.sequences, CHECKPOINT, 2);
         c.dA = sums.take(arena, a.dA, plan.rows * slab_count, a.H, used);
         c.dbias = sums.take(arena, a.ddt_bias, plan.rows * slab_count, a.H, used);
@@ -388,9 +389,10 @@ static inline TensorBackwardPlan plan_tensor_backward(const gt_ssd_args& a, Aren
     plan.reverse.state_sum =
         sums.take(arena, shared ? a.dstate_in : nullptr, strands_of(c.in, choice.reverse, device), a.H * a.P * a.N);
     if (is_split)
-        c.dx_share = plan.makes_dz ? take_share(arena, a) : nullptr; /* for dz alone: dx itself holds shares */
+        c.dx_share = plan.makes_dz ? take_share(arena, a) : nullptr; /* used for dz alone: the partial sums of dx lie in
+                                                                      * dx */
     else if ((a.dx || plan.makes_dz) &&
-             slab_count > 1) /* 64 rows of every chunk and tile of a head; no less than of dz */
+             slab_count > 1) /* 64 rows of every chunk and tile of a head, which also suffices for dz */
         c.dx_share = arena.take<float>(plan.rows * CHUNK * a.H * c.in.tiles * TILE_P);
     if (!is_split && choice.chunks == Family::SM90) plan.tokens = plan_tokens(a, arena, c.in, plan.rows, choice);
     if (a.ddt && slab_count > 1 && !is_split) c.ddt_share = arena.take<float>(plan.rows * CHUNK * a.H);
@@ -444,9 +446,9 @@ struct BackwardPlan {
     gt_status finish_chunks(const Device& device, Chain& chain) const;
 };
 
-/* The arguments; y is NULL unless backward reads it. */
+/* The arguments of backward; y is NULL unless backward reads y. */
 static inline gt_ssd_args backward_args(gt_ssd_args a) {
-    if (!a.reads_y || !a.z || !a.dz) a.y = nullptr; /* in a query, too: forward's y may have another layout */
+    if (!a.reads_y || !a.z || !a.dz) a.y = nullptr; /* also in a query: forward's y may have another layout */
     return a;
 }
 
@@ -478,13 +480,14 @@ static inline BackwardPlan plan_backward(const gt_ssd_args& args, const Choice& 
 
 /* ---- slabs of columns ------------------------------------------------------------------------------------------- */
 
-/* Moves rows, or NULL, to the first column of a launch. */
+/* Moves a pointer to rows, which may be NULL, by `columns` columns to the first column of a launch. */
 template <class T>
 static inline void skip_columns(T*& rows, int columns) {
     if (rows) rows += columns;
 }
 
-/* Parameters of the launch of slab `slab`: every tensor with columns of states begins with its first column. */
+/* Sets the parameters for the launch of slab `slab`: every tensor with columns of states begins at the slab's first
+ * column. */
 static inline void take_slab(Problem& in, int slab) {
     const int bytes = in.dtype == GT_F32 ? 4 : 2;
     const auto move = [&](const void* rows) -> const void* {
@@ -533,7 +536,7 @@ static inline void take_slab(ChunkGradientParams& p, int slab) {
     if (p.leaves_share) p.in.Dskip = p.dskip = nullptr; /* they are no sums over columns */
 }
 
-/* The same with fp32 activations: all launches add to one set of sums. */
+/* take_slab() for fp32 activations, where all launches add to one set of sums. */
 static inline void take_slab(SplitGradientParams& p, int slab) {
     take_slab(p.in, slab);
     take_slab(p.h, slab);
@@ -544,7 +547,7 @@ static inline void take_slab(SplitGradientParams& p, int slab) {
     if (slab + 1 < slabs(p.in.N)) p.in.Dskip = p.dskip = nullptr; /* they are no sums over columns */
 }
 
-/* launch(parameters, slab) for every slab of columns. */
+/* Calls launch(parameters, slab) for every slab of columns. */
 template <class Params, class Launch>
 static inline gt_status each_slab(const Params& all, const Launch& launch) {
     gt_status status = GT_OK;

@@ -1,5 +1,6 @@
-/* gt/ssd/problem.cuh - the arguments of ssd as kernels see them: sizes, the tensors of a call, the parameters that a
- * plan hands to each kernel, and the segments, tokens and chunks of a block.  It includes no other file of ssd. */
+/* gt/ssd/problem.cuh - the arguments of ssd in the form that kernels take.  It has sizes, the tensors of a call, the
+ * parameters that a plan gives to each kernel, and the segments, tokens and chunks of a block.  It includes no other
+ * file of ssd. */
 #ifndef GT_SSD_PROBLEM_CUH
 #define GT_SSD_PROBLEM_CUH
 
@@ -12,29 +13,29 @@ using namespace ssm;
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------ */
 
-constexpr int TILE_P = 64; /* rows of the state in a block */
+constexpr int TILE_P = 64; /* rows of the state per block */
 
-/* Columns of a state that a launch on tensor cores takes.  More columns take several launches, one after another: y,
- * dx, ddt and the sums are sums over columns, so each launch adds a partial sum.  sm90/forward.cuh takes up to 256 in
- * one launch. */
+/* The number of columns of a state that a launch on tensor cores takes.  More columns take several launches, one after
+ * another.  y, dx, ddt and the sums are sums over columns, so each launch adds a partial sum.  Exception:
+ * sm90/forward.cuh takes up to 256 columns in one launch. */
 constexpr int SLAB = 128;
 
-/* fp32 activations in mma/: tokens of a chunk.  They take twice the room of 16 bits. */
+/* Tokens of a chunk in mma/ with fp32 activations, which take twice as many bytes as 16-bit activations. */
 constexpr int SHORT = 32, SHORT_BLOCKS = SHORT / BLOCK, SLOT_SHORTS = CHECKPOINT / SHORT;
 
 constexpr int SLOT_CHUNKS = CHECKPOINT / CHUNK;
 
 /* ---- the arguments ---------------------------------------------------------------------------------------------- */
 
-/* The blocks of a launch on 9.0 as the host counts them; a block takes several units of a group.  On the device a
- * division takes half a microsecond, and a block's first copies would wait for it.  Dividers: by blocks of a strand,
- * bundles of a group, tiles of a head, segments of a sequence. */
+/* Numbers of the blocks of a launch on 9.0, where a block takes several units of a group.  The host makes them: on the
+ * device a division takes half a microsecond, and a block's first copies would wait for it.  Dividers: by blocks of a
+ * strand, bundles of a group, tiles of a head, segments of a sequence. */
 struct Bundles {
     int strands, heads, units; /* heads, units of a group */
     Divider by_strand, by_group, by_tile, segments;
 };
 
-/* One argument struct, prepared, as every kernel sees it. */
+/* The prepared arguments of a call, as every kernel gets them. */
 struct Problem {
     Sequences sequences;
     Segments segments; /* states [slot][H,P,N], decays [slot][H] */
@@ -45,24 +46,27 @@ struct Problem {
     int skip_per_channel;
     const void *x, *dt, *Bm, *Cm, *z, *dy;
     const float *A, *Dskip, *dt_bias;
-    /* Not NULL: dy is dy silu(z) as f16, z is NULL, and these are the inverses of its powers (sm90/gate.cuh). */
+    /* If not NULL, dy is dy silu(z) as f16 and z is NULL.  dy_inverses then has the inverses of dy's powers
+     * (sm90/gate.cuh). */
     const float* dy_inverses;
     gt_stride x_stride, dt_stride, Bm_stride, Cm_stride, z_stride, dy_stride;
     int tiles; /* of 64 rows of P */
-    /* The order of sequences in passes on 9.0: the longest first (see rank_sequences).  NULL: the call's order. */
+    /* The order of sequences in passes on 9.0: the longest come first (see rank_sequences).  NULL: the call's order. */
     const int32_t* order;
     Bundles bundles;
-    /* Tensor cores: the columns of the states that the launch takes (take_slab()); at most SLAB, but all N in
+    /* Tensor cores: the columns of the states that the launch takes (take_slab()).  At most SLAB, but all N in
      * sm90/forward.cuh. */
     int columns;
 };
 
-/* Whether a pass over the call's sequences, forward or back, reads only the caller's tensors: sequences are not cut
- * into segments, and not packed, so no kernel ranks them.  The pass then need not wait for kernels before it. */
+/* Whether a pass over the call's sequences, forward or reverse, reads the caller's tensors only.  This is so if
+ * sequences are not cut into segments and not packed, since then no kernel ranks them.  Such a pass need not wait for
+ * previous kernels. */
 GT_HD bool is_apart(const Problem& in) { return in.segments.count == 1 && !in.sequences.cu_seqlens; }
 
-/* States every 128 tokens, [b][h][slot][P][N]: fp32; or f16, if the activations have 16 bits and rows are whole pieces.
- * Behind all f16 states lie, for the same slots, [P/16][N/128] floats: the factor of each 16 rows' values. */
+/* States every 128 tokens, [b][h][slot][P][N].  They are fp32, or f16 if the activations have 16 bits and rows are
+ * whole pieces.  After all f16 states come [P/16][N/128] floats for each slot: the factor of the values in each 16
+ * rows. */
 struct Checkpoints {
     float* plain;
     f16* values;
@@ -72,14 +76,14 @@ struct Checkpoints {
 GT_HD int row_tiles(int P) { return (int)(((uint32_t)P + 15) / 16); }
 GT_HD int slabs(int N) { return (int)(((uint32_t)N + SLAB - 1) / SLAB); }
 
-/* The number of powers of a slot, and the index of the power of a row in the first 128 columns. */
+/* The number of powers of a slot, and the index of the power for a row in the first 128 columns. */
 GT_HD int slot_powers(int P, int N) { return row_tiles(P) * slabs(N); }
 GT_HD int power_index(int N, int row) { return (int)((uint32_t)row / 16) * slabs(N); }
 
 /* Whether tensor cores take the sizes. */
 static inline bool has_tensor_sizes(const gt_ssd_args& a) { return a.N % 16 == 0 && a.P % 8 == 0; }
 
-/* Whether checkpoints are f16, whichever kernels write and read them. */
+/* Whether checkpoints are f16.  This does not depend on the kernels that write and read them. */
 static inline bool has_f16_checkpoints(const gt_ssd_args& a) { return a.dtype != GT_F32 && has_tensor_sizes(a); }
 
 static inline int64_t checkpoint_slots(const gt_ssd_args& a) {
@@ -111,7 +115,7 @@ struct ForwardParams {
     Checkpoints checkpoints;
     int keeps_checkpoints;
     int state_in_shared;
-    int is_local; /* a Local: segments from a zero state: only segments.states and segments.decays are written */
+    int is_local; /* a Local: segments start from zero states; only segments.states and segments.decays are written */
 };
 
 /* any/gradients.cuh: backward_kernel, reverse_states_kernel */
@@ -121,13 +125,13 @@ struct BackwardParams {
     const float* dstate_out;
     float* scratch;    /* [blocks,8,64,WIDTH] */
     float* dstate_in;  /* NULL if not wanted, or shared */
-    float* dstate_sum; /* [strands,H,P,N]: of all sequences of a strand; or NULL */
+    float* dstate_sum; /* [strands,H,P,N]: sums over all sequences of a strand; or NULL */
     void *dx, *dz;
     gt_stride dx_stride, dz_stride;
     float *dB, *dC;     /* [B,T,G,H/G*tiles,N] or NULL */
     float *ddelta, *da; /* [tiles,B,T,H]; ddelta without A da */
     float* dskip;       /* rows of sums, see store_dskip(): [..,H,P] or, per head, [..,H]; or NULL */
-    int all_segments;   /* reverse_states_kernel: the first of a sequence, too */
+    int all_segments;   /* reverse_states_kernel: also the first segment of a sequence */
 };
 
 /* any/gradients.cuh: backward_delta_kernel */
@@ -139,8 +143,8 @@ struct DeltaParams {
     float *dA, *dbias; /* rows [B*windows,H] or NULL */
 };
 
-/* B and C as f16, in shared memory's layout: [rows][G][2] tiles, and [rows][G][2][64] inverse powers of their rows.
- * rows: possible chunks, two a slot of 128 tokens. */
+/* B and C as f16, in the layout of shared memory: [rows][G][2] tiles, and [rows][G][2][64] inverse powers of their
+ * rows.  rows: the number of possible chunks, two per slot of 128 tokens. */
 struct GroupTiles {
     f16* values;
     float* inverses;
@@ -155,24 +159,25 @@ struct TensorParams {
     float* state_out;
     int state_in_shared;
     Checkpoints checkpoints;
-    float* share;                /* [B,T,H,P], of y: partial sums of launches before; NULL: there is only one launch */
-    int has_share, leaves_share; /* the launch adds it; the launch stores nothing else */
+    float* share;                /* [B,T,H,P]: partial sums of y from earlier launches; NULL: there is only one
+                                  * launch */
+    int has_share, leaves_share; /* has_share: the launch adds share; leaves_share: it stores share and nothing else */
     int makes_dz;                /* backward: y is dz */
-    GroupTiles groups;           /* scratch of forward_maps_kernel; no pointers: another kernel runs */
+    GroupTiles groups;           /* scratch of forward_maps_kernel; NULL pointers: another kernel runs */
 };
 
-/* passes over states of mma/ and sm90/ */
+/* Parameters of the passes over states in mma/ and sm90/. */
 struct StatesParams {
     Problem in;
     const float* state_in; /* REVERSE: dstate_out */
     float* state_out;      /* dstate_in */
-    float* state_sum;      /* [strands][H,P,N]: instead, the sum over a strand's sequences */
+    float* state_sum;      /* [strands][H,P,N]: replaces state_out, and gets the sum over a strand's sequences */
     int state_in_shared;
     Checkpoints checkpoints;
-    int is_local; /* a Local: segments from zeros: only segments.states and segments.decays are written */
+    int is_local; /* a Local: segments start from zeros; only segments.states and segments.decays are written */
 };
 
-/* g, which kernels take in place of dy, with z = NULL. */
+/* g, which kernels take in place of dy; z is then NULL. */
 struct GatedRows {
     void* rows; /* f16 [B,T,H,P]; NULL: none */
     gt_stride stride;
@@ -184,40 +189,41 @@ struct GateGradient {
     const void* y; /* NULL: not made here */
     void* dz;
     gt_stride y_stride, dz_stride;
-    int32_t* lost; /* by place: not 0 where u of some number is lost */
+    int32_t* lost; /* by place: not 0 if u of some element is lost */
 };
 
-/* gradients of chunks of mma/ and sm90/, 16 bits */
+/* Parameters of the gradients of chunks in mma/ and sm90/, 16 bits. */
 struct ChunkGradientParams {
     Problem in;
-    Checkpoints h, G; /* before the first token of each slot; after its last; values NULL: 0 */
+    Checkpoints h, G; /* h before the first token of each slot, G after its last token; values NULL: 0 */
     int64_t slots;
-    uint32_t by_tiles;          /* 2^32 / in.tiles, rounded up; not for one tile */
+    uint32_t by_tiles;          /* 2^32 / in.tiles, rounded up; not used if there is one tile */
     void *dx, *ddt, *dBm, *dCm; /* NULL: not wanted */
     gt_stride dx_stride, ddt_stride, dBm_stride, dCm_stride;
-    /* partial sums of earlier launches: of dx, by place, step and thread; of ddt, [B*slots*2][H][64], not used on 9.0.
-     * NULL: there is one launch, or the gradient is not wanted */
+    /* Partial sums of earlier launches: of dx, by place, step and thread; of ddt, [B*slots*2][H][64], not used on 9.0.
+     * NULL: there is one launch, or the gradient is not wanted. */
     float *dx_share, *ddt_share;
-    int has_share, leaves_share; /* the launch adds it; the launch stores it instead of dx and ddt */
-    /* sums over a chunk, [B*slots*2][H], dskip per channel [B*slots*2][H][P]; NULL: not wanted */
+    int has_share, leaves_share; /* has_share: the launch adds them; leaves_share: it stores them instead of dx and
+                                  * ddt */
+    /* sums over a chunk, [B*slots*2][H]; dskip per channel [B*slots*2][H][P]; NULL: not wanted */
     float *dA, *dbias, *dskip;
 };
 
-/* Sums of a chunk for the other chunks of its slot: [B, slots][SLOT_SHORTS][COUNT][H]. */
+/* A chunk's sums that the other chunks of its slot need: [B, slots][SLOT_SHORTS][COUNT][H]. */
 struct Across {
     static constexpr int E = 0, F = 1, GAMMA = 2 /* with chunk 0, 1, 2 */, Z = 5, COUNT = 6;
 };
 
-/* gradients of chunks of mma/ and sm90/, fp32 */
+/* Parameters of the gradients of chunks in mma/ and sm90/, fp32. */
 struct SplitGradientParams {
     Problem in;
-    Checkpoints h, G;          /* before the first token of each slot; after its last; plain NULL: 0 */
-    int64_t slots, state_step; /* slots P N: from a head's states to the next one's */
+    Checkpoints h, G;          /* h before the first token of each slot, G after its last token; plain NULL: 0 */
+    int64_t slots, state_step; /* state_step: slots P N, from a head's states to the next head's */
     float *dx, *dBm, *dCm;     /* NULL: not wanted */
     gt_stride dx_stride, dBm_stride, dCm_stride;
     float *da, *direct, *across; /* [B,T,H]: da without the sums across chunks; <x, U>.  NULL: not wanted */
     float* dskip;                /* [B*slots*4][H], per channel [H][P]; NULL: not wanted */
-    int has_share;               /* an earlier launch has stored its share of dx, da, direct and across */
+    int has_share;               /* an earlier launch has stored its partial sums of dx, da, direct and across */
 };
 
 /* mma/fp32_gradients_tokens.cuh */
@@ -233,25 +239,25 @@ struct ChunkTimesParams {
 /* sm90/gradients_tokens.cuh */
 struct TokenParams {
     ChunkGradientParams chunk; /* of all slabs */
-    /* [row][H][records] ChunkTokens, record_count floats apart; [slab][row][H][tiles] ChunkSums, sums_count floats
-     * apart; as many times the inverse powers of h (4) and G (4) */
+    /* tokens: [row][H][records] ChunkTokens, record_count floats apart.  sums: [slab][row][H][tiles] ChunkSums,
+     * sums_count floats apart.  inverses: as many times the inverse powers of h (4) and G (4). */
     float *tokens, *sums, *inverses;
     int record_count, sums_count;
     int64_t rows; /* B*slots*2 */
-    int records;  /* of a chunk and head: a tile each with z, else one */
+    int records;  /* records of a chunk and head: with z one per tile, else one */
     int has_powers;
 };
 
 /* ---- the blocks of a launch ------------------------------------------------------------------------------------- */
 
 constexpr int MMA_UNITS = 2, UNIT_WARPS = 4, WARPS = MMA_UNITS * UNIT_WARPS,
-              THREADS = 32 * WARPS; /* of a block; UNIT_WARPS: of a unit */
+              THREADS = 32 * WARPS; /* THREADS per block; UNIT_WARPS per unit */
 
-/* Blocks of `bytes` of shared memory on a multiprocessor: two, if their memory fits, with the driver's 1 KB for
- * each. */
+/* The number of blocks with `bytes` of shared memory per multiprocessor: two, if their memory and the driver's 1 KB for
+ * each block fit. */
 GT_HD constexpr int blocks_at_once(int bytes) { return 2 * (bytes + 1024) <= GT_SHARED_KB * 1024 ? 2 : 1; }
 
-/* Units of a group, and blocks for them. */
+/* group_units(): units of a group.  group_bundles(): blocks for these units. */
 GT_HD int64_t group_units(const Problem& in) { return in.H / in.G * in.tiles; }
 GT_HD int64_t group_bundles(const Problem& in, int units) { return (group_units(in) + units - 1) / units; }
 GT_HD int64_t group_pairs(const Problem& in) { return (group_units(in) + MMA_UNITS - 1) / MMA_UNITS; }
@@ -260,7 +266,8 @@ constexpr int TOKEN_WARPS = 8, TOKEN_BLOCKS = 16;
 
 /* ---- the segments, tokens and chunks of a block --------------------------------------------------------------- */
 
-/* Segment number `item` in the order of Problem::order.  If sequences have several segments each, item < 2^31. */
+/* Segment number `item` in the order of Problem::order.  If sequences have several segments each, item must be <
+ * 2^31. */
 GT_DEV Span ordered_span(const Problem& in, int64_t item) {
     int segment = 0;
     if (in.segments.count > 1) item = divide((int)item, in.bundles.segments, &segment);
@@ -268,23 +275,25 @@ GT_DEV Span ordered_span(const Problem& in, int64_t item) {
     return span_of(in.sequences, in.segments, CHECKPOINT, item, segment);
 }
 
-/* Number of segments that the blocks of a tile and head share; number of these blocks. */
+/* items_of(): the number of segments that the blocks of a tile and head share.  strands(): the number of these
+ * blocks. */
 GT_DEV int64_t items_of(const Problem& in) { return sequence_count(in.sequences) * in.segments.count; }
 
-/* A segment's first state: the result of scan_segments, or, if the sequence is one segment, the sequence's in `states`.
- * With several segments `states` must not be read: the block of another segment may already have written the last state
- * there. */
+/* A segment's first state.  With one segment per sequence it is the sequence's state in `states`, else the result of
+ * scan_segments.  With several segments `states` must not be read: the block of another segment may already have
+ * written the last state there. */
 GT_DEV const float* first_state(const Problem& in, const Span& span, const float* states, int64_t s) {
     const int64_t size = in.H * in.P * in.N;
     return gt::first_state(in.sequences, in.segments, span, size, states, s);
 }
 
-/* The place of the last state of sequence s, or NULL. */
+/* The address of the last state of sequence s, or NULL. */
 GT_DEV float* last_state(const Problem& in, float* states, int64_t s) {
     return end_row(in.sequences, states, in.H * in.P * in.N, s);
 }
 
-/* Where Problem::dy_inverses has the BLOCKS numbers of a chunk and tile.  slot: of all heads and batch elements. */
+/* The index in Problem::dy_inverses of the BLOCKS numbers of a chunk and tile.  slot: counted over all heads and batch
+ * elements. */
 GT_DEV int64_t inverses_index(const Problem& in, int64_t slot, int chunk, int tile) {
     return ((slot * SLOT_CHUNKS + chunk % SLOT_CHUNKS) * in.tiles + tile) * BLOCKS;
 }
@@ -296,14 +305,15 @@ GT_DEV float dot4(float4 a, float4 b, float sum) {
     return fma_rn(a.w, b.w, sum);
 }
 
-/* dt of the tokens 2 lane, 2 lane + 1 of a chunk of `tokens`, as it is in memory; first: the chunk's first element. */
+/* Loads dt of the tokens 2 lane, 2 lane + 1 of a chunk with `tokens` tokens, as stored.  first: the chunk's first
+ * element. */
 GT_DEV void load_dt(const Problem& in, int64_t first, int tokens, float (&dt)[2]) {
     const int t = 2 * here();
     dt[0] = t < tokens ? load_as(in.dt, in.dt_dtype, first + t * in.dt_stride.t) : 0.0f;
     dt[1] = t + 1 < tokens ? load_as(in.dt, in.dt_dtype, first + (t + 1) * in.dt_stride.t) : 0.0f;
 }
 
-/* The same as bits: a conversion to numbers would wait for the loads. */
+/* The same load as bits, because a conversion to numbers would wait for the loads. */
 GT_DEV void load_dt(const Problem& in, int64_t first, int tokens, uint32_t (&bits)[2]) {
     const int t = 2 * here();
     GT_UNROLL
@@ -335,7 +345,7 @@ GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2]
     }
 }
 
-/* Without the slopes: in as few registers. */
+/* Makes Delta without the slopes, which takes fewer registers. */
 GT_DEV void deltas_of(const Problem& in, int h, int tokens, const float (&dt)[2], float (&delta)[2]) {
     const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
     const int t = 2 * here();
@@ -351,7 +361,7 @@ GT_DEV void deltas_of(const Problem& in, int h, int tokens, const uint32_t (&bit
     deltas_of(in, h, tokens, dt, delta);
 }
 
-/* Dskip of the rows p of column tile n of a lane. */
+/* Dskip of the lane's rows p, p + 1. */
 GT_DEV float2 skips_of(const Problem& in, int h, int p) {
     if (!in.Dskip) return {0.0f, 0.0f};
     if (!in.skip_per_channel) return {in.Dskip[h], in.Dskip[h]};
@@ -359,14 +369,14 @@ GT_DEV float2 skips_of(const Problem& in, int h, int p) {
     return {p < in.P ? skip[p] : 0.0f, p + 1 < in.P ? skip[p + 1] : 0.0f};
 }
 
-/* The chunk of a block of the chunks' gradients; a step is 64 rows p of one of its group's heads. */
+/* The chunk of a block in the gradients of chunks.  A step is 64 rows p of one head of its group. */
 struct ChunkPlace {
     uint32_t smem;
     int64_t first; /* token */
     int b, slot, g, heads, steps;
-    int warp; /* the compiler knows that all lanes have the same */
+    int warp; /* the compiler knows that all lanes have the same value */
     int tokens, neighbour_tokens;
-    bool second; /* of the two chunks of its checkpoint */
+    bool second; /* second of the two chunks of its checkpoint */
 
     GT_METHOD static int step_head(const ChunkGradientParams& p, int step) { /* step / tiles */
         return p.in.tiles == 1 ? step : (int)((uint64_t)(uint32_t)step * p.by_tiles >> 32);
@@ -379,8 +389,9 @@ struct ChunkPlace {
     GT_METHOD bool makes_state() const { return neighbour_tokens > 0; }
 };
 
-/* place: [B,slots,G], then the two chunks of a slot.  tokens = 0: no chunk has this place.  Int: the type of the
- * divisions; 32 bits, which are quick, where a block takes places in turn. */
+/* Finds the chunk of a place.  Places are numbered by [B,slots,G], then by the two chunks of a slot.  tokens = 0: the
+ * place has no chunk.  Int: the type of the divisions.  32 bits are quick, which matters where a block takes several
+ * places. */
 template <class Int = int64_t>
 GT_DEV ChunkPlace find_chunk(const ChunkGradientParams& p, int place) {
     const Problem& in = p.in;
@@ -407,7 +418,7 @@ GT_DEV ChunkPlace find_chunk(const ChunkGradientParams& p, int place) {
     return me;
 }
 
-/* Zeros where sums are added over all chunks that there may be. */
+/* Clears the sums of a chunk that does not exist, since sums are added over all possible chunks. */
 GT_DEV void clear_sums(const ChunkGradientParams& p, int64_t row, int thread, int threads) {
     const Problem& in = p.in;
     const int64_t skips = in.skip_per_channel ? in.H * in.P : in.H;
@@ -419,7 +430,7 @@ GT_DEV void clear_sums(const ChunkGradientParams& p, int64_t row, int thread, in
     }
 }
 
-/* Zeros where sums are added over all chunks that there may be. */
+/* Clears the sums of a chunk that does not exist, since sums are added over all possible chunks. */
 GT_DEV void clear_split_sums(const SplitGradientParams& p, int64_t row) {
     const Problem& in = p.in;
     const int64_t skips = in.skip_per_channel ? in.H * in.P : in.H;

@@ -1,5 +1,6 @@
-/* gt/ssd/segment.cuh - plans of gt_ssd_segment and gt_ssd_segment_backward: a piece of a sequence makes a state, or a
- * gradient, from zeros, and the log of its decay.  The local pass runs over segments; then a scan finds the end. */
+/* gt/ssd/segment.cuh - plans of gt_ssd_segment and gt_ssd_segment_backward.  Both take a piece of a sequence: one makes
+ * a state from a zero state, the other a gradient from a zero gradient, and each makes the log of the piece's decay.
+ * The local pass runs over segments; then a scan finds the piece's end. */
 #ifndef GT_SSD_SEGMENT_CUH
 #define GT_SSD_SEGMENT_CUH
 
@@ -9,7 +10,8 @@
 namespace gt {
 namespace ssd {
 
-/* The arguments with NULL for every tensor that the pass does not touch: its alignment must not matter. */
+/* The arguments, with NULL for every tensor that the pass does not touch, because alignment of such a tensor must not
+ * matter. */
 template <bool REVERSE>
 static inline gt_ssd_args segment_args(gt_ssd_args a) {
     a.y = a.dx = a.dz = a.ddt = a.dBm = a.dCm = nullptr;

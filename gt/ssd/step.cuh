@@ -2,9 +2,9 @@
  *
  *     h <- exp(Delta A) h + Delta x B^T        y = (h C + Dskip x) silu(z)        token by token
  *
- * TILE.  LANES neighbouring lanes own ROWS rows p of a head's state.  Each lane has VECS times 4 neighbouring columns:
- * 4 lane ... 4 lane + 3, and the same 4 LANES later.  A warp has TILE = 32 / LANES * ROWS rows.  T tokens give the bits
- * of T steps of one token, and a result depends on its own inputs alone.
+ * TILE.  LANES adjacent lanes own ROWS rows p of a head's state.  Each lane has VECS times 4 adjacent columns: 4 lane
+ * ... 4 lane + 3, and the same 4 LANES further.  A warp has TILE = 32 / LANES * ROWS rows.  T tokens give the bits of T
+ * steps of one token, and a result depends on its own inputs alone.
  *
  *     N up to   LANES   VECS   ROWS    rows of a warp
  *          16       4      1      8    64
@@ -13,29 +13,30 @@
  *         128      16      2   4, 8    8, 16
  *         256      32      2   4, 8    4, 8
  *
- * Calls of more than 4 tokens take the larger ROWS: a warp then reads B and C of a token half as often for a row.  So do
- * calls with states of 16 bits.
+ * Calls of more than 4 tokens take the larger ROWS: for each row, a warp then reads B and C of a token half as often.
+ * Calls with states of 16 bits take them, too: each lane then has as many bytes in flight as with fp32.
  *
  * SUMS OVER n.  A lane adds its columns in order, then a tree adds lanes: first lanes LANES / 2 apart, in the end
- * neighbours.  A stage exchanges half of the remaining rows, so 8 rows take 4 + 2 + 1 + 1 shuffles of 16 lanes.  In the
- * upper half of the lanes row i is row i ^ ROWS / 2 of the group.  Then the first stage needs no selects.  ROWS does
- * not change the tree.
- * DECAY.  Lane t makes Delta and the decay of token t, all tokens at once; shuffles hand them out.  Closer to 1 than
- * NEAR_ONE, a decay is kept as expm1(a).  Any other decay is one number, 1 + expm1(a): rounding it changes 1 - decay by
- * 2^-19 of its value at most.
+ * adjacent lanes.  A stage exchanges half of the remaining rows, so 8 rows take 4 + 2 + 1 + 1 shuffles of 16 lanes.  In
+ * the upper half of the lanes, row i is row i ^ ROWS / 2 of the group, so that the first stage needs no selects.  ROWS
+ * does not change the tree.
+ * DECAY.  Lane t makes Delta and the decay of token t, all tokens at once; shuffles hand them out.  A decay closer to 1
+ * than NEAR_ONE is kept as expm1(a).  Any other decay is one number, 1 + expm1(a), whose rounding changes 1 - decay by
+ * at most 2^-19 of its value.
  *
- * INPUTS.  A block copies all tokens of B, C and of its rows of x and z to shared memory (cp.async), before it loads
- *     its state, and has one barrier.  Copied token by token, each token would wait for L2: 16 tokens took 1.2 times as
- *     long.
+ * INPUTS.  Before it loads its state, a block copies all tokens of B, C and of its rows of x and z to shared memory
+ * (cp.async); there is one barrier.  Copied token by token, each token would wait for L2: 16 tokens took 1.2 times as
+ * long.
  * STATE.  It stays in registers for all tokens, and is stored after the last token to commit.
- * REGISTERS: 32 numbers of the state, or 64; B, C, x and z of the token at hand and of the next one.
- * SHARED MEMORY: T (2 columns + rows of the block, twice with z) elements.  N = 128, 32 rows, bf16: 576 bytes a token.
- * BYTES a row: the state once each way, 8 N.  A token and row, bf16: x, y (z) 2 each; a token and block: B and C 4 N,
- *     mostly from L2.
- * ISSUE SLOTS a row and token, N = 128: 8 multiply-adds and products on the state (12 where the decay is near 1), 4 for
- *     y, about 4 for sums, x, B, C and the rest.
- * GRID: a strand has H * parts blocks, a part up to WARPS warps of one head.  There is a strand for every batch
- *     element, up to the limit of a grid. */
+ * REGISTERS: 32 or 64 numbers of the state; B, C, x and z of the current token and of the next one.
+ * SHARED MEMORY: T (2 columns + rows of the block, twice with z) elements.  N = 128, 32 rows, bf16: 576 bytes per
+ * token.
+ * BYTES per row: the state once each way, 8 N.  Per token and row, bf16: x, y (and z) 2 each.  Per token and block: B
+ * and C 4 N, mostly from L2.
+ * ISSUE SLOTS per row and token, N = 128: 8 multiply-adds and products on the state, or 12 where the decay is near 1.
+ * 4 for y, and about 4 for sums, x, B, C and the rest.
+ * GRID: a strand has H * parts blocks; a part is up to WARPS warps of one head.  There is a strand for every batch
+ * element, up to the limit of a grid. */
 #ifndef GT_SSD_STEP_CUH
 #define GT_SSD_STEP_CUH
 
@@ -47,7 +48,8 @@ namespace ssd {
 
 using namespace ssm;
 
-constexpr int STEP_WARPS = 5; /* of a block, at most: 10 tiles of a head, P = 80, are two blocks without idle warps */
+constexpr int STEP_WARPS = 5; /* most warps of a block: 10 tiles of a head (P = 80) are then two blocks without idle
+                               * warps */
 constexpr float NEAR_ONE = 0x1p-6f;
 
 struct StepParams {
@@ -68,7 +70,8 @@ struct StepParams {
     gt_stride x_stride, dt_stride, Bm_stride, Cm_stride, z_stride, y_stride;
     StepElements elements;
     int64_t strands;
-    Divider by_strand, by_head, by_group; /* blocks of a strand and of a head; heads of a group */
+    Divider by_strand, by_head, by_group; /* by_strand, by_head: blocks of a strand and of a head; by_group: heads of a
+                                           * group */
 };
 
 template <int LANES_, int VECS_, int ROWS_>
@@ -76,13 +79,13 @@ struct StepTraits {
     static constexpr int LANES = LANES_, VECS = VECS_, ROWS = ROWS_;
     static constexpr int COLUMNS = 4 * VECS, GROUPS = 32 / LANES, TILE = GROUPS * ROWS;
     static constexpr int HALF = ROWS / 2, HALF_LANES = LANES / 2;
-    /* After the sum a lane has HELD rows, and SAME neighbours have the same ones. */
+    /* After the sum a lane holds HELD rows, and SAME adjacent lanes hold the same rows. */
     static constexpr int HELD = HALF > HALF_LANES ? HALF / HALF_LANES : 1;
     static constexpr int SAME = HALF_LANES > HALF ? HALF_LANES / HALF : 1;
 };
 
-/* Blocks of a multiprocessor, at least: 15 or 20 warps with loads of 4 KB each in flight, or 10 to 15 warps with 8
- * KB. */
+/* The least number of blocks per multiprocessor.  It allows 15 or 20 warps with loads of 4 KB each in flight, or 10 to
+ * 15 warps with loads of 8 KB. */
 template <class T, int VECS, int ROWS>
 struct StepBlocks {
     static constexpr bool IS_WIDE = VECS * ROWS > 8;
@@ -97,10 +100,10 @@ struct StepPlace {
     int64_t b;
     int h, g;
     int block_row;    /* first row of the block */
-    int lane;         /* index within the lanes of a row */
-    int first, other; /* rows of the lane's ROWS: the first HALF begin with `first`, the rest with `other` */
-    int held;         /* first row whose y the lane holds */
-    bool writes;      /* this lane stores y; its neighbours hold the same y */
+    int lane;         /* index among the lanes of a row */
+    int first, other; /* the lane's first HALF of ROWS rows begin with `first`, the rest with `other` */
+    int held;         /* first of the rows whose y the lane holds */
+    bool writes;      /* this lane stores y; the lanes beside it hold the same y */
 
     /* The warp's rows begin with `tile`. */
     GT_METHOD void take_rows(int tile) {
@@ -117,7 +120,7 @@ struct StepPlace {
 };
 
 /* How a token scales the state. */
-enum Growth { PLAIN, CLOSE, FAR_OFF }; /* factor times h; h + factor h; factor^4 times h */
+enum Growth { PLAIN, CLOSE, FAR_OFF }; /* PLAIN: factor times h; CLOSE: h + factor h; FAR_OFF: factor^4 times h */
 
 struct TokenScale {
     float delta, factor;
@@ -152,11 +155,11 @@ struct SharedElement<AnyType> {
     using Type = float;
 };
 
-/* Numbers of a token in shared memory: B, C, and the block's rows of x, and of z if there is one.  NP: columns of B,
+/* Numbers of a token in shared memory: B, C, the block's rows of x, and the rows of z if there is z.  NP: columns of B
  * and of C; from column N on they are 0. */
 GT_HD int shared_pitch(int NP, int rows, bool has_z) { return 2 * NP + (has_z ? 2 : 1) * rows; }
 
-/* COUNT neighbours as loaded. */
+/* COUNT adjacent numbers, as loaded. */
 template <class T, int COUNT>
 struct SharedPiece {
     Vec<T, COUNT> bits;
@@ -167,8 +170,8 @@ struct SharedPiece {
 template <int COUNT>
 struct SharedPiece<AnyType, COUNT> : SharedPiece<float, COUNT> {};
 
-/* Copies COPY neighbours to shared memory.  valid: how many of them exist, all or none; the others become 0.  Copies of
- * a dtype's own type are complete after cp_async_wait. */
+/* Copies COPY adjacent numbers to shared memory.  valid: how many of them exist, all or none; missing numbers become 0.
+ * If T is a dtype's own type, copies are complete after cp_async_wait. */
 template <class T>
 constexpr int COPY = std::is_same<T, AnyType>::value ? 1 : 4;
 
@@ -183,20 +186,20 @@ GT_DEV void copy_piece(uint32_t to, const TokenCursor<T>& from, int valid) {
     }
 }
 
-/* A lane's inputs of one token: z, and B, C and x, which a derived type has copied there.  Rows beyond the head may
- * hold anything. */
+/* A lane's inputs of one token: z, and B, C and x, which a derived type has copied to shared memory.  Rows beyond the
+ * head may hold anything. */
 template <class T, class C>
 struct SharedInputs {
     static constexpr uint32_t SIZE = sizeof(typename SharedElement<T>::Type);
     static constexpr int NP = C::LANES * C::COLUMNS;
-    uint32_t at, pitch; /* in bytes: the lane's columns of the current token; size of a token */
+    uint32_t at, pitch; /* in bytes: at, the lane's columns of the current token; pitch, the size of a token */
     SharedPiece<T, 4> B[C::VECS], Cm[C::VECS];
     SharedPiece<T, C::HALF> x, other;
-    SharedPiece<T, 1> held[C::HELD], z[C::HELD]; /* of the rows whose y the lane holds */
+    SharedPiece<T, 1> held[C::HELD], z[C::HELD]; /* for the rows whose y the lane holds */
 
     GT_METHOD static int rows() { return block_threads() / 32 * C::TILE; }
 
-    /* Numbers first ... end - 1 of all tokens.  A thread's copies are of one tensor. */
+    /* Copies numbers first ... end - 1 of all tokens.  Each copy of a thread belongs to one tensor. */
     GT_METHOD static void copy(const StepParams& p, const StepPlace<C>& s, int first, int end) {
         const uint32_t token = SIZE * (uint32_t)shared_pitch(NP, rows(), p.z);
         for (int n = first + COPY<T> * thread_id(); n < end; n += COPY<T> * block_threads()) {
@@ -211,7 +214,7 @@ struct SharedInputs {
         }
         cp_async_commit();
     }
-    /* A barrier once all copies are complete; then the lane loads token 0. */
+    /* Waits at a barrier until all copies are complete; then the lane loads token 0. */
     GT_METHOD void meet(const StepParams& p, const StepPlace<C>& s) {
         cp_async_wait<0>();
         sync_threads();
@@ -237,18 +240,18 @@ struct SharedInputs {
     GT_METHOD void move() { at += pitch; }
 };
 
-/* The same with B, C and x from memory.  The constructor issues all loads, before the loads of the state. */
+/* SharedInputs that copies B, C and x from memory.  The constructor issues all loads, before the loads of the state. */
 template <class T, class C>
 struct StepInputs : SharedInputs<T, C> {
     GT_METHOD StepInputs(const StepParams& p, const StepPlace<C>& s, const StepElement&) {
         using Base = SharedInputs<T, C>;
         Base::copy(p, s, 0, shared_pitch(Base::NP, Base::rows(), p.z));
     }
-    /* Runs when the loads of the state are in flight, and before the first token. */
+    /* Called when the loads of the state are in flight, before the first token. */
     GT_METHOD void begin(const StepParams& p, const StepPlace<C>& s) { SharedInputs<T, C>::meet(p, s); }
 };
 
-/* One token of the lane's rows.  sums: their h C over the lane's columns. */
+/* Advances the lane's rows by one token.  sums: h C of these rows over the lane's columns. */
 template <bool IS_CLOSE, class C>
 GT_DEV void advance_rows(float (&h)[C::ROWS][C::COLUMNS], float factor, const float (&input)[C::ROWS],
                          const float (&B)[C::COLUMNS], const float (&Cm)[C::COLUMNS], float (&sums)[C::ROWS]) {
@@ -263,7 +266,7 @@ GT_DEV void advance_rows(float (&h)[C::ROWS][C::COLUMNS], float factor, const fl
     }
 }
 
-/* Sums over the LANES lanes.  sums[0 ... HELD-1] become the sums of the lane's held rows. */
+/* Sums over the LANES lanes.  sums[0 ... HELD-1] become the sums of the rows that the lane holds. */
 template <class C>
 GT_DEV void sum_lanes(float (&sums)[C::ROWS], int lane) {
     float half[C::HALF];
@@ -274,7 +277,7 @@ GT_DEV void sum_lanes(float (&sums)[C::ROWS], int lane) {
     for (int k = 0; k < C::HELD; k++) sums[k] = half[k];
 }
 
-/* y = 0 of tokens t ... T-1.  y_at: at token t. */
+/* Stores y = 0 for tokens t ... T-1.  y_at: at token t. */
 template <class T, class C>
 GT_DEV void clear_rows(const StepParams& p, TokenCursor<T> y_at, int t, int writes) {
     for (; t < p.elements.T; t++, y_at.move(p.y_stride.t)) {
@@ -284,8 +287,8 @@ GT_DEV void clear_rows(const StepParams& p, TokenCursor<T> y_at, int t, int writ
     }
 }
 
-/* All tokens of the warp's rows of one batch element.  Inputs: StepInputs, or a type with its members (conv_ssd).
- * MIXED: the state, Dskip and dt_bias of dtypes that are known at run time; else all are fp32. */
+/* Runs all tokens of the warp's rows of one batch element.  Inputs: StepInputs, or a type with its members (conv_ssd).
+ * MIXED: state, Dskip and dt_bias have dtypes that are known at run time; else all are fp32. */
 template <class T, class Inputs, bool MIXED, class Params, class C>
 GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
     constexpr bool VECTORS = !std::is_same<T, AnyType>::value;
@@ -297,7 +300,8 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
     if (lane_id() < p.elements.T) dt = load_bits(p.dt, p.dt_dtype, offset_of(p.dt_stride, s.b, lane_id(), s.h));
     Inputs inputs(p, s, element);
     TokenCursor<T> y_at(p.y, p.dtype, offset_of(p.y_stride, s.b, 0, s.h) + s.held);
-    const int writes = s.writes ? p.P - s.held : 0; /* existing rows from `held` on; the lane stores up to HELD */
+    const int writes = s.writes ? p.P - s.held : 0; /* existing rows from `held` on, of which the lane stores up to
+                                                     * HELD */
     if (element.is_skipped(p.elements)) {
         cp_async_wait<0>();
         clear_rows<T, C>(p, y_at, 0, writes);
@@ -342,9 +346,9 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
             input[i] = delta * inputs.x.get(i);
             input[i + C::HALF] = delta * inputs.other.get(i);
         }
-        inputs.move(); /* the next token's inputs overwrite this one's */
+        inputs.move(); /* the next token's inputs overwrite the current ones */
         if (t + 1 < element.tokens) inputs.load(p, s);
-        if (growth == FAR_OFF) { /* beyond fp32, but its product with a small state may fit */
+        if (growth == FAR_OFF) { /* the factor is beyond fp32, but its product with a small state may fit */
             GT_NO_UNROLL
             for (int k = 0; k < 4; k++) {
                 GT_UNROLL
@@ -365,7 +369,7 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
         }
         y_at.move(p.y_stride.t);
         if (t + 1 != element.commit) continue;
-        const int N = made_here(p.N); /* or addresses of the loads above would be kept */
+        const int N = made_here(p.N); /* otherwise the compiler would keep the addresses of the loads above */
         store_step_state<VECTORS, C::ROWS * C::VECS>(
             state, h[0], [&](int i) { return piece(i, N); }, p.rounding, s.b, s.h * (p.P * gt_row_groups(N)));
     }
@@ -377,7 +381,7 @@ GT_KERNEL(32 * STEP_WARPS, (StepBlocks<T, VECS, ROWS>::VALUE))
 step_kernel(const GT_GRID_CONSTANT StepParams p) {
     using C = StepTraits<LANES, VECS, ROWS>;
     StepPlace<C> s;
-    release_chain(); /* in a step of wkv_ssm the kernel of wkv6 follows, and shares no memory with this one */
+    release_chain(); /* in a step of wkv_ssm wkv6's kernel follows; it shares no memory with this kernel */
     int in_strand, part, in_group;
     const int strand = divide(block_x(), p.by_strand, &in_strand);
     s.h = divide(in_strand, p.by_head, &part);
@@ -400,7 +404,7 @@ static inline bool has_step_vectors(const gt_ssd_args& a) {
            has_fours(a.z, a.z_stride, a.dtype);
 }
 
-/* Blocks of a head's rows, and warps of a block. */
+/* The blocks that share a head's rows, and the warps of each block. */
 struct StepGrid {
     int64_t parts, warps; /* blocks of a head, warps of a block */
     StepGrid(int64_t P, int tile, int most_warps) {
@@ -410,7 +414,7 @@ struct StepGrid {
     }
 };
 
-/* a: prepared; T at least 1. */
+/* a: prepared arguments; T is at least 1. */
 static inline StepParams step_params_of(const gt_ssd_args& a, const StepGrid& grid) {
     StepParams p = {};
     p.B = a.B, p.H = a.H;
@@ -464,7 +468,8 @@ static inline gt_status launch_step_with(const gt_ssd_args& a, const Device& dev
     });
 }
 
-/* A template: files that include this one for its device code do not compile the kernels again. */
+/* Launches the step kernel.  It is a template so that files which include this file for device code do not compile the
+ * kernels again. */
 template <class Stream>
 static inline gt_status launch_step(const gt_ssd_args& a, const Device& device, Stream& chain) {
     if (a.T == 0) return GT_OK;

@@ -24,7 +24,7 @@ static gt_status gt_ssd_resolve(void *filled, gt_pass pass, gt_dims *dims) {
         (status = gt_resolve_rounding(a->rounding_seed, a->rounding_steps, a->state_dtype, pass, dims)) ||
         (status = gt_resolve_pieces(&a->pieces, &a->T, pass, dims)))
         return status;
-    dims->n['Z' - 'A'] = gt_times(a->P, a->N); /* numbers of a state, with one decay */
+    dims->n['Z' - 'A'] = gt_times(a->P, a->N); /* a state's numbers, which share one decay */
     if (pass == GT_STEP || a->slots) a->slot_capacity = dims->n['Q' - 'A'];
     return GT_OK;
 }

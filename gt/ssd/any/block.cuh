@@ -1,5 +1,5 @@
 /* gt/ssd/any/block.cuh - ssd for any size: the tokens, rows and columns of a block and of a thread, and the products of
- * a sub-chunk. */
+ * a sub-chunk of 16 tokens. */
 #ifndef GT_SSD_ANY_BLOCK_CUH
 #define GT_SSD_ANY_BLOCK_CUH
 
@@ -11,23 +11,23 @@ namespace ssd {
 
 constexpr int SUB_CHUNK = 16; /* tokens handled together */
 constexpr int SUB_CHUNKS = CHECKPOINT / SUB_CHUNK;
-constexpr int PITCH = SUB_CHUNK + 1; /* of a matrix of token pairs in shared memory */
+constexpr int PITCH = SUB_CHUNK + 1; /* row pitch of a matrix of token pairs in shared memory */
 
-/* A block holds 64 rows p of a state and all its columns n in registers.  A lane of a warp is a pair: p lane 0..7, n
- * lane 0..3.  It has rows 4 lane + 0..3 and 32 + 4 lane + 0..3 of its p lane, and RN columns from (4 warp + n lane) RN
- * on.  So 4 WARPS n lanes hold WIDTH columns: sums over p stay in a warp, sums over n end in shared memory.  Offsets
- * are in floats. */
+/* A block holds 64 rows p of a state and all its columns n in registers.  A lane of a warp has two indices: p lane 0..7
+ * and n lane 0..3.  It has rows 4 p_lane + 0..3 and 32 + 4 p_lane + 0..3, and RN columns from (4 warp + n lane) RN on.
+ * So the 4 WARPS n lanes of a block hold WIDTH columns.  Sums over p stay in a warp; sums over n end in shared memory.
+ * Offsets are in floats. */
 template <int RN_, int WARPS_>
 struct Traits {
     static constexpr int RN = RN_, WARPS = WARPS_, THREADS = 32 * WARPS;
     static constexpr int WIDTH = 4 * WARPS * RN;
-    static constexpr int ROUND = 32 / WARPS;                   /* tokens whose sums over n are collected at a time */
+    static constexpr int ROUND = 32 / WARPS;                   /* tokens whose sums over n are made together */
     static constexpr int X = 0;                                /* [16][64] */
     static constexpr int B = X + SUB_CHUNK * TILE_P;           /* [16][WIDTH] */
     static constexpr int C = B + SUB_CHUNK * WIDTH;            /* [16][WIDTH] */
     static constexpr int PARTIAL = C + SUB_CHUNK * WIDTH;      /* [WARPS][ROUND][64] */
     static constexpr int S = PARTIAL + WARPS * ROUND * TILE_P; /* [16][PITCH], S_ts */
-    static constexpr int DELTA = S + SUB_CHUNK * PITCH;        /* [16]; then a, pre, suf, Delta suf */
+    static constexpr int DELTA = S + SUB_CHUNK * PITCH;        /* [16]; the next arrays hold a, pre, suf, Delta suf */
     static constexpr int LOG = DELTA + SUB_CHUNK, PRE = LOG + SUB_CHUNK, SUF = PRE + SUB_CHUNK;
     static constexpr int WEIGHT = SUF + SUB_CHUNK;
     static constexpr int SCALE = WEIGHT + SUB_CHUNK; /* keep, factor, E, log E */
@@ -50,19 +50,19 @@ GT_HD int64_t windows_of(int64_t T) { return (T + CHECKPOINT - 1) / CHECKPOINT; 
 
 /* ---- where a block stands --------------------------------------------------------------------------------------- */
 
-/* The position of a block and a thread.  A block has one tile of one head.  It takes the segments of its strand, number
- * block_x() / (H tiles), in turn. */
+/* The position of a block and a thread.  A block has one tile of one head.  It belongs to strand block_x() / (H tiles)
+ * and takes the strand's segments in turn. */
 template <class C>
 struct Position {
     uint32_t smem;
     int64_t b;
     int h, g, tile;
-    int64_t end;            /* end of the current segment: the first token after it, of batch element b */
-    int p0, rows;           /* first row of the block's tile, and how many exist */
-    int p_lane, n_lane, n0; /* n_lane counts over the block; n0 is the first column */
+    int64_t end;            /* the first token after the current segment, of batch element b */
+    int p0, rows;           /* first row of the block's tile, and the number of existing rows */
+    int p_lane, n_lane, n0; /* n_lane counts over the block; n0 is the thread's first column */
 
     GT_METHOD explicit Position(const Problem& in) {
-        const int heads = (int)in.H; /* no more than blocks */
+        const int heads = (int)in.H; /* at most the number of blocks, so 32 bits suffice */
         smem = smem_base();
         tile = block_x() % in.tiles;
         h = block_x() / in.tiles % heads;
@@ -77,10 +77,11 @@ struct Position {
     }
     GT_METHOD uint32_t address(int offset) const { return smem + 4 * offset; }
     GT_METHOD float value(int offset) const { return lds<float>(address(offset)); }
-    /* The segment lies in shared memory between enter() and recall().  So registers do not keep the first address of
-     * every tensor, 64 bits each, from sub-chunk to sub-chunk.  All threads; recall() returns its first token. */
+    /* Between enter() and recall() the segment lies in shared memory.  So registers do not keep the first address of
+     * every tensor, 64 bits each, from sub-chunk to sub-chunk.  All threads call both functions; recall() returns the
+     * segment's first token. */
     GT_METHOD void enter(const Span& span) {
-        sync_threads(); /* the segment before may still be read */
+        sync_threads(); /* other threads may still read the previous segment */
         if (thread_id() == 0) {
             sts<int64_t>(address(C::POSITION), span.b);
             sts<int>(address(C::POSITION + 2), h);
@@ -108,7 +109,7 @@ struct Position {
         sum.add(value(C::SCALE + 3));
         sts<TwoTermSum>(address(C::POSITION + 10), sum);
     }
-    /* the tile's row that is number i of the thread's 8 */
+    /* the tile's row that is the thread's i-th of 8 rows */
     GT_METHOD int row(int i) const { return 4 * p_lane + i + (i < 4 ? 0 : 28); }
     /* the thread's 8 rows of a vector of 64 */
     GT_METHOD void load_p(float (&v)[8], int offset) const {
@@ -121,7 +122,7 @@ struct Position {
     GT_METHOD void load_n(float (&v)[C::RN], int offset) const { load_vector(v, address(offset + n0)); }
 };
 
-/* Blocks of a tile and head, and the number of this one among them. */
+/* launched_strands(): the number of blocks of a tile and head.  own_strand(): this block's number among them. */
 GT_DEV int64_t launched_strands(const Problem& in) { return grid_x() / ((int)in.H * in.tiles); }
 GT_DEV int64_t own_strand(const Problem& in) { return block_x() / ((int)in.H * in.tiles); }
 
@@ -143,7 +144,7 @@ GT_DEV Rows group_rows(const Problem& in, const Position<C>& s, const void* data
 
 /* ---- a sub-chunk ------------------------------------------------------------------------------------------------ */
 
-/* Delta and everything made of a, by the first warp; tokens beyond the sequence have Delta = 0. */
+/* Makes Delta, and all factors that follow from a, by the first warp.  Tokens beyond the sequence have Delta = 0. */
 template <class C>
 GT_DEV void stage_decays(const Problem& in, const Position<C>& s, int64_t first) {
     if (warp_id() != 0) return;
@@ -155,7 +156,7 @@ GT_DEV void stage_decays(const Problem& in, const Position<C>& s, int64_t first)
         delta = delta_of(in.rule, dt + bias).value;
     }
     const float a = delta * in.A[s.h];
-    float before = a, after = a; /* sums up to and from this token, a = 0 beyond lane 15 */
+    float before = a, after = a; /* sums through and from this token; a = 0 beyond lane 15 */
     GT_UNROLL
     for (int d = 1; d < SUB_CHUNK; d *= 2) {
         const float left = shfl_up(before, d), right = shfl_down(after, d);
@@ -181,9 +182,9 @@ GT_DEV void stage_decays(const Problem& in, const Position<C>& s, int64_t first)
     }
 }
 
-/* Products of all pairs of rows t of `left` and s of `right`, K values each, a multiple of 4, by warps 0 to 3.  A
- * thread makes t = 4 warp + 0..3, s = 4 (lane / 8) + 0..3 over an eighth of the values.  It keeps two of the sums:
- * t = 4 warp + lane % 8 / 2, s = 4 (lane / 8) + 2 (lane % 2) + 0, 1. */
+/* Makes the products of all pairs of rows t of `left` and s of `right`, by warps 0 to 3.  A row has K values, a
+ * multiple of 4.  A thread makes t = 4 warp + 0..3, s = 4 (lane / 8) + 0..3 over an eighth of the values.  It keeps two
+ * of the sums: t = 4 warp + lane % 8 / 2, s = 4 (lane / 8) + 2 (lane % 2) + 0, 1. */
 template <class C>
 GT_DEV void pair_products(const Position<C>& s, int left, int right, int K, float (&pair)[2]) {
     const int t0 = 4 * warp_id(), s0 = lane_id() / 8 * 4;
@@ -213,8 +214,7 @@ GT_DEV float pair_decay(const Position<C>& s, int t, int from) {
     return finite(exp_accurate(sum));
 }
 
-/* Sum of `value` over the lanes before this one, in the order of s, of the 8 that share a t in
- * stage_pairs. */
+/* The sum of `value` over earlier lanes, in the order of s, among the 8 lanes that share a t in stage_pairs. */
 GT_DEV float sum_before(float value) {
     const int order = lane_id() / 8 * 2 + lane_id() % 2;
     GT_UNROLL
@@ -228,7 +228,8 @@ GT_DEV float sum_before(float value) {
     return order > 0 ? before : 0.0f;
 }
 
-/* finite(product) if its factor x is finite; else the product, infinite or NaN, since an input is. */
+/* finite(product) if the factor x is finite.  Otherwise an input is not finite, so the product stays infinite or
+ * NaN. */
 GT_DEV float finite_of(float x, float product) { return fabsf(x) <= FLT_MAX ? finite(product) : product; }
 
 /* Fills S and, if backward, R, PAIR and BEFORE. */
@@ -265,8 +266,8 @@ struct Pairs {
     int offset, row, column;
 };
 
-/* PARTIAL <- for ROUND tokens t from `first`, per p: scale_t sum_n state[p][n] vector_t[n]
- * + sum_j pairs[t][j] v_j[p], as WARPS partial sums.  v_j belongs to n lane j < 16. */
+/* PARTIAL <- for ROUND tokens t from `first` on, per p: scale_t sum_n state[p][n] vector_t[n] + sum_j pairs[t][j]
+ * v_j[p], as WARPS partial sums.  v_j belongs to n lane j < 16. */
 template <class C>
 GT_DEV void sum_over_n(const Position<C>& s, const float (&state)[8][C::RN], int first, int tokens, int vector,
                        int scale, Pairs pairs, const float (&v)[8]) {
@@ -291,7 +292,7 @@ GT_DEV void sum_over_n(const Position<C>& s, const float (&state)[8][C::RN], int
     }
 }
 
-/* The sum of the partial sums for token first + i / 64 and row i % 64. */
+/* Adds up the partial sums for token first + i / 64 and row i % 64. */
 template <class C>
 GT_DEV float sum_partial(const Position<C>& s, int i) {
     float sum = 0.0f;
@@ -300,7 +301,7 @@ GT_DEV float sum_partial(const Position<C>& s, int i) {
     return sum;
 }
 
-/* v_j for sum_over_n: row j of `rows`, times value j of `weights` if that is not negative. */
+/* Makes v_j for sum_over_n: row j of `rows`, times value j of `weights` if weights is not negative. */
 template <class C>
 GT_DEV void load_pair_rows(const Position<C>& s, int rows, int weights, float (&v)[8]) {
     const int j = s.n_lane % SUB_CHUNK;
@@ -310,12 +311,12 @@ GT_DEV void load_pair_rows(const Position<C>& s, int rows, int weights, float (&
     for (int i = 0; i < 8; i++) v[i] = s.n_lane < SUB_CHUNK ? v[i] * weight : 0.0f;
 }
 
-/* state <- E . state + sum_t weight_t left_t right_t^T.  The sum of a sub-chunk's tokens starts at zero and is added at
- * once: a million tokens, each added to the state and rounded there, would err by more than 1e-5.  The rows are taken
- * in rounds, so that these sums have 32 registers at most. */
+/* state <- E . state + sum_t weight_t left_t right_t^T.  The sum over a sub-chunk's tokens starts at zero and is added
+ * to the state once.  If each of a million tokens were added to the state and rounded there, the error would exceed
+ * 1e-5.  The rows are taken in rounds, so that these sums take at most 32 registers. */
 template <class C>
 GT_DEV void update_state(const Position<C>& s, float (&state)[8][C::RN], int tokens, int left, int weights, int right) {
-    constexpr int ROWS = C::RN > 4 ? 4 : 8, PIECE = ROWS < 4 ? ROWS : 4; /* of a round; side by side */
+    constexpr int ROWS = C::RN > 4 ? 4 : 8, PIECE = ROWS < 4 ? ROWS : 4; /* of a round; processed together */
     GT_UNROLL
     for (int first = 0; first < 8; first += ROWS) {
         float added[ROWS][C::RN] = {};
@@ -346,7 +347,8 @@ GT_DEV void update_state(const Position<C>& s, float (&state)[8][C::RN], int tok
     }
 }
 
-/* Copies the thread's elements of a state [P,N] in global memory; outside is 0, and so is NULL. */
+/* Loads the thread's elements of a state [P,N] from global memory; elements outside are 0, and so are all if `from` is
+ * NULL. */
 template <class C>
 GT_DEV void load_state(const Problem& in, const Position<C>& s, const float* from, float (&state)[8][C::RN]) {
     if (from) from += (s.p0 + s.row(0)) * in.N + s.n0;
@@ -370,7 +372,7 @@ GT_DEV void store_state(const Problem& in, const Position<C>& s, float* to, cons
     }
 }
 
-/* Slabs of a state's columns.  A build without kernels for N = 128 takes the kernels for more columns. */
+/* The number of slabs of a state's columns.  A build without kernels for N = 128 uses the kernels for more columns. */
 template <class C>
 GT_DEV int slabs_of([[maybe_unused]] const Problem& in) {
     if constexpr (BUILT_N128)
@@ -379,7 +381,8 @@ GT_DEV int slabs_of([[maybe_unused]] const Problem& in) {
         return slabs(in.N);
 }
 
-/* Stores to and loads from slot `slot` (of all heads and batch elements) of checkpoints.  All threads; uses PARTIAL. */
+/* Store to and load from slot `slot` of checkpoints, counted over all heads and batch elements.  Called by all threads;
+ * they use PARTIAL. */
 template <class C>
 GT_DEV void store_checkpoint(const Problem& in, const Position<C>& s, const Checkpoints& to, int64_t slot,
                              const float (&state)[8][C::RN]) {
@@ -457,8 +460,8 @@ GT_DEV float skip_of(const Problem& in, const Position<C>& s, int row) {
     return in.Dskip[in.skip_per_channel ? (int64_t)s.h * in.P + s.p0 + row : s.h];
 }
 
-/* Calls launch(Traits) for the smallest variant that handles N; returns its result.  N whose variant this build leaves
- * out takes a larger one: the largest is always there. */
+/* Calls launch(Traits) for the smallest variant that handles N; returns its result.  If this build leaves out that
+ * variant, a larger one takes the call; the largest is always built. */
 template <class Launch>
 static inline auto dispatch_size(int64_t N, const Launch& launch) {
     if constexpr (is_built_columns<0, 16>())

@@ -1,15 +1,18 @@
 /* gt/ssd/any/forward.cuh - ssd forward, any size and dtype.
  *
- * A block owns 64 rows of one head's state for a whole segment and takes it a sub-chunk of 16 tokens at a time.  A
- * sub-chunk: x, B, C, silu(z) and the decays to shared memory; S_ts = <C_t, B_s> L_ts; y_t = pre_t C_t h + sum_s S_ts
- * Delta_s x_s + Dskip x_t, times silu(z); h <- E h + sum_s Delta_s suf_s x_s B_s^T.
+ * A block owns 64 rows of one head's state for a whole segment.  It takes the segment a sub-chunk of 16 tokens at a
+ * time.  For each sub-chunk it stages x, B, C, silu(z) and the decays in shared memory, and then computes:
  *
- * REGISTERS a thread: h, 8 RN values, fp32 (64 at N = 128), and up to 32 of the sum that a sub-chunk adds to h.
+ *     S_ts = <C_t, B_s> L_ts.
+ *     y_t = pre_t C_t h + sum_s S_ts Delta_s x_s + Dskip x_t, times silu(z).
+ *     h <- E h + sum_s Delta_s suf_s x_s B_s^T
+ *
+ * REGISTERS per thread: h, 8 RN values, fp32 (64 at N = 128), and up to 32 for the sum that a sub-chunk adds to h.
  * SHARED MEMORY: x, B, C, z, S_ts, the decays, the sums over n: 19.4 KB for N up to 16, 33.4 to 128, 49.4 to 256.
- * ARITHMETIC a token and head: 2 P N multiply-adds on the state, 16 N + 16 P within the sub-chunk, and 3 P N / (4 RN)
- *     lane shuffles to sum over n.
- * BYTES a token and head, bf16: x, y (z) 2 P each, B and C 4 N from L2, checkpoints P N / 32.
- * grid: strands*H*tiles; block 128, 256 for N > 128.  Every sum has one fixed order: deterministic. */
+ * ARITHMETIC per token and head: 2 P N multiply-adds on the state, 16 N + 16 P within the sub-chunk.  3 P N / (4 RN)
+ * lane shuffles to sum over n.
+ * BYTES per token and head, bf16: x, y (and z) 2 P each, B and C 4 N from L2, checkpoints P N / 32.
+ * grid: strands*H*tiles; block 128, 256 for N > 128.  Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_ANY_FORWARD_CUH
 #define GT_SSD_ANY_FORWARD_CUH
 
@@ -18,7 +21,7 @@
 namespace gt {
 namespace ssd {
 
-/* y of the ROUND tokens whose sums lie in PARTIAL. */
+/* Finishes y of the ROUND tokens whose sums lie in PARTIAL. */
 template <class C>
 GT_DEV void finish_y(const ForwardParams& p, const Position<C>& s, int64_t first, int round, int tokens) {
     const Problem& in = p.in;
@@ -46,7 +49,7 @@ GT_DEV void stage_gate(const Problem& in, const Position<C>& s, int64_t first) {
     }
 }
 
-/* Runs segment number `item` of the segments that the blocks of a tile and head share. */
+/* Runs segment number `item`; the blocks of a tile and head share all segments. */
 template <class C>
 GT_DEV void forward_segment(const ForwardParams& p, Position<C>& s, int64_t item) {
     const Problem& in = p.in;

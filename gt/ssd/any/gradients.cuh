@@ -1,6 +1,6 @@
-/* gt/ssd/any/gradients.cuh - ssd backward, any size and dtype, in two kernels: everything but the sums over heads,
- * batch and time; then ddt and the partial sums of dA and ddt_bias.  A third kernel is the reverse pass for states
- * alone. */
+/* gt/ssd/any/gradients.cuh - ssd backward, any size and dtype, in two kernels.  The first makes everything but the sums
+ * over heads, batch and time.  The second makes ddt and the partial sums of dA and ddt_bias.  A third kernel is the
+ * reverse pass that makes states alone. */
 #ifndef GT_SSD_ANY_GRADIENTS_CUH
 #define GT_SSD_ANY_GRADIENTS_CUH
 
@@ -11,24 +11,26 @@ namespace ssd {
 
 /* ---- part 1: everything but the sums over heads, batch and time --------------------------------------------------
  * A block owns 64 rows of one head's state h and of its gradient G.  It takes a segment backwards, one checkpoint (8
- * sub-chunks of 16 tokens) at a time.  It rolls h forward through the sub-chunks and parks the state before each in its
- * own scratch, which is global and small enough to stay mostly in L2.  Then it goes back through the sub-chunks with G.
- * REGISTERS a thread: G, 8 RN values, fp32, for the whole segment, and h of the current sub-chunk: 128 at N = 128; up
- *     to 32 for the sum that a sub-chunk adds to one of them.
+ * sub-chunks of 16 tokens) at a time.  First it advances h through the sub-chunks and parks the state before each
+ * sub-chunk in its own scratch, which is global memory and small enough to stay mostly in L2.  Then it goes back
+ * through the sub-chunks with G.
+ * REGISTERS per thread: G, 8 RN values, fp32, for the whole segment, and h of the current sub-chunk: 128 at N = 128.
+ * Up to 32 more for the sum that a sub-chunk adds to h or G.
  * SHARED MEMORY: as forward, and dy, R, c, the partial sums of e and f: 41.1 KB for N of 65 to 128, 57.7 KB to 256.
- * ARITHMETIC a token and head: 5 P N multiply-adds on the states (roll, dC, dB, U, G), 6 P N with dz, and 48 N + 48 P
- *     within the sub-chunk.
- * BYTES a token and head, bf16, P = 64, N = 128: x twice, dy, dx 2 P each, B twice and C 6 N from L2, checkpoints
- *     P N / 32, parked states P N / 4 twice, partial sums of dB and dC 8 N: about 5.8 KB.
- * grid: strands*H*tiles; block 128, 256 for N > 128.  Sums over p, n and t are in fixed order: deterministic. */
+ * ARITHMETIC per token and head: 5 P N multiply-adds on the states (advancing h, dC, dB, U, G), 6 P N with dz, and 48 N
+ * + 48 P within the sub-chunk.
+ * BYTES per token and head, bf16, P = 64, N = 128: x twice, dy, dx 2 P each, B twice and C 6 N from L2.  Checkpoints P
+ * N / 32, parked states P N / 4 twice, partial sums of dB and dC 8 N.  In all about 5.8 KB.
+ * grid: strands*H*tiles; block 128, 256 for N > 128.  Sums over p, n and t have a fixed order, so results are
+ * deterministic. */
 
-/* For all 16 tokens t: out[t][n] = scale_t sum_p state[p][n] vector_t[p] + sum_j pairs[t][j] row_j[n],
- * to global memory unless NULL; and sums [warp][t] <- <state^T vector_t, other_t>, not scaled. */
+/* For all 16 tokens t: out[t][n] = scale_t sum_p state[p][n] vector_t[p] + sum_j pairs[t][j] row_j[n], to global memory
+ * unless out is NULL.  Also sums [warp][t] <- <state^T vector_t, other_t>, without the scale. */
 template <class C>
 GT_DEV void sum_over_p(const BackwardParams& p, const Position<C>& s, const float (&state)[8][C::RN], int64_t first,
                        int vector, int scale, int other, int sums, Pairs pairs, int rows, float* out) {
-    constexpr int RN = C::RN, TOKENS = 8 / RN;     /* whose sums are reduced together */
-    constexpr int GROUP = TOKENS < 2 ? 2 : TOKENS; /* whose inner products are */
+    constexpr int RN = C::RN, TOKENS = 8 / RN;     /* tokens whose sums are reduced together */
+    constexpr int GROUP = TOKENS < 2 ? 2 : TOKENS; /* tokens whose inner products are reduced together */
     const Problem& in = p.in;
     const int heads = (int)(in.H / in.G), parts = heads * in.tiles;
     const int part = s.h % heads * in.tiles + s.tile;
@@ -74,7 +76,7 @@ GT_DEV void sum_over_p(const BackwardParams& p, const Position<C>& s, const floa
     }
 }
 
-/* Stores dy without the gate to DY, and y's factor in dz to GATE. */
+/* Stores dy before the gate to DY, and the factor of y in dz to GATE. */
 template <class C>
 GT_DEV void stage_dy(const Problem& in, const Position<C>& s, int64_t first) {
     using Half = Tile<SUB_CHUNK / 2, TILE_P, C::THREADS>;
@@ -93,7 +95,7 @@ GT_DEV void stage_dy(const Problem& in, const Position<C>& s, int64_t first) {
     }
 }
 
-/* Stages all inputs for the way back through a sub-chunk. */
+/* Stages all inputs of a sub-chunk for the way back. */
 template <class C>
 GT_DEV void stage_sub_chunk(const Problem& in, const Position<C>& s, int64_t first) {
     stage_decays(in, s, first);
@@ -104,14 +106,15 @@ GT_DEV void stage_sub_chunk(const Problem& in, const Position<C>& s, int64_t fir
     sync_threads();
 }
 
-/* Address where a block parks the state before a sub-chunk of the current checkpoint. */
+/* Address at which a block parks the state before a sub-chunk of the current checkpoint. */
 template <class C>
 GT_DEV float4* parked_state(const BackwardParams& p, int sub_chunk) {
     constexpr int PARKED = 2 * C::RN * C::THREADS; /* float4 of a state */
     return reinterpret_cast<float4*>(p.scratch) + ((int64_t)block_x() * SUB_CHUNKS + sub_chunk) * PARKED;
 }
 
-/* Rolls h from the checkpoint in slot `slot`, of token `start`, through its sub-chunks and parks h before each. */
+/* Advances h from the checkpoint in slot `slot` through the sub-chunks, and parks h before each sub-chunk.  start: the
+ * checkpoint's first token. */
 template <class C>
 GT_DEV void park_states(const BackwardParams& p, Position<C>& s, int64_t slot, int64_t start, int sub_chunks) {
     const Problem& in = p.in;
@@ -138,7 +141,7 @@ GT_DEV void park_states(const BackwardParams& p, Position<C>& s, int64_t slot, i
     }
 }
 
-/* dz of the ROUND tokens whose y lie in PARTIAL. */
+/* Makes dz of the ROUND tokens whose y lie in PARTIAL. */
 template <class C>
 GT_DEV void finish_dz(const BackwardParams& p, const Position<C>& s, int64_t first, int round, int tokens) {
     const Problem& in = p.in;
@@ -152,7 +155,7 @@ GT_DEV void finish_dz(const BackwardParams& p, const Position<C>& s, int64_t fir
     }
 }
 
-/* The gradients that need h: dC, e, <G, h> and dz. */
+/* Makes the gradients that need h: dC, e, <G, h> and dz. */
 template <class C>
 GT_DEV void sub_chunk_with_state(const BackwardParams& p, const Position<C>& s, int64_t first, const float4* parked,
                                  const float (&G)[8][C::RN]) {
@@ -185,7 +188,7 @@ GT_DEV void sub_chunk_with_state(const BackwardParams& p, const Position<C>& s, 
     }
 }
 
-/* da and the direct part of dDelta, by sums alone: 8 lanes a token k share the tokens t. */
+/* Makes da and the direct part of dDelta, by sums alone: for each token k, 8 lanes share the tokens t. */
 template <class C>
 GT_DEV void sub_chunk_delta(const BackwardParams& p, const Position<C>& s, int64_t first) {
     if (warp_id() >= 4) return;
@@ -218,7 +221,8 @@ GT_DEV void sub_chunk_delta(const BackwardParams& p, const Position<C>& s, int64
     }
 }
 
-/* dx of the ROUND tokens whose U lie in PARTIAL; returns this thread's <dy, x>, all of one row p. */
+/* Makes dx of the ROUND tokens whose U lie in PARTIAL.  Returns this thread's <dy, x>, whose elements all belong to one
+ * row p. */
 template <class C>
 GT_DEV float finish_dx(const BackwardParams& p, const Position<C>& s, int64_t first, int round, int tokens) {
     const Problem& in = p.in;
@@ -236,7 +240,7 @@ GT_DEV float finish_dx(const BackwardParams& p, const Position<C>& s, int64_t fi
     return dskip;
 }
 
-/* Stores a strand's share of dDskip: per channel the threads' own sums, per head the warps'. */
+/* Stores a strand's partial sums of dDskip: per channel the threads' own sums, per head the warps' sums. */
 template <class C>
 GT_DEV void store_dskip(const BackwardParams& p, const Position<C>& s, float dskip) {
     const Problem& in = p.in;
@@ -252,7 +256,7 @@ GT_DEV void store_dskip(const BackwardParams& p, const Position<C>& s, float dsk
     }
 }
 
-/* Adds G, of a sequence's first state, to the strand's sum. */
+/* Adds G, the gradient of a sequence's first state, to the strand's sum. */
 template <class C>
 GT_DEV void add_dstate(const BackwardParams& p, const Position<C>& s, const float (&G)[8][C::RN]) {
     float* sums = p.dstate_sum + state_of(p.in, s, own_strand(p.in));
@@ -266,7 +270,7 @@ GT_DEV void add_dstate(const BackwardParams& p, const Position<C>& s, const floa
     store_state(p.in, s, sums, sum);
 }
 
-/* One segment; G is the gradient of the state after it, and then of the state before it. */
+/* Runs one segment backwards.  G on entry: the gradient of the state after it; on return: of the state before it. */
 template <class C>
 GT_DEV void backward_segment(const BackwardParams& p, Position<C>& s, const Span& span, float (&G)[8][C::RN],
                              TwoTermSum& dskip_sum) {
@@ -335,7 +339,7 @@ backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
 /* ---- the reverse pass through a segment from a zero gradient ------------------------------------------------------
  * grid, block and shared memory as backward_kernel.  Through a segment, from its last sub-chunk to its first,
  *     G <- E G + sum_t pre_t dy_t C_t^T
- * REGISTERS: G, 8 RN values a thread.  BYTES a token and head: dy, (z,) 2 P, C 2 N. */
+ * REGISTERS: G, 8 RN values per thread.  BYTES per token and head: dy (and z) 2 P, C 2 N. */
 template <int RN, int WARPS>
 GT_KERNEL(32 * WARPS, 8 / WARPS)
 reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
@@ -363,10 +367,10 @@ reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
 }
 
 /* ---- part 2: ddt, and the partial sums of dA and ddt_bias ----------------------------------------------------------
- * grid B*windows*ceil(H/32), block 256: a window of 128 tokens of 32 heads, a head a lane; warp w takes tokens w,
- * w + 8, ... in order, and the warps' sums are added in order.
+ * grid B*windows*ceil(H/32), block 256: a block has a window of 128 tokens of 32 heads, one head per lane.  Warp w
+ * takes tokens w, w + 8, ... in order, and the warps' sums are added in order, so results are deterministic.
  * registers: the head's parameters and two sums.
- * shared: 2 KB.  bytes per token and head: dt, ddt, and 8 a tile of P.  Deterministic. */
+ * shared: 2 KB.  bytes per token and head: dt, ddt, and 8 per tile of P. */
 
 GT_KERNEL(256, 1) backward_delta_kernel(const GT_GRID_CONSTANT DeltaParams p) {
     const Problem& in = p.in;
@@ -378,7 +382,7 @@ GT_KERNEL(256, 1) backward_delta_kernel(const GT_GRID_CONSTANT DeltaParams p) {
     float dA = 0.0f, dbias = 0.0f;
     for (int64_t t = start + warp_id(); h < in.H && t < end; t += 8) {
         float direct = 0.0f, da = 0.0f;
-        if (t >= used) { /* of no sequence */
+        if (t >= used) { /* the token belongs to no sequence */
             if (p.ddt) store_as(p.ddt, in.dt_dtype, offset_of(p.ddt_stride, b, t, h), 0.0f);
             continue;
         }
@@ -389,7 +393,7 @@ GT_KERNEL(256, 1) backward_delta_kernel(const GT_GRID_CONSTANT DeltaParams p) {
         }
         const float bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
         const Delta delta = delta_of(in.rule, load_as(in.dt, in.dt_dtype, offset_of(in.dt_stride, b, t, h)) + bias);
-        /* the slope first: the sum without it may overflow */
+        /* multiplies the slope first, because the sum without it may overflow */
         float ddt = fma_rn(delta.slope * in.A[h], da, delta.slope * direct);
         if (delta.slope == 0.0f) ddt = 0.0f;
         if (p.ddt) store_as(p.ddt, in.dt_dtype, offset_of(p.ddt_stride, b, t, h), ddt);

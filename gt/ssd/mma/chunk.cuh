@@ -1,24 +1,26 @@
 /* gt/ssd/mma/chunk.cuh - the arithmetic of a chunk on tensor cores: tiles, numbers, decay factors, sums.  A chunk is 64
- * tokens, counted from a sequence's first.  Tokens beyond the last one have Delta = 0 and rows of zeros, and change
- * nothing.  This file knows no Problem and includes no other file of ssd.
+ * tokens; chunks count from a sequence's first token.  Tokens after the last one have Delta = 0 and rows of zeros, so
+ * they change nothing.  This file knows no Problem and includes no other file of ssd.
  *
- * TILES.  Rows of COLUMNS 16-bit elements, 16 to 128, in pieces of 16 bytes, as panel_at() of base/tile.cuh has them:
- * eight rows' pieces of one column lie in different banks.
+ * TILES.  A tile has rows of COLUMNS 16-bit elements, 16 to 128, in pieces of 16 bytes.  The pieces lie as panel_at()
+ * of base/tile.cuh places them: the pieces of one column in eight rows lie in different banks.
  *
- * NUMBERS.  Operands of products with states are f16, each row (token) or tile times its own power of two, which brings
- * its largest magnitude to 2^13 ... 2^14: 11 bits over 27 binades below (fewer: WEIGHT_RANGE).  rows_to_f16() converts
- * the rows of a tile in place, exactly, and leaves the powers' inverses, which go into the decay factors.  power_of()
- * makes the power of a computed tile from its bound.
+ * NUMBERS.  Operands of products with states are f16.  Each row (token) or tile has its own power of two, which brings
+ * its largest magnitude to 2^13 ... 2^14.  Elements then keep 11 bits over 27 binades below that maximum (fewer in one
+ * case: see WEIGHT_RANGE).  rows_to_f16() converts the rows of a tile in place, exactly.  It stores the inverses of the
+ * powers, which become factors of the decay factors.  power_of() makes the power of a computed tile from its bound.
  *
  * DECAY FACTORS of a chunk and head, from a_t = Delta_t A.  Every exponent is a sum of the a it spans, formed by
- * additions alone; no quotient of factors is formed.  With blocks of 16 tokens and their halves of 8:
+ * additions alone; factors are never divided.  Blocks have 16 tokens, and their halves have 8:
+ *
  *     L_ts = exp(sum_{s<m<=t} a_m) = U[t] . between(t/16, s/16) . V[s]    t, s in different blocks
  *                                  = HALF[t] . HALF[s]                    in one block, different halves
- *                                  = DIAGONAL[t][s % 8]                   in one half; 0 for s > t
- *     U = exp(from its block's first token through t)     V = exp(from after s to its block's end)
- *     HALF = V of halves for a block's first 8 tokens, U of halves for its last 8
- *     PRE = exp(from the chunk's first token through t)   SUF = exp(from after s to the chunk's end)
- * Factors that fp32 cannot hold (Delta A > 0) are 2^127.99: a state of zero stays zero under any growth. */
+ *                                  = DIAGONAL[t][s % 8]                   in one half; 0 for s > t.
+ *     U = exp(from its block's first token through t)     V = exp(from after s to its block's end).
+ *     HALF = V of halves for a block's first 8 tokens, U of halves for its last 8.
+ *     PRE = exp(from the chunk's first token through t)   SUF = exp(from after s to the chunk's end).
+ * Factors too large for fp32 (Delta A > 0) are stored as 2^127.99, which is finite: a state of zero stays zero under
+ * any growth. */
 #ifndef GT_SSD_MMA_CHUNK_CUH
 #define GT_SSD_MMA_CHUNK_CUH
 
@@ -37,14 +39,15 @@ struct TileShape {
 };
 
 /* A lane's address for ldmatrix_x4 of the 16 x 16 elements at row 0 of a tile, pieces 0 and 1, in two orders.  At rows
- * 16 i and pieces 2 k, 2 k + 1 it is  (address ^ 32 k) + 16 i PITCH_BYTES.  So tiles start at multiples of 128 bytes,
- * and pieces of more than 128 bytes' offset are reached by adding (32 k & ~127).
- *   by_rows     matrices: rows 0-7 piece 0, rows 8-15 piece 0, rows 0-7 piece 1, rows 8-15 piece 1: plain, the left
- *               operand A[row][k = column]; transposed, right operands B[k = row][n = column] of pieces 0 (registers 0,
- *               1) and 1 (2, 3)
- *   by_columns  matrices: rows 0-7 piece 0, rows 0-7 piece 1, rows 8-15 piece 0, rows 8-15 piece 1: plain, right
- *               operands B[k = column][n = row] of rows 0-7 (registers 0, 1) and 8-15 (2, 3); transposed, the left
- *               operand A[row' = column][k = row] */
+ * 16 i and pieces 2 k, 2 k + 1 the address is  (address ^ 32 k) + 16 i PITCH_BYTES.  This needs tiles that start at
+ * multiples of 128 bytes.  For offsets of 128 bytes or more within a row, add (32 k & ~127) and apply only the rest by
+ * xor.
+ *     by_rows     The matrices are rows 0-7 piece 0, rows 8-15 piece 0, rows 0-7 piece 1, rows 8-15 piece 1.  Plain
+ *                 loads give the left operand A[row][k = column].  Transposed loads give right operands B[k = row][n =
+ *                 column], of piece 0 in registers 0, 1 and of piece 1 in registers 2, 3.
+ *     by_columns  The matrices are rows 0-7 piece 0, rows 0-7 piece 1, rows 8-15 piece 0, rows 8-15 piece 1.  Plain
+ *                 loads give right operands B[k = column][n = row], of rows 0-7 in registers 0, 1 and of rows 8-15 in
+ *                 registers 2, 3.  Transposed loads give the left operand A[row' = column][k = row]. */
 template <int COLUMNS>
 GT_DEV uint32_t by_rows(uint32_t tile, int lane = here()) {
     return tile + panel_at<2 * COLUMNS>(lane % 16, lane / 16);
@@ -55,14 +58,14 @@ GT_DEV uint32_t by_columns(uint32_t tile, int lane = here()) {
     return tile + panel_at<2 * COLUMNS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-/* The address for rows 16 `row_block` ..., pieces 2 `pair`, 2 `pair` + 1. */
+/* The address at rows 16 `row_block` ... and pieces 2 `pair`, 2 `pair` + 1. */
 template <int COLUMNS>
 GT_DEV uint32_t block_at(uint32_t address, int row_block, int pair) {
     const uint32_t k = 32u * (uint32_t)pair;
     return (address ^ (k & 127u)) + (k & ~127u) + (uint32_t)(16 * row_block * TileShape<COLUMNS>::PITCH_BYTES);
 }
 
-/* Starts the copy of a tile from global memory by THREADS threads, all of the block's: row r from first + r pitch (in
+/* Starts the copy of a tile from global memory by all THREADS threads of a block.  Row r begins at first + r pitch (in
  * elements; 16-byte aligned).  Rows from `rows` on and columns from `columns` on (a multiple of 8) become zeros. */
 template <int COLUMNS, int THREADS, class T>
 GT_DEV void load_tile(uint32_t tile, const T* first, int64_t pitch, int rows, int columns) {
@@ -81,7 +84,7 @@ GT_DEV void load_tile(uint32_t tile, const T* first, int64_t pitch, int rows, in
     }
 }
 
-/* load_tile for a tile whose rows and columns all exist: half the instructions. */
+/* load_tile() for a tile whose rows and columns all exist.  It takes half the instructions. */
 template <int COLUMNS, int THREADS, class T>
 GT_DEV void load_whole_tile(uint32_t tile, const T* first, int64_t pitch) {
     using S = TileShape<COLUMNS>;
@@ -102,26 +105,27 @@ GT_DEV void load_whole_tile(uint32_t tile, const T* first, int64_t pitch) {
 
 /* ---- numbers --------------------------------------------------------------------------------------------------- */
 
-/* The order in which a warp takes the rows of a tile: LANES lanes a row, PIECES pieces each, ROWS rows at a time,
- * without bank conflicts. */
+/* The order in which a warp reads the rows of a tile without bank conflicts: ROWS rows at a time, LANES lanes per row,
+ * PIECES pieces per lane. */
 template <int COLUMNS>
 struct RowLanes {
     using S = TileShape<COLUMNS>;
     static constexpr int LANES = S::PIECES < 4 ? S::PIECES : 4, PIECES = S::PIECES / LANES, ROWS = 32 / LANES;
-    int row, piece; /* of the first rows and pieces; the others are LANES further */
+    int row, piece; /* the lane's first row and piece; its next pieces are LANES further */
     GT_METHOD RowLanes(int lane = here()) {
         const int i = lane / LANES;
         row = S::PIECES >= 8 ? i / 2 + i % 2 * 4 : i;
         piece = lane % LANES;
     }
-    GT_METHOD uint32_t address(int block, int i) const { /* ROWS is a multiple of 8: one exchange for every block */
+    GT_METHOD uint32_t address(int block, int i) const { /* ROWS is a multiple of 8, so all blocks have the same
+                                                          * swizzle */
         const uint32_t k = 16u * (uint32_t)(LANES * i);
         return ((uint32_t)panel_at<2 * COLUMNS>(row, piece) ^ (k & 127u)) + (k & ~127u) +
                (uint32_t)(block * ROWS * S::PITCH_BYTES);
     }
 };
 
-/* The largest magnitude of the lanes of a row, as float, in each of them. */
+/* The largest magnitude among the lanes of a row, as float, returned to each of these lanes. */
 template <class T, int LANES>
 GT_DEV float row_maximum(uint32_t most) {
     float largest = fmaxf(Element<T>::lo(most), Element<T>::hi(most));
@@ -130,7 +134,7 @@ GT_DEV float row_maximum(uint32_t most) {
     return largest;
 }
 
-/* The largest magnitudes of pieces of a row, as a pair. */
+/* The largest magnitudes of the pieces of a row, as a pair. */
 template <class T, int COUNT>
 GT_DEV uint32_t larger_of(const uint4 (&x)[COUNT]) {
     uint32_t even = 0, odd = 0;
@@ -142,14 +146,15 @@ GT_DEV uint32_t larger_of(const uint4 (&x)[COUNT]) {
     return larger_magnitudes<T>(even, odd);
 }
 
-/* At least |silu(z)| of every z up to `most`, and little more: it is 0.2785 at z = -1.278, and falls from there on. */
+/* A bound of |silu(z)| for every z up to `most`.  The bound is tight: |silu| is 0.2785 at z = -1.278 and falls below
+ * that z. */
 GT_DEV float gate_bound(float most) {
     if (most > -1.28f) return fmaxf(most, 0.2785f);
-    const float z = fmaxf(most, -100.0f); /* and so infinity meets no 0 */
+    const float z = fmaxf(most, -100.0f); /* avoids infinity times 0 */
     return -z * ex2_approx(z * LOG2_E);
 }
 
-/* The largest number of row `row` of a tile. */
+/* The largest number (with its sign) in row `row` of a tile. */
 template <class T>
 GT_DEV float largest_in_row(uint32_t tile, int row) {
     using E = Element<T>;
@@ -215,27 +220,29 @@ GT_DEV void rows_to_f16(uint32_t tile, uint32_t inverses, int warp, int warps) {
     }
 }
 
-/* Where a chunk of backward makes a state, f16 holds its tokens' weights, alone or in rows of x or dy, and rows of B or
- * C.  The sum of weights (on 9.0 the bound of the state) is at most WEIGHT_RANGE.  An element of the rows of B or C is
- * at most 2^14 / WEIGHT_RANGE, so no product exceeds 2^14.  Weights keep their bits from 2^-23 of that sum on; a row's
- * elements keep theirs from 2^-17 of its largest on (bf16's from 2^-20 on). */
+/* Backward makes a state of a chunk as a product of f16 operands.  One operand has the tokens' weights, alone or as
+ * factors in rows of x or dy.  The other has rows of B or C.  The sum of weights (on 9.0 the bound of the state) is at
+ * most WEIGHT_RANGE.  An element of the rows of B or C is at most 2^14 / WEIGHT_RANGE, so no product exceeds 2^14.
+ * Weights keep all their bits down to 2^-23 of that sum.  A row's elements keep theirs down to 2^-17 of the row's
+ * largest, bf16's down to 2^-20. */
 constexpr float WEIGHT_RANGE = 0x1p10f;
 
 /* ---- decay factors --------------------------------------------------------------------------------------------- */
 
-/* Offsets of decay factors, in floats from the first one of a chunk and head. */
+/* Offsets of the decay factors of a chunk and head, in floats. */
 struct Factors {
     static constexpr int DELTA = 0, PRE = 64, SUF = 128, U = 192, V = 256, HALF = 320; /* [64] each */
     static constexpr int DIAGONAL = 384;                                               /* [64][8] */
-    static constexpr int BETWEEN = 896;            /* of blocks: exp(a of block 1), exp(of block 2), exp(of both), 1 */
+    static constexpr int BETWEEN = 896;            /* between two blocks: exp(a of block 1), exp(of block 2), exp(of
+                                                    * both), 1 */
     static constexpr int KEEP = 900, FACTOR = 901; /* Scale of the whole chunk */
     static constexpr int LOG = 902;                /* sum of a over the chunk, natural */
-    static constexpr int GROWTH = 903;             /* at least L_ts of any pair, and 1 */
+    static constexpr int GROWTH = 903;             /* at least 1, and at least L_ts of any pair */
     static constexpr int COUNT = 904;
 };
 
-/* Factors of update() for a chunk and unit, in floats: the tokens' weights as factors of v, with v's power in them; the
- * inverse of the power; a bound of the added sum. */
+/* Factors of update() for a chunk and unit, as offsets in floats.  OF_TOKENS: the tokens' weights times the power of v.
+ * INVERSE: the inverse of that power.  SUM: a bound of the added sum. */
 struct Weights {
     static constexpr int OF_TOKENS = 0, INVERSE = 64, SUM = 65, PAIRS = 66,
                          COUNT = 68; /* PAIRS: forward's power of M */
@@ -244,18 +251,18 @@ struct Weights {
 /* 2^sum, at most 2^127.99; NaN stays. */
 GT_DEV float exp2_finite(float sum) { return ex2_approx(sum > 127.99f ? 127.99f : sum); }
 
-/* The factor between blocks `t` > `s` as an index in Factors, or in another layout that has them. */
+/* The factor between blocks `t` > `s`, as an index in Factors or in another layout with these factors. */
 template <class Layout = Factors>
 GT_DEV int between_index(int t, int s) {
     return Layout::BETWEEN + (t - s == 3 ? 2 : t - s == 1 ? 3 : s);
 }
 
-/* Flags that choose the factors to make.  SHORT_CODE: by a loop, which needs half the instructions.  SQUARE_FACTORS:
- * DIAGONAL_FACTORS in ChunkTokens' layout. */
+/* Flags that choose the factors to make.  SHORT_CODE makes them in a loop, which takes half the machine code.
+ * SQUARE_FACTORS: DIAGONAL_FACTORS in the layout of ChunkTokens. */
 constexpr int SUM_FACTORS = 1, DIAGONAL_FACTORS = 2, GROWTH_FACTOR = 4, CHUNK_FACTORS = 8; /* also GROWTH */
 constexpr int SHORT_CODE = 16, SQUARE_FACTORS = 32;
 
-/* L_ts of token t of half a block, s = 0 to 7; log: log2 of each token's decay. */
+/* Makes row t of half a block: L_ts for s = 0 to 7.  log: log2 of each token's decay. */
 GT_DEV void make_half_row(const float (&log)[8], int t, float (&row)[8]) {
     float sum = 0.0f;
     GT_UNROLL
@@ -265,8 +272,8 @@ GT_DEV void make_half_row(const float (&log)[8], int t, float (&row)[8]) {
     }
 }
 
-/* Stores the row that make_half_row made for token t of 64: to DIAGONAL, or to SQUARE.  In SQUARE it is a row if t is
- * in the first half of a block, else a column. */
+/* Stores the row that make_half_row() made for token t of 64, to DIAGONAL or to SQUARE.  In SQUARE it becomes a row if
+ * t is in the first half of a block, else a column. */
 template <int WHICH, class Layout>
 GT_DEV void store_half_row(uint32_t addresses, int t, const float (&row)[8]) {
     if constexpr (WHICH & SQUARE_FACTORS) {
@@ -283,15 +290,16 @@ GT_DEV void store_half_row(uint32_t addresses, int t, const float (&row)[8]) {
     }
 }
 
-/* Fills the factors at `addresses` (shared) from Delta of the tokens 2 lane, 2 lane + 1, and A.  One warp; the caller
- * synchronises.  WHICH: flags of the factors to make, where warps share the work.  Layout: the offset of each. */
+/* Fills the factors at `addresses` (shared) from A and from Delta of the tokens 2 lane, 2 lane + 1.  Called by one
+ * warp; the caller synchronises.  WHICH: flags of the factors to make, so that warps can share the work.  Layout: the
+ * offset of each factor. */
 template <int WHICH = SUM_FACTORS | DIAGONAL_FACTORS | CHUNK_FACTORS, class Layout = Factors>
 GT_DEV void make_factors(uint32_t addresses, const float (&delta)[2], float A) {
     const int lane = here(), in_half = lane % 4, block = lane / 8;
     const bool upper = lane & 4; /* the second half of a block */
     const float a0 = delta[0] * A, a1 = delta[1] * A, l0 = a0 * LOG2_E, l1 = a1 * LOG2_E;
     if constexpr (WHICH & SUM_FACTORS) {
-        /* sums over the lanes before and after in a half */
+        /* sums within a half: of the lanes before, and of the lanes after */
         float upto = l0 + l1, from = upto;
         GT_UNROLL
         for (int d = 1; d < 4; d *= 2) {
@@ -330,7 +338,7 @@ GT_DEV void make_factors(uint32_t addresses, const float (&delta)[2], float A) {
         float log[8];
         GT_UNROLL
         for (int i = 0; i < 8; i++) log[i] = shfl_idx(i % 2 ? l1 : l0, (lane & ~3) + i / 2);
-        /* of token 2 lane + i */
+        /* for token 2 lane + i */
         const auto make_row = [&](int i) {
             float row[8];
             make_half_row(log, 2 * in_half + i, row);
@@ -370,7 +378,7 @@ GT_DEV float part_of(float4 x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i =
 
 GT_DEV float2 plus(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
 
-/* Sums of pairs of tokens over this and the later tokens. */
+/* Each token's sum over itself and all later tokens, for the lane's pair of tokens. */
 GT_DEV float2 sums_from(float2 x) {
     const int lane = lane_id();
     float from = x.x + x.y;
@@ -384,7 +392,7 @@ GT_DEV float2 sums_from(float2 x) {
     return {x.x + (x.y + after), x.y + after};
 }
 
-/* The same sums over the tokens before, of LANES lanes. */
+/* Each token's sum over all earlier tokens, without itself, within LANES lanes. */
 template <int LANES>
 GT_DEV float2 sums_before(float2 x) {
     const int lane = lane_id() % LANES;
@@ -399,22 +407,22 @@ GT_DEV float2 sums_before(float2 x) {
     return {before, before + x.x};
 }
 
-/* Stores sums over the 8 lanes of a column.  The sum of tile n / 2, column 2 j + n % 2 goes
- * to out + 8 (n / 2) + 2 j + n % 2. */
+/* Stores column sums, each over the 8 lanes of a column.  The sum of tile n / 2, column 2 j + n % 2 goes to out + 8 (n
+ * / 2) + 2 j + n % 2. */
 GT_DEV void store_column_sums(float (&v)[4], uint32_t out) {
     const int g = lane_id() / 4, n = g / 2;
     reduce_scatter<4, 8, 4>(v, g);
     if (g % 2 == 0) sts<float>(out + 4 * (8 * (n / 2) + 2 * (lane_id() % 4) + n % 2), v[0]);
 }
 
-/* The same, to global memory. */
+/* store_column_sums() to global memory. */
 GT_DEV void store_column_sums(float (&v)[4], float* out) {
     const int g = lane_id() / 4, n = g / 2;
     reduce_scatter<4, 8, 4>(v, g);
     if (g % 2 == 0) out[8 * (n / 2) + 2 * (lane_id() % 4) + n % 2] = v[0];
 }
 
-/* sum_{t>=k>s} of a 16 x 16 block on the diagonal, for its 16 k. */
+/* Stores sum_{t>=k>s} of a 16 x 16 block on the diagonal, for each of its 16 k. */
 GT_DEV void store_diagonal(const float (&x)[2][4], uint32_t out) {
     const int g = lane_id() / 4, j = lane_id() % 4;
     float v[4] = {};

@@ -1,30 +1,34 @@
-/* gt/ssd/mma/forward.cuh - ssd forward on tensor cores: 16-bit activations, N a multiple of 16, rows of whole
- * 16-byte pieces.
+/* gt/ssd/mma/forward.cuh - ssd forward on tensor cores: 16-bit activations, N a multiple of 16, rows of whole 16-byte
+ * pieces.
  *
- * A block has two units (64 rows of a head's state each, see state.cuh) of one group, 4 warps each, and takes a segment
- * of a sequence chunk by chunk (chunk.cuh), 64 tokens each.  A chunk:
- *     1  x, B, C have arrived and become f16 in place, with a power of two a row; decay factors are made, but 2 makes
- *        the factors of pairs in a half of a block
- *     2  S = C B^T, ten blocks of 16 x 16 on and under the diagonal, 1 or 2 a warp, once for both units; meanwhile a
- *        warp of each unit makes the products' factors of tokens.  A barrier; then
- *        M_ts = S_ts L_ts Delta_s of each unit to shared memory, f16 with a power of two from a bound
- *     3  y = pre_t (C_t H) + M x + Dskip x, times silu(z): 64 tokens x 16 rows a warp, 32 accumulators;
- *        H is the right operand of the first product as it stands, packed to f16
+ * A unit is 64 rows of a head's state (state.cuh).  A block has two units of one group, with 4 warps each.  It takes a
+ * segment of a sequence chunk by chunk (chunk.cuh), 64 tokens each.  A chunk:
+ *     1  x, B, C have arrived and become f16 in place, with a power of two per row.  Warps make the decay factors,
+ *        except the factors of pairs in a half of a block, which phase 2 makes.
+ *     2  S = C B^T, ten blocks of 16 x 16 on and under the diagonal, 1 or 2 per warp, once for both units.  Meanwhile
+ *        one warp of each unit makes the tokens' factors for the products.  After a barrier, M_ts = S_ts L_ts Delta_s
+ *        of each unit goes to shared memory, as f16 with a power of two from a bound.
+ *     3  y = pre_t (C_t H) + M x + Dskip x, times silu(z): 64 tokens x 16 rows per warp, 32 accumulators.  The
+ *        accumulators of H, packed to f16, are the right operand of the first product.
  *     4  H <- E H + (x Delta suf)^T B
- * Copies of the next chunk's x and B start at the beginning of 1, of its C (one stage) at the end of 3.
+ * Copies of the next chunk's x and B start at the beginning of phase 1.  Copies of its C, which has one stage, start at
+ * the end of phase 3.
  *
- * N > 128: a launch for every 128 columns of the state.  The first store their shares of y in fp32, the last adds them.
- * BACKWARD, with z: forward's kernel makes dz = dy y silu'(z) instead of y, and checkpoints if forward stored none.
+ * N > 128: one launch for every 128 columns of the state.  The first launches store their partial sums of y in fp32;
+ * the last launch adds them.
+ * BACKWARD, with z: forward's kernel makes dz = dy y silu'(z) instead of y.  It also makes checkpoints if forward
+ * stored none.
  *
- * REGISTERS a thread, N = 128: H 64 all the time; S 8 or 16 (2), y 32 (3), v 16 and sums 16 (4).
- * SHARED MEMORY, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 10 KB (checkpoints pass through it), factors 9 KB:
- *     99.0 KB, two blocks a multiprocessor; one, with all its registers, where there is room for one.
- * WAVEFRONTS of shared memory a chunk and block, N = 128: copies 384, conversion 768, S 580, M 80 + 320, C 1024,
- *     B 1024, x 384: 4564, of 128 bytes; 2282 a head and chunk.
- * PRODUCTS: 168 m16n8k16 a warp and chunk.
- * BYTES a token and head: x, y (z) 2 P each, B and C 4 N / heads of a group from memory, 2 N a head from L2,
- *     checkpoints P N / 64; shares 4 P written and read for each 128 columns but the first; dz: dy 2 P more.
- * grid: strands*G*pairs of units; block 256.  Every sum has one fixed order: deterministic. */
+ * REGISTERS per thread, N = 128: H 64 all the time; S 8 or 16 (phase 2), y 32 (3), v 16 and sums 16 (4).
+ * SHARED MEMORY, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 10 KB (checkpoints pass through it), factors 9 KB.  In
+ * all 99.0 KB, so two blocks share a multiprocessor.  Where only one fits, it uses all registers.
+ * WAVEFRONTS of shared memory per chunk and block, N = 128: copies 384, conversion 768, S 580, M 80 + 320, C 1024, B
+ * 1024, x 384.  In all 4564, of 128 bytes each, or 2282 per head and chunk.
+ * PRODUCTS: 168 m16n8k16 per warp and chunk.
+ * BYTES per token and head: x and y (also z) 2 P each.  B and C 4 N / heads of a group from memory, and 2 N per head
+ * from L2.  Checkpoints P N / 64.  Partial sums 4 P, written and read for each 128 columns but the first.  For dz, dy 2
+ * P more.
+ * grid: strands*G*pairs of units; block 256.  Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_MMA_FORWARD_CUH
 #define GT_SSD_MMA_FORWARD_CUH
 
@@ -47,16 +51,18 @@ struct ForwardTile {
     static constexpr int FACTORS = M + WARPS * STAGING;                           /* [MMA_UNITS] */
     static constexpr int WEIGHTS = FACTORS + MMA_UNITS * 4 * Factors::COUNT;      /* [MMA_UNITS] */
     static constexpr int B_INVERSE = WEIGHTS + MMA_UNITS * 4 * Weights::COUNT;
-    static constexpr int NEXT_DELTA = B_INVERSE; /* [MMA_UNITS], of the next chunk, once B's inverses are used */
+    static constexpr int NEXT_DELTA = B_INVERSE; /* [MMA_UNITS]: Delta of the next chunk, written once B's inverses are
+                                                  * used */
     static constexpr int C_INVERSE = NEXT_DELTA + MMA_UNITS * 4 * CHUNK;
     static constexpr int X_INVERSE = C_INVERSE + 4 * CHUNK;          /* [MMA_UNITS] */
-    static constexpr int BOUNDS = X_INVERSE + MMA_UNITS * 4 * CHUNK; /* [WARPS], of each warp's part of the state */
+    static constexpr int BOUNDS = X_INVERSE + MMA_UNITS * 4 * CHUNK; /* [WARPS]: a bound of each warp's part of the
+                                                                      * state */
     static constexpr int CURSOR = BOUNDS + 4 * WARPS;
     static constexpr int STREAMS = CURSOR + Cursor::BYTES;
     static constexpr int X_STREAM = 0, B_STREAM = MMA_UNITS, C_STREAM = B_STREAM + 1, Y_STREAM = C_STREAM + 1;
     static constexpr int BYTES = STREAMS + Streams::BYTES;
     static constexpr int MIN_BLOCKS = blocks_at_once(BYTES);
-    static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
+    static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 at the same time */
     static_assert(STAGING >= WarpState<NP>::STAGING && STAGING % 128 == 0, "holds rows of a state");
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for bf16");
 };
@@ -64,7 +70,8 @@ struct ForwardTile {
 /* Offset of block (tb, sb) in a unit's M. */
 GT_DEV uint32_t pair_block(int tb, int sb) { return 512u * (uint32_t)(tb * (tb + 1) / 2 + sb); }
 
-/* Brings a chunk's rows of z or dy of a unit to L2, before store_y() waits for them: a lane half a row of 128 bytes. */
+/* Prefetches a chunk's rows of z or dy of a unit to L2, before store_y() waits for them.  A lane fetches half a row of
+ * 128 bytes. */
 template <class T>
 GT_DEV void fetch_rows(const Problem& in, const void* data, const gt_stride& stride, const Cursor& cursor, int chunk,
                        int unit, int unit_warp) {
@@ -74,13 +81,14 @@ GT_DEV void fetch_rows(const Problem& in, const void* data, const gt_stride& str
     if (t < cursor.tokens(chunk) && row < in.P) prefetch(from);
 }
 
-/* Makes the products' factors of a unit's tokens, by one warp, tokens 2 lane, 2 lane + 1 a lane: weights of the update,
- * the power of two of M, and these, which overwrite the factors they are made from:
- *     DELTA  Delta with the inverses of B and x: right factors of M      V    V times that
- *     SUF    C's inverse with M's power: left factors of M               U    U times that
+/* Makes a unit's factors of tokens for the products, by one warp, for the tokens 2 lane, 2 lane + 1 of each lane.
+ * These are the weights of the update, the power of two of M, and factors that overwrite the factors they are made
+ * from:
+ *     DELTA  Delta with the inverses of B and x: right factors of M      V    V times DELTA
+ *     SUF    C's inverse with M's power: left factors of M               U    U times SUF
  *     PRE    PRE with C's inverse                                        x's inverses  times Dskip of a head
- * M's power follows from bounds of Delta_s B_s x_s, C_t and the growth. y is summed with the same power, so the bound
- * of the state counts, too: the state's part of y may be much larger and must not overflow. */
+ * M's power follows from bounds of Delta_s B_s x_s, of C_t and of the growth.  y is summed with the same power.  The
+ * state's part of y may be much larger than M's and must not overflow, so the bound of the state counts, too. */
 template <class Tile>
 GT_DEV void make_unit_factors(uint32_t smem, int unit, float skip) {
     const int t = 2 * here();
@@ -115,7 +123,7 @@ GT_DEV void make_unit_factors(uint32_t smem, int unit, float skip) {
     if (t == 0) sts<float>(weights + 4 * Weights::PAIRS, power);
 }
 
-/* M of a unit's block (tb, sb) from S: tokens 16 tb + g and + 8, 16 sb + 2j, + 1, + 8, + 9. */
+/* Stores M of a unit's block (tb, sb), made from S: tokens 16 tb + g and + 8 by tokens 16 sb + 2j, + 1, + 8, + 9. */
 template <class Tile>
 GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S)[2][4]) {
     const int lane = here(), g = lane / 4, j = lane % 4, t = BLOCK * tb + g, s = BLOCK * sb + 2 * j;
@@ -154,7 +162,7 @@ GT_DEV void store_pairs(uint32_t smem, int unit, int tb, int sb, const float (&S
                       pack_f16(M[i % 2][2 * (i / 2)], M[i % 2][2 * (i / 2) + 1]));
 }
 
-/* Blocks (tb, sb) ... (tb, sb + COUNT-1) of S, and of each unit's M, once the factors of all units are there. */
+/* Makes blocks (tb, sb) ... (tb, sb + COUNT-1) of S.  Once the factors of all units exist, makes each unit's M. */
 template <class Tile, int COUNT>
 GT_DEV void make_pairs(uint32_t smem, uint32_t B, int units, int tb, int sb) {
     float S[COUNT][2][4] = {};
@@ -178,7 +186,7 @@ GT_DEV void make_pairs(uint32_t smem, uint32_t B, int units, int tb, int sb) {
     }
 }
 
-/* y of tokens 16 tb + g and + 8, in rows 16 unit_warp + 8 n + 2j, + 1 of the unit: products. */
+/* Makes the products of y: tokens 16 tb + g and + 8, in rows 16 unit_warp + 8 n + 2j, + 1 of the unit. */
 template <class Tile>
 GT_DEV void make_y(uint32_t smem, uint32_t x, int unit, int unit_warp, const WarpState<Tile::NP>& state,
                    float (&y)[BLOCKS][2][4]) {
@@ -229,8 +237,8 @@ GT_DEV void make_y(uint32_t smem, uint32_t x, int unit, int unit_warp, const War
     }
 }
 
-/* The rest of y, and to memory.  A lane has pairs of columns; with its neighbour it makes fours, so that the lanes of a
- * token write 32 bytes side by side. */
+/* Finishes y and stores it.  A lane has pairs of columns.  It exchanges pairs with the next lane to get four columns,
+ * so that the lanes of a token write 32 adjacent bytes. */
 template <class Tile>
 GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Cursor& cursor, const Streams& streams,
                     int chunk, int unit, int unit_warp, float (&y)[BLOCKS][2][4]) {
@@ -265,7 +273,7 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Curs
         if (p.leaves_share) return;
     }
     if (in.Dskip) {
-        float2 skip[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}}; /* x's inverses have a head's number as factor already */
+        float2 skip[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}}; /* a head's Dskip is already a factor of x's inverses */
         if (in.skip_per_channel) {
             GT_UNROLL
             for (int n = 0; n < 2; n++) {
@@ -315,7 +323,7 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Curs
     } else if (in.z) {
         multiply(in.z, in.z_stride, [](float z) { return silu(z); });
     }
-    const bool odd = j % 2; /* has columns 8 + 4 (j / 2) ..., the other 4 (j / 2) ... */
+    const bool odd = j % 2; /* an odd lane gets columns 8 + 4 (j / 2) ..., an even lane 4 (j / 2) ... */
     const int column = 16 * unit_warp + (odd ? 8 : 0) + j / 2 * 4;
     T* to = streams.at<T>(Tile::Y_STREAM + unit) + g * p.y_stride.t + column;
     const int rows = cursor.row0(unit) + column < in.P ? tokens : 0;
@@ -325,19 +333,19 @@ GT_DEV void store_y(const TensorParams& p, uint32_t smem, uint32_t x, const Curs
         const uint32_t second = E::pack(y[i / 2][1][i % 2 * 2], y[i / 2][1][i % 2 * 2 + 1]);
         const uint32_t other = shfl_xor(odd ? first : second, 1);
         const uint32_t low = odd ? other : first, high = odd ? second : other;
-        /* 8 bytes as one number: as two they may fall apart into two stores */
+        /* 8 bytes as one number, since two numbers could become two stores */
         if (8 * i < rows) stg<uint64_t>(global_pointer<T>(to), (uint64_t)high << 32 | low);
         to += 8 * p.y_stride.t;
     }
 }
 
-/* x and B of chunk 1, C of chunk 0, y of the one before it: they are moved on between the uses of the first two and of
- * the others. */
+/* Begins the streams of x and B at chunk 1, of C at chunk 0, and of y one chunk before its first use.  All streams
+ * advance together: in a chunk after the copies of the next x and B start, and before the uses of C and y. */
 template <class Tile>
 GT_DEV void begin_streams(const TensorParams& p, const Cursor& cursor, const Streams& streams) {
     using T = typename Tile::T;
     const Problem& in = p.in;
-    for (int unit = 0; unit < MMA_UNITS; unit++) { /* of one that does not exist it is not used */
+    for (int unit = 0; unit < MMA_UNITS; unit++) { /* the stream of a missing unit is not used */
         const int h = cursor.head(unit), row0 = cursor.row0(unit);
         streams.begin<T>(Tile::X_STREAM + unit, in.x, offset_of(in.x_stride, cursor.b(), cursor.token(1), h) + row0);
         streams.begin<T>(Tile::Y_STREAM + unit, p.y, offset_of(p.y_stride, cursor.b(), cursor.token(-1), h) + row0);
@@ -359,7 +367,7 @@ GT_DEV void move_streams(const TensorParams& p, const Streams& streams) {
     streams.move<T>(Tile::C_STREAM, CHUNK * p.in.Cm_stride.t);
 }
 
-/* One segment, chunk by chunk: steps 1 to 4.  Returns the item's number: no registers keep it. */
+/* Runs one segment, chunk by chunk: phases 1 to 4.  Returns the item's number, because no registers keep it. */
 template <class Tile>
 GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
     using T = typename Tile::T;
@@ -417,7 +425,7 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
         if (lane_id() == 0) sts<float>(smem + Tile::BOUNDS + 4 * warp, state.bound);
         cp_async_wait<0>();
         sync_threads();
-        if (chunk + 1 < chunks) { /* into the stage that the chunk before has freed */
+        if (chunk + 1 < chunks) { /* into the stage that the previous chunk has freed */
             const uint32_t next_x = smem + Tile::X + (chunk + 1) % 2 * MMA_UNITS * Tile::TILE_X,
                            next_B = smem + Tile::B + (chunk + 1) % 2 * Tile::TILE_B;
             if (chunk + 1 < streams.whole()) {
@@ -452,13 +460,13 @@ GT_DEV int64_t forward_pass(const TensorParams& p, int64_t item) {
         if (active && unit_warp == 0) make_factors<DIAGONAL_FACTORS>(addresses, delta, A);
         if (makes_next) deltas_of(in, cursor, unit, chunk + 1, next, delta);
         if (warp == 1 && lane_id() == 0) move_streams<Tile>(p, streams);
-        /* Two blocks of S for warps that have nothing else to make; of the others digit w (hex, from the right) of each
-         * constant is warp w's. */
+        /* Warps 2 of the units have nothing else to make, so they make two blocks of S.  For the other warps, digit w
+         * (hex, from the right) of each constant belongs to warp w. */
         if (unit_warp == 2)
             make_pairs<Tile, 2>(smem, B, cursor.units(), 2 * unit + 1, 2 * unit);
         else
             make_pairs<Tile, 1>(smem, B, cursor.units(), 0x20223030 >> 4 * warp & 3, 0x20101000 >> 4 * warp & 3);
-        sync_threads();                                                             /* M is there */
+        sync_threads();                                                             /* M is stored */
         if (makes_next) sts<float2>(next_delta + 8 * here(), {delta[0], delta[1]}); /* where B_INVERSE was until now */
         if (active) {
             float y[BLOCKS][2][4];

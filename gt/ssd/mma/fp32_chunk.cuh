@@ -1,19 +1,22 @@
 /* gt/ssd/mma/fp32_chunk.cuh - ssd on tensor cores, fp32 activations: tiles of split numbers, and states in registers.
  *
  * NUMBERS.  An operand is two f16 numbers, hi + lo = x . 2^k: hi is x rounded, lo the rest.  A number above 2^-15 of
- * its row's largest keeps 22 bits; smaller ones have an error of 2^-38 of the largest.  A product is three:
- *     (a_hi + a_lo) (b_hi + b_lo) = a_lo b_hi + a_hi b_lo + a_hi b_hi       a_lo b_lo, 2^-22 of it, is left out
- * tf32, with its 11 bits, would need as many at half the rate.  Powers of two: one a row (token) for x, B, C and M; one
- * a warp for the update's weighted x and the state.  They are exact; their inverses become factors of the products.
+ * its row's largest keeps 22 bits; smaller numbers have an error of 2^-38 of the largest.  A product is three products:
  *
- * A chunk is SHORT = 32 tokens, half as many as for 16 bits: a split number takes twice the room. make_factors()
- * (chunk.cuh) treats it as a chunk of 64 whose second half has Delta = 0.
+ *     (a_hi + a_lo) (b_hi + b_lo) = a_lo b_hi + a_hi b_lo + a_hi b_hi       a_lo b_lo, 2^-22 of it, is left out.
  *
- * TILES.  Rows of COLUMNS fp32 numbers, split in place: first the hi, then the lo of all columns.  For ldmatrix this is
- * a tile of 2 COLUMNS f16 columns; pair COLUMNS / 16 + k of pieces is the lo of pair k.
+ * tf32 has 11 bits, too, so it would need three products as well, at half the rate.  x, B, C and M have a power of two
+ * per row (token); the update's weighted x and the state have one per warp.  The powers are exact; their inverses
+ * become factors of the products.
  *
- * Sums: a tensor core rounds sums towards zero, so no sum there runs over more than 128 columns or 32 tokens; fp32
- * instructions add up states.  Every sum has one fixed order: deterministic. */
+ * A chunk is SHORT = 32 tokens, half as many as for 16 bits, because a split number takes twice as many bytes.
+ * make_factors() (chunk.cuh) takes it as a chunk of 64 tokens whose second half has Delta = 0.
+ *
+ * TILES.  A tile has rows of COLUMNS fp32 numbers, split in place: first hi, then lo of all columns.  For ldmatrix it
+ * is a tile of 2 COLUMNS f16 columns.  lo of pair k of pieces is pair COLUMNS / 16 + k.
+ *
+ * SUMS.  A tensor core rounds sums towards zero, so no sum there runs over more than 128 columns or 32 tokens; fp32
+ * instructions add up states.  Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_MMA_FP32_CHUNK_CUH
 #define GT_SSD_MMA_FP32_CHUNK_CUH
 
@@ -23,19 +26,19 @@
 namespace gt {
 namespace ssd {
 
-constexpr int ROWS_P = 64, HALF_P = 32; /* of a step; of G and h at a time */
+constexpr int ROWS_P = 64, HALF_P = 32; /* rows p of a step; rows of G and h that are processed at a time */
 
-/* First elements that a block of the chunks' gradients keeps (base()). */
+/* Names of the first elements of tensors that a block of the chunks' gradients keeps (base()). */
 enum SplitBase { BASE_X, BASE_DY, BASE_DX, BASE_STATE, BASE_C };
 
-/* Unit and part of the warp, made where a chunk needs them.  Over the loop they would be spilled, and this much shared
- * memory leaves local memory no room in the first-level cache. */
+/* The warp's unit and its part of the unit, computed where a chunk needs them.  Kept over the loop they would be
+ * spilled, and this much shared memory leaves no room for local memory in the L1 cache. */
 GT_DEV int unit_here() { return made_here(warp_id()) / UNIT_WARPS; }
 GT_DEV int part_here() { return made_here(warp_id()) % UNIT_WARPS; }
 
 /* ---- split numbers --------------------------------------------------------------------------------------------- */
 
-/* power_of() for the whole range of fp32: the smallest rows keep their bits, too. */
+/* power_of() for the whole range of fp32, so that rows of the smallest numbers keep their bits, too. */
 GT_DEV Power split_power(float bound) {
     int exponent = 127 + 13 + 127 - (int)(as_uint(bound) >> 23 & 255);
     exponent = exponent < 12 ? 12 : exponent > 253 ? 253 : exponent;
@@ -52,18 +55,19 @@ GT_DEV float clamped(float x) {
 #endif
 }
 
-/* Two numbers, below 2^15, as pairs. */
+/* Splits two numbers, below 2^15, into a pair of hi and a pair of lo. */
 GT_DEV void split_pair(float x, float y, uint32_t& hi, uint32_t& lo) {
     hi = pack_f16(x, y);
     lo = pack_f16(x - unpack_f16_lo(hi), y - unpack_f16_hi(hi));
 }
 
-/* A left operand, 16 x 16, and right ones of COUNT x 8 columns. */
+/* A left operand of 16 x 16, split. */
 struct SplitLeft {
     uint32_t hi[4], lo[4];
 };
 
-/* sums[m][n] += left[m] right[n]: neighbours of a product do not wait for each other.  right: [n][two registers]. */
+/* sums[m][n] += left[m] right[n], ordered so that successive products do not wait for each other.  right: [n][two
+ * registers]. */
 template <int ROWS, int COUNT>
 GT_DEV void mma_split(float (&sums)[ROWS][COUNT][4], const SplitLeft (&left)[ROWS], const uint32_t (&hi)[COUNT][2],
                       const uint32_t (&lo)[COUNT][2]) {
@@ -80,13 +84,13 @@ GT_DEV void mma_split(float (&sums)[ROWS][COUNT][4], const SplitLeft (&left)[ROW
 template <int COLUMNS>
 struct SplitTile {
     static constexpr int WIDE = 2 * COLUMNS, BYTES = SHORT * TileShape<WIDE>::PITCH_BYTES, LO = COLUMNS / 16;
-    /* where a warp splits rows: lanes of a row, pieces of 8 numbers of a lane, rows at a time */
+    /* for a warp that splits rows: lanes of a row, pieces of 8 numbers per lane, rows at a time */
     static constexpr int LANES = COLUMNS / 8 < 8 ? COLUMNS / 8 : 8, EACH = COLUMNS / 8 / LANES, ROWS = 32 / LANES;
-    static constexpr int ROW_SETS = SHORT / ROWS, AT_ONCE = EACH < 2 ? 2 : 1; /* row sets side by side */
+    static constexpr int ROW_SETS = SHORT / ROWS, AT_ONCE = EACH < 2 ? 2 : 1; /* row sets that are processed together */
 };
 
-/* As load_tile(): SHORT rows of fp32, columns a multiple of 4; `first` is the thread's, at split_column() of the row of
- * its number / TileShape::PIECES. */
+/* load_tile() for SHORT rows of fp32, with a multiple of 4 columns.  first: the thread's first element, at
+ * split_column() of row (thread number) / TileShape::PIECES. */
 template <int COLUMNS>
 GT_DEV void load_split_rows(uint32_t tile, const float* first, int64_t pitch, int rows, int columns) {
     constexpr int WIDE = SplitTile<COLUMNS>::WIDE, PIECES = TileShape<WIDE>::PIECES, STEP = THREADS / PIECES;
@@ -95,13 +99,13 @@ GT_DEV void load_split_rows(uint32_t tile, const float* first, int64_t pitch, in
     const uint32_t to = tile + panel_at<2 * WIDE>(row, piece);
     if (4 * piece >= columns) rows = 0;
     GT_UNROLL
-    for (int k = 0; k < SHORT; k += STEP) { /* rows STEP apart have the same exchange */
+    for (int k = 0; k < SHORT; k += STEP) { /* rows STEP apart have the same swizzle */
         if (SHORT < STEP && row >= SHORT) break;
         cp_async<16>(to + k * TileShape<WIDE>::PITCH_BYTES, first + k * pitch, row + k < rows ? 16 : 0);
     }
 }
 
-/* The same; first: of the tile. */
+/* load_split_rows() from the tile's first element. */
 template <int COLUMNS>
 GT_DEV void load_split_tile(uint32_t tile, const float* first, int64_t pitch, int rows, int columns) {
     constexpr unsigned PIECES = COLUMNS / 4;
@@ -109,8 +113,8 @@ GT_DEV void load_split_tile(uint32_t tile, const float* first, int64_t pitch, in
     load_split_rows<COLUMNS>(tile, first + (thread / PIECES * pitch + 4 * (thread % PIECES)), pitch, rows, columns);
 }
 
-/* Splits rows in place, by a warp.  Holds the lane's offsets in rows ROWS group ..., of the first 4 numbers and of
- * their hi; they also serve rows a multiple of 8 further. */
+/* Splits rows in place, by a warp.  It holds the lane's offsets in rows ROWS group ...: of the first 4 numbers, and of
+ * hi of these numbers.  The offsets also serve rows that are a multiple of 8 further. */
 template <int COLUMNS>
 struct RowSplitter {
     using S = SplitTile<COLUMNS>;
@@ -122,8 +126,8 @@ struct RowSplitter {
     GT_METHOD explicit RowSplitter(int group) {
         const int lane = here();
         piece = lane % S::LANES, row0 = group * S::ROWS + lane / S::LANES;
-        /* which half of 8 numbers is the first: eight lanes' pieces of 16 bytes lie in different banks, and so do
-         * sixteen lanes' of 8 bytes */
+        /* flip says which half of 8 numbers comes first.  So eight lanes' pieces of 16 bytes lie in different banks,
+         * and so do sixteen lanes' pieces of 8 bytes. */
         const int flip = (piece / 4 ^ row0) & 1;
         GT_UNROLL
         for (int k = 0; k < AT_ONCE; k++) {
@@ -132,8 +136,8 @@ struct RowSplitter {
         }
     }
 
-    /* further: distance in rows from the group's, a multiple of 8.  inverses[row] <- inverse of a row's power.  gates:
-     * NULL, or the tile's first row of z, with `rows` rows and `columns` columns; silu(z) multiplies the tile. */
+    /* further: distance from the group's rows, a multiple of 8.  inverses[row] <- the inverse of a row's power.  gates:
+     * NULL, or the tile's first row of z, with `rows` rows and `columns` columns; the tile is multiplied by silu(z). */
     GT_METHOD void split(uint32_t tile, uint32_t inverses, int further, const float* gates = nullptr, int64_t pitch = 0,
                          int rows = 0, int columns = 0) const {
         float4 x[COUNT];
@@ -185,7 +189,8 @@ struct RowSplitter {
     }
 };
 
-/* Splits a tile by `warps` warps, a power of two (for 128 columns: not 1); the caller is number `warp`. */
+/* Splits a tile by `warps` warps; the caller is number `warp`.  warps: a power of two, and more than 1 for 128
+ * columns. */
 template <int COLUMNS>
 GT_DEV void split_rows(uint32_t tile, uint32_t inverses, int warp, int warps) {
     using S = SplitTile<COLUMNS>;
@@ -199,9 +204,10 @@ GT_DEV void split_rows(uint32_t tile, uint32_t inverses, int warp, int warps) {
 
 /* ---- states ---------------------------------------------------------------------------------------------------- */
 
-/* Fills Weights as make_weights() does, for tokens 2 lane, 2 lane + 1: weight is Delta suf (or pre), left and right are
- * the inverse powers of both tiles.  Stored weights are 2^24 times as large: the inverses are 2^-13 each for numbers
- * about 1, and their product with the smallest weights would leave fp32's range.  Weights::INVERSE: of v. */
+/* Fills Weights as make_weights() does, for the tokens 2 lane, 2 lane + 1.  weight: Delta suf (or pre); left, right:
+ * the inverse powers of both tiles.  Stored weights are 2^24 times as large.  The reason: the inverses are 2^-13 each
+ * for numbers about 1, so their product with the smallest weights would leave fp32's range.  Weights::INVERSE: the
+ * inverse of v's power. */
 constexpr float WEIGHT_POWER = 0x1p24f;
 
 GT_DEV void make_split_weights(uint32_t addresses, float2 weight, float2 left, float2 right) {
@@ -250,7 +256,7 @@ struct SplitState {
         }
     }
 
-    /* The power that brings the largest magnitude to 2^13 ... 2^14. */
+    /* The power that brings the largest magnitude of the warp's part to 2^13 ... 2^14. */
     GT_METHOD Power power() const {
         float partial[4] = {};
         GT_UNROLL
@@ -261,7 +267,7 @@ struct SplitState {
         return split_power(most);
     }
 
-    /* Right operands of columns 16 k ... of the state: [rows 8 n ...][two registers]. */
+    /* Makes right operands of columns 16 k ... of the state: [rows 8 n ...][two registers]. */
     GT_METHOD void operands(int k, float power, uint32_t (&hi)[2][2], uint32_t (&lo)[2][2]) const {
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
@@ -270,7 +276,7 @@ struct SplitState {
         }
     }
 
-    /* H <- E H, as rescale(). */
+    /* H <- E H, as rescale() does. */
     GT_METHOD void decay(Scale scale) {
         if (scale.keep != 0.0f) {
             GT_UNROLL
@@ -282,8 +288,8 @@ struct SplitState {
         }
     }
 
-    /* H += sum_t v_t b_t^T, v_t = weight_t (x_t or dy_t).  left: split tile of 64 columns, the warp's being pair
-     * `unit_warp`; right: split tile of B or C. */
+    /* H += sum_t v_t b_t^T, v_t = weight_t (x_t or dy_t).  left: split tile of 64 columns; the warp's columns are pair
+     * `unit_warp`.  right: split tile of B or C. */
     GT_METHOD void update(uint32_t left, int unit_warp, uint32_t right, uint32_t weights) {
         using X = SplitTile<64>;
         using B = SplitTile<NP>;

@@ -1,31 +1,31 @@
 /* gt/ssd/mma/fp32_forward.cuh - ssd forward on tensor cores, fp32 activations: products of split numbers
- * (fp32_chunk.cuh).
- * N a multiple of 16, P of 8, rows of whole 16-byte pieces.  And the passes over states alone: see states.cuh.
+ * (fp32_chunk.cuh).  N is a multiple of 16, P of 8, and rows are whole pieces of 16 bytes.  The file also has the
+ * passes over states alone: see states.cuh.
  *
- * grid strands*G*pairs, block 8 warps: two units of one group, 4 warps each, as forward_tensor_kernel.  A chunk of 32
- * tokens:
- *     1  copies of x, B, C have arrived; six warps split rows in place, two make decay factors                --
- *     barrier 2  S = C B^T: six products of 16 x 8 on and under the diagonal, one a warp, once for both units; two
- *     warps make
- *        the weights of the update                                                                         -- barrier
- *     3  M_ts = S_ts L_ts Delta_s of each unit, 8 rows a warp, split by the largest of a row; a head's Dskip is added
- *        on the diagonal.  y = pre_t (C_t H) of 32 tokens x 16 rows a warp, H the right operand as it stands; then
- *        H <- E H                                                                                          -- barrier
- *     4  y += M x (+ Dskip x of channels), times silu(z); H += (x Delta suf)^T B
- * Copies of the next chunk's x and B start at the beginning of 1, of its C (one stage) at the end of 3.
- * N > 128, BACKWARD with z: as forward_tensor_kernel.
+ * grid strands*G*pairs, block 8 warps: two units of one group, 4 warps each, as in forward_tensor_kernel.  A chunk of
+ * 32 tokens:
+ *     1  Copies of x, B, C have arrived.  Six warps split rows in place, two make decay factors.  -- barrier
+ *     2  S = C B^T: six products of 16 x 8 on and under the diagonal, one per warp, once for both units.  The other two
+ *        warps make the weights of the update.  -- barrier
+ *     3  M_ts = S_ts L_ts Delta_s of each unit, 8 rows per warp, split by the largest number of a row.  A head's Dskip
+ *        is added on the diagonal.  y = pre_t (C_t H) of 32 tokens x 16 rows per warp, with H's accumulators as the
+ *        right operand; then H <- E H.  -- barrier
+ *     4  y += M x (+ Dskip x of channels), times silu(z); H += (x Delta suf)^T B.
+ * Copies of the next chunk's x and B start at the beginning of phase 1.  Copies of its C, which has one stage, start at
+ * the end of phase 3.
+ * N > 128, BACKWARD with z: as in forward_tensor_kernel.
  *
- * registers, N = 128: H 64, y 16, operands 24 (3); v 16, sums 8, operands 8 (4); 256 threads, two blocks a
- *     multiprocessor; one, with all its registers, where there is room for one.
- * shared, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 6 KB, S 4 KB, factors 8 KB: 98 KB.
- * tensor cores a warp and chunk, N = 128, m16n8k16: 24 for S (6 of 8 warps), 96 for y of the state, 18 for y of pairs,
- *     96 for the update: 228; that is 28.5 a token and head.
- * issue slots a token and head, N = 128, profiled on 9.0: 317; passes over states 141.
+ * registers, N = 128: H 64, y 16, operands 24 (phase 3); v 16, sums 8, operands 8 (phase 4).  256 threads; two blocks
+ * share a multiprocessor.  Where only one fits, it uses all registers.
+ * shared memory, N = 128: x 2 x 16 KB, B 2 x 16 KB, C 16 KB, M 6 KB, S 4 KB, factors 8 KB: 98 KB.
+ * tensor cores per warp and chunk, N = 128, m16n8k16: 24 for S (6 of 8 warps), 96 for y from the state, 18 for y from
+ * pairs, 96 for the update.  In all 228, or 28.5 per token and head.
+ * issue slots per token and head, N = 128, profiled on 9.0: 317; passes over states 141.
  * Forward computes the numbers of the warp and of the chunks again where a phase needs them: for a spilled number a
- * warp waits for L2.  bytes per token and head: x, y (z) 4 P each, B and C 8 N / heads of a group from memory, 4 N a
- * head from L2,
- *     checkpoints P N / 32; shares as forward_tensor_kernel.
- * Every sum has one fixed order: deterministic. */
+ * warp would wait for L2.
+ * bytes per token and head: x and y (also z) 4 P each.  B and C 8 N / heads of a group from memory, and 4 N per head
+ * from L2.  Checkpoints P N / 32.  Partial sums as in forward_tensor_kernel.
+ * Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_MMA_FP32_FORWARD_CUH
 #define GT_SSD_MMA_FP32_FORWARD_CUH
 
@@ -45,7 +45,7 @@ struct ShortCursor : Cursor {
         RIGHT = 2 * MMA_UNITS,
         C,
         BASES
-    }; /* x or dy, y [MMA_UNITS]; B or C of states, C */
+    }; /* [MMA_UNITS] each: x or dy, y; then B or C of states, C */
     static constexpr int BYTES = Cursor::BYTES + 8 * BASES;
     GT_METHOD int64_t token(int chunk) const { return lds<int64_t>(addresses + 8) + (int64_t)chunk * SHORT; }
     GT_METHOD int64_t left(int chunk) const { return lds<int64_t>(addresses + 16) - token(chunk); }
@@ -53,7 +53,7 @@ struct ShortCursor : Cursor {
     GT_METHOD int chunks() const { return (int)((left(0) + SHORT - 1) / SHORT); }
     GT_METHOD int64_t base(int i) const { return lds<int64_t>(addresses + Cursor::BYTES + 8 * i); }
 
-    /* After enter(), by one thread before a barrier. */
+    /* Called after enter(), by one thread, before a barrier. */
     GT_METHOD void keep_base(int i, int64_t elements) const {
         sts<int64_t>(addresses + Cursor::BYTES + 8 * i, elements);
     }
@@ -91,18 +91,18 @@ GT_DEV void load_split_group(const Problem& in, const void* data, const gt_strid
                         in.columns);
 }
 
-/* dt of tokens 2 lane, 2 lane + 1 of a chunk; lanes from SHORT / 2 on have none. */
+/* Loads dt of the tokens 2 lane, 2 lane + 1 of a chunk.  Lanes from SHORT / 2 on have no tokens. */
 GT_DEV void load_dt(const Problem& in, const ShortCursor& cursor, int unit, int chunk, float (&dt)[2]) {
     load_dt(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)), cursor.tokens(chunk), dt);
 }
 
-/* The plain checkpoint of a unit that is the state before chunk `chunk`, or (REVERSE) after it. */
+/* Address of the plain checkpoint of a unit: the state before chunk `chunk`, or after it with REVERSE. */
 GT_DEV float* plain_slot(const Problem& in, const ShortCursor& cursor, const Checkpoints& checkpoints, int unit,
                          int chunk) {
     return checkpoints.plain + unit_slot(in, cursor, unit, chunk / (CHUNK / SHORT)) * in.P * in.N;
 }
 
-/* Weights of the update of a unit, by one warp: Delta suf, reverse: pre. */
+/* Makes the weights of a unit's update, by one warp: Delta suf, in reverse pre. */
 GT_DEV void split_update_weights(uint32_t weights, uint32_t addresses, uint32_t left, uint32_t right, bool reverse) {
     const int t = 2 * here();
     float2 a = {0.0f, 0.0f}, b = a, weight = a;
@@ -144,13 +144,14 @@ struct ForwardSplitTile {
 
 GT_DEV int short_block(int tb, int sb) { return tb * (tb + 1) / 2 + sb; }
 
-/* Product `number` of six of S: 16 tokens t by 8 tokens s. */
+/* Makes product `number` of the six products of S: 16 tokens t by 8 tokens s. */
 template <class Tile>
 GT_DEV void make_split_S(uint32_t smem, uint32_t B, int number) {
     constexpr int NP = Tile::NP, WIDE = SplitTile<NP>::WIDE, LO = SplitTile<NP>::LO;
     const int tb = number < 2 ? 0 : 1, group = number < 2 ? number : number - 2; /* of 8 tokens s */
     const int lane = here(), g = lane / 4, j = lane % 4;
-    float sums[3][4] = {}; /* one sum for each term of a split product: a sum then waits for a third of the products */
+    float sums[3][4] = {}; /* one sum for each term of a split product, so that a sum waits for a third of the products
+                            * only */
     const uint32_t C = by_rows<WIDE>(smem + Tile::C), row = B + panel_at<2 * WIDE>(8 * group + lane % 8, lane / 8 % 2);
     GT_UNROLL
     for (int k = 0; k < NP / 16; k++) {
@@ -172,21 +173,21 @@ GT_DEV void make_split_S(uint32_t smem, uint32_t B, int number) {
     sts<float2>(to + (g + 8) * Tile::S_PITCH, {S[2], S[3]});
 }
 
-/* M of tokens t from 8 `group` on: a lane has one t and 8 tokens s.  skip: Dskip of a head, else 0: on M's diagonal it
- * adds Dskip x to y. */
+/* Makes M of 8 tokens t, from 8 `group` on: a lane has one t and 8 tokens s.  skip: Dskip of a head, else 0.  On M's
+ * diagonal it adds Dskip x to y. */
 template <class Tile>
 GT_DEV void make_split_M(uint32_t smem, int unit, int group, float skip) {
     const int lane = here(), j = lane % 4, t = 8 * group + lane / 4;
     const uint32_t addresses = smem + Tile::FACTORS + 4 * Factors::COUNT * unit;
     const int block = short_block(group / 2, j / 2), half = j % 2, row = t % BLOCK;
-    const bool exists = j <= group; /* s before t, of 8 tokens each */
+    const bool exists = j <= group; /* the group of s is not after the group of t */
     float M[8];
     GT_UNROLL
     for (int i = 0; i < 8; i++) M[i] = 0.0f;
     float largest = 0.0f;
     if (exists) {
         float from = lds<float>(smem + Tile::C_INVERSE + 4 * t);
-        int to = Factors::DIAGONAL + 8 * t; /* L's other factor, of 8 tokens s */
+        int to = Factors::DIAGONAL + 8 * t; /* second factor of L, for 8 tokens s */
         if (j < group) {
             const bool same = j / 2 == group / 2; /* block of 16 */
             from *= lds<float>(addresses + 4 * ((same ? Factors::HALF : Factors::U) + t));
@@ -234,7 +235,7 @@ GT_DEV void make_split_M(uint32_t smem, int unit, int group, float skip) {
     sts<uint4>(to + panel_at<4 * BLOCK>(row, half + 2), lo);
 }
 
-/* y of 32 tokens in rows 16 unit_warp + 8 n + 2j, + 1 of a unit: [block of t][n][as mma has it]. */
+/* y of 32 tokens in rows 16 unit_warp + 8 n + 2j, + 1 of a unit: [block of t][n][registers of an mma accumulator]. */
 typedef float SplitY[SHORT_BLOCKS][2][4];
 
 /* pre_t C_t H */
@@ -303,8 +304,8 @@ GT_DEV void add_split_pairs(uint32_t smem, uint32_t x, int unit, int unit_warp, 
     }
 }
 
-/* Adds Dskip x of channels and the shares of other launches, applies the gate, and stores y.  The lanes of a token
- * write 32 neighbouring bytes. */
+/* Adds Dskip x of channels and the partial sums of other launches, applies the gate, and stores y.  The lanes of a
+ * token write 32 adjacent bytes. */
 template <class Tile>
 GT_DEV void store_split_y(const TensorParams& p, uint32_t smem, uint32_t x, const ShortCursor& cursor, int chunk,
                           int unit, int unit_warp, SplitY& y) {
@@ -375,7 +376,7 @@ GT_DEV void store_split_y(const TensorParams& p, uint32_t smem, uint32_t x, cons
             });
 }
 
-/* Returns the item's number: no registers keep it. */
+/* Returns the item's number, because no registers keep it. */
 template <class Tile>
 GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
     constexpr int NP = Tile::NP;
@@ -408,7 +409,7 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
     }
     cp_async_commit();
     const auto fetch_dt =
-        [&](int unit, int chunk) { /* two tokens a lane */
+        [&](int unit, int chunk) { /* two tokens per lane */
                                    float dt[2];
                                    load_dt(in, cursor, unit, chunk, dt);
                                    if (2 * here() < SHORT)
@@ -430,7 +431,7 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
         }
         cp_async_wait<0>();
         sync_threads();
-        if (chunk + 1 < cursor.chunks()) { /* into the stage that the chunk before has freed */
+        if (chunk + 1 < cursor.chunks()) { /* into the stage that the previous chunk has freed */
             const int tokens = cursor.tokens(chunk + 1);
             load_split_units(in, in.x, in.x_stride, smem + Tile::X + (chunk + 1) % 2 * MMA_UNITS * Tile::TILE_X, cursor,
                              chunk + 1, tokens);
@@ -456,7 +457,7 @@ GT_DEV int64_t forward_split_pass(const TensorParams& p, int64_t item) {
             }
             deltas_of(in, cursor.head(unit), cursor.tokens(chunk), dt, delta);
             make_factors(addresses(unit), delta, in.A[cursor.head(unit)]);
-            sync_warp(); /* they are read */
+            sync_warp(); /* all lanes have read them */
             if (chunk + 1 < cursor.chunks()) fetch_dt(unit, chunk + 1);
         }
         sync_threads();
@@ -515,13 +516,14 @@ struct StatesSplitTile {
     static constexpr int WEIGHTS = FACTORS + MMA_UNITS * 4 * Factors::COUNT; /* [MMA_UNITS] */
     static constexpr int INVERSE = WEIGHTS + MMA_UNITS * 4 * Weights::COUNT;
     static constexpr int LEFT_INVERSE = INVERSE + 4 * SHORT;         /* [MMA_UNITS] */
-    static constexpr int LOG = LEFT_INVERSE + MMA_UNITS * 4 * SHORT; /* [MMA_UNITS] TwoTermSum: of the segment so far */
+    static constexpr int LOG = LEFT_INVERSE + MMA_UNITS * 4 * SHORT; /* [MMA_UNITS] TwoTermSum: log of the decay of the
+                                                                      * segment so far */
     static constexpr int CURSOR = LOG + MMA_UNITS * 8;
     static constexpr int BYTES = CURSOR + ShortCursor::BYTES;
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for fp32 activations");
 };
 
-/* As pass_over_states().  Returns the item's number: no registers keep it. */
+/* pass_over_states() for split numbers.  Returns the item's number, because no registers keep it. */
 template <class Tile, bool REVERSE>
 GT_DEV int64_t pass_over_split_states(const StatesParams& p, int64_t item) {
     constexpr int NP = Tile::NP;
@@ -577,7 +579,7 @@ GT_DEV int64_t pass_over_split_states(const StatesParams& p, int64_t item) {
             state.store(plain_slot(in, cursor, p.checkpoints, unit, chunk), cursor.row0(unit) + 16 * unit_warp, in);
         cp_async_wait<0>();
         sync_threads();
-        load(i + 1); /* into the stage that the chunk before has freed */
+        load(i + 1); /* into the stage that the previous chunk has freed */
         if (unit_warp >= 2) {
             split_rows<NP>(b, smem + Tile::INVERSE, 2 * unit + unit_warp - 2, 2 * MMA_UNITS);
         } else if (active && unit_warp == 1) {

@@ -1,40 +1,46 @@
 /* gt/ssd/mma/fp32_gradients.cuh - ssd backward of a chunk on tensor cores, fp32 activations: products of split numbers
- * (fp32_chunk.cuh).  It makes every gradient but dz and dstate_in; other passes make these, as for gradients.cuh.
+ * (fp32_chunk.cuh).  It makes every gradient but dz and dstate_in; other passes make these two, as for gradients.cuh.
  *
- * A slot of 128 tokens, from one checkpoint to the next, is one chunk of the chunked form: with h before it and G after
- * it no state is made again.  A block has 32 tokens of a slot, number `me` of its four chunks, and one group.  It takes
- * the group's heads, and their tiles of 64 rows p, one after another ("steps").  L, pre, suf and E are the slot's:
+ * A slot of 128 tokens, from one checkpoint to the next, is one chunk of the chunked form.  Because h before it and G
+ * after it are stored, no state is made again.  A block has 32 tokens of a slot, number `me` of its four chunks, and
+ * one group.  It takes the group's heads, and their tiles of 64 rows p, one after another ("steps").  L, pre, suf and E
+ * span the slot:
+ *
  *     own t, any s <= t of the slot      w_ts = <dy_t, x_s> L_ts Delta_s       W += w       dC_t += sum W_ts B_s  (end)
  *     own s, any t >= s of the slot      w_ts, and M_ts = <C_t, B_s> L_ts      W += w       dB_s += sum W_ts C_t  (end)
- *     U_s = suf_s G B_s + sum_{t>=s} M_ts dy_t               dx_s = Delta_s U_s + Dskip . dy_s
- *     dC_t += pre_t h^T dy_t          dB_s += Delta_s suf_s G^T x_s            fp32, in registers
- * So a block meets each of the four chunks of its slot once: earlier chunks as s, later ones as t, its own as both.
- * <C_t, B_s> is made once a block, and W is summed over the steps, both in registers.
+ *     U_s = suf_s G B_s + sum_{t>=s} M_ts dy_t               dx_s = Delta_s U_s + Dskip . dy_s.
+ *     dC_t += pre_t h^T dy_t          dB_s += Delta_s suf_s G^T x_s            fp32, in registers.
+ *
+ * So a block uses each of the four chunks of its slot once: earlier chunks as s, later chunks as t, its own as both.
+ * <C_t, B_s> is made once per block, and W is summed over the steps; both stay in registers.
  *
  * da_k is a sum over pairs of the slot (docs/ssd.md, 6).  The block adds the pairs with at least one of its tokens.
- * The other pairs have one sum for all 32 tokens k.  The block stores its terms as numbers of a chunk and head
- * ("across"):
- *     sum E_t and sum F_s of the chunk, sum Gamma_ts with each chunk before it, its share of Z
- * chunk_times_fp32_kernel adds them up and makes ddt, dA and ddt_bias.  F_s = Delta_s <x_s, suf_s G B_s>, from U.
+ * The other pairs have one sum for all 32 tokens k.  The block stores its terms of that sum as numbers of a chunk and
+ * head ("across"):
+ *     sum E_t and sum F_s of the chunk, sum Gamma_ts with each chunk before it, its share of Z.
+ * chunk_times_fp32_kernel adds them up and makes ddt, dA and ddt_bias.  F_s = Delta_s <x_s, suf_s G B_s> comes from U.
  *
  * WARPS, 8.  A step:
- *     copies of x, dy, and the other chunks' x (before) or dy (after) have arrived; G of 32 rows into registers  --
- *     barrier
- *     rows are split, a power of two a row; a head's decay factors; da of the step before                    -- barrier
- *     G is split, one power of two; pairs: 32 own tokens x 16 others a warp: w, W, Gamma, M                  -- barrier
- *     dB and dC: 32 tokens x N / 8 columns a warp, h of 32 rows from global memory straight into operands;
- *     U: 16 s x 8 p a warp; dx, <x, U>, <G, h> of the block's rows                                           -- barrier
- *     G of the other 32 rows into registers, barrier, split, barrier, and the products again                 -- barrier
- * Each 32 rows p of h have a power of two for a warp's columns; each row of 16 tokens of M has its own, so that M dy is
- * summed in fp32 over them.
+ *     copies of x, dy, and the other chunks' x (before) or dy (after) have arrived; G of 32 rows goes to registers.
+ *                                                                                                         -- barrier
+ *     rows are split, a power of two per row; a head's decay factors; da of the previous step             -- barrier
+ *     G is split, with one power of two; pairs: 32 own tokens x 16 others per warp: w, W, Gamma, M        -- barrier
+ *     dB and dC: 32 tokens x N / 8 columns per warp, h of 32 rows from global memory straight into operands;
+ *     U: 16 s x 8 p per warp; dx, <x, U>, <G, h> of the block's rows                                      -- barrier
+ *     G of the other 32 rows into registers, barrier, split, barrier, and the products again              -- barrier
+ * Each 32 rows p of h have a power of two for a warp's columns.  Each row of 16 tokens of M has its own power, so fp32
+ * adds the parts of M dy over these 16 tokens.
  *
- * registers a thread, N = 128: <C, B> 16, W 16, dB and dC 32; 60 for the current product.  Two blocks a multiprocessor;
- *     one, with all its registers, where there is room for one.
- * shared, N = 128: B 16 KB, G 16 KB, five tiles of 32 tokens x 64 rows p 40 KB, M 16 KB, factors and sums 11 KB: 99 KB.
- * tensor cores a step, N = 128, m16n8k16: dB, dC, G B, <dy, x> 384 each, M dy 96 to 384: 55 a token and head at P 64.
- * bytes a token and head, P 64, N 128: x, dy, dx 768 and h, G 512 from memory; other chunks 768 and h, G 1536 from L2.
- * N > 128: a launch for every 128 columns, which adds its dx, da, <x, U> and sums across to the stored ones.
- * grid: [B, slots, G], four chunks each; block 256.  Every sum has one fixed order: deterministic. */
+ * registers per thread, N = 128: <C, B> 16, W 16, dB and dC 32; 60 for the current product.  Two blocks share a
+ * multiprocessor.  Where only one fits, it uses all registers.
+ * shared memory, N = 128: B 16 KB, G 16 KB, five tiles of 32 tokens x 64 rows p 40 KB, M 16 KB, factors and sums 11 KB:
+ * 99 KB.
+ * tensor cores per step, N = 128, m16n8k16: dB, dC, G B, <dy, x> 384 each, M dy 96 to 384: 55 per token and head at P
+ * 64.
+ * bytes per token and head, P 64, N 128: x, dy, dx 768 and h, G 512 from memory; other chunks 768 and h, G 1536 from
+ * L2.
+ * N > 128: one launch for every 128 columns.  Each launch adds its dx, da, <x, U> and sums across to the stored ones.
+ * grid: [B, slots, G], four chunks each; block 256.  Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_MMA_FP32_GRADIENTS_CUH
 #define GT_SSD_MMA_FP32_GRADIENTS_CUH
 
@@ -45,11 +51,11 @@ namespace ssd {
 
 /* ---- pairs ------------------------------------------------------------------------------------------------------- */
 
-/* A warp's pairs: the block's 32 tokens, 16 of chunk warp / 2: [16 own][8 others][as mma has them].  Own tokens are t
- * where the chunk is before the block's, else s. */
+/* A warp's pairs: the block's 32 tokens with 16 tokens of chunk warp / 2: [16 own][8 others][registers of an mma
+ * accumulator].  Own tokens are t if that chunk is before the block's, else s. */
 typedef float SplitPairs[2][2][4];
 
-/* sums += own rows times rows 16 `half` ... of others, over COLUMNS columns. */
+/* sums += own rows times other rows, from row 16 `half` of `others` on, over COLUMNS columns. */
 template <int COLUMNS>
 GT_DEV void multiply_pairs(uint32_t own, uint32_t others, int half, SplitPairs& sums) {
     using S = SplitTile<COLUMNS>;
@@ -70,7 +76,7 @@ GT_DEV void multiply_pairs(uint32_t own, uint32_t others, int half, SplitPairs& 
     }
 }
 
-/* Stores pairs as left operands, a power of two for each row of 16: `block` is a tile of 16 columns. */
+/* Stores pairs as left operands, with a power of two for each row of 16.  block: a tile of 16 columns. */
 GT_DEV void store_split_pairs(const SplitPairs& v, uint32_t block, uint32_t inverses) {
     const int g = lane_id() / 4, j = lane_id() % 4;
     GT_UNROLL
@@ -141,7 +147,7 @@ GT_DEV void make_split_products(const SplitGradientParams& p, const SplitGradien
 
 /* ---- a step: w, W, M, Gamma -------------------------------------------------------------------------------------- */
 
-/* L_ts of the block's own pairs, rows s 16 m ..., columns t 16 half + 8 n .... */
+/* L_ts of the block's own pairs: rows s from 16 m on, columns t from 16 half + 8 n on. */
 template <class Tile>
 GT_DEV void own_decays(const SplitGradientBlock<Tile>& me, int m, int half, int n, float (&L)[4]) {
     const int g = lane_id() / 4, j = lane_id() % 4, t = 16 * half + 8 * n + 2 * j, s = 16 * m + g;
@@ -169,7 +175,7 @@ GT_DEV void make_split_pairs(const SplitGradientBlock<Tile>& me, const SplitPair
     const bool is_own = chunk == me.me, is_before = chunk < me.me;
     SplitPairs v = {}; /* <dy, x>, then M */
     multiply_pairs<ROWS_P>(is_before ? me.rows(me.me) : me.smem + Tile::X, me.rows(chunk), half, v);
-    float2 column[2]; /* the inverse of t or s, and its factor */
+    float2 column[2]; /* the inverse of the power of t or s, and the decay factor */
     GT_UNROLL
     for (int n = 0; n < 2; n++) {
         const int c = 16 * half + 8 * n + 2 * j;
@@ -226,7 +232,8 @@ GT_DEV void make_split_pairs(const SplitGradientBlock<Tile>& me, const SplitPair
 
 /* ---- a step: dB, dC, U, dx --------------------------------------------------------------------------------------- */
 
-/* A warp's columns, of all tokens of the block: [16 tokens][8 columns][as mma has them]. */
+/* A warp's columns of dC and dB, for all tokens of the block: [16 tokens][8 columns][registers of an mma
+ * accumulator]. */
 template <class Tile>
 struct SplitSums {
     float dB[2][Tile::TILES][4], dC[2][Tile::TILES][4];
@@ -241,7 +248,7 @@ GT_DEV void load_left(uint32_t rows, int k, SplitLeft (&a)[2]) {
     }
 }
 
-/* Right operands of a warp's columns, rows 16 k ... of a tile of N columns. */
+/* Loads right operands of a warp's columns, from row 16 k of a tile of N columns on. */
 template <class Tile>
 GT_DEV void load_right(const SplitGradientBlock<Tile>& me, uint32_t rows, int k, uint32_t (&hi)[Tile::TILES][2],
                        uint32_t (&lo)[Tile::TILES][2]) {
@@ -264,13 +271,13 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
     const Problem& in = p.in;
     if (me.warp >= Tile::ACTIVE) return;
     const int g = lane_id() / 4, j = lane_id() % 4, column0 = 8 * TILES * me.warp;
-    /* h[16 k + 2 j, + 1, + 8, + 9][g], as a right operand */
+    /* h[16 k + 2 j, + 1, + 8, + 9][g], in the layout of a right operand */
     float state[2][TILES][4];
     const float* from = p.h.plain;
     const bool exists = from;
     if (exists) from += me.base(BASE_STATE) + head * p.state_step + (int64_t)(p0 + 2 * j) * in.N + column0 + g;
     GT_UNROLL
-    for (int i = 0; i < 4; i++) { /* 8 rows, which all exist or none */
+    for (int i = 0; i < 4; i++) { /* 8 rows at a time, which all exist or are all missing */
         const bool has_rows = exists && p0 + 8 * i < in.P;
         GT_UNROLL
         for (int n = 0; n < TILES; n++) {
@@ -280,9 +287,9 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
                 state[i / 2][n][i % 2 * 2 + e] = reads ? ldg<float>(from + (8 * i + e) * in.N + 8 * n) : 0.0f;
         }
     }
-    const bool second = p0 % ROWS_P; /* half of the step's rows: sums are there */
+    const bool second = p0 % ROWS_P; /* the second half of the step's rows: sums exist already */
     const uint32_t first =
-        second ? 2 * HALF_P : 0; /* bytes; where the exchange is, rows p HALF_P apart differ by that */
+        second ? 2 * HALF_P : 0; /* bytes; in the swizzled layout, rows p HALF_P apart differ by this offset */
     float factor[4], Z = 0.0f;
     const int chunks = (me.slot_tokens + SHORT - 1) / SHORT;
     const Power G_power = power_of_G(me);
@@ -359,16 +366,17 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const SplitGradientBl
     sts<float>(me.address(to), second ? me.value(to) + dots[0] : dots[0]);
 }
 
-/* U of 16 tokens s by 8 rows p a warp; dx, <x, U>, F, dDskip. */
+/* Makes U of 16 tokens s by 8 rows p per warp; then dx, <x, U>, F and dDskip. */
 template <class Tile>
 GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, int h, int head,
                                 int p0) {
     constexpr int NP = Tile::NP, WIDE = Tile::WIDE, LO = SplitTile<ROWS_P>::LO;
     const Problem& in = p.in;
     const int lane = lane_id(), g = lane / 4, j = lane % 4, s_block = me.warp / 4, p_block = me.warp % 4;
-    const bool second = p0 % ROWS_P; /* half of the step's rows: sums are there */
+    const bool second = p0 % ROWS_P; /* the second half of the step's rows: sums exist already */
     const int s = 16 * s_block + g, row = p0 + 8 * p_block + 2 * j, piece = p_block + (second ? HALF_P / 8 : 0);
-    float from_G[2][1][1][4] = {}, from_pairs[4] = {}; /* of even k and odd: a sum waits for half of the products */
+    float from_G[2][1][1][4] = {}, from_pairs[4] = {}; /* [0]: sums of even k, [1]: of odd k, so that a sum waits for
+                                                        * half of the products only */
     const uint32_t B = by_rows<WIDE>(me.smem + Tile::B),
                    G = me.smem + Tile::G +
                        panel_at<2 * WIDE>(8 * p_block + lane % 8, lane / 8 % 2 + lane / 16 * (NP / 8)); /* hi, lo */
@@ -388,7 +396,7 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
     GT_UNROLL
     for (int e = 0; e < 4; e++) from_G[0][0][0][e] += from_G[1][0][0][e];
     {
-        /* 16 tokens t at a time, from the block of s on */
+        /* takes 16 tokens t at a time, from the block of s on */
         constexpr int M_STEP = Tile::BLOCK16, DY_STEP = Tile::ROWS / 2;
         const int blocks = (me.slot_tokens + 15) / 16, first = 2 * me.me + s_block;
         uint32_t M = block_at<32>(by_rows<32>(me.smem + Tile::M + M_STEP * first), s_block, 0),
@@ -458,7 +466,7 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const SplitGradien
 
 /* ---- dB and dC in the end ---------------------------------------------------------------------------------------- */
 
-/* sums += the product of the pairs, in blocks of 16 columns from `pairs` on, with the rows of `right`. */
+/* sums += pairs times the rows of `right`.  pairs: blocks of 16 columns. */
 template <class Tile>
 GT_DEV void add_weighted(const SplitGradientBlock<Tile>& me, float (&sums)[2][Tile::TILES][4], uint32_t pairs,
                          int inverses, uint32_t right) {
@@ -501,7 +509,7 @@ GT_DEV void store_split_sums(const SplitGradientBlock<Tile>& me, const Problem& 
     }
 }
 
-/* dC += W B, dB += W^T C, chunk by chunk of the others; both to memory. */
+/* Adds dC += W B and dB += W^T C, for one other chunk after another.  Stores both to memory. */
 template <class Tile>
 GT_DEV void finish_split_sums(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, SplitPairs& W,
                               SplitSums<Tile>& sums) {
@@ -543,7 +551,7 @@ GT_DEV void finish_split_sums(const SplitGradientParams& p, const SplitGradientB
             }
             store_split_pairs(W, me.smem + Tile::M + Tile::BLOCK16 * half, me.address(Tile::M_INVERSE + SHORT * half));
         }
-        if (is_own && me.warp / 2 == (chunk + 1) % SLOT_SHORTS) { /* 16 columns s of a row t a lane */
+        if (is_own && me.warp / 2 == (chunk + 1) % SLOT_SHORTS) { /* a lane has 16 columns s of a row t */
             float x[16], largest = 0.0f;
             GT_UNROLL
             for (int i = 0; i < 16; i++) {
@@ -580,7 +588,7 @@ GT_DEV void finish_split_sums(const SplitGradientParams& p, const SplitGradientB
 template <class Tile>
 GT_DEV void split_gradients_of(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me) {
     const Problem& in = p.in;
-    constexpr int FINISHES = 7; /* one of the warps that split fewest rows and make no factors */
+    constexpr int FINISHES = 7; /* one of the warps that split the fewest rows and make no factors */
     const int heads = (int)(in.H / in.G), last_p = (in.P - 1) / ROWS_P * ROWS_P;
     SplitPairs S, W = {};
     SplitSums<Tile> sums = {};

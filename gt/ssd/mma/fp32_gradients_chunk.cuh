@@ -11,22 +11,24 @@ namespace ssd {
 template <int NP_>
 struct GradientSplitTile {
     static constexpr int NP = NP_, WIDE = SplitTile<NP>::WIDE, LO = SplitTile<NP>::LO;
-    static constexpr int TILES = NP < 64 ? 1 : NP / 64, ACTIVE = NP / 8 / TILES; /* of 8 columns, of a warp; warps */
+    static constexpr int TILES = NP < 64 ? 1 : NP / 64, ACTIVE = NP / 8 / TILES; /* TILES of 8 columns per warp, in
+                                                                                  * ACTIVE warps */
     static constexpr int TILE = SplitTile<NP>::BYTES, ROWS = SplitTile<ROWS_P>::BYTES, BLOCK16 = SplitTile<16>::BYTES;
     static constexpr int B = 0, G = B + TILE;
-    static constexpr int X = G + TILE, CHUNKS = X + ROWS; /* [4]: x of earlier chunks, dy of the block's and later
-                                                           * ones */
+    static constexpr int X = G + TILE, CHUNKS = X + ROWS; /* [4]: x of earlier chunks; dy of the block's own chunk and
+                                                           * of later chunks */
     static constexpr int M = CHUNKS + 4 * ROWS;           /* [8 times 16 tokens t] */
     static constexpr int FLOATS = M + 8 * BLOCK16;
-    /* floats, from there */
-    static constexpr int FACTORS = 0, PRE = FACTORS + Factors::COUNT, SUF = PRE + SHORT; /* the slot's */
+    /* offsets in floats from FLOATS on */
+    static constexpr int FACTORS = 0, PRE = FACTORS + Factors::COUNT, SUF = PRE + SHORT; /* over the slot */
     static constexpr int WEIGHT = SUF + SHORT;                                           /* Delta SUF */
     static constexpr int OTHER = WEIGHT + SHORT;                       /* [4 chunks]: factors of L, see slot_factors */
     static constexpr int INVERSES = OTHER + 4 * SHORT;                 /* x, [4 chunks] */
     static constexpr int B_INVERSE = INVERSES + 5 * SHORT;             /* of B */
     static constexpr int M_INVERSE = B_INVERSE + SHORT;                /* [8] */
     static constexpr int E = M_INVERSE + 8 * SHORT, F = E + 8 * SHORT; /* [8 warps], [4 times 8 rows p] */
-    static constexpr int GROUP_INVERSES = E;                           /* before and after the steps: C, [3 others] */
+    static constexpr int GROUP_INVERSES = E;                           /* before and after the steps: inverses of C, [3
+                                                                        * other chunks] */
     static constexpr int DIRECT = F + 4 * SHORT, GAMMA = DIRECT + 4 * SHORT;      /* [4], [8 warps] */
     static constexpr int DIAGONAL = GAMMA + 8 * SHORT, CORNER = DIAGONAL + SHORT; /* [16 rows, 16 columns] */
     static constexpr int DSKIP = CORNER + SHORT, KEPT = DSKIP + 2 * ROWS_P;      /* [2][rows p], [da, direct, across] */
@@ -41,11 +43,11 @@ struct GradientSplitTile {
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for fp32 activations");
 };
 
-/* A block's chunk.  Values that are read once a step lie in shared memory: they would take registers from the sums. */
+/* A block's chunk.  Values that are read once per step lie in shared memory: in registers they would displace sums. */
 template <class Tile>
 struct SplitGradientBlock {
     uint32_t smem;
-    int warp;        /* the compiler knows that all lanes have the same */
+    int warp;        /* the compiler knows that all lanes have the same value */
     int me;          /* number of the chunk */
     int slot_tokens; /* 0: there are none */
 
@@ -59,19 +61,20 @@ struct SplitGradientBlock {
     GT_METHOD int b() const { return field<int>(8); }
     GT_METHOD int slot() const { return field<int>(12); }
     GT_METHOD int g() const { return field<int>(16); }
-    /* elements before the chunk's first rows of x, dy, dx and C, and before the states, for the group's first head */
+    /* Elements before the chunk's first rows of x, dy, dx and C, and before the states, for the group's first head. */
     GT_METHOD int64_t base(int i) const { return field<int64_t>(24 + 8 * i); }
     GT_METHOD int64_t token(int chunk) const { return first() + SHORT * chunk; }
     GT_METHOD int tokens(int chunk) const {
         const int left = slot_tokens - SHORT * chunk;
         return left < 0 ? 0 : left < SHORT ? left : SHORT;
     }
-    /* a step's tile of a chunk's tokens, and the inverse powers of its rows; for the block's own chunk: dy */
+    /* A step's tile for a chunk's tokens, and the inverse powers of the tile's rows.  For the block's own chunk the
+     * tile is dy. */
     GT_METHOD uint32_t rows(int chunk) const { return smem + (Tile::CHUNKS + Tile::ROWS * chunk); }
     GT_METHOD int inverses(int chunk) const { return Tile::INVERSES + SHORT * (1 + chunk); }
 };
 
-/* Blocks: [B,slots,G], then the chunks of a slot. */
+/* Blocks are numbered by [B,slots,G], then by the chunks of a slot. */
 template <class Tile>
 GT_DEV SplitGradientBlock<Tile> find_split_chunk(const SplitGradientParams& p) {
     const Problem& in = p.in;
@@ -103,7 +106,7 @@ GT_DEV SplitGradientBlock<Tile> find_split_chunk(const SplitGradientParams& p) {
 
 /* ---- a step: copies, splitting, factors -------------------------------------------------------------------------- */
 
-/* Starts the copies of rows p0 ... of a head, number `head` of the group's. */
+/* Starts the copies of rows p0 ... of head number `head` of the group. */
 template <class Tile>
 GT_DEV void copy_split_step(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, int head, int p0) {
     const Problem& in = p.in;
@@ -114,7 +117,7 @@ GT_DEV void copy_split_step(const SplitGradientParams& p, const SplitGradientBlo
         static_cast<const float*>(in.x) + (me.base(BASE_X) + row * in.x_stride.t + head * in.x_stride.h + p0 + column);
     const float* const dy = static_cast<const float*>(in.dy) +
                             (me.base(BASE_DY) + row * in.dy_stride.t + head * in.dy_stride.h + p0 + column);
-    const int left = p0 + column < in.P ? me.slot_tokens - row : 0; /* a chunk has the row if left > SHORT chunk */
+    const int left = p0 + column < in.P ? me.slot_tokens - row : 0; /* the chunk has the row if left > SHORT chunk */
     GT_NO_UNROLL
     for (int i = 0; i < 5; i++) {
         const int chunk = i ? i - 1 : me.me;
@@ -122,19 +125,20 @@ GT_DEV void copy_split_step(const SplitGradientParams& p, const SplitGradientBlo
         const int64_t pitch = is_dy ? in.dy_stride.t : in.x_stride.t;
         const float* from = (is_dy ? dy : x) + SHORT * (chunk - me.me) * pitch;
         GT_UNROLL
-        for (int k = 0; k < SHORT; k += STEP) /* rows STEP apart have the same exchange */
+        for (int k = 0; k < SHORT; k += STEP) /* rows STEP apart have the same swizzle */
             cp_async<16>(to + Tile::ROWS * i + k * TileShape<WIDE>::PITCH_BYTES, from + k * pitch,
                          left > SHORT * chunk + k ? 16 : 0);
     }
     cp_async_commit();
 }
 
-/* Splits the tiles of x and dy, 8 rows of one at a time. */
+/* Splits the tiles of x and dy, 8 rows of a tile at a time. */
 template <class Tile>
 GT_DEV void split_step_rows(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, int h, int p0) {
     const Problem& in = p.in;
     const RowSplitter<ROWS_P> rows(0);
-    /* of 20: 2, 2, 2, 2, 3, 4, 4, 1; the first five make factors, the last finishes the step before */
+    /* groups of rows per warp, 20 in all: 2, 2, 2, 2, 3, 4, 4, 1.  The first five warps also make factors; the last
+     * also finishes the previous step. */
     constexpr uint64_t FIRST =
         0 | 2 << 5 | 4 << 10 | 6 << 15 | 8 << 20 | 11 << 25 | 15ull << 30 | 19ull << 35 | 20ull << 40;
     const int end = (int)(FIRST >> (5 * me.warp + 5)) & 31;
@@ -149,7 +153,7 @@ GT_DEV void split_step_rows(const SplitGradientParams& p, const SplitGradientBlo
     }
 }
 
-/* A warp's 4 of 32 rows of G, before they are split. */
+/* A warp's 4 of 32 rows of G, before the rows are split. */
 template <class Tile>
 struct SplitRows {
     static constexpr int PIECES = Tile::NP / 4, COUNT = (4 * PIECES + 31) / 32;
@@ -159,7 +163,7 @@ struct SplitRows {
     GT_METHOD static int row(int warp, int i) { return 4 * warp + (lane_id() + 32 * i) / PIECES; }
     GT_METHOD static int piece(int i) { return (lane_id() + 32 * i) % PIECES; }
 
-    /* from: the first row, or NULL; most <- the largest magnitude of them */
+    /* from: the first row, or NULL; most <- the largest magnitude in the rows */
     GT_METHOD void load(const float* from, int rows, const Problem& in, int warp, uint32_t most) {
         float largest = 0.0f;
         GT_UNROLL
@@ -190,7 +194,7 @@ struct SplitRows {
     }
 };
 
-/* Rows p0 ... of a head's G. */
+/* Loads rows p0 ... of a head's G. */
 template <class Tile>
 GT_DEV void load_G(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, int head, int p0,
                    SplitRows<Tile>& G) {
@@ -199,14 +203,14 @@ GT_DEV void load_G(const SplitGradientParams& p, const SplitGradientBlock<Tile>&
     G.load(from, p.in.P - p0, p.in, me.warp, me.address(Tile::G_MOST + me.warp));
 }
 
-/* The power of the rows of G that were loaded last. */
+/* The power of the rows of G that were last loaded. */
 template <class Tile>
 GT_DEV Power power_of_G(const SplitGradientBlock<Tile>& me) {
     const float4 a = lds<float4>(me.address(Tile::G_MOST)), b = lds<float4>(me.address(Tile::G_MOST + 4));
     return split_power(fmaxf(fmaxf(fmaxf(a.x, a.y), fmaxf(a.z, a.w)), fmaxf(fmaxf(b.x, b.y), fmaxf(b.z, b.w))));
 }
 
-/* dt of a token of the slot, as it is in memory; a chunk by a warp. */
+/* dt of a token of the slot, as stored; each chunk is loaded by one warp. */
 template <class Tile>
 GT_DEV float fetch_time(const Problem& in, const SplitGradientBlock<Tile>& me, int h) {
     const int t = SHORT * me.warp + lane_id();
@@ -214,7 +218,7 @@ GT_DEV float fetch_time(const Problem& in, const SplitGradientBlock<Tile>& me, i
     return load_as(in.dt, in.dt_dtype, offset_of(in.dt_stride, me.b(), me.first() + t, h));
 }
 
-/* Stores its Delta, and the chunk's sum of log2 of the decays, for the next head. */
+/* Stores Delta of this token, and the chunk's sum of log2 of the decays, for the next head. */
 template <class Tile>
 GT_DEV void keep_time(const Problem& in, const SplitGradientBlock<Tile>& me, int h, float dt) {
     const int t = SHORT * me.warp + lane_id();
@@ -226,9 +230,10 @@ GT_DEV void keep_time(const Problem& in, const SplitGradientBlock<Tile>& me, int
     if (lane_id() == 0) sts<float>(me.address(Tile::TOTALS + me.warp), total);
 }
 
-/* Makes the factor of L and w of each token of chunk `chunk`:
+/* Makes the factor of L and w for each token of chunk `chunk`:
+ *
  *     before the block's     Delta_s exp(from after s to the block's first)      times PRE of the block's it is L Delta
- *     after                  exp(from after the block's last through t)          times SUF of the block's it is L
+ *     after                  exp(from after the block's last through t)          times SUF of the block's it is L.
  *     the block's own        pre_t and suf_t of the slot; ALL */
 template <class Tile>
 GT_DEV void slot_factors(const SplitGradientBlock<Tile>& me, float A, int chunk) {
@@ -265,8 +270,8 @@ GT_DEV void slot_factors(const SplitGradientBlock<Tile>& me, float A, int chunk)
 
 /* ---- da --------------------------------------------------------------------------------------------------------- */
 
-/* Adds da, <x, U>, the sums across and dDskip of a finished step to the sums of the head's earlier steps; the last step
- * stores them.  One warp. */
+/* Adds da, <x, U>, the sums across and dDskip of a finished step to the sums of the head's earlier steps.  The last
+ * step stores the sums.  Called by one warp. */
 template <class Tile>
 GT_DEV void finish_split_step(const SplitGradientParams& p, const SplitGradientBlock<Tile>& me, int h, int p0) {
     const Problem& in = p.in;
@@ -303,7 +308,7 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const SplitGradientB
         (address(Tile::F) + address(Tile::F + SHORT)) + (address(Tile::F + 2 * SHORT) + address(Tile::F + 3 * SHORT));
     float direct = (address(Tile::DIRECT) + address(Tile::DIRECT + SHORT)) +
                    (address(Tile::DIRECT + 2 * SHORT) + address(Tile::DIRECT + 3 * SHORT));
-    float across = 0.0f, from = E, upto = F; /* of k: sums over t >= k, over s < k */
+    float across = 0.0f, from = E, upto = F; /* for token k: sums over t >= k, and over s < k */
     const float all_E = warp_sum(E), all_F = warp_sum(F);
     if (lane == Across::E) across = all_E;
     if (lane == Across::F) across = all_F;
@@ -321,7 +326,8 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const SplitGradientB
         if (lane == Across::GAMMA + i) across = all;
     }
     const float corner =
-        address(Tile::CORNER); /* s of the first 16 with all later t; t of the later with all of those */
+        address(Tile::CORNER); /* pairs of s in the first 16 tokens with each later t; then pairs of t in the later 16
+                                * with each of those s */
     float corner_upto = corner, corner_from = corner;
     GT_UNROLL
     for (int d = 1; d < 32; d *= 2) {

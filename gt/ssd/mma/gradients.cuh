@@ -1,47 +1,54 @@
-/* gt/ssd/mma/gradients.cuh - ssd backward of a chunk on tensor cores: every gradient but dz and dstate_in.  dz comes
- * from forward_tensor_kernel, h from it or from states_tensor_kernel, G and dstate_in from the latter, reversed.
+/* gt/ssd/mma/gradients.cuh - ssd backward of a chunk on tensor cores: every gradient but dz and dstate_in.  Other
+ * kernels make these two and the states: forward_tensor_kernel makes dz; it or states_tensor_kernel makes h;
+ * states_tensor_kernel, reversed, makes G and dstate_in.
  *
  * A block has 64 tokens of one group.  It takes the group's heads, and their tiles of 64 rows p, one after another
- * ("steps").  It starts from the states that forward and the reverse state pass left every CHECKPOINT = 128 tokens.
- * Results that the heads of a group share are made once, or summed in registers.  h lies before the chunk, G after it.
- * Letters are this file's: S has no L here, M no Delta:
- *     S = C B^T                      once a block          dS = dy x^T                         a step
- *     w_ts = dS_ts L_ts Delta_s      a step; W is its sum over the steps; at the end  dC += W B  and  dB += W^T C
- *     M_ts = S_ts L_ts               U = suf . (B G^T) + M^T dy              dx = Delta . U + Dskip . dy
- *     dC += pre . (dy h)             dB += (Delta suf) . (x G)               fp32, 64 x N each, in registers
- * and by token, with Gamma = w . S, E_t = <C_t, pre_t h^T dy_t>, F_s = <B_s, Delta_s suf_s G^T x_s> and
- * Z = exp(sum a) <G, h>,
- *     da_k = sum_{t>=k>s} Gamma_ts + sum_{t>=k} E_t + sum_{s<k} F_s + Z
+ * ("steps").  It starts from the states that forward and the reverse state pass stored every CHECKPOINT = 128 tokens.
+ * Results that the heads of a group share are made once, or summed in registers.  h is the state before the chunk, G
+ * the gradient of the state after it.  In this file S does not include L, and M does not include Delta:
+ *
+ *     S = C B^T                      once a block          dS = dy x^T                         a step.
+ *     w_ts = dS_ts L_ts Delta_s      a step; W is its sum over the steps; at the end  dC += W B  and  dB += W^T C.
+ *     M_ts = S_ts L_ts               U = suf . (B G^T) + M^T dy              dx = Delta . U + Dskip . dy.
+ *     dC += pre . (dy h)             dB += (Delta suf) . (x G)               fp32, 64 x N each, in registers.
+ *
+ * The sums by token use Gamma = w . S, E_t = <C_t, pre_t h^T dy_t>, F_s = <B_s, Delta_s suf_s G^T x_s> and Z = exp(sum
+ * a) <G, h>:
+ *
+ *     da_k = sum_{t>=k>s} Gamma_ts + sum_{t>=k} E_t + sum_{s<k} F_s + Z.
  *     <x_s, U_s> = (F_s + sum_t Gamma_ts) / Delta_s: both are summed without Delta          ddt = slope (<x, U> + A da)
- * The rectangle sums of Gamma: rows and columns of 16 x 16 blocks, and within blocks on the diagonal suffixes of rows;
- * all by additions.  A slot of 128 tokens has two chunks: the second makes its h, the first its G, one state update a
- * step.
  *
- * WARPS.  All eight multiply (mma.sync m16n8k16, f16).  Pairs are ten blocks: warps 0, 1, 3, 6 have two, 2 and 7 one
- * and half of <G, h>.  Meanwhile warp 4 makes da and ddt of the last step, warp 5 Delta of the next one.  Decay factors
- * follow from Delta.  With two stages warp 5 makes them then; with one, warps 4 and 5 make them while the step's tiles
- * come.  A step:
- *     x, then dy and the neighbour's x or dy, become f16 in place, a power of two per row               -- barrier 1
- *     the neighbour's tokens go into h or G                                                             -- barrier 2
- *     dS, w, Gamma, M: blocks of 16 s x 16 t; <G, h>; dC and E by warps 0-3, dB and F by warps 4-7      -- barrier 3
- *     U, dx: 32 s x 16 p a warp
- * With one stage x and h of the next step come in during the last phase, and the rest after a fourth barrier.  All
- * pairs are held transposed, rows s: M^T is then a left operand as it is stored.
+ * The rectangle sums of Gamma consist of rows and columns of 16 x 16 blocks and, within blocks on the diagonal, of
+ * suffixes of rows.  They use additions alone.  A slot of 128 tokens has two chunks: the second makes its h, the first
+ * its G, by one state update per step.
  *
- * REGISTERS a thread (N = 128): S 16, sum of W 16, dC or dB 64, the neighbour's B or C 16; 24 for the current product,
- *     32 for the last phase; with z 16 while rows come in.
+ * WARPS.  All eight warps multiply (mma.sync m16n8k16, f16).  Pairs are ten blocks: warps 0, 1, 3 and 6 have two blocks
+ * each, warps 2 and 7 one block and half of <G, h>.  Meanwhile warp 4 makes da and ddt of the previous step, and warp 5
+ * makes Delta of the next step.  Decay factors follow from Delta.  With two stages warp 5 makes them at once.  With one
+ * stage, warps 4 and 5 make them while the step's tiles arrive.  A step:
+ *     x, then dy and the neighbour's x or dy, become f16 in place, a power of two per row               -- barrier 1.
+ *     the neighbour's tokens are added to h or G                                                        -- barrier 2.
+ *     dS, w, Gamma, M: blocks of 16 s x 16 t; <G, h>; dC and E by warps 0-3, dB and F by warps 4-7      -- barrier 3.
+ *     U, dx: 32 s x 16 p per warp.
+ * With one stage, x and h of the next step arrive during the last phase, and the rest after a fourth barrier.  All
+ * pairs are held transposed, with rows s, so M^T is stored in the form of a left operand.
+ *
+ * REGISTERS per thread (N = 128): S 16, sum of W 16, dC or dB 64, the neighbour's B or C 16.  In addition 24 for the
+ * current product, 32 for the last phase; with z 16 while rows arrive.
  * SHARED MEMORY (N = 128), KB: B, C 32; a stage 56 (x, dy, neighbour 24; h, G 32); factors and sums by token 10.8 with
- *     one stage, 15.1 with two.  In all 98.8 and 159.1; with two the next step comes in during this one.  M^T lies over
- *     the neighbour's rows.
- * PRODUCTS a step: 1250 mma (64 x 128 x 64 three times, 64 x 64 x 128, 64 for <G, h>, 0.6 of 64 x 64 x 64 twice) and
- *     about 900 ldmatrix_x4; 2500 instructions a warp in all.
- * BYTES a token and head, bf16, P = 64, N = 128: x, dy, dx 384, the neighbour's 128 and h, G 512, half of it from L2.
- *     z adds 128, and the neighbour's z.
- * GATE.  With z, dy stands for dy silu(z) everywhere: it is multiplied in fp32 as it becomes f16, and so rounded once.
- * N > 128: a launch for every 128 columns of the states.  It makes dB and dC of these columns, and partial sums of dx,
- *     ddt, dA and ddt_bias.  Launches before the last store their sums of dx and ddt as fp32; the last launch adds its
- *     own.
- * grid: [B, slots of 128 tokens, G], two chunks each; block 256.  Every sum has one fixed order: deterministic. */
+ * one stage, 15.1 with two.  In all 98.8 with one stage and 159.1 with two.  With two stages the next step arrives
+ * during this one.  M^T overwrites the neighbour's rows.
+ * PRODUCTS per step: 1250 mma (64 x 128 x 64 three times, 64 x 64 x 128, 64 for <G, h>, 0.6 of 64 x 64 x 64 twice) and
+ * about 900 ldmatrix_x4.  In all 2500 instructions per warp.
+ * BYTES per token and head, bf16, P = 64, N = 128: x, dy, dx 384, the neighbour's 128 and h, G 512, half of it from L2.
+ * z adds 128, and the neighbour's z.
+ * GATE.  With z, dy stands for dy silu(z) everywhere.  The product is formed in fp32 when dy becomes f16, so it is
+ * rounded once.
+ * N > 128: one launch for every 128 columns of the states.  Each launch makes dB and dC of its columns, and partial
+ * sums of dx, ddt, dA and ddt_bias.  All launches but the last store their sums of dx and ddt as fp32; the last launch
+ * adds its own sums.
+ * grid: [B, slots of 128 tokens, G], two chunks each; block 256.  Every sum has one fixed order, so results are
+ * deterministic. */
 #ifndef GT_SSD_MMA_GRADIENTS_CUH
 #define GT_SSD_MMA_GRADIENTS_CUH
 
@@ -52,9 +59,9 @@ namespace ssd {
 
 /* ---- pairs ----------------------------------------------------------------------------------------------------- */
 
-/* The warp's pairs: tokens s of block s_block, and tokens t of blocks t_block and t_block + 1 except a block before
- * s_block.  Digit w (hex, from the right) of each constant is warp w's.  Each scheduler, which runs warps w and w + 4,
- * has two or three of the ten blocks. */
+/* The warp's pairs: tokens s of block s_block with tokens t of blocks t_block and t_block + 1, except a block of t
+ * before s_block.  Digit w (hex, from the right) of each constant belongs to warp w.  A scheduler runs warps w and w +
+ * 4, and these two warps together have two or three of the ten blocks. */
 struct WarpPairs {
     int s_block, t_block;
     GT_METHOD explicit WarpPairs(int warp) {
@@ -64,7 +71,7 @@ struct WarpPairs {
     GT_METHOD bool has(int i) const { return t_block + i >= s_block; }
 };
 
-/* of block t_block + i: [i][columns t of 8][as mma has them, rows s] */
+/* pairs of block t_block + i: [i][columns t of 8][registers of an mma accumulator, rows s] */
 typedef float Pairs16[2][2][4];
 
 /* S^T of the chunk, in full. */
@@ -100,7 +107,7 @@ GT_DEV void make_S(const ChunkGradientBlock<C>& me, Pairs16& S) {
     }
 }
 
-/* L_ts of the elements of a lane in tile `n` of a block of t, rows s of block `s_block`. */
+/* L_ts of the lane's elements in tile `n` of a block of t, rows s of block `s_block`. */
 template <class C>
 GT_DEV void pair_decays(const ChunkGradientBlock<C>& me, int step, int block, int s_block, int n, float (&L)[4]) {
     const int g = lane_id() / 4, j = lane_id() % 4, t = 16 * block + 8 * n + 2 * j, s = 16 * s_block + g;
@@ -114,7 +121,7 @@ GT_DEV void pair_decays(const ChunkGradientBlock<C>& me, int step, int block, in
         }
         return;
     }
-    /* 0 where t lies in the first half and s in the second */
+    /* 0 if t is in the first half of a block and s in the second */
     const uint32_t diagonal = me.address(me.factor(step, Factors::DIAGONAL) + 8 * t + g);
     const float near0 = lds<float>(diagonal), near1 = lds<float>(diagonal + 32);
     const float2 u = lds<float2>(me.address(me.factor(step, Factors::HALF) + t));
@@ -123,7 +130,7 @@ GT_DEV void pair_decays(const ChunkGradientBlock<C>& me, int step, int block, in
     L[2] = n ? near0 : 0.0f, L[3] = n ? near1 : 0.0f;
 }
 
-/* sum_t <dy_t, x_t> of a block on the diagonal, from its dS and the inverses of the rows' powers. */
+/* Stores sum_t <dy_t, x_t> of a block on the diagonal, from dS of the block and the inverses of the rows' powers. */
 template <class C>
 GT_DEV void store_trace(const ChunkGradientBlock<C>& me, int step, int block, const float (&dS)[2][4]) {
     const int g = lane_id() / 4, j = lane_id() % 4;
@@ -139,7 +146,7 @@ GT_DEV void store_trace(const ChunkGradientBlock<C>& me, int step, int block, co
     if (lane_id() == 0) sts<float>(me.address(me.sums(step, C::TRACE) + block), sum);
 }
 
-/* dS, W (added to), Gamma and its sums, M^T. */
+/* Makes dS, adds to W, makes Gamma and its sums, and M^T. */
 template <class C>
 GT_DEV void make_pair_gradients(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
                                 const Pairs16& S, Pairs16& W) {
@@ -161,7 +168,7 @@ GT_DEV void make_pair_gradients(const ChunkGradientParams& p, const ChunkGradien
             mma_f16(dS[1], a, b[2], b[3]);
         }
         if (block == at.s_block && p.dskip && !p.in.skip_per_channel) store_trace(me, step, block, dS);
-        /* a power of two for each row of M^T: |S| <= N 2^28 over the powers of C and B */
+        /* a power of two for each row of M^T, from a bound: |S| <= N 2^28 divided by the powers of C and B */
         float delta[2], inverse[2], power[2];
         const float2 bounds = lds<float2>(me.address(C::M_BOUND + 2 * at.s_block));
         const float growth = me.value(me.factor(step, Factors::GROWTH));
@@ -213,7 +220,7 @@ GT_DEV void make_pair_gradients(const ChunkGradientParams& p, const ChunkGradien
 
 /* ---- dC and dB ------------------------------------------------------------------------------------------------- */
 
-/* A warp's part of dC (warps 0-3, which = 0) or dB: half of the tokens and half of the columns of N. */
+/* A warp's part of dC (warps 0-3, which = 0) or dB (warps 4-7): half of the tokens and half of the columns of N. */
 struct WarpProduct {
     int which, t_half, n_half;
     GT_METHOD explicit WarpProduct(int warp) {
@@ -228,8 +235,8 @@ struct ProductSums {
     float v[C::PASSES][2][C::TILES][4];
 };
 
-/* sums += factor_t sum_k left[t][k] right[k][n] and, if asked, dots[t] = <row t of left right, other_t>.  left: 64 x
- * 64, right: 64 x N, other: [t][n].  ratios: multiply the left columns of 16 rows k of `right`. */
+/* sums += factor_t sum_k left[t][k] right[k][n].  With DOTS, also dots[t] = <row t of left right, other_t>.  left: 64 x
+ * 64, right: 64 x N, other: [t][n].  ratios: factors of left's columns, one for each 16 rows k of `right`. */
 template <bool DOTS, class C>
 GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, uint32_t left, uint32_t right,
                         uint32_t other, const float (&ratios)[4], const float (&factor)[2][2], float (&dots)[4]) {
@@ -284,7 +291,7 @@ GT_DEV void add_product(const ChunkGradientBlock<C>& me, ProductSums<C>& sums, u
     }
 }
 
-/* The step's partial sums of dC and dB, and E and F. */
+/* Adds the step's partial sums of dC and dB, and makes E and F. */
 template <class C>
 GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>& sums) {
     const WarpProduct at(me.warp);
@@ -293,7 +300,7 @@ GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>
     const float4 inverses = state_inverses(me, step, at.which);
     const float largest = largest_of(inverses), unit = inverse_of(largest);
     const float ratios[4] = {inverses.x * unit, inverses.y * unit, inverses.z * unit, inverses.w * unit};
-    /* of token 32 t_half + 8 i + g, without Delta */
+    /* factor of token 32 t_half + 8 i + g, without Delta */
     const auto factor_of = [&](int i) {
         const int t = 32 * at.t_half + 8 * i + g;
         return me.value(me.factor(step, at.which ? Factors::SUF : Factors::PRE) + t) *
@@ -319,7 +326,7 @@ GT_DEV void add_states(const ChunkGradientBlock<C>& me, int step, ProductSums<C>
 
 /* ---- <G, h> ---------------------------------------------------------------------------------------------------- */
 
-/* The sums of 16 rows p each, by warps 2 and 7, which have only one block of pairs. */
+/* <G, h> over 16 rows p each, by warps 2 and 7, which have one block of pairs only. */
 template <class C>
 GT_DEV void dot_states(const ChunkGradientBlock<C>& me, int step) {
     const int g = lane_id() / 4, j = lane_id() % 4;
@@ -346,12 +353,12 @@ GT_DEV void dot_states(const ChunkGradientBlock<C>& me, int step) {
 
 /* ---- U and dx --------------------------------------------------------------------------------------------------- */
 
-/* U of the warp's tokens s by 16 rows p, in two parts: from G, and from pairs. */
+/* U of the warp's tokens s by 16 rows p, in two parts: from_G and from_pairs. */
 struct InputSums {
     float from_G[2][2][4], from_pairs[2][2][4];
 };
 
-/* s_block: the first of the warp's tokens. */
+/* s_block: the block of the warp's first token. */
 template <class C>
 GT_DEV void multiply_inputs(const ChunkGradientBlock<C>& me, int step, int p_block, int s_block, InputSums& sums) {
     const uint32_t stage = me.stage(step);
@@ -389,8 +396,8 @@ GT_DEV uint32_t pack_as(gt_dtype dtype, float lo, float hi) {
     return dtype == GT_BF16 ? pack_bf16(lo, hi) : pack_f16(lo, hi);
 }
 
-/* Adds the partial sum of dx of earlier launches, and stores the sum for later launches.  i: one of the thread's four
- * rows. */
+/* Adds the partial sum of dx that earlier launches stored, and stores the new sum for later launches.  i: one of the
+ * thread's four rows. */
 template <class C>
 GT_DEV void add_share(const ChunkGradientParams& p, int steps, int step, int i, float (&dx)[4]) {
     float* const address = p.dx_share + ((((int64_t)block_x() * steps + step) * 4 + i) * C::THREADS + thread_id()) * 4;
@@ -401,7 +408,7 @@ GT_DEV void add_share(const ChunkGradientParams& p, int steps, int step, int i, 
     if (p.leaves_share) stg<float4>(address, {dx[0], dx[1], dx[2], dx[3]});
 }
 
-/* Whether x is read until the step ends: it is if dDskip is per channel. */
+/* Whether x is read until the step ends, as dDskip per channel requires. */
 GT_DEV bool keeps_x(const ChunkGradientParams& p) { return p.dskip && p.in.skip_per_channel; }
 
 template <class C>
@@ -426,7 +433,8 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
     const uint32_t dy_addresses = block_at<64>(by_rows<64>(stage + C::DY), s_block, p_block);
     uint32_t dys[4]; /* [n][e], of 16 rows */
     float dskip[4] = {};
-    /* a lane has pairs of columns; with its neighbour it makes fours, so that a row's lanes write 32 adjacent bytes */
+    /* A lane has pairs of columns.  It exchanges pairs with the next lane to get four columns, so that a row's lanes
+     * write 32 adjacent bytes. */
     const bool odd = j % 2, exists = p.dx && p0 + (odd ? 8 : 0) < in.P && !(C::MORE && p.leaves_share);
     uint16_t* to = place_of<uint16_t>(me, PLACE_DX) + (16 * s_block + g) * p.dx_stride.t + 16 * p_block +
                    (odd ? 8 : 0) + j / 2 * 4;
@@ -469,7 +477,8 @@ GT_DEV void finish_inputs(const ChunkGradientParams& p, const ChunkGradientBlock
 /* ---- dB and dC in the end -------------------------------------------------------------------------------------- */
 
 /* Stores the sum of W over the heads as f16, with a power of two for every row.  At `tile`: W_ts times the inverse of
- * B_s, rows t.  Behind it: the transpose times the inverse of C_t, rows s.  All warps; two barriers. */
+ * B_s, with rows t.  After that: the transpose, times the inverse of C_t, with rows s.  Called by all warps; contains
+ * two barriers. */
 template <class C>
 GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs16& W) {
     const WarpPairs at(me.warp);
@@ -518,7 +527,7 @@ GT_DEV void store_W(const ChunkGradientBlock<C>& me, uint32_t tile, const Pairs1
     }
 }
 
-/* The warp's part of dC or dB, through shared memory in pieces of 16 bytes. */
+/* Stores the warp's part of dC or dB, through shared memory, in pieces of 16 bytes. */
 template <class C>
 GT_DEV void store_product(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, uint32_t tile,
                           const ProductSums<C>& sums) {
@@ -577,7 +586,7 @@ template <class C>
 GT_DEV void gradients_of(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me) {
     const Problem& in = p.in;
     const bool finishes = me.warp == C::TIME_WARP, makes_factors = me.warp == C::FACTOR_WARP;
-    /* one stage is free until step 0, the other until step 1 */
+    /* the neighbour's B or C lies in the last stage, which is free until step 0, or with two stages until step 1 */
     const uint32_t neighbour_tile = me.smem + C::STAGE0 + (C::STAGES - 1) * C::STAGE + C::H;
     const auto copy_group = [&](uint32_t tile, const void* data, gt_stride stride, int64_t first, int tokens) {
         load_tile<C::N, 32 * C::WARPS>(tile, static_cast<const uint16_t*>(data) + offset_of(stride, me.b, first, me.g),

@@ -9,17 +9,17 @@
 namespace gt {
 namespace ssd {
 
-/* MORE: with z, or with partial sums of other launches; kernels without MORE take fewer registers. */
+/* MORE: with z, or with partial sums of other launches.  Kernels without MORE take fewer registers. */
 template <int N_, int STAGES_, bool MORE_ = false>
 struct ChunkGradientTraits {
     static constexpr int N = N_, STAGES = STAGES_;
     static constexpr bool MORE = MORE_;
     static constexpr int WARPS = 8, THREADS = 32 * WARPS;
-    static constexpr int COLUMNS = N / 2; /* of dC or dB, of a warp: with 32 rows */
+    static constexpr int COLUMNS = N / 2; /* columns of dC or dB per warp, in 32 rows */
     static constexpr int PASS = COLUMNS > 32 ? 16 : COLUMNS, PASSES = COLUMNS / PASS, TILES = PASS / 8;
-    /* of the state that a chunk makes itself, of a warp: columns and blocks of 16 rows */
+    /* per warp, of the state that a chunk makes itself: tiles of columns, and blocks of 16 rows */
     static constexpr int MADE_WARPS = N < 64 ? N / 8 : 8, MADE_TILES = N / 8 / MADE_WARPS, MADE_BLOCKS = MADE_WARPS / 2;
-    /* the two warps that have no pairs: they make da and ddt of the last step, and decay factors */
+    /* the two warps without pairs: they make da and ddt of the previous step, and decay factors */
     static constexpr int TIME_WARP = 4, FACTOR_WARP = 5;
     /* bytes */
     static constexpr int STATE = CHUNK * N * 2, ROWS = CHUNK * 64 * 2;
@@ -27,43 +27,44 @@ struct ChunkGradientTraits {
     static constexpr int X = 0, DY = X + ROWS, NEXT = DY + ROWS, H = NEXT + ROWS, G = H + STATE; /* of a stage */
     static constexpr int STAGE = G + STATE;
     static constexpr int FLOATS = STAGE0 + STAGES * STAGE;
-    static constexpr int W_PITCH = 66; /* at the end, fp32 [64][66] over a stage */
+    static constexpr int W_PITCH = 66; /* at the end: fp32 [64][66], over a stage */
     static_assert(4 * CHUNK * W_PITCH <= STAGE, "room for it");
-    /* floats, from there; with two stages there are also two sets of factors, for steps in turn */
+    /* offsets in floats from FLOATS on; with two stages there are two sets of factors, which steps use in turn */
     static constexpr int COPIES = STAGES;
     static constexpr int FACTORS = 0, MADE = FACTORS + COPIES * Factors::COUNT; /* [64, E]: neighbour_factors() */
     static constexpr int STATE_INVERSES = MADE + CHUNK + 4;                     /* [2][h 4, G 4] */
     static constexpr int PLACES = STATE_INVERSES + 16;                          /* place_step() */
     static constexpr int MADE_INVERSE = PLACES + 12, SKIP = MADE_INVERSE + 1;   /* SKIP: [2], Dskip of a step's head */
-    static constexpr int ROW_INVERSES = MADE_INVERSE + 4; /* [COPIES][x 64, dy 64]; in the end of W's rows */
+    static constexpr int ROW_INVERSES = MADE_INVERSE + 4; /* [COPIES][x 64, dy 64]; at the end for W's rows */
     static constexpr int M_INVERSE = ROW_INVERSES + COPIES * 2 * CHUNK,
-                         STEP_DELTA = M_INVERSE + CHUNK; /* [64, A]: of the step whose factors are made next */
-    /* of the neighbour's tokens; with one stage a barrier is between them and M_INVERSE */
+                         STEP_DELTA = M_INVERSE + CHUNK; /* [64, A]: Delta of the step whose factors are made next, and
+                                                          * A of its head */
+    /* for the neighbour's tokens; with one stage, a barrier separates the uses of WEIGHT and of M_INVERSE */
     static constexpr int WEIGHT = STAGES == 1 ? M_INVERSE : STEP_DELTA + CHUNK + 4;
     static constexpr int B_INVERSE = (STAGES == 1 ? STEP_DELTA + 4 : WEIGHT) + CHUNK, C_INVERSE = B_INVERSE + CHUNK,
                          NEXT_INVERSE = C_INVERSE + CHUNK;
     static constexpr int ROW_BOUND = NEXT_INVERSE + CHUNK, WEIGHT_SUM = ROW_BOUND + 8; /* of the warps' rows */
-    static constexpr int M_BOUND = WEIGHT_SUM + 8; /* [8]: of the rows from 8 i on */
+    static constexpr int M_BOUND = WEIGHT_SUM + 8; /* [8]: bounds of the rows from 8 i on */
     static constexpr int DSKIP = M_BOUND + 8;      /* by channel: [2 halves of t][p] */
     static constexpr int SUMS = DSKIP + 2 * CHUNK; /* [2], of steps in turn */
-    /* from the step's SUMS; Gamma by blocks of pairs: pair_index() */
-    static constexpr int ROW_SUMS = 0;                            /* [6][t]: sums over s, t in a later block */
+    /* offsets from the step's SUMS; sums of Gamma by blocks of pairs, see pair_index() */
+    static constexpr int ROW_SUMS = 0;                            /* [6][t]: sums over s, where t is in a later block */
     static constexpr int COLUMN_SUMS = ROW_SUMS + 6 * BLOCK;      /* [10][s]: over t, without Delta_s */
     static constexpr int DIAGONAL = COLUMN_SUMS + 10 * BLOCK;     /* [k] */
     static constexpr int E = DIAGONAL + CHUNK, F = E + 2 * CHUNK; /* [2 halves of n][t]; F without Delta_s */
-    static constexpr int Z = F + 2 * CHUNK, TRACE = Z + 4;        /* by 16 rows p; <dy_t, x_t> by 16 tokens */
+    static constexpr int Z = F + 2 * CHUNK, TRACE = Z + 4;        /* Z by 16 rows p; TRACE: <dy_t, x_t> by 16 tokens */
     static constexpr int SUMS_COUNT = TRACE + 4;
     static constexpr int SMEM = FLOATS + 4 * (SUMS + 2 * SUMS_COUNT);
     static_assert(SMEM <= (STAGES == 2 ? 163 : 99) * 1024, "fits: where two stages may not, one does");
     static_assert(SUMS % 4 == 0 && SUMS_COUNT % 4 == 0 && Factors::COUNT % 4 == 0 && PLACES % 2 == 0, "aligned");
 };
 
-/* The index of a block of pairs, tokens t of block `t` and s of block `s`: among the blocks on or under the diagonal,
- * and among those under it. */
+/* The index of a block of pairs, with tokens t of block `t` and tokens s of block `s`.  pair_index() counts the blocks
+ * on or under the diagonal; lower_pair_index() counts the blocks under it. */
 GT_HD int pair_index(int t, int s) { return t * (t + 1) / 2 + s; }
 GT_HD int lower_pair_index(int t, int s) { return t * (t - 1) / 2 + s; }
 
-/* The place of a block, and its addresses in shared memory. */
+/* A block's chunk, and the block's addresses in shared memory. */
 template <class C>
 struct ChunkGradientBlock : ChunkPlace {
     GT_METHOD uint32_t address(int offset) const { return smem + C::FLOATS + 4 * offset; }
@@ -78,7 +79,7 @@ struct ChunkGradientBlock : ChunkPlace {
 
 /* ---- loads, and f16 -------------------------------------------------------------------------------------------- */
 
-/* First addresses of a step's copies, and of dx. */
+/* Names of the first addresses of a step's copies, and of dx. */
 enum Place { PLACE_X, PLACE_DY, PLACE_NEXT, PLACE_H, PLACE_G, PLACE_DX };
 
 template <class C>
@@ -91,7 +92,7 @@ GT_DEV T* place_of(const ChunkGradientBlock<C>& me, int place) {
     return (T*)(uintptr_t)lds<uint64_t>(me.address(C::PLACES + 2 * place));
 }
 
-/* Sets the addresses of the copies for `step`, once for all threads.  One warp. */
+/* Sets the addresses of the copies for `step`, once for all threads.  Called by one warp. */
 template <class C>
 GT_DEV void place_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const Problem& in = p.in;
@@ -117,7 +118,7 @@ GT_DEV void place_dx(const ChunkGradientParams& p, const ChunkGradientBlock<C>& 
                       me.p0(p, step));
 }
 
-/* Starts the copy of rows of x or dy: a lane copies the pieces that it converts.  Missing rows and columns become
+/* Starts the copy of rows of x or dy.  A lane copies the pieces that it will convert.  Missing rows and columns become
  * zeros. */
 GT_DEV void copy_rows(int warp, uint32_t tile, const uint16_t* from, int64_t pitch, int rows, int columns) {
     const RowLanes<64> at;
@@ -146,7 +147,8 @@ GT_DEV void copy_state(const Problem& in, const Checkpoints& states, const f16* 
     }
 }
 
-/* Starts the copies of x and h of a step: nothing reads them after dC and dB.  All threads. */
+/* Starts the copies of x and h of a step.  They may start early, because nothing reads x and h after dC and dB.  Called
+ * by all threads. */
 template <class C>
 GT_DEV void copy_x_and_h(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const int p0 = me.p0(p, step);
@@ -156,7 +158,7 @@ GT_DEV void copy_x_and_h(const ChunkGradientParams& p, const ChunkGradientBlock<
     cp_async_commit();
 }
 
-/* Starts the other copies: dy, the neighbour's rows and G.  z: load_gates(). */
+/* Starts the other copies: dy, the neighbour's rows and G.  load_gates() loads z. */
 template <class C>
 GT_DEV void copy_dy_and_G(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step) {
     const Problem& in = p.in;
@@ -170,7 +172,7 @@ GT_DEV void copy_dy_and_G(const ChunkGradientParams& p, const ChunkGradientBlock
     cp_async_commit();
 }
 
-/* z beside the pieces of dy that a lane converts: the chunk's, and the neighbour's. */
+/* The pieces of z that match the pieces of dy that a lane converts: for the chunk, and for the neighbour. */
 struct Gates {
     uint4 own[RowLanes<64>::PIECES], neighbour[RowLanes<64>::PIECES];
 };
@@ -199,8 +201,8 @@ GT_DEV void load_gates(const ChunkGradientParams& p, const ChunkGradientBlock<C>
                   gates.neighbour);
 }
 
-/* Turns the warp's rows of a tile into f16 in place.  Returns the inverse of the lane's row, RowLanes<64>().row of
- * them. */
+/* Turns the warp's rows of a tile into f16 in place.  Returns the inverse of the power of the lane's row, which is
+ * RowLanes<64>().row of these rows. */
 template <class T>
 GT_DEV float convert_rows_of(int warp, uint32_t tile) {
     const RowLanes<64> at;
@@ -253,7 +255,7 @@ GT_DEV float convert_dy(const Problem& in, int warp, uint32_t tile, const uint4 
     return in.dtype == GT_BF16 ? convert_gated_rows_of<bf16>(warp, tile, z) : convert_gated_rows_of<f16>(warp, tile, z);
 }
 
-/* The sum over a warp's 8 rows, each of them in 4 lanes. */
+/* The sum over a warp's 8 rows, each of which is in 4 lanes. */
 GT_DEV float rows_sum(float x) {
     GT_UNROLL
     for (int mask = RowLanes<64>::LANES; mask < 32; mask *= 2) x += shfl_xor(x, mask);
@@ -269,7 +271,7 @@ GT_DEV float rows_largest(float x) {
     return x;
 }
 
-/* Converts the warp's rows of a step's tiles, which the warp itself copied: x first. */
+/* Converts the warp's rows of a step's tiles, x first.  The same warp has copied them. */
 template <class C>
 GT_DEV void convert_step(const Problem& in, const ChunkGradientBlock<C>& me, int step, const Gates& gates) {
     const RowLanes<64> at;
@@ -298,7 +300,7 @@ GT_DEV void convert_step(const Problem& in, const ChunkGradientBlock<C>& me, int
     }
 }
 
-/* Bounds of dy and C over all rows from each row on, 8 rows at a time.  One warp, between barriers. */
+/* Makes bounds of dy and C over all rows from each row on, 8 rows at a time.  Called by one warp, between barriers. */
 template <class C>
 GT_DEV void bound_rows(const ChunkGradientBlock<C>& me) {
     const int lane = lane_id();
@@ -313,8 +315,8 @@ GT_DEV void bound_rows(const ChunkGradientBlock<C>& me) {
 
 /* ---- the state that the chunk makes ---------------------------------------------------------------------------- */
 
-/* The neighbour's B or C as a warp multiplies it: right operands of all 64 tokens and the warp's columns, divided by
- * WEIGHT_RANGE. */
+/* The neighbour's B or C in the form that a warp multiplies: right operands of all 64 tokens and the warp's columns,
+ * divided by WEIGHT_RANGE. */
 template <class C>
 struct Neighbour {
     uint32_t words[4][C::MADE_TILES][2];
@@ -340,8 +342,8 @@ GT_DEV void read_neighbour(const ChunkGradientBlock<C>& me, uint32_t tile, Neigh
     }
 }
 
-/* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T, over the neighbour's tokens, in place: f16 with one
- * power of two.  h: rows of x and B; G: of dy and C. */
+/* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T over the neighbour's tokens, in place, as f16 with one
+ * power of two.  The rows are x and B for h, dy and C for G. */
 template <class C>
 GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbour<C>& neighbour) {
     const int lane = lane_id(), g = lane / 4, j = lane % 4;
@@ -356,7 +358,7 @@ GT_DEV void make_state(const ChunkGradientBlock<C>& me, int step, const Neighbou
     const float E = me.value(C::MADE + CHUNK);
     const int from = C::STATE_INVERSES + step % 2 * 8 + (me.second ? 0 : 4);
     const Power weights = power_of(sum * (0x1p14f / WEIGHT_RANGE)); /* to at most WEIGHT_RANGE */
-    /* no row and no row of B or C exceeds 2^14, no state 2^16 */
+    /* the bound holds since no element of rows, B or C exceeds 2^14, and no element of the state 2^16 */
     const float bound = fma_rn(E * 0x1p16f, largest_of(lds<float4>(me.address(from))), sum * 0x1p28f);
     const Power made = power_of(bound);
     float sums[C::MADE_BLOCKS][C::MADE_TILES][4] = {};

@@ -1,5 +1,5 @@
-/* gt/ssd/mma/gradients_tokens.cuh - work by token of chunk_gradient_kernel (gradients.cuh), a warp each: Delta and
- * decay factors before a step, da and ddt after it. */
+/* gt/ssd/mma/gradients_tokens.cuh - the work by token of chunk_gradient_kernel (gradients.cuh), one warp for each part:
+ * Delta and decay factors before a step, da and ddt after it. */
 #ifndef GT_SSD_MMA_GRADIENTS_TOKENS_CUH
 #define GT_SSD_MMA_GRADIENTS_TOKENS_CUH
 
@@ -10,7 +10,7 @@ namespace ssd {
 
 /* ---- decay factors, da, ddt ------------------------------------------------------------------------------------ */
 
-/* A lane's values of a head's dt, as bits: tokens 2 lane, 2 lane + 1 of the chunk and of its neighbour. */
+/* A lane's values of a head's dt, as bits: of the tokens 2 lane, 2 lane + 1 of the chunk and of its neighbour. */
 struct StepTimes {
     uint32_t own[2] = {}, other[2] = {};
 };
@@ -29,7 +29,7 @@ GT_DEV void load_times(const ChunkGradientParams& p, const ChunkGradientBlock<C>
         load_dt(in, offset_of(in.dt_stride, me.b, me.neighbour(), me.head(p, step)), me.neighbour_tokens, dt.other);
 }
 
-/* The weight of each of the neighbour's tokens in the state that the chunk makes, and exp(sum a). */
+/* Makes the weight of each of the neighbour's tokens in the state that the chunk makes, and exp(sum a). */
 template <class C>
 GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
                               const float (&delta)[2]) {
@@ -53,7 +53,7 @@ GT_DEV void neighbour_factors(const ChunkGradientParams& p, const ChunkGradientB
     if (lane == 0) sts<float>(me.address(addresses + CHUNK), exp2_finite(from));
 }
 
-/* Makes a step's inputs before it begins, except its factors: Delta, Dskip, the states' inverses. */
+/* Makes a step's inputs before the step begins, except its decay factors: Delta, Dskip, the states' inverses. */
 template <class C>
 GT_DEV void prepare_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step, const StepTimes& dt) {
     const Problem& in = p.in;
@@ -77,7 +77,7 @@ GT_DEV void prepare_step(const ChunkGradientParams& p, const ChunkGradientBlock<
     sts<float>(me.address(C::STATE_INVERSES + step % 2 * 8 + lane_id()), inverse);
 }
 
-/* Makes the chunk's own decay factors, from prepare_step()'s Delta. */
+/* Makes the chunk's own decay factors from the Delta of prepare_step(). */
 template <int WHICH, class C>
 GT_DEV void own_factors(const ChunkGradientBlock<C>& me, int step) {
     const float2 pair = lds<float2>(me.address(C::STEP_DELTA + 2 * lane_id()));
@@ -96,8 +96,8 @@ struct HeadSums {
     float dskip;
 };
 
-/* da and ddt of a finished step, once the head's last tile is done, and its partial sums of dA, ddt_bias, dDskip.
- * dt: bits of its tokens. */
+/* Makes the partial sums of dA, ddt_bias and dDskip for a finished step; after the head's last tile also da and ddt.
+ * dt: bits of the chunk's tokens. */
 template <class C>
 GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
                         const uint32_t (&dt)[2], HeadSums& head) {
@@ -113,13 +113,13 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
     deltas_of(in, h, me.tokens, dt, deltas);
     float2 da = sums_from(of_halves(C::E));
     GT_UNROLL
-    for (int i = 0; i < 3; i++) { /* Gamma_ts: s in an earlier block than k */
+    for (int i = 0; i < 3; i++) { /* Gamma_ts for s in an earlier block than k */
         float2 row = {0.0f, 0.0f};
         if (i < block) row = of_pairs(C::ROW_SUMS, lower_pair_index(block, i));
         row = sums_from(row);
         if (i < block) da = plus(da, row);
     }
-    /* s in the block of k, t in a later one; both in the block of k; F */
+    /* s in the block of k with t in a later block; then both in the block of k; then F */
     float2 later = {0.0f, 0.0f};
     GT_UNROLL
     for (int i = 1; i < BLOCKS; i++)
@@ -161,7 +161,7 @@ GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C
         const float da_t = i ? da.y : da.x, direct_t = i ? direct.y : direct.x;
         const Delta delta = deltas[i];
         if (t >= me.tokens) continue;
-        /* the slope first: the sum without it may overflow */
+        /* multiplies the slope first, because the sum without it may overflow */
         float ddt = fma_rn(delta.slope * A, da_t, delta.slope * direct_t);
         if (delta.slope == 0.0f) ddt = 0.0f;
         if (C::MORE && p.ddt_share) {

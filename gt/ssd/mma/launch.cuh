@@ -62,7 +62,7 @@ static gt_status launch_chunks_with(const ChunkGradientParams& p, Chain& chain) 
                C::THREADS, C::SMEM, chain, p);
 }
 
-/* One kernel takes both types of 16 bits. */
+/* One kernel takes bf16 and f16. */
 static inline gt_status launch_slab_chunks(const ChunkGradientParams& p, int stages, Chain& chain) {
     return dispatch_columns(p.in, [&](auto, auto columns) {
         constexpr int N = decltype(columns)::value;

@@ -1,20 +1,22 @@
 /* gt/ssd/mma/state.cuh - ssd on tensor cores: states in registers, and a block's position.
  *
- * A unit is 64 rows of one head's state: a head with P <= 64 is one unit, with P = 128 two.  The units of a block
- * belong to one group and share its B and C: two units in kernels for mma, one to four in kernels for compute
- * capability 9.0.  A warp has 16 rows of a unit and all NP >= N columns, as accumulators of mma:
- *     H[n][e] is row 8 (e / 2) + g, column 8 n + 2 j + e % 2          g = lane / 4, j = lane % 4
- * in fp32, times a power of two that keeps it below 2^16, so that packing to f16 needs no scale.  (32 rows a warp would
- * read B and C half as often, but 8 warps a multiprocessor hide no latency.)  The power follows an upper bound of the
- * magnitudes, which costs a few operations a chunk: E times the old bound, plus the most that the update can add.
- * Where a checkpoint is written, the bound becomes the maximum itself.  The power changes, exactly, as H is multiplied
- * by E.
+ * A unit is 64 rows of one head's state: a head with P <= 64 is one unit, a head with P = 128 is two.  The units of a
+ * block belong to one group and share its B and C.  A block has two units in kernels for mma, one to four in kernels
+ * for compute capability 9.0.  A warp has 16 rows of a unit and all NP >= N columns, in the layout of mma accumulators:
  *
- * The update   H <- E H + sum_t v_t b_t^T   takes v_t = (x_t or dy_t) . weight_t as f16, times a power of two, and b_t
- * of B or C.  The sum of 64 tokens starts at zero, because tensor cores round sums towards zero, and an fp32 addition
+ *     H[n][e] is row 8 (e / 2) + g, column 8 n + 2 j + e % 2          g = lane / 4, j = lane % 4.
+ *
+ * (With 32 rows per warp, B and C would be read half as often, but 8 warps per multiprocessor hide no latency.)
+ *
+ * H is fp32, times a power of two that keeps it below 2^16, so that packing to f16 needs no scale.  The power follows
+ * an upper bound of the magnitudes: E times the old bound, plus the most that the update can add.  The bound costs a
+ * few operations per chunk.  Where a checkpoint is written, the true maximum replaces the bound.  The power changes
+ * when H is multiplied by E; the change is exact.
+ *
+ * The update   H <- E H + sum_t v_t b_t^T   takes v_t = (x_t or dy_t) . weight_t as f16, times a power of two, and rows
+ * b_t of B or C.  Tensor cores round sums towards zero, so the sum of 64 tokens starts at zero, and an fp32 addition
  * adds it to H.
- * registers: NP / 2 for H, 16 for v, 16 for the sums.
- */
+ * registers: NP / 2 for H, 16 for v, 16 for the sums. */
 #ifndef GT_SSD_MMA_STATE_CUH
 #define GT_SSD_MMA_STATE_CUH
 
@@ -24,15 +26,15 @@
 namespace gt {
 namespace ssd {
 
-/* The warp, in a form that shows the compiler that its lanes agree. */
+/* The warp's number, in a form that tells the compiler that all lanes have the same value. */
 GT_DEV int uniform_warp() {
     const int warp = shfl_idx(warp_id(), 0);
     GT_ASSUME(warp >= 0 && warp < WARPS);
     return warp;
 }
 
-/* Fills Weights, by one warp.  weight: of tokens 2 lane, 2 lane + 1, with the inverses of both tiles' powers; most:
- * bounds of |x or dy| . |weight|. */
+/* Fills Weights, by one warp.  weight: weights of the tokens 2 lane, 2 lane + 1, which include the inverses of both
+ * tiles' powers.  most: bounds of |x or dy| . |weight|. */
 GT_DEV void make_weights(uint32_t addresses, float2 weight, float2 most) {
     float largest = fmaxf(most.x, most.y), sum = most.x + most.y;
     GT_UNROLL
@@ -75,8 +77,8 @@ struct WarpState {
         power = power_of(bound);
     }
 
-    /* 16 rows, from row0 on, of the launch's columns of a state [P,N].  `from`: the state's first element in these
-     * columns; NULL: zeros. */
+    /* Loads 16 rows of a state [P,N], from row0 on, in the columns of this launch.  from: the state's first element in
+     * these columns; NULL: zeros. */
     GT_METHOD void load(const float* from, int row0, const Problem& in) {
         power = {1.0f, 1.0f};
         const int row = row0 + here() / 4, column = 2 * (here() % 4);
@@ -112,12 +114,12 @@ struct WarpState {
         }
     }
 
-    /* Stores H as checkpoint `slot`, through STAGING bytes of shared memory that no other warp uses. */
+    /* Stores H as checkpoint `slot`.  shared: STAGING bytes of shared memory that no other warp uses. */
     GT_METHOD void keep(const Checkpoints& checkpoints, int64_t slot, uint32_t shared, int row0, const Problem& in) {
         measure();
         constexpr int PIECES = STAGED / 8, STEP = 32 / PIECES;
         const int lane = here(), g = lane / 4, j = lane % 4;
-        const int row = lane / PIECES, piece = lane % PIECES; /* the lane's first; rows STEP further follow */
+        const int row = lane / PIECES, piece = lane % PIECES; /* the lane's first row; its next rows are STEP further */
         if (lane == 0 && row0 < in.P)
             checkpoints.powers[slot * slot_powers(in.P, in.N) + power_index(in.N, row0)] = power.inverse;
         f16* to = checkpoints.values + (slot * in.P + row0 + row) * in.N + 8 * piece;
@@ -139,8 +141,8 @@ struct WarpState {
         }
     }
 
-    /* Adds the chunk's share to H.  left: x or dy as f16, the warp's part of its 64 columns being pair `unit_warp`;
-     * right: B or C as f16.  weights: see Weights.  E: decay of the chunk.  gate: 0, or a tile of z, of T; then left is
+    /* Adds the chunk's share to H.  left: x or dy as f16; the warp's 16 of its 64 columns are pair `unit_warp`.  right:
+     * B or C as f16.  weights: see Weights.  E: decay of the chunk.  gate: 0, or a tile of z of type T; left is then
      * multiplied by silu(z). */
     template <class T>
     GT_METHOD void update(uint32_t left, uint32_t gate, int unit_warp, uint32_t right, uint32_t weights, float E) {
@@ -194,15 +196,16 @@ struct WarpState {
 
 /* ---- a block's position ------------------------------------------------------------------------------------------ */
 
-/* A block's position: the segment, and its units, pair number block_x() % (G pairs).  It lies in shared memory:
- * otherwise registers would keep the first address of every tensor, 64 bits each, from chunk to chunk. */
+/* A block's position: the segment, and the block's units, which are pair number block_x() % (G pairs).  The position
+ * lies in shared memory.  Otherwise the first address of every tensor, 64 bits each, would stay in registers from chunk
+ * to chunk. */
 struct Cursor {
     static constexpr int BYTES = 64;
     uint32_t addresses;
 
     /* All threads.  item: the segment's number. */
     GT_METHOD void enter(const Problem& in, const Span& span, int64_t item) const {
-        sync_threads(); /* the segment before may still be read */
+        sync_threads(); /* other threads may still read the previous segment */
         if (thread_id() == 0) {
             const int pairs = (int)group_pairs(in), index = block_x() % ((int)in.G * pairs), group = index / pairs;
             const int first = index % pairs * MMA_UNITS, units = (int)group_units(in);
@@ -233,12 +236,12 @@ struct Cursor {
     GT_METHOD int units() const { return lds<int>(addresses + 52); } /* existing ones */
 };
 
-/* Offset of the state of a unit's head in row `row` of a tensor [rows,H,P,N]. */
+/* Offset of the state of a unit's head, in row `row` of a tensor [rows,H,P,N]. */
 GT_DEV int64_t unit_state(const Problem& in, const Cursor& cursor, int unit, int64_t row) {
     return (row * in.H + cursor.head(unit)) * in.P * in.N;
 }
 
-/* The checkpoint slot, of all heads and batch elements, of a unit's chunk. */
+/* The checkpoint slot of a unit's chunk, counted over all heads and batch elements. */
 GT_DEV int64_t unit_slot(const Problem& in, const Cursor& cursor, int unit, int chunk) {
     return (cursor.b() * in.H + cursor.head(unit)) * chunk_slots(in.sequences, CHECKPOINT) + cursor.chunk_slot() +
            chunk / SLOT_CHUNKS;
@@ -249,8 +252,8 @@ GT_DEV int64_t unit_strand(const Problem& in) { return block_x() / (in.G * group
 
 /* ---- copies ----------------------------------------------------------------------------------------------------- */
 
-/* Addresses of chunks in global memory.  One thread advances them, so that no other multiplies by 64-bit strides.  They
- * lie in shared memory, as Cursor does; the caller synchronises. */
+/* Addresses of chunks in global memory.  One thread advances them, so that other threads need no multiplications by
+ * 64-bit strides.  They lie in shared memory, as Cursor does; the caller synchronises. */
 struct Streams {
     static constexpr int COUNT = 6, WHOLE = 8 * COUNT, BYTES = WHOLE + 8;
     uint32_t addresses;
@@ -268,12 +271,12 @@ struct Streams {
     GT_METHOD T* at(int stream) const {
         return lds<T*>(addresses + 8 * stream);
     }
-    /* Chunks up to this one are whole, and so are their tiles. */
+    /* Chunks before number `chunks` are whole in all their tiles. */
     GT_METHOD void set_whole(int chunks) const { sts<int>(addresses + WHOLE, chunks); }
     GT_METHOD int whole() const { return lds<int>(addresses + WHOLE); }
 };
 
-/* Starts the copies of a chunk's tiles of x, dy or z, one a unit. */
+/* Starts the copies of a chunk's tiles of x, dy or z, one tile per unit. */
 template <class T>
 GT_DEV void load_units(const Problem& in, const void* data, const gt_stride& stride, uint32_t tiles,
                        const Cursor& cursor, int chunk) {
@@ -295,7 +298,7 @@ GT_DEV void load_group(const Problem& in, const void* data, const gt_stride& str
     load_tile<NP, THREADS>(tile, first, stride.t, cursor.tokens(chunk), in.columns);
 }
 
-/* Copies whole tiles of units; the first unit has stream `first`. */
+/* Copies whole tiles of the units.  The first unit has stream `first`. */
 template <class T>
 GT_DEV void load_whole_units(const Streams& streams, int first, int64_t pitch, uint32_t tiles, int units) {
     GT_UNROLL
@@ -304,7 +307,7 @@ GT_DEV void load_whole_units(const Streams& streams, int first, int64_t pitch, u
             load_whole_tile<64, THREADS>(tiles + unit * TileShape<64>::BYTES, streams.at<T>(first + unit), pitch);
 }
 
-/* The chunks of a segment that are whole in every tile of the block. */
+/* The number of chunks of a segment that are whole in every tile of the block. */
 template <int NP>
 GT_DEV int whole_chunks(const Problem& in, const Cursor& cursor) {
     bool all = in.columns == NP;
@@ -314,7 +317,7 @@ GT_DEV int whole_chunks(const Problem& in, const Cursor& cursor) {
 
 /* ---- a chunk and unit ------------------------------------------------------------------------------------------- */
 
-/* dt of the tokens 2 lane, 2 lane + 1 of a chunk, as bits. */
+/* Loads dt of the tokens 2 lane, 2 lane + 1 of a chunk, as bits. */
 GT_DEV void load_dt(const Problem& in, const Cursor& cursor, int unit, int chunk, uint32_t (&bits)[2]) {
     load_dt(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)), cursor.tokens(chunk),
             bits);
@@ -332,8 +335,8 @@ GT_DEV float chunk_decay(uint32_t addresses) {
     return scale.x + scale.y;
 }
 
-/* Weights of the tokens 2 lane, 2 lane + 1 in the state's update: Delta suf (reverse: pre) times the inverses of both
- * tiles' powers. */
+/* Weights of the tokens 2 lane, 2 lane + 1 in the state's update: Delta suf (in reverse: pre) times the inverses of
+ * both tiles' powers. */
 GT_DEV float2 update_weight(uint32_t addresses, uint32_t left, uint32_t right, bool reverse) {
     const int t = 2 * here();
     const float2 a = lds<float2>(left + 4 * t), b = lds<float2>(right + 4 * t);
@@ -346,7 +349,7 @@ GT_DEV float2 update_weight(uint32_t addresses, uint32_t left, uint32_t right, b
     return {delta.x * suf.x * a.x * b.x, delta.y * suf.y * a.y * b.y};
 }
 
-/* Bounds of |x or dy, as f16| . |weight|. */
+/* Bounds of |weight| times |x or dy, as f16|. */
 GT_DEV float2 update_bounds(float2 weight) {
     return {finite(fabsf(weight.x) * 0x1p14f), finite(fabsf(weight.y) * 0x1p14f)};
 }

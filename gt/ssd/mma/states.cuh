@@ -1,18 +1,19 @@
-/* gt/ssd/mma/states.cuh - ssd on tensor cores: passes over a segment that leave states only.
+/* gt/ssd/mma/states.cuh - ssd on tensor cores: passes over a segment that make states only.
  *
- *     forward   H <- E H + sum_t Delta_t suf_t x_t B_t^T     the end of a segment that starts from zeros (local), or
- *               checkpoints if forward stored none
- *     REVERSE   G <- E G + sum_t pre_t dy_t C_t^T            from the last chunk to the first: local, or the gradient
- *               of the state after each slot's last token, by tokens of later slots, to the checkpoints; dstate_in.
- *               With z, dy silu(z) for dy, formed as v is; its power of two from bounds of both
+ *     forward   H <- E H + sum_t Delta_t suf_t x_t B_t^T.  It makes the end of a segment that starts from zeros
+ *               (local), or checkpoints if forward stored none.
+ *     REVERSE   G <- E G + sum_t pre_t dy_t C_t^T, from the last chunk to the first.  It makes the local result, or the
+ *               checkpoints and dstate_in.  A checkpoint holds the gradient of the state after a slot's last token,
+ *               from tokens of later slots.  With z, dy silu(z) replaces dy; it is formed when v is.  Its power of two
+ *               comes from bounds of both factors.
  *
- * grid, block and units as forward_tensor_kernel.  A chunk: both tiles become f16, decay factors; then weights and the
- * update.
- * REGISTERS a thread, N = 128: H or G 64, v 16, sums 16.
- * SHARED MEMORY, N = 128: x or dy 2 x 16 KB, B or C 2 x 16 KB, z 16 KB, checkpoints 8 KB, factors 10 KB: 98.6 KB, two
- *     blocks a multiprocessor; one, with all its registers, where there is room for one.
- * BYTES a token and head: x or dy (z) 2 P each, B or C 2 N a head from L2, checkpoints P N / 64.
- * Every sum has one fixed order: deterministic. */
+ * grid, block and units as in forward_tensor_kernel.  For each chunk, both tiles become f16 and the decay factors are
+ * made; then come the weights and the update.
+ * REGISTERS per thread, N = 128: H or G 64, v 16, sums 16.
+ * SHARED MEMORY, N = 128: x or dy 2 x 16 KB, B or C 2 x 16 KB, z 16 KB, checkpoints 8 KB, factors 10 KB.  In all 98.6
+ * KB, so two blocks share a multiprocessor.  Where only one fits, it uses all registers.
+ * BYTES per token and head: x or dy (and z) 2 P each; B or C 2 N per head from L2; checkpoints P N / 64.
+ * Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_MMA_STATES_CUH
 #define GT_SSD_MMA_STATES_CUH
 
@@ -39,12 +40,12 @@ struct StatesTile {
     static constexpr int LEFT_STREAM = 0, RIGHT_STREAM = MMA_UNITS, GATE_STREAM = RIGHT_STREAM + 1;
     static constexpr int BYTES = STREAMS + Streams::BYTES;
     static constexpr int MIN_BLOCKS = blocks_at_once(BYTES);
-    static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 side by side */
+    static constexpr int AT_ONCE = NP == 128 ? 2 : 1; /* row blocks that a warp turns into f16 at the same time */
     static_assert(STAGING % 128 == 0 && GATE % 128 == 0, "tiles begin at multiples of 128");
     static_assert(BYTES <= 99 * 1024, "fits every device with tensor cores for bf16");
 };
 
-/* One segment, chunk by chunk.  Returns the item's number: no registers keep it. */
+/* Runs one segment, chunk by chunk.  Returns the item's number, because no registers keep it. */
 template <class Tile, bool REVERSE>
 GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
     using T = typename Tile::T;
@@ -71,7 +72,8 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
         state.load(reads ? start + unit_state(in, cursor, unit, 0) : nullptr, cursor.row0(unit) + 16 * unit_warp, in);
     }
     const int chunks = cursor.chunks();
-    /* left and right of number 1, z of number 0: addresses move on between these copies */
+    /* addresses of left and right start at chunk number 1, of z at number 0, because they advance between these
+     * copies */
     if (thread_id() == 0) {
         const int first = REVERSE ? chunks - 1 : 0, second = REVERSE ? chunks - 2 : 1;
         for (int k = 0; k < MMA_UNITS; k++) {
@@ -115,7 +117,7 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
         deltas_of(in, cursor, unit, chunk_of(i), bits, delta);
         sts<float2>(next_delta + 8 * here(), {delta[0], delta[1]});
     };
-    /* dt, for the warp that makes Delta: at first warp 0, then one with less work */
+    /* dt, in the warp that makes Delta: warp 0 at first, later a warp with less work */
     uint32_t bits[2] = {0, 0};
     if (unit < cursor.units() && unit_warp == 0 && chunks > 0) {
         load_dt(in, cursor, unit, chunk_of(0), bits);
@@ -142,7 +144,7 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
         }
         cp_async_wait<0>();
         sync_threads();
-        load(i + 1); /* into the stage that the chunk before has freed */
+        load(i + 1); /* into the stage that the previous chunk has freed */
         if (active && unit_warp == 3 && i + 1 < chunks) {
             make_deltas(i + 1, bits);
             if (i + 2 < chunks) load_dt(in, cursor, unit, chunk_of(i + 2), bits);
@@ -167,8 +169,8 @@ GT_DEV int64_t pass_over_states(const StatesParams& p, int64_t item) {
             }
             streams.move<T>(Tile::RIGHT_STREAM, STEP * right_stride.t);
         }
-        /* Each warp makes the weights, which takes less time than a wait for one warp.  With z it does not: bounds of
-         * z's rows take longer. */
+        /* Each warp makes the weights itself, which takes less time than waiting for one warp.  With z one warp makes
+         * them, because the bounds of z's rows take longer. */
         const uint32_t weights = smem + Tile::WEIGHTS + 4 * Weights::COUNT * (gated ? UNIT_WARPS * unit : warp);
         if (active && (!gated || unit_warp == 3)) {
             const float2 weight = update_weight(addresses, inverses, smem + Tile::INVERSE, REVERSE);

@@ -1,6 +1,6 @@
-/* gt/ssd/sm90/block.cuh - code that the passes over units on compute capability 9.0 share.  A block has units of one
- * group, its bundle.  The producer warpgroup copies rows ahead; consumer warpgroups keep states as accumulators of
- * products hold them (mma/state.cuh). */
+/* gt/ssd/sm90/block.cuh - code that the passes over units share on compute capability 9.0.  The units of a block belong
+ * to one group; they are called its bundle.  The producer warpgroup copies rows ahead; consumer warpgroups keep states
+ * in the layout of accumulators (mma/state.cuh). */
 #ifndef GT_SSD_SM90_BLOCK_CUH
 #define GT_SSD_SM90_BLOCK_CUH
 
@@ -15,15 +15,15 @@ namespace gt {
 namespace ssd {
 
 /* forward.cuh */
-/* y_map: y by boxes of 64 tokens of a head's 64 rows, if has_y_map; checkpoint_map: checkpoints, if there are any, by
- * 16 rows of 64 columns. */
+/* y_map: map of y with boxes of 64 tokens by 64 rows of a head, if has_y_map.  checkpoint_map: map of the checkpoints,
+ * if there are any, with boxes of 16 rows by 64 columns. */
 struct HopperForwardParams : TensorParams {
     TensorMap y_map, checkpoint_map;
     int has_y_map;
 };
 
-/* As here() and thread_here(), with ranges, so that quotients become shifts.  Helpers that other kernels share omit
- * these hints, because they change register allocation there. */
+/* own_lane() and own_thread() are here() and thread_here() with known ranges, so that the compiler turns quotients into
+ * shifts.  Helpers that other kernels share omit these hints, because they change register allocation there. */
 GT_DEV int own_lane() {
     const int lane = made_here(lane_id());
     GT_ASSUME(lane >= 0 && lane < 32);
@@ -35,14 +35,15 @@ GT_DEV int own_thread() {
     return thread;
 }
 
-/* As wgmma_step, but one of two registers changes: a step's address has its 14 bits, too, so nothing is carried. */
+/* wgmma_step() that changes only the low one of two registers.  A step's address also fits in 14 bits, so nothing is
+ * carried into the high register. */
 GT_DEV uint64_t operand_step(uint64_t operand, uint32_t bytes) {
     return (operand >> 32 << 32) | (uint32_t)((uint32_t)operand + (bytes >> 4));
 }
 
 /* ---- where a block stands ---------------------------------------------------------------------------------------- */
 
-/* For launches with `units` units a block. */
+/* Sets the bundles of a launch with `units` units per block. */
 static inline void set_bundles(Problem& in, int units, int64_t strands) {
     const int64_t bundles = group_bundles(in, units);
     in.bundles = {(int)strands,
@@ -66,18 +67,19 @@ GT_DEV void each_bundle_item(const Problem& in, const Pass& pass) {
         in, bundle_strand(in), [&] { return in.bundles.strands; }, pass);
 }
 
-/* As Cursor, for a warpgroup of a block with UNITS units.  Missing units repeat the last one, without storing its
- * results: so no code branches on them. */
+/* Cursor for a warpgroup of a block with UNITS units.  If units are missing, the last unit takes their places, and its
+ * repeated results are not stored.  So no code branches on missing units. */
 template <int UNITS>
 struct GroupCursor {
     static constexpr int BYTES = 176;
     static_assert(UNITS <= 4, "fits");
     uint32_t addresses;
 
-    /* All threads of a warpgroup; barrier: its number.  One thread calls fill(), which may put offsets. */
+    /* Called by all threads of a warpgroup.  barrier: the number of its barrier.  One thread calls fill(), which may
+     * put offsets. */
     template <class Fill>
     GT_METHOD void enter(const Problem& in, const Span& span, int64_t item, int barrier, const Fill& fill) const {
-        bar_sync(barrier, WARPGROUP); /* the segment before may still be read */
+        bar_sync(barrier, WARPGROUP); /* other threads may still read the previous segment */
         if (thread_id() % WARPGROUP == 0) {
             int index, bundle;
             divide(block_x(), in.bundles.by_strand, &index);
@@ -115,18 +117,18 @@ struct GroupCursor {
     GT_METHOD int row0(int unit) const { return lds<int>(addresses + 64 + 4 * unit); }
     GT_METHOD int group() const { return lds<int>(addresses + 40); }
     GT_METHOD bool exists(int unit) const { return unit < lds<int>(addresses + 44); }
-    /* Offset of the state of a unit's head in row `row` of a tensor [rows,H,P,N]. */
+    /* Offset of the state of a unit's head, in row `row` of a tensor [rows,H,P,N]. */
     GT_METHOD int64_t state(const Problem& in, int unit, int64_t row) const {
         return (row * in.H + head(unit)) * in.P * in.N;
     }
-    /* The checkpoint slot, of all heads and batch elements, of a unit's chunk. */
+    /* The checkpoint slot of a unit's chunk, counted over all heads and batch elements. */
     GT_METHOD int64_t slot(int unit, int chunk) const {
         return lds<int64_t>(addresses + 80 + 8 * unit) + chunk / SLOT_CHUNKS;
     }
-    /* A number of a unit, stored in place of a second tensor's offset. */
+    /* A number for each unit, which takes the place of a second tensor's offset. */
     GT_METHOD float number(int unit) const { return lds<float>(addresses + 144 + 8 * unit); }
     GT_METHOD void put_number(int unit, float x) const { sts<float>(addresses + 144 + 8 * unit, x); }
-    /* Offset of a unit's rows in one of up to 8 / UNITS tensors, at the segment's first token. */
+    /* Offset of a unit's rows at the segment's first token, in one of up to 8 / UNITS tensors. */
     GT_METHOD int64_t offset(int tensor, int unit) const {
         return lds<int64_t>(addresses + 112 + 8 * UNITS * tensor + 8 * unit);
     }
@@ -138,8 +140,8 @@ struct GroupCursor {
     }
 };
 
-/* A consumer's addresses, computed again at each use: kept over a chunk, they would take registers from the states.  n:
- * the chunk's number, counted over all segments; i: one of the warpgroup's units. */
+/* A consumer's addresses.  They are computed again at each use: kept through a chunk, they would take registers from
+ * the states.  n: the chunk's number, counted over all segments; i: one of the warpgroup's units. */
 template <class Tile>
 struct BundleConsumer {
     uint32_t smem;
@@ -156,7 +158,7 @@ struct BundleConsumer {
 /* ---- times ------------------------------------------------------------------------------------------------------- */
 
 /* A producer lane's values of a unit: the head's bias and A, and dt of the tokens 2 lane, 2 lane + 1 of a chunk, as
- * stored.  Loads return after copies that were issued before them, so no lane uses dt before the next chunk. */
+ * stored.  Loads return after the copies issued before them, so no lane uses dt before the next chunk. */
 struct UnitTimes {
     float bias, A;
     uint32_t dt[2];
@@ -165,7 +167,7 @@ struct UnitTimes {
         bias = in.dt_bias ? in.dt_bias[h] : 0.0f;
         A = in.A[h];
     }
-    /* first: the chunk's first element; tokens: their number. */
+    /* first: the chunk's first element; tokens: the number of tokens. */
     GT_METHOD void load(const Problem& in, int64_t first, int tokens) {
         GT_UNROLL
         for (int i = 0; i < 2; i++) {
@@ -189,11 +191,12 @@ struct UnitTimes {
 
 /* ---- rows in and states out -------------------------------------------------------------------------------------- */
 
-/* A producer thread's copies from 64 rows of PIECES pieces of 16 bytes: one piece of every STEP-th row. */
+/* A producer thread's part of a copy of 64 rows, PIECES pieces of 16 bytes each: one piece of every STEP-th row. */
 template <int PIECES>
 struct CopiedRows {
     static constexpr int STEP = WARPGROUP / PIECES, ROW = PIECES < 8 ? 16 * PIECES : 128, PANEL = CHUNK * ROW;
-    /* The address k STEP rows further.  The swizzle spans 8 rows: in steps of 4, every second one also flips a bit. */
+    /* The address k STEP rows further.  The swizzle repeats every 8 rows; with STEP = 4, every second step also flips a
+     * bit. */
     GT_HD uint32_t next(uint32_t address, int k) {
         return (STEP == 4 && k % 2 ? address ^ 64 : address) + k * STEP * ROW;
     }
@@ -201,12 +204,13 @@ struct CopiedRows {
     GT_METHOD int piece() const { return own_thread() % PIECES; }
     GT_METHOD int64_t own(int64_t pitch) const { return row() * pitch + 8 * piece(); }
     GT_METHOD uint32_t address() const { return tile_at<ROW>(row(), piece(), PANEL); }
-    /* Address of the thread's first row and piece.  first: row 0. */
+    /* Address in memory of the thread's first row and piece.  first: address of row 0. */
     template <class T>
     GT_METHOD const T* own(const T* first, int64_t pitch) const {
         return first + row() * pitch + 8 * piece();
     }
-    /* Starts the copy of rows and columns that all exist.  to: the thread's address(), of a tile; from: own(first). */
+    /* Starts the copy of a tile whose rows and columns all exist.  to: the thread's address() in the tile; from:
+     * own(first). */
     template <class T>
     GT_METHOD void copy_whole(uint32_t to, const T* from, int64_t pitch) const {
         GT_UNROLL
@@ -215,7 +219,8 @@ struct CopiedRows {
             from += STEP * pitch;
         }
     }
-    /* Starts the copy to a tile.  from: own(first); rows, columns (a multiple of 8): that exist, zeros beyond. */
+    /* Starts the copy to a tile.  from: own(first).  rows, columns (a multiple of 8): the numbers that exist; zeros
+     * follow. */
     template <class T>
     GT_METHOD void copy(uint32_t tile, const T* from, int64_t pitch, int rows, int columns) const {
         const uint32_t to = tile + address();
@@ -234,8 +239,8 @@ struct CopiedRows {
     }
 };
 
-/* Starts the copies of a chunk of one tensor, a tile a unit.  x: the tensor; own: of_units.own() from the segment's
- * first token to the chunk's; tensor: its number in the cursor. */
+/* Starts the copies of a chunk of one tensor, one tile per unit.  x: the tensor.  own: offset from the segment's first
+ * token to the thread's row of the chunk, from of_units.own().  tensor: its number in the cursor. */
 template <int UNITS, class T>
 GT_DEV void copy_units(const CopiedRows<8>& of_units, const GroupCursor<UNITS>& cursor, int tensor, uint32_t tile,
                        const T* x, int64_t own, int64_t pitch, int tokens, int64_t P) {
@@ -251,8 +256,9 @@ GT_DEV void copy_units(const CopiedRows<8>& of_units, const GroupCursor<UNITS>& 
         of_units.copy(tile + i * TILE, x + (cursor.offset(tensor, i) + own), pitch, tokens, (int)P - cursor.row0(i));
 }
 
-/* Stores a warp's rows of a checkpoint, times a power of two, through its rows of a tile that no other warp uses
- * meanwhile.  to: the first row; pitch: elements from row to row; rows, columns: existing ones. */
+/* Stores a warp's rows of a checkpoint, times a power of two.  They pass through the warp's rows of a tile that no
+ * other warp uses meanwhile.  to: the first row; pitch: elements from row to row; rows, columns: the numbers that
+ * exist. */
 template <int NP>
 GT_DEV void store_checkpoint_rows(uint32_t tile, int unit_warp, const float (&H)[NP / 8][4], float power, f16* to,
                                   int rows, int pitch, int columns) {

@@ -1,70 +1,80 @@
 /* gt/ssd/sm90/forward.cuh - ssd forward on compute capability 9.0, by wgmma.  It computes the same as
- * forward_tensor_kernel, for N up to 128, or up to 256 where groups have two units or more (units_of_forward()).
+ * forward_tensor_kernel.  It takes N up to 128, and N up to 256 where groups have at least two units
+ * (units_of_forward()).
  *
- * A block has UNITS units (64 rows of a head's state each, see mma/state.cuh) of one group, and takes a segment of a
- * sequence chunk by chunk (mma/chunk.cuh), 64 tokens each.
+ * A unit is 64 rows of a head's state (mma/state.cuh).  A block has UNITS units of one group.  It takes a segment of a
+ * sequence chunk by chunk; a chunk has 64 tokens (mma/chunk.cuh).
  *
  * WARPGROUPS
- *     producer     the last one.  It copies x, B and C of the chunks ahead (cp.async), and z of the chunk that the
- *                  consumers have begun.  It turns B and C into f16 in place, once for all units.  A warp a unit makes
- *                  decay factors and merges them with the powers of B, C and x.  Each scheduler has one of its warps,
- *                  which must not stall on loads: dt comes into registers a chunk ahead (UnitTimes).  It waits for the
- *                  kernel before only if the call's sequences are ranked (Problem::order).  Consumers that read nothing
- *                  of kernels before do not wait either (is_apart).
- *     consumers    two with two units each, or with one; one where a group has one unit.  For y with z, four units and
- *                  N <= 64 there are four with one unit each (CONSUMERS), since a state takes few registers.  States
- *                  lie in registers as accumulators of products do, 16 rows a warp.  A chunk:
- *         1  S = C B^T                        64 x 64 x N, from shared memory, once for the units
- *            M_ts = S_ts L_ts Delta_s         of each unit to shared memory, as f16; zero above the diagonal
- *         2  y^T = H C^T                      64 x 64 x N; H from registers, packed to f16 as it stands
- *            y^T = pre y^T + x^T M^T          64 x 64 x 64; x^T by transposed loads; + Dskip x, times silu(z)
- *                                              or, in backward, times dy silu'(z): dz instead of y
- *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16, summed from zero and added as fp32 does
- *            (mma/state.cuh) y goes over x in shared memory.
- *         Bulk copies (tile_store) store y of whole chunks; one warp a unit starts them.  Threads store by rows, while
- *         S of the next chunk is made: dz, y of a cut chunk of packed sequences, and y without a tensor map.
- *         STORES_LATE: with three stages of x and two states of 128 columns a warpgroup, consumers set the pace.  Bulk
- *         copies then start beside S and have until the pairs are made.  Else the stage of x is freed as early as
- *         possible. Checkpoints (states before a chunk) leave by bulk copies, too, while the chunk's S is made.
+ *     producer     The last warpgroup.  It copies x, B and C of later chunks by cp.async, and z of the chunk that the
+ *                  consumers have begun.  It turns B and C into f16 in place, once for all units.  One warp per unit
+ *                  makes decay factors and merges them with the powers of B, C and x.  Each scheduler has one warp of
+ *                  the producer, so these warps must not stall on loads: dt arrives in registers one chunk ahead
+ *                  (UnitTimes).  If the call's sequences are ranked (Problem::order), the producer waits for the
+ *                  previous kernel.  Consumers that read nothing of previous kernels do not wait either (is_apart).
+ *     consumers    Two warpgroups with two units or one unit each; one warpgroup where a group has one unit.  For y
+ *                  with z, four units and N <= 64, there are four warpgroups with one unit each (CONSUMERS), since such
+ *                  a state takes few registers.  States stay in registers in the layout of accumulators, 16 rows per
+ *                  warp.  For each chunk the consumers compute:
  *
- * SHARED MEMORY, KB, N = 128, UNITS = 4 (HopperTile has every offset): 226.5, one block a multiprocessor
+ *         1  S = C B^T                        64 x 64 x N, from shared memory, once for all units.
+ *            M_ts = S_ts L_ts Delta_s         per unit, to shared memory, as f16; zero above the diagonal.
+ *         2  y^T = H C^T                      64 x 64 x N; H from registers, packed to f16 without a scale.
+ *            y^T = pre y^T + x^T M^T          64 x 64 x 64; x^T by transposed loads; + Dskip x, times silu(z).
+ *                                              In backward: times dy silu'(z), which gives dz instead of y.
+ *         3  H <- E H + (x Delta suf)^T B     64 x N x 64, of f16.  The sum starts at zero; fp32 then adds it to H
+ *            (mma/state.cuh).  y overwrites x in shared memory.
+ *         Bulk copies (tile_store) store y of whole chunks; one warp per unit starts them.  Threads store the other
+ *         results by rows, while S of the next chunk is made: dz, y of a chunk that a packed sequence cuts short, and y
+ *         without a tensor map.
+ *         STORES_LATE covers three stages of x and two states of 128 columns per warpgroup.  There the consumers set
+ *         the pace, so bulk copies of y start beside S and may last until M is made.  In other kernels the stage of x
+ *         is freed as early as possible.  Bulk copies also store checkpoints (states before a chunk) while S of the
+ *         chunk is made.
+ *
+ * SHARED MEMORY in KB, N = 128, UNITS = 4 (HopperTile has every offset): 226.5 in all, so one block per multiprocessor.
+ * The last column names the warpgroups that write the buffer.
+ *
  *     X                96     three stages of four units; y overwrites x             producer; consumers
- *                             with z 64, two stages: x comes with B and C
- *     GATE             32     with z: z of four units                              producer
- *                             for dz: z and dy of a unit a warpgroup               consumers
- *     M                32     of each unit; checkpoints pass through it            consumers
- *     B, C             64     two stages, as they came, then f16                   producer
- *     FACTORS          29.3   two stages of each unit: Merged, 936 floats          producer
- *     PREPARED          4.1   two stages of each unit: weights of the update       producer
- *     B_INVERSE ...     1.1   of the chunk; cursors of warpgroups; barriers
- * The third stage of x hides the latency of its copies behind the preparation of the chunk before.
- * ONE UNIT.  A group of one unit (a head with P <= 64), or a unit of short sequences of few heads (forward_units()),
- *     has a block of one consumer and a producer.  A block is a chain of latencies, so a multiprocessor has two that
- *     overlap.  N <= 64 runs as 64, in 105.3 KB: B and C have three stages and x four, so that all copies of a chunk
- *     are issued a chunk ahead.  One warp of the producer makes factors while the other three turn B and C into f16
- *     (prepare_beside_factors).  N <= 128, 105.2 KB: two stages of each.  One kernel serves calls with and without z;
- *     forward_tensor_kernel makes dz.
- * z has one stage.  For dz a consumer copies z and dy itself (cp.async), by rows of 128 bytes.  It copies the next
- *     unit's once its four warps have read the last one's: two barriers a unit.  Without barriers each warp would copy
- *     32 bytes of every row; forward with z then took a sixth longer.
- * MBARRIERS.  FULL, EMPTY: of a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads arrive.
- *     EMPTY completes when the products are over and z has been read, so that the producer may copy z of the next
- *     chunk.  X_EMPTY: of a stage of x, once its y is stored; the consumers' threads arrive.  GATE_FULL: of z; the
- *     producer's copies arrive.
- * REGISTERS a thread, N = 128, UNITS = 4: H 128, y, S or sums 32, x 16, v 16 of 216; producer 72.
- *     Four consumers: 104, producer 64; 96 at the launch.  One: 160, producer 96; 128 at the launch.
- * N > 128: one launch of 256 columns with UNITS = 2: one state takes as many registers as two of 128 columns.
- *     Shared memory 209.8 KB, for dz 225.8; registers 208, producer 88.
+ *                             with z: 64, two stages; x arrives with B and C.
+ *     GATE             32     with z: z of four units                                producer
+ *                             for dz: z and dy of one unit per warpgroup             consumers.
+ *     M                32     M of each unit; checkpoints pass through it            consumers
+ *     B, C             64     two stages; 16-bit inputs, then f16 in place           producer
+ *     FACTORS          29.3   two stages of each unit: Merged, 936 floats            producer.
+ *     PREPARED          4.1   two stages of each unit: weights of the update         producer
+ *     B_INVERSE ...     1.1   of the chunk; cursors of warpgroups; barriers.
  *
- * NUMBERS.  Products of pairs take f16, too.  x comes from registers, with a power of two a token; M has one power for
- * all, made from a bound.
- * ISSUE SLOTS a token and head, N = 128, UNITS = 4: 101 measured at commit 922c519, in 44 % of the slots; the producer
- *     had 29 of them.  UNITS = 1, N = 64: about 94 counted in the machine code, 39 of them the producer's.
- * PRODUCTS, clocks a unit and chunk at full rate, N = 128: S 128, y 256 + 128, H 256.
- * BYTES a token and head: x, y (z, dy) 2 P each, B and C 4 N / heads of a group from memory, N from L2 with UNITS = 4,
- *     checkpoints P N / 64.
- * grid: strands*G*bundles (bundles of UNITS); block 384 or 640, of one unit 256.  Every sum has one fixed order:
- * deterministic. */
+ * The third stage of x hides the latency of its copies behind the preparation of the previous chunk.
+ * ONE UNIT.  A block has one consumer and a producer in two cases: a group of one unit (a head with P <= 64), and short
+ * sequences of few heads (forward_units()).  Such a block is a chain of latencies; two blocks per multiprocessor
+ * overlap them.  N <= 64 runs as 64 columns, in 105.3 KB.  B and C have three stages there and x has four, so that all
+ * copies of a chunk are issued one chunk ahead.  One warp of the producer makes factors while its other three warps
+ * turn B and C into f16 (prepare_beside_factors).  N <= 128 takes 105.2 KB, with two stages of each tensor.  One kernel
+ * serves calls with and without z; forward_tensor_kernel makes dz.
+ * GATE.  z has one stage.  For dz, each consumer copies z and dy itself by cp.async, in rows of 128 bytes.  It copies
+ * the next unit's rows once its four warps have read the last unit's: two barriers per unit.  Without these barriers
+ * each warp would copy 32 bytes of every row; forward with z then took a sixth longer.
+ * MBARRIERS.  FULL and EMPTY belong to a stage of B, C, FACTORS and PREPARED; the producer's and the consumers' threads
+ * arrive.  EMPTY completes when the products have ended and z has been read, so the producer may copy z of the next
+ * chunk.  X_EMPTY belongs to a stage of x and completes once its y is stored; the consumers' threads arrive.  GATE_FULL
+ * belongs to z; the producer's copies arrive.
+ * REGISTERS per thread, N = 128, UNITS = 4: of a consumer's 216, H takes 128, y, S or sums 32, x 16, v 16.  The
+ * producer has 72.
+ *     Four consumers have 104 each and the producer 64, from 96 at the launch.  One consumer has 160 and the producer
+ *     96, from 128 at the launch.
+ * N > 128: one launch of 256 columns with UNITS = 2, because one state takes as many registers as two of 128 columns.
+ *     Shared memory takes 209.8 KB, for dz 225.8 KB.  A consumer has 208 registers, the producer 88.
+ *
+ * NUMBERS.  The products with M also take f16.  x comes from registers, with a power of two per token.  M has one power
+ * for all elements, made from a bound.
+ * ISSUE SLOTS per token and head, N = 128, UNITS = 4: 101 measured at commit 922c519, which fill 44 % of the slots; 29
+ * of them are the producer's.  UNITS = 1, N = 64: about 94 counted in the machine code, 39 of them the producer's.
+ * PRODUCTS, clocks per unit and chunk at full rate, N = 128: S 128, y 256 + 128, H 256.
+ * BYTES per token and head: x and y (also z and dy) 2 P each.  B and C 4 N / heads of a group from memory, and N from
+ * L2 with UNITS = 4.  Checkpoints P N / 64.
+ * grid: strands*G*bundles (a bundle has UNITS units); block 384 or 640, with one unit 256.  Every sum has one fixed
+ * order, so results are deterministic. */
 #ifndef GT_SSD_SM90_FORWARD_CUH
 #define GT_SSD_SM90_FORWARD_CUH
 
@@ -77,7 +87,8 @@ namespace ssd {
 
 constexpr int MEASURED_SLOTS = 8; /* at every 8th checkpoint the bound of a state becomes its maximum */
 
-/* ---- factors as the consumers read them ------------------------------------------------------------------------- */
+/* Offsets of the factors after finish_factors() has merged them with the powers of B, C and x.  Merged replaces
+ * Factors. */
 
 /* Offsets of factors that finish_factors() has merged with the powers of B, C and x; they replace Factors: */
 struct Merged {
@@ -85,27 +96,29 @@ struct Merged {
     static constexpr int PRE = Factors::PRE;     /* [t] pre / power of C */
     static constexpr int ROW = Factors::U;       /* [t] U . power of M / power of C */
     static constexpr int LEFT = Factors::V;      /* [t] power of M / power of C */
-    static constexpr int HALF = Factors::HALF; /* HALF . RIGHT of a block's first 8 tokens, HALF . LEFT of its last 8 */
+    static constexpr int HALF = Factors::HALF;   /* RIGHT times HALF of a block's first 8 tokens, LEFT times HALF of its
+                                                * last 8 */
     static constexpr int DIAGONAL = Factors::DIAGONAL;
     static constexpr int COUNT = 936;
     static constexpr int OWN =
-        DIAGONAL; /* [unit_warp][2][t], once M is made: a warp's factors of y, then of the rows of x */
+        DIAGONAL; /* [unit_warp][2][t], once M is made: a warp's factors of y, then of its rows of x */
 
-    /* [s] RIGHT . V . between, for the tokens before block `block` = 1 ... 3 of t */
+    /* Offset of [s] RIGHT . V . between, for the tokens s before block 1, 2 or 3 of t */
     GT_HD int column(int block) { return block == 1 ? Factors::SUF + 48 : block == 2 ? Factors::COUNT : Factors::SUF; }
 };
 static_assert(Merged::COUNT == Factors::COUNT + 32, "columns of block 2 follow the factors");
 
-/* Further inputs of the consumers for a chunk and unit, in floats.  Weights: its PAIRS is the inverse of the power of
- * M.  FROM_STATES: a bound of C H^T, decays included, for states of 1.  X_POWERS: powers by which rows of x become
- * f16. */
+/* Further inputs of the consumers for a chunk and unit, as offsets in floats.  WEIGHTS: Weights, whose PAIRS is the
+ * inverse of M's power.  FROM_STATES: a bound of |C H^T|, decays included, for |H| <= 1.  X_POWERS: the powers that
+ * bring rows of x to f16. */
 struct Prepared {
     static constexpr int WEIGHTS = 0, FROM_STATES = 67, X_POWERS = 68, COUNT = 132;
 };
 static_assert(Weights::PAIRS < Prepared::FROM_STATES && Weights::COUNT <= Prepared::X_POWERS, "apart");
 
-/* Turns Factors of make_factors() into Merged, and makes the weights of the state's update.  One warp.  b, c: inverse
- * powers of the lane's rows of B and C.  prepared: X_POWERS has the largest magnitudes of the rows of x. */
+/* Turns Factors of make_factors() into Merged, and makes the weights of the state's update.  Called by one warp.  b, c:
+ * inverse powers of the lane's rows of B and C.  prepared: its X_POWERS holds the largest magnitude of each row of x on
+ * entry. */
 template <int NP>
 GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, float2 b, float2 c) {
     const int lane = own_lane(), t = 2 * lane, block = lane / 8;
@@ -157,13 +170,13 @@ GT_DEV void finish_factors(uint32_t addresses, uint32_t prepared, float2 b, floa
 
 /* ---- shared memory ---------------------------------------------------------------------------------------------- */
 
-/* A kernel's output: y without z; y with or without z; dz instead of y.  One kernel for all would be 3 to 7 % slower
- * with z. */
+/* A kernel's output.  UNGATED: y without z.  GATED: y with or without z.  GATE_GRADIENT: dz instead of y.  One kernel
+ * for all three would be 3 to 7 % slower with z. */
 constexpr int UNGATED = 0, GATED = 1, GATE_GRADIENT = 2;
 
-/* How rows arrive.  COPIED_ROWS: the producer copies them and turns B and C into f16.  MAPPED_ROWS: x and z by tensor
- * maps, B and C as f16 of a kernel before (forward_maps.cuh).  CONVOLVED_ROWS: the same in conv_ssd
- * (gt/fused/conv_ssd_sm90.cuh), where one more warpgroup convolves x in place. */
+/* How rows arrive.  COPIED_ROWS: the producer copies them and turns B and C into f16.  MAPPED_ROWS: tensor maps load x
+ * and z, and a previous kernel has turned B and C into f16 (forward_maps.cuh).  CONVOLVED_ROWS: the rows of conv_ssd
+ * (gt/fused/conv_ssd_sm90.cuh).  They arrive as MAPPED_ROWS do; one more warpgroup convolves x in place. */
 constexpr int COPIED_ROWS = 0, MAPPED_ROWS = 1, CONVOLVED_ROWS = 2;
 
 /* Offsets in shared memory, in bytes. */
@@ -179,7 +192,7 @@ struct HopperTile {
     static constexpr int CONSUMER_UNITS = UNITS / CONSUMERS;                      /* of a consumer */
     static constexpr int GATES = MAKES_DZ ? 2 * CONSUMERS : HAS_GATE ? UNITS : 0; /* tiles */
     static constexpr int THREADS = (CONSUMERS + 1 + CONVOLVES) * WARPGROUP,
-                         FIT = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
+                         FIT = UNITS == 1 ? 2 : 1; /* blocks per multiprocessor */
     static constexpr int REGISTERS = UNITS == 1                 ? 160
                                      : CONSUMERS == 4           ? 104
                                      : NP > 128                 ? 208
@@ -210,17 +223,17 @@ struct HopperTile {
     static constexpr int PREPARED = FACTORS + 2 * UNITS * 4 * Merged::COUNT; /* [2][UNITS] */
     static constexpr int B_INVERSE = PREPARED + 2 * UNITS * 4 * Prepared::COUNT;
     static constexpr int C_INVERSE = B_INVERSE + 4 * CHUNK;
-    static constexpr int CURSOR = C_INVERSE + 4 * CHUNK; /* of each warpgroup */
+    static constexpr int CURSOR = C_INVERSE + 4 * CHUNK; /* one per warpgroup */
     static constexpr int FULL = CURSOR + (CONSUMERS + 1 + CONVOLVES) * GroupCursor<UNITS>::BYTES,
                          EMPTY = FULL + 16;    /* [2] */
     static constexpr int X_EMPTY = EMPTY + 16; /* [X_STAGES] */
     static constexpr int GATE_FULL = X_EMPTY + 8 * X_STAGES;
-    static constexpr int X_FULL = GATE_FULL + 8; /* HAS_MAPS: [X_STAGES][UNITS], of x as it came */
+    static constexpr int X_FULL = GATE_FULL + 8; /* HAS_MAPS: [X_STAGES][UNITS], for x as stored in memory */
     static constexpr int CONVOLVED = X_FULL + HAS_MAPS * 8 * X_STAGES * UNITS; /* [2] */
     static constexpr int GATE_AT = CONVOLVED + CONVOLVES * 16; /* [UNITS][2], for dz: where rows of z and dy begin */
     using Chunks = Ring<2, FULL, EMPTY>;                       /* B, C, FACTORS and PREPARED */
-    using Rows = Ring<X_STAGES, NO_BARRIER, X_EMPTY>;          /* x; copied rows are full as their chunk is */
-    using LoadedRows = Ring<X_STAGES, X_FULL, NO_BARRIER, 8, UNITS>; /* HAS_MAPS: x of a unit, as it came */
+    using Rows = Ring<X_STAGES, NO_BARRIER, X_EMPTY>;          /* x; a copied stage is full when its chunk is */
+    using LoadedRows = Ring<X_STAGES, X_FULL, NO_BARRIER, 8, UNITS>; /* HAS_MAPS: x of a unit, as stored in memory */
     using Gate = Ring<1, GATE_FULL>;                                 /* z, free as its chunk is */
     using ConvolvedChunks = Ring<2, CONVOLVED>;
     static constexpr int BYTES = GATE_AT + MAKES_DZ * UNITS * 16;
@@ -228,7 +241,7 @@ struct HopperTile {
     static_assert(FIT * (BYTES + 1024) <= 228 * 1024, "fits sm_90");
 };
 
-/* Where a piece of a row of B or C lies. */
+/* Address of a piece of a row of B or C. */
 template <class Tile>
 GT_DEV uint32_t group_address(int row, int piece) {
     return tile_at<Tile::ROW>(row, piece, Tile::PANEL);
@@ -236,8 +249,8 @@ GT_DEV uint32_t group_address(int row, int piece) {
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
-/* maxima[row] <- the largest magnitude of a row of a unit's x, of `rows` rows from `first` on, multiples of 8 AT_ONCE;
- * by one warp.  maxima: shared, fp32. */
+/* maxima[row] <- the largest magnitude of each of `rows` rows of a unit's x, from row `first` on.  Called by one warp.
+ * first and rows are multiples of 8 AT_ONCE.  maxima: shared, fp32. */
 template <class T, int AT_ONCE>
 GT_DEV void row_maxima(uint32_t tile, uint32_t maxima, int first, int rows) {
     using Lanes = RowLanes<64>;
@@ -257,8 +270,8 @@ GT_DEV void row_maxima(uint32_t tile, uint32_t maxima, int first, int rows) {
     }
 }
 
-/* As rows_to_f16, for B or C: rows of panels, AT_ONCE blocks of rows side by side, `first` and every `step`-th further,
- * by one warp. */
+/* rows_to_f16 for B or C, whose tiles are panels.  One warp takes block `first` and every step-th block of rows after
+ * it, AT_ONCE blocks at a time. */
 template <class Tile, int AT_ONCE>
 GT_DEV void blocks_to_f16(uint32_t tile, uint32_t inverses, int first, int step) {
     using T = typename Tile::T;
@@ -286,7 +299,7 @@ GT_DEV void blocks_to_f16(uint32_t tile, uint32_t inverses, int first, int step)
     }
 }
 
-/* All rows of B or C, by four warps. */
+/* Turns all rows of B or C into f16, by four warps. */
 template <class Tile>
 GT_DEV void group_to_f16(uint32_t tile, uint32_t inverses, int warp) {
     constexpr int ALL = CHUNK / RowLanes<Tile::NP>::ROWS, OWN = ALL >= 8 ? 2 : 1;
@@ -297,8 +310,8 @@ GT_DEV void group_to_f16(uint32_t tile, uint32_t inverses, int warp) {
         blocks_to_f16<Tile, AT_ONCE>(tile, inverses, 4 * first + warp, 4);
 }
 
-/* With one unit and copies a chunk ahead, warps 1 to 3 do this while warp 0 makes factors.  They convert rows of B and
- * C, 16 at a time; warp 3 has fewer of these, so it also finds the largest magnitudes of x.  C's inverses follow
+/* Used with one unit and copies one chunk ahead: warps 1 to 3 call this while warp 0 makes factors.  They convert rows
+ * of B and C, 16 at a time.  Warp 3 has fewer rows, so it also finds the largest magnitudes of x.  C's inverses follow
  * B's. */
 template <class Tile>
 GT_DEV void prepare_beside_factors(uint32_t B, uint32_t C, uint32_t inverses, uint32_t x, uint32_t maxima, int warp) {
@@ -322,7 +335,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
     const bool copies_gate = Tile::HAS_GATE && !Tile::MAKES_DZ && in.z;
     const typename Tile::Chunks ring = {smem};
     const typename Tile::Rows rows = {smem};
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         if (!span.exists) return item;
         cursor.enter(in, span, item, BARRIER, [&] {
@@ -363,7 +376,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
             x += CHUNK * in.x_stride.t;
             cp_async_commit();
         };
-        /* z of the chunk before the prepared one: the consumers work on it now */
+        /* Copies z of chunk `chunk`, which the consumers work on now; the producer prepares the next chunk. */
         const auto load_gate = [&](int chunk) {
             if constexpr (Tile::LATER > Tile::X_AHEAD) {
                 if (copies_gate && chunk >= 0) {
@@ -436,7 +449,7 @@ GT_DEV void forward_producer(const TensorParams& p, uint32_t smem) {
 
 /* ---- consumers --------------------------------------------------------------------------------------------------- */
 
-/* M of a unit from S: the warp's rows 16 unit_warp + g, + 8, block by block up to the diagonal. */
+/* Stores M of a unit, made from S: the warp's rows 16 unit_warp + g and + 8, block by block up to the diagonal. */
 GT_DEV void store_M_rows(uint32_t addresses, uint32_t M, int unit_warp, const float (&S)[8][4]) {
     const int lane = own_lane(), g = lane / 4, j = lane % 4, t = BLOCK * unit_warp + g;
     const auto value = [&](int at) { return lds<float>(addresses + 4 * at); };
@@ -474,14 +487,14 @@ GT_DEV void store_M_rows(uint32_t addresses, uint32_t M, int unit_warp, const fl
     }
 }
 
-/* Zeros in M from a block of columns on: nothing writes above the diagonal later. */
+/* Fills M with zeros from the block of columns `first` on.  Nothing writes above the diagonal later. */
 GT_DEV void clear_pairs(uint32_t M, int unit_warp, int first) {
     const uint32_t to = by_rows<64>(M, own_lane());
     const uint32_t zeros[4] = {0, 0, 0, 0};
     for (int sb = first; sb < BLOCKS; sb++) stmatrix_x4(block_at<64>(to, unit_warp, sb), zeros);
 }
 
-/* 16 tokens of y times silu(z) or, with dy, times silu'(z) dy.  z, dy: the lane's addresses in tiles. */
+/* Multiplies 16 tokens of y by silu(z), or by silu'(z) dy if MAKES_DZ.  z, dy: the lane's addresses in the tiles. */
 template <class T, bool MAKES_DZ>
 GT_DEV void apply_gate(uint32_t z, uint32_t dy, float (&first)[4], float (&second)[4]) {
     using E = Element<T>;
@@ -491,7 +504,7 @@ GT_DEV void apply_gate(uint32_t z, uint32_t dy, float (&first)[4], float (&secon
     GT_UNROLL
     for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
         const float2 gate = {E::lo(pairs[e]), E::hi(pairs[e])};
-        float* y = (e < 2 ? &first[0] : &second[0]) + e % 2 * 2; /* ?: of arrays would be a copy in gcc 12 */
+        float* y = (e < 2 ? &first[0] : &second[0]) + e % 2 * 2; /* a ?: between arrays would copy them in gcc 12 */
         if constexpr (MAKES_DZ) {
             y[0] = y[0] * silu_derivative(gate.x, sigmoid_fast(gate.x)) * E::lo(others[e]);
             y[1] = y[1] * silu_derivative(gate.y, sigmoid_fast(gate.y)) * E::hi(others[e]);
@@ -513,7 +526,7 @@ struct Consumer : BundleConsumer<Tile> {
         return smem + Tile::X + ((unsigned)made_here(n) % Tile::X_STAGES * Tile::UNITS + unit(i)) * Tile::TILE_X;
     }
     GT_METHOD uint32_t gate(int i) const { return smem + Tile::GATE + unit(i) * Tile::TILE_X; }
-    /* for dz: the warpgroup's tile of z, tensor 0, or of dy */
+    /* Address of the warpgroup's tile for dz: of z (tensor 0) or of dy (tensor 1). */
     GT_METHOD uint32_t own_gate(int tensor) const {
         return smem + Tile::GATE + (2 * warpgroup() + tensor) * Tile::TILE_X;
     }
@@ -533,8 +546,9 @@ struct Consumer : BundleConsumer<Tile> {
     }
 };
 
-/* Stores the consumer's states before a chunk as checkpoints.  A warp's 16 rows go through its rows of M, which is free
- * now, 64 columns at a time.  The units' M take turns: one is copied to memory while the next is filled. */
+/* Stores the consumer's states before a chunk as checkpoints.  A warp's 16 rows pass through the warp's rows of M,
+ * which is free now, 64 columns at a time.  The units' M take turns: a bulk copy reads one while the warp fills the
+ * next. */
 template <class Tile>
 GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, int chunk,
                         WarpState<Tile::NP> (&state)[Tile::CONSUMER_UNITS]) {
@@ -546,7 +560,7 @@ GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, 
     for (int i = 0; i < CONSUMER_UNITS; i++) {
         const GroupCursor<Tile::UNITS> cursor = me.cursor();
         const int unit = me.unit(i), unit_warp = me.unit_warp(), row0 = cursor.row0(unit) + 16 * unit_warp;
-        if (!cursor.exists(unit)) continue; /* nor do later units */
+        if (!cursor.exists(unit)) continue; /* later units do not exist either */
         const int64_t slot = cursor.slot(unit, chunk);
         state[i].power.inverse = inverse_of(state[i].power.value);
         if (chunk / SLOT_CHUNKS % MEASURED_SLOTS == 0) state[i].measure();
@@ -576,8 +590,8 @@ GT_DEV void keep_states(const HopperForwardParams& p, const Consumer<Tile>& me, 
     for (int i = 0; i < CONSUMER_UNITS; i++) clear_pairs(me.M(i), me.unit_warp(), me.unit_warp() + 1); /* it was used */
 }
 
-/* For dz: starts a warpgroup's copies of z and dy of unit i and a chunk, if the chunk exists.  Its four warps must have
- * read the tiles. */
+/* For dz: starts the warpgroup's copies of z and dy for unit i of a chunk, if the chunk exists.  The warpgroup's four
+ * warps must have read the tiles before. */
 template <class Tile>
 GT_DEV void copy_gate(const TensorParams& p, const Consumer<Tile>& me, int chunk, int i) {
     using T = typename Tile::T;
@@ -604,14 +618,14 @@ GT_DEV void copy_gate(const TensorParams& p, const Consumer<Tile>& me, int chunk
     cp_async_commit();
 }
 
-/* Accumulators of an update's sums: y's own where the shapes agree, else others. */
+/* The accumulators for an update's sums: y's own registers if the shapes agree, else the second array. */
 GT_DEV float (&sums_of(float (&y)[8][4], float (&)[8][4]))[8][4] { return y; }
 template <int WIDTH>
 GT_DEV float (&sums_of(float (&)[8][4], float (&few)[WIDTH][4]))[WIDTH][4] {
     return few;
 }
 
-/* For a consumer's unit i: stores y of a chunk over its tile of x, and updates the state. */
+/* Handles unit i of a consumer for one chunk: stores y of the chunk over its tile of x, and updates the state. */
 template <class Tile>
 GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int chunk, int n, int i, float (&y)[8][4],
                          WarpState<Tile::NP>& state) {
@@ -622,14 +636,14 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     const uint32_t addresses = me.addresses(n, i), weights = me.prepared(n, i);
     constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL;
     constexpr int STEPS = NP / 16,
-                  AT_ONCE = STEPS < 4 ? STEPS : 4; /* packed registers of all of H do not fit: see below */
+                  AT_ONCE = STEPS < 4 ? STEPS : 4; /* the packed registers of all of H do not fit: see below */
     const Problem& in = p.in;
     const int j = own_lane() % 4;
     const uint64_t C = wgmma_tile<ROW, Major::K>(me.C(n), PANEL), B = wgmma_tile<ROW, Major::MN>(me.B(n), PANEL),
                    M = wgmma_tile<128, Major::K>(me.M(i));
-    const float undo = inverse_of(state.power.value); /* made again in each chunk: saves a register */
-    /* y^T = H C^T, 64 columns of H at a time: with more registers for packed H ptxas lets products wait for each other
-     * (C7512) */
+    const float undo = inverse_of(state.power.value); /* computed again for each chunk, which saves a register */
+    /* y^T = H C^T, 64 columns of H at a time.  With more registers of packed H, ptxas makes the products wait for each
+     * other (warning C7512). */
     uint32_t H[AT_ONCE][4];
     GT_UNROLL
     for (int k0 = 0; k0 < STEPS; k0 += AT_ONCE) {
@@ -648,13 +662,13 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
         wgmma_commit();
         if (k0 + AT_ONCE < STEPS) wgmma_wait<0>();
     }
-    /* The factors of y, while the last of these products run.  y is summed with the power of M, or with a smaller one
-     * if the state's part of y would overflow: the pairs' part is then negligible beside it. */
+    /* Makes the factors of y while the last of these products run.  y is summed with the power of M, or with a smaller
+     * power if the state's part of y would overflow.  M's part is then negligible beside the state's part. */
     const float inverse = lds<float>(weights + 4 * Weights::PAIRS);
     const float fits = power_of(finite(state.bound * lds<float>(weights + 4 * Prepared::FROM_STATES))).value * 0x1p106f;
     const float power = fminf(inverse_of(inverse), fits), for_x = power * inverse, unscale = inverse_of(power);
     const uint32_t own = addresses + 4 * (Merged::OWN + 2 * CHUNK * unit_warp), own_powers = own + 4 * CHUNK;
-    { /* a lane makes them for two tokens */
+    { /* each lane makes them for two tokens */
         const int t = 2 * own_lane();
         const float2 pre = lds<float2>(addresses + 4 * (Merged::PRE + t));
         const float2 x_power = lds<float2>(weights + 4 * (Prepared::X_POWERS + t));
@@ -674,7 +688,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
         y[i][0] *= factor.x, y[i][1] *= factor.y, y[i][2] *= factor.x, y[i][3] *= factor.y;
     }
     GT_UNROLL
-    for (int k = 0; k < BLOCKS; k++) { /* to f16 */
+    for (int k = 0; k < BLOCKS; k++) { /* converts x to f16 */
         const float2 low = lds<float2>(own_powers + 4 * (16 * k + 2 * j)),
                      high = lds<float2>(own_powers + 4 * (16 * k + 8 + 2 * j));
         GT_UNROLL
@@ -707,7 +721,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     uint32_t v[BLOCKS][4];
     if constexpr (Tile::MAKES_DZ) {
         cp_async_wait<0>();
-        me.wait(); /* z and dy are there */
+        me.wait(); /* z and dy have arrived */
     } else if (gated && i == 0) {
         typename Tile::Gate{me.smem}.wait_full(made_here(n));
     }
@@ -715,7 +729,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     for (int k = 0; k < BLOCKS; k++) {
         const float2 low = lds<float2>(weights + 4 * (16 * k + 2 * j)),
                      high = lds<float2>(weights + 4 * (16 * k + 8 + 2 * j));
-        ldmatrix_x4_trans(x[k], block_at<64>(columns, k, unit_warp)); /* as it came */
+        ldmatrix_x4_trans(x[k], block_at<64>(columns, k, unit_warp)); /* as stored in memory */
         GT_UNROLL
         for (int e = 0; e < 4; e++) { /* tokens + 8 (e / 2), rows + 8 (e % 2) */
             const float2 pair = {E::lo(x[k][e]), E::hi(x[k][e])};
@@ -731,7 +745,7 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
         }
         const uint32_t out[4] = {E::pack(y[2 * k][0], y[2 * k][1]), E::pack(y[2 * k][2], y[2 * k][3]),
                                  E::pack(y[2 * k + 1][0], y[2 * k + 1][1]), E::pack(y[2 * k + 1][2], y[2 * k + 1][3])};
-        sync_warp(); /* other lanes have read x there, and z */
+        sync_warp(); /* other lanes have read x and z from this place */
         stmatrix_x4_trans(block_at<64>(columns, k, unit_warp), out);
     }
     constexpr int WIDTH = NP / 8 < 8 ? NP / 8 : 8;
@@ -761,7 +775,8 @@ GT_DEV void forward_unit(const TensorParams& p, const Consumer<Tile>& me, int ch
     }
 }
 
-/* Rows of y from a tile to memory, by the warpgroup.  to: where the first of 64 goes; rows, columns: that exist. */
+/* Copies rows of y from a tile to memory, by the warpgroup.  to: destination of the first of 64 rows; rows, columns:
+ * the numbers that exist. */
 template <class T>
 GT_DEV void store_rows(uint32_t tile, T* to, int64_t pitch, int rows, int columns) {
     const int thread = own_thread() % WARPGROUP, row0 = thread / 8, piece = thread % 8;
@@ -785,15 +800,16 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
     const Consumer<Tile> me = {smem};
     const typename Tile::Chunks ring = {smem};
     GT_UNROLL
-    for (int i = 0; i < CONSUMER_UNITS; i++) /* with few columns a checkpoint's box reads M that no warp has written */
+    for (int i = 0; i < CONSUMER_UNITS; i++) /* with few columns, a checkpoint's box reads parts of M that no warp has
+                                              * written */
         clear_pairs(me.M(i), me.unit_warp(), NP < 64 ? 0 : me.unit_warp() + 1);
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         WarpState<NP> state[CONSUMER_UNITS];
         if (!span.exists) return item;
         me.cursor().enter(in, span, item, 2 + me.warpgroup(), [&] {
             me.cursor().put_offsets(0, p.y_stride);
-            for (int i = 0; i < Tile::UNITS; i++) /* one number for the head */
+            for (int i = 0; i < Tile::UNITS; i++) /* Dskip is one number per head */
                 me.cursor().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.cursor().head(i)] : 0.0f);
             if (Tile::MAKES_DZ) {
                 const GroupCursor<Tile::UNITS> cursor = me.cursor();
@@ -815,14 +831,14 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             state[i].load(start ? start + me.cursor().state(in, me.unit(i), 0) : nullptr,
                           me.cursor().row0(me.unit(i)) + 16 * me.unit_warp(), in);
         [[maybe_unused]] const int count = me.cursor().chunks();
-        const auto chunks = [&] { /* with 128 columns a register more would be spilled */
+        const auto chunks = [&] { /* with 128 columns, keeping the count would spill one more register */
                                   if constexpr (CONSUMER_UNITS * NP > 128)
                                       return me.cursor().chunks();
                                   else
                                       return count;
         };
-        /* One warp a unit stores y of whole chunks by its map; other chunks, and y without a map, are stored by
-         * rows. */
+        /* One warp per unit stores y of whole chunks by the tensor map.  Threads store y of other chunks, and y without
+         * a map, by rows. */
         const auto by_map = [&](int chunk) {
             return p.has_y_map &&
                    (chunk + 1 < chunks() || !in.sequences.cu_seqlens || me.cursor().tokens(chunk) == CHUNK);
@@ -854,7 +870,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             }
             typename Tile::Rows{smem}.free((unsigned)number);
         };
-        /* S, y and sums take turns in the same registers: separate arrays would make ptxas spill */
+        /* S, y and sums use the same registers in turn; separate arrays would make ptxas spill */
         float S[8][4] = {};
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks(); chunk++, n++) {
@@ -868,7 +884,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
                 wgmma<f16>(S, operand_step(left, bytes), operand_step(right, bytes), k > 0);
             }
             wgmma_commit();
-            /* while these run */
+            /* while these products run */
             if (chunk > 0) {
                 if (Tile::STORES_LATE && by_map(chunk - 1))
                     start_y(chunk - 1, n - 1);
@@ -893,7 +909,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             }
             ring.free(n);
             fence_async_proxy();
-            me.wait(); /* y is there, and M free */
+            me.wait(); /* y is stored in its tile, and M is free */
             if (!Tile::STORES_LATE) start_y(chunk, n);
         }
         if (const int last = chunks()) {
@@ -901,7 +917,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
             finish_y(last - 1, n - 1);
         }
         item = me.cursor().item();
-        /* found again: registers are short */
+        /* computed again, since registers are short */
         const Span same = ordered_span(in, item);
         if (float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr) {
             GT_UNROLL
@@ -917,7 +933,7 @@ GT_DEV void forward_consumer(const HopperForwardParams& p, uint32_t smem) {
     });
 }
 
-/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* On other architectures the kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class T, int NP, int UNITS, int GATE>
 GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE>::THREADS) : 32, (HopperTile<T, NP, UNITS, GATE>::FIT))
 forward_hopper_kernel(const GT_GRID_CONSTANT HopperForwardParams p) {

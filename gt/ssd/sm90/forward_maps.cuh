@@ -1,21 +1,21 @@
 /* gt/ssd/sm90/forward_maps.cuh - ssd forward on compute capability 9.0 where many heads share B and C
- * (has_sizes_of_maps()).  Another kernel turns B and C into f16 beforehand, once for all blocks, so the producer has
- * only the work of each unit.  Results equal forward_hopper_kernel's bit for bit.  conv_ssd's kernel
+ * (has_sizes_of_maps()).  Another kernel first turns B and C into f16, once for all blocks, so the producer has only
+ * the work of each unit.  Results equal forward_hopper_kernel's bit for bit.  conv_ssd's kernel
  * (gt/fused/conv_ssd_sm90.cuh) has this producer, too, and convolves x in between.
  *
- * group_rows_kernel     a block has 64 tokens of B or C of a group.  It stores them as f16 with a power of two a row,
+ * group_rows_kernel     A block has 64 tokens of B or C of a group.  It stores them as f16 with a power of two per row,
  *                       each chunk's tile in the layout of shared memory.
- * forward_maps_kernel   forward_hopper_kernel with another producer, a warp a unit.  A warp makes the unit's decay
- *                       factors, and the largest magnitudes of the rows of x, by which consumers turn x into f16.  It
- *                       copies x and z by TMA; the first warp also copies B and C.  Nothing is converted, and no warp
- *                       waits for another.
- * MBARRIERS, in addition to forward.cuh's.  X_FULL: x of a unit has arrived in a stage.  FULL also counts the bytes of
- *     B and C, and GATE_FULL the bytes of z.
+ * forward_maps_kernel   This is forward_hopper_kernel with another producer, which has one warp per unit.  A warp makes
+ *                       the unit's decay factors and the largest magnitudes of the rows of x, by which consumers turn x
+ *                       into f16.  It copies x and z by TMA; the first warp also copies B and C.  Nothing is converted,
+ *                       and no warp waits for another.
+ * MBARRIERS, in addition to forward.cuh's: X_FULL says that x of a unit has arrived in a stage.  FULL also counts the
+ * bytes of B and C, and GATE_FULL the bytes of z.
  *
- * REGISTERS a thread, N = 128, four units: consumers 232, producer 40.
- * BYTES a token and head: x, y (z) 2 P each, B and C from L2 as in forward.cuh.  Once a token and group: 4 N read,
- *     4 N written.
- * grid: group_rows_kernel, a block a chunk slot, group, and B or C, block 256; forward_maps_kernel as
+ * REGISTERS per thread, N = 128, four units: consumers 232, producer 40.
+ * BYTES per token and head: x, y (and z) 2 P each; B and C from L2 as in forward.cuh.  Once per token and group: 4 N
+ * read, 4 N written.
+ * grid: group_rows_kernel has a block for each chunk slot and group of B and of C, block 256; forward_maps_kernel as
  * forward_hopper_kernel. */
 #ifndef GT_SSD_SM90_FORWARD_MAPS_CUH
 #define GT_SSD_SM90_FORWARD_MAPS_CUH
@@ -26,10 +26,10 @@ namespace gt {
 namespace ssd {
 
 struct MapsForwardParams : HopperForwardParams {
-    TensorMap x_map, z_map; /* by boxes of 64 tokens of a head's 64 rows */
+    TensorMap x_map, z_map; /* maps with boxes of 64 tokens by 64 rows of a head */
 };
 
-/* The row of a sequence's or segment's first chunk. */
+/* The row (chunk number) of the first chunk of a sequence or segment. */
 GT_HD int64_t chunk_row(const Problem& in, int64_t b, int64_t slot) {
     return (b * chunk_slots(in.sequences, CHECKPOINT) + slot) * 2;
 }
@@ -38,13 +38,13 @@ GT_HD int64_t chunk_row(const Problem& in, int64_t b, int64_t slot) {
 
 constexpr int GROUP_ROWS_WARPS = 8;
 
-/* Shared memory of a block that makes a tile of B or C. */
+/* Shared memory of a block that converts a tile of B or C. */
 template <class T, int NP>
 struct GroupTile : HopperTile<T, NP, 2, UNGATED, MAPPED_ROWS> {
     static constexpr int INVERSES = CHUNK * 2 * NP, BYTES = INVERSES + 4 * CHUNK, THREADS = 32 * GROUP_ROWS_WARPS;
 };
 
-/* The position of this block.  which: 0 for B, 1 for C. */
+/* The tile of this block.  which: 0 for B, 1 for C. */
 struct GroupChunk {
     int which, g, row, b, tokens;
     int64_t first, sequence;
@@ -60,7 +60,7 @@ struct GroupChunk {
     GT_METHOD bool exists() const { return sequence >= 0 && tokens > 0; }
 };
 
-/* Stores the tile, rows in T, as f16.  All threads of a block, after a barrier. */
+/* Stores the tile, whose rows have type T, as f16.  Called by all threads of a block, after a barrier. */
 template <class Tile>
 GT_DEV void store_group(const MapsForwardParams& p, uint32_t smem, const GroupChunk& me) {
     constexpr int NP = Tile::NP, BLOCKS_OF_ROWS = CHUNK / RowLanes<NP>::ROWS;
@@ -98,7 +98,7 @@ group_rows_kernel(const GT_GRID_CONSTANT MapsForwardParams p) {
         for (int i = 0; i < COUNT; i++)
             sts<uint4>(smem + group_address<Tile>(number(i) / PIECES, number(i) % PIECES), pieces[i]);
     }
-    wait_for_chain(); /* a kernel before may still read the workspace */
+    wait_for_chain(); /* a previous kernel may still read the workspace */
     if (!me.exists()) return;
     sync_threads();
     store_group<Tile>(p, smem, me);
@@ -106,7 +106,7 @@ group_rows_kernel(const GT_GRID_CONSTANT MapsForwardParams p) {
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
-/* Starts the copy of a unit's rows of x or z of a chunk: by one warp. */
+/* Starts the copy of a unit's rows of x or z for a chunk, by one warp. */
 template <class Tile>
 GT_DEV void load_rows(const Problem& in, const GroupCursor<Tile::UNITS>& cursor, int unit, const TensorMap& map,
                       int chunk, uint32_t tile, uint32_t full) {
@@ -114,7 +114,7 @@ GT_DEV void load_rows(const Problem& in, const GroupCursor<Tile::UNITS>& cursor,
     tile_load(tile, map, cursor.head(unit) * in.P + cursor.row0(unit), (int)cursor.token(chunk), (int)cursor.b(), full);
 }
 
-/* The same for x, once the stage is free.  number: the chunk's, among all of the block. */
+/* load_rows() for x, once the stage is free.  number: the chunk's number among all chunks of the block. */
 template <class Tile>
 GT_DEV void load_x(const MapsForwardParams& p, uint32_t smem, const GroupCursor<Tile::UNITS>& cursor, int unit,
                    int chunk, int number) {
@@ -134,7 +134,7 @@ GT_DEV void maps_producer(const MapsForwardParams& p, uint32_t smem) {
     const int unit = shfl_idx(warp_id(), 0) % 4;
     const bool works = unit < UNITS, has_gate = Tile::HAS_GATE && in.z;
     const typename Tile::Chunks ring = {smem};
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         if (!span.exists) return item;
         cursor.enter(in, span, item, BARRIER);
@@ -148,7 +148,7 @@ GT_DEV void maps_producer(const MapsForwardParams& p, uint32_t smem) {
                 of_unit.load(in, offset_of(in.dt_stride, cursor.b(), cursor.token(chunk), cursor.head(unit)),
                              cursor.tokens(chunk));
         };
-        /* z of the chunk before the prepared one: the consumers work on it now */
+        /* Copies z of chunk `chunk`, which the consumers work on now; the producer prepares the next chunk. */
         const auto load_gate = [&](int chunk) {
             if (has_gate && chunk >= 0)
                 load_rows<Tile>(in, cursor, unit, p.z_map, chunk, smem + Tile::GATE + unit * Tile::TILE_X,
@@ -187,7 +187,8 @@ GT_DEV void maps_producer(const MapsForwardParams& p, uint32_t smem) {
             }
             sync_warp();
             finish_factors<Tile::NP>(addresses, prepared, b, c);
-            if (unit == 0) /* a warp arrives once: here, although bytes may have arrived already */
+            if (unit == 0) /* each warp arrives once; the bytes are announced here, although some may have arrived
+                            * already */
                 mbarrier_arrive_expect(full, 2 * Tile::TILE_B);
             else
                 mbarrier_arrive(full);
@@ -200,7 +201,7 @@ GT_DEV void maps_producer(const MapsForwardParams& p, uint32_t smem) {
     });
 }
 
-/* Warps with a unit fill rings, consumers free them. */
+/* Warps with a unit fill the rings, and consumers free them. */
 template <class Tile>
 GT_DEV void init_maps_rings(uint32_t smem) {
     constexpr int FILLERS = 32 * Tile::UNITS, USERS = Tile::CONSUMERS * WARPGROUP;
@@ -211,7 +212,7 @@ GT_DEV void init_maps_rings(uint32_t smem) {
     typename Tile::LoadedRows{smem}.init(thread_id(), 32);
 }
 
-/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* On other architectures the kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class T, int NP, int UNITS, int GATE>
 GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE, MAPPED_ROWS>::THREADS) : 32, 1)
 forward_maps_kernel(const GT_GRID_CONSTANT MapsForwardParams p) {

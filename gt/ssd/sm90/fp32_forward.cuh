@@ -1,37 +1,44 @@
 /* gt/ssd/sm90/fp32_forward.cuh - ssd forward on compute capability 9.0, fp32 activations, by wgmma.  It computes the
- * same as forward_fp32_kernel, for groups of two units or more (mma/state.cuh) and N from 17 to 128: up to 64 as 64,
- * else as 128.
+ * same as forward_fp32_kernel, for groups of at least two units (mma/state.cuh) and N from 17 to 128.  N up to 64 runs
+ * as 64 columns, larger N as 128.
  *
  * A block has two units of one group and takes a segment of a sequence chunk by chunk, 64 tokens each.
  *
  * WARPGROUPS
- *     producer     number 2.  It copies x of the chunk ahead (cp.async).  It loads B and C into registers, splits them
- *                  once for both units, and stores hi and lo as panels that products read.  Warps 0 and 1 make the
- *                  decay factors and the update's weights of a unit each, 2 and 3 the powers of two of x's rows.
- *     consumers    numbers 0 and 1, with a unit each.  Its state lies in registers as accumulators do, 16 rows a warp:
- *         1  S = C B^T                        64 x 64 x N, from shared memory; the checkpoint is stored meanwhile
- *            M_ts = S_ts L_ts Delta_s         split, a power of two a row, to shared memory; zero above the diagonal; a
- *                                             head's Dskip is added on it
- *         2  y^T = pre H C^T                  64 x 64 x N; H split in registers
- *         3  y^T += x^T M^T                   64 x 64 x 64; x split in registers
- *            + Dskip x of channels, times silu(z), to memory from registers: a token's 8 rows are 32 bytes
- *         4  H <- E H + (x Delta suf)^T B     64 x N x 64, summed from zero and added as fp32 does
+ *     producer     Warpgroup 2.  It copies x of the next chunk by cp.async.  It loads B and C into registers, splits
+ *                  them into hi and lo once for both units, and stores hi and lo as the panels that products read.
+ *                  Warps 0 and 1 each make the decay factors and the update's weights of one unit.  Warps 2 and 3 make
+ *                  the powers of two of x's rows.
+ *     consumers    Warpgroups 0 and 1, with one unit each.  The unit's state stays in registers in the layout of
+ *                  accumulators, 16 rows per warp:
+ *
+ *         1  S = C B^T                        64 x 64 x N, from shared memory; the checkpoint is stored meanwhile.
+ *            M_ts = S_ts L_ts Delta_s         split, with a power of two per row, to shared memory; zero above the
+ *                                             diagonal.  A head's Dskip is added on the diagonal.
+ *         2  y^T = pre H C^T                  64 x 64 x N; H split in registers.
+ *         3  y^T += x^T M^T                   64 x 64 x 64; x split in registers.
+ *            + Dskip x of channels, times silu(z), to memory from registers: a token's 8 rows are 32 bytes.
+ *         4  H <- E H + (x Delta suf)^T B     64 x N x 64; the sum starts at zero, and fp32 adds it to H
  *
  * NUMBERS.  As in mma/fp32_chunk.cuh: hi + lo of f16, three products, the small ones first.
- * SHARED MEMORY, KB, N = 128: 211, one block a multiprocessor
- *     X                64     two stages of two units, fp32 (fp32_pair_at)                  producer
- *     B                64     two stages, hi and lo                                 producer
+ * SHARED MEMORY in KB, N = 128: 211 in all, so one block per multiprocessor.  The last column names the warpgroups that
+ * write the buffer.
+ *
+ *     X                64     two stages of two units, fp32 (fp32_pair_at)          producer
+ *     B                64     two stages, hi and lo                                 producer.
  *     C                32     one stage: it is free once 2 is over                  producer
- *     M                32     of each unit, hi and lo                               consumers
+ *     M                32     of each unit, hi and lo                               consumers.
  *     FACTORS ...      19     two stages of each unit: Factors, Prepared; inverses of rows' powers; cursors, barriers
- * MBARRIERS.  FULL, EMPTY: of a stage of all but C and M; the producer's and the consumers' threads arrive.  C_EMPTY:
- *     of C; the consumers' threads arrive.  FULL completes only when C has arrived, too.
- * REGISTERS a thread, N = 128: H 64, y 32, sums 32, operands 32 of 208; producer 88, of B or C 64.
- * ISSUE SLOTS a token and head, N = 128, counted: consumers 140, producer 45.
- * PRODUCTS, clocks a unit and chunk at full rate, N = 128: S 768, y 768 + 384, H 768.
- * BYTES a token and head: x, y (z) 4 P each, B and C 8 N / heads of a group from memory, 4 N from L2, checkpoints
- *     P N / 32.
- * grid: strands*G*bundles (bundles of two units); block 384.  Every sum has one fixed order: deterministic. */
+ * MBARRIERS.  FULL and EMPTY belong to a stage of everything except C and M; the producer's and the consumers' threads
+ * arrive.  FULL completes only when C has arrived, too.  C_EMPTY belongs to C; the consumers' threads arrive.
+ * REGISTERS per thread, N = 128: of a consumer's 208, H takes 64, y 32, sums 32, operands 32.  Of the producer's 88, B
+ * or C takes 64.
+ * ISSUE SLOTS per token and head, N = 128, counted: consumers 140, producer 45.
+ * PRODUCTS, clocks per unit and chunk at full rate, N = 128: S 768, y 768 + 384, H 768.
+ * BYTES per token and head: x and y (also z) 4 P each.  B and C 8 N / heads of a group from memory, and 4 N from L2.
+ * Checkpoints P N / 32.
+ * grid: strands*G*bundles (a bundle has two units); block 384.  Every sum has one fixed order, so results are
+ * deterministic. */
 #ifndef GT_SSD_SM90_FP32_FORWARD_CUH
 #define GT_SSD_SM90_FP32_FORWARD_CUH
 
@@ -43,7 +50,8 @@ namespace ssd {
 
 /* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
-/* Further inputs of the consumers for a chunk and unit, in floats: Weights, and the powers of two of x's rows. */
+/* Further inputs of the consumers for a chunk and unit, as offsets in floats: Weights, and the powers of two of x's
+ * rows. */
 struct SplitPrepared {
     static constexpr int WEIGHTS = 0, X_POWER = Weights::COUNT, X_INVERSE = X_POWER + CHUNK, COUNT = X_INVERSE + CHUNK;
 };
@@ -64,7 +72,7 @@ struct SplitHopperTile {
     static constexpr int B_INVERSE = PREPARED + 2 * UNITS * 4 * SplitPrepared::COUNT; /* [2] */
     static constexpr int C_INVERSE = B_INVERSE + 2 * 4 * CHUNK;                       /* [2] */
     static constexpr int M_INVERSE = C_INVERSE + 2 * 4 * CHUNK;                       /* [UNITS] */
-    static constexpr int CURSOR = M_INVERSE + UNITS * 4 * CHUNK;                      /* of each warpgroup */
+    static constexpr int CURSOR = M_INVERSE + UNITS * 4 * CHUNK;                      /* one per warpgroup */
     static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES, EMPTY = FULL + 16; /* [2] */
     static constexpr int C_EMPTY = EMPTY + 16, BYTES = C_EMPTY + 8;
     using Chunks = Ring<2, FULL, EMPTY>;       /* all but C and M */
@@ -75,8 +83,8 @@ struct SplitHopperTile {
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
-/* Starts the copy of a chunk of a unit's x.  from: the thread's piece of the first of its rows; rows, columns: that
- * exist, zeros beyond. */
+/* Starts the copy of a chunk of a unit's x.  from: the thread's piece in the first of its rows; rows, columns: the
+ * numbers that exist; zeros follow. */
 GT_DEV void copy_split_x(uint32_t tile, const float* from, int64_t pitch, int rows, int columns) {
     const int row = own_thread() % WARPGROUP / 16, piece = own_thread() % 16;
     const uint32_t to = tile + fp32_pair_at(row, 4 * piece);
@@ -88,7 +96,7 @@ GT_DEV void copy_split_x(uint32_t tile, const float* from, int64_t pitch, int ro
     }
 }
 
-/* Powers of two of the rows of a unit's x, by one warp. */
+/* Makes the powers of two of the rows of a unit's x, by one warp. */
 GT_DEV void make_x_powers(uint32_t tile, uint32_t prepared) {
     const int lane = own_lane(), row = lane / 8, piece = lane % 8;
     const uint32_t from = tile + fp32_pair_at(row, 4 * piece);
@@ -96,7 +104,7 @@ GT_DEV void make_x_powers(uint32_t tile, uint32_t prepared) {
     for (int row0 = 0; row0 < CHUNK; row0 += 16) {
         float4 x[4][2];
         GT_UNROLL
-        for (int i = 0; i < 8; i++) /* rows 4 further have the other half of 128 bytes */
+        for (int i = 0; i < 8; i++) /* rows 4 further swap the halves of 128 bytes */
             x[i / 2][i % 2] = lds<float4>((from ^ 64 * (i / 2 % 2)) + 256 * (row0 + 4 * (i / 2)) + 128 * (i % 2));
         GT_UNROLL
         for (int i = 0; i < 4; i++) {
@@ -116,7 +124,8 @@ GT_DEV void make_x_powers(uint32_t tile, uint32_t prepared) {
     }
 }
 
-/* A producer thread's part of a chunk of B or C: 4 rows, 16 apart, with 8 neighbours of each 64 columns. */
+/* A producer thread's part of a chunk of B or C: 4 rows, 16 apart.  In each row the thread has 8 adjacent columns of
+ * every 64. */
 template <class Tile>
 struct GroupRows {
     static constexpr int ROWS = CHUNK / 16;
@@ -124,7 +133,7 @@ struct GroupRows {
 
     GT_METHOD static int row() { return own_thread() % WARPGROUP / 8; }
     GT_METHOD static int column() { return own_thread() % 8 * 8; }
-    /* from: at row() and column() of the chunk; rows, columns: that exist, zeros beyond */
+    /* from: the element at row() and column() of the chunk; rows, columns: the numbers that exist; zeros follow */
     GT_METHOD void load(const float* from, int64_t pitch, int rows, int columns) {
         GT_UNROLL
         for (int k = 0; k < ROWS; k++) {
@@ -137,7 +146,7 @@ struct GroupRows {
             from += 16 * pitch;
         }
     }
-    /* inverses[row] <- inverse of a row's power */
+    /* also inverses[row] <- the inverse of a row's power */
     GT_METHOD void split(uint32_t tile, uint32_t inverses) const {
         const uint32_t to = tile + panel_at<128>(row(), column() / 8);
         GT_UNROLL
@@ -174,7 +183,7 @@ GT_DEV void forward_split_producer(const TensorParams& p, uint32_t smem) {
     const int warp = warp_id() % 4, unit = warp % UNITS;
     const bool makes_factors = warp < UNITS;
     const typename Tile::Chunks ring = {smem};
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         if (!span.exists) return item;
         cursor.enter(in, span, item, BARRIER, [&] { cursor.put_offsets(0, in.x_stride); });
@@ -264,8 +273,8 @@ struct SplitConsumer : BundleConsumer<Tile> {
     GT_METHOD uint32_t M_inverse() const { return smem + Tile::M_INVERSE + unit() * 4 * CHUNK; }
 };
 
-/* M of a unit from S: the warp's rows t = 16 unit_warp + g, + 8, block by block up to the diagonal.  skip: Dskip of a
- * head, else 0. */
+/* Stores M of a unit, made from S: the warp's rows t = 16 unit_warp + g and + 8, block by block up to the diagonal.
+ * skip: Dskip of a head, else 0. */
 template <class Tile>
 GT_DEV void store_split_M(const SplitConsumer<Tile>& me, int n, float skip, float (&S)[8][4]) {
     const int lane = own_lane(), g = lane / 4, j = lane % 4, unit_warp = me.unit_warp(), t = BLOCK * unit_warp + g;
@@ -356,7 +365,7 @@ GT_DEV void store_split_M(const SplitConsumer<Tile>& me, int n, float skip, floa
     }
 }
 
-/* Zeros above the diagonal of M: nothing writes there later. */
+/* Fills M with zeros above the diagonal.  Nothing writes there later. */
 template <class Tile>
 GT_DEV void clear_split_M(const SplitConsumer<Tile>& me) {
     const int unit_warp = me.unit_warp();
@@ -368,8 +377,8 @@ GT_DEV void clear_split_M(const SplitConsumer<Tile>& me) {
     }
 }
 
-/* Addresses of a lane's numbers of x as a left operand: rows p = 16 unit_warp + g + 8 (e % 2), tokens 16 k + 2 j + 8 (e
- * / 2) and the next. */
+/* Address of a lane's numbers of x as a left operand.  They are rows p = 16 unit_warp + g + 8 (e % 2), tokens 16 k + 2
+ * j + 8 (e / 2) and the next one. */
 GT_DEV uint32_t x_operand(uint32_t tile, int unit_warp) {
     const int lane = own_lane();
     return tile + fp32_pair_at(2 * (lane % 4), 16 * unit_warp + lane / 4);
@@ -379,7 +388,7 @@ GT_DEV float2 x_pair(uint32_t address, int k, int e) {
     return {lds<float>(at), lds<float>(at + 256)};
 }
 
-/* x^T, split, a power of two a token; WEIGHTED: times the weights of the update. */
+/* Splits x^T, with a power of two per token.  WEIGHTED: x^T is multiplied by the weights of the update. */
 template <bool WEIGHTED>
 GT_DEV void split_x(uint32_t address, uint32_t prepared, uint32_t (&hi)[BLOCKS][4], uint32_t (&lo)[BLOCKS][4]) {
     const uint32_t tokens = prepared + 8 * (own_lane() % 4);
@@ -399,7 +408,7 @@ GT_DEV void split_x(uint32_t address, uint32_t prepared, uint32_t (&hi)[BLOCKS][
     }
 }
 
-/* Starts c += left right, or c = ... without `accumulates`: left is in registers, 16 COUNT of k. */
+/* Starts c += left right, or c = left right if not `accumulates`.  left is in registers, 16 COUNT elements of k. */
 template <Major MAJOR, int COUNT, int TILES>
 GT_DEV void multiply_left(float (&c)[TILES][4], const uint32_t (&hi)[COUNT][4], const uint32_t (&lo)[COUNT][4],
                           uint64_t right, uint32_t panel, uint32_t right_lo, bool accumulates) {
@@ -423,7 +432,7 @@ GT_DEV void store_hopper_y(const TensorParams& p, const SplitConsumer<Tile>& me,
     const int tokens = cursor.tokens(chunk) - 2 * j, rows = (int)in.P - row0;
     const bool whole = cursor.tokens(chunk) == CHUNK && in.P - cursor.row0(unit) >= TILE_P;
     const auto each_of = [&](const float* from, int64_t pitch, auto work) {
-        if (whole) { /* no conditions */
+        if (whole) { /* this path has no conditions */
             GT_UNROLL
             for (int i = 0; i < 16; i++) {
                 work(y[i / 2][i % 2], from);
@@ -469,7 +478,7 @@ GT_DEV void store_hopper_y(const TensorParams& p, const SplitConsumer<Tile>& me,
             [&](float& to, const float* address) { stg<float>(const_cast<float*>(address), to); });
 }
 
-/* Makes y of a chunk, and the state after it, once S is made and M stored. */
+/* Makes y of a chunk and the state after it.  S must be made and M stored before. */
 template <class Tile>
 GT_DEV void forward_split_unit(const TensorParams& p, const SplitConsumer<Tile>& me, int n, int chunk, float (&y)[8][4],
                                SplitState<Tile::NP>& state) {
@@ -546,20 +555,20 @@ GT_DEV void forward_split_consumer(const TensorParams& p, uint32_t smem) {
     const SplitConsumer<Tile> me = {smem};
     const typename Tile::Chunks ring = {smem};
     clear_split_M(me);
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         SplitState<NP> state;
         if (!span.exists) return item;
         me.cursor().enter(in, span, item, 2 + me.unit(), [&] {
             me.cursor().put_offsets(0, p.y_stride);
-            for (int i = 0; i < Tile::UNITS; i++) /* one number for the head */
+            for (int i = 0; i < Tile::UNITS; i++) /* Dskip is one number per head */
                 me.cursor().put_number(i, in.Dskip && !in.skip_per_channel ? in.Dskip[me.cursor().head(i)] : 0.0f);
         });
         const float* start = first_state(in, span, p.state_in, p.state_in_shared ? 0 : span.sequence);
         state.load(start ? start + me.cursor().state(in, me.unit(), 0) : nullptr,
                    me.cursor().row0(me.unit()) + 16 * me.unit_warp(), in);
         const int chunks = me.cursor().chunks();
-        float S[8][4] = {}; /* S, y and sums of the update take turns in the same registers */
+        float S[8][4] = {}; /* S, y and the update's sums use the same registers in turn */
         GT_NO_UNROLL
         for (int chunk = 0; chunk < chunks; chunk++, n++) {
             ring.wait_full(n);
@@ -587,7 +596,7 @@ GT_DEV void forward_split_consumer(const TensorParams& p, uint32_t smem) {
             me.wait(); /* M is free */
         }
         item = me.cursor().item();
-        const Span same = ordered_span(in, item); /* found again: registers are short */
+        const Span same = ordered_span(in, item); /* computed again, since registers are short */
         float* const end = same.ends ? last_state(in, p.state_out, same.sequence) : nullptr;
         if (end && me.cursor().exists(me.unit()))
             state.store(end + me.cursor().state(in, me.unit(), 0), me.cursor().row0(me.unit()) + 16 * me.unit_warp(),
@@ -596,7 +605,7 @@ GT_DEV void forward_split_consumer(const TensorParams& p, uint32_t smem) {
     });
 }
 
-/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* On other architectures the kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <int NP>
 GT_KERNEL(GT_SM90A ? (SplitHopperTile<NP>::THREADS) : 32, 1)
 forward_fp32_hopper_kernel(const GT_GRID_CONSTANT TensorParams p) {

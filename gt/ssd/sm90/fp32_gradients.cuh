@@ -1,35 +1,38 @@
-/* gt/ssd/sm90/fp32_gradients.cuh - ssd backward of a chunk on compute capability 9.0, fp32 activations, by wgmma:
- * everything but the states.  N from 17 on: up to 64 as 64, to 128 as 128.
+/* gt/ssd/sm90/fp32_gradients.cuh - ssd backward of a chunk on compute capability 9.0, fp32 activations, by wgmma.  It
+ * makes everything but the states.  N from 17 on: up to 64 runs as 64 columns, up to 128 as 128.
  *
- * It computes what chunk_gradient_fp32_kernel does: mma/fp32_gradients.cuh has the formulas and the letters.  A chunk
- * is 64 tokens here, half of a slot of 128.  A block has a chunk and one group, and takes the group's heads, and their
- * tiles of 64 rows p, one after another ("steps").  L, pre, suf and E are the slot's.  Pairs of own tokens have rows s
- * and columns t; pairs with the other chunk's tokens have own tokens as rows: t where that chunk is before, else s.
+ * It computes the same as chunk_gradient_fp32_kernel; mma/fp32_gradients.cuh has the formulas and the letters.  A chunk
+ * is 64 tokens here, half of a slot of 128.  A block has a chunk and one group.  It takes the group's heads, and their
+ * tiles of 64 rows p, one after another ("steps").  L, pre, suf and E span the slot.  Pairs of own tokens have rows s
+ * and columns t.  Pairs with the slot's other chunk have own tokens as rows: t if the other chunk comes before, else s.
  *
  * WARPGROUPS, 4, all in the same phase of a step:
- *               copies of x, dy, NEXT, h and G have come                                                  -- barrier
- *     rows      x, dy and NEXT (x of the chunk before or dy of the chunk after) are split, a power of two a row; the
- *               largest magnitudes of h and G; Z = E <G, h>, of half the rows if the slot has two chunks  -- barrier
- *     pairs     of 64 rows x 32 columns a warpgroup (0, 1: own; 2, 3: the other chunk's): w, W += w, sums of
- *               Gamma, M; the largest magnitudes of M's rows.  While tensor cores multiply, h and G are split, one
- *               power of two each                                                                         -- barrier
- *               M is split, a power of two a row                                                          -- barrier
- *     products  0, 1: dC += pre h^T dy, of half of the columns each; E.  2, 3: dB += Delta suf G^T x; suf G B of 32
+ *
+ *               copies of x, dy, NEXT, h and G have arrived                                               -- barrier
+ *     rows      Split x, dy and NEXT (x of the chunk before or dy of the chunk after), with a power of two per
+ *               row.  Find the largest magnitudes of h and G.  Z = E <G, h>, of half of the rows if the slot has
+ *               two chunks.                                                                               -- barrier
+ *     pairs     Each warpgroup has 64 rows x 32 columns (0, 1: own; 2, 3: the other chunk's).  It makes w,
+ *               W += w, sums of Gamma, M, and the largest magnitudes of M's rows.  While tensor cores multiply,
+ *               h and G are split, with one power of two each.                                            -- barrier
+ *               M is split, with a power of two per row                                                   -- barrier
+ *     products  0, 1: dC += pre h^T dy, half of the columns each; E.  2, 3: dB += Delta suf G^T x; suf G B, 32
  *               rows p each                                                                               -- barrier
- *     inputs    2, 3: M dy; U, dx, <x, U>, F.  0: factors of the next head, da of the step before.  1: starts the
- *               copies of the next h and G                                                                -- barrier
+ *     inputs    2, 3: M dy; U, dx, <x, U>, F.  0: factors of the next head, da of the previous step.  1: starts
+ *               the copies of the next h and G                                                            -- barrier
  *               copies of the next x, dy, NEXT start
  *
  * NUMBERS.  As in mma/fp32_chunk.cuh: hi + lo of f16, three products, the small ones first.  Every product of a step is
- * summed from zero and added, or used, in fp32.  W is split at the end, with a power a row, but with one for all its
- * numbers where its columns are the product's rows.
- * registers a thread, N = 128: dC or dB 32, W 16; the products of a step 48, one after another.
- * shared, KB, N = 128: B 32, h 32, G 32 (before and after the steps the other chunk's B or C, C), x, dy, NEXT 48, M 32,
- *     S = <C, B> 32 as fp32, factors and sums 17: 225.  One block a multiprocessor.
- * PRODUCTS a step, m64n32k16, N = 128: <dy, x> 48, dC, dB 96, G B 48, M dy 48 or 24.
- * bytes a token and head, P 64, N 128: x, dy, dx 768 and h, G 512 from memory; NEXT 256, C 512 and h, G 512 from L2.
- * N > 128: as mma/fp32_gradients.cuh.
- * grid: [B, slots, G], two chunks each; block 512.  Every sum has one fixed order: deterministic. */
+ * summed from zero, then added or used in fp32.  W is split at the end, with a power per row.  Where W's columns are
+ * the product's rows, all of W has one power.
+ * registers per thread, N = 128: dC or dB 32, W 16; the products of a step 48, one after another.
+ * shared memory in KB, N = 128: 225, so one block per multiprocessor.  B 32, h 32, G 32, x, dy, NEXT 48, M 32, S = <C,
+ * B> as fp32 32, factors and sums 17.  Before and after the steps, h's place has the other chunk's B or C, and G's
+ * place has C.
+ * PRODUCTS per step, m64n32k16, N = 128: <dy, x> 48, dC, dB 96, G B 48, M dy 48 or 24.
+ * bytes per token and head, P 64, N 128: x, dy, dx 768 and h, G 512 from memory; NEXT 256, C 512 and h, G 512 from L2.
+ * N > 128: as in mma/fp32_gradients.cuh.
+ * grid: [B, slots, G], two chunks each; block 512.  Every sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_SM90_FP32_GRADIENTS_CUH
 #define GT_SSD_SM90_FP32_GRADIENTS_CUH
 
@@ -42,8 +45,8 @@ namespace ssd {
 
 typedef float Product32[4][4]; /* of a warp: 16 rows, 32 columns */
 
-/* The sums of all products of a step but M dy share this array, one after another: ptxas would not overlap the
- * registers of separate arrays. */
+/* The sums of all products of a step except M dy use this array, one after another.  If each had its own array, ptxas
+ * would not let their registers overlap. */
 typedef float StepWork[8][4];
 
 template <int TILES>
@@ -52,11 +55,12 @@ GT_DEV float (&tiles_of(StepWork& work, int from))[TILES][4] {
 }
 
 template <class Tile, Major MAJOR>
-GT_DEV uint64_t split_operand(uint32_t tile, int from = 0) { /* from: of the rows or columns that are not k */
+GT_DEV uint64_t split_operand(uint32_t tile, int from = 0) { /* from: offset among the rows or columns that are not k */
     return wgmma_step(wgmma_tile<128, MAJOR>(tile, Tile::PANEL), mn_bytes<128, MAJOR>(from, Tile::PANEL));
 }
 
-/* Starts c += left right over 16 K of k, or c = ...: the small products first.  *_lo: from hi to lo. */
+/* Starts c += left right over 16 K of k, or c = left right; the small products come first.  left_lo, right_lo: from hi
+ * to lo. */
 template <class Tile, int K, Major LEFT, Major RIGHT, int TILES>
 GT_DEV void multiply_split(float (&c)[TILES][4], uint64_t left, uint32_t left_lo, uint64_t right, uint32_t right_lo,
                            bool accumulates) {
@@ -69,7 +73,7 @@ GT_DEV void multiply_split(float (&c)[TILES][4], uint64_t left, uint32_t left_lo
     }
 }
 
-/* <C_t, B_s> of the warpgroup's pairs: see SplitWarpPairs. */
+/* Makes <C_t, B_s> of the warpgroup's pairs: see SplitWarpPairs. */
 template <class Tile>
 GT_DEV void make_split_products(const HopperSplitBlock<Tile>& me, const WarpRows& at) {
     const bool is_own = me.group < 2, is_C = !is_own && me.second; /* own rows are t */
@@ -95,9 +99,10 @@ GT_DEV void make_split_products(const HopperSplitBlock<Tile>& me, const WarpRows
     }
 }
 
-/* ---- a step: dC, dB, E, what U has of G -------------------------------------------------------------------------- */
+/* ---- a step: dC, dB, E, the part of U from G --------------------------------------------------------------------- */
 
-/* Warpgroups 0, 1: dC, of half of the columns each, and E.  2, 3: dB, and U over half of the rows p each. */
+/* Warpgroups 0 and 1: dC, half of the columns each, and E.  Warpgroups 2 and 3: dB, and the part of U from G, half of
+ * the rows p each. */
 template <class Tile>
 GT_DEV void add_split_states(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, const WarpRows& at,
                              int step, float (&sums)[Tile::TILES][4], StepWork& work) {
@@ -176,7 +181,7 @@ GT_DEV void add_split_states(const SplitGradientParams& p, const HopperSplitBloc
 
 /* ---- a step: w, W, M, Gamma -------------------------------------------------------------------------------------- */
 
-/* L_ts of a block of own pairs, rows s in block `s_block`, columns t in block `t_block`, 8 n .... */
+/* L_ts of a block of own pairs: rows s in block `s_block`, columns t in block `t_block`, from 8 n on. */
 template <class Tile>
 GT_DEV void own_decays(const HopperSplitBlock<Tile>& me, const WarpRows& at, int t_block, int n, float (&L)[4]) {
     const int t = 16 * t_block + 8 * n + 2 * at.j, s = at.row;
@@ -200,7 +205,7 @@ GT_DEV void own_decays(const HopperSplitBlock<Tile>& me, const WarpRows& at, int
     L[2] = n ? near0 : 0.0f, L[3] = n ? near1 : 0.0f;
 }
 
-/* The largest magnitude of each row over the warpgroup's columns. */
+/* Stores the largest magnitude of each row over the warpgroup's columns. */
 template <class Tile>
 GT_DEV void store_most(const HopperSplitBlock<Tile>& me, const WarpRows& at, const Product32& v) {
     GT_UNROLL
@@ -239,7 +244,7 @@ GT_DEV void store_split_pairs(const HopperSplitBlock<Tile>& me, const WarpRows& 
     }
 }
 
-/* Splits h and G of a step, one power of two each: measure_states() has found their magnitudes. */
+/* Splits h and G of a step, with one power of two each.  measure_states() has found their magnitudes. */
 template <class Tile>
 GT_DEV void split_states(const HopperSplitBlock<Tile>& me) {
     PanelRows<Tile, Tile::PANELS> rows(me.warp);
@@ -254,7 +259,7 @@ GT_DEV void split_states(const HopperSplitBlock<Tile>& me) {
     }
 }
 
-/* W, sums of Gamma, and M in v.  h and G are split while tensor cores multiply. */
+/* Adds to W, makes sums of Gamma, and leaves M in v.  Splits h and G while tensor cores multiply. */
 template <class Tile>
 GT_DEV void make_split_pairs(const HopperSplitBlock<Tile>& me, const WarpRows& at, int step, bool has_skip,
                              Product32& W, Product32& v) {
@@ -338,7 +343,7 @@ GT_DEV void make_split_pairs(const HopperSplitBlock<Tile>& me, const WarpRows& a
 
 /* ---- a step: dx -------------------------------------------------------------------------------------------------- */
 
-/* Warpgroups 2 and 3, 32 rows p each.  U: from G; delta: of the lane's rows. */
+/* Warpgroups 2 and 3, 32 rows p each.  U: the part from G; delta: Delta of the lane's rows. */
 template <class Tile>
 GT_DEV void finish_split_inputs(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, const WarpRows& at,
                                 int step, int h, int head, int p0, const float (&delta)[2], StepWork& work) {
@@ -353,7 +358,7 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const HopperSplitB
                                                  Tile::ROWS_LO, false);
     wgmma_commit();
     const bool has_skips = p.dskip && in.skip_per_channel, needs_dy = in.Dskip || has_skips;
-    /* of the lane's columns 2 j, 2 j + 1 of the first 8 */
+    /* address of the lane's columns 2 j, 2 j + 1 of the first 8 */
     const uint32_t first = me.smem + Tile::X + 128 * at.row + (64 * half ^ 16 * at.g) + 4 * at.j;
     const auto pair = [&](uint32_t address) {
         const uint32_t hi = lds<uint32_t>(address), lo = lds<uint32_t>(address + Tile::ROWS_LO);
@@ -424,7 +429,7 @@ GT_DEV void finish_split_inputs(const SplitGradientParams& p, const HopperSplitB
 
 /* ---- dB and dC in the end ---------------------------------------------------------------------------------------- */
 
-/* sums += inverse, of rows, times pairs times 64 rows of B or C. */
+/* sums += inverse . (pairs times 64 rows of B or C).  inverse: one factor per row of the sums. */
 template <class Tile, Major LEFT>
 GT_DEV void add_weighted(const HopperSplitBlock<Tile>& me, StepWork& work, float (&sums)[Tile::TILES][4],
                          uint32_t pairs, uint32_t right, const float (&inverse)[2]) {
@@ -443,7 +448,7 @@ GT_DEV void add_weighted(const HopperSplitBlock<Tile>& me, StepWork& work, float
     }
 }
 
-/* dB += W^T C, dC += W B, of own tokens and of the other chunk's; both to memory. */
+/* Adds dB += W^T C and dC += W B, of own tokens and of the other chunk's.  Stores both to memory. */
 template <class Tile>
 GT_DEV void finish_split_sums(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, const WarpRows& at,
                               const Product32& W, StepWork& work, float (&sums)[Tile::TILES][4]) {
@@ -479,7 +484,7 @@ GT_DEV void finish_split_sums(const SplitGradientParams& p, const HopperSplitBlo
             add_weighted<Tile, Major::K>(me, work, sums, me.smem + Tile::M_NEXT, me.smem + Tile::H, inverse_next);
     }
     sync_threads();
-    /* rows s of own pairs again, for dC: one power for all, as its rows are columns here */
+    /* splits own pairs again, for dC.  Their rows s are columns of this product, so all numbers have one power */
     if (is_own) {
         const float row[2] = {me.value(Tile::B_INVERSE + at.row), me.value(Tile::B_INVERSE + at.row + 8)};
         GT_UNROLL
@@ -519,7 +524,7 @@ GT_DEV void finish_split_sums(const SplitGradientParams& p, const HopperSplitBlo
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* The largest magnitudes of a step's h and G, and Z. */
+/* Finds the largest magnitudes of a step's h and G, and Z. */
 template <class Tile>
 GT_DEV void measure_states(const HopperSplitBlock<Tile>& me, int step) {
     PanelRows<Tile, Tile::PANELS> h(me.warp), G(me.warp);
@@ -624,7 +629,7 @@ GT_DEV void hopper_split_gradients(const SplitGradientParams& p, const HopperSpl
     finish_split_sums(p, me, at, W, work, sums);
 }
 
-/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* On other architectures the kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <int NP>
 GT_KERNEL(GT_SM90A ? 512 : 32, 1)
 chunk_gradient_fp32_hopper_kernel(const GT_GRID_CONSTANT SplitGradientParams p) {

@@ -1,6 +1,6 @@
-/* gt/ssd/sm90/fp32_gradients_block.cuh - ssd backward of a chunk on compute capability 9.0, fp32 activations
- * (fp32_gradients.cuh): layout of shared memory, a block's chunk, copies, splitting of tiles, decay factors, and da of
- * a finished step. */
+/* gt/ssd/sm90/fp32_gradients_block.cuh - the common parts of fp32_gradients.cuh, ssd backward of a chunk on compute
+ * capability 9.0 with fp32 activations.  These are the layout of shared memory, a block's chunk, copies, splitting of
+ * tiles, decay factors, and da of a finished step. */
 #ifndef GT_SSD_SM90_FP32_GRADIENTS_BLOCK_CUH
 #define GT_SSD_SM90_FP32_GRADIENTS_BLOCK_CUH
 
@@ -10,43 +10,46 @@
 namespace gt {
 namespace ssd {
 
-/* Tiles are panels of wgmma.cuh: 64 rows of 128 bytes.  Panels with the hi of all columns come first, then panels with
- * the lo.  An fp32 row takes as many bytes, and lies in the same panels before it is split. */
+/* Tiles are panels of wgmma.cuh: 64 rows of 128 bytes.  The panels with hi of all columns come first, then the panels
+ * with lo.  An fp32 row takes as many bytes as its hi and lo, and lies in the same panels before it is split. */
 template <int NP_>
 struct HopperSplitTile {
     static constexpr int NP = NP_, PANELS = NP / 64;
     static constexpr int THREADS = 512, WARPS = THREADS / 32;
-    static constexpr int TILES = NP / 16; /* of 8 columns, of dC or dB, that a warp has */
+    static constexpr int TILES = NP / 16; /* tiles of 8 columns of dC or dB per warp */
     static constexpr int PANEL = CHUNK * 128, ROWS = 2 * PANEL, STATE = 2 * PANELS * PANEL;
     static constexpr int ROWS_LO = PANEL, STATE_LO = PANELS * PANEL; /* from hi to lo */
     static constexpr int B = 0, H = B + STATE, G = H + STATE;        /* before and after the steps: H the other chunk's
                                                                       * B or C, G C */
     static constexpr int X = G + STATE, DY = X + ROWS, NEXT = DY + ROWS; /* x of the chunk before, or dy of the next */
-    static constexpr int M = NEXT + ROWS, M_NEXT = M + ROWS;             /* pairs of own tokens; with NEXT's */
-    static constexpr int S = M_NEXT + ROWS;                              /* [4][thread] of 16 bytes */
+    static constexpr int M = NEXT + ROWS, M_NEXT = M + ROWS; /* M for pairs of own tokens; M_NEXT for pairs with NEXT */
+    static constexpr int S = M_NEXT + ROWS;                  /* [4][thread] of 16 bytes */
     static constexpr int FLOATS = S + 64 * THREADS;
-    /* floats, from there */
-    static constexpr int FACTORS = 0;                                       /* of the chunk */
-    static constexpr int PRE = FACTORS + Factors::COUNT, SUF = PRE + CHUNK; /* the slot's */
+    /* offsets in floats from FLOATS on */
+    static constexpr int FACTORS = 0;                                       /* factors of the chunk alone */
+    static constexpr int PRE = FACTORS + Factors::COUNT, SUF = PRE + CHUNK; /* over the slot */
     static constexpr int WEIGHT = SUF + CHUNK, OTHER = WEIGHT + CHUNK;      /* Delta SUF; see slot_factors() */
     static constexpr int INVERSES = OTHER + CHUNK, DY_INVERSE = INVERSES + CHUNK, NEXT_INVERSE = DY_INVERSE + CHUNK;
     static constexpr int B_INVERSE = NEXT_INVERSE + CHUNK, C_INVERSE = B_INVERSE + CHUNK;
-    static constexpr int OTHER_INVERSE = C_INVERSE + CHUNK; /* of the other chunk's B or C */
+    static constexpr int OTHER_INVERSE = C_INVERSE + CHUNK; /* for the other chunk's B or C */
     static constexpr int M_MOST = OTHER_INVERSE + CHUNK;    /* [64 rows][4 warpgroups] */
     static constexpr int STATE_MOST = M_MOST + 4 * CHUNK;   /* [h, G][16 warps] */
-    static constexpr int ALL = STATE_MOST + 2 * WARPS;      /* the slot's decay; the inverse powers of h and G */
+    static constexpr int ALL = STATE_MOST + 2 * WARPS;      /* the slot's decay; then the inverse powers of h and G */
     static constexpr int STATE_INVERSE = ALL + 1,
-                         KEPT = ALL + 4; /* [da 64, direct 64, across 32, dskip]: earlier tiles */
+                         KEPT = ALL + 4; /* sums of earlier tiles: [da 64, direct 64, across 32, dskip] */
     static constexpr int POSITION = KEPT + 2 * CHUNK + 36;
     static constexpr int SUMS = POSITION + 20;
-    /* sums of a step; two sets, since the last step's are read while the next are written */
-    static constexpr int E = 0, F = E + 2 * CHUNK, DIRECT = F + 2 * CHUNK; /* [2]: halves of n; of rows p */
+    /* Offsets in the sums of a step.  There are two sets, because one step's sums are read while the next are
+     * written. */
+    static constexpr int E = 0, F = E + 2 * CHUNK, DIRECT = F + 2 * CHUNK; /* [2]: halves of n for E; halves of rows p
+                                                                            * for F and DIRECT */
     static constexpr int COLUMNS = DIRECT + 2 * CHUNK;                     /* [3 blocks of s][t] of Gamma */
-    static constexpr int LATER = COLUMNS + 3 * CHUNK;                      /* [2 halves of t][s]: t in a later block */
+    static constexpr int LATER = COLUMNS + 3 * CHUNK;                      /* [2 halves of t][s], for t in a later
+                                                                            * block */
     static constexpr int NEXT_ROWS = LATER + 2 * CHUNK;                    /* [2 halves of NEXT][row] of Gamma */
     static constexpr int DIAGONAL = NEXT_ROWS + 2 * CHUNK;
     static constexpr int DSKIP =
-        DIAGONAL + CHUNK;                       /* [4 warps][rows p]; of one number of a head: [4 blocks of tokens] */
+        DIAGONAL + CHUNK;                       /* [4 warps][rows p]; with one Dskip per head: [4 blocks of tokens] */
     static constexpr int Z = DSKIP + 4 * CHUNK; /* [16 warps] */
     static constexpr int SUMS_COUNT = Z + WARPS;
     static constexpr int COUNT = SUMS + 2 * SUMS_COUNT, BYTES = FLOATS + 4 * COUNT;
@@ -54,13 +57,13 @@ struct HopperSplitTile {
     static_assert(BYTES <= 227 * 1024, "fits compute capability 9.0");
 };
 
-/* A block's chunk.  Values that are read once a step lie in shared memory: they would take registers from the sums. */
+/* A block's chunk.  Values that are read once per step lie in shared memory: in registers they would displace sums. */
 template <class Tile>
 struct HopperSplitBlock {
     uint32_t smem;
-    int warp, group;          /* the compiler knows that all lanes have the same; group: of four warps */
+    int warp, group;          /* the compiler knows that all lanes have the same values; group: the warpgroup */
     int second;               /* which of the slot's two chunks */
-    int tokens, other_tokens; /* of the chunk and of the slot's other one; 0: there are none */
+    int tokens, other_tokens; /* of the chunk, and of the slot's other chunk (0 if there is none) */
 
     GT_METHOD uint32_t address(int offset) const { return smem + Tile::FLOATS + 4 * offset; }
     GT_METHOD float value(int offset) const { return lds<float>(address(offset)); }
@@ -68,20 +71,20 @@ struct HopperSplitBlock {
     GT_METHOD T field(int offset) const {
         return lds<T>(address(Tile::POSITION) + offset);
     }
-    /* 16 bytes that the thread alone writes and reads */
+    /* address of 16 bytes that this thread alone writes and reads */
     GT_METHOD uint32_t kept_S(int i) const { return smem + Tile::S + 16 * (Tile::THREADS * i + thread_here()); }
-    GT_METHOD int64_t first() const { return field<int64_t>(0); } /* token of the chunk */
+    GT_METHOD int64_t first() const { return field<int64_t>(0); } /* first token of the chunk */
     GT_METHOD int b() const { return field<int>(8); }
     GT_METHOD int slot() const { return field<int>(12); }
     GT_METHOD int g() const { return field<int>(16); }
-    GT_METHOD int64_t base(int i) const { return field<int64_t>(24 + 8 * i); } /* as SplitGradientBlock's */
+    GT_METHOD int64_t base(int i) const { return field<int64_t>(24 + 8 * i); } /* as in SplitGradientBlock */
     GT_METHOD int64_t other() const { return first() + (second ? -CHUNK : CHUNK); }
     GT_METHOD int sums(int step, int offset) const { return Tile::SUMS + step % 2 * Tile::SUMS_COUNT + offset; }
-    /* if the slot has both chunks, each takes half of Z's rows */
+    /* whether the warp makes its part of Z: if the slot has both chunks, each block takes half of Z's rows */
     GT_METHOD bool owns_rows() const { return other_tokens == 0 || warp / (Tile::WARPS / 2) == second; }
 };
 
-/* Blocks: [B,slots,G], then the two chunks of a slot. */
+/* Blocks are numbered by [B,slots,G], then by the two chunks of a slot. */
 template <class Tile>
 GT_DEV HopperSplitBlock<Tile> find_hopper_split_chunk(const SplitGradientParams& p) {
     const Problem& in = p.in;
@@ -117,8 +120,8 @@ GT_DEV HopperSplitBlock<Tile> find_hopper_split_chunk(const SplitGradientParams&
 
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
-/* Starts the copy of 64 rows of COLUMNS fp32 to panels by THREADS threads, this being number `thread`; row r from
- * `from` + r pitch.  Elements beyond `rows` rows and `columns` columns become zeros. */
+/* Starts the copy of 64 rows of COLUMNS fp32 to panels, by THREADS threads; this is thread number `thread`.  Row r
+ * begins at `from` + r pitch.  Elements beyond `rows` rows and `columns` columns become zeros. */
 template <class Tile, int COLUMNS, int THREADS>
 GT_DEV void copy_panels(int thread, uint32_t tile, const float* from, int64_t pitch, int rows, int columns) {
     constexpr int PIECES = COLUMNS / 4, STEP = THREADS / PIECES; /* rows at a time */
@@ -128,13 +131,13 @@ GT_DEV void copy_panels(int thread, uint32_t tile, const float* from, int64_t pi
     const int left = 4 * piece < columns ? rows - row : 0;
     const int64_t step = STEP * pitch;
     GT_UNROLL
-    for (int k = 0; k < CHUNK; k += STEP) { /* rows 8 apart have the same exchange */
+    for (int k = 0; k < CHUNK; k += STEP) { /* rows 8 apart have the same swizzle */
         cp_async<16>((to ^ 16 * (k % 8)) + 128 * k, from, left > k ? 16 : 0);
         from += step;
     }
 }
 
-/* x, dy and NEXT of rows p0 ... of a head, number `head` of the group's; all threads. */
+/* Copies x, dy and NEXT of rows p0 ... of head number `head` of the group, by all threads. */
 template <class Tile>
 GT_DEV void copy_rows(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, int head, int p0) {
     const Problem& in = p.in;
@@ -157,7 +160,7 @@ GT_DEV void copy_rows(const SplitGradientParams& p, const HopperSplitBlock<Tile>
     copy(to + 2 * Tile::ROWS, me.second ? x - CHUNK * pitch : dy + CHUNK * pitch, pitch, me.other_tokens);
 }
 
-/* h and G of these rows; warpgroup 1. */
+/* Copies h and G of rows p0 ... of this head, by warpgroup 1. */
 template <class Tile>
 GT_DEV void copy_states(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, int head, int p0) {
     const Problem& in = p.in;
@@ -174,11 +177,12 @@ GT_DEV void copy_states(const SplitGradientParams& p, const HopperSplitBlock<Til
 
 /* ---- splitting --------------------------------------------------------------------------------------------------- */
 
-/* A warp's rows of a tile, 4 warp ...: 8 lanes a row, 8 neighbouring numbers a lane in each 64 columns. */
+/* A warp's rows of a tile, from 4 warp on: 8 lanes per row, and 8 adjacent numbers of every 64 columns per lane. */
 template <class Tile, int PANELS>
 struct PanelRows {
-    float4 x[2 * PANELS]; /* each 8 numbers begin with half `flip` */
-    int row, piece, flip; /* eight lanes' pieces of 16 bytes lie in different banks, and so do sixteen lanes' of 8 */
+    float4 x[2 * PANELS]; /* in every 8 numbers, half `flip` comes first */
+    int row, piece, flip; /* flip avoids bank conflicts: eight lanes' pieces of 16 bytes lie in different banks, as do
+                           * sixteen lanes' of 8 bytes */
 
     GT_METHOD explicit PanelRows(int warp) {
         const int lane = here();
@@ -189,7 +193,7 @@ struct PanelRows {
         GT_UNROLL
         for (int i = 0; i < 2 * PANELS; i++) x[i] = lds<float4>((from ^ 16 * (i % 2)) + i / 2 * 2 * Tile::PANEL);
     }
-    GT_METHOD int column(int i) const { return 64 * (i / 2) + 8 * piece + 4 * (i % 2 ^ flip); } /* of x[i].x */
+    GT_METHOD int column(int i) const { return 64 * (i / 2) + 8 * piece + 4 * (i % 2 ^ flip); } /* column of x[i].x */
     GT_METHOD float largest() const {
         float most = 0.0f;
         GT_UNROLL
@@ -203,7 +207,7 @@ struct PanelRows {
         for (int mask = 1; mask < 8; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
         return most;
     }
-    /* once the warp has read its rows */
+    /* may be called once the warp has read its rows */
     GT_METHOD void store(uint32_t tile, float power) const {
         const uint32_t to = tile + panel_at<128>(row, piece) + 8 * flip;
         GT_UNROLL
@@ -218,7 +222,7 @@ struct PanelRows {
     }
 };
 
-/* Splits x, dy and NEXT, a power of two a row. */
+/* Splits x, dy and NEXT, with a power of two per row. */
 template <class Tile>
 GT_DEV void split_step_rows(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, int h, int p0) {
     const Problem& in = p.in;
@@ -248,7 +252,8 @@ GT_DEV void split_step_rows(const SplitGradientParams& p, const HopperSplitBlock
     }
 }
 
-/* Copies B or C of a chunk to a tile of NP columns and splits it, a power of two a row; all threads. */
+/* Copies B or C of a chunk to a tile of NP columns and splits it, with a power of two per row.  Called by all
+ * threads. */
 template <class Tile>
 GT_DEV void stage_split_group(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, bool is_C, bool is_other,
                               uint32_t tile, int inverses) {
@@ -284,7 +289,7 @@ GT_DEV Power power_of_state(const HopperSplitBlock<Tile>& me, int which) {
 
 /* ---- decay factors ----------------------------------------------------------------------------------------------- */
 
-/* Sums of a pair of tokens' logarithms through each, after each, and of all. */
+/* Sums of the logarithms of a lane's two tokens: through each token, after each token, and of all tokens. */
 struct LogSums {
     float upto[2], after[2], all;
     GT_METHOD explicit LogSums(const float (&delta)[2], float A) {
@@ -306,11 +311,11 @@ struct LogSums {
     }
 };
 
-/* Makes PRE, SUF and WEIGHT over the slot, and the slot's decay.  OTHER: the factor of L and w of each token of the
- * other chunk:
- *     before     Delta_s exp(from after s to the chunk's end)     times PRE of the block's chunk it is L Delta
- *     after      exp(from the chunk's first through t)            times SUF of the block's chunk it is L
- * One warp. */
+/* Makes PRE, SUF and WEIGHT over the slot, and the slot's decay, by one warp.  Also makes OTHER, the factor of L and w
+ * for each token of the other chunk:
+ *
+ *     before     Delta_s exp(from after s to the chunk's end)     times PRE of the block's chunk it is L Delta.
+ *     after      exp(from the chunk's first through t)            times SUF of the block's chunk it is L */
 template <class Tile>
 GT_DEV void slot_factors(const HopperSplitBlock<Tile>& me, float A, const float (&own)[2], const float (&other)[2]) {
     const LogSums mine(own, A), its(other, A);
@@ -327,7 +332,7 @@ GT_DEV void slot_factors(const HopperSplitBlock<Tile>& me, float A, const float 
     if (lane_id() == 0) sts<float>(me.address(Tile::ALL), exp2_finite(mine.all + its.all));
 }
 
-/* All factors of head h, by warps 0 to 2. */
+/* Makes all factors of head h, by warps 0 to 2. */
 template <class Tile>
 GT_DEV void make_step_factors(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, int h) {
     const Problem& in = p.in;
@@ -352,9 +357,10 @@ GT_DEV void make_step_factors(const SplitGradientParams& p, const HopperSplitBlo
 
 /* ---- da ---------------------------------------------------------------------------------------------------------- */
 
-/* Adds da, <x, U>, the sums across and dDskip of a finished step to the sums of the head's earlier steps; the last step
- * stores them.  One warp, two tokens a lane.  chunk_times_fp32_kernel reads Across for four chunks of 32 tokens: E of
- * the slot's second half goes to the third chunk, F of the first half to the second chunk. */
+/* Adds da, <x, U>, the sums across and dDskip of a finished step to the sums of the head's earlier steps.  The head's
+ * last step stores the sums.  Called by one warp, two tokens per lane.  chunk_times_fp32_kernel reads Across for four
+ * chunks of 32 tokens.  So E of the slot's second half goes to the third of these chunks, and F of the first half to
+ * the second. */
 template <class Tile>
 GT_DEV void finish_split_step(const SplitGradientParams& p, const HopperSplitBlock<Tile>& me, int step, int h, int p0) {
     const Problem& in = p.in;
@@ -363,7 +369,7 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const HopperSplitBlo
     const auto pair = [&](int offset) { return lds<float2>(me.address(me.sums(step, offset) + 2 * lane)); };
     const auto both = [&](int offset) { return plus(pair(offset), pair(offset + CHUNK)); };
     const int64_t slot = (int64_t)me.b() * p.slots + me.slot();
-    if (p.dskip) { /* a half slot has two rows; the second is zero */
+    if (p.dskip) { /* a chunk of 64 tokens has two rows here; the second is zero */
         const int64_t row = SLOT_SHORTS * slot + 2 * me.second;
         const int column = p0 + 2 * lane;
         if (in.skip_per_channel) {
@@ -385,11 +391,11 @@ GT_DEV void finish_split_step(const SplitGradientParams& p, const HopperSplitBlo
     const float2 E = both(Tile::E), F = both(Tile::F), next = both(Tile::NEXT_ROWS);
     float2 direct = both(Tile::DIRECT), da = sums_from(E);
     GT_NO_UNROLL
-    for (int i = 0; i < 3; i++) { /* Gamma_ts, s in a block i before k's */
+    for (int i = 0; i < 3; i++) { /* Gamma_ts for s in block i, which comes before the block of k */
         const float2 from = sums_from(i < block ? pair(Tile::COLUMNS + CHUNK * i) : float2{0.0f, 0.0f});
         if (i < block) da = plus(da, from);
     }
-    da = plus(da, sums_before<8>(both(Tile::LATER))); /* s in the block of k, t in a later one */
+    da = plus(da, sums_before<8>(both(Tile::LATER))); /* Gamma_ts for s in the block of k and t in a later block */
     da = plus(da, pair(Tile::DIAGONAL));
     da = plus(da, sums_before<32>(F));
     da = plus(da, me.second ? sums_from(next) : sums_before<32>(next));

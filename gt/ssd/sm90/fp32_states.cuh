@@ -1,35 +1,39 @@
 /* gt/ssd/sm90/fp32_states.cuh - ssd on compute capability 9.0, by wgmma: passes over a segment that make states alone,
- * for fp32.  They compute the same as states_fp32_kernel, forward and reverse, for groups of two units or more
+ * for fp32.  They compute the same as states_fp32_kernel, forward and reverse, for groups of at least two units
  * (mma/state.cuh) and N > 16: 64 columns or 128.
  *
- * A block has UNITS units of one group and takes a segment chunk by chunk, 64 tokens each.  "left" is x, or dy in
- * reverse, "right" is B, or C.  With z in reverse states_fp32_kernel takes the call.
+ * A block has UNITS units of one group and takes a segment chunk by chunk, 64 tokens each.  "left" is x, in reverse dy.
+ * "right" is B, in reverse C.  With z in reverse states_fp32_kernel takes the call.
  *
  * WARPGROUPS
- *     producer     number 2.  It copies left and right of the chunk ahead (cp.async) and splits right once for all
- *                  units, in place: a lane's 8 numbers lie where their hi and lo will.  A warp a unit makes the tokens'
- *                  weights and the chunk's decay; dt comes a chunk ahead (UnitTimes).
- *     consumers    numbers 0 and 1, with half of the units each.  States lie in registers as accumulators do, 16 rows a
- *                  warp.  A lane's rows are neighbours, 2 g and 2 g + 1, so that it reads two numbers of left at once.
- *                  A chunk:  v_t = weight_t left_t, split, as left operand from registers;
- *                  H <- E H + sum_t v_t right_t^T,  64 x N x 64, in three products, added up as fp32 does.
+ *     producer     Warpgroup 2.  It copies left and right of the next chunk by cp.async.  It splits right once for all
+ *                  units, in place: a lane's 8 numbers are copied to where their hi and lo will lie.  One warp per unit
+ *                  makes the tokens' weights and the chunk's decay; dt arrives one chunk ahead (UnitTimes).
+ *     consumers    Warpgroups 0 and 1, with half of the units each.  States stay in registers in the layout of
+ *                  accumulators, 16 rows per warp.  A lane's rows are adjacent, 2 g and 2 g + 1, so that it reads two
+ *                  numbers of left at once.  For each chunk they compute v_t = weight_t left_t, split, as left operand
+ *                  from registers.  Then H <- E H + sum_t v_t right_t^T,  64 x N x 64, in three products; fp32 adds the
+ *                  sum to H.
  *
  * NUMBERS.  As in mma/fp32_chunk.cuh: hi + lo of f16, three products, the small ones first.  A row of right has a power
- * of two; the weights have its inverse as factor.  The 16 rows of a warp's v share a power, from their largest
- * number: rows of left need no measuring.  Weights are at most 1, so that v does not overflow.
- * SHARED MEMORY, KB, N = 128, UNITS = 4: 196, one block a multiprocessor
- *     LEFT             64     of a stage: a tile of each unit, fp32 (fp32_pair_at)         producer
- *     RIGHT            32     of a stage: hi and lo                                producer
- *     PREPARED          1.1   of a stage: weights and decays of each unit          producer
+ * of two, whose inverse is a factor of the weights.  The 16 rows of a warp's v share a power, made from their largest
+ * number, so rows of left need no measuring.  Weights are at most 1, so that v does not overflow.
+ * SHARED MEMORY in KB, N = 128, UNITS = 4: 196 in all, so one block per multiprocessor.  The last column names the
+ * warpgroups that write the buffer.
+ *     LEFT             64     of a stage: a tile of each unit, fp32 (fp32_pair_at)  producer.
+ *     RIGHT            32     of a stage: hi and lo                                producer.
+ *     PREPARED          1.1   of a stage: weights and decays of each unit          producer.
  *     INVERSES ...      1     inverse powers of right; cursors, barriers
- *     Two stages.
- * MBARRIERS.  FULL, EMPTY: of a stage; the producer's and the consumers' threads arrive.
- * REGISTERS a thread, N = 128, UNITS = 4: H 128, v 32, sums 32 of 224; producer 56, of right 32.
- * ISSUE SLOTS a token and head, N = 128, UNITS = 4, counted: consumers 25, checkpoints 1.5, producer 11.
- * PRODUCTS, clocks a unit and chunk at full rate, N = 128: 768.
- * BYTES a token and head: left 4 P, right 4 N / heads of a group from memory, N from L2 with UNITS = 4, checkpoints
- *     P N / 32.
- * grid: strands*G*bundles (bundles of UNITS); block 384.  Every sum has one fixed order: deterministic. */
+ *     There are two stages.
+ * MBARRIERS.  FULL and EMPTY belong to a stage; the producer's and the consumers' threads arrive.
+ * REGISTERS per thread, N = 128, UNITS = 4: of a consumer's 224, H takes 128, v 32, sums 32.  Of the producer's 56,
+ * right takes 32.
+ * ISSUE SLOTS per token and head, N = 128, UNITS = 4, counted: consumers 25, checkpoints 1.5, producer 11.
+ * PRODUCTS, clocks per unit and chunk at full rate, N = 128: 768.
+ * BYTES per token and head: left 4 P; right 4 N / heads of a group from memory, and N from L2 with UNITS = 4;
+ * checkpoints P N / 32.
+ * grid: strands*G*bundles (a bundle has UNITS units); block 384.  Every sum has one fixed order, so results are
+ * deterministic. */
 #ifndef GT_SSD_SM90_FP32_STATES_CUH
 #define GT_SSD_SM90_FP32_STATES_CUH
 
@@ -41,7 +45,8 @@ namespace ssd {
 
 /* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
-/* A stage's part for a chunk and unit, in floats: weights of tokens; the inverse of their power; Scale of the chunk. */
+/* A stage's part for a chunk and unit, as offsets in floats.  OF_TOKENS: weights of tokens; INVERSE: the inverse of
+ * their power; KEEP: Scale of the chunk. */
 struct SplitUnitWeights {
     static constexpr int OF_TOKENS = 0, INVERSE = 64, KEEP = 66, COUNT = 68;
 };
@@ -58,7 +63,7 @@ struct StatesSplitHopperTile {
     static constexpr int STAGE = RIGHT + TILE_RIGHT;
     static constexpr int PREPARED = STAGES * STAGE;                                          /* [STAGES][UNITS] */
     static constexpr int INVERSES = PREPARED + STAGES * UNITS * 4 * SplitUnitWeights::COUNT; /* [STAGES] */
-    static constexpr int CURSOR = INVERSES + STAGES * 4 * CHUNK;                             /* of each warpgroup */
+    static constexpr int CURSOR = INVERSES + STAGES * 4 * CHUNK;                             /* one per warpgroup */
     static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES,
                          EMPTY = FULL + 8 * STAGES; /* [STAGES] */
     static constexpr int BYTES = EMPTY + 8 * STAGES;
@@ -70,18 +75,20 @@ struct StatesSplitHopperTile {
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
-/* A chunk of B or C: a row has 8 neighbouring lanes, which split its 8 neighbours of each 64 columns, rows 16 apart.
- * The first 4 of these 8 are copied to the place of their own hi.  The others go to the place of the lo of numbers 32
- * columns away: so 8 lanes' copies lie in different banks. */
+/* A producer's copy of a chunk of B or C, and its splitting.  A row has 8 adjacent lanes; each lane has 8 adjacent
+ * numbers of every 64 columns, in rows 16 apart.  The first 4 of these 8 numbers are copied to where their own hi will
+ * lie.  The others go to where lo of the numbers 32 columns away will lie, so that the copies of 8 lanes lie in
+ * different banks. */
 template <class Tile>
 struct SplitRight {
-    static constexpr int ROWS = CHUNK / 16, PIECES = 2 * Tile::PANELS; /* of 4 numbers that a lane copies of a row */
+    static constexpr int ROWS = CHUNK / 16, PIECES = 2 * Tile::PANELS; /* PIECES of 4 numbers that a lane copies per
+                                                                        * row */
 
     GT_METHOD static int row() { return own_thread() % WARPGROUP / 8; }
     GT_METHOD static int piece() { return own_thread() % 8; }
     GT_METHOD static int64_t own(int64_t pitch) { return row() * pitch + 4 * piece(); }
 
-    /* Starts the copy to a tile.  from: at own() of the chunk; rows, columns: that exist, zeros beyond. */
+    /* Starts the copy to a tile.  from: at own() of the chunk; rows, columns: the numbers that exist; zeros follow. */
     GT_METHOD static void copy(uint32_t tile, const float* from, int64_t pitch, int rows, int columns) {
         const int second = piece() % 2;
         const uint32_t to = (tile + panel_at<128>(row(), piece() / 2) + second * Tile::LO) ^ 64 * second;
@@ -96,7 +103,7 @@ struct SplitRight {
         }
     }
 
-    /* Splits the warp's copies.  inverses[row] <- inverse of a row's power. */
+    /* Splits the numbers that the warp copied.  inverses[row] <- the inverse of a row's power. */
     GT_METHOD static void split(uint32_t tile, uint32_t inverses) {
         const uint32_t at = tile + panel_at<128>(row(), piece()), first = inverses + 4 * row();
         GT_NO_UNROLL
@@ -130,16 +137,16 @@ struct SplitRight {
     }
 };
 
-/* Writes SplitUnitWeights of the tokens 2 lane, 2 lane + 1.  One warp.  right: inverse powers of their rows.  Stored
- * weights are 2^11 times as large: an inverse is 2^-13 for numbers about 1, and its product with the smallest weights
- * would leave fp32's range. */
+/* Writes SplitUnitWeights of the tokens 2 lane, 2 lane + 1.  Called by one warp.  right: inverse powers of these
+ * tokens' rows of right.  Stored weights are 2^11 times as large.  The reason: an inverse is 2^-13 for numbers about 1,
+ * so its product with the smallest weights would leave fp32's range. */
 GT_DEV void put_split_weights(uint32_t addresses, float2 weight, float2 right, float sum) {
     const int lane = own_lane();
     weight = {clamped(weight.x * (right.x * 0x1p11f)), clamped(weight.y * (right.y * 0x1p11f))};
     float most = fmaxf(fabsf(weight.x), fabsf(weight.y));
     GT_UNROLL
     for (int mask = 1; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
-    const Power power = split_power(most); /* 2^14 less makes weights at most 1 */
+    const Power power = split_power(most); /* a factor 2^-14 makes weights at most 1 */
     sts<float2>(addresses + 8 * lane, {weight.x * power.value * 0x1p-14f, weight.y * power.value * 0x1p-14f});
     if (lane > 0) return;
     const Scale scale = scale_of_log(sum);
@@ -156,7 +163,7 @@ GT_DEV void split_states_producer(const HopperStatesParams& p, uint32_t smem) {
     const int unit = warp_id() % 4;
     const bool makes_weights = unit < UNITS;
     const typename Tile::Stages ring = {smem};
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         const bool is_last = p.reverse ? span.starts : span.ends;
         if (skips(p.states.is_local, span, is_last)) return item;
@@ -179,7 +186,7 @@ GT_DEV void split_states_producer(const HopperStatesParams& p, uint32_t smem) {
             times += step * in.dt_stride.t;
         };
         const auto copy =
-            [&](int i, int number) { /* the segment's i-th chunk, number `number` of all */
+            [&](int i, int number) { /* copies chunk i of the segment, which is chunk `number` of all segments */
                                      if (i >= added) return;
                                      const uint32_t to = smem + number % STAGES * Tile::STAGE;
                                      const int tokens = cursor.tokens(chunk_at(i));
@@ -230,7 +237,7 @@ GT_DEV void split_states_producer(const HopperStatesParams& p, uint32_t smem) {
 
 /* ---- consumers --------------------------------------------------------------------------------------------------- */
 
-/* SplitState with rows 2 g and 2 g + 1 of the warp's 16 in a lane. */
+/* SplitState in which a lane has rows 2 g and 2 g + 1 of the warp's 16 rows. */
 template <int NP>
 struct PairedState : SplitState<NP> {
     using SplitState<NP>::H;
@@ -253,7 +260,7 @@ struct PairedState : SplitState<NP> {
         if (row >= in.P) return;
         to += (int64_t)row * in.N + column;
         float* const second = to + in.N;
-        if (in.columns == NP && !adds) { /* no conditions */
+        if (in.columns == NP && !adds) { /* this path has no conditions */
             GT_UNROLL
             for (int n = 0; n < NP / 8; n++) {
                 stg<float2>(to + 8 * n, {H[n][0], H[n][1]});
@@ -278,8 +285,8 @@ struct PairedState : SplitState<NP> {
 
 template <class Tile>
 struct SplitStatesConsumer : StatesConsumer<Tile> {
-    /* The lane's numbers of a unit's left: tokens 2 j ..., rows 16 unit_warp + 2 g ...; tokens 8 further lie in the
-     * same places of their rows. */
+    /* The lane's numbers of a unit's left: tokens 2 j ..., rows 16 unit_warp + 2 g ....  Tokens 8 further have the same
+     * offsets in their rows. */
     GT_METHOD uint32_t left(int n, int i) const {
         return StatesConsumer<Tile>::left(n, i) +
                fp32_pair_at(2 * (own_lane() % 4), 16 * this->unit_warp() + 2 * (own_lane() / 4));
@@ -287,7 +294,7 @@ struct SplitStatesConsumer : StatesConsumer<Tile> {
 };
 static_assert(SplitUnitWeights::COUNT == UnitWeights::COUNT, "StatesConsumer finds them");
 
-/* For unit i of a consumer: H <- E H + the chunk's share. */
+/* H <- E H + the chunk's share, for unit i of a consumer. */
 template <class Tile>
 GT_DEV void add_split_chunk(const SplitStatesConsumer<Tile>& me, int n, int i, PairedState<Tile::NP>& state) {
     constexpr int NP = Tile::NP, PANEL = Tile::PANEL;
@@ -296,7 +303,7 @@ GT_DEV void add_split_chunk(const SplitStatesConsumer<Tile>& me, int n, int i, P
     float undo;
     {
         const uint32_t left = me.left(n, i), tokens = prepared + 8 * (own_lane() % 4);
-        float v[BLOCKS][4][2], most[4] = {}; /* v: tokens 2 j, 2 j + 1; rows + e % 2, tokens + 8 (e / 2) */
+        float v[BLOCKS][4][2], most[4] = {}; /* v[..][e]: tokens 2 j, 2 j + 1; rows + e % 2, tokens + 8 (e / 2) */
         GT_UNROLL
         for (int k = 0; k < 2 * BLOCKS; k++) {
             const float2 weight = lds<float2>(tokens + 32 * k);
@@ -353,7 +360,7 @@ GT_DEV void split_states_consumer(const HopperStatesParams& params, uint32_t sme
         zeros.load(nullptr, 0, in);
         clear_state_sums<Tile>(p, me, zeros);
     }
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         PairedState<NP> state[CONSUMER_UNITS];
         const bool is_last = reverse ? span.starts : span.ends;
@@ -386,7 +393,7 @@ GT_DEV void split_states_consumer(const HopperStatesParams& params, uint32_t sme
             n++;
         }
         item = me.cursor().item();
-        const Span same = ordered_span(in, item); /* found again: registers are short */
+        const Span same = ordered_span(in, item); /* computed again, since registers are short */
         GT_UNROLL
         for (int i = 0; i < CONSUMER_UNITS; i++) {
             if (me.cursor().exists(me.unit(i))) store_last_state<Tile>(p, me, i, reverse, same, state[i]);
@@ -395,7 +402,7 @@ GT_DEV void split_states_consumer(const HopperStatesParams& params, uint32_t sme
     });
 }
 
-/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* On other architectures the kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <int NP, int UNITS>
 GT_KERNEL(GT_SM90A ? (StatesSplitHopperTile<NP, UNITS>::THREADS) : 32, 1)
 states_fp32_hopper_kernel(const GT_GRID_CONSTANT HopperStatesParams p) {

@@ -1,23 +1,27 @@
-/* gt/ssd/sm90/gate.cuh - ssd with z on compute capability 9.0, 16-bit calls: g = dy silu(z).  The passes over G and the
- * chunks' gradients take g in place of dy.  For bf16, where the call reads y, the kernel also makes dz.
+/* gt/ssd/sm90/gate.cuh - ssd with z on compute capability 9.0, 16-bit activations: makes g = dy silu(z).  The passes
+ * over G and the chunks' gradients take g in place of dy.  If backward reads y and the type is bf16, the kernel also
+ * makes dz.
  *
  * g is f16 with a power of two for 16 tokens of a head's tile.  It is rounded once, from fp32, to 11 bits over 27
- * binades below the largest of them, whatever the range of dy and z.  The inverses of the powers lie apart
+ * binades below the largest of these elements, whatever the range of dy and z.  The inverses of the powers lie apart
  * (Problem::dy_inverses), in 0.002 of y's bytes.
- * g lies in the memory of dx, whose rows the chunks' kernel overwrites once all readers are done
- * (HopperGradientParams::in_twos).  Without dx, or if this is slower because chunks are few, g lies in workspace.  dz =
- * dy u silu'(z) needs u, y without its gate.  y = u silu(z), so dz = dy y (1 / z + 1 - sigmoid(z)), with the error of
- * y's rounding.  bf16 has fp32's range: u is lost only where silu(z) is close to 0, or y too large (is_lost()).  Then
- * the place's flag says so, and gate_lost_kernel computes these elements (gate_lost.cuh).
+ * g normally lies in the memory of dx.  The chunks' kernel overwrites these rows with dx once all readers are done
+ * (HopperGradientParams::in_twos).  Without dx, or where this is slower because chunks are few, g lies in the
+ * workspace.
+ * dz = dy u silu'(z) needs u, which is y without its gate.  y = u silu(z), so dz = dy y (1 / z + 1 - sigmoid(z)), with
+ * the error of y's rounding.  bf16 has fp32's range, so u is lost only where silu(z) is close to 0 or y is too large
+ * (is_lost()).  Then the place's flag is set, and gate_lost_kernel computes these elements (gate_lost.cuh).
  *
- * A warp has a chunk's 64 tokens of a tile, 16 at a time: eight lanes a row, a piece of 16 bytes a lane.  The warps of
- * a block have tiles beside each other.
- * REGISTERS a thread: 80, 32 of them for loads of dy and z; with y 128, 48 for dy, z and y.  No shared memory.  ISSUE
- * SLOTS a token and head, P = 64, counted in the machine code: 40; with y 83.
- * BYTES a token and head: dy, z, g 2 P each, with y also y and dz; 4 a tile.
- * CHAIN.  It waits first: for packed sequences an earlier kernel clears rows of dx and dz.
- * grid: GATE_BLOCKS a multiprocessor at most; block 256.  Places in turn: [B, slots of 128 tokens, 2, H, tiles], in
- * packed sequences only places that exist.  No sums. */
+ * A warp has a chunk's 64 tokens of a tile and takes 16 at a time: eight lanes per row, a piece of 16 bytes per lane.
+ * The warps of a block have adjacent tiles.
+ * REGISTERS per thread: 80, of which 32 are for loads of dy and z; with y 128, of which 48 are for dy, z and y.  No
+ * shared memory.
+ * ISSUE SLOTS per token and head, P = 64, counted in the machine code: 40; with y 83.
+ * BYTES per token and head: dy, z, g 2 P each, with y also y and dz; 4 per tile.
+ * CHAIN.  The kernel waits for previous kernels first, because for packed sequences one of them clears rows of dx and
+ * dz.
+ * grid: at most GATE_BLOCKS per multiprocessor; block 256.  Blocks take places in turn: [B, slots of 128 tokens, 2, H,
+ * tiles], in packed sequences existing places only.  There are no sums. */
 #ifndef GT_SSD_SM90_GATE_CUH
 #define GT_SSD_SM90_GATE_CUH
 
@@ -31,18 +35,18 @@ struct GateParams {
     Problem in;
     GatedRows g;
     GateGradient gradient;
-    int64_t slots, rows; /* of a batch element; B*slots*2 */
+    int64_t slots, rows; /* slots of a batch element; rows = B*slots*2 */
 };
 
 constexpr int GATE_WARPS = 8, GATE_BLOCKS = 8;
 
-/* Whether u, y without its gate, cannot be found from y, though dz depends on it.  Elsewhere |silu(z)| is at least
- * 2^-60, so y can lose only numbers of u below 2^-66 to the range of bf16. */
+/* Whether u (y without its gate) cannot be found from y although dz depends on it.  For all other elements |silu(z)| is
+ * at least 2^-60, so only numbers of u below 2^-66 can fall out of bf16's range in y. */
 GT_DEV bool is_lost(float dy, float z, float y) {
     return dy != 0.0f && (!(fabsf(z) >= 0x1p-59f && z >= -40.0f) || !(fabsf(y) <= FLT_MAX));
 }
 
-/* A row's piece of g, without a power; returns its largest magnitude. */
+/* Makes a row's piece of g, without a power; returns the piece's largest magnitude. */
 template <class T>
 GT_DEV float gate_piece(const uint4& dy, const uint4& z, float (&g)[8]) {
     using E = Element<T>;
@@ -58,7 +62,7 @@ GT_DEV float gate_piece(const uint4& dy, const uint4& z, float (&g)[8]) {
     return largest;
 }
 
-/* A piece of dz; whether it is lost. */
+/* Makes a piece of dz; returns whether one of its elements is lost. */
 template <class T>
 GT_DEV bool gradient_piece(const uint4& dy, const uint4& z, const uint4& y, uint4& dz) {
     using E = Element<T>;
@@ -79,8 +83,8 @@ GT_DEV bool gradient_piece(const uint4& dy, const uint4& z, const uint4& y, uint
     return lost;
 }
 
-/* A warp's 16 rows: eight lanes a row, 4 rows beside each other; piece k of a lane is of row 4 k + lane / 8.  Gives g
- * to store_g(k, piece), dz to store_dz; adds to lost.  Returns the inverse of g's power. */
+/* Takes a warp's 16 rows: eight lanes per row, 4 rows at a time; piece k of a lane belongs to row 4 k + lane / 8.
+ * Passes g to store_g(k, piece) and dz to store_dz; updates lost.  Returns the inverse of g's power. */
 constexpr int GATE_ROWS = 4, GATE_PARTS = BLOCK / GATE_ROWS;
 template <class T, bool OF_Y, class StoreG, class StoreDz>
 GT_DEV float gate_block(const uint4 (&dy)[GATE_PARTS], const uint4 (&z)[GATE_PARTS], const uint4 (&y)[GATE_PARTS],
@@ -106,7 +110,8 @@ GT_DEV float gate_block(const uint4 (&dy)[GATE_PARTS], const uint4 (&z)[GATE_PAR
     return power.inverse;
 }
 
-/* A chunk's tile: its first token, how many there are, its head and tile.  Whether the lane has lost something. */
+/* Takes a chunk's tile, given by its first token, the number of tokens, head and tile.  Returns whether the lane has
+ * lost an element. */
 template <class T, bool OF_Y>
 GT_DEV bool gate_tile(const GateParams& p, int b, int64_t first, int tokens, int64_t head, int tile, float* inverses) {
     constexpr int ROWS = GATE_ROWS, PARTS = GATE_PARTS;

@@ -1,18 +1,22 @@
-/* gt/ssd/sm90/gate_lost.cuh - ssd backward with z on compute capability 9.0 if dz is made from y (gate.cuh): makes dz
- * of the elements whose u (y without its gate) is lost.  It makes u again from x, B, C and the checkpoints of h.
+/* gt/ssd/sm90/gate_lost.cuh - ssd backward with z on compute capability 9.0, where dz is made from y (gate.cuh).  u is
+ * y without its gate.  This kernel makes dz of the elements whose u is lost.  It makes u again from x, B, C and the
+ * checkpoints of h.
  *
- * There z is 0 or far below 0: one element in millions of random numbers, or whole rows of a caller's padding.  So the
- * kernel is quick when no element is lost, and takes each token by itself when some are:
- *     u_t = exp(sum a) h C_t + sum_s L_ts Delta_s <C_t, B_s> x_s + Dskip x_t        dz_t = dy_t u_t silu'(z_t)
- * with h before the token's slot of 128, s from there through t, every exponent a sum of the a that it spans, in fp32.
+ * u is lost where z is 0 or far below 0: one element in millions of random numbers, or whole rows of a caller's
+ * padding.  So the kernel is quick when no element is lost.  It takes each token by itself when some are lost:
  *
- * A warp has 32 places of gate_kernel, a flag a lane.  It takes the tokens of a flagged place one after another: a lane
- * has four tokens s and two rows p.
- * TIME.  If no element is lost, loading the flags from L2.  If one is, about 35 dependent loads.  If all are, about 50
- *     ms by count at B8 T4096 H64.
- * BYTES: 4 a place.
- * CHAIN.  It waits first.  grid: one block a multiprocessor at most; block 256.  Every sum has one fixed order:
- * deterministic. */
+ *     u_t = exp(sum a) h C_t + sum_s L_ts Delta_s <C_t, B_s> x_s + Dskip x_t        dz_t = dy_t u_t silu'(z_t).
+ *
+ * Here h is the state before the token's slot of 128, and s runs from the slot's start through t.  Every exponent is a
+ * sum of the a that it spans, in fp32.
+ *
+ * A warp has 32 places of gate_kernel, one flag per lane.  It takes the tokens of a flagged place one after another; a
+ * lane has four tokens s and two rows p.
+ * TIME.  No element lost: the flags load from L2.  One element lost: about 35 dependent loads.  All lost: about 50 ms
+ * by count at B8 T4096 H64.
+ * BYTES: 4 per place.
+ * CHAIN.  The kernel waits for previous kernels first.  grid: at most one block per multiprocessor; block 256.  Every
+ * sum has one fixed order, so results are deterministic. */
 #ifndef GT_SSD_SM90_GATE_LOST_CUH
 #define GT_SSD_SM90_GATE_LOST_CUH
 
@@ -22,7 +26,7 @@ namespace gt {
 namespace ssd {
 
 struct LostParams {
-    Problem in; /* with z and dy as they came */
+    Problem in; /* with the caller's z and dy */
     GateGradient gradient;
     Checkpoints h;       /* values NULL: zeros */
     int64_t slots, rows; /* as in GateParams */
@@ -30,11 +34,12 @@ struct LostParams {
 
 constexpr int LOST_BLOCKS = 1;
 
-/* A place's chunk: its tokens in a slot, its head and its rows. */
+/* The chunk of a place: its tokens in a slot, its head and its rows. */
 struct LostPlace {
     int b, head, row0;    /* row0: of the tile */
-    int first, end;       /* in the slot */
-    int64_t start, state; /* the slot's first token; its number, of all heads and batch elements */
+    int first, end;       /* tokens in the slot */
+    int64_t start, state; /* start: the slot's first token; state: the slot's number, over all heads and batch
+                           * elements */
 };
 
 GT_DEV LostPlace find_lost_place(const LostParams& p, int64_t place) {
@@ -53,7 +58,7 @@ GT_DEV LostPlace find_lost_place(const LostParams& p, int64_t place) {
     return me;
 }
 
-/* Eight numbers of a row, as fp32. */
+/* Loads eight numbers of a row, as fp32. */
 template <class T>
 GT_DEV void load_eight(const void* row, int n, float (&x)[8]) {
     using E = Element<T>;
@@ -63,9 +68,10 @@ GT_DEV void load_eight(const void* row, int n, float (&x)[8]) {
     for (int e = 0; e < 4; e++) x[2 * e] = E::lo(pairs[e]), x[2 * e + 1] = E::hi(pairs[e]);
 }
 
-/* L_ts Delta_s of the lane's tokens s = 64 k + 2 lane + i of the slot, 0 behind t; returns exp(sum a) through t. */
+/* Makes L_ts Delta_s of the lane's tokens s = 64 k + 2 lane + i of the slot, 0 after t.  Returns exp(sum a) through
+ * t. */
 GT_DEV float decay_tokens(const float (&delta)[SLOT_CHUNKS][2], float A, int t, float (&weight)[SLOT_CHUNKS][2]) {
-    float later = 0.0f; /* logarithms over all tokens of the chunks behind */
+    float later = 0.0f; /* sum of the logarithms over all tokens of later chunks */
     for (int k = SLOT_CHUNKS - 1; k >= 0; k--) {
         const int s = CHUNK * k + 2 * lane_id();
         const float first = s <= t ? delta[k][0] * A * LOG2_E : 0.0f, second = s < t ? delta[k][1] * A * LOG2_E : 0.0f;
@@ -84,8 +90,8 @@ GT_DEV float decay_tokens(const float (&delta)[SLOT_CHUNKS][2], float A, int t, 
     return exp2_finite(later);
 }
 
-/* u, y without its gate, of a token t of the slot and the lane's two rows, from `row` on, which may lie behind P.
- * weight: of decay_tokens().  All loads are in flight together: nothing else hides their latency. */
+/* u of a token t of the slot, for the lane's two rows, from `row` on; the rows may lie beyond P.  weight: from
+ * decay_tokens().  All loads are in flight together, because nothing else hides their latency. */
 template <class T>
 GT_DEV float2 ungated(const LostParams& p, const LostPlace& me, int t, int row, float before,
                       const float (&weight)[SLOT_CHUNKS][2]) {
@@ -151,7 +157,7 @@ GT_DEV float2 ungated(const LostParams& p, const LostPlace& me, int t, int row, 
     return u;
 }
 
-/* dz of the lost elements of a token and the lane's two rows.  dy, z: pairs. */
+/* Makes dz of the lost elements, for a token and the lane's two rows.  dy, z: pairs. */
 template <class T>
 GT_DEV void make_lost_token(const LostParams& p, const LostPlace& me, const float (&delta)[SLOT_CHUNKS][2], int t,
                             int row, uint32_t dy, uint32_t z, const bool (&lost)[2]) {
@@ -166,7 +172,7 @@ GT_DEV void make_lost_token(const LostParams& p, const LostPlace& me, const floa
     if (lost[1]) to[1] = (uint16_t)E::pack(gradient(E::hi(dy), E::hi(z), u.y), 0.0f);
 }
 
-/* dz of a place's lost elements. */
+/* Makes dz of a place's lost elements. */
 template <class T>
 GT_DEV void make_lost(const LostParams& p, int64_t place) {
     using E = Element<T>;
@@ -194,7 +200,7 @@ GT_DEV void make_lost(const LostParams& p, int64_t place) {
     };
     GT_NO_UNROLL
     for (int first = me.first; first < me.end; first += AT_ONCE) {
-        uint32_t dy[AT_ONCE], z[AT_ONCE], y[AT_ONCE], tokens = 0; /* a bit each that has some */
+        uint32_t dy[AT_ONCE], z[AT_ONCE], y[AT_ONCE], tokens = 0; /* one bit for each token with lost elements */
         GT_UNROLL
         for (int i = 0; i < AT_ONCE; i++) {
             dy[i] = pair(in.dy, in.dy_stride, first + i), z[i] = pair(in.z, in.z_stride, first + i);

@@ -1,6 +1,6 @@
-/* gt/ssd/sm90/gradients_block.cuh - blocks of chunk_gradient_hopper_kernel (gradients.cuh): records of tokens and sums
- * in memory, layout of shared memory, the current place, B and C as f16, the warpgroup that prepares, and the rows of a
- * warp. */
+/* gt/ssd/sm90/gradients_block.cuh - the common parts of a block of chunk_gradient_hopper_kernel (gradients.cuh).  These
+ * are records of tokens and sums in memory, the layout of shared memory, the current place, B and C as f16, the
+ * warpgroup that prepares, and the rows of a warp. */
 #ifndef GT_SSD_SM90_GRADIENTS_BLOCK_CUH
 #define GT_SSD_SM90_GRADIENTS_BLOCK_CUH
 
@@ -15,38 +15,44 @@ namespace ssd {
 
 /* ---- records by token ------------------------------------------------------------------------------------------- */
 
-/* The record of a chunk and head, in floats; with z, of a chunk, head and tile.  First the part that the neighbour's
- * step reads, too: each token's weight in the state that the neighbour makes.  The weights are PRE of the second chunk,
- * WEIGHTS = Delta SUF of the first.  exp(sum a) follows both: the neighbour's step multiplies its old state by it.
- * Then factors of mma/chunk.cuh.  DIAGONAL of a block of 16 tokens is one square of 8 x 8: row t has L_ts, s <= t, of
- * the first half; column t has L_ts, s < t, of the second.  AFTER: exp(a of all blocks behind a block).  With POWERS,
- * for M as f16, also two numbers for each block of 16 t: the inverse of dy's power, and b such that b * max|S| >= |M|;
- * and the head's Dskip.  Factors and weights of rows of dy then contain the inverse of its power. */
+/* The record of a chunk and head, as offsets in floats; with z, the record of a chunk, head and tile.
+ *
+ * First comes the part that the neighbour's step reads, too: each token's weight in the state that the neighbour makes.
+ * The second chunk of a slot stores PRE as weights, the first chunk stores WEIGHTS = Delta SUF.  exp(sum a) follows
+ * both, because the neighbour's step multiplies its old state by it.
+ *
+ * Next come the factors of mma/chunk.cuh.  DIAGONAL of a block of 16 tokens is one square of 8 x 8.  Its row t has
+ * L_ts, s <= t, of the block's first half.  Its column t has L_ts, s < t, of the second half.  AFTER: exp(a of all
+ * blocks after a block).
+ *
+ * With POWERS, M is f16 and the record also holds the head's Dskip.  In addition it holds two numbers for each block of
+ * 16 t: the inverse of dy's power, and b such that b * max|S| >= |M|.  Factors and weights of rows of dy then contain
+ * the inverse of the rows' power. */
 template <bool POWERS>
 struct ChunkTokens {
     static constexpr int PRE = 0, KEPT = CHUNK, SKIP = KEPT + 1, GROWTH = KEPT + 2;
     static constexpr int WEIGHTS = KEPT + 4, SUF = WEIGHTS; /* SUF until it is multiplied */
     static constexpr int MADE_COUNT = CHUNK + 4;            /* from PRE or from WEIGHTS */
     static constexpr int DY_INVERSE = 2 * MADE_COUNT, BOUND = DY_INVERSE + BLOCKS;
-    static constexpr int OWN = POWERS ? BOUND + BLOCKS : DY_INVERSE; /* from here on only the chunk's own step reads */
+    static constexpr int OWN = POWERS ? BOUND + BLOCKS : DY_INVERSE; /* only the chunk's own step reads the rest */
     static constexpr int DELTA = OWN, U = DELTA + CHUNK, V = U + CHUNK, HALF = V + CHUNK, SQUARE = HALF + CHUNK;
     static constexpr int BETWEEN = SQUARE + BLOCKS * 64;
     static constexpr int AFTER = BETWEEN + 4, COUNT = AFTER + BLOCKS;
     static_assert(COUNT % 4 == 0 && WEIGHTS % 4 == 0, "copied by 16 bytes");
 
-    /* The block of 16 rows of dy that float `at` is a factor of; -1: none. */
+    /* Float `at` is a factor of rows of dy: the number of their block of 16 rows; -1 if there are none. */
     GT_METHOD static int block_of_dy(int at) {
         if (at < KEPT) return at / BLOCK;
         if (at >= U && at < V) return (at - U) / BLOCK;
-        if (at >= HALF && at < SQUARE) /* its second half is of rows, the first of columns */
+        if (at >= HALF && at < SQUARE) /* its second half belongs to rows, the first to columns */
             return (at - HALF) % BLOCK < BLOCK / 2 ? -1 : (at - HALF) / BLOCK;
         return at >= SQUARE && at < BETWEEN ? (at - SQUARE) / 64 : -1;
     }
 };
 
-/* Sums of a slab, chunk, head and tile, in floats, for da, ddt and dDskip; dy in the latter's sums still has its
- * powers.  PAIRS, [i][k]: Gamma of row k with block i of s before k's, or Gamma / Delta of column k with block i + 1 of
- * t behind k's. */
+/* Sums of a slab, chunk, head and tile for da, ddt and dDskip, as offsets in floats.  In the sums for dDskip, dy still
+ * has its powers.  PAIRS [i][k]: either Gamma of row k with block i of s, before k's block, or Gamma / Delta of column
+ * k with block i + 1 of t, after k's block. */
 struct ChunkSums {
     static constexpr int PAIRS = 0, DIAGONAL = 3 * CHUNK;       /* [k] */
     static constexpr int E = DIAGONAL + CHUNK, F = E + CHUNK;   /* [t], [s] */
@@ -56,9 +62,9 @@ struct ChunkSums {
 };
 GT_HD int chunk_sums(const Problem& in) { return ChunkSums::COUNT + (in.skip_per_channel ? 4 * CHUNK : 0); }
 
-/* The sums lie in the tokens' record, from OWN on, if every tile has its own record and there is one slab.  They
- * replace factors that only the chunk's own step reads, and has copied to shared memory by then.  With Dskip per
- * channel they extend beyond these. */
+/* The sums overwrite the tokens' record from OWN on, if every tile has its own record and there is one slab.  They
+ * replace factors that only the chunk's own step reads and has copied to shared memory by then.  With Dskip per channel
+ * the sums extend beyond these factors. */
 static_assert(ChunkTokens<false>::OWN + ChunkSums::COUNT <= ChunkTokens<false>::COUNT, "room for them");
 
 /* U has Delta as a factor, unless Delta is too small to divide out again. */
@@ -67,20 +73,22 @@ GT_DEV float factor_of_U(float delta) { return fabsf(delta) > LEAST_DELTA ? delt
 
 /* ---- shared memory, and where a block stands -------------------------------------------------------------------- */
 
-/* Tensors of 16 bits for TMA.  States: [slot of a batch element and head][P][columns], in boxes of 64 rows p, a panel
- * each.  x and dy: [B][T][H P], in boxes of 64 tokens. */
+/* Maps of 16-bit tensors for TMA.  States are [slot of a batch element and head][P][columns], in boxes of 64 rows p,
+ * one panel each.  x and dy are [B][T][H P], in boxes of 64 tokens. */
 struct HopperGradientParams : ChunkGradientParams {
     TensorMap h_map, G_map, x_map, dy_map;
-    int has_h, has_G; /* 0: the map is of another tensor, and every box is read as zeros */
+    int has_h, has_G; /* 0: the map belongs to another tensor, and every box reads as zeros */
     int has_rows;     /* x and dy have maps */
-    int heads, steps; /* of a group; of a place */
-    int clears;       /* the sums of chunks that do not exist: sums of several launches are added as one */
-    int in_twos; /* With z: dy lies in dx.  The first chunk of a slot reads dy of the second, so one block takes both */
+    int heads, steps; /* heads of a group; steps of a place */
+    int clears;       /* set if sums of chunks that do not exist are cleared, because sums of several launches are added
+                       * as one */
+    int in_twos;      /* With z, dy lies in dx.  The first chunk of a slot reads dy of the second, so one block takes
+                  * both. */
     int records, record_count, sums_count; /* of TokenParams */
-    float *tokens, *sums, *inverses;       /* of TokenParams; the latter two from this slab's first on */
+    float *tokens, *sums, *inverses;       /* of TokenParams; sums and inverses from this slab's first element on */
 };
 
-/* Whether a block takes a place (find_chunk()).  In packed sequences most places may have no chunk.  Places behind the
+/* Whether a block takes a place (find_chunk()).  In packed sequences most places may have no chunk.  Places after the
  * last chunk count only if their sums must be cleared. */
 GT_DEV bool has_place(const HopperGradientParams& p, int64_t place) {
     const Problem& in = p.in;
@@ -91,16 +99,17 @@ GT_DEV bool has_place(const HopperGradientParams& p, int64_t place) {
 template <class T_, int N_, class D_>
 struct HopperGradientTraits {
     using T = T_;
-    using D = D_;                                 /* of dy in its tile, and of M: f16 with z (Problem::dy_inverses) */
+    using D = D_;                                 /* type of dy in its tile, and of M: f16 with z
+                                                   * (Problem::dy_inverses) */
     static constexpr int N = N_, PANELS = N / 64; /* a panel: 64 rows of 128 bytes */
     static constexpr int THREADS = 512, CONSUMER_THREADS = 384, WARPGROUP = 128;
     static constexpr int PREPARE_REGISTERS = 48, PAIRS_REGISTERS = 144, SUMS_REGISTERS = 160;
     static constexpr int STAGES = N == 64 ? 3 : 2;
-    static constexpr int GROUP_COPIES = N == 64 ? 2 : 1; /* copies of B, C and OTHER, for places in turn */
+    static constexpr int GROUP_COPIES = N == 64 ? 2 : 1; /* copies of B, C and OTHER, which places use in turn */
     static constexpr int M_BUFFERS = 2, M_TERMS = std::is_same<D, bf16>::value ? 2 : 1, M_PANELS = 2;
-    static constexpr bool M_HAS_POWER = M_TERMS == 1; /* of 16 columns and a head: power_of_M() */
+    static constexpr bool M_HAS_POWER = M_TERMS == 1; /* for 16 columns of a head: power_of_M() */
     using Tokens = ChunkTokens<M_HAS_POWER>;
-    static constexpr bool PAIRS_MAKE_E = N > 64; /* E; else inputs, whose products are shorter then */
+    static constexpr bool PAIRS_MAKE_E = N > 64; /* else the inputs role makes E, since its products are shorter then */
     static constexpr bool M_HAS_SKIP = std::is_same<T, bf16>::value; /* f16 would round the main part of dx */
     /* bytes */
     static constexpr int PANEL = CHUNK * 128, STATE = PANELS * PANEL;
@@ -111,16 +120,17 @@ struct HopperGradientTraits {
     /* M: its terms, or W for dC and W for dB */
     static constexpr int M = STAGE0 + STAGES * STAGE, OUT = M + M_BUFFERS * M_PANELS * PANEL;
     static constexpr int FLOATS = OUT + PANEL;
-    /* floats, from FLOATS */
+    /* offsets in floats from FLOATS on */
     static constexpr int COPIES = STAGES;
     static constexpr int FACTORS = 0;                             /* [STAGES], of ChunkTokens */
-    static constexpr int MADE = FACTORS + COPIES * Tokens::COUNT; /* [STAGES]: of the neighbour's, weights and KEPT */
+    static constexpr int MADE = FACTORS + COPIES * Tokens::COUNT; /* [STAGES]: weights and KEPT of the neighbour */
     static constexpr int MADE_COPIES = COPIES, MADE_FLOATS = Tokens::MADE_COUNT;
     static constexpr int STATE_INVERSES = MADE + MADE_COPIES * MADE_FLOATS; /* [STAGES][h 4, G 4] */
     static constexpr int B_INVERSE = STATE_INVERSES + 8 * STAGES, C_INVERSE = B_INVERSE + CHUNK; /* [GROUP_COPIES] */
     static constexpr int OTHER_INVERSE = C_INVERSE + CHUNK, INVERSES = 3 * CHUNK;
-    static constexpr int POWER = B_INVERSE + GROUP_COPIES * INVERSES; /* [2][64]: at the end, of dC and dB */
-    static constexpr int S_MOST = POWER + 2 * CHUNK; /* [places in turn][blocks of s][blocks of t]: the largest |S| */
+    static constexpr int POWER = B_INVERSE + GROUP_COPIES * INVERSES; /* [2][64]: powers of dC and dB, at the end */
+    static constexpr int S_MOST = POWER + 2 * CHUNK; /* [2, for places in turn][blocks of s][blocks of t]: the largest
+                                                      * |S| */
     static constexpr int W_MOST = S_MOST + 2 * BLOCKS * BLOCKS, FLOATS_COUNT = W_MOST + 4;
     /* mbarriers, in bytes */
     static constexpr int FULL = FLOATS + 4 * FLOATS_COUNT, EMPTY = FULL + 8 * STAGES;
@@ -129,7 +139,7 @@ struct HopperGradientTraits {
     static constexpr int GROUP_EMPTY = GROUP_FULL + 8 * GROUP_COPIES;
     static constexpr int S_MADE = GROUP_EMPTY + 8 * GROUP_COPIES, SHARES_MADE = S_MADE + 8;
     static constexpr int W_FULL = SHARES_MADE + 8, W_EMPTY = W_FULL + 8, PLACE_FULL = W_EMPTY + 8;
-    /* Records of places, in a ring.  Copies are at most STAGES steps ahead of readers of the oldest record */
+    /* Records of places, in a ring.  Copies run at most STAGES steps ahead of the readers of the oldest record. */
     static constexpr int PLACES = 8, PLACE_BYTES = 64;
     static constexpr int PLACE = (PLACE_FULL + 8 * PLACES + 15) / 16 * 16;
     static constexpr int SMEM = PLACE + PLACES * PLACE_BYTES;
@@ -149,17 +159,17 @@ struct PlaceChunk {
     int b, tokens;
 };
 
-/* A block's `number`th place, whose record find_place() has left in shared memory.  Stages, buffers of M and parities
- * are counted over all places of a block.  before: the steps of earlier places, modulo 2 * STAGES.  M_before: how often
- * M and W were handed on, modulo 4. */
+/* Place `number` of a block; find_place() has left its record in shared memory.  Stages, buffers of M and parities are
+ * counted over all places of a block.  before: the number of steps of earlier places, modulo 2 * STAGES.  M_before: how
+ * often M and W were handed on, modulo 4. */
 template <class C>
 struct HopperBlock : ChunkPlace {
-    float* sums; /* of step 0 */
+    float* sums; /* sums of step 0 */
     int sums_count;
     int number, before, M_before;
-    bool by_maps; /* x and dy come by TMA: rows of a box beyond the chunk lie past the tensor's end */
+    bool by_maps; /* x and dy come by TMA: every row of a box after the chunk's last token lies past the tensor's end */
 
-    /* Waits for the record, whose tokens are 0 behind the last place. */
+    /* Waits for the record.  After the last place a record has 0 tokens. */
     GT_METHOD HopperBlock(const HopperGradientParams& p, uint32_t first_byte, int place_number) : number(place_number) {
         this->smem = first_byte;
         this->warp = shfl_idx(warp_id(), 0);
@@ -195,13 +205,14 @@ struct HopperBlock : ChunkPlace {
     GT_METHOD typename C::Buffers buffers() const { return {this->smem}; }
     GT_METHOD typename C::Groups groups() const { return {this->smem}; }
     GT_METHOD typename C::WForStates W_for_states() const { return {this->smem}; }
-    /* The number of a step in stages() and states(), and of its M in buffers().  W counts as M of one more step. */
+    /* in_stages(): the number of a step in stages() and states().  in_buffers(): the number of the step's M in
+     * buffers(), where W counts as M of one more step. */
     GT_METHOD uint32_t in_stages(int step) const { return (uint32_t)(before + step); }
     GT_METHOD int in_buffers(int step) const { return M_before + step; }
     GT_METHOD int stage_of(int step) const { return in_stages(step) % C::STAGES; }
     GT_METHOD uint32_t stage(int step) const { return this->smem + C::STAGE0 + stage_of(step) * C::STAGE; }
     GT_METHOD int factor(int step, int offset) const { return C::FACTORS + stage_of(step) * C::Tokens::COUNT + offset; }
-    /* The inverse of the power of dy's rows in a block of 16.  bf16 has no power. */
+    /* The inverse of the power of dy's rows in a block of 16; bf16 has no power. */
     GT_METHOD float dy_inverse(int step, int block) const {
         if constexpr (!C::M_HAS_POWER) return 1.0f;
         return this->value(factor(step, C::Tokens::DY_INVERSE) + block);
@@ -210,29 +221,29 @@ struct HopperBlock : ChunkPlace {
     GT_METHOD uint32_t M(int step) const {
         return this->smem + C::M + in_buffers(step) % C::M_BUFFERS * C::M_PANELS * C::PANEL;
     }
-    /* B, C or OTHER; the inverses of their rows' powers */
+    /* tile_of(): the tile of B, C or OTHER.  inverses_of(): the inverses of the powers of its rows. */
     GT_METHOD uint32_t tile_of(int offset) const { return this->smem + number % C::GROUP_COPIES * C::TILES + offset; }
     GT_METHOD int inverses(int offset) const { return number % C::GROUP_COPIES * C::INVERSES + offset; }
-    GT_METHOD int S_most(int block) const { /* made at each use: over the steps it would be spilled */
+    GT_METHOD int S_most(int block) const { /* computed at each use: kept over the steps, it would be spilled */
         return C::S_MOST + (made_here(number) % 2 * BLOCKS + block) * BLOCKS;
     }
 };
 
-/* Named barriers of a warpgroup: of pairs, inputs, states. */
+/* Named barriers, one for each warpgroup: pairs, inputs, states. */
 enum { PAIRS_BARRIER = 1, INPUTS_BARRIER, MADE_BARRIER };
 
 /* ---- B and C ---------------------------------------------------------------------------------------------------- */
 
-/* Which of B (0), C (1) and OTHER (2), the neighbour's B or C. */
+/* Numbers of the tiles B, C and OTHER.  OTHER is the neighbour's B or C. */
 enum { TILE_B, TILE_C, TILE_OTHER };
 
-/* A warp's 16 rows of B, C or OTHER: loaded, then stored as f16 panels, a power of two a row, beside its inverse.
- * OTHER is divided by WEIGHT_RANGE, too. */
+/* A warp's 16 rows of B, C or OTHER.  The warp loads them and stores them as f16 panels.  Each row has a power of two,
+ * whose inverse is stored, too.  OTHER is also divided by WEIGHT_RANGE. */
 template <class C>
 struct PlaceRows {
     uint4 x[4][C::PANELS];
 
-    /* take(whether it exists, its address, k, i) for every piece of the lane's. */
+    /* Calls take(exists, address, k, i) for every piece of the lane. */
     template <class Take>
     GT_METHOD static void each(const Problem& in, const HopperBlock<C>& me, int tile, int part, const Take& take) {
         const bool is_B = tile == TILE_B || (tile == TILE_OTHER && me.second);
@@ -260,8 +271,8 @@ struct PlaceRows {
             if (exists) x[k][i] = ldg<uint4>(from);
         });
     }
-    /* Copies rows unconverted to the place of store(), so that no registers wait for them.  The lane reads them by
-     * find(). */
+    /* Copies unconverted rows to the destination of store(), so that no registers wait for them.  The lane reads them
+     * again by find(). */
     GT_METHOD static void copy(const Problem& in, const HopperBlock<C>& me, int tile, int part) {
         each(in, me, tile, part, [&](bool exists, const uint16_t* from, int k, int i) {
             cp_async<16>(address(me, tile, part, k, i), exists ? static_cast<const void*>(from) : in.Bm,
@@ -295,7 +306,7 @@ struct PlaceRows {
     }
 };
 
-/* With one copy of B, C and OTHER, the roles that multiply make them, a tile each. */
+/* With one copy of B, C and OTHER, the three roles that multiply make one tile each. */
 template <class C>
 GT_DEV void convert_group_rows(const Problem& in, const HopperBlock<C>& me, int tile) {
     if (me.tokens > 0 && (tile < TILE_OTHER || me.makes_state())) {
@@ -309,8 +320,9 @@ GT_DEV void convert_group_rows(const Problem& in, const HopperBlock<C>& me, int 
 
 /* ---- the preparing warps: copies -------------------------------------------------------------------------------- */
 
-/* A warp's 16 rows of x, of dy or of the neighbour's tokens.  A lane has row lane / 8 of every four, piece lane % 8,
- * from `from` on, and steps of `pitch` elements a row.  rows, columns: existing ones; others become zeros. */
+/* Copies a warp's 16 rows of x, of dy or of the neighbour's tokens.  A lane copies piece lane % 8 of row lane / 8 in
+ * every four rows.  from: the lane's first piece; pitch: elements from row to row; rows, columns: the numbers that
+ * exist; zeros follow. */
 GT_DEV void copy_panel(int warp, uint32_t tile, const uint16_t* from, int64_t pitch, int rows, int columns) {
     const int lane = here(), row0 = 16 * warp + lane / 8, piece = lane % 8;
     const uint32_t address = tile + panel_at<128>(row0, piece);
@@ -322,12 +334,12 @@ GT_DEV void copy_panel(int warp, uint32_t tile, const uint16_t* from, int64_t pi
     }
 }
 
-/* A step's position in the tensors; advance() goes to the next step.  x, dy: without maps the lane's first row, in
- * elements. */
+/* A step's position in the tensors; advance() goes to the next step.  x, dy: used without maps; the lane's first row,
+ * in elements. */
 template <class C>
 struct StepSource {
     int64_t x, dy;
-    const float* tokens; /* ChunkTokens of the head, or of the tile */
+    const float* tokens; /* ChunkTokens of the head or of the tile */
     int tile, head, slot;
 
     GT_METHOD void start(const HopperGradientParams& p, const HopperBlock<C>& me, int warp) {
@@ -341,8 +353,9 @@ struct StepSource {
         x = offset_of(in.x_stride, me.b, me.first + row, head) + 8 * piece;
         dy = offset_of(in.dy_stride, me.b, me.first + row, head) + 8 * piece;
     }
-    /* Starts all bulk copies of the step, by one warp: h, G; x, dy and NEXT where they have maps; factors of the chunk
-     * and of its neighbour; the inverses of the powers of states and dy.  Missing states and rows become zeros. */
+    /* Starts all bulk copies of a step, by one warp.  These are h and G; x, dy and NEXT where they have maps; factors
+     * of the chunk and of its neighbour; the inverses of the powers of states and dy.  Missing states and rows become
+     * zeros. */
     GT_METHOD void load(const HopperGradientParams& p, const HopperBlock<C>& me, int step, uint32_t full) const {
         const uint32_t stage = me.stage(step);
         GT_NO_UNROLL
@@ -354,7 +367,7 @@ struct StepSource {
         if (me.by_maps) {
             const int tiles = me.makes_state() ? 3 : 2;
             GT_NO_UNROLL
-            for (int i = 0; i < tiles; i++) { /* X, DY, and NEXT: 64 tokens before, or behind */
+            for (int i = 0; i < tiles; i++) { /* X, DY, and NEXT, which is 64 tokens before or after */
                 const bool is_x = i == 0 || (i == 2 && me.second);
                 tile_load(stage + C::X + i * C::PANEL, is_x ? p.x_map : p.dy_map, head * p.in.P + tile * TILE_P,
                           (int)(i == 2 ? me.neighbour() : me.first), me.b, full);
@@ -369,20 +382,20 @@ struct StepSource {
         bulk_load(me.address(C::STATE_INVERSES + 8 * (me.stage_of(step))), p.inverses + (me.first_step(p) + step) * 8,
                   32, full);
     }
-    /* Of load(). */
+    /* Bytes that load() copies. */
     GT_METHOD static uint32_t bytes(const HopperBlock<C>& me) {
         const int tiles = !me.by_maps ? 0 : me.makes_state() ? 3 : 2;
         return 2 * C::STATE + tiles * C::PANEL + 4 * C::Tokens::COUNT + 32 +
                (me.makes_state() ? 4 * C::Tokens::MADE_COUNT : 0);
     }
-    /* Without maps: starts the copies of a warp's rows of x, dy and NEXT. */
+    /* Without maps, starts the copies of a warp's rows of x, dy and NEXT. */
     GT_METHOD void copy(const ChunkGradientParams& p, const HopperBlock<C>& me, int warp, uint32_t stage) const {
         const Problem& in = p.in;
         const uint16_t *x_rows = static_cast<const uint16_t*>(in.x) + x,
                        *dy_rows = static_cast<const uint16_t*>(in.dy) + dy;
         const int tiles = me.makes_state() ? 3 : 2;
         GT_NO_UNROLL
-        for (int i = 0; i < tiles; i++) { /* X, DY, and NEXT: 64 tokens before, or behind */
+        for (int i = 0; i < tiles; i++) { /* X, DY, and NEXT, which is 64 tokens before or after */
             const bool is_x = i == 0 || (i == 2 && me.second);
             const int64_t pitch = is_x ? in.x_stride.t : in.dy_stride.t;
             const uint16_t* from = is_x ? x_rows : dy_rows;
@@ -409,8 +422,8 @@ struct StepSource {
 
 /* ---- powers ------------------------------------------------------------------------------------------------------ */
 
-/* The power of a block of 16 columns s of M_ts = S_ts L_ts Delta_s + Dskip (t = s), times the inverse of dy_t.  With
- * this power no M_ts, t >= s, exceeds f16.  skip: 0 where Dskip is added apart. */
+/* The power of a block of 16 columns s of M.  M_ts is S_ts L_ts Delta_s, plus Dskip if t = s, times the inverse of
+ * dy_t's power.  With this power no M_ts, t >= s, exceeds f16.  skip: 0 if Dskip is added elsewhere. */
 template <class C>
 GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int block, float skip) {
     const float4 S = lds<float4>(me.address(me.S_most(block))),
@@ -421,7 +434,8 @@ GT_DEV Power power_of_M(const HopperBlock<C>& me, int step, int block, float ski
 
 /* ---- the preparing warps ---------------------------------------------------------------------------------------- */
 
-/* A block's first place, and the block's place after `place`.  With dy as bf16 no places are in twos. */
+/* A block's first place, and the next place after `place`.  in_twos(): a block takes places in pairs; never if dy is
+ * bf16. */
 template <class C>
 GT_DEV bool in_twos(const HopperGradientParams& p) {
     return C::M_HAS_POWER && p.in_twos;
@@ -435,9 +449,9 @@ GT_DEV int next_place(const HopperGradientParams& p, int place) {
     return place + (!in_twos<C>(p) ? grid_x() : place % 2 == 0 ? 1 : 2 * grid_x() - 1);
 }
 
-/* Finds the next place with a chunk and writes it to the record of `number`, or writes that none is left.  Clears the
- * sums of places without a chunk.  One warp.  place: on entry the first to look at, on return the one found.  before,
- * M_before: see HopperBlock. */
+/* Finds the next place with a chunk and writes it to record `number`, or writes that none is left.  Clears the sums of
+ * places without a chunk.  Called by one warp.  place: on entry the first place to look at, on return the place found.
+ * before, M_before: see HopperBlock. */
 template <class C>
 GT_DEV void find_place(const HopperGradientParams& p, uint32_t smem, int number, int& place, int before, int M_before) {
     ChunkPlace me = {};
@@ -463,12 +477,12 @@ GT_DEV void find_place(const HopperGradientParams& p, uint32_t smem, int number,
     typename C::Places{smem}.fill(number);
 }
 
-/* Whether one warp makes all copies of rows: no place has others. */
+/* True if all places have maps, so that one warp makes all copies of rows. */
 GT_DEV bool has_only_maps(const HopperGradientParams& p) { return p.has_rows && !p.in.sequences.cu_seqlens; }
 
-/* Starts a step's copies as soon as its stage is free, and does not wait for them.  Where all places have maps, warp 0
- * does this and arrives at FULL alone.  Else each thread arrives twice, once by its cp_async.  Warp 0 finds the places,
- * the others make B, C and OTHER of the next one where there are two copies of them. */
+/* Starts a step's copies as soon as its stage is free, and does not wait for them.  If all places have maps, warp 0
+ * alone does this and arrives at FULL.  Otherwise each thread arrives twice, once by its cp_async.  Warp 0 finds the
+ * places.  If B, C and OTHER have two copies, the other warps make those of the next place. */
 template <class C>
 GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
     const int warp = shfl_idx(warp_id(), 0) - C::CONSUMER_THREADS / 32;
@@ -525,8 +539,8 @@ GT_DEV void prepare_role(const HopperGradientParams& p, uint32_t smem) {
 
 /* ---- rows of a warp, operands ----------------------------------------------------------------------------------- */
 
-/* The rows of a warp in its warpgroup: 16 warp ... of every product.  A lane has rows row and row + 8, and of every 8
- * columns 2 j, 2 j + 1. */
+/* The rows of a warp in its warpgroup: 16 rows of every product, from 16 warp on.  A lane has rows row and row + 8, and
+ * columns 2 j, 2 j + 1 of every 8 columns. */
 struct WarpRows {
     int warp, g, j, row;
     uint32_t address0;
@@ -538,8 +552,9 @@ struct WarpRows {
         row = 16 * warp + g;
         address0 = panel_at<128>(16 * warp + lane % 16, lane / 16);
     }
-    /* the lane's address for ldmatrix_x4 or stmatrix_x4 of the warp's rows, pieces 0 and 1 of a panel; of 2 i, 2 i + 1
-     * it is this ^ 32 i.  Made at each use: kept over the steps, all of them would take too many registers */
+    /* The lane's address for ldmatrix_x4 or stmatrix_x4 of the warp's rows, pieces 0 and 1 of a panel.  The address of
+     * pieces 2 i, 2 i + 1 is this one ^ 32 i.  It is computed at each use: kept over the steps, all addresses would
+     * take too many registers. */
     GT_METHOD uint32_t addresses(uint32_t panel) const { return (uint32_t)made_here((int)panel) + address0; }
 };
 
@@ -571,7 +586,7 @@ GT_DEV void multiply_rows(float (&c)[8][4], uint32_t left, uint32_t right) {
     for (int k = 0; k < C::N / 16; k++) wgmma<f16>(c, along_row<C>(a, k), along_row<C>(b, k), k > 0);
 }
 
-/* Dskip if it is one number for a head, else 0.  Launches that store a partial sum of dx have none.  With powers it
+/* Dskip if the head has one number, else 0.  Also 0 in launches that store a partial sum of dx.  With powers, Dskip
  * lies in the stage. */
 template <class C>
 GT_DEV float skip_of_head(const ChunkGradientParams& p, const HopperBlock<C>& me, int step) {
@@ -579,15 +594,15 @@ GT_DEV float skip_of_head(const ChunkGradientParams& p, const HopperBlock<C>& me
     return p.in.Dskip && !p.in.skip_per_channel ? p.in.Dskip[me.head(p, step)] : 0.0f;
 }
 
-/* Waits until prepare's copies of a step have arrived, and hands the data of cp_async over to the asynchronous
+/* Waits until the copies of a step by prepare_role() have arrived.  Makes data of cp_async visible to the asynchronous
  * proxy. */
 template <class C>
 GT_DEV void wait_for_rows(const HopperBlock<C>& me, int step) {
     me.stages().wait_full(me.in_stages(step));
-    if (!me.by_maps) fence_async_proxy(); /* the fence also waits for stores of the last step's sums */
+    if (!me.by_maps) fence_async_proxy(); /* not for maps: the fence also waits for stores of the last step's sums */
 }
 
-/* out[row], out[row + 8] <- sums over the quad. */
+/* out[row], out[row + 8] <- sums of x over the four lanes of a row. */
 GT_DEV void store_row_sums(const WarpRows& at, float (&x)[2], float* out) {
     reduce_scatter<2, 4, 1>(x, at.j);
     if (at.j % 2 == 0) out[at.row + 4 * at.j] = x[0];
@@ -624,13 +639,13 @@ GT_DEV void store_E(const HopperBlock<C>& me, const WarpRows& at, int step, cons
     store_row_sums(at, sums, me.step_sums(step) + ChunkSums::E);
 }
 
-/* Stores the warp's rows of 64 columns, through a panel, in pieces of 16 bytes.  to: row 0; rows, columns: existing
- * ones. */
+/* Stores the warp's rows of 64 columns through a panel, in pieces of 16 bytes.  to: row 0; rows, columns: the numbers
+ * that exist. */
 template <class T>
 GT_DEV void store_panel(const WarpRows& at, uint32_t panel, const float (*x)[4], uint16_t* to, int64_t pitch, int rows,
                         int columns) {
     const uint32_t addresses = at.addresses(panel);
-    const int lane = here(); /* addresses kept over the steps would not fit into registers */
+    const int lane = here(); /* addresses kept over the steps would not fit in registers */
     store_accumulators<4>(
         x, [&](int i) { return addresses ^ 32 * i; }, Element<T>::pack);
     sync_warp();

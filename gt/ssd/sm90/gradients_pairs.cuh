@@ -1,13 +1,13 @@
-/* gt/ssd/sm90/gradients_pairs.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the
- * warpgroup of pairs (t, s) of tokens.  S and the sum of W over the heads stay in registers.
- *     once       make_all_S()             S = C B^T
- *     a step     make_dS()                dS = dy x^T, of tiles in the stage
- *                make_pairs_of_rows()     W += dS L Delta; M = S L Delta, for bf16 with a head's Dskip on its
- *                                         diagonal, to shared memory; Gamma = dS S L Delta
+/* gt/ssd/sm90/gradients_pairs.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the warpgroup
+ * that makes pairs (t, s) of tokens.  S and the sum of W over the heads stay in registers.
+ *     once       make_all_S()             S = C B^T.
+ *     per step   make_dS()                dS = dy x^T, from tiles in the stage.
+ *                make_pairs_of_rows()     W += dS L Delta; M = S L Delta, to shared memory; for bf16, a head's Dskip
+ *                                         is added on M's diagonal; Gamma = dS S L Delta.
  *                store_pair_sums()        row, column and diagonal sums of Gamma, from which chunk_times_kernel makes
- *                                         da and ddt; for N = 128 meanwhile C h^T, and store_E() of it
- *     the end    store_all_W()            W to shared memory, for dC and dB
- * In wgmma's layout a lane has rows 16 warp + lane / 4 and + 8 of a product, columns 8 n + 2 (lane % 4) and + 1. */
+ *                                         da and ddt; for N = 128 meanwhile C h^T, and its store_E().
+ *     at the end store_all_W()            W to shared memory, for dC and dB.
+ * In wgmma's layout a lane has rows 16 warp + lane / 4 and + 8 of a product, and columns 8 n + 2 (lane % 4) and + 1. */
 #ifndef GT_SSD_SM90_GRADIENTS_PAIRS_CUH
 #define GT_SSD_SM90_GRADIENTS_PAIRS_CUH
 
@@ -16,10 +16,10 @@
 namespace gt {
 namespace ssd {
 
-typedef float Pairs64[8][4]; /* of a warp: 16 rows t, all s */
+typedef float Pairs64[8][4]; /* products of a warp: 16 rows t, all s */
 
-/* The warp's blocks of pairs: warp i has i blocks left of the diagonal and the block on it.  The diagonal block is
- * separate, so that one piece of code serves it instead of four. */
+/* The warp's blocks of pairs: warp i has i blocks left of the diagonal and the block on the diagonal.  The diagonal
+ * block is separate, so that the same code serves it in all four warps. */
 struct PairBlocks {
     float left[3][2][4], diagonal[2][4];
 };
@@ -33,8 +33,8 @@ GT_DEV void take_diagonal(const Pairs64& x, const WarpRows& at, float (&diagonal
     }
 }
 
-/* Clears the pairs with s > t in the halves of the diagonal block: of S for a place, of W at its end.  SQUARE has other
- * pairs' L there. */
+/* Clears the pairs with s > t in the halves of the diagonal block: of S at a place's start, of W at its end.  For these
+ * pairs SQUARE holds L of other pairs, so they must be zero. */
 GT_DEV void clear_later(const WarpRows& at, float (&diagonal)[2][4]) {
     GT_UNROLL
     for (int e = 0; e < 2; e++)
@@ -75,9 +75,9 @@ GT_DEV void make_all_S(const HopperBlock<C>& me, const WarpRows& at, PairBlocks&
     for (int i = 0; i < 24; i++) blocks.left[i / 8][i / 4 % 2][i % 4] = S[i / 4][i % 4];
 }
 
-/* A lane's terms of a step's sums.  diagonal: Gamma of the block on the diagonal; near: sums of Gamma / Delta over its
- * rows; dot: <dy_t, x_t> of the lane's token, if any.  rows, columns: blocks left of it, sums of Gamma over columns,
- * [i][t, t + 8], and of Gamma / Delta over rows, [8 columns][2]. */
+/* A lane's terms of a step's sums.  diagonal: Gamma of the block on the diagonal.  near: sums of Gamma / Delta over
+ * that block's rows.  dot: <dy_t, x_t> of the lane's token, if the lane has one.  For the blocks left of the diagonal,
+ * rows has sums of Gamma over columns, [i][t, t + 8]; columns has sums of Gamma / Delta over rows, [8 columns][2]. */
 struct PairSums {
     float diagonal[2][4], near[4], dot, rows[8], columns[16];
 };
@@ -92,12 +92,12 @@ GT_DEV void halve(float (&v)[V], bool upper, int mask) {
     }
 }
 
-/* The step's sums.  They are chains of shuffles, of 55 clocks each: their steps interleave.  between() is called when
- * most of their registers are free again. */
+/* Makes the step's sums.  They are chains of shuffles, 55 clocks each, so their steps interleave.  Calls between() when
+ * most registers of the sums are free again. */
 template <class Between>
 GT_DEV void store_pair_sums(const WarpRows& at, PairSums& x, bool has_dots, float* sums, const Between& between) {
     const int j = at.j, g = at.g;
-    /* sum_{t>=k>s} for 16 k: sums along s < k, over the four lanes of a row */
+    /* sum_{t>=k>s} for 16 k: first the sums over s < k, in the four lanes of a row */
     float pairs[4], next[4], far[4], v[8] = {}; /* [2 e + n]: t = g + 8 e, s = 8 n ... */
     GT_UNROLL
     for (int i = 0; i < 4; i++) pairs[i] = x.diagonal[i % 2][i / 2 * 2] + x.diagonal[i % 2][i / 2 * 2 + 1];
@@ -132,7 +132,7 @@ GT_DEV void store_pair_sums(const WarpRows& at, PairSums& x, bool has_dots, floa
     halve<1>(v, g & 1, 4);
     halve<2>(x.columns, g & 1, 4);
     x.dot += shfl_xor(x.dot, 4);
-    /* number g of v, columns 8 g + 2 j and + 1, of rows block j */
+    /* number g of v, columns 8 g + 2 j and + 1, of block row j */
     const int first = 16 * at.warp + 8 * (g / 2 % 2) + 2 * j + g % 2;
     sums[(g < 4 ? ChunkSums::DIAGONAL : ChunkSums::NEAR) + first] = v[0];
     if (has_dots && lane_id() == 0) sums[ChunkSums::DSKIP_HEAD + at.warp] = x.dot;
@@ -143,7 +143,7 @@ GT_DEV void store_pair_sums(const WarpRows& at, PairSums& x, bool has_dots, floa
     sums[ChunkSums::PAIRS + CHUNK * j + at.row + 8] = x.rows[1];
 }
 
-/* A tile of 8 columns of M, f16 times a power of two, or bf16, in one or two terms. */
+/* Packs a tile of 8 columns of M: f16 times a power of two, or bf16 in one or two terms. */
 template <class T, bool TWO_TERMS>
 GT_DEV void pack_M(const float (&M)[4], float power, int n, uint32_t (&hi)[4], uint32_t (&lo)[4]) {
     GT_UNROLL
@@ -159,8 +159,8 @@ GT_DEV void pack_M(const float (&M)[4], float power, int n, uint32_t (&hi)[4], u
     }
 }
 
-/* From dS of a step: W (added to), Gamma and its sums, M.  With PAIRS_MAKE_E, C h^T is then in flight to dS.  S: of
- * make_all_S().  L is a product of the step's factors (ChunkTokens), which chunk_factors_kernel has made. */
+/* From dS of a step: adds to W, makes Gamma and its sums, and makes M.  With PAIRS_MAKE_E, C h^T then runs into dS.  S:
+ * from make_all_S().  L is a product of the step's factors (ChunkTokens), which chunk_factors_kernel has made. */
 template <class C>
 GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int step,
                                float skip, const PairBlocks& S, Pairs64& dS, PairBlocks& W) {
@@ -170,10 +170,10 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
     PairSums sums = {};
     const uint32_t M_addresses = at.addresses(me.M(step));
     const float U0 = me.value(factors + Tokens::U + t), U1 = me.value(factors + Tokens::U + t + 8);
-    float power_of_lane = 1.0f; /* of M in block lane % 4 of columns */
+    float power_of_lane = 1.0f; /* power of M for block lane % 4 of columns */
     if constexpr (C::M_HAS_POWER) power_of_lane = power_of_M(me, step, j, skip).value;
     const auto power = [&](int block) { return C::M_HAS_POWER ? shfl_idx(power_of_lane, block) : 1.0f; };
-    { /* comes first: its registers are then free for the other blocks */
+    { /* this block comes first, so that its registers are free for the other blocks */
         const int first = 16 * at.warp;
         float diagonal[2][4];
         take_diagonal(dS, at, diagonal);
@@ -241,7 +241,7 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
     me.buffers().fill(me.in_buffers(step));
     store_pair_sums(at, sums, p.dskip && !p.in.skip_per_channel, me.step_sums(step), [&] {
         if (!C::PAIRS_MAKE_E) return;
-        /* a second chunk has made its h; a first chunk has not, but waits, too, so that no phase is missed */
+        /* A second chunk has made its h.  A first chunk makes no h, but waits, too, so that it misses no phase. */
         me.states().wait_full(me.in_stages(step));
         wgmma_fence();
         multiply_rows<C>(dS, me.tile_of(C::C), me.stage(step) + C::H);
@@ -249,16 +249,17 @@ GT_DEV void make_pairs_of_rows(const ChunkGradientParams& p, const HopperBlock<C
     });
 }
 
-/* Waits until the old contents of the buffer of M or W are read.  Before a place's first M these are an M, not W. */
+/* Waits until the old contents of the buffer of M or W are read.  Before a place's first M, the old contents are an M,
+ * not W. */
 template <class C>
 GT_DEV void wait_for_buffer(const HopperBlock<C>& me, int step) {
     me.buffers().wait_free(me.in_buffers(step));
     if (step > 0) me.W_for_states().wait_free(me.number);
 }
 
-/* Stores the sum of W over the heads as f16 in two tiles, rows t.  The first has W_ts times the inverse of B_s and the
- * power of dC's row t; the second W_ts times the inverse of C_t and the power of dB's row s.  POWER has the powers of
- * the sums; dC's are lowered as W requires. */
+/* Stores the sum of W over the heads as f16 in two tiles, with rows t.  The first tile has W_ts times the inverse of
+ * B_s and the power of dC's row t.  The second tile has W_ts times the inverse of C_t and the power of dB's row s.
+ * POWER holds the powers of the sums; dC's powers are lowered as W requires. */
 template <class C>
 GT_DEV void store_all_W(const HopperBlock<C>& me, const WarpRows& at, PairBlocks& blocks) {
     clear_later(at, blocks.diagonal);
@@ -331,15 +332,15 @@ GT_DEV void finish_pairs(const HopperBlock<C>& me, const WarpRows& at, PairBlock
     if constexpr (C::GROUP_COPIES > 1) me.groups().free(me.number);
 }
 
-/* Before CUDA 13, ptxas makes all products of this kernel wait for each other if the first of a loop may overwrite its
- * sum.  There it adds to zeros. */
+/* Before CUDA 13, ptxas makes all products of this kernel wait for each other if the first product of a loop may
+ * overwrite its sum.  With those compilers the first product adds to zeros instead. */
 #if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ < 13
 constexpr bool ADDS_TO_ZEROS = true;
 #else
 constexpr bool ADDS_TO_ZEROS = false;
 #endif
 
-/* Makes dy x^T; dy has its rows' powers.  If x is bf16 and dy f16, dy becomes two terms of bf16, exactly. */
+/* Makes dy x^T; dy has its rows' powers.  If x is bf16 and dy f16, dy is split exactly into two terms of bf16. */
 template <class C>
 GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pairs64& dS) {
     using T = typename C::T;
@@ -360,7 +361,7 @@ GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pair
             for (int n = 0; n < 8; n++) dS[n][0] = dS[n][1] = dS[n][2] = dS[n][3] = 0.0f;
         }
         GT_NO_UNROLL
-        for (int k = 0; k < 4; k++) { /* columns: code of a step must be short */
+        for (int k = 0; k < 4; k++) { /* 16 columns each; not unrolled, because the code of a step must be short */
             uint32_t hi[4], lo[4];
             ldmatrix_x4(hi, addresses ^ 32 * k);
             GT_UNROLL
@@ -379,14 +380,14 @@ GT_DEV void make_dS(const HopperBlock<C>& me, const WarpRows& at, int step, Pair
     }
 }
 
-/* A step waits:
- *     FULL                 prepare has filled the stage
- *     STATE_MADE           N = 128: states has made the state that C h^T reads
- *     M_EMPTY              inputs has read the old M of the buffer
- * M_FULL hands M on, EMPTY gives the stage back.  The end of a place waits:
- *     SHARES_MADE          the sums of dC and dB keep their powers
- *     M_EMPTY, W_EMPTY     inputs and states have read W of the place before
- * M_FULL and W_FULL hand W on to them. */
+/* Waits of a step:
+ *     FULL                 prepare has filled the stage.
+ *     STATE_MADE           N = 128: states has made the state that C h^T reads.
+ *     M_EMPTY              inputs has read the old M of the buffer.
+ * M_FULL hands M on, and EMPTY gives the stage back.  Waits at the end of a place:
+ *     SHARES_MADE          the sums of dC and dB keep their powers.
+ *     M_EMPTY, W_EMPTY     inputs and states have read W of the previous place.
+ * M_FULL and W_FULL hand W on to inputs and states. */
 template <class C>
 GT_DEV void pairs_role(const HopperGradientParams& p, uint32_t smem) {
     const WarpRows at(shfl_idx(warp_id(), 0));

@@ -1,8 +1,9 @@
-/* gt/ssd/sm90/gradients_states.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the
- * warpgroup that makes the state between the checkpoint's two chunks, and dB.  A step:
- *     make_hopper_state()     h of the second chunk, G of the first, in place, from the neighbour's tokens
- *     store_Z()               <G, h>, the diagonal of G h^T, to the step's sums: Z of da
- * Between them sums_role() has dB += Delta suf x G, and beside it G h^T. */
+/* gt/ssd/sm90/gradients_states.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the warpgroup
+ * that makes dB and the state between the checkpoint's two chunks.  A step:
+ *
+ *     make_hopper_state()     h of the second chunk, G of the first, in place, from the neighbour's tokens.
+ *     store_Z()               <G, h>, the diagonal of G h^T, to the step's sums: Z of da.
+ * Between these two, sums_role() makes dB += Delta suf x G and G h^T. */
 #ifndef GT_SSD_SM90_GRADIENTS_STATES_CUH
 #define GT_SSD_SM90_GRADIENTS_STATES_CUH
 
@@ -12,9 +13,9 @@ namespace gt {
 namespace ssd {
 
 /* Makes left operands of the chunk's state, for the warp's 16 rows p and all t: NEXT times the tokens' weights times
- * the inverses of OTHER's powers.  The weights are WEIGHTS of a first chunk, PRE of a second one.  Returns the factor
+ * the inverses of OTHER's powers.  The weights are WEIGHTS of a first chunk, PRE of a second chunk.  Returns the factor
  * of the warp's rows of the old state.  Operands and factor contain a power of two, which brings the sums into f16's
- * range.  Its inverse replaces the inverse of the old rows. */
+ * range.  The inverse of this power replaces the old rows' inverse. */
 template <class C>
 GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, int step, uint32_t (&rows)[4][4]) {
     using E = Element<typename C::T>;
@@ -59,7 +60,7 @@ GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, i
     float most = fmaxf(sums[0], sums[1]);
     GT_UNROLL
     for (int mask = 4; mask < 32; mask *= 2) most = fmaxf(most, shfl_xor(most, mask));
-    /* no row of B or C exceeds 2^14 / WEIGHT_RANGE, no state 2^16 */
+    /* the bound holds since no element of B or C exceeds 2^14 / WEIGHT_RANGE, and no element of the state 2^16 */
     const float kept = me.value(weights + CHUNK) * lds<float>(inverse);
     const Power power = power_of(fma_rn(kept, 0x1p16f, most * (0x1p14f / WEIGHT_RANGE)));
     GT_UNROLL
@@ -72,8 +73,8 @@ GT_DEV float make_state_operands(const HopperBlock<C>& me, const WarpRows& at, i
     return kept * power.value;
 }
 
-/* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T, in place.  h takes the neighbour's x and B, G its dy
- * and C. */
+/* state <- exp(sum a) state + sum_t weight_t row_t (B or C)_t^T, in place.  For h the rows are the neighbour's x, with
+ * B; for G its dy, with C. */
 template <class C>
 GT_DEV void make_hopper_state(const HopperBlock<C>& me, const WarpRows& at, int step) {
     const int j = at.j;
@@ -84,7 +85,7 @@ GT_DEV void make_hopper_state(const HopperBlock<C>& me, const WarpRows& at, int 
         const uint32_t pair = pack_f16(at.g == 2 * j ? x : 0.0f, at.g == 2 * j + 1 ? x : 0.0f);
         const uint32_t none = as_uint(made_here(0.0f));
         GT_UNROLL
-        for (int k = 0; k < 4; k++) { /* the diagonal block of the warp, else zeros */
+        for (int k = 0; k < 4; k++) { /* kept: the warp's block on the diagonal; zeros elsewhere */
             kept[k][0] = kept[k][3] = k == at.warp ? pair : 0u;
             kept[k][1] = kept[k][2] = none;
         }

@@ -1,10 +1,11 @@
 /* gt/ssd/sm90/gradients_sums.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): a warp's rows,
- * operands of wgmma from tiles, and dC and dB.  Two warpgroups sum one of these each over the heads:
- *     a step     make_left()     dy pre or x Delta suf as f16, 64 x 64 in registers, from the stage
- *                add_left()      sum += left h or left G, the right operand in the stage
+ * operands of wgmma from tiles, and dC and dB.  Two warpgroups sum dC and dB over the heads, one of them each:
+ *
+ *     per step   make_left()     dy pre or x Delta suf as f16, 64 x 64 in registers, from the stage.
+ *                add_left()      sum += left h or left G, the right operand in the stage.
  *                store_E()       E_t = <pre_t dy_t, h C_t>, by the warpgroup that has C h^T (PAIRS_MAKE_E), to the sums
- *                                in memory, from which chunk_times_kernel makes da
- *     the end    add_W()         sum += W B or W^T C, with W from the pairs' warpgroup
+ *                                in memory, from which chunk_times_kernel makes da.
+ *     at the end add_W()         sum += W B or W^T C, with W from the pairs' warpgroup.
  *                store_share()   rows to memory */
 #ifndef GT_SSD_SM90_GRADIENTS_SUMS_CUH
 #define GT_SSD_SM90_GRADIENTS_SUMS_CUH
@@ -16,7 +17,7 @@ namespace ssd {
 
 /* ---- dC and dB -------------------------------------------------------------------------------------------------- */
 
-/* dC (0) or dB (1), rows times a power of two each. */
+/* dC (0) or dB (1); each row has a power of two. */
 template <class C>
 struct StateShare {
     float sum[C::N / 8][4], power[2];
@@ -30,14 +31,14 @@ struct StateShare {
     }
 };
 
-/* Loads a left operand from the warpgroup's rows of a panel.  A lane gets the same pairs as of a product. */
+/* Loads a left operand from the warpgroup's rows of a panel.  A lane gets the same pairs as from a product. */
 GT_DEV void load_left(uint32_t tile, const WarpRows& at, uint32_t (&a)[4][4]) {
     const uint32_t addresses = at.addresses(tile);
     GT_UNROLL
     for (int k = 0; k < 4; k++) ldmatrix_x4(a[k], addresses ^ 32 * k);
 }
 
-/* The pairs of a panel's rows as fp32. */
+/* Converts the pairs of a panel's rows to fp32. */
 template <class T>
 GT_DEV void widen(const uint32_t (&a)[4][4], float (&x)[4][8]) {
     using E = Element<T>;
@@ -48,7 +49,7 @@ GT_DEV void widen(const uint32_t (&a)[4][4], float (&x)[4][8]) {
     }
 }
 
-/* The largest magnitude of rows t and t + 8 among the lane's pairs. */
+/* The largest magnitudes of rows t and t + 8 among the lane's pairs. */
 template <class T>
 GT_DEV void magnitudes_of(const uint32_t (&a)[4][4], float (&most)[2]) {
     using E = Element<T>;
@@ -61,8 +62,8 @@ GT_DEV void magnitudes_of(const uint32_t (&a)[4][4], float (&most)[2]) {
     }
 }
 
-/* A step's left operand: dy times pre (0), or x times Delta suf (1), times the inverses of the state's powers, times
- * the row's power.  Where dy and x differ in type, only their conversion has two branches. */
+/* Makes a step's left operand: dy times pre (0), or x times Delta suf (1), times the inverses of the state's powers,
+ * times the row's power.  Where dy and x differ in type, only their conversion has two branches. */
 template <class C>
 GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, int which, StateShare<C>& share,
                       uint32_t (&a)[4][4]) {
@@ -73,7 +74,7 @@ GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, in
     if (std::is_same<typename C::T, typename C::D>::value || which) {
         magnitudes_of<typename C::T>(a, most);
         widen<typename C::T>(a, x);
-    } else { /* gate_kernel's powers: at most these */
+    } else { /* the powers of gate_kernel bound dy */
         widen<typename C::D>(a, x);
         most[0] = most[1] = 0x1p14f;
     }
@@ -85,11 +86,11 @@ GT_DEV void make_left(const HopperBlock<C>& me, const WarpRows& at, int step, in
         most[e] = fmaxf(most[e], shfl_xor(most[e], 1));
         most[e] = fmaxf(most[e], shfl_xor(most[e], 2));
         const float magnitude = most[e] * fabsf(decay[e]) * largest; /* Delta may be below 0 */
-        /* power times largest is finite, for zeros, too; so is its product with a decay above 1 (growth) */
+        /* power times largest is finite, for zeros, too; so is the product of both with a decay above 1 (growth) */
         bound[e] = fmaxf(magnitude, fmaxf(fabsf(decay[e]), 1.0f) * largest * 0x1p-85f);
         grows |= !(bound[e] * share.power[e] <= 0x1p15f);
     }
-    if (warp_any(grows)) { /* with room for a growth by eight */
+    if (warp_any(grows)) { /* makes room for a growth by eight */
         wgmma_pin(share.sum);
         GT_UNROLL
         for (int e = 0; e < 2; e++) {
@@ -119,7 +120,7 @@ GT_DEV void add_left(const HopperBlock<C>& me, int step, int which, StateShare<C
     for (int k = 0; k < 4; k++) wgmma<f16, Major::MN>(share.sum, a[k], down_rows<C>(state, k));
 }
 
-/* Fixes the powers of the sums up to the end of the place: W is made with them. */
+/* Publishes the powers of the sums, which then stay fixed to the end of the place, because W is made with them. */
 template <class C>
 GT_DEV void hand_powers_on(const HopperBlock<C>& me, const WarpRows& at, int which, const StateShare<C>& share) {
     if (at.j == 0) {
@@ -168,13 +169,13 @@ GT_DEV void add_W(const HopperBlock<C>& me, const WarpRows& at, int which, State
     if constexpr (C::GROUP_COPIES > 1) me.groups().free(me.number);
 }
 
-/* The rows of dC, through OUT, or of dB, through the panel of W that no warp reads any more; afterwards it has the
- * zeros that M needs. */
+/* Stores the rows of dC, through OUT, or of dB, through the panel of W that no warp reads any more.  Afterwards this
+ * panel has the zeros that M needs. */
 template <class C>
 GT_DEV void store_share(const ChunkGradientParams& p, const HopperBlock<C>& me, const WarpRows& at, int which,
                         StateShare<C>& share, const float (&inverse)[2]) {
     const uint32_t W = me.M(me.steps);
-    bar_sync(which ? MADE_BARRIER : INPUTS_BARRIER, C::WARPGROUP); /* W and B or C are read */
+    bar_sync(which ? MADE_BARRIER : INPUTS_BARRIER, C::WARPGROUP); /* all warps have read W and B or C */
     if (!which) me.buffers().free(me.in_buffers(me.steps));
     if (void* const out = which ? p.dBm : p.dCm) {
         const gt_stride& stride = which ? p.dBm_stride : p.dCm_stride;

@@ -1,14 +1,16 @@
 /* gt/ssd/sm90/gradients_tokens.cuh - ssd backward of a chunk on compute capability 9.0 (gradients.cuh): the work by
- * token, in two kernels, so that chunk_gradient_hopper_kernel has no code for it:
- *     chunk_factors_kernel   before it: Delta and decay factors, with z times the inverses of dy's powers; the inverses
- *                            of the states' powers, the only part that waits for earlier kernels without z
- *     chunk_times_kernel     after it: da, ddt, and partial sums of dA, ddt_bias and dDskip, from the sums that it
- *                            stores
- * A warp has a chunk and head, a lane tokens 2 lane, 2 lane + 1.  Blocks take places in turn, of [B, slots of 128
- * tokens, two chunks, ceil(H / 8)]; in packed sequences only places that exist.  grid: at most TOKEN_BLOCKS a
- * multiprocessor, block 256.  shared: 20.5 KB, with POWERS 20.8, and none.  Bytes a token and head: factors 41 written,
- * 45 read by the chunks; sums 29 written and read a tile, 45 with Dskip per channel; dt read twice.  Every sum has one
- * fixed order: deterministic. */
+ * token, in two kernels of its own, so that chunk_gradient_hopper_kernel has no code for it.
+ *     chunk_factors_kernel   Runs before chunk_gradient_hopper_kernel.  It makes Delta and decay factors, which with z
+ *                            include the inverses of dy's powers.  It also gathers the inverses of the states' powers;
+ *                            without z only this part waits for earlier kernels.
+ *     chunk_times_kernel     Runs after chunk_gradient_hopper_kernel.  From the sums that the latter stored, it makes
+ *                            da, ddt, and partial sums of dA, ddt_bias and dDskip.
+ * A warp has a chunk and head; a lane has tokens 2 lane, 2 lane + 1.  Blocks take places in turn.  Places are numbered
+ * by [B, slots of 128 tokens, two chunks, ceil(H / 8)]; in packed sequences blocks take existing places only.
+ * grid: at most TOKEN_BLOCKS per multiprocessor, block 256.  shared: chunk_factors_kernel 20.5 KB, with POWERS 20.8;
+ * chunk_times_kernel none.  Bytes per token and head: factors 41 written, 45 read by the chunks; sums 29 written and
+ * read per tile, 45 with Dskip per channel; dt read twice.  Every sum has one fixed order, so results are
+ * deterministic. */
 #ifndef GT_SSD_SM90_GRADIENTS_TOKENS_CUH
 #define GT_SSD_SM90_GRADIENTS_TOKENS_CUH
 
@@ -17,14 +19,14 @@
 namespace gt {
 namespace ssd {
 
-/* The chunk and head of a warp.  tokens = 0: none. */
+/* The chunk and head of a warp.  tokens = 0: the warp has none. */
 struct TokenWarp {
     int64_t row, first;
     int b, slot, h, tokens;
     bool second;
 };
 
-/* The number of places.  In packed sequences the places with tokens lie first. */
+/* The number of places.  In packed sequences the places with tokens come first. */
 GT_DEV int64_t token_places(const TokenParams& p) {
     const Problem& in = p.chunk.in;
     const int64_t rows = in.sequences.cu_seqlens ? used_slots(in.sequences, CHECKPOINT) * 2 : p.rows;
@@ -46,7 +48,8 @@ GT_DEV TokenWarp find_token_warp(const TokenParams& p, int64_t place) {
     return me;
 }
 
-/* A record to memory: with POWERS p.records copies, each with the powers of dy of its tile; without, one. */
+/* Stores a record to memory: one copy without POWERS; with POWERS p.records copies, one per tile, each with the powers
+ * of dy of its tile. */
 template <bool POWERS>
 GT_DEV void store_record(const TokenParams& p, const TokenWarp& me, uint32_t record, float largest) {
     using Tokens = ChunkTokens<POWERS>;
@@ -130,11 +133,11 @@ GT_DEV void gather_inverses(const TokenParams& p, const TokenWarp& me) {
     }
 }
 
-/* Only the powers of the states and of dy come from earlier kernels; the rest runs beside these kernels. */
+/* Only the powers of the states and of dy come from earlier kernels; the rest of this kernel runs beside these. */
 template <bool POWERS>
 GT_KERNEL(32 * TOKEN_WARPS, 5)
 chunk_factors_kernel(const GT_GRID_CONSTANT TokenParams p) {
-    release_chain(); /* blocks of the chunks' kernel take long to begin */
+    release_chain(); /* early, because blocks of the chunks' kernel take long to begin */
     const int64_t places = token_places(p);
     const auto each = [&](const auto& make) {
         GT_NO_UNROLL
@@ -174,24 +177,24 @@ GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {
         GT_UNROLL
         for (int k = 0; k < 3; k++) pairs[k] = pair(ChunkSums::PAIRS + CHUNK * k);
         const float4 z = ldg<float4>(sums + ChunkSums::Z);
-        if (i == 0) { /* while loads of the sums are in flight */
+        if (i == 0) { /* computed while loads of the sums are in flight */
             deltas_of(in, h, me.tokens, bits, delta);
             values = {delta[0].value, delta[1].value};
             by = {factor_of_U(values.x), factor_of_U(values.y)};
         }
         float2 columns = {0.0f, 0.0f}, here = sums_from(E);
         GT_UNROLL
-        for (int k = 0; k < 3; k++) { /* Gamma_ts, s in an earlier block than k */
+        for (int k = 0; k < 3; k++) { /* Gamma_ts for s in an earlier block than k */
             const float2 row = sums_from(k < block ? pairs[k] : float2{0.0f, 0.0f});
             if (k < block)
                 here = plus(here, row);
             else
                 columns = plus(columns, pairs[k]);
         }
-        /* s in the block of k, t in a later one */
+        /* Gamma_ts for s in the block of k and t in a later block */
         here = plus(here, sums_before<8>({columns.x * values.x, columns.y * values.y}));
         here = plus(here, diagonal); /* both in the block of k */
-        /* <x, U>: by pairs, and by G */
+        /* <x, U>: the part of pairs, and the part of G */
         direct = plus(direct, plus(plus(columns, near), {f.x / by.x, f.y / by.y}));
         here = plus(
             here, sums_before<32>({by.x == values.x ? f.x : f.x * values.x, by.y == values.y ? f.y : f.y * values.y}));
@@ -222,7 +225,7 @@ GT_DEV void make_chunk_times(const TokenParams& p, const TokenWarp& me) {
         const int t = 2 * lane + i;
         const float da_t = i ? da.y : da.x, direct_t = i ? direct.y : direct.x;
         if (t >= me.tokens) continue;
-        /* the slope first: the sum without it may overflow */
+        /* multiplies the slope first, because the sum without it may overflow */
         const float slope = delta[i].slope;
         float ddt = fma_rn(slope * A, da_t, slope * direct_t);
         if (slope == 0.0f) ddt = 0.0f;

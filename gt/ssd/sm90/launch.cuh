@@ -38,7 +38,7 @@ static gt_status launch_forward_maps(const HopperForwardParams& all, const Devic
     return p.in.z ? with(std::integral_constant<int, GATED>()) : with(std::integral_constant<int, UNGATED>());
 }
 
-/* With 128 columns in a warpgroup registers suffice for one kernel for calls with and without z. */
+/* With 128 columns per warpgroup, registers suffice for one kernel that serves calls with and without z. */
 template <class T, int NP, int UNITS>
 static gt_status launch_forward_hopper_with(const TensorParams& all, const ForwardChoice& choice, const Device& device,
                                             Chain& chain) {
@@ -79,7 +79,7 @@ static gt_status launch_forward_hopper(const TensorParams& all, const ForwardCho
     });
 }
 
-/* 16 bits, all columns in one launch. */
+/* For 16-bit activations, with all columns in one launch. */
 static inline gt_status launch_forward_hopper_units(const TensorParams& p, const ForwardChoice& choice,
                                                     const Device& device, Chain& chain) {
     return with_size<1, 2, 4>(choice.units, [&](auto count) {
@@ -162,7 +162,7 @@ static inline gt_status gate_rows(const Problem& in, const GatedRows& g, const G
     });
 }
 
-/* Makes dz of the elements that dz of y has lost.  h: its checkpoints. */
+/* Makes dz of the elements that are lost when dz is made from y.  h: the checkpoints of h. */
 static inline gt_status make_lost_rows(const Problem& in, const GateGradient& gradient, const Checkpoints& h,
                                        const Device& device, Chain& chain) {
     LostParams p = {in, gradient, h, chunk_slots(in.sequences, CHECKPOINT), 0};

@@ -1,50 +1,54 @@
 /* gt/ssd/sm90/states.cuh - ssd on compute capability 9.0, by wgmma: passes over a segment that make states alone, for
  * 16-bit activations.  They compute the same as states_tensor_kernel, forward and reverse.
  *
- * A block has UNITS units (64 rows of a head's state each, see mma/state.cuh) of one group and takes a segment chunk by
- * chunk, 64 tokens each.  "left" is x, in reverse dy, or with z dy silu(z) of gate.cuh: f16, with a power of two for 16
- * rows.  "right" is B, in reverse C.
+ * A unit is 64 rows of a head's state (mma/state.cuh).  A block has UNITS units of one group.  It takes a segment chunk
+ * by chunk, 64 tokens each.  "left" is x; in reverse it is dy, or with z dy silu(z) of gate.cuh: f16, with a power of
+ * two for 16 rows.  "right" is B; in reverse it is C.
  *
  * WARPGROUPS
- *     producer     the last one.  It copies left and right of the chunks ahead (cp.async).  A warp a unit makes the
- *                  tokens' weights (with z times the inverse powers of left) and the chunk's decay.  dt and these
- *                  inverses come into registers a chunk ahead (UnitTimes), so the copies are its only waits.  It waits
- *                  for the kernel before only if the call's sequences are ranked (Problem::order) or that kernel makes
- *                  left; a lane waits before it writes a segment's decay.  Consumers that read nothing of kernels
- *                  before do not wait either (is_apart).
- *     consumers    two with half of the units each, or one with one unit.  States lie in registers as accumulators of
- *                  products do, 16 rows a warp.  A chunk:  v_t = weight_t left_t from transposed loads, as left operand
- *                  from registers;  H <- E H + sum_t v_t right_t^T,  64 x N x 64.
+ *     producer     The last warpgroup.  It copies left and right of later chunks by cp.async.  One warp per unit makes
+ *                  the tokens' weights and the chunk's decay; with z, the weights include the inverse powers of left.
+ *                  dt and these inverses arrive in registers one chunk ahead (UnitTimes), so the warps wait for copies
+ *                  alone.  The producer waits for the previous kernel in two cases: the call's sequences are ranked
+ *                  (Problem::order), or that kernel makes left.  A lane also waits before it writes a segment's decay.
+ *                  Consumers that read nothing of previous kernels do not wait either (is_apart).
+ *     consumers    Two warpgroups with half of the units each, or one warpgroup with one unit.  States stay in
+ *                  registers in the layout of accumulators, 16 rows per warp.  For each chunk they compute v_t =
+ *                  weight_t left_t from transposed loads; v is the left operand, in registers.  Then H <- E H + sum_t
+ *                  v_t right_t^T,  64 x N x 64.
  *
- * NUMBERS.  right is an operand without conversion in shared memory.  bf16: v is two terms of bf16, hi + lo, 16 bits
- * over all of fp32's range, and takes two products.  f16: v is one term with a power of two a warp, from the largest
- * sum of magnitudes of a row.  The sum of 64 tokens starts at zero, since tensor cores round sums towards zero, and an
- * fp32 addition adds it to the state.
- *     The states are fp32.  A unit has one power, 1 or more, that keeps the weights at most 1, so that v does not
- * overflow where Delta is large.  It follows the largest weight of a chunk if that is larger, or 2^8 times smaller; its
- * changes are exact.  Checkpoints get their power from the maximum of 16 rows.
+ * NUMBERS.  right is an operand in shared memory, without conversion.  With bf16, v is two terms of bf16, hi + lo: 16
+ * bits over all of fp32's range, for two products.  With f16, v is one term with a power of two per warp, made from a
+ * row's largest sum of magnitudes.  Tensor cores round sums towards zero, so the sum of 64 tokens starts at zero, and
+ * an fp32 addition adds it to the state.
+ *     The states are fp32.  A unit has one power, 1 or more, that keeps the weights at most 1; so v does not overflow
+ *     where Delta is large.  The power changes if a chunk's largest weight exceeds it, or is 2^8 times smaller.  The
+ *     change is exact.  Checkpoints get their power from the maximum of 16 rows.
  *
- * SHARED MEMORY, KB, N = 128, UNITS = 4 (StatesHopperTile has every offset): 212.8, one block a multiprocessor
+ * SHARED MEMORY in KB, N = 128, UNITS = 4 (StatesHopperTile has every offset): 212.8 in all, so one block per
+ * multiprocessor.  The last column names the warpgroups that write the buffer.
+ *
  *     LEFT             32     of a stage: a tile of each unit                      producer
- *     RIGHT            16     of a stage                                           producer
+ *     RIGHT            16     of a stage                                           producer.
  *     PREPARED          1.1   of a stage: weights and decays of each unit          producer
- *     STAGING          16     checkpoints pass through it                          consumers
+ *     STAGING          16     checkpoints pass through it                          consumers.
  *     CURSOR, FULL ...  0.6   cursors of warpgroups; barriers
- *     Four stages.
- *     A group of one unit (a head with P <= 64) has a block of one consumer, two blocks a multiprocessor: 105 KB each;
- *     N <= 64 runs as 64 in 73 KB.
- * MBARRIERS.  FULL, EMPTY: of a stage; the producer's and the consumers' threads arrive.
- * REGISTERS a thread, N = 128, UNITS = 4: H 128, v 32, sums 32 of 224; producer 56.  f16: v 16.
- *     UNITS = 1: 184, producer 72, or with N <= 64 152 and 104.  UNITS > 1, N <= 64, without z: 168 and 48, so that a
+ *     There are four stages.
+ *     A group of one unit (a head with P <= 64) has a block of one consumer.  Two such blocks share a multiprocessor,
+ *     105 KB each; N <= 64 runs as 64 columns in 73 KB.
+ * MBARRIERS.  FULL and EMPTY belong to a stage; the producer's and the consumers' threads arrive.
+ * REGISTERS per thread, N = 128, UNITS = 4: of a consumer's 224, H takes 128, v 32 (f16: 16), sums 32.  The producer
+ * has 56.
+ *     UNITS = 1: 184, producer 72; with N <= 64, 152 and 104.  UNITS > 1, N <= 64, without z: 168 and 48, so that a
  *     block of chunk_factors_kernel fits beside one of these.
  *
- * ISSUE SLOTS a token and head, counted in the machine code, bf16, N = 128, UNITS = 4: v, products and the update 18,
- *     checkpoints 13 more at most, the producer 8; states_tensor_kernel 88.
- * PRODUCTS, clocks a unit and chunk at full rate, N = 128: bf16 512, f16 256.
- * BYTES a token and head: left 2 P, right 2 N / heads of a group from memory, N / 2 from L2 with UNITS = 4,
- *     checkpoints P N / 64.
- * grid: strands*G*bundles (bundles of UNITS); block 384, of one unit 256.  Every sum has one fixed order:
- * deterministic. */
+ * ISSUE SLOTS per token and head, counted in the machine code, bf16, N = 128, UNITS = 4: v, products and the update 18,
+ * checkpoints at most 13 more, the producer 8.  states_tensor_kernel has 88.
+ * PRODUCTS, clocks per unit and chunk at full rate, N = 128: bf16 512, f16 256.
+ * BYTES per token and head: left 2 P.  For right 2 N / heads of a group from memory, and N / 2 from L2 with UNITS = 4.
+ * Checkpoints P N / 64.
+ * grid: strands*G*bundles (a bundle has UNITS units); block 384, with one unit 256.  Every sum has one fixed order, so
+ * results are deterministic. */
 #ifndef GT_SSD_SM90_STATES_CUH
 #define GT_SSD_SM90_STATES_CUH
 
@@ -63,8 +67,9 @@ struct HopperStatesParams {
 
 /* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
-/* A stage's part for a chunk and unit, in floats.  Weights of tokens; E; the state's factor before the update, 0 where
- * E is 0; the unit's power before the chunk and from then on: the state times the power is the real one. */
+/* A stage's part for a chunk and unit, as offsets in floats.  OF_TOKENS: weights of tokens.  DECAY: E.  CHANGE: factor
+ * of the state before the update, 0 where E is 0.  BEFORE, POWER: the unit's power before the chunk, and from the chunk
+ * on.  The stored state times the power is the true state. */
 struct UnitWeights {
     static constexpr int OF_TOKENS = 0, DECAY = 64, CHANGE = 65, BEFORE = 66, POWER = 67, COUNT = 68;
 };
@@ -77,7 +82,7 @@ struct StatesHopperTile {
     static constexpr bool IS_BF16 = std::is_same<T, bf16>::value;
     static constexpr int NP = NP_, UNITS = UNITS_, CONSUMERS = UNITS == 1 ? 1 : 2, CONSUMER_UNITS = UNITS / CONSUMERS;
     static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP, FIT = UNITS == 1 ? 2 : 1; /* of a multiprocessor */
-    /* Room for a block of chunk_factors_kernel; with z this would cost more than it gains. */
+    /* Leaves room for a block of chunk_factors_kernel; with z this would cost more than it gains. */
     static constexpr bool LEAVES_ROOM = UNITS > 1 && NP <= 64 && std::is_same<T, L>::value;
     static constexpr int REGISTERS = UNITS == 1                  ? (NP > 64 ? 184 : 152)
                                      : LEAVES_ROOM               ? 168
@@ -86,7 +91,7 @@ struct StatesHopperTile {
                          PRODUCER_REGISTERS = UNITS == 1    ? 256 - REGISTERS
                                               : LEAVES_ROOM ? 48
                                                             : 504 - 2 * REGISTERS;
-    /* The threads whose registers a block has at its launch. */
+    /* The number of threads for which a block gets registers at its launch. */
     static constexpr int MOST_THREADS = LEAVES_ROOM ? 512 : THREADS;
     static constexpr int ROW = NP < 64 ? 2 * NP : 128, PANEL = CHUNK * ROW; /* of right: see wgmma.cuh */
     static constexpr int TILE_LEFT = CHUNK * 128, TILE_RIGHT = CHUNK * 2 * NP;
@@ -95,7 +100,7 @@ struct StatesHopperTile {
     static constexpr int STAGE = RIGHT + TILE_RIGHT;
     static constexpr int STAGING = STAGES * STAGE;                   /* [CONSUMERS], 64 rows of 64 columns */
     static constexpr int PREPARED = STAGING + CONSUMERS * TILE_LEFT; /* [STAGES][UNITS] */
-    static constexpr int CURSOR = PREPARED + STAGES * UNITS * 4 * UnitWeights::COUNT; /* of each warpgroup */
+    static constexpr int CURSOR = PREPARED + STAGES * UNITS * 4 * UnitWeights::COUNT; /* one per warpgroup */
     static constexpr int FULL = CURSOR + (CONSUMERS + 1) * GroupCursor<UNITS>::BYTES,
                          EMPTY = FULL + 8 * STAGES; /* [STAGES] */
     static constexpr int BYTES = EMPTY + 8 * STAGES;
@@ -105,12 +110,12 @@ struct StatesHopperTile {
     static_assert(FIT * (BYTES + 1024) <= 228 * 1024, "fits sm_90");
 };
 
-/* The chunks of a segment that a pass needs: all of them, unless the state after the sequence is not wanted.  Then the
- * sequence's last segment, in the pass's direction, ends at the last checkpoint; of the checkpoint's own chunk only the
- * unit's power is made. */
+/* The chunks of a segment that a pass needs.  It needs all of them, unless the state after the sequence is not wanted.
+ * Then the sequence's last segment, in the pass's direction, ends at the last checkpoint.  Of that checkpoint's own
+ * chunk, the pass makes the unit's power alone. */
 struct NeededChunks {
     int count;  /* the number of chunks, from the first on */
-    bool whole; /* false: the last of them is not added to the state */
+    bool whole; /* false: the last chunk is not added to the state */
 
     GT_METHOD NeededChunks(const StatesParams& p, bool reverse, bool is_last, int chunks) {
         whole = !is_last || p.is_local || p.state_out || p.state_sum || chunks == 0;
@@ -121,13 +126,13 @@ struct NeededChunks {
 
 /* ---- producer ---------------------------------------------------------------------------------------------------- */
 
-/* The weights of the tokens 2 lane, 2 lane + 1, whose Delta are given: pre in reverse, else Delta suf.  One warp.
- * Returns the lane's share of the log of the chunk's decay. */
+/* Makes the weights of the tokens 2 lane, 2 lane + 1, whose Delta are given: pre in reverse, else Delta suf.  Called by
+ * one warp.  Returns the lane's share of the log of the chunk's decay. */
 GT_DEV float weights_of(bool reverse, const float (&delta)[2], float A, float (&weight)[2]) {
     const int lane = own_lane();
     const float a0 = delta[0] * A, a1 = delta[1] * A, l0 = a0 * LOG2_E, l1 = a1 * LOG2_E;
     float all = l0 + l1;
-    if (reverse) { /* sums up to and with a token */
+    if (reverse) { /* sums through each token */
         GT_UNROLL
         for (int d = 1; d < 32; d *= 2) {
             const float other = shfl_up(all, d);
@@ -135,7 +140,7 @@ GT_DEV float weights_of(bool reverse, const float (&delta)[2], float A, float (&
         }
         const float before = shfl_up(all, 1), first = (lane > 0 ? before : 0.0f) + l0;
         weight[0] = exp2_finite(first), weight[1] = exp2_finite(first + l1);
-    } else { /* sums over the tokens after */
+    } else { /* sums over later tokens */
         GT_UNROLL
         for (int d = 1; d < 32; d *= 2) {
             const float other = shfl_down(all, d);
@@ -148,8 +153,8 @@ GT_DEV float weights_of(bool reverse, const float (&delta)[2], float A, float (&
     return a0 + a1;
 }
 
-/* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  One warp.  left: the inverse power of their rows of
- * left.  power: the unit's, which may change.  Returns the log of the chunk's decay. */
+/* Writes UnitWeights from Delta of the tokens 2 lane, 2 lane + 1.  Called by one warp.  left: the inverse power of
+ * these tokens' rows of left.  power: the unit's power, which may change.  Returns the log of the chunk's decay. */
 GT_DEV float weigh_chunk(uint32_t addresses, bool reverse, const float (&delta)[2], float left, float A, float& power) {
     const int lane = own_lane();
     float weight[2], sum = weights_of(reverse, delta, A, weight);
@@ -190,7 +195,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
     constexpr bool MAY_HAVE_POWERS = std::is_same<typename Tile::L, f16>::value;
     const bool makes_weights = unit < UNITS, has_powers = MAY_HAVE_POWERS && p.reverse && in.dy_inverses;
     const typename Tile::Stages ring = {smem};
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         const bool is_last = p.reverse ? span.starts : span.ends;
         if (skips(p.states.is_local, span, is_last)) return item;
@@ -206,7 +211,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
             static_cast<const T*>(p.right) + offset_of(p.right_stride, b, token, cursor.group()), p.right_stride.t);
         int64_t times = makes_weights ? offset_of(in.dt_stride, b, token, cursor.head(unit)) : 0;
         UnitTimes of_unit = {};
-        float inverse = 1.0f; /* of the block that has the lane's tokens */
+        float inverse = 1.0f; /* inverse power of the block that has the lane's tokens */
         const auto load_times = [&](int i) {
             if (makes_weights && i < needed.count) {
                 const int chunk = chunk_at(i);
@@ -218,7 +223,7 @@ GT_DEV void states_producer(const HopperStatesParams& p, uint32_t smem) {
             }
             times += step * in.dt_stride.t;
         };
-        /* The segment's i-th chunk, number `number` of all. */
+        /* Copies chunk i of the segment, which is chunk `number` of all segments. */
         const auto copy = [&](int i, int number) {
             if (i < needed.count) {
                 ring.wait_free(number);
@@ -282,7 +287,7 @@ struct StatesConsumer : BundleConsumer<Tile> {
     }
 };
 
-/* Zeros the sums of states: a strand may have no sequence. */
+/* Clears the sums of states: a strand may have no sequence. */
 template <class Tile, class State>
 GT_DEV void clear_state_sums(const StatesParams& p, const StatesConsumer<Tile>& me, const State& zeros) {
     me.cursor().enter(p.in, Span{}, 0, 2 + me.warpgroup());
@@ -292,7 +297,7 @@ GT_DEV void clear_state_sums(const StatesParams& p, const StatesConsumer<Tile>& 
             zeros.store(p.state_sum + me.cursor().state(p.in, me.unit(i), bundle_strand(p.in)), me.row0(i), p.in);
 }
 
-/* For unit i of a consumer: the state that a segment ends with. */
+/* Stores the state that a segment ends with, for unit i of a consumer. */
 template <class Tile, class State>
 GT_DEV void store_last_state(const StatesParams& p, const StatesConsumer<Tile>& me, int i, bool reverse,
                              const Span& segment, const State& state) {
@@ -308,7 +313,7 @@ GT_DEV void store_last_state(const StatesParams& p, const StatesConsumer<Tile>& 
     }
 }
 
-/* v of 16 tokens, block k, and the warp's 16 rows: numbers 2e, 2e + 1 are the pair e of a left operand. */
+/* Makes v of 16 tokens (block k) and the warp's 16 rows: numbers 2e, 2e + 1 are pair e of a left operand. */
 template <class Tile>
 GT_DEV void weigh_left(const StatesConsumer<Tile>& me, int n, int i, int k, float (&v)[8]) {
     using E = Element<typename Tile::L>;
@@ -323,14 +328,14 @@ GT_DEV void weigh_left(const StatesConsumer<Tile>& me, int n, int i, int k, floa
     }
 }
 
-/* For unit i of a consumer: the chunk's share of the state. */
+/* Adds the chunk's share to the state, for unit i of a consumer. */
 template <class Tile>
 GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, float (&H)[Tile::NP / 8][4]) {
     using T = typename Tile::T;
     constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL;
-    constexpr int WIDTH = Tile::CONSUMER_UNITS * NP > 128 ? 8 : NP / 8; /* tiles of 8 columns that a product has */
+    constexpr int WIDTH = Tile::CONSUMER_UNITS * NP > 128 ? 8 : NP / 8; /* a product's number of tiles of 8 columns */
     const float2 decay = lds<float2>(me.prepared(n, i) + 4 * UnitWeights::DECAY);
-    if (decay.y != 1.0f) { /* so an infinite state, which is out of range, makes no NaN */
+    if (decay.y != 1.0f) { /* so that an infinite state, which is out of range, makes no NaN */
         GT_UNROLL
         for (int k = 0; k < NP / 2; k++) H[k / 4][k % 4] = decay.y == 0.0f ? 0.0f : H[k / 4][k % 4] * decay.y;
     }
@@ -357,7 +362,7 @@ GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, float (&H)[T
             wgmma<T, Major::MN>(added, rest[k], from(k, 0));
         }
     } else {
-        float weighed[BLOCKS][8], sums[2] = {0.0f, 0.0f}; /* of rows + 0, + 8 */
+        float weighed[BLOCKS][8], sums[2] = {0.0f, 0.0f}; /* sums of rows + 0, + 8 */
         GT_UNROLL
         for (int k = 0; k < BLOCKS; k++) {
             weigh_left<Tile>(me, n, i, k, weighed[k]);
@@ -403,7 +408,7 @@ GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, float (&H)[T
     }
 }
 
-/* For unit i of a consumer: the state before a chunk, number n, to its checkpoint. */
+/* Stores the state before chunk number n as a checkpoint, for unit i of a consumer. */
 template <class Tile>
 GT_DEV void keep_unit(const StatesParams& p, const StatesConsumer<Tile>& me, int chunk, int n, int i,
                       WarpState<Tile::NP>& state) {
@@ -435,7 +440,7 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
         zeros.clear();
         clear_state_sums<Tile>(p, me, zeros);
     }
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* counts chunks over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         WarpState<NP> state[CONSUMER_UNITS];
         const bool is_last = reverse ? span.starts : span.ends;
@@ -446,7 +451,7 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
         GT_UNROLL
         for (int i = 0; i < CONSUMER_UNITS; i++) {
             state[i].clear();
-            if (!start) continue; /* little code: a block of few chunks waits for instructions */
+            if (!start) continue; /* short code, because blocks of few chunks wait for instructions */
             state[i].load(start + me.cursor().state(in, me.unit(i), 0), me.row0(i), in);
             GT_UNROLL
             for (int k = 0; k < NP / 2; k++) state[i].H[k / 4][k % 4] *= state[i].power.inverse;
@@ -471,9 +476,9 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
             for (int i = 0; i < CONSUMER_UNITS; i++) add_chunk<Tile>(me, n, i, state[i].H);
             if (number + 1 < needed.count) ring.free(n);
         }
-        const bool has_chunks = me.cursor().chunks() > 0; /* the last one's stage has the units' powers */
+        const bool has_chunks = me.cursor().chunks() > 0; /* the stage of the last chunk has the units' powers */
         item = me.cursor().item();
-        /* found again: registers are short */
+        /* computed again, since registers are short */
         const Span same = ordered_span(in, item);
         GT_UNROLL
         for (int i = 0; i < CONSUMER_UNITS; i++) {
@@ -486,7 +491,7 @@ GT_DEV void states_consumer(const HopperStatesParams& params, uint32_t smem) {
     });
 }
 
-/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* On other architectures the kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class T, int NP, int UNITS, class L>
 GT_KERNEL(GT_SM90A ? (StatesHopperTile<T, NP, UNITS, L>::MOST_THREADS) : 32, (StatesHopperTile<T, NP, UNITS, L>::FIT))
 states_hopper_kernel(const GT_GRID_CONSTANT HopperStatesParams p) {
