@@ -63,7 +63,7 @@ template <int LANES_, int VECS_, bool EXACT_, bool MIXED_>
 struct StepTraits {
     static constexpr int LANES = LANES_, VECS = VECS_, COLUMNS = 4 * VECS, CHANNELS = 16 / COLUMNS;
     static constexpr int PIECES = CHANNELS * VECS; /* of four numbers, of a lane's state */
-    static constexpr bool EXACT = EXACT_; /* activations are fp32 */
+    static constexpr bool EXACT = EXACT_;          /* activations are fp32 */
     static constexpr bool MIXED = MIXED_;
     static constexpr int GROUPS = 32 / LANES, TILE = GROUPS * CHANNELS;
     static constexpr int SAME = LANES / CHANNELS; /* lanes that share one own channel */
@@ -305,7 +305,8 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
         for (s.b = strand; s.b < p.B; s.b += p.strands)
             step_channels<T>(p, s, StepElement(p.elements, s.b), 0, A, bias, skip);
     } else {
-        uint32_t at = smem_base() + (uint32_t)warp_id() * 2 * AHEAD_BYTES<C::PIECES>, other = at + AHEAD_BYTES<C::PIECES>;
+        uint32_t at = smem_base() + (uint32_t)warp_id() * 2 * AHEAD_BYTES<C::PIECES>,
+                 other = at + AHEAD_BYTES<C::PIECES>;
         StepElement element(p.elements, strand);
         fetch_state(p, s, element, at);
         for (s.b = strand; s.b < p.B; s.b += p.strands) {
@@ -358,7 +359,8 @@ static inline gt_status launch_step_of(const gt_selective_scan_args& a, gt_strea
     p.strands = a.T > 0 ? strands((a.B + each - 1) / each, blocks, INT32_MAX) : 0;
     p.by_strand = divide_by((int)blocks), p.by_group = divide_by((int)parts);
     return run("selective_scan step_kernel", step_kernel<T, LANES, VECS, EXACT, MIXED>, p.strands * blocks,
-               32 * STEP_WARPS, std::is_same<T, AnyType>::value ? 0 : STEP_WARPS * 2 * AHEAD_BYTES<C::PIECES>, stream, p);
+               32 * STEP_WARPS, std::is_same<T, AnyType>::value ? 0 : STEP_WARPS * 2 * AHEAD_BYTES<C::PIECES>, stream,
+               p);
 }
 
 /* The kernel that handles N. */
