@@ -294,7 +294,7 @@ GT_DEV void cp_async(uint32_t addr, const void* source, int copied = BYTES) {
 #endif
 }
 
-/* Tells the compiler that a pointer, loaded from shared memory, points to global memory. */
+/* Asserts to the compiler that a pointer points to global memory, although it was loaded from shared memory. */
 template <class T>
 GT_DEV T* global_pointer(void* pointer) {
     __builtin_assume(__isGlobal(pointer));
