@@ -39,8 +39,8 @@ struct BackwardParams {
     Problem in;
     const float *checkpoints, *dstate_out;
     float* scratch;    /* parked states, [blocks,SUB_CHUNKS,4,128] float4 */
-    float* dstate_in;  /* NULL if not wanted, or shared */
-    float* dstate_sum; /* [strands,D,N]: of all sequences of a strand; or NULL */
+    float* dstate_in;  /* NULL if not wanted or if shared */
+    float* dstate_sum; /* [strands,D,N]: sum over all sequences of a strand, or NULL */
     void *du, *ddt, *dz;
     gt_stride du_stride, ddt_stride, dz_stride;
     float *dB, *dC;       /* [B,T,G,tiles,N] or NULL */
@@ -48,18 +48,18 @@ struct BackwardParams {
     float *dskip, *dbias; /* [strands,ROWS,D] or NULL */
 };
 
-constexpr int PARKED = 4 * THREADS; /* float4 of a block's states */
+constexpr int PARKED = 4 * THREADS; /* float4 of a block's parked states */
 
 /* A thread's sums over all segments of its strand.
- * dA: of its own state elements.
- * dskip, dbias: the lane's channel; ROWS lanes have this channel, each with other tokens. */
+ * dA: for its own state elements.
+ * dskip, dbias: for the lane's channel.  ROWS lanes share the channel, each with other tokens. */
 template <class C>
 struct ParameterSums {
     float dA[C::COLUMNS][C::STATES] = {};
     TwoTermSum dskip, dbias;
 };
 
-/* Store and load the 16 state values of every thread, as float4. */
+/* Store and load the thread's 16 state values as float4. */
 template <class C>
 GT_DEV void park(float4* to, const float (&h)[C::COLUMNS][C::STATES]) {
     GT_UNROLL
@@ -83,19 +83,19 @@ GT_DEV void unpark(const float4* from, float (&h)[C::COLUMNS][C::STATES]) {
     }
 }
 
-/* The warp's place in shared memory, and the number of an array there. */
+/* Shared address of array number `array` of the warp. */
 template <class C>
 GT_DEV int warp_place() {
     return C::WARP + warp_id() * C::WARP_SIZE;
 }
 
-/* Address of the thread's state elements i .. i + 3 of channel c before tokens 2 pair and 2 pair + 1. */
+/* Address of the thread's state elements i .. i + 3 of channel c, before tokens 2 pair and 2 pair + 1. */
 template <class C>
 GT_DEV uint32_t state_address(const Coordinates<C>& s, int pair, int c, int i) {
     return s.address(warp_place<C>() + C::STATE + pair * C::PAIR + ((c * C::STATES + i) / 4 * 32 + lane_id()) * 4);
 }
 
-/* The inputs of a sub-chunk, loaded into registers ahead of their use: u, dt and B; with BACKWARD all of them. */
+/* The inputs of a sub-chunk, loaded into registers before they are needed: u, dt and B, or with BACKWARD all inputs. */
 template <bool BACKWARD, class C>
 struct SubChunk {
     using Block = ChannelTile<C, C::SUB_CHUNK>;
@@ -113,8 +113,8 @@ struct SubChunk {
         Cm.load(group_rows(in, s, in.Cm, in.Cm_stride, first, tokens));
     }
 
-    /* To shared memory: Delta, Delta u and B; if BACKWARD also u, Delta's slope, C, and DY, the gradient of y before
-     * the gate: dy silu(z), or dy without z.  Returns the path of its tokens. */
+    /* Stores the sub-chunk in shared memory: Delta, Delta u and B.  BACKWARD also stores u, Delta's slope, C, and DY,
+     * the gradient of y before the gate: dy silu(z), or dy without z.  Returns the path of the sub-chunk's tokens. */
     GT_METHOD int store(const Problem& in, const Coordinates<C>& s, const Channel& own, int tokens) const {
         constexpr int COUNT = Block::COUNT;
         const int place = warp_place<C>();
@@ -145,7 +145,7 @@ struct SubChunk {
     }
 };
 
-/* Advances h through the staged sub-chunk.  KEEP: the state before every second token goes to shared memory. */
+/* Advances h through the staged sub-chunk.  KEEP stores the state before every second token in shared memory. */
 template <class C, int PATH, bool KEEP>
 GT_DEV void advance_sub_chunk(const Coordinates<C>& s, const float (&A)[C::COLUMNS][C::STATES],
                               float (&h)[C::COLUMNS][C::STATES]) {
@@ -165,7 +165,7 @@ GT_DEV void advance_sub_chunk(const Coordinates<C>& s, const float (&A)[C::COLUM
                 for (int i = 0; i < C::STATES; i += 4)
                     sts<float4>(state_address(s, t / 2, c, i), float4{h[c][i], h[c][i + 1], h[c][i + 2], h[c][i + 3]});
             }
-            if (t + 2 == C::SUB_CHUNK) break; /* the state after it is not needed */
+            if (t + 2 == C::SUB_CHUNK) break; /* no thread needs the state after the sub-chunk */
         }
         load(second, t + 1);
         first.template advance<PATH>(h, A);
@@ -174,8 +174,8 @@ GT_DEV void advance_sub_chunk(const Coordinates<C>& s, const float (&A)[C::COLUM
     }
 }
 
-/* Stores sums over lanes: x[0 ...] after reduce_scatter of COUNT sums of channels, COLUMNS neighbours at a time; sum
- * number k goes to offset(k). */
+/* Stores sums over lanes.  x[0 ...] is the result of reduce_scatter on COUNT sums of channels, COLUMNS neighbours at a
+ * time.  Sum number k goes to offset(k). */
 template <class C, int COUNT, class Offset>
 GT_DEV void store_sums(const Coordinates<C>& s, const float (&x)[COUNT], const Offset& offset) {
     constexpr int HELD = COUNT > C::LANES ? COUNT / C::LANES : 1, SAME = C::LANES > COUNT ? C::LANES / COUNT : 1;
@@ -184,19 +184,19 @@ GT_DEV void store_sums(const Coordinates<C>& s, const float (&x)[COUNT], const O
     for (int i = 0; i < HELD; i++) sts<float>(s.address(offset(s.lane / SAME * HELD + i)), x[i]);
 }
 
-/* Two tokens backwards, 2 pair and 2 pair + 1 of the sub-chunk.  G on entry: the gradient of the state after both; on
- * return: of the state before them.  Stores each token's sums over n, <g,B> in INPUT, <A,da> in DECAYS, <h,C> in OUTPUT
- * if dz is wanted, and the warp's shares of dB and dC over the states.  Adds to dA.  With the letters of gt_ssm.cuh:
- * kept = exp(a) h_{t-1}, g = G + dy C, da = g kept. */
+/* Goes back through two tokens, 2 pair and 2 pair + 1 of the sub-chunk.  G is the gradient of the state after both
+ * tokens on entry, and of the state before them on return.  The function stores each token's sums over n: <g,B> in
+ * INPUT, <A,da> in DECAYS, and if dz is wanted <h,C> in OUTPUT.  It also stores the warp's shares of dB and dC over the
+ * states, and adds to dA.  The letters are those of gt_ssm.cuh: kept = exp(a) h_{t-1}, g = G + dy C, da = g kept. */
 template <class C, int PATH>
 GT_DEV void pair_backward(const Coordinates<C>& s, const float (&A)[C::COLUMNS][C::STATES], int pair, bool has_dz,
                           float (&G)[C::COLUMNS][C::STATES], float (&dA)[C::COLUMNS][C::STATES]) {
     constexpr int STATES = C::STATES, COLUMNS = C::COLUMNS, GROUPS = 32 / C::LANES;
     const int place = warp_place<C>();
     float delta[2][COLUMNS], input[2][COLUMNS], dy[2][COLUMNS], B[2][STATES], Cm[2][STATES];
-    float sums[4 * COLUMNS] = {};    /* <g,B> of both tokens, <A,da> of both */
+    float sums[4 * COLUMNS] = {};    /* <g,B> of both tokens, then <A,da> of both */
     float outputs[2 * COLUMNS] = {}; /* <h,C> of both */
-    float shares[4 * STATES] = {};   /* of dB and dC of the first, of the second */
+    float shares[4 * STATES] = {};   /* dB and dC of the first token, then of the second */
     GT_UNROLL
     for (int t = 0; t < 2; t++) {
         const int at = place + (2 * pair + t) * C::WARP_CHANNELS + s.first,
@@ -251,13 +251,13 @@ GT_DEV void pair_backward(const Coordinates<C>& s, const float (&A)[C::COLUMNS][
     constexpr int HELD = 4 * STATES / GROUPS;
     GT_UNROLL
     for (int i = 0; i < HELD; i++) {
-        const int k = lane_id() / C::LANES * HELD + i; /* number among the shares */
+        const int k = lane_id() / C::LANES * HELD + i; /* number of the sum among the shares */
         sts<float>(s.address(place + C::STATE + pair * C::PAIR + k / STATES * C::WIDTH + s.lane * STATES + k % STATES),
                    shares[i]);
     }
 }
 
-/* du, ddt and dz of a sub-chunk, from its sums.  Adds to dskip and dbias. */
+/* Computes du, ddt and dz of a sub-chunk from its sums.  Adds to dskip and dbias. */
 template <class C>
 GT_DEV void finish_channels(const BackwardParams& p, const Coordinates<C>& s, const Channel& own, int64_t first,
                             int tokens, ParameterSums<C>& sums) {
@@ -277,7 +277,7 @@ GT_DEV void finish_channels(const BackwardParams& p, const Coordinates<C>& s, co
     for (int k = 0; k < COUNT; k++) {
         const float dout = value(C::DY, k), gB = value(C::INPUT, k), slope = value(C::SLOPE, k);
         u[k] = value(C::U, k);
-        /* the slope first: the sum without it may overflow */
+        /* Each term is multiplied by the slope first: the plain sum may overflow. */
         ddt[k] = fma_rn(slope, LN_2 * value(C::DECAYS, k), slope * u[k] * gB);
         if (slope == 0.0f) ddt[k] = 0.0f;
         dskip = fma_rn(dout, u[k], dskip);
@@ -304,7 +304,7 @@ GT_DEV void finish_channels(const BackwardParams& p, const Coordinates<C>& s, co
     store_tile<Block>(channel_rows(in, s, p.dz, p.dz_stride, first, tokens), dz);
 }
 
-/* The block's shares of dB and dC for a sub-chunk: sums over the warps. */
+/* Stores the block's shares of dB and dC for a sub-chunk, summed over the warps. */
 template <class C>
 GT_DEV void finish_group(const BackwardParams& p, const Coordinates<C>& s, int64_t first, int tokens) {
     const Problem& in = p.in;
@@ -320,7 +320,7 @@ GT_DEV void finish_group(const BackwardParams& p, const Coordinates<C>& s, int64
     }
 }
 
-/* Stores the thread's sums as rows of partial sums, for reduce_rows. */
+/* Stores the thread's sums as rows of partial sums; reduce_rows adds the rows. */
 template <class C>
 GT_DEV void store_parameters(const BackwardParams& p, const Coordinates<C>& s, const Channel& own,
                              const ParameterSums<C>& sums) {
@@ -332,9 +332,9 @@ GT_DEV void store_parameters(const BackwardParams& p, const Coordinates<C>& s, c
     if (p.dbias) p.dbias[to] = sums.dbias.value();
 }
 
-/* One segment.  G on entry: the gradient of the state after it; on return: of the state before it.
- * The last sub-chunk may be short.  Missing tokens are computed, too: their Delta, DY, B and C are 0, so they change
- * neither h nor G, and add 0 to sums. */
+/* Takes one segment.  G is the gradient of the state after the segment on entry, and of the state before it on return.
+ * The last sub-chunk may be short.  Its missing tokens are computed, too.  Their Delta, DY, B and C are 0, so they
+ * change neither h nor G, and add 0 to sums. */
 template <class C>
 GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, const Channel& own, const Span& span,
                              const float (&A)[C::COLUMNS][C::STATES], float (&G)[C::COLUMNS][C::STATES],
@@ -348,12 +348,12 @@ GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, c
         const int64_t start = span.first + chunk * CHECKPOINT;
         const int64_t left = s.end - start < CHECKPOINT ? s.end - start : CHECKPOINT;
         const int sub_chunks = (int)((left + SUB_CHUNK - 1) / SUB_CHUNK);
-        float dA[C::COLUMNS][C::STATES] = {}; /* of the chunk: short sums round less */
+        float dA[C::COLUMNS][C::STATES] = {}; /* sum over the chunk: shorter sums round less */
         load_state(in, s, p.checkpoints + (s.b * slots + span.chunk_slot + chunk) * DN, h);
         {
             SubChunk<false, C> next;
             next.load(in, s, start, SUB_CHUNK < left ? SUB_CHUNK : (int)left);
-            for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) { /* forwards: h before each sub-chunk */
+            for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) { /* forwards: park h before each sub-chunk */
                 park<C>(parked + sub_chunk * PARKED, h);
                 if (sub_chunk + 1 == sub_chunks) break;
                 const int path = next.store(in, s, own, SUB_CHUNK);
@@ -369,7 +369,7 @@ GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, c
             return rest < SUB_CHUNK ? rest : SUB_CHUNK;
         };
         next.load(in, s, start + (sub_chunks - 1) * SUB_CHUNK, tokens_of(sub_chunks - 1));
-        for (int sub_chunk = sub_chunks - 1; sub_chunk >= 0; sub_chunk--) { /* backwards: G after each sub-chunk */
+        for (int sub_chunk = sub_chunks - 1; sub_chunk >= 0; sub_chunk--) { /* backwards: use G after each sub-chunk */
             const int64_t first = start + sub_chunk * SUB_CHUNK;
             const int tokens = tokens_of(sub_chunk);
             unpark<C>(parked + sub_chunk * PARKED, h);
@@ -382,7 +382,7 @@ GT_DEV void backward_segment(const BackwardParams& p, const Coordinates<C>& s, c
                 GT_NO_UNROLL
                 for (int pair = SUB_CHUNK / 2 - 1; pair >= 0; pair--) pair_backward<C, PATH>(s, A, pair, p.dz, G, dA);
             });
-            sync_threads(); /* after it no thread reads B, C or states */
+            sync_threads(); /* from here on no thread reads B, C or states */
             finish_group(p, s, first, tokens);
             finish_channels(p, s, own, first, tokens, sums);
         }
@@ -417,7 +417,7 @@ backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     float A[COLUMNS][STATES], G[COLUMNS][STATES];
     ParameterSums<C> sums;
     const Channel own = enter_channels(in, s, warp_place<C>() + C::MOST, A);
-    load_state(in, s, nullptr, G); /* zeros: the strand's sum starts from them */
+    load_state(in, s, nullptr, G); /* the strand's sum starts from zeros */
     if (p.dstate_sum) store_state(in, s, p.dstate_sum + strand_of(in) * in.D * in.N, G);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
         const Span span = span_at(in.sequences, in.segments, CHECKPOINT, item);
@@ -452,7 +452,7 @@ reverse_states_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     const Channel own = enter_channels(in, s, place + C::MOST, A);
     for (int64_t item = strand_of(in); item < items_of(in); item += strands_of(in)) {
         const Span span = span_at(in.sequences, in.segments, CHECKPOINT, item);
-        if (!span.exists || span.starts) continue; /* nothing comes before the first */
+        if (!span.exists || span.starts) continue; /* no segment comes before the first */
         s.enter(span);
         float G[COLUMNS][STATES];
         TwoTermSum deltas;
