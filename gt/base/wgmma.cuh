@@ -112,7 +112,7 @@ GT_DEV void wgmma_pin(float (&c)[TILES][4]) {
 
 #if GT_SM90A
 
-/* For i tiles of 8 columns: the numbers of their registers in PTX, and the registers. */
+/* For i tiles of 8 columns: the PTX numbers of their registers, and the registers. */
 #define GT_NUMBERS_1 "%0, %1, %2, %3"
 #define GT_NUMBERS_2 GT_NUMBERS_1 ", %4, %5, %6, %7"
 #define GT_NUMBERS_3 GT_NUMBERS_2 ", %8, %9, %10, %11"
@@ -179,7 +179,7 @@ GT_DEV void wgmma_pin(float (&c)[TILES][4]) {
 #define GT_TILES_31 GT_TILES_30, GT_TILE(30)
 #define GT_TILES_32 GT_TILES_31, GT_TILE(31)
 
-/* The PTX of a shape.  o0 ... number the operands of the asm after the registers of C. */
+/* PTX of one shape.  o0 ... are the numbers of the asm operands that follow the registers of C. */
 #define GT_WGMMA_REGISTERS(TYPE, TILES, N, o0, o1, o2, o3, o4, o5, o6)                                                 \
     asm volatile("{ .reg .pred accumulates;\n"                                                                         \
                  "setp.ne.b32 accumulates, %" #o5 ", 0;\n"                                                             \
@@ -196,7 +196,7 @@ GT_DEV void wgmma_pin(float (&c)[TILES][4]) {
                  : GT_TILES_##TILES                                                                                    \
                  : "l"(a), "l"(b), "r"((int)accumulates), "n"(A_IS_MN), "n"(B_IS_MN))
 
-/* The products of one shape: 64 rows, 8 TILES columns. */
+/* The products of one shape: 64 rows by 8 TILES columns. */
 template <int TILES>
 struct Wgmma;
 

@@ -12,12 +12,12 @@ using namespace ssm;
 /* ---- sizes ------------------------------------------------------------------------------------------ */
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
-constexpr int STEPS = 8; /* tokens that take the same path: see Decay */
-constexpr int BATCH = 4; /* tokens whose y are summed over lanes together */
+constexpr int STEPS = 8; /* tokens that take one path: see Decay */
+constexpr int BATCH = 4; /* tokens whose y are summed over lanes at once */
 
-/* LANES neighbouring lanes have COLUMNS neighbouring channels: lane l has their state elements l STATES ...
- * l STATES + STATES - 1, 16 numbers in all.  So values of a channel and token, and values of a token and state element,
- * are each loaded once for 4 products.  A warp has WARP_CHANNELS channels, a block CHANNELS, all of one group.  EXACT:
+/* LANES adjacent lanes share COLUMNS adjacent channels.  Lane l has state elements l STATES ... l STATES + STATES - 1
+ * of each channel, 16 values in all.  So a value of a channel and token is loaded once for 4 products, and so is a
+ * value of a token and state element.  A warp has WARP_CHANNELS channels, a block CHANNELS, all of one group.  EXACT:
  * inputs and outputs are fp32.  The constants below are sizes, and offsets in shared memory, in floats. */
 template <int LANES_, int STATES_, int COLUMNS_, bool EXACT_ = false>
 struct Traits {
@@ -25,28 +25,29 @@ struct Traits {
     static constexpr bool EXACT = EXACT_;
     static constexpr int WIDTH = LANES * STATES;
     static constexpr int WARP_CHANNELS = 32 / LANES * COLUMNS, CHANNELS = WARPS * WARP_CHANNELS;
-    static constexpr int ROWS = 32 / WARP_CHANNELS; /* tokens of a warp's channels that its lanes take at once */
+    static constexpr int ROWS = 32 / WARP_CHANNELS; /* tokens of the warp's channels that the warp handles at once */
     static_assert(STATES % 4 == 0 && STATES * COLUMNS == 16, "16 numbers a thread, in 16-byte pieces");
-    /* forward: tokens staged together */
+    /* forward: tokens that are staged together */
     static constexpr int TILE = WIDTH <= 64 && !EXACT ? 16 : 8;
     static constexpr int F_BM = 0;                         /* two stages of [TILE][WIDTH] */
     static constexpr int F_CM = F_BM + 2 * TILE * WIDTH;   /* likewise */
     static constexpr int F_WARP = F_CM + 2 * TILE * WIDTH; /* of each warp: */
-    static constexpr int F_VALUES = TILE * WARP_CHANNELS;  /* Delta, Delta u, y: [TILE][WARP_CHANNELS] each */
+    static constexpr int F_VALUES = TILE * WARP_CHANNELS;  /* Delta, Delta u and y, each [TILE][WARP_CHANNELS] */
     static constexpr int F_MOST = 3 * F_VALUES;            /* [WARP_CHANNELS] */
     static constexpr int F_WARP_SIZE = F_MOST + (WARP_CHANNELS + 3) / 4 * 4;
-    static constexpr int FORWARD_BLOCKS = EXACT && LANES == 4 ? 3 : 2; /* of a multiprocessor, at least */
+    static constexpr int FORWARD_BLOCKS = EXACT && LANES == 4 ? 3 : 2; /* blocks on a multiprocessor, at least */
     static constexpr int FORWARD_END = F_WARP + WARPS * F_WARP_SIZE;
-    /* backward: tokens between parked states, staged together */
+    /* Backward: tokens between two parked states.  They are staged together. */
     static constexpr int SUB_CHUNK = WIDTH <= 128 ? 8 : 4, SUB_CHUNKS = CHECKPOINT / SUB_CHUNK;
     static constexpr int BM = 0, CM = BM + SUB_CHUNK * WIDTH; /* [SUB_CHUNK][WIDTH] each */
     static constexpr int WARP = CM + SUB_CHUNK * WIDTH;       /* of each warp: */
     static constexpr int VALUES = SUB_CHUNK * WARP_CHANNELS;  /* [SUB_CHUNK][WARP_CHANNELS] each: */
-    static constexpr int DELTA = 0, INPUT = VALUES;           /* Delta; Delta u, and once read <g,B> */
+    static constexpr int DELTA = 0, INPUT = VALUES;           /* DELTA: Delta; INPUT: Delta u, which <g,B> overwrites
+                                                               * later */
     static constexpr int DY = 2 * VALUES, SLOPE = 3 * VALUES, U = 4 * VALUES;
     static constexpr int DECAYS = 5 * VALUES, OUTPUT = 6 * VALUES; /* <A,da>, <h,C> */
-    static constexpr int PAIR = 4 * WIDTH > 512 ? 4 * WIDTH : 512; /* of two tokens: h before them, of every thread; */
-    static constexpr int STATE = 7 * VALUES;                       /* once read, shares of dB and dC: [2][2 WIDTH] */
+    static constexpr int PAIR = 4 * WIDTH > 512 ? 4 * WIDTH : 512; /* two tokens: h before them, of every thread; */
+    static constexpr int STATE = 7 * VALUES;                       /* shares of dB and dC, [2][2 WIDTH], overwrite h */
     static constexpr int MOST = STATE + SUB_CHUNK / 2 * PAIR;
     static constexpr int WARP_SIZE = MOST + (WARP_CHANNELS + 3) / 4 * 4;
     static constexpr int BACKWARD_END = WARP + WARPS * WARP_SIZE;
@@ -54,10 +55,10 @@ struct Traits {
     static_assert(4 * FORWARD_END <= 64 * 1024 && 4 * BACKWARD_END <= 64 * 1024, "fits every architecture");
 };
 
-/* One argument struct, prepared, as every kernel sees it. */
+/* The prepared arguments of a call, as every kernel gets them. */
 struct Problem {
     Sequences sequences;
-    Segments segments; /* states [slot][D,N], decays [slot][D]: sums of Delta, for A to multiply */
+    Segments segments; /* states [slot][D,N]; decays [slot][D] hold sums of Delta, to be multiplied by A */
     int64_t D, G;
     int N;
     gt_dtype dtype, dt_dtype;
@@ -66,23 +67,24 @@ struct Problem {
     const float *A, *Dskip, *dt_bias;
     gt_stride u_stride, dt_stride, z_stride, dy_stride;
     gt_stride4 Bm_stride, Cm_stride;
-    int64_t tiles; /* of channels, in a group */
+    int64_t tiles; /* tiles of channels in a group */
 };
 
 /* ---- how states decay --------------------------------------------------------------------------------- */
 
-/* The form of decay of a warp's states in STEPS tokens; z = Delta A log2(e).
- *     FAST       all decay by 2^-Least or more: the factor is ex2(z), whose error of 2^-22 a token makes at most
- *                2^-22 / (Least ln 2) of a state, 2^-18 in fp32, 2^-11 in 16 bits, where outputs are rounded by as much
- *     or more NEAR_ONE   some decay less: their factor minus 1 by a polynomial
- *     GROWS      some grow: see Carrier
+/* The path of a warp's states through STEPS tokens.  Let z = Delta A log2(e).
+ *     FAST       every state decays by 2^-Least or more.  The factor is ex2(z).  Its error of 2^-22 a token makes at
+ *                most 2^-22 / (Least ln 2) of a state: 2^-18 in fp32; 2^-11 in 16 bits, where outputs are rounded by as
+ *                much or more
+ *     NEAR_ONE   some state decays less.  A polynomial gives the factor minus 1.
+ *     GROWS      some state grows: see Carrier
  * EXACT: fp32. */
 enum Path { FAST, NEAR_ONE, GROWS };
 
 template <bool EXACT>
 struct Least {
-    static constexpr float VALUE = EXACT ? 0.09f : 0.0007f; /* the limit of the polynomials: 1/16 and 1/2048 of e */
-    /* 2^z - 1 for -VALUE <= z <= 0 by Taylor's series; relative error 1.3e-7, and 4e-8 */
+    static constexpr float VALUE = EXACT ? 0.09f : 0.0007f; /* the limit of the polynomials is 1/16 and 1/2048 of e */
+    /* 2^z - 1 for -VALUE <= z <= 0, by Taylor's series.  The relative error is 1.3e-7 in fp32, 4e-8 in 16 bits. */
     GT_HD float below_one(float z) {
         if (!EXACT) return z * fma_rn(0.240226507f, z, 0.693147181f);
         float p = 9.6181291e-3f;
@@ -131,7 +133,7 @@ struct Decay<GROWS, EXACT> {
     GT_METHOD float scale(float x) const { return carrier.carry(x, 0.0f); }
 };
 
-/* Calls call(std::integral_constant<int, PATH>) for a path known at run time; all lanes have the same path. */
+/* Calls call(std::integral_constant<int, PATH>) for a path that is known at run time.  All lanes have the same path. */
 template <class Call>
 GT_DEV void with_path(int path, const Call& call) {
     if (path == FAST)
@@ -144,15 +146,15 @@ GT_DEV void with_path(int path, const Call& call) {
 
 /* ---- device helpers ---------------------------------------------------------------------------------- */
 
-/* The work of a block and of a thread.  A block has one tile of channels and one strand, number block_x() / (G tiles):
- * with S strands the s-th takes segments s, s + S, ... of the sequences. */
+/* The work of a block and of a thread.  A block has one tile of channels and one strand, number block_x() / (G tiles).
+ * Of S strands, strand s takes segments s, s + S, ... of the sequences. */
 template <class C>
 struct Coordinates {
     uint32_t smem;
     int64_t b, g, tile, d0; /* d0: the block's first channel */
-    int64_t end;            /* the current segment ends before this token of batch element b */
-    int channels;           /* existing channels of the warp; 0 or less: none */
-    int first, lane;        /* the thread's first channel in the warp; its lane among the LANES of its channels */
+    int64_t end;            /* the segment ends before this token of batch element b */
+    int channels;           /* channels of the warp that exist; 0 or less: none */
+    int first, lane;        /* the thread's first channel in the warp; its lane among LANES */
 
     GT_METHOD explicit Coordinates(const Problem& in) {
         const int64_t per_group = in.D / in.G;
@@ -172,15 +174,16 @@ struct Coordinates {
         end = span.end;
     }
     GT_METHOD uint32_t address(int offset) const { return smem + 4 * offset; }
-    /* index in [D,N] of the first of the thread's state elements of channel c */
+    /* Index in [D,N] of the first state element that the thread has of channel c. */
     GT_METHOD int64_t state_at(const Problem& in, int c) const { return (d0 + first + c) * in.N + lane * C::STATES; }
-    /* how many of them exist */
+    /* Number of these elements that exist. */
     GT_METHOD int states_of(const Problem& in, int c) const {
         return first + c < channels ? in.N - lane * C::STATES : 0;
     }
 };
 
-/* An item is a segment of a sequence.  How many items there are; strands that share them; the block's strand. */
+/* An item is one segment of a sequence.  These functions give the number of items, the number of strands that share
+ * them, and the block's strand. */
 GT_DEV int64_t items_of(const Problem& in) { return sequence_count(in.sequences) * in.segments.count; }
 GT_DEV int64_t strands_of(const Problem& in) { return grid_x() / (in.G * in.tiles); }
 GT_DEV int64_t strand_of(const Problem& in) { return block_x() / (in.G * in.tiles); }
@@ -205,21 +208,21 @@ GT_DEV Rows group_rows(const Problem& in, const Coordinates<C>& s, const void* d
     return {data, in.dtype, offset_of(stride, s.b, first, s.g), stride.t, stride.n, tokens, in.N};
 }
 
-/* Numbers of the warp's channels, a token a row. */
+/* Values of the warp's channels, one row a token. */
 template <class C, int TOKENS>
 using ChannelTile = Tile<TOKENS, C::WARP_CHANNELS, 32>;
 
-/* A lane's channel.  The lane stages and stores this channel's numbers, always in the same column of a ChannelTile. */
+/* A lane's channel.  The lane stages and stores this channel's values, always in the same column of a ChannelTile. */
 struct Channel {
     bool exists;
     int column;
     int64_t d;
     float bias, skip;
-    float most; /* largest of A log2(e) */
+    float most; /* the largest A log2(e) of the channel */
 };
 
-/* A log2(e) of the thread's channels.  A missing element is the channel's first one again, or -1: so it never forces
- * another path.  most: where shared memory has room for the warp's WARP_CHANNELS. */
+/* A log2(e) of the thread's channels.  A missing element repeats the channel's first element, or is -1, so it never
+ * changes the path.  most: shared memory for the maxima of the warp's WARP_CHANNELS channels. */
 template <class C>
 GT_DEV Channel enter_channels(const Problem& in, const Coordinates<C>& s, int most, float (&A)[C::COLUMNS][C::STATES]) {
     GT_UNROLL
@@ -248,20 +251,20 @@ GT_DEV Channel enter_channels(const Problem& in, const Coordinates<C>& s, int mo
     return own;
 }
 
-/* Which path the warp takes through its tokens STEPS j ... of a tile. */
+/* The path that the warp takes through tokens STEPS j ... of a tile. */
 template <int TOKENS>
 struct Paths {
     static constexpr int COUNT = (TOKENS + STEPS - 1) / STEPS;
     int path[COUNT];
 };
 
-/* Numbers of a ChannelTile in the registers of a lane, as fp32. */
+/* Values of a ChannelTile in a lane's registers, as fp32. */
 template <class C, int TOKENS>
 using Numbers = float[ChannelTile<C, TOKENS>::COUNT];
 
-/* Stores Delta and Delta u of loaded tokens, at offsets `delta_at` and `input` of shared memory.  slope: the derivative
- * of Delta by dt, if SLOPE.  All are 0 where there is no token or channel.  An infinite Delta does not choose the path:
- * its neighbours keep their bits. */
+/* Stores Delta and Delta u of loaded tokens, at offsets `delta_at` and `input` of shared memory.  With SLOPE, `slope`
+ * gets the derivative of Delta with respect to dt.  All three are 0 for tokens or channels that do not exist.  An
+ * infinite Delta does not choose the path, so that its neighbours keep their bits. */
 template <bool SLOPE, class C, int TOKENS>
 GT_DEV Paths<TOKENS> store_delta(const Problem& in, const Coordinates<C>& s, const Channel& own,
                                  const ChannelTile<C, TOKENS>& dt, const Numbers<C, TOKENS>& u, int tokens,
@@ -285,7 +288,7 @@ GT_DEV Paths<TOKENS> store_delta(const Problem& in, const Coordinates<C>& s, con
     for (int k = 0; k < COUNT; k++) {
         const bool inside = own.exists && Block::row(k) < tokens;
         if (!inside) delta[k] = slope[k] = 0.0f;
-        const int j = k * C::ROWS / STEPS; /* all lanes are in the same: ROWS or STEPS divides the other */
+        const int j = k * C::ROWS / STEPS; /* the same for all lanes: ROWS divides STEPS, or STEPS divides ROWS */
         const float counted = fabsf(delta[k]) < INFINITY ? delta[k] : 0.0f;
         if (own.exists) most[j] = fmaxf(most[j], counted * own.most);
         least = fminf(least, counted);
@@ -303,12 +306,12 @@ GT_DEV Paths<TOKENS> store_delta(const Problem& in, const Coordinates<C>& s, con
     return paths;
 }
 
-/* A thread's numbers of one token, from shared memory. */
+/* A thread's values of one token, from shared memory. */
 template <class C>
 struct Token {
     float delta[C::COLUMNS], input[C::COLUMNS], B[C::STATES];
 
-    /* addresses: of the thread's first channel in the token's rows, of its first state element */
+    /* Addresses: the thread's first channel in the token's rows, and its first state element. */
     GT_METHOD void load(uint32_t delta_at, uint32_t input_at, uint32_t B_at) {
         load_vector(delta, delta_at);
         load_vector(input, input_at);
@@ -327,7 +330,7 @@ struct Token {
     }
 };
 
-/* The thread's elements of a state [D,N]; outside is 0, and so is NULL. */
+/* Loads the thread's elements of a state [D,N].  Elements outside are 0.  If the state is NULL, all are 0. */
 template <class C>
 GT_DEV void load_state(const Problem& in, const Coordinates<C>& s, const float* from,
                        float (&state)[C::COLUMNS][C::STATES]) {
@@ -353,7 +356,7 @@ GT_DEV void store_state(const Problem& in, const Coordinates<C>& s, float* to,
     }
 }
 
-/* The same for memory that is aligned to 16 bytes, if rows are. */
+/* As store_state, for memory that is aligned to 16 bytes.  Uses 16-byte stores if rows are aligned, too. */
 template <class C>
 GT_DEV void store_checkpoint(const Problem& in, const Coordinates<C>& s, float* to,
                              const float (&state)[C::COLUMNS][C::STATES]) {
@@ -369,8 +372,8 @@ GT_DEV void store_checkpoint(const Problem& in, const Coordinates<C>& s, float* 
     }
 }
 
-/* Stores the state after a segment that starts from zero, and the sum of its Delta.  Each lane has the sum over its own
- * tokens. */
+/* Stores the state after a segment that starts from zero, and the sum of the segment's Delta.  Each lane has the sum
+ * over its own tokens. */
 template <class C>
 GT_DEV void store_segment(const Problem& in, const Coordinates<C>& s, const Span& span,
                           const float (&state)[C::COLUMNS][C::STATES], const Channel& own, const TwoTermSum& deltas) {
@@ -385,7 +388,8 @@ GT_DEV void store_segment(const Problem& in, const Coordinates<C>& s, const Span
     if (own.exists && lane_id() < C::WARP_CHANNELS) in.segments.decays[span.segment_slot * in.D + own.d] = hi + lo;
 }
 
-/* Adds the staged Delta of the lane's channel, of the tokens of its rows; offset: of Delta in shared memory. */
+/* Adds the staged Delta of the lane's channel over the tokens of the lane's rows.  offset: where Delta lies in shared
+ * memory. */
 template <class C>
 GT_DEV void add_deltas(const Coordinates<C>& s, int offset, int tokens, TwoTermSum& sum) {
     for (int t = lane_id() / C::WARP_CHANNELS; t < tokens; t += C::ROWS)

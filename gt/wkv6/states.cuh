@@ -156,9 +156,7 @@ struct StatePart {
         float x[2 * NT], sum[COUNT][4] = {};
         row(i, x);
         GT_UNROLL
-        for (int k = 0; k < 2 * NT; k++)
-            x[k] = made_here(x[k]); /* made_here: stays in the loop, since operands of all
-                                                                  * rows would spill */
+        for (int k = 0; k < 2 * NT; k++) x[k] = made_here(x[k]); /* in the loop: operands of all rows would spill */
         GT_UNROLL
         for (int k = 0; k < 2 * NT; k += 4) {
             const int at = 32 * BYTES * (PIECES * i + k / PIECE) + 2 * (k % PIECE);
