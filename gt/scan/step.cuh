@@ -1,10 +1,12 @@
-/* gt/scan/step.cuh - selective_scan step: 1 to 16 new tokens of every batch element, with states in slots, in place.
+/* gt/scan/step.cuh - selective_scan step: 1 to 16 new tokens of every batch element.  States lie in slots and are
+ * updated in place.
  *
  *     h <- exp(Delta A) h + Delta u B        y = (<h, C> + Dskip u) silu(z)        token by token
  *
- * TILE.  LANES neighbouring lanes own CHANNELS channels.  Each lane has VECS times 4 neighbouring elements of a state:
- * 4 lane ... 4 lane + 3, and the same 4 LANES later.  A warp has TILE = 32 / LANES * CHANNELS channels: number i of the
- * group of lanes g is i 32 / LANES + g, so that a warp's loads are neighbours.  No warp waits for another.
+ * TILE.  LANES adjacent lanes own CHANNELS channels.  Each lane has VECS times 4 adjacent elements of a state: 4 lane
+ * ... 4 lane + 3, and if VECS = 2 the elements 4 LANES further.  A warp has TILE = 32 / LANES * CHANNELS channels.
+ * Number i of the group of lanes g is channel i 32 / LANES + g, so that the loads of a warp are adjacent.  No warp
+ * waits for another.
  *
  *     N up to   LANES   VECS   CHANNELS    channels of a warp
  *          16       4      1          4    32
@@ -13,19 +15,21 @@
  *         128      32      1          4     4
  *         256      32      2          2     2
  *
- * A lane makes Delta and y of its own channel, which LANES / CHANNELS lanes share; shuffles hand out Delta and Delta u.
- * SUMS OVER n.  A lane adds its elements in order, then a tree adds lanes: first lanes LANES / 2 apart, in the end
- * neighbours.
- * DECAY.  Each element's own exponent chooses its form (see Path): 2^z, z times a polynomial next to 1, or four steps
+ * A lane computes Delta and y of its own channel; LANES / CHANNELS lanes have the same own channel.  Shuffles
+ * distribute Delta and Delta u.
+ * SUMS OVER n.  A lane adds its elements in order.  Then a tree adds lanes: first lanes LANES / 2 apart, in the end
+ * adjacent lanes.
+ * DECAY.  The exponent of each element chooses its form (see Path): 2^z, z times a polynomial next to 1, or four steps
  * of growth.  A warp skips the forms that none of its elements needs.  So T tokens give the bits of T steps of one
  * token, and a result depends on its own inputs alone.
  *
- * STATE.  It stays in registers for all tokens, and is stored when the last token to commit is done.
- * REGISTERS: 16 numbers of the state and 16 of A.  SHARED MEMORY: none.
- * BYTES a channel: the state once each way, 8 N; A, 4 N from L2, once for the batch elements that a warp takes in turn.
- *     A token and channel, bf16: u, dt, y (z) 2 each.
+ * STATE.  Registers keep the state for all tokens.  It is stored after the last token to commit.
+ * REGISTERS: 16 values of the state and 16 of A.  SHARED MEMORY: none.
+ * BYTES a channel: the state in and out, 8 N; A, 4 N from L2, once for the batch elements that a warp takes in turn.  A
+ * token and channel, bf16: u, dt, y (z) 2 each.
  * ISSUE SLOTS a token and element, N = 16: exponent 1, 2^z 1, Delta u B 1, h 1, y 1, all else about 3.
- * GRID: a strand has G * parts blocks, a part WARPS warps of one group, and takes every `strands`-th batch element. */
+ * GRID: a strand has G * parts blocks and takes every `strands`-th batch element.  A part is WARPS warps of one
+ * group. */
 #ifndef GT_SCAN_STEP_CUH
 #define GT_SCAN_STEP_CUH
 
@@ -35,7 +39,7 @@
 namespace gt {
 namespace scan {
 
-constexpr int STEP_WARPS = 2; /* of a block: 8192 channels of one batch element are 128 blocks */
+constexpr int STEP_WARPS = 2; /* warps of a block: 8192 channels of one batch element are 128 blocks */
 
 struct StepParams {
     int64_t B, D, G;
@@ -54,20 +58,21 @@ struct StepParams {
     StepRounding rounding;
     StepElements elements;
     int64_t strands;
-    Divider by_strand, by_group; /* blocks of a strand and of a group */
+    Divider by_strand, by_group; /* divide by the blocks of a strand, and of a group */
 };
 
-/* MIXED: states, Dskip and dt_bias of dtypes that are known at run time; else all are fp32. */
+/* MIXED: the dtypes of states, Dskip and dt_bias are known at run time only.  Otherwise all of them are fp32. */
 template <int LANES_, int VECS_, bool EXACT_, bool MIXED_>
 struct StepTraits {
     static constexpr int LANES = LANES_, VECS = VECS_, COLUMNS = 4 * VECS, CHANNELS = 16 / COLUMNS;
     static constexpr bool EXACT = EXACT_; /* activations are fp32 */
     static constexpr bool MIXED = MIXED_;
     static constexpr int GROUPS = 32 / LANES, TILE = GROUPS * CHANNELS;
-    static constexpr int SAME = LANES / CHANNELS; /* lanes that have the same own channel */
+    static constexpr int SAME = LANES / CHANNELS; /* number of lanes with the same own channel */
 };
 
-/* Blocks of a multiprocessor, at least: for 96 registers, which bf16 with N up to 16 needs, or 128; of AnyType 204. */
+/* Blocks on a multiprocessor, at least.  They leave 96 registers, which bf16 with N up to 16 needs, or 128; AnyType has
+ * 204. */
 template <class T, int LANES>
 struct StepBlocks {
     static constexpr int VALUE = std::is_same<T, AnyType>::value              ? 5
@@ -78,18 +83,18 @@ struct StepBlocks {
 /* The batch element and channels of a lane. */
 template <class C>
 struct StepPlace {
-    int64_t b, g, channel; /* channel: the warp's first one */
-    int channels;          /* the warp's, those that exist */
-    int lane, group;       /* among the lanes of a channel; which lanes these are */
-    int own;               /* the lane's own channel, of the warp's */
+    int64_t b, g, channel; /* channel: the first channel of the warp */
+    int channels;          /* channels of the warp that exist */
+    int lane, group;       /* lane: number among the lanes of a channel; group: number of this group of lanes */
+    int own;               /* the lane's own channel, as a number within the warp */
 
     GT_METHOD int number(int i) const { return i * C::GROUPS + group; }
     GT_METHOD int column(int v) const { return 4 * lane + 4 * C::LANES * v; }
-    /* how many state elements of vector v of channel i exist */
+    /* Number of elements of vector v of channel i that exist. */
     GT_METHOD int valid(int N, int i, int v) const { return number(i) < channels ? N - column(v) : 0; }
 };
 
-/* The lane's place in the activations, and its elements of one token, as loaded. */
+/* Addresses of the lane's channel in the activations, and the loaded values of one token. */
 template <class T, class C>
 struct StepInputs {
     TokenCursor<T> B_at, C_at, u_at, z_at;
@@ -140,7 +145,7 @@ GT_DEV float carry(float z, float h, float added) {
     return sum;
 }
 
-/* One token.  delta: times log2(e).  y: of the lane's own channel, <h, C>. */
+/* Takes one token.  delta: Delta times log2(e).  y: <h, C> of the lane's own channel. */
 template <int FORMS, class C>
 GT_DEV float advance(float (&h)[C::CHANNELS][C::COLUMNS], const float (&A)[C::CHANNELS][C::COLUMNS],
                      const float (&delta)[C::CHANNELS], const float (&input)[C::CHANNELS], const float (&B)[C::COLUMNS],
@@ -173,20 +178,20 @@ GT_DEV int forms_of(const float (&A)[C::CHANNELS][C::COLUMNS], const float (&del
     return warp_any(least < Least<C::EXACT>::VALUE) ? SOME_NEAR_ONE : POWERS;
 }
 
-/* y = 0 of tokens t ... T-1.  y_at: at token t. */
+/* Stores y = 0 for tokens t ... T-1.  y_at: address of token t. */
 template <class T>
 GT_DEV void clear_channel(const StepParams& p, TokenCursor<T> y_at, int t, bool writes) {
     for (; t < p.elements.T; t++, y_at.move(p.y_stride.t))
         if (writes) y_at.store(0, 0.0f);
 }
 
-/* All tokens of the warp's channels of one batch element. */
+/* Takes all tokens of the warp's channels of one batch element. */
 template <class T, class C>
 GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const float (&A)[C::CHANNELS][C::COLUMNS],
                           uint32_t bias_bits, uint32_t skip_bits) {
     constexpr bool VECTORS = !std::is_same<T, AnyType>::value;
     const StepElement element(p.elements, s.b);
-    const bool writes = s.lane % C::SAME == 0 && s.own < s.channels; /* y, which SAME lanes have */
+    const bool writes = s.lane % C::SAME == 0 && s.own < s.channels; /* one of the SAME lanes stores y */
     StepInputs<T, C> inputs(p, s);
     TokenCursor<T> y_at(p.y, p.dtype, offset_of(p.y_stride, s.b, 0, s.channel + s.own));
     if (element.is_skipped(p.elements)) {
@@ -210,10 +215,10 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
         float B[C::COLUMNS], Cm[C::COLUMNS];
         GT_UNROLL
         for (int c = 0; c < C::COLUMNS; c++) B[c] = inputs.B[c / 4].get(c % 4), Cm[c] = inputs.Cm[c / 4].get(c % 4);
-        inputs.move(p); /* the next token's loads reuse this one's registers */
+        inputs.move(p); /* the next token's loads reuse this token's registers */
         if (t + 1 < element.tokens) inputs.load(p, s);
         const float own = !p.softplus ? dt : C::EXACT ? softplus(dt) : softplus_fast(dt);
-        const float exponent = finite(LOG2_E * own); /* of 2 for A = 1 */
+        const float exponent = finite(LOG2_E * own); /* the exponent of 2 for A = 1 */
         float delta[C::CHANNELS], input[C::CHANNELS], y;
         GT_UNROLL
         for (int i = 0; i < C::CHANNELS; i++) {
@@ -223,7 +228,8 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
         }
         const int forms = forms_of<C>(A, delta);
         GT_UNROLL
-        for (int i = 0; i < C::CHANNELS; i++) delta[i] = made_here(delta[i]); /* 16 exponents are not kept for it */
+        /* so that no registers keep 16 exponents */
+        for (int i = 0; i < C::CHANNELS; i++) delta[i] = made_here(delta[i]);
         if (forms == POWERS)
             y = advance<POWERS, C>(h, A, delta, input, B, Cm, s.lane);
         else if (forms == SOME_NEAR_ONE)
@@ -242,8 +248,8 @@ GT_DEV void step_channels(const StepParams& p, const StepPlace<C>& s, const floa
     clear_channel(p, y_at, element.tokens, writes);
 }
 
-/* A of the lane's elements; -1 where there is none, so that no element takes another form of the decay.  The loads are
- * not waited for here: loads of the state follow first. */
+/* Loads A of the lane's elements.  Missing elements get -1, so that no element takes another form of decay.  This
+ * function does not wait for its loads, since loads of the state follow first. */
 template <bool VECTORS, class C>
 GT_DEV void load_A(const StepParams& p, const StepPlace<C>& s, float (&A)[C::CHANNELS][C::COLUMNS]) {
     const float* const from = p.A + s.channel * p.N;
@@ -283,7 +289,7 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
 
 /* ---- launch ---------------------------------------------------------------------------------------------------- */
 
-/* Whether rows of A, B, C and states are whole numbers of aligned fours. */
+/* Returns whether rows of A, B, C and states consist of whole, aligned groups of four. */
 static inline bool has_step_vectors(const gt_selective_scan_args& a) {
     const gt_stride4 &B = a.Bm_stride, &C = a.Cm_stride;
     return a.N % 4 == 0 && has_aligned_fours(a.state_out, a.state_dtype) && has_aligned_fours(a.A, GT_F32) &&
@@ -295,7 +301,7 @@ template <class T, int LANES, int VECS, bool EXACT, bool MIXED>
 static inline gt_status launch_step_of(const gt_selective_scan_args& a, gt_stream stream) {
     constexpr int BLOCK = STEP_WARPS * StepTraits<LANES, VECS, EXACT, MIXED>::TILE;
     const int64_t parts = (a.D / a.G + BLOCK - 1) / BLOCK, blocks = a.G * parts;
-    const int64_t each = a.B >= 32 ? 2 : 1; /* batch elements of a warp: A is loaded once for them */
+    const int64_t each = a.B >= 32 ? 2 : 1; /* batch elements of a warp, which loads A once for all */
     StepParams p = {};
     p.B = a.B, p.D = a.D, p.G = a.G;
     p.N = (int)a.N;
@@ -315,7 +321,7 @@ static inline gt_status launch_step_of(const gt_selective_scan_args& a, gt_strea
                32 * STEP_WARPS, 0, stream, p);
 }
 
-/* The kernel that handles N. */
+/* The kernel for a given N. */
 template <class T, bool EXACT, bool MIXED>
 static inline gt_status launch_step_with(const gt_selective_scan_args& a, gt_stream stream) {
     if constexpr (BUILT_N32) {
