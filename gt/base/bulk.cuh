@@ -46,16 +46,16 @@
 
 namespace gt {
 
-/* A stack of matrices, or one, and its boxes; all numbers count elements.  Elements of index 0 (x) are neighbours in
- * memory. */
+/* One matrix or a stack of matrices, and its boxes.  All numbers count elements.  Elements along index 0 (x) are
+ * adjacent in memory. */
 struct TensorShape {
     int64_t size[3];
-    int64_t stride[2]; /* of index 1 (y) and 2 (z): multiples of 16 bytes */
-    int box[3];        /* up to 256 each; of index 0 a multiple of 16 bytes */
+    int64_t stride[2]; /* strides of index 1 (y) and index 2 (z): multiples of 16 bytes */
+    int box[3];        /* up to 256 each; along index 0 a multiple of 16 bytes */
     bool swizzled;
 };
 
-/* Whether make_tensor_map takes a tensor, here and emulated. */
+/* Returns whether make_tensor_map takes a tensor, on a GPU and in the emulation. */
 template <class T>
 static inline bool is_tensor(const T* data, const TensorShape& s) {
     bool good = reinterpret_cast<uintptr_t>(data) % 16 == 0;

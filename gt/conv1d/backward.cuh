@@ -253,9 +253,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
         if (k == stages && bounds.end <= a) break; /* the last sequence ends with the run */
         for (;;) {
             if (a == stop) {
-                if (k < stages && a == used && bounds.end > a)
-                    break; /* tokens after the run follow in the next
-                                                                       * stage */
+                if (k < stages && a == used && bounds.end > a) break; /* tokens after the run follow */
                 if (a > 0) lane.finish(p, dx, bounds, stage, begin, first, a);
                 if (a == used) break;
                 start_sequence();

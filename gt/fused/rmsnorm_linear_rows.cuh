@@ -1,5 +1,5 @@
 /* gt/fused/rmsnorm_linear_rows.cuh - the kernels of rmsnorm_linear before and after its products on tensor cores, for
- * rows of whole 16-byte pieces.  With the letters of gt_fused.cuh and rmsnorm_linear.cuh:
+ * rows of whole 16-byte pieces.  The letters are those of gt_fused.cuh and rmsnorm_linear.cuh:
  *     normalise_kernel   x -> mean and rstd, n          before y = n weight^T; in backward xhat, before G = dy^T xhat
  *     gradient_kernel    x, dn -> dx, xhat              after dn = dy weight, before G
  *     finish_kernel      G -> dweight, dgamma, dbeta    after G
@@ -13,12 +13,12 @@
 namespace gt {
 namespace rmsnorm_linear {
 
-/* A warp's row of x.  Up to 256 PIECES elements are loaded once and kept. */
+/* A warp's row of x.  If the row has at most 256 PIECES elements, it is loaded once and kept. */
 template <class T>
 struct PieceRow {
     const T* x;
     int D;
-    bool is_kept; /* all of the row is in v */
+    bool is_kept; /* v holds the whole row */
     Vec<T, 8> v[PIECES];
 
     GT_METHOD PieceRow(const Input& in, int64_t m) {
@@ -34,7 +34,7 @@ struct PieceRow {
         if (!is_kept) v[i] = load_piece(x + d);
     }
 
-    /* Sum over the row of f(x), the same in all lanes. */
+    /* Sum of f(x) over the row.  All lanes get the same sum. */
     template <class Function>
     GT_METHOD float sum(Function f) {
         float sum = 0.0f;
@@ -65,9 +65,9 @@ GT_DEV void load_8(float (&to)[8], const float* parameter, int d, float missing)
  * registers: 4 pieces as loaded.  No shared memory.
  * Sums: a lane's elements in order, then a butterfly: deterministic. */
 struct NormaliseParams {
-    Input in;        /* gamma = beta = NULL makes xhat of n */
-    int has_moments; /* in.moments are read, else computed and written */
-    void* out;       /* n or xhat, [M,D]; of fp32 in parts */
+    Input in;        /* with gamma = beta = NULL, n is xhat */
+    int has_moments; /* the kernel reads in.moments; otherwise it computes and stores them */
+    void* out;       /* n or xhat, [M,D]; fp32: in parts */
 };
 
 template <class T>
@@ -102,8 +102,8 @@ normalise_kernel(const GT_GRID_CONSTANT NormaliseParams p) {
 struct GradientParams {
     Input in;
     const void* dn;      /* [M,D] */
-    void* xhat;          /* [M,D], of fp32 in parts; 16 bits: in place of dn */
-    const float* scales; /* of dn in fp16: for 64 neighbours of a row each */
+    void* xhat;          /* [M,D], fp32 in parts; 16 bits: overwrites dn */
+    const float* scales; /* scales of dn in fp16, one for 64 adjacent columns of a row */
     void* dx;
     int64_t dx_stride;
     int wants_xhat;
@@ -125,7 +125,7 @@ gradient_kernel(const GT_GRID_CONSTANT GradientParams p) {
     const Moments s = ldg<Moments>(in.moments + m);
     Vec<T, 8> v[PIECES], dn[PIECES];
     float xhat[8], dxhat[8], mean = 0.0f, slope = 0.0f; /* mean(dxhat), mean(dxhat . xhat) */
-    bool is_kept = false;                               /* all of the row is in registers */
+    bool is_kept = false;                               /* registers hold the whole row */
     const auto load = [&](int d, int i) {
         if (is_kept) return;
         v[i] = load_piece(x + d);
@@ -174,7 +174,7 @@ struct FinishParams {
     int64_t slices;
     const void* weight;
     const float *gamma, *beta;
-    const float* dbias;    /* [O], if beta or dbeta is not NULL */
+    const float* dbias;    /* [O]; needed if beta or dbeta is not NULL */
     float* dweight;        /* [O,D], or NULL */
     float *dgamma, *dbeta; /* partial sums [blocks of rows,D], or NULL */
     int O, D, accumulate;
@@ -183,8 +183,8 @@ struct FinishParams {
 
 constexpr int SLICES_AT_ONCE = 8;
 
-/* Adds up the 8 warps' sums of the lane's columns d ... d + 3, and stores them in row `block` of partials.  values: the
- * warps' sums in shared memory. */
+/* Adds up the 8 warps' sums of the lane's columns d ... d + 3.  Stores them in row `block` of `partials`.  values:
+ * address of the warps' sums. */
 GT_DEV void store_finished(float* partials, uint32_t values, int64_t block, int D, int d) {
     if (!partials || d >= D) return;
     Vec<float, 4> sum = {};

@@ -1,21 +1,22 @@
 /* gt/scan/forward.cuh - selective_scan forward, any size: token by token,
  *     h <- exp(Delta A) h + Delta u B     y = (<h, C> + Dskip u) silu(z)
  *
- * grid strands*G*ceil(D/G/CHANNELS), block 4 warps; all do the same.  A block has CHANNELS channels of one group, 128
- * at N <= 16, and takes the segments of its strand in turn.  A warp's channels are its own: it makes their Delta and
- * Delta u of TILE tokens at once, a channel a lane, and stores their y, without waiting for another warp.  B and C are
- * shared: one barrier a tile.  The next tile's inputs are loaded into registers before this tile's tokens.
- * Between, LANES lanes have COLUMNS channels, each STATES elements of their states (Traits).  y is summed over a
- * thread's states, then over the lanes, in fixed order: deterministic.
+ * grid strands*G*ceil(D/G/CHANNELS), block 4 warps, which all do the same.  A block has CHANNELS channels of one group,
+ * 128 at N <= 16, and takes the segments of its strand in turn.  Each warp has its own channels.  It computes Delta and
+ * Delta u of TILE tokens at once, a channel a lane, and stores y of these channels, without waiting for another warp.
+ * The warps share B and C: one barrier a tile.  The next tile's inputs are loaded into registers before this tile's
+ * tokens.
+ * Between the two, LANES lanes have COLUMNS channels, and each lane has STATES elements of their states (Traits).  y is
+ * summed over a thread's states, then over the lanes, in fixed order: deterministic.
  * registers: 16 state values and as many of A a thread, fp32, and the next tile; 255 at most.  fp32 has half as many
- * tokens a tile, and 168 at N <= 16: with 255 it takes a quarter longer, for an unknown reason.
+ * tokens a tile, and 168 registers at N <= 16: with 255 it takes a quarter longer, for an unknown reason.
  * shared: B, C [2][TILE][WIDTH] each; of each warp Delta, Delta u, y [TILE][WARP_CHANNELS]: 28 KB at N = 16.
- * issue slots per token and state, N = 16, where all states decay fast (Path): product and ex2 2, Delta u B 1, h 1, y
- * 1, loads from shared memory .25, sums over lanes .6, a channel's Delta, y and loads about 80 / 16: 11.  Near one: 5
- * more for 16 bits, 7 for fp32.  The special function unit takes 8 clocks of a scheduler for a warp's ex2: as long as 8
- * slots.
+ * issue slots per token and state, N = 16, if all states decay fast (Path): product and ex2 2, Delta u B 1, h 1, y 1,
+ * loads from shared memory .25, sums over lanes .6, a channel's Delta, y and loads about 80 / 16: 11.  Decays near one
+ * take 5 more for 16 bits, 7 for fp32.  The special function unit takes 8 clocks of a scheduler for a warp's ex2, as
+ * long as 8 slots.
  * bytes per token and channel, bf16: u, dt (, z), y 2 each; B and C 4 N / CHANNELS; checkpoints, if backward wants
- * them, N / 32.  A local pass reads u, dt and B alone. */
+ * them, N / 32.  A local pass reads only u, dt and B. */
 #ifndef GT_SCAN_FORWARD_CUH
 #define GT_SCAN_FORWARD_CUH
 
@@ -26,15 +27,15 @@ namespace scan {
 
 struct ForwardParams {
     Problem in;
-    void* y; /* NULL: only states are wanted */
+    void* y; /* NULL: the caller wants only states */
     gt_stride y_stride;
     const float* state_in;
     float *state_out, *checkpoints; /* checkpoints [B,chunk slots,D,N] */
     int state_in_shared;
-    int is_local; /* the local pass over segments: only segments.states and segments.decays are written */
+    int is_local; /* the local pass, which writes only segments.states and segments.decays */
 };
 
-/* y of the staged tokens: adds Dskip u to the sums at `sums` and applies the gate. */
+/* Completes y of the staged tokens: adds Dskip u to the sums at `sums`, and applies the gate. */
 template <class C>
 GT_DEV void finish_y(const ForwardParams& p, const Coordinates<C>& s, const Channel& own, const Numbers<C, C::TILE>& u,
                      const ChannelTile<C, C::TILE>& z, int sums, int64_t first, int tokens) {
@@ -59,15 +60,15 @@ struct TokenPlaces {
     uint32_t delta, input, y, B, Cm;
 };
 
-/* COUNT tokens of the warp.  Each token's inputs are loaded while the token before it is computed, and the y of all
- * tokens are summed over the lanes together.  So latencies overlap. */
+/* Takes COUNT tokens of the warp.  Each token's inputs are loaded while the token before is computed.  The y of all
+ * tokens are summed over the lanes together.  Both make latencies overlap. */
 template <class C, int PATH, bool HAS_Y, int COUNT>
 GT_DEV void forward_tokens(float (&h)[C::COLUMNS][C::STATES], const float (&A)[C::COLUMNS][C::STATES],
                            const TokenPlaces& at, int lane) {
     constexpr int COLUMNS = C::COLUMNS, LANES = C::LANES, ROW = 4 * C::WARP_CHANNELS, VECTOR = 4 * C::WIDTH;
     constexpr int SUMS = COLUMNS * COUNT, HELD = SUMS > LANES ? SUMS / LANES : 1,
                   SAME = LANES > SUMS ? LANES / SUMS : 1;
-    float y[SUMS]; /* of a channel, of one token after another */
+    float y[SUMS]; /* y of a channel, for one token after another */
     Token<C> token, next;
     token.load(at.delta, at.input, at.B);
     GT_UNROLL
@@ -92,13 +93,13 @@ GT_DEV void forward_tokens(float (&h)[C::COLUMNS][C::STATES], const float (&A)[C
         if (lane % SAME != 0) return;
         GT_UNROLL
         for (int i = 0; i < HELD; i++) {
-            const int k = lane / SAME * HELD + i; /* number among the sums */
+            const int k = lane / SAME * HELD + i; /* number of the sum among the sums */
             sts<float>(at.y + k % COUNT * ROW + k / COUNT * 4, y[i]);
         }
     }
 }
 
-/* One segment.  Beyond the sequence Delta and Delta u are 0: those tokens change nothing. */
+/* Takes one segment.  Beyond the sequence Delta and Delta u are 0, so those tokens change nothing. */
 template <class C>
 GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, const Channel& own,
                             const float (&A)[C::COLUMNS][C::STATES], const Span& span) {
@@ -142,7 +143,7 @@ GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, con
         u.values(now);
         const Paths<TILE> paths = store_delta<false, C, TILE>(in, s, own, dt, now, tokens, delta, input, no_slope);
         Block z;
-        sync_threads(); /* also before any thread writes the other stage again */
+        sync_threads(); /* also before any thread overwrites the other stage */
         if (first + TILE < s.end) load(first + TILE);
         if (p.y && in.z) z.load(channel_rows(in, s, in.z, in.z_stride, first, tokens));
         if (p.is_local) add_deltas(s, delta, tokens, deltas);
@@ -166,7 +167,7 @@ GT_DEV void forward_segment(const ForwardParams& p, const Coordinates<C>& s, con
         }
         sync_warp();
         if (p.y) finish_y(p, s, own, now, z, sums, first, tokens);
-        sync_warp(); /* before the next Delta is written */
+        sync_warp(); /* all lanes have read Delta before it is overwritten */
     }
     if (p.is_local)
         store_segment(in, s, span, h, own, deltas);

@@ -231,7 +231,8 @@ GT_DEV void step_block(const StepParams& p) {
         for (int token = 0; token < tokens; token++) {
             step_token<C>(shared, token, slot, lane, s);
             if (first + token + 1 != element.commit) continue;
-            const int row = made_here(slot); /* else addresses of loads stay for the stores: 2 registers a row */
+            const int row =
+                made_here(slot); /* otherwise the loads' addresses would be kept for the stores, 2 registers a row */
             store_step_state<IS_ALIGNED, C::ROWS>(
                 state, s, [&](int q) { return step_piece<C>(in, row, j, q); }, p.rounding, b,
                 h * (in.N * gt_row_groups(in.V)));
