@@ -19,8 +19,8 @@ struct RowParams {
     int64_t dx_stride;
 };
 
-/* Rows of up to this many elements are finished in double: in a row of one or two elements almost all of dxhat cancels,
- * and the small rest, which eps leaves, must keep its digits. */
+/* Rows of up to this many elements are finished in double.  In a row of one or two elements almost all of dxhat
+ * cancels.  eps leaves a small rest, which must keep its digits. */
 constexpr int SHORT_ROW = 4;
 
 GT_DEV void finish_short_row(const RowParams& p, int64_t m) {
@@ -42,7 +42,7 @@ GT_DEV void finish_short_row(const RowParams& p, int64_t m) {
                  (float)(rstd * (dxhat(d) - dmean - (x(d) - mean) * rstd * slope)));
 }
 
-/* Elements d, d + 32, ... of row m; dxhat is 0 beyond the row. */
+/* Loads elements d, d + 32, ... of row m.  dxhat is 0 beyond the row. */
 GT_DEV void load_row(float (&xhat)[AT_ONCE], float (&dxhat)[AT_ONCE], const RowParams& p, Moments s, int64_t m,
                      int64_t d) {
     const int64_t valid = (p.in.D - d + 31) / 32;
@@ -96,12 +96,12 @@ struct ColumnParams {
     gt_dtype dtype;
     int64_t stride, columns;
     Input in;
-    int64_t tiles, rows; /* of columns; of a block */
+    int64_t tiles, rows; /* tiles of columns; rows of a block */
     float *sums, *dots;  /* [blocks of rows, C]; NULL: not wanted */
 };
 
-/* Adds up the 8 warps' sums of column c, and stores them in row `block` of partials.  values: the warps' sums in shared
- * memory. */
+/* Adds up the 8 warps' sums of column c.  Stores them in row `block` of `partials`.  values: address of the warps'
+ * sums. */
 GT_DEV void store_column(float* partials, uint32_t values, const ColumnParams& p, int64_t block, int64_t c) {
     if (!partials || c >= p.columns) return;
     float sum = 0.0f;

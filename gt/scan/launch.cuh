@@ -1,4 +1,4 @@
-/* gt/scan/launch.cuh - selective_scan on the current GPU: which kernels a call takes, its plans and their launches.
+/* gt/scan/launch.cuh - selective_scan on the current GPU: which kernels a call takes, its plans and its launches.
  * gt/recurrence/driver.cuh has the order of launches and the C functions. */
 #ifndef GT_SCAN_LAUNCH_CUH
 #define GT_SCAN_LAUNCH_CUH
@@ -30,7 +30,7 @@ static inline auto dispatch_size(int64_t N, const Launch& launch) {
     return launch(Traits<32, 8, 2>());
 }
 
-/* The same with the numbers of a call, whose dtype this build has: see Operator::check(). */
+/* Calls launch(Traits) with the sizes of a call.  This build has kernels for its dtype: see Operator::check(). */
 template <class Launch>
 static inline auto dispatch(const Problem& in, const Launch& launch) {
     return dispatch_size(in.N, [&](auto traits) {
@@ -79,7 +79,7 @@ static inline ScanParams scan_of(const Problem& in, const float* state_in, int s
     return {in.sequences, in.segments, CHECKPOINT, state_in, state_in_shared, in.D * in.N, in.D, in.A};
 }
 
-/* Strands: one for each segment of each sequence, but no more than `room` blocks in all. */
+/* Number of strands: one for each segment of each sequence, but no more than `room` blocks in all. */
 static inline int64_t strands_for(const Problem& in, int64_t room) {
     return strands(most_sequences(in.sequences) * in.segments.count, in.G * in.tiles, room);
 }
@@ -139,7 +139,7 @@ struct BackwardPlan {
     ForwardParams states;
     BackwardParams params;
     int64_t blocks;
-    GroupSumParams dB, dC; /* out = NULL: not wanted */
+    GroupSumParams dB, dC; /* out = NULL: the sum is not wanted */
     RowSums sums;
     int accumulate;
     size_t bytes, saved;
@@ -151,7 +151,7 @@ struct BackwardPlan {
     gt_status finish_chunks(const Device& device, gt_stream stream) const;
 };
 
-/* G through all chunks, and the chunks' gradients with it. */
+/* Takes G through all chunks, and computes the chunks' gradients on the way. */
 inline gt_status BackwardPlan::make_gradients(const Device& device, gt_stream stream) const {
     const ScanParams scan = scan_of(params.in, params.dstate_out, 0);
     return run_pass<true>("selective_scan scan_segments_kernel", scan, device, stream, [&](bool is_local) {
@@ -187,7 +187,7 @@ static inline BackwardPlan plan_backward(const gt_selective_scan_args& a, const 
     plan.states.in = p.in;
     plan.states.state_in = a.state_in, plan.states.state_in_shared = a.state_in_shared;
     plan.states.checkpoints = states;
-    /* every block has scratch for parked states: at most 64 blocks a multiprocessor bound its size */
+    /* Every block has scratch for parked states.  At most 64 blocks a multiprocessor bound the size of this scratch. */
     const int64_t strands = strands_for(p.in, 64 * (int64_t)device.multiprocessors), tiles = p.in.tiles;
     plan.blocks = strands * a.G * tiles;
     p.checkpoints = states;
