@@ -291,9 +291,8 @@ gt_status GT_REF(rmsnorm_linear_backward)(const gt_rmsnorm_linear_args *args) {
 }
 
 /* ---- norm_mix -----------------------------------------------------------------------------------
- * y = residual + gain_a . ahat + gain_b . bhat, normalised per slice of D/H.  The gradient of
- * residual is dy; both branches go back alike: dahat = dy . gain_a, dgain_a = sum_m dy . ahat.
- */
+ * y = residual + gain_a . ahat + gain_b . bhat, where a and b are normalised per slice of D/H.  The gradient of
+ * residual is dy.  Both branches go back alike: dahat = dy . gain_a, dgain_a = sum_m dy . ahat. */
 
 static void mix_normalise(const gt_norm_mix_args *a, const void *x, int64_t x_stride, int64_t m, double *xhat) {
     int64_t n = a->D / a->H;

@@ -147,8 +147,8 @@ static inline void ref_copy_state(real *to, const float *from, int64_t offset, i
 }
 
 /* ---- calls without tokens --------------------------------------------------------------------
- * Their other sizes may have any value, so no memory and no loop depends on them.  Only states and gradients that the
- * caller gives are written. */
+ * Sizes other than the number of tokens may have any value in such a call, so no memory and no loop depends on them.
+ * The functions write only states and gradients that the caller gives. */
 
 /* Copies `rows` states of n numbers.  A shared state goes to every row. */
 static inline void ref_pass_states(float *to, const float *from, int is_shared, int64_t rows, int64_t n) {
@@ -312,9 +312,9 @@ static inline real ref_decay(real a) {
 static inline real ref_carry(real decay, real x) { return decay < 0 ? x * decay * decay * decay * decay : decay * x; }
 
 /* ---- pieces of sequences ----------------------------------------------------------------------
- * gt_OP_join: start states of pieces, from `states` states with `rows` rows of `n` numbers, and a decay a row:
- * S_0 = first, S_{p+1} = exp(decay_p) S_p + states_p; is_reverse: from the last piece to the first.  starts may be
- * states. */
+ * gt_OP_join: computes the start states of pieces, from `states` states with `rows` rows of `n` numbers, and a decay a
+ * row: S_0 = first, S_{p+1} = exp(decay_p) S_p + states_p.  is_reverse: from the last piece to the first.  starts may
+ * be states. */
 typedef struct ref_pieces {
     int64_t pieces, states, rows, n;
     const float *state, *decay, *first;

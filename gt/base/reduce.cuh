@@ -9,11 +9,13 @@
 namespace gt {
 
 /* ---- reduce_rows: the second half of every sum over batch and time --------------------------------
- * out[c] (+)= sum_r in[r][c], where kernels have stored a partial sum in each row.  Up to four sums in one launch.
+ * out[c] (+)= sum_r in[r][c].  Kernels have stored a partial sum in each row.  One launch computes up to four such
+ * sums.
  * grid ceil(columns/32) of every sum, block 512 = 16 warps: warp w has rows w, w + 16, ... of 32 columns.
- * registers: 18 elements as loaded, a sum.  shared: 2 KB, the warps' sums.
+ * registers: 18 loaded elements, a sum.  shared: 2 KB, the warps' sums.
  * bytes: rows*columns*4, once.
- * A warp adds its rows in order, then the warps' sums are added in order: deterministic, by the rows alone. */
+ * A warp adds its rows in order, then the warps' sums are added in order.  So the result depends only on the rows:
+ * deterministic. */
 constexpr int REDUCED_ROWS = 16; /* rows at a time, one a warp of a block */
 
 /* The rows of a sum that a packed call has filled; only the device knows their number.  There are `each` rows for every

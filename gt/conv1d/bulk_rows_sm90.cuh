@@ -35,13 +35,13 @@ constexpr int BULK_FULL = BULK_WARPS * BULK_STAGES * BULK_SLOT;                /
 /* offset of the borders of packed sequences */
 constexpr int BULK_BORDERS = BULK_FULL + 8 * BULK_WARPS * BULK_STAGES;
 template <class T>
-constexpr int BULK_BORDER_BYTES = 4 * border_words(BULK_PIECE / (int)sizeof(T)); /* of a warp */
+constexpr int BULK_BORDER_BYTES = 4 * border_words(BULK_PIECE / (int)sizeof(T)); /* borders of a warp */
 template <class T, bool PACKED>
 constexpr int BULK_SMEM = BULK_BORDERS + (PACKED ? BULK_WARPS * BULK_BORDER_BYTES<T> : 0);
 
 struct BulkRowsCut {
     uint32_t pieces, all, each; /* pieces of a row; pieces of all rows; pieces of a warp */
-    int64_t blocks;             /* of the grid */
+    int64_t blocks;             /* blocks of the grid */
 };
 
 struct BulkRowsParams {
@@ -107,7 +107,7 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
     for (int i = 0; i < BULK_STAGES - 1; i++) load(i);
     const Borders borders = {smem_base() + BULK_BORDERS + warp * BULK_BORDER_BYTES<T>};
     const int64_t used = PACKED ? used_tokens(in.sequences) : 0;
-    int used_here = 0; /* of the piece */
+    int used_here = 0; /* tokens of the piece in sequences */
     /* next_filter: packed only; the weights of the next piece, loaded while this piece is computed */
     Filter<W, 1> filter, next_filter;
     if constexpr (PACKED) next_filter.load(in, at.d, 1);
@@ -134,7 +134,7 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
         GT_NO_UNROLL
         for (int t = lane_id() * N; (PACKED ? t - lane_id() * N : t) < tokens; t += 32 * N) {
             const bool exists = !PACKED || t < tokens;     /* packed: all lanes look up borders */
-            const bool is_first = at.piece == 0 && t == 0; /* of the row */
+            const bool is_first = at.piece == 0 && t == 0; /* first unit of the row */
             Unit<T> own = {};
             Before<T> earlier = {};
             if (exists) own = lds<Unit<T>>(slot + t * SIZE);

@@ -97,7 +97,8 @@ static inline RowsCut rows_cut_for(const gt_conv1d_args& a, bool aligned, int mo
                                    const Device& device) {
     RowsCut cut = {};
     const int unit = 16 / size_of(a.dtype), warps = ROWS_BLOCK / 32;
-    const int64_t channels = a.seq_capacity > 0 ? (a.D + warps - 1) / warps * warps : a.B * a.D; /* of whole blocks */
+    /* rounded up to whole blocks */
+    const int64_t channels = a.seq_capacity > 0 ? (a.D + warps - 1) / warps * warps : a.B * a.D;
     const int64_t units = (a.T + (aligned ? 1 : 2) * (unit - 1)) / unit; /* the first unit may lack tokens, too */
     int64_t best = INT64_MAX;
     for (int rounds = 1; rounds <= MAX_ROUNDS; rounds++) {
@@ -238,7 +239,7 @@ static inline gt_status launch_step(const gt_conv1d_args& a, gt_stream stream) {
 /* Backward's workspace.  It suffices for any alignment and strides. */
 struct BackwardPlan {
     float *dweight, *dbias, *dstate;
-    int64_t state_rows; /* of dstate */
+    int64_t state_rows; /* rows of dstate */
     size_t bytes;
 };
 
@@ -284,7 +285,7 @@ static inline gt_status launch_backward(const gt_conv1d_args& a, const BackwardP
     const Form form = form_of(a, views);
     return with_dtype(a.dtype, [&](auto element) {
         using T = decltype(element);
-        int64_t rows = 0; /* of partial sums */
+        int64_t rows = 0; /* rows of partial sums */
         const auto launch_rows = [&](auto width, auto packed) {
             const BackwardRowsParams segments = {p, backward_rows_cut_for(a, form.granule == 16, device)};
             rows = a.B * segments.rows.segments;

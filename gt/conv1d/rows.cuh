@@ -51,7 +51,7 @@ constexpr int ROWS_STAGES = 4; /* stages of the ring, and bytes of a stage: */
 constexpr int FORWARD_STAGE = 16 * (ROWS_BLOCK + ROWS_BLOCK / 32), BACKWARD_STAGE = 32 * ROWS_BLOCK;
 
 struct RowsCut {
-    int rounds;               /* of a segment */
+    int rounds;               /* rounds of a segment */
     int each;                 /* consecutive segments of a warp; 1 in backward */
     int64_t segments, blocks; /* segments of a row; blocks of the grid */
     uint32_t all;             /* segments of all rows */

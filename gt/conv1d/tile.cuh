@@ -35,9 +35,9 @@ struct Layout {
     static constexpr int SIZE = sizeof(T);
     static constexpr int UNIT = 16 / SIZE;                                  /* tokens */
     static constexpr int VEC = OVER_TIME ? 1 : 4;                           /* channels of a lane */
-    static constexpr int CHANNELS = 32 * VEC;                               /* of a tile */
-    static constexpr int TOKENS = OVER_TIME ? 128 / SIZE : UNIT;            /* of a stage */
-    static constexpr int ROWS = OVER_TIME ? CHANNELS : TOKENS;              /* of a stage */
+    static constexpr int CHANNELS = 32 * VEC;                               /* channels of a tile */
+    static constexpr int TOKENS = OVER_TIME ? 128 / SIZE : UNIT;            /* tokens of a stage */
+    static constexpr int ROWS = OVER_TIME ? CHANNELS : TOKENS;              /* rows of a stage */
     static constexpr int ROW = OVER_TIME ? TOKENS * SIZE : CHANNELS * SIZE; /* bytes */
     /* A stage has one extra unit before every row.  Backward stores dx of the last stage's last unit there; in forward
      * it is padding. */
@@ -60,7 +60,7 @@ struct Cut {
     bool is_whole;
 };
 
-/* A warp's work. */
+/* The run and the channels that a warp works on. */
 struct Run {
     int64_t b, first; /* batch element; first token of the run */
     int tile, block;  /* index of the tile; index of the block within the tile */

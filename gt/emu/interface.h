@@ -52,7 +52,7 @@ inline const char* fault_name(Fault kind) {
 /* Shared-memory traffic of one source line, in warp instructions. */
 struct Traffic {
     Site site;
-    int bytes; /* per lane */
+    int bytes; /* bytes per lane */
     bool store;
     uint64_t instructions;
     uint64_t wavefronts;

@@ -67,7 +67,7 @@ typedef uint32_t __attribute__((may_alias)) Word;
 /* Registers that a warp's products use as one operand, an array in each lane. */
 struct RegisterBlock {
     Word* at[LANES];
-    int count;        /* a lane */
+    int count;        /* registers of a lane */
     int products;     /* products in flight that use the registers */
     bool accumulates; /* true: accumulators; false: operand A */
     /* [lane][count]: the contents when the products in flight started; without products, at the last wgmma_fence */
@@ -97,7 +97,7 @@ struct Wgmma {
     Format format;
     int columns;
     bool accumulates, a_is_shared, a_is_mn, b_is_mn;
-    uint64_t a, b; /* in shared memory */
+    uint64_t a, b; /* operands in shared memory */
 
     int depth() const { return format == Format::TF32 ? 8 : 16; }
     bool operator==(const Wgmma& x) const {
@@ -235,11 +235,11 @@ struct Warp {
     AccessLog log;
     std::vector<ProxyFence> proxy_fences;
     std::vector<uint32_t> async_epochs; /* epochs in which only bulk loads wrote */
-    std::vector<BulkStore> stores;      /* in flight, oldest first */
+    std::vector<BulkStore> stores;      /* stores in flight, oldest first */
     std::vector<size_t> store_groups;   /* for each committed group, its end in `stores` */
     int registers;                      /* registers of a thread, as set by setmaxnreg; 0: as launched */
     Clock before_fence;                 /* `before` at the latest fence_async_proxy */
-    std::vector<WarpProduct> products;  /* in flight, oldest first */
+    std::vector<WarpProduct> products;  /* products in flight, oldest first */
     std::vector<size_t> groups;         /* for each committed group, its end in `products` */
     std::vector<RegisterBlock> blocks;  /* register operands that products have used */
     size_t next_block;                  /* the operand that is overwritten when all are in use */
@@ -941,7 +941,7 @@ class Machine {
                    launch.smem_bytes);
             return false;
         }
-        if (offset & (alignment - 1)) { /* a power of two */
+        if (offset & (alignment - 1)) { /* alignment is a power of two */
             report(Fault::ALIGNMENT, site, "%s of %u bytes at smem_base() + %u", what, bytes, offset);
             return false;
         }
@@ -1095,7 +1095,7 @@ class Machine {
     Warp warps_[MAX_WARPS];
     Barrier barriers_[BARRIERS];
     std::vector<Mbarrier> mbarriers_;
-    std::vector<Event> events_; /* to come */
+    std::vector<Event> events_; /* events that have not happened yet */
     std::vector<WarpgroupStep> warpgroups_[MAX_WARPS / 4];
     std::vector<UnpackedB> unpacked_[MAX_WARPS / 4]; /* B of products that some warps have not reached */
     std::vector<std::vector<float>> idle_;           /* buffers that unpacked_ reuses */

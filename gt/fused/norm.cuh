@@ -74,7 +74,7 @@ struct Shape {
     int64_t M, D, H, n;
     gt_dtype dtype;
     bool vectors;            /* 16-byte accesses are aligned */
-    int elements;            /* of a thread */
+    int elements;            /* elements of a thread */
     int lanes, slices, rows; /* lanes of a slice; slices and rows that a block has at a time */
     int threads;
     int64_t tiles, groups, rounds; /* tiles of a row; groups of rows; rounds of a wide slice, else 1 */

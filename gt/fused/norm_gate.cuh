@@ -17,7 +17,8 @@ namespace norm {
 
 /* ---- norm_gate forward --------------------------------------------------------------------------
  * grid tiles * groups.  shared: 768 bytes if a slice has more than 32 lanes.
- * registers: elements of x and z of one row as loaded, of 16-bit vectors also of the next; v, sigmoid(z), gamma, beta.
+ * registers: loaded elements of x and z of one row, for 16-bit vectors also of the next row; v, sigmoid(z), gamma,
+ * beta.
  * bytes: x, z and y once (wide slices: x and z twice, with LayerNorm three times). */
 struct GateParams {
     Shape shape;
@@ -173,10 +174,10 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
 }
 
 /* ---- norm_gate backward -------------------------------------------------------------------------
- * grid tiles * groups, with fewer groups than forward: each stores a row of partial sums.
+ * grid tiles * groups, with fewer groups than forward, since each group stores a row of partial sums.
  * shared: 16 or 32 floats a thread, to add the rows of a block; 32 KB at most.
- * registers: elements of x, z and dy of one row as loaded, of 16-bit vectors also of the next; v, sigmoid(z), gamma and
- * the gradients of gamma and beta.  beta, where dz needs it, is read again with every row.
+ * registers: loaded elements of x, z and dy of one row, for 16-bit vectors also of the next row; v, sigmoid(z), gamma,
+ * and the gradients of gamma and beta.  If dz needs beta, beta is read again with every row.
  * bytes: x, z, dy, dx, dz once (wide slices: x, z and dy twice, with LayerNorm x and z three times); partial sums 8 D a
  * group (wide slices: read and written with every row). */
 struct GateBackwardParams {

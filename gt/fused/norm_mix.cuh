@@ -28,7 +28,7 @@ struct MixRow {
 
 /* ---- norm_mix forward ---------------------------------------------------------------------------
  * grid tiles * groups.
- * registers: elements of a, b and residual of one row as loaded, of 16-bit vectors also of the next; both gains.
+ * registers: loaded elements of a, b and residual of one row, for 16-bit vectors also of the next row; both gains.
  * shared: 768 bytes if a slice has more than 32 lanes.
  * bytes: a, b, residual and y once (wide slices: a and b twice).
  * y may be residual: a thread reads its elements of a row before it writes them. */
@@ -93,8 +93,9 @@ mix_forward_kernel(const GT_GRID_CONSTANT MixForwardParams p) {
 }
 
 /* ---- norm_mix backward --------------------------------------------------------------------------
- * grid tiles * groups, with fewer groups than forward: each stores a row of partial sums.
- * registers: elements of a, b and dy of one row as loaded, of 16-bit vectors also of the next; gains, their gradients.
+ * grid tiles * groups, with fewer groups than forward, since each group stores a row of partial sums.
+ * registers: loaded elements of a, b and dy of one row, for 16-bit vectors also of the next row; gains and their
+ * gradients.
  * shared: 16 or 32 floats a thread, to add the rows of a block; 32 KB at most.
  * bytes: a, b, dy, da, db once (wide slices: a, b and dy twice); partial sums 8 D a group (wide slices: read and
  * written with every row). */

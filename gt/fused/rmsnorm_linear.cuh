@@ -56,9 +56,9 @@ constexpr int AT_ONCE = 8;   /* loads of a thread that are in flight, in these k
 GT_DEV float xhat_of(Moments s, float x) { return fma_rn(x - s.center, s.rstd, -s.offset); }
 
 /* ---- rmsnorm_linear: mean and rstd -----------------------------------------------------------
- * grid ceil(M/8), block 256: a warp per row.  RMS reads x once, LAYER three times; all reads but the first hit the
- * first-level cache.  Writes 16 bytes a row.
- * registers: 8 elements as loaded and a sum.  No shared memory.
+ * grid ceil(M/8), block 256: a warp a row.  RMS reads x once, LAYER three times.  All reads but the first hit the
+ * first-level cache.  A row writes 16 bytes.
+ * registers: 8 loaded elements and a sum.  No shared memory.
  * Sums: a lane's elements in order, then a butterfly: deterministic. */
 
 /* Row m of x, for any dtype and alignment. */
@@ -183,8 +183,9 @@ GT_KERNEL(32 * ROW_WARPS, 1) moments_kernel(const GT_GRID_CONSTANT Input in) {
 /* ---- rmsnorm_linear: y of a single output, fp32 ----------------------------------------------
  * Large terms may cancel in y, and the row has no other output that shows their size.  So all of y is computed in
  * double.
- * grid ceil(M/8), block 256: a warp per row.  RMS reads x three times, LAYER four times; all reads but the first hit
- * the first-level cache.  registers: three sums in double.  No shared memory.
+ * grid ceil(M/8), block 256: a warp a row.  RMS reads x three times, LAYER four times.  All reads but the first hit the
+ * first-level cache.
+ * registers: three sums in double.  No shared memory.
  * Sums: a lane's elements in order, then a butterfly: deterministic. */
 struct SingleParams {
     Input in;

@@ -143,7 +143,7 @@ struct BackwardTiles {
     float *g, *dbias;                    /* [slices,O,D]; [O] */
     float *dbias_parts, *dgamma, *dbeta; /* partial sums; the slowest index is the cut */
     int64_t slice, slices;               /* rows in a slice of G; number of slices */
-    int64_t rows_of_block, blocks;       /* of dbias */
+    int64_t rows_of_block, blocks;       /* rows and blocks of the sum dbias */
     int64_t finisher_rows, finishers;    /* rows of a warp of finish_kernel; number of blocks down O */
     void* workspace;                     /* workspace of the handle's products */
     bool wants_g, wants_dbias;

@@ -63,7 +63,7 @@ struct ProductTraits {
     static constexpr Product PRODUCT = P;
     static constexpr bool USES_TENSOR_CORES = TENSOR;
     static constexpr int BM = ROWS_OF_TILE, MT = BM / 32, NT = 4;        /* a warp has MT x NT tiles of 16 x 8 */
-    static constexpr bool A_IS_KM = P == DWEIGHT, B_IS_KN = P != OUTPUT; /* in memory */
+    static constexpr bool A_IS_KM = P == DWEIGHT, B_IS_KN = P != OUTPUT; /* A is [K,M], B is [K,N] in memory */
     typedef Tile<T, A_IS_KM ? BK : BM, A_IS_KM ? BM : BK> TileA;
     typedef Tile<T, B_IS_KN ? BK : BN, B_IS_KN ? BN : BK> TileB;
     /* Elements from row to row in shared memory, and bytes of an operand. */

@@ -60,9 +60,10 @@ GT_DEV void load_8(float (&to)[8], const float* parameter, int d, float missing)
 }
 
 /* ---- rmsnorm_linear: n, or xhat --------------------------------------------------------------
- * grid ceil(M/8), block 256: a warp per row.
- * bytes: x and out once; rows of more than 1024 again from the first-level cache, once (RMS) or three times (LAYER).
- * registers: 4 pieces as loaded.  No shared memory.
+ * grid ceil(M/8), block 256: a warp a row.
+ * bytes: x and out once.  Rows of more than 1024 elements are read again from the first-level cache, once (RMS) or
+ * three times (LAYER).
+ * registers: 4 loaded pieces.  No shared memory.
  * Sums: a lane's elements in order, then a butterfly: deterministic. */
 struct NormaliseParams {
     Input in;        /* with gamma = beta = NULL, n is xhat */
@@ -97,7 +98,8 @@ normalise_kernel(const GT_GRID_CONSTANT NormaliseParams p) {
 /* ---- rmsnorm_linear: dx, and xhat -------------------------------------------------------------
  * dx = rstd (dxhat - mean(dxhat) - xhat mean(dxhat . xhat)), dxhat = dn . gamma; RMSNorm leaves out mean(dxhat).
  * grid, block and sums as above.
- * bytes: x and dn once, rows of more than 1024 again from the first-level cache; dx, and xhat if wanted.
+ * bytes: x and dn once; dx, and xhat if wanted.  Rows of more than 1024 elements are read again from the first-level
+ * cache.
  * registers: 4 pieces of x and of dn, two sums.  No shared memory. */
 struct GradientParams {
     Input in;
@@ -162,13 +164,13 @@ gradient_kernel(const GT_GRID_CONSTANT GradientParams p) {
 }
 
 /* ---- rmsnorm_linear: dweight, dgamma and dbeta from G -----------------------------------------
- * G = dy^T xhat comes in slices, each the sum over some of the M rows.
- * grid ceil(D/128) tiles of columns, fastest, times blocks of rows of weight; block 256 = 8 warps, a row each of 128
- * columns, 4 a lane.
+ * G = dy^T xhat comes in slices; each slice is the sum over some of the M rows.
+ * grid: tiles of 128 columns, ceil(D/128), fastest, times blocks of rows of weight.  A block has 256 threads, 8 warps;
+ * a warp takes a row of 128 columns, 4 a lane.
  * shared: 8 KB, the warps' sums for dgamma and dbeta.
  * registers: 4 columns of 8 slices of G, of gamma and beta, and of two sums.
- * bytes: the slices of G once, weight once if dgamma or dbeta is wanted, dweight once or, accumulated, twice.
- * The slices are added in order, a warp's rows in order, then the warps: deterministic. */
+ * bytes: the slices of G once; weight once if dgamma or dbeta is wanted; dweight once, or twice if it accumulates.
+ * The slices are added in order, then a warp's rows in order, then the warps: deterministic. */
 struct FinishParams {
     const float* parts; /* the slices of G, [slices,O,D] */
     int64_t slices;
@@ -178,7 +180,7 @@ struct FinishParams {
     float* dweight;        /* [O,D], or NULL */
     float *dgamma, *dbeta; /* partial sums [blocks of rows,D], or NULL */
     int O, D, accumulate;
-    int rows; /* of a warp */
+    int rows; /* rows of a warp */
 };
 
 constexpr int SLICES_AT_ONCE = 8;

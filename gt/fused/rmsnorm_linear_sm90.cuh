@@ -143,7 +143,7 @@ struct WarpRows {
         }
     }
 
-    /* As fp32. */
+    /* Stores the results as fp32. */
     GT_METHOD void store_sums(const TilesParams& p, int slice, int m, int n) const {
         const int row0 = m + lane_id() / 4, column0 = n + lane_id() % 4 * 2;
         float* out = static_cast<float*>(p.out) + ((int64_t)slice * p.M + row0) * p.out_stride + column0;
@@ -444,9 +444,9 @@ hopper_tiles_kernel(const GT_GRID_CONSTANT HopperParams params) {
 }
 
 /* ---- dx from whole rows of dn --------------------------------------------------------------------
- * hopper_tiles_kernel for dn if a tile has all columns, D <= 256: dn stays in registers, in fp32, and becomes dx; xhat
- * is stored, too.
- * registers: 32 more for 8 of the warp's rows of x.  The first rows load while the last products run. */
+ * hopper_tiles_kernel for dn if a tile has all columns (D <= 256).  dn stays in registers, in fp32, and becomes dx.
+ * The kernel also stores xhat.
+ * registers: 32 more for 8 of the warp's rows of x.  The first rows are loaded while the last products run. */
 struct DxParams {
     HopperParams product;
     GradientParams gradient;

@@ -31,7 +31,7 @@ struct SmallParams {
     const float* bias; /* or NULL */
     int M, O;
     int pieces;          /* pieces of 128 of O */
-    int units;           /* of 128 rows */
+    int units;           /* units of 128 rows */
     TensorMap weight, y; /* boxes: weight 64 of D by 128 of O, y 64 of O by 64 rows */
 };
 
@@ -79,7 +79,7 @@ struct SmallRows {
             for (int i = 0; i < COUNT; i++) sum[i] += shfl_xor(sum[i], mask);
         }
         GT_UNROLL
-        for (int i = 0; i < COUNT; i++) { /* else x would be kept in fp32 */
+        for (int i = 0; i < COUNT; i++) { /* otherwise x would be kept in fp32 */
             GT_UNROLL
             for (int j = 0; j < C::K_BLOCKS * 4; j++)
                 x[i][j / 4].word[j % 4] = (uint32_t)made_here((int)x[i][j / 4].word[j % 4]);

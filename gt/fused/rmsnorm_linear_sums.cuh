@@ -8,9 +8,9 @@ namespace gt {
 namespace rmsnorm_linear {
 
 /* ---- rmsnorm_linear: dx from dn --------------------------------------------------------------
- * grid ceil(M/8), block 256: a warp per row.  Reads x and dn twice, the second time from the
- * first-level cache, and writes dx.
- * registers: 8 elements of x, dn and gamma as loaded, two sums.  No shared memory.
+ * grid ceil(M/8), block 256: a warp a row.  A warp reads x and dn twice, the second time from the first-level cache,
+ * and writes dx.
+ * registers: 8 loaded elements of x, dn and gamma, two sums.  No shared memory.
  * Sums have the order of the moments' sums: deterministic. */
 struct RowParams {
     Input in;
@@ -86,10 +86,10 @@ GT_KERNEL(32 * ROW_WARPS, 1) row_kernel(const GT_GRID_CONSTANT RowParams p) {
 }
 
 /* ---- rmsnorm_linear: sums over the rows ------------------------------------------------------
- * Of v [M,C], and of v . xhat if C = D: partial sums of a block of rows, for reduce_rows.
+ * Sums of v [M,C], and of v . xhat if C = D.  Each block of rows stores its partial sums, which reduce_rows adds.
  * grid ceil(C/32) times blocks of rows, block 256 = 8 rows x 32 columns; 2 KB of shared memory.
- * registers: 8 elements of v and x as loaded, two sums.
- * bytes: v once, x once if wanted, 16 a row and tile of columns for the moments.
+ * registers: 8 loaded elements of v and x, two sums.
+ * bytes: v once; x once if the second sum is wanted, and then 16 a row and tile of columns for the moments.
  * A warp adds its rows in order, then the warps' sums are added in order: deterministic. */
 struct ColumnParams {
     const void* v;

@@ -55,7 +55,7 @@ template <class T, Product P, int ACROSS>
 struct TileTraits {
     typedef T Type;
     static constexpr Product PRODUCT = P;
-    static constexpr bool A_IS_KM = P == DWEIGHT, B_IS_KN = P != OUTPUT; /* in memory */
+    static constexpr bool A_IS_KM = P == DWEIGHT, B_IS_KN = P != OUTPUT; /* A is [K,M], B is [K,N] in memory */
     static constexpr int WARPS = 2 * ACROSS, THREADS = 32 * WARPS;       /* ACROSS warps beside one another */
     static constexpr int BM = 128, BN = 64 * ACROSS, BK = TILE_K;
     static constexpr int STAGES = ACROSS == 4 ? 4 : 3, MIN_BLOCKS = ACROSS == 4 ? 1 : 2;
@@ -293,7 +293,7 @@ struct TileResults {
         }
     }
 
-    /* As fp32. */
+    /* Stores the results as fp32. */
     GT_METHOD void store_sums(const TilesParams& p, int slice, int m, int n) const {
         const int row0 = m + lane_id() / 4, column0 = n + lane_id() % 4 * 2;
         float* out = static_cast<float*>(p.out) + ((int64_t)slice * p.M + row0) * p.out_stride + column0;

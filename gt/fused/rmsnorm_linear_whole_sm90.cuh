@@ -70,7 +70,7 @@ struct WholeTile {
 
 /* ---- loads ------------------------------------------------------------------------------------ */
 
-/* A unit's place. */
+/* Where a unit lies. */
 struct WholePlace {
     int m0, n0;
     GT_METHOD WholePlace(const WholeParams& p, int unit) {
@@ -89,7 +89,7 @@ GT_DEV void load_rows(const WholeParams& p, uint32_t smem, int unit, int k_block
 
 template <class C>
 GT_DEV void load_units(const WholeParams& p, uint32_t smem) {
-    const int steps = p.tiles * p.k_blocks; /* of a unit */
+    const int steps = p.tiles * p.k_blocks; /* steps of a unit */
     const uint32_t weights = smem + p.k_blocks * C::ROWS;
     const typename C::Stages ring = {smem};
     RingCursor at(1);
@@ -256,7 +256,7 @@ GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
     for (int unit = block_x(); unit < p.units; unit += grid_x()) {
         const WholePlace at(p, unit);
         HeldRows<T, TILES> held; /* results of the tile before */
-        int n = at.n0 - C::BN;   /* of it */
+        int n = at.n0 - C::BN;   /* n of the tile before */
         const auto store = [&](int first, int end) { held.store(p.y, p.y_stride, p.M, p.O, at.m0, n, first, end); };
         mbarrier_wait(typename C::RowsOfUnit{smem}.full_of(0), at_rows.parity);
         at_rows.next(1);

@@ -179,7 +179,7 @@ GT_DEV State load_state(const Problem& in, const Channel& c, const float* rows, 
     return {x.x, x.y, x.z};
 }
 
-/* A state as a caller gives it. */
+/* The state for the caller's numbers. */
 GT_DEV State state_of(const Three& x) { return x.x == 0.0f && x.y == 0.0f ? neutral_state() : State{x.x, x.y, x.z}; }
 
 GT_DEV State load_state_in(const Problem& in, const Channel& c, const float* rows, int64_t row) {

@@ -104,7 +104,7 @@ struct BackwardTraits {
     static constexpr int DU = FIRST + PER_SUB_CHUNK;
     static constexpr int G_PARTS = StatesTraits<T, W, N>::PARTS; /* parts of a row of G in the reverse state pass */
     static constexpr int ROWSUM_PARTS = KEEPS_BF16 ? G_PARTS : 1;
-    static constexpr int SUB_CHUNK_SUMS = DU + PER_SUB_CHUNK; /* of dg */
+    static constexpr int SUB_CHUNK_SUMS = DU + PER_SUB_CHUNK; /* sums of dg over sub-chunks */
     static constexpr int SUMS = KEEPS_BF16 ? REVERSE_SUMS : 1, SUM_PARTS = SUMS * ROWSUM_PARTS;
     static constexpr int ROWSUM = SUB_CHUNK_SUMS + PER_SUB_CHUNK, U = ROWSUM + 4 * SUM_PARTS * N;
     static constexpr int BONUS = U + 4 * N;             /* [64,2] */
@@ -154,7 +154,7 @@ struct BackwardBlock {
     int slice0;    /* first channel of the slice */
     int g, j;      /* lane / 4, lane % 4 */
 
-    GT_METHOD int tokens() const { return lds<int>(smem + C::TOKENS); } /* of the chunk */
+    GT_METHOD int tokens() const { return lds<int>(smem + C::TOKENS); } /* tokens of the chunk */
 
     /* In the products one warp computes dv of a sub-chunk, and another warp computes X and Z of that sub-chunk.  dv
      * takes longest for the first sub-chunk and shortest for the last.  PAIRED: warps w and w + 4 run the same code,
@@ -171,7 +171,7 @@ struct BackwardBlock {
 /* The chunk at an index of work.  A negative sequence means that there is no chunk. */
 struct ChunkCoordinates {
     int b, h, slot;
-    int index;     /* in [B,H,chunk slots] */
+    int index;     /* chunk's index in [B,H,chunk slots] */
     int G_index;   /* the chunk's index in G_checkpoints; negative: G is in outputs */
     bool is_early; /* see BackwardParams::last_first */
     gt_chunk chunk;
@@ -182,7 +182,7 @@ struct ChunkCoordinates {
 template <class C>
 GT_DEV ChunkCoordinates find_chunk(const BackwardParams& p, int work) {
     ChunkCoordinates at;
-    int head; /* of the batch */
+    int head; /* head's index in the batch */
     at.slot = divide(work, p.heads, &head);
     at.is_early = C::KEEPS_BF16 && p.last_first && at.slot == 0;
     if (C::KEEPS_BF16 && p.last_first) at.slot = (at.slot ? at.slot : p.chunk_slots) - 1;
@@ -286,7 +286,7 @@ GT_DEV uint32_t no_token(const BackwardParams& p, int tensor) {
 template <class C>
 struct ChannelPart {
     int sub_chunk, part, t0; /* part: its index in the sub-chunk; t0: its first token */
-    int channel;             /* of the slice */
+    int channel;             /* channel in the slice */
 
     GT_METHOD void set_addresses() {
         sub_chunk = warp_id() / 2;
@@ -600,7 +600,8 @@ GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me
  * rowsum(S . G).  All threads take part, and all loads come before the first use. */
 template <class C>
 GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
-    constexpr int LANES = C::THREADS / C::CHANNELS, PARTS = C::G_PARTS, COUNT = C::N / PARTS / LANES; /* of a part */
+    /* elements of a part */
+    constexpr int LANES = C::THREADS / C::CHANNELS, PARTS = C::G_PARTS, COUNT = C::N / PARTS / LANES;
     const int n = thread_id() / LANES, lane = thread_id() % LANES;
     const float* S_from = checkpoint_rows<float>(me, p.S_checkpoints, me.index, n).data + COUNT * lane;
     const auto output = [&](int i) { return global_row<f16>(p, here, i, 0); };
@@ -675,7 +676,7 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
     u = {p.scale * u.x, p.scale * u.y};
     own.decays(p, w, h, c, total);
     bool strong = warp_any(!(fabsf(total[0]) < own.limit(p) && fabsf(total[1]) < own.limit(p)));
-    if (strong && p.raw) strong = warp_any(own.is_strong(h, total)); /* a closer look */
+    if (strong && p.raw) strong = warp_any(own.is_strong(h, total)); /* only such sub-chunks get this closer look */
     if (lane_id() == 0) sts<uint32_t>(me.smem + C::STRONG_DECAY + 4 * warp_id(), strong);
     float R[4], K[4]; /* a fragment */
     const float end[2] = {total[0] - p.log2_scale, total[1] - p.log2_scale};

@@ -27,7 +27,7 @@ struct StrongColumn {
     using W = typename C::W;
     const BackwardParams& p;
     int t0, tokens;   /* the sub-chunk's first token in the chunk; its number of tokens */
-    const T *r0, *k0; /* that token's */
+    const T *r0, *k0; /* r and k of that token */
     const W* w0;
 
     GT_METHOD StrongColumn(const BackwardParams& p_, const BackwardBlock<C>& me, int sub_chunk, int channel)

@@ -9,16 +9,15 @@ namespace gt {
 namespace wkv6 {
 
 /* ---- forward, and G backwards in time, any size: token by token ---------------------------------------
- * G has the recurrence of S with (r, dy) in place of (k, v), from the last token to the first.  REVERSE runs it with y
- * = NULL and r times the scale of y, and stores G after every chunk of CHECKPOINT tokens. grid sequences*H*tiles; for
- * packed sequences fewer (most_blocks), which take them in turn; block 128.  A block owns one head and COLUMNS = 128 /
- * SLICES columns of its state.
- * A column is held by SLICES neighbouring lanes, 32 rows each: rows 4 (slice + SLICES q) + 0..3.
+ * G has the recurrence of S with (r, dy) in place of (k, v), from the last token to the first.  REVERSE computes G: y
+ * is NULL, r is multiplied by the scale of y, and G after every chunk of CHECKPOINT tokens is stored.
+ * grid sequences*H*tiles; block 128.  For packed sequences the grid is smaller (most_blocks), and blocks take sequences
+ * in turn.  A block owns one head and COLUMNS = 128 / SLICES columns of its state.
+ * SLICES adjacent lanes share a column.  Each has 32 rows: rows 4 (slice + SLICES q) + 0..3.
  * registers: 32 state values a thread, fp32, for the whole sequence.
- * shared: r, k and the decay as (keep, factor) of TOKENS = 16 tokens (N > 128: 8), v of the block's
- *     columns, the bonus sum_n r u k of each token: TOKENS (4 ROWS + COLUMNS + 1) floats = 20 KB at
- *     N = V = 64, 34 KB at most.
- * bytes: r, k, w once per tile of columns, v and y once; states once.  N = 64: one tile.
+ * shared: r, k and the decay as (keep, factor) of TOKENS = 16 tokens (N > 128: 8), v of the block's columns, the bonus
+ * sum_n r u k of each token: TOKENS (4 ROWS + COLUMNS + 1) floats = 20 KB at N = V = 64, 34 KB at most.
+ * bytes: r, k, w once a tile of columns, v and y once; states once.  N = 64: one tile.
  * Sums over n are in one fixed order (registers, then a butterfly over the slices): deterministic. */
 struct TokenParams : PassParams { /* with y = NULL, r is not read */
     gt_dtype checkpoint_dtype;
@@ -164,7 +163,7 @@ GT_DEV void pass_tokens(const TokenParams& p, int64_t tile, int64_t head) {
     const float* start = start_row(in.sequences, p.state_in, in.H * NV, p.state_in_shared ? 0 : head / in.H);
     move_column<SLICES, false>(start ? start + h * NV : nullptr, in, slice, column0 + column, state);
 
-    constexpr int PARTS = CHECKPOINT / C::TOKENS; /* of a chunk */
+    constexpr int PARTS = CHECKPOINT / C::TOKENS; /* parts of a chunk */
     const int64_t parts = (seq.tokens + C::TOKENS - 1) / C::TOKENS, end = seq.first + seq.tokens;
     const int64_t chunk0 = (seq.b * in.H + h) * p.chunk_slots + seq.slot;
     for (int64_t i = 0; i < parts; i++) {
@@ -196,20 +195,19 @@ token_kernel(const GT_GRID_CONSTANT TokenParams p) {
 }
 
 /* ---- backward, any size ---------------------------------------------------------------------------------
- * A fixed number of blocks of 256 threads; each takes chunks of 4 sub-chunks in turn, all chunks being
- * independent once S before and G after each are known.  For one chunk:
- *   1 the terms of states, COLUMNS columns at a time: roll S forward through the sub-chunks, park the state before
- *     each, then go back through them with G.  Stores in the block's scratch
+ * All chunks are independent once S before and G after each chunk are known.  A fixed number of blocks of 256 threads
+ * takes chunks of 4 sub-chunks in turn.  A chunk has two parts:
+ *   1 The terms of states, COLUMNS columns at a time.  S goes forward through the sub-chunks, and the state before each
+ *     is parked.  Then G goes back through them.  The results are stored in the block's scratch:
  *     Sdy[t,n] = (S dy_t)[n]   Gv[t,n] = (G v_t)[n]   Gk[t,j] = (G^T (Q_t . k_t))[j]
  *     SG[sub-chunk,n] = rowsum(S . G)
- *   2 sub-chunk by sub-chunk, the pairs of tokens inside the sub-chunk; every gradient is written once.
- * shared, 1: one state [N, COLUMNS+4] (S, then G), the sub-chunk's Q.k, P.r [16,N], v, dy [16,COLUMNS], the
- *     state scales: 34 KB at N = V = 64.  2: r, k, d [16,N], then v, dy [16,V] and after them Sdy, Gv
- *     [16,N], C and A [16,16]: 22 KB.  WIDE, where that exceeds 64 KB (N = V > 198): v, dy, Sdy and Gv are read from
- *     global memory.
- * scratch of a block, in global memory and small enough to stay in L2: 115 KB.
- * arithmetic, 1: 6 products of 16 N COLUMNS multiply-adds; operands from shared memory in 16-byte
- *     pieces, 16 multiply-adds per 2 to 5 loads.  2: D_ij as running products, where they are used.
+ *   2 The pairs of tokens inside a sub-chunk, sub-chunk by sub-chunk.  Every gradient is written once.
+ * shared, 1: one state [N, COLUMNS+4] (S, then G), the sub-chunk's Q.k, P.r [16,N], v, dy [16,COLUMNS], the decays of a
+ * state: 34 KB at N = V = 64.  2: r, k, d [16,N], then v, dy [16,V] and after them Sdy, Gv [16,N], C and A [16,16]: 22
+ * KB.  If this exceeds 64 KB (N = V > 198), WIDE reads v, dy, Sdy and Gv from global memory.
+ * scratch of a block: 115 KB in global memory, small enough to stay in L2.
+ * arithmetic, 1: 6 products of 16 N COLUMNS multiply-adds; operands from shared memory in 16-byte pieces, 16
+ * multiply-adds for 2 to 5 loads.  2: D_ij as running products, where they are needed.
  * bytes per token and head, N = V = 64: inputs up to three times (2 KB), gradients 512 B. */
 struct ChunkParams {
     Problem in;

@@ -21,7 +21,7 @@ struct TensorTraits {
     static constexpr int N = N_;
     static constexpr bool TF32X3 = std::is_same<T, float>::value;           /* fp32 operands, 3xTF32 products */
     static constexpr bool SCALES_G = !std::is_same<Gradient, State>::value; /* f16, by RowScale */
-    static constexpr int HEADS = N == 32 ? 2 : 1;                           /* per block */
+    static constexpr int HEADS = N == 32 ? 2 : 1;                           /* heads of a block */
     static constexpr bool STATES = STATES_, MAKES_Y = !STATES;
     static constexpr int TILES = (N == 128 && !STATES) || (STATES && TF32X3) ? 2 : 4;
     /* values and channels of a consumer warp */
@@ -29,7 +29,7 @@ struct TensorTraits {
     static constexpr int MT = TILES / 2, NT = N / 8;
     /* Number of tiles in which a lane's values are adjacent.  STATES: 16 bytes of values, as in G. */
     static constexpr int PERMUTED = !STATES ? TILES : TF32X3 ? 1 : 4;
-    static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS, SHARES = N / ROWS * PARTS; /* of a state */
+    static constexpr int GROUPS = N / 16, PARTS = N / COLUMNS, SHARES = N / ROWS * PARTS; /* parts of a state */
     /* Producer warps of a group that take sub-chunks in turn. */
     static constexpr int TURNS = STATES && N != 128 ? 2 : 1;
     /* Sub-chunks in the body of a producer warp's loop.  fp32 with N = 64 has one: with two, all loops together have 29
@@ -151,7 +151,7 @@ struct HeadSpan {
     bool exists;
     bool starts, ends; /* first and last segment of the sequence, in time */
     int head, h;       /* head: number of the head within the sequence */
-    int slot;          /* of the segment */
+    int slot;          /* slot of the segment */
     int64_t b;
     int64_t chunk; /* the segment's first chunk, in [B,H,chunk slots] */
     int start, tokens, sub_chunks;

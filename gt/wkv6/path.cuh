@@ -121,7 +121,7 @@ static inline bool outputs_hold_G(const gt_wkv6_args& a, const Device& device) {
 struct Choice {
     bool on_tensor_cores;
     bool on_sm90;      /* kernels for compute capability 9.0: N = 128, 16 bits, forward in time */
-    int64_t segments;  /* of a sequence */
+    int64_t segments;  /* segments of a sequence */
     bool last_first;   /* backward: see BackwardParams */
     bool G_in_outputs; /* backward: see TensorParams::G_rows */
 };

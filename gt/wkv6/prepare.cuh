@@ -65,7 +65,7 @@ struct Producer {
     GT_METHOD void open(const Problem& in, const HeadSpan& span, int64_t first, int step) {
         constexpr int ELEMENT = sizeof(T);
         const int64_t b = span.b, h = span.h;
-        const int channel0 = C::STATES ? 0 : 16 * group; /* of the ring */
+        const int channel0 = C::STATES ? 0 : 16 * group; /* first channel of the ring */
         tokens = span.tokens;
         GT_UNROLL
         for (int i = 0; i < PIECES; i++) {

@@ -75,7 +75,7 @@ struct PassParams {
     float* state_out;
     void* checkpoints;   /* [B,H,chunk slots,N,V] */
     int64_t lo_terms;    /* elements from a checkpoint of S to its lo terms (keeps_lo); 0: none */
-    int64_t chunk_slots; /* of a head */
+    int64_t chunk_slots; /* chunk slots of a head */
     int state_in_shared;
 };
 

@@ -13,8 +13,9 @@ namespace wkv6 {
 
 /* ---- the log of a decay, any size ---------------------------------------------------------------------------------
  * out[sequence,h,n] = sum over the sequence's tokens of log d.
- * grid at most sequences*H*ceil(N/32), block 8 warps: a lane a channel, a warp every eighth token.  bytes: w once.
- * Each warp's sum keeps its rounding errors; the eight are added in order: deterministic. */
+ * grid at most sequences*H*ceil(N/32), block 8 warps: a lane takes a channel, a warp every eighth token.  bytes: w
+ * once.
+ * Each warp's sum keeps its rounding errors.  The eight sums are added in order: deterministic. */
 struct DecayParams {
     Problem in;
     float* out;

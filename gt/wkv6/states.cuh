@@ -278,7 +278,7 @@ GT_DEV void add_sub_chunk_3xtf32(StatePart<C>& me, int offset) {
         }
         GT_UNROLL
         for (int x = 0; x < 4; x++) mma_tf32(added[x % 2], k[x / 2], v[x / 2][x % 2][0], v[x / 2][x % 2][1]);
-        const float4 scale = lds<float4>(me.scales + offset + 128 * q); /* of 2 channels */
+        const float4 scale = lds<float4>(me.scales + offset + 128 * q); /* scales of 2 channels */
         GT_UNROLL
         for (int x = 0; x < 8; x++) {
             const float factor = x % 4 < 2 ? scale.x : scale.y, keep = x % 4 < 2 ? scale.z : scale.w;
@@ -293,8 +293,8 @@ GT_DEV void add_sub_chunk_3xtf32(StatePart<C>& me, int offset) {
 template <class C, bool REVERSE>
 GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
     using State = typename C::State;
-    using Left = typename std::conditional<REVERSE, typename C::Gradient, State>::type; /* as checkpoints */
-    constexpr int NN = C::N * C::N, STEPS = CHECKPOINT / C::STEP;                       /* of a chunk */
+    using Left = typename std::conditional<REVERSE, typename C::Gradient, State>::type; /* type of checkpoints */
+    constexpr int NN = C::N * C::N, STEPS = CHECKPOINT / C::STEP;                       /* STEPS: steps of a chunk */
     const int warp = warp_id() - C::PRODUCER_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::SHARES;
     const int share = warp % C::SHARES, first = StatePart<C>::first(share);
     const bool wants_rowsums = REVERSE && C::KEEPS_BF16 && p.rowsums;
