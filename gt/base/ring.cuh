@@ -1,4 +1,4 @@
-/* gt/base/ring.cuh - for kernels: stages in shared memory that warps hand to each other in turn, by mbarriers.
+/* gt/base/ring.cuh - for kernels: stages in shared memory that warps pass to each other in turn, by mbarriers.
  *
  * Both sides count the items of a ring: item n lies in stage n % STAGES.
  *
@@ -7,16 +7,15 @@
  * | wait_free(n)  until number n - STAGES is free  | wait_full(n)  until number n is there                  |
  * | fill(n)       arrives at FULL                  | free(n)       arrives at EMPTY: has read number n      |
  *
- * wait_freed(n) waits until number n itself is free.  full(n) and empty(n) are the barriers' addresses, for bulk
- * copies, cp_async_arrive and the arrival of a warp.
+ * wait_freed(n) waits until item n itself is free.  full(n) and empty(n) are addresses of barriers, for bulk copies,
+ * cp_async_arrive and the arrival of a warp.
  *
- * A Ring holds no count, since some kernels have no register for one.  They pass their own int or unsigned, and a ring
- * divides in that type.  A RingCursor holds the stage and the parity of a role.  It serves kernels that count nothing
- * else, and rings whose number of stages only the launch knows.
+ * A Ring holds no count, since some kernels have no register for one.  They pass a count of their own, int or unsigned,
+ * and the ring divides in that type.  A RingCursor holds the stage and the parity of a role.  It serves kernels that
+ * count nothing else, and rings whose number of stages only the launch knows.
  *
  * Phase k of a barrier ends when all threads of init() have arrived k + 1 times.  A wait names the parity of its phase.
- * A role must not be two phases ahead of a wait: the parity would be the same again.
- */
+ * So a role must not be two phases ahead of a wait: the parity would be the same again. */
 #ifndef GT_BASE_RING_CUH
 #define GT_BASE_RING_CUH
 

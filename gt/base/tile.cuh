@@ -1,5 +1,5 @@
-/* gt/base/tile.cuh - for kernels: where elements of a tile lie in shared memory, so that lanes which access it together
- * meet different banks.  A piece is 16 bytes.  All functions give bytes from the start of a tile.
+/* gt/base/tile.cuh - for kernels: where elements of a tile lie in shared memory.  Lanes that access them together meet
+ * different banks.  A piece is 16 bytes.  All functions return bytes from the start of a tile.
  *
  * | function              | where piece p of row r lies in it         | in different banks                        |
  * |-----------------------|-------------------------------------------|-------------------------------------------|
@@ -14,9 +14,9 @@
  * | raw_offset<CHANNELS>  | 16 bits, 64 bytes: p ^ (r / 8) % 2;       | rows 4 or 8 apart                         |
  * |                       | CHANNELS = 32: 32 bytes by r / 4 % 2, too |                                           |
  *
- * panel_at is the swizzle of the hardware for rows of 32 to 128 bytes (wgmma.cuh, bulk.cuh).  Longer rows keep the
- * exchange of 8 pieces.  The other functions serve mma: lanes read two or four rows at once, which a panel would put
- * into the same banks.  Accumulators are float[TILES][4], tiles of 8 columns, as every product takes them. */
+ * panel_at is the hardware's swizzle for rows of 32 to 128 bytes (wgmma.cuh, bulk.cuh).  Longer rows also exchange 8
+ * pieces.  The other functions serve mma, where lanes read two or four rows at once; a panel would put these rows into
+ * the same banks.  Accumulators are float[TILES][4], in tiles of 8 columns, as every product takes them. */
 #ifndef GT_BASE_TILE_CUH
 #define GT_BASE_TILE_CUH
 
