@@ -32,7 +32,7 @@ typedef GT_REAL real;
 #define GT_PARALLEL_FOR
 #endif
 
-/* Lets the compiler vectorise the next loop.  Its iterations are independent, or they add to the named sums.  Such a
+/* Lets the compiler vectorise the next loop.  Its iterations are independent, or they add to the named sums.  A named
  * sum is computed over a fixed number of lanes. */
 #ifdef _OPENMP
 #define GT_PRAGMA(text) _Pragma(#text)

@@ -181,8 +181,8 @@ static gt_status ssm_run(const ssm_call *c, int step) {
 /* ---- pieces of sequences ---------------------------------------------------------------------- */
 
 /* Computes the state after a piece that starts from zeros, and the log of the piece's decay.  is_reverse: computes the
- * gradient before a piece instead, from its dy and from zeros after it; then the token's x holds dy, and its B holds
- * C. */
+ * gradient before a piece instead, from its dy and from zeros after it.  In that case the token's x holds dy, and its B
+ * holds C. */
 static gt_status ssd_segment(const ssm_call *c, int is_reverse) {
     const gt_ssd_args *a = &c->a;
     const int64_t PN = gt_times(a->P, a->N), per_head = gt_plus(PN, ssm_token_count(a));

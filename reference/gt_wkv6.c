@@ -137,8 +137,8 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
 /* ---- pieces of sequences ---------------------------------------------------------------------- */
 
 /* Computes the state after a piece that starts from zeros, and the log of the piece's decay.  is_reverse: computes the
- * gradient before a piece instead, from its dy and from zeros after it; then the token's k holds scale r, and its v
- * holds dy, so that wkv6_advance computes G. */
+ * gradient before a piece instead, from its dy and from zeros after it.  In that case the token's k holds scale r, and
+ * its v holds dy, so that wkv6_advance computes G. */
 static gt_status wkv6_segment(const gt_wkv6_args *a, int is_reverse) {
     const int64_t NV = gt_times(a->N, a->V), per_head = gt_plus(NV, wkv6_token_count(a));
     float *out = is_reverse ? a->dstate_in : a->state_out;

@@ -6,7 +6,7 @@
  *
  * PRODUCTS.  The 4 warps of a warpgroup compute C[64][N] += A[64][16] B[16][N] of f16 or bf16, with sums in fp32, for N
  * = 8 ... 256 in steps of 8.  Warp w (of 4) has rows 16w ... 16w + 15 of C, and of A if A comes from registers.  The
- * register layout is that of mma<T>: c[i] holds columns 8i ... 8i + 7.  So c[2i] and c[2i + 1], rounded to pairs, are
+ * registers are laid out as in mma<T>: c[i] holds columns 8i ... 8i + 7.  So c[2i] and c[2i + 1], rounded to pairs, are
  * the operand a of a next product; its K are the columns 16i ... 16i + 15.
  *
  * | primitive (W)                                       | A from         | PTX: wgmma.mma_async.sync.aligned...     |

@@ -1,7 +1,7 @@
 /* gt/conv1d/backward.cuh - backward: with q_t = dy_t act'(pre_t),
  *     dx_t = sum_{j<W} weight[j] q_{t+W-1-j}     dweight[j] = sum_t e_{t+j} q_t     dbias = sum_t q_t
  *
- * Tiles, runs, units and stages are those of tile.cuh.  A stage holds x and dy.
+ * tile.cuh defines tiles, runs, units and stages.  A stage holds x and dy.
  * grid tiles * (blocks of a tile), block 4 warps, or fewer if their stages exceed shared memory.  All warps do the
  * same; a lane has 4 channels (over time: 1).
  * Step t computes q_t and completes dx_{t-W+1}. At the end of a sequence or of the run, W - 1 more steps compute the q

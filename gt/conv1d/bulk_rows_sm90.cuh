@@ -16,8 +16,8 @@
  * a multiprocessor.
  * shared, a block: 32.4 KB: slots, four a warp, and their mbarriers; packed 0.5 KB more, for borders.
  * bytes: every tensor once, and 16 bytes of x once more for every piece but a row's first.
- * instructions an element, bf16, W = 4, SiLU: those of forward.cuh, and 2 for addresses and shared memory; 4 more in a
- * round of 32 units with a border in or near it.
+ * instructions an element, bf16, W = 4, SiLU: as many as in forward.cuh, and 2 for addresses and shared memory.  A
+ * round of 32 units with a border in or near it takes 4 more.
  * The warp with a row's first piece writes the row's state_out, after it has read state_in. */
 #ifndef GT_CONV1D_BULK_ROWS_SM90_CUH
 #define GT_CONV1D_BULK_ROWS_SM90_CUH

@@ -1,6 +1,6 @@
 /* gt/conv1d/forward.cuh - forward: y_t = act(bias + sum_{j<W} weight[j] e_{t+j}).  e is the state's inputs, then x.
  *
- * Tiles, runs, units and stages are those of tile.cuh.
+ * tile.cuh defines tiles, runs, units and stages.
  * grid tiles * (blocks of a tile), block 4 warps, or fewer if their stages exceed shared memory.  All warps do the
  * same; a lane has 4 channels (over time: 1).
  * registers: weights, the last W - 1 inputs, a loaded unit of x.  Over channels 96 at most, so that five blocks share a

@@ -25,9 +25,9 @@
  * bytes: every tensor once.  Forward reads 16 bytes of x a round a second time, from a cache.  Backward reads a second
  * time the unit of x before a segment, and the W - 1 tokens of x and dy after it.  Backward stores 4 (W + 1) bytes of
  * sums a segment.
- * instructions an element, bf16, W = 4, SiLU: those of forward.cuh and backward.cuh, and for copies, addresses,
- * shuffles and tests 8 in forward, 11 in backward, 14 if packed.  A round of 32 units with a border in or near it takes
- * 4 more in forward, 8 more in backward.
+ * instructions an element, bf16, W = 4, SiLU: as many as in forward.cuh and backward.cuh.  Copies, addresses, shuffles
+ * and tests take 8 more in forward, 11 in backward, 14 if packed.  A round of 32 units with a border in or near it
+ * takes 4 more in forward, 8 more in backward.
  * Backward compiles a round three times (Round).  In most rounds all tokens belong to the row and to sequences, so
  * units need no tests.  Rounds at a row's ends need every test.
  * Backward takes the last round of a segment first, because dx needs the q after it.  dweight and dbias are summed in

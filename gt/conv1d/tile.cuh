@@ -1,22 +1,23 @@
 /* gt/conv1d/tile.cuh - tiles and copies of the kernels in forward.cuh and backward.cuh.
  *
- * A warp takes a tile of channels and a run: up to MAX_RUN tokens of one batch element.  It works through the run from
- * the first token to the last.  Its inputs come through a ring of buffers in shared memory, called stages, which
- * cp.async fills ahead: bytes in flight cost no registers.  Every warp has its own ring, so warps meet at no barrier
- * before the run is done.
+ * A warp takes a tile of channels and a run, up to MAX_RUN tokens of one batch element.  It goes through the run from
+ * the first token to the last.  cp.async fills a ring of buffers in shared memory, called stages, ahead of the warp.
+ * So bytes in flight cost no registers.  Every warp has its own ring, so warps meet at no barrier before the run is
+ * done.
  *
  * Neighbouring lanes have neighbouring channels.  The two layouts differ in a stage's part of a tensor:
  *
- *   over channels, [B,T,D]   a row per token: 128 channels, four a lane; 8 tokens (fp32: 4): 2 KB
- *   over time, [B,D,T]       a row per channel, one a lane; 128 bytes of tokens: 4.5 KB.  Rows are 144 bytes apart, so
- *                            that 8 lanes that read 16 bytes each meet no bank twice.  Outputs overwrite the inputs in
- *                            the stage, and are stored from there as whole rows.
+ *   over channels, [B,T,D]   A row is a token: 128 channels, four a lane.  8 tokens (fp32: 4) are 2 KB.
+ *   over time, [B,D,T]       A row is a channel, one a lane: 128 bytes of tokens.  32 rows are 4.5 KB.  Rows are 144
+ *                            bytes apart, so that 8 lanes that read 16 bytes each meet no bank twice.  Outputs
+ *                            overwrite the inputs in the stage, and are stored from there as whole rows.
  *
- * A unit is as many tokens as 16 bytes hold: 8 (fp32: 4).  A whole unit of one sequence is computed without tests.
- * A unit with a border of sequences inside goes token by token.  All lanes are at the same token, so a border costs one
+ * A unit is as many tokens as 16 bytes hold: 8 (fp32: 4).  A whole unit of one sequence is computed without tests.  A
+ * unit with a border of sequences inside goes token by token.  All lanes are at the same token, so a border costs one
  * branch a warp.
  *
- * Tensors that 16-byte copies cannot move are copied by 4 bytes, or one element at a time: by the call's granule. */
+ * If 16-byte copies cannot move a tensor, the call's granule is smaller: copies move 4 bytes, or one element, at a
+ * time. */
 #ifndef GT_CONV1D_TILE_CUH
 #define GT_CONV1D_TILE_CUH
 

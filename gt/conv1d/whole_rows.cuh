@@ -9,7 +9,7 @@
  * grid ceil(B*D*segments / 4), block 128; all warps do the same.  No shared memory.
  * registers: weights, x of three rounds; 64 at most, so that eight blocks share a multiprocessor.
  * bytes: every tensor once; a second time the unit of x before every segment.
- * instructions an element, bf16, W = 4, SiLU: those of forward.cuh, and 2 to 4 for shuffles and addresses. */
+ * instructions an element, bf16, W = 4, SiLU: as many as in forward.cuh, and 2 to 4 for shuffles and addresses. */
 #ifndef GT_CONV1D_WHOLE_ROWS_CUH
 #define GT_CONV1D_WHOLE_ROWS_CUH
 

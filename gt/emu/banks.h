@@ -153,8 +153,8 @@ class AccessLog {
     }
 
   private:
-    /* If the lanes' next instructions differ, chooses one that no other lane still has ahead.  Those lanes skip it, so
-     * no lane need wait for them. */
+    /* If the lanes' next instructions differ, chooses one that no other lane still has ahead.  The other lanes skip
+     * this instruction, so it need not wait for them. */
     const Access* choose(const size_t* next) const {
         const Access* first = nullptr;
         bool diverged = false;

@@ -267,8 +267,8 @@ struct Mbarrier {
     int64_t bytes;         /* bytes of bulk copies that have not landed yet */
     uint32_t phase;        /* number of the current phase, from 0 */
     uint32_t warps;        /* warps that have arrived in the current phase */
-    uint32_t by_thread;    /* those of them that called mbarrier_arrive */
-    uint32_t by_copies;    /* those of them that called cp_async_arrive */
+    uint32_t by_thread;    /* arrived warps that called mbarrier_arrive */
+    uint32_t by_copies;    /* arrived warps that called cp_async_arrive */
     uint32_t waiting;      /* warps that wait for the end of the current phase */
     uint32_t waiters;      /* warps that have waited at this barrier at least once */
     uint32_t seen;         /* waiters that know that the previous phase is complete */
@@ -749,8 +749,8 @@ class Machine {
         if (bad < 0) check_proxy(offset / 2, 8, reader, what);
     }
 
-    /* Returns whether some warp has fenced between the write and the reader: the warp that wrote, the warp that reads,
-     * or a warp that acquired the data from the first and released them to the second. */
+    /* Returns whether a warp has fenced between the write and the reader.  It may be the warp that wrote or the warp
+     * that reads.  It may also be a warp that acquired the data from the first and released them to the second. */
     bool is_fenced(uint32_t epoch, uint32_t writer, const AsyncRead& reader) const {
         if (epoch <= reader.before_fence.epoch[writer]) return true;
         for (uint32_t w = 0; w < (uint32_t)launch.warps; w++) {

@@ -16,8 +16,8 @@
  * these states, so they are written after launch 1.  The kernel is launched ahead (Chain) and loads all its inputs
  * before it waits for launch 1.
  *
- * Sums of the convolution have the order of gt_conv1d_step.  So the bits are those of gt_conv1d_step followed by
- * gt_ssd_step, and a result depends on its own inputs alone.
+ * Sums of the convolution have the order of gt_conv1d_step.  So gt_conv1d_step followed by gt_ssd_step gives the same
+ * bits, and a result depends on its own inputs alone.
  *
  * The kernels for a dtype load 2 channels at once.  They need W = 4, P and N multiples of 4, and alignment.  The kernel
  * for AnyType has items of one channel.  It takes any width, strides and alignment, and gives the same bits.

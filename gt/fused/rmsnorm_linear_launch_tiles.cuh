@@ -53,8 +53,8 @@ static inline bool has_handle(const gt_rmsnorm_linear_args& a) { return HAS_CUBL
 enum class Form {
     ANY,   /* any size, dtype and alignment */
     TILES, /* products of tiles, and row kernels before and after them */
-    /* WHOLE_ROWS: one forward kernel computes y from x, and one backward kernel dx from dy.  Other kernels are those of
-     * TILES. */
+    /* WHOLE_ROWS: one forward kernel computes y from x, and one backward kernel dx from dy.  The other kernels are the
+     * same as for TILES. */
     WHOLE_ROWS
 };
 

@@ -1,5 +1,5 @@
 /* gt/fused/rmsnorm_linear_rows.cuh - the kernels of rmsnorm_linear before and after its products on tensor cores, for
- * rows of whole 16-byte pieces.  The letters are those of gt_fused.cuh and rmsnorm_linear.cuh:
+ * rows of whole 16-byte pieces.  gt_fused.cuh and rmsnorm_linear.cuh define the letters.
  *     normalise_kernel   x -> mean and rstd, n          before y = n weight^T; in backward xhat, before G = dy^T xhat
  *     gradient_kernel    x, dn -> dx, xhat              after dn = dy weight, before G
  *     finish_kernel      G -> dweight, dgamma, dbeta    after G

@@ -1,15 +1,15 @@
 /* gt/fused/rmsnorm_linear_sm90.cuh - rmsnorm_linear: matrix products on compute capability 9.0.
  *
- * wgmma computes y, dn and G as C [M,N] = A B, with a sum over K, in tiles of 128 x 256 or 128 x 128, 64 of K at a
- * time.  Operands and results are those of rmsnorm_linear_tiles.cuh.  If a tile holds whole rows of dn (D <= 256), the
- * kernel also computes dx at the end.
+ * wgmma computes y, dn and G as C [M,N] = A B, with a sum over K.  Tiles are 128 x 256 or 128 x 128; 64 of K are taken
+ * at a time.  Operands and results are the same as in rmsnorm_linear_tiles.cuh.  If a tile holds whole rows of dn (D <=
+ * 256), the kernel also computes dx at the end.
  *
  * grid: a block a multiprocessor; each block takes every grid-th tile.  A block has 384 threads in three warpgroups.
  * Two of them multiply, 64 rows of the tile each.  A warp of the third loads the tiles of both operands (tile_load).
  * shared: 4 or 6 stages of both operands, 48 or 32 KB each, in panels of 128-byte rows with swizzle (wgmma.cuh).  A
  * panel row has 64 k if k is the last index in memory.  Otherwise it has 64 of M or N, and wgmma transposes.  A stage
  * is FULL when its bytes have landed, and EMPTY when both warpgroups have multiplied it.
- * registers: 240, of which 128 hold results.  64 hold the rounded results of the tile before.  They are stored while
+ * registers: 240.  128 of them hold results.  64 hold the rounded results of the tile before.  They are stored while
  * the first eight stages of this tile are multiplied (multiply_and_store_tiles).
  * tensor cores: 128 cycles for 64 x 256 x 16; a stage takes 1024 of them.
  * shared memory cycles of a stage: 640 for reads by wgmma, 384 for writes by loads.

@@ -1,7 +1,7 @@
 /* gt/fused/rmsnorm_linear_tiles.cuh - rmsnorm_linear: products of 16-bit matrices on tensor cores.
  *
- * The kernels compute y, dn and dweight as C [M,N] = A B, with a sum over K, in tiles of 128 x 256 or 128 x 128, 32 of
- * K at a time.  They need compute capability 8.0, and rows that are whole pieces of 16 bytes;
+ * The kernels compute y, dn and dweight as C [M,N] = A B, with a sum over K.  Tiles are 128 x 256 or 128 x 128; 32 of K
+ * are taken at a time.  They need compute capability 8.0, and rows that are whole pieces of 16 bytes;
  * rmsnorm_linear_product.cuh takes all other calls.
  *
  * grid: the resident blocks; each block takes every grid-th tile.  A block has 256 or 128 threads.  A warp computes 64

@@ -1,6 +1,6 @@
 /* gt/fused/wkv_ssm_table.h - describes wkv_ssm to the checks of arguments (plain C, shared with the stubs and the CPU
- * twin).  The table joins those of wkv6 and ssd.  Its tensors are fields of the inner structs, and ssd's own sizes have
- * small letters.
+ * twin).  The table joins the tables of wkv6 and ssd.  Its tensors are fields of the inner structs, and ssd's own sizes
+ * have small letters.
  *
  * Fields that both operators share are only in the outer struct.  gt_wkv_ssm_share copies them to the inner structs;
  * then the checks of both operators run. */

@@ -1,32 +1,31 @@
-/* gt/scan/backward.cuh - selective_scan backward, any size.  The gradients of one token are at the top of gt_ssm.cuh.
+/* gt/scan/backward.cuh - selective_scan backward, any size.  gt_ssm.cuh has the gradients of one token, at its top.
  *
  * grid strands*G*ceil(D/G/CHANNELS), at most 64 blocks for each multiprocessor; block 4 warps.  Channels, lanes and
- * states of a thread as in forward; all warps do the same.
+ * states of a thread are as in forward; all warps do the same.
  * A block takes the segments of its strand in turn.  It goes through a segment from its end, one chunk of CHECKPOINT
  * tokens at a time:
  *     forwards    h advances from the chunk's checkpoint through sub-chunks of SUB_CHUNK tokens.  The state before each
  *                 sub-chunk is parked in the block's own scratch in global memory.
- *     backwards   the last sub-chunk comes first.  h advances through its tokens once more, and the state before every
- *                 second token stays in shared memory.  Then G goes back through them, two tokens at a time; the first
- *                 token's gradients need the state between the two anyway.
- * SUB_CHUNK is 8 tokens, 4 at N > 128.  Two barriers a sub-chunk: B and C are shared, and dB and dC are sums over
- * warps.
+ *     backwards   The last sub-chunk comes first.  h advances through its tokens once more, and the state before every
+ *                 second token stays in shared memory.  Then G goes back through them, two tokens at a time, because
+ *                 the first token's gradients need the state between the two anyway.
+ * SUB_CHUNK is 8 tokens, or 4 at N > 128.  A sub-chunk has two barriers, because the warps share B and C, and dB and dC
+ * are sums over warps.
  *
  * registers: A, G and two sums for dA, 16 values each, the next sub-chunk and the sums of two tokens: 255, for two
  * blocks a multiprocessor.
- * shared: B, C; of each warp Delta, Delta u, DY, the slope of Delta, u and two sums [SUB_CHUNK][WARP_CHANNELS], states;
- * once these are read, the warp's shares of dB and dC overwrite them: 61 KB at N = 16.
+ * shared: B, C; for each warp Delta, Delta u, DY, the slope of Delta, u and two sums [SUB_CHUNK][WARP_CHANNELS], and
+ * states.  When the states are read, the warp's shares of dB and dC overwrite them.  61 KB at N = 16.
  * scratch: 8 KB CHECKPOINT / SUB_CHUNK a block: 128 KB.
- * issue slots per token and state, N = 16, where all states decay fast (Path): parking 5, and 1.5 for the channel; the
+ * issue slots per token and state, N = 16, if all states decay fast (Path): parking 5, and 1.5 for the channel; the
  * sub-chunk the same again; backwards 12, or 13 with dz; sums over lanes 1.5 for <g,B> and <A,da>, 1.75 for dB and dC;
  * the channel's loads, stores and Delta about 60 / 16.  Counted: 30.  Executed: 42, and 12 of them are the channel's.
- * bytes per token and channel, bf16: u and dt 4 each (read twice); dy (, z) 2 each, 4 with dz; du, ddt (, dz) 2 each;
- * B and C 6 N / CHANNELS (B is read twice); shares of dB and dC 8 N / CHANNELS, which group_sum reads; checkpoints
- * N / 32; scratch, written and read, 8 N / SUB_CHUNK, which stays in L2 if 256 blocks run at once.
+ * bytes per token and channel, bf16: u and dt 4 each (read twice); dy (, z) 2 each, 4 with dz; du, ddt (, dz) 2 each; B
+ * and C 6 N / CHANNELS (B is read twice); shares of dB and dC 8 N / CHANNELS, which group_sum reads; checkpoints N /
+ * 32; scratch, written and read, 8 N / SUB_CHUNK, which stays in L2 if 256 blocks run at once.
  * dB and dC are summed over a thread's channels in order, over a warp's channels by a butterfly, over warps in order,
- * and over tiles by group_sum.  dA, dDskip and ddt_bias are summed over a thread's tokens in order, over strands by
- * reduce_rows.  Every
- * order is fixed: deterministic. */
+ * and over tiles by group_sum.  dA, dDskip and ddt_bias are summed over a thread's tokens in order, and over strands by
+ * reduce_rows.  Every order is fixed: deterministic. */
 #ifndef GT_SCAN_BACKWARD_CUH
 #define GT_SCAN_BACKWARD_CUH
 
@@ -187,7 +186,7 @@ GT_DEV void store_sums(const Coordinates<C>& s, const float (&x)[COUNT], const O
 /* Goes back through two tokens, 2 pair and 2 pair + 1 of the sub-chunk.  G is the gradient of the state after both
  * tokens on entry, and of the state before them on return.  The function stores each token's sums over n: <g,B> in
  * INPUT, <A,da> in DECAYS, and if dz is wanted <h,C> in OUTPUT.  It also stores the warp's shares of dB and dC over the
- * states, and adds to dA.  The letters are those of gt_ssm.cuh: kept = exp(a) h_{t-1}, g = G + dy C, da = g kept. */
+ * states, and adds to dA.  gt_ssm.cuh defines the letters: kept = exp(a) h_{t-1}, g = G + dy C, da = g kept. */
 template <class C, int PATH>
 GT_DEV void pair_backward(const Coordinates<C>& s, const float (&A)[C::COLUMNS][C::STATES], int pair, bool has_dz,
                           float (&G)[C::COLUMNS][C::STATES], float (&dA)[C::COLUMNS][C::STATES]) {

@@ -147,7 +147,7 @@ GT_DEV void with_path(int path, const Call& call) {
 /* ---- device helpers ---------------------------------------------------------------------------------- */
 
 /* The work of a block and of a thread.  A block has one tile of channels and one strand, number block_x() / (G tiles).
- * Of S strands, strand s takes segments s, s + S, ... of the sequences. */
+ * With S strands, strand s takes segments s, s + S, ... of the sequences. */
 template <class C>
 struct Coordinates {
     uint32_t smem;

@@ -135,8 +135,8 @@ struct Token {
 
 /* ---- where a block works --------------------------------------------------------------------------------------- */
 
-/* A block has one tile of channels and one strand, number block_x() / tiles.  Of S strands, strand s takes segments s,
- * s + S and so on of the sequences. */
+/* A block has one tile of channels and one strand, number block_x() / tiles.  With S strands, strand s takes segments
+ * s, s + S and so on of the sequences. */
 GT_DEV int64_t items_of(const Problem& in) { return sequence_count(in.sequences) * in.segments.count; }
 GT_DEV int64_t strands_of(const Problem& in) { return grid_x() / in.tiles; }
 GT_DEV int64_t strand_of(const Problem& in) { return block_x() / in.tiles; }

@@ -47,13 +47,12 @@
  * 32 channels.  In that case G does not lie in outputs, since dk of the first slice would overwrite G of the second.
  * registers: X and Z [64,16] as accumulators, 64; dv N/2; K as left operand and its factors, 48.  N = 128 in one slice:
  * 128, 64, 96.
- * operands: S, G, v, dy 16-bit; C, R, K, A tf32.  bf16: S and G are stored as bf16; their rounding, 2^-9, is that of
- * the outputs, and row sums come from the reverse state pass, where G is fp32.  f16: S is stored as fp32 and rounded
- * here.  The reverse state pass rounds G to f16 with a power of two a row.  This kernel computes rowsum(S . G) from the
- * fp32 S.
- * X and Z are computed transposed, channels by tokens.  R and K are their left operands.  C^T is the right one, in the
- * order of its accumulators.  R, K, X, Z lie in fragments of two tokens by two channels.  Such 16 bytes are a left
- * operand, two right operands (of A), or a lane's accumulators of a tile.
+ * operands: S, G, v, dy 16-bit; C, R, K, A tf32.  bf16: S and G are stored as bf16; this rounds them by 2^-9, as
+ * outputs are rounded.  Row sums come from the reverse state pass, where G is fp32.  f16: S is stored as fp32 and
+ * rounded here.  The reverse state pass rounds G to f16 with a power of two a row.  This kernel computes rowsum(S . G)
+ * from the fp32 S.  X and Z are computed transposed, channels by tokens.  R and K are their left operands.  C^T is the
+ * right one, in the order of its accumulators.  R, K, X, Z lie in fragments of two tokens by two channels.  These 16
+ * bytes are a left operand, two right operands (of A), or a lane's accumulators of a tile.
  * shared, N = 64: R, K [64,64] fp32 32 KB, r, k, w 24 KB, v, dy 16 KB, S, G 16 KB, 10 KB of vectors: two blocks on a
  * multiprocessor.  N = 128 in one slice: R, K 64 KB, r, k, w 48 KB, v, dy 32 KB, S, G 64 KB, 18 KB of vectors; in four
  * slices: 16, 12, 32, 16, 16 KB.

@@ -13,7 +13,8 @@
  * So a lane has 4 adjacent channels, 4j.. of 16.
  * shared, N = 64: R, K 32 KB, v, dy 32 KB, S and then G 16 KB, C 10 KB, vectors 9 KB: 98 KB.
  * tensor cores per sub-chunk, N = 64: 3 x (64 + 64 S dy, G v; 40 C; 80 X, Z; 40 A; 40 + 64 dv) m16n8k8.
- * bytes: those of 16 bits at 4 bytes each, and r, k, w and G once more from L2: 3.3 KB per token and head. */
+ * bytes: as many elements as in 16 bits, of 4 bytes each, and r, k, w and G once more from L2: 3.3 KB per token and
+ * head. */
 #ifndef GT_WKV6_BACKWARD_FP32_CUH
 #define GT_WKV6_BACKWARD_FP32_CUH
 

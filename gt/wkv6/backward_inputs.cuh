@@ -1,5 +1,5 @@
-/* gt/wkv6/backward_inputs.cuh - the first half of the kernel in backward.cuh, which takes one chunk's gradients: the
- * kernel's compile-time traits, its layout of shared memory, the copies of its inputs, and the factors R, K, E. */
+/* gt/wkv6/backward_inputs.cuh - the first half of the kernel in backward.cuh, which computes one chunk's gradients.  It
+ * has the compile-time traits, the layout of shared memory, the copies of inputs, and the factors R, K, E. */
 #ifndef GT_WKV6_BACKWARD_INPUTS_CUH
 #define GT_WKV6_BACKWARD_INPUTS_CUH
 
@@ -540,8 +540,7 @@ GT_DEV Word rowsum_part(const BackwardBlock<C>& me, int part, int channel) {
 }
 
 /* Starts the copies of a slice; two warps copy a tensor.  The first group is r, k, w and u, and all threads wait for
- * it.  The second group is all other inputs.  Of these, S, G and rowsum(S . G) come from earlier kernels of the
- * chain. */
+ * it.  The second group is all other inputs.  S, G and rowsum(S . G) come from earlier kernels of the chain. */
 template <class C>
 GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     const int warp = warp_id(), tensor = warp / 2, lane = 32 * (warp % 2) + lane_id();
@@ -660,7 +659,8 @@ GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, co
 /* ---- R, K, E and the bonus ---------------------------------------------------------------------------------- */
 
 /* Converts an element of R or K to the stored form.  With 16-bit inputs the element is rounded to tf32, as the tensor
- * cores read it: dg subtracts terms of R and K that the tensor cores have added, so both must use the same values. */
+ * cores read it.  The reason: dg subtracts terms of R and K that the tensor cores have added, so both must use the same
+ * values. */
 template <class C>
 GT_DEV float chunk_operand(float x) {
     return C::TF32X3 ? x : round_tf32(x);

@@ -4,9 +4,9 @@
  *     R_t = r_t 2^-c_t                    K_t = k_t 2^c_(t+1)        A = tril(R K^T) + diag(bonus)
  *     y   = scale (R S + A v)             S <- E . (S + K^T v)       E = 2^-c_16
  * The same operands R and K serve the pairs inside the sub-chunk, the output and the state.  2^c grows, so it is
- * bounded: if c_16 of a channel reaches STRONG_DECAY_LIMIT (a hard reset, or 16 decays under 2^-4), the channel's group
- * of 16 channels takes the strong-decay path for that sub-chunk.  There K holds k_t prod_{m>t} d_m, running products
- * make the group's share of A, and S is scaled before the update.  Neither path clamps a decay.
+ * bounded.  c_16 of a channel reaches STRONG_DECAY_LIMIT by a hard reset, or by 16 decays under 2^-4.  In that case the
+ * channel's group of 16 channels takes the strong-decay path for that sub-chunk.  There K holds k_t prod_{m>t} d_m,
+ * running products make the group's share of A, and S is scaled before the update.  Neither path clamps a decay.
  * On compute capability 9.0, N = 128 in 16 bits has a kernel of its own: forward_hopper_kernel.
  *
  * grid ceil(sequences*H*segments/HEADS).  For packed sequences the grid is smaller (most_blocks), and blocks take work

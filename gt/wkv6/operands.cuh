@@ -63,8 +63,8 @@ GT_DEV void set_lo(const float (&x)[COUNT], float (&lo)[COUNT]) {
     for (int i = 0; TF32X3 && i < COUNT; i++) lo[i] = tf32_lo(x[i]);
 }
 
-/* c += a b.  TF32X3: three products, of which `low` gets the two small ones.  So tensor cores round c (towards zero)
- * less often, and two chains of products run side by side. */
+/* c += a b.  TF32X3: three products.  `low` gets the two small ones.  So tensor cores round c (towards zero) less
+ * often, and two chains of products run side by side. */
 template <bool TF32X3>
 GT_DEV void mma_3xtf32(float (&c)[4], float (&low)[4], const float (&a)[4], const float (&a_lo)[4], float b0,
                        float b1) {

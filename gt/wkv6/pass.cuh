@@ -1,4 +1,4 @@
-/* gt/wkv6/pass.cuh - shared parts of kernels that pass through time on tensor cores, forward or in reverse:
+/* gt/wkv6/pass.cuh - shared by kernels that pass through time on tensor cores, forward or in reverse.  It has the
  * compile-time traits (TensorTraits), parameters, a block's tokens, its first state, and the address of its last
  * state. */
 #ifndef GT_WKV6_PASS_CUH

@@ -1,7 +1,7 @@
-/* gt/wkv6/segment.cuh - gt_wkv6_segment and gt_wkv6_segment_backward.  They compute the state after a piece of a
- * sequence that starts from zeros, or the gradient before a piece that ends with a zero gradient; and the log of the
- * piece's decay.  On tensor cores they run the local pass over segments, and a scan for the end.  Otherwise they run
- * the kernels that go token by token, and the kernel below. */
+/* gt/wkv6/segment.cuh - gt_wkv6_segment and gt_wkv6_segment_backward.  They compute the log of the decay of a piece of
+ * a sequence.  They also compute the state after a piece that starts from zeros, or the gradient before a piece that
+ * ends with a zero gradient.  On tensor cores they run the local pass over segments, and a scan for the end.  Otherwise
+ * they run the kernels that go token by token, and the kernel below. */
 #ifndef GT_WKV6_SEGMENT_CUH
 #define GT_WKV6_SEGMENT_CUH
 

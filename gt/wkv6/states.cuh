@@ -1,9 +1,9 @@
 /* gt/wkv6/states.cuh - states alone, on tensor cores: G in reverse, or S of segments.
  *
- * Block, roles and buffers are those of forward.cuh, with two differences.  First, a head has two teams of producer
- * warps, which take sub-chunks in turn, each for its own buffer.  (N = 128 has one team, since registers allow no
- * more.)  Second, the state is scaled before the addition.  So no factor grows, and two sub-chunks may be one step
- * (STEP): the step scans their decays once and scales the state once.  Below, a sub-chunk is a step.  Forward computes
+ * Block, roles and buffers are as in forward.cuh, with two differences.  First, a head has two teams of producer warps,
+ * which take sub-chunks in turn, each for its own buffer.  (N = 128 has one team, since registers allow no more.)
+ * Second, the state is scaled before the addition.  So no factor grows, and two sub-chunks may be one step (STEP): the
+ * step scans their decays once and scales the state once.  Below, a sub-chunk is a step.  Forward computes
  *     S <- E . S + sum_t (decay after t . k_t) v_t^T
  * REVERSE has (r, dy) in place of (k, v), takes the sub-chunks from last to first, and computes
  *     G <- E . G + sum_t (P_t . r_t) dy_t^T

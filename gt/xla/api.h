@@ -1,5 +1,5 @@
 /* gt/xla/api.h - the part of XLA's foreign function interface that the handlers need (plain C).  It is declared here,
- * so that a build needs no files of XLA.  The names are our own.  The layout is that of XLA_FFI_... in
+ * so that a build needs no files of XLA.  The names are our own.  The layout matches XLA_FFI_... in
  * xla/ffi/api/c_api.h, version 0.1; tests/xla/offsets.c compares the two.
  *
  * XLA adds fields at the end of a struct and changes neither size nor version for this.  So no handler reads

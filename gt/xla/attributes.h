@@ -1,5 +1,5 @@
-/* gt/xla/attributes.h - the fields of an argument struct that an XLA call sets by attributes, and the fields that
- * follow from the shapes of operands and results although no table of sizes names them (plain C). */
+/* gt/xla/attributes.h - the fields of an argument struct that an XLA call sets by attributes (plain C).  Also the
+ * fields that follow from the shapes of operands and results although no table of sizes names them. */
 #ifndef GT_XLA_ATTRIBUTES_H
 #define GT_XLA_ATTRIBUTES_H
 

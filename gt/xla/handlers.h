@@ -358,7 +358,7 @@ static gt_xla_error *gt_xla_fail(const gt_xla_api *api, gt_status status) {
     return api->error_create(&create);
 }
 
-/* Answers a question about the handler.  Returns 0 if the frame asks none.  Such a call frame has no api. */
+/* Answers a question about the handler.  Returns 0 if the frame asks none.  A call frame with a question has no api. */
 static int gt_xla_answers(const gt_xla_frame *frame, gt_target target) {
     for (gt_xla_extension *e = frame->extensions; e; e = e->next) {
         if (e->type != GT_XLA_METADATA) continue;
