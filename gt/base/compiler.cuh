@@ -17,12 +17,12 @@
 #error "kernels need nvcc, or a C++17 compiler with GT_EMU defined"
 #endif
 
-/* GT_DEV     device function, in namespace scope or as static member
- * GT_DEV_CALL the same, called and not inlined: for rare paths
- * GT_HD      the same for host and device
- * GT_METHOD  device member function that uses `this`
- * GT_KERNEL(threads, min_blocks) name(params): kernel launched with `threads` threads, compiled so
- *            that `min_blocks` blocks fit on a multiprocessor; may follow template <...> */
+/* GT_DEV      a device function, in namespace scope or a static member
+ * GT_DEV_CALL a device function that is called, not inlined: for rare paths
+ * GT_HD       a function for host and device
+ * GT_METHOD   a device member function that uses `this`
+ * GT_KERNEL(threads, min_blocks) name(params): a kernel that is launched with `threads` threads.  It is compiled so
+ *            that `min_blocks` blocks fit on a multiprocessor.  It may follow template <...> */
 #ifdef GT_EMU
 #define GT_DEV [[maybe_unused]] static inline
 #define GT_DEV_CALL [[maybe_unused]] static

@@ -431,10 +431,9 @@ backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
     store_parameters(p, s, own, sums);
 }
 
-/* ---- backward: a segment's gradient of its start, from a zero gradient of its end
- * ----------------------------------------------------
- * The local pass, over every segment but a sequence's first, before the scan over segments.  From a segment's last
- * token to its first,
+/* ---- backward: the gradient at a segment's start, from a zero gradient at its end ----------------------
+ * This local pass takes every segment but a sequence's first, before the scan over segments.  It computes, from a
+ * segment's last token to its first,
  *     G <- exp(Delta A) (G + DY C)
  * grid, block and shared memory as backward.
  * registers: A and G, 16 values each.

@@ -127,13 +127,13 @@ struct ConsumerWarp {
         }
     }
 
-    /* The same in bf16: transposing gives a lane neighbours of channel 8 nt + g of every tile. */
+    /* Stores the state as bf16.  A transpose gives each lane adjacent values of channel 8 nt + g of every tile. */
     GT_METHOD void store(bf16* state, bool of_lo = false) const {
         state += g * C::N + column0 + 2 * C::TILES * j;
         GT_UNROLL
         for (int nt = 0; nt < C::NT; nt++) {
             struct alignas(4 * C::TILES) {
-                uint32_t words[C::TILES]; /* two neighbours each */
+                uint32_t words[C::TILES]; /* two adjacent values each */
             } row;
             GT_UNROLL
             for (int i = 0; i < C::TILES; i++) {

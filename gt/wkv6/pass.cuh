@@ -65,19 +65,17 @@ struct TensorTraits {
         static constexpr int LANES = WIDTH * (int)sizeof(E) / 16, ROWS = 32 * TEAM / LANES, PIECES = STEP / ROWS;
     };
     static constexpr int PITCH = N + 8;
-    static constexpr int PAIR_PITCH = 8 * N + 32; /* STATES: bytes of two tokens of K, fragments of 2 x 2 */
+    static constexpr int PAIR_PITCH = 8 * N + 32; /* STATES: bytes of K for two tokens, in 2 x 2 fragments */
     static_assert(STEP / 2 * PAIR_PITCH <= STEP * PITCH * 4, "within K");
-    /* STATES: bytes of K for two tokens, in fragments of 2 x 2 */
+    /* offsets in bytes within the buffer of one head */
     static constexpr int FRAGMENTS = N / 2 + 4; /* fragments of R in a row */
     static constexpr int R = 0, K = STATES ? 0 : SUB_CHUNK / 2 * FRAGMENTS * 16, VALUES = K + STEP * PITCH * 4;
-    static constexpr int VALUE_FRAGMENTS = N / 2 + 2; /* fp32: fragments of v in a row of two tokens; STATES: plain
-                                                       * rows */
+    static constexpr int VALUE_FRAGMENTS = N / 2 + 2; /* fp32: fragments of v in two tokens; STATES: plain rows */
     static constexpr int VALUE_PITCH = 2 * VALUE_FRAGMENTS;
     static constexpr int SCALE = VALUES + (TF32X3 ? STEP / 2 * VALUE_FRAGMENTS * 16 : STEP * PITCH * 2);
     static constexpr int BONUS = SCALE + (TF32X3 ? 8 : 4) * N;
     static constexpr int STRONG_DECAY = BONUS + 4 * SUB_CHUNK * GROUPS, FULL = STRONG_DECAY + 32, EMPTY = FULL + 8;
-    static constexpr int A_FULL = 0, WORK = STRONG_DECAY + 56; /* A_FULL: no such mbarrier; WORK: the block's, in buffer
-                                                                * 0 */
+    static constexpr int A_FULL = 0, WORK = STRONG_DECAY + 56; /* no A_FULL here; WORK: the block's, in buffer 0 */
     static constexpr int PAIRS = STRONG_DECAY + 64;
     static constexpr int HEAD_BUFFER = PAIRS + (STATES ? 0 : 4 * SUB_CHUNK * SUB_CHUNK * GROUPS);
     static constexpr int BUFFER = HEADS * HEAD_BUFFER, BUFFERS = 2;
