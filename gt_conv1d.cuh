@@ -1,26 +1,26 @@
 /* gt_conv1d.cuh - causal depthwise convolution.
  *
- * THE OPERATOR (one batch element and channel), with e = [the W-1 inputs before the first; x_0 ...]
+ * THE OPERATOR, for one batch element and channel.  e is the W-1 inputs before the first token, followed by x_0 ...
  *     pre_t = bias + sum_{j<W} weight[j] e_{t+j}     y_t = act(pre_t)     state_out = last W-1 of e
  * Backward, with q_t = dy_t act'(pre_t):
  *     de_{t+j} += weight[j] q_t     dweight[j] += e_{t+j} q_t     dbias += q_t
- * where the last W-1 of de begin with dstate_out, and its first W-1 are dstate_in.
+ * The last W-1 elements of de start with dstate_out; the first W-1 are dstate_in.
  *
- * NUMERICAL HAZARDS, and what is done about them
- *   - Kernels that take every width as 4 skip the taps that a smaller one lacks: a factor 0 would not do, for the
- *     input there may be infinite.
- *   - SiLU and its derivative at infinity: silu_of_sigmoid and silu_derivative.
- *   - dweight and dbias are sums over batch and time: a thread adds at most 256 tokens, then a block
- *     its warps, then reduce_rows the blocks.
+ * NUMERICAL HAZARDS, and the remedies
+ *   - Kernels that take every width as 4 skip the taps that a smaller width lacks.  A factor 0 would not do, because
+ *     the input there may be infinite.
+ *   - SiLU and its derivative at infinity: see silu_of_sigmoid and silu_derivative.
+ *   - dweight and dbias are sums over batch and time.  A thread adds at most 256 tokens, then a block adds its warps,
+ *     then reduce_rows adds the blocks.
  *
- * THE PARTS, in gt/conv1d/
+ * THE PARTS lie in gt/conv1d/.
  *     table.h        describes the operator (plain C, shared with the stubs and the CPU twin)
- *     problem.cuh    what every kernel knows
+ *     problem.cuh    shared by all kernels
  *     tile.cuh       how forward and backward are cut, and their copies through shared memory
  *     forward.cuh    forward
  *     backward.cuh   backward
  *     borders.cuh    where packed sequences begin, for rows
- *     rows.cuh       both over time, long rows
+ *     rows.cuh       forward and backward over time, long rows
  *     whole_rows.cuh forward over time, long rows that are whole numbers of aligned units
  *     bulk_rows_sm90.cuh the same on compute capability 9.0
  *     step.cuh       steps

@@ -1,10 +1,10 @@
-/* gt_fused.cuh - normalisation fused with its neighbours, rmsnorm_linear, norm_mix, norm_gate; wkv6 and ssd of a block;
- * conv1d and ssd.
+/* gt_fused.cuh - fused operators: normalisation with its neighbours (rmsnorm_linear, norm_mix, norm_gate, add_norm),
+ * wkv6 with ssd (wkv_ssm), and conv1d with ssd (conv_ssd).
  *
- * ALL BUT TWO normalise slices v of n elements: rows of x, or the heads of one
+ * The normalising operators divide x into slices v of n elements: rows of x, or the heads of a row.
  *     xhat = (v - mean(v)) rstd             rstd = 1 / sqrt(mean((v - mean(v))^2) + eps)
  *     dv = rstd (d - mean(d) - xhat mean(d . xhat))                   d = the gradient of xhat
- * where RMSNorm leaves out mean(v) and mean(d).
+ * RMSNorm leaves out mean(v) and mean(d).
  *   rmsnorm_linear, v = x:
  *     n = xhat . gamma + beta    y = n weight^T + bias
  *     dn = dy weight             d = dn . gamma             dgamma = sum_m dn . xhat
@@ -15,39 +15,40 @@
  *     norm first, v = x:      y = n . s     dn = dy . s     dx = dv         ds = dy . n
  *     gate first, v = x . s:  y = n         dn = dy         dx = dv . s     ds = dv . x
  *     d = dn . gamma             dgamma = sum_m dn . xhat   dbeta = sum_m dn
- * These two, wkv_ssm and conv_ssd, call wkv6 and ssd, and conv1d and ssd, whose mathematics stand in their files.
+ * The other two operators call others: wkv_ssm calls wkv6 and ssd, conv_ssd calls conv1d and ssd.  The files of those
+ * operators have the mathematics.
  *
- * NUMERICAL HAZARDS, and what is done about them
- *   - x^2 overflows from 2e19 on.  rmsnorm_linear repeats such a row with x scaled down; the others
- *     keep a second sum of (2^-70 x)^2, which replaces the first where that is beyond 2^126, and
- *     sum d . v with a factor of 2^-32.
- *   - mean(v) is rounded, which shows where v hardly varies: the sum of v - mean corrects it.
- *   - In slices of a few elements nearly all of d cancels in dv: up to 4 they are computed in
- *     double.
- *   - Where D or O is below 32 a result of rmsnorm_linear depends on few elements of n, whose
- *     roundings to 16 bits may all be large: there the products run on fp32 units.
+ * NUMERICAL HAZARDS, and the remedies
+ *   - x^2 overflows from 2e19 on.  rmsnorm_linear repeats such a row with x scaled down.  The other operators keep a
+ *     second sum of (2^-70 x)^2, which replaces the first if the first is beyond 2^126.  They multiply the sum of d . v
+ *     by 2^-32.
+ *   - mean(v) is rounded, and the error shows if v hardly varies.  The sum of v - mean corrects it.
+ *   - In slices of a few elements nearly all of d cancels in dv.  Slices of up to 4 elements are computed in double.
+ *   - If D or O is below 32, a result of rmsnorm_linear depends on few elements of n, whose roundings to 16 bits may
+ *     all be large.  There the products run on fp32 units.
  *
- * THE PARTS, in gt/fused/
+ * THE PARTS lie in gt/fused/.
  *     table.h                       describes the operators (plain C, shared with the stubs and the CPU twins)
- *     rmsnorm_linear.cuh            what its kernels share; mean and rstd
+ *     rmsnorm_linear.cuh            shared by its kernels; mean and rstd
  *     rmsnorm_linear_product.cuh    its products, for any size, dtype and alignment
- *     rmsnorm_linear_sums.cuh       its backward but for them
+ *     rmsnorm_linear_sums.cuh       the rest of its backward
  *     rmsnorm_linear_tiles.cuh      its products of aligned 16-bit rows, on tensor cores
  *     rmsnorm_linear_sm90.cuh       the same products by wgmma
  *     rmsnorm_linear_whole_sm90.cuh y from whole rows in shared memory, D <= 512
  *     rmsnorm_linear_cublaslt.cuh   the products by the caller's cuBLASLt, with GT_WITH_CUBLASLT
- *     rmsnorm_linear_rows.cuh       what is done around these
- *     norm.cuh                      what the kernels of norm_mix and norm_gate share
- *     norm_mix.cuh, norm_gate.cuh   these
+ *     rmsnorm_linear_rows.cuh       kernels for rows before and after the products of tiles
+ *     norm.cuh                      shared by the kernels of norm_mix and norm_gate
+ *     norm_mix.cuh, norm_gate.cuh   norm_mix and norm_gate
  *     add_norm.cuh                  x + residual, then a norm
  *     rmsnorm_linear_launch.cuh, rmsnorm_linear_launch_any.cuh, rmsnorm_linear_launch_tiles.cuh,
  *     rmsnorm_linear_launch_sm90.cuh, norm_launch.cuh, add_norm_launch.cuh
  *                                   plans and launches
- * This file has the C functions, but for those of wkv_ssm and conv_ssd, which are no use without the operators that
- * they call: gt_kernels.h includes gt/fused/wkv_ssm_calls.cuh and conv_ssd_calls.cuh where all are implemented.
  *     wkv_ssm_table.h, wkv_ssm.cuh  the two recurrences of a hybrid block in one call
  *     conv_ssd_table.h, conv_ssd.h, conv_ssd_launch.cuh, conv_ssd_sm90.cuh, conv_ssd_step.cuh
- *                                   convolution with SiLU, then ssd, of slices of what it made */
+ *                                   convolution with SiLU, then ssd on slices of its result
+ * This file has the C functions of the normalising operators.  wkv_ssm and conv_ssd are no use without the operators
+ * that they call.  So gt_kernels.h includes their functions, gt/fused/wkv_ssm_calls.cuh and conv_ssd_calls.cuh, only if
+ * all of these are implemented. */
 #ifndef GT_FUSED_CUH
 #define GT_FUSED_CUH
 

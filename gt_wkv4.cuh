@@ -3,32 +3,32 @@
  * THE OPERATOR (one batch element and channel; g is the log of the decay)
  *     y_t = (A_{t-1} + exp(u + k_t) v_t) / (B_{t-1} + exp(u + k_t))         a mean of all v, weighted by exp(k)
  *     A_t = exp(g) A_{t-1} + exp(k_t) v_t        B_t = exp(g) B_{t-1} + exp(k_t)
- * Peng et al. 2023, arXiv:2305.13048.
+ * Peng et al.  2023, arXiv:2305.13048.
  *
- * FORWARD keeps A = a exp(p) and B = b exp(p), with p the largest key that came yet.  RWKV-4's own kernel lets p decay
- * with the state, token by token.  Here a and b decay, and p stays, so that p is a key, exactly, and not a sum that was
- * rounded at every token.  A decay of less than exp(-2) goes to p after all: it would empty a and b.
- * BACKWARD goes by the mean m = A / B and l = log B, in which all factors are shares between 0 and 1: see
+ * FORWARD keeps A = a exp(p) and B = b exp(p), where p is the largest key so far.  In RWKV-4's own kernel p decays with
+ * the state, token by token.  Here a and b decay and p stays.  So p is exactly a key, and not a sum that is rounded at
+ * every token.  Only a decay of less than exp(-2) is added to p, because it would make a and b vanish.
+ * BACKWARD uses the mean m = A / B and l = log B.  With these all factors are shares between 0 and 1: see
  * gt/wkv4/backward.cuh.
  *
  * NUMERICAL HAZARDS, and the remedies
- *   - exp(k) overflows for a key above 88: only differences of keys to the largest one become exponentials.
- *   - A key far above those behind it: once its weight has decayed, the others are small beside exp(p).  b is brought
- *     back to about 1 every 32 tokens (normalise), and then p falls.
- *   - exp(g) near 1: fp32 cannot hold 1 - exp(g), which a long mean shows.  States are scaled as a + expm1(g) a.
- *   - Large keys, where fp32 does not tell p from p + g: differences of keys are formed first, then n g is added.
+ *   - exp(k) overflows for a key above 88.  So only differences of keys from the largest key become exponentials.
+ *   - A key may be far above later keys.  Once its weight has decayed, the others are small beside exp(p).  So b is
+ *     scaled back to about 1 every 32 tokens (normalise), and p falls.
+ *   - exp(g) near 1: fp32 cannot hold 1 - exp(g), and a long mean shows the error.  States are scaled as
+ *     a + expm1(g) a.
+ *   - Large keys, where fp32 cannot tell p from p + g: differences of keys are formed first, then n g is added.
  *   - exp(u) above exp(40): y takes exponentials of its own.
- *   - A key of minus infinity, or a neutral state: a sum of weights that is 0 counts as the smallest number in
- *   quotients.
- *   - dstate_in of a neutral state: m has no meaning there, but A and B do; see first_gradient().
+ *   - A key of minus infinity, or a neutral state: if a sum of weights is 0, quotients take the smallest number
+ *   instead.  - dstate_in of a neutral state: m has no meaning there, but A and B do; see first_gradient().
  *
- * SEQUENCES AND SEGMENTS.  Batch elements and packed sequences are one thing to the kernels, and long sequences are cut
- * into segments that run side by side: see gt/recurrence/sequences.cuh and segments.cuh.  States of segments are joined
- * as pairs (a exp(p), b exp(p)), not by the scan of segments.cuh, whose numbers would overflow.
+ * SEQUENCES AND SEGMENTS.  Kernels treat batch elements and packed sequences alike.  Long sequences are cut into
+ * segments that run side by side.  See gt/recurrence/sequences.cuh and segments.cuh.  States of segments are joined as
+ * pairs (a exp(p), b exp(p)).  The scan of segments.cuh does not join them, since its numbers would overflow.
  *
- * THE PARTS, in gt/wkv4/
+ * THE PARTS lie in gt/wkv4/.
  *     table.h        describes the operator (plain C, shared with the stubs and the CPU twin)
- *     problem.cuh    the arguments as every kernel sees them; a token; tiles
+ *     problem.cuh    the arguments as every kernel gets them; a token; tiles
  *     forward.cuh, backward.cuh, step.cuh
  *     launch.cuh     plans and launches
  * This file has the C functions. */

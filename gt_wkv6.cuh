@@ -2,19 +2,19 @@
  *
  * THE OPERATOR (one batch element and head; the state S is [N,V], decay d_t in [0,1] per channel n)
  *     y_t = S_{t-1}^T r_t + (sum_n r_t u k_t) v_t            S_t = diag(d_t) S_{t-1} + k_t v_t^T
- * times the caller's scale, which is left out below: in backward it goes with r, and with dr.
- * A pair of tokens j < i therefore carries prod_{j<m<i} d_m: its own two decays do not count.
+ * y is also multiplied by the caller's scale.  The formulas below omit the scale: in backward it multiplies r and dr.
+ * So a pair of tokens j < i carries prod_{j<m<i} d_m, without the decays of i and j themselves.
  *
- * ON TENSOR CORES (N = V in 32, 64, 128 from compute capability 8.0 on, if rows are aligned to 16 bytes; not fp32 with
- * N = 128 where a block may have no more than 99 KB of shared memory)
- * Chunks of 64 tokens, sub-chunks of 16, matrix products.  docs/wkv6.md has the formulas in the order of the kernels,
- * and names the function for each.  tests/wkv6_chunked.c is the same in plain C.
+ * ON TENSOR CORES.  These kernels need N = V in 32, 64, 128, compute capability 8.0, and rows aligned to 16 bytes.
+ * They do not take fp32 with N = 128 if a block may have no more than 99 KB of shared memory.
+ * They use matrix products over chunks of 64 tokens and sub-chunks of 16.  docs/wkv6.md has the formulas in the order
+ * of the kernels, and names the function for each.  tests/wkv6_chunked.c is the same in plain C.
  *
- * ANY SIZE (generic.cuh)
- * Forward goes token by token.  Backward works in sub-chunks.  With S before one, G = dL/dS after it, and
+ * ANY SIZE (generic.cuh).  Forward goes token by token.  Backward works in sub-chunks.  Let S be the state before a
+ * sub-chunk, and G = dL/dS after it.  With
  *     P_t = prod_{m<t} d_m      Q_t = prod_{m>t} d_m      D_ij = prod_{j<m<i} d_m      E = prod d_m
  *     C_ij = <dy_i, v_j>        A_ij = sum_n r_i k_j D_ij (j < i),   A_ii = sum_n r_i u k_i
- * over its tokens,
+ * over the sub-chunk's tokens, the gradients are
  *     dr_i = P_i . (S dy_i) + u . k_i C_ii + sum_{j<i} C_ij k_j . D_ij
  *     dk_j = Q_j . (G v_j)  + u . r_j C_jj + sum_{i>j} C_ij r_i . D_ij
  *     dv_j = G^T (Q_j . k_j) + sum_{i>=j} A_ij dy_i                    du = sum_t C_tt r_t . k_t
@@ -22,35 +22,35 @@
  *            + sum_{j<t<i} C_ij r_i . k_j . D_ij                        g = log d
  *     S <- E . S + sum_t (Q_t . k_t) v_t^T         G <- E . G + sum_t (P_t . r_t) dy_t^T
  *
- * NUMERICAL HAZARDS, and what is done about them
- *   - A decay between two tokens as a quotient of decays from a common start overflows under strong decay.  The
- *     kernels for any size form products of decays alone, all in [0,1].  Those on tensor cores form quotients within 16
- *     tokens.  Where these decay to 2^-64 or less (STRONG_DECAY_LIMIT) they take the strong-decay path, which forms
- *     products alone.  Nothing is clamped.  Exact zeros and hard resets are right.
+ * NUMERICAL HAZARDS, and the remedies
+ *   - The decay between two tokens, as a quotient of decays from a common start, overflows under strong decay.  The
+ *     kernels for any size use only products of decays, all in [0,1].  Kernels on tensor cores use quotients within 16
+ *     tokens.  If these tokens decay to 2^-64 or less (STRONG_DECAY_LIMIT), the kernels take the strong-decay path,
+ *     which uses only products.  No decay is clamped.  Exact zeros and hard resets are right.
  *   - dg as a difference of two running sums is noise in fast channels.  The kernels for any size and the strong-decay
  *     path only add.  Chunks on tensor cores subtract, but only terms that they have added, and that are in dg of some
- *     token of the chunk.  Where tokens decay much faster than their neighbours they take the strong-decay path, too.
- *   - d near 1: fp32 cannot hold 1 - d (20 % error at 1 - 3e-7), which a long accumulation shows.
- *     States are updated as S + (expm1(g) S + k v) unless the decay is strong (scale_of_log).  With 16-bit
- *     activations on tensor cores they are multiplied by the decay of 16 tokens or more (sub_chunk_decay).
- *   - raw decay: dw = -exp(w) dg would be inf * 0 where d = 0.  There it is selected to 0.
+ *     token of the chunk.  If tokens decay much faster than their neighbours, they take the strong-decay path, too.
+ *   - d near 1: fp32 cannot hold 1 - d (20 % error at 1 - 3e-7), and a long accumulation shows the error.  States are
+ *     updated as S + (expm1(g) S + k v) unless the decay is strong (scale_of_log).  With 16-bit activations on tensor
+ *     cores states are multiplied by the decay of 16 tokens or more (sub_chunk_decay).
+ *   - raw decay: dw = -exp(w) dg would be inf * 0 if d = 0.  In that case a select makes it 0.
  *
- * THE PARTS, in gt/wkv6/
+ * THE PARTS lie in gt/wkv6/.
  *     table.h              describes the operator (plain C, shared with the stubs and the CPU twin)
- *     problem.cuh          what every kernel knows
+ *     problem.cuh          shared by all kernels
  *     generic.cuh          the kernels for any N and V
  *     operands.cuh, pass.cuh, prepare.cuh
- *                          what the kernels on tensor cores share
+ *                          shared by the kernels on tensor cores
  *     forward.cuh, forward_sm90.cuh
  *                          forward on tensor cores; the same on compute capability 9.0
- *     states.cuh           states only: G backwards in time, S of segments
+ *     states.cuh           states alone: G in reverse, S of segments
  *     step.cuh             steps
  *     backward.cuh         the chunks of backward on tensor cores, with backward_inputs.cuh,
  *                          backward_products.cuh, backward_fp32.cuh, backward_strong_decay.cuh
  *     path.cuh             which kernels a call takes
  *     launch.cuh           plans and launches
- *     segment.cuh          what a piece of a sequence makes of a zero state; pieces joined by recurrence/pieces.cuh
- * Sequences, segments and the order of launches are those of all recurrent operators: gt/recurrence/.
+ *     segment.cuh          the state after a piece that starts from zeros; recurrence/pieces.cuh joins pieces
+ * All recurrent operators share the code for sequences, segments and the order of launches: gt/recurrence/.
  * This file has the C functions. */
 #ifndef GT_WKV6_CUH
 #define GT_WKV6_CUH

@@ -1,20 +1,20 @@
-/* Causal depthwise convolution on the CPU, the twin of gt_conv1d.cuh.  With e = [the W-1 inputs
- * before the first; x_0 ... x_{T-1}]:
+/* Causal depthwise convolution on the CPU, the twin of gt_conv1d.cuh.  Let e be the W-1 inputs before the first token,
+ * followed by x_0 ... x_{T-1}:
  *
  *     pre_t = bias + sum_{j<W} weight[j] e_{t+j}     y_t = act(pre_t)     state_out = last W-1 of e
  *
- * and backward, with q_t = dy_t act'(pre_t):
+ * Backward, with q_t = dy_t act'(pre_t):
  *
  *     de_{t+j} += weight[j] q_t     dweight[j] += e_{t+j} q_t     dbias += q_t
  *
- * Gu and Dao 2023, arXiv:2312.00752.  Work is split over channels.  A channel takes its sequences (batch elements or
- * packed ones) in order, so sums over them have one fixed order. */
+ * Gu and Dao 2023, arXiv:2312.00752.  Threads take channels.  A channel takes its sequences (batch elements or packed
+ * ones) in order, so sums over them have one fixed order. */
 #include "gt_ref.h"
 
 /* ---- one channel ----------------------------------------------------------------------------- */
 
-/* A sequence of a channel is taken in chunks of tokens, so that the loops over the tokens of a chunk
- * run over arrays.  e holds the J = W-1 elements before the chunk, then the chunk's own. */
+/* A channel takes a sequence in chunks of tokens, so that loops over the tokens of a chunk run over arrays.  e holds
+ * the J = W-1 elements before the chunk, then the chunk's own elements. */
 enum { CONV1D_MAX_W = 4, CONV1D_CHUNK = 64, CONV1D_E = CONV1D_CHUNK + CONV1D_MAX_W - 1 };
 
 static int64_t conv1d_chunk(const ref_sequence *s, int64_t first) {
@@ -22,7 +22,7 @@ static int64_t conv1d_chunk(const ref_sequence *s, int64_t first) {
     return left < CONV1D_CHUNK ? left : CONV1D_CHUNK;
 }
 
-/* Tokens first ... first + n - 1 of channel d, counted from the sequence's first. */
+/* Loads tokens first ... first + n - 1 of channel d, counted from the sequence's first token. */
 static void conv1d_load(real *to, const gt_conv1d_args *a, const void *data, gt_stride stride, const ref_sequence *s,
                         int64_t first, int64_t d, int64_t n) {
     int64_t at = ref_at(stride, s->b, s->first + first, d);
@@ -40,7 +40,7 @@ typedef struct conv1d_channel {
     real weight[CONV1D_MAX_W], bias;
 } conv1d_channel;
 
-/* Their gradients: sums over batch and time, in double, since their length has no limit. */
+/* Gradients of the parameters.  They are sums over batch and time, in double, since their length has no limit. */
 typedef struct conv1d_sums {
     double weight[CONV1D_MAX_W], bias;
 } conv1d_sums;
@@ -51,7 +51,7 @@ static conv1d_channel conv1d_load_channel(const gt_conv1d_args *a, int64_t d) {
     return c;
 }
 
-/* pre of the n tokens of a chunk */
+/* Computes pre of the n tokens of a chunk. */
 static void conv1d_sum(const gt_conv1d_args *a, const conv1d_channel *c, const real *restrict e, int64_t n,
                        real *restrict pre) {
     for (int64_t i = 0; i < n; i++) pre[i] = c->bias;
@@ -61,9 +61,9 @@ static void conv1d_sum(const gt_conv1d_args *a, const conv1d_channel *c, const r
 
 /* ---- forward and step ------------------------------------------------------------------------ */
 
-/* The state of a channel in the memory of a step: S inputs, in order, or in a ring. */
+/* The state of a channel as a step keeps it in memory: S inputs, in order or in a ring. */
 typedef struct conv1d_columns {
-    int64_t first, step, S; /* elements: of column 0, from column to column; columns */
+    int64_t first, step, S; /* element of column 0; elements from column to column; number of columns */
     int64_t place;          /* column of the next input; S: the columns are in order */
 } conv1d_columns;
 
@@ -78,7 +78,7 @@ static real conv1d_column(const gt_conv1d_args *a, const conv1d_columns *c, int6
     return ref_load(a->state_out, a->state_dtype, c->first + column * c->step);
 }
 
-/* The last W - 1 inputs. */
+/* Loads the last W - 1 inputs. */
 static void conv1d_load_columns(const gt_conv1d_args *a, const conv1d_columns *c, real *state) {
     for (int64_t j = 0; j < a->W - 1; j++) {
         const int64_t column = c->place - (a->W - 1) + j;
@@ -86,7 +86,7 @@ static void conv1d_load_columns(const gt_conv1d_args *a, const conv1d_columns *c
     }
 }
 
-/* Commits tokens of a step: kept inputs move to the front, or, in a ring, stay. */
+/* Commits tokens of a step.  In a ring the kept inputs stay where they are; otherwise they move to the front. */
 static void conv1d_store_columns(const gt_conv1d_args *a, const conv1d_columns *c, const ref_sequence *s, int64_t d) {
     const int64_t n = s->commit - s->first, lost = n > c->S ? n - c->S : 0;
     for (int64_t j = 0; c->place == c->S && n > 0 && j + n < c->S; j++)
@@ -98,7 +98,8 @@ static void conv1d_store_columns(const gt_conv1d_args *a, const conv1d_columns *
     }
 }
 
-/* One sequence of one channel.  `state` has the inputs before the first token, and gets the inputs before s->commit. */
+/* Takes one sequence of one channel.  `state` holds the inputs before the first token on entry, and the inputs before
+ * s->commit on return. */
 static void conv1d_sequence(const gt_conv1d_args *a, const ref_sequence *s, const conv1d_channel *c, real *state) {
     int64_t J = a->W - 1;
     real e[CONV1D_E], y[CONV1D_CHUNK];
@@ -120,7 +121,7 @@ static gt_status conv1d_sequences(const gt_conv1d_args *a, ref_sequences *q) {
     return ref_find_sequences(a->B, a->T, a->cu_seqlens, a->seq_count, a->seq_capacity, q);
 }
 
-/* The inputs before a sequence of forward, oldest first. */
+/* Loads the inputs before a sequence of forward, oldest first. */
 static void conv1d_start(const gt_conv1d_args *a, const ref_sequence *s, int64_t d, real *state) {
     const gt_stride at = a->state_out_stride;
     const float *const from = s->starts_zero ? NULL : a->state_in;
@@ -128,7 +129,7 @@ static void conv1d_start(const gt_conv1d_args *a, const ref_sequence *s, int64_t
     for (int64_t j = 0; j < a->W - 1; j++) state[j] = ref_param(from, first + j * at.h, 0);
 }
 
-/* The last inputs, if wanted. */
+/* Stores the last inputs, if the caller wants them. */
 static void conv1d_end(const gt_conv1d_args *a, const ref_sequence *s, int64_t d, const real *state) {
     const gt_stride at = a->state_out_stride;
     for (int64_t j = 0; a->state_out && j < a->W - 1; j++)
@@ -184,7 +185,7 @@ static gt_status conv1d_run(const gt_conv1d_args *a, int step) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* q of the n tokens of a chunk */
+/* Computes q of the n tokens of a chunk. */
 static void conv1d_slope(const gt_conv1d_args *a, const conv1d_channel *c, const real *e, const ref_sequence *s,
                          int64_t first, int64_t n, real *restrict q) {
     real pre[CONV1D_CHUNK];
@@ -204,8 +205,8 @@ static void conv1d_add_to_sums(const gt_conv1d_args *a, const real *e, const rea
     for (int64_t i = 0; i < n; i++) sums->bias += q[i];
 }
 
-/* Stores elements first ... first + n - 1 of the whole de: the first J elements are the gradient of state_in, the
- * others the gradient of x. */
+/* Stores elements first ... first + n - 1 of de.  The first J elements of de are the gradient of state_in, the others
+ * the gradient of x. */
 static void conv1d_store_de(const gt_conv1d_args *a, const conv1d_channel *c, const ref_sequence *s, int64_t first,
                             int64_t n, const real *de, real *dstate_in) {
     int64_t J = a->W - 1, i = 0;
@@ -213,8 +214,8 @@ static void conv1d_store_de(const gt_conv1d_args *a, const conv1d_channel *c, co
     if (a->dx) conv1d_store(de + i, a, a->dx, a->dx_stride, s, first + i - J, c->d, n - i);
 }
 
-/* One sequence of one channel.  `dstate` is the gradient of state_out, and becomes the gradient of state_in; parameter
- * gradients are added to `sums`. */
+/* Takes one sequence of one channel backwards.  `dstate` is the gradient of state_out on entry, and of state_in on
+ * return.  The parameter gradients are added to `sums`. */
 static void conv1d_sequence_backward(const gt_conv1d_args *a, const ref_sequence *s, const conv1d_channel *c,
                                      real *dstate, conv1d_sums *sums) {
     int64_t J = a->W - 1, T = s->last - s->first, row_in = a->state_in_shared ? 0 : s->row;
@@ -227,7 +228,7 @@ static void conv1d_sequence_backward(const gt_conv1d_args *a, const ref_sequence
         conv1d_add_to_sums(a, e, q, n, sums);
         for (int j = 0; j < a->W; j++)
             for (int64_t i = 0; i < n; i++) de[i + j] += c->weight[j] * q[i];
-        /* the first n of de are complete: no later token reads these elements of e */
+        /* The first n elements of de are complete: no later token reads these elements of e. */
         conv1d_store_de(a, c, s, first, n, de, dstate_in);
         memmove(de, de + n, (size_t)J * sizeof(real));
         memset(de + J, 0, CONV1D_CHUNK * sizeof(real));

@@ -1,13 +1,13 @@
-/* conv_ssd on the CPU, the twin of the kernels in gt/fused/conv_ssd_*: the twins of conv1d and ssd, one after the
- * other.  With c = conv1d(xBC; weight, bias, conv_state_in) and SiLU, rounded to dtype, and x, Bm, Cm the slices of its
- * rows,
+/* conv_ssd on the CPU, the twin of the kernels in gt/fused/conv_ssd_*. It calls the twins of conv1d and ssd, one after
+ * the other.  c = conv1d(xBC; weight, bias, conv_state_in) with SiLU, rounded to dtype.  x, Bm and Cm are slices of the
+ * rows of c.
  *
  *     y = ssd(x, Bm, Cm, dt, z; A, Dskip, dt_bias, state_in)
  *
- * Backward makes c again, its gradient dc by ssd, and from dc makes dxBC, dweight and dbias by conv1d.
+ * Backward computes c again.  Then ssd computes the gradient dc, and from dc conv1d computes dxBC, dweight and dbias.
  *
  * Activations of any dtype are copied to packed numbers of this build.  c is rounded to the values that kernels store,
- * in the double build, too, so that comparisons see ssd's errors and not the rounding of c.  dc is not rounded. */
+ * in the double build, too.  So comparisons show ssd's errors and not the rounding of c.  dc is not rounded. */
 #include "gt_ref.h"
 
 #include "gt/fused/conv_ssd.h"
@@ -34,7 +34,8 @@ static int64_t conv_ssd_count(const conv_ssd_tensor *x) {
     return x->B && x->T ? gt_times(gt_times(x->B, x->T), gt_times(x->H, x->n)) : 0;
 }
 
-/* *copy becomes a packed copy of an input, or room for an output; NULL for an absent tensor.  The caller frees it. */
+/* Sets *copy to a packed copy of an input, to room for an output, or to NULL for an absent tensor.  The caller frees
+ * it. */
 static gt_status conv_ssd_copy(real **copy, const conv_ssd_tensor *x) {
     const int64_t count = conv_ssd_count(x), rows = count ? x->B * x->T * x->H : 0;
     gt_status status;
@@ -61,7 +62,7 @@ static void conv_ssd_copy_back(const real *copy, const conv_ssd_tensor *x) {
 enum { XBC, DT, Z, DY, Y, DXBC, DDT, DZ, TENSORS };
 
 typedef struct conv_ssd_call {
-    gt_conv_ssd_args a; /* with copies instead of the caller's activations, in one dtype */
+    gt_conv_ssd_args a; /* the caller's arguments, with copies of the activations in one dtype */
     conv_ssd_tensor tensor[TENSORS];
     real *copy[TENSORS];
     real *c, *dc, *slices; /* [B,T,D]; ssd writes dc to slices */
@@ -100,7 +101,7 @@ static gt_status conv_ssd_take(conv_ssd_call *k, gt_pass pass) {
     return status;
 }
 
-/* Gives the slices of dc separate arrays: as doubles in one row, they would overlap for code that counts in floats. */
+/* Gives the slices of dc separate arrays.  As doubles in one row, they would overlap for code that counts in floats. */
 static void conv_ssd_split(conv_ssd_call *k) {
     gt_ssd_args *s = &k->ssd;
     const gt_stride packed = {0, 0, 0};
@@ -156,7 +157,7 @@ static gt_status conv_ssd_end(conv_ssd_call *k, gt_status status) {
     return status;
 }
 
-/* Makes c, rounded to dtype. */
+/* Computes c, rounded to dtype. */
 static gt_status conv_ssd_convolve(conv_ssd_call *k, gt_pass pass, const gt_conv1d_args *conv) {
     const gt_status status = pass == GT_STEP ? GT_REF(conv1d_step)(conv) : GT_REF(conv1d_forward)(conv);
     const gt_dtype dtype = k->tensor[XBC].dtype;

@@ -14,7 +14,7 @@
 
 /* ---- one normalised slice -------------------------------------------------------------------- */
 
-/* x becomes xhat; returns rstd. */
+/* Replaces x by xhat and returns rstd. */
 static double norm_slice(double *x, int64_t n, gt_norm norm, double eps) {
     double mean = 0, square = 0;
     if (norm == GT_NORM_LAYER) {
@@ -32,7 +32,7 @@ static double norm_slice(double *x, int64_t n, gt_norm norm, double eps) {
     return rstd;
 }
 
-/* d: dxhat, becomes dx. */
+/* Replaces dxhat in d by dx. */
 static void norm_slice_backward(double *d, const double *xhat, double rstd, int64_t n, gt_norm norm) {
     double mean = 0, slope = 0;
     GT_SIMD_SUM(mean, slope)
@@ -48,18 +48,18 @@ static void norm_slice_backward(double *d, const double *xhat, double rstd, int6
 
 /* ---- rows in parallel ------------------------------------------------------------------------ */
 
-/* The rows are cut into a fixed number of blocks, each with its own scratch.  Rows are summed per block, then blocks in
- * order, whatever the number of threads. */
+/* Rows are cut into a fixed number of blocks, each with its own scratch.  Each block sums its rows, and then the blocks
+ * are added in order.  So the result does not depend on the number of threads. */
 enum { NORM_BLOCKS = 32 };
 
 static int64_t norm_block_start(int64_t M, int64_t block) { return M * block / NORM_BLOCKS; }
 
-/* Zeros for every block. */
+/* Allocates `block_size` zeros for every block. */
 static gt_status norm_scratch(double **scratch, int64_t block_size) {
     return ref_sums(scratch, NORM_BLOCKS * block_size);
 }
 
-/* Writes or accumulates the sum over blocks of sums[block * block_size + i], i < n. */
+/* Writes or accumulates the sum over blocks of sums[block * block_size + i], for i < n. */
 static void norm_sum_blocks(float *grad, const double *sums, int64_t block_size, int64_t n, int accumulate) {
     for (int64_t i = 0; grad && i < n; i++) {
         double sum = 0;
@@ -75,7 +75,7 @@ static void norm_store_row(void *data, gt_dtype dtype, int64_t at, const double 
     for (int64_t i = 0; i < n; i++) ref_store(data, dtype, at + i, (real)from[i]);
 }
 
-/* A parameter as a row; `missing` if there is none. */
+/* Loads a parameter as a row.  If there is none, every element is `missing`. */
 static void norm_load_param(double *to, const float *data, double missing, int64_t n) {
     for (int64_t i = 0; i < n; i++) to[i] = missing;
     for (int64_t i = 0; data && i < n; i++) to[i] = ((const real *)data)[i];
@@ -86,7 +86,7 @@ static void norm_load_param(double *to, const float *data, double missing, int64
  *     dweight = sum_m dy n^T     dgamma = sum_m dn . xhat     dbeta = sum_m dn     dbias = sum_m dy
  */
 
-/* y += s0 x[0,:] + s1 x[1,:] + s2 x[2,:] + s3 x[3,:], rows of n; four at once save three of four
+/* y += s0 x[0,:] + s1 x[1,:] + s2 x[2,:] + s3 x[3,:], for rows of n elements.  Four terms at once save three of four
  * passes over y. */
 static inline void linear_add4(real *restrict y, const real *restrict x, int64_t n, real s0, real s1, real s2,
                                real s3) {
@@ -98,11 +98,11 @@ static inline void linear_add(real *restrict y, const real *restrict x, int64_t 
     for (int64_t i = 0; i < n; i++) y[i] += s * x[i];
 }
 
-/* Rows of C at a time; they and their shared rows of B stay in cache. */
+/* Rows of C that are computed together.  They share rows of B, and all of these rows stay in cache. */
 enum { LINEAR_ROWS = 8 };
 
-/* C += A B for C [P,R], A [P,Q] with element [p,q] at p * p_stride + q * q_stride, B [Q,R]; rows
- * first ... last-1 of C. */
+/* C += A B for rows first ... last-1 of C.  C is [P,R] and B is [Q,R].  Element [p,q] of A [P,Q] lies at p * p_stride +
+ * q * q_stride. */
 static void linear_product_rows(real *C, const real *A, int64_t p_stride, int64_t q_stride, const real *B,
                                 int64_t first, int64_t last, int64_t Q, int64_t R) {
     int64_t q = 0;
@@ -124,8 +124,8 @@ static void linear_product(real *C, const real *A, int64_t p_stride, int64_t q_s
     }
 }
 
-/* sum [P,R] += A^T B for A [Q,P], B [Q,R], where Q may be large: `part` [P,R] has sums over LINEAR_TERMS rows at a
- * time, whose rounding errors stay small; these are added in double. */
+/* sum [P,R] += A^T B for A [Q,P] and B [Q,R], where Q may be large.  `part` [P,R] holds sums over LINEAR_TERMS rows at
+ * a time, whose rounding errors stay small.  These partial sums are added in double. */
 enum { LINEAR_TERMS = 256 };
 
 static void linear_long_product(double *sum, real *part, const real *A, const real *B, int64_t P, int64_t Q,
@@ -142,10 +142,10 @@ static void linear_long_product(double *sum, real *part, const real *A, const re
     }
 }
 
-/* Scratch of one block of rows: two rows, and the sums dgamma, dbeta. */
+/* Scratch of one block of rows: two rows, and the sums dgamma and dbeta. */
 static int64_t linear_block_size(const gt_rmsnorm_linear_args *a) { return 4 * a->D; }
 
-/* xhat of row m; returns rstd. */
+/* Computes xhat of row m and returns rstd. */
 static double linear_row(const gt_rmsnorm_linear_args *a, int64_t m, double *xhat) {
     norm_load_row(xhat, a->x, a->dtype, m * a->x_stride, a->D);
     return norm_slice(xhat, a->D, a->norm, a->eps);
@@ -174,8 +174,8 @@ static void linear_output(const gt_rmsnorm_linear_args *a, const real *n, real *
     for (int64_t m = 0; m < a->M; m++) ref_store_row(a->y, a->dtype, m * a->y_stride, y + m * a->O, a->O);
 }
 
-/* The same for a single output, all in double: the row has no other output that shows how large its cancelling terms
- * were. */
+/* Computes a single output (O = 1), all in double.  Its terms may cancel, and the row has no other output that shows
+ * how large they were. */
 static void linear_single(const gt_rmsnorm_linear_args *a, double *blocks) {
     GT_PARALLEL_FOR
     for (int64_t k = 0; k < NORM_BLOCKS; k++) {
@@ -212,7 +212,7 @@ gt_status GT_REF(rmsnorm_linear_forward)(const gt_rmsnorm_linear_args *args) {
     return status;
 }
 
-/* From dy [M,O]; the sums in `dbias` are still 0. */
+/* Sums dy [M,O] into `dbias`, which holds zeros on entry. */
 static void linear_dbias(const gt_rmsnorm_linear_args *a, const real *dy, double *dbias) {
     if (!a->dbias) return;
     for (int64_t m = 0; m < a->M; m++)
@@ -220,7 +220,7 @@ static void linear_dbias(const gt_rmsnorm_linear_args *a, const real *dy, double
     for (int64_t o = 0; o < a->O; o++) ref_grad(a->dbias, o, dbias[o], a->accumulate);
 }
 
-/* The sums in `dweight` are still 0; `part` is scratch of the same size. */
+/* Sums into `dweight`, which holds zeros on entry.  `part` is scratch of the same size. */
 static void linear_dweight(const gt_rmsnorm_linear_args *a, const real *dy, real *n, real *part, double *dweight,
                            double *blocks) {
     if (!a->dweight) return;
@@ -229,7 +229,7 @@ static void linear_dweight(const gt_rmsnorm_linear_args *a, const real *dy, real
     for (int64_t i = 0; i < a->O * a->D; i++) ref_grad(a->dweight, i, dweight[i], a->accumulate);
 }
 
-/* dx of row m from its dn; adds to dgamma and dbeta. */
+/* Computes dx of row m from its dn, and adds to dgamma and dbeta. */
 static void linear_row_backward(const gt_rmsnorm_linear_args *a, int64_t m, const real *dn, double *xhat, double *dx,
                                 double *dgamma, double *dbeta) {
     double rstd = linear_row(a, m, xhat);
@@ -243,7 +243,7 @@ static void linear_row_backward(const gt_rmsnorm_linear_args *a, int64_t m, cons
     norm_store_row(a->dx, a->dtype, m * a->dx_stride, dx, a->D);
 }
 
-/* dx, dgamma and dbeta.  The sums in `blocks` are still 0. */
+/* Computes dx, dgamma and dbeta.  `blocks` holds zeros on entry. */
 static void linear_dinput(const gt_rmsnorm_linear_args *a, const real *dy, real *dn, real *weight, double *blocks) {
     int64_t D = a->D, block_size = linear_block_size(a);
     if (!a->dx && !a->dgamma && !a->dbeta) return;
@@ -291,9 +291,8 @@ gt_status GT_REF(rmsnorm_linear_backward)(const gt_rmsnorm_linear_args *args) {
 }
 
 /* ---- norm_mix -----------------------------------------------------------------------------------
- * y = residual + gain_a . ahat + gain_b . bhat, normalised per slice of D/H.  The gradient of
- * residual is dy; both branches go back alike: dahat = dy . gain_a, dgain_a = sum_m dy . ahat.
- */
+ * y = residual + gain_a . ahat + gain_b . bhat, where a and b are normalised per slice of D/H.  The gradient of
+ * residual is dy.  Both branches go back alike: dahat = dy . gain_a, dgain_a = sum_m dy . ahat. */
 
 static void mix_normalise(const gt_norm_mix_args *a, const void *x, int64_t x_stride, int64_t m, double *xhat) {
     int64_t n = a->D / a->H;
@@ -306,7 +305,7 @@ gt_status GT_REF(norm_mix_forward)(const gt_norm_mix_args *args) {
     gt_dims dims;
     gt_status status = gt_prepare(gt_op_norm_mix(), GT_FORWARD, GT_HOST, args, &a, &dims);
     if (status != GT_OK || a.M == 0) return status;
-    double *blocks; /* per block ahat, bhat, gain_a, gain_b, residual and then y */
+    double *blocks; /* per block: ahat, bhat, gain_a, gain_b, and the residual, which y overwrites */
     status = norm_scratch(&blocks, 5 * a.D);
     if (status != GT_OK) return status;
     GT_PARALLEL_FOR
@@ -337,7 +336,7 @@ typedef struct mix_branch {
     int64_t x_stride, dx_stride;
 } mix_branch;
 
-/* Row m of one branch; adds to dgain. */
+/* Takes row m of one branch back, and adds to dgain. */
 static void mix_row_backward(const gt_norm_mix_args *a, const mix_branch *branch, int64_t m, double *xhat, double *dx,
                              double *dgain, const double *gain) {
     int64_t n = a->D / a->H;
@@ -355,7 +354,7 @@ static void mix_row_backward(const gt_norm_mix_args *a, const mix_branch *branch
     if (branch->dx) norm_store_row(branch->dx, a->dtype, m * branch->dx_stride, dx, a->D);
 }
 
-/* Scratch of one block of rows: two rows, the sums dgain, the gain. */
+/* Scratch of one block of rows: two rows, the sums dgain, and the gain. */
 static int64_t mix_block_size(const gt_norm_mix_args *a) { return 4 * a->D; }
 
 static void mix_branch_backward(const gt_norm_mix_args *a, const mix_branch *branch, double *blocks) {
@@ -403,8 +402,8 @@ gt_status GT_REF(norm_mix_backward)(const gt_norm_mix_args *args) {
  *     gate first:  ds = dv . x      dx = dv . s
  */
 
-/* One row.  xhat holds x or v before it is normalised; d holds y in forward, in backward dxhat, then
- * dx or dv. */
+/* One row.  xhat holds x or v before the normalisation.  In forward d holds y.  In backward it holds dxhat, then dx or
+ * dv. */
 typedef struct gate_row {
     double *x, *z, *s, *xhat, *dy, *d, *gamma, *beta;
 } gate_row;
@@ -420,7 +419,7 @@ static gate_row gate_row_in(const gt_norm_gate_args *a, double *scratch) {
     return row;
 }
 
-/* x, z, s, and in xhat the input of the norm. */
+/* Loads x, z and s, and stores the input of the norm in xhat. */
 static void gate_load(const gt_norm_gate_args *a, int64_t m, const gate_row *row) {
     const double *x = row->x, *z = row->z;
     double *s = row->s, *xhat = row->xhat;
@@ -458,7 +457,7 @@ gt_status GT_REF(norm_gate_forward)(const gt_norm_gate_args *args) {
     return GT_OK;
 }
 
-/* dx and dz of row m; d and dy are used up. */
+/* Computes dx and dz of row m, and overwrites d and dy. */
 static void gate_store_gradients(const gt_norm_gate_args *a, int64_t m, const gate_row *row) {
     const double *x = row->x, *z = row->z, *s = row->s;
     double *dx = row->d, *dz = row->dy;
@@ -475,7 +474,7 @@ static void gate_store_gradients(const gt_norm_gate_args *a, int64_t m, const ga
     norm_store_row(a->dx, a->dtype, m * a->dx_stride, dx, a->D);
 }
 
-/* Row m; adds to dgamma and dbeta. */
+/* Takes row m back, and adds to dgamma and dbeta. */
 static void gate_row_backward(const gt_norm_gate_args *a, int64_t m, const gate_row *row, double *dgamma,
                               double *dbeta) {
     int64_t n = a->D / a->H;
@@ -526,7 +525,7 @@ gt_status GT_REF(norm_gate_backward)(const gt_norm_gate_args *args) {
 
 enum { ADD_ROW_SIZE = 5 }; /* arrays of D: xhat d dsum gamma beta */
 
-/* x + residual of row m, or forward's stored sum; a: prepared. */
+/* Loads x + residual of row m, or the sum that forward stored.  `a` is prepared. */
 static void add_load(const gt_add_norm_args *a, int64_t m, double *v, double *scratch) {
     if (a->reads_sum && a->sum) {
         norm_load_row(v, a->sum, a->sum_dtype, m * a->sum_stride, a->D);
@@ -567,7 +566,7 @@ gt_status GT_REF(add_norm_forward)(const gt_add_norm_args *args) {
     return GT_OK;
 }
 
-/* Row m; adds to dgamma and dbeta. */
+/* Takes row m back, and adds to dgamma and dbeta. */
 static void add_row_backward(const gt_add_norm_args *a, int64_t m, double *block, double *dgamma, double *dbeta) {
     const int64_t D = a->D;
     double *xhat = block, *dx = block + D, *dsum = block + 2 * D, *gamma = block + 3 * D;

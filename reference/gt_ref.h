@@ -1,8 +1,8 @@
 /* Shared by the CPU twins: the number type, element access, scratch memory, OpenMP.
  *
- * The twins are written once and compiled twice: with `real` = float they are the public gt_ref_... functions; the
- * tests include the same sources with GT_REAL = double as gt_ref64_..., the truth for all comparisons.  There every
- * array of the argument struct, whatever its dtype field says, holds doubles. */
+ * The twins are written once and compiled twice.  With `real` = float they are the public gt_ref_... functions.  The
+ * tests include the same sources with GT_REAL = double as gt_ref64_...; all comparisons take these as the truth.  In
+ * that build every array of the argument struct holds doubles, whatever its dtype field says. */
 #ifndef GT_REF_H
 #define GT_REF_H
 
@@ -18,21 +18,22 @@
 #else
 #define GT_REAL float
 #define GT_REAL_IS_FLOAT
-#ifndef GT_REF /* a program may compile its own copies, under other names */
+#ifndef GT_REF /* a program may compile its own copies under other names */
 #define GT_REF(name) gt_ref_##name
 #endif
 #endif
 typedef GT_REAL real;
 
-/* Iterations of the next loop are independent of each other, so the result does not depend on the number of threads. */
+/* Runs the next loop in parallel.  Its iterations are independent, so the result does not depend on the number of
+ * threads. */
 #ifdef _OPENMP
 #define GT_PARALLEL_FOR _Pragma("omp parallel for")
 #else
 #define GT_PARALLEL_FOR
 #endif
 
-/* Lets the next loop use vector registers: its iterations are independent of each other, or add to the named sums,
- * which are then made over a fixed number of lanes. */
+/* Lets the compiler vectorise the next loop.  Its iterations are independent, or they add to the named sums.  A named
+ * sum is computed over a fixed number of lanes. */
 #ifdef _OPENMP
 #define GT_PRAGMA(text) _Pragma(#text)
 #define GT_SIMD GT_PRAGMA(omp simd)
@@ -69,13 +70,13 @@ static inline void ref_store(void *data, gt_dtype dtype, int64_t i, real value) 
     ((real *)data)[i] = value;
 }
 
-/* x rounded to dtype, as kernels store it.  The double build rounds once, too. */
+/* Rounds x to dtype, as kernels store it.  The double build rounds only once, too. */
 static inline real ref_rounded(real x, gt_dtype dtype) {
     if (dtype != GT_BF16 && dtype != GT_F16) return x;
 #ifdef GT_REAL_IS_FLOAT
     return dtype == GT_BF16 ? gt_bf16_to_f32(gt_f32_to_bf16(x)) : gt_f16_to_f32(gt_f32_to_f16(x));
 #else
-    const int bits = dtype == GT_BF16 ? 8 : 11, lowest = dtype == GT_BF16 ? -133 : -24; /* exponent of the last bit */
+    const int bits = dtype == GT_BF16 ? 8 : 11, lowest = dtype == GT_BF16 ? -133 : -24; /* exponent of the lowest bit */
     int exponent;
     if (!isfinite(x) || x == 0) return x;
     frexp(x, &exponent);
@@ -85,7 +86,7 @@ static inline real ref_rounded(real x, gt_dtype dtype) {
 #endif
 }
 
-/* Elements at, at+1, ... at+n-1. */
+/* Loads elements at, at+1, ... at+n-1. */
 static inline void ref_load_row(real *to, const void *data, gt_dtype dtype, int64_t at, int64_t n) {
     for (int64_t i = 0; i < n; i++) to[i] = ref_load(data, dtype, at + i);
 }
@@ -93,8 +94,8 @@ static inline void ref_store_row(void *data, gt_dtype dtype, int64_t at, const r
     for (int64_t i = 0; i < n; i++) ref_store(data, dtype, at + i, from[i]);
 }
 
-/* Rows first, first + 1, ... of a batch element's state, from element `at` on, as a step stores them.  seed: NULL, or
- * the seed of stochastic rounding; the double build does not round. */
+/* Stores rows first, first + 1, ... of a batch element's state, from element `at` on, as a step stores them.  `seed` is
+ * NULL, or the seed of stochastic rounding.  The double build does not round. */
 static inline void ref_store_state(void *data, gt_dtype dtype, int64_t at, const real *from, int64_t first,
                                    int64_t rows, int64_t columns, const int32_t *seed, int32_t step) {
 #ifdef GT_REAL_IS_FLOAT
@@ -111,18 +112,18 @@ static inline void ref_store_state(void *data, gt_dtype dtype, int64_t at, const
     ref_store_row(data, dtype, at, from, rows * columns);
 }
 
-/* Element i of an array that is always fp32 in the public struct; `missing` if the array is NULL. */
+/* Element i of an array that is fp32 in the public struct, or `missing` if the array is NULL. */
 static inline real ref_param(const float *data, int64_t i, real missing) {
     return data ? ((const real *)data)[i] : missing;
 }
 
-/* Element i of an array whose dtype a step may choose; 0 if the array is NULL. */
+/* Element i of an array whose dtype a step may choose, or 0 if the array is NULL. */
 static inline real ref_parameter(const void *data, gt_dtype dtype, int64_t i) {
     return data ? ref_load(data, dtype, i) : 0;
 }
 
-/* Writes or accumulates element i of a parameter gradient; nothing if it is not wanted.  `value` is
- * a sum over batch and time: its number of terms has no limit, so it is summed in double. */
+/* Writes or accumulates element i of a parameter gradient, if the caller wants the gradient.  `value` is a sum over
+ * batch and time.  Its number of terms has no limit, so the sum is a double. */
 static inline void ref_grad(float *data, int64_t i, double value, int accumulate) {
     if (!data) return;
     real *d = (real *)data + i;
@@ -132,12 +133,12 @@ static inline void ref_grad(float *data, int64_t i, double value, int accumulate
 /* Offset of [b, t, h, 0]. */
 static inline int64_t ref_at(gt_stride s, int64_t b, int64_t t, int64_t h) { return b * s.b + t * s.t + h * s.h; }
 
-/* Loads n elements of a state of any dtype, or zeros if `from` is NULL. */
+/* Loads n elements of a state of any dtype.  If `from` is NULL, the elements are 0. */
 static inline void ref_load_state(real *to, const void *from, gt_dtype dtype, int64_t at, int64_t n) {
     for (int64_t i = 0; i < n; i++) to[i] = ref_parameter(from, dtype, at + i);
 }
 
-/* Copies n elements of a state, or zeros if `from` is NULL. */
+/* Copies n elements of a state.  If `from` is NULL, the elements are 0. */
 static inline void ref_copy_state(real *to, const float *from, int64_t offset, int64_t n) {
     if (from)
         memcpy(to, (const real *)from + offset, (size_t)n * sizeof(real));
@@ -146,16 +147,16 @@ static inline void ref_copy_state(real *to, const float *from, int64_t offset, i
 }
 
 /* ---- calls without tokens --------------------------------------------------------------------
- * Their other sizes may have any value, so no memory and no loop depends on them.  Only states and gradients that the
- * caller gives are written. */
+ * Sizes other than the number of tokens may have any value in such a call, so no memory and no loop depends on them.
+ * The functions write only states and gradients that the caller gives. */
 
-/* `rows` states of n numbers; a shared state goes to all rows. */
+/* Copies `rows` states of n numbers.  A shared state goes to every row. */
 static inline void ref_pass_states(float *to, const float *from, int is_shared, int64_t rows, int64_t n) {
     if (!to || (to == from && !is_shared)) return;
     for (int64_t row = 0; row < rows; row++) ref_copy_state((real *)to + row * n, from, is_shared ? 0 : row * n, n);
 }
 
-/* The gradient of a state that `rows` sequences share: the sum of their gradients. */
+/* Computes the gradient of a state that `rows` sequences share: the sum of their gradients. */
 static inline void ref_sum_states(float *to, const float *from, int64_t rows, int64_t n, int accumulate) {
     for (int64_t i = 0; to && i < n; i++) {
         double sum = 0;
@@ -164,7 +165,7 @@ static inline void ref_sum_states(float *to, const float *from, int64_t rows, in
     }
 }
 
-/* Makes the gradient of the first states from the gradient of the last. */
+/* Computes the gradient of the first states from the gradient of the last states. */
 static inline void ref_pass_gradients(float *to, const float *from, int is_shared, int64_t rows, int64_t n,
                                       int accumulate) {
     if (is_shared)
@@ -177,8 +178,7 @@ static inline void ref_no_grad(float *data, int64_t n, int accumulate) {
     for (int64_t i = 0; data && i < n; i++) ref_grad(data, i, 0, accumulate);
 }
 
-/* Checks the contents of cu_seqlens and seq_count, which the kernels trust, and sets the number of
- * sequences. */
+/* Checks cu_seqlens and seq_count, which the kernels trust, and gets the number of sequences. */
 static inline gt_status ref_check_sequences(const int32_t *cu_seqlens, const int32_t *seq_count, int64_t capacity,
                                             int64_t T, int64_t *count) {
     *count = seq_count ? *seq_count : capacity;
@@ -193,16 +193,17 @@ static inline gt_status ref_check_sequences(const int32_t *cu_seqlens, const int
     return GT_OK;
 }
 
-/* A sequence: tokens first ... last-1 of batch element b, its states in `row`; -1: it is skipped. */
+/* A sequence: tokens first ... last-1 of batch element b.  `row` is the row of its states; -1: the call skips the
+ * sequence. */
 typedef struct ref_sequence {
     int64_t b, first, last, row;
     int64_t commit;  /* the state before this token is the one to store */
-    int starts_zero; /* whatever its row holds */
+    int starts_zero; /* ignores the contents of its row */
 } ref_sequence;
 
-/* The sequences of a call: the elements of a batch, or, with a capacity, packed ones. */
+/* The sequences of a call.  capacity = 0: the elements of a batch; otherwise packed sequences. */
 typedef struct ref_sequences {
-    int64_t B, T, capacity, count; /* count: that there are */
+    int64_t B, T, capacity, count; /* count: number of sequences */
     const int32_t *cu_seqlens;
     const int32_t *slots, *starts_zero; /* slots NULL: sequence s has row s */
     int64_t rows;
@@ -228,7 +229,7 @@ static inline ref_sequence ref_sequence_at(const ref_sequences *q, int64_t s) {
     return (ref_sequence){0, q->cu_seqlens[s], end, is_skipped ? -1 : slot, end, q->starts_zero && q->starts_zero[s]};
 }
 
-/* Lets forward find the states of packed sequences in a pool, if there is one. */
+/* Makes forward use a pool for the states of packed sequences, if the caller gives one. */
 static inline void ref_use_pool(ref_sequences *q, const int32_t *slots, const int32_t *starts_zero, int64_t rows) {
     if (q->capacity == 0) return;
     q->slots = slots;
@@ -236,7 +237,7 @@ static inline void ref_use_pool(ref_sequences *q, const int32_t *slots, const in
     q->rows = rows;
 }
 
-/* Batch element b of a step.  One that is skipped has row -1 and no tokens. */
+/* Batch element b of a step.  A skipped element has row -1 and no tokens. */
 static inline ref_sequence ref_step_element(int64_t b, int64_t T, const int32_t *slots, int64_t slot_capacity,
                                             const int32_t *tokens, const int32_t *commit) {
     const ref_sequence skipped = {b, 0, 0, -1, 0, 0};
@@ -247,8 +248,8 @@ static inline ref_sequence ref_step_element(int64_t b, int64_t T, const int32_t 
     return e;
 }
 
-/* Forward without tokens: ref_pass_states of n numbers for the sequences that are not skipped; stride: from row to
- * row. */
+/* Forward without tokens: copies states of n numbers as ref_pass_states does, but not for skipped sequences.  `stride`
+ * is the distance of two rows. */
 static inline void ref_pass_rows(const ref_sequences *all, float *to, const float *from, int is_shared, int64_t n,
                                  int64_t stride) {
     for (int64_t s = 0; to && s < all->count; s++) {
@@ -258,47 +259,49 @@ static inline void ref_pass_rows(const ref_sequences *all, float *to, const floa
     }
 }
 
-/* The tokens of a sequence whose y is 0: tokens that a step lacks, or all tokens if the sequence is skipped. */
+/* First token of a sequence whose y is 0: the first that a step lacks, or the first of all if the sequence is
+ * skipped. */
 static inline int64_t ref_first_cleared(const ref_sequence *q) { return q->row < 0 ? q->first : q->last; }
 
-/* Writes 0 to n neighbours of tokens t ... T-1 of batch element b. */
+/* Clears n adjacent elements of each of the tokens t ... T-1 of batch element b. */
 static inline void ref_clear(int64_t b, int64_t t, int64_t T, int64_t h, void *data, gt_dtype dtype, gt_stride stride,
                              int64_t n) {
     for (; t < T; t++)
         for (int64_t i = 0; i < n; i++) ref_store(data, dtype, ref_at(stride, b, t, h) + i, 0);
 }
 
-/* The same for tokens of a packed call that belong to no sequence. */
+/* Clears the tokens of a packed call that belong to no sequence. */
 static inline void ref_clear_unused(const ref_sequences *q, int64_t h, void *data, gt_dtype dtype, gt_stride stride,
                                     int64_t n) {
     if (q->capacity && data) ref_clear(0, q->cu_seqlens[q->count], q->T, h, data, dtype, stride, n);
 }
 
-/* More than any memory has; larger counts are saturated results of gt_times and gt_plus. */
+/* More numbers than any memory holds.  A larger count is a saturated result of gt_times or gt_plus. */
 #define REF_MOST_NUMBERS ((int64_t)(PTRDIFF_MAX / sizeof(double)))
 
-/* Scratch for `count` numbers, never NULL on success even if count is 0. */
+/* Allocates scratch for `count` numbers.  On success the pointer is never NULL, even if count is 0. */
 static inline gt_status ref_scratch(real **scratch, int64_t count) {
     *scratch = NULL;
     if (count <= REF_MOST_NUMBERS) *scratch = (real *)malloc((size_t)(count > 0 ? count : 1) * sizeof(real));
     return *scratch ? GT_OK : gt_fail(GT_ERROR_MEMORY, "no host memory for %lld numbers of scratch", (long long)count);
 }
 
-/* `count` sums, which start at 0; never NULL on success. */
+/* Allocates `count` sums that start at 0.  On success the pointer is never NULL. */
 static inline gt_status ref_sums(double **sums, int64_t count) {
     *sums = NULL;
     if (count <= REF_MOST_NUMBERS) *sums = (double *)calloc((size_t)(count > 0 ? count : 1), sizeof(double));
     return *sums ? GT_OK : gt_fail(GT_ERROR_MEMORY, "no host memory for %lld sums", (long long)count);
 }
 
-/* A program's own copies may also replace exp for a real number. */
+/* A program that compiles its own copies may also replace exp of a real number. */
 #ifndef GT_REF_EXP
 #define GT_REF_EXP exp
 #endif
 static inline real ref_exp(real x) { return GT_REF_EXP(x); }
 
-/* exp(a).  A growth may exceed a real although its product with a small state does not.  The result is then negative:
- * minus its fourth root, which ref_carry applies four times.  It is finite, so that 0 stays 0. */
+/* Returns exp(a).  A growth may exceed a real although its product with a small state does not.  In that case the
+ * function returns minus the fourth root of exp(a), and ref_carry multiplies by the root four times.  The root is
+ * finite, so 0 stays 0. */
 static inline real ref_decay(real a) {
     real d;
     if (!(a > (sizeof(real) == sizeof(float) ? 80 : 700))) return ref_exp(a);
@@ -309,9 +312,9 @@ static inline real ref_decay(real a) {
 static inline real ref_carry(real decay, real x) { return decay < 0 ? x * decay * decay * decay * decay : decay * x; }
 
 /* ---- pieces of sequences ----------------------------------------------------------------------
- * gt_OP_join: start states of pieces, from `states` states with `rows` rows of `n` numbers, and a decay a row:
- * S_0 = first, S_{p+1} = exp(decay_p) S_p + states_p; is_reverse: from the last piece to the first.  starts may be
- * states. */
+ * gt_OP_join: computes the start states of pieces, from `states` states with `rows` rows of `n` numbers, and a decay a
+ * row: S_0 = first, S_{p+1} = exp(decay_p) S_p + states_p.  is_reverse: from the last piece to the first.  starts may
+ * be states. */
 typedef struct ref_pieces {
     int64_t pieces, states, rows, n;
     const float *state, *decay, *first;
@@ -336,13 +339,13 @@ static inline void ref_join(const ref_pieces *x) {
     }
 }
 
-/* 1 / (1 + exp(-x)), by an exp that cannot overflow */
+/* 1 / (1 + exp(-x)); the argument of exp is never positive, so exp cannot overflow */
 static inline real ref_sigmoid(real x) {
     real e = ref_exp(x < 0 ? x : -x);
     return (x < 0 ? e : 1) / (1 + e);
 }
-/* Infinite x has a limit, not infinity times 0: -0, and 0 or 1 for the derivative.  x is bounded here where the sigmoid
- * is 0 or 1 in both builds. */
+/* Bounds x so that silu of an infinite x is its limit instead of infinity times 0: -0 below, with derivative 0, and
+ * derivative 1 above.  At the bound the sigmoid is 0 or 1 in both builds. */
 static inline real ref_bounded(real x) { return x < -1000 ? -1000 : x > 1000 ? 1000 : x; }
 static inline real ref_silu(real x) { return (x < 0 ? ref_bounded(x) : x) * ref_sigmoid(x); }
 static inline real ref_dsilu(real x) {

@@ -1,22 +1,22 @@
-/* Mamba-2 (ssd) and Mamba-1 (selective_scan) on the CPU, the twins of gt_ssm.cuh: the same
- * mathematics, token by token.
+/* Mamba-2 (ssd) and Mamba-1 (selective_scan) on the CPU, the twins of gt_ssm.cuh: the same mathematics, token by token.
  *
  *     h_t = exp(Delta_t A) h_{t-1} + Delta_t x_t Bm_t^T       h [P,N], read after the update
  *     y_t = (h_t Cm_t + Dskip . x_t) . silu(z_t)
  *
- * Dao and Gu 2024, arXiv:2405.21060; Gu and Dao 2023, arXiv:2312.00752.  The selective scan is the same recurrence with
- * a channel for a head, P = 1, and one A per state element.  So both run through the code below: scan_as_ssd makes an
- * ssd call of a scan call.
+ * Dao and Gu 2024, arXiv:2405.21060; Gu and Dao 2023, arXiv:2312.00752.  The selective scan is the same recurrence:
+ * every channel is a head with P = 1, and every state element has its own A.  So both operators run through the code
+ * below; scan_as_ssd converts a scan call to an ssd call.
  *
- * Backward, with G = dL/dh_t after dy_t Cm_t^T was added to it, and dy the gradient of y before the gate:
+ * Backward: G is dL/dh_t after the addition of dy_t Cm_t^T, and dy is the gradient of y before the gate.
  *     dCm = sum dy_t h_t            dBm = sum Delta x_t G      (sums over the heads of a group)
  *     dx  = Delta G Bm + Dskip dy   da  = <G, exp(Delta A) h_{t-1}>
  *     dDelta = <x, G Bm> + A da     dA  = sum Delta da         G <- exp(Delta A) G
  *
- * Work is split over heads; every sum over heads or over the batch is taken in index order. */
+ * Threads take heads.  Every sum over heads or over the batch is taken in index order. */
 #include "gt_ref.h"
 
-enum { SSM_CHUNK = 64 }; /* tokens; backward keeps the state before every chunk and recomputes the others from it */
+/* Tokens of a chunk.  Backward keeps the state before every chunk and recomputes the others from it. */
+enum { SSM_CHUNK = 64 };
 
 /* One call of either operator, prepared.  For the selective scan H = D, P = 1, x is u, and A and dA are [H,N]. */
 typedef struct ssm_call {
@@ -39,11 +39,12 @@ typedef struct ssm_token {
     real *x, *z, *y;     /* [P]; y holds dy in backward */
     real *B, *C, *decay; /* [N]; decay is exp(Delta A) from ref_decay */
     real *da;            /* [N]; backward: the gradient of Delta A */
-    int grows_far;       /* some decay is a growth that may exceed a real: ref_decay returns a number below 0 */
-    real delta, slope;   /* Delta and its derivative by dt */
+    /* Some decay is a growth that may exceed a real: ref_decay returns a negative number for it. */
+    int grows_far;
+    real delta, slope; /* Delta and its derivative with respect to dt */
 } ssm_token;
 
-/* Numbers of scratch for a token. */
+/* Numbers of scratch that a token needs. */
 static int64_t ssm_token_count(const gt_ssd_args *a) { return 3 * a->P + 4 * a->N; }
 
 static ssm_token ssm_token_in(const gt_ssd_args *a, real *scratch) {
@@ -60,7 +61,7 @@ static ssm_token ssm_token_in(const gt_ssd_args *a, real *scratch) {
     return x;
 }
 
-/* Delta and its slope from one piece of code, so that forward and backward agree on every limit. */
+/* Computes Delta and its slope.  Forward and backward share this code, so that they agree on every limit. */
 static void ssm_load_delta(const gt_ssd_args *a, int64_t b, int64_t t, int64_t h, ssm_token *x) {
     real v =
         ref_load(a->dt, a->dt_dtype, ref_at(a->dt_stride, b, t, h)) + ref_parameter(a->dt_bias, a->parameter_dtype, h);
@@ -80,7 +81,7 @@ static real ssm_A(const ssm_call *c, int64_t h, int64_t n) {
     return ((const real *)c->a.A)[c->A_per_state ? h * c->a.N + n : h];
 }
 
-/* The inputs of token t of head h; backward loads dy itself. */
+/* Loads the inputs of token t of head h, except dy, which backward loads itself. */
 static void ssm_load(const ssm_call *c, int64_t b, int64_t t, int64_t h, ssm_token *x) {
     const gt_ssd_args *a = &c->a;
     int64_t g = h / (a->H / a->G);
@@ -133,7 +134,7 @@ static void ssm_output(const gt_ssd_args *a, int64_t h, const real *state, ssm_t
 
 static int ssm_has_tokens(const gt_ssd_args *a) { return a->B > 0 && a->T > 0; }
 
-/* Forward, or a step: states of slots, in place. */
+/* Runs forward, or a step, which updates the states of slots in place. */
 static gt_status ssm_run(const ssm_call *c, int step) {
     const gt_ssd_args *a = &c->a;
     int64_t PN = gt_times(a->P, a->N), per_head = gt_plus(PN, ssm_token_count(a));
@@ -179,8 +180,9 @@ static gt_status ssm_run(const ssm_call *c, int step) {
 
 /* ---- pieces of sequences ---------------------------------------------------------------------- */
 
-/* The state after a piece that starts from zeros; is_reverse: the gradient before a piece, from its dy and zeros after
- * it.  And the log of the piece's decay.  In reverse the token's x holds dy, and its B holds C. */
+/* Computes the state after a piece that starts from zeros, and the log of the piece's decay.  is_reverse: computes the
+ * gradient before a piece instead, from its dy and from zeros after it.  In that case the token's x holds dy, and its B
+ * holds C. */
 static gt_status ssd_segment(const ssm_call *c, int is_reverse) {
     const gt_ssd_args *a = &c->a;
     const int64_t PN = gt_times(a->P, a->N), per_head = gt_plus(PN, ssm_token_count(a));
@@ -216,7 +218,7 @@ static gt_status ssd_segment(const ssm_call *c, int is_reverse) {
                 log_decay += (double)x.delta * (double)ssm_A(c, h, 0);
                 for (int64_t p = 0; p < a->P; p++) {
                     const real w = is_reverse ? (a->z ? x.x[p] * ref_silu(x.z[p]) : x.x[p]) : x.delta * x.x[p];
-                    for (int64_t n = 0; n < a->N; n++) { /* forward: decayed before the addition; reverse: after it */
+                    for (int64_t n = 0; n < a->N; n++) { /* forward decays before the addition, reverse after it */
                         real *element = S + p * a->N + n;
                         *element = is_reverse ? ref_carry(decay, *element + w * x.B[n])
                                               : ref_carry(decay, *element) + w * x.B[n];
@@ -243,9 +245,9 @@ typedef struct ssm_scratch {
 typedef struct ssm_head {
     double *dA, *dDskip; /* [N], [P]: sums over batch and time */
     double *ddt_bias;    /* [1]: the same */
-    double *G_sum;       /* [P,N]: sum over the sequences, if the first state is shared */
-    real *states;        /* [chunks,P,N]: before every chunk */
-    real *replay;        /* [SSM_CHUNK,P,N]: before every token of one chunk */
+    double *G_sum;       /* [P,N]: sum over the sequences if they share the first state */
+    real *states;        /* [chunks,P,N]: the state before every chunk */
+    real *replay;        /* [SSM_CHUNK,P,N]: the state before every token of one chunk */
     real *G;             /* [P,N]: gradient of the state */
     real *dB, *dC;       /* [SSM_CHUNK,N]: this head's share of a chunk's gradients */
     ssm_token x;
@@ -278,9 +280,9 @@ static ssm_head ssm_head_in(const gt_ssd_args *a, const ssm_scratch *scratch, in
     return k;
 }
 
-/* Backward through one token, for one row of a state.  S: the row before the token.  G on entry: the gradient of the
- * row after it; on return: before it.  w = Delta x, dy: the gradient before the gate; both of the row.
- * Adds to x->da, dB and dC; *hC = <h, C>, *GB = <G, B>. */
+/* Takes one row of a state back through one token.  S is the row before the token.  G is the gradient of the row after
+ * the token on entry, and of the row before it on return.  For this row, w = Delta x, and dy is the gradient before the
+ * gate.  Adds to x->da, dB and dC.  Sets *hC = <h, C> and *GB = <G, B>. */
 static void ssm_row_backward(const ssm_token *x, int64_t N, real w, real dy, const real *restrict S, real *restrict G,
                              real *restrict dB, real *restrict dC, real *hC, real *GB) {
     const real *restrict B = x->B, *restrict C = x->C, *restrict decay = x->decay;
@@ -313,8 +315,9 @@ static void ssm_row_backward(const ssm_token *x, int64_t N, real w, real dy, con
     *GB = sum_GB;
 }
 
-/* Adds to dA and ddt_bias, and makes ddt, from <x, G B> and x->da.  Products with the slope come first, since the sum
- * without it may overflow.  The test excludes 0 * inf where the slope is 0, beyond a limit. */
+/* Adds to dA and ddt_bias, and computes ddt, from <x, G B> and x->da.  Each term is multiplied by the slope before they
+ * are added, since the sum of the unmultiplied terms may overflow.  The test excludes 0 * inf: beyond a limit the slope
+ * is 0. */
 static void ssm_delta_backward(const ssm_call *c, int64_t b, int64_t t, int64_t h, real xGB, ssm_head *k) {
     const gt_ssd_args *a = &c->a;
     const ssm_token *x = &k->x;
@@ -328,8 +331,8 @@ static void ssm_delta_backward(const ssm_call *c, int64_t b, int64_t t, int64_t 
     if (a->ddt) ref_store(a->ddt, a->dt_dtype, ref_at(a->ddt_stride, b, t, h), ddt);
 }
 
-/* Gradients of token t, the i-th of its chunk, given the state before it; moves k->G from after the token to before
- * it. */
+/* Computes the gradients of token t, the i-th of its chunk, from the state before it.  Moves k->G from after the token
+ * to before it. */
 static void ssm_token_backward(const ssm_call *c, int64_t b, int64_t t, int64_t i, int64_t h, ssm_head *k) {
     const gt_ssd_args *a = &c->a;
     int64_t PN = a->P * a->N;
@@ -356,7 +359,7 @@ static void ssm_token_backward(const ssm_call *c, int64_t b, int64_t t, int64_t 
 
 static int64_t ssm_chunks_of(const ref_sequence *q) { return (q->last - q->first + SSM_CHUNK - 1) / SSM_CHUNK; }
 
-/* Fills k->states, and k->G with the gradient of the sequence's last state. */
+/* Fills k->states, and sets k->G to the gradient of the sequence's last state. */
 static void ssm_checkpoints(const ssm_call *c, const ref_sequence *q, int64_t h, ssm_head *k) {
     const gt_ssd_args *a = &c->a;
     int64_t PN = a->P * a->N, row_in = a->state_in_shared ? 0 : q->row;
@@ -388,13 +391,13 @@ static void ssm_chunk_backward(const ssm_call *c, int64_t b, int64_t i, int64_t 
     for (int64_t t = last - 1; t >= first; t--) ssm_token_backward(c, b, t, t - first, h, k);
 }
 
-/* Stores from[] to elements first, first + step, ...; nothing if `data` is NULL. */
+/* Stores from[] to elements first, first + step, ... unless `data` is NULL. */
 static void ssm_store_strided(void *data, gt_dtype dtype, int64_t first, int64_t step, const real *from, int64_t n) {
     for (int64_t i = 0; data && i < n; i++) ref_store(data, dtype, first + i * step, from[i]);
 }
 
-/* dBm and dCm of token t, the i-th of its chunk, and one group: the sum over its heads, collected in the
- * first of them. */
+/* Computes dBm and dCm of one group for token t, the i-th of its chunk.  Sums over the group's heads, in the first
+ * head's memory. */
 static void ssm_group_backward(const ssm_call *c, int64_t b, int64_t t, int64_t i, int64_t g,
                                const ssm_scratch *scratch) {
     const gt_ssd_args *a = &c->a;
@@ -411,7 +414,7 @@ static void ssm_group_backward(const ssm_call *c, int64_t b, int64_t t, int64_t 
     ssm_store_strided(a->dCm, a->dtype, ref_at(a->dCm_stride, b, t, g), c->dCm_n, sum.dC + row, a->N);
 }
 
-/* One sequence, backwards in time; k->G ends as the gradient of its first state. */
+/* Takes one sequence backwards in time.  At the end k->G is the gradient of its first state. */
 static void ssm_sequence_backward(const ssm_call *c, const ref_sequence *q, const ssm_scratch *scratch) {
     const gt_ssd_args *a = &c->a;
     GT_PARALLEL_FOR
@@ -433,7 +436,7 @@ static void ssm_sequence_backward(const ssm_call *c, const ref_sequence *q, cons
     }
 }
 
-/* The address of element i; NULL stays NULL. */
+/* Address of element i, or NULL if `data` is NULL. */
 static void *ssm_element(void *data, gt_dtype dtype, int64_t i) {
 #ifdef GT_REAL_IS_FLOAT
     const size_t bytes = dtype == GT_F32 ? 4 : 2;
@@ -444,7 +447,7 @@ static void *ssm_element(void *data, gt_dtype dtype, int64_t i) {
     return data ? (char *)data + (size_t)i * bytes : NULL;
 }
 
-/* Zeros in the gradients of tokens that belong to no sequence. */
+/* Clears the gradients of tokens that belong to no sequence. */
 static void ssm_clear_unused(const ssm_call *c) {
     const gt_ssd_args *a = &c->a;
     for (int64_t h = 0; h < a->H; h++) {
@@ -460,7 +463,7 @@ static void ssm_clear_unused(const ssm_call *c) {
     }
 }
 
-/* dstate_in of one sequence, or its share of the sum over all. */
+/* Stores dstate_in of one sequence, or adds it to the sum over all sequences. */
 static void ssm_state_backward(const gt_ssd_args *a, int64_t row, int64_t h, ssm_head *k) {
     int64_t PN = a->P * a->N;
     if (a->state_in_shared)
@@ -489,7 +492,7 @@ static void ssm_parameters_backward(const ssm_call *c, int64_t h, const ssm_head
         ref_grad(a->dstate_in, h * PN + i, k->G_sum[i], a->accumulate);
 }
 
-/* The gradients of a call without tokens. */
+/* Writes the gradients of a call without tokens. */
 static void ssm_no_gradients(const ssm_call *c) {
     const gt_ssd_args *a = &c->a;
     ref_no_grad(a->dA, c->A_per_state ? gt_times(a->H, a->N) : a->H, a->accumulate);
@@ -593,7 +596,7 @@ gt_status GT_REF(ssd_join_backward)(const gt_ssd_args *args) { return ssd_join(a
 
 static gt_stride scan_stride(gt_stride4 s) { return (gt_stride){s.b, s.t, s.h}; }
 
-/* The same call with the fields of ssd. */
+/* Converts a selective_scan call to an ssd call. */
 static ssm_call scan_as_ssd(const gt_selective_scan_args *s) {
     ssm_call c = {.A_per_state = 1,
                   .Bm_n = s->Bm_stride.n,

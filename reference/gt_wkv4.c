@@ -3,20 +3,21 @@
  *     y_t = (A_{t-1} + exp(u + k_t) v_t) / (B_{t-1} + exp(u + k_t))
  *     A_t = exp(g) A_{t-1} + exp(k_t) v_t        B_t = exp(g) B_{t-1} + exp(k_t)
  *
- * Backward goes by the mean m = A / B and l = log B, whose gradients are M and L.  With the shares p = exp(k_t) / B_t
- * and r = exp(u + k_t) / (B_{t-1} + exp(u + k_t)), and e = v_t - m_{t-1}:
+ * Backward uses the mean m = A / B and l = log B.  M and L are their gradients.  The token's shares are p = exp(k_t) /
+ * B_t and r = exp(u + k_t) / (B_{t-1} + exp(u + k_t)).  With e = v_t - m_{t-1}:
  *
  *     dv = r dy + p M        dk = r (1 - r) e dy + p (1 - p) e M + p L        du += r (1 - r) e dy
  *     M <- (1 - p) M + (1 - r) dy                    dg += (1 - p) L - p (1 - p) e M
  *     L <- (1 - p) L - p (1 - p) e M - r (1 - r) e dy
  *
- * Peng et al. 2023, arXiv:2305.13048.  Work is split over channels; a channel takes its sequences in order.  States and
- * shares are doubles in both builds: dw and du are long sums of small differences. */
+ * Peng et al.  2023, arXiv:2305.13048.  Threads take channels; a channel takes its sequences in order.  States and
+ * shares are doubles in both builds, since dw and du are long sums of small differences. */
 #include "gt_ref.h"
 
 #include <float.h>
 
-enum { WKV4_CHUNK = 64 }; /* tokens; backward keeps the state before every chunk and recomputes the others from it */
+/* Tokens of a chunk.  Backward keeps the state before every chunk and recomputes the others from it. */
+enum { WKV4_CHUNK = 64 };
 
 /* A = a exp(p), B = b exp(p) */
 typedef struct wkv4_state {
@@ -26,15 +27,15 @@ typedef struct wkv4_state {
 /* The parameters of a channel. */
 typedef struct wkv4_channel {
     int64_t d;
-    double g, slope; /* of g by w */
+    double g, slope; /* slope: derivative of g with respect to w */
     double u;
 } wkv4_channel;
 
-/* One token: the state before it, decayed, and its own weight, all in units of exp(p).  Then
- * y = share v + rest.  y's weights are in units of exp(q): `others` is the state's weight, `sum` the sum of all. */
+/* One token after a state.  The decayed state and the token's own weight are in units of exp(p).  Then y = share v +
+ * rest.  The weights of y are in units of exp(q): `others` is the state's weight, `sum` the sum of all. */
 typedef struct wkv4_token {
     double a, b, p, weight;
-    double share, rest, others, sum, down; /* exp(p before the token - q) */
+    double share, rest, others, sum, down; /* down: exp(p before the token - q) */
 } wkv4_token;
 
 static double wkv4_bounded(double x) { return x > 1e30 ? 1e30 : x < -1e30 ? -1e30 : x; }
@@ -48,8 +49,8 @@ static wkv4_channel wkv4_load_channel(const gt_wkv4_args *a, int64_t d) {
     return c;
 }
 
-/* A decay scales a and b, so that p is not rounded at every token.  A strong one would make them vanish, so it goes to
- * p. */
+/* Returns whether a decay is added to p.  Other decays scale a and b, so that p is not rounded at every token.  A
+ * strong decay would make a and b vanish. */
 static int wkv4_is_strong(double g) { return g < -2 || g > 2; }
 
 static wkv4_token wkv4_meet(const wkv4_state *s, const wkv4_channel *c, double k) {
@@ -60,7 +61,7 @@ static wkv4_token wkv4_meet(const wkv4_state *s, const wkv4_channel *c, double k
     x.a = keep * s->a, x.b = keep * s->b;
     x.a += less * x.a, x.b += less * x.b;
     x.weight = exp(k - x.p);
-    const double above = (k - s->p) + c->u, own = exp(above > 0 ? 0 : above); /* q: the larger of p and k + u */
+    const double above = (k - s->p) + c->u, own = exp(above > 0 ? 0 : above); /* q is the larger of p and k + u */
     x.down = exp(above > 0 ? -above : 0);
     x.others = x.down * s->b;
     x.sum = x.others + own;
@@ -69,7 +70,7 @@ static wkv4_token wkv4_meet(const wkv4_state *s, const wkv4_channel *c, double k
     return x;
 }
 
-/* The state after the token.  b is kept near 1: otherwise it would vanish after a key far above later ones. */
+/* Returns the state after the token, with b near 1.  Otherwise b would vanish if one key is far above later keys. */
 static wkv4_state wkv4_after(const wkv4_token *x, double v) {
     wkv4_state s = {x->a + x->weight * v, x->b + x->weight, x->p};
     if (!(s.b > 0) || !isfinite(s.b) || (s.b > 0x1p-20 && s.b < 0x1p20)) return s;
@@ -90,7 +91,7 @@ static void wkv4_store_three(const gt_wkv4_args *a, float *states, int64_t row, 
     if (states) to[0] = (real)x.a, to[a->D] = (real)x.b, to[2 * a->D] = (real)x.p;
 }
 
-/* A state without weight is replaced by any key. */
+/* A caller's state.  If it has no weight, it becomes the neutral state, which any key replaces. */
 static wkv4_state wkv4_of_caller(wkv4_state s) {
     if (s.a == 0 && s.b == 0) s.p = -FLT_MAX;
     return s;
@@ -102,8 +103,8 @@ static wkv4_state wkv4_to_caller(wkv4_state s) {
 
 /* ---- forward and step ------------------------------------------------------------------------ */
 
-/* One sequence of a channel; returns the state before s->commit.  A step rounds the state after every token, as stored
- * ones are, so T tokens give the bits of T steps of one token. */
+/* Takes one sequence of a channel and returns the state before s->commit.  A step rounds the state after every token,
+ * as stored states are rounded.  So T tokens give the bits of T steps of one token. */
 static wkv4_state wkv4_sequence(const gt_wkv4_args *a, const ref_sequence *s, const wkv4_channel *c, wkv4_state given,
                                 int step) {
     wkv4_state state = wkv4_of_caller(given), kept = given;
@@ -152,17 +153,17 @@ static gt_status wkv4_run(const gt_wkv4_args *a, int step) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Sums over batch and time, in double, since their length has no limit. */
+/* Sums over batch and time.  They are doubles, since their length has no limit. */
 typedef struct wkv4_sums {
     double g, u, dstate[3];
 } wkv4_sums;
 
-/* A token's values for the reverse pass. */
+/* Values of a token that the reverse pass needs. */
 typedef struct wkv4_shares {
     double p, not_p, r, not_r, e;
 } wkv4_shares;
 
-/* The mean of a state: 0 if the state has no weight; it has no gradient then. */
+/* The mean of a state, or 0 if the state has no weight.  Without weight the mean has no gradient. */
 static double wkv4_mean(const wkv4_state *s) { return s->b != 0 ? s->a / s->b : 0; }
 
 static double wkv4_load(const gt_wkv4_args *a, const void *data, gt_stride stride, const ref_sequence *s, int64_t t,
@@ -170,7 +171,7 @@ static double wkv4_load(const gt_wkv4_args *a, const void *data, gt_stride strid
     return ref_load(data, a->dtype, ref_at(stride, s->b, t, d));
 }
 
-/* Tokens first ... last-1 forwards.  shares: NULL, or gets the shares of each token. */
+/* Goes forwards through tokens first ... last-1.  `shares` gets the shares of each token, unless it is NULL. */
 static wkv4_state wkv4_advance(const gt_wkv4_args *a, const ref_sequence *s, const wkv4_channel *c, int64_t first,
                                int64_t last, wkv4_state state, wkv4_shares *shares) {
     for (int64_t t = first; t < last; t++) {
@@ -187,8 +188,8 @@ static wkv4_state wkv4_advance(const gt_wkv4_args *a, const ref_sequence *s, con
     return state;
 }
 
-/* Makes the gradient of state_in from M and L after the first token.  If state_in has no weight, its m is undefined,
- * but A and B have gradients: the token's own numbers make these. */
+/* Computes the gradient of state_in from M and L after the first token.  If state_in has no weight, its m is undefined,
+ * but A and B still have gradients.  They come from the token's own values. */
 static wkv4_state wkv4_first_gradient(const gt_wkv4_args *a, const ref_sequence *s, const wkv4_channel *c,
                                       wkv4_state given, double M, double L) {
     const wkv4_state state = wkv4_of_caller(given);
@@ -196,7 +197,8 @@ static wkv4_state wkv4_first_gradient(const gt_wkv4_args *a, const ref_sequence 
                  dy = wkv4_load(a, a->dy, a->dy_stride, s, s->first, c->d);
     const double k = wkv4_load(a, a->k, a->k_stride, s, s->first, c->d);
     const wkv4_token x = wkv4_meet(&state, c, k);
-    const int has_weight = state.a != 0 || state.b != 0; /* else q is k + u, and p before the token has no part in it */
+    const int has_weight = state.a != 0 || state.b != 0; /* without weight q is k + u, and p before the token has no
+                                                          * effect */
     const double a_after = x.a + x.weight * v, b_after = x.b + x.weight, y = x.share * v + x.rest;
     const double scale = b_after != 0 ? exp(given.p - x.p + c->g) / b_after : 0;
     const double of_y = x.sum != 0 ? (has_weight ? x.down : exp((given.p - k) - c->u)) * dy / x.sum : 0;
@@ -205,7 +207,7 @@ static wkv4_state wkv4_first_gradient(const gt_wkv4_args *a, const ref_sequence 
     return (wkv4_state){da, db, (given.a != 0 ? given.a * da : 0) + (given.b != 0 ? given.b * db : 0)};
 }
 
-/* One sequence of a channel.  checkpoints: room for the state before every chunk. */
+/* Takes one sequence of a channel backwards.  checkpoints: room for the state before every chunk. */
 static wkv4_state wkv4_sequence_backward(const gt_wkv4_args *a, const ref_sequence *s, const wkv4_channel *c,
                                          wkv4_state *checkpoints, wkv4_sums *sums) {
     const wkv4_state given = wkv4_load_three(a, a->state_in, a->state_in_shared ? 0 : s->row, c->d);

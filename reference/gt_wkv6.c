@@ -13,26 +13,27 @@
  * them have one fixed order. */
 #include "gt_ref.h"
 
-enum { WKV6_CHUNK = 64 }; /* tokens; backward keeps the state before every chunk and recomputes the others from it */
+/* Tokens of a chunk.  Backward keeps the state before every chunk and recomputes the others from it. */
+enum { WKV6_CHUNK = 64 };
 
 /* ---- one token of one head ------------------------------------------------------------------- */
 
-/* d = exp(-exp(w)), or exp(w) where decays are given by their log */
+/* d = exp(-exp(w)), or exp(w) if the call gives decays by their log. */
 static real wkv6_decay(const gt_wkv6_args *a, real w) { return ref_exp(a->decay == GT_DECAY_LOG ? w : -ref_exp(w)); }
 
-/* dL/dw from dL/dd.  The select keeps an exact zero decay from giving 0 * inf. */
+/* dL/dw from dL/dd.  A decay of exactly 0 would give 0 * inf; the select excludes it. */
 static real wkv6_decay_gradient(const gt_wkv6_args *a, real w, real d, real dd) {
     if (d == 0) return 0;
     return a->decay == GT_DECAY_LOG ? dd * d : -dd * d * ref_exp(w);
 }
 
-/* One token of one head, as numbers: r, k, w, d [N], v, dy, dv [V].  d is the decay.  dy and dv are backward's; forward
- * puts y into dy. */
+/* Values of one token of one head: r, k, w, d [N], v, dy, dv [V].  d is the decay.  Backward uses dy and dv; forward
+ * stores y in dy. */
 typedef struct wkv6_token {
     real *r, *k, *w, *d, *v, *dy, *dv;
 } wkv6_token;
 
-/* Numbers of scratch for a token. */
+/* Numbers of scratch that a token needs. */
 static int64_t wkv6_token_count(const gt_wkv6_args *a) { return 4 * a->N + 3 * a->V; }
 
 static wkv6_token wkv6_token_in(const gt_wkv6_args *a, real *scratch) {
@@ -47,7 +48,7 @@ static wkv6_token wkv6_token_in(const gt_wkv6_args *a, real *scratch) {
     return x;
 }
 
-/* The inputs of token t of head h; backward loads dy itself. */
+/* Loads the inputs of token t of head h, except dy, which backward loads itself. */
 static void wkv6_load(const gt_wkv6_args *a, int64_t b, int64_t t, int64_t h, wkv6_token *x) {
     ref_load_row(x->r, a->r, a->dtype, ref_at(a->r_stride, b, t, h), a->N);
     ref_load_row(x->k, a->k, a->dtype, ref_at(a->k_stride, b, t, h), a->N);
@@ -90,7 +91,7 @@ static gt_status wkv6_sequences(const gt_wkv6_args *a, ref_sequences *q) {
 
 static int wkv6_has_tokens(const gt_wkv6_args *a) { return a->B > 0 && a->T > 0; }
 
-/* Forward, or a step: states of slots, in place.  `a` is prepared. */
+/* Runs forward, or a step, which updates the states of slots in place.  `a` is prepared. */
 static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
     int64_t NV = gt_times(a->N, a->V), per_head = gt_plus(NV, wkv6_token_count(a));
     ref_sequences all;
@@ -135,9 +136,9 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
 
 /* ---- pieces of sequences ---------------------------------------------------------------------- */
 
-/* The state after a piece that starts from zeros; is_reverse: the gradient before a piece, from its dy and zeros after
- * it.  And the log of the piece's decay.  In reverse the token's k holds scale r, and its v holds dy: wkv6_advance
- * makes G from them. */
+/* Computes the state after a piece that starts from zeros, and the log of the piece's decay.  is_reverse: computes the
+ * gradient before a piece instead, from its dy and from zeros after it.  In that case the token's k holds scale r, and
+ * its v holds dy, so that wkv6_advance computes G. */
 static gt_status wkv6_segment(const gt_wkv6_args *a, int is_reverse) {
     const int64_t NV = gt_times(a->N, a->V), per_head = gt_plus(NV, wkv6_token_count(a));
     float *out = is_reverse ? a->dstate_in : a->state_out;
@@ -211,8 +212,8 @@ static gt_status wkv6_join(const gt_wkv6_args *args, int is_reverse) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Gradients of token t, given the state S before it and the gradient G of the state after it.  On return G is the
- * gradient of the state before it.  Adds to du[n]. */
+/* Computes the gradients of token t from the state S before it and the gradient G of the state after it.  On return G
+ * is the gradient of the state before the token.  Adds to du[n]. */
 static void wkv6_token_backward(const gt_wkv6_args *a, int64_t b, int64_t t, int64_t h, const real *S,
                                 const wkv6_token *x, real *G, double *du) {
     real vdy = 0, ruk = wkv6_bonus(a, h, x); /* vdy: b above */
@@ -242,8 +243,8 @@ static void wkv6_token_backward(const gt_wkv6_args *a, int64_t b, int64_t t, int
     if (a->dv) ref_store_row(a->dv, a->dtype, ref_at(a->dv_stride, b, t, h), x->dv, a->V);
 }
 
-/* One sequence of one head, backwards in time.  On return G is the gradient of its first state.
- * states: room for the state before every chunk; replay: before every token of one chunk. */
+/* Takes one sequence of one head backwards in time.  On return G is the gradient of its first state.  states: room for
+ * the state before every chunk; replay: room for the state before every token of one chunk. */
 static void wkv6_sequence_backward(const gt_wkv6_args *a, const ref_sequence *q, int64_t h, wkv6_token *x, real *states,
                                    real *replay, real *G, double *du) {
     int64_t NV = a->N * a->V, chunks = (q->last - q->first + WKV6_CHUNK - 1) / WKV6_CHUNK;
@@ -314,7 +315,8 @@ gt_status GT_REF(wkv6_backward)(const gt_wkv6_args *args) {
     gt_status status = gt_prepare(gt_op_wkv6(), GT_BACKWARD, GT_HOST, args, &a, &dims);
     ref_sequences all;
     if (status != GT_OK || (status = wkv6_sequences(&a, &all)) != GT_OK) return status;
-    /* of a head, numbers: states before chunks, before a chunk's tokens, G, one token; sums: du, of G over sequences */
+    /* Scratch of a head: states before chunks and before a chunk's tokens, G, and one token.  Sums: du, and G summed
+     * over sequences. */
     int64_t NV = gt_times(a.N, a.V), chunks = (a.T + WKV6_CHUNK - 1) / WKV6_CHUNK + 1;
     int64_t per_head = gt_plus(gt_times(chunks + WKV6_CHUNK + 1, NV), wkv6_token_count(&a));
     int64_t sums_per_head = gt_plus(a.N, a.state_in_shared ? NV : 0);

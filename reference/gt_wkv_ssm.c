@@ -1,4 +1,4 @@
-/* wkv_ssm on the CPU: the twins of wkv6 and ssd, once all arguments of both are checked. */
+/* wkv_ssm on the CPU: checks all arguments of wkv6 and ssd, then calls the twins of both. */
 #include "gt_ref.h"
 
 gt_status GT_REF(wkv_ssm_forward)(const gt_wkv_ssm_args *args);
@@ -11,8 +11,8 @@ gt_status GT_REF(ssd_forward)(const gt_ssd_args *args);
 gt_status GT_REF(ssd_backward)(const gt_ssd_args *args);
 gt_status GT_REF(ssd_step)(const gt_ssd_args *args);
 
-/* *a: a copy whose inner structs are ready for the two twins.  Packed sequences are checked here, too, so that nothing
- * is written if they are wrong. */
+/* Sets *a to a copy of the arguments whose inner structs are ready for the two twins.  Checks packed sequences here,
+ * too, so that nothing is written if they are wrong. */
 static gt_status wkv_ssm_prepare(gt_pass pass, const gt_wkv_ssm_args *args, gt_wkv_ssm_args *a) {
     gt_dims dims;
     ref_sequences sequences;

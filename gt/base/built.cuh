@@ -1,4 +1,4 @@
-/* gt/base/built.cuh - the kernels for single dtypes and head sizes that this build has: see "Less to compile" in
+/* gt/base/built.cuh - which of the kernels for single dtypes and head sizes this build has: see "Less to compile" in
  * gt_kernels.h.  Every operator also has kernels for any size. */
 #ifndef GT_BASE_BUILT_CUH
 #define GT_BASE_BUILT_CUH
@@ -43,19 +43,20 @@ static inline bool is_built(gt_dtype dtype) {
     return dtype == GT_F32 ? BUILT_F32 : dtype == GT_BF16 ? BUILT_BF16 : BUILT_F16;
 }
 
-/* N is one of the head sizes 32, 64 and 128. */
+/* Returns whether this build has kernels for N, one of the head sizes 32, 64 and 128. */
 static inline bool is_built_head(int64_t N) { return N == 32 ? BUILT_N32 : N == 64 ? BUILT_N64 : BUILT_N128; }
 
-/* N columns of a state, for operators with kernels for up to 16, 32, 64, and 128 or more columns. */
+/* Returns whether this build has kernels for N columns of a state.  Operators have kernels for up to 16, 32, 64, and
+ * 128 or more columns. */
 static inline bool is_built_columns(int64_t N) { return N <= 32 ? BUILT_N32 : N <= 64 ? BUILT_N64 : BUILT_N128; }
 
-/* Whether a kernel for FROM + 1 to TO columns takes columns that this build has kernels for. */
+/* Returns whether a kernel for FROM + 1 to TO columns takes numbers of columns for which this build has kernels. */
 template <int FROM, int TO>
 constexpr bool is_built_columns() {
     return (FROM < 32 && BUILT_N32) || (FROM < 64 && TO > 32 && BUILT_N64) || (TO > 64 && BUILT_N128);
 }
 
-/* Whether there are kernels for activations of type T; below, also for a head of N. */
+/* Returns whether this build has kernels for activations of type T; the next function asks also for a head of N. */
 template <class T>
 constexpr bool is_built_for() {
     return std::is_same<T, float>::value ? BUILT_F32 : std::is_same<T, bf16>::value ? BUILT_BF16 : BUILT_F16;
@@ -67,7 +68,7 @@ constexpr bool is_built_for() {
 
 /* ---- from values to types ---- */
 
-/* GT_OK, or the error of operators that have kernels for single dtypes only. */
+/* Returns GT_OK, or an error if the operator has kernels only for single dtypes and this build lacks the dtype. */
 static inline gt_status check_built(gt_dtype dtype) {
     if (is_built(dtype)) return GT_OK;
     return gt_fail(GT_ERROR_UNSUPPORTED, "dtype = %d: this build has no kernels for it", (int)dtype);
@@ -101,7 +102,7 @@ static gt_status dispatch_head(int64_t N, [[maybe_unused]] const Launch& launch)
     return gt_fail(GT_ERROR_UNSUPPORTED, "no kernel with N = %lld in this build", (long long)N);
 }
 
-/* Calls launch(KernelTypes<T, W, N>()) for activations of `dtype` and w of w_dtype: the same, or fp32. */
+/* Calls launch(KernelTypes<T, W, N>()) for activations of `dtype` and for w of w_dtype, which is the same or fp32. */
 template <class Launch>
 static gt_status dispatch(gt_dtype dtype, gt_dtype w_dtype, int64_t N, const Launch& launch) {
     if (dtype == GT_F32) return dispatch_head<float, float>(N, launch);

@@ -1,7 +1,7 @@
 /* gt/base/bulk.cuh - for kernels: copies between global and shared memory that one thread starts (TMA).
  *
- * Compute capability 9.0 and newer: elsewhere all primitives trap.  All are collective (W of device.cuh): the lanes of
- * a warp call one together with the same arguments, and lane 0 acts.
+ * These primitives need compute capability 9.0; on older devices they trap.  All are collective (W of device.cuh): the
+ * lanes of a warp call one together with the same arguments, and lane 0 acts.
  *
  * | primitive                              | semantics (PTX)                                                     |
  * |----------------------------------------|---------------------------------------------------------------------|
@@ -22,8 +22,8 @@
  * | tile_store(map, x, y, z, addr)         | the other way, as bulk_store; what lies past the tensor's end is    |
  * |                                        | left out.  x, y, z may not be negative                              |
  *
- * x is where a multiple of 16 bytes begins, in a store and in a load.  Another x, or a store before the start, is an
- * illegal instruction: so an H200 answered, box by box; the PTX ISA does not say it.
+ * In stores and loads x must begin a multiple of 16 bytes.  Another x, or a store before the start, is an illegal
+ * instruction.  An H200 showed this, box by box; the PTX ISA does not say it.
  *
  * make_tensor_map (host) describes the tensor and its boxes in a TensorMap.  A kernel has the map in its
  * GT_GRID_CONSTANT parameters.  A swizzled box has rows of 128, 64 or 32 bytes, which lie in shared memory as a panel
@@ -31,9 +31,9 @@
  * other, at a multiple of 128.
  *
  * The copies belong to the asynchronous proxy.  A copy may read or write shared memory that the kernel itself has
- * written (sts, stmatrix, cp_async, mbarrier_init).  Then the warp that wrote calls fence_async_proxy, and a barrier
- * follows before the copy.  Data that a copy loaded needs no fence: a warp waits for its mbarrier, then reads it by lds
- * or as a tile of wgmma.
+ * written (sts, stmatrix, cp_async, mbarrier_init).  In this case the warp that wrote calls fence_async_proxy, and a
+ * barrier follows before the copy.  Loaded data needs no fence: a warp waits for the mbarrier of the load, then reads
+ * the data by lds or as a tile of wgmma.
  */
 #ifndef GT_BASE_BULK_CUH
 #define GT_BASE_BULK_CUH
@@ -46,16 +46,16 @@
 
 namespace gt {
 
-/* A stack of matrices, or one, and its boxes; all numbers count elements.  Elements of index 0 (x) are neighbours in
- * memory. */
+/* One matrix or a stack of matrices, and its boxes.  All numbers count elements.  Elements along index 0 (x) are
+ * adjacent in memory. */
 struct TensorShape {
     int64_t size[3];
-    int64_t stride[2]; /* of index 1 (y) and 2 (z): multiples of 16 bytes */
-    int box[3];        /* up to 256 each; of index 0 a multiple of 16 bytes */
+    int64_t stride[2]; /* strides of index 1 (y) and index 2 (z): multiples of 16 bytes */
+    int box[3];        /* up to 256 each; along index 0 a multiple of 16 bytes */
     bool swizzled;
 };
 
-/* Whether make_tensor_map takes a tensor, here and emulated. */
+/* Returns whether make_tensor_map takes a tensor, on a GPU and in the emulation. */
 template <class T>
 static inline bool is_tensor(const T* data, const TensorShape& s) {
     bool good = reinterpret_cast<uintptr_t>(data) % 16 == 0;

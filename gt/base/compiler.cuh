@@ -1,5 +1,5 @@
-/* gt/base/compiler.cuh - declarations for nvcc and, with GT_EMU defined, for an ordinary C++ compiler; features of the
- * target architecture. */
+/* gt/base/compiler.cuh - declarations that nvcc needs, or with GT_EMU an ordinary C++ compiler; features of the target
+ * architecture. */
 #ifndef GT_BASE_COMPILER_CUH
 #define GT_BASE_COMPILER_CUH
 
@@ -17,12 +17,12 @@
 #error "kernels need nvcc, or a C++17 compiler with GT_EMU defined"
 #endif
 
-/* GT_DEV     device function, in namespace scope or as static member
- * GT_DEV_CALL the same, called and not inlined: for rare paths
- * GT_HD      the same for host and device
- * GT_METHOD  device member function that uses `this`
- * GT_KERNEL(threads, min_blocks) name(params): kernel launched with `threads` threads, compiled so
- *            that `min_blocks` blocks fit on a multiprocessor; may follow template <...> */
+/* GT_DEV      a device function, in namespace scope or a static member
+ * GT_DEV_CALL a device function that is called, not inlined: for rare paths
+ * GT_HD       a function for host and device
+ * GT_METHOD   a device member function that uses `this`
+ * GT_KERNEL(threads, min_blocks) name(params): a kernel that is launched with `threads` threads.  It is compiled so
+ *            that `min_blocks` blocks fit on a multiprocessor.  It may follow template <...> */
 #ifdef GT_EMU
 #define GT_DEV [[maybe_unused]] static inline
 #define GT_DEV_CALL [[maybe_unused]] static
@@ -54,8 +54,8 @@
 #define GT_SM90 0
 #endif
 
-/* A kernel that needs newer instructions has an empty body for older devices, which never launch it.  Compute
- * capability 8.0 adds mma of bf16 and tf32, and mbarriers; some instructions exist on 9.0 alone. */
+/* If a kernel needs newer instructions, its body is empty for older devices, which never launch it.  Compute capability
+ * 8.0 adds mma of bf16 and tf32, and mbarriers.  Some instructions exist on 9.0 alone. */
 #if defined(GT_EMU) || GT_SM80
 #define GT_SM80_KERNELS 1
 #else
@@ -67,8 +67,8 @@
 #define GT_SM90A 0
 #endif
 
-/* Shared memory of a multiprocessor, in KB, as far as it is known: code for 8.0 runs, from PTX, on newer devices,
- * too. */
+/* Shared memory of a multiprocessor in KB, as far as the compiler can know.  Code for 8.0 also runs, from PTX, on newer
+ * devices. */
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ / 100 == 12)
 #define GT_SHARED_KB 100
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 870

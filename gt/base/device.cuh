@@ -1,13 +1,13 @@
 /* gt/base/device.cuh - the primitives of kernels.
  *
  * Every kernel of this library is written on the primitives below and on plain C++.  So the same source runs on a GPU
- * (PTX bodies here) and, with GT_EMU defined, on the CPU.  There an ordinary C++ compiler compiles it without the CUDA
- * Toolkit; the bodies in gt/emu/ also check for races, bounds, alignment and barrier use.  The rules that make this
- * possible:
+ * (PTX bodies here) and, with GT_EMU defined, on the CPU.  On the CPU an ordinary C++ compiler compiles it without the
+ * CUDA Toolkit; the bodies in gt/emu/ also check for races, bounds, alignment and barrier use.  The rules that make
+ * this possible:
  *
  *   - Kernels touch shared memory only through the primitives, by 32-bit shared address.
- *   - Shared memory is dynamic only (no static __shared__), carved up by offsets from smem_base(),
- *     the one base address.  It starts with undefined contents.
+ *   - Shared memory is dynamic only (no static __shared__), carved up by offsets from smem_base(), the one base
+ *     address.  It starts with undefined contents.
  *   - No PTX, no intrinsic and no threadIdx-like variable outside gt/base/ (most of them are here).
  *   - A kernel takes one trivially copyable struct of parameters by value.  Its blocks are a whole number of warps.  No
  *     thread returns while others of its warp still meet at a primitive.
@@ -41,10 +41,8 @@
  *                  16 bits and tiles, bulk.cuh the copies of the asynchronous proxy
  *
  * Compiles for sm_75 and newer.  On sm_75 a plain copy replaces cp.async, integer arithmetic replaces conversions, and
- * two half-size mma replace the f16 mma.  mma_bf16, mma_tf32 and mbarriers trap there.  The primitives of warpgroups
- * need sm_90a (GT_SM90A), stmatrix and
- * mbarrier_arrive_expect sm_90, and trap elsewhere.
- */
+ * two half-size mma replace the f16 mma; mma_bf16, mma_tf32 and mbarriers trap.  The primitives of warpgroups need
+ * sm_90a (GT_SM90A).  stmatrix and mbarrier_arrive_expect need sm_90.  They trap on older devices. */
 #ifndef GT_BASE_DEVICE_CUH
 #define GT_BASE_DEVICE_CUH
 
@@ -57,10 +55,9 @@ namespace gt {
 
 /* ---- tensor core fragments ------------------------------------------------------------------- */
 
-/* With g = lane / 4 and j = lane % 4, a lane holds of a product C[16][8] += A[16][K] B[K][8]:
+/* The registers of a lane in a product C[16][8] += A[16][K] B[K][8], with g = lane / 4 and j = lane % 4:
  *
- *   m16n8k16, 16-bit operands (mma_bf16, mma_f16); a register holds two elements, lower index in
- *   the lower half:
+ *   m16n8k16, 16-bit operands (mma_bf16, mma_f16).  A register holds two elements, the lower index in the lower half:
  *     | a[0]            | a[1]              | a[2]              | a[3]                |
  *     | A[g][2j,2j+1]   | A[g+8][2j,2j+1]   | A[g][2j+8,2j+9]   | A[g+8][2j+8,2j+9]   |
  *     | b0              | b1                |
@@ -76,17 +73,17 @@ namespace gt {
  *     | c[0]            | c[1]              | c[2]              | c[3]                |
  *     | C[g][2j]        | C[g][2j+1]        | C[g+8][2j]        | C[g+8][2j+1]        |
  *
- * ldmatrix reads matrices of 8 rows of 8 16-bit elements, 16 bytes a row, each row at its own 16-byte aligned address.
- * Lane 8m + i gives the address of row i of matrix m (lanes beyond the last matrix give any value), and register m
+ * ldmatrix reads matrices of 8 rows of 8 16-bit elements.  A row is 16 bytes and has its own 16-byte aligned address.
+ * Lane 8m + i gives the address of row i of matrix m.  Lanes beyond the last matrix may give any value.  Register m
  * receives
  *
  *     ldmatrix          M_m[g][2j,2j+1]            ldmatrix ..._trans          M_m[2j,2j+1][g]
  *
- * so from A stored by rows, x4 with M_0 = A[0..7][0..7], M_1 = A[8..15][0..7],
- * M_2 = A[0..7][8..15], M_3 = A[8..15][8..15] is the A fragment; from B stored as B[k][n] x2_trans,
- * and from B stored as B^T[n][k] x2, with the two halves of k, is the B fragment.
- * movmatrix_trans turns a register that holds M[g][2j,2j+1] into M[2j,2j+1][g].  stmatrix writes four
- * matrices from registers as ldmatrix_x4 reads them.
+ * So x4 gives the fragment of A, stored by rows, with M_0 = A[0..7][0..7], M_1 = A[8..15][0..7],
+ * M_2 = A[0..7][8..15], M_3 = A[8..15][8..15].  With the two halves of k, x2_trans gives the fragment of B stored as
+ * B[k][n], and x2 gives the fragment of B stored as B^T[n][k].
+ * movmatrix_trans turns a register that holds M[g][2j,2j+1] into M[2j,2j+1][g].  stmatrix stores four matrices from
+ * registers, in the order in which ldmatrix_x4 loads them.
  *
  * | primitive                                  | PTX                                              |
  * |--------------------------------------------|--------------------------------------------------|
@@ -98,11 +95,11 @@ namespace gt {
  * | stmatrix_x4(addr, r), stmatrix_x4_trans    | stmatrix.sync.aligned.m8n8.x4[.trans].shared.b16 |
  * | movmatrix_trans(r)                         | movmatrix.sync.aligned.m8n8.trans.b16            |
  *
- * A warpgroup, of 4 warps from a multiple of 4 on, multiplies as one: C[64][128] += A[64][8] B[8][128],
- * of tf32.  A warp has rows 16 (warp % 4) ... + 15 of A and C, in the registers of mma_tf32: c[i] are
- * columns 8i ... 8i + 7.  B lies in shared memory as B^T[n][k]: 8 rows of 4 neighbours, 16 bytes a
- * row, are 128 bytes side by side, at a multiple of 16; the next 4 of k are k_bytes further, the next
- * 8 of n n_bytes, both multiples of 16.
+ * A warpgroup is 4 warps from a multiple of 4 on, which multiply together: C[64][128] += A[64][8] B[8][128], of tf32.
+ * A warp has rows 16 (warp % 4) ... + 15 of A and C, in the registers of mma_tf32: c[i] holds columns 8i ... 8i + 7.
+ * B lies in shared memory as B^T[n][k], in blocks of 8 rows of 4 elements.  A row is 16 bytes.  A block is 128 adjacent
+ * bytes at a multiple of 16.  The next 4 of k are k_bytes further, the next 8 of n n_bytes further; both are multiples
+ * of 16.
  *
  * | primitive                              | PTX                                                  |
  * |----------------------------------------|------------------------------------------------------|
@@ -115,9 +112,9 @@ namespace gt {
  * |                                        | threads have N registers each, a multiple of 8 from  |
  * |                                        | 24 to 256; take waits until others have given        |
  *
- * wgmma_tf32 only starts the product.  Until a wgmma_wait ends its group, no thread may write B, or access c and a;
- * only further products may have the same c.  A wgmma_fence comes after the last access to c and a, before the product.
- * A thread that writes B calls fence_async_proxy before the barrier that hands B over.
+ * wgmma_tf32 only starts the product.  Until a wgmma_wait ends the product's group, no thread may write B, or access c
+ * and a.  Only further products may use the same c.  A wgmma_fence comes after the last access to c and a, before the
+ * product.  A thread that writes B calls fence_async_proxy before the barrier after which the product starts.
  */
 
 /* ---- memory, ordering and warp primitives ---------------------------------------------------- */
@@ -129,7 +126,7 @@ namespace gt {
  * | lds<T>(addr), sts<T>(addr, v)      | ld.shared, st.shared; T trivially copyable of 2, 4, 8 or |
  * |                                    | 16 bytes; addr aligned to sizeof(T)                      |
  * | ldg<T>(p), stg<T>(p, v)            | ld.global, st.global of a vector; p aligned to sizeof(T) |
- * | prefetch(p)                        | prefetch.global.L2: what lies at p may come to L2; p     |
+ * | prefetch(p)                        | prefetch.global.L2: the line at p may come to L2; p      |
  * |                                    | points into a tensor                                     |
  * | cp_async<BYTES>(addr, p, n)        | cp.async of 4, 8 or 16 bytes, global to shared: copies n |
  * |                                    | bytes (even, 0 to BYTES, default all) and zero-fills the |
@@ -145,14 +142,14 @@ namespace gt {
  * | mbarrier_init(addr, n)             | mbarrier.init: a barrier of 8 aligned bytes for n        |
  * |                                    | arriving threads, whole warps; a sync_threads comes      |
  * |                                    | before its use.  Its phases have parities 0, 1, 0 ...    |
- * | mbarrier_inval(addr)               | mbarrier.inval: there is no barrier any more, and there  |
- * |                                    | may be another; a sync_threads comes after its last use  |
+ * | mbarrier_inval(addr)               | mbarrier.inval: the barrier ends, and mbarrier_init may  |
+ * |                                    | make another; a sync_threads comes after its last use    |
  * | mbarrier_arrive(addr)              | mbarrier.arrive: the n-th thread completes the phase and |
- * |                                    | begins the next.  Each thread of the warp counts: one    |
- * |                                    | for all after sync_warp would do, but racecheck, which   |
- * |                                    | does not know that, would report hazards                 |
- * | mbarrier_arrive_warp(addr)         | the same, by one lane for all from 9.0 on: for what      |
- * |                                    | racecheck does not see, such as operands of products     |
+ * |                                    | begins the next.  Each thread of the warp arrives.  One  |
+ * |                                    | arrival after sync_warp would do, but racecheck would    |
+ * |                                    | then report hazards that do not exist                    |
+ * | mbarrier_arrive_warp(addr)         | the same, from 9.0 on by one lane for all.  It guards    |
+ * |                                    | data that racecheck does not see: operands of products   |
  * | mbarrier_arrive_expect(addr, b)    | mbarrier_arrive, and b more bytes of bulk copies         |
  * |                                    | (bulk.cuh) have to come before the phase is complete     |
  * | mbarrier_arrive_expect_warp(addr,  | the same, by one lane for all                            |
@@ -160,12 +157,12 @@ namespace gt {
  * | cp_async_arrive(addr)              | cp.async.mbarrier.arrive.noinc: each thread arrives when |
  * |                                    | all cp_async that it has issued are complete             |
  * | mbarrier_wait(addr, parity)        | mbarrier.try_wait.parity until the latest phase of that  |
- * |                                    | parity is complete; that before the first, of parity 1,  |
- * |                                    | counts as complete                                       |
+ * |                                    | parity is complete.  The phase before the first, of      |
+ * |                                    | parity 1, counts as complete                             |
  * | wait_for_chain()                   | griddepcontrol: waits until the kernels before this one  |
- * |                                    | in its Chain are complete and what they wrote is         |
- * |                                    | visible, then lets blocks of the next take free places.  |
- * |                                    | Nothing before sm_90 and where no kernel runs ahead      |
+ * |                                    | in its Chain are complete and their writes are visible.  |
+ * |                                    | Then blocks of the next kernel may take free places.     |
+ * |                                    | No effect before sm_90 and if no kernel runs ahead       |
  * | release_chain()                    | the second part alone: blocks of the next may start      |
  * | shfl_xor(v, mask), shfl_idx(v, l)  | value of lane (lane ^ mask), of lane l                   |
  * | shfl_up(v, d), shfl_down(v, d)     | value of lane - d, lane + d; own value past the ends     |
@@ -294,7 +291,7 @@ GT_DEV void cp_async(uint32_t addr, const void* source, int copied = BYTES) {
 #endif
 }
 
-/* Tells the compiler that a pointer, loaded from shared memory, points to global memory. */
+/* Asserts to the compiler that a pointer points to global memory, although it was loaded from shared memory. */
 template <class T>
 GT_DEV T* global_pointer(void* pointer) {
     __builtin_assume(__isGlobal(pointer));

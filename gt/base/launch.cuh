@@ -1,11 +1,11 @@
-/* gt/base/launch.cuh - shared parts of the operators' host side: launches, the current device, workspace.
- * No kernels except a probe, which is never launched.
+/* gt/base/launch.cuh - host code that the operators share: launches, the current device, workspace.  The only kernel
+ * here is a probe that is never launched.
  *
  * CONTENTS
- *   launch     Grid launch waits_for_chain ask_most_threads: the calls of the CUDA runtime
+ *   launch     Grid launch waits_for_chain ask_most_threads: calls of the CUDA runtime
  *   operators  report Device current_device   Arena floats_in check_workspace check_saved
- *              Chain run: a kernel is launched, or its name is noted for gt_OP_path (KernelList)
- *   division   Divider divide_by divide: for kernels, by a number that the host knows */
+ *              Chain run: launches a kernel, or notes its name for gt_OP_path (KernelList)
+ *   division   Divider divide_by divide: kernels divide by a number that the host knows */
 #ifndef GT_BASE_LAUNCH_CUH
 #define GT_BASE_LAUNCH_CUH
 
@@ -31,10 +31,10 @@ struct Grid {
     unsigned x, y = 1, z = 1;
 };
 
-/* Lets a kernel use more than the default 48 KB of dynamic shared memory. */
+/* Allows a kernel more dynamic shared memory than the default 48 KB. */
 static inline cudaError_t allow_smem(const void* kernel, size_t bytes) {
 #if CUDART_VERSION >= 12060
-    /* Unlike cudaFuncSetAttribute, this leaves an error that was pending before as it is. */
+    /* Unlike cudaFuncSetAttribute, this call leaves an older pending error pending. */
     cudaKernel_t handle;
     int device;
     cudaError_t error = cudaGetDevice(&device);
@@ -46,9 +46,9 @@ static inline cudaError_t allow_smem(const void* kernel, size_t bytes) {
 #endif
 }
 
-/* Whether wait_for_chain() waits in a kernel, and so in all that were compiled beside it.  It does not in code that the
- * driver makes from PTX of an architecture before sm_90, on any GPU.  The answer is no, too, with CUDA before 12.3,
- * which cannot capture launches that run ahead. */
+/* Returns whether wait_for_chain() waits in a kernel, and so in all kernels compiled in the same object.  If the driver
+ * compiles the code from PTX of an architecture before sm_90, it does not wait, on any GPU.  CUDA before 12.3 cannot
+ * capture launches that run ahead, so there the answer is no, too. */
 static inline bool waits_for_chain(const void* kernel) {
 #if CUDART_VERSION >= 12030
     int driver = 0;
@@ -63,8 +63,8 @@ static inline bool waits_for_chain(const void* kernel) {
     return false;
 }
 
-/* A function of the driver.  The CUDA runtime finds it, so programs need not link the driver's library.
- * since: the CUDA version that introduced it. */
+/* Finds a function of the driver.  The CUDA runtime looks it up, so programs need not link the driver's library.
+ * since: the CUDA version that introduced the function. */
 static inline cudaError_t find_in_driver(const char* name, int since, std::atomic<void*>& known, void** function) {
     *function = known.load();
     if (*function) return cudaSuccess;
@@ -82,8 +82,8 @@ static inline cudaError_t find_in_driver(const char* name, int since, std::atomi
     return cudaSuccess;
 }
 
-/* The most threads of a kernel's block on device `id`, the current one.  A pending error is neither cleared nor
- * returned: cudaFuncGetAttributes might do so, so with a pending error the driver is asked instead. */
+/* Gets the most threads of a kernel's block on the current device, `id`.  A pending error is neither cleared nor
+ * returned.  cudaFuncGetAttributes might clear or return it, so in that case the function asks the driver instead. */
 static inline cudaError_t ask_threads(const void* kernel, [[maybe_unused]] int id, int* most) {
 #if CUDART_VERSION >= 12060
     if (cudaPeekAtLastError() != cudaSuccess) {
@@ -106,7 +106,7 @@ static inline cudaError_t ask_threads(const void* kernel, [[maybe_unused]] int i
     return error;
 }
 
-/* The query may load the kernel; during a stream capture a thread may do so only in relaxed mode. */
+/* The query may load the kernel.  During a stream capture a thread may load kernels only in relaxed mode. */
 static inline cudaError_t ask_most_threads(const void* kernel, int* most) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     int id;
@@ -150,8 +150,8 @@ static inline cudaError_t launch(void (*kernel)(Params), Grid grid, unsigned thr
 
 /* ---- host side of the operators -------------------------------------------------------------- */
 
-/* The status for an error of a CUDA call, with a message.  The error is cleared if it is the pending one: it is
- * reported here, and not again by the caller's next cudaGetLastError.  An older pending error stays. */
+/* Returns the status for an error of a CUDA call, and sets the message.  If the error is the pending one, it is
+ * cleared, so that the caller's next cudaGetLastError does not report it again.  An older pending error stays. */
 static inline gt_status report(cudaError_t error, const char* what) {
     if (error == cudaSuccess) return GT_OK;
 #ifndef GT_EMU
@@ -166,30 +166,30 @@ static inline gt_status report(cudaError_t error, const char* what) {
 #endif
 }
 
-/* Properties of the current device that launchers need. */
+/* Properties of the current device on which launchers depend. */
 struct Device {
     int multiprocessors, compute_capability; /* 90 for 9.0 */
-    int shared_bytes;                        /* of shared memory, that a block may have */
-    bool runs_sm90a;                         /* it is of 9.0, and this object has code for 9.0a */
+    int shared_bytes;                        /* shared memory that a block may have */
+    bool runs_sm90a;                         /* compute capability 9.0, and this object has code for 9.0a */
 };
 
 struct ProbeParams {};
 
 constexpr int PROBE_THREADS = 256;
 
-/* Never launched.  Every object of a program has its own, since parts of a program may be compiled for different
- * architectures. */
+/* This kernel is never launched; the driver is only asked about it.  Every object of a program has its own copy, since
+ * objects may be compiled for different architectures. */
 GT_KERNEL(GT_SM90A ? PROBE_THREADS : 32, 1) probe_kernel(const GT_GRID_CONSTANT ProbeParams) {}
 
-/* Whether this object has code for 9.0a.  `id`: the current device, of compute capability 9.0.  Code for other
- * architectures, also made by the driver from PTX, allows only blocks of one warp.  So the driver is asked, once a
- * device, for the most threads of a block of probe_kernel. */
+/* Gets whether this object has code for 9.0a. `id` is the current device, of compute capability 9.0.  Code for other
+ * architectures, also code that the driver makes from PTX, bounds probe_kernel to one warp a block.  So the function
+ * asks the driver, once a device, for the most threads of that kernel's block. */
 static inline cudaError_t ask_sm90a(int id, bool* runs) {
 #ifdef GT_EMU
     (void)id;
     *runs = true;
 #else
-    static std::atomic<signed char> answers[64] = {}; /* 0: not asked yet; else 1 + the answer */
+    static std::atomic<signed char> answers[64] = {}; /* 0: not asked yet; otherwise 1 + the answer */
     void (*const probe)(ProbeParams) = probe_kernel;
     const bool is_kept = id >= 0 && id < 64;
     int most = 0;
@@ -205,8 +205,8 @@ static inline cudaError_t ask_sm90a(int id, bool* runs) {
     return cudaSuccess;
 }
 
-/* If the driver cannot be asked, the caller gets that error: with a guess instead, a call could take other kernels, and
- * more workspace, than the size query said. */
+/* Gets the current device.  If the driver's answer is an error, the caller gets that error.  With a guess instead, a
+ * call could take other kernels, and need more workspace, than the size query said. */
 static inline gt_status current_device(Device* device) {
     int id = 0, major = 0, minor = 0;
     cudaError_t error = cudaGetDevice(&id);
@@ -216,7 +216,7 @@ static inline gt_status current_device(Device* device) {
         error = cudaDeviceGetAttribute(&device->multiprocessors, cudaDevAttrMultiProcessorCount, id);
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&device->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, id);
-#ifdef GT_SHARED_LIMIT /* tests: as devices with less shared memory */
+#ifdef GT_SHARED_LIMIT /* tests: imitates a device with less shared memory */
     if (device->shared_bytes > GT_SHARED_LIMIT) device->shared_bytes = GT_SHARED_LIMIT;
 #endif
     device->compute_capability = 10 * major + minor;
@@ -228,8 +228,8 @@ static inline gt_status current_device(Device* device) {
     return GT_OK;
 }
 
-/* Hands out pieces of a caller's buffer, each aligned to 256 bytes.  Without a buffer it only counts, and gives NULL.
- * bytes(): the size that the buffer needs, with 256 bytes to align it. */
+/* Cuts a caller's buffer into pieces, each aligned to 256 bytes.  Without a buffer it counts the bytes and returns
+ * NULL.  bytes() is the size that the buffer needs, including 256 bytes for alignment. */
 class Arena {
   public:
     explicit Arena(void* buffer) : base_((uintptr_t)buffer) {}
@@ -246,7 +246,7 @@ class Arena {
     size_t used_ = 0;
 };
 
-/* `count` floats in a caller's buffer of any alignment.  *bytes: the size that the buffer needs. */
+/* Returns room for `count` floats in a caller's buffer of any alignment. *bytes gets the size that the buffer needs. */
 static inline float* floats_in(const void* buffer, int64_t count, size_t* bytes) {
     Arena arena(const_cast<void*>(buffer));
     float* floats = arena.take<float>(count);
@@ -267,24 +267,24 @@ static inline gt_status check_saved(const void* saved, size_t bytes, size_t need
 
 /* The kernels that one call enqueues, one after another.  From sm_90 on, blocks of every kernel but the first may start
  * while the kernel before still runs (programmatic dependent launch).  This hides the time that a launch takes.
- *   - Threads call wait_for_chain() before they read data that another kernel of the chain writes.  They also call it
- *     before they write data that another kernel reads or writes.
- *   - Inputs of the call need no wait: the first kernel waits, as any launch does, for all that the stream had before.
- *   - Blocks that share nothing with other kernels need not wait.  But some block of every kernel must: else kernels
- *     after it would not wait for kernels before it.  A kernel that calls release_chain() before it waits lets the next
- *     one also run beside its own predecessors.
+ *   - A thread calls wait_for_chain() before it reads data that another kernel of the chain writes.  It also calls it
+ *     before it writes data that another kernel reads or writes.
+ *   - Inputs of the call need no wait.  The first kernel waits for all earlier work of the stream, as any launch does.
+ *   - Blocks that share nothing with other kernels need not wait.  But some block of every kernel must wait; otherwise
+ *     later kernels would not wait for earlier ones.  A kernel that calls release_chain() before it waits lets the next
+ *     kernel also overlap the kernels before.
  * The emulation checks these rules. */
 struct Chain {
     gt_stream stream;
-    const void* first = nullptr; /* the chain's first kernel, once it is launched */
+    const void* first = nullptr; /* the chain's first kernel, after its launch */
     bool is_known = false;       /* whether runs_ahead is known */
     bool runs_ahead = false;     /* whether kernels after the first are launched ahead */
 };
 
-/* Names of kernels, in the order of their launches.  Launches of one name that follow one another are one entry. */
+/* Names of kernels, in launch order.  Consecutive launches of the same name share one entry. */
 struct KernelList {
     const char* names[32];
-    int times[32], count; /* launches of each entry; entries */
+    int times[32], count; /* launches of each entry; number of entries */
     void add(const char* name) {
         if (count > 0 && !strcmp(names[count - 1], name)) {
             times[count - 1]++;
@@ -295,10 +295,11 @@ struct KernelList {
     }
 };
 
-/* Where run() notes the kernels of this thread instead of launching them, for path.cuh.  NULL: it launches them. */
+/* The list where run() notes this thread's kernels for path.cuh instead of launching them.  NULL: run() launches
+ * them. */
 static inline KernelList* noted_kernels() { return static_cast<KernelList*>(*gt_noted_kernels()); }
 
-/* Launches a kernel of a chain.  blocks = 0: launches nothing. */
+/* Launches a kernel of a chain, or nothing if blocks = 0. */
 template <class Params>
 static inline gt_status run(const char* name, void (*kernel)(Params), int64_t blocks, unsigned threads,
                             size_t smem_bytes, Chain& chain, const Params& params) {
@@ -319,7 +320,7 @@ static inline gt_status run(const char* name, void (*kernel)(Params), int64_t bl
 #else
     if (!chain.first) {
         chain.first = reinterpret_cast<const void*>(kernel);
-    } else if (!chain.is_known) { /* the first is loaded by now, also inside a capture */
+    } else if (!chain.is_known) { /* the first kernel is loaded by now, also inside a capture */
         chain.runs_ahead = waits_for_chain(chain.first);
         chain.is_known = true;
     }
@@ -343,12 +344,12 @@ struct Divider {
     int divisor;
 };
 
-/* A divisor < 1 counts as 1: an empty size, for which nothing is launched. */
+/* A divisor below 1 counts as 1: it comes from an empty size, and then no kernel is launched. */
 static inline Divider divide_by(int divisor) {
     if (divisor < 1) divisor = 1;
     uint32_t shift = 0;
     while ((int64_t)1 << shift < divisor) shift++;
-    const uint64_t excess = ((uint64_t)1 << shift) - (uint64_t)divisor; /* of the power of two */
+    const uint64_t excess = ((uint64_t)1 << shift) - (uint64_t)divisor; /* the power of two minus the divisor */
     return {(uint32_t)((excess << 32) / (uint64_t)divisor + 1), shift, divisor};
 }
 

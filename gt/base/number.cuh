@@ -13,7 +13,7 @@ namespace gt {
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
-/* Reinterprets 32 bits.  A GPU's arithmetic gives every NaN the bits 0x7fffffff: on the host as_uint does. */
+/* Reinterprets 32 bits.  A GPU's arithmetic gives every NaN the bits 0x7fffffff, so as_uint does this on the host. */
 GT_HD float as_float(uint32_t bits) {
 #ifdef __CUDA_ARCH__
     return __uint_as_float(bits);
@@ -34,15 +34,15 @@ GT_HD uint32_t as_uint(float value) {
 #endif
 }
 
-/* A condition that the compiler may take as true. */
+/* Tells the compiler that it may assume a condition. */
 #if defined(__CUDA_ARCH__)
 #define GT_ASSUME(condition) __builtin_assume(condition)
 #else
 #define GT_ASSUME(condition) ((void)0)
 #endif
 
-/* Gives x, and keeps the compiler from computing expressions of x earlier, outside of a loop: their values would take
- * registers. */
+/* Returns x.  The compiler cannot compute expressions of the result earlier, outside of a loop, where their values
+ * would take registers. */
 GT_HD float made_here(float x) {
 #ifdef __CUDA_ARCH__
     asm volatile("" : "+f"(x));
@@ -119,7 +119,7 @@ GT_HD uint16_t f32_to_f16(float value) {
     const uint32_t u = as_uint(value) & 0x7fffffffu;
     if (u > 0x7f800000u) return 0x7fff;
     if (u >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 and more round to infinity */
-    if (u < 0x38800000u) { /* the last bit of 0.5 is a subnormal's, so adding it rounds */
+    if (u < 0x38800000u) { /* adding 0.5 rounds: its last bit is a subnormal's last bit */
         return (uint16_t)(sign | (as_uint(as_float(u) + 0.5f) - as_uint(0.5f)));
     }
     return (uint16_t)(sign | ((u - 0x38000000u + 0xfffu + ((u >> 13) & 1u)) >> 13));
@@ -136,7 +136,8 @@ GT_HD uint32_t pack_f16(float lo, float hi) {
 #endif
 }
 
-/* The larger magnitudes of two pairs of T; `most` has no signs.  If one of two is NaN, the result is either of them. */
+/* The larger magnitudes of two pairs of T.  `most` has no signs.  If one of two values is NaN, the result is either of
+ * them. */
 template <class T>
 GT_HD uint32_t larger_magnitudes(uint32_t most, uint32_t pair) {
 #if GT_SM80
@@ -152,10 +153,10 @@ GT_HD uint32_t larger_magnitudes(uint32_t most, uint32_t pair) {
 #endif
 }
 
-/* A pair of bf16 times a pair of powers of two: exact, unless a result underflows in bf16. */
+/* A pair of bf16 times a pair of powers of two.  The result is exact unless it underflows in bf16. */
 GT_HD uint32_t times_power_bf16(uint32_t pair, uint32_t powers) {
 #if GT_SM80
-    uint32_t product; /* minus 0 keeps the sign of a zero */
+    uint32_t product; /* adding minus 0 keeps the sign of a zero */
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(pair), "r"(powers), "r"(0x80008000u));
     return product;
 #else
@@ -174,8 +175,8 @@ GT_HD uint32_t multiply_f16(uint32_t a, uint32_t b) {
 #endif
 }
 
-/* Rounds to tf32 (10 stored mantissa bits), to nearest: ties to even, before compute capability 9.0 away from zero.
- * Infinity and NaN stay.  mma_tf32 ignores the 13 bits below, which truncates an operand that was not rounded. */
+/* Rounds to the nearest tf32 (10 stored mantissa bits).  Ties go to even, before compute capability 9.0 away from zero.
+ * Infinity and NaN stay.  mma_tf32 ignores the 13 bits below, so it truncates an operand that was not rounded. */
 GT_HD float round_tf32(float value) {
 #if GT_SM90
     uint32_t bits;
@@ -192,8 +193,8 @@ GT_HD float round_tf32(float value) {
 #endif
 }
 
-/* Element<T> for T = float, bf16, f16: reads and writes single elements as float; for the 16-bit
- * types also packed pairs. */
+/* Element<T> for T = float, bf16, f16 loads and stores single elements as float.  For the 16-bit types it also loads
+ * and stores packed pairs. */
 template <class T>
 struct Element;
 
@@ -251,7 +252,7 @@ GT_HD float fma_rn(float a, float b, float c) {
 #endif
 }
 
-/* Subnormal results of the approximations are flushed to zero on the device, so on the host too. */
+/* The device's approximations flush subnormal results to zero, so the host does, too. */
 GT_HD float flush_subnormal(float value) { return fabsf(value) < 0x1p-126f ? 0.0f : value; }
 
 GT_HD float ex2_approx(float x) {
@@ -295,12 +296,12 @@ GT_HD float exp_accurate(float x) {
     const float t = x * LOG2_E;
     const float remainder = fma_rn(x, LOG2_E_LOW, fma_rn(x, LOG2_E, -t)); /* x log2(e) - t */
     const float y = ex2_approx(t);
-    /* Outside, y is 0, infinity or NaN already, and the correction could turn it into NaN. */
+    /* For larger t, y is already 0, infinity or NaN, and the correction could turn it into NaN. */
     return fabsf(t) < 128.0f ? fma_rn(y, remainder * LN_2, y) : y;
 }
 
 GT_HD float expm1_neg(float x) {
-    /* Near zero 2^t - 1 cancels: there x + x^2 p(x), p of degree 5 for [-0.75, 0]. */
+    /* Near zero 2^t - 1 cancels.  There the result is x + x^2 p(x), with p of degree 5 for [-0.75, 0]. */
     float p = 1.50423751e-4f;
     p = fma_rn(p, x, 1.3504181e-3f);
     p = fma_rn(p, x, 8.31872942e-3f);
@@ -335,11 +336,11 @@ GT_HD float sigmoid(float x) {
     return x < 0.0f ? e * y : y;
 }
 
-/* The exponential of a positive number overflows to infinity, whose reciprocal is the 0 wanted. */
+/* For large negative x the exponential overflows to infinity; its reciprocal is 0, which is the right result. */
 GT_HD float sigmoid_fast(float x) { return rcp_approx(1.0f + exp_fast(-x)); }
 
-/* Far out the factor x is bounded, so that infinity meets no 0.  NaN becomes a number there, but sigmoid_x is NaN
- * then. */
+/* Bounds the factor x below -200, so that infinity times 0 cannot occur.  A NaN x becomes a number there, but then
+ * sigmoid_x is NaN. */
 GT_HD float silu_of_sigmoid(float x, float sigmoid_x) { return fmaxf(x, -200.0f) * sigmoid_x; }
 
 GT_HD float silu(float x) { return silu_of_sigmoid(x, sigmoid(x)); }

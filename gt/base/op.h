@@ -9,7 +9,7 @@
 #ifndef GT_BASE_OP_H
 #define GT_BASE_OP_H
 
-#define GT_DECLARATIONS_ONLY /* not the implementation, which needs this file first */
+#define GT_DECLARATIONS_ONLY /* excludes the implementation, which needs this file first */
 #include "../../gt_kernels.h"
 #undef GT_DECLARATIONS_ONLY
 
@@ -47,7 +47,7 @@
 #define gt_ssd_step_in GT_SYMBOL(ssd_step_in)
 #define gt_ssd_pass_path GT_SYMBOL(ssd_pass_path)
 
-/* A function for the host and for kernels. */
+/* Marks a function that both the host and kernels call. */
 #ifdef __CUDACC__
 #define GT_INLINE static __host__ __device__ inline
 #else
@@ -66,39 +66,42 @@ typedef enum gt_pass {
     GT_SEGMENT_BACKWARD = 4,
     GT_JOIN = 5,
     GT_JOIN_BACKWARD = 6,
-    GT_PASSES = 7, /* passes before this read and write tensors */
+    GT_PASSES = 7, /* number of passes that read and write tensors; the rest do not */
     GT_QUERY = 7,
     GT_PATH = 8,
-    GT_REGISTER = 9 /* gt_xla_register, for gt_enter alone */
+    GT_REGISTER = 9 /* gt_xla_register; only gt_enter takes it */
 } gt_pass;
-typedef enum gt_target { GT_HOST = 0, GT_DEVICE = 1 } gt_target; /* the CPU twin, or the GPU */
+typedef enum gt_target { GT_HOST = 0, GT_DEVICE = 1 } gt_target; /* GT_HOST is the CPU twin */
 
 typedef struct gt_tensor {
     const char *name;
-    size_t offset;         /* of the pointer in the struct */
-    size_t stride_offset;  /* of its strides, see gt_stride_count; 0 = always packed */
-    const char *shape;     /* size letters, slowest first */
-    char kind;             /* 'x' activations, 'X' activations with a gt_stride4, 'w' their companion dtype, 'd' their
-                             second companion dtype, 'S' states and 'P' parameters whose dtype a step may choose
-                             (else fp32), 'f' fp32, 'i' int32 */
-    const char *use;       /* per pass: '-' unused (also beyond its end: see gt_use), 'I' required input, 'i'
-                             optional input, 'O' required output, 'o' optional output, 'g' parameter
-                             gradient (optional, accumulates), 's' updated in place, required */
+    size_t offset;        /* where the struct has the pointer */
+    size_t stride_offset; /* where the struct has its strides, see gt_stride_count; 0: always packed */
+    const char *shape;    /* letters of the sizes, slowest first */
+    /* 'x' activations; 'X' activations with a gt_stride4; 'w' the companion dtype of activations; 'd' the second
+     * companion dtype; 'S' states and 'P' parameters, whose dtype a step may choose (else fp32); 'f' fp32; 'i' int32 */
+    char kind;
+    /* a letter per pass: '-' unused (also past the end: see gt_use), 'I' required input, 'i' optional input, 'O'
+     * required output, 'o' optional output, 'g' parameter gradient (optional, accumulates), 's' updated in place,
+     * required */
+    const char *use;
     const char *may_equal; /* tensor that an output may equal exactly, or NULL */
 } gt_tensor;
 
-/* Whether a tensor has one stride, from row to row: [M,*] and states.  States of conv1d have three. */
+/* Returns whether a tensor has a single stride, from row to row.  Tensors [M,*] and states have one.  States of conv1d
+ * have three strides. */
 static inline int gt_has_row_stride(const gt_tensor *t) {
     const int is_state = t->shape[0] == 'S' || t->shape[0] == 'Q';
     return t->shape[0] == 'M' || (is_state && (t->kind != 'S' || t->shape[3]));
 }
 
-/* int64_t at stride_offset: one of rows, a gt_stride three, a gt_stride4 four. */
+/* Returns how many int64_t values the struct has at stride_offset: 1 for rows, 3 for a gt_stride, 4 for a
+ * gt_stride4. */
 static inline int gt_stride_count(const gt_tensor *t) {
     return !t->stride_offset ? 0 : gt_has_row_stride(t) ? 1 : t->kind == 'X' ? 4 : 3;
 }
 
-/* How a pass uses the tensor: a letter of `use`. */
+/* Returns how a pass uses the tensor, as a letter of `use`. */
 static inline char gt_use(const gt_tensor *t, gt_pass pass) {
     for (int i = 0; i < (int)pass; i++)
         if (!t->use[i]) return '-';
@@ -112,45 +115,47 @@ typedef struct gt_size {
     int64_t min;
 } gt_size;
 
-/* By letter: n['B' - 'A'].  An operator of two in one call has small letters for the second's sizes. */
+/* Sizes by letter: size B is n['B' - 'A'].  An operator that runs two others in one call has small letters for the
+ * second's sizes. */
 typedef struct gt_dims {
     int64_t n['z' - 'A' + 1];
 } gt_dims;
 
 /* The functions of an operator. */
 typedef struct gt_calls {
-    gt_status (*pass[GT_PASSES])(const void *args, gt_stream stream); /* NULL: there is none */
+    gt_status (*pass[GT_PASSES])(const void *args, gt_stream stream); /* NULL: the operator lacks the pass */
     gt_status (*workspace)(const void *args, gt_workspace *need);
     gt_status (*path)(const void *args, char *text, size_t bytes);
 } gt_calls;
 
-/* Offsets of fields that are neither size nor tensor; 0: the operator has no such field. */
+/* Offsets of the struct's fields that are neither a size nor a tensor.  0 means that the operator lacks the field. */
 typedef struct gt_fields {
     size_t workspace, workspace_bytes, saved, saved_bytes;
     size_t segments, seq_capacity, slot_capacity, state_in_shared, pieces;
 } gt_fields;
 
-/* A second companion dtype; name NULL: none. */
+/* A second companion dtype.  If the name is NULL, the operator has none. */
 typedef struct gt_companion {
     const char *name;
     size_t offset;
 } gt_companion;
 
-/* Dtypes that a step may choose: of states (kind 'S', the field state_dtype) and of parameters (kind 'P'). */
+/* Fields by which a step chooses the dtype of states (kind 'S') and of parameters (kind 'P'). */
 typedef struct gt_step_dtypes {
-    size_t state, parameter; /* offsets of the fields, 0: none */
+    size_t state, parameter; /* offsets of the fields in the struct; 0: no such field */
     const char *parameter_name;
 } gt_step_dtypes;
 
 typedef struct gt_op {
     const char *name;
     size_t args_bytes;
-    size_t dtype_offset, companion_offset; /* companion: of w_dtype or dt_dtype; 0 = none */
+    size_t dtype_offset, companion_offset; /* companion_offset: of w_dtype or dt_dtype; 0: no such field */
     const char *companion_name;
     size_t accumulate_offset;
     const gt_size *sizes;     /* ends with letter 0 */
     const gt_tensor *tensors; /* ends with name NULL */
-    /* fills the operator's own defaults into *args, sets derived letters, checks its own fields */
+    /* Fills the operator's own defaults into *args, sets sizes whose letters have no field, and checks the operator's
+     * own fields. */
     gt_status (*resolve)(void *args, gt_pass pass, gt_dims *dims);
     gt_calls calls;
     gt_fields fields;
@@ -158,7 +163,7 @@ typedef struct gt_op {
     gt_step_dtypes of_steps;
 } gt_op;
 
-/* Where the argument struct has the dtype of a tensor.  0: the tensor is fp32 or int32. */
+/* Returns the offset of the field that holds the dtype of a tensor.  0 means that the tensor is fp32 or int32. */
 static inline size_t gt_dtype_field(const gt_op *op, const gt_tensor *t) {
     switch (t->kind) {
     case 'x':
@@ -176,7 +181,7 @@ static inline size_t gt_dtype_field(const gt_op *op, const gt_tensor *t) {
 #define GT_NO_STEP_DTYPES                                                                                              \
     { 0, 0, NULL }
 
-/* For an operator's table: its functions by void pointers, and gt_OP_args_size. */
+/* Functions of an operator's table, which take void pointers instead of the operator's struct; and gt_OP_args_size. */
 #define GT_WRAP_PASS(op, pass)                                                                                         \
     static gt_status gt_call_##op##_##pass(const void *args, gt_stream stream) {                                       \
         return gt_##op##_##pass((const gt_##op##_args *)args, stream);                                                 \
@@ -199,39 +204,41 @@ static inline size_t gt_dtype_field(const gt_op *op, const gt_tensor *t) {
 #define GT_STEP_AND_PIECES(op)                                                                                         \
     gt_call_##op##_step, gt_call_##op##_segment, gt_call_##op##_segment_backward, gt_call_##op##_join,                 \
         gt_call_##op##_join_backward
-/* More passes: gt_call_OP_step, GT_STEP_AND_PIECES(OP), or NULL. */
+/* The variable arguments are the passes beyond forward and backward: gt_call_OP_step, GT_STEP_AND_PIECES(OP), or
+ * NULL. */
 #define GT_CALLS(op, ...)                                                                                              \
     { {gt_call_##op##_forward, gt_call_##op##_backward, __VA_ARGS__}, gt_call_##op##_workspace, gt_call_##op##_path }
 
-/* One tensor of one call: the layout of its elements. */
+/* The layout of one tensor's elements in one call. */
 typedef struct gt_view {
     char *data;
-    int rank;                   /* without the indices of size 1 */
+    int rank;                   /* not counting indices of size 1 */
     int64_t size[4], stride[4]; /* strides in bytes */
     int64_t count;              /* elements */
     int element;                /* bytes of one */
 } gt_view;
 
-/* Names the public function that this thread is in, for gt_fail: "gt_" or "gt_ref_", operator, pass. */
+/* Records the public function that this thread has entered, for messages of gt_fail.  The function's name is "gt_" or
+ * "gt_ref_", the operator and the pass. */
 GT_FUNCTION void gt_enter(gt_target target, const char *op, gt_pass pass);
 
 /* Records "<function>: <text>" as this thread's last error and returns `status`. */
 GT_FUNCTION gt_status gt_fail(gt_status status, const char *format, ...);
 
-/* Until the next gt_enter, messages of gt_fail begin with `part`.  It is "ssd." for fields of the struct ssd inside the
- * argument struct, and "" for the argument struct's own fields. */
+/* Makes messages of gt_fail begin with `part` until the next gt_enter. `part` is "ssd." for fields of the struct ssd
+ * inside the argument struct, and "" for the argument struct's own fields. */
 GT_FUNCTION void gt_enter_part(const char *part);
 
-/* The list that gets this thread's launches instead of the GPU, from any object of the program: a KernelList of
- * launch.cuh, or NULL. */
+/* Returns where this thread keeps its list of noted launches, the same for all objects of the program.  If the pointer
+ * there, to a KernelList of launch.cuh, is not NULL, launches are noted in that list instead of run on the GPU. */
 GT_FUNCTION void **gt_noted_kernels(void);
 
-/* A pass of one operator, for another operator that enqueues it among other launches: see gt/recurrence/stages.cuh.
- * gt_OP_plan checks and plans it.  is_query: pointers may be NULL, as in a size query.  plan: a PassPlan, whose `bytes`
- * and `saved` the caller checks.
- * gt_OP_run launches a stage of it.  stage: a Stage; chain: a Chain.
- * gt_OP_step_in is gt_OP_step in a Chain of the caller.
- * gt_OP_pass_path: the part of gt_OP_path that is about one pass. */
+/* Calls by which one operator enqueues a pass of another among its own launches: see gt/recurrence/stages.cuh.
+ * gt_OP_plan checks the arguments and makes the plan, a PassPlan.  The caller checks its `bytes` and `saved`.  With
+ * is_query pointers may be NULL, as in a size query.
+ * gt_OP_run launches one stage of the plan.  `stage` is a Stage, `chain` a Chain.
+ * gt_OP_step_in is gt_OP_step inside a Chain of the caller.
+ * gt_OP_pass_path gives the part of gt_OP_path that describes one pass. */
 GT_FUNCTION gt_status gt_wkv6_plan(gt_pass pass, int is_query, const gt_wkv6_args *args, void *plan);
 GT_FUNCTION gt_status gt_wkv6_run(const void *plan, int stage, void *chain);
 GT_FUNCTION gt_status gt_wkv6_step_in(const gt_wkv6_args *args, void *chain);
@@ -241,43 +248,44 @@ GT_FUNCTION gt_status gt_ssd_run(const void *plan, int stage, void *chain);
 GT_FUNCTION gt_status gt_ssd_step_in(const gt_ssd_args *args, void *chain);
 GT_FUNCTION gt_status gt_ssd_pass_path(gt_pass pass, const gt_ssd_args *args, char *text, size_t bytes);
 
-/* Every query starts with an answer of zeros, in case it fails. */
+/* Sets a query's answer to zeros.  Every query starts with this, so that a failed query still has an answer. */
 static inline void gt_no_answer(gt_workspace *need) {
     const gt_workspace none = {0, 0, 0, 0, 0};
     if (need) *need = none;
 }
 
-/* The same for gt_OP_path. */
+/* Sets the text of gt_OP_path to "", for the same reason. */
 static inline void gt_no_text(char *text, size_t bytes) {
     if (text && bytes > 0) text[0] = 0;
 }
 
-/* What every stub returns. */
+/* Returns the error of every stub: the library has no CUDA part. */
 GT_FUNCTION gt_status gt_no_cuda(const gt_op *op, gt_pass pass);
 
-/* The limits of each size, of the elements of one tensor, and of the elements that each of its indices spans.
- * Below them no count of elements or bytes that an operator forms overflows 64 bits.  An array of scratch memory has at
- * most 2^12 times the elements of the largest tensor: a state of up to 256 columns for every token and head, say. */
+/* The largest size, the most elements of one tensor, and the most elements that one of its indices spans.
+ * Below these limits no operator's count of elements or bytes overflows 64 bits.  An array of scratch memory has at
+ * most 2^12 times the elements of the largest tensor: for example a state of up to 256 columns for every token and
+ * head. */
 #define GT_MAX_SIZE ((int64_t)1 << 40)
 #define GT_MAX_COUNT ((int64_t)1 << 48)
 #define GT_MAX_SPAN ((int64_t)1 << 56)
 
-/* a * b and a + b for a, b >= 0; INT64_MAX where that is too large. */
+/* a * b and a + b for a, b >= 0, or INT64_MAX if the result does not fit. */
 GT_INLINE int64_t gt_times(int64_t a, int64_t b) { return b > 0 && a > INT64_MAX / b ? INT64_MAX : a * b; }
 GT_INLINE int64_t gt_plus(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }
 
 /* Fails with `status` unless min <= value <= max. */
 GT_FUNCTION gt_status gt_check_range(gt_status status, const char *field, int64_t value, int64_t min, int64_t max);
 
-/* Fails with GT_ERROR_STRIDE; the message has the strides of the tensor in the struct. */
+/* Fails with GT_ERROR_STRIDE.  The message quotes the tensor's strides in the struct. */
 GT_FUNCTION gt_status gt_bad_stride(const gt_tensor *t, const void *args, const char *why);
 
 /* Fails unless a reserved field is 0. */
 GT_FUNCTION gt_status gt_check_reserved(const char *field, int64_t value);
 
-/* The fields that the recurrent operators share.  gt_resolve_recurrent sets S (states read), Q (states written), L
- * (slots), C and E, the lengths of cu_seqlens and seq_count (0 if the call is not packed).  Refuses arguments of
- * another pass. */
+/* The fields that all recurrent operators share.  gt_resolve_recurrent sets S (states read), Q (states written) and L
+ * (slots).  It also sets C and E, the lengths of cu_seqlens and seq_count, to 0 unless the call is packed.  The
+ * function refuses arguments that belong to another pass. */
 typedef struct gt_recurrence {
     int64_t B, T, segments, seq_capacity, slot_capacity;
     int state_in_shared;
@@ -288,25 +296,27 @@ typedef struct gt_recurrence {
 } gt_recurrence;
 GT_FUNCTION gt_status gt_resolve_recurrent(const gt_recurrence *fields, gt_pass pass, gt_dims *dims);
 
-/* Checks strides of rows of states, in a field `name`: of a pass without a pool it must be 0.  After
- * gt_resolve_recurrent. */
+/* Checks the stride of rows of states in the field `name`.  In a pass without a pool the stride must be 0.  Call this
+ * after gt_resolve_recurrent. */
 GT_FUNCTION gt_status gt_resolve_row_stride(const char *name, int64_t stride, const gt_recurrence *fields, gt_pass pass,
                                             const gt_dims *dims);
 
-/* Makes a gt_recurrence of an argument struct.  wkv_ssm has its states in inner structs, conv1d has no segments. */
+/* Initialises a gt_recurrence from an argument struct.  States are separate arguments, since wkv_ssm has them in inner
+ * structs; `segments` is one too, since conv1d has none. */
 #define GT_RECURRENCE(a, segments, state_in, state_out)                                                                \
     {                                                                                                                  \
         (a)->B, (a)->T, segments, (a)->seq_capacity, (a)->slot_capacity, (a)->state_in_shared, state_in, state_out,    \
             (a)->cu_seqlens, (a)->seq_count, (a)->slots, (a)->tokens, (a)->commit, 0, NULL                             \
     }
-/* For an operator whose forward takes slots. */
+/* Marks an operator whose forward also takes slots. */
 #define GT_TAKE_POOLS(recurrence, a) ((recurrence).has_pools = 1, (recurrence).starts_zero = (a)->starts_zero)
-/* In a table, whose GT_AT they use: tensors of steps, tensors of packed sequences, and the gt_fields. */
+/* Entries of an operator's table, which use its GT_AT: the tensors of steps, the tensors of packed sequences, and the
+ * gt_fields. */
 #define GT_INT32_TENSOR(x, shape, use)                                                                                 \
     { #x, GT_AT(x), 0, shape, 'i', use, NULL }
 #define GT_STEP_TENSORS                                                                                                \
     GT_INT32_TENSOR(slots, "B", "--i"), GT_INT32_TENSOR(tokens, "B", "--i"), GT_INT32_TENSOR(commit, "B", "--i")
-/* The same where forward takes slots, too. */
+/* The tensors of steps for an operator whose forward also takes slots. */
 #define GT_POOL_TENSORS                                                                                                \
     GT_INT32_TENSOR(slots, "L", "i-i"), GT_INT32_TENSOR(starts_zero, "L", "i"), GT_INT32_TENSOR(tokens, "B", "--i"),   \
         GT_INT32_TENSOR(commit, "B", "--i")
@@ -319,30 +329,31 @@ GT_FUNCTION gt_status gt_resolve_row_stride(const char *name, int64_t stride, co
 
 static inline int gt_is_join(gt_pass pass) { return pass == GT_JOIN || pass == GT_JOIN_BACKWARD; }
 
-/* Checks the fields of stochastic rounding; sets Y, the words of a seed.  After the dtypes are filled in. */
+/* Checks the fields of stochastic rounding, and sets Y, the number of words of a seed.  Call this once the dtypes are
+ * filled in. */
 GT_FUNCTION gt_status gt_resolve_rounding(const int32_t *seed, const int32_t *steps, gt_dtype state_dtype, gt_pass pass,
                                           gt_dims *dims);
 #define GT_ROUNDING_TENSORS GT_INT32_TENSOR(rounding_seed, "Y", "--i"), GT_INT32_TENSOR(rounding_steps, "B", "--i")
 
-/* Sets R, the number of pieces.  A join has no tokens: T = 0 counts as 1, so that the call is not taken for empty. */
+/* Sets R, the number of pieces.  A join has no tokens, so T = 0 becomes 1; otherwise the call would count as empty. */
 GT_FUNCTION gt_status gt_resolve_pieces(int64_t *pieces, int64_t *T, gt_pass pass, gt_dims *dims);
 
-/* Copies *args to *filled, replaces every default by its value (sizes, dtypes, strides), checks everything for `pass`,
- * and sets *dims.  GT_QUERY and GT_PATH check sizes and flags but no pointers. */
+/* Copies *args to *filled and replaces every default by its value (sizes, dtypes, strides).  Then checks everything
+ * that `pass` uses, and sets *dims.  GT_QUERY and GT_PATH check sizes and flags but no pointers. */
 GT_FUNCTION gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_target target, const void *args, void *filled,
                                  gt_dims *dims);
 
 /* The view of one tensor in a prepared struct. */
 GT_FUNCTION gt_view gt_view_of(const gt_op *op, const gt_tensor *tensor, const void *filled, const gt_dims *dims);
 
-/* Every packed sequence is cut into chunks of `size` tokens, the last of them shorter.  In arrays of one
- * entry per chunk, chunk c of sequence s has slot
+/* Chunk slots.  A packed sequence is cut into chunks of `size` tokens; its last chunk may be shorter.  In arrays with
+ * one entry per chunk, chunk c of sequence s has slot
  *     cu_seqlens[s] / size + min(s, cu_seqlens[s]) + c.
- * No two chunks share a slot and all slots are below T / size + min(T, seq_capacity), because from s to
- * s + 1 the sum of the first two terms grows by at least the number of chunks of s.  So the host, which knows only the
- * capacities, can size the arrays and start a block per slot.  The block finds its chunk, if any, by gt_chunk_at. */
+ * No two chunks share a slot: from s to s + 1 the first two terms together grow by at least the number of chunks of s.
+ * All slots are below T / size + min(T, seq_capacity).  So the host, which knows only the capacities, can size the
+ * arrays and start a block per slot.  The block finds its chunk, if there is one, by gt_chunk_at. */
 typedef struct gt_chunk {
-    int64_t sequence;    /* -1 = no chunk has this slot */
+    int64_t sequence;    /* -1: no chunk has this slot */
     int64_t first, last; /* tokens first ... last-1 */
 } gt_chunk;
 
@@ -357,7 +368,7 @@ GT_INLINE int64_t gt_chunk_slot(const int32_t *cu_seqlens, int64_t size, int64_t
 
 GT_INLINE gt_chunk gt_chunk_at(const int32_t *cu_seqlens, int64_t count, int64_t size, int64_t slot) {
     gt_chunk c = {-1, 0, 0};
-    int64_t low = 0, high = count; /* the last sequence whose first slot is at most `slot` */
+    int64_t low = 0, high = count; /* search for the last sequence whose first slot is at most `slot` */
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
         if (gt_chunk_slot(cu_seqlens, size, middle, 0) <= slot)

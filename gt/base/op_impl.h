@@ -1,5 +1,6 @@
-/* gt/base/op_impl.h - the core of the library (plain C): version, messages, and gt_prepare, which checks the arguments
- * of every operator by its table (op.h), for GPU functions and CPU twins.  One object of a program holds it. */
+/* gt/base/op_impl.h - the core of the library (plain C): version, messages, and gt_prepare.  gt_prepare checks the
+ * arguments of every operator by the operator's table (op.h), for GPU functions and CPU twins.  One object of a program
+ * holds this code. */
 #ifndef GT_BASE_OP_IMPL_H
 #define GT_BASE_OP_IMPL_H
 
@@ -23,8 +24,9 @@
 extern "C" {
 #endif
 
-static GT_THREAD_LOCAL char gt_function_name[64];        /* of the public function that the thread is in */
-static GT_THREAD_LOCAL const char *gt_field_prefix = ""; /* before the names of fields in messages: see gt_enter_part */
+static GT_THREAD_LOCAL char gt_function_name[64];        /* the public function that this thread is in */
+static GT_THREAD_LOCAL const char *gt_field_prefix = ""; /* stands before names of fields in messages: see
+                                                          * gt_enter_part */
 static GT_THREAD_LOCAL char gt_error_text[512];
 static GT_THREAD_LOCAL void *gt_noted_list; /* a KernelList of launch.cuh, or NULL */
 
@@ -92,7 +94,7 @@ GT_API gt_status gt_check_reserved(const char *field, int64_t value) {
     return gt_fail(GT_ERROR_UNSUPPORTED, "%s = %lld: reserved, must be 0", field, (long long)value);
 }
 
-/* Sets Q and S of forward with a pool.  field: the name of a field of pools that is set. */
+/* Sets Q and S of a forward pass with a pool.  field: the name of the pool's field that is set. */
 static gt_status gt_resolve_pool(const gt_recurrence *f, const char *field, gt_dims *dims) {
     if (f->seq_capacity == 0)
         return gt_fail(GT_ERROR_VALUE, "%s is set: forward uses it for packed sequences alone, and seq_capacity is 0",
@@ -104,8 +106,8 @@ static gt_status gt_resolve_pool(const gt_recurrence *f, const char *field, gt_d
     return gt_check_range(GT_ERROR_SIZE, "slot_capacity", f->slot_capacity, 0, GT_MAX_SIZE);
 }
 
-/* Sets Q and S, the rows of states that are written and read, for a call that is not packed or has a pool; checks
- * states and the fields of steps against the pass. */
+/* Sets Q and S, the rows of states that are written and read, for a call that is not packed or that has a pool.  Checks
+ * that states and the fields of steps suit the pass. */
 static gt_status gt_resolve_states(const gt_recurrence *f, gt_pass pass, gt_dims *dims) {
     int64_t *S = &dims->n['S' - 'A'], *Q = &dims->n['Q' - 'A'];
     gt_status status;
@@ -229,7 +231,7 @@ static int gt_element_size(const gt_op *op, const gt_tensor *t, const void *fill
     return dtype == GT_F32 ? 4 : 2;
 }
 
-/* Strides of all indices in elements, slowest first, from the filled struct. */
+/* Gets the strides of all indices in elements, slowest first, from the filled struct. */
 static void gt_element_strides(const gt_tensor *t, const void *filled, const int64_t *size, int rank, int64_t *stride) {
     int64_t packed = 1;
     for (int i = rank - 1; i >= 0; i--) {
@@ -260,7 +262,7 @@ GT_API gt_view gt_view_of(const gt_op *op, const gt_tensor *t, const void *fille
     return v;
 }
 
-/* Bytes from the start of the first element to the end of the last, over the indices with stride < limit. */
+/* Bytes from the start of the first element to the end of the last.  Counts only the indices with stride < limit. */
 static int64_t gt_extent(const gt_view *v, int64_t limit) {
     int64_t bytes = v->element;
     for (int i = 0; i < v->rank; i++)
@@ -268,15 +270,15 @@ static int64_t gt_extent(const gt_view *v, int64_t limit) {
     return bytes;
 }
 
-/* Whether all strides of m bytes or more are multiples of m. */
+/* Returns whether all strides of m bytes or more are multiples of m. */
 static int gt_multiples(const gt_view *v, int64_t m) {
     for (int i = 0; i < v->rank; i++)
         if (v->stride[i] >= m && v->stride[i] % m) return 0;
     return 1;
 }
 
-/* Whether two elements of one tensor share memory, judged for nested strides: sorted by stride, each index must step
- * over the extent of the smaller ones. */
+/* Returns whether two elements of one tensor share memory.  The function assumes nested strides: sorted by stride, each
+ * index must step over the extent of all smaller ones. */
 static int gt_overlaps_itself(const gt_view *v) {
     for (int i = 0; i < v->rank; i++) {
         if (v->stride[i] < gt_extent(v, v->stride[i])) return 1;
@@ -286,8 +288,8 @@ static int gt_overlaps_itself(const gt_view *v) {
     return 0;
 }
 
-/* Whether two tensors are different columns of one buffer.  Then, for some row length m, a stride of `a`, each covers a
- * range of bytes within a row, and the ranges do not meet. */
+/* Returns whether two tensors are different columns of one buffer.  They are if some stride m of `a` is a row length
+ * such that each tensor covers a range of bytes within a row, and the two ranges do not meet. */
 static int gt_interleaved(const gt_view *a, const gt_view *b) {
     uintptr_t pa = (uintptr_t)a->data, pb = (uintptr_t)b->data;
     for (int i = 0; i < a->rank; i++) {
@@ -314,7 +316,7 @@ static int gt_same_view(const gt_view *a, const gt_view *b) {
 
 /* ---- the steps of gt_prepare ---- */
 
-/* field: of a companion dtype, named `name`. */
+/* Checks and fills `field`, the companion dtype that is named `name`. */
 static gt_status gt_fill_companion(const char *name, gt_dtype dtype, char *field) {
     gt_dtype companion;
     memcpy(&companion, field, sizeof companion);
@@ -326,7 +328,7 @@ static gt_status gt_fill_companion(const char *name, gt_dtype dtype, char *field
     return GT_OK;
 }
 
-/* field: the dtype of a step's states or parameters, named `name`. */
+/* Checks and fills `field`, the dtype `name` of a step's states or parameters. */
 static gt_status gt_fill_dtype_of_steps(const char *name, gt_pass pass, char *field) {
     gt_dtype dtype;
     memcpy(&dtype, field, sizeof dtype);
@@ -371,15 +373,15 @@ static gt_status gt_fill_sizes(const gt_op *op, const char *filled, gt_dims *dim
     return GT_OK;
 }
 
-/* Whether no size is 0. */
+/* Returns whether no size is 0. */
 static int gt_has_tokens(const gt_op *op, const gt_dims *dims) {
     for (const gt_size *s = op->sizes; s->letter; s++)
         if (dims->n[s->letter - 'A'] == 0) return 0;
     return 1;
 }
 
-/* Whether a call is given states, or gradients of states, for each batch element or sequence: then B, or the number of
- * sequences, counts even in a call without tokens.  A shared state exists once and does not count. */
+/* Returns whether a call has states, or gradients of states, for each batch element or sequence.  Then B, or the number
+ * of sequences, counts even if the call has no tokens.  A shared state exists once and does not count. */
 static int gt_has_states(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims) {
     const int S_is_each = dims->n['S' - 'A'] > 1 || dims->n['B' - 'A'] == 1;
     for (const gt_tensor *t = op->tensors; t->name; t++) {
@@ -396,17 +398,17 @@ static void gt_append(char *text, const char *format, const char *name, int64_t 
     snprintf(text + used, 128 - used, format, name, (long long)value);
 }
 
-/* Whether the elements of the tensor count.  In a call with tokens every tensor counts, given or not: the sizes of
- * scratch memory follow from them.  A call without tokens, and a join, has only the tensors that are given or
- * required. */
+/* Returns whether the elements of the tensor count.  In a call with tokens every tensor counts, given or not, since the
+ * sizes of scratch memory follow from all of them.  In a join, or a call without tokens, only tensors that are given or
+ * required count. */
 static int gt_is_counted(const gt_op *op, const gt_tensor *t, gt_pass pass, const void *filled, const gt_dims *dims) {
     if (!gt_is_join(pass) && gt_has_tokens(op, dims)) return t->shape[0] != 'R';
-    if (pass == GT_QUERY) /* the pass is not known yet */
+    if (pass == GT_QUERY) /* a query does not know the pass yet */
         return strchr("IO", t->use[GT_FORWARD]) || strchr("IO", gt_use(t, GT_BACKWARD)) || gt_pointer(t, filled);
     return gt_used(t, pass) && (strchr("IOs", gt_use(t, pass)) || gt_pointer(t, filled));
 }
 
-/* The field that a size of a tensor comes from. */
+/* Name of the field that a size of a tensor comes from. */
 static const char *gt_size_field(const gt_op *op, char letter, gt_pass pass, const gt_dims *dims) {
     static const struct {
         char letter;
@@ -418,10 +420,10 @@ static const char *gt_size_field(const gt_op *op, char letter, gt_pass pass, con
         if (others[i].letter == letter) return others[i].name;
     if (letter == 'Q' || letter == 'S')
         return dims->n['C' - 'A'] ? "seq_capacity" : pass == GT_STEP ? "slot_capacity" : "B";
-    return "size"; /* made of several fields */
+    return "size"; /* the size comes from several fields */
 }
 
-/* Bounds the elements of one tensor. */
+/* Checks the bounds of one tensor's number of elements. */
 static gt_status gt_check_count(const gt_op *op, const gt_tensor *t, gt_pass pass, const void *filled,
                                 const gt_dims *dims) {
     char text[128] = "";
@@ -444,15 +446,16 @@ GT_API gt_status gt_bad_stride(const gt_tensor *t, const void *args, const char 
     return gt_fail(GT_ERROR_STRIDE, "%s_stride = {%s}: %s", t->name, text, why);
 }
 
-/* Replaces zero strides by their defaults, in *filled.  No index may span more than 2^56 elements, so that sums of byte
- * offsets fit in 64 bits.  In a call without tokens no tensor with strides has elements, and its sizes may be any. */
+/* Replaces zero strides in *filled by their defaults.  No index may span more than 2^56 elements, so that sums of byte
+ * offsets fit in 64 bits.  In a call without tokens no tensor with strides has elements, so its sizes may have any
+ * value. */
 static gt_status gt_fill_stride(const gt_op *op, const gt_tensor *t, char *filled, const gt_dims *dims) {
     const int64_t limit = GT_MAX_SPAN;
     const int has_tokens = gt_has_tokens(op, dims);
     char *strides = filled + t->stride_offset;
-    const char *shape = t->shape; /* [M,*] or [B,T,H] or [B,T,H,N]: B, T, H, N below are its sizes by position */
+    const char *shape = t->shape; /* [M,*], [B,T,H] or [B,T,H,N]; below, B, T, H, N are sizes by position */
     const int64_t B = dims->n[shape[0] - 'A'], T = dims->n[shape[1] - 'A'];
-    if (gt_has_row_stride(t) && shape[0] != 'M') { /* gt_resolve_row_stride has checked it */
+    if (gt_has_row_stride(t) && shape[0] != 'M') { /* gt_resolve_row_stride has checked these strides */
         int64_t row, packed = 1;
         memcpy(&row, strides, sizeof row);
         for (const char *c = shape + 1; *c; c++) packed = gt_times(packed, dims->n[*c - 'A']);
@@ -515,8 +518,8 @@ static gt_status gt_check_overlap(const gt_op *op, const gt_tensor *out, gt_pass
     return GT_OK;
 }
 
-/* Sizes of a call without tokens, for the GPU functions: each size that may be 0 is 0, but B stays if the call has
- * states.  So no grid and no scratch memory is made for sizes without tokens. */
+/* Clears the sizes of a call without tokens, for the GPU functions: each size that may be 0 becomes 0.  B stays if the
+ * call has states.  So such a call gets no grid and no scratch memory for its other sizes. */
 static void gt_clear_tokens(const gt_op *op, gt_pass pass, char *filled, gt_dims *dims) {
     const int keeps_batch = gt_has_states(op, pass, filled, dims);
     const int64_t none = 0;
@@ -548,8 +551,8 @@ GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_target target, con
     for (t = op->tensors; t->name; t++) {
         if ((status = gt_check_count(op, t, pass, filled, dims)) != GT_OK) return status;
         if (!t->stride_offset) continue;
-        if (gt_is_join(pass) && !gt_has_row_stride(t)) /* a join reads no other strides: their fields may hold
-                                                        * anything */
+        /* A join does not read other strides, so their fields may hold any value. */
+        if (gt_is_join(pass) && !gt_has_row_stride(t))
             memset((char *)filled + t->stride_offset, 0, (size_t)gt_stride_count(t) * sizeof(int64_t));
         else if ((status = gt_fill_stride(op, t, (char *)filled, dims)) != GT_OK)
             return status;

@@ -1,5 +1,5 @@
-/* gt/base/path.cuh - gt_OP_path: which kernels a call would take.  The passes of the call run as they are, but run()
- * notes the kernels instead of launching them.  So the answer always agrees with the launches. */
+/* gt/base/path.cuh - gt_OP_path: which kernels a call would take.  The call's passes run unchanged, but run() notes the
+ * kernels instead of launching them.  So the answer always agrees with the launches. */
 #ifndef GT_BASE_PATH_CUH
 #define GT_BASE_PATH_CUH
 
@@ -10,7 +10,7 @@
 
 namespace gt {
 
-/* The written text, cut off at the end of the caller's buffer. */
+/* The text of an answer, cut off at the end of the caller's buffer. */
 class PathText {
   public:
     PathText(char* text, size_t bytes) : text_(text), bytes_(bytes) { text_[0] = 0; }
@@ -26,19 +26,20 @@ class PathText {
     size_t bytes_, used_ = 0;
 };
 
-/* An address for a tensor that is still NULL: aligned, and apart from all others, whatever the strides. */
+/* An address that stands for a tensor that is NULL.  It is aligned, and apart from all others, whatever the strides
+ * are. */
 static inline void* path_address(const gt_op* op, const gt_tensor* t) {
     return reinterpret_cast<void*>((uintptr_t)(t - op->tensors + 1) << 58);
 }
 
-/* The same for workspace.  The tensors, fewer than 62, have the addresses before. */
+/* An address that stands for workspace.  The addresses before it are for tensors; there are fewer than 62. */
 static inline void* path_workspace(const gt_op* op) { return path_address(op, op->tensors + 61); }
 
 static inline bool path_is_output(const gt_tensor* t, gt_pass pass) {
     return strchr("Oogs", gt_use(t, pass)) != nullptr;
 }
 
-/* Sets pointers that a pass requires and *args lacks.  If *args has no output, sets all outputs: dz only with z. */
+/* Sets pointers that a pass requires and *args lacks.  If *args has no output, sets all outputs, but dz only with z. */
 static inline void fill_path_pointers(const gt_op* op, gt_pass pass, const gt_dims& dims, char* args) {
     const auto pointer = [&](const gt_tensor* t) {
         void* p;
@@ -60,18 +61,18 @@ static inline void fill_path_pointers(const gt_op* op, gt_pass pass, const gt_di
     }
 }
 
-/* Why the noted kernels are not faster ones; NULL: there are none faster. */
+/* Returns why the noted kernels are not faster ones, or NULL if none are faster. */
 template <class Args>
 using PathReason = const char* (*)(const Args& prepared, gt_pass pass, const KernelList& kernels, const Device& device,
                                    char (&room)[128]);
 
 template <class Args>
 struct PathPasses {
-    gt_status (*call[5])(const Args*, gt_stream); /* up to segment_backward; NULL: there is none */
+    gt_status (*call[5])(const Args*, gt_stream); /* passes up to segment_backward; NULL: the operator lacks it */
     PathReason<Args> why;                         /* or NULL */
 };
 
-/* The kernels of a pass, and why they are not faster ones. */
+/* Writes the kernels of a pass, and why they are not faster ones. */
 template <class Args>
 static gt_status add_kernels(const gt_op* op, gt_pass pass, const PathPasses<Args>& passes, Args args,
                              const Args& prepared, const gt_dims& dims, PathText& text) {
@@ -109,7 +110,7 @@ static gt_status add_path(const gt_op* op, gt_pass pass, const PathPasses<Args>&
     return add_kernels(op, pass, passes, args, prepared, dims, text);
 }
 
-/* Whether the arguments fit a step. */
+/* Returns whether the arguments fit a step. */
 template <class Args>
 static bool is_path_of_step(const Args& a) {
     return a.T >= 1 && a.T <= 16 && a.seq_capacity == 0 && !a.state_in_shared;
@@ -147,7 +148,7 @@ static gt_status path_of_rows(const gt_op* op, const PathPasses<Args>& passes, c
     return path_of_two(op, passes, *args, prepared, dims, to);
 }
 
-/* The path of one pass, forward or backward, without the pass's name. */
+/* Writes the path of one pass, forward or backward, without the pass's name. */
 template <class Args>
 static gt_status path_of_pass(const gt_op* op, const PathPasses<Args>& passes, gt_pass pass, const Args* args,
                               char* text, size_t bytes) {
@@ -162,7 +163,7 @@ static gt_status path_of_pass(const gt_op* op, const PathPasses<Args>& passes, g
     return add_kernels(op, pass, passes, a, prepared, dims, to);
 }
 
-/* The path of an operator with pieces, for a call that sets decay_out. */
+/* Writes the path of an operator with pieces, for a call that sets decay_out. */
 template <class Args>
 static gt_status path_of_segments(const gt_op* op, const PathPasses<Args>& passes, const Args& a, const Args& prepared,
                                   const gt_dims& dims, PathText& text) {
@@ -183,7 +184,7 @@ static inline void clear_pool(const gt_op* op, void* args) {
     }
 }
 
-/* The path of an operator over time; if the arguments fit a step, the step's path, too. */
+/* Writes the path of an operator over time.  If the arguments fit a step, adds the step's path. */
 template <bool HAS_PIECES = false, class Args>
 static gt_status path_over_time(const gt_op* op, const PathPasses<Args>& passes, const Args* args, char* text,
                                 size_t bytes) {

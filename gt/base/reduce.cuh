@@ -1,5 +1,5 @@
-/* gt/base/reduce.cuh - sums over rows: a kernel that the operators share.  Also gt_device_supported, which asks the
- * driver about this kernel on behalf of all. */
+/* gt/base/reduce.cuh - sums over rows, by a kernel that the operators share.  This file also has gt_device_supported,
+ * which asks the driver about this kernel on behalf of all kernels. */
 #ifndef GT_BASE_REDUCE_CUH
 #define GT_BASE_REDUCE_CUH
 
@@ -9,16 +9,18 @@
 namespace gt {
 
 /* ---- reduce_rows: the second half of every sum over batch and time --------------------------------
- * out[c] (+)= sum_r in[r][c], where kernels have stored a partial sum in each row.  Up to four sums in one launch.
+ * out[c] (+)= sum_r in[r][c].  Kernels have stored a partial sum in each row.  One launch computes up to four such
+ * sums.
  * grid ceil(columns/32) of every sum, block 512 = 16 warps: warp w has rows w, w + 16, ... of 32 columns.
- * registers: 18 elements as loaded, a sum.  shared: 2 KB, the warps' sums.
+ * registers: 18 loaded elements, a sum.  shared: 2 KB, the warps' sums.
  * bytes: rows*columns*4, once.
- * A warp adds its rows in order, then the warps' sums are added in order: deterministic, by the rows alone. */
-constexpr int REDUCED_ROWS = 16; /* at a time: the warps of a block */
+ * A warp adds its rows in order, then the warps' sums are added in order.  So the result depends only on the rows:
+ * deterministic. */
+constexpr int REDUCED_ROWS = 16; /* rows at a time, one a warp of a block */
 
-/* The rows of a sum that a packed call has filled.  Only the device knows: `each` for every sequence or, if chunk is
- * not 0, for every chunk slot (see gt_chunk_slot).  Rows beyond are not read.  cu_seqlens = NULL: all rows are
- * filled. */
+/* The rows of a sum that a packed call has filled; only the device knows their number.  There are `each` rows for every
+ * sequence or, if chunk is not 0, for every chunk slot (see gt_chunk_slot).  The kernel does not read rows beyond them.
+ * cu_seqlens = NULL: all rows are filled. */
 struct PackedRows {
     const int32_t *cu_seqlens, *seq_count;
     int64_t capacity;
@@ -45,7 +47,8 @@ struct RowSums {
     void add(const float* in, float* out, int64_t rows, int64_t columns, const PackedRows& packed = {}) {
         sums[count++] = {in, out, rows, columns, packed};
     }
-    /* Adds a sum whose rows lie in the arena, and returns the rows.  out = NULL: not wanted, returns NULL. */
+    /* Adds a sum, takes its rows from the arena and returns them.  out = NULL: the sum is not wanted, and the result is
+     * NULL. */
     float* take(Arena& arena, float* out, int64_t rows, int64_t columns, const PackedRows& packed = {}) {
         if (!out) return nullptr;
         float* in = arena.take<float>(rows * columns);
@@ -56,12 +59,13 @@ struct RowSums {
 
 struct ReduceRowsParams {
     RowSums::Sum sums[RowSums::MOST];
-    int64_t end[RowSums::MOST]; /* sum i has the blocks before end[i], from end[i - 1] on */
+    int64_t end[RowSums::MOST]; /* sum i has the blocks end[i - 1] ... end[i] - 1 */
     int accumulate;
 };
 
 GT_KERNEL(32 * REDUCED_ROWS, 1) reduce_rows_kernel(const GT_GRID_CONSTANT ReduceRowsParams params) {
-    constexpr int BATCH = 18; /* loads in flight: 288 rows, two blocks of each of 144 multiprocessors, are one batch */
+    /* Loads in flight.  288 rows, two blocks of each of 144 multiprocessors, are one batch. */
+    constexpr int BATCH = 18;
     RowSums::Sum p = params.sums[0];
     int64_t block = block_x();
     GT_UNROLL
@@ -90,7 +94,7 @@ GT_KERNEL(32 * REDUCED_ROWS, 1) reduce_rows_kernel(const GT_GRID_CONSTANT Reduce
     }
 }
 
-/* gt_device_supported: whether this build's kernels run on `device` (-1: the current one). */
+/* gt_device_supported: returns whether this build's kernels run on `device` (-1: the current device). */
 static inline gt_status device_supported(int device) {
 #ifdef GT_EMU
     return device <= 0 ? GT_OK : gt_fail(GT_ERROR_VALUE, "device = %d: must be -1 or 0", device);
@@ -108,7 +112,7 @@ static inline gt_status device_supported(int device) {
     if (error == cudaSuccess && 10 * major + minor < 75)
         return gt_fail(GT_ERROR_ARCH, "device %d has compute capability %d.%d: 7.5 or newer needed", device, major,
                        minor);
-    /* one kernel represents all: they are compiled for the same architectures */
+    /* One kernel stands for all, since all are compiled for the same architectures. */
     cudaFuncAttributes attributes;
     if (error == cudaSuccess && device != current) error = cudaSetDevice(device);
     if (error == cudaSuccess) {
@@ -130,13 +134,13 @@ static inline gt_status reduce_rows(const RowSums& sums, int accumulate, Stream&
             params.sums[i] = sums.sums[i];
             blocks += (sums.sums[i].columns + 31) / 32;
         }
-        params.end[i] = i + 1 < sums.count ? blocks : INT64_MAX; /* the last sum has all other blocks */
+        params.end[i] = i + 1 < sums.count ? blocks : INT64_MAX; /* the last sum has all remaining blocks */
     }
     params.accumulate = accumulate;
     return run("reduce_rows", reduce_rows_kernel, blocks, 32 * REDUCED_ROWS, 4 * 32 * REDUCED_ROWS, stream, params);
 }
 
-/* The same for one sum. */
+/* Launches reduce_rows_kernel for one sum. */
 template <class Stream>
 static inline gt_status reduce_rows(const float* in, float* out, int64_t rows, int64_t columns, int accumulate,
                                     Stream& stream) {

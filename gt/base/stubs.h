@@ -1,4 +1,4 @@
-/* gt/base/stubs.h - the C functions of an operator where a file is compiled without nvcc: they answer
+/* gt/base/stubs.h - the C functions of an operator in a file that is compiled without nvcc.  They return
  * GT_ERROR_NO_CUDA. */
 #ifndef GT_BASE_STUBS_H
 #define GT_BASE_STUBS_H
@@ -11,7 +11,7 @@
         return gt_no_cuda(gt_op_##op(), pass);                                                                         \
     }
 
-/* Stubs of the functions that every operator has.  An operator with steps also has GT_STUB(op, step, GT_STEP). */
+/* Stubs of the functions that every operator has.  An operator with steps also needs GT_STUB(op, step, GT_STEP). */
 #define GT_STUBS(op)                                                                                                   \
     GT_STUB(op, forward, GT_FORWARD)                                                                                   \
     GT_STUB(op, backward, GT_BACKWARD)                                                                                 \
@@ -26,7 +26,7 @@
         return gt_no_cuda(gt_op_##op(), GT_PATH);                                                                      \
     }
 
-/* The passes in pieces, and the stages that another operator enqueues (op.h). */
+/* Stubs of the passes in pieces, and of the stages that another operator enqueues (op.h). */
 #define GT_STUBS_IN_PARTS(op)                                                                                          \
     GT_STUB(op, segment, GT_SEGMENT)                                                                                   \
     GT_STUB(op, segment_backward, GT_SEGMENT_BACKWARD)                                                                 \

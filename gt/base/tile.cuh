@@ -1,5 +1,5 @@
-/* gt/base/tile.cuh - for kernels: where elements of a tile lie in shared memory, so that lanes which access it together
- * meet different banks.  A piece is 16 bytes.  All functions give bytes from the start of a tile.
+/* gt/base/tile.cuh - for kernels: where elements of a tile lie in shared memory.  Lanes that access them together meet
+ * different banks.  A piece is 16 bytes.  All functions return bytes from the start of a tile.
  *
  * | function              | where piece p of row r lies in it         | in different banks                        |
  * |-----------------------|-------------------------------------------|-------------------------------------------|
@@ -14,9 +14,9 @@
  * | raw_offset<CHANNELS>  | 16 bits, 64 bytes: p ^ (r / 8) % 2;       | rows 4 or 8 apart                         |
  * |                       | CHANNELS = 32: 32 bytes by r / 4 % 2, too |                                           |
  *
- * panel_at is the swizzle of the hardware for rows of 32 to 128 bytes (wgmma.cuh, bulk.cuh).  Longer rows keep the
- * exchange of 8 pieces.  The other functions serve mma: lanes read two or four rows at once, which a panel would put
- * into the same banks.  Accumulators are float[TILES][4], tiles of 8 columns, as every product takes them. */
+ * panel_at is the hardware's swizzle for rows of 32 to 128 bytes (wgmma.cuh, bulk.cuh).  Longer rows also exchange 8
+ * pieces.  The other functions serve mma, where lanes read two or four rows at once; a panel would put these rows into
+ * the same banks.  Accumulators are float[TILES][4], in tiles of 8 columns, as every product takes them. */
 #ifndef GT_BASE_TILE_CUH
 #define GT_BASE_TILE_CUH
 
@@ -33,15 +33,15 @@ GT_HD uint32_t panel_at(int row, int piece) {
     return (uint32_t)(row * ROW + 16 * (piece ^ row / LINE % PIECES));
 }
 
-/* The same over panels, whose rows have at most 128 bytes: piece counts through all panels of the matrix. */
+/* panel_at over several panels, whose rows have at most 128 bytes.  `piece` counts through all panels of the matrix. */
 template <int ROW>
 GT_HD uint32_t tile_at(int row, int piece, uint32_t panel_bytes) {
     static_assert(ROW <= 128, "bytes of a row of a panel");
     return (uint32_t)(piece / (ROW / 16)) * panel_bytes + panel_at<ROW>(row, piece % (ROW / 16));
 }
 
-/* Stores a warp's 16 rows of accumulators as 16 bits: COUNT times 16 columns, rounded by pack(x, y).  at(k): the
- * lane's address for stmatrix_x4 of columns 16 k, halves of the rows first. */
+/* Stores a warp's 16 rows of accumulators as 16 bits: COUNT times 16 columns, rounded by pack(x, y).  at(k) is the
+ * lane's address for stmatrix_x4 of columns 16 k; the matrices of stmatrix are first the halves of the rows. */
 template <int COUNT, class At, class Pack>
 GT_DEV void store_accumulators(const float (*tiles)[4], const At& at, const Pack& pack) {
     GT_UNROLL
@@ -65,7 +65,8 @@ GT_DEV uint32_t row_piece(int row, int piece) {
     }
 }
 
-/* From there 16 kk values on, and 16 rows on as often as `rows` says: of the exchange one exclusive or is left. */
+/* Moves an address of row_piece or fp32_piece by 16 kk values, and by 16 rows as often as `rows` says.  One exclusive
+ * or is enough for the exchange of pieces. */
 GT_DEV uint32_t add_16(uint32_t piece, int kk) { return (piece ^ kk % 4 * 32) + kk / 4 * 128; }
 
 template <int N>
@@ -94,10 +95,10 @@ GT_DEV uint32_t fragment_of(int pair, int channel) {
     return 8 * pair * CHANNELS + 16 * (channel / 2 ^ swap);
 }
 
-/* The fragment 8 kk channels on: the exchange leaves one exclusive or. */
+/* Moves an address by 8 kk channels of fragments.  One exclusive or is enough for the exchange of pieces. */
 GT_DEV uint32_t add_8(uint32_t address, int kk) { return (address ^ kk % 2 * 64) + kk / 2 * 128; }
 
-/* A channel's place in the 16-bit rows from which fragments are made. */
+/* Offset of a channel in the 16-bit rows from which fragments are made. */
 template <int CHANNELS>
 GT_DEV uint32_t raw_offset(int row, int channel) {
     const int swap = (row >> 3 & 1) << 6 | (CHANNELS == 32 ? (row >> 2 & 1) << 5 : 0);

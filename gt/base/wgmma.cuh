@@ -4,10 +4,10 @@
  * products: wgmma_fence, wgmma_commit, wgmma_wait, fence_async_proxy.  W marks primitives that all lanes of a warp
  * execute together.
  *
- * PRODUCTS.  C[64][N] += A[64][16] B[16][N] of f16 or bf16 with sums in fp32, by the 4 warps of a warpgroup, N = 8 ...
- * 256 in steps of 8.  Warp w (of 4) has rows 16w ... 16w + 15 of C, and of A if A comes from registers.  They lie in
- * registers as in mma<T>: c[i] are columns 8i ... 8i + 7.  So c[2i] and c[2i + 1], rounded to pairs, are the a of a
- * next product whose K are the columns 16i ... 16i + 15.
+ * PRODUCTS.  The 4 warps of a warpgroup compute C[64][N] += A[64][16] B[16][N] of f16 or bf16, with sums in fp32, for N
+ * = 8 ... 256 in steps of 8.  Warp w (of 4) has rows 16w ... 16w + 15 of C, and of A if A comes from registers.  The
+ * registers are laid out as in mma<T>: c[i] holds columns 8i ... 8i + 7.  So c[2i] and c[2i + 1], rounded to pairs, are
+ * the operand a of a next product; its K are the columns 16i ... 16i + 15.
  *
  * | primitive (W)                                       | A from         | PTX: wgmma.mma_async.sync.aligned...     |
  * |-----------------------------------------------------|----------------|------------------------------------------|
@@ -15,13 +15,13 @@
  * | wgmma<T, MAJOR_A, MAJOR_B>(c, a, b, accumulates)    | uint64_t a     | the same, imm-trans-a                    |
  * | wgmma_pin(c)                                        |                | none: see below                          |
  *
- * c is float[N / 8][4].  a and b are operands, made by wgmma_tile.  accumulates is true by default; false overwrites c,
- * which need not be initialised.
+ * c is float[N / 8][4].  a and b are operands, made by wgmma_tile.  accumulates is true by default.  If it is false,
+ * the product overwrites c, which need not be initialised.
  * wgmma only starts a product.  Until a wgmma_wait has ended the product's group, no thread may write the tiles or
- * access a or c; only further products of the same shape may have the same c.
+ * access a or c.  Only further products of the same shape may use the same c.
  * One wgmma_fence comes after the last access to c and a, before the first product after a wait.
- * The compiler believes that a product ends as it starts.  wgmma_pin(c) after the wait keeps uses of c after it;
- * wgmma_pin(c) before the fence keeps writes of c before it.
+ * The compiler does not know that a product ends later than it starts.  wgmma_pin(c) after the wait keeps uses of c
+ * after the wait; wgmma_pin(c) before the fence keeps writes of c before the fence.
  *
  *     wgmma_fence();
  *     for (int k = 0; k < 64; k += 16)
@@ -31,18 +31,19 @@
  *     wgmma_pin(c);
  *
  * TILES.  A matrix lies in shared memory as panels.  A panel has rows of ROW = 128, 64, 32 or 16 bytes, one after the
- * other.  A row has pieces of 16 bytes, 8 neighbouring elements each.  A piece's place in its row depends on the row: 8
- * rows at one piece, or 8 pieces of a row, are in different banks.
+ * other.  A row has pieces of 16 bytes, each with 8 adjacent elements.  The place of a piece in its row depends on the
+ * row.  So 8 rows at one piece, or 8 pieces of a row, are in different banks.
  *
  *     piece p of row r of a panel is at   r ROW + 16 (p ^ (r / (128 / ROW)) % (ROW / 16))       (panel_at<ROW>)
  *
- * This is the hardware's swizzle of 128, 64 or 32 bytes, and none with ROW = 16.  A panel starts at a multiple of 8 ROW
- * bytes; with ROW = 16, at a multiple of 16.  The major decides the contents of a row:
+ * This is the hardware's swizzle of 128, 64 or 32 bytes; with ROW = 16 there is no swizzle.  A panel starts at a
+ * multiple of 8 ROW bytes; with ROW = 16, at a multiple of 16.  The major decides the contents of a row:
  *
- *     Major::K    row = index m of A or n of B, elements along k.  A panel has ROW / 2 of k; panel_bytes further on
- *                 are the next of k.  One product reads the 16 of k from one panel (ROW = 16: from two).
- *     Major::MN   row = k, elements along m or n: the transposed matrix.  A panel has ROW / 2 of m or n; panel_bytes
- *                 further on are the next of m or n, which one product reads together.
+ *     Major::K    row = index m of A or n of B, elements along k.  A panel has ROW / 2 of k.  The next panel,
+ *                 panel_bytes further on, has the next of k.  One product reads its 16 of k from one panel (ROW = 16:
+ *                 from two).
+ *     Major::MN   row = k, elements along m or n: the transposed matrix.  A panel has ROW / 2 of m or n.  The next
+ *                 panel, panel_bytes further on, has the next of m or n.  One product reads the panels together.
  *
  * | function                                | gives                                                                |
  * |-----------------------------------------|----------------------------------------------------------------------|
@@ -57,11 +58,12 @@
  * |                                         | starts inside a panel must end in it                                 |
  *
  * k_bytes and mn_bytes add up.  Bits of an operand (PTX ISA, matrix descriptor): 0-13 start / 16; 16-29 leading and
- * 32-45 stride byte offset / 16; 49-51 base offset, 0 as panels are aligned; 62-63 swizzle: 0 none, 1 128, 2 64, 3 32.
- * Which offset is which: with a swizzle the stride is from 8 rows to the next 8, 8 ROW bytes, and the leading one is
- * panel_bytes, ignored by Major::K.  Without one the leading offset is along k and the stride along m or n, between
- * blocks of 8 rows by 16 bytes, 128 bytes in a row: panel_bytes and 128 by Major::K, 128 and panel_bytes by Major::MN.
- */
+ * 32-45 stride byte offset / 16; 49-51 base offset, 0 since panels are aligned; 62-63 swizzle: 0 none, 1 128, 2 64, 3
+ * 32.
+ * The meaning of the two offsets depends on the swizzle.  With a swizzle the stride is 8 ROW bytes, from 8 rows to the
+ * next 8.  The leading offset is panel_bytes, which Major::K ignores.  Without a swizzle the leading offset is along k
+ * and the stride along m or n.  Both are between blocks of 8 rows by 16 bytes, which are 128 adjacent bytes:
+ * panel_bytes and 128 by Major::K, 128 and panel_bytes by Major::MN. */
 #ifndef GT_BASE_WGMMA_CUH
 #define GT_BASE_WGMMA_CUH
 
@@ -112,7 +114,7 @@ GT_DEV void wgmma_pin(float (&c)[TILES][4]) {
 
 #if GT_SM90A
 
-/* For i tiles of 8 columns: the numbers of their registers in PTX, and the registers. */
+/* For i tiles of 8 columns: the PTX numbers of their registers, and the registers. */
 #define GT_NUMBERS_1 "%0, %1, %2, %3"
 #define GT_NUMBERS_2 GT_NUMBERS_1 ", %4, %5, %6, %7"
 #define GT_NUMBERS_3 GT_NUMBERS_2 ", %8, %9, %10, %11"
@@ -179,7 +181,7 @@ GT_DEV void wgmma_pin(float (&c)[TILES][4]) {
 #define GT_TILES_31 GT_TILES_30, GT_TILE(30)
 #define GT_TILES_32 GT_TILES_31, GT_TILE(31)
 
-/* The PTX of a shape.  o0 ... number the operands of the asm after the registers of C. */
+/* PTX of one shape.  o0 ... are the numbers of the asm operands that follow the registers of C. */
 #define GT_WGMMA_REGISTERS(TYPE, TILES, N, o0, o1, o2, o3, o4, o5, o6)                                                 \
     asm volatile("{ .reg .pred accumulates;\n"                                                                         \
                  "setp.ne.b32 accumulates, %" #o5 ", 0;\n"                                                             \
@@ -196,7 +198,7 @@ GT_DEV void wgmma_pin(float (&c)[TILES][4]) {
                  : GT_TILES_##TILES                                                                                    \
                  : "l"(a), "l"(b), "r"((int)accumulates), "n"(A_IS_MN), "n"(B_IS_MN))
 
-/* The products of one shape: 64 rows, 8 TILES columns. */
+/* The products of one shape: 64 rows by 8 TILES columns. */
 template <int TILES>
 struct Wgmma;
 

@@ -1,20 +1,21 @@
 /* gt/conv1d/backward.cuh - backward: with q_t = dy_t act'(pre_t),
  *     dx_t = sum_{j<W} weight[j] q_{t+W-1-j}     dweight[j] = sum_t e_{t+j} q_t     dbias = sum_t q_t
  *
- * Tiles, runs, units and stages: tile.cuh; a stage holds x and dy.
- * grid tiles * (blocks of a tile), block 4 warps, fewer if their stages exceed shared memory.  All warps do the same; a
- * lane has 4 channels (over time: 1).
- * Step t makes q_t and finishes dx_{t-W+1}.  Where a sequence or the run ends, W - 1 steps more make the q that the
- * last dx need.  After the end of a sequence these q are 0; after the end of a run the tokens that follow give them.
+ * tile.cuh defines tiles, runs, units and stages.  A stage holds x and dy.
+ * grid tiles * (blocks of a tile), block 4 warps, or fewer if their stages exceed shared memory.  All warps do the
+ * same; a lane has 4 channels (over time: 1).
+ * Step t computes q_t and completes dx_{t-W+1}. At the end of a sequence or of the run, W - 1 more steps compute the q
+ * that the last dx need.  After the end of a sequence these q are 0.  After the end of a run they come from the tokens
+ * that follow.
  * registers: weights and their gradients, the last W - 1 inputs and q: 168 at most, so that three blocks share a
  * multiprocessor.
- * shared, a warp: over channels 3 stages of 4 KB, over time 2 of 9 KB; at the end, over these, the sums for dweight and
- * dbias.
- * bytes: x, dy and dx once; a second time, out of a cache, the W - 1 tokens of x before every run, and of x and dy
- * after it.  The sums of a block: 4 (W + 1) a channel.
+ * shared, a warp: over channels 3 stages of 4 KB, over time 2 of 9 KB.  At the end the sums for dweight and dbias
+ * overwrite the stages.
+ * bytes: x, dy and dx once.  The W - 1 tokens of x before every run, and of x and dy after it, are read a second time,
+ * from a cache.  The sums of a block: 4 (W + 1) a channel.
  * instructions an element, bf16, W = 4, SiLU: 12 FFMA, 1 FADD, 11 for q, 2 to unpack, half a one to pack; then copies.
  * dweight and dbias are summed over a run, then over the block's warps in order, then over blocks by reduce_rows:
- * deterministic.  A packed sequence has the same bits of dx as alone. */
+ * deterministic.  dx of a packed sequence has the same bits as dx of the sequence alone. */
 #ifndef GT_CONV1D_BACKWARD_CUH
 #define GT_CONV1D_BACKWARD_CUH
 
@@ -37,12 +38,12 @@ struct BackwardParams {
 template <class L>
 constexpr int BACKWARD_STAGES = L::OVER_TIME ? 2 : 3;
 template <class L>
-constexpr int BACKWARD_BYTES = BACKWARD_STAGES<L> * 2 * L::BYTES; /* of shared memory, a warp */
+constexpr int BACKWARD_BYTES = BACKWARD_STAGES<L> * 2 * L::BYTES; /* shared memory of a warp */
 template <class L>
 constexpr int BACKWARD_BLOCKS = 3; /* on a multiprocessor */
 
-/* The term of dstate_out in the gradient of input t of a sequence that ends before token `end`: state_out is the
- * sequence's last W - 1 inputs.  row: the sequence's row in dstate_out. */
+/* The term of dstate_out in the gradient of input t, for a sequence that ends before token `end`.  The term exists
+ * because state_out is the sequence's last W - 1 inputs.  row: the sequence's row in dstate_out. */
 GT_DEV float state_gradient(const BackwardParams& p, int64_t row, int64_t t, int64_t end, int64_t d) {
     const int64_t J = p.in.W - 1, j = t - (end - J);
     return p.dstate_out && j >= 0 ? p.dstate_out[(row * p.in.D + d) * J + j] : 0.0f;
@@ -51,7 +52,7 @@ GT_DEV float state_gradient(const BackwardParams& p, int64_t row, int64_t t, int
 /* Sums of parameter gradients. */
 template <int W, int VEC>
 struct Sums {
-    float tap[W + 1][VEC]; /* of the weights of tap 0 ... W-1, then of the bias */
+    float tap[W + 1][VEC]; /* weights of taps 0 ... W-1, then the bias */
 };
 
 /* Adds up the sums of the block's warps and stores them in row me.block.  All threads of the block call it. */
@@ -61,7 +62,7 @@ GT_DEV void store_sums(const BackwardParams& p, const Run& me, const Sums<W, L::
     static_assert(4 * VALUES <= BACKWARD_BYTES<L>, "the sums fit where the warp's stages were");
     const Problem& in = p.in;
     const uint32_t values = smem_base();
-    sync_threads(); /* all stages have been read */
+    sync_threads(); /* all warps have read their stages */
     GT_UNROLL
     for (int k = 0; k <= W; k++) {
         GT_UNROLL
@@ -83,7 +84,7 @@ GT_DEV void store_sums(const BackwardParams& p, const Run& me, const Sums<W, L::
     }
 }
 
-/* A lane's values over a run: its parameters, their gradients and, at 0 ... W-2, the last inputs e and their q. */
+/* A lane's values over a run: its parameters and their gradients, and at 0 ... W-2 the last inputs e and their q. */
 template <class L, int W>
 struct BackwardLane {
     using T = typename L::T;
@@ -92,7 +93,7 @@ struct BackwardLane {
     Sums<W, VEC> sums;
     float e[W][VEC], q[W][VEC];
 
-    /* One token.  dx belongs to the token J earlier. */
+    /* Takes one token.  The dx that it completes belongs to the token J earlier. */
     GT_METHOD void step(const Problem& in, const float (&x)[VEC], const float (&dy)[VEC], float (&dx)[VEC]) {
         GT_UNROLL
         for (int v = 0; v < VEC; v++) {
@@ -107,7 +108,7 @@ struct BackwardLane {
         shift(q);
     }
 
-    /* Stores dx of the run's token t.  Over time it goes to the stage, which begins with token `begin` and has room for
+    /* Stores dx of the run's token t.  Over time dx goes to the stage, which begins with token `begin` and has room for
      * the last unit of the stage before. */
     GT_METHOD void store(const BackwardParams& p, const RunTensor<L>& out, uint32_t stage, int begin, int t,
                          const float (&dx)[VEC]) {
@@ -121,8 +122,8 @@ struct BackwardLane {
         }
     }
 
-    /* A unit: tokens i ... i + UNIT - 1 of the stage, a ... a + UNIT - 1 of the run.  has_before: the J tokens before
-     * belong to the same sequence and run, so that their dx is stored. */
+    /* Takes a unit: tokens i ... i + UNIT - 1 of the stage, a ... a + UNIT - 1 of the run.  has_before: the J tokens
+     * before the unit belong to the same sequence and run, so their dx is stored. */
     GT_METHOD void unit(const BackwardParams& p, const RunTensor<L>& out, uint32_t stage, int i, int a,
                         bool has_before) {
         if constexpr (L::OVER_TIME) {
@@ -160,7 +161,7 @@ struct BackwardLane {
         }
     }
 
-    /* Token a of the run.  The stage begins with token `begin`.  has_before: dx of token a - J is stored. */
+    /* Takes token a of the run.  The stage begins with token `begin`.  has_before: dx of token a - J is stored. */
     GT_METHOD void token(const BackwardParams& p, const RunTensor<L>& out, uint32_t stage, int begin, int a,
                          bool has_before) {
         const Vec<T, VEC> xs = lds<Vec<T, VEC>>(L::address(stage, a - begin));
@@ -175,8 +176,8 @@ struct BackwardLane {
         if (has_before) store(p, out, stage, begin, a - J, dx);
     }
 
-    /* The last J gradients of a sequence, whose tokens first ... a - 1 are in the run.  The sequence ends there, or it
-     * goes on after the run: then the stage holds the tokens from a on. */
+    /* Computes the last J gradients of a sequence, whose tokens first ... a - 1 are in the run.  Either the sequence
+     * ends there, or it goes on after the run.  In the second case the stage holds the tokens from a on. */
     GT_METHOD void finish(const BackwardParams& p, const RunTensor<L>& out, const SequenceBounds& bounds,
                           uint32_t stage, int begin, int first, int a) {
         GT_NO_UNROLL
@@ -210,13 +211,14 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
     const Problem& in = p.in;
     const uint32_t base = smem_base() + warp_id() * BACKWARD_BYTES<L>;
     const int granule = p.cut.granule, used = used_of(in, me), stages = (used + TOKENS - 1) / TOKENS;
-    const int all = stages + (used == me.tokens && me.readable > used); /* with one for the tokens after the run */
+    /* including a stage for the tokens after the run */
+    const int all = stages + (used == me.tokens && me.readable > used);
     const RunTensor<L> x(in.x, in.x_stride, me), dy(p.dy, p.dy_stride, me), dx(p.dx, p.dx_stride, me);
     clear_missing<L>(me, base, 2 * STAGES);
     BackwardLane<L, W> lane;
     lane.sums = {};
     SequenceBounds bounds = {};
-    int a = 0;               /* finished tokens of the run */
+    int a = 0;               /* tokens of the run that are done */
     int first = 0, stop = 0; /* tokens first ... stop - 1 of the run belong to the current sequence */
     const auto start_sequence = [&] {
         bounds = bounds_at(in, me, a, bounds.sequence);
@@ -229,18 +231,18 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
             for (int v = 0; v < L::VEC; v++) lane.q[i][v] = 0.0f;
         }
     };
-    for (int k = 1 - STAGES; k < all; k++) { /* below 0: only copies */
+    for (int k = 1 - STAGES; k < all; k++) { /* k < 0: only copies */
         const int ahead = k + STAGES - 1;
         if (k >= 0) {
             cp_async_wait<STAGES - 2>();
-            sync_warp(); /* stage k has arrived, and the one before is free */
+            sync_warp(); /* stage k has arrived, and no lane reads the stage before */
         }
         if (ahead < all) {
             x.fill(base + ahead % STAGES * STAGE, ahead, granule);
             dy.fill(base + ahead % STAGES * STAGE + L::BYTES, ahead, granule);
         }
         cp_async_commit();
-        if (k < 0) { /* the other inputs are loaded while the first stage is copied */
+        if (k < 0) { /* load the other inputs while the first stage is copied */
             if (k < -1 || stages == 0) continue;
             lane.filter.load(in, lane_channel<L>(me), me.channels);
             start_sequence();
@@ -257,7 +259,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
                 start_sequence();
             }
             if (a == end) break;
-            /* of the J tokens before it, all or none belong to the sequence and run */
+            /* The J tokens before the unit all belong to the sequence and run, or none does. */
             const bool is_unit = a % UNIT == 0 && a + UNIT <= stop && (a == first || a - (W - 1) >= first);
             if (is_unit && (L::OVER_TIME || p.cut.is_whole)) {
                 lane.unit(p, dx, stage, a - begin, a, a > first);
@@ -268,8 +270,9 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
             }
         }
         if (L::OVER_TIME && p.dx) {
-            /* dx of the stage's last J tokens needs the next stage.  So the next stage stores the last unit, which it
-             * takes before its rows (LEAD).  This store begins with the last unit of the stage before. */
+            /* dx of the stage's last J tokens needs the next stage.  So the next stage stores its predecessor's last
+             * unit, in the room before its rows (LEAD).  For the same reason this store begins with the last unit of
+             * the stage before. */
             sync_warp();
             dx.flush(stage, 0, begin - UNIT, a, granule);
             const bool is_last = k == stages || (a == used && bounds.end <= a);
@@ -289,7 +292,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
 template <class L, int W>
 GT_KERNEL(32 * WARPS, BACKWARD_BLOCKS<L>)
 backward_kernel(const GT_GRID_CONSTANT BackwardParams p) {
-    wait_for_chain(); /* the chain's first kernel: it waits for none, but lets blocks of the next kernel start early */
+    wait_for_chain(); /* first kernel of the chain: does not wait, but lets the next kernel's blocks start early */
     const Run me = run_of<L>(p.in, p.cut, W - 1);
     Sums<W, L::VEC> sums = {};
     if (me.exists) backward_run<L, W>(p, me, sums);

@@ -1,12 +1,12 @@
-/* gt/conv1d/borders.cuh - packed sequences in rows over time, [B,D,T]: for rows.cuh and bulk_rows_sm90.cuh.
+/* gt/conv1d/borders.cuh - packed sequences in rows over time, [B,D,T], for rows.cuh and bulk_rows_sm90.cuh.
  *
- * A row is one channel; it holds all sequences, one after another.  A border is the begin of a sequence or the end of
- * the last one.  All rows have the same borders.  So they are looked up once for a piece of a row, and kept as bits in
- * shared memory; warps with this piece of other channels use them again.
- * A unit sees the bits around it, from HALO tokens before it to HALO after it: `near`.  Inputs before a sequence count
- * as 0 (open_window, next_window), and so do the q after it (close_window, prior_window): a select each.  If no unit of
- * a warp has a border near it, near = 0 is a constant, and the selects vanish.  A state's inputs and gradients are few:
- * units that meet them add them one token at a time. */
+ * A row is one channel and holds all sequences, one after another.  A border is the begin of a sequence, or the end of
+ * the last sequence.  All rows have the same borders.  So they are looked up once for a piece of a row and stored as
+ * bits in shared memory; warps that take this piece of other channels use the same bits.
+ * `near` is a unit's view of these bits, from HALO tokens before the unit to HALO tokens after it.  Inputs before a
+ * sequence count as 0 (open_window, next_window), and so do the q after it (close_window, prior_window).  Each costs a
+ * select.  If no unit of a warp has a border near it, near = 0 is a constant and the compiler removes the selects.  Few
+ * units meet inputs or gradients of a state; these units add them one token at a time. */
 #ifndef GT_CONV1D_BORDERS_CUH
 #define GT_CONV1D_BORDERS_CUH
 
@@ -16,29 +16,30 @@
 namespace gt {
 namespace conv1d {
 
-/* Words for units that begin within `tokens` tokens, a multiple of 64. */
+/* Number of words for units that begin within `tokens` tokens, a multiple of 64. */
 GT_HD constexpr int border_words(int tokens) { return tokens / 32 + 2; }
 
 /* Bits in shared memory for the units of a piece of a row. */
 struct Borders {
-    static constexpr int LEAD = 32; /* tokens before the piece that have bits, too */
-    uint32_t words;                 /* address; bit i of it is token i - LEAD of the piece */
+    static constexpr int LEAD = 32; /* tokens before the piece that also have bits */
+    uint32_t words;                 /* address of the bits; bit i is token i - LEAD of the piece */
 
-    /* The bits of tokens t ... t + 63: a search, then a step for each border. */
+    /* Computes the bits of tokens t ... t + 63: one search, then a step for each border. */
     GT_DEV uint64_t bits(const Sequences& q, int64_t used, int64_t t) {
         if (t > used) return 0;
         int64_t s = t > 0 ? sequence_of(q, t - 1, 0) + 1 : 0;
         uint64_t bits = 0;
-        for (;; s++) { /* from the first sequence that begins at t or later */
+        for (;; s++) { /* starts at the first sequence that begins at t or later */
             const int64_t begin = q.cu_seqlens[s];
             if (begin >= t + 64) return bits;
             bits |= (uint64_t)1 << (int)(begin - t);
-            if (begin >= used) return bits; /* the last border; no sequence follows it */
+            if (begin >= used) return bits; /* the last border: no sequence follows it */
         }
     }
 
-    /* Writes the bits for `tokens` tokens of the row, from `first` on.  `threads` threads share the work, two words
-     * each: every step of a search waits for memory, and searches one after another would add up. */
+    /* Writes the bits of `tokens` tokens of the row, from `first` on.  `threads` threads share the work, two words
+     * each.  Every step of a search waits for memory, and successive searches of one thread would add up these
+     * waits. */
     GT_METHOD void write(const Sequences& q, int64_t used, int64_t first, int tokens, int thread, int threads) const {
         GT_NO_UNROLL
         for (int i = 2 * thread; i < border_words(tokens); i += 2 * threads) {
@@ -48,7 +49,8 @@ struct Borders {
         }
     }
 
-    /* Bit HALO + i is token t + i of the piece, i from -HALO to n + HALO - 1, for a unit of n tokens. */
+    /* Bits around a unit of n tokens that begins with token t of the piece.  Bit HALO + i is token t + i, for i from
+     * -HALO to n + HALO - 1. */
     GT_METHOD uint32_t near(int t, int n) const {
         const uint32_t i = (uint32_t)(t + LEAD - HALO), at = words + i / 32 * 4;
         const uint64_t both = (uint64_t)lds<uint32_t>(at + 4) << 32 | lds<uint32_t>(at);
@@ -59,7 +61,7 @@ struct Borders {
 /* Bits HALO + from ... HALO + to - 1. */
 GT_HD constexpr uint32_t near_bits(int from, int to) { return (1u << (HALO + to)) - (1u << (HALO + from)); }
 
-/* Bit n: the sequence of the unit's token n began less than J tokens before, so that the token needs inputs of the
+/* Bit n: the sequence of the unit's token n began less than J tokens before it, so the token needs inputs of the
  * state. */
 template <int J>
 GT_DEV uint32_t early_tokens(uint32_t near) {
@@ -69,7 +71,7 @@ GT_DEV uint32_t early_tokens(uint32_t near) {
     return bits;
 }
 
-/* Bit n: the unit's token n is one of the last J of its sequence, and so in state_out. */
+/* Bit n: the unit's token n is one of the last J of its sequence, so it is in state_out. */
 template <int J>
 GT_DEV uint32_t late_tokens(uint32_t near) {
     uint32_t bits = 0;
@@ -78,14 +80,14 @@ GT_DEV uint32_t late_tokens(uint32_t near) {
     return bits;
 }
 
-/* window[0 ... W-2] = the inputs before a unit, e, that belong to the sequence of the token before it. */
+/* Sets window[0 ... W-2] to the inputs e before a unit, but only those in the sequence of the token before the unit. */
 template <int W>
 GT_DEV void open_window(float (&window)[W][1], const float* e, uint32_t near) {
     GT_UNROLL
     for (int i = 0; i < W - 1; i++) window[i][0] = near & near_bits(i + 2 - W, 0) ? 0.0f : e[i];
 }
 
-/* The inputs of the unit's token n, x being its own. */
+/* The inputs of the unit's token n.  x is the token's own input. */
 template <int W>
 GT_DEV void next_window(float (&window)[W][1], float x, int n, uint32_t near) {
     GT_UNROLL
@@ -93,14 +95,15 @@ GT_DEV void next_window(float (&window)[W][1], float x, int n, uint32_t near) {
     window[W - 1][0] = x;
 }
 
-/* later[0 ... W-2] = the q after a unit of N tokens that belong to the sequence of the token after it. */
+/* Sets later[0 ... W-2] to the q after a unit of N tokens, but only those in the sequence of the token after the
+ * unit. */
 template <int N, int W>
 GT_DEV void close_window(float (&later)[W][1], const float* q, uint32_t near) {
     GT_UNROLL
     for (int i = 0; i < W - 1; i++) later[i][0] = near & near_bits(N + 1, N + 1 + i) ? 0.0f : q[i];
 }
 
-/* The q from the unit's token n on, q being its own. */
+/* The q from the unit's token n on.  q is the token's own. */
 template <int W>
 GT_DEV void prior_window(float (&later)[W][1], float q, int n, uint32_t near) {
     GT_UNROLL
@@ -108,7 +111,7 @@ GT_DEV void prior_window(float (&later)[W][1], float q, int n, uint32_t near) {
     later[0][0] = q;
 }
 
-/* The inputs of token t of a packed row, from memory; t < used_tokens(). */
+/* Loads the inputs of token t of a packed row from memory; t < used_tokens(). */
 template <class T, int W>
 GT_DEV void load_window_of(float (&window)[W][1], const Problem& p, const T* row, int64_t d, int64_t t) {
     const int64_t s = sequence_of(p.sequences, t, 0), begin = p.sequences.cu_seqlens[s];
@@ -119,7 +122,7 @@ GT_DEV void load_window_of(float (&window)[W][1], const Problem& p, const T* row
     }
 }
 
-/* The outputs of a unit, e being the inputs before and in it. */
+/* The outputs of a unit.  e holds the inputs before and in the unit. */
 template <class T, int W, int N, int COUNT>
 GT_DEV void forward_unit(float (&y)[N], const Problem& p, const Filter<W, 1>& filter, const float (&e)[COUNT],
                          uint32_t near) {
@@ -133,8 +136,8 @@ GT_DEV void forward_unit(float (&y)[N], const Problem& p, const Filter<W, 1>& fi
     }
 }
 
-/* The same in a packed row.  The unit begins with token t, tokens from `end` on belong to no sequence and give 0; both
- * count from the row's token `first`.  All lanes of a warp call it.  row: x. */
+/* The outputs of a unit of a packed row.  The unit begins with token t.  Tokens from `end` on belong to no sequence and
+ * give 0.  t and `end` count from the row's token `first`.  All lanes of a warp call this function.  row: x. */
 template <class T, int W, int N, int COUNT>
 GT_DEV void forward_packed_unit(float (&y)[N], const Problem& p, const Filter<W, 1>& filter, const float (&e)[COUNT],
                                 uint32_t near, const T* row, int64_t d, int64_t first, int t, int end) {

@@ -1,23 +1,23 @@
-/* gt/conv1d/bulk_rows_sm90.cuh - forward over time, [B,D,T], on compute capability 9.0: long rows that are whole
- * numbers of aligned units.  Elsewhere forward_whole_rows_kernel (whole_rows.cuh) computes them or, in packed sequences
- * (PACKED), forward_rows_kernel (rows.cuh).
+/* gt/conv1d/bulk_rows_sm90.cuh - forward over time, [B,D,T], on compute capability 9.0, for long rows that are whole
+ * numbers of aligned units.  On other GPUs forward_whole_rows_kernel (whole_rows.cuh) takes such rows, or in packed
+ * sequences (PACKED) forward_rows_kernel (rows.cuh).
  *
- * A row is one channel of one batch element.  It is cut into pieces of 2 KB, the last perhaps shorter.  All pieces are
- * numbered, and a warp takes `each` consecutive pieces.  They come through a ring of slots in shared memory, one bulk
- * copy a piece: the piece and, unless it is a row's first, the 16 bytes before it.  So bytes in flight cost no
- * registers, and no load waits for a block to begin.  Each warp has its own ring and no barrier with others.
- * A lane takes units, 16 bytes each, 32 units apart; it reads the inputs before its unit in place.
+ * A row is one channel of one batch element.  It is cut into pieces of 2 KB; the last piece may be shorter.  All pieces
+ * are numbered, and a warp takes `each` consecutive pieces.  They come through a ring of slots in shared memory.  One
+ * bulk copy brings the piece and, unless it is a row's first, the 16 bytes before it.  So bytes in flight cost no
+ * registers, and no load waits for a block to begin.  Each warp has its own ring and no barrier with other warps.
+ * A lane takes units of 16 bytes, 32 units apart, and reads the inputs before its unit from the slot.
  *
- * Packed sequences: borders.cuh.  Consecutive pieces have the same tokens of consecutive channels: a warp looks for
- * borders once or twice in a call.
+ * Packed sequences use borders.cuh.  Consecutive pieces have the same tokens of consecutive channels, so a warp looks
+ * for borders only once or twice in a call.
  *
- * grid: the resident blocks, or fewer.  Block 128, all warps alike.
- * registers: weights (packed: the next channel's, too), a unit of x, its outputs; 80 at most, so that six blocks share
+ * grid: the resident blocks, or fewer.  Block 128; all warps do the same.
+ * registers: weights (packed: also the next channel's), a unit of x, its outputs; 80 at most, so that six blocks share
  * a multiprocessor.
  * shared, a block: 32.4 KB: slots, four a warp, and their mbarriers; packed 0.5 KB more, for borders.
  * bytes: every tensor once, and 16 bytes of x once more for every piece but a row's first.
- * instructions an element, bf16, W = 4, SiLU: as in forward.cuh, and 2 for addresses and shared memory; 4 more in a
- * round of 32 units with a border in or near it.
+ * instructions an element, bf16, W = 4, SiLU: as many as in forward.cuh, and 2 for addresses and shared memory.  A
+ * round of 32 units with a border in or near it takes 4 more.
  * The warp with a row's first piece writes the row's state_out, after it has read state_in. */
 #ifndef GT_CONV1D_BULK_ROWS_SM90_CUH
 #define GT_CONV1D_BULK_ROWS_SM90_CUH
@@ -32,15 +32,16 @@ constexpr int BULK_BLOCKS = 6; /* on a multiprocessor */
 constexpr int BULK_WARPS = ROWS_BLOCK / 32;
 constexpr int BULK_PIECE = 2048, BULK_SLOT = BULK_PIECE + 16, BULK_STAGES = 4; /* bytes; slots of a warp */
 constexpr int BULK_FULL = BULK_WARPS * BULK_STAGES * BULK_SLOT;                /* offset of the mbarriers */
-constexpr int BULK_BORDERS = BULK_FULL + 8 * BULK_WARPS * BULK_STAGES;         /* and the borders of packed sequences */
+/* offset of the borders of packed sequences */
+constexpr int BULK_BORDERS = BULK_FULL + 8 * BULK_WARPS * BULK_STAGES;
 template <class T>
-constexpr int BULK_BORDER_BYTES = 4 * border_words(BULK_PIECE / (int)sizeof(T)); /* of a warp */
+constexpr int BULK_BORDER_BYTES = 4 * border_words(BULK_PIECE / (int)sizeof(T)); /* borders of a warp */
 template <class T, bool PACKED>
 constexpr int BULK_SMEM = BULK_BORDERS + (PACKED ? BULK_WARPS * BULK_BORDER_BYTES<T> : 0);
 
 struct BulkRowsCut {
-    uint32_t pieces, all, each; /* of a row; of all rows; of a warp */
-    int64_t blocks;             /* of the grid */
+    uint32_t pieces, all, each; /* pieces of a row; pieces of all rows; pieces of a warp */
+    int64_t blocks;             /* blocks of the grid */
 };
 
 struct BulkRowsParams {
@@ -48,8 +49,8 @@ struct BulkRowsParams {
     BulkRowsCut rows;
 };
 
-/* The place of a piece.  number: among all pieces; memory keeps it below 2^32.  Consecutive pieces belong to one row;
- * in packed calls, to the same tokens of consecutive channels. */
+/* Where a piece lies.  number: index among all pieces, which memory keeps below 2^32.  Consecutive pieces belong to one
+ * row, or in packed calls to the same tokens of consecutive channels. */
 template <class T, bool PACKED>
 struct PiecePosition {
     static constexpr int TOKENS = BULK_PIECE / (int)sizeof(T);
@@ -77,7 +78,7 @@ struct PiecePosition {
     GT_METHOD int64_t offset(const gt_stride& s) const { return offset_of(s, b, (int64_t)piece * TOKENS, d); }
 };
 
-/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* Without sm_90a code this kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class T, int W, bool PACKED>
 GT_KERNEL(GT_SM90A ? ROWS_BLOCK : 32, BULK_BLOCKS)
 forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
@@ -106,8 +107,9 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
     for (int i = 0; i < BULK_STAGES - 1; i++) load(i);
     const Borders borders = {smem_base() + BULK_BORDERS + warp * BULK_BORDER_BYTES<T>};
     const int64_t used = PACKED ? used_tokens(in.sequences) : 0;
-    int used_here = 0;                /* of the piece */
-    Filter<W, 1> filter, next_filter; /* packed: the next piece's, loaded while this one is computed */
+    int used_here = 0; /* tokens of the piece in sequences */
+    /* next_filter: packed only; the weights of the next piece, loaded while this piece is computed */
+    Filter<W, 1> filter, next_filter;
     if constexpr (PACKED) next_filter.load(in, at.d, 1);
     int stage = 0, parity = 0;
     GT_NO_UNROLL
@@ -131,8 +133,8 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
         mbarrier_wait(full + 8 * stage, parity);
         GT_NO_UNROLL
         for (int t = lane_id() * N; (PACKED ? t - lane_id() * N : t) < tokens; t += 32 * N) {
-            const bool exists = !PACKED || t < tokens;     /* packed: all lanes ask for borders */
-            const bool is_first = at.piece == 0 && t == 0; /* of the row */
+            const bool exists = !PACKED || t < tokens;     /* packed: all lanes look up borders */
+            const bool is_first = at.piece == 0 && t == 0; /* first unit of the row */
             Unit<T> own = {};
             Before<T> earlier = {};
             if (exists) own = lds<Unit<T>>(slot + t * SIZE);
@@ -160,7 +162,7 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
         }
         if (!PACKED && p.f.state_out && at.piece == 0 && lane_id() == 0)
             store_state<T>(in, p.f.state_out, at.b, at.b, at.d);
-        sync_warp(); /* the slot has been read, and the borders */
+        sync_warp(); /* all lanes have read the slot and the borders */
         if (++stage == BULK_STAGES) stage = 0, parity ^= 1;
     }
 #else

@@ -1,4 +1,4 @@
-/* gt/conv1d/launch.cuh - conv1d on the current GPU: arguments checked, kernels chosen and launched. */
+/* gt/conv1d/launch.cuh - conv1d on the current GPU: checks arguments, chooses kernels and launches them. */
 #ifndef GT_CONV1D_LAUNCH_CUH
 #define GT_CONV1D_LAUNCH_CUH
 
@@ -26,21 +26,21 @@ struct View {
 
 /* Layout of a call's tensors. */
 struct Form {
-    bool over_time;      /* in every tensor the tokens of a channel are neighbours (t stride 1), and channels are not */
+    bool over_time;      /* in every tensor the tokens of a channel are adjacent (t stride 1), and channels are not */
     int granule;         /* the most bytes of a copy that suits all tensors: 16, 4 or an element */
-    bool has_long_rows;  /* the kernels for long rows serve the call: all tensors align a channel's rows alike */
-    bool has_whole_rows; /* and are whole numbers of aligned units */
+    bool has_long_rows;  /* all tensors align a channel's rows alike, so the kernels for long rows take the call */
+    bool has_whole_rows; /* and the rows are whole numbers of aligned units */
 };
 
-/* x, which every call has, is the first view. */
+/* x is the first view, since every call has it. */
 template <int COUNT>
 static Form form_of(const gt_conv1d_args& a, const View (&views)[COUNT]) {
     const int size = size_of(a.dtype), unit = 16 / size;
     const auto fits = [](const View& v, int bytes, int64_t step, int64_t count) {
         return (uintptr_t)v.data % (uintptr_t)bytes == 0 && v.stride.b % count == 0 && step % count == 0;
     };
-    const int64_t segments = gt_times(a.B * a.D, a.T / unit / 32 + 2); /* upper bound over all rows: 32 bits number
-                                                                        * them */
+    /* An upper bound over all rows, since 32 bits number the segments. */
+    const int64_t segments = gt_times(a.B * a.D, a.T / unit / 32 + 2);
     Form form = {true, 16, a.T / unit >= LEAST_UNITS && segments < INT32_MAX, false};
     for (const View& v : views)
         if (v.data && (v.stride.t != 1 || v.stride.h == 1)) form.over_time = false;
@@ -60,14 +60,14 @@ static Form form_of(const gt_conv1d_args& a, const View (&views)[COUNT]) {
     return form;
 }
 
-/* Blocks in turn on a multiprocessor that works on `resident` of them at a time. */
+/* Rounds of blocks on a multiprocessor that runs `resident` blocks at a time. */
 static inline int64_t waves(int64_t blocks, int64_t resident, const Device& device) {
     resident *= device.multiprocessors;
     return (blocks + resident - 1) / resident;
 }
 
-/* The length of runs that ends the launch soonest.  Long runs read fewer tokens twice; short ones give more blocks.  A
- * run costs as much as its tokens and about 12 more.  bytes: of shared memory, a warp. */
+/* The run length with which the launch ends soonest.  Long runs read fewer tokens twice; short runs give more blocks.
+ * A run costs as much as its tokens and about 12 more.  bytes: shared memory of a warp. */
 template <class L>
 static Cut cut_for(const gt_conv1d_args& a, int granule, int bytes, int64_t resident, const Device& device) {
     Cut cut = {};
@@ -76,7 +76,7 @@ static Cut cut_for(const gt_conv1d_args& a, int granule, int bytes, int64_t resi
     cut.granule = granule;
     cut.is_whole = granule == 16 && a.D % L::VEC == 0;
     int64_t best = INT64_MAX;
-    for (int run = L::TOKENS; run <= MAX_RUN; run += L::TOKENS) { /* multiples of a stage */
+    for (int run = L::TOKENS; run <= MAX_RUN; run += L::TOKENS) { /* run is a multiple of a stage */
         const int64_t runs = a.T > run ? (a.T + run - 1) / run : 1, blocks = (a.B * runs + cut.warps - 1) / cut.warps;
         const int64_t cost = waves(blocks * cut.tiles, resident, device) * (run + 12);
         if (cost > best) continue;
@@ -91,14 +91,15 @@ static Cut backward_cut_for(const gt_conv1d_args& a, int granule, const Device& 
     return cut_for<L>(a, granule, BACKWARD_BYTES<L>, BACKWARD_BLOCKS<L>, device);
 }
 
-/* The same for segments of long rows.  A warp takes up to `most` of them.  It costs as much as their rounds, a quarter
- * each, and two more. */
+/* The segment length of long rows with which the launch ends soonest.  A warp takes up to `most` segments.  The warp
+ * costs as much as a quarter of their rounds and two more. */
 static inline RowsCut rows_cut_for(const gt_conv1d_args& a, bool aligned, int most, int64_t resident,
                                    const Device& device) {
     RowsCut cut = {};
     const int unit = 16 / size_of(a.dtype), warps = ROWS_BLOCK / 32;
-    const int64_t channels = a.seq_capacity > 0 ? (a.D + warps - 1) / warps * warps : a.B * a.D; /* of whole blocks */
-    const int64_t units = (a.T + (aligned ? 1 : 2) * (unit - 1)) / unit; /* the first may lack tokens, too */
+    /* rounded up to whole blocks */
+    const int64_t channels = a.seq_capacity > 0 ? (a.D + warps - 1) / warps * warps : a.B * a.D;
+    const int64_t units = (a.T + (aligned ? 1 : 2) * (unit - 1)) / unit; /* the first unit may lack tokens, too */
     int64_t best = INT64_MAX;
     for (int rounds = 1; rounds <= MAX_ROUNDS; rounds++) {
         const int64_t segments = (units + 32 * rounds - 1) / (32 * rounds), all = channels * segments;
@@ -118,19 +119,19 @@ static inline RowsCut backward_rows_cut_for(const gt_conv1d_args& a, bool aligne
                         device);
 }
 
-/* Bytes of shared memory for the borders of a block of the kernels of rows.cuh. */
+/* Shared memory for the borders that a block of rows.cuh needs, in bytes. */
 static inline int border_bytes(const gt_conv1d_args& a, const RowsCut& cut) {
     return a.seq_capacity > 0 ? 4 * border_words(cut.rounds * 32 * 16 / size_of(a.dtype)) : 0;
 }
 
-/* The same for the kernels of bulk_rows_sm90.cuh: every resident warp takes equally many pieces. */
+/* The cut for bulk_rows_sm90.cuh: every resident warp takes equally many pieces. */
 static inline BulkRowsCut bulk_rows_cut_for(const gt_conv1d_args& a, const Device& device) {
     const int64_t piece = BULK_PIECE / size_of(a.dtype), pieces = (a.T + piece - 1) / piece, all = a.B * a.D * pieces;
     const int64_t each = waves(all, BULK_BLOCKS * BULK_WARPS, device), of_block = each * BULK_WARPS;
     return {(uint32_t)pieces, (uint32_t)all, (uint32_t)each, all > 0 ? (all + of_block - 1) / of_block : 0};
 }
 
-/* Calls launch(T()) for the type of a dtype; an error if this build has no kernels for it. */
+/* Calls launch(T()) for the type of a dtype.  Fails if this build has no kernels for that dtype. */
 template <class Launch>
 static gt_status with_dtype(gt_dtype dtype, Launch launch) {
     if (dtype == GT_BF16) return with_built<bf16>(launch);
@@ -138,7 +139,7 @@ static gt_status with_dtype(gt_dtype dtype, Launch launch) {
     return with_built<float>(launch);
 }
 
-/* Calls launch(constant) for the constant FIRST ... LAST that is `value`. */
+/* Calls launch(constant), where the constant in FIRST ... LAST equals `value`. */
 template <int FIRST, int LAST, class Launch>
 static gt_status with_constant(int value, Launch launch) {
     if constexpr (FIRST < LAST)
@@ -235,10 +236,10 @@ static inline gt_status launch_step(const gt_conv1d_args& a, gt_stream stream) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Backward's workspace, as large as any alignment and strides may need. */
+/* Backward's workspace.  It suffices for any alignment and strides. */
 struct BackwardPlan {
     float *dweight, *dbias, *dstate;
-    int64_t state_rows; /* of dstate */
+    int64_t state_rows; /* rows of dstate */
     size_t bytes;
 };
 
@@ -267,7 +268,7 @@ static inline BackwardPlan plan_backward(const gt_conv1d_args& a, const Device& 
     return plan;
 }
 
-/* The kernels of a call are a chain; dweight, dbias and a shared state's gradient are summed by one. */
+/* Launches the kernels of a call as a chain.  One kernel sums dweight, dbias and a shared state's gradient. */
 static inline gt_status launch_backward(const gt_conv1d_args& a, const BackwardPlan& plan, const Device& device,
                                         gt_stream stream) {
     Chain chain = {stream};
@@ -284,7 +285,7 @@ static inline gt_status launch_backward(const gt_conv1d_args& a, const BackwardP
     const Form form = form_of(a, views);
     return with_dtype(a.dtype, [&](auto element) {
         using T = decltype(element);
-        int64_t rows = 0; /* of partial sums */
+        int64_t rows = 0; /* rows of partial sums */
         const auto launch_rows = [&](auto width, auto packed) {
             const BackwardRowsParams segments = {p, backward_rows_cut_for(a, form.granule == 16, device)};
             rows = a.B * segments.rows.segments;

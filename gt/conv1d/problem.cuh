@@ -1,4 +1,4 @@
-/* gt/conv1d/problem.cuh - common to all kernels of conv1d: sizes, arguments, sequences, sums over taps. */
+/* gt/conv1d/problem.cuh - shared by all kernels of conv1d: sizes, arguments, sequences, sums over taps. */
 #ifndef GT_CONV1D_PROBLEM_CUH
 #define GT_CONV1D_PROBLEM_CUH
 
@@ -7,11 +7,11 @@
 namespace gt {
 namespace conv1d {
 
-constexpr int TAPS = 4;        /* most taps; kernels that are not compiled for one W take every W as 4 */
-constexpr int HALO = TAPS - 1; /* tokens that a tap reaches back, at most */
-constexpr int THREADS = 256;   /* of the kernels for states and for steps */
+constexpr int TAPS = 4;        /* the most taps; kernels that are not compiled for one W have 4 */
+constexpr int HALO = TAPS - 1; /* the most tokens that a tap reaches back */
+constexpr int THREADS = 256;   /* threads of a block, in the kernels for states and for steps */
 
-/* One argument struct, prepared, as every kernel sees it. */
+/* The prepared arguments of a call, as every kernel gets them. */
 struct Problem {
     int64_t B, T, D;
     int W;
@@ -22,7 +22,7 @@ struct Problem {
     gt_stride x_stride;
     const float* state_in;
     bool state_in_shared;
-    gt_stride pool_stride; /* of the pool, if there is one: of channels and columns */
+    gt_stride pool_stride; /* strides of the pool's channels and columns, if there is a pool */
     Sequences sequences;
 };
 
@@ -46,7 +46,8 @@ static inline Problem problem_of(const gt_conv1d_args& a) {
 
 GT_DEV int64_t offset_of(gt_stride s, int64_t b, int64_t t, int64_t d) { return b * s.b + t * s.t + d * s.h; }
 
-/* The sigmoid for results stored as T: rounding to 16 bits hides the error of the fast one. */
+/* The sigmoid for results stored as T.  For 16-bit results the fast sigmoid suffices: rounding is larger than its
+ * error. */
 template <class T>
 GT_DEV float sigmoid_of(float x) {
     if constexpr (std::is_same<T, float>::value)
@@ -69,7 +70,7 @@ GT_DEV float gradient_of_sum(bool has_silu, float pre, float dy) {
     return has_silu ? dy * slope : dy;
 }
 
-/* Input t < 0 of a sequence: one of the W - 1 that its state holds.  row: the sequence. */
+/* Input t < 0 of a sequence, one of the W - 1 inputs that its state holds.  row: the sequence. */
 GT_DEV float state_input(const Problem& p, int64_t row, int64_t d, int t) {
     const int64_t J = p.W - 1, j = t + J;
     if (!p.state_in || j < 0) return 0.0f;
@@ -80,8 +81,8 @@ GT_DEV float state_input(const Problem& p, int64_t row, int64_t d, int t) {
     return p.state_in[((p.state_in_shared ? 0 : row) * p.D + d) * J + j];
 }
 
-/* The parameters of VEC channels in a kernel for any width.  A tap before `first` does not exist: it is skipped, not
- * multiplied by 0, for the input there may be infinite. */
+/* The parameters of VEC channels in a kernel for any width.  Taps before `first` do not exist.  They are skipped, not
+ * multiplied by 0, because the input there may be infinite. */
 template <int VEC>
 struct Taps {
     float weight[TAPS][VEC], bias[VEC];
@@ -97,7 +98,7 @@ struct Taps {
         }
     }
 
-    /* pre_t of channel v from the inputs e_{t-3} ... e_t */
+    /* pre_t of channel v, from the inputs e_{t-3} ... e_t. */
     GT_METHOD float sum(const float (&e)[TAPS][VEC], int v) const {
         float pre = bias[v];
         GT_UNROLL
@@ -106,7 +107,7 @@ struct Taps {
         return pre;
     }
 
-    /* the gradient of an input from the q of its own token, q[0], and the three after it */
+    /* Gradient of an input, from q of its own token, q[0], and of the three tokens after it. */
     GT_METHOD float gradient(const float (&q)[TAPS][VEC], int v) const {
         float sum = 0.0f;
         GT_UNROLL
@@ -127,8 +128,8 @@ GT_DEV void shift(float (&window)[ROWS][VEC]) {
 
 /* ---- packed sequences ------------------------------------------------------------------------ */
 
-/* The sequence that token t < used_tokens() belongs to; it is `low` or a later one.  Every step of the search keeps an
- * eighth of the sequences; a step's loads are in flight together. */
+/* The sequence of token t < used_tokens().  It is `low` or a later one.  Every step of the search keeps an eighth of
+ * the sequences; the loads of a step are in flight together. */
 GT_DEV int64_t sequence_of(const Sequences& q, int64_t t, int64_t low) {
     constexpr int WAYS = 8;
     if (t < q.cu_seqlens[low + 1]) return low;
@@ -139,7 +140,7 @@ GT_DEV int64_t sequence_of(const Sequences& q, int64_t t, int64_t low) {
         GT_UNROLL
         for (int i = 1; i < WAYS; i++) {
             const int64_t s = low + i * step < high ? low + i * step : high - 1;
-            if (q.cu_seqlens[s] <= t) found = s; /* among empty sequences the last */
+            if (q.cu_seqlens[s] <= t) found = s; /* of several empty sequences the last */
         }
         low = found;
         if (low + step < high) high = low + step;
@@ -147,8 +148,8 @@ GT_DEV int64_t sequence_of(const Sequences& q, int64_t t, int64_t low) {
     return low;
 }
 
-/* A thread's work in kernels over states: channel d of strand number `first`, which takes sequences first, first +
- * strands, ... */
+/* A thread's work in kernels over states: channel d of strand number `first`.  The strand takes sequences first, first
+ * + strands, ... */
 struct Strand {
     int64_t d, first;
     bool exists;

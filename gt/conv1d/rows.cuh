@@ -1,36 +1,38 @@
-/* gt/conv1d/rows.cuh - forward and backward over time, [B,D,T], of long rows: the same sums as forward.cuh and
+/* gt/conv1d/rows.cuh - forward and backward for long rows of [B,D,T].  They compute the same sums as forward.cuh and
  * backward.cuh.
  *
- * A row is one channel of one batch element.  It is cut into segments of up to MAX_ROUNDS rounds, and a warp takes each
- * segment.  In a round the lanes take a unit each, 16 bytes side by side: 512 bytes of a row at once.  tile.cuh takes
- * 128 bytes of each of 32 rows.  cp.async brings units into a ring of four rounds in shared memory.  A lane reads the
- * inputs before its unit from the ring, and in backward gets the q after it by shuffles.  The first and last lane need
- * the neighbouring round's; forward copies the unit before a round once more.  A warp of forward takes several segments
- * in turn, and copies the next while it works on the last rounds of one.  These kernels serve calls whose rows have
- * LEAST_UNITS or more.  Units are aligned.  A row need not be: its first and last unit may hold tokens of other rows.
- * But all tensors must align a channel's rows alike.  The kernels of forward.cuh and backward.cuh serve the other
- * calls.  Two more files serve forward of rows that are whole numbers of aligned units: on compute capability 9.0
- * bulk_rows_sm90.cuh, elsewhere, unless packed, whole_rows.cuh.
+ * A row is one channel of one batch element.  Rows are cut into segments of up to MAX_ROUNDS rounds; a warp takes a
+ * segment.  In a round each lane takes one unit, 16 bytes, so a warp reads 512 adjacent bytes of one row. (tile.cuh
+ * reads 128 bytes of each of 32 rows.)  cp.async copies units into a ring of four rounds in shared memory.  A lane
+ * reads the inputs before its unit from the ring.  In backward it gets the q after its unit by shuffles.  The first and
+ * last lanes need values of the neighbouring round; forward copies the unit before a round once more for this.  A
+ * forward warp takes several segments in turn: it copies the next segment while it works on the last rounds of this
+ * one.
  *
- * Packed sequences (PACKED): borders.cuh.  The four warps of a block take the same segment of four channels, one each.
- * They write its borders together, behind the first copies: the only barrier that a block has.  Weights and the tokens
- * after the segment are loaded while borders are looked up.
+ * These kernels serve calls whose rows have at least LEAST_UNITS units.  Units are aligned, but rows need not be: the
+ * first and last unit of a row may hold tokens of other rows.  All tensors must align a channel's rows alike; otherwise
+ * forward.cuh and backward.cuh serve the call.  If rows are whole numbers of aligned units, two other files serve
+ * forward: bulk_rows_sm90.cuh on compute capability 9.0, and whole_rows.cuh elsewhere unless the call is packed.
  *
- * grid: four warps a block, a warp a segment (forward: fewer, unless packed).
- * registers: weights (backward: and their gradients), a unit of x (and dy), its q; 56 at most in forward, so that nine
- * blocks share a multiprocessor, 64 in backward, for eight; packed 64 and 80, for eight and six.
+ * Packed sequences (PACKED) use borders.cuh.  The four warps of a block take the same segment of four channels.
+ * Together they write the segment's borders while the first copies are in flight.  The barrier after this is a block's
+ * only one.  Weights and the tokens after the segment are loaded while the borders are looked up.
+ *
+ * grid: four warps a block, a warp a segment (forward: fewer warps, unless packed).
+ * registers: weights (backward: also their gradients), a unit of x (backward: also of dy) and its q.  Forward has at
+ * most 56, so nine blocks share a multiprocessor; backward has 64, for eight.  Packed: 64 and 80, for eight and six.
  * shared, a block: forward 8.25 KB, backward 16 KB; packed up to 1 KB more.
- * bytes: every tensor once; a second time, out of a cache, 16 bytes of x every round of forward, and the unit of x
- * before every segment of backward.  Backward also reads a second time the W - 1 tokens of x and dy after every
- * segment, and stores 4 (W + 1) bytes of sums a segment.
- * instructions an element, bf16, W = 4, SiLU: as in forward.cuh and backward.cuh, and for copies, addresses, shuffles
- * and tests 8 in forward, 11 in backward, 14 if packed.  In a round of 32 units with a border in or near it, 4 more in
- * forward, 8 in backward.
- * Backward has code for three kinds of rounds (Round).  In most rounds all tokens belong to the row and to sequences,
- * and units need no tests; at a row's ends they need all.
- * Backward takes the last round of a segment first, so that q exists when dx needs it.  dweight and dbias are summed
- * over a lane's units in registers, over the segment's lanes by a butterfly, over segments and batch by reduce_rows:
- * deterministic. */
+ * bytes: every tensor once.  Forward reads 16 bytes of x a round a second time, from a cache.  Backward reads a second
+ * time the unit of x before a segment, and the W - 1 tokens of x and dy after it.  Backward stores 4 (W + 1) bytes of
+ * sums a segment.
+ * instructions an element, bf16, W = 4, SiLU: as many as in forward.cuh and backward.cuh.  Copies, addresses, shuffles
+ * and tests take 8 more in forward, 11 in backward, 14 if packed.  A round of 32 units with a border in or near it
+ * takes 4 more in forward, 8 more in backward.
+ * Backward compiles a round three times (Round).  In most rounds all tokens belong to the row and to sequences, so
+ * units need no tests.  Rounds at a row's ends need every test.
+ * Backward takes the last round of a segment first, because dx needs the q after it.  dweight and dbias are summed in
+ * three steps: over a lane's units in registers, over the segment's lanes by a butterfly, over segments and batch by
+ * reduce_rows.  The order is fixed, so the sums are deterministic. */
 #ifndef GT_CONV1D_ROWS_CUH
 #define GT_CONV1D_ROWS_CUH
 
@@ -40,16 +42,16 @@ namespace gt {
 namespace conv1d {
 
 constexpr int ROWS_BLOCK = 128, MAX_ROUNDS = 32, MAX_EACH = 16;
-constexpr int LEAST_UNITS = 128; /* of a row: with fewer, tiles are faster */
+constexpr int LEAST_UNITS = 128; /* units of a row; shorter rows are faster by tiles */
 template <bool PACKED>
 constexpr int ROWS_FORWARD_BLOCKS = PACKED ? 8 : 9; /* on a multiprocessor */
 template <bool PACKED>
 constexpr int ROWS_BACKWARD_BLOCKS = PACKED ? 6 : 8;
-constexpr int ROWS_STAGES = 4; /* stages of the ring; their bytes: */
+constexpr int ROWS_STAGES = 4; /* stages of the ring, and bytes of a stage: */
 constexpr int FORWARD_STAGE = 16 * (ROWS_BLOCK + ROWS_BLOCK / 32), BACKWARD_STAGE = 32 * ROWS_BLOCK;
 
 struct RowsCut {
-    int rounds;               /* of a segment */
+    int rounds;               /* rounds of a segment */
     int each;                 /* consecutive segments of a warp; 1 in backward */
     int64_t segments, blocks; /* segments of a row; blocks of the grid */
     uint32_t all;             /* segments of all rows */
@@ -68,19 +70,19 @@ struct BackwardRowsParams {
 template <class T>
 using Unit = Vec<T, 16 / (int)sizeof(T)>;
 
-constexpr int BEFORE = 4; /* inputs before a unit that are loaded for it: W - 1 or more, aligned */
+constexpr int BEFORE = 4; /* inputs that a lane loads before its unit: at least W - 1, and aligned */
 template <class T>
 using Before = Vec<T, BEFORE>;
 template <class T>
-constexpr int BEFORE_AT = 16 - BEFORE*(int)sizeof(T); /* their offset in a unit, in bytes */
+constexpr int BEFORE_AT = 16 - BEFORE*(int)sizeof(T); /* byte offset of these inputs in their unit */
 
-/* The place of a segment.  Segments are numbered; a number fits 32 bits, since no memory has 2^32 times 512 bytes.  In
- * packed calls consecutive segments have the same tokens, so that a block needs the borders of one.  Some numbers then
- * belong to missing channels. */
+/* Where a segment lies.  Segments are numbered; a number fits 32 bits, since no memory has 2^32 times 512 bytes.  In
+ * packed calls consecutive numbers mean the same tokens of different channels, so a block needs the borders of one
+ * segment only.  Some of these numbers stand for channels that do not exist. */
 template <class T, bool PACKED>
 struct SegmentPosition {
-    int64_t b, d, segment, offset; /* offset: of the segment's token 0, from the row's first */
-    int lead;                      /* tokens before the row in the unit of its first token */
+    int64_t b, d, segment, offset; /* offset: from the row's first token to the segment's token 0 */
+    int lead;                      /* tokens before the row in the unit that holds the row's first token */
 
     GT_METHOD SegmentPosition(const Problem& p, const RowsCut& cut, uint32_t number) {
         if constexpr (PACKED) {
@@ -92,20 +94,22 @@ struct SegmentPosition {
             b = row / (uint32_t)p.D;
             d = row % (uint32_t)p.D;
         }
-        const T* first = static_cast<const T*>(p.x) + offset_of(p.x_stride, b, 0, d); /* other tensors' lie alike */
+        /* the other tensors are aligned alike */
+        const T* first = static_cast<const T*>(p.x) + offset_of(p.x_stride, b, 0, d);
         lead = (int)((uintptr_t)first % 16 / sizeof(T));
         offset = segment * cut.rounds * (32 * 16 / (int)sizeof(T)) - lead;
     }
     GT_METHOD bool exists(const Problem& p) const { return d < p.D; }
 };
 
-/* A warp's segment of a row.  Its tokens are numbered from its first unit on. */
+/* A warp's segment of a row.  Its token 0 is the first token of its first unit. */
 template <class T>
 struct Segment {
     static constexpr int N = 16 / (int)sizeof(T), STEP = 32 * N; /* STEP: tokens of a round */
-    int tokens;                                                  /* up to the segment's end or the row's */
-    int start, end; /* of the row: its first token, up to N - 1, and the one after its last that belongs to a sequence.
-                     * If these lie in other segments: before and after all tokens that are asked for */
+    int tokens;                                                  /* tokens up to the end of the segment or of the row */
+    /* start: the row's first token, below N.  end: one past the row's last token that belongs to a sequence.  If either
+     * lies in another segment, its value is before or after all tokens that this segment asks for. */
+    int start, end;
 
     template <class Position>
     GT_METHOD Segment(const Problem& p, const RowsCut& cut, const Position& position) {
@@ -116,7 +120,8 @@ struct Segment {
         end = 0;
     }
 
-    /* used: tokens of the row that belong to a sequence; of packed ones it is in memory, and copies need not wait. */
+    /* Sets `end`. `used` is the number of the row's tokens that belong to a sequence.  Packed calls load `used` from
+     * memory, so copies start before this call instead of waiting. */
     template <class Position>
     GT_METHOD void set_end(const RowsCut& cut, const Position& position, int64_t used) {
         const int most = cut.rounds * STEP + BEFORE;
@@ -124,12 +129,12 @@ struct Segment {
         end = left < 0 ? 0 : left < most ? (int)left : most;
     }
 
-    /* Bytes of a unit, with `left` tokens up to the end of the segment. */
+    /* Bytes to copy of a unit, if `left` tokens follow up to the end of the segment. */
     GT_DEV int bytes(int left) { return (int)sizeof(T) * (left > N ? N : left < 0 ? 0 : left); }
     GT_METHOD bool is_first() const { return start >= 0; }
 };
 
-/* Stores results of the unit that begins with token t, except tokens outside of the row. */
+/* Stores the results of the unit that begins with token t, but only of tokens in the row. */
 template <class T, int N>
 GT_DEV void store_unit(T* row, const Segment<T>& me, int t, const float (&x)[N]) {
     if (t >= me.start && t + N <= me.tokens) {
@@ -143,8 +148,8 @@ GT_DEV void store_unit(T* row, const Segment<T>& me, int t, const float (&x)[N])
         if (t + i >= me.start && t + i < me.tokens) Element<T>::store(row, t + i, x[i]);
 }
 
-/* The inputs e before and in the unit that begins with token t: before the row the state's inputs, or 0.
- * channel: b D + d */
+/* Fixes e, the inputs before and in the unit that begins with token t: inputs before the row come from the state, or
+ * are 0.  channel = b D + d */
 template <class T, bool HAS_STATE, int COUNT>
 GT_DEV void begin_row(float (&e)[COUNT], const Problem& p, int64_t channel, const Segment<T>& me, int t) {
     constexpr int J = COUNT - Segment<T>::N;
@@ -153,12 +158,13 @@ GT_DEV void begin_row(float (&e)[COUNT], const Problem& p, int64_t channel, cons
     if (state) state += (p.state_in_shared ? channel % p.D : channel) * J;
     GT_UNROLL
     for (int i = 0; i < COUNT; i++) {
-        const int j = t + i - me.start; /* of the state's inputs */
+        const int j = t + i - me.start; /* index into the state's inputs */
         if (j < J) e[i] = state && j >= 0 ? state[j] : 0.0f;
     }
 }
 
-/* The borders of a packed call's segment, from `offset` on in shared memory.  All threads of the block call it. */
+/* Writes the borders of a packed call's segment to shared memory at `offset`.  All threads of the block must call
+ * this. */
 template <class T>
 GT_DEV Borders block_borders(const Problem& p, const RowsCut& cut, int64_t used, int64_t segment, int offset) {
     const int tokens = cut.rounds * Segment<T>::STEP;
@@ -171,7 +177,8 @@ GT_DEV Borders block_borders(const Problem& p, const RowsCut& cut, int64_t used,
 /* ---- forward --------------------------------------------------------------------------------- */
 
 template <class T, int W, bool PACKED>
-GT_KERNEL(ROWS_BLOCK, GT_SM80 ? ROWS_FORWARD_BLOCKS<PACKED> : 8) /* before 8.0 a multiprocessor has 1024 threads */
+GT_KERNEL(ROWS_BLOCK, GT_SM80 ? ROWS_FORWARD_BLOCKS<PACKED> : 8) /* before 8.0 a multiprocessor holds only 1024
+                                                                  * threads */
 forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     constexpr int N = 16 / (int)sizeof(T), J = W - 1;
     const Problem& in = p.f.in;
@@ -184,7 +191,7 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
     uint32_t end = p.rows.all - number < (uint32_t)p.rows.each ? p.rows.all : number + p.rows.each;
     const SegmentPosition<T, PACKED> start(in, p.rows, number);
     if (PACKED && !start.exists(in)) end = number;
-    /* the next round to copy, up to ROWS_STAGES - 1 rounds ahead, perhaps of the next segment */
+    /* The next round to copy.  It is up to ROWS_STAGES - 1 rounds ahead, and may belong to the next segment. */
     struct {
         uint32_t number;
         int tokens, t, round;
@@ -234,7 +241,7 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
         GT_NO_UNROLL
         for (int round = 0; round < p.rows.rounds; round++, t += STEP) {
             cp_async_wait<ROWS_STAGES - 2>();
-            sync_warp(); /* of all lanes, and the stage before has been read */
+            sync_warp(); /* all lanes' copies have arrived, and no lane still reads the stage before */
             copy((stage + ROWS_STAGES - 1) % ROWS_STAGES);
             const Unit<T> own = lds<Unit<T>>(slot + stage * FORWARD_STAGE);
             const Before<T> earlier = lds<Before<T>>(before + stage * FORWARD_STAGE);
@@ -254,7 +261,7 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
             if (t < me.tokens) store_unit(y, me, t, out);
         }
         if (PACKED || !p.f.state_out || !me.is_first()) continue;
-        sync_warp(); /* state_in, perhaps the same memory, has been read: by two lanes if the row is not aligned */
+        sync_warp(); /* state_out may be state_in's memory, and if the row is not aligned, two lanes read state_in */
         if (lane_id() == 0) store_state<T>(in, p.f.state_out, at.b, at.b, at.d);
     }
     cp_async_wait<0>();
@@ -262,7 +269,7 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Adds up the sums of a segment's lanes; its first lane stores them. */
+/* Adds up the sums of a segment's lanes.  The first lane stores the result. */
 template <class T, int W, bool PACKED>
 GT_DEV void store_row_sums(const BackwardRowsParams& p, uint32_t number, Sums<W, 1>& sums) {
     const Problem& in = p.b.in;
@@ -289,7 +296,7 @@ GT_DEV void keep_elements(Unit<T>& unit, uint32_t kept) {
     unit.set(x);
 }
 
-/* The q of a unit, q[0 ... N-1], and their terms in the sums; e are the inputs before and in the unit. */
+/* Computes q[0 ... N-1] of a unit and adds their terms to the sums.  e holds the inputs before and in the unit. */
 template <class T, int W, int COUNT>
 GT_DEV void backward_unit(float (&q)[COUNT], Sums<W, 1>& sums, const Problem& p, const Filter<W, 1>& filter,
                           const float (&e)[COUNT], const Unit<T>& dy, uint32_t near) {
@@ -306,7 +313,7 @@ GT_DEV void backward_unit(float (&q)[COUNT], Sums<W, 1>& sums, const Problem& p,
     }
 }
 
-/* The gradients of a unit's inputs from its q and the W - 1 after it. */
+/* Computes the gradients of a unit's inputs from the unit's q and the W - 1 values of q after it. */
 template <int N, int W>
 GT_DEV void gradients_of_unit(float (&dx)[N], const Filter<W, 1>& filter, const float (&q)[N + W - 1], uint32_t near) {
     float later[W][1];
@@ -318,10 +325,10 @@ GT_DEV void gradients_of_unit(float (&dx)[N], const Filter<W, 1>& filter, const 
     }
 }
 
-/* Kinds of rounds of 32 units, by the tests that lanes need. */
+/* Kinds of rounds (32 units), by the tests that their lanes need. */
 enum class Round {
-    PLAIN,    /* none: all tokens are the row's and of sequences, and no border is near */
-    BORDERED, /* where borders are; the call has no states */
+    PLAIN,    /* no test: all tokens are in the row and in sequences, and no border is near */
+    BORDERED, /* tests for borders; the call has no states */
     ANY       /* all */
 };
 
@@ -330,26 +337,26 @@ GT_KERNEL(ROWS_BLOCK, ROWS_BACKWARD_BLOCKS<PACKED>)
 backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     constexpr int N = 16 / (int)sizeof(T), J = W - 1;
     constexpr uint32_t ALL = (1u << N) - 1;
-    wait_for_chain(); /* the chain's first kernel: it waits for none, but lets blocks of the next kernel start early */
+    wait_for_chain(); /* first kernel of the chain: does not wait, but lets the next kernel's blocks start early */
     const Problem& in = p.b.in;
     const uint32_t number = block_x() * (ROWS_BLOCK / 32) + shfl_idx(warp_id(), 0);
     if (!PACKED && number >= p.rows.all) return;
     const SegmentPosition<T, PACKED> at(in, p.rows, number);
     Segment<T> me(in, p.rows, at);
     constexpr int STEP = Segment<T>::STEP;
-    int begin = (p.rows.rounds - 1) * STEP; /* of the round, a token as `me` counts them */
-    /* the lane's unit of the round */
+    int begin = (p.rows.rounds - 1) * STEP; /* the round's first token, as `me` counts tokens */
+    /* the lane's unit in the round */
     const T* x = static_cast<const T*>(in.x) + offset_of(in.x_stride, at.b, at.offset, at.d) + begin + lane_id() * N;
     const T* dy =
         static_cast<const T*>(p.b.dy) + offset_of(p.b.dy_stride, at.b, at.offset, at.d) + begin + lane_id() * N;
     T* dx = static_cast<T*>(p.b.dx) + offset_of(p.b.dx_stride, at.b, at.offset, at.d) + begin + lane_id() * N;
     const uint32_t slot = smem_base() + 16 * thread_id();
     const uint32_t before = smem_base() + 16 * (thread_id() - lane_id() + (lane_id() + 31) % 32) + BEFORE_AT<T>;
-    /* The stage of the round that begins `earlier` tokens earlier. */
+    /* The ring's stage of the round that begins `earlier` tokens before this one. */
     const auto stage_of = [&](int earlier) {
         return (uint32_t)(begin - earlier) / STEP % ROWS_STAGES * BACKWARD_STAGE;
     };
-    /* Copies the round that is `rounds` rounds earlier in time. */
+    /* Copies the round that lies `rounds` rounds before this one in time. */
     const auto copy = [&](int rounds) {
         const int earlier = rounds * STEP;
         const uint32_t to = slot + stage_of(earlier);
@@ -358,7 +365,7 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
             cp_async<16>(to + BACKWARD_STAGE / 2, dy - earlier);
         } else {
             const int t = begin - earlier + lane_id() * N;
-            /* one unit of x before the segment: the last lane's */
+            /* the last lane also copies one unit of x before the segment */
             const int of_x = t >= (me.is_first() || me.tokens == 0 ? 0 : -N) ? Segment<T>::bytes(me.tokens - t) : 0,
                       of_dy = t >= 0 ? of_x : 0;
             cp_async<16>(to, x - (of_x ? earlier : 0), of_x);
@@ -372,7 +379,8 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     }
     Filter<W, 1> filter;
     filter.load(in, at.d, at.exists(in));
-    /* The q after the segment, which the last lane asks the first for: see below.  A lane makes each. */
+    /* q of the J tokens after the segment, one by each of J lanes.  The last lane takes them where it otherwise asks
+     * the first lane's q: see below. */
     float window[W][1] = {}, dy_after = 0.0f;
     const int64_t token_after = at.offset + me.tokens + lane_id();
     if (at.exists(in) && lane_id() < J && me.tokens > 0 && token_after < in.T) {
@@ -387,7 +395,7 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     if constexpr (PACKED) {
         borders = block_borders<T>(in, p.rows, used, at.segment, ROWS_STAGES * BACKWARD_STAGE);
         if (!at.exists(in)) return;
-        /* bit HALO: the lane's token begins a sequence */
+        /* bit HALO says whether the lane's token begins a sequence */
         const uint32_t near = borders.near(me.tokens - at.lead, N) >> lane_id();
         if (lane_id() < J && (near & near_bits(1 - J, 1)) != 0) {
             if (in.state_in && token_after < used) {
@@ -399,27 +407,29 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
             }
         }
     }
-    float q[N + J]; /* from the unit's first token to J after it */
+    float q[N + J]; /* q of the unit's tokens and of the J tokens after it */
     float after = 0.0f;
     if (lane_id() < J && me.tokens > 0 && token_after < used)
         after = gradient_of_sum<T>(in.has_silu, filter.sum(window, 0), dy_after);
     GT_UNROLL
     for (int i = 0; i < J; i++) q[i] = shfl_idx(after, i);
     Sums<W, 1> sums = {};
-    /* The tests of a kind are constants in the others: most rounds have a few instructions around the sums. */
+    /* Takes one round.  The tests of a kind that are not needed are compile-time constants, so most rounds run only a
+     * few instructions beside the sums. */
     const auto take = [&](auto kind, const Unit<T>& loaded, const Unit<T>& loaded_dy, const Before<T>& earlier,
                           uint32_t near) {
         constexpr Round KIND = decltype(kind)::value;
         constexpr bool HAS_BORDERS = PACKED && KIND != Round::PLAIN;
-        const int t = KIND == Round::ANY ? made_here(begin + lane_id() * N) : 0; /* otherwise pointers would be kept */
+        /* made_here: else the compiler keeps pointers in registers */
+        const int t = KIND == Round::ANY ? made_here(begin + lane_id() * N) : 0;
         Unit<T> own = loaded, own_dy = loaded_dy;
         Before<T> before_own = earlier;
-        if constexpr (KIND == Round::ANY) { /* made again: registers are short */
+        if constexpr (KIND == Round::ANY) { /* loaded again, because registers are short */
             own = lds<Unit<T>>(slot + stage_of(0));
             own_dy = lds<Unit<T>>(slot + stage_of(0) + BACKWARD_STAGE / 2);
             before_own = lds<Before<T>>(before + stage_of(lane_id() == 0 ? STEP : 0));
         }
-        uint32_t inside = ALL; /* bit n: token t + n is the row's, and of a sequence */
+        uint32_t inside = ALL; /* bit n: token t + n is in the row and in a sequence */
         if constexpr (KIND == Round::ANY) {
             if (t < me.start) inside = ALL & ALL << (me.start - t);
             if (t + N > me.end) inside &= t < me.end ? ALL >> (t + N - me.end) : 0;
@@ -427,7 +437,8 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         const uint32_t early = PACKED && KIND == Round::ANY && in.state_in ? early_tokens<J>(near) & inside : 0;
         if (inside != ALL) keep_elements<T>(own, inside);
         if ((inside & ~early) != ALL) keep_elements<T>(own_dy, inside & ~early);
-        float carried[J], e[N + J], out[N]; /* carried: q of the first tokens of the round before, later in time */
+        /* carried: q of the first J tokens of the round taken before this one, which is later in time */
+        float carried[J], e[N + J], out[N];
         GT_UNROLL
         for (int i = 0; i < J; i++) carried[i] = q[i];
         GT_UNROLL
@@ -437,7 +448,7 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         if constexpr (KIND == Round::ANY) {
             begin_row<T, !PACKED>(e, in, at.b * in.D + at.d, me, t);
             GT_UNROLL
-            for (int i = 0; i < J; i++) q[i] = 0.0f; /* of a unit beyond the row's end */
+            for (int i = 0; i < J; i++) q[i] = 0.0f; /* stays 0 in a unit beyond the row's end */
         }
         if (inside) backward_unit<T>(q, sums, in, filter, e, own_dy, HAS_BORDERS ? near : 0);
         if (PACKED && KIND == Round::ANY && early) {
@@ -460,7 +471,8 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         if (!p.b.dx || (KIND == Round::ANY && t >= me.tokens)) return;
         gradients_of_unit<N>(out, filter, q, HAS_BORDERS ? near : 0);
         if (!PACKED && KIND == Round::ANY && p.b.dstate_out && t + N + J > me.end) {
-            const float* gradient = p.b.dstate_out + (at.b * in.D + at.d) * J; /* of the row's last J inputs */
+            /* gradients of the row's last J inputs */
+            const float* gradient = p.b.dstate_out + (at.b * in.D + at.d) * J;
             GT_UNROLL
             for (int i = 0; i < N; i++) {
                 const int j = t + i - (me.end - J);
@@ -490,15 +502,15 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
             stg(dx, packed);
         }
     };
-    /* Rounds that end up to `end_whole` hold tokens of sequences alone, except the row's first round. */
+    /* Rounds that end at or before `end_whole` hold only tokens of sequences, except perhaps the row's first round. */
     const bool has_states = in.state_in || p.b.dstate_out;
     const int end_whole = !PACKED && p.b.dstate_out ? me.end - J : me.end;
     GT_NO_UNROLL
     for (; begin >= 0; begin -= STEP, x -= STEP, dy -= STEP, dx -= STEP) {
-        cp_async_wait<ROWS_STAGES - 3>(); /* this round and the one earlier in time have arrived */
-        sync_warp();                      /* of all lanes, and the stage before has been read */
+        cp_async_wait<ROWS_STAGES - 3>(); /* this round and the next to take have arrived */
+        sync_warp();                      /* all lanes' copies have arrived, and no lane still reads the stage before */
         copy(ROWS_STAGES - 1);
-        const uint32_t stage = stage_of(0), next = stage_of(STEP); /* next: earlier in time */
+        const uint32_t stage = stage_of(0), next = stage_of(STEP); /* next: the round earlier in time */
         const Unit<T> own = lds<Unit<T>>(slot + stage);
         const Unit<T> own_dy = lds<Unit<T>>(slot + stage + BACKWARD_STAGE / 2);
         const Before<T> earlier = lds<Before<T>>(before + (lane_id() == 0 ? next : stage));

@@ -1,12 +1,12 @@
-/* gt/conv1d/state.cuh - state_out of packed sequences (and where T = 0), and dstate_in of all.
+/* gt/conv1d/state.cuh - state_out of packed sequences (and if T = 0), and dstate_in of all calls.
  *
- * grid ceil(D * strands / 256), block 256: a thread has one channel of one strand, which takes sequences first,
- * first + strands, ...  The cost of a call depends on the number of sequences, not on seq_capacity.  The elements of a
- * batch are B strands of one sequence each.
- * These kernels run after all kernels that read state_in and dstate_out.  Their outputs may be the same memory: a
+ * grid ceil(D * strands / 256), block 256.  A thread has one channel of one strand; the strand takes sequences first,
+ * first + strands, ... So the cost of a call depends on the number of sequences, not on seq_capacity.  The elements of
+ * a batch are B strands of one sequence each.
+ * These kernels run after all kernels that read state_in and dstate_out.  Their outputs may be the same memory, so a
  * thread reads all its inputs of a sequence before it writes.
  * registers: weights, six inputs, three gradients, and their sums.  No shared memory.
- * One thread adds up a sum; reduce_rows adds sums of a shared dstate_in over strands: deterministic. */
+ * One thread adds up a sum.  reduce_rows adds sums of a shared dstate_in over strands.  Both are deterministic. */
 #ifndef GT_CONV1D_STATE_CUH
 #define GT_CONV1D_STATE_CUH
 
@@ -16,7 +16,7 @@
 namespace gt {
 namespace conv1d {
 
-/* Place of a sequence: batch element, first token, number of tokens. */
+/* Where a sequence lies: batch element, first token, number of tokens. */
 struct Extent {
     int64_t b, first, tokens;
 };
@@ -26,7 +26,7 @@ GT_DEV Extent extent_of(const Sequences& q, int64_t s) {
     return {0, q.cu_seqlens[s], (int64_t)q.cu_seqlens[s + 1] - q.cu_seqlens[s]};
 }
 
-/* Strands of a kernel over states: one a sequence, but no more than fill the device. */
+/* Number of strands of a kernel over states: one a sequence, but no more than fill the device. */
 static inline int64_t strands_for(const gt_conv1d_args& a, const Device& device) {
     if (a.seq_capacity == 0) return a.B;
     const int64_t wanted = (8 * (int64_t)THREADS * device.multiprocessors + a.D - 1) / a.D;
@@ -37,7 +37,7 @@ static inline int64_t strand_blocks(const gt_conv1d_args& a, int64_t strands) {
     return (a.D * strands + THREADS - 1) / THREADS;
 }
 
-/* state_out: the last W - 1 inputs of each sequence.
+/* Computes state_out, the last W - 1 inputs of each sequence.
  * bytes: up to 3 tokens of x and of state_in of every sequence; state_out once. */
 struct StateParams {
     Problem in;
@@ -80,7 +80,7 @@ static gt_status launch_state(const gt_conv1d_args& a, const Device& device, gt_
     return run("conv1d state_kernel", state_kernel<T>, strand_blocks(a, p.strands), THREADS, 0, stream, p);
 }
 
-/* dstate_in; for a shared state the sum over each strand's sequences.
+/* Computes dstate_in; for a shared state the sum over each strand's sequences.
  * bytes: 3 tokens of x and dy, state_in and dstate_out of every sequence; dstate_in once. */
 struct BackwardStateParams {
     BackwardParams b;
@@ -119,7 +119,7 @@ backward_state_kernel(const GT_GRID_CONSTANT BackwardStateParams p) {
             e[i + HALO] = x[i];
         }
         GT_UNROLL
-        for (int i = 0; i < HALO; i++) { /* step i finishes the gradient of the input i - 3 */
+        for (int i = 0; i < HALO; i++) { /* step i completes the gradient of input i - 3 */
             const float window[TAPS][1] = {{e[i]}, {e[i + 1]}, {e[i + 2]}, {e[i + 3]}};
             const float pre = taps.sum(window, 0);
             q[HALO][0] = i < its.tokens ? gradient_of_sum<T>(in.has_silu, pre, dy[i]) : 0.0f;

@@ -1,29 +1,29 @@
-/* gt/conv1d/step.cuh - step: 1 to 16 new tokens of every batch element; states lie in slots, in place.
+/* gt/conv1d/step.cuh - step: 1 to 16 new tokens of every batch element.  States lie in slots and are updated in place.
  *
  *     y_t = act(bias + sum_k weight_k e_{t+k})      with e: the W - 1 inputs of the state, then the tokens
  *
- * step_rows_kernel, for 4 neighbouring channels that are aligned in x, y, states and parameters.
- * tile: a warp has 128 channels of one batch element, a lane 4 of them.  The 8 warps of a block have the same channels:
- *     weights come from L2 once for 8 batch elements.
+ * step_rows_kernel takes groups of 4 adjacent channels that are aligned in x, y, states and parameters.
+ * tile: a warp has 128 channels of one batch element, a lane 4 of them.  The 8 warps of a block have the same channels,
+ * so weights come from L2 once for 8 batch elements.
  * grid ceil(D / 128) * ceil(B / 8), block 256; one launch, no workspace.
- * A warp moves its 128 (W - 1) floats of state in 16-byte pieces, neighbours by neighbouring lanes.  It exchanges them
- *     through shared memory, so that every sector moves once each way.
- * shared, W = 4: 2.5 KB of weights, 12 KB of states.  A lane's part has an odd number of pieces: 8 lanes read theirs
- *     from different banks.
- * registers: weights and bias, W - 1 inputs of 4 channels, BATCH tokens as loaded (1 for calls of one token, else 4).
+ * A warp moves its 128 (W - 1) floats of state in 16-byte pieces; adjacent lanes move adjacent pieces.  Lanes exchange
+ * the pieces through shared memory, so that every sector is read once and written once.
+ * shared, W = 4: 2.5 KB of weights, 12 KB of states.  A lane's part has an odd number of pieces, so 8 lanes read their
+ * parts from different banks.
+ * registers: weights and bias, W - 1 inputs of 4 channels, and BATCH loaded tokens (1 for calls of one token, else 4).
  * bytes of a channel, W = 4: 24 of state, 2 elements a token; 20 of parameters from L2 for 8 batch elements.
  * A thread issues the loads of states, parameters and BATCH tokens before it uses any of them.
  * issue slots of a thread, W = 4, one token: 10 global and 14 shared loads and stores, 16 multiply-adds, 4 SiLU.
  *
- * If an element commits fewer tokens than it has, the new state is made from the old one and from tokens that are
- *     loaded again: no other call pays for this.
+ * If an element commits fewer tokens than it has, the new state consists of inputs of the old one and of tokens.  These
+ * tokens are loaded again, so that other calls do not pay for this case.
  *
- * step_fours_kernel, for W = 4 and states of 4 columns, in any dtypes: the same tile, without shared memory.  Each lane
- *     loads the 16 numbers of its 4 channels in memory's order.
+ * step_fours_kernel takes W = 4 and states of 4 columns, in any dtypes.  It has the same tile, without shared memory.
+ * Each lane loads the 16 values of its 4 channels in memory's order.
  * bytes of a channel, states and weights of 16 bits: 16 of state, 2 elements a token; 10 of parameters from L2.
  *
- * step_kernel, for any dtypes, strides, alignment, columns of the state and rings: grid B * ceil(D / 256), block 256, a
- *     thread has one channel.
+ * step_kernel takes any dtypes, strides, alignment, columns of the state and rings.  Its grid is B * ceil(D / 256), its
+ * block 256, and a thread has one channel.
  *
  * All kernels add in forward's order, so a result does not depend on alignment. */
 #ifndef GT_CONV1D_STEP_CUH
@@ -37,21 +37,21 @@ namespace gt {
 namespace conv1d {
 
 struct StepParams {
-    Problem in; /* its state_in is not read */
+    Problem in; /* the kernels do not read its state_in */
     void* y;
     gt_stride y_stride;
     void* state; /* [slot_capacity,D,columns] */
     gt_dtype state_dtype, weight_dtype;
-    gt_stride state_stride; /* of rows, channels and columns */
+    gt_stride state_stride; /* strides of rows, channels and columns */
     int64_t columns;
     const int32_t* places;
     StepElements elements;
-    Divider by_parts; /* of a row, 128 channels each, or THREADS */
+    Divider by_parts; /* divides by the parts of a row; a part is 128 channels, or THREADS */
 };
 
 constexpr int STEP_BATCH = 4;
 
-/* A thread's tokens of VEC channels.  BATCH: tokens that are loaded together: 1 in calls of one token, else
+/* A thread's tokens of VEC channels.  BATCH tokens are loaded together: 1 in calls of one token, otherwise
  * STEP_BATCH. */
 template <class T, int VEC, int BATCH>
 struct StepTokens {
@@ -67,15 +67,15 @@ struct StepTokens {
 
     GT_METHOD int count() const { return BATCH == 1 ? 1 : element.tokens; }
 
-    /* BATCH tokens from t on, as far as there are any. */
+    /* Loads BATCH tokens from t on, or as many as there are. */
     GT_METHOD void load(int t) {
         GT_UNROLL
         for (int i = 0; i < BATCH; i++)
             if (t + i < count()) loaded[i] = ldg<Vec<T, VEC>>(x + (t + i) * p.in.x_stride.t);
     }
 
-    /* e[0 ... W-2]: the inputs before the tokens, oldest first; afterwards the last ones.  The first tokens are
-     * loaded. */
+    /* e[0 ... W-2] are the inputs before the tokens, oldest first.  On return they are the last inputs.  The first
+     * tokens are already loaded. */
     template <int W>
     GT_METHOD void run(const float (&weight)[W][VEC], const float (&bias)[VEC], float (&e)[W][VEC]) {
         const int tokens = count();
@@ -104,7 +104,8 @@ struct StepTokens {
 
     GT_METHOD bool commits_fewer() const { return BATCH > 1 && element.commit < count(); }
 
-    /* e[0 ... W-2]: the inputs before the tokens; afterwards the inputs before the first uncommitted token. */
+    /* e[0 ... W-2] are the inputs before the tokens.  On return they are the inputs before the first uncommitted
+     * token. */
     template <int W>
     GT_METHOD void commit(float (&e)[W][VEC]) {
         GT_UNROLL
@@ -118,7 +119,7 @@ struct StepTokens {
         }
     }
 
-    /* y = 0 of tokens first ... T-1. */
+    /* Stores y = 0 for tokens first ... T-1. */
     GT_METHOD void clear(int first) {
         for (int t = first; t < p.elements.T; t++) stg(y + t * p.y_stride.t, Vec<T, VEC>{});
     }
@@ -128,8 +129,8 @@ struct StepTokens {
 struct StepColumns {
     void* data;
     gt_dtype dtype;
-    int64_t first, step, S; /* elements: of column 0, from column to column; columns */
-    int64_t place;          /* of a ring: the column for the next input; else S */
+    int64_t first, step, S; /* element of column 0; elements from column to column; number of columns */
+    int64_t place;          /* ring: the column of the next input; otherwise S */
 
     GT_METHOD StepColumns(const StepParams& p, int64_t row, int64_t b, int64_t d)
         : data(p.state), dtype(p.state_dtype), first(offset_of(p.state_stride, row, d, 0)), step(p.state_stride.h),
@@ -141,7 +142,7 @@ struct StepColumns {
     GT_METHOD uint32_t bits(int64_t column) const { return load_bits(data, dtype, first + column * step); }
     GT_METHOD void store(int64_t column, float x) const { store_as(data, dtype, first + column * step, x); }
     GT_METHOD int64_t around(int64_t column) const { return column < S ? column : column % S; }
-    /* Column of the input that came `age` inputs before the next one, 1 to S. */
+    /* Column of the input that came `age` inputs before the next input; age is 1 to S. */
     GT_METHOD int64_t before(int age) const { return place >= age ? place - age : place - age + S; }
     GT_METHOD bool is_ring() const { return place < S; }
 };
@@ -176,7 +177,7 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
     const float bias[1] = {value_of_bits(bias_bits, p.weight_dtype)};
     tokens.run(weight, bias, e);
     if (element.commit == 0) return;
-    /* In a ring nothing moves; else the inputs that stay move to the front. */
+    /* In a ring no input moves.  Otherwise the inputs that stay move to the front. */
     const int64_t S = state.S, kept = element.commit < S ? S - element.commit : 0;
     for (int64_t j = 0; j < kept && !state.is_ring(); j++)
         state.store(j, value_of_bits(state.bits(j + element.commit), p.state_dtype));
@@ -185,9 +186,9 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
                     load_as(in.x, in.dtype, offset_of(in.x_stride, b, t, d)));
 }
 
-constexpr int STEP_WARPS = THREADS / 32, STEP_CHANNELS = 128; /* of a block: batch elements, and channels of each */
+constexpr int STEP_WARPS = THREADS / 32, STEP_CHANNELS = 128; /* batch elements of a block, and channels of each */
 
-/* x[0 ... 3][v]: four neighbours of channel v, 4 channels one after another, of a state or of weights. */
+/* Loads x[0 ... 3][v], four adjacent values of channel v, for 4 consecutive channels of a state or of weights. */
 GT_DEV void load_fours(const void* data, gt_dtype dtype, int64_t at, float (&x)[4][4]) {
     float numbers[16];
     load_step_state<true, 4>(numbers, {const_cast<void*>(data), dtype, at}, [](int v) {
@@ -214,7 +215,7 @@ step_fours_kernel(const GT_GRID_CONSTANT StepParams p) {
     const int64_t row = element.row * p.state_stride.b + 4 * d;
     float weight[4][4], inputs[4][4], e[4][4], bias[4];
     tokens.load(0);
-    load_fours(p.state, p.state_dtype, row, inputs); /* [0]: the oldest, which no sum reads */
+    load_fours(p.state, p.state_dtype, row, inputs); /* [0] is the oldest input, which no sum reads */
     load_fours(in.weight, p.weight_dtype, 4 * d, weight);
     GT_UNROLL
     for (int v = 0; v < 4; v++) {
@@ -244,7 +245,7 @@ step_fours_kernel(const GT_GRID_CONSTANT StepParams p) {
         StepRounding(), 0, 0);
 }
 
-/* Layout of 4 COUNT numbers of each of 32 lanes in shared memory.  Piece i, of 4 numbers, is the i-th in global
+/* Layout of 4 COUNT values of each of 32 lanes in shared memory.  Piece i has 4 values and is the i-th in global
  * memory. */
 template <int COUNT>
 struct LaneParts {
@@ -253,7 +254,7 @@ struct LaneParts {
 
     GT_HD uint32_t piece(int i) { return (uint32_t)(i / COUNT * PART + i % COUNT * 16); }
 
-    /* to[i][v]: number i of channel v of the lane */
+    /* to[i][v] becomes value i of channel v of the lane. */
     template <int ROWS>
     GT_DEV void load(uint32_t smem, float (&to)[ROWS][4]) {
         float numbers[4 * COUNT];
@@ -339,7 +340,7 @@ step_rows_kernel(const GT_GRID_CONSTANT StepParams p) {
 
 /* ---- launch ----------------------------------------------------------------------------------- */
 
-/* Whether groups of 4 channels are neighbours and aligned in x and y. */
+/* Returns whether groups of 4 channels are adjacent and aligned in x and y. */
 static inline bool has_step_vectors(const gt_conv1d_args& a) {
     const auto has_rows = [&](const void* data, const gt_stride& stride) {
         return (uintptr_t)data % (a.dtype == GT_F32 ? 16 : 8) == 0 && stride.h == 1 && stride.b % 4 == 0 &&
@@ -348,13 +349,13 @@ static inline bool has_step_vectors(const gt_conv1d_args& a) {
     return a.D % 4 == 0 && has_rows(a.x, a.x_stride) && has_rows(a.y, a.y_stride);
 }
 
-/* Whether states are packed, in order. */
+/* Returns whether states are packed and their columns in order. */
 static inline bool has_packed_states(const gt_conv1d_args& a) {
     const gt_stride& s = a.state_out_stride;
     return !a.places && s.h == 1 && s.t == a.state_columns && s.b >= a.D * a.state_columns && s.b % 4 == 0;
 }
 
-/* Whether step_rows_kernel takes the call: states and parameters are fp32. */
+/* Returns whether step_rows_kernel takes the call.  It needs fp32 states and parameters. */
 static inline bool has_step_rows(const gt_conv1d_args& a) {
     return has_step_vectors(a) && has_packed_states(a) && a.state_dtype == GT_F32 && a.weight_dtype == GT_F32 &&
            a.state_columns == a.W - 1 && a.state_out_stride.b == a.D * (a.W - 1) &&
@@ -362,7 +363,7 @@ static inline bool has_step_rows(const gt_conv1d_args& a) {
            has_aligned_fours(a.bias, GT_F32);
 }
 
-/* Whether step_fours_kernel takes the call. */
+/* Returns whether step_fours_kernel takes the call. */
 static inline bool has_step_fours(const gt_conv1d_args& a) {
     return a.W == 4 && a.state_columns == 4 && has_step_vectors(a) && has_packed_states(a) &&
            has_aligned_fours(a.state_out, a.state_dtype) && has_aligned_fours(a.weight, a.weight_dtype);

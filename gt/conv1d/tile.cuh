@@ -1,22 +1,23 @@
 /* gt/conv1d/tile.cuh - tiles and copies of the kernels in forward.cuh and backward.cuh.
  *
- * A warp takes a tile of channels and a run: up to MAX_RUN tokens of one batch element.  It works through the run from
- * the first token to the last.  Its inputs come through a ring of buffers in shared memory, called stages, which
- * cp.async fills ahead: bytes in flight cost no registers.  Every warp has its own ring, so warps meet at no barrier
- * before the run is done.
+ * A warp takes a tile of channels and a run, up to MAX_RUN tokens of one batch element.  It goes through the run from
+ * the first token to the last.  cp.async fills a ring of buffers in shared memory, called stages, ahead of the warp.
+ * So bytes in flight cost no registers.  Every warp has its own ring, so warps meet at no barrier before the run is
+ * done.
  *
  * Neighbouring lanes have neighbouring channels.  The two layouts differ in a stage's part of a tensor:
  *
- *   over channels, [B,T,D]   a row per token: 128 channels, four a lane; 8 tokens (fp32: 4): 2 KB
- *   over time, [B,D,T]       a row per channel, one a lane; 128 bytes of tokens: 4.5 KB.  Rows are 144 bytes apart, so
- *                            that 8 lanes that read 16 bytes each meet no bank twice.  Outputs overwrite the inputs in
- *                            the stage, and are stored from there as whole rows.
+ *   over channels, [B,T,D]   A row is a token: 128 channels, four a lane.  8 tokens (fp32: 4) are 2 KB.
+ *   over time, [B,D,T]       A row is a channel, one a lane: 128 bytes of tokens.  32 rows are 4.5 KB.  Rows are 144
+ *                            bytes apart, so that 8 lanes that read 16 bytes each meet no bank twice.  Outputs
+ *                            overwrite the inputs in the stage, and are stored from there as whole rows.
  *
- * A unit is as many tokens as 16 bytes hold: 8 (fp32: 4).  A whole unit of one sequence is computed without tests.
- * A unit with a border of sequences inside goes token by token.  All lanes are at the same token, so a border costs one
+ * A unit is as many tokens as 16 bytes hold: 8 (fp32: 4).  A whole unit of one sequence is computed without tests.  A
+ * unit with a border of sequences inside goes token by token.  All lanes are at the same token, so a border costs one
  * branch a warp.
  *
- * Tensors that 16-byte copies cannot move are copied by 4 bytes, or one element at a time: by the call's granule. */
+ * If 16-byte copies cannot move a tensor, the call's granule is smaller: copies move 4 bytes, or one element, at a
+ * time. */
 #ifndef GT_CONV1D_TILE_CUH
 #define GT_CONV1D_TILE_CUH
 
@@ -25,8 +26,8 @@
 namespace gt {
 namespace conv1d {
 
-constexpr int WARPS = 4;     /* of a block, at most */
-constexpr int MAX_RUN = 256; /* tokens of a run: the longest sum of a thread */
+constexpr int WARPS = 4;     /* warps of a block, at most */
+constexpr int MAX_RUN = 256; /* tokens of a run: a thread sums over one run, and longer sums round more */
 
 template <class T_, bool OVER_TIME_>
 struct Layout {
@@ -35,35 +36,38 @@ struct Layout {
     static constexpr int SIZE = sizeof(T);
     static constexpr int UNIT = 16 / SIZE;                                  /* tokens */
     static constexpr int VEC = OVER_TIME ? 1 : 4;                           /* channels of a lane */
-    static constexpr int CHANNELS = 32 * VEC;                               /* of a tile */
-    static constexpr int TOKENS = OVER_TIME ? 128 / SIZE : UNIT;            /* of a stage */
-    static constexpr int ROWS = OVER_TIME ? CHANNELS : TOKENS;              /* of a stage */
+    static constexpr int CHANNELS = 32 * VEC;                               /* channels of a tile */
+    static constexpr int TOKENS = OVER_TIME ? 128 / SIZE : UNIT;            /* tokens of a stage */
+    static constexpr int ROWS = OVER_TIME ? CHANNELS : TOKENS;              /* rows of a stage */
     static constexpr int ROW = OVER_TIME ? TOKENS * SIZE : CHANNELS * SIZE; /* bytes */
-    /* a unit before every row: backward stores dx of the last stage's last unit there; for forward it is padding */
+    /* A stage has one extra unit before every row.  Backward stores dx of the last stage's last unit there; in forward
+     * it is padding. */
     static constexpr int LEAD = OVER_TIME ? 16 : 0;
     static constexpr int PITCH = LEAD + ROW;
     static constexpr int BYTES = ROWS * PITCH;
 
-    /* Address of token i of the lane's channels in a stage; over time i >= -UNIT. */
+    /* Address of token i of the lane's channels in a stage.  Over time, i may be as low as -UNIT. */
     GT_DEV uint32_t address(uint32_t stage, int i) {
         return OVER_TIME ? stage + lane_id() * PITCH + LEAD + i * SIZE : stage + i * PITCH + lane_id() * VEC * SIZE;
     }
 };
 
-/* A call's tiles and runs: channels are cut into `tiles`, every batch element into `runs` of `run` tokens.  A block has
- * `warps` runs of one tile. */
+/* How a call is cut: channels into `tiles`, every batch element into `runs` of `run` tokens.  A block takes `warps`
+ * runs of one tile. */
 struct Cut {
-    int run, warps, granule;     /* granule: bytes of a copy that suits all tensors: 16, 4 or an element */
-    int64_t tiles, runs, blocks; /* blocks: for each tile */
-    bool is_whole;               /* over channels: a lane has four channels or none, and stores them together */
+    int run, warps, granule;     /* granule: bytes of a copy that suits all tensors: 16, 4, or one element */
+    int64_t tiles, runs, blocks; /* blocks: number of blocks for each tile */
+    /* Over channels: each lane has four channels or none, and stores the four together. */
+    bool is_whole;
 };
 
-/* A warp's work. */
+/* The run and the channels that a warp works on. */
 struct Run {
-    int64_t b, first;     /* batch element; first token */
-    int tile, block;      /* index of the tile; of the block within the tile */
-    int tokens, readable; /* of the run; of the run and of the tokens after it that it reads */
-    int width, channels;  /* channels of the tile; of the lane, perhaps 0 */
+    int64_t b, first; /* batch element; first token of the run */
+    int tile, block;  /* index of the tile; index of the block within the tile */
+    /* tokens of the run; tokens that the run may read, including some after its end */
+    int tokens, readable;
+    int width, channels; /* channels of the tile; channels of the lane, perhaps 0 */
     bool exists;
 };
 
@@ -77,11 +81,11 @@ GT_DEV int64_t lane_channel(const Run& me) {
     return tile_channel<L>(me) + lane_id() * L::VEC;
 }
 
-/* lookahead: tokens that a run reads beyond its own. */
+/* lookahead: tokens after its end that a run reads. */
 template <class L>
 GT_DEV Run run_of(const Problem& p, const Cut& cut, int lookahead) {
     Run me;
-    me.tile = block_x() % (int)cut.tiles; /* tiles * blocks is a grid's size */
+    me.tile = block_x() % (int)cut.tiles; /* fits an int, since tiles * blocks is a grid's size */
     me.block = block_x() / (int)cut.tiles;
     const int64_t item = (int64_t)me.block * cut.warps + warp_id();
     me.b = item / cut.runs;
@@ -97,20 +101,21 @@ GT_DEV Run run_of(const Problem& p, const Cut& cut, int lookahead) {
     return me;
 }
 
-/* Tokens of the run that belong to a sequence. */
+/* Number of the run's tokens that belong to a sequence. */
 GT_DEV int used_of(const Problem& p, const Run& me) {
     const int64_t used = used_tokens(p.sequences) - me.first;
     return used < 0 ? 0 : used < me.tokens ? (int)used : me.tokens;
 }
 
-/* A sequence's first token and the one after its last, counted from the run's first token.  A border more than MAX_RUN
- * + 64 tokens away moves to that distance: an int holds it, and it is still outside the tokens that the run reads. */
+/* A sequence's first token, and the token after its last, both relative to the run's first token.  A border that is
+ * more than MAX_RUN + 64 tokens away is moved to that distance.  So it fits an int and is still outside the tokens that
+ * the run reads. */
 struct SequenceBounds {
     int64_t sequence;
     int begin, end;
 };
 
-/* The sequence of the run's token a.  `low` is that sequence or an earlier one. */
+/* The sequence that holds the run's token a.  The search starts at sequence `low`, which must not be later. */
 GT_DEV SequenceBounds bounds_at(const Problem& p, const Run& me, int a, int64_t low) {
     constexpr int FAR = MAX_RUN + 64;
     const int64_t s = p.sequences.cu_seqlens ? sequence_of(p.sequences, me.first + a, low) : me.b;
@@ -121,8 +126,8 @@ GT_DEV SequenceBounds bounds_at(const Problem& p, const Run& me, int a, int64_t 
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-/* Zeros for a tile's missing channels, in `count` buffers of BYTES: lanes compute with them, too.  Copies write nothing
- * there, or zeros in the 16 bytes of the last existing channels (fill_whole). */
+/* Clears a tile's missing channels in `count` buffers of BYTES, since lanes compute with them, too.  Copies do not
+ * write there, or they write zeros within the last 16 bytes that hold channels (fill_whole). */
 template <class L>
 GT_DEV void clear_missing(const Run& me, uint32_t stages, int count) {
     if (me.width == L::CHANNELS) return;
@@ -132,11 +137,11 @@ GT_DEV void clear_missing(const Run& me, uint32_t stages, int count) {
     sync_warp();
 }
 
-/* One tensor of a run. */
+/* One tensor, as a run reads or writes it. */
 template <class L>
 struct RunTensor {
     using T = typename L::T;
-    T* from; /* the run's first token and the tile's first channel */
+    T* from; /* address of the run's first token and the tile's first channel */
     const gt_stride& s;
     const Run& me;
 
@@ -144,25 +149,26 @@ struct RunTensor {
         : from(static_cast<T*>(const_cast<void*>(data)) + offset_of(s_, me_.b, me_.first, tile_channel<L>(me_))), s(s_),
           me(me_) {}
 
-    /* The lane's first channel of token t. */
+    /* Address of the lane's first channel of token t. */
     GT_METHOD T* token(int t) const { return from + t * s.t + lane_id() * L::VEC * s.h; }
 
-    /* The run as rows and columns of the stages: elements of the tensor between rows, between columns; rows and columns
-     * that the run may read. */
+    /* The run as rows and columns of stages: the distance of rows and of columns in the tensor, in elements, and the
+     * numbers of rows and columns that the run may read. */
     GT_METHOD int64_t row_step() const { return L::OVER_TIME ? s.h : s.t; }
     GT_METHOD int64_t column_step() const { return L::OVER_TIME ? s.t : s.h; }
     GT_METHOD int rows() const { return L::OVER_TIME ? me.width : me.readable; }
     GT_METHOD int columns() const { return L::OVER_TIME ? me.readable : me.width; }
 
-    /* Copies the run's tokens k TOKENS ... (k + 1) TOKENS - 1 to a stage, 16 bytes at a time.  Where the columns end
-     * within 16 bytes, cp.async reads the existing ones and writes zeros for the others.  16 bytes wholly outside are
-     * not written. */
+    /* Copies the run's tokens k TOKENS ... (k + 1) TOKENS - 1 to a stage, 16 bytes at a time.  If the columns end
+     * within 16 bytes, cp.async reads the existing columns and writes zeros for the others.  If no column of the 16
+     * bytes exists, they are not written. */
     GT_METHOD void fill_whole(uint32_t stage, int k) const {
-        constexpr int N = 16 / L::SIZE, PER_ROW = L::ROW / 16, STEP = 32 / PER_ROW; /* STEP: rows at a time */
+        /* STEP: rows that are copied at once */
+        constexpr int N = 16 / L::SIZE, PER_ROW = L::ROW / 16, STEP = 32 / PER_ROW;
         const int row = L::OVER_TIME ? 0 : k * L::TOKENS, column = L::OVER_TIME ? k * L::TOKENS : 0;
         const int r0 = lane_id() / PER_ROW, c = column + lane_id() % PER_ROW * N, valid = columns() - c;
         const int last = valid > 0 ? rows() - row - r0 : 0, bytes = valid < N ? valid * L::SIZE : 16;
-        const T* source = from + (row + r0) * row_step() + c; /* columns lie side by side */
+        const T* source = from + (row + r0) * row_step() + c; /* columns are adjacent */
         const uint32_t target = stage + L::LEAD + r0 * L::PITCH + lane_id() % PER_ROW * 16;
         GT_UNROLL
         for (int r = 0; r < L::ROWS; r += STEP) {
@@ -171,10 +177,11 @@ struct RunTensor {
         }
     }
 
-    /* The same by G bytes: a lane copies G bytes of BATCH rows at a time.  Less than 4 bytes go through registers. */
+    /* As fill_whole, by copies of G bytes.  A lane copies G bytes of BATCH rows at a time.  Copies of less than 4 bytes
+     * go through registers. */
     template <int G>
     GT_METHOD void fill_rows(uint32_t stage, int k) const {
-        constexpr int N = G / L::SIZE, BATCH = 8; /* rows whose loads are in flight together */
+        constexpr int N = G / L::SIZE, BATCH = 8; /* BATCH: rows whose loads are in flight together */
         const int row = L::OVER_TIME ? 0 : k * L::TOKENS, column = L::OVER_TIME ? k * L::TOKENS : 0;
         GT_NO_UNROLL
         for (int i = lane_id(); i < L::ROW / G * (L::ROWS / BATCH + (L::ROWS < BATCH)); i += 32) {
@@ -185,7 +192,7 @@ struct RunTensor {
             T value[BATCH] = {};
             GT_UNROLL
             for (int r = 0; r < BATCH && r < L::ROWS; r++) {
-                if (r >= last) continue; /* beyond the tensor, perhaps */
+                if (r >= last) continue; /* may be beyond the tensor */
                 if constexpr (G < 4)
                     value[r] = source[r * row_step()];
                 else
@@ -206,8 +213,8 @@ struct RunTensor {
             fill_rows<L::SIZE>(stage, k);
     }
 
-    /* Over time: stores the outputs that lie `offset` bytes into the rows of a stage.  They begin with the run's token
-     * `first`; tokens before 0 and from `end` on are left out. */
+    /* Over time: stores the outputs that lie `offset` bytes into the rows of a stage.  The first of them is the run's
+     * token `first`.  Tokens before 0 and from `end` on are not stored. */
     GT_METHOD void flush_whole(uint32_t stage, int offset, int first, int end) const {
         constexpr int N = 16 / L::SIZE, PER_ROW = L::ROW / 16, STEP = 32 / PER_ROW;
         const int r0 = lane_id() / PER_ROW, t = first + lane_id() % PER_ROW * N;
@@ -229,7 +236,7 @@ struct RunTensor {
         }
     }
 
-    /* The same by G bytes. */
+    /* As flush_whole, by stores of G bytes. */
     template <int G>
     GT_METHOD void flush_rows(uint32_t stage, int offset, int first, int end) const {
         constexpr int N = G / L::SIZE;
@@ -258,7 +265,7 @@ struct RunTensor {
 
 /* ---- single tokens --------------------------------------------------------------------------- */
 
-/* Token t of a lane's channels, from global memory; 0 for channels that do not exist. */
+/* Loads token t of a lane's channels from global memory.  Channels that do not exist get 0. */
 template <class L>
 GT_DEV void load_token(float (&to)[L::VEC], const RunTensor<L>& in, int t) {
     using T = typename L::T;
@@ -282,7 +289,7 @@ GT_DEV void store_token(const RunTensor<L>& out, int t, bool is_whole, const flo
         if (v < out.me.channels) Element<T>::store(to, v * out.s.h, y[v]);
 }
 
-/* Zeros in the run's tokens from `first` on. */
+/* Clears the run's tokens from `first` on. */
 template <class L>
 GT_DEV void clear_tokens(const RunTensor<L>& out, int first) {
     using T = typename L::T;
@@ -296,13 +303,13 @@ GT_DEV void clear_tokens(const RunTensor<L>& out, int first) {
 
 /* ---- the operator on a lane's channels -------------------------------------------------------- */
 
-/* The parameters of a lane's channels, 0 for channels that do not exist. */
+/* The parameters of a lane's channels.  Channels that do not exist have 0. */
 template <int W, int VEC>
 struct Filter {
     float weight[W][VEC], bias[VEC];
 
-    /* d: the first of `channels`, up to VEC.  Parameters of four channels are neighbours, loaded 16 bytes at a time:
-     * lanes that read 4 bytes far apart keep the first-level cache busy for thousands of clocks. */
+    /* d is the first of `channels` channels, at most VEC.  Parameters of four channels are adjacent and loaded 16 bytes
+     * at a time.  If lanes read 4 bytes far apart, the first-level cache is busy for thousands of clocks. */
     GT_METHOD void load(const Problem& p, int64_t d, int channels) {
         if constexpr (VEC == 4) {
             const float *weights = p.weight + d * W, *biases = p.bias ? p.bias + d : nullptr;
@@ -329,7 +336,7 @@ struct Filter {
         }
     }
 
-    /* pre_t of channel v from the inputs e_{t-W+1} ... e_t */
+    /* pre_t of channel v, from the inputs e_{t-W+1} ... e_t. */
     GT_METHOD float sum(const float (&e)[W][VEC], int v) const {
         float pre = bias[v];
         GT_UNROLL
@@ -337,7 +344,7 @@ struct Filter {
         return pre;
     }
 
-    /* the gradient of an input from the q of its own token, q[0], and the W - 1 after it */
+    /* Gradient of an input, from q of its own token, q[0], and of the W - 1 tokens after it. */
     GT_METHOD float gradient(const float (&q)[W][VEC], int v) const {
         float sum = 0.0f;
         GT_UNROLL
@@ -346,8 +353,8 @@ struct Filter {
     }
 };
 
-/* window[0 ... W-2] = the inputs before the run's token t: earlier tokens of its sequence and, before the sequence's
- * first token, the inputs that its state holds. */
+/* Sets window[0 ... W-2] to the inputs before the run's token t.  They are earlier tokens of its sequence, and before
+ * the sequence's first token the inputs that its state holds. */
 template <class L, int W>
 GT_DEV void load_window(float (&window)[W][L::VEC], const Problem& p, const RunTensor<L>& x,
                         const SequenceBounds& bounds, int t) {
@@ -366,8 +373,8 @@ GT_DEV void load_window(float (&window)[W][L::VEC], const Problem& p, const RunT
     }
 }
 
-/* Stores x[FROM ... FROM + COUNT - 1] as elements FIRST, FIRST + 1, ... of a unit in shared memory, by the largest
- * stores that are aligned. */
+/* Stores x[FROM ... FROM + COUNT - 1] as elements FIRST, FIRST + 1, ... of a unit in shared memory.  Each store is the
+ * largest that is aligned. */
 template <class T, int FIRST, int FROM, int COUNT, int N>
 GT_DEV void store_elements(uint32_t unit, const float (&x)[N]) {
     constexpr int SIZE = FIRST % 4 == 0 && COUNT >= 4 ? 4 : FIRST % 2 == 0 && COUNT >= 2 ? 2 : 1;

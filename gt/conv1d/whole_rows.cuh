@@ -1,14 +1,15 @@
-/* gt/conv1d/whole_rows.cuh - forward over time, [B,D,T], for long rows of whole aligned units.  It computes the same as
- * forward_rows_kernel (rows.cuh).  On compute capability 9.0 bulk_rows_sm90.cuh takes these rows.
+/* gt/conv1d/whole_rows.cuh - forward over time, [B,D,T], for long rows of whole aligned units.  The kernel computes the
+ * same as forward_rows_kernel (rows.cuh).  On compute capability 9.0 bulk_rows_sm90.cuh takes these rows.
  *
- * A row is one channel of one batch element.  It is cut into segments of up to MAX_ROUNDS rounds; a warp takes a
- * segment.  In a round the lanes take a unit each, 16 bytes side by side.  A lane needs the inputs before its unit.
- * The lane before sends them by shuffles; for the first lane they come from the neighbouring round.  Two rounds are in
- * flight in registers while one is computed: this makes forward 7 % faster than a ring in shared memory. grid
- * ceil(B*D*segments / 4), block 128, all warps alike; no shared memory.
+ * A row is one channel of one batch element.  Rows are cut into segments of up to MAX_ROUNDS rounds; a warp takes a
+ * segment.  In a round each lane takes a unit of 16 bytes; the units of neighbouring lanes are adjacent.  A lane gets
+ * the inputs before its unit by shuffles from the lane before; the first lane gets them from the neighbouring round.
+ * Two rounds are in flight in registers while one is computed: this makes forward 7 % faster than a ring in shared
+ * memory.
+ * grid ceil(B*D*segments / 4), block 128; all warps do the same.  No shared memory.
  * registers: weights, x of three rounds; 64 at most, so that eight blocks share a multiprocessor.
  * bytes: every tensor once; a second time the unit of x before every segment.
- * instructions an element, bf16, W = 4, SiLU: as in forward.cuh, and 2 to 4 for shuffles and addresses. */
+ * instructions an element, bf16, W = 4, SiLU: as many as in forward.cuh, and 2 to 4 for shuffles and addresses. */
 #ifndef GT_CONV1D_WHOLE_ROWS_CUH
 #define GT_CONV1D_WHOLE_ROWS_CUH
 
@@ -36,7 +37,7 @@ struct WholeSegment {
     }
 };
 
-/* The unit that begins with token t of a row; zeros from token `end` on. */
+/* Loads the unit that begins with token t of a row.  Tokens from `end` on are 0. */
 template <class T>
 GT_DEV Unit<T> load_unit(const T* row, int64_t t, int64_t end) {
     Unit<T> unit = {};
@@ -44,9 +45,9 @@ GT_DEV Unit<T> load_unit(const T* row, int64_t t, int64_t end) {
     return unit;
 }
 
-/* e[0 ... W-2] = the inputs before a thread's unit `own`: the end of the unit that the lane before sends.  The first
- * lane gets `earlier`: the last lane's unit of the round before in time.
- * Only words FIRST ... 3 of a unit hold inputs that are needed. */
+/* Sets e[0 ... W-2] to the inputs before a thread's unit `own`.  They are the end of the unit of the lane before, which
+ * sends them.  The first lane gets `earlier` instead, the last lane's unit of the round before in time.  Only words
+ * FIRST ... 3 of a unit hold inputs that are needed. */
 template <class T, int W, int COUNT>
 GT_DEV void inputs_before(float (&e)[COUNT], const Unit<T>& own, const Unit<T>& earlier) {
     constexpr int N = WholeSegment<T>::N, WORDS = 4, FIRST = (N - (W - 1)) * (int)sizeof(T) / 4;

@@ -1,4 +1,4 @@
-/* gt/emu/banks.h - bank conflicts of shared memory, counted. */
+/* gt/emu/banks.h - counts bank conflicts of shared memory. */
 #ifndef GT_EMU_BANKS_H
 #define GT_EMU_BANKS_H
 
@@ -17,7 +17,7 @@ struct Access {
     }
 };
 
-/* Counts, over the 32 banks of 4 bytes, the most words of one bank that `count` accesses need. */
+/* Returns the most words of one bank that `count` accesses need.  There are 32 banks of 4 bytes. */
 inline int bank_ways(const uint32_t* addrs, int count, int bytes) {
     const int words = bytes < 4 ? 1 : bytes / 4;
     uint32_t only[32], taken = 0; /* nearly always one word of each bank */
@@ -57,7 +57,7 @@ class TrafficCounter {
     const std::vector<Traffic>& table() const { return table_; }
     const std::vector<KernelTraffic>& kernels() const { return kernels_; }
 
-    /* Traffic counted from here on belongs to this kernel. */
+    /* Counts later traffic for this kernel. */
     void start(const void* kernel) {
         const auto same = [kernel](const KernelTraffic& k) { return k.kernel == kernel; };
         const auto at = std::find_if(kernels_.begin(), kernels_.end(), same);
@@ -65,10 +65,11 @@ class TrafficCounter {
         if (at == kernels_.end()) kernels_.push_back(KernelTraffic{kernel, 0, 0});
     }
 
-    /* One instruction of a warp: the addresses of its active lanes, which make a wavefront each
-     * 16 or 8 lanes when they are wide. */
+    /* Counts one instruction of a warp, from the addresses of its active lanes.  Wide accesses have a wavefront for
+     * every 16 or 8 lanes. */
     void count(const Access& instruction, const uint32_t* addrs, const uint8_t* lanes, int active) {
-        const int shift = instruction.bytes <= 4 ? 5 : instruction.bytes == 8 ? 4 : 3; /* lanes of a wavefront */
+        /* lanes that share a wavefront */
+        const int shift = instruction.bytes <= 4 ? 5 : instruction.bytes == 8 ? 4 : 3;
         uint64_t wavefronts = 0, ideal = 0;
         int worst = 1;
         for (int i = 0; i < active;) {
@@ -92,7 +93,7 @@ class TrafficCounter {
 
   private:
     Traffic& find(const Access& a) {
-        /* Kernels loop over the same few lines: search onwards from the last one found. */
+        /* Kernels loop over the same few lines, so the search goes on from the last line found. */
         for (size_t n = 0; n < table_.size(); n++) {
             const size_t i = recent_ + n < table_.size() ? recent_ + n : recent_ + n - table_.size();
             const Traffic& t = table_[i];
@@ -111,7 +112,7 @@ class TrafficCounter {
     size_t recent_ = 0, kernel_ = 0;
 };
 
-/* The shared accesses of a warp's lanes since they last met. */
+/* The shared accesses that a warp's lanes have made since they last met. */
 class AccessLog {
   public:
     void add(int lane, const Site& site, uint32_t addr, uint32_t bytes, bool store) {
@@ -127,7 +128,7 @@ class AccessLog {
         any_ = false;
     }
 
-    /* Replays the accesses in step: an instruction is issued for all lanes whose next access it is. */
+    /* Replays the accesses in step.  An instruction is issued for all lanes whose next access it is. */
     void flush(TrafficCounter& counter) {
         if (!any_) return;
         size_t next[LANES] = {0};
@@ -152,8 +153,8 @@ class AccessLog {
     }
 
   private:
-    /* If next instructions differ, takes one that no lane at another instruction has still ahead: those lanes skip it,
-     * so waiting for them is vain. */
+    /* If the lanes' next instructions differ, chooses one that no other lane still has ahead.  The other lanes skip
+     * this instruction, so it need not wait for them. */
     const Access* choose(const size_t* next) const {
         const Access* first = nullptr;
         bool diverged = false;

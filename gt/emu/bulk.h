@@ -1,4 +1,4 @@
-/* gt/emu/bulk.h - events at mbarriers without a thread: bulk copies, and arrivals of cp_async. */
+/* gt/emu/bulk.h - events at mbarriers that no thread executes: bulk copies, and arrivals of cp_async. */
 #ifndef GT_EMU_BULK_H
 #define GT_EMU_BULK_H
 
@@ -6,7 +6,7 @@
 
 namespace emu {
 
-/* The event has its own epoch, after everything that the warp has done. */
+/* Starts an event.  It has its own epoch, after everything that the warp has done. */
 inline Event Machine::start_event(uint32_t barrier, const char* what, const Site& site) {
     Event event = {};
     event.site = site;
@@ -20,7 +20,7 @@ inline Event Machine::start_event(uint32_t barrier, const char* what, const Site
     return event;
 }
 
-/* A warp's arrival.  already: the warps whose arrival of this kind is counted in this phase. */
+/* Counts a warp's arrival.  already: warps whose arrival of this kind counts in this phase. */
 inline void Machine::count_arrival(Mbarrier& m, uint32_t& already, const Clock& before, uint32_t epoch,
                                    const Site& site) {
     if (already & own_bit()) {
@@ -49,7 +49,7 @@ inline void Machine::check_phase(Mbarrier& m, const Site& site) {
     abandon();
 }
 
-/* Any event; but a warp's arrivals happen in order. */
+/* Picks any event, except that a warp's arrivals happen in order. */
 inline Event Machine::next_event() {
     auto next = events_.begin() + (ptrdiff_t)(random() % events_.size());
     const auto comes_before = [&](const Event& e) { return e.bytes == 0 && e.warp == next->warp; };
@@ -59,7 +59,7 @@ inline Event Machine::next_event() {
     return event;
 }
 
-/* Acts as the event's warp, none of whose threads runs now. */
+/* Executes an event as its warp.  No thread of that warp runs now. */
 inline void Machine::happen(const Event& event) {
     warp_ = &warps_[event.warp];
     thread = event.warp * LANES;
@@ -94,7 +94,7 @@ inline void Machine::happen(const Event& event) {
     thread = -1;
 }
 
-/* Checks where a box begins: other places are an illegal instruction on an H200; no document says so. */
+/* Checks where a box begins.  Other places are an illegal instruction on an H200; no document says so. */
 inline bool Machine::check_box(const BulkSide& box, bool writes, const Site& site) {
     const int64_t first = (int64_t)box.at[0] * box.tensor.element;
     if (first % 16 != 0) {
@@ -109,7 +109,7 @@ inline bool Machine::check_box(const BulkSide& box, bool writes, const Site& sit
     return true;
 }
 
-/* Whether a copy can be made. */
+/* Returns whether a copy is possible. */
 inline bool Machine::check_bulk(const BulkSide& side, uint32_t addr, uint32_t bytes, bool writes, const char* what,
                                 const Site& site) {
     need_sm90(what, site);
@@ -159,7 +159,7 @@ inline void Machine::start_store(const BulkSide& target, uint32_t addr, uint32_t
     warp_->stores.push_back(store);
 }
 
-/* The stores read only now. */
+/* Executes the stores' reads, which happen only now. */
 inline void Machine::wait_stores(size_t groups_left) {
     std::vector<size_t>& groups = warp_->store_groups;
     if (groups.size() <= groups_left) return;
@@ -189,7 +189,7 @@ inline void Machine::check_copies_idle() {
 struct BulkCall {
     const void* global;
     uint32_t addr, bytes, barrier;
-    const TensorMap* map; /* a lane's own copy, and the place in it */
+    const TensorMap* map; /* each lane's own copy of the map, and the place in the tensor */
     int at[3];
 
     bool operator==(const BulkCall& x) const {

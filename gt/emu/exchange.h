@@ -1,4 +1,4 @@
-/* gt/emu/exchange.h - operations of all lanes of a warp together: matrices, shuffles, barriers. */
+/* gt/emu/exchange.h - operations that all lanes of a warp execute together: matrices, shuffles, barriers. */
 #ifndef GT_EMU_EXCHANGE_H
 #define GT_EMU_EXCHANGE_H
 
@@ -48,7 +48,7 @@ inline void store_matrices(bool transposed, const uint32_t* registers, uint32_t 
         uint32_t addrs[32];
         for (int lane = 0; lane < LANES; lane++) {
             const int g = lane / 4;
-            for (int i = 0; i < 8; i++) { /* of matrix i / 2, the lower half or the upper */
+            for (int i = 0; i < 8; i++) { /* matrix i / 2, its lower or upper half */
                 const uint16_t half = (uint16_t)(lanes[lane]->registers[i / 2] >> 16 * (i % 2));
                 const int column = 2 * (lane % 4) + i % 2;
                 (transposed ? rows[8 * (i / 2) + column][g] : rows[8 * (i / 2) + g][column]) = half;
@@ -68,7 +68,7 @@ struct Shuffle {
     uint32_t result;
 };
 
-/* source(lane, argument) is the lane to read from. */
+/* source(lane, argument) returns the lane to read from. */
 template <class T, class Source>
 T shuffle(T value, int argument, const Site& site, Source source) {
     static_assert(sizeof(T) == 4, "shuffles move 32 bits");

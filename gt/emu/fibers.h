@@ -15,7 +15,7 @@ constexpr uint32_t ALL_LANES = 0xffffffffu;
 constexpr uint32_t SMEM_BASE = 1024; /* not 0, so that a forgotten base address is out of bounds */
 constexpr size_t STACK_BYTES = 256 * 1024;
 constexpr size_t GUARD_BYTES = 4096;
-constexpr size_t MAX_COLOUR = 16384; /* bytes left free at the top of a stack at most */
+constexpr size_t MAX_COLOUR = 16384; /* bytes left free at the top of a stack, at most */
 
 [[noreturn]] inline void internal_error(const char* text) {
     fprintf(stderr, "emu: internal error: %s\n", text);
@@ -25,7 +25,7 @@ constexpr size_t MAX_COLOUR = 16384; /* bytes left free at the top of a stack at
 inline int lowest_bit(uint32_t mask) { return __builtin_ctz(mask); }
 
 #ifndef EMU_UCONTEXT
-/* Saves the callee-saved registers and the stack pointer, continues on the other stack. */
+/* Saves the callee-saved registers and the stack pointer, and continues on the other stack. */
 __attribute__((naked, noinline)) inline void switch_stack(void** /*save*/, void* /*load*/) {
     __asm__("pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
             "movq %rsp, (%rdi)\n"
@@ -45,16 +45,16 @@ struct Fiber {
     size_t stack_bytes = 0;
     void* fake_stack = nullptr; /* AddressSanitizer's */
 #ifdef EMU_ASAN
-    const void* bottom = nullptr; /* bounds as AddressSanitizer wants them */
+    const void* bottom = nullptr; /* bounds of the stack, in AddressSanitizer's form */
     size_t bottom_bytes = 0;
 #endif
 
-    /* Prepares the fiber to run `entry`, which never returns, from its beginning. */
+    /* Prepares the fiber to run `entry` from its beginning.  `entry` never returns. */
     void start(void (*entry)(), int index, bool abandoned) {
         if (!stack) allocate();
 #ifdef EMU_ASAN
-        /* Clears red zones of frames that never returned: all frames of an abandoned kernel, or just the outermost
-         * ones. */
+        /* Clears red zones of frames that never returned.  These are all frames of an abandoned kernel; otherwise they
+         * are the outermost frames. */
         const size_t stale = abandoned ? stack_bytes : MAX_COLOUR + 4096;
         __asan_unpoison_memory_region(stack + stack_bytes - stale, stale);
         bottom = stack;
@@ -63,7 +63,7 @@ struct Fiber {
 #else
         (void)abandoned;
 #endif
-        /* Equal depths of different stacks would compete for the same cache sets: shift them. */
+        /* Shifts each stack, because equal depths of different stacks would compete for the same cache sets. */
         const size_t colour = (size_t)index * 13 * 64 % MAX_COLOUR;
         const size_t usable = stack_bytes - colour;
 #ifdef EMU_UCONTEXT
@@ -74,7 +74,7 @@ struct Fiber {
         makecontext(&context, entry, 0);
 #else
         void** top = reinterpret_cast<void**>(stack + usable);
-        *--top = nullptr; /* return address of entry; keeps the stack aligned as after a call */
+        *--top = nullptr; /* return address of entry; aligns the stack as a call does */
         *--top = reinterpret_cast<void*>(entry);
         for (int i = 0; i < 6; i++) *--top = nullptr;
         stack_pointer = top;

@@ -6,8 +6,8 @@
 
 namespace emu {
 
-/* A line of the source; as a default argument, the line of the call.  It is passed by reference, and copied member by
- * member where copies are frequent: a processor waits if one load reads the data of two stores. */
+/* A line of the source.  As a default argument it is the line of the call.  Functions pass a Site by reference, and
+ * copy it member by member where copies are frequent: a processor waits if one load reads the data of two stores. */
 struct Site {
     const char* file;
     int line;
@@ -52,12 +52,12 @@ inline const char* fault_name(Fault kind) {
 /* Shared-memory traffic of one source line, in warp instructions. */
 struct Traffic {
     Site site;
-    int bytes; /* per lane */
+    int bytes; /* bytes per lane */
     bool store;
     uint64_t instructions;
     uint64_t wavefronts;
     uint64_t ideal; /* wavefronts without bank conflicts */
-    int worst_ways; /* most words of one bank in one wavefront */
+    int worst_ways; /* the most words that one wavefront needs of one bank */
 };
 
 /* Shared-memory traffic of one kernel, as in Traffic. */
@@ -69,7 +69,7 @@ struct KernelTraffic {
 struct Stats {
     uint64_t blocks;
     uint64_t switches;    /* between fibers */
-    uint64_t collectives; /* of warps, barriers included */
+    uint64_t collectives; /* collectives of warps, including barriers */
     uint64_t mma;
     uint64_t instructions; /* warp-wide shared-memory instructions; then as in Traffic */
     uint64_t wavefronts;
@@ -87,9 +87,9 @@ uint64_t faults();
 uint64_t faults(Fault kind);
 const std::vector<std::string>& messages(); /* the first fault of each kind and source line */
 Stats stats();
-std::vector<Traffic> traffic();       /* worst excess of wavefronts first */
+std::vector<Traffic> traffic();       /* sorted: the most excess wavefronts first */
 std::vector<KernelTraffic> kernels(); /* in the order of their first launch */
-std::string symbol_name(const void*); /* of a kernel, with its template arguments; "": unknown */
+std::string symbol_name(const void*); /* name of a kernel, with template arguments; "": unknown */
 
 } /* namespace emu */
 

@@ -1,4 +1,5 @@
-/* gt/emu/machine.h - the machine: runs the blocks of a launch and checks what their threads do. */
+/* gt/emu/machine.h - the emulated machine.  It runs the blocks of a launch and checks every access and barrier of their
+ * threads. */
 #ifndef GT_EMU_MACHINE_H
 #define GT_EMU_MACHINE_H
 
@@ -18,7 +19,7 @@ enum class Op {
     BULK_COMMIT,
     BULK_WAIT,
     FENCE_PROXY,
-    BARRIER_SYNC, /* this and all below are .aligned */
+    BARRIER_SYNC, /* this operation and all below are .aligned */
     LDMATRIX,
     STMATRIX,
     MOVMATRIX,
@@ -63,15 +64,15 @@ struct Copy {
 
 typedef uint32_t __attribute__((may_alias)) Word;
 
-/* Registers that products of a warp use as one operand: an array in each lane. */
+/* Registers that a warp's products use as one operand, an array in each lane. */
 struct RegisterBlock {
     Word* at[LANES];
-    int count;        /* a lane */
-    int products;     /* in flight that use it */
-    bool accumulates; /* in these; else it is of A */
-    /* [lane][count]: as the products in flight found it, else at the last wgmma_fence */
+    int count;        /* registers of a lane */
+    int products;     /* products in flight that use the registers */
+    bool accumulates; /* true: accumulators; false: operand A */
+    /* [lane][count]: the contents when the products in flight started; without products, at the last wgmma_fence */
     std::vector<uint32_t> values;
-    std::vector<float> sums; /* accumulators in flight: the warp's 16 rows */
+    std::vector<float> sums; /* accumulators of products in flight, the warp's 16 rows */
 
     bool is(Word* const* registers, int n) const { return n == count && std::equal(at, at + LANES, registers); }
     bool overlaps(Word* const* registers, int n) const {
@@ -80,13 +81,13 @@ struct RegisterBlock {
 };
 
 constexpr uint32_t IN_FLIGHT_BITS = 0xffdecade; /* a NaN that no arithmetic makes */
-constexpr size_t MOST_BLOCKS = 64;              /* of registers that a warp remembers */
+constexpr size_t MOST_BLOCKS = 64;              /* operands that a warp remembers */
 
 struct Thread {
     Fiber fiber;
     std::vector<Copy> copies;   /* issued and not landed, oldest first */
     size_t landed;              /* before these */
-    std::vector<size_t> groups; /* end of each committed group in `copies` */
+    std::vector<size_t> groups; /* for each committed group, its end in `copies` */
 };
 
 enum class Format { TF32, F16, BF16 };
@@ -96,7 +97,7 @@ struct Wgmma {
     Format format;
     int columns;
     bool accumulates, a_is_shared, a_is_mn, b_is_mn;
-    uint64_t a, b; /* in shared memory */
+    uint64_t a, b; /* operands in shared memory */
 
     int depth() const { return format == Format::TF32 ? 8 : 16; }
     bool operator==(const Wgmma& x) const {
@@ -105,14 +106,15 @@ struct Wgmma {
     }
 };
 
-/* A read of shared memory that lasts until some wait.  The clocks are its warp's, at its start. */
+/* A read of shared memory that is not complete until a later wait. `before` is the warp's clock when the read
+ * starts. */
 struct AsyncRead {
     Site site;
     Clock before;
-    Clock before_fence; /* ... and at its latest fence_async_proxy */
+    Clock before_fence; /* the warp's clock at its latest fence_async_proxy before the read */
 };
 
-/* A tensor in global memory, and its boxes (gt/base/bulk.cuh). */
+/* A tensor in global memory and the box that bulk copies move (gt/base/bulk.cuh). */
 struct TensorMap {
     char* data;
     int element; /* bytes, like strides */
@@ -123,7 +125,7 @@ struct TensorMap {
     uint32_t box_bytes() const { return (uint32_t)(box[0] * box[1] * box[2] * element); }
 };
 
-/* The global side of a bulk copy: bytes in a row, or a box of a tensor. */
+/* The global side of a bulk copy: adjacent bytes, or a box of a tensor. */
 struct BulkSide {
     char* bytes = nullptr;
     TensorMap tensor = {};
@@ -135,7 +137,7 @@ struct BulkSide {
 
     bool is_box() const { return bytes == nullptr; }
 
-    /* Element (x, y, z) of the box, or null outside of the tensor. */
+    /* Element (x, y, z) of the box, or null if the element lies outside of the tensor. */
     char* element(int x, int y, int z) const {
         const int64_t index[3] = {(int64_t)at[0] + x, (int64_t)at[1] + y, (int64_t)at[2] + z};
         char* p = tensor.data;
@@ -146,14 +148,14 @@ struct BulkSide {
         return p;
     }
 
-    /* The shared address of one of its bytes. */
+    /* Shared address of byte number `byte` of the copy. */
     uint32_t place(uint32_t addr, uint32_t byte) const {
         const uint32_t row = (uint32_t)(tensor.box[0] * tensor.element);
         const uint32_t plain = addr + byte;
         return is_box() && tensor.swizzled ? plain ^ (plain >> 7 & (row / 16 - 1)) << 4 : plain;
     }
 
-    /* Calls visit(global, shared address, bytes) for all pieces; global is null outside of the tensor. */
+    /* Calls visit(global, shared address, bytes) for every piece. `global` is null for pieces outside of the tensor. */
     template <class Visit>
     void pieces(uint32_t addr, uint32_t count, Visit visit) const {
         if (!is_box()) {
@@ -186,66 +188,66 @@ struct BulkStore : AsyncRead {
     uint32_t addr, bytes;
 };
 
-/* An event at an mbarrier that a warp has started and that happens as late as possible: a bulk load lands, or copies
- * arrive. */
+/* An event at an mbarrier: a bulk load lands, or a warp's copies arrive.  A warp has started the event, and the
+ * emulation delays it as long as possible. */
 struct Event {
     Site site;
     int warp;
-    uint32_t barrier, phase; /* phase: the barrier's, when the warp asked */
-    uint32_t epoch;          /* of the warp: the event's own */
+    uint32_t barrier, phase; /* phase: the barrier's phase when the warp started the event */
+    uint32_t epoch;          /* the event's own epoch of the warp */
     Clock before;
-    /* bytes > 0: a bulk load to addr; 0: the warp's arrival, once `landed` copies of each lane have landed */
+    /* bytes > 0: a bulk load to addr.  bytes = 0: the warp's arrival, once `landed` copies of each lane have landed. */
     uint32_t addr, bytes;
     BulkSide source;
     size_t landed[LANES];
 };
 
-/* A warp's part of a product in flight. */
+/* One warp's part of a product in flight. */
 struct WarpProduct : AsyncRead {
     Wgmma what;
-    size_t c, a; /* its registers, as indices of Warp::blocks */
-    size_t step; /* its number among the warpgroup's */
+    size_t c, a; /* indices of C and A in Warp::blocks */
+    size_t step; /* number of the operation in the warpgroup's sequence */
 };
 
-/* B of a product, read once for the warpgroup's 4 warps. */
+/* B of a product, read once and shared by the warpgroup's 4 warps. */
 struct UnpackedB {
     size_t step;
-    int warps; /* that have used it */
+    int warps; /* warps that have used B */
     std::vector<float> values;
 };
 
 struct ProxyFence {
-    uint32_t epoch; /* of its warp, up to the fence */
+    uint32_t epoch; /* epoch of the warp's writes before the fence */
     Clock before;
 };
 
 struct Warp {
     uint32_t live;  /* lanes that have not returned */
     uint32_t ready; /* lanes that can run on */
-    bool waits;     /* a barrier holds the whole warp */
-    int arrived;    /* lanes at the collective described by op and site */
+    bool waits;     /* a barrier blocks the whole warp */
+    int arrived;    /* lanes that have reached the collective of op and site */
     int first_lane;
     Op op;
     Site site;
     void* operands[LANES];
-    uint32_t epoch; /* of its accesses now */
-    Clock before;   /* accesses of other warps that are ordered before its next */
+    uint32_t epoch; /* epoch of the warp's current accesses */
+    Clock before;   /* accesses of other warps that come before the warp's next access */
     AccessLog log;
     std::vector<ProxyFence> proxy_fences;
-    std::vector<uint32_t> async_epochs; /* in which only bulk loads wrote */
-    std::vector<BulkStore> stores;      /* in flight, oldest first */
-    std::vector<size_t> store_groups;   /* end of each committed group in `stores` */
-    int registers;                      /* of a thread, as set by setmaxnreg; 0: as launched */
-    Clock before_fence;                 /* `before`, at its latest fence_async_proxy */
-    std::vector<WarpProduct> products;  /* in flight, oldest first */
-    std::vector<size_t> groups;         /* end of each committed group in `products` */
-    std::vector<RegisterBlock> blocks;  /* that products have used */
-    size_t next_block;                  /* that is overwritten when all are in use */
-    bool fenced;                        /* by a wgmma_fence since the last wait */
-    size_t steps;                       /* operations of its warpgroup that it has executed */
+    std::vector<uint32_t> async_epochs; /* epochs in which only bulk loads wrote */
+    std::vector<BulkStore> stores;      /* stores in flight, oldest first */
+    std::vector<size_t> store_groups;   /* for each committed group, its end in `stores` */
+    int registers;                      /* registers of a thread, as set by setmaxnreg; 0: as launched */
+    Clock before_fence;                 /* `before` at the latest fence_async_proxy */
+    std::vector<WarpProduct> products;  /* products in flight, oldest first */
+    std::vector<size_t> groups;         /* for each committed group, its end in `products` */
+    std::vector<RegisterBlock> blocks;  /* register operands that products have used */
+    size_t next_block;                  /* the operand that is overwritten when all are in use */
+    bool fenced;                        /* a wgmma_fence came after the last wait */
+    size_t steps;                       /* operations of its warpgroup that the warp has executed */
 };
 
-/* An operation of a warpgroup, which executes them in order. */
+/* One operation in a warpgroup's sequence.  All its warps execute the sequence in order. */
 struct WarpgroupStep {
     Op op;
     Site site;
@@ -254,27 +256,27 @@ struct WarpgroupStep {
 };
 
 struct Barrier {
-    int expected, arrived; /* threads; expected is set by the first arrival */
+    int expected, arrived; /* threads; the first arrival sets `expected` */
     uint32_t waiting;
     Clock clock;
 };
 
 struct Mbarrier {
     uint32_t addr;
-    int expected, arrived; /* threads, in the current phase */
-    int64_t bytes;         /* expected and not yet arrived */
-    uint32_t phase;        /* the current one, from 0 */
-    uint32_t warps;        /* that have arrived in the current phase */
-    uint32_t by_thread;    /* of these: by mbarrier_arrive */
-    uint32_t by_copies;    /* of these: by cp_async_arrive */
-    uint32_t waiting;      /* warps that wait for its end */
-    uint32_t waiters;      /* warps that have ever waited */
-    uint32_t seen;         /* waiters that know that the phase before is complete */
+    int expected, arrived; /* threads in the current phase */
+    int64_t bytes;         /* bytes of bulk copies that have not landed yet */
+    uint32_t phase;        /* number of the current phase, from 0 */
+    uint32_t warps;        /* warps that have arrived in the current phase */
+    uint32_t by_thread;    /* arrived warps that called mbarrier_arrive */
+    uint32_t by_copies;    /* arrived warps that called cp_async_arrive */
+    uint32_t waiting;      /* warps that wait for the end of the current phase */
+    uint32_t waiters;      /* warps that have waited at this barrier at least once */
+    uint32_t seen;         /* waiters that know that the previous phase is complete */
     Clock arriving;        /* clocks that arrivals of the current phase release */
-    Clock complete;        /* clocks that arrivals of the phase before released */
+    Clock complete;        /* clocks that arrivals of the previous phase released */
 };
 
-constexpr uint64_t MBARRIER_MARK = 0x7265697272616d62u; /* what its memory holds */
+constexpr uint64_t MBARRIER_MARK = 0x7265697272616d62u; /* contents of an mbarrier's memory */
 
 struct Launch {
     const void* kernel;
@@ -283,11 +285,11 @@ struct Launch {
     unsigned grid[3];
     int threads, warps;
     uint32_t smem_bytes;
-    bool follows; /* another kernel of its chain */
+    bool follows; /* comes after another kernel in the chain */
     Site site;
 };
 
-/* Which bytes of global memory a kernel has read, and which written. */
+/* The bytes of global memory that a kernel has read, and the bytes that it has written. */
 class Footprint {
   public:
     void clear() {
@@ -302,7 +304,7 @@ class Footprint {
         most_[written] = std::max(LEAST, 2 * ranges.size());
     }
 
-    /* To be called before touches(). */
+    /* Call this before touches(). */
     void merge() {
         for (auto& ranges : of_) merge(ranges);
     }
@@ -346,7 +348,7 @@ class Machine {
     /* State that primitives read directly. */
     Launch launch = {};
     unsigned block[3] = {0, 0, 0};
-    int thread = -1; /* running, or -1 outside kernels */
+    int thread = -1; /* the running thread; -1: the scheduler, or no kernel */
 
     void seed(uint64_t value) { random_ = value * 0x9e3779b97f4a7c15u + 1; }
     void strict(bool value) { strict_ = value; }
@@ -369,7 +371,7 @@ class Machine {
         launch = what;
         traffic_.start(launch.kernel);
         smem_.resize(launch.smem_bytes);
-        if (released_early_) footprint_.add(before_); /* the next kernel may run beside both */
+        if (released_early_) footprint_.add(before_); /* the next kernel may overlap both */
         std::swap(before_, footprint_);
         footprint_.clear();
         if (launch.follows) before_.merge();
@@ -420,10 +422,10 @@ class Machine {
         messages_.push_back(message);
     }
 
-    /* Ends the launch from inside a kernel after a fault that allows no continuation. */
+    /* Ends the launch from inside a kernel, after a fault that makes the rest meaningless. */
     void abandon() {
         abandoned_ = true;
-        if (!between_) enter(-1, false); /* else the caller returns */
+        if (!between_) enter(-1, false); /* between_: the caller returns */
     }
 
     /* -- shared memory -- */
@@ -444,7 +446,7 @@ class Machine {
         memcpy(&smem_[addr - SMEM_BASE], value, bytes);
     }
 
-    /* A row of a matrix, read by the warp as one. */
+    /* A row of a matrix, which all lanes of the warp read as one access. */
     void load_row(void* row, uint32_t addr, const Site& site) {
         if (!legal(addr, 16, 16, "ldmatrix", site)) {
             memset(row, 0xff, 16);
@@ -465,7 +467,7 @@ class Machine {
         traffic_.count(Access{site, 0, 16, stores}, addrs, lanes, rows);
     }
 
-    /* Reports a primitive that traps on older devices. */
+    /* Reports a use of a primitive that traps before sm_80. */
     void need_sm80(const char* what, const Site& site) {
         if (device.capability_major >= 8) return;
         report(Fault::UNSUPPORTED, site, "%s on sm_%d%d", what, device.capability_major, device.capability_minor);
@@ -506,7 +508,7 @@ class Machine {
         const size_t done = t.groups.size() - groups_left, end = t.groups[done - 1];
         t.groups.erase(t.groups.begin(), t.groups.begin() + (ptrdiff_t)done);
         const size_t landed = t.landed + end;
-        for (const Event& e : events_) /* for warps that wait at an mbarrier, it is the event's copy */
+        for (const Event& e : events_) /* an event has copied the data for warps that wait at an mbarrier */
             if (e.bytes == 0 && e.warp == warp_index())
                 land_until(t, std::min(landed, e.landed[lane()]), stamp_of(e.epoch, (uint32_t)thread));
         land_until(t, landed, stamp());
@@ -516,8 +518,8 @@ class Machine {
 
     int lane() const { return thread % LANES; }
 
-    /* Waits until all lanes of the warp have arrived; the last one calls perform(operands of all lanes) for the
-     * warp. */
+    /* Waits until all lanes of the warp have arrived.  Then the last lane calls perform(operands of all lanes) once for
+     * the warp. */
     template <class Operands, class Perform>
     void meet(Op op, const Site& site, Operands& mine, Perform perform) {
         if (thread < 0) internal_error("primitive used outside a kernel");
@@ -619,7 +621,7 @@ class Machine {
         begin_epoch(*warp_);
     }
 
-    /* Arrives once all copies of the warp have landed. */
+    /* Arrives at a barrier once all copies of the warp have landed. */
     void arrive_after_copies(uint32_t addr, const Site& site) {
         Event event = start_event(addr, "cp_async_arrive", site);
         for (int i = 0; i < LANES; i++) {
@@ -695,7 +697,8 @@ class Machine {
         Site site;
     };
 
-    /* One operation of a warp, which all 4 of its warpgroup execute; false: none can follow. */
+    /* One operation of a warp, which all 4 warps of its warpgroup execute.  Returns false if no operation can
+     * follow. */
     bool step(Op op, const Site& site, uint64_t argument, const Wgmma& product = {}) {
         need_sm90(op_name(op), site);
         const int group = warp_index() / 4;
@@ -713,7 +716,7 @@ class Machine {
         return true;
     }
 
-    /* Of events, in bulk.h. */
+    /* events: bodies are in bulk.h */
     Event start_event(uint32_t barrier, const char* what, const Site& site);
     void count_arrival(Mbarrier& m, uint32_t& already, const Clock& before, uint32_t epoch, const Site& site);
     void check_phase(Mbarrier& m, const Site& site);
@@ -724,14 +727,14 @@ class Machine {
                     const Site& site);
     void check_copies_idle();
 
-    /* Of products, in warpgroup.h. */
+    /* products: bodies are in warpgroup.h */
     size_t take_block(Word* const* at, int count, bool accumulates, bool changed_matters, const Site& site);
     void give_block(RegisterBlock& block, const Site& site);
     void perform(const WarpProduct& p);
     const std::vector<float>& unpack_b(const WarpProduct& p);
     void unpack_a(const WarpProduct& p, float (*a)[16]);
 
-    /* Reads a piece of 16 bytes, with the checks of read(), and checks the fences between proxies. */
+    /* Reads a piece of 16 bytes.  Makes the checks of read() and also checks the fences between proxies. */
     void read_async(void* piece, uint32_t addr, const AsyncRead& reader, const char* what) {
         if (!legal(addr, 16, 16, what, reader.site)) {
             memset(piece, 0xff, 16);
@@ -746,8 +749,8 @@ class Machine {
         if (bad < 0) check_proxy(offset / 2, 8, reader, what);
     }
 
-    /* Whether a warp has fenced on the way from a write to the reader.  It may be the warp that wrote, the warp that
-     * reads, or a warp that acquired the data from the first and released them to the second. */
+    /* Returns whether a warp has fenced between the write and the reader.  It may be the warp that wrote or the warp
+     * that reads.  It may also be a warp that acquired the data from the first and released them to the second. */
     bool is_fenced(uint32_t epoch, uint32_t writer, const AsyncRead& reader) const {
         if (epoch <= reader.before_fence.epoch[writer]) return true;
         for (uint32_t w = 0; w < (uint32_t)launch.warps; w++) {
@@ -760,7 +763,7 @@ class Machine {
         return false;
     }
 
-    /* A fence must stand between a write by the generic proxy and an access by the asynchronous one. */
+    /* Checks that a fence stands between each write by the generic proxy and this access by the asynchronous proxy. */
     void check_proxy(uint32_t first, uint32_t count, const AsyncRead& reader, const char* what) {
         uint32_t accepted = NEVER_WRITTEN;
         for (uint32_t cell = first; cell < first + count; cell++) {
@@ -794,7 +797,7 @@ class Machine {
         if (++w.epoch >= EPOCH_IN_FLIGHT - 1) internal_error("too many epochs of a warp in one block");
     }
 
-    /* Orders the lanes' earlier accesses before later ones. */
+    /* Begins a new epoch, so that the lanes' earlier accesses come before their later ones. */
     void next_epoch(Warp& w) {
         w.before.epoch[&w - warps_] = w.epoch;
         begin_epoch(w);
@@ -870,7 +873,7 @@ class Machine {
         abandoned_ = false;
     }
 
-    /* Runs a warp for a while; false when the block cannot go on. */
+    /* Runs a warp until it blocks or gives way.  Returns false if the block cannot go on. */
     bool run_warp(int index) {
         warp_ = &warps_[index];
         patience_ = 1 + (int)(random() % 8);
@@ -887,7 +890,7 @@ class Machine {
         return true;
     }
 
-    /* Continues with another lane of the warp that can run, else with the scheduler. */
+    /* Switches to another lane of the warp that can run, or to the scheduler if there is none. */
     void give_way(bool ended) {
         const uint32_t ready = warp_->ready;
         const uint32_t above = ready & ~((2u << lane()) - 1u);
@@ -895,7 +898,7 @@ class Machine {
         enter(ready == 0 ? -1 : base + lowest_bit(above ? above : ready), ended);
     }
 
-    /* Switches from the running fiber to the fiber of thread `next`, or to the scheduler for -1. */
+    /* Switches from the running fiber to the fiber of thread `next`, or with -1 to the scheduler. */
     void enter(int next, bool ended) {
         Fiber& from = thread < 0 ? scheduler_ : threads_[thread].fiber;
         thread = next;
@@ -907,7 +910,7 @@ class Machine {
 
     void thread_main() {
 #ifdef EMU_ASAN
-        /* The first fiber is entered from the scheduler: learn the bounds of the host's stack. */
+        /* The scheduler enters the first fiber here: record the bounds of the host's stack. */
         const void* bottom;
         size_t bytes;
         __sanitizer_finish_switch_fiber(nullptr, &bottom, &bytes);
@@ -917,7 +920,7 @@ class Machine {
         }
 #endif
         launch.call(launch.kernel, launch.params);
-        size_t awaited = current().landed; /* by an mbarrier, too */
+        size_t awaited = current().landed; /* copies that some mbarrier also waits for */
         for (const Event& e : events_)
             if (e.bytes == 0 && e.warp == warp_index()) awaited = std::max(awaited, e.landed[lane()]);
         const size_t started = current().landed + current().copies.size();
@@ -938,7 +941,7 @@ class Machine {
                    launch.smem_bytes);
             return false;
         }
-        if (offset & (alignment - 1)) { /* a power of two */
+        if (offset & (alignment - 1)) { /* alignment is a power of two */
             report(Fault::ALIGNMENT, site, "%s of %u bytes at smem_base() + %u", what, bytes, offset);
             return false;
         }
@@ -1002,7 +1005,7 @@ class Machine {
     }
 
     void complete(Mbarrier& m, const Site& site) {
-        /* a warp that arrives in every phase cannot mistake one for another */
+        /* A late warp could mistake one phase for another.  A warp that arrives in every phase cannot. */
         if (const uint32_t late = m.waiters & ~m.seen & ~m.waiting & ~m.warps) {
             report(Fault::BARRIER, site, "a phase of %s ends before warp %d has seen the end of the one before",
                    mbarrier_name(m).c_str(), lowest_bit(late));
@@ -1092,23 +1095,24 @@ class Machine {
     Warp warps_[MAX_WARPS];
     Barrier barriers_[BARRIERS];
     std::vector<Mbarrier> mbarriers_;
-    std::vector<Event> events_; /* to come */
+    std::vector<Event> events_; /* events that have not happened yet */
     std::vector<WarpgroupStep> warpgroups_[MAX_WARPS / 4];
-    std::vector<UnpackedB> unpacked_[MAX_WARPS / 4]; /* of products that some warps have not reached */
-    std::vector<std::vector<float>> idle_;           /* memory for reuse there */
+    std::vector<UnpackedB> unpacked_[MAX_WARPS / 4]; /* B of products that some warps have not reached */
+    std::vector<std::vector<float>> idle_;           /* buffers that unpacked_ reuses */
     Warp* warp_ = nullptr;
     int live_warps_ = 0;
     int patience_ = 0; /* collectives until another warp may run */
     bool abandoned_ = false;
-    bool between_ = false; /* no thread runs: an event happens */
+    bool between_ = false; /* no thread runs, because an event happens */
     bool strict_ = true;
     uint64_t random_ = 1;
 
     std::vector<uint8_t> smem_;
     AccessHistory history_;
-    Footprint footprint_, before_;                    /* of this kernel, of the one before */
-    bool some_waited_ = false, block_waited_ = false; /* for the chain: threads of the kernel, of the block */
-    bool released_early_ = false;                     /* the kernel, before it waited */
+    Footprint footprint_, before_;                    /* of this kernel and of the kernel before */
+    bool some_waited_ = false, block_waited_ = false; /* whether threads of the kernel, of the block, have waited for
+                                                       * the chain */
+    bool released_early_ = false;                     /* the kernel released the chain before it waited */
 
     uint64_t fault_count_[(int)Fault::COUNT] = {0};
     std::vector<std::string> messages_;
@@ -1138,11 +1142,11 @@ inline std::vector<char> read_program() {
 }
 #endif
 
-/* Looks the kernel up in the symbol table of the program; empty if it is not there. */
+/* Name of a kernel in the program's symbol table, or an empty string. */
 inline std::string symbol_name(const void* function) {
 #ifdef __linux__
     uintptr_t load_address = 0;
-    /* The program itself comes first. */
+    /* The callback's first call is for the program itself; it stops there. */
     const auto take_first = [](struct dl_phdr_info* info, size_t, void* address) {
         *static_cast<uintptr_t*>(address) = info->dlpi_addr;
         return 1;

@@ -1,4 +1,5 @@
-/* gt/emu/order.h - which accesses to shared memory are ordered: vector clocks, and the cells they guard. */
+/* gt/emu/order.h - decides which accesses to shared memory are ordered: vector clocks, and the cells that they
+ * guard. */
 #ifndef GT_EMU_ORDER_H
 #define GT_EMU_ORDER_H
 
@@ -11,13 +12,13 @@ namespace emu {
 constexpr uint32_t EPOCH_NEVER = (1u << 22) - 1;
 constexpr uint32_t EPOCH_IN_FLIGHT = EPOCH_NEVER - 1;
 constexpr uint32_t NEVER_WRITTEN = 0xffffffffu;
-constexpr uint32_t WHOLE_WARP = 32; /* as lane: the access was made by the lanes together */
+constexpr uint32_t WHOLE_WARP = 32; /* lane of an access that all lanes make together */
 
 inline uint32_t stamp_of(uint32_t epoch, uint32_t thread) { return epoch << 10 | thread; }
 inline uint32_t epoch_of(uint32_t stamp) { return stamp >> 10; }
 inline uint32_t thread_of(uint32_t stamp) { return stamp & 1023; }
 
-/* Clock[w]: the last epoch of warp w whose accesses are ordered before the following ones.  A warp's own entry may lag
+/* Clock[w] is the last epoch of warp w whose accesses come before the following ones.  A warp's own entry may lag
  * behind its epoch: an arrival at an mbarrier ends an epoch for warps that wait for it, but does not order the warp's
  * own lanes. */
 struct Clock {
@@ -28,7 +29,7 @@ struct Clock {
     }
 };
 
-/* The recorded accesses to shared memory, per cell of 2 bytes. */
+/* The recorded accesses to shared memory, for each cell of 2 bytes. */
 class AccessHistory {
   public:
     void start_block(size_t bytes, int warps) {
@@ -38,8 +39,8 @@ class AccessHistory {
         if (last_read_.size() < cells_ * (size_t)warps) last_read_.resize(cells_ * (size_t)warps);
     }
 
-    /* Both return the first cell that is in the wrong state or not ordered, or -1, and then the
-     * stamp of the access in conflict.  `me` is the accessing thread, or ~0 for a whole warp. */
+    /* Both functions return the first cell that is in the wrong state or not ordered, and the stamp of the access in
+     * conflict; or -1 if there is none.  `me` is the accessing thread, or ~0 for a whole warp. */
     int64_t read(uint32_t first, uint32_t count, int warp, uint32_t lane, uint32_t now, const Clock& before,
                  uint32_t* conflict) {
         const uint32_t me = lane == WHOLE_WARP ? ~0u : (uint32_t)warp * LANES + lane;
@@ -66,7 +67,7 @@ class AccessHistory {
         return bad;
     }
 
-    /* `mark` is the stamp to leave: of this write, or of a copy in flight. */
+    /* `mark` is the stamp to store: of this write, or of a copy in flight. */
     int64_t write(uint32_t first, uint32_t count, int warp, uint32_t lane, const Clock& before, uint32_t mark,
                   uint32_t* conflict) {
         const uint32_t me = (uint32_t)warp * LANES + lane;
@@ -96,7 +97,7 @@ class AccessHistory {
     /* Stamp of the last write. */
     uint32_t writer(uint32_t cell) const { return writer_[cell]; }
 
-    /* A copy arrives in cells that it has owned since its issue. */
+    /* A copy arrives in cells that belong to it since its issue. */
     void land(uint32_t first, uint32_t count, uint32_t mark) { std::fill_n(writer_.begin() + first, count, mark); }
 
   private:
@@ -107,10 +108,10 @@ class AccessHistory {
     }
 
     size_t cells_ = 0;
-    std::vector<uint32_t> writer_;    /* stamp of the last write */
-    std::vector<uint32_t> readers_;   /* warps that have read since */
-    std::vector<uint32_t> last_read_; /* [warp][cell] epoch << 6 | lane; WHOLE_WARP for several
-                                         that no barrier has ordered since */
+    std::vector<uint32_t> writer_;  /* stamp of the last write */
+    std::vector<uint32_t> readers_; /* warps that have read since the last write */
+    /* [warp][cell] epoch << 6 | lane, or WHOLE_WARP for several reads that no barrier has ordered since */
+    std::vector<uint32_t> last_read_;
 };
 
 } /* namespace emu */

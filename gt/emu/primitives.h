@@ -1,4 +1,4 @@
-/* gt/emu/primitives.h - the primitives of gt/base/device.cuh, which describes them, and launches. */
+/* gt/emu/primitives.h - bodies of the primitives that gt/base/device.cuh describes, and launches. */
 #ifndef GT_EMU_PRIMITIVES_H
 #define GT_EMU_PRIMITIVES_H
 
@@ -54,7 +54,7 @@ void stg(void* target, T value, emu::Site site = emu::Site::here()) {
     memcpy(target, &value, sizeof value);
 }
 
-/* A read, so that an address outside of a tensor is found. */
+/* Reads the address, so that AddressSanitizer finds an address outside of a tensor. */
 inline void prefetch(const void* source, emu::Site site = emu::Site::here()) {
     emu::machine.touch_global(false, source, 1, site);
     (void)*static_cast<const volatile char*>(source);

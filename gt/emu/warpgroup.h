@@ -8,7 +8,7 @@ namespace emu {
 
 /* ---- registers ----------------------------------------------------------------------------------------------- */
 
-/* A product takes registers: as accumulators, or as A. */
+/* A product takes registers, as accumulators or as A. */
 EMU_UNCHECKED inline size_t Machine::take_block(Word* const* at, int count, bool accumulates, bool changed_matters,
                                                 const Site& site) {
     std::vector<RegisterBlock>& blocks = warp_->blocks;
@@ -63,7 +63,7 @@ EMU_UNCHECKED inline size_t Machine::take_block(Word* const* at, int count, bool
     return found;
 }
 
-/* ... and gives them back. */
+/* A product gives its registers back. */
 EMU_UNCHECKED inline void Machine::give_block(RegisterBlock& block, const Site& site) {
     if (--block.products > 0) return;
     const int count = block.count, columns = 2 * count;
@@ -109,7 +109,7 @@ inline void Machine::start_product(const Wgmma& what, Word* const* c, Word* cons
 
 /* ---- operands in shared memory ------------------------------------------------------------------------------- */
 
-/* The layout that an operand describes (gt/base/wgmma.cuh): the places of its pieces of 16 bytes. */
+/* The layout that an operand describes (gt/base/wgmma.cuh): the places of its 16-byte pieces. */
 class Layout {
   public:
     Layout(uint64_t operand, bool is_mn)
@@ -123,22 +123,22 @@ class Layout {
     bool is_swizzled() const { return pieces_ > 1; }
     bool is_known() const { return known_; }
 
-    /* Whether the pattern of the swizzle starts at the first row. */
+    /* Returns whether the pattern of the swizzle starts at the first row. */
     bool is_aligned() const {
         const uint32_t pattern = 8 * (uint32_t)row_;
         if (!is_swizzled()) return true;
         return start_ % pattern < (uint32_t)row_ && stride_ % pattern == 0 && (!is_mn_ || leading_ % pattern == 0);
     }
 
-    /* Whether `pieces` of a row, from the start on, lie in panels that are read from their beginning, or in one. */
+    /* Returns whether `pieces` of a row lie in one panel, or in panels that are read from their beginning. */
     bool stays_in_panel(int pieces) const {
         const int first = (int)(start_ / 16) % pieces_;
         return !is_swizzled() || first + pieces <= pieces_ || (is_mn_ && first == 0);
     }
 
-    /* row: m, n, or of an MN-major operand k; pieces go along the other. */
+    /* row: index m or n, or of an MN-major operand index k.  Pieces go along the other index. */
     uint32_t at(int row, int piece) const {
-        uint32_t far, beside; /* 8 rows, and a panel, further on */
+        uint32_t far, beside; /* bytes to the next 8 rows, and to the next panel */
         if (is_swizzled()) {
             far = stride_;
             beside = leading_;
@@ -155,7 +155,7 @@ class Layout {
     static uint32_t field(uint64_t operand, int bit) { return (uint32_t)(operand >> bit & 0x3fff) << 4; }
 
     uint32_t start_, leading_, stride_;
-    int row_, pieces_; /* of a panel: bytes, and their pieces */
+    int row_, pieces_; /* a panel's row in bytes and in pieces */
     bool is_mn_, known_;
 };
 
@@ -182,7 +182,7 @@ inline void check_operand(const Layout& layout, int pieces, Machine& machine, co
         machine.report(Fault::WGMMA, site, "an operand of wgmma starts inside a panel and leaves it");
 }
 
-/* B[depth][columns] as floats: the group's first warp decodes them, and every warp reads them. */
+/* B[depth][columns] as floats.  The first warp of the warpgroup decodes B, and every warp reads the result. */
 inline const std::vector<float>& Machine::unpack_b(const WarpProduct& p) {
     const Wgmma& what = p.what;
     const Layout layout(what.b, what.b_is_mn);
@@ -269,7 +269,7 @@ inline void Machine::unpack_a(const WarpProduct& p, float (*a)[16]) {
 
 /* ---- sums ---------------------------------------------------------------------------------------------------- */
 
-/* 8 COLUMNS / 8 columns of a row: c += a[k] b[k], k upwards. */
+/* One row times 8 COLUMNS / 8 columns: c += a[k] b[k], with k upwards. */
 template <int COLUMNS>
 void add_products(float* c, const float* a, const float* b, int depth, int columns) {
     typedef float Quad __attribute__((vector_size(16)));
@@ -284,7 +284,7 @@ void add_products(float* c, const float* a, const float* b, int depth, int colum
     memcpy(c, sum, sizeof sum);
 }
 
-/* The warp's 16 rows of C[64][columns] += A[64][depth] B[depth][columns], in fp32. */
+/* Computes the warp's 16 rows of C[64][columns] += A[64][depth] B[depth][columns] in fp32. */
 inline void Machine::perform(const WarpProduct& p) {
     stats_.mma++;
     const int columns = p.what.columns, depth = p.what.depth();
@@ -310,7 +310,7 @@ inline void Machine::perform(const WarpProduct& p) {
     unpacked.erase(done);
 }
 
-/* The arguments that a lane hands over. */
+/* The arguments with which a lane calls wgmma. */
 struct WgmmaCall {
     Wgmma what;
     void* c;

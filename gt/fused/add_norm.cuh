@@ -1,16 +1,17 @@
 /* gt/fused/add_norm.cuh - add_norm forward and backward: v = x + residual, xhat = (v - mean) rstd, y = xhat gamma +
  * beta.
  *
- * A block has a row.  Rows of up to 8192 elements in whole, aligned groups of 8: a thread keeps 1 or 2 groups of v in
- *     registers.  Any other row is read again for every sum (any_..._kernel).  4 groups spilled 1 KB a thread in
- * backward.  The dtypes are known at run time.  A thread loads raw bits, and converts when all its loads are in flight:
- *     a branch that all threads take alike costs less than an instance for each pair of dtypes, since memory bounds the
- *     kernels.
+ * A block takes a row.  If a row has at most 8192 elements in whole, aligned groups of 8, a thread keeps 1 or 2 groups
+ * of v in registers.  Other rows are read again for every sum (any_..._kernel).  In backward 4 groups spilled 1 KB a
+ * thread.
+ * The dtypes are known at run time.  A thread loads raw bits, and converts them when all its loads are in flight.  The
+ * threads take the branches on dtypes alike.  Since memory bounds the kernels, these branches cost less than an
+ * instance for each pair of dtypes.
  * bytes an element, all in 16 bits: forward x, residual, sum, y 8; backward sum, dy, dsum, dx 8.
  * registers: forward 8 GROUPS of v, and loads; backward 8 GROUPS each of v and two gradients' sums, and loads.  With
- *     one group backward keeps gamma, too, and loads the next row before it sums this one.
+ * one group backward also keeps gamma, and loads the next row before it sums this row.
  * Sums over a row: a thread's elements in order, then slice_sum.  Sums over rows: a block's rows in order, then blocks
- *     by reduce_rows.  All orders are fixed: deterministic. */
+ * by reduce_rows.  All orders are fixed: deterministic. */
 #ifndef GT_FUSED_ADD_NORM_CUH
 #define GT_FUSED_ADD_NORM_CUH
 
@@ -24,16 +25,16 @@ using norm::Shape;
 using norm::slice_sum;
 
 constexpr int EIGHT = 8;                              /* elements of a group */
-constexpr int64_t MOST = 2 * norm::MAX_LANES * EIGHT; /* elements of a row that registers hold */
-using Rows = norm::Kind<norm::Any, 1, float>;         /* sums of a row in fp32 */
-using TinyRows = norm::Kind<norm::Any, 1, double>;    /* in double, by one thread */
+constexpr int64_t MOST = 2 * norm::MAX_LANES * EIGHT; /* the most elements of a row that registers hold */
+using Rows = norm::Kind<norm::Any, 1, float>;         /* any row, sums in fp32 */
+using TinyRows = norm::Kind<norm::Any, 1, double>;    /* a tiny row: one thread sums in double */
 
 struct Params {
     int64_t M, D;
     gt_dtype dtype, sum_dtype;
     bool is_layer;
     float eps, inverse;       /* 1 / D */
-    const void *x, *residual; /* x is NULL in a backward that reads sum; residual may be NULL */
+    const void *x, *residual; /* x is NULL if backward reads sum; residual may be NULL */
     const void* sum_in;
     int64_t x_stride, residual_stride, sum_stride;
     const float *gamma, *beta;
@@ -47,9 +48,9 @@ struct Params {
     float *dgamma, *dbeta; /* partial sums [blocks,D], NULL if not wanted */
 };
 
-/* Eight neighbouring elements as they are in memory. */
+/* Eight adjacent elements as they are in memory. */
 struct Raw {
-    uint4 first, second; /* second: of fp32 alone */
+    uint4 first, second; /* second: only of fp32 */
 
     GT_METHOD void load(const void* data, gt_dtype dtype, int64_t at, bool exists) {
         first = second = {0, 0, 0, 0};
@@ -93,7 +94,7 @@ GT_DEV void store_eight(void* data, gt_dtype dtype, int64_t at, const float (&x)
         stg<uint4>(to, uint4{pack_f16(x[0], x[1]), pack_f16(x[2], x[3]), pack_f16(x[4], x[5]), pack_f16(x[6], x[7])});
 }
 
-/* How slice_sum sees a block: all threads are the lanes of one slice. */
+/* The block as slice_sum sees it: all threads are lanes of one slice. */
 struct Block {
     Shape shape = {};
     Coordinates me = {};
@@ -109,7 +110,7 @@ struct Block {
 /* First element of a thread's group k. */
 GT_DEV int group_at(int k) { return EIGHT * (k * (int)block_threads() + thread_id()); }
 
-/* A row's v as loaded: x and residual, or sum alone. */
+/* The loaded values of a row's v: x and residual, or sum alone. */
 template <int GROUPS>
 struct RawRow {
     Raw x[GROUPS], residual[GROUPS];
@@ -136,7 +137,7 @@ struct RawRow {
     }
 };
 
-/* LayerNorm: v <- v - mean(v) inside the row; elements outside of it stay 0. */
+/* LayerNorm: replaces v by v - mean(v) inside the row.  Elements outside of the row stay 0. */
 template <int GROUPS>
 GT_DEV void center(const Params& p, Block& block, float (&v)[GROUPS][EIGHT]) {
     if (!p.is_layer) return;
@@ -173,7 +174,7 @@ forward_kernel(const GT_GRID_CONSTANT Params p) {
             if (group_at(k) < p.D) store_eight(p.sum, p.sum_dtype, m * p.sum_stride + group_at(k), v[k]);
         }
         center(p, block, v);
-        float sums[3] = {}; /* add_square's two; the mean of v - mean */
+        float sums[3] = {}; /* add_square's two sums; the mean of v - mean */
         GT_UNROLL
         for (int k = 0; k < GROUPS; k++) GT_UNROLL
         for (int i = 0; i < EIGHT; i++) {
@@ -194,7 +195,7 @@ forward_kernel(const GT_GRID_CONSTANT Params p) {
     }
 }
 
-/* A row of backward as loaded. */
+/* The loaded values of a row in backward. */
 template <int GROUPS>
 struct RawGradients {
     RawRow<GROUPS> v;
@@ -211,13 +212,13 @@ struct RawGradients {
     }
 };
 
-/* Derived from the sums over a row.  shift: the mean of v - mean, a rounding error.  slope: mean(d xhat), where
- * d = dy gamma.  mean_d: mean(d), 0 for RMSNorm. */
+/* Values that follow from the sums over a row.  shift: the mean of v - mean, a rounding error.  slope: mean(d xhat),
+ * where d = dy gamma.  mean_d: mean(d), or 0 for RMSNorm. */
 template <class Real>
 struct RowSlope {
     Real shift, rstd, slope, mean_d;
 
-    /* sums: add_square's two of v - mean; PRODUCT_SCALE d (v - mean); the mean of v - mean; d */
+    /* sums: add_square's two sums of v - mean; PRODUCT_SCALE d (v - mean); the mean of v - mean; d */
     GT_METHOD RowSlope(const Params& p, const Real (&sums)[5], Real inverse) {
         shift = sums[3];
         const Real product = sums[2] - shift * (Real)norm::PRODUCT_SCALE * sums[4];
@@ -238,12 +239,12 @@ GT_DEV void add_terms(const Params& p, Real inverse, Real v, Real d, Real (&sums
 template <int GROUPS>
 GT_KERNEL(norm::MAX_LANES, 1)
 backward_kernel(const GT_GRID_CONSTANT Params p) {
-    wait_for_chain(); /* the first of its chain: it waits for none, but lets blocks of the next kernel start early */
+    wait_for_chain(); /* first kernel of the chain: does not wait, but lets the next kernel's blocks start early */
     constexpr bool AHEAD = GROUPS == 1;
     Block block;
     float kept[EIGHT], dgamma[GROUPS][EIGHT] = {}, dbeta[GROUPS][EIGHT] = {};
     if (AHEAD) load_parameter(p, p.gamma, 1.0f, 0, kept);
-    /* Two groups read gamma again: no registers are left. */
+    /* With two groups gamma is loaded again, since no registers are left. */
     const auto load_gamma = [&](int k, float(&gamma)[EIGHT]) {
         if constexpr (AHEAD) {
             GT_UNROLL
@@ -315,7 +316,7 @@ GT_DEV float value_at(const Params& p, int64_t m, int64_t e) {
 
 GT_DEV float parameter_at(const float* data, int64_t e, float missing) { return data ? data[e] : missing; }
 
-/* The threads that share a row; in double one has all of it. */
+/* The threads that share a row.  In double one thread has the whole row. */
 template <class K>
 GT_DEV int row_threads() {
     return std::is_same<K, TinyRows>::value ? 1 : (int)block_threads();

@@ -1,4 +1,4 @@
-/* gt/fused/add_norm_launch.cuh - add_norm on the current GPU: arguments checked, kernels chosen and launched. */
+/* gt/fused/add_norm_launch.cuh - add_norm on the current GPU: checks arguments, chooses kernels and launches them. */
 #ifndef GT_FUSED_ADD_NORM_LAUNCH_CUH
 #define GT_FUSED_ADD_NORM_LAUNCH_CUH
 
@@ -8,7 +8,7 @@
 namespace gt {
 namespace add_norm {
 
-/* Whether rows are groups of 8 that loads of 16 bytes take; data is NULL if there is no such tensor. */
+/* Returns whether rows are groups of 8 that 16-byte loads can take.  data is NULL if there is no such tensor. */
 static inline bool has_groups(const void* data, gt_dtype dtype, int64_t M, int64_t stride) {
     const int vector = dtype == GT_F32 ? 4 : 8;
     return !data || ((uintptr_t)data % 16 == 0 && (M == 1 || stride % vector == 0));
@@ -34,7 +34,7 @@ static inline Params params_of(const gt_add_norm_args& a, gt_pass pass) {
     return p;
 }
 
-/* Groups of a thread: 1 or 2; 0: no kernel holds the row in registers. */
+/* Groups of a thread, 1 or 2; 0: no kernel holds the row in registers. */
 static inline int groups_of(const Params& p) {
     const gt_dtype x = p.dtype, sum = p.sum_dtype;
     const bool is_aligned = p.D % EIGHT == 0 && p.D <= MOST && has_groups(p.x, x, p.M, p.x_stride) &&
@@ -48,20 +48,20 @@ static inline int groups_of(const Params& p) {
     return p.D <= MOST / 2 ? 1 : 2;
 }
 
-/* Threads of a block: a power of two, as slice_sum wants. */
+/* Threads of a block.  slice_sum needs a power of two. */
 static inline unsigned threads_for(const Params& p, int groups) {
     unsigned threads = 32;
     while ((int64_t)threads * groups * EIGHT < p.D) threads *= 2;
     return threads;
 }
 
-/* Blocks of backward: each leaves a row of partial sums. */
+/* Blocks of backward.  Each block stores a row of partial sums. */
 static inline int64_t backward_blocks(int64_t M, const Device& device) {
     const int64_t most = 2 * (int64_t)device.multiprocessors;
     return M < most ? M : most;
 }
 
-/* launch(kernel, threads, name's suffix) for the kernel that takes the call. */
+/* Calls launch(kernel, threads, suffix of the name) for the kernel that takes the call. */
 template <class Launch>
 static gt_status with_kernel(const Params& p, bool is_backward, const Launch& launch) {
     using Kernel = void (*)(Params);

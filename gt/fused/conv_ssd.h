@@ -1,5 +1,4 @@
-/* gt/fused/conv_ssd.h - the calls of conv1d and ssd that a call of conv_ssd stands for (plain C, shared with the CPU
- * twin). */
+/* gt/fused/conv_ssd.h - converts a call of conv_ssd to calls of conv1d and ssd (plain C, shared with the CPU twin). */
 #ifndef GT_FUSED_CONV_SSD_H
 #define GT_FUSED_CONV_SSD_H
 
@@ -12,12 +11,12 @@ static inline int64_t gt_conv_ssd_channels(const gt_conv_ssd_args *a) {
     return gt_plus(gt_times(a->H, a->P), gt_times(2, gt_times(a->G, a->N)));
 }
 
-/* Whether the two calls need strides or slots of states.  packed: elements of a state. */
+/* Returns whether the two calls need strides or slots of states.  packed: number of elements of a state. */
 static inline int gt_conv_ssd_has_rows(const gt_conv_ssd_args *a, int64_t stride, int64_t packed) {
     return a->slots || stride != packed;
 }
 
-/* conv1d's call for a prepared call of conv_ssd.  c: its output; dc: the gradient of c. */
+/* Returns conv1d's call for a prepared call of conv_ssd.  c: its output; dc: the gradient of c. */
 static inline gt_conv1d_args gt_conv_ssd_conv(const gt_conv_ssd_args *a, void *c, const void *dc) {
     gt_conv1d_args v;
     memset(&v, 0, sizeof v);
@@ -39,13 +38,13 @@ static inline gt_conv1d_args gt_conv_ssd_conv(const gt_conv_ssd_args *a, void *c
     return v;
 }
 
-/* Whether backward needs the gradient of c. */
+/* Returns whether backward needs the gradient of c. */
 static inline int gt_conv_ssd_wants_dc(const gt_conv_ssd_args *a) {
     return a->dxBC || a->dweight || a->dbias || a->conv_dstate_in;
 }
 
-/* ssd's call.  It reads x, Bm and Cm as columns of c, whose rows have D elements, and writes their gradients to dc
- * unless dc is NULL.  element: its bytes. */
+/* Returns ssd's call.  ssd reads x, Bm and Cm as columns of c, whose rows have D elements.  It writes their gradients
+ * to dc, unless dc is NULL.  element: bytes of an element. */
 static inline gt_ssd_args gt_conv_ssd_ssd(const gt_conv_ssd_args *a, const void *c, void *dc, int64_t element) {
     gt_stride rows;
     gt_ssd_args s;

@@ -1,8 +1,9 @@
-/* gt/fused/conv_ssd_launch.cuh - conv_ssd on the current GPU: which kernels, and where the convolved rows lie.
+/* gt/fused/conv_ssd_launch.cuh - conv_ssd on the current GPU: which kernels run, and where the convolved rows lie.
  *
- * c, the convolved rows [B,T,D] in dtype, is scratch of one call.  In forward conv1d's kernels make it and ssd's read
- * it; conv_ssd_sm90.cuh needs no c.  Backward makes c again, then ssd's backward writes its gradient dc beside it, and
- * conv1d's backward reads dc.  The two operators make all sums and states, so results are as deterministic as theirs.
+ * c, the convolved rows [B,T,D] in dtype, is scratch of one call.  In forward conv1d's kernels write c and ssd's read
+ * it; the kernels of conv_ssd_sm90.cuh need no c.  Backward computes c again.  Then ssd's backward writes the gradient
+ * dc beside c, and conv1d's backward reads dc.  The two operators compute all sums and states, so results are as
+ * deterministic as theirs.
  *
  *     bytes of a row, 16-bit      forward, by two calls                backward
  *     conv1d                      2 D read, 2 D written                twice that, and 2 D read, 2 D read, 2 D written
@@ -30,7 +31,7 @@ static inline gt_status prepare(gt_pass pass, const gt_conv_ssd_args* args, gt_c
     gt_dims dims;
     const gt_status status = gt_prepare(gt_op_conv_ssd(), pass, GT_DEVICE, args, a, &dims);
     if (status != GT_OK) return status;
-    if (a->B == 0) { /* neither tokens nor states, of packed sequences either */
+    if (a->B == 0) { /* neither tokens nor states, not even of packed sequences */
         a->seq_capacity = 0;
         a->cu_seqlens = a->seq_count = a->slots = nullptr;
     }
@@ -41,20 +42,20 @@ static inline gt_status prepare(gt_pass pass, const gt_conv_ssd_args* args, gt_c
 
 /* ---- forward on compute capability 9.0: see conv_ssd_sm90.cuh ---------------------------------------------------- */
 
-/* Columns of its kernels; 0: no kernel takes N. */
+/* Columns of the kernels for N; 0: no kernel takes N. */
 static inline int convolving_columns(int64_t N) {
     return N % 16 || N < 32 ? 0 : N <= 64 ? 64 : N <= SLAB ? SLAB : N <= 2 * SLAB ? 2 * SLAB : 0;
 }
 
-/* Bytes of its scratch: tiles of B and C, and their inverse powers. */
+/* Bytes of the kernels' scratch: tiles of B and C, and their inverse powers. */
 static inline int64_t convolving_bytes(const gt_conv_ssd_args& a) {
     Arena arena(nullptr);
     take_group_tiles(arena, sequences_of(a), a.G, convolving_columns(a.N));
     return (int64_t)arena.bytes();
 }
 
-/* Whether its kernels may take the call, by sizes.  Packed sequences may have far more chunks than tokens would fill:
- * scratch must not exceed c_bytes, the size of c. */
+/* Returns whether the sizes suit the kernels.  Packed sequences may have far more chunks than their tokens would fill,
+ * and scratch must not exceed c_bytes, the size of c. */
 static inline bool may_convolve(const gt_conv_ssd_args& a, int64_t c_bytes) {
     return c_bytes > 0 && a.dtype == GT_BF16 && BUILT_BF16 && is_built_columns(a.N) && convolving_columns(a.N) &&
            a.xBC_stride.h == 1 && convolving_bytes(a) <= c_bytes;
@@ -90,14 +91,14 @@ static gt_status launch_units([[maybe_unused]] const ConvolvingParams& p, [[mayb
     return gt_fail(GT_ERROR_UNSUPPORTED, "N = %d: this build has no kernels for it", NP); /* see may_convolve() */
 }
 
-/* Whether the kernels take ssd's plan, whose x, B and C are not yet convolved. */
+/* Returns whether the kernels take ssd's plan.  x, B and C of that plan are not yet convolved. */
 static inline bool takes_plan(const ForwardPlan& plan, const Device& device) {
     const Problem& in = plan.tensor.in;
     return plan.choice.on_tensor_cores && plan.choice.forward.units && group_units(in) >= 2 && in.segments.count == 1 &&
            has_rows(in.x, in.x_stride, in) && (!in.z || has_rows(in.z, in.z_stride, in)) && device.runs_sm90a;
 }
 
-/* Forward without c.  scratch: NULL where ssd's workspace has room for B and C. */
+/* Runs forward without c.  scratch: NULL if ssd's workspace has room for B and C. */
 static inline gt_status convolve(const gt_conv1d_args& conv, const PassPlan& ssd, void* scratch, gt_stream stream) {
     const ForwardPlan& plan = ssd.plan<ForwardPlan>();
     ConvolvingParams p = {};
@@ -106,7 +107,7 @@ static inline gt_status convolve(const gt_conv1d_args& conv, const PassPlan& ssd
     p.conv = conv1d::problem_of(conv);
     gt_status status = map_outputs(p, plan.choice.forward.y_by_map);
     if (status == GT_OK) status = map_rows(&p.x_map, p.in.x, p.in.x_stride, p.in);
-    p.z_map = p.x_map; /* not read without z */
+    p.z_map = p.x_map; /* the kernel does not read it without z */
     if (status == GT_OK && p.in.z) status = map_rows(&p.z_map, p.in.z, p.in.z_stride, p.in);
     if (status != GT_OK) return status;
     const int columns = convolving_columns(p.in.N), units = plan.choice.forward.units;
@@ -127,7 +128,7 @@ static inline gt_status convolve(const gt_conv1d_args& conv, const PassPlan& ssd
             GT_OK ||
         !conv.state_out)
         return status;
-    return conv1d::launch_state<bf16>(conv, ssd.device, stream); /* last: it may overwrite state_in */
+    return conv1d::launch_state<bf16>(conv, ssd.device, stream); /* last, since it may overwrite state_in */
 }
 
 /* ---- the two calls ----------------------------------------------------------------------------------------------- */
@@ -136,13 +137,14 @@ static inline gt_status convolve(const gt_conv1d_args& conv, const PassPlan& ssd
 struct Plan {
     gt_conv1d_args conv;
     gt_ssd_args ssd;
-    bool convolves;    /* forward without c: see convolve() */
-    void* scratch;     /* c, or scratch of those kernels */
-    bool has_channels; /* false: without tokens or states, D may exceed conv1d's limit */
+    bool convolves; /* forward runs without c: see convolve() */
+    void* scratch;  /* c, or scratch of convolve() */
+    /* false: the call has no tokens and no states, and D may exceed conv1d's limit */
+    bool has_channels;
     size_t saved, bytes;
 };
 
-/* ssd's call that reads x, B and C from before the convolution. */
+/* ssd's call with x, B and C before the convolution. */
 static inline gt_ssd_args unconvolved(const gt_conv_ssd_args& a) {
     gt_ssd_args s = gt_conv_ssd_ssd(&a, a.xBC, nullptr, size_of(a.dtype));
     s.x_stride.b = s.Bm_stride.b = s.Cm_stride.b = a.xBC_stride.b;
@@ -150,15 +152,15 @@ static inline gt_ssd_args unconvolved(const gt_conv_ssd_args& a) {
     return s;
 }
 
-/* Asks ssd for the sizes of a pass, in *ssd. */
+/* Asks ssd for the sizes of a pass, and stores them in *ssd. */
 static inline gt_status ask_ssd(const gt_ssd_args& args, gt_pass pass, PassPlan* ssd) {
     const gt_status status = gt_ssd_plan(pass, true, &args, ssd);
-    gt_enter(GT_DEVICE, "conv_ssd", pass); /* messages name this call again */
+    gt_enter(GT_DEVICE, "conv_ssd", pass); /* messages name conv_ssd again */
     return status;
 }
 
-/* Workspace: c, dc, then the larger need of the two calls, which run in turn.  Without workspace any address will do to
- * ask for sizes. */
+/* Plans the workspace: c, dc, then the larger need of the two calls, since they run one after the other.  A size query
+ * has no workspace, and any address will do for it. */
 static inline gt_status plan_call(const gt_conv_ssd_args& a, gt_pass pass, const Device& device, Plan* plan) {
     Arena arena(a.workspace ? a.workspace : reinterpret_cast<void*>((uintptr_t)256));
     const bool is_backward = pass == GT_BACKWARD, has_tokens = a.B > 0 && a.T > 0;
@@ -227,7 +229,7 @@ static inline gt_status backward(const gt_conv_ssd_args* args, gt_stream stream)
     again.state_out = nullptr;
     if (again.y) status = gt_conv1d_forward(&again, stream);
     if (status == GT_OK) status = gt_ssd_backward(&plan.ssd, stream);
-    const bool is_wanted = plan.conv.dy || !plan.conv.y; /* without tokens there are states and zeros */
+    const bool is_wanted = plan.conv.dy || !plan.conv.y; /* without tokens the call writes states and zeros */
     return status == GT_OK && plan.has_channels && is_wanted ? gt_conv1d_backward(&plan.conv, stream) : status;
 }
 

@@ -1,26 +1,25 @@
-/* gt/fused/conv_ssd_sm90.cuh - conv_ssd forward on compute capability 9.0: the convolved x is never in memory.
+/* gt/fused/conv_ssd_sm90.cuh - conv_ssd forward on compute capability 9.0.  The convolved x is never stored in memory.
  *
- * Two kernels.  groups_kernel convolves B and C, which the heads of a group share.  It stores them as f16 with a power
- * of two a row, each chunk's tile in the layout of shared memory.  forward_kernel is ssd's forward_maps_kernel
- * (gt/ssd/sm90/forward_maps.cuh) with one more warpgroup:
- *     convolver   a warp a unit, a lane two of its 64 channels.  It takes the tokens of a chunk one after the other and
- *                 overwrites each in place; the inputs that taps reach back to stay in registers, from chunk to chunk.
- *                 Rows behind the sequence's end become zeros.  Then it finds the largest magnitudes of the rows, by
- *                 which consumers turn x into f16
- *     producer    as there, except for these maxima
- *     consumers   as there
+ * There are two kernels.  groups_kernel convolves B and C, which the heads of a group share.  It stores them as f16
+ * with a power of two a row; each chunk's tile has the layout of shared memory.  forward_kernel is ssd's
+ * forward_maps_kernel (gt/ssd/sm90/forward_maps.cuh) with one more warpgroup:
+ *     convolver   a warp a unit, a lane two of its 64 channels.  It takes the tokens of a chunk in order and overwrites
+ *                 each in place.  Earlier inputs that the taps need stay in registers, from chunk to chunk.  Rows
+ *                 behind the sequence's end become zeros.  Then it finds the largest magnitudes of the rows, which
+ *                 consumers need to convert x to f16
+ *     producer    as in forward_maps_kernel, except that it does not find the maxima
+ *     consumers   as in forward_maps_kernel
  * Every result has the same bits as from the kernels of conv1d and ssd, because c is rounded to T before its first use.
- * conv1d's state_kernel, which follows, makes the final states of the convolution.
+ * conv1d's state_kernel runs afterwards and computes the final states of the convolution.
  *
- * MBARRIERS: as forward_maps_kernel, and one more.  CONVOLVED, of a stage of factors: x is convolved, and the
- *     maxima of its rows are made; the convolver's warps with a unit arrive.
- * x has three stages, or two beside z where a warpgroup has 256 columns of states.  With three the producer starts the
- * copies of the next chunk; with two the stage comes free so late that the producer would wait, and the convolver
+ * MBARRIERS: as forward_maps_kernel, and one more.  CONVOLVED of a stage of factors means that x is convolved and the
+ * maxima of its rows are stored.  The convolver's warps with a unit arrive.
+ * x has three stages, or two beside z if a warpgroup has 256 columns of states.  With three stages the producer starts
+ * the copies of the next chunk.  With two the stage becomes free so late that the producer would wait, so the convolver
  * starts them.
  *
  * INSTRUCTIONS of the convolver, bf16, counted in the machine code: 29 a token and two channels, among them 8 for the
- *     taps and 12 for SiLU; 250 a chunk for the maxima.  A warp takes them at the pace of its latencies, so four tokens
- *     go side by side.
+ * taps and 12 for SiLU; 250 a chunk for the maxima.  Latencies set the pace of a warp, so four tokens go side by side.
  * REGISTERS a thread, N = 128, four units: consumers 216, producer and convolver 40; 128 at the launch of 512 threads.
  * BYTES a token and head: x, y (z) 2 P each.  B and C: 4 N a token and group are read; as many are written, then read
  * again.
@@ -38,12 +37,12 @@ namespace conv_ssd {
 using namespace ssd;
 
 struct ConvolvingParams : MapsForwardParams {
-    conv1d::Problem conv; /* of all channels: x, B and C lie one behind the other */
+    conv1d::Problem conv; /* the convolution of all channels: x, then B, then C */
 };
 
 /* ---- taps -------------------------------------------------------------------------------------------------------- */
 
-/* The taps of two channels, and the inputs that they reach back to. */
+/* The taps of two channels, and the earlier inputs that they need. */
 template <class T>
 struct TwoChannels {
     using E = Element<T>;
@@ -51,7 +50,7 @@ struct TwoChannels {
     conv1d::Taps<2> taps;
     float e[conv1d::TAPS][2];
 
-    /* COUNT tokens side by side: little else hides a warp's latencies. */
+    /* Takes COUNT tokens side by side, since little else hides a warp's latencies. */
     template <int COUNT>
     GT_METHOD void convolve(uint32_t (&values)[COUNT]) {
         float pre[COUNT][2], sigmoids[COUNT][2];
@@ -80,8 +79,8 @@ struct ConvolvedGroupTile : GroupTile<T, NP> {
     static_assert(OWN % 8 == 0, "taken by eights");
 };
 
-/* Convolves a thread's two channels of OWN tokens, the first of them t0 of the chunk, from memory to the tile.  first,
- * tokens: of the chunk; start: the sequence's first token; row: its states'. */
+/* Convolves a thread's two channels of OWN tokens, from memory to the tile.  t0: the first of them in the chunk; first,
+ * tokens: of the chunk; start: the sequence's first token; row: row of its states. */
 template <class Tile>
 GT_DEV void convolve_columns(const ConvolvingParams& p, uint32_t smem, int64_t b, int64_t first, int tokens,
                              int64_t start, int64_t row, int64_t channel, int column, int t0) {
@@ -148,7 +147,8 @@ groups_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
 
 /* ---- producer and convolver -------------------------------------------------------------------------------------- */
 
-/* A warp of the convolver.  Values that depend on the chunk alone are computed again at each use: registers are few. */
+/* A warp of the convolver.  Values that depend only on the chunk are computed again at each use, since registers are
+ * few. */
 template <class Tile>
 struct Convolver {
     using T = typename Tile::T;
@@ -176,7 +176,8 @@ struct Convolver {
         const unsigned number = made_here(n);
         typename Tile::LoadedRows{smem, unit()}.wait_full(number);
     }
-    /* at: of the lane's channels in the first row of a tile, whose swizzle is of eight rows. */
+    /* at: address of the lane's channels in the first row of a tile.  The swizzle of the tile has a period of eight
+     * rows. */
     GT_METHOD void convolve(uint32_t at, int rows) {
         const auto address = [&](int i) { return (at ^ (16 * i)) + 128 * i; };
         int left = CHUNK;
@@ -205,7 +206,7 @@ struct Convolver {
     GT_METHOD void find_maxima(int n) const {
         const int number = made_here(n), stage = number % 2;
         typename Tile::Chunks{smem}.wait_free(number); /* the maxima's place is free */
-        sync_warp();                                   /* all rows are written */
+        sync_warp();                                   /* all lanes have written their rows */
         row_maxima<T, 2>(
             x(n), smem + Tile::PREPARED + 4 * (Prepared::COUNT * (stage * Tile::UNITS + unit()) + Prepared::X_POWERS),
             0, CHUNK);
@@ -219,7 +220,7 @@ GT_DEV void convolver_role(const ConvolvingParams& p, uint32_t smem) {
     const Problem& in = p.in;
     Convolver<Tile> me;
     me.smem = smem;
-    int n = 0; /* chunks of all segments */
+    int n = 0; /* number of the chunk over all segments */
     each_bundle_item(in, [&](const Span& span, int64_t item) {
         if (!span.exists) return item;
         me.cursor().enter(in, span, item, BARRIER);
@@ -237,7 +238,7 @@ GT_DEV void convolver_role(const ConvolvingParams& p, uint32_t smem) {
     });
 }
 
-/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* Without sm_90a code this kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class T, int NP, int UNITS, int GATE>
 GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE, CONVOLVED_ROWS>::THREADS) : 32, 1)
 forward_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
@@ -249,7 +250,7 @@ forward_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
     sync_threads();
     const int role = shfl_idx(warp_id(), 0) / 4;
     if (role > Tile::CONSUMERS) {
-        if (p.in.order) wait_for_chain(); /* else it reads inputs of the call alone */
+        if (p.in.order) wait_for_chain(); /* otherwise it reads only inputs of the call */
         give_registers<Tile::PRODUCER_REGISTERS>();
         convolver_role<Tile>(p, smem);
         return;

@@ -1,33 +1,34 @@
-/* gt/fused/conv_ssd_step.cuh - conv_ssd step: 1 to 16 new tokens of every batch element.  Both states lie in slots and
- * are updated in place, in two launches and without workspace.
+/* gt/fused/conv_ssd_step.cuh - conv_ssd step: 1 to 16 new tokens of every batch element.  Both states lie in slots.
+ * Two launches update them in place, without workspace.
  *
  *     c = silu(bias + sum_k weight_k e_{t+k})      e: the W - 1 inputs of the convolution's state, then the tokens
  *     h <- exp(Delta A) h + Delta x B^T            y = (h C + Dskip x) silu(z)           x, B, C = slices of c
  *
- * LAUNCH 1, step_kernel.  It runs the code of gt/ssd/step.cuh: the same tile, state, sums and order.  Only x, B and C
- * come from shared memory.  A block has up to 8 warps of one head and batch element.
+ * LAUNCH 1, step_kernel, runs the code of gt/ssd/step.cuh, with the same tile, state, sums and order.  The only
+ * difference: x, B and C come from shared memory.  A block has up to 8 warps of one head and batch element.
  *   1. Each thread issues the loads of its item of the convolution (state, weights, bias, 2 tokens), then loads of its
  *      rows of h.  Only the addresses of states wait for another load: the slot.
  *   2. The block convolves the 2 N columns of B and C of its group, and its own rows of x.  It rounds them to dtype and
- *      stores them in shared memory.  An item is all tokens of 2 neighbouring channels: N + rows / 2 items a block.
- *   3. After one barrier its warps go on alone, token by token.
- * The block alone reads the convolution's state of its own rows of x, and the item's thread writes it.
- * LAUNCH 2, columns_kernel.  All blocks of a group read the states of the columns of B and C.  This kernel writes them
- * when launch 1 is complete.  It is enqueued ahead (Chain) and loads all its inputs before it waits.
+ *      stores them in shared memory.  An item is all tokens of 2 adjacent channels: N + rows / 2 items a block.
+ *   3. After one barrier each warp continues alone, token by token.
+ * No other block reads the convolution's state of this block's rows of x, so the item's thread writes it.
+ * LAUNCH 2, columns_kernel, writes the convolution's states of the columns of B and C.  All blocks of a group read
+ * these states, so they are written after launch 1.  The kernel is launched ahead (Chain) and loads all its inputs
+ * before it waits for launch 1.
  *
- * Sums of the convolution have the order of gt_conv1d_step.  So gt_conv1d_step and gt_ssd_step give the same
+ * Sums of the convolution have the order of gt_conv1d_step.  So gt_conv1d_step followed by gt_ssd_step gives the same
  * bits, and a result depends on its own inputs alone.
  *
- * The kernels for a dtype load 2 channels at once: W = 4, P and N multiples of 4, all aligned.  The kernel for AnyType
- * has items of one channel.  It takes any width, strides and alignment, and gives the same bits.
+ * The kernels for a dtype load 2 channels at once.  They need W = 4, P and N multiples of 4, and alignment.  The kernel
+ * for AnyType has items of one channel.  It takes any width, strides and alignment, and gives the same bits.
  *
- * REGISTERS: as ssd's step.  Before the barrier an item has 8 of weights, 2 of bias, 6 of state and 2 tokens, beside 32
- *     numbers of h.
+ * REGISTERS: as ssd's step.  Before the barrier an item also has 8 registers of weights, 2 of bias, 6 of state and 2
+ * tokens, beside 32 numbers of h.
  * SHARED MEMORY: T (2 N + rows of the block) elements.  N = 128, 64 rows, bf16: 640 bytes a token; at most 36 KB.
- * BYTES a block, in addition to ssd's step, W = 4.  A row of x: 12 of state each way, 20 of parameters.  A column of B
- *     or C: 32, mostly from L2; 8 KB at N = 128, where 64 rows of h have 32 KB each way.
- * ISSUE SLOTS of an item of one token: 7 loads, 8 multiply-adds, 2 SiLU, 1 store.  Launch 2, a thread of 2 channels:
- *     4 loads and 3 stores. */
+ * BYTES a block, in addition to ssd's step, W = 4.  A row of x: 12 of state in and out, 20 of parameters.  A column of
+ * B or C: 32, mostly from L2; this is 8 KB at N = 128, while 64 rows of h have 32 KB in and out.
+ * ISSUE SLOTS of an item of one token: 7 loads, 8 multiply-adds, 2 SiLU, 1 store.  Launch 2, a thread of 2 channels: 4
+ * loads and 3 stores. */
 #ifndef GT_FUSED_CONV_SSD_STEP_CUH
 #define GT_FUSED_CONV_SSD_STEP_CUH
 
@@ -44,12 +45,12 @@ using conv1d::TAPS;
 
 constexpr int COLUMN_BLOCK = 128; /* threads of columns_kernel */
 
-/* Warps of a block, at most: 8 have 64 rows of 128 columns.  Two blocks on a multiprocessor leave 128 registers a
- * thread, or 168 of 5 warps: 8 rows a thread, f16, fp32 and AnyType need more than 128. */
+/* Warps of a block, at most.  8 warps have 64 rows of 128 columns, and two such blocks on a multiprocessor leave 128
+ * registers a thread.  5 warps leave 168: 8 rows a thread, f16, fp32 and AnyType need more than 128. */
 template <class T, int ROWS>
 constexpr int STEP_WARPS = std::is_same<T, bf16>::value&& ROWS == 4 ? 8 : 5;
 
-/* Blocks of a multiprocessor, at least: 64 numbers of h in f16 or fp32 calls need more than 168 registers. */
+/* Blocks of a multiprocessor, at least.  With 64 values of h, f16 and fp32 calls need more than 168 registers. */
 template <class T, int VECS, int ROWS>
 constexpr int STEP_BLOCKS = !std::is_same<T, bf16>::value && VECS * ROWS > 8 ? 1 : 2;
 
@@ -69,16 +70,16 @@ struct ConvInputs {
 
 struct StepParams : ssd::StepParams {
     ConvInputs conv;
-    int64_t first_B, first_C; /* channels of column 0 of group 0 */
-    int units;                /* of VEC channels each, that a block convolves; a block of fewer rows has fewer */
+    int64_t first_B, first_C; /* channels of B's and C's column 0 in group 0 */
+    int units;                /* units of VEC channels that a block convolves; a block with fewer rows has fewer */
 };
 
 /* ---- launch 1: an item of the convolution ---------------------------------------------------- */
 
-/* Tokens as loaded, and state and parameters of the channels: 2 neighbours of type T, W = 4. */
+/* Loaded tokens, and state and parameters of their channels: 2 adjacent channels of type T, W = 4. */
 template <class T>
 struct ItemLoads {
-    static constexpr int VEC = 2, BATCH = 2; /* channels; tokens that are loaded together */
+    static constexpr int VEC = 2, BATCH = 2; /* VEC: channels; BATCH: tokens that are loaded together */
     using Token = Vec<T, 2>;
     Token token[BATCH];
     float2 state[HALO], bias;
@@ -123,7 +124,7 @@ struct ItemLoads {
     }
 };
 
-/* One channel of any dtype, any width.  Tap k of W is tap k + TAPS - W of TAPS. */
+/* One channel of any dtype and any width.  Tap k of W is tap k + TAPS - W of TAPS. */
 template <>
 struct ItemLoads<AnyType> {
     static constexpr int VEC = 1, BATCH = 2;
@@ -163,7 +164,7 @@ struct ItemLoads<AnyType> {
     }
 };
 
-/* All tokens of VEC channels of one batch element. */
+/* An item: all tokens of VEC channels of one batch element. */
 template <class T>
 struct Item {
     using Loads = ItemLoads<T>;
@@ -171,13 +172,13 @@ struct Item {
     Loads loads;
     int64_t b, d;
     float* state;
-    int column;  /* in a row of shared memory; -1: the item does not exist */
-    bool writes; /* whether the state is the block's to write */
+    int column;  /* column in a row of shared memory; -1: no item */
+    bool writes; /* whether this block writes the state */
 
     template <class C>
     GT_METHOD void place(const StepParams& p, const ssd::StepPlace<C>& s, int unit) {
         constexpr int NP = C::LANES * C::COLUMNS;
-        const int channel = unit * VEC, x = channel - 2 * p.N; /* x: of the block's rows */
+        const int channel = unit * VEC, x = channel - 2 * p.N; /* x: index in the block's rows */
         writes = x >= 0;
         d = writes           ? (int64_t)s.h * p.P + s.block_row + x
             : channel >= p.N ? p.first_C + (int64_t)s.g * p.N + channel - p.N
@@ -191,7 +192,7 @@ struct Item {
         for (int i = 0; i < BATCH; i++)
             if (t + i < p.conv.T) loads.token[i] = Loads::element(p.conv, p.conv.at(b, t + i, d));
     }
-    /* The state comes last: its address waits for the slot. */
+    /* The state is loaded last, because its address depends on the slot. */
     GT_METHOD void load(const StepParams& p, const StepElement& element) {
         if (column < 0) return;
         load_tokens(p, 0);
@@ -199,7 +200,7 @@ struct Item {
         state = p.conv.state + element.row * p.conv.row_stride + d * (p.conv.W - 1);
         if (!element.is_skipped(p.elements)) loads.load_state(p.conv, state);
     }
-    /* The element's tokens into shared memory.  pitch: of its rows. */
+    /* Convolves the element's tokens and stores them in shared memory, in rows of `pitch` elements. */
     GT_METHOD void convolve(const StepParams& p, const StepElement& element, int pitch) {
         if (column < 0) return;
         constexpr uint32_t SIZE = sizeof(typename ssd::SharedElement<T>::Type);
@@ -220,7 +221,7 @@ struct Item {
                 for (int v = 0; v < VEC; v++)
                     x[i][v] = t + i < element.tokens ? Loads::value(p.conv, loads.token[i], v) : 0.0f;
             }
-            load_tokens(p, t + BATCH); /* in flight while these are convolved */
+            load_tokens(p, t + BATCH); /* in flight while these tokens are convolved */
             GT_UNROLL
             for (int i = 0; i < BATCH; i++) {
                 if (t + i >= element.tokens) break;
@@ -244,7 +245,7 @@ struct Item {
     }
 };
 
-/* Replaces ssd::StepInputs: B, C and x are convolved here. */
+/* Replaces ssd::StepInputs: this kernel convolves B, C and x itself. */
 template <class T, class C>
 struct StepInputs : ssd::SharedInputs<T, C> {
     using Base = ssd::SharedInputs<T, C>;
@@ -268,7 +269,7 @@ struct StepInputs : ssd::SharedInputs<T, C> {
         clear(p, s, pitch);
         Base::meet(p, s);
     }
-    /* Columns from N on and rows from P on. */
+    /* Clears columns from N on and rows from P on. */
     GT_METHOD static void clear(const StepParams& p, const ssd::StepPlace<C>& s, int pitch) {
         const int columns = Base::NP - p.N, end = Base::rows() - (p.P - s.block_row), rows = end > 0 ? end : 0;
         if (columns + rows == 0) return;
@@ -289,7 +290,7 @@ GT_KERNEL((32 * STEP_WARPS<T, ROWS>), (STEP_BLOCKS<T, VECS, ROWS>))
 step_kernel(const GT_GRID_CONSTANT StepParams p) {
     using C = ssd::StepTraits<LANES, VECS, ROWS>;
     ssd::StepPlace<C> s;
-    release_chain(); /* columns_kernel may start once every block has come here */
+    release_chain(); /* columns_kernel may start when every block has come here */
     int in_strand, part, in_group;
     const int strand = divide(block_x(), p.by_strand, &in_strand);
     s.h = divide(in_strand, p.by_head, &part);
@@ -298,7 +299,7 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
     s.take_rows(s.block_row + warp_id() * C::TILE); /* warps without rows convolve, too */
     for (s.b = strand; s.b < p.B; s.b += p.strands) {
         ssd::step_rows<T, StepInputs<T, C>, false>(p, s);
-        if (s.b + p.strands < p.B) sync_threads(); /* before shared memory is written again */
+        if (s.b + p.strands < p.B) sync_threads(); /* before the block writes shared memory again */
     }
 }
 
@@ -308,10 +309,10 @@ struct ColumnParams {
     ConvInputs conv;
     int64_t B;
     StepElements elements;
-    int64_t first, units; /* channel of column 0; VEC columns each, of a batch element */
+    int64_t first, units; /* channel of column 0; units of VEC columns of a batch element */
 };
 
-/* A thread has VEC columns of a batch element, then of another one. */
+/* A thread has VEC columns of one batch element, then of another. */
 template <class T>
 GT_KERNEL(COLUMN_BLOCK, 4)
 columns_kernel(const GT_GRID_CONSTANT ColumnParams p) {
@@ -331,7 +332,8 @@ columns_kernel(const GT_GRID_CONSTANT ColumnParams p) {
         GT_UNROLL
         for (int k = 0; k < HALO; k++) {
             const int t =
-                element.commit - HALO + k; /* the token that becomes the k-th input; before 0 it is in the state */
+                element.commit - HALO + k; /* the token that becomes the k-th input; negative: an input of the old
+                                            * state */
             if (is_written && t >= 0 && k >= first_tap) before[k] = Loads::element(in, in.at(b, t, d));
         }
         if (is_written && element.commit < HALO) loads.load_state(in, state);
@@ -352,8 +354,8 @@ columns_kernel(const GT_GRID_CONSTANT ColumnParams p) {
 
 /* ---- launch ------------------------------------------------------------------------------------ */
 
-/* Whether pairs of channels, and fours of rows and columns, are neighbours and aligned in all that the kernels for a
- * dtype move. */
+/* Returns whether the kernels for a dtype can run: pairs of channels, and fours of rows and columns, are adjacent and
+ * aligned in every tensor. */
 static inline bool has_step_vectors(const gt_conv_ssd_args& a) {
     return a.W == TAPS && a.P % 4 == 0 && a.N % 4 == 0 && a.xBC_stride.h == 1 && a.xBC_stride.b % 2 == 0 &&
            a.xBC_stride.t % 2 == 0 && (uintptr_t)a.xBC % (a.dtype == GT_F32 ? 8 : 4) == 0 &&
@@ -390,7 +392,7 @@ static inline gt_status launch_step_rows(const gt_conv_ssd_args& a, const gt_ssd
 template <class T>
 static inline gt_status launch_step_with(const gt_conv_ssd_args& a, const Device& device, Chain& chain) {
     gt_ssd_args ssd = gt_conv_ssd_ssd(&a, nullptr, nullptr, 0);
-    ssd.state_out_stride = a.state_out_stride; /* the call is not prepared again */
+    ssd.state_out_stride = a.state_out_stride; /* set here, since the call is not prepared again */
     const gt_status status = ssd::with_step_size<T>(
         ssd, device, [&](auto traits) { return launch_step_rows<T, decltype(traits)>(a, ssd, chain); });
     if (status != GT_OK) return status;

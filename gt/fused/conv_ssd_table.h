@@ -10,8 +10,8 @@
 extern "C" {
 #endif
 
-/* Whether the pass has states of the convolution, or their gradients, for each batch element.  As in every operator, a
- * shared state exists once, and states of the other pass do not count. */
+/* Returns whether the pass has states of the convolution, or their gradients, for each batch element.  As in every
+ * operator, a shared state exists once and does not count, and states of the other pass do not count. */
 static int gt_conv_ssd_has_states(const gt_conv_ssd_args *a, gt_pass pass, const gt_dims *dims) {
     const int64_t S = dims->n['S' - 'A'], Q = dims->n['Q' - 'A'];
     const int is_each = S > 1 || (S == 1 && a->B == 1);
@@ -20,7 +20,7 @@ static int gt_conv_ssd_has_states(const gt_conv_ssd_args *a, gt_pass pass, const
            (Q > 0 && ((is_forward && a->conv_state_out) || (is_backward && a->conv_dstate_out)));
 }
 
-/* conv1d must take D channels.  Without tokens there need not be that many channels anywhere. */
+/* Checks that conv1d takes D channels.  Without tokens no tensor need have that many channels. */
 static gt_status gt_conv_ssd_check_channels(const gt_conv_ssd_args *a, gt_pass pass, const gt_dims *dims) {
     const int64_t D = gt_conv_ssd_channels(a);
     const int has_tokens = a->B > 0 && a->T > 0;

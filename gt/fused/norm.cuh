@@ -1,17 +1,18 @@
 /* gt/fused/norm.cuh - shared by the kernels of norm_mix and norm_gate: how rows are cut, and sums over slices.
  *
- * A row of D elements has H slices of n = D / H, each normalised by itself.  A slice belongs to `lanes` threads, a
- * power of 2.  Each of them holds 8 (or 16) elements: narrow, up to 32 lanes   a block has some slices of some rows: up
- * to 256 threads, 128 of 16 elements
+ * A row of D elements has H slices of n = D / H elements.  Each slice is normalised by itself.  `lanes` threads share a
+ * slice; `lanes` is a power of 2.  Each thread holds 8 or 16 elements.  There are three ways to cut rows:
+ *     narrow, up to 32 lanes   a block has some slices of some rows: up to 256 threads, 128 of 16 elements
  *     more, up to 512 lanes    a block has one slice
  *     wide                     the slice does not fit into registers.  A block of 256 threads reads it again for every
  *                              sum and for the result, in rounds of 8 elements a thread
- * All warps do the same.  A block takes the rows of its group, one after another.  So parameters and the sums of their
+ * All warps do the same.  A block takes the rows of its group one after another, so parameters and the sums of their
  * gradients stay in registers.
  *
- * Sums over a slice: a thread's elements in order, a butterfly over its warp, and over the warps another (slice_sum).
- * Sums over rows: a thread's rows in order, then the block's rows in order (store_partials), then the groups by
- * reduce_rows.  All orders are fixed: deterministic.
+ * Sums over a slice: a thread adds its elements in order, a butterfly adds the lanes of a warp, another one the warps
+ * (slice_sum).
+ * Sums over rows: a thread adds its rows in order, then the block adds its rows in order (store_partials), then
+ * reduce_rows adds the groups.  All orders are fixed: deterministic.
  * registers, at most, by THREADS and the *_BLOCKS of Kind:
  *     narrow, 8 elements a thread    80, backward 128
  *     narrow, 16 elements            128, backward 168; norm_gate's backward 255, but 168 for RMS_GATE_FIRST
@@ -29,50 +30,51 @@ namespace norm {
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
 constexpr int ELEMENTS = 8; /* elements of a slice that a thread holds */
-constexpr int MANY = 16;    /* the same, if one warp can then hold a slice */
+constexpr int MANY = 16;    /* elements a thread if one warp can then hold a slice */
 constexpr int MAX_LANES = 512;
-constexpr int BLOCK = 256; /* threads, of several slices or of a wide one */
-constexpr int TINY = 4;    /* one thread computes a slice of at most this many elements, in double */
+constexpr int BLOCK = 256; /* threads of a block that has several slices or a wide one */
+constexpr int TINY = 4;    /* a slice of at most this many elements has one thread, which computes in double */
 
 /* Stands for an element type that is known only at run time. */
 struct Any {};
 
-/* Forms of norm_gate with their own kernels: silu(z) before RMSNorm without beta, and silu(z) after LayerNorm.
+/* Forms of norm_gate with kernels of their own: silu(z) before RMSNorm without beta, and silu(z) after LayerNorm.
  * ANY_FORM reads the form from its parameters. */
 enum Form { ANY_FORM, RMS_GATE_FIRST, LAYER_GATE_LAST };
 
 /* How a kernel is compiled.
- * T, VEC: type of the elements, which are loaded as Vec<T, VEC>.  Real: the type of sums.
- * WIDE, NARROW: as above.  E: elements of a thread; FORM: of norm_gate.
- * COUNT: vectors of a thread.  AHEAD: a thread loads its elements of the next row before it sums this one. */
+ * T, VEC: elements have type T and are loaded as Vec<T, VEC>. Real: type of sums.
+ * WIDE, NARROW: as above.  E: elements of a thread.  FORM: the form of norm_gate.
+ * COUNT: vectors of a thread.  AHEAD: a thread loads its elements of the next row before it sums this row. */
 template <class T_, int VEC_, class Real_ = float, bool WIDE_ = false, bool NARROW_ = false, int E_ = ELEMENTS,
           Form FORM_ = ANY_FORM>
 struct Kind {
     using T = T_;
     using Real = Real_;
-    using Index = typename std::conditional<WIDE_, int64_t, int>::type; /* of an element in its slice */
+    using Index = typename std::conditional<WIDE_, int64_t, int>::type; /* index of an element in its slice */
     static constexpr int VEC = VEC_, E = std::is_same<Real, double>::value ? TINY : E_;
     static constexpr int COUNT = E / VEC;
     static constexpr bool WIDE = WIDE_, NARROW = NARROW_;
-    static constexpr bool AHEAD = VEC == 8; /* 16 bits in whole vectors: others would need too many registers */
+    static constexpr bool AHEAD = VEC == 8; /* only for 16-bit elements in whole vectors: other kinds would need too
+                                             * many registers */
     static constexpr Form FORM = FORM_;
     static constexpr int THREADS = std::is_same<T, Any>::value ? BLOCK
                                    : !NARROW_                  ? MAX_LANES
                                    : E == MANY                 ? BLOCK / 2
                                                                : BLOCK;
-    static constexpr int FORWARD_BLOCKS = !NARROW_ ? 1 : E == MANY ? 4 : 3; /* of THREADS, on a multiprocessor */
+    static constexpr int FORWARD_BLOCKS = !NARROW_ ? 1 : E == MANY ? 4 : 3; /* blocks of THREADS on a multiprocessor */
     static constexpr int BACKWARD_BLOCKS = !NARROW_ ? 1 : E == MANY ? 3 : 2;
     static constexpr int GATE_BLOCKS = BACKWARD_BLOCKS == 3 && FORM != RMS_GATE_FIRST ? 2 : BACKWARD_BLOCKS;
     static_assert(E % VEC == 0, "whole vectors");
 };
 
-/* How the rows of a call are cut.  A tile is the slices of a row that a block has.  Block i of a tile takes group i of
- * rows: `rows` rows at a time, from row i * rows on, every groups * rows rows. */
+/* How the rows of a call are cut.  A tile is the slices of a row that one block has.  Block i of a tile takes group i
+ * of rows: `rows` rows at a time, from row i * rows on, in steps of groups * rows rows. */
 struct Shape {
     int64_t M, D, H, n;
     gt_dtype dtype;
     bool vectors;            /* 16-byte accesses are aligned */
-    int elements;            /* of a thread */
+    int elements;            /* elements of a thread */
     int lanes, slices, rows; /* lanes of a slice; slices and rows that a block has at a time */
     int threads;
     int64_t tiles, groups, rounds; /* tiles of a row; groups of rows; rounds of a wide slice, else 1 */
@@ -82,11 +84,11 @@ struct Shape {
 
 /* ---- device helpers -------------------------------------------------------------------------- */
 
-/* The place of a thread's elements. */
+/* Which elements a thread has. */
 struct Coordinates {
-    int64_t column, first_row; /* first column of its slice; first row of its block */
+    int64_t column, first_row; /* first column of the thread's slice; first row of its block */
     int tile, group;
-    int lane, row;   /* index among the lanes of its slice; among the rows that the block has at a time */
+    int lane, row;   /* index among the slice's lanes; index among the rows that the block has at a time */
     bool exists;     /* whether the slice exists */
     uint32_t buffer; /* shared memory for the next sum over warps */
 };
@@ -94,7 +96,7 @@ struct Coordinates {
 GT_DEV Coordinates coordinates_of(const Shape& s) {
     Coordinates me;
     const int threads_of_row = s.lanes * s.slices;
-    me.tile = block_x() % (int)s.tiles; /* tiles * groups is a grid's size */
+    me.tile = block_x() % (int)s.tiles; /* fits an int, since tiles * groups is a grid's size */
     me.group = block_x() / (int)s.tiles;
     me.first_row = (int64_t)me.group * s.rows;
     me.lane = thread_id() % s.lanes;
@@ -106,12 +108,13 @@ GT_DEV Coordinates coordinates_of(const Shape& s) {
     return me;
 }
 
-/* A thread's row; `first` is the first row of the block.  A thread without a row gets row 0, which can be loaded. */
+/* Row of a thread; `first` is the first row of the block.  A thread without a row gets row 0, so that its loads are
+ * valid. */
 GT_DEV int64_t row_of(const Shape& s, const Coordinates& me, int64_t first) {
     return me.exists && first + me.row < s.M ? first + me.row : 0;
 }
 
-/* Index in the slice of a thread's element e in a round. */
+/* Index in the slice of the thread's element e of a round. */
 template <class K>
 GT_DEV typename K::Index index_of(const Shape& s, const Coordinates& me, int64_t round, int e) {
     using Index = typename K::Index;
@@ -119,13 +122,13 @@ GT_DEV typename K::Index index_of(const Shape& s, const Coordinates& me, int64_t
     return vector * K::VEC + e % K::VEC;
 }
 
-/* Whether the slice has that element.  A vector is inside or outside as a whole. */
+/* Whether that element is inside the slice.  A vector is inside or outside as a whole. */
 template <class K>
 GT_DEV bool is_inside(const Shape& s, const Coordinates& me, int64_t round, int e) {
     return index_of<K>(s, me, round, e - e % K::VEC) < (typename K::Index)s.n;
 }
 
-/* A thread's elements of row m, unconverted; 0 outside of the slice. */
+/* Loads a thread's elements of row m without conversion.  Elements outside of the slice are 0. */
 template <class K>
 struct Raw {
     Vec<typename K::T, K::VEC> vec[K::COUNT];
@@ -144,7 +147,7 @@ struct Raw {
     GT_METHOD float get(int e) const { return vec[e / K::VEC].get(e % K::VEC); }
 };
 
-/* Elements of any dtype, converted when they are loaded. */
+/* Elements of any dtype, which are converted as they are loaded. */
 template <int VEC, class Real, bool WIDE>
 struct Raw<Kind<Any, VEC, Real, WIDE>> {
     using K = Kind<Any, VEC, Real, WIDE>;
@@ -181,7 +184,7 @@ GT_DEV void store_elements(const Shape& s, const Coordinates& me, void* data, in
     }
 }
 
-/* A parameter [D] at a thread's elements; `missing` where data is NULL. */
+/* Loads a parameter [D] for the thread's elements.  If data is NULL, every element is `missing`. */
 template <class K>
 GT_DEV void load_parameter(const Shape& s, const Coordinates& me, const float* data, float missing, int64_t round,
                            float (&to)[K::E]) {
@@ -190,12 +193,12 @@ GT_DEV void load_parameter(const Shape& s, const Coordinates& me, const float* d
         to[e] = data && is_inside<K>(s, me, round, e) ? data[me.column + index_of<K>(s, me, round, e)] : missing;
 }
 
-constexpr int SUMS = 6;                                 /* the most sums over a slice at a time */
+constexpr int SUMS = 6;                                 /* the most sums over a slice at once */
 constexpr int SUM_SMEM = 2 * 4 * SUMS * MAX_LANES / 32; /* bytes of the two buffers of slice_sum */
 
-/* Sums over the lanes of a slice; all lanes get the same bits.  All threads of the block call it.
- * Two buffers in shared memory take turns.  So one barrier a sum is enough: before a warp writes a buffer again it has
- * passed the barrier of the sum in between, and all warps have read the buffer before that one. */
+/* Sums over the lanes of a slice.  All lanes get the same bits, and all threads of the block call it.
+ * Two buffers in shared memory take turns, so one barrier a sum is enough.  Before a warp writes a buffer again, it has
+ * passed the barrier of the sum in between.  All warps have read the buffer before that barrier. */
 template <class K, int N>
 GT_DEV void slice_sum(const Shape& s, Coordinates& me, float (&sums)[N]) {
     GT_UNROLL
@@ -224,9 +227,9 @@ GT_DEV void slice_sum(const Shape& s, Coordinates& me, float (&sums)[N]) {
 }
 
 template <class K, int N>
-GT_DEV void slice_sum(const Shape&, Coordinates&, double (&)[N]) {} /* a tiny slice has one thread */
+GT_DEV void slice_sum(const Shape&, Coordinates&, double (&)[N]) {} /* a tiny slice has only one thread */
 
-/* Adds v^2 to sums[0], and (2^-70 v)^2, which does not overflow, to sums[1]. */
+/* Adds v^2 to sums[0], and (2^-70 v)^2, which cannot overflow, to sums[1]. */
 template <class Real>
 GT_DEV void add_square(Real* sums, Real v) {
     const Real small = v * (Real)0x1p-70f;
@@ -234,13 +237,13 @@ GT_DEV void add_square(Real* sums, Real v) {
     sums[1] += small * small;
 }
 
-/* 1 / sqrt(mean square - shift^2 + eps) from add_square's sums of v - mean.  inverse: 1 / n.  shift: the mean of the
- * summed values; it is not exactly 0, because the subtracted mean is rounded. */
+/* Returns 1 / sqrt(mean square - shift^2 + eps), from add_square's sums of v - mean.  inverse is 1 / n.  shift is the
+ * mean of the summed values, which is not exactly 0, because the subtracted mean is rounded. */
 GT_DEV float rstd_of(const float* sums, float inverse, float shift, float eps) {
     if (sums[0] < 0x1p126f) {
         float x = fma_rn(sums[0], inverse, -shift * shift) + eps;
         if (x < 0x1p-126f) x = 0x1p-126f;
-        const float rstd = rsqrt_approx(x); /* refined by a step of Newton's method */
+        const float rstd = rsqrt_approx(x); /* one step of Newton's method refines it */
         return fma_rn(rstd, fma_rn(-0.5f * x * rstd, rstd, 0.5f), rstd);
     }
     return 0x1p-70f * rsqrt_approx(sums[1] * inverse);
@@ -257,18 +260,18 @@ GT_DEV Real inverse_of(const Shape& s) {
         return s.inverse;
 }
 
-constexpr float PRODUCT_SCALE = 0x1p-32f; /* factor of backward's sum of d . v: keeps it from overflow */
+constexpr float PRODUCT_SCALE = 0x1p-32f; /* factor that keeps backward's sum of d . v from overflow */
 
-/* Adds up two parameter gradients over the block's rows, in order, and stores them as row `group` of `partial` and
- * `other_partial`, [groups, D], NULL if not wanted.  All threads of the block call it.  For wide slices it does
- * nothing: add_to_partial has added every row. */
+/* Adds up two parameter gradients over the block's rows, in order.  Stores them as row `group` of `partial` and
+ * `other_partial`, [groups, D], or not if these are NULL.  All threads of the block call it.  For wide slices it does
+ * nothing, since add_to_partial has added every row. */
 template <class K>
 GT_DEV void store_partials(const Shape& s, Coordinates me, float* partial, const float (&sums)[K::E],
                            float* other_partial, const float (&other)[K::E]) {
     if (K::WIDE || (!partial && !other_partial)) return;
     const uint32_t values = smem_base();
     const int threads_of_row = s.lanes * s.slices;
-    if (!K::NARROW) sync_threads(); /* earlier sums have been read */
+    if (!K::NARROW) sync_threads(); /* all threads have read earlier sums */
     GT_UNROLL
     for (int e = 0; e < K::E; e++) {
         if (partial) sts<float>(values + 4 * (e * s.threads + thread_id()), sums[e]);
@@ -288,7 +291,7 @@ GT_DEV void store_partials(const Shape& s, Coordinates me, float* partial, const
     }
 }
 
-/* Wide slices: adds one row's share of a parameter gradient to the group's partial sum, in global memory. */
+/* Wide slices: adds one row's share of a parameter gradient to the group's partial sum in global memory. */
 template <class K>
 GT_DEV void add_to_partial(const Shape& s, const Coordinates& me, float* partial, int64_t round, bool is_first,
                            const float (&added)[K::E]) {

@@ -1,11 +1,12 @@
-/* gt/fused/norm_gate.cuh - norm_gate forward and backward.  With s = silu(z), 1 if z is NULL; for every slice of a row
+/* gt/fused/norm_gate.cuh - norm_gate forward and backward.  s = silu(z), or 1 if z is NULL.  For every slice of a row,
+ * forward computes
  *     norm first: v = x, y = n s      gate first: v = x s, y = n      n = gamma xhat + beta      xhat = (v - mean) rstd
  *     rstd = 1 / sqrt(mean((v - mean)^2) + eps)           mean = mean(v), or 0 for RMSNorm
- * and backward, with dn = dy s or, gate first, dn = dy; and d = gamma dn:
+ * Backward has dn = dy s, or gate first dn = dy, and d = gamma dn:
  *     dv = rstd (d - mean(d) - xhat mean(d xhat))         without mean(d) for RMSNorm
  *     dx = dv, ds = dy n      gate first: dx = dv s, ds = dv x        dz = ds silu'(z)
  *     dgamma = sum over rows of dn xhat                   dbeta = sum over rows of dn
- * Blocks, lanes, rounds, most registers and the order of sums, which is fixed: norm.cuh. */
+ * norm.cuh describes blocks, lanes, rounds, most registers and the order of sums, which is fixed. */
 #ifndef GT_FUSED_NORM_GATE_CUH
 #define GT_FUSED_NORM_GATE_CUH
 
@@ -16,14 +17,15 @@ namespace norm {
 
 /* ---- norm_gate forward --------------------------------------------------------------------------
  * grid tiles * groups.  shared: 768 bytes if a slice has more than 32 lanes.
- * registers: elements of x and z of one row as loaded, of 16-bit vectors also of the next; v, sigmoid(z), gamma, beta.
+ * registers: loaded elements of x and z of one row, for 16-bit vectors also of the next row; v, sigmoid(z), gamma,
+ * beta.
  * bytes: x, z and y once (wide slices: x and z twice, with LayerNorm three times). */
 struct GateParams {
     Shape shape;
     const void *x, *z;
     int64_t x_stride, z_stride;
     const float *gamma, *beta;
-    bool is_layer, gate_first; /* LayerNorm, else RMSNorm; the gate before the norm, else after it */
+    bool is_layer, gate_first; /* is_layer: LayerNorm, not RMSNorm; gate_first: the gate before the norm */
     float eps;
 };
 
@@ -33,7 +35,7 @@ struct GateForwardParams {
     int64_t y_stride;
 };
 
-/* The kernel's form says whether these hold; for ANY_FORM the parameters do. */
+/* The kernel's form gives these two answers.  For ANY_FORM the parameters do. */
 template <class K>
 GT_DEV bool is_layer(const GateParams& p) {
     return K::FORM == ANY_FORM ? p.is_layer : K::FORM == LAYER_GATE_LAST;
@@ -63,7 +65,7 @@ struct GateRow {
         if (has_gate<K>(p)) z.load(p.shape, me, p.z, p.z_stride, m, round);
     }
 
-    /* Rounding to 16 bits hides the error of the fast sigmoid. */
+    /* The fast sigmoid's error is smaller than the rounding to 16 bits. */
     GT_METHOD void compute(const GateParams& p) {
         constexpr bool is_16_bit = std::is_same<typename K::T, bf16>::value || std::is_same<typename K::T, f16>::value;
         GT_UNROLL
@@ -73,7 +75,7 @@ struct GateRow {
         }
     }
 
-    /* v <- v - mean for LayerNorm; 0 outside of the slice. */
+    /* Replaces v by v - mean for LayerNorm.  Elements outside of the slice become 0. */
     GT_METHOD void center(const GateParams& p, const Coordinates& me, int64_t round, Real mean) {
         GT_UNROLL
         for (int e = 0; e < K::E; e++)
@@ -86,7 +88,8 @@ struct GateRow {
     }
 };
 
-/* mean(v) for LayerNorm, else 0.  The row is loaded, unless the slice is wide: then it is read here, round by round. */
+/* mean(v) for LayerNorm, otherwise 0.  The row is already loaded, unless the slice is wide.  A wide slice is loaded
+ * here, round by round. */
 template <class K>
 GT_DEV typename K::Real gate_mean(const GateParams& p, Coordinates& me, GateRow<K>& row, int64_t m,
                                   typename K::Real inverse) {
@@ -133,7 +136,7 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
         }
         const Real mean = gate_mean<K>(in, me, row, m, inverse);
         constexpr bool MAY_CENTER = K::FORM != RMS_GATE_FIRST;
-        Real sums[MAY_CENTER ? 3 : 2] = {}; /* add_square's two of v - mean; the mean of v - mean */
+        Real sums[MAY_CENTER ? 3 : 2] = {}; /* add_square's two sums of v - mean; the mean of v - mean */
         for (int64_t round = 0; round < rounds; round++) {
             if (K::WIDE) {
                 row.load(in, me, m, round);
@@ -171,10 +174,10 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
 }
 
 /* ---- norm_gate backward -------------------------------------------------------------------------
- * grid tiles * groups, with fewer groups than forward: each stores a row of partial sums.
+ * grid tiles * groups, with fewer groups than forward, since each group stores a row of partial sums.
  * shared: 16 or 32 floats a thread, to add the rows of a block; 32 KB at most.
- * registers: elements of x, z and dy of one row as loaded, of 16-bit vectors also of the next; v, sigmoid(z), gamma and
- * the gradients of gamma and beta.  beta, where dz needs it, is read again with every row.
+ * registers: loaded elements of x, z and dy of one row, for 16-bit vectors also of the next row; v, sigmoid(z), gamma,
+ * and the gradients of gamma and beta.  If dz needs beta, beta is read again with every row.
  * bytes: x, z, dy, dx, dz once (wide slices: x, z and dy twice, with LayerNorm x and z three times); partial sums 8 D a
  * group (wide slices: read and written with every row). */
 struct GateBackwardParams {
@@ -185,14 +188,14 @@ struct GateBackwardParams {
     float *dgamma, *dbeta; /* partial sums [groups, D], NULL if not wanted */
 };
 
-/* Derived from the sums over a slice.  shift: the mean of v - mean, a rounding error.  slope: mean(d xhat).
- * mean_d: mean(d), 0 for RMSNorm. */
+/* Values that follow from the sums over a slice.  shift: the mean of v - mean, a rounding error.  slope: mean(d xhat).
+ * mean_d: mean(d), or 0 for RMSNorm. */
 template <class Real>
 struct GateSlice {
     Real shift, rstd, slope, mean_d;
 };
 
-/* One round: writes dx and dz, adds to dgamma and dbeta.  row.v holds v - mean and is overwritten. */
+/* Takes one round: stores dx and dz, and adds to dgamma and dbeta.  row.v holds v - mean and is overwritten. */
 template <class K>
 GT_DEV void gate_round(const GateBackwardParams& p, const Coordinates& me, GateRow<K>& row, const Raw<K>& dy,
                        const GateSlice<typename K::Real>& slice, int64_t m, int64_t round, const float (&gamma)[K::E],
@@ -200,7 +203,7 @@ GT_DEV void gate_round(const GateBackwardParams& p, const Coordinates& me, GateR
     using Real = typename K::Real;
     const GateParams& in = p.in;
     Real out[K::E];
-    float beta[K::E]; /* read again with every row: no registers are left to keep it */
+    float beta[K::E]; /* loaded again for every row: no registers are left to keep it */
     load_parameter<K>(in.shape, me, !MAY_HAVE_BETA<K> || gate_first<K>(in) || !p.dz ? nullptr : in.beta, 0.0f, round,
                       beta);
     GT_UNROLL
@@ -211,7 +214,7 @@ GT_DEV void gate_round(const GateBackwardParams& p, const Coordinates& me, GateR
         dgamma[e] += (float)(dn * xhat);
         if (MAY_HAVE_BETA<K>) dbeta[e] += (float)dn;
         out[e] = gate_first<K>(in) ? dv * row.gate(in, e) : dv;
-        row.v[e] = gate_first<K>(in) ? dv : xhat * gamma[e] + beta[e]; /* the factor of ds other than dy or x */
+        row.v[e] = gate_first<K>(in) ? dv : xhat * gamma[e] + beta[e]; /* the factor of ds beside dy or x */
     }
     if (p.dx) store_elements<K>(in.shape, me, p.dx, p.dx_stride, m, round, out);
     if (!p.dz) return;
@@ -226,7 +229,7 @@ GT_DEV void gate_round(const GateBackwardParams& p, const Coordinates& me, GateR
 template <class K>
 GT_KERNEL(K::THREADS, K::GATE_BLOCKS)
 gate_backward_kernel(const GT_GRID_CONSTANT GateBackwardParams p) {
-    wait_for_chain(); /* the chain's first kernel: it waits for none, but lets blocks of the next kernel start early */
+    wait_for_chain(); /* first kernel of the chain: does not wait, but lets the next kernel's blocks start early */
     using Real = typename K::Real;
     const GateParams& in = p.in;
     const Shape& s = in.shape;
@@ -260,7 +263,7 @@ gate_backward_kernel(const GT_GRID_CONSTANT GateBackwardParams p) {
         GateSlice<Real> slice;
         const Real mean = gate_mean<K>(in, me, row, m, inverse);
         constexpr bool MAY_CENTER = K::FORM != RMS_GATE_FIRST;
-        /* add_square's two of v - mean; PRODUCT_SCALE d (v - mean); the mean of v - mean; d */
+        /* add_square's two sums of v - mean; PRODUCT_SCALE d (v - mean); the mean of v - mean; d */
         Real sums[MAY_CENTER ? 5 : 3] = {};
         for (int64_t round = 0; round < rounds; round++) {
             if (K::WIDE) {

@@ -1,5 +1,5 @@
-/* gt/fused/norm_launch.cuh - norm_mix and norm_gate on the current GPU: arguments checked, kernels chosen and
- * launched. */
+/* gt/fused/norm_launch.cuh - norm_mix and norm_gate on the current GPU: checks arguments, chooses kernels and launches
+ * them. */
 #ifndef GT_FUSED_NORM_LAUNCH_CUH
 #define GT_FUSED_NORM_LAUNCH_CUH
 
@@ -13,7 +13,7 @@ namespace norm {
 
 /* ---- launchers ------------------------------------------------------------------------------- */
 
-/* vectors: whether all tensors can be moved by 16 bytes. */
+/* vectors: whether 16-byte accesses can move all tensors. */
 static inline Shape shape_for(int64_t M, int64_t D, int64_t H, gt_dtype dtype, gt_pass pass, bool vectors,
                               const Device& device) {
     Shape s = {};
@@ -35,9 +35,9 @@ static inline Shape shape_for(int64_t M, int64_t D, int64_t H, gt_dtype dtype, g
     }
     s.threads = (s.lanes * s.slices * s.rows + 31) / 32 * 32;
     s.tiles = (H + s.slices - 1) / s.slices;
-    /* Narrow slices: the blocks that a multiprocessor can hold, by the register bounds of norm_mix.  norm_gate backward
-     * with 16 elements a thread fits only two blocks unless it is RMS_GATE_FIRST: every third block then waits.
-     * Backward: few groups, since each has a row of partial sums. */
+    /* Narrow slices: the number of blocks that a multiprocessor can hold, by the register bounds of norm_mix.
+     * norm_gate backward with 16 elements a thread fits only two blocks unless it is RMS_GATE_FIRST, so every third
+     * block waits.  Backward has few groups, since each group has a row of partial sums. */
     using Narrow = Kind<bf16, 8, float, false, true>;
     using Longer = Kind<bf16, 8, float, false, true, MANY>;
     int64_t blocks = (pass == GT_FORWARD ? 2048 : 1024) / s.threads;
@@ -53,7 +53,7 @@ static inline Shape shape_for(int64_t M, int64_t D, int64_t H, gt_dtype dtype, g
     return s;
 }
 
-/* Whether vectors of 16 bytes can move rows of all tensors; data is NULL for an absent tensor. */
+/* A tensor, and whether 16-byte vectors can move its rows; data is NULL if the call lacks the tensor. */
 struct View {
     const void* data;
     int64_t stride;
@@ -88,7 +88,7 @@ static gt_status with_kind(const Shape& s, Launch launch) {
     return with_kind_of<float, FORM>(s, launch);
 }
 
-/* The same for norm_gate; has_beta: also if only its gradient is wanted. */
+/* Calls launch(kind) for norm_gate.  has_beta: beta, or only its gradient, is wanted. */
 template <class Launch>
 static gt_status with_gate_kind(const GateParams& p, bool has_beta, Launch launch) {
     if (p.z && !p.is_layer && p.gate_first && !has_beta) return with_kind<RMS_GATE_FIRST>(p.shape, launch);
@@ -113,7 +113,7 @@ static inline gt_status launch_mix_forward(const gt_norm_mix_args& a, const Devi
     });
 }
 
-/* Partial sums of two parameter gradients, in backward's workspace; NULL if not wanted. */
+/* Partial sums of two parameter gradients, in backward's workspace.  NULL: the gradient is not wanted. */
 struct Partials {
     float *first, *second;
     size_t bytes;
@@ -128,8 +128,8 @@ static inline Partials partials_in(void* workspace, const Shape& s, bool first, 
     return partials;
 }
 
-/* Bytes of backward's workspace: enough for tensors of any alignment, so that a call never needs more than a query with
- * other pointers has answered. */
+/* Bytes of backward's workspace.  They suffice for any alignment of tensors, so a call never needs more than a query
+ * with other pointers has answered. */
 static inline size_t partial_bytes(int64_t M, int64_t D, int64_t H, gt_dtype dtype, bool first, bool second,
                                    const Device& device) {
     size_t most = 0;

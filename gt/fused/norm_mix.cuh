@@ -1,8 +1,8 @@
 /* gt/fused/norm_mix.cuh - norm_mix forward and backward.  For every slice of a row
  *     y = residual + gain_a xhat_a + gain_b xhat_b     xhat_a = a rstd_a     rstd_a = 1 / sqrt(mean(a^2) + eps)
  *     da = rstd_a (d - xhat_a mean(d xhat_a))          d = dy gain_a         dgain_a = sum over rows of dy xhat_a
- * and likewise for b.
- * Blocks, lanes, rounds, most registers and the order of sums, which is fixed: norm.cuh. */
+ * and likewise for b.  norm.cuh describes blocks, lanes, rounds, most registers and the order of sums, which is
+ * fixed. */
 #ifndef GT_FUSED_NORM_MIX_CUH
 #define GT_FUSED_NORM_MIX_CUH
 
@@ -11,12 +11,12 @@
 namespace gt {
 namespace norm {
 
-/* A thread's elements of a row: of a, of b, and third of residual (forward) or dy (backward). */
+/* A thread's elements of a row: a, b, and a third tensor, which is residual in forward and dy in backward. */
 template <class K>
 struct MixRow {
     Raw<K> a, b, third;
 
-    /* data, stride: of the third tensor; NULL: it is not loaded. */
+    /* data, stride: the third tensor; NULL: none is loaded. */
     template <class Params>
     GT_METHOD void load(const Params& p, const Coordinates& me, const void* data, int64_t stride, int64_t m,
                         int64_t round) {
@@ -28,7 +28,7 @@ struct MixRow {
 
 /* ---- norm_mix forward ---------------------------------------------------------------------------
  * grid tiles * groups.
- * registers: elements of a, b and residual of one row as loaded, of 16-bit vectors also of the next; both gains.
+ * registers: loaded elements of a, b and residual of one row, for 16-bit vectors also of the next row; both gains.
  * shared: 768 bytes if a slice has more than 32 lanes.
  * bytes: a, b, residual and y once (wide slices: a and b twice).
  * y may be residual: a thread reads its elements of a row before it writes them. */
@@ -93,8 +93,9 @@ mix_forward_kernel(const GT_GRID_CONSTANT MixForwardParams p) {
 }
 
 /* ---- norm_mix backward --------------------------------------------------------------------------
- * grid tiles * groups, with fewer groups than forward: each stores a row of partial sums.
- * registers: elements of a, b and dy of one row as loaded, of 16-bit vectors also of the next; gains, their gradients.
+ * grid tiles * groups, with fewer groups than forward, since each group stores a row of partial sums.
+ * registers: loaded elements of a, b and dy of one row, for 16-bit vectors also of the next row; gains and their
+ * gradients.
  * shared: 16 or 32 floats a thread, to add the rows of a block; 32 KB at most.
  * bytes: a, b, dy, da, db once (wide slices: a, b and dy twice); partial sums 8 D a group (wide slices: read and
  * written with every row). */
@@ -108,14 +109,14 @@ struct MixBackwardParams {
     float eps;
 };
 
-/* Adds to the three sums of a branch: add_square's two, and PRODUCT_SCALE d x. */
+/* Adds to the three sums of a branch: add_square's two sums, and PRODUCT_SCALE d x. */
 template <class Real>
 GT_DEV void add_branch(Real* sums, Real x, Real d) {
     add_square<Real>(sums, x);
     sums[2] += d * (x * (Real)PRODUCT_SCALE);
 }
 
-/* One branch (x = a or b) in one round: writes dx, adds to dgain.  sums: add_branch's, over the slice. */
+/* Takes one round of one branch (x = a or b): stores dx and adds to dgain.  sums: add_branch's sums over the slice. */
 template <class K>
 GT_DEV void mix_branch(const Shape& s, const Coordinates& me, const Raw<K>& x, const Raw<K>& dy,
                        const typename K::Real* sums, typename K::Real inverse, float eps, const float (&gain)[K::E],
@@ -136,7 +137,7 @@ GT_DEV void mix_branch(const Shape& s, const Coordinates& me, const Raw<K>& x, c
 template <class K>
 GT_KERNEL(K::THREADS, K::BACKWARD_BLOCKS)
 mix_backward_kernel(const GT_GRID_CONSTANT MixBackwardParams p) {
-    wait_for_chain(); /* the chain's first kernel: it waits for none, but lets blocks of the next kernel start early */
+    wait_for_chain(); /* first kernel of the chain: does not wait, but lets the next kernel's blocks start early */
     using Real = typename K::Real;
     const Shape& s = p.shape;
     const int64_t rounds = K::WIDE ? s.rounds : 1;

@@ -1,27 +1,28 @@
-/* gt/fused/rmsnorm_linear.cuh - rmsnorm_linear: the shared parts of its kernels; mean and rstd.
+/* gt/fused/rmsnorm_linear.cuh - rmsnorm_linear: the shared parts of its kernels, and mean and rstd.
  *
- * In the words of gt_fused.cuh, of any size and alignment:
+ * The kernels for any size and alignment, with the letters of gt_fused.cuh:
  *     moments_kernel   mean and rstd of every row, for `saved`
  *     product_kernel   y = n weight^T + bias        dn = dy weight          dweight = dy^T n
  *     single_kernel    y of fp32 where O is 1
  *     row_kernel       dx   = rstd (dxhat - mean(dxhat) - xhat mean(dxhat . xhat))
- *                      with dxhat = dn . gamma; RMSNorm leaves out mean(dxhat) column_kernel    dgamma = sum_m dn .
- *     xhat     dbeta = sum_m dn        dbias = sum_m dy
- * n is never stored: the products normalise x on its way to shared memory, and round it there to
- * the operands' type if they run on tensor cores.  dn is fp32 in the workspace.
+ *                      with dxhat = dn . gamma; RMSNorm leaves out mean(dxhat)
+ *     column_kernel    dgamma = sum_m dn . xhat     dbeta = sum_m dn        dbias = sum_m dy
+ * n is never stored.  The products normalise x on its way to shared memory.  If they run on tensor cores they also
+ * round n there, to the operands' type.  dn is fp32 in the workspace.
  *
- * 16-bit activations in rows of 16-byte pieces, on compute capability 8.0 and newer; on 9.0 also fp32:
+ * The kernels for 16-bit activations in rows of 16-byte pieces, on compute capability 8.0 and newer; on 9.0 also for
+ * fp32:
  *     normalise_kernel   mean and rstd, and n in 16 bits; in backward xhat, if dx is not wanted
  *     tiles_kernel       y = n weight^T + bias      dn = dy weight          G = dy^T xhat
  *     gradient_kernel    dx from dn, and xhat in 16 bits, over dn
  *     finish_kernel      dweight = G . gamma + dbias beta^T
  *                        dgamma = sum_o weight . G          dbeta = sum_o weight dbias
- * and on 9.0 alone:
+ * The kernels for 9.0 alone:
  *     hopper_tiles_kernel   the products of tiles_kernel; of fp32 in parts (rmsnorm_linear_parts.cuh)
  *     hopper_split_kernel   weight and dy in parts
  *     hopper_whole_kernel   mean and rstd, and y, for D <= 512 in 16 bits: n stays in shared memory
- *     hopper_small_kernel   the same for D <= 128: the weight stays there, too
- * n, xhat and dn are in 16 bits in the workspace, dn in fp16 with a power of two for 64 neighbours.  For fp32
+ *     hopper_small_kernel   the same for D <= 128: the weight stays in shared memory, too
+ * In the workspace n, xhat and dn have 16 bits; dn in fp16 has a power of two for every 64 adjacent columns.  For fp32
  * activations n and xhat are in parts, and dn is fp32.
  * All sums have a fixed order. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_CUH
@@ -33,8 +34,8 @@
 namespace gt {
 namespace rmsnorm_linear {
 
-/* xhat = (x - center) rstd - offset.  center is the mean rounded to fp32.  offset is the rounding error times rstd.  So
- * xhat keeps its digits in rows far from zero. */
+/* xhat = (x - center) rstd - offset.  center is the mean rounded to fp32.  offset is its rounding error times rstd.  So
+ * xhat keeps its digits in rows whose mean is far from zero. */
 struct alignas(16) Moments {
     float center, rstd, offset, unused;
 };
@@ -49,23 +50,23 @@ struct Input {
     Moments* moments;
 };
 
-constexpr int ROW_WARPS = 8; /* in a block of the kernels that are not products */
-constexpr int AT_ONCE = 8;   /* loads of a thread in flight there */
+constexpr int ROW_WARPS = 8; /* warps of a block, in kernels other than products */
+constexpr int AT_ONCE = 8;   /* loads of a thread that are in flight, in these kernels */
 
 GT_DEV float xhat_of(Moments s, float x) { return fma_rn(x - s.center, s.rstd, -s.offset); }
 
 /* ---- rmsnorm_linear: mean and rstd -----------------------------------------------------------
- * grid ceil(M/8), block 256: a warp per row.  RMS reads x once, LAYER three times; all reads but the first hit the
- * first-level cache.  Writes 16 bytes a row.
- * registers: 8 elements as loaded and a sum.  No shared memory.
+ * grid ceil(M/8), block 256: a warp a row.  RMS reads x once, LAYER three times.  All reads but the first hit the
+ * first-level cache.  A row writes 16 bytes.
+ * registers: 8 loaded elements and a sum.  No shared memory.
  * Sums: a lane's elements in order, then a butterfly: deterministic. */
 
-/* Row m of x, of any dtype and alignment. */
+/* Row m of x, for any dtype and alignment. */
 struct AnyRow {
     const Input& in;
     int64_t m;
 
-    /* Sum over the row of f(x), the same in all lanes. */
+    /* Sum of f(x) over the row.  All lanes get the same sum. */
     template <class Function>
     GT_METHOD float sum(Function f) {
         float sum = 0.0f;
@@ -79,14 +80,15 @@ struct AnyRow {
     }
 };
 
-/* The row is multiplied by scale, a power of two.  Its mean has two terms, center + lo.  square: the sum of squared
- * distances from it. */
+/* Moments of a row times `scale`, a power of two.  The mean has two terms, center + lo.  square: the sum of squared
+ * distances from the mean. */
 struct ScaledMoments {
     float center, lo, square;
 };
 
-/* Rows: COUNT rows that a lane works on.  sums(sum, f) sums f(x, i) over each row, i its index, the same in all lanes
- * of the row.  A warp has these rows for each group of 8 lanes or more. */
+/* Computes the moments of COUNT rows that a lane works on.  `Row` gives these rows: its sums(sum, f) sums f(x, i) over
+ * each row, where i is the row's index; all lanes of a row get the same sum.  A warp has COUNT rows for each group of 8
+ * or more lanes. */
 template <class Row>
 struct OneRow {
     static constexpr int COUNT = 1;
@@ -123,8 +125,9 @@ GT_DEV void scaled_moments(ScaledMoments (&s)[Rows::COUNT], Rows& rows, const In
     for (int i = 0; i < N; i++) s[i] = {center[i], lo[i], square[i]};
 }
 
-/* 1 / sqrt(x) of a normal x, within 2 units of the last place; infinity, from rows with infinite elements, gives NaN.
- * One Newton step replaces a square root and a quotient: each of these has a slow path, whose test costs time. */
+/* 1 / sqrt(x) of a normal x, within 2 units of the last place.  Rows with infinite elements have x = infinity, and get
+ * NaN.  One Newton step replaces a square root and a quotient, because the test for the slow path of either costs
+ * time. */
 GT_DEV float rsqrt_of_normal(float x) {
     const float y = rsqrt_approx(x);
     return fma_rn(0.5f * y, fma_rn(-x * y, y, 1.0f), y);
@@ -137,7 +140,7 @@ GT_DEV void moments_of_rows(Moments (&moments)[Rows::COUNT], Rows& rows, const I
     ScaledMoments s[N];
     float scale[N];
     scaled_moments(s, rows, in, 1.0f);
-    bool overflows = false; /* squares or the sum overflow, though the result may not */
+    bool overflows = false; /* the squares or the sum overflow, although the result may not */
     GT_UNROLL
     for (int i = 0; i < N; i++) {
         scale[i] = s[i].square < INFINITY ? 1.0f : 0x1p-80f;
@@ -154,7 +157,7 @@ GT_DEV void moments_of_rows(Moments (&moments)[Rows::COUNT], Rows& rows, const I
     for (int i = 0; i < N; i++) {
         const float eps = fmaxf(in.eps * scale[i] * scale[i], 0x1p-126f);
         const float rstd = rsqrt_of_normal(fma_rn(s[i].square, inverse, eps));
-        /* not center / scale: a quotient of 0 takes the slow path */
+        /* A product, not center / scale: a quotient that is 0 takes the slow path. */
         const float center = s[i].center * (scale[i] == 1.0f ? 1.0f : 0x1p80f);
         moments[i] = {center, rstd * scale[i], s[i].lo * rstd, 0.0f};
     }
@@ -180,8 +183,9 @@ GT_KERNEL(32 * ROW_WARPS, 1) moments_kernel(const GT_GRID_CONSTANT Input in) {
 /* ---- rmsnorm_linear: y of a single output, fp32 ----------------------------------------------
  * Large terms may cancel in y, and the row has no other output that shows their size.  So all of y is computed in
  * double.
- * grid ceil(M/8), block 256: a warp per row.  RMS reads x three times, LAYER four times; all reads but the first hit
- * the first-level cache.  registers: three sums in double.  No shared memory.
+ * grid ceil(M/8), block 256: a warp a row.  RMS reads x three times, LAYER four times.  All reads but the first hit the
+ * first-level cache.
+ * registers: three sums in double.  No shared memory.
  * Sums: a lane's elements in order, then a butterfly: deterministic. */
 struct SingleParams {
     Input in;
@@ -190,7 +194,7 @@ struct SingleParams {
     int64_t y_stride;
 };
 
-/* Sum over d < D of f(d), the same in all lanes. */
+/* Sum of f(d) over d < D.  All lanes get the same sum. */
 template <class Function>
 GT_DEV double sum_in_double(int64_t D, Function f) {
     double sum = 0;

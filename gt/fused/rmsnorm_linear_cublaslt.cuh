@@ -1,8 +1,8 @@
 /* gt/fused/rmsnorm_linear_cublaslt.cuh - rmsnorm_linear: products by the caller's cuBLASLt handle.
  *
- * Only with GT_WITH_CUBLASLT, defined where the implementation is compiled; the program then links cuBLASLt.  The first
- * algorithm of the heuristic is taken, which cuBLASLt remembers.  A product that is split along K adds its parts in a
- * separate step, in fp32, so results repeat bit for bit.  Descriptors live on the stack.  If cuBLASLt has no algorithm,
+ * Only with GT_WITH_CUBLASLT, defined where the implementation is compiled; the program then links cuBLASLt.  The code
+ * takes the first algorithm of the heuristic, which cuBLASLt remembers.  If a product is split along K, a separate step
+ * adds its parts in fp32, so results repeat bit for bit.  Descriptors live on the stack.  If cuBLASLt has no algorithm,
  * the kernels of rmsnorm_linear_tiles.cuh take the product. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_CUBLASLT_CUH
 #define GT_FUSED_RMSNORM_LINEAR_CUBLASLT_CUH
@@ -20,9 +20,9 @@ constexpr bool HAS_CUBLASLT = true;
 #else
 constexpr bool HAS_CUBLASLT = false;
 #endif
-constexpr size_t HANDLE_BYTES = (size_t)32 << 20; /* of workspace, as much as cuBLAS uses on sm_90 */
+constexpr size_t HANDLE_BYTES = (size_t)32 << 20; /* bytes of workspace, as much as cuBLAS uses on sm_90 */
 
-/* C [M,N] = A B, K being summed over; a, b and c as in memory. */
+/* C [M,N] = A B, with a sum over K.  a, b and c are stored by rows. */
 struct HandleProduct {
     void *handle, *workspace;
     gt_dtype dtype, out_dtype;
@@ -48,8 +48,9 @@ static inline uint32_t alignment_of(const void* data) {
     return (uint32_t)(bits & (~bits + 1));
 }
 
-/* Enqueues the product; if no algorithm takes it, leaves *is_done as it is.  cuBLASLt stores matrices by columns, so it
- * sees the transpose of a matrix stored by rows.  So it is asked for C^T = B^T A^T, with b as its first matrix. */
+/* Enqueues the product.  If no algorithm takes it, *is_done stays as it is.  cuBLASLt stores matrices by columns, so it
+ * sees the transpose of a matrix stored by rows.  The call therefore asks for C^T = B^T A^T, with b as the first
+ * matrix. */
 static inline gt_status multiply_by(const HandleProduct& p, gt_stream stream, bool* is_done) {
     const cublasOperation_t first = p.product == OUTPUT ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t second = p.product == DWEIGHT ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -100,7 +101,7 @@ static inline gt_status multiply_by(const HandleProduct& p, gt_stream stream, bo
     return check_lt(status, "cublasLtMatmul");
 }
 
-/* The same; kernels that cuBLASLt loads for it may be loaded inside a capture. */
+/* Enqueues the product, also during a capture: cuBLASLt may load kernels inside it. */
 static inline gt_status multiply(const HandleProduct& p, gt_stream stream, bool* is_done) {
     if (!p.handle || p.M == 0 || p.N == 0 || p.K == 0) return GT_OK;
 #ifdef GT_EMU

@@ -1,4 +1,4 @@
-/* gt/fused/rmsnorm_linear_launch.cuh - rmsnorm_linear on the current GPU: arguments checked, kernels chosen. */
+/* gt/fused/rmsnorm_linear_launch.cuh - rmsnorm_linear on the current GPU: checks arguments and chooses kernels. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_LAUNCH_CUH
 #define GT_FUSED_RMSNORM_LINEAR_LAUNCH_CUH
 
@@ -18,7 +18,7 @@ static inline gt_status prepare(gt_pass pass, const gt_rmsnorm_linear_args* args
     return status != GT_OK ? status : current_device(device);
 }
 
-/* The moments of all rows in `saved`, or NULL without it. */
+/* The moments of all rows in the buffer `saved`, or NULL without this buffer. */
 static inline Moments* moments_in(void* buffer, const gt_rmsnorm_linear_args& a, size_t* bytes) {
     Arena arena(buffer);
     Moments* moments = arena.take<Moments>(a.M);
@@ -55,7 +55,7 @@ static inline gt_status backward(const gt_rmsnorm_linear_args& a, const Device& 
     return status != GT_OK ? status : launch_backward(a, plan, saved, device, stream);
 }
 
-/* Workspace of the passes.  A buffer of `a` that is NULL is NULL in the calls, too. */
+/* Workspace of the passes.  A buffer that is NULL in `a` is NULL in the calls, too. */
 static inline gt_workspace workspace_of(gt_rmsnorm_linear_args a, const Device& device) {
     gt_workspace sizes = {0, 0, 0, 0, 0};
     a.workspace = nullptr;

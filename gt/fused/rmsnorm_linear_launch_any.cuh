@@ -24,13 +24,14 @@ static inline Input input_of(const gt_rmsnorm_linear_args& a, Moments* moments) 
     return {a.x, a.x_stride, a.M, a.D, a.dtype, a.norm, a.eps, a.gamma, a.beta, moments};
 }
 
-/* Not if a result depends on only a few elements of n: their rounding errors may all be large. */
+/* Tensor cores are not used if a result depends on only a few elements of n: the rounding errors of all these elements
+ * may be large. */
 static inline bool uses_tensor_cores(const gt_rmsnorm_linear_args& a, const Device& device) {
     if (a.D < 32 || a.O < 32 || !is_built(a.dtype)) return false;
     return a.dtype == GT_F16 || (a.dtype == GT_BF16 && device.compute_capability >= 80);
 }
 
-/* Rows of a tile for tensor cores: 128 if these tiles still give every multiprocessor work. */
+/* Rows of a tile for tensor cores: 128 if such tiles still give every multiprocessor work. */
 static inline int tile_rows(int64_t M, int64_t N, const Device& device) {
     return ceil_div(M, 128) * ceil_div(N, BN) >= 2 * device.multiprocessors ? 128 : 64;
 }
@@ -109,13 +110,13 @@ static inline gt_status launch_dnorm(const gt_rmsnorm_linear_args& a, const Inpu
 struct BackwardPlan {
     Moments* moments;
     float* dn;                               /* [M,D] */
-    float *dweight, *dbias, *dgamma, *dbeta; /* partial sums, slowest index the cut */
-    int64_t slice, slices;                   /* of dweight: rows of one, and their number */
-    int64_t rows, blocks;                    /* of the other sums, the same */
+    float *dweight, *dbias, *dgamma, *dbeta; /* partial sums; the slowest index is the cut */
+    int64_t slice, slices;                   /* dweight: rows of a slice, number of slices */
+    int64_t rows, blocks;                    /* the other sums: rows of a block, number of blocks */
     size_t bytes;
 };
 
-/* rows, a multiple of `unit`, so that about `wanted` parts of M are made. */
+/* Rows of a part of M.  They are a multiple of `unit`, and M gets about `wanted` parts. */
 static inline int64_t part_of(int64_t M, int64_t wanted, int64_t unit) {
     return ceil_div(ceil_div(M, wanted > 1 ? wanted : 1), unit) * unit;
 }

@@ -1,5 +1,5 @@
-/* gt/fused/rmsnorm_linear_launch_sm90.cuh - rmsnorm_linear: launches of the kernels that only compute capability 9.0
- * has. */
+/* gt/fused/rmsnorm_linear_launch_sm90.cuh - rmsnorm_linear: launches of the kernels for compute capability 9.0
+ * alone. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_LAUNCH_SM90_CUH
 #define GT_FUSED_RMSNORM_LINEAR_LAUNCH_SM90_CUH
 
@@ -9,9 +9,9 @@
 namespace gt {
 namespace rmsnorm_linear {
 
-constexpr int64_t MOST_STRIDE = (int64_t)1 << 38; /* the largest that tile_load and tile_store take */
+constexpr int64_t MOST_STRIDE = (int64_t)1 << 38; /* the largest stride that tile_load and tile_store take */
 
-/* Whether this build has kernels of 9.0 for the device. */
+/* Returns whether this build has kernels of 9.0 for the device. */
 static inline bool has_hopper_kernels(gt_dtype dtype, const Device& device) {
     return is_built(dtype) && device.runs_sm90a;
 }
@@ -20,7 +20,7 @@ static inline bool has_hopper_kernels(gt_dtype dtype, const Device& device) {
 
 constexpr int HOPPER_GROUP = 16;
 
-/* Clocks of a tile of 128 x columns: for 64 of K, and to begin and end the tile. */
+/* Clocks of a tile of 128 x columns: for 64 of K, and for the begin and end of the tile. */
 static inline int64_t hopper_step(int columns) { return columns == 256 ? 1024 : 640; }
 constexpr int64_t HOPPER_ENDS = 1500;
 
@@ -49,7 +49,7 @@ static gt_status prepare_hopper(HopperParams* params, const TilesParams& product
     p.tiles_n = (int)ceil_div(p.N, C::BN);
     p.tiles = (int)(p.tiles_m * slices) * p.tiles_n;
     p.group = HOPPER_GROUP;
-    if (p.tiles == 0 || p.K == 0) return GT_OK; /* no tensors; nothing is launched */
+    if (p.tiles == 0 || p.K == 0) return GT_OK; /* without elements nothing is launched */
     typedef typename C::Type T;
     const gt_status status = map_matrix<T>(&params->a, p.a, panels_of<C::MAJOR_A, C::BM>(p.a, PARTS<T>));
     return status != GT_OK ? status : map_matrix<T>(&params->b, p.b, panels_of<C::MAJOR_B, C::BN>(p.b, PARTS<T>));
@@ -82,7 +82,7 @@ static gt_status launch_hopper_tiles(const TilesParams& p, int64_t slices, const
 
 /* ---- dx from whole rows of dn -------------------------------------------------------------------- */
 
-/* Whether a tile has whole rows, and there are enough tiles. */
+/* Returns whether a tile has whole rows, and tiles are enough for the device. */
 static inline bool fits_whole_dx(const gt_rmsnorm_linear_args& a, const Device& device) {
     return a.D <= 128 || (a.D <= 256 && 2 * ceil_div(a.M, 128) >= device.multiprocessors);
 }
@@ -112,7 +112,7 @@ static inline gt_status launch_hopper_dx(const TilesParams& p, const GradientPar
 
 /* ---- y from whole rows -------------------------------------------------------------------------- */
 
-/* Whether the weight fits shared memory beside rows and y. */
+/* Returns whether the weight fits in shared memory beside rows and y. */
 static inline bool fits_small(const gt_rmsnorm_linear_args& a) {
     return a.D <= 128 && ceil_div(a.O, 128) <= (a.D <= 64 ? SmallTile<bf16, 1>::MOST : SmallTile<bf16, 2>::MOST) &&
            a.y_stride <= MOST_STRIDE;
@@ -132,7 +132,7 @@ static gt_status launch_whole_of(WholeParams p, const Matrix& x, const Matrix& w
     if (C::HAS_PANELS && status == GT_OK) status = map_matrix<T>(&p.y_map, y, panels_of<Major::K, 64>(y));
     if (status != GT_OK) return status;
     const int64_t rows = ceil_div(p.M, C::BM), tiles = ceil_div(p.O, C::BN);
-    /* In clocks: 1024 for a step; for the rows of a unit 800 to copy and 500 to normalise 64 columns, and 2000. */
+    /* Clocks: 1024 for a step.  The rows of a unit take 800 to copy and 500 to normalise 64 columns, and 2000 more. */
     int64_t least = INT64_MAX;
     for (int64_t parts = 1; parts <= tiles; parts++) {
         const int64_t of_part = ceil_div(tiles, parts), units = rows * ceil_div(tiles, of_part);
@@ -185,7 +185,7 @@ static gt_status launch_small(const gt_rmsnorm_linear_args& a, const Input& in, 
     return launch_small_of<T, 2>(a, in, weight, device, chain);
 }
 
-/* y, and the moments of x. */
+/* Launches the kernel that computes y and the moments of x. */
 static inline gt_status launch_whole_rows(const gt_rmsnorm_linear_args& a, const Input& in, const Device& device,
                                           Chain& chain) {
     WholeParams p = {};

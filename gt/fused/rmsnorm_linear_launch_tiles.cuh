@@ -1,4 +1,5 @@
-/* gt/fused/rmsnorm_linear_launch_tiles.cuh - rmsnorm_linear: launches of kernels for rows of 16-byte pieces. */
+/* gt/fused/rmsnorm_linear_launch_tiles.cuh - rmsnorm_linear: launches of the kernels for rows of whole 16-byte
+ * pieces. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_LAUNCH_TILES_CUH
 #define GT_FUSED_RMSNORM_LINEAR_LAUNCH_TILES_CUH
 
@@ -12,16 +13,16 @@ namespace rmsnorm_linear {
 
 /* ---- rmsnorm_linear: which calls, and their workspace ----------------------------------------- */
 
-constexpr int64_t MOST_SLICES = 256, MOST_OF_TILES = 1 << 30; /* of M, D, O and the tiles of a product */
+constexpr int64_t MOST_SLICES = 256, MOST_OF_TILES = 1 << 30; /* bounds of M, D, O, and of the tiles of a product */
 
-/* Activations are fp32, and kernels for compute capability 9.0 multiply their parts.  This does not depend on M: a row
- * has the same bits in every batch. */
+/* Returns whether activations are fp32 and kernels for compute capability 9.0 multiply their parts.  This does not
+ * depend on M, so a row has the same bits in every batch. */
 static inline bool is_split(const gt_rmsnorm_linear_args& a) { return a.dtype == GT_F32; }
 static inline bool uses_parts(const gt_rmsnorm_linear_args& a, const Device& device) {
     return is_split(a) && a.D >= 32 && a.O >= 32 && has_hopper_kernels(GT_F32, device);
 }
 
-/* Pointers that are NULL count as aligned. */
+/* Returns whether rows are whole aligned pieces.  NULL counts as aligned. */
 static inline bool has_pieces(const gt_rmsnorm_linear_args& a, const Device& device) {
     const int64_t size = size_of(a.dtype);
     if (is_split(a) ? !uses_parts(a, device) : device.compute_capability < 80 || !uses_tensor_cores(a, device))
@@ -44,15 +45,17 @@ static inline bool backward_uses_tiles(const gt_rmsnorm_linear_args& a, const De
            is_aligned(a.dx, a.dx_stride, size, 16) && is_aligned(a.dweight, 0, 4, 16);
 }
 
-/* Whether the caller's handle may be used.  It takes the products of 16-bit operands, with two exceptions.  For y with
- * a bias it would round the sum before it adds the bias.  dn in fp16 may need its powers of two. */
+/* Returns whether the caller's handle may be used, for products of 16-bit operands.  There are two exceptions.  For y
+ * with a bias cuBLASLt would round the sum before it adds the bias.  dn in fp16 may need its powers of two. */
 static inline bool has_handle(const gt_rmsnorm_linear_args& a) { return HAS_CUBLASLT && a.cublaslt && !is_split(a); }
 
 /* The kernels of a pass. */
 enum class Form {
-    ANY,       /* any size, dtype and alignment */
-    TILES,     /* products of tiles, and kernels for rows around them */
-    WHOLE_ROWS /* forward: one kernel makes y from x; backward: one makes dx from dy.  Other kernels as TILES */
+    ANY,   /* any size, dtype and alignment */
+    TILES, /* products of tiles, and row kernels before and after them */
+    /* WHOLE_ROWS: one forward kernel computes y from x, and one backward kernel dx from dy.  The other kernels are the
+     * same as for TILES. */
+    WHOLE_ROWS
 };
 
 struct Choice {
@@ -68,15 +71,15 @@ static inline Choice choose(const gt_rmsnorm_linear_args& a, const Device& devic
     return c;
 }
 
-/* Matrices in memory of an operand. */
+/* Number of matrices in memory that one operand has. */
 static inline int64_t parts_of(const gt_rmsnorm_linear_args& a) { return is_split(a) ? PARTS<float> : 1; }
 
 struct ForwardPlan {
     Form form;
     Moments* moments;
-    void* n;         /* TILES: [M,D] in 16 bits, or three parts of it */
-    bf16* weight;    /* its parts, or NULL */
-    void* workspace; /* of the handle's product */
+    void* n;         /* TILES: [M,D] in 16 bits, or its three parts */
+    bf16* weight;    /* parts of the weight, or NULL */
+    void* workspace; /* workspace of the handle's product */
     size_t bytes;
 };
 
@@ -94,23 +97,23 @@ static inline ForwardPlan plan_forward(const gt_rmsnorm_linear_args& a, const Ch
     return plan;
 }
 
-/* Warps beside one another in a block of a product [M,N], as in TileTraits: wide tiles if they give every
+/* Warps beside one another in a block for a product [M,N], as in TileTraits.  Tiles are wide if wide tiles give every
  * multiprocessor work. */
 static inline int warps_across(int64_t M, int64_t N, const Device& device) {
     return N > 128 && ceil_div(M, 128) * ceil_div(N, 256) >= device.multiprocessors ? 4 : 2;
 }
 
-/* For dweight, slices of M may give every multiprocessor work. */
+/* The same for dweight, where slices of M can give every multiprocessor work. */
 static inline int warps_across_dweight(const gt_rmsnorm_linear_args& a) { return a.D > 128 ? 4 : 2; }
 
-/* Blocks of that width that are resident at once. */
+/* Number of blocks of that width that are resident at once. */
 static inline int64_t resident_blocks(int across, const Device& device) {
     return (across == 4 ? 1 : 2) * device.multiprocessors;
 }
 
-/* Rows of x and dy in a slice of dweight.  In clocks: 33 for a row of a tile, or 16 by wgmma, 48 in parts; 1500 to
- * begin and end one; for the slices' sums 8 bytes a number at 2400 bytes a clock, and 1500 for each wait for a few
- * slices. */
+/* Rows of x and dy in a slice of dweight.  Costs in clocks: 33 for a row of a tile, or 16 by wgmma, 48 in parts.  A
+ * slice takes 1500 to begin and end.  Its sums are 8 bytes a value at 2400 bytes a clock, and each wait for a few
+ * slices is 1500. */
 static inline int64_t dweight_slice(const gt_rmsnorm_linear_args& a, const Device& device) {
     const bool is_hopper = device.compute_capability == 90;
     const int across = is_split(a) ? 2 : warps_across_dweight(a), unit = is_split(a) ? 128 : is_hopper ? 64 : TILE_K;
@@ -133,16 +136,16 @@ static inline int64_t dweight_slice(const gt_rmsnorm_linear_args& a, const Devic
 struct BackwardTiles {
     Form form;
     Moments* moments;
-    void* rows;                          /* [M,D]: dn, then in 16 bits xhat */
+    void* rows;                          /* [M,D]: first dn, later xhat in 16 bits */
     void* xhat;                          /* xhat, or its parts */
-    bf16 *dy, *weight;                   /* their parts, or NULL */
-    float* scales;                       /* of dn in fp16 */
+    bf16 *dy, *weight;                   /* parts of dy and of the weight, or NULL */
+    float* scales;                       /* scales of dn in fp16 */
     float *g, *dbias;                    /* [slices,O,D]; [O] */
-    float *dbias_parts, *dgamma, *dbeta; /* partial sums, slowest index the cut */
-    int64_t slice, slices;               /* of G: rows of one, and their number */
-    int64_t rows_of_block, blocks;       /* of dbias */
-    int64_t finisher_rows, finishers;    /* rows of a warp of finish_kernel; blocks down O */
-    void* workspace;                     /* of the handle's products */
+    float *dbias_parts, *dgamma, *dbeta; /* partial sums; the slowest index is the cut */
+    int64_t slice, slices;               /* rows in a slice of G; number of slices */
+    int64_t rows_of_block, blocks;       /* rows and blocks of the sum dbias */
+    int64_t finisher_rows, finishers;    /* rows of a warp of finish_kernel; number of blocks down O */
+    void* workspace;                     /* workspace of the handle's products */
     bool wants_g, wants_dbias;
     size_t bytes;
 };
@@ -158,7 +161,8 @@ static inline BackwardTiles plan_backward_tiles(const gt_rmsnorm_linear_args& a,
     plan.slices = a.M ? ceil_div(a.M, plan.slice) : 0;
     plan.rows_of_block = part_of(a.M, 4 * device.multiprocessors, ROW_WARPS * AT_ONCE);
     plan.blocks = a.M ? ceil_div(a.M, plan.rows_of_block) : 0;
-    plan.finisher_rows = ceil_div(a.O, 128 * ROW_WARPS); /* at most 128 partial sums: each is read again */
+    plan.finisher_rows = ceil_div(a.O, 128 * ROW_WARPS); /* at most 128 partial sums, since a later kernel reads each
+                                                          * again */
     plan.finishers = ceil_div(a.O, plan.finisher_rows * ROW_WARPS);
     if (!a.saved) plan.moments = arena.take<Moments>(a.M);
     if (is_split(a)) {
@@ -209,7 +213,8 @@ static gt_status launch_tiles_of(const TilesParams& p, int across, int64_t slice
     return GT_OK; /* not reached: uses_tensor_cores is false */
 }
 
-/* The product in the call's dtype.  workspace: for the caller's handle, NULL where the handle is not used. */
+/* Launches the product in the call's dtype.  `workspace` is for the caller's handle, or NULL if the handle is not
+ * used. */
 template <Product P>
 static gt_status launch_tiles(const gt_rmsnorm_linear_args& a, const TilesParams& p, int across, int64_t slices,
                               void* workspace, const Device& device, Chain& chain) {
@@ -226,7 +231,7 @@ static gt_status launch_tiles(const gt_rmsnorm_linear_args& a, const TilesParams
     return launch_tiles_of<f16, P>(p, across, slices, device, chain);
 }
 
-/* The caller's operands, or their parts. */
+/* The caller's operand, or its parts. */
 static inline Matrix weight_of(const gt_rmsnorm_linear_args& a, const bf16* parts) {
     return {parts ? parts : a.weight, a.D, (int)a.O, (int)a.D};
 }
@@ -281,7 +286,7 @@ static inline gt_status launch_g_tiles(const gt_rmsnorm_linear_args& a, const Ba
 
 /* ---- rmsnorm_linear: launches around them ------------------------------------------------------ */
 
-/* `kernel` of the call's type. */
+/* Runs `kernel` compiled for the call's type. */
 #define GT_RUN_OF(T, kernel, blocks, smem, p)                                                                          \
     run("rmsnorm_linear " #kernel, kernel<T>, blocks, 32 * ROW_WARPS, smem, chain, p)
 #define GT_RUN_TYPE(kernel, blocks, smem, p)                                                                           \
@@ -289,7 +294,7 @@ static inline gt_status launch_g_tiles(const gt_rmsnorm_linear_args& a, const Ba
      : a.dtype == GT_BF16 ? GT_RUN_OF(bf16, kernel, blocks, smem, p)                                                   \
                           : GT_RUN_OF(f16, kernel, blocks, smem, p))
 
-/* The parts of a matrix, if they are wanted. */
+/* Splits a matrix into its parts, if they are wanted. */
 static inline gt_status launch_split(const void* x, int64_t stride, int64_t rows, int64_t columns, bf16* parts,
                                      Chain& chain) {
     if (!parts) return GT_OK;
@@ -308,7 +313,7 @@ static inline gt_status launch_forward_tiles(const gt_rmsnorm_linear_args& a, co
     return status != GT_OK ? status : launch_output_tiles(a, plan, device, chain);
 }
 
-/* dn, then dx from it, and xhat; or xhat alone. */
+/* Computes dn, then dx from dn, and xhat; or xhat alone. */
 static inline gt_status launch_rows(const gt_rmsnorm_linear_args& a, Input in, const BackwardTiles& plan, bool is_saved,
                                     const Device& device, Chain& chain) {
     if (!a.dx) {
@@ -328,7 +333,7 @@ static inline gt_status launch_rows(const gt_rmsnorm_linear_args& a, Input in, c
     return GT_RUN_TYPE(gradient_kernel, ceil_div(a.M, ROW_WARPS), 0, p);
 }
 
-/* The sums over dy's rows, in the workspace and, if it is wanted, as the gradient. */
+/* Sums dy over its rows.  The sums go to the workspace, and if dbias is wanted also to the gradient. */
 static inline gt_status launch_dbias_tiles(const gt_rmsnorm_linear_args& a, const Input& in, const BackwardTiles& plan,
                                            Chain& chain) {
     ColumnParams p = {};

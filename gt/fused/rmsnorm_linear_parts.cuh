@@ -4,7 +4,7 @@
  * lo.  hi is the number rounded to bf16, mid the rest rounded to bf16, and lo the last rest.  Numbers from 2^-110 on
  * are exact; below, lo and then mid run out of exponents.  Two numbers in parts have nine products, and six are
  * computed.  The other three are at most 2^-24 of the result, of either sign.
- * A matrix in parts is three in memory, one after the other, lo first. */
+ * A matrix in parts consists of three matrices in memory, one after the other, lo first. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_PARTS_CUH
 #define GT_FUSED_RMSNORM_LINEAR_PARTS_CUH
 
@@ -13,7 +13,7 @@
 namespace gt {
 namespace rmsnorm_linear {
 
-/* The operand of tensor cores for a matrix of the caller's type T: the number of its parts, and their type. */
+/* The tensor cores' operand for a matrix of the caller's type T: the number of its parts, and their type. */
 template <class T>
 constexpr int PARTS = sizeof(T) == 4 ? 3 : 1;
 template <class T>
@@ -52,7 +52,7 @@ GT_DEV void store_piece(T* to, const float (&x)[8]) {
     }
 }
 
-/* Stores to an operand of tensor cores, a matrix of `size` elements. */
+/* Stores elements in an operand of tensor cores, a matrix of `size` elements. */
 template <class T>
 GT_DEV void store_operand(PartOf<T>* to, int64_t size, const float (&x)[8]) {
     if constexpr (PARTS<T> == 1) {
@@ -64,7 +64,7 @@ GT_DEV void store_operand(PartOf<T>* to, int64_t size, const float (&x)[8]) {
         GT_UNROLL
         for (int part = PARTS<T> - 1; part >= 0; part--) {
             float nearest[8];
-            GT_UNROLL /* to the largest of bf16, not to infinity; hi of NaN is finite, mid is not */
+            GT_UNROLL /* to the largest bf16, not to infinity; hi of NaN is finite, mid is not */
                 for (int e = 0; e < 8; e++) nearest[e] =
                     part == 2 ? fminf(fmaxf(rest[e], -0x1.fep127f), 0x1.fep127f) : rest[e];
             Vec<bf16, 8> piece;
@@ -78,8 +78,8 @@ GT_DEV void store_operand(PartOf<T>* to, int64_t size, const float (&x)[8]) {
 
 constexpr int PIECES = 4; /* pieces of a lane in flight */
 
-/* Calls load(d, i), then f(d, i), for the first element d of each of the lane's pieces.  i: the index among the pieces
- * that are loaded together; load is called for all of these before f. */
+/* For each of the lane's pieces, with first element d, calls load(d, i) and later f(d, i).  i is the index among pieces
+ * that are loaded together; all their loads come before the first f. */
 template <class Load, class Function>
 GT_DEV void for_pieces(int D, Load load, Function f) {
     for (int first = 8 * lane_id(); first < D; first += 256 * PIECES) {

@@ -1,17 +1,15 @@
-/* gt/fused/rmsnorm_linear_product.cuh - rmsnorm_linear: the products.
+/* gt/fused/rmsnorm_linear_product.cuh - rmsnorm_linear: the products, for any size.
  *
- * C [M,N] = A B, K being summed over, in tiles of BM x 64, 32 of K at a time.
+ * C [M,N] = A B, with a sum over K, in tiles of BM x 64, 32 of K at a time.
  * grid: tiles of N fastest, tiles of M, slices of K; block 128.
- * 16-bit operands run on tensor cores, a warp computing BM/2 x 32 of the tile; fp32, small sizes,
- * and bf16 on sm_75 run on fp32 units, a thread computing 8 x 4.
- * shared: two stages of both operands, one being read while the other is filled from registers,
- *     whose loads were issued before: at most 34 KB.  For tensor cores tiles lie as in memory
- *     (ldmatrix transposes), rows 16 bytes apart more than they are long, which keeps ldmatrix free
- *     of bank conflicts; for fp32 units k comes first.
- * registers: the thread's results (TENSOR: BM/2, else 32) and the loads of the next stage, 16 to
- *     32.
+ * 16-bit operands run on tensor cores; a warp computes BM/2 x 32 of the tile.  fp32, small sizes, and bf16 on sm_75 run
+ * on fp32 units; a thread computes 8 x 4.
+ * shared: two stages of both operands, at most 34 KB.  One stage is read while the other is filled from registers,
+ * whose loads were issued before.  For tensor cores tiles lie as in memory (ldmatrix transposes).  Rows have 16 bytes
+ * of padding, so that ldmatrix has no bank conflicts.  For fp32 units k comes first.
+ * registers: the thread's results (TENSOR: BM/2, else 32) and the loads of the next stage, 16 to 32.
  * bytes: A is read N/64 times and B M/BM times, mostly from the second-level cache.
- * K is summed in order, slices of it by reduce_rows: deterministic. */
+ * K is summed in order, and reduce_rows adds the slices of K in order: deterministic. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_PRODUCT_CUH
 #define GT_FUSED_RMSNORM_LINEAR_PRODUCT_CUH
 
@@ -29,20 +27,20 @@ constexpr int BN = 64, BK = 32;
 struct Operand {
     const void* data;
     int64_t stride, rows, columns;
-    bool is_aligned; /* rows and base, to 16 bytes */
+    bool is_aligned; /* whether rows and base are aligned to 16 bytes */
 };
 
 struct ProductParams {
     Operand a, b;
-    Input in;                    /* normalises A of OUTPUT, B of DWEIGHT */
-    bool parameters_are_aligned; /* gamma and beta, to 16 bytes */
+    Input in;                    /* x: A of OUTPUT, B of DWEIGHT; normalised when loaded */
+    bool parameters_are_aligned; /* whether gamma and beta are aligned to 16 bytes */
     void* out;
     int64_t out_stride;
-    bool out_is_aligned; /* rows and base, to two elements */
+    bool out_is_aligned; /* whether rows and base are aligned to two elements */
     const float* bias;
     int accumulate;
     int64_t M, N, K;
-    int64_t slice; /* of K, a multiple of BK; each has its own output [M,N] */
+    int64_t slice; /* extent of a slice of K, a multiple of BK; each slice has its own output [M,N] */
     int64_t tiles_m, tiles_n, slices;
 };
 
@@ -64,21 +62,21 @@ struct ProductTraits {
     typedef typename std::conditional<P == OUTPUT, T, float>::type Out;
     static constexpr Product PRODUCT = P;
     static constexpr bool USES_TENSOR_CORES = TENSOR;
-    static constexpr int BM = ROWS_OF_TILE, MT = BM / 32, NT = 4;        /* 16 x 8 tiles of a warp */
-    static constexpr bool A_IS_KM = P == DWEIGHT, B_IS_KN = P != OUTPUT; /* in memory */
+    static constexpr int BM = ROWS_OF_TILE, MT = BM / 32, NT = 4;        /* a warp has MT x NT tiles of 16 x 8 */
+    static constexpr bool A_IS_KM = P == DWEIGHT, B_IS_KN = P != OUTPUT; /* A is [K,M], B is [K,N] in memory */
     typedef Tile<T, A_IS_KM ? BK : BM, A_IS_KM ? BM : BK> TileA;
     typedef Tile<T, B_IS_KN ? BK : BN, B_IS_KN ? BN : BK> TileB;
-    /* elements from row to row in shared memory, and bytes of an operand */
+    /* Elements from row to row in shared memory, and bytes of an operand. */
     static constexpr int PITCH_A = !TENSOR ? BM + 4 : (A_IS_KM ? BM : BK) + 8;
     static constexpr int PITCH_B = !TENSOR ? BN + 4 : (B_IS_KN ? BN : BK) + 8;
     static constexpr int BYTES_A = !TENSOR ? 4 * BK * PITCH_A : 2 * (A_IS_KM ? BK : BM) * PITCH_A;
     static constexpr int BYTES_B = !TENSOR ? 4 * BK * PITCH_B : 2 * (B_IS_KN ? BK : BN) * PITCH_B;
     static constexpr int STAGE = BYTES_A + BYTES_B, SMEM = 2 * STAGE;
-    static constexpr int MIN_BLOCKS = BM == 128 ? 2 : 3; /* on a multiprocessor, without spills */
+    static constexpr int MIN_BLOCKS = BM == 128 ? 2 : 3; /* blocks on a multiprocessor, without spills */
     static_assert(TENSOR || BM == 64, "128 threads of 8 x 4 results");
 };
 
-/* The 16 bytes at [row, column]; 0 beyond the matrix. */
+/* Loads the 16 bytes at [row, column].  Elements beyond the matrix are 0. */
 template <class T>
 GT_DEV Vec<T, 16 / sizeof(T)> load_chunk(const void* data, int64_t stride, int64_t rows, int64_t columns,
                                          bool is_aligned, int64_t row, int64_t column) {
@@ -102,7 +100,8 @@ GT_DEV void load_tile(Tile<T, ROWS, COLUMNS>& tile, const Operand& from, int64_t
                                       row0 + tile.row(i), column0 + tile.column());
 }
 
-/* parameter[column ...], 0 beyond the row, `missing` if it is NULL. */
+/* Loads parameter[column ...].  Elements beyond the row are 0.  If the parameter is NULL, every element is
+ * `missing`. */
 template <int COUNT>
 GT_DEV void load_parameter(float (&to)[COUNT], const float* parameter, const ProductParams& p, int64_t column,
                            float missing) {
@@ -150,7 +149,7 @@ GT_DEV void store_tile(uint32_t shared, const Tile<T, ROWS, COLUMNS>& tile) {
     }
 }
 
-/* The same for a tile of x, which becomes n.  Columns beyond D become 0.  Rows beyond M do not matter: they meet zeros
+/* Stores a tile of x and normalises it to n.  Columns beyond D become 0.  Rows beyond M do not matter: they meet zeros
  * of dy, or give rows of y that are not stored. */
 template <class T, bool TENSOR, bool K_IS_FIRST, int PITCH, int ROWS, int COLUMNS>
 GT_DEV void store_normalised(uint32_t shared, const Tile<T, ROWS, COLUMNS>& tile, const ProductParams& p, int64_t row0,

@@ -1,5 +1,5 @@
 /* gt/fused/rmsnorm_linear_rows.cuh - the kernels of rmsnorm_linear before and after its products on tensor cores, for
- * rows of whole 16-byte pieces.  With the letters of gt_fused.cuh and rmsnorm_linear.cuh:
+ * rows of whole 16-byte pieces.  gt_fused.cuh and rmsnorm_linear.cuh define the letters.
  *     normalise_kernel   x -> mean and rstd, n          before y = n weight^T; in backward xhat, before G = dy^T xhat
  *     gradient_kernel    x, dn -> dx, xhat              after dn = dy weight, before G
  *     finish_kernel      G -> dweight, dgamma, dbeta    after G
@@ -13,12 +13,12 @@
 namespace gt {
 namespace rmsnorm_linear {
 
-/* A warp's row of x.  Up to 256 PIECES elements are loaded once and kept. */
+/* A warp's row of x.  If the row has at most 256 PIECES elements, it is loaded once and kept. */
 template <class T>
 struct PieceRow {
     const T* x;
     int D;
-    bool is_kept; /* all of the row is in v */
+    bool is_kept; /* v holds the whole row */
     Vec<T, 8> v[PIECES];
 
     GT_METHOD PieceRow(const Input& in, int64_t m) {
@@ -34,7 +34,7 @@ struct PieceRow {
         if (!is_kept) v[i] = load_piece(x + d);
     }
 
-    /* Sum over the row of f(x), the same in all lanes. */
+    /* Sum of f(x) over the row.  All lanes get the same sum. */
     template <class Function>
     GT_METHOD float sum(Function f) {
         float sum = 0.0f;
@@ -60,14 +60,15 @@ GT_DEV void load_8(float (&to)[8], const float* parameter, int d, float missing)
 }
 
 /* ---- rmsnorm_linear: n, or xhat --------------------------------------------------------------
- * grid ceil(M/8), block 256: a warp per row.
- * bytes: x and out once; rows of more than 1024 again from the first-level cache, once (RMS) or three times (LAYER).
- * registers: 4 pieces as loaded.  No shared memory.
+ * grid ceil(M/8), block 256: a warp a row.
+ * bytes: x and out once.  Rows of more than 1024 elements are read again from the first-level cache, once (RMS) or
+ * three times (LAYER).
+ * registers: 4 loaded pieces.  No shared memory.
  * Sums: a lane's elements in order, then a butterfly: deterministic. */
 struct NormaliseParams {
-    Input in;        /* gamma = beta = NULL makes xhat of n */
-    int has_moments; /* in.moments are read, else computed and written */
-    void* out;       /* n or xhat, [M,D]; of fp32 in parts */
+    Input in;        /* with gamma = beta = NULL, n is xhat */
+    int has_moments; /* the kernel reads in.moments; otherwise it computes and stores them */
+    void* out;       /* n or xhat, [M,D]; fp32: in parts */
 };
 
 template <class T>
@@ -97,13 +98,14 @@ normalise_kernel(const GT_GRID_CONSTANT NormaliseParams p) {
 /* ---- rmsnorm_linear: dx, and xhat -------------------------------------------------------------
  * dx = rstd (dxhat - mean(dxhat) - xhat mean(dxhat . xhat)), dxhat = dn . gamma; RMSNorm leaves out mean(dxhat).
  * grid, block and sums as above.
- * bytes: x and dn once, rows of more than 1024 again from the first-level cache; dx, and xhat if wanted.
+ * bytes: x and dn once; dx, and xhat if wanted.  Rows of more than 1024 elements are read again from the first-level
+ * cache.
  * registers: 4 pieces of x and of dn, two sums.  No shared memory. */
 struct GradientParams {
     Input in;
     const void* dn;      /* [M,D] */
-    void* xhat;          /* [M,D], of fp32 in parts; 16 bits: in place of dn */
-    const float* scales; /* of dn in fp16: for 64 neighbours of a row each */
+    void* xhat;          /* [M,D], fp32 in parts; 16 bits: overwrites dn */
+    const float* scales; /* scales of dn in fp16, one for 64 adjacent columns of a row */
     void* dx;
     int64_t dx_stride;
     int wants_xhat;
@@ -125,7 +127,7 @@ gradient_kernel(const GT_GRID_CONSTANT GradientParams p) {
     const Moments s = ldg<Moments>(in.moments + m);
     Vec<T, 8> v[PIECES], dn[PIECES];
     float xhat[8], dxhat[8], mean = 0.0f, slope = 0.0f; /* mean(dxhat), mean(dxhat . xhat) */
-    bool is_kept = false;                               /* all of the row is in registers */
+    bool is_kept = false;                               /* registers hold the whole row */
     const auto load = [&](int d, int i) {
         if (is_kept) return;
         v[i] = load_piece(x + d);
@@ -162,29 +164,29 @@ gradient_kernel(const GT_GRID_CONSTANT GradientParams p) {
 }
 
 /* ---- rmsnorm_linear: dweight, dgamma and dbeta from G -----------------------------------------
- * G = dy^T xhat comes in slices, each the sum over some of the M rows.
- * grid ceil(D/128) tiles of columns, fastest, times blocks of rows of weight; block 256 = 8 warps, a row each of 128
- * columns, 4 a lane.
+ * G = dy^T xhat comes in slices; each slice is the sum over some of the M rows.
+ * grid: tiles of 128 columns, ceil(D/128), fastest, times blocks of rows of weight.  A block has 256 threads, 8 warps;
+ * a warp takes a row of 128 columns, 4 a lane.
  * shared: 8 KB, the warps' sums for dgamma and dbeta.
  * registers: 4 columns of 8 slices of G, of gamma and beta, and of two sums.
- * bytes: the slices of G once, weight once if dgamma or dbeta is wanted, dweight once or, accumulated, twice.
- * The slices are added in order, a warp's rows in order, then the warps: deterministic. */
+ * bytes: the slices of G once; weight once if dgamma or dbeta is wanted; dweight once, or twice if it accumulates.
+ * The slices are added in order, then a warp's rows in order, then the warps: deterministic. */
 struct FinishParams {
     const float* parts; /* the slices of G, [slices,O,D] */
     int64_t slices;
     const void* weight;
     const float *gamma, *beta;
-    const float* dbias;    /* [O], if beta or dbeta is not NULL */
+    const float* dbias;    /* [O]; needed if beta or dbeta is not NULL */
     float* dweight;        /* [O,D], or NULL */
     float *dgamma, *dbeta; /* partial sums [blocks of rows,D], or NULL */
     int O, D, accumulate;
-    int rows; /* of a warp */
+    int rows; /* rows of a warp */
 };
 
 constexpr int SLICES_AT_ONCE = 8;
 
-/* Adds up the 8 warps' sums of the lane's columns d ... d + 3, and stores them in row `block` of partials.  values: the
- * warps' sums in shared memory. */
+/* Adds up the 8 warps' sums of the lane's columns d ... d + 3.  Stores them in row `block` of `partials`.  values:
+ * address of the warps' sums. */
 GT_DEV void store_finished(float* partials, uint32_t values, int64_t block, int D, int d) {
     if (!partials || d >= D) return;
     Vec<float, 4> sum = {};

@@ -1,30 +1,30 @@
-/* gt/fused/rmsnorm_linear_sm90.cuh - rmsnorm_linear: products of matrices on compute capability 9.0.
+/* gt/fused/rmsnorm_linear_sm90.cuh - rmsnorm_linear: matrix products on compute capability 9.0.
  *
- * C [M,N] = A B, K being summed over, in tiles of 128 x 256 or 128 x 128, 64 of K at a time, by wgmma: y, dn and G.
- * Operands and results as in rmsnorm_linear_tiles.cuh; for dn with whole rows in a tile (D <= 256), dx is made at the
- * end.
+ * wgmma computes y, dn and G as C [M,N] = A B, with a sum over K.  Tiles are 128 x 256 or 128 x 128; 64 of K are taken
+ * at a time.  Operands and results are the same as in rmsnorm_linear_tiles.cuh.  If a tile holds whole rows of dn (D <=
+ * 256), the kernel also computes dx at the end.
  *
- * grid: a block a multiprocessor, each takes every grid-th tile.  Block 384 threads: two warpgroups multiply, 64 rows
- *     of the tile each; a warp of the third has the tiles of both operands loaded (tile_load).
- * shared: 4 or 6 stages of both operands, 48 or 32 KB each, in panels of 128-byte rows with swizzle (wgmma.cuh): of
- *     64 k where k is the last index in memory, else of 64 of M or N, which wgmma transposes.
- *     A stage is FULL when its bytes have landed, EMPTY when both warpgroups have multiplied it.
- * registers: 128 results of 240; 64 for results of the tile before, rounded, which leave while the first eight stages
- *     of this one are multiplied (multiply_and_store_tiles).
+ * grid: a block a multiprocessor; each block takes every grid-th tile.  A block has 384 threads in three warpgroups.
+ * Two of them multiply, 64 rows of the tile each.  A warp of the third loads the tiles of both operands (tile_load).
+ * shared: 4 or 6 stages of both operands, 48 or 32 KB each, in panels of 128-byte rows with swizzle (wgmma.cuh).  A
+ * panel row has 64 k if k is the last index in memory.  Otherwise it has 64 of M or N, and wgmma transposes.  A stage
+ * is FULL when its bytes have landed, and EMPTY when both warpgroups have multiplied it.
+ * registers: 240.  128 of them hold results.  64 hold the rounded results of the tile before.  They are stored while
+ * the first eight stages of this tile are multiplied (multiply_and_store_tiles).
  * tensor cores: 128 cycles for 64 x 256 x 16; a stage takes 1024 of them.
- * shared memory cycles of a stage: 640 read by wgmma, 384 written by loads.
+ * shared memory cycles of a stage: 640 for reads by wgmma, 384 for writes by loads.
  * bytes: A is read N/256 times, B M/128 times, from the second-level cache: 48 KB a block and stage.
  * A thread stores results in 16 bytes, as in rmsnorm_linear_tiles.cuh; fp32 results in 8.
  *
- * fp32: operands in parts (rmsnorm_linear_parts.cuh), tiles of 128 x 128.  A stage has a part of both.  Three stages
- *     have 64 of K, from which the six products are made, so that each part is loaded once.  That takes 32 bytes a
- *     block and clock, as much as one product of 128 x 256.
- * Tensor cores round sums towards zero.  So each sum over 64 of K starts from zero, small products first, and is then
- *     added in fp32 while the next is multiplied.  Rounding cuts four sums that matter, by 2^-24 each.
- * registers: 64 results each of two of these sums, and of the total.
+ * fp32: operands are in parts (rmsnorm_linear_parts.cuh), and tiles are 128 x 128.  A stage has one part of both
+ * operands.  Three stages have 64 of K, and the six products come from these three, so that each part is loaded once.
+ * This takes 32 bytes a block and clock, as much as one product of 128 x 256.
+ * Tensor cores round sums towards zero.  So each sum over 64 of K starts from zero, small products first.  It is added
+ * in fp32 while the next sum is multiplied.  Four sums matter for the rounding; each loses at most 2^-24.
+ * registers: 64 results for each of two sums and for the total.
  * tensor cores: 3072 cycles for 64 of K.  Shared memory: 2304 cycles of wgmma and 768 of loads.
  *
- * K is summed in order, slices of it by finish_kernel: deterministic. */
+ * K is summed in order, and finish_kernel adds the slices of K in order: deterministic. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_SM90_CUH
 #define GT_FUSED_RMSNORM_LINEAR_SM90_CUH
 
@@ -57,12 +57,12 @@ struct HopperTile {
     static_assert(!IS_SPLIT || STAGES == LOADS, "multiply_parts names stages");
 };
 
-constexpr int PANEL = 128 * 64; /* bytes of 64 rows of 128 */
+constexpr int PANEL = 128 * 64; /* bytes of 64 rows of 128 bytes */
 
 /* ---- loads ------------------------------------------------------------------------------------ */
 
-/* Operands of a product.  A box is a panel of 128-byte rows of a part: EXTENT of M or N by 64 k, or 64 k by 64 of M or
- * N. */
+/* Operands of a product.  A box is one panel of 128-byte rows of a part: EXTENT of M or N by 64 k, or 64 k by 64 of M
+ * or N. */
 struct HopperParams {
     TilesParams tiles;
     TensorMap a, b;
@@ -108,7 +108,7 @@ GT_DEV void load_tiles(const TilesParams& p, const TensorMap& a, const TensorMap
 
 /* ---- results ---------------------------------------------------------------------------------- */
 
-/* A warp's 16 rows of 64 x 8 TILES results, laid out as mma has them. */
+/* A warp's 16 rows of 64 x 8 TILES results, in the register layout of mma. */
 template <class T, int TILES>
 struct WarpRows {
     float c[TILES][4];
@@ -117,7 +117,8 @@ struct WarpRows {
     GT_METHOD void add_to_columns(const float* bias, int n, int columns) {
         GT_UNROLL
         for (int j = 0; j < TILES; j++) {
-            const int at = made_here(n) + 8 * j + lane_id() % 4 * 2; /* otherwise all of bias would be loaded at once */
+            const int at = made_here(n) + 8 * j + lane_id() % 4 * 2; /* otherwise the compiler loads all of bias at
+                                                                      * once */
             Vec<float, 2> two = {};
             if (at < columns) two = {{bias[at], bias[at + 1]}};
             GT_UNROLL
@@ -129,7 +130,7 @@ struct WarpRows {
     GT_METHOD void scale_rows(const TilesParams& p, int m, int n) {
         const int groups = (p.N + 63) / 64;
         GT_UNROLL
-        for (int i = 0; i < TILES / 4; i++) { /* halves of 64 columns */
+        for (int i = 0; i < TILES / 4; i++) { /* two halves of 64 columns */
             float most = 0.0f;
             GT_UNROLL
             for (int j = 0; j < 16; j++) most = fmaxf(most, fabsf(c[i / 2 * 8 + j / 2][i % 2 * 2 + j % 2]));
@@ -142,7 +143,7 @@ struct WarpRows {
         }
     }
 
-    /* As fp32. */
+    /* Stores the results as fp32. */
     GT_METHOD void store_sums(const TilesParams& p, int slice, int m, int n) const {
         const int row0 = m + lane_id() / 4, column0 = n + lane_id() % 4 * 2;
         float* out = static_cast<float*>(p.out) + ((int64_t)slice * p.M + row0) * p.out_stride + column0;
@@ -157,10 +158,10 @@ struct WarpRows {
     }
 };
 
-/* Results rounded to 16 bits, kept until they are stored. */
+/* A tile's results, rounded to 16 bits and kept until they are stored. */
 template <class T, int TILES>
 struct HeldRows {
-    uint32_t pair[TILES][2]; /* rows lane / 4 and 8 more, 2 columns */
+    uint32_t pair[TILES][2]; /* rows lane / 4 and lane / 4 + 8, 2 columns each */
 
     GT_METHOD void take(const float (&c)[TILES][4]) {
         GT_UNROLL
@@ -168,8 +169,8 @@ struct HeldRows {
             pair[i / 2][i % 2] = Element<T>::pack(c[i / 2][i % 2 * 2], c[i / 2][i % 2 * 2 + 1]);
     }
 
-    /* Parts first ... end - 1 of TILES / 2: 8 rows by 32 columns each; to rows from m and columns from n on of
-     * out [rows, columns].  Addresses are made here: no registers are left to keep them. */
+    /* Stores parts first ... end - 1 of TILES / 2.  A part is 8 rows by 32 columns.  They go to rows from m and columns
+     * from n on of out [rows, columns].  Addresses are computed here, since no registers are left to keep them. */
     GT_METHOD void store(void* out, int64_t stride, int rows, int columns, int m, int n, int first, int end) const {
         const int j = lane_id() % 4;
         GT_UNROLL
@@ -199,7 +200,7 @@ struct TileOperands {
     }
 };
 
-/* A warpgroup's way through the stages. */
+/* A warpgroup's progress through the stages. */
 template <class C>
 struct Multiplier {
     typedef typename C::Type T;
@@ -207,7 +208,7 @@ struct Multiplier {
     TileOperands<C> operands;
     typename C::Stages ring;
     RingCursor at;
-    int before; /* the stage before, whose products may be in flight, or -1 */
+    int before; /* the previous stage, whose products may be in flight, or -1 */
 
     GT_METHOD explicit Multiplier(uint32_t smem) : operands(smem), ring{smem}, at(0), before(-1) {}
 
@@ -230,7 +231,7 @@ struct Multiplier {
         at.next<C::STAGES>();
     }
 
-    /* Afterwards no product is in flight. */
+    /* Waits until no product is in flight. */
     GT_METHOD void finish() {
         wgmma_wait<0>();
         mbarrier_arrive_warp(ring.empty_of(before));
@@ -238,7 +239,7 @@ struct Multiplier {
     }
 };
 
-/* Calls before_end(results, place), while the tile is still multiplied, and end(results, place), for every tile. */
+/* For every tile, calls before_end(results, place) while the tile is still multiplied, and then end(results, place). */
 template <class C, class BeforeEnd, class End>
 GT_DEV void multiply_tiles(const TilesParams& p, uint32_t smem, BeforeEnd before_end, End end) {
     Multiplier<C> multiplier(smem);
@@ -256,18 +257,18 @@ GT_DEV void multiply_tiles(const TilesParams& p, uint32_t smem, BeforeEnd before
     }
 }
 
-/* multiply_tiles that rounds and stores a tile's results while the next tile is multiplied: eight of its stages start
- * products, and meanwhile each stores an eighth of the rows.  Stored at once, results take 1500 clocks of both
- * warpgroups, in which tensor cores are idle: of 34,000 for K = 2048, of 18,000 for 1024.  These eight stages are a
- * separate loop, since registers have constant names; no product is in flight from it to the next loop.  The other
- * warpgroup multiplies meanwhile. */
+/* As multiply_tiles, but rounds a tile's results and stores them during the next tile.  After the start of the products
+ * of each of its first eight stages, an eighth of the rows is stored.  Stored at once, results would take 1500 clocks
+ * of both warpgroups, of 34,000 for K = 2048 or of 18,000 for 1024; tensor cores would be idle meanwhile.  The eight
+ * stages are a loop of their own, since registers have constant names.  Between this loop and the next no product is in
+ * flight; the other warpgroup multiplies meanwhile. */
 template <class C, class End>
 GT_DEV void multiply_and_store_tiles(const TilesParams& p, uint32_t smem, End end) {
     constexpr int STEPS = 8, TILES = C::BN / 8, PARTS = TILES / 2 / STEPS;
     static_assert(PARTS * STEPS * 2 == TILES, "every step stores as much");
     Multiplier<C> multiplier(smem);
     HeldRows<typename C::Type, TILES> held;
-    int m = p.M, n = 0; /* where results go; nowhere yet */
+    int m = p.M, n = 0; /* where results go; at first nowhere */
     const auto store = [&](int i) { held.store(p.out, p.out_stride, p.M, p.N, m, n, i * PARTS, (i + 1) * PARTS); };
     GT_NO_UNROLL
     for (int tile = block_x(); tile < p.tiles; tile += grid_x()) {
@@ -303,25 +304,25 @@ GT_DEV void multiply_and_store_tiles(const TilesParams& p, uint32_t smem, End en
     for (int i = 0; i < STEPS; i++) store(i);
 }
 
-/* The warpgroup's sums of products of operands in parts. */
+/* A warpgroup's sums of products of operands in parts. */
 template <class C>
 struct PartSums {
     static constexpr int TILES = C::BN / 8;
-    float total[TILES][4], even[TILES][4], odd[TILES][4]; /* the total, and sums over 64 of K */
+    float total[TILES][4], even[TILES][4], odd[TILES][4]; /* the total, and two sums over 64 of K */
 
     GT_METHOD void clear() {
         GT_UNROLL
         for (int i = 0; i < 4 * TILES; i++) total[i / 4][i % 4] = 0.0f;
     }
 
-    /* Adds a complete sum. */
+    /* Adds a complete sum to the total. */
     GT_METHOD void add(float (&sum)[TILES][4]) {
         wgmma_pin(sum);
         GT_UNROLL
         for (int i = 0; i < 4 * TILES; i++) total[i / 4][i % 4] += sum[i / 4][i % 4];
     }
 
-    /* Sets `sum` to the sum over 64 of K; their parts are in three stages from FIRST on.  then(i) runs after the last
+    /* Sets `sum` to the sum over 64 of K, whose parts lie in three stages from FIRST on.  then(i) runs after the last
      * product that reads part i. */
     template <int FIRST, class Then>
     GT_METHOD void multiply(float (&sum)[TILES][4], uint32_t smem, int parity, Then then) {
@@ -347,8 +348,8 @@ struct PartSums {
     }
 };
 
-/* multiply_tiles of operands in parts.  No product is in flight between two steps of 128 of K: ptxas would not see that
- * a sum is complete before it is added.  The other warpgroup multiplies meanwhile. */
+/* multiply_tiles for operands in parts.  Between two steps of 128 of K no product is in flight: otherwise ptxas would
+ * not see that a sum is complete before its addition.  The other warpgroup multiplies meanwhile. */
 template <class C, class End>
 GT_DEV void multiply_parts(const TilesParams& p, uint32_t smem, End end) {
     const auto release = [&](int stage) { mbarrier_arrive_warp(typename C::Stages{smem}.empty_of(stage)); };
@@ -361,7 +362,7 @@ GT_DEV void multiply_parts(const TilesParams& p, uint32_t smem, End end) {
         sums.clear();
         GT_NO_UNROLL
         for (int left = at.end - at.first; left > 0; left -= C::STEP) {
-            const uint32_t here = (uint32_t)made_here((int)smem); /* else addresses of all products would be kept */
+            const uint32_t here = (uint32_t)made_here((int)smem); /* else the compiler keeps all products' addresses */
             sums.template multiply<0>(sums.even, here, parity, [](int) {});
             sums.template multiply<3>(sums.odd, here, parity, [&](int i) {
                 wgmma_wait<3>();
@@ -384,7 +385,7 @@ GT_DEV void multiply_parts(const TilesParams& p, uint32_t smem, End end) {
     }
 }
 
-/* Gives warps their roles, after the barriers' initialisation: one warp loads, a warpgroup multiplies. */
+/* Initialises the barriers and gives the warps their roles: one warp loads, warpgroups multiply. */
 template <class C, class Load, class Multiply>
 GT_DEV void run_loader_and_multipliers(Load load, Multiply multiply) {
     sync_warp();
@@ -401,7 +402,7 @@ GT_DEV void run_loader_and_multipliers(Load load, Multiply multiply) {
     }
 }
 
-/* multiply(smem) is a warpgroup's part. */
+/* Runs multiply(smem) as the role of each multiplying warpgroup. */
 template <class C, class Multiply>
 GT_DEV void run_tiles(const TilesParams& p, const TensorMap& a, const TensorMap& b, Multiply multiply) {
     const uint32_t smem = smem_base_of_tiles();
@@ -409,7 +410,7 @@ GT_DEV void run_tiles(const TilesParams& p, const TensorMap& a, const TensorMap&
     run_loader_and_multipliers<C>([&] { load_tiles<C>(p, a, b, smem); }, [&] { multiply(smem); });
 }
 
-/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* Without sm_90a code this kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class C>
 GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
 hopper_tiles_kernel(const GT_GRID_CONSTANT HopperParams params) {
@@ -443,15 +444,15 @@ hopper_tiles_kernel(const GT_GRID_CONSTANT HopperParams params) {
 }
 
 /* ---- dx from whole rows of dn --------------------------------------------------------------------
- * hopper_tiles_kernel for dn if a tile has all columns, D <= 256: dn stays in registers, in fp32, and becomes dx; xhat
- * is stored, too.
- * registers: 32 more for 8 of the warp's rows of x.  The first rows load while the last products run. */
+ * hopper_tiles_kernel for dn if a tile has all columns (D <= 256).  dn stays in registers, in fp32, and becomes dx.
+ * The kernel also stores xhat.
+ * registers: 32 more for 8 of the warp's rows of x.  The first rows are loaded while the last products run. */
 struct DxParams {
     HopperParams product;
     GradientParams gradient;
 };
 
-/* 8 of a warp's 16 rows of x in the registers of mma: pair[i] are row lane / 4, 2 columns of tile i of 8. */
+/* 8 of a warp's 16 rows of x, in the registers of mma.  pair[i] holds row lane / 4, 2 columns of tile i of 8. */
 template <class T, int TILES>
 struct XRows {
     uint32_t pair[TILES];
@@ -473,19 +474,19 @@ struct XRows {
     }
 
     GT_METHOD float xhat(int i, int e) const {
-        const uint32_t two = (uint32_t)made_here((int)pair[i]); /* otherwise xhat of all would be kept */
+        const uint32_t two = (uint32_t)made_here((int)pair[i]); /* otherwise the compiler keeps xhat of all */
         return xhat_of(s, e ? Element<T>::hi(two) : Element<T>::lo(two));
     }
 };
 
-/* The 8 rows from m0 on: half HALF of the warp's rows in dn. */
+/* Takes the 8 rows from m0 on, half HALF of the warp's rows of dn. */
 template <int HALF, class T, int TILES>
 GT_DEV void store_dx(const GradientParams& p, WarpRows<T, TILES>& dn, const XRows<T, TILES>& x, int m0) {
     const int D = (int)p.in.D, j = lane_id() % 4, m = m0 + lane_id() / 4;
     float mean = 0.0f, slope = 0.0f;
     GT_UNROLL
     for (int i = 0; i < TILES; i++) {
-        const int d = made_here(2 * j) + 8 * i; /* else gamma would be loaded for all i at once */
+        const int d = made_here(2 * j) + 8 * i; /* otherwise the compiler loads gamma for all i at once */
         Vec<float, 2> gamma = {{1.0f, 1.0f}};
         if (p.in.gamma && d < D) gamma = ldg<Vec<float, 2>>(p.in.gamma + d);
         GT_UNROLL

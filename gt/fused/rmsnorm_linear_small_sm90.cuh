@@ -1,23 +1,23 @@
 /* gt/fused/rmsnorm_linear_small_sm90.cuh - rmsnorm_linear forward on compute capability 9.0, D <= 128 in 16 bits: one
- * kernel that keeps the weight.
+ * kernel that keeps the weight in shared memory.
  *
- * y = n weight^T + bias.  All of the weight stays in shared memory, up to O = 512 with D = 128, O = 1024 with D = 64.
+ * y = n weight^T + bias.  The whole weight fits in shared memory up to O = 512 with D = 128, or O = 1024 with D = 64.
  *
- * grid: a block a multiprocessor, each takes every grid-th 128 rows; block 512 threads: four warpgroups.  Two have the
- *     same 64 rows: one multiplies them by the even pieces of the weight, 128 of O each, the other by the odd ones,
- *     counted from the block's first piece.
- * A warp loads 8 rows of x into registers, at once, with gamma and beta, and stores them normalised in shared memory.
- *     The rows of the next unit are loaded before these are multiplied, its gamma and beta after that.
- * The weight is loaded in pieces with a barrier each, so that the first is multiplied while others are in flight.  Two
- *     pieces follow the block's first rows, the others are loaded once these rows are normalised: x comes from memory,
- *     the weight from the second-level cache.
- * y leaves by tile_store, half a piece at a time: the left half is stored while the right one is multiplied.
- * shared: normalised rows 16 KB for 64 of D, room for 128 KB of weight, y 16 KB a warpgroup; in panels of 128-byte rows
- *     with swizzle.
- * registers: 64 results, 16 of x, of 128; 32 of gamma and beta, but not beside results.
+ * grid: a block a multiprocessor; each takes every grid-th unit of 128 rows.  A block has 512 threads, four warpgroups.
+ * Two warpgroups have the same 64 rows.  The weight has pieces of 128 of O, counted from the block's first piece: one
+ * of the two warpgroups multiplies by the even pieces, the other by the odd ones.
+ * A warp loads 8 rows of x into registers at once, with gamma and beta, and stores the normalised rows in shared
+ * memory.  It loads the rows of the next unit before it multiplies these, and gamma and beta after that.
+ * The weight is loaded in pieces with a barrier each, so that the first piece is multiplied while others are in flight.
+ * Two pieces are loaded after the block's first rows, the others when these rows are normalised: x comes from memory,
+ * the weight from the second-level cache.
+ * tile_store stores y, half a piece at a time: the left half is stored while the right half is multiplied.
+ * shared: normalised rows 16 KB for 64 of D, room for 128 KB of weight, y 16 KB a warpgroup; all in panels of 128-byte
+ * rows with swizzle.
+ * registers: 64 results and 16 of x, of 128; 32 of gamma and beta, but not beside results.
  * clocks of a unit with D = 128, O = 512: tensor cores 4096; 160 KB of x and y at 19 bytes a clock, 8600.
  * bytes: x once, y once; the weight once a block from the second-level cache.
- * Sums of a row: as in rmsnorm_linear_whole_sm90.cuh: deterministic. */
+ * Sums of a row have the order of rmsnorm_linear_whole_sm90.cuh: deterministic. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_SMALL_SM90_CUH
 #define GT_FUSED_RMSNORM_LINEAR_SMALL_SM90_CUH
 
@@ -30,28 +30,28 @@ struct SmallParams {
     Input in;
     const float* bias; /* or NULL */
     int M, O;
-    int pieces;          /* of 128 of O */
-    int units;           /* of 128 rows */
-    TensorMap weight, y; /* boxes: 64 of D by 128 of O, 64 of O by 64 rows */
+    int pieces;          /* pieces of 128 of O */
+    int units;           /* units of 128 rows */
+    TensorMap weight, y; /* boxes: weight 64 of D by 128 of O, y 64 of O by 64 rows */
 };
 
-/* K_BLOCKS: of 64 of D. */
+/* K_BLOCKS: number of blocks of 64 of D. */
 template <class T, int K_BLOCKS_>
 struct SmallTile {
     typedef T Type;
     static constexpr int K_BLOCKS = K_BLOCKS_, BM = 128, BN = 128, THREADS = 512;
-    static constexpr int ROWS = 2 * BM * 64, PIECE = 2 * BN * 64; /* bytes of 64 of D */
+    static constexpr int ROWS = 2 * BM * 64, PIECE = 2 * BN * 64; /* bytes for 64 of D */
     static constexpr int MOST = 8 / K_BLOCKS;                     /* pieces */
     static constexpr int WEIGHT = K_BLOCKS * ROWS, Y = WEIGHT + MOST * K_BLOCKS * PIECE;
     static constexpr int FULL = Y + 4 * 2 * PANEL, SMEM = FULL + 8 * MOST;
     static_assert(SMEM <= 227 * 1024, "fits sm_90");
 };
 
-/* A warp's 8 rows: 8 lanes have two of them, each a piece of every 64 elements. */
+/* A warp's 8 rows.  8 lanes share two of them; each lane has a piece of every 64 elements. */
 template <class C>
 struct SmallRows {
     typedef typename C::Type T;
-    static constexpr int ROWS = C::BM / (C::THREADS / 32), COUNT = ROWS / 4; /* of a warp, of a lane */
+    static constexpr int ROWS = C::BM / (C::THREADS / 32), COUNT = ROWS / 4; /* rows of a warp, rows of a lane */
     const Input& in;
     Vec<T, 8> x[COUNT][C::K_BLOCKS];
     Gains gains[C::K_BLOCKS];
@@ -79,7 +79,7 @@ struct SmallRows {
             for (int i = 0; i < COUNT; i++) sum[i] += shfl_xor(sum[i], mask);
         }
         GT_UNROLL
-        for (int i = 0; i < COUNT; i++) { /* else x would be kept in fp32 */
+        for (int i = 0; i < COUNT; i++) { /* otherwise x would be kept in fp32 */
             GT_UNROLL
             for (int j = 0; j < C::K_BLOCKS * 4; j++)
                 x[i][j / 4].word[j % 4] = (uint32_t)made_here((int)x[i][j / 4].word[j % 4]);
@@ -132,7 +132,7 @@ struct SmallRows {
     }
 };
 
-/* 16-bit results of the warp to its 16 rows of a panel of 64 columns. */
+/* Stores the warp's 16-bit results in its 16 rows of a panel of 64 columns. */
 template <class T>
 GT_DEV void store_panel(uint32_t panel, const float (&c)[8][4]) {
     const int lane = made_here(lane_id()), matrix = lane / 8, row = warp_id() % 4 * 16 + matrix % 2 * 8 + lane % 8;
@@ -140,7 +140,7 @@ GT_DEV void store_panel(uint32_t panel, const float (&c)[8][4]) {
         c, [&](int k) { return panel + panel_at<128>(row, 2 * k + matrix / 2); }, Element<T>::pack);
 }
 
-/* Neighbouring blocks begin with different pieces, so that they load different pieces at a time. */
+/* Neighbouring blocks start with different pieces, so that they do not load the same piece at the same time. */
 GT_DEV int piece_after(const SmallParams& p, int piece, int count) {
     piece += count;
     return piece < p.pieces ? piece : piece - p.pieces;
@@ -159,14 +159,14 @@ GT_DEV void load_weight(const SmallParams& p, uint32_t smem, int piece, int coun
     }
 }
 
-/* Results of 64 rows from m on and 64 columns from n on, by the warpgroup's place in `panels`. */
+/* Stores the results of 64 rows from m on and 64 columns from n on, through the warpgroup's part of `panels`. */
 template <class C>
 GT_DEV void store_small(const SmallParams& p, uint32_t panels, WarpRows<typename C::Type, 8>& results, int m, int n) {
     const int warp = shfl_idx(warp_id(), 0), group = warp / 4;
     const bool stores = warp % 4 == 0;
     const uint32_t panel = panels + group * 2 * PANEL;
     if (p.bias) results.add_to_columns(p.bias, n, p.O);
-    if (stores) bulk_wait_read<1>(); /* this panel's former results are stored */
+    if (stores) bulk_wait_read<1>(); /* this panel's previous results are stored */
     bar_sync(3 + group, 128);
     store_panel<typename C::Type>(panel, results.c);
     fence_async_proxy();
@@ -176,7 +176,7 @@ GT_DEV void store_small(const SmallParams& p, uint32_t panels, WarpRows<typename
     bulk_commit();
 }
 
-/* 64 rows by 64 columns: a group of products. */
+/* Multiplies 64 rows by 64 columns: one group of products. */
 template <class C>
 GT_DEV void multiply_small(float (&c)[8][4], uint64_t a0, uint64_t b0) {
     GT_UNROLL
@@ -189,7 +189,7 @@ GT_DEV void multiply_small(float (&c)[8][4], uint64_t a0, uint64_t b0) {
     wgmma_commit();
 }
 
-/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* Without sm_90a code this kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class C>
 GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
 hopper_small_kernel(const GT_GRID_CONSTANT SmallParams p) {
@@ -213,12 +213,12 @@ hopper_small_kernel(const GT_GRID_CONSTANT SmallParams p) {
         const int m0 = unit * C::BM, group = shfl_idx(warp_id(), 0) / 4, half = group / 2;
         const uint64_t a0 = wgmma_tile<128, Major::K>(smem + half * PANEL);
         const uint64_t b0 = wgmma_tile<128, Major::K>(smem + C::WEIGHT);
-        if (unit != block_x()) bar_sync(1 + half, 256); /* the rows before have been multiplied */
+        if (unit != block_x()) bar_sync(1 + half, 256); /* the previous rows have been multiplied */
         x.normalise(smem, m0);
         fence_async_proxy();
         if (unit == block_x()) {
             sync_threads();
-            /* now, so that x is loaded first */
+            /* only now, so that x is loaded first */
             if (loads && p.pieces > 2) load_weight<C>(p, smem, piece_after(p, first, 2), p.pieces - 2);
         } else {
             bar_sync(1 + half, 256);
@@ -227,8 +227,8 @@ hopper_small_kernel(const GT_GRID_CONSTANT SmallParams p) {
         GT_NO_UNROLL
         for (int i = group % 2; i < p.pieces; i += 2) {
             const int piece = piece_after(p, first, i);
-            WarpRows<T, 8> left, right;                   /* columns of the piece */
-            mbarrier_wait(smem + C::FULL + 8 * piece, 0); /* no Ring: filled once */
+            WarpRows<T, 8> left, right;                   /* left and right columns of the piece */
+            mbarrier_wait(smem + C::FULL + 8 * piece, 0); /* no Ring, since each piece is filled only once */
             wgmma_fence();
             multiply_small<C>(left.c, a0, wgmma_step(b0, piece * C::K_BLOCKS * C::PIECE));
             multiply_small<C>(right.c, a0, wgmma_step(b0, piece * C::K_BLOCKS * C::PIECE + PANEL));
@@ -239,7 +239,7 @@ hopper_small_kernel(const GT_GRID_CONSTANT SmallParams p) {
             wgmma_pin(right.c);
             store_small<C>(p, smem + C::Y + PANEL, right, m0 + 64 * half, C::BN * piece + 64);
         }
-        if (unit + grid_x() < p.units) x.load_gains(); /* no registers are left to keep them */
+        if (unit + grid_x() < p.units) x.load_gains(); /* loaded here, since no registers were left to keep them */
     }
     if (shfl_idx(warp_id(), 0) % 4 == 0) bulk_wait_read<0>();
 #else

@@ -8,9 +8,9 @@ namespace gt {
 namespace rmsnorm_linear {
 
 /* ---- rmsnorm_linear: dx from dn --------------------------------------------------------------
- * grid ceil(M/8), block 256: a warp per row.  Reads x and dn twice, the second time from the
- * first-level cache, and writes dx.
- * registers: 8 elements of x, dn and gamma as loaded, two sums.  No shared memory.
+ * grid ceil(M/8), block 256: a warp a row.  A warp reads x and dn twice, the second time from the first-level cache,
+ * and writes dx.
+ * registers: 8 loaded elements of x, dn and gamma, two sums.  No shared memory.
  * Sums have the order of the moments' sums: deterministic. */
 struct RowParams {
     Input in;
@@ -19,8 +19,8 @@ struct RowParams {
     int64_t dx_stride;
 };
 
-/* Rows of up to this many elements are finished in double: in a row of one or two elements almost all of dxhat cancels,
- * and the small rest, which eps leaves, must keep its digits. */
+/* Rows of up to this many elements are finished in double.  In a row of one or two elements almost all of dxhat
+ * cancels.  eps leaves a small rest, which must keep its digits. */
 constexpr int SHORT_ROW = 4;
 
 GT_DEV void finish_short_row(const RowParams& p, int64_t m) {
@@ -42,7 +42,7 @@ GT_DEV void finish_short_row(const RowParams& p, int64_t m) {
                  (float)(rstd * (dxhat(d) - dmean - (x(d) - mean) * rstd * slope)));
 }
 
-/* Elements d, d + 32, ... of row m; dxhat is 0 beyond the row. */
+/* Loads elements d, d + 32, ... of row m.  dxhat is 0 beyond the row. */
 GT_DEV void load_row(float (&xhat)[AT_ONCE], float (&dxhat)[AT_ONCE], const RowParams& p, Moments s, int64_t m,
                      int64_t d) {
     const int64_t valid = (p.in.D - d + 31) / 32;
@@ -86,22 +86,22 @@ GT_KERNEL(32 * ROW_WARPS, 1) row_kernel(const GT_GRID_CONSTANT RowParams p) {
 }
 
 /* ---- rmsnorm_linear: sums over the rows ------------------------------------------------------
- * Of v [M,C], and of v . xhat if C = D: partial sums of a block of rows, for reduce_rows.
+ * Sums of v [M,C], and of v . xhat if C = D.  Each block of rows stores its partial sums, which reduce_rows adds.
  * grid ceil(C/32) times blocks of rows, block 256 = 8 rows x 32 columns; 2 KB of shared memory.
- * registers: 8 elements of v and x as loaded, two sums.
- * bytes: v once, x once if wanted, 16 a row and tile of columns for the moments.
+ * registers: 8 loaded elements of v and x, two sums.
+ * bytes: v once; x once if the second sum is wanted, and then 16 a row and tile of columns for the moments.
  * A warp adds its rows in order, then the warps' sums are added in order: deterministic. */
 struct ColumnParams {
     const void* v;
     gt_dtype dtype;
     int64_t stride, columns;
     Input in;
-    int64_t tiles, rows; /* of columns; of a block */
+    int64_t tiles, rows; /* tiles of columns; rows of a block */
     float *sums, *dots;  /* [blocks of rows, C]; NULL: not wanted */
 };
 
-/* Adds up the 8 warps' sums of column c, and stores them in row `block` of partials.  values: the warps' sums in shared
- * memory. */
+/* Adds up the 8 warps' sums of column c.  Stores them in row `block` of `partials`.  values: address of the warps'
+ * sums. */
 GT_DEV void store_column(float* partials, uint32_t values, const ColumnParams& p, int64_t block, int64_t c) {
     if (!partials || c >= p.columns) return;
     float sum = 0.0f;

@@ -1,26 +1,27 @@
 /* gt/fused/rmsnorm_linear_tiles.cuh - rmsnorm_linear: products of 16-bit matrices on tensor cores.
  *
- * C [M,N] = A B, K being summed over, in tiles of 128 x 256 or 128 x 128, 32 of K at a time: y, dn and dweight.
- * Needs compute capability 8.0, and rows that are whole pieces of 16 bytes; rmsnorm_linear_product.cuh has all others.
+ * The kernels compute y, dn and dweight as C [M,N] = A B, with a sum over K.  Tiles are 128 x 256 or 128 x 128; 32 of K
+ * are taken at a time.  They need compute capability 8.0, and rows that are whole pieces of 16 bytes;
+ * rmsnorm_linear_product.cuh takes all other calls.
  *
- * grid: the resident blocks, each takes every grid-th tile; block 256 or 128 threads.  A warp computes 64 x 64, 2 warps
- *     one below the other.  Neighbouring blocks take 8 tiles below one another, then the next 8 beside these, so that a
- *     wave of blocks reads few rows of A and of B.
- * shared: 4 or 3 stages of both operands, in memory's order: rows of 32 k, or of 128 or 256 of M or N where M or N is
- *     the last index (ldmatrix transposes); 96 KB for one block a multiprocessor, or 48 KB for two.  The 16-byte pieces
- *     of a row are swizzled: piece c of row r lies at c ^ (r / 2 % 4) in rows of 64 bytes, at c ^ (r % 8) in longer
- *     ones.  So the 8 rows of an ldmatrix and the 8 pieces of a copy meet all 32 banks.
- * The stages are filled by cp.async, STAGES - 1 ahead of the product.  Copies do not stop at the end of a tile: the
- *     next tile's first stages are copied while this one is stored.
- * registers: 128 results; the operands of 16 of k twice (64), so that ldmatrix of the next 16 runs beside the
- *     products of these.
- * issue slots of a warp and 16 of k: 32 mma, 8 ldmatrix, 3 cp.async with their addresses: of the 206 cycles that its
- *     tensor core needs on sm_90 (m16n8k16 at 62 % of 512 FMA a cycle), two warps sharing one.
+ * grid: the resident blocks; each block takes every grid-th tile.  A block has 256 or 128 threads.  A warp computes 64
+ * x 64; 2 warps lie below one another.  Neighbouring blocks take 8 tiles below one another, then the 8 tiles beside
+ * these, so that a wave of blocks reads few rows of A and of B.
+ * shared: 4 or 3 stages of both operands, in memory's order.  Rows are 32 k, or if M or N is the last index 128 or 256
+ * of M or N (ldmatrix transposes these).  They take 96 KB for one block a multiprocessor, or 48 KB for two.  The
+ * 16-byte pieces of a row are swizzled: piece c of row r lies at c ^ (r / 2 % 4) in rows of 64 bytes, at c ^ (r % 8) in
+ * longer ones.  So the 8 rows of an ldmatrix and the 8 pieces of a copy meet all 32 banks.
+ * cp.async fills the stages, STAGES - 1 ahead of the product.  Copies do not stop at the end of a tile: the next tile's
+ * first stages are copied while this tile is stored.
+ * registers: 128 results; the operands of 16 of k twice (64), so that ldmatrix of the next 16 overlaps the products of
+ * these.
+ * issue slots of a warp and 16 of k: 32 mma, 8 ldmatrix, 3 cp.async with their addresses.  The tensor core needs 206
+ * cycles for this on sm_90 (m16n8k16 at 62 % of 512 FMA a cycle), and two warps share one.
  * shared memory cycles of a block and 16 of k: 256 of ldmatrix, 96 of copies, of 413.
  * bytes: A is read N/BN times, B M/128 times, from the second-level cache: 12 KB a block and 16 of k.
  * A thread stores results in 16 bytes: the four lanes that share a row exchange their parts of four 8-column tiles, so
- *     that each has 8 neighbours.
- * K is summed in order, slices of it by finish_kernel: deterministic. */
+ * that each has 8 adjacent results.
+ * K is summed in order, and finish_kernel adds the slices of K in order: deterministic. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_TILES_CUH
 #define GT_FUSED_RMSNORM_LINEAR_TILES_CUH
 
@@ -29,7 +30,7 @@
 namespace gt {
 namespace rmsnorm_linear {
 
-/* A 16-bit matrix in memory, [rows, columns]; rows and base are aligned to 16 bytes, columns a multiple of 8. */
+/* A 16-bit matrix [rows, columns] in memory.  Rows and base are aligned to 16 bytes; columns is a multiple of 8. */
 struct Matrix {
     const void* data;
     int64_t stride;
@@ -38,13 +39,13 @@ struct Matrix {
 
 struct TilesParams {
     Matrix a, b;
-    void* out; /* y and dn in the operands' type, dweight fp32 */
+    void* out; /* y and dn have the operands' type, dweight is fp32 */
     int64_t out_stride;
-    const float* bias; /* of y, or NULL */
-    float* scales;     /* of dn in fp16, [M, N/64 rounded up]: the factor of its 64 neighbours */
+    const float* bias; /* bias of y, or NULL */
+    float* scales;     /* fp16 dn only, [M, N/64 rounded up]: the factor of 64 adjacent columns */
     int M, N, K;
-    int slice;                   /* of K, a multiple of BK; each has its own output [M,N] */
-    int tiles_m, tiles_n, tiles; /* down, across, and of all slices */
+    int slice;                   /* extent of a slice of K, a multiple of BK; each slice has its own output [M,N] */
+    int tiles_m, tiles_n, tiles; /* tiles down, tiles across, and tiles of all slices */
     int group;                   /* tiles below one another that are taken together */
 };
 
@@ -54,7 +55,7 @@ template <class T, Product P, int ACROSS>
 struct TileTraits {
     typedef T Type;
     static constexpr Product PRODUCT = P;
-    static constexpr bool A_IS_KM = P == DWEIGHT, B_IS_KN = P != OUTPUT; /* in memory */
+    static constexpr bool A_IS_KM = P == DWEIGHT, B_IS_KN = P != OUTPUT; /* A is [K,M], B is [K,N] in memory */
     static constexpr int WARPS = 2 * ACROSS, THREADS = 32 * WARPS;       /* ACROSS warps beside one another */
     static constexpr int BM = 128, BN = 64 * ACROSS, BK = TILE_K;
     static constexpr int STAGES = ACROSS == 4 ? 4 : 3, MIN_BLOCKS = ACROSS == 4 ? 1 : 2;
@@ -62,19 +63,19 @@ struct TileTraits {
     static constexpr int SMEM = STAGES * STAGE;
 };
 
-/* Offset of piece `piece` of row `row` in a shared tile of ROW elements a row. */
+/* Offset of piece `piece` of row `row` in a shared tile with ROW elements a row. */
 template <int ROW>
 GT_DEV uint32_t swizzled(int row, int piece) {
     return 2 * ROW * row + 16 * (piece ^ (ROW == 32 ? row / 2 % 4 : row % 8));
 }
 
-/* A thread's part of the copies of one operand: ROWS x COLUMNS of the matrix at a time. */
+/* A thread's part of the copies of one operand, ROWS x COLUMNS of the matrix at a time. */
 template <int THREADS, int ROWS, int COLUMNS>
 struct TileCopy {
     static constexpr int ACROSS = COLUMNS / 8, STEP = THREADS / ACROSS, COUNT = ROWS / STEP;
     static_assert(STEP % 8 == 0, "a step must not change the swizzle");
-    const uint16_t* from;        /* the thread's first piece, of the next tile to be copied */
-    int rows_left, columns_left; /* of the matrix, from its first piece on */
+    const uint16_t* from;        /* the thread's first piece in the next tile to be copied */
+    int rows_left, columns_left; /* rows and columns of the matrix from that piece on */
 
     GT_METHOD void start(const Matrix& of, int row0, int column0) {
         const int row = row0 + thread_id() / ACROSS, column = column0 + thread_id() % ACROSS * 8;
@@ -120,12 +121,12 @@ struct TilePlace {
     }
 };
 
-/* The next copy.  Copies run ahead of the products, into the tiles that follow. */
+/* The next copy.  Copies run ahead of the products, into later tiles. */
 template <class C>
 struct Copies {
     TileCopy<C::THREADS, C::A_IS_KM ? C::BK : C::BM, C::A_IS_KM ? C::BM : C::BK> a;
     TileCopy<C::THREADS, C::B_IS_KN ? C::BK : C::BN, C::B_IS_KN ? C::BN : C::BK> b;
-    int tile, left; /* k to be copied of this tile */
+    int tile, left; /* left: k of this tile that are still to be copied */
 
     GT_METHOD void start(const TilesParams& p, int which) {
         tile = which;
@@ -138,7 +139,7 @@ struct Copies {
         left = at.end - at.first;
     }
 
-    /* Copies the next BK of k to a stage, and closes a group of copies, even an empty one. */
+    /* Copies the next BK of k to a stage, and commits a group of copies, even if it is empty. */
     GT_METHOD void next(const TilesParams& p, uint32_t stage) {
         if (tile < p.tiles) {
             a.copy(p.a, stage);
@@ -158,7 +159,7 @@ struct Copies {
     }
 };
 
-/* A warp's operands of 16 of k: 64 of M, 64 of N. */
+/* A warp's operands for 16 of k: 64 of M, 64 of N. */
 struct Fragments {
     uint32_t a[4][4], b[4][4];
 };
@@ -186,7 +187,7 @@ GT_DEV void load_fragments(Fragments& f, uint32_t stage, int k) {
     }
 }
 
-/* Lane j of four has word t of 4 x 4; afterwards it has word j of lane t. */
+/* Transposes words between four lanes: lane j has word t of 4 x 4 before, and word j of lane t afterwards. */
 GT_DEV void transpose_words(uint32_t (&word)[4], int j) {
     GT_UNROLL
     for (int t = 0; t < 4; t += 2) {
@@ -206,8 +207,8 @@ GT_DEV void transpose_words(uint32_t (&word)[4], int j) {
     }
 }
 
-/* The power of two that brings the largest of 64 neighbours of a row to about 2^15, so that they fit fp16, and its
- * inverse.  `most`: the largest magnitude of the lane's numbers; four lanes share the row. */
+/* A power of two and its inverse.  The power scales the largest of 64 adjacent values of a row to about 2^15, so that
+ * all fit fp16.  `most` is the largest magnitude of the lane's values.  Four lanes share the row. */
 struct Scale {
     float down, up;
 };
@@ -215,7 +216,8 @@ struct Scale {
 GT_DEV Scale scale_of(float most) {
     most = fmaxf(most, shfl_xor(most, 1));
     most = fmaxf(most, shfl_xor(most, 2));
-    const uint32_t exponent = as_uint(fmaxf(most, 0x1p-110f)) >> 23; /* from 14 to 254 below */
+    const uint32_t exponent = as_uint(fmaxf(most, 0x1p-110f)) >> 23; /* 14 to 254, so the powers below are normal
+                                                                      * numbers */
     return {as_float((268 - exponent) << 23), as_float((exponent - 14) << 23)};
 }
 
@@ -255,11 +257,11 @@ struct TileResults {
         }
     }
 
-    /* Multiplies the 64 neighbours of each row by their scale, and stores the inverse. */
+    /* Multiplies 64 adjacent values of each row by their scale, and stores its inverse. */
     GT_METHOD void scale_rows(const TilesParams& p, int m, int n) {
         const int groups = (p.N + 63) / 64;
         GT_UNROLL
-        for (int i = 0; i < 8; i++) { /* halves of the 16-row tiles */
+        for (int i = 0; i < 8; i++) { /* 8-row halves of the 16-row tiles */
             float most = 0.0f;
             GT_UNROLL
             for (int j = 0; j < 16; j++) most = fmaxf(most, fabsf(c[i / 2][j / 2][i % 2 * 2 + j % 2]));
@@ -271,12 +273,12 @@ struct TileResults {
         }
     }
 
-    /* Stores 16-bit numbers to rows from m and columns from n on. */
+    /* Stores 16-bit values to rows from m and columns from n on. */
     GT_METHOD void store(const TilesParams& p, int m, int n) const {
         const int j = lane_id() % 4;
         T* out = static_cast<T*>(p.out) + (int64_t)(m + lane_id() / 4) * p.out_stride + n + 8 * j;
         GT_UNROLL
-        for (int i = 0; i < 16; i++) { /* 8 rows by 32 columns */
+        for (int i = 0; i < 16; i++) { /* blocks of 8 rows by 32 columns */
             const int half = i / 2 % 2, first = i % 2 * 4;
             Vec<uint32_t, 4> four;
             GT_UNROLL
@@ -291,7 +293,7 @@ struct TileResults {
         }
     }
 
-    /* As fp32. */
+    /* Stores the results as fp32. */
     GT_METHOD void store_sums(const TilesParams& p, int slice, int m, int n) const {
         const int row0 = m + lane_id() / 4, column0 = n + lane_id() % 4 * 2;
         float* out = static_cast<float*>(p.out) + ((int64_t)slice * p.M + row0) * p.out_stride + column0;
@@ -348,7 +350,7 @@ tiles_kernel(const GT_GRID_CONSTANT TilesParams p) {
                 results.add(f[s % 2]);
             }
         }
-        at.set(p, tile, C::BM, C::BN); /* made again: not kept in registers */
+        at.set(p, tile, C::BM, C::BN); /* computed again, not kept in registers */
         const int m = at.m0 + warp_id() % 2 * 64, n = at.n0 + warp_id() / 2 * 64;
         if constexpr (C::PRODUCT == DWEIGHT) {
             results.store_sums(p, at.slice, m, n);

@@ -1,23 +1,23 @@
 /* gt/fused/rmsnorm_linear_whole_sm90.cuh - rmsnorm_linear forward on compute capability 9.0, D <= 512: one kernel.
  *
- * y = n weight^T + bias.  A block makes n of 128 whole rows of x in shared memory and keeps it there for all of their
- * y: x is read once and n never stored.
+ * y = n weight^T + bias.  A block computes n of 128 whole rows of x in shared memory, and keeps n there for all y of
+ * these rows.  So x is read once and n is never stored.
  *
- * grid: a block a multiprocessor, each takes every grid-th unit: 128 rows and all of O, or an equal part of O if rows
- *     are few.  Block 384 threads as in rmsnorm_linear_sm90.cuh: two warpgroups normalise 64 rows each and multiply
- *     them, the third loads x and weight.
- * shared: the rows, 16 KB for 64 of D; with D up to 256 two panels of y a warpgroup, 8 KB each; the rest are stages of
- *     weight, 256 of O by 64 of D, 32 KB each: 3 with D = 512, 4 with 256.  All in panels of 128-byte rows, with
- *     swizzle.
- * A block first loads its first rows, and weight after they have arrived, since loading takes longer than normalising.
- *     Once the last tile of y has used 64 of D of the rows, the next unit's rows replace these, while the others are
- *     still multiplied.
- * registers: 128 results and, in 16 bits, the 64 of the tile before, which leave while the tensor cores multiply: with
- *     D up to 256 by tile_store, 64 columns in each of four parts of a tile; else from registers, which takes more
- *     instructions.  The results of a unit's last tile leave after its products.
+ * grid: a block a multiprocessor; each takes every grid-th unit.  A unit is 128 rows and all of O, or an equal part of
+ * O if rows are few.  A block has 384 threads, as in rmsnorm_linear_sm90.cuh: two warpgroups normalise 64 rows each and
+ * multiply them; the third loads x and weight.
+ * shared: the rows, 16 KB for 64 of D; with D up to 256 also two panels of y a warpgroup, 8 KB each.  The rest are
+ * stages of weight, 256 of O by 64 of D, 32 KB each: 3 with D = 512, 4 with 256.  All lie in panels of 128-byte rows
+ * with swizzle.
+ * A block first loads its first rows, and weight only after the rows have arrived, since loading takes longer than
+ * normalising.  When the last tile of y has used 64 of D of the rows, the next unit's rows replace them, while the
+ * other parts are still multiplied.
+ * registers: 128 results, and in 16 bits 64 for the tile before, which is stored while the tensor cores multiply.  With
+ * D up to 256 tile_store stores 64 columns in each of four parts of a tile.  Otherwise threads store from registers,
+ * which takes more instructions.  The results of a unit's last tile are stored after its products.
  * tensor cores: 1024 cycles for a stage.  Shared memory: 640 cycles of wgmma and 256 of loads.
- * To normalise: 8 lanes have four of a warp's 16 rows.  Every sum reads the rows from shared memory.  One more pass
- *     reads them and writes n in their place, 64 of D at a time.
+ * To normalise, 8 lanes have four of a warp's 16 rows.  Every sum reads the rows from shared memory.  One more pass
+ * reads the rows and overwrites them with n, 64 of D at a time.
  * bytes: x once, y once; weight M/128 times from the second-level cache.
  * Sums of a row: a lane's elements, 8 by 8, then a butterfly: deterministic. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_WHOLE_SM90_CUH
@@ -34,12 +34,12 @@ struct WholeParams {
     int64_t y_stride;
     const float* bias; /* or NULL */
     int M, O;
-    int k_blocks; /* of 64 of D */
-    int stages;   /* of weight, at most tiles times k_blocks of a unit */
-    int tiles;    /* of 256 of O, in a unit */
-    int parts;    /* units with the same rows */
+    int k_blocks; /* blocks of 64 of D */
+    int stages;   /* stages of weight; at most tiles * k_blocks */
+    int tiles;    /* tiles of 256 of O in a unit */
+    int parts;    /* units that share the same rows */
     int units;
-    TensorMap x, weight; /* boxes: 64 of D by 128 rows, by 256 */
+    TensorMap x, weight; /* boxes: x 64 of D by 128 rows, weight 64 of D by 256 */
     TensorMap y_map;     /* if y has panels: boxes of 64 of O by 64 rows */
 };
 
@@ -49,9 +49,9 @@ struct WholeTile {
     typedef T Type;
     static constexpr int K_BLOCKS = K_BLOCKS_, BM = 128, BN = 256, BK = 64;
     static constexpr int MULTIPLIERS = 256, THREADS = MULTIPLIERS + 128;
-    static constexpr int ROWS = 2 * BM * BK, STAGE = 2 * BN * BK; /* bytes of 64 of D */
+    static constexpr int ROWS = 2 * BM * BK, STAGE = 2 * BN * BK; /* bytes for 64 of D */
     static constexpr int MOST_STAGES = 6;
-    /* y is stored through shared memory, by two panels a warpgroup; D = 512 leaves no room for them */
+    /* y is stored through shared memory, by two panels a warpgroup.  D = 512 leaves no room for panels. */
     static constexpr bool HAS_PANELS = K_BLOCKS == 4;
     static constexpr int PANELS = (HAS_PANELS ? 6 : 7) * STAGE;
     static constexpr int ROWS_FULL = 7 * STAGE, FULL = ROWS_FULL + 8;
@@ -70,7 +70,7 @@ struct WholeTile {
 
 /* ---- loads ------------------------------------------------------------------------------------ */
 
-/* A unit's place. */
+/* Where a unit lies. */
 struct WholePlace {
     int m0, n0;
     GT_METHOD WholePlace(const WholeParams& p, int unit) {
@@ -79,7 +79,7 @@ struct WholePlace {
     }
 };
 
-/* 64 of D of the rows of a unit. */
+/* Loads 64 of D of the rows of a unit. */
 template <class C>
 GT_DEV void load_rows(const WholeParams& p, uint32_t smem, int unit, int k_block) {
     const uint32_t full = typename C::RowsOfUnit{smem}.full_of(0);
@@ -89,14 +89,14 @@ GT_DEV void load_rows(const WholeParams& p, uint32_t smem, int unit, int k_block
 
 template <class C>
 GT_DEV void load_units(const WholeParams& p, uint32_t smem) {
-    const int steps = p.tiles * p.k_blocks; /* of a unit */
+    const int steps = p.tiles * p.k_blocks; /* steps of a unit */
     const uint32_t weights = smem + p.k_blocks * C::ROWS;
     const typename C::Stages ring = {smem};
     RingCursor at(1);
     if (block_x() < p.units)
         for (int i = 0; i < p.k_blocks; i++) load_rows<C>(p, smem, block_x(), i);
     if (block_x() < p.units)
-        typename C::RowsOfUnit{smem}.wait_full(0); /* x first: weight is loaded while x is normalised */
+        typename C::RowsOfUnit{smem}.wait_full(0); /* x first: weight is loaded during the normalisation of x */
     GT_NO_UNROLL
     for (int unit = block_x(); unit < p.units; unit += grid_x()) {
         const bool is_first = unit == block_x(), has_next = unit + grid_x() < p.units;
@@ -109,8 +109,8 @@ GT_DEV void load_units(const WholeParams& p, uint32_t smem) {
             tile_load(weights + at.stage * C::STAGE, p.weight, 64 * k_block, n, 0, full);
             at.next(p.stages);
             if (++k_block == p.k_blocks) k_block = 0, n += C::BN;
-            /* The step p.stages before this one has been multiplied: if it was of the last tile of its unit, its
-             * k-block of the rows is free for the unit after that. */
+            /* The step p.stages before this one has been multiplied.  If it was of the last tile of its unit, its
+             * k-block of rows is free for the rows of the unit after that. */
             const int of_last = step - p.stages + (step < p.stages ? p.k_blocks : p.k_blocks - steps);
             if (of_last < 0) continue;
             if (step >= p.stages && has_next) load_rows<C>(p, smem, unit + grid_x(), of_last);
@@ -121,11 +121,11 @@ GT_DEV void load_units(const WholeParams& p, uint32_t smem) {
 
 /* ---- normalised rows -------------------------------------------------------------------------- */
 
-/* A lane's rows: 8 lanes have a row of shared memory, each a piece of every 64 elements. */
+/* A lane's rows.  8 lanes share a row of shared memory; each has a piece of every 64 elements. */
 template <class T>
 struct WholeRows {
     static constexpr int COUNT = 4;
-    uint32_t at[COUNT]; /* of the lane's first piece */
+    uint32_t at[COUNT]; /* address of the lane's first piece */
     int D, k_blocks;
 
     GT_METHOD bool has(int k_block) const { return 64 * k_block + lane_id() % 8 * 8 < D; }
@@ -155,8 +155,8 @@ struct WholeRows {
     }
 };
 
-/* Calls write(xhat), xhat being a function of moments and x.  RMSNorm's takes one instruction, with the bits of
- * xhat_of. */
+/* Calls write(xhat), where xhat is a function of moments and x.  RMSNorm's function takes one instruction and gives the
+ * bits of xhat_of. */
 template <class Write>
 GT_DEV void with_xhat(const Input& in, Write write) {
     if (in.norm == GT_NORM_LAYER)
@@ -174,7 +174,7 @@ struct Gains {
     }
 };
 
-/* x of the warp's 16 rows becomes n, in place, and their moments are written. */
+/* Replaces x of the warp's 16 rows by n, in place, and stores the moments of the rows. */
 template <class C>
 GT_DEV void normalise_rows(const WholeParams& p, uint32_t smem, int m0, bool writes) {
     typedef typename C::Type T;
@@ -215,18 +215,18 @@ GT_DEV void normalise_rows(const WholeParams& p, uint32_t smem, int m0, bool wri
 
 /* ---- products --------------------------------------------------------------------------------- */
 
-/* Columns 64 part ... 64 part + 63 through a panel of shared memory; to rows from m and columns from n on, of the
-     * warpgroup's 64 rows and of the tile. */
+/* Stores columns 64 part ... 64 part + 63 of the warpgroup's 64 rows of a tile, through a panel of shared memory, to
+ * rows from m and columns from n on. */
 template <class T, int TILES>
 GT_DEV void store_panel(const HeldRows<T, TILES>& held, const WholeParams& p, uint32_t panels, int m, int n, int part) {
     const int warp = shfl_idx(warp_id(), 0), group = warp / 4;
     const bool stores = warp % 4 == 0;
     const uint32_t panel = panels + (2 * group + part % 2) * PANEL;
-    if (stores) bulk_wait_read<1>(); /* the panel's last contents are stored */
+    if (stores) bulk_wait_read<1>(); /* the panel's previous contents are stored */
     bar_sync(3 + group, 128);
     const int lane = made_here(lane_id()), matrix = lane / 8, row = warp % 4 * 16 + matrix % 2 * 8 + lane % 8;
     GT_UNROLL
-    for (int i = 0; i < 8; i += 2) { /* 16 columns: halves of the rows, then of the columns */
+    for (int i = 0; i < 8; i += 2) { /* 16 columns: halves of the rows, then halves of the columns */
         uint32_t four[4];
         GT_UNROLL
         for (int t = 0; t < 4; t++) four[t] = held.pair[8 * part + i + t / 2][t % 2];
@@ -244,8 +244,8 @@ GT_DEV int before(const WholeParams& p, int stage) { return (stage == 0 ? p.stag
 template <class C>
 GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
     typedef typename C::Type T;
-    /* without panels, HeldRows stores a tile of y in parts of 32 columns, one part with each 64 of D.  It stores the
-     * last part at once where registers are short */
+    /* Without panels HeldRows stores a tile of y in parts of 32 columns, one part during each 64 of D.  If registers
+     * are short, it stores the last part at once. */
     constexpr int TILES = C::BN / 8, PARTS = TILES / 2 / C::K_BLOCKS, HELD = TILES / 2 - (C::K_BLOCKS == 8 ? PARTS : 0);
     const int group = shfl_idx(warp_id(), 0) / 4;
     const uint64_t a0 = wgmma_tile<128, Major::K>(smem + group * PANEL);
@@ -255,8 +255,8 @@ GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
     GT_NO_UNROLL
     for (int unit = block_x(); unit < p.units; unit += grid_x()) {
         const WholePlace at(p, unit);
-        HeldRows<T, TILES> held; /* of the tile before */
-        int n = at.n0 - C::BN;   /* of it */
+        HeldRows<T, TILES> held; /* results of the tile before */
+        int n = at.n0 - C::BN;   /* n of the tile before */
         const auto store = [&](int first, int end) { held.store(p.y, p.y_stride, p.M, p.O, at.m0, n, first, end); };
         mbarrier_wait(typename C::RowsOfUnit{smem}.full_of(0), at_rows.parity);
         at_rows.next(1);
@@ -306,7 +306,7 @@ GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
     if (C::HAS_PANELS && shfl_idx(warp_id(), 0) % 4 == 0) bulk_wait_read<0>();
 }
 
-/* For other architectures it is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* Without sm_90a code this kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
 template <class C>
 GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
 hopper_whole_kernel(const GT_GRID_CONSTANT WholeParams p) {

@@ -11,8 +11,8 @@ extern "C" {
 
 /* ---- fields that the operators share --------------------------------------------------------- */
 
-/* The bits of a positive float rise with its value, so one comparison refuses a sign, infinity and
- * NaN, also where the compiler was told that NaN does not exist. */
+/* Larger positive floats have larger bits.  So one comparison of bits refuses a sign, infinity and NaN, even if the
+ * compiler was told that NaN does not exist. */
 static gt_status gt_resolve_eps(float *eps) {
     if (*eps == 0) *eps = 1e-5f;
     if (gt_float_bits(*eps) < 0x7f800000u) return GT_OK;
@@ -23,7 +23,7 @@ static gt_status gt_resolve_norm(gt_norm norm) {
     return gt_check_range(GT_ERROR_VALUE, "norm", (int)norm, GT_NORM_RMS, GT_NORM_LAYER);
 }
 
-/* Sets H, the slices in a row of D. */
+/* Sets H, the number of slices in a row of D. */
 static gt_status gt_resolve_slices(int64_t *H, int64_t D) {
     gt_status status;
     if (*H == 0) *H = 1;

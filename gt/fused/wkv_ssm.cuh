@@ -1,19 +1,19 @@
-/* gt/fused/wkv_ssm.cuh - wkv6 and ssd of one hybrid block: both checked, then both enqueued, in one chain.
+/* gt/fused/wkv_ssm.cuh - wkv6 and ssd of one hybrid block.  Both are checked first, and then enqueued in one chain.
  *
- * This file has no kernels.  It launches the stages of gt/wkv6/ and gt/ssd/ by turns (gt/recurrence/stages.cuh).
- * `saved` is one buffer for both operators, and so is `workspace`: wkv6's part comes first.
+ * This file has no kernels.  It launches the stages of gt/wkv6/ and gt/ssd/ by turns (gt/recurrence/stages.cuh).  The
+ * operators share the buffer `saved` and the buffer `workspace`; wkv6's part comes first in each.
  *
  * ONE CHAIN (see Chain).  Every kernel of the chain but the first is launched ahead.  Its blocks start when all blocks
- * of the kernel before have called wait_for_chain() or ended, and there is room.  They wait for that kernel's end
+ * of the kernel before have called wait_for_chain() or ended, and there is room.  They wait for the end of that kernel
  * before they touch memory that kernels of the chain write.
  *     both        packed sequences: wkv6 clears elements outside all sequences, then ssd
  *     forward     wkv6's pass; ssd's pass
  *     backward    wkv6's states and ssd's, unless they are saved, and ssd's dy silu(z); wkv6's G; ssd's G; ssd's
  *                 chunks, and dz where it comes last; wkv6's chunks; one launch for the sums of both, or two for more
  *                 than four sums
- *     step        ssd's; wkv6's, which runs beside it and waits for it at its own end, so that the stream keeps its
+ *     step        ssd's; wkv6's, which runs beside ssd's and waits for it at its own end, so that the stream keeps its
  *                 order
- * Results are bit for bit the same as those of two calls with the same segments. */
+ * Results are bit for bit those of two calls with the same segments. */
 #ifndef GT_FUSED_WKV_SSM_CUH
 #define GT_FUSED_WKV_SSM_CUH
 
@@ -24,7 +24,7 @@
 namespace gt {
 namespace wkv_ssm {
 
-/* Checks the sizes that either operator would refuse, since its own message would name wkv6 or ssd. */
+/* Checks the sizes that wkv6 or ssd would refuse, since their own messages would name wkv6 or ssd. */
 static inline gt_status check_sizes(const gt_wkv_ssm_args& a) {
     const struct {
         const char* name;
@@ -36,7 +36,7 @@ static inline gt_status check_sizes(const gt_wkv_ssm_args& a) {
     return GT_OK;
 }
 
-/* The two operators' passes, planned. */
+/* The planned passes of both operators. */
 struct Both {
     PassPlan wkv6, ssd;
 
@@ -51,7 +51,7 @@ static inline gt_status prepare(gt_pass pass, const gt_wkv_ssm_args* args, gt_wk
     gt_status status = gt_prepare(gt_op_wkv_ssm(), pass, GT_DEVICE, args, a, &dims);
     if (status != GT_OK || (status = check_sizes(*a)) != GT_OK || (status = current_device(&device)) != GT_OK)
         return status;
-    if (a->B == 0) { /* no tokens and no states, even in packed sequences */
+    if (a->B == 0) { /* neither tokens nor states, not even of packed sequences */
         a->seq_capacity = 0;
         a->cu_seqlens = a->seq_count = nullptr;
     }
@@ -59,14 +59,14 @@ static inline gt_status prepare(gt_pass pass, const gt_wkv_ssm_args* args, gt_wk
     return GT_OK;
 }
 
-/* A part of the caller's buffer, from `offset` on.  NULL stays NULL. */
+/* The part of the caller's buffer from `offset` on.  NULL stays NULL. */
 static inline char* behind(void* buffer, size_t offset) {
     return buffer ? static_cast<char*>(buffer) + offset : nullptr;
 }
 
 static inline size_t left_of(size_t bytes, size_t offset) { return bytes > offset ? bytes - offset : 0; }
 
-/* Plans both.  ssd's part of a buffer follows wkv6's, whose size wkv6's plan has. */
+/* Plans both passes.  In each buffer ssd's part follows wkv6's part, whose size is in wkv6's plan. */
 static inline gt_status plan(gt_pass pass, bool is_query, const gt_wkv_ssm_args& args, Both* both) {
     gt_wkv_ssm_args a = args;
     a.wkv6.saved = a.saved, a.wkv6.saved_bytes = a.saved ? a.saved_bytes : 0;
@@ -78,11 +78,11 @@ static inline gt_status plan(gt_pass pass, bool is_query, const gt_wkv_ssm_args&
     a.ssd.workspace = behind(a.workspace, both->wkv6.bytes);
     a.ssd.workspace_bytes = left_of(a.workspace_bytes, both->wkv6.bytes);
     status = gt_ssd_plan(pass, is_query, &a.ssd, &both->ssd);
-    gt_enter(GT_DEVICE, gt_op_wkv_ssm()->name, pass); /* messages name this call again */
+    gt_enter(GT_DEVICE, gt_op_wkv_ssm()->name, pass); /* messages name wkv_ssm again */
     return status;
 }
 
-/* Sums over rows: one launch if it has room for all. */
+/* Launches the sums over rows of both: one launch if it has room for all. */
 static inline gt_status add_up(const PassPlan& wkv6, const PassPlan& ssd, Chain& chain) {
     RowSums all = *wkv6.sums;
     if (all.count + ssd.sums->count > RowSums::MOST) {
@@ -93,7 +93,7 @@ static inline gt_status add_up(const PassPlan& wkv6, const PassPlan& ssd, Chain&
     return reduce_rows(all, wkv6.accumulate, chain);
 }
 
-/* Stage after stage.  ssd's kernel for the chunks comes before wkv6's: its blocks are longer. */
+/* Enqueues stage after stage.  ssd's kernel for the chunks comes before wkv6's, because its blocks take longer. */
 static inline gt_status enqueue(gt_pass pass, const Both& both, gt_stream stream) {
     Chain chain = {stream};
     gt_status status = GT_OK;
@@ -124,7 +124,7 @@ static inline gt_status call(gt_pass pass, const gt_wkv_ssm_args* args, gt_strea
     return status != GT_OK ? status : enqueue(pass, both, stream);
 }
 
-/* Checks the grid before any launch: the last must not fail when the first already runs. */
+/* Checks the grid before any launch, so that the last launch does not fail when the first already runs. */
 static inline gt_status check_grid(const gt_wkv_ssm_args& a) {
     const int64_t blocks = gt_times(gt_times(a.B, a.wkv6.H), (a.wkv6.V + 63) / 64);
     if (blocks <= INT32_MAX) return GT_OK;
@@ -132,7 +132,8 @@ static inline gt_status check_grid(const gt_wkv_ssm_args& a) {
                    (long long)a.wkv6.H, (long long)blocks);
 }
 
-/* The kernels run side by side; wkv6's waits for ssd's at its end.  ssd's starts first: it takes longer in models. */
+/* Runs a step.  The kernels run side by side, and wkv6's waits for ssd's at its end.  ssd's starts first, because it
+ * takes longer in models. */
 static inline gt_status step(const gt_wkv_ssm_args* args, gt_stream stream) {
     gt_wkv_ssm_args a;
     Chain chain = {stream};
@@ -140,7 +141,7 @@ static inline gt_status step(const gt_wkv_ssm_args* args, gt_stream stream) {
     if (status == GT_OK) status = check_grid(a);
     if (status == GT_OK) status = gt_ssd_step_in(&a.ssd, &chain);
     if (status == GT_OK) status = gt_wkv6_step_in(&a.wkv6, &chain);
-    gt_enter(GT_DEVICE, gt_op_wkv_ssm()->name, GT_STEP); /* messages name this call again */
+    gt_enter(GT_DEVICE, gt_op_wkv_ssm()->name, GT_STEP); /* messages name wkv_ssm again */
     return status;
 }
 

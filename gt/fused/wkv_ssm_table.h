@@ -1,8 +1,9 @@
 /* gt/fused/wkv_ssm_table.h - describes wkv_ssm to the checks of arguments (plain C, shared with the stubs and the CPU
- * twin): the tables of wkv6 and ssd in one, ssd's own sizes in small letters, by the fields of its inner structs.
+ * twin).  The table joins the tables of wkv6 and ssd.  Its tensors are fields of the inner structs, and ssd's own sizes
+ * have small letters.
  *
- * The outer struct alone holds the fields that both operators share.  gt_wkv_ssm_share copies them to the inner
- * structs; then the checks of both operators run. */
+ * Fields that both operators share are only in the outer struct.  gt_wkv_ssm_share copies them to the inner structs;
+ * then the checks of both operators run. */
 #ifndef GT_FUSED_WKV_SSM_TABLE_H
 #define GT_FUSED_WKV_SSM_TABLE_H
 
@@ -73,7 +74,7 @@ GT_WKV_SSM_CHECK_ZEROS(ssd)
      (one)->seq_capacity = (all)->seq_capacity, (one)->slots = (all)->slots,                                           \
      (one)->slot_capacity = (all)->slot_capacity, (one)->tokens = (all)->tokens, (one)->commit = (all)->commit)
 
-/* Fills the inner structs as for a call of each operator; saved and workspace stay empty. */
+/* Fills the inner structs as for a call of each operator.  saved and workspace stay empty. */
 static inline void gt_wkv_ssm_share(gt_wkv_ssm_args *a) {
     GT_WKV_SSM_SHARE(a, &a->wkv6);
     GT_WKV_SSM_SHARE(a, &a->ssd);

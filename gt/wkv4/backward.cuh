@@ -1,32 +1,33 @@
 /* gt/wkv4/backward.cuh - wkv4 backward, any size.
  *
- * A state counts as the mean m of the values so far and the log l of the sum of their weights.  Each token moves m and
- * y between its neighbours: with shares p = exp(k) / B after it and r = exp(u + k) / (B before it + exp(u + k)),
+ * The state is described by m, the weighted mean of the values so far, and l, the log of the sum of their weights.
+ * Each token moves m and y between values that are there already: p = exp(k) / B after the token and r = exp(u + k) /
+ * (B before it + exp(u + k)) are the token's shares, and
  *     y = (1 - r) m + r v        m <- (1 - p) m + p v        l <- log(exp(l + g) + exp(k))
- * So with M = dL/dm and L = dL/dl of the state after the token, e = v - m of the one before it,
+ * Let M = dL/dm and L = dL/dl of the state after the token, and e = v - m for m before the token.  Then
  *     dy' = r (1 - r) e dy       dm' = p (1 - p) e M
  *     dv = r dy + p M            dk = dy' + dm' + p L         du += dy'        dg += (1 - p) L - dm'
  *     M <- (1 - p) M + (1 - r) dy                             L <- (1 - p) L - dm' - dy'
- * Nothing here is an exponential: every factor is between 0 and 1, whatever the keys are.  1 - p and 1 - r are separate
- * quotients: as differences they would lose digits where a token has nearly all weight.
+ * These formulas have no exponential: every factor is between 0 and 1, whatever the keys are.  1 - p and 1 - r are
+ * computed as separate quotients.  As differences they would lose digits if a token has nearly all weight.
  *
- * TILE.  A block is one warp with 32 channels, a channel a lane.  It takes the segments of its strand in turn, each
- * from its last chunk of CHECKPOINT = 32 tokens to its first:
- *     forwards    from the chunk's checkpoint, token by token: p, 1 - p, r, 1 - r and e go to shared memory
- *     backwards   M and L through the chunk: dv, dk
+ * TILE.  A block is one warp with 32 channels, a channel a lane.  It takes the segments of its strand in turn, and each
+ * segment from its last chunk of CHECKPOINT = 32 tokens to its first:
+ *     forwards    from the chunk's checkpoint, token by token: stores p, 1 - p, r, 1 - r and e in shared memory
+ *     backwards   takes M and L back through the chunk, and computes dv and dk
  * GRID strands * ceil(D / 32).
- * SHARED MEMORY: two stages of k, v and dy, 12 KB, of fp32 24; shares and e, 20 KB.  The chunk before is copied while
- * one is computed: 6 KB a warp.
- * REGISTERS: 24 numbers as loaded, a state, M and L, sums: 128.
+ * SHARED MEMORY: two stages of k, v and dy, 12 KB, or 24 KB in fp32; shares and e, 20 KB.  The next chunk is copied
+ * while one is computed: 6 KB a warp.
+ * REGISTERS: 24 loaded values, a state, M and L, sums: 128.
  * ISSUE SLOTS a token and channel: forwards 30, backwards 32.  The special function unit takes 4 of them, 8 clocks
- * each.  With one warp a scheduler (B8 D2048) the byte floor has 62 slots a token.
+ * each.  With one warp a scheduler (B8 D2048) the time that the bytes need has 62 slots a token.
  * BYTES a token and channel, bf16: k, v, dy, dv, dk 2 each; a checkpoint 12 / 32.
  * SEGMENTS.  Through a segment, from its end E to its start S, M and L become
  *     M_S = c M_E + x        L_S = c L_E + c (m_S - m_E) M_E + y        c = exp(n g + l_S - l_E)
  * A local pass, over all segments but the first, stores c, c (m_S - m_E), x and y.  The last segment starts from
- * dstate_out, so that its x and y are M and L.  In the final pass each block goes through the segments behind its own.
- * dw and du are sums of a chunk, then in two terms of a strand; reduce_rows adds the strands.  Every order is fixed:
- * deterministic. */
+ * dstate_out, so its x and y are M and L.  In the final pass each block goes through the segments behind its own.
+ * dw and du are summed over a chunk, then over a strand in two terms; reduce_rows adds the strands.  Every order is
+ * fixed: deterministic. */
 #ifndef GT_WKV4_BACKWARD_CUH
 #define GT_WKV4_BACKWARD_CUH
 
@@ -39,15 +40,15 @@ struct BackwardParams {
     Problem in;
     const float *checkpoints, *state_in, *dstate_out;
     int state_in_shared;
-    int is_local;      /* the local pass over segments: only segments.states are written */
-    float* dstate_in;  /* NULL if not wanted, or shared */
-    float* dstate_sum; /* [strands,3,D]: of all sequences of a strand; or NULL */
+    int is_local;      /* the local pass, which writes only segments.states */
+    float* dstate_in;  /* NULL if not wanted or if shared */
+    float* dstate_sum; /* [strands,3,D]: sum over all sequences of a strand, or NULL */
     void *dk, *dv;
     gt_stride dk_stride, dv_stride;
     float *dw, *du; /* [strands,D] or NULL */
 };
 
-/* A stage has three arrays, k, v and dy.  Behind the stages lie the shares of every token, then its e. */
+/* A stage has three arrays: k, v and dy.  Behind the stages lie the shares of every token, then e of every token. */
 template <class T>
 struct BackwardTile {
     static constexpr int ARRAY = CHECKPOINT * Row<T>::BYTES, STAGE = 3 * ARRAY;
@@ -71,7 +72,7 @@ struct alignas(16) Shares {
     float p, not_p, r, not_r;
 };
 
-/* Address of the shares of the lane's channel, and of its e. */
+/* Address of the shares of the lane's channel.  The second function gives the address of its e. */
 template <class T>
 GT_DEV uint32_t shares_at(int t) {
     return smem_base() + (uint32_t)(BackwardTile<T>::SHARES + 16 * (32 * t + lane_id()));
@@ -81,7 +82,7 @@ GT_DEV uint32_t difference_at(int t) {
     return smem_base() + (uint32_t)(BackwardTile<T>::DIFFERENCES + 4 * (32 * t + lane_id()));
 }
 
-/* COUNT tokens from t on of a chunk, forwards: stores shares and e. */
+/* Takes COUNT tokens of a chunk from t on, forwards: stores their shares and e. */
 template <class T, bool PLAIN, int COUNT>
 GT_DEV void share_tokens(State& s, float& mean, const Channel& c, uint32_t stage, int t) {
     using Tile = BackwardTile<T>;
@@ -110,14 +111,14 @@ GT_DEV void share_chunk(State& s, const Channel& c, uint32_t stage, int tokens) 
     for (; t < tokens; t++) share_tokens<T, PLAIN, 1>(s, mean, c, stage, t);
 }
 
-/* Addresses of a token's gradients of the lane's channel; moves from token to token. */
+/* Addresses of the gradients of the lane's channel for one token.  They advance from token to token. */
 template <class T>
 struct Outputs {
     T *dk, *dv; /* NULL: not wanted */
     int64_t dk_step, dv_step;
 };
 
-/* COUNT tokens from t on, backwards.  `out` is at the token behind them.  dg, du: of the chunk. */
+/* Takes COUNT tokens from t on, backwards.  `out` is at the token behind them.  dg and du are sums over the chunk. */
 template <class T, bool WRITES, int COUNT>
 GT_DEV void gradient_tokens(Gradient& G, uint32_t dy_at, int t, Outputs<T>& out, float& dg, float& du) {
     Shares x[COUNT];
@@ -154,7 +155,7 @@ GT_DEV void gradient_tokens(Gradient& G, uint32_t dy_at, int t, Outputs<T>& out,
 
 constexpr int GRADIENT_UNROLL = 4; /* tokens */
 
-/* Goes backwards through the tokens t ... tokens-1 of a chunk. */
+/* Goes backwards through tokens t ... tokens-1 of a chunk. */
 template <class T, bool WRITES>
 GT_DEV void gradient_chunk(Gradient& G, uint32_t dy_at, int t, int tokens, Outputs<T>& out, Sums& sums) {
     float dg = 0.0f, du = 0.0f;
@@ -167,14 +168,14 @@ GT_DEV void gradient_chunk(Gradient& G, uint32_t dy_at, int t, int tokens, Outpu
 }
 
 /* The gradients of state_in, from G after the sequence's first token.  If state_in has no weight, its m is undefined,
- * but A and B have gradients: the token's own numbers make these. */
+ * but A and B still have gradients.  They come from the token's own values. */
 GT_DEV Three first_gradient(const Channel& c, const Gradient& G, const State& caller, float k, float v, float dy) {
     const State s = caller.a == 0.0f && caller.b == 0.0f ? neutral_state() : caller;
     Token token;
     token.meet<false, true, true>(s, c, k);
     const State after = token.after(v);
     const float inverse = after.b != 0.0f ? 1.0f / after.b : 0.0f;
-    const bool has_weight = caller.a != 0.0f || caller.b != 0.0f; /* else y is v, whatever p was */
+    const bool has_weight = caller.a != 0.0f || caller.b != 0.0f; /* without weight y is v, whatever p was */
     const float above = (k - s.p) + c.u, less = exp_accurate(above > 0.0f ? -above : 0.0f);
     const float weights = fma_rn(s.b, less, exp_accurate(above > 0.0f ? 0.0f : above));
     const float ratio = has_weight ? less : exp_accurate((caller.p - k) - c.u);
@@ -185,7 +186,7 @@ GT_DEV Three first_gradient(const Channel& c, const Gradient& G, const State& ca
     return {da, db, of_a + of_b};
 }
 
-/* How M and L pass through a segment; [segment slot][4,D]. */
+/* How M and L pass through a segment, stored as [segment slot][4,D]. */
 struct Passage {
     float factor, slope, M, L;
 };
@@ -202,8 +203,8 @@ GT_DEV void store_passage(const Problem& in, const Channel& c, int64_t slot, con
     to[0] = x.factor, to[in.D] = x.slope, to[2 * in.D] = x.M, to[3 * in.D] = x.L;
 }
 
-/* G after a segment: dstate_out, taken through the segments behind it.  With several, the local pass keeps dstate_out
- * in the slot of the first: dstate_in may be the same array. */
+/* Returns G after a segment: dstate_out, taken back through the segments behind this one.  If there are several
+ * segments, the local pass keeps dstate_out in the slot of the first, because dstate_in may be the same array. */
 GT_DEV Gradient backward_start(const BackwardParams& p, const Channel& c, const Place& at) {
     const Problem& in = p.in;
     const int64_t first = at.span.segment_slot - at.number;
@@ -218,21 +219,22 @@ GT_DEV Gradient backward_start(const BackwardParams& p, const Channel& c, const 
         const Passage kept = load_passage(in, c, first);
         return {kept.M, kept.L};
     }
-    for (int64_t i = at.count - 1; i > at.number; i -= 4) { /* four loads in flight */
+    for (int64_t i = at.count - 1; i > at.number; i -= 4) { /* four loads are in flight */
         Passage next[4];
         GT_UNROLL
         for (int j = 0; j < 4; j++) next[j] = load_passage(in, c, first + (i - j > at.number ? i - j : i));
         GT_UNROLL
         for (int j = 0; j < 4; j++) {
             if (i - j <= at.number) continue;
-            G.L = fma_rn(next[j].factor, G.L, fma_rn(next[j].slope, G.M, next[j].L)); /* the last segment's G is 0 */
+            /* the last segment's G starts as 0 */
+            G.L = fma_rn(next[j].factor, G.L, fma_rn(next[j].slope, G.M, next[j].L));
             G.M = fma_rn(next[j].factor, G.M, next[j].M);
         }
     }
     return G;
 }
 
-/* A sequence without tokens passes its gradient on. */
+/* The gradient that a sequence without tokens passes on. */
 GT_DEV Three passed_gradient(const BackwardParams& p, const Channel& c, const Place& at) {
     return load_three(p.in, c, p.dstate_out, at.span.sequence);
 }
@@ -278,7 +280,7 @@ GT_DEV void backward_segment(const BackwardParams& p, const Channel& c, bool is_
         const int tokens = tokens_of(chunk);
         start = next;
         cp_async_wait<0>();
-        sync_warp(); /* all lanes see the tile, and none reads the one before any more */
+        sync_warp(); /* all lanes see the tile, and no lane reads the previous tile any more */
         copy(chunk - 1, stage ^ 1);
         if (chunk > 0) next = load_state(in, c, p.checkpoints, slot + chunk - 1);
         State s = start;
@@ -309,7 +311,7 @@ GT_DEV void backward_segment(const BackwardParams& p, const Channel& c, bool is_
         gradient_chunk<T, true>(G, dy_at, 0, is_first ? 1 : tokens, out, sums);
     }
     cp_async_wait<0>();
-    sync_warp(); /* before copies of the next segment overwrite the tiles */
+    sync_warp(); /* no lane reads the tiles any more; copies of the next segment overwrite them */
     if (!p.is_local) return;
     const float log = (start.p - end.p) + (float)(span.end - span.first) * c.log;
     const float factor = end.b != 0.0f ? exp_accurate(log) * (start.b / end.b) : 1.0f;

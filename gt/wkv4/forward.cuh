@@ -3,20 +3,22 @@
  *     y = share v + rest,  share = e / (b' + e),  rest = a' / (b' + e),  e = exp(k + u + g - p)
  *     a <- a' + exp(k - p) v,  b <- b' + exp(k - p)      a', b': the state, decayed, in units of exp(p), p = max(p, k)
  *
- * TILE.  A block is one warp with 32 channels, a channel a lane.  It takes the segments of its strand in turn, each in
- * tiles of TOKENS tokens, 4 KB of k and v: 32 tokens, of fp32 16.  No warp waits for another.
+ * TILE.  A block is one warp with 32 channels, a channel a lane.  It takes the segments of its strand in turn, in tiles
+ * of TOKENS tokens, 4 KB of k and v: 32 tokens, or 16 in fp32.  No warp waits for another.
  * GRID strands * ceil(D / 32).
- * SHARED MEMORY: STAGES tiles, 12 KB.  While one is read, cp.async fills STAGES - 1 others: 8 KB a warp.  With 4 warps
- * on each of 132 multiprocessors 4 MB are in flight, which at 4.8 TB/s cover a latency of 0.9 microseconds.
- * REGISTERS: 16 numbers as loaded, a state, a channel: 64.
+ * SHARED MEMORY: STAGES tiles, 12 KB.  While one tile is read, cp.async fills STAGES - 1 others: 8 KB a warp.  With 4
+ * warps on each of 132 multiprocessors 4 MB are in flight, which at 4.8 TB/s cover a latency of 0.9 microseconds.
+ * REGISTERS: 16 loaded values, a state, a channel: 64.
  * ISSUE SLOTS a token and channel: loads and conversions 4, p 2, two exponentials 6, a and b 6, y 6, its store 4: 28.
- * The special function unit takes 3 of them, 8 clocks each.  B8 D2048 are 512 warps, one a scheduler; at the byte floor
- * a scheduler has 37 slots a token.  The chain of dependent steps is short: p by a maximum; a and b by two products.
+ * The special function unit takes 3 of them, 8 clocks each.  B8 D2048 are 512 warps, one a scheduler; in the time that
+ * the bytes need a scheduler has 37 slots a token.  The chain of dependent steps is short: a maximum for p, and two
+ * products for a and b.
  * BYTES a token and channel, bf16: k, v, y 2 each; a checkpoint 12 / 32.
- * SEGMENTS.  If channels are few, a local pass stores the end state of every segment but the last, from a neutral state
- * (the first segment from state_in).  In the final pass each block joins the states before its segment, in order: it
- * reads a few KB from the L2.  So there are two launches.  The second finds k and v in the L2, if they fit there.  A
- * lane takes the tokens of its channel one after another: deterministic. */
+ * SEGMENTS.  If channels are few, a local pass stores the end state of every segment but the last.  It starts from a
+ * neutral state, and the first segment from state_in.  In the final pass each block joins the states before its
+ * segment, in order, from a few KB in the L2.  So there are two launches.  The second finds k and v in the L2, if they
+ * fit there.
+ * A lane takes the tokens of its channel one after another: deterministic. */
 #ifndef GT_WKV4_FORWARD_CUH
 #define GT_WKV4_FORWARD_CUH
 
@@ -27,12 +29,12 @@ namespace wkv4 {
 
 struct ForwardParams {
     Problem in;
-    void* y; /* NULL: only states are wanted */
+    void* y; /* NULL: the caller wants only states */
     gt_stride y_stride;
     const float* state_in;
     float *state_out, *checkpoints; /* checkpoints [B,chunk slots,3,D] */
     int state_in_shared;
-    int is_local; /* the local pass over segments: only segments.states are written */
+    int is_local; /* the local pass, which writes only segments.states */
 };
 
 template <class T>
@@ -43,9 +45,9 @@ struct ForwardTile {
 
 constexpr int FORWARD_SMEM = 3 * 4096;
 
-/* A segment's first state joins state_in with the end states of the segments before it.  With several segments the
- * local pass keeps state_in in the slot of the last: the final pass may write state_out, perhaps the same array, before
- * another block has read it. */
+/* First state of a segment: joins state_in and the end states of the segments before it.  If there are several
+ * segments, the local pass keeps state_in in the slot of the last.  The reason: state_out may be the same array as
+ * state_in, and the final pass may write it before another block has read state_in. */
 GT_DEV State forward_start(const ForwardParams& p, const Channel& c, const Place& at) {
     const Problem& in = p.in;
     const int64_t first = at.span.segment_slot - at.number, kept = first + at.count - 1;
@@ -58,7 +60,7 @@ GT_DEV State forward_start(const ForwardParams& p, const Channel& c, const Place
     if (p.is_local) return neutral_state();
     const float log = (float)at.length * c.log;
     State s = load_state(in, c, in.segments.states, first);
-    for (int64_t i = 1; i < at.number; i += 4) { /* four loads in flight */
+    for (int64_t i = 1; i < at.number; i += 4) { /* four loads are in flight */
         State next[4];
         GT_UNROLL
         for (int j = 0; j < 4; j++)
@@ -70,8 +72,8 @@ GT_DEV State forward_start(const ForwardParams& p, const Channel& c, const Place
     return s;
 }
 
-/* COUNT tokens from t on of a tile.  y moves on.  It is stored after all COUNT tokens: a branch between two tokens
- * would keep their instructions apart. */
+/* Takes COUNT tokens of a tile from t on, and advances y.  y is stored after all COUNT tokens, because a branch between
+ * two tokens would stop the compiler from mixing their instructions. */
 template <class T, bool PLAIN, bool HAS_Y, int COUNT>
 GT_DEV void forward_tokens(State& s, const Channel& c, uint32_t k_at, uint32_t v_at, int t, T*& y, int64_t y_step) {
     float k[COUNT], v[COUNT];
@@ -102,7 +104,7 @@ GT_DEV void forward_tile(State& s, const Channel& c, uint32_t tile, int tokens, 
     for (; t < tokens; t++) forward_tokens<T, PLAIN, HAS_Y, 1>(s, c, tile, v_at, t, y, y_step);
 }
 
-/* A sequence without tokens passes its state on. */
+/* Passes on the state of a sequence without tokens. */
 GT_DEV void pass_state(const ForwardParams& p, const Channel& c, const Place& at) {
     if (!p.state_out || p.is_local) return;
     const Three x = load_three(p.in, c, p.state_in, p.state_in_shared ? 0 : at.span.sequence);
@@ -148,7 +150,7 @@ forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
         for (int64_t first = span.first; first < span.end; first += TOKENS) {
             const int tokens = (int)(span.end - first < TOKENS ? span.end - first : TOKENS);
             cp_async_wait<STAGES - 2>();
-            sync_warp(); /* all lanes see the tile, and none reads the one before any more */
+            sync_warp(); /* all lanes see the tile, and no lane reads the previous tile any more */
             copy(first + (STAGES - 1) * TOKENS, stage == 0 ? STAGES - 1 : stage - 1);
             normalise(s);
             if (p.checkpoints && (first - span.first) % CHECKPOINT == 0)
@@ -165,7 +167,7 @@ forward_kernel(const GT_GRID_CONSTANT ForwardParams p) {
             stage = stage + 1 == STAGES ? 0 : stage + 1;
         }
         cp_async_wait<0>();
-        sync_warp(); /* before copies of the next segment overwrite the tiles */
+        sync_warp(); /* no lane reads the tiles any more; copies of the next segment overwrite them */
         if (p.is_local) {
             normalise(s);
             store_three(in, c, in.segments.states, span.segment_slot, s.a, s.b, s.p);

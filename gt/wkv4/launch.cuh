@@ -1,5 +1,5 @@
-/* gt/wkv4/launch.cuh - wkv4 on the current GPU: its plans and their launches.  gt/recurrence/driver.cuh has the order
- * of launches and the C functions. */
+/* gt/wkv4/launch.cuh - wkv4 on the current GPU: its plans and launches.  gt/recurrence/driver.cuh has the order of
+ * launches and the C functions. */
 #ifndef GT_WKV4_LAUNCH_CUH
 #define GT_WKV4_LAUNCH_CUH
 
@@ -14,7 +14,7 @@ namespace wkv4 {
 
 /* ---- the arguments of a call ------------------------------------------------------------------------------------- */
 
-/* launch(T()) for the type of a call's activations. */
+/* Calls launch(T()) for the type of a call's activations. */
 template <class Launch>
 static inline gt_status dispatch(gt_dtype dtype, const Launch& launch) {
     return dtype == GT_F32    ? with_built<float>(launch)
@@ -24,16 +24,16 @@ static inline gt_status dispatch(gt_dtype dtype, const Launch& launch) {
 
 static inline int64_t tiles_of(const gt_wkv4_args& a) { return (a.D + CHANNELS - 1) / CHANNELS; }
 
-/* Warps of a pass on a multiprocessor, and the fewest tokens of a segment that pay for a second read. */
+/* Warps of a pass on a multiprocessor, and the fewest tokens of a segment that make up for a second read. */
 constexpr int FORWARD_WARPS = 6, FORWARD_LEAST = 256, BACKWARD_WARPS = 6, BACKWARD_LEAST = 256;
 
-/* Enough segments for `warps` warps on every multiprocessor, but of `least` tokens or more. */
+/* Number of segments that gives `warps` warps to every multiprocessor, but each segment has `least` tokens or more. */
 static inline int64_t segments_for(const gt_wkv4_args& a, int warps, int least, const Device& device) {
     return choose_segments(sequences_of(a), a.segments, tiles_of(a), warps * (int64_t)device.multiprocessors, least,
                            CHECKPOINT);
 }
 
-/* Whether each row of a tensor starts at a multiple of 16 bytes, and its channels are neighbours. */
+/* Returns whether each row of a tensor starts at a multiple of 16 bytes and its channels are adjacent. */
 static inline bool has_vectors(const void* data, const gt_stride& s, gt_dtype dtype) {
     const int64_t each = dtype == GT_F32 ? 4 : 8;
     return ((uintptr_t)data & 15) == 0 && s.h == 1 && s.b % each == 0 && s.t % each == 0;
@@ -52,7 +52,7 @@ static inline Problem problem_of(const gt_wkv4_args& a, bool has_dy) {
     return in;
 }
 
-/* rows: numbers that a segment stores for a channel. */
+/* rows: values that a segment stores for a channel. */
 static inline void cut_problem(Problem& in, Arena& arena, int64_t segments, int rows) {
     in.segments = cut_segments(arena, in.sequences, segments, CHECKPOINT, rows * in.D, 0);
 }
@@ -61,7 +61,7 @@ static inline float* take_states(Arena& arena, const gt_wkv4_args& a) {
     return arena.take<float>(a.B * chunk_slots(sequences_of(a), CHECKPOINT) * 3 * a.D);
 }
 
-/* Strands: one for each segment of each sequence, but no more than `room` blocks in all. */
+/* Number of strands: one for each segment of each sequence, but no more than `room` blocks in all. */
 static inline int64_t strands_for(const Problem& in, int64_t room) {
     return strands(most_sequences(in.sequences) * in.segments.count, in.tiles, room);
 }
@@ -157,7 +157,7 @@ static inline BackwardPlan plan_backward(const gt_wkv4_args& a, const Device& de
     plan.states.checkpoints = states;
     p.in = problem_of(a, true);
     cut_problem(p.in, arena, segments_for(a, BACKWARD_WARPS, BACKWARD_LEAST, device), 4);
-    /* a call without tokens only passes gradients of states on */
+    /* A call without tokens only passes gradients of states on. */
     const int64_t all = strands_for(p.in, grid_room(p.in.sequences, 64, device));
     const int64_t strands = a.T > 0 || a.dstate_in ? all : 0;
     plan.blocks = strands * p.in.tiles;

@@ -8,11 +8,11 @@
 namespace gt {
 namespace wkv4 {
 
-constexpr int CHANNELS = 32;   /* of a block: one warp, a channel a lane */
+constexpr int CHANNELS = 32;   /* channels of a block: one warp, a channel a lane */
 constexpr int CHECKPOINT = 32; /* tokens */
 constexpr int UNROLL = 8;      /* tokens whose loads from shared memory are in flight together */
 
-/* One argument struct, prepared, as every kernel sees it. */
+/* The prepared arguments of a call, as every kernel gets them. */
 struct Problem {
     Sequences sequences;
     Segments segments; /* states [slot][3,D]; backward: [slot][4,D] */
@@ -27,14 +27,14 @@ struct Problem {
 
 /* ---- one channel --------------------------------------------------------------------------------------------- */
 
-/* A channel's sums: A = a exp(p), B = b exp(p).  At the start of a tile b is 0 or, unless it grows, 2^-20 to 2^40.
- * Within a tile, of at most 32 tokens, it decays by exp(-64) at most.  So a number that is flushed to 0 is less than
+/* A channel's sums: A = a exp(p), B = b exp(p).  At the start of a tile b is 0 or, unless the state grows, 2^-20 to
+ * 2^40.  Within a tile of at most 32 tokens b decays by at most exp(-64).  So a value that is flushed to 0 is less than
  * 2^-30 of a sum. */
 struct State {
     float a, b, p;
 };
 
-constexpr float LEAST_P = -FLT_MAX; /* of the neutral state: any key replaces it */
+constexpr float LEAST_P = -FLT_MAX; /* p of the neutral state, which any key replaces */
 
 GT_DEV State neutral_state() { return {0.0f, 0.0f, LEAST_P}; }
 
@@ -43,16 +43,18 @@ struct Channel {
     int64_t d;
     bool exists;
     float log;   /* g, the log of the decay */
-    float slope; /* of g by w */
-    float delta; /* exp(g) - 1, which scales a and b, for g above -2: fp32 keeps small decays */
-    float whole; /* for other decays g itself, which is added to p */
+    float slope; /* derivative of g with respect to w */
+    /* For g above -2: exp(g) - 1, by which a and b are scaled.  This form keeps small decays in fp32. */
+    float delta;
+    float whole; /* for other decays: g itself, which is added to p */
     float u;
-    float factor; /* exp(u + g): y may read the state after its decay */
+    float factor; /* exp(u + g), with which y can read the state after its decay */
 };
 
 constexpr float LARGEST_LOG = 1e30f, STRONG_DECAY = -2.0f;
 
-/* Above this, exp(u + g) times a weight leaves fp32, or the state's weight is lost: then y has its own weights. */
+/* If |u + g| exceeds this, exp(u + g) times a weight leaves fp32, or the state's weight is lost.  Then y has weights of
+ * its own. */
 constexpr float LARGEST_BONUS = 40.0f;
 
 GT_DEV float bounded(float x) { return x > LARGEST_LOG ? LARGEST_LOG : x < -LARGEST_LOG ? -LARGEST_LOG : x; }
@@ -72,11 +74,11 @@ GT_DEV Channel channel_of(const Problem& in, int64_t d) {
     return c;
 }
 
-/* Whether exp(u + g) of all channels of the warp is a factor. */
+/* Returns whether exp(u + g) can be a factor for all channels of the warp. */
 GT_DEV bool has_plain_bonus(const Channel& c) { return !warp_any(!(fabsf(c.u + c.log) <= LARGEST_BONUS)); }
 
-/* Brings b back to about 1, if it is far from there.  p changes by a number that fp32 holds.  A very large p cannot
- * take the change: then p stays, and only a and b are scaled. */
+/* Scales b back to about 1, if it is far from 1.  p changes by a number that fp32 holds.  A very large p cannot take
+ * the change.  In that case p stays, and only a and b are scaled. */
 GT_DEV void normalise(State& s) {
     if ((s.b >= 0x1p-20f && s.b <= 0x1p40f) || !(s.b > 0.0f) || s.b > FLT_MAX) return;
     const int exponent = (int)(as_uint(s.b) >> 23) - 127;
@@ -85,10 +87,10 @@ GT_DEV void normalise(State& s) {
     s.a *= factor, s.b *= factor, s.p = p;
 }
 
-/* log(exp(log) first + second).  log: of the decay through the tokens of `second`. */
+/* log(exp(log) first + second).  log: the log of the decay through the tokens of `second`. */
 GT_DEV State join(const State& first, float log, const State& second) {
     const float p = first.p + log, q = fmaxf(p, second.p);
-    /* the rounding error of p is kept, unless p is too large for it */
+    /* (first.p - q) keeps p's rounding error, unless p is too large. */
     const float keep = exp_fast(fabsf(first.p) < 1e6f ? (first.p - q) + log : p - q), weight = exp_fast(second.p - q);
     State s = {fma_rn(keep, first.a, weight * second.a), fma_rn(keep, first.b, weight * second.b), q};
     normalise(s);
@@ -102,14 +104,14 @@ GT_DEV float exp_of(float x) {
     return EXACT ? exp_accurate(x) : exp_fast(x);
 }
 
-/* A token with the key k, after a state: both in units of exp(p). */
+/* A token with key k after a state.  Both are in units of exp(p). */
 struct Token {
-    float a, b, p;     /* of the state, decayed */
+    float a, b, p;     /* a, b and p of the decayed state */
     float weight;      /* exp(k) */
     float share, rest; /* y = share v + rest */
-    float others;      /* 1 - share, which that difference would not give where it is small */
+    float others;      /* 1 - share, without the cancellation of that difference */
 
-    /* EXACT: for numbers in fp32, whose gradients add what exp_fast loses at every token. */
+    /* EXACT: for values in fp32.  There gradients would add up the error of exp_fast over all tokens. */
     template <bool PLAIN, bool HAS_Y, bool EXACT>
     GT_METHOD void meet(const State& s, const Channel& c, float k) {
         const float decayed = s.p + c.whole;
@@ -124,7 +126,7 @@ struct Token {
                 const float above = (k - s.p) + c.u, less = exp_of<EXACT>(above > 0.0f ? -above : 0.0f);
                 of_y = exp_of<EXACT>(above > 0.0f ? 0.0f : above), a_of_y = s.a * less, b_of_y = s.b * less;
             }
-            const float inverse = rcp_approx(b_of_y + of_y + FLT_MIN); /* nothing has weight: y is 0 */
+            const float inverse = rcp_approx(b_of_y + of_y + FLT_MIN); /* if nothing has weight, y is 0 */
             share = of_y * inverse, rest = a_of_y * inverse, others = b_of_y * inverse;
         }
     }
@@ -139,11 +141,11 @@ GT_DEV int64_t items_of(const Problem& in) { return sequence_count(in.sequences)
 GT_DEV int64_t strands_of(const Problem& in) { return grid_x() / in.tiles; }
 GT_DEV int64_t strand_of(const Problem& in) { return block_x() / in.tiles; }
 
-/* A segment, and its place in its sequence. */
+/* A segment and its position in its sequence. */
 struct Place {
     Span span;
-    int64_t number, count; /* its own; of the sequence */
-    int64_t length;        /* tokens of all but the last */
+    int64_t number, count; /* number of this segment; segments of the sequence */
+    int64_t length;        /* tokens of every segment but the last */
 };
 
 GT_DEV Place place_of(const Problem& in, int64_t item) {
@@ -155,7 +157,7 @@ GT_DEV Place place_of(const Problem& in, int64_t item) {
             segment_length(in.sequences, cut, CHECKPOINT, seq.tokens)};
 }
 
-/* Three numbers of a channel, rows of a state [3,D]; 0 where there is no channel. */
+/* Three values of a channel, in rows of a state [3,D].  They are 0 if the channel does not exist. */
 struct Three {
     float x, y, z;
 };
@@ -177,14 +179,14 @@ GT_DEV State load_state(const Problem& in, const Channel& c, const float* rows, 
     return {x.x, x.y, x.z};
 }
 
-/* A state as a caller gives it. */
+/* The state for the caller's numbers. */
 GT_DEV State state_of(const Three& x) { return x.x == 0.0f && x.y == 0.0f ? neutral_state() : State{x.x, x.y, x.z}; }
 
 GT_DEV State load_state_in(const Problem& in, const Channel& c, const float* rows, int64_t row) {
     return state_of(load_three(in, c, rows, row));
 }
 
-/* The state that a caller gets: the same one, scaled to b = 1. */
+/* The state that a caller gets: the same state, scaled to b = 1. */
 GT_DEV Three state_of_caller(State s) {
     normalise(s);
     if (s.b == 0.0f) return {0.0f, 0.0f, 0.0f};
@@ -201,8 +203,8 @@ struct Row {
     static constexpr int BYTES = CHANNELS * (int)sizeof(T), PARTS = BYTES / 16, AT_ONCE = 32 / PARTS;
 };
 
-/* Starts to copy the block's channels of up to TOKENS tokens from `first` on to [TOKENS][CHANNELS] at `to`.  Channels
- * that do not exist are 0. */
+/* Starts copies of the block's channels for up to TOKENS tokens from `first` on, to [TOKENS][CHANNELS] at `to`.
+ * Channels that do not exist become 0. */
 template <class T, int TOKENS>
 GT_DEV void copy_rows(const Problem& in, const Channel& c, uint32_t to, const void* data, gt_stride stride, int64_t b,
                       int64_t first, int tokens) {
@@ -233,7 +235,7 @@ GT_DEV void copy_rows(const Problem& in, const Channel& c, uint32_t to, const vo
     }
 }
 
-/* A lane's number of a token of a tile. */
+/* A lane's value of one token of a tile. */
 template <class T>
 GT_DEV float value_at(uint32_t tile, int t) {
     const T x = lds<T>(tile + (uint32_t)(t * Row<T>::BYTES + lane_id() * (int)sizeof(T)));

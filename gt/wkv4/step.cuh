@@ -1,10 +1,11 @@
-/* gt/wkv4/step.cuh - wkv4 step: 1 to 16 new tokens of every batch element, with states in slots, in place.
+/* gt/wkv4/step.cuh - wkv4 step: 1 to 16 new tokens of every batch element.  States lie in slots and are updated in
+ * place.
  *
  * A thread has one channel of one batch element; no thread waits for another.  After every token the state is converted
- * to the caller's form and back, which rounds it.  So T tokens give the bits of T steps of one token.
+ * to the caller's form and back, which rounds the state.  So T tokens give the bits of T steps of one token.
  * GRID B * ceil(D / 128), block 128 threads.  No shared memory.
  * REGISTERS: a state, a channel, the next token.
- * BYTES a channel: the state once each way, 24; w and u, 8, from the L2.  A token and channel, bf16: k, v, y 2 each. */
+ * BYTES a channel: the state in and out, 24; w and u, 8, from the L2.  A token and channel, bf16: k, v, y 2 each. */
 #ifndef GT_WKV4_STEP_CUH
 #define GT_WKV4_STEP_CUH
 
@@ -50,7 +51,7 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
         if (t + 1 < tokens) {
             key = Element<T>::load(k, (t + 1) * in.k_stride.t), value = Element<T>::load(v, (t + 1) * in.v_stride.t);
         }
-        Token token = {}; /* all that is read is set below; nvcc does not see it */
+        Token token = {}; /* set below before any read, but nvcc does not see this */
         if (is_plain)
             token.meet<true, true, EXACT>(s, c, this_key);
         else

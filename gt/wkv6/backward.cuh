@@ -1,59 +1,61 @@
 /* gt/wkv6/backward.cuh - backward of a chunk, on tensor cores: N = V in 32, 64, 128.
  *
- * All chunks of 64 tokens in parallel, from S before and G after each; four sub-chunks a, b, ... of 16 tokens.
- * With c_t = -log2 of the decays before token t of its sub-chunk, c_16 = -log2 of its whole decay, E = 2^-c_16,
+ * The kernel takes all chunks of 64 tokens in parallel, since S before and G after each chunk are known.  A chunk has
+ * four sub-chunks a, b, ... of 16 tokens.  Let c_t = -log2 of the decays before token t of its sub-chunk, c_16 = -log2
+ * of the decay over the whole sub-chunk, and E = 2^-c_16.  Then
  *     R_t = r_t 2^-c_t (from the sub-chunk's start)        K_t = k_t 2^(c_(t+1) - c_16) (to its end)
  *     C_ij = <dy_i, v_j>
- * where R (for a scale of y of 1) and K never exceed r and k.  A row of sub-chunk a (or b) passes the sub-chunks
- * between by one factor E each, by Horner's rule:
+ * R (for a scale of y of 1) and K never exceed r and k.  A row of sub-chunk a (or b) gets one factor E for each
+ * sub-chunk between, by Horner's rule:
  *     X_a = (..((S dy_a . E_0 + C_a0 K_0) . E_1 + C_a1 K_1) ..) . E_a + tril(C_aa) K_a
  *     Z_b = (..((G v_b . E_3 + C_3b^T R_3) . E_2 + C_2b^T R_2) ..) . E_b + triu(C_bb^T) R_b
  *     dr_i = 2^-c_i (2^c_16 X_i) + k_(i-1) C_(i,i-1) + u k_i C_ii
  *     dk_j = 2^c_(j+1) Z_j + r_(j+1) C_(j+1,j) + u r_j C_jj
  *     dv_b = (K_b 2^c_16 R_b^T)' dy_b + K_b R_(b+1)^T dy_(b+1) + K_b E_(b+1) R_(b+2)^T dy_(b+2) .. + K_b E.. G
- * Neighbours i = j+1 have no decay between them and are kept out of X and Z (tril, triu: two off the diagonal): every
- * term of X and Z carries at least one decay.  Then dg starts with the pairs across the chunk's first token; at each
- * token pairs begin and pairs end:
+ * Neighbours i = j+1 have no decay between them.  X and Z omit them (tril, triu: two off the diagonal), so every term
+ * of X and Z carries at least one decay.  dg starts with the pairs of tokens across the chunk's first token.  At every
+ * token some pairs begin and some end:
  *     dg_0 = E_0..E_3 . rowsum(S . G) + sum_{i>0} R_i (S dy_i)
  *     dg_t = dg_(t-1) + K_(t-1) 2^c_16 Z_(t-1) - R_t 2^c_16 X_t
- * This subtracts, but only terms that are in dg of some token of the chunk.  A pair has the same rounded operands in X
- * and Z: it is subtracted as it was added, up to fp32's rounding.
+ * The subtraction removes only terms that are in dg of some token of the chunk.  A pair has the same rounded operands
+ * in X and in Z, so dg subtracts the same value that it added, up to fp32's rounding.
  * Forward bounds 2^c_16 with STRONG_DECAY_LIMIT.  A slice of a chunk takes the strong-decay path
  * (backward_strong_decay.cuh) if a sub-chunk exceeds the limit, or if its raw decays differ too much (is_strong).
- * A scale s of y is a factor of R (2^-(c_t - log2 s)), so of Z, A and, from the reverse state pass, G.  X lacks it,
- * so dr takes it with its last factor.  Products of neighbours, C_tt, and u in the bonus get it separately.
- * In bf16 two rounding errors make up half of dw's error, more than a single head may have.  The rounding of S gives
- * all tokens of a slow channel's chunk one common error of dg.  The rounding of G adds up from the chunk's start to
- * its end.  The reverse state pass has G in fp32, and S before and after the chunk.  From them it makes, with E =
- * E_0..E_3,
- *     lost = E . rowsum((G - bf16(G)) . (S after - S before))       end = rowsum(S after . G)
- * lost is about the error of dg_64.  end is about dg_64, with the rounding of another S.  So
- *     dg_t += t/64 . lost + E/2 . (end - lost - dg_64)
- * where t is the first token of a part of a sub-chunk.  E is a factor because the past counts less, the faster a
- * channel forgets.  The last chunk of a sequence has no `end`: G is 0 there, and so the error of S vanishes.  The first
- * chunk does not use it if S is 0 before it: then it has no such error (and dg_0 = 0).
+ * A scale s of y is a factor of R (2^-(c_t - log2 s)), and so of Z, A and, from the reverse state pass, G.  X does not
+ * contain s, so dr multiplies by s together with its last factor.  Products of neighbours, C_tt, and u in the bonus are
+ * multiplied by s separately.
  *
- * grid (chunk slots)*B*H, so that neighbouring blocks read whole rows of tokens; for packed sequences fewer
- * (most_blocks), which take work in turn; block 8 warps.  Phases of a chunk, with barriers between:
- *   copy      two warps a tensor; r, k, w are waited for, v, dy, S, G one phase later
+ * In bf16 two rounding errors make up half of dw's error, more than the limit for a single head.  The rounding of S
+ * gives all tokens of a slow channel's chunk one common error of dg.  The rounding of G adds up from the chunk's start
+ * to its end.  The reverse state pass has G in fp32, and S before and after the chunk.  It computes, with E = E_0..E_3,
+ *     lost = E . rowsum((G - bf16(G)) . (S after - S before))       end = rowsum(S after . G)
+ * lost approximates the error of dg_64.  end approximates dg_64, with the rounding of another S.  So
+ *     dg_t += t/64 . lost + E/2 . (end - lost - dg_64)
+ * where t is the first token of a part of a sub-chunk.  The factor E is there because the past counts less, the faster
+ * a channel forgets.  The last chunk of a sequence has no `end`: its G is 0, so S causes no error there.  The first
+ * chunk omits the correction if S before it is 0: S then causes no error either (and dg_0 = 0).
+ *
+ * grid (chunk slots)*B*H, so that neighbouring blocks read whole rows of tokens; block 8 warps.  For packed sequences
+ * the grid is smaller (most_blocks), and blocks take work in turn.  Phases of a chunk, with barriers between:
+ *   copy      two warps a tensor; the block waits for r, k, w first, for v, dy, S, G one phase later
  *   prepare   all warps, 2 channels of PART tokens a thread: R, K, E, 2^c_16, the bonus sum_n r u k
  *   products  a warp a sub-chunk for dv, another for X, then Z
  *   store     X and Z, over v, dy, S, G
  *   finish    as prepare: dr, dk, du; running sums of dg, over parts by shuffles, over sub-chunks by shared memory; dw
- * Channels go in slices of 64 (N = 128: two; dv is kept in registers across them).  bf16 with N = 128 has one slice if
- * a block may have 227 KB: C and A are made once, and there are half as many barriers.  With 99 KB slices have 32
- * channels.  G is not in outputs then, since dk of the first slice would overwrite G of the second.
- * registers: X and Z [64,16] as accumulators, 64; dv N/2; K as left operand and its factors, 48.  N = 128 in one
- *     slice: 128, 64, 96.
- * operands: S, G, v, dy 16-bit; C, R, K, A tf32.  bf16: S and G are kept as bf16, whose rounding, 2^-9, the outputs
- *     have as well; rowsums come from the reverse state pass, where G is fp32.  f16: S is kept as fp32 and rounded
- *     here, G in the reverse state pass, to f16 with a power of two a row; rowsum(S . G) is made here, from the fp32 S.
- * X and Z are made transposed, channels by tokens: R and K are their left operands, and C^T the right one, in the order
- *     of its accumulators.  R, K, X, Z lie in fragments of two tokens by two channels: 16 bytes are a left operand, two
- *     right ones (of A), or a lane's accumulators of a tile.
+ * Channels go in slices of 64 (N = 128: two slices; registers keep dv across them).  bf16 with N = 128 has one slice if
+ * a block may have 227 KB: then C and A are computed once, and there are half as many barriers.  With 99 KB slices have
+ * 32 channels.  In that case G does not lie in outputs, since dk of the first slice would overwrite G of the second.
+ * registers: X and Z [64,16] as accumulators, 64; dv N/2; K as left operand and its factors, 48.  N = 128 in one slice:
+ * 128, 64, 96.
+ * operands: S, G, v, dy 16-bit; C, R, K, A tf32.  bf16: S and G are stored as bf16; this rounds them by 2^-9, as
+ * outputs are rounded.  Row sums come from the reverse state pass, where G is fp32.  f16: S is stored as fp32 and
+ * rounded here.  The reverse state pass rounds G to f16 with a power of two a row.  This kernel computes rowsum(S . G)
+ * from the fp32 S.  X and Z are computed transposed, channels by tokens.  R and K are their left operands.  C^T is the
+ * right one, in the order of its accumulators.  R, K, X, Z lie in fragments of two tokens by two channels.  These 16
+ * bytes are a left operand, two right operands (of A), or a lane's accumulators of a tile.
  * shared, N = 64: R, K [64,64] fp32 32 KB, r, k, w 24 KB, v, dy 16 KB, S, G 16 KB, 10 KB of vectors: two blocks on a
- *     multiprocessor.  N = 128 in one slice: R, K 64 KB, r, k, w 48 KB, v, dy 32 KB, S, G 64 KB, 18 KB of vectors; in
- *     four: 16, 12, 32, 16, 16 KB.
+ * multiprocessor.  N = 128 in one slice: R, K 64 KB, r, k, w 48 KB, v, dy 32 KB, S, G 64 KB, 18 KB of vectors; in four
+ * slices: 16, 12, 32, 16, 16 KB.
  * tensor cores per sub-chunk, N = 64: 2 x (32 + 20) m16n8k16, 2 x 40 + 64 + 80 m16n8k8.
  * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, 128 of them G.
  * fp32 activations: see backward_fp32.cuh for the differences. */
@@ -102,7 +104,8 @@ GT_DEV void add_from_G(const BackwardBlock<C>& me, SubChunkK<C>& left, float (&d
     }
 }
 
-/* SUMS_A: sums A of a sub-chunk a after the warp's own over the slices so far; false: further slices follow. */
+/* SUMS_A: sums A of sub-chunk a with each later sub-chunk over the slices so far.  Returns false while more slices
+ * follow. */
 template <class C>
 GT_DEV bool sum_pairs(const BackwardBlock<C>& me, int a, float (&A)[2][4]) {
     const uint32_t addresses =
@@ -119,7 +122,7 @@ GT_DEV bool sum_pairs(const BackwardBlock<C>& me, int a, float (&A)[2][4]) {
     return is_last;
 }
 
-/* Adds the slice's channels to dv of the sub-chunk: rows g and g + 8 are tokens 2g and 2g + 1. */
+/* Adds the slice's channels to dv of the sub-chunk.  Rows g and g + 8 are tokens 2g and 2g + 1. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void add_slice_dv(const BackwardParams& p, const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
     const int b = me.sub_chunk;
@@ -166,7 +169,7 @@ GT_DEV void store_dv(const BackwardParams& p, const BackwardBlock<C>& me, const 
 
 /* ---- the end of a slice, and the kernel ---- */
 
-/* du of the slice, once its sub-chunks have stored theirs. */
+/* Sums du of the slice over its sub-chunks, once all of them have stored their share. */
 template <class C>
 GT_DEV void store_du(const BackwardParams& p, const BackwardBlock<C>& me) {
     if (!p.du || thread_id() >= C::CHANNELS) return;
@@ -175,7 +178,7 @@ GT_DEV void store_du(const BackwardParams& p, const BackwardBlock<C>& me) {
     p.du[(int64_t)lds<int>(me.smem + C::DU_ROW) * C::N + me.slice0 + thread_id()] = x;
 }
 
-/* The thread's part of dr, dk, dw and du, from X and Z of the slice. */
+/* Computes the thread's part of dr, dk, dw and du, from X and Z of the slice. */
 template <class C>
 GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, const ChannelPart<C>& own,
                         const RawPart<C>& raw, const typename ChannelPart<C>::Decays& w) {
@@ -195,8 +198,8 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     const int left_dr = p.tensors[OF_DR].data ? left : 0, left_dk = p.tensors[OF_DK].data ? left : 0;
     Raw k_before = raw.k(-1), r = raw.r(0);
     float2 near = lds<float2>(near_fragment(me, own.t0));
-    float2 dg[PART], sum = {0.0f, 0.0f}, du = {0.0f, 0.0f}; /* dg: divided by 2^c_16, without the sums of earlier parts
-                                                               */
+    /* dg: divided by 2^c_16, and without the sums of earlier parts */
+    float2 dg[PART], sum = {0.0f, 0.0f}, du = {0.0f, 0.0f};
     GT_UNROLL
     for (int i = 0; i < PART; i += 2) {
         const uint32_t address = me.smem + fragment_of<C::CHANNELS>((own.t0 + i) / 2, own.channel);
@@ -210,7 +213,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
             const float2 R = C::TF32X3 ? columns(R2) : rows(R2), K = C::TF32X3 ? columns(K2) : rows(K2);
             const float2 X = columns(X2), Z = columns(Z2);
             const Raw k = raw.k(i + e), r_next = raw.r(i + e + 1);
-            const float2 next = lds<float2>(near_fragment(me, t + 1)); /* for the last token: its second is 0 */
+            const float2 next = lds<float2>(near_fragment(me, t + 1)); /* .y is 0 for the last token */
             const float2 k_near = {k.lo() * near.x, k.hi() * near.x};
             const float2 r_near = {r.lo() * near.x, r.hi() * near.x};
             Vec<T, 2> packed;
@@ -226,7 +229,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
             dk_row += (int)p.tensors[OF_DK].stride.t;
             du.x = fma_rn(r.lo(), k_near.x, du.x);
             du.y = fma_rn(r.hi(), k_near.y, du.y);
-            if (t > 0) { /* subtracts the pairs that end here */
+            if (t > 0) { /* subtract the pairs that end at this token */
                 sum.x = fma_rn(-R.x, X.x, sum.x);
                 sum.y = fma_rn(-R.y, X.y, sum.y);
             }
@@ -237,7 +240,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         }
     }
     sum = {sum.x * growth.x, sum.y * growth.y};
-    float2 before = {0.0f, 0.0f}; /* sum of the sub-chunk's earlier parts; `sum`: with this one */
+    float2 before = {0.0f, 0.0f}; /* sum over the earlier parts of the sub-chunk; `sum` includes this part */
     for (int bit = C::LANES; bit < 32; bit *= 2) {
         du.x += shfl_xor(du.x, bit);
         du.y += shfl_xor(du.y, bit);
@@ -255,16 +258,17 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
         sums[i / C::ROWSUM_PARTS].x += x.x;
         sums[i / C::ROWSUM_PARTS].y += x.y;
     }
-    float2 first = sums[0], decay = {1.0f, 1.0f}; /* first: dg of the chunk's first token, then of the part's */
+    /* first: dg of the chunk's first token, later of the part's first token */
+    float2 first = sums[0], decay = {1.0f, 1.0f};
     GT_UNROLL
-    for (int a = SUB_CHUNKS - 1; a >= 0; a--) { /* Horner from the last sub-chunk */
+    for (int a = SUB_CHUNKS - 1; a >= 0; a--) { /* Horner's rule from the last sub-chunk */
         const uint32_t address = me.smem + 4 * (a * C::CHANNELS + own.channel);
         const float2 E = lds<float2>(address + C::E), x = lds<float2>(address + C::FIRST);
         first.x = fma_rn(first.x, E.x, x.x);
         first.y = fma_rn(first.y, E.y, x.y);
         decay = {decay.x * E.x, decay.y * E.y};
     }
-    float2 end; /* dg of the chunk's end minus the sum over the sub-chunks */
+    float2 end; /* dg of the chunk's end, minus the sum over the sub-chunks */
     if constexpr (C::KEEPS_BF16) {
         const float2 lost = {decay.x * sums[1].x, decay.y * sums[1].y};
         const float share = 1.0f / CHECKPOINT * (float)own.t0;
@@ -285,7 +289,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     }
     if (C::KEEPS_BF16) first = {fma_rn(decay.x, end.x, first.x), fma_rn(decay.y, end.y, first.y)};
     W* row = row_of<W>(p, me, OF_DW, own.t0) + n;
-    const float unit = p.raw ? -LN_2 : 1.0f; /* raw: log2 d = -h, and h is its own derivative by w */
+    const float unit = p.raw ? -LN_2 : 1.0f; /* raw: log2 d = -h, and the derivative of h by w is h */
     first = {unit * first.x, unit * first.y};
     const float2 scale = {unit * growth.x, unit * growth.y};
     GT_UNROLL
@@ -299,7 +303,7 @@ GT_DEV void finish_part(const BackwardParams& p, const BackwardBlock<C>& me, con
     }
 }
 
-/* Makes dv of the slice, and X and Z in shared memory; the caller waits for these. */
+/* Computes dv of the slice, and stores X and Z in shared memory.  The caller synchronises before it reads them. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void make_products(const BackwardParams& p, const BackwardBlock<C>& me, StateRows<C>& states,
                           float (&dv)[C::VALUE_TILES][4]) {
@@ -313,13 +317,13 @@ GT_DEV void make_products(const BackwardParams& p, const BackwardBlock<C>& me, S
         Sums<C> X, Z;
         make_X<C, STRONG_DECAY>(p.scale, me, X);
         make_Z<C, STRONG_DECAY>(me, Z);
-        sync_threads(); /* v, dy, S, G are read */
+        sync_threads(); /* all warps have read v, dy, S, G */
         store_sums<C>(me, C::X, X);
         store_sums<C>(me, C::Z, Z);
     }
 }
 
-/* dv of the warp's sub-chunk, over the slices; with one slice it is not kept. */
+/* dv of the warp's sub-chunk, summed over the slices.  With one slice no sum has to be kept. */
 template <class C, bool KEPT = (C::SLICES > 1)>
 struct ChunkValues {
     float dv[C::VALUE_TILES][4];
@@ -338,10 +342,10 @@ GT_DEV void make_slice(const BackwardParams& p, const BackwardBlock<C>& me, Stat
     }
 }
 
-/* A whole slice in the strong-decay path.  A separate function, so that it takes no registers from the usual path. */
+/* Takes a whole slice on the strong-decay path.  A separate function keeps its registers out of the usual path. */
 template <class C>
 GT_DEV_CALL ChunkValues<C> strong_decay_slice(const BackwardParams& p, BackwardBlock<C> me, ChunkValues<C> values) {
-    constexpr int TOGETHER = C::THREADS / C::CHANNELS; /* sub-chunks; N = 32 has threads to spare */
+    constexpr int TOGETHER = C::THREADS / C::CHANNELS; /* sub-chunks at a time; N = 32 has spare threads */
     const int first = thread_id() / C::CHANNELS, channel = thread_id() % C::CHANNELS;
     StateRows<C> states;
     GT_NO_UNROLL
@@ -358,7 +362,7 @@ GT_DEV_CALL ChunkValues<C> strong_decay_slice(const BackwardParams& p, BackwardB
     return values;
 }
 
-/* Runs the chunk of an index of work, if there is one. */
+/* Takes the chunk at an index of work, if there is one. */
 template <class C>
 GT_DEV void backward_chunk(const BackwardParams& p, int work) {
     BackwardBlock<C> me;
@@ -373,7 +377,8 @@ GT_DEV void backward_chunk(const BackwardParams& p, int work) {
     ChunkValues<C> values = {};
     for (me.slice0 = 0; me.slice0 < C::N; me.slice0 += C::CHANNELS) {
         typename ChannelPart<C>::Decays w;
-        StateRows<C> states = {}; /* all zero: else registers that a warp does not load would live across iterations */
+        /* Initialise all rows: otherwise registers that a warp does not load would stay live across iterations. */
+        StateRows<C> states = {};
         {
             const ChunkCoordinates here = find_chunk<C>(p, work);
             if (here.chunk.sequence < 0) { /* the slot has no chunk */
@@ -382,7 +387,7 @@ GT_DEV void backward_chunk(const BackwardParams& p, int work) {
                 return;
             }
             me.index = here.index, me.G_index = here.G_index;
-            if constexpr (C::TF32X3) { /* r, k, w in registers, while other inputs are copied */
+            if constexpr (C::TF32X3) { /* r, k, w go to registers while other inputs are copied */
                 const int left = here.tokens() - own.t0;
                 const auto row = [&](int tensor) {
                     return global_row<float>(p, here, tensor, own.t0) + me.slice0 + own.channel;
@@ -403,7 +408,7 @@ GT_DEV void backward_chunk(const BackwardParams& p, int work) {
         }
         if constexpr (!C::TF32X3) {
             cp_async_wait<1>();
-            sync_threads(); /* r, k, w have arrived, and the chunk's place is stored */
+            sync_threads(); /* r, k, w have arrived, and the chunk's addresses are stored */
             own.load(p, me, w);
             prepare_part<C>(p, me, own, RawPart<C>(p, me, own), w);
         }
@@ -438,10 +443,10 @@ GT_KERNEL(C::THREADS, C::BLOCKS)
 backward_tensor_kernel(const GT_GRID_CONSTANT BackwardParams p) {
 #if GT_SM80_KERNELS
     int work = block_x();
-    if (C::TF32X3) wait_for_chain(); /* else where S and G are read */
+    if (C::TF32X3) wait_for_chain(); /* 16 bits: waits where S and G are read */
     init_chunk_mbarriers<C>(smem_base());
-    /* The goto gives this loop two entries, so that the compiler hoists nothing out of it.  Unlike take_work, it does
-     * not hide them: here that cost spills. */
+    /* The goto gives this loop two entries, so that the compiler hoists nothing out of it.  take_work hides its two
+     * entries from ptxas; here that would cost spills. */
     if (p.sequences.cu_seqlens) goto next;
 here:
     backward_chunk<C>(p, work);
@@ -449,10 +454,10 @@ here:
     work = (C::KEEPS_WORK ? lds<int>(smem_base() + C::WORK) : work) + grid_x();
 next:
     if (!has_chunk(p, work)) {
-        wait_for_chain(); /* if all blocks wait, later kernels still run after earlier ones */
+        wait_for_chain(); /* All blocks wait, so that later kernels still run after earlier ones. */
         return;
     }
-    sync_threads(); /* shared memory is no longer read */
+    sync_threads(); /* no thread reads shared memory any more */
     init_chunk_mbarriers<C>(smem_base(), true);
     goto here;
 #else

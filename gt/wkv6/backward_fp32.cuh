@@ -1,20 +1,20 @@
 /* gt/wkv6/backward_fp32.cuh - backward of a chunk (backward.cuh): the products of fp32 activations.
  *
- * Every product is three, as in forward (TF32X3), made from operands that are split as they are read.  Differences from
- * 16 bits:
- *   - X and Z lie tokens by channels: states, tokens, R and K are right operands there, and left ones where dv is
- *     made (values by tokens), so that each is read in the order of its registers.  The warps of X make C once and keep
- *     it for Z, which needs its transpose: a fragment of two tokens by two serves both.
- *   - G overwrites S as soon as S is read; rowsum(S . G) is made here.
+ * Every product becomes three, as in forward (TF32X3).  Operands are split as they are read.  Differences from 16 bits:
+ *   - X and Z lie tokens by channels.  States, tokens, R and K are right operands there.  They are left operands for dv
+ *     (values by tokens).  So each is read in the order of its registers.  The warps of X compute C once and keep it
+ *     for Z, which needs its transpose: a fragment of two tokens by two serves both.
+ *   - G overwrites S as soon as S is read; rowsum(S . G) is computed here.
  *   - r, k, w are read from memory again at the end.
- *   - loops stay loops where registers allow: unrolled, the code exceeds the instruction cache (44 % of the
- *     samples waited for it).
- * rows and columns in products of 16 (two steps of 8): row g and g + 8 are tokens (values) 2g and 2g + 1; inner
- *     indices j and j + 4 are neighbours.  Tiles 2m and 2m + 1 of X and Z have the even and the odd channels from
- *     16m on: a lane has 4 neighbours, 4j.. of 16.
+ *   - Loops stay loops where registers allow.  Unrolled code exceeds the instruction cache (44 % of the samples waited
+ *     for it).
+ * Rows and columns in products of 16 (two steps of 8): rows g and g + 8 are tokens (values) 2g and 2g + 1; inner
+ * indices j and j + 4 are neighbours.  Tiles 2m and 2m + 1 of X and Z have the even and the odd channels from 16m on.
+ * So a lane has 4 adjacent channels, 4j.. of 16.
  * shared, N = 64: R, K 32 KB, v, dy 32 KB, S and then G 16 KB, C 10 KB, vectors 9 KB: 98 KB.
  * tensor cores per sub-chunk, N = 64: 3 x (64 + 64 S dy, G v; 40 C; 80 X, Z; 40 A; 40 + 64 dv) m16n8k8.
- * bytes: as in 16 bits at 4 bytes each, r, k, w and G once more from L2: 3.3 KB per token and head. */
+ * bytes: as many elements as in 16 bits, of 4 bytes each, and r, k, w and G once more from L2: 3.3 KB per token and
+ * head. */
 #ifndef GT_WKV6_BACKWARD_FP32_CUH
 #define GT_WKV6_BACKWARD_FP32_CUH
 
@@ -27,7 +27,7 @@ namespace wkv6 {
 
 template <int COUNT>
 struct HiLo {
-    float hi[COUNT], lo[COUNT]; /* the part that tensor cores read, and the rest */
+    float hi[COUNT], lo[COUNT]; /* hi: the part that tensor cores read; lo: the rest */
 
     GT_METHOD void set(int i, float x) {
         hi[i] = tf32_hi(x);
@@ -35,8 +35,8 @@ struct HiLo {
     }
     GT_METHOD void set4(int i, float4 x) { set(i, x.x), set(i + 1, x.y), set(i + 2, x.z), set(i + 3, x.w); }
 
-    /* The same for numbers in another order than the registers.  Arithmetic makes the parts: otherwise the compiler
-     * would move x to its place for every product, since it knows which bits the tensor core drops. */
+    /* Splits numbers whose order differs from the registers' order.  Arithmetic makes both parts.  With a mask the
+     * compiler would move x to its place for every product, since it knows which bits the tensor core drops. */
     GT_METHOD void reorder4(int i, float4 x) {
         set4(i, x);
         hi[i] = x.x - lo[i], hi[i + 1] = x.y - lo[i + 1];
@@ -44,11 +44,12 @@ struct HiLo {
     }
 };
 
-/* Operands of two steps of 8: [4 step + e], [2 step + e]. */
+/* Operands of two steps of 8, in elements [4 step + e] and [2 step + e]. */
 using HiLoLeft = HiLo<8>;
 using HiLoRight = HiLo<4>;
 
-/* sum = a b.  The small products first: tensor cores truncate terms at the precision of the current sum. */
+/* sum = a b.  The small products come first, because tensor cores truncate terms at the precision of the current
+ * sum. */
 GT_DEV void mma_16(float (&sum)[4], const HiLoLeft& a, const HiLoRight& b) {
     const auto add = [&](const float(&x)[8], const float(&y)[4]) {
         GT_UNROLL
@@ -72,7 +73,8 @@ GT_DEV void add_mma_16(float (&c)[4], const HiLoLeft& a, const HiLoRight& b) {
     for (int e = 0; e < 4; e++) c[e] += sum[e];
 }
 
-/* Two neighbouring rows as left operand of 16 kk.., a lane's 4 in a row; first: the lane's piece of 16 bytes. */
+/* Loads two adjacent rows as the left operand of columns 16 kk... A lane has 4 adjacent values of a row; first: the
+ * lane's piece of 16 bytes. */
 GT_DEV void load_two_rows(uint32_t row0, uint32_t row1, HiLoLeft& a) {
     const float4 x = lds<float4>(row0), y = lds<float4>(row1);
     a.reorder4(0, {x.x, y.x, x.y, y.y});
@@ -87,7 +89,7 @@ struct RowSums {
     float tile[C::GROUPS][2][4];
 };
 
-/* sum = the warp's tokens at `from` times the state's slice */
+/* sum = the warp's tokens at `from` times the slice of the state */
 template <class C>
 GT_DEV void rows_times_state(const BackwardBlock<C>& me, int from, RowSums<C>& sum) {
     const int swap0 = 16 * (me.j ^ fp32_swap(2 * me.g)), swap1 = 16 * (me.j ^ fp32_swap(2 * me.g + 1));
@@ -111,7 +113,7 @@ GT_DEV void rows_times_state(const BackwardBlock<C>& me, int from, RowSums<C>& s
     }
 }
 
-/* c = products of dy of the warp's tokens with v of another sub-chunk's tokens: tile e, column c is token 8e + c. */
+/* c = products of dy of the warp's tokens with v of another sub-chunk's tokens.  Column c of tile e is token 8e + c. */
 template <class C>
 GT_DEV void row_products(const BackwardBlock<C>& me, int sub_chunk, float (&c)[2][4]) {
     const int swap0 = 16 * (me.j ^ fp32_swap(2 * me.g)), swap1 = 16 * (me.j ^ fp32_swap(2 * me.g + 1));
@@ -125,7 +127,7 @@ GT_DEV void row_products(const BackwardBlock<C>& me, int sub_chunk, float (&c)[2
         HiLoLeft a;
         load_two_rows(left + (swap0 ^ 64 * kk), left + 4 * C::N + (swap1 ^ 64 * kk), a);
         GT_UNROLL
-        for (int e = 0; e < 2; e++) { /* 8 rows on, another swap */
+        for (int e = 0; e < 2; e++) { /* 8 rows further on the swap differs */
             HiLoRight b;
             b.set4(0, lds<float4>(right + 32 * C::N * e + (swap ^ 64 * e ^ 64 * kk)));
             add_mma_16(c[e], a, b);
@@ -186,7 +188,7 @@ GT_DEV void store_sub_chunk_rows(const BackwardBlock<C>& me, const RowSums<C>& s
     }
 }
 
-/* Products as left operand, with rows unchanged. */
+/* The products as a left operand; rows stay the same. */
 GT_DEV void products_to_hi_lo(const float (&c)[2][4], HiLoLeft& a) {
     GT_UNROLL
     for (int e = 0; e < 2; e++) a.reorder4(4 * e, {c[e][0], c[e][2], c[e][1], c[e][3]});
@@ -196,7 +198,7 @@ GT_DEV void products_to_hi_lo(const float (&c)[2][4], HiLoLeft& a) {
 template <class C, bool STRONG_DECAY>
 GT_DEV void make_X_rows(const BackwardParams& p, const BackwardBlock<C>& me, RowSums<C>& X) {
     const int a = me.sub_chunk;
-    const bool corner = me.g == 0 && me.j == 3; /* has the first token's product with the one before */
+    const bool corner = me.g == 0 && me.j == 3; /* the lane has the first token's product with the token before */
     rows_times_state<C>(me, C::DY, X);
     mbarrier_arrive(me.smem + C::S_READ);
     store_sub_chunk_rows<C>(me, X, C::R, C::FIRST + 4 * a * C::CHANNELS);
@@ -248,7 +250,7 @@ GT_DEV void make_Z_rows(const BackwardBlock<C>& me, RowSums<C>& Z) {
     }
 }
 
-/* X or Z to shared memory, in the fragments that finish_part() reads */
+/* Stores X or Z in shared memory, in the fragments that finish_part() reads. */
 template <class C>
 GT_DEV void store_rows(const BackwardBlock<C>& me, int to, const RowSums<C>& sum) {
     GT_UNROLL
@@ -264,11 +266,11 @@ GT_DEV void store_rows(const BackwardBlock<C>& me, int to, const RowSums<C>& sum
 
 /* ---- rowsum(S . G), dv -------------------------------------------------------------------------------------- */
 
-/* rowsum(S . G) of a slice, by the warps of dv, which have loaded G by then (N = 128: too many numbers for
- * registers). */
+/* rowsum(S . G) of a slice.  The warps of dv compute it, since they have loaded G by then.  N = 128 has too many values
+ * for registers. */
 template <class C>
 struct StateRows {
-    static constexpr int ROWS = C::CHANNELS / 16; /* of a lane, 4 apart, which it shares with 7 others */
+    static constexpr int ROWS = C::CHANNELS / 16; /* rows of a lane, 4 apart; 7 other lanes share each */
     static constexpr int PIECES = C::N / 32;
     static constexpr bool EARLY = C::N < 128;
     float4 G[ROWS][PIECES];
@@ -314,8 +316,8 @@ struct StateRows {
     }
 };
 
-/* dv += rows of dy or G, transposed, times b; rows: of the lane in both steps.  dv of the warp's sub-chunk is values by
- * tokens: tile 2m + e, rows g and g + 8 are values 16m + 2g and the next, column c token 2c + e. */
+/* dv += rows of dy or G, transposed, times b.  `rows` are the lane's rows in both steps.  dv of the warp's sub-chunk is
+ * values by tokens: rows g and g + 8 of tile 2m + e are values 16m + 2g and 16m + 2g + 1; column c is token 2c + e. */
 template <class C>
 GT_DEV void add_columns(const uint32_t (&rows)[4], const HiLoRight (&b)[2], float (&dv)[C::VALUE_TILES][4]) {
     GT_UNROLL
@@ -331,14 +333,15 @@ GT_DEV void add_columns(const uint32_t (&rows)[4], const HiLoRight (&b)[2], floa
     }
 }
 
-/* Offset of a lane's two values of a row, in the first 16; the next 16 are at this xor 64; each 32 further add 128. */
+/* Offset of a lane's two values in the first 16 of a row.  The next 16 are at this offset xor 64; each 32 more add
+ * 128. */
 template <class C>
 GT_DEV uint32_t column_address(const BackwardBlock<C>& me, int from, int row) {
     static_assert(C::DY % 128 == 0 && C::G % 128 == 0, "as smem_base() is");
     return me.smem + from + fp32_piece<C::N>(row, me.g / 2) + 8 * (me.g % 2);
 }
 
-/* Factors, one a channel, with which the warp's sub-chunk uses R or K of other sub-chunks. */
+/* Factors, one a channel, by which the warp's sub-chunk multiplies R or K of other sub-chunks. */
 template <class C>
 GT_DEV void set_factors(const BackwardBlock<C>& me, int by) {
     constexpr int COUNT = C::CHANNELS / 32;
@@ -352,15 +355,15 @@ GT_DEV void set_factors(const BackwardBlock<C>& me, int by) {
     sync_warp();
 }
 
-/* The slice's part of dv of the sub-chunk b.  A^T = K_b (R_a . factors)^T: tile e, column c is token 2c + e of
- * sub-chunk a, as column of K G^T of sub-chunk b. */
+/* Adds the slice's part of dv of sub-chunk b.  A^T = K_b (R_a . factors)^T: column c of tile e is token 2c + e of
+ * sub-chunk a.  A column of K G^T is the same token of sub-chunk b. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void add_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me, float (&dv)[C::VALUE_TILES][4]) {
     const int b = me.sub_chunk;
     const uint32_t K = me.smem + C::K + fragment_of<C::CHANNELS>(SUB_CHUNK / 2 * b + me.g, 2 * me.j);
     const uint32_t factors = me.smem + C::DU + 4 * (b * C::CHANNELS + 2 * me.j);
     const auto scaled = [&](uint32_t address,
-                            int kk) { /* channels 8 kk on */
+                            int kk) { /* channels from 8 kk on */
                                       const float4 x = lds<float4>(add_8(address, kk));
                                       const float2 f = lds<float2>(factors + 32 * kk);
                                       return float4{x.x * f.x, x.z * f.y, x.y * f.x, x.w * f.y}; /* by tokens */
@@ -393,7 +396,7 @@ GT_DEV void add_dv_columns(const BackwardParams& p, const BackwardBlock<C>& me, 
             add_mma_16(A[1], left, right[1]);
         }
         if (a == b) set_bonus<C>(me, A);
-        /* inner index: tokens 4j + e and 4j + 2 + e of tile e */
+        /* Inner indices are tokens 4j + e and 4j + 2 + e of tile e. */
         HiLoRight right[2];
         GT_UNROLL
         for (int x = 0; x < 8; x++) right[x / 4].set(x % 4, A[x % 4 / 2][x / 4 * 2 + x % 2]);
@@ -449,7 +452,7 @@ GT_DEV void fp32_products(const BackwardParams& p, const BackwardBlock<C>& me, S
         mbarrier_arrive(me.smem + C::G_HERE);
         mbarrier_wait(me.smem + C::G_HERE, slice % 2);
         make_Z_rows<C, STRONG_DECAY>(me, Z);
-        sync_threads(); /* v, dy, G are read */
+        sync_threads(); /* all warps have read v, dy, G */
         store_rows<C>(me, C::X, X);
         store_rows<C>(me, C::Z, Z);
     }

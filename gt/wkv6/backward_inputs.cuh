@@ -1,5 +1,5 @@
-/* gt/wkv6/backward_inputs.cuh - backward of a chunk (backward.cuh): compile-time traits of its kernel, layout of shared
- * memory, copies of inputs, and R, K, E made from them. */
+/* gt/wkv6/backward_inputs.cuh - the first half of the kernel in backward.cuh, which computes one chunk's gradients.  It
+ * has the compile-time traits, the layout of shared memory, the copies of inputs, and the factors R, K, E. */
 #ifndef GT_WKV6_BACKWARD_INPUTS_CUH
 #define GT_WKV6_BACKWARD_INPUTS_CUH
 
@@ -16,7 +16,7 @@ enum { OF_R, OF_K, OF_W, OF_V, OF_DY, OF_DR, OF_DK, OF_DW, OF_DV, TENSORS };
 struct BackwardParams {
     struct Tensor {
         void* data;
-        gt_stride stride; /* below 2^31 bytes from token to token */
+        gt_stride stride; /* tokens are less than 2^31 bytes apart */
         int element;      /* bytes */
     } tensors[TENSORS];
     Divider heads, H; /* heads: B*H */
@@ -24,16 +24,17 @@ struct BackwardParams {
     bool G_in_outputs; /* see TensorParams::G_rows */
     Sequences sequences;
     bool raw;                /* decay = exp(-exp(w)) */
-    float scale, log2_scale; /* of y: see backward.cuh */
-    /* G after the last chunk of every sequence is 0, so its block needs nothing from the reverse state pass: these
-     * blocks come first and run beside it, on multiprocessors that it leaves free.  The others wait. */
+    float scale, log2_scale; /* scale of y: see backward.cuh */
+    /* Run the last chunk of every sequence first.  Its G is 0, so its block does not wait for the reverse state pass.
+     * The block runs beside that pass, on multiprocessors that the pass leaves free.  All other blocks wait. */
     bool last_first;
     const float* u;
     const void* S_checkpoints; /* [B,H,chunk slots,N,V] */
-    const void* G_checkpoints; /* [B,H,chunk slots,N,V]; G_in_outputs: [sequences,H,N,V], of chunks cut short */
-    const float* rowsums;      /* bf16: [B,H,chunk slots,SUMS,ROWSUM_PARTS,N]: see StatePart::store_rowsums() */
+    const void* G_checkpoints; /* [B,H,chunk slots,N,V]; with G_in_outputs only G of shortened chunks:
+                                * [sequences,H,N,V] */
+    const float* rowsums;      /* bf16 only: [B,H,chunk slots,SUMS,ROWSUM_PARTS,N], see StatePart::store_rowsums() */
     float* du;                 /* [B,chunk slots,H,N] or NULL */
-    const float* G_inverse;    /* f16: [B,H,chunk slots,G_PARTS,N], RowScale::inverse of G */
+    const float* G_inverse;    /* f16 only: [B,H,chunk slots,G_PARTS,N], RowScale::inverse of each part of a row of G */
 };
 
 static inline BackwardParams tensor_chunks_of(const gt_wkv6_args& a) {
@@ -58,76 +59,80 @@ static inline BackwardParams tensor_chunks_of(const gt_wkv6_args& a) {
     return p;
 }
 
-/* CHANNELS_: of a slice; N = 128 has 128, 64 or 32, see slice_channels(). */
+/* CHANNELS_ is the number of channels in a slice.  N = 128 has slices of 128, 64 or 32 channels: see
+ * slice_channels(). */
 template <class T_, class W_, int N_, int CHANNELS_ = N_>
 struct BackwardTraits {
     using T = T_;
     using W = W_;
     using State = StateOf<T>;
     using Gradient = GradientOf<T>;
-    static constexpr bool TF32X3 = std::is_same<T, float>::value; /* products of fp32 operands */
-    static constexpr bool ROUNDED = std::is_same<T, f16>::value;  /* S kept as fp32, used as f16 */
+    static constexpr bool TF32X3 = std::is_same<T, float>::value; /* fp32 operands, 3xTF32 products */
+    static constexpr bool ROUNDED = std::is_same<T, f16>::value;  /* S is stored as fp32 and rounded to f16 */
     static constexpr bool KEEPS_BF16 = std::is_same<State, bf16>::value;
-    static constexpr int SIZE = sizeof(T); /* of an element of v, dy, S, G */
+    static constexpr int SIZE = sizeof(T); /* bytes of an element of v, dy, S or G */
     static constexpr int N = N_, CHANNELS = CHANNELS_;
     static constexpr int SLICES = N / CHANNELS, GROUPS = CHANNELS / 16;
-    static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N> && SLICES <= 2; /* with more, G of the second would not be
-                                                                               * in dk */
-    static constexpr int STATE_ROWS = CHANNELS < 64 ? CHANNELS : 64;          /* of S or G side by side in memory */
+    /* With more than two slices, G of the second slice would not lie in dk. */
+    static constexpr bool G_IN_OUTPUTS = G_FITS_OUTPUTS<T, N> && SLICES <= 2;
+    /* rows of S or G that are adjacent in memory */
+    static constexpr int STATE_ROWS = CHANNELS < 64 ? CHANNELS : 64;
     static constexpr int TILES = CHANNELS / 8, VALUE_TILES = N / 8;
     static constexpr int THREADS = 2 * 32 * SUB_CHUNKS;
-    static constexpr bool PAIRED = !TF32X3 && N > 32; /* where it is faster, see sub_chunk_of_warp() */
+    static constexpr bool PAIRED = !TF32X3 && N > 32; /* only where pairs are faster: see sub_chunk_of_warp() */
     static_assert(!PAIRED || SUB_CHUNKS == 4, "sub_chunk_of_warp()");
-    /* on a multiprocessor; with three f16 would spill */
+    /* Blocks per multiprocessor.  Three blocks would make the f16 kernel spill. */
     static constexpr int BLOCKS = N == 128 ? 1 : N == 32 && sizeof(State) == 2 ? 3 : 2;
-    /* outside the products: 2 channels of PART tokens a thread, half a slice of a sub-chunk a warp */
+    /* Outside the products a thread has 2 channels of PART tokens, and a warp has half a slice of a sub-chunk. */
     static constexpr int LANES = CHANNELS / 4, SUB_CHUNK_PARTS = 32 / LANES, PART = SUB_CHUNK / SUB_CHUNK_PARTS;
     static constexpr int FP32_ROWS = 4 * CHECKPOINT * CHANNELS;
     static constexpr int PER_SUB_CHUNK = 4 * SUB_CHUNKS * CHANNELS; /* fp32 [4,CHANNELS] */
     /* offsets in bytes */
     static constexpr int R = 0, K = R + FP32_ROWS;
-    static constexpr int RAW_ROWS = 2 * CHECKPOINT * CHANNELS; /* of 16 bits; fp32: no room */
+    static constexpr int RAW_ROWS = 2 * CHECKPOINT * CHANNELS; /* raw 16-bit rows; fp32 has no room for them */
     static constexpr int RAW_R = K + FP32_ROWS, RAW_K = RAW_R + (TF32X3 ? 0 : RAW_ROWS);
     static constexpr int RAW_W = RAW_K + (TF32X3 ? 0 : RAW_ROWS);
     static constexpr int VALUES = RAW_W + (sizeof(W) == 2 ? RAW_ROWS : 0);
     static constexpr int DY = VALUES + SIZE * CHECKPOINT * N;
     static constexpr int S = DY + SIZE * CHECKPOINT * N, G = TF32X3 ? S : S + SIZE * CHANNELS * N;
     static constexpr int STATES_END = G + SIZE * CHANNELS * N;
-    /* X and Z, once the products are made: over v, dy, S, G; N = 128: over S, G */
+    /* X and Z are stored after the products, over v, dy, S and G, or with N = 128 over S and G alone. */
     static constexpr int X = N == 128 ? S : VALUES, Z = X + FP32_ROWS;
     static constexpr int E = STATES_END > Z + FP32_ROWS ? STATES_END : Z + FP32_ROWS;
     static constexpr int GROWTH = E + PER_SUB_CHUNK;     /* 2^c_16 */
     static constexpr int FIRST = GROWTH + PER_SUB_CHUNK; /* sum_i R_i (S dy_i) */
     static constexpr int DU = FIRST + PER_SUB_CHUNK;
-    static constexpr int G_PARTS = StatesTraits<T, W, N>::PARTS; /* of a row, in the reverse state pass */
+    static constexpr int G_PARTS = StatesTraits<T, W, N>::PARTS; /* parts of a row of G in the reverse state pass */
     static constexpr int ROWSUM_PARTS = KEEPS_BF16 ? G_PARTS : 1;
-    static constexpr int SUB_CHUNK_SUMS = DU + PER_SUB_CHUNK; /* of dg */
+    static constexpr int SUB_CHUNK_SUMS = DU + PER_SUB_CHUNK; /* sums of dg over sub-chunks */
     static constexpr int SUMS = KEEPS_BF16 ? REVERSE_SUMS : 1, SUM_PARTS = SUMS * ROWSUM_PARTS;
     static constexpr int ROWSUM = SUB_CHUNK_SUMS + PER_SUB_CHUNK, U = ROWSUM + 4 * SUM_PARTS * N;
     static constexpr int BONUS = U + 4 * N;             /* [64,2] */
     static constexpr int NEAR = BONUS + 8 * CHECKPOINT; /* [64+1]: C_tt, C_(t,t-1) */
     static constexpr int S_SCALE = NEAR + 8 * (CHECKPOINT + 2), G_SCALE = S_SCALE + (ROUNDED ? 4 * CHANNELS : 0);
-    static constexpr int ADDRESSES = G_SCALE + (ROUNDED ? 4 * CHANNELS : 0); /* of the chunk in every tensor */
+    static constexpr int ADDRESSES = G_SCALE + (ROUNDED ? 4 * CHANNELS : 0); /* address of the chunk in every tensor */
     static constexpr int TOKENS = ADDRESSES + 8 * TENSORS, DU_ROW = TOKENS + 4, STRONG_DECAY = DU_ROW + 4;
     static constexpr int FLAGS_END = STRONG_DECAY + 4 * 2 * SUB_CHUNKS;
-    /* fp32: C of two sub-chunks, 10 times; else of a sub-chunk with itself, 4 times, in the strong-decay path */
+    /* Products C of two sub-chunks.  fp32 keeps all 10 of them.  16 bits keep only the 4 of a sub-chunk with itself,
+     * and only in the strong-decay path. */
     static constexpr int C_FRAGMENTS = TF32X3 ? FLAGS_END : RAW_R;
     static constexpr int C_END = TF32X3 ? C_FRAGMENTS + 10 * 4 * SUB_CHUNK * SUB_CHUNK : FLAGS_END;
-    static constexpr int S_READ = C_END, G_HERE = S_READ + 8; /* mbarriers; no Ring: a phase is a slice */
-    /* the block's work, since no register is left to keep it */
+    static constexpr int S_READ = C_END, G_HERE = S_READ + 8; /* mbarriers with one phase a slice; Ring does not fit */
+    /* The block's work is stored here, since no register is left for it. */
     static constexpr int WORK = G_HERE + 8;
     static constexpr bool KEEPS_WORK = BLOCKS == 3;
-    /* LARGE: the block is alone on its multiprocessor.  No other block works while it waits, but a thread has 255
-     * registers: TwoTerms, and SubChunkRows are kept.  SUMS_A: also sums A of two sub-chunks over the slices before the
-     * product with dy. */
+    /* LARGE: one block fills its multiprocessor.  No other block works while it waits, but a thread has 255 registers.
+     * So a thread keeps TwoTerms and SubChunkRows.  SUMS_A: the kernel also sums A of two sub-chunks over the slices
+     * before it multiplies A by dy. */
     static constexpr bool LARGE = N == 128 && KEEPS_BF16, SUMS_A = LARGE && SLICES > 1;
     static constexpr int KEPT_A = WORK + 16, SMEM = KEPT_A + (SUMS_A ? 6 * 4 * SUB_CHUNK * SUB_CHUNK : 0);
     static_assert(KEPT_A % 16 == 0, "read by 16 bytes");
     static_assert(STRONG_DECAY % 16 == 0 && NEAR % 16 == 0 && DU % 16 == 0, "read by 16 bytes");
-    /* raw decays: the least h of a strong token, and the share of it that the other tokens must not exceed: see
-     * is_strong() */
+    /* Limits of is_strong(), for raw decays.  A strong token has h of at least STRONG.  Every other token has at most
+     * STRONG_SHARE of that h. */
     static constexpr float STRONG = TF32X3 ? 5.0f : 8.0f, STRONG_SHARE = TF32X3 ? 1.0f / 8 : 1.0f / 64;
-    /* the strong-decay path: sums of sub-chunks take the room of 2^c_16 and of dg's sums, which it does not need */
+    /* In the strong-decay path the sums of sub-chunks overwrite 2^c_16 and the sums of dg, which that path does not
+     * use. */
     static constexpr int STRONG_DECAY_ENDS = SUB_CHUNK_SUMS, STRONG_DECAY_BEGINS = GROWTH;
     static_assert(SUB_CHUNKS >= 3 && (TF32X3 || VALUES - RAW_R >= 4 * SUB_CHUNKS * SUB_CHUNK * SUB_CHUNK),
                   "room for the strong-decay path");
@@ -143,17 +148,17 @@ struct BackwardTraits {
 template <class C>
 struct BackwardBlock {
     uint32_t smem;
-    int index;     /* of the chunk in [B,H,chunk slots] */
-    int G_index;   /* in G_checkpoints; below 0: in outputs */
-    int sub_chunk; /* of the warp, in products */
+    int index;     /* the chunk's index in [B,H,chunk slots] */
+    int G_index;   /* the chunk's index in G_checkpoints; negative: G is in outputs */
+    int sub_chunk; /* the warp's sub-chunk in the products */
     int slice0;    /* first channel of the slice */
     int g, j;      /* lane / 4, lane % 4 */
 
-    GT_METHOD int tokens() const { return lds<int>(smem + C::TOKENS); } /* of the chunk */
+    GT_METHOD int tokens() const { return lds<int>(smem + C::TOKENS); } /* tokens of the chunk */
 
-    /* In products a warp makes dv of a sub-chunk, or its X and Z.  PAIRED: warps w and w + 4, which share a scheduler
-     * and its instruction cache, run the same code, for sub-chunks 0 and 3 or 1 and 2: dv takes longest for the first
-     * sub-chunk, shortest for the last. */
+    /* In the products one warp computes dv of a sub-chunk, and another warp computes X and Z of that sub-chunk.  dv
+     * takes longest for the first sub-chunk and shortest for the last.  PAIRED: warps w and w + 4 run the same code,
+     * one for sub-chunk 0 or 1, the other for 3 or 2, because they share a scheduler and its instruction cache. */
     GT_METHOD static bool makes_dv() { return C::PAIRED ? warp_id() & 2 : warp_id() < SUB_CHUNKS; }
     GT_METHOD static int sub_chunk_of_warp() {
         if (!C::PAIRED) return warp_id() % SUB_CHUNKS;
@@ -163,11 +168,11 @@ struct BackwardBlock {
 
 /* ---- the chunk of a block, and where its tensors lie -------------------------------------------------------- */
 
-/* The chunk of an index of work; sequence < 0: none. */
+/* The chunk at an index of work.  A negative sequence means that there is no chunk. */
 struct ChunkCoordinates {
     int b, h, slot;
-    int index;     /* in [B,H,chunk slots] */
-    int G_index;   /* in G_checkpoints; below 0: in outputs */
+    int index;     /* chunk's index in [B,H,chunk slots] */
+    int G_index;   /* the chunk's index in G_checkpoints; negative: G is in outputs */
     bool is_early; /* see BackwardParams::last_first */
     gt_chunk chunk;
 
@@ -177,7 +182,7 @@ struct ChunkCoordinates {
 template <class C>
 GT_DEV ChunkCoordinates find_chunk(const BackwardParams& p, int work) {
     ChunkCoordinates at;
-    int head; /* of the batch */
+    int head; /* head's index in the batch */
     at.slot = divide(work, p.heads, &head);
     at.is_early = C::KEEPS_BF16 && p.last_first && at.slot == 0;
     if (C::KEEPS_BF16 && p.last_first) at.slot = (at.slot ? at.slot : p.chunk_slots) - 1;
@@ -185,20 +190,20 @@ GT_DEV ChunkCoordinates find_chunk(const BackwardParams& p, int work) {
     at.index = head * p.chunk_slots + at.slot;
     at.chunk = chunk_at(p.sequences, CHECKPOINT, at.slot);
     at.G_index = at.index;
-    if (p.G_in_outputs) { /* b or sequence is 0 */
+    if (p.G_in_outputs) { /* either b or sequence is 0 */
         const int sequence = at.b + (int)at.chunk.sequence;
         at.G_index = at.tokens() == CHECKPOINT ? -1 : sequence * p.H.divisor + at.h;
     }
     return at;
 }
 
-/* Whether packed sequences have a chunk slot at an index of work. */
+/* Returns whether packed sequences have a chunk slot at this index of work. */
 GT_DEV bool has_chunk(const BackwardParams& p, int64_t work) {
     return work < (int64_t)p.heads.divisor * used_slots(p.sequences, CHECKPOINT);
 }
 
-/* One warp stores the chunk's place for the later phases, since registers are short: its first token in every tensor,
- * its number of tokens, and its row of p.du. */
+/* One warp stores the chunk's first token in every tensor, its number of tokens and its row of p.du.  Later phases load
+ * these values from shared memory, because registers are short. */
 template <class C>
 GT_DEV void store_addresses(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     const int i = lane_id();
@@ -219,14 +224,14 @@ GT_DEV T* row_of(const BackwardParams& p, const BackwardBlock<C>& me, int tensor
     return global_pointer<T>(lds<char*>(me.smem + C::ADDRESSES + 8 * tensor) + (int64_t)t * bytes);
 }
 
-/* The same, before all threads know the chunk's addresses. */
+/* Address of token t of the chunk, for use before all threads know the chunk's addresses. */
 template <class T>
 GT_DEV T* global_row(const BackwardParams& p, const ChunkCoordinates& here, int tensor, int t) {
     const BackwardParams::Tensor& x = p.tensors[tensor];
     return static_cast<T*>(x.data) + offset_of(x.stride, here.b, here.chunk.first + t, here.h);
 }
 
-/* Rows of a slice of a state, `pitch` elements apart, from some row on. */
+/* Consecutive rows of one slice of a state, `pitch` elements apart. */
 template <class State>
 struct SliceRows {
     const State* data;
@@ -238,7 +243,7 @@ GT_DEV SliceRows<State> checkpoint_rows(const BackwardBlock<C>& me, const void* 
     return {static_cast<const State*>(states) + ((int64_t)index * C::N + me.slice0 + row) * C::N, C::N};
 }
 
-/* The rows of G; `output` gives the start of the chunk's rows in an output. */
+/* Rows of G of the chunk. `output` returns the first of the chunk's rows in an output. */
 template <class C, class Output>
 GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const BackwardBlock<C>& me, Output&& output,
                                               int row = 0) {
@@ -248,7 +253,7 @@ GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const Bac
     return {output(tensor), (int)p.tensors[tensor].stride.t};
 }
 
-/* The same after store_addresses(). */
+/* Rows of G of the chunk, after store_addresses(). */
 template <class C>
 GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const BackwardBlock<C>& me) {
     return G_rows<C>(p, me, [&](int tensor) { return row_of<typename C::Gradient>(p, me, tensor, 0); });
@@ -256,7 +261,7 @@ GT_DEV SliceRows<typename C::Gradient> G_rows(const BackwardParams& p, const Bac
 
 /* ---- fragments of R, K, X, Z and of raw inputs ------------------------------------------------------------------ */
 
-/* The place of an element within a fragment of R or K, and of X or Z. */
+/* Address of an element in a fragment of R or K, or in a fragment of X or Z. */
 template <class C>
 GT_DEV int operand_in_cell(int token, int channel) {
     return 4 * (C::TF32X3 ? 2 * (channel % 2) + token % 2 : 2 * (token % 2) + channel % 2);
@@ -264,7 +269,7 @@ GT_DEV int operand_in_cell(int token, int channel) {
 
 GT_DEV int sum_in_cell(int token, int channel) { return 4 * (2 * (channel % 2) + token % 2); }
 
-/* Address of r, k or w of the slice; the value for a pair of channels beyond the sequence. */
+/* Address of r, k or w of the slice, and the value of a pair of channels of tokens beyond the sequence. */
 template <class C>
 GT_DEV uint32_t raw_rows(const BackwardBlock<C>& me, int tensor) {
     return me.smem + (tensor == OF_R ? C::RAW_R : tensor == OF_K ? C::RAW_K : C::RAW_W);
@@ -277,11 +282,11 @@ GT_DEV uint32_t no_token(const BackwardParams& p, int tensor) {
 
 /* ---- the channels of a thread ------------------------------------------------------------------------------- */
 
-/* A thread's part of a slice outside the products: 2 channels and PART tokens of a sub-chunk. */
+/* A thread's share of a slice outside the products: 2 channels of PART consecutive tokens, a part of a sub-chunk. */
 template <class C>
 struct ChannelPart {
-    int sub_chunk, part, t0; /* part: of the sub-chunk; t0: its first token */
-    int channel;             /* of the slice */
+    int sub_chunk, part, t0; /* part: its index in the sub-chunk; t0: its first token */
+    int channel;             /* channel in the slice */
 
     GT_METHOD void set_addresses() {
         sub_chunk = warp_id() / 2;
@@ -292,7 +297,7 @@ struct ChannelPart {
 
     using Decays = Pair<typename C::W>[C::PART];
 
-    /* w of the part; beyond the sequence a value that means no decay */
+    /* Loads w of the part.  Tokens beyond the sequence get a value that means no decay. */
     GT_METHOD void load(const BackwardParams& p, const BackwardBlock<C>& me, Decays& w) const {
         using W = typename C::W;
         if constexpr (sizeof(W) == 2) {
@@ -304,7 +309,7 @@ struct ChannelPart {
         }
     }
 
-    /* fp32 w, from the part's first token on; `left` tokens exist */
+    /* Loads fp32 w. `row` is the part's first token; `left` tokens exist from there on. */
     GT_METHOD void load_rows(const BackwardParams& p, const float* row, int left, Decays& w) const {
         GT_UNROLL
         for (int i = 0; i < C::PART; i++) {
@@ -314,11 +319,11 @@ struct ChannelPart {
         }
     }
 
-    /* h = -log2 of the decays; c = their sum from the sub-chunk's start to the part; total = their sum over the
-     * sub-chunk */
+    /* h is -log2 of the decays.  c is the sum of h from the start of the sub-chunk to the start of the part.  total is
+     * the sum of h over the sub-chunk. */
     GT_METHOD void decays(const BackwardParams& p, const Decays& w, float (&h)[C::PART][2], float (&c)[2],
                           float (&total)[2]) const {
-        if (p.raw) { /* a branch, since all lanes take the same */
+        if (p.raw) { /* a branch costs little, since all lanes take the same way */
             GT_UNROLL
             for (int i = 0; i < C::PART; i++) {
                 h[i][0] = bits_of_raw(w[i].lo());
@@ -346,11 +351,11 @@ struct ChannelPart {
         }
     }
 
-    /* The bound of c_16 where is_strong() is false. */
+    /* Upper bound of c_16 where is_strong() returns false. */
     GT_METHOD static float limit(const BackwardParams& p) { return p.raw ? C::STRONG : STRONG_DECAY_LIMIT; }
 
-    /* Whether a sub-chunk of raw decays takes the strong-decay path.  If a few tokens decay far more than the others,
-     * their large h would multiply the rounding error of dg, which is a difference of sums. */
+    /* Returns whether a sub-chunk takes the strong-decay path because of its raw decays.  A token that decays far more
+     * than the others has a large h.  dg is a difference of sums, and the large h would multiply its rounding error. */
     GT_METHOD bool is_strong(const float (&h)[C::PART][2], const float (&total)[2]) const {
         bool strong = false;
         GT_UNROLL
@@ -371,7 +376,8 @@ struct ChannelPart {
     }
 };
 
-/* r and k of a part: of its token i and, of k, of the one before.  16-bit: where the copies are. */
+/* r and k of a part, read from their copies in shared memory (16 bits).  Besides token i, finish() needs k of the token
+ * before it. */
 template <class C, bool TF32X3 = C::TF32X3>
 struct RawPart {
     using Raw = Pair<typename C::T>;
@@ -391,7 +397,7 @@ struct RawPart {
     }
 };
 
-/* fp32: in registers, from global memory. */
+/* r and k of a part in registers, loaded from global memory (fp32). */
 template <class C>
 struct RawPart<C, true> {
     using Raw = Pair<float>;
@@ -401,7 +407,7 @@ struct RawPart<C, true> {
         : RawPart(p, own, me.tokens() - own.t0, row_of<float>(p, me, OF_R, own.t0) + me.slice0 + own.channel,
                   row_of<float>(p, me, OF_K, own.t0) + me.slice0 + own.channel) {}
 
-    /* rows: from the part's first token on; `left` tokens exist */
+    /* The rows begin with the part's first token; `left` tokens exist from there on. */
     GT_METHOD RawPart(const BackwardParams& p, const ChannelPart<C>& own, int left, const float* r_row,
                       const float* k_row) {
         ks[0].value = rs[C::PART].value = {0.0f, 0.0f};
@@ -421,14 +427,14 @@ struct RawPart<C, true> {
 
 /* ---- copies of the inputs ----------------------------------------------------------------------------------- */
 
-/* Lane `lane` of LANES, which copy COUNT 16-bit elements of every token to shared memory, each 8 to fragment(token,
- * first).  `from`: the lane's elements of its first token, lane / (COUNT / 8).  Pairs beyond the sequence become
- * `none`. */
+/* Copies COUNT 16-bit elements of every token to shared memory, by LANES lanes; the caller is `lane` of them.  Every 8
+ * elements go to fragment(token, first). `from` is the lane's elements of its first token, lane / (COUNT / 8).  Pairs
+ * beyond the sequence become `none`. */
 template <int COUNT, int LANES, class Address>
 GT_DEV void copy_rows(int lane, const uint16_t* from, int stride, int tokens, uint32_t none, const Address& address) {
     constexpr int PIECES = COUNT / 8, ROWS = LANES / PIECES;
     const int row = lane / PIECES, first = lane % PIECES * 8, step = ROWS * stride;
-    if (tokens == CHECKPOINT) { /* copies under a condition cost more instructions */
+    if (tokens == CHECKPOINT) { /* unconditional copies cost fewer instructions */
         GT_UNROLL
         for (int i = 0; i < CHECKPOINT; i += ROWS) {
             cp_async<16>(address(row | i, first), from);
@@ -447,7 +453,7 @@ GT_DEV void copy_rows(int lane, const uint16_t* from, int stride, int tokens, ui
     }
 }
 
-/* Two warps copy the elements of a tensor from `column` on; the caller is `lane` of theirs. */
+/* Two warps copy the elements of a tensor from `column` on. `lane` is the caller's lane among the 64. */
 template <int COUNT, class Address>
 GT_DEV void copy_tensor(int lane, const BackwardParams& p, const ChunkCoordinates& here, int tensor, int column,
                         uint32_t none, const Address& address) {
@@ -459,7 +465,7 @@ GT_DEV void copy_tensor(int lane, const BackwardParams& p, const ChunkCoordinate
                          address);
 }
 
-/* Two warps: STATE_ROWS rows of a state kept as bf16, or zeros, to rows at `to`. */
+/* Two warps copy STATE_ROWS rows of a bf16 state, or zeros, to the rows at `to`. */
 template <class C>
 GT_DEV void copy_state(int lane, const BackwardBlock<C>& me, const SliceRows<bf16>& rows, int to,
                        bool is_zero = false) {
@@ -473,7 +479,7 @@ GT_DEV void copy_state(int lane, const BackwardBlock<C>& me, const SliceRows<bf1
     }
 }
 
-/* A warp: half of the chunk's tokens of v or dy as fp32 rows; 0 beyond the sequence. */
+/* A warp copies v or dy of half of the chunk's tokens as fp32 rows.  Tokens beyond the sequence become 0. */
 template <class C>
 GT_DEV void copy_half_rows(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here,
                            int tensor, int half, int to) {
@@ -490,7 +496,7 @@ GT_DEV void copy_half_rows(const BackwardParams& p, const BackwardBlock<C>& me, 
     }
 }
 
-/* A warp: rows of a slice of a state kept as fp32, to the room of S and then G. */
+/* A warp copies rows of a slice of an fp32 state to the shared memory that holds first S and then G. */
 template <class C>
 GT_DEV void copy_state_rows(const BackwardBlock<C>& me, const SliceRows<float>& rows, int first, int last) {
     constexpr int PIECES = C::N / 4, ROWS = 32 / PIECES;
@@ -499,7 +505,7 @@ GT_DEV void copy_state_rows(const BackwardBlock<C>& me, const SliceRows<float>& 
         cp_async<16>(me.smem + C::S + fp32_piece<C::N>(row, piece), rows.data + row * (int64_t)rows.pitch + 4 * piece);
 }
 
-/* A warp: u of a slice, LARGE: of all slices. */
+/* A warp copies u of a slice, or with LARGE u of all slices. */
 template <class C>
 GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     GT_UNROLL
@@ -513,8 +519,8 @@ GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const Ch
     }
 }
 
-/* bf16: the same for the reverse state pass's sums, which are in parts; f16 has rowsum(S . G) from round_states(), fp32
- * from sum_states(). */
+/* A warp copies the row sums that the reverse state pass stored, in parts (bf16 only).  f16 gets rowsum(S . G) from
+ * round_states(), fp32 from sum_states(). */
 template <class C>
 GT_DEV void copy_rowsums(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     constexpr int COUNT = C::LARGE ? C::N : C::CHANNELS;
@@ -527,14 +533,14 @@ GT_DEV void copy_rowsums(const BackwardParams& p, const BackwardBlock<C>& me, co
     }
 }
 
-/* A part of a sum of channels of the slice: of one, or of two as float2. */
+/* One part of a row sum, for one channel of the slice, or for two channels as a float2. */
 template <class Word, class C>
 GT_DEV Word rowsum_part(const BackwardBlock<C>& me, int part, int channel) {
     return lds<Word>(me.smem + C::ROWSUM + 4 * (part * C::N + me.slice0 + channel));
 }
 
-/* Starts the copies of a slice, two warps a tensor.  All threads wait for the first group, r, k, w and u.  The second
- * group is the rest: in it S, G and rowsum(S . G) come from earlier kernels of the chain. */
+/* Starts the copies of a slice; two warps copy a tensor.  The first group is r, k, w and u, and all threads wait for
+ * it.  The second group is all other inputs.  S, G and rowsum(S . G) come from earlier kernels of the chain. */
 template <class C>
 GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     const int warp = warp_id(), tensor = warp / 2, lane = 32 * (warp % 2) + lane_id();
@@ -571,7 +577,7 @@ GT_DEV void copy_inputs(const BackwardParams& p, const BackwardBlock<C>& me, con
     cp_async_commit();
 }
 
-/* fp32: waits for u alone; r, k, w are in registers, and other copies are waited for later. */
+/* fp32: waits for u alone.  r, k and w are in registers, and later phases wait for the other copies. */
 template <class C>
 GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     const int warp = warp_id();
@@ -588,12 +594,13 @@ GT_DEV void copy_fp32_inputs(const BackwardParams& p, const BackwardBlock<C>& me
     if (warp == 7) cp_async_wait<0>();
 }
 
-/* Writes a slice of S, kept as fp32, as f16 rows, each times its RowScale.  The parts of a row of G have different
- * powers of two; all parts get the largest.  Also writes the inverse factors and rowsum(S . G).  All threads take part;
- * all loads come first. */
+/* Converts a slice of S from fp32 to f16 rows, each multiplied by its RowScale.  In global memory the parts of a row of
+ * G have different powers of two; here all parts get the largest.  The function also stores the inverse factors and
+ * rowsum(S . G).  All threads take part, and all loads come before the first use. */
 template <class C>
 GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
-    constexpr int LANES = C::THREADS / C::CHANNELS, PARTS = C::G_PARTS, COUNT = C::N / PARTS / LANES; /* of a part */
+    /* elements of a part */
+    constexpr int LANES = C::THREADS / C::CHANNELS, PARTS = C::G_PARTS, COUNT = C::N / PARTS / LANES;
     const int n = thread_id() / LANES, lane = thread_id() % LANES;
     const float* S_from = checkpoint_rows<float>(me, p.S_checkpoints, me.index, n).data + COUNT * lane;
     const auto output = [&](int i) { return global_row<f16>(p, here, i, 0); };
@@ -651,14 +658,15 @@ GT_DEV void round_states(const BackwardParams& p, const BackwardBlock<C>& me, co
 
 /* ---- R, K, E and the bonus ---------------------------------------------------------------------------------- */
 
-/* An element of R or K.  16 bits: rounded as the tensor cores read it, since dg subtracts with R and K the terms that
- * tensor cores added with them. */
+/* Converts an element of R or K to the stored form.  With 16-bit inputs the element is rounded to tf32, as the tensor
+ * cores read it.  The reason: dg subtracts terms of R and K that the tensor cores have added, so both must use the same
+ * values. */
 template <class C>
 GT_DEV float chunk_operand(float x) {
     return C::TF32X3 ? x : round_tf32(x);
 }
 
-/* R, K, E, growth and bonus of the thread's part of a slice. */
+/* Computes R, K, E, the growth 2^c_16 and the bonus of the thread's part of a slice. */
 template <class C>
 GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, const ChannelPart<C>& own,
                          const RawPart<C>& raw, const typename ChannelPart<C>::Decays& w) {
@@ -668,7 +676,7 @@ GT_DEV void prepare_part(const BackwardParams& p, const BackwardBlock<C>& me, co
     u = {p.scale * u.x, p.scale * u.y};
     own.decays(p, w, h, c, total);
     bool strong = warp_any(!(fabsf(total[0]) < own.limit(p) && fabsf(total[1]) < own.limit(p)));
-    if (strong && p.raw) strong = warp_any(own.is_strong(h, total)); /* a closer look */
+    if (strong && p.raw) strong = warp_any(own.is_strong(h, total)); /* only such sub-chunks get this closer look */
     if (lane_id() == 0) sts<uint32_t>(me.smem + C::STRONG_DECAY + 4 * warp_id(), strong);
     float R[4], K[4]; /* a fragment */
     const float end[2] = {total[0] - p.log2_scale, total[1] - p.log2_scale};

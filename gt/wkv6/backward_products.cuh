@@ -10,8 +10,8 @@ namespace wkv6 {
 
 /* ---- S and G times tokens, tokens times tokens -------------------------------------------------------------- */
 
-/* For ldmatrix the lane's piece of 16-bit rows: of the first 16, their first 16 values, as a left operand, and as two
- * right ones. */
+/* The piece of 16-bit rows whose address a lane gives to ldmatrix, in the first 16 rows and their first 16 values: for
+ * a left operand, and for two right operands. */
 template <int N>
 GT_DEV uint32_t left_piece() {
     return row_piece<N>(lane_id() / 8 % 2 * 8 + lane_id() % 8, lane_id() / 16);
@@ -22,14 +22,14 @@ GT_DEV uint32_t right_piece() {
     return row_piece<N>(lane_id() / 16 * 8 + lane_id() % 8, lane_id() / 8 % 2);
 }
 
-/* Sums of a sub-chunk, [channels,16 tokens]: tile q, rows g and g + 8 are channels 16 q + 2g and the next, tile e,
- * column c token 8e + c.  So a lane's part of two tiles is a fragment. */
+/* Sums of a sub-chunk, [channels,16 tokens].  Rows g and g + 8 of tile q are channels 16 q + 2g and 16 q + 2g + 1;
+ * column c of tile e is token 8e + c.  So a lane's part of two tiles is a fragment. */
 template <class C>
 struct Sums {
     float tile[C::GROUPS][2][4];
 };
 
-/* sum = a state's slice times the warp's tokens */
+/* sum = the slice of a state times the warp's tokens */
 template <class C>
 GT_DEV void times_state(const BackwardBlock<C>& me, int from, int state, Sums<C>& sum) {
     const uint32_t tokens = me.smem + from + add_16_rows<C::N>(right_piece<C::N>(), me.sub_chunk);
@@ -49,7 +49,7 @@ GT_DEV void times_state(const BackwardBlock<C>& me, int from, int state, Sums<C>
     }
 }
 
-/* The warp's tokens of v or dy as left operands: read at each use, unless registers can keep them. */
+/* The warp's tokens of v or dy as left operands.  They are loaded at each use, unless registers can keep them. */
 template <class C>
 struct SubChunkRows {
     uint32_t left;
@@ -73,12 +73,12 @@ struct SubChunkRows {
     }
 };
 
-/* c = products of the warp's tokens (rows) with the tokens of another sub-chunk, at `other`: tile e, column c is token
- * 8e + c. */
+/* c = products of the warp's tokens (rows) with the tokens of another sub-chunk, at `other`.  Column c of tile e is
+ * token 8e + c. */
 template <class C>
 GT_DEV void token_products(const BackwardBlock<C>& me, const SubChunkRows<C>& own, int other, int sub_chunk,
                            float (&c)[2][4]) {
-    constexpr int SUMS = C::LARGE ? 2 : 1; /* two chains if registers suffice */
+    constexpr int SUMS = C::LARGE ? 2 : 1; /* two dependent chains of products if registers suffice */
     const uint32_t right = me.smem + other + add_16_rows<C::N>(right_piece<C::N>(), sub_chunk);
     float sums[SUMS][2][4] = {};
     GT_UNROLL
@@ -96,7 +96,7 @@ GT_DEV void token_products(const BackwardBlock<C>& me, const SubChunkRows<C>& ow
     }
 }
 
-/* The columns of tile e of products of tokens as a left operand. */
+/* Reorders the columns of tile e of token products for a left operand. */
 GT_DEV void left_of(const float (&c)[4], float (&a)[4]) {
     a[0] = round_tf32(c[0]), a[1] = round_tf32(c[2]), a[2] = round_tf32(c[1]), a[3] = round_tf32(c[3]);
 }
@@ -123,13 +123,13 @@ GT_DEV void add_sub_chunk(const BackwardBlock<C>& me, const float (&c)[2][4], in
 
 /* ---- X and Z ------------------------------------------------------------------------------------------------ */
 
-/* Strong-decay path: offset of the sums of pairs that begin before sub-chunk a and end in sub-chunk c > a > 0. */
+/* Strong-decay path: offset of the sum over pairs that begin before sub-chunk a and end in sub-chunk c > a > 0. */
 template <class C>
 GT_DEV int strong_ends(int a, int c) {
     return C::STRONG_DECAY_ENDS + 4 * (a + c - 3) * C::CHANNELS;
 }
 
-/* Scales channels by a vector in shared memory. */
+/* Multiplies channels by a vector in shared memory. */
 template <class C>
 GT_DEV void scale_channels(const BackwardBlock<C>& me, uint32_t offset, Sums<C>& sum) {
     GT_UNROLL
@@ -140,13 +140,13 @@ GT_DEV void scale_channels(const BackwardBlock<C>& me, uint32_t offset, Sums<C>&
     }
 }
 
-/* Address of a token's products with itself and its neighbour, for the terms without a decay. */
+/* Address of a token's products with itself and with its neighbour, for the terms without a decay. */
 template <class C>
 GT_DEV uint32_t near_fragment(const BackwardBlock<C>& me, int token) {
     return me.smem + C::NEAR + 8 * token;
 }
 
-/* The fragment of C of sub-chunks a >= b: two tokens of a by two of b.  16 bits: a = b. */
+/* The fragment of C of sub-chunks a >= b: two tokens of a by two of b.  In 16 bits a = b. */
 template <class C>
 GT_DEV uint32_t C_fragment(const BackwardBlock<C>& me, int a, int b, int pair_a, int pair_b) {
     const int swap = (pair_a & 1) << 2 | (pair_a & 2), block = C::TF32X3 ? a * (a + 1) / 2 + b : a;
@@ -158,9 +158,8 @@ GT_DEV uint32_t C_element(const BackwardBlock<C>& me, int sub_chunk, int i, int 
     return C_fragment(me, sub_chunk, sub_chunk, i / 2, j / 2) + 4 * (2 * (i % 2) + j % 2);
 }
 
-/* Stores the sub-chunk's sum of R_i x_i or K_j x_j; `of` says which.  The sum goes to [channels] at `to`.  For S dy it
- * is the sub-chunk's part of dg_0.
- * The chunk's first token carries no decay. */
+/* Stores the sub-chunk's sum of R_i x_i or of K_j x_j in [channels] at `to`; `of` selects R or K.  For S dy the sum is
+ * the sub-chunk's part of dg_0.  The chunk's first token has no decay before it. */
 template <class C>
 GT_DEV void store_sub_chunk_sum(const BackwardBlock<C>& me, const Sums<C>& sum, int of, int to) {
     constexpr int COUNT = 2 * C::GROUPS;
@@ -187,14 +186,14 @@ GT_DEV void store_sub_chunk_sum(const BackwardBlock<C>& me, const Sums<C>& sum, 
     }
 }
 
-/* Makes X of the sub-chunk without its last factor 2^c_16, its products near the diagonal times the scale of y, and its
- * part of dg_0.  On the strong-decay path: X of everything before the sub-chunk, from its start; C of the sub-chunk,
- * and the sum of pairs that end here. */
+/* Computes X of the sub-chunk without its last factor 2^c_16.  Also computes the products near the diagonal times the
+ * scale of y, and the sub-chunk's part of dg_0.  On the strong-decay path X covers everything before the sub-chunk, up
+ * to its start.  That path also stores C of the sub-chunk and the sum over pairs that end here. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void make_X(float scale, const BackwardBlock<C>& me, Sums<C>& sum) {
     const int a = me.sub_chunk;
-    const bool corner = me.g == 0 && me.j == 3; /* has the first token's product with the one before */
-    float c[2][4], before = 0.0f;               /* that product; for the chunk's first token it is in S */
+    const bool corner = me.g == 0 && me.j == 3; /* the lane has the first token's product with the token before */
+    float c[2][4], before = 0.0f;               /* that product; for the chunk's first token S contains it */
     times_state<C>(me, C::DY, C::S, sum);
     if constexpr (C::ROUNDED) scale_channels<C>(me, C::S_SCALE, sum);
     store_sub_chunk_sum<C>(me, sum, C::R, C::FIRST + 4 * a * C::CHANNELS);
@@ -225,8 +224,8 @@ GT_DEV void make_X(float scale, const BackwardBlock<C>& me, Sums<C>& sum) {
     add_sub_chunk<C>(me, c, C::K, a, sum);
 }
 
-/* Makes Z of the sub-chunk without its last factor 2^c_16.  On the strong-decay path: Z of everything after the
- * sub-chunk, from its end, and the sum of pairs of the sub-chunk and G. */
+/* Computes Z of the sub-chunk without its last factor 2^c_16.  On the strong-decay path Z covers everything after the
+ * sub-chunk, from its end.  That path also stores the sum over pairs of the sub-chunk and G. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void make_Z(const BackwardBlock<C>& me, Sums<C>& sum) {
     const int b = me.sub_chunk;
@@ -252,7 +251,8 @@ GT_DEV void make_Z(const BackwardBlock<C>& me, Sums<C>& sum) {
     add_sub_chunk<C>(me, c, C::R, b, sum);
 }
 
-/* X or Z of the sub-chunk to shared memory; a fragment has the two tokens of its first channel, then of its second. */
+/* Stores X or Z of the sub-chunk in shared memory.  A fragment has the two tokens of its first channel, then of its
+ * second. */
 template <class C>
 GT_DEV void store_sums(const BackwardBlock<C>& me, int to, const Sums<C>& sum) {
     GT_UNROLL
@@ -269,8 +269,8 @@ GT_DEV void store_sums(const BackwardBlock<C>& me, int to, const Sums<C>& sum) {
 
 /* ---- operands of dv ----------------------------------------------------------------------------------------- */
 
-/* LARGE: a left operand of 16 columns, from two tiles of accumulators, in two bf16 terms.  This needs no more products
- * than tf32, is more exact, and rows of bf16 need no conversion; but it takes more registers. */
+/* LARGE: a left operand of 16 columns, from two tiles of accumulators, in two bf16 terms.  It needs no more products
+ * than tf32 and is more exact, and rows of bf16 need no conversion.  But it takes more registers. */
 struct TwoTerms {
     uint32_t high[4], low[4];
 
@@ -286,12 +286,13 @@ struct TwoTerms {
         low[i] = pack_bf16(a - unpack_bf16_lo(high[i]), b - unpack_bf16_hi(high[i]));
     }
 
-    /* dv += this times 16 rows of bf16; rows: the lane's row and piece, for a lane of an odd 8 in their second half */
+    /* dv += this operand times 16 rows of bf16.  `rows` is the lane's row and piece; lanes of an odd 8 have the second
+     * half. */
     template <int TILES>
     GT_METHOD void multiply(float (&dv)[TILES][4], uint32_t rows) const {
         GT_UNROLL
         for (int x = 0; x < TILES; x += 2) {
-            uint32_t b[4]; /* of two tiles, both halves of the rows of each */
+            uint32_t b[4]; /* two tiles, both halves of the rows of each */
             ldmatrix_x4_trans(b, add_16(rows, x / 2));
             GT_UNROLL
             for (int y = 0; y < 2; y++) {
@@ -302,12 +303,12 @@ struct TwoTerms {
     }
 };
 
-/* dv += (A^T as a left operand, tile e, column c: token 2c + e of sub-chunk a) dy_a */
+/* dv += A^T dy_a, where A^T is a left operand: column c of tile e is token 2c + e of sub-chunk a. */
 template <class C>
 GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int sub_chunk, float (&dv)[C::VALUE_TILES][4]) {
     using Unpack = Element<typename C::T>;
     const int matrix = lane_id() / 8, i = lane_id() % 8;
-    if constexpr (C::LARGE) { /* its halves: even and odd tokens */
+    if constexpr (C::LARGE) { /* the halves are even and odd tokens */
         const uint32_t rows = me.smem + C::DY + row_piece<C::N>(2 * i + matrix % 2, matrix / 2);
         TwoTerms(A[0], A[1]).multiply(dv, add_16_rows<C::N>(rows, sub_chunk));
     } else {
@@ -328,7 +329,7 @@ GT_DEV void add_dv(const BackwardBlock<C>& me, const float (&A)[2][4], int sub_c
 }
 
 /* K of a sub-chunk as left operands, and the factors of its channels.  The tensor core drops bits, which makes products
- * smaller in the mean; factors start from TF32_MEAN to correct this. */
+ * smaller on average.  To correct this, factors start from TF32_MEAN. */
 constexpr float TF32_MEAN = 1.0f + 0.69f / 2048.0f;
 
 template <class C>
@@ -351,7 +352,7 @@ struct SubChunkK {
         for (int kk = 0; kk < C::TILES; kk++) factor[kk] = {factor[kk].x * x, factor[kk].y * x};
     }
 
-    /* by a vector in shared memory */
+    /* Multiplies the factors by a vector in shared memory. */
     GT_METHOD void multiply_factor(const BackwardBlock<C>& me, uint32_t offset) {
         GT_UNROLL
         for (int kk = 0; kk < C::TILES; kk++) {
@@ -361,7 +362,7 @@ struct SubChunkK {
     }
 };
 
-/* A^T = K_b R_a^T: tile e, column c is token 2c + e of sub-chunk a */
+/* A^T = K_b R_a^T.  Column c of tile e is token 2c + e of sub-chunk a. */
 template <class C>
 GT_DEV void pair_products(const BackwardBlock<C>& me, const SubChunkK<C>& left, int sub_chunk, float (&A)[2][4]) {
     const uint32_t row = me.smem + C::R + fragment_of<C::CHANNELS>(SUB_CHUNK / 2 * sub_chunk + me.g, 2 * me.j);
@@ -377,7 +378,7 @@ GT_DEV void pair_products(const BackwardBlock<C>& me, const SubChunkK<C>& left, 
     }
 }
 
-/* A of the sub-chunk itself, transposed as in pair_products(): later tokens, and the bonus. */
+/* A of the sub-chunk itself, transposed as in pair_products().  It holds the pairs with later tokens, and the bonus. */
 template <class C>
 GT_DEV void set_bonus(const BackwardBlock<C>& me, float (&A)[2][4]) {
     const float4 parts = lds<float4>(me.smem + C::BONUS + 8 * (SUB_CHUNK * me.sub_chunk + 2 * me.g));

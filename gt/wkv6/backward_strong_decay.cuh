@@ -1,18 +1,18 @@
 /* gt/wkv6/backward_strong_decay.cuh - backward of a chunk (backward.cuh): the strong-decay path of a slice.
  *
- * Only 2^c_16 overflows: between sub-chunks all factors are below 1 already.  So X and Z stop at the borders of
- * the sub-chunk,
+ * Only 2^c_16 overflows; between sub-chunks all factors are below 1 already.  So here X and Z stop at the borders of
+ * the sub-chunk:
  *     X_a = S dy_a + terms of earlier sub-chunks, from the sub-chunk's start
  *     Z_b = G v_b + terms of later sub-chunks, from its end
- * Running products make the terms within the sub-chunk, as in backward_chunk_kernel.  With e_ij = C_ij prod_{j<m<i}
- * d_m, for pairs j < i - 1 of a sub-chunk
+ * Running products give the terms within the sub-chunk, as in backward_chunk_kernel.  With e_ij = C_ij prod_{j<m<i}
+ * d_m, for pairs j < i - 1 of a sub-chunk,
  *     dr_i = 2^-c_i X_i + sum_j e_ij k_j + ..      dk_j = 2^-(c_16 - c_(j+1)) Z_j + sum_i e_ij r_i + ..
  *     dg_t = crossing + sum_{i>t} R_i X_i + sum_{j<t} K_j Z_j + sum_{j<t<i} e_ij r_i k_j
- * No difference is formed: a channel may have a few hard resets among decays close to 1.  Pairs that cross all of
- * sub-chunk a, from sub-chunks b < a (or S) to sub-chunks c > a (or G):
+ * No difference is formed, since a channel may have a few hard resets among decays close to 1.  `crossing` is the sum
+ * over pairs that cross all of sub-chunk a, from sub-chunks b < a (or S) to sub-chunks c > a (or G):
  *     crossing = E_0 .. E_3 rowsum(S . G) + sum_c E_a .. E_(c-1) sum_i R_i (X_c before sub-chunk a's part)_i
  *                                         + sum_b E_(b+1) .. E_3 sum_j K_j (G v_b)_j
- * A thread has a channel of a sub-chunk.  r, k, w are read from memory again (L2). */
+ * A thread has one channel of a sub-chunk.  r, k, w are read from memory again (L2). */
 #ifndef GT_WKV6_BACKWARD_STRONG_DECAY_CUH
 #define GT_WKV6_BACKWARD_STRONG_DECAY_CUH
 
@@ -26,8 +26,8 @@ struct StrongColumn {
     using T = typename C::T;
     using W = typename C::W;
     const BackwardParams& p;
-    int t0, tokens;   /* of the sub-chunk: its first token in the chunk, its number of tokens */
-    const T *r0, *k0; /* that token's */
+    int t0, tokens;   /* the sub-chunk's first token in the chunk; its number of tokens */
+    const T *r0, *k0; /* r and k of that token */
     const W* w0;
 
     GT_METHOD StrongColumn(const BackwardParams& p_, const BackwardBlock<C>& me, int sub_chunk, int channel)
@@ -35,7 +35,8 @@ struct StrongColumn {
           r0(row_of<T>(p, me, OF_R, t0) + me.slice0 + channel), k0(row_of<T>(p, me, OF_K, t0) + me.slice0 + channel),
           w0(row_of<W>(p, me, OF_W, t0) + me.slice0 + channel) {}
 
-    /* The element of token t of the sub-chunk, or of a neighbour in the chunk; else 0.  h: -log2 of its decay. */
+    /* The element of token t of the sub-chunk, or of a neighbour in the chunk; otherwise 0.  h: -log2 of the token's
+     * decay. */
     template <class E>
     GT_METHOD float load(const E* from, int tensor, int t) const {
         const bool inside = t < tokens && t0 + t >= 0 && t0 + t < CHECKPOINT;
@@ -49,7 +50,7 @@ struct StrongColumn {
     }
 };
 
-/* R, K and E again: the sums to the sub-chunk's end only add, since they may be infinite. */
+/* Computes R, K and E again.  The sums to the sub-chunk's end only add, since they may be infinite. */
 template <class C>
 GT_DEV void prepare_strong_column(const BackwardParams& p, const BackwardBlock<C>& me, int sub_chunk, int channel) {
     const StrongColumn<C> own(p, me, sub_chunk, channel);
@@ -68,7 +69,7 @@ GT_DEV void prepare_strong_column(const BackwardParams& p, const BackwardBlock<C
     sts<float>(me.smem + C::E + 4 * (sub_chunk * C::CHANNELS + channel), sub_chunk_decay(after));
 }
 
-/* A of the sub-chunk, in the order of pair_products().  A lane runs down row i of every other channel. */
+/* A of the sub-chunk, in the order of pair_products().  A lane goes down row i, for every other channel. */
 template <class C>
 GT_DEV void strong_pairs(const BackwardParams& p, const BackwardBlock<C>& me, float (&A)[2][4]) {
     const int i = lane_id() % SUB_CHUNK;
@@ -87,7 +88,7 @@ GT_DEV void strong_pairs(const BackwardParams& p, const BackwardBlock<C>& me, fl
     GT_UNROLL
     for (int j = 0; j < SUB_CHUNK; j++) a[j] += shfl_xor(a[j], SUB_CHUNK);
     GT_UNROLL
-    for (int x = 0; x < 8; x++) { /* token j of row i goes to the lane that has it as operand */
+    for (int x = 0; x < 8; x++) { /* token j of row i goes to the lane that needs it as operand */
         const int row = 4 * me.j + 2 * (x % 2) + x / 4;
         GT_UNROLL
         for (int g = 0; g < 8; g++) {
@@ -108,7 +109,7 @@ GT_DEV float strong_crossing(const BackwardBlock<C>& me, int sub_chunk, int chan
         sum = fma_rn(decay, of(sub_chunk == 0 ? C::FIRST + 4 * c * C::CHANNELS : strong_ends<C>(sub_chunk, c)), sum);
     }
     decay = 1.0f;
-    for (int b = SUB_CHUNKS - 1; b >= 0; b--) { /* b: of sub-chunks before; decay from its end on */
+    for (int b = SUB_CHUNKS - 1; b >= 0; b--) { /* b: an earlier sub-chunk; decay: from its end on */
         const float begins = of(C::STRONG_DECAY_BEGINS + 4 * b * C::CHANNELS);
         if (b < sub_chunk) sum = fma_rn(decay, begins, sum);
         end = fma_rn(decay, begins, end);
@@ -126,7 +127,7 @@ GT_DEV float strong_crossing(const BackwardBlock<C>& me, int sub_chunk, int chan
     return sum;
 }
 
-/* dr, dk, dw and du of a channel of a sub-chunk.  Inner loops run over registers and are unrolled; outer loops
+/* Computes dr, dk, dw and du of a channel of a sub-chunk.  Inner loops run over registers and are unrolled; outer loops
  * are not. */
 template <class C>
 GT_DEV void finish_strong_column(const BackwardParams& p, const BackwardBlock<C>& me, int sub_chunk, int channel) {
@@ -139,7 +140,8 @@ GT_DEV void finish_strong_column(const BackwardParams& p, const BackwardBlock<C>
     const auto sum_at = [&](int of, int t) {
         return lds<float>(me.smem + of + fragment_of<C::CHANNELS>((own.t0 + t) / 2, channel) + sum_in_cell(t, channel));
     };
-    float d[SUB_CHUNK], x[SUB_CHUNK], dg[SUB_CHUNK], decayed = 0.0f, du = 0.0f; /* x: k, then r; decayed: bits */
+    /* x: k, then r; decayed: one bit a token */
+    float d[SUB_CHUNK], x[SUB_CHUNK], dg[SUB_CHUNK], decayed = 0.0f, du = 0.0f;
     GT_UNROLL
     for (int t = 0; t < SUB_CHUNK; t++) {
         d[t] = ex2_approx(-own.h(t));
@@ -192,7 +194,7 @@ GT_DEV void finish_strong_column(const BackwardParams& p, const BackwardBlock<C>
     if (!p.tensors[OF_DW].data) return;
     GT_UNROLL
     for (int t = 0; t < SUB_CHUNK; t++) {
-        /* h may be infinite where no decay is left */
+        /* h may be infinite if no decay is left */
         const float dw = d[t] == 0.0f ? 0.0f : p.raw ? -LN_2 * own.h(t) * dg[t] : dg[t];
         if (t < own.tokens) Element<W>::store(row_of<W>(p, me, OF_DW, own.t0 + t), n, dw);
     }

@@ -1,49 +1,52 @@
 /* gt/wkv6/forward.cuh - forward on tensor cores: N = V in 32, 64, 128.
  *
- * In a sub-chunk, with c_t = -log2 of the product of the decays before token t,
+ * Let c_t = -log2 of the product of the decays before token t of the sub-chunk.  Then
  *     R_t = r_t 2^-c_t                    K_t = k_t 2^c_(t+1)        A = tril(R K^T) + diag(bonus)
  *     y   = scale (R S + A v)             S <- E . (S + K^T v)       E = 2^-c_16
- * One pair of operands serves the pairs inside the sub-chunk, the output and the state.  2^c grows, but it is bounded.
- * Where some c_16 of a group of 16 channels reaches STRONG_DECAY_LIMIT (a hard reset, or 16 decays under 2^-4), the
- * group takes the strong-decay path for that sub-chunk: K holds k_t prod_{m>t} d_m, the group's share of A is made by
- * running products, and S is scaled before the update.  No decay is clamped on either path.
- * Compute capability 9.0 has a kernel of its own for N = 128 in 16 bits: forward_hopper_kernel.
+ * The same operands R and K serve the pairs inside the sub-chunk, the output and the state.  2^c grows, so it is
+ * bounded.  c_16 of a channel reaches STRONG_DECAY_LIMIT by a hard reset, or by 16 decays under 2^-4.  In that case the
+ * channel's group of 16 channels takes the strong-decay path for that sub-chunk.  There K holds k_t prod_{m>t} d_m,
+ * running products make the group's share of A, and S is scaled before the update.  Neither path clamps a decay.
+ * On compute capability 9.0, N = 128 in 16 bits has a kernel of its own: forward_hopper_kernel.
  *
- * grid ceil(sequences*H*segments/HEADS); for packed sequences fewer (most_blocks), which take work in turn (take_work).
- * For each of its HEADS heads a block has
- *   GROUPS producer warps, 16 channels each: they copy the inputs (cp.async, AHEAD sub-chunks ahead) and make R, K, E
- *     and the bonus.  A lane has 2 channels of 4 consecutive tokens; a running sum takes four shuffles (scan_quads).
- *   N / COLUMNS consumer warps, which have the state and make A, y and the new state.
- * They hand over two buffers, each with two mbarriers: at FULL the producers arrive, at EMPTY the consumers.
+ * grid ceil(sequences*H*segments/HEADS).  For packed sequences the grid is smaller (most_blocks), and blocks take work
+ * in turn (take_work).  For each of its HEADS heads a block has two roles:
+ *   GROUPS producer warps, 16 channels each.  They copy the inputs (cp.async, AHEAD sub-chunks ahead) and compute R, K,
+ *     E and the bonus.  A lane has 2 channels of 4 consecutive tokens; a running sum takes four shuffles (scan_quads).
+ *   N / COLUMNS consumer warps.  They hold the state and compute A, y and the new state.
+ * The roles share two buffers, each with two mbarriers: producers arrive at FULL, consumers at EMPTY.
  *
- * Lanes: g = lane / 4 and j = lane % 4, as device.cuh has them for fragments.
- * S^T of a consumer warp is in accumulators, MT x NT tiles of 16 x 8: 64 registers, 32 at N = 32.  A pair of them is
- *     the B operand of R S without a move: R permutes the inner index alike.
- * Products are of tf32, 11 bits with the range of fp32.  R, K and A are rounded to tf32 (2^-11), S is truncated
- *     (2^-10), and 16-bit v is exact. bf16's own rounding of y is larger, 2^-8; f16's is about as large. fp32: below.
- * Columns of a consumer warp: tile i, column c stands for value 2 TILES (c/2) + 2i + c%2, so that a lane ends with
- *     2 TILES neighbouring outputs.  v is stored permuted.
- * Rows of A and y: row g is token 2g, row g + 8 token 2g + 1.  R is stored as fragments of 16 bytes, two tokens by two
- *     channels, each a lane's left operand as the tensor core wants it.
- * shared, per head and buffer: R [8, N/2+4] fragments; K [16, N+8] fp32, columns xor 24 in rows with bit 2 set, so that
- *     no access has bank conflicts; v [16, N+8]; E [N]; bonus [16,GROUPS]; A of strong-decay groups: 16 KB at N = 64.
- *     Two buffers and the rings: 70 KB.
+ * Lanes: g = lane / 4 and j = lane % 4, as device.cuh defines them for fragments.
+ * S^T of a consumer warp lies in accumulators, MT x NT tiles of 16 x 8: 64 registers, 32 at N = 32.  A pair of
+ * accumulators is also the B operand of R S without a move, because R permutes the inner index alike.
+ * Products are of tf32, which has 11 bits and the range of fp32.  R, K and A are rounded to tf32 (2^-11), S is
+ * truncated (2^-10), and 16-bit v is exact.  bf16's own rounding of y is larger, 2^-8; f16's is about as large.  fp32:
+ * see below.
+ * Columns of a consumer warp: column c of tile i stands for value 2 TILES (c/2) + 2i + c%2, so that a lane ends with 2
+ * TILES adjacent outputs.  v is stored in this permuted order.
+ * Rows of A and y: row g is token 2g, row g + 8 is token 2g + 1.  R is stored as fragments of 16 bytes, two tokens by
+ * two channels.  Each fragment is one lane's left operand.
+ * shared, per head and buffer: R [8, N/2+4] fragments; K [16, N+8] fp32, with columns xor 24 in rows with bit 2 set,
+ * which avoids bank conflicts; v [16, N+8]; E [N]; bonus [16,GROUPS]; A of strong-decay groups.  At N = 64 this is 16
+ * KB; two buffers and the rings are 70 KB.
  * tensor cores per sub-chunk and head, N = 64: 2 x (16 + 32 + 8 + 32) m16n8k8.
- * bytes: every input once, y once, states and checkpoints once.  Deterministic: fixed order.
+ * bytes: every input once, y once, states and checkpoints once.  The order of sums is fixed: deterministic.
  *
- * fp32 activations (TF32X3): every product is three.  x = hi + lo, its upper 11 bits and the rest, both tf32, and
+ * fp32 activations (TF32X3): every product becomes three.  x = hi + lo: hi is the upper 11 bits of x, lo the rest, and
+ * both are tf32.  The sum
  *     a b ~ a b + a_lo b + a b_lo
  * drops 2^-21 of a b.  The tensor core ignores bits below tf32, so x itself serves as the operand hi.
- *   - operands lie in shared memory once, in fp32, and are split at their use by a mask and a subtraction; so is S.
- *     Twice the shared memory would save a tenth of the instructions.
- *   - tensor cores round sums towards zero.  So the small products have their own accumulators, and tensor cores never
+ *   - Operands lie in shared memory once, in fp32.  A mask and a subtraction split them where they are used; S is split
+ *     alike.  Storing both terms would double shared memory and save a tenth of the instructions.
+ *   - Tensor cores round sums towards zero.  So the small products have their own accumulators, and tensor cores never
  *     accumulate into S: a sub-chunk's sum starts at zero, and an fp32 addition adds it to S (update_state_3xtf32).
- *   - E near 1 as keep and factor (Scale), not rounded to fp32: a state of 4096 sub-chunks would show it.
- *   - c below 64 has an error of 2^-19 at most, and 2^c one of 2e-6, but only where products of R and K are tiny.
+ *   - E near 1 is stored as keep and factor (Scale), not rounded to fp32.  The rounding would show in a state of 4096
+ *     sub-chunks.
+ *   - Below 64, c has an error of at most 2^-19, and 2^c one of 2e-6, but only where products of R and K are tiny.
  *     Neighbouring tokens have larger products, but their sums share all but the last roundings.  Measured: 7e-7 of y
  *     and of states.
  * v lies in fragments as R does (value_fragment), in the order of a left operand.
- * shared, N = 64: 18 KB a buffer, two of them and the rings, 2 sub-chunks deep: 74 KB; N = 128: 108 KB.
+ * shared, N = 64: a buffer is 18 KB; two buffers and the rings, 2 sub-chunks deep, are 74 KB.  N = 128: 108 KB.
  * registers: S 64, y with the small products 32, A 16. */
 #ifndef GT_WKV6_FORWARD_CUH
 #define GT_WKV6_FORWARD_CUH
@@ -55,21 +58,21 @@ namespace wkv6 {
 
 /* ---- consumer warps -------------------------------------------------------------------------------------------- */
 
-/* A consumer warp: its columns of S^T and its addresses. */
+/* A consumer warp: the columns of S^T that it owns, and its addresses in shared memory. */
 template <class C>
 struct ConsumerWarp {
     float S[C::MT][C::NT][4];
     int g, j;    /* lane / 4, lane % 4 */
-    int column0; /* first of its values */
-    /* addresses in buffer 0: [i] serves the columns 8i .. 8i+7 of every 32, xor 24 or not */
+    int column0; /* the first of the warp's values */
+    /* addresses in buffer 0.  Entry i serves columns 8i .. 8i+7 of every 32, or those columns xor 24. */
     uint32_t row[4];    /* K, row g, columns 2j */
     uint32_t column[4]; /* K, row 2j (fp32: 6 - 2j), column g */
     uint32_t fragments; /* R, tokens 2g and 2g + 1, channels 2j and 2j + 1 */
     uint32_t values_left, values_right, bonus, scales, pairs, flags;
-    uint32_t full, empty; /* mbarriers; no Ring: the unrolled loop has the buffer as a constant */
+    uint32_t full, empty; /* mbarriers.  Ring does not fit: in the unrolled loop the buffer is a constant. */
 
-    /* Which pair of tokens the lane has in the update.  fp32: not j, or the compiler would read v once, for two
-     * operands that need it in different registers. */
+    /* The pair of tokens that the lane multiplies in the update.  In fp32 the pair is 3 - j.  With j the compiler would
+     * load v once for two operands that need it in different registers. */
     GT_METHOD int token_pair() const { return C::TF32X3 ? 3 - j : j; }
 
     GT_METHOD void set_addresses(uint32_t buffer0) {
@@ -81,7 +84,7 @@ struct ConsumerWarp {
             column[i] = buffer0 + C::K + 4 * (2 * token_pair() * C::PITCH + g + 8 * (i ^ (token_pair() & 2 ? 3 : 0)));
         }
         fragments = buffer0 + C::R + 16 * (g * C::FRAGMENTS + j);
-        /* matrices of 8 tokens by 8 values, in the order of a left operand and of right ones */
+        /* Matrices of 8 tokens by 8 values.  Their order suits v both as left operand and as right operand. */
         const int matrix = lane_id() / 8, s = lane_id() % 8;
         if constexpr (C::TF32X3) {
             values_left = buffer0 + C::VALUES + value_fragment<C>(2 * token_pair(), column0) + 16 * g;
@@ -98,8 +101,8 @@ struct ConsumerWarp {
         empty = buffer0 + C::EMPTY;
     }
 
-    /* Gathers 2 TILES neighbouring values of channel 8 nt + 2j + g % 2, from gathered_column() on, by swaps with lane ^
-     * 4. */
+    /* By swaps with lane ^ 4, a lane gathers 2 TILES adjacent values of channel 8 nt + 2j + g % 2, from
+     * gathered_column() on. */
     GT_METHOD void gather_row(int nt, float (&x)[2 * C::TILES]) const {
         const bool odd = g & 1;
         GT_UNROLL
@@ -124,13 +127,13 @@ struct ConsumerWarp {
         }
     }
 
-    /* The same in bf16: transposing gives a lane neighbours of channel 8 nt + g of every tile. */
+    /* Stores the state as bf16.  A transpose gives each lane adjacent values of channel 8 nt + g of every tile. */
     GT_METHOD void store(bf16* state, bool of_lo = false) const {
         state += g * C::N + column0 + 2 * C::TILES * j;
         GT_UNROLL
         for (int nt = 0; nt < C::NT; nt++) {
             struct alignas(4 * C::TILES) {
-                uint32_t words[C::TILES]; /* two neighbours each */
+                uint32_t words[C::TILES]; /* two adjacent values each */
             } row;
             GT_UNROLL
             for (int i = 0; i < C::TILES; i++) {
@@ -141,14 +144,14 @@ struct ConsumerWarp {
         }
     }
 
-    /* scales columns 2j and 2j + 1 of a tile by their channels' decays */
+    /* Multiplies columns 2j and 2j + 1 of a tile by the decays of their channels. */
     GT_METHOD void scale(int nt, float2 decay) {
         GT_UNROLL
         for (int x = 0; x < C::MT * 4; x++) S[x / 4][nt][x % 4] *= x % 2 ? decay.y : decay.x;
     }
 
-    /* The same of fp32, to full accuracy: S <- E . (S + added), or, if S is scaled first, S <- E . S + added.  E is in
-     * two terms, as Scale has it. */
+    /* Update of an fp32 state without loss of accuracy: S <- E . (S + added), or, if S is scaled first, S <- E . S +
+     * added.  E is a sum of two terms (Scale). */
     GT_METHOD void rescale_and_add(int nt, float4 scale, const float (&added)[C::MT][4], bool scale_first) {
         GT_UNROLL
         for (int x = 0; x < C::MT * 4; x++) {
@@ -170,7 +173,8 @@ struct ConsumerWarp {
     }
 };
 
-/* Which groups take the strong-decay path.  fp32: in one register, since none are to spare. */
+/* Flags of the groups that take the strong-decay path.  fp32 has no registers to spare, so there one register holds
+ * all. */
 struct StrongMask {
     uint32_t bits;
     template <int COUNT>
@@ -184,7 +188,7 @@ struct StrongMask {
 template <class C>
 using StrongGroups = typename std::conditional<C::TF32X3, StrongMask, const uint32_t (&)[C::GROUPS]>::type;
 
-/* Matrices of v, transposed, as left operands: 8 tokens each. */
+/* v as left operands: transposed matrices of 8 tokens each. */
 template <class T>
 GT_DEV void unpack_left(const uint32_t (&x)[4], float (&v)[2][4]) {
     using E = Element<T>;
@@ -199,9 +203,9 @@ GT_DEV void unpack_left(const uint32_t (&x)[4], float (&v)[2][4]) {
 
 /* ---- the update of the state -------------------------------------------------------------------------------- */
 
-/* S^T <- (S^T + v^T K) . E, or with STRONG_DECAY, for groups that are, S^T . E + v^T K.  v is read again where
- * state_sub_chunk has read it: as the left operand it needs other registers side by side, and a read is
- * cheaper than the moves. */
+/* S^T <- (S^T + v^T K) . E.  With STRONG_DECAY the groups that take that path compute S^T . E + v^T K instead.  v is
+ * loaded again although state_sub_chunk has loaded it: a left operand needs other adjacent registers, and a load costs
+ * less than the moves. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void update_state_rounded(ConsumerWarp<C>& me, int offset, StrongGroups<C> strong) {
     float v[C::MT][2][4];
@@ -226,8 +230,9 @@ GT_DEV void update_state_rounded(ConsumerWarp<C>& me, int offset, StrongGroups<C
     }
 }
 
-/* The sum that a sub-chunk adds to a tile of an fp32 state, small products first.  It starts at zero: tensor cores
- * round towards zero, and over the sub-chunks of a long memory this would lose far more than fp32 additions. */
+/* The sum that a sub-chunk adds to a tile of an fp32 state, small products first.  The sum starts at zero and S is
+ * added afterwards: tensor cores round towards zero, and over a long memory this would lose far more than fp32
+ * additions. */
 template <int MT>
 GT_DEV void multiply_3xtf32(float (&added)[MT][4], const float (&v)[MT][2][4], const float (&lo)[MT][2][4],
                             const float (&k)[2][2]) {
@@ -241,7 +246,7 @@ GT_DEV void multiply_3xtf32(float (&added)[MT][4], const float (&v)[MT][2][4], c
     for (int i = 0; i < 2 * MT; i++) mma_tf32(added[i % MT], v[i % MT][i / MT], k[i / MT][0], k[i / MT][1]);
 }
 
-/* The update for fp32, with nothing rounded to tf32. */
+/* The update of an fp32 state.  No operand loses bits to tf32. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void update_state_3xtf32(ConsumerWarp<C>& me, int offset, StrongGroups<C> strong) {
     float v[C::MT][2][4], lo[C::MT][2][4];
@@ -274,8 +279,8 @@ GT_DEV void update_state_warp(ConsumerWarp<C>& me, int offset, StrongGroups<C> s
 
 /* ---- the output --------------------------------------------------------------------------------------------- */
 
-/* Adds a strong-decay group's part of A, at `pairs` in shared memory.  A[i]: tokens 2g, 2g + 1 by 8i + 2j and the
- * next. */
+/* Adds a strong-decay group's part of A, which lies at `pairs` in shared memory.  A[i] holds tokens 2g and 2g + 1 by
+ * tokens 8i + 2j and 8i + 2j + 1. */
 GT_DEV void add_strong_pairs(uint32_t pairs, float (&A)[2][4]) {
     GT_UNROLL
     for (int e = 0; e < 4; e++) { /* tile e / 2, token 2g + e % 2 */
@@ -285,7 +290,7 @@ GT_DEV void add_strong_pairs(uint32_t pairs, float (&A)[2][4]) {
     }
 }
 
-/* Makes A strictly lower, with the bonus of tokens 2g and 2g + 1 on its diagonal, and an operand. */
+/* Turns A into an operand: strictly lower triangular, with the bonus of tokens 2g and 2g + 1 on the diagonal. */
 template <class C>
 GT_DEV void complete_pairs(int g, int j, const float (&bonus)[2], float (&A)[2][4]) {
     GT_UNROLL
@@ -298,8 +303,8 @@ GT_DEV void complete_pairs(int g, int j, const float (&bonus)[2], float (&A)[2][
     }
 }
 
-/* A branch, since scale is nearly always 1.  is_scaled: it is not.  Kernels vote on this before their loop: in the loop
- * every sub-chunk would wait for a load of the constant. */
+/* Multiplies y by scale.  The branch pays, since scale is nearly always 1; is_scaled is false then.  Kernels compute
+ * is_scaled before their loop.  Inside the loop every sub-chunk would wait for a load of the constant. */
 template <int TILES>
 GT_DEV void scale_y(bool is_scaled, float scale, float (&y)[TILES][4]) {
     if (!is_scaled) return;
@@ -307,13 +312,13 @@ GT_DEV void scale_y(bool is_scaled, float scale, float (&y)[TILES][4]) {
     for (int i = 0; i < 4 * TILES; i++) y[i / 4][i % 4] *= scale;
 }
 
-/* One sub-chunk of a consumer warp: y of 16 tokens into y[tile][4], S to the next sub-chunk.  STRONG_DECAY: some groups
- * take the strong-decay path. */
+/* A consumer warp's work on one sub-chunk: computes y of 16 tokens in y[tile][4], and moves S on to the next sub-chunk.
+ * STRONG_DECAY: some groups take the strong-decay path. */
 template <class C, bool STRONG_DECAY>
 GT_DEV void state_sub_chunk(ConsumerWarp<C>& me, int offset, StrongGroups<C> strong, float (&y)[C::TILES][4]) {
     using E = Element<typename C::T>;
 
-    /* A = R K^T and y = R S, then y += A v */
+    /* A = R K^T and y = R S; then y += A v */
     float A[2][4] = {}, A_low[2][4] = {}, y_low[C::TILES][4] = {};
     GT_UNROLL
     for (int kk = 0; kk < C::NT; kk++) {
@@ -393,7 +398,7 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int work) {
                            2 * C::TILES * me.j;
 
     const bool scales = p.in.scale != 1.0f, is_scaled = C::TF32X3 ? scales : warp_any(scales); /* fp32: no register */
-    constexpr int UNROLLED = C::TF32X3 && C::N == 64 ? 1 : 2; /* two sub-chunks side by side would spill there */
+    constexpr int UNROLLED = C::TF32X3 && C::N == 64 ? 1 : 2; /* fp32: two unrolled sub-chunks would spill */
     for (int sub_chunk = 0; sub_chunk < span.sub_chunks; sub_chunk += UNROLLED) {
         if (checkpoints && sub_chunk % SUB_CHUNKS == 0) {
             typename C::State* checkpoint = checkpoints + sub_chunk / SUB_CHUNKS * C::N * C::N;
@@ -439,8 +444,8 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int work) {
             }
         }
     }
-    const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), sub); /* found again instead of kept: registers are
-                                                                        * short */
+    /* computed again instead of kept, because registers are short */
+    const HeadSpan same = span_of<C, false>(p, work_of<C>(smem), sub);
     if (float* to = last_state<C>(p, same, same.ends)) me.store(to);
 }
 
@@ -450,7 +455,7 @@ forward_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
 #if GT_SM80_KERNELS
     const uint32_t smem = smem_base();
     init_work<C>(smem, block_x());
-    if (warp_id() < C::PRODUCER_WARPS) { /* they read no output of the chain's kernels */
+    if (warp_id() < C::PRODUCER_WARPS) { /* producer warps read no output of earlier kernels in the chain */
         take_work<C>(p, smem, [&](int work) { produce<C, false>(p, smem, work); });
     } else {
         wait_for_chain();

@@ -1,5 +1,5 @@
-/* gt/wkv6/generic.cuh - the kernels for any N and V, without tensor cores: forward, G backwards in time, and the
- * gradients of chunks. */
+/* gt/wkv6/generic.cuh - kernels for any N and V, without tensor cores.  One goes through time (forward, or G in
+ * reverse); the other computes the gradients of chunks. */
 #ifndef GT_WKV6_GENERIC_CUH
 #define GT_WKV6_GENERIC_CUH
 
@@ -9,18 +9,17 @@ namespace gt {
 namespace wkv6 {
 
 /* ---- forward, and G backwards in time, any size: token by token ---------------------------------------
- * G has the recurrence of S with (r, dy) in place of (k, v), from the last token to the first.  REVERSE runs it with y
- * = NULL and r times the scale of y, and stores G after every chunk of CHECKPOINT tokens. grid sequences*H*tiles; for
- * packed sequences fewer (most_blocks), which take them in turn; block 128.  A block owns one head and COLUMNS = 128 /
- * SLICES columns of its state.
- * A column is held by SLICES neighbouring lanes, 32 rows each: rows 4 (slice + SLICES q) + 0..3.
+ * G has the recurrence of S with (r, dy) in place of (k, v), from the last token to the first.  REVERSE computes G: y
+ * is NULL, r is multiplied by the scale of y, and G after every chunk of CHECKPOINT tokens is stored.
+ * grid sequences*H*tiles; block 128.  For packed sequences the grid is smaller (most_blocks), and blocks take sequences
+ * in turn.  A block owns one head and COLUMNS = 128 / SLICES columns of its state.
+ * SLICES adjacent lanes share a column.  Each has 32 rows: rows 4 (slice + SLICES q) + 0..3.
  * registers: 32 state values a thread, fp32, for the whole sequence.
- * shared: r, k and the decay as (keep, factor) of TOKENS = 16 tokens (N > 128: 8), v of the block's
- *     columns, the bonus sum_n r u k of each token: TOKENS (4 ROWS + COLUMNS + 1) floats = 20 KB at
- *     N = V = 64, 34 KB at most.
- * bytes: r, k, w once per tile of columns, v and y once; states once.  N = 64: one tile.
+ * shared: r, k and the decay as (keep, factor) of TOKENS = 16 tokens (N > 128: 8), v of the block's columns, the bonus
+ * sum_n r u k of each token: TOKENS (4 ROWS + COLUMNS + 1) floats = 20 KB at N = V = 64, 34 KB at most.
+ * bytes: r, k, w once a tile of columns, v and y once; states once.  N = 64: one tile.
  * Sums over n are in one fixed order (registers, then a butterfly over the slices): deterministic. */
-struct TokenParams : PassParams { /* y = NULL: r is not read */
+struct TokenParams : PassParams { /* with y = NULL, r is not read */
     gt_dtype checkpoint_dtype;
     int64_t tiles;
 };
@@ -30,7 +29,7 @@ struct ForwardTraits {
     static constexpr int THREADS = 128;
     static constexpr int ROWS = 32 * SLICES;
     static constexpr int COLUMNS = THREADS / SLICES;
-    static constexpr int TOKENS = SLICES < 8 ? 16 : 8; /* in shared memory at a time */
+    static constexpr int TOKENS = SLICES < 8 ? 16 : 8; /* tokens that shared memory holds at a time */
     static constexpr int R = 0, K = R + TOKENS * ROWS, KEEP = K + TOKENS * ROWS;
     static constexpr int FACTOR = KEEP + TOKENS * ROWS, V = FACTOR + TOKENS * ROWS;
     static constexpr int BONUS = V + TOKENS * COLUMNS, END = BONUS + TOKENS; /* offsets in floats */
@@ -39,14 +38,14 @@ struct ForwardTraits {
     static_assert(CHECKPOINT % TOKENS == 0, "a checkpoint is between two fills");
 };
 
-/* Fills the block's shared tile with TOKENS tokens from `first`; beyond `end` and the sizes the inputs
- * are 0 and the decay is 1. */
+/* Fills the block's shared tile with TOKENS tokens from `first` on.  Beyond `end` and beyond the sizes the inputs are 0
+ * and the decay is 1. */
 template <int SLICES>
 GT_DEV void load_forward_tile(const TokenParams& p, uint32_t smem, int64_t b, int64_t h, int64_t first, int64_t end,
                               int column0, float k_scale) {
     using C = ForwardTraits<SLICES>;
     const Problem& in = p.in;
-    constexpr int COLUMN = C::ROWS < C::THREADS ? C::ROWS / 8 : C::TOKENS; /* tokens of a thread */
+    constexpr int COLUMN = C::ROWS < C::THREADS ? C::ROWS / 8 : C::TOKENS; /* tokens that a thread loads */
     for (int i = thread_id(); i < C::ROWS * (C::TOKENS / COLUMN); i += C::THREADS) {
         const int n = i % C::ROWS, token = i / C::ROWS * COLUMN;
         const int64_t t = first + token, left = n < in.N ? end - t : 0;
@@ -75,7 +74,7 @@ GT_DEV void load_forward_tile(const TokenParams& p, uint32_t smem, int64_t b, in
         for (int x = 0; x < COUNT; x++) sts<float>(smem + 4 * (C::V + (token + x) * C::COLUMNS + column), v[x]);
     }
     sync_threads();
-    constexpr int LANES = C::THREADS / C::TOKENS; /* of a token's bonus */
+    constexpr int LANES = C::THREADS / C::TOKENS; /* lanes that sum a token's bonus */
     const int token = thread_id() / LANES;
     float bonus = 0.0f;
     for (int n = thread_id() % LANES; n < in.N; n += LANES) {
@@ -88,7 +87,7 @@ GT_DEV void load_forward_tile(const TokenParams& p, uint32_t smem, int64_t b, in
     sync_threads();
 }
 
-/* y of one token and column, and the column's step to the next token. */
+/* Computes y of one token and one column, and moves the column's state on to the next token. */
 template <int SLICES>
 GT_DEV float forward_token(uint32_t smem, int token, int slice, int column, float (&state)[32]) {
     using C = ForwardTraits<SLICES>;
@@ -115,7 +114,7 @@ GT_DEV float forward_token(uint32_t smem, int token, int slice, int column, floa
     return fma_rn(lds<float>(smem + 4 * (C::BONUS + token)), v, y);
 }
 
-/* Copies a thread's 32 rows of its column from or to a state [N,V]; rows and columns outside are 0. */
+/* Copies a thread's 32 rows of its column from or to a state [N,V].  Rows and columns outside the state are 0. */
 template <int SLICES, bool STORE, class T>
 GT_DEV void move_column(T* state, const Problem& in, int slice, int column, float (&s)[32]) {
     GT_UNROLL
@@ -130,7 +129,7 @@ GT_DEV void move_column(T* state, const Problem& in, int slice, int column, floa
     }
 }
 
-/* The same to a checkpoint. */
+/* Stores a thread's 32 rows of its column in a checkpoint. */
 template <int SLICES>
 GT_DEV void store_checkpoint(const TokenParams& p, int64_t index, int slice, int column, float (&s)[32]) {
     const Problem& in = p.in;
@@ -148,7 +147,7 @@ GT_DEV void store_checkpoint(const TokenParams& p, int64_t index, int slice, int
     }
 }
 
-/* The whole pass through one head of a sequence, number `head` of all. */
+/* Runs the whole pass for one head of a sequence. `head` numbers the heads of all sequences. */
 template <int SLICES, bool REVERSE>
 GT_DEV void pass_tokens(const TokenParams& p, int64_t tile, int64_t head) {
     using C = ForwardTraits<SLICES>;
@@ -164,7 +163,7 @@ GT_DEV void pass_tokens(const TokenParams& p, int64_t tile, int64_t head) {
     const float* start = start_row(in.sequences, p.state_in, in.H * NV, p.state_in_shared ? 0 : head / in.H);
     move_column<SLICES, false>(start ? start + h * NV : nullptr, in, slice, column0 + column, state);
 
-    constexpr int PARTS = CHECKPOINT / C::TOKENS; /* of a chunk */
+    constexpr int PARTS = CHECKPOINT / C::TOKENS; /* parts of a chunk */
     const int64_t parts = (seq.tokens + C::TOKENS - 1) / C::TOKENS, end = seq.first + seq.tokens;
     const int64_t chunk0 = (seq.b * in.H + h) * p.chunk_slots + seq.slot;
     for (int64_t i = 0; i < parts; i++) {
@@ -196,37 +195,37 @@ token_kernel(const GT_GRID_CONSTANT TokenParams p) {
 }
 
 /* ---- backward, any size ---------------------------------------------------------------------------------
- * A fixed number of blocks of 256 threads; each takes chunks of 4 sub-chunks in turn, all chunks being
- * independent once S before and G after each are known.  For one chunk:
- *   1 the terms of states, COLUMNS columns at a time: roll S forward through the sub-chunks, park the state before
- *     each, then go back through them with G.  Stores in the block's scratch
+ * All chunks are independent once S before and G after each chunk are known.  A fixed number of blocks of 256 threads
+ * takes chunks of 4 sub-chunks in turn.  A chunk has two parts:
+ *   1 The terms of states, COLUMNS columns at a time.  S goes forward through the sub-chunks, and the state before each
+ *     is parked.  Then G goes back through them.  The results are stored in the block's scratch:
  *     Sdy[t,n] = (S dy_t)[n]   Gv[t,n] = (G v_t)[n]   Gk[t,j] = (G^T (Q_t . k_t))[j]
  *     SG[sub-chunk,n] = rowsum(S . G)
- *   2 sub-chunk by sub-chunk, the pairs of tokens inside the sub-chunk; every gradient is written once.
- * shared, 1: one state [N, COLUMNS+4] (S, then G), the sub-chunk's Q.k, P.r [16,N], v, dy [16,COLUMNS], the
- *     state scales: 34 KB at N = V = 64.  2: r, k, d [16,N], then v, dy [16,V] and after them Sdy, Gv
- *     [16,N], C and A [16,16]: 22 KB.  WIDE, where that exceeds 64 KB (N = V > 198): v, dy, Sdy and Gv are read from
- *     global memory.
- * scratch of a block, in global memory and small enough to stay in L2: 115 KB.
- * arithmetic, 1: 6 products of 16 N COLUMNS multiply-adds; operands from shared memory in 16-byte
- *     pieces, 16 multiply-adds per 2 to 5 loads.  2: D_ij as running products, where they are used.
+ *   2 The pairs of tokens inside a sub-chunk, sub-chunk by sub-chunk.  Every gradient is written once.
+ * shared, 1: one state [N, COLUMNS+4] (S, then G), the sub-chunk's Q.k, P.r [16,N], v, dy [16,COLUMNS], the decays of a
+ * state: 34 KB at N = V = 64.  2: r, k, d [16,N], then v, dy [16,V] and after them Sdy, Gv [16,N], C and A [16,16]: 22
+ * KB.  If this exceeds 64 KB (N = V > 198), WIDE reads v, dy, Sdy and Gv from global memory.
+ * scratch of a block: 115 KB in global memory, small enough to stay in L2.
+ * arithmetic, 1: 6 products of 16 N COLUMNS multiply-adds; operands from shared memory in 16-byte pieces, 16
+ * multiply-adds for 2 to 5 loads.  2: D_ij as running products, where they are needed.
  * bytes per token and head, N = V = 64: inputs up to three times (2 KB), gradients 512 B. */
 struct ChunkParams {
     Problem in;
-    const void *S_checkpoints, *G_checkpoints; /* [B,H,chunk slots,N,V]: S before, G after each chunk */
+    const void *S_checkpoints, *G_checkpoints; /* [B,H,chunk slots,N,V]: S before and G after each chunk */
     gt_dtype S_dtype, G_dtype;
     void *dr, *dk, *dw, *dv;
     gt_stride dr_stride, dk_stride, dw_stride, dv_stride;
     float* du;      /* partial sums [B,chunk slots,H,N] or NULL */
     float* scratch; /* [blocks, scratch_size] */
     int64_t chunk_slots, scratch_size;
-    int tiles, columns, pitch; /* tiles of the state; its row in shared memory; multiples of 4 */
-    int rows;                  /* N rounded up to 4 */
+    /* tiles of the state; columns of a tile; elements of a row in shared memory (multiples of 4) */
+    int tiles, columns, pitch;
+    int rows; /* N rounded up to 4 */
 };
 
 constexpr int STATES_THREADS = 256;
 
-/* Offsets in floats of the shared memory of part 1. */
+/* Offsets in floats of part 1's shared memory. */
 struct StatesLayout {
     int state, Qk, Pr, v, dy, keep, factor, end;
 };
@@ -244,7 +243,7 @@ GT_HD StatesLayout states_layout(int rows, int columns, int pitch) {
     return at;
 }
 
-/* A call's tiles of a state, and its scratch. */
+/* How a call cuts states into tiles, and its scratch. */
 static inline ChunkParams any_chunks_of(const gt_wkv6_args& a) {
     ChunkParams c = {};
     c.in = problem_of(a);
@@ -263,15 +262,15 @@ static inline ChunkParams any_chunks_of(const gt_wkv6_args& a) {
     return c;
 }
 
-struct StatesBlock { /* where a block stands */
+struct StatesBlock { /* the chunk and tile that a block works on */
     uint32_t smem;
     StatesLayout at;
     int64_t b, h, start; /* first token of the chunk */
     int tokens, tile, column0;
-    float *parked, *Sdy, *Gv, *Gk, *SG; /* parts of its scratch */
+    float *parked, *Sdy, *Gv, *Gk, *SG; /* sections of the block's scratch */
 };
 
-/* Q.k, P.r, v, dy and the scales of the sub-chunk that starts at `first`. */
+/* Loads Q.k, P.r, v, dy and the decays of a state for the sub-chunk that starts at `first`. */
 GT_DEV void load_states_sub_chunk(const ChunkParams& p, const StatesBlock& s, int64_t first) {
     const Problem& in = p.in;
     for (int n = thread_id(); n < p.rows; n += STATES_THREADS) {
@@ -321,7 +320,7 @@ GT_DEV float dot4(float4 a, float4 b, float sum) {
     return fma_rn(a.w, b.w, sum);
 }
 
-/* out[t,n] = sum_j state[n,j] x[t,j] over the block's columns; a thread makes 4 tokens of a row. */
+/* out[t,n] = sum_j state[n,j] x[t,j] over the block's columns.  A thread computes 4 tokens of a row. */
 GT_DEV void state_times_tokens(const ChunkParams& p, const StatesBlock& s, int64_t first, int x, float* out) {
     const Problem& in = p.in;
     for (int i = thread_id(); i < p.rows * (SUB_CHUNK / 4); i += STATES_THREADS) {
@@ -342,7 +341,7 @@ GT_DEV void state_times_tokens(const ChunkParams& p, const StatesBlock& s, int64
     }
 }
 
-/* Gk[t,j] = sum_n G[n,j] Qk[t,n]; a thread makes 4 columns of a token. */
+/* Gk[t,j] = sum_n G[n,j] Qk[t,n].  A thread computes 4 columns of a token. */
 GT_DEV void tokens_times_state(const ChunkParams& p, const StatesBlock& s, int64_t first) {
     const Problem& in = p.in;
     for (int i = thread_id(); i < SUB_CHUNK * (p.columns / 4); i += STATES_THREADS) {
@@ -363,7 +362,7 @@ GT_DEV void tokens_times_state(const ChunkParams& p, const StatesBlock& s, int64
     }
 }
 
-/* SG[n] = sum_j S[n,j] G[n,j] with S from the scratch; 4 lanes a row. */
+/* SG[n] = sum_j S[n,j] G[n,j], with S from the scratch.  4 lanes take a row. */
 GT_DEV void rowsum_states(const ChunkParams& p, const StatesBlock& s, int sub_chunk) {
     const Problem& in = p.in;
     const float* S = s.parked + (int64_t)sub_chunk * p.rows * p.columns;
@@ -382,7 +381,7 @@ GT_DEV void rowsum_states(const ChunkParams& p, const StatesBlock& s, int sub_ch
     }
 }
 
-/* state <- E . state + sum_t left_t right_t^T; a thread owns 4 x 4 elements at a time. */
+/* state <- E . state + sum_t left_t right_t^T.  A thread updates 4 x 4 elements at a time. */
 GT_DEV void update_state(const ChunkParams& p, const StatesBlock& s, int left, int right) {
     for (int i = thread_id(); i < (p.rows / 4) * (p.columns / 4); i += STATES_THREADS) {
         const int n = i / (p.columns / 4) * 4, j = i % (p.columns / 4) * 4;
@@ -411,7 +410,7 @@ GT_DEV void update_state(const ChunkParams& p, const StatesBlock& s, int left, i
     sync_threads();
 }
 
-/* Shared state <- its columns of the checkpoint [N,V] at `first`, 0 outside. */
+/* Loads the tile's columns of the checkpoint [N,V] at `first` into the shared state; elements outside are 0. */
 GT_DEV void load_state(const ChunkParams& p, const StatesBlock& s, const void* from, gt_dtype dtype, int64_t first) {
     for (int i = thread_id(); i < p.rows * p.columns; i += STATES_THREADS) {
         const int n = i / p.columns, j = i % p.columns;
@@ -426,7 +425,7 @@ GT_DEV void load_state(const ChunkParams& p, const StatesBlock& s, const void* f
 GT_DEV void roll_tile(const ChunkParams& p, const StatesBlock& s, int sub_chunks, int64_t state) {
     const int64_t parked = (int64_t)p.rows * p.columns;
     load_state(p, s, p.S_checkpoints, p.S_dtype, state);
-    for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) { /* forwards: S before each sub-chunk */
+    for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) { /* forwards: park S before each sub-chunk */
         const int64_t first = s.start + sub_chunk * SUB_CHUNK;
         for (int i = thread_id(); i < p.rows * (p.columns / 4); i += STATES_THREADS) {
             const int n = i / (p.columns / 4), j = i % (p.columns / 4) * 4;
@@ -439,7 +438,7 @@ GT_DEV void roll_tile(const ChunkParams& p, const StatesBlock& s, int sub_chunks
         if (sub_chunk + 1 < sub_chunks) update_state(p, s, s.at.Qk, s.at.v);
     }
     load_state(p, s, p.G_checkpoints, p.G_dtype, state);
-    for (int sub_chunk = sub_chunks - 1; sub_chunk >= 0; sub_chunk--) { /* backwards: G after each sub-chunk */
+    for (int sub_chunk = sub_chunks - 1; sub_chunk >= 0; sub_chunk--) { /* backwards: use G after each sub-chunk */
         const int64_t first = s.start + sub_chunk * SUB_CHUNK;
         load_states_sub_chunk(p, s, first);
         state_times_tokens(p, s, first, s.at.v, s.Gv);
@@ -450,13 +449,13 @@ GT_DEV void roll_tile(const ChunkParams& p, const StatesBlock& s, int sub_chunks
     }
 }
 
-/* Part 2: a block's position in a sub-chunk. */
+/* Part 2: where a block is in a sub-chunk. */
 struct SubChunkBlock {
     uint32_t smem;
     int r, k, d, v, dy, Sdy, Gv, C, A; /* offsets in floats */
     int64_t b, h, first;
     int tokens, sub_chunk;
-    const float* products; /* results of part 1 for the chunk: Sdy, Gv, Gk, SG */
+    const float* products; /* part 1's results for the chunk: Sdy, Gv, Gk, SG */
 };
 
 GT_HD int sub_chunk_smem(int N, int V, bool wide) {
@@ -467,7 +466,7 @@ static_assert(4 * (SUB_CHUNK * 3 * MAX_SIZE + 2 * SUB_CHUNK * SUB_CHUNK) <= SHAR
 
 GT_DEV float staged(const SubChunkBlock& s, int offset) { return lds<float>(s.smem + 4 * offset); }
 
-/* Sdy and Gv at x = token * N + n. */
+/* Sdy and Gv of element x = token * N + n. */
 template <bool WIDE>
 GT_DEV float Sdy_at(const ChunkParams& p, const SubChunkBlock& s, int x) {
     return WIDE ? s.products[s.sub_chunk * SUB_CHUNK * p.in.N + x] : staged(s, s.Sdy + x);
@@ -491,13 +490,13 @@ GT_DEV float dy_stride(const ChunkParams& p, const SubChunkBlock& s, int token, 
                 : staged(s, s.dy + token * p.in.V + j);
 }
 
-/* Four tokens of a column of a [16, size] tile. */
+/* Stores four tokens of one column of a tile [16, size]. */
 GT_DEV void store_column(const SubChunkBlock& s, int offset, int size, int token, int column, const float (&x)[4]) {
     GT_UNROLL
     for (int i = 0; i < 4; i++) sts<float>(s.smem + 4 * (offset + (token + i) * size + column), x[i]);
 }
 
-/* r times the scale of y, k, d, v, dy of the sub-chunk; tokens beyond it have 0, 0, 1, 0, 0. */
+/* Loads r times the scale of y, k, d, v and dy of the sub-chunk.  Tokens beyond it get 0, 0, 1, 0, 0. */
 template <bool WIDE>
 GT_DEV void load_sub_chunk(const ChunkParams& p, const SubChunkBlock& s) {
     const Problem& in = p.in;
@@ -528,7 +527,7 @@ GT_DEV void load_sub_chunk(const ChunkParams& p, const SubChunkBlock& s) {
     sync_threads();
 }
 
-/* Sdy and Gv of the sub-chunk, over v and dy. */
+/* Loads Sdy and Gv of the sub-chunk over v and dy. */
 GT_DEV void load_products(const ChunkParams& p, const SubChunkBlock& s) {
     const Problem& in = p.in;
     sync_threads();
@@ -544,8 +543,8 @@ GT_DEV void load_products(const ChunkParams& p, const SubChunkBlock& s) {
     sync_threads();
 }
 
-/* C_ij = <dy_i, v_j> for j <= i, one pair a thread; A_ij by 16 lanes a row i, which share the sum
- * over n. */
+/* Computes C_ij = <dy_i, v_j> for j <= i, one pair a thread, and A_ij, with 16 lanes for a row i.  The lanes share the
+ * sum over n. */
 template <bool WIDE>
 GT_DEV void pair_products(const ChunkParams& p, const SubChunkBlock& s) {
     const Problem& in = p.in;
@@ -557,7 +556,7 @@ GT_DEV void pair_products(const ChunkParams& p, const SubChunkBlock& s) {
 
     float a[SUB_CHUNK] = {};
     for (int n = j; n < in.N; n += SUB_CHUNK) {
-        float product = staged(s, s.r + i * in.N + n); /* r_i D_ij as j runs down from i-1 */
+        float product = staged(s, s.r + i * in.N + n); /* r_i D_ij, where j runs down from i-1 */
         GT_UNROLL
         for (int m = SUB_CHUNK - 1; m >= 0; m--) {
             const float k = staged(s, s.k + m * in.N + n);
@@ -621,7 +620,7 @@ GT_DEV void sub_chunk_dk(const ChunkParams& p, const SubChunkBlock& s) {
     }
 }
 
-/* dg of all tokens of channel n, by sums alone. */
+/* Computes dg of all tokens of channel n.  The computation only adds, so nothing cancels. */
 template <bool WIDE>
 GT_DEV void sub_chunk_dg(const ChunkParams& p, const SubChunkBlock& s, int n, float (&dg)[SUB_CHUNK]) {
     const Problem& in = p.in;
@@ -631,7 +630,7 @@ GT_DEV void sub_chunk_dg(const ChunkParams& p, const SubChunkBlock& s, int n, fl
         k[t] = staged(s, s.k + t * in.N + n);
         dg[t] = 0.0f;
     }
-    /* sum_{j<t} k_j Q_j (G v_j): Q needs the product from the right, so Horner from the left */
+    /* sum_{j<t} k_j Q_j (G v_j).  Q is a product of decays to the right of j, so Horner's rule goes from the left. */
     float left = s.products[CHECKPOINT * (2 * in.N + in.V) + s.sub_chunk * in.N + n];
     float Qk[SUB_CHUNK];
     GT_UNROLL
@@ -645,7 +644,7 @@ GT_DEV void sub_chunk_dg(const ChunkParams& p, const SubChunkBlock& s, int n, fl
         dg[t] += left;
         left += Qk[t];
     }
-    /* for every i: the pairs (S, i), (0, i) ... (t-1, i) all span t < i */
+    /* For every i: the pairs (S, i), (0, i) ... (t-1, i) all span token t < i. */
     GT_UNROLL
     for (int i = 1; i < SUB_CHUNK; i++) {
         if (i < s.tokens) {
@@ -677,7 +676,7 @@ GT_DEV void sub_chunk_dw(const ChunkParams& p, const SubChunkBlock& s) {
             if (t >= s.tokens) break;
             float dw = dg[t];
             if (in.decay == GT_DECAY_RAW) dw *= log_decay(in, w[t]);
-            if (staged(s, s.d + t * in.N + n) == 0.0f) dw = 0.0f; /* log d may be -inf there */
+            if (staged(s, s.d + t * in.N + n) == 0.0f) dw = 0.0f; /* log d may be -inf there, and its product NaN */
             store_as(p.dw, in.w_dtype, offset_of(p.dw_stride, s.b, s.first + t, s.h) + n, dw);
         }
     }
@@ -732,7 +731,7 @@ backward_chunk_kernel(const GT_GRID_CONSTANT ChunkParams p) {
             roll_tile(p, s, sub_chunks, (head * p.chunk_slots + slot) * in.N * in.V);
         }
         sync_threads();
-        float du = 0.0f; /* of channel thread_id(); N is at most 256 */
+        float du = 0.0f; /* du of channel thread_id(); N is at most 256 */
         for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) {
             l.first = s.start + sub_chunk * SUB_CHUNK;
             l.tokens = s.tokens - sub_chunk * SUB_CHUNK < SUB_CHUNK ? s.tokens - sub_chunk * SUB_CHUNK : SUB_CHUNK;

@@ -8,9 +8,10 @@
 namespace gt {
 namespace wkv6 {
 
-constexpr float STRONG_DECAY_LIMIT = 64.0f; /* of c_16: leaves 2^63 of fp32's range for |k v| and for sums */
+constexpr float STRONG_DECAY_LIMIT = 64.0f; /* limit of c_16: leaves 2^63 of fp32's range for |k v| and for sums */
 
-/* For a row that f16 must hold: the power of two that brings the largest number close to 2^15, and its inverse. */
+/* A power of two and its inverse.  The power scales the largest number of a row close to 2^15, so that f16 can hold the
+ * row. */
 struct RowScale {
     float scale, inverse;
 };
@@ -21,7 +22,7 @@ GT_DEV RowScale row_scale_f16(float largest) {
     return {as_float((uint32_t)(127 - exponent) << 23), as_float((uint32_t)(exponent + 127) << 23)};
 }
 
-/* Two neighbouring elements as they come from memory. */
+/* Two adjacent elements as loaded from memory. */
 template <class T>
 struct Pair {
     uint32_t bits;
@@ -35,18 +36,18 @@ struct Pair<float> {
     GT_METHOD float hi() const { return value.y; }
 };
 
-/* -log2 of a raw decay, exp(-exp(w)) */
+/* -log2 of a raw decay exp(-exp(w)). */
 GT_DEV float bits_of_raw(float w) {
     constexpr float LOG2_LOG2_E = 0.52876637f;
     return ex2_approx(fma_rn(w, LOG2_E, LOG2_LOG2_E));
 }
 
-/* 2^-bits, accurate near 1: a state is scaled by it in every sub-chunk */
+/* 2^-bits, accurate near 1, because a state is multiplied by it in every sub-chunk. */
 GT_DEV float sub_chunk_decay(float bits) {
     return bits < 1.0f && bits > -0.1f ? 1.0f + expm1_neg(-bits * LN_2) : ex2_approx(-bits);
 }
 
-/* The part of x that the tensor core reads, and the exact rest. */
+/* The part of x that the tensor core reads.  The next function gives the exact rest. */
 GT_DEV float tf32_hi(float x) { return as_float(as_uint(x) & 0xffffe000u); }
 GT_DEV float tf32_lo(float x) { return x - tf32_hi(x); }
 
@@ -62,7 +63,7 @@ GT_DEV void set_lo(const float (&x)[COUNT], float (&lo)[COUNT]) {
     for (int i = 0; TF32X3 && i < COUNT; i++) lo[i] = tf32_lo(x[i]);
 }
 
-/* c += a b.  TF32X3: in three products; `low` gets the two small ones.  So tensor cores round c (towards zero) less
+/* c += a b.  TF32X3: three products.  `low` gets the two small ones.  So tensor cores round c (towards zero) less
  * often, and two chains of products run side by side. */
 template <bool TF32X3>
 GT_DEV void mma_3xtf32(float (&c)[4], float (&low)[4], const float (&a)[4], const float (&a_lo)[4], float b0,
@@ -74,7 +75,7 @@ GT_DEV void mma_3xtf32(float (&c)[4], float (&low)[4], const float (&a)[4], cons
     }
 }
 
-/* Exclusive prefix over the 4 lanes of a channel pair (lanes 8 apart) and the total. */
+/* Exclusive prefix sum over the 4 lanes of a channel pair, which are 8 lanes apart, and the total. */
 GT_DEV float scan_quads(float x, int quad, float* total) {
     float y = shfl_up(x, 8);
     float sum = quad >= 1 ? x + y : x;
@@ -85,7 +86,7 @@ GT_DEV float scan_quads(float x, int quad, float* total) {
     return quad >= 1 ? y : 0.0f;
 }
 
-/* The sum over the later lanes of a channel pair, by additions only: x may be infinite. */
+/* Sum over the later lanes of a channel pair.  It only adds, because x may be infinite. */
 GT_DEV float sum_later_quads(float x, int quad) {
     float y = shfl_down(x, 8);
     float suffix = quad <= 2 ? x + y : x;
@@ -95,7 +96,7 @@ GT_DEV float sum_later_quads(float x, int quad) {
     return quad <= 2 ? y : 0.0f;
 }
 
-/* COUNT neighbouring words of shared memory, COUNT even. */
+/* COUNT adjacent words of shared memory; COUNT is even. */
 template <class Word, int COUNT>
 GT_DEV void lds_words(Word (&words)[COUNT], uint32_t addr) {
     struct alignas(16) Four {
@@ -116,7 +117,7 @@ GT_DEV void lds_words(Word (&words)[COUNT], uint32_t addr) {
     }
 }
 
-/* 2 TILES neighbours of a state in memory, in pieces of up to 16 bytes. */
+/* 2 TILES adjacent elements of a state in memory, in pieces of up to 16 bytes. */
 template <int TILES, class T>
 GT_DEV void store_row(T* to, const float (&x)[2 * TILES]) {
     if constexpr (sizeof(T) == 2) {
@@ -132,8 +133,8 @@ GT_DEV void store_row(T* to, const float (&x)[2 * TILES]) {
     }
 }
 
-/* x[i] <- the sum with the other lane's, of the lower half of 2 LEFT numbers or, for lanes with this bit,
- * of the upper. */
+/* Adds the other lane's numbers to half of 2 LEFT numbers and stores the sums in x[i].  Lanes without this bit take the
+ * lower half, lanes with it the upper. */
 template <int LEFT, int COUNT>
 GT_DEV void halve_sums(float (&x)[COUNT], int bit) {
     const bool upper = lane_id() & bit;

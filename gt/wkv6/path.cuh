@@ -1,5 +1,5 @@
-/* gt/wkv6/path.cuh - which kernels a call of wkv6 takes: kernels on tensor cores unless an obstacle forbids them, which
- * gt_wkv6_path names. */
+/* gt/wkv6/path.cuh - which kernels a call of wkv6 takes.  They are kernels on tensor cores, unless an obstacle forbids
+ * them; gt_wkv6_path names the obstacle. */
 #ifndef GT_WKV6_PATH_CUH
 #define GT_WKV6_PATH_CUH
 
@@ -10,7 +10,7 @@
 namespace gt {
 namespace wkv6 {
 
-/* N = 128: channels of a slice of a chunk, by the shared memory that a block may have; 0: there is no kernel. */
+/* N = 128: channels of a slice of a chunk, by the shared memory that a block may have.  0: there is no kernel. */
 static inline int slice_channels(gt_dtype dtype, const Device& device) {
     if (dtype == GT_BF16 && device.shared_bytes >= HOPPER_KB * 1024) return 128;
     if (device.shared_bytes >= AMPERE_KB * 1024) return 64;
@@ -24,7 +24,7 @@ static inline int64_t segments_for(const gt_wkv6_args& a, const Device& device) 
                            CHECKPOINT);
 }
 
-/* A tensor whose rows must start at multiples of `bytes`, with neighbours in time less than 2^24 elements apart. */
+/* A rule for a tensor: rows start at multiples of `bytes`, and neighbours in time are less than 2^24 elements apart. */
 struct RowRule {
     const char* name;
     const void* data;
@@ -39,21 +39,22 @@ struct RowRule {
     bool is_near() const { return stride.t < (int64_t)1 << 24; }
 };
 
-/* Why a kernel cannot take the call: the sentence "rows of k are not aligned to 16 bytes", in pieces.  reason = NULL:
- * it can. */
+/* Why a kernel cannot take the call: a sentence such as "rows of k are not aligned to 16 bytes", in pieces.  With
+ * reason = NULL the kernel can take it. */
 struct Obstacle {
     const char *reason, *rows = nullptr, *whole = nullptr; /* a tensor, or NULL */
     int bytes = 0;
 };
 
-/* Segments of all heads, or chunk slots of all heads, if these are more: kernels on tensor cores number them by int. */
+/* The number of all heads' segments or of all heads' chunk slots, whichever is larger.  Kernels on tensor cores number
+ * both by int. */
 static inline int64_t most_parts(const gt_wkv6_args& a, const Device& device) {
     const int64_t segments = gt_times(most_sequences(sequences_of(a)) * a.H, segments_for(a, device));
     const int64_t chunks = gt_times(a.B * chunk_slots(sequences_of(a), CHECKPOINT), a.H);
     return segments > chunks ? segments : chunks;
 }
 
-/* pass: forward or backward.  The obstacles that a caller can remove most easily come last. */
+/* pass: forward or backward.  The checks end with the obstacles that a caller can remove most easily. */
 static inline Obstacle obstacle_of(const gt_wkv6_args& a, gt_pass pass, const Device& device) {
     const gt_dtype x = a.dtype, w = a.w_dtype;
     const int size = size_of(x), w_size = size_of(w);
@@ -107,7 +108,7 @@ static inline bool fits_tensor_cores(const gt_wkv6_args& a, gt_pass pass, const 
     return !obstacle_of(a, pass, device).reason;
 }
 
-/* Whether the gradients that are wanted can hold G. */
+/* Returns whether G fits in the gradients that the caller wants. */
 static inline bool outputs_hold_G(const gt_wkv6_args& a, const Device& device) {
     if (a.N == 128 && (a.dtype == GT_F32 || slice_channels(a.dtype, device) < 64)) return false; /* G_IN_OUTPUTS */
     const RowRule dv = {"dv", a.dv, a.dv_stride, a.dtype, 16}, dk = {"dk", a.dk, a.dk_stride, a.dtype, 16};
@@ -116,16 +117,16 @@ static inline bool outputs_hold_G(const gt_wkv6_args& a, const Device& device) {
 
 /* ---- the choice ------------------------------------------------------------------------------------------------- */
 
-/* Which kernels a pass takes, and where its gradients of states lie: decided once, before its plan. */
+/* Which kernels a pass takes, and where its gradients of states lie.  This is decided once, before the plan. */
 struct Choice {
     bool on_tensor_cores;
-    bool on_sm90;      /* N = 128, 16 bits, forward in time: kernels for compute capability 9.0 */
-    int64_t segments;  /* of a sequence */
+    bool on_sm90;      /* kernels for compute capability 9.0: N = 128, 16 bits, forward in time */
+    int64_t segments;  /* segments of a sequence */
     bool last_first;   /* backward: see BackwardParams */
     bool G_in_outputs; /* backward: see TensorParams::G_rows */
 };
 
-/* pass: forward or backward.  a: prepared; pointers that are NULL count as aligned. */
+/* pass: forward or backward.  a: prepared; NULL pointers count as aligned. */
 static inline Choice choose(const gt_wkv6_args& a, gt_pass pass, const Device& device) {
     Choice c = {};
     c.segments = 1;
@@ -137,7 +138,7 @@ static inline Choice choose(const gt_wkv6_args& a, gt_pass pass, const Device& d
     const int64_t slots = chunk_slots_of(a);
     c.last_first = state_dtype(a.dtype, a.N, a.V) == GT_BF16 && a.saved && !a.dstate_out && !a.seq_capacity &&
                    slots > 1 && c.segments == 1;
-    /* G lies in the gradients unless sequences are so short that it takes more workspace there. */
+    /* G lies in the gradients, unless sequences are so short that this takes more workspace. */
     const bool needs_ends = c.last_first || a.seq_capacity || a.T % CHECKPOINT;
     c.G_in_outputs = outputs_hold_G(a, device) && (!needs_ends || most_sequences(sequences_of(a)) <= a.B * slots);
     return c;

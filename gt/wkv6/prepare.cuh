@@ -1,5 +1,5 @@
-/* gt/wkv6/prepare.cuh - the producer warps of a pass: they copy r, k, w and v of the sub-chunks ahead and turn a
- * sub-chunk into the operands of the consumer warps.  forward.cuh defines these. */
+/* gt/wkv6/prepare.cuh - the producer warps of a pass.  They copy r, k, w and v some sub-chunks ahead, and convert a
+ * sub-chunk to the operands of the consumer warps.  forward.cuh defines these operands. */
 #ifndef GT_WKV6_PREPARE_CUH
 #define GT_WKV6_PREPARE_CUH
 
@@ -18,12 +18,13 @@ struct RawSubChunk {
     uint4 v[C::template Copies<typename C::T>::PIECES];
 };
 
-/* A tensor as a producer lane copies it: 16 bytes of one token of the next sub-chunk or step. */
+/* A tensor as a producer lane copies it: 16 bytes of one token in each sub-chunk or step. */
 struct Source {
-    const char* before; /* the piece of the sub-chunk before; it moves on first, so it delays no copy */
+    const char* before; /* the piece of the sub-chunk before; copy() advances it first, which delays no copy */
     int64_t sub_chunk_bytes;
 
-    /* first: the first sub-chunk's first token; tokens: from one copied token to the next.  NULL stays NULL. */
+    /* `first` is the first token of the first sub-chunk.  `tokens` is the distance from one copied token to the next.
+     * NULL stays NULL. */
     GT_METHOD void set(const void* data, gt_stride at_, int element, int64_t b, int64_t h, int64_t first, int row,
                        int column, int tokens) {
         sub_chunk_bytes = data ? tokens * at_.t * element : 0;
@@ -37,34 +38,34 @@ struct Source {
     }
 };
 
-/* Elements from the start of a ring tensor to a token: one token of each quad lie in different banks. */
+/* Offset in elements from the start of a ring tensor to a token.  One token of each quad lies in different banks. */
 template <class C>
 GT_DEV int ring_at(int token) {
     return token * C::WIDTH + token / C::TOKENS * 16;
 }
 
-/* A lane of a producer warp: its position and addresses. */
+/* A lane of a producer warp, with its position and addresses. */
 template <class C>
 struct Producer {
-    int quad, channel; /* tokens from TOKENS quad on, channels channel, channel + 1 of the head */
+    int quad, channel; /* the lane's tokens start at TOKENS quad; its channels are channel and channel + 1 */
     int group;         /* channel / 16 */
-    uint32_t r_fragment, k_row, values, bonus, scale; /* addresses that it writes in buffer 0 */
+    uint32_t r_fragment, k_row, values, bonus, scale; /* addresses in buffer 0 where it stores */
     uint32_t buffer0, ring;
-    int tokens; /* of the span; 0 if it does not exist */
+    int tokens; /* tokens of the span; 0: no span */
     using T = typename C::T;
     using W = typename C::W;
     static constexpr int PIECES = C::template Copies<T>::PIECES, W_PIECES = C::template Copies<W>::PIECES;
-    Source r[PIECES], k[PIECES], v[PIECES], w[W_PIECES]; /* of 16 bytes each */
+    Source r[PIECES], k[PIECES], v[PIECES], w[W_PIECES]; /* pieces of 16 bytes */
     float u0, u1;
-    float neg_log2[2], neg_log2_lo[2]; /* log2 of decay so far; the rounding errors of these sums */
+    float neg_log2[2], neg_log2_lo[2]; /* log2 of the decay so far, and the rounding errors of this sum */
     bool raw;                          /* decay = exp(-exp(w)) */
     float log2_scale;                  /* reverse: of r */
 
-    /* Finds the span's tensors, from token `first` on; `step`: tokens from one copy to the next. */
+    /* Finds the span's tensors from token `first` on.  `step` is the number of tokens from one copy to the next. */
     GT_METHOD void open(const Problem& in, const HeadSpan& span, int64_t first, int step) {
         constexpr int ELEMENT = sizeof(T);
         const int64_t b = span.b, h = span.h;
-        const int channel0 = C::STATES ? 0 : 16 * group; /* of the ring */
+        const int channel0 = C::STATES ? 0 : 16 * group; /* first channel of the ring */
         tokens = span.tokens;
         GT_UNROLL
         for (int i = 0; i < PIECES; i++) {
@@ -82,12 +83,11 @@ struct Producer {
         log2_scale = in.log2_scale;
     }
 
-    /* Starts the copies of a sub-chunk, sub-chunk after sub-chunk in the direction of the sources; zeros beyond the
-     * span. */
+    /* Starts the copies of the next sub-chunk, in the direction of the sources.  Tokens beyond the span become 0. */
     GT_METHOD void copy(int sub_chunk, bool exists, int stage) {
         const uint32_t to = ring + stage * C::STAGE;
         const int left = tokens - sub_chunk * C::STEP;
-        if (C::STATES || exists) { /* moving a source past the end costs less than a condition */
+        if (C::STATES || exists) { /* advancing a source past the end costs less than a condition */
             GT_UNROLL
             for (int i = 0; i < PIECES; i++) {
                 const int row = copied_row<T>(i);
@@ -106,7 +106,8 @@ struct Producer {
         cp_async_commit();
     }
 
-    /* For r, k or w of type E: the token of the lane's i-th piece, and its first channel in a row of the ring. */
+    /* For r, k or w of type E: the token of the lane's i-th piece, and the first channel of the piece in a row of the
+     * ring. */
     GT_METHOD int lane_in_team() const { return C::STATES ? 32 * group + lane_id() : lane_id(); }
     template <class E>
     GT_METHOD int copied_row(int i) const {
@@ -118,12 +119,12 @@ struct Producer {
     }
     GT_METHOD int v_fragment(int i) const { return 16 * (lane_in_team() + 32 * C::TEAM * i); }
 
-    /* log2 of a channel's decay so far.  For an infinite sum the low part would be NaN. */
+    /* log2 of a channel's decay so far.  If the sum is infinite, its low part would be NaN. */
     GT_METHOD float log2_decay(int e) const {
         return C::TF32X3 && neg_log2[e] < 1e30f ? -neg_log2[e] - neg_log2_lo[e] : -neg_log2[e];
     }
 
-    /* The lane's i-th piece of v.  fp32: half a warp has 8 pieces of two tokens of a fragment. */
+    /* The lane's i-th piece of v.  In fp32 half a warp takes 8 pieces of the two tokens of a fragment. */
     GT_METHOD int v_row(int i) const {
         if constexpr (!C::TF32X3) return (32 * group + lane_id()) / (C::N / 8) + SUB_CHUNK * i;
         const int second = lane_id() / 8 % 2;
@@ -136,7 +137,7 @@ struct Producer {
         return (lane_id() % 8 + lane_id() / 16 * 8) * 4 + (C::N == 128 ? 64 * i : 0);
     }
 
-    /* The lane's part of a sub-chunk that has arrived. */
+    /* Loads the lane's part of a sub-chunk that has arrived. */
     GT_METHOD RawSubChunk<C> read(int stage) const {
         const uint32_t from = ring + stage * C::STAGE;
         constexpr int SIZE = sizeof(typename C::T), W_SIZE = sizeof(typename C::W);
@@ -153,7 +154,7 @@ struct Producer {
         return x;
     }
 
-    /* STATES: later, since by then registers are free. */
+    /* STATES: loads v later than r, k and w, when registers are free. */
     GT_METHOD void read_values(RawSubChunk<C>& x, int stage) const {
         GT_UNROLL
         for (int i = 0; i < PIECES; i++) x.v[i] = lds<uint4>(ring + stage * C::STAGE + C::RING_V + v_fragment(i));
@@ -162,7 +163,7 @@ struct Producer {
 
 /* ---- decays, and sums over a sub-chunk --------------------------------------------------------------------------- */
 
-/* -log2 of a lane's decays; 0 for tokens beyond the sequence. */
+/* -log2 of a lane's decays, or 0 for tokens beyond the sequence. */
 template <class C>
 GT_DEV void decay_bits(const Producer<C>& me, const RawSubChunk<C>& x, int sub_chunk, float (&h)[C::TOKENS][2]) {
     if (me.raw) {
@@ -186,7 +187,7 @@ GT_DEV void decay_bits(const Producer<C>& me, const RawSubChunk<C>& x, int sub_c
     }
 }
 
-/* Sums over the lane's tokens, pair by pair, for one of its channels. */
+/* Sums of one channel over the lane's tokens, pair by pair. */
 template <int TOKENS>
 GT_DEV float sum_of(const float (&h)[TOKENS][2], int e) {
     float sum[TOKENS / 2];
@@ -200,8 +201,8 @@ GT_DEV float sum_of(const float (&h)[TOKENS][2], int e) {
     return sum[0];
 }
 
-/* Sums the bonus of a quad's 4 tokens over its 8 lanes.  A lane gets the sum of token bonus_token(), so 4 tokens take 4
- * shuffles instead of 12. */
+/* Sums the bonus of a quad's 4 tokens over its 8 lanes.  Each lane gets the sum of token bonus_token() only, so 4
+ * tokens take 4 shuffles instead of 12. */
 GT_DEV float sum_bonus(const float (&bonus)[4]) {
     const bool upper = lane_id() & 1, odd = lane_id() & 2;
     float a = upper ? bonus[2] : bonus[0], b = upper ? bonus[3] : bonus[1];
@@ -216,8 +217,8 @@ GT_DEV int bonus_token() { return (lane_id() & 1) * 2 + (lane_id() >> 1 & 1); }
 
 /* ---- operands of forward ------------------------------------------------------------------------------------ */
 
-/* The strong-decay path of one group: K with decays after the token, for store_key, and the group's part of A, if y is
- * made.  r and k are read again from the ring, where the decays take the room of w and v. */
+/* The strong-decay path of one group.  It computes K with the decays after each token, for store_key, and if y is
+ * wanted also the group's part of A.  r and k are loaded again from the ring.  There the decays overwrite w and v. */
 template <class C, class StoreKey>
 GT_DEV void prepare_strong_decay(const Producer<C>& me, const RawSubChunk<C>& x, const float (&h)[4][2], int buffer,
                                  int stage, StoreKey store_key) {
@@ -228,7 +229,7 @@ GT_DEV void prepare_strong_decay(const Producer<C>& me, const RawSubChunk<C>& x,
     float after[2];
     GT_UNROLL
     for (int e = 0; e < 2; e++) after[e] = sum_later_quads(h[0][e] + h[1][e] + h[2][e] + h[3][e], me.quad);
-    sync_warp(); /* w and v of the stage are read */
+    sync_warp(); /* all lanes have read w and v of the stage */
     GT_UNROLL
     for (int i = 3; i >= 0; i--) {
         float2 k;
@@ -268,14 +269,14 @@ GT_DEV void store_scale_and_values(Producer<C>& me, const RawSubChunk<C>& x, con
             me.neg_log2_lo[e] += total[e] - (sum - me.neg_log2[e]);
             me.neg_log2[e] = sum;
         }
-        if (me.quad < 2) { /* one of the lane's channels each */
+        if (me.quad < 2) { /* each lane stores one of its channels */
             const Scale scale = scale_of_log(-(me.quad ? total[1] : total[0]) * LN_2);
             sts<float>(me.scale + buffer * C::BUFFER, scale.factor);
             sts<float>(me.scale + buffer * C::BUFFER + 8, scale.keep);
         }
         GT_UNROLL
         for (int i = 0; i < 2; i++) {
-            const int token = C::N == 128 ? 0 : 2 * i, v = C::N == 128 ? 64 * i : 0; /* from the lane's first */
+            const int token = C::N == 128 ? 0 : 2 * i, v = C::N == 128 ? 64 * i : 0; /* relative to the lane's first */
             const uint32_t to = me.values + buffer * C::BUFFER;
             if constexpr (C::STATES) {
                 sts<uint4>(to + 4 * (token * C::VALUE_PITCH + v), x.v[i]);
@@ -298,8 +299,8 @@ GT_DEV void store_scale_and_values(Producer<C>& me, const RawSubChunk<C>& x, con
     }
 }
 
-/* The operands R, stored if y is made, and K, whose two channels of token i are for store_key(i, k); c: before the
- * lane's first token; bonus: its channels' part. */
+/* Stores R, if y is wanted, and K.  store_key(i, k) gets two channels of K of token i.  c is the sum of h before the
+ * lane's first token; `bonus` is the part of the lane's channels. */
 template <class C, class StoreKey>
 GT_DEV void make_operands(const Producer<C>& me, const RawSubChunk<C>& x, const float (&h)[4][2], float (&c)[2],
                           int buffer, float (&bonus)[4], StoreKey store_key) {
@@ -327,12 +328,12 @@ GT_DEV void make_operands(const Producer<C>& me, const RawSubChunk<C>& x, const 
     }
 }
 
-/* Whether some channel of the group decays by 2^-limit, or by NaN. */
+/* Returns whether a channel of the group decays by 2^-limit or more, or by NaN. */
 GT_DEV bool exceeds(const float (&decay)[2], float limit) {
     return warp_any(!(fabsf(decay[0]) < limit && fabsf(decay[1]) < limit));
 }
 
-/* Turns a sub-chunk into the operands of the consumer warps. */
+/* Converts a sub-chunk to the operands of the consumer warps. */
 template <class C>
 GT_DEV void prepare_sub_chunk(Producer<C>& me, const RawSubChunk<C>& x, int sub_chunk, int buffer, int stage) {
     float h[4][2], total[2], c[2], bonus[4];
@@ -342,7 +343,7 @@ GT_DEV void prepare_sub_chunk(Producer<C>& me, const RawSubChunk<C>& x, int sub_
     const bool strong = exceeds(total, STRONG_DECAY_LIMIT);
     const auto store_key = [&](int i, float2 k) { sts<float2>(me.k_row + buffer * C::BUFFER + 4 * i * C::PITCH, k); };
     make_operands<C>(me, x, h, c, buffer, bonus, store_key);
-    if (strong) prepare_strong_decay<C>(me, x, h, buffer, stage, store_key); /* its own K overwrites the usual one */
+    if (strong) prepare_strong_decay<C>(me, x, h, buffer, stage, store_key); /* this path's K overwrites the usual K */
     const float sum = sum_bonus(bonus);
     if ((lane_id() & 4) == 0) sts<float>(me.bonus + buffer * C::BUFFER, sum);
     if (lane_id() == 0) sts<uint32_t>(me.buffer0 + buffer * C::BUFFER + C::STRONG_DECAY + 4 * me.group, strong);
@@ -351,13 +352,15 @@ GT_DEV void prepare_sub_chunk(Producer<C>& me, const RawSubChunk<C>& x, int sub_
 
 /* ---- operands where only states are wanted ------------------------------------------------------------------ */
 
-/* STATES: two tokens of K, from the lane's i-th on, as a fragment of two tokens by two channels, a left operand. */
+/* STATES: stores two tokens of K, from the lane's i-th on, as one fragment of two tokens by two channels, a left
+ * operand. */
 template <class C>
 GT_DEV void store_cell(const Producer<C>& me, int i, const float (&k)[2][2], int buffer) {
     sts<float4>(me.k_row + buffer * C::BUFFER + i / 2 * C::PAIR_PITCH, {k[0][0], k[0][1], k[1][0], k[1][1]});
 }
 
-/* The same for states alone: K with decays after the token, as on the strong-decay path. */
+/* Converts a sub-chunk if only states are wanted: K contains the decays after each token, as on the strong-decay
+ * path. */
 template <class C>
 GT_DEV void prepare_states(Producer<C>& me, RawSubChunk<C>& x, int sub_chunk, int buffer, int stage) {
     float h[C::TOKENS][2], total[2], after[2];
@@ -384,7 +387,7 @@ GT_DEV void prepare_states(Producer<C>& me, RawSubChunk<C>& x, int sub_chunk, in
     store_scale_and_values<C>(me, x, total, buffer);
 }
 
-/* The same for G backwards in time: K holds scale r_t 2^-c_t, always in range. */
+/* Converts a sub-chunk for G in reverse: K holds scale r_t 2^-c_t, which is always in range. */
 template <class C>
 GT_DEV void prepare_reverse(Producer<C>& me, RawSubChunk<C>& x, int sub_chunk, int buffer, int stage) {
     float h[C::TOKENS][2], total[2], c[2];
@@ -414,7 +417,7 @@ GT_DEV int steps_of(const HeadSpan& span) {
     return (span.tokens + C::STEP - 1) / C::STEP;
 }
 
-/* Local pass: stores the product of decays over the turn's sub-chunks of the span. */
+/* Local pass: stores the product of decays over the span's sub-chunks of this turn. */
 template <class C>
 GT_DEV void store_decays(const TensorParams& p, const HeadSpan& span, const Producer<C>& me, int turn) {
     if (!p.local || !span.exists || me.quad != 0) return;
@@ -436,7 +439,7 @@ GT_DEV void produce(const TensorParams& p, uint32_t smem, int work) {
     const int team = warp_id() / C::TEAM;
     me.ring = smem + C::RING + team * C::AHEAD * C::STAGE;
     me.r_fragment = me.buffer0 + C::R + 16 * (2 * me.quad * C::FRAGMENTS + me.channel / 2);
-    /* row 4 quad, columns xor 24 where bit 2 of the row is set */
+    /* row 4 quad; columns xor 24 in rows with bit 2 set */
     me.k_row = me.buffer0 + C::K +
                (C::STATES ? C::TOKENS / 2 * me.quad * C::PAIR_PITCH + 8 * me.channel
                           : 4 * (4 * me.quad * C::PITCH + (me.channel ^ (me.quad % 2 ? 24 : 0))));
@@ -444,7 +447,8 @@ GT_DEV void produce(const TensorParams& p, uint32_t smem, int work) {
                 (!C::TF32X3  ? 2 * (me.v_row(0) * C::PITCH + value_column<C>(me.v_column(0)))
                  : C::STATES ? 4 * (me.v_row(0) * C::VALUE_PITCH + me.v_column(0))
                              : value_fragment<C>(me.v_row(0), me.v_column(0)));
-    /* fp32: both terms of two channels; STATES: 2 channels of a group, then of the next, as StatePart reads them */
+    /* fp32: both terms of two channels.  STATES: 2 channels of a group, then 2 of the next, in the order that StatePart
+     * reads. */
     me.scale = me.buffer0 + C::SCALE + 4 * (me.quad & 1) +
                (C::TF32X3   ? 8 * me.channel
                 : C::STATES ? 128 * (me.group / 2) + 16 * (lane_id() % 8) + 8 * (me.group % 2)
@@ -456,8 +460,8 @@ GT_DEV void produce(const TensorParams& p, uint32_t smem, int work) {
     me.open(p.in, span, span.start + sub_chunk_at(turn) * C::STEP, direction * C::STEP);
     me.neg_log2[0] = me.neg_log2[1] = me.neg_log2_lo[0] = me.neg_log2_lo[1] = 0.0f;
 
-    /* copies go FIRST sub-chunks ahead; a team's to the stage of the step before, a warp's to the stage that it has
-     * just read */
+    /* Copies go FIRST sub-chunks ahead.  A team copies to the stage of the step before, a warp to the stage that it has
+     * just read. */
     constexpr int FIRST = C::STATES ? C::AHEAD - 1 : C::AHEAD;
     const auto copy_next = [&](int step) {
         const int next = step + C::TURNS * FIRST;
@@ -483,7 +487,7 @@ GT_DEV void produce(const TensorParams& p, uint32_t smem, int work) {
         }
         mbarrier_arrive(me.buffer0 + buffer * C::BUFFER + C::FULL);
         if constexpr (!C::STATES) {
-            sync_warp(); /* the stage is read */
+            sync_warp(); /* all lanes have read the stage */
             copy_next(step);
         }
     };

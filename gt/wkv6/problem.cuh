@@ -1,4 +1,4 @@
-/* gt/wkv6/problem.cuh - common to all kernels of wkv6: sizes, arguments, decays. */
+/* gt/wkv6/problem.cuh - shared by all kernels of wkv6: sizes, arguments, decays. */
 #ifndef GT_WKV6_PROBLEM_CUH
 #define GT_WKV6_PROBLEM_CUH
 
@@ -10,15 +10,15 @@ namespace wkv6 {
 /* ---- sizes ------------------------------------------------------------------------------------------ */
 
 constexpr int SUB_CHUNK = 16;  /* tokens handled together */
-constexpr int CHECKPOINT = 64; /* tokens between the states that forward leaves for backward */
+constexpr int CHECKPOINT = 64; /* tokens between two states that forward saves for backward */
 constexpr int SUB_CHUNKS = CHECKPOINT / SUB_CHUNK;
-constexpr int MAX_SIZE = 256;           /* of N and V */
-constexpr int SHARED_BYTES = 64 * 1024; /* that a block may have on every architecture */
-/* from 8.0 on: on all; on 8.0, 8.7, 9.0, 10.0; on 9.0 and 10.0 */
+constexpr int MAX_SIZE = 256;           /* the largest N and V */
+constexpr int SHARED_BYTES = 64 * 1024; /* shared memory that a block may have on every architecture */
+/* Shared memory of a block: on all GPUs from 8.0 on; on 8.0, 8.7, 9.0, 10.0; on 9.0 and 10.0. */
 constexpr int LEAST_KB = 99, AMPERE_KB = 163, HOPPER_KB = 227;
 
-/* States that forward keeps for backward: bf16 for bf16 activations in the sizes that have kernels on
- * tensor cores, else fp32. */
+/* Type of the states that forward saves for backward.  It is bf16 for bf16 activations in the sizes that have kernels
+ * on tensor cores, and fp32 otherwise. */
 template <class T>
 using StateOf = typename std::conditional<std::is_same<T, bf16>::value, bf16, float>::type;
 
@@ -26,25 +26,26 @@ GT_HD gt_dtype state_dtype(gt_dtype dtype, int64_t N, int64_t V) {
     return dtype == GT_BF16 && N == V && (N == 32 || N == 64 || N == 128) ? GT_BF16 : GT_F32;
 }
 
-/* Whether S is kept in two bf16 terms, the lo terms behind all checkpoints.  In rowsum(S . G) the rounding of S gives
- * dw of a slow channel one error for the whole chunk.  Only N = 32, where checkpoints are small and rows short. */
+/* Returns whether S is stored in two bf16 terms; the lo terms lie behind all checkpoints.  In rowsum(S . G) the
+ * rounding of S gives dw of a slow channel one common error for the whole chunk.  Only N = 32 has two terms: its
+ * checkpoints are small and its rows short. */
 GT_HD bool keeps_lo(gt_dtype dtype, int64_t N, int64_t V) { return state_dtype(dtype, N, V) == GT_BF16 && N == 32; }
 
-/* G, which the reverse state pass leaves for the chunks, has elements of the activations' type; f16 has a power of two
- * for each part of a row, as warps of the reverse state pass own them (RowScale). */
+/* Type of G, which the reverse state pass stores for the chunks: the type of the activations.  f16 has a power of two
+ * for each part of a row (RowScale); a part belongs to one warp of the reverse state pass. */
 template <class T>
 using GradientOf = typename std::conditional<std::is_same<T, f16>::value, f16, StateOf<T>>::type;
 
-/* Whether G may lie in dk and dv, which the chunk that reads it will overwrite.  Not for fp32, N = 128: a warp of the
- * reverse state pass has all rows, and half of them would lie in dk, half in dv. */
+/* Whether G may lie in dk and dv, which the chunk that reads G overwrites.  It may not for fp32 with N = 128: a warp of
+ * the reverse state pass has all rows, and half of them would lie in dk, half in dv. */
 template <class T, int N>
 constexpr bool G_FITS_OUTPUTS = !(std::is_same<T, float>::value && N == 128);
 
-/* bf16: sums over rows of a chunk's states by the reverse state pass.  With them backward.cuh corrects the rounding
- * errors of dg. */
+/* bf16: number of sums over rows of a chunk's states, which the reverse state pass computes.  backward.cuh corrects the
+ * rounding errors of dg with them. */
 constexpr int REVERSE_SUMS = 3;
 
-/* The error of rounding x to bf16; below, of both numbers of a pair. */
+/* The error of rounding x to bf16; the next function does this for both numbers of a pair. */
 GT_HD float bf16_lo(float x) { return x - bf16_to_f32(f32_to_bf16(x)); }
 
 GT_HD uint32_t bf16_lo_pair(float lo, float hi) {
@@ -52,20 +53,20 @@ GT_HD uint32_t bf16_lo_pair(float lo, float hi) {
     return pack_bf16(lo - unpack_bf16_lo(pair), hi - unpack_bf16_hi(pair));
 }
 
-/* One argument struct, prepared, as every kernel sees it. */
+/* The prepared arguments of a call, as every kernel gets them. */
 struct Problem {
     Sequences sequences;
     int64_t H;
     int N, V;
     gt_dtype dtype, w_dtype;
     gt_decay decay;
-    float scale, log2_scale; /* of y; dr is scaled, and r is in all other gradients */
+    float scale, log2_scale; /* scale of y; dr is scaled, and r is scaled in all other gradients */
     const void *r, *k, *w, *v, *dy;
     const float* u;
     gt_stride r_stride, k_stride, w_stride, v_stride, dy_stride;
 };
 
-/* Parameters of every pass through time, forward and (G) backwards. */
+/* Parameters of every pass through time: forward, and G in reverse. */
 struct PassParams {
     Problem in;
     void* y; /* NULL: only states are wanted */
@@ -74,7 +75,7 @@ struct PassParams {
     float* state_out;
     void* checkpoints;   /* [B,H,chunk slots,N,V] */
     int64_t lo_terms;    /* elements from a checkpoint of S to its lo terms (keeps_lo); 0: none */
-    int64_t chunk_slots; /* of a head */
+    int64_t chunk_slots; /* chunk slots of a head */
     int state_in_shared;
 };
 
@@ -100,11 +101,11 @@ static inline int64_t chunk_slots_of(const gt_wkv6_args& a) { return chunk_slots
 
 /* ---- device helpers ---------------------------------------------------------------------------------- */
 
-/* log d of one element of w: never positive infinity; minus infinity is an exact zero decay */
+/* log d of one element of w.  It is never positive infinity; minus infinity is a decay of exactly 0. */
 GT_DEV float log_decay(const Problem& p, float w) { return p.decay == GT_DECAY_LOG ? w : -exp_accurate(w); }
 
-/* Scales a state that decays by exp(g), as gt::scale_of_log and gt::rescale do.  A decay is never above 1 here, so
- * nothing becomes infinite; exp_accurate, since the kernels for any size promise more than 16 bits. */
+/* Scales a state that decays by exp(g), as gt::scale_of_log and gt::rescale do.  Here a decay is at most 1, so nothing
+ * becomes infinite.  exp_accurate, since the kernels for any size promise more than 16 bits. */
 GT_DEV Scale scale_of_log(float g) {
     Scale s;
     const bool near_one = g > -0.69f && g < 0.05f;

@@ -1,6 +1,7 @@
-/* gt/wkv6/segment.cuh - gt_wkv6_segment and gt_wkv6_segment_backward: the state of a piece of a sequence after a zero
- * state (or the gradient before a zero gradient), and the log of the piece's decay.  On tensor cores: the local pass
- * over segments, and a scan for the end.  Else the token by token kernels, and the kernel below. */
+/* gt/wkv6/segment.cuh - gt_wkv6_segment and gt_wkv6_segment_backward.  They compute the log of the decay of a piece of
+ * a sequence.  They also compute the state after a piece that starts from zeros, or the gradient before a piece that
+ * ends with a zero gradient.  On tensor cores they run the local pass over segments, and a scan for the end.  Otherwise
+ * they run the kernels that go token by token, and the kernel below. */
 #ifndef GT_WKV6_SEGMENT_CUH
 #define GT_WKV6_SEGMENT_CUH
 
@@ -12,8 +13,9 @@ namespace wkv6 {
 
 /* ---- the log of a decay, any size ---------------------------------------------------------------------------------
  * out[sequence,h,n] = sum over the sequence's tokens of log d.
- * grid at most sequences*H*ceil(N/32), block 8 warps: a lane a channel, a warp every eighth token.  bytes: w once.
- * Each warp's sum keeps its rounding errors; the eight are added in order: deterministic. */
+ * grid at most sequences*H*ceil(N/32), block 8 warps: a lane takes a channel, a warp every eighth token.  bytes: w
+ * once.
+ * Each warp's sum keeps its rounding errors.  The eight sums are added in order: deterministic. */
 struct DecayParams {
     Problem in;
     float* out;
@@ -45,7 +47,7 @@ GT_KERNEL(256, 1) decay_kernel(const GT_GRID_CONSTANT DecayParams p) {
 
 /* ---- plans and launches ------------------------------------------------------------------------------------------ */
 
-/* The arguments without tensors that the pass does not use: their alignment must not keep it from tensor cores. */
+/* The arguments without tensors that the pass does not use, whose alignment would keep the pass from tensor cores. */
 template <bool REVERSE>
 static inline gt_wkv6_args segment_args(gt_wkv6_args a) {
     a.u = a.state_in = a.dstate_out = nullptr;

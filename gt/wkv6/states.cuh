@@ -1,29 +1,30 @@
-/* gt/wkv6/states.cuh - states only, on tensor cores: G backwards in time, S of segments.
+/* gt/wkv6/states.cuh - states alone, on tensor cores: G in reverse, or S of segments.
  *
- * Block, roles and buffers as in forward.cuh, with two differences.  Two teams of producer warps of a head take
- * sub-chunks in turn, each for its own buffer (N = 128: one team; registers allow no more).  The state is scaled before
- * the addition, so no factor grows, and two sub-chunks may be one step (STEP): their decays are scanned, and the state
- * is scaled, once.  Below, a sub-chunk is a step.  Forward
+ * Block, roles and buffers are as in forward.cuh, with two differences.  First, a head has two teams of producer warps,
+ * which take sub-chunks in turn, each for its own buffer.  (N = 128 has one team, since registers allow no more.)
+ * Second, the state is scaled before the addition.  So no factor grows, and two sub-chunks may be one step (STEP): the
+ * step scans their decays once and scales the state once.  Below, a sub-chunk is a step.  Forward computes
  *     S <- E . S + sum_t (decay after t . k_t) v_t^T
- * REVERSE: (k, v) are (r, dy), the sub-chunks come last to first, and
+ * REVERSE has (r, dy) in place of (k, v), takes the sub-chunks from last to first, and computes
  *     G <- E . G + sum_t (P_t . r_t) dy_t^T
- * Stores the state before (reverse: after) every chunk, the checkpoints, and the pass's last state.
+ * The kernel stores the state before (reverse: after) every chunk, the checkpoints, and the pass's last state.
  *
- * consumer warp: S itself, ROWS channels by COLUMNS values, as accumulators of K^T v: no product reads the state here,
- *     so it need not be a right operand, and a lane's values of a channel are neighbours in memory.  A checkpoint is
- *     stored without shuffles; rowsum(S . G) needs only the lane's own elements of S, which the lane copies itself.
+ * consumer warp: it holds S itself, ROWS channels by COLUMNS values, as accumulators of K^T v.  No product reads the
+ * state here, so S need not be a right operand, and a lane's values of a channel are adjacent in memory.  Therefore a
+ * checkpoint is stored without shuffles, and rowsum(S . G) needs only the lane's own elements of S, which the lane
+ * copies itself.
  * shape: 32 by 32 reads the fewest operands.  fp32: all channels by 16 values, so that v is split once.
- * ring: a team copies whole rows together and meets when they have arrived.  A warp's own pieces of rows would be
- *     32 bytes, and a copy takes as long as it has lines of 128 bytes.
- * shared, N = 64, 16 bits: 14.1 KB a buffer, two of them and the rings: 77.1 KB; S before and after a chunk: 16 KB.
- *     N = 128: 76.6 KB, and 64 KB.  S_COPIES = 1, where a block may have only 99 KB: S after a chunk is there from the
- *     checkpoint before.  Once its sums are made, S before the chunk overwrites it, and the warp waits for this copy.
- * bytes: k or r, w, v or dy once, checkpoints and states once; bf16: S of the checkpoints once, for rowsum(S . G), with
- *     its lo terms if any, unless S is known to be 0.
- * G in outputs: dv has room for G (N = 128: dk and dv), so G lies there, row for row, until the kernel of chunks reads
- *     it and overwrites it.  Each head and chunk has its own part of the outputs; no other reads or writes it. f16: G
- *     has a power of two for a warp's part of each channel (RowScale), whose inverse goes to G_inverse.  Where outputs
- *     cannot hold G (fp32 with N = 128; dv or dk is not wanted or not aligned) G goes to workspace. */
+ * ring: a team copies whole rows together and meets when they have arrived.  If each warp copied its own pieces, these
+ * would be 32 bytes, and the time of a copy depends on its number of lines of 128 bytes.
+ * shared, N = 64, 16 bits: 14.1 KB a buffer; two buffers and the rings 77.1 KB; S before and after a chunk 16 KB.  N =
+ * 128: 76.6 KB, and 64 KB.  S_COPIES = 1 is for blocks that may have only 99 KB.  Then S after a chunk is there from
+ * the checkpoint before.  When its sums are stored, S before the chunk overwrites it, and the warp waits for this copy.
+ * bytes: k or r, w, v or dy once, checkpoints and states once.  bf16 also reads S of the checkpoints once for rowsum(S
+ * . G), with its lo terms if any, unless S is known to be 0.
+ * G in outputs: dv has room for G (N = 128: dk and dv).  So G lies there, row for row, until the kernel of chunks reads
+ * and overwrites it.  Each head and chunk has its own part of the outputs, which no other block touches.  f16: each
+ * warp's part of a channel of G has a power of two (RowScale), and its inverse goes to G_inverse.  If outputs cannot
+ * hold G (fp32 with N = 128; dv or dk is not wanted or not aligned), G goes to workspace. */
 #ifndef GT_WKV6_STATES_CUH
 #define GT_WKV6_STATES_CUH
 
@@ -34,19 +35,20 @@ namespace wkv6 {
 
 /* ---- consumer warps -------------------------------------------------------------------------------------------- */
 
-/* A consumer warp's share of S, ROWS channels by COLUMNS values, and its position.  Tile q, rows g and g + 8
- * are channels 16 q + 2g and the next.  Values are permuted as in forward; in fp32 they are not. */
+/* A consumer warp's share of S, ROWS channels by COLUMNS values, and its position.  Rows g and g + 8 of tile q are
+ * channels 16 q + 2g and 16 q + 2g + 1.  Values are permuted as in forward, except in fp32. */
 template <class C>
 struct StatePart {
     using State = typename C::State;
     static constexpr int MT = C::ROWS / 16, NT = C::TILES;
-    /* a lane's 2 NT values of a channel: neighbours in a piece, and pieces */
+    /* A lane has 2 NT values of a channel.  They lie in PIECES pieces; the PIECE values of a piece are adjacent in
+     * memory. */
     static constexpr int PIECE = 2 * C::PERMUTED, PIECES = 2 * NT / PIECE;
-    static constexpr int BYTES = 2 * PIECE;                      /* of a copy of S, bf16 */
+    static constexpr int BYTES = 2 * PIECE;                      /* bytes of a piece of a bf16 copy of S */
     static constexpr int LO = C::S_COPY / C::CONSUMER_WARPS / 2; /* offset from a copy of S to its lo terms */
     float S[MT][NT][4];
     uint32_t fragments, values, scales; /* in buffer 0 */
-    uint32_t full, empty;               /* mbarriers; no Ring: see ConsumerWarp */
+    uint32_t full, empty;               /* mbarriers; ConsumerWarp says why Ring does not fit */
 
     GT_METHOD void set_addresses(uint32_t buffer0, int share) {
         const int g = lane_id() / 4, j = lane_id() % 4;
@@ -54,7 +56,7 @@ struct StatePart {
         fragments = buffer0 + C::K + j * C::PAIR_PITCH + 8 * channel;
         if constexpr (C::TF32X3) {
             values = buffer0 + C::VALUES + 4 * (2 * j * C::VALUE_PITCH + column0 + g);
-        } else { /* matrices of 8 tokens by the 8 values of a tile */
+        } else { /* matrices of 8 tokens by a tile's 8 values */
             values = buffer0 + C::VALUES + 2 * (lane_id() % 8 * C::PITCH + column0 + lane_id() / 8 * 8);
         }
         scales = buffer0 + C::SCALE + (C::TF32X3 ? 8 * channel : 4 * channel + 8 * g);
@@ -62,13 +64,13 @@ struct StatePart {
         empty = buffer0 + C::EMPTY;
     }
 
-    /* Index of the lane's first element in a state [N,N]; the functions below get pointers to it. */
+    /* Index of the lane's first element in a state [N,N].  The functions below take pointers to this element. */
     static GT_METHOD int first(int share) {
         const int channel = share / C::PARTS * C::ROWS + lane_id() / 4 * 2;
         return channel * C::N + share % C::PARTS * C::COLUMNS + PIECE * (lane_id() % 4);
     }
 
-    /* Offsets from the lane's first channel to its i-th, and from its first value to the first value of piece k. */
+    /* Offset of the lane's i-th channel from its first, and of the first value of piece k from its first value. */
     static GT_METHOD constexpr int channel_at(int i) { return 16 * (i / 2) + i % 2; }
     static GT_METHOD constexpr int value_at(int k) { return 4 * PIECE * k; }
 
@@ -81,13 +83,13 @@ struct StatePart {
         }
     }
 
-    /* The lane's numbers of its i-th channel. */
+    /* Gathers the lane's values of its i-th channel. */
     GT_METHOD void row(int i, float (&x)[2 * NT]) const {
         GT_UNROLL
         for (int k = 0; k < 2 * NT; k++) x[k] = S[i / 2][k / 2][2 * (i % 2) + k % 2];
     }
 
-    /* pitch: elements from a row to the next */
+    /* Stores the lane's elements.  `pitch` is the number of elements from one row to the next. */
     template <class To>
     GT_METHOD void store(To* state, int pitch, bool of_lo = false) const {
         GT_UNROLL
@@ -107,7 +109,8 @@ struct StatePart {
         }
     }
 
-    /* The same as f16; undo: of this part, from the lane's first channel on. */
+    /* Stores the lane's elements as scaled f16.  `inverse` gets the inverse factors of this part, from the lane's first
+     * channel on. */
     GT_METHOD void store_scaled(f16* state, int pitch, float* inverse) const {
         GT_UNROLL
         for (int i = 0; i < 2 * MT; i++) {
@@ -129,7 +132,8 @@ struct StatePart {
         }
     }
 
-    /* Starts the copies of the lane's part of another state, or clears it; a warp's pieces lie side by side. */
+    /* Starts the copies of the lane's part of another state, or clears the part if it is not wanted.  The pieces of a
+     * warp are adjacent. */
     GT_METHOD void copy(const bf16* state, uint32_t to, bool wanted) const {
         GT_UNROLL
         for (int x = 0; x < 2 * MT * PIECES; x++)
@@ -137,11 +141,11 @@ struct StatePart {
                             wanted ? BYTES : 0);
     }
 
-    /* This part holds G after a chunk.  With copies of S it gives the warp's part of rowsum(S . G) for the lane's i-th
-     * channel, and `rest`, the same for S and the rounding error of G in bf16.  The results are in the lane that
-     * has_sums().
-     * Tensor cores: the diagonal of G S^T for 8 channels.  G's 8 rows in bf16 and the 8 rows of their rests are one
-     * left operand.  A lane's numbers of G and S are operands as they are. */
+    /* Row sums of the lane's i-th channel.  This part holds G after a chunk, and copies of S are in shared memory.  The
+     * functions compute the warp's part of rowsum(S . G), and `rest`, the row sum of S and of the rounding error of G
+     * in bf16.  The lane that has_sums() gets the results.
+     * Tensor cores compute them as the diagonal of G S^T for 8 channels.  One left operand holds 8 rows of G in bf16
+     * and the 8 rows of their rounding errors.  A lane's elements of G and S are operands without a move. */
     struct RowSum {
         float all, lo;
     };
@@ -152,7 +156,7 @@ struct StatePart {
         float x[2 * NT], sum[COUNT][4] = {};
         row(i, x);
         GT_UNROLL
-        for (int k = 0; k < 2 * NT; k++) x[k] = made_here(x[k]); /* in a loop: operands of all rows would spill */
+        for (int k = 0; k < 2 * NT; k++) x[k] = made_here(x[k]); /* in the loop: operands of all rows would spill */
         GT_UNROLL
         for (int k = 0; k < 2 * NT; k += 4) {
             const int at = 32 * BYTES * (PIECES * i + k / PIECE) + 2 * (k % PIECE);
@@ -180,7 +184,7 @@ struct StatePart {
         }
     }
 
-    /* To sums[3,PARTS,N], from the lane's first channel on:
+    /* Stores three sums in sums[3,PARTS,N], from the lane's first channel on:
      *     S before . G      G's rest . (S after - S before), 0 for the last chunk      S after . G, 0 if not known */
     GT_METHOD void store_rowsums(uint32_t before, uint32_t after, float* sums, bool is_last, bool knows_after) const {
         GT_UNROLL
@@ -195,7 +199,8 @@ struct StatePart {
         }
     }
 
-    /* The same in two calls, first with S after the chunk, then with S before it; kept: from one to the other. */
+    /* Stores the same sums in two calls, first with S after the chunk, then with S before it.  `kept` is shared memory
+     * that holds sums between the calls. */
     GT_METHOD void store_rowsums_of(bool is_after, uint32_t copy, uint32_t kept, float* sums, bool is_last,
                                     bool knows_after) const {
         GT_UNROLL
@@ -246,10 +251,10 @@ GT_DEV void add_sub_chunk_rounded(StatePart<C>& me, int offset) {
     }
 }
 
-/* The same for fp32, in three products with a sum that starts at zero: see multiply_3xtf32. */
+/* S <- E . S + K^T v in fp32: three products, whose sum starts at zero.  See multiply_3xtf32. */
 template <class C>
 GT_DEV void add_sub_chunk_3xtf32(StatePart<C>& me, int offset) {
-    float v[2][2][2], v_lo[2][2][2]; /* of a half, a tile and a token */
+    float v[2][2][2], v_lo[2][2][2]; /* by half, tile and token */
     GT_UNROLL
     for (int x = 0; x < 8; x++) {
         const int half = x / 4, i = x / 2 % 2, e = x % 2;
@@ -273,7 +278,7 @@ GT_DEV void add_sub_chunk_3xtf32(StatePart<C>& me, int offset) {
         }
         GT_UNROLL
         for (int x = 0; x < 4; x++) mma_tf32(added[x % 2], k[x / 2], v[x / 2][x % 2][0], v[x / 2][x % 2][1]);
-        const float4 scale = lds<float4>(me.scales + offset + 128 * q); /* of 2 channels */
+        const float4 scale = lds<float4>(me.scales + offset + 128 * q); /* scales of 2 channels */
         GT_UNROLL
         for (int x = 0; x < 8; x++) {
             const float factor = x % 4 < 2 ? scale.x : scale.y, keep = x % 4 < 2 ? scale.z : scale.w;
@@ -288,8 +293,8 @@ GT_DEV void add_sub_chunk_3xtf32(StatePart<C>& me, int offset) {
 template <class C, bool REVERSE>
 GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
     using State = typename C::State;
-    using Left = typename std::conditional<REVERSE, typename C::Gradient, State>::type; /* as checkpoints */
-    constexpr int NN = C::N * C::N, STEPS = CHECKPOINT / C::STEP;                       /* of a chunk */
+    using Left = typename std::conditional<REVERSE, typename C::Gradient, State>::type; /* type of checkpoints */
+    constexpr int NN = C::N * C::N, STEPS = CHECKPOINT / C::STEP;                       /* STEPS: steps of a chunk */
     const int warp = warp_id() - C::PRODUCER_WARPS, sub = C::HEADS == 1 ? 0 : warp / C::SHARES;
     const int share = warp % C::SHARES, first = StatePart<C>::first(share);
     const bool wants_rowsums = REVERSE && C::KEEPS_BF16 && p.rowsums;
@@ -297,21 +302,25 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
     me.set_addresses(smem + sub * C::HEAD_BUFFER, share);
     const HeadSpan span = span_of<C, REVERSE>(p, work, sub);
     const int steps = steps_of<C>(span);
-    /* of the next checkpoint */
+    /* index of the next checkpoint */
     int chunk = (int)span.chunk + (REVERSE && steps ? (steps - 1) / STEPS : 0);
-    const auto element = [&](int at) { return (int64_t)at * NN + first; }; /* the lane's first there */
+    /* the lane's first element in state number `at` */
+    const auto element = [&](int at) { return (int64_t)at * NN + first; };
 
-    /* The place of the checkpoint of the last step's chunk.  A whole chunk's rows may lie in outputs */
+    /* Address of the checkpoint of the last step's chunk.  The rows of a whole chunk may lie in outputs. */
     const auto& outputs = p.G_rows[C::N > CHECKPOINT ? first / (CHECKPOINT * C::N) : 0];
     const bool in_outputs = REVERSE && C::G_IN_OUTPUTS && outputs.data;
-    const bool is_apart = p.last_apart || span.tokens % CHECKPOINT != 0; /* G of the last chunk */
+    /* whether G of the last chunk stays out of outputs */
+    const bool is_apart = p.last_apart || span.tokens % CHECKPOINT != 0;
     const int pitch = in_outputs ? (int)outputs.stride.t : C::N;
-    Left* checkpoint = static_cast<Left*>(p.checkpoints) + element(chunk); /* a branch here would cost registers */
+    /* computed without a branch, which would cost registers */
+    Left* checkpoint = static_cast<Left*>(p.checkpoints) + element(chunk);
     if (in_outputs) {
         const int token = span.start + (steps - 1) / STEPS * CHECKPOINT + first / C::N % CHECKPOINT;
         checkpoint = static_cast<Left*>(outputs.data) + offset_of(outputs.stride, span.b, token, span.h) + first % C::N;
     }
-    /* the lane's first in [B,H,chunk slots,PARTS,N], bf16: [B,H,chunk slots,3,PARTS,N], of the next checkpoint */
+    /* The lane's first element of the next checkpoint's sums, in [B,H,chunk slots,PARTS,N], or in bf16 [B,H,chunk
+     * slots,3,PARTS,N]. */
     const auto own_part = [&](float* parts) {
         constexpr int SUMS = C::KEEPS_BF16 ? REVERSE_SUMS : 1;
         return parts + (int64_t)chunk * (SUMS * C::PARTS * C::N) + share % C::PARTS * C::N + first / C::N;
@@ -324,8 +333,8 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
         }
     };
 
-    /* S of the next checkpoint and the one before, or the latter alone: a lane reads only its own copies, without
-     * waits */
+    /* Copies of S at the next checkpoint and at the one before it, or of the latter alone.  A lane reads only its own
+     * copies, so no barrier is needed. */
     const uint32_t copies = smem + C::SMEM + C::S_COPY / C::CONSUMER_WARPS * warp + StatePart<C>::BYTES * lane_id();
     const uint32_t kept = smem + C::KEPT + 4 * (C::ROWS * warp + lane_id() / 4);
     const auto copy_of = [&](int at) { return copies + (C::S_COPIES == 2 ? (at & 1) * C::S_COPY : 0); };
@@ -335,10 +344,10 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
         if constexpr (C::KEEPS_LO) me.copy(S + p.lo_terms, copy_of(at) + StatePart<C>::LO, wanted);
         cp_async_commit();
     };
-    const int zero_steps = p.S_starts_zero && span.starts ? STEPS : 0; /* steps of the chunk before which S is 0 */
+    const int zero_steps = p.S_starts_zero && span.starts ? STEPS : 0; /* steps of the chunk with S = 0 before it */
 
-    /* Stores the checkpoint of a step's chunk, and the sums.  The sums come first: then no registers have to keep the
-     * rounded G meanwhile. */
+    /* Stores the checkpoint of a step's chunk, and the sums.  The sums come first, so that no registers have to hold
+     * the rounded G meanwhile. */
     const auto pass_checkpoint = [&](int step, Left* to, int to_pitch, bool is_last) {
         if (wants_rowsums) {
             float* sums = own_part(p.rowsums);
@@ -368,12 +377,12 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
     }
     const float* from = first_state<C>(p, span, p.state_in_shared ? span.h : span.head);
     me.load(from ? from + first : nullptr);
-    if (REVERSE && has_checkpoints && steps) { /* the last chunk may be cut short, and its checkpoint lie elsewhere */
+    if (REVERSE && has_checkpoints && steps) { /* the last chunk may be short, with its checkpoint elsewhere */
         const bool apart = in_outputs && is_apart;
         pass_checkpoint(steps - 1, apart ? static_cast<Left*>(p.checkpoints) + element(span.head) : checkpoint,
                         apart ? C::N : pitch, span.ends);
     }
-    for (int last = steps - 1; last >= 0; last -= 2) { /* the step to come, if the pass is reverse */
+    for (int last = steps - 1; last >= 0; last -= 2) { /* last: the next step, if the pass is in reverse */
         GT_UNROLL
         for (int buffer = 0; buffer < 2; buffer++) {
             if (last - buffer < 0) break;
@@ -390,7 +399,8 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
         }
     }
     if (p.local || p.state_out) {
-        const HeadSpan same = span_of<C, REVERSE>(p, work_of<C>(smem), sub); /* found again: registers are short */
+        /* computed again, because registers are short */
+        const HeadSpan same = span_of<C, REVERSE>(p, work_of<C>(smem), sub);
         float* end = last_state<C>(p, same, REVERSE ? same.starts : same.ends);
         if (end) me.store(end + first, C::N);
     }
@@ -405,7 +415,7 @@ states_tensor_kernel(const GT_GRID_CONSTANT TensorParams p) {
     if (warp_id() < C::PRODUCER_WARPS) {
         take_work<C>(p, smem, [&](int work) { produce<C, REVERSE>(p, smem, work); });
     } else {
-        wait_for_chain(); /* the others read no output of the chain's kernels */
+        wait_for_chain(); /* the other roles read no output of the chain's kernels */
         take_work<C>(p, smem, [&](int work) { consume_states<C, REVERSE>(p, smem, work); });
     }
 #else

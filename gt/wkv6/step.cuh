@@ -1,23 +1,23 @@
-/* gt/wkv6/step.cuh - step: 1 to 16 new tokens of every batch element; states lie in slots, in place.
+/* gt/wkv6/step.cuh - step: 1 to 16 new tokens of every batch element.  States lie in slots and are updated in place.
  *
- * For every token, on the state S [N,V] of a head, with keep and factor of its decay (scale_of_log):
+ * For every token and the state S [N,V] of a head, with keep and factor of the decay (scale_of_log):
  *     y_j = scale (sum_i r_i S_ij + (sum_i r_i u_i k_i) v_j)      S_ij <- keep_i S_ij + (factor_i S_ij + k_i v_j)
  *
- * tile: a block owns COLUMNS = 4 LANES columns of one head, and all rows.  A lane owns 4 neighbouring columns: LANES
- *     lanes move a row in 16-byte pieces.  A block moves SLOTS = THREADS / LANES rows at a time.  A lane has ROWS rows,
- *     SLOTS apart.  N = V = 64: 16 lanes, 128 threads, 8 rows each.
+ * tile: a block owns COLUMNS = 4 LANES columns of one head, and all rows.  A lane owns 4 adjacent columns, so LANES
+ * lanes move a row in 16-byte pieces.  A block moves SLOTS = THREADS / LANES rows at a time.  A lane has ROWS rows,
+ * SLOTS apart.  N = V = 64: 16 lanes, 128 threads, 8 rows each.
  * grid B * H * tiles of columns; one launch, no workspace.
- * registers: 4 ROWS numbers of the state (8 to 64), for all tokens of the call.  They are stored when the last
- *     token to commit is done.
+ * registers: 4 ROWS values of the state (8 to 64), for all tokens of the call.  They are stored after the last token to
+ * commit.
  * shared, for TOKENS tokens at a time: (r, k, keep, factor) of every row, v, and the partial sums of y of every warp.
- *     N = V = 64: 2.3 KB at one token, 9 KB at 4.  N = V = 256: 25 KB.
- * bytes of a head: the state once each way, 8 N V (32 KB at N = V = 64); v and y once; r, k and w once a tile.
- *     A thread issues the loads of its state and of its first TOKENS tokens before it uses any of them.
- * issue slots of a thread, N = V = 64: 16 loads and stores of the state; 17 a row and token; about 400 otherwise.  Sums
- * over i have one order: the rows of a lane, the lanes of a warp (butterfly), the warps.  It depends on N and V
- *     alone.  States that are not aligned to 16 bytes move in single floats to the same lanes: they give the same bits.
- * Calls of one token have instances without loops over tokens.  In a small batch the number of instructions sets the
- * time.  One kernel serves all dtypes: it loads raw bits, and converts them when all loads are in flight. */
+ * N = V = 64: 2.3 KB at one token, 9 KB at 4.  N = V = 256: 25 KB.
+ * bytes of a head: the state in and out, 8 N V (32 KB at N = V = 64); v and y once; r, k and w once a tile.  A thread
+ * issues the loads of its state and of its first TOKENS tokens before it uses any of them.
+ * issue slots of a thread, N = V = 64: 16 loads and stores of the state; 17 a row and token; about 400 otherwise.
+ * Sums over i have one order: the rows of a lane, the lanes of a warp (butterfly), the warps.  The order depends only
+ * on N and V.  States that are not aligned to 16 bytes move in single floats to the same lanes, and give the same bits.
+ * Calls of one token have instances without loops over tokens, because the number of instructions sets the time in a
+ * small batch.  One kernel serves all dtypes: it loads raw bits, and converts them when all loads are in flight. */
 #ifndef GT_WKV6_STEP_CUH
 #define GT_WKV6_STEP_CUH
 
@@ -41,26 +41,27 @@ struct StepParams {
     Divider by_tiles, by_H;
 };
 
-/* MOST_ROWS: 32 if N and V are at most 32; else N rounded up to 64, 128 or 256.  TOKENS: at a time; 1 if the call has
- * no more, else 4. */
+/* MOST_ROWS: 32 if N and V are at most 32; otherwise N rounded up to 64, 128 or 256.  TOKENS: tokens at a time; 1 if
+ * the call has only one, otherwise 4. */
 template <int MOST_ROWS_, int TOKENS_>
 struct StepTraits {
     static constexpr int MOST_ROWS = MOST_ROWS_, TOKENS = TOKENS_, LANES = MOST_ROWS == 32 ? 8 : 16;
     static constexpr int THREADS = MOST_ROWS > 128 ? MOST_ROWS : 128, WARPS = THREADS / 32;
     static constexpr int COLUMNS = 4 * LANES, SLOTS = THREADS / LANES, ROWS = MOST_ROWS / SLOTS;
-    static constexpr int BLOCKS = THREADS == 256 ? 2 : ROWS > 8 ? 3 : 5; /* that share a multiprocessor's registers */
-    static constexpr int ROW_STEP = THREADS / MOST_ROWS;                 /* tokens whose rows are loaded side by side */
-    static constexpr int COLUMN_STEP = THREADS / COLUMNS;                /* tokens whose columns are loaded side by
-                                                                          * side */
-    static constexpr int ROW_LOADS = (TOKENS + ROW_STEP - 1) / ROW_STEP; /* of a thread, for each of r, k and w */
+    /* blocks that share a multiprocessor's registers */
+    static constexpr int BLOCKS = THREADS == 256 ? 2 : ROWS > 8 ? 3 : 5;
+    static constexpr int ROW_STEP = THREADS / MOST_ROWS; /* tokens whose rows are loaded side by side */
+    /* tokens whose columns are loaded side by side */
+    static constexpr int COLUMN_STEP = THREADS / COLUMNS;
+    static constexpr int ROW_LOADS = (TOKENS + ROW_STEP - 1) / ROW_STEP; /* loads of a thread, for each of r, k and w */
     static constexpr int COLUMN_LOADS = (TOKENS + COLUMN_STEP - 1) / COLUMN_STEP;
-    static constexpr int ROW_WARPS = MOST_ROWS / 32; /* that share the bonus of a token */
+    static constexpr int ROW_WARPS = MOST_ROWS / 32; /* warps that share the bonus of a token */
     static constexpr int ROW_BYTES = 16 * MOST_ROWS, COLUMN_BYTES = 4 * COLUMNS, SUM_BYTES = WARPS * COLUMN_BYTES;
     static constexpr int TOKEN_BYTES = ROW_BYTES + COLUMN_BYTES + SUM_BYTES + 4 * ROW_WARPS;
     static_assert(TOKENS * TOKEN_BYTES <= 48 * 1024, "needs no asking");
 };
 
-/* Shared addresses, for `tokens` tokens. */
+/* Addresses in shared memory, for `tokens` tokens. */
 template <class C>
 struct StepShared {
     uint32_t rows, columns, sums, bonus;
@@ -81,12 +82,12 @@ struct StepShared {
     }
 };
 
-/* The inputs of up to TOKENS tokens, in flight: rows of r, k and w of one n, and columns of v. */
+/* The inputs of up to TOKENS tokens, in flight: rows of r, k and w for one n, and columns of v. */
 template <class C>
 struct StepInputs {
     uint32_t r[C::ROW_LOADS], k[C::ROW_LOADS], w[C::ROW_LOADS], v[C::COLUMN_LOADS];
 
-    /* Tokens first ... first + tokens - 1. */
+    /* Loads tokens first ... first + tokens - 1. */
     GT_METHOD void load(const StepParams& p, int64_t b, int64_t h, int64_t first, int tokens, int column0) {
         const Problem& in = p.in;
         const int n = thread_id() % C::MOST_ROWS, row_token = thread_id() / C::MOST_ROWS;
@@ -112,7 +113,7 @@ struct StepInputs {
         }
     }
 
-    /* Converts them into shared memory.  A missing row has r = k = 0 and decay 1. */
+    /* Converts the inputs and stores them in shared memory.  A missing row has r = k = 0 and decay 1. */
     GT_METHOD void share(const StepParams& p, const StepShared<C>& shared, int tokens, float u) const {
         const Problem& in = p.in;
         const int n = thread_id() % C::MOST_ROWS, row_token = thread_id() / C::MOST_ROWS;
@@ -137,14 +138,15 @@ struct StepInputs {
     }
 };
 
-/* Offset of row slot + SLOTS q of a state [N,V], 4 columns from j on.  Rows and columns outside are 0. */
+/* Offset of row slot + SLOTS q of a state [N,V], 4 columns from j on.  Rows and columns outside the state are 0. */
 template <class C>
 GT_DEV StatePiece step_piece(const Problem& in, int slot, int j, int q) {
     const int n = slot + C::SLOTS * q;
     return {n * in.V + j, n < in.N ? in.V - j : 0, n * (int)gt_row_groups(in.V) + j / 4};
 }
 
-/* One token: the warp's partial sums of y into shared memory, and the thread's part of the state after it. */
+/* Takes one token: stores the warp's partial sums of y in shared memory, and moves the thread's part of the state
+ * on. */
 template <class C>
 GT_DEV void step_token(const StepShared<C>& shared, int token, int slot, int lane, float (&s)[4 * C::ROWS]) {
     const float4 v = lds<float4>(shared.column(token, 4 * lane));
@@ -167,7 +169,7 @@ GT_DEV void step_token(const StepShared<C>& shared, int token, int slot, int lan
     if (lane_id() < C::LANES) sts<float4>(shared.sum(token, warp_id(), 4 * lane), {y[0], y[1], y[2], y[3]});
 }
 
-/* Tokens first ... first + tokens - 1 of y, from the sums of the warps. */
+/* Stores y of tokens first ... first + tokens - 1, from the sums of the warps. */
 template <class C>
 GT_DEV void store_step_outputs(const StepParams& p, const StepShared<C>& shared, int64_t b, int64_t h, int64_t first,
                                int tokens, int column0) {
@@ -185,7 +187,7 @@ GT_DEV void store_step_outputs(const StepParams& p, const StepShared<C>& shared,
     }
 }
 
-/* y = 0 of tokens first ... T-1. */
+/* Stores y = 0 for tokens first ... T-1. */
 template <class C>
 GT_DEV void clear_step_outputs(const StepParams& p, int64_t b, int64_t h, int first, int column0) {
     const int j = column0 + thread_id() % C::COLUMNS;
@@ -230,7 +232,7 @@ GT_DEV void step_block(const StepParams& p) {
             step_token<C>(shared, token, slot, lane, s);
             if (first + token + 1 != element.commit) continue;
             const int row =
-                made_here(slot); /* else addresses of loads would be kept for the stores, 2 registers a row */
+                made_here(slot); /* otherwise the loads' addresses would be kept for the stores, 2 registers a row */
             store_step_state<IS_ALIGNED, C::ROWS>(
                 state, s, [&](int q) { return step_piece<C>(in, row, j, q); }, p.rounding, b,
                 h * (in.N * gt_row_groups(in.V)));
@@ -243,8 +245,8 @@ GT_DEV void step_block(const StepParams& p) {
     if (C::TOKENS > 1) clear_step_outputs<C>(p, b, h, T, column0);
 }
 
-/* In a step of wkv_ssm this kernel follows the one of ssd and shares no memory with it.  So it waits for that kernel
- * only at its end: later work on the stream then comes after both. */
+/* In a step of wkv_ssm this kernel follows ssd's kernel and shares no memory with it.  So it waits for that kernel only
+ * at its end, and later work on the stream comes after both. */
 template <class C, bool IS_ALIGNED, bool MIXED>
 GT_KERNEL(C::THREADS, C::BLOCKS)
 step_kernel(const GT_GRID_CONSTANT StepParams p) {

@@ -8,8 +8,8 @@
 extern "C" {
 #endif
 
-/* Kernels form the logarithm of scale and multiply by scale.  It must not be so small or so large that numbers of about
- * its size leave the range of fp32. */
+/* Kernels compute the logarithm of scale and multiply by scale.  Numbers of about its size must stay in the range of
+ * fp32, so scale must be neither too small nor too large. */
 static gt_status gt_wkv6_check_scale(float scale) {
     if (scale >= 1 / 4294967296.0f && scale <= 4294967296.0f) return GT_OK;
     return gt_fail(GT_ERROR_VALUE, "scale = %g: must be 0, or 2^-32 to 2^32", (double)scale);

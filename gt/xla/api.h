@@ -1,11 +1,10 @@
-/* gt/xla/api.h - the part of XLA's foreign function interface that the handlers need, declared here so that a build
- * needs no files of XLA (plain C).  The names are our own.  The layout matches XLA_FFI_... in xla/ffi/api/c_api.h,
- * version 0.1.
- * tests/xla/offsets.c compares both.
+/* gt/xla/api.h - the part of XLA's foreign function interface that the handlers need (plain C).  It is declared here,
+ * so that a build needs no files of XLA.  The names are our own.  The layout matches XLA_FFI_... in
+ * xla/ffi/api/c_api.h, version 0.1; tests/xla/offsets.c compares the two.
  *
- * XLA adds fields at the end of a struct without another size or version, so no handler reads struct_size, and none
- * writes a field that version 0.1 lacks.  Calls are the same in 0.1 to 0.4.  Registration is not: 0.4 has one
- * more stage, and writes the code of an error whose text is asked for. */
+ * XLA adds fields at the end of a struct and changes neither size nor version for this.  So no handler reads
+ * struct_size, and none writes a field that version 0.1 lacks.  Calls are the same in 0.1 to 0.4.  Registration
+ * differs: 0.4 has one more stage, and when asked for the text of an error it also writes the error's code. */
 #ifndef GT_XLA_API_H
 #define GT_XLA_API_H
 
@@ -31,7 +30,7 @@ enum {
     GT_XLA_F64 = 12,
     GT_XLA_BF16 = 16
 };
-enum { GT_XLA_COMMAND_BUFFERS = 1 }; /* a trait: calls may be captured in a graph and replayed */
+enum { GT_XLA_COMMAND_BUFFERS = 1 }; /* a trait: a graph may capture calls and replay them */
 enum { GT_XLA_INVALID_ARGUMENT = 3, GT_XLA_RESOURCE_EXHAUSTED = 8, GT_XLA_UNIMPLEMENTED = 12, GT_XLA_INTERNAL = 13 };
 
 typedef struct gt_xla_extension { /* XLA_FFI_Extension_Base */
@@ -81,7 +80,7 @@ typedef struct gt_xla_buffers { /* XLA_FFI_Args and XLA_FFI_Rets */
     gt_xla_extension *extensions;
     int64_t count;
     int *types;
-    void **buffers; /* each a gt_xla_buffer, if its type is GT_XLA_BUFFER */
+    void **buffers; /* each is a gt_xla_buffer, if its type is GT_XLA_BUFFER */
 } gt_xla_buffers;
 
 typedef struct gt_xla_attributes { /* XLA_FFI_Attrs */
@@ -90,7 +89,7 @@ typedef struct gt_xla_attributes { /* XLA_FFI_Attrs */
     int64_t count;
     int *types;
     gt_xla_text **names;
-    void **values; /* a gt_xla_scalar or gt_xla_text, as its type says */
+    void **values; /* each is a gt_xla_scalar or gt_xla_text, as its type says */
 } gt_xla_attributes;
 
 typedef struct gt_xla_frame { /* XLA_FFI_CallFrame, without its last field */
@@ -158,7 +157,7 @@ typedef struct gt_xla_api { /* XLA_FFI_Api: its first functions, whose order has
     gt_xla_error *(*stream_get)(gt_xla_stream_get *);
 } gt_xla_api;
 
-/* The size that XLA expects of a struct: up to the end of its last field, without padding. */
+/* The size that XLA expects for a struct: up to the end of its last field, without padding. */
 #define GT_XLA_SIZE(type, last) (offsetof(type, last) + sizeof(((type *)0)->last))
 
 #endif

@@ -1,5 +1,5 @@
-/* gt/xla/attributes.h - which fields of an argument struct an XLA call sets by attributes, and which follow from the
- * shapes of its operands and results though no table of sizes names them (plain C). */
+/* gt/xla/attributes.h - the fields of an argument struct that an XLA call sets by attributes (plain C).  Also the
+ * fields that follow from the shapes of operands and results although no table of sizes names them. */
 #ifndef GT_XLA_ATTRIBUTES_H
 #define GT_XLA_ATTRIBUTES_H
 
@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-/* kind: 'i' int or enum, 'l' int64_t, 'f' float.  letter: 0, or the letter in the shapes of a table that gives a size
- * (kind 'l') or, where it appears, sets a flag (kind 'i'); 'y': the flag says that backward has y as an operand. */
+/* kind: 'i' int or enum, 'l' int64_t, 'f' float.  letter: 0, or a letter in a table's shapes.  For kind 'l' the letter
+ * gives the size; for kind 'i' its presence sets the flag. 'y': the flag says that backward has y as an operand. */
 typedef struct gt_xla_attribute {
     const char *name;
     size_t offset;
@@ -23,7 +23,7 @@ typedef struct gt_xla_operator {
     gt_status (*twin[GT_STEP + 1])(const void *args); /* by pass */
 } gt_xla_operator;
 
-/* GT_XLA_AT(ssd, G, 'l', 'G'); the field of a struct within the struct is written as the tables do: ssd.G. */
+/* GT_XLA_AT(ssd, G, 'l', 'G').  A field of an inner struct is written as in the tables: ssd.G. */
 #define GT_XLA_AT(op, field, kind, letter)                                                                             \
     { #field, offsetof(gt_##op##_args, field), kind, letter }
 #define GT_XLA_END                                                                                                     \

@@ -1,9 +1,9 @@
-/* gt/xla/handlers.h - XLA FFI handlers of all operators (plain C): one function that reads a call frame by the table of
- * an operator, and one thin handler for each operator, pass and platform.
+/* gt/xla/handlers.h - XLA FFI handlers of all operators (plain C).  One function reads a call frame by an operator's
+ * table.  Each operator, pass and platform has a thin handler that calls this function.
  *
- * A call names its buffers: attribute "operands" lists the tensors of the argument struct that the operands are, in
- * their order, "results" the results; both are words with spaces between them.  Sizes, dtypes and flags that follow
- * from the buffers' shapes need no attribute.  docs/xla.md is the users' page. */
+ * A call names its buffers.  Attribute "operands" lists the tensors of the argument struct that the operands are, in
+ * their order; attribute "results" lists the results.  Both are words with spaces between them.  Sizes, dtypes and
+ * flags that follow from the buffers' shapes need no attribute.  docs/xla.md is the page for users. */
 #ifndef GT_XLA_HANDLERS_H
 #define GT_XLA_HANDLERS_H
 
@@ -17,9 +17,9 @@
 extern "C" {
 #endif
 
-enum { GT_XLA_MAX_TENSORS = 64 }; /* of one operator: wkv_ssm has 43 */
+enum { GT_XLA_MAX_TENSORS = 64 }; /* tensors of one operator; wkv_ssm has 43 */
 
-/* A call as it is read.  Arrays are by the place of a tensor in the operator's table. */
+/* A call while it is read.  Arrays have an element for each tensor of the operator's table. */
 typedef struct gt_xla_reading {
     const gt_xla_operator *xla;
     const gt_op *op;
@@ -50,7 +50,7 @@ static gt_status gt_xla_bad(const gt_xla_text *name, const char *why) {
 
 /* ---- attributes ---- */
 
-/* An integer or flag; 0: it is none. */
+/* Reads an integer or flag.  Returns 0 if the scalar is neither. */
 static int gt_xla_number(const gt_xla_scalar *s, double *number, int64_t *integer) {
 #define GT_XLA_READ(type)                                                                                              \
     do {                                                                                                               \
@@ -74,7 +74,7 @@ static int gt_xla_number(const gt_xla_scalar *s, double *number, int64_t *intege
     return 0;
 }
 
-/* A floating-point attribute; 0: it is none. */
+/* Reads a floating-point attribute.  Returns 0 if the scalar is none. */
 static int gt_xla_real(const gt_xla_scalar *s, double *number) {
     float value;
     if (s->dtype == GT_XLA_F64) {
@@ -114,7 +114,7 @@ static gt_status gt_xla_set_attribute(gt_xla_reading *r, const gt_xla_text *name
     return GT_OK;
 }
 
-/* All attributes but the lists of names, which are returned. */
+/* Sets all attributes except the lists of names, which are returned. */
 static gt_status gt_xla_set_attributes(gt_xla_reading *r, const gt_xla_attributes *all, gt_xla_text names[2]) {
     static const char *const lists[2] = {"operands", "results"};
     for (int64_t i = 0; i < all->count; i++) {
@@ -136,7 +136,7 @@ static gt_status gt_xla_set_attributes(gt_xla_reading *r, const gt_xla_attribute
 
 /* ---- buffers ---- */
 
-/* Where a size or flag stands that a letter of a shape gives; NULL: nowhere.  *kind as in gt_xla_attribute. */
+/* Address of the size or flag that a letter of a shape stands for, or NULL.  *kind as in gt_xla_attribute. */
 static void *gt_xla_letter(gt_xla_reading *r, char letter, char *kind) {
     *kind = 'l';
     for (const gt_size *s = r->op->sizes; s->letter; s++)
@@ -149,7 +149,8 @@ static void *gt_xla_letter(gt_xla_reading *r, char letter, char *kind) {
     return NULL;
 }
 
-/* The letters of a shape that `rank` indices have.  A shared state lacks the first one, a Dskip of heads the last. */
+/* Letters of a tensor's shape for its `rank` indices.  A shared state lacks the first index; a Dskip of heads lacks the
+ * last. */
 static gt_xla_text gt_xla_letters(const gt_tensor *t, int64_t rank) {
     gt_xla_text letters;
     letters.data = t->shape;
@@ -160,8 +161,8 @@ static gt_xla_text gt_xla_letters(const gt_tensor *t, int64_t rank) {
     return letters;
 }
 
-/* Sizes and flags that follow from the shape of one buffer.  A size that is known stays: gt_xla_check_shape
- * compares. */
+/* Sets the sizes and flags that follow from the shape of one buffer.  A size that is known stays; gt_xla_check_shape
+ * compares it later. */
 static gt_status gt_xla_set_sizes(gt_xla_reading *r, const gt_tensor *t, const gt_xla_buffer *b) {
     const gt_xla_text letters = gt_xla_letters(t, b->rank);
     const int is_shared = letters.data != t->shape;
@@ -171,7 +172,8 @@ static gt_status gt_xla_set_sizes(gt_xla_reading *r, const gt_tensor *t, const g
     if (is_shared) memcpy(gt_xla_field(r, r->op->fields.state_in_shared), &is_shared, sizeof is_shared);
     for (size_t i = 0; i < letters.size; i++) {
         const char letter = letters.data[i];
-        const int64_t size = b->sizes[i] - (letter == 'C'); /* sequences: one less than cu_seqlens has numbers */
+        const int64_t size = b->sizes[i] - (letter == 'C'); /* the number of sequences is one less than the length of
+                                                             * cu_seqlens */
         const int is_set = 1;
         int64_t known;
         char kind = 'l';
@@ -279,15 +281,15 @@ static gt_status gt_xla_set_buffers(gt_xla_reading *r, int is_result, gt_xla_tex
                    (long long)all->count, what);
 }
 
-/* The operand that a tensor is; NULL: none. */
+/* The operand for a tensor, or NULL. */
 static const gt_xla_buffer *gt_xla_operand(const gt_xla_reading *r, const char *name) {
     int i = 0;
     while (strcmp(r->op->tensors[i].name, name)) i++;
     return r->operand[i];
 }
 
-/* With slots, the final states of steps and forward are pools, whose rows are not batch elements or sequences.  Other
- * rows keep their states: a result of forward must lie in the memory of its operand. */
+/* With slots, the final states of steps and of forward are pools, whose rows are not batch elements or sequences.  Rows
+ * that the call does not write keep their states, so a result of forward must lie in the memory of its operand. */
 static gt_status gt_xla_set_pool(gt_xla_reading *r) {
     for (const gt_tensor *t = r->op->tensors; t->name; t++) {
         const gt_xla_buffer *const pool = r->result[t - r->op->tensors];
@@ -356,7 +358,7 @@ static gt_xla_error *gt_xla_fail(const gt_xla_api *api, gt_status status) {
     return api->error_create(&create);
 }
 
-/* Answers a question about the handler; 0: there is none.  The call frame has no api then. */
+/* Answers a question about the handler.  Returns 0 if the frame asks none.  A call frame with a question has no api. */
 static int gt_xla_answers(const gt_xla_frame *frame, gt_target target) {
     for (gt_xla_extension *e = frame->extensions; e; e = e->next) {
         if (e->type != GT_XLA_METADATA) continue;
@@ -441,7 +443,7 @@ GT_API const gt_xla_handler *gt_xla_handlers(void) {
 }
 #undef GT_XLA_EACH
 
-/* Reports and frees an error of XLA's. */
+/* Reports an error of XLA's and frees it. */
 static gt_status gt_xla_refused(const gt_xla_api *api, const gt_xla_handler *handler, gt_xla_error *error) {
     gt_xla_error_message get = {GT_XLA_SIZE(gt_xla_error_message, code), NULL, NULL, NULL, 0};
     gt_xla_error_destroy destroy = {GT_XLA_SIZE(gt_xla_error_destroy, error), NULL, NULL};
