@@ -235,7 +235,9 @@ struct Operator {
     static BackwardPlan plan_backward(const Args& a, const Choice&, const Device& device) {
         return scan::plan_backward(a, device);
     }
-    static gt_status step(const Args& a, const Device&, gt_stream stream) { return launch_step(a, stream); }
+    static gt_status step(const Args& a, const Device& device, gt_stream stream) {
+        return launch_step(a, device, stream);
+    }
 };
 
 } /* namespace scan */

@@ -20,13 +20,15 @@
  * growth.  A warp skips the forms that none of its elements needs.  So T tokens give the bits of T steps of one token,
  * and a result depends on its own inputs alone.
  *
- * STATE.  It stays in registers for all tokens, and is stored when the last token to commit is done.
- * REGISTERS: 16 numbers of the state and 16 of A.  SHARED MEMORY: none.
+ * STATE.  It stays in registers for all tokens, and is stored when the last token to commit is done.  While a warp works
+ * on one batch element, cp.async copies the state of the next one to shared memory: 4 KB for each warp, two states.
+ * Each lane reads only its own copies, so no barrier is needed.  (AnyType loads the state when it needs it.)
+ * REGISTERS: 16 numbers of the state and 16 of A.  SHARED MEMORY: 8 KB for each block.
  * BYTES per channel: the state once each way, 8 N; A, 4 N from L2, once for the batch elements that a warp takes in
  * turn.  Per token and channel, bf16: u, dt, y (and z) 2 each.
  * ISSUE SLOTS per token and element, N = 16: exponent 1, 2^z 1, Delta u B 1, h 1, y 1, the rest about 3.
- * GRID: a strand has G * parts blocks and takes every `strands`-th batch element; a part is WARPS warps of one
- * group. */
+ * GRID: a strand has G * parts blocks and takes every `strands`-th batch element; a part is WARPS warps of one group.
+ * There are as many strands as fit on the GPU at once. */
 #ifndef GT_SCAN_STEP_CUH
 #define GT_SCAN_STEP_CUH
 
@@ -336,13 +338,14 @@ static inline bool has_step_vectors(const gt_selective_scan_args& a) {
 }
 
 template <class T, int LANES, int VECS, bool EXACT, bool MIXED>
-static inline gt_status launch_step_of(const gt_selective_scan_args& a, gt_stream stream) {
+static inline gt_status launch_step_of(const gt_selective_scan_args& a, const Device& device, gt_stream stream) {
     using C = StepTraits<LANES, VECS, EXACT, MIXED>;
     constexpr int BLOCK = STEP_WARPS * C::TILE;
     const int64_t parts = (a.D / a.G + BLOCK - 1) / BLOCK, blocks = a.G * parts;
-    /* Batch elements of a warp, in turn: it loads A once for them, and the next one's state while it works on one. */
-    static const int64_t GT_EACH = getenv("GT_EACH") ? atoi(getenv("GT_EACH")) : 2;
-    const int64_t each = a.B >= 32 ? GT_EACH : 1;
+    /* As many blocks as run at once, so that a warp takes several batch elements in turn.  If one element has more than
+     * half of these blocks, a second round would leave many multiprocessors idle: then a warp takes 4 elements. */
+    const int64_t at_once = (int64_t)device.multiprocessors * StepBlocks<T, LANES>::VALUE;
+    const int64_t count = 2 * blocks > at_once ? (a.B + 3) / 4 : strands(a.B, blocks, at_once);
     StepParams p = {};
     p.B = a.B, p.D = a.D, p.G = a.G;
     p.N = (int)a.N;
@@ -356,7 +359,7 @@ static inline gt_status launch_step_of(const gt_selective_scan_args& a, gt_strea
     p.Bm_stride = a.Bm_stride, p.Cm_stride = a.Cm_stride;
     p.elements = step_elements_of(a);
     p.rounding = step_rounding_of(a);
-    p.strands = a.T > 0 ? strands((a.B + each - 1) / each, blocks, INT32_MAX) : 0;
+    p.strands = a.T > 0 ? strands(count, blocks, INT32_MAX) : 0;
     p.by_strand = divide_by((int)blocks), p.by_group = divide_by((int)parts);
     return run("selective_scan step_kernel", step_kernel<T, LANES, VECS, EXACT, MIXED>, p.strands * blocks,
                32 * STEP_WARPS, std::is_same<T, AnyType>::value ? 0 : STEP_WARPS * 2 * AHEAD_BYTES<C::PIECES>, stream,
@@ -365,30 +368,30 @@ static inline gt_status launch_step_of(const gt_selective_scan_args& a, gt_strea
 
 /* The kernel that handles N. */
 template <class T, bool EXACT, bool MIXED>
-static inline gt_status launch_step_with(const gt_selective_scan_args& a, gt_stream stream) {
+static inline gt_status launch_step_with(const gt_selective_scan_args& a, const Device& device, gt_stream stream) {
     if constexpr (BUILT_N32) {
-        if (a.N <= 16) return launch_step_of<T, 4, 1, EXACT, MIXED>(a, stream);
-        if (a.N <= 32) return launch_step_of<T, 8, 1, EXACT, MIXED>(a, stream);
+        if (a.N <= 16) return launch_step_of<T, 4, 1, EXACT, MIXED>(a, device, stream);
+        if (a.N <= 32) return launch_step_of<T, 8, 1, EXACT, MIXED>(a, device, stream);
     }
     if constexpr (BUILT_N64)
-        if (a.N <= 64) return launch_step_of<T, 16, 1, EXACT, MIXED>(a, stream);
+        if (a.N <= 64) return launch_step_of<T, 16, 1, EXACT, MIXED>(a, device, stream);
     if constexpr (BUILT_N128)
-        if (a.N <= 128) return launch_step_of<T, 32, 1, EXACT, MIXED>(a, stream);
-    return launch_step_of<T, 32, 2, EXACT, MIXED>(a, stream);
+        if (a.N <= 128) return launch_step_of<T, 32, 1, EXACT, MIXED>(a, device, stream);
+    return launch_step_of<T, 32, 2, EXACT, MIXED>(a, device, stream);
 }
 
-static inline gt_status launch_step(const gt_selective_scan_args& a, gt_stream stream) {
+static inline gt_status launch_step(const gt_selective_scan_args& a, const Device& device, gt_stream stream) {
     if (has_step_vectors(a))
         return with_activations(a.dtype, [&](auto type) {
             using T = decltype(type);
             constexpr bool EXACT = std::is_same<T, float>::value;
             const bool is_mixed = a.state_dtype != GT_F32 || a.parameter_dtype != GT_F32;
             if constexpr (!std::is_same<T, AnyType>::value)
-                if (!is_mixed) return launch_step_with<T, EXACT, false>(a, stream);
-            return launch_step_with<T, EXACT, true>(a, stream);
+                if (!is_mixed) return launch_step_with<T, EXACT, false>(a, device, stream);
+            return launch_step_with<T, EXACT, true>(a, device, stream);
         });
-    return a.dtype == GT_F32 ? launch_step_with<AnyType, true, true>(a, stream)
-                             : launch_step_with<AnyType, false, true>(a, stream);
+    return a.dtype == GT_F32 ? launch_step_with<AnyType, true, true>(a, device, stream)
+                             : launch_step_with<AnyType, false, true>(a, device, stream);
 }
 
 } /* namespace scan */
