@@ -52,7 +52,7 @@
  *               2^48 elements.  A call with tokens or rows checks this for every tensor of the operator, even for one
  *               that is NULL.  States have a row for each of seq_capacity sequences, so seq_capacity times the size of
  *               a state is limited, too.  No index spans more than 2^56 elements by its stride.
- *               B, T and M may be 0: then a call copies the states, and gradients are 0.  Such a call, and
+ *               B, T and M may be 0: then a call copies the states, and gradients are 0.  A call of this kind, and
  *               gt_OP_join, check the 2^48 only for tensors that are given or required.
  *   dtype       type of the activations: GT_F32 (default), GT_BF16, GT_F16.  w and dt (with dw and ddt) may be fp32
  *               beside 16-bit activations.  States, all parameters except a projection weight, and all parameter
@@ -74,11 +74,11 @@
  *   segments    number of parts of the time axis that are computed in parallel.  0 = chosen by sizes and device alone.
  *               With a fixed number, the result of a batch element or packed sequence depends neither on B nor on its
  *               neighbours.  Packed sequences are cut into at most 2^31 / seq_capacity segments.
- *               Forward may take a sequence in several calls, one for each part of it.  With segments = 1 the results
- *               then equal those of a single call bit for bit, on the same device, if each part but the last has a
- *               multiple of 128 tokens, starts from the fp32 state of the part before, and has the alignment of the
- *               whole.  That holds for wkv6, ssd,
- *               selective_scan, conv1d and conv_ssd.
+ *               Forward may take a sequence in several calls, one for each part of it.  With segments = 1 and on the
+ *               same device, the results then equal a single call bit for bit.  Three conditions hold for the parts.
+ *               Each part but the last has a multiple of 128 tokens, each starts from the fp32 state of the part
+ *               before, and each has the alignment of the whole.  That is true for wkv6, ssd, selective_scan, conv1d
+ *               and conv_ssd.
  *   cu_seqlens  packed sequences: one call for sequences of different lengths, without padding; see
  *               gt_wkv6_args.
  *   Errors      are returned as gt_status; gt_last_error() names function, field and value.  A call checks its
@@ -334,7 +334,7 @@ typedef struct gt_stride4 {
 } gt_stride4;
 
 /* The answer of gt_OP_workspace in bytes: the workspace of each pass, and the size of the optional `saved` buffer.
- * segment is the workspace of gt_OP_segment, and also that of gt_OP_segment_backward; gt_OP_join needs none. */
+ * segment is the workspace of gt_OP_segment, and equally of gt_OP_segment_backward; gt_OP_join needs none. */
 typedef struct gt_workspace {
     size_t forward, backward, step, saved, segment;
 } gt_workspace;
@@ -442,7 +442,7 @@ typedef struct gt_wkv6_args {
      * In forward, packed sequence s uses row slots[s], likewise; slot_capacity = 0 means seq_capacity.  state_in and
      * state_out are pools of slot_capacity rows, and may be the same pool.  A sequence starts from its row of state_in.
      * It starts from zero if state_in is NULL or starts_zero[s] is not 0.  Its last state goes to its row of state_out.
-     * No other row is read or written.  Results equal those of a call without slots bit for bit.  Not for a shared
+     * No other row is read or written.  Results equal a call without slots bit for bit.  Not for a shared
      * state_in. */
     const int32_t *slots; /* in  [B]; forward: [seq_capacity], the first *seq_count are read */
     int64_t slot_capacity;
@@ -498,8 +498,8 @@ GT_FUNCTION gt_status gt_wkv6_step(const gt_wkv6_args *args, gt_stream stream);
  *     backward   segment_backward for each piece; gather all X; join_backward; then backward for each piece, with the
  *                state_in of its forward and dstate_out = G_p
  * With S_p and G_p, gt_wkv6_backward writes the gradients of the whole sequence.  The caller sums du over the pieces.
- * The dstate_in of piece 0 is the dstate_in of the sequence.  (Both recurrences are those of the tokens above, with a
- * piece in the place of a token: Blelloch 1990, CMU-CS-90-190.)
+ * The dstate_in of piece 0 is the dstate_in of the sequence.  (Both recurrences are the formulas of tokens above, with
+ * a piece in the place of a token: Blelloch 1990, CMU-CS-90-190.)
  *
  * Writes state_out and decay_out.  Required: k v w state_out decay_out.  Reads neither r, u nor state_in, and writes
  * no y.  decay_out is the natural logarithm of E.  It is at most 0.  Where E is 0 it is minus infinity or less than
@@ -512,8 +512,8 @@ GT_FUNCTION gt_status gt_wkv6_segment_backward(const gt_wkv6_args *args, gt_stre
 GT_FUNCTION gt_status gt_wkv6_join(const gt_wkv6_args *args, gt_stream stream);
 /* The same in reverse: starts from dstate_out and goes from the last piece to the first. */
 GT_FUNCTION gt_status gt_wkv6_join_backward(const gt_wkv6_args *args, gt_stream stream);
-/* Reads sizes, strides, capacities, dtypes, flags and segments.  Of a pointer it only looks at two things: whether it
- * is NULL, and how it is aligned. */
+/* Reads sizes, strides, capacities, dtypes, flags and segments.  A pointer matters in two ways only: whether it is
+ * NULL, and how it is aligned. */
 GT_FUNCTION gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *need);
 /* Writes a text that names the kernels of a call with these arguments on the current device, and the reason against
  * faster ones: "forward: token_kernel (any-size kernels: rows of k are not aligned to 16 bytes); backward: ...".
@@ -827,7 +827,7 @@ GT_REF_FUNCTION gt_status gt_ref_norm_mix_forward(const gt_norm_mix_args *args);
 GT_REF_FUNCTION gt_status gt_ref_norm_mix_backward(const gt_norm_mix_args *args);
 
 /* ---- norm_gate: gated RMSNorm (Mamba-2), group norm + gate (RWKV-6) -----------------------------------
- * Per row, for each of its H equal slices; norm is that of rmsnorm_linear, over the slice:
+ * Per row, for each of its H equal slices; norm is defined as in rmsnorm_linear, over the slice:
  *     norm first:  y = (norm(x) . gamma + beta) . silu(z)
  *     gate first:  y = norm(x . silu(z)) . gamma + beta
  * Mamba-2: GT_NORM_RMS, gate_first = 1.  RWKV-6: GT_NORM_LAYER, H heads, eps = 64e-5; z is the gate before SiLU.
@@ -905,7 +905,7 @@ GT_REF_FUNCTION gt_status gt_ref_add_norm_backward(const gt_add_norm_args *args)
 /* ---- wkv_ssm: wkv6 and ssd of one hybrid block ----------------------------------------------------------
  * The two recurrences of a block that runs both branches on the same tokens (Hymba, Dong et al. 2024,
  * arXiv:2411.13676, section 2.1).  Each branch has its own y, because models mix the branches only after a projection
- * of each.  The results equal those of gt_wkv6_... and gt_ssd_... bit for bit, with the same `segments`.
+ * of each.  The results equal gt_wkv6_... and gt_ssd_... bit for bit, with the same `segments`.
  *
  * Fill wkv6 and ssd as for the two separate calls.  Fields that both share are in this struct and stay 0 in those:
  * B, T, dtype, state_in_shared, accumulate, segments, cu_seqlens, seq_count, seq_capacity, slots, slot_capacity,
