@@ -404,7 +404,7 @@ typedef struct gt_wkv6_args {
     gt_decay decay;           /* what w holds */
     float scale;              /* of y: 0 = 1, else 2^-32 to 2^32 */
     int state_in_shared;      /* 1: state_in and dstate_in are [H,N,V], one for the whole batch */
-    int accumulate;           /* 1: du, and dstate_in if shared, are added to */
+    int accumulate;           /* 1: adds to du, and to dstate_in if shared */
     int64_t segments;         /* 0 = automatic */
     const void *r, *k, *w;    /* in  [B,T,H,N] */
     const void *v;            /* in  [B,T,H,V] */
@@ -551,14 +551,14 @@ typedef struct gt_ssd_args {
     int64_t G;                /* groups that share Bm and Cm, divides H; 0 = 1 */
     gt_dtype dtype;           /* x Bm Cm z y and their gradients */
     gt_dtype dt_dtype;        /* dt ddt: 0 = dtype, or GT_F32 */
-    gt_dtype state_dtype;     /* state_out, in step: 0 = GT_F32, or any.  fp32 elsewhere */
-    gt_dtype parameter_dtype; /* Dskip dt_bias, in step: 0 = GT_F32, or any.  fp32 elsewhere */
+    gt_dtype state_dtype;     /* of state_out in step: 0 = GT_F32, or any; fp32 elsewhere */
+    gt_dtype parameter_dtype; /* of Dskip dt_bias in step: 0 = GT_F32, or any; fp32 elsewhere */
     int softplus;             /* 1: softplus(dt + dt_bias) */
     int dt_limit;             /* 1: then clamp to [dt_min, dt_max] */
     float dt_min, dt_max;
     int Dskip_per_channel;   /* 1: Dskip and dDskip are [H,P] */
     int state_in_shared;     /* 1: state_in and dstate_in are [H,P,N] */
-    int accumulate;          /* 1: dA dDskip ddt_bias, and dstate_in if shared, are added to */
+    int accumulate;          /* 1: adds to dA dDskip ddt_bias, and to dstate_in if shared */
     int reads_y;             /* 1: y, if not NULL, still holds forward's output in backward, and may be used for dz */
     int64_t segments;        /* 0 = automatic */
     const void *x;           /* in  [B,T,H,P] */
@@ -607,7 +607,7 @@ GT_FUNCTION gt_status gt_ssd_forward(const gt_ssd_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: x dt A Bm Cm dy; the optional inputs as given to
  * forward.  dz needs z. */
 GT_FUNCTION gt_status gt_ssd_backward(const gt_ssd_args *args, gt_stream stream);
-/* 1 to 16 new tokens; state_out is updated in place, as gt_wkv6_step. */
+/* Processes 1 to 16 new tokens and updates state_out in place, as gt_wkv6_step does. */
 GT_FUNCTION gt_status gt_ssd_step(const gt_ssd_args *args, gt_stream stream);
 /* One sequence in R independent pieces, as for gt_wkv6_segment, with E = exp(sum of Delta_t A) over a piece.  X is
  * computed from dy silu(z).  decay_out, the natural logarithm of E, may be above 0.  The caller sums dA, dDskip and
@@ -649,11 +649,11 @@ typedef struct gt_selective_scan_args {
     int64_t G;                /* groups that share Bm and Cm, divides D; 0 = 1 */
     gt_dtype dtype;           /* u Bm Cm z y and their gradients */
     gt_dtype dt_dtype;        /* dt ddt: 0 = dtype, or GT_F32 */
-    gt_dtype state_dtype;     /* state_out, in step: 0 = GT_F32, or any.  fp32 elsewhere */
-    gt_dtype parameter_dtype; /* Dskip dt_bias, in step: 0 = GT_F32, or any.  fp32 elsewhere */
+    gt_dtype state_dtype;     /* of state_out in step: 0 = GT_F32, or any; fp32 elsewhere */
+    gt_dtype parameter_dtype; /* of Dskip dt_bias in step: 0 = GT_F32, or any; fp32 elsewhere */
     int softplus;             /* 1: softplus(dt + dt_bias) */
     int state_in_shared;      /* 1: state_in and dstate_in are [D,N] */
-    int accumulate;           /* 1: dA dDskip ddt_bias, and dstate_in if shared, are added to */
+    int accumulate;           /* 1: adds to dA dDskip ddt_bias, and to dstate_in if shared */
     int64_t segments;         /* 0 = automatic */
     const void *u, *dt;       /* in  [B,T,D] */
     const float *A;           /* in  [D,N] */
@@ -690,7 +690,7 @@ typedef struct gt_selective_scan_args {
 GT_FUNCTION gt_status gt_selective_scan_forward(const gt_selective_scan_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: u dt A Bm Cm dy.  dz needs z. */
 GT_FUNCTION gt_status gt_selective_scan_backward(const gt_selective_scan_args *args, gt_stream stream);
-/* 1 to 16 new tokens; state_out is updated in place, as gt_wkv6_step. */
+/* Processes 1 to 16 new tokens and updates state_out in place, as gt_wkv6_step does. */
 GT_FUNCTION gt_status gt_selective_scan_step(const gt_selective_scan_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_selective_scan_workspace(const gt_selective_scan_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_selective_scan_path(const gt_selective_scan_args *args, char *text, size_t bytes);
@@ -700,7 +700,7 @@ GT_REF_FUNCTION gt_status gt_ref_selective_scan_step(const gt_selective_scan_arg
 
 /* ---- conv1d: causal depthwise convolution --------------------------------------------------------
  * Per batch element and channel, with e = the W-1 inputs before the first token (state_in), then x_0 ... x_{T-1}:
- *     y_t = act(bias + sum_{j<W} weight[j] e_{t+j})        weight[W-1] meets the current token
+ *     y_t = act(bias + sum_{j<W} weight[j] e_{t+j})        weight[W-1] multiplies the current token
  *     state_out = the last W-1 of e, oldest first          (if T < W-1, some of them are inputs of state_in)
  * Source: Gu and Dao 2023, arXiv:2312.00752, figure 3 (the convolution before the scan). */
 typedef struct gt_conv1d_args {
@@ -708,11 +708,11 @@ typedef struct gt_conv1d_args {
     int64_t W;                /* 2, 3 or 4 */
     gt_dtype dtype;           /* x y dy dx */
     gt_dtype weight_dtype;    /* of weight, bias in step: 0 = GT_F32, or any.  Elsewhere fp32, like their gradients */
-    gt_dtype state_dtype;     /* state_out, in step: 0 = GT_F32, or any.  fp32 elsewhere */
+    gt_dtype state_dtype;     /* of state_out in step: 0 = GT_F32, or any; fp32 elsewhere */
     int64_t state_columns;    /* S, step only: number of inputs that a state holds, at least W-1; 0 = W-1 */
     gt_activation activation; /* applied to the sum */
     int state_in_shared;      /* 1: state_in and dstate_in are [D,W-1] */
-    int accumulate;           /* 1: dweight dbias, and dstate_in if shared, are added to */
+    int accumulate;           /* 1: adds to dweight dbias, and to dstate_in if shared */
     const void *x;            /* in  [B,T,D]; [B,D,T] with x_stride = {.t = 1, .h = T} */
     const float *weight;      /* in  [D,W] */
     const float *bias;        /* in  [D], NULL = 0 */
@@ -746,7 +746,7 @@ typedef struct gt_conv1d_args {
 GT_FUNCTION gt_status gt_conv1d_forward(const gt_conv1d_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: x weight dy. */
 GT_FUNCTION gt_status gt_conv1d_backward(const gt_conv1d_args *args, gt_stream stream);
-/* 1 to 16 new tokens; state_out is updated in place, as gt_wkv6_step. */
+/* Processes 1 to 16 new tokens and updates state_out in place, as gt_wkv6_step does. */
 GT_FUNCTION gt_status gt_conv1d_step(const gt_conv1d_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_conv1d_workspace(const gt_conv1d_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_conv1d_path(const gt_conv1d_args *args, char *text, size_t bytes);
@@ -763,7 +763,7 @@ typedef struct gt_rmsnorm_linear_args {
     gt_dtype dtype;                                   /* x weight y dy dx */
     gt_norm norm;                                     /* GT_NORM_RMS or GT_NORM_LAYER */
     float eps;                                        /* 0 = 1e-5 */
-    int accumulate;                                   /* 1: dweight dgamma dbeta dbias are added to */
+    int accumulate;                                   /* 1: adds to dweight dgamma dbeta dbias */
     const void *x;                                    /* in  [M,D] */
     const void *weight;                               /* in  [O,D] */
     const float *gamma;                               /* in  [D], NULL = 1 */
@@ -803,7 +803,7 @@ typedef struct gt_norm_mix_args {
     int64_t H;                    /* slices per row, divides D; 0 = 1 */
     gt_dtype dtype;               /* a b residual y and their gradients */
     float eps;                    /* 0 = 1e-5 */
-    int accumulate;               /* 1: dgain_a dgain_b are added to */
+    int accumulate;               /* 1: adds to dgain_a dgain_b */
     const void *a, *b;            /* in  [M,D] */
     const float *gain_a, *gain_b; /* in [D], NULL = 1 */
     const void *residual;         /* in  [M,D], NULL = 0 */
@@ -839,7 +839,7 @@ typedef struct gt_norm_gate_args {
     gt_norm norm;                         /* GT_NORM_RMS or GT_NORM_LAYER */
     int gate_first;                       /* 1: the gate acts before the norm */
     float eps;                            /* 0 = 1e-5 */
-    int accumulate;                       /* 1: dgamma dbeta are added to */
+    int accumulate;                       /* 1: adds to dgamma dbeta */
     const void *x;                        /* in  [M,D] */
     const void *z;                        /* in  [M,D], NULL = no gate */
     const float *gamma;                   /* in  [D], NULL = 1 */
@@ -874,7 +874,7 @@ typedef struct gt_add_norm_args {
     gt_dtype sum_dtype;    /* residual sum dsum dresidual: dtype (0) or GT_F32 */
     gt_norm norm;          /* GT_NORM_RMS or GT_NORM_LAYER */
     float eps;             /* 0 = 1e-5 */
-    int accumulate;        /* 1: dgamma dbeta are added to */
+    int accumulate;        /* 1: adds to dgamma dbeta */
     int reads_sum;         /* 1: backward reads sum if it is not NULL, and only checks x and residual */
     const void *x;         /* in  [M,D] */
     const void *residual;  /* in  [M,D], NULL = 0 */
@@ -920,7 +920,7 @@ typedef struct gt_wkv_ssm_args {
     int64_t B, T;                          /* of both operators, as all fields here except the two structs */
     gt_dtype dtype;                        /* wkv6.w_dtype and ssd.dt_dtype may differ */
     int state_in_shared;                   /* 1: both state_in and dstate_in are one for the whole batch */
-    int accumulate;                        /* 1: all parameter gradients are added to */
+    int accumulate;                        /* 1: adds to all parameter gradients */
     int64_t segments;                      /* 0 = each operator's own choice */
     const int32_t *cu_seqlens, *seq_count; /* packed sequences, as in gt_wkv6_args */
     int64_t seq_capacity;
@@ -977,13 +977,13 @@ typedef struct gt_conv_ssd_args {
     float dt_min, dt_max;
     int Dskip_per_channel;      /* 1: Dskip and dDskip are [H,P] */
     int state_in_shared;        /* 1: the whole batch shares one state_in and one conv_state_in, and their gradients */
-    int accumulate;             /* 1: dweight dbias dA dDskip ddt_bias, and gradients of shared states, are added to */
+    int accumulate;             /* 1: adds to dweight dbias dA dDskip ddt_bias, and to gradients of shared states */
     int reads_y;                /* as in gt_ssd_args */
     int64_t segments;           /* of ssd; 0 = automatic */
     const void *xBC;            /* in  [B,T,D] */
     const void *dt;             /* in  [B,T,H] */
     const void *z;              /* in  [B,T,H,P], NULL = no gate */
-    const float *weight;        /* in  [D,W], weight[W-1] meets the current token */
+    const float *weight;        /* in  [D,W], weight[W-1] multiplies the current token */
     const float *bias;          /* in  [D], NULL = 0 */
     const float *A;             /* in  [H] */
     const float *Dskip;         /* in  [H], NULL = 0 */
@@ -1062,7 +1062,7 @@ typedef struct gt_wkv4_args {
     gt_dtype state_dtype;    /* reserved, 0: states are fp32 */
     gt_decay decay;          /* what w holds */
     int state_in_shared;     /* 1: state_in and dstate_in are [3,D], one for the whole batch */
-    int accumulate;          /* 1: dw du, and dstate_in if shared, are added to */
+    int accumulate;          /* 1: adds to dw du, and to dstate_in if shared */
     int64_t segments;        /* 0 = automatic */
     const void *k, *v;       /* in  [B,T,D] */
     const float *w;          /* in  [D] */
@@ -1092,7 +1092,7 @@ typedef struct gt_wkv4_args {
 GT_FUNCTION gt_status gt_wkv4_forward(const gt_wkv4_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: k v w dy; u and state_in as given to forward. */
 GT_FUNCTION gt_status gt_wkv4_backward(const gt_wkv4_args *args, gt_stream stream);
-/* 1 to 16 new tokens; state_out is updated in place, as gt_wkv6_step. */
+/* Processes 1 to 16 new tokens and updates state_out in place, as gt_wkv6_step does. */
 GT_FUNCTION gt_status gt_wkv4_step(const gt_wkv4_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_wkv4_workspace(const gt_wkv4_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_wkv4_path(const gt_wkv4_args *args, char *text, size_t bytes);
