@@ -1,6 +1,7 @@
-/* gt_kernels 0.2.0 - CUDA kernels for RWKV-6 / Mamba-2 hybrid models, forward and backward, each
- * beside a plain-C twin that proves it.  Header-only (this file, the .cuh files beside it and the folder
- * gt/), MIT licence, needs the CUDA Toolkit alone.
+/* gt_kernels 0.2.0 - CUDA kernels for RWKV-6 / Mamba-2 hybrid models, forward and backward.  Each
+ * operator has a CPU twin, a plain C function that states its mathematics; tests compare the kernels with the twin.
+ * Header-only (this file, the .cuh files beside it and the folder gt/), MIT licence.  The CUDA Toolkit is the only
+ * dependency.
  *
  *   Use it from C (C99 or newer) or C++ (C++11 or newer), no CUDA header needed:
  *
@@ -9,23 +10,24 @@
  *                         .r = r, .k = k, .w = w, .v = v, .u = u, .y = y};
  *       if (gt_wkv6_forward(&a, stream) != GT_OK) puts(gt_last_error());
  *
- *   Make the kernels: exactly one file of the program, say gt_impl.cu, holds the code:
+ *   Compile the kernels in exactly one file of the program, say gt_impl.cu:
  *
  *       #define GT_KERNELS_IMPLEMENTATION
  *       #include "gt_kernels.h"                          nvcc -std=c++17 -c gt_impl.cu
  *
- *   The same two lines in a .c file give stubs that answer GT_ERROR_NO_CUDA, so the same program
- *   links on a machine without nvcc.  gt_ref_... are the CPU twins: add reference/gt_*.c to use them.
- *   To compile in parallel, define GT_CORE_IMPLEMENTATION in one file and GT_WKV6_, GT_SSM_, GT_CONV1D_,
- *   GT_WKV4_, GT_FUSED_IMPLEMENTATION each in a file of its own instead.
+ *   The same two lines in a .c file compile stubs, which return GT_ERROR_NO_CUDA.  So the same program also links on a
+ *   machine without nvcc.  The CPU twins are the functions gt_ref_...: add reference/gt_*.c to use them.
+ *   To compile in parallel, use several files instead of the one above.  Define GT_CORE_IMPLEMENTATION in the first,
+ *   and one of GT_WKV6_IMPLEMENTATION, GT_SSM_, GT_CONV1D_, GT_WKV4_ and GT_FUSED_IMPLEMENTATION in each other file.
  *
- *   Less to compile: kernels made for one dtype or head size, those for tensor cores, take most of the
- *   time.  Define, where the implementation is compiled, GT_WITHOUT_F32, GT_WITHOUT_BF16 or GT_WITHOUT_F16
- *   to leave out kernels for such activations.  GT_WITHOUT_N32, GT_WITHOUT_N64 or GT_WITHOUT_N128 leave out the kernels
- *   of wkv6 for heads of 32, 64 or 128.  The same macros leave out the kernels of ssd, conv_ssd and selective_scan with
- *   N up to 32, from 33 to 64, and above 64.  A call whose kernels are left out takes the kernels for any size, which
- *   are slower.  selective_scan, conv1d and wkv4 have no kernels for any size: they answer GT_ERROR_UNSUPPORTED for a
- *   dtype that is left out.  The norms keep all their kernels.
+ *   Less to compile: most of the compile time goes into kernels for one dtype or head size, such as those for tensor
+ *   cores.
+ *   Macros leave them out; define the macros where the implementation is compiled.  GT_WITHOUT_F32, GT_WITHOUT_BF16 and
+ *   GT_WITHOUT_F16 leave out kernels for activations of that dtype.  GT_WITHOUT_N32, GT_WITHOUT_N64 and
+ *   GT_WITHOUT_N128 leave out kernels of wkv6 for heads of 32, 64 or 128.  They also leave out kernels of ssd, conv_ssd
+ *   and selective_scan for N up to 32, from 33 to 64, and above 64.  A call whose kernels are left out runs the kernels
+ *   for any size, which are slower.  selective_scan, conv1d and wkv4 have no kernels for any size: for a dtype that is
+ *   left out they return GT_ERROR_UNSUPPORTED.  The norms keep all their kernels.
  *
  *   | operator       | passes                   | what it is                                      |
  *   |----------------|--------------------------|-------------------------------------------------|
@@ -40,73 +42,78 @@
  *   | wkv_ssm        | forward, backward, step  | wkv6 and ssd of one hybrid block, one call      |
  *   | conv_ssd       | forward, backward, step  | conv1d with SiLU, then ssd, as in Mamba-2       |
  *   | wkv4           | forward, backward, step  | RWKV-4 time mixing, with log-sum-exp            |
- *   wkv6 and ssd also take a sequence in pieces: segment, join, and their backward.
+ *   wkv6 and ssd can also process one sequence in independent pieces: gt_OP_segment, gt_OP_join and their backward.
  *
  * CONVENTIONS, true for every function
- *   Arguments   one struct per operator serves all its functions; a zero field means the default
- *               stated beside it.  Pointers are device memory for gt_OP_..., host for gt_ref_OP_... .
+ *   Arguments   all functions of an operator take the same struct.  A field that is 0 has the default stated beside it.
+ *               Pointers are device memory for gt_OP_..., host memory for gt_ref_OP_... .
  *   Sizes       B batch, T time, H heads, N key or state size, V value size, P head size, G groups,
  *               D channels, W conv width, M rows, O outputs.  Each is at most 2^40.  No tensor has more than
- *               2^48 elements.  In a call with tokens or rows this holds for every tensor of the operator,
- *               given or not.  States have a row for each of seq_capacity sequences, so the limit holds for
- *               seq_capacity times a state.  No index spans more than 2^56 elements by its stride.
- *               B, T and M may be 0: then states are passed on, and gradients are 0.  The limit then holds
- *               for tensors that are given or required.  The same is true of gt_OP_join.
- *   dtype       of the activations: GT_F32 (default), GT_BF16, GT_F16.  w and dt (with dw and ddt)
- *               may stay fp32 beside 16-bit activations.  States, parameters other than a projection
- *               weight, and all parameter gradients are fp32.  Accumulation is fp32.
- *   Layout      packed, last index fastest, as written in brackets: [B,T,H,N].  A gt_stride beside a
- *               tensor moves it, in elements: [B,H,T,N] or a slice of a wider projection.  16-byte
- *               alignment of pointers and rows is fast, element alignment is enough.
- *   NULL        tensors without elements may be NULL; an optional input that is NULL counts as the
- *               constant stated; an output or gradient that is NULL is not computed.
- *   Outputs     are written, whatever they held.  accumulate = 1 adds into parameter gradients (marked
- *               "accumulates") instead.  No output may overlap an input or another output, except
- *               where "may equal" is stated; slices that interleave in one buffer, with rows of the same
- *               length, do not overlap.
- *   saved       optional buffer that forward fills and backward reads to save time; its contents are
- *               opaque, its size comes from gt_OP_workspace.  Give it to both passes or to none.
- *   workspace   scratch memory; contents undefined before and after, any alignment is right.
- *               gt_OP_workspace gives an upper bound from sizes, strides, flags and the current device,
- *               for tensors as well aligned as those given; one that is still NULL counts as aligned.
- *   segments    number of parts the time axis is cut into and computed in parallel; 0 = chosen from
- *               sizes and device only.  With segments fixed, the result of a batch element or packed sequence depends
- *               neither on B nor on its neighbours.  Packed sequences are cut into at most 2^31 / seq_capacity
- *               segments.  With segments = 1, forward of a sequence in parts has the bits of one call on the same
- *               device, if each part but the last has a multiple of 128 tokens, starts from the fp32 state of the part
- *               before, and is aligned as the whole.  That holds for wkv6, ssd, selective_scan, conv1d and conv_ssd.
+ *               2^48 elements.  A call with tokens or rows checks this for every tensor of the operator, even for one
+ *               that is NULL.  States have a row for each of seq_capacity sequences, so seq_capacity times the size of
+ *               a state is limited, too.  No index spans more than 2^56 elements by its stride.
+ *               B, T and M may be 0: then a call copies the states, and gradients are 0.  A call of this kind, and
+ *               gt_OP_join, check the 2^48 only for tensors that are given or required.
+ *   dtype       type of the activations: GT_F32 (default), GT_BF16, GT_F16.  w and dt (with dw and ddt) may be fp32
+ *               beside 16-bit activations.  States, all parameters except a projection weight, and all parameter
+ *               gradients are fp32, except that a step also takes 16-bit states and parameters (state_dtype,
+ *               parameter_dtype).  Kernels accumulate sums in fp32.
+ *   Layout      packed by default, in the order of the brackets, last index fastest: [B,T,H,N].  A gt_stride, in
+ *               elements, describes any other layout, such as [B,H,T,N] or a slice of a wider projection.  Pointers and
+ *               rows must be aligned to their element; calls are faster if they are aligned to 16 bytes.
+ *   NULL        tensors without elements may be NULL.  An optional input that is NULL has the constant value stated
+ *               beside it.  An output or gradient that is NULL is not computed.
+ *   Outputs     are overwritten.  With accumulate = 1, parameter gradients (marked "accumulates") are added to instead.
+ *               An output must not overlap an input or another output, unless "may equal" is stated.  Slices that
+ *               interleave in one buffer, with rows of the same length, do not overlap.
+ *   saved       optional buffer that forward fills and backward reads, which saves time.  Its contents are opaque.
+ *               gt_OP_workspace gives its size.  Pass it to both forward and backward, or to neither.
+ *   workspace   scratch memory of one call, of any alignment.  Its contents are undefined before and after the call.
+ *               gt_OP_workspace gives an upper bound, from sizes, strides, flags, the alignment of the pointers and
+ *               the current device.  A pointer that is still NULL counts as aligned.
+ *   segments    number of parts of the time axis that are computed in parallel.  0 = chosen by sizes and device alone.
+ *               With a fixed number, the result of a batch element or packed sequence depends neither on B nor on its
+ *               neighbours.  Packed sequences are cut into at most 2^31 / seq_capacity segments.
+ *               Forward may take a sequence in several calls, one for each part of it.  With segments = 1 and on the
+ *               same device, the results then equal a single call bit for bit.  Three conditions hold for the parts.
+ *               Each part but the last has a multiple of 128 tokens, each starts from the fp32 state of the part
+ *               before, and each has the alignment of the whole.  That is true for wkv6, ssd, selective_scan, conv1d
+ *               and conv_ssd.
  *   cu_seqlens  packed sequences: one call for sequences of different lengths, without padding; see
  *               gt_wkv6_args.
- *   Errors      are returned as gt_status; gt_last_error() names function, field and value.  Bad
- *               arguments are found before anything is launched or written.  The library never
- *               prints, exits, throws, allocates device memory, synchronises, or uses a stream it was
- *               not given.  CUDA errors pending before the call are neither cleared nor reported.
- *   Streams     work is enqueued on the stream given; every function but _workspace may be called
- *               inside a stream capture, even as the first call of the process.
+ *   Errors      are returned as gt_status; gt_last_error() names function, field and value.  A call checks its
+ *               arguments before it launches or writes anything.  The library never prints, exits, throws, allocates
+ *               device memory or synchronises, and it uses no other stream than the caller's.  It neither clears nor
+ *               reports CUDA errors that were pending before the call.
+ *   Streams     a call enqueues its work on the given stream.  Every function except gt_OP_workspace may be called
+ *               during a stream capture, even as the first call of the process.
  *   Threads     all functions may be called from several threads and on several devices at once.
  *   Results     repeat bit for bit on the same device and library version; no float atomics.
  *
- * NON-FINITE NUMBERS: how far a NaN or infinity in an input reaches
- *   The twins compute the formulas: every output that depends on the number is spoilt, no other.  The
- *   kernels compute a chunk of tokens by matrix products, where a 0 stands for a term that a formula lacks,
- *   and 0 times NaN is NaN.  So the kernels also spoil the chunk that holds the number, and only that:
+ * NON-FINITE NUMBERS: how far a NaN or infinity in an input spreads
+ *   The twins compute the formulas: a NaN or infinity spoils every output that depends on it, and no other.  The
+ *   kernels compute chunks of tokens by matrix products.  A product has a 0 where a formula has no term, and 0 times
+ *   NaN is NaN.  So in the kernels the number also spoils the rest of its own chunk, but no other chunk.  Sizes of
+ *   these chunks:
  *       operator         forward            backward, dstate_in included
  *       wkv6             16 tokens          64 tokens
  *       ssd, conv_ssd    64 tokens          64 tokens
  *       wkv_ssm          as wkv6 and ssd    as wkv6 and ssd
  *       all others       as the twins       as the twins
- *   Chunks   are counted from the first token of a sequence, or of a piece for gt_OP_segment.  Forward may spoil
- *            y from the first token of the chunk on, backward the gradients of all its tokens.
- *            In conv_ssd a number in xBC at token t counts for t ... t+W-1, and so does one in dxBC.
- *   Spoilt   outputs are NaN, infinite, or finite and wrong.  Where the twins spoil one channel of a token
- *            and head, or of a state, the kernels may spoil all of them.
- *   Sums     such as parameter gradients are spoilt by each term: of that head, group or channel.
- *   Never    is another batch element, packed sequence or row spoilt, nor another head that does not share
- *            the number: B and C belong to all heads of a group, and dB and dC add up over them.
- *   Hidden   A NaN comes out as NaN or infinity where the twins' does.  Exception: a decay that comes to 0 in
- *            fp32.  There the kernels may drop what lies before it; the twins keep 0 times NaN.
- *   Large    Kernels of ssd, wkv_ssm and conv_ssd may give a finite number above 10^30 for an infinite dt, and
- *            in fp32 for any infinity: see gt_ssd_args.
+ *   Chunks   are counted from the first token of a sequence, or of a piece in gt_OP_segment.  Forward may spoil y from
+ *            the chunk's first token on; backward may spoil the gradients of all tokens of the chunk.
+ *            In conv_ssd the convolution first spreads a number at token t of xBC to the tokens t ... t+W-1.  The
+ *            same holds for dxBC.
+ *   Spoilt   outputs are NaN, infinite, or finite and wrong.  Where the twins spoil one channel of a token and head, or
+ *            one channel of a state, the kernels may spoil all channels.
+ *   Sums     such as parameter gradients are spoilt for the head, group or channel of the number.
+ *   Never    spoilt: other batch elements, packed sequences and rows, and heads that do not share the number.  All
+ *            heads of a group share B and C, and dB and dC are sums over these heads.
+ *   Hidden   a NaN of an input makes a kernel's output NaN or infinite wherever it makes the twin's so.  One exception:
+ *            where a decay becomes 0 in fp32, the kernels may drop a NaN before that token.  The twins compute 0 times
+ *            NaN there.
+ *   Large    kernels of ssd, wkv_ssm and conv_ssd may turn an infinite dt into a finite number above 10^30, and in fp32
+ *            any infinity: see gt_ssd_args.
  *
  * Licence: MIT, see LICENSE. */
 #ifndef GT_KERNELS_H
@@ -120,9 +127,9 @@
 #define GT_VERSION_PATCH 0
 #define GT_VERSION (GT_VERSION_MAJOR * 10000 + GT_VERSION_MINOR * 100 + GT_VERSION_PATCH)
 
-/* Linkage of every function.  Hidden by default, so that two libraries of one process may each embed a
- * copy.  Define GT_API yourself to export the functions, or as `static` to use them in one file alone.
- * GT_REF_API is the same for the CPU twins, which live in files of their own. */
+/* Linkage of every function.  The default is hidden, so that two libraries of one process can each embed a copy.
+ * Define GT_API yourself to export the functions, or as `static` to use them in one file alone.  GT_REF_API does the
+ * same for the CPU twins, which have their own source files. */
 #ifndef GT_API
 #if defined(__GNUC__)
 #define GT_API extern __attribute__((visibility("hidden")))
@@ -138,7 +145,7 @@
 #endif
 #endif
 
-/* A declaration with that linkage.  Where it is static, a program need not use all functions. */
+/* A declaration with that linkage.  `unused` avoids warnings if GT_API is static and a program calls few functions. */
 #if defined(__GNUC__)
 #define GT_FUNCTION __attribute__((unused)) GT_API
 #define GT_REF_FUNCTION __attribute__((unused)) GT_REF_API
@@ -147,9 +154,9 @@
 #define GT_REF_FUNCTION GT_REF_API
 #endif
 
-/* Linker symbols carry the version: a program and an implementation that were built from different
- * headers do not link ("undefined reference to gt_wkv6_forward_v0_2_0") instead of misreading each
- * other's structs.  Source code uses the plain names. */
+/* Linker symbols contain the version.  So a program and an implementation that were built from different headers do
+ * not link ("undefined reference to gt_wkv6_forward_v0_2_0"); otherwise they would misread each other's structs.
+ * Source code uses the plain names. */
 #define GT_SYMBOL(name) gt_##name##_v0_2_0
 #define gt_version GT_SYMBOL(version)
 #define gt_status_string GT_SYMBOL(status_string)
@@ -309,25 +316,25 @@ typedef enum gt_decay {
 typedef enum gt_activation { GT_ACT_NONE = 0, GT_ACT_SILU = 1 } gt_activation;
 typedef enum gt_norm { GT_NORM_RMS = 0, GT_NORM_LAYER = 1 } gt_norm;
 
-typedef struct CUstream_st *gt_stream; /* the very type cudaStream_t; NULL is the default stream */
+typedef struct CUstream_st *gt_stream; /* the same type as cudaStream_t; NULL is the default stream */
 
-/* Strides in elements of a tensor [B,T,H,*] or [B,T,D]; h is the stride of the head, group or channel index.
- * The last index of a four-index tensor is contiguous (but see gt_stride4).  A zero component takes its default:
+/* Strides of a tensor [B,T,H,*] or [B,T,D], in elements; h is the stride of the head, group or channel index.
+ * The last index of a four-index tensor is contiguous (but see gt_stride4).  A component that is 0 has its default:
  *     h = size of the contiguous part (1 for three-index tensors),  t = H*h,  b = max(T*t, H*h).
- * Packed [B,T,H,N]: all zero.  [B,H,T,N]: {.t = N, .h = T*N}.  [B,D,T]: {.t = 1, .h = T}.  A slice of
- * a projection with rows of R elements: {.t = R}. */
+ * Examples: packed [B,T,H,N]: all 0.  [B,H,T,N]: {.t = N, .h = T*N}.  [B,D,T]: {.t = 1, .h = T}.  A slice of a
+ * projection whose rows have R elements: {.t = R}. */
 typedef struct gt_stride {
     int64_t b, t, h;
 } gt_stride;
 
-/* The same with n, the stride of the last index: 0 = 1.  By default h = n * the size of the last index.
- * [B,G,N,T] for a tensor [B,T,G,N]: {.t = 1, .n = T}. */
+/* As gt_stride, with n, the stride of the last index (0 = 1).  The default of h is n * the size of the last index.
+ * Example: the layout [B,G,N,T] of a tensor [B,T,G,N] is {.t = 1, .n = T}. */
 typedef struct gt_stride4 {
     int64_t b, t, h, n;
 } gt_stride4;
 
-/* Bytes asked for by gt_OP_workspace: workspace of each pass, and the optional `saved` buffer.  segment: of
- * gt_OP_segment and gt_OP_segment_backward each; gt_OP_join needs none. */
+/* The answer of gt_OP_workspace in bytes: the workspace of each pass, and the size of the optional `saved` buffer.
+ * segment is the workspace of gt_OP_segment, and equally of gt_OP_segment_backward; gt_OP_join needs none. */
 typedef struct gt_workspace {
     size_t forward, backward, step, saved, segment;
 } gt_workspace;
@@ -337,19 +344,19 @@ typedef struct gt_workspace {
 /* GT_VERSION of the compiled implementation. */
 GT_FUNCTION int gt_version(void);
 
-/* A fixed sentence for a status; never NULL, also for values that are no status. */
+/* A fixed sentence for a status.  Never NULL, even for a value that is no status. */
 GT_FUNCTION const char *gt_status_string(gt_status status);
 
 /* The error text of the last gt_ call that failed in this thread: function, field, value.  "" if none failed.
  * The text stays valid until the next failing call of the same thread. */
 GT_FUNCTION const char *gt_last_error(void);
 
-/* GT_OK if kernels of this build run on `device` (-1: the current one); else GT_ERROR_NO_CUDA,
- * GT_ERROR_NO_DEVICE, GT_ERROR_ARCH or GT_ERROR_VALUE (no such device). */
+/* GT_OK if the kernels of this build run on `device` (-1: the current device).  Otherwise GT_ERROR_NO_CUDA,
+ * GT_ERROR_NO_DEVICE, GT_ERROR_ARCH, or GT_ERROR_VALUE if there is no such device. */
 GT_FUNCTION gt_status gt_device_supported(int device);
 
-/* sizeof(gt_OP_args) in the compiled implementation, for bindings from other languages: they hold it against
- * the size of the struct that they make. */
+/* sizeof(gt_OP_args) in the compiled implementation.  A binding from another language compares it with the size of its
+ * own struct. */
 GT_FUNCTION size_t gt_wkv6_args_size(void);
 GT_FUNCTION size_t gt_ssd_args_size(void);
 GT_FUNCTION size_t gt_selective_scan_args_size(void);
@@ -362,38 +369,42 @@ GT_FUNCTION size_t gt_wkv_ssm_args_size(void);
 GT_FUNCTION size_t gt_conv_ssd_args_size(void);
 GT_FUNCTION size_t gt_wkv4_args_size(void);
 
-/* Host conversions, round to nearest even; NaN stays NaN, overflow gives infinity. */
+/* Conversions on the host.  They round to nearest even.  A NaN stays NaN, and overflow gives infinity. */
 static inline uint16_t gt_f32_to_bf16(float value);
 static inline float gt_bf16_to_f32(uint16_t bits);
 static inline uint16_t gt_f32_to_f16(float value);
 static inline float gt_f16_to_f32(uint16_t bits);
 
 /* ---- wkv6: RWKV-6 time mixing ------------------------------------------------------------------
- * Per batch element and head, with decay d_t = exp(-exp(w_t)) (raw) or exp(w_t) (log), in [0,1]:
+ * Per batch element and head, with decay d_t = exp(-exp(w_t)) (raw) or exp(w_t) (log), in [0,1].  A dot multiplies
+ * element by element.
  *     y_t = scale (S_{t-1}^T r_t + (sum_n r_t[n] u[n] k_t[n]) v_t)  reads the state before token t
  *     S_t = diag(d_t) S_{t-1} + k_t v_t^T                           S_0 = state_in, S_T = state_out
  * Source: Peng et al. 2024, "Eagle and Finch", arXiv:2404.05892, section 4.1 (with u = time_faaaa).
- * Backward, G_t = dL/dS_t with G_T = dstate_out, b_t = <dy_t, v_t>, and dy_t times scale:
+ * Backward, with G_t = dL/dS_t, G_T = dstate_out, b_t = <dy_t, v_t>, and dy_t already multiplied by scale:
  *     dr_t = S_{t-1} dy_t + b_t u.k_t               dk_t = G_t v_t + b_t u.r_t
  *     dv_t = G_t^T k_t + (sum_n r u k) dy_t          du  = sum_{b,t} b_t r_t.k_t
- *     dw_t = dL/dw as given: log: d_t . rowsum(G_t . S_{t-1}); raw: that times -exp(w_t), and 0 where
- *            d_t is 0                                G_{t-1} = diag(d_t) G_t + r_t dy_t^T
- * Any decay is right, exact zeros included; nothing is clamped.  No tokens: the state is copied.
+ *     G_{t-1} = diag(d_t) G_t + r_t dy_t^T
+ *     dw_t = dL/dw_t.  For log decays d_t . rowsum(G_t . S_{t-1}); for raw decays the same times -exp(w_t), and 0
+ *            where d_t is 0
+ * Every decay is valid, including an exact 0; nothing is clamped.  With T = 0 the state is copied.
  * The kernels take N and V up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any.
- * Backward needs least workspace with `saved`, and with dv (N = 128: also dk) in rows aligned to 16
- * bytes: ask gt_wkv6_workspace.  A query that leaves these NULL gets a size that is enough in either case. */
+ * Backward needs the least workspace if `saved` is given and rows of dv (N = 128: also of dk) are aligned to 16 bytes,
+ * because G then lies in these outputs.  If the pointers are NULL in a query, gt_wkv6_workspace gives a size that is
+ * enough in both cases. */
 typedef struct gt_wkv6_args {
     int64_t B, T, H, N;
     int64_t V;                /* value size, 0 = N */
     gt_dtype dtype;           /* r k v y and their gradients */
     gt_dtype w_dtype;         /* w dw: 0 = dtype, or GT_F32 */
-    gt_dtype state_dtype;     /* state_out, in step: 0 = GT_F32, or any, rounded when it is stored, to nearest or see
-                                rounding_seed; a 16-bit array is cast to float *.  fp32 elsewhere */
-    gt_dtype parameter_dtype; /* u, in step: 0 = GT_F32, or any, cast likewise.  fp32 elsewhere */
+    gt_dtype state_dtype;     /* of state_out in step: 0 = GT_F32, or any.  A step rounds a 16-bit state when it stores
+                                it, to nearest or as rounding_seed says.  Cast the pointer to float *.  All other
+                                functions: fp32 */
+    gt_dtype parameter_dtype; /* of u in step: 0 = GT_F32, or any, with the same cast.  All other functions: fp32 */
     gt_decay decay;           /* what w holds */
     float scale;              /* of y: 0 = 1, else 2^-32 to 2^32 */
     int state_in_shared;      /* 1: state_in and dstate_in are [H,N,V], one for the whole batch */
-    int accumulate;           /* 1: du, and dstate_in if shared, are added to */
+    int accumulate;           /* 1: adds to du, and to dstate_in if shared */
     int64_t segments;         /* 0 = automatic */
     const void *r, *k, *w;    /* in  [B,T,H,N] */
     const void *v;            /* in  [B,T,H,V] */
@@ -410,51 +421,52 @@ typedef struct gt_wkv6_args {
                                            [H,N,V], summed over the batch, accumulates */
     gt_stride r_stride, k_stride, w_stride, v_stride, y_stride;
     gt_stride dy_stride, dr_stride, dk_stride, dw_stride, dv_stride;
-    /* Packed sequences, forward and backward.  With seq_capacity > 0, B is 1 and sequence s has the
-     * tokens cu_seqlens[s] to cu_seqlens[s+1]-1, for s below *seq_count; cu_seqlens starts with 0
-     * and never falls, so that sequences follow one another and may be empty.  States are
-     * [seq_capacity,H,N,V], one for each sequence, or shared by all; du is summed over all;
-     * segments are pieces of each.
-     * T and seq_capacity are capacities, for which saved and workspace are sized.  They hold states:
-     * one for every 64 tokens (ssd, selective_scan: 128; wkv4: 32), and one for each sequence, but no more than
-     * T of these: T / 64 + min(T, seq_capacity).  Backward with a shared state has seq_capacity more.  Other scratch
-     * memory grows by 4 bytes a sequence.  The lengths and their number stand in device memory that the host never
-     * reads, so a captured graph may be replayed for other lengths.  Tokens from cu_seqlens[*seq_count] on belong to no
-     * sequence: they are not read, and y and the gradients are 0 there.  States from row *seq_count on are neither read
-     * nor written.  The CPU twin checks the contents of the two arrays, the kernels trust them. */
+    /* Packed sequences, for forward and backward.  seq_capacity > 0 selects them; B is then 1.  For s below
+     * *seq_count, sequence s has the tokens cu_seqlens[s] to cu_seqlens[s+1]-1.  cu_seqlens starts with 0 and never
+     * falls: sequences follow one another and may be empty.  States are [seq_capacity,H,N,V], one for each sequence, or
+     * one that all share.  du is summed over all sequences.  `segments` cuts each sequence.
+     * T and seq_capacity are capacities, and determine the sizes of saved and workspace.  Both hold states: one for
+     * every 64 tokens (ssd, selective_scan: 128; wkv4: 32), and one for each sequence, but no more than T of the
+     * latter: T / 64 + min(T, seq_capacity).  Backward with a shared state has seq_capacity more.  Other scratch memory
+     * grows by 4 bytes a sequence.
+     * The lengths and their number lie in device memory.  The host never reads them, so a captured graph may be
+     * replayed for other lengths.  Tokens from cu_seqlens[*seq_count] on belong to no sequence: they are not read, and
+     * their y and gradients are 0.  States from row *seq_count on are neither read nor written.  The CPU twin checks
+     * the contents of both arrays; the kernels trust them. */
     const int32_t *cu_seqlens; /* in  [seq_capacity+1]; the first *seq_count+1 are read */
     const int32_t *seq_count;  /* in  [1], 0 to seq_capacity; NULL = seq_capacity */
     int64_t seq_capacity;      /* 0 = not packed */
-    /* step: states live in a pool of slot_capacity rows (0 = B), batch element b uses row slots[b] (NULL: row b).
-     * A row outside the pool skips the element: its y is 0.  Two elements must not use the same row: the row is
-     * undefined afterwards, and so is their y.
-     * forward with slots: the same for packed sequence s and row slots[s]; slot_capacity = 0 is seq_capacity.
-     * state_in and state_out are pools of slot_capacity rows, and may be the same one.  A sequence starts from its row
-     * of state_in, or from zero if state_in is NULL or starts_zero[s] is not 0; its last state goes to its row of
-     * state_out.  No other row is read or written.  A row outside the pool skips the sequence: its y is 0.  Results
-     * have the bits of a call without slots.  Not for a shared state_in. */
+    /* Pools of states.  In step, states are rows of a pool of slot_capacity rows (0 = B), and batch element b uses row
+     * slots[b] (NULL: row b).  An element whose row lies outside the pool is skipped: its y is 0.  Two elements must
+     * not use the same row; otherwise the row and both y are undefined.
+     * In forward, packed sequence s uses row slots[s], likewise; slot_capacity = 0 means seq_capacity.  state_in and
+     * state_out are pools of slot_capacity rows, and may be the same pool.  A sequence starts from its row of state_in.
+     * It starts from zero if state_in is NULL or starts_zero[s] is not 0.  Its last state goes to its row of state_out.
+     * No other row is read or written.  Results equal a call without slots bit for bit.  Not for a shared
+     * state_in. */
     const int32_t *slots; /* in  [B]; forward: [seq_capacity], the first *seq_count are read */
     int64_t slot_capacity;
     const int32_t *starts_zero; /* in  [seq_capacity], forward with slots; NULL = all 0 */
-    int64_t state_out_stride;   /* step, and forward with slots: elements from row to row of state_out, and of state_in;
-                                   0 = packed.  Rows that are 16 bytes aligned are fast */
-    /* step only, for speculative decoding.  Batch element b has the first tokens[b] of the T tokens (NULL: all T), and
-     * the first commit[b] of these enter its state (NULL: all of them).  y is made of all of its tokens; y of the
-     * others is 0, and their inputs are not used.  The state after commit[b] tokens is stored, with the bits of a step
-     * of these alone; commit[b] = 0 leaves the row as it is.  So a call takes the tokens accepted since the last call,
-     * which it commits, and then new drafts; the caller sends accepted drafts again.  An element is skipped, as one
-     * with a row outside the pool, unless 0 <= commit[b] <= tokens[b] <= T. */
+    int64_t state_out_stride;   /* step, and forward with slots: elements from row to row of state_out and of state_in;
+                                   0 = packed.  Rows that are aligned to 16 bytes are faster */
+    /* step only, for speculative decoding.  Batch element b has the first tokens[b] of the T tokens (NULL: all T).  The
+     * first commit[b] of these enter its state (NULL: all of them); the others are drafts.  The step writes y for all
+     * tokens of the element.  y of the remaining tokens is 0, and their inputs are not used.  The stored state is the
+     * state after commit[b] tokens, with the bits of a step of these tokens alone; commit[b] = 0 leaves the row
+     * unchanged.  So a call first commits the tokens that were accepted since the last call, then tries new drafts.
+     * The caller sends an accepted draft again.  An element is skipped, like one whose row lies outside the pool,
+     * unless 0 <= commit[b] <= tokens[b] <= T. */
     const int32_t *tokens, *commit; /* in  [B] */
-    /* step only, with states of 16 bits: rounding_seed rounds them up or down at random, with the right mean, instead
-     * of to nearest.  So small changes are not lost over many tokens.  The random numbers are Philox4x32-10 of the
-     * seed, of the batch element's rounding_steps[b] and of the number's place in the state, as
-     * gt/recurrence/rounding.h states.
-     * They do not depend on the batch, the pool row or the kernel: with steps = the tokens so far, a sequence's results
-     * repeat.  Elements with the same step share them, and so do layers with the same seed: give each layer its own.
-     * Both lie in device memory, so that a captured graph reads new ones.  Give both or none. */
+    /* step only, with states of 16 bits: stochastic rounding.  A step with rounding_seed rounds a state up or down at
+     * random, with the right mean, instead of to nearest.  So small changes of the state add up over many tokens
+     * instead of being lost.  The random numbers are Philox4x32-10 of three things: the seed, the batch element's
+     * rounding_steps[b], and the place of the number in the state (see gt/recurrence/rounding.h).  They do not depend
+     * on the batch, the pool row or the kernel.  So a sequence's results repeat if its step is the number of tokens so
+     * far.  Elements with the same step share random numbers, and so do layers with the same seed: give each layer its
+     * own seed.  Both arrays lie in device memory, so that a replayed graph reads new values.  Give both or neither. */
     const int32_t *rounding_seed;  /* in  [2] */
     const int32_t *rounding_steps; /* in  [B] */
-    /* segment, segment_backward, join and join_backward only: pieces of sequences, see gt_wkv6_segment. */
+    /* Pieces of sequences, for segment, segment_backward, join and join_backward only: see gt_wkv6_segment. */
     float *decay_out;          /* out [B,H,N]          segment; segment_backward: may be NULL */
     int64_t pieces;            /* R, 0 = 1             join, join_backward */
     const float *piece_states; /* in  [R,B,H,N,V]      state_out of every piece; join_backward: dstate_in of each */
@@ -471,43 +483,44 @@ typedef struct gt_wkv6_args {
 GT_FUNCTION gt_status gt_wkv6_forward(const gt_wkv6_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: r k v w dy; u and state_in as given to forward. */
 GT_FUNCTION gt_status gt_wkv6_backward(const gt_wkv6_args *args, gt_stream stream);
-/* 1 to 16 new tokens per batch element; state_out is read and updated in place (state_in: NULL or the
- * same pointer).  Equals forward on the same tokens up to rounding.  Not for packed sequences. */
+/* Processes 1 to 16 new tokens per batch element.  Reads state_out and updates it in place; state_in is NULL or the
+ * same pointer.  The results equal forward on the same tokens, up to rounding.  Not for packed sequences. */
 GT_FUNCTION gt_status gt_wkv6_step(const gt_wkv6_args *args, gt_stream stream);
-/* One sequence in R pieces of any lengths, which know nothing of each other: on several devices, say.  Let
- *     E = the product of d_t over a piece      L = its state_out from a zero state
- *     X = its dstate_in by its own dy, with dstate_out = 0
- * Then the states between the pieces, and their gradients, are two short recurrences over pieces p = 0 ... R-1:
- *     S_0 = state_in of all            S_{p+1} = diag(E_p) S_p + L_p          the state_in of piece p is S_p
- *     G_{R-1} = dstate_out of all      G_{p-1} = diag(E_p) G_p + X_p          the dstate_out of piece p is G_p
- * segment writes L and log E of a piece, segment_backward X (and log E); join makes all S_p, join_backward all G_p.
- *     forward    each piece: segment.  Gather L and log E of all.  join.           each piece: forward from S_p
- *     backward   each piece: segment_backward.  Gather X.         join_backward.   each piece: backward, with the
- *                state_in that its forward had and dstate_out = G_p
- * No more is needed: with S_p and G_p, gt_wkv6_backward writes the gradients of the whole sequence.  The caller adds up
- * du over the pieces.  The dstate_in of piece 0 is the dstate_in of the whole.  (E is the product of the recurrence's
- * transitions, so both recurrences are the ones above with a piece for a token; Blelloch 1990, CMU-CS-90-190.)
+/* One sequence in R independent pieces of any lengths, for example on several devices.  For each piece let
+ *     E = the product of its d_t       L = its state_out if it starts from a zero state
+ *     X = its dstate_in from its own dy, with dstate_out = 0
+ * The states between the pieces, and their gradients, then follow from two short recurrences over p = 0 ... R-1:
+ *     S_0 = the sequence's state_in            S_{p+1} = diag(E_p) S_p + L_p          S_p is the state_in of piece p
+ *     G_{R-1} = the sequence's dstate_out      G_{p-1} = diag(E_p) G_p + X_p          G_p is the dstate_out of piece p
+ * gt_wkv6_segment writes L and log E of a piece, segment_backward writes X (and log E).  join writes all S_p,
+ * join_backward all G_p.  The order of calls:
+ *     forward    segment for each piece; gather all L and log E; join; then forward for each piece, from S_p
+ *     backward   segment_backward for each piece; gather all X; join_backward; then backward for each piece, with the
+ *                state_in of its forward and dstate_out = G_p
+ * With S_p and G_p, gt_wkv6_backward writes the gradients of the whole sequence.  The caller sums du over the pieces.
+ * The dstate_in of piece 0 is the dstate_in of the sequence.  (Both recurrences are the formulas of tokens above, with
+ * a piece in the place of a token: Blelloch 1990, CMU-CS-90-190.)
  *
  * Writes state_out and decay_out.  Required: k v w state_out decay_out.  Reads neither r, u nor state_in, and writes
- * no y.  decay_out is the natural logarithm: 0 or less, minus infinity or less than -10^30 where the decay is 0.
- * Each packed sequence has its own: [seq_capacity,H,N,V] and [seq_capacity,H,N]. */
+ * no y.  decay_out is the natural logarithm of E.  It is at most 0.  Where E is 0 it is minus infinity or less than
+ * -10^30.  Each packed sequence has its own outputs: [seq_capacity,H,N,V] and [seq_capacity,H,N]. */
 GT_FUNCTION gt_status gt_wkv6_segment(const gt_wkv6_args *args, gt_stream stream);
 /* Writes dstate_in and, unless NULL, decay_out.  Required: r w dy dstate_in.  Not for a shared state_in. */
 GT_FUNCTION gt_status gt_wkv6_segment_backward(const gt_wkv6_args *args, gt_stream stream);
-/* Writes piece_starts.  Required: piece_states piece_decays piece_starts.  Reads also state_in, which may be shared.
- * T and segments are not used.  B: of packed sequences, the seq_capacity of the pieces (seq_capacity is 0 here). */
+/* Writes piece_starts.  Required: piece_states piece_decays piece_starts.  Also reads state_in, which may be shared.
+ * T and segments are not used.  For packed sequences, B is the seq_capacity of the pieces, and seq_capacity is 0. */
 GT_FUNCTION gt_status gt_wkv6_join(const gt_wkv6_args *args, gt_stream stream);
-/* The same backwards: from the last piece to the first, from dstate_out. */
+/* The same in reverse: starts from dstate_out and goes from the last piece to the first. */
 GT_FUNCTION gt_status gt_wkv6_join_backward(const gt_wkv6_args *args, gt_stream stream);
-/* Needs sizes, strides, capacities, dtypes, flags and segments; of the pointers only whether they are NULL
- * and how they are aligned matters. */
+/* Reads sizes, strides, capacities, dtypes, flags and segments.  A pointer matters in two ways only: whether it is
+ * NULL, and how it is aligned. */
 GT_FUNCTION gt_status gt_wkv6_workspace(const gt_wkv6_args *args, gt_workspace *need);
-/* Which kernels a call with these arguments takes on the current device, and why not faster ones, as a text:
- * "forward: token_kernel (any-size kernels: rows of k are not aligned to 16 bytes); backward: ...".  Launches nothing
- * and writes the text alone: at most bytes - 1 characters and a 0.  The contents of the tensors do not matter.  A
- * required pointer that is still NULL counts as aligned.  If all outputs of a pass are NULL, the text is for a pass
- * that writes all of them.  It names step where a step can have these arguments, and both
- * passes of a segment where decay_out is not NULL.  For people and logs: the words may change in any version. */
+/* Writes a text that names the kernels of a call with these arguments on the current device, and the reason against
+ * faster ones: "forward: token_kernel (any-size kernels: rows of k are not aligned to 16 bytes); backward: ...".
+ * Writes at most bytes - 1 characters and a 0, and launches nothing.  The contents of the tensors do not matter.  A
+ * required pointer that is still NULL counts as aligned.  If all outputs of a pass are NULL, the text describes a pass
+ * that writes all of them.  The text includes step if a step can have these arguments, and both passes of a segment if
+ * decay_out is not NULL.  It is for people and logs: its words may change in any version. */
 GT_FUNCTION gt_status gt_wkv6_path(const gt_wkv6_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_wkv6_forward(const gt_wkv6_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv6_backward(const gt_wkv6_args *args);
@@ -518,35 +531,35 @@ GT_REF_FUNCTION gt_status gt_ref_wkv6_join(const gt_wkv6_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv6_join_backward(const gt_wkv6_args *args);
 
 /* ---- ssd: Mamba-2 -------------------------------------------------------------------------------
- * Per batch element and head h (group g = h / (H/G)), s = dt + dt_bias, softplus(s) if asked, clamped
- * to [dt_min, dt_max] if asked, gives Delta_t:
+ * Per batch element and head h, which is in group g = h / (H/G).  Delta_t is dt + dt_bias; then softplus of this sum,
+ * if `softplus` is set; then clamped to [dt_min, dt_max], if `dt_limit` is set:
  *     h_t = exp(Delta_t A) h_{t-1} + Delta_t x_t Bm_t^T              h [P,N], h_0 = state_in
  *     y_t = (h_t Cm_t + Dskip . x_t) . silu(z_t)                      without z: no gate
  * Source: Dao and Gu 2024, "Transformers are SSMs", arXiv:2405.21060, section 6; softplus, limits,
  * gate and skip as in the Mamba-2 block.
- * Backward: gradients of all of it; at a clamp limit exactly reached the gradient passes.  dz needs y without its gate,
- * which is computed again; or, with reads_y and where kernels gain by it (compute capability 9.0, bf16), is y /
- * silu(z).
- * dz is then rounded as y is, once more: 2.4e-3 of its norm instead of 1.7e-3.  Where z is 0, below -40 or next to 0
- * (2^-59), or y not finite, and dy is not 0, y without its gate is computed again: one by one, for few such numbers.
- * The kernels bound exp(Delta_t A), and in fp32 products of two tokens, to 2^128: a product that overflows then meets a
- * 0 without giving NaN.  So for an infinite dt, and in fp32 for any infinity, they may give a finite number above 10^30
- * where the twins give NaN or infinity.
+ * Backward writes the gradients of all inputs.  A Delta_t exactly at a limit passes its gradient on.  dz needs y before
+ * the gate, and backward computes it again.  With reads_y, where that is faster (compute capability 9.0, bf16), it
+ * takes y / silu(z) instead.  dz then contains the rounding of y, too: its error is 2.4e-3 of its norm instead of
+ * 1.7e-3.  The division fails where z is 0, within 2^-59 of 0 or below -40, or where y is not finite.  If dy is not 0
+ * there, backward computes y before the gate for each such element by itself, since they are few.
+ * The kernels limit exp(Delta_t A) to 2^128, and in fp32 also products of two tokens, because an infinity times a 0
+ * would give NaN.  So for an infinite dt, and in fp32 for any infinity, they may give a finite number above 10^30 where
+ * the twins give NaN or infinity.
  * The kernels take P and N up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
 typedef struct gt_ssd_args {
     int64_t B, T, H, P, N;
     int64_t G;                /* groups that share Bm and Cm, divides H; 0 = 1 */
     gt_dtype dtype;           /* x Bm Cm z y and their gradients */
     gt_dtype dt_dtype;        /* dt ddt: 0 = dtype, or GT_F32 */
-    gt_dtype state_dtype;     /* state_out, in step: 0 = GT_F32, or any.  fp32 elsewhere */
-    gt_dtype parameter_dtype; /* Dskip dt_bias, in step: 0 = GT_F32, or any.  fp32 elsewhere */
+    gt_dtype state_dtype;     /* of state_out in step: 0 = GT_F32, or any; fp32 elsewhere */
+    gt_dtype parameter_dtype; /* of Dskip dt_bias in step: 0 = GT_F32, or any; fp32 elsewhere */
     int softplus;             /* 1: softplus(dt + dt_bias) */
     int dt_limit;             /* 1: then clamp to [dt_min, dt_max] */
     float dt_min, dt_max;
     int Dskip_per_channel;   /* 1: Dskip and dDskip are [H,P] */
     int state_in_shared;     /* 1: state_in and dstate_in are [H,P,N] */
-    int accumulate;          /* 1: dA dDskip ddt_bias, and dstate_in if shared, are added to */
-    int reads_y;             /* 1: backward finds in y, unless NULL, what forward wrote, and may make dz of it */
+    int accumulate;          /* 1: adds to dA dDskip ddt_bias, and to dstate_in if shared */
+    int reads_y;             /* 1: y, if not NULL, still holds forward's output in backward, and may be used for dz */
     int64_t segments;        /* 0 = automatic */
     const void *x;           /* in  [B,T,H,P] */
     const void *dt;          /* in  [B,T,H] */
@@ -594,12 +607,12 @@ GT_FUNCTION gt_status gt_ssd_forward(const gt_ssd_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: x dt A Bm Cm dy; the optional inputs as given to
  * forward.  dz needs z. */
 GT_FUNCTION gt_status gt_ssd_backward(const gt_ssd_args *args, gt_stream stream);
-/* 1 to 16 new tokens; state_out is updated in place, as gt_wkv6_step. */
+/* Processes 1 to 16 new tokens and updates state_out in place, as gt_wkv6_step does. */
 GT_FUNCTION gt_status gt_ssd_step(const gt_ssd_args *args, gt_stream stream);
-/* One sequence in R pieces, as gt_wkv6_segment has it, with E = exp(sum of Delta_t A) over a piece.  X is made of dy
- * silu(z).  decay_out, the natural logarithm of E, may be above 0.  dA, dDskip and ddt_bias are to be added up over the
- * pieces.  segment reads x dt A Bm dt_bias and writes state_out and decay_out; it reads neither Cm nor z and writes no
- * y.  Required: x dt A Bm state_out decay_out. */
+/* One sequence in R independent pieces, as for gt_wkv6_segment, with E = exp(sum of Delta_t A) over a piece.  X is
+ * computed from dy silu(z).  decay_out, the natural logarithm of E, may be above 0.  The caller sums dA, dDskip and
+ * ddt_bias over the pieces.  segment reads x dt A Bm dt_bias and writes state_out and decay_out.  It reads neither Cm
+ * nor z, and writes no y.  Required: x dt A Bm state_out decay_out. */
 GT_FUNCTION gt_status gt_ssd_segment(const gt_ssd_args *args, gt_stream stream);
 /* Reads dy z dt A Cm dt_bias; writes dstate_in and, unless NULL, decay_out.  Required: dt A Cm dy dstate_in; z as given
  * to forward.  Not for a shared state_in. */
@@ -607,11 +620,11 @@ GT_FUNCTION gt_status gt_ssd_segment_backward(const gt_ssd_args *args, gt_stream
 /* As gt_wkv6_join and gt_wkv6_join_backward. */
 GT_FUNCTION gt_status gt_ssd_join(const gt_ssd_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_ssd_join_backward(const gt_ssd_args *args, gt_stream stream);
-/* The workspace of backward depends on the kernels that the call can take, and so on how tensors are aligned.  A NULL
- * pointer counts as aligned: set pointers that are not aligned before the query, or it may answer too little.  The
- * workspace depends on z and dx, too.  With z some kernels first make dy silu(z), which has the bytes of y.  It lies in
- * the memory of dx, which they write last.  It lies in workspace where dx is NULL, where tokens are few, and in
- * segment_backward. */
+/* The workspace of backward depends on the kernels of the call, and so on the alignment of the tensors.  A NULL pointer
+ * counts as aligned: set unaligned pointers before the query, or the answer may be too small.  The workspace also
+ * depends on z and dx.  With z, some kernels first compute dy silu(z), which has as many bytes as y.  They keep it in
+ * the memory of dx, which they write last.  If dx is NULL, if there are few tokens, and in segment_backward, they keep
+ * it in workspace. */
 GT_FUNCTION gt_status gt_ssd_workspace(const gt_ssd_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_ssd_path(const gt_ssd_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_ssd_forward(const gt_ssd_args *args);
@@ -623,12 +636,12 @@ GT_REF_FUNCTION gt_status gt_ref_ssd_join(const gt_ssd_args *args);
 GT_REF_FUNCTION gt_status gt_ref_ssd_join_backward(const gt_ssd_args *args);
 
 /* ---- selective_scan: Mamba-1 --------------------------------------------------------------------
- * Per batch element and channel d (group g = d / (D/G)), Delta_t = dt + dt_bias, softplus if asked:
+ * Per batch element and channel d, which is in group g = d / (D/G).  Delta_t is dt + dt_bias, or softplus of this sum:
  *     h_t[n] = exp(Delta_t A[d,n]) h_{t-1}[n] + Delta_t u_t Bm_t[n]     h_0 = state_in
  *     y_t    = (sum_n h_t[n] Cm_t[n] + Dskip u_t) silu(z_t)              without z: no gate
- * Delta A may be above 0 (A > 0, or Delta < 0 without softplus): the state grows.  Results are accurate while the sum
- * of Delta A over any 64 tokens is at most 40; beyond that they may be infinite, but are not NaN where the true number
- * fits fp32.
+ * Delta A may be above 0 (A > 0, or Delta < 0 without softplus): then the state grows.  Results are accurate while the
+ * sum of Delta A over any 64 tokens is at most 40.  Beyond that, a result may be infinite, but it is not NaN if the
+ * true number fits fp32.
  * Source: Gu and Dao 2023, "Mamba", arXiv:2312.00752, section 3.2 and algorithm 2.
  * The kernels take N up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
 typedef struct gt_selective_scan_args {
@@ -636,11 +649,11 @@ typedef struct gt_selective_scan_args {
     int64_t G;                /* groups that share Bm and Cm, divides D; 0 = 1 */
     gt_dtype dtype;           /* u Bm Cm z y and their gradients */
     gt_dtype dt_dtype;        /* dt ddt: 0 = dtype, or GT_F32 */
-    gt_dtype state_dtype;     /* state_out, in step: 0 = GT_F32, or any.  fp32 elsewhere */
-    gt_dtype parameter_dtype; /* Dskip dt_bias, in step: 0 = GT_F32, or any.  fp32 elsewhere */
+    gt_dtype state_dtype;     /* of state_out in step: 0 = GT_F32, or any; fp32 elsewhere */
+    gt_dtype parameter_dtype; /* of Dskip dt_bias in step: 0 = GT_F32, or any; fp32 elsewhere */
     int softplus;             /* 1: softplus(dt + dt_bias) */
     int state_in_shared;      /* 1: state_in and dstate_in are [D,N] */
-    int accumulate;           /* 1: dA dDskip ddt_bias, and dstate_in if shared, are added to */
+    int accumulate;           /* 1: adds to dA dDskip ddt_bias, and to dstate_in if shared */
     int64_t segments;         /* 0 = automatic */
     const void *u, *dt;       /* in  [B,T,D] */
     const float *A;           /* in  [D,N] */
@@ -677,7 +690,7 @@ typedef struct gt_selective_scan_args {
 GT_FUNCTION gt_status gt_selective_scan_forward(const gt_selective_scan_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: u dt A Bm Cm dy.  dz needs z. */
 GT_FUNCTION gt_status gt_selective_scan_backward(const gt_selective_scan_args *args, gt_stream stream);
-/* 1 to 16 new tokens; state_out is updated in place, as gt_wkv6_step. */
+/* Processes 1 to 16 new tokens and updates state_out in place, as gt_wkv6_step does. */
 GT_FUNCTION gt_status gt_selective_scan_step(const gt_selective_scan_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_selective_scan_workspace(const gt_selective_scan_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_selective_scan_path(const gt_selective_scan_args *args, char *text, size_t bytes);
@@ -686,20 +699,20 @@ GT_REF_FUNCTION gt_status gt_ref_selective_scan_backward(const gt_selective_scan
 GT_REF_FUNCTION gt_status gt_ref_selective_scan_step(const gt_selective_scan_args *args);
 
 /* ---- conv1d: causal depthwise convolution --------------------------------------------------------
- * Per batch element and channel, e = [the W-1 inputs before the first; x_0 ... x_{T-1}]:
- *     y_t = act(bias + sum_{j<W} weight[j] e_{t+j})        weight[W-1] meets the current token
- *     state_out = the last W-1 of e, oldest first           (rows of state_in if T < W-1)
+ * Per batch element and channel, with e = the W-1 inputs before the first token (state_in), then x_0 ... x_{T-1}:
+ *     y_t = act(bias + sum_{j<W} weight[j] e_{t+j})        weight[W-1] multiplies the current token
+ *     state_out = the last W-1 of e, oldest first          (if T < W-1, some of them are inputs of state_in)
  * Source: Gu and Dao 2023, arXiv:2312.00752, figure 3 (the convolution before the scan). */
 typedef struct gt_conv1d_args {
     int64_t B, T, D;
     int64_t W;                /* 2, 3 or 4 */
     gt_dtype dtype;           /* x y dy dx */
-    gt_dtype weight_dtype;    /* weight bias, in step: 0 = GT_F32, or any.  fp32 elsewhere, as their gradients */
-    gt_dtype state_dtype;     /* state_out, in step: 0 = GT_F32, or any.  fp32 elsewhere */
-    int64_t state_columns;    /* S, step only: inputs that a state holds, at least W-1; 0 = W-1 */
+    gt_dtype weight_dtype;    /* of weight, bias in step: 0 = GT_F32, or any.  Elsewhere fp32, like their gradients */
+    gt_dtype state_dtype;     /* of state_out in step: 0 = GT_F32, or any; fp32 elsewhere */
+    int64_t state_columns;    /* S, step only: number of inputs that a state holds, at least W-1; 0 = W-1 */
     gt_activation activation; /* applied to the sum */
     int state_in_shared;      /* 1: state_in and dstate_in are [D,W-1] */
-    int accumulate;           /* 1: dweight dbias, and dstate_in if shared, are added to */
+    int accumulate;           /* 1: adds to dweight dbias, and to dstate_in if shared */
     const void *x;            /* in  [B,T,D]; [B,D,T] with x_stride = {.t = 1, .h = T} */
     const float *weight;      /* in  [D,W] */
     const float *bias;        /* in  [D], NULL = 0 */
@@ -714,17 +727,17 @@ typedef struct gt_conv1d_args {
     float *dstate_in;         /* out [B,D,W-1], may equal dstate_out if not shared; shared: [D,W-1],
                                  summed over the batch, accumulates */
     gt_stride x_stride, y_stride, dy_stride, dx_stride;
-    const int32_t *cu_seqlens, *seq_count; /* packed sequences, as in gt_wkv6_args; each gives the bits of y, dx
-                                              and states that it has alone */
+    const int32_t *cu_seqlens, *seq_count; /* packed sequences, as in gt_wkv6_args; y, dx and states of a sequence have
+                                              the same bits as in a call of their own */
     int64_t seq_capacity;
     const int32_t *slots; /* step and forward, as in gt_wkv6_args, and so are the next two */
     int64_t slot_capacity;
     const int32_t *starts_zero;
     const int32_t *tokens, *commit; /* step only, as in gt_wkv6_args */
-    gt_stride state_out_stride;     /* step, and forward with slots: .b to the next row, .t channel, .h column of
-                                       state_out, and of state_in; 0 = packed */
-    const int32_t *places;          /* step only, in [B]: a state is a ring, whose next input goes to column places[b]
-                                   modulo S.  NULL: the columns are in order, the newest input last */
+    gt_stride state_out_stride;     /* step, and forward with slots: strides of state_out and state_in from row to row
+                                       (.b), channel to channel (.t), column to column (.h); 0 = packed */
+    const int32_t *places;          /* step only, in [B]: a state is a ring, and its next input goes to column places[b]
+                                   modulo S.  NULL: columns are in order of time, the newest input last */
     void *workspace;
     size_t workspace_bytes;
 } gt_conv1d_args;
@@ -733,7 +746,7 @@ typedef struct gt_conv1d_args {
 GT_FUNCTION gt_status gt_conv1d_forward(const gt_conv1d_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: x weight dy. */
 GT_FUNCTION gt_status gt_conv1d_backward(const gt_conv1d_args *args, gt_stream stream);
-/* 1 to 16 new tokens; state_out is updated in place, as gt_wkv6_step. */
+/* Processes 1 to 16 new tokens and updates state_out in place, as gt_wkv6_step does. */
 GT_FUNCTION gt_status gt_conv1d_step(const gt_conv1d_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_conv1d_workspace(const gt_conv1d_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_conv1d_path(const gt_conv1d_args *args, char *text, size_t bytes);
@@ -750,7 +763,7 @@ typedef struct gt_rmsnorm_linear_args {
     gt_dtype dtype;                                   /* x weight y dy dx */
     gt_norm norm;                                     /* GT_NORM_RMS or GT_NORM_LAYER */
     float eps;                                        /* 0 = 1e-5 */
-    int accumulate;                                   /* 1: dweight dgamma dbeta dbias are added to */
+    int accumulate;                                   /* 1: adds to dweight dgamma dbeta dbias */
     const void *x;                                    /* in  [M,D] */
     const void *weight;                               /* in  [O,D] */
     const float *gamma;                               /* in  [D], NULL = 1 */
@@ -763,9 +776,9 @@ typedef struct gt_rmsnorm_linear_args {
     float *dgamma, *dbeta;                            /* out [D], accumulate */
     float *dbias;                                     /* out [O], accumulates */
     int64_t x_stride, y_stride, dy_stride, dx_stride; /* elements from row to row, 0 = packed */
-    void *cublaslt; /* cublasLtHandle_t, or NULL; not read unless GT_WITH_CUBLASLT was defined where the
-                       implementation was compiled, which then needs cublasLt.h and its library.  It takes
-                       the products of 16-bit calls: y without a bias, dweight, in bf16 dx */
+    void *cublaslt; /* cublasLtHandle_t, or NULL.  cuBLASLt then computes the products of 16-bit calls: y without a
+                       bias, dweight, and in bf16 dx.  Read only if GT_WITH_CUBLASLT was defined where the
+                       implementation was compiled, which then needs cublasLt.h and its library */
     void *saved;
     size_t saved_bytes;
     void *workspace;
@@ -783,14 +796,14 @@ GT_REF_FUNCTION gt_status gt_ref_rmsnorm_linear_backward(const gt_rmsnorm_linear
 
 /* ---- norm_mix: two normalised branches and a residual -------------------------------------------------
  *     y = residual + gain_a . RMSNorm(a) + gain_b . RMSNorm(b)
- * The mean square is taken over the whole row, or over each of H equal slices (heads) of it.
+ * RMSNorm takes the mean square over the whole row, or over each of H equal slices (heads) of the row.
  * Source: the branch norms of Hymba (Dong et al. 2024, arXiv:2411.13676, section 2.1), summed. */
 typedef struct gt_norm_mix_args {
     int64_t M, D;
     int64_t H;                    /* slices per row, divides D; 0 = 1 */
     gt_dtype dtype;               /* a b residual y and their gradients */
     float eps;                    /* 0 = 1e-5 */
-    int accumulate;               /* 1: dgain_a dgain_b are added to */
+    int accumulate;               /* 1: adds to dgain_a dgain_b */
     const void *a, *b;            /* in  [M,D] */
     const float *gain_a, *gain_b; /* in [D], NULL = 1 */
     const void *residual;         /* in  [M,D], NULL = 0 */
@@ -814,10 +827,10 @@ GT_REF_FUNCTION gt_status gt_ref_norm_mix_forward(const gt_norm_mix_args *args);
 GT_REF_FUNCTION gt_status gt_ref_norm_mix_backward(const gt_norm_mix_args *args);
 
 /* ---- norm_gate: gated RMSNorm (Mamba-2), group norm + gate (RWKV-6) -----------------------------------
- * Per row and each of H equal slices, norm as in rmsnorm_linear over the slice:
+ * Per row, for each of its H equal slices; norm is defined as in rmsnorm_linear, over the slice:
  *     norm first:  y = (norm(x) . gamma + beta) . silu(z)
  *     gate first:  y = norm(x . silu(z)) . gamma + beta
- * Mamba-2: GT_NORM_RMS, gate_first = 1.  RWKV-6: GT_NORM_LAYER, H heads, eps = 64e-5 (gate z before SiLU).
+ * Mamba-2: GT_NORM_RMS, gate_first = 1.  RWKV-6: GT_NORM_LAYER, H heads, eps = 64e-5; z is the gate before SiLU.
  * Sources: as rmsnorm_linear; Wu and He 2018, arXiv:1803.08494; the gate as in arXiv:2405.21060. */
 typedef struct gt_norm_gate_args {
     int64_t M, D;
@@ -826,7 +839,7 @@ typedef struct gt_norm_gate_args {
     gt_norm norm;                         /* GT_NORM_RMS or GT_NORM_LAYER */
     int gate_first;                       /* 1: the gate acts before the norm */
     float eps;                            /* 0 = 1e-5 */
-    int accumulate;                       /* 1: dgamma dbeta are added to */
+    int accumulate;                       /* 1: adds to dgamma dbeta */
     const void *x;                        /* in  [M,D] */
     const void *z;                        /* in  [M,D], NULL = no gate */
     const float *gamma;                   /* in  [D], NULL = 1 */
@@ -851,9 +864,9 @@ GT_REF_FUNCTION gt_status gt_ref_norm_gate_forward(const gt_norm_gate_args *args
 GT_REF_FUNCTION gt_status gt_ref_norm_gate_backward(const gt_norm_gate_args *args);
 
 /* ---- add_norm: the residual stream of a layer, and its norm -------------------------------------------
- * Per row: sum = x + residual, y = norm(sum) . gamma + beta, norm as in rmsnorm_linear.  The norm reads the sum before
- * it is rounded to sum_dtype.  Backward: dx = dresidual = dsum + the norm's gradient of dy.  It reads x and residual
- * or, with reads_sum, the sum that forward wrote, which is half of their bytes.
+ * Per row: sum = x + residual, y = norm(sum) . gamma + beta, with the norm of rmsnorm_linear.  The norm reads the sum
+ * before it is rounded to sum_dtype.  Backward: dx = dresidual = dsum + the gradient of dy through the norm.  Backward
+ * reads x and residual, or with reads_sum only the sum that forward wrote, which has half of their bytes.
  * Sources: Zhang and Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450. */
 typedef struct gt_add_norm_args {
     int64_t M, D;
@@ -861,7 +874,7 @@ typedef struct gt_add_norm_args {
     gt_dtype sum_dtype;    /* residual sum dsum dresidual: dtype (0) or GT_F32 */
     gt_norm norm;          /* GT_NORM_RMS or GT_NORM_LAYER */
     float eps;             /* 0 = 1e-5 */
-    int accumulate;        /* 1: dgamma dbeta are added to */
+    int accumulate;        /* 1: adds to dgamma dbeta */
     int reads_sum;         /* 1: backward reads sum if it is not NULL, and only checks x and residual */
     const void *x;         /* in  [M,D] */
     const void *residual;  /* in  [M,D], NULL = 0 */
@@ -891,23 +904,23 @@ GT_REF_FUNCTION gt_status gt_ref_add_norm_backward(const gt_add_norm_args *args)
 
 /* ---- wkv_ssm: wkv6 and ssd of one hybrid block ----------------------------------------------------------
  * The two recurrences of a block that runs both branches on the same tokens (Hymba, Dong et al. 2024,
- * arXiv:2411.13676, section 2.1; their outputs stay apart, since models mix them after projections of their own).  The
- * results have the bits of gt_wkv6_... and gt_ssd_... with the same `segments`.
+ * arXiv:2411.13676, section 2.1).  Each branch has its own y, because models mix the branches only after a projection
+ * of each.  The results equal gt_wkv6_... and gt_ssd_... bit for bit, with the same `segments`.
  *
- * Fill wkv6 and ssd as for these calls.  Fields that both share stand once, in this struct, and stay 0 in wkv6 and ssd:
+ * Fill wkv6 and ssd as for the two separate calls.  Fields that both share are in this struct and stay 0 in those:
  * B, T, dtype, state_in_shared, accumulate, segments, cu_seqlens, seq_count, seq_capacity, slots, slot_capacity,
- * tokens, commit, saved, workspace and their bytes.  Fields of pieces stay 0, too.
+ * tokens, commit, saved, workspace and their bytes.  The fields of pieces (decay_out, pieces, piece_...) also stay 0.
  *
- * The gain: one query, one workspace and one saved, and both operators are checked before either is launched.  The
- * kernels of both form one chain on the given stream, stage by stage.  A kernel that can wait for the kernel before it
- * starts ahead of that kernel's end.  Backward's sums over rows are one launch where they are four or fewer.  No other
- * kernel has blocks of both operators.  Each takes the arguments that it takes alone.  A step is two launches, and the
- * kernels of both branches run side by side. */
+ * A caller has one query, one workspace and one saved buffer, and the arguments of both operators are checked before
+ * either is launched.  The kernels of both form one chain on the given stream: a kernel that can wait for its
+ * predecessor starts before the predecessor ends.  Backward adds rows of both operators in one launch, if there
+ * are at most four such sums.  All other kernels belong to one operator, and take the arguments that they take alone.
+ * A step is two launches, and the kernels of both branches run side by side. */
 typedef struct gt_wkv_ssm_args {
-    int64_t B, T;                          /* of both, and so all that follows but the two structs */
+    int64_t B, T;                          /* of both operators, as all fields here except the two structs */
     gt_dtype dtype;                        /* wkv6.w_dtype and ssd.dt_dtype may differ */
     int state_in_shared;                   /* 1: both state_in and dstate_in are one for the whole batch */
-    int accumulate;                        /* 1: all parameter gradients are added to */
+    int accumulate;                        /* 1: adds to all parameter gradients */
     int64_t segments;                      /* 0 = each operator's own choice */
     const int32_t *cu_seqlens, *seq_count; /* packed sequences, as in gt_wkv6_args */
     int64_t seq_capacity;
@@ -926,30 +939,30 @@ typedef struct gt_wkv_ssm_args {
 GT_FUNCTION gt_status gt_wkv_ssm_forward(const gt_wkv_ssm_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: wkv6: r k v w dy; ssd: x dt A Bm Cm dy. */
 GT_FUNCTION gt_status gt_wkv_ssm_backward(const gt_wkv_ssm_args *args, gt_stream stream);
-/* 1 to 16 new tokens per batch element, as gt_wkv6_step and gt_ssd_step: writes both y and updates both state_out in
- * place.  The results have the bits of the two calls.  No workspace.  Required: wkv6: r k v w y state_out; ssd: x dt A
- * Bm Cm y state_out. */
+/* Processes 1 to 16 new tokens per batch element, as gt_wkv6_step and gt_ssd_step do: writes both y and updates both
+ * state_out in place.  The results equal the two calls bit for bit.  No workspace.  Required: wkv6: r k v w y
+ * state_out; ssd: x dt A Bm Cm y state_out. */
 GT_FUNCTION gt_status gt_wkv_ssm_step(const gt_wkv_ssm_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_wkv_ssm_workspace(const gt_wkv_ssm_args *args, gt_workspace *need);
-/* Writes "forward: wkv6 ..., ssd ...; backward: wkv6 ..., ssd ...", as for the two calls.  If a step can have these
- * arguments, "; step: ssd ..., wkv6 ..." follows. */
+/* Writes "forward: wkv6 ..., ssd ...; backward: wkv6 ..., ssd ...", with the texts of the two calls.  If a step can
+ * have these arguments, "; step: ssd ..., wkv6 ..." follows. */
 GT_FUNCTION gt_status gt_wkv_ssm_path(const gt_wkv_ssm_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_forward(const gt_wkv_ssm_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_backward(const gt_wkv_ssm_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv_ssm_step(const gt_wkv_ssm_args *args);
 
 /* ---- conv_ssd: convolution, SiLU, then ssd ------------------------------------------------------------
- * The part of a Mamba-2 block between its projections.  Each row of xBC holds x [H,P], Bm [G,N] and Cm [G,N], as the
- * in-projection leaves them: D = H P + 2 G N channels.  With conv1d and ssd as above:
+ * The part of a Mamba-2 block between its projections.  Each row of xBC holds x [H,P], Bm [G,N] and Cm [G,N], in
+ * the order of the in-projection's output: D = H P + 2 G N channels.  With conv1d and ssd as above:
  *     c = conv1d(xBC; weight, bias, conv_state_in) with SiLU, rounded to dtype      x, Bm, Cm = the slices of c
  *     y = ssd(x, Bm, Cm, dt, z; A, Dskip, dt_bias, state_in)
- * With `segments` fixed the results have the bits of the two calls; the gradient of c is rounded to dtype, too.
- * Neither forward nor backward keeps c: `saved` does not hold it, and backward makes it again in its workspace.  So a
- * model needs the memory of c and of its gradient once, and not in every layer.  On compute capability 9.0 forward in
- * bf16 makes no c where P is a multiple of 64 and N a multiple of 16, at least 32.  There x is convolved on its way to
- * the recurrence.  Exceptions are a group with a single head of 64, a sequence cut into segments, and xBC or z that is
- * not aligned to 16 bytes.
- * A step makes no c in memory: two launches convolve, advance both states in place and write y.
+ * With `segments` fixed, the results equal the two calls bit for bit.  The gradient of c is rounded to dtype, too.
+ * c is never kept: `saved` does not hold it, and backward computes it again in its workspace.  So a model needs memory
+ * for c and its gradient once, instead of once a layer.
+ * On compute capability 9.0, forward in bf16 does not store c at all if P is a multiple of 64 and N a multiple of 16,
+ * at least 32.  Its kernel convolves x as it loads it for the recurrence.  There are three exceptions: a group with a
+ * single head of 64, a sequence cut into segments, and xBC or z that is not aligned to 16 bytes.
+ * A step does not store c either: two launches convolve, update both states in place and write y.
  * Sources: arXiv:2312.00752, figure 3; Dao and Gu 2024, arXiv:2405.21060, section 6, figure 6 (the sequential block).
  * The kernels take P and N up to 256 (else GT_ERROR_UNSUPPORTED), the CPU twins any. */
 typedef struct gt_conv_ssd_args {
@@ -963,14 +976,14 @@ typedef struct gt_conv_ssd_args {
     int dt_limit;         /* 1: then clamp to [dt_min, dt_max] */
     float dt_min, dt_max;
     int Dskip_per_channel;      /* 1: Dskip and dDskip are [H,P] */
-    int state_in_shared;        /* 1: state_in, conv_state_in and their gradients are of one batch element, for all */
-    int accumulate;             /* 1: dweight dbias dA dDskip ddt_bias, and gradients of shared states, are added to */
+    int state_in_shared;        /* 1: the whole batch shares one state_in and one conv_state_in, and their gradients */
+    int accumulate;             /* 1: adds to dweight dbias dA dDskip ddt_bias, and to gradients of shared states */
     int reads_y;                /* as in gt_ssd_args */
     int64_t segments;           /* of ssd; 0 = automatic */
     const void *xBC;            /* in  [B,T,D] */
     const void *dt;             /* in  [B,T,H] */
     const void *z;              /* in  [B,T,H,P], NULL = no gate */
-    const float *weight;        /* in  [D,W], weight[W-1] meets the current token */
+    const float *weight;        /* in  [D,W], weight[W-1] multiplies the current token */
     const float *bias;          /* in  [D], NULL = 0 */
     const float *A;             /* in  [H] */
     const float *Dskip;         /* in  [H], NULL = 0 */
@@ -1012,13 +1025,13 @@ GT_FUNCTION gt_status gt_conv_ssd_forward(const gt_conv_ssd_args *args, gt_strea
 /* Writes the gradients that are not NULL.  Required: xBC dt weight A dy; the optional inputs as given to forward.  dz
  * needs z. */
 GT_FUNCTION gt_status gt_conv_ssd_backward(const gt_conv_ssd_args *args, gt_stream stream);
-/* 1 to 16 new tokens per batch element, for decoding.  conv_state_out and state_out are read and updated in place
- * (conv_state_in and state_in: NULL or the same pointers).  The results have the bits of gt_conv1d_step with SiLU, then
- * gt_ssd_step on the slices of its output.  No workspace.  Not for packed sequences.
+/* Processes 1 to 16 new tokens per batch element, for decoding.  Reads conv_state_out and state_out and updates them in
+ * place; conv_state_in and state_in are NULL or the same pointers.  The results equal gt_conv1d_step with SiLU, then
+ * gt_ssd_step on the slices of its output, bit for bit.  No workspace.  Not for packed sequences.
  * Required: xBC dt weight A y conv_state_out state_out. */
 GT_FUNCTION gt_status gt_conv_ssd_step(const gt_conv_ssd_args *args, gt_stream stream);
-/* Forward needs the bytes of c.  It needs the bytes of B and C alone where gt_conv_ssd_path names conv_ssd
- * forward_kernel, for compute capability 9.0.  That depends on how tensors are aligned, as in gt_ssd_workspace. */
+/* Forward needs memory for c.  Where gt_conv_ssd_path names conv_ssd forward_kernel (compute capability 9.0) it needs
+ * memory for Bm and Cm alone.  That depends on the alignment of tensors, as in gt_ssd_workspace. */
 GT_FUNCTION gt_status gt_conv_ssd_workspace(const gt_conv_ssd_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_conv_ssd_path(const gt_conv_ssd_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_conv_ssd_forward(const gt_conv_ssd_args *args);
@@ -1026,29 +1039,30 @@ GT_REF_FUNCTION gt_status gt_ref_conv_ssd_backward(const gt_conv_ssd_args *args)
 GT_REF_FUNCTION gt_status gt_ref_conv_ssd_step(const gt_conv_ssd_args *args);
 
 /* ---- wkv4: RWKV-4 time mixing --------------------------------------------------------------------------
- * Per batch element and channel, with the log decay g = -exp(w) (raw, as RWKV-4 trains it) or g = w (log: what RWKV-4's
- * own kernel is given), each y is a weighted mean of the values so far:
+ * Per batch element and channel, each y is a weighted mean of the values so far.  The log decay is g = -exp(w) (raw, as
+ * RWKV-4 trains it) or g = w (log, as RWKV-4's own kernel takes it):
  *     y_t = (A_{t-1} + exp(u + k_t) v_t) / (B_{t-1} + exp(u + k_t))
  *     A_t = exp(g) A_{t-1} + exp(k_t) v_t        B_t = exp(g) B_{t-1} + exp(k_t)
  * Source: Peng et al. 2023, "RWKV", arXiv:2305.13048, section 3.2 and appendix D.
- * A and B are kept as a exp(p) and b exp(p), so that no exponential overflows, whatever finite keys there are.  A key
- * of minus infinity has no weight; y is 0 where nothing has.  u and g beyond +-1e30 count as +-1e30; g above 0 is
- * growth.
- * States are three rows of D numbers, a, b and p, as RWKV-4 has them.  Any with b >= 0 may be given: b = 0 is no token
- * yet, as in a state of zeros.  state_out has b = 1: a is the mean of the values, p the log of the sum of their weights
- * (all 0 where nothing has weight).  So it is a smooth function of the inputs; the gradient of its b is not read.
- * p of state_out is rounded to fp32: to 2^-24 of itself, so that keys of 60000 leave weights that are 0.2 % off in the
- * steps and calls that follow.  Inside of a call nothing of the kind is lost.
+ * A and B are kept as a exp(p) and b exp(p), so that no exponential overflows for any finite keys.  A key of minus
+ * infinity has no weight; if no token has weight, y is 0.  u and g beyond +-1e30 are taken as +-1e30.  With g above 0
+ * old tokens gain weight.
+ * A state is three rows of D numbers, a, b and p, as in RWKV-4.  Any state with b >= 0 is valid.  b = 0 means that
+ * there is no token yet, as in a state of zeros.  state_out has b = 1: a is the mean of the values, p the log of the
+ * sum of their weights; if no token has weight, all three are 0.  So state_out is a smooth function of the inputs, and
+ * the gradient of its b is not read.
+ * p of state_out is rounded to fp32, by up to 2^-24 of itself.  With keys of 60000, weights are then 0.2 % off in the
+ * steps and calls that follow.  Inside a call there is no such loss.
  * dstate_in: with dA = dL/dA and dB = dL/dB of the first state,
  *     da = exp(p) dA      db = exp(p) dB      dp = a da + b db
- * No tokens: the state is copied, and so is its gradient. */
+ * With T = 0 the state is copied, and so is its gradient. */
 typedef struct gt_wkv4_args {
     int64_t B, T, D;
     gt_dtype dtype;          /* k v y and their gradients */
     gt_dtype state_dtype;    /* reserved, 0: states are fp32 */
     gt_decay decay;          /* what w holds */
     int state_in_shared;     /* 1: state_in and dstate_in are [3,D], one for the whole batch */
-    int accumulate;          /* 1: dw du, and dstate_in if shared, are added to */
+    int accumulate;          /* 1: adds to dw du, and to dstate_in if shared */
     int64_t segments;        /* 0 = automatic */
     const void *k, *v;       /* in  [B,T,D] */
     const float *w;          /* in  [D] */
@@ -1078,7 +1092,7 @@ typedef struct gt_wkv4_args {
 GT_FUNCTION gt_status gt_wkv4_forward(const gt_wkv4_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: k v w dy; u and state_in as given to forward. */
 GT_FUNCTION gt_status gt_wkv4_backward(const gt_wkv4_args *args, gt_stream stream);
-/* 1 to 16 new tokens; state_out is updated in place, as gt_wkv6_step. */
+/* Processes 1 to 16 new tokens and updates state_out in place, as gt_wkv6_step does. */
 GT_FUNCTION gt_status gt_wkv4_step(const gt_wkv4_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_wkv4_workspace(const gt_wkv4_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_wkv4_path(const gt_wkv4_args *args, char *text, size_t bytes);
@@ -1087,10 +1101,10 @@ GT_REF_FUNCTION gt_status gt_ref_wkv4_backward(const gt_wkv4_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv4_step(const gt_wkv4_args *args);
 
 /* ---- handlers for XLA --------------------------------------------------------------------------------------
- * gt_OP_forward, gt_OP_backward and gt_OP_step of all operators but add_norm, as handlers of XLA's foreign function
- * interface, for JAX and other hosts of XLA: docs/xla.md says how a host calls them.  They need no file of XLA.  One
- * file of the program defines GT_XLA_IMPLEMENTATION before it includes this header.  Handlers for the host need the
- * twins, reference/gt_*.c. */
+ * gt_OP_forward, gt_OP_backward and gt_OP_step of all operators except add_norm, as handlers of XLA's foreign function
+ * interface.  JAX and other hosts of XLA call them as docs/xla.md says.  They need no file of XLA.  To compile them,
+ * one file of the program defines GT_XLA_IMPLEMENTATION before it includes this header.  Handlers for the platform
+ * "Host" need the twins, reference/gt_*.c. */
 typedef void *(*gt_xla_function)(void *frame); /* an XLA_FFI_Handler */
 typedef struct gt_xla_handler {
     const char *name;     /* "gt_xla_ssd_forward", the same on both platforms */
@@ -1098,17 +1112,17 @@ typedef struct gt_xla_handler {
     gt_xla_function call;
 } gt_xla_handler;
 
-/* Where GT_API is static, only the file that has the handlers can call these. */
+/* If GT_API is static, only the file that defines the handlers can call these functions. */
 #ifdef GT_XLA_IMPLEMENTATION
 #define GT_XLA_FUNCTION GT_FUNCTION
 #else
 #define GT_XLA_FUNCTION extern
 #endif
 
-/* All handlers; the list ends with name NULL. */
+/* An array of all handlers; a name that is NULL ends it. */
 GT_XLA_FUNCTION const gt_xla_handler *gt_xla_handlers(void);
-/* Registers all handlers with a host of XLA.  api: its const XLA_FFI_Api *, version 0.1 or later.  Fails with
- * GT_ERROR_NULL, or GT_ERROR_UNSUPPORTED and the host's own text. */
+/* Registers all handlers with a host of XLA.  `api` is the host's const XLA_FFI_Api *, version 0.1 or later.  Fails
+ * with GT_ERROR_NULL, or with GT_ERROR_UNSUPPORTED and the host's own text. */
 GT_XLA_FUNCTION gt_status gt_xla_register(const void *api);
 
 /* ---- host conversions --------------------------------------------------------------------------- */
