@@ -1,4 +1,4 @@
-# .ci/run and .ci/long source this.  It sets the options of sanitizers, and tests by a program in the folder $probe
+# .ci/run and .ci/long source this file.  It sets the sanitizers' options.  A program in the folder $probe tells it
 # whether leaks can be detected here.
 export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 mkdir -p "$probe"

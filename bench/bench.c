@@ -1,11 +1,11 @@
-/* Times every operator and pass, and checks the very run that it timed: its outputs, or a sample of
- * them, against the double reference on the same inputs.  A call that fails its check is printed as FAIL, without a
- * time.  See --help.  This file has the options, the loop over the rows of ops/OP.c, and the printing.  call.c makes
- * one call; machine_host.c and machine_gpu.cu run it.
+/* Times every operator and pass, and checks the timed run itself: it compares the outputs, or a sample of them, with
+ * the double reference on the same inputs.  If the check fails, the bench prints FAIL and no time.  See --help.  This
+ * file has the options, the loop over the rows of ops/OP.c, and the printing.  call.c makes one call.  machine_host.c
+ * and machine_gpu.cu run the call.
  *
- * With BENCH_PTX it is gt_bench_ptx, linked with wkv6, ssd and selective_scan that have no machine code, only PTX.
- * With BENCH_CUBLASLT it is gt_bench_cublaslt: rmsnorm_linear with a handle of cuBLASLt, and the products alone by
- * cuBLASLt. */
+ * BENCH_PTX makes gt_bench_ptx, whose wkv6, ssd and selective_scan have only PTX and no machine code.
+ * BENCH_CUBLASLT makes gt_bench_cublaslt, which gives rmsnorm_linear a cuBLASLt handle, and also times the products
+ * alone by cuBLASLt. */
 #define _POSIX_C_SOURCE 200809L
 #include "bench.h"
 
@@ -19,7 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* only_ops: with a space before and after each; empty: all */
+/* only_ops: names, each with a space before and after it; empty: all operators */
 #ifdef BENCH_PTX
 static const char gpu_impl[] = "gt_ptx", only_ops[] = " wkv6 ssd selective_scan ";
 enum { HAS_HOST_ROWS = 0 };
@@ -35,15 +35,15 @@ enum { HAS_HOST_ROWS = 1 };
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-/* A closed standard stream gets a descriptor that cannot be written, so that output never lands in the next file that
- * is opened.  A file at its largest size (ulimit -f) gives an error as any other does, no signal. */
+/* Gives a closed standard stream a descriptor that cannot be written.  Otherwise its output would go to the next file
+ * that is opened.  A file that reaches its largest size (ulimit -f) gives an error like any other, and no signal. */
 static void open_streams(void) {
     signal(SIGXFSZ, SIG_IGN);
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) exit(1);
 }
 
-/* Ends the program if a part of its output is lost. */
+/* Ends the program with an error if output was lost. */
 static void check_written(FILE *f, const char *name) {
     errno = 0;
     if (!fflush(f) && !ferror(f)) return;
@@ -132,7 +132,7 @@ static options parse_options(int argc, char **argv) {
 
 /* ---- times to compare with ------------------------------------------------------------------- */
 
-/* A time of a peer, or of the twin.  key: "op,pass,dtype,shape". */
+/* A known time, of a peer or of the twin.  key: "op,pass,dtype,shape". */
 typedef struct known_time {
     char key[240], impl[40];
     double ms;
@@ -156,7 +156,7 @@ static void learn(known_times *k, const char *key, const char *impl, double ms) 
     t->ms = ms;
 }
 
-/* The best time of a key, or NULL. */
+/* The shortest time for a key, or NULL. */
 static const known_time *recall(const known_times *k, const char *key) {
     const known_time *best = NULL;
     for (int i = 0; i < k->count; i++)
@@ -164,7 +164,7 @@ static const known_time *recall(const known_times *k, const char *key) {
     return best;
 }
 
-/* Reads lines op,pass,impl,dtype,shape,ms,...; skips other lines, and lines without a time. */
+/* Reads lines op,pass,impl,dtype,shape,ms,...; skips all other lines, and lines without a time. */
 static void read_peers(known_times *k, const char *name) {
     char line[240], key[sizeof line];
     FILE *f = open_file(name, "r");
@@ -193,9 +193,9 @@ static void read_peers(known_times *k, const char *name) {
 typedef struct report {
     options o;
     FILE *csv;
-    known_times peers, twins; /* twins: ms per token, keys without the number of tokens */
+    known_times peers, twins; /* the twins' times are in ms per token, with keys that leave out the number of tokens */
     const bench_machine *machine;
-    double bandwidth; /* of the machine, bytes per ms */
+    double bandwidth; /* the machine's bandwidth in bytes per ms */
     const char *op;   /* of the last row */
     int failed;
 } report;
@@ -228,8 +228,8 @@ static double tera_flops(const bench_call *c, double ms) {
 
 static int is_unsupported(gt_status status) { return status >= GT_ERROR_UNSUPPORTED && status < GT_ERROR_NO_DEVICE; }
 
-/* The median time of the runs that fit the budget.  The last run starts with NaN in its outputs, and its results are
- * checked. */
+/* The median time of as many runs as the budget allows.  Before the last run the outputs are NaN, and after that run
+ * the bench checks them. */
 static gt_status time_call(bench_call *c, int is_quick, double *ms) {
     enum { MOST_RUNS = 101 };
     const bench_machine *m = c->machine;
@@ -303,8 +303,8 @@ static void print_start(report *r, const bench_call *c) {
     printf("%-5s %-6s %-5s %-26s ", pass_name(c), c->machine->impl, dtype_names[bench_dtype(c)], c->shape);
 }
 
-/* ms per token of the CPU twin, 0 if it cannot do that: timed when first asked for, on a small
- * batch of the call's other sizes. */
+/* ms per token of the CPU twin, or 0 if the twin cannot run the call.  The first request times it, on a small batch of
+ * the call's other sizes. */
 static double twin_ms(report *r, const bench_call *c) {
     static const struct {
         char letter;
@@ -328,7 +328,7 @@ static double twin_ms(report *r, const bench_call *c) {
     return ms;
 }
 
-/* Speed-ups over the CPU twin, per token, and over the best peer. */
+/* Prints the speed-ups over the CPU twin, per token, and over the fastest peer. */
 static void print_ratios(report *r, const bench_call *c, double ms) {
     char key[120];
     if (c->machine == &bench_host) return;
@@ -357,7 +357,7 @@ static void print_result(report *r, const bench_call *c, const measurement *m) {
                 dtype_names[bench_dtype(c)], c->shape, ms, floor_ms, m->error, mib);
 }
 
-/* A row that was not run, though nothing failed. */
+/* Prints a row that was not run, though nothing failed, with the reason. */
 static void print_reason(report *r, const bench_call *c, const char *reason) {
     printf("%10s %s\n", "-", reason);
     if (r->csv)
@@ -365,7 +365,7 @@ static void print_reason(report *r, const bench_call *c, const char *reason) {
                 dtype_names[bench_dtype(c)], c->shape, reason);
 }
 
-/* Ends the program unless all that was printed so far has been written. */
+/* Ends the program with an error if any output so far was not written. */
 static void check_report(const report *r) {
     check_written(stdout, "standard output");
     if (r->csv) check_written(r->csv, r->o.csv);
@@ -373,7 +373,7 @@ static void check_report(const report *r) {
 
 /* ---- all rows -------------------------------------------------------------------------------- */
 
-/* Whether every word of `words` is a word of `text`, which begins and ends with a space. */
+/* Whether every word of `words` is also in `text`, which begins and ends with a space. */
 static int has_words(const char *text, const char *words) {
     while (*(words += strspn(words, " "))) {
         char word[160];
@@ -391,7 +391,8 @@ static int is_wanted(const report *r, const bench_call *c) {
     return has_words(text, r->o.filter) && (!*only_ops || has_words(only_ops, c->row.op));
 }
 
-/* Whether memory holds the arrays, scratch, and copies of samples while they are compared; else the reason. */
+/* Whether memory can hold the arrays, the scratch, and the copies of samples for the comparison.  If not, writes the
+ * reason. */
 static int fits(const bench_call *c, const gt_workspace *need, char *reason, size_t bytes) {
     double wanted = bench_array_bytes(c) * 1.25;
     wanted += (double)(need->saved + (need->forward > need->backward ? need->forward : need->backward));

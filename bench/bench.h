@@ -1,5 +1,5 @@
-/* gt_bench: bench.c has the rows, the loop over them and the printing; call.c the memory of one
- * call and its check; machine_host.c and machine_gpu.cu the two machines that calls run on. */
+/* gt_bench.  bench.c has the options, the loop over the rows and the printing.  call.c has the memory of one call and
+ * the check of its outputs.  machine_host.c and machine_gpu.cu are the two machines that run calls. */
 #ifndef GT_BENCH_H
 #define GT_BENCH_H
 
@@ -20,7 +20,7 @@ extern "C" {
 #define BENCH_INLINE static inline
 #endif
 
-/* The i-th number of a seed: splitmix64, then Box-Muller. */
+/* Random number i of a seed: splitmix64, then Box-Muller. */
 BENCH_INLINE float bench_number(bench_draw how, uint64_t seed, int64_t i) {
     uint64_t z = (seed << 40) + ((uint64_t)i + 1) * 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -32,7 +32,7 @@ BENCH_INLINE float bench_number(bench_draw how, uint64_t seed, int64_t i) {
     return how.mean + how.spread * sqrtf(-2 * logf(a)) * cosf(6.2831853f * b);
 }
 
-/* Some elements of an array: a block of up to four indices. */
+/* Some elements of an array, as a block of up to four indices. */
 typedef struct bench_region {
     gt_dtype dtype;
     int rank;
@@ -46,7 +46,7 @@ BENCH_INLINE int64_t bench_count(const bench_region *r) {
     return count;
 }
 
-/* Offset of the i-th element, in bytes. */
+/* Offset in bytes of element i of the region. */
 BENCH_INLINE int64_t bench_offset(const bench_region *r, int64_t i) {
     int64_t offset = r->offset;
     for (int k = r->rank - 1; k >= 0; k--) {
@@ -69,39 +69,39 @@ static inline double bench_median(double *values, int count) {
 
 /* ---- machines -------------------------------------------------------------------------------- */
 
-/* Where calls run.  A failure of the machine ends the program; the status of a call is returned. */
+/* A machine that runs calls.  If the machine fails, the program ends; otherwise it returns the call's status. */
 typedef struct bench_machine {
-    const char *impl; /* the implementation: ref = the CPU twins; gt... = the kernels */
+    const char *impl; /* name of the implementation: "ref" for the CPU twins, "gt..." for the kernels */
     int has_saved;    /* calls take saved and workspace */
-    int is_partial;   /* computes less than the operator: results are not compared */
+    int is_partial;   /* it computes only a part of the operator, so results are not compared */
     const char *only; /* NULL, or its only operator */
-    int is_mixed;     /* fp32 outputs of a call with 16-bit operands carry roundings to 16 bits */
+    int is_mixed;     /* a call with 16-bit operands rounds to 16 bits on the way to its fp32 outputs */
     void *cublaslt;   /* handle for rmsnorm_linear, or NULL */
     int warm_ups, least_runs;
-    double budget_ms; /* for the timed runs of a row */
+    double budget_ms; /* how long the timed runs of a row may take */
 
     void (*describe)(char *text, size_t bytes);
-    double (*copy_bandwidth)(void); /* bytes read + written per ms */
+    double (*copy_bandwidth)(void); /* bytes read plus bytes written, per ms */
     size_t (*available)(void);      /* bytes */
 
     void *(*allocate)(size_t bytes);
     void (*release)(void *memory);
     void (*fill)(void *array, gt_dtype dtype, int64_t count, bench_draw how, uint64_t seed);
     void (*poison)(void *memory, size_t bytes);             /* NaN in every dtype */
-    void (*copy)(void *to, const void *from, size_t bytes); /* from its own memory or the host's */
+    void (*copy)(void *to, const void *from, size_t bytes); /* copies within its memory, or from or to the host's */
     void (*gather)(float *host, const void *array, const bench_region *region);
 
     gt_status (*run)(const test_op *op, gt_pass pass, const void *args);
-    /* the same, and its time, from cold caches if the machine can flush them */
+    /* runs the call and times it; flushes caches before if the machine can */
     gt_status (*time)(const test_op *op, gt_pass pass, const void *args, double *ms);
 } bench_machine;
 
 extern const bench_machine bench_host;
-/* NULL, and the reason, if this computer or this build has none. */
+/* Returns NULL and the reason if this computer or this build has no GPU machine. */
 const bench_machine *bench_gpu(const char *impl, const char **reason);
-/* The products of rmsnorm_linear alone, by cuBLASLt; NULL in other programs than gt_bench_cublaslt. */
+/* Runs only the products of rmsnorm_linear, by cuBLASLt.  NULL in programs other than gt_bench_cublaslt. */
 const bench_machine *bench_products(void);
-/* wkv_ssm as calls of wkv6 and of ssd on two streams, captured in a graph; NULL in programs without a GPU. */
+/* Runs wkv_ssm as calls of wkv6 and ssd on two streams, captured in a graph.  NULL in programs without a GPU. */
 const bench_machine *bench_two_streams(void);
 
 /* ---- one call -------------------------------------------------------------------------------- */
@@ -115,7 +115,7 @@ typedef struct bench_call {
     int is_inference; /* forward, nothing saved */
     gt_dims dims;
     test_args args, filled;     /* arrays in the machine's memory */
-    void *before[TEST_TENSORS]; /* contents of tensors that a call updates in place, before the run */
+    void *before[TEST_TENSORS]; /* the contents, before the run, of tensors that a call updates in place */
     void *saved, *workspace;
     size_t scratch_bytes; /* of both */
     char shape[64], complaint[200];
@@ -124,13 +124,14 @@ typedef struct bench_call {
 /* Sizes alone: no memory yet. */
 void bench_open(bench_call *c, const bench_machine *machine, const test_case *row, gt_dtype dtype, gt_pass pass,
                 int is_inference);
-/* The machine's answer to a query for the call: its status, and the bytes that it needs. */
+/* Asks the machine what the call needs: returns the query's status, and the bytes in *need. */
 gt_status bench_ask(const bench_call *c, gt_workspace *need);
-/* Allocates all arrays and draws the inputs; for backward, makes the forward call that fills `saved`. */
+/* Allocates all arrays and draws the inputs.  For backward, also runs the forward call that fills `saved`. */
 gt_status bench_allocate(bench_call *c);
 void bench_close(bench_call *c);
 
-/* Before a run: bench_restore resets tensors that a call updates in place; bench_poison writes NaN to the outputs. */
+/* These prepare a run.  bench_restore resets tensors that a call updates in place.  bench_poison writes NaN to the
+ * outputs. */
 void bench_restore(bench_call *c);
 void bench_poison(bench_call *c);
 
@@ -138,9 +139,8 @@ gt_dtype bench_dtype(const bench_call *c);
 double bench_array_bytes(const bench_call *c); /* memory of all arrays */
 double bench_compulsory_bytes(const bench_call *c);
 
-/* Compares outputs, or a sample of them, with the double reference on the same inputs; *worst is the
- * largest relative error (l2).  Returns 1 if all are within their tolerance, else names one in
- * c->complaint. */
+/* Compares the outputs, or a sample of them, with the double reference on the same inputs.  *worst receives the largest
+ * relative error (l2).  Returns 1 if all errors are within their tolerance; otherwise c->complaint names an output. */
 int bench_check(bench_call *c, double *worst);
 
 #ifdef __cplusplus

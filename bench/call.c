@@ -1,5 +1,5 @@
-/* One call of the bench (bench_call of bench.h): its arrays in a machine's memory, and the check of its outputs.  The
- * check of a large call compares samples. */
+/* One call of the bench (bench_call of bench.h): its arrays in a machine's memory, and the check of its outputs.  For a
+ * large call the check compares samples. */
 #include "bench.h"
 
 #include <stdio.h>
@@ -22,7 +22,7 @@ static void *allocate(size_t bytes) {
 
 gt_dtype bench_dtype(const bench_call *c) { return test_dtype_of(&c->row, &c->op->tensors[0]); }
 
-/* Sets c->shape, "B8 T512 ... name". */
+/* Sets c->shape to text such as "B8 T512 ... name". */
 static void describe_shape(bench_call *c) {
     size_t used = 0;
     for (const gt_size *s = c->op->sizes; s->letter; s++)
@@ -60,7 +60,7 @@ gt_status bench_ask(const bench_call *c, gt_workspace *need) {
 
 static int is_updated(const gt_tensor *t, gt_pass pass) { return gt_use(t, pass) == 's'; }
 
-/* Whether backward reads forward's y for dz, as it may with `saved`. */
+/* Whether backward reads forward's y for dz; it may do so if it has `saved`. */
 static int reads_y(const bench_call *c) {
     int i = test_find(c->op, "dz");
     return c->functions->reads_y && c->machine->has_saved && i >= 0 && !test_is_absent(&c->row, &c->op->tensors[i]);
@@ -98,14 +98,14 @@ double bench_compulsory_bytes(const bench_call *c) {
     return bytes;
 }
 
-/* Inputs as in a model.  Tensors that are not listed are normal with mean 0 and standard deviation 1. */
+/* The distribution of a tensor, as in a model.  Tensors that the operator does not list are normal(0, 1). */
 static bench_draw draw_of(const bench_call *c, const gt_tensor *t) {
     for (const test_bench_draw *d = c->functions->bench_draws; d && d->tensors; d++)
         if (test_is_word_of(d->tensors, t->name)) return d->how;
     return (bench_draw){0, 0, 1};
 }
 
-/* cu_seqlens, or seq_count, of a packed row. */
+/* Fills in cu_seqlens or seq_count of a packed row. */
 static void fill_sequences(const bench_call *c, const gt_tensor *t, int32_t *values) {
     if (!strcmp(t->name, "seq_count")) {
         values[0] = (int32_t)c->row.packed.count;
@@ -136,7 +136,7 @@ static void allocate_array(bench_call *c, int i) {
     set_pointer(&c->filled, t->offset, data);
 }
 
-/* Memory for a field of scratch, and the size in the field beside it. */
+/* Allocates memory for a field of scratch, and writes its size to the field beside it. */
 static void *allocate_scratch(bench_call *c, test_args *args, size_t offset, size_t bytes_offset, size_t bytes) {
     void *memory = bytes ? c->machine->allocate(bytes) : NULL;
     set_pointer(args, offset, memory);
@@ -144,8 +144,8 @@ static void *allocate_scratch(bench_call *c, test_args *args, size_t offset, siz
     return memory;
 }
 
-/* Runs forward on the inputs of a backward call, so that `saved` is filled, and y if backward reads it.  Its other
- * outputs go to separate memory. */
+/* Runs forward on the inputs of a backward call.  This fills `saved`, and y if backward reads it.  The other outputs of
+ * forward go to separate memory. */
 static gt_status fill_saved(bench_call *c) {
     const test_op *f = c->functions;
     const bench_machine *m = c->machine;
@@ -183,7 +183,7 @@ static gt_status allocate_saved_and_workspace(bench_call *c) {
             memcpy((char *)&c->args + c->functions->reads_y, &yes, sizeof yes);
         }
         if (c->pass == GT_BACKWARD && (status = fill_saved(c)) != GT_OK) return status;
-        if ((status = bench_ask(c, &need)) != GT_OK) return status; /* the need may be smaller now */
+        if ((status = bench_ask(c, &need)) != GT_OK) return status; /* now the call may need fewer bytes */
     }
     bytes = test_workspace_of(&need, c->pass);
     c->workspace = allocate_scratch(c, &c->args, c->op->fields.workspace, c->op->fields.workspace_bytes, bytes);
@@ -226,13 +226,14 @@ void bench_poison(bench_call *c) {
 
 /* ---- the sample that is compared ------------------------------------------------------------- */
 
-/* For a large call the double reference runs on samples, each cut along some of the call's indices (test_bench_cut).
- * Outputs with all of these indices are compared.  Small calls, joins, and operators without cuts are compared whole;
- * packed rows never.  A state's columns N do not depend on each other: two of them suffice to check sums over heads or
- * channels.  No cut can show dgamma of a large rmsnorm_linear, so it has a separate check. */
-static const double WHOLE = 1 << 28; /* the largest product of sizes of a small call */
+/* For a large call the double reference runs on samples.  A sample is cut along some of the call's indices
+ * (test_bench_cut), and the bench compares outputs that have all of these indices.  Small calls, joins, and operators
+ * without cuts are compared whole; packed rows never are.  The columns N of a state do not depend on each other, so two
+ * columns are enough to check sums over heads or channels.  No cut can show dgamma of a large rmsnorm_linear, so dgamma
+ * has a check of its own. */
+static const double WHOLE = 1 << 28; /* a call is small if the product of its sizes is at most this */
 
-/* Positions first ... first + n - 1 of each index. */
+/* For each index, positions first ... first + n - 1. */
 typedef struct sample {
     const char *letters;                            /* along which it was cut */
     int64_t first['z' - 'A' + 1], n['z' - 'A' + 1]; /* by letter, as gt_dims */
@@ -249,7 +250,7 @@ static sample whole_call(const bench_call *c) {
     return p;
 }
 
-/* Cuts out the last packed sequence.  It is compared with a call of that sequence alone. */
+/* Cuts out the last packed sequence.  The reference computes it as a call of one sequence. */
 static void cut_sequence(const bench_call *c, sample *p) {
     const int64_t count = c->row.packed.count;
     int64_t first = 0;
@@ -257,14 +258,14 @@ static void cut_sequence(const bench_call *c, sample *p) {
     cut(p, 'T', first, c->row.packed.lengths[count - 1]);
 }
 
-/* The last `count` positions along each of the letters (of B: one), where offsets are largest. */
+/* The last `count` positions along each of the letters, or one along B.  Offsets are largest there. */
 static sample make_sample(const bench_call *c, const char *letters, int64_t count) {
     sample p = whole_call(c);
     p.letters = letters;
     for (const char *l = letters; *l; l++) {
         int64_t size = p.n[*l - 'A'], groups = p.n['G' - 'A'], n = *l == 'B' ? 1 : count;
         if (n > size) n = size;
-        if (groups && strchr("HD", *l)) { /* heads or channels of one group */
+        if (groups && strchr("HD", *l)) { /* positions within one group of heads or channels */
             if (n > size / groups) n = size / groups;
             cut(&p, 'G', groups - 1, 1);
         }
@@ -282,7 +283,7 @@ static int has_letters(const bench_call *c, const gt_tensor *t, const char *lett
     return 1;
 }
 
-/* The sample's elements of a tensor. */
+/* The elements of a tensor that belong to the sample. */
 static bench_region region_of(const bench_call *c, const sample *p, const gt_tensor *t) {
     gt_view v = view_of(c, t);
     bench_region r = {.dtype = test_dtype_of(&c->row, t), .rank = (int)strlen(t->shape)};
@@ -300,7 +301,7 @@ static int64_t sample_count(const bench_call *c, const sample *p, const gt_tenso
     return bench_count(&r);
 }
 
-/* The sample's elements of one array, as packed doubles. */
+/* Copies the sample's elements of one array to packed doubles. */
 static double *gather(const bench_call *c, const sample *p, const gt_tensor *t, const void *data) {
     bench_region r = region_of(c, p, t);
     int64_t count = bench_count(&r);
@@ -320,7 +321,8 @@ static double *array_of(const test_args *args, const gt_tensor *t) {
     return p;
 }
 
-/* In a packed call an output without an index T sums over all tokens, so a sample of one sequence cannot show it. */
+/* Whether the sample can show the output.  In a packed call an output without an index T sums over all tokens, so a
+ * sample of one sequence cannot. */
 static int is_compared(const bench_call *c, const sample *p, const gt_tensor *t) {
     return is_used(c, t) && test_is_output(t, c->pass) && has_letters(c, t, p->letters) &&
            (!test_is_packed(&c->row) || has_letters(c, t, "T"));
@@ -330,13 +332,13 @@ static int sets_decay(const gt_tensor *t) {
     return test_is(t, "w") || test_is(t, "A") || !strncmp(test_plain_name(t), "dt", 2);
 }
 
-/* Arguments of the double twin: the sample's sizes and inputs, and arrays for the outputs that are compared.
- * has_magnitudes: inputs that do not set the decay are replaced by their magnitudes. */
+/* Makes the double twin's arguments: the sample's sizes and inputs, and arrays for the outputs to compare.
+ * has_magnitudes: inputs are replaced by their magnitudes, except inputs that set the decay. */
 static void sample_arguments(const bench_call *c, const sample *p, int has_magnitudes, test_args *args) {
     test_case row = c->row;
     for (const gt_size *s = c->op->sizes; s->letter; s++) test_set_size(&row, s->letter, p->n[s->letter - 'A']);
     test_set_sequences(&row, 0, 0);
-    for (const test_field *f = c->functions->fields; f->name; f++) /* groups: the sample may have fewer */
+    for (const test_field *f = c->functions->fields; f->name; f++) /* the sample may have fewer groups than the call */
         if (f->kind == 'g' && p->n[f->name[0] - 'A'] > 0)
             memcpy((char *)&row.args + f->offset, &p->n[f->name[0] - 'A'], sizeof(int64_t));
     *args = row.args;
@@ -361,8 +363,8 @@ static void free_arguments(const bench_call *c, const test_args *args) {
     for (const gt_tensor *t = c->op->tensors; t->name; t++) free(array_of(args, t));
 }
 
-/* The arguments for batch element b alone, made from a sample's arguments.  Outputs without a batch index go to new
- * arrays, returned in *own. */
+/* Makes the arguments of batch element b from a sample's arguments.  Outputs without a batch index go to new arrays,
+ * which *own returns. */
 static void element_arguments(const bench_call *c, const sample *p, const test_args *args, int64_t b,
                               test_args *element, test_values *own) {
     static const int64_t one = 1;
@@ -383,10 +385,10 @@ static void element_arguments(const bench_call *c, const sample *p, const test_a
     }
 }
 
-/* In a join's tensors pieces come first, and heads are no separate index. */
+/* In a join's tensors the pieces come first, and heads have no index of their own. */
 static int is_join(const bench_call *c) { return c->pass >= GT_JOIN; }
 
-/* Runs the double twin on a sample, batch elements in parallel.  Outputs without a batch index are summed over batch
+/* Runs the double twin on a sample, with batch elements in parallel.  Sums outputs without a batch index over the batch
  * elements. */
 static void run_truth(const bench_call *c, const sample *p, test_args *args) {
     gt_status (*twin)(const void *args) = c->functions->twin64[c->pass];
@@ -430,7 +432,7 @@ static double tolerance_of(const bench_call *c, const gt_tensor *t) {
     return by_dtype[c->machine->is_mixed ? bench_dtype(c) : test_dtype_of(&c->row, t)];
 }
 
-/* Relative to the truth or, if magnitudes are given, to the truth and these together. */
+/* The error relative to the truth.  If magnitudes are given, it is relative to the truth and magnitudes together. */
 static double relative_error(const double *got, const double *truth, const double *magnitudes, int64_t count) {
     double difference = 0, size = 0, terms = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -441,7 +443,8 @@ static double relative_error(const double *got, const double *truth, const doubl
     return difference == 0 ? 0 : sqrt(difference) / (sqrt(size) + sqrt(terms));
 }
 
-/* A sum over many tokens may be small beside its terms.  Then the error is measured against the terms. */
+/* The error relative to the terms.  A sum over many tokens may be small beside its terms, so its error is measured
+ * against them. */
 static double error_by_terms(const bench_call *c, const sample *p, const gt_tensor *t, const double *got,
                              const double *truth) {
     test_args args;
@@ -453,7 +456,7 @@ static double error_by_terms(const bench_call *c, const sample *p, const gt_tens
     return error;
 }
 
-/* Whether an output's error is within its tolerance.  *worst is the largest so far, and NaN stays. */
+/* Whether an output's error is within its tolerance.  *worst keeps the largest error so far, and a NaN stays. */
 static int judge(bench_call *c, const gt_tensor *t, double error, double *worst) {
     if (!isnan(*worst) && !(error <= *worst)) *worst = error;
     if (error <= tolerance_of(c, t)) return 1;
@@ -484,14 +487,14 @@ static int check_sample(bench_call *c, const sample *p, double *worst) {
 
 /* ---- dgamma of a large rmsnorm_linear: some columns, of all rows ------------------------------ */
 
-enum { GAINS = 4, ROWS = 256 }; /* columns; rows that are fetched at a time */
+enum { GAINS = 4, ROWS = 256 }; /* number of columns; number of rows that it fetches at a time */
 
 static double *gather_named(const bench_call *c, const sample *p, const char *name) {
     const gt_tensor *t = &c->op->tensors[test_find(c->op, name)];
     return gather(c, p, t, view_of(c, t).data);
 }
 
-/* Adds the contribution of one row x [D], dy [O] to the last GAINS columns, and its magnitude. */
+/* Adds the contribution of one row, x [D] and dy [O], to the last GAINS columns of dgamma, and its magnitude. */
 static void add_gains(const gt_rmsnorm_linear_args *a, const double *x, const double *dy, const double *weight,
                       double *gains, double *magnitudes) {
     double mean = 0, square = 0;

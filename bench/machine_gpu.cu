@@ -14,10 +14,10 @@
 namespace {
 
 constexpr size_t FLUSH_BYTES = size_t(256) << 20; /* more than any L2 holds */
-constexpr int FLUSHES = 6; /* 0.5 ms on an H200: hosts have been seen to take 0.25 for the launches of a call */
+constexpr int FLUSHES = 6; /* 0.5 ms on an H200, since the launches of a call have been seen to take the host 0.25 ms */
 constexpr int BLOCKS = 2048, THREADS = 256;
 
-/* A CUDA call of the bench itself, or an error that a kernel left behind. */
+/* Ends the program if a CUDA call of the bench failed, or if a kernel left an error behind. */
 void must(cudaError_t error, const char *what) {
     if (error == cudaSuccess) return;
     fflush(stdout);
@@ -27,7 +27,7 @@ void must(cudaError_t error, const char *what) {
 
 /* ---- facts ---------------------------------------------------------------------------------- */
 
-/* "580.65.06": the first word of NVIDIA's line that holds a dot between digits. */
+/* "580.65.06": the first word of NVIDIA's line with a dot between digits. */
 void driver_version(char *text, size_t bytes) {
     char line[256] = "";
     FILE *f = fopen("/proc/driver/nvidia/version", "r");
@@ -119,7 +119,7 @@ void gather(float *host, const void *array, const bench_region *region) {
 
 struct Clock {
     cudaEvent_t start, stop;
-    void *flush; /* memory that is written to empty the L2 */
+    void *flush; /* writing to this memory empties the L2 */
 };
 
 Clock &the_clock() {
@@ -143,7 +143,7 @@ double elapsed_ms(const Clock &clock) {
     return ms;
 }
 
-/* The status is reported, so that an error that a launch left behind need not end the program. */
+/* Clears a launch's error from CUDA and returns its status, so that the bench can report it and go on. */
 gt_status refused(gt_status status) {
     cudaGetLastError();
     return status;
@@ -151,7 +151,7 @@ gt_status refused(gt_status status) {
 
 /* ---- calls that are captured ------------------------------------------------------------------ */
 
-/* The last call that was captured. */
+/* The call that was captured last. */
 struct Captured {
     cudaGraphExec_t graph;
     const test_op *op;
@@ -159,7 +159,7 @@ struct Captured {
     test_args args;
 };
 
-/* Captures a call, unless it is the last one again.  enqueue(stream) makes the call. */
+/* Captures a call, unless it is the same call as the last one.  enqueue(stream) makes the call. */
 template <class Enqueue>
 gt_status captured(const test_op *op, gt_pass pass, const void *args, const Enqueue &enqueue, cudaGraphExec_t *graph) {
     static Captured last = {};
@@ -200,7 +200,7 @@ gt_status run(const test_op *op, gt_pass pass, const void *args) {
     return GT_OK;
 }
 
-/* A step is timed as servers run it: captured once, and replayed. */
+/* Times a step as servers run it: captured once, and replayed. */
 gt_status time_step(const test_op *op, const void *args, double *ms) {
     const auto enqueue = [&](cudaStream_t stream) { return op->table()->calls.pass[GT_STEP](args, stream); };
     cudaGraphExec_t graph;
@@ -209,7 +209,7 @@ gt_status time_step(const test_op *op, const void *args, double *ms) {
     return status;
 }
 
-/* The host enqueues the call while the device still writes the flush: its launches cost no time. */
+/* The host enqueues the call while the device still writes the flush, so launches take no time. */
 gt_status time_run(const test_op *op, gt_pass pass, const void *args, double *ms) {
     if (pass == GT_STEP) return time_step(op, args, ms);
     const Clock &clock = the_clock();
@@ -263,7 +263,7 @@ size_t give_buffers(gt_pass pass, const gt_workspace &need, char *workspace, cha
     return one->workspace_bytes;
 }
 
-/* The caller's buffers are large enough for both: wkv_ssm needs as much. */
+/* The caller's buffers are large enough for both calls, because wkv_ssm needs as much. */
 gt_status split(gt_pass pass, const gt_wkv_ssm_args &all, gt_wkv6_args *wkv6, gt_ssd_args *ssd) {
     gt_workspace of_wkv6, of_ssd;
     *wkv6 = all.wkv6, *ssd = all.ssd;
@@ -276,7 +276,7 @@ gt_status split(gt_pass pass, const gt_wkv_ssm_args &all, gt_wkv6_args *wkv6, gt
     return GT_OK;
 }
 
-/* The operators do not depend on each other: ssd goes to a second stream, between two events. */
+/* The operators do not depend on each other, so ssd goes to a second stream, between two events. */
 gt_status enqueue_both(gt_pass pass, const gt_wkv_ssm_args &all, cudaStream_t first) {
     static cudaStream_t second;
     static cudaEvent_t fork, join;
@@ -340,14 +340,14 @@ cublasLtHandle_t the_handle() {
     return handle;
 }
 
-/* A matrix for cuBLASLt, by columns. */
+/* A matrix for cuBLASLt, in column-major order. */
 struct Factor {
     const void *data;
     int64_t rows, columns;
     bool is_transposed;
 };
 
-/* C [rows, columns] by columns = A B, and the heuristic's first algorithm for it. */
+/* C [rows, columns] = A B in column-major order, and the heuristic's first algorithm for it. */
 struct Multiplication {
     cublasLtMatmulDescOpaque_t product;
     cublasLtMatrixLayoutOpaque_t a, b, c;
@@ -392,8 +392,8 @@ void multiply(Multiplication &m) {
          "cublasLtMatmul");
 }
 
-/* The products alone, with x in place of the normalised x: y = x weight^T, or dx = dy weight and dweight = dy^T x.  The
- * search for algorithms ends before the clock starts. */
+/* Times only the products, with x in place of the normalised x: y = x weight^T, or dx = dy weight and dweight = dy^T x.
+ * The search for algorithms ends before the clock starts. */
 gt_status time_products(const test_op *, gt_pass pass, const void *args, double *ms) {
     const Clock &clock = the_clock();
     const gt_rmsnorm_linear_args &a = *static_cast<const gt_rmsnorm_linear_args *>(args);
@@ -450,6 +450,6 @@ const bench_machine *bench_gpu(const char *impl, const char **reason) {
 #endif
     if (error == cudaSuccess) return &gpu;
     *reason = cudaGetErrorString(error);
-    cudaGetLastError(); /* clears the error, which was handled */
+    cudaGetLastError(); /* clears the error, which the bench has handled */
     return nullptr;
 }

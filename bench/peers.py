@@ -147,9 +147,9 @@ def tune_anew():
 
 
 # ---- operators -----------------------------------------------------------------------------------
-# Each gives cases: inputs, the peers by name as functions of them, and how to check a forward
-# result: the reference on a part of the inputs in float64, and the same part of a result.  Where
-# the part is all, names of the inputs may be given, too: then their gradients are checked.
+# A function for each operator gives the cases: the inputs; the peers, by name, as functions of the inputs; and a check
+# of forward results.  The check has the float64 reference on a part of the inputs, and picks the same part of a result.
+# If the part is the whole, the case may name inputs, whose gradients are then checked, too.
 
 class Case:
     def __init__(self, inputs, peers, reference, part, names=()):
@@ -272,7 +272,7 @@ def ssd_chunks(x, dt, A, Bm, Cm, D, bias, z=None):
     u = chunks(step[..., None] * x).unflatten(2, (G, H // G))
     Bm, Cm = chunks(Bm), chunks(Cm)
     later = torch.ones(size, size, dtype=torch.bool, device=x.device).triu(1)
-    # masked before exp, which would overflow there
+    # masks before exp, which would overflow there
     decay = (a[..., :, None] - a[..., None, :]).masked_fill(later, -math.inf).exp()
     products = torch.einsum('bcgtn,bcgsn->bcgts', Cm, Bm)[:, :, :, None] * decay
     y = torch.einsum('bcgrts,bcgrsp->bcgrtp', products, u)
@@ -510,8 +510,8 @@ def time_peer(clock, case, peer, is_quick):
 
 
 # ---- steps of one token --------------------------------------------------------------------------
-# Each gives the peer, its call, the state that the call updates, the other tensors, and the result in
-# float64.  States are fp32, except causal_conv1d's, which have the activations' type.
+# Each function gives the peer, its call, the state that the call updates, the other tensors, and the float64 result.
+# States are fp32, except causal_conv1d's, which have the dtype of activations.
 
 def ssd_step(n, dtype):
     """A, dt, D and dt_bias are expanded over rows and columns, as mamba_ssm's clients expand them."""

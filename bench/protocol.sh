@@ -39,7 +39,7 @@ gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader | head -n 1; }
 
 until=$((SECONDS + ${LIMIT:-450}))
 
-# within NAME COMMAND...: runs the command in the remaining time, then writes a line with its time to the file
+# within NAME COMMAND...: runs the command in the time that is left, then writes a line with its time to the file
 within() {
     local name=$1 started=$SECONDS result=0
     shift
@@ -57,7 +57,7 @@ within() {
     [ $result = 0 ] || status=$result
 }
 
-# part OPTION...: rows of the bench with these options
+# part OPTION...: writes the rows of the bench with these options
 part() {
     echo "# hybrid_train --device cuda $*" >>"$file"
     within "$*" "$hybrid" --device cuda "$@" >>"$file"
@@ -79,7 +79,7 @@ part --model HY --dtype bf16 --batch 8 --bench 64 --bench-cpu
 for model in GF-MH CP HY-M1 RWKV-6 Mamba-2 Mamba-1 8M; do part --model $model --bench 256; done
 part --model 8M --batch 16 --bench 1024
 part --model HY --bench 256 --bench-batch 64
-# text from random weights: a token of 1 sample and of 64, of HY and of 130 million parameters
+# text from random weights: times of a token for 1 sample and for 64, with HY and with 130 million parameters
 generation="--bench 128 --bench-batch 1,64 --bench-generate --bench-runs 10"
 # shellcheck disable=SC2086 # several options
 for sizes in "" "--hidden 768 --layers 11 --head-size 64 --d-state 128"; do part --model HY $sizes $generation; done

@@ -1,19 +1,17 @@
-# The targets of gt_kernels, the same in its source tree and installed.  Wants gt_kernels_include_dir and
-# gt_kernels_reference_dir.
-#
+# The targets of gt_kernels, which are the same in its source tree and in an installation.  The variables
+# gt_kernels_include_dir and gt_kernels_reference_dir must be set.
 #   gt_kernels::headers         gt_kernels.h, for targets that call the library
 #   gt_kernels::implementation  the kernels if the language CUDA is enabled before this file is read, else stubs in C
 #                               or C++ that answer GT_ERROR_NO_CUDA
 #   gt_kernels::reference       the same with the CPU twins, which need the language C
-#
-# The last two are sources, compiled as part of each target that links them: link them PRIVATE to one target of a
-# program.  GPU architectures are that target's: CMAKE_CUDA_ARCHITECTURES.
+# The last two are sources, and each target that links them compiles them: link them PRIVATE to one target of a program.
+# That target decides the GPU architectures: CMAKE_CUDA_ARCHITECTURES.
 
 if(NOT TARGET gt_kernels::headers)
     add_library(gt_kernels::headers INTERFACE IMPORTED GLOBAL)
     target_include_directories(gt_kernels::headers INTERFACE ${gt_kernels_include_dir})
 
-    # Languages of this directory: CMake leaves sources of any other out without a word.
+    # The languages of this directory.  CMake silently leaves out sources of any other language.
     if(CMAKE_CUDA_COMPILER_LOADED)
         set(gt_suffix cu)
     elseif(CMAKE_CXX_COMPILER_LOADED AND NOT CMAKE_C_COMPILER_LOADED)
@@ -21,7 +19,7 @@ if(NOT TARGET gt_kernels::headers)
     else()
         set(gt_suffix c)
     endif()
-    # A file for each part, so that they compile in parallel.  The parts are the library's .cuh files.
+    # One file for each part, so that the parts compile in parallel.  The parts are the library's .cuh files.
     add_library(gt_kernels::implementation INTERFACE IMPORTED GLOBAL)
     target_link_libraries(gt_kernels::implementation INTERFACE gt_kernels::headers)
     file(GLOB gt_parts RELATIVE ${gt_kernels_include_dir} ${gt_kernels_include_dir}/gt_*.cuh)
@@ -54,7 +52,7 @@ if(NOT TARGET gt_kernels::headers)
             target_link_libraries(gt_kernels::reference INTERFACE m)
         endif()
     else()
-        # No such file: CMake stops where a target links this one, and prints the name.
+        # This file does not exist.  CMake stops where a target links this target, and prints the name.
         target_sources(gt_kernels::reference INTERFACE "${CMAKE_CURRENT_BINARY_DIR}/gt_kernels::reference needs the \
 language C: enable it before gt_kernels is found, as project(... LANGUAGES C ...) does")
     endif()

@@ -1,4 +1,4 @@
-# check_cuda_toolkit.sh: tools/cuda_toolkit.sh with a fake nvcc, called in every way that a build uses.
+# check_cuda_toolkit.sh: tests tools/cuda_toolkit.sh with a fake nvcc, which it calls in every way that a build uses.
 set -eu
 script=$(cd "$(dirname "$0")/.." && pwd)/tools/cuda_toolkit.sh
 scratch=$(cd "$(mktemp -d)" && pwd -P)

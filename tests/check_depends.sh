@@ -1,5 +1,5 @@
-# check_depends.sh NINJA BUILD OBJECT...: ninja knows which headers the implementation's objects include,
-# so that editing one rebuilds them.
+# check_depends.sh NINJA BUILD OBJECT...: ninja must know which headers the implementation's objects include, so that
+# editing a header rebuilds them.
 set -eu
 ninja=$1
 build=$2
@@ -11,7 +11,7 @@ for object in "$@"; do
     part=${part%%.*}
     needed="gt_kernels.h gt/base/op.h"
     [ "$part" = core ] || needed="$needed gt_$part.cuh"
-    # -n: only reads ninja's log of dependencies
+    # -n: compiles nothing, and only reads ninja's log of dependencies
     known=$("$ninja" -n -C "$build" -t deps "$object")
     for header in $needed; do
         case $known in

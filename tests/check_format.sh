@@ -1,14 +1,14 @@
 #!/bin/sh
-# check_format.sh: every C, C++ and CUDA file is as clang-format 14 (Debian 12) writes it by .clang-format, and no line,
-# comments included, is over 120 columns.  Other versions differ in details, so the test is skipped without version 14.
-# SOURCE comes from the environment.
+# check_format.sh: every C, C++ and CUDA file must be formatted as clang-format 14 (Debian 12) formats it with
+# .clang-format. No line, comments included, may be over 120 columns.  Other versions of clang-format differ in details,
+# so the test is skipped without version 14.  SOURCE comes from the environment.
 set -eu
 cd "$SOURCE"
 sources() {
     find . \( -name 'build*' -o -name '.*' ! -name . \) -prune -o \
         \( -name '*.c' -o -name '*.h' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp' \) -print | sort
 }
-# counts characters: in C.UTF-8 a Greek letter is one
+# counts characters, not bytes: in C.UTF-8 a Greek letter is one character
 if sources | LC_ALL=C.UTF-8 xargs grep -nE '^.{121}'; then
     echo 'FAIL: these lines are over 120 columns'
     exit 1

@@ -1,11 +1,11 @@
-# check_gpu_archs.sh: tools/gpu_archs.sh with GPUs that a fake nvidia-smi names.
+# check_gpu_archs.sh: tests tools/gpu_archs.sh with GPUs that a fake nvidia-smi names.
 set -eu
 script=$(cd "$(dirname "$0")/.." && pwd)/tools/gpu_archs.sh
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 failures=0
 
-# expect WANT MODE RELEASE SMI: SMI is the body of the script nvidia-smi, empty for none.
+# expect WANT MODE RELEASE SMI: SMI is the body of the fake script nvidia-smi; empty: there is no nvidia-smi.
 expect() {
     rm -f "$scratch/nvidia-smi"
     if [ -n "$4" ]; then

@@ -68,8 +68,8 @@ EOF
 done
 [ -s "$scratch/edges" ] || fail 'no includes were found'
 tsort "$scratch/edges" >/dev/null 2>"$scratch/loop" || fail "files include each other: $(cat "$scratch/loop")"
-# An operator's files include each other in at most six levels, so that a reader can follow a chain.  These three are
-# deeper; they may not get deeper.
+# An operator's files include each other in at most six levels, so that a reader can follow a chain.  These three files
+# are deeper, and may not get any deeper.
 cat >"$scratch/depth" <<'END_OF_SCRIPT'
 function operator(file, parts) {
     if (split(file, parts, "/") < 3 || parts[2] ~ /^(base|emu|impl|recurrence)$/) return ""
@@ -113,7 +113,7 @@ done
 
 # ---- programs: files call each other one way ----
 
-# Public functions of a program's files: lines at the margin that begin a definition.
+# Public functions of a program's files: lines without indentation that begin a definition.
 for folder in examples bench; do
     (cd $folder && grep -HoE '^[a-z][a-z0-9_ *]*\b(hy|bench)_[a-z0-9_]+\([^;]*$' ./*.c | grep -vE ':(static|typedef)' |
         sed -E 's/^\.\/([^:]*):.*\b((hy|bench)_[a-z0-9_]+)\(.*/\2 \1/') | sort -u >"$scratch/defined"

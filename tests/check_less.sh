@@ -1,5 +1,5 @@
-# check_less.sh PART LIBRARY: a part compiled with GT_WITHOUT_ macros has kernels on tensor cores only for bf16 and one
-# head size, and kernels for any size.
+# check_less.sh PART LIBRARY: checks a part that is compiled with GT_WITHOUT_ macros.  It must have kernels on tensor
+# cores only for bf16 and one head size, and kernels for any size.
 #     wkv6    without GT_WITHOUT_BF16 and _N32
 #     ssm     without GT_WITHOUT_BF16 and _N64
 set -eu

@@ -1,12 +1,15 @@
 #!/bin/sh
-# check_resources.sh [--report] [--built ARCH FOLDER] ARCHS [PART...]: reads from ptxas the resources of the kernels of
-# each part (of all parts if not given).  None may spill registers or keep a stack frame, except kernels that
-# ops/OP.spills lists.  In none may ptxas serialise products of warpgroups, and none may have more static shared memory
-# than the architecture offers.  (Dynamic shared memory is bounded by static_asserts beside the kernels.)  Prints the
-# resources of every kernel.  ARCHS is a list, such as "75 90a", or all; architectures that this nvcc does not know are
-# skipped with a message.  The kernels are compiled here, and the time is printed, except for ARCH, for which the build
-# has written FOLDER/gt_PART.resources.  --report: spills are printed and allowed, for compilers that ops/OP.spills was
-# not written for.
+# check_resources.sh [--report] [--built ARCH FOLDER] ARCHS [PART...]: reads the resources of kernels from ptxas, and
+# prints them for every kernel.  PART: parts of the library; all if not given.  ARCHS: a list, such as "75 90a", or all.
+# It skips architectures that this nvcc does not know, with a message.
+#
+# No kernel may spill registers or keep a stack frame, except kernels that ops/OP.spills lists.  In no kernel may ptxas
+# serialise products of warpgroups.  No kernel may have more static shared memory than the architecture offers.
+# (static_asserts beside the kernels bound dynamic shared memory.)
+#
+# The script compiles the kernels and prints the time.  --built: the build has already compiled them for ARCH, and has
+# written FOLDER/gt_PART.resources.  --report: prints spills and allows them, for compilers that ops/OP.spills was not
+# written for.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 nvcc=${NVCC:-nvcc}
@@ -48,8 +51,8 @@ fi
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
-# Exceptions, one a line: architecture and kernel (regular expressions without spaces; the last matching line counts),
-# most bytes of stack frame, most bytes of spill stores and loads, and the reason.
+# Exceptions, one a line: architecture and kernel, which are regular expressions without spaces; most bytes of stack
+# frame; most bytes of spill stores and loads; the reason.  The last line that matches counts.
 cat "$root"/tests/ops/*.spills >"$out/allowed"
 
 cat >"$out/compile" <<END

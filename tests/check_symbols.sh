@@ -1,5 +1,5 @@
-# check_symbols.sh LIBRARY...: every strong global symbol of this build's objects is a versioned gt_ name.  A shared
-# library made from them exports none, unless EXPORTED says that they are compiled for export.
+# check_symbols.sh LIBRARY...: every strong global symbol of this build's objects must be a gt_ name with the version.
+# A shared library made from these objects must export none, unless EXPORTED says that they are compiled for export.
 set -eu
 suffix=$(sed -n 's/^#define GT_SYMBOL(name) gt_##name##_//p' "$SOURCE/gt_kernels.h")
 [ -n "$suffix" ]

@@ -1,5 +1,5 @@
-# check_toy.sh TOY_BENCH: the toy operator has its rows in the bench, and only its own files (SOURCE/tests/toy) and the
-# build's name it.
+# check_toy.sh TOY_BENCH: the bench must have rows of the toy operator.  Only the toy's own files (SOURCE/tests/toy) and
+# the build's files may name it.
 set -eu
 bench=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 cd "$SOURCE"

@@ -1,11 +1,12 @@
-/* clear_products.c - preloaded, it clears the output of cublasLtMatmul before each call.
+/* clear_products.c - a library to preload.  It clears the output of cublasLtMatmul before each call.
  *
- * initcheck of compute-sanitizer reports reads of data that cuBLASLt's kernels have written as reads of uninitialised
- * memory, also where all values are right.  It does not report memory that was set before.  Used by tests/run_gpu.sh,
- * step initcheck, as
+ * compute-sanitizer's initcheck does not see what cuBLASLt's kernels write.  It reports reads of these products as
+ * reads of uninitialised memory, even where all values are right.  It does not report memory that was set before.
+ * tests/run_gpu.sh uses this library in step initcheck:
  *
  *     cc -shared -fPIC -I$CUDA/include -o clear_products.so clear_products.c -L$CUDA/lib64 -lcudart -ldl
- *     LD_PRELOAD=./clear_products.so compute-sanitizer --tool initcheck PROGRAM */
+ *     LD_PRELOAD=./clear_products.so compute-sanitizer --tool initcheck PROGRAM
+ */
 #define _GNU_SOURCE
 #include <cublasLt.h>
 #include <dlfcn.h>
@@ -37,7 +38,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t prod
         const uint64_t rows = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_ROWS, 8);
         const uint64_t columns = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_COLS, 8);
         const uint64_t pitch = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_LD, 8);
-        const uint64_t element = type == CUDA_R_32F ? 4 : 2; /* the others are bf16 and f16 */
+        const uint64_t element = type == CUDA_R_32F ? 4 : 2; /* other types are bf16 and f16 */
         const uint64_t count = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 4);
         const uint64_t step = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, 8);
         const int by_rows = order == CUBLASLT_ORDER_ROW;

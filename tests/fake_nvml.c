@@ -1,5 +1,5 @@
-/* A libnvidia-ml.so.1 for the trainer's tests.  HY_NVML="CELSIUS" sets the temperature of the one GPU that it knows, at
- * 0000:0A:00.0; it has no power sensor.  HY_NVML="no driver": it cannot be initialised. */
+/* A fake libnvidia-ml.so.1 for the trainer's tests.  It knows one GPU, at 0000:0A:00.0, which has no power sensor.
+ * HY_NVML="CELSIUS" sets the GPU's temperature.  With HY_NVML="no driver" the library cannot be initialised. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,7 @@
-/* A device that fails, for the trainer's tests: the CPU backend as hy_backend_cuda.  HY_FAULT="OPERATION N" lets the
- * N-th call of gemm, adamw or read fail, and with " for good" behind it all later calls of these three.  "late N": the
- * N-th call of wkv_ssm_backward fails; as with a kernel's error, the next call that waits for the device reports it. */
+/* A device that fails, for the trainer's tests: the CPU backend under the name hy_backend_cuda.  With
+ * HY_FAULT="OPERATION N" the N-th call of gemm, adamw or read fails.  With " for good" at the end, all later calls of
+ * these three fail, too.  With "late N" the N-th call of wkv_ssm_backward fails.  As with a kernel's error, the next
+ * call that waits for the device reports that failure. */
 #include "hybrid_ops.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -9,7 +9,8 @@ static int is_recurrent(const test_case *c) { return test_is_over_time(test_op_o
 
 static int is_shared(const test_case *c) { return test_get_flag(c, test_table(c)->fields.state_in_shared); }
 
-/* The operator's n-th tensor of a plain name, or NULL: an operator of two in one call has two state_in. */
+/* The n-th of the operator's tensors with this plain name, or NULL.  An operator that joins two has two named
+ * state_in. */
 static const gt_tensor *nth_tensor(const test_case *c, const char *plain_name, int n) {
     for (const gt_tensor *t = test_table(c)->tensors; t->name; t++)
         if (test_is(t, plain_name) && n-- == 0) return t;
@@ -24,7 +25,7 @@ static int lacks(const test_case *c, const char *plain_name) {
     return 0;
 }
 
-/* Takes an array out of `from`. */
+/* Moves an array from *from to the caller; *from keeps NULL. */
 static double *take_array(test_values *from, const test_case *c, const char *tensor) {
     double **at = test_array_of(from, c, tensor), *array = *at;
     *at = NULL;
@@ -54,9 +55,9 @@ static int has_same_bits(const test_case *c, gt_pass pass, const test_values *a,
     return 1;
 }
 
-/* Every pass of `other`, a case with tensors of the same shapes, gives the bits of `c`.  If other kernels may take
- * `other`, within_tolerance is set: its bits may differ, and must agree with the double twin as the results of `c`
- * must. */
+/* `other` is a case with tensors of the same shapes.  Every pass of `other` must give the bits of `c`.  If other
+ * kernels may take `other`, within_tolerance is set: then its results must agree with the double twin as the
+ * results of `c` must. */
 static void check_cases_agree(const test_runner *r, const test_case *c, const test_case *other, const char *what,
                               int within_tolerance) {
     for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
@@ -106,7 +107,7 @@ void test_alone_agrees(const test_runner *r, const test_case *c, double toleranc
             if (gt_use(&op->tensors[i], pass) == 'O') required |= (uint64_t)1 << i;
         test_inputs(c, (gt_pass)pass, &in);
         test_run(r, c, (gt_pass)pass, &in, TEST_ALL, &all);
-        for (int i = 0; op->tensors[i].name; i++) { /* an i that is no output: no output at all */
+        for (int i = 0; op->tensors[i].name; i++) { /* for an i that is no output, `alone` asks for no output */
             uint64_t wanted = required | (all.of[i] ? (uint64_t)1 << i : 0);
             test_run(r, c, (gt_pass)pass, &in, wanted, &alone);
             test_same(r, c, (gt_pass)pass, "asked for alone", &alone, &all, tolerance);
@@ -138,7 +139,7 @@ void test_null_agrees(const test_runner *r, const test_case *c, double tolerance
 
 /* ---- sums ------------------------------------------------------------------------------------ */
 
-/* Makes a case add to its parameter gradients, or not. */
+/* A copy of the case whose parameter gradients accumulate, or do not. */
 static test_case with_accumulate(const test_case *c, int accumulate) {
     test_case other = *c;
     test_set_flag(&other, test_table(c)->accumulate_offset, accumulate);
@@ -166,8 +167,8 @@ void test_accumulate_adds(const test_runner *r, const test_case *c) {
     test_free(&in), test_free(&added), test_free(&written);
 }
 
-/* Adds to *sums the outputs that are sums over parts: parameter gradients, and for a cut of the batch the gradient of a
- * shared state. */
+/* Adds a part's outputs to *sums if the whole's output is the sum over the parts.  These are the parameter gradients
+ * and, for parts of the batch, the gradient of a shared state. */
 static void add_part(const test_case *part, const test_values *from, char letter, test_values *sums) {
     const gt_op *op = test_table(part);
     for (int i = 0; op->tensors[i].name; i++) {
@@ -214,7 +215,7 @@ static void split_batch(const test_runner *r, const test_case *c, double toleran
     }
 }
 
-/* Sequence s of a packed case, whose arrays are *in, as a batch of one: its case, and its arrays in
+/* Turns sequence s of a packed case with the arrays *in into a batch of one.  Returns its case; its arrays go to
  * *alone. */
 static test_case cut_sequence(const test_case *c, gt_pass pass, const test_values *in, int64_t s, test_values *alone) {
     int64_t first = test_sequence_at(c, in, s), n = test_sequence_at(c, in, s + 1) - first;
@@ -230,7 +231,7 @@ static test_case cut_sequence(const test_case *c, gt_pass pass, const test_value
     return one;
 }
 
-/* Arrays of 0 for the outputs of *out that are no sums. */
+/* Allocates arrays of 0 for the outputs of *out that are not sums over parts. */
 static void make_joined(const test_case *c, gt_pass pass, const test_values *out, test_values *joined) {
     const gt_op *op = test_table(c);
     memset(joined, 0, sizeof *joined);
@@ -265,7 +266,7 @@ void test_batch_splits(const test_runner *r, const test_case *c, double toleranc
     (test_is_packed(c) ? split_packed : split_batch)(r, c, tolerance);
 }
 
-/* Each shared state becomes one for every batch element. */
+/* Gives every batch element its own copy of each shared state. */
 static void spread_states(const test_case *shared, const test_case *each, gt_pass pass, test_values *in) {
     const gt_tensor *t;
     for (int k = 0; (t = nth_tensor(shared, "state_in", k)); k++) {
@@ -276,7 +277,7 @@ static void spread_states(const test_case *shared, const test_case *each, gt_pas
     }
 }
 
-/* Takes the gradients of states out of *out_each, and adds them up over the batch. */
+/* Sums the gradients of states over the batch; takes them out of *out_each. */
 static void sum_states(const test_case *shared, const test_case *each, gt_pass pass, test_values *out_each,
                        test_values *sums) {
     const gt_tensor *t;
@@ -309,7 +310,7 @@ void test_shared_agrees(const test_runner *r, const test_case *c, double toleran
     }
 }
 
-/* A case cut in two along the time. */
+/* A case that is cut in two along the time. */
 typedef struct time_split {
     test_case whole, part[2];
     int64_t at[2];
@@ -320,7 +321,7 @@ static void join(const time_split *s, gt_pass pass, test_values out[2], test_val
     for (int k = 0; k < 2; k++) test_paste(&s->part[k], &s->whole, pass, &out[k], 'T', s->at[k], joined);
 }
 
-/* Moves every array of plain name `out_name` to the tensor beside it of name `in_name`. */
+/* Moves every array with plain name `out_name` to the tensor `in_name` of the same struct. */
 static void move_arrays(const test_case *c, test_values *from, const char *out_name, test_values *to,
                         const char *in_name) {
     const gt_op *op = test_table(c);
@@ -331,7 +332,7 @@ static void move_arrays(const test_case *c, test_values *from, const char *out_n
     }
 }
 
-/* Both parts forward; *handed_over gets the states between them. */
+/* Runs forward of both parts; *handed_over receives the states between the parts. */
 static void split_forward(const test_runner *r, const time_split *s, double tolerance, test_values *handed_over) {
     test_values in, whole, part_in[2], out[2], joined;
     test_inputs(&s->whole, GT_FORWARD, &in);
@@ -368,7 +369,7 @@ static void split_backward(const test_runner *r, const time_split *s, double tol
     for (int k = 0; k < 2; k++) test_free(&part_in[k]), test_free(&out[k]);
 }
 
-/* The case in two parts; 0 if it cannot be cut there. */
+/* Cuts the case into two parts; returns 0 if it cannot be cut there. */
 static int split_time(const test_case *c, int64_t at, time_split *s) {
     *s = (time_split){.whole = with_accumulate(c, 0), .at = {0, at}};
     if (!is_recurrent(c) || test_is_packed(c) || at > test_get_size(c, 'T') || lacks(c, "state_out") ||
@@ -402,7 +403,7 @@ void test_prefill_splits(const test_runner *r, const test_case *c, int64_t at) {
 
 enum { MOST_PIECES = 8 };
 
-/* A sequence in independent pieces.  The pieces' cases do not share a first state. */
+/* A sequence that is cut into independent pieces.  If the batch shares its first state, the pieces' cases do not. */
 typedef struct pieces {
     test_case whole, part[MOST_PIECES];
     int64_t count, at[MOST_PIECES + 1];
@@ -426,14 +427,14 @@ static void cut_pieces(const test_case *c, int64_t count, pieces *p) {
     }
 }
 
-/* Copies `one`, the k-th of `count` arrays, to its place in *all. */
+/* Copies `one`, array k of `count` arrays, to its place in *all. */
 static void gather(double **all, const double *one, int64_t n, int64_t count, int64_t k) {
     if (!*all) *all = test_array(count * n, 0);
     memcpy(*all + k * n, one, (size_t)n * sizeof *one);
 }
 
-/* The start state of every piece, [count,...]; with is_reverse the gradient of its end state.  first: a state or
- * gradient, or NULL. */
+/* Joins the pieces.  Returns the start state of every piece, [count,...]; with is_reverse, the gradient of every
+ * piece's end state.  first: the sequence's first state, or the gradient of its last state; may be NULL. */
 static double *join_pieces(const test_runner *r, pieces *p, const double *first, int is_reverse) {
     const gt_pass pass = is_reverse ? GT_SEGMENT_BACKWARD : GT_SEGMENT;
     const gt_pass joins = is_reverse ? GT_JOIN_BACKWARD : GT_JOIN;
@@ -466,7 +467,7 @@ static double *join_pieces(const test_runner *r, pieces *p, const double *first,
     return starts;
 }
 
-/* The k-th of the arrays of pieces. */
+/* Array k of the arrays of all pieces. */
 static double *piece_of(const pieces *p, const double *all, int64_t k) {
     const int64_t n = test_count(&p->part[0], GT_FORWARD, test_tensor_of(&p->whole, "state_out"));
     double *one = test_array(n, 0);
@@ -474,7 +475,7 @@ static double *piece_of(const pieces *p, const double *all, int64_t k) {
     return one;
 }
 
-/* dstate_in of the whole from dstate_in of the first piece; for a shared state, the sum over the batch. */
+/* The dstate_in of the whole is the dstate_in of the first piece.  For a shared state it is the sum over the batch. */
 static double *first_gradient(const pieces *p, double *of_piece) {
     const gt_tensor *t = test_tensor_of(&p->whole, "dstate_in");
     const int64_t n = test_count(&p->whole, GT_BACKWARD, t), all = test_count(&p->part[0], GT_BACKWARD, t);
@@ -533,7 +534,7 @@ void test_pieces_agree(const test_runner *r, const test_case *c, int64_t count) 
 
 /* ---- pools ----------------------------------------------------------------------------------- */
 
-/* How the states of packed sequences lie in a pool. */
+/* Layouts of the states of packed sequences in a pool. */
 enum { POOL_PACKED, POOL_ALIGNED, POOL_STRIDED, POOL_KINDS };
 
 typedef struct pool_context {
@@ -550,12 +551,14 @@ static int32_t pool_slot(int64_t s, int64_t rows) {
 static int is_without_row(int64_t s) { return s % 3 == 2; }
 static int starts_from_zero(int64_t s) { return s % 4 == 1; }
 
-/* A pair of states of one call: its pools in the block, and its arrays in the caller's memory. */
+/* The first and last states of one kind in a call: their pools in the block, and their arrays in the caller's
+ * memory. */
 typedef struct pool_states {
     const gt_tensor *in, *out;
-    int64_t size[3], stride[4], numbers; /* of a state; strides of rows and of its indices, in elements */
+    int64_t size[3], stride[4], numbers; /* sizes of a state; strides of rows and of indices, in elements */
     char *from, *to;                     /* arrays; NULL: not given */
-    size_t in_pool, out_pool, bytes;     /* offsets in the block, equal for one pool; bytes of a pool */
+    size_t in_pool, out_pool, bytes;     /* offsets of the two pools in the block, equal if there is one pool; bytes of
+                                            a pool */
 } pool_states;
 
 static char *pointer_at(const void *args, size_t offset) {
@@ -566,13 +569,13 @@ static char *pointer_at(const void *args, size_t offset) {
 
 static void put_pointer_at(void *args, size_t offset, const void *p) { memcpy((char *)args + offset, &p, sizeof p); }
 
-/* Element i of the state in `row`, in elements from the start of the pool. */
+/* Distance in elements from the start of the pool to element i of the state in `row`. */
 static int64_t element_of(const pool_states *x, int64_t row, int64_t i) {
     const int64_t k = i % x->size[2], j = i / x->size[2] % x->size[1], at = i / x->size[2] / x->size[1];
     return row * x->stride[0] + at * x->stride[1] + j * x->stride[2] + k * x->stride[3];
 }
 
-/* Sets sizes and strides, in *args too.  [D,J], a state of conv1d, is transposed where its rows are strided. */
+/* Sets sizes and strides, also in *args.  With strided rows, a state [D,J] of conv1d is transposed. */
 static void shape_pool(const gt_dims *dims, int kind, void *args, pool_states *x) {
     const char *shape = x->out->shape + 1;
     const int is_flat = !shape[2];
@@ -590,7 +593,7 @@ static void shape_pool(const gt_dims *dims, int kind, void *args, pool_states *x
 
 static void fill_pool(const pool_states *x, char *block, const int32_t *slots, const int32_t *zeros, int64_t count,
                       int element) {
-    memset(block + x->in_pool, 0xff, x->bytes); /* NaN, which no kernel may read */
+    memset(block + x->in_pool, 0xff, x->bytes); /* fills the pool with NaN, which no kernel may read */
     memset(block + x->out_pool, 0xff, x->bytes);
     for (int64_t s = 0; x->from && s < count; s++)
         for (int64_t i = 0; !is_without_row(s) && !zeros[s] && i < x->numbers; i++)
@@ -598,8 +601,8 @@ static void fill_pool(const pool_states *x, char *block, const int32_t *slots, c
                    (size_t)element);
 }
 
-/* Hands the last states back; returns whether nothing else of the pools was written.  `before`: the pools as they
- * were. */
+/* Copies the last states from the pool to the caller.  Returns whether the rest of the pools is unchanged; `before`
+ * holds the pools before the call. */
 static int empty_pool(const pool_states *x, char *block, char *before, const int32_t *slots, int64_t count,
                       int element) {
     for (int64_t s = 0; x->to && s < count; s++)
@@ -621,8 +624,8 @@ static size_t take_bytes(size_t *used, size_t bytes, size_t shift) {
     return at;
 }
 
-/* Forward of packed sequences with its states in pools, as the inner runner runs it.  The caller's memory ends as
- * without pools, with zeros for the states of sequences without a row. */
+/* Runs forward of packed sequences through the inner runner, with the states in pools.  The caller's memory then holds
+ * the results of a call without pools, but zeros for the states of sequences without a row. */
 static gt_status run_in_pools(const test_runner *r, const test_op *top, gt_pass pass, const void *args, char *memory,
                               size_t bytes) {
     const pool_context *context = (const pool_context *)r->context;
@@ -683,7 +686,7 @@ static gt_status run_in_pools(const test_runner *r, const test_op *top, gt_pass 
                                         : gt_fail(GT_ERROR_VALUE, "wrote to another row of a pool, or between rows");
 }
 
-/* Forward gives zeros for sequences without a row of the pool. */
+/* Sets expected outputs of sequences without a pool row to 0, as forward does. */
 static void clear_without_row(const test_case *c, const test_values *in, test_values *out) {
     const gt_op *op = test_table(c);
     for (int i = 0; op->tensors[i].name; i++) {
@@ -700,7 +703,7 @@ static void clear_without_row(const test_case *c, const test_values *in, test_va
     }
 }
 
-/* The first states of sequences that start from zero. */
+/* Sets the first states to 0 where a sequence starts from zero. */
 static void clear_starts(const test_case *c, test_values *in) {
     const gt_op *op = test_table(c);
     for (int i = 0; op->tensors[i].name; i++) {
@@ -721,7 +724,7 @@ void test_pools_agree(const test_runner *r, const test_case *c, int kind) {
     test_inputs(c, GT_FORWARD, &in);
     test_run(&pools, c, GT_FORWARD, &in, TEST_ALL, &got);
     clear_starts(c, &in);
-    const int is_other = context.kind == POOL_STRIDED; /* other kernels may take the call */
+    const int is_other = context.kind == POOL_STRIDED; /* other kernels may take a call with strided rows */
     test_run(is_other ? &test_truth : r, c, GT_FORWARD, &in, TEST_ALL, &expected);
     clear_without_row(c, &in, &expected);
     if (is_other)
@@ -746,7 +749,7 @@ static int64_t row_of(const test_case *c, const test_values *in, int64_t rows, i
     return row < rows ? row : -1;
 }
 
-/* Numbers of one state; *rows: how many of them its pool has. */
+/* The number of elements of one state; *rows: the number of states in its pool. */
 static int64_t state_size(const test_case *c, const gt_tensor *state, int64_t *rows) {
     int64_t size[4], n = 1;
     const int rank = test_shape(c, GT_STEP, state, size);
@@ -755,14 +758,14 @@ static int64_t state_size(const test_case *c, const gt_tensor *state, int64_t *r
     return n;
 }
 
-/* The start of the state `out`, as forward reads it. */
+/* The name of the first state that belongs to the final state `out`. */
 static const char *start_of(const test_case *c, const gt_tensor *out) {
     const gt_op *op = test_table(c);
     return op->tensors[test_beside(op, (int)(out - op->tensors), "state_in")].name;
 }
 
-/* Makes the expected states of a step from forward's final states, for one kind of states: the pool with the used rows
- * replaced. */
+/* Makes the pool that a step must leave, for one kind of states: the old pool with forward's final states in the rows
+ * that the step uses. */
 static void expect_pool(const test_case *c, const test_values *in, const gt_tensor *t, test_values *expected) {
     int64_t rows;
     const int64_t n = state_size(c, t, &rows), batch = test_get_size(c, 'B');
@@ -776,7 +779,7 @@ static void expect_pool(const test_case *c, const test_values *in, const gt_tens
     test_set_array(expected, c, t->name, pool);
 }
 
-/* y of elements that are skipped is 0. */
+/* Sets y of skipped elements to 0. */
 static void clear_skipped(const test_case *c, const test_values *in, const gt_tensor *t, test_values *expected) {
     const int64_t batch = test_get_size(c, 'B'), n = batch ? test_count(c, GT_STEP, t) / batch : 0;
     int64_t rows;
@@ -814,7 +817,8 @@ void test_step_agrees(const test_runner *r, const test_case *drafts, double tole
     test_free(&in), test_free(&in_forward), test_free(&out), test_free(&expected);
 }
 
-/* Batch element b as a batch of one.  Its states are the rows `row` of the pools in *joined, and its y goes there. */
+/* Runs a step of batch element b as a batch of one.  It updates the element's rows `row` of the pools in *joined, and
+ * writes the element's y there. */
 static void step_alone(const test_runner *r, const test_case *c, const test_values *in, int64_t b, int64_t row,
                        int64_t most, test_values *joined) {
     test_case one = *c;
@@ -885,7 +889,8 @@ static void fill_array(test_values *in, const test_case *c, const char *tensor, 
     for (int64_t i = 0; i < count; i++) (*test_array_of(in, c, tensor))[i] = value;
 }
 
-/* The state after a step, with `added` to an array of integers. */
+/* The state after a step.  Unless `integers` is NULL, the step reads this array with `added` added to its first
+ * element. */
 static double *state_of_step(const test_runner *r, const test_case *c, const test_values *in, const char *integers,
                              double added) {
     test_values other, out;
@@ -915,7 +920,7 @@ void test_rounding_agrees(const test_runner *r, const test_case *c, const char *
     double *const got = state_of_step(r, &rounded, &in, NULL, 0);
     test_check(!memcmp(got, expected, bytes), "%s: %s rounds to other bits than the twin",
                test_describe(&rounded, GT_STEP), r->name);
-    /* a few numbers may all be rounded alike */
+    /* with few numbers, other random bits may round all of them alike */
     for (int i = 0; i < 3 && bytes > 4096; i++) {
         if (i == 2) /* to nearest */
             test_set_array(&in, c, "rounding_seed", NULL), test_set_array(&in, c, "rounding_steps", NULL);
@@ -929,14 +934,14 @@ void test_rounding_agrees(const test_runner *r, const test_case *c, const char *
     test_free(&in);
 }
 
-/* Takes the last states of a pass of the case. */
+/* Moves the last states of a pass of the case to *states. */
 static void take_states(const test_case *c, test_values *from, test_values *states) {
     const gt_tensor *t;
     for (int k = 0; (t = nth_tensor(c, "state_out", k)); k++)
         test_set_array(states, c, t->name, take_array(from, c, t->name));
 }
 
-/* A step of n tokens from token `at` on: y into *joined, the states into *states. */
+/* Runs a step of n tokens from token `at` on.  Its y goes into *joined, its states into *states. */
 static void take_step(const test_runner *r, const test_case *c, const test_values *all, int64_t at, int64_t n,
                       test_values *states, test_values *joined) {
     test_case step = *c;
@@ -982,10 +987,10 @@ void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int6
 
 /* ---- speculative decoding -------------------------------------------------------------------- */
 
-/* Sequences that a server decodes, one for each row of a pool of states, and their results by steps of one token. */
+/* Sequences that a server decodes, and their results by steps of one token.  Each has a row of a pool of states. */
 typedef struct served {
     const test_runner *r;
-    test_case all; /* B is the number of sequences, T their length */
+    test_case all; /* B is the number of sequences, T is their length */
     test_values in;
     int64_t rows, length, batch;
     test_values states[25]; /* after as many tokens */
@@ -1003,7 +1008,7 @@ static double *copy_of(const double *from, int64_t count) {
     return to;
 }
 
-/* Copies the states that *from has. */
+/* Copies the states that are present in *from. */
 static void copy_states(const test_case *c, const test_values *from, test_values *to) {
     const gt_tensor *t;
     int64_t rows;
@@ -1037,7 +1042,8 @@ typedef struct draft {
     int is_skipped;
 } draft;
 
-/* The next sequences, all different: the first of `order`, which holds all.  k tokens at most. */
+/* Draws the sequences of the next round, all different, with at most k tokens each.  They are the first entries of
+ * `order`, a permutation of all sequences. */
 static void draw_drafts(served *s, int drafts, int64_t k, int64_t *order, draft *of) {
     for (int64_t b = 0; b < s->batch; b++) {
         const int64_t other = b + below(s, s->rows - b), row = order[other], left = s->length - s->at[row];
@@ -1057,7 +1063,7 @@ static void draw_drafts(served *s, int drafts, int64_t k, int64_t *order, draft 
     }
 }
 
-/* Inputs beyond an element's tokens are NaN. */
+/* Gathers the inputs of a round; inputs beyond an element's tokens are NaN. */
 static void gather_round(const served *s, const test_case *round, const draft *of, test_values *in) {
     const int64_t k = test_get_size(round, 'T');
     memset(in, 0, sizeof *in);
@@ -1087,7 +1093,7 @@ static void gather_round(const served *s, const test_case *round, const draft *o
     }
 }
 
-/* The expected results of a round.  Advances the sequences. */
+/* Makes the expected results of a round, and advances the sequences. */
 static void expect_round(served *s, const test_case *round, const draft *of, test_values *expected) {
     const gt_tensor *t;
     const int64_t k = test_get_size(round, 'T');
@@ -1114,7 +1120,7 @@ static void expect_round(served *s, const test_case *round, const draft *of, tes
     copy_states(round, &s->pool, expected);
 }
 
-/* One step of up to 16 tokens, and its expected results. */
+/* Runs one step of up to 16 tokens, and compares it with its expected results. */
 static void serve_round(served *s, const test_case *c, int64_t *order, draft *of) {
     test_case round = *c;
     test_values in, out, expected = {{NULL}};
@@ -1157,12 +1163,12 @@ void test_server_agrees(const test_runner *r, const test_case *c, int rounds) {
 
 /* ---- numbers that are not finite ------------------------------------------------------------- */
 
-/* The place of a NaN or infinity.  In a tensor over rows, batch is the row and token the column. */
+/* The place of a NaN or infinity.  In a tensor over rows, `batch` is the row and `token` is the column. */
 typedef struct spot {
     const gt_tensor *tensor;
     int64_t batch, token, head, element, of_heads;
-    int64_t first, last; /* its sequence has the tokens first ... last-1 */
-    int64_t reach;       /* tokens of the chunk that it may spoil, 0 = none */
+    int64_t first, last; /* the tokens of its sequence are first ... last-1 */
+    int64_t reach;       /* length in tokens of the chunk that it may spoil, 0 = none */
 } spot;
 
 static int has_tokens(const gt_tensor *t) { return !strncmp(t->shape, "BT", 2); }
@@ -1175,8 +1181,8 @@ static void spoil(const test_case *c, gt_pass pass, const spot *s, double value,
         in, c, s->tensor->name))[((s->batch * size[1] + s->token) * size[2] + s->head) * size[3] + s->element] = value;
 }
 
-/* The struct within the argument struct that a tensor is a field of, by the length of its name: 4 for "wkv6.r", else
- * 0. */
+/* Identifies the struct within the argument struct that has the tensor as a field, by the length of the struct's name:
+ * 4 for "wkv6.r", 0 for a field of the argument struct itself. */
 static size_t struct_of(const gt_tensor *t) {
     const char *dot = strchr(t->name, '.');
     return dot ? (size_t)(dot - t->name) : 0;
@@ -1190,12 +1196,12 @@ static int64_t reach_of(const test_case *c, const gt_tensor *t, int is_backward)
     return test_op_of(name[0] ? name : c->op)->reach[is_backward];
 }
 
-/* The number of later tokens that an element of the tensor affects: W - 1 for a convolution's inputs. */
+/* The number of later tokens that an element of the tensor affects.  For a convolution's inputs it is W - 1. */
 static int64_t spread_of(const test_case *c, const gt_tensor *t) {
     return test_is(t, "xBC") || test_is(t, "dxBC") ? test_get_size(c, 'W') - 1 : 0;
 }
 
-/* Whether a chunk holds both the token of tensor t and the spot. */
+/* Whether one chunk holds the spot and the token of element j of tensor t. */
 static int in_chunk_of(const test_case *c, const spot *s, const gt_tensor *t, int64_t token) {
     const int64_t after = spread_of(c, t), reach = s->reach;
     const int64_t first = (s->token - s->first) / reach, last = (s->token + spread_of(c, s->tensor) - s->first) / reach;
@@ -1203,9 +1209,9 @@ static int in_chunk_of(const test_case *c, const spot *s, const gt_tensor *t, in
     return (token + after - s->first) / reach >= first && (token - s->first) / reach <= last;
 }
 
-/* Whether the kernels may change element j of a tensor where the twin does not.  They may if it belongs to the same
- * sequence, chunk and head, or to a group that shares the head's input.  A parameter's gradient is a sum over
- * chunks. */
+/* Whether the kernels may change element j of a tensor where the twin does not.  They may if the element belongs to the
+ * spot's sequence, chunk and head, or to a group whose input the head shares.  A parameter's gradient sums over chunks,
+ * so any element of it may change. */
 static int is_in_reach(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t j, const spot *s) {
     int64_t size[4] = {1, 1, 1, 1};
     test_shape(c, pass, t, size);
@@ -1222,8 +1228,8 @@ static int is_in_reach(const test_case *c, gt_pass pass, const gt_tensor *t, int
     return in_chunk_of(c, s, t, j / columns / size[2] % size[1]);
 }
 
-/* Whether the twin changes any channel of the token, or state, and head that element j belongs to.  A row of xBC holds
- * x of the heads, then B and C of the groups. */
+/* Whether the twin changes any channel of element j's head in the same token or state.  A row of xBC holds x of the
+ * heads, then B and C of the groups. */
 static int changes_beside(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t j, const double *a,
                           const double *b) {
     int64_t size[4] = {1, 1, 1, 1}, n = 1;
@@ -1231,7 +1237,7 @@ static int changes_beside(const test_case *c, gt_pass pass, const gt_tensor *t, 
     const int heads = has_tokens(t) ? 3 : rank > 2 ? 2 : 1;
     for (int i = heads; i < rank; i++) n *= size[i];
     int64_t first = j / n * n;
-    if (has_tokens(t) && rank == 3 && test_get_size(c, 'W') && test_get_size(c, 'N')) { /* rows of x, Bm and Cm */
+    if (has_tokens(t) && rank == 3 && test_get_size(c, 'W') && test_get_size(c, 'N')) { /* xBC: rows of x, Bm and Cm */
         const int64_t x = test_get_size(c, 'H') * test_get_size(c, 'P'), at = j % size[2];
         n = test_get_size(c, at < x ? 'P' : 'N');
         first = j - (at < x ? at : at - x) % n;
@@ -1241,7 +1247,8 @@ static int changes_beside(const test_case *c, gt_pass pass, const gt_tensor *t, 
     return 0;
 }
 
-/* Kernels of ssd bound decays, and in fp32 products of pairs, so that some infinity comes out as a large number. */
+/* Whether the kernels may write a large number instead of an infinity.  Kernels of ssd bound the decays and, in fp32,
+ * the products of pairs. */
 static int may_be_large(const test_case *c, const spot *s, double value) {
     if (!isinf(value) || !test_op_of(c->op)->bounds_pairs) return 0;
     return test_is(s->tensor, "dt") || test_dtype_of(c, s->tensor) == GT_F32;
@@ -1255,7 +1262,8 @@ static void check_spoilt(const test_runner *r, const test_case *c, gt_pass pass,
     test_copy(c, pass, in, &spoilt_in);
     spoil(c, pass, s, value, &spoilt_in);
     test_run(&test_truth, c, pass, &spoilt_in, TEST_ALL, &bad_truth);
-    test_run(&test_twin, c, pass, &spoilt_in, TEST_ALL, &bad_twin); /* its decays underflow with the kernels' */
+    test_run(&test_twin, c, pass, &spoilt_in, TEST_ALL, &bad_twin); /* the twin's decays underflow where the kernels'
+                                                                       do */
     if (test_run(r, c, pass, &spoilt_in, TEST_ALL, &bad)) {
         for (int i = 0; op->tensors[i].name; i++) {
             const gt_tensor *t = &op->tensors[i];
@@ -1285,7 +1293,7 @@ static void check_spoilt(const test_runner *r, const test_case *c, gt_pass pass,
     test_free(&spoilt_in), test_free(&bad), test_free(&bad_truth), test_free(&bad_twin);
 }
 
-/* The sequence of a token; 0 if the token belongs to none. */
+/* Finds the sequence of the spot's token; returns 0 if the token belongs to none. */
 static int find_sequence(const test_case *c, const test_values *in, spot *s) {
     s->first = 0, s->last = test_get_size(c, 'T');
     if (!is_recurrent(c)) return 1;
@@ -1297,7 +1305,7 @@ static int find_sequence(const test_case *c, const test_values *in, spot *s) {
     return 0;
 }
 
-/* One pass; only: the number of the one input that is spoilt, -1 = each in its turn. */
+/* Checks one pass.  only: the index of the one input to spoil; -1 = every input in turn. */
 static void check_nonfinite_pass(const test_runner *r, const test_case *c, gt_pass pass, int is_backward,
                                  const int64_t at[2], int has_chunks, int only, int may_vanish) {
     const gt_op *op = test_table(c);

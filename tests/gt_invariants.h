@@ -1,6 +1,7 @@
-/* Properties of every implementation of every operator, for any numbers.  Each function runs a case in two ways that
- * must agree: exactly if tolerance is 0, else in relative l2.  Sums in different orders must agree within the runner's
- * own tolerances.  A property skips cases that it does not apply to. */
+/* Properties that hold for every implementation of every operator, with any numbers.  Each function runs a case in two
+ * ways and compares the results: they must be equal if tolerance is 0, else close in relative l2.  Where the two ways
+ * sum in different orders, the results must agree within the runner's own tolerances.  A function skips cases that its
+ * property does not apply to. */
 #ifndef GT_INVARIANTS_H
 #define GT_INVARIANTS_H
 
@@ -15,51 +16,57 @@ void test_truth_holds(const test_runner *r, const test_case *c);
 
 /* A second run gives the same bits. */
 void test_repeats(const test_runner *r, const test_case *c);
-/* Every layout gives the results of packed arrays: the same bits or, if other kernels may take it, agreement with the
- * double twin within the runner's tolerances. */
+/* Every layout gives the bits of packed arrays.  With within_tolerance, other kernels may take a layout; its results
+ * must then agree with the double twin within the runner's tolerances. */
 void test_layouts_agree(const test_runner *r, const test_case *c, int within_tolerance);
-/* Outputs over the input that they may equal. */
+/* Writing an output over the input that it may equal gives the same results. */
 void test_in_place_agrees(const test_runner *r, const test_case *c, int within_tolerance);
-/* Each gradient is the same if no other is wanted, each output if no other is written. */
+/* A gradient does not change if the call asks for no other gradient; the same holds for the outputs of forward. */
 void test_alone_agrees(const test_runner *r, const test_case *c, double tolerance);
-/* An optional input that is NULL counts as the constant stated. */
+/* An optional input that is NULL gives the results of the constant that replaces it. */
 void test_null_agrees(const test_runner *r, const test_case *c, double tolerance);
-/* accumulate = 1 adds the numbers that accumulate = 0 writes. */
+/* accumulate = 1 adds to a gradient the numbers that accumulate = 0 writes. */
 void test_accumulate_adds(const test_runner *r, const test_case *c);
-/* A shared state equals the same state in every batch element; its gradient is the sum of theirs. */
+/* A state that the batch shares gives the results of the same state in every batch element.  Its gradient is the sum of
+ * their gradients. */
 void test_shared_agrees(const test_runner *r, const test_case *c, double tolerance);
-/* The batch elements, or packed sequences, one by one; parameter gradients are their sum. */
+/* Calls of one batch element, or one packed sequence, give the results of the whole call.  The whole call's parameter
+ * gradients are the sum of theirs. */
 void test_batch_splits(const test_runner *r, const test_case *c, double tolerance);
-/* The first `at` tokens, then the rest from the state handed over; backward likewise in reverse. */
+/* Running the first `at` tokens, and then the rest from the state in between, gives the results of one call.  Backward
+ * runs the two parts in reverse. */
 void test_time_splits(const test_runner *r, const test_case *c, int64_t at, double tolerance);
-/* Forward of the first `at` tokens, then of the rest from the state handed over: the bits of one call. */
+/* Forward of the first `at` tokens, and then of the rest from the state in between, gives the bits of one call. */
 void test_prefill_splits(const test_runner *r, const test_case *c, int64_t at);
-/* `count` independent pieces, by segment and join and their backward, agree with the double twin's whole. */
+/* `count` independent pieces agree with the double twin's whole.  Segment and join run the pieces, forward and
+ * backward. */
 void test_pieces_agree(const test_runner *r, const test_case *c, int64_t count);
-/* Packed sequences with their states in rows of pools: the bits of a call without pools, zeros for sequences without a
- * row, and nothing else read or written.  kind 0: packed rows, read and written in place; 1: aligned rows of two pools;
- * 2: rows, and channels of conv1d, in other strides, within the runner's tolerances. */
+/* Packed sequences may have their states in rows of pools.  Such a call gives the bits of a call without pools, and
+ * zeros for sequences without a row.  It reads and writes no other rows.  kind 0: packed rows, read and written in
+ * place. kind 1: aligned rows of two pools.  kind 2: other strides of rows and of conv1d's channels, which must agree
+ * within the runner's tolerances. */
 void test_pools_agree(const test_runner *r, const test_case *c, int kind);
-/* A step of all tokens equals forward from its slots; skipped elements give 0 and other slots keep their bits. */
+/* A step of all tokens gives the results of forward from the states in its slots.  Skipped elements give 0, and slots
+ * that the step does not use keep their bits. */
 void test_step_agrees(const test_runner *r, const test_case *c, double tolerance);
-/* Each batch element alone, from arrays of other alignment, `most` tokens at a time, gives the bits of one step of all.
- * So nothing depends on the batch, the pool row, the alignment or other elements. */
+/* Steps of one batch element give the bits of one step of all.  The elements' arrays have another alignment, and their
+ * steps take `most` tokens.  So no result depends on the batch, the pool row, the alignment or other elements. */
 void test_step_is_alone(const test_runner *r, const test_case *c, int64_t most);
-/* A step of one token with stochastic rounding, whose sums are exact because the tensor `zero` is 0 and `one`, unless
- * NULL, is 1: states have the bits of the twin.  Other seeds and steps give other bits.  And no bit depends on the
- * batch, the pool row or the alignment. */
+/* Checks a step of one token with stochastic rounding.  The sums are exact, because the tensor `zero` is 0 and the
+ * tensor `one` is 1 (NULL: no such tensor).  So the states must have the bits of the twin.  Other seeds and steps must
+ * give other bits.  No bit may depend on the batch, the pool row or the alignment. */
 void test_rounding_agrees(const test_runner *r, const test_case *c, const char *zero, const char *one);
-/* The first `at` tokens by forward and the others in steps of up to `most` tokens agree with one forward. */
+/* Forward of the first `at` tokens, and then steps of up to `most` tokens, agree with one forward. */
 void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int64_t most, double tolerance);
-/* Plays a server with speculative decoding.  Each round takes random sequences of a pool with random numbers of tokens.
- * It commits some tokens and sends the others again.  All results have the bits of steps of one token; elements out of
- * range are skipped. */
+/* Plays a server with speculative decoding.  A round takes random sequences of a pool, each with a random number of
+ * tokens.  The server commits some of the tokens and sends the others again.  All results must have the bits of steps
+ * of one token.  Elements whose slot is out of range are skipped. */
 void test_server_agrees(const test_runner *r, const test_case *c, int rounds);
-/* A NaN or infinity in one element of an input, at token at[0] in forward, at[1] in backward, or in the last row,
- * changes no more elements than in the double twin, with two exceptions: channels of the same token and head, and with
- * has_chunks the chunk of the operator's reach.  An output must not be finite where the fp32 twin's is not; may_vanish
- * drops this rule, for decays that underflow to 0.  every: spoils each input of each pass, one after the other; else
- * one input of one pass. */
+/* Puts a NaN or infinity into one element of an input: at token at[0] in forward, at token at[1] in backward, or in the
+ * last row.  No more outputs may change than in the double twin, with two exceptions: channels of the same token and
+ * head, and with has_chunks the chunk of the operator's reach.  An output must not be finite where the fp32 twin's is
+ * not. may_vanish drops this last rule, for decays that underflow to 0.  every: spoils each input of each pass in turn;
+ * else one input of one pass. */
 void test_nonfinite_stays(const test_runner *r, const test_case *c, const int64_t at[2], int has_chunks, int every,
                           int may_vanish);
 

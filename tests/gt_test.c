@@ -1,5 +1,5 @@
-/* The harness of gt_test.h, for tests and bench: look-ups in cases and tables, the values of a case, its tensors in
- * memory (write_memory, check_untouched), test_run, and how outputs are judged (test_compare). */
+/* The harness of gt_test.h, for tests and bench.  It looks up cases and tables, draws the values of a case, and places
+ * its tensors in memory (write_memory, check_untouched).  test_run runs a case, and test_compare judges its outputs. */
 #include "gt_test.h"
 #include <math.h>
 #include <stdarg.h>
@@ -7,13 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* in bytes; a guard is at least that long */
+/* in bytes; every guard has at least that length */
 enum { ALIGNMENT = 256, GUARD = 256 };
-/* 0xffff... is a NaN in every dtype, so that a stray read shows, too */
+/* bytes 0xff... are a NaN in every dtype, so a stray read shows in the results */
 enum { INPUT_GUARD = 0xff, OUTPUT_GUARD = 0xa5 };
 
-/* Iterations of the next loop are independent of each other.  Threads share `count` elements only if these are many:
- * waking threads takes longer than a few elements. */
+/* PARALLEL_FOR states that the iterations of the next loop are independent.  Threads share `count` elements only if
+ * there are MANY: for a few elements, waking the threads takes longer than the work. */
 enum { MANY = 1 << 14 };
 #ifdef _OPENMP
 #define PARALLEL_FOR _Pragma("omp parallel for if (count > MANY)")
@@ -265,7 +265,7 @@ double *test_array(int64_t count, double value) {
     return v;
 }
 
-/* The generator of one tensor: by its name, so that it draws the same values in every pass. */
+/* The random generator of a tensor.  Its seed depends on the tensor's name, so every pass draws the same values. */
 static test_random random_of(const test_case *c, const gt_tensor *t) {
     test_random r = {test_seed(c) * 0x100000001b3u + 0xcbf29ce484222325u};
     for (const char *ch = t->name; *ch; ch++) r.state = (r.state ^ (uint64_t)(unsigned char)*ch) * 0x100000001b3u;
@@ -273,7 +273,7 @@ static test_random random_of(const test_case *c, const gt_tensor *t) {
     return r;
 }
 
-/* Every element has the random numbers of a draw in order. */
+/* Fills elements one after the other with the random numbers of a draw. */
 static void fill_numbers(const test_case *c, const gt_tensor *t, int64_t count, double *v) {
     const test_random start = random_of(c, t);
     const gt_dtype dtype = test_dtype_of(c, t);
@@ -301,7 +301,8 @@ int64_t test_sequence_at(const test_case *c, const test_values *in, int64_t s) {
     return (int64_t)in->of[test_find(test_table(c), "cu_seqlens")][s];
 }
 
-/* cu_seqlens: starts of sequences, then the end of the last.  The rest is -1, which no pass may read. */
+/* Fills cu_seqlens: the starts of all sequences, then the end of the last.  Further entries are -1, and no pass may
+ * read them. */
 static void fill_sequences(const test_case *c, const gt_tensor *t, int64_t count, double *v) {
     test_random r = random_of(c, t);
     int64_t left = test_get_size(c, 'T');
@@ -316,7 +317,7 @@ static void fill_sequences(const test_case *c, const gt_tensor *t, int64_t count
     }
 }
 
-/* The number of a tensor's `rows` rows that belong to sequences. */
+/* The number of rows, out of a tensor's `rows` rows, that belong to sequences. */
 static int64_t rows_used(const test_case *c, const gt_tensor *t, int64_t rows) {
     if (!test_is_packed(c) || strncmp(t->shape, "BT", 2)) return rows;
     const gt_tensor *sequences = test_tensor_of(c, "cu_seqlens");
@@ -328,7 +329,7 @@ static int64_t rows_used(const test_case *c, const gt_tensor *t, int64_t rows) {
     return rows;
 }
 
-/* The number of a tensor's elements, tokens or states, that belong to sequences: they come first. */
+/* The number of a tensor's elements that belong to sequences.  They are of tokens or states, and come first. */
 static int64_t count_used(const test_case *c, gt_pass pass, const gt_tensor *t, const test_values *in) {
     int64_t size[4], count = test_count(c, pass, t), sequences;
     if (!test_is_packed(c) || t->kind == 'i' || !count) return count;
@@ -340,7 +341,8 @@ static int64_t count_used(const test_case *c, gt_pass pass, const gt_tensor *t, 
 
 /* ---- inputs ---- */
 
-/* Distinct rows in random order; every third batch element has a row out of range, so that it is skipped. */
+/* Fills in distinct rows in random order.  Every third batch element gets a row out of range, so that the step skips
+ * it. */
 static void fill_slots(const test_case *c, const gt_tensor *t, int64_t count, double *v) {
     test_random r = random_of(c, t);
     int64_t rows = slot_capacity(c);
@@ -357,8 +359,8 @@ static void fill_slots(const test_case *c, const gt_tensor *t, int64_t count, do
     free(row);
 }
 
-/* The tokens of each batch element, or the tokens that enter its state: any number up to `most`, or up to most[b].
- * Often it is the first or last of these, sometimes one out of range. */
+/* Fills in the number of tokens of each batch element, or of tokens that enter its state.  Numbers are at most `most`
+ * (NULL: T), or most[b].  Many are 0 or the largest one, and some are out of range. */
 static void fill_drafts(const test_case *c, const gt_tensor *t, int64_t count, const double *most, double *v) {
     static const double outside[] = {-1, INT32_MIN, INT32_MAX};
     const double T = (double)test_get_size(c, 'T');
@@ -371,7 +373,7 @@ static void fill_drafts(const test_case *c, const gt_tensor *t, int64_t count, c
     }
 }
 
-/* The next columns of states that are rings, and seeds and steps: any numbers. */
+/* Fills in any numbers: the next columns of states that are rings, or seeds and steps. */
 static void fill_places(const test_case *c, const gt_tensor *t, int64_t count, double *v) {
     test_random r = random_of(c, t);
     for (int64_t b = 0; b < count; b++) v[b] = floor(test_uniform(&r) * 20) - 6;
@@ -427,7 +429,7 @@ double **test_array_of(test_values *v, const test_case *c, const char *tensor) {
     return &v->of[test_find(test_table(c), tensor)];
 }
 
-/* Replaces the array of a tensor by another, which may be NULL. */
+/* Replaces a tensor's array by another array, which may be NULL. */
 void test_set_array(test_values *v, const test_case *c, const char *tensor, double *array) {
     double **at = test_array_of(v, c, tensor);
     free(*at);
@@ -438,7 +440,7 @@ const gt_tensor *test_tensor_of(const test_case *c, const char *name) {
     return &test_table(c)->tensors[test_find(test_table(c), name)];
 }
 
-/* Copies n positions along an index.  `from` has from_n positions along it, `to` has to_n. */
+/* Copies n positions along an index.  The index has from_n positions in `from` and to_n in `to`. */
 static void copy_range(const double *from, int64_t from_n, int64_t from_at, double *to, int64_t to_n, int64_t to_at,
                        int64_t n, int64_t outer, int64_t inner) {
     for (int64_t i = 0; i < outer; i++)
@@ -490,28 +492,28 @@ typedef struct place {
     format format;
     int is_used, rank, element;        /* element: bytes of one */
     int64_t count, size[4], stride[4]; /* stride in elements */
-    int64_t sequences;                 /* elements that belong to sequences; all if not packed */
-    int64_t written;                   /* elements that the pass writes, if it is an output */
-    size_t at;                         /* the first element, in bytes from the start of memory */
+    int64_t sequences;                 /* the number of elements that belong to sequences; all elements if not packed */
+    int64_t written;                   /* the number of elements that the pass writes, if the tensor is an output */
+    size_t at;                         /* offset in bytes of the first element from the start of memory */
 } place;
 
-/* One call: the block of memory with all its tensors. */
+/* One call: a block of memory that holds all its tensors. */
 typedef struct call {
     test_args args;
     place of[TEST_TENSORS];
     size_t bytes;
-    char *memory, *expected; /* expected: the memory after the pass, without its outputs */
+    char *memory, *expected; /* expected: a copy of the memory as the pass must leave it, except for outputs */
 } call;
 
-/* A buffer that several tensors share as columns.  There is one for each element size of the inputs, and of the
- * outputs. */
+/* A buffer whose columns several tensors share.  The inputs have one for each element size, and so do the outputs. */
 typedef struct columns {
-    int64_t rows, row, used; /* rows; elements of a row; elements of a row that tensors have taken so far */
+    int64_t rows, row, used; /* number of rows; elements of a row; how many elements of a row tensors have taken so
+                                far */
     int element;             /* bytes of one */
     size_t at;
 } columns;
 
-static int64_t extent(const place *p) { /* elements from the first to the last */
+static int64_t extent(const place *p) { /* number of elements from the first to the last in memory */
     int64_t n = 1;
     for (int i = 0; i < p->rank; i++) n += (p->size[i] - 1) * p->stride[i];
     return p->count ? n : 0;
@@ -521,20 +523,20 @@ static int64_t row_elements(const gt_tensor *t, const place *p) {
     return t->shape[0] == 'M' ? p->size[1] : p->size[2] * (p->rank == 4 ? p->size[3] : 1);
 }
 
-/* Whether a tensor can be columns of a buffer of rows of tokens: a state cannot. */
+/* Whether a tensor can be columns of a shared buffer.  The buffer has a row for each token, so a state cannot. */
 static int is_slice(const gt_tensor *t) { return t->stride_offset && !test_is_state(t); }
 
 static int has_slices(test_layout layout) { return layout == TEST_SLICES || layout == TEST_ALIGNED; }
 
-/* Columns that a tensor takes of a shared buffer: 8 elements are a multiple of 16 bytes. */
+/* The columns of a shared buffer that a tensor takes.  TEST_ALIGNED rounds up to 8 elements, a multiple of 16 bytes. */
 static int64_t columns_for(const gt_tensor *t, const place *p, test_layout layout) {
     int64_t n = row_elements(t, p);
     return layout == TEST_ALIGNED ? (n + 7) / 8 * 8 : n;
 }
 
-/* Sets a tensor's strides in the argument struct as the layout asks, and their meaning in its place: the defaults of
- * gt_stride, written out once more.  row: elements of a row of the shared buffer.  Gaps differ from tensor to
- * tensor. */
+/* Sets a tensor's strides as the layout asks: in the argument struct, and in the tensor's place with the defaults of
+ * gt_stride filled in.  The defaults are written here independently of the library.  row: elements of a row of the
+ * shared buffer.  Gaps differ from tensor to tensor. */
 static void set_strides(const test_case *c, gt_pass pass, const gt_tensor *t, test_layout layout, int64_t row,
                         test_args *args, place *p) {
     int64_t packed = 1, gap = 1 + (t - test_table(c)->tensors);
@@ -576,19 +578,19 @@ static void set_strides(const test_case *c, gt_pass pass, const gt_tensor *t, te
     }
 }
 
-/* Reserves bytes with guards before and after; returns where they start. */
+/* Reserves bytes with guards before and after them; returns their offset. */
 static size_t reserve(call *k, size_t bytes, size_t shift) {
     size_t at = k->bytes + GUARD + shift;
     k->bytes = (at + bytes + GUARD + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     return at;
 }
 
-/* The shared buffer of a tensor in slices. */
+/* The shared buffer that holds a tensor in the layouts with slices. */
 static columns *columns_of(columns all[4], const gt_tensor *t, const place *p, gt_pass pass) {
     return &all[2 * (p->element == 2) + test_is_output(t, pass)];
 }
 
-/* The tensor whose memory an output takes over, -1 = none. */
+/* The tensor whose memory an output reuses, -1 = none. */
 static int shared_with(const test_case *c, gt_pass pass, const call *k, int i) {
     const gt_op *op = test_table(c);
     int other = op->tensors[i].may_equal ? test_find(op, op->tensors[i].may_equal) : -1;
@@ -598,7 +600,7 @@ static int shared_with(const test_case *c, gt_pass pass, const call *k, int i) {
     return memcmp(k->of[i].size, k->of[other].size, sizeof k->of[i].size) ? -1 : other;
 }
 
-/* Sets strides and `at` of all tensors of a call. */
+/* Sets the strides and the offset `at` of all tensors of a call. */
 static void place_tensors(const test_case *c, gt_pass pass, test_layout layout, call *k) {
     const gt_op *op = test_table(c);
     const int is_aligned = layout == TEST_PACKED || layout == TEST_TIME_LAST || layout == TEST_ALIGNED;
@@ -660,7 +662,8 @@ static size_t offset_of(const place *p, int64_t i) {
 
 static int64_t row_length(const place *p) { return p->size[p->rank - 1]; }
 
-/* Elements at, at+1, ... at+n-1 of a tensor in packed order, all in one row, and their distance in memory. */
+/* Returns the address of element `at`, in packed order.  *step: the distance in memory to the next element.  Elements
+ * at, at+1, ... at+n-1 must be in one row. */
 static char *row_at(const place *p, char *memory, int64_t at, size_t *step) {
     *step = (size_t)(p->stride[p->rank - 1] * p->element);
     return memory + offset_of(p, at);
@@ -714,7 +717,7 @@ static format format_of(const test_case *c, const gt_tensor *t, int is_double) {
     return dtype == GT_F32 ? AS_F32 : dtype == GT_BF16 ? AS_BF16 : AS_F16;
 }
 
-/* The values of a tensor; NaN where *values is NULL and beyond the sequences. */
+/* Writes a tensor's values: NaN if `values` is NULL, and NaN beyond the sequences. */
 static void write_tensor(const place *p, const double *values, char *memory) {
     const int64_t count = p->count, n = row_length(p);
     PARALLEL_FOR
@@ -728,7 +731,8 @@ static void write_tensor(const place *p, const double *values, char *memory) {
     }
 }
 
-/* Reads an output into values, and copies it to `expected`, so that only other writes differ there. */
+/* Reads an output into values.  Copies it to `expected`, too, so that only other writes differ between the two
+ * memories. */
 static void read_tensor(const place *p, char *memory, char *expected, double *values) {
     const int64_t count = p->count, n = row_length(p);
     PARALLEL_FOR
@@ -744,7 +748,7 @@ static void read_tensor(const place *p, char *memory, char *expected, double *va
     }
 }
 
-/* Makes memory and fills it: guards, NaN in the outputs, the values of the inputs. */
+/* Allocates and fills the memory: guards, NaN in the outputs, the values of the inputs. */
 static void write_memory(const test_case *c, gt_pass pass, const test_values *in, call *k) {
     const gt_op *op = test_table(c);
     k->memory = (char *)aligned_alloc(ALIGNMENT, k->bytes);
@@ -764,8 +768,8 @@ static void write_memory(const test_case *c, gt_pass pass, const test_values *in
     memcpy(k->expected, k->memory, k->bytes);
 }
 
-/* Pointers that the pass does not use lead to guard bytes, so that using them shows; the state_in
- * of a step must be NULL or state_out. */
+/* Points pointers that the pass does not use to guard bytes, so that a use of them shows.  Only the state_in of a step
+ * differs: it must be NULL or state_out. */
 static void set_pointers(const test_case *c, gt_pass pass, call *k) {
     const gt_op *op = test_table(c);
     for (int i = 0; op->tensors[i].name; i++) {
@@ -779,7 +783,7 @@ static void set_pointers(const test_case *c, gt_pass pass, call *k) {
     }
 }
 
-/* Memory is as expected: the pass wrote nothing but its outputs. */
+/* Checks that the pass wrote nothing but its outputs. */
 static int check_untouched(const test_runner *r, const test_case *c, gt_pass pass, const call *k) {
     const gt_op *op = test_table(c);
     size_t at = 0, nearest = k->bytes;
@@ -808,7 +812,7 @@ int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_
     memset(&k, 0, sizeof k);
     memset(out, 0, sizeof *out);
     k.args = c->args;
-    k.bytes = ALIGNMENT; /* for pointers that are not used */
+    k.bytes = ALIGNMENT; /* the guard bytes that unused pointers point to */
     if (pass != GT_STEP && op->fields.slot_capacity)
         memset((char *)&k.args + op->fields.slot_capacity, 0, sizeof(int64_t));
     for (int i = 0; op->tensors[i].name; i++) {
@@ -819,7 +823,7 @@ int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_
         p->rank = test_shape(c, pass, t, p->size);
         p->count = test_count(c, pass, t);
         p->sequences = count_used(c, pass, t, in);
-        /* y and gradients of tokens that belong to no sequence are written, as 0; states are not */
+        /* y and gradients of tokens outside all sequences are written as 0; states outside are not written */
         p->written = strncmp(t->shape, "BT", 2) ? p->sequences : p->count;
         p->format = format_of(c, t, r->is_double);
         p->element = p->format == AS_DOUBLE ? 8 : p->format < AS_BF16 ? 4 : 2;
@@ -857,8 +861,8 @@ static gt_status run_twin(const test_runner *r, const test_op *op, gt_pass pass,
     return (r->is_double ? op->twin64 : op->twin)[pass](args);
 }
 
-/* The twins compute in fp32, so an output's error is little more than its rounding: at most 2^-8
- * (bf16) or 2^-11 (fp16), 0.4 of that on average.  States and parameter gradients are fp32. */
+/* The twins compute in fp32, so the error of an output is little more than the rounding to its dtype: at most 2^-8
+ * (bf16) or 2^-11 (fp16), on average 0.4 of that.  States and parameter gradients are fp32. */
 const test_runner test_truth = {"the double twin", run_twin, NULL, 1, {{0}, {0}, {0}, {0}, 0}, 0};
 const test_runner test_twin = {
     "the twin",
@@ -941,19 +945,20 @@ static const char *index_text(const int64_t *size, int rank, int64_t i) {
     return text;
 }
 
-/* Whether `error` is larger than `than`; NaN is larger than all else. */
+/* Whether `error` is larger than `than`.  NaN counts as larger than any number. */
 static int is_worse(double error, double than) { return !isnan(than) && !(error <= than); }
 
-/* Groups of elements that are judged together: `groups` groups of `run` elements follow one another, over and over. */
+/* Groups of elements that are judged together.  `groups` groups of `run` elements follow one another, and this pattern
+ * repeats over the array. */
 typedef struct grouping {
     const char *kind;
     int64_t groups, run;
-    double tolerance, floor; /* |got - truth| <= tolerance (|truth| + floor), in l2 over a group */
-    const double *terms;     /* NULL, or: and 0.43 half a unit of these more, see test_op.terms */
+    double tolerance, floor; /* a group is close if |got - truth| <= tolerance (|truth| + floor), in l2 */
+    const double *terms;     /* NULL, or magnitudes: 0.43 half units of them are allowed as well, see test_op.terms */
     double of_terms;
 } grouping;
 
-/* Adds the squares of n errors to *error, and the squares of n true values to *size. */
+/* Adds the squares of n errors to *error, and the squares of the n true values to *size. */
 static void add_squares(const double *got, const double *truth, int64_t n, double *error, double *size) {
     double e = 0, s = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -972,7 +977,7 @@ static int is_close(const grouping *g, int64_t group, int64_t count, double erro
     return sqrt(error) <= g->tolerance * (sqrt(size) + g->floor * sqrt(n)) + g->of_terms * sqrt(terms);
 }
 
-/* The sums of squares of one group. */
+/* The sums of squares of one group's errors and true values. */
 static void sum_group(const grouping *g, const double *got, const double *truth, int64_t count, int64_t group,
                       double *error, double *size) {
     *error = *size = 0;
@@ -980,7 +985,8 @@ static void sum_group(const grouping *g, const double *got, const double *truth,
         add_squares(got + i, truth + i, g->run, error, size);
 }
 
-/* The first group that is not close, or the number of groups.  The second branch needs one pass through the arrays. */
+/* The index of the first group that is not close, or the number of groups.  The second branch goes through the arrays
+ * only once. */
 static int64_t first_bad(const grouping *g, const double *got, const double *truth, int64_t count) {
     int64_t first = g->groups;
     if (count == g->groups * g->run) {
@@ -1002,7 +1008,7 @@ static int64_t first_bad(const grouping *g, const double *got, const double *tru
     return first;
 }
 
-/* Judges every group; reports the worst element of the first that fails. */
+/* Judges every group; reports the worst element of the first group that fails. */
 static int compare_groups(const test_runner *r, const test_case *c, gt_pass pass, const gt_tensor *t, const double *got,
                           const double *truth, const grouping *g) {
     int64_t shape[4], count = test_count(c, pass, t), bad = first_bad(g, got, truth, count);
@@ -1043,10 +1049,10 @@ void test_magnitudes(const test_case *c, const test_values *in, test_values *mag
     test_free(&absolute);
 }
 
-/* The largest relative change of a number by rounding. */
+/* The largest relative change of a number when it is rounded to a dtype. */
 static const double half_unit[] = {[GT_F32] = 0x1p-24, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-11};
 
-/* Whether the tensor may be dz made from y. */
+/* Whether backward may compute the tensor, a dz, from y. */
 static int is_of_y(const test_runner *r, const test_op *op, const gt_tensor *t, gt_dtype dtype) {
     return r->reads_y && op->reads_y && dtype == GT_BF16 && !strcmp(test_plain_name(t), "dz");
 }
@@ -1071,13 +1077,17 @@ static double tolerance_of(const test_runner *r, const test_op *op, const gt_ten
     return (strchr("wd", t->kind) ? r->tolerance.companions : r->tolerance.parameters)[call_dtype];
 }
 
-/* The limits of a channel.  A channel is judged by itself, as it may be small beside the others.  If one element makes
- * up most of it, the element's own rounding may exceed the tensor's tolerance.  Rounded factors may take half as much
- * again (seen, emulated: 1.72 tolerances, with one row).  An fp32 gradient then comes from a state in the call's dtype,
- * which a slow channel rounds once in 64 tokens (seen on a GPU: 1.81).  A channel of up to 32 elements may be small by
- * chance, where terms cancel.  Then its error is measured against an eighth of a typical element, or with rounded
- * factors against a whole one (seen on a GPU, 32 elements of dw in fp16: 1.8).  rows: the rows that belong to
- * sequences, if these are packed.  twice_rounded: elements are computed from a number that was rounded before. */
+/* The limits of a channel.  Each channel is judged by itself, since it may be small beside the others.
+ *
+ * If one element makes up most of a channel, this element's own rounding may exceed the tensor's tolerance.  Rounded
+ * factors may take half as much again (seen, emulated: 1.72 tolerances, with one row).  An fp32 gradient then comes
+ * from a state in the call's dtype, and a slow channel rounds that state once in 64 tokens (seen on a GPU: 1.81
+ * tolerances).
+ *
+ * A channel of up to 32 elements may be small by chance, because its terms cancel.  Its error is then measured against
+ * an eighth of a typical element, or with rounded factors against a whole one (seen on a GPU, 32 elements of dw in
+ * fp16: 1.8 tolerances).  rows: the rows that belong to sequences, if rows are packed.  twice_rounded: elements are
+ * computed from a number that was rounded before. */
 static grouping channel_of(const test_runner *r, gt_dtype call_dtype, gt_dtype dtype, int64_t channels, int64_t rows,
                            double tolerance, double floor, double typical, int twice_rounded) {
     const int rounds = r->tolerance.rounds_factors && call_dtype != GT_F32;
@@ -1088,8 +1098,8 @@ static grouping channel_of(const test_runner *r, gt_dtype call_dtype, gt_dtype d
     return g;
 }
 
-/* Copies logs of decays, bounded to numbers that fp32 tells from no decay and from an infinite growth.  NULL: other
- * tensors are judged as they are. */
+/* Copies logs of decays, bounded to [-256, 256].  Beyond these bounds exp gives 0 or infinity in fp32, so differences
+ * do not count.  Returns NULL for other tensors: they are judged as they are. */
 static double *bounded_logs(const gt_tensor *t, const double *v, int64_t count) {
     if (strcmp(t->name, "decay_out")) return NULL;
     double *logs = test_array(count, 0);
@@ -1097,8 +1107,8 @@ static double *bounded_logs(const gt_tensor *t, const double *v, int64_t count) 
     return logs;
 }
 
-/* The error that rounding to its dtype alone makes in a tensor, in l2: up to half a unit if numbers, or large numbers,
- * are few. */
+/* The error in l2 that a tensor has from rounding to its dtype alone.  It may be as large as half a unit if the tensor
+ * has few numbers, or few large ones. */
 static double own_rounding(const double *y, int64_t count, gt_dtype dtype) {
     double error = 0, size = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -1109,7 +1119,7 @@ static double own_rounding(const double *y, int64_t count, gt_dtype dtype) {
     return size > 0 ? sqrt(error / size) : 0;
 }
 
-/* Rows that are not all 0.  A step gives 0 for tokens that its elements lack. */
+/* The number of rows that are not all 0.  A step writes 0 for tokens that a batch element does not have. */
 static int64_t rows_with_numbers(const double *y, int64_t rows, int64_t row) {
     int64_t count = 0;
     for (int64_t i = 0; i < rows; i++) {
@@ -1138,10 +1148,10 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
         double *x_logs = bounded_logs(t, x, count), *y_logs = bounded_logs(t, y, count);
         if (x_logs) x = x_logs, y = y_logs;
         tolerance = tolerance_of(r, op_of, t, dtype, call_dtype, y, count);
-        /* The dtype's own rounding is 0.43 of half a unit if numbers are many and alike; other errors are independent
-         * of it and have half of the tolerance. */
+        /* Rounding to the dtype makes an error of 0.43 half units if there are many numbers of like size.  Other errors
+         * are independent of it, and are allowed half of the tolerance. */
         tolerance = fmax(tolerance, hypot(own_rounding(y, count, dtype), tolerance / 2));
-        /* in a small tensor all rounding errors may be large, even the ones between two stages */
+        /* in a small tensor all rounding errors may be large, also roundings between two stages */
         const double between = r->tolerance.rounds_factors == 2 ? half_unit[call_dtype] : 0;
         if (count < 64) tolerance = fmax(tolerance, 1.05 * (half_unit[dtype] + between));
         if (magnitudes && magnitudes->of[i])

@@ -9,8 +9,8 @@ static void put_int(test_args *args, size_t offset, int x) { memcpy((char *)args
 
 static void put_size(test_args *args, size_t offset, size_t n) { memcpy((char *)args + offset, &n, sizeof n); }
 
-/* Makes a forward call from the arguments of a backward call, which lack forward's outputs: y is scratch, where
- * backward may read it; the others are NULL. */
+/* Makes the arguments of a forward call from a backward call, whose arguments lack forward's outputs.  y is scratch
+ * memory if backward may read it; the other outputs are NULL. */
 static void make_forward(const gt_op *table, test_args *args, test_args *backward, char *y) {
     for (const gt_tensor *t = table->tensors; t->name; t++) {
         if (t->use[GT_FORWARD] == 'O') {

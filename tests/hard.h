@@ -1,11 +1,11 @@
-/* Shared by the tests of hard numbers: the kernels as runners, with and without `saved`. */
+/* Shared by the tests of hard numbers: runners of the kernels, with and without `saved`. */
 #ifndef TEST_HARD_H
 #define TEST_HARD_H
 
 #include "test_kernels.h"
 
-/* Runs the kernels on machine memory that holds NaN; context: a machine_mode.  With saved, backward follows the forward
- * call that fills it. */
+/* Runs the kernels on machine memory that holds NaN.  context: a machine_mode.  With `saved`, it first runs the forward
+ * call that fills it, and then backward. */
 gt_status hard_run(const test_runner *r, const test_op *op, gt_pass pass, const void *args, char *memory, size_t bytes);
 
 extern machine_mode hard_plain, hard_saved; /* contexts */

@@ -1,5 +1,5 @@
-/* hy_backend_cuda emulated on the CPU: the kernels of the GPU's backend, on the host's memory, with
- * the plain product instead of cuBLASLt's.  Reading a result reports the faults found so far. */
+/* hy_backend_cuda emulated on the CPU: the kernels of the GPU's backend on the host's memory.  The plain product
+ * replaces cuBLASLt's.  Reading a result reports the faults that the emulation found so far. */
 #include "../examples/hybrid_ops.cuh"
 
 #include <stdio.h>
@@ -63,7 +63,8 @@ extern "C" gt_status hy_backend_cuda(hy_backend** backend, gt_dtype dtype) {
     m->name = "emulated";
     snprintf(m->device, sizeof m->device, "the CPU, emulating a GPU");
     m->dtype = dtype;
-    m->workspace_want = hy::WORKSPACE_BYTES; /* not used, but a model then allocates as much as on a GPU */
+    m->workspace_want = hy::WORKSPACE_BYTES; /* nothing uses this size, but a model then allocates as much as on a
+                                                GPU */
     hy::set_operators(m);
     m->close = hy::emu_close;
     m->alloc = hy::emu_alloc;
@@ -75,7 +76,7 @@ extern "C" gt_status hy_backend_cuda(hy_backend** backend, gt_dtype dtype) {
     m->synchronize = hy::emu_synchronize;
     m->run = hy::emu_run;
     m->gemm = hy::emu_gemm;
-    emu::set_seed((uint64_t)dtype); /* another schedule of warps for each */
+    emu::set_seed((uint64_t)dtype); /* each dtype has another schedule of warps */
     *backend = m;
     return GT_OK;
 }

@@ -1,4 +1,4 @@
-/* The kernels emulated on the CPU: device memory is the host's. */
+/* Runs the kernels in the emulation on the CPU, where device memory is the host's. */
 #include "gt/emu/emu.h"
 
 #include "test_kernels.h"
@@ -32,7 +32,7 @@ int machine_choose(const char *name) {
     return 0;
 }
 
-/* Prints bank conflicts, summed over all instances of a kernel template. */
+/* Prints the bank conflicts of each kernel template, summed over its instances. */
 void machine_report(void) {
     std::map<std::string, emu::KernelTraffic> kernels;
     for (const emu::KernelTraffic &k : emu::kernels()) {

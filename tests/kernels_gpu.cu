@@ -19,14 +19,14 @@ const machine_mode machine_modes[] = {{"captured in a graph", 0, 0, 0, 1, 0},
                                       {"with an error pending", 0, 0, 0, 0, 1},
                                       {}};
 
-/* A CUDA call of the test itself. */
+/* Ends the test if one of its own CUDA calls fails. */
 static void must(cudaError_t error, const char *what) {
     if (error == cudaSuccess) return;
     printf("FAILED: %s: %s\n", what, cudaGetErrorString(error));
     exit(1);
 }
 
-/* Filled memory is used again, since cudaMalloc and cudaFree take long. */
+/* Filled memory is used again, because cudaMalloc and cudaFree take long. */
 struct Block {
     char *memory;
     size_t bytes;
@@ -107,7 +107,7 @@ static gt_status enqueue(const machine_job *job, cudaStream_t stream) {
     return status;
 }
 
-/* The library's calls must leave the caller's pending error as it is, and succeed. */
+/* The caller has a pending CUDA error.  The library's calls must succeed and leave that error as it is. */
 static gt_status enqueue_with_pending_error(const machine_job *job) {
     const cudaError_t pending = cudaSetDevice(-1);
     const gt_status status = enqueue(job, nullptr);
@@ -118,7 +118,7 @@ static gt_status enqueue_with_pending_error(const machine_job *job) {
     return status;
 }
 
-/* Other lengths, if sequences are packed: half of them, each half as long. */
+/* If sequences are packed, changes their lengths: half as many sequences, each half as long. */
 static void halve_sequences(const machine_job *job) {
     for (int i = 0; i < 2; i++) {
         std::vector<int32_t> numbers((size_t)job->sequence_counts[i]);
@@ -128,8 +128,8 @@ static void halve_sequences(const machine_job *job) {
     }
 }
 
-/* Recorded once, replayed twice, first with other lengths; the second replay finds the first one's contents in saved
- * and workspace. */
+/* Records the call once and replays it twice.  The first replay has other lengths.  The second replay finds the first
+ * one's contents in saved and workspace. */
 static gt_status capture(const machine_job *job, cudaStream_t stream) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec;
@@ -177,7 +177,7 @@ gt_status machine_run(machine_job *jobs, int count, const machine_mode *mode) {
     for (cudaStream_t &stream : streams)
         if (needs_streams && !stream)
             must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    /* streams that do not wait for the default one: copies may still run on it */
+    /* these streams do not wait for the default stream, on which copies may still run */
     if (needs_streams) must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     for (int i = 0; i < count && status == GT_OK; i++)
         status = mode->is_captured         ? capture(&jobs[i], streams[i])

@@ -1,5 +1,6 @@
-/* logits MODEL_FILE: reads a text from standard input and prints the logits that a model of hybrid_train gives after
- * each of its bytes, on the CPU: a line for each, "%.9g" numbers.  The Python tests compare their model with these. */
+/* logits MODEL_FILE: reads a text from standard input, and runs a model of hybrid_train on the CPU.  After each byte of
+ * the text it prints the model's logits, one line of "%.9g" numbers.  The Python tests compare their model with these
+ * lines. */
 #include "hybrid_save.h"
 #include <stdio.h>
 #include <stdlib.h>

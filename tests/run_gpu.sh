@@ -36,7 +36,7 @@ architecture() { gpu_query compute_cap | sed 's/\.//; s/^90$/90a/'; }
 
 # The summary of a log: of Meson, of all sanitizers together, or of a test program.
 summarise() {
-    # "1/43 api - gt_kernels:NAME OK" of Meson 1.12, "1/43 gt_kernels:api / NAME OK" of older ones
+    # Meson 1.12 writes "1/43 api - gt_kernels:NAME OK", older versions write "1/43 gt_kernels:api / NAME OK"
     awk '/^ *[0-9]+\/[0-9]+ .* (\/|-) .* OK / { suite = $2; sub(/.*:/, "", suite)
                                                if (!tests[suite]++) order[++suites] = suite }
          /^Ok:/ { ok = $2 " tests" }
@@ -54,7 +54,7 @@ summarise() {
                else if (passed) printf "%d checks passed, %d failed\n", passed, bad }' "$1"
 }
 
-# step NAME COMMAND...: runs the command if the step is given; the output goes to NAME.log
+# step NAME COMMAND...: runs the command if step NAME is to run; its output goes to NAME.log
 step() {
     local name=$1 started=$SECONDS status=0 result
     shift
@@ -74,7 +74,7 @@ step() {
         "$(summarise "$out/$name.log")" | tee -a "$summary"
 }
 
-# asked NAME...: whether one of the steps is given
+# asked NAME...: whether one of these steps is to run
 asked() {
     local name
     for name; do
@@ -106,8 +106,8 @@ build() {
 # Meson first compiles the tests' programs.
 suites() { configure && meson test -C "$build" --print-errorlogs "$@"; }
 
-# Here no test may be skipped, not even for want of GPU memory.  Then operators compiled from PTX, without the features
-# of compute capability 9.0 alone.
+# On a GPU no test may be skipped, not even for lack of GPU memory.  The last test compiles operators from PTX, which
+# lacks the features of compute capability 9.0 alone.
 gpu() {
     local started=$SECONDS
     suites --suite gpu && ! grep -q SKIP "$build/meson-logs/testlog.txt" &&
@@ -116,9 +116,9 @@ gpu() {
         "$build/tests/test_kernels_gpu_ptx" --few ssd selective_scan
 }
 
-# sanitize TOOL OPTION...: the last options, from -- on, go to the operators' tests.  Each operator has a process.  With
-# the usual tests WKV6's hard cases, the trainer and its operators, and large tensors have processes, too; with the
-# tests of other ways to call, all large tensors have one.  All run at the same time.
+# sanitize TOOL OPTION...: the options from -- on go to the operators' tests.  Each operator runs in a process of its
+# own.  With the usual tests, so do WKV6's hard cases, the trainer and its operators, and large tensors.  With the tests
+# of other ways to call, one process runs all large tensors.  All processes run at the same time.
 sanitize() {
     local tool=$1 options=() commands=() processes=() status=0 preload= cuda i
     export OMP_WAIT_POLICY=passive # otherwise every process would spin on all cores
@@ -129,11 +129,12 @@ sanitize() {
     done
     for i in "${operators[@]}"; do commands+=("test_kernels_gpu ${*:2} $i"); done
     if [[ $* = *--exact* ]]; then
-        # a text of 1 KB, since the held-out loss at the end takes all of its last tenth
+        # a text of only 1 KB, because the held-out loss at the end reads the whole last tenth
         commands+=("../examples/hybrid_train --device cuda --layers 1 --batch 2 --seq 32 --steps 3
                     --data $root/LICENSE --sample 8"
                    "test_hybrid_ops device")
-        # Hard cases and large tensors take long in racecheck, large tensors in initcheck, too: fewer and shorter ones.
+        # Hard cases and large tensors take long in racecheck, and large tensors in initcheck.  There they are fewer and
+        # shorter.
         case $tool in
         memcheck) commands+=(test_wkv6_hard_gpu "test_ssd_hard_gpu --short") ;;
         racecheck) commands+=("test_wkv6_hard_gpu --short" "test_ssd_hard_gpu --short" "test_gpu_large --short bf16") ;;
@@ -164,7 +165,7 @@ sanitize() {
     return $status
 }
 
-# One step against the CPU, whole-model times (model.csv), and a model trained on $TEXT.
+# Compares one step with the CPU, times whole models (model.csv), and trains a model on $TEXT.
 train() {
     compile examples/hybrid_train || return
     local program=$build/examples/hybrid_train
@@ -188,15 +189,15 @@ install_package() {
     touch "$site/is_complete"
 }
 
-# Sets the environment for Python programs: they find the installed package, not the sources.  Output is flushed line by
-# line, so that a log is complete when time runs out.
+# Sets the environment for Python programs, so that they find the installed package and not the sources.  Output is
+# flushed line by line, so that a log is complete when the time runs out.
 enter_package() {
     [ "${1-}" != new ] && [ -e "$build/python/is_complete" ] || install_package || return
     cd /tmp || return
     export PYTHONPATH=$build/python GT_TEST_BUILD=$build PYTHONUNBUFFERED=1
 }
 
-# The package's tests, and the cost of a call.
+# Runs the package's tests, and measures the cost of a call.
 python() {
     local status=0
     enter_package new || return
@@ -205,8 +206,8 @@ python() {
     return $status
 }
 
-# peers SUITE:N...: the public packages' own tests; of the longest suites one test in N, always the same.  Suites run
-# one after the other, since several at once would exceed the GPU's memory.
+# peers SUITE:N...: runs the public packages' own tests.  Of the longest suites it runs one test in N, always the same.
+# Suites run one after the other, because several at once would exceed the GPU's memory.
 peers() {
     local status=0 suite until
     [ -n "${SOURCES-}" ] || return 77
@@ -221,7 +222,7 @@ peers() {
     return $status
 }
 
-# The same for RWKV-6, in PARTS processes: they wait for Triton's compiler.
+# Runs RWKV-6's tests in PARTS processes, because they wait for Triton's compiler.
 PARTS=10
 peers_rwkv6() {
     local status=0 processes=() i
@@ -244,20 +245,20 @@ peers_rwkv6() {
     return $status
 }
 
-# A training step beside the public packages' step.
+# Compares a training step with the public packages' step.
 peers_step() {
     [ -n "${SOURCES-}" ] || return 77
     enter_package || return
     timeout "${STEP_LIMIT:-540}" python3 "$root/python/tests/peers_step.py" "$SOURCES"
 }
 
-# Whole models: $out/protocol.csv, and with TEXT a run of 5000 steps.
+# Measures whole models: $out/protocol.csv and, with TEXT, a run of 5000 steps.
 protocol() {
     compile examples/hybrid_train &&
         HYBRID=$build/examples/hybrid_train OUT=$out LIMIT=${STEP_LIMIT:-450} bash "$root/bench/protocol.sh"
 }
 
-# The programs of this build: one needs cuBLASLt.
+# Lists the bench programs of this build; one of them needs cuBLASLt.
 bench_programs() {
     local name
     for name in gt_bench gt_bench_ptx gt_bench_cublaslt; do
@@ -265,7 +266,7 @@ bench_programs() {
     done
 }
 
-# The rows of all programs in one file.
+# Collects the rows of all programs in one file.
 bench() {
     local program status=0 programs csvs=()
     configure && mapfile -t programs < <(bench_programs) && compile "${programs[@]}" || return
@@ -294,7 +295,7 @@ step peers_rwkv6 eval '(peers_rwkv6)'
 step peers_step eval '(peers_step)'
 step protocol protocol
 step memcheck sanitize memcheck --leak-check full -- --short --exact
-# One of the other ways to call begins with a failing CUDA call of the caller.
+# One of the other ways to call starts with a failing CUDA call of the caller, so sanitizers must not report API errors.
 step modes sanitize memcheck --report-api-errors no -- --short --mode all
 step racecheck sanitize racecheck -- --once --exact
 step initcheck sanitize initcheck -- --short --exact

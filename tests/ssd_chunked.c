@@ -1,8 +1,8 @@
 /* The chunked form of ssd, step by step as the tensor-core kernels compute it.  Numbers in brackets are sections of
- * docs/ssd.md, which has the same formulas; its section 8 names the functions of gt/ssd that do each step.
+ * docs/ssd.md, where the same formulas stand.  Section 8 there names the functions of gt/ssd for each step.
  *
  * Each head is computed by itself, as in the kernels; only dB and dC are sums over the heads of a group.  The loops
- * over tokens, rows p and columns n are matrix products there. */
+ * over tokens, rows p and columns n are matrix products in the kernels. */
 #include "ssd_chunked.h"
 #include <math.h>
 #include <string.h>
@@ -13,7 +13,7 @@ enum { HALF = 8, BLOCK = 16, CHUNK = 64, CHECKPOINT = 128, SLOTS = (CHUNKED_T + 
 
 typedef double state[CHUNKED_P][CHUNKED_N];
 
-/* The inputs of a head.  Tokens beyond the sequence, up to a whole slot, are zeros with Delta = 0: they change
+/* The inputs of a head.  Beyond the sequence, up to a whole slot, tokens are zeros with Delta = 0, which change
  * nothing. */
 typedef struct head {
     int T, P, N, slots;
@@ -23,8 +23,8 @@ typedef struct head {
     double x[SLOTS * CHECKPOINT][CHUNKED_P];
     double gate[SLOTS * CHECKPOINT][CHUNKED_P];   /* silu(z), 1 without z */
     double dgate[SLOTS * CHECKPOINT][CHUNKED_P];  /* silu'(z) */
-    double dy[SLOTS * CHECKPOINT][CHUNKED_P];     /* of the gated y, as given */
-    double dinner[SLOTS * CHECKPOINT][CHUNKED_P]; /* of y before the gate: dy silu(z) */
+    double dy[SLOTS * CHECKPOINT][CHUNKED_P];     /* gradient of the gated y, as given */
+    double dinner[SLOTS * CHECKPOINT][CHUNKED_P]; /* gradient of y before the gate: dy silu(z) */
     double B[SLOTS * CHECKPOINT][CHUNKED_N], C[SLOTS * CHECKPOINT][CHUNKED_N];
 } head;
 
@@ -77,7 +77,7 @@ static void store_state(const head *x, int h, state from, float *to) {
         for (int n = 0; n < x->N; n++) ((double *)to)[(h * x->P + p) * x->N + n] = from[p][n];
 }
 
-/* The decay factors of a chunk.  Every exponent is a sum of the a that it spans, made by additions alone. */
+/* The decay factors of a chunk.  Every exponent is the sum of the a's that it spans, computed by additions only. */
 typedef struct factors {
     double pre[CHUNK], suf[CHUNK], E;
     double L[CHUNK][CHUNK]; /* [t][s] */
@@ -90,8 +90,8 @@ static double decay(const double *a, int first, int last) {
     return exp(sum);
 }
 
-/* L of a pair s <= t.  In one half of a block it is its own exponential.  Else it is a product of the chunk's
- * exponentials by token, and of the exponentials of whole blocks between. */
+/* L of a pair s <= t.  Within one half of a block it is a single exponential.  Otherwise it is a product: of the
+ * chunk's exponentials by token, and of the exponentials of the whole blocks in between. */
 static double pair_decay(const double *a, int t, int s) {
     const int t_half = t / HALF * HALF, s_half = s / HALF * HALF, t_block = t / BLOCK * BLOCK,
               s_block = s / BLOCK * BLOCK;
@@ -117,7 +117,7 @@ static double dot(const double *a, const double *b, int count) {
 
 /* ---- [2] forward of a chunk ------------------------------------------------------------------- */
 
-/* y of the chunk that begins with token `first`, before the gate; h: before the chunk. */
+/* Computes y, before the gate, of the chunk that begins with token `first`.  h: the state before the chunk. */
 static void make_y(const head *x, int first, const factors *f, state h, double y[CHUNK][CHUNKED_P]) {
     for (int t = 0; t < CHUNK; t++) {
         double M[CHUNK];
@@ -132,7 +132,7 @@ static void make_y(const head *x, int first, const factors *f, state h, double y
 
 /* ---- [3] passes over states ------------------------------------------------------------------- */
 
-/* h from before the chunk to after it. */
+/* Carries h from before the chunk to after it. */
 static void advance(const head *x, int first, const factors *f, state h) {
     for (int p = 0; p < x->P; p++)
         for (int n = 0; n < x->N; n++) {
@@ -143,7 +143,7 @@ static void advance(const head *x, int first, const factors *f, state h) {
         }
 }
 
-/* G from after the chunk to before it. */
+/* Carries G from after the chunk to before it. */
 static void retreat(const head *x, int first, const factors *f, state G) {
     for (int p = 0; p < x->P; p++)
         for (int n = 0; n < x->N; n++) {
@@ -172,8 +172,9 @@ static int segment_slots(const head *x, int64_t segments) {
     return each > 0 ? each : 1;
 }
 
-/* Makes states[slot] from `outer`: h before every slot, or, reverse, G after it; and the state that the last segment
- * leaves.  local: every segment but the last from zero; scan; final: every segment from its start. */
+/* Computes states[slot] from `outer`: h before every slot or, with is_reverse, G after every slot.  Also computes the
+ * state that the last segment leaves.  local: runs every segment but the last from zero.  scan: joins their final
+ * states. final: runs every segment from its start state. */
 static void pass_states(const head *x, int64_t segments, int is_reverse, state outer, state states[SLOTS], state end) {
     const int each = segment_slots(x, segments);
     static state start, now;
@@ -224,8 +225,8 @@ void ssd_chunked_forward(const gt_ssd_args *a) {
 
 /* ---- [5] backward: the states that a chunk starts from ------------------------------------------- */
 
-/* h before and G after the chunk at `first`, from h before its slot and G after the slot.  The second chunk of a slot
- * takes h through the first; the first takes G through the second. */
+/* Computes h before the chunk at `first` and G after it, from h before its slot and G after its slot.  For the second
+ * chunk of a slot, h goes through the first chunk.  For the first chunk, G goes through the second. */
 static void chunk_states(const head *x, int first, state h, state G) {
     const int is_second = first % CHECKPOINT != 0, neighbour = is_second ? first - CHUNK : first + CHUNK;
     factors f;
@@ -238,7 +239,7 @@ static void chunk_states(const head *x, int first, state h, state G) {
 
 /* ---- [6] backward of a chunk and head ------------------------------------------------------------ */
 
-/* Sums over the heads of a group: of the chunk's tokens, and of pairs of them. */
+/* Sums over the heads of a group: for the chunk's tokens, and for pairs of tokens. */
 typedef struct group_sums {
     double dB[CHUNK][CHUNKED_N], dC[CHUNK][CHUNKED_N], W[CHUNK][CHUNK];
 } group_sums;
@@ -248,7 +249,7 @@ typedef struct head_sums {
     double dA, dbias, dskip[CHUNKED_P];
 } head_sums;
 
-/* da_k, the gradient of Delta_k A: all that carries the decay of token k.  Additions only. */
+/* Computes da_k, the gradient of Delta_k A: the sum of all terms that carry the decay of token k.  It only adds. */
 static void make_da(const double Gamma[CHUNK][CHUNK], const double *from_h, const double *to_G, double through,
                     double *da) {
     for (int k = 0; k < CHUNK; k++) {
@@ -323,7 +324,7 @@ static void finish_group(const gt_ssd_args *a, const head *x, int g, int first, 
         }
 }
 
-/* dz of a chunk: y is made once more, as in forward. */
+/* Computes dz of a chunk.  It computes y once more, as in forward. */
 static void make_dz(const gt_ssd_args *a, const head *x, int i, int first, state h) {
     static double y[CHUNK][CHUNKED_P];
     factors f;

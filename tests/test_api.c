@@ -1,7 +1,7 @@
-/* Bad arguments: every one gets the right status and a message that names function, field and
- * value, and nothing is written.  Most cases are derived from the operators' tables (gt_op), so
- * that they cover all operators and passes; bad_values has the cases of one operator alone.  A fuzz test compares the
- * verdicts of gt_prepare on overlapping memory with an enumeration of all elements. */
+/* Bad arguments.  Every bad argument must get the right status and a message that names function, field and value.  The
+ * refused call must write nothing.  Most cases come from the operators' tables (gt_op), and so cover all operators and
+ * passes; bad_values has the cases of single operators.  A fuzz test draws calls with overlapping memory and compares
+ * the verdict of gt_prepare with an enumeration of all elements. */
 #include "gt_test.h"
 
 #include <math.h>
@@ -28,7 +28,7 @@ static int one_in(int64_t n) { return random_below(n) == 0; }
 
 #define AT(op, field) offsetof(gt_##op##_args, field)
 
-static int kernels_built; /* else the gt_OP_... functions are stubs */
+static int kernels_built; /* 0: the gt_OP_... functions are stubs */
 
 /* ---- fields by offset ------------------------------------------------------------------------ */
 
@@ -43,12 +43,12 @@ static void set_field(void *args, test_value x) {
     if (x.type == 'l') set_int64(args, x.offset, (int64_t)x.value);
     if (x.type == 'f') memcpy((char *)args + x.offset, &f, sizeof f);
 }
-/* Only a step and pools use strides of a state: see test_pool_strides. */
+/* Whether the pass uses strides of a state: only a step and pools do.  See test_pool_strides. */
 static int has_strides(gt_pass pass, const gt_tensor *t) {
     const int moves_columns = gt_stride_count(t) == 3 && pass == GT_STEP && t->shape[0] == 'Q';
     return t->stride_offset && (!test_is_state(t) || moves_columns);
 }
-/* Whether a tensor can be columns of a buffer of rows of tokens: a state cannot. */
+/* Whether a tensor can be columns of a shared buffer.  The buffer has a row for each token, so a state cannot. */
 static int is_slice(const gt_tensor *t) { return t->stride_offset && !test_is_state(t); }
 static void set_stride(void *args, const gt_tensor *t, gt_stride s) {
     if (t->shape[0] == 'M')
@@ -56,7 +56,7 @@ static void set_stride(void *args, const gt_tensor *t, gt_stride s) {
     else
         memcpy((char *)args + t->stride_offset, &s, sizeof s);
 }
-/* For a tensor with a gt_stride4. */
+/* Sets the stride of the last index, of a tensor with a gt_stride4. */
 static void set_last_stride(void *args, const gt_tensor *t, int64_t n) {
     set_int64(args, t->stride_offset + offsetof(gt_stride4, n), n);
 }
@@ -72,7 +72,7 @@ static char *get_pointer(const void *args, const gt_tensor *t) {
 }
 static int is_output(const gt_tensor *t, gt_pass pass) { return strchr("Oogs", gt_use(t, pass)) != NULL; }
 static int is_used(const gt_tensor *t, gt_pass pass) { return gt_use(t, pass) != '-'; }
-/* Packed calls need cu_seqlens, and only they may have it. */
+/* Whether the call needs the tensor.  Packed calls need cu_seqlens, and other calls must not have it. */
 static int is_required(const gt_tensor *t, gt_pass pass) {
     return strchr("IOs", gt_use(t, pass)) != NULL || !strcmp(t->name, "cu_seqlens");
 }
@@ -94,7 +94,7 @@ typedef struct call {
     _Alignas(16) char args[ARGS_BYTES], good[ARGS_BYTES];
     _Alignas(16) char filled[ARGS_BYTES]; /* the valid call, prepared */
     gt_dims dims;
-    /* tensor i has the PLACE bytes from i * PLACE and starts in their middle */
+    /* tensor i owns the PLACE bytes from i * PLACE on, and starts in their middle */
     _Alignas(16) char memory[MAX_TENSORS * PLACE], before[MAX_TENSORS * PLACE];
 } call;
 
@@ -112,7 +112,7 @@ static size_t offset_of(const call *c, const char *tensor) { return find_tensor(
 
 static char *place_of(call *c, const gt_tensor *t) { return c->memory + (t - c->op->tensors) * PLACE + PLACE / 2; }
 
-/* Bytes from the first to the end of the last element. */
+/* Bytes from the start of the first element to the end of the last. */
 static int64_t span(const gt_view *v) {
     int64_t bytes = v->element;
     for (int i = 0; i < v->rank; i++) bytes += (v->size[i] - 1) * v->stride[i];
@@ -121,7 +121,7 @@ static int64_t span(const gt_view *v) {
 
 static gt_view view_in(call *c, const gt_tensor *t) { return gt_view_of(c->op, t, c->filled, &c->dims); }
 
-/* Bit patterns that are small numbers in every dtype. */
+/* Fills memory with a bit pattern that is a small number in every dtype. */
 static void fill_small(char *memory, size_t bytes) {
     for (size_t i = 0; i + 2 <= bytes; i += 2) {
         uint16_t bits = (uint16_t)(0x3e00u | (random_bits() & 0xffu));
@@ -131,23 +131,23 @@ static void fill_small(char *memory, size_t bytes) {
 
 static int takes_packed(const gt_op *op) { return find_tensor(op, "cu_seqlens") != NULL; }
 
-/* Elements of a tensor in the valid call: none for cu_seqlens and seq_count if the call is not packed. */
+/* The number of a tensor's elements in the valid call.  0 for cu_seqlens and seq_count if the call is not packed. */
 static int64_t count_in(call *c, const gt_tensor *t) { return view_in(c, t).count; }
 
-/* Whether the call has the tensor at all. */
+/* Whether the pass has the tensor. */
 static int is_in_call(call *c, const gt_tensor *t) {
     const int is_of_pool = c->pass == GT_FORWARD && test_is_word_of("slots starts_zero", t->name); /* see test_pool */
     const int is_of_rounding = !strncmp(t->name, "rounding_", 9); /* see test_rounding */
     return is_used(t, c->pass) && count_in(c, t) > 0 && !is_of_pool && !is_of_rounding;
 }
 
-/* Valid values for every tensor of integers: 0, 1, ... as slots, tokens and commit, and as cu_seqlens of sequences of
- * one token. */
+/* Fills in integers 0, 1, ....  They are valid as slots, tokens and commit, and as cu_seqlens of sequences of one
+ * token. */
 static void fill_integers(char *memory, int64_t count) {
     for (int32_t i = 0; i < count; i++) memcpy(memory + 4 * i, &i, 4);
 }
 
-/* variant 0: defaults; 1: bf16 with an fp32 companion, and the optional size; 2: packed
+/* Builds a valid call.  variant 0: defaults; 1: bf16 with an fp32 companion, and with the optional size; 2: packed
  * sequences. */
 static void build_call(call *c, const test_op *e, gt_pass pass, int variant) {
     c->e = e;
@@ -193,14 +193,14 @@ static void expect_accepted(call *c, const char *what) {
     memcpy(c->memory, c->before, sizeof c->memory);
 }
 
-/* The preparation that every kernel call makes. */
+/* Calls gt_prepare as every kernel call does. */
 static gt_status prepare(call *c, gt_pass pass) {
     _Alignas(16) char filled[ARGS_BYTES];
     gt_dims dims;
     return gt_prepare(c->op, pass, GT_DEVICE, c->args, filled, &dims);
 }
 
-/* Status and message of one refused call. */
+/* Checks status and message of one refused call. */
 static void check_refusal(call *c, gt_target target, gt_pass pass, gt_status got, gt_status want, const char *text) {
     char function[64];
     const char *message = gt_last_error();
@@ -210,8 +210,8 @@ static void check_refusal(call *c, gt_target target, gt_pass pass, gt_status got
           "%s'%s' expected in: %s", function, text, message);
 }
 
-/* Calls the twin, and the kernels or their argument check, and expects `want` and a message with the formatted text;
- * memory and arguments must not change. */
+/* Calls the twin, and the kernels or their argument check.  Both must return `want`, with a message that has the
+ * formatted text.  Memory and arguments must not change. */
 static void expect_refused(call *c, gt_status want, const char *format, ...) {
     char text[200], args[ARGS_BYTES];
     int unchanged;
@@ -232,7 +232,7 @@ static void expect_refused(call *c, gt_status want, const char *format, ...) {
     memcpy(c->args, c->good, ARGS_BYTES);
 }
 
-/* The same, for calls that the workspace query must refuse, too. */
+/* As expect_refused, for calls that the workspace query must refuse, too. */
 static void expect_refused_always(call *c, gt_status want, const char *text) {
     check_refusal(c, GT_DEVICE, GT_QUERY, prepare(c, GT_QUERY), want, text);
     expect_refused(c, want, "%s", text);
@@ -300,7 +300,7 @@ static void test_sizes(call *c) {
     }
 }
 
-/* Sizes that are valid one by one, while their product is not. */
+/* Sizes that are each valid, but have a product that is too large. */
 static void test_huge_sizes(call *c) {
     for (const gt_size *s = c->op->sizes; s->letter; s++) {
         for (const gt_size *other = c->op->sizes; other < s; other++) {
@@ -318,10 +318,11 @@ static void test_huge_sizes(call *c) {
     }
 }
 
-/* ---- no tokens: every size in its range, whatever their product is ---- */
+/* ---- calls without tokens: each size must be in its range, and their product may be anything ---- */
 
 enum { MANY = 1 << 29 };
-/* Neighbours in memory: a call that states too large a size for one of them finds that it overlaps the other. */
+/* Arrays that are neighbours in memory.  If a call states too large a size for one array, it finds an overlap with the
+ * next. */
 static struct { float in[4], out[4]; } no_tokens = {{1, 2, 3, 4}, {0}};
 static const int64_t NEARLY_ALL = GT_MAX_SIZE - 67 * 64;
 
@@ -329,7 +330,7 @@ static void expect_ok(gt_status status, const char *what) {
     check(status == GT_OK, "no tokens: %s: %s", what, gt_last_error());
 }
 
-/* Outputs hold 9 before, and each of `n` must be `first` after. */
+/* Checks the outputs: each of the `n` numbers held 9 before the call, and must now be `first`. */
 static void expect_numbers(gt_status status, const char *what, int n, float first, float second) {
     expect_ok(status, what);
     check(no_tokens.out[0] == first && no_tokens.out[1] == (n > 1 ? second : 9) && no_tokens.out[2] == 9,
@@ -399,7 +400,7 @@ static void test_no_tokens_rows(void) {
 
 /* ---- how many elements a tensor may have ---- */
 
-/* The largest valid sizes of a call; with `field` one larger they are refused. */
+/* Checks the largest valid sizes of a call.  With `field` one larger the call must be refused. */
 static void check_limit_in(const gt_op *op, gt_pass pass, const void *args, size_t field, const char *text) {
     _Alignas(16) char larger[ARGS_BYTES], filled[ARGS_BYTES];
     gt_dims dims;
@@ -413,7 +414,7 @@ static void check_limit_in(const gt_op *op, gt_pass pass, const void *args, size
           gt_last_error());
 }
 
-/* The same verdict from the query and from both passes. */
+/* As check_limit_in, for the query and both passes. */
 static void check_limit(const gt_op *op, const void *args, size_t field, const char *text) {
     check_limit_in(op, GT_QUERY, args, field, text);
     check_limit_in(op, GT_FORWARD, args, field, text);
@@ -439,11 +440,11 @@ static void test_limits_wkv6(void) {
     gt_wkv6_args a = {.B = 1, .T = 1, .H = 32, .N = 64, .slots = any_borders, .slot_capacity = K(31)};
     check_limit_in(gt_op_wkv6(), GT_STEP, &a, AT(wkv6, slot_capacity),
                    "slot_capacity = 2147483649, H = 32, N = 64, V = 64: state_out has");
-    /* states of 2^16 sequences of 2^31 tokens: a join has none of these */
+    /* 2^16 sequences of 2^31 tokens: a join reads no tensor over tokens */
     a = (gt_wkv6_args){.B = K(16), .T = K(31), .H = 32, .N = 64, .pieces = K(15)};
     check_limit_in(gt_op_wkv6(), GT_JOIN, &a, AT(wkv6, pieces),
                    "pieces = 32769, B = 65536, size = 2048, V = 64: piece_states has");
-    /* without tokens, only tensors that are given count */
+    /* a call without tokens counts only the tensors that are given */
     a = (gt_wkv6_args){.H = K(20), .N = K(20), .V = K(20), .state_in_shared = 1, .state_in = no_tokens.in};
     check(gt_ref_wkv6_forward(&a) == GT_ERROR_SIZE &&
               strstr(gt_last_error(),
@@ -527,7 +528,7 @@ static void test_companion(call *c, const char *name, size_t offset) {
     }
 }
 
-/* A dtype that only a step may choose. */
+/* Tests the field of a dtype that only a step may choose. */
 static void test_dtype_of_steps(call *c, const char *name, size_t offset) {
     const int bad[] = {-1, 4, 99};
     char text[100];
@@ -585,7 +586,7 @@ static void refuse_stride(call *c, const gt_tensor *t, gt_stride s) {
 
 static void test_bad_strides(call *c) {
     const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, (int64_t)1 << 57};
-    if (gt_is_join(c->pass)) return; /* no tensor of a join has strides */
+    if (gt_is_join(c->pass)) return; /* a join has no tensor with strides */
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         if (!has_strides(c->pass, t)) continue;
         for (int i = 0; i < 4; i++) {
@@ -595,13 +596,13 @@ static void test_bad_strides(call *c) {
             refuse_stride(c, t, (gt_stride){0, 0, bad[i]});
         }
         if (t->shape[0] == 'M') continue;
-        /* each within bounds, their default is not */
+        /* each given stride is within bounds, but the default of another is not */
         refuse_stride(c, t, (gt_stride){0, 0, (int64_t)1 << 55});
         refuse_stride(c, t, (gt_stride){0, (int64_t)1 << 55, 0});
     }
 }
 
-/* The stride of the last index, of tensors that have one. */
+/* Tests the stride of the last index, in tensors that have one. */
 static void test_last_strides(call *c) {
     const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, (int64_t)1 << 57};
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
@@ -613,7 +614,8 @@ static void test_last_strides(call *c) {
             set_last_stride(c->args, t, bad[i]);
             expect_refused_always(c, GT_ERROR_STRIDE, text);
         }
-        set_last_stride(c->args, t, (int64_t)1 << 55); /* the index spans too much, and so does h with its default */
+        set_last_stride(c->args, t, (int64_t)1 << 55); /* the index spans too much, and so does h, whose stride has its
+                                                          default */
         expect_refused_always(c, GT_ERROR_STRIDE, "_stride = {0, 0, 0, 36028797018963968}:");
         if (!is_in_call(c, t)) continue;
         for (int is_short = 0; is_short < 2; is_short++) {
@@ -627,13 +629,13 @@ static void test_last_strides(call *c) {
     }
 }
 
-/* Rows on top of each other: fine to read, not to write. */
+/* Rows that overlap each other: a pass may read such a tensor, but not write it. */
 static void test_self_overlap(call *c) {
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         static const gt_stride shifted[] = {{0, 1, 0}, {1, 0, 0}, {0, 0, 1}};
         if (!has_strides(c->pass, t) || !is_in_call(c, t)) continue;
         for (int i = 0; i < (t->shape[0] == 'M' ? 1 : 3); i++) {
-            if (i == 2 && !t->shape[3]) continue; /* {.h = 1} is the default there */
+            if (i == 2 && !t->shape[3]) continue; /* {.h = 1} is the default of such a tensor */
             if (i > 0 && c->dims.n[t->shape[i == 1 ? 0 : 2] - 'A'] == 1) continue;
             set_stride(c->args, t, shifted[i]);
             if (is_output(t, c->pass))
@@ -646,7 +648,7 @@ static void test_self_overlap(call *c) {
 
 /* ---- overlap --------------------------------------------------------------------------------- */
 
-/* The message names the output that comes first in the table. */
+/* Expects a message about the overlap of two tensors.  It must name the output that comes first in the table. */
 static void expect_overlap(call *c, const gt_tensor *out, const gt_tensor *other) {
     if (is_output(other, c->pass) && other < out)
         expect_refused(c, GT_ERROR_OVERLAP, "%s overlaps %s", other->name, out->name);
@@ -656,7 +658,7 @@ static void expect_overlap(call *c, const gt_tensor *out, const gt_tensor *other
 
 static char *align_down(char *p, int64_t bytes) { return p - (uintptr_t)p % (uintptr_t)bytes; }
 
-/* `out` on, at the first byte of, at the last byte of and next to `other`. */
+/* Places `out` on `other`, at its first byte, at its last byte, and next to it. */
 static void test_overlap_pair(call *c, const gt_tensor *out, const gt_tensor *other) {
     gt_view v = view_in(c, out), w = view_in(c, other);
     char *at = place_of(c, other);
@@ -678,15 +680,15 @@ static void test_overlap_pair(call *c, const gt_tensor *out, const gt_tensor *ot
 
 static int64_t round_up4(int64_t bytes) { return (bytes + 3) / 4 * 4; }
 
-/* Bytes of one row of a tensor [B,T,...] or [M,...]. */
+/* Bytes in one row of a tensor [B,T,...] or [M,...]. */
 static int64_t row_bytes(const call *c, const gt_tensor *t, int element) {
     int64_t n = element;
     for (const char *s = t->shape + (t->shape[0] == 'M' ? 1 : 2); *s; s++) n *= c->dims.n[*s - 'A'];
     return n;
 }
 
-/* Both tensors are columns of one buffer, `other` before `out` or after it; `shift` elements of
- * `out` too far to the right. */
+/* Makes both tensors columns of one buffer, with `other` before or after `out`.  `out` lies `shift` elements too far to
+ * the right. */
 static void set_columns(call *c, const gt_tensor *out, const gt_tensor *other, int after, int shift) {
     int el = view_in(c, out).element, other_el = view_in(c, other).element;
     int64_t n = round_up4(row_bytes(c, out, el)), slack = n - row_bytes(c, out, el);
@@ -710,7 +712,7 @@ static void test_column_pair(call *c, const gt_tensor *out, const gt_tensor *oth
     }
 }
 
-/* Two tensors [B,T,H,*] whose heads alternate. */
+/* Tests two tensors [B,T,H,*] whose heads alternate in memory. */
 static void test_head_pair(call *c, const gt_tensor *out, const gt_tensor *other) {
     int64_t n = c->dims.n[out->shape[3] - 'A'], other_n = c->dims.n[other->shape[3] - 'A'];
     for (int shift = 0; shift < 2; shift++) {
@@ -769,7 +771,7 @@ static void test_no_packed(call *c) {
         expect_refused_always(c, GT_ERROR_SIZE, "B = 2: must be 1 with packed");
 }
 
-/* Contents of cu_seqlens and seq_count that only the twins look at. */
+/* Checks contents of cu_seqlens and seq_count.  Only the twins look at the contents. */
 static void expect_contents_refused(call *c, int32_t cu0, int32_t cu1, int32_t cu2, int32_t count, const char *text) {
     const int32_t cu[] = {cu0, cu1, cu2};
     char before[sizeof c->memory];
@@ -813,7 +815,7 @@ static void test_packed_fields(call *c) {
     set_pointer(c->args, offset_of(c, "seq_count"), NULL);
     expect_contents_refused(c, 0, 1, 4, 0, "cu_seqlens[2] = 4");
     memcpy(c->args, c->good, ARGS_BYTES);
-    /* entries beyond the sequences in use may be anything */
+    /* entries beyond the sequences in use may hold anything */
     memset(place_of(c, find_tensor(c->op, "cu_seqlens")) + 8, 0xff, 4);
     memcpy(place_of(c, find_tensor(c->op, "seq_count")), &(int32_t){1}, 4);
     expect_accepted(c, "two numbers of cu_seqlens in use");
@@ -821,7 +823,8 @@ static void test_packed_fields(call *c) {
 
 /* ---- chunks of packed sequences -------------------------------------------------------------- */
 
-/* Every chunk slot leads to its chunk with the right tokens, and all other slots lead to none. */
+/* Checks that every chunk slot leads to its chunk with the right tokens.  All slots beyond the chunks must lead to
+ * none. */
 static void check_chunks(const int32_t *cu_seqlens, int64_t count, int64_t capacity, int64_t T, int64_t size) {
     int64_t places = gt_chunk_slots(T, capacity, size), found = 0, expected = 0;
     int ok = 1;
@@ -855,7 +858,7 @@ static void test_chunks(void) {
 
 static int has_pools(call *c) { return c->pass == GT_FORWARD && find_tensor(c->op, "starts_zero"); }
 
-/* Strides of rows of states: only a step and a pool have them. */
+/* Tests the strides of rows of states, which only a step and a pool have. */
 static void test_pool_strides(call *c) {
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         char text[100];
@@ -874,7 +877,7 @@ static void test_pool_strides(call *c) {
     }
 }
 
-/* Stochastic rounding: of states of 16 bits, in a step alone, with a seed and steps. */
+/* Tests stochastic rounding.  Only a step has it, for states of 16 bits, with a seed and step numbers. */
 static void test_rounding(call *c) {
     if (!find_tensor(c->op, "rounding_seed")) return;
     const size_t seed = offset_of(c, "rounding_seed"), steps = offset_of(c, "rounding_steps");
@@ -940,7 +943,7 @@ static void test_no_slots(call *c) {
     expect_refused(c, GT_ERROR_VALUE, "slot_capacity is set");
 }
 
-/* A state that is shared by the batch cannot be updated in place. */
+/* A state that the batch shares must not be updated in place. */
 static void test_shared_alias(call *c, const gt_tensor *o, const gt_tensor *i) {
     set_int(c->args, c->op->fields.state_in_shared, 1);
     expect_accepted(c, "state_in_shared");
@@ -949,7 +952,7 @@ static void test_shared_alias(call *c, const gt_tensor *o, const gt_tensor *i) {
     expect_overlap(c, o, i);
 }
 
-/* The same for all states of a plain name; an operator of two in one call has one of each. */
+/* Tests all states with these plain names: an operator that joins two has a pair of each. */
 static void test_shared_aliases(call *c, const char *out, const char *in) {
     for (int i = 0; c->op->tensors[i].name; i++)
         if (test_is(&c->op->tensors[i], out))
@@ -997,7 +1000,7 @@ static void test_segment_backward(call *c) {
     expect_refused(c, GT_ERROR_VALUE, "state_in_shared = 1: dstate_in of a piece is not shared");
 }
 
-/* A join does not depend on time: with T = 0 it gives the same results. */
+/* A join does not depend on the time, so T = 0 must give the same results. */
 static void test_join(call *c) {
     set_int64(c->args, c->op->sizes[1].offset, 0);
     set_pointer(c->args, find_tensor(c->op, "piece_starts")->offset, NULL);
@@ -1058,7 +1061,7 @@ typedef struct stride_case {
     gt_stride given, filled;
 } stride_case;
 
-/* The stride of `name` after gt_prepare. */
+/* Checks the strides of `name` after gt_prepare. */
 static void check_strides(const gt_op *op, const char *name, const void *sizes, const stride_case *s, size_t count) {
     for (size_t i = 0; i < count; i++) {
         const gt_tensor *t = find_tensor(op, name);
@@ -1085,15 +1088,15 @@ static void test_default_strides(void) {
     const stride_case four[] = {
         {{0, 0, 0}, {60, 20, 5}},         /* packed [B,T,H,N] */
         {{0, 5, 15}, {60, 5, 15}},        /* [B,H,T,N] */
-        {{0, 100, 0}, {300, 100, 5}},     /* a slice of rows of 100 */
+        {{0, 100, 0}, {300, 100, 5}},     /* a slice of rows of 100 elements */
         {{0, 0, 9}, {108, 36, 9}},        /* heads further apart */
         {{1000, 0, 0}, {1000, 20, 5}},    /* batches further apart */
-        {{0, 644, 161}, {1932, 644, 161}} /* heads are slices of the row */
+        {{0, 644, 161}, {1932, 644, 161}} /* heads are slices of a row */
     };
     const stride_case three[] = {
         {{0, 0, 0}, {12, 4, 1}},      /* packed [B,T,D] */
         {{0, 1, 3}, {12, 1, 3}},      /* [B,D,T] */
-        {{0, 386, 0}, {1158, 386, 1}} /* a slice of rows of 386 */
+        {{0, 386, 0}, {1158, 386, 1}} /* a slice of rows of 386 elements */
     };
     const stride_case rows[] = {{{0, 0, 0}, {0, 4, 0}}, {{0, 902, 0}, {0, 902, 0}}};
     const stride_case value[] = {{{0, 0, 0}, {84, 28, 7}}};
@@ -1168,7 +1171,7 @@ static void test_version(void) {
     check(!strcmp(symbol, EXPANDED(gt_version)), "GT_SYMBOL makes %s of version %s", EXPANDED(gt_version), symbol);
 }
 
-/* Callers that define the structs themselves compare sizes with these functions. */
+/* Callers that define the structs themselves compare their sizes with these functions. */
 static void test_args_size(void) {
     for (int i = 0; test_ops[i]; i++) {
         const test_op *e = test_ops[i];
@@ -1184,7 +1187,7 @@ static void test_path_stub(void) {
           "'%s', %s", text, gt_last_error());
 }
 
-/* A second thread has its own error: neither thread sees the other's. */
+/* Errors are per thread: neither of two threads may see the other's. */
 static void *other_thread(void *result) {
     int *ok = result;
     *ok = !strcmp(gt_last_error(), "");
@@ -1259,7 +1262,7 @@ static void random_fields(fuzz *f) {
     for (const test_bad_value *bad = f->e->bad_values; bad->text; bad++) {
         for (int i = 0; i < 3 && bad->set[i].type; i++) {
             test_value x = bad->set[i];
-            if (x.type == 'l' && x.offset != f->e->optional_size.offset) continue; /* is in the table of sizes */
+            if (x.type == 'l' && x.offset != f->e->optional_size.offset) continue; /* in the table of sizes */
             if (bad->status == GT_ERROR_UNSUPPORTED && !one_in(100)) continue;     /* reserved */
             x.value = one_in(100) ? x.value : numbers[random_below(x.type == 'f' ? 5 : 2)];
             if (x.type == 'l') x.value = one_in(2) ? 0 : (double)(1 + random_below(3));
@@ -1273,10 +1276,10 @@ static void random_fields(fuzz *f) {
         if (f->pass == GT_STEP && one_in(2)) set_int64(f->args, f->op->fields.slot_capacity, random_below(5));
     }
     if (one_in(3)) set_int(f->args, f->op->accumulate_offset, 1);
-    if (f->e->reads_y && !one_in(100)) set_int(f->args, f->e->reads_y, 1); /* else backward puts no condition on y */
+    if (f->e->reads_y && !one_in(100)) set_int(f->args, f->e->reads_y, 1); /* backward accepts any y without it */
 }
 
-/* Scattered over a window, or columns of one buffer with rows of `row` bytes. */
+/* Draws a tensor: scattered over a window, or columns of one buffer with rows of `row` bytes. */
 static void random_tensor(fuzz *f, const gt_tensor *t, int64_t window, int64_t row) {
     int columns = is_slice(t) && row && !one_in(5);
     int64_t at = random_below(columns ? row : window) / 4 * 4;
@@ -1313,7 +1316,7 @@ static void random_call(fuzz *f) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) random_tensor(f, t, window, row);
 }
 
-/* Address of element number i, by the definition of strides in gt_kernels.h. */
+/* The address of element i, by the definition of strides in gt_kernels.h. */
 static uintptr_t element_address(const fuzz *f, const gt_tensor *t, int64_t i, int bytes) {
     int64_t offset = 0, packed = 1;
     gt_stride4 s = {0, 0, 0, 0};
@@ -1349,7 +1352,7 @@ static int element_bytes(const fuzz *f, const gt_tensor *t) {
     return dtype == GT_F32 ? 4 : 2;
 }
 
-/* Whether an output of this call is `in` itself, element by element, and the table allows that. */
+/* Whether an output of this call equals `in`, element by element, in a pair that the table allows. */
 static int is_legal_alias(const fuzz *f, const gt_tensor *in) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
         int64_t n = element_count(f, t);
@@ -1383,7 +1386,7 @@ static void enumerate(fuzz *f) {
     qsort(f->elements, (size_t)f->count, sizeof(element), by_address);
 }
 
-/* Whether a written element shares a byte with any other. */
+/* Whether an element that the call writes shares a byte with any other element. */
 static int elements_overlap(const fuzz *f) {
     uintptr_t end = 0, end_written = 0;
     for (int i = 0; i < f->count; i++) {
@@ -1395,8 +1398,8 @@ static int elements_overlap(const fuzz *f) {
     return 0;
 }
 
-/* Valid numbers for cu_seqlens and seq_count, even if the two share memory: 0, 1, ... up to T.  `saved` gets the old
- * contents. */
+/* Writes valid numbers to cu_seqlens and seq_count: 0, 1, ... up to T, even if the two share memory.  `saved` receives
+ * the old contents. */
 static void write_sequences(fuzz *f, int32_t saved[8]) {
     char *cu_seqlens = get_pointer(f->args, find_tensor(f->op, "cu_seqlens"));
     char *seq_count = get_pointer(f->args, find_tensor(f->op, "seq_count"));
@@ -1414,7 +1417,7 @@ static void restore_sequences(fuzz *f, const int32_t saved[8]) {
     if (seq_count) memcpy(seq_count, &saved[7], 4);
 }
 
-/* Runs the twin if all elements lie in the memory; only written elements may change. */
+/* Runs the twin if all elements lie in the memory.  Only elements of outputs may change. */
 static void run_accepted(fuzz *f, int number) {
     uintptr_t first = (uintptr_t)f->memory, end = first + FUZZ_MEMORY;
     int changed = 0;
@@ -1463,8 +1466,8 @@ static void fuzz_once(fuzz *f, int number) {
         run_accepted(f, number);
 }
 
-/* Everything that overlaps must be refused.  The reverse is not required (tensors that interleave
- * with different row lengths, strides that are not nested), but rare. */
+/* The library must refuse every overlap.  It may also refuse a call without one, if tensors with different row lengths
+ * interleave or strides are not nested, but this must be rare. */
 static void test_fuzz(void) {
     fuzz *f = calloc(1, sizeof *f);
     if (!check(f != NULL, "no memory")) return;

@@ -1,4 +1,4 @@
-/* The list of operators under test; and the shared parts of ops/OP.c: draws of inputs and of cases with random
+/* The list of operators under test, and shared parts of ops/OP.c: the draw of inputs, and of cases with random
  * sizes. */
 #include "ops/ops.h"
 
@@ -29,7 +29,7 @@ double test_constant(const char *tensor) {
     return 0;
 }
 
-/* Means and spreads roughly of a trained model; set_fill of the operator, and the case, may replace them. */
+/* Means and spreads are roughly as in a trained model.  The operator's set_fill and the case may replace them. */
 test_fill test_fill_of(const test_case *c, const gt_tensor *t, test_map *map) {
     const test_op *op = test_op_of(c->op);
     test_fill f = {t->name, test_constant(test_plain_name(t)) == 1, 1, 0, 0};
@@ -43,7 +43,7 @@ test_fill test_fill_of(const test_case *c, const gt_tensor *t, test_map *map) {
     return f;
 }
 
-/* ssd and selective_scan: A and dt are drawn by their logarithms. */
+/* ssd and selective_scan: draws A and dt by their logarithms. */
 void test_fill_ssm(int softplus, const gt_tensor *t, test_fill *f, test_map *map) {
     if (test_is(t, "A")) {
         f->spread = 0.5;
@@ -55,7 +55,7 @@ void test_fill_ssm(int softplus, const gt_tensor *t, test_fill *f, test_map *map
     }
 }
 
-/* ssd and selective_scan: mild decays, fast ones, nearly none, and half the states reset at once. */
+/* ssd and selective_scan: mild decays, fast decays, hardly any decay, and resets of half the states at once. */
 void test_set_ssm_regime(test_case *c, int n) {
     static const test_fill regimes[] = {
         {"A", 0, 0.5, 0, 0}, {"A", 3, 0.5, 0, 0}, {"A", -8, 1, 0, 0}, {"A", 0, 0.5, -10000, 0.5}};

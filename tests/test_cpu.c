@@ -1,8 +1,9 @@
-/* The CPU twins as users have them, in fp32, bf16 and fp16: against the double twins on the same
- * rounded inputs, and against properties that hold for any numbers.
+/* The CPU twins with their public functions, in fp32, bf16 and fp16.  Compares them with the double twins on the same
+ * rounded inputs, and checks properties that hold for any numbers.
  *
- *     test_cpu [short] [OP]       short: each case with the next dtypes instead of all, and fewer drawn ones; in two of
- *                                 the numbers of pieces, by turns, and with five threads beside one */
+ *     test_cpu [short] [OP]       short: each case with the next dtypes only, and fewer drawn cases; two of the numbers
+ *                                 of pieces, by turns, and with five threads beside one
+ */
 #include "gt_invariants.h"
 #include <math.h>
 #include <stdio.h>
@@ -18,14 +19,14 @@ enum { DTYPES = sizeof dtypes / sizeof dtypes[0], DRAWN = 100, DRAWN_SHORT = 10,
 
 static int is_short;
 
-/* 0 if the operator does not take the d-th dtypes. */
+/* Returns 0 if the operator does not take the d-th dtypes. */
 static int set_dtypes(test_case *c, int d) {
     if (dtypes[d][1] && !test_table(c)->companion_offset) return 0;
     test_set_dtype(c, dtypes[d][0], dtypes[d][1]);
     return 1;
 }
 
-/* d = -1: with the next dtypes that the operator takes. */
+/* d = -1: each case has the next dtypes that the operator takes. */
 static void for_table(const test_case *table, test_level level, int d, void (*check)(const test_case *c)) {
     static int turn;
     for (const test_case *at = table; at && at->op; at++) {
@@ -93,7 +94,7 @@ static void time_splits(const test_case *c) {
     test_time_splits(&test_twin, c, 64, tolerance);
 }
 
-/* Every split of a short sequence, some splits of a long one. */
+/* Tests every split of a short sequence, and some splits of a long one. */
 static void steps_agree(const test_case *c) {
     int64_t T = test_get_size(c, 'T'), stride = T > 20 ? 21 : 1;
     double tolerance = step_tolerance(c);
@@ -125,7 +126,7 @@ static void check_threads(const test_case *c) {
 
 /* ---- host conversions ------------------------------------------------------------------------ */
 
-/* A 16-bit format: `fraction` bits after the leading one, exponents down to `lowest`. */
+/* A 16-bit format: `fraction` bits after the leading bit, exponents down to `lowest`. */
 typedef struct format {
     const char *name;
     int fraction, lowest, highest;
@@ -136,7 +137,7 @@ typedef struct format {
 static const format formats[] = {{"bf16", 7, -126, 127, gt_bf16_to_f32, gt_f32_to_bf16},
                                  {"fp16", 10, -14, 15, gt_f16_to_f32, gt_f32_to_f16}};
 
-/* The number of a bit pattern, from its fields. */
+/* The number that a bit pattern stands for, computed from its fields. */
 static double decode(const format *f, uint32_t bits) {
     int one = 1 << f->fraction, exponent = (int)(bits & 0x7fff) >> f->fraction;
     int significand = (int)(bits & 0x7fff) & (one - 1), top = f->highest - f->lowest + 2;
@@ -146,7 +147,7 @@ static double decode(const format *f, uint32_t bits) {
     return bits & 0x8000 ? -x : x;
 }
 
-/* The nearest number of the format, ties to even: a multiple of the unit in the last place. */
+/* The nearest number of the format, a multiple of the unit in the last place.  Ties go to the even number. */
 static double nearest(const format *f, double x) {
     int exponent;
     double unit, y;
@@ -170,7 +171,8 @@ static void check_format(const format *f) {
         bad_value += !same(y, x);
         bad_return += isnan(y) ? !isnan(f->to_f32(f->from_f32(y))) : f->from_f32(y) != bits;
     }
-    for (uint32_t bits = 0; bits < 0x8000; bits++) { /* halfway to the next, and beside it */
+    for (uint32_t bits = 0; bits < 0x8000; bits++) { /* numbers halfway to the next number of the format, and close to
+                                                        the middle */
         double low = decode(f, bits), high = decode(f, bits + 1);
         float tie = (float)(isfinite(high) ? (low + high) / 2 : low);
         if (!isfinite(low)) break;
@@ -180,7 +182,7 @@ static void check_format(const format *f) {
     }
     for (int i = 0; i < 1000000; i++) {
         uint32_t bits = (uint32_t)test_next(&r);
-        /* half of them with exponents in fp16's range */
+        /* half of the patterns have exponents in fp16's range */
         if (i % 2) bits = (bits & 0x807fffff) | (90 + (bits >> 23) % 60) << 23;
         bad_random += !rounds(f, gt_bits_float(bits));
     }

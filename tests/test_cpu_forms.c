@@ -1,9 +1,9 @@
-/* The forms of the trainer's CPU backend: for every set of features that this build and this
- * processor have, exp and the twins against double, and training with 1, 2 and 3 threads.
+/* The forms of the trainer's CPU backend.  For every set of features that this build and this processor have, compares
+ * exp and the twins with double, and trains with 1, 2 and 3 threads.
  *
  *     test_cpu_forms [short]       short: fewer drawn cases, and training of one model, by turns with 2 or 3 threads
  *
- * Features that are missing here are not tested.  With GT_TEST_STRICT set, a missing OpenBLAS is a failure. */
+ * The test skips features that are missing here.  With GT_TEST_STRICT set, a missing OpenBLAS is a failure. */
 #include "gt_invariants.h"
 #include "hybrid_cpu.h"
 #include "hybrid_model.h"
@@ -43,14 +43,14 @@ static hy_backend *open_form(int features) {
 
 /* ---- exp ------------------------------------------------------------------------------------- */
 
-/* Units in the last place between y and the truth; the truth is finite and not too small. */
+/* The difference between y and the truth in units in the last place.  The truth must be finite and not too small. */
 static double units(float y, double truth) {
     int exponent;
     frexp(truth, &exponent);
     return fabs(y - truth) / ldexp(1, exponent - 24 < -149 ? -149 : exponent - 24);
 }
 
-/* -exp(x) of floats of all sizes, every 3989th pattern. */
+/* Tests -exp(x) for floats of all sizes: every 3989th bit pattern. */
 static void check_exp(int features) {
     enum { N = 4096 };
     static float x[N], y[N];
@@ -110,7 +110,7 @@ static const struct {
 enum { TWINS = sizeof twins / sizeof twins[0], DRAWN_SIZE = 20 };
 static uint64_t drawn = 40;
 
-/* The passes for pieces; models have none. */
+/* The twins of the passes for pieces, which models do not use. */
 static twin *piece_of(const char *op, gt_pass pass) {
     static const struct {
         const char *op;
@@ -139,7 +139,7 @@ static void check_twins(const char *op, int features) {
     r.context = &features;
     for (const test_case *c = test_op_of(op)->cases; c->op; c++)
         if (c->level <= TEST_MEDIUM) test_truth_holds(&r, c);
-    if (!strcmp(op, "wkv_ssm")) return; /* it calls the twins of wkv6 and ssd, which have their own drawn cases */
+    if (!strcmp(op, "wkv_ssm")) return; /* its twins are those of wkv6 and ssd, which have drawn cases */
     for (uint64_t seed = 1; seed <= drawn; seed++) {
         test_case c;
         test_draw_case(test_op_of(op), seed, DRAWN_SIZE, &c);
@@ -151,7 +151,7 @@ static void check_twins(const char *op, int features) {
 
 enum { VOCAB = 40, BATCH = 4, SEQ = 70, STEPS = 12 };
 
-/* Losses, and the first gradient of all parameters one after the other. */
+/* Losses, and the first gradients of all parameters, one after the other. */
 typedef struct training {
     double loss[STEPS], *gradient;
     int64_t parameters;
@@ -170,7 +170,7 @@ static hy_config small_model(const char *name) {
     for (int i = 0; i < count; i++)
         if (!strcmp(list[i].name, name)) {
             hy_config c = list[i];
-            c.hidden = 80, c.heads = 5, c.layers = 2; /* 80: blocks of products that are not whole */
+            c.hidden = 80, c.heads = 5, c.layers = 2; /* 80 does not fill the blocks of products */
             return c;
         }
     printf("no model %s\n", name);

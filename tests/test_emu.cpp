@@ -1,5 +1,5 @@
-/* test_emu.cpp - tests the primitives of gt/base as the emulator runs them, and the checks of
- * the emulator itself, by planting the faults that they must find.
+/* test_emu.cpp - tests the primitives of gt/base as the emulator runs them.  Also plants faults, and tests that the
+ * emulator's checks find them.
  *
  *   g++ -std=c++17 -O2 -Wall -Wextra -DGT_EMU -I. tests/test_emu.cpp -o test_emu
  */
@@ -40,7 +40,7 @@ static void check_clean(const char* what) {
     emu::reset();
 }
 
-/* The planted fault must be among those found, and its message name the kernel. */
+/* Checks that the emulator found the planted fault, and that the message names the kernel. */
 static void check_caught(const char* what, emu::Fault kind, const char* kernel) {
     std::string found = "no such fault";
     for (const std::string& message : emu::messages()) {
@@ -61,14 +61,14 @@ static uint32_t random_bits() {
     return (uint32_t)(random_state >> 32);
 }
 
-/* Small integers: their products and sums are exact in every format. */
+/* A small integer: products and sums of such numbers are exact in every format. */
 static float random_integer() { return (float)(int)(random_bits() % 17) - 8.0f; }
 
 static bool same(float a, float b) { return as_uint(a) == as_uint(b) || (a != a && b != b); }
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
-/* A 16-bit format, valued by its definition. */
+/* The value of a number in a 16-bit format, computed by the format's definition. */
 static double format_value(uint32_t bits, int mantissa_bits) {
     const int exponent_bits = 15 - mantissa_bits, bias = (1 << (exponent_bits - 1)) - 1;
     const int exponent = (int)(bits >> mantissa_bits) & ((1 << exponent_bits) - 1);
@@ -116,8 +116,8 @@ static void test_format(const char* name) {
         pair_errors += !same(Element<T>::lo(pair), value) || Element<T>::hi(pair) != 1.0f;
         pair_errors += !same(Element<T>::hi(swapped), value) || Element<T>::lo(swapped) != 1.0f;
 
-        /* Halfway to the next magnitude (past the largest, to the next if there were one) ties go to the
-         * even neighbour; a little before or after, to the nearer one. */
+        /* A number halfway to the next magnitude must go to the even neighbour; past the largest magnitude, the next is
+         * what would follow it.  A number a little before or after must go to the nearer neighbour. */
         if ((bits & 0x7fff) >= F::INFINITE) continue;
         const double here = format_value(bits, F::MANTISSA);
         double next = format_value(bits + 1, F::MANTISSA);
@@ -169,7 +169,7 @@ static void test_elements() {
 
 /* ---- functions ------------------------------------------------------------------------------- */
 
-/* Largest relative error where the true value is a normal number; NaN counts as infinite. */
+/* The largest relative error where the true value is a normal number; NaN counts as infinite. */
 template <class Function, class Truth>
 static double worst_error(float lo, float hi, Function function, Truth truth) {
     double worst = 0;
@@ -424,7 +424,7 @@ GT_KERNEL(32, 1) matrix_kernel(const GT_GRID_CONSTANT MatrixParams p) {
     const int lane = lane_id();
     sts<uint4>(smem_base() + 16 * lane, ldg<uint4>(p.in + 4 * lane));
     sync_warp();
-    /* Lanes that give no address may hold anything. */
+    /* Lanes that give no address may hold anything in it. */
     const uint32_t row = smem_base() + 16 * lane;
     uint32_t one, two[2], four[4];
     uint32_t* out = p.out + lane;
@@ -488,7 +488,7 @@ GT_DEV void product16(const MmaParams& p, float* out) {
     for (int i = 0; i < 4; i++) out[(g + 8 * (i / 2)) * 8 + 2 * j + i % 2] = c[i];
 }
 
-/* The same product in two steps of 8. */
+/* Computes the same product in two steps of 8. */
 GT_DEV void product8(const MmaParams& p, float* out) {
     const int g = lane_id() / 4, j = lane_id() % 4;
     float c[4];
@@ -534,17 +534,17 @@ static void test_mma() {
 
 enum class Plant {
     NOTHING,
-    WAIT_TOO_LAX,      /* cp_async_wait leaves the tile in use in flight */
-    NO_LOADED_BARRIER, /* producers read each other's copies without a barrier */
-    NO_INIT,           /* mbarriers are used without initialisation, */
-    UNORDERED_INIT,    /* or without a barrier after it */
-    NO_FULL_ARRIVE,    /* the consumer waits for tiles that are never announced */
+    WAIT_TOO_LAX,      /* cp_async_wait does not wait for the tile in use */
+    NO_LOADED_BARRIER, /* no barrier before producers read each other's copies */
+    NO_INIT,           /* mbarriers are used without initialisation */
+    UNORDERED_INIT,    /* no barrier after the initialisation of the mbarriers */
+    NO_FULL_ARRIVE,    /* producers never announce the tiles that the consumer waits for */
     NO_EMPTY_WAIT,     /* producers overwrite tiles that the consumer may still read */
-    NO_EMPTY_ARRIVE,   /* the consumer never gives a tile back, */
-    EARLY_EMPTY,       /* or before it has read it */
-    WRONG_PARITY,      /* the consumer takes the phase before for the tile's */
-    FULL_TOO_SMALL,    /* one of two producers completes a phase */
-    FULL_TOO_LARGE,    /* more threads are expected than ever arrive */
+    NO_EMPTY_ARRIVE,   /* the consumer never frees a tile */
+    EARLY_EMPTY,       /* the consumer frees a tile before it has read it */
+    WRONG_PARITY,      /* the consumer waits for the wrong phase, the one before the tile's */
+    FULL_TOO_SMALL,    /* the expected count is too small: one of two producers completes a phase */
+    FULL_TOO_LARGE,    /* the expected count is too large: more threads than ever arrive */
     TWO_ARRIVALS,      /* producers arrive twice for a tile */
     LEFTOVER_ARRIVAL,  /* one arrival too many at the end */
 };
@@ -556,8 +556,8 @@ struct PipelineParams {
     Plant plant;
 };
 
-/* Two producer warps load tiles of 64 x float4 through a ring of three and pass the rows, reversed
- * and doubled, to a consumer warp through two buffers, each with two mbarriers. */
+/* Two producer warps load tiles of 64 x float4 through a ring of three stages.  They reverse and double the rows, and
+ * pass them to a consumer warp through two buffers.  Each buffer has two mbarriers. */
 struct Pipeline {
     static constexpr int PRODUCERS = 64, THREADS = 96, RING = 3, TILE_BYTES = 64 * 16;
     static constexpr int BUFFERS = RING * TILE_BYTES;
@@ -627,7 +627,7 @@ GT_KERNEL(Pipeline::THREADS, 1) pipeline_kernel(const GT_GRID_CONSTANT PipelineP
     }
 }
 
-/* True when the results are right. */
+/* Runs the pipeline; returns whether the results are right. */
 static bool run_pipeline(Plant plant) {
     const int tiles = 9;
     Array<float> in(tiles * 256), out(tiles * 32, NAN);
@@ -654,7 +654,7 @@ static void test_pipeline() {
     check(right, "sound pipeline: right results under 64 schedules");
     check_clean("sound pipeline");
 
-    /* Which of two faults it is can depend on the schedule. */
+    /* The schedule can decide which of two faults the emulator finds. */
     const struct {
         Plant plant;
         emu::Fault fault, or_fault;
@@ -687,21 +687,21 @@ static void test_pipeline() {
 
 enum class Slip {
     NOTHING,
-    NO_FENCE,          /* before the first product of a round */
+    NO_FENCE,          /* no fence before the first product of a round */
     LATE_A,            /* A changes after the fence */
-    LATE_C,            /* so do accumulators */
-    EARLY_READ,        /* accumulators are read in flight, */
-    EARLY_WRITE,       /* or written, */
-    EARLY_A,           /* or A is written */
+    LATE_C,            /* accumulators change after the fence */
+    EARLY_READ,        /* accumulators are read in flight */
+    EARLY_WRITE,       /* accumulators are written in flight */
+    EARLY_A,           /* A is written in flight */
     LAX_WAIT,          /* the wait leaves the group in flight */
-    NO_COMMIT,         /* the products are in no group */
+    NO_COMMIT,         /* no commit: the products are in no group */
     NO_WAIT,           /* the last wait is missing */
-    C_AS_A,            /* accumulators in flight are used as A */
-    READER_FENCES,     /* none: B is handed over to the asynchronous proxy after the barrier */
-    NO_PROXY_FENCE,    /* B is not handed over, */
-    LATE_PROXY_FENCE,  /* or after the barrier by another warp, */
-    EARLY_PROXY_FENCE, /* or before its last write */
-    EARLY_REUSE,       /* B is written again before the wait */
+    C_AS_A,            /* A reads accumulators that are in flight */
+    READER_FENCES,     /* no fault: the proxy fence for B comes after the barrier */
+    NO_PROXY_FENCE,    /* no proxy fence for B */
+    LATE_PROXY_FENCE,  /* another warp's proxy fence, after the barrier */
+    EARLY_PROXY_FENCE, /* the proxy fence comes before the last write of B */
+    EARLY_REUSE,       /* B is overwritten before the wait */
     ONE_WARP_LESS,     /* a warp skips a product */
     OTHER_OPERAND,     /* a warp has another B */
     HALF_GROUP,        /* 2 warps are no warpgroup */
@@ -723,8 +723,7 @@ GT_DEV float* warpgroup_cell(float* c, int tile, int i) {
     return c + row * COLUMNS + 8 * tile + 2 * (lane_id() % 4) + i % 2;
 }
 
-/* In every round C[64][128] += A[64][16] B[16][128] in two products; every warpgroup has its rows
- * of A and C. */
+/* In every round C[64][128] += A[64][16] B[16][128] in two products.  Each warpgroup has its own rows of A and C. */
 GT_KERNEL(256, 1) warpgroup_kernel(const GT_GRID_CONSTANT WarpgroupParams p) {
     float c[TILES][4], a[2][4];
     for (int x = 0; x < 4 * TILES; x++) c[x / 4][x % 4] = *warpgroup_cell(const_cast<float*>(p.c), x / 4, x % 4);
@@ -783,7 +782,7 @@ GT_KERNEL(256, 1) warpgroup_kernel(const GT_GRID_CONSTANT WarpgroupParams p) {
     for (int x = 0; x < 4 * TILES; x++) *warpgroup_cell(p.out, x / 4, x % 4) = c[x / 4][x % 4];
 }
 
-/* True when the results are right. */
+/* Runs the warpgroups; returns whether the results are right. */
 static bool run_warpgroups(int groups, int n_bytes, int k_pad, Slip slip) {
     const int k_bytes = TILES * n_bytes + k_pad;
     Array<float> a(groups * 64 * 16), b(ROUNDS * 16 * COLUMNS), c(groups * 64 * COLUMNS);
@@ -869,7 +868,7 @@ GT_DEV uint32_t my_word() { return smem_base() + 4 * thread_id(); }
 GT_KERNEL(64, 1) warp_race_kernel(const GT_GRID_CONSTANT NoParams) {
     sts<float>(my_word(), 1.0f);
     sync_warp();
-    lds<float>(my_word() ^ 128); /* the other warp's word: sync_threads is missing */
+    lds<float>(my_word() ^ 128); /* the word of the other warp, without the sync_threads that this needs */
 }
 
 GT_KERNEL(64, 1) write_race_kernel(const GT_GRID_CONSTANT NoParams) {
@@ -888,7 +887,8 @@ GT_KERNEL(32, 1) lane_reuse_kernel(const GT_GRID_CONSTANT NoParams) {
     sts<float>(my_word(), value); /* sync_warp is missing */
 }
 
-/* Only the shuffle stands between the lanes: enough in step, not for the PTX memory model. */
+/* Only a shuffle orders the two lanes.  That works if lanes run in step, but the PTX memory model does not promise
+ * it. */
 GT_KERNEL(32, 1) shuffle_order_kernel(const GT_GRID_CONSTANT NoParams) {
     sts<float>(my_word(), 1.0f);
     const int other = shfl_xor(lane_id(), 1);
@@ -904,7 +904,7 @@ GT_KERNEL(32, 1) matrix_order_kernel(const GT_GRID_CONSTANT NoParams) {
 GT_KERNEL(32, 1) uninitialised_kernel(const GT_GRID_CONSTANT NoParams) {
     if (block_x() == 0) sts<float>(my_word(), 1.0f);
     sync_warp();
-    lds<float>(my_word()); /* nothing is left of the block before */
+    lds<float>(my_word()); /* the block before must leave nothing here */
 }
 
 GT_KERNEL(32, 1) bounds_kernel(const GT_GRID_CONSTANT NoParams) { sts<float>(my_word() + 4, 1.0f); }
@@ -979,7 +979,7 @@ GT_KERNEL(32, 1) mbarrier_ended_twice_kernel(const GT_GRID_CONSTANT NoParams) {
     if (thread_id() == 0) mbarrier_inval(smem_base() + 256);
 }
 
-/* None is wrong: there is no barrier any more when the second begins there. */
+/* No fault: mbarrier_inval ends the first barrier before the second begins at the same address. */
 GT_KERNEL(32, 1) mbarrier_again_kernel(const GT_GRID_CONSTANT NoParams) {
     init_one_mbarrier(32);
     if (thread_id() == 0) mbarrier_inval(smem_base() + 256);
@@ -996,7 +996,7 @@ GT_KERNEL(32, 1) mbarrier_overwritten_kernel(const GT_GRID_CONSTANT NoParams) {
     mbarrier_arrive(smem_base() + 256);
 }
 
-/* A warp's own arrival orders nothing between its lanes until a wait brings it back. */
+/* A warp's own arrival orders nothing between its lanes until a wait observes the phase. */
 GT_KERNEL(32, 1) mbarrier_lanes_kernel(const GT_GRID_CONSTANT NoParams) {
     init_one_mbarrier(32);
     sts<float>(my_word(), 1.0f);
@@ -1011,7 +1011,7 @@ GT_KERNEL(32, 1) mbarrier_lanes_reuse_kernel(const GT_GRID_CONSTANT NoParams) {
     lds<float>(my_word() ^ 4);
     mbarrier_arrive(smem_base() + 256);
     const float value = lds<float>(my_word());
-    sts<float>(my_word(), value); /* the other lane's read is not ordered before */
+    sts<float>(my_word(), value); /* nothing orders the other lane's read before this write */
 }
 
 GT_KERNEL(32, 1) mbarrier_round_kernel(const GT_GRID_CONSTANT NoParams) {
@@ -1107,7 +1107,7 @@ static void test_faults() {
     check_clean("a barrier where one was ended");
 }
 
-/* A device without the kernel's instructions, or with less shared memory. */
+/* Devices that lack the kernel's instructions, or have less shared memory. */
 static void test_devices() {
     const emu::Device usual = emu::device;
     emu::device.capability_major = 7;
@@ -1205,13 +1205,13 @@ static void test_bank_conflicts() {
 
 /* ---- chains ---------------------------------------------------------------------------------- */
 
-/* early: the block's accesses before the wait: 0 none, 1 and 2 reads, 3 writes; 4: no accesses and no wait. */
+/* early: what the block accesses before its wait: 0 nothing, 1 and 2 reads, 3 writes.  4: no accesses and no wait. */
 struct ChainParams {
     float* data;
     int early;
 };
 
-/* Reads the first half of the data, writes the second. */
+/* Reads the first half of the data, and writes the second half. */
 GT_KERNEL(32, 1) chain_kernel(const GT_GRID_CONSTANT ChainParams p) {
     wait_for_chain();
     stg<float>(p.data + 32 + thread_id(), ldg<float>(p.data + thread_id()));
@@ -1228,13 +1228,13 @@ GT_KERNEL(32, 1) chained_kernel(const GT_GRID_CONSTANT ChainParams p) {
     stg<float>(p.data + thread_id(), ldg<float>(p.data + 32 + thread_id()));
 }
 
-/* A kernel may read data early that the chain only reads, and write other data. */
+/* A kernel that reads data early which the chain only reads, and writes other data: both are allowed. */
 GT_KERNEL(32, 1) beside_kernel(const GT_GRID_CONSTANT ChainParams p) {
     stg<float>(p.data + 64 + thread_id(), ldg<float>(p.data + thread_id()));
     wait_for_chain();
 }
 
-/* Accesses nothing, and releases the next kernel before or after its own wait. */
+/* A kernel without accesses.  It releases the next kernel before or after its own wait. */
 GT_KERNEL(32, 1) releasing_kernel(const GT_GRID_CONSTANT ChainParams p) {
     if (!p.early) wait_for_chain();
     release_chain();
@@ -1258,7 +1258,7 @@ static void test_chain() {
         run_after(chained_kernel, early, true);
         check_caught(whats[early - 1], emu::Fault::CHAIN, "chained_kernel");
     }
-    /* a third kernel must wait for the first if the second released it before its own wait */
+    /* if the second kernel released the third before its own wait, the third must wait for the first */
     const auto run_third = [&](int released_early) {
         run_after(releasing_kernel, released_early, true);
         const ChainParams p = {data.data(), 1};

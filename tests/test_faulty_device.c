@@ -1,8 +1,9 @@
-/* hybrid_train on a device that fails: it reports where, saves everything that is still whole, and says how to
+/* hybrid_train on a device that fails.  It must report where, save everything that is still whole, and say how to
  * continue.
  *
  *     test_faulty_device PROGRAM FOLDER     hybrid_train with tests/faulty_device.c instead of CUDA; the folder of
- *                                           tests/fake_nvml.c's library */
+ *                                           tests/fake_nvml.c's library
+ */
 #define _XOPEN_SOURCE 700
 #include "trainer.h"
 #include <unistd.h>
@@ -13,7 +14,7 @@ static const char *libraries = "."; /* the folder of tests/fake_nvml.c's library
 
 static int exists(const char *path) { return !access(path, F_OK); }
 
-/* A run whose device fails; 1 if it ends with status 1 and prints both texts. */
+/* Runs the program on a device that fails.  Returns 1 if the run ends with status 1 and prints both texts. */
 static int fails(const char *at, const char *line, const char *text1, const char *text2) {
     setenv("HY_FAULT", at, 1);
     int ok = says(1, line, text1, text2);
@@ -21,7 +22,7 @@ static int fails(const char *at, const char *line, const char *text1, const char
     return ok;
 }
 
-/* The loss of a whole run of the same options, on a device that works. */
+/* The loss of a whole run with the same options on a device that works. */
 static double whole_loss(const char *options) {
     char *out;
     if (!CHECK(run_program(&out, RUN "%s --device cuda", options) == 0)) puts(out);
@@ -30,7 +31,8 @@ static double whole_loss(const char *options) {
     return loss;
 }
 
-/* The failed step has not changed the weights: they are saved, and the continued run equals one that never failed. */
+/* A failed step leaves the weights unchanged, so they are saved.  The continued run must equal a run without
+ * failure. */
 static void test_saves(void) {
     char *out;
     double loss = whole_loss("");
@@ -50,7 +52,7 @@ static void test_saves(void) {
     free(out);
 }
 
-/* A device that is lost for good cannot be read: the last file, if any, stays. */
+/* A device that is lost for good cannot be read, so the last file, if any, stays. */
 static void test_lost(void) {
     char *out;
     double loss = whole_loss("");
@@ -68,7 +70,8 @@ static void test_lost(void) {
     CHECK(fails("gemm 2", RUN, "cublasLtMatmul: an illegal", "; --device cpu runs on the CPU"));
 }
 
-/* In the middle of an update the weights belong to no step, and with --stateful the states do not: neither is saved. */
+/* In the middle of an update the weights belong to no step, so they are not saved.  With --stateful, neither are the
+ * states. */
 static void test_not_whole(void) {
     remove("d.st");
     CHECK(fails("adamw 9", RUN "--save d.st --save-every 0", "step 9 on a device that fails: cuda adamw: an illegal",
@@ -80,8 +83,8 @@ static void test_not_whole(void) {
     CHECK(!exists("d.st"));
 }
 
-/* Whether the rows of a continued log equal the whole one's.  The curve may lack the point at which the device failed:
- * an unfinished evaluation gives none. */
+/* Whether the rows of a continued log equal the rows of the whole log.  The curve may lack the point at which the
+ * device failed, because an unfinished evaluation gives no point. */
 static int continues(char *log, char *whole) {
     int good = 1, missing = 0;
     for (int row = 0; row < 21 && good; row++) {
@@ -97,7 +100,7 @@ static int continues(char *log, char *whole) {
     return good && missing <= 1;
 }
 
-/* With --fallback cpu a new process continues on the CPU from the last file, with the run's numbers and its log. */
+/* With --fallback cpu a new process continues on the CPU, from the last file, with the run's numbers and log. */
 static void test_fallback(void) {
     char *out, *whole, *log;
     int rows;
@@ -135,8 +138,8 @@ static void test_by_name(void) {
     free(out);
 }
 
-/* A late error belongs to some earlier call.  With --synchronize, which waits for each call, the program knows
- * which. */
+/* A late error comes from some earlier call.  With --synchronize, which waits for each call, the program knows which
+ * call. */
 static void test_late(void) {
     const char *late = "; --synchronize names the call",
                *named = ": layer 0: backward, branches: wkv_ssm_backward: a kernel: an illegal";
@@ -154,7 +157,7 @@ static void test_late(void) {
     free(out);
 }
 
-/* The last line of a file without its end.  The caller frees it. */
+/* The last line of a file, without its newline.  The caller frees it. */
 static char *last_line(const char *path) {
     char *text = read_string(path), *end = text + strlen(text);
     while (end > text && end[-1] == '\n') *--end = 0;
@@ -163,7 +166,7 @@ static char *last_line(const char *path) {
     return line;
 }
 
-/* --watch logs the numbers that NVML tells, sums them up at the end, and warns of heat. */
+/* --watch logs the numbers from NVML, summarises them at the end, and warns of heat. */
 static void test_watch(void) {
     char *out, *line;
     remove("h.csv"), remove("h.st");

@@ -1,6 +1,7 @@
-/* Tests of model files: writing and reading; every fault of a file or disk must be noticed.
+/* Tests of model files: writing and reading.  The program must notice every fault of a file or disk.
  *
- *     test_files [short]       short: every 29th fault */
+ *     test_files [short]       short: every 29th fault
+ */
 #define _GNU_SOURCE /* renameat, syscall */
 #include "hybrid_generate.h"
 #include "hybrid_save.h"
@@ -13,7 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static int every; /* one fault in `every` is tried */
+static int every; /* the test tries one in `every` faults */
 
 /* ---- a disk that fails -------------------------------------------------------------------------
  * These stand in for the functions of the C library that the writer calls. */
@@ -59,14 +60,14 @@ static uint8_t *read_bytes(const char *path, size_t *size) {
     return bytes;
 }
 
-/* Whether the last error contains this text. */
+/* Whether the last error contains the text. */
 static int error_says(const char *text) {
     if (strstr(hy_last_error(), text)) return 1;
     printf("  the error is: %s\n", hy_last_error());
     return 0;
 }
 
-/* Whether the file is refused with this reason. */
+/* Whether the program refuses the file with this reason. */
 static int refused(const char *path, const char *text) {
     hy_file file;
     gt_status status = hy_saved_open(&file, path);
@@ -75,7 +76,7 @@ static int refused(const char *path, const char *text) {
     return status != GT_OK && error_says(text) && strstr(hy_last_error(), path);
 }
 
-/* A new model, and all contents of its file. */
+/* A new model, and everything that its file holds. */
 typedef struct sample {
     hy_backend *cpu;
     hy_options options;
@@ -133,7 +134,7 @@ static void mark(hy_model *model, double first) {
     free(list);
 }
 
-/* Counts numbers in tensors of this kind that differ from mark(model, first). */
+/* Counts the numbers in tensors of this kind that differ from the numbers of mark(model, first). */
 static int64_t unmarked(hy_model *model, hy_kind kind, double first) {
     int64_t different = 0;
     int count;
@@ -149,7 +150,7 @@ static int64_t unmarked(hy_model *model, hy_kind kind, double first) {
     return different;
 }
 
-/* Opens and loads a file as --resume does, without checking the options. */
+/* Opens and loads a file as --resume does, but does not check the options. */
 static gt_status load(const char *path, sample *s) {
     hy_file file;
     gt_status status = hy_saved_open(&file, path);
@@ -170,7 +171,7 @@ static const char *sha256_of(const void *bytes, size_t size, size_t first) {
     return hex;
 }
 
-/* The examples of FIPS 180-4, cut in two at every place. */
+/* The examples of FIPS 180-4; each is also hashed in two parts, cut at every place. */
 static void test_sha256(void) {
     static const char two[] = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
     static char million[1000000];
@@ -232,7 +233,7 @@ static void test_round_trip(void) {
 
 static void test_forms(void) {
     hy_file file;
-    /* order and spaces are free, and other programs' dtypes have a place */
+    /* keys may have any order and spaces, and other programs' dtypes are accepted */
     CHECK(hy_file_open(&file, write_raw("{ \"a\" : {\"shape\":[2], \"data_offsets\":[ 0,8 ],\"dtype\":\"F32\"}"
                                         ",\"b\":{\"dtype\":\"F16\",\"shape\":[1,2],\"data_offsets\":[8,12]},"
                                         "\"__metadata__\":{\"\\u00e9\\/\":\"\\u20AC\"}}  \n",
@@ -337,7 +338,7 @@ static void test_saved(void) {
     check_saved(1);
 }
 
-/* Options are read back unchanged, whatever bytes they have. */
+/* Options must read back unchanged, whatever bytes they contain. */
 static void test_saved_options(void) {
     sample *s = new_sample(0);
     hy_file file;
@@ -352,7 +353,7 @@ static void test_saved_options(void) {
     free_sample(s);
 }
 
-/* Gives all keys that begin with `from` another beginning of the same length. */
+/* Replaces the beginning `from` of all keys by another text of the same length. */
 static int rename_keys(uint8_t *bytes, size_t size, const char *from, const char *to) {
     int found = 0;
     char *at = (char *)bytes;
@@ -363,8 +364,8 @@ static int rename_keys(uint8_t *bytes, size_t size, const char *from, const char
     return found;
 }
 
-/* Format 2 lacks options and numbers that came later.  Format 1 does not record heads and the other sizes: its weights
- * give the heads. */
+/* Format 2 lacks options and numbers that came later.  Format 1 does not record heads and the other sizes, so the
+ * program takes the heads from the weights. */
 static void test_older_format(void) {
     enum { OF_SECOND = 8 };
     static const char *const newer[][2] = {{"\"hybrid_train_format\":\"3\"", "\"hybrid_train_format\":\"2\""},
@@ -420,7 +421,7 @@ static void test_older_format(void) {
     free_sample(s);
 }
 
-/* Options are read as strictly as they are written: \xNN has two hexadecimal digits. */
+/* Options are read as strictly as they are written: \xNN needs two hexadecimal digits. */
 static void test_damaged_options(void) {
     static const char *const bad[] = {"x 1", "x+1", "x1 ", "x1g", "x00", "y01"};
     sample *s = new_sample(0);
@@ -445,7 +446,7 @@ static void test_damaged_options(void) {
     free_sample(s);
 }
 
-/* Model files of other models, or of a run that differs. */
+/* Loads model files of other models, or of a run that differs. */
 static void test_mismatched(void) {
     sample *a = new_sample(0), *b = new_sample(1);
     CHECK(hy_save(&a->run, "a.st") == GT_OK);
@@ -470,7 +471,7 @@ static void test_mismatched(void) {
     free_sample(b);
 }
 
-/* Options that contradict the weights would make a model of another size. */
+/* Options that contradict the weights would make a model of another size, so they are refused. */
 static void test_wrong_size(void) {
     static const struct {
         int64_t hidden, layers;
@@ -489,7 +490,7 @@ static void test_wrong_size(void) {
     free_sample(s);
 }
 
-/* Numbers that are not finite are neither written over good ones nor read. */
+/* Numbers that are not finite are neither written over finite ones nor read. */
 static void test_not_finite(void) {
     sample *s = new_sample(0);
     int count;
@@ -533,7 +534,7 @@ static void put_bytes(const char *path, int64_t place, const void *bytes, size_t
     close(file);
 }
 
-/* Bytes of the header and of the data are changed, one at a time: none of the files loads. */
+/* Changes bytes of the header and of the data, one at a time.  None of these files may load. */
 static void test_flipped(void) {
     sample *s = new_sample(1);
     hy_file file;
@@ -559,8 +560,8 @@ static void test_flipped(void) {
     free_sample(s);
 }
 
-/* The same changes with a corrected checksum, or without one: the file may then have wrong contents, but loading it
- * must be safe. */
+/* Makes the same changes, but corrects or removes the checksum.  The file may then load with wrong contents, but
+ * loading it must be safe. */
 static void test_flipped_unseen(void) {
     static const char key[] = "\"checksum\":\"sha256:", other_key[] = "\"user.sum\":\"sha256:";
     sample *s = new_sample(1);
@@ -600,7 +601,7 @@ static void test_flipped_unseen(void) {
     free_sample(s);
 }
 
-/* A file without checksum gives weights, but no run to resume. */
+/* A file without checksum gives weights, but no run that can be resumed. */
 static void test_no_checksum(void) {
     static const char key[] = "\"checksum\"";
     sample *s = new_sample(0);
@@ -628,7 +629,7 @@ static void test_no_checksum(void) {
 
 /* ---- a disk that fails --------------------------------------------------------------------- */
 
-/* Whether saving fails with this reason, and leaves only the older file. */
+/* Whether saving fails with this reason and leaves only the older file. */
 static int save_fails(sample *s, const char *reason, const uint8_t *older, size_t size) {
     size_t now;
     gt_status status = hy_save(&s->run, "a.st");
@@ -659,7 +660,7 @@ static void test_failing_disk(void) {
     failing_rename = 1;
     CHECK(save_fails(s, "a.st: cannot be replaced: Permission denied", older, size));
     failing_rename = 0;
-    /* the folder's fsync: the new file exists, but may not survive a crash */
+    /* the folder's fsync fails: the new file exists, but may not survive a crash */
     fsync_calls = 0;
     failing_fsync = 1;
     CHECK(hy_save(&s->run, "a.st") != GT_OK && error_says("folder cannot be synced: Input/output"));
@@ -670,7 +671,7 @@ static void test_failing_disk(void) {
     free_sample(s);
 }
 
-/* Paths where no model file can or may be. */
+/* Paths where a model file cannot be, or must not be. */
 static void test_wrong_places(void) {
     struct stat about;
     write_string("book.txt", "not to be lost");
@@ -690,8 +691,8 @@ static void test_wrong_places(void) {
     CHECK(symlink("nowhere/x.st", "link.st") == 0 && hy_save_fits("link.st", "") != GT_OK);
 }
 
-/* A link stays a link, and access rights stay.  A run takes over the temporary file of a killed program.  Two programs
- * do not write one file. */
+/* Saving through a link keeps the link, and keeps access rights.  A run takes over the temporary file of a killed
+ * program.  Two programs never write one file. */
 static void test_older_file(void) {
     sample *s = new_sample(0);
     struct stat about;
@@ -769,7 +770,7 @@ static void test_printed(void) {
     CHECK(printed_as("a\xf0\x9f", 3, "a\\xf0\\x9f"));
 }
 
-/* A backend that counts the CPU backend's work: tokens, and multiplications of products. */
+/* A backend that counts the work of the CPU backend: tokens, and multiplications in products. */
 static hy_backend *counted_cpu;
 static int64_t work;
 
@@ -808,7 +809,7 @@ static int64_t work_of(hy_model *model, const hy_text *text, int64_t count) {
     return work;
 }
 
-/* Each further byte costs the same. */
+/* Decoding costs the same for each further byte. */
 static void test_cost(void) {
     sample *s = new_sample(0);
     hy_model *model;

@@ -1,7 +1,8 @@
-/* The double twins' forward passes against the formulas of gt_kernels.h, written out a second way in ops/OP.c: every
- * output as a plain sum over all its terms, without a recurrence.
+/* Compares the double twins' forward passes with the formulas of gt_kernels.h.  ops/OP.c has these formulas written
+ * independently: every output is a plain sum over all its terms, without a recurrence.
  *
- *     test_formula [short] [OP]       short: fewer drawn cases */
+ *     test_formula [short] [OP]       short: fewer drawn cases
+ */
 #include "gt_test.h"
 #include <string.h>
 

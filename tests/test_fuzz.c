@@ -1,14 +1,15 @@
-/* Hostile and valid calls of every operator: random and adversarial sizes, strides, dtypes, flags and numbers, NULL,
- * misaligned, overlapping and wild pointers.
+/* Hostile and valid calls of every operator: random and extreme sizes, strides, dtypes, flags and numbers, and pointers
+ * that are NULL, misaligned, overlapping or wild.
  *
  *     test_fuzz [--seed S] [--calls N] [--only I] [OP ...]
  *
- * Tensors lie in buffers of exactly their size between guard bytes, which a sanitizer poisons.  A refused call changes
- * nothing and names function and field.  An accepted call writes the elements of its outputs and nothing else; they are
- * compared with the double twin.  A call without elements is accepted if each size is in its range and no tensor has
- * more than 2^48 elements.  Every call also gets a workspace query.
+ * Each tensor lies in a buffer of exactly its size, between guard bytes that a sanitizer poisons.  A refused call must
+ * change nothing, and its message names function and field.  An accepted call must write the elements of its outputs
+ * and nothing else, and the results must agree with the double twin.  A call without elements is accepted if each size
+ * is in its range and no tensor has more than 2^48 elements.  Every call also gets a workspace query.
  *
- * Two programs: of the CPU twins, and (FUZZ_KERNELS) of the emulated kernels.  Call I of seed S is always the same. */
+ * There are two programs: for the CPU twins, and (FUZZ_KERNELS) for the emulated kernels.  Call I of seed S never
+ * changes. */
 #include "gt_test.h"
 #include <float.h>
 #include <inttypes.h>
@@ -27,7 +28,7 @@
 #include <sanitizer/asan_interface.h>
 #define FORBID(at, bytes) ASAN_POISON_MEMORY_REGION(at, bytes)
 #define ALLOW(at, bytes) ASAN_UNPOISON_MEMORY_REGION(at, bytes)
-/* malloc refuses too large sizes, as it does without a sanitizer. */
+/* A sanitizer's malloc must refuse sizes that are too large with NULL, as other mallocs do. */
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 #else
@@ -44,11 +45,11 @@ enum { GUARD = 64, MEMORY = 1 << 24, MOST_BYTES = 1 << 18, MOST_SCRATCH = 1 << 2
 
 /* ---- one call -------------------------------------------------------------------------------- */
 
-/* VALID: accepted.  EMPTY: accepted and without elements, with the largest other sizes.  HOSTILE: anything.
- */
+/* VALID calls are accepted.  EMPTY calls are accepted, too: one size is 0 and the others are as large as possible.
+ * HOSTILE calls may have any fault. */
 typedef enum kind { VALID, EMPTY, HOSTILE } kind;
 
-/* A buffer of exactly one tensor, or of several tensors as its columns. */
+/* A buffer of exactly one tensor, or of several tensors that are its columns. */
 typedef struct place {
     int64_t at, bytes;
 } place;
@@ -61,7 +62,7 @@ typedef struct fuzz {
     int64_t number;
     gt_pass pass;
     kind kind;
-    int is_spoiled; /* some field was changed and may be wrong */
+    int is_spoiled; /* some field was changed, and may now be wrong */
     test_random random;
     test_args args, filled;
     gt_dims dims;
@@ -87,7 +88,7 @@ static int64_t size_at(const void *args, size_t offset) {
     memcpy(&value, (const char *)args + offset, sizeof value);
     return value;
 }
-static int flag_at(const fuzz *f, size_t offset) { /* 0 if the operator has no such field */
+static int flag_at(const fuzz *f, size_t offset) { /* 0 if the operator lacks the field */
     int value = 0;
     if (offset) memcpy(&value, (const char *)&f->args + offset, sizeof value);
     return value;
@@ -114,7 +115,7 @@ static int expect(const fuzz *f, int ok, const char *what) {
 
 /* ---- sizes and flags ------------------------------------------------------------------------- */
 
-/* Near powers of 2, where products overflow or wrap. */
+/* A size near a power of 2, where products overflow or wrap. */
 static int64_t extreme(fuzz *f) {
     static const int64_t others[] = {-1, INT64_MIN, INT64_MAX, 0, 17, -((int64_t)1 << 40)};
     const int64_t power = (int64_t)1 << below(f, 63);
@@ -122,7 +123,7 @@ static int64_t extreme(fuzz *f) {
     return power + (one_in(f, 2) ? 0 : below(f, 3) - 1) * (one_in(f, 2) ? 1 : 67 * 64);
 }
 
-/* In the range of the size. */
+/* An extreme size that is within the size's range. */
 static int64_t extreme_in_range(fuzz *f, int64_t min) {
     int64_t n = ((int64_t)1 << below(f, 41)) - (one_in(f, 2) ? 0 : below(f, 2) * 67 * 64);
     return n < min ? min : n;
@@ -140,7 +141,7 @@ static int64_t small_size(fuzz *f, char letter) {
     case 'h': return 1 + below(f, 3);
     case 'D':
     case 'O': return one_in(f, 20) ? 16 + below(f, 60) : 1 + below(f, 6);
-    default: /* N, V, P: sizes with their own kernels, too */
+    default: /* N, V, P: also sizes that have kernels of their own */
         if (one_in(f, IS_KERNEL ? 3 : 40)) return (int64_t)16 << below(f, IS_KERNEL ? 3 : 2);
         return one_in(f, 20) ? 9 + below(f, 12) : 1 + below(f, 4);
     }
@@ -153,7 +154,7 @@ static const gt_size *find_size(const fuzz *f, char letter) {
 }
 
 static void draw_sizes(fuzz *f) {
-    /* a step needs its states, even if there are no tokens for them */
+    /* a step needs its states, even without tokens */
     const char *const zero = !test_is_over_time(f->top) ? "M" : f->pass == GT_STEP || one_in(f, 2) ? "B" : "T";
     for (const gt_size *s = f->op->sizes; s->letter; s++) {
         int64_t n = small_size(f, s->letter);
@@ -171,7 +172,7 @@ static void draw_float(fuzz *f, size_t offset, float usual) {
     put(f, offset, &value, sizeof value);
 }
 
-/* A size that must divide another; the other becomes a multiple of it. */
+/* Draws a size that must divide another size, and makes the other a multiple of it. */
 static void draw_divisor(fuzz *f, const test_field *x) {
     const gt_size *of = find_size(f, x->of);
     int64_t n = size_at(&f->args, of->offset), g = 1 + below(f, 4);
@@ -210,7 +211,7 @@ static void draw_fields(fuzz *f) {
         put_int(f, f->op->fields.state_in_shared, 0);
 }
 
-/* Packed sequences, or a pool of states. */
+/* Draws packed sequences, or a pool of states. */
 static void draw_rows(fuzz *f) {
     const int64_t B = size_at(&f->args, f->op->sizes[0].offset);
     if (f->pass == GT_STEP && one_in(f, 2) && B >= 0 && B < INT64_MAX - 8 && f->kind != EMPTY)
@@ -242,7 +243,7 @@ static void hostile_stride(fuzz *f, const gt_tensor *t) {
 
 static int64_t size_of(const fuzz *f, char letter) { return letter ? f->dims.n[letter - 'A'] : 1; }
 
-/* Whether sizes may get strides: the tensors are small. */
+/* Whether the tensors are small enough for strides. */
 static int is_small(const fuzz *f) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
         int64_t count = 1;
@@ -279,7 +280,7 @@ static void draw_strides(fuzz *f) {
 
 static int is_used(const fuzz *f, const gt_tensor *t) { return gt_use(t, f->pass) != '-'; }
 
-/* Bytes from the first to the end of the last element. */
+/* Bytes from the start of the first element to the end of the last. */
 static int64_t extent(const gt_view *v) {
     int64_t bytes = v->count ? v->element : 0;
     for (int i = 0; i < v->rank && v->count; i++) bytes += (v->size[i] - 1) * v->stride[i];
@@ -295,7 +296,7 @@ static char *element_at(const gt_view *v, int64_t i) {
     return at;
 }
 
-/* Reserves a place, aligned to `align`; NULL if there is no room. */
+/* Reserves a place, aligned to `align` bytes; NULL if there is no room. */
 static char *reserve(fuzz *f, int64_t bytes, int64_t align) {
     int64_t at = (f->used + GUARD + 15) / 16 * 16 + align * below(f, 16 / align);
     if (at + bytes + GUARD > MEMORY) return NULL;
@@ -304,10 +305,10 @@ static char *reserve(fuzz *f, int64_t bytes, int64_t align) {
     return f->memory + at;
 }
 
-/* An address whose access is a fault. */
+/* A bad address: any access faults. */
 static const char *wild(fuzz *f) {
     static const uintptr_t pages[] = {16, 4096, (uintptr_t)1 << 46, UINTPTR_MAX / 16 * 8, UINTPTR_MAX - 15};
-    return (const char *)pages[below(f, 5)]; /* NOLINT: it is deliberately no address */
+    return (const char *)pages[below(f, 5)]; /* NOLINT: deliberately no valid address */
 }
 
 static int is_array_of_steps(const gt_tensor *t) { return test_is_word_of("slots tokens commit places", t->name); }
@@ -337,7 +338,8 @@ static void draw_pointers(fuzz *f) {
         else if (v.count <= MOST_BYTES && extent(&v) <= MOST_BYTES)
             put_pointer(f, t, reserve(f, extent(&v), v.element));
         else if (!is_optional) {
-            put_pointer(f, t, reserve(f, 16, 16)); /* too small: the call is not run if it is accepted */
+            put_pointer(f, t, reserve(f, 16, 16)); /* too small a place: the test does not run the call if the library
+                                                      accepts it */
             f->is_spoiled = 1;
         }
     }
@@ -352,7 +354,7 @@ static const gt_tensor *any_tensor(fuzz *f) {
     return &f->op->tensors[below(f, n)];
 }
 
-/* Changes one pointer, perhaps to a wrong one. */
+/* Changes one pointer; the new one may be wrong. */
 static void spoil_pointer(fuzz *f) {
     const gt_tensor *t = any_tensor(f), *other = any_tensor(f);
     char *p = pointer_of(&f->args, t), *q = pointer_of(&f->args, other);
@@ -366,7 +368,7 @@ static void spoil_pointer(fuzz *f) {
     }
 }
 
-/* An output over the input that it may equal. */
+/* Places an output over the input that it may equal. */
 static void draw_in_place(fuzz *f) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
         const int in = t->may_equal ? test_find(f->op, t->may_equal) : -1;
@@ -433,7 +435,7 @@ static double draw_number(fuzz *f, const gt_tensor *t) {
     return map == TEST_AS_IS ? x : map == TEST_EXP ? exp(x) : -exp(x);
 }
 
-/* Rows of the pool, all different, some out of range. */
+/* A row of the pool.  All rows differ, and some are out of range. */
 static double draw_slot(fuzz *f, int64_t i, int64_t first) {
     static const int32_t outside[] = {-1, INT32_MIN, INT32_MAX};
     const int64_t rows = size_at(&f->args, f->op->fields.slot_capacity);
@@ -441,14 +443,14 @@ static double draw_slot(fuzz *f, int64_t i, int64_t first) {
     return i < rows ? (double)((i + first) % rows) : (double)rows;
 }
 
-/* The tokens that an element has, or commits; some out of range. */
+/* The number of tokens that an element has, or commits; some are out of range. */
 static double draw_draft(fuzz *f, int64_t T) {
     static const int32_t outside[] = {-1, INT32_MIN, INT32_MAX};
     if (one_in(f, 8)) return one_in(f, 2) ? (double)(T + 1) : outside[below(f, 3)];
     return (double)(one_in(f, 2) ? T : below(f, T + 1));
 }
 
-/* Draws the tensors that the pass reads, and writes NaN to its outputs. */
+/* Draws a tensor that the pass reads, and writes NaN to an output. */
 static void draw_tensor(fuzz *f, const gt_tensor *t, const gt_view *v, double *drawn) {
     const int64_t T = f->dims.n['T' - 'A'], first = below(f, 8);
     double at = 0;
@@ -479,7 +481,7 @@ static int place_of(const fuzz *f, const gt_view *v) {
     return -1;
 }
 
-/* Whether all elements of a prepared call lie in places. */
+/* Whether all elements of a prepared call lie in the places that the test reserved. */
 static int is_honest(const fuzz *f) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
         const gt_view v = gt_view_of(f->op, t, &f->filled, &f->dims);
@@ -491,13 +493,13 @@ static int is_honest(const fuzz *f) {
 
 /* ---- the double twin -------------------------------------------------------------------------- */
 
-/* A prepared call with packed arrays of doubles. */
+/* A prepared call whose arrays are packed doubles. */
 typedef struct truth {
     test_args args;
     double *of[TEST_TENSORS];
 } truth;
 
-/* Inputs of `in`, each changed by up to the fraction `change`. */
+/* Runs the double twin on the inputs `in`, each changed by up to the fraction `change`. */
 static gt_status run_truth(fuzz *f, double *const *in, double change, truth *x) {
     x->args = f->args;
     for (int i = 0; f->op->tensors[i].name; i++) {
@@ -514,7 +516,7 @@ static gt_status run_truth(fuzz *f, double *const *in, double change, truth *x) 
         memcpy((char *)&x->args + t->offset, &x->of[i], sizeof x->of[i]);
     }
     for (int i = 0; f->op->tensors[i].name && f->pass == GT_STEP;
-         i++) { /* is the state's output or NULL, and either is valid */
+         i++) { /* this input is the state's output or NULL, both of which are valid */
         char name[32];
         const int n = snprintf(name, sizeof name, "%s", f->op->tensors[i].name);
         if (n < 8 || n >= (int)sizeof name - 1 || strcmp(name + n - 8, "state_in")) continue;
@@ -528,17 +530,17 @@ static void free_truth(truth *x) {
     for (int i = 0; i < TEST_TENSORS; i++) free(x->of[i]);
 }
 
-/* The relative change of inputs that rounding within the call may make: the kernels' 16-bit products round their
+/* By how much, relatively, rounding inside the call may change the inputs.  The kernels' 16-bit products round their
  * factors. */
 static double rounding(const fuzz *f) {
     static const double twin[] = {0, 0x1p-22, 0x1p-22, 0x1p-22}, kernel[] = {0, 0x1p-18, 0x1p-8, 0x1p-11};
     gt_dtype dtype;
     memcpy(&dtype, (const char *)&f->filled + f->op->dtype_offset, sizeof dtype);
-    /* settle(): a twin also rounds intermediate results to the dtype, and the truth may round the other way */
+    /* for settle(): a twin also rounds results between stages to the dtype, and the truth may round the other way */
     return (IS_KERNEL || f->top->settle ? kernel : twin)[dtype];
 }
 
-/* Times that the inputs are changed.  With two, all of a tensor of a few numbers may happen to change little. */
+/* How often the test changes the inputs.  With two changes, a tensor of a few numbers may happen to change little. */
 enum { CHANGES = 4 };
 
 static void compare_tensor(const fuzz *f, const gt_tensor *t, const gt_view *v, const double *exact,
@@ -566,7 +568,7 @@ static void compare_tensor(const fuzz *f, const gt_tensor *t, const gt_view *v, 
     expect(f, 1, "");
 }
 
-/* Compares the outputs of a call on the inputs `in`. */
+/* Compares the outputs of a call on the inputs `in` with the double twin's. */
 static void compare(fuzz *f, double *const *in) {
     truth exact = {.of = {NULL}}, changed[CHANGES] = {{.of = {NULL}}};
     int ok = run_truth(f, in, 0, &exact) == GT_OK;
@@ -577,7 +579,7 @@ static void compare(fuzz *f, double *const *in) {
         const gt_view v = gt_view_of(f->op, t, &f->filled, &f->dims);
         const double *of[CHANGES];
         if (!exact.of[i] || !is_output(f, t)) continue;
-        /* y is random, not forward's output; test_kernels.c has calls with forward's y */
+        /* y is random here, and not forward's output; calls with forward's y are in test_kernels.c */
         if (f->top->reads_y && flag_at(f, f->top->reads_y) && !strcmp(test_plain_name(t), "dz")) continue;
         for (int k = 0; k < CHANGES; k++) of[k] = changed[k].of[i];
         compare_tensor(f, t, &v, exact.of[i], of);
@@ -618,7 +620,7 @@ static gt_status make_call(fuzz *f) {
     return status;
 }
 
-/* Elements of outputs may differ from before, and nothing else. */
+/* Checks that only elements of outputs differ from before. */
 static void check_memory(fuzz *f, gt_status status) {
     for (const gt_tensor *t = f->op->tensors; t->name && status == GT_OK; t++) {
         const gt_view v = gt_view_of(f->op, t, &f->filled, &f->dims);
@@ -649,7 +651,7 @@ static void check_message(const fuzz *f, gt_status status, gt_pass pass) {
            "an unknown status");
 }
 
-/* The first size outside of its range is refused by its name. */
+/* Checks that the library refuses the first size that is out of range, by its name. */
 static void check_sizes(const fuzz *f, gt_status status) {
     char text[64];
     int dtype;
@@ -666,7 +668,7 @@ static void check_sizes(const fuzz *f, gt_status status) {
 
 static int is_unsupported(gt_status status) { return IS_KERNEL && status == GT_ERROR_UNSUPPORTED; }
 
-/* The statuses that a correct call may return. */
+/* Whether a correct call may return the status. */
 static int is_fine(const fuzz *f, gt_status status) {
     return status == GT_OK || is_unsupported(status) || f->is_spoiled || f->kind == HOSTILE;
 }
@@ -690,14 +692,14 @@ static gt_status query(fuzz *f, const test_args *args, gt_workspace *need) {
 
 static int is_about(size_t less, size_t more) { return less <= more || less - more <= less / 2; }
 
-/* Twice the tokens or rows need at least as much: a sum that wraps would need less. */
+/* Checks that twice the tokens or rows need at least as many bytes.  A sum that wraps would need fewer. */
 static void check_query(fuzz *f) {
     gt_workspace need, twice;
     test_args more = f->args;
     const gt_size *s = find_size(f, test_is_over_time(f->top) ? one_in(f, 2) ? 'B' : 'T' : 'M');
     const int64_t n = size_at(&more, s->offset);
     if (query(f, &f->args, &need) != GT_OK) return;
-    if (n < 1 << 16 || n > GT_MAX_SIZE / 2) return; /* for fewer, time may be cut in other ways */
+    if (n < 1 << 16 || n > GT_MAX_SIZE / 2) return; /* for fewer tokens, the call may cut the time in other ways */
     put_size(f, s->offset, 2 * n);
     more = f->args;
     put_size(f, s->offset, n);
@@ -709,8 +711,8 @@ static void check_query(fuzz *f) {
            "twice the size needs less memory");
 }
 
-/* A call with sizes of up to 2^40 and every tensor of numbers.  Sizes of rows are powers of 2, for the fast kernels.
- * Counts of rows are not: a product that wraps is then a large number, and rarely 0. */
+/* Draws a call with sizes of up to 2^40 and every tensor of numbers.  Sizes of rows are powers of 2, for the fast
+ * kernels. Counts of rows are no powers of 2, so that a product that wraps is a large number and rarely 0. */
 static void draw_large_sizes(fuzz *f) {
     memset(&f->args, 0, sizeof f->args);
     for (const gt_size *s = f->op->sizes; s->letter; s++) {
@@ -736,8 +738,8 @@ static int is_below(const gt_workspace *w, size_t limit) {
     return w->forward < limit && w->backward < limit && w->step < limit && w->saved < limit && w->segment < limit;
 }
 
-/* Queries a call with sizes halved, one after another, until all are accepted: its largest tensors have about 2^48
- * elements.  No answer wraps: a correct sum of bytes is less than 2^62. */
+/* Queries a call and halves its sizes in turn until all are accepted.  Its largest tensors then have about 2^48
+ * elements. No answer may wrap: a correct sum of bytes is less than 2^62. */
 static void check_large_query(fuzz *f) {
     gt_workspace need;
     int count = 0;
@@ -754,7 +756,7 @@ static void check_large_query(fuzz *f) {
     expect(f, is_below(&need, (size_t)1 << 62), "a call needs 2^62 bytes or more");
 }
 
-/* Gives the call the bytes it needs; sometimes one less, which sets *is_short. */
+/* Gives the call the bytes that it needs; sometimes one byte less, which sets *is_short. */
 static void give_memory(fuzz *f, int *is_short) {
     gt_workspace need;
     size_t bytes;
@@ -799,8 +801,8 @@ static void start(fuzz *f, int64_t number) {
     draw_rows(f);
 }
 
-/* The rule 'Sizes' of gt_kernels.h, written a second time: a tensor that counts has at most 2^48 elements.  In a call
- * with tokens every tensor counts.  In a call without tokens, and in a join, given and required tensors count. */
+/* The rule 'Sizes' of gt_kernels.h, written independently: a tensor that counts has at most 2^48 elements.  In a call
+ * with tokens every tensor counts.  In a call without tokens, and in a join, only given and required tensors count. */
 static int counts(const fuzz *f, const gt_tensor *t) {
     const int has_tokens = size_of(f, f->op->sizes[0].letter) && (!test_is_over_time(f->top) || size_of(f, 'T'));
     const int is_of_pieces = t->shape[0] == 'R';
@@ -817,14 +819,14 @@ static int is_too_large(const fuzz *f) {
     return 0;
 }
 
-/* The library's verdict on the prepared call agrees with the rule. */
+/* Checks that the library's verdict on the prepared call agrees with the rule. */
 static void check_counts(const fuzz *f, gt_status promised, int is_large) {
     const int is_refused = promised == GT_ERROR_SIZE && strstr(gt_last_error(), "more than 2^48 elements");
     if (promised == GT_OK) expect(f, !is_large, "a tensor of more than 2^48 elements is accepted");
     if (is_refused) expect(f, is_large, "refused for more than 2^48 elements, which no tensor has");
 }
 
-/* Places and pointers.  If sizes or flags are refused already, no tensors are placed. */
+/* Reserves places and sets pointers.  If the library already refuses sizes or flags, no tensor gets a place. */
 static void furnish(fuzz *f, int *is_short) {
     *is_short = 0;
     if (gt_prepare(f->op, GT_QUERY, GT_HOST, &f->args, &f->filled, &f->dims) == GT_OK) {
@@ -835,7 +837,8 @@ static void furnish(fuzz *f, int *is_short) {
             draw_pointers(f);
         }
     }
-    f->is_spoiled |= is_too_large(f); /* for example parameters of a call without tokens that exceed any memory */
+    f->is_spoiled |= is_too_large(f); /* for example, parameters of a call without tokens may be larger than any
+                                         memory */
     if (f->kind != HOSTILE && one_in(f, 3)) draw_in_place(f);
     for (int64_t n = f->kind == HOSTILE ? below(f, 4) : one_in(f, 5); n > 0; n--) spoil_pointer(f);
     if (IS_KERNEL)
@@ -844,11 +847,12 @@ static void furnish(fuzz *f, int *is_short) {
         give_nonsense(f);
 }
 
-/* Writes random numbers to the places, then reads all back; returns whether they are equal: inputs may share memory. */
+/* Writes random numbers to the places, and reads all of them back.  Returns whether they are equal: they are not if
+ * inputs share memory. */
 static int write_numbers(fuzz *f, double **in) {
     int is_tame = 1;
     memset(f->memory, 0xa5, (size_t)f->used + GUARD);
-    for (int is_late = 0; is_late < 2; is_late++) /* an in-place tensor holds the pass's input */
+    for (int is_late = 0; is_late < 2; is_late++) /* inputs come last: an in-place tensor must hold the input */
         for (int i = 0; f->op->tensors[i].name; i++) {
             const gt_tensor *t = &f->op->tensors[i];
             const gt_view v = gt_view_of(f->op, t, &f->filled, &f->dims);
@@ -907,8 +911,9 @@ static void fuzz_once(fuzz *f, int64_t number) {
 
 static const fuzz *volatile running;
 
-/* Ends the program once a call has taken `seconds` of processor time; 0: no limit.  On a busy machine a correct call
- * may take a minute by the clock.  A call that waits for ever meets Meson's limit. */
+/* Ends the program when a call has taken `seconds` of processor time; 0: no limit.  The limit does not count time by
+ * the clock, because on a busy machine a correct call may take a minute.  Meson's limit ends a call that waits for
+ * ever. */
 static void set_limit(int seconds) {
     const struct itimerval timer = {.it_value = {seconds, 0}};
     setitimer(ITIMER_PROF, &timer, NULL);

@@ -1,11 +1,11 @@
-/* The double twins' gradients against difference quotients of their forward passes.
+/* Compares the double twins' gradients with difference quotients of their forward passes.
  *
- *     test_grad [short] [OP]       short: fewer drawn cases and directions, and one in three gradients of tiny cases by
- *                                  element, the others along a direction, which an error in any element changes
+ *     test_grad [short] [OP]       short: fewer drawn cases and directions.  One in three gradients of tiny cases is
+ *                                  checked by element, the others along a direction, where any error shows
  *
- * The loss is <y, dy> + <state_out, dstate_out> with random dy and dstate_out.  The gradient of the
- * input "X" is the tensor "dX" that backward writes.  On tiny cases every element of every X is
- * moved, on small ones X is moved along random directions. */
+ * The loss is <y, dy> + <state_out, dstate_out> with random dy and dstate_out.  The gradient of the input "X" is the
+ * tensor "dX" that backward writes.  The test moves every element of every X in tiny cases, and X along random
+ * directions in small cases. */
 #include "gt_test.h"
 #include <math.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@ enum { DRAWN_SIZE = 3 };
 static int directions = 4, one_in = 1, turn;
 static uint64_t drawn = 30;
 
-/* Measured errors are at most 1e-9: rounding and truncation of the quotients. */
+/* Measured errors, from rounding and truncation of the quotients, are at most 1e-9. */
 static const double tolerance = 1e-8;
 
 typedef struct grad_case {
@@ -26,15 +26,16 @@ typedef struct grad_case {
     test_values gradient;
 } grad_case;
 
-/* The outputs at x = base + step direction. */
+/* Computes the outputs at x = base + step * direction. */
 static void evaluate(const grad_case *g, double *x, const double *base, const double *direction, int64_t count,
                      double step, test_values *out) {
     for (int64_t i = 0; i < count; i++) x[i] = base[i] + step * direction[i];
     test_run(&test_truth, g->c, GT_FORWARD, &g->forward, TEST_ALL, out);
 }
 
-/* d loss / d step at 0 for x = base + step direction: two central differences, extrapolated to an
- * error of h^4.  Differences are taken per output element, so that elements without change cost no digits. */
+/* Computes d loss / d step at step 0, for x = base + step * direction.  Two central differences are extrapolated to
+ * an error of h^4.  The differences are taken of each output element, so that elements which do not change cost no
+ * digits. */
 static double difference_quotient(const grad_case *g, double *x, const double *base, const double *direction,
                                   int64_t count) {
     const double h = 1e-4;
@@ -56,7 +57,7 @@ static double difference_quotient(const grad_case *g, double *x, const double *b
     return sum;
 }
 
-/* A step fit for x: relative if x is large. */
+/* The scale of a step for x: relative to x if x is large. */
 static double scale_of(double x) { return isfinite(x) && fabs(x) > 1 ? fabs(x) : 1; }
 
 static void check_elements(const grad_case *g, const char *name, const double *gradient, double *x, const double *base,
@@ -103,7 +104,7 @@ static void check_directions(const grad_case *g, const char *name, const double 
     free(direction);
 }
 
-/* The gradient of the i-th tensor, an input of forward. */
+/* Checks the gradient of tensor i, an input of forward. */
 static void check_gradient(grad_case *g, int i) {
     const gt_tensor *t = &g->op->tensors[i];
     int64_t count = test_count(g->c, GT_FORWARD, t);
@@ -123,7 +124,7 @@ static void check_gradient(grad_case *g, int i) {
     free(base);
 }
 
-/* Each gradient has the same bits if no other is wanted. */
+/* Each gradient must have the same bits if the call asks for no other gradient. */
 static void check_alone(const grad_case *g, int i) {
     test_values alone;
     test_run(&test_truth, g->c, GT_BACKWARD, &g->backward, (uint64_t)1 << i, &alone);
@@ -143,7 +144,7 @@ static void check_case(const test_case *c, int alone) {
     test_free(&g.forward), test_free(&g.backward), test_free(&g.gradient);
 }
 
-/* Every gradient of backward belongs to one input, so all are checked. */
+/* Every gradient of backward must belong to one input, so that the test checks all gradients. */
 static void check_table(const test_op *top) {
     const gt_op *op = top->table();
     for (int i = 0; op->tensors[i].name; i++) {

@@ -1,10 +1,10 @@
-/* test_hopper.cu - tests what gt/base/wgmma.cuh and bulk.cuh claim of the hardware: every layout of a tile and every
- * shape of a product, compared with sums of the host.  nvcc compiles it for a GPU, and a C++ compiler with GT_EMU for
- * the emulation: so emulation and hardware are compared.
+/* test_hopper.cu - tests what gt/base/wgmma.cuh and bulk.cuh state about the hardware.  Compares every layout of a tile
+ * and every shape of a product with sums on the host.  nvcc compiles this file for a GPU, and a C++ compiler with
+ * GT_EMU for the emulation, so that the test compares the emulation with the hardware.
  *
  *     test_hopper [--verbose]
  *
- * The numbers are small integers: every sum is exact, in any order. */
+ * The numbers are small integers, so every sum is exact in any order. */
 #include "gt/base/bulk.cuh"
 #include "gt/base/wgmma.cuh"
 
@@ -40,14 +40,14 @@ static uint32_t random_bits() {
     return (uint32_t)(state >> 32);
 }
 
-/* The 16 bits of a small integer. */
+/* The 16 bits of a small integer in the format T. */
 template <class T>
 static T number(int value) {
     const float x = (float)value;
     uint32_t bits;
     memcpy(&bits, &x, 4);
     uint16_t half = (uint16_t)(bits >> 16);
-    if (std::is_same<T, f16>::value && value != 0) /* another bias, 10 bits of the mantissa */
+    if (std::is_same<T, f16>::value && value != 0) /* f16 has another bias and 10 bits of mantissa */
         half = (uint16_t)((bits >> 16 & 0x8000) | ((bits >> 23 & 255) - 112) << 10 | (bits >> 13 & 1023));
     T result;
     memcpy(&result, &half, 2);
@@ -70,7 +70,7 @@ class Shared {
   public:
     explicit Shared(size_t count) : count_(count) {
         const cudaError_t status = cudaMallocManaged(&data_, count * sizeof(T));
-        if (status != cudaSuccess) { /* or a kernel before has failed */
+        if (status != cudaSuccess) { /* or an earlier kernel failed */
             printf("FAIL: no memory: %s\n", cudaGetErrorString(status));
             exit(1);
         }
@@ -104,15 +104,15 @@ enum Source { REGISTERS, K_MAJOR, MN_MAJOR }; /* of A */
 
 constexpr int DEPTH = 64;
 
-/* One warpgroup multiplies the 64 rows of A[..][DEPTH] from a_first by the N rows of B^T[..][DEPTH] from b_first.  A
- * comes as rows if it goes to registers; tiles for shared memory come as images that the host has made. */
+/* One warpgroup multiplies 64 rows of A[..][DEPTH], from a_first on, by N rows of B^T[..][DEPTH], from b_first on.  If
+ * A goes to registers, it comes as rows.  Tiles for shared memory come as images, which the host has made. */
 template <class T>
 struct ProductParams {
     const T* a; /* [64][DEPTH] */
     const uint4* image;
     float* c; /* [64][N] */
     int image_bytes, a_row_bytes, b_row_bytes;
-    uint32_t a_panel, b_panel, b_at; /* bytes: from panel to panel; where B begins */
+    uint32_t a_panel, b_panel, b_at; /* bytes from panel to panel; where B begins */
     uint32_t a_step[DEPTH / 16], b_step[DEPTH / 16];
 };
 
@@ -172,12 +172,12 @@ product_kernel(const GT_GRID_CONSTANT ProductParams<T> p) {
 }
 
 struct Tile {
-    int rows, first, row_bytes, gap; /* gap: patterns of 8 rows between panels */
+    int rows, first, row_bytes, gap; /* gap: the number of patterns of 8 rows between two panels */
 };
 
 static const char* const major_names[] = {"registers", "K-major", "MN-major"};
 
-/* Bytes from panel to panel, and of all. */
+/* panel_of: bytes from one panel to the next.  bytes_of: bytes of all panels. */
 static uint32_t panel_of(const Tile& t, bool is_mn) {
     return (uint32_t)(((is_mn ? DEPTH : t.rows) + 8 * t.gap) * t.row_bytes);
 }
@@ -186,7 +186,7 @@ static uint32_t bytes_of(const Tile& t, bool is_mn) {
     return (uint32_t)((bytes + t.row_bytes - 1) / t.row_bytes) * panel_of(t, is_mn);
 }
 
-/* The host's queries of a layout. */
+/* The sizes and offsets of a layout, for the host. */
 template <int ROW, Major MAJOR>
 struct Asked {
     static uint32_t at(int mn, int k, uint32_t panel) {
@@ -251,7 +251,7 @@ static void multiply(const Tile& left, const Tile& right) {
     p.b_panel = panel_of(right, b_is_mn);
     p.b_at = a_bytes;
     uint8_t* image_bytes = reinterpret_cast<uint8_t*>(image.data());
-    memset(image_bytes, 0x7f, bytes); /* between panels: of both formats no small number */
+    memset(image_bytes, 0x7f, bytes); /* the bytes between panels are no small number in either format */
     if (A == REGISTERS) memcpy(static_cast<void*>(rows.data()), &a.bits[(size_t)(left.first * DEPTH)], 64 * DEPTH * 2);
     if (A == K_MAJOR) lay_out<Major::K>(left, a.bits, image_bytes, p.a_step);
     if (A == MN_MAJOR) lay_out<Major::MN>(left, a.bits, image_bytes, p.a_step);
@@ -280,7 +280,7 @@ static void multiply(const Tile& left, const Tile& right) {
     check(wrong == 0, name + (wrong ? ": " + std::to_string(wrong) + " of " + std::to_string(64 * N) : ""));
 }
 
-/* All layouts of B, with A of one source. */
+/* Tests all layouts of B, with A from one source. */
 template <class T, int TILES, Source A>
 static void multiply_all(const Tile& left) {
     constexpr int N = 8 * TILES;
@@ -299,7 +299,7 @@ template <class T, int TILES>
 static void multiply_all() {
     multiply_all<T, TILES, REGISTERS>({64, 0, 128, 0});
     for (int row_bytes = 16; row_bytes <= 128; row_bytes *= 2) {
-        /* A in the second half of its tile; B in its usual layout */
+        /* A is in the second half of its tile; B has its usual layout */
         multiply<T, TILES, K_MAJOR, Major::K>({128, 64, row_bytes, 1}, {8 * TILES, 0, 128, 0});
         multiply<T, TILES, K_MAJOR, Major::MN>({64, 0, row_bytes, 0}, {8 * TILES, 0, 128, 0});
         multiply<T, TILES, MN_MAJOR, Major::K>({128, 64, row_bytes, 1}, {8 * TILES, 0, 128, 0});
@@ -317,25 +317,25 @@ static void multiply_shapes() {
 
 /* ---- a relay: loads, products, a store ----------------------------------------------------------------------- */
 
-/* Faults planted in the last round, or after it.  The emulation must find them; a GPU gets NOTHING. */
+/* Faults that the test plants in the last round, or after it.  The emulation must find them.  A GPU gets NOTHING. */
 enum class Slip {
     NOTHING,
-    NO_INIT_FENCE,      /* the mbarriers are not handed over to the asynchronous proxy */
+    NO_INIT_FENCE,      /* no proxy fence after the initialisation of the mbarriers */
     NO_FULL_WAIT,       /* the consumer does not wait for its tiles */
-    NO_EMPTY_WAIT,      /* nor the producers for free tiles */
-    NO_COPIES_ARRIVE,   /* nobody waits for copies of cp_async */
+    NO_EMPTY_WAIT,      /* producers do not wait for free tiles */
+    NO_COPIES_ARRIVE,   /* no thread waits for the copies of cp_async */
     TOO_FEW_BYTES,      /* fewer bytes are expected, */
     TOO_MANY_BYTES,     /* or more than arrive */
-    TWO_PHASES_BYTES,   /* a load that no expect announced */
+    TWO_PHASES_BYTES,   /* no expect announces a load */
     ODD_LOAD,           /* of 8 bytes */
     NO_PROXY_FENCE,     /* after cp_async, before products */
-    EARLY_PROXY_FENCE,  /* of the warp between the two, before it knows that the copies have arrived */
-    NO_REUSE_FENCE,     /* after the consumer's own write, before the next load */
+    EARLY_PROXY_FENCE,  /* that fence comes before the warp knows that the copies have arrived */
+    NO_REUSE_FENCE,     /* no proxy fence between the consumer's own write and the next load */
     NO_WGMMA_FENCE,     /* before the products */
     EARLY_A,            /* A is written in flight, */
     EARLY_C,            /* or sums */
-    MIXED_SHAPES,       /* sums in flight are used by a product of another shape */
-    SHIFTED_TILE,       /* it does not start where the pattern does */
+    MIXED_SHAPES,       /* a product of another shape uses sums in flight */
+    SHIFTED_TILE,       /* the tile does not start where the pattern does */
     LEAVES_PANEL,       /* the product reads past the end of its rows */
     WRONG_ROW,          /* of 64 bytes: other numbers */
     WRONG_MAJOR,        /* other numbers */
@@ -348,16 +348,17 @@ enum class Slip {
 
 constexpr int RELAY_ROUNDS = 5, RELAY_BUFFERS = 2, RELAY_TILE = 64 * 128; /* bytes */
 
-/* C[64][64] = sum of A_r B_r over rounds r; all tiles in K-major rows of 128 bytes, A as images, B as rows of k.  With
- * A in registers, C is transposed and a warp hands B over; else the consumers fence. */
+/* C[64][64] = sum of A_r B_r over rounds r.  All tiles have K-major rows of 128 bytes; A comes as images, B as rows of
+ * k. With A in registers, C is transposed, and one warp does the proxy fence for B.  Otherwise the consumers do the
+ * fence. */
 struct RelayParams {
     const uint8_t* a; /* [rounds] images */
     const f16* b;     /* [rounds][n][k] */
-    uint8_t* c;       /* image, in f16, or of C^T */
+    uint8_t* c;       /* an image, in f16, or the image of C^T */
     Slip slip;
 };
 
-/* A constant for a GPU, so that no branches lie between its products. */
+/* On a GPU this is a constant, so that no branches lie between the products. */
 [[maybe_unused]] GT_DEV Slip slip_of(const RelayParams& p) {
 #ifdef GT_EMU
     return p.slip;
@@ -373,7 +374,7 @@ struct RelayMemory {
     static constexpr int LANDED = EMPTY + 8 * RELAY_BUFFERS, BYTES = LANDED + 8 * RELAY_BUFFERS;
 };
 
-/* Warp 4 loads A, warp 5 copies B, and warp 6 may hand it over. */
+/* Warp 4 loads A and warp 5 copies B.  Warp 6 does the proxy fence for B, if a warp does it. */
 template <bool A_IN_REGISTERS>
 GT_DEV void relay_producers(const RelayParams& p, uint32_t smem) {
     using M = RelayMemory;
@@ -411,7 +412,7 @@ GT_DEV void relay_consumers(const RelayParams& p, uint32_t smem) {
     using M = RelayMemory;
     float c[8][4];
     uint32_t a[4][4] = {};
-    const int row = 16 * warp_id() + lane_id() % 16; /* of tiles, for ldmatrix and stmatrix */
+    const int row = 16 * warp_id() + lane_id() % 16; /* row of the tiles, for ldmatrix and stmatrix */
     for (int r = 0; r < RELAY_ROUNDS; r++) {
         const auto has = [&](Slip slip) { return r == RELAY_ROUNDS - 1 && slip_of(p) == slip; };
         const uint32_t buffer = smem + r % RELAY_BUFFERS * M::BUFFER;
@@ -516,7 +517,7 @@ relay_kernel(const GT_GRID_CONSTANT RelayParams p) {
 #endif
 }
 
-/* Names the error of the results; empty: there is none. */
+/* Runs the relay.  Returns the error of its results, or an empty string. */
 static std::string run_relay(bool a_in_registers, Slip slip) {
     std::vector<int> sums(64 * 64);
     Shared<uint8_t> a(RELAY_ROUNDS * RELAY_TILE), c(RELAY_TILE);
@@ -567,7 +568,8 @@ static void test_faults() {
         Slip slip;
         emu::Fault fault;
         const char* name;
-        emu::Fault or_fault = emu::Fault::COUNT; /* where it depends on the schedule */
+        emu::Fault or_fault = emu::Fault::COUNT; /* another fault that the emulation may find, depending on the
+                                                    schedule */
     } cases[] = {
         {Slip::NO_INIT_FENCE, emu::Fault::PROXY, "mbarriers not handed over"},
         {Slip::NO_FULL_WAIT, emu::Fault::IN_FLIGHT, "tiles not waited for", emu::Fault::BARRIER},
@@ -620,12 +622,12 @@ static void test_faults() {
 
 /* ---- boxes of tensors ---------------------------------------------------------------------------------------- */
 
-/* A box is loaded, copied to `image` byte by byte, and stored to another tensor. */
+/* Loads a box, copies it to `image` byte by byte, and stores it to another tensor. */
 struct BoxParams {
     TensorMap from, to;
     uint4* image;
     int bytes, at[3], to_at[3];
-    uint32_t shift, fewer; /* planted: the place is not aligned; bytes are not expected */
+    uint32_t shift, fewer; /* planted faults: an offset that misaligns the place; bytes that expect leaves out */
 };
 
 GT_KERNEL(32, 1) box_kernel(const GT_GRID_CONSTANT BoxParams p) {
@@ -653,7 +655,7 @@ struct Box {
     bool swizzled;
 };
 
-/* A box loaded from before the start is stored at the start, unless `stored_before`. */
+/* A box that begins before the tensor's start is stored at the start, unless `stored_before` is set. */
 template <class T>
 static std::string run_box(const Box& b, uint32_t shift = 0, uint32_t fewer = 0, bool stored_before = false) {
     const int64_t pitch = b.pitch, plane = pitch * (b.size[1] + 1);
@@ -763,7 +765,8 @@ static void test_boxes() {
 int main(int count, char** arguments) {
     is_verbose = count > 1 && strcmp(arguments[1], "--verbose") == 0;
 #ifndef GT_EMU
-    int most = 0; /* threads of a block: 32 if the kernel is only a stub of code for compute capability 9.0 */
+    int most = 0; /* threads of a block: 32 if the kernel is a stub, because its code is only for compute capability
+                     9.0 */
     const cudaError_t error =
         ask_most_threads(reinterpret_cast<const void*>(product_kernel<f16, 8, REGISTERS, Major::K>), &most);
     if (error != cudaSuccess && gpu_is_present()) {

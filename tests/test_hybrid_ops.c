@@ -1,13 +1,13 @@
-/* The operators of examples/hybrid_ops.h.
+/* Tests of the operators of examples/hybrid_ops.h.
  *
- * A case lists its arrays and runs an operator on them.  The code here does the rest, for every case: gradients in
- * double against central differences, element by element; float against double; outputs pre-filled with NaN and fenced
- * by guards; accumulate; a second run and other thread counts bit for bit.  hybrid_ops.c is compiled a second time into
- * this file, in double.
+ * A case lists its arrays and runs an operator on them.  The code here does the rest for every case.  It compares
+ * gradients in double with central differences, element by element, and float with double.  Outputs are filled with NaN
+ * before, and fenced by guard bytes.  It tests accumulate, and that a second run and other thread counts give the same
+ * bits.  This file compiles hybrid_ops.c a second time, in double.
  *
- * Compiled with TEST_DEVICE, the same cases run on hy_backend_cuda (a GPU's, or the emulated one
- * that the program is linked with) in all three dtypes against double, and then whole models.
- * "short": in one dtype; "few": of the models two in one dtype, of the larger cases none in others. */
+ * With TEST_DEVICE the same cases run on hy_backend_cuda in all three dtypes, compared with double, and then whole
+ * models.  The backend is a GPU's, or the emulated one that the program is linked with.  "short": one dtype only.
+ * "few": two models in one dtype, and no larger case in other dtypes. */
 #include "ref64.h"
 #define HY_REAL double
 #define HY_BACKEND_CPU hy_backend_cpu64
@@ -21,7 +21,7 @@
 #define check test_check
 
 static int is_few;
-static hy_backend *be32, *be64, *device; /* device: NULL in the tests of the CPU */
+static hy_backend *be32, *be64, *device; /* device: NULL in the tests on the CPU */
 
 static test_random drawn = {1};
 
@@ -29,16 +29,17 @@ static test_random drawn = {1};
 
 enum { ARRAYS = 16 };
 
-/* use: 'x' fp32 input, 'i' int32 input, 'y' output of forward, 'd' the gradient of output `of`, 'g'
- * the gradient of input `of`, 'p' the same of a parameter (accumulates), 's' other output of
- * forward, which backward may use; 'e' an output like 's' whose error is absolute */
+/* use: 'x' fp32 input, 'i' int32 input, 'y' output of forward, 'd' gradient of output `of`, 'g' gradient of input `of`,
+ * 'p' gradient of parameter `of`, which accumulates, 's' another output of forward that backward may use, 'e' as 's',
+ * but its error is absolute. */
 typedef struct array {
     const char *name;
     char use;
     int of;
     int64_t count;
-    double spread; /* inputs are normal with this deviation; int32: below it, from -1 if negative */
-    int is_act;    /* 1: holds the dtype of activations */
+    double spread; /* standard deviation of normal inputs.  int32: bound of the values, which start at -1 if it is
+                      negative */
+    int is_act;    /* 1: the array has the dtype of activations */
 } array;
 enum { FP32, ACT };
 
@@ -51,8 +52,7 @@ struct op_case {
     int flag;
 };
 
-/* Memory of one array on a backend, fenced by guard bytes on either side, and off its alignment by
- * `shift` elements. */
+/* The memory of one array on a backend: guard bytes on either side, and `shift` elements off its alignment. */
 typedef struct block {
     hy_backend *be;
     void *memory, *data;
@@ -87,7 +87,7 @@ static int is_fenced(const block *b) {
     return ok;
 }
 
-/* `n` numbers in memory of the backend. */
+/* Copies `n` numbers to memory of the backend. */
 static block block_of(hy_backend *be, const double *numbers, int64_t n) {
     block b = new_block(be, (size_t)n, be->fp32_bytes);
     be->write(be, b.data, GT_F32, numbers, n);
@@ -109,8 +109,7 @@ static int array_count(const op_case *c) {
 
 static int is_output(const array *a) { return strchr("ygpse", a->use) != NULL; }
 
-/* Values of all arrays as doubles that float, or `dtype` for activations, can hold; outputs are
- * NaN. */
+/* Draws all arrays, as doubles that float can hold exactly, or `dtype` for activations.  Outputs are NaN. */
 static void draw(const op_case *c, gt_dtype dtype, double **values, int32_t **ints) {
     for (int i = 0; c->arrays[i].name; i++) {
         const array *a = &c->arrays[i];
@@ -132,8 +131,8 @@ static void free_values(double **values, int32_t **ints, int n) {
     }
 }
 
-/* Runs forward (and backward) on one backend; results replace the outputs in `values`. Accumulating gradients start
- * from `before`, if it is not NULL. */
+/* Runs forward (and backward) on one backend.  The results replace the outputs in `values`.  Accumulating gradients
+ * start from `before`, if it is not NULL. */
 static gt_status run_case(hy_backend *be, const op_case *c, double **values, int32_t **ints, int backward,
                           double **before) {
     int n = array_count(c);
@@ -168,7 +167,7 @@ static gt_status run_case(hy_backend *be, const op_case *c, double **values, int
     return status;
 }
 
-/* sum over outputs of <y, dy> */
+/* The sum of <y, dy> over all outputs. */
 static double loss_of(const op_case *c, double **values) {
     double loss = 0;
     for (int i = 0; c->arrays[i].name; i++)
@@ -177,7 +176,7 @@ static double loss_of(const op_case *c, double **values) {
     return loss;
 }
 
-/* |a - b| / |b|; NaN if any is NaN */
+/* a - b| / |b|; NaN if any number is NaN. */
 static double distance(const double *a, const double *b, int64_t n) {
     double d = 0, s = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -244,7 +243,7 @@ static void compare_outputs(const op_case *c, const char *what, double **got, do
     }
 }
 
-/* Accumulating gradients end as their first values plus the gradient. */
+/* Checks that accumulating gradients end as their first values plus the gradient. */
 static void check_accumulate(const op_case *c, double **values, int32_t **ints) {
     double **before = copy_values(c, values), **after = copy_values(c, values);
     for (int i = 0; c->arrays[i].name; i++)
@@ -267,7 +266,7 @@ static void set_threads(int n) {
 
 /* ---- a case on the device ------------------------------------------------------------------ */
 
-/* Rounding of the result, and of the arrays that forward hands to backward. */
+/* Tolerances for the rounding of the result and of the arrays that forward passes to backward. */
 static const double act_tolerance[] = {[GT_F32] = 1e-5, [GT_BF16] = 4e-3, [GT_F16] = 6e-4};
 
 static void compare_on_device(const op_case *c, const char *what, double **got, double **truth) {
@@ -282,7 +281,7 @@ static void compare_on_device(const op_case *c, const char *what, double **got, 
     }
 }
 
-/* The device's values replace inputs that are drawn already, and the truth. */
+/* Runs a case on the device with the drawn inputs, and compares its results with double. */
 static void compare_with_device(const op_case *c, double **inputs, int32_t **ints) {
     double **truth = copy_values(c, inputs), **got = copy_values(c, inputs);
     double **again = copy_values(c, inputs), **sum = copy_values(c, inputs);
@@ -456,7 +455,7 @@ static void check_map(const char *name, hy_function function, int64_t n, int dif
     check_case(&c, differences, 1e-6);
 }
 
-/* In place, forward and backward give the results of separate arrays. */
+/* In place, forward and backward must give the results of separate arrays. */
 static void test_map_in_place(hy_function function) {
     enum { N = 37 };
     float x[N], y[N], dy[N], dx[N];
@@ -472,8 +471,8 @@ static void test_map_in_place(hy_function function) {
     check(!memcmp(x, y, sizeof x), "map %d: forward in place differs", (int)function);
 }
 
-/* Relative error of the float functions over their whole range; absolute below `floor`.  GELU needs
- * one: its sigmoid's argument, as a float near -10, is only good to 1e-6. */
+/* Checks the relative error of the float functions over their whole range; below `floor` the error is absolute.  GELU
+ * needs a floor: near -10 the argument of its sigmoid, a float, is only good to 1e-6. */
 static void test_map_accuracy(hy_function function, double range, double floor) {
     double worst = 0, worst_at = 0;
     for (int i = -20000; i <= 20000; i++) {
@@ -490,7 +489,7 @@ static void test_map_accuracy(hy_function function, double range, double floor) 
     check(worst < 1e-6, "map %d: relative error %.3g at %.6g", (int)function, worst, worst_at);
 }
 
-/* f of some numbers and its derivative there, in fp32. */
+/* Computes f and its derivative at some numbers, in fp32. */
 static void apply_map(hy_backend *be, int function, int n, const float *x, float *y, float *dx) {
     size_t bytes = (size_t)n * sizeof(float);
     block in = block_of_bytes(be, x, bytes), out = block_of_bytes(be, x, bytes);
@@ -623,8 +622,8 @@ static void test_gate_mix(int64_t M, int64_t D, int flag, int differences) {
 
 enum { CE_TARGET, CE_LOGITS, CE_SCALE, CE_TOTAL, CE_DTOTAL, CE_DLOGITS, CE_LSE, CE_LOSS, CE_ENTROPY };
 
-/* The difference quotient is taken of <total, dtotal>; with dtotal = {scale / rows counted, 0, 0}
- * that is the scaled mean loss. */
+/* The difference quotient is of <total, dtotal>.  With dtotal = {scale / rows counted, 0, 0} that is the scaled mean
+ * loss. */
 static gt_status run_cross_entropy(hy_backend *be, const op_case *c, void **p, int backward, int accumulate) {
     hy_cross_entropy_args a = {.dtype = be->dtype,
                                .M = c->size[0],
@@ -662,7 +661,7 @@ static void test_cross_entropy(int64_t M, int64_t V, double spread) {
     draw(&c, device ? device->dtype : GT_F32, values, ints);
     ints[CE_TARGET][0] = (int32_t)V - 1;
     for (int64_t m = 0; m < M; m++) counted += ints[CE_TARGET][m] >= 0;
-    values[CE_SCALE][0] = 2 * counted; /* so that dtotal is exact in float */
+    values[CE_SCALE][0] = 2 * counted; /* then dtotal is exact in float */
     values[CE_DTOTAL][0] = 2;
     values[CE_DTOTAL][1] = values[CE_DTOTAL][2] = 0;
     if (device) {
@@ -703,7 +702,7 @@ static void test_cross_entropy(int64_t M, int64_t V, double spread) {
     free_values(values, ints, array_count(&c));
 }
 
-/* Logits far apart, and no row that counts. */
+/* Tests logits far apart, and a call in which no row counts. */
 static void test_cross_entropy_extremes(hy_backend *be) {
     const int32_t target[] = {0, 1, 2}, nothing[] = {-1, -1, -1};
     const float logits[] = {1e4f, 0, -1e4f, -3e38f, 3e38f, 0, 80, 80, -3e38f};
@@ -761,7 +760,7 @@ static double *random_numbers(int64_t n) {
     return x;
 }
 
-/* One product on one backend against the naive one; gaps between the rows must survive. */
+/* Compares one product on one backend with the naive product.  Gaps between the rows must keep their contents. */
 static void test_gemm(hy_backend *be, hy_gemm_args g, double tolerance) {
     int64_t count = g.count ? g.count : 1;
     int64_t a_size = (g.trans_a ? g.K : g.M) * g.lda, b_size = (g.trans_b ? g.N : g.K) * g.ldb;
@@ -826,7 +825,7 @@ static void test_gemms(void) {
                 g.count = s % 3;
                 if (device) {
                     test_gemm(device, g, act_tolerance[device->dtype]);
-                    g.c_dtype = GT_F32; /* sums of 16-bit products, not rounded again */
+                    g.c_dtype = GT_F32; /* sums of 16-bit products, which are not rounded again */
                     test_gemm(device, g, 1e-5);
                 } else {
                     test_gemm(be32, g, 2e-6);
@@ -835,7 +834,7 @@ static void test_gemms(void) {
             }
 }
 
-/* Zero leading dimensions are packed ones, and threads do not change a bit. */
+/* Leading dimensions of 0 mean packed matrices.  The number of threads must not change a bit. */
 static void test_gemm_defaults(void) {
     enum { M = 70, N = 150, K = 300 };
     double *numbers = random_numbers(M * K + K * N);
@@ -941,7 +940,7 @@ static optimizer_test new_optimizer_test(void) {
     return t;
 }
 
-/* The papers' formulas, one number after the other. */
+/* The formulas of the papers, applied to one number after the other. */
 static void plain_step(optimizer_test *t) {
     const double *c = t->control;
     double sum[HY_GROUPS] = {0}, all = 0;
@@ -1022,7 +1021,7 @@ static void compare_optimizers(const char *what, const optimizer_test *got, cons
 static void test_optimizer(void) {
     optimizer_test start = new_optimizer_test(), truth, got;
     hy_backend *fp32 = device ? device : be32;
-    static const double limits[] = {0, 1, 1000}; /* none, in force, out of reach */
+    static const double limits[] = {0, 1, 1000}; /* no clipping; a limit that clips; a limit out of reach */
     for (int i = 0; i < 3; i++) {
         start.control[HY_MAX_NORM] = limits[i];
         truth = got = start;
@@ -1083,8 +1082,8 @@ static void test_helpers(hy_backend *be) {
     free_block(&from), free_block(&to), free_block(&kept);
 }
 
-/* Dropout drops its share, the same numbers for the same site and control; the average of weights moves, and swaps with
- * the weights. */
+/* Dropout drops its share, and the same numbers for the same site and control.  The average of the weights moves, and
+ * swaps with the weights. */
 static void test_training_helpers(hy_backend *be) {
     enum { N = 3000 };
     double control[HY_CONTROLS] = {[HY_DROP_LOW] = 0xabcdef, [HY_DROP_HIGH] = 0x123456}, ones[N], first[N], other[N];
@@ -1110,14 +1109,14 @@ static void test_training_helpers(hy_backend *be) {
         }
         check(zeros > N * 0.21 && zeros < N * 0.29, "dropout %d: %d of %d are left out", k, zeros, N);
         check(k == 2 || k == 3 ? same < N * 0.7 : same == N, "dropout %d: %d of %d as at first", k, same, N);
-        if (k == 0) /* no pattern: neighbours are dropped together as often as by chance */
+        if (k == 0) /* no pattern: two neighbours are dropped together as often as by chance */
             for (int step = 1; step < 64; step++) {
                 int both = 0;
                 for (int i = step; i < N; i++) both += got[i] == 0 && got[i - step] == 0;
                 check(both > N * 0.035 && both < N * 0.095, "dropout: %d pairs at a distance of %d", both, step);
             }
     }
-    /* the second of two windows, alone, as in both */
+    /* the second of two windows must be the same alone as with the first */
     double pair[N];
     for (int window = 0; window < 2; window++) {
         double *got = window ? other : pair;
@@ -1198,7 +1197,7 @@ static void test_model(const char *name, int hidden, int layers, int B, int T) {
     free(targets);
 }
 
-/* Parameters after some steps, each in one call (that a GPU records and replays) or in three. */
+/* Parameters after some steps.  A step is one call, which a GPU records and replays, or three calls. */
 static double *trained(hy_config c, int steps, int in_one, int64_t *count) {
     enum { VOCAB = 61, B = 3, T = 20 };
     const int32_t keep[B] = {1, 0, 1};
@@ -1242,7 +1241,7 @@ static void test_training(void) {
     free(first), free(second), free(parts);
 }
 
-/* With layers run again for backward, every model reaches the same weights.  A GPU replays the third step. */
+/* Every model must reach the same weights when it recomputes layers for backward.  A GPU replays the third step. */
 static void test_recompute(void) {
     int count;
     const hy_config *list = hy_model_list(&count);
@@ -1257,7 +1256,8 @@ static void test_recompute(void) {
     }
 }
 
-/* A model with both branches reaches the same weights whichever operators are fused, also with layers run again. */
+/* A model with both branches must reach the same weights, whichever operators are fused, also when it recomputes
+ * layers. */
 static void test_fuse(void) {
     int count;
     const hy_config *list = hy_model_list(&count);
@@ -1303,7 +1303,7 @@ static void test_cases(void) {
     test_optimizer();
 }
 
-/* Scratch for the operators, of a model's size. */
+/* Gives the operators scratch memory as large as a model's. */
 static block give_scratch(void) {
     const hy_limits limits = {1 << 16, 1024, 1 << 20};
     size_t bytes = 0;
@@ -1313,7 +1313,7 @@ static block give_scratch(void) {
     return b;
 }
 
-/* Sizes with several blocks, and rows that can be read four elements at a time. */
+/* Runs sizes with several blocks, and sizes whose rows can be read four elements at a time. */
 static void test_device_cases(void) {
     test_embedding(3000, 70, 132, 0);
     test_embedding(100, 300, 8, 0);

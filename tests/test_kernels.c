@@ -1,22 +1,23 @@
-/* The kernels against the double twins on the same rounded inputs, and against properties that hold for any numbers.
- * Two programs: on a GPU (kernels_gpu.cu), and emulated (kernels_emu.cpp).
+/* Runs the kernels.  Compares them with the double twins on the same rounded inputs, and checks properties that hold
+ * for any numbers.  There are two programs: on a GPU (kernels_gpu.cu), and emulated on the CPU (kernels_emu.cpp).
  *
  *     test_kernels_... [--device NAME] [--mode NAME] [--short] [--once] [--few] [--exact] [--steps] [--less]
  *                  [OP ...]
  *
- *   --device NAME  of the emulation: sm_75, sm_80, sm_86 or sm_90
- *   --mode NAME    only checks that calls made in another way, such as "captured in a graph", have the same bits; these
- *                  calls come first in the process; "all": in all other ways
- *   --less         the build lacks kernels (GT_WITHOUT_...): those that the operator lists need not run
+ *   --device NAME  device of the emulation: sm_75, sm_80, sm_86 or sm_90
+ *   --mode NAME    checks only that calls made in the way NAME, such as "captured in a graph", have the same
+ *                  bits; these calls are the first of the process.  "all": every other way
+ *   --less         the build lacks kernels (GT_WITHOUT_...), so kernels that the operator lists need not run
  *   --short        fewer cases, for sanitizers
  *   --once         each call once, in every size and with every dtype, for slow sanitizers; with
- *                  --short not every dtype in every size
- *   --few          each call once; every size, every kernel and every dtype, but not each with each;
- *                  of the smallest cases one in five for each property: for a test that is run often;
- *                  with --short no properties, and without --exact not the largest sizes
- *   --steps        only the checks of kernels of steps
- *   --exact        every tensor in an allocation of its own and nothing filled in advance, so that
- *                  a sanitizer finds accesses outside of them or to memory that was never written */
+ *                  --short some sizes lack some dtypes
+ *   --few          for a test that runs often: each call once; every size, kernel and dtype, but not
+ *                  every combination; one in five of the smallest cases for each property.  With --short
+ *                  no properties, and unless --exact is given, not the largest sizes
+ *   --steps        only the checks of the kernels of steps
+ *   --exact        every tensor in an allocation of its own, and no memory filled in advance, so that
+ *                  a sanitizer finds accesses outside tensors and reads of memory that nothing wrote
+ */
 #include "test_kernels.h"
 #include "gt_invariants.h"
 #include <math.h>
@@ -28,9 +29,10 @@
 #endif
 
 static int is_short, is_once, is_few, is_exact, is_steps, is_less;
-static int one_in = 1, turn; /* of the tables' cases one in `one_in` is checked, other ones each time */
+static int one_in = 1, turn; /* checks use one in `one_in` of the tables' cases; `turn` counts cases, so that each check
+                                takes others */
 
-/* The options of a runner of kernels, and the contents of `saved` after its last call. */
+/* The options of a runner of kernels, and a copy of `saved` after its last call. */
 typedef struct run_context {
     machine_mode mode;
     char *saved;
@@ -41,7 +43,7 @@ typedef struct run_context {
 
 enum { GUARD = 256, MAX_BUFFERS = TEST_TENSORS + 8, MAX_COPIES = 2 };
 
-/* A piece of the host's block and its image in machine memory; or scratch memory, host NULL. */
+/* A piece of the host's block and its copy in machine memory.  For scratch memory, host is NULL. */
 typedef struct buffer {
     char *host, *memory, *image;
     size_t bytes;
@@ -50,20 +52,20 @@ typedef struct buffer {
 typedef struct call {
     machine_job job;
     buffer of[MAX_BUFFERS];
-    int buffers, saved; /* saved: index of its buffer, 0 = none */
+    int buffers, saved; /* saved: index of the buffer that holds `saved`, 0 = none */
 } call;
 
 static void put_pointer(void *args, size_t offset, const void *p) { memcpy((char *)args + offset, &p, sizeof p); }
 static void put_int(void *args, size_t offset, int x) { memcpy((char *)args + offset, &x, sizeof x); }
 
-/* Bytes of a tensor in a prepared struct, from its first to its last element. */
+/* Bytes from a tensor's first element to the end of its last, in a prepared struct. */
 static size_t extent(const gt_view *v) {
     int64_t bytes = v->count ? v->element : 0;
     for (int i = 0; i < v->rank && v->count; i++) bytes += (v->size[i] - 1) * v->stride[i];
     return (size_t)bytes;
 }
 
-/* The image keeps the alignment that the host's piece has in its block. */
+/* Copies a piece to machine memory.  The copy keeps the alignment that the piece has in the host's block. */
 static void upload(call *k, const gt_op *op, void *args, char *block, char *from, size_t bytes) {
     buffer *b = &k->of[k->buffers++];
     size_t shift = (size_t)(from - block) % GUARD;
@@ -75,7 +77,7 @@ static void upload(call *k, const gt_op *op, void *args, char *block, char *from
     test_relocate(op, args, from, bytes, b->image);
 }
 
-/* Tensors of the pass that overlap, as columns of one buffer do, stay together. */
+/* Uploads the tensors of the pass.  Tensors that overlap, such as columns of one buffer, stay in one piece. */
 static gt_status upload_pieces(call *k, const gt_op *op, gt_pass pass, void *args, char *block) {
     test_args filled;
     gt_dims dims;
@@ -87,7 +89,7 @@ static gt_status upload_pieces(call *k, const gt_op *op, gt_pass pass, void *arg
         gt_view v = gt_view_of(op, t, &filled, &dims);
         char *from = v.data, *to = v.data + extent(&v);
         if (gt_use(t, pass) == '-' || from == NULL || from == to) continue;
-        for (int i = 0; i < n; i++) { /* take in the pieces that this one meets */
+        for (int i = 0; i < n; i++) { /* merge the new piece with all pieces that it overlaps */
             if (to <= start[i] || end[i] <= from) continue;
             from = from < start[i] ? from : start[i];
             to = to > end[i] ? to : end[i];
@@ -101,7 +103,7 @@ static gt_status upload_pieces(call *k, const gt_op *op, gt_pass pass, void *arg
     return GT_OK;
 }
 
-/* Memory of an odd alignment that the call must not leave; NULL for 0 bytes. */
+/* Machine memory of an odd alignment; the call must write nothing outside it.  NULL for 0 bytes. */
 static char *scratch(call *k, size_t bytes) {
     buffer *b = &k->of[k->buffers];
     size_t guard = is_exact ? 0 : GUARD;
@@ -123,7 +125,7 @@ static int is_guard_intact(const buffer *b) {
     return ok;
 }
 
-/* Copies the tensors to the host; with is_same compares them with the host's copy instead. */
+/* Copies the tensors to the host.  With is_same, compares them with the host's copy instead. */
 static int download(const buffer *b, int is_same) {
     char *host;
     int ok;
@@ -139,7 +141,7 @@ static int download(const buffer *b, int is_same) {
 
 /* ---- one call -------------------------------------------------------------------------------- */
 
-/* Gives the pass exactly the workspace that it needs. */
+/* Gives the pass a workspace of exactly the size that it needs. */
 static gt_status give_workspace(call *k, const test_op *op, gt_pass pass, test_args *args) {
     gt_workspace need;
     gt_status status = op->table()->calls.workspace(args, &need);
@@ -161,8 +163,8 @@ static gt_status give_saved(call *k, const test_op *op, test_args *args) {
     return GT_OK;
 }
 
-/* Makes a forward call from the arguments of a backward call.  Its required outputs lie in scratch memory, and backward
- * reads them there. */
+/* Makes the arguments of a forward call from a backward call.  The required outputs of forward lie in scratch
+ * memory, where backward reads them. */
 static gt_status make_forward(call *k, const gt_op *op, test_args *args, test_args *backward) {
     test_args filled;
     gt_dims dims;
@@ -191,7 +193,7 @@ static void add_pass(call *k, const test_op *op, gt_pass pass, const test_args *
     k->job.args[k->job.passes++] = *args;
 }
 
-/* Tells the machine where cu_seqlens and seq_count of a call lie. */
+/* Tells the machine where cu_seqlens and seq_count of a call lie in its memory. */
 static void note_sequences(call *k, const test_op *op, const test_args *args) {
     static const char *const names[] = {"cu_seqlens", "seq_count"};
     const gt_op *table = op->table();
@@ -233,7 +235,8 @@ static gt_status open_call(call *k, const test_op *op, gt_pass pass, const void 
     return status;
 }
 
-/* Does nothing if `saved` was not filled in advance: bytes that no kernel writes would differ. */
+/* Keeps a copy of `saved`.  Keeps none if `saved` was not filled in advance, because bytes that no kernel writes would
+ * then differ. */
 static void keep_saved(run_context *r, const call *k) {
     const buffer *b = &k->of[k->saved];
     free(r->saved);
@@ -245,7 +248,7 @@ static void keep_saved(run_context *r, const call *k) {
     machine_copy(r->saved, b->image, r->saved_bytes);
 }
 
-/* Takes the copy of `saved` from the runner; returns its length. */
+/* Takes the copy of `saved` from the runner; returns its length in bytes. */
 static size_t take_saved(const test_runner *runner, char **host) {
     run_context *r = (run_context *)runner->context;
     *host = r->saved;
@@ -253,7 +256,7 @@ static size_t take_saved(const test_runner *runner, char **host) {
     return r->saved_bytes;
 }
 
-/* Checks that the last call left in `saved` the bits in `host`. */
+/* Checks that the last call left the bits of `host` in `saved`. */
 static void check_same_saved(const test_runner *runner, const test_case *c, gt_pass pass, const char *what,
                              const char *host, size_t bytes) {
     const run_context *r = (const run_context *)runner->context;
@@ -294,12 +297,12 @@ static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pa
 
 /* ---- runners --------------------------------------------------------------------------------- */
 
-/* The runners for an operator's checks: the ways to make its calls. */
+/* All runners for an operator's checks: one for each way to make its calls. */
 typedef struct tester {
     const test_op *op;
     run_context plain_context, saved_context, other_context;
     test_runner plain, with_saved, other; /* other: see mode_agrees */
-    const test_property *property;        /* the one that is being checked */
+    const test_property *property;        /* the property that is being checked */
 } tester;
 
 static test_runner make_runner(const test_op *op, run_context *context, machine_mode mode) {
@@ -316,7 +319,7 @@ static void start_tester(tester *t, const test_op *op) {
     t->with_saved = make_runner(op, &t->saved_context, (machine_mode){"saved", 1, 1, 0, 0, 0});
 }
 
-/* The difference allowed between two results, each within the tolerance. */
+/* The difference that two results may have if each is within the tolerance. */
 static double twice(const test_case *c) {
     gt_dtype dtype;
     memcpy(&dtype, (const char *)&c->args + test_table(c)->dtype_offset, sizeof dtype);
@@ -334,7 +337,7 @@ static void set_segments(test_case *c, int64_t segments) {
 
 typedef void check_case(tester *t, const test_case *c);
 
-/* The pass agrees with the truth, and a second run gives the same bits, in saved, too. */
+/* Checks that the pass agrees with the double twin, and that a second run gives the same bits, also in `saved`. */
 static void check_pass(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in,
                        const test_values *truth, const test_values *magnitudes) {
     test_values got, again;
@@ -367,7 +370,7 @@ static void check_truth(tester *t, const test_case *c, int is_plain, int is_save
 }
 
 static void truth_holds(tester *t, const test_case *c) { check_truth(t, c, 1, has_saved(c)); }
-/* With saved in half of the cases; each case in another schedule. */
+/* Checks a case against the double twin: every second case with `saved`, each case in another schedule. */
 static void truth_holds_by_turns(tester *t, const test_case *c) {
     int is_saved = has_saved(c) && c->seed / 7 % 2;
     t->plain_context.mode.schedule = t->saved_context.mode.schedule = c->seed + 1;
@@ -392,7 +395,7 @@ static void pieces_agree(tester *t, const test_case *c) {
     for (int i = is_few ? 2 : 0; i < (is_few ? 3 : 4); i++) test_pieces_agree(&t->plain, c, counts[i]);
 }
 
-/* A prefill cut at multiples of 128 tokens has the bits of one call, if segments is 1. */
+/* Checks that prefill cut at multiples of 128 tokens has the bits of one call, if segments is 1. */
 static void prefill_splits(tester *t, const test_case *c) {
     test_case one = *c;
     set_segments(&one, 1);
@@ -405,14 +408,14 @@ static void time_splits(tester *t, const test_case *c) {
     if (T > 64) test_time_splits(&t->plain, c, 64, twice(c));
 }
 
-/* Runs the kinds of pools by turns. */
+/* Checks pools, with another kind of pool in each call. */
 static void pools_agree(tester *t, const test_case *c) {
     static int kind;
     test_pools_agree(&t->plain, c, kind++);
 }
 
-/* With a fixed number of segments the results of a batch element or packed sequence depend on nothing else; rows may be
- * tiled. */
+/* Checks batch elements and packed sequences alone.  With a fixed number of segments, their results depend on nothing
+ * else.  Operators over rows may tile the rows, so that their bits may differ. */
 static void batch_splits(tester *t, const test_case *c) {
     test_case fixed = *c;
     for (int64_t segments = 1; segments <= (test_is_packed(c) ? 2 : 1); segments++) {
@@ -421,7 +424,7 @@ static void batch_splits(tester *t, const test_case *c) {
     }
 }
 
-/* With saved in half of the cases.  In half of them decays may come to 0.  Tokens 57 and 25 lie in the second and in
+/* Half of the cases have `saved`, and in half of them decays may come to 0.  Tokens 57 and 25 lie in the second and in
  * the first half of every chunk that gt_kernels.h names. */
 static void nonfinite_stays(tester *t, const test_case *drawn) {
     test_case c = *drawn;
@@ -432,7 +435,7 @@ static void nonfinite_stays(tester *t, const test_case *drawn) {
     test_nonfinite_stays(is_saved ? &t->with_saved : &t->plain, &c, at, 1, !is_few, may_vanish);
 }
 
-/* A workspace or saved that lacks one byte is refused, and nothing is written. */
+/* Gives the call a workspace or a `saved` that is one byte too small.  The call must refuse it and write nothing. */
 static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass pass, const void *args, char *memory,
                                size_t bytes) {
     test_args less;
@@ -491,7 +494,7 @@ static void mode_agrees(tester *t, const test_case *c) {
         test_runner *usual = mode->gives_saved ? &t->with_saved : &t->plain;
         test_run(usual, c, (gt_pass)pass, &in, TEST_ALL, &b);
         test_same(&t->other, c, (gt_pass)pass, mode->name, &a, &b, 0);
-        /* a replayed graph leaves the bytes that only its first replay wrote */
+        /* in a replayed graph some bytes of `saved` come from its first replay alone */
         if (!mode->is_captured) check_same_saved(usual, c, (gt_pass)pass, mode->name, saved, bytes);
         test_free(&in), test_free(&a), test_free(&b), free(saved);
     }
@@ -499,7 +502,7 @@ static void mode_agrees(tester *t, const test_case *c) {
 
 /* ---- difference quotients -------------------------------------------------------------------- */
 
-/* <y, dy> + <state_out, dstate_out> of one output against another's. */
+/* <y, dy> + <state_out, dstate_out> for one set of outputs, minus the same for another. */
 static double loss_difference(const test_case *c, const test_values *dout, const test_values *a, const test_values *b) {
     const gt_op *op = test_table(c);
     double sum = 0;
@@ -512,8 +515,8 @@ static double loss_difference(const test_case *c, const test_values *dout, const
     return sum;
 }
 
-/* The loss's derivative along one random direction through all inputs, by the kernels alone:
- * backward's gradient against forward at four points, extrapolated to an error of h^4. */
+/* Checks the derivative of the loss along one random direction through all inputs, by the kernels alone.  It compares
+ * backward's gradient with a difference of forward at four points, extrapolated to an error of h^4. */
 static void difference_agrees(tester *t, const test_case *drawn) {
     const double h = 5e-3;
     const gt_op *op = test_table(drawn);
@@ -567,7 +570,7 @@ static int set_dtypes(test_case *c, int d) {
     return 1;
 }
 
-/* The n-th dtypes that the operator takes, over and over. */
+/* Sets the n-th combination of dtypes that the operator takes; n counts round and round. */
 static void set_next_dtypes(test_case *c, int n) {
     int valid = test_table(c)->companion_offset ? DTYPES : 3, d = -1;
     for (n %= valid; n >= 0; n--)
@@ -587,8 +590,8 @@ static int for_table(tester *t, const test_case *table, test_level level, int d,
     return n;
 }
 
-/* The operator's cases of the tables up to a level, with the d-th dtypes; d = -1: each with the
- * next. */
+/* Runs a check on the operator's cases up to a level, with the d-th dtypes.  d = -1: each case takes the next
+ * dtypes. */
 static void for_cases(tester *t, test_level level, int d, check_case *check) {
     const test_op *op = t->op;
     int n = for_table(t, op->cases, level, d, 0, check);
@@ -614,7 +617,7 @@ static void for_drawn(tester *t, uint64_t count, int64_t most, check_case *check
     }
 }
 
-/* The number of products, roughly: all elements of the states with every token, or all sizes. */
+/* Roughly the number of products: all elements of the states times all tokens, or the product of all sizes. */
 static double work(const test_case *c) {
     double product = 1, states = 0;
     for (const gt_tensor *t = test_table(c)->tensors; t->name; t++)
@@ -628,10 +631,11 @@ static const test_layout layouts[] = {TEST_PACKED, TEST_PACKED,  TEST_SHIFTED, T
                                       TEST_SLICES, TEST_ALIGNED, TEST_GAPS,    TEST_TIME_LAST};
 static const int64_t rows[] = {0, 644, 902, 386}; /* of slices */
 
-/* With --few large sizes have no more tokens: a chunk of 64, and a second. */
+/* Limits of large sizes with --few: at most 66 tokens, which are a chunk of 64 and a part of a second. */
 enum { FEW_TOKENS = 66, FEW_WORK = 2000000 };
 
-/* Every size with every time; decay, layout, segments and dtype change each time; `count` dtypes for each. */
+/* Runs the check on every size with every time, for `count` dtypes each.  Decay, layout, segments and dtype change from
+ * case to case. */
 static void sweep(tester *t, const int64_t *times, double most_work, int count, check_case *check) {
     const test_op *op = t->op;
     int n = 0;
@@ -657,7 +661,8 @@ static void sweep(tester *t, const int64_t *times, double most_work, int count, 
     }
 }
 
-/* Every size in aligned arrays, for the fast kernels, in two segments, with the d-th dtypes. */
+/* Runs a check on every size with the d-th dtypes.  Arrays are aligned, as the fast kernels need, and the time has two
+ * segments. */
 static void for_sizes(tester *t, int64_t time, double most_work, int d, check_case *check) {
     const test_op *op = t->op;
     for (const test_case *size = op->sizes; size->op; size++) {
@@ -670,7 +675,7 @@ static void for_sizes(tester *t, int64_t time, double most_work, int d, check_ca
     }
 }
 
-/* Packed sequences in every size; other properties change each time. */
+/* Runs the check on packed sequences in every size.  Other properties change from case to case. */
 static void sweep_packed(tester *t, double most_work, int count, check_case *check) {
     const test_op *op = t->op;
     static const int64_t lengths[] = {0, 65, 1, 0, 130, 17};
@@ -693,7 +698,8 @@ static void sweep_packed(tester *t, double most_work, int count, check_case *che
     }
 }
 
-/* Few tokens in every size, for all kernels.  One sequence starts from zero, and one is skipped. */
+/* Checks pools in every size with few tokens, so that all kernels run.  One sequence starts from zero, and the call
+ * skips another. */
 static void sweep_pools(tester *t, double most_work, int count) {
     const test_op *op = t->op;
     static const int64_t lengths[] = {2, 17, 1, 66};
@@ -730,7 +736,7 @@ static void for_large(tester *t, check_case *check) {
     }
 }
 
-/* With one thread, because the double twins' threads would wake for each of 70000 batch elements. */
+/* Runs with one thread, because the double twins would wake their threads for each of 70000 batch elements. */
 static void for_many(tester *t, check_case *check) {
     const test_op *op = t->op;
 #ifdef _OPENMP
@@ -755,9 +761,9 @@ static const int64_t few_more_times[] = {130, -1};
 static const int64_t fewest_more_times[] = {FEW_TOKENS, -1};
 static const int64_t until_launched_times[] = {130, 520, 530, -1};
 static const int64_t piece_times[] = {211, -1};
-static const int64_t spoilt_times[] = {5, 110, -1}; /* a step; a chunk, and a part of a second */
+static const int64_t spoilt_times[] = {5, 110, -1}; /* a step's tokens; a chunk and a part of a second */
 
-/* The first of the operator's kernels that was not launched, or NULL. */
+/* The name of the first kernel in the operator's list that was not launched, or NULL. */
 static const char *not_launched(const test_op *op) {
     const int has_handle = op->handle && machine_cublaslt(); /* which replaces some kernels */
     for (const char *const *kernel = op->launched; kernel && *kernel && !has_handle; kernel++)
@@ -765,7 +771,7 @@ static const char *not_launched(const test_op *op) {
     return NULL;
 }
 
-/* Every second case suits kernels of whole sequences. */
+/* Checks cases until the kernels were launched.  Every second case suits kernels that take whole sequences. */
 static void truth_until_launched(tester *t, const test_case *c) {
     test_case mine = *c;
     if (!not_launched(t->op)) return;
@@ -773,7 +779,7 @@ static void truth_until_launched(tester *t, const test_case *c) {
     truth_holds(t, &mine);
 }
 
-/* The operator's cases for kernels of one shape alone, unless these kernels have been launched. */
+/* Runs the operator's cases for kernels that serve only one shape.  Skips a case if its kernel was launched before. */
 static void check_launching(tester *t) {
     for (const test_case *c = t->op->launching; c && c->op && !is_exact; c++) {
         test_values in, truth, magnitudes = {{NULL}};
@@ -786,8 +792,8 @@ static void check_launching(tester *t) {
     }
 }
 
-/* Runs the operator's further times T, and checks that their kernels were launched.  With --few every size once, then
- * small sizes with every dtype until all these kernels were launched. */
+/* Runs the operator's further times T, and checks that their kernels were launched.  With --few it takes every size
+ * once, and then small sizes with every dtype until all these kernels were launched. */
 static void check_more_times(tester *t) {
     const test_op *op = t->op;
     const double most_work = machine_is_slow ? 6e6 : 2e7;
@@ -810,7 +816,8 @@ static void rounding_agrees(tester *t, const test_case *c) {
     test_rounding_agrees(&t->plain, &exact, t->op->exact.zero, t->op->exact.one);
 }
 
-/* A step of every size and time: compared with the truth, and each batch element alone, token by token or not. */
+/* Checks a step against the double twin.  Checks each batch element alone, too, with all its tokens at once or one by
+ * one. */
 static void check_step(tester *t, const test_case *c, int n) {
     test_values in, truth;
     t->plain_context.mode.schedule = (uint64_t)n + 1;
@@ -818,7 +825,7 @@ static void check_step(tester *t, const test_case *c, int n) {
     test_run(&test_truth, c, GT_STEP, &in, TEST_ALL, &truth);
     check_pass(&t->plain, c, GT_STEP, &in, &truth, NULL);
     test_free(&in), test_free(&truth);
-    /* A state of 16 bits is rounded by each step: then single steps differ from one step of all tokens. */
+    /* each step rounds a state of 16 bits, so single steps differ from one step of all tokens */
     const size_t of_state = test_table(c)->of_steps.state;
     const int is_rounded = of_state && test_get_flag(c, of_state) > GT_F32;
     test_step_is_alone(&t->plain, c, n % 3 || is_rounded ? 16 : 1 + n % 4);
@@ -827,15 +834,15 @@ static void check_step(tester *t, const test_case *c, int n) {
     if (n % 3 == 0 && !is_rounded) test_server_agrees(&t->plain, c, is_few ? 8 : 16);
 }
 
-/* States in fp32 every second time, parameters two times of three. */
+/* The state is fp32 in every second case, parameters are in two of three. */
 static void set_dtypes_of_steps(test_case *c, int n) {
     const gt_step_dtypes *of = &test_table(c)->of_steps;
     if (of->state) test_set_flag(c, of->state, n % 2 ? GT_BF16 + n / 2 % 2 : n % 4 ? GT_F32 : GT_DTYPE_DEFAULT);
     if (of->parameter) test_set_flag(c, of->parameter, n % 3 ? GT_DTYPE_DEFAULT : GT_BF16 + n / 3 % 2);
 }
 
-/* The kernels of steps.  Layout, slots and dtype change each time.  With --few every size has three of the times, once
- * each, else all times three times: one of these in packed arrays. */
+/* Checks the kernels of steps.  Layout, slots and dtype change from case to case.  With --few every size has three of
+ * the times, once each.  Otherwise every size has all times three times, once in packed arrays. */
 static void check_steps(tester *t) {
     static const int64_t step_times[] = {1, 5, 16, 2, 4, 15, 3};
     const test_op *op = t->op;
@@ -861,7 +868,7 @@ static void check_steps(tester *t) {
     if (op->steps) test_group(op->name, "kernels of steps");
 }
 
-/* Checks the other ways to make calls; with `only`, the way of this name. */
+/* Checks the other ways to make calls.  `only`: the one way with that name, unless NULL. */
 static void check_modes(tester *t, const char *only) {
     const test_op *op = t->op;
     for (const machine_mode *mode = machine_modes; mode->name; mode++) {
@@ -877,7 +884,7 @@ static void check_modes(tester *t, const char *only) {
     }
 }
 
-/* Runs a few cases, for the slow emulation or sanitizers. */
+/* Runs a few cases: for the slow emulation, or under sanitizers. */
 static void check_briefly(tester *t) {
     const test_op *op = t->op;
     for_cases(t, TEST_SMALL, -1, truth_holds);
@@ -923,8 +930,9 @@ static void check_fully(tester *t) {
     test_group(op->name, "difference quotients");
 }
 
-/* The last token of the second chunk in forward, the first token in backward.  In these calls kernels spoil that chunk
- * to its other end.  So this fails if the stated chunk is too short, or if a kernel spoils one token more. */
+/* Spoils the last token of the second chunk in forward, and the first token in backward.  In these calls the kernels
+ * spoil the chunk as far as its other end.  So the check fails if the documented chunk is too short, or if a kernel
+ * spoils one token more. */
 static void check_spoilt_chunks(tester *t) {
     const int64_t at[2] = {2 * t->op->reach[0] - 1, 0};
     for (const test_case *of = t->op->spoilt; of && of->op; of++) {
@@ -1003,7 +1011,7 @@ static void check_properties(tester *t) {
     }
 }
 
-/* Every kernel, and all paths between its chunks of time, with every dtype. */
+/* Runs every kernel, and all paths between its chunks of time, with every dtype. */
 static void check_once(tester *t) {
     const test_op *op = t->op;
     const double most_work = machine_is_slow ? 2e6 : 5e6;
@@ -1021,7 +1029,7 @@ static void check_once(tester *t) {
     test_group(op->name, "every size and dtype");
 }
 
-/* Every kernel, every size, every pass and every dtype once. */
+/* Runs every kernel, every size, every pass and every dtype once. */
 static void check_few(tester *t) {
     const test_op *op = t->op;
     for_cases(t, TEST_TINY, -1, truth_holds_by_turns);
@@ -1060,7 +1068,8 @@ static void check_operator(tester *t) {
     check_modes(t, NULL);
 }
 
-/* gt_OP_path runs no product by the caller's handle, since its addresses are made up: it only names it. */
+/* Gives gt_OP_path the caller's handle.  The addresses of the arguments are made up, so gt_OP_path must name the
+ * product and not run it. */
 static void check_path_with_handle(const test_op *op) {
     test_case c = op->sizes[0];
     char text[1024];

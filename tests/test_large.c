@@ -1,16 +1,16 @@
-/* Tensors of more than 2^31 elements: for every operator the last batch element of a call, or the last row, gives the
- * same bits as alone.  All others hold NaN, which shows if a kernel reads one for it.
+/* Tensors of more than 2^31 elements.  For every operator the last batch element of a call, or the last row, must give
+ * the same bits as alone.  All other elements are NaN, so that a read of another element shows.
  *
  *     test_gpu_large [--short] [--elements COUNT] [DTYPE...]
  *
- * DTYPE: bf16 or f32; both if not given.  --elements: tensors of more than COUNT elements instead; the emulation,
- * test_large_emu, needs this.
- * --short, for racecheck and initcheck, which take hours for the whole batch: the first and the last element in their
- * places, and nothing between.  Memory is not filled, so that initcheck finds reads of unwritten memory.
+ * DTYPE: bf16 or f32; both if not given.  --elements: tensors of more than COUNT elements instead, for the emulation,
+ * test_large_emu.  --short: for racecheck and initcheck, which would take hours for the whole batch.  It keeps the
+ * first and the last batch element in their places, with nothing between them, and does not fill memory, so that
+ * initcheck finds reads of unwritten memory.
  *
- * Every call is printed with its memory.  A call that exceeds the GPU's memory is skipped; then the program says so and
- * ends with 77.  A call that would fit, but not into the free memory, is a failure.  So is an operator without a
- * case. */
+ * The program prints every call with its memory.  It skips a call that exceeds the GPU's memory; then it says so and
+ * ends with 77.  It is a failure if a call would fit into the GPU's memory, but not into its free part, or if an
+ * operator has no case. */
 #include "test_kernels.h"
 
 #include <math.h>
@@ -62,7 +62,7 @@ static char *host_memory(size_t bytes) {
     exit(1);
 }
 
-/* Parameters and activations; states and the sums over the batch are left out. */
+/* Whether the call has the tensor: parameters and activations.  States and the sums over the batch are left out. */
 static int is_used(const call *k, const gt_tensor *t) {
     return t->use[k->pass] != '-' && t->use[k->pass] != 'g' && t->kind != 'i' && !strchr("SQR", t->shape[0]);
 }
@@ -80,7 +80,7 @@ static gt_view view_of(const call *k, const gt_tensor *t) {
     return gt_view_of(test_table(k->c), t, &k->filled, &k->dims);
 }
 
-/* From its first element to the end of its last. */
+/* Bytes from the tensor's first element to the end of its last. */
 static size_t bytes_of(const call *k, const gt_tensor *t) {
     const gt_view v = view_of(k, t);
     int64_t bytes = v.element;
@@ -96,7 +96,8 @@ static int64_t most_elements(const call *k) {
     return most;
 }
 
-/* Random values in the last batch element (short: the same in the first), or in all of a parameter. */
+/* Fills the last batch element with random values; with --short, the first with the same values.  Fills a parameter
+ * whole. */
 static void fill(const call *k, const gt_tensor *t, char *memory) {
     const gt_view v = view_of(k, t);
     const int64_t count = v.count / (has_batch(t) ? k->dims.n[batch_letter(k->c) - 'A'] : 1);
@@ -126,7 +127,7 @@ static void size_call(call *k, int64_t batch) {
     prepare(k);
 }
 
-/* A batch of two, as far from each other as the first and the last of `batch`. */
+/* Makes a batch of two, which lie as far apart as the first and the last element of `batch`. */
 static void move_apart(call *two, const call *one, int64_t batch) {
     for (const gt_tensor *t = test_table(two->c)->tensors; t->name; t++) {
         if (!has_batch(t) || !t->stride_offset || test_is_state(t)) continue;
@@ -142,7 +143,7 @@ static size_t workspace_bytes(const call *k) {
     return k->pass == GT_FORWARD ? need.forward : need.backward;
 }
 
-/* Memory of a tensor or workspace, NaN (short: as it comes). */
+/* Memory for a tensor or workspace, filled with NaN; with --short not filled. */
 static char *take(call *k, size_t bytes) {
     if (k->count == MOST_BLOCKS) {
         printf("FAILED: more than %d tensors\n", (int)MOST_BLOCKS);
@@ -170,14 +171,14 @@ static void release(call *k) {
     k->count = 0;
 }
 
-/* Whether the GPU is large enough; then its memory has to be free, too. */
+/* Whether the GPU is large enough.  If so, the memory must also be free. */
 static int fits(const call *all, const call *one, size_t *need) {
     size_t total;
     const size_t available = machine_memory(&total);
     *need = workspace_bytes(all) + workspace_bytes(one);
     for (const gt_tensor *t = test_table(all->c)->tensors; t->name; t++)
         if (is_used(all, t)) *need += bytes_of(all, t) + (test_is_input(t, all->pass) ? 0 : bytes_of(one, t));
-    const double rest = 1.5 * GIB; /* for the driver, and for blocks rounded up */
+    const double rest = 1.5 * GIB; /* for the driver, and for rounding up blocks */
     if ((double)*need + rest <= (double)available) return 1;
     if ((double)*need + rest > 0.98 * (double)total) {
         left_out++;
@@ -192,7 +193,8 @@ static int fits(const call *all, const call *one, size_t *need) {
 
 static int has_nan(const char *bytes, size_t count, int64_t element) {
     for (size_t i = 0; i + (size_t)element <= count; i += (size_t)element) {
-        uint16_t high; /* of a number, its sign and exponent: bf16, or the upper half of fp32 */
+        uint16_t high; /* the high half of a number, with sign and exponent: all of a bf16, or the upper half of an
+                          fp32 */
         memcpy(&high, bytes + i + element - 2, 2);
         if ((high & 0x7f80) == 0x7f80 && (high & 0x7f)) return 1;
     }
@@ -239,7 +241,7 @@ static void check_case(const test_case *c, gt_pass pass) {
            batch_letter(c), (long long)(batch * most_elements(&one)), (double)need / GIB, seconds() - started);
 }
 
-/* An operator's case for itself, whose batch this program chooses. */
+/* Checks one operator with its case for large tensors; this program chooses the batch. */
 static void check_operator(const test_op *op, gt_dtype dtype) {
     test_case c = op->large;
     if (!c.op) return; /* said once, by main */

@@ -1,17 +1,18 @@
-/* The model of examples/hybrid_model.h: its gradient against central differences, and checks of decoding, carried
+/* The model of examples/hybrid_model.h.  Compares its gradient with central differences, and tests decoding, carried
  * states, repeats and training.
  *
- * The twins and hybrid_ops.c are compiled a second time into this file, in double.  The same model code then runs in
- * double, so comparisons can be sharp.
+ * This file compiles the twins and hybrid_ops.c a second time, in double.  The same model code then runs in double, so
+ * that comparisons can be sharp.
  *
  *     test_model [short]       short: one direction of each parameter instead of two; tests of recomputing take each
- *                              model in float or in double, by turns */
+ *                              model in float or in double, by turns
+ */
 #define GT_REAL double
 #include "../reference/gt_ref.h"
 
-/* The checks take an element for 4 bytes, so slices of one buffer of doubles seem to overlap.  That check comes last,
- * when *filled is complete, so this ignores its verdict; the twins in float make it for the same slices of the same
- * model. */
+/* gt_prepare's checks take an element for 4 bytes, so slices of one buffer of doubles seem to overlap.  The overlap
+ * check comes last, when *filled is complete, so this function ignores its verdict.  The float twins make the same
+ * check for the same slices of the same model. */
 static gt_status prepare64(const gt_op *op, gt_pass pass, gt_target target, const void *args, void *filled,
                            gt_dims *dims) {
     const gt_status status = gt_prepare(op, pass, target, args, filled, dims);
@@ -37,7 +38,7 @@ static gt_status prepare64(const gt_op *op, gt_pass pass, gt_target target, cons
 
 #define check test_check
 
-/* A call that must succeed for the test to continue. */
+/* Ends the test if a call fails that the test cannot do without. */
 static void need(gt_status status, const char *what) {
     if (check(status == GT_OK, "%s: %s", what, hy_last_error())) return;
     test_finish();
@@ -72,8 +73,8 @@ static hy_config config_of(const char *name) {
     exit(1);
 }
 
-/* A name that ends with ' sizes': the model of that name with no default size.  ' conv_ssd': with conv_ssd; ' dropout':
- * with dropout. */
+/* The model with this name.  A name may end with ' sizes': no size has its default; ' conv_ssd': with conv_ssd; or '
+ * dropout': with dropout. */
 static hy_config small_config(const char *variant, int hidden, int layers, int heads, int stateful) {
     char name[32];
     snprintf(name, sizeof name, "%s", variant);
@@ -105,7 +106,7 @@ typedef struct batch {
     int n;
 } batch;
 
-/* Every seventh target does not count if `holes`. */
+/* A random batch.  With `holes`, every seventh target does not count. */
 static batch new_batch(int vocab, int n, int holes) {
     batch b = {malloc((size_t)n * sizeof(int32_t)), malloc((size_t)n * sizeof(int32_t)), n};
     for (int i = 0; i < n; i++) {
@@ -119,7 +120,7 @@ static void free_batch(batch *b) {
     free(b->targets);
 }
 
-/* Initial values leave some gradients zero; moves every number. */
+/* Moves every parameter, because with the initial values some gradients are zero. */
 static void shake(hy_model *m, double by) {
     for (int i = 0; i < hy_model_param_count(m); i++) {
         int64_t n = hy_model_param(m, i)->count;
@@ -140,7 +141,7 @@ static double loss_of(hy_model *m, const batch *b, const int32_t *keep) {
 
 static const hy_optimizer adam = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .max_norm = 1};
 
-/* All parameters, or their gradients, one after the other. */
+/* Reads all parameters, or all gradients, one after the other. */
 static double *read_all(hy_model *m, hy_value what, int64_t *count) {
     int64_t n = 0;
     for (int i = 0; i < hy_model_param_count(m); i++) n += hy_model_param(m, i)->count;
@@ -159,7 +160,7 @@ static double squares(const double *x, int64_t n) {
     return sum;
 }
 
-/* |a - b| / |b|; NaN if any is NaN */
+/* a - b| / |b|; NaN if any number is NaN. */
 static double distance(const double *a, const double *b, int64_t n) {
     double d = 0, s = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -171,8 +172,8 @@ static double distance(const double *a, const double *b, int64_t n) {
 
 /* ---- gradient against central differences -------------------------------------------------- */
 
-/* Loss with parameter i moved by h times the direction; the carried states come from the batch
- * before, run with the parameters as they were. */
+/* The loss with parameter i moved by h times the direction.  The carried states come from the batch before, which runs
+ * with the original parameters. */
 static double loss_moved(hy_model *m, int i, const double *x, const double *direction, double h, const batch *before,
                          const batch *b, const int32_t *keep) {
     int64_t n = hy_model_param(m, i)->count;
@@ -186,8 +187,7 @@ static double loss_moved(hy_model *m, int i, const double *x, const double *dire
     return loss;
 }
 
-/* Two random directions in one parameter, or one.  The error is relative to the size that <g, d> typically
- * has. */
+/* Checks one or two random directions in one parameter.  The error is relative to the typical size of <g, d>. */
 static void check_parameter(hy_model *m, const char *variant, int i, const double *gradient, const batch *before,
                             const batch *b, const int32_t *keep) {
     const double h = 1e-5;
@@ -203,7 +203,8 @@ static void check_parameter(hy_model *m, const char *variant, int i, const doubl
         }
         double near = loss_moved(m, i, x, d, h, before, b, keep) - loss_moved(m, i, x, d, -h, before, b, keep);
         double far = loss_moved(m, i, x, d, 2 * h, before, b, keep) - loss_moved(m, i, x, d, -2 * h, before, b, keep);
-        double numeric = (8 * near - far) / (12 * h); /* of fourth order: heads' norms are steep */
+        double numeric = (8 * near - far) / (12 * h); /* a fourth-order difference, because the heads' norms are
+                                                         steep */
         check(size > 0, "%s: %s has no gradient", variant, p->name);
         check(fabs(analytic - numeric) <= 2e-6 * sqrt(size) + 1e-10,
               "%s: %s: gradient along a direction %.12g, difference quotient %.12g", variant, p->name, analytic,
@@ -237,7 +238,7 @@ static void test_gradient(const char *variant, int stateful) {
     hy_model_destroy(m);
 }
 
-/* Two batches added up, and float against double. */
+/* Gradients of two batches add up, and float agrees with double. */
 static void test_gradient_sums(const char *variant) {
     enum { V = 13, B = 2, T = 9 };
     hy_config c = small_config(variant, 32, 2, 2, 0);
@@ -283,8 +284,9 @@ static void test_gradient_sums(const char *variant) {
     hy_model_destroy(f);
 }
 
-/* Steps of one batch, and of its parts in a model of half the batch: results agree up to rounding.  The parts have
- * unequal counts of targets; dropout leaves out the same numbers.  The average of the weights follows. */
+/* Runs steps of one batch, and of its parts in a model of half the batch; results must agree up to rounding.  The parts
+ * have unequal counts of targets.  Dropout leaves out the same numbers, and the average of the weights is compared,
+ * too. */
 static void test_parts(const char *variant) {
     enum { V = 13, B = 4, T = 9, STEPS = 3 };
     hy_config c = small_config(variant, 32, 2, 2, 0);
@@ -339,7 +341,7 @@ static double log_probability(const double *logits, int vocab, int32_t target) {
     return logits[target] - most - log(sum);
 }
 
-/* Inference gives the logits of an evaluation, and then of its own tokens. */
+/* Inference gives the logits of an evaluation, also for tokens that it drew itself. */
 static void test_inference(hy_backend *be, const char *variant) {
     enum { V = 17, T = 12 };
     hy_config c = small_config(variant, 32, 2, 0, 0);
@@ -421,7 +423,7 @@ static void test_inference_only(hy_backend *be, const char *variant) {
     hy_model_destroy(m[1]);
 }
 
-/* Decoding token by token gives the loss, and after a prompt the logits, of the whole sequence. */
+/* Decoding token by token gives the loss of the whole sequence and, after a prompt, its logits. */
 static void test_decoding(hy_backend *be, const char *variant, double tolerance) {
     enum { V = 17, T = 12 };
     hy_config c = small_config(variant, 32, 2, 0, 0);
@@ -458,7 +460,8 @@ static void test_decoding(hy_backend *be, const char *variant, double tolerance)
     hy_model_destroy(m);
 }
 
-/* Samples that decode together: each has the same logits as alone.  n tokens are more than a piece of T. */
+/* Several samples decode together, and each must have the same logits as alone.  n tokens are more than one piece of
+ * T. */
 static void test_samples(hy_backend *be, const char *variant, double tolerance) {
     enum { V = 17, S = 3, T = 4, N = 2 * T + 2 };
     hy_config c = small_config(variant, 32, 2, 0, 0), alone = c;
@@ -501,7 +504,7 @@ static void test_samples(hy_backend *be, const char *variant, double tolerance) 
     hy_model_destroy(one);
 }
 
-/* A backend that records the calls of a slot's second run and then replays them, as a GPU does. */
+/* A backend that records the calls of a slot's second run, and then replays them, as a GPU does. */
 typedef struct replay {
     struct kept_call {
         gt_status (*make)(hy_backend *, const void *);
@@ -540,7 +543,7 @@ static gt_status replay_run(hy_backend *be, int slot, gt_status (*record)(void *
     return status;
 }
 
-/* Every token is one run of one slot, and a replay of the recorded run gives the same bits. */
+/* Each token is one run of one slot.  A replay of the recorded run must give the same bits. */
 static void test_replayed_steps(hy_backend *be, const char *variant) {
     enum { V = 17, S = 2, T = 4, TOKENS = 9 };
     hy_config c = small_config(variant, 32, 2, 0, 0);
@@ -555,7 +558,7 @@ static void test_replayed_steps(hy_backend *be, const char *variant) {
         NEED(hy_model_create(be, &c, V, S, T, 1, &m));
         seed = 1, shake(m, 0.1);
         if (i) hy_calls_see(be, keep_call, &r), be->run = replay_run;
-        NEED(hy_model_feed(m, b.tokens, T, logits[i][0])); /* a prompt in between changes nothing */
+        NEED(hy_model_feed(m, b.tokens, T, logits[i][0])); /* a prompt in between must change nothing */
         NEED(hy_model_reset(m));
         for (int t = 0; t < TOKENS; t++) NEED(hy_model_feed(m, b.tokens + S * t, 1, logits[i][t]));
         if (i) hy_calls_leave(be);
@@ -568,7 +571,8 @@ static void test_replayed_steps(hy_backend *be, const char *variant) {
     free_batch(&b);
 }
 
-/* Two batches with carried states equal one of twice the length; a track that is not kept starts from zero states. */
+/* Two batches with carried states must equal one batch of twice the length.  A track that is not kept starts from zero
+ * states. */
 static void test_carried_states(const char *variant) {
     enum { V = 11, B = 3, T = 10, HALF = T / 2 };
     const int32_t all[B] = {1, 1, 1}, some[B] = {1, 0, 1};
@@ -600,7 +604,7 @@ static void test_carried_states(const char *variant) {
     double fresh = loss_of(half, &part[1], NULL);
     check(fabs(eval_sum / (double)counted - fresh) < 1e-12, "%s: evaluation does not start at zero", variant);
     check(fabs(kept - fresh) > 1e-6, "%s: the carried states change nothing", variant);
-    /* only the middle track starts from zero states: the loss over its targets alone shows it */
+    /* only the middle track starts from zero states, and the loss over its targets alone shows that */
     for (int i = 0; i < B * HALF; i++)
         if (i / HALF != 1) part[1].targets[i] = -1;
     double alone = loss_of(half, &part[1], NULL);
@@ -661,7 +665,7 @@ static void test_untrained(const char *name) {
     hy_model_destroy(m);
 }
 
-/* A model learns one repeated batch by heart. */
+/* A model must learn one repeated batch by heart. */
 static void test_overfit(const char *variant) {
     enum { V = 20, B = 2, T = 16, STEPS = 150 };
     hy_config c = small_config(variant, 32, 2, 0, 0);
@@ -680,7 +684,7 @@ static void test_overfit(const char *variant) {
     hy_model_destroy(m);
 }
 
-/* A model after some steps on one backend; stateful, with every option of the optimiser in use. */
+/* Trains a stateful model for some steps on one backend, with every option of the optimiser in use. */
 static double *train_some(hy_backend *be, int threads, float loss_scale, int64_t *n) {
     enum { V = 30, B = 3, T = 20 };
     const int32_t keep[B] = {1, 0, 1};
@@ -719,7 +723,7 @@ static void test_repeat(void) {
     free(first), free(second), free(threads), free(scaled), free(exact), free(exact_scaled);
 }
 
-/* Gradients are reported without the loss scale. */
+/* The model reports gradients without the loss scale. */
 static void test_loss_scale(void) {
     enum { V = 9, B = 1, T = 8 };
     hy_config c = small_config("HY", 16, 1, 0, 0);
@@ -746,7 +750,7 @@ static void test_loss_scale(void) {
     free_batch(&b);
 }
 
-/* A gradient that is not finite changes nothing and is reported. */
+/* A step with a gradient that is not finite changes nothing, and is reported. */
 static void test_skipped_step(void) {
     enum { V = 9, B = 1, T = 4 };
     hy_config c = small_config("HY", 16, 1, 0, 0);
@@ -785,9 +789,9 @@ static gt_status counting_alloc(hy_backend *be, void **memory, size_t bytes) {
     return true_alloc(be, memory, bytes);
 }
 
-/* A model that recomputes equals one that does not, bit for bit: activations, the probe, gradients, accumulated
- * gradients, carried states and steps.  Its memory equals the plan.  It saves the activations of all layers but one,
- * without the inputs. */
+/* A model that recomputes must equal one that does not, bit for bit: activations, the probe, gradients, accumulated
+ * gradients, carried states and steps.  Its memory must equal the plan, which leaves out the activations of all layers
+ * but one, except for the layers' inputs. */
 static void test_recompute(hy_backend *be, const char *variant, int stateful) {
     enum { V = 11, B = 2, T = 9, LAYERS = 4 };
     const int32_t keep[B] = {1, 0};
@@ -860,7 +864,7 @@ static void test_recompute(hy_backend *be, const char *variant, int stateful) {
 
 /* ---- which operators are one call ------------------------------------------------------------ */
 
-/* The same loss, gradients and weights bit for bit with wkv_ssm and with conv_ssd, which keeps no convolved rows. */
+/* wkv_ssm, and conv_ssd, which keeps no convolved rows, must give the same loss, gradients and weights bit for bit. */
 static void test_fuse(const char *variant, int stateful) {
     enum { V = 11, B = 2, T = 9, LAYERS = 3, D = 2 * 32 + 2 * 64 };
     const int32_t keep[B] = {1, 0};

@@ -1,5 +1,5 @@
-/* Queries without a launch.  gt_OP_path for every case of the table, in every pass, and the reasons that wkv6 gives.
- * gt_OP_workspace: the time of the answer for any seq_capacity. */
+/* Queries that launch nothing.  Tests gt_OP_path for every case of the tables and every pass, and the reasons that wkv6
+ * gives.  Tests that gt_OP_workspace answers in time for any seq_capacity. */
 #define _POSIX_C_SOURCE 199309L
 #include "gt_test.h"
 #include "test_kernels.h"
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Only sizes and flags are given: a kernel that ran instead of being noted would fault. */
+/* The call has only sizes and flags.  A kernel that ran, instead of being listed, would fault. */
 static void check_case(const test_case *c) {
     char text[1024], cut[20];
     gt_status status = test_table(c)->calls.path(&c->args, text, sizeof text);
@@ -40,7 +40,7 @@ static void expect_not(const gt_wkv6_args *a, const char *words) {
     test_check(status == GT_OK && !strstr(text, words), "wkv6: '%s' is in '%s' (%d)", words, text, status);
 }
 
-/* Not aligned, and far from all other memory: nothing is read. */
+/* A misaligned address far from all other memory; nothing reads there. */
 static char *const apart = (char *)(((uintptr_t)1 << 40) + 2);
 
 static void test_wkv6(void) {
@@ -103,9 +103,9 @@ static void expect_ssd(const gt_ssd_args *a, const char *words) {
     test_check(status == GT_OK && strstr(text, words), "ssd: '%s' is not in '%s' (%d)", words, text, status);
 }
 
-/* Calls that tensor cores cannot compute go to the kernels for any size.  The arguments are names of kernels.  fastest:
- * forward on tensor cores.  fastest_chunks, fp32_chunks: chunks of backward, in 16 bits and in fp32.  of_states: passes
- * over states, also of segment.  of_gate: the first kernel with z, which makes dz and states, or dy silu(z).
+/* Calls that tensor cores cannot compute go to the kernels for any size.  The arguments are names of kernels. fastest:
+ * forward on tensor cores.  fastest_chunks, fp32_chunks: the chunks of backward, in 16 bits and in fp32. of_states:
+ * passes over states, also in segment.  of_gate: the first kernel with z, which computes dz and states, or dy silu(z).
  * fp32_forward: forward in fp32. */
 static void test_ssd_of(const char *fastest, const char *fastest_chunks, const char *fp32_forward,
                         const char *fp32_chunks, const char *of_states, const char *of_gate) {
@@ -113,7 +113,7 @@ static void test_ssd_of(const char *fastest, const char *fastest_chunks, const c
     static float memory[64];
     float *const states[] = {memory, memory + 2, memory + 1};
     const gt_ssd_args good = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .dtype = GT_BF16, .softplus = 1};
-    for (int i = 0; i < 3; i++) { /* aligned to 16, 8 and 4 bytes */
+    for (int i = 0; i < 3; i++) { /* alignments of 16, 8 and 4 bytes */
         const char *forward = i < 2 ? fastest : "forward: forward_kernel;";
         const char *backward = i < 2 ? fastest_chunks : "backward_kernel";
         gt_ssd_args a = good;
@@ -170,7 +170,7 @@ static void test_ssd_of(const char *fastest, const char *fastest_chunks, const c
     expect_ssd(&a, ", scan_segments_kernel; segment backward: reverse_states_kernel, ");
     a = good, a.N = 32;
     expect_ssd(&a, fastest_chunks);
-    /* a step has its own kernel, for any alignment and size */
+    /* a step has a kernel of its own, for any alignment and size */
     a = good, a.T = 16;
     expect_ssd(&a, "; step: step_kernel");
     a.x = (char *)memory + 2, a.N = 250;
@@ -201,7 +201,7 @@ static void test_steps_of_two(void) {
     test_check(status == GT_OK && !strstr(text, "step: "), "wkv_ssm: '%s' (%d)", text, status);
 }
 
-/* The second launch of a step is refused before the first one runs. */
+/* If a step's second launch is impossible, the call must be refused before the first launch runs. */
 static void test_grid_of_both(void) {
     gt_wkv_ssm_args a = {.B = 70000, .T = 1, .wkv6 = {.H = 70000, .N = 1}, .ssd = {.H = 1, .P = 1, .N = 1}};
     const gt_op *op = gt_op_wkv_ssm();
@@ -216,7 +216,7 @@ static void test_grid_of_both(void) {
 }
 
 static void test_ssd(void) {
-    if (!machine_choose("sm_86")) { /* a GPU: the test cannot choose the device */
+    if (!machine_choose("sm_86")) { /* on a GPU the test cannot choose the device */
         test_ssd_of("forward: forward_", "chunk_gradient_", "forward_fp32_", "chunk_gradient_fp32_", "states_",
                     "backward: ");
         return;
@@ -238,18 +238,18 @@ static void test_ssd(void) {
     expect_ssd(&alone, "forward: forward_hopper_kernel; backward: gate_kernel, states_hopper_kernel (2 times), ");
     alone.z = NULL, alone.N = 256;
     expect_ssd(&alone, "forward: forward_tensor_kernel (2 times); backward: states_hopper_kernel (4 times), ");
-    /* the states of segments in a launch for each 128 columns */
+    /* a launch for each 128 columns computes the states of segments */
     expect_ssd(&wide, "forward: states_hopper_kernel (2 times), scan_segments_kernel, forward_hopper_kernel;");
     static float memory[64];
     gt_ssd_args gated = wide;
     gated.z = memory;
-    /* dz last, for its memory holds dy silu(z) */
+    /* dz comes last, because its memory first holds dy silu(z) */
     expect_ssd(&gated, "backward: gate_kernel, states_hopper_kernel (2 times), scan_segments_kernel, ");
     expect_ssd(&gated, ", chunk_times_kernel, states_hopper_kernel (2 times), scan_segments_kernel, "
                        "forward_hopper_kernel, reduce_rows");
     gated.decay_out = memory, gated.z = apart + 14; /* aligned */
     expect_ssd(&gated, "; segment backward: gate_kernel, states_hopper_kernel (2 times), scan_segments_kernel");
-    /* many heads that share B and C */
+    /* many heads share B and C */
     gt_ssd_args many = {.B = 8, .T = 600, .H = 48, .P = 64, .N = 128, .dtype = GT_BF16};
     expect_ssd(&many, "forward: group_rows_kernel, forward_maps_kernel; ");
     many.H = 16;
@@ -262,7 +262,7 @@ static void test_ssd(void) {
     expect_ssd(&many, "forward: forward_hopper_kernel; ");
     many.G = 1, many.P = 80;
     expect_ssd(&many, "forward: forward_hopper_kernel; ");
-    /* with y: dz comes with dy silu(z) */
+    /* with y, one kernel computes dz and dy silu(z) */
     gated = (gt_ssd_args){.B = 2, .T = 600, .H = 2, .P = 64, .N = 64, .segments = 1, .reads_y = 1, .dtype = GT_BF16};
     gated.z = memory, gated.y = apart + 14, gated.saved = memory, gated.saved_bytes = 1 << 30;
     expect_ssd(&gated, "backward: gate_kernel, states_hopper_kernel, chunk_factors_kernel, "
@@ -271,17 +271,18 @@ static void test_ssd(void) {
     expect_ssd(&gated, "backward: gate_kernel, states_hopper_kernel, scan_segments_kernel, states_hopper_kernel, ");
     gated.segments = 1, gated.N = 256;
     expect_ssd(&gated, "backward: gate_kernel, states_hopper_kernel (2 times), ");
-    gated = alone, gated.N = 64, gated.z = memory; /* dz of a unit a group is by a kernel that reads z itself */
+    gated = alone, gated.N = 64, gated.z = memory; /* where each group has one unit, a kernel that reads z itself
+                                                      computes dz */
     expect_ssd(&gated, "backward: gate_kernel, states_hopper_kernel (2 times), chunk_factors_kernel, "
                        "chunk_gradient_hopper_kernel, chunk_times_kernel, forward_tensor_kernel, ");
 }
 
-/* Memory of ssd's saved and workspace, in multiples of the bytes of y.  Saved: a state in f16 every 128 tokens; no
- * state for sequences of up to 128 tokens. */
+/* The memory of ssd's saved and workspace, in multiples of the bytes of y.  Saved has a state in f16 every 128 tokens,
+ * and no state for sequences of up to 128 tokens. */
 static void test_ssd_memory(void) {
     static const struct {
         const char *device;
-        double backward, with_channels; /* with saved: G, and on 9.0 a record of each token */
+        double backward, with_channels; /* with saved: G, and on 9.0 one record for each token */
     } devices[] = {{"sm_80", 1.03, 1.07}, {"sm_86", 1.03, 1.07}, {"sm_90", 1.33, 1.46}};
     static float memory[64];
     for (int i = 0; i < 3 && machine_choose(devices[i].device); i++) {
@@ -325,7 +326,7 @@ static void test_errors(void) {
                gt_last_error());
 }
 
-/* Backward of the norms is two launches: gradients with sums of rows, and one for all gains' sums. */
+/* Backward of the norms is two launches: one for gradients and sums over rows, one for the sums of all gains. */
 static void test_norms(void) {
     static const int64_t sizes[][2] = {{16384, 128}, {65536, 512}, {1000, 17}};
     for (int i = 0; i < 3; i++) {
@@ -358,7 +359,7 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Under a millisecond, the fastest of some, whatever the capacities; the need of T tokens bounds the answer. */
+/* The fastest of several queries takes less than a millisecond, whatever the capacity.  T tokens bound the answer. */
 static void check_queries(const test_op *op) {
     static const int64_t capacities[] = {1, 64, 65536, 16000000, INT32_MAX - 1};
     gt_workspace need, first = {0, 0, 0, 0, 0};
@@ -380,7 +381,7 @@ static void check_queries(const test_op *op) {
                        (long long)capacities[i], gt_last_error());
             test_check(fastest < 1e-3, "%s, capacity %lld: a query takes %.2e s", op->name, (long long)capacities[i],
                        fastest);
-            if (status != GT_OK) continue; /* states of more than 2^48 elements */
+            if (status != GT_OK) continue; /* the states have more than 2^48 elements */
             if (!is_long && capacities[i] == 65536) first = need;
             if (is_long || capacities[i] <= 65536) continue;
             const size_t order = 4 * (size_t)(capacities[i] - 65536) + 256; /* of the sequences, by length */
@@ -394,7 +395,7 @@ static void check_queries(const test_op *op) {
 
 /* ---- large capacities ------------------------------------------------------------------------ */
 
-/* Elements of a sequence's states, without the convolution's.  *largest: elements of the largest tensor alone. */
+/* Counts elements of a sequence's states, without the convolution's state.  *largest: of the largest tensor. */
 static double state_elements(const test_case *c, double *largest) {
     test_args filled;
     gt_dims dims;
@@ -411,8 +412,8 @@ static double state_elements(const test_case *c, double *largest) {
     return sum;
 }
 
-/* No size of memory overflows: saved holds a state for every chunk, of 16 or 32 bits a number, and backward's workspace
- * holds them again if forward did not store them. */
+/* No size of memory may overflow.  saved holds a state for every chunk, with 16 or 32 bits a number.  Backward's
+ * workspace holds these states again if forward did not store them. */
 static void check_memory(const test_case *sizes, int64_t T, int64_t capacity) {
     test_case c = *sizes;
     gt_workspace need;
@@ -440,13 +441,14 @@ static void check_memory(const test_case *sizes, int64_t T, int64_t capacity) {
                (long long)capacity, saved, backward, least, most);
 }
 
-/* Tensors by token or of parameters; no states. */
+/* Whether a tensor is over tokens or is a parameter; states are neither. */
 static int is_plain(const test_case *c, const gt_tensor *t, gt_pass pass) {
     return (test_is_input(t, pass) || test_is_output(t, pass)) && !strchr("SQCER", t->shape[0]) && t->kind != 'i' &&
            !test_is(t, "z") && !test_is(t, "dz") && test_count(c, pass, t) > 0;
 }
 
-/* 40 tokens of three sequences in a call that has room for `capacity`: outputs of all passes, one after another. */
+/* Runs 40 tokens of three sequences in a call with room for `capacity` sequences.  Returns the outputs of all passes,
+ * one after another. */
 static size_t run_packed(const test_case *sizes, int64_t capacity, char **outputs) {
     const gt_pass passes[] = {GT_FORWARD, GT_BACKWARD};
     const int32_t count = 3;
@@ -506,7 +508,7 @@ static size_t run_packed(const test_case *sizes, int64_t capacity, char **output
     return bytes;
 }
 
-/* Three sequences give the same bits in a call with room for a million. */
+/* Three sequences give the same bits in a call that has room for a million. */
 static void check_large_capacity(const test_case *sizes, gt_dtype dtype) {
     char *few, *many;
     test_case c = *sizes;
@@ -518,7 +520,8 @@ static void check_large_capacity(const test_case *sizes, gt_dtype dtype) {
     free(many);
 }
 
-/* Here segments or chunks are too many for kernels on tensor cores.  The kernels for any size take the call. */
+/* Here there are too many segments or chunks for the kernels on tensor cores, so the kernels for any size take the
+ * call. */
 static void test_many_parts(void) {
     gt_wkv6_args a = {.B = 1, .T = 1 << 20, .H = 1 << 11, .N = 32, .seq_capacity = 1 << 20, .dtype = GT_BF16};
     gt_ssd_args s = {.B = 1, .T = 1 << 20, .H = 1 << 9, .P = 8, .N = 16, .seq_capacity = 1 << 20, .dtype = GT_BF16};

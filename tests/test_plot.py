@@ -113,12 +113,13 @@ class PlotTest(unittest.TestCase):
                 lines[width] = [tuple(map(float, p)) for p in re.findall(r'[ML] (\S+) (\S+)', path.get('d'))]
         thin, thick = lines['0.8'], lines['1.8']
         self.assertEqual((len(thin), len(thick)), (50, 10))
-        # both begin highest, below the words at the head, and end lowest, above the lower end of the paper
+        # both curves begin with their highest point, below the words at the top, and end with the lowest, on the paper
         for curve in (thin, thick):
             self.assertEqual([curve[0][1], curve[-1][1]], [min(y for _, y in curve), max(y for _, y in curve)])
             self.assertGreater(curve[0][1], .7 * 72)
             self.assertLess(curve[-1][1], 3.6 * 72)
-        # thin: means of two steps, from tokens 150 and loss 7.91 to 9950 and 2.03; thick: from 1000, 8.3 to 10000, 2
+        # thin: means of two steps, from token 150 with loss 7.91 to token 9950 with 2.03; thick: from 1000 with 8.3 to
+        # 10000 with 2
         per_token = (thin[-1][0] - thin[0][0]) / 9800
         per_nat = (thin[-1][1] - thin[0][1]) / (7.91 - 2.03)
         self.assertGreater(per_nat, 0)  # y grows downwards

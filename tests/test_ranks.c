@@ -2,7 +2,7 @@
  *
  *     test_ranks HYBRID_TRAIN MPIRUN [short | long]
  *
- * short: without the comparisons that take most of the time; long: 200 steps, and kills at random moments. */
+ * short: leaves out the comparisons that take most of the time.  long: 200 steps, and kills at random moments. */
 #define _XOPEN_SOURCE 700
 #include "trainer.h"
 #include "hybrid_file.h"
@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { IN_TIME = 90 }; /* seconds in which all ranks end after one has failed; a second on a quiet machine */
+enum { IN_TIME = 90 }; /* seconds in which all ranks must end after one failed; a second on a quiet machine */
 
 static char mpirun[4096], hybrid_train[4096];
 
@@ -37,7 +37,7 @@ static pid_t start_mpirun(const char *line) {
     return child;
 }
 
-/* Runs the line with so many ranks, or for 0 without mpirun.  Fails the case unless the status is the expected one. */
+/* Runs the line with `ranks` ranks; 0: without mpirun.  Fails the case unless the exit status is `status`. */
 static char *run(int ranks, int status, const char *format, ...) {
     char line[3000], whole[4000];
     va_list list;
@@ -56,7 +56,8 @@ static char *run(int ranks, int status, const char *format, ...) {
 
 static void run_quietly(int ranks, const char *line, const char *more) { free(run(ranks, 0, "%s %s", line, more)); }
 
-/* Runs mpirun.  It exits in time, with `status` (0: with any other, as each rank has its own), and says both texts. */
+/* Runs mpirun.  It must exit in time with `status`, and print both texts.  status 0 accepts any failure, because each
+ * rank has its own status. */
 static int ranks_say(int status, const char *line, const char *text1, const char *text2) {
     const double start = now();
     const int got = wait_for(start_mpirun(line)), is_in_time = now() - start < IN_TIME;
@@ -67,7 +68,7 @@ static int ranks_say(int status, const char *line, const char *text1, const char
     return ok;
 }
 
-/* The process of a rank, which ./rank notes; 0 if it does not come. */
+/* The process id that ./rank writes for a rank; 0 if it never appears. */
 static pid_t process_of(int rank) {
     char name[32];
     snprintf(name, sizeof name, "pid.%d", rank);
@@ -86,8 +87,8 @@ static float *read_floats(hy_file *file, const hy_file_tensor *t) {
     return numbers;
 }
 
-/* Relative difference, in the 2-norm, of all tensors whose names begin with the prefix; -1: the files have other
- * tensors.  0 means the same bits. */
+/* The relative difference, in the 2-norm, of all tensors whose names begin with the prefix.  0 means equal bits; -1:
+ * the files have different tensors. */
 static double file_distance(const char *one, const char *two, const char *prefix) {
     hy_file a, b;
     double difference = 0, norm = 0;
@@ -119,7 +120,7 @@ static int within(const char *one, const char *two, const char *prefix, double b
     return ok;
 }
 
-/* Largest difference of a column of two logs; -1: they have not the same rows. */
+/* The largest difference in a column of two logs; -1: the logs have different rows. */
 static double log_distance(const char *one, const char *two, int column) {
     double most = 0;
     char *text[2] = {read_string(one), read_string(two)}, *save[2], *line[2];
@@ -162,7 +163,7 @@ static const char *name_of(const char *format, int ranks) {
 #define SHORT " --sample 0 --quiet --eval-every 0 --final-eval-tokens 128 "
 #define LITTLE TINY SHORT
 
-/* The first step's gradient is in AdamW's first moment, (1 - beta1) times. */
+/* After the first step, AdamW's first moment is (1 - beta1) times the gradient. */
 static const char gradient[] = "optimizer.exp_avg.";
 
 static void same_gradient(const char *options, double bound) {
@@ -176,8 +177,8 @@ static void same_gradient(const char *options, double bound) {
     if (system("rm g?.st")) abort();
 }
 
-/* The default model, and windows of a length that does not fit the blocks in which OpenBLAS computes products; then
- * all options that depend on windows. */
+/* Tests the default model, with windows whose length does not fit the blocks in which OpenBLAS computes products.  Then
+ * tests all options that depend on windows. */
 static void test_gradient(void) {
     same_gradient("--device cpu" SHORT, 1e-6);
     same_gradient("--device cpu --model GF --batch 4 --seq 33" SHORT, 1e-6);
@@ -186,8 +187,8 @@ static void test_gradient(void) {
     same_gradient(LITTLE "--stateful --split tracks --seq 50", 1e-6);
 }
 
-/* Losses of three steps, the curve and the final loss; a mean of 128 held-out tokens is of other windows where ranks
- * have other batches.  The same number of ranks gives the same bits. */
+/* Compares the losses of three steps, the curve and the final loss.  The same number of ranks gives the same bits.  A
+ * mean over only 128 held-out tokens would be of other windows, because ranks have other batches. */
 static void test_losses(void) {
     const char *line =
         TINY "--sample 0 --steps 3 --batch 8 --micro-batch 2 --eval-every 1 --eval-tokens 512 --keep-best";
@@ -209,7 +210,7 @@ static void test_losses(void) {
     CHECK(!access("l4.st", R_OK) && access("l4.st.1", F_OK) && access("l4.csv.1", F_OK)); /* one rank writes */
 }
 
-/* A run that goes on with as many ranks is the one that was never interrupted; with others it stays near. */
+/* A run that resumes with as many ranks equals a run without interruption.  With other ranks it stays near. */
 static void test_resume(void) {
     const char *line = LITTLE "--schedule constant --stateful --split tracks --ema 0.9 --save-every 0";
     run_quietly(2, line, "--steps 4 --save whole.st --csv whole.csv");
@@ -227,7 +228,7 @@ static void test_resume(void) {
         CHECK(within("whole.st", name_of("r%d.st", n), "", 1e-5));
         CHECK(within("whole.st", name_of("r%d.st", n), "state.", 1e-5));
     }
-    /* a complete run of ranks completes its log, and --eval shares the held-out part */
+    /* ranks complete the log of a complete run, and --eval shares the held-out part among them */
     free(run(2, 0, "--resume r2.st --csv r2.csv"));
     char *one = run(0, 0, "--eval r2.st"), *two = run(4, 0, "--eval r2.st");
     CHECK(strstr(one, "held-out loss ") && strstr(two, "held-out loss "));
@@ -235,7 +236,7 @@ static void test_resume(void) {
     free(one), free(two);
 }
 
-/* A rank needs the memory of one process with its share of the batch. */
+/* A rank needs the memory of one process that has the rank's share of the batch. */
 static void test_plan(void) {
     char *one = run(0, 0, "--plan 4 --model HY"), *four = run(4, 0, "--plan 16 --model HY");
     const char *a = strstr(one, "\nHY,"), *b = strstr(four, "\nHY,");
@@ -290,7 +291,7 @@ static void remove_run(void) {
     if (system("rm -f e.* pid.*")) abort();
 }
 
-/* After the end of a run its file is whole, so it can be resumed, and so is its log. */
+/* When a run has ended, its file is whole, so that it can be resumed, and so is its log. */
 static void check_files(int ranks) {
     char *out = run(ranks, 0, "--eval e.st");
     CHECK(strstr(out, "held-out loss "));
@@ -300,7 +301,7 @@ static void check_files(int ranks) {
     free(log);
 }
 
-/* Sends a signal to rank 1 once there are some steps; all ranks end in time, and say so. */
+/* Sends a signal to rank 1 after some steps.  All ranks must end in time, and say so. */
 static void end_by(int ranks, int sent, int status, const char *options, const char *text1, const char *text2) {
     char line[1024];
     snprintf(line, sizeof line, "-n %d ./rank " ENDLESS "%s", ranks, options);
@@ -325,7 +326,7 @@ static void test_ends(void) {
     remove_run();
     CHECK(ranks_say(1, "-n 2 ./rank " LITTLE "--steps 2 --csv /dev/full", "rank 0: cannot write /dev/full: No space",
                     ""));
-    /* one process: a reader of the log that does not read */
+    /* one process: the reader of its log does not read */
     if (mkfifo("e.csv", 0600)) abort();
     CHECK(says(1, LITTLE "--steps 2 --csv e.csv --stall-timeout 6", "no progress for 6 s: ", "the log comes next"));
     remove_run();
@@ -334,7 +335,7 @@ static void test_ends(void) {
 /* ---- long ----------------------------------------------------------------------------------- */
 
 static void test_two_hundred_steps(void) {
-    /* at the default rate, 0.004, one rounding moves this loss by more: --micro-batch of one process does */
+    /* at the default rate, 0.004, one rounding moves this loss by more, as --micro-batch of one process shows */
     const char *line = "--device cpu --sample 0 --quiet --steps 200 --lr 0.001";
     double loss[3];
     for (int i = 0; i < 3; i++) {
@@ -346,7 +347,7 @@ static void test_two_hundred_steps(void) {
     CHECK(fabs(loss[1] - loss[0]) < 0.01 && fabs(loss[2] - loss[0]) < 0.01);
 }
 
-/* A run that is killed again and again ends as one that is not. */
+/* A run that is killed again and again must end like a run that is not. */
 static void test_kills(void) {
     enum { KILLS = 15 };
     const char *line =
@@ -383,18 +384,18 @@ int main(int argc, char **argv) {
     if (argc < 3 || !realpath(argv[2], mpirun))
         return fprintf(stderr, "usage: test_ranks HYBRID_TRAIN MPIRUN [short | long]\n"), 2;
     snprintf(mpirun, sizeof mpirun, "%s",
-             argv[2]); /* not its target: the name of a link can choose what the program does */
+             argv[2]); /* not the link's target, because the name of a link can choose what the program does */
     const int status = begin_tests(argv[1]);
     if (status) return status;
     memcpy(hybrid_train, program, sizeof hybrid_train);
-    /* MPI leaks, partly in libraries that it has unloaded, so that no suppression can name them */
+    /* MPI leaks memory, partly in libraries that it unloads, so that no suppression can name them */
     snprintf(script, sizeof script,
              "#!/bin/sh\necho $$ >pid.${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\n"
              "export ASAN_OPTIONS=\"${ASAN_OPTIONS-}:detect_leaks=0\"\nexec %s \"$@\"\n",
              program);
     write_string("rank", script);
     if (chmod("rank", 0755)) abort();
-    /* more ranks than cores, as root, in containers */
+    /* allow more ranks than cores, and root, as in containers */
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1), setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
     setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 1), setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 1);
     if (is_long) {

@@ -1,5 +1,5 @@
-/* Stochastic rounding of states: Philox4x32-10 by the known answers of Random123 (kat_vectors), and the neighbours that
- * a number rounds to, with their probabilities. */
+/* Stochastic rounding of states.  Tests Philox4x32-10 with the known answers of Random123 (kat_vectors), and tests to
+ * which neighbours a number rounds, and with which probabilities. */
 #include "gt_test.h"
 
 #include "gt/recurrence/rounding.h"
@@ -31,7 +31,8 @@ static double value_of(uint32_t half, gt_dtype dtype) {
     return dtype == GT_BF16 ? gt_bf16_to_f32((uint16_t)half) : gt_f16_to_f32((uint16_t)half);
 }
 
-/* x rounds away from 0 for random words below the fraction of a unit that it lies above its lower neighbour. */
+/* x lies above its lower neighbour by a fraction of a unit.  It must round away from 0 for the random words below that
+ * fraction. */
 static void check_number(float x, gt_dtype dtype) {
     const uint32_t bits = gt_float_bits(x), low = gt_round_to_half(bits, UINT32_MAX, dtype);
     const double a = value_of(low, dtype), b = value_of(low + 1, dtype);

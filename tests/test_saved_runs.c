@@ -1,11 +1,12 @@
-/* Tests of what hybrid_train does with model files: runs that go on, that are killed, that cannot
- * write; weights, losses and text from a file.
+/* Tests of hybrid_train with model files: it resumes runs, is killed, or cannot write.  It also takes weights, losses
+ * and text from a file.
  *
  *     test_saved_runs PROGRAM [short]     PROGRAM is the built hybrid_train; short: fewer steps and kills
  *     test_saved_runs PROGRAM device      only with --device cuda, which may be emulated
- *     test_saved_runs PROGRAM python      its files in Python: with the interpreter GT_TEST_PYTHON,
- *                                         else python3; without numpy and safetensors there it is
- *                                         skipped, or with GT_TEST_STRICT set fails */
+ *     test_saved_runs PROGRAM python      Python reads its files, with the interpreter GT_TEST_PYTHON
+ *                                         or else python3.  Without numpy and safetensors the test is
+ *                                         skipped, or fails if GT_TEST_STRICT is set
+ */
 #define _XOPEN_SOURCE 700
 #include "gpu_present.h"
 #include "hybrid_save.h"
@@ -18,9 +19,9 @@
 
 static int is_short;
 
-/* Small enough for some hundred steps a second. */
+/* So small that it makes some hundred steps a second. */
 #define SMALL "--device cpu --hidden 16 --layers 1 --batch 2 --seq 16 --data greek.txt "
-/* Sizes that differ from the defaults. */
+/* Has sizes that differ from the defaults. */
 #define SMALL_SIZES SMALL "--model HY-M1 --stateful --d-state 8 --expand 1 --d-conv 3 --ffn 2 --head-size 8 "
 
 static int exists(const char *path) { return !access(path, F_OK); }
@@ -40,7 +41,7 @@ static int wait_for_file(const char *path) {
     return exists(path);
 }
 
-/* Exit status of a shell command.  In the command $T is the program.  The output goes to out.txt. */
+/* Runs a shell command, whose output goes to out.txt, and returns its exit status.  $T is the program. */
 static int shell(const char *command) {
     char line[2048];
     fflush(stdout);
@@ -77,7 +78,8 @@ static int same_tensor(hy_file *a, hy_file *b, const hy_file_tensor *t) {
     return same;
 }
 
-/* How many tensors, whose names begin so, differ between two files; -1: a file is refused. */
+/* Counts the tensors that differ between two files, out of the tensors whose names begin with `prefix`.  -1: a file
+ * cannot be read. */
 static int differences(const char *path_a, const char *path_b, const char *prefix) {
     hy_file a, b = {.path = NULL};
     int count = -1;
@@ -93,7 +95,7 @@ static int differences(const char *path_a, const char *path_b, const char *prefi
     return count;
 }
 
-/* Two files hold the same run, bit for bit. */
+/* Whether two files hold the same run, bit for bit. */
 static int same_runs(const char *path_a, const char *path_b) {
     static const char *const keys[] = {"run.steps",        "run.tokens",      "run.random", "run.loss_scale",
                                        "run.recent_ratio", "run.recent_loss", "option.lr",  "run.optimizer_steps"};
@@ -107,7 +109,7 @@ static int same_runs(const char *path_a, const char *path_b) {
     return same;
 }
 
-/* A number of a file's metadata; -1: the file is refused. */
+/* Reads a number of a file's metadata; -1: the file cannot be read. */
 static long long number_of(const char *path, const char *key) {
     hy_file file;
     long long number = -1;
@@ -119,8 +121,7 @@ static long long number_of(const char *path, const char *key) {
     return number;
 }
 
-/* The columns of a log that depend neither on time nor on where a run ended: not the held-out
- * loss. */
+/* The columns of a log that depend neither on the time nor on where a run ended.  So the held-out loss is left out. */
 static char *columns_of(const char *path) {
     int rows;
     char *text = numbers_of(path, &rows), *to = text;
@@ -143,7 +144,7 @@ static int same_logs(const char *path_a, const char *path_b) {
 
 /* ---- runs that go on ----------------------------------------------------------------------- */
 
-/* Starts a run that saves, and ends it by a signal when its log has so many lines. */
+/* Starts a run that saves, and sends it a signal once its log has `lines` lines. */
 static int interrupt(const char *line, const char *log, int lines, int number) {
     pid_t child = start_program(line);
     CHECK(wait_for_lines(log, lines));
@@ -151,7 +152,7 @@ static int interrupt(const char *line, const char *log, int lines, int number) {
     return wait_for(child);
 }
 
-/* A run that was interrupted twice is the run that was not. */
+/* A run that was interrupted twice must equal a run without interruption. */
 static void check_resume(const char *options) {
     static const char *const temporary[] = {"a.st", "b.st", "a.csv", "b.csv"};
     char line[512], *whole, *out;
@@ -174,11 +175,11 @@ static void check_resume(const char *options) {
         CHECK(!strncmp(sample[0], sample[1], length));
     }
     free(whole);
-    /* the file of a complete run stays */
+    /* the file of a complete run must not change */
     CHECK(says(0, "--resume b.st --save b.st", "b.st: the run is complete", "larger --steps"));
     CHECK(same_runs("a.st", "b.st"));
     free(out);
-    /* and so do logs: its own, and others of that name; none is begun */
+    /* neither must logs, whether of this run or of another; and no log is begun */
     write_string("other.csv", "of somebody else\n");
     remove("new.csv");
     char *before = read_string("b.csv");
@@ -204,7 +205,7 @@ static void test_resume(void) {
     check_resume(line);
 }
 
-/* A file saves the state of all training options. */
+/* A file holds the state of all training options. */
 static void test_resume_training(void) {
     char line[512];
     snprintf(line, sizeof line,
@@ -215,7 +216,7 @@ static void test_resume_training(void) {
     check_resume(line);
     CHECK(!differences("a.st", "b.st", "ema."));
     CHECK(differences("a.st.best", "b.st.best", "") == 0);
-    /* evaluation and generation take the average, which is not the weights */
+    /* evaluation and generation use the averaged weights, which differ from the trained weights */
     char *trained, *out;
     CHECK(run_program(&trained, "%s --save a.st", line) == 0);
     CHECK(run_program(&out, "--eval a.st") == 0 && final_loss(out) == final_loss(trained));
@@ -225,14 +226,14 @@ static void test_resume_training(void) {
     CHECK(says(2, "--resume a.st --schedule cosine --steps 700", "schedule: cosine is not the wsd of a.st", ""));
 }
 
-/* The best file has the lowest point of the curve; a new run keeps the older one. */
+/* The file of --keep-best has the lowest point of the curve.  A new run keeps an older file. */
 static void test_keep_best(void) {
     char *log, *out;
     double best = 1e9;
     long long best_step = 0;
     static const char *const temporary[] = {"k.st", "k.st.best", "k.st.best.1", "k.csv"};
     for (int i = 0; i < 4; i++) remove(temporary[i]);
-    /* a text that reads backwards is learnt until its letters are, and then forgotten */
+    /* on a reversed text the model first learns the letters, and then its held-out loss grows again */
     char *greek = read_string("greek.txt");
     for (size_t i = 0; i < 1500; i++) {
         const char c = greek[i];
@@ -265,7 +266,7 @@ static void test_keep_best(void) {
     CHECK(says(2, SMALL "--steps 4 --keep-best", "keep-best: has no effect without --save", ""));
 }
 
-/* A model's file restores its sizes, whatever had set them. */
+/* A model file restores its sizes, whatever other options set them. */
 static void test_sizes(void) {
     static const char *const models[] = {"--model 1M",
                                          "--model 8M --layers 1",
@@ -296,7 +297,7 @@ static void test_sizes(void) {
     }
 }
 
-/* With a larger --steps the warm-up stays and the cosine ends at the new count. */
+/* With a larger --steps the warm-up stays the same, and the cosine ends at the new count. */
 static void test_longer(void) {
     char *out, *text, *save;
     CHECK(run_program(&out, SMALL "--steps 10 --warmup 4 --lr 0.01 --save a.st --csv a.csv") == 0);
@@ -318,8 +319,7 @@ static void test_longer(void) {
     free(text);
 }
 
-/* Whether layers are run again, and which operators are one call, is no part of a run: it may change where the run goes
- * on. */
+/* Recomputed layers and fused operators are no part of a run, so both may change when the run resumes. */
 static void test_recompute(void) {
     static const char *const first[] = {"", "--recompute", "--recompute --fuse conv_ssd"},
                              *const then[] = {"--recompute", "", "--recompute=no --fuse wkv_ssm"};
@@ -339,7 +339,7 @@ static void test_recompute(void) {
     }
 }
 
-/* A resumed run refuses options that change the result, and accepts the others. */
+/* A resumed run refuses options that change its result, and accepts all others. */
 static void test_other_options(void) {
     static const char *const refused[][2] = {
         {"--batch 3", "batch: 3 is not the 2 of a.st"},
@@ -377,7 +377,7 @@ static void test_other_options(void) {
         snprintf(line, sizeof line, "--resume a.st %s", refused[i][0]);
         CHECK(says(2, line, "hybrid_train: ", refused[i][1]));
     }
-    /* the same text elsewhere, the same values, other options of the report */
+    /* the same text in another place, the same values, and other options of the report */
     text = read_string("greek.txt");
     write_string("moved.txt", text);
     CHECK(rename("greek.txt", "gone.txt") == 0);
@@ -385,7 +385,7 @@ static void test_other_options(void) {
     CHECK(run_program(&out, "--resume a.st --data moved.txt --batch 2 --lr 4e-3 --hidden 0 "
                             "--sample 7 --eval-every 900 --log-every 1") == 0);
     CHECK(strstr(out, "moved.txt") && strstr(out, "\n 999/1000 ") && !isnan(final_loss(out)));
-    CHECK(number_of("a.st", "run.steps") < 1000); /* no --save: the file stays as it was */
+    CHECK(number_of("a.st", "run.steps") < 1000); /* without --save the file must not change */
     CHECK(rename("gone.txt", "greek.txt") == 0);
     free(text);
     free(out);
@@ -398,7 +398,7 @@ static void test_init(void) {
     char *out;
     CHECK(run_program(&out, SMALL "--steps 5 --save a.st --lr 0.01") == 0);
     free(out);
-    /* with a rate of 0 nothing is learnt: the weights of the file come out again */
+    /* with a learning rate of 0 nothing is learnt, so the file's weights must come out again */
     CHECK(run_program(&out, SMALL "--init a.st --steps 3 --lr 0 --seed 8 --batch 3 --save b.st") == 0);
     CHECK(strstr(out, "weights     from a.st") && number_of("b.st", "run.steps") == 3);
     CHECK(differences("a.st", "b.st", "layers.") == 0 && differences("a.st", "b.st", "embed") == 0);
@@ -407,7 +407,7 @@ static void test_init(void) {
     CHECK(run_program(&out, "--device cpu --data greek.txt --init a.st --steps 1 --save b.st") == 0);
     CHECK(number_of("b.st", "option.hidden") == 16 && number_of("b.st", "option.batch") == 8);
     free(out);
-    /* another text: of the same bytes it may lack some */
+    /* another text may lack some of the file's bytes, but must have no others */
     write_string("less.txt", "και και φως και γη και φως φως γη και γη και φως και γη και και και "
                              "και και φως και γη και φως φως γη και γη και φως και γη και και και ");
     CHECK(says(0, SMALL "--init a.st --data less.txt --steps 1 --prompt ποτάμι", "less.txt", "held-out loss "));
@@ -463,7 +463,7 @@ static void test_generate(void) {
     free(sample);
 }
 
-/* What the program prints into a pipe in the first read. */
+/* Reads once from a pipe that the program prints into. */
 static ssize_t first_read(const char *line, char *bytes, size_t size) {
     int ends[2];
     char copy[512], *argv[ARGUMENTS_MAX] = {program};
@@ -484,7 +484,7 @@ static ssize_t first_read(const char *line, char *bytes, size_t size) {
     return n;
 }
 
-/* Stop texts, penalties, prompts from files and standard input, and bytes that come as they are drawn. */
+/* Tests stop texts, penalties, prompts from files and standard input, and output that appears byte by byte. */
 static void test_generate_more(void) {
     char *all, *out, *other, bytes[65536];
     write_string("plain.txt", "the cat sat on the mat and the dog sat on the cat. the end of the mat "
@@ -492,7 +492,7 @@ static void test_generate_more(void) {
     CHECK(run_program(&all, SMALL "--data plain.txt --steps 40 --lr 0.01 --save a.st --prompt the --sample 300") == 0);
     free(all);
     CHECK(run_program(&all, "--generate a.st") == 0 && strlen(all) == 303);
-    /* a sample ends behind the stop text, in the same place alone and among others */
+    /* a sample ends after the stop text, in the same place alone as among others */
     char *stop = strstr(all + 3, "a");
     if (!CHECK(stop != NULL)) return;
     CHECK(run_program(&out, "--generate a.st --stop a") == 0 && !strncmp(all, out, (size_t)(stop + 1 - all)));
@@ -510,7 +510,7 @@ static void test_generate_more(void) {
     CHECK(run_program(&out, "--generate a.st --stop=the --sample 5") == 0 &&
           strlen(out) > 3); /* not that of the prompt */
     free(out);
-    /* with an endless penalty no byte comes twice while others are left: not with temperature 0 either */
+    /* with an endless penalty no byte comes twice while others are left, at any temperature */
     CHECK(run_program(&out, "--generate a.st --repetition-penalty 1e2 --temperature 0 --sample 9") == 0);
     CHECK(run_program(&other, "--generate a.st --temperature 0 --sample 9") == 0 && strcmp(out, other));
     free(out), free(other);
@@ -527,13 +527,13 @@ static void test_generate_more(void) {
     CHECK(says(2, "--generate a.st --prompt-file prompt.txt", "prompt-file: prompt.txt holds a byte 0", ""));
     write_string("prompt.txt", "the CAT");
     CHECK(says(2, "--generate a.st --prompt-file prompt.txt", "'C' is not in the model's vocabulary", ""));
-    /* a pipe gets each byte when it is drawn */
+    /* the program must write each byte to a pipe as soon as it is drawn */
     const ssize_t n = first_read("--generate a.st --sample 100000", bytes, sizeof bytes);
     if (!CHECK(n > 0 && n < 1000)) printf("  %ld bytes at first\n", (long)n);
     free(all);
 }
 
-/* Checks the output of several samples at once: each below a line with its number, then their speed. */
+/* Checks the output of several samples at once: each follows a line with its number, and their speed comes last. */
 static void check_samples(const char *options, int count, int first_seed) {
     char *out, *one, expected[4096] = "";
     CHECK(run_program(&out, "--generate a.st %s --batch %d --seed %d", options, count, first_seed) == 0);
@@ -549,7 +549,7 @@ static void check_samples(const char *options, int count, int first_seed) {
     free(out);
 }
 
-/* Samples at once are those that runs with their seeds give, whatever the batch of training was. */
+/* Several samples at once must equal single runs with their seeds, whatever batch the training had. */
 static void test_generate_batch(void) {
     char *out;
     CHECK(run_program(&out, SMALL "--steps 30 --batch 5 --lr 0.01 --stateful --save a.st --sample 40") == 0);
@@ -563,8 +563,7 @@ static void test_generate_batch(void) {
     free(out);
 }
 
-/* Without prompt text starts with the first byte of the training text; bytes come out as they are.
- */
+/* Without a prompt, text starts with the first byte of the training text.  The program writes bytes unchanged. */
 static void test_generate_bytes(void) {
     static uint8_t bytes[2000];
     char *out;
@@ -595,7 +594,7 @@ static void test_damaged(void) {
         snprintf(line, sizeof line, "--save b.st --data greek.txt");
         CHECK(says(2, line, "save: it would replace what is no model file", "b.st"));
     }
-    /* an edited file has no checksum: its weights can be used */
+    /* an edited file without a checksum: its weights can be used */
     CHECK(shell("sed 's/\"checksum\"/\"user.sum\"/' a.st >b.st") == 0);
     CHECK(says(2, "--resume b.st", "b.st: a file without checksum", ""));
     CHECK(says(0, "--eval b.st --device cpu", "b.st", "held-out loss "));
@@ -605,7 +604,7 @@ static void test_damaged(void) {
     free(out);
 }
 
-/* No room for the file: the run goes on, says so, and ends with status 1; the older one stays. */
+/* On a full disk the run goes on, reports the failure, and ends with status 1.  The older file stays. */
 static void test_full_disk(void) {
     char *out;
     remove("full.st");
@@ -619,15 +618,15 @@ static void test_full_disk(void) {
     CHECK(number_of("full.st", "run.steps") == 3 && !exists("full.st.tmp"));
 }
 
-/* A place that cannot be written is an error before the first step. */
+/* A file that cannot be written is an error before the first step. */
 static void test_wrong_place(void) {
     CHECK(says(2, SMALL "--save no/such/folder.st", "save: ", "No such file"));
     CHECK(says(2, SMALL "--save /dev/null", "save: ", "no regular file"));
     CHECK(says(2, SMALL "--save .", "save: ", "no regular file"));
 }
 
-/* A model file that a killed program left as FILE.tmp may be the only one: at the start it stays,
- * whatever happens then, and a run that reads it does not write over it. */
+/* A killed program may leave its model as FILE.tmp, the only copy.  A later start must keep that file, whatever happens
+ * then.  A run that reads that file must not write over it. */
 static void test_left_over(void) {
     char *out;
     remove("m.st");
@@ -645,8 +644,8 @@ static void test_left_over(void) {
     CHECK(!exists("m.st.tmp") && number_of("m.st", "run.steps") == 5);
 }
 
-/* A finished model is not lost when the next run gets its name, nor one that may not be written, nor
- * the report. */
+/* The program must not overwrite a finished model of the same name, nor a file that it may not write, nor the
+ * report. */
 static void test_older_model(void) {
     remove("m.st");
     CHECK(says(0, SMALL "--steps 2 --save m.st", "model file  m.st, every 100 steps", ""));
@@ -666,7 +665,7 @@ static void test_older_model(void) {
     if (geteuid() != 0) /* who may write everything */
         CHECK(says(2, SMALL "--save m.st", "save: m.st: cannot be written: Permission", ""));
     CHECK(shell("cmp m.st n.st") == 0 && chmod("m.st", 0644) == 0);
-    /* the shell has emptied m.st for the report */
+    /* the shell empties m.st, which receives the report */
     CHECK(shell("$T " SMALL "--steps 2 --save m.st >m.st") == 2);
     CHECK(has("out.txt", "save: m.st is where the report goes; give another name"));
     CHECK(shell("$T " SMALL "--steps 2 --save m.st 2>m.st") == 2);
@@ -674,7 +673,7 @@ static void test_older_model(void) {
     remove("m.st");
 }
 
-/* After a failure that passes the next attempt saves, and the run ends well. */
+/* After a failure that passes, the next attempt saves the file, and the run succeeds. */
 static void test_disk_recovers(void) {
     remove("r.st");
     pid_t child = start_program(SMALL "--steps 1000000 --save r.st --save-every 1 --sample 0");
@@ -689,8 +688,7 @@ static void test_disk_recovers(void) {
     CHECK(before > 0 && number_of("r.st", "run.steps") > before);
 }
 
-/* A report that nobody reads any more, here after some steps, ends the run, but not without its
- * weights. */
+/* If the reader of its report closes the pipe after some steps, the run ends, but first saves its weights. */
 static void test_closed_report(void) {
     remove("p.st");
     CHECK(shell("$T " SMALL "--steps 1000000 --log-every 1 --save p.st --save-every 0 | head -n 60") == 0);
@@ -706,7 +704,7 @@ static void test_signals(void) {
               128 + numbers[i]);
         CHECK(number_of("s.st", "run.steps") >= 2);
     }
-    /* the second one does not wait for the end */
+    /* the second signal must end it at once */
     remove("s.csv");
     pid_t child = start_program(SMALL "--steps 1000000 --sample 1000000 --save s.st --csv s.csv");
     CHECK(wait_for_lines("s.csv", 3) && kill(child, SIGTERM) == 0);
@@ -718,7 +716,7 @@ static void test_signals(void) {
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
 }
 
-/* Signals that follow each other at once are one request: the run saves and ends as after one. */
+/* Signals in quick succession are one request: the run saves and ends as after one signal. */
 static void test_repeated_signals(void) {
     int status = 0;
     remove("s.st");
@@ -726,8 +724,8 @@ static void test_repeated_signals(void) {
     pid_t child = start_program(SMALL "--steps 1000000 --sample 20000 --save s.st --save-every 0 "
                                       "--csv s.csv");
     CHECK(wait_for_lines("s.csv", 3));
-    /* for half a second: a signal two seconds after the first counts as another request, and on a busy machine twenty
-     * rests of 5 ms may take longer */
+    /* send signals for half a second only.  A signal two seconds after the first counts as another request, and on a
+     * busy machine twenty pauses of 5 ms may take longer */
     const double start = seconds_now();
     for (int i = 0; i < 20 && seconds_now() - start < 0.5; i++) { /* of two pending signals the lower number comes first
                                                                      */
@@ -738,15 +736,14 @@ static void test_repeated_signals(void) {
     CHECK(number_of("s.st", "run.steps") >= 2 && has("out.txt", "held-out loss "));
 }
 
-/* A number that differs when another file takes the place of the first; 0: there is no file. */
+/* A number that changes when another file replaces a file; 0: there is no file. */
 static long long identity(const char *path) {
     struct stat about;
     if (stat(path, &about)) return 0;
     return (long long)about.st_ino * 1000003 + about.st_mtim.tv_sec * 1000000007 + about.st_mtim.tv_nsec;
 }
 
-/* A program that is killed at any moment leaves a file that loads, and each goes on where the one
- * before it had saved. */
+/* A program that is killed at any moment leaves a file that loads.  The next run goes on from that file. */
 static void test_kills(void) {
     int kills = is_short ? 10 : 50, halfway = 0;
     long long before = 0;
@@ -773,7 +770,7 @@ static void test_kills(void) {
     CHECK(number_of("k.st", "run.steps") > before && !exists("k.st.tmp"));
 }
 
-/* A row of a log without the columns that depend on time: tokens_per_s, memory_mib, seconds. */
+/* A log row without the columns that depend on the time: tokens_per_s, memory_mib, seconds. */
 static char *without_times(const char *path) {
     char *text = read_string(path), *to = text;
     int column = 0;
@@ -786,15 +783,15 @@ static char *without_times(const char *path) {
 }
 
 /* Kills a run during its final evaluation, which begins when the model file appears and reads 8,000 tokens.  The log
- * has the last row then, without its held-out loss.  --resume adds it; then the log is the log of a run that nobody
- * killed.  */
+ * then has its last row without the held-out loss.  --resume adds the loss.  After that the log must equal the log of a
+ * run that nobody killed. */
 static void check_killed_evaluation(const char *options) {
     static const char *const temporary[] = {"a.st", "b.st", "a.csv", "b.csv", "b.csv.1"};
     char line[512], *out;
     int is_cut = 0;
     CHECK(run_program(&out, "%s --save a.st --csv a.csv", options) == 0);
     free(out);
-    for (int i = 0; i < 20 && !is_cut; i++) { /* again if the machine was so slow that the evaluation had ended */
+    for (int i = 0; i < 20 && !is_cut; i++) { /* tries again if the machine was so slow that the evaluation had ended */
         for (int k = 1; k < 5; k += k == 1 ? 2 : 1) remove(temporary[k]);
         snprintf(line, sizeof line, "%s --save b.st --csv b.csv", options);
         pid_t child = start_program(line);
@@ -811,7 +808,7 @@ static void check_killed_evaluation(const char *options) {
         says(0, "--resume b.st --csv b.csv", "b.st: the run is complete", "b.csv: its last row has the held-out loss"));
     char *after = read_string("b.csv"), *completed = without_times("b.csv");
     if (!CHECK(!strcmp(whole, completed))) printf("%s\n%s", whole, completed);
-    size_t same = strlen(before) - 1; /* every byte stays, except in the fields that were empty */
+    size_t same = strlen(before) - 1; /* every byte must stay, except in the empty fields */
     while (same && before[same - 1] == ',') same--;
     CHECK(strlen(after) > strlen(before) && strstr(after, ",,") && !exists("b.csv.1"));
     const char *rest_of_row = strstr(strstr(before, "\n6,"), ",,") + 1; /* from the empty field on */
@@ -822,7 +819,7 @@ static void check_killed_evaluation(const char *options) {
     CHECK(says(0, "--resume b.st --csv b.csv", "b.csv: not written: a complete run adds no row", ""));
     char *again = read_string("b.csv");
     CHECK(!strcmp(after, again));
-    /* not in the log of another run, which stays as it is */
+    /* the log of another run must not change */
     write_string("b.csv", before);
     CHECK(says(0, SMALL "--steps 6 --seed 9 --save c.st", "held-out loss ", ""));
     CHECK(says(0, "--resume c.st --csv b.csv", "b.csv: not written", "") && !exists("b.csv.1"));
@@ -841,7 +838,7 @@ static void test_killed_evaluation(void) {
     free(greek), free(text);
 }
 
-/* A device or a pipe has no row that could be written again: it gets the whole row once. */
+/* A device or a pipe cannot have a row written again, so it gets the whole row once. */
 static void test_log_in_pipe(void) {
     remove("pipe.csv");
     CHECK(shell("mkfifo pipe.csv; cat pipe.csv >read.csv & $T " SMALL "--steps 3 --sample 0 --eval-every 0 "
@@ -857,9 +854,9 @@ static void test_log_in_pipe(void) {
 
 #define DEVICE "--device cuda --data short_greek.txt --hidden 32 --layers 1 --batch 2 --seq 16 "
 
-static int device_steps; /* of a run that takes long enough to be interrupted */
+static int device_steps; /* number of steps: enough for a run that a signal can interrupt */
 
-/* 77 if the program finds no GPU; what else keeps it from working fails the tests. */
+/* Returns 77 if the program finds no GPU.  Any other failure to start fails the tests. */
 static int device_is_absent(void) {
     char *out;
     int status = run_program(&out, DEVICE "--steps 1");
@@ -871,7 +868,7 @@ static int device_is_absent(void) {
     return absent;
 }
 
-/* The held-out loss of a file's model on a device. */
+/* The held-out loss of a file's model, computed on a device. */
 static double loss_on(const char *device, const char *path) {
     char *out;
     if (!CHECK(run_program(&out, "--eval %s --device %s", path, device) == 0)) puts(out);
@@ -901,7 +898,7 @@ static void check_device_resume(const char *dtype, const char *options, double t
     printf("  %s: held-out loss %.4f, on the CPU %.4f\n", dtype, loss, here);
     CHECK(fabs(here - loss) < tolerance);
     strcpy(line, "--resume c.st --device cpu --save c.st --csv c.csv");
-    int status = interrupt(line, "c.csv", 3, SIGTERM); /* the rest may be too short for that */
+    int status = interrupt(line, "c.csv", 3, SIGTERM); /* the rest of the run may be too short for that */
     CHECK((status == 143 || status == 0) && has("out.txt", "held-out loss "));
     CHECK(number_of("c.st", "run.steps") > 4);
     CHECK(says(2, "--resume b.st --seed 4", "seed: 4 is not the 1 of b.st", ""));
@@ -909,14 +906,14 @@ static void check_device_resume(const char *dtype, const char *options, double t
     CHECK(says(2, line, "dtype: ", "of b.st"));
 }
 
-/* In every dtype a run goes on bit for bit; the CPU can go on with it, too. */
+/* A run resumes bit for bit in every dtype.  The CPU can resume it, too. */
 static void test_device_resume(void) {
     check_device_resume("f32", "", 1e-3);
     check_device_resume("bf16", "--stateful", 0.05);
     check_device_resume("f16", "", 0.01);
 }
 
-/* A recorded graph gives the tokens that single calls give; --synchronize makes single calls. */
+/* A recorded graph must give the tokens of single calls.  --synchronize makes single calls. */
 static void check_graphs(const char *line) {
     char *graph, *calls, *end;
     CHECK(run_program(&graph, "--generate %s", line) == 0);
@@ -927,7 +924,7 @@ static void check_graphs(const char *line) {
     free(graph), free(calls);
 }
 
-/* A run of the CPU goes on on the device, and gives text there. */
+/* The device can resume a run of the CPU, and generate text from its file. */
 static void test_device_loads(void) {
     char *out, *here;
     remove("a.csv");

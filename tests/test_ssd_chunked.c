@@ -1,7 +1,8 @@
-/* The chunked form of ssd (ssd_chunked.c, docs/ssd.md) against the double twin, which goes token by token: both compute
- * the same function.
+/* Compares the chunked form of ssd (ssd_chunked.c, docs/ssd.md) with the double twin, which goes token by token.  Both
+ * must compute the same function.
  *
- *     test_ssd_chunked */
+ *     test_ssd_chunked
+ */
 #include "gt_test.h"
 #include "ref64.h"
 #include "ssd_chunked.h"
@@ -28,17 +29,17 @@ typedef struct results {
 /* Distributions of Delta and A. */
 typedef struct regime {
     const char *name;
-    double dt, spread, A; /* dt: normal, of this mean and deviation; A: times 1 to 2 */
+    double dt, spread, A; /* dt: mean and deviation of a normal distribution; A is multiplied by 1 to 2 */
     int softplus, limit;
 } regime;
 
 static const regime regimes[] = {
-    {"trained", -3, 1.5, -1, 1, 0},          /* Delta about 0.05, A -1 to -2 */
+    {"trained", -3, 1.5, -1, 1, 0},          /* Delta is about 0.05, A is -1 to -2 */
     {"slow decay", -9, 1, -0.5, 1, 0},       /* states of thousands of tokens */
     {"strong decay", 2, 2, -8, 1, 0},        /* a token forgets the tokens before it */
-    {"limits", 0, 1, -1, 1, 1},              /* Delta clamped at both ends for some tokens */
+    {"limits", 0, 1, -1, 1, 1},              /* both limits clamp Delta of some tokens */
     {"growth", -4, 1, 0.2, 1, 0},            /* A above 0 */
-    {"delta of any sign", 0, 0.02, -1, 0, 0} /* no softplus: some tokens grow the state */
+    {"delta of any sign", 0, 0.02, -1, 0, 0} /* without softplus some tokens make the state grow */
 };
 
 static void draw(double *x, int count, double mean, double deviation, test_random *random) {
@@ -73,7 +74,7 @@ static void set_arrays(gt_ssd_args *a, const arrays *in, int number, results *ou
     a->dstate_in = (float *)out->dstate_in;
 }
 
-/* The largest error over the largest number; NaN if there is one. */
+/* The largest error divided by the largest number; NaN if any number is NaN. */
 static double error_of(const double *got, const double *truth, int64_t count) {
     double largest = 0, error = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -104,7 +105,7 @@ static void check_regime(const regime *how, int64_t T, int number) {
     a.Dskip_per_channel = number / 2 % 2;
     draw_inputs(how, (uint64_t)(1000 * T + number), &in);
     memset(&truth, 0, sizeof truth);
-    memset(&got, 0x7f, sizeof got); /* no bit pattern of a plausible result */
+    memset(&got, 0x7f, sizeof got); /* a bit pattern that no result can have */
     set_arrays(&a, &in, number, &truth);
     test_check(gt_ref64_ssd_forward(&a) == GT_OK && gt_ref64_ssd_backward(&a) == GT_OK, "twin: %s", gt_last_error());
     set_arrays(&a, &in, number, &got);

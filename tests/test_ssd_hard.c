@@ -1,6 +1,6 @@
-/* ssd where the numbers are hard: the kernels, forward and backward, with and without `saved`, against the double twin
- * on the same rounded inputs, and against the limits that are promised.  Two programs: on a GPU (kernels_gpu.cu), and
- * emulated (kernels_emu.cpp), with less of everything, on the device that --device names. */
+/* ssd with hard numbers.  Compares the kernels, forward and backward, with and without `saved`, with the double twin on
+ * the same rounded inputs.  The errors must be within the promised limits.  There are two programs: on a GPU
+ * (kernels_gpu.cu), and emulated (kernels_emu.cpp), with fewer and smaller cases, on the device that --device names. */
 #include "hard.h"
 #include <math.h>
 #include <stdio.h>
@@ -12,33 +12,34 @@ static const test_runner runners[] = {
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
-/* Promised errors in l2, by dtype: of a tensor; of a single head with 256 tokens or more; of a sum over tokens,
+/* The promised errors in l2, by dtype: of a tensor; of a single head with 256 tokens or more; of a sum over tokens,
  * relative to the sum of its terms' magnitudes; of a state. */
 static const double tensor_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 2.5e-3, [GT_F16] = 1e-3};
 static const double head_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 3.5e-3, [GT_F16] = 1.5e-3};
 static const double sum_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 1e-3, [GT_F16] = 1e-3};
 static const double state_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 5e-4, [GT_F16] = 5e-4};
-/* The same for a column that one quiet token makes. */
+/* The promised error of a column that a single quiet token makes. */
 static const double column_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 3.5e-3, [GT_F16] = 1.5e-3};
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
 typedef struct hard_case {
     test_case c;
-    /* changes the drawn inputs, by `bias` or in `huge`; or NULL */
+    /* NULL, or changes the drawn inputs, by `bias` or in `huge` */
     void (*change)(const struct hard_case *k, test_values *in);
     double bias;
     const char *huge;
-    int good_heads;     /* heads from this one on are judged alone, too */
-    int good_tokens;    /* so are the first tokens of head 0, forward */
-    int lone_column;    /* so is this column of dB and dC, in chunks that get it from a single token of another; or 0 */
-    double fp32_states; /* limit of states in fp32, where it is less than the promise; or 0 */
+    int good_heads;     /* heads from this one on are judged one by one, too */
+    int good_tokens;    /* the first tokens of head 0 are judged alone in forward, too */
+    int lone_column;    /* 0, or a column of dB and dC that is judged alone, too, in chunks that get it from one token
+                           of another chunk */
+    double fp32_states; /* 0, or the limit of states in fp32, where it is less than the promise */
 } hard_case;
 
-/* make_lone(): the tokens that alone have the column of B, and of C */
+/* make_lone(): the only tokens with the column of B, and of C */
 enum { LONE_B = 10, LONE_C = 200 };
 
-/* The sums of squares of the error and of the truth over the indices below `limits` and from `firsts` on. */
+/* Adds up the squares of the error and of the truth over indices from `firsts` to `limits`. */
 static void add_up(const double *got, const double *truth, const int64_t size[4], const int64_t first[4],
                    const int64_t end[4], double *error, double *sum) {
     *error = *sum = 0;
@@ -109,8 +110,8 @@ static void check_tensors(const hard_case *k, const test_runner *r, gt_pass pass
     }
 }
 
-static int is_short; /* emulated, or by --short: for racecheck */
-static int turn;     /* then, half of the passes are run with saved, half without */
+static int is_short; /* set in the emulation, and by --short for racecheck */
+static int turn;     /* if is_short: half of the passes run with `saved`, half without */
 static int is_third; /* --third: every third case */
 
 static void check_case(const hard_case *k) {
@@ -143,7 +144,8 @@ static void check_case(const hard_case *k) {
 
 #define SSD(...) .op = "ssd", .args.ssd = {.B = 1, .softplus = 1, __VA_ARGS__}
 
-/* With this many tokens in one segment one kernel makes dy silu(z), dz and G; the last chunk is alone in its slot. */
+/* With this many tokens in one segment, one kernel computes dy silu(z), dz and G.  The last chunk is alone in its
+ * slot. */
 enum { WHOLE = 540 };
 
 static void check_dtype(hard_case k, gt_dtype dtype) {
@@ -191,7 +193,7 @@ static void check_decays(void) {
 
 /* ---- scales ---------------------------------------------------------------------------------- */
 
-/* Eight tokens of each chunk decay fast, the others hardly. */
+/* Eight tokens of each chunk decay fast, and the others hardly. */
 static void mix_scales(const hard_case *k, test_values *in) {
     const test_case *c = &k->c;
     const gt_ssd_args *a = &c->args.ssd;
@@ -214,7 +216,7 @@ static void check_scales(void) {
     test_group("ssd", "fast tokens among slow ones in a chunk");
 }
 
-/* Multiplies token 100 by 1e30 and all others by 1e-30, in head 0 or group 0 only. */
+/* In head 0 or group 0 only, multiplies token 100 by 1e30, and all others by 1e-30. */
 static void make_huge(const hard_case *k, test_values *in) {
     const test_case *c = &k->c;
     const gt_ssd_args *a = &c->args.ssd;
@@ -241,8 +243,8 @@ static void check_huge(void) {
     test_group("ssd", "one huge token among tiny ones");
 }
 
-/* Scales dy of head 0 by 1e-30 before token 100, and by 1e12 from there on; nothing decays fast.  So in dx of the first
- * chunk, later tokens count 1e42 times as much as its own. */
+/* Scales dy of head 0: by 1e-30 before token 100, and by 1e12 from there on.  Nothing decays fast.  So in dx of the
+ * first chunk, the later tokens count 1e42 times as much as the chunk's own tokens. */
 static void make_quiet(const hard_case *k, test_values *in) {
     const test_case *c = &k->c;
     const gt_ssd_args *a = &c->args.ssd;
@@ -264,8 +266,9 @@ static void check_quiet(void) {
     test_group("ssd", "a quiet chunk before a loud one");
 }
 
-/* Only one token of the first chunk has a certain column of B, and only one token of the fourth has it in C; their x
- * and dy are scaled by 1e-4.  So one token makes that column of states: 2^-20 of the sum over a chunk's 64 tokens. */
+/* Only one token of the first chunk has a certain column of B, and only one token of the fourth chunk has it in C.
+ * Their x and dy are scaled by 1e-4.  So a single token makes that column of the states: 2^-20 of the sum over a
+ * chunk's 64 tokens. */
 static void make_lone(const hard_case *k, test_values *in) {
     const test_case *c = &k->c;
     const gt_ssd_args *a = &c->args.ssd;
@@ -292,8 +295,8 @@ static void check_lone(void) {
     test_group("ssd", "elements of a state that one quiet token makes");
 }
 
-/* Without softplus: of five tokens two have Delta = 0, and one 1e-9.  Their ddt is not 0: it says how more Delta would
- * change the loss. */
+/* Without softplus, out of five tokens two have Delta = 0 and one has 1e-9.  Their ddt is not 0, since it says how a
+ * larger Delta would change the loss. */
 static void set_still(const hard_case *k, test_values *in) {
     const test_case *c = &k->c;
     const gt_ssd_args *a = &c->args.ssd;
@@ -320,7 +323,7 @@ static void check_still(void) {
 
 /* ---- growth ---------------------------------------------------------------------------------- */
 
-/* Delta A of head 0, whose x and dy are tiny, is `bias` over 64 tokens together. */
+/* In head 0, where x and dy are tiny, Delta A of 64 tokens together is `bias`. */
 static void set_growth(const hard_case *k, test_values *in) {
     const test_case *c = &k->c;
     const gt_ssd_args *a = &c->args.ssd;
@@ -349,7 +352,7 @@ static void check_growth(void) {
     test_group("ssd", "growth by e^40 in 64 tokens");
 }
 
-/* Far below 0 silu(z) is tiny beside z; where z is 0, y does not show its value before the gate. */
+/* Far below 0, silu(z) is tiny beside z.  Where z is 0, y does not tell its value before the gate. */
 static void check_closed(void) {
     static const struct {
         int T, P, N;
@@ -367,8 +370,8 @@ static void check_closed(void) {
     test_group("ssd", "gates that are nearly closed, or zero");
 }
 
-/* Blocks of four units, which need tokens enough for all multiprocessors: with every dtype, z that is sometimes 0 or
- * none, segments or none, and both ways to make dz. */
+/* Blocks of four units need enough tokens for all multiprocessors.  Tests every dtype; z that is sometimes 0, and no z;
+ * segments and no segments; and both ways to compute dz. */
 static void check_units(void) {
     for (int i = 0; i < 4; i++) {
         const hard_case k = {
@@ -397,13 +400,13 @@ static void set_flat(const hard_case *k, test_values *in) {
     }
 }
 
-/* Nothing decays and everything has one sign: tensor cores add towards zero, and a state that they added to in place
- * would lack more and more.  The error of fp32 grows with the root of the number of additions: to 1.4e-5 for a million
- * tokens added one by one.  The limit for states grows in the same way, so that the emulation sees the fault with fewer
- * tokens. */
+/* Nothing decays, and all numbers have one sign.  Tensor cores round sums towards zero, so a state that they accumulate
+ * in place would fall short by more and more.  The error of fp32 grows with the root of the number of additions: to
+ * 1.4e-5 for a million tokens that are added one by one.  The limit for states grows in the same way, so that the
+ * emulation finds the fault with fewer tokens. */
 static void check_accumulation(void) {
     const int64_t T = is_short ? 20000 : 1 << 20;
-    for (int N = 16; N <= 20; N += 4) { /* on tensor cores, and by the kernels for any size */
+    for (int N = 16; N <= 20; N += 4) { /* on tensor cores (N = 16), and by the kernels for any size (N = 20) */
         const hard_case k = {
             .c = {SSD(.T = T, .H = 1, .P = 8, .N = N, .segments = 1), .name = "accumulation", .absent = "z dz",
                   .fill = {{"x", 1, 0.3, 0, 0}, {"Bm", 1, 0.3, 0, 0}, {"Cm", 1, 0.3, 0, 0}, {"dy", 1, 0.3, 0, 0}}},

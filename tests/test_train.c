@@ -1,9 +1,10 @@
-/* Tests of hybrid_train: its options, its data, its gates, and the program itself from end to end.
+/* Tests of hybrid_train: options, data, gates, and whole runs of the program.
  *
  *     test_train PROGRAM            PROGRAM is the built hybrid_train
- *     test_train PROGRAM short      without what takes many steps, and smaller batches
- *     test_train PROGRAM device     only what it does with --device cuda; the program may be the
- *                                   one that emulates a GPU */
+ *     test_train PROGRAM short      smaller batches, and no test that takes many steps
+ *     test_train PROGRAM device     only tests of --device cuda; the program may be the one that
+ *                                   emulates a GPU
+ */
 #define _XOPEN_SOURCE 700
 #include "hybrid_config.h"
 #include "hybrid_data.h"
@@ -16,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static int is_short; /* leaves out what takes many steps */
+static int is_short; /* leaves out tests that take many steps */
 
 /* ---- options -------------------------------------------------------------------------------- */
 
@@ -29,7 +30,7 @@ static gt_status parse(hy_options *o, const char *line) {
     return status == GT_OK ? hy_options_default(o, 0) : status;
 }
 
-/* The line is refused with a message that has both texts in it. */
+/* Checks that the program refuses the line with a message that has both texts in it. */
 static int refused(const char *line, const char *text1, const char *text2) {
     hy_options o;
     if (parse(&o, line) == GT_OK) {
@@ -56,7 +57,7 @@ static void test_options_defaults(void) {
     CHECK(parse(&o, "--bench 8,16") == GT_OK && o.bench.count == 2 && o.batch == 8);
     CHECK(o.bench.of[0] == 8 && o.bench.of[1] == 16);
     CHECK(parse(&o, "--csv=--stateful") == GT_OK && !strcmp(o.csv, "--stateful") && !o.stateful);
-    CHECK(parse(&o, "--batch 3") == GT_OK && o.batch == 3); /* a given value is no default */
+    CHECK(parse(&o, "--batch 3") == GT_OK && o.batch == 3); /* a given value replaces the default */
     char *argv[] = {"hybrid_train", "--batch", "3", NULL};
     CHECK(hy_options_parse(&cuda, 3, argv) == GT_OK && hy_options_default(&cuda, 1) == GT_OK);
     CHECK(cuda.batch == 3 && cuda.seq == 128);
@@ -94,8 +95,8 @@ static void test_options_values(void) {
     CHECK(parse(&o, "--list-models") == GT_OK && o.list_models);
 }
 
-/* An option that a mode does not read is refused by its name: of every mode, the options that it reads, from the
- * smallest set that describes it. */
+/* A mode refuses an option that it does not read, and names it.  For every mode, the test starts from the fewest
+ * options that select the mode. */
 static void test_options_of_modes(void) {
     static const struct {
         const char *mode, *refused;
@@ -202,7 +203,7 @@ static void test_options_file(void) {
     CHECK(parse(&o, line) == GT_OK);
     CHECK(o.steps == 11 && o.lr == 1e-3 && o.eval_every == 5 && o.stateful);
     CHECK(!strcmp(o.prompt, "a # b\n") && !strcmp(o.model, "GF"));
-    /* the command line wins, before and after the file's name */
+    /* the command line overrides the file, whether an option stands before or after the file's name */
     snprintf(line, sizeof line, "--steps 12 %s --stateful=no", good);
     CHECK(parse(&o, line) == GT_OK && o.steps == 12 && !o.stateful && o.lr == 1e-3);
     snprintf(line, sizeof line, "%s %s", good, good);
@@ -232,7 +233,7 @@ static void test_options_file(void) {
 
 /* ---- data ----------------------------------------------------------------------------------- */
 
-/* A text of `size` bytes out of the first `symbols` letters, with documents of varying length. */
+/* Makes a text of `size` bytes from the first `symbols` letters, with documents of varying length. */
 static char *make_text(int64_t size, int symbols, uint64_t seed) {
     char *text = malloc((size_t)size + 1);
     if (!text) abort();
@@ -282,7 +283,7 @@ static void test_entropy(void) {
     CHECK(fabs(x.entropy_train - log(4)) < 1e-12 && fabs(x.entropy_held_out - log(4)) < 1e-12);
     hy_text_free(&x);
     memset(text, 'a', 2000);
-    memset(text + 1800, 'b', 200); /* in the held-out part alone: (0 + 1) of 1800 + 2 */
+    memset(text + 1800, 'b', 200); /* 'b' is only in the held-out part, so its probability is (0 + 1) of 1800 + 2 */
     CHECK(hy_text_from_bytes(&x, text, 2000, "") == GT_OK);
     CHECK(x.entropy_train == 0 && fabs(x.entropy_held_out - log(1802)) < 1e-12);
     hy_text_free(&x);
@@ -305,7 +306,7 @@ static void test_documents(void) {
     CHECK(documents_are("a\r\r\r\rb", "", 1, (int64_t[]){0, 6}));
 }
 
-/* Every held-out token is a target once, its inputs stand before it, and nothing else counts. */
+/* Checks that every held-out token is a target once, after its own inputs, and that nothing else counts. */
 static void check_held_out(int64_t size, int64_t rows, int64_t length) {
     char *text = make_text(size, 20, 3);
     int32_t *times = calloc((size_t)size, sizeof *times);
@@ -337,7 +338,7 @@ static void check_held_out(int64_t size, int64_t rows, int64_t length) {
 }
 
 static void test_held_out(void) {
-    check_held_out(1000, 4, 32); /* 100 tokens: three windows and a short one */
+    check_held_out(1000, 4, 32); /* 100 tokens: three whole windows and a short one */
     check_held_out(1000, 3, 25); /* exactly four windows, two batches */
     check_held_out(1000, 2, 100);
     check_held_out(1000, 2, 101); /* shorter than one window */
@@ -352,7 +353,7 @@ static void test_random_windows(void) {
     uint64_t random = 5;
     hy_text x;
     hy_batch batch;
-    for (int i = 0; i < SIZE; i++) text[i] = (char)(i + 40); /* so that a token tells its place */
+    for (int i = 0; i < SIZE; i++) text[i] = (char)(i + 40); /* each token's value tells its place */
     CHECK(hy_text_from_bytes(&x, text, SIZE, "") == GT_OK && x.train == 54);
     CHECK(hy_batch_create(&batch, ROWS, LENGTH) == GT_OK);
     for (int i = 0; i < 200; i++) {
@@ -367,7 +368,7 @@ static void test_random_windows(void) {
         }
     }
     for (int i = 0; i < SIZE; i++) places += seen[i];
-    CHECK(places == 54 - LENGTH); /* every place where a window fits was drawn */
+    CHECK(places == 54 - LENGTH); /* the draws reached every place where a window fits */
     hy_batch_free(&batch);
     hy_text_free(&x);
     free(text);
@@ -379,7 +380,7 @@ static int is_start(const hy_text *x, int64_t token) {
     return 0;
 }
 
-/* Two passes over the tracks: in each, every training token but the first is a target once. */
+/* Makes two passes over the tracks.  In each pass every training token but the first must be a target once. */
 static void check_tracks(int64_t size, int64_t rows, int64_t length) {
     char *text = make_text(size, 20, 6);
     hy_text x;
@@ -405,7 +406,7 @@ static void check_tracks(int64_t size, int64_t rows, int64_t length) {
             }
             for (int64_t t = n; t < length; t++) CHECK(target[t] == -1 && input[t] == 0);
             CHECK(n > 0 && place[row] <= end);
-            /* a window is only shorter where the next one starts afresh */
+            /* a window may only be shorter if the next window starts a new state */
             CHECK(n == length || place[row] == end || is_start(&x, place[row]));
             if (place[row] == end) place[row] = first, passes[row]++;
             done &= passes[row] >= 2;
@@ -433,7 +434,7 @@ static void test_tracks(void) {
     hy_text_free(&x);
 }
 
-/* Numbers of two and four bytes are the tokens, whatever width they are kept in. */
+/* Files of numbers of two and four bytes give these tokens, whatever width memory keeps them in. */
 static void test_numbers(void) {
     static const int64_t values[] = {5, 0, 300, 2, 65535, 2, 7, 1, 2, 4};
     enum { COUNT = sizeof values / sizeof values[0] };
@@ -478,7 +479,7 @@ static void test_numbers(void) {
     CHECK(hy_text_read(&x, huge, 8, &source) != GT_OK && strstr(hy_last_error(), "largest vocabulary"));
 }
 
-/* What ends a document becomes one token, and its bytes leave the vocabulary if they are nowhere else. */
+/* The symbol that ends a document becomes one token.  Its bytes leave the vocabulary if they are nowhere else. */
 static void test_end_symbol(void) {
     static const char text[] = "ab<|>ba<|><|>b";
     const hy_source source = {.separator = "<|>", .end_symbol = 1, .end_token = -1};
@@ -492,7 +493,7 @@ static void test_end_symbol(void) {
     CHECK(hy_text_recode(&x, wider, 3) == GT_OK && x.vocab == 4 && x.end_symbol == 3);
     for (int i = 0; i < 8; i++) CHECK(hy_token(&x, i) == (tokens[i] == 2 ? 3 : tokens[i]));
     hy_text_free(&x);
-    uint8_t all[512 + 3]; /* every byte, and a symbol: 257 tokens */
+    uint8_t all[512 + 3]; /* every byte and the end symbol: 257 tokens */
     for (int i = 0; i < 512; i++) all[i] = (uint8_t)(i < 256 ? i : 'x');
     memcpy(all + 512, "\n\n\n", 3);
     const hy_source lines = {.separator = "", .end_symbol = 1, .end_token = -1};
@@ -502,7 +503,7 @@ static void test_end_symbol(void) {
     hy_text_free(&x);
 }
 
-/* The last tenth of each track is held out: every other token is in the training part, and none in both. */
+/* The last tenth of each track is held out.  The training part has all other tokens, and no token is in both. */
 static void test_tracks_split(void) {
     enum { ROWS = 4, SIZE = 1115394, LENGTH = 256 };
     const hy_source source = {.width = 4, .end_token = -1, .tracks = ROWS};
@@ -512,8 +513,8 @@ static void test_tracks_split(void) {
     hy_text x;
     hy_batch batch;
     hy_tracks tracks;
-    /* 1,115,394 tokens in 4 tracks of 278,848, of which 250,963 are for training: 980 windows of 256, and 108 whole
-     * ones held out */
+    /* 1,115,394 tokens in 4 tracks of 278,848.  Each track has 250,963 tokens for training, which give 980 windows
+     * of 256. 108 whole windows are held out. */
     hy_source limited = source;
     limited.vocab = HY_VOCAB_MAX;
     for (int64_t i = HY_VOCAB_MAX; i < SIZE; i++) bytes[4 * i + 2] &= 0x0f; /* 2^20 is the most */
@@ -530,7 +531,7 @@ static void test_tracks_split(void) {
     int64_t wrong = 0, next = 0, counted = 0, held = 0;
     for (int i = 0; i < 400; i++) {
         hy_batch_random(&batch, &x, &random);
-        for (int64_t row = 0; row < ROWS; row++) { /* the token tells its place, up to 2^20 */
+        for (int64_t row = 0; row < ROWS; row++) { /* the token's value tells its place, up to 2^20 */
             const int64_t first = batch.target[row * LENGTH], piece = first / x.piece;
             if (first + LENGTH > HY_VOCAB_MAX || first < 70000) continue;
             wrong += first % x.piece < 1 || first + LENGTH > piece * x.piece + x.piece_train;
@@ -562,7 +563,7 @@ static void test_tracks_split(void) {
     free(seen);
 }
 
-/* Loads what a value of --data names, and what a value of --val does. */
+/* Loads the files of a --data value and of a --val value. */
 static gt_status load_named(hy_text *x, const char *data, const char *val, const hy_source *source,
                             const uint64_t *shuffle) {
     hy_paths paths = {NULL, 0}, other = {NULL, 0};
@@ -585,7 +586,7 @@ static int text_is(const hy_text *x, const char *expected) {
     return same;
 }
 
-/* Several files, folders and another text that is held out; in memory and mapped. */
+/* Loads several files, folders, and another text as the held-out part; in memory and mapped. */
 static void test_files(void) {
     CHECK(!system("mkdir -p shards/inner"));
     write_string("shards/b", "bcd");
@@ -602,7 +603,7 @@ static void test_files(void) {
         int64_t next = 0;
         CHECK(load_named(&x, "shards", "", &source, NULL) == GT_OK && text_is(&x, "aabbcd") &&
               (x.token == NULL) == is_mapped);
-        CHECK(x.documents == 2 && x.document[1] == 3 && x.train == 5); /* a document ends where a file ends */
+        CHECK(x.documents == 2 && x.document[1] == 3 && x.train == 5); /* a document ends with its file */
         memcpy(sum, x.sum, sizeof sum);
         hy_text_free(&x);
         CHECK(load_named(&x, "shards/b,shards/a", "", &source, NULL) == GT_OK && text_is(&x, "bcdaab"));
@@ -619,7 +620,7 @@ static void test_files(void) {
             hy_text_free(&x), hy_text_free(&y);
         }
         CHECK(orders == 3);
-        /* all of the other text is held out; nothing of its own comes before its first token */
+        /* the whole other text is held out, and nothing stands before its first token */
         CHECK(load_named(&x, "shards", "val", &source, NULL) == GT_OK && text_is(&x, "aabbcdbdbd") && x.train == 6);
         CHECK(hy_held_out_tokens(&x) == 3 && strcmp(sum, x.sum));
         CHECK(hy_batch_create(&batch, 2, 8) == GT_OK && hy_batch_held_out(&batch, &x, &next) && batch.targets == 3);
@@ -637,7 +638,7 @@ static void test_files(void) {
         CHECK(load_named(&x, "shards,", "", &source, NULL) != GT_OK && strstr(hy_last_error(), "an empty name"));
         CHECK(load_named(&x, "shards/inner", "", &source, NULL) != GT_OK && strstr(hy_last_error(), "it has no files"));
         CHECK(load_named(&x, "shards/a,no", "", &source, NULL) != GT_OK && strstr(hy_last_error(), "no: No such file"));
-        /* numbers, of which a shard ends in the middle of a document */
+        /* numbers: the first shard ends in the middle of a document */
         const uint16_t one[] = {5, 0, 2, 7}, two[] = {300, 2};
         const hy_source numbers = {.width = 2, .end_token = 2, .map_from = is_mapped};
         static const int expected[] = {5, 0, 2, 7, 300, 2};
@@ -652,7 +653,7 @@ static void test_files(void) {
     }
 }
 
-/* A larger share of the text, and of tracks. */
+/* Holds out a larger share of the text, and of tracks. */
 static void test_held_out_share(void) {
     for (int64_t size = 20; size < 200; size += 9) {
         static const int64_t shares[] = {0, 100000, 250000, 10000, 900000};
@@ -669,7 +670,7 @@ static void test_held_out_share(void) {
     }
 }
 
-/* A run on another text that is held out, or on shards, is the same after --resume; --eval reads a whole file. */
+/* A run on shards, or with another text held out, gives the same after --resume.  --eval reads a whole file. */
 static void test_other_texts(void) {
     const char *run = "--device cpu --hidden 16 --layers 1 --batch 2 --seq 8 --steps 6 --sample 0 ";
     char line[512], *whole, *out;
@@ -718,7 +719,7 @@ static void test_texts_refused(void) {
 
 /* ---- gates ---------------------------------------------------------------------------------- */
 
-/* Backends with an operator that fails, does nothing, or leaves one number out. */
+/* Backends with a faulty operator: it fails, does nothing, or leaves one number out. */
 static gt_status no_scan(hy_backend *b, const gt_selective_scan_args *a) {
     (void)b, (void)a;
     return GT_ERROR_UNSUPPORTED;
@@ -823,7 +824,7 @@ static void test_gates(void) {
     CHECK(hy_gate_states(&bad).verdict == HY_FAIL);
     bad = good, bad.state_tokens = 0;
     CHECK(hy_gate_states(&bad).verdict == HY_SKIP);
-    for (int k = 0; k < 2; k++) { /* a branch that the model has not is not judged, the other one is */
+    for (int k = 0; k < 2; k++) { /* the gate must not judge a branch that the model lacks, and must judge the other */
         bad = good, bad.has[k] = 0, bad.state_rms[k] = bad.state_cosine[k] = 0;
         CHECK(hy_gate_states(&bad).verdict == HY_PASS && hy_gate_balance(&bad, NAN).verdict == HY_SKIP);
         bad.state_rms[1 - k] = 0;
@@ -839,7 +840,7 @@ static void test_gates(void) {
         CHECK(hy_gate_balance(&good, balance[i].ratio).verdict == balance[i].verdict);
 }
 
-/* Every model that has a name starts healthy, at its own size. */
+/* The gates pass for every named model at its own size. */
 static void test_gates_of_models(void) {
     enum { B = 1, T = 32 };
     int count;
@@ -905,7 +906,7 @@ static void test_learns_another_text(void) {
     }
 }
 
-/* Same seed, other thread count: the same numbers and the same sample; another seed: others. */
+/* The same seed gives the same numbers and the same sample with any thread count; another seed gives others. */
 static void test_repeats(void) {
     static const char *const threads[] = {"1", "2", "3", "2"};
     for (int stateful = 0; stateful < 2; stateful++) {
@@ -955,7 +956,8 @@ static void test_csv(void) {
         }
         CHECK(isnan(x[17]) == (step < 6) && isnan(x[18]) == (step < 6));
         if (step < 6) continue;
-        /* the curve ends on its own tokens, the first 128 in whole batches; the final loss stands apart */
+        /* the curve ends with the loss over its own tokens, the first 128 in whole batches; the final loss is another
+         * number */
         CHECK(fabs(x[17] - final_loss(out)) < 1e-4 && x[18] > 128 && x[3] != x[17]);
         CHECK(says(0, TINY_GREEK "--steps 6 --eval-every 2 --eval-tokens 64 --final-eval-tokens 64 --sample 0",
                    "\nheld-out       the first 128 of ", " tokens: "));
@@ -1014,7 +1016,7 @@ static void test_help(void) {
     free(out);
 }
 
-/* The learning rate that a run logs, by its schedule; a batch in parts has the loss of the whole one. */
+/* A run logs the learning rate of its schedule.  A batch in parts has the loss of the whole batch. */
 static void test_schedules(void) {
     static const struct {
         const char *options;
@@ -1042,7 +1044,8 @@ static void test_schedules(void) {
         }
         free(text);
     }
-    CHECK(losses[1] == losses[3] && fabs(losses[1] - losses[4]) < 2e-3); /* auto: all fits; parts: but for rounding */
+    CHECK(losses[1] == losses[3] && fabs(losses[1] - losses[4]) < 2e-3); /* auto: the whole batch fits; in parts the
+                                                                            loss differs by rounding */
 }
 
 static void test_quiet(void) {
@@ -1051,7 +1054,7 @@ static void test_quiet(void) {
     CHECK(!strstr(out, "PASS  G") && !strstr(out, "gates before") && !strstr(out, "\nbranches ") &&
           strstr(out, " PASS, "));
     free(out);
-    /* a gate that fails is shown */
+    /* the report shows a gate that fails */
     CHECK(run_program(&out, TINY_GREEK "--steps 6 --lr 10 --warmup 0 --clip 0 --sample 0 --quiet --gates-strict") > 0);
     CHECK(!strstr(out, "PASS  G") && (strstr(out, "FAIL  G") || strstr(out, "not finite")));
     free(out);
@@ -1091,7 +1094,7 @@ static void test_errors(void) {
     CHECK(says(2, TINY_GREEK "--csv /no/such/folder/a.csv", "/no/such/folder/a.csv", "No such file"));
 }
 
-/* Without CUDA: auto says why it took the CPU, cuda is an error.  With it both train. */
+/* Without CUDA, --device auto says why it took the CPU, and cuda is an error.  With CUDA both train. */
 static void test_device(void) {
     const char *rest = "--data greek.txt --hidden 32 --layers 1 --batch 2 --seq 16 --steps 2";
     char line[256], why[256];
@@ -1108,7 +1111,7 @@ static void test_device(void) {
                 : says(2, line, "dtype: 'bf16' needs a GPU", "the CPU computes in f32 alone"));
 }
 
-/* A text of all byte values at random, and one of two: nothing to learn, but it must run. */
+/* The program must run on a text of random byte values, and on a text of two, though there is nothing to learn. */
 static void test_binary_text(void) {
     static uint8_t bytes[4000];
     uint64_t seed = 8;
@@ -1123,7 +1126,7 @@ static void test_binary_text(void) {
     }
 }
 
-/* G3 judges the first 1000 steps of a longer run. */
+/* Gate G3 judges only the first 1000 steps of a longer run. */
 static void test_gate_of_long_run(void) {
     CHECK(says(0,
                "--device cpu --data greek.txt --hidden 16 --layers 1 --batch 1 --seq 4 --steps "
@@ -1131,7 +1134,7 @@ static void test_gate_of_long_run(void) {
                " in 1000 steps, gradient ", "held-out loss "));
 }
 
-/* Sets all weights of a model file to 0; its checksum becomes a key that nobody reads. */
+/* Sets all weights of a model file to 0, and renames its checksum to a key that nothing reads. */
 static void zero_weights(const char *path) {
     FILE *file = fopen(path, "r+b");
     unsigned char length[8];
@@ -1151,7 +1154,7 @@ static void zero_weights(const char *path) {
 }
 
 static void test_gates_strict(void) {
-    /* half a step of learning rate 10 ruins the weights: the loss rises, G3 fails */
+    /* half a step at learning rate 10 ruins the weights, so the loss rises and G3 fails */
     const char *rest = TINY_GREEK "--steps 3 --lr 10 --warmup 0 --sample 0 --clip 0";
     char line[256];
     CHECK(says(0, rest, "FAIL  G3 ", "held-out loss "));
@@ -1193,7 +1196,7 @@ static void test_interrupt(void) {
     free(out);
 }
 
-/* A second Ctrl-C does not wait for the final loss. */
+/* A second Ctrl-C ends the program before the final loss is computed. */
 static void test_interrupt_twice(void) {
     int status = 0;
     remove("run.csv");
@@ -1223,18 +1226,18 @@ static const struct {
                          {"plan", "--plan 2 --data m.txt --model HY --hidden 16 --layers 2 --seq 8"},
                          {"profile", SIZES_OF_MATRIX "--model HY --batch 2 --seq 8 --profile"}};
 
-/* What becomes of an option in each mode, in their order:
+/* The effect of an option in each mode, with the modes in their order:
  *
  *     e   the report differs
- *     s   accepted; it changes speed, memory, random numbers that are not shown, or what is seen in a failure alone
- *     =   has to be what the model file has: the error names the option and the file
- *     x   refused: the error names the option and the mode, which has no name in training
- *     d   refused, as it goes with another option alone, which the error names
+ *     s   accepted; changes only speed, memory, a failure's report, or random numbers that no report shows
+ *     =   must equal the model file's value: the error names the option and the file
+ *     x   refused: the error names the option and the mode (training has no name)
+ *     d   refused, because it needs another option, which the error names
  *     g   ends with status 3 if a gate fails
- *     p   prints and exits, whatever the mode is
- *     .   is what makes the mode, or makes another mode of training
+ *     p   prints and exits in any mode
+ *     .   selects this mode, or another mode of training
  *
- * with: options that it needs; they are left out where it is refused. */
+ * with: options that it needs.  The test leaves them out where the mode refuses the option. */
 static const struct {
     const char *option, *with, *value, *modes;
 } matrix[] = {
@@ -1323,7 +1326,7 @@ static const struct {
     {"help-all", "", "", "pppppppppp"},
 };
 
-/* Adds the columns of a CSV row that have a 1. */
+/* Appends those columns of a CSV row that have a 1 in `wanted`. */
 static void add_columns(char *kept, const char *row, const char *wanted) {
     for (; *wanted; wanted++) {
         const size_t length = strcspn(row, ",");
@@ -1332,7 +1335,7 @@ static void add_columns(char *kept, const char *row, const char *wanted) {
     }
 }
 
-/* What a mode printed, without times, speeds and the memory that the process took.  The caller frees it. */
+/* The output of a mode without times, speeds and the process's memory.  The caller frees it. */
 static char *without_clock(char *out) {
     char *kept = calloc(2, strlen(out) + 2), *save;
     for (char *line = strtok_r(out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
@@ -1342,9 +1345,9 @@ static char *without_clock(char *out) {
         if (!strncmp(line, "time ", 5) || (!strncmp(line, "memory  ", 8) && !strchr(line, ':'))) continue;
         if (strstr(line, ",cpu,f32,")) { /* of --bench: sizes and losses */
             add_columns(kept, line, "1111111000000011011110");
-        } else if (commas == 8 && !strchr("#p", *line)) { /* of --profile: calls, nodes and bytes */
+        } else if (commas == 8 && !strchr("#p", *line)) { /* a row of --profile: keep calls, nodes and bytes */
             add_columns(kept, line, "1111101");
-        } else if (digits && line[digits] == '/') { /* of a step: up to the ratio of the norms */
+        } else if (digits && line[digits] == '/') { /* a row of a step: keep all up to the ratio of the norms */
             int fields = 0;
             for (char *field = strtok(line, " "); field && fields < 5; field = strtok(NULL, " "), fields++)
                 strcat(kept, field), strcat(kept, " ");
@@ -1356,7 +1359,7 @@ static char *without_clock(char *out) {
     return kept;
 }
 
-/* The report of a mode with more options; *status: its exit status. */
+/* Runs a mode with more options and returns its report; *status: its exit status. */
 static char *report_of(int mode, const char *with, const char *option, int *status, char **whole) {
     char *out;
     for (int i = 0; i < 4; i++) {
@@ -1399,8 +1402,8 @@ static int matrix_agrees(size_t row, int mode, char *const *bases) {
     return agrees;
 }
 
-/* Every option that --help prints has an effect in a mode, or is refused there by its name.  A new option fails here
- * until the table says what it does in each mode. */
+/* Every option that --help prints must have an effect in a mode, or the mode must refuse it by name.  A new option
+ * fails here until the table describes it for each mode. */
 static void test_matrix(void) {
     char *text = make_text(3000, 26, 11), *bases[MODES], *help, *again;
     uint16_t numbers[3000];
@@ -1442,7 +1445,7 @@ static void test_matrix(void) {
     for (int i = 0; i < MODES; i++) free(bases[i]);
 }
 
-/* Options whose effect depends on the values of others, and text or tokens that the data does not have. */
+/* Options whose effect depends on other values, and options that name text or tokens which the data lacks. */
 static void test_without_effect(void) {
     uint16_t numbers[600];
     for (int i = 0; i < 600; i++) numbers[i] = (uint16_t)(i * i / 7 % 41);
@@ -1490,7 +1493,7 @@ static void test_without_effect(void) {
     };
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         CHECK(says(2, refused[i][0], refused[i][1], refused[i][2]));
-    /* a model file may say of its run what has no effect here, and sizes of 0 say nothing */
+    /* a model file may hold settings of its run that have no effect here; sizes of 0 say nothing */
     static const char *const fine[] = {
         "--eval p.st", "--generate p.st", TINY_GREEK "--model Mamba-2 --heads 0 --steps 1 --sample 0 --separator=",
         "--profile --hidden 16 --layers 1 --batch 2 --seq 8 --data t.u16 --tokens uint16 "
@@ -1498,11 +1501,11 @@ static void test_without_effect(void) {
     for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) CHECK(says(0, fine[i], "", ""));
 }
 
-/* The limit of a control group, in trees that look as a container sees them. */
+/* Finds the memory limit of a control group, in folders that look like those inside a container. */
 static void test_memory_limit(void) {
     static const struct {
         const char *groups, *file, *text;
-        unsigned long long limit; /* with this file, and those before it of the same groups */
+        unsigned long long limit; /* the limit with this file and the files before it of the same groups */
     } cases[] = {
         {"0::/\n", "none", "", 0},
         {"0::/\n", "sys/fs/cgroup/memory.max", "max\n", 0},
@@ -1513,7 +1516,8 @@ static void test_memory_limit(void) {
         {"0::/a/b\n", "sys/fs/cgroup/a/memory.max", "700\n", 700},
         {"0::/a/../../c\n", "none", "", 3000000000}, /* outside of the container */
         {"12:cpu,cpuacct:/x\n4:memory:/x/y\n0::/z\n", "sys/fs/cgroup/memory/memory.limit_in_bytes",
-         "9223372036854771712\n", 3000000000}, /* which is none; z of version 2 has its root's */
+         "9223372036854771712\n", 3000000000}, /* this number means no limit; in version 2, z takes the limit of its
+                                                  root */
         {"12:cpu,cpuacct:/x\n4:hugetlb,memory:/x/y\n", "sys/fs/cgroup/memory/x/memory.limit_in_bytes", "5000\n", 5000},
         {"12:cpu:/x\n5:memoryless:/x\n", "none", "", 0},
         {"damaged", "none", "", 0},
@@ -1535,7 +1539,7 @@ static void test_memory_limit(void) {
 
 enum { BENCH_COLUMNS = 18 }; /* after the first four */
 
-/* Cuts a row of the bench; a column that is empty is NAN.  0: it is none. */
+/* Reads the columns of a row of --bench; an empty column is NAN.  Returns 0 if the line is no such row. */
 static int bench_row(char *line, char **pass, double *x) {
     char *at = line;
     for (int i = 0; i < 4; i++) {
@@ -1555,9 +1559,9 @@ static int bench_row(char *line, char **pass, double *x) {
     return 1;
 }
 
-/* Whether a row of the bench, the `kind`-th of its size, is as it has to be.  inference: MiB of the size's first row.
- * A trainer has gradients and two moments, 12 bytes of every parameter, beside what inference takes; ratios say little,
- * as on a GPU both have the workspace of products, far more than such a small model. */
+/* Checks a row of --bench: row number `kind` of its size.  inference: MiB in the size's first row.  A trainer needs 12
+ * more bytes for every parameter, for its gradient and two moments.  The test does not check ratios of memory: on a GPU
+ * both include the workspace of products, and that is far larger than such a small model. */
 static int is_bench_row(const char *pass, const double *x, int size, int kind, double inference, double tolerance) {
     static const char *const passes[] = {"inf", "fwd", "fwd+bwd", "step", "train"};
     const double tokens = x[0] * x[1];
@@ -1574,7 +1578,7 @@ static int is_bench_row(const char *pass, const double *x, int size, int kind, d
     return ok & CHECK(kind != 4 || (x[14] > x[15] && x[15] > 0 && x[16] > 0)); /* it learns */
 }
 
-/* Five rows for each length and batch; numbers that follow from others do. */
+/* Checks that --bench prints five rows for each length and batch, and that its numbers agree with each other. */
 static void check_bench(const char *device, const char *lengths, int sizes, double tolerance) {
     char *out, *save;
     int rows = 0;
@@ -1602,7 +1606,8 @@ static void check_bench(const char *device, const char *lengths, int sizes, doub
 
 static void test_bench(void) { check_bench("--device cpu", "8,16", 4, 0); }
 
-/* A row for each length and batch: times are of a token of all samples, and the floor grows by their states alone. */
+/* Checks that --bench of generation prints a row for each length and batch.  Times are per token of all samples.  The
+ * floor grows only by the states. */
 static void check_bench_generate(const char *device) {
     char *out, *save;
     int rows = 0;
@@ -1631,8 +1636,8 @@ static void check_bench_generate(const char *device) {
 
 static void test_bench_generate(void) { check_bench_generate("--device cpu"); }
 
-/* Where a step goes: parts and operators with their calls, and bytes that can be counted by hand; rows add up.
- * `element`: bytes of an activation. */
+/* Checks --profile: it lists parts and operators with their calls, and the bytes can be counted by hand.  Rows must add
+ * up.  element: bytes of an activation. */
 static void check_profile(const char *options, int element, int recompute, int conv_ssd) {
     enum { LAYERS = 3, M = 2 * 16, C = 32, F = 4 * C };
     char *out, *save;
@@ -1658,7 +1663,8 @@ static void check_profile(const char *options, int element, int recompute, int c
             memcpy(all, x, sizeof all);
             CHECK(fabs(x[3] - 100) < 1e-9);
         } else if (!strcmp(operator, "all")) {
-            CHECK(fabs(part - parts) < 0.0005 * (count + 1) + 1e-9); /* of the part before, in thousandths */
+            CHECK(fabs(part - parts) < 0.0005 * (count + 1) + 1e-9); /* in thousandths of the part that the row belongs
+                                                                        to */
             part = x[2], parts = 0, count = 0;
         } else {
             parts += x[2], rows += x[1], calls += (int)x[0], count++;
@@ -1684,7 +1690,7 @@ static void test_profile(void) {
     CHECK(says(2, "--profile --save x.st", "--profile trains nothing: no --save with it", ""));
 }
 
-/* Token files, the symbol that ends a document, and the split of tracks, in whole runs with a model file. */
+/* Whole runs with a model file: on token files, with an end symbol, and with the text in tracks. */
 static void test_kinds_of_text(void) {
     char *out;
     uint8_t bytes[4 * 3000];
@@ -1743,7 +1749,7 @@ static void test_kinds_of_text(void) {
 enum { PLAN_COLUMNS = 18 }; /* after name and dtype */
 enum { PLAN_TRAINING = 13, PLAN_RECOMPUTE = 17 };
 
-/* 0: the line is no row of a plan. */
+/* Reads a row of a plan; returns 0 if the line is none. */
 static int plan_row(const char *line, char dtype[16], double x[PLAN_COLUMNS]) {
     int at = 0;
     if (sscanf(line, "%*[^,],%15[^,]%n", dtype, &at) != 1 || !at) return 0;
@@ -1757,7 +1763,7 @@ static int plan_row(const char *line, char dtype[16], double x[PLAN_COLUMNS]) {
     return !line[at];
 }
 
-/* The row of a plan for one model and batch. */
+/* Prints the plan of one model and batch, and reads its row. */
 static void one_plan(const char *options, double x[PLAN_COLUMNS]) {
     char *out, dtype[16], *row;
     for (int i = 0; i < PLAN_COLUMNS; i++) x[i] = NAN;
@@ -1768,7 +1774,7 @@ static void one_plan(const char *options, double x[PLAN_COLUMNS]) {
     free(out);
 }
 
-/* Of HY, 8 windows of 4096: at most 0.4 of the memory; and what one run plans, the other does. */
+/* For HY with 8 windows of 4096, XX */
 static void test_plan_recompute(void) {
     double x[PLAN_COLUMNS], again[PLAN_COLUMNS];
     one_plan("--plan 8 --seq 4096 --model HY", x);
@@ -1778,8 +1784,8 @@ static void test_plan_recompute(void) {
     printf("  %.1f of %.1f MiB\n", x[PLAN_RECOMPUTE], x[PLAN_TRAINING]);
 }
 
-/* Layers that are run again, or other operators in one call: the same run, in less memory, from the first gate to the
- * sample. */
+/* Runs with options that save memory: recomputed layers, or other operators in one call.  Every number of the run must
+ * stay the same, from the first gate to the sample, and memory must be less. */
 static void check_less_memory(const char *options, const char *with) {
     char *out[2], *numbers[2];
     double memory[2];
@@ -1801,8 +1807,8 @@ static void check_less_memory(const char *options, const char *with) {
 
 static void check_recompute(const char *options) { check_less_memory(options, "--recompute"); }
 
-/* The convolved rows are what 8 windows of 4096 tokens of HY take less: 24 MiB a layer, and their gradient, but for one
- * layer's that conv_ssd has as workspace.  Mamba-2 alone takes conv_ssd in any case. */
+/* With conv_ssd, HY needs less memory for 8 windows of 4096 tokens: no convolved rows, which are 24 MiB a layer, and no
+ * gradient of these rows.  conv_ssd needs one layer's rows as workspace.  Mamba-2 alone always uses conv_ssd. */
 static void test_fuse(void) {
     char *out;
     double x[PLAN_COLUMNS], less[PLAN_COLUMNS];
@@ -1832,7 +1838,8 @@ static void test_recompute(void) {
     }
 }
 
-/* Memory without a GPU: it adds up, grows with the batch, and knows models that no machine here could hold. */
+/* Plans need no GPU.  Their memory adds up and grows with the batch, also for models that no machine here could
+ * hold. */
 static void test_plan(void) {
     char *out, *save;
     int rows = 0, count;
@@ -1852,7 +1859,7 @@ static void test_plan(void) {
     }
     CHECK(rows == 2 * count);
     free(out);
-    /* 16 bytes of every parameter, and 2 for its copy, are beyond 32 bits */
+    /* 16 bytes of every parameter, and 2 for its copy, exceed 32 bits */
     CHECK(says(0, "--plan 16 --seq 1024 --model GF --hidden 2048 --layers 13 --head-size 64",
                ",1053864525,16,1024,6030.3,4020.2,8040.4,", "GF,bf16,2048,13,62,"));
     CHECK(says(2, "--plan 1 --heads 3", "heads = 3: must divide hidden = 128", "hybrid_train: "));
@@ -1862,7 +1869,7 @@ static void test_plan(void) {
 #define ON_DEVICE "--device cuda --data short_greek.txt --hidden 32 --layers 1 --batch 2 --seq 16 "
 static const char *const dtypes[] = {"f32", "bf16", "f16"};
 
-/* 77 if the program finds no GPU; what else keeps it from working fails the tests. */
+/* Returns 77 if the program finds no GPU.  Any other failure to start fails the tests. */
 static int device_is_absent(void) {
     char *out;
     int status = run_program(&out, ON_DEVICE "--steps 1");
@@ -1889,7 +1896,7 @@ static void test_device_check(void) {
     }
 }
 
-/* In every dtype it learns as the CPU does, and repeats. */
+/* Training on the device learns as the CPU does, and repeats bit for bit, in every dtype. */
 static void test_device_trains(void) {
     const char *rest = "--steps 12 --lr 0.01 --eval-every 5 --eval-tokens 64 --sample 5 --csv run.csv";
     char *cpu;
@@ -1910,7 +1917,7 @@ static void test_device_trains(void) {
     free(cpu);
 }
 
-/* Whole runs, of every dtype; test_hybrid_ops has all models. */
+/* Whole runs in every dtype.  test_hybrid_ops tests all models. */
 static void test_device_recompute(void) {
     for (int i = 0; i < 3; i++) {
         char line[256];
@@ -1928,7 +1935,7 @@ static void test_device_profile(void) {
     check_profile("--device cuda --dtype bf16", 2, 1, 0);
 }
 
-/* Carried states, and every way to mix the branches. */
+/* Runs with carried states, and with every way to mix the branches. */
 static void test_device_models(void) {
     static const char *const models[] = {"HY", "GF", "WS", "RF", "CP"};
     for (int i = 0; i < 5; i++) {

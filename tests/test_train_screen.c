@@ -1,7 +1,8 @@
-/* Tests of what hybrid_train shows: on terminals of several widths, that change while it runs, on
- * those that know no escapes, and in a pipe.
+/* Tests of what hybrid_train shows: on terminals of several widths, on terminals that change their width, on terminals
+ * without escapes, and in a pipe.
  *
- *     test_train_screen PROGRAM     PROGRAM is the built hybrid_train */
+ *     test_train_screen PROGRAM     PROGRAM is the built hybrid_train
+ */
 #define _DEFAULT_SOURCE /* TIOCSWINSZ */
 #define _XOPEN_SOURCE 700
 #define _DARWIN_C_SOURCE
@@ -18,15 +19,15 @@
 
 enum { LINES_MAX = 2000, LINE_SIZE = 512, RAW_MAX = 1 << 20 };
 
-/* What a terminal shows of a program's output: a list of lines, of which the last is written to. */
+/* The text that a terminal shows of a program's output: a list of lines; the program writes to the last one. */
 typedef struct terminal {
     int master, columns;
     char raw[RAW_MAX]; /* all bytes */
     int raw_length;
     char line[LINES_MAX][LINE_SIZE];
-    int lines, at;     /* the one that is written to, the cursor's column */
+    int lines, at;     /* number of the line that is written to; the cursor's column */
     int overflows;     /* characters beyond the last column */
-    int unknown;       /* escapes that it does not know */
+    int unknown;       /* number of escapes that the terminal does not know */
     char escape[16];   /* one that is not complete */
     int escape_length; /* 0: none */
 } terminal;
@@ -68,7 +69,7 @@ static void take_byte(char c) {
     }
 }
 
-/* Starts `hybrid_train LINE` on a new terminal; 0 if there is none. */
+/* Starts `hybrid_train LINE` on a new terminal; returns 0 if there is no terminal. */
 static pid_t start(const char *command, int columns, const char *term) {
     static char copy[4096];
     char *argv[ARGUMENTS_MAX] = {program};
@@ -93,7 +94,8 @@ static pid_t start(const char *command, int columns, const char *term) {
     return child;
 }
 
-/* Reads what comes within a fifth of a second, or at the end 0: the program has closed it. */
+/* Reads the output that comes within a fifth of a second.  Returns 0 at the end, when the program has closed its
+ * output. */
 static int read_some(void) {
     char bytes[4096];
     struct pollfd wait = {.fd = tty.master, .events = POLLIN};
@@ -103,7 +105,7 @@ static int read_some(void) {
     return n > 0;
 }
 
-/* Runs the program on a terminal to its end; its exit status. */
+/* Runs the program on a terminal until it ends; returns its exit status. */
 static int run_on_terminal(const char *command, int columns, const char *term) {
     pid_t child = start(command, columns, term);
     if (!child) return -1;
@@ -113,7 +115,7 @@ static int run_on_terminal(const char *command, int columns, const char *term) {
     return status;
 }
 
-/* The number of the line from `from` on that begins, after spaces, with the text; -1: none does. */
+/* Finds the first line, from `from` on, that begins with the text after spaces.  Returns its number, -1: none. */
 static int line_with(const char *text, int from) {
     for (int i = from; i <= tty.lines; i++) {
         const char *line = tty.line[i] + strspn(tty.line[i], " ");
@@ -126,8 +128,7 @@ static int line_with(const char *text, int from) {
 
 #define RUN TINY_GREEK "--steps 12 --eval-every 3 --eval-tokens 64 --sample 0 "
 
-/* Every evaluation left a line, under a heading of these fields; nothing is wider than the
- * terminal. */
+/* Whether every evaluation left a line under a heading of these fields, and no line is wider than the terminal. */
 static int shows_table(const char *heading) {
     int found = 0, fields = 1, head = line_with("step ", 0), at = head + 1;
     char words[256] = "", copy[LINE_SIZE];
@@ -146,7 +147,7 @@ static int shows_table(const char *heading) {
         found += count == fields && strlen(tty.line[at]) == strlen(tty.line[head]);
     }
     int good = !strcmp(words, heading) && found == 4 && !tty.overflows && !tty.unknown &&
-               at == head + 4; /* what was refreshed has left nothing */
+               at == head + 4; /* lines that were refreshed must have left nothing */
     if (!good) {
         printf("  heading '%s', %d rows, %d characters too many\n", words, found, tty.overflows);
         for (int i = 0; i <= tty.lines; i++) printf("  |%s\n", tty.line[i]);
@@ -170,21 +171,20 @@ static void test_widths(void) {
         CHECK(shows_table(widths[i].heading));
         CHECK(line_with("held-out loss ", 0) > 0);
     }
-    /* a terminal that does not know its width has 80 columns; in fewer than a step needs it is cut
-     */
+    /* a terminal of unknown width counts as 80 columns; on one that is too narrow for a step, the step's line is cut */
     CHECK(run_on_terminal(RUN, 0, "xterm") == 0);
     tty.overflows = 0;
     CHECK(shows_table(widths[1].heading));
     CHECK(run_on_terminal(RUN, 6, "xterm") == 0 && line_with("12", 0) > 0);
 }
 
-/* What was read since byte `from` has the text. */
+/* Whether the text is in the output since byte `from`. */
 static int came(const char *text, int from) {
     tty.raw[tty.raw_length] = 0;
     return strstr(tty.raw + from, text) != NULL;
 }
 
-/* With the largest numbers everything fits, too. */
+/* Lines must fit even with the largest numbers. */
 static void test_long_run(void) {
     int tries = 300;
     pid_t child = start(TINY_GREEK "--steps 999999999 --eval-every 0 --sample 0", 80, "xterm");
@@ -200,7 +200,7 @@ static void test_long_run(void) {
     if (!CHECK(strlen(tty.line[tty.lines]) == strlen(tty.line[head]))) puts(tty.line[tty.lines]);
 }
 
-/* The table follows a terminal that changes its width: a new heading, and rows that fit. */
+/* The table must follow a terminal that changes its width, with a new heading and rows that fit. */
 static void test_resize(void) {
     static const int widths[] = {80, 40, 60, 20, 100};
     static const char *const headings[] = {
@@ -216,7 +216,7 @@ static void test_resize(void) {
             printf("  at %d columns: %.300s\n", widths[i], tty.raw + from);
             continue;
         }
-        /* rows after it are refreshed in place and fit; the line that stood may have been wider */
+        /* the rows after it are refreshed in place and fit; the line that stood there before may have been wider */
         row = tty.lines;
         tty.overflows = 0;
         for (from = tty.raw_length; tty.raw_length < from + 200 && tries-- > 0 && read_some();) continue;
@@ -229,7 +229,7 @@ static void test_resize(void) {
     close(tty.master);
 }
 
-/* Without escapes: whole lines, as in a pipe. */
+/* A terminal without escapes gets whole lines, like a pipe. */
 static void test_dumb(void) {
     static const char *const terms[] = {"dumb", ""};
     for (int i = 0; i < 2; i++) {
@@ -273,7 +273,7 @@ static void test_pipe(void) {
         CHECK(is_narrow(out) && !strchr(out, '\033') && !strchr(out, '\r'));
         free(out);
     }
-    /* a gate in three lines: the bounds and the fault stand under the values */
+    /* a gate in three lines: bounds and fault stand below the values */
     CHECK(says(0, RUN, "\n  PASS  G4    RWKV",
                "\n              0.3 to 3 (FAIL <0.1, >10)\n"
                "              against a branch that hardly learns beside the other\n"));
@@ -281,7 +281,7 @@ static void test_pipe(void) {
     CHECK(line_with("PASS  G4 ", 0) > 0 && strstr(tty.line[line_with("PASS  G4 ", 0)], "0.3 to 3 ("));
 }
 
-/* The final evaluation shows how far it is.  The first Ctrl-C ends it with the result so far. */
+/* The final evaluation shows its progress.  The first Ctrl-C ends it with the result so far. */
 static void test_evaluation(void) {
     char *greek = read_string("greek.txt"), *text = calloc(1, 40 * strlen(greek) + 1), *log, *last;
     for (int i = 0; i < 40; i++) strcat(text + strlen(text), greek);
@@ -302,7 +302,7 @@ static void test_evaluation(void) {
         CHECK(line_with("evaluation: ", 0) < 0 && !tty.overflows && line_with("interrupted", 0) > 0);
         CHECK(line_with("held-out       the first ", 0) > 0 && line_with("held-out loss ", 0) > 0);
     }
-    /* the last point of the curve, on 8 tokens, and the final loss so far are in the row of the last step */
+    /* the row of the last step has the last point of the curve, on 8 tokens, and the final loss so far */
     log = read_string("run.csv"), last = strstr(log, "\n2,");
     double fields[19] = {0};
     for (int i = 0; i < 19 && CHECK(last); i++) fields[i] = atof(last + 1), last = strchr(last + 1, ',');
@@ -342,7 +342,7 @@ static void test_text(void) {
     CHECK(!strcmp(hy_duration(-1).text, "0:00") && !strcmp(hy_duration(NAN).text, "0:00"));
 }
 
-/* What a file says of itself is shown, and not obeyed. */
+/* The program shows control characters of a file's texts, and does not send them to the terminal. */
 static void test_control_characters(void) {
     char text[] = "a\033[31mb\x7f\r\n\xc2\x9bz \xce\xb1\xc2\xa0", *out;
     hy_make_plain(text);

@@ -1,7 +1,9 @@
-/* The chunked form of wkv6 (wkv6_chunked.c, docs/wkv6.md) against the double twin, which goes token by token: they are
- * the same function.  Then the page's statement on rounding: dg is corrected where states are kept as bf16.
+/* Compares the chunked form of wkv6 (wkv6_chunked.c, docs/wkv6.md) with the double twin, which goes token by token:
+ * both must be the same function.  Then tests what the page states on rounding: a correction of dg where states are
+ * kept as bf16.
  *
- *     test_wkv6_chunked */
+ *     test_wkv6_chunked
+ */
 #include "gt_test.h"
 #include "ref64.h"
 #include "wkv6_chunked.h"
@@ -11,7 +13,7 @@
 
 /* ---- inputs ---------------------------------------------------------------------------------- */
 
-/* Arrays of a call.  Decays are drawn as h = -log2 d. */
+/* Arrays of a call.  The test draws decays as h = -log2 d. */
 typedef struct arrays {
     double r[CHUNKED_T * CHUNKED_N], k[CHUNKED_T * CHUNKED_N], w[CHUNKED_T * CHUNKED_N], v[CHUNKED_T * CHUNKED_V];
     double dy[CHUNKED_T * CHUNKED_V], u[CHUNKED_N], state_in[CHUNKED_N * CHUNKED_V], dstate_out[CHUNKED_N * CHUNKED_V];
@@ -33,20 +35,20 @@ static double h_trained(test_random *random, int t, int n) { /* each channel has
     return (void)t, exp2(-8 + 0.4 * (n % 20) + test_normal(random));
 }
 
-/* Up to 63 in a sub-chunk of every channel. */
+/* Sums of h up to 63 in a sub-chunk, in every channel. */
 static double h_fast(test_random *random, int t, int n) { return (void)t, (void)n, 3 + 0.9 * test_uniform(random); }
 
-/* A few tokens far above the others. */
+/* A few tokens decay far more than the others. */
 static double h_uneven(test_random *random, int t, int n) {
     return (t * 7 + n * 3) % 40 == 0 ? 6 + 50 * test_uniform(random) : h_slow(random, t, n);
 }
 
-/* Resets: exact zeros, in some channels; some of them every token. */
+/* Resets, which are exact zeros, in some channels; in some of these at every token. */
 static double h_resets(test_random *random, int t, int n) {
     return n % 16 == 5 || (n % 4 == 0 && (t + n) % 23 == 0) ? INFINITY : h_trained(random, t, n);
 }
 
-/* No decay at all beside one that nearly clears the state. */
+/* Tokens without decay beside tokens that nearly clear the state. */
 static double h_extremes(test_random *random, int t, int n) {
     return (void)random, n % 3 == 0 ? 0 : n % 3 == 1 ? 300 : (t % 16 == 9 ? 63 : 0.001);
 }
@@ -83,7 +85,7 @@ static void set_arrays(gt_wkv6_args *a, const arrays *in, int is_bare, results *
 
 /* ---- comparing ------------------------------------------------------------------------------- */
 
-/* The largest error over the largest number; NaN if there is one. */
+/* The largest error divided by the largest number; NaN if any number is NaN. */
 static double error_of(const double *got, const double *truth, int64_t count) {
     double largest = 0, error = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -107,7 +109,7 @@ static void check(const char *name, const char *what, const gt_wkv6_args *a, con
 typedef struct regime {
     const char *name;
     draw_decay h;
-    int usual, strong; /* the paths that the regime tests; 1: forward, 2: backward */
+    int usual, strong; /* the paths that the regime must take; 1: in forward, 2: in backward */
 } regime;
 
 static const regime regimes[] = {
@@ -130,7 +132,7 @@ static void check_regime(const regime *regime, int64_t T, int64_t N, int number)
     a.scale = number % 7 == 3 ? 0.3f : number % 7 == 5 ? 4.0f : 0.0f;
     draw_inputs(&a, regime->h, &in);
     memset(&truth, 0, sizeof truth);
-    memset(&got, 0x7f, sizeof got); /* nothing that can be read as a result */
+    memset(&got, 0x7f, sizeof got); /* a bit pattern that no result can have */
     set_arrays(&a, &in, number % 5 == 0, &truth);
     test_check(gt_ref64_wkv6_forward(&a) == GT_OK && gt_ref64_wkv6_backward(&a) == GT_OK, "twin: %s", gt_last_error());
     set_arrays(&a, &in, number % 5 == 0, &got);
@@ -155,7 +157,7 @@ static void check_regime(const regime *regime, int64_t T, int64_t N, int number)
 
 /* ---- error of dw from bf16 states -------------------------------------------------------------- */
 
-/* The error of dw of every channel, relative, averaged over channels. */
+/* The relative error of dw of each channel, averaged over the channels. */
 static double error_of_dw(const gt_wkv6_args *a, const wkv6_form *form, results *got, const results *truth) {
     double sum = 0;
     wkv6_chunked_backward(a, form);
@@ -170,8 +172,8 @@ static double error_of_dw(const gt_wkv6_args *a, const wkv6_form *form, results 
     return sum;
 }
 
-/* Section 7 of the page: the sums of the reverse pass remove a part of the error in dw of slow channels that S and G in
- * bf16 cause, on both paths.  Measured: 1.73e-3 and 1.75e-3 of 2.07e-3. */
+/* Section 7 of the page: states S and G in bf16 cause an error in dw of slow channels.  The sums of the reverse pass
+ * remove a part of that error, on both paths.  Measured: 1.73e-3 and 1.75e-3 are left of 2.07e-3. */
 static void check_correction(int always_strong) {
     static arrays in;
     static results truth, got;

@@ -1,5 +1,5 @@
-/* test_xla.c - the handlers for XLA, called as a host calls them: a call frame of the test's own, whose results are
- * compared with the twin's; metadata, errors, and registration. */
+/* test_xla.c - the handlers for XLA.  The test calls them as a host does, with a call frame of its own, and compares
+ * the results with the twin's.  It also tests metadata, errors and registration. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,7 +94,7 @@ typedef struct call {
     char operand_names[256], result_names[256];
 } call;
 
-/* A buffer of up to four sizes, separated by spaces. */
+/* Describes a buffer; `sizes` has up to four. */
 static void describe(gt_xla_buffer *b, int64_t *sizes, int dtype, void *data, const char *shape) {
     char *end = NULL;
     memset(b, 0, sizeof *b);
@@ -136,7 +136,7 @@ static void attribute(call *c, const char *name, int type, int dtype, const void
     }
 }
 
-/* Makes the call; the text of its error in `text`, "" if there is none.  Returns the error's code. */
+/* Makes the call and returns the error's code.  `text` receives the error's text, "" if there is no error. */
 static int run(call *c, const char *name, const char *platform, char text[512]) {
     gt_xla_frame frame;
     gt_xla_error *error;
@@ -227,7 +227,7 @@ static void test_scan(void) {
     CHECK(!memcmp(du, du2, sizeof du) && !memcmp(dA, dA2, sizeof dA) && !memcmp(dB, dB2, sizeof dB));
     CHECK(!memcmp(dstate, dstate2, sizeof dstate) && du[0] != 0);
 
-    /* a step: the state is an operand and a result in the same memory, here a pool with a row for each element */
+    /* a step: the state is an operand and a result in the same memory, here a pool with one row for each element */
     static const int32_t slots[B] = {1, 0};
     a = inputs();
     memcpy(state2, state_in, sizeof state2);
@@ -246,7 +246,7 @@ static void test_scan(void) {
     CHECK(run(&c, "gt_xla_selective_scan_step", "Host", text) == GT_XLA_INVALID_ARGUMENT);
     CHECK(strstr(text, "state_out is updated in place"));
 
-    /* a state that the whole batch shares */
+    /* the whole batch shares one state */
     a = inputs();
     a.state_in = state_in, a.state_in_shared = 1, a.y = y2;
     CHECK(gt_ref_selective_scan_forward(&a) == GT_OK);
@@ -257,7 +257,7 @@ static void test_scan(void) {
     CHECK(!memcmp(y, y2, sizeof y));
 }
 
-/* Packed sequences whose states are rows of a pool: conv1d, in the pool's memory. */
+/* Packed sequences whose states are rows of a pool: conv1d updates the pool in place. */
 static void test_pool(void) {
     static const int32_t bounds[] = {0, 3, 5}, slots[] = {3, 1}, zero[] = {0, 1};
     static float weight[D * 2], y[BTD], y2[BTD], pool[4 * D], pool2[4 * D];
@@ -376,12 +376,12 @@ static void test_register(void) {
     CHECK(!strcmp(gt_last_error(), "gt_xla_register: gt_xla_ssd_step, Host: no such platform here"));
 }
 
-/* The handler for CUDA asks for the stream, and passes on the library's error where there is no device. */
+/* The CUDA handler asks for the stream.  Where there is no device, it passes on the library's error. */
 static void test_device(void) {
     static float y[BTD];
     char text[512];
     call c;
-    if (gt_device_supported(-1) == GT_OK) return; /* host memory is not for kernels */
+    if (gt_device_supported(-1) == GT_OK) return; /* kernels cannot read this host memory */
     put_inputs(&c, 1);
     result(&c, "y", GT_XLA_F32, y, "2 5 6");
     CHECK(run(&c, "gt_xla_selective_scan_forward", "CUDA", text) != 0 && streams == 1);

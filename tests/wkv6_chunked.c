@@ -1,7 +1,7 @@
 /* The chunked form of wkv6, step by step as the tensor-core kernels compute it.  Numbers in brackets are sections of
- * docs/wkv6.md, which has the same formulas; its section 10 names the functions of gt/wkv6 that do each step.
+ * docs/wkv6.md, where the same formulas stand.  Section 10 there names the functions of gt/wkv6 for each step.
  *
- * Most functions work on one channel n.  In the kernels the channels are rows of a matrix: S[n] is a row of S, and R
+ * Most functions work on one channel n.  In the kernels the channels are rows of matrices: S[n] is a row of S, and R
  * and K are matrices of tokens by channels.  The loops over channels and tokens here are matrix products there. */
 #include "wkv6_chunked.h"
 #include "gt_test.h"
@@ -15,12 +15,12 @@ enum { SUB_CHUNK = 16, CHUNK = 64, SUB_CHUNKS = CHUNK / SUB_CHUNK, GROUP = 16, C
 #define LOG2_E 1.4426950408889634074
 #define LN_2 0.69314718055994530942
 
-static const double STRONG_DECAY_LIMIT = 64, DEFERRED_LIMIT = 16; /* of c_16; of a deferred decay */
+static const double STRONG_DECAY_LIMIT = 64, DEFERRED_LIMIT = 16; /* limits of c_16, and of a deferred decay */
 
 typedef double state[CHUNKED_N][CHUNKED_V];
 
-/* The inputs of the head; for backward r is times the scale of y.  Tokens beyond the sequence, up to a whole chunk:
- * zeros that do not decay. */
+/* The inputs of a head.  For backward, r is multiplied by the scale of y.  Beyond the sequence, up to a whole chunk,
+ * tokens are zeros that do not decay. */
 typedef struct head {
     int T, N, V, chunks, is_raw;
     double scale;                                                                     /* of y */
@@ -59,13 +59,13 @@ static void store_state(const head *x, state S, float *to) {
         for (int j = 0; j < x->V; j++) ((double *)to)[n * x->V + j] = S[n][j];
 }
 
-/* c[t]: the sum of h over the tokens before token t of a run; c[tokens]: over all of them. */
+/* Writes c[t], the sum of h over the tokens before token t of a run; c[tokens] is the sum over all. */
 static void sums_before(const head *x, int first, int n, int tokens, double *c) {
     c[0] = 0;
     for (int t = 0; t < tokens; t++) c[t + 1] = c[t] + x->h[first + t][n];
 }
 
-/* after[t]: the sum over the tokens after token t, without differences, because h may be infinite. */
+/* Writes after[t], the sum over the tokens after token t.  It takes no differences, because h may be infinite. */
 static void sums_after(const head *x, int first, int n, int tokens, double *after) {
     after[tokens - 1] = 0;
     for (int t = tokens - 1; t > 0; t--) after[t - 1] = after[t] + x->h[first + t][n];
@@ -81,8 +81,9 @@ static double dot(const double *first, const double *second, int count) {
 
 /* ---- [2] forward ----------------------------------------------------------------------------- */
 
-/* y of the sub-chunk from token `first` on; S goes to the next one.  deferred[n] is the decay, as -log2, by which
- * channel n of S has yet to be scaled: 0 unless the form defers decays.  is_last: the last sub-chunk of its chunk. */
+/* Computes y of the sub-chunk that starts at token `first`, and carries S on to the next sub-chunk.  deferred[n] is the
+ * decay, as -log2, that channel n of S still needs; it is 0 unless the form defers decays.  is_last: this is the last
+ * sub-chunk of its chunk. */
 static void forward_sub_chunk(const head *x, int first, int is_last, const wkv6_form *form, double *deferred, state S,
                               double (*y)[CHUNKED_V], wkv6_paths *paths) {
     double A[SUB_CHUNK][SUB_CHUNK] = {{0}};
@@ -129,7 +130,7 @@ static void forward_sub_chunk(const head *x, int first, int is_last, const wkv6_
 
 /* ---- [3] states only ------------------------------------------------------------------------- */
 
-/* A step of S forwards in time, or of G backwards. */
+/* Carries S forwards over a run of tokens, or G backwards. */
 static void states_step(const head *x, int first, int tokens, int is_reverse, state S) {
     for (int n = 0; n < x->N; n++) {
         double c[2 * SUB_CHUNK + 1], after[2 * SUB_CHUNK];
@@ -153,8 +154,9 @@ static int segment_chunks(const head *x, int64_t segments) {
     return tokens > CHUNK ? (tokens + CHUNK - 1) / CHUNK : 1;
 }
 
-/* The state that each segment starts from, in the order of the pass: forwards in time, or backwards.  start[0] is
- * given.  The local pass runs every segment but the last from a zero state; the scan joins the final states. */
+/* Computes the state that each segment starts from, in the order of the pass: forwards or backwards in time.  start[0]
+ * is given.  The local pass runs every segment but the last from a zero state; the scan joins the segments' final
+ * states. */
 static void start_states(const head *x, int each, int is_reverse, const wkv6_form *form, state start[CHUNKS]) {
     const int segments = (x->chunks + each - 1) / each;
     for (int i = 0; i + 1 < segments; i++) {
@@ -206,10 +208,12 @@ wkv6_paths wkv6_chunked_forward(const gt_wkv6_args *a, const wkv6_form *form) {
 
 /* ---- [5] the reverse pass: G after every chunk, and the sums that go with it ------------------- */
 
-/* Sums of a chunk, by channel.  G: after the chunk.  S before, S after: the states before and after it.
+/* Sums of a chunk, one for each channel.  G is the gradient state after the chunk; S before and S after are the states
+ * before and after the chunk.
  *     before = rowsum(S before . G)               after = rowsum(S after . G)
  *     change = rowsum((G - kept G) . (S after - S before))
- * After the last chunk the pass does not know S: change and after are 0.  So is after if S before is zero. */
+ * After the last chunk the pass does not know S, so `change` and `after` are 0.  `after` is also 0 if S before is
+ * zero. */
 typedef struct rowsums {
     double before[CHUNKED_N], change[CHUNKED_N], after[CHUNKED_N];
 } rowsums;
@@ -223,7 +227,7 @@ static void round_state(const head *x, const wkv6_form *form, state S) {
         for (int j = 0; j < x->V; j++) S[n][j] = as_kept(form, S[n][j]);
 }
 
-/* S_before, S_after: as kept; S_after is NULL after the last chunk. */
+/* S_before and S_after are the states as kept in memory; S_after is NULL after the last chunk. */
 static void sum_rows(const head *x, const wkv6_form *form, state G, state S_before, state S_after, int is_zero_before,
                      rowsums *sums) {
     memset(sums, 0, sizeof *sums);
@@ -235,7 +239,7 @@ static void sum_rows(const head *x, const wkv6_form *form, state G, state S_befo
     }
 }
 
-/* S: before every chunk, as kept.  Writes G after every chunk, as kept, the sums, and dstate_in. */
+/* S: the kept states before every chunk.  Writes the kept G after every chunk, the sums, and dstate_in. */
 static void reverse_pass(const head *x, const gt_wkv6_args *a, const wkv6_form *form, state S[CHUNKS], state G[CHUNKS],
                          rowsums sums[CHUNKS]) {
     static state start[CHUNKS], now;
@@ -257,12 +261,12 @@ static void reverse_pass(const head *x, const gt_wkv6_args *a, const wkv6_form *
 
 /* ---- [6] backward of a chunk: a channel ------------------------------------------------------ */
 
-/* A channel's numbers of one chunk.  c, after: sums of h before and after a token within its sub-chunk. */
+/* One channel of one chunk.  c and after: sums of h before and after a token within its sub-chunk. */
 typedef struct channel {
     double r[CHUNK], k[CHUNK], h[CHUNK], R[CHUNK], K[CHUNK];
     double c[SUB_CHUNKS][SUB_CHUNK + 1], after[SUB_CHUNKS][SUB_CHUNK];
-    double E[SUB_CHUNKS], growth[SUB_CHUNKS]; /* 2^-c_16; 2^c_16, for the usual path alone */
-    double Sdy[CHUNK], Gv[CHUNK];             /* its elements of S dy_i and G v_j */
+    double E[SUB_CHUNKS], growth[SUB_CHUNKS]; /* 2^-c_16; 2^c_16, which only the usual path uses */
+    double Sdy[CHUNK], Gv[CHUNK];             /* this channel's elements of S dy_i and G v_j */
 } channel;
 
 static void prepare_channel(const head *x, int first, int n, state S, state G, channel *q) {
@@ -284,7 +288,7 @@ static void prepare_channel(const head *x, int first, int n, state S, state G, c
     }
 }
 
-/* [8] Whether the channel needs the strong-decay path. */
+/* [8] Whether the channel takes the strong-decay path. */
 static int is_strong(const head *x, const wkv6_form *form, const channel *q) {
     for (int a = 0; a < SUB_CHUNKS; a++) {
         double most = 0, others = 0;
@@ -298,21 +302,22 @@ static int is_strong(const head *x, const wkv6_form *form, const channel *q) {
     return 0;
 }
 
-/* Parts of dg, summed over pairs of tokens.  ends[a][c]: pairs that begin before sub-chunk a, or in S, and end in
- * sub-chunk c >= a; without the decays of a to c-1.  begins[b]: pairs that begin in sub-chunk b and end in G; without
- * the decays after b. */
+/* Parts of dg, summed over pairs of tokens.  ends[a][c] sums the pairs that begin before sub-chunk a, or in S, and end
+ * in sub-chunk c >= a; it leaves out the decays of sub-chunks a to c-1.  begins[b] sums the pairs that begin in
+ * sub-chunk b and end in G; it leaves out the decays after b. */
 typedef struct crossings {
     double ends[SUB_CHUNKS][SUB_CHUNKS], begins[SUB_CHUNKS];
 } crossings;
 
-/* X of every token i: the terms of S and of the tokens before i-1 in dr_i.  By Horner's rule: every sub-chunk up to the
- * token's own is a factor E, then its tokens are added.  The strong-decay path stops where the own sub-chunk starts. */
+/* Computes X of every token i: the terms of dr_i from S and from the tokens before i-1.  It uses Horner's rule: it
+ * multiplies by E of every sub-chunk before the token's own, and then adds the tokens of that sub-chunk.  The
+ * strong-decay path stops where the token's own sub-chunk starts. */
 static void make_X(const channel *q, double C[CHUNK][CHUNK], int strong, double *X, crossings *sums) {
     for (int i = 0; i < CHUNK; i++) {
         const int a = i / SUB_CHUNK;
         double sum = q->Sdy[i];
         for (int b = 0; b <= a; b++) {
-            if (i > 0) sums->ends[b][a] += q->R[i] * sum; /* from S to the chunk's first token nothing decays */
+            if (i > 0) sums->ends[b][a] += q->R[i] * sum; /* before the chunk's first token, S has not decayed */
             if (strong && b == a) break;
             sum *= q->E[b];
             for (int j = SUB_CHUNK * b; j < SUB_CHUNK * (b + 1) && j < i - 1; j++) sum += C[i][j] * q->K[j];
@@ -321,7 +326,7 @@ static void make_X(const channel *q, double C[CHUNK][CHUNK], int strong, double 
     }
 }
 
-/* Z of every token j: the terms of G and of the tokens after j+1 in dk_j, in the same way. */
+/* Computes Z of every token j: the terms of dk_j from G and from the tokens after j+1, in the same way. */
 static void make_Z(const channel *q, double C[CHUNK][CHUNK], int strong, double *Z, crossings *sums) {
     for (int j = 0; j < CHUNK; j++) {
         const int b = j / SUB_CHUNK;
@@ -337,13 +342,14 @@ static void make_Z(const channel *q, double C[CHUNK][CHUNK], int strong, double 
     }
 }
 
-/* A channel's gradients, by token: dr and dk without the pairs that carry no decay; dg = dL/d(log d). */
+/* A channel's gradients, by token.  dr and dk leave out the pairs without decay; dg = dL/d(log d). */
 typedef struct channel_gradients {
     double dr[CHUNK], dk[CHUNK], dg[CHUNK];
 } channel_gradients;
 
-/* [7] The correction of dg_t for the rounding of S and G: slope t + offset, 0 without rounding.  E: the error over the
- * whole chunk.  dg_end: the chunk's dg for the token after it; its true value is rowsum(S after . G). */
+/* [7] The correction of dg_t for the rounding of S and G: slope * t + offset, both 0 without rounding.  E is the
+ * error over the whole chunk.  dg_end is the chunk's dg for the token after the chunk; its true value is rowsum(S
+ * after . G). */
 typedef struct correction {
     double slope, offset;
 } correction;
@@ -360,7 +366,7 @@ static correction correct(const wkv6_form *form, const rowsums *sums, int n, dou
 static void finish_channel(const wkv6_form *form, const channel *q, const double *X, const double *Z,
                            const crossings *cross, const rowsums *sums, int n, channel_gradients *out) {
     double dg = sums->before[n], E = 1;
-    for (int a = SUB_CHUNKS - 1; a >= 0; a--) { /* Horner's rule: dg of the chunk's first token */
+    for (int a = SUB_CHUNKS - 1; a >= 0; a--) { /* Horner's rule gives dg of the chunk's first token */
         dg = dg * q->E[a] + cross->ends[0][a];
         E *= q->E[a];
     }
@@ -376,7 +382,8 @@ static void finish_channel(const wkv6_form *form, const channel *q, const double
     for (int t = 0; t < CHUNK; t++) out->dg[t] += x.slope * t + x.offset;
 }
 
-/* [8] The strong-decay path: pairs within a sub-chunk have running products of decays; dg is made by additions only. */
+/* [8] The strong-decay path: pairs within a sub-chunk have running products of decays.  dg is computed by additions
+ * only. */
 static void finish_strong_channel(const wkv6_form *form, const channel *q, double C[CHUNK][CHUNK], const double *X,
                                   const double *Z, const crossings *cross, const rowsums *sums, int n,
                                   channel_gradients *out) {
@@ -399,7 +406,7 @@ static void finish_strong_channel(const wkv6_form *form, const channel *q, doubl
             between *= q->E[b];
         }
         for (int t = start; t < end; t++) out->dg[t] = crossing + x.slope * start + x.offset;
-        for (int i = start; i < end; i++) { /* pairs that come from before the sub-chunk, and that go beyond it */
+        for (int i = start; i < end; i++) { /* pairs that begin before the sub-chunk, and pairs that end after it */
             out->dr[i] = decay(q->c[a][i - start]) * X[i];
             out->dk[i] = decay(q->after[a][i - start]) * Z[i];
             for (int t = start; t < i; t++) out->dg[t] += q->r[i] * out->dr[i];
@@ -420,11 +427,12 @@ static void finish_strong_channel(const wkv6_form *form, const channel *q, doubl
 
 /* ---- [6] backward of a chunk ----------------------------------------------------------------- */
 
-/* Adds a channel's part of dv of the chunk: its part of A times dy, and K to the chunk's end times G. */
+/* Adds a channel's part of dv of the chunk: its part of A times dy, and of K, decayed to the end of the chunk, times
+ * G. */
 static void add_dv(const head *x, int first, int n, state G, const channel *q, int strong, double (*dv)[CHUNKED_V]) {
     for (int j = 0; j < CHUNK; j++) {
         const int b = j / SUB_CHUNK;
-        double between = 1, product = 1; /* decays: of whole sub-chunks between; of the tokens between */
+        double between = 1, product = 1; /* decays: of whole sub-chunks in between; of the tokens in between */
         for (int i = j; i < CHUNK; i++) {
             const int a = i / SUB_CHUNK;
             if (i % SUB_CHUNK == 0 && a > b + 1) between *= q->E[a - 1];
@@ -470,7 +478,7 @@ static void backward_chunk(const head *x, int first, const wkv6_form *form, stat
             finish_channel(form, &q[n], X, Z, &cross, sums, n, &d);
         }
         add_dv(x, first, n, G, &q[n], strong, dv);
-        for (int t = 0; t < tokens; t++) { /* and the pairs that carry no decay: neighbours, a token with itself */
+        for (int t = 0; t < tokens; t++) { /* add the pairs without decay: neighbours, and a token with itself */
             const int at = (first + t) * x->N + n;
             const double k_before = t > 0 ? C[t][t - 1] * q[n].k[t - 1] : 0;
             const double r_next = t < CHUNK - 1 ? C[t + 1][t] * q[n].r[t + 1] : 0;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# exported.sh gt_kernels.h: the linker's version script of a shared library that exports the functions declared there.
-# They are the macros that give each its name with the version.
+# exported.sh gt_kernels.h: prints the linker's version script for a shared library.  The library exports the functions
+# that gt_kernels.h declares, under the names with the version that its macros give them.
 set -eu
 suffix=$(sed -n 's/^#define GT_SYMBOL(name) gt_##name##_//p' "$1")
 names=$(sed -n 's/^#define gt_[a-z0-9_]* GT_SYMBOL(\([a-z0-9_]*\))$/\1/p' "$1")

@@ -1,6 +1,6 @@
 #!/bin/sh
-# nvcc.sh LOG COMMAND...: compiles with -Xptxas=-v and keeps ptxas's report on each kernel in LOG, for the suite
-# "resources".  Shows the rest, such as warnings; everything, if the command fails.
+# nvcc.sh LOG COMMAND...: compiles with -Xptxas=-v, and keeps ptxas's report on each kernel in LOG, for the suite
+# "resources".  It shows all other output, such as warnings; if the command fails, it shows everything.
 log=$1
 shift
 status=0

@@ -129,7 +129,7 @@ class Run:
         return means(self.loss)
 
 
-# The panels of watch: column, title, what the numbers are.
+# The panels of watch: column, title, unit or meaning of the numbers.
 WATCHED = [('tokens_per_s', 'Speed', 'tokens per second'), ('grad_norm', 'Gradient norm', 'of all, before clipping'),
            ('grad_ratio', 'Branch balance', 'gradient norm of RWKV / Mamba'), ('lr', 'Learning rate', '')]
 

@@ -1,9 +1,12 @@
 #!/bin/sh
-# release_wheel.sh FOLDER [OPTION...]: makes the wheel of a release in FOLDER: kernels for compute capabilities 8.0, 8.6,
-# 9.0, 10.0 and 12.0, PTX for others, and the CPU twins, as one py3-none-manylinux_2_34 file that serves every PyTorch.
-# It needs nvcc 12.8 or newer on the PATH, glibc 2.34 or newer, and PyPI for auditwheel; JOBS (2) parts compile at a time.
-# Options are Meson's and come last: -Dcuda=disabled makes a wheel of the twins alone, -Dgpu_archs=90a one for a test.
-# The wheel must pass auditwheel, have at most 80 MB, and run in a virtual environment that has nothing else.
+# release_wheel.sh FOLDER [OPTION...]: makes the wheel of a release in FOLDER.  The wheel has kernels for compute
+# capabilities 8.0, 8.6, 9.0, 10.0 and 12.0, PTX for others, and the CPU twins.  It is one py3-none-manylinux_2_34 file
+# for every PyTorch.
+#
+# The script needs nvcc 12.8 or newer on the PATH, glibc 2.34 or newer, and PyPI for auditwheel.  JOBS (2) parts compile
+# at a time.  Options are Meson's and come last: -Dcuda=disabled makes a wheel of the twins alone, -Dgpu_archs=90a one
+# for a test. The wheel must pass auditwheel, have at most 80 MB, and run in a virtual environment that has nothing
+# else.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$1"

@@ -1,5 +1,5 @@
-# CMake projects that use gt_kernels: by add_subdirectory, in C, in C++ alone and in C++ with CUDA; with ALL_CASES=true
-# by FetchContent, too, and installed, by CMake and by Meson.
+# CMake projects that use gt_kernels.  They use add_subdirectory: in C, in C++ alone, and in C++ with CUDA.  With
+# ALL_CASES=true they also use FetchContent, and copies that CMake and Meson installed.
 . "$(dirname "$0")/common.sh"
 
 have cmake || skip 'no cmake on PATH'
@@ -7,7 +7,7 @@ have "$meson" || skip 'no meson on PATH and none in $MESON'
 copy_source source
 version=$(sed -n "s/^  version: '\(.*\)',/\1/p" source/meson.build)
 
-# A program that calls both kernels and twins, and a library with a copy of its own.
+# A program that calls both kernels and twins, and a library that embeds its own copy.
 mkdir consumer
 cat >consumer/program.c <<'END'
 #include "gt_kernels.h"
@@ -35,7 +35,7 @@ add_executable(program program.c)
 target_link_libraries(program PRIVATE library gt_kernels::reference)
 END
 
-# consumer NAME OPTION...: configures, builds and runs it; NAME.cmake finds the library.
+# consumer NAME OPTION...: configures, builds and runs the program; NAME.cmake finds the library.
 consumer() {
     name=$1
     shift
@@ -48,14 +48,14 @@ consumer() {
 echo "add_subdirectory($scratch/source gt_kernels)" >subdirectory.cmake
 consumer subdirectory
 
-# To configure again changes no source: kernels would compile again, for minutes.
+# Configuring again must change no source, because kernels would compile again, for minutes.
 written=subdirectory/gt_kernels/gt_kernels-implementation
 [ -s $written/gt_core.c ] || fail 'there is no gt_core.c'
 touch before
 check 'configure again' cmake subdirectory
 [ -z "$(find $written -type f -newer before)" ] || fail "configured again, CMake writes $(find $written -type f -newer before)"
 
-# Without the language C the stubs are C++.  The twins stop the configuration, with the reason.
+# Without the language C the stubs are C++.  The twins need C, so they stop the configuration and give the reason.
 mkdir no_c
 cat >no_c/program.cpp <<'END'
 #include "gt_kernels.h"
@@ -90,7 +90,8 @@ no_c cxx CXX
 check 'CXX: build' cmake --build cxx -j 2
 check 'CXX: run' cxx/program
 
-# With the language CUDA the same target is the kernels.  The core is compiled, the others would take minutes.
+# With the language CUDA the same target is the kernels.  The test compiles only the core, since the others take
+# minutes.
 if [ -n "${NVCC-}" ] && have ninja; then
     no_c cuda 'CXX;CUDA' -G Ninja "-DCMAKE_CUDA_COMPILER=$NVCC" -DCMAKE_CUDA_ARCHITECTURES=90a
     objects=$(ninja -C cuda -t targets all | sed -n 's/^\(.*program.dir.*\.cu\.o\):.*/\1/p')
@@ -118,7 +119,7 @@ check 'CMake: install' cmake --install with_cmake
 echo "find_package(gt_kernels $version EXACT REQUIRED)" >installed_by_cmake.cmake
 consumer installed_by_cmake "-DCMAKE_PREFIX_PATH=$scratch/by_cmake"
 
-# Headers and CPU twins without the compiled parts of the build, which an installation does not hold.
+# Installs headers and CPU twins, without the build's compiled parts, which an installation does not contain.
 check 'Meson: setup' "$meson" setup with_meson source --prefix="$scratch/by_meson" -Dcuda=disabled \
     -Dexamples=disabled -Dtests=disabled -Dbench=disabled
 check 'Meson: compile' "$meson" compile -C with_meson
@@ -126,7 +127,7 @@ check 'Meson: install' "$meson" install -C with_meson
 echo "find_package(gt_kernels ${version%.*} REQUIRED)" >installed_by_meson.cmake
 consumer installed_by_meson "-DCMAKE_PREFIX_PATH=$scratch/by_meson"
 
-# Both install the same files; and an installation may be moved.
+# CMake and Meson must install the same files, and an installation may be moved.
 for prefix in by_cmake by_meson; do
     (cd $prefix && find include share/gt_kernels share/cmake -type f -exec cksum {} + | sort -k 3) >$prefix.files
 done
@@ -135,7 +136,7 @@ mv by_cmake moved
 cp installed_by_cmake.cmake moved_away.cmake
 consumer moved_away "-DCMAKE_PREFIX_PATH=$scratch/moved"
 
-# A version that is not compatible is not taken.
+# find_package must refuse a version that is not compatible.
 echo 'find_package(gt_kernels 99.0 REQUIRED)' >other_version.cmake
 if cmake -S consumer -B other_version "-DFIND=$scratch/other_version.cmake" \
     "-DCMAKE_PREFIX_PATH=$scratch/moved" >log 2>&1; then

@@ -1,4 +1,4 @@
-# Sourced by the scripts here: a scratch directory, compilers, checks that are counted.
+# The scripts here source this file.  It makes a scratch directory, finds compilers, and counts checks.
 set -eu
 meson=${MESON:-$1}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -16,7 +16,7 @@ fail() {
     echo "FAIL: $*"
 }
 
-# check WHAT COMMAND...: the command must succeed; its output is shown if it does not.
+# check WHAT COMMAND...: the command must succeed; if it fails, its output is shown.
 check() {
     what=$1
     shift
@@ -29,7 +29,8 @@ check() {
     fi
 }
 
-# skip WHY: what this test needs is missing.  In CI, which installs it and sets GT_TEST_STRICT, that is a failure.
+# skip WHY: this test needs something that is missing.  In CI that is a failure, because CI installs what tests need and
+# sets GT_TEST_STRICT.
 skip() {
     echo "skipped: $1"
     [ -n "${GT_TEST_STRICT-}" ] && exit 1
@@ -40,7 +41,7 @@ finish() {
     [ "$failures" -eq 0 ] || exit 1
 }
 
-# is_gcc COMPILER COMMAND: both are one program, and that is gcc, as "ccache cc" may be.
+# is_gcc COMPILER COMMAND: whether both are the same program, and that is gcc; "ccache cc" may be, for example.
 is_gcc() {
     case $1 in g[c+]*) ;; *) return 1 ;; esac
     first=$(readlink -f "$(command -v "$1")")
@@ -67,7 +68,7 @@ cxx_strict() {
     case $1 in *clang*) ;; *) echo '-Wuseless-cast' ;; esac
 }
 
-# Copies the files that a user copies: headers, reference, and all that the build needs.
+# Copies the files that a user copies: headers, reference, and everything that the build needs.
 copy_source() {
     mkdir -p "$1"
     (cd "$SOURCE" && tar -cf - meson.build meson_options.txt ./*.h ./*.cuh gt reference tests examples \

@@ -1,5 +1,5 @@
-# Other people's builds: gt_kernels as a Meson subproject, and installed, found through pkg-config.  OPTIMIZATION, from
-# the environment, is the optimization of the installed copy.
+# gt_kernels in other people's builds: as a Meson subproject, and as an installed copy that pkg-config finds.  The
+# environment variable OPTIMIZATION is the optimization of the installed copy.
 . "$(dirname "$0")/common.sh"
 
 have "$meson" || skip 'no meson on PATH and none in $MESON'
@@ -48,7 +48,7 @@ executable('program', 'program.c', dependencies: [
   dependency('gt_reference', fallback: 'gt_kernels'),
 ])
 END
-# without nvcc: compiling the kernels once more would only take time
+# without nvcc, since compiling the kernels once more would only take time
 check 'subproject: setup' env PKG_CONFIG_PATH="$scratch/installed/share/pkgconfig" "$meson" setup parent/build parent \
     "--cmake-prefix-path=$scratch/installed" -Dgt_kernels:cuda=disabled
 check 'subproject: compile' "$meson" compile -C parent/build
@@ -59,13 +59,13 @@ for unwanted in tests examples bench; do
     fi
 done
 
-# A new version of a header must reach every object that includes it.
+# A header's new version must reach every object that includes the header.
 sed -i -e 's/^#define GT_VERSION_PATCH .*/#define GT_VERSION_PATCH 77/' \
     parent/subprojects/gt_kernels/gt_kernels.h
 check 'edited header: compile' "$meson" compile -C parent/build
 check 'edited header: run' parent/build/program
 
-# It installs nothing unless asked to.
+# The subproject must install nothing unless asked to.
 check 'subproject: install nothing' "$meson" install -C parent/build --destdir "$scratch/nothing"
 [ -z "$(find nothing -type f 2>/dev/null)" ] || fail "the subproject installs $(find nothing -type f | wc -l) files"
 check 'subproject: ask' "$meson" configure parent/build -Dgt_kernels:install=enabled

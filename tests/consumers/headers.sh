@@ -1,5 +1,5 @@
-# gt_kernels.h in other people's programs: every language standard, strict warnings, included twice,
-# before and after the implementation, without GNU extensions.
+# gt_kernels.h in other people's programs: every language standard, strict warnings, included twice, before and after
+# the implementation, without GNU extensions.
 . "$(dirname "$0")/common.sh"
 
 flags="$strict -I$SOURCE"
@@ -61,7 +61,7 @@ while read -r cxx; do
     check "$cxx: GT_API = static" $cxx -x c++ -std=c++11 $flags -c static.c -o c.o
 done <compilers
 
-# C and C++ objects of one program, whichever of them holds the implementation.
+# C and C++ objects in one program; either of them may hold the implementation.
 if [ -n "$CXX" ]; then
     echo '#define GT_KERNELS_IMPLEMENTATION
 #include "gt_kernels.h"' >impl.c

@@ -1,5 +1,5 @@
-# How copies of the code meet in one program: per-operator files, GT_API = static, two libraries that
-# each embed a copy, and headers of different versions.
+# Several copies of the code in one program: per-operator files, GT_API = static, two libraries that each embed a copy,
+# and headers of different versions.
 . "$(dirname "$0")/common.sh"
 
 flags="-std=c11 $strict -I$SOURCE"

@@ -1,6 +1,6 @@
-# The example of README.md: extracted, built with the command given there, run, and compared with the output given
-# there; then as C and C++ of every standard; with nvcc, linked with kernels.  The options and files that README.md and
-# docs name.
+# The C example of README.md.  The script extracts it, builds it with the README's command, runs it, and compares the
+# output with the README's.  Then it compiles the example as C and C++ of every standard and, with nvcc, links it with
+# kernels.  It also checks the options and files that README.md and docs name.
 . "$(dirname "$0")/common.sh"
 
 # block LANGUAGE N: the N-th fenced block of that language after the heading "Use it from C"
@@ -22,7 +22,7 @@ check 'the example builds' env CC="$CC" sh -eu build.sh
 ./example >output || fail 'the example does not run'
 cmp expected output || fail "the example prints: $(cat output)"
 
-# The same file as C and C++ of every standard, without a warning; and with the initialiser.
+# Compiles the same file as C and C++ of every standard, without a warning, and the README's initialiser.
 block c 2 >initialiser
 [ -s initialiser ] || fail 'README.md lacks the initialiser'
 sed -e '/memset(/d; /^    a\./d' -e '/gt_wkv6_args a;/r initialiser' -e '/gt_wkv6_args a;/d' -e '/string\.h/d' example.c >named.c
@@ -30,7 +30,7 @@ cp example.c example.cpp
 cp named.c named.cpp
 check 'CPU twin' $CC -I. -c reference/gt_wkv6.c -o twin.o
 
-# prints WHAT COMMAND...: the command, with the CPU twin, makes a program whose output is README.md's.
+# prints WHAT COMMAND...: the command must make a program that, with the CPU twin, prints README.md's output.
 prints() {
     what=$1
     shift
@@ -50,8 +50,8 @@ while read -r cxx; do
     prints "$cxx c++20, initialiser" $cxx -std=c++20 $strict -Wno-missing-field-initializers named.cpp
 done <compilers
 
-# With nvcc: an object with kernels is linked as README.md says.  It has one operator, for the others take minutes; the
-# twin needs the stubs of its own beside it.
+# With nvcc: links an object with kernels as README.md says.  The object has one operator, because the others take
+# minutes.  The twin's own stubs must be linked beside it.
 if [ -n "${NVCC-}" ]; then
     sed -i -e '/GT_KERNELS_IMPLEMENTATION/d' -e 's/^    return 0;/    return gt_conv1d_forward(0, 0) == GT_ERROR_NULL ? 0 : 2;/' example.c
     printf '#define GT_CORE_IMPLEMENTATION\n#include "gt_conv1d.cuh"\n' >gt_impl.cu

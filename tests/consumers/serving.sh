@@ -1,5 +1,5 @@
-# The program of docs/serving.md: extracted, built with the command given there, run, and compared with the output given
-# there; also with every warning.
+# The program of docs/serving.md.  The script extracts it, builds it with the page's command, runs it, and compares the
+# output with the page's.  It also compiles the program with every warning.
 . "$(dirname "$0")/common.sh"
 
 # block LANGUAGE: the first fenced block of that language.

@@ -1,5 +1,5 @@
-# -Dshared_library=true: a library with exactly the functions that gt_kernels.h declares, found through pkg-config and
-# as the dependency of a subproject; a program that links it, and one that loads it.
+# -Dshared_library=true makes a library with exactly the functions that gt_kernels.h declares.  pkg-config finds it, and
+# a subproject has it as a dependency.  One program links the library, another loads it.
 . "$(dirname "$0")/common.sh"
 
 have "$meson" || skip 'no meson on PATH and none in $MESON'

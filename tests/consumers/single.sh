@@ -1,8 +1,8 @@
-# The one-file versions of the headers and twins, in $SINGLE: each alone in a folder, as stubs of C and C++; with nvcc,
-# one as kernels; two in one program; all twins in one.
+# The one-file versions of the headers and twins, in $SINGLE.  The script compiles each alone in a folder, as stubs in C
+# and C++, and with nvcc one as kernels.  It also puts two into one program, and all twins into one.
 . "$(dirname "$0")/common.sh"
 
-# function HEADER: one that it declares and implements
+# function HEADER: a function that the header declares and implements
 function() {
     case $1 in
     gt_wkv6.cuh) echo gt_wkv6_forward ;;
@@ -13,8 +13,7 @@ function() {
     esac
 }
 
-# program FILE STATUS FUNCTION...: checks the version, then that each function, called without arguments, answers
-# STATUS.
+# program FILE STATUS FUNCTION...: checks the version, and that each function, called without arguments, returns STATUS.
 program() {
     file=$1
     answer=$2
@@ -93,7 +92,7 @@ check 'two files, the second' $CC -std=c11 $strict -Ionly_gt_ssm.cuh -c second.c
 check 'two files, the program' $CC -std=c11 $strict -Iwhole main.c first.o second.o -o two
 check 'two files: run' ./two
 
-# A one-file version that is asked for the implementation of another takes it from the file beside it.
+# A one-file version may be asked for the implementation of another.  It must take that one from the file beside it.
 printf '#define GT_KERNELS_IMPLEMENTATION\n#include "gt_wkv6.cuh"\n' >beside.c
 program beside.c GT_ERROR_NO_CUDA $(for header in $operators; do function "$header"; done)
 check 'beside: compile' $CC -std=c11 $strict "-I$SINGLE" beside.c -o beside

@@ -1,7 +1,7 @@
-/* cublasLt.h - what rmsnorm_linear takes of cuBLASLt, computed on the CPU: for its emulated tests.
+/* cublasLt.h - the part of cuBLASLt that rmsnorm_linear uses, computed on the CPU, for its emulated tests.
  *
- * Matrices count by columns: element (row, column) lies at row + column * ld.  Whatever the caller does not describe as
- * cuBLASLt wants it is refused, and the workspace is overwritten.  Products with k = 64 have no algorithm, so that the
+ * Matrices are column-major: element (row, column) lies at row + column * ld.  A call is refused if the caller does not
+ * describe it as cuBLASLt requires.  The workspace is overwritten.  Products with k = 64 have no algorithm, so that the
  * caller's own kernels take them. */
 #ifndef EMULATED_CUBLASLT_H
 #define EMULATED_CUBLASLT_H

@@ -38,7 +38,7 @@ static const test_case cases[] = {
     {ADD(.M = 300, .D = 64, .norm = GT_NORM_LAYER), .name = "64", .level = TEST_MEDIUM, .layout = TEST_GAPS},
     {ADD(.M = 9, .D = 64, .norm = GT_NORM_LAYER), .name = "equal numbers in a row", .level = TEST_MEDIUM,
      .fill = {{"x", 2, 0, 0, 0}, {"residual", 1, 0, 0, 0}}},
-    /* one and two groups of 8 a thread, whole or in part; rows that are read again */
+    /* one or two groups of 8 elements for each thread, all or some of them in use; rows that are read twice */
     {ADD(.M = 300, .D = 2048), .name = "2048", .level = TEST_SMALL},
     {ADD(.M = 5, .D = 4096, .norm = GT_NORM_LAYER), .name = "4096", .level = TEST_SMALL},
     {ADD(.M = 5, .D = 5120), .name = "5120", .level = TEST_SMALL},
@@ -60,7 +60,7 @@ static const test_case sizes[] = {{ADD(.D = 256), .name = "sweep"},
 /* More than 65535 rows. */
 static const test_case many[] = {{ADD(.M = 140000, .D = 4), .name = "many"}, {.op = NULL}};
 
-/* Sums over many rows; means away from 0, so that they grow with their length. */
+/* Sums over many rows.  Their means are not 0, so that the sums grow with their length. */
 static const test_case sums[] = {
     {ADD(.M = 500000, .D = 3), .name = "long", .fill = {{"x", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}}}, {.op = NULL}};
 
@@ -74,8 +74,8 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     c->absent = test_pick_absent(r, absent);
 }
 
-/* Rounds x and residual to numbers whose sum every dtype holds.  So a backward that reads the stored sum has the inputs
- * of the truth.  Numbers of 8 and more are left alone. */
+/* Rounds x and residual to numbers whose sum every dtype holds exactly.  So a backward that reads the stored sum has
+ * the inputs of the truth.  Numbers of 8 and more stay as they are. */
 static void settle(const test_case *c, test_values *in) {
     static const char *const names[] = {"x", "residual"};
     for (int i = 0; i < 2; i++) {

@@ -152,8 +152,8 @@ static const test_case sizes[] = {{CONV1D(.D = 256, .W = 4, .activation = GT_ACT
                                   {CONV1D(.D = 8, .W = 2), .name = "sweep"},
                                   {.op = NULL}};
 
-/* For the kernels of steps: channels in fours or not; warps of 128 channels full or not; blocks of 8 batch elements
- * full or not. */
+/* For the kernels of steps: channels divisible by four or not, full and partial warps of 128 channels, full and partial
+ * blocks of 8 batch elements. */
 #define STEPS(...)                                                                                                     \
     { CONV1D(__VA_ARGS__, .activation = GT_ACT_SILU), .name = "steps" }
 static const test_case steps[] = {STEPS(.B = 9, .D = 132, .W = 4),
@@ -197,7 +197,7 @@ static const test_case many[] = {{CONV1D(.B = 70000, .T = 3, .D = 2, .W = 4), .n
                                  {CONV1D(.B = 1, .T = 140000, .D = 2, .W = 4), .name = "many"},
                                  {.op = NULL}};
 
-/* Sums over many tokens, rows or batch elements; means away from 0, so that they grow with their length. */
+/* Sums over many tokens, rows or batch elements.  Their means are not 0, so that the sums grow with their length. */
 static const test_case sums[] = {{.op = "conv1d",
                                   .name = "long",
                                   .fill = {{"x", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}, {"dstate_out", 0.5, 1, 0, 0}},
@@ -220,7 +220,7 @@ static void draw(test_random *r, int64_t most, test_case *c) {
 
 /* ---- the formula, written out a second way ---------------------------------------------------- */
 
-/* Input i of a sequence, i = 0 being the oldest before its first token. */
+/* Input i of a sequence; input 0 is the oldest before the first token. */
 static double input(const formula *f, formula_sequence q, int64_t i, int64_t d) {
     const int64_t before = f->c->args.conv1d.W - 1;
     return i < before ? formula_value(f, "state_in", q.row, d, i, 0)
@@ -261,7 +261,7 @@ static const test_formula formulas[] = {{"y", y}, {"state_out", state_out}, {NUL
     ROW(types, "silu BTD", NO_STATES, .B = b, .T = t, .D = d),                                                         \
         ROW(types, "silu BDT", NO_STATES, .B = b, .T = t, .D = d, BDT(x, t), BDT(y, t), BDT(dx, t), BDT(dy, t))
 
-/* Packed sequences of equal length, 32,768 tokens in all, in both layouts. */
+/* Packed sequences of equal length, with 32,768 tokens in all, in both layouts. */
 #define SIXTY_FOUR(x) TEST_EIGHT(TEST_EIGHT(x))
 static const int64_t lengths_256[] = {SIXTY_FOUR(256), SIXTY_FOUR(256)};
 static const int64_t lengths_1000[] = {TEST_EIGHT(1000), TEST_EIGHT(1000), TEST_EIGHT(1000), TEST_EIGHT(1000), 768};
@@ -295,7 +295,7 @@ static const test_bench_row host_rows[] = {ROW_BOTH(TEST_F32 | TEST_BF16, 8, 256
                                            ROW(TEST_F32 | TEST_BF16, "silu", "", .B = 8, .T = 1, .D = 640),
                                            {{.op = NULL}, 0}};
 
-/* States and parameters of causal_conv1d_update in a model in bf16. */
+/* The dtypes and state of causal_conv1d_update in a model in bf16. */
 #define SMALL_STATE .state_columns = 4, .state_dtype = GT_BF16, .weight_dtype = GT_BF16
 
 static const test_bench_row gpu_rows[] = {

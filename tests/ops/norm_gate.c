@@ -74,7 +74,7 @@ static const test_case sizes[] = {{GATE(.D = 256, .gate_first = 1), .name = "swe
 /* More than 65535 items along one axis of a grid. */
 static const test_case many[] = {{GATE(.M = 140000, .D = 4), .name = "many"}, {.op = NULL}};
 
-/* Sums over many tokens, rows or batch elements; means away from 0, so that they grow with their length. */
+/* Sums over many tokens, rows or batch elements.  Their means are not 0, so that the sums grow with their length. */
 static const test_case sums[] = {{.op = "norm_gate",
                                   .name = "long",
                                   .fill = {{"x", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}, {"dstate_out", 0.5, 1, 0, 0}},

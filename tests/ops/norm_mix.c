@@ -51,7 +51,7 @@ static const test_case sizes[] = {{MIX(.D = 128), .name = "sweep"},        {MIX(
 /* More than 65535 items along one axis of a grid. */
 static const test_case many[] = {{MIX(.M = 140000, .D = 4), .name = "many"}, {.op = NULL}};
 
-/* Sums over many tokens, rows or batch elements; means away from 0, so that they grow with their length. */
+/* Sums over many tokens, rows or batch elements.  Their means are not 0, so that the sums grow with their length. */
 static const test_case sums[] = {{.op = "norm_mix",
                                   .name = "long",
                                   .fill = {{"a", 0.5, 1, 0, 0}, {"b", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}},

@@ -1,6 +1,6 @@
-/* Shared by the files of this folder.  Each describes one operator in a test_op at its end: its functions, the draw of
- * its inputs, its cases, its formula as plain sums, and its rows of the bench.  OP.spills, if there is one, lists the
- * kernels that may spill registers: see check_resources.sh. */
+/* Shared by the files of this folder.  Each file describes one operator and ends with its test_op: functions, draw of
+ * the inputs, cases, the formula as plain sums, and rows of the bench.  OP.spills, if present, lists the kernels that
+ * may spill registers: see check_resources.sh. */
 #ifndef TEST_OPS_H
 #define TEST_OPS_H
 
@@ -23,7 +23,7 @@
     TEST_TWINS_OVER_TIME(op)                                                                                           \
     TEST_TWIN(op, segment) TEST_TWIN(op, segment_backward) TEST_TWIN(op, join) TEST_TWIN(op, join_backward)
 
-/* The first fields of every test_op; each file defines lists with these names. */
+/* The first fields of every test_op.  Each file defines lists with these names. */
 #define TEST_OP(op)                                                                                                    \
     .name = #op, .table = gt_op_##op, .args_size = gt_##op##_args_size, .args_bytes = sizeof(gt_##op##_args),          \
     .fields = fields, .bad_values = bad_values, .cases = cases, .sizes = sizes, .many = many, .sums = sums,            \
@@ -72,7 +72,7 @@
 #define BAD_EPS(op)                                                                                                    \
     BAD(op, eps, 'f', -1, GT_ERROR_VALUE, "eps = -1"), BAD(op, eps, 'f', NAN, GT_ERROR_VALUE, "eps = nan"),            \
         BAD(op, eps, 'f', INFINITY, GT_ERROR_VALUE, "eps = inf")
-/* Refused even if the value is the default. */
+/* The call refuses the field even if it has its default. */
 #define BAD_RESERVED(op, field)                                                                                        \
     BAD(op, field, 'i', GT_F32, GT_ERROR_UNSUPPORTED, #field " = 1: reserved"),                                        \
         BAD(op, field, 'i', GT_BF16, GT_ERROR_UNSUPPORTED, #field " = 2: reserved")
@@ -93,11 +93,11 @@ void test_set_ssm_regime(test_case *c, int n);
 
 /* ---- tolerances of kernels ------------------------------------------------------------------- */
 
-/* Rounding an output to bf16 or fp16 costs at most 2^-8 or 2^-11, and 0.4 of that on average.  The largest error
- * measured is 0.9 of the limit, where few elements make up most of a tensor. */
+/* Rounding an output to bf16 or fp16 makes an error of at most 2^-8 or 2^-11, and 0.4 of that on average.  The largest
+ * error measured is 0.9 of the limit, in a tensor whose size comes mostly from few elements. */
 #define TEST_ACTIVATIONS                                                                                               \
     { 0, 1e-5, 3e-3, 7e-4 }
-/* fp32 holds 16-bit numbers exactly, so its arithmetic errs no more on them than on fp32 numbers. */
+/* fp32 holds 16-bit numbers exactly, so fp32 arithmetic makes no larger errors with them than with fp32 numbers. */
 #define TEST_IN_FP32                                                                                                   \
     { 0, 1e-5, 1e-5, 1e-5 }
 
@@ -108,8 +108,8 @@ void test_set_ssm_regime(test_case *c, int n);
         "Dskip", { 0, 1, 0.3f }                                                                                        \
     }
 
-/* A packed row of the bench, 64 sequences of 1024 tokens: at a capacity equal to their number, and at a far larger one,
- * which must cost no more. */
+/* A packed row of the bench: 64 sequences of 1024 tokens.  One row has a capacity equal to their number.  The other has
+ * a far larger capacity, which must cost no more. */
 #define TEST_EIGHT(x) x, x, x, x, x, x, x, x
 #define TEST_PACKED_ROW(op_name, missing, capacity, ...)                                                               \
     {                                                                                                                  \

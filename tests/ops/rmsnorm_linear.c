@@ -93,7 +93,7 @@ static const test_case many[] = {{LINEAR(.M = 140000, .D = 4, .O = 2), .name = "
                                  {LINEAR(.M = 2, .D = 4, .O = 140000), .name = "many"},
                                  {.op = NULL}};
 
-/* Sums over many tokens, rows or batch elements; means away from 0, so that they grow with their length. */
+/* Sums over many tokens, rows or batch elements.  Their means are not 0, so that the sums grow with their length. */
 static const test_case sums[] = {{.op = "rmsnorm_linear",
                                   .name = "long",
                                   .fill = {{"x", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}, {"dstate_out", 0.5, 1, 0, 0}},
@@ -172,7 +172,7 @@ static const test_bench_cut cuts[] = {{"M", 8}, {"O", 4}, {NULL, 0}};
 const test_op test_op_rmsnorm_linear = {
     TEST_OVER_ROWS(rmsnorm_linear),
     .large = {LINEAR(.M = 1, .D = 512, .O = 512)},
-    /* dweight: from normalised rows in 16 bits (seen: 9e-4, 1e-4) */
+    /* dweight comes from normalised rows in 16 bits (seen: 9e-4, 1e-4) */
     .kernels = {TEST_ACTIVATIONS, {0, 1e-5, 1.5e-3, 3e-4}, TEST_IN_FP32, {0, 1e-5, 1.5e-3, 3e-4}, 1},
     .properties = properties,
     .more_times = more_times,

@@ -118,8 +118,8 @@ static const test_case sizes[] = {{SCAN(.D = 256, .N = 16, .softplus = 1), .name
                                   {SCAN(.D = 100, .N = 3, .softplus = 1, .state_in_shared = 1), .name = "sweep"},
                                   {.op = NULL}};
 
-/* For the kernels of steps: states on both sides of 16, 32, 64 and 128, in fours and not; channels that fill warps and
- * blocks or not; more than 32 and 128 batch elements, so that warps take several in turn. */
+/* For the kernels of steps: states on both sides of 16, 32, 64 and 128, divisible by four or not.  Channels fill warps
+ * and blocks or do not.  More than 32 and more than 128 batch elements make warps take several elements in turn. */
 static const test_case steps[] = {
     {SCAN(.B = 4, .D = 70, .N = 16, .softplus = 1), .name = "steps"},
     {SCAN(.B = 3, .D = 32, .N = 4), .name = "steps", .absent = "z"},
@@ -160,7 +160,7 @@ static const test_case many[] = {{SCAN(.B = 70000, .T = 2, .D = 2, .N = 2), .nam
                                  {SCAN(.B = 1, .T = 2, .D = 140000, .N = 2, .G = 70000), .name = "many"},
                                  {.op = NULL}};
 
-/* Sums over many tokens, rows or batch elements; means away from 0, so that they grow with their length. */
+/* Sums over many tokens, rows or batch elements.  Their means are not 0, so that the sums grow with their length. */
 static const test_case sums[] = {
     {.op = "selective_scan",
      .name = "long",

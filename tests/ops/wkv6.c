@@ -78,7 +78,7 @@ static const test_case cases[] = {
      .level = TEST_MEDIUM, .fill = {{"w", -3, 1, 3, 0.02}}},
     {WKV6(.B = 1, .T = 200, .H = 1, .N = 128, .segments = 2), .name = "128, segments, hard resets",
      .level = TEST_MEDIUM, .fill = {{"w", -3, 1, 3, 0.02}}},
-    /* dstate_out as large as dy's part of G; docs/performance.md, dw of single heads, has the case without
+    /* dstate_out as large as the part of G from dy; "dw of single heads" in docs/performance.md has the case without
      * dstate_out */
     {WKV6(.B = 1, .T = 81, .H = 1, .N = 128, .scale = 0.08838835f), .name = "128, scaled", .level = TEST_MEDIUM,
      .fill = {{"dstate_out", 0, 0.08838835, 0, 0}}},
@@ -153,8 +153,8 @@ static const test_case spoilt[] = {{WKV6(.H = 2, .N = 32, .dtype = GT_BF16), .na
                                    {WKV6(.H = 1, .N = 128, .dtype = GT_BF16), .name = "spoilt"},
                                    {.op = NULL}};
 
-/* For the kernels of steps: rows on both sides of 32, 64 and 128, columns on both sides of 32, in fours and not, in one
- * tile of columns and several. */
+/* For the kernels of steps: rows on both sides of 32, 64 and 128, and columns on both sides of 32, divisible by four or
+ * not, in one tile of columns or several. */
 static const test_case steps[] = {
     {WKV6(.B = 4, .H = 2, .N = 8, .V = 12), .name = "steps"},
     {WKV6(.B = 3, .H = 2, .N = 31, .V = 5, .decay = GT_DECAY_LOG), .name = "steps"},
@@ -192,7 +192,7 @@ static const test_case many[] = {{WKV6(.B = 70000, .T = 2, .H = 1, .N = 2), .nam
                                  {WKV6(.B = 1, .T = 2, .H = 70000, .N = 2), .name = "many"},
                                  {.op = NULL}};
 
-/* Sums over many tokens, rows or batch elements; means away from 0, so that they grow with their length. */
+/* Sums over many tokens, rows or batch elements.  Their means are not 0, so that the sums grow with their length. */
 static const test_case sums[] = {
     {.op = "wkv6",
      .name = "long",
@@ -352,12 +352,13 @@ const test_op test_op_wkv6 = {
     .reach = {16, 64},
     .has_exact_prefill = 1,
     .spoilt = spoilt,
-    /* states: products of tf32 numbers, rounded to 2^-11 like fp16 (seen: 2.2e-4).  The factors of dv in fp16 are
-     * rounded alike (seen: 7.2e-4).  dw: products of 16-bit states and 16-bit gradients of states (seen: 1.7e-3, and
-     * 2.7e-3 of a channel) */
+    /* states: products of tf32 numbers, which are rounded to 2^-11 like fp16 (seen: 2.2e-4).  dv: its factors in fp16
+     * are rounded alike (seen: 7.2e-4).  dw: products of 16-bit states and 16-bit gradients of states (seen: 1.7e-3,
+     * and 2.7e-3 of a channel) */
     .kernels = {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, 1},
-    /* States sum tokens, and dw sums products of a state and its gradient, with both signs.  In a channel larger than
-     * the others an element may be a small rest of large terms (seen: 8.6 tolerances). */
+    /* States sum over tokens, and dw sums products of a state and its gradient.  Both sums have terms of both signs.
+     * In a channel that is larger than the others, an element may be a small rest of large terms (seen: 8.6
+     * tolerances). */
     .differences = {[GT_FORWARD] = "state_out",
                     [GT_BACKWARD] = "dstate_in dw",
                     [GT_SEGMENT] = "state_out",

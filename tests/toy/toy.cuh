@@ -1,9 +1,9 @@
-/* The toy's table, its kernels, and stubs.
+/* The toy's table, kernels and stubs.
  *
- * forward, backward: a thread has one element, blocks of 256, no shared memory; x and dy are read, y and dx written
- * once.
- * dgamma: each of up to GROUPS groups of rows leaves a row of sums in the workspace, a thread a column, in the order of
- * the rows; reduce_rows adds them in a fixed order.  Deterministic. */
+ * forward, backward: each thread has one element, in blocks of 256, without shared memory.  The kernels read x and dy
+ * once, and write y and dx once.  dgamma: there are up to GROUPS groups of rows.  In each group a thread sums one
+ * column in the order of the rows, and the group leaves a row of sums in the workspace.  reduce_rows adds these rows in
+ * a fixed order, so the result is deterministic. */
 #ifndef GT_TOY_CUH
 #define GT_TOY_CUH
 
@@ -74,7 +74,7 @@ GT_DEV float gamma_of(const gt_toy_args &a, int64_t d) {
     return a.negate ? -gamma : gamma;
 }
 
-/* The element of a thread; false beyond the last. */
+/* Finds a thread's element; false for threads beyond the last element. */
 GT_DEV bool find_element(const gt_toy_args &a, int64_t *m, int64_t *d) {
     const int64_t i = (int64_t)gt::block_x() * THREADS + gt::thread_id();
     *m = i / a.D, *d = i % a.D;
@@ -96,7 +96,7 @@ GT_KERNEL(THREADS, 1) backward_kernel(const GT_GRID_CONSTANT Params p) {
     gt::store_as(p.a.dx, p.a.dtype, m * p.a.dx_stride + d, 2 * gamma_of(p.a, d) * x * dy);
 }
 
-/* Blocks of a group follow one another. */
+/* The blocks of one group have consecutive indices. */
 GT_KERNEL(THREADS, 1) gamma_kernel(const GT_GRID_CONSTANT Params p) {
     const int64_t blocks = (p.a.D + THREADS - 1) / THREADS, group = gt::block_x() / blocks;
     const int64_t d = gt::block_x() % blocks * THREADS + gt::thread_id();

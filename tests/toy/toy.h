@@ -1,11 +1,12 @@
-/* An operator of this folder's own files, for a test that tests: argument checks, twin tests, gradients, fuzz,
- * emulation and rows of the bench need nothing of an operator but these files and its line in a list.
+/* A toy operator, in the files of this folder alone.  Argument checks, tests of the twin, gradients, fuzz, emulation
+ * and rows of the bench must need nothing of an operator but such files and its line in a list.  The toy tests that.
  *
  *     y = gamma x^2 + shift     dx = 2 gamma x dy     dgamma = sum over rows of x^2 dy
  *
  *   toy.h    the argument struct and the functions      toy_ref.c  the twin
  *   toy.cuh  table, kernels, stubs                      toy.c      cases and rows of the bench
- *   list.h   the list of operators: this one */
+ *   list.h   the list of operators: this one
+ */
 #ifndef GT_TOY_H
 #define GT_TOY_H
 
@@ -19,7 +20,7 @@ typedef struct gt_toy_args {
     int64_t M, D;
     gt_dtype dtype;
     float shift; /* finite */
-    int negate;  /* 0, 1: gamma counts as -gamma */
+    int negate;  /* 0 or 1; 1: -gamma replaces gamma */
     const void *x;
     int64_t x_stride;
     const float *gamma; /* [D]; NULL: 1 */

@@ -1,5 +1,5 @@
-/* offsets.c - holds gt/xla/api.h against XLA's own header, which jaxlib installs: compiling it is the test.  Every
- * field, size and constant that the handlers use is there, in its place. */
+/* offsets.c - compares gt/xla/api.h with XLA's own header, which jaxlib installs.  Compiling the file is the test:
+ * every field, size and constant that the handlers use must be the same in both. */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -105,7 +105,7 @@ def mark_guard(node):
     match = re.fullmatch(r'!defined\((\w+)\)', node.branches[0][1])
     if match and len(node.branches) == 1:
         code = [child for child in node.branches[0][2] if not isinstance(child, str) or without_comments(child)]
-        # a default, #ifndef X, #define X, #endif, is none
+        # #ifndef X, #define X, #endif sets a default, and is no include guard
         if len(code) > 1 and isinstance(code[0], tuple) and code[0][:2] == ('define', match.group(1)):
             node.guard = match.group(1)
     for branch in node.branches:
@@ -118,7 +118,7 @@ def either(alternatives):
     reduced = []
     for conditions in alternatives:
         terms = [disjuncts(condition) for condition in dict.fromkeys(conditions)]
-        # "A or B" says nothing beside "A"
+        # beside "A", the condition "A or B" adds nothing
         terms = [term for term in terms if not any(set(other) < set(term) for other in terms)]
         if terms not in reduced:
             reduced.append(terms)
