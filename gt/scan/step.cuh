@@ -20,9 +20,9 @@
  * growth.  A warp skips the forms that none of its elements needs.  So T tokens give the bits of T steps of one token,
  * and a result depends on its own inputs alone.
  *
- * STATE.  It stays in registers for all tokens, and is stored when the last token to commit is done.  While a warp works
- * on one batch element, cp.async copies the state of the next one to shared memory: 4 KB for each warp, two states.
- * Each lane reads only its own copies, so no barrier is needed.  (AnyType loads the state when it needs it.)
+ * STATE.  It stays in registers for all tokens, and is stored when the last token to commit is done.  While a warp
+ * works on one batch element, cp.async copies the state of the next one to shared memory: 4 KB for each warp, two
+ * states.  Each lane reads only its own copies, so no barrier is needed.  AnyType loads the state when it needs it.
  * REGISTERS: 16 numbers of the state and 16 of A.  SHARED MEMORY: 8 KB for each block.
  * BYTES per channel: the state once each way, 8 N; A, 4 N from L2, once for the batch elements that a warp takes in
  * turn.  Per token and channel, bf16: u, dt, y (and z) 2 each.
