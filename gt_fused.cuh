@@ -146,7 +146,7 @@ GT_API gt_status gt_add_norm_forward(const gt_add_norm_args* args, gt_stream str
     gt_add_norm_args a;
     gt::Device device;
     const gt_status status = gt::norm::prepare(gt_op_add_norm(), GT_FORWARD, args, &a, &device);
-    return status != GT_OK ? status : gt::add_norm::forward(a, stream);
+    return status != GT_OK ? status : gt::add_norm::forward(a, device, stream);
 }
 
 GT_API gt_status gt_add_norm_backward(const gt_add_norm_args* args, gt_stream stream) {

@@ -78,11 +78,18 @@ static gt_status with_kernel(const Params& p, bool is_backward, const Launch& la
                   is_backward ? "add_norm any_backward_kernel" : "add_norm any_forward_kernel");
 }
 
-static inline gt_status forward(const gt_add_norm_args& a, gt_stream stream) {
+/* Blocks of forward: rows in registers get as many as run at once, so that each block loads a row ahead. */
+static inline int64_t forward_blocks(const Params& p, unsigned threads, const Device& device) {
+    const int groups = groups_of(p);
+    const int64_t at_once = groups ? 32 * forward_warps(groups) / threads : 0;
+    const int64_t most = groups ? device.multiprocessors * (at_once < 32 ? at_once : 32) : INT32_MAX;
+    return p.M < most ? p.M : most;
+}
+
+static inline gt_status forward(const gt_add_norm_args& a, const Device& device, gt_stream stream) {
     const Params p = params_of(a, GT_FORWARD);
-    const int64_t blocks = a.M < INT32_MAX ? a.M : INT32_MAX;
     return with_kernel(p, false, [&](auto kernel, unsigned threads, const char* name) {
-        return run(name, kernel, blocks, threads, (size_t)norm::SUM_SMEM, stream, p);
+        return run(name, kernel, forward_blocks(p, threads, device), threads, (size_t)norm::SUM_SMEM, stream, p);
     });
 }
 
