@@ -8,8 +8,8 @@
  * threads take the branches on dtypes alike.  Since memory bounds the kernels, these branches cost less than an
  * instance for each pair of dtypes.
  * bytes an element, all in 16 bits: forward x, residual, sum, y 8; backward sum, dy, dsum, dx 8.
- * registers: forward 8 GROUPS of v, and loads; backward 8 GROUPS each of v and two gradients' sums, and loads.  A block
- * loads its next row before it sums this row: in forward always, in backward with one group, which also keeps gamma.
+ * registers: forward 8 GROUPS of v, and loads; backward 8 GROUPS each of v and two gradients' sums, and loads.  With
+ * one group a block loads its next row before it sums this row, and backward also keeps gamma.
  * Sums over a row: a thread's elements in order, then slice_sum.  Sums over rows: a block's rows in order, then blocks
  * by reduce_rows.  All orders are fixed: deterministic. */
 #ifndef GT_FUSED_ADD_NORM_CUH
@@ -160,18 +160,22 @@ GT_DEV void load_parameter(const Params& p, const float* data, float missing, in
         if (!data) x[i] = missing;
 }
 
-/* Warps of a multiprocessor that forward's registers leave room for. */
-constexpr int forward_warps(int groups) { return groups == 1 ? 32 : 16; }
-
+/* With one group a block loads its next row while it sums this one.  Two groups leave no registers for that. */
 template <int GROUPS>
-GT_KERNEL(norm::MAX_LANES, (32 * forward_warps(GROUPS) / norm::MAX_LANES))
+GT_KERNEL(norm::MAX_LANES, 2)
 forward_kernel(const GT_GRID_CONSTANT Params p) {
+    constexpr bool AHEAD = GROUPS == 1;
     Block block;
     RawRow<GROUPS> next;
-    if (block_x() < p.M) next.load(p, block_x());
+    if (AHEAD && block_x() < p.M) next.load(p, block_x());
     for (int64_t m = block_x(); m < p.M; m += grid_x()) {
-        const RawRow<GROUPS> raw = next;
-        if (m + grid_x() < p.M) next.load(p, m + grid_x()); /* in flight while the block sums this row */
+        RawRow<GROUPS> raw;
+        if (AHEAD) {
+            raw = next;
+            if (m + grid_x() < p.M) next.load(p, m + grid_x());
+        } else {
+            raw.load(p, m);
+        }
         float v[GROUPS][EIGHT];
         GT_UNROLL
         for (int k = 0; k < GROUPS; k++) {
