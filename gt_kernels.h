@@ -1087,10 +1087,10 @@ GT_REF_FUNCTION gt_status gt_ref_wkv4_backward(const gt_wkv4_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv4_step(const gt_wkv4_args *args);
 
 /* ---- handlers for XLA --------------------------------------------------------------------------------------
- * gt_OP_forward, gt_OP_backward and gt_OP_step of all operators but add_norm, as handlers of XLA's foreign function
- * interface, for JAX and other hosts of XLA: docs/xla.md says how a host calls them.  They need no file of XLA.  One
- * file of the program defines GT_XLA_IMPLEMENTATION before it includes this header.  Handlers for the host need the
- * twins, reference/gt_*.c. */
+ * gt_OP_forward, gt_OP_backward and gt_OP_step of all operators, as handlers of XLA's foreign function interface, for
+ * JAX and other hosts of XLA: docs/xla.md says how a host calls them.  They need no file of XLA.  One file of the
+ * program defines GT_XLA_IMPLEMENTATION before it includes this header.  Handlers for the host need the twins,
+ * reference/gt_*.c. */
 typedef void *(*gt_xla_function)(void *frame); /* an XLA_FFI_Handler */
 typedef struct gt_xla_handler {
     const char *name;     /* "gt_xla_ssd_forward", the same on both platforms */
