@@ -285,6 +285,61 @@ static void test_pool(void) {
     }
 }
 
+/* add_norm in bf16 beside a sum in fp32.  An operand "sum" makes backward read forward's sum. */
+static void test_sum(void) {
+    enum { M = B * T, MD = M * D };
+    static uint16_t x[MD], dy16[MD], y[MD], y2[MD], dx[MD], dx2[MD];
+    static float sum[MD], sum2[MD], dsum[MD], dresidual[MD], dresidual2[MD], dgamma[D], dgamma2[D];
+    static const int32_t layer = GT_NORM_LAYER;
+    static const float eps = 1e-3f;
+    char text[512];
+    gt_add_norm_args a = {.M = M, .D = D, .dtype = GT_BF16, .sum_dtype = GT_F32, .norm = GT_NORM_LAYER, .eps = eps};
+    call c;
+    fill(dsum, MD, 1, 0);
+    for (int i = 0; i < MD; i++) x[i] = gt_f32_to_bf16(u[i]), dy16[i] = gt_f32_to_bf16(dy[i]);
+    a.x = x, a.residual = z, a.gamma = Dskip, a.y = y2, a.sum = sum2;
+    CHECK(gt_ref_add_norm_forward(&a) == GT_OK);
+#define PUT_INPUTS()                                                                                                   \
+    do {                                                                                                               \
+        memset(&c, 0, sizeof c);                                                                                       \
+        operand(&c, "x", GT_XLA_BF16, x, "10 6");                                                                      \
+        operand(&c, "residual", GT_XLA_F32, z, "10 6");                                                                \
+        operand(&c, "gamma", GT_XLA_F32, Dskip, "6");                                                                  \
+        attribute(&c, "norm", GT_XLA_SCALAR, GT_XLA_S32, &layer);                                                      \
+        attribute(&c, "eps", GT_XLA_SCALAR, GT_XLA_F32, &eps);                                                         \
+    } while (0)
+    PUT_INPUTS();
+    result(&c, "y", GT_XLA_BF16, y, "10 6");
+    result(&c, "sum", GT_XLA_F32, sum, "10 6");
+    CHECK(run(&c, "gt_xla_add_norm_forward", "Host", text) == 0);
+    CHECK(!strcmp(text, ""));
+    CHECK(!memcmp(y, y2, sizeof y) && !memcmp(sum, sum2, sizeof sum) && sum[MD - 1] != 0);
+
+    a.dy = dy16, a.dsum = dsum, a.dx = dx2, a.dresidual = dresidual2, a.dgamma = dgamma2;
+    fill(sum, MD, 1, 0); /* another sum: its gradients show that backward reads it */
+    for (int reads_sum = 0; reads_sum < 2; reads_sum++) {
+        a.reads_sum = reads_sum, a.sum = sum;
+        CHECK(gt_ref_add_norm_backward(&a) == GT_OK);
+        PUT_INPUTS();
+        operand(&c, "dy", GT_XLA_BF16, dy16, "10 6");
+        operand(&c, "dsum", GT_XLA_F32, dsum, "10 6");
+        if (reads_sum) operand(&c, "sum", GT_XLA_F32, sum, "10 6");
+        result(&c, "dx", GT_XLA_BF16, dx, "10 6");
+        result(&c, "dresidual", GT_XLA_F32, dresidual, "10 6");
+        result(&c, "dgamma", GT_XLA_F32, dgamma, "6");
+        CHECK(run(&c, "gt_xla_add_norm_backward", "Host", text) == 0);
+        CHECK(!memcmp(dx, dx2, sizeof dx) && !memcmp(dresidual, dresidual2, sizeof dresidual));
+        CHECK(!memcmp(dgamma, dgamma2, sizeof dgamma) && dgamma[0] != 0);
+    }
+
+    PUT_INPUTS();
+    result(&c, "y", GT_XLA_BF16, y, "10 6");
+    result(&c, "sum", GT_XLA_BF16, x, "10 6");
+    CHECK(run(&c, "gt_xla_add_norm_forward", "Host", text) == GT_XLA_INVALID_ARGUMENT);
+    CHECK(strstr(text, "sum has another dtype"));
+#undef PUT_INPUTS
+}
+
 /* ---- bad calls ---- */
 
 static void expect(call *c, const char *part) {
@@ -365,7 +420,7 @@ static void test_register(void) {
         for (const gt_xla_handler *o = gt_xla_handlers(); o < h; o++)
             CHECK(o->call != h->call && (strcmp(o->name, h->name) || strcmp(o->platform, h->platform)));
     }
-    CHECK(count == 2 * (10 * 2 + 7));
+    CHECK(count == 2 * (11 * 2 + 7));
     CHECK(gt_xla_register(&api) == GT_OK && registered == count);
     api.version.minor = host_minor = 4;
     CHECK(gt_xla_register(&api) == GT_OK && registered == 2 * count);
@@ -393,6 +448,7 @@ int main(void) {
     fill(Dskip, D, 1, 0), fill(z, BTD, 1, 0), fill(dy, BTD, 1, 0), fill(state_in, BDN, 1, 0);
     test_scan();
     test_pool();
+    test_sum();
     test_errors();
     test_metadata();
     test_register();

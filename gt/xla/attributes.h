@@ -10,7 +10,8 @@ extern "C" {
 #endif
 
 /* kind: 'i' int or enum, 'l' int64_t, 'f' float.  letter: 0, or a letter in a table's shapes.  For kind 'l' the letter
- * gives the size; for kind 'i' its presence sets the flag. 'y': the flag says that backward has y as an operand. */
+ * gives the size; for kind 'i' its presence sets the flag.  'y': the flag says that backward has a result of forward as
+ * an operand, which is y, or the sum of add_norm. */
 typedef struct gt_xla_attribute {
     const char *name;
     size_t offset;
@@ -78,6 +79,8 @@ GT_XLA_OPERATOR(rmsnorm_linear, NULL, GT_XLA_AT(rmsnorm_linear, norm, 'i', 0), G
 GT_XLA_OPERATOR(norm_mix, NULL, GT_XLA_AT(norm_mix, H, 'l', 0), GT_XLA_AT(norm_mix, eps, 'f', 0))
 GT_XLA_OPERATOR(norm_gate, NULL, GT_XLA_AT(norm_gate, norm, 'i', 0), GT_XLA_AT(norm_gate, gate_first, 'i', 0),
                 GT_XLA_AT(norm_gate, H, 'l', 0), GT_XLA_AT(norm_gate, eps, 'f', 0))
+GT_XLA_OPERATOR(add_norm, NULL, GT_XLA_AT(add_norm, norm, 'i', 0), GT_XLA_AT(add_norm, eps, 'f', 0),
+                GT_XLA_AT(add_norm, reads_sum, 'i', 'y'))
 
 #undef GT_XLA_OPERATOR
 #undef GT_XLA_TWIN

@@ -35,6 +35,7 @@ typedef struct gt_xla_reading {
         gt_rmsnorm_linear_args rmsnorm_linear;
         gt_norm_mix_args norm_mix;
         gt_norm_gate_args norm_gate;
+        gt_add_norm_args add_norm;
     } args;
 } gt_xla_reading;
 
@@ -248,7 +249,7 @@ static gt_status gt_xla_set_buffer(gt_xla_reading *r, int is_result, const gt_xl
             return gt_xla_bad(name, "is updated in place: it must also be an operand, aliased with this result");
     }
     if ((status = gt_xla_set_dtype(r, t, b)) != GT_OK || (status = gt_xla_set_sizes(r, t, b)) != GT_OK) return status;
-    if (use == 'i' && t->use[GT_FORWARD] == 'O') { /* y, which backward may read */
+    if (use == 'i' && t->use[GT_FORWARD] == 'O') { /* y or sum, which backward may read */
         const int is_set = 1;
         memcpy(gt_xla_letter(r, 'y', &kind), &is_set, sizeof is_set);
     }
@@ -421,7 +422,9 @@ static gt_xla_error *gt_xla_handle(const gt_xla_frame *frame, const gt_xla_opera
     X(norm_mix, forward, GT_FORWARD)                                                                                   \
     X(norm_mix, backward, GT_BACKWARD)                                                                                 \
     X(norm_gate, forward, GT_FORWARD)                                                                                  \
-    X(norm_gate, backward, GT_BACKWARD)
+    X(norm_gate, backward, GT_BACKWARD)                                                                                \
+    X(add_norm, forward, GT_FORWARD)                                                                                   \
+    X(add_norm, backward, GT_BACKWARD)
 
 #define GT_XLA_DEFINE(op, name, pass)                                                                                  \
     static void *gt_xla_host_##op##_##name(void *frame) {                                                              \

@@ -1,11 +1,12 @@
 """What the functions of gt_kernels.torch and gt_kernels.jax take, operator by operator, in the words of gt_kernels.h.
 
 A tensor is "field kind shape".  Fields of an inner struct are written with its name, as wkv6.r.  Kinds: x activations,
-w their companion (dt, w), which may be fp32, p a projection weight (the dtype of x, its gradient is fp32), f fp32, P
-fp32, and in a step any dtype that all of P have.  A shape is written in the letters of the header's sizes, those of
-wkv_ssm's second struct in small ones, with M for all indices but the last, @ for the rows of states (batch elements, or
-packed sequences; a state without that index is shared by all), w for W - 1, but in a step s for the columns of a state, and 3 for itself.  A question mark behind the field: may
-be None.  An output is "field like shape".
+w their companion (dt, w, and the stream of add_norm), which may be fp32, p a projection weight (the dtype of x, its
+gradient is fp32), f fp32, P fp32, and in a step any dtype that all of P have.  A shape is written in the letters of the
+header's sizes, those of wkv_ssm's second struct in small ones, with M for all indices but the last, @ for the rows of
+states (batch elements, or packed sequences; a state without that index is shared by all), w for W - 1, but in a step s
+for the columns of a state, and 3 for itself.  A question mark behind the field: may be None.  An output is "field like
+shape", with its kind unless that is x.
 """
 
 import ctypes
@@ -32,6 +33,7 @@ class Output:
     field: str
     like: str  # the tensor whose layout it takes if that has its shape; a state: None
     shape: str
+    kind: str = "x"
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Operator:
     has_steps: bool
     has_saved: bool
     own_gradient: str  # the tensor whose gradient is dy itself
+    same_gradient: tuple  # two tensors with one gradient if their dtypes are the same: the first has the second's
     derive: object  # finds sizes from others
     decays: str  # the shape of decay_out; empty: the operator takes no sequences in pieces
 
@@ -86,6 +89,16 @@ def gradient(field):
     return beside(field, f"conv_d{name[5:]}" if name.startswith("conv_") else f"d{name}")
 
 
+def companion(field):
+    """The field of the struct with the dtype of a tensor of kind w."""
+    return beside(field, {"w": "w_dtype", "dt": "dt_dtype"}.get(leaf(field), "sum_dtype"))
+
+
+def reads(field):
+    """The field of the struct that is 1 where backward reads an output of forward, `field`."""
+    return beside(field, f"reads_{leaf(field)}")
+
+
 def schema_name(field):
     """As the field, but two inner structs may have states of the same name."""
     return field.replace(".", "_") if "state_" in field or leaf(field) in ("y", "dy") else leaf(field)
@@ -115,7 +128,7 @@ def all_fields(struct, before=""):
             yield before + name, kind, offset
 
 
-def _operator(name, tensors, outputs, options="", sizes="", own_gradient="", derive=None,
+def _operator(name, tensors, outputs, options="", sizes="", own_gradient="", same_gradient=(), derive=None,
               decays=""):
     struct = getattr(c, f"gt_{name}_args")
     fields = {field: kind for field, kind, _ in all_fields(struct)}
@@ -127,14 +140,15 @@ def _operator(name, tensors, outputs, options="", sizes="", own_gradient="", der
 
     tensors = tuple(tensor(text) for text in tensors.split(", "))
     outputs = tuple(Output(*text.split()) for text in outputs.split(", "))
-    outputs += tuple(Output(t.field.replace("state_in", "state_out"), None, t.shapes[0]) for t in tensors if t.is_state)
+    outputs += tuple(Output(t.field.replace("state_in", "state_out"), None, t.shapes[0], "f")
+                     for t in tensors if t.is_state)
     options = tuple(tuple(option.split()) for option in options.split(", "))
     if "segments" in fields:
         options += (("segments", "int"),)
     sizes = dict(text.split("=") for text in sizes.split())
     has_steps = hasattr(c, f"gt_{name}_step") and sum(t.is_state for t in tensors) == 1  # steps of two states: in C alone
     return Operator(name, struct, tensors, options, outputs, fields, sizes, has_steps,
-                    "saved" in fields, own_gradient, derive, decays)
+                    "saved" in fields, own_gradient, same_gradient, derive, decays)
 
 
 def _conv_ssd_sizes(sizes):
@@ -176,4 +190,6 @@ OPERATORS = tuple(_operator(*description, **more) for description, more in (
      {"options": "H int, eps float", "own_gradient": "residual"}),
     (("norm_gate", "x x MD, z? x MD, gamma? f D, beta? f D", "y x MD"),
      {"options": "norm int, gate_first int, H int, eps float"}),
+    (("add_norm", "x x MD, residual? w MD, gamma? f D, beta? f D", "y x MD, sum residual MD w"),
+     {"options": "norm int, eps float, sum_dtype int, reads_sum int", "same_gradient": ("residual", "x")}),
 ))

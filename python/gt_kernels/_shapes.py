@@ -23,7 +23,7 @@ class Shapes:
         for output in operator.outputs:
             for field in (output.field, gradient(output.field)):
                 self.field_of[schema_name(field)] = field
-                self.kind_of[schema_name(field)] = "x" if output.like else "f"
+                self.kind_of[schema_name(field)] = output.kind
         for tensor in operator.tensors:
             if tensor.is_state:
                 self.state_in_place[tensor.name] = schema_name(tensor.field.replace("state_in", "state_out"))

@@ -148,6 +148,11 @@ def norm_mix(a, b, gain_a, gain_b, residual, heads=1, eps=1e-5):
     return plus(times(normed(a, "rms", eps, heads), gain_a) + times(normed(b, "rms", eps, heads), gain_b), residual)
 
 
+def add_norm(x, residual, gamma, beta, norm="rms", eps=1e-5):
+    total = plus(x, residual)
+    return plus(times(normed(total, norm, eps), gamma), beta), total * 1
+
+
 def norm_gate(x, z, gamma, beta, norm="rms", gate_first=False, heads=1, eps=1e-5):
     gate = 1 if z is None else F.silu(z)
     x = x * gate if gate_first else x

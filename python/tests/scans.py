@@ -129,6 +129,11 @@ def norm_mix(a, b, gain_a=None, gain_b=None, residual=None, heads=1, eps=1e-5):
                   residual)
 
 
+def add_norm(x, residual=None, gamma=None, beta=None, norm="rms", eps=1e-5, reads_sum=False):
+    total = affine(x, None, residual)
+    return affine(normed(total, norm, eps), gamma, beta), total
+
+
 def norm_gate(x, z=None, gamma=None, beta=None, norm="rms", gate_first=False, heads=1, eps=1e-5):
     gate = 1 if z is None else jax.nn.silu(z)
     y = affine(normed(x * gate if gate_first else x, norm, eps, heads), gamma, beta)

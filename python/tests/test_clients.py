@@ -3,6 +3,7 @@ numbers against float64 formulas, and modules under these packages' names."""
 
 import ast
 import inspect
+import itertools
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import textwrap
 import unittest
+import unittest.mock
 
 try:
     import torch
@@ -136,7 +138,8 @@ class Numbers(unittest.TestCase):
             return y if bias is None else y + bias
 
         for device in DEVICES:
-            for without in ((), ("residual",), ("bias", "x1"), ("weight1", "bias1", "rowscale")):
+            for without in ((), ("residual",), ("bias", "x1"), ("weight1", "bias1", "rowscale"),
+                            ("x1", "weight1", "bias1"), ("x1", "weight1", "bias1", "rowscale", "residual")):
                 for is_rms in (False, True):
                     tensors = {"x": leaf(3, 5, 12, device=device), "weight": leaf(12, device=device),
                                "bias": leaf(12, device=device), "residual": leaf(3, 5, 12, device=device),
@@ -164,6 +167,44 @@ class Numbers(unittest.TestCase):
             dropped = total == 0
             self.assertTrue(0 < dropped.sum() < total.numel())
             self.assertTrue(torch.equal(total[~dropped], 2 * x.float()[~dropped]))
+
+    def test_add_norm_is_one_call(self):
+        """A residual stream takes one call each way, whatever its dtype, and no sum of another."""
+        dtypes = (torch.float32, torch.bfloat16, torch.float16)
+        for device, is_rms in itertools.product(DEVICES, (False, True)):
+            for x_dtype, dtype in (*itertools.product(dtypes, dtypes), (torch.bfloat16, torch.float64)):
+                with self.subTest(device=device, is_rms=is_rms, x=x_dtype, residual=dtype):
+                    x = torch.randn(3, 12, device=device).to(x_dtype).requires_grad_()
+                    residual = torch.randn(3, 12, device=device).to(dtype).requires_grad_()
+                    weight = torch.rand(12, device=device, requires_grad=True)
+                    dy, dtotal = torch.randn(2, 3, 12, device=device)
+                    function = compat.rms_norm_fn if is_rms else compat.layer_norm_fn
+                    with unittest.mock.patch.object(gt, "norm_gate", side_effect=AssertionError), \
+                            unittest.mock.patch.object(gt, "add_norm", wraps=gt.add_norm) as calls:
+                        y, total = function(x, weight, None, residual, eps=1e-3, prenorm=True)
+                        alone = function(x, weight, None, residual, eps=1e-3)
+                    self.assertEqual(calls.call_count, 2)
+                    self.assertTrue(torch.equal(alone, y))
+                    self.assertEqual((y.dtype, total.dtype), (x_dtype, dtype))
+                    self.assertTrue(torch.equal(total, (x.float() + residual.float()).to(dtype)))
+                    wide = [value.detach().double().requires_grad_() for value in (x, residual, weight)]
+                    exact = wide[0] + wide[1]
+                    right = exact if is_rms else exact - exact.mean(-1, keepdim=True)
+                    right = right * (right.square().mean(-1, keepdim=True) + 1e-3).rsqrt() * wide[2]
+                    limit = 2e-2 if torch.bfloat16 in (x_dtype, dtype) else 3e-3
+                    self.assertLess(((y.double() - right).norm() / right.norm()).item(), limit)
+                    found = torch.autograd.grad((y, total), (x, residual, weight), (dy.to(x_dtype), dtotal.to(dtype)))
+                    for a, b in zip(found, torch.autograd.grad((right, exact), wide, (dy.double(), dtotal.double()))):
+                        self.assertLess(((a.double() - b).norm() / b.norm()).item(), limit)
+
+    def test_add_norm_under_autocast(self):
+        """The sum is not rounded to autocast's dtype."""
+        x, residual, weight = torch.randn(3, 12), torch.randn(3, 12), torch.rand(12)
+        with torch.autocast("cpu", torch.bfloat16):
+            y, total = compat.rms_norm_fn(x, weight, None, residual, prenorm=True)
+            narrow, wide = compat.rms_norm_fn(x.bfloat16(), weight, None, residual, prenorm=True)
+        self.assertTrue(y.dtype == torch.float32 and torch.equal(total, x + residual))
+        self.assertTrue(narrow.dtype == torch.bfloat16 and torch.equal(wide, x.bfloat16().float() + residual))
 
     def test_norm_modules(self):
         x, z = torch.randn(3, 12), torch.randn(3, 12)

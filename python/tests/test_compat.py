@@ -585,6 +585,7 @@ class Compat(unittest.TestCase):
         norm = {"x": r(3, 5, 12), "weight": r(12), "bias": r(12), "z": r(3, 5, 12), "group_size": 4}
         add = {"x": r(3, 5, 12), "weight": r(12), "bias": r(12), "residual": r(3, 5, 12), "x1": r(3, 5, 12),
                "weight1": r(12), "bias1": r(12), "rowscale": r(3, 5)}
+        stream = {name: add[name] for name in ("x", "weight", "bias", "residual", "rowscale")}
         block = {"xz": r(B, 2 * D, T), "conv1d_weight": r(D, 1, W), "conv1d_bias": r(D), "x_proj_weight": r(13, D),
                  "delta_proj_weight": r(D, 3), "out_proj_weight": r(9, D), "out_proj_bias": r(9), "A": -torch.rand(D, N),
                  "D": r(D), "delta_bias": r(D), "B_proj_bias": r(N), "C_proj_bias": r(N), "b_rms_weight": r(N),
@@ -610,6 +611,7 @@ class Compat(unittest.TestCase):
                 (compat.selective_state_update, tied),
                 (compat.layernorm_fn, norm), (compat.rms_norm_gated, norm), (compat.rmsnorm_fn, norm),
                 (compat.layer_norm_fn, add), (compat.rms_norm_fn, add), (compat.mamba_inner_fn, block),
+                (compat.layer_norm_fn, stream), (compat.rms_norm_fn, {**stream, "prenorm": True}),
                 (compat.causal_conv1d_fn, {**conv, "seq_idx": seq_idx}),
                 (compat.causal_conv1d_fn, {**conv, "initial_states": r(B, D, W - 1), "return_final_states": True,
                                            "final_states_out": r(B, D, W - 1)}),

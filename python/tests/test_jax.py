@@ -42,7 +42,8 @@ OPTIONS = {"wkv6": {"scale": 0.5}, "wkv4": {"decay": "raw"}, "ssd": {"softplus":
            "selective_scan": {"softplus": True}, "conv1d": {"activation": "silu"},
            "conv_ssd": {"softplus": True}, "wkv_ssm": {"softplus": True},
            "rmsnorm_linear": {"norm": "layer", "eps": 1e-3}, "norm_mix": {"heads": 3, "eps": 1e-3},
-           "norm_gate": {"norm": "layer", "heads": 2}}
+           "norm_gate": {"norm": "layer", "heads": 2},
+           "add_norm": {"norm": "layer", "eps": 1e-3, "reads_sum": True}}
 NEEDED = {"conv_ssd": {"state_size": 8, "groups": 2}}
 
 
@@ -71,7 +72,8 @@ def shapes(op, B=2, T=19, rows=None):
     return recurrent.get(op) or {
         "rmsnorm_linear": dict(x=(B, T, D), weight=(O, D), gamma=(D,), beta=(D,), bias=(O,)),
         "norm_mix": dict(a=(B, T, D), b=(B, T, D), gain_a=(D,), gain_b=(D,), residual=(B, T, D)),
-        "norm_gate": dict(x=(B, T, D), z=(B, T, D), gamma=(D,), beta=(D,))}[op]
+        "norm_gate": dict(x=(B, T, D), z=(B, T, D), gamma=(D,), beta=(D,)),
+        "add_norm": dict(x=(B, T, D), residual=(B, T, D), gamma=(D,), beta=(D,))}[op]
 
 
 def make(op, dtype="float32", without=(), seed=1, **sizes):
@@ -187,14 +189,14 @@ class Numbers(Quiet):
         for device in DEVICES:
             with jax.default_device(device):
                 for op in OPS:
-                    for dtype in TOLERANCE if op in ("ssd", "norm_gate") else ("float32", "bfloat16"):
+                    for dtype in TOLERANCE if op in ("ssd", "norm_gate", "add_norm") else ("float32", "bfloat16"):
                         with self.subTest(op=op, dtype=dtype, device=device):
                             self.compare(op, make(op, dtype), dtype, OPTIONS[op], "all")
                     with self.subTest(op=op, device=device, case="bare"):
                         self.compare(op, make(op, without=optional(op)), "float32", {}, "bare")
 
     def test_options(self):
-        cases = [("wkv6", {"decay": "log"}), ("norm_gate", {"gate_first": True})]
+        cases = [("wkv6", {"decay": "log"}), ("norm_gate", {"gate_first": True}), ("add_norm", {"eps": 1e-2})]
         for device in DEVICES:
             with jax.default_device(device):
                 for op, options in cases:
@@ -212,6 +214,41 @@ class Numbers(Quiet):
         arrays = make("ssd", "bfloat16")
         arrays["dt"] = arrays["dt"].astype(jnp.float32)
         self.compare("ssd", arrays, "bfloat16", {}, "dt in float32")
+
+    def test_sum_in_fp32(self):
+        """A stream in float32 beside 16 bits: the sum is exact, also where the residual is converted, or missing."""
+        for device, dtype, reads_sum in itertools.product(DEVICES, ("bfloat16", "float16"), (False, True)):
+            for kind in ("float32", dtype, None):
+                with self.subTest(device=device, dtype=dtype, residual=kind, reads_sum=reads_sum), \
+                        jax.default_device(device):
+                    arrays = make("add_norm", dtype, without=() if kind else ("residual",))
+                    right = arrays["x"].astype("float32")
+                    if kind:
+                        arrays["residual"] = arrays["residual"].astype(kind)
+                        right = right + arrays["residual"].astype("float32")
+                    options = {"reads_sum": reads_sum, "sum_in_fp32": kind != "float32"}
+                    run = functools.partial(results_of, gt, "add_norm", options=options)
+                    (y, total), pull = jax.vjp(jax.jit(run), arrays)
+                    self.same(total, right, "sum")
+                    self.assertEqual(y.dtype, dtype)
+                    cotangents = [jnp.cos(jnp.arange(y.size, dtype=r.dtype)).reshape(y.shape) for r in (y, total)]
+                    found = pull(tuple(cotangents))[0]
+                    wide = {name: value.astype(jnp.float64) for name, value in arrays.items()}
+                    results, pull = jax.vjp(functools.partial(results_of, scans, "add_norm", options={}), wide)
+                    self.close(y, results[0], TOLERANCE[dtype], "y")
+                    for name, value in pull(tuple(ct.astype(jnp.float64) for ct in cotangents))[0].items():
+                        self.assertEqual(found[name].dtype, arrays[name].dtype)
+                        self.close(found[name], value, TOLERANCE[dtype], f"d{name}")
+
+    def test_backward_keeps_the_sum_alone(self):
+        """With reads_sum neither x nor residual is kept."""
+        arrays = make("add_norm")
+        for reads_sum in (False, True):
+            _, pull = jax.vjp(lambda x, residual, reads=reads_sum: gt.add_norm(x, residual, reads_sum=reads),
+                              arrays["x"], arrays["residual"])
+            total = arrays["x"] + arrays["residual"]
+            kept = [leaf for leaf in jax.tree.leaves(pull) if getattr(leaf, "size", 0) == total.size]
+            self.assertEqual({(leaf.reshape(total.shape) == total).all().item() for leaf in kept}, {reads_sum})
 
     def test_recompute_and_segments(self):
         for device in DEVICES:
@@ -259,6 +296,7 @@ class Bits(Quiet):
                 cotangents = tuple(jnp.cos(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape) for y in results)
                 gradients = pull(cotangents)[0]
                 arrays.update(zip(map(gradient, outputs), cotangents))
+                arrays.update((field, y) for field, y in zip(outputs, results) if field == "sum")  # which is read
                 wanted = {gradient(fields[name].field): name for name in given
                           if fields[name].field != operator.own_gradient}
                 right = twin(op, "backward", arrays, options,
@@ -412,7 +450,7 @@ class Transforms(Quiet):
 
     def test_vmap_of_gradients(self):
         """Gradients under vmap equal those of each row alone, also for parameters; then with mapped parameters."""
-        for op in ("wkv6", "ssd", "rmsnorm_linear"):
+        for op in ("wkv6", "ssd", "rmsnorm_linear", "add_norm"):
             parameters = {public(t) for t in OPS[op].tensors if t.shapes[0][0] not in "BM@"}
             given, other = make(op), make(op, seed=2)
 
@@ -478,7 +516,8 @@ class Transforms(Quiet):
             from jax.experimental.shard_map import shard_map
         P = PartitionSpec
         heads = {"r": P(None, None, "d"), "u": P("d"), "state": P(None, "d")}
-        for op, over in (("wkv6", "batch"), ("ssd", "batch"), ("norm_gate", "batch"), ("wkv6", "heads")):
+        for op, over in (("wkv6", "batch"), ("ssd", "batch"), ("norm_gate", "batch"), ("add_norm", "batch"),
+                         ("wkv6", "heads")):
             with self.subTest(op=op, over=over), jax.default_device(devices[0]):
                 parameters = {public(t) for t in OPS[op].tensors if t.shapes[0][0] not in "BM@"}
                 given = make(op)
@@ -541,6 +580,15 @@ class Errors(Quiet):
             ("wkv6: scale = 0", lambda: gt.wkv6(**make("wkv6"), scale=0)),
             ("norm_mix: b has shape", lambda: gt.norm_mix(**{**make("norm_mix"), "b": s["u"][0]})),
             ("norm_mix: heads = 0", lambda: gt.norm_mix(**make("norm_mix"), heads=0)),
+            ("add_norm: residual has shape", lambda: gt.add_norm(**{**make("add_norm"), "residual": s["u"][0]})),
+            ("add_norm: gamma has shape", lambda: gt.add_norm(**{**make("add_norm"), "gamma": jnp.ones(11)})),
+            ("add_norm: residual has dtype int32", lambda: gt.add_norm(s["u"], s["u"].astype("int32"))),
+            ("add_norm: x is None", lambda: gt.add_norm(None, s["u"])),
+            ("add_norm: D = 0", lambda: gt.add_norm(s["u"][..., :0])),
+            ("add_norm: eps = 0", lambda: gt.add_norm(s["u"], eps=0)),
+            ("add_norm: norm = 'no'", lambda: gt.add_norm(s["u"], norm="no")),
+            ("add_norm: reads_sum = 2", lambda: gt.add_norm(s["u"], reads_sum=2)),
+            ("add_norm: sum_in_fp32 = 'no'", lambda: gt.add_norm(s["u"], sum_in_fp32="no")),
             ("conv_ssd: xBC has .* channels", lambda: gt.conv_ssd(**make("conv_ssd"), state_size=100)),
         ]
         for text, run in cases:
@@ -576,6 +624,13 @@ class Errors(Quiet):
             states = [given[name] for name in given if name in STATES]
             for got, expected in zip(results[-len(states):], states):
                 self.same(got, expected, op)
+        for reads_sum in (False, True):
+            given = make("add_norm", T=0)
+            (y, total), pull = jax.vjp(lambda given, reads=reads_sum: gt.add_norm(**given, reads_sum=reads), given)
+            self.assertTrue(y.shape == total.shape == (2, 0, 12))
+            for name, gradient in pull((y, total))[0].items():
+                self.assertEqual(gradient.shape, given[name].shape)
+                self.assertFalse(gradient.any())
 
 
 if __name__ == "__main__":

@@ -96,6 +96,31 @@ def clone(cache):
     return {name: clone(value) if isinstance(value, dict) else value.clone() for name, value in cache.items()}
 
 
+class Norms(unittest.TestCase):
+    def test_stream(self):
+        """Layers that norm a residual stream in float32 and add to it, in bfloat16, with gradients."""
+        torch.manual_seed(9)
+        for device in DEVICES:
+            norms = [spread(nn.RMSNorm(C, device=device)) for _ in range(3)]
+            x = torch.randn(2, 5, C, device=device, dtype=torch.bfloat16, requires_grad=True)
+            hidden, residual = x, None
+            for norm in norms:
+                hidden, residual = norm(hidden, residual, prenorm=True, residual_in_fp32=True)
+                self.assertEqual((hidden.dtype, residual.dtype), (torch.bfloat16, torch.float32))
+                hidden = torch.tanh(hidden)
+            last = norms[0](hidden, residual)
+            exact = [x.detach().double().requires_grad_(),
+                     *(norm.weight.detach().double().requires_grad_() for norm in norms)]
+            total = exact[0]
+            for weight in exact[1:]:
+                total = total + torch.tanh(loops.norm_gate(total, None, weight, None))
+            right = loops.norm_gate(total, None, exact[1], None)
+            self.assertLess(((last.double() - right).norm() / right.norm()).item(), 2e-2)
+            found = torch.autograd.grad(last.square().sum(), [x, *(norm.weight for norm in norms)])
+            for a, b in zip(found, torch.autograd.grad(right.square().sum(), exact)):
+                self.assertLess(((a.double() - b).norm() / b.norm()).item(), 3e-2)
+
+
 class Modules(unittest.TestCase):
     def setUp(self):
         torch.manual_seed(9)

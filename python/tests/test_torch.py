@@ -33,7 +33,7 @@ if torch.cuda.is_available() and c.gt_device_supported(-1) == c.GT_OK:
 INPUTS = {
     "wkv6": "r k v w u state", "ssd": "x dt A Bm Cm Dskip z dt_bias state", "conv1d": "x weight bias state",
     "selective_scan": "u dt A Bm Cm Dskip z dt_bias state", "rmsnorm_linear": "x weight gamma beta bias",
-    "norm_mix": "a b gain_a gain_b residual", "norm_gate": "x z gamma beta",
+    "norm_mix": "a b gain_a gain_b residual", "norm_gate": "x z gamma beta", "add_norm": "x residual gamma beta",
     "conv_ssd": "xBC dt weight A bias Dskip z dt_bias conv_state state",
     "wkv_ssm": "r k v w u x dt A Bm Cm Dskip z dt_bias wkv_state ssm_state", "wkv4": "k v w u state",
 }
@@ -67,6 +67,7 @@ def shapes(op, B=2, T=19, rows=None):
         "rmsnorm_linear": dict(x=(B, T, D), weight=(O, D), gamma=(D,), beta=(D,), bias=(O,)),
         "norm_mix": dict(a=(B, T, D), b=(B, T, D), gain_a=(D,), gain_b=(D,), residual=(B, T, D)),
         "norm_gate": dict(x=(B, T, D), z=(B, T, D), gamma=(D,), beta=(D,)),
+        "add_norm": dict(x=(B, T, D), residual=(B, T, D), gamma=(D,), beta=(D,)),
     }[op]
 
 
@@ -96,8 +97,11 @@ def side_by_side(tensors, rank):
 
 
 def call(module, op, tensors, **options):
-    """Calls an operator.  Returns (y, final state or None); several of a kind are joined by side_by_side."""
+    """Calls an operator.  Returns (y, final state, or the sum of add_norm, or None); several of a kind are joined by
+    side_by_side."""
     values = [tensors[name] for name in INPUTS[op].split() if name not in STATES]
+    if op == "add_norm":
+        return module.add_norm(*values, **options)
     if op not in RECURRENT:
         return getattr(module, op)(*values, **options), None
     if module is gt:
@@ -144,7 +148,8 @@ class Numbers(unittest.TestCase):
         y, state = call(gt, op, tensors, **options)
         found = gradients(tensors, y, state)
         exact = doubles(tensors)
-        cpu = {k: v.cpu() if torch.is_tensor(v) else v for k, v in options.items() if k not in ("segments", "recompute")}
+        cpu = {k: v.cpu() if torch.is_tensor(v) else v for k, v in options.items()
+               if k not in ("segments", "recompute", "sum_in_fp32", "reads_sum")}
         expected_y, expected_state = call(loops, op, exact, **cpu)
         expected = gradients(exact, expected_y, expected_state)
         self.assertEqual(y.dtype, dtype)
@@ -162,6 +167,7 @@ class Numbers(unittest.TestCase):
         for left in {"wkv6": ("u", "state"), "wkv4": ("u", "state"), "ssd": ("Dskip", "z", "dt_bias", "state"), "conv1d": ("bias", "state"),
                      "selective_scan": ("Dskip", "z", "dt_bias", "state"), "rmsnorm_linear": ("gamma", "beta", "bias"),
                      "norm_mix": ("gain_a", "gain_b", "residual"), "norm_gate": ("z", "gamma", "beta"),
+                     "add_norm": ("residual", "gamma", "beta"),
                      "conv_ssd": ("bias", "Dskip", "z", "dt_bias", "conv_state", "state"),
                      "wkv_ssm": ("u", "Dskip", "z", "dt_bias", "wkv_state", "ssm_state")}[op]:
             yield f"no {left}", (left,), {}
@@ -177,6 +183,10 @@ class Numbers(unittest.TestCase):
             "rmsnorm_linear": [("layer", (), {"norm": "layer", "eps": 1e-3}), ("recompute", (), {"recompute": True})],
             "norm_mix": [("heads", (), {"heads": 3, "eps": 1e-3})],
             "norm_gate": [("layer", (), {"norm": "layer", "heads": 2}), ("gate first", (), {"gate_first": True})],
+            "add_norm": [("layer", (), {"norm": "layer", "eps": 1e-3}), ("reads the sum", (), {"reads_sum": True}),
+                         ("no residual, reads the sum", ("residual",), {"reads_sum": True}),
+                         ("sum in fp32", (), {"sum_in_fp32": True}),
+                         ("no residual, sum in fp32", ("residual",), {"sum_in_fp32": True})],
             **dict.fromkeys(("conv_ssd", "wkv_ssm"), [
                 ("softplus", (), {"softplus": True}), ("limits", (), {"softplus": True, "dt_limit": (0.2, 0.9)}),
                 ("segments", (), {"segments": 3}), ("recompute", (), {"recompute": True})]),
@@ -343,6 +353,66 @@ class Numbers(unittest.TestCase):
             with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
                 loss.backward()
 
+    def test_sum_in_fp32(self):
+        """A stream in float32 beside 16 bits: the sum is exact, also where the residual is converted, or missing."""
+        for device, dtype, reads_sum in itertools.product(DEVICES, (torch.bfloat16, torch.float16), (False, True)):
+            for wide, without in ((True, ()), (False, ()), (False, ("residual",))):
+                with self.subTest(device=device, dtype=dtype, reads_sum=reads_sum, wide=wide, without=without):
+                    tensors = make("add_norm", device, dtype, without)
+                    if wide:
+                        tensors["residual"] = tensors["residual"].detach().float().requires_grad_()
+                    options = {"sum_in_fp32": not wide, "reads_sum": reads_sum}
+                    self.compare("add_norm", tensors, dtype, "fp32", **options)
+                    y, total = call(gt, "add_norm", tensors, **options)
+                    right = tensors["x"].float() + (0 if without else tensors["residual"].float())
+                    self.assertTrue(y.dtype == dtype and total.dtype == torch.float32 and torch.equal(total, right))
+
+    def test_residual_of_another_dtype(self):
+        """It is converted, and its gradient back."""
+        x = torch.randn(3, 12, dtype=torch.bfloat16)
+        for dtype, sum_dtype in ((torch.float16, torch.bfloat16), (torch.float64, torch.bfloat16)):
+            residual = torch.randn(3, 12, dtype=dtype, requires_grad=True)
+            y, total = gt.add_norm(x, residual)
+            self.assertEqual(total.dtype, sum_dtype)
+            (y.sum() + total.sum()).backward()
+            self.assertEqual(residual.grad.dtype, dtype)
+        self.assertEqual(gt.add_norm(x.float(), x)[1].dtype, torch.float32)
+
+    def test_loss_of_the_sum_alone(self):
+        for reads_sum in (False, True):
+            tensors = make("add_norm")
+            _, total = call(gt, "add_norm", tensors, reads_sum=reads_sum)
+            weights = torch.randn(total.shape)
+            dx, dresidual, *others = torch.autograd.grad((total * weights).sum(), list(tensors.values()))
+            self.assertTrue(torch.equal(dx, weights) and torch.equal(dresidual, weights))
+            self.assertFalse(any(gradient.any() for gradient in others))
+
+    def test_backward_keeps_the_sum_alone(self):
+        """With reads_sum neither x nor residual is kept, and backward sees that the sum was changed in place."""
+        for dtype, wide in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
+            for reads_sum in (False, True):
+                tensors, kept = make("add_norm", dtype=dtype), []
+                if wide:
+                    tensors["residual"] = tensors["residual"].detach().float().requires_grad_()
+                with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
+                    y, total = call(gt, "add_norm", tensors, reads_sum=reads_sum)
+                self.assertEqual([value.data_ptr() in kept for value in (tensors["x"], tensors["residual"], total)],
+                                 [not reads_sum, not reads_sum, reads_sum])
+        total = call(gt, "add_norm", tensors, reads_sum=True)[1]
+        with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+            total.mul_(2).sum().backward()
+
+    def test_no_rows(self):
+        for device in DEVICES:
+            for op in set(INPUTS) - set(RECURRENT):
+                for reads_sum in (False, True) if op == "add_norm" else (None,):
+                    tensors = make(op, device, T=0)
+                    y, total = call(gt, op, tensors, **({} if reads_sum is None else {"reads_sum": reads_sum}))
+                    self.assertEqual(y.shape[:2], (2, 0), op)
+                    for name, gradient in gradients(tensors, y, total).items():
+                        self.assertEqual(gradient.shape, tensors[name].shape, f"{op} d{name}")
+                        self.assertFalse(gradient.any(), f"{op} d{name}")
+
     def test_some_gradients(self):
         """Only the requested gradients are computed, and they are the same as in a call for all."""
         for op in INPUTS:
@@ -395,6 +465,9 @@ class Bits(unittest.TestCase):
         for name, final in zip(states, finals):
             inner, field, _ = self.place(op, args, name)
             setattr(inner, field.replace("_in", "_out"), final.data_ptr())
+        if op == "add_norm":
+            out["state"] = torch.empty_like(tensors["residual"])
+            args.sum = back.sum = out["state"].data_ptr()
         self.launch(op, "forward", args, device, keep)
         out["y"] = side_by_side(ys, 2)
         if states:
@@ -405,7 +478,7 @@ class Bits(unittest.TestCase):
             keep.append(part.contiguous())
             inner.dy = keep[-1].data_ptr()
         for name, value in tensors.items():
-            if name == "residual":
+            if (op, name) == ("norm_mix", "residual"):
                 out["dresidual"] = dy
                 continue
             wide = (op, name) == ("rmsnorm_linear", "weight")
@@ -421,6 +494,9 @@ class Bits(unittest.TestCase):
                 keep.append(part.contiguous())
                 inner, _, field = self.place(op, back, name)
                 setattr(inner, field.replace("_in", "_out"), keep[-1].data_ptr())
+        if op == "add_norm":
+            keep.append(torch.randn(out["state"].shape, generator=torch.Generator().manual_seed(4)).to(out["state"]))
+            back.dsum = keep[-1].data_ptr()
         self.launch(op, "backward", back, device, keep)
         out = {name: value.to(first.dtype) if (op, name) == ("rmsnorm_linear", "dweight") else value
                for name, value in out.items()}
@@ -450,13 +526,15 @@ class Bits(unittest.TestCase):
                                {"ssd.softplus": 1, "wkv6.scale": 0.5, "segments": 2}),
                    "wkv4": ({"decay": "log"}, {"decay": c.GT_DECAY_LOG}),
                    "norm_mix": ({"heads": 3}, {"H": 3}), "norm_gate": ({"heads": 2, "norm": "layer"},
-                                                                      {"H": 2, "norm": c.GT_NORM_LAYER})}
+                                                                      {"H": 2, "norm": c.GT_NORM_LAYER}),
+                   "add_norm": ({"norm": "layer", "reads_sum": True}, {"norm": c.GT_NORM_LAYER, "reads_sum": 1})}
         sizes = {"wkv6": dict(B=2, T=19, H=4, N=8), "wkv4": dict(B=2, T=19, D=12), "ssd": dict(B=2, T=19, H=4, P=6, N=8, G=2),
                  "selective_scan": dict(B=2, T=19, D=12, N=8, G=2), "conv1d": dict(B=2, T=19, D=12, W=4),
                  "conv_ssd": dict(B=2, T=19, H=4, P=6, N=8, G=2, W=4),
                  "wkv_ssm": {"B": 2, "T": 19, "wkv6.H": 4, "wkv6.N": 8, "ssd.H": 8, "ssd.P": 6, "ssd.N": 16,
                              "ssd.G": 2},
-                 "rmsnorm_linear": dict(M=38, D=12, O=10), "norm_mix": dict(M=38, D=12), "norm_gate": dict(M=38, D=12)}
+                 "rmsnorm_linear": dict(M=38, D=12, O=10), "norm_mix": dict(M=38, D=12), "norm_gate": dict(M=38, D=12),
+                 "add_norm": dict(M=38, D=12)}
         for device in DEVICES:
             for dtype in TOLERANCE:
                 for op in INPUTS:
@@ -469,7 +547,7 @@ class Bits(unittest.TestCase):
                         outputs, grads = [y], [dy]
                         if state is not None:
                             outputs.append(state)
-                            grads.append(torch.randn(state.shape, generator=torch.Generator().manual_seed(4)).to(device))
+                            grads.append(torch.randn(state.shape, generator=torch.Generator().manual_seed(4)).to(state))
                         torch.autograd.backward(outputs, grads)
                         self.assertTrue(torch.equal(y, expected["y"]))
                         if state is not None:
@@ -853,7 +931,8 @@ class Layouts(unittest.TestCase):
 
     def test_rows_in_no_one_order(self):
         """Norms of tensors [B,T,D] whose rows have no constant stride: inputs are copied, results are right."""
-        for op, names in (("norm_gate", "xz"), ("norm_mix", "ab"), ("rmsnorm_linear", "x")):
+        for op, names in (("norm_gate", "xz"), ("norm_mix", "ab"), ("rmsnorm_linear", "x"),
+                          ("add_norm", ("x", "residual"))):
             tensors = make(op)
             for order in ((1, 0, 2), (2, 0, 1)):
                 back = tuple(sorted(range(3), key=order.__getitem__))
@@ -891,6 +970,20 @@ class Errors(unittest.TestCase):
             call(gt, "conv_ssd", {**fused, "z": torch.zeros(2, 19, 4, 5)})
         with self.assertRaisesRegex(ArgumentError, r"wkv_ssm: Bm has shape \[2, 18, 2, 8\]: must be \[B,T,G,N\]"):
             call(gt, "wkv_ssm", {**make("wkv_ssm"), "Bm": torch.zeros(2, 18, 2, 8)})
+        stream = make("add_norm")
+        for change, text in (({"residual": torch.zeros(2, 18, 12)}, r"residual has shape \[2, 18, 12\]: must be \[...,D\]"),
+                             ({"gamma": torch.zeros(11)}, r"gamma has shape \[11\]"),
+                             ({"beta": torch.zeros(12, 1)}, r"beta has shape \[12, 1\]"),
+                             ({"x": None}, "x is None"), ({"x": torch.zeros(12, 0)}, "residual has shape"),
+                             ({"x": torch.zeros(2, 19, 12).double()}, "x has dtype torch.float64")):
+            with self.assertRaisesRegex(ArgumentError, f"^gt_kernels.torch.add_norm: {text}"):
+                call(gt, "add_norm", {**stream, **change})
+        with self.assertRaisesRegex(ArgumentError, "^gt_kernels.torch.add_norm: D = 0: must be positive"):
+            gt.add_norm(torch.zeros(3, 0))
+        x, total = torch.zeros(3, 12, dtype=torch.bfloat16), torch.zeros(3, 12)
+        with self.assertRaisesRegex(ArgumentError, "add_norm, backward: residual has dtype torch.bfloat16: must be "
+                                                   "torch.float32"):
+            torch.ops.gt_kernels.add_norm_backward(x, total, total, x, x, None, None, 0, 1e-5, 0, 1, 1)
         with self.assertRaisesRegex(ValueError, "decay = 'exp': must be 'raw' or 'log'"):
             call(gt, "wkv6", make("wkv6"), decay="exp")
         with self.assertRaisesRegex(ArgumentError, "gt_kernels.torch.conv1d: W = 5"):
@@ -1057,7 +1150,12 @@ class Numbers0(unittest.TestCase):
             function(*values, **options)
 
     def test_scalars(self):
-        for op in ("rmsnorm_linear", "norm_mix", "norm_gate"):
+        for option in ("sum_in_fp32", "reads_sum"):
+            for value in (2, None, "1", 0.5):
+                self.refused(f"^gt_kernels.torch.add_norm: {option} = ", call, gt, "add_norm", make("add_norm"),
+                             **{option: value})
+        self.refused("^gt_kernels.torch.add_norm: norm = 'batch'", call, gt, "add_norm", make("add_norm"), norm="batch")
+        for op in ("rmsnorm_linear", "norm_mix", "norm_gate", "add_norm"):
             for eps in (0.0, 0, 1e-50, -1.0, float("nan"), float("inf"), None, "1"):
                 self.refused(f"^gt_kernels.torch.{op}: eps = ", call, gt, op, make(op), eps=eps)
             for eps in (0.0, 1e39, float("nan")):  # the text neither allows 0 nor shows another value
@@ -1124,10 +1222,12 @@ class PyTorch(unittest.TestCase):
             values = [tensors[name] for name in INPUTS[op].split()]
             options = {"wkv6": (0, 0.5, 0), "wkv4": (0, 0), "ssd": (1, 0, 0.0, 0.0, 0), "selective_scan": (1, 0), "conv1d": (1,),
                        "rmsnorm_linear": (0, 1e-5), "norm_mix": (3, 1e-5), "norm_gate": (0, 0, 2, 1e-5),
+                       "add_norm": (0, 1e-5, 0, 1),
                        "conv_ssd": (8, 2, 1, 0, 0.0, 0.0, 0), "wkv_ssm": (0, 0.5, 1, 1, 0.2, 0.9, 0)}[op]
             packed = (None, None) if op in RECURRENT else ()
             states = sum(name in STATES for name in tensors)
-            wanted = (True,) * (states + (op not in ("conv1d", "norm_mix", "norm_gate")))
+            has_saved = op not in ("conv1d", "norm_mix", "norm_gate", "add_norm")
+            wanted = (True,) * (states + has_saved)
             ops = torch.ops.gt_kernels
             with self.subTest(op=op):
                 torch.library.opcheck(getattr(ops, f"{op}_forward").default, (*values, *packed, *options, *wanted))
@@ -1137,7 +1237,7 @@ class PyTorch(unittest.TestCase):
                 outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
                 engine = _engine.ENGINES[op]
                 names = engine.names["backward"]
-                made = {"saved": None if op in ("conv1d", "norm_mix", "norm_gate") else outputs[-1]}
+                made = {"saved": outputs[-1] if has_saved else None, "sum": outputs[-1]}
                 made.update(zip(names, outputs))  # backward's first arguments are gradients of outputs
                 given = [made.get(name) for name in names[:len(names) - len(values) - len(packed)]]
                 torch.library.opcheck(getattr(ops, f"{op}_backward").default,

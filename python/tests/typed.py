@@ -19,6 +19,7 @@ assert_type(gt.wkv_ssm(x, x, x, x, None, x, x, x, x, x), tuple[torch.Tensor, tor
 assert_type(gt.ssd_step(x, x, x, x, x, None, None, None, x, dt_limit=(0.0, 1.0), slots=x), torch.Tensor)
 assert_type(gt.ssd(x, x, x, x, x, state=x, cu_seqlens=x, slots=x, starts_zero=x), torch.Tensor)
 assert_type(gt.norm_gate(x, None, x, norm="layer", heads=2), torch.Tensor)
+assert_type(gt.add_norm(x, x, sum_in_fp32=True, reads_sum=True), tuple[torch.Tensor, torch.Tensor])
 assert_type(compat.chunk_rwkv6(x, x, x, x, x, output_final_state=True), tuple[torch.Tensor, Optional[torch.Tensor]])
 assert_type(compat.causal_conv1d_update(x, x, x, None, "silu"), torch.Tensor)
 assert_type(compat.install(over=True), list[str])

@@ -708,6 +708,12 @@ _LAYER_NORM, _RMS_NORM = (_Function(name, "x x MD, weight f D, bias? f D, residu
                                     "bias1? f D, rowscale? f M1") for name in ("layer_norm_fn", "rms_norm_fn"))
 
 
+def _is_cast(x):
+    """Whether autocast gives activations another dtype."""
+    kind = x.device.type
+    return kind != "meta" and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != x.dtype
+
+
 def _add_norm(function, x, weight, bias, residual, x1, weight1, bias1, eps, dropout_p, rowscale, prenorm, residual_in_fp32,
               is_rms_norm, return_dropout_mask):
     sizes = function.check(x, weight, bias, residual, x1, weight1, bias1)
@@ -724,15 +730,22 @@ def _add_norm(function, x, weight, bias, residual, x1, weight1, bias1, eps, drop
     if not 0 <= dropout_p < 1:
         function.refuse(f"dropout_p = {dropout_p}: must be 0 to 1")
     residual_dtype = residual.dtype if residual is not None else torch.float32 if residual_in_fp32 else x.dtype
-    total = None
+    norm, total = "rms" if is_rms_norm else "layer", None
     for part in (x, x1):
         if part is not None:
             part = part if rowscale is None else part * rowscale[..., None].to(part.dtype)
             part = F.dropout(part, dropout_p) if dropout_p else part
             total = part if total is None else total.float() + part.float()
+    has_sum = residual is not None or (prenorm and residual_dtype != x.dtype)
+    if has_sum and x1 is None and weight1 is None and not _is_cast(x):
+        if residual is not None and residual.dtype != x.dtype:
+            residual = residual.float()  # of other dtypes float32 alone holds the sum
+        # backward reads a sum that is not rounded
+        y, total = gt.add_norm(total, residual, weight, bias, norm=norm, eps=eps, sum_in_fp32=residual is None,
+                               reads_sum=residual is not None and residual.dtype == torch.float32)
+        return (y, total.to(residual_dtype)) if prenorm else y
     if residual is not None:
         total = total.float() + residual.float()
-    norm = "rms" if is_rms_norm else "layer"
     results = [gt.norm_gate(total, None, weight, bias, norm=norm, eps=eps).to(x.dtype)]
     if weight1 is not None:
         results.append(gt.norm_gate(total, None, weight1, bias1, norm=norm, eps=eps).to(x.dtype))

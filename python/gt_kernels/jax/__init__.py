@@ -7,8 +7,9 @@
 True of every function
   Arrays     are [batch, time, ...]; those of norms are [..., channels].  gt_kernels.h has the formulas and shapes.
   Platforms  on a GPU the kernels run, on the CPU the twins, which are plain C.
-  dtypes     activations are float32, bfloat16 or float16, all the same; w and dt may be float32 beside 16 bits.
-             Parameters and states are float32; a parameter of another dtype is converted (its gradient, too).
+  dtypes     activations are float32, bfloat16 or float16, all the same; w, dt and the residual of add_norm may be
+             float32 beside 16 bits.  Parameters and states are float32; a parameter of another dtype is converted
+             (its gradient, too).
   States     are float32.  One without the batch index is shared by the whole batch.  final_state=True returns
              (y, state) instead of y, of an operator with two states both.  Gradients pass through states.
   Packed     sequences of different lengths, without padding: batch 1, and cu_seqlens [sequences + 1].  Sequence s has
@@ -29,11 +30,13 @@ True of every function
              forward-mode derivatives.
 """
 
+import jax.numpy as jnp
+
 from .. import c
 from .._arguments import flag, integer, number, refuse
 from ._engine import FUNCTIONS
 
-__all__ = ["conv1d", "conv1d_step", "conv_ssd", "conv_ssd_step", "norm_gate", "norm_mix", "rmsnorm_linear",
+__all__ = ["add_norm", "conv1d", "conv1d_step", "conv_ssd", "conv_ssd_step", "norm_gate", "norm_mix", "rmsnorm_linear",
            "selective_scan", "selective_scan_step", "ssd", "ssd_step", "wkv4", "wkv4_step", "wkv6", "wkv6_step", "wkv_ssm",
            "wkv_ssm_step"]
 
@@ -252,3 +255,16 @@ def norm_gate(x, z=None, gamma=None, beta=None, *, norm="rms", gate_first=False,
     return _call("norm_gate", (x, z, gamma, beta), (check.choice("norm", _NORM, norm),
                                                     check.flag("gate_first", gate_first), check.int("heads", heads),
                                                     check.float("eps", eps)))
+
+
+def add_norm(x, residual=None, gamma=None, beta=None, *, norm="rms", eps=1e-5, sum_in_fp32=False, reads_sum=False):
+    """(y, sum), where sum = x + residual and y = norm(sum) gamma + beta.  x residual [...,D], gamma beta [D].  The norm
+    reads the sum before it is rounded.  y is of the dtype of x.  sum is float32 if residual is or with sum_in_fp32, else
+    of the dtype of x.  Gradients pass through both.  reads_sum: backward reads the sum, rounded, instead of x and
+    residual.  It keeps x only if sum has another dtype, and never residual."""
+    check = _Options("add_norm")
+    sum_dtype = c.GT_F32 if check.flag("sum_in_fp32", sum_in_fp32) else c.GT_DTYPE_DEFAULT
+    if sum_dtype and jnp.issubdtype(getattr(residual, "dtype", int), jnp.floating):
+        residual = jnp.asarray(residual, jnp.float32)
+    return _call("add_norm", (x, residual, gamma, beta), (check.choice("norm", _NORM, norm), check.float("eps", eps),
+                                                          sum_dtype, check.flag("reads_sum", reads_sum)))

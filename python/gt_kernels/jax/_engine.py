@@ -7,6 +7,7 @@ call, so XLA owns their memory.  Function.__call__ checks arguments and puts a c
 
 import ctypes
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +17,13 @@ from jax.interpreters import ad, batching, mlir
 
 from .. import c
 from .._arguments import refuse
-from .._operators import OPERATORS, all_fields, beside, find, gradient, leaf, put, schema_name
+from .._operators import OPERATORS, all_fields, companion, find, gradient, leaf, put, reads, schema_name
 from .._shapes import Shapes
 
 DTYPES = {"float32": c.GT_F32, "bfloat16": c.GT_BF16, "float16": c.GT_F16}
 PACKED = ("cu_seqlens", "seq_count")
 MEMORY = ("saved", "workspace")  # results of bytes
-_UNUSED_BY_BACKWARD = {("rmsnorm_linear", "bias"), ("norm_mix", "residual")}
+_UNUSED_BY_BACKWARD = {("rmsnorm_linear", "bias"), ("norm_mix", "residual"), ("add_norm", "beta")}
 _PUBLIC = {"state_in": "state", "state_out": "state", "conv_state_in": "conv_state", "conv_state_out": "conv_state",
            "wkv6_state_in": "wkv_state", "ssd_state_in": "ssm_state", "wkv6_state_out": "wkv_state",
            "ssd_state_out": "ssm_state"}
@@ -142,8 +143,8 @@ class Call:
         for field, value in values.items():
             if self.name == "step" and "state_out" in field and operator.parameter_dtype:
                 struct.state_dtype = DTYPES[value.dtype.name]
-            if field in self.by_field and self.by_field[field].kind == "w":
-                put(struct, beside(field, "w_dtype" if leaf(field) == "w" else "dt_dtype"), DTYPES[value.dtype.name])
+            if self.shapes.kind_of.get(schema_name(field)) == "w":
+                put(struct, companion(field), DTYPES[value.dtype.name])
 
         found = {}
         for field in results:
@@ -152,7 +153,8 @@ class Call:
                 output = next(o for o in operator.outputs if field == o.field)
                 state = values.get(field)  # of a step
                 found[field] = (self.shapes.shape(output.shape, sizes, rows),
-                                dtype if output.like else jnp.float32 if state is None else state.dtype)
+                                dtype if output.kind == "x" else self.companion_dtype(struct, field, dtype)
+                                if output.kind == "w" else jnp.float32 if state is None else state.dtype)
             elif tensor:
                 shape = values[tensor.field].shape if tensor.field in values \
                     else self.shapes.shape(tensor.shapes[0], sizes, rows)
@@ -163,6 +165,12 @@ class Call:
         found["saved"] = ((need.saved,), jnp.uint8)
         found["workspace"] = ((getattr(need, self.name),), jnp.uint8)
         return tuple((tuple(map(int, found[field][0])), np.dtype(found[field][1])) for field in results)
+
+    @staticmethod
+    def companion_dtype(struct, field, dtype):
+        """The dtype of an output of kind w beside activations of `dtype`."""
+        inner, name = find(struct, companion(field))
+        return next((key for key, value in DTYPES.items() if value == getattr(inner, name)), dtype)
 
     @staticmethod
     def in_place(field):
@@ -176,8 +184,8 @@ class Call:
         for field in fields:
             if field not in MEMORY:
                 put(struct, field, 256)
-            if self.name == "backward" and leaf(field) == "y":
-                put(struct, beside(field, "reads_y"), 1)
+            if self.name == "backward" and reads(field) in self.fields:
+                put(struct, reads(field), 1)
         query, need = getattr(c, f"gt_{self.operator.name}_workspace"), c.gt_workspace()
         c.check(query(ctypes.byref(struct), ctypes.byref(need)))
         if self.name == "forward" and "saved" in fields:
@@ -189,7 +197,8 @@ class Call:
 
     def lower(self, context, *values, operands, results, options):
         attributes = {field: (np.float32 if kind == "float" else np.int64)(value)
-                      for (field, kind), value in zip(self.operator.options, options)}
+                      for (field, kind), value in zip(self.operator.options, options)
+                      if field != "sum_dtype"}  # which follows from the buffers
         outputs = [self.in_place(field) if "slots" in operands else field for field in operands]
         aliases = {i: results.index(field) for i, field in enumerate(outputs) if field in results}
         rule = jax.ffi.ffi_lowering(self.target, operand_output_aliases=aliases)
@@ -279,7 +288,8 @@ class Function:
         self.outputs = [output.field for output in operator.outputs]
         self.ys = self.outputs[:len(self.outputs) - len(self.states)]
         self.is_rows = operator.tensors[0].shapes[0][0] == "M"
-        self.kept = [y for y in self.ys if beside(y, "reads_y") in self.calls["forward"].fields]
+        self.kept = [y for y in self.ys if reads(y) in self.calls["forward"].fields]
+        self.reads_sum = next((i for i, (field, _) in enumerate(operator.options) if field == "reads_sum"), None)
         self.names = [tensor.field for tensor in operator.tensors] + list(PACKED) * operator.is_recurrent
 
         @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -363,7 +373,8 @@ class Function:
             self.check_rows(arrays)
         rows = arrays[0].shape[:-1]
         if self.is_rows:
-            arrays = [array.reshape(-1, array.shape[-1]) if array is not None and tensor.shapes[0][0] == "M" else array
+            arrays = [array if array is None or tensor.shapes[0][0] != "M" else
+                      array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
                       for tensor, array in zip(self.operator.tensors, arrays)]
         operands = [(field, array) for field, array in zip(self.names, arrays) if array is not None]
         self.check("forward", self.name, operands, self.outputs, options)
@@ -416,11 +427,22 @@ class Function:
     def forward_rule(self, options, flags, *arrays):
         final_state, recompute = flags
         results, saved, ys = self.forward(options, final_state, arrays, not recompute)
-        return results, (arrays, saved, [y if self.reads(arrays) and field in self.kept else None
-                                         for field, y in zip(self.ys, ys)])
+        kept = [y if self.reads(arrays, options) and field in self.kept else None for field, y in zip(self.ys, ys)]
+        if self.reads_sum is not None and options[self.reads_sum]:
+            arrays = self.stand_in(arrays, kept[self.ys.index("sum")])
+        return results, (arrays, saved, kept)
 
-    def reads(self, arrays):
-        """Whether backward makes dz of y: kernels of bfloat16 do."""
+    @staticmethod
+    def stand_in(arrays, total):
+        """arrays for backward of add_norm, which reads the sum, `total`, and of x and residual no more than the shape
+        and dtype."""
+        x, residual, *others = arrays
+        return (total if x.dtype == total.dtype else x, None if residual is None else total, *others)
+
+    def reads(self, arrays, options):
+        """Whether backward reads the sum, by an option, or y: kernels of bfloat16 make dz of it."""
+        if self.reads_sum is not None:
+            return bool(options[self.reads_sum])
         z = [array for field, array in zip(self.names, arrays) if leaf(field) == "z" and array is not None]
         return bool(self.kept and z and z[0].dtype == jnp.bfloat16 and has_gpu())
 
@@ -434,13 +456,22 @@ class Function:
         if saved is not None:
             operands.append(("saved", saved))
         tensors = {tensor.field: tensor for tensor in self.operator.tensors}
+        same = self.same_gradient(dict(given))
         wanted = [gradient(field) for field, array in given
-                  if field in tensors and array is not None and field != self.operator.own_gradient]
+                  if field in tensors and array is not None and field not in (self.operator.own_gradient, same)]
         found = self.calls["backward"].bind(operands, (*wanted, "workspace"), options)
         if self.operator.own_gradient:
             found[gradient(self.operator.own_gradient)] = cotangents[0]
+        if same:
+            found[gradient(same)] = found[gradient(self.operator.same_gradient[1])]
         return tuple(None if array is None or field not in tensors else found[gradient(field)].astype(array.dtype)
                      for field, array in given)
+
+    def same_gradient(self, arrays):
+        """The tensor whose gradient is another's, since both have one dtype; None: there is none."""
+        one, other = self.operator.same_gradient or (None, None)
+        is_same = one and arrays[one] is not None and arrays[one].dtype == arrays[other].dtype
+        return one if is_same else None
 
 
 FUNCTIONS = {operator.name: Function(operator) for operator in OPERATORS}

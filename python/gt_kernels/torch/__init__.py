@@ -7,9 +7,9 @@
 True of every function
   Tensors    are [batch, time, ...]; those of norms are [..., channels].  gt_kernels.h has the formulas and shapes.
   Devices    CUDA tensors run the kernels, on the current stream; CPU tensors run the twins, which are plain C.
-  dtypes     activations are float32, bfloat16 or float16, all the same; w and dt may be float32 beside 16 bits.  Under
-             autocast activations are cast to its dtype.  Parameters and states are float32; a parameter of another
-             dtype is converted (its gradient, too).
+  dtypes     activations are float32, bfloat16 or float16, all the same; w, dt and the residual of add_norm may be
+             float32 beside 16 bits.  Under autocast activations are cast to its dtype.  Parameters and states are
+             float32; a parameter of another dtype is converted (its gradient, too).
   Strides    of any [B,T,H,N], [B,H,T,N], [B,D,T] or slice are read in place, and [B,G,N,T] of Bm and Cm in
              selective_scan.  What no layout of the C API has, such as
              an expanded tensor, is copied; warn_on_copy(True) says so, once for each operator and tensor.
@@ -42,8 +42,9 @@ from .. import c
 from .._arguments import flag, integer, number, refuse
 from . import _engine
 
-__all__ = ["conv1d", "conv1d_step", "conv_ssd", "norm_gate", "norm_mix", "rmsnorm_linear", "selective_scan",
-           "selective_scan_step", "ssd", "ssd_step", "warn_on_copy", "wkv4", "wkv4_step", "wkv6", "wkv6_step", "wkv_ssm"]
+__all__ = ["add_norm", "conv1d", "conv1d_step", "conv_ssd", "norm_gate", "norm_mix", "rmsnorm_linear",
+           "selective_scan", "selective_scan_step", "ssd", "ssd_step", "warn_on_copy", "wkv4", "wkv4_step", "wkv6",
+           "wkv6_step", "wkv_ssm"]
 
 _DECAY = {"raw": c.GT_DECAY_RAW, "log": c.GT_DECAY_LOG}
 _ACTIVATION = {None: c.GT_ACT_NONE, "silu": c.GT_ACT_SILU, "swish": c.GT_ACT_SILU}
@@ -263,3 +264,16 @@ def norm_gate(x, z=None, gamma=None, beta=None, *, norm="rms", gate_first=False,
     norm = _choice("norm_gate", "norm", _NORM, norm)
     return _call("norm_gate", (x, z, gamma, beta), (norm, _flag("norm_gate", "gate_first", gate_first),
                                                     _int("norm_gate", "heads", heads), _float("norm_gate", "eps", eps)))
+
+
+def add_norm(x, residual=None, gamma=None, beta=None, *, norm="rms", eps=1e-5, sum_in_fp32=False, reads_sum=False):
+    """(y, sum), where sum = x + residual and y = norm(sum) gamma + beta.  x residual [...,D], gamma beta [D].  The norm
+    reads the sum before it is rounded.  y is of the dtype of x.  sum is float32 if residual is or with sum_in_fp32, else
+    of the dtype of x.  Gradients pass through both.  reads_sum: backward reads the sum, rounded, and the call keeps
+    neither x nor residual for it."""
+    sum_dtype = c.GT_F32 if _flag("add_norm", "sum_in_fp32", sum_in_fp32) else c.GT_DTYPE_DEFAULT
+    if sum_dtype and isinstance(residual, torch.Tensor) and residual.is_floating_point():
+        residual = residual.float()
+    return _call("add_norm", (x, residual, gamma, beta), (_choice("add_norm", "norm", _NORM, norm),
+                                                          _float("add_norm", "eps", eps), sum_dtype,
+                                                          _flag("add_norm", "reads_sum", reads_sum)))

@@ -4,6 +4,9 @@ from typing import Literal, overload
 
 from torch import Tensor
 
+def add_norm(x: Tensor, residual: Tensor | None = None, gamma: Tensor | None = None, beta: Tensor | None = None, *,
+             norm: Literal["rms", "layer"] = "rms", eps: float = 1e-05, sum_in_fp32: bool = False,
+             reads_sum: bool = False) -> tuple[Tensor, Tensor]: ...
 @overload
 def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, state: Tensor | None = None, *,
            activation: Literal["silu", "swish"] | None = None, final_state: Literal[False] = False,

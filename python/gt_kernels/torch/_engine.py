@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 from .. import c
 from .._arguments import refuse
-from .._operators import OPERATORS, beside, gradient, leaf, schema_name
+from .._operators import OPERATORS, gradient, leaf, reads, schema_name
 from ._errors import check_tensor, rename
 from ._plan import DTYPES, Planner
 
@@ -116,9 +116,11 @@ class Engine:
         self.state_count = sum(tensor.is_state for tensor in operator.tensors)
         self.y_count = len(operator.outputs) - self.state_count
         gradients = [schema_name(gradient(output.field)) for output in operator.outputs]
-        # The indices, among the outputs, of each y that backward may read (reads_y), and the names of these y.
+        # The indices, among the outputs, of each y or sum that backward may read (reads_y, reads_sum), and their names.
         self.kept = [i for i, output in enumerate(operator.outputs)
-                     if output.like and beside(output.field, "reads_y") in operator.fields]
+                     if output.like and reads(output.field) in operator.fields]
+        # where the option lies by which it reads the sum; None: the engine decides
+        self.reads_sum = next((i for i, (field, _) in enumerate(operator.options) if field == "reads_sum"), None)
         kept = tuple(schema_name(operator.outputs[i].field) for i in self.kept)
         # The tensors of each call, in the order of its schema.  In the schema follow the options, then the outputs
         # wanted.
@@ -161,7 +163,7 @@ class Engine:
         optional = {tensor.name for tensor in self.operator.tensors if tensor.optional}
         optional |= {"cu_seqlens", "seq_count", "saved", "starts_zero", *self.operator.of_steps}
         optional |= {schema_name(self.operator.outputs[i].field) for i in self.kept}
-        optional |= {schema_name(gradient(output.field)) for output in self.operator.outputs if not output.like}
+        optional |= {schema_name(gradient(output.field)) for output in self.operator.outputs if output.kind != "x"}
         options = [f"{kind} {leaf(field)}" for field, kind in self.operator.options]
         wanted = [f"bool {schema_name(field)}_wanted" for field in self.results[self.y_count:]]
         results = f"({', '.join('Tensor' for _ in self.results)})" if len(self.results) > 1 else "Tensor"
@@ -534,8 +536,8 @@ class Engine:
             def forward(ctx, plan, rest, *tensors):
                 outputs = engine.execute("forward", plan, [tensor for tensor in tensors if tensor is not None])
                 saved = outputs.pop() if has_saved and rest[-1] else None
-                ctx.save_for_backward(*tensors, saved, *engine.keep(tensors, outputs))
                 ctx.options, ctx.plan = rest[:option_count], plan
+                engine.save(ctx, tensors, saved, outputs)
                 ctx.set_materialize_grads(False)
                 return tuple(outputs)
 
@@ -549,20 +551,37 @@ class Engine:
 
     # ---- autograd ----
 
-    def keep(self, tensors, outputs):
-        """Each y that backward may read, or None.  On a GPU backward in bf16 computes dz from y."""
+    def keep(self, tensors, outputs, options=()):
+        """Each output that backward may read, or None.  An option says so for the sum of add_norm.  On a GPU backward in
+        bf16 computes dz from y."""
         if not self.kept:
             return ()
-        z = tensors[self.inputs.index("z")]
-        reads = z is not None and z.dtype == torch.bfloat16 and z.device.type in _READS_Y
-        return [outputs[i] if reads else None for i in self.kept]
+        if self.reads_sum is not None:
+            keeps = options[self.reads_sum]
+        else:
+            z = tensors[self.inputs.index("z")]
+            keeps = z is not None and z.dtype == torch.bfloat16 and z.device.type in _READS_Y
+        return [outputs[i] if keeps else None for i in self.kept]
+
+    def save(self, ctx, tensors, saved, outputs):
+        """What backward needs.  The sum of add_norm takes the place of its parts."""
+        kept = self.keep(tensors, outputs, ctx.options)
+        if self.reads_sum is not None and ctx.options[self.reads_sum]:
+            ctx.dtype, tensors = tensors[0].dtype, (None, None, *tensors[2:])
+        ctx.save_for_backward(*tensors, saved, *kept)
+
+    @staticmethod
+    def stand_in(values, total, dtype, needed):
+        """values, as C functions check them, for add_norm that has kept its sum, `total`, and not x and residual."""
+        x = total if total.dtype == dtype else torch.empty_like(total, dtype=dtype)  # which nobody reads
+        return (x, total if needed[1] else None, *values[2:])
 
     def autograd_context(self, ctx, arguments, output):
         count = len(self.names["forward"])
         saved = output[-1] if self.operator.has_saved and arguments[-1] else None
         outputs = output if isinstance(output, (tuple, list)) else (output,)
-        ctx.save_for_backward(*arguments[:count], saved, *self.keep(arguments, outputs))
         ctx.options = arguments[count:count + self.option_count]
+        self.save(ctx, arguments[:count], saved, outputs)
         ctx.shapes = [y.shape for y in outputs[:self.y_count]]
         ctx.set_materialize_grads(False)
 
@@ -579,10 +598,13 @@ class Engine:
         states += [None] * (self.state_count - len(states))
         if all(gradient is None for gradient in (*gradients[:self.y_count], *states)):
             return (None,) * len(needed)
-        dys = [values[0].new_zeros(shape) if dy is None else dy  # the loss uses only states, or only another y
-               for shape, dy in zip(shapes, gradients)]
+        if self.reads_sum is not None and ctx.options[self.reads_sum]:
+            values = self.stand_in(values, kept[0], ctx.dtype, needed)
+        dys = [values[0].new_zeros(shape) if dy is None and output.kind == "x" else dy  # the loss uses other results
+               for output, shape, dy in zip(self.operator.outputs, shapes, gradients)]
         needs = {gradient(tensor.field): need for tensor, need in zip(self.operator.tensors, needed)}
-        bits = [bit for bit, field in enumerate(self.gradients) if needs[field]]
+        same = self.same_gradient(values, needs)
+        bits = [bit for bit, field in enumerate(self.gradients) if needs[field] and field != same]
         found = {gradient(self.operator.own_gradient): dys[0]} if self.operator.own_gradient else {}
         if bits:
             arguments = (*dys, *states, *(saved,) * self.operator.has_saved, *kept, *values, *ctx.options,
@@ -592,12 +614,24 @@ class Engine:
             else:
                 results = self.run("backward", arguments)
             found.update(zip((self.gradients[bit] for bit in bits), results))
+        if same:
+            found[same] = found[gradient(self.operator.same_gradient[1])]
         results = [None] * len(needed)
         for position, (tensor, value) in enumerate(zip(self.operator.tensors, values)):
             if needed[position]:
                 result = found[gradient(tensor.field)]
                 results[position] = result.to(value.dtype) if tensor.kind == "p" else result
         return tuple(results)
+
+    def same_gradient(self, values, needs):
+        """The gradient that another tensor's serves for; None: there is none."""
+        if not self.operator.same_gradient:
+            return None
+        (one, other), names = self.operator.same_gradient, self.inputs
+        if not (needs[gradient(one)] and needs[gradient(other)]):
+            return None
+        is_same = values[names.index(one)].dtype == values[names.index(other)].dtype
+        return gradient(one) if is_same else None
 
     def double_backward(self, ctx, *_):
         raise NotImplementedError(f"gt_kernels.torch.{self.name}: gradients of gradients (create_graph=True, double "

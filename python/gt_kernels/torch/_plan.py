@@ -7,7 +7,7 @@ import types
 import torch
 
 from .. import c
-from .._operators import all_fields, beside, gradient, leaf, put
+from .._operators import all_fields, companion, find, gradient, leaf, put, reads
 from .._shapes import Shapes
 
 DTYPES = {torch.float32: c.GT_F32, torch.bfloat16: c.GT_BF16, torch.float16: c.GT_F16}
@@ -95,14 +95,14 @@ def end(tensor):
     return (1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))) * tensor.element_size()
 
 
-def like(tensor, shape, stride):
+def like(tensor, shape, stride, dtype=None):
     """Allocates a tensor of `shape`.  It has the layout of `tensor` if the shapes are equal and the C API's `stride`
-    can express that layout; else it is packed."""
+    can express that layout; else it is packed.  dtype None: the dtype of `tensor`."""
     if tuple(tensor.shape) == tuple(shape) and len(shape) > 2:
-        result = torch.empty_like(tensor)
+        result = torch.empty_like(tensor, dtype=dtype)
         if len(shape) == 3 or stride is c.gt_stride4 or result.stride(3) == 1:
             return result
-    return tensor.new_empty(shape)
+    return tensor.new_empty(shape, dtype=dtype)
 
 
 class Planner(Shapes):
@@ -138,9 +138,9 @@ class Planner(Shapes):
         if plan.device.type not in ("cpu", "cuda", "meta"):
             self.fail(c.GT_ERROR_UNSUPPORTED, f"device {plan.device}: only CPU and CUDA")
         plan.is_cuda = plan.device.type == "cuda"
-        self.set_dtypes(struct, call, given, plan.device)
         sizes = {}
         self.set_options(struct, options, sizes)
+        self.set_dtypes(struct, call, given, plan.device)
         rows = self.set_sizes(struct, given, call, sizes)
         shapes = {}
         for output in operator.outputs:
@@ -166,8 +166,8 @@ class Planner(Shapes):
                 self.set_stride(struct, field, value.new_empty(value.shape), call)
             if name == "saved":
                 struct.saved_bytes = value.numel()
-            if call == "backward" and leaf(field) == "y":
-                put(struct, beside(field, "reads_y"), 1)
+            if call == "backward" and reads(field) in operator.fields:
+                put(struct, reads(field), 1)
             plan.inputs.append(self.words[field])
 
         plan.outputs = []
@@ -194,16 +194,23 @@ class Planner(Shapes):
         for output in self.operator.outputs:
             if field == output.field and output.like:
                 like_name = leaf(output.like)
-                return like(given.get(like_name, first), shapes[field], self.stride_type(field))
+                dtype = first.dtype if output.kind == "x" else self.companion_dtype(struct, field, first.dtype)
+                return like(given.get(like_name, first), shapes[field], self.stride_type(field), dtype)
             if field == output.field:
                 return first.new_empty(shapes[field], dtype=torch.float32)
         tensor = self.tensor_of_gradient[field]
         source, stride = given[tensor.name], self.stride_type(tensor.field)
         return like(source, source.shape, stride) if stride else source.new_empty(source.shape, dtype=torch.float32)
 
+    @staticmethod
+    def companion_dtype(struct, field, dtype):
+        """The dtype of an output of kind w beside activations of `dtype`."""
+        inner, name = find(struct, companion(field))
+        return next((key for key, value in DTYPES.items() if value == getattr(inner, name)), dtype)
+
     def set_dtypes(self, struct, call, given, device):
         """Checks that dtypes and devices agree, and puts the dtypes into the struct."""
-        parameters = []
+        parameters, companions = [], {}
         dtype = given[self.operator.tensors[0].name].dtype
         if dtype not in DTYPES:
             self.fail(c.GT_ERROR_DTYPE, f"{self.operator.tensors[0].name} has dtype {dtype}: must be float32, bfloat16 "
@@ -216,13 +223,16 @@ class Planner(Shapes):
                 right = tuple(DTYPES)
             if call == "step" and kind == "P":
                 right = parameters = parameters or (right if value.dtype not in right else (value.dtype,))
+            if kind == "w":  # all of one field have one dtype
+                first = right if value.dtype not in right else (value.dtype,)
+                right = companions.setdefault(companion(self.field_of[name]), first)
             if value.dtype not in right:
                 self.fail(c.GT_ERROR_DTYPE, f"{name} has dtype {value.dtype}: must be "
                           f"{' or '.join(str(x) for x in dict.fromkeys(right))}")
             if value.device != device:
                 self.fail(c.GT_ERROR_VALUE, f"{name} is on {value.device}: must be on {device}")
             if kind == "w":
-                put(struct, beside(self.field_of[name], "w_dtype" if name == "w" else "dt_dtype"), DTYPES[value.dtype])
+                put(struct, companion(self.field_of[name]), DTYPES[value.dtype])
             if call == "step" and kind == "P":
                 setattr(struct, self.operator.parameter_dtype, DTYPES[value.dtype])
             if call == "step" and name == "state_out" and self.operator.parameter_dtype:
