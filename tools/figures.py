@@ -206,6 +206,7 @@ def texts():
                   decoding('selective_scan', 'B{} T1 D8192 N16', (1, 64, 256), peer='mamba_ssm', bold=True),
                   decoding('wkv6', 'B{} T1 H32 N64', (1, 8, 64, 256)),
                   decoding('conv1d', 'B{} T1 D10240 W4 silu', (1, 64, 256)),
+                  decoding('conv1d', 'B{} T1 D10240 W4 silu', (1, 64, 256), ' small', peer='causal_conv1d'),
                   decoding('conv_ssd', 'B{} T1 H128 P64 N128 W4 G8', (1, 64))):
         yield readme, cells
     million = float(model.find(model='HY', dtype='bf16', pass_='step', batch=64, seq=256)['tokens_per_s']) / 1e6
