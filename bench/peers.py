@@ -9,9 +9,10 @@ Per row: cold L2, CUDA events, median after warm-ups; a call is enqueued while t
 busy, so that launches cost nothing.  fwd is a forward call that autograd records, inf one under
 no_grad, bwd the backward call alone.  step is a call with one token and a state; it is captured in a
 CUDA graph, and the time is of a replay.  rel_err is the error of a forward call against float64, on two heads, four
-channels or eight rows, for ssd on all.  For bwd it is nan, for ssd the largest error of a gradient.  The gradients of
-A, D and dt_bias are sums over tokens: their errors are relative to the sums and the magnitudes of their terms together.
-A comment below the rows has the relative error of each gradient, and of these sums in brackets the one that counts.
+channels or eight rows, for ssd on all.  In rows of bwd it is nan, except for ssd: there it is the largest error of any
+gradient.  The gradients of A, D and dt_bias are sums over tokens: their errors are relative to the sums and the
+magnitudes of their terms together.  A comment below the rows gives the plain relative error of each gradient.  For the
+gradients that are sums, the error just described follows in brackets.
 mem_mib is the peak beyond inputs, outputs and gradients; of bwd with what forward has saved.  Triton kernels are tuned
 anew for each row, which takes minutes a row until Triton's cache on disk has all their variants.
 

@@ -122,10 +122,10 @@ static const row rows[] = {
 
     {"Model files", .kind = SECTION},
     {"save", PATH, AT(save), "FILE", "",
-     .help = "write the model and the state of the run to FILE, every --save-every steps, at the "
-             "end and when a signal (Ctrl-C, SIGTERM, SIGHUP) ends the run; another one, two "
-             "seconds later, ends it at once; a file of that name, but for the one of --resume, is "
-             "kept as FILE.1, or with the first number that is free"},
+     .help = "write the model and the state of the run to FILE: every --save-every steps, at the "
+             "end, and when a signal (Ctrl-C, SIGTERM, SIGHUP) ends the run; a second signal, at "
+             "least two seconds after the first, ends it at once; an older FILE is renamed to "
+             "FILE.1, or to the first free number, unless --resume names the same file"},
     {"save-every", WHOLE, AT(save_every), "N", "100", "1000", 0, BIG, 1, NULL,
      "steps between savings; 0: at the end only"},
     {"keep-best", FLAG, AT(keep_best), NULL, "no",

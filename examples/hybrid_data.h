@@ -104,7 +104,7 @@ typedef struct hy_batch {
 
 gt_status hy_batch_create(hy_batch *batch, int64_t rows, int64_t length);
 void hy_batch_free(hy_batch *batch);
-/* Makes the batch this rank's share of a whole batch with ranks * rows rows. */
+/* Sets `first` and `all`: the batch is then this rank's share of a whole batch, which has ranks * rows rows. */
 void hy_batch_share(hy_batch *batch, int rank, int ranks);
 
 /* splitmix64 */

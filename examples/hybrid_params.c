@@ -349,8 +349,8 @@ gt_status hy_params_init(hy_model *m) {
 
 /* ---- the contents of a model file ------------------------------------------------------------ */
 
-/* Parameters that become several tensors of a model file, one after the other, and the last parts of these tensors'
- * names. */
+/* Parameters that a model file stores as several tensors.  The first dimension of such a parameter is cut into `count`
+ * equal slices.  `parts` has the ends of the tensors' names, in the order of the slices. */
 enum { PARTS = MIXES };
 static const struct split {
     const char *param;

@@ -26,7 +26,8 @@
         return gt_no_cuda(gt_op_##op(), GT_PATH);                                                                      \
     }
 
-/* Stubs of the passes in pieces, and of the stages that another operator enqueues (op.h). */
+/* Stubs of segment and join, of their backward passes, and of the calls by which another operator enqueues this
+ * operator's passes (op.h). */
 #define GT_STUBS_IN_PARTS(op)                                                                                          \
     GT_STUB(op, segment, GT_SEGMENT)                                                                                   \
     GT_STUB(op, segment_backward, GT_SEGMENT_BACKWARD)                                                                 \

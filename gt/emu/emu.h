@@ -16,10 +16,11 @@
  *   uninitialised Shared memory starts as "never written" (NaN pattern) in every block.
  *   races         Two accesses to a shared cell (2 bytes), one of them a write, must be ordered.  Only barriers order
  *                 warps.  Each warp has a vector clock.  bar_sync joins the clocks of all its warps; mbarrier_wait
- *                 joins the clocks of the complete phase's arrivals.  Lanes of one warp are ordered by sync_warp and
- *                 the barriers (by mbarriers only where an arrival comes back through a wait), as in the PTX memory
- *                 model.  With set_strict(false) the other collectives order lanes, too, as they do if a warp runs in
- *                 step.  The verdict depends on the barriers executed, not on the order in which accesses happen.
+ *                 joins the clocks of the complete phase's arrivals.  sync_warp and bar_sync order the lanes of one
+ *                 warp.  An arrival at an mbarrier does not, until the warp itself waits for it, directly or through
+ *                 other warps' arrivals.  This is the PTX memory model.  With set_strict(false) the other collectives
+ *                 order lanes, too, as they do if a warp runs in step.  The verdict depends on the barriers executed,
+ *                 not on the order in which accesses happen.
  *   in flight     The destination of a cp.async holds NaN patterns from issue until the issuing thread's wait, when the
  *                 copy lands.  Any access in between is a fault.
  *   copies        Lengths are checked.  Copies still in flight when their thread returns are a fault.
@@ -37,7 +38,7 @@
  *                 Operands in shared memory are read where the operand says.  If they were written in another layout,
  *                 the numbers differ, as on the GPU.  For races, they are read at any time from the start of the
  *                 product to the wait.  A panel that does not start where the swizzle's pattern starts is a fault, and
- *                 so is a product that leaves a panel sideways.
+ *                 so is an operand that starts inside a row of a panel and runs past the end of that row.
  *   registers     give_registers and take_registers: a whole warpgroup calls them, the count changes in their
  *                 direction, and all counts together do not exceed a multiprocessor's registers.
  *   bulk copies   The target of a load holds NaN patterns until the load lands, at its mbarrier.  The load lands as
@@ -50,11 +51,12 @@
  *                 between the two.  The init of an mbarrier of bulk loads counts as a write.
  *   chain         A kernel may overlap the kernel before it in a chain.  Before one of its threads is in
  *                 wait_for_chain(), a block may already access data with the primitives.  The kernel before must not
- *                 write data that the block reads, nor access data that the block writes.  The same holds for kernels
- *                 beside which this kernel was released (release_chain).  Some thread must wait: otherwise the kernels
- *                 after this one would not come after the kernels before it.
- *   device        Shared memory for a block; mma_bf16, mma_tf32 and mbarriers before sm_80; wgmma elsewhere than on
- *                 sm_90.
+ *                 write data that the block reads, nor access data that the block writes.  If the kernel before called
+ *                 release_chain() before it waited, this kernel may also overlap the kernels that the kernel before
+ *                 overlaps, and the same rules hold for them.  Some thread must wait: otherwise the kernels after this
+ *                 one would not come after the kernels before it.
+ *   device        A launch with more shared memory than a block may have returns an error.  mma_bf16, mma_tf32 and
+ *                 mbarriers before sm_80 are faults, and so are wgmma and the other primitives of sm_90 elsewhere.
  *   bank conflicts are counted and are no faults: stats(), traffic() and kernels().  The lanes' accesses between two
  *                 collectives are grouped into warp instructions by source line and order.  8-byte accesses take two
  *                 wavefronts, 16-byte accesses four: one for every 16 or 8 lanes.

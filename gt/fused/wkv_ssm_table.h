@@ -53,12 +53,12 @@ extern "C" {
                         {"piece_starts", a->piece_starts}};                                                            \
         for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)                                                \
             if (numbers[i].value)                                                                                      \
-                return gt_fail(GT_ERROR_VALUE, "%s is set: of wkv_ssm it must be 0 here%s", numbers[i].name,           \
-                               i < 10 ? ", it stands in gt_wkv_ssm_args" : "");                                        \
+                return gt_fail(GT_ERROR_VALUE, "%s is set: it must be 0 in an inner struct of wkv_ssm%s",              \
+                               numbers[i].name, i < 10 ? ", it stands in gt_wkv_ssm_args" : "");                       \
         for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)                                              \
             if (pointers[i].value)                                                                                     \
-                return gt_fail(GT_ERROR_VALUE, "%s is set: of wkv_ssm it must be NULL here%s", pointers[i].name,       \
-                               i < 7 ? ", it stands in gt_wkv_ssm_args" : "");                                         \
+                return gt_fail(GT_ERROR_VALUE, "%s is set: it must be NULL in an inner struct of wkv_ssm%s",           \
+                               pointers[i].name, i < 7 ? ", it stands in gt_wkv_ssm_args" : "");                       \
         return GT_OK;                                                                                                  \
     }
 

@@ -227,8 +227,9 @@ struct Channel {
     float most; /* largest of A log2(e) */
 };
 
-/* Loads A log2(e) of the thread's channels.  A missing element takes the value of the channel's first element, or -1,
- * so it never forces another path.  most: an array in shared memory for the warp's WARP_CHANNELS channels. */
+/* Loads A log2(e) of the thread's channels.  An element beyond N takes the value of its channel's first element, and all
+ * elements of a channel that does not exist are -1.  So neither changes the Path of the warp.  most: an array in shared
+ * memory for the warp's WARP_CHANNELS channels. */
 template <class C>
 GT_DEV Channel enter_channels(const Problem& in, const Coordinates<C>& s, int most, float (&A)[C::COLUMNS][C::STATES]) {
     GT_UNROLL

@@ -75,7 +75,8 @@ struct TensorTraits {
     static constexpr int SCALE = VALUES + (TF32X3 ? STEP / 2 * VALUE_FRAGMENTS * 16 : STEP * PITCH * 2);
     static constexpr int BONUS = SCALE + (TF32X3 ? 8 : 4) * N;
     static constexpr int STRONG_DECAY = BONUS + 4 * SUB_CHUNK * GROUPS, FULL = STRONG_DECAY + 32, EMPTY = FULL + 8;
-    static constexpr int A_FULL = 0, WORK = STRONG_DECAY + 56; /* no A_FULL here; WORK: the block's, in buffer 0 */
+    /* A_FULL: this pass has no such mbarrier.  WORK: the block's index of work, in buffer 0 alone. */
+    static constexpr int A_FULL = 0, WORK = STRONG_DECAY + 56;
     static constexpr int PAIRS = STRONG_DECAY + 64;
     static constexpr int HEAD_BUFFER = PAIRS + (STATES ? 0 : 4 * SUB_CHUNK * SUB_CHUNK * GROUPS);
     static constexpr int BUFFER = HEADS * HEAD_BUFFER, BUFFERS = 2;
@@ -252,7 +253,8 @@ GT_DEV int work_of(uint32_t smem) {
  * branches on x. */
 GT_DEV int uniform(int x) { return shfl_idx(x, 0); }
 
-/* Returns whether packed sequences have items, HEADS side by side, at an index of work. */
+/* For packed sequences: returns whether any items are left at this index of work.  An item is a segment of one head; an
+ * index covers HEADS consecutive items. */
 template <class C>
 GT_DEV bool has_work(const TensorParams& p, int64_t work) {
     return work * C::HEADS < sequence_count(p.in.sequences) * p.in.H * p.segments.count;

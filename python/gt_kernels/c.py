@@ -52,8 +52,8 @@ def load(path):
         try:
             function = getattr(library, symbol)
         except AttributeError:
-            raise ImportError(f"gt_kernels: {path} is of another version than this package, "
-                              f"{_header.VERSION_TEXT}: it has no {symbol}") from None
+            raise ImportError(f"gt_kernels: {path} has no {symbol}: it is of another version than this package, which "
+                              f"has version {_header.VERSION_TEXT}") from None
         function.restype, function.argtypes = returns, arguments
         functions[name] = function
     if functions["gt_version"]() != _header.VERSION:

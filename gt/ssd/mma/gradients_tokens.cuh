@@ -97,7 +97,7 @@ struct HeadSums {
 };
 
 /* Makes the partial sums of dA, ddt_bias and dDskip for a finished step; after the head's last tile also da and ddt.
- * dt: bits of the chunk's tokens. */
+ * dt: the raw bits of dt for the lane's two tokens of the chunk. */
 template <class C>
 GT_DEV void finish_step(const ChunkGradientParams& p, const ChunkGradientBlock<C>& me, int step,
                         const uint32_t (&dt)[2], HeadSums& head) {
