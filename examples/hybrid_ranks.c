@@ -20,7 +20,8 @@
 
 /* ---- a run that hangs --------------------------------------------------------------------------- */
 
-enum { GRACE = 2 }; /* waiting ranks end so many seconds after the limit, so the rank that hangs reports first */
+/* A waiting rank ends GRACE seconds after the limit or later, so the rank that hangs reports first. */
+enum { GRACE = 2 };
 static int watched; /* time limit in seconds; 0: none */
 static int watched_rank, watched_size = 1;
 static char doing[128] = "setting up";
@@ -98,9 +99,9 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Ends every rank because some do not arrive.  Request i, i < n, belongs to rank i + 1.  failure: the error of this
- * rank, or NULL. */
-static void give_up(const hy_ranks *r, int n, const char *failure) {
+/* Ends every rank because some did not arrive for `seconds`.  Request i, i < n, belongs to rank i + 1.  failure: the
+ * error of this rank, or NULL. */
+static void give_up(const hy_ranks *r, int n, int seconds, const char *failure) {
     char missing[128] = "";
     for (int i = 0; i < n; i++) {
         int is_there = 0;
@@ -111,15 +112,19 @@ static void give_up(const hy_ranks *r, int n, const char *failure) {
     if (failure)
         fprintf(stderr, "hybrid_train: rank %d: %s\n", r->rank, failure);
     else
-        fprintf(stderr, "hybrid_train: rank %d: no progress for %d s: it waits for%s; last, %s\n", r->rank,
-                watched + GRACE, *missing ? missing : " other ranks", doing);
+        fprintf(stderr, "hybrid_train: rank %d: no progress for %d s: it waits for%s; last, %s\n", r->rank, seconds,
+                *missing ? missing : " other ranks", doing);
     MPI_Abort(MPI_COMM_WORLD, 1);
     _exit(1);
 }
 
-/* Waits for n requests.  is_by_rank: request i belongs to rank i + 1, as in give_up. */
+/* Waits for n requests.  is_by_rank: request i belongs to rank i + 1, as in give_up.
+ * Only one rank should give up.  It is the lowest that waits, usually rank 0, which knows who is missing: every rank
+ * waits GRACE seconds longer than the rank before it.  mpirun of Open MPI 4.1 may crash if two ranks call MPI_Abort. */
 static void await(const hy_ranks *r, int n, int is_by_rank, const char *failure) {
-    const double start = now(), most = failure ? HY_RANKS_PATIENCE : watched ? watched + GRACE : 0;
+    const int later = GRACE * (r->rank < 30 ? r->rank : 30);
+    const int most = failure ? HY_RANKS_PATIENCE + later : watched ? watched + GRACE + later : 0;
+    const double start = now();
     int is_done = 0;
     alarm(0); /* a rank that waits for others does not hang itself */
     for (int spins = 0; MPI_Testall(n, requests, &is_done, MPI_STATUSES_IGNORE), !is_done; spins++) {
@@ -127,7 +132,7 @@ static void await(const hy_ranks *r, int n, int is_by_rank, const char *failure)
             sched_yield();
         else
             usleep(spins < 1000 ? 20 : 500);
-        if (most > 0 && now() - start > most) give_up(r, is_by_rank ? n : 0, failure);
+        if (most > 0 && now() - start > most) give_up(r, is_by_rank ? n : 0, most, failure);
     }
     rearm();
 }

@@ -379,9 +379,9 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     }
     Filter<W, 1> filter;
     filter.load(in, at.d, at.exists(in));
-    /* q (see backward.cuh) of the J tokens after the segment: lane i < J computes q of token i.  After each unit the last
-     * lane needs the first J q of the round that follows in time.  The first round that is taken has no such round, so
-     * its last lane gets these q. */
+    /* q (see backward.cuh) of the J tokens after the segment: lane i < J computes q of token i.  After each unit the
+     * last lane needs the first J q of the round that follows in time.  The first round that is taken has no such
+     * round, so its last lane gets these q. */
     float window[W][1] = {}, dy_after = 0.0f;
     const int64_t token_after = at.offset + me.tokens + lane_id();
     if (at.exists(in) && lane_id() < J && me.tokens > 0 && token_after < in.T) {

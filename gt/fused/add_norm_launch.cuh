@@ -78,8 +78,8 @@ static gt_status with_kernel(const Params& p, bool is_backward, const Launch& la
                   is_backward ? "add_norm any_backward_kernel" : "add_norm any_forward_kernel");
 }
 
-/* Blocks of forward.  A row of 16-bit elements in one group is so short that a block for each row keeps too few bytes in
- * flight: then as many blocks as run at once take the rows in turn.  On an H200 this pays for 16 bits alone. */
+/* Blocks of forward.  If a row has 16-bit elements in one group, a block for each row keeps too few bytes in flight.
+ * Then as many blocks as run at once take the rows in turn.  On an H200 this pays for 16 bits alone. */
 static inline int64_t forward_blocks(const Params& p, unsigned threads, const Device& device) {
     const int64_t at_once = 1024 / threads < 32 ? 1024 / threads : 32; /* 64 registers a thread */
     const bool is_ahead = groups_of(p) == 1 && p.dtype != GT_F32 && p.sum_dtype != GT_F32;

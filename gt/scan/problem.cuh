@@ -227,7 +227,7 @@ struct Channel {
     float most; /* largest of A log2(e) */
 };
 
-/* Loads A log2(e) of the thread's channels.  An element beyond N takes the value of its channel's first element, and all
+/* Loads A log2(e) of the thread's channels.  An element beyond N takes the value of its channel's first element.  All
  * elements of a channel that does not exist are -1.  So neither changes the Path of the warp.  most: an array in shared
  * memory for the warp's WARP_CHANNELS channels. */
 template <class C>
