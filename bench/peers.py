@@ -62,7 +62,7 @@ def find(package, module, name):
 @functools.cache
 def build_rwkv(folder, head):
     """The original WKV6 kernel as a differentiable function of r k v w u, or None.  The head size
-    and the most tokens are compiled in."""
+    and the maximum number of tokens are compile-time constants."""
     from torch.utils.cpp_extension import load
     try:
         load('wkv6', [f'{folder}/wkv6_op.cpp', f'{folder}/wkv6_cuda.cu'], is_python_module=False,

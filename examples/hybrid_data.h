@@ -37,7 +37,7 @@ typedef struct hy_text {
     int64_t piece, piece_train; /* tokens of each piece; the first piece_train of them are for training */
     int64_t skipped;            /* held-out tokens of a piece that have no token before them to predict them from:
                                    1 if other files are held out, else 0 */
-    hy_table table;             /* numbers: the bytes that each token stands for */
+    hy_table table;             /* texts of numbers: the bytes that each token stands for, if --table gave them */
     int vocab;
     int is_numbers;       /* 1: a text of numbers, 0: of bytes */
     int end_symbol;       /* bytes: the token that ends a document, -1: none */

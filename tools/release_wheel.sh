@@ -24,7 +24,7 @@ python3 -m venv "$folder/tools"
 # shellcheck disable=SC2086 # a list
 "$folder/tools/bin/pip" wheel --no-deps -w "$folder/made" $arguments \
     --config-settings=compile-args="-j${JOBS:-2}" "$root"
-# the library knows nothing of Python, but Meson gives the wheel the tag of the one that built it
+# The library does not depend on the Python version, but Meson tags the wheel for the Python that built it.
 "$folder/tools/bin/wheel" tags --remove --python-tag py3 --abi-tag none "$folder/made"/gt_kernels-*.whl
 PATH=$folder/tools/bin:$PATH auditwheel repair --plat "$platform" -w "$folder" "$folder/made"/gt_kernels-*.whl
 wheel=$(ls "$folder"/gt_kernels-*-py3-none-"$platform".whl)

@@ -201,8 +201,8 @@ static inline int64_t choose_segments(const Sequences& q, int64_t asked, int64_t
     if (count > most) count = most;
     if (q.capacity && count > INT32_MAX / q.capacity) count = INT32_MAX / q.capacity; /* segment numbers are int */
     if (count < 1) count = 1;
-    /* Whole chunks make segments longer, so fewer segments may be enough.  Packed sequences are cut into `count`
-     * itself. */
+    /* The length of a segment is rounded up to whole chunks, so a sequence may need fewer than `count` segments.  For
+     * packed sequences `count` stays the upper bound: segments_of() computes the number for each sequence. */
     return q.capacity ? count : segments_in(q.T, segment_tokens(q.T, count, chunk));
 }
 

@@ -247,7 +247,7 @@ static inline AnyBackwardPlan plan_any_backward(const gt_ssd_args& a, Arena& are
     d.in = plan.states.in = s.in;
     const int64_t tiles = s.in.tiles, tokens = a.B * a.T * a.H;
     plan.windows = a.B * windows_of(a.T);
-    /* blocks park states in scratch, so the grid has few more blocks than can run at once */
+    /* Every block has its own scratch for states, so the grid is limited to 16 blocks for each multiprocessor. */
     const int64_t strands = strands_for(s.in, 16 * (int64_t)device.multiprocessors);
     plan.blocks = strands * a.H * tiles;
     s.checkpoints = a.saved ? saved : take_checkpoints(arena, a);

@@ -133,8 +133,8 @@ GT_DEV void store_row(T* to, const float (&x)[2 * TILES]) {
     }
 }
 
-/* Adds the other lane's numbers to half of 2 LEFT numbers and stores the sums in x[i].  Lanes without this bit take the
- * lower half, lanes with it the upper. */
+/* Of the 2 * LEFT numbers in x a lane keeps one half: the upper half if its lane number has `bit`, else the lower.  It
+ * adds the same half of lane (lane ^ bit), and stores the LEFT sums in x[0] to x[LEFT - 1]. */
 template <int LEFT, int COUNT>
 GT_DEV void halve_sums(float (&x)[COUNT], int bit) {
     const bool upper = lane_id() & bit;

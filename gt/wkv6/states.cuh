@@ -319,8 +319,8 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
         const int token = span.start + (steps - 1) / STEPS * CHECKPOINT + first / C::N % CHECKPOINT;
         checkpoint = static_cast<Left*>(outputs.data) + offset_of(outputs.stride, span.b, token, span.h) + first % C::N;
     }
-    /* The lane's first element of the next checkpoint's sums, in [B,H,chunk slots,PARTS,N], or in bf16 [B,H,chunk
-     * slots,3,PARTS,N]. */
+    /* The address of the lane's first float for the next checkpoint.  For f16 `parts` is G_inverse [B,H,chunk
+     * slots,PARTS,N], for bf16 it is rowsums [B,H,chunk slots,3,PARTS,N]. */
     const auto own_part = [&](float* parts) {
         constexpr int SUMS = C::KEEPS_BF16 ? REVERSE_SUMS : 1;
         return parts + (int64_t)chunk * (SUMS * C::PARTS * C::N) + share % C::PARTS * C::N + first / C::N;

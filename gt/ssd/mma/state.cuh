@@ -307,7 +307,8 @@ GT_DEV void load_whole_units(const Streams& streams, int first, int64_t pitch, u
             load_whole_tile<64, THREADS>(tiles + unit * TileShape<64>::BYTES, streams.at<T>(first + unit), pitch);
 }
 
-/* The number of chunks of a segment that are whole in every tile of the block. */
+/* The number of whole chunks (CHUNK tokens) in a segment.  It is 0 if P cuts the tile of any unit of the block, or if
+ * the columns are fewer than NP. */
 template <int NP>
 GT_DEV int whole_chunks(const Problem& in, const Cursor& cursor) {
     bool all = in.columns == NP;
