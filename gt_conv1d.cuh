@@ -4,11 +4,12 @@
  *     pre_t = bias + sum_{j<W} weight[j] e_{t+j}     y_t = act(pre_t)     state_out = last W-1 of e
  * Backward, with q_t = dy_t act'(pre_t):
  *     de_{t+j} += weight[j] q_t     dweight[j] += e_{t+j} q_t     dbias += q_t
- * The last W-1 elements of de start with dstate_out; the first W-1 are dstate_in.
+ * Before these sums the last W-1 elements of de are dstate_out, the others 0.  After them the first W-1 elements are
+ * dstate_in.
  *
  * NUMERICAL HAZARDS, and the remedies
- *   - Kernels that take every width as 4 skip the taps that a smaller width lacks.  A factor 0 would not do, because
- *     the input there may be infinite.
+ *   - Some kernels treat every width as 4.  They skip the taps that a smaller width lacks.  Weights of 0 would not do,
+ *     because the input there may be infinite.
  *   - SiLU and its derivative at infinity: see silu_of_sigmoid and silu_derivative.
  *   - dweight and dbias are sums over batch and time.  A thread adds at most 256 tokens, then a block adds its warps,
  *     then reduce_rows adds the blocks.

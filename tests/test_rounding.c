@@ -31,8 +31,8 @@ static double value_of(uint32_t half, gt_dtype dtype) {
     return dtype == GT_BF16 ? gt_bf16_to_f32((uint16_t)half) : gt_f16_to_f32((uint16_t)half);
 }
 
-/* x lies above its lower neighbour by a fraction of a unit.  It must round away from 0 for the random words below that
- * fraction. */
+/* a and b are the neighbours of x among the numbers of 16 bits, a nearer 0.  fraction: (x - a) / (b - a).  x must round
+ * to b for random words below 2^32 fraction, and to a for all others. */
 static void check_number(float x, gt_dtype dtype) {
     const uint32_t bits = gt_float_bits(x), low = gt_round_to_half(bits, UINT32_MAX, dtype);
     const double a = value_of(low, dtype), b = value_of(low + 1, dtype);

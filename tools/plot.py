@@ -617,8 +617,9 @@ def speed_range(bench, shape):
 
 
 def table(bench, shapes):
-    """Markdown: ms forward / backward here and of the peer that takes least for both, how they
-    compare, and how each pass compares in all shapes."""
+    """A table in Markdown.  A row has our times and those of the peer with the smallest sum of both passes, the ratio of
+    the sums, and a range of ratios.  The range is over all shapes of the operator, dtype and layout, and compares each
+    pass with the fastest peer of that pass."""
     def times(ms):
         return ' / '.join(f"{ms[which]:.{3 if ms[which] < 1 else 2}f}" for which in ('fwd', 'bwd'))
 

@@ -447,8 +447,8 @@ GT_API gt_status gt_bad_stride(const gt_tensor *t, const void *args, const char 
 }
 
 /* Replaces zero strides in *filled by their defaults.  No index may span more than 2^56 elements, so that sums of byte
- * offsets fit in 64 bits.  In a call without tokens no tensor with strides has elements, so its sizes may have any
- * value. */
+ * offsets fit in 64 bits.  In a call without tokens these tensors have no elements.  Then only each stride itself is
+ * limited, not its product with a size. */
 static gt_status gt_fill_stride(const gt_op *op, const gt_tensor *t, char *filled, const gt_dims *dims) {
     const int64_t limit = GT_MAX_SPAN;
     const int has_tokens = gt_has_tokens(op, dims);

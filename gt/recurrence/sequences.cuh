@@ -87,8 +87,8 @@ static inline Sequences sensible(Sequences q) {
     return q;
 }
 
-/* Number of strands, with `each` blocks per strand, that take `items` in turn: one for each item, but at most `room`
- * blocks in all. */
+/* Returns the number of strands, S.  A strand is `each` blocks; strand s takes the items s, s + S, ...  There is one
+ * strand for each item, but no more strands than `room` blocks make up, and at least one if there are items. */
 static inline int64_t strands(int64_t items, int64_t each, int64_t room) {
     const int64_t most = room / each > 1 ? room / each : 1;
     return items < most ? items : most;

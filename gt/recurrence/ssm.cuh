@@ -37,7 +37,7 @@ GT_DEV Delta delta_of(const DeltaRule& rule, float v) {
 }
 
 /* The decay exp(a) of one token may be a growth (A > 0, or Delta < 0) beyond fp32.  Its product with a small state may
- * still fit.  So from this a on grow() makes the product. */
+ * still fit.  So if a is at least this, grow() makes the product. */
 constexpr float FAR_GROWTH = 80.0f;
 
 /* exp(a) x for a >= FAR_GROWTH, in four steps.  0 stays 0, and the result is infinite only if the product is. */
