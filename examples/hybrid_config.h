@@ -24,7 +24,7 @@ typedef struct hy_options {
     int shuffle;
     char separator[HY_TEXT_MAX];
     char tokens[HY_TEXT_MAX], split[HY_TEXT_MAX];
-    int64_t vocab, end_token; /* for texts of numbers; vocab 0: the largest number + 1; end_token -1: none */
+    int64_t vocab, end_token; /* if tokens are numbers; vocab 0: the largest + 1; end_token -1: none */
     int end_symbol;
     char model[HY_TEXT_MAX];
     /* 0: the value of the named model, or the default for the other sizes */

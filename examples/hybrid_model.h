@@ -133,8 +133,8 @@ typedef struct hy_optimizer {
     int parts;        /* number of batches whose gradients hy_model_train adds up; 0 means 1 */
     uint64_t drop;    /* seed of this step's dropout */
     hy_ranks *ranks;  /* hy_model_train adds up the gradients of all ranks; NULL: there is one rank */
-    int64_t window;   /* index of this rank's first window in the whole batch; read only with ranks */
-    int64_t targets;  /* number of targets that count on all ranks together; read only with ranks */
+    int64_t window;   /* index of this rank's first window in the whole batch; 0 without ranks */
+    int64_t targets;  /* number of targets >= 0 of all ranks together; read only if `ranks` is set */
 } hy_optimizer;
 
 typedef struct hy_result {

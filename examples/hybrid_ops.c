@@ -1,7 +1,7 @@
 /* The CPU backend: the CPU twins of gt_kernels.h, and the operators of hybrid_ops.h in the order of that header.
  *
- * The rows are divided among the threads.  A sum over rows is divided by blocks of channels instead, or one thread makes
- * it.  So every sum has a fixed order, and results do not depend on the number of threads.
+ * The rows are divided among the threads.  A sum over rows is divided by blocks of channels instead, or one thread
+ * makes it.  So every sum has a fixed order, and results do not depend on the number of threads.
  *
  * The build compiles this file once per instruction set, and hybrid_cpu.c chooses one.  The tests also compile it, like
  * the twins, with HY_REAL = double as the exact reference; every array then holds doubles. */

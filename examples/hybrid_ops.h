@@ -175,8 +175,8 @@ enum {
     HY_LOSS_SCALE,   /* factor by which the stored gradients exceed the true ones; 1 without loss scaling */
     HY_DROP_LOW,     /* low and high 24 bits of the seed that chooses which numbers dropout sets to 0 */
     HY_DROP_HIGH,
-    HY_DROP_WINDOW, /* index of this pass's first window in the step's whole batch.  Parts and ranks thereby drop the
-                       same elements as one pass over the whole batch */
+    HY_DROP_WINDOW, /* index of this pass's first window in the step's whole batch.  So a step that is split into
+                       several passes or ranks drops the same elements as one pass over the whole batch */
     HY_CONTROLS
 };
 

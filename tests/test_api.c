@@ -321,8 +321,8 @@ static void test_huge_sizes(call *c) {
 /* ---- calls without tokens: each size must be in its range, and their product may be anything ---- */
 
 enum { MANY = 1 << 29 };
-/* Arrays that are neighbours in memory.  If a call states too large a size for one array, it finds an overlap with the
- * next. */
+/* `in` lies directly before `out`.  If a function wrongly takes `in` to be larger than its four numbers, its check of
+ * overlaps finds that `in` reaches into `out`, and the call fails. */
 static struct { float in[4], out[4]; } no_tokens = {{1, 2, 3, 4}, {0}};
 static const int64_t NEARLY_ALL = GT_MAX_SIZE - 67 * 64;
 

@@ -232,8 +232,8 @@ GT_DEV void make_split_pairs(const SplitGradientBlock<Tile>& me, const SplitPair
 
 /* ---- a step: dB, dC, U, dx --------------------------------------------------------------------------------------- */
 
-/* A warp's columns of dC and dB, for all tokens of the block: [16 tokens][8 columns][registers of an mma
- * accumulator]. */
+/* A warp's columns of dC and dB, for all tokens of the block.  Index 0 is a tile of 16 tokens, index 1 a tile of 8
+ * columns, index 2 a register of an mma accumulator. */
 template <class Tile>
 struct SplitSums {
     float dB[2][Tile::TILES][4], dC[2][Tile::TILES][4];

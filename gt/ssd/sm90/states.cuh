@@ -335,7 +335,7 @@ GT_DEV void add_chunk(const StatesConsumer<Tile>& me, int n, int i, float (&H)[T
     constexpr int NP = Tile::NP, ROW = Tile::ROW, PANEL = Tile::PANEL;
     constexpr int WIDTH = Tile::CONSUMER_UNITS * NP > 128 ? 8 : NP / 8; /* a product's number of tiles of 8 columns */
     const float2 decay = lds<float2>(me.prepared(n, i) + 4 * UnitWeights::DECAY);
-    if (decay.y != 1.0f) { /* so that an infinite state, which is out of range, makes no NaN */
+    if (decay.y != 1.0f) { /* a decay of 0 is not multiplied: 0 times an infinite state would be NaN */
         GT_UNROLL
         for (int k = 0; k < NP / 2; k++) H[k / 4][k % 4] = decay.y == 0.0f ? 0.0f : H[k / 4][k % 4] * decay.y;
     }
