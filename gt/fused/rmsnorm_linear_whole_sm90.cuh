@@ -4,8 +4,8 @@
  * these rows.  So x is read once and n is never stored.
  *
  * grid: one block for each multiprocessor; each takes every grid-th unit.  A unit is 128 rows and all of O, or an equal
- * part of O if rows are few.  A block has 384 threads, as in rmsnorm_linear_sm90.cuh: two warpgroups normalise 64 rows each and
- * multiply them; the third loads x and weight.
+ * part of O if rows are few.  A block has 384 threads, as in rmsnorm_linear_sm90.cuh: two warpgroups normalise 64 rows
+ * each and multiply them; the third loads x and weight.
  * shared: the rows, 16 KB for 64 of D; with D up to 256 also two panels of y a warpgroup, 8 KB each.  The rest are
  * stages of weight, 256 of O by 64 of D, 32 KB each: 3 with D = 512, 4 with 256.  All lie in panels of 128-byte rows
  * with swizzle.
