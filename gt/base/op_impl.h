@@ -398,8 +398,8 @@ static void gt_append(char *text, const char *format, const char *name, int64_t 
     snprintf(text + used, 128 - used, format, name, (long long)value);
 }
 
-/* Returns whether gt_check_count applies the limit of 2^48 elements to this tensor.  In a call with tokens it applies to
- * tensors that are not given, too, since the sizes of scratch memory follow from all of them.  In a join, or a call
+/* Returns whether gt_check_count applies the limit of 2^48 elements to this tensor.  In a call with tokens it applies
+ * also to tensors that are not given, since the sizes of scratch memory follow from all of them.  In a join, or a call
  * without tokens, it applies only to tensors that are given or required. */
 static int gt_is_counted(const gt_op *op, const gt_tensor *t, gt_pass pass, const void *filled, const gt_dims *dims) {
     if (!gt_is_join(pass) && gt_has_tokens(op, dims)) return t->shape[0] != 'R';

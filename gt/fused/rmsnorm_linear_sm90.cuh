@@ -4,8 +4,9 @@
  * at a time.  Operands and results are the same as in rmsnorm_linear_tiles.cuh.  If a tile holds whole rows of dn (D <=
  * 256), the kernel also computes dx at the end.
  *
- * grid: one block for each multiprocessor; each block takes every grid-th tile.  A block has 384 threads in three warpgroups.
- * Two of them multiply, 64 rows of the tile each.  A warp of the third loads the tiles of both operands (tile_load).
+ * grid: one block for each multiprocessor; each block takes every grid-th tile.  A block has 384 threads in three
+ * warpgroups.  Two of them multiply, 64 rows of the tile each.  A warp of the third loads the tiles of both operands
+ * (tile_load).
  * shared: 4 or 6 stages of both operands, 48 or 32 KB each, in panels of 128-byte rows with swizzle (wgmma.cuh).  A
  * panel row has 64 k if k is the last index in memory.  Otherwise it has 64 of M or N, and wgmma transposes.  A stage
  * is FULL when its bytes have landed, and EMPTY when both warpgroups have multiplied it.

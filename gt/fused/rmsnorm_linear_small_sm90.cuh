@@ -3,9 +3,9 @@
  *
  * y = n weight^T + bias.  The whole weight fits in shared memory up to O = 512 with D = 128, or O = 1024 with D = 64.
  *
- * grid: one block for each multiprocessor; each takes every grid-th unit of 128 rows.  A block has 512 threads, four warpgroups.
- * Two warpgroups have the same 64 rows.  The weight has pieces of 128 of O, counted from the block's first piece: one
- * of the two warpgroups multiplies by the even pieces, the other by the odd ones.
+ * grid: one block for each multiprocessor; each takes every grid-th unit of 128 rows.  A block has 512 threads, four
+ * warpgroups.  Two warpgroups have the same 64 rows.  The weight has pieces of 128 of O, counted from the block's first
+ * piece: one of the two warpgroups multiplies by the even pieces, the other by the odd ones.
  * A warp loads 8 rows of x into registers at once, with gamma and beta, and stores the normalised rows in shared
  * memory.  It loads the rows of the next unit before it multiplies these, and gamma and beta after that.
  * The weight is loaded in pieces with a barrier each, so that the first piece is multiplied while others are in flight.
