@@ -324,16 +324,16 @@ static inline hy_bias_args decay_base_of(const hy_model *m, int l, const pass *p
                           .dy = m->grad.decay, .dbias = grad_of(m, m->layer[l].decay_base)};
 }
 
-/* The output head.  Its weight is the embedding. */
+/* The output head.  Its weight is the embedding unless the model is untied. */
 static inline gt_rmsnorm_linear_args head_of(const hy_model *m, const pass *p) {
     return (gt_rmsnorm_linear_args){.M = p->M, .D = m->C, .O = m->V,
                                     .dtype = m->be->dtype, .eps = model_eps,
                                     .accumulate = m->accumulate,
                                     .x = m->x_last,
-                                    .weight = weight_of(m, m->embedding),
+                                    .weight = weight_of(m, m->head),
                                     .gamma = value_of(m, m->final_norm), .y = m->logits,
                                     .dy = m->logits, .dx = m->grad.x,
-                                    .dweight = grad_of(m, m->embedding),
+                                    .dweight = grad_of(m, m->head),
                                     .dgamma = grad_of(m, m->final_norm),
                                     .saved = p->keep_saved ? m->logits_saved : NULL,
                                     .saved_bytes = p->keep_saved ? m->logits_saved_bytes : 0,
@@ -351,7 +351,8 @@ static inline gt_rmsnorm_linear_args last_head_of(const hy_model *m, const pass 
 
 static inline hy_embedding_args embedding_of(const hy_model *m, const pass *p) {
     return (hy_embedding_args){.M = p->M, .V = m->V, .D = m->C, .dtype = m->be->dtype,
-                               .accumulate = 1, /* the head has already written its share */
+                               /* a tied head has already written its share */
+                               .accumulate = m->config.untied ? m->accumulate : 1,
                                .token = m->tokens, .table = weight_of(m, m->embedding),
                                .y = m->acts[0].x, .dy = m->grad.x,
                                .dtable = grad_of(m, m->embedding)};

@@ -40,6 +40,7 @@ static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
 static const char *const token_kinds[] = {"bytes", "uint16", "uint32", NULL};
 static const char *const fused[] = {"wkv_ssm", "conv_ssd", NULL};
 static const char *const automatic[] = {"auto", NULL};
+static const char *const none[] = {"none", NULL};
 static const char *const schedules[] = {"cosine", "constant", "wsd", NULL};
 static const char *const splits[] = {"tail", "tracks", NULL};
 static const char *const answers[] = {"yes", "no", "true", "false", "on", "off", "1", "0", NULL};
@@ -83,7 +84,10 @@ static const row rows[] = {
     {"d-conv", WHOLE, AT(d_conv), "N", "0", NULL, 0, 4, 1, NULL, "width of Mamba's convolution, 2 to 4; 0: 4"},
     {"mamba-head", WHOLE, AT(mamba_head), "N", "0", NULL, 0, 256, 1, NULL,
      "channels of a head of Mamba-2; 0: 64, or 32 or 16 where that does not divide"},
-    {"ffn", WHOLE, AT(ffn), "N", "0", NULL, 0, 16, 1, NULL, "inner channels of the FFN over --hidden; 0: 4"},
+    {"ffn", WHOLE, AT(ffn), "N|none", "0", NULL, 0, 16, 1, none,
+     "inner channels of the FFN over --hidden; 0: 4; none: the layers have no FFN"},
+    {"untied", FLAG, AT(untied), NULL, "no",
+     .help = "the output head has its own weights; otherwise it reads those of the embedding"},
 
     {"Training", .kind = SECTION},
     {"steps", WHOLE, AT(steps), "N", "400", "300", 1, BIG, 1, NULL, "optimiser steps"},
@@ -361,8 +365,9 @@ static gt_status set_number(hy_options *o, const row *r, const char *value, cons
         snprintf(advice, sizeof advice, "the default is %s%s%s", r->cpu, r->cuda ? ", on CUDA " : "",
                  r->cuda ? r->cuda : "");
     if (!exact)
-        return hy_fail(GT_ERROR_VALUE, "%s%s: '%s' is not a %snumber from %.16g to %.16g%s; %s", where, r->name, value,
-                       r->kind == WHOLE ? "whole " : "", r->min, r->max, steps, advice);
+        return hy_fail(GT_ERROR_VALUE, "%s%s: '%s' is not a %snumber from %.16g to %.16g%s%s%s; %s", where, r->name,
+                       value, r->kind == WHOLE ? "whole " : "", r->min, r->max, steps, r->choices ? ", and not " : "",
+                       r->choices ? r->choices[0] : "", advice);
     if (r->kind == WHOLE)
         *(int64_t *)((char *)o + r->offset) = (int64_t)x;
     else
@@ -628,9 +633,6 @@ gt_status hy_options_default(hy_options *o, int cuda) {
     if (!given(o, AT(decay_steps))) o->decay_steps = o->steps < 5 ? 1 : o->steps / 5;
     if (!given(o, AT(eval_every))) o->eval_every = o->steps / 6;
     if (!given(o, AT(log_every))) o->log_every = o->steps < 20 ? 1 : o->steps / 20;
-    if (!strcmp(o->schedule, "wsd") && o->decay_steps > o->steps - o->warmup && given(o, AT(decay_steps)))
-        return hy_fail(GT_ERROR_VALUE, "decay-steps: %lld steps do not fit behind the warm-up; the nearest is %lld",
-                       (long long)o->decay_steps, (long long)(o->steps - o->warmup));
     if (o->min_lr > o->lr)
         return hy_fail(GT_ERROR_VALUE, "min-lr: %g is above lr; the nearest is %g", o->min_lr, o->lr);
     if (o->warmup > o->steps)
@@ -639,7 +641,15 @@ gt_status hy_options_default(hy_options *o, int cuda) {
                        "%lld, or more --steps",
                        (long long)o->warmup, (long long)o->steps, given(o, AT(steps)) ? "" : " (the default)",
                        (long long)o->steps);
-    return GT_OK;
+    const int64_t room = o->steps - o->warmup;
+    if (strcmp(o->schedule, "wsd") || !given(o, AT(decay_steps)) || o->decay_steps <= room) return GT_OK;
+    if (!room)
+        return hy_fail(GT_ERROR_VALUE,
+                       "decay-steps: %lld steps do not fit behind the warm-up, which takes all %lld steps; give a "
+                       "shorter --warmup",
+                       (long long)o->decay_steps, (long long)o->steps);
+    return hy_fail(GT_ERROR_VALUE, "decay-steps: %lld steps do not fit behind the warm-up; the nearest is %lld",
+                   (long long)o->decay_steps, (long long)room);
 }
 
 /* ---- options in a model file ---------------------------------------------------------------- */
@@ -648,7 +658,8 @@ gt_status hy_options_default(hy_options *o, int cuda) {
  * its name. */
 static const char *const kept[] = {
     /* the model's shape */
-    "model", "hidden", "layers", "heads", "d-state", "expand", "d-conv", "mamba-head", "ffn", "tokens", "end-symbol",
+    "model", "hidden", "layers", "heads", "d-state", "expand", "d-conv", "mamba-head", "ffn", "untied", "tokens",
+    "end-symbol",
     /* other options that change the result */
     "vocab", "end-token", "split", "held-out", "shuffle", "schedule", "decay-steps", "beta1", "beta2", "eps", "dropout",
     "ema", "batch", "seq", "steps", "lr", "min-lr", "warmup", "clip", "seed", "weight-decay", "stateful", "separator",
@@ -656,7 +667,7 @@ static const char *const kept[] = {
     "dtype", "data", "eval-every", "eval-tokens", "log-every", "sample", "sample-every", "prompt", "temperature",
     "top-k", "gates-strict", "save-every", "recompute", "fuse", "final-eval-tokens", "val", "table", "micro-batch",
     "keep-best", NULL};
-enum { OF_MODEL = 11, OF_RESULT = 34 };
+enum { OF_MODEL = 12, OF_RESULT = 35 };
 
 const char *hy_options_name(int i) {
     for (int k = 0; k < ROWS; k++)
@@ -666,6 +677,31 @@ const char *hy_options_name(int i) {
 
 const char *hy_options_kept(int i) { return kept[i]; }
 
+gt_status hy_options_config(const hy_options *o, hy_config *c) {
+    int count;
+    const hy_config *list = hy_model_list(&count);
+    _Static_assert((int)HY_AUTO == (int)HY_NO_FFN, "--ffn none has the value of a model without FFN");
+    for (int i = 0; i < count; i++)
+        if (!strcmp(list[i].name, o->model)) *c = list[i];
+    if (o->hidden && o->hidden != c->hidden) c->hidden = (int)o->hidden, c->heads = 0;
+    if (o->layers) c->layers = (int)o->layers;
+    if (o->heads) c->heads = (int)o->heads;
+    if (o->head_size && o->heads && o->heads * o->head_size != c->hidden)
+        return hy_fail(GT_ERROR_VALUE, "head-size: %lld does not fit %lld heads of %d channels",
+                       (long long)o->head_size, (long long)o->heads, c->hidden);
+    if (o->head_size && c->hidden % o->head_size)
+        return hy_fail(GT_ERROR_VALUE, "head-size: %lld does not divide hidden = %d", (long long)o->head_size,
+                       c->hidden);
+    if (o->head_size) c->heads = c->hidden / (int)o->head_size;
+    if (o->d_state) c->state = (int)o->d_state;
+    if (o->expand) c->expand = (int)o->expand;
+    if (o->d_conv) c->conv = (int)o->d_conv;
+    if (o->mamba_head) c->mamba_head = (int)o->mamba_head;
+    if (o->ffn) c->ffn = (int)o->ffn;
+    c->untied = o->untied;
+    return GT_OK;
+}
+
 int hy_options_of_model(const char *name) {
     for (int i = 0; i < OF_MODEL; i++)
         if (!strcmp(kept[i], name)) return 1;
@@ -674,7 +710,7 @@ int hy_options_of_model(const char *name) {
 
 /* The options that each mode other than training reads, with spaces around them.  Training reads all options except
  * those that only another mode reads. */
-#define SIZES " hidden layers heads head-size d-state expand d-conv mamba-head ffn "
+#define SIZES " hidden layers heads head-size d-state expand d-conv mamba-head ffn untied "
 static const struct {
     const char *mode, *reads;
 } uses[] = {

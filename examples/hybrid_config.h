@@ -10,7 +10,7 @@
 
 #define HY_LENGTHS_MAX 64
 
-enum { HY_AUTO = -1 }; /* value of a whole number that the user set to 'auto' */
+enum { HY_AUTO = -1 }; /* value of a whole number that the user set to its word, 'auto' or 'none' */
 
 typedef struct hy_lengths {
     int count;
@@ -28,7 +28,8 @@ typedef struct hy_options {
     int end_symbol;
     char model[HY_TEXT_MAX];
     /* 0: the value of the named model, or the default for the other sizes */
-    int64_t hidden, layers, heads, head_size, d_state, expand, d_conv, mamba_head, ffn;
+    int64_t hidden, layers, heads, head_size, d_state, expand, d_conv, mamba_head, ffn; /* ffn HY_AUTO: no FFN */
+    int untied;
     int64_t steps, batch, seq, warmup, seed;
     double lr, min_lr, weight_decay, clip, beta1, beta2, eps, dropout, ema;
     char schedule[HY_TEXT_MAX];
@@ -84,6 +85,8 @@ void hy_options_text(const hy_options *options, const char *name, char text[HY_T
  * different value from the user stays.  But with `strict` the function refuses it if the option changes the result;
  * only a larger value of steps is allowed. */
 gt_status hy_options_take(hy_options *options, const char *name, const char *text, const char *file, int strict);
+/* The configuration of the named model, with the sizes that the options set.  It is not resolved yet. */
+gt_status hy_options_config(const hy_options *options, hy_config *config);
 /* Returns whether an option is part of the model's shape, so that existing weights fit only one value of it. */
 int hy_options_of_model(const char *name);
 /* Fails if the user gave an option that has no effect in this mode.  mode: "train", "resume", "init", or the name of an

@@ -48,7 +48,7 @@ typedef struct layer_params {
     int select, dt;                                    /* Mamba-1: [2S+R,I] [I,R].  With Mamba-1: in [2I,C], conv_...
                                                           [I,W] [I], dt_bias [I], A_log [I,S], Dskip [I], no norm */
     int gain_a, gain_b, gate_weight, gate_bias, joint; /* [C] [C] [2,C] [1] [C,C] or [C,2C] */
-    int ffn_norm, up, down;                            /* [C] [F,C] [C,F] */
+    int ffn_norm, up, down;                            /* [C] [F,C] [C,F]; -1 without FFN */
 } layer_params;
 enum { LAYER_PARAMS = sizeof(layer_params) / sizeof(int) };
 
@@ -130,13 +130,13 @@ struct hy_model {
     int64_t C, L, H, N; /* hidden, layers, RWKV heads and their size */
     int64_t I, Hm, P;   /* Mamba inner width, heads and their size */
     int64_t S, R, W;    /* Mamba state size; Mamba-1: rank of dt; width of the convolution */
-    int64_t F;          /* width of the FFN */
+    int64_t F;          /* width of the FFN; 0: layers have none */
     uint64_t seed;
 
     param_info *params;
     int param_count;
     int64_t param_total;
-    int embedding, final_norm;
+    int embedding, final_norm, head; /* head [V,C]; the same index as embedding unless config.untied */
     layer_params layer[HY_MAX_LAYERS];
 
     void *memory;                  /* one allocation of the backend that holds all arrays below */
@@ -173,6 +173,7 @@ struct hy_model {
 
 static inline int has_rwkv(const hy_model *m) { return m->config.mix != HY_MIX_MAMBA; }
 static inline int has_mamba(const hy_model *m) { return m->config.mix != HY_MIX_RWKV; }
+static inline int has_ffn(const hy_model *m) { return m->F > 0; }
 static inline int is_mamba1(const hy_model *m) { return m->config.mamba == 1; }
 /* With recompute all layers share one set of activations, and each layer keeps only its input. */
 static inline int recomputes(const hy_model *m) { return m->config.recompute && !m->config.inference; }

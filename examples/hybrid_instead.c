@@ -77,8 +77,8 @@ static gt_status plan_row(const trainer *t, const hy_config *model, int64_t batc
 }
 
 gt_status hy_plan_models(trainer *t) {
-    static const char *const sizes[] = {"model",   "hidden", "layers",     "heads",  "head-size",
-                                        "d-state", "expand", "mamba-head", "d-conv", "ffn"};
+    static const char *const sizes[] = {"model",  "hidden",     "layers", "heads", "head-size", "d-state",
+                                        "expand", "mamba-head", "d-conv", "ffn",   "untied"};
     const hy_lengths *batches = &t->options.plan;
     int is_one = 0, count;
     const hy_config *list = hy_model_list(&count);

@@ -154,24 +154,30 @@ static gt_status forward_mix(const hy_model *m, int l, const pass *p) {
     return linear_forward(m, p, joint_of(m, l, p), 1);
 }
 
+/* Runs the FFN up to the input of its last product. */
+static gt_status forward_ffn_up(const hy_model *m, int l, const pass *p) {
+    hy_backend *be = m->be;
+    gt_rmsnorm_linear_args up = up_of(m, l, p);
+    hy_map_args gelu = gelu_of(m, l, p);
+    be->at.part = "ffn";
+    TRY(be->rmsnorm_linear_forward(be, &up));
+    TRY(be->map_forward(be, &gelu));
+    return hy_dropout(m, p, ffn_site(l), m->acts[l].act, m->F);
+}
+
 gt_status hy_layer_forward(const hy_model *m, int l, const pass *p, void *out) {
     hy_backend *be = m->be;
     const layer_acts *a = &m->acts[l];
     gt_norm_gate_args norm = norm_of(m, l, p);
-    gt_rmsnorm_linear_args up = up_of(m, l, p);
-    hy_map_args gelu = gelu_of(m, l, p);
     be->at.part = "norm";
     TRY(be->norm_gate_forward(be, &norm));
     TRY(forward_branches(m, l, p));
     TRY(drop_of_branches(m, l, p, a->branches));
     TRY(forward_mix(m, l, p));
-    be->at.part = "ffn";
-    TRY(be->rmsnorm_linear_forward(be, &up));
-    TRY(be->map_forward(be, &gelu));
-    TRY(hy_dropout(m, p, ffn_site(l), a->act, m->F));
+    if (has_ffn(m)) TRY(forward_ffn_up(m, l, p));
     if (!out) return GT_OK;
     TRY(be->copy(be, out, a->middle, (size_t)(p->M * m->C) * act_bytes(m)));
-    return linear_forward(m, p, ffn_down_of(m, l, out), 1);
+    return has_ffn(m) ? linear_forward(m, p, ffn_down_of(m, l, out), 1) : GT_OK;
 }
 
 /* Makes the same calls with the same arguments as the forward pass, so all bits are the same.  A pass that updates its
@@ -356,7 +362,7 @@ static gt_status backward_branches(const hy_model *m, int l) {
 
 gt_status hy_layer_backward(const hy_model *m, int l) {
     gt_norm_gate_args norm = norm_of(m, l, &m->trained);
-    TRY(backward_ffn(m, l));
+    if (has_ffn(m)) TRY(backward_ffn(m, l));
     TRY(backward_mix(m, l));
     TRY(drop_of_branches(m, l, &m->trained, m->grad.branches));
     TRY(backward_branches(m, l));

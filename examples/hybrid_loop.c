@@ -343,7 +343,7 @@ static hy_run run_of(trainer *t, hy_options *options) {
     options->expand = c->expand;
     options->d_conv = c->conv;
     options->mamba_head = c->mamba_head;
-    options->ffn = c->ffn;
+    options->ffn = c->ffn; /* HY_NO_FFN is the HY_AUTO of this option */
     if (t->rows) options->micro_batch = t->rows == t->batch.rows ? 0 : t->rows;
     hy_run run = {.model = t->model,
                   .options = options,

@@ -262,7 +262,7 @@ static gt_status ask_branches(hy_model *m, const pass *p) {
 /* Asks all operators for their workspace in the pass p. */
 static gt_status ask_workspace(hy_model *m, const pass *p) {
     hy_backend *be = m->be;
-    gt_rmsnorm_linear_args up = up_of(m, 0, p), head = head_of(m, p);
+    gt_rmsnorm_linear_args head = head_of(m, p);
     gt_workspace need;
     TRY(ask_norm(m, p, norm_of(m, 0, p)));
     if (m->config.mix == HY_MIX_NORM) {
@@ -271,8 +271,11 @@ static gt_status ask_workspace(hy_model *m, const pass *p) {
         note_need(m, p, &need, NULL);
     }
     TRY(ask_branches(m, p));
-    TRY(be->rmsnorm_linear_workspace(be, &up, &need));
-    note_need(m, p, &need, &m->up_saved_bytes);
+    if (has_ffn(m)) {
+        gt_rmsnorm_linear_args up = up_of(m, 0, p);
+        TRY(be->rmsnorm_linear_workspace(be, &up, &need));
+        note_need(m, p, &need, &m->up_saved_bytes);
+    }
     TRY(be->rmsnorm_linear_workspace(be, &head, &need));
     note_need(m, p, &need, &m->logits_saved_bytes);
     return GT_OK;
@@ -314,8 +317,8 @@ static gt_status make_model(hy_backend *be, const hy_config *config, int vocab, 
     m->V = vocab, m->B = B, m->T = T, m->M = (int64_t)B * T;
     m->C = c.hidden, m->L = c.layers, m->H = c.heads, m->N = m->C / m->H;
     m->I = c.expand * m->C, m->P = c.mamba_head, m->Hm = m->I / m->P;
-    m->S = c.state, m->R = (m->C / 16 + 7) / 8 * 8, m->W = c.conv, m->F = c.ffn * m->C;
-    m->params = calloc((size_t)(m->L * LAYER_PARAMS + 2), sizeof *m->params);
+    m->S = c.state, m->R = (m->C / 16 + 7) / 8 * 8, m->W = c.conv, m->F = c.ffn == HY_NO_FFN ? 0 : c.ffn * m->C;
+    m->params = calloc((size_t)(m->L * LAYER_PARAMS + 3), sizeof *m->params);
     if (!m->params) {
         free(m);
         return hy_fail(GT_ERROR_MEMORY, "no memory for a model");

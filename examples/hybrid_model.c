@@ -418,8 +418,10 @@ double hy_model_token_bytes(const hy_model *m) {
     double bytes = 2 * (double)(m->config.samples * m->L * states) * (double)m->be->fp32_bytes;
     for (int i = 0; i < m->param_count; i++) {
         const hy_param *p = &m->params[i].shown;
+        /* Without a tied head a step reads only the rows of its tokens from the embedding. */
+        const int64_t count = i == m->embedding && m->config.untied ? m->config.samples * m->C : p->count;
         /* Projections, the parameters with weight decay, are read in the dtype of activations. */
-        bytes += (double)p->count * (double)(p->decay ? act_bytes(m) : m->be->fp32_bytes);
+        bytes += (double)count * (double)(p->decay ? act_bytes(m) : m->be->fp32_bytes);
     }
     return bytes;
 }

@@ -9,8 +9,8 @@
  *               or Mamba-1 of n                       in-projection to z,x, conv1d, projections to
  *                                                     B,C,dt, selective_scan, out-projection
  *               x = x + mix(a, b)                     one of seven ways, see hy_mix
- *               x = x + GELU(RMSNorm(x) W_up) W_down  4 times the width, unless said otherwise
- *   logits = RMSNorm(x) embedding^T
+ *               x = x + GELU(RMSNorm(x) W_up) W_down  4 times the width, unless said otherwise; or no FFN
+ *   logits = RMSNorm(x) head^T                        the head is the embedding, unless it is untied
  *
  * Sources: Peng et al. 2024, arXiv:2404.05892 (RWKV-6 "Finch"); Dao and Gu 2024, arXiv:2405.21060
  * (Mamba-2); Gu and Dao 2023, arXiv:2312.00752 (Mamba-1; here the rank of dt is rounded up to a multiple of 8).
@@ -58,7 +58,8 @@ typedef struct hy_config {
     int expand;     /* Mamba inner width divided by hidden, 1 to 8.  Default 2 */
     int mamba_head; /* channels of a Mamba-2 head.  Default 64; 32 or 16 if 64 does not divide the inner width */
     int conv;       /* width of the convolution, 2 to 4.  Default 4 */
-    int ffn;        /* FFN width divided by hidden, 1 to 16.  Default 4 */
+    int ffn;        /* FFN width divided by hidden, 1 to 16, or HY_NO_FFN.  Default 4 */
+    int untied;     /* 1: the output head has a weight of its own.  Default: its weight is the embedding */
     int inference;  /* 1: forward only.  No gradients, no optimiser; all layers share one set of activations */
     int samples;    /* sequences that decode at once, at most the batch.  Default 1 */
     hy_fuse fuse;
@@ -68,6 +69,7 @@ typedef struct hy_config {
 } hy_config;
 
 enum { HY_MAX_LAYERS = 128 };
+enum { HY_NO_FFN = -1 };
 
 /* Fills in the defaults and checks every field. */
 gt_status hy_config_resolve(hy_config *config);
@@ -77,7 +79,8 @@ const hy_config *hy_model_list(int *count);
 
 /* ---- parameters and memory ----------------------------------------------------------------- */
 
-/* Parameter groups for gradient norms.  HY_MIXING holds the gains, gates and projections that join the branches. */
+/* Parameter groups for gradient norms.  HY_EMBED holds the embedding and an untied head.  HY_MIXING holds the gains,
+ * gates and projections that join the branches. */
 enum { HY_EMBED, HY_NORM, HY_RWKV, HY_MAMBA, HY_MIXING, HY_FFN };
 extern const char *const hy_group_names[HY_GROUPS]; /* "embed", "norm", "rwkv", ... */
 

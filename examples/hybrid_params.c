@@ -58,7 +58,7 @@ static gt_status resolve_mamba(hy_config *c) {
     if (!c->conv) c->conv = 4;
     TRY(check_number("d-conv", c->conv, 2, 4));
     if (!c->ffn) c->ffn = 4;
-    return check_number("ffn", c->ffn, 1, 16);
+    return c->ffn == HY_NO_FFN ? GT_OK : check_number("ffn", c->ffn, 1, 16);
 }
 
 gt_status hy_config_resolve(hy_config *c) {
@@ -76,6 +76,7 @@ gt_status hy_config_resolve(hy_config *c) {
     TRY(check_number("stateful", c->stateful, 0, 1));
     TRY(check_number("inference", c->inference, 0, 1));
     TRY(check_number("recompute", c->recompute, 0, 1));
+    TRY(check_number("untied", c->untied, 0, 1));
     if (!(c->dropout >= 0 && c->dropout < 1))
         return hy_fail(GT_ERROR_VALUE, "dropout = %g: must be 0 to below 1", (double)c->dropout);
     if (!c->samples) c->samples = 1;
@@ -289,7 +290,8 @@ static void add_mix_params(hy_model *m, int l, layer_params *p) {
 }
 
 void hy_params_add(hy_model *m) {
-    double out_gain = matrix_gain / sqrt(2.0 * (double)m->L); /* the residual stream adds up 2L outputs */
+    /* the residual stream adds up 2L outputs, or L without FFN */
+    double out_gain = matrix_gain / sqrt((has_ffn(m) ? 2.0 : 1.0) * (double)m->L);
     m->embedding = add_param(m, -1, "embedding", HY_EMBED, 1, m->V, m->C, 0, init_normal, 0.02, 0);
     for (int l = 0; l < m->L; l++) {
         layer_params *p = &m->layer[l];
@@ -297,11 +299,15 @@ void hy_params_add(hy_model *m) {
         if (has_rwkv(m)) add_rwkv_params(m, l, p, out_gain);
         if (has_mamba(m)) add_mamba_params(m, l, p, out_gain);
         add_mix_params(m, l, p);
+        p->ffn_norm = p->up = p->down = -1;
+        if (!has_ffn(m)) continue;
         p->ffn_norm = add_vector(m, l, "ffn.norm", HY_NORM, m->C, 1);
         p->up = add_matrix(m, l, "ffn.up", HY_FFN, m->F, m->C, matrix_gain);
         p->down = add_matrix(m, l, "ffn.down", HY_FFN, m->C, m->F, out_gain);
     }
     m->final_norm = add_vector(m, -1, "final_norm", HY_NORM, m->C, 1);
+    m->head = m->embedding;
+    if (m->config.untied) m->head = add_param(m, -1, "head", HY_EMBED, 1, m->V, m->C, 0, init_normal, 0.02, 0);
 }
 
 int hy_model_param_count(const hy_model *m) { return m->param_count; }

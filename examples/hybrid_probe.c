@@ -38,7 +38,7 @@ static int layer_activations(const hy_model *m, int l, activation *list) {
         {has_mamba(m), {"mamba.gated", a->ssd_gated, m->I, 0}},
         {1, {"branches", a->branches, branch_columns(m), 0}},
         {1, {"mix", a->middle, C, 0}},
-        {1, {"ffn.up", a->up, m->F, 0}},
+        {has_ffn(m), {"ffn.up", a->up, m->F, 0}},
         {1, {"output", l + 1 < m->L ? m->acts[l + 1].x : m->x_last, C, 0}},
     };
     int count = 0;

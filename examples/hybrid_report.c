@@ -137,7 +137,7 @@ static void print_memory_plan(const hy_screen *s, const hy_plan *p, int recomput
                     recompute ? "; layers are run again for backward" : "");
 }
 
-static void print_groups(const hy_screen *s, const hy_plan *p) {
+static void print_groups(const hy_screen *s, const hy_plan *p, int untied) {
     char text[256] = "";
     for (int g = 0; g < HY_GROUPS; g++) {
         size_t used = strlen(text);
@@ -145,8 +145,8 @@ static void print_groups(const hy_screen *s, const hy_plan *p) {
         snprintf(text + used, sizeof text - used, "%s%s %s", used ? ", " : "", hy_group_names[g],
                  hy_grouped(p->group[g]).text);
     }
-    hy_screen_entry(s, START, "parameters", "%s, without the embedding %s: %s", hy_grouped(p->parameters).text,
-                    hy_grouped(p->non_embedding).text, text);
+    hy_screen_entry(s, START, "parameters", "%s, without the embedding%s %s: %s", hy_grouped(p->parameters).text,
+                    untied ? " and the head" : "", hy_grouped(p->non_embedding).text, text);
 }
 
 static void print_saving(const trainer *t) {
@@ -167,7 +167,7 @@ static void print_saving(const trainer *t) {
 /* The sizes of a model, in words. */
 static struct sizes { char text[256]; } sizes_of(const hy_config *c) {
     struct sizes out;
-    char rwkv[64] = "", mamba[128] = "";
+    char rwkv[64] = "", mamba[128] = "", ffn[32] = "no FFN";
     if (c->mix != HY_MIX_MAMBA) snprintf(rwkv, sizeof rwkv, ", RWKV heads %d x %d", c->heads, c->hidden / c->heads);
     if (c->mix != HY_MIX_RWKV && c->mamba == 1)
         snprintf(mamba, sizeof mamba, ", Mamba channels %d, state %d, convolution %d", c->expand * c->hidden, c->state,
@@ -175,8 +175,9 @@ static struct sizes { char text[256]; } sizes_of(const hy_config *c) {
     else if (c->mix != HY_MIX_RWKV)
         snprintf(mamba, sizeof mamba, ", Mamba heads %d x %d, state %d, convolution %d",
                  c->expand * c->hidden / c->mamba_head, c->mamba_head, c->state, c->conv);
-    snprintf(out.text, sizeof out.text, "%d channels, %d layers%s%s, FFN %d", c->hidden, c->layers, rwkv, mamba,
-             c->ffn * c->hidden);
+    if (c->ffn != HY_NO_FFN) snprintf(ffn, sizeof ffn, "FFN %d", c->ffn * c->hidden);
+    snprintf(out.text, sizeof out.text, "%d channels, %d layers%s%s, %s%s", c->hidden, c->layers, rwkv, mamba, ffn,
+             c->untied ? ", untied output head" : "");
     return out;
 }
 
@@ -200,7 +201,7 @@ void hy_print_start(const trainer *t) {
     const hy_screen *s = &t->screen;
     const hy_config *c = hy_model_config(t->model);
     hy_screen_entry(s, START, "model", "%s: %s; %s", c->name, c->about, sizes_of(c).text);
-    print_groups(s, &t->plan);
+    print_groups(s, &t->plan, t->config.untied);
     hy_screen_entry(s, START, "device", "%s: %s", t->backend->device, t->why);
     print_memory_plan(s, &t->plan, c->recompute);
     if (x->is_numbers || x->end_symbol >= 0)

@@ -125,6 +125,10 @@ static gt_status add_vocabulary(hy_file_writer *w, const hy_text *x) {
     return add_whole(w, "first_byte", first == x->end_symbol ? (uint8_t)x->end_text[0] : x->byte_of[first]);
 }
 
+/* A file without option.untied has a tied head.  So a program that does not know the option reads it, too. */
+static const char untied[] = "untied", tied[] = "no";
+static int is_tied(const char *option, const char *text) { return !strcmp(option, untied) && !strcmp(text, tied); }
+
 static gt_status add_texts(hy_file_writer *w, const hy_run *run) {
     TRY(hy_writer_text(w, format_key, format));
     TRY(add_vocabulary(w, run->text));
@@ -134,6 +138,7 @@ static gt_status add_texts(hy_file_writer *w, const hy_run *run) {
         char key[64], text[HY_TEXT_MAX], ascii[VALUE_MAX];
         snprintf(key, sizeof key, "option.%s", hy_options_kept(i));
         hy_options_text(run->options, hy_options_kept(i), text);
+        if (is_tied(hy_options_kept(i), text)) continue;
         to_ascii(ascii, text);
         TRY(hy_writer_text(w, key, ascii));
     }
@@ -479,8 +484,10 @@ gt_status hy_saved_options(const hy_file *f, hy_take take, hy_options *o) {
         if (!strcmp(name, "dtype") || (take == HY_TAKE_MODEL && !hy_options_of_model(name))) continue;
         if (is_older && is_newer(name)) continue;
         if (came_later(name) && strcmp(hy_file_text_of(f, format_key), format) && !hy_file_text_of(f, key)) continue;
-        const char *text = text_of(f, key);
-        if (!text) return GT_ERROR_VALUE;
+        const char *text = hy_file_text_of(f, key);
+        if (!text && !strcmp(name, untied)) text = tied;
+        if (!text && f->checksum_at < 0 && !hy_options_of_model(name)) continue; /* another program wrote the file */
+        if (!text) return damaged(f, key);
         if (!from_ascii(value, text)) return damaged(f, key);
         TRY(hy_options_take(o, name, value, f->path, take == HY_TAKE_STRICTLY || hy_options_of_model(name)));
     }

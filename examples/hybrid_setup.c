@@ -410,27 +410,9 @@ static gt_status check_branches(const hy_options *o, const hy_config *c) {
 static gt_status choose_config(trainer *t) {
     const hy_options *o = &t->options;
     hy_config *c = &t->config;
-    int count;
-    const hy_config *list = hy_model_list(&count);
-    for (int i = 0; i < count; i++)
-        if (!strcmp(list[i].name, o->model)) *c = list[i];
-    gt_status status = check_branches(o, c);
-    if (status != GT_OK) return status;
-    if (o->hidden && o->hidden != c->hidden) c->hidden = (int)o->hidden, c->heads = 0;
-    if (o->layers) c->layers = (int)o->layers;
-    if (o->heads) c->heads = (int)o->heads;
-    if (o->head_size && o->heads && o->heads * o->head_size != c->hidden)
-        return hy_fail(GT_ERROR_VALUE, "head-size: %lld does not fit %lld heads of %d channels",
-                       (long long)o->head_size, (long long)o->heads, c->hidden);
-    if (o->head_size && c->hidden % o->head_size)
-        return hy_fail(GT_ERROR_VALUE, "head-size: %lld does not divide hidden = %d", (long long)o->head_size,
-                       c->hidden);
-    if (o->head_size) c->heads = c->hidden / (int)o->head_size;
-    if (o->d_state) c->state = (int)o->d_state;
-    if (o->expand) c->expand = (int)o->expand;
-    if (o->d_conv) c->conv = (int)o->d_conv;
-    if (o->mamba_head) c->mamba_head = (int)o->mamba_head;
-    if (o->ffn) c->ffn = (int)o->ffn;
+    /* A size of a branch that the model lacks is refused whatever its value is. */
+    const gt_status sizes = hy_options_config(o, c), branches = check_branches(o, c);
+    if (sizes != GT_OK || branches != GT_OK) return branches != GT_OK ? branches : sizes;
     c->stateful = o->stateful, c->recompute = o->recompute;
     c->fuse = strcmp(o->fuse, "conv_ssd") ? HY_WKV_SSM : HY_CONV_SSD;
     return hy_config_resolve(c);

@@ -446,6 +446,41 @@ static void test_damaged_options(void) {
     free_sample(s);
 }
 
+/* A file with a checksum has every option, and a file of another program has the options of the model.  Only a missing
+ * option.untied means a tied head. */
+static void test_missing_options(void) {
+    static const struct {
+        const char *key, *renamed;
+        int is_needed[2]; /* with a checksum, without */
+    } cases[] = {{"\"option.batch", "\"user.x_batch", {1, 0}}, {"\"option.ffn", "\"user.x_ffn", {1, 1}}};
+    sample *s = new_sample(0);
+    hy_file file;
+    size_t size;
+    CHECK(hy_save(&s->run, "a.st") == GT_OK && hy_file_open(&file, "a.st") == GT_OK);
+    const int64_t sum = 8 + file.checksum_at;
+    CHECK(!hy_file_text_of(&file, "option.untied"));
+    hy_file_close(&file);
+    for (int i = 0; i < 4; i++) {
+        hy_options o = {.untied = 1};
+        char missing[64];
+        uint8_t *bytes = read_bytes("a.st", &size);
+        CHECK(rename_keys(bytes, size, cases[i / 2].key, cases[i / 2].renamed) == 1);
+        memset(bytes + sum, '0', 64);
+        memcpy(bytes + sum, sha256_of(bytes, size, 0), 64);
+        if (i % 2) memcpy(memmem(bytes, size, "\"checksum\"", 10), "\"user.sum\"", 10);
+        write_file("b.st", bytes, size);
+        snprintf(missing, sizeof missing, "b.st: damaged: its %s is missing", cases[i / 2].key + 1);
+        CHECK(hy_saved_open(&file, "b.st") == GT_OK);
+        const gt_status status = hy_saved_options(&file, HY_TAKE_ALL, &o);
+        if (!CHECK(cases[i / 2].is_needed[i % 2] ? status != GT_OK && error_says(missing)
+                                                 : status == GT_OK && !o.untied && o.seq == s->options.seq))
+            puts(hy_last_error());
+        hy_file_close(&file);
+        free(bytes);
+    }
+    free_sample(s);
+}
+
 /* Loads model files of other models, or of a run that differs. */
 static void test_mismatched(void) {
     sample *a = new_sample(0), *b = new_sample(1);
@@ -454,13 +489,15 @@ static void test_mismatched(void) {
     b->run.text_sum[0] ^= 1;
     CHECK(load("a.st", b) != GT_OK && error_says("not the one that a.st was trained on"));
     hy_config config = *hy_model_config(b->run.model);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 5; i++) {
         hy_model *model;
         hy_file file;
         hy_config other = config;
         if (i == 0) other.hidden = 32, other.heads = 0;
         if (i == 1) other.layers = 2;
         if (i == 2) other.mix = HY_MIX_SCALAR;
+        if (i == 3) other.untied = 1;
+        if (i == 4) other.ffn = HY_NO_FFN;
         CHECK(hy_model_create(b->cpu, &other, a->text.vocab, 1, 4, 1, &model) == GT_OK);
         CHECK(hy_saved_open(&file, "a.st") == GT_OK);
         CHECK(hy_load_weights(&file, model) != GT_OK && error_says("a.st: does not fit: "));
@@ -839,6 +876,7 @@ int main(int argc, char **argv) {
     run_case("model files: options", test_saved_options);
     run_case("model files: format 1", test_older_format);
     run_case("model files: damaged options", test_damaged_options);
+    run_case("model files: missing options", test_missing_options);
     run_case("model files: mismatched", test_mismatched);
     run_case("model files: wrong size", test_wrong_size);
     run_case("model files: not finite", test_not_finite);

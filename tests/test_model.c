@@ -73,13 +73,16 @@ static hy_config config_of(const char *name) {
     exit(1);
 }
 
-/* The model with this name.  A name may end with ' sizes': no size has its default; ' conv_ssd': with conv_ssd; or '
- * dropout': with dropout. */
+/* The model with this name.  A name may end with ' sizes': no size has its default; ' conv_ssd': with conv_ssd; '
+ * dropout': with dropout; ' bare': without FFN; ' untied': the head is untied. */
 static hy_config small_config(const char *variant, int hidden, int layers, int heads, int stateful) {
     char name[32];
     snprintf(name, sizeof name, "%s", variant);
     char *sizes = strstr(name, " sizes"), *conv_ssd = strstr(name, " conv_ssd"), *dropout = strstr(name, " dropout");
+    char *bare = strstr(name, " bare"), *untied = strstr(name, " untied");
     if (dropout) *dropout = 0;
+    if (untied) *untied = 0;
+    if (bare) *bare = 0;
     if (sizes) *sizes = 0;
     if (conv_ssd) *conv_ssd = 0;
     hy_config c = config_of(name);
@@ -88,17 +91,21 @@ static hy_config small_config(const char *variant, int hidden, int layers, int h
     if (dropout) c.dropout = 0.3f;
     if (sizes) c.state = 24, c.expand = 3, c.conv = 3, c.ffn = 2;
     if (sizes && c.mamba == 2) c.mamba_head = 8;
+    if (bare) c.ffn = HY_NO_FFN;
+    c.untied = untied != NULL;
     return c;
 }
 
-static const char *const variants[] = {"HY",          "GF",
-                                       "GF-MH",       "WS",
-                                       "RF",          "CP",
-                                       "RWKV-6",      "HY-M1",
-                                       "Mamba-2",     "Mamba-1",
-                                       "HY sizes",    "CP sizes",
-                                       "HY-M1 sizes", "Mamba-1 sizes",
-                                       "HY conv_ssd", "CP sizes conv_ssd"};
+static const char *const variants[] = {"HY",           "GF",
+                                       "GF-MH",        "WS",
+                                       "RF",           "CP",
+                                       "RWKV-6",       "HY-M1",
+                                       "Mamba-2",      "Mamba-1",
+                                       "HY sizes",     "CP sizes",
+                                       "HY-M1 sizes",  "Mamba-1 sizes",
+                                       "HY conv_ssd",  "CP sizes conv_ssd",
+                                       "HY bare",      "Mamba-2 bare untied",
+                                       "RWKV-6 untied"};
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
 
 typedef struct batch {
@@ -907,6 +914,105 @@ static void test_fuse(const char *variant, int stateful) {
     free_batch(&b);
 }
 
+/* ---- layers without FFN, and an untied head ------------------------------------------------- */
+
+/* The index of a parameter; -1: there is none of this name. */
+static int param_of(const hy_model *m, const char *name) {
+    for (int i = 0; i < hy_model_param_count(m); i++)
+        if (!strcmp(hy_model_param(m, i)->name, name)) return i;
+    return -1;
+}
+
+static double *read_param(hy_model *m, hy_value what, const char *name) {
+    const int i = param_of(m, name);
+    if (!check(i >= 0, "there is no parameter %s", name)) return calloc(1, sizeof(double));
+    double *x = malloc((size_t)hy_model_param(m, i)->count * sizeof *x);
+    NEED(hy_model_read(m, what, i, x));
+    return x;
+}
+
+/* Copies the parameters that both models have, and gives parameter `other` of `to` the numbers of `name`, or zeros
+ * without a name. */
+static void copy_params(hy_model *from, hy_model *to, const char *other, const char *name) {
+    for (int i = 0; i < hy_model_param_count(to); i++) {
+        const hy_param *p = hy_model_param(to, i);
+        const int is_other =
+            strlen(p->name) >= strlen(other) && !strcmp(p->name + strlen(p->name) - strlen(other), other);
+        const char *source = is_other ? name : p->name;
+        double *x = source && param_of(from, source) >= 0 ? read_param(from, HY_VALUE, source) : NULL;
+        if (!x && !is_other) continue; /* the numbers of an FFN whose last product is 0 do not matter */
+        if (!x) x = calloc((size_t)p->count, sizeof *x);
+        NEED(hy_model_write(to, i, x));
+        free(x);
+    }
+}
+
+/* Both models have the same loss, and the same gradients of the parameters that both have, except of `other`. */
+static void same_gradients(hy_model *a, hy_model *b, const char *variant, const char *other) {
+    enum { V = 11, B = 2, T = 6 };
+    batch text = new_batch(V, B * T, 1);
+    const double loss = loss_of(a, &text, NULL), same = loss_of(b, &text, NULL);
+    check(loss == same && loss > 0, "%s: the loss is %.17g, not %.17g", variant, loss, same);
+    NEED(hy_model_backward(a, 0));
+    NEED(hy_model_backward(b, 0));
+    for (int i = 0; i < hy_model_param_count(a); i++) {
+        const hy_param *p = hy_model_param(a, i);
+        if (!strcmp(p->name, other) || param_of(b, p->name) < 0) continue;
+        double *x = read_param(a, HY_GRADIENT, p->name), *y = read_param(b, HY_GRADIENT, p->name);
+        check(!memcmp(x, y, (size_t)p->count * sizeof *x) && squares(x, p->count) > 0, "%s: the gradients of %s differ",
+              variant, p->name);
+        free(x), free(y);
+    }
+    free_batch(&text);
+}
+
+/* A layer without FFN equals a layer whose FFN ends with a product of zeros. */
+static void test_bare(const char *variant, const char *bare) {
+    enum { V = 11, B = 2, T = 6, LAYERS = 2 };
+    hy_config c = small_config(bare, 16, LAYERS, 2, 0), with_ffn = small_config(variant, 16, LAYERS, 2, 0);
+    hy_model *m, *full;
+    seed = 17;
+    NEED(hy_model_create(be64, &c, V, B, T, 1, &m));
+    NEED(hy_model_create(be64, &with_ffn, V, B, T, 1, &full));
+    shake(m, 0.1);
+    copy_params(m, full, "ffn.down", NULL);
+    check(hy_model_param_count(full) == hy_model_param_count(m) + 3 * LAYERS, "%s: %d parameters, %d with FFN", bare,
+          hy_model_param_count(m), hy_model_param_count(full));
+    same_gradients(m, full, bare, "");
+    hy_model_destroy(m);
+    hy_model_destroy(full);
+}
+
+/* An untied head with the numbers of the embedding gives the same loss.  The gradient of a tied head is the sum of the
+ * gradients of both. */
+static void test_untied(const char *variant, const char *untied) {
+    enum { V = 11, B = 2, T = 6 };
+    hy_config c = small_config(untied, 16, 2, 2, 0), tied = small_config(variant, 16, 2, 2, 0);
+    hy_model *m, *one;
+    hy_plan plan;
+    seed = 18;
+    NEED(hy_model_create(be64, &c, V, B, T, 1, &m));
+    NEED(hy_model_create(be64, &tied, V, B, T, 1, &one));
+    double *own = read_param(m, HY_VALUE, "head"), *embedding = read_param(m, HY_VALUE, "embedding");
+    const int64_t n = hy_model_param(m, param_of(m, "embedding"))->count;
+    check(distance(own, embedding, n) > 0.5, "%s: a new head is not independent of the embedding", untied);
+    free(own), free(embedding);
+    shake(one, 0.1);
+    copy_params(one, m, "head", "embedding");
+    check(param_of(one, "head") < 0, "%s: a tied model has a head", variant);
+    same_gradients(m, one, untied, "embedding");
+    double *sum = read_param(one, HY_GRADIENT, "embedding");
+    own = read_param(m, HY_GRADIENT, "head"), embedding = read_param(m, HY_GRADIENT, "embedding");
+    check(squares(own, n) > 0 && squares(embedding, n) > 0, "%s: a gradient is zero", untied);
+    for (int64_t i = 0; i < n; i++) own[i] += embedding[i];
+    check(distance(own, sum, n) < 1e-14, "%s: the gradients of head and embedding do not add up", untied);
+    NEED(hy_model_plan(be32, &c, V, B, T, &plan));
+    check(plan.group[0] == 2 * n && plan.non_embedding == plan.parameters - 2 * n, "%s: the plan has no head", untied);
+    free(sum), free(own), free(embedding);
+    hy_model_destroy(m);
+    hy_model_destroy(one);
+}
+
 /* ---- errors -------------------------------------------------------------------------------- */
 
 static void test_errors(void) {
@@ -934,6 +1040,10 @@ static void test_errors(void) {
     check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "d-conv");
     c = good, c.ffn = 17;
     check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "ffn");
+    c = good, c.ffn = -2;
+    check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "ffn");
+    c = good, c.untied = 2;
+    check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "untied");
     c = good, c.hidden = 512, c.heads = 1;
     check_refusal(hy_model_create(be32, &c, V, B, T, 1, &m), "heads of 512 channels");
     c = good, c.inference = 2;
@@ -1000,6 +1110,14 @@ int main(int argc, char **argv) {
         test_gradient(dropped[i], i % 2), test_recompute(be64, dropped[i], i % 2), test_parts(dropped[i]);
     for (int i = 0; i < 6; i++) test_fuse(variants[i], i % 2); /* both branches, Mamba-2 */
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) test_untrained(names[i]);
+    static const char *const of_parts[] = {"HY", "Mamba-2", "Mamba-1", "RWKV-6"};
+    for (int i = 0; i < 4; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "%s bare", of_parts[i]);
+        test_bare(of_parts[i], name);
+        snprintf(name, sizeof name, "%s untied", of_parts[i]);
+        test_untied(of_parts[i], name);
+    }
     test_repeat();
     test_loss_scale();
     test_skipped_step();

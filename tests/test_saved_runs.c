@@ -203,6 +203,8 @@ static void test_resume(void) {
     check_resume(line);
     snprintf(line, sizeof line, SMALL_SIZES "--lr 0.002 --steps %d", steps);
     check_resume(line);
+    snprintf(line, sizeof line, SMALL "--model Mamba-2 --ffn none --untied --stateful --steps %d", steps);
+    check_resume(line);
 }
 
 /* A file holds the state of all training options. */
@@ -273,7 +275,8 @@ static void test_sizes(void) {
                                          "--model RWKV-6 --hidden 32 --head-size 8",
                                          "--model Mamba-2 --hidden 32 --mamba-head 16 --expand 3 --d-conv 2",
                                          "--model Mamba-1 --hidden 32 --d-state 24 --ffn 1 --stateful",
-                                         "--model HY-M1 --hidden 48 --heads 6 --d-conv 3"};
+                                         "--model HY-M1 --hidden 48 --heads 6 --d-conv 3",
+                                         "--model Mamba-2 --hidden 32 --ffn none --untied --ema 0.5"};
     for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
         char *out;
         remove("m.st");
@@ -282,6 +285,7 @@ static void test_sizes(void) {
                                "--sample 3 --save m.st %s",
                                models[i]) == 0))
             puts(out);
+        CHECK((strstr(models[i], "none") != NULL) == (strstr(out, ", no FFN, untied") != NULL));
         free(out);
         if (!CHECK(run_program(&out, "--resume m.st --steps 3") == 0)) puts(out);
         CHECK(strstr(out, "after step 2 of m.st") && !isnan(final_loss(out)));
@@ -362,6 +366,8 @@ static void test_other_options(void) {
         {"--d-conv 2", "d-conv: 2 is not the 4 of a.st"},
         {"--mamba-head 8", "mamba-head: 8 is not the 32 of a.st"},
         {"--ffn 8", "ffn: 8 is not the 4 of a.st"},
+        {"--ffn none", "ffn: none is not the 4 of a.st"},
+        {"--untied", "untied: yes is not the no of a.st"},
         {"--steps 999", "steps: 999 is not the 1000 of a.st, and not more"},
         {"--dtype bf16", "dtype: bf16 is not the f32 of a.st"},
         {"--data short_greek.txt", "data: the text is not the one that a.st was trained on"},
