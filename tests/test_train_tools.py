@@ -1,10 +1,12 @@
-"""tools/tokenize_text.py and tools/csv_to_tensorboard.py, beside hybrid_train.  Needs Python alone: where the package
-tokenizers is missing, a small one of the test takes its place.
+"""tools/tokenize_text.py, tools/csv_to_tensorboard.py and tools/exchange_mamba2.py, beside hybrid_train.  Needs Python
+alone: where the package tokenizers is missing, a small one of the test takes its place.
 
-    test_train_tools.py HYBRID_TRAIN"""
+    test_train_tools.py HYBRID_TRAIN LOGITS"""
 import array
 import json
+import math
 import os
+import random
 import re
 import struct
 import subprocess
@@ -14,7 +16,7 @@ import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TOOLS = os.path.join(ROOT, 'tools')
-hybrid_train = None
+hybrid_train = logits_program = None
 
 # Takes the longest token at every place, with the letters of byte-level tokenisers.
 PACKAGE = '''
@@ -249,6 +251,319 @@ class TensorBoardTest(ToolTest):
         self.assertIn('runs/a', self.tool('csv_to_tensorboard.py', 'runs', put('a.csv', 'step,loss\n1,2\n'), status=1))
 
 
+# ---- Mamba-2 as transformers computes it, in doubles ----
+
+
+def product(matrix, x):
+    return [sum(a * b for a, b in zip(row, x)) for row in matrix]
+
+
+def silu(x):
+    return x / (1 + math.exp(-x))
+
+
+def rms_norm(x, weight, eps):
+    scale = 1 / math.sqrt(sum(v * v for v in x) / len(x) + eps)
+    return [v * scale * w for v, w in zip(x, weight)]
+
+
+def mixer(c, w, inputs):
+    """One mixer over a whole sequence, from the equations of the recurrence."""
+    inner, heads, states = c['expand'] * c['hidden_size'], c['num_heads'], c['state_size']
+    before = [[0.0] * (inner + 2 * states)] * (c['conv_kernel'] - 1)  # the convolution's inputs before the sequence
+    state = [[[0.0] * states for _ in range(c['head_dim'])] for _ in range(heads)]
+    bias = w['conv1d.bias'] if c['use_conv_bias'] else [0.0] * (inner + 2 * states)
+    for n in inputs:
+        row = product(w['in_proj.weight'], n)
+        gate, conv, dt = row[:inner], row[inner:-heads], row[-heads:]
+        window = [*before, conv]
+        before = window[1:]
+        conv = [silu(b + sum(f * old[i] for f, old in zip(filters[0], window)))
+                for i, (filters, b) in enumerate(zip(w['conv1d.weight'], bias))]
+        x, B, C = conv[:inner], conv[inner:-states], conv[-states:]
+        y = []
+        for h in range(heads):
+            step = math.log1p(math.exp(dt[h] + w['dt_bias'][h]))
+            decay = math.exp(-step * math.exp(w['A_log'][h]))
+            for p in range(c['head_dim']):
+                value, s = x[h * c['head_dim'] + p], state[h][p]
+                s[:] = [old * decay + step * value * b for old, b in zip(s, B)]
+                y.append(sum(a * b for a, b in zip(s, C)) + w['D'][h] * value)
+        gated = [value * silu(g) for value, g in zip(y, gate)]
+        yield product(w['out_proj.weight'], rms_norm(gated, w['norm.weight'], c['layer_norm_epsilon']))
+
+
+def mamba2_logits(c, weights, tokens):
+    """The logits of Mamba2ForCausalLM after each token."""
+    stream = [weights['backbone.embeddings.weight'][token] for token in tokens]
+    for i in range(c['num_hidden_layers']):
+        start = f'backbone.layers.{i}.'
+        normed = [rms_norm(x, weights[start + 'norm.weight'], c['layer_norm_epsilon']) for x in stream]
+        w = {name[len(start + 'mixer.'):]: t for name, t in weights.items() if name.startswith(start + 'mixer.')}
+        stream = [[a + b for a, b in zip(x, y)] for x, y in zip(stream, mixer(c, w, normed))]
+    head = weights['backbone.embeddings.weight' if c['tie_word_embeddings'] else 'lm_head.weight']
+    return [product(head, rms_norm(x, weights['backbone.norm_f.weight'], c['layer_norm_epsilon'])) for x in stream]
+
+
+# ---- checkpoints ----
+
+
+def nested(numbers, shape):
+    if len(shape) == 1:
+        return list(numbers)
+    size = len(numbers) // shape[0]
+    return [nested(numbers[i * size:(i + 1) * size], shape[1:]) for i in range(shape[0])]
+
+
+def flat(x):
+    return [v for part in x for v in flat(part)] if isinstance(x, list) else [x]
+
+
+def read_tensors(name):
+    """All F32 and I64 tensors of a safetensors file, by name, and its metadata."""
+    with open(name, 'rb') as file:
+        data = file.read()
+    length = struct.unpack('<Q', data[:8])[0]
+    header, tensors = json.loads(data[8:8 + length]), {}
+    about = header.pop('__metadata__')
+    for key, t in header.items():
+        numbers = array.array({'F32': 'f', 'I64': 'q'}[t['dtype']])
+        begin, end = t['data_offsets']
+        numbers.frombytes(data[8 + length + begin:8 + length + end])
+        tensors[key] = nested(numbers, t['shape'])
+    return tensors, about
+
+
+def put_tensors(name, tensors, about=None):
+    """tensors: {name: (dtype, shape, bytes)}"""
+    header, body = {'__metadata__': about or {'format': 'pt'}}, b''
+    for key, (dtype, shape, data) in tensors.items():
+        header[key] = {'dtype': dtype, 'shape': shape, 'data_offsets': [len(body), len(body) + len(data)]}
+        body += data
+    text = json.dumps(header).encode()
+    with open(name, 'wb') as file:
+        file.write(struct.pack('<Q', len(text)) + text + body)
+
+
+CONFIG = {'model_type': 'mamba2', 'vocab_size': 11, 'hidden_size': 16, 'num_hidden_layers': 2, 'state_size': 8,
+          'expand': 2, 'conv_kernel': 4, 'num_heads': 4, 'head_dim': 8, 'n_groups': 1, 'use_bias': False,
+          'use_conv_bias': True, 'layer_norm_epsilon': 1e-5, 'tie_word_embeddings': False}
+MODEL = ('--device', 'cpu', '--model', 'Mamba-2', '--hidden', '16', '--layers', '2', '--ffn', 'none', '--d-state', '8',
+         '--mamba-head', '8', '--batch', '2', '--seq', '16')
+
+
+def new_weights(c, seed, dtypes=('F32',)):
+    """Random weights of a checkpoint: {name: (dtype, shape, bytes)} and {name: nested lists of the same numbers}."""
+    draw = random.Random(seed)
+    width, inner, heads = c['hidden_size'], c['expand'] * c['hidden_size'], c['num_heads']
+    conv = inner + 2 * c['state_size']
+    layer = {'norm.weight': ((width,), 1, .3), 'mixer.in_proj.weight': ((inner + conv + heads, width), 0, .3),
+             'mixer.conv1d.weight': ((conv, 1, c['conv_kernel']), 0, .5), 'mixer.conv1d.bias': ((conv,), 0, .3),
+             'mixer.dt_bias': ((heads,), -1, .5), 'mixer.A_log': ((heads,), 0, .5), 'mixer.D': ((heads,), 1, .3),
+             'mixer.norm.weight': ((inner,), 1, .3), 'mixer.out_proj.weight': ((width, inner), 0, .3)}
+    if not c['use_conv_bias']:
+        del layer['mixer.conv1d.bias']
+    table = ((c['vocab_size'], width), 0, 1)
+    about = {'backbone.embeddings.weight': table, 'backbone.norm_f.weight': ((width,), 1, .3)}
+    for i in range(c['num_hidden_layers']):
+        about.update({f'backbone.layers.{i}.{name}': numbers for name, numbers in layer.items()})
+    if not c['tie_word_embeddings']:
+        about['lm_head.weight'] = table
+    stored, values = {}, {}
+    for i, (name, (shape, mean, spread)) in enumerate(sorted(about.items())):
+        numbers = [draw.gauss(mean, spread) for _ in range(math.prod(shape))]
+        dtype = dtypes[i % len(dtypes)]
+        if dtype == 'F16':
+            data = struct.pack(f'<{len(numbers)}e', *numbers)
+            numbers = struct.unpack(f'<{len(numbers)}e', data)
+        else:
+            data = struct.pack(f'<{len(numbers)}f', *numbers)
+            if dtype == 'BF16':
+                data = b''.join(data[k + 2:k + 4] for k in range(0, len(data), 4))
+                numbers = struct.unpack(f'<{len(numbers)}f', b''.join(b'\0\0' + data[k:k + 2]
+                                                                     for k in range(0, len(data), 2)))
+            else:
+                numbers = struct.unpack(f'<{len(numbers)}f', data)
+        stored[name], values[name] = (dtype, list(shape), data), nested(numbers, shape)
+    return stored, values
+
+
+class Mamba2Test(ToolTest):
+    def put_checkpoint(self, folder, config, stored, files=1):
+        os.makedirs(folder, exist_ok=True)
+        with open(f'{folder}/config.json', 'w', encoding='ascii') as file:
+            json.dump(config, file)
+        if files == 1:
+            return put_tensors(f'{folder}/model.safetensors', stored)
+        places = {name: f'model-{i % files + 1:05}-of-{files:05}.safetensors' for i, name in enumerate(stored)}
+        for place in set(places.values()):
+            put_tensors(f'{folder}/{place}', {name: t for name, t in stored.items() if places[name] == place})
+        with open(f'{folder}/model.safetensors.index.json', 'w', encoding='ascii') as file:
+            json.dump({'metadata': {}, 'weight_map': places}, file)
+
+    def logits(self, model, text):
+        result = subprocess.run([logits_program, model], input=text, capture_output=True)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return [[float(x) for x in line.split()] for line in result.stdout.decode().splitlines()]
+
+    def same_logits(self, found, wanted):
+        """Single precision against doubles."""
+        found, wanted = flat(found), flat(wanted)
+        self.assertEqual(len(found), len(wanted))
+        size = math.sqrt(sum(x * x for x in wanted) / len(wanted))
+        error = max(abs(a - b) for a, b in zip(found, wanted))
+        self.assertGreater(size, 0.1)
+        self.assertLess(error / size, 1e-5)
+
+    def test_import(self):
+        tokens = [random.Random(5).randrange(11) for _ in range(40)]
+        cases = (({}, ('F32',), 1), ({'tie_word_embeddings': True, 'use_conv_bias': False, 'conv_kernel': 3,
+                                      'time_step_limit': [0.0, {'__float__': 'Infinity'}], 'hidden_act': 'swish'},
+                                     ('BF16', 'F16', 'F32'), 2),
+                 ({'expand': 3, 'head_dim': 16, 'num_heads': 3, 'state_size': 24, 'num_hidden_layers': 1,
+                   'time_step_limit': [0.0, math.inf]}, ('BF16',), 1))
+        for i, (changes, dtypes, files) in enumerate(cases):
+            c = {**CONFIG, **changes}
+            stored, values = new_weights(c, i, dtypes)
+            if c['tie_word_embeddings']:  # some files hold the embedding twice, or under its older name
+                embedding = stored.pop('backbone.embeddings.weight')
+                stored.update({'lm_head.weight': embedding, 'backbone.embedding.weight': embedding})
+            self.put_checkpoint(f'c{i}', c, stored, files)
+            self.assertIn(f'c{i}.st: Mamba-2', self.tool('exchange_mamba2.py', 'import', f'c{i}', f'c{i}.st'))
+            self.same_logits(self.logits(f'c{i}.st', array.array('H', tokens).tobytes()),
+                             mamba2_logits(c, values, tokens))
+        with open('t.u16', 'wb') as file:
+            file.write(array.array('H', tokens * 20).tobytes())
+        self.assertIn('held-out loss', self.train('--eval', 'c0.st', '--data', 't.u16'))
+        self.assertRegex(self.train('--generate', 'c0.st', '--sample', '5', '--prompt', '1,2'), r'^1 2( \d+){5}')
+        out = self.train('--init', 'c0.st', '--data', 't.u16', '--batch', '2', '--seq', '8', '--steps', '3', '--sample',
+                         '0', '--device', 'cpu', '--save', 'd.st')
+        self.assertIn('no FFN, untied', out)
+        self.assertIn('complete', self.train('--resume', 'd.st', '--save', 'd.st'))
+        loss = self.train('--eval', 'd.st').split('held-out loss ')[1]
+        self.tool('exchange_mamba2.py', 'export', 'd.st', 'back')
+        self.tool('exchange_mamba2.py', 'import', 'back', 'e.st')
+        self.assertIn(f'held-out loss {loss}', self.train('--eval', 'e.st', '--data', 't.u16', '--batch', '2', '--seq',
+                                                          '8'))
+
+    def test_export(self):
+        text = b'the cat sat on a mat. ' * 150
+        with open('a.txt', 'wb') as file:
+            file.write(text)
+        for name, options in (('a', ['--untied']), ('b', ['--ema', '0.5', '--end-symbol', '--separator', '. '])):
+            self.train(*MODEL, '--data', 'a.txt', '--steps', '20', '--lr', '0.02', '--sample', '0', '--save',
+                       f'{name}.st', *options)
+            self.assertIn('Mamba2ForCausalLM', self.tool('exchange_mamba2.py', 'export', f'{name}.st', name))
+            with open(f'{name}/config.json', encoding='ascii') as file:
+                config = json.load(file, parse_constant=lambda word: self.fail(f'{word} is no JSON'))
+            weights, about = read_tensors(f'{name}/model.safetensors')
+            own, metadata = read_tensors(f'{name}.st')
+            self.assertEqual((about, config['model_type'], config['num_heads'], config['tie_word_embeddings']),
+                             ({'format': 'pt'}, 'mamba2', 4, name == 'b'))
+            vocabulary = bytes(map(int, metadata['vocabulary'].split()))
+            self.assertEqual(config['vocab_size'], len(vocabulary) + (name == 'b'))
+            self.assertEqual(config['eos_token_id'], len(vocabulary) if name == 'b' else None)
+            tokens = [vocabulary.index(byte) for byte in text[:20]]
+            wanted = mamba2_logits(config, weights, tokens)
+            self.tool('exchange_mamba2.py', 'import', name, f'{name}2.st')
+            again, restored = read_tensors(f'{name}2.st')
+            prefix = 'ema.' if name == 'b' else ''
+            self.assertEqual(set(again), {key for key in own if not key.startswith(('optimizer.', 'ema.'))})
+            for key, values in again.items():
+                self.assertEqual(own[prefix + key], values, key)
+            for key in ('vocabulary', 'first_byte', 'option.end-symbol', 'option.separator'):
+                self.assertEqual(restored[key], metadata[key])
+            for model in f'{name}.st', f'{name}2.st':
+                self.same_logits(self.logits(model, text[:20]), wanted)
+            windows, both = ('--batch', '2', '--seq', '16'), (f'{name}.st', f'{name}2.st')
+            self.assertEqual(*(self.train('--eval', model, '--data', 'a.txt', '--device', 'cpu', *windows)
+                               .split('held-out loss ')[1] for model in both))
+            self.assertEqual(*(self.train('--generate', model, '--prompt', 'the', '--sample', '20', '--device', 'cpu')
+                               for model in both))
+
+    def refuses(self, words, *arguments, also=''):
+        before = sorted(os.walk('.'))
+        message = self.tool('exchange_mamba2.py', *arguments, status=1)
+        self.assertIn(words, message)
+        self.assertIn(also, message)
+        self.assertEqual((message.count('\n'), sorted(os.walk('.'))), (1, before))
+
+    def test_import_refuses(self):
+        stored, _ = new_weights(CONFIG, 1)
+
+        def refuses(words, config=None, tensors=None, also=''):
+            self.put_checkpoint('c', CONFIG if config is None else config, stored if tensors is None else tensors)
+            self.refuses(words, 'import', 'c', 'c.st', also=also)
+
+        for field, value, words in (
+                ('model_type', 'mamba', 'only mamba2'), ('n_groups', 2, 'share one group'),
+                ('use_bias', True, 'no bias'), ('hidden_act', 'gelu', 'SiLU'), ('rms_norm', False, 'a norm before'),
+                ('layer_norm_epsilon', 1e-6, 'add 1e-05'), ('layer_norm_epsilon', None, 'add 1e-05'),
+                ('time_step_limit', [0.001, 0.1], 'not limit dt'), ('time_step_limit', [0, 1], 'not limit dt'),
+                ('time_step_limit', 3, 'does not limit dt'), ('hidden_size', 24, 'a multiple of 16'),
+                ('hidden_size', '16', 'a whole number'), ('num_hidden_layers', 129, 'from 1 to 128'),
+                ('state_size', 12, 'a multiple of 8'), ('expand', 1.5, 'a whole number'), ('expand', True, 'a whole'),
+                ('conv_kernel', 5, 'from 2 to 4'), ('head_dim', 0, 'from 1 to 256'),
+                ('num_heads', 5, 'not expand x hidden_size = 32'), ('vocab_size', 1, 'from 2 to 1048576'),
+                ('tie_word_embeddings', 1, 'true or false'), ('use_conv_bias', None, 'true or false'),
+                ('tie_word_embeddings', True, 'lm_head.weight is not the embedding')):
+            refuses(f'c/config.json: {field} is {json.dumps(value)}: ', {**CONFIG, field: value}, also=words)
+        refuses('n_groups is left out, which means 8', {k: v for k, v in CONFIG.items() if k != 'n_groups'})
+        refuses('c/config.json: it holds no object', [1])
+        refuses('hybrid_train has a vocabulary of 12, vocab_size is 11',
+                {**CONFIG, 'hybrid_train': {'vocabulary_size': '12', 'first_token': '0'}})
+        refuses('hybrid_train is not what an export writes', {**CONFIG, 'hybrid_train': {'run.steps': '3'}})
+
+        def changed(name, value):
+            return {key: value if key == name else t for key, t in stored.items() if key != name or value}
+
+        name = 'backbone.layers.1.mixer.D'
+        refuses(f'it has no tensor {name}', tensors=changed(name, None))
+        refuses(f'tensor {name} is [2]; by its configuration it is [4]', tensors=changed(name, ('F32', [2], bytes(8))))
+        refuses(f'tensor {name} is of F64', tensors=changed(name, ('F64', [4], bytes(32))))
+        refuses(f'tensor {name} is of I64', tensors=changed(name, ('I64', [4], bytes(32))))
+        refuses(f'shape and place of tensor {name}', tensors=changed(name, ('F32', [4], bytes(12))))
+        refuses('tensor x belongs to no part', tensors={**stored, 'x': ('F32', [1], bytes(4))})
+        self.put_checkpoint('c', CONFIG, stored)
+        self.refuses('c/config.json: exists', 'import', 'c', 'c/config.json')
+        self.refuses('none/c.st: No such file', 'import', 'c', 'none/c.st')
+        os.truncate('c/model.safetensors', 100)
+        self.refuses('cut short', 'import', 'c', 'c.st')
+        os.remove('c/model.safetensors')
+        self.refuses('c/model.safetensors: No such file', 'import', 'c', 'c.st')
+        with open('c/model.safetensors.index.json', 'w', encoding='ascii') as file:
+            json.dump({'weight_map': {'a': '../b'}}, file)
+        self.refuses('its weight_map does not give names of files', 'import', 'c', 'c.st')
+        with open('c/config.json', 'w', encoding='ascii') as file:
+            file.write('{')
+        self.refuses('c/config.json: no JSON', 'import', 'c', 'c.st')
+
+    def test_export_refuses(self):
+        with open('a.txt', 'wb') as file:
+            file.write(b'the cat sat on a mat. ' * 50)
+        run = ('--data', 'a.txt', '--steps', '1', '--sample', '0')
+        self.train(*MODEL, *run, '--save', 'good.st')
+        self.train(*MODEL[:8], *MODEL[10:], *run, '--save', 'ffn.st')
+        self.train(*MODEL[:2], '--model', 'Mamba-1', *MODEL[4:12], *MODEL[14:], *run, '--save', 'mamba1.st')
+        self.refuses("option.ffn is '4', not 'none': layers of Mamba2 have no FFN", 'export', 'ffn.st', 'out')
+        self.refuses("option.model is 'Mamba-1', not 'Mamba-2'", 'export', 'mamba1.st', 'out')
+        self.refuses('a.txt: no safetensors file', 'export', 'a.txt', 'out')
+        self.refuses('none.st: No such file', 'export', 'none.st', 'out')
+        with open('good.st', 'rb') as file:
+            data = bytearray(file.read())
+        data[-1] ^= 1
+        with open('bad.st', 'wb') as file:
+            file.write(data)
+        self.refuses('bad.st: damaged: its checksum is wrong', 'export', 'bad.st', 'out')
+        stored, _ = new_weights(CONFIG, 1)
+        put_tensors('other.st', stored)
+        self.refuses("no key 'hybrid_train_format'", 'export', 'other.st', 'out')
+        self.tool('exchange_mamba2.py', 'export', 'good.st', 'out')
+        self.refuses('out/config.json: exists', 'export', 'good.st', 'out')
+        os.remove('out/config.json')
+        self.refuses('out/model.safetensors: exists', 'export', 'good.st', 'out')
+
+
 if __name__ == '__main__':
-    hybrid_train = os.path.abspath(sys.argv.pop(1))
+    hybrid_train, logits_program = map(os.path.abspath, (sys.argv.pop(1), sys.argv.pop(1)))
     unittest.main()
