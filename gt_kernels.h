@@ -56,8 +56,9 @@
  *               gt_OP_join, check the 2^48 only for tensors that are given or required.
  *   dtype       type of the activations: GT_F32 (default), GT_BF16, GT_F16.  w and dt (with dw and ddt) may be fp32
  *               beside 16-bit activations.  States, all parameters except a projection weight, and all parameter
- *               gradients are fp32, except that a step also takes 16-bit states and parameters (state_dtype,
- *               parameter_dtype).  Kernels accumulate sums in fp32.
+ *               gradients are fp32.  But a step also takes 16-bit states and parameters (state_dtype,
+ *               parameter_dtype), and forward of wkv6, ssd and selective_scan takes 16-bit states.  Kernels accumulate
+ *               sums in fp32.
  *   Layout      packed by default, in the order of the brackets, last index fastest: [B,T,H,N].  A gt_stride, in
  *               elements, describes any other layout, such as [B,H,T,N] or a slice of a wider projection.  Pointers and
  *               rows must be aligned to their element; calls are faster if they are aligned to 16 bytes.
@@ -397,9 +398,10 @@ typedef struct gt_wkv6_args {
     int64_t V;                /* value size, 0 = N */
     gt_dtype dtype;           /* r k v y and their gradients */
     gt_dtype w_dtype;         /* w dw: 0 = dtype, or GT_F32 */
-    gt_dtype state_dtype;     /* of state_out in step: 0 = GT_F32, or any.  A step rounds a 16-bit state when it stores
-                                it, to nearest or as rounding_seed says.  Cast the pointer to float *.  All other
-                                functions: fp32 */
+    gt_dtype state_dtype;     /* of state_in and state_out in forward and step: 0 = GT_F32, or any.  They round a 16-bit
+                                state when they store it, to nearest or as rounding_seed says.  Cast the pointer to
+                                float *.  Forward then needs workspace for fp32 states: 4 bytes for each of their
+                                numbers.  All other functions: fp32 */
     gt_dtype parameter_dtype; /* of u in step: 0 = GT_F32, or any, with the same cast.  All other functions: fp32 */
     gt_decay decay;           /* what w holds */
     float scale;              /* of y: 0 = 1, else 2^-32 to 2^32 */
@@ -457,15 +459,16 @@ typedef struct gt_wkv6_args {
      * The caller sends an accepted draft again.  An element is skipped, like one whose row lies outside the pool,
      * unless 0 <= commit[b] <= tokens[b] <= T. */
     const int32_t *tokens, *commit; /* in  [B] */
-    /* step only, with states of 16 bits: stochastic rounding.  A step with rounding_seed rounds a state up or down at
-     * random, with the right mean, instead of to nearest.  So small changes of the state add up over many tokens
-     * instead of being lost.  The random numbers are Philox4x32-10 of three things: the seed, the batch element's
-     * rounding_steps[b], and the place of the number in the state (see gt/recurrence/rounding.h).  They do not depend
-     * on the batch, the pool row or the kernel.  So a sequence's results repeat if its step is the number of tokens so
-     * far.  Elements with the same step share random numbers, and so do layers with the same seed: give each layer its
-     * own seed.  Both arrays lie in device memory, so that a replayed graph reads new values.  Give both or neither. */
+    /* step and forward, with states of 16 bits: stochastic rounding.  With rounding_seed a call rounds a state up or
+     * down at random, with the right mean, instead of to nearest.  So small changes of the state add up over many
+     * tokens instead of being lost.  The random numbers are Philox4x32-10 of three things: the seed, the batch
+     * element's rounding_steps[b], and the place of the number in the state (see gt/recurrence/rounding.h).  They do
+     * not depend on the batch, the pool row or the kernel.  So a sequence's results repeat if its step is the number of
+     * tokens so far.  Elements with the same step share random numbers, and so do layers with the same seed: give each
+     * layer its own seed.  Both arrays lie in device memory, so that a replayed graph reads new values.  Give both or
+     * neither. */
     const int32_t *rounding_seed;  /* in  [2] */
-    const int32_t *rounding_steps; /* in  [B] */
+    const int32_t *rounding_steps; /* in  [B]; packed: [seq_capacity], the first *seq_count are read */
     /* Pieces of sequences, for segment, segment_backward, join and join_backward only: see gt_wkv6_segment. */
     float *decay_out;          /* out [B,H,N]          segment; segment_backward: may be NULL */
     int64_t pieces;            /* R, 0 = 1             join, join_backward */
@@ -551,7 +554,7 @@ typedef struct gt_ssd_args {
     int64_t G;                /* groups that share Bm and Cm, divides H; 0 = 1 */
     gt_dtype dtype;           /* x Bm Cm z y and their gradients */
     gt_dtype dt_dtype;        /* dt ddt: 0 = dtype, or GT_F32 */
-    gt_dtype state_dtype;     /* of state_out in step: 0 = GT_F32, or any; fp32 elsewhere */
+    gt_dtype state_dtype;     /* of state_in and state_out in forward and step, as in gt_wkv6_args */
     gt_dtype parameter_dtype; /* of Dskip dt_bias in step: 0 = GT_F32, or any; fp32 elsewhere */
     int softplus;             /* 1: softplus(dt + dt_bias) */
     int dt_limit;             /* 1: then clamp to [dt_min, dt_max] */
@@ -589,7 +592,7 @@ typedef struct gt_ssd_args {
     const int32_t *starts_zero;
     int64_t state_out_stride;
     const int32_t *tokens, *commit;                /* step only, as in gt_wkv6_args */
-    const int32_t *rounding_seed, *rounding_steps; /* step only, as in gt_wkv6_args */
+    const int32_t *rounding_seed, *rounding_steps; /* step and forward, as in gt_wkv6_args */
     /* segment, segment_backward, join and join_backward only, as in gt_wkv6_args */
     float *decay_out;          /* out [B,H] */
     int64_t pieces;            /* R, 0 = 1 */
@@ -649,7 +652,7 @@ typedef struct gt_selective_scan_args {
     int64_t G;                /* groups that share Bm and Cm, divides D; 0 = 1 */
     gt_dtype dtype;           /* u Bm Cm z y and their gradients */
     gt_dtype dt_dtype;        /* dt ddt: 0 = dtype, or GT_F32 */
-    gt_dtype state_dtype;     /* of state_out in step: 0 = GT_F32, or any; fp32 elsewhere */
+    gt_dtype state_dtype;     /* of state_in and state_out in forward and step, as in gt_wkv6_args */
     gt_dtype parameter_dtype; /* of Dskip dt_bias in step: 0 = GT_F32, or any; fp32 elsewhere */
     int softplus;             /* 1: softplus(dt + dt_bias) */
     int state_in_shared;      /* 1: state_in and dstate_in are [D,N] */
@@ -679,7 +682,7 @@ typedef struct gt_selective_scan_args {
     const int32_t *slots; /* step only, as in gt_wkv6_args */
     int64_t slot_capacity;
     const int32_t *tokens, *commit;                /* step only, as in gt_wkv6_args */
-    const int32_t *rounding_seed, *rounding_steps; /* step only, as in gt_wkv6_args */
+    const int32_t *rounding_seed, *rounding_steps; /* step and forward, as in gt_wkv6_args */
     void *saved;
     size_t saved_bytes;
     void *workspace;

@@ -250,12 +250,14 @@ static inline ref_sequence ref_step_element(int64_t b, int64_t T, const int32_t 
 
 /* Forward without tokens: copies states of n numbers as ref_pass_states does, but not for skipped sequences.  `stride`
  * is the distance of two rows. */
-static inline void ref_pass_rows(const ref_sequences *all, float *to, const float *from, int is_shared, int64_t n,
-                                 int64_t stride) {
+static inline void ref_pass_rows(const ref_sequences *all, float *to, const float *from, gt_dtype dtype, int is_shared,
+                                 int64_t n, int64_t stride) {
     for (int64_t s = 0; to && s < all->count; s++) {
         const ref_sequence q = ref_sequence_at(all, s);
         if (q.row < 0 || (to == from && !is_shared && !q.starts_zero)) continue;
-        ref_copy_state((real *)to + q.row * stride, q.starts_zero ? NULL : from, is_shared ? 0 : q.row * stride, n);
+        for (int64_t i = 0; i < n; i++)
+            ref_store(to, dtype, q.row * stride + i,
+                      ref_parameter(q.starts_zero ? NULL : from, dtype, (is_shared ? 0 : q.row * stride) + i));
     }
 }
 

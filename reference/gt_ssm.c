@@ -142,7 +142,7 @@ static gt_status ssm_run(const ssm_call *c, int step) {
     gt_status status;
     if (!ssm_has_tokens(a)) {
         if (!step)
-            ref_pass_rows(&c->all, a->state_out, a->state_in, a->state_in_shared, gt_times(a->H, PN),
+            ref_pass_rows(&c->all, a->state_out, a->state_in, a->state_dtype, a->state_in_shared, gt_times(a->H, PN),
                           a->state_out_stride);
         return GT_OK;
     }
@@ -163,8 +163,7 @@ static gt_status ssm_run(const ssm_call *c, int step) {
             for (int64_t t = q.first;; t++) {
                 if (t == q.commit && a->state_out)
                     ref_store_state(a->state_out, a->state_dtype, q.row * a->state_out_stride + h * PN, S, h * a->P,
-                                    a->P, a->N, step ? a->rounding_seed : NULL,
-                                    a->rounding_steps ? a->rounding_steps[s] : 0);
+                                    a->P, a->N, a->rounding_seed, a->rounding_steps ? a->rounding_steps[s] : 0);
                 if (t == q.last) break;
                 ssm_load(c, q.b, t, h, &x);
                 ssm_advance(a, &x, S);

@@ -100,7 +100,8 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
     ref_use_pool(&all, a->slots, a->starts_zero, a->slot_capacity);
     if (status == GT_OK && !wkv6_has_tokens(a)) {
         if (!step)
-            ref_pass_rows(&all, a->state_out, a->state_in, a->state_in_shared, gt_times(a->H, NV), a->state_out_stride);
+            ref_pass_rows(&all, a->state_out, a->state_in, a->state_dtype, a->state_in_shared, gt_times(a->H, NV),
+                          a->state_out_stride);
         return GT_OK;
     }
     if (status != GT_OK || (status = ref_scratch(&scratch, gt_times(a->H, per_head))) != GT_OK) return status;
@@ -119,8 +120,7 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
             for (int64_t t = q.first;; t++) {
                 if (t == q.commit && a->state_out)
                     ref_store_state(a->state_out, a->state_dtype, q.row * a->state_out_stride + h * NV, S, h * a->N,
-                                    a->N, a->V, step ? a->rounding_seed : NULL,
-                                    a->rounding_steps ? a->rounding_steps[s] : 0);
+                                    a->N, a->V, a->rounding_seed, a->rounding_steps ? a->rounding_steps[s] : 0);
                 if (t == q.last) break;
                 wkv6_load(a, q.b, t, h, &x);
                 wkv6_output(a, h, &x, S, x.dy);

@@ -1,4 +1,5 @@
 #include "gt_invariants.h"
+#include "../gt/recurrence/rounding.h"
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -630,7 +631,6 @@ static gt_status run_in_pools(const test_runner *r, const test_op *top, gt_pass 
                               size_t bytes) {
     const pool_context *context = (const pool_context *)r->context;
     const gt_op *op = top->table();
-    const int element = r->is_double ? 8 : 4;
     pool_states states[2];
     test_args pooled, filled;
     gt_dims dims;
@@ -639,6 +639,9 @@ static gt_status run_in_pools(const test_runner *r, const test_op *top, gt_pass 
     int pairs = 0, is_intact = 1;
     gt_status status = gt_prepare(op, GT_QUERY, GT_HOST, args, &filled, &dims);
     if (status != GT_OK || pass != GT_FORWARD) return status;
+    gt_dtype dtype = GT_F32;
+    if (op->of_steps.state) memcpy(&dtype, (const char *)args + op->of_steps.state, sizeof dtype);
+    const int element = r->is_double ? 8 : dtype > GT_F32 ? 2 : 4;
     memcpy(&pooled, args, op->args_bytes);
     memcpy(&capacity, (const char *)args + op->fields.seq_capacity, sizeof capacity);
     const char *of_count = pointer_at(args, op->tensors[test_find(op, "seq_count")].offset);
@@ -732,6 +735,61 @@ void test_pools_agree(const test_runner *r, const test_case *c, int kind) {
     else
         test_same(r, c, GT_FORWARD, "states in rows of their own", &got, &expected, 0);
     test_free(&in), test_free(&got), test_free(&expected);
+}
+
+/* ---- states of 16 bits in forward ------------------------------------------------------------ */
+
+/* Rounds the last states of a forward pass as rounding.h describes.  in: the call's seed and steps, or none. */
+static void round_states(const test_case *c, const test_values *in, gt_dtype dtype, double *states) {
+    const gt_op *op = test_table(c);
+    const gt_tensor *t = &op->tensors[test_find(op, "state_out")];
+    const double *given = in->of[test_find(op, "rounding_seed")], *steps = in->of[test_find(op, "rounding_steps")];
+    int64_t size[4];
+    const int rank = test_shape(c, GT_FORWARD, t, size);
+    const int64_t columns = size[rank - 1], count = test_count(c, GT_FORWARD, t), n = size[0] ? count / size[0] : 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (!given) {
+            states[i] = test_round(states[i], dtype);
+            continue;
+        }
+        const int32_t seed[2] = {(int32_t)given[0], (int32_t)given[1]};
+        const int64_t row = i % n / columns, column = i % columns, group = row * gt_row_groups(columns) + column / 4;
+        const gt_random r = gt_random_of_group(seed, (int32_t)steps[i / n], group);
+        const float x = (float)states[i];
+        uint32_t bits;
+        memcpy(&bits, &x, sizeof bits);
+        const uint32_t half = gt_round_to_half(bits, r.word[column % 4], dtype);
+        states[i] = dtype == GT_BF16 ? gt_bf16_to_f32((uint16_t)half) : gt_f16_to_f32((uint16_t)half);
+    }
+}
+
+/* Checks forward with 16-bit states.  It must have the bits of forward with the same states in fp32, but for the
+ * rounding of the last states.  kind: which dtype, with or without stochastic rounding, with or without a pool. */
+void test_small_states_agree(const test_runner *r, const test_case *c, int kind) {
+    static const char *const arrays[] = {"rounding_seed", "rounding_steps"};
+    const gt_op *op = test_table(c);
+    const gt_dtype dtype = kind % 2 ? GT_BF16 : GT_F16;
+    const int has_pool = kind / 4 % 2 && test_is_packed(c) && test_find(op, "starts_zero") >= 0 && !is_shared(c);
+    test_case small = *c, wide = *c;
+    test_values in, rounding = {{NULL}}, got, expected;
+    pool_context context = {r, kind / 8 % POOL_KINDS};
+    test_runner pools = *r;
+    if (!op->of_steps.in_forward) return;
+    pools.run = run_in_pools, pools.context = &context;
+    test_set_flag(&small, op->of_steps.state, dtype);
+    small.drafts = kind / 2 % 2 && test_get_size(c, 'B') ? TEST_ROUNDING : 0; /* an empty array has no address */
+    test_inputs(&small, GT_FORWARD, &in);
+    test_run(has_pool ? &pools : r, &small, GT_FORWARD, &in, TEST_ALL, &got);
+    for (int i = 0; i < 2; i++) test_set_array(&rounding, c, arrays[i], take_array(&in, c, arrays[i]));
+    test_set_flag(&wide, op->of_steps.state, GT_F32);
+    wide.drafts = 0;
+    if (has_pool) clear_starts(c, &in);
+    test_run(r, &wide, GT_FORWARD, &in, TEST_ALL, &expected);
+    double **const states = test_array_of(&expected, c, "state_out");
+    if (*states) round_states(&small, &rounding, dtype, *states);
+    if (has_pool) clear_without_row(c, &in, &expected);
+    test_same(r, &small, GT_FORWARD, "forward with fp32 states, rounded", &got, &expected, 0);
+    test_free(&in), test_free(&rounding), test_free(&got), test_free(&expected);
 }
 
 /* ---- step ------------------------------------------------------------------------------------ */

@@ -55,6 +55,7 @@ void test_step_is_alone(const test_runner *r, const test_case *c, int64_t most);
 /* Checks a step of one token with stochastic rounding.  The sums are exact, because the tensor `zero` is 0 and the
  * tensor `one` is 1 (NULL: no such tensor).  So the states must have the bits of the twin.  Other seeds and steps must
  * give other bits.  No bit may depend on the batch, the pool row or the alignment. */
+void test_small_states_agree(const test_runner *r, const test_case *c, int kind);
 void test_rounding_agrees(const test_runner *r, const test_case *c, const char *zero, const char *one);
 /* Forward of the first `at` tokens, and then steps of up to `most` tokens, agree with one forward. */
 void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int64_t most, double tolerance);

@@ -136,6 +136,7 @@ int test_axis(const test_case *c, const gt_tensor *t, char letter) {
     if (letter == 'B' && t->shape[0] == 'Q') return 0;
     if (letter == 'B' && t->shape[0] == 'S') return test_get_flag(c, test_table(c)->fields.state_in_shared) ? -1 : 0;
     if (letter == 'B' && test_is_packed(c)) return -1;
+    if (letter == 'B' && t->shape[0] == 'L') return 0;
     at = strchr(t->shape, letter);
     return at ? (int)(at - t->shape) : -1;
 }

@@ -539,7 +539,8 @@ static void test_dtype_of_steps(call *c, const char *name, size_t offset) {
     }
     for (int dtype = GT_F32; dtype <= GT_F16; dtype++) {
         set_int(c->args, offset, dtype);
-        if (c->pass == GT_STEP || dtype == GT_F32)
+        const int is_state = offset == c->op->of_steps.state;
+        if (c->pass == GT_STEP || dtype == GT_F32 || (is_state && c->op->of_steps.in_forward && c->pass == GT_FORWARD))
             expect_accepted(c, name);
         else
             expect_refused(c, GT_ERROR_DTYPE, "%s = %d: must be 0 or GT_F32", name, dtype);
@@ -877,16 +878,17 @@ static void test_pool_strides(call *c) {
     }
 }
 
-/* Tests stochastic rounding.  Only a step has it, for states of 16 bits, with a seed and step numbers. */
+/* Tests stochastic rounding.  Forward and step have it, for states of 16 bits, with a seed and step numbers. */
 static void test_rounding(call *c) {
     if (!find_tensor(c->op, "rounding_seed")) return;
     const size_t seed = offset_of(c, "rounding_seed"), steps = offset_of(c, "rounding_steps");
-    for (int i = 0; i < 2 && c->pass != GT_STEP; i++) {
+    const int is_used = c->pass == GT_STEP || c->pass == GT_FORWARD;
+    for (int i = 0; i < 2 && !is_used; i++) {
         set_pointer(c->args, i ? steps : seed, c->memory);
-        expect_refused(c, GT_ERROR_VALUE, "%s is set: only the step function uses it",
+        expect_refused(c, GT_ERROR_VALUE, "%s is set: only forward and the step function use it",
                        i ? "rounding_steps" : "rounding_seed");
     }
-    if (c->pass != GT_STEP) return;
+    if (!is_used) return;
     set_pointer(c->args, seed, c->memory);
     expect_refused(c, GT_ERROR_NULL, "rounding_steps is NULL, but rounding_seed is set");
     set_pointer(c->args, steps, c->memory);

@@ -61,6 +61,9 @@ static void shared_agrees(const test_case *c) { test_shared_agrees(&test_twin, c
 static void pools_agree(const test_case *c) {
     for (int kind = 0; kind < 3; kind++) test_pools_agree(&test_twin, c, kind);
 }
+static void small_states_agree(const test_case *c) {
+    for (int kind = 0; kind < 4 + 20 * test_is_packed(c); kind++) test_small_states_agree(&test_twin, c, kind);
+}
 static void batch_splits(const test_case *c) { test_batch_splits(&test_twin, c, 0); }
 /* The tolerance of steps in the twin. */
 static double step_tolerance(const test_case *c) {
@@ -252,6 +255,10 @@ static void check_operator(const test_op *op) {
         test_group(op->name, "the time cut in two");
         for_all_dtypes(op, small, pools_agree);
         test_group(op->name, "states in pools");
+        if (op->table()->of_steps.in_forward) {
+            for_all_dtypes(op, small, small_states_agree);
+            test_group(op->name, "forward with states of 16 bits");
+        }
     }
     if (op->twin[GT_STEP]) {
         for_all_dtypes(op, small, step_agrees);

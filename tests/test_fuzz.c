@@ -192,7 +192,9 @@ static void draw_fields(fuzz *f) {
         put_int(f, f->op->second.offset, f->kind == HOSTILE && one_in(f, 4) ? (int)extreme(f) : GT_F32);
     const size_t of_steps[] = {f->op->of_steps.state, f->op->of_steps.parameter};
     for (int i = 0; i < 2; i++)
-        if (of_steps[i] && one_in(f, 2) && (f->pass == GT_STEP || f->kind == HOSTILE))
+        if (of_steps[i] && one_in(f, 2) &&
+            (f->pass == GT_STEP || f->kind == HOSTILE ||
+             (i == 0 && f->pass == GT_FORWARD && f->op->of_steps.in_forward)))
             put_int(f, of_steps[i], f->kind == HOSTILE && one_in(f, 4) ? (int)extreme(f) : (int)below(f, 4));
     put_int(f, f->op->accumulate_offset, f->kind == HOSTILE && one_in(f, 8) ? (int)extreme(f) : one_in(f, 4));
     for (const test_field *x = f->top->fields; x->name; x++) {

@@ -414,6 +414,11 @@ static void pools_agree(tester *t, const test_case *c) {
     test_pools_agree(&t->plain, c, kind++);
 }
 
+static void small_states_agree(tester *t, const test_case *c) {
+    static int kind;
+    test_small_states_agree(&t->plain, c, kind += 5);
+}
+
 /* Checks batch elements and packed sequences alone.  With a fixed number of segments, their results depend on nothing
  * else.  Operators over rows may tile the rows, so that their bits may differ. */
 static void batch_splits(tester *t, const test_case *c) {
@@ -992,6 +997,10 @@ static void check_properties(tester *t) {
         for_cases(t, level, -1, pools_agree);
         sweep_pools(t, is_few ? 2e6 : 2e7, is_few ? 1 : DTYPES);
         test_group(op->name, "states in pools");
+        if (op->table()->of_steps.in_forward) {
+            for_cases(t, level, -1, small_states_agree);
+            test_group(op->name, "forward with states of 16 bits");
+        }
     }
     if (op->twin[GT_STEP]) {
         check_steps(t);

@@ -79,7 +79,8 @@ typedef struct gt_tensor {
     size_t stride_offset; /* where the struct has its strides, see gt_stride_count; 0: always packed */
     const char *shape;    /* letters of the sizes, slowest first */
     /* 'x' activations; 'X' activations with a gt_stride4; 'w' the companion dtype of activations; 'd' the second
-     * companion dtype; 'S' states and 'P' parameters, whose dtype a step may choose (else fp32); 'f' fp32; 'i' int32 */
+     * companion dtype; 'S' states and 'P' parameters, whose dtype a step may choose (else fp32): see gt_step_dtypes;
+     * 'f' fp32; 'i' int32 */
     char kind;
     /* a letter per pass: '-' unused (also past the end: see gt_use), 'I' required input, 'i' optional input, 'O'
      * required output, 'o' optional output, 'g' parameter gradient (optional, accumulates), 's' updated in place,
@@ -144,6 +145,7 @@ typedef struct gt_companion {
 typedef struct gt_step_dtypes {
     size_t state, parameter; /* offsets of the fields in the struct; 0: no such field */
     const char *parameter_name;
+    int in_forward; /* 1: forward chooses the dtype of states, too */
 } gt_step_dtypes;
 
 typedef struct gt_op {
@@ -179,7 +181,7 @@ static inline size_t gt_dtype_field(const gt_op *op, const gt_tensor *t) {
 #define GT_NO_SECOND                                                                                                   \
     { NULL, 0 }
 #define GT_NO_STEP_DTYPES                                                                                              \
-    { 0, 0, NULL }
+    { 0, 0, NULL, 0 }
 
 /* Functions of an operator's table, which take void pointers instead of the operator's struct; and gt_OP_args_size. */
 #define GT_WRAP_PASS(op, pass)                                                                                         \
@@ -333,7 +335,7 @@ static inline int gt_is_join(gt_pass pass) { return pass == GT_JOIN || pass == G
  * filled in. */
 GT_FUNCTION gt_status gt_resolve_rounding(const int32_t *seed, const int32_t *steps, gt_dtype state_dtype, gt_pass pass,
                                           gt_dims *dims);
-#define GT_ROUNDING_TENSORS GT_INT32_TENSOR(rounding_seed, "Y", "--i"), GT_INT32_TENSOR(rounding_steps, "B", "--i")
+#define GT_ROUNDING_TENSORS GT_INT32_TENSOR(rounding_seed, "Y", "i-i"), GT_INT32_TENSOR(rounding_steps, "L", "i-i")
 
 /* Sets R, the number of pieces.  A join has no tokens, so T = 0 becomes 1; otherwise the call would count as empty. */
 GT_FUNCTION gt_status gt_resolve_pieces(int64_t *pieces, int64_t *T, gt_pass pass, gt_dims *dims);

@@ -190,7 +190,8 @@ GT_API gt_status gt_resolve_rounding(const int32_t *seed, const int32_t *steps, 
                                                                              seed ? "rounding_steps" : "rounding_seed";
     dims->n['Y' - 'A'] = 2;
     if (pass == GT_QUERY || (!seed && !steps)) return GT_OK;
-    if (pass != GT_STEP) return gt_fail(GT_ERROR_VALUE, "%s is set: only the step function uses it", given);
+    if (pass != GT_STEP && pass != GT_FORWARD)
+        return gt_fail(GT_ERROR_VALUE, "%s is set: only forward and the step function use it", given);
     if (!seed || !steps) return gt_fail(GT_ERROR_NULL, "%s is NULL, but %s is set", other, given);
     if (state_dtype == GT_F32)
         return gt_fail(GT_ERROR_DTYPE, "rounding_seed is set, but state_dtype = %d: states in fp32 are not rounded",
@@ -328,16 +329,16 @@ static gt_status gt_fill_companion(const char *name, gt_dtype dtype, char *field
     return GT_OK;
 }
 
-/* Checks and fills `field`, the dtype `name` of a step's states or parameters. */
-static gt_status gt_fill_dtype_of_steps(const char *name, gt_pass pass, char *field) {
+/* Checks and fills `field`, the dtype `name` of a step's states or parameters.  in_forward: forward takes it, too. */
+static gt_status gt_fill_dtype_of_steps(const char *name, int in_forward, gt_pass pass, char *field) {
     gt_dtype dtype;
     memcpy(&dtype, field, sizeof dtype);
     if ((int)dtype < GT_DTYPE_DEFAULT || (int)dtype > GT_F16)
         return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0, GT_F32, GT_BF16 or GT_F16", name, (int)dtype);
     if (dtype == GT_DTYPE_DEFAULT) dtype = GT_F32;
-    if (dtype != GT_F32 && pass != GT_STEP && pass != GT_QUERY)
-        return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0 or GT_F32, only the step function takes 16 bits", name,
-                       (int)dtype);
+    if (dtype != GT_F32 && pass != GT_STEP && pass != GT_QUERY && !(in_forward && pass == GT_FORWARD))
+        return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0 or GT_F32, only %s 16 bits", name, (int)dtype,
+                       in_forward ? "forward and the step function take" : "the step function takes");
     memcpy(field, &dtype, sizeof dtype);
     return GT_OK;
 }
@@ -354,9 +355,9 @@ static gt_status gt_fill_dtypes(const gt_op *op, gt_pass pass, char *filled) {
     if (status == GT_OK && op->second.name)
         status = gt_fill_companion(op->second.name, dtype, filled + op->second.offset);
     if (status == GT_OK && op->of_steps.state)
-        status = gt_fill_dtype_of_steps("state_dtype", pass, filled + op->of_steps.state);
+        status = gt_fill_dtype_of_steps("state_dtype", op->of_steps.in_forward, pass, filled + op->of_steps.state);
     if (status == GT_OK && op->of_steps.parameter)
-        status = gt_fill_dtype_of_steps(op->of_steps.parameter_name, pass, filled + op->of_steps.parameter);
+        status = gt_fill_dtype_of_steps(op->of_steps.parameter_name, 0, pass, filled + op->of_steps.parameter);
     return status;
 }
 

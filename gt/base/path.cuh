@@ -116,6 +116,15 @@ static bool is_path_of_step(const Args& a) {
     return a.T >= 1 && a.T <= 16 && a.seq_capacity == 0 && !a.state_in_shared;
 }
 
+/* Replaces dtypes of states and parameters that a pass does not take by fp32. */
+static inline void suit_dtypes(const gt_op* op, gt_pass pass, void* args) {
+    const gt_dtype fp32 = GT_F32;
+    char* const a = static_cast<char*>(args);
+    if (op->of_steps.parameter) memcpy(a + op->of_steps.parameter, &fp32, sizeof fp32);
+    if (op->of_steps.state && !(pass == GT_FORWARD && op->of_steps.in_forward))
+        memcpy(a + op->of_steps.state, &fp32, sizeof fp32);
+}
+
 /* Forward and backward. */
 template <class Args>
 static gt_status path_of_two(const gt_op* op, const PathPasses<Args>& passes, Args a, const Args& prepared,
@@ -123,8 +132,10 @@ static gt_status path_of_two(const gt_op* op, const PathPasses<Args>& passes, Ar
     gt_status status = GT_OK;
     a.workspace = path_workspace(op);
     a.workspace_bytes = SIZE_MAX;
-    for (int pass = GT_FORWARD; pass <= GT_BACKWARD && status == GT_OK; pass++)
+    for (int pass = GT_FORWARD; pass <= GT_BACKWARD && status == GT_OK; pass++) {
+        suit_dtypes(op, (gt_pass)pass, &a);
         status = add_path(op, (gt_pass)pass, passes, a, prepared, dims, text);
+    }
     return status;
 }
 
@@ -206,6 +217,7 @@ static gt_status path_over_time(const gt_op* op, const PathPasses<Args>& passes,
     if constexpr (HAS_PIECES) {
         a.workspace = path_workspace(op);
         a.workspace_bytes = SIZE_MAX;
+        suit_dtypes(op, GT_SEGMENT, &a);
         return path_of_segments(op, passes, a, prepared, dims, to);
     }
     return GT_OK;

@@ -11,6 +11,7 @@
  *     Args, Stream     its argument struct; gt_stream, or Chain if its kernels call wait_for_chain().
  *     table()          its gt_op.
  *     check(a)         an error for sizes beyond the kernels.
+ *     States           WideStates, if forward takes states of 16 bits, or SameStates; state_shape(a).
  *     Choice           the kernels of a pass, chosen by choose(a, pass, device).
  *     plan_forward(a, choice, device), plan_backward(a, choice, device)
  *     step(a, device, stream)  the launch of gt_OP_step; stream: a Stream.
@@ -32,6 +33,7 @@
 
 #include "../base/reduce.cuh"
 #include "segments.cuh"
+#include "small_states.cuh"
 #include "stages.cuh"
 
 namespace gt {
@@ -98,10 +100,11 @@ static inline gt_status check_size(const char* name, int64_t size, int most) {
     return gt_fail(GT_ERROR_UNSUPPORTED, "%s = %lld: at most %d", name, (long long)size, most);
 }
 
+/* more: bytes of workspace beside the plan's. */
 template <class Args, class Plan>
-static inline gt_status check_buffers(const Args& a, const Plan& plan) {
+static inline gt_status check_buffers(const Args& a, const Plan& plan, size_t more = 0) {
     const gt_status status = check_saved(a.saved, a.saved_bytes, plan.saved);
-    return status != GT_OK ? status : check_workspace(a.workspace, a.workspace_bytes, plan.bytes);
+    return status != GT_OK ? status : check_workspace(a.workspace, a.workspace_bytes, plan.bytes + more);
 }
 
 template <class Operator>
@@ -111,8 +114,12 @@ static inline gt_status call_forward(const typename Operator::Args* args, gt_str
     Device device;
     gt_status status = prepare<Operator>(GT_FORWARD, args, &a, &device);
     if (status != GT_OK) return status;
-    const auto plan = Operator::plan_forward(a, Operator::choose(a, GT_FORWARD, device), device);
-    return (status = check_buffers(a, plan)) != GT_OK ? status : run_forward(plan, device, on);
+    const typename Operator::States states(a, Operator::state_shape(a));
+    const auto plan = Operator::plan_forward(states.args, Operator::choose(states.args, GT_FORWARD, device), device);
+    if ((status = check_buffers(a, plan, states.bytes)) != GT_OK || (status = states.load(device, stream)) != GT_OK ||
+        (status = run_forward(plan, device, on)) != GT_OK)
+        return status;
+    return states.store(device, stream);
 }
 
 /* A step needs neither workspace nor `saved`. */
@@ -231,9 +238,10 @@ static inline gt_status call_workspace(const typename Operator::Args* args, gt_w
     if (status != GT_OK) return status;
     if (!need) return gt_fail(GT_ERROR_NULL, "need is NULL");
     a.workspace = nullptr;
-    const auto forward = Operator::plan_forward(a, Operator::choose(a, GT_FORWARD, device), device);
+    const typename Operator::States states(a, Operator::state_shape(a));
+    const auto forward = Operator::plan_forward(states.args, Operator::choose(states.args, GT_FORWARD, device), device);
     gt_workspace sizes = {0, 0, 0, 0, 0};
-    sizes.forward = forward.bytes;
+    sizes.forward = forward.bytes + states.bytes;
     sizes.backward = Operator::plan_backward(a, Operator::choose(a, GT_BACKWARD, device), device).bytes;
     sizes.saved = forward.saved;
     if constexpr (Operator::HAS_PIECES) sizes.segment = SegmentChoice<Operator>(a, device).bytes;

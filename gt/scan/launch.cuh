@@ -221,6 +221,8 @@ static inline BackwardPlan plan_backward(const gt_selective_scan_args& a, const 
 struct Operator {
     using Args = gt_selective_scan_args;
     using Stream = gt_stream;
+    using States = WideStates<Args>;
+    static StateShape state_shape(const Args& a) { return {a.D, a.N}; }
     static constexpr bool HAS_PIECES = false;
     static const gt_op* table() { return gt_op_selective_scan(); }
     static gt_status check(const Args& a) {

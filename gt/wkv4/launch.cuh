@@ -181,6 +181,8 @@ static inline BackwardPlan plan_backward(const gt_wkv4_args& a, const Device& de
 struct Operator {
     using Args = gt_wkv4_args;
     using Stream = Chain;
+    using States = SameStates<Args>;
+    static StateShape state_shape(const Args&) { return {0, 0}; }
     static constexpr bool HAS_PIECES = false;
     static const gt_op* table() { return gt_op_wkv4(); }
     static gt_status check(const Args& a) { return check_built(a.dtype); }

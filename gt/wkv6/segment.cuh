@@ -128,6 +128,8 @@ struct Operator {
         const gt_status status = check_size("N", a.N, MAX_SIZE);
         return status != GT_OK ? status : check_size("V", a.V, MAX_SIZE);
     }
+    using States = WideStates<Args>;
+    static StateShape state_shape(const Args& a) { return {a.H * a.N, a.V}; }
     static constexpr bool HAS_PIECES = true;
     static constexpr const char* JOIN = "wkv6 join_kernel";
     static int64_t rows(const Args& a) { return a.H * a.N; }

@@ -83,7 +83,7 @@ GT_API const gt_op *gt_op_wkv6(void) {
                              GT_CALLS(wkv6, GT_STEP_AND_PIECES(wkv6)),
                              GT_RECURRENT_FIELDS(GT_AT(pieces)),
                              GT_NO_SECOND,
-                             {GT_AT(state_dtype), GT_AT(parameter_dtype), "parameter_dtype"}};
+                             {GT_AT(state_dtype), GT_AT(parameter_dtype), "parameter_dtype", 1}};
     return &op;
 }
 #undef GT_AT
