@@ -1099,7 +1099,7 @@ static void test_device(void) {
     const char *rest = "--data greek.txt --hidden 32 --layers 1 --batch 2 --seq 16 --steps 2";
     char line[256], why[256];
     hy_backend *cuda;
-    int works = hy_backend_cuda(&cuda, GT_BF16) == GT_OK;
+    int works = hy_backend_cuda(&cuda, GT_BF16, -1) == GT_OK;
     snprintf(why, sizeof why, "%s", hy_last_error());
     if (works) cuda->close(cuda);
     snprintf(line, sizeof line, "--device auto %s", rest);
