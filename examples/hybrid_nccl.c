@@ -22,8 +22,6 @@ static gt_status check(int error, const char *call) {
     return hy_fail(GT_ERROR_CUDA, "%s: %s", call, functions.GetErrorString(error));
 }
 
-static const char aborted[] = "NCCL was aborted after an earlier error";
-
 /* ---- loading ------------------------------------------------------------------------------------ */
 
 gt_status hy_nccl_load(void) {
@@ -103,7 +101,7 @@ gt_status hy_nccl_open(hy_nccl **nccl, hy_ranks *ranks, const hy_nccl_id *id) {
 /* ---- work --------------------------------------------------------------------------------------- */
 
 gt_status hy_nccl_sum(hy_nccl *c, float *numbers, int64_t n, void *stream) {
-    if (c->is_dead) return hy_fail(GT_ERROR_CUDA, "%s", aborted);
+    if (c->is_dead) return hy_fail(GT_ERROR_CUDA, "NCCL was aborted after an earlier error");
     const int error = functions.AllReduce(numbers, numbers, (size_t)n, HY_NCCL_FLOAT32, c->op, c->comm, stream);
     return error == HY_NCCL_SUCCESS ? GT_OK : abort_comm(c, check(error, "ncclAllReduce"));
 }
@@ -124,9 +122,19 @@ static gt_status poll_both(void *arg, int *is_done) {
     return w->poll(w->arg, is_done);
 }
 
+/* No kernel waits for other ranks any more, so the device finishes soon.  Weights that the failed step has not changed
+ * can then be saved. */
+static gt_status wait_after_abort(gt_status (*poll)(void *arg, int *is_done), void *arg) {
+    gt_status status = GT_OK;
+    hy_ranks_deadline("the device does not finish its work after an error");
+    for (int is_done = 0; status == GT_OK && !is_done;) status = poll(arg, &is_done);
+    hy_ranks_deadline(NULL);
+    return status;
+}
+
 gt_status hy_nccl_wait(hy_nccl *c, gt_status (*poll)(void *arg, int *is_done), void *arg) {
     waiting w = {c, poll, arg};
-    if (c->is_dead) return hy_fail(GT_ERROR_CUDA, "%s", aborted);
+    if (hy_nccl_stop(c)) return wait_after_abort(poll, arg);
     const gt_status status = hy_ranks_await(c->ranks, poll_both, &w);
     return status == GT_OK ? GT_OK : abort_comm(c, status);
 }

@@ -66,7 +66,7 @@ gt_status hy_nccl_sum(hy_nccl *nccl, float *numbers, int64_t n, void *stream);
 
 /* Waits until poll(arg, &is_done) sets is_done or fails.  Also fails if NCCL reports an error, or if another rank
  * failed.  After a failure of this function or of hy_nccl_sum the communicator is aborted, so that kernels that wait
- * for other ranks end. */
+ * for other ranks end.  Later waits then work, but the sums are not valid. */
 gt_status hy_nccl_wait(hy_nccl *nccl, gt_status (*poll)(void *arg, int *is_done), void *arg);
 
 /* Aborts the communicator if an exchange of the ranks has failed.  Returns whether the communicator is aborted. */

@@ -115,6 +115,7 @@ static void *work(void *argument) {
         c->done++;
         __atomic_fetch_sub(s->stream, 1, __ATOMIC_RELEASE);
     }
+    for (; c->done < c->queued; c->done++) __atomic_fetch_sub(c->queue[c->done % QUEUE].stream, 1, __ATOMIC_RELEASE);
     return NULL;
 }
 

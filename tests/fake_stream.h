@@ -9,7 +9,8 @@
 extern "C" {
 #endif
 
-/* Gives the backend the functions connect, sum, join and waited.  Its close also closes the communicator. */
+/* Gives the backend the functions connect, sum, join and waited.  Its close also closes the communicator, and read also
+ * waits for the stream, as a GPU's functions do. */
 void fake_stream_open(hy_backend *backend);
 
 /* Sets the address of the GPU: the environment variable HY_GPUS is the number of GPUs of the machine.  rank: as of

@@ -55,11 +55,11 @@ gt_status hy_backend_cuda(hy_backend **backend, gt_dtype dtype, int rank) {
     (void)dtype; /* it computes in fp32 */
     if (status != GT_OK) return status;
     if (fault_at && sscanf(fault_at, "%15s %ld %15[a-z ]", name, &left, rest) >= 2) operation = name, end = rest;
+    fake_stream_open(*backend);
     working = **backend;
     (*backend)->name = "faulty";
     snprintf((*backend)->device, sizeof working.device, "a device that fails");
     snprintf((*backend)->pci, sizeof working.pci, "0000:0A:00.0");
-    fake_stream_open(*backend);
     fake_stream_address(*backend, rank);
     (*backend)->gemm = faulty_gemm;
     (*backend)->adamw = faulty_adamw;

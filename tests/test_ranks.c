@@ -1,9 +1,10 @@
 /* Tests of hybrid_train under mpirun: two and four ranks against one process, and runs that end early.
  *
- *     test_ranks HYBRID_TRAIN MPIRUN [short | long | nccl FOLDER]
+ *     test_ranks HYBRID_TRAIN MPIRUN [short | long | nccl FOLDER [few]]
  *
  * short: leaves out the comparisons that take most of the time.  long: 200 steps, and kills at random moments.
- * nccl: HYBRID_TRAIN has a device in host memory, and FOLDER has the library of tests/fake_nccl.c. */
+ * nccl: HYBRID_TRAIN has a device in host memory, and FOLDER has the library of tests/fake_nccl.c.  few: the device is
+ * slow. */
 #define _XOPEN_SOURCE 700
 #include "trainer.h"
 #include "hybrid_file.h"
@@ -382,6 +383,7 @@ static void test_kills(void) {
 /* ---- NCCL ----------------------------------------------------------------------------------- */
 
 #define ON_GPU "--model HY --hidden 32 --layers 2 --batch 4 --seq 32 --device cuda" SHORT
+#define BUCKETS ON_GPU "--hidden 160 --layers 5 --batch 2 --seq 8 "
 enum { NCCL_IN_TIME = 20 }; /* seconds for a run with a failing rank; the longest takes 10 on a quiet machine */
 
 /* Runs the same steps by NCCL and by MPI, and if repeats > 0 by NCCL again.  Two ranks add two numbers, so that MPI and
@@ -409,10 +411,12 @@ static void test_nccl_sums(void) {
     CHECK(within("g.st", "c.st", "", 0));
 }
 
+static void test_nccl_slow(void) { same_sums(2, ON_GPU "--seq 16", 0, 0); }
+
 /* A gradient of several buckets: every number is summed once in each step. */
 static void test_nccl_buckets(void) {
     long sums, floats, parameters = 0;
-    same_sums(2, ON_GPU "--hidden 160 --layers 5 --batch 2 --seq 8", 0, 0);
+    same_sums(2, BUCKETS, 0, 0);
     char *text = read_string("sums.1"), *plan = run(0, 0, "--plan 2 --model HY --hidden 160 --layers 5");
     CHECK(sscanf(text, "%ld sums, %ld floats", &sums, &floats) == 2);
     const char *at = strstr(plan, "\nHY,");
@@ -489,6 +493,13 @@ static void test_nccl_faults(void) {
                     "-n 1 ./rank " ON_GPU "--steps 1000 : -n 1 env HY_FAULT=gemm\t1000 ./rank " ON_GPU "--steps 1000",
                     " on a device that fails: rank 1: layer ", "cublasLtMatmul: an illegal"));
     CHECK(now() - start < NCCL_IN_TIME && !access("aborted.0", F_OK));
+    /* Rank 0 fails after a bucket of the gradient, and saves the weights, since no rank has changed them. */
+    remove("f.st"), remove("aborted.0");
+    CHECK(ranks_say(0,
+                    "-n 1 env HY_FAULT=gemm\t960 ./rank " BUCKETS "--save f.st --save-every 0 : -n 1 ./rank " BUCKETS
+                    "--save f.st --save-every 0",
+                    " on a device that fails: rank 0: layer 0: cublasLtMatmul: an illegal", "f.st goes on from step "));
+    CHECK(!access("aborted.0", F_OK) && !access("f.st", R_OK));
     /* A single process ends by its alarm. */
     setenv("HY_NCCL", "hang 0 4", 1);
     CHECK(says(1, ON_GPU "--nccl on --stall-timeout 2", "hybrid_train: no progress for 2 s: step 4", ""));
@@ -500,7 +511,7 @@ int main(int argc, char **argv) {
     const int is_long = argc > 3 && !strcmp(argv[3], "long"), is_short = argc > 3 && !strcmp(argv[3], "short");
     char script[8192];
     if (argc < 3 || !realpath(argv[2], mpirun))
-        return fprintf(stderr, "usage: test_ranks HYBRID_TRAIN MPIRUN [short | long | nccl FOLDER]\n"), 2;
+        return fprintf(stderr, "usage: test_ranks HYBRID_TRAIN MPIRUN [short | long | nccl FOLDER [few]]\n"), 2;
     snprintf(mpirun, sizeof mpirun, "%s",
              argv[2]); /* not the link's target, because the name of a link can choose what the program does */
     const int status = begin_tests(argv[1]);
@@ -518,6 +529,10 @@ int main(int argc, char **argv) {
     setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 1), setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 1);
     if (is_nccl) {
         setenv("LD_LIBRARY_PATH", argv[4], 1), setenv("HY_GPUS", "8", 1);
+        if (argc > 5) {
+            run_case("nccl: a slow device", test_nccl_slow);
+            return end_tests();
+        }
         run_case("nccl: sums", test_nccl_sums);
         run_case("nccl: buckets", test_nccl_buckets);
         run_case("nccl: choice", test_nccl_choice);

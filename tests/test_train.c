@@ -1291,6 +1291,7 @@ static const struct {
     {"generate", "", "m.st", ".xxx.xxxxx"},
     {"device", "", "cpu", "sseesssxxs"},
     {"fallback", "--save x.st --device auto", "cpu", "sssxxxxxxx"},
+    {"nccl", "", "off", "sssxxxxxsx"},
     {"dtype", "", "f32", "sssssssxes"},
     {"check", "", "", ".xxxx.xxxx"},
     {"bench", "", "4", ".xxxxx.xxx"},
