@@ -94,6 +94,10 @@ typedef struct message {
     char text[640]; /* the error message */
 } message;
 
+/* Yields of a wait before it sleeps, for a step on a GPU: they take longer than such a step, and a sleep would take some
+ * per cent of it. */
+enum { YIELDS = 20000 };
+
 static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -140,14 +144,15 @@ static int patience_of(const hy_ranks *r, int seconds, int has_failed) {
 /* Waits for n requests.  is_by_rank: request i belongs to rank i + 1, as in give_up. */
 static void await(const hy_ranks *r, int n, int is_by_rank, const char *failure) {
     const int most = failure ? patience_of(r, HY_RANKS_PATIENCE, 1) : watched ? patience_of(r, watched + GRACE, 0) : 0;
+    const int yields = r->waits_on_gpu ? YIELDS : 100; /* ranks on CPUs need each other's cores */
     const double start = now();
     int is_done = 0;
     alarm(0); /* a rank that waits for others does not hang itself */
     for (int spins = 0; MPI_Testall(n, requests, &is_done, MPI_STATUSES_IGNORE), !is_done; spins++) {
-        if (spins < 100)
+        if (spins < yields)
             sched_yield();
         else
-            usleep(spins < 1000 ? 20 : 500);
+            usleep(spins < yields + 900 ? 20 : 500);
         if (most > 0 && now() - start > most) give_up(r, is_by_rank ? n : 0, most, failure);
     }
     rearm();
@@ -326,10 +331,9 @@ gt_status hy_ranks_close(hy_ranks *r, gt_status own) {
 
 /* ---- waiting for a device ----------------------------------------------------------------------- */
 
-/* Yields at first, since a step takes milliseconds, and sleeps later.  A single rank keeps the alarm of the time limit.
- * With several, a rank that waits gives up later than a rank that hangs. */
+/* A single rank keeps the alarm of the time limit.  With several, a rank that waits gives up later than a rank that
+ * hangs. */
 gt_status hy_ranks_await(hy_ranks *r, gt_status (*poll)(void *arg, int *is_done), void *arg) {
-    enum { YIELDS = 20000 };
     const int most = watched && r->size > 1 ? patience_of(r, watched + GRACE, 0) : 0;
     const double start = now();
     gt_status status = GT_OK;
