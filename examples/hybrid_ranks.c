@@ -94,8 +94,8 @@ typedef struct message {
     char text[640]; /* the error message */
 } message;
 
-/* Yields of a wait before it sleeps, for a step on a GPU: they take longer than such a step, and a sleep would take some
- * per cent of it. */
+/* Yields of a wait before it sleeps, for a step on a GPU.  They take longer than such a step, and a sleep would take
+ * some per cent of it. */
 enum { YIELDS = 20000 };
 
 static double now(void) {
