@@ -36,6 +36,7 @@ typedef struct row {
 #define SEED_MAX 9007199254740991.0 /* 2^53 - 1 */
 static const char *const devices[] = {"auto", "cuda", "cpu", NULL};
 static const char *const fallbacks[] = {"none", "cpu", NULL};
+static const char *const nccl_uses[] = {"auto", "on", "off", NULL};
 static const char *const dtypes[] = {"f32", "bf16", "f16", NULL};
 static const char *const token_kinds[] = {"bytes", "uint16", "uint32", NULL};
 static const char *const fused[] = {"wkv_ssm", "conv_ssd", NULL};
@@ -149,6 +150,9 @@ static const row rows[] = {
      "auto, cuda or cpu; auto takes CUDA if it works"},
     {"fallback", CHOICE, AT(fallback), "NAME", "none", NULL, 0, 0, 0, fallbacks,
      "after a device failed: none ends the run, cpu goes on from the last saving in a fresh process on the CPU"},
+    {"nccl", CHOICE, AT(nccl), "USE", "auto", NULL, 0, 0, 0, nccl_uses,
+     "how ranks with GPUs add up their gradients: auto takes NCCL if there is one and every rank has its own GPU, else "
+     "MPI; on demands NCCL, even for one rank; off takes MPI"},
     {"dtype", CHOICE, AT(dtype), "NAME", "f32", "bf16", 0, 0, 0, dtypes,
      "of the activations: f32, bf16 or f16; the CPU knows f32 alone"},
     {"check", FLAG, AT(check), NULL, "no",
@@ -724,7 +728,7 @@ static const struct {
     {"bench", " data separator end-symbol tokens vocab split model batch lr weight-decay clip seed stateful recompute "
               "fuse device dtype synchronize bench bench-batch bench-runs bench-steps bench-cpu bench-generate" SIZES},
     {"list-models", " data separator end-symbol tokens vocab list-models "},
-    {"plan", " data separator end-symbol tokens vocab model seq stateful recompute fuse device dtype plan" SIZES},
+    {"plan", " data separator end-symbol tokens vocab model seq stateful recompute fuse device nccl dtype plan" SIZES},
     {"profile", " data separator end-symbol tokens vocab end-token split model batch seq seed stateful recompute fuse "
                 "device dtype synchronize profile" SIZES},
 };
@@ -805,6 +809,8 @@ gt_status hy_options_fit_together(const hy_options *o, const char *mode) {
         status = hy_fail(GT_ERROR_VALUE, "fallback: cpu has no effect without --save; leave it out");
     if (status == GT_OK && trains && !strcmp(o->fallback, "cpu") && !strcmp(o->device, "cpu"))
         status = hy_fail(GT_ERROR_VALUE, "fallback: cpu has no effect with --device cpu; leave it out");
+    if (status == GT_OK && !strcmp(o->nccl, "on") && !strcmp(o->device, "cpu"))
+        status = hy_fail(GT_ERROR_VALUE, "nccl: on has no effect with --device cpu; leave it out");
     if (status == GT_OK && trains && o->watch && !strcmp(o->device, "cpu"))
         status = hy_fail(GT_ERROR_VALUE, "watch: has no effect with --device cpu; leave it out");
     if (status == GT_OK && trains && o->keep_best && !*o->save && hy_options_given(o, "keep-best"))

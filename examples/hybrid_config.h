@@ -37,7 +37,7 @@ typedef struct hy_options {
     int keep_best;
     int stateful, recompute;
     char fuse[HY_TEXT_MAX];
-    char device[HY_TEXT_MAX], fallback[HY_TEXT_MAX];
+    char device[HY_TEXT_MAX], fallback[HY_TEXT_MAX], nccl[HY_TEXT_MAX];
     char dtype[HY_TEXT_MAX];
     int check;
     hy_lengths bench;       /* none: no benchmark */

@@ -85,6 +85,7 @@ gt_status hy_plan_models(trainer *t) {
     gt_status status = GT_OK;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) is_one |= hy_options_given(&t->options, sizes[i]);
     char of_ranks[64] = "";
+    if (*t->transport) printf("# gradients are added up by %s\n", t->transport);
     if (t->ranks.size > 1)
         snprintf(of_ranks, sizeof of_ranks, " of each of %d ranks, which share a batch,", t->ranks.size);
     printf("# MiB%s on %s; weights, gradients, optimiser and activations are exact, the kernels' own memory %s%s\n"

@@ -208,6 +208,15 @@ static void measure_speed(trainer *t) {
     }
 }
 
+/* Adds up how long the GPU waited for sums of NCCL in the latest step, which took so many seconds. */
+static gt_status measure_wait(trainer *t, double step_seconds) {
+    double seconds;
+    if (!t->backend->nccl || t->replayed++ < 2) return GT_OK;
+    gt_status status = t->backend->waited(t->backend, &seconds);
+    if (status == GT_OK) t->waited += seconds, t->waited_of += step_seconds;
+    return status;
+}
+
 /* One optimiser step on the current batch. */
 static gt_status train_step(trainer *t, double lr, hy_result *result) {
     const hy_options *o = &t->options;
@@ -216,7 +225,7 @@ static gt_status train_step(trainer *t, double lr, hy_result *result) {
                                     .beta2 = (float)o->beta2,
                                     .eps = (float)o->eps,
                                     .parts = (int)(t->batch.rows / rows_of(t)),
-                                    .ranks = t->ranks.size > 1 ? &t->ranks : NULL,
+                                    .ranks = t->ranks.size > 1 || t->backend->nccl ? &t->ranks : NULL,
                                     .window = t->batch.first,
                                     .targets = t->batch.all_targets,
                                     .drop = (uint64_t)o->seed ^ (uint64_t)(t->steps + 1) << 32,
@@ -232,6 +241,7 @@ static gt_status train_step(trainer *t, double lr, hy_result *result) {
     const double young = (1 + (double)t->steps) / (10 + (double)t->steps);
     if (status == GT_OK && o->ema > 0 && !result->skipped)
         status = hy_model_average(t->model, o->ema < young ? o->ema : young);
+    if (status == GT_OK) status = measure_wait(t, hy_now() - start);
     if (status != GT_OK) return status;
     t->steps++;
     t->tokens += result->targets;

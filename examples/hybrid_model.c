@@ -2,6 +2,7 @@
  * hybrid_inside.h lists the files with the others. */
 #include "hybrid_args.h"
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 const hy_config *hy_model_config(const hy_model *m) { return &m->config; }
@@ -111,7 +112,22 @@ gt_status hy_model_eval(hy_model *m, const int32_t *tokens, const int32_t *targe
 
 /* ---- backward ------------------------------------------------------------------------------ */
 
-gt_status hy_model_backward(hy_model *m, int accumulate) {
+/* GPUs of several ranks add up the gradient in buckets, while backward computes other gradients.  Backward goes from
+ * the last layer to the first, and so from the end of the gradient to its start.  A bucket holds whole layers.  Smaller
+ * buckets would mostly cost latency: over NVLink 4 MiB take about as long as NCCL needs to start. */
+enum { BUCKET = 1 << 20 };
+
+/* Sums numbers start ... *end - 1 of the gradient over the ranks, if they fill a bucket or is_last is set. */
+static gt_status sum_bucket(const hy_model *m, int64_t start, int64_t *end, int is_last) {
+    const int64_t n = *end - start;
+    if (n < BUCKET && !is_last) return GT_OK;
+    *end = start;
+    return m->be->sum(m->be, fp32_at(m, m->grads, start), n);
+}
+
+/* is_summed: the gradient is summed over the GPUs of all ranks. */
+static gt_status backward(hy_model *m, int accumulate, int is_summed) {
+    int64_t end = m->param_total;
     if (!m->trained.M) return hy_fail(GT_ERROR_VALUE, "hy_model_backward: no hy_model_forward came before");
     m->accumulate = accumulate;
     m->be->window = m->trained.T;
@@ -126,12 +142,18 @@ gt_status hy_model_backward(hy_model *m, int accumulate) {
         TRY(in_layer(hy_layer_restore(m, l), l));
         m->be->at.pass = "backward";
         TRY(in_layer(hy_layer_backward(m, l), l));
+        if (is_summed) TRY(sum_bucket(m, m->params[m->layer[l].norm].shown.offset, &end, 0));
     }
     TRY(hy_dropout(m, &m->trained, 0, m->grad.x, m->C));
     m->trained.M = m->latest.M = 0; /* backward has overwritten forward's results */
     m->be->at.part = "embedding";
-    return m->be->embedding_backward(m->be, &embedding);
+    TRY(m->be->embedding_backward(m->be, &embedding));
+    if (!is_summed) return GT_OK;
+    TRY(sum_bucket(m, 0, &end, 1));
+    return m->be->join(m->be);
 }
+
+gt_status hy_model_backward(hy_model *m, int accumulate) { return backward(m, accumulate, 0); }
 
 /* ---- the optimiser ------------------------------------------------------------------------- */
 
@@ -218,7 +240,8 @@ gt_status hy_model_exchange(hy_model *m) {
     return hy_params_round(m);
 }
 
-enum { SLOT_GRADIENT, SLOT_TRAIN, SLOT_INFER, SLOT_LOSS, SLOT_STEP, SLOT_ADD }; /* slots of hy_backend.run */
+/* Slots of hy_backend.run. */
+enum { SLOT_GRADIENT, SLOT_TRAIN, SLOT_INFER, SLOT_LOSS, SLOT_STEP, SLOT_ADD, SLOT_SUM, SLOT_ADD_AND_SUM };
 
 static gt_status loss_uploaded(void *model) { return forward_training(model); }
 
@@ -244,11 +267,25 @@ static gt_status add_uploaded(void *model) {
     return hy_model_backward(m, 1);
 }
 
+/* These also sum the gradient over all ranks. */
+static gt_status sum_uploaded(void *model) {
+    TRY(forward_training(model));
+    return backward(model, 0, 1);
+}
+
+static gt_status add_and_sum_uploaded(void *model) {
+    TRY(forward_training(model));
+    return backward(model, 1, 1);
+}
+
 static gt_status train_uploaded(void *model) {
     ((hy_model *)model)->weights = UNTOUCHED;
     TRY(gradient_uploaded(model));
     return update_params(model);
 }
+
+/* Returns whether NCCL sums the gradient, inside of backward. */
+static int has_gpu_sums(const hy_model *m, const hy_optimizer *o) { return o->ranks && m->be->nccl; }
 
 /* Runs a slot.  A replay does not run record(m), so this function sets the host fields that record(m) would set. */
 static gt_status run_uploaded(hy_model *m, int slot, gt_status (*record)(void *)) {
@@ -276,13 +313,29 @@ gt_status hy_model_infer(hy_model *m, const int32_t *tokens) {
     return run_uploaded(m, SLOT_INFER, infer_uploaded);
 }
 
+/* Adds the loss, targets and entropy of the latest part.  Waits for the part. */
+static gt_status add_totals(hy_model *m) {
+    double total[3];
+    TRY(m->be->read(m->be, total, m->total, GT_F32, 3));
+    for (int i = 0; i < 3; i++) m->sums[i] += total[i];
+    return GT_OK;
+}
+
+/* Runs a part of a step.  If GPUs sum the gradient, the last part does it: a rank that fails before this part must not
+ * leave the others waiting on their GPUs, so the ranks first exchange statuses. */
+static gt_status run_part(hy_model *m, const hy_optimizer *o, int part, int is_last) {
+    if (!is_last || !has_gpu_sums(m, o))
+        return run_uploaded(m, part ? SLOT_ADD : SLOT_GRADIENT, part ? add_uploaded : gradient_uploaded);
+    TRY(hy_ranks_meet(o->ranks, GT_OK));
+    return run_uploaded(m, part ? SLOT_ADD_AND_SUM : SLOT_SUM, part ? add_and_sum_uploaded : sum_uploaded);
+}
+
 /* Computes the gradient of the mean loss over all parts and ranks.  Each part adds the gradient of its own mean loss,
- * weighted by its number of targets. */
+ * weighted by its number of targets.  Does not wait for the last part if GPUs sum the gradient. */
 static gt_status add_parts(hy_model *m, const int32_t *tokens, const int32_t *targets, const int32_t *keep,
                            const hy_optimizer *o) {
     const int parts = o->parts > 1 ? o->parts : 1;
     int64_t counted = o->ranks ? o->targets : 0;
-    double total[3];
     memset(m->sums, 0, sizeof m->sums);
     for (int64_t i = 0; i < parts * m->M && !o->ranks; i++) counted += targets[i] >= 0;
     for (int part = 0; part < parts; part++) {
@@ -293,22 +346,38 @@ static gt_status add_parts(hy_model *m, const int32_t *tokens, const int32_t *ta
         TRY(upload_keep(m, keep));
         TRY(upload_control(m, o, m->loss_scale * (double)count / (double)(counted ? counted : 1),
                            o->window + part * m->B));
-        TRY(run_uploaded(m, part ? SLOT_ADD : SLOT_GRADIENT, part ? add_uploaded : gradient_uploaded));
-        TRY(m->be->read(m->be, total, m->total, GT_F32, 3));
-        for (int i = 0; i < 3; i++) m->sums[i] += total[i];
+        TRY(run_part(m, o, part, part == parts - 1));
+        if (part < parts - 1 || !has_gpu_sums(m, o)) TRY(add_totals(m));
     }
     return GT_OK;
+}
+
+/* Sums a gradient on a device through host memory, in pieces.  Every rank makes the same calls, also after an error. */
+static gt_status sum_through_host(hy_model *m, hy_ranks *ranks, gt_status own) {
+    enum { PIECE = 1 << 22 };
+    const int64_t most = m->param_total < PIECE ? m->param_total : PIECE;
+    float *numbers = malloc((size_t)most * sizeof *numbers);
+    if (!numbers && own == GT_OK)
+        own = hy_fail(GT_ERROR_MEMORY, "no memory for %lld gradients of a device", (long long)most);
+    for (int64_t done = 0, n; done < m->param_total; done += n) {
+        float *there = fp32_at(m, m->grads, done);
+        n = m->param_total - done < PIECE ? m->param_total - done : PIECE;
+        if (own == GT_OK) own = m->be->download(m->be, numbers, there, (size_t)n * sizeof *numbers);
+        if ((own = hy_ranks_sum(ranks, own, numbers, n)) != GT_OK) break;
+        own = m->be->upload(m->be, there, numbers, (size_t)n * sizeof *numbers);
+    }
+    free(numbers);
+    return own;
 }
 
 /* Replaces this rank's gradient and sums by the totals over all ranks.  Other ranks wait in this exchange, so `own`
  * passes them this rank's error. */
 static gt_status sum_over_ranks(hy_model *m, const hy_optimizer *o, gt_status own) {
-    const int is_host = m->be->fp32_bytes == sizeof(float) && !strcmp(m->be->name, "cpu");
-    if (own == GT_OK && !is_host)
-        own = hy_fail(GT_ERROR_UNSUPPORTED, "%d ranks: gradients on %s cannot be added up", o->ranks->size,
-                      m->be->device);
-    TRY(hy_ranks_sum(o->ranks, own, m->grads, m->param_total));
-    return hy_ranks_add(o->ranks, GT_OK, m->sums, 3);
+    if (strcmp(m->be->name, "cpu"))
+        own = sum_through_host(m, o->ranks, own);
+    else
+        own = hy_ranks_sum(o->ranks, own, m->grads, m->param_total);
+    return hy_ranks_add(o->ranks, own, m->sums, 3);
 }
 
 /* A step with several parts or ranks. */
@@ -320,12 +389,14 @@ static gt_status train_in_parts(hy_model *m, const int32_t *tokens, const int32_
     m->steps++, m->judged = 0;
     m->weights = UNTOUCHED;
     gt_status status = add_parts(m, tokens, targets, keep, o);
-    if (o->ranks) status = sum_over_ranks(m, o, status);
-    if (status != GT_OK) return status;
-    TRY(upload_control(m, o, m->loss_scale, o->window));
-    TRY(update_params(m));
-    m->has_sums = 1;
-    return GT_OK;
+    const int on_gpus = has_gpu_sums(m, o);
+    if (o->ranks && !on_gpus) status = sum_over_ranks(m, o, status);
+    if (status == GT_OK) status = upload_control(m, o, m->loss_scale, o->window);
+    if (status == GT_OK) status = update_params(m);
+    if (status == GT_OK && on_gpus) status = add_totals(m);
+    if (on_gpus) status = hy_ranks_add(o->ranks, status, m->sums, 3);
+    m->has_sums = status == GT_OK;
+    return status;
 }
 
 gt_status hy_model_train(hy_model *m, const int32_t *tokens, const int32_t *targets, const int32_t *keep,

@@ -1,8 +1,9 @@
 /* The CUDA backend.  It runs the kernels of gt_kernels.h and of hybrid_ops.cuh, and matrix products of cuBLASLt, on one
- * stream.  It records steps as CUDA graphs.
+ * stream.  NCCL adds up gradients on a second stream, beside that work.  The backend records steps as CUDA graphs.
  *
  * Results repeat bit for bit.  cuBLASLt may only choose algorithms with a fixed order of addition, so none that adds
  * partial sums by atomics.  It chooses by shape only, and the backend keeps the choice. */
+#include "hybrid_nccl.h"
 #include "hybrid_ops.cuh"
 
 #include <cublasLt.h>
@@ -46,6 +47,9 @@ struct CudaMachine : Machine {
     cudaEvent_t start, stop;         /* for start_clock and stop_clock */
     std::vector<cudaEvent_t> events; /* for mark */
     size_t events_used;
+    cudaStream_t sums_stream;            /* for NCCL */
+    cudaEvent_t fork, joined;            /* between the two streams */
+    cudaEvent_t before_join, after_join; /* for waited */
     std::vector<Plan> plans;
     std::vector<Recording> recordings;
     char* staging; /* pinned memory; free from byte staging_used on */
@@ -77,9 +81,17 @@ static gt_status check(cublasStatus_t status, const char* what) {
  * Copies from and to host memory pass through the pinned staging buffer, so the caller can continue while an upload
  * runs. */
 
+static gt_status poll_stream(void* stream, int* is_done) {
+    const cudaError_t error = cudaStreamQuery(static_cast<cudaStream_t>(stream));
+    *is_done = error == cudaSuccess;
+    return error == cudaErrorNotReady ? GT_OK : check(error, "a kernel");
+}
+
+/* With NCCL a kernel may wait for a rank that has failed, so the wait also looks for such failures. */
 static gt_status synchronize(hy_backend* be) {
     CudaMachine& m = cuda(be);
     m.staging_used = 0;
+    if (m.nccl) return hy_nccl_wait(m.nccl, poll_stream, m.stream);
     return check(cudaStreamSynchronize(m.stream), "a kernel");
 }
 
@@ -269,6 +281,45 @@ static gt_status run(hy_backend* be, int slot, gt_status (*record)(void* arg), v
     return record(arg);
 }
 
+/* ---- sums over ranks -------------------------------------------------------------------------
+ * The second stream forks from the first at each sum, and joins it once.  A recording captures both. */
+
+static void connect(hy_backend* be, hy_nccl* nccl) { be->nccl = nccl; }
+
+static gt_status sum(hy_backend* be, float* numbers, int64_t n) {
+    CudaMachine& m = cuda(be);
+    if (!n) return GT_OK;
+    TRY_CUDA(cudaEventRecord(m.fork, m.stream));
+    TRY_CUDA(cudaStreamWaitEvent(m.sums_stream, m.fork, 0));
+    return hy_nccl_sum(m.nccl, numbers, n, m.sums_stream);
+}
+
+/* Records an event whose time can be read.  In a graph such an event is a node of its own. */
+static gt_status record_time(CudaMachine& m, cudaEvent_t event) {
+    cudaStreamCaptureStatus capture;
+    TRY_CUDA(cudaStreamIsCapturing(m.stream, &capture));
+    const bool is_captured = capture == cudaStreamCaptureStatusActive;
+    const unsigned flags = is_captured ? cudaEventRecordExternal : cudaEventRecordDefault;
+    return check(cudaEventRecordWithFlags(event, m.stream, flags), "cudaEventRecordWithFlags");
+}
+
+static gt_status join(hy_backend* be) {
+    CudaMachine& m = cuda(be);
+    TRY_CUDA(cudaEventRecord(m.joined, m.sums_stream));
+    TRY(record_time(m, m.before_join));
+    TRY_CUDA(cudaStreamWaitEvent(m.stream, m.joined, 0));
+    return record_time(m, m.after_join);
+}
+
+static gt_status waited(hy_backend* be, double* seconds) {
+    CudaMachine& m = cuda(be);
+    float ms;
+    TRY(synchronize(be));
+    TRY_CUDA(cudaEventElapsedTime(&ms, m.before_join, m.after_join));
+    *seconds = 1e-3 * ms;
+    return GT_OK;
+}
+
 /* ---- gemm -------------------------------------------------------------------------------------
  * cuBLASLt stores matrices by columns, so it sees a matrix stored by rows as its transpose.  So the backend asks for
  * c^T = op(b)^T op(a)^T, with b as the first matrix and a as the second. */
@@ -425,14 +476,18 @@ static gt_status cuda_scratch(hy_backend* be, const hy_limits* limits, void* mem
 
 static void close(hy_backend* be) {
     CudaMachine& m = cuda(be);
-    if (m.stream) (void)cudaStreamSynchronize(m.stream);
-    forget_recordings(m);
+    const bool is_stopped = m.nccl && hy_nccl_stop(m.nccl);
+    if (m.stream && !is_stopped) (void)cudaStreamSynchronize(m.stream);
+    forget_recordings(m); /* before the communicator that they use */
+    hy_nccl_close(m.nccl);
     forget_plans(m);
     if (m.cublas) (void)cublasLtDestroy(m.cublas);
     if (m.staging) (void)cudaFreeHost(m.staging);
     if (m.start) (void)cudaEventDestroy(m.start);
-    if (m.stop) (void)cudaEventDestroy(m.stop);
+    for (cudaEvent_t event : {m.stop, m.fork, m.joined, m.before_join, m.after_join})
+        if (event) (void)cudaEventDestroy(event);
     for (cudaEvent_t event : m.events) (void)cudaEventDestroy(event);
+    if (m.sums_stream) (void)cudaStreamDestroy(m.sums_stream);
     if (m.stream) (void)cudaStreamDestroy(m.stream);
     delete &m;
 }
@@ -480,6 +535,11 @@ static gt_status describe_device(CudaMachine& m) {
 
 static gt_status open(CudaMachine& m) {
     TRY_CUDA(cudaStreamCreateWithFlags(&m.stream, cudaStreamNonBlocking));
+    TRY_CUDA(cudaStreamCreateWithFlags(&m.sums_stream, cudaStreamNonBlocking));
+    TRY_CUDA(cudaEventCreateWithFlags(&m.fork, cudaEventDisableTiming));
+    TRY_CUDA(cudaEventCreateWithFlags(&m.joined, cudaEventDisableTiming));
+    TRY_CUDA(cudaEventCreate(&m.before_join));
+    TRY_CUDA(cudaEventCreate(&m.after_join));
     TRY_CUDA(cudaMallocHost(reinterpret_cast<void**>(&m.staging), STAGING_BYTES));
     TRY_CUDA(cudaEventCreate(&m.start));
     TRY_CUDA(cudaEventCreate(&m.stop));
@@ -501,6 +561,10 @@ static void set_machine(CudaMachine& m) {
     m.copy = copy;
     m.zero = zero;
     m.synchronize = synchronize;
+    m.connect = connect;
+    m.sum = sum;
+    m.join = join;
+    m.waited = waited;
     m.start_clock = start_clock;
     m.stop_clock = stop_clock;
     m.memory_taken = memory_taken;
@@ -515,8 +579,12 @@ static void set_machine(CudaMachine& m) {
 
 } /* namespace hy */
 
-extern "C" gt_status hy_backend_cuda(hy_backend** backend, gt_dtype dtype) {
+extern "C" gt_status hy_backend_cuda(hy_backend** backend, gt_dtype dtype, int rank) {
+    int count = 0;
     *backend = nullptr;
+    if (rank >= 0 && cudaGetDeviceCount(&count) == cudaSuccess && count > 0)
+        if (const cudaError_t error = cudaSetDevice(rank % count))
+            return hy_fail(GT_ERROR_CUDA, "cudaSetDevice(%d): %s", rank % count, cudaGetErrorString(error));
     gt_status status = gt_device_supported(-1);
     if (status != GT_OK) return hy_fail(status, "%s", gt_last_error());
     hy::CudaMachine* m = new (std::nothrow) hy::CudaMachine();

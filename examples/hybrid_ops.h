@@ -319,6 +319,17 @@ struct hy_backend {
     gt_status (*zero)(hy_backend *, void *to, size_t bytes);
     gt_status (*synchronize)(hy_backend *);
 
+    /* Sums over the GPUs of all ranks; NULL: only hy_ranks_sum adds up gradients.
+     * connect gives the backend a communicator, which `close` closes.  NULL in nccl: there is none yet.
+     * sum replaces numbers [n] by their sum over all ranks, after all earlier work and beside later work.
+     * join makes later work wait for all sums.
+     * waited gives the seconds for which the latest join delayed the device; it waits for the device. */
+    struct hy_nccl *nccl;
+    void (*connect)(hy_backend *, struct hy_nccl *);
+    gt_status (*sum)(hy_backend *, float *numbers, int64_t n);
+    gt_status (*join)(hy_backend *);
+    gt_status (*waited)(hy_backend *, double *seconds);
+
     /* For measurements; NULL: the backend has no device clock and no memory of its own.
      * stop_clock waits, and gives the seconds that the device spent on the work enqueued since start_clock.
      * memory_taken gives the bytes of device memory taken since the backend was opened.  They include alloc, the code
@@ -382,9 +393,9 @@ struct hy_backend {
  * (*backend)->close(*backend). */
 gt_status hy_backend_cpu(hy_backend **backend);
 
-/* Opens a backend on the current CUDA device, with activations of `dtype`.  Returns GT_ERROR_NO_CUDA in a build without
- * CUDA. */
-gt_status hy_backend_cuda(hy_backend **backend, gt_dtype dtype);
+/* Opens a backend on a CUDA device, with activations of `dtype`.  rank: the device has this number, modulo the number
+ * of devices; below 0: it is the current device.  Returns GT_ERROR_NO_CUDA in a build without CUDA. */
+gt_status hy_backend_cuda(hy_backend **backend, gt_dtype dtype, int rank);
 
 /* Stores the text as this thread's last error and returns `status`.  For backends and the model. */
 gt_status hy_fail(gt_status status, const char *format, ...);

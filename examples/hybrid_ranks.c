@@ -51,6 +51,16 @@ void hy_limit_stall(int seconds) {
     rearm();
 }
 
+void hy_ranks_deadline(const char *what) {
+    alarm(0);
+    describe_hang();
+    rearm();
+    if (!what) return;
+    snprintf(hung, sizeof hung, "hybrid_train: rank %d: %s\n", watched_rank, what);
+    signal(SIGALRM, on_alarm);
+    alarm(HY_RANKS_PATIENCE);
+}
+
 void hy_alive(const char *format, ...) {
     va_list list;
     if (!watched) return;
@@ -80,24 +90,28 @@ enum { MEET, SUM, ADD, SHARE, GATHER, CLOSE };
 
 /* A message.  Every rank sends one to rank 0, and gets the verdict of rank 0 back. */
 typedef struct message {
-    int call, status, signal;
+    int call, status, signal, follows;
     char text[640]; /* the error message */
 } message;
 
-#ifdef HY_MPI
-/* ---- MPI ---------------------------------------------------------------------------------------- */
-
-enum { TO_0 = 1, FROM_0 }; /* tags */
-static const char *const call_names[] = {"meet", "sum", "add", "share", "gather", "close"};
-static message *inbox;        /* [size], on rank 0 */
-static MPI_Request *requests; /* [size + 1] */
-enum { BUCKET = 1 << 20 };    /* numbers summed at once; small, since MPI needs as much memory again */
+/* Yields of a wait before it sleeps, for a step on a GPU.  They take longer than such a step, and a sleep would take
+ * some per cent of it. */
+enum { YIELDS = 20000 };
 
 static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
+
+#ifdef HY_MPI
+/* ---- MPI ---------------------------------------------------------------------------------------- */
+
+enum { TO_0 = 1, FROM_0, NOTICE }; /* tags; NOTICE: the sender has failed */
+static const char *const call_names[] = {"meet", "sum", "add", "share", "gather", "close"};
+static message *inbox;        /* [size], on rank 0 */
+static MPI_Request *requests; /* [size + 1] */
+enum { BUCKET = 1 << 20 };    /* numbers summed at once; small, since MPI needs as much memory again */
 
 /* Ends every rank because some did not arrive for `seconds`.  Request i, i < n, belongs to rank i + 1.  failure: the
  * error of this rank, or NULL. */
@@ -119,23 +133,45 @@ static void give_up(const hy_ranks *r, int n, int seconds, const char *failure) 
     _exit(1);
 }
 
-/* Waits for n requests.  is_by_rank: request i belongs to rank i + 1, as in give_up.
- * Only one rank should give up.  It is the lowest that waits, usually rank 0, which knows who is missing: every rank
- * waits GRACE seconds longer than the rank before it. */
+/* Seconds that a rank waits before it gives up, if the limit is `seconds`.  Only one rank should give up.  It is the
+ * lowest that waits, usually rank 0, which knows who is missing: every rank waits GRACE seconds longer than the rank
+ * before it.  A failed rank knows the reason itself, so it need not wait long for the ranks before it. */
+static int patience_of(const hy_ranks *r, int seconds, int has_failed) {
+    const int most = has_failed ? 2 : 30;
+    return seconds + GRACE * (r->rank < most ? r->rank : most) - (has_failed && r->rank >= most);
+}
+
+/* Waits for n requests.  is_by_rank: request i belongs to rank i + 1, as in give_up. */
 static void await(const hy_ranks *r, int n, int is_by_rank, const char *failure) {
-    const int later = GRACE * (r->rank < 30 ? r->rank : 30);
-    const int most = failure ? HY_RANKS_PATIENCE + later : watched ? watched + GRACE + later : 0;
+    const int most = failure ? patience_of(r, HY_RANKS_PATIENCE, 1) : watched ? patience_of(r, watched + GRACE, 0) : 0;
+    const int yields = r->waits_on_gpu ? YIELDS : 100; /* ranks on CPUs need each other's cores */
     const double start = now();
     int is_done = 0;
     alarm(0); /* a rank that waits for others does not hang itself */
     for (int spins = 0; MPI_Testall(n, requests, &is_done, MPI_STATUSES_IGNORE), !is_done; spins++) {
-        if (spins < 100)
+        if (spins < yields)
             sched_yield();
         else
-            usleep(spins < 1000 ? 20 : 500);
+            usleep(spins < yields + 900 ? 20 : 500);
         if (most > 0 && now() - start > most) give_up(r, is_by_rank ? n : 0, most, failure);
     }
     rearm();
+}
+
+/* Notifies the other ranks that this rank has failed.  The message is empty, so MPI needs no buffer for it. */
+static void notify_all(const hy_ranks *r) {
+    for (int i = 0; i < r->size; i++) {
+        MPI_Request request;
+        if (i == r->rank) continue;
+        MPI_Isend(NULL, 0, MPI_BYTE, i, NOTICE, MPI_COMM_WORLD, &request);
+        MPI_Request_free(&request);
+    }
+}
+
+static int has_notice(void) {
+    int is_there = 0;
+    MPI_Iprobe(MPI_ANY_SOURCE, NOTICE, MPI_COMM_WORLD, &is_there, MPI_STATUS_IGNORE);
+    return is_there;
 }
 
 static void send(const message *m, int to, int tag, MPI_Request *request) {
@@ -143,15 +179,17 @@ static void send(const message *m, int to, int tag, MPI_Request *request) {
     MPI_Isend(m, bytes, MPI_BYTE, to, tag, MPI_COMM_WORLD, request);
 }
 
-/* The verdict on the messages of all ranks: the failure of the lowest rank with one; else an error if the calls
- * differ. */
+/* The verdict on the messages of all ranks: the failure of the lowest rank with one of its own; else an error if the
+ * calls differ. */
 static message judge(const hy_ranks *r) {
     message all = inbox[0];
     int failures = 0, first = 0;
     for (int i = r->size - 1; i >= 0; i--) {
         if (inbox[i].signal) all.signal = inbox[i].signal;
-        if (inbox[i].status != GT_OK) failures++, first = i;
+        if (inbox[i].status != GT_OK && !inbox[i].follows) failures++, first = i;
     }
+    for (int i = 0; i < r->size && !failures; i++)
+        if (inbox[i].status != GT_OK) failures++, first = i;
     all.status = inbox[first].status;
     if (failures == r->size) return all;
     if (failures) snprintf(all.text, sizeof all.text, "rank %d: %.600s", first, inbox[first].text);
@@ -205,7 +243,7 @@ static void gather(const hy_ranks *r, const double *numbers, double *all, int n,
     await(r, 1, 0, NULL);
 }
 
-/* Sets the rank, the number of ranks, and the number of ranks on this machine. */
+/* Sets the rank, the number of ranks, and the place among the ranks of this machine. */
 static gt_status join(hy_ranks *r) {
     int provided, length;
     char version[MPI_MAX_LIBRARY_VERSION_STRING];
@@ -216,6 +254,9 @@ static gt_status join(hy_ranks *r) {
     MPI_Comm_size(MPI_COMM_WORLD, &r->size);
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine);
     MPI_Comm_size(machine, &r->local);
+    MPI_Comm_rank(machine, &r->local_rank);
+    r->machine = r->rank;
+    MPI_Bcast(&r->machine, 1, MPI_INT, 0, machine);
     MPI_Comm_free(&machine);
     MPI_Get_library_version(version, &length);
     snprintf(r->library, sizeof r->library, "%.*s", (int)strcspn(version, ",\n"), version);
@@ -225,6 +266,7 @@ static gt_status join(hy_ranks *r) {
 }
 
 static void leave(void) {
+    while (has_notice()) MPI_Recv(NULL, 0, MPI_BYTE, MPI_ANY_SOURCE, NOTICE, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     MPI_Finalize();
     free(inbox);
     free(requests);
@@ -232,6 +274,12 @@ static void leave(void) {
 
 #else
 static void exchange_all(const hy_ranks *r, message *m) { (void)r, (void)m; }
+static void notify_all(const hy_ranks *r) { (void)r; }
+static int has_notice(void) { return 0; }
+static int patience_of(const hy_ranks *r, int seconds, int has_failed) { return (void)r, (void)has_failed, seconds; }
+static void give_up(const hy_ranks *r, int n, int seconds, const char *failure) {
+    (void)r, (void)n, (void)seconds, (void)failure;
+}
 static void sum(const hy_ranks *r, float *numbers, int64_t n) { (void)r, (void)numbers, (void)n; }
 static void broadcast(const hy_ranks *r, void *bytes, size_t count) { (void)r, (void)bytes, (void)count; }
 static void gather(const hy_ranks *r, const double *numbers, double *all, int n, int to_all) {
@@ -248,7 +296,7 @@ static void leave(void) {}
 
 gt_status hy_ranks_open(hy_ranks *r) {
     const int expected = launched();
-    *r = (hy_ranks){.size = 1, .local = 1};
+    *r = (hy_ranks){.size = 1, .local = 1}; /* the first and only rank of its machine */
     if (!expected) return GT_OK;
     gt_status status = join(r);
     watched_rank = r->rank, watched_size = r->size;
@@ -262,9 +310,10 @@ gt_status hy_ranks_open(hy_ranks *r) {
 }
 
 static gt_status exchange(hy_ranks *r, int call, gt_status own) {
-    message m = {.call = call, .status = (int)own, .signal = r->asked ? r->asked() : 0};
+    message m = {.call = call, .status = (int)own, .signal = r->asked ? r->asked() : 0, .follows = r->follows};
     if (r->failed != GT_OK) return r->failed;
     if (own != GT_OK) snprintf(m.text, sizeof m.text, "%s", hy_last_error());
+    if (own != GT_OK && r->waits_on_gpu && !r->follows) notify_all(r);
     if (r->size > 1) exchange_all(r, &m);
     rearm();
     r->signal = m.signal;
@@ -277,6 +326,33 @@ gt_status hy_ranks_close(hy_ranks *r, gt_status own) {
     alarm(0);
     if (*r->library) leave();
     *r->library = 0;
+    return status;
+}
+
+/* ---- waiting for a device ----------------------------------------------------------------------- */
+
+/* A single rank keeps the alarm of the time limit.  With several, a rank that waits gives up later than a rank that
+ * hangs. */
+gt_status hy_ranks_await(hy_ranks *r, gt_status (*poll)(void *arg, int *is_done), void *arg) {
+    const int most = watched && r->size > 1 ? patience_of(r, watched + GRACE, 0) : 0;
+    const double start = now();
+    gt_status status = GT_OK;
+    int is_done = 0;
+    if (r->size > 1) alarm(0);
+    for (int spins = 0; status == GT_OK; spins += spins < YIELDS) {
+        status = poll(arg, &is_done);
+        if (status != GT_OK || is_done) break;
+        if (r->size > 1 && has_notice()) {
+            r->follows = 1;
+            status = hy_fail(GT_ERROR_CUDA, "another rank has failed");
+        }
+        if (most && now() - start > most) give_up(r, 0, most, NULL);
+        if (spins < YIELDS)
+            sched_yield();
+        else
+            usleep(50);
+    }
+    if (r->size > 1) rearm();
     return status;
 }
 

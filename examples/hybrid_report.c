@@ -233,6 +233,7 @@ void hy_print_start(const trainer *t) {
     if (t->ranks.size > 1)
         hy_screen_entry(s, START, "ranks", "%d, each with %lld of the %lld windows and all of the above memory; %s",
                         t->ranks.size, (long long)t->batch.rows, (long long)o->batch, t->ranks.library);
+    if (*t->transport) hy_screen_entry(s, START, "gradients", "added up by %s", t->transport);
     if (o->dropout > 0) hy_screen_entry(s, START, "", "dropout %g", o->dropout);
     if (o->ema > 0)
         hy_screen_entry(s, START, "", "evaluations and samples take a moving average of the weights, %g", o->ema);
@@ -396,6 +397,9 @@ void hy_print_final(const trainer *t) {
     if (t->speed > 0)
         hy_screen_entry(s, FINAL, "speed", "steps %d to %d: %s tokens/s by the clock, evaluations left out", SPEED_FROM,
                         SPEED_TO, hy_grouped((int64_t)t->speed).text);
+    if (t->waited_of > 0)
+        hy_screen_entry(s, FINAL, "waiting", "%.2f %% of the time of steps, until NCCL had added up the gradients",
+                        100 * t->waited / t->waited_of);
     hy_screen_entry(s, FINAL, "memory", "%.1f MiB", memory_mib(t));
     print_watch(t);
     hy_screen_entry(s, FINAL, "gates", "%d PASS, %d WARN, %d FAIL", hy_count_gates(t, HY_PASS),

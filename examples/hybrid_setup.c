@@ -4,6 +4,7 @@
 #include "hybrid_calls.h"
 #include "hybrid_cpu.h"
 #include "hybrid_limit.h"
+#include "hybrid_nccl.h"
 #include "hybrid_plan.h"
 #include <math.h>
 #include <stdlib.h>
@@ -36,7 +37,7 @@ static gt_status open_device(trainer *t, const char *wanted, const char *on_cuda
         snprintf(t->why, sizeof t->why, "as --device says");
         return hy_backend_cpu(&t->backend);
     }
-    status = hy_backend_cuda(&t->backend, dtype_of(on_cuda));
+    status = hy_backend_cuda(&t->backend, dtype_of(on_cuda), t->ranks.size > 1 ? t->ranks.local_rank : -1);
     if (status == GT_OK) {
         snprintf(t->why, sizeof t->why, "CUDA works here");
         return GT_OK;
@@ -116,9 +117,6 @@ static gt_status open_backend(trainer *t) {
     if (saved && !*dtype && !on_cpu) dtype = saved;
     gt_status status = open_device(t, wanted, dtype);
     if (status == GT_OK && wanted != o->device && on_cpu) snprintf(t->why, sizeof t->why, "as the run that goes on");
-    if (status == GT_OK && t->ranks.size > 1 && !o->plan.count && !o->list_models && strcmp(t->backend->name, "cpu"))
-        status = hy_fail(GT_ERROR_UNSUPPORTED, "device: %s: %d ranks run on CPUs alone; give --device cpu",
-                         t->backend->name, t->ranks.size);
     return status;
 }
 
@@ -153,6 +151,9 @@ static gt_status find_mode(const hy_options *o, int ranks, const char **mode) {
         if (!modes[i].trains && (*o->save || *o->csv))
             return hy_fail(GT_ERROR_VALUE, "--%s trains nothing: no --%s with it", *mode, *o->save ? "save" : "csv");
     }
+    if (ranks > 1 && !strcmp(o->fallback, "cpu"))
+        return hy_fail(GT_ERROR_VALUE, "fallback: cpu works in one process, and here are %d ranks; leave it out",
+                       ranks);
     return hy_options_fit(o, *mode);
 }
 
@@ -555,6 +556,77 @@ static gt_status agree(trainer *t, gt_status own) {
     return hy_ranks_agree(&t->ranks, own, pairs, (size_t)(at - pairs));
 }
 
+/* ---- sums of gradients over GPUs ----------------------------------------------------------------- */
+
+/* A number for the GPU's address, such as 0000:0A:00.0; -1: the address is not known. */
+static double pci_number(const char *pci) {
+    unsigned domain, bus, device;
+    if (sscanf(pci, "%x:%x:%x", &domain, &bus, &device) != 3) return -1;
+    return (domain * 256.0 + bus) * 256 + device;
+}
+
+/* Finds two ranks that have the same GPU.  pair[0] = -1: there are none. */
+static gt_status find_shared_gpu(trainer *t, int pair[2]) {
+    const int size = t->ranks.size;
+    const double own[2] = {t->ranks.machine, pci_number(t->backend->pci)};
+    double *all = t->ranks.rank ? NULL : malloc((size_t)size * sizeof own);
+    gt_status status = t->ranks.rank || all ? GT_OK : hy_fail(GT_ERROR_MEMORY, "no memory to compare GPUs");
+    status = hy_ranks_gather(&t->ranks, status, own, all, 2);
+    pair[0] = pair[1] = -1;
+    for (int i = 0; i < size && all && status == GT_OK; i++)
+        for (int k = 0; k < i && all[2 * i + 1] >= 0; k++)
+            if (all[2 * i] == all[2 * k] && all[2 * i + 1] == all[2 * k + 1]) pair[0] = k, pair[1] = i;
+    free(all);
+    return hy_ranks_share(&t->ranks, status, pair, 2 * sizeof *pair);
+}
+
+/* Finds out whether all ranks can use NCCL, and sets t->transport. */
+static gt_status choose_transport(trainer *t, int *takes_nccl) {
+    const int is_demanded = !strcmp(t->options.nccl, "on");
+    char reason[160] = "";
+    int pair[2] = {-1, -1};
+    *takes_nccl = 0;
+    if (is_demanded && !strcmp(t->backend->name, "cpu"))
+        return hy_fail(GT_ERROR_VALUE, "nccl: on has no effect on the CPU; leave it out");
+    if (!strcmp(t->backend->name, "cpu") || (t->ranks.size == 1 && !is_demanded)) return GT_OK;
+    if (!strcmp(t->options.nccl, "off")) {
+        snprintf(t->transport, sizeof t->transport, "MPI, through host memory");
+        return GT_OK;
+    }
+    gt_status status = hy_nccl_load();
+    double lacking = status != GT_OK;
+    if (status != GT_OK) snprintf(reason, sizeof reason, "%s", hy_last_error());
+    if (is_demanded) status = hy_ranks_meet(&t->ranks, status); /* its message names a rank */
+    if (is_demanded && status != GT_OK) return hy_fail(status, "nccl: %s", hy_last_error());
+    if ((status = hy_ranks_add(&t->ranks, GT_OK, &lacking, 1)) != GT_OK) return status;
+    if (lacking > 0 && !*reason) snprintf(reason, sizeof reason, "%.0f ranks cannot load it", lacking);
+    if (!*reason && (status = find_shared_gpu(t, pair)) != GT_OK) return status;
+    if (pair[0] >= 0) snprintf(reason, sizeof reason, "ranks %d and %d have the same GPU", pair[0], pair[1]);
+    if (is_demanded && *reason) return hy_fail(GT_ERROR_UNSUPPORTED, "nccl: %s, which NCCL refuses", reason);
+    *takes_nccl = !*reason;
+    if (*takes_nccl)
+        snprintf(t->transport, sizeof t->transport, "NCCL %s, on the GPUs, beside backward", hy_nccl_version());
+    else
+        snprintf(t->transport, sizeof t->transport, "MPI, through host memory; no NCCL: %s", reason);
+    return GT_OK;
+}
+
+/* Connects the GPUs of all ranks if NCCL sums their gradients. */
+static gt_status connect_gpus(trainer *t) {
+    int takes_nccl;
+    hy_nccl_id id = {{0}};
+    hy_nccl *nccl = NULL;
+    gt_status status = choose_transport(t, &takes_nccl);
+    if (status != GT_OK || !takes_nccl) return status;
+    if (!t->ranks.rank) status = hy_nccl_new_id(&id);
+    if ((status = hy_ranks_share(&t->ranks, status, &id, sizeof id)) != GT_OK) return status;
+    hy_alive("NCCL connects the GPUs of all ranks");
+    t->ranks.waits_on_gpu = 1;
+    status = hy_nccl_open(&nccl, &t->ranks, &id);
+    if (status == GT_OK) t->backend->connect(t->backend, nccl);
+    return hy_ranks_meet(&t->ranks, status);
+}
+
 gt_status hy_set_up(trainer *t, const char *program) {
     const hy_options *o = &t->options;
     hy_limit_stall((int)o->stall_timeout);
@@ -572,6 +644,8 @@ gt_status hy_set_up(trainer *t, const char *program) {
     if (t->backend->dtype == GT_F16) t->loss_scale = exp2(floor(log2((double)(SCALE_PER_TOKEN * o->batch * o->seq))));
     t->held_out = -1;
     for (int i = 0; i < o->plan.count && status == GT_OK; i++) status = check_share(t, o->plan.of[i]);
+    int takes_nccl;
+    if (status == GT_OK && o->plan.count) status = choose_transport(t, &takes_nccl);
     if (status != GT_OK || o->list_models || o->check || o->bench.count || o->plan.count) return status;
     if (*o->generate) { /* the batch needs only room for the prompt */
         t->config.samples = (int)o->batch, t->config.stateful = 0;
@@ -591,6 +665,7 @@ gt_status hy_set_up(trainer *t, const char *program) {
     if (status == GT_OK) status = load_file(t);
     if (status == GT_OK && !t->ranks.rank) status = check_save(t);
     if (t->ranks.size > 1) status = agree(t, status); /* before any rank writes a file */
+    if (status == GT_OK && !t->config.inference && !o->profile) status = connect_gpus(t);
     if (status != GT_OK) return status;
     hy_alive("the model is there, the log comes next");
     if (t->ranks.rank) return GT_OK; /* only rank 0 writes a log */

@@ -9,7 +9,7 @@
  *     hybrid_bench                      measurements
  *     hybrid_calls, hybrid_profile      the time of each call of a step
  *     hybrid_plan                       memory on a GPU that need not be present
- *     hybrid_ranks                      several processes
+ *     hybrid_ranks, hybrid_nccl         several processes; sums over their GPUs
  *     hybrid_log, hybrid_screen         streams and the log; tables on a screen
  *     hybrid_save, hybrid_limit         model files; the memory limit of a container
  *     hybrid_generate                   text from a model */

@@ -42,7 +42,8 @@ typedef struct trainer {
     hy_file file;           /* the model file to read; an empty path: none */
     int data_is_files;      /* 1: the path of the text comes from the model file */
     hy_backend *backend;
-    char why[256]; /* reason for the choice of device */
+    char why[256];       /* reason for the choice of device */
+    char transport[256]; /* how ranks with GPUs add up gradients; "": no ranks, or ranks on CPUs */
     hy_config config;
     hy_plan plan;
     hy_model *model;
@@ -64,6 +65,8 @@ typedef struct trainer {
     double aside;              /* seconds spent on evaluations and samples */
     double speed_start, speed; /* speed: tokens/s between steps SPEED_FROM and SPEED_TO; 0: not reached */
     int64_t speed_tokens;
+    double waited, waited_of;     /* NCCL: seconds for which the GPU waited for sums, of so many seconds of steps */
+    int64_t replayed;             /* steps of this process, for `waited`; the first two also record graphs */
     double loss_scale;            /* loss scale of fp16; 1 for other types */
     int64_t scale_steps;          /* finite steps since the scale last changed */
     double first_loss, held_out;  /* held_out: latest point of the held-out curve; below 0: none yet */

@@ -1,7 +1,9 @@
-/* A device that fails, for the trainer's tests: the CPU backend under the name hy_backend_cuda.  With
+/* A device that fails, for the trainer's tests: the CPU backend under the name hy_backend_cuda.  Its GPUs have NCCL
+ * (tests/fake_nccl.c).  With
  * HY_FAULT="OPERATION N" the N-th call of gemm, adamw or read fails.  With " for good" at the end, all later calls of
  * these three fail, too.  With "late N" the N-th call of wkv_ssm_backward fails.  As with a kernel's error, the next
  * call that waits for the device reports that failure. */
+#include "fake_stream.h"
 #include "hybrid_ops.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,17 +48,19 @@ static gt_status faulty_read(hy_backend *be, double *host, const void *from, gt_
     return status == GT_OK ? working.read(be, host, from, dtype, n) : status;
 }
 
-gt_status hy_backend_cuda(hy_backend **backend, gt_dtype dtype) {
+gt_status hy_backend_cuda(hy_backend **backend, gt_dtype dtype, int rank) {
     static char name[16], rest[16];
     const char *fault_at = getenv("HY_FAULT");
     gt_status status = hy_backend_cpu(backend);
     (void)dtype; /* it computes in fp32 */
     if (status != GT_OK) return status;
     if (fault_at && sscanf(fault_at, "%15s %ld %15[a-z ]", name, &left, rest) >= 2) operation = name, end = rest;
+    fake_stream_open(*backend);
     working = **backend;
     (*backend)->name = "faulty";
     snprintf((*backend)->device, sizeof working.device, "a device that fails");
     snprintf((*backend)->pci, sizeof working.pci, "0000:0A:00.0");
+    fake_stream_address(*backend, rank);
     (*backend)->gemm = faulty_gemm;
     (*backend)->adamw = faulty_adamw;
     (*backend)->read = faulty_read;

@@ -1,6 +1,7 @@
 /* hy_backend_cuda emulated on the CPU: the kernels of the GPU's backend on the host's memory.  The plain product
  * replaces cuBLASLt's.  Reading a result reports the faults that the emulation found so far. */
 #include "../examples/hybrid_ops.cuh"
+#include "fake_stream.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -58,7 +59,7 @@ static gt_status emu_gemm(hy_backend* be, const hy_gemm_args* args) {
 
 } /* namespace hy */
 
-extern "C" gt_status hy_backend_cuda(hy_backend** backend, gt_dtype dtype) {
+extern "C" gt_status hy_backend_cuda(hy_backend** backend, gt_dtype dtype, int rank) {
     hy::Machine* m = new hy::Machine();
     m->name = "emulated";
     snprintf(m->device, sizeof m->device, "the CPU, emulating a GPU");
@@ -76,6 +77,8 @@ extern "C" gt_status hy_backend_cuda(hy_backend** backend, gt_dtype dtype) {
     m->synchronize = hy::emu_synchronize;
     m->run = hy::emu_run;
     m->gemm = hy::emu_gemm;
+    fake_stream_open(m);
+    fake_stream_address(m, rank);
     emu::set_seed((uint64_t)dtype); /* each dtype has another schedule of warps */
     *backend = m;
     return GT_OK;

@@ -1159,7 +1159,7 @@ static void test_errors(void) {
     check_refusal("rmsnorm_linear", be32->rmsnorm_linear_forward(be32, &head), GT_ERROR_WORKSPACE, "workspace_bytes");
     check_refusal("wkv6", be32->wkv6_forward(be32, &wkv6), GT_ERROR_SIZE, "gt_ref_wkv6_forward: N");
     hy_backend *cuda = be32;
-    if (hy_backend_cuda(&cuda, GT_BF16) == GT_ERROR_NO_CUDA)
+    if (hy_backend_cuda(&cuda, GT_BF16, -1) == GT_ERROR_NO_CUDA)
         check(cuda == NULL && strstr(hy_last_error(), "built without"), "hy_backend_cuda: \"%s\"", hy_last_error());
     else if (cuda)
         cuda->close(cuda);
@@ -1332,7 +1332,7 @@ static void test_device_cases(void) {
 
 static void test_dtype(gt_dtype dtype) {
     static const char *const variants[] = {"HY", "GF", "WS", "RF", "CP"};
-    gt_status status = hy_backend_cuda(&device, dtype);
+    gt_status status = hy_backend_cuda(&device, dtype, -1);
     if (status == GT_ERROR_NO_DEVICE && !gpu_is_present()) {
         printf("SKIP: %s\n", hy_last_error());
         exit(77);

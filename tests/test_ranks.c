@@ -1,8 +1,10 @@
 /* Tests of hybrid_train under mpirun: two and four ranks against one process, and runs that end early.
  *
- *     test_ranks HYBRID_TRAIN MPIRUN [short | long]
+ *     test_ranks HYBRID_TRAIN MPIRUN [short | long | nccl FOLDER [few]]
  *
- * short: leaves out the comparisons that take most of the time.  long: 200 steps, and kills at random moments. */
+ * short: leaves out the comparisons that take most of the time.  long: 200 steps, and kills at random moments.
+ * nccl: HYBRID_TRAIN has a device in host memory, and FOLDER has the library of tests/fake_nccl.c.  few: the device is
+ * slow. */
 #define _XOPEN_SOURCE 700
 #include "trainer.h"
 #include "hybrid_file.h"
@@ -378,11 +380,137 @@ static void test_kills(void) {
     remove_run();
 }
 
+/* ---- NCCL ----------------------------------------------------------------------------------- */
+
+#define ON_GPU "--model HY --hidden 32 --layers 2 --batch 4 --seq 32 --device cuda" SHORT
+#define BUCKETS ON_GPU "--hidden 160 --layers 5 --batch 2 --seq 8 "
+enum { NCCL_IN_TIME = 20 }; /* seconds for a run with a failing rank; the longest takes 10 on a quiet machine */
+
+/* Runs the same steps by NCCL and by MPI, and if repeats > 0 by NCCL again.  Two ranks add two numbers, so that MPI and
+ * NCCL give the same bits.  More ranks may add in another order. */
+static void same_sums(int ranks, const char *options, int repeats, double bound) {
+    static const char *const uses[] = {"on", "off", "on"};
+    for (int i = 0; i < 2 + repeats; i++) {
+        char more[160];
+        snprintf(more, sizeof more, "--device cuda --nccl %s --steps 3 --save n%d.st --csv n%d.csv", uses[i], i, i);
+        run_quietly(ranks, options, more);
+    }
+    CHECK(within("n0.st", "n1.st", "", bound) && logs_within("n0.csv", "n1.csv", LOSS, bound));
+    if (repeats) CHECK(within("n0.st", "n2.st", "", 0) && logs_within("n0.csv", "n2.csv", GRADIENT, 0));
+    if (system("rm n?.st n?.csv")) abort();
+}
+
+static void test_nccl_sums(void) {
+    same_sums(2, ON_GPU "--model CP --batch 8 --micro-batch 2 --dropout 0.2", 0, 0);
+    same_sums(2, ON_GPU "--stateful --split tracks --ema 0.9", 0, 0);
+    same_sums(4, ON_GPU, 1, 1e-6);
+    same_sums(0, ON_GPU, 0, 0); /* a single process without mpirun */
+    /* ranks on GPUs compute what ranks on CPUs do */
+    run_quietly(2, ON_GPU, "--steps 2 --lr 0.001 --save g.st");
+    run_quietly(2, LITTLE, "--steps 2 --lr 0.001 --save c.st");
+    CHECK(within("g.st", "c.st", "", 0));
+}
+
+static void test_nccl_slow(void) { same_sums(2, ON_GPU "--seq 16", 0, 0); }
+
+/* A gradient of several buckets: every number is summed once in each step. */
+static void test_nccl_buckets(void) {
+    long sums, floats, parameters = 0;
+    same_sums(2, BUCKETS, 0, 0);
+    char *text = read_string("sums.1"), *plan = run(0, 0, "--plan 2 --model HY --hidden 160 --layers 5");
+    CHECK(sscanf(text, "%ld sums, %ld floats", &sums, &floats) == 2);
+    const char *at = strstr(plan, "\nHY,");
+    for (int i = 0; i < 5 && at; i++) at = strchr(at + 1, ',');
+    if (at) parameters = atol(at + 1);
+    /* each tensor is padded to 64 numbers, so the gradient is a little longer than the parameters */
+    if (!CHECK(sums >= 3 * 3 && sums % 3 == 0 && floats >= 3 * parameters && floats < 3.1 * (double)parameters))
+        printf("  %ld sums of %ld floats in 3 steps, %ld parameters\n", sums, floats, parameters);
+    free(text), free(plan);
+}
+
+static void test_nccl_choice(void) {
+    static const struct {
+        const char *gpus, *line, *text1, *text2;
+        int status;
+    } cases[] = {
+        {"2", "-n 2 ./rank " ON_GPU "--steps 4", "added up by NCCL 2.28.9, on the GPUs", "waiting", 0},
+        {"3", "-n 4 ./rank " ON_GPU "--steps 1", "through host memory; no NCCL: ranks 0 and 3 have", "the same GPU", 0},
+        {"1", "-n 2 ./rank " ON_GPU "--nccl on", "nccl: ranks 0 and 1 have the same GPU, which NCCL refuses", "", 1},
+        {"2", "-n 1 ./rank " ON_GPU "--steps 1 : -n 1 env LD_LIBRARY_PATH=. ./rank " ON_GPU "--steps 1",
+         "through host memory; no NCCL: 1 ranks cannot load", "", 0},
+        {"2", "-n 1 ./rank " ON_GPU "--nccl on : -n 1 env LD_LIBRARY_PATH=. ./rank " ON_GPU "--nccl on",
+         "nccl: rank 1: ", "libnccl.so.2: ", 1},
+        {"2", "-n 2 ./rank --plan 16 --model HY", "# gradients are added up by NCCL 2.28.9", "of each of 2 ranks", 0},
+        {"2", "-n 2 ./rank " LITTLE "--nccl on", "nccl: on has no effect with --device cpu", "", 2},
+        {"2", "-n 2 ./rank --eval g.st --nccl on", "nccl: has no effect with --eval; leave it out", "", 2},
+        {"2", "-n 2 ./rank --eval g.st --device cuda", "held-out loss ", "", 0},
+        {"2", "-n 2 ./rank " ON_GPU "--save x.st --fallback cpu", "fallback: cpu works in one process, and here are 2",
+         "", 2},
+    };
+    write_string("libnccl.so.2", "this is no library, and it is longer than an ELF header, of 64 bytes, would be\n");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        setenv("HY_GPUS", cases[i].gpus, 1);
+        const int got = wait_for(start_mpirun(cases[i].line));
+        char *out = read_string("out.txt");
+        if (!CHECK(got == cases[i].status && strstr(out, cases[i].text1) && strstr(out, cases[i].text2)))
+            printf("  mpirun %s\n  exits with %d and says:\n%s\n", cases[i].line, got, out);
+        free(out);
+    }
+    setenv("HY_GPUS", "8", 1);
+}
+
+/* Runs `ranks` ranks with a fault.  All must end in time and print both texts; a rank may be aborted. */
+static void nccl_fails(const char *fault, int ranks, const char *options, const char *text1, const char *text2,
+                       int is_aborted) {
+    char line[1024], name[32];
+    if (system("rm -f aborted.*")) abort();
+    snprintf(line, sizeof line, "-n %d ./rank " ON_GPU "--steps 1000000 %s", ranks, options);
+    setenv("HY_NCCL", fault, 1);
+    const double start = now();
+    CHECK(ranks_say(0, line, text1, text2));
+    if (!CHECK(now() - start < NCCL_IN_TIME)) printf("  %s: %.1f s\n", fault, now() - start);
+    unsetenv("HY_NCCL");
+    for (int i = 0; i < ranks && is_aborted; i++) {
+        snprintf(name, sizeof name, "aborted.%d", i);
+        if (!CHECK(!access(name, F_OK))) printf("  %s: no %s\n", fault, name);
+    }
+}
+
+static void test_nccl_faults(void) {
+    nccl_fails("ncclCommInitRank 1 1", 2, "", "rank 1: ncclCommInitRank: unhandled system error", "", 0);
+    nccl_fails("ncclAllReduce 1 5", 2, "", "step 5 on a device that fails: rank 1: ncclAllReduce: unhandled system", "",
+               1);
+    nccl_fails("async 3 2", 4, "", "step 2 on a device that fails: rank 3: ncclCommGetAsyncError: a remote process", "",
+               1);
+    nccl_fails("async 0 2", 2, "--save f.st --save-every 1",
+               "rank 0: ncclCommGetAsyncError: ", "f.st goes on from step 1", 1);
+    nccl_fails("stop 1 4", 2, "--stall-timeout 2", "rank 0: no progress for 4 s: it waits for ", "last, step 4", 0);
+    nccl_fails("die 1 4", 2, "", "rank 1", "signal 9 (Killed)", 0);
+    /* One rank's device fails for another reason, while the other rank waits for its sum. */
+    const double start = now();
+    CHECK(ranks_say(0,
+                    "-n 1 ./rank " ON_GPU "--steps 1000 : -n 1 env HY_FAULT=gemm\t1000 ./rank " ON_GPU "--steps 1000",
+                    " on a device that fails: rank 1: layer ", "cublasLtMatmul: an illegal"));
+    CHECK(now() - start < NCCL_IN_TIME && !access("aborted.0", F_OK));
+    /* Rank 0 fails after a bucket of the gradient, and saves the weights, since no rank has changed them. */
+    remove("f.st"), remove("aborted.0");
+    CHECK(ranks_say(0,
+                    "-n 1 env HY_FAULT=gemm\t960 ./rank " BUCKETS "--save f.st --save-every 0 : -n 1 ./rank " BUCKETS
+                    "--save f.st --save-every 0",
+                    " on a device that fails: rank 0: layer 0: cublasLtMatmul: an illegal", "f.st goes on from step "));
+    CHECK(!access("aborted.0", F_OK) && !access("f.st", R_OK));
+    /* A single process ends by its alarm. */
+    setenv("HY_NCCL", "hang 0 4", 1);
+    CHECK(says(1, ON_GPU "--nccl on --stall-timeout 2", "hybrid_train: no progress for 2 s: step 4", ""));
+    unsetenv("HY_NCCL");
+}
+
 int main(int argc, char **argv) {
+    const int is_nccl = argc > 4 && !strcmp(argv[3], "nccl");
     const int is_long = argc > 3 && !strcmp(argv[3], "long"), is_short = argc > 3 && !strcmp(argv[3], "short");
     char script[8192];
     if (argc < 3 || !realpath(argv[2], mpirun))
-        return fprintf(stderr, "usage: test_ranks HYBRID_TRAIN MPIRUN [short | long]\n"), 2;
+        return fprintf(stderr, "usage: test_ranks HYBRID_TRAIN MPIRUN [short | long | nccl FOLDER [few]]\n"), 2;
     snprintf(mpirun, sizeof mpirun, "%s",
              argv[2]); /* not the link's target, because the name of a link can choose what the program does */
     const int status = begin_tests(argv[1]);
@@ -398,7 +526,17 @@ int main(int argc, char **argv) {
     /* allow more ranks than cores, and root, as in containers */
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1), setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
     setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 1), setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 1);
-    if (is_long) {
+    if (is_nccl) {
+        setenv("LD_LIBRARY_PATH", argv[4], 1), setenv("HY_GPUS", "8", 1);
+        if (argc > 5) {
+            run_case("nccl: a slow device", test_nccl_slow);
+            return end_tests();
+        }
+        run_case("nccl: sums", test_nccl_sums);
+        run_case("nccl: buckets", test_nccl_buckets);
+        run_case("nccl: choice", test_nccl_choice);
+        run_case("nccl: faults", test_nccl_faults);
+    } else if (is_long) {
         run_case("two hundred steps", test_two_hundred_steps);
         run_case("kills", test_kills);
     } else {
