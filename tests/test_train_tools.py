@@ -284,6 +284,9 @@ class NeedleTest(ToolTest):
         self.tool('needle.py', 'score', '-o', 'other.u16', '--lengths', '9,64,200', '--depths', '0,25,100', '--samples',
                   '3', '--seed', '5')
         self.assertNotEqual(self.numbers('other.u16'), tokens)
+        self.tool('needle.py', 'score', '-o', 'few.u16', '--lengths', '9', '--keys', '2', '--values', '3')
+        few = set(self.numbers('few.u16'))
+        self.assertEqual(few - {0, 1, 2}, {3, 4, 67, 68, 69})
 
     def test_documents_for_training(self):
         """Every question has its needle before it in the document, and lengths keep their bounds."""
@@ -313,6 +316,7 @@ class NeedleTest(ToolTest):
         refuses('--lengths: 8 is less than the 9 tokens', 'score', '--lengths', '64,8')
         refuses('--depths: 101 is more than 100', 'score', '--depths', '101')
         refuses('--least 20: 4 needles and questions take 33', 'train', '--least', '20')
+        refuses('--needles 4: more than --keys 3', 'train', '--keys', '3')
         refuses('--most 63: less than --least 64', 'train', '--most', '63')
         self.assertIn('none/x.u16', self.tool('needle.py', 'score', '-o', 'none/x.u16', '--lengths', '9', status=1))
 

@@ -11,7 +11,8 @@ both values.  A document begins with END.  Filler consists of 32 sentences of 8 
 soon predicts; so the answers make most of what is left to learn.
 
 A document for training has --needles needles and as many questions, at random places of a length between --least and
---most tokens; long and short documents fill equal shares.  A question asks for a needle before it.  A document for
+--most tokens; long and short documents fill equal shares.  A question asks for a needle before it.  With
+few --keys and --values a small model learns sooner, and guesses more: a guess is right once in VALUES x VALUES.  A document for
 scoring has one needle, at a share of the filler that --depths gives in percent, and one question at the end.
 FILE.csv names each: length, depth, place of its first token, tokens of the prompt, tokens of the answer.
 
@@ -41,8 +42,9 @@ def sentences():
 
 
 class Writer:
-    def __init__(self, seed):
-        self.random, self.sentences, self.tokens = random.Random(seed), sentences(), array.array('H')
+    def __init__(self, options):
+        self.random, self.sentences, self.tokens = random.Random(options.seed), sentences(), array.array('H')
+        self.keys, self.values = options.keys, options.values
 
     def filler(self, count):
         left = count
@@ -52,8 +54,8 @@ class Writer:
 
     def pairs(self, count):
         """Keys that differ, each with a value."""
-        return [(FIRST_KEY + key, [FIRST_VALUE + self.random.randrange(VALUES) for _ in range(ANSWER)])
-                for key in self.random.sample(range(KEYS), count)]
+        return [(FIRST_KEY + key, [FIRST_VALUE + self.random.randrange(self.values) for _ in range(ANSWER)])
+                for key in self.random.sample(range(self.keys), count)]
 
     def gaps(self, count, total):
         """Numbers that add up to the total."""
@@ -95,9 +97,11 @@ class Writer:
 
 
 def train(options):
-    writer, least = Writer(options.seed), 1 + options.needles * (NEEDLE_SIZE + ASK_SIZE)
+    writer, least = Writer(options), 1 + options.needles * (NEEDLE_SIZE + ASK_SIZE)
     if options.least < least:
         raise Failure(f'--least {options.least}: {options.needles} needles and questions take {least} tokens')
+    if options.needles > options.keys:
+        raise Failure(f'--needles {options.needles}: more than --keys {options.keys}')
     if options.most < options.least:
         raise Failure(f'--most {options.most}: less than --least {options.least}')
     while len(writer.tokens) < options.tokens:
@@ -111,7 +115,7 @@ def train(options):
 
 
 def score(options):
-    writer, rows = Writer(options.seed), ['length,depth,first,prompt,answer']
+    writer, rows = Writer(options), ['length,depth,first,prompt,answer']
     for length in options.lengths:
         if length < LEAST:
             raise Failure(f'--lengths: {length} is less than the {LEAST} tokens of a needle and its question')
@@ -146,8 +150,13 @@ def numbers(text):
 def main():
     parser = argparse.ArgumentParser(prog='needle.py', description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument('--keys', type=whole, default=KEYS, choices=range(1, KEYS + 1), metavar='N',
+                        help=f'different keys, at most {KEYS}')
+    shared.add_argument('--values', type=whole, default=VALUES, choices=range(1, VALUES + 1), metavar='N',
+                        help=f'different tokens of values, at most {VALUES}')
     commands = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
-    command = commands.add_parser('train', help='documents to learn from')
+    command = commands.add_parser('train', parents=[shared], help='documents to learn from')
     command.set_defaults(run=train)
     command.add_argument('--tokens', type=whole, default=30000000, help='at least so many')
     command.add_argument('--least', type=whole, default=64, help='tokens of the shortest document')
@@ -155,7 +164,7 @@ def main():
     command.add_argument('--needles', type=whole, default=4, choices=range(1, KEYS + 1), metavar='N')
     command.add_argument('--seed', type=int, default=1)
     command.add_argument('-o', dest='output', metavar='FILE', required=True)
-    command = commands.add_parser('score', help='documents with one question each')
+    command = commands.add_parser('score', parents=[shared], help='documents with one question each')
     command.set_defaults(run=score)
     command.add_argument('--lengths', type=numbers, default=[1024, 2048, 4096, 8192, 16384, 32768], metavar='N,N,...')
     command.add_argument('--depths', type=numbers, default=[0, 25, 50, 75, 100], metavar='N,N,...')
