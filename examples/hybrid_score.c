@@ -89,6 +89,8 @@ static gt_status read_questions(score *s, const hy_text *text, const char *path)
     s->question = calloc((size_t)most, sizeof *s->question);
     s->group = calloc((size_t)most, sizeof *s->group);
     if (!lines || !s->question || !s->group) status = hy_fail(GT_ERROR_MEMORY, "score: no memory");
+    if (status == GT_OK && memchr(file.bytes, 0, (size_t)file.size))
+        status = hy_fail(GT_ERROR_VALUE, "score: %.300s holds a byte 0", path);
     if (status == GT_OK) {
         memcpy(lines, file.bytes, (size_t)file.size);
         status = read_lines(s, lines, text, path);

@@ -353,6 +353,7 @@ class NeedleTest(ToolTest):
                            ("line 2: answer: no whole number at '2,1'", '10,0,0,8,2,1'),
                            ("line 2: answer: no whole number at ''", '10,0,0,8,'),
                            ('line 2: prompt 0, answer 2: must be at least 1', '10,0,0,0,2'),
+                           ('q.csv holds a byte 0', '10,0,0,8,2\n\0'),
                            ('line 2: ends at token 49 of a text of 48', '10,0,40,8,1')):
             self.assertIn(word, score([rows[0], line], status=1))
         self.assertIn('its first line is not length', score(rows[1:], status=1))
