@@ -176,7 +176,7 @@ static void read_peers(known_times *k, const char *name) {
             next = strchr(next, ',');
             if (next) *next++ = 0;
         }
-        if (n < COUNT(field)) continue;
+        if (n < COUNT(field) || !strncmp(field[2], "gt", 2)) continue; /* gt: no peer, but these kernels again */
         double ms = strtod(field[5], &end);
         if (end == field[5] || !(ms > 0)) continue;
         int length = snprintf(key, sizeof key, "%s,%s,%s,%s", field[0], field[1], field[3], field[4]);

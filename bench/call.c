@@ -60,16 +60,26 @@ gt_status bench_ask(const bench_call *c, gt_workspace *need) {
 
 static int is_updated(const gt_tensor *t, gt_pass pass) { return gt_use(t, pass) == 's'; }
 
-/* Whether backward reads forward's y for dz; it may do so if it has `saved`. */
+/* Whether backward reads an output of forward.  The row may ask for it.  For dz the bench asks for it, if there is
+ * `saved`. */
 static int reads_y(const bench_call *c) {
-    int i = test_find(c->op, "dz");
-    return c->functions->reads_y && c->machine->has_saved && i >= 0 && !test_is_absent(&c->row, &c->op->tensors[i]);
+    const size_t offset = c->functions->reads_y;
+    int i = test_find(c->op, "dz"), is_asked;
+    if (!offset) return 0;
+    memcpy(&is_asked, (const char *)&c->row.args + offset, sizeof is_asked);
+    return is_asked || (c->machine->has_saved && i >= 0 && !test_is_absent(&c->row, &c->op->tensors[i]));
 }
 
 static int is_used(const bench_call *c, const gt_tensor *t) {
     if (c->pass == GT_BACKWARD && gt_use(t, GT_FORWARD) == 'O') return gt_use(t, c->pass) != '-' && reads_y(c);
     int is_required = strchr("IOs", gt_use(t, c->pass)) != NULL;
     return gt_use(t, c->pass) != '-' && (is_required || !test_is_absent(&c->row, t));
+}
+
+/* Whether the call must read or write the array.  It only checks the pointers of other arrays. */
+static int is_moved(const bench_call *c, const gt_tensor *t) {
+    const char *unread = c->functions->unread_with_y;
+    return is_used(c, t) && !(c->pass == GT_BACKWARD && unread && reads_y(c) && test_is_word_of(unread, t->name));
 }
 
 static gt_view view_of(const bench_call *c, const gt_tensor *t) { return gt_view_of(c->op, t, &c->filled, &c->dims); }
@@ -93,7 +103,7 @@ double bench_compulsory_bytes(const bench_call *c) {
     double bytes = 0;
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         gt_view v = view_of(c, t);
-        if (is_used(c, t)) bytes += (double)v.count * v.element * (is_updated(t, c->pass) ? 2 : 1);
+        if (is_moved(c, t)) bytes += (double)v.count * v.element * (is_updated(t, c->pass) ? 2 : 1);
     }
     return bytes;
 }
@@ -144,15 +154,15 @@ static void *allocate_scratch(bench_call *c, test_args *args, size_t offset, siz
     return memory;
 }
 
-/* Runs forward on the inputs of a backward call.  This fills `saved`, and y if backward reads it.  The other outputs of
- * forward go to separate memory. */
-static gt_status fill_saved(bench_call *c) {
+/* Runs forward on the inputs of a backward call.  This fills `saved`, and the output that backward reads, if any.  The
+ * other outputs of forward go to separate memory. */
+static gt_status run_forward(bench_call *c) {
     const test_op *f = c->functions;
     const bench_machine *m = c->machine;
     void *outputs[TEST_TENSORS] = {0}, *workspace;
     test_args args = c->args;
     gt_workspace need;
-    gt_status status = c->op->calls.workspace(&args, &need);
+    gt_status status = bench_ask(c, &need);
     if (status != GT_OK) return status;
     workspace = allocate_scratch(c, &args, c->op->fields.workspace, c->op->fields.workspace_bytes, need.forward);
     for (int i = 0; c->op->tensors[i].name; i++) {
@@ -173,8 +183,8 @@ static gt_status allocate_saved_and_workspace(bench_call *c) {
     gt_workspace need;
     size_t bytes;
     gt_status status = bench_ask(c, &need);
-    if (status != GT_OK || !c->machine->has_saved) return status;
-    if (c->op->fields.saved && need.saved && c->pass <= GT_BACKWARD && !c->is_inference) {
+    if (status != GT_OK) return status;
+    if (c->machine->has_saved && c->op->fields.saved && need.saved && c->pass <= GT_BACKWARD && !c->is_inference) {
         c->saved = allocate_scratch(c, &c->args, c->op->fields.saved, c->op->fields.saved_bytes, need.saved);
         c->machine->poison(c->saved, need.saved);
         c->scratch_bytes = need.saved;
@@ -182,9 +192,10 @@ static gt_status allocate_saved_and_workspace(bench_call *c) {
             const int yes = 1;
             memcpy((char *)&c->args + c->functions->reads_y, &yes, sizeof yes);
         }
-        if (c->pass == GT_BACKWARD && (status = fill_saved(c)) != GT_OK) return status;
-        if ((status = bench_ask(c, &need)) != GT_OK) return status; /* now the call may need fewer bytes */
     }
+    if (c->pass == GT_BACKWARD && (c->saved || reads_y(c)) && (status = run_forward(c)) != GT_OK) return status;
+    if (!c->machine->has_saved) return GT_OK;
+    if ((status = bench_ask(c, &need)) != GT_OK) return status; /* with `saved`, the call may need fewer bytes */
     bytes = test_workspace_of(&need, c->pass);
     c->workspace = allocate_scratch(c, &c->args, c->op->fields.workspace, c->op->fields.workspace_bytes, bytes);
     c->scratch_bytes += bytes;

@@ -13,13 +13,24 @@ channels or eight rows, for ssd on all.  In rows of bwd it is nan, except for ss
 gradient.  The gradients of A, D and dt_bias are sums over tokens: their errors are relative to the sums and the
 magnitudes of their terms together.  A comment below the rows gives the plain relative error of each gradient.  For the
 gradients that are sums, the error just described follows in brackets.
+Functions of rows (rmsnorm_linear, norm_mix, norm_gate, add_norm) are compared with float64 on all rows, with their
+gradients, before they are timed.  A function whose error is beyond the limit of its dtype gives a comment, and no time.
+Each of their calls is captured in a CUDA graph, and the time is of a replay.  So launches cost nothing, however small
+the kernels are.  gt_kernels.torch, if it is installed, is timed in the same way.
 mem_mib is the peak beyond inputs, outputs and gradients; of bwd with what forward has saved.  Triton kernels are tuned
 anew for each row, which takes minutes a row until Triton's cache on disk has all their variants.
 
 Needs PyTorch.  A peer that is not installed is named at the end, with its source.  --rwkv takes the folder RWKV-v5/cuda
 of a clone of BlinkDL/RWKV-LM, for the original WKV6 kernel.  --rwkv4 takes the folder RWKV-v4/cuda or RWKV-v4neo/cuda,
 for the kernel of RWKV-4; only the latter folder has a kernel for bf16.  The other WKV6 peers and the wkv4 peers get the
-logarithm of the decay; its computation is not timed."""
+logarithm of the decay; its computation is not timed.
+
+--plain times wkv6 alone, as a loop over tokens in PyTorch, for calls of at most 2048 tokens.  The host launches the
+kernels of "torch loop" one by one, and is slower than the GPU.  "torch loop graph" replays a CUDA graph of the call.
+Both are also compared with float64 gradients, of two heads.
+
+--check needs no GPU: it compares every function of rows and the loop with float64 on the CPU, in small sizes, and times
+nothing."""
 import argparse
 import functools
 import gc
@@ -41,10 +52,14 @@ WHERE = {
     'mamba_ssm': 'pip install mamba-ssm --no-build-isolation (github.com/state-spaces/mamba)',
     'causal_conv1d':
         'pip install causal-conv1d --no-build-isolation (github.com/Dao-AILab/causal-conv1d)',
+    'gt_kernels': 'pip install . in the root of this repository',
     'rwkv': '--rwkv with RWKV-v5/cuda of github.com/BlinkDL/RWKV-LM',
     'rwkv4': '--rwkv4 with RWKV-v4neo/cuda of github.com/BlinkDL/RWKV-LM',
 }
 WARM_UPS, LEAST_RUNS, MOST_RUNS, BUDGET_MS = 4, 10, 100, 200
+LIMITS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # of errors, for functions of rows
+MOST_PLAIN = 2048  # tokens of a loop that is timed
+DEVICE = 'cuda'
 missing = {}  # peer: why
 
 
@@ -153,8 +168,11 @@ def tune_anew():
 # If the part is the whole, the case may name inputs, whose gradients are then checked, too.
 
 class Case:
-    def __init__(self, inputs, peers, reference, part, names=()):
-        self.inputs, self.reference, self.part, self.names = inputs, reference, part, names
+    """is_captured: the function is one of rows.  pick: the part of a gradient that belongs to the part of a result."""
+    is_captured, backward_bytes = False, None
+
+    def __init__(self, inputs, peers, reference, part, names=(), pick=lambda gradient: gradient):
+        self.inputs, self.reference, self.part, self.names, self.pick = inputs, reference, part, names, pick
         self.peers = {name: peer for name, peer in peers.items() if peer}
 
     @functools.cached_property
@@ -170,19 +188,19 @@ class Case:
         with one index, of heads, is given to each token, to get the terms."""
         leaves = [(x.double() if x.dim() > 1 else x.double().expand(*dy.shape[:2], -1))
                   .requires_grad_() for x in self.inputs]
-        truths = torch.autograd.grad(self.reference(*leaves), leaves, dy.double())
+        truths = torch.autograd.grad(self.reference(*leaves), leaves, self.part(dy).double())
         errors = {}
         for name, got, truth in zip(self.names, gradients, truths):
             terms = 0
             if got.dim() == 1:
                 terms, truth = truth.abs().sum((0, 1)).norm(), truth.sum((0, 1))
-            difference, size = (got.double() - truth).norm(), truth.norm()
+            difference, size = (self.pick(got).double() - self.pick(truth)).norm(), self.pick(truth).norm()
             errors[name] = float(difference / size), float(difference / (size + terms))
         return errors
 
 
 def randn(*shape, dtype=torch.float32, mean=0.0, spread=1.0):
-    return (torch.randn(*shape, device='cuda') * spread + mean).to(dtype)
+    return (torch.randn(*shape, device=DEVICE) * spread + mean).to(dtype)
 
 
 def wkv6_loop(r, k, v, log_w, u):
@@ -216,6 +234,10 @@ def wkv6(n, words, dtype, options):
     def part(y):
         return y[:, :, :2]
 
+    if options.plain:
+        loops = {'torch loop': wkv6_loop, 'torch loop graph': wkv6_loop} if T <= MOST_PLAIN else {}
+        return [Case([r, k, v, log_w.to(dtype), u], loops, reference, part, ['r', 'k', 'v', 'log_w', 'u'],
+                     lambda gradient: gradient[:, :, :2] if gradient.dim() == 4 else gradient[:2])]
     cases = [Case([r, k, v, log_w.to(dtype), u], peers, reference, part)]
     if not options.rwkv:
         missing.setdefault('rwkv', 'no folder was given')
@@ -291,7 +313,7 @@ def ssd_chunks(x, dt, A, Bm, Cm, D, bias, z=None):
 def ssd(n, words, dtype, options):
     B, T, H, P, N, G = n['B'], n['T'], n['H'], n['P'], n['N'], n.get('G', 1)
     x, dt = randn(B, T, H, P, dtype=dtype), randn(B, T, H, dtype=dtype, spread=.5)
-    A = -1 - 15 * torch.rand(H, device='cuda')
+    A = -1 - 15 * torch.rand(H, device=DEVICE)
     Bm, Cm = (randn(B, T, G, N, dtype=dtype) for _ in range(2))
     D, bias = randn(H, mean=1, spread=.3), randn(H, mean=-4, spread=.2)
     gate = [randn(B, T, H, P, dtype=dtype)] if 'z' in words else []
@@ -309,7 +331,7 @@ def ssd(n, words, dtype, options):
 def selective_scan(n, words, dtype, options):
     B, T, D, N = n['B'], n['T'], n['D'], n['N']
     u, dt = randn(B, D, T, dtype=dtype), randn(B, D, T, dtype=dtype, spread=.5)
-    A = -1 - 15 * torch.rand(D, N, device='cuda')
+    A = -1 - 15 * torch.rand(D, N, device=DEVICE)
     Bm, Cm = (randn(B, 1, N, T, dtype=dtype) for _ in range(2))
     skip, bias = randn(D, mean=1, spread=.3), randn(D, mean=-4, spread=.2)
     gate = [randn(B, D, T, dtype=dtype)] if 'z' in words else []
@@ -320,7 +342,7 @@ def selective_scan(n, words, dtype, options):
         A, skip, bias = A[:4].double(), skip[:4].double(), bias[:4].double()
         Bm, Cm = Bm[:, 0].double(), Cm[:, 0].double()
         step, y = F.softplus(dt + bias[:, None]), []
-        state = torch.zeros(B, 4, N, dtype=torch.float64, device='cuda')
+        state = torch.zeros(B, 4, N, dtype=torch.float64, device=DEVICE)
         for t in range(T):
             state = (step[:, :, t, None] * A).exp() * state + (
                 step[:, :, t] * u[:, :, t])[..., None] * Bm[:, None, :, t]
@@ -354,68 +376,126 @@ def conv1d(n, words, dtype, options):
 
 
 def compiled(function):
+    """Forgets what was compiled before: PyTorch compiles a function for at most 8 shapes, and then runs it as it is."""
+    torch._dynamo.reset()
     return torch.compile(function, dynamic=False)
 
 
-def first_rows(tensors, is_row):
-    return [t[:8].double() if is_row(t) else t.double() for t in tensors]
+class RowCase(Case):
+    """A function of rows, with its inputs by name.  Its error is the largest of its outputs, of all rows.
+    backward_bytes: what backward must read and write, unless that is all inputs and the gradients of all tensors."""
+    is_captured = True
+
+    def __init__(self, named, function, more=None, backward_bytes=None):
+        inputs, self.backward_bytes = list(named.values()), backward_bytes
+        everywhere = {'torch': function, 'torch.compile': compiled(function), **(more or {})}
+        super().__init__(inputs, everywhere, function, None, list(named))
+
+    def check(self, peer):
+        """The error of results, and by name the error of each gradient, which counts itself."""
+        leaves = [x.detach().requires_grad_() for x in self.inputs]
+        exact = [x.detach().double().requires_grad_() for x in self.inputs]
+        results, truths = together(peer(*leaves)), together(self.reference(*exact))
+        given = [torch.randn_like(y) for y in results]
+        pairs = list(zip(results, truths))
+        gradients = (torch.autograd.grad(ys, xs, [dy.to(ys[0].dtype) for dy in given])
+                     for ys, xs in ((results, leaves), (truths, exact)))
+        errors = [error_between(got, truth) for got, truth in zip(*gradients)]
+        return largest(error_between(*pair) for pair in pairs), {
+            name: (error, error) for name, error in zip(self.names, errors)}
 
 
-def rowwise(inputs, function, more=None):
-    """Functions of rows: torch as it is, and compiled."""
-    rows = inputs[0].shape[0]
+def together(result):
+    return result if isinstance(result, tuple) else (result,)
 
-    def reference(*x):
-        return function(*first_rows(x, lambda t: t.dim() == 2 and t.shape[0] == rows))
 
-    return [Case(inputs, {'torch': function, 'torch.compile': compiled(function), **(more or {})},
-                 reference, lambda y: y[:8])]
+def error_between(got, truth):
+    return float((got.detach().double() - truth.detach()).norm() / truth.detach().norm())
+
+
+def largest(errors):
+    return float(torch.tensor(list(errors)).max())  # NaN stays
+
+
+def own(name):
+    """The function of gt_kernels.torch, or None."""
+    return find('gt_kernels', 'gt_kernels.torch', name)
 
 
 def rmsnorm_linear(n, words, dtype, options):
     M, D, O = n['M'], n['D'], n['O']
-    fla = find('fla', 'fla.modules.layernorm', 'rms_norm_linear')
+    norm = 'layer' if 'layer' in words else 'rms'
+    fla = find('fla', 'fla.modules.layernorm', 'layer_norm_linear' if norm == 'layer' else 'rms_norm_linear')
+    gt = own('rmsnorm_linear')
 
     def function(x, gamma, weight):
-        return F.linear(F.rms_norm(x, (D,), gamma, 1e-5), weight)
+        normed = F.rms_norm(x, (D,), gamma, 1e-5) if norm == 'rms' else F.layer_norm(x, (D,), gamma, None, 1e-5)
+        return F.linear(normed, weight)
 
-    inputs = [randn(M, D, dtype=dtype), randn(D, dtype=dtype, mean=1, spread=.3),
-              randn(O, D, dtype=dtype, spread=.03)]
-    return rowwise(inputs, function, {'fla': fla and (
-        lambda x, gamma, weight: fla(x, gamma, None, weight, None, eps=1e-5))})
+    named = {'x': randn(M, D, dtype=dtype), 'gamma': randn(D, dtype=dtype, mean=1, spread=.3),
+             'weight': randn(O, D, dtype=dtype, spread=.03)}
+    return [RowCase(named, function, {
+        'fla': fla and (lambda x, gamma, weight: fla(x, gamma, None, weight, None, eps=1e-5)),
+        'gt_kernels.torch': gt and (lambda x, gamma, weight: gt(x, weight, gamma, norm=norm))})]
 
 
 def norm_mix(n, words, dtype, options):
     M, D = n['M'], n['D']
+    gt = own('norm_mix')
 
     def function(a, b, residual, gain_a, gain_b):
         return residual + F.rms_norm(a, (D,), gain_a, 1e-5) + F.rms_norm(b, (D,), gain_b, 1e-5)
 
-    return rowwise([randn(M, D, dtype=dtype) for _ in range(3)] +
-                   [randn(D, dtype=dtype, mean=1, spread=.3) for _ in range(2)], function)
+    named = {name: randn(M, D, dtype=dtype) for name in ('a', 'b', 'residual')}
+    named.update({name: randn(D, dtype=dtype, mean=1, spread=.3) for name in ('gain_a', 'gain_b')})
+    return [RowCase(named, function, {'gt_kernels.torch': gt and (
+        lambda a, b, residual, gain_a, gain_b: gt(a, b, gain_a, gain_b, residual))})]
 
 
 def norm_gate(n, words, dtype, options):
     M, D = n['M'], n['D']
-    gamma = randn(D, dtype=dtype, mean=1, spread=.3)
-    x, z = (randn(M, D, dtype=dtype) for _ in range(2))
+    gt = own('norm_gate')
+    named = {'x': randn(M, D, dtype=dtype), 'z': randn(M, D, dtype=dtype),
+             'gamma': randn(D, dtype=dtype, mean=1, spread=.3)}
     if 'RMS' in words:
         gated = find('mamba_ssm', 'mamba_ssm.ops.triton.layernorm_gated', 'rmsnorm_fn')
 
         def rms(x, z, gamma):
             return F.rms_norm(x * F.silu(z), (D,), gamma, 1e-5)
 
-        return rowwise([x, z, gamma], rms, {'mamba_ssm': gated and (lambda x, z, gamma: gated(
-            x, gamma, None, z=z, eps=1e-5, norm_before_gate=False))})
+        return [RowCase(named, rms, {
+            'mamba_ssm': gated and (lambda x, z, gamma: gated(x, gamma, None, z=z, eps=1e-5, norm_before_gate=False)),
+            'gt_kernels.torch': gt and (lambda x, z, gamma: gt(x, z, gamma, gate_first=True))})]
+    count = D // int(words[-1])
 
     def heads(x, z, gamma, beta):
-        return F.group_norm(x, D // int(words[-1]), gamma, beta, 64e-5) * F.silu(z)
+        return F.group_norm(x, count, gamma, beta, 64e-5) * F.silu(z)
 
-    return rowwise([x, z, gamma, randn(D, dtype=dtype)], heads)
+    return [RowCase({**named, 'beta': randn(D, dtype=dtype)}, heads, {'gt_kernels.torch': gt and (
+        lambda x, z, gamma, beta: gt(x, z, gamma, beta, norm='layer', heads=count, eps=64e-5))})]
+
+
+def add_norm(n, words, dtype, options):
+    """Two results, y and the sum; backward gets the gradients of both.  It can do with the sum in place of x and
+    residual, and both have the same gradient.  Rows "inputs" have no peers of their own."""
+    if 'inputs' in words:
+        return []
+    M, D = n['M'], n['D']
+    gt = own('add_norm')
+
+    def function(x, residual, gamma):
+        total = x + residual
+        return F.rms_norm(total, (D,), gamma, 1e-5), total
+
+    named = {'x': randn(M, D, dtype=dtype), 'residual': randn(M, D, dtype=dtype),
+             'gamma': randn(D, dtype=dtype, mean=1, spread=.3)}
+    moved = 4 * bytes_of([named['x']]) + 2 * bytes_of([named['gamma']])
+    return [RowCase(named, function, {'gt_kernels.torch': gt and (
+        lambda x, residual, gamma: gt(x, residual, gamma, reads_sum=True))}, moved)]
 
 
 OPERATORS = {f.__name__: f for f in (wkv6, wkv4, ssd, selective_scan, conv1d, rmsnorm_linear, norm_mix,
-                                     norm_gate)}
+                                     norm_gate, add_norm)}
 
 
 # ---- measuring -----------------------------------------------------------------------------------
@@ -425,7 +505,7 @@ class Clock:
     MOST_FLUSHES = 200
 
     def __init__(self):
-        self.flush = torch.empty(256 << 20, dtype=torch.uint8, device='cuda')
+        self.flush = torch.empty(256 << 20, dtype=torch.uint8, device=DEVICE)
 
     def once(self, run, before, flushes):
         """ms that the GPU takes, and ms that the host takes to enqueue it."""
@@ -450,7 +530,7 @@ class Clock:
         return statistics.median(self.once(run, before, flushes)[0] for _ in range(runs))
 
     def copy_bandwidth(self):
-        source = torch.ones(1 << 30, dtype=torch.uint8, device='cuda')
+        source = torch.ones(1 << 30, dtype=torch.uint8, device=DEVICE)
         target = torch.empty_like(source)
         return 2 * source.numel() / self.median(lambda: target.copy_(source))  # bytes per ms
 
@@ -507,6 +587,69 @@ def time_peer(clock, case, peer, is_quick):
         errors = case.gradient_errors(dy, [x.grad for x in leaves])
         error = float(torch.tensor([counts for _, counts in errors.values()]).max())  # NaN stays
     result['bwd'] = ms, size + gradients, error, peak - needed - gradients
+    return result, errors
+
+
+def capture(call, stream):
+    """A CUDA graph of the call on the stream.  What a backward call reads must have been made on the same stream."""
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        call()
+    return graph
+
+
+def time_captured(clock, case, peer, is_quick):
+    """time_peer for a peer whose calls are captured.  A function of rows is compared with float64 before."""
+    plain, stream = case.inputs, torch.cuda.Stream()
+    leaves = [x.detach().requires_grad_(True) for x in plain]
+    if case.is_captured:
+        error, errors = case.check(peer)
+        limit = LIMITS[plain[0].dtype]
+        for name, found in (('result', error), *((name, counts) for name, (_, counts) in errors.items())):
+            if not found <= limit:
+                raise ArithmeticError(f'{name}: error {found:.1e} against float64, more than {limit:.0e}')
+
+    def no_grad():
+        with torch.no_grad():
+            return peer(*plain)
+
+    def backward():
+        return torch.autograd.grad(results, leaves, given, retain_graph=True)
+
+    with torch.cuda.stream(stream):
+        results = together(no_grad())
+        given = [torch.randn_like(y) for y in results]
+    torch.cuda.synchronize()
+    if not case.is_captured:
+        error, errors = case.error_of(results[0]), {}
+    size = bytes_of(plain) + bytes_of(results)
+    gradients = bytes_of(leaves)
+    results, needed = None, torch.cuda.memory_allocated() + bytes_of(given)  # all of a forward call, with its results
+    result, peaks = {}, {}
+    with torch.cuda.stream(stream):
+        results, peaks['inf'] = peak_of(no_grad)
+        results = None
+        results, peaks['fwd'] = peak_of(lambda: together(peer(*leaves)))
+        made, peaks['bwd'] = peak_of(backward)
+    if not case.is_captured:
+        errors = case.gradient_errors(given[0], made)
+    made = None
+    peaks['bwd'] -= gradients
+    counts = {'inf': error, 'fwd': error, 'bwd': largest(counts for _, counts in errors.values())}
+    for name, call in (('bwd', backward), ('inf', no_grad), ('fwd', lambda: peer(*leaves))):
+        if name == 'inf':
+            results = None  # it holds the memory that forward saved
+        graph = capture(call, stream)
+        ms = clock.median(graph.replay, is_quick=is_quick)
+        graph = None
+        torch.cuda.empty_cache()
+        moved = size if name != 'bwd' else case.backward_bytes or size + gradients
+        result[name] = ms, moved, counts[name], peaks[name] - needed
     return result, errors
 
 
@@ -606,6 +749,9 @@ def parse_options():
     parser.add_argument('--filter', metavar='TEXT', default='',
                         help="only rows that hold every word of TEXT, for example 'wkv6 bf16'")
     parser.add_argument('--quick', action='store_true', help='one timed run per row')
+    parser.add_argument('--plain', action='store_true', help='only loops over tokens of wkv6 in PyTorch')
+    parser.add_argument('--check', action='store_true',
+                        help='compare with float64 on the CPU, in small sizes; nothing is timed')
     parser.add_argument('--rwkv', metavar='FOLDER', help='sources of the original WKV6 kernel')
     parser.add_argument('--rwkv4', metavar='FOLDER', help='sources of the original RWKV-4 kernel')
     return parser.parse_args()
@@ -613,8 +759,9 @@ def parse_options():
 
 def run_row(clock, case, peer, is_quick, bandwidth, row, passes, write):
     op, name, dtype, shape = row
+    measure = time_captured if case.is_captured or name.endswith(' graph') else time_peer
     try:
-        result, errors = time_peer(clock, case, peer, is_quick)
+        result, errors = measure(clock, case, peer, is_quick)
     except Exception as error:  # the other peers are still worth their time
         text = ' '.join(f'{type(error).__name__}: {error}'.split())[:150]
         write(f'# failed: {op},{name},{dtype},{shape}: {text}')
@@ -629,12 +776,63 @@ def run_row(clock, case, peer, is_quick, bandwidth, row, passes, write):
         write(f'# gradients: {op},{name},{dtype},{shape}: {text}')
 
 
+def cases_of(op, dtype, shape, options, most=None):
+    """most: a limit of each size that is no number of channels."""
+    words = shape.split()
+    sizes = {letter: int(n) for letter, n in re.findall(r'\b([A-Z])(\d+)\b', shape)}
+    if most:
+        sizes = {letter: min(n, most.get(letter, n)) for letter, n in sizes.items()}
+    return OPERATORS[op](sizes, words, DTYPES[dtype], options)
+
+
+def is_wanted(options, op, dtype, shape, passes):
+    words = f'{op} {dtype} {shape}'.split()
+    return (set(options.filter.split()) <= set(words + passes) and op in OPERATORS and 'packed' not in words and
+            (op == 'wkv6' or not options.plain))
+
+
+def check(options, rows):
+    """--check: the number of functions whose error is beyond its limit."""
+    failed = done = 0
+    for (op, dtype, shape), passes in rows.items():
+        options.plain = op == 'wkv6'  # on a CPU, only the loop runs
+        if ('step' in passes or op not in ('wkv6', 'rmsnorm_linear', 'norm_mix', 'norm_gate', 'add_norm') or
+                not is_wanted(options, op, dtype, shape, passes)):
+            continue
+        for case in cases_of(op, dtype, shape, options, {'B': 2, 'T': 24, 'H': 3, 'M': 64, 'O': 256}):
+            for name, peer in case.peers.items():
+                if name in WHERE:  # Triton needs a GPU
+                    continue
+                if case.is_captured:
+                    error, errors = case.check(peer)
+                else:
+                    leaves = [x.detach().requires_grad_(True) for x in case.inputs]
+                    y = peer(*leaves)
+                    dy = torch.randn_like(y)
+                    error = case.error_of(y.detach())
+                    errors = case.gradient_errors(dy, torch.autograd.grad(y, leaves, dy))
+                worst = largest([error, *(counts for _, counts in errors.values())])
+                is_right = worst <= LIMITS[DTYPES[dtype]]
+                failed, done = failed + (not is_right), done + 1
+                print(f'{"ok" if is_right else "FAIL"}: {op},{name},{dtype},{shape}: {worst:.1e}', flush=True)
+    print(f'{done} compared, {failed} wrong')
+    return failed
+
+
 def main():
+    global DEVICE
     options = parse_options()
     with open(options.rows) if options.rows else sys.stdin as file:
         rows = read_rows(file)
     if not rows:
         sys.exit("no rows: give the output of 'gt_bench --list'")
+    torch.manual_seed(0)
+    functorch = importlib.import_module('torch._functorch.config')
+    if hasattr(functorch, 'donated_buffer'):
+        functorch.donated_buffer = False  # backward runs several times on what one forward saved
+    if options.check:
+        DEVICE = 'cpu'
+        sys.exit(1 if check(options, rows) else 0)
     if not torch.cuda.is_available():
         sys.exit('PyTorch finds no GPU')
     out = open(options.csv, 'w') if options.csv else open(os.devnull, 'w')
@@ -648,19 +846,19 @@ def main():
     gpu = torch.cuda.get_device_name()
     write(f'# gpu: {gpu}; copies {bandwidth * 1e-6:.1f} GB/s, read + written')
     write(f'# torch: {torch.__version__}, CUDA {torch.version.cuda}')
+    write('# launched: steps, functions of rows and "torch loop graph" as a CUDA graph; other calls kernel by kernel, '
+          'behind a flush of the L2')
     write('op,pass,impl,dtype,shape,ms,floor_ms,rel_err,mem_mib')
-    torch.manual_seed(0)
     for (op, dtype, shape), passes in rows.items():
-        words = f'{op} {dtype} {shape}'.split()
-        if not set(options.filter.split()) <= set(words + passes) or op not in OPERATORS or 'packed' in words:
+        if not is_wanted(options, op, dtype, shape, passes):
             continue
         sizes = {letter: int(n) for letter, n in re.findall(r'\b([A-Z])(\d+)\b', shape)}
         if 'step' in passes:
-            if op in STEPS and sizes['T'] == 1:
+            if op in STEPS and sizes['T'] == 1 and not options.plain:
                 time_step(clock, op, sizes, DTYPES[dtype], options.quick, bandwidth, (dtype, shape),
                           write)
             continue
-        cases = OPERATORS[op](sizes, shape.split(), DTYPES[dtype], options)
+        cases = cases_of(op, dtype, shape, options)
         tune_anew()
         for case in cases:
             for name, peer in case.peers.items():

@@ -141,6 +141,9 @@ static const row rows[] = {
              "longer"},
     {"init", PATH, AT(init), "FILE", "", .help = "start a new run from FILE's weights"},
     {"eval", PATH, AT(eval), "FILE", "", .help = "no training: the held-out loss of FILE's model on --data"},
+    {"score", PATH, AT(score), "FILE", "",
+     .help = "with --eval: instead of the loss, the share of right answers to the questions that FILE names in the "
+             "text, by length and depth; see tools/needle.py"},
     {"generate", PATH, AT(generate), "FILE", "",
      .help = "no training: --sample bytes of text from FILE's model, after --prompt; with --batch so many samples at "
              "once, whose seeds are --seed and the numbers after it"},
@@ -719,7 +722,7 @@ static const struct {
     const char *mode, *reads;
 } uses[] = {
     {"eval", " data val held-out shuffle table separator end-symbol tokens split model batch seq device dtype "
-             "synchronize eval final-eval-tokens" SIZES},
+             "synchronize eval final-eval-tokens score" SIZES},
     {"generate",
      " table separator end-symbol tokens model batch seq seed device dtype synchronize generate sample prompt "
      "temperature top-k top-p repetition-penalty stop prompt-file" SIZES},
@@ -738,16 +741,18 @@ static int reads(const char *mode, const char *option) {
     snprintf(word, sizeof word, " %s ", option);
     for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++)
         if (!strcmp(uses[i].mode, mode)) return strstr(uses[i].reads, word) != NULL;
-    return strncmp(option, "bench-", 6) != 0 && strcmp(option, "prompt-file") != 0;
+    return strncmp(option, "bench-", 6) != 0 && strcmp(option, "prompt-file") != 0 && strcmp(option, "score") != 0;
 }
 
 gt_status hy_options_fit(const hy_options *o, const char *mode) {
     for (int i = 0; i < ROWS; i++) {
         if (!o->given[i] || reads(mode, rows[i].name)) continue;
-        const int is_of_bench = !strncmp(rows[i].name, "bench-", 6);
+        const int is_of_bench = !strncmp(rows[i].name, "bench-", 6), is_of_eval = !strcmp(rows[i].name, "score");
         if (!strcmp(mode, "train"))
             return hy_fail(GT_ERROR_VALUE, "%s: has no effect without --%s", rows[i].name,
-                           is_of_bench ? "bench" : "generate");
+                           is_of_bench  ? "bench"
+                           : is_of_eval ? "eval"
+                                        : "generate");
         return hy_fail(GT_ERROR_VALUE, "%s: has no effect with --%s; %s", rows[i].name, mode,
                        is_of_bench ? "it goes with --bench" : "leave it out");
     }

@@ -48,7 +48,7 @@ typedef struct hy_options {
     hy_lengths plan;        /* batches to plan for; none: no plan */
     char save[HY_TEXT_MAX]; /* these five: "" = off */
     char resume[HY_TEXT_MAX], init[HY_TEXT_MAX];
-    char eval[HY_TEXT_MAX], generate[HY_TEXT_MAX];
+    char eval[HY_TEXT_MAX], score[HY_TEXT_MAX], generate[HY_TEXT_MAX];
     int64_t save_every;
     int64_t eval_every, eval_tokens, final_eval_tokens, log_every;
     char csv[HY_TEXT_MAX];

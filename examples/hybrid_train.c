@@ -155,7 +155,8 @@ static int act(trainer *t, char *program) {
     if (t->options.bench.count) return hy_bench_models(t) == GT_OK ? 0 : fail(t, EXIT_FAILURE);
     if (t->options.profile) return hy_profile_step(t) == GT_OK ? 0 : fail(t, EXIT_FAILURE);
     if (*t->options.generate) return hy_print_text(t) == GT_OK ? 0 : fail(t, EXIT_FAILURE);
-    if (*t->options.eval && hy_print_held_out(t) != GT_OK) return fail(t, EXIT_FAILURE);
+    if (*t->options.eval && (*t->options.score ? hy_print_score(t) : hy_print_held_out(t)) != GT_OK)
+        return fail(t, EXIT_FAILURE);
     if (*t->options.eval) return hy_interrupted(t) ? EXIT_SIGNAL + hy_interrupted(t) : 0;
     if (t->steps >= t->options.steps) return show_complete(t);
     if (hy_run_training(t) != GT_OK) {

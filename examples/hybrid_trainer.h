@@ -6,6 +6,7 @@
  * | hybrid_loop.c    | signals, steps, gates, writing the model file                     |
  * | hybrid_report.c  | printing                                                          |
  * | hybrid_instead.c | modes other than training                                         |
+ * | hybrid_score.c   | --score: questions that a model answers                           |
  * | hybrid_train.c   | main                                                              | */
 #ifndef HYBRID_TRAINER_H
 #define HYBRID_TRAINER_H
@@ -161,5 +162,9 @@ gt_status hy_bench_models(trainer *t);
 gt_status hy_plan_models(trainer *t); /* plans the model that the options describe, or all models */
 gt_status hy_profile_step(trainer *t);
 gt_status hy_print_held_out(trainer *t);
+
+/* ---- hybrid_score.c ---------------------------------------------------------------------------- */
+
+gt_status hy_print_score(trainer *t); /* asks the questions of --score */
 
 #endif

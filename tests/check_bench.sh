@@ -1,5 +1,5 @@
 # check_bench.sh GT_BENCH: if gt_bench cannot write, it ends with status 1 and a message; it never overwrites a file
-# that it compares with.
+# that it compares with.  The floor of add_norm's backward counts the arrays that each form of it moves.
 # shellcheck disable=SC2016,SC2034 # expect expands its arguments
 set -u
 case $1 in
@@ -43,5 +43,15 @@ cp rows.csv before.csv
 ln -s rows.csv link.csv
 expect 2 'would overwrite' '"$bench" --filter none --csv link.csv --peers rows.csv >out.txt'
 cmp rows.csv before.csv || failures=1
+
+# In fp32, 4 arrays of M x D and 2 of D with the stored sum; 5 and 2 from x and residual.
+"$bench" --quick --filter 'add_norm bwd ref f32' --csv sums.csv >out.txt || failures=1
+awk -F, '$1 == "add_norm" { if ($5 ~ / inputs$/) inputs = $7; else stored = $7 }
+    END { M = 2048; exit !(inputs > 0 && stored / inputs > (4 * M + 2) / (5 * M + 2) * .9999 &&
+                           stored / inputs < (4 * M + 2) / (5 * M + 2) * 1.0001) }' sums.csv || {
+    failures=1
+    echo "FAIL: the floors of add_norm's backward"
+    cat sums.csv
+}
 [ $failures = 0 ] && echo ok
 exit $failures

@@ -266,6 +266,7 @@ typedef struct test_op {
     int bounds_pairs;        /* some infinities become large numbers, as NON-FINITE NUMBERS states */
     size_t handle;           /* offset of the field for a cuBLASLt handle; 0: no such field */
     size_t reads_y;          /* offset of the switch that lets backward read forward's y; 0: no such switch */
+    const char *unread_with_y; /* NULL, or names of inputs that backward then only checks */
 
     /* Rows of the bench.  host_rows time the CPU twins, in the trainer's calls with a small batch.  gpu_rows time a
      * GPU, in the same calls with the trainer's own batch and in the sizes of larger models.  The lists end with op

@@ -1289,6 +1289,7 @@ static const struct {
     {"resume", "", "m.st", ".x.xxxxxxx"},
     {"init", "", "m.st", "..xxxxxxxx"},
     {"eval", "", "m.st", ".xx.xxxxxx"},
+    {"score", "", "q.csv", "xxxexxxxxx"},
     {"generate", "", "m.st", ".xxx.xxxxx"},
     {"device", "", "cpu", "sseesssxxs"},
     {"fallback", "--save x.st --device auto", "cpu", "sssxxxxxxx"},
@@ -1413,6 +1414,7 @@ static void test_matrix(void) {
     memcpy(text + 2000, "|\nThe", 5);
     write_string("m.txt", text);
     write_string("p.txt", "The");
+    write_string("q.csv", "length,depth,first,prompt,answer\n1,0,5,8,2\n");
     for (int i = 0; i < 2000; i++) text[i] = text[i] > 'm' ? 'a' : text[i];
     text[2000] = 0;
     write_string("n.txt", text);

@@ -1,5 +1,5 @@
-"""tools/tokenize_text.py, tools/csv_to_tensorboard.py and tools/exchange_mamba2.py, beside hybrid_train.  Needs Python
-alone: where the package tokenizers is missing, a small one of the test takes its place.
+"""tools/tokenize_text.py, tools/needle.py, tools/csv_to_tensorboard.py and tools/exchange_mamba2.py, beside
+hybrid_train.  Needs Python alone: where the package tokenizers is missing, a small one of the test takes its place.
 
     test_train_tools.py HYBRID_TRAIN LOGITS"""
 import array
@@ -562,6 +562,122 @@ class Mamba2Test(ToolTest):
         self.refuses('out/config.json: exists', 'export', 'good.st', 'out')
         os.remove('out/config.json')
         self.refuses('out/model.safetensors: exists', 'export', 'good.st', 'out')
+
+
+# ---- retrieval ----
+
+
+class NeedleTest(ToolTest):
+    def numbers(self, name):
+        found = array.array('H')
+        with open(name, 'rb') as file:
+            found.frombytes(file.read())
+        return list(found)
+
+    def questions(self, name):
+        with open(name, encoding='ascii') as file:
+            heading, *lines = file.read().splitlines()
+        self.assertEqual(heading, 'length,depth,first,prompt,answer')
+        return [[int(word) for word in line.split(',')] for line in lines]
+
+    def test_documents_for_scoring(self):
+        """One needle, at its depth in the filler; the question for it ends the document."""
+        self.tool('needle.py', 'score', '-o', 's.u16', '--lengths', '9,64,200', '--depths', '0,25,100', '--samples', '3')
+        tokens, questions = self.numbers('s.u16'), self.questions('s.u16.csv')
+        self.assertEqual((len(questions), len(tokens)), (27, 9 * (9 + 64 + 200)))
+        for i, (length, depth, first, prompt, answer) in enumerate(questions):
+            document = tokens[first:first + length]
+            self.assertEqual((length, depth), ((9, 64, 200)[i // 9], (0, 25, 100)[i // 3 % 3]))
+            self.assertEqual((prompt, answer), (length - 2, 2))
+            at = 1 + (length - 9) * depth // 100
+            marks = [i for i, token in enumerate(document) if token < 3]
+            self.assertEqual((marks, [document[i] for i in marks]), ([0, at, length - 4], [0, 1, 2]))
+            self.assertEqual(document[at + 1:at + 4], document[-3:])
+            self.assertTrue(3 <= document[-3] < 67 <= min(document[-2:]) and max(document[-2:]) < 131)
+            filler = document[1:at] + document[at + 4:-4]
+            self.assertTrue(all(131 <= token < 195 for token in filler))
+        self.tool('needle.py', 'score', '-o', 'again.u16', '--lengths', '9,64,200', '--depths', '0,25,100', '--samples',
+                  '3')
+        self.assertEqual(self.numbers('again.u16'), tokens)
+        self.tool('needle.py', 'score', '-o', 'other.u16', '--lengths', '9,64,200', '--depths', '0,25,100', '--samples',
+                  '3', '--seed', '5')
+        self.assertNotEqual(self.numbers('other.u16'), tokens)
+        self.tool('needle.py', 'score', '-o', 'few.u16', '--lengths', '9', '--keys', '2', '--values', '3')
+        few = set(self.numbers('few.u16'))
+        self.assertEqual(few - {0, 1, 2}, {3, 4, 67, 68, 69})
+
+    def test_documents_for_training(self):
+        """Every question has its needle before it in the document, and lengths keep their bounds."""
+        self.tool('needle.py', 'train', '-o', 't.u16', '--tokens', '20000', '--least', '40', '--most', '90', '--needles',
+                  '3')
+        tokens = self.numbers('t.u16')
+        self.assertTrue(20000 <= len(tokens) < 20090 and max(tokens) < 195)
+        starts = [i for i, token in enumerate(tokens) if token == 0] + [len(tokens)]
+        sizes = [b - a for a, b in zip(starts, starts[1:])]
+        self.assertEqual((starts[0], min(sizes), max(sizes)), (0, 40, 90))
+        for a, b in zip(starts, starts[1:]):
+            known, asked = {}, 0
+            for i in range(a, b):
+                if tokens[i] == 1:
+                    self.assertNotIn(tokens[i + 1], known)
+                    known[tokens[i + 1]] = tokens[i + 2:i + 4]
+                elif tokens[i] == 2:
+                    asked += 1
+                    self.assertEqual(known[tokens[i + 1]], tokens[i + 2:i + 4])
+            self.assertEqual((len(known), asked), (3, 3))
+
+    def test_refuses(self):
+        def refuses(word, *arguments):
+            self.assertIn(word, self.tool('needle.py', *arguments, '-o', 'x.u16', status=1))
+            self.assertEqual(os.listdir(), [])
+
+        refuses('--lengths: 8 is less than the 9 tokens', 'score', '--lengths', '64,8')
+        refuses('--depths: 101 is more than 100', 'score', '--depths', '101')
+        refuses('--least 20: 4 needles and questions take 33', 'train', '--least', '20')
+        refuses('--needles 4: more than --keys 3', 'train', '--keys', '3')
+        refuses('--most 63: less than --least 64', 'train', '--most', '63')
+        self.assertIn('none/x.u16', self.tool('needle.py', 'score', '-o', 'none/x.u16', '--lengths', '9', status=1))
+
+    def test_score(self):
+        """A model that has learnt one text answers what it says there, and no other question."""
+        text = array.array('H', list(range(24)) * 40)
+        ask = array.array('H', list(range(24)) * 2)
+        for name, numbers in (('t.u16', text), ('s.u16', ask)):
+            with open(name, 'wb') as file:
+                file.write(numbers.tobytes())
+        self.train('--device', 'cpu', '--hidden', '16', '--layers', '1', '--batch', '4', '--seq', '16', '--steps', '60',
+                   '--lr', '0.02', '--data', 't.u16', '--tokens', 'uint16', '--vocab', '24', '--sample', '0', '--save',
+                   'm.st')
+        rows = ['length,depth,first,prompt,answer', '10,0,0,8,2', '10,0,5,30,3', '10,50,0,1,4', '20,0,3,7,1']
+
+        def score(rows, status=0):
+            with open('q.csv', 'w', encoding='ascii') as file:
+                file.write('\n'.join(rows))
+            result = subprocess.run([hybrid_train, '--device', 'cpu', '--eval', 'm.st', '--val', 's.u16', '--score',
+                                     'q.csv'], capture_output=True, text=True)
+            self.assertEqual(result.returncode, status, result.stdout + result.stderr)
+            return result.stderr if status else result.stdout
+
+        out = score(rows)
+        self.assertIn('length,depth,asked,right,share\n10,0,2,2,1.0000\n10,50,1,1,1.0000\n20,0,1,1,1.0000\n', out)
+        self.assertRegex(out, r'length  depth 0    depth 50 \n +10 +100\.0 +100\.0\n +20 +100\.0\n')
+        wrong = array.array('H', [*range(12), 3, *range(13, 24)] * 2)
+        with open('s.u16', 'wb') as file:
+            file.write(wrong.tobytes())
+        out = score(['length,depth,first,prompt,answer', '9,0,0,10,2', '9,0,0,10,3', '9,0,0,11,1', '9,0,0,11,2'])
+        self.assertIn('9,0,4,2,0.5000\n', out)  # the third token of the answer, or the second, is not the likeliest
+
+        for word, line in (("line 2: depth: no whole number at 'x,0,8,2'", '10,x,0,8,2'),
+                           ("line 2: answer: no whole number at '2,1'", '10,0,0,8,2,1'),
+                           ("line 2: answer: no whole number at ''", '10,0,0,8,'),
+                           ('line 2: prompt 0, answer 2: must be at least 1', '10,0,0,0,2'),
+                           ('q.csv holds a byte 0', '10,0,0,8,2\n\0'),
+                           ('line 2: ends at token 49 of a text of 48', '10,0,40,8,1')):
+            self.assertIn(word, score([rows[0], line], status=1))
+        self.assertIn('its first line is not length', score(rows[1:], status=1))
+        self.assertIn('has no questions', score(rows[:1], status=1))
+        result = subprocess.run([hybrid_train, '--score', 'q.csv'], capture_output=True, text=True)
+        self.assertIn('score: has no effect without --eval', result.stderr)
 
 
 if __name__ == '__main__':

@@ -68,10 +68,10 @@ class TimeMix(nn.Module):
 class Mamba(nn.Module):
     """Mamba-2: in-projection to z, x, B, C, dt, conv_ssd, gated RMSNorm."""
 
-    def __init__(self, ops, C, heads):
+    def __init__(self, ops, C, heads, state=STATE):
         super().__init__()
-        self.ops, self.heads, self.inner = ops, heads, 2 * C
-        conv = self.inner + 2 * STATE
+        self.ops, self.heads, self.inner, self.state = ops, heads, 2 * C, state
+        conv = self.inner + 2 * state
         self.register_parameter("in", matrix(self.inner + conv + heads, C))
         self.conv_weight, self.conv_bias = nn.Parameter(torch.rand(conv, WIDTH) - 0.5), vector(conv, 0)
         self.dt_bias = nn.Parameter(torch.empty(heads).uniform_(-7, -2))
@@ -79,9 +79,9 @@ class Mamba(nn.Module):
         self.norm, self.out = vector(self.inner, 1), matrix(C, self.inner)
 
     def forward(self, n):
-        z, x, dt = F.linear(n, getattr(self, "in")).split([self.inner, self.inner + 2 * STATE, self.heads], -1)
+        z, x, dt = F.linear(n, getattr(self, "in")).split([self.inner, self.inner + 2 * self.state, self.heads], -1)
         y = self.ops.conv_ssd(x, dt, self.conv_weight, -self.A_log.exp(), self.conv_bias, self.Dskip,
-                              dt_bias=self.dt_bias, state_size=STATE, softplus=True)
+                              dt_bias=self.dt_bias, state_size=self.state, softplus=True)
         return F.linear(self.ops.norm_gate(y.flatten(2), z, self.norm, gate_first=True), self.out)
 
 

@@ -142,6 +142,10 @@ static const test_bench_row gpu_rows[] = {ROW_RMS(TEST_F32 | TEST_BF16 | TEST_F1
                                           ROW_HEADS(TEST_F32 | TEST_BF16, "heads of 32", .M = 16384, .D = 128, .H = 4),
                                           ROW_HEADS(TEST_BF16, "heads of 64", .M = 30000, .D = 256, .H = 4),
                                           ROW_HEADS(TEST_BF16, "heads of 64", .M = 65536, .D = 512, .H = 8),
+                                          ROW_RMS(TEST_BF16, .M = 32768, .D = 1024),
+                                          ROW_RMS(TEST_BF16, .M = 32768, .D = 2048),
+                                          ROW_RMS(TEST_BF16, .M = 32768, .D = 4096),
+                                          ROW_HEADS(TEST_BF16, "heads of 64", .M = 32768, .D = 2048, .H = 32),
                                           {{.op = NULL}, 0}};
 
 static const test_bench_draw draws[] = {{"gamma", {0, 1, 0.3f}}, {NULL, {0, 0, 0}}};

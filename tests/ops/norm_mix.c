@@ -102,7 +102,9 @@ static const test_bench_row host_rows[] = {ROW(TEST_F32 | TEST_BF16, .M = 2048, 
 static const test_bench_row gpu_rows[] = {ROW(TEST_F32 | TEST_BF16 | TEST_F16, .M = 16384, .D = 128),
                                           ROW(TEST_BF16, .M = 30000, .D = 256),
                                           ROW(TEST_BF16, .M = 65536, .D = 512),
+                                          ROW(TEST_BF16, .M = 32768, .D = 1024),
                                           ROW(TEST_BF16, .M = 32768, .D = 2048),
+                                          ROW(TEST_BF16, .M = 32768, .D = 4096),
                                           {{.op = NULL}, 0}};
 
 static const test_bench_draw draws[] = {{"gain_a gain_b", {0, 1, 0.3f}}, {NULL, {0, 0, 0}}};

@@ -161,7 +161,9 @@ static const test_bench_row gpu_rows[] = {
     NAMED_ROW(TEST_BF16, "layer", .M = 16384, .D = 128, .O = 512, .norm = GT_NORM_LAYER),
     NAMED_ROW(TEST_BF16, "layer", .M = 16384, .D = 256, .O = 1024, .norm = GT_NORM_LAYER),
     NAMED_ROW(TEST_BF16, "layer", .M = 65536, .D = 512, .O = 2048, .norm = GT_NORM_LAYER),
+    NAMED_ROW(TEST_BF16, "layer", .M = 32768, .D = 1024, .O = 4096, .norm = GT_NORM_LAYER),
     NAMED_ROW(TEST_BF16, "layer", .M = 32768, .D = 2048, .O = 8192, .norm = GT_NORM_LAYER),
+    NAMED_ROW(TEST_BF16, "layer", .M = 16384, .D = 4096, .O = 11008, .norm = GT_NORM_LAYER),
     {{.op = NULL}, 0}};
 
 static const test_bench_draw draws[] = {{"weight", {0, 0, 0.03f}}, {"gamma", {0, 1, 0.3f}}, {NULL, {0, 0, 0}}};

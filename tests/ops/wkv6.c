@@ -308,6 +308,7 @@ static const test_bench_row gpu_rows[] = {
     ROW(TEST_F32 | TEST_BF16 | TEST_F16, NO_STATES, .B = 64, .T = 256, .H = 4, .N = 32),
     ROW(TEST_BF16, NO_STATES, .B = 64, .T = 256, .H = 4, .N = 64),
     ROW(TEST_BF16, NO_STATES, .B = 8, .T = 1024, .H = 32, .N = 64),
+    ROW(TEST_BF16, NO_STATES, .B = 1, .T = 2048, .H = 32, .N = 64),
     ROW(TEST_BF16, NO_STATES, .B = 8, .T = 2048, .H = 32, .N = 64),
     ROW(TEST_F32 | TEST_BF16 | TEST_F16, NO_STATES, .B = 8, .T = 4096, .H = 32, .N = 64),
     ROW(TEST_BF16, NO_STATES, .B = 1, .T = 32768, .H = 32, .N = 64),
