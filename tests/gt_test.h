@@ -64,6 +64,9 @@ typedef union test_args {
 #undef TEST_ARGS
 } test_args;
 
+/* The most rows of a step, of an operator over rows that has one. */
+#define TEST_STEP_ROWS 64
+
 /* The sequences of a packed call.  args.seq_capacity is their upper bound. */
 typedef struct test_packed {
     int64_t count;

@@ -253,7 +253,7 @@ static void check_operator(const test_op *op) {
         for_all_dtypes(op, small, pools_agree);
         test_group(op->name, "states in pools");
     }
-    if (op->twin[GT_STEP]) {
+    if (op->twin[GT_STEP] && test_is_over_time(op)) {
         for_all_dtypes(op, small, step_agrees);
         test_group(op->name, "a step is a forward");
         for_all_dtypes(op, small, steps_agree);

@@ -993,7 +993,7 @@ static void check_properties(tester *t) {
         sweep_pools(t, is_few ? 2e6 : 2e7, is_few ? 1 : DTYPES);
         test_group(op->name, "states in pools");
     }
-    if (op->twin[GT_STEP]) {
+    if (op->twin[GT_STEP] && test_is_over_time(op)) {
         check_steps(t);
         for_cases(t, level, -1, step_agrees);
         for_cases(t, TEST_SMALL, 0, step_agrees);
