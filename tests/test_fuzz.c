@@ -135,8 +135,7 @@ static int64_t small_size(fuzz *f, char letter) {
     case 'T':
         if (f->pass == GT_STEP) return one_in(f, 20) ? 0 : 1 + below(f, 16);
         return one_in(f, 20) ? 0 : one_in(f, 40) ? 60 + below(f, 75) : 1 + below(f, 5);
-    case 'M':
-        return one_in(f, 20) ? 0 : one_in(f, 40) ? 60 + below(f, f->pass == GT_STEP ? 5 : 75) : 1 + below(f, 5);
+    case 'M': return one_in(f, 20) ? 0 : one_in(f, 40) ? 60 + below(f, f->pass == GT_STEP ? 5 : 75) : 1 + below(f, 5);
     case 'W': return 2 + below(f, 3);
     case 'H':
     case 'h': return 1 + below(f, 3);
@@ -215,7 +214,8 @@ static void draw_fields(fuzz *f) {
 /* Draws packed sequences, or a pool of states. */
 static void draw_rows(fuzz *f) {
     const int64_t B = size_at(&f->args, f->op->sizes[0].offset);
-    if (f->op->fields.slot_capacity && f->pass == GT_STEP && one_in(f, 2) && B >= 0 && B < INT64_MAX - 8 && f->kind != EMPTY)
+    const int has_pool = f->op->fields.slot_capacity && f->pass == GT_STEP;
+    if (has_pool && one_in(f, 2) && B >= 0 && B < INT64_MAX - 8 && f->kind != EMPTY)
         put_size(f, f->op->fields.slot_capacity, f->kind == HOSTILE && one_in(f, 4) ? extreme(f) : B + below(f, 4));
     if (f->pass == GT_STEP || gt_is_join(f->pass) || !test_takes_packed(f->top) || !one_in(f, 4)) return;
     put_size(f, f->op->fields.seq_capacity, f->kind == HOSTILE && one_in(f, 4) ? extreme(f) : 1 + below(f, 4));

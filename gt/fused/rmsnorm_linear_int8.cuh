@@ -17,9 +17,9 @@
  *             the ring needs no barrier.  Its loads start before the norm and run through all later phases.
  *   in flight 16 warps x 8 stages x 1 KB = 128 KB a multiprocessor; an H200 delivers about 36 KB in a microsecond
  *   shared    ring 128 KB; partial sums 10 KB (8 rows), 20 KB (16, 32), 40 KB (64); n as much as fits: a slab of D
- *   issue     a warp's step is 1024 weights: 64 bytes of q and 32 bytes of n (for 8 rows) loaded per lane, 56 instructions
- *             of conversion, 4 products for 8 rows, two cp.async: about 100 slots.  D4096 O14336 has 434 steps per
- *             multiprocessor: 11,000 slots of each of 4 schedulers, and 20 microseconds have 34,000.
+ *   issue     a warp's step is 1024 weights.  A lane loads 32 bytes of q and 32 bytes of n (for 8 rows), converts q in
+ *             56 instructions, and starts 4 products (for 8 rows) and 2 cp.async: about 100 slots.  D4096 O14336 has
+ *             434 steps per multiprocessor: 11,000 slots of each of 4 schedulers; 20 microseconds have 34,000.
  *   bytes     q once; x once or twice per block, from the L2: 132 blocks x 128 KB x 2 = 34 MB for 16 rows of D4096 bf16
  *   sums      a lane's columns in order, then the parts in order: deterministic.  A row's last bits depend on M,
  *             which sets the numbers of parts and of warps that sum a row for its norm.
@@ -41,15 +41,15 @@ struct StepParams {
     int64_t y_stride;
     int64_t O;
     /* step_tensor_kernel alone */
-    int units, parts, groups;  /* units of a group, parts of D, number of groups */
-    int steps, slab_steps;     /* steps of D, and of a slab */
-    int stages;                /* of the ring: 8 or 4 */
-    int row_warps;             /* warps that compute the moments of a row together, a power of two */
+    int units, parts, groups; /* units of a group, parts of D, number of groups */
+    int steps, slab_steps;    /* steps of D, and of a slab */
+    int stages;               /* of the ring: 8 or 4 */
+    int row_warps;            /* warps that compute the moments of a row together, a power of two */
 };
 
-constexpr int STEP_UNITS = 8;                    /* most units of a group */
+constexpr int STEP_UNITS = 8;                       /* most units of a group */
 constexpr int STEP_OUTPUTS = 16, STEP_COLUMNS = 64; /* of a unit, of a step */
-constexpr int SUM_PITCH = STEP_OUTPUTS + 4;      /* floats between rows of partial sums: stores of a warp use all banks */
+constexpr int SUM_PITCH = STEP_OUTPUTS + 4; /* floats between rows of partial sums: a warp's stores use all banks */
 
 /* Sizes of a block for 8 TILES rows.  Shared memory, in this order:
  *     warps' sums [WARPS], moments [ROWS], partial sums [WARPS][ROWS][SUM_PITCH], ring, n [PARTS][ROWS][slab]
@@ -62,9 +62,7 @@ struct StepTraits {
     static constexpr int STAGE = 32 * THREADS;
 
     GT_HD int pitch(int slab_steps) { return 2 * STEP_COLUMNS * slab_steps + 16; }
-    GT_HD int bytes(int stages, int slab_steps) {
-        return RING + stages * STAGE + PARTS<T> * ROWS * pitch(slab_steps);
-    }
+    GT_HD int bytes(int stages, int slab_steps) { return RING + stages * STAGE + PARTS<T> * ROWS * pitch(slab_steps); }
 };
 
 /* ---- moments --------------------------------------------------------------------------------- */
@@ -108,8 +106,12 @@ GT_DEV void step_moments(const StepParams& p, uint32_t smem) {
     using T = typename C::T;
     const int count = p.row_warps, set = warp_id() / count;
     for (int m = set; m < (int)p.in.M; m += C::WARPS / count) {
-        WarpsRow<T> row = {static_cast<const T*>(p.in.x) + m * p.in.stride, (int)p.in.D, warp_id() % count, count,
-                           1 + set,                                         smem + 4 * set * count};
+        WarpsRow<T> row = {static_cast<const T*>(p.in.x) + m * p.in.stride,
+                           (int)p.in.D,
+                           warp_id() % count,
+                           count,
+                           1 + set,
+                           smem + 4 * set * count};
         const Moments s = moments_of(row, p.in);
         if (warp_id() % count == 0 && lane_id() == 0) sts(smem + C::MOMENTS + 16 * m, s);
     }
@@ -243,7 +245,8 @@ GT_DEV void step_store(const StepParams& p, uint32_t smem, int group) {
 }
 
 template <class C>
-GT_KERNEL(C::THREADS, 1) step_tensor_kernel(const GT_GRID_CONSTANT StepParams p) {
+GT_KERNEL(C::THREADS, 1)
+step_tensor_kernel(const GT_GRID_CONSTANT StepParams p) {
 #if GT_SM80_KERNELS
     const uint32_t smem = smem_base();
     const int unit = warp_id() % p.units, part = warp_id() / p.units, pitch = C::pitch(p.slab_steps);

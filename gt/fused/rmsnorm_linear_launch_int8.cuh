@@ -10,7 +10,7 @@ namespace rmsnorm_linear {
 
 constexpr int64_t STEP_MOST = 1 << 30; /* most D and O of tensor cores, so that steps and groups fit in an int */
 
-/* Returns whether tensor cores compute the step.  Rows of 16-byte pieces are needed, and sums of many elements of n: see
+/* Returns whether tensor cores compute the step.  They need rows of 16-byte pieces, and sums of many elements of n: see
  * uses_tensor_cores. */
 static inline bool step_uses_tensor_cores(const gt_rmsnorm_linear_args& a, const Device& device) {
     if (device.compute_capability < 80 || a.D < 32 || a.O < 32 || !is_built(a.dtype)) return false;
@@ -36,7 +36,10 @@ static bool plan_slab(StepParams* p, const Device& device) {
 
 static inline gt_status launch_step_any(const StepParams& p, const Device& device, gt_stream stream) {
     const int64_t wanted = ceil_div(p.O, ROW_WARPS), most = 8 * (int64_t)device.multiprocessors;
-    return run("rmsnorm_linear step_any_kernel", step_any_kernel, p.in.M == 0 ? 0 : wanted < most ? wanted : most,
+    return run("rmsnorm_linear step_any_kernel", step_any_kernel,
+               p.in.M == 0     ? 0
+               : wanted < most ? wanted
+                               : most,
                32 * ROW_WARPS, 16 * (size_t)p.in.M, stream, p);
 }
 

@@ -42,6 +42,8 @@ static gt_status gt_rmsnorm_linear_resolve(void *filled, gt_pass pass, gt_dims *
     (void)dims;
     if (pass == GT_STEP && (status = gt_check_range(GT_ERROR_SIZE, "M", a->M, 0, GT_STEP_ROWS)) != GT_OK) return status;
     if ((status = gt_resolve_norm(a->norm)) != GT_OK) return status;
+    if ((pass == GT_FORWARD || pass == GT_BACKWARD) && a->M > 0 && !a->weight && a->weight_int8)
+        return gt_fail(GT_ERROR_NULL, "weight is NULL: only the step function reads weight_int8");
     return gt_resolve_eps(&a->eps);
 }
 

@@ -84,9 +84,9 @@ static const test_case sizes[] = {{LINEAR(.D = 128, .O = 512), .name = "sweep"},
                                   {.op = NULL}};
 
 static const int64_t more_times[] = {130, 300, -1};
-static const char *const launched[] = {
-    "product_kernel",      "hopper_split_kernel", "hopper_tiles_kernel", "hopper_whole_kernel",
-    "hopper_small_kernel", "hopper_dx_kernel",    "normalise_kernel",    "step_tensor_kernel", NULL};
+static const char *const launched[] = {"product_kernel",      "hopper_split_kernel", "hopper_tiles_kernel",
+                                       "hopper_whole_kernel", "hopper_small_kernel", "hopper_dx_kernel",
+                                       "normalise_kernel",    "step_tensor_kernel",  NULL};
 
 /* The scale of an int8 weight is positive.  The numbers of y then stay below 2^15, for fp16. */
 static void set_fill(const test_case *c, const gt_tensor *t, test_fill *f, test_map *map) {
@@ -130,9 +130,9 @@ static double y(const formula *f, int64_t m, int64_t o, int64_t i, int64_t j) {
     double sum = formula_value(f, "bias", o, 0, 0, 0);
     (void)i, (void)j;
     for (int64_t d = 0; d < a->D; d++)
-        sum += weight(f, o, d) *
-               (formula_norm(f, x, m, d, a->D, a->norm, a->eps) * formula_value(f, "gamma", d, 0, 0, 0) +
-                formula_value(f, "beta", d, 0, 0, 0));
+        sum +=
+            weight(f, o, d) * (formula_norm(f, x, m, d, a->D, a->norm, a->eps) * formula_value(f, "gamma", d, 0, 0, 0) +
+                               formula_value(f, "beta", d, 0, 0, 0));
     return sum;
 }
 
@@ -194,7 +194,9 @@ static const test_formula formulas[] = {{"y", y}, {NULL, NULL}};
             types                                                                                                      \
     }
 
-static const test_bench_row host_rows[] = {ROW(TEST_F32 | TEST_BF16, .M = 2048, .D = 128, .O = 512), {{.op = NULL}, 0}};
+static const test_bench_row host_rows[] = {ROW(TEST_F32 | TEST_BF16, .M = 2048, .D = 128, .O = 512),
+                                           ROW(TEST_BF16, .M = 1, .D = 128, .O = 512),
+                                           {{.op = NULL}, 0}};
 
 static const test_bench_row gpu_rows[] = {
     ROW(TEST_F32 | TEST_BF16 | TEST_F16, .M = 16384, .D = 128, .O = 512),
@@ -205,13 +207,17 @@ static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, .M = 32768, .D = 2048, .O = 2048),
     ROW(TEST_BF16, .M = 32768, .D = 2048, .O = 8192),
     ROW(TEST_BF16, .M = 16384, .D = 4096, .O = 11008),
+    ROW(TEST_BF16, .M = 1, .D = 4096, .O = 14336), /* steps */
+    ROW(TEST_BF16, .M = 16, .D = 4096, .O = 14336),
+    ROW(TEST_BF16, .M = 64, .D = 4096, .O = 14336),
     NAMED_ROW(TEST_BF16, "layer", .M = 16384, .D = 128, .O = 512, .norm = GT_NORM_LAYER),
     NAMED_ROW(TEST_BF16, "layer", .M = 16384, .D = 256, .O = 1024, .norm = GT_NORM_LAYER),
     NAMED_ROW(TEST_BF16, "layer", .M = 65536, .D = 512, .O = 2048, .norm = GT_NORM_LAYER),
     NAMED_ROW(TEST_BF16, "layer", .M = 32768, .D = 2048, .O = 8192, .norm = GT_NORM_LAYER),
     {{.op = NULL}, 0}};
 
-static const test_bench_draw draws[] = {{"weight", {0, 0, 0.03f}}, {"gamma", {0, 1, 0.3f}}, {NULL, {0, 0, 0}}};
+static const test_bench_draw draws[] = {
+    {"weight", {0, 0, 0.03f}}, {"weight_scale", {1, 4e-4f, 2e-4f}}, {"gamma", {0, 1, 0.3f}}, {NULL, {0, 0, 0}}};
 static const test_bench_cut cuts[] = {{"M", 8}, {"O", 4}, {NULL, 0}};
 
 /* ---- the operator ---------------------------------------------------------------------------- */
