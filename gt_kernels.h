@@ -1119,9 +1119,9 @@ GT_REF_FUNCTION gt_status gt_ref_wkv4_step(const gt_wkv4_args *args);
 
 /* ---- handlers for XLA --------------------------------------------------------------------------------------
  * gt_OP_forward, gt_OP_backward and gt_OP_step of all operators, as handlers of XLA's foreign function
- * interface.  Only gt_rmsnorm_linear_step has no handler.  JAX and other hosts of XLA call them as docs/xla.md says.  They need no file of XLA.  To compile them,
- * one file of the program defines GT_XLA_IMPLEMENTATION before it includes this header.  Handlers for the platform
- * "Host" need the twins, reference/gt_*.c. */
+ * interface.  Only gt_rmsnorm_linear_step has no handler.  JAX and other hosts of XLA call them as docs/xla.md says.
+ * They need no file of XLA.  To compile them, one file of the program defines GT_XLA_IMPLEMENTATION before it includes
+ * this header.  Handlers for the platform "Host" need the twins, reference/gt_*.c. */
 typedef void *(*gt_xla_function)(void *frame); /* an XLA_FFI_Handler */
 typedef struct gt_xla_handler {
     const char *name;     /* "gt_xla_ssd_forward", the same on both platforms */
