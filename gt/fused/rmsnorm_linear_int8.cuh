@@ -17,9 +17,9 @@
  *             the ring needs no barrier.  Its loads start before the norm and run through all later phases.
  *   in flight 16 warps x 8 stages x 1 KB = 128 KB a multiprocessor; an H200 delivers about 36 KB in a microsecond
  *   shared    ring 128 KB; partial sums 10 KB (8 rows), 20 KB (16, 32), 40 KB (64); n as much as fits: a slab of D
- *   issue     a warp's step is 1024 weights.  A lane loads 32 bytes of q and 32 bytes of n (for 8 rows), converts q in
- *             56 instructions, and starts 4 products (for 8 rows) and 2 cp.async: about 100 slots.  D4096 O14336 has
- *             434 steps per multiprocessor: 11,000 slots of each of 4 schedulers; 20 microseconds have 34,000.
+ *   issue     a warp's step is 1024 weights.  For 8 rows of bf16 the loop has 166 instructions: 56 of them convert q, 8
+ *             load, 4 multiply, and the rest fill the ring.  D4096 O14336 has 434 steps per multiprocessor: 18,000
+ *             slots of each of 4 schedulers.  The weights need 14 microseconds, which have 25,000.
  *   bytes     q once; x once or twice per block, from the L2: 132 blocks x 128 KB x 2 = 34 MB for 16 rows of D4096 bf16
  *   sums      a lane's columns in order, then the parts in order: deterministic.  A row's last bits depend on M,
  *             which sets the numbers of parts and of warps that sum a row for its norm.
