@@ -37,11 +37,12 @@
  *     rmsnorm_linear_whole_sm90.cuh y from whole rows in shared memory, D <= 512
  *     rmsnorm_linear_cublaslt.cuh   the products by the caller's cuBLASLt, with GT_WITH_CUBLASLT
  *     rmsnorm_linear_rows.cuh       kernels for rows before and after the products of tiles
+ *     rmsnorm_linear_int8.cuh       its step: y of few rows from an int8 weight
  *     norm.cuh                      shared by the kernels of norm_mix and norm_gate
  *     norm_mix.cuh, norm_gate.cuh   norm_mix and norm_gate
  *     add_norm.cuh                  x + residual, then a norm
  *     rmsnorm_linear_launch.cuh, rmsnorm_linear_launch_any.cuh, rmsnorm_linear_launch_tiles.cuh,
- *     rmsnorm_linear_launch_sm90.cuh, norm_launch.cuh, add_norm_launch.cuh
+ *     rmsnorm_linear_launch_sm90.cuh, rmsnorm_linear_launch_int8.cuh, norm_launch.cuh, add_norm_launch.cuh
  *                                   plans and launches
  *     wkv_ssm_table.h, wkv_ssm.cuh  the two recurrences of a hybrid block in one call
  *     conv_ssd_table.h, conv_ssd.h, conv_ssd_launch.cuh, conv_ssd_sm90.cuh, conv_ssd_step.cuh
@@ -60,6 +61,7 @@
 #include "gt/fused/add_norm_launch.cuh"
 #include "gt/fused/norm_launch.cuh"
 #include "gt/fused/rmsnorm_linear_launch.cuh"
+#include "gt/fused/rmsnorm_linear_launch_int8.cuh"
 
 /* ---- rmsnorm_linear: the C functions --------------------------------------------------------- */
 
@@ -77,6 +79,13 @@ GT_API gt_status gt_rmsnorm_linear_backward(const gt_rmsnorm_linear_args* args, 
     gt::Device device;
     const gt_status status = gt::rmsnorm_linear::prepare(GT_BACKWARD, args, &a, &device);
     return status != GT_OK ? status : gt::rmsnorm_linear::backward(a, device, stream);
+}
+
+GT_API gt_status gt_rmsnorm_linear_step(const gt_rmsnorm_linear_args* args, gt_stream stream) {
+    gt_rmsnorm_linear_args a;
+    gt::Device device;
+    const gt_status status = gt::rmsnorm_linear::prepare(GT_STEP, args, &a, &device);
+    return status != GT_OK ? status : gt::rmsnorm_linear::launch_step(a, device, stream);
 }
 
 GT_API gt_status gt_rmsnorm_linear_workspace(const gt_rmsnorm_linear_args* args, gt_workspace* need) {
@@ -166,8 +175,8 @@ GT_API gt_status gt_add_norm_workspace(const gt_add_norm_args* args, gt_workspac
 
 GT_API gt_status gt_rmsnorm_linear_path(const gt_rmsnorm_linear_args* args, char* text, size_t bytes) {
     const gt::PathPasses<gt_rmsnorm_linear_args> passes = {
-        {gt_rmsnorm_linear_forward, gt_rmsnorm_linear_backward, nullptr}, nullptr};
-    return gt::path_of_rows(gt_op_rmsnorm_linear(), passes, args, text, bytes);
+        {gt_rmsnorm_linear_forward, gt_rmsnorm_linear_backward, gt_rmsnorm_linear_step}, nullptr};
+    return gt::path_of_rows(gt_op_rmsnorm_linear(), passes, args, text, bytes, GT_STEP_ROWS);
 }
 
 GT_API gt_status gt_norm_mix_path(const gt_norm_mix_args* args, char* text, size_t bytes) {
@@ -198,6 +207,7 @@ extern "C" {
 #endif
 
 GT_STUBS(rmsnorm_linear)
+GT_STUB(rmsnorm_linear, step, GT_STEP)
 GT_STUBS(norm_mix)
 GT_STUBS(norm_gate)
 GT_STUBS(add_norm)

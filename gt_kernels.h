@@ -35,7 +35,7 @@
  *   | ssd            | forward, backward, step  | Mamba-2 state space duality                     |
  *   | selective_scan | forward, backward, step  | Mamba-1 scan                                    |
  *   | conv1d         | forward, backward, step  | causal depthwise convolution, width 2 to 4      |
- *   | rmsnorm_linear | forward, backward        | RMSNorm or LayerNorm, then a projection         |
+ *   | rmsnorm_linear | forward, backward, step  | RMSNorm or LayerNorm, then a projection         |
  *   | norm_mix       | forward, backward        | residual + g_a RMSNorm(a) + g_b RMSNorm(b)      |
  *   | norm_gate      | forward, backward        | gated RMSNorm, group norm + gate                |
  *   | add_norm       | forward, backward        | x + residual, then RMSNorm or LayerNorm         |
@@ -163,6 +163,7 @@
 #define gt_status_string GT_SYMBOL(status_string)
 #define gt_last_error GT_SYMBOL(last_error)
 #define gt_device_supported GT_SYMBOL(device_supported)
+#define gt_quantize_int8 GT_SYMBOL(quantize_int8)
 #define gt_wkv6_args_size GT_SYMBOL(wkv6_args_size)
 #define gt_wkv6_workspace GT_SYMBOL(wkv6_workspace)
 #define gt_wkv6_path GT_SYMBOL(wkv6_path)
@@ -200,6 +201,7 @@
 #define gt_rmsnorm_linear_path GT_SYMBOL(rmsnorm_linear_path)
 #define gt_rmsnorm_linear_forward GT_SYMBOL(rmsnorm_linear_forward)
 #define gt_rmsnorm_linear_backward GT_SYMBOL(rmsnorm_linear_backward)
+#define gt_rmsnorm_linear_step GT_SYMBOL(rmsnorm_linear_step)
 #define gt_norm_mix_args_size GT_SYMBOL(norm_mix_args_size)
 #define gt_norm_mix_workspace GT_SYMBOL(norm_mix_workspace)
 #define gt_norm_mix_path GT_SYMBOL(norm_mix_path)
@@ -257,6 +259,7 @@
 #define gt_ref_conv1d_step GT_SYMBOL(ref_conv1d_step)
 #define gt_ref_rmsnorm_linear_forward GT_SYMBOL(ref_rmsnorm_linear_forward)
 #define gt_ref_rmsnorm_linear_backward GT_SYMBOL(ref_rmsnorm_linear_backward)
+#define gt_ref_rmsnorm_linear_step GT_SYMBOL(ref_rmsnorm_linear_step)
 #define gt_ref_norm_mix_forward GT_SYMBOL(ref_norm_mix_forward)
 #define gt_ref_norm_mix_backward GT_SYMBOL(ref_norm_mix_backward)
 #define gt_ref_norm_gate_forward GT_SYMBOL(ref_norm_gate_forward)
@@ -786,16 +789,30 @@ typedef struct gt_rmsnorm_linear_args {
     size_t saved_bytes;
     void *workspace;
     size_t workspace_bytes;
+    const int8_t *weight_int8; /* in  [O,D]                 step */
+    const float *weight_scale; /* in  [O]                   step */
 } gt_rmsnorm_linear_args;
 
 /* Writes y (and saved).  Required: x weight y. */
 GT_FUNCTION gt_status gt_rmsnorm_linear_forward(const gt_rmsnorm_linear_args *args, gt_stream stream);
 /* Writes the gradients that are not NULL.  Required: x weight dy. */
 GT_FUNCTION gt_status gt_rmsnorm_linear_backward(const gt_rmsnorm_linear_args *args, gt_stream stream);
+/* For decoding: writes y of at most 64 rows, with an int8 weight: weight[o][d] = weight_scale[o] weight_int8[o][d].
+ * gt_quantize_int8 makes both.  Other passes do not read them.  Calls are faster if D is a multiple of 16.  No
+ * workspace.  Required: x weight_int8 weight_scale y. */
+GT_FUNCTION gt_status gt_rmsnorm_linear_step(const gt_rmsnorm_linear_args *args, gt_stream stream);
 GT_FUNCTION gt_status gt_rmsnorm_linear_workspace(const gt_rmsnorm_linear_args *args, gt_workspace *need);
 GT_FUNCTION gt_status gt_rmsnorm_linear_path(const gt_rmsnorm_linear_args *args, char *text, size_t bytes);
 GT_REF_FUNCTION gt_status gt_ref_rmsnorm_linear_forward(const gt_rmsnorm_linear_args *args);
 GT_REF_FUNCTION gt_status gt_ref_rmsnorm_linear_backward(const gt_rmsnorm_linear_args *args);
+GT_REF_FUNCTION gt_status gt_ref_rmsnorm_linear_step(const gt_rmsnorm_linear_args *args);
+
+/* Quantises a packed weight [O,D] of `dtype` in host memory, for gt_rmsnorm_linear_step.  For each row o:
+ *     weight_scale[o] = max|weight[o]| / 127      weight_int8[o][d] = weight[o][d] / weight_scale[o], nearest even
+ * A row of zeros gets zeros and the scale 0, and so does a row whose scale would be below 2^-126.  The function refuses
+ * a weight that is infinite or NaN, and writes nothing then. */
+GT_FUNCTION gt_status gt_quantize_int8(const void *weight, gt_dtype dtype, int64_t O, int64_t D, int8_t *weight_int8,
+                                       float *weight_scale);
 
 /* ---- norm_mix: two normalised branches and a residual -------------------------------------------------
  *     y = residual + gain_a . RMSNorm(a) + gain_b . RMSNorm(b)
@@ -1105,9 +1122,9 @@ GT_REF_FUNCTION gt_status gt_ref_wkv4_step(const gt_wkv4_args *args);
 
 /* ---- handlers for XLA --------------------------------------------------------------------------------------
  * gt_OP_forward, gt_OP_backward and gt_OP_step of all operators, as handlers of XLA's foreign function
- * interface.  JAX and other hosts of XLA call them as docs/xla.md says.  They need no file of XLA.  To compile them,
- * one file of the program defines GT_XLA_IMPLEMENTATION before it includes this header.  Handlers for the platform
- * "Host" need the twins, reference/gt_*.c. */
+ * interface.  Only gt_rmsnorm_linear_step has no handler.  JAX and other hosts of XLA call them as docs/xla.md says.
+ * They need no file of XLA.  To compile them, one file of the program defines GT_XLA_IMPLEMENTATION before it includes
+ * this header.  Handlers for the platform "Host" need the twins, reference/gt_*.c. */
 typedef void *(*gt_xla_function)(void *frame); /* an XLA_FFI_Handler */
 typedef struct gt_xla_handler {
     const char *name;     /* "gt_xla_ssd_forward", the same on both platforms */

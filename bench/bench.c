@@ -439,7 +439,7 @@ typedef void row_action(report *r, const test_case *row, gt_dtype dtype, gt_pass
 static void for_rows(report *r, const test_op *op, const test_bench_row *rows, row_action *action) {
     for (const test_bench_row *row = rows; row->c.op; row++) {
         int64_t T = test_get_size(&row->c, 'T');
-        int is_step = T > 0 && T <= 16;
+        int is_step = test_is_over_time(op) ? T > 0 && T <= 16 : test_has_pass(&row->c, GT_STEP);
         int can_save = r->machine->has_saved && op->table()->fields.saved != 0;
         for (int i = GT_F32; i <= GT_F16; i++) {
             gt_dtype dtype = (gt_dtype)i;

@@ -125,6 +125,15 @@ static void fill_sequences(const bench_call *c, const gt_tensor *t, int32_t *val
     for (int64_t s = 0; s < c->row.packed.count; s++) values[s + 1] = values[s] + (int32_t)c->row.packed.lengths[s];
 }
 
+/* Fills an int8 array with uniform numbers. */
+static void fill_int8(const bench_call *c, const gt_tensor *t, void *data, size_t bytes) {
+    test_random r = {(uint64_t)t->offset};
+    char *values = allocate(bytes);
+    for (size_t i = 0; i < bytes; i++) values[i] = (char)(test_next(&r) >> 56);
+    c->machine->copy(data, values, bytes);
+    free(values);
+}
+
 static void allocate_array(bench_call *c, int i) {
     const bench_machine *m = c->machine;
     const gt_tensor *t = &c->op->tensors[i];
@@ -136,6 +145,8 @@ static void allocate_array(bench_call *c, int i) {
         fill_sequences(c, t, values);
         m->copy(data, values, bytes);
         free(values);
+    } else if (t->kind == 'b' && test_is_input(t, c->pass)) {
+        fill_int8(c, t, data, bytes);
     } else if (test_is_input(t, c->pass)) /* the whole array, gaps included */
         m->fill(data, test_dtype_of(&c->row, t), (int64_t)bytes / v.element, draw_of(c, t), (uint64_t)t->offset);
     if (is_updated(t, c->pass)) {
@@ -313,9 +324,23 @@ static int64_t sample_count(const bench_call *c, const sample *p, const gt_tenso
 }
 
 /* Copies the sample's elements of one array to packed doubles. */
+/* Gathers int8 rows, which are packed, by copying the whole array. */
+static double *gather_int8(const bench_call *c, const gt_tensor *t, const void *data, const bench_region *r) {
+    const gt_view v = view_of(c, t);
+    const int64_t count = bench_count(r), columns = r->size[r->rank - 1];
+    double *values = allocate((size_t)count * sizeof *values);
+    int8_t *all = allocate(view_bytes(&v));
+    c->machine->copy(all, data, view_bytes(&v));
+    for (int64_t i = 0; i < count; i++)
+        values[i] = all[r->offset + i % columns + (r->rank > 1 ? i / columns * r->stride[0] : 0)];
+    free(all);
+    return values;
+}
+
 static double *gather(const bench_call *c, const sample *p, const gt_tensor *t, const void *data) {
     bench_region r = region_of(c, p, t);
     int64_t count = bench_count(&r);
+    if (t->kind == 'b') return gather_int8(c, t, data, &r);
     float *floats = allocate((size_t)count * sizeof *floats);
     double *values = allocate((size_t)count * sizeof *values);
     c->machine->gather(floats, data, &r);

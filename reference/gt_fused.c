@@ -212,6 +212,32 @@ gt_status GT_REF(rmsnorm_linear_forward)(const gt_rmsnorm_linear_args *args) {
     return status;
 }
 
+/* A step has at most 64 rows of n, so its sums are computed in double, output by output. */
+gt_status GT_REF(rmsnorm_linear_step)(const gt_rmsnorm_linear_args *args) {
+    gt_rmsnorm_linear_args a;
+    gt_dims dims;
+    gt_status status = gt_prepare(gt_op_rmsnorm_linear(), GT_STEP, GT_HOST, args, &a, &dims);
+    if (status != GT_OK || a.M == 0) return status;
+    real *n = NULL; /* [M,D] */
+    double *blocks = NULL;
+    status = norm_scratch(&blocks, linear_block_size(&a));
+    if (status == GT_OK) status = ref_scratch(&n, a.M * a.D);
+    if (status == GT_OK) {
+        linear_normalise(&a, n, blocks);
+        GT_PARALLEL_FOR
+        for (int64_t o = 0; o < a.O; o++)
+            for (int64_t m = 0; m < a.M; m++) {
+                double sum = 0;
+                for (int64_t d = 0; d < a.D; d++) sum += (double)n[m * a.D + d] * ref_int8(a.weight_int8, o * a.D + d);
+                const double y = sum * ref_param(a.weight_scale, o, 0) + ref_param(a.bias, o, 0);
+                ref_store(a.y, a.dtype, m * a.y_stride + o, (real)y);
+            }
+    }
+    free(n);
+    free(blocks);
+    return status;
+}
+
 /* Sums dy [M,O] into `dbias`, which holds zeros on entry. */
 static void linear_dbias(const gt_rmsnorm_linear_args *a, const real *dy, double *dbias) {
     if (!a->dbias) return;

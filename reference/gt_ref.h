@@ -113,6 +113,15 @@ static inline void ref_store_state(void *data, gt_dtype dtype, int64_t at, const
 }
 
 /* Element i of an array that is fp32 in the public struct, or `missing` if the array is NULL. */
+/* Element i of an int8 array, which also holds doubles in the other build. */
+static inline real ref_int8(const int8_t *data, int64_t i) {
+#ifdef GT_REAL_IS_FLOAT
+    return data[i];
+#else
+    return ((const real *)(const void *)data)[i];
+#endif
+}
+
 static inline real ref_param(const float *data, int64_t i, real missing) {
     return data ? ((const real *)data)[i] : missing;
 }

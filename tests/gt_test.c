@@ -55,6 +55,7 @@ int test_has_pass(const test_case *c, gt_pass pass) {
     if (pass == GT_SEGMENT) return !test_is_word_of(c->absent, "state_out");
     if (pass == GT_SEGMENT_BACKWARD) return !test_is_word_of(c->absent, "dstate_in") && !test_get_flag(c, shared);
     if (gt_is_join(pass)) return !test_is_packed(c);
+    if (pass == GT_STEP && !test_is_over_time(top)) return test_get_size(c, 'M') <= TEST_STEP_ROWS;
     return pass != GT_STEP ||
            (test_get_size(c, 'T') <= 16 && !test_is_packed(c) && !test_get_flag(c, shared) && !lacks_state_out(c));
 }
@@ -287,7 +288,7 @@ static void fill_numbers(const test_case *c, const gt_tensor *t, int64_t count, 
         double x = f.mean + f.spread * test_normal(&r);
         if (map != TEST_AS_IS) x = map == TEST_EXP ? exp(x) : -exp(x);
         if (f.share > 0 && test_uniform(&r) < f.share) x = f.special;
-        v[i] = test_round(x, dtype);
+        v[i] = t->kind == 'b' ? floor(256 * test_uniform(&r)) - 128 : test_round(x, dtype);
     }
 }
 
@@ -486,7 +487,7 @@ void test_paste(const test_case *part, const test_case *c, gt_pass pass, const t
 
 /* ---- placing tensors in memory --------------------------------------------------------------- */
 
-typedef enum format { AS_INT32, AS_DOUBLE, AS_F32, AS_BF16, AS_F16 } format;
+typedef enum format { AS_INT32, AS_DOUBLE, AS_F32, AS_BF16, AS_F16, AS_INT8 } format;
 
 /* Layout of one tensor. */
 typedef struct place {
@@ -680,6 +681,7 @@ static void store(char *to, format format, double value) {
     case AS_F32: f = (float)value, memcpy(to, &f, sizeof f); break;
     case AS_BF16: h = gt_f32_to_bf16((float)value), memcpy(to, &h, sizeof h); break;
     case AS_F16: h = gt_f32_to_f16((float)value), memcpy(to, &h, sizeof h); break;
+    case AS_INT8: *(int8_t *)to = (int8_t)value; break;
     }
 }
 
@@ -694,6 +696,7 @@ static double load(const char *from, format format) {
     case AS_F32: memcpy(&f, from, sizeof f), d = f; break;
     case AS_BF16: memcpy(&h, from, sizeof h), d = gt_bf16_to_f32(h); break;
     case AS_F16: memcpy(&h, from, sizeof h), d = gt_f16_to_f32(h); break;
+    case AS_INT8: d = *(const int8_t *)from; break;
     }
     return d;
 }
@@ -715,6 +718,7 @@ static format format_of(const test_case *c, const gt_tensor *t, int is_double) {
     gt_dtype dtype = test_dtype_of(c, t);
     if (t->kind == 'i') return AS_INT32;
     if (is_double) return AS_DOUBLE;
+    if (t->kind == 'b') return AS_INT8;
     return dtype == GT_F32 ? AS_F32 : dtype == GT_BF16 ? AS_BF16 : AS_F16;
 }
 
@@ -827,7 +831,7 @@ int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_
         /* y and gradients of tokens outside all sequences are written as 0; states outside are not written */
         p->written = strncmp(t->shape, "BT", 2) ? p->sequences : p->count;
         p->format = format_of(c, t, r->is_double);
-        p->element = p->format == AS_DOUBLE ? 8 : p->format < AS_BF16 ? 4 : 2;
+        p->element = p->format == AS_DOUBLE ? 8 : p->format == AS_INT8 ? 1 : p->format < AS_BF16 ? 4 : 2;
     }
     place_tensors(c, pass, r->is_double ? TEST_PACKED : c->layout, &k);
     write_memory(c, pass, in, &k);

@@ -64,6 +64,9 @@ typedef union test_args {
 #undef TEST_ARGS
 } test_args;
 
+/* The most rows of a step, of an operator over rows that has one. */
+#define TEST_STEP_ROWS 64
+
 /* The sequences of a packed call.  args.seq_capacity is their upper bound. */
 typedef struct test_packed {
     int64_t count;
@@ -118,9 +121,9 @@ typedef struct test_tolerance {
 
 enum { TEST_F32 = 1 << GT_F32, TEST_BF16 = 1 << GT_BF16, TEST_F16 = 1 << GT_F16 };
 
-/* A row with at most 16 tokens times the step function.  Any other row times forward and backward.  If forward saves
- * something, the row also times forward without `saved` (inf).  A row with pieces times each pass in pieces.  The name
- * of a row adds flags that its sizes do not show. */
+/* A row with at most 16 tokens, or with as few rows as a step takes, times the step function.  Any other row times
+ * forward and backward.  If forward saves something, the row also times forward without `saved` (inf).  A row with
+ * pieces times each pass in pieces.  The name of a row adds flags that its sizes do not show. */
 typedef struct test_bench_row {
     test_case c;
     int dtypes;

@@ -274,7 +274,7 @@ static void test_null_pointers(call *c) {
 static void test_alignment(call *c) {
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         char text[100];
-        if (!is_in_call(c, t)) continue;
+        if (!is_in_call(c, t) || t->kind == 'b') continue;
         snprintf(text, sizeof text, "%s = %p", t->name, (void *)(place_of(c, t) + 1));
         set_pointer(c->args, t->offset, place_of(c, t) + 1);
         expect_refused(c, GT_ERROR_ALIGNMENT, "%s", text);
@@ -316,6 +316,83 @@ static void test_huge_sizes(call *c) {
                   status, gt_last_error());
         }
     }
+}
+
+/* ---- int8 weights ---- */
+
+static void expect_no_weight(const void *weight, gt_dtype dtype, int64_t O, int64_t D, gt_status want,
+                             const char *text) {
+    int8_t q[8], before[8];
+    float scale[2] = {7, 7};
+    memset(q, 55, sizeof q), memcpy(before, q, sizeof q);
+    const gt_status status = gt_quantize_int8(weight, dtype, O, D, q, scale);
+    check(status == want && !strncmp(gt_last_error(), "gt_quantize_int8: ", 18) && strstr(gt_last_error(), text),
+          "'%s' expected: %d, %s", text, status, gt_last_error());
+    check(!memcmp(q, before, sizeof q) && scale[0] == 7 && scale[1] == 7, "%s: the call writes", text);
+}
+
+static void test_quantize(void) {
+    const float infinite[] = {1, 2, 3, 4, 5, INFINITY, 7, 8}, not_a_number[] = {1, NAN};
+    const uint16_t half[] = {0x3f80, 0x7f80}; /* bf16: 1 and infinity */
+    /* 127 gives the scale 1, so ties show: 0.5, 1.5, -2.5 and 126.5 go to even */
+    const float ties[] = {127, 0.5f, 1.5f, -2.5f, 126.5f, -126.5f, -127, 3.49f};
+    const int8_t even[] = {127, 0, 2, -2, 126, -126, -127, 3};
+    const float rows[] = {0, -0.0f, 0, 0, 1e-40f, -1e-40f, 0, 0}; /* zeros; a scale below 2^-126 */
+    const int8_t zeros[8] = {0};
+    int8_t q[512];
+    float scale[512], weight[512];
+    check(gt_quantize_int8(ties, GT_F32, 1, 8, q, scale) == GT_OK && !memcmp(q, even, 8) && scale[0] == 1, "ties: %s",
+          gt_last_error());
+    memset(q, 55, sizeof q);
+    check(gt_quantize_int8(rows, GT_DTYPE_DEFAULT, 2, 4, q, scale) == GT_OK && !memcmp(q, zeros, 8) && scale[0] == 0 &&
+              scale[1] == 0,
+          "a row of zeros has the scale %g", scale[0]);
+    for (int dtype = GT_F32; dtype <= GT_F16; dtype++) {
+        uint16_t bits[512];
+        double worst = 0;
+        for (int i = 0; i < 512; i++) {
+            const float x = (float)(1 + i / 8) * ((float)random_below(2001) - 1000) * 1e-3f;
+            bits[i] = dtype == GT_BF16 ? gt_f32_to_bf16(x) : gt_f32_to_f16(x);
+            weight[i] = dtype == GT_F32 ? x : dtype == GT_BF16 ? gt_bf16_to_f32(bits[i]) : gt_f16_to_f32(bits[i]);
+        }
+        const void *const data = dtype == GT_F32 ? (const void *)weight : bits;
+        check(gt_quantize_int8(data, (gt_dtype)dtype, 64, 8, q, scale) == GT_OK, "dtype %d: %s", dtype,
+              gt_last_error());
+        for (int i = 0; i < 512; i++) {
+            const double error = fabs((double)q[i] * scale[i / 8] - weight[i]) / scale[i / 8];
+            worst = error > worst ? error : worst;
+            float largest = 0;
+            for (int k = i / 8 * 8; k < i / 8 * 8 + 8; k++) largest = fmaxf(largest, fabsf(weight[k]));
+            check(scale[i / 8] == largest / 127.0f, "row %d: the scale %g is not %g", i / 8, scale[i / 8],
+                  largest / 127.0f);
+        }
+        check(worst <= 0.50001 && worst > 0.45, "dtype %d: an error of %g steps", dtype, worst);
+    }
+    expect_no_weight(infinite, GT_F32, 2, 4, GT_ERROR_VALUE, "weight[1][1] is infinite or NaN");
+    expect_no_weight(not_a_number, GT_F32, 1, 2, GT_ERROR_VALUE, "weight[0][1] is infinite or NaN");
+    expect_no_weight(half, GT_BF16, 2, 1, GT_ERROR_VALUE, "weight[1][0] is infinite or NaN");
+    expect_no_weight(ties, (gt_dtype)4, 1, 8, GT_ERROR_DTYPE, "dtype = 4: must be");
+    expect_no_weight(ties, GT_F32, 0, 8, GT_ERROR_SIZE, "O = 0: must be at least 1");
+    expect_no_weight(ties, GT_F32, 1, -1, GT_ERROR_SIZE, "D = -1: must be at least 1");
+    expect_no_weight(ties, GT_F32, (int64_t)1 << 40, 1 << 10, GT_ERROR_SIZE, "weight has more than 2^48 elements");
+    expect_no_weight(NULL, GT_F32, 1, 8, GT_ERROR_NULL, "weight is NULL");
+    check(gt_quantize_int8(ties, GT_F32, 1, 8, NULL, scale) == GT_ERROR_NULL &&
+              strstr(gt_last_error(), "weight_int8 is NULL"),
+          "%s", gt_last_error());
+    check(gt_quantize_int8(ties, GT_F32, 1, 8, q, NULL) == GT_ERROR_NULL &&
+              strstr(gt_last_error(), "weight_scale is NULL"),
+          "%s", gt_last_error());
+    /* a step has at most 64 rows, and the other passes refuse the int8 weight alone */
+    gt_rmsnorm_linear_args a = {.M = 65, .D = 8, .O = 1, .x = weight, .y = scale, .dy = scale};
+    a.weight_int8 = q, a.weight_scale = scale;
+    check(gt_ref_rmsnorm_linear_step(&a) == GT_ERROR_SIZE && strstr(gt_last_error(), "M = 65: must be 0 to 64"), "%s",
+          gt_last_error());
+    check(gt_ref_rmsnorm_linear_forward(&a) == GT_ERROR_NULL &&
+              strstr(gt_last_error(), "only the step function reads weight_int8"),
+          "%s", gt_last_error());
+    check(gt_ref_rmsnorm_linear_backward(&a) == GT_ERROR_NULL &&
+              strstr(gt_last_error(), "only the step function reads weight_int8"),
+          "%s", gt_last_error());
 }
 
 /* ---- calls without tokens: each size must be in its range, and their product may be anything ---- */
@@ -1049,7 +1126,7 @@ static void test_call(call *c) {
     test_rounding(c);
     if (c->op->fields.slot_capacity && c->pass == GT_FORWARD) test_shared_aliases(c, "state_out", "state_in");
     if (c->op->fields.slot_capacity && c->pass == GT_BACKWARD) test_shared_aliases(c, "dstate_in", "dstate_out");
-    if (c->pass == GT_STEP) test_step(c);
+    if (c->pass == GT_STEP && c->op->fields.slot_capacity) test_step(c);
     if (c->pass == GT_SEGMENT_BACKWARD) test_segment_backward(c);
     if (gt_is_join(c->pass)) test_join(c);
     if (kernels_built) return;
@@ -1349,7 +1426,7 @@ static int64_t element_count(const fuzz *f, const gt_tensor *t) {
 static int element_bytes(const fuzz *f, const gt_tensor *t) {
     const size_t offset = gt_dtype_field(f->op, t);
     int dtype;
-    if (!offset) return 4;
+    if (!offset) return t->kind == 'b' ? 1 : 4;
     memcpy(&dtype, f->filled + offset, sizeof dtype);
     return dtype == GT_F32 ? 4 : 2;
 }
@@ -1509,6 +1586,7 @@ int main(void) {
         }
     }
     test_chunks();
+    test_quantize();
     test_no_tokens();
     test_fuzz();
     return test_finish();

@@ -1,5 +1,5 @@
-/* Compares the double twins' forward passes with the formulas of gt_kernels.h.  ops/OP.c has these formulas written
- * independently: every output is a plain sum over all its terms, without a recurrence.
+/* Compares the double twins' forward passes, and steps of rows, with the formulas of gt_kernels.h.  ops/OP.c has these
+ * formulas written independently: every output is a plain sum over all its terms, without a recurrence.
  *
  *     test_formula [short] [OP]       short: fewer drawn cases
  */
@@ -15,27 +15,33 @@ static const test_formula *formula_of(const test_op *op, const char *tensor) {
     return NULL;
 }
 
-static void check_case(const test_op *op, const test_case *c) {
+static void check_pass(const test_op *op, const test_case *c, gt_pass pass) {
     test_values in, out, expected = {{NULL}};
     const formula f = {c, &in};
-    test_inputs(c, GT_FORWARD, &in);
-    test_run(&test_truth, c, GT_FORWARD, &in, TEST_ALL, &out);
+    test_inputs(c, pass, &in);
+    test_run(&test_truth, c, pass, &in, TEST_ALL, &out);
     for (int i = 0; op->table()->tensors[i].name; i++) {
         const gt_tensor *t = &op->table()->tensors[i];
         const test_formula *o = formula_of(op, t->name);
-        const int64_t count = test_count(c, GT_FORWARD, t);
+        const int64_t count = test_count(c, pass, t);
         int64_t size[4] = {1, 1, 1, 1};
         if (!out.of[i]) continue;
-        test_check(o != NULL, "%s: ops/%s.c has no formula for %s", test_describe(c, GT_FORWARD), op->name, t->name);
+        test_check(o != NULL, "%s: ops/%s.c has no formula for %s", test_describe(c, pass), op->name, t->name);
         if (!o) continue;
-        for (int d = test_shape(c, GT_FORWARD, t, size); d < 4; d++) size[d] = 1;
+        for (int d = test_shape(c, pass, t, size); d < 4; d++) size[d] = 1;
         expected.of[i] = test_array(count, 0);
         for (int64_t j = 0; j < count; j++)
             expected.of[i][j] = o->of(&f, j / (size[1] * size[2] * size[3]), j / (size[2] * size[3]) % size[1],
                                       j / size[3] % size[2], j % size[3]);
     }
-    test_same(&test_truth, c, GT_FORWARD, "the formula", &out, &expected, 1e-13);
+    test_same(&test_truth, c, pass, "the formula", &out, &expected, 1e-13);
     test_free(&in), test_free(&out), test_free(&expected);
+}
+
+/* Steps over time are checked against forward, by other tests. */
+static void check_case(const test_op *op, const test_case *c) {
+    check_pass(op, c, GT_FORWARD);
+    if (!test_is_over_time(op) && test_has_pass(c, GT_STEP)) check_pass(op, c, GT_STEP);
 }
 
 static void check_tiny(const test_op *op, const test_case *cases) {

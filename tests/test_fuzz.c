@@ -135,7 +135,7 @@ static int64_t small_size(fuzz *f, char letter) {
     case 'T':
         if (f->pass == GT_STEP) return one_in(f, 20) ? 0 : 1 + below(f, 16);
         return one_in(f, 20) ? 0 : one_in(f, 40) ? 60 + below(f, 75) : 1 + below(f, 5);
-    case 'M': return one_in(f, 20) ? 0 : one_in(f, 40) ? 60 + below(f, 75) : 1 + below(f, 5);
+    case 'M': return one_in(f, 20) ? 0 : one_in(f, 40) ? 60 + below(f, f->pass == GT_STEP ? 5 : 75) : 1 + below(f, 5);
     case 'W': return 2 + below(f, 3);
     case 'H':
     case 'h': return 1 + below(f, 3);
@@ -209,14 +209,15 @@ static void draw_fields(fuzz *f) {
             put_size(f, x->offset, is_hostile || W < 1 || W > 9 ? extreme(f) : W - 1 + below(f, 5));
         }
     }
-    if ((f->pass == GT_STEP || f->pass == GT_SEGMENT_BACKWARD) && f->kind != HOSTILE)
+    if (f->op->fields.state_in_shared && (f->pass == GT_STEP || f->pass == GT_SEGMENT_BACKWARD) && f->kind != HOSTILE)
         put_int(f, f->op->fields.state_in_shared, 0);
 }
 
 /* Draws packed sequences, or a pool of states. */
 static void draw_rows(fuzz *f) {
     const int64_t B = size_at(&f->args, f->op->sizes[0].offset);
-    if (f->pass == GT_STEP && one_in(f, 2) && B >= 0 && B < INT64_MAX - 8 && f->kind != EMPTY)
+    const int has_pool = f->op->fields.slot_capacity && f->pass == GT_STEP;
+    if (has_pool && one_in(f, 2) && B >= 0 && B < INT64_MAX - 8 && f->kind != EMPTY)
         put_size(f, f->op->fields.slot_capacity, f->kind == HOSTILE && one_in(f, 4) ? extreme(f) : B + below(f, 4));
     if (f->pass == GT_STEP || gt_is_join(f->pass) || !test_takes_packed(f->top) || !one_in(f, 4)) return;
     put_size(f, f->op->fields.seq_capacity, f->kind == HOSTILE && one_in(f, 4) ? extreme(f) : 1 + below(f, 4));
@@ -410,6 +411,7 @@ static double load(const fuzz *f, const gt_tensor *t, const char *from) {
     float x;
     int32_t i;
     if (t->kind == 'i') return memcpy(&i, from, sizeof i), i;
+    if (t->kind == 'b') return *(const int8_t *)from;
     if (dtype == GT_F32) return memcpy(&x, from, sizeof x), x;
     memcpy(&half, from, sizeof half);
     return dtype == GT_BF16 ? gt_bf16_to_f32(half) : gt_f16_to_f32(half);
@@ -422,6 +424,8 @@ static double store(const fuzz *f, const gt_tensor *t, double value, char *to) {
     const uint16_t half = dtype == GT_BF16 ? gt_f32_to_bf16(x) : gt_f32_to_f16(x);
     if (t->kind == 'i')
         memcpy(to, &i, sizeof i);
+    else if (t->kind == 'b')
+        *(int8_t *)to = isnan(value) ? 0 : (int8_t)value;
     else if (dtype == GT_F32)
         memcpy(to, &x, sizeof x);
     else
@@ -433,6 +437,7 @@ static double draw_number(fuzz *f, const gt_tensor *t) {
     const test_case c = {.op = f->name, .args = f->args};
     test_map map;
     const test_fill fill = test_fill_of(&c, t, &map);
+    if (t->kind == 'b') return (double)below(f, 256) - 128;
     const double x = fill.mean + fill.spread * test_normal(&f->random);
     return map == TEST_AS_IS ? x : map == TEST_EXP ? exp(x) : -exp(x);
 }
@@ -834,7 +839,8 @@ static void furnish(fuzz *f, int *is_short) {
     if (gt_prepare(f->op, GT_QUERY, GT_HOST, &f->args, &f->filled, &f->dims) == GT_OK) {
         draw_strides(f);
         if (gt_prepare(f->op, GT_QUERY, GT_HOST, &f->args, &f->filled, &f->dims) == GT_OK) {
-            const int64_t rows = f->pass == GT_STEP ? size_at(&f->args, f->op->fields.slot_capacity) : 0;
+            const size_t pool = f->op->fields.slot_capacity;
+            const int64_t rows = pool && f->pass == GT_STEP ? size_at(&f->args, pool) : 0;
             if (rows > 0) f->dims.n['Q' - 'A'] = rows;
             draw_pointers(f);
         }

@@ -353,6 +353,38 @@ static void test_norms(void) {
     }
 }
 
+static void expect_step(const gt_rmsnorm_linear_args *a, const char *path) {
+    char text[1024] = "";
+    const gt_status status = gt_rmsnorm_linear_path(a, text, sizeof text);
+    const char *step = strstr(text, "; step: ");
+    test_check(status == GT_OK && (path ? step && !strcmp(step + 8, path) : !step), "rmsnorm_linear: '%s' is not '%s'",
+               text, path ? path : "without a step");
+}
+
+static void test_linear_step(void) {
+    gt_rmsnorm_linear_args a = {.M = 1, .D = 4096, .O = 14336, .dtype = GT_BF16};
+    expect_step(&a, "step_tensor_kernel");
+    a.M = 64;
+    expect_step(&a, "step_tensor_kernel");
+    a.dtype = GT_F32;
+    expect_step(&a, "step_tensor_kernel");
+    a.weight_int8 = (const int8_t *)apart; /* not aligned to 16 bytes */
+    expect_step(&a, "step_any_kernel");
+    a.weight_int8 = NULL, a.D = 4088; /* rows of weight_int8 are not */
+    expect_step(&a, "step_any_kernel");
+    a.D = 4096, a.O = 31;
+    expect_step(&a, "step_any_kernel");
+    a.O = 14336, a.x_stride = 4098;
+    expect_step(&a, "step_any_kernel");
+    a.x_stride = 0, a.M = 65;
+    expect_step(&a, NULL);
+    a.M = 1;
+    if (machine_choose("sm_75")) {
+        expect_step(&a, "step_any_kernel");
+        machine_choose("sm_90");
+    }
+}
+
 static double seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -572,6 +604,7 @@ int main(void) {
     test_ssd_memory();
     test_group("ssd", "kernels");
     test_norms();
+    test_linear_step();
     test_group("norms", "kernels");
     return test_finish();
 }

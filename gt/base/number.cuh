@@ -1,7 +1,7 @@
 /* gt/base/number.cuh - numbers and functions of them, for the host and for kernels.
  *
  * CONTENTS
- *   numbers    as_float as_uint, conversions of bf16, f16 and tf32, Element<T>
+ *   numbers    as_float as_uint, conversions of bf16, f16, tf32 and int8, Element<T>
  *   functions  fma_rn ex2_approx rcp_approx rsqrt_approx exp_fast exp_accurate expm1_neg
  *              log1p_unit softplus sigmoid sigmoid_fast silu silu_derivative */
 #ifndef GT_BASE_NUMBER_CUH
@@ -221,6 +221,32 @@ struct Element<f16> {
     GT_HD float hi(uint32_t pair) { return unpack_f16_hi(pair); }
     GT_HD uint32_t pack(float lo, float hi) { return pack_f16(lo, hi); }
 };
+
+/* Four int8 numbers as exact pairs of T, bf16 or f16: even gets bytes 0 and 2, odd bytes 1 and 3. */
+template <class T>
+GT_HD void int8_pairs(uint32_t word, uint32_t& even, uint32_t& odd) {
+#if GT_SM80
+    uint32_t* const pairs[2] = {&even, &odd};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t w = word >> 8 * i;
+        if constexpr (std::is_same<T, bf16>::value) {
+            /* A byte with the 7 bits u below its sign bit s is u - 128 s.  128 + u is 0x4300 | u, and -128 - 128 s is
+             * 0xc300 | s << 7.  Their sum is exact. */
+            const uint32_t u = (w & 0x007f007fu) | 0x43004300u, s = (w & 0x00800080u) | 0xc300c300u;
+            asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(*pairs[i]) : "r"(u), "r"(0x3f803f80u), "r"(s));
+        } else {
+            /* 0x6480 ^ byte is 1152 + the number: 1024 + a byte below 256, whose upper bit was turned. */
+            const uint32_t sum = (w & 0x00ff00ffu) ^ 0x64806480u;
+            asm("sub.f16x2 %0, %1, %2;" : "=r"(*pairs[i]) : "r"(sum), "r"(0x64806480u));
+        }
+    }
+#else
+    const auto byte = [word](int i) { return (float)(int8_t)(word >> 8 * i & 0xff); };
+    even = Element<T>::pack(byte(0), byte(2));
+    odd = Element<T>::pack(byte(1), byte(3));
+#endif
+}
 
 /* ---- functions ------------------------------------------------------------------------------- */
 

@@ -80,7 +80,7 @@ typedef struct gt_tensor {
     const char *shape;    /* letters of the sizes, slowest first */
     /* 'x' activations; 'X' activations with a gt_stride4; 'w' the companion dtype of activations; 'd' the second
      * companion dtype; 'S' states and 'P' parameters, whose dtype a step may choose (else fp32): see gt_step_dtypes;
-     * 'f' fp32; 'i' int32 */
+     * 'f' fp32; 'i' int32; 'b' int8 */
     char kind;
     /* a letter per pass: '-' unused (also past the end: see gt_use), 'I' required input, 'i' optional input, 'O'
      * required output, 'o' optional output, 'g' parameter gradient (optional, accumulates), 's' updated in place,
@@ -165,7 +165,7 @@ typedef struct gt_op {
     gt_step_dtypes of_steps;
 } gt_op;
 
-/* Returns the offset of the field that holds the dtype of a tensor.  0 means that the tensor is fp32 or int32. */
+/* Returns the offset of the field that holds the dtype of a tensor.  0 means that the tensor is fp32, int32 or int8. */
 static inline size_t gt_dtype_field(const gt_op *op, const gt_tensor *t) {
     switch (t->kind) {
     case 'x':

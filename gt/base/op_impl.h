@@ -227,7 +227,7 @@ static void *gt_pointer(const gt_tensor *t, const void *filled) {
 static int gt_element_size(const gt_op *op, const gt_tensor *t, const void *filled) {
     gt_dtype dtype;
     const size_t offset = gt_dtype_field(op, t);
-    if (!offset) return 4;
+    if (!offset) return t->kind == 'b' ? 1 : 4;
     memcpy(&dtype, (const char *)filled + offset, sizeof dtype);
     return dtype == GT_F32 ? 4 : 2;
 }
@@ -564,6 +564,57 @@ GT_API gt_status gt_prepare(const gt_op *op, gt_pass pass, gt_target target, con
         if (gt_used(t, pass) && gt_written(t, pass) && (status = gt_check_overlap(op, t, pass, filled, dims)) != GT_OK)
             return status;
     if (target == GT_DEVICE && !gt_has_tokens(op, dims)) gt_clear_tokens(op, pass, (char *)filled, dims);
+    return GT_OK;
+}
+
+/* ---- int8 weights ---- */
+
+static float gt_element_of(const void *data, gt_dtype dtype, int64_t i) {
+    if (dtype == GT_BF16) return gt_bf16_to_f32(((const uint16_t *)data)[i]);
+    if (dtype == GT_F16) return gt_f16_to_f32(((const uint16_t *)data)[i]);
+    return ((const float *)data)[i];
+}
+
+/* Rounds |value| <= 2^22 to the nearest integer, ties to even.  Adding 1.5 * 2^23 leaves no bits for fractions. */
+static int gt_nearest(float value) {
+    volatile float sum = value + 12582912.0f; /* volatile: no wider register, and no simplification by -ffast-math */
+    return (int)gt_float_bits(sum) - (int)gt_float_bits(12582912.0f);
+}
+
+GT_API gt_status gt_quantize_int8(const void *weight, gt_dtype dtype, int64_t O, int64_t D, int8_t *weight_int8,
+                                  float *weight_scale) {
+    const uint32_t infinity = 0x7f800000u;
+    gt_status status;
+    snprintf(gt_function_name, sizeof gt_function_name, "gt_quantize_int8");
+    gt_field_prefix = "";
+    if (dtype == GT_DTYPE_DEFAULT) dtype = GT_F32;
+    if ((int)dtype < GT_F32 || (int)dtype > GT_F16)
+        return gt_fail(GT_ERROR_DTYPE, "dtype = %d: must be GT_F32, GT_BF16 or GT_F16", (int)dtype);
+    if ((status = gt_check_range(GT_ERROR_SIZE, "O", O, 1, GT_MAX_SIZE)) != GT_OK) return status;
+    if ((status = gt_check_range(GT_ERROR_SIZE, "D", D, 1, GT_MAX_SIZE)) != GT_OK) return status;
+    if (O > GT_MAX_COUNT / D)
+        return gt_fail(GT_ERROR_SIZE, "O = %lld, D = %lld: weight has more than 2^48 elements", (long long)O,
+                       (long long)D);
+    if (!weight || !weight_int8 || !weight_scale)
+        return gt_fail(GT_ERROR_NULL, "%s is NULL", !weight ? "weight" : !weight_int8 ? "weight_int8" : "weight_scale");
+    for (int64_t i = 0; i < O * D; i++)
+        if ((gt_float_bits(gt_element_of(weight, dtype, i)) & infinity) == infinity)
+            return gt_fail(GT_ERROR_VALUE, "weight[%lld][%lld] is infinite or NaN", (long long)(i / D),
+                           (long long)(i % D));
+    for (int64_t o = 0; o < O; o++) {
+        uint32_t largest = 0; /* bits of the largest magnitude: larger positive floats have larger bits */
+        for (int64_t d = 0; d < D; d++) {
+            const uint32_t bits = gt_float_bits(gt_element_of(weight, dtype, o * D + d)) & 0x7fffffffu;
+            if (bits > largest) largest = bits;
+        }
+        float scale = gt_bits_float(largest) / 127.0f;
+        if (gt_float_bits(scale) < 0x00800000u) scale = 0;
+        for (int64_t d = 0; d < D; d++) {
+            const float value = gt_element_of(weight, dtype, o * D + d);
+            weight_int8[o * D + d] = (int8_t)(gt_float_bits(scale) ? gt_nearest(value / scale) : 0);
+        }
+        weight_scale[o] = scale;
+    }
     return GT_OK;
 }
 

@@ -148,15 +148,18 @@ static gt_status path_begin(const gt_op* op, const Args* args, char* text, size_
     return text && bytes ? GT_OK : gt_fail(GT_ERROR_NULL, text ? "bytes = 0: no room for a text" : "text is NULL");
 }
 
+/* Writes the path of an operator over rows.  step_rows: the most rows of its step, or 0 if it has no step. */
 template <class Args>
 static gt_status path_of_rows(const gt_op* op, const PathPasses<Args>& passes, const Args* args, char* text,
-                              size_t bytes) {
+                              size_t bytes, int64_t step_rows = 0) {
     Args prepared;
     gt_dims dims;
-    const gt_status status = path_begin(op, args, text, bytes, &prepared, &dims);
+    gt_status status = path_begin(op, args, text, bytes, &prepared, &dims);
     if (status != GT_OK) return status;
     PathText to(text, bytes);
-    return path_of_two(op, passes, *args, prepared, dims, to);
+    status = path_of_two(op, passes, *args, prepared, dims, to);
+    if (status != GT_OK || args->M < 1 || args->M > step_rows) return status;
+    return add_path(op, GT_STEP, passes, *args, prepared, dims, to);
 }
 
 /* Writes the path of one pass, forward or backward, without the pass's name. */

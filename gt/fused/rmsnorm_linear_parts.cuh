@@ -52,11 +52,13 @@ GT_DEV void store_piece(T* to, const float (&x)[8]) {
     }
 }
 
-/* Stores elements in an operand of tensor cores, a matrix of `size` elements. */
-template <class T>
-GT_DEV void store_operand(PartOf<T>* to, int64_t size, const float (&x)[8]) {
+/* Calls store(part, piece) with the parts of 8 elements as operands of tensor cores. */
+template <class T, class Store>
+GT_DEV void for_parts(const float (&x)[8], Store store) {
     if constexpr (PARTS<T> == 1) {
-        store_piece(to, x);
+        Vec<T, 8> piece;
+        piece.set(x);
+        store(0, piece);
     } else {
         float rest[8];
         GT_UNROLL
@@ -69,11 +71,17 @@ GT_DEV void store_operand(PartOf<T>* to, int64_t size, const float (&x)[8]) {
                     part == 2 ? fminf(fmaxf(rest[e], -0x1.fep127f), 0x1.fep127f) : rest[e];
             Vec<bf16, 8> piece;
             piece.set(nearest);
-            stg(to + part * size, piece);
+            store(part, piece);
             GT_UNROLL
             for (int e = 0; e < 8; e++) rest[e] -= piece.get(e);
         }
     }
+}
+
+/* Stores elements in an operand of tensor cores, a matrix of `size` elements. */
+template <class T>
+GT_DEV void store_operand(PartOf<T>* to, int64_t size, const float (&x)[8]) {
+    for_parts<T>(x, [&](int part, const Vec<PartOf<T>, 8>& piece) { stg(to + part * size, piece); });
 }
 
 constexpr int PIECES = 4; /* pieces of a lane in flight */

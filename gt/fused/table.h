@@ -34,26 +34,34 @@ static gt_status gt_resolve_slices(int64_t *H, int64_t D) {
 
 /* ---- rmsnorm_linear: the operator's table ---------------------------------------------------- */
 
+#define GT_STEP_ROWS 64 /* most rows of a step */
+
 static gt_status gt_rmsnorm_linear_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_rmsnorm_linear_args *a = (gt_rmsnorm_linear_args *)filled;
     gt_status status;
-    (void)pass, (void)dims;
+    (void)dims;
+    if (pass == GT_STEP && (status = gt_check_range(GT_ERROR_SIZE, "M", a->M, 0, GT_STEP_ROWS)) != GT_OK) return status;
     if ((status = gt_resolve_norm(a->norm)) != GT_OK) return status;
+    if ((pass == GT_FORWARD || pass == GT_BACKWARD) && a->M > 0 && !a->weight && a->weight_int8)
+        return gt_fail(GT_ERROR_NULL, "weight is NULL: only the step function reads weight_int8");
     return gt_resolve_eps(&a->eps);
 }
 
 GT_WRAP_CALLS(rmsnorm_linear)
+GT_WRAP_PASS(rmsnorm_linear, step)
 
 #define GT_AT(field) offsetof(gt_rmsnorm_linear_args, field)
 GT_API const gt_op *gt_op_rmsnorm_linear(void) {
     static const gt_size sizes[] = {
         {'M', "M", GT_AT(M), 0}, {'D', "D", GT_AT(D), 1}, {'O', "O", GT_AT(O), 1}, {0, NULL, 0, 0}};
-    static const gt_tensor tensors[] = {{"x", GT_AT(x), GT_AT(x_stride), "MD", 'x', "II-", NULL},
+    static const gt_tensor tensors[] = {{"x", GT_AT(x), GT_AT(x_stride), "MD", 'x', "III", NULL},
                                         {"weight", GT_AT(weight), 0, "OD", 'x', "II-", NULL},
-                                        {"gamma", GT_AT(gamma), 0, "D", 'f', "ii-", NULL},
-                                        {"beta", GT_AT(beta), 0, "D", 'f', "ii-", NULL},
-                                        {"bias", GT_AT(bias), 0, "O", 'f', "i--", NULL},
-                                        {"y", GT_AT(y), GT_AT(y_stride), "MO", 'x', "O--", NULL},
+                                        {"weight_int8", GT_AT(weight_int8), 0, "OD", 'b', "--I", NULL},
+                                        {"weight_scale", GT_AT(weight_scale), 0, "O", 'f', "--I", NULL},
+                                        {"gamma", GT_AT(gamma), 0, "D", 'f', "iii", NULL},
+                                        {"beta", GT_AT(beta), 0, "D", 'f', "iii", NULL},
+                                        {"bias", GT_AT(bias), 0, "O", 'f', "i-i", NULL},
+                                        {"y", GT_AT(y), GT_AT(y_stride), "MO", 'x', "O-O", NULL},
                                         {"dy", GT_AT(dy), GT_AT(dy_stride), "MO", 'x', "-I-", NULL},
                                         {"dx", GT_AT(dx), GT_AT(dx_stride), "MD", 'x', "-o-", NULL},
                                         {"dweight", GT_AT(dweight), 0, "OD", 'f', "-g-", NULL},
@@ -71,7 +79,7 @@ GT_API const gt_op *gt_op_rmsnorm_linear(void) {
         sizes,
         tensors,
         gt_rmsnorm_linear_resolve,
-        GT_CALLS(rmsnorm_linear, NULL),
+        GT_CALLS(rmsnorm_linear, gt_call_rmsnorm_linear_step),
         {GT_AT(workspace), GT_AT(workspace_bytes), GT_AT(saved), GT_AT(saved_bytes), 0, 0, 0, 0, 0},
         GT_NO_SECOND,
         GT_NO_STEP_DTYPES};

@@ -30,6 +30,9 @@
     .draw = draw, .formulas = formulas, .host_rows = host_rows, .gpu_rows = gpu_rows
 #define TEST_OVER_ROWS(op)                                                                                             \
     TEST_OP(op), .twin = {op##_forward, op##_backward, NULL}, .twin64 = {op##_forward64, op##_backward64, NULL}
+#define TEST_ROWS_AND_STEP(op)                                                                                         \
+    TEST_OP(op), .twin = {op##_forward, op##_backward, op##_step},                                                     \
+                 .twin64 = {op##_forward64, op##_backward64, op##_step64}
 #define TEST_OVER_TIME(op)                                                                                             \
     TEST_OP(op), .packed = packed, .twin = {op##_forward, op##_backward, op##_step},                                   \
                  .twin64 = {op##_forward64, op##_backward64, op##_step64}

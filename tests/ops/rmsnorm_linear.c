@@ -1,7 +1,7 @@
 /* rmsnorm_linear: cases of the tests, a second formula, and rows of the bench. */
 #include "formula.h"
 
-TEST_TWINS_OF_ROWS(rmsnorm_linear)
+TEST_TWINS_OVER_TIME(rmsnorm_linear)
 
 /* ---- arguments ------------------------------------------------------------------------------- */
 
@@ -88,6 +88,12 @@ static const char *const launched[] = {
     "product_kernel",      "hopper_split_kernel", "hopper_tiles_kernel", "hopper_whole_kernel",
     "hopper_small_kernel", "hopper_dx_kernel",    "normalise_kernel",    NULL};
 
+/* The scale of an int8 weight is positive.  The numbers of y then stay below 2^15, for fp16. */
+static void set_fill(const test_case *c, const gt_tensor *t, test_fill *f, test_map *map) {
+    (void)c, (void)map;
+    if (!strcmp(t->name, "weight_scale")) f->mean = 0.01, f->spread = 0.003;
+}
+
 /* More than 65535 items along one axis of a grid. */
 static const test_case many[] = {{LINEAR(.M = 140000, .D = 4, .O = 2), .name = "many"},
                                  {LINEAR(.M = 2, .D = 4, .O = 140000), .name = "many"},
@@ -114,14 +120,19 @@ static void draw(test_random *r, int64_t most, test_case *c) {
 
 static double x(const formula *f, int64_t m, int64_t d) { return formula_value(f, "x", m, d, 0, 0); }
 
+static double weight(const formula *f, int64_t o, int64_t d) {
+    if (!formula_has(f, "weight_int8")) return formula_value(f, "weight", o, d, 0, 0);
+    return formula_value(f, "weight_scale", o, 0, 0, 0) * formula_value(f, "weight_int8", o, d, 0, 0);
+}
+
 static double y(const formula *f, int64_t m, int64_t o, int64_t i, int64_t j) {
     const gt_rmsnorm_linear_args *a = &f->c->args.rmsnorm_linear;
     double sum = formula_value(f, "bias", o, 0, 0, 0);
     (void)i, (void)j;
     for (int64_t d = 0; d < a->D; d++)
-        sum += formula_value(f, "weight", o, d, 0, 0) *
-               (formula_norm(f, x, m, d, a->D, a->norm, a->eps) * formula_value(f, "gamma", d, 0, 0, 0) +
-                formula_value(f, "beta", d, 0, 0, 0));
+        sum +=
+            weight(f, o, d) * (formula_norm(f, x, m, d, a->D, a->norm, a->eps) * formula_value(f, "gamma", d, 0, 0, 0) +
+                               formula_value(f, "beta", d, 0, 0, 0));
     return sum;
 }
 
@@ -130,7 +141,43 @@ static void huge_rows_hold(const test_runner *r, const test_case *c, double tole
     test_huge_rows_hold(r, c, "x");
 }
 
+/* Sizes on both sides of every branch of the step's kernels.  A group has up to 8 units of 16 outputs, and the emulated
+ * device has 4 multiprocessors. */
+static const test_case steps[] = {
+    {LINEAR(.M = 1, .D = 1040, .O = 200), .name = "a last step of 16 columns"},
+    {LINEAR(.M = 3, .D = 64, .O = 1096), .name = "12 groups"},
+    {LINEAR(.M = 8, .D = 512, .O = 40, .norm = GT_NORM_LAYER), .name = "8 rows", .absent = "bias"},
+    {LINEAR(.M = 16, .D = 2064, .O = 40, .norm = GT_NORM_LAYER), .name = "slabs of fp32", .absent = "gamma"},
+    {LINEAR(.M = 15, .D = 4096, .O = 33), .name = "slabs of 16 bits", .absent = "beta"},
+    {LINEAR(.M = 17, .D = 272, .O = 100), .name = "17 rows", .absent = "gamma beta bias"},
+    {LINEAR(.M = 64, .D = 1104, .O = 600), .name = "8 groups, slabs"},
+    {LINEAR(.M = 33, .D = 32, .O = 32, .norm = GT_NORM_LAYER), .name = "one step"},
+    {LINEAR(.M = 13, .D = 72, .O = 100, .norm = GT_NORM_LAYER), .name = "no whole pieces"},
+    {LINEAR(.M = 2, .D = 64, .O = 100), .name = "rows apart", .layout = TEST_SHIFTED},
+    {LINEAR(.M = 5, .D = 128, .O = 100), .name = "aligned rows apart", .layout = TEST_ALIGNED},
+    {LINEAR(.M = 5, .D = 96, .O = 64), .name = "rows whose squares exceed fp32", .fill = {{"x", 0, 1e25, 0, 0}}},
+    {.op = NULL}};
+
+/* Runs each of these cases, with the dtype of the operator's first case or of the first size of the sweep. */
+static void steps_agree(const test_runner *r, const test_case *c, double tolerance) {
+    const gt_dtype dtype = c->args.rmsnorm_linear.dtype;
+    (void)tolerance;
+    if (c->name != cases[0].name && (c->args.rmsnorm_linear.O != 512 || strcmp(c->name, "sweep"))) return;
+    for (const test_case *step = steps; step->op; step++) {
+        test_values in, truth, got;
+        test_case own = *step;
+        if (own.fill[0].spread > 1e5 && dtype == GT_F16) continue; /* f16 cannot hold these numbers */
+        test_set_dtype(&own, dtype, GT_DTYPE_DEFAULT);
+        test_inputs(&own, GT_STEP, &in);
+        test_run(&test_truth, &own, GT_STEP, &in, TEST_ALL, &truth);
+        test_run(r, &own, GT_STEP, &in, TEST_ALL, &got);
+        test_compare(r, &own, GT_STEP, &got, &truth, NULL);
+        test_free(&in), test_free(&truth), test_free(&got);
+    }
+}
+
 static const test_property properties[] = {{"rows whose squares exceed fp32", TEST_SMALL, huge_rows_hold},
+                                           {"steps of every size", TEST_TINY, steps_agree},
                                            {NULL, TEST_TINY, NULL}};
 
 static const test_formula formulas[] = {{"y", y}, {NULL, NULL}};
@@ -147,7 +194,9 @@ static const test_formula formulas[] = {{"y", y}, {NULL, NULL}};
             types                                                                                                      \
     }
 
-static const test_bench_row host_rows[] = {ROW(TEST_F32 | TEST_BF16, .M = 2048, .D = 128, .O = 512), {{.op = NULL}, 0}};
+static const test_bench_row host_rows[] = {ROW(TEST_F32 | TEST_BF16, .M = 2048, .D = 128, .O = 512),
+                                           ROW(TEST_BF16, .M = 1, .D = 128, .O = 512),
+                                           {{.op = NULL}, 0}};
 
 static const test_bench_row gpu_rows[] = {
     ROW(TEST_F32 | TEST_BF16 | TEST_F16, .M = 16384, .D = 128, .O = 512),
@@ -158,6 +207,9 @@ static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, .M = 32768, .D = 2048, .O = 2048),
     ROW(TEST_BF16, .M = 32768, .D = 2048, .O = 8192),
     ROW(TEST_BF16, .M = 16384, .D = 4096, .O = 11008),
+    ROW(TEST_BF16, .M = 1, .D = 4096, .O = 14336), /* steps */
+    ROW(TEST_BF16, .M = 16, .D = 4096, .O = 14336),
+    ROW(TEST_BF16, .M = 64, .D = 4096, .O = 14336),
     NAMED_ROW(TEST_BF16, "layer", .M = 16384, .D = 128, .O = 512, .norm = GT_NORM_LAYER),
     NAMED_ROW(TEST_BF16, "layer", .M = 16384, .D = 256, .O = 1024, .norm = GT_NORM_LAYER),
     NAMED_ROW(TEST_BF16, "layer", .M = 65536, .D = 512, .O = 2048, .norm = GT_NORM_LAYER),
@@ -166,13 +218,15 @@ static const test_bench_row gpu_rows[] = {
     NAMED_ROW(TEST_BF16, "layer", .M = 16384, .D = 4096, .O = 11008, .norm = GT_NORM_LAYER),
     {{.op = NULL}, 0}};
 
-static const test_bench_draw draws[] = {{"weight", {0, 0, 0.03f}}, {"gamma", {0, 1, 0.3f}}, {NULL, {0, 0, 0}}};
+static const test_bench_draw draws[] = {
+    {"weight", {0, 0, 0.03f}}, {"weight_scale", {1, 4e-4f, 2e-4f}}, {"gamma", {0, 1, 0.3f}}, {NULL, {0, 0, 0}}};
 static const test_bench_cut cuts[] = {{"M", 8}, {"O", 4}, {NULL, 0}};
 
 /* ---- the operator ---------------------------------------------------------------------------- */
 
 const test_op test_op_rmsnorm_linear = {
-    TEST_OVER_ROWS(rmsnorm_linear),
+    TEST_ROWS_AND_STEP(rmsnorm_linear),
+    .set_fill = set_fill,
     .large = {LINEAR(.M = 1, .D = 512, .O = 512)},
     /* dweight comes from normalised rows in 16 bits (seen: 9e-4, 1e-4) */
     .kernels = {TEST_ACTIVATIONS, {0, 1e-5, 1.5e-3, 3e-4}, TEST_IN_FP32, {0, 1e-5, 1.5e-3, 3e-4}, 1},
