@@ -193,7 +193,9 @@ static void draw_fields(fuzz *f) {
     const size_t of_steps[] = {f->op->of_steps.state, f->op->of_steps.parameter};
     for (int i = 0; i < 2; i++)
         if (of_steps[i] && one_in(f, 2) && (f->pass == GT_STEP || f->kind == HOSTILE))
-            put_int(f, of_steps[i], f->kind == HOSTILE && one_in(f, 4) ? (int)extreme(f) : (int)below(f, 4));
+            put_int(f, of_steps[i],
+                    f->kind == HOSTILE && one_in(f, 4) ? (int)extreme(f)
+                                                       : (int)below(f, i == 0 && f->op->of_steps.scale ? 5 : 4));
     put_int(f, f->op->accumulate_offset, f->kind == HOSTILE && one_in(f, 8) ? (int)extreme(f) : one_in(f, 4));
     for (const test_field *x = f->top->fields; x->name; x++) {
         const int is_hostile = f->kind == HOSTILE && one_in(f, 8);
@@ -334,7 +336,7 @@ static void draw_pointers(fuzz *f) {
         const int is_optional = strchr("iog", gt_use(t, f->pass)) && strcmp(t->name, "cu_seqlens");
         if (is_optional && one_in(f, 4)) continue;
         if (v.count == 0)
-            put_pointer(f, t, one_in(f, 2) ? NULL : wild(f));
+            put_pointer(f, t, one_in(f, 2) || !strcmp(t->name, "state_scale") ? NULL : wild(f));
         else if (v.count <= MOST_BYTES && extent(&v) <= MOST_BYTES)
             put_pointer(f, t, reserve(f, extent(&v), v.element));
         else if (!is_optional) {
@@ -409,6 +411,7 @@ static double load(const fuzz *f, const gt_tensor *t, const char *from) {
     int32_t i;
     if (t->kind == 'i') return memcpy(&i, from, sizeof i), i;
     if (dtype == GT_F32) return memcpy(&x, from, sizeof x), x;
+    if (dtype == GT_INT8) return *(const int8_t *)from;
     memcpy(&half, from, sizeof half);
     return dtype == GT_BF16 ? gt_bf16_to_f32(half) : gt_f16_to_f32(half);
 }
@@ -422,6 +425,8 @@ static double store(const fuzz *f, const gt_tensor *t, double value, char *to) {
         memcpy(to, &i, sizeof i);
     else if (dtype == GT_F32)
         memcpy(to, &x, sizeof x);
+    else if (dtype == GT_INT8)
+        *(int8_t *)to = (int8_t)test_round(40 * value, GT_INT8);
     else
         memcpy(to, &half, sizeof half);
     return load(f, t, to);
@@ -545,7 +550,8 @@ enum { CHANGES = 4 };
 
 static void compare_tensor(const fuzz *f, const gt_tensor *t, const gt_view *v, const double *exact,
                            const double *const *changed) {
-    static const double half_unit[] = {0, 0x1p-24, 0x1p-8, 0x1p-11}, least[] = {0, 0x1p-126, 0x1p-126, 0x1p-24};
+    static const double half_unit[] = {0, 0x1p-24, 0x1p-8, 0x1p-11, 0},
+                        least[] = {0, 0x1p-126, 0x1p-126, 0x1p-24, 0.51};
     const gt_dtype dtype = dtype_of(f, t);
     double square = 0, typical;
     char what[256];
