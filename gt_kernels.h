@@ -57,8 +57,8 @@
  *   dtype       type of the activations: GT_F32 (default), GT_BF16, GT_F16.  w and dt (with dw and ddt) may be fp32
  *               beside 16-bit activations.  States, all parameters except a projection weight, and all parameter
  *               gradients are fp32.  But a step also takes 16-bit states and parameters (state_dtype,
- *               parameter_dtype), and forward of wkv6, ssd and selective_scan takes 16-bit states.  Kernels accumulate
- *               sums in fp32.
+ *               parameter_dtype), and some steps take states of int8.  Forward of wkv6, ssd and selective_scan takes
+ *               16-bit states.  Kernels accumulate sums in fp32.
  *   Layout      packed by default, in the order of the brackets, last index fastest: [B,T,H,N].  A gt_stride, in
  *               elements, describes any other layout, such as [B,H,T,N] or a slice of a wider projection.  Pointers and
  *               rows must be aligned to their element; calls are faster if they are aligned to 16 bytes.
@@ -164,6 +164,10 @@
 #define gt_last_error GT_SYMBOL(last_error)
 #define gt_device_supported GT_SYMBOL(device_supported)
 #define gt_quantize_int8 GT_SYMBOL(quantize_int8)
+#define gt_quantize_states GT_SYMBOL(quantize_states)
+#define gt_dequantize_states GT_SYMBOL(dequantize_states)
+#define gt_ref_quantize_states GT_SYMBOL(ref_quantize_states)
+#define gt_ref_dequantize_states GT_SYMBOL(ref_dequantize_states)
 #define gt_wkv6_args_size GT_SYMBOL(wkv6_args_size)
 #define gt_wkv6_workspace GT_SYMBOL(wkv6_workspace)
 #define gt_wkv6_path GT_SYMBOL(wkv6_path)
@@ -309,7 +313,8 @@ typedef enum gt_dtype {
     GT_DTYPE_DEFAULT = 0, /* dtype: GT_F32; w_dtype, dt_dtype: as dtype */
     GT_F32 = 1,
     GT_BF16 = 2,
-    GT_F16 = 3
+    GT_F16 = 3,
+    GT_INT8 = 4 /* state_dtype alone: see state_scale of gt_wkv6_args */
 } gt_dtype;
 
 typedef enum gt_decay {
@@ -401,10 +406,10 @@ typedef struct gt_wkv6_args {
     int64_t V;                /* value size, 0 = N */
     gt_dtype dtype;           /* r k v y and their gradients */
     gt_dtype w_dtype;         /* w dw: 0 = dtype, or GT_F32 */
-    gt_dtype state_dtype;     /* of state_in and state_out in forward and step: 0 = GT_F32, or any.  They round a 16-bit
-                                state when they store it, to nearest or as rounding_seed says.  Cast the pointer to
-                                float *.  Forward then needs workspace for fp32 states: 4 bytes for each of their
-                                numbers.  All other functions: fp32 */
+    gt_dtype state_dtype;     /* of state_in and state_out in forward and step: 0 = GT_F32, GT_BF16 or GT_F16; in step
+                                also GT_INT8.  They round such a state when they store it, to nearest or as
+                                rounding_seed says.  Cast the pointer to float *.  Forward then needs workspace for fp32
+                                states: 4 bytes for each of their numbers.  All other functions: fp32 */
     gt_dtype parameter_dtype; /* of u in step: 0 = GT_F32, or any, with the same cast.  All other functions: fp32 */
     gt_decay decay;           /* what w holds */
     float scale;              /* of y: 0 = 1, else 2^-32 to 2^32 */
@@ -462,8 +467,8 @@ typedef struct gt_wkv6_args {
      * The caller sends an accepted draft again.  An element is skipped, like one whose row lies outside the pool,
      * unless 0 <= commit[b] <= tokens[b] <= T. */
     const int32_t *tokens, *commit; /* in  [B] */
-    /* step and forward, with states of 16 bits: stochastic rounding.  With rounding_seed a call rounds a state up or
-     * down at random, with the right mean, instead of to nearest.  So small changes of the state add up over many
+    /* step and forward, with states of 16 bits or int8: stochastic rounding.  With rounding_seed a call rounds a state
+     * up or down at random, with the right mean, instead of to nearest.  So small changes of the state add up over many
      * tokens instead of being lost.  The random numbers are Philox4x32-10 of three things: the seed, the batch
      * element's rounding_steps[b], and the place of the number in the state (see gt/recurrence/rounding.h).  They do
      * not depend on the batch, the pool row or the kernel.  So a sequence's results repeat if its step is the number of
@@ -472,6 +477,14 @@ typedef struct gt_wkv6_args {
      * neither. */
     const int32_t *rounding_seed;  /* in  [2] */
     const int32_t *rounding_steps; /* in  [B]; packed: [seq_capacity], the first *seq_count are read */
+    /* step only, with states of int8, which need it.  A row of a state has one fp32 scale: a number of the state is q
+     * scale, for its integer q of -127 to 127.  A step computes y and the new state in fp32.  Then each row gets scale
+     * = m / 127, where m is its largest magnitude, and q is number / scale, rounded as rounding_seed says.  ssd: a row
+     * of the state [P,N] has N numbers.  wkv6: each 64 columns of a row of the state [N,V] count as a row, and the last
+     * of these may have fewer columns.  A row with m below 2^-100 becomes 0.  A row with a NaN or infinity becomes NaN.
+     * gt_quantize_states and gt_dequantize_states convert states for other functions. */
+    float *state_scale;         /* in, out [B,H,N,ceil(V/64)], in slots as state_out: a pool of slot_capacity rows */
+    int64_t state_scale_stride; /* elements from row to row of this pool; 0 = packed */
     /* Pieces of sequences, for segment, segment_backward, join and join_backward only: see gt_wkv6_segment. */
     float *decay_out;          /* out [B,H,N]          segment; segment_backward: may be NULL */
     int64_t pieces;            /* R, 0 = 1             join, join_backward */
@@ -596,6 +609,8 @@ typedef struct gt_ssd_args {
     int64_t state_out_stride;
     const int32_t *tokens, *commit;                /* step only, as in gt_wkv6_args */
     const int32_t *rounding_seed, *rounding_steps; /* step and forward, as in gt_wkv6_args */
+    float *state_scale;                            /* in, out [B,H,P], step with states of int8, as in gt_wkv6_args */
+    int64_t state_scale_stride;                    /* likewise */
     /* segment, segment_backward, join and join_backward only, as in gt_wkv6_args */
     float *decay_out;          /* out [B,H] */
     int64_t pieces;            /* R, 0 = 1 */
@@ -655,7 +670,7 @@ typedef struct gt_selective_scan_args {
     int64_t G;                /* groups that share Bm and Cm, divides D; 0 = 1 */
     gt_dtype dtype;           /* u Bm Cm z y and their gradients */
     gt_dtype dt_dtype;        /* dt ddt: 0 = dtype, or GT_F32 */
-    gt_dtype state_dtype;     /* of state_in and state_out in forward and step, as in gt_wkv6_args */
+    gt_dtype state_dtype;     /* of state_in and state_out in forward and step, as in gt_wkv6_args, but not GT_INT8 */
     gt_dtype parameter_dtype; /* of Dskip dt_bias in step: 0 = GT_F32, or any; fp32 elsewhere */
     int softplus;             /* 1: softplus(dt + dt_bias) */
     int state_in_shared;      /* 1: state_in and dstate_in are [D,N] */
@@ -714,7 +729,7 @@ typedef struct gt_conv1d_args {
     int64_t W;                /* 2, 3 or 4 */
     gt_dtype dtype;           /* x y dy dx */
     gt_dtype weight_dtype;    /* of weight, bias in step: 0 = GT_F32, or any.  Elsewhere fp32, like their gradients */
-    gt_dtype state_dtype;     /* of state_out in step: 0 = GT_F32, or any; fp32 elsewhere */
+    gt_dtype state_dtype;     /* of state_out in step: 0 = GT_F32, or any but GT_INT8; fp32 elsewhere */
     int64_t state_columns;    /* S, step only: number of inputs that a state holds, at least W-1; 0 = W-1 */
     gt_activation activation; /* applied to the sum */
     int state_in_shared;      /* 1: state_in and dstate_in are [D,W-1] */
@@ -1120,6 +1135,28 @@ GT_REF_FUNCTION gt_status gt_ref_wkv4_forward(const gt_wkv4_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv4_backward(const gt_wkv4_args *args);
 GT_REF_FUNCTION gt_status gt_ref_wkv4_step(const gt_wkv4_args *args);
 
+/* ---- states of int8 -----------------------------------------------------------------------------------------
+ * A step of wkv6 and ssd takes states of int8, other functions take fp32.  gt_quantize_states converts B states of fp32
+ * to int8 and scales, as a step stores them, rounded to nearest.  gt_dequantize_states converts them back.  The fp32
+ * states are packed.  The int8 states and their scales are rows of pools, as state_out and state_scale of a step. */
+typedef struct gt_int8_states_args {
+    int64_t B;             /* states to convert */
+    int64_t rows, columns; /* of a state.  ssd: H P and N; wkv6: H N and V */
+    int64_t group;         /* columns that share a scale, 0 = all.  ssd: 0; wkv6: 64 */
+    float *state;          /* [B,rows,columns] */
+    void *int8;            /* [slot_capacity,rows,columns], of int8_t */
+    float *scale;          /* [slot_capacity,rows,ceil(columns/group)] */
+    const int32_t *slots; /* in  [B]: state b is row slots[b] of the pools, NULL: row b.  A state whose row lies outside
+                              the pools is skipped.  Two states must not have the same row */
+    int64_t slot_capacity;             /* 0 = B */
+    int64_t int8_stride, scale_stride; /* elements from row to row of the pools; 0 = packed */
+} gt_int8_states_args;
+
+GT_FUNCTION gt_status gt_quantize_states(const gt_int8_states_args *args, gt_stream stream);
+GT_FUNCTION gt_status gt_dequantize_states(const gt_int8_states_args *args, gt_stream stream);
+GT_REF_FUNCTION gt_status gt_ref_quantize_states(const gt_int8_states_args *args);
+GT_REF_FUNCTION gt_status gt_ref_dequantize_states(const gt_int8_states_args *args);
+
 /* ---- handlers for XLA --------------------------------------------------------------------------------------
  * gt_OP_forward, gt_OP_backward and gt_OP_step of all operators, as handlers of XLA's foreign function
  * interface.  Only gt_rmsnorm_linear_step has no handler.  JAX and other hosts of XLA call them as docs/xla.md says.
@@ -1231,6 +1268,7 @@ static inline float gt_f16_to_f32(uint16_t bits) {
 #endif
 #ifdef GT_CORE_IMPLEMENTATION
 #include "gt/base/op_impl.h"
+#include "gt/recurrence/int8_states.cuh"
 #endif
 #ifdef GT_WKV6_IMPLEMENTATION
 #include "gt_wkv6.cuh"

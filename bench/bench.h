@@ -32,6 +32,12 @@ BENCH_INLINE float bench_number(bench_draw how, uint64_t seed, int64_t i) {
     return how.mean + how.spread * sqrtf(-2 * logf(a)) * cosf(6.2831853f * b);
 }
 
+/* The integer of an int8 state for a random number x.  40 times x is spread over most of -127 ... 127. */
+BENCH_INLINE signed char bench_integer(float x) {
+    const float scaled = 40 * x;
+    return (signed char)(scaled > 127 ? 127 : scaled < -127 ? -127 : scaled);
+}
+
 /* Some elements of an array, as a block of up to four indices. */
 typedef struct bench_region {
     gt_dtype dtype;

@@ -72,7 +72,7 @@ static int reads_y(const bench_call *c) {
 
 static int is_used(const bench_call *c, const gt_tensor *t) {
     if (c->pass == GT_BACKWARD && gt_use(t, GT_FORWARD) == 'O') return gt_use(t, c->pass) != '-' && reads_y(c);
-    int is_required = strchr("IOs", gt_use(t, c->pass)) != NULL;
+    int is_required = strchr("IOs", gt_use(t, c->pass)) != NULL && strcmp(t->name, "state_scale");
     return gt_use(t, c->pass) != '-' && (is_required || !test_is_absent(&c->row, t));
 }
 
@@ -465,6 +465,7 @@ static void run_truth(const bench_call *c, const sample *p, test_args *args) {
 
 static double tolerance_of(const bench_call *c, const gt_tensor *t) {
     static const double by_dtype[] = {[GT_F32] = 1e-5, [GT_BF16] = 3e-3, [GT_F16] = 1e-3};
+    if (test_dtype_of(&c->row, t) == GT_INT8) return 2e-2; /* rounding alone: 0.29 of a typical number of 40 */
     return by_dtype[c->machine->is_mixed ? bench_dtype(c) : test_dtype_of(&c->row, t)];
 }
 

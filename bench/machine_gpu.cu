@@ -85,6 +85,8 @@ __global__ void fill_kernel(void *array, gt_dtype dtype, int64_t count, bench_dr
             static_cast<float *>(array)[i] = x;
         else if (dtype == GT_BF16)
             static_cast<__nv_bfloat16 *>(array)[i] = __float2bfloat16_rn(x);
+        else if (dtype == GT_INT8)
+            static_cast<signed char *>(array)[i] = bench_integer(x);
         else
             static_cast<__half *>(array)[i] = __float2half_rn(x);
     }
@@ -100,6 +102,7 @@ __global__ void gather_kernel(float *to, const void *array, bench_region region,
     for (int64_t i = first; i < count; i += int64_t(gridDim.x) * blockDim.x) {
         const char *at = static_cast<const char *>(array) + bench_offset(&region, i);
         to[i] = region.dtype == GT_F32    ? *reinterpret_cast<const float *>(at)
+                : region.dtype == GT_INT8 ? static_cast<float>(*reinterpret_cast<const signed char *>(at))
                 : region.dtype == GT_BF16 ? __bfloat162float(*reinterpret_cast<const __nv_bfloat16 *>(at))
                                           : __half2float(*reinterpret_cast<const __half *>(at));
     }

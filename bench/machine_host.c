@@ -68,6 +68,8 @@ static void store(char *at, gt_dtype dtype, float value) {
     uint16_t half = dtype == GT_BF16 ? gt_f32_to_bf16(value) : gt_f32_to_f16(value);
     if (dtype == GT_F32)
         memcpy(at, &value, sizeof value);
+    else if (dtype == GT_INT8)
+        *(int8_t *)at = bench_integer(value);
     else
         memcpy(at, &half, sizeof half);
 }
@@ -79,12 +81,13 @@ static float load(const char *at, gt_dtype dtype) {
         memcpy(&f, at, sizeof f);
         return f;
     }
+    if (dtype == GT_INT8) return *(const int8_t *)at;
     memcpy(&half, at, sizeof half);
     return dtype == GT_BF16 ? gt_bf16_to_f32(half) : gt_f16_to_f32(half);
 }
 
 static void fill(void *array, gt_dtype dtype, int64_t count, bench_draw how, uint64_t seed) {
-    int64_t element = dtype == GT_F32 ? 4 : 2;
+    const int64_t element = gt_dtype_bytes(dtype);
     for (int64_t i = 0; i < count; i++) store((char *)array + i * element, dtype, bench_number(how, seed, i));
 }
 

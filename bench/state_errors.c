@@ -1,4 +1,5 @@
-/* Measures the errors of 16-bit states over long sequences: build/bench/state_errors >bench/results/state_errors.csv
+/* Measures the errors of states of 16 bits and int8 over long sequences:
+ * build/bench/state_errors >bench/results/state_errors.csv
  *
  * The CPU twin of ssd decodes TOKENS tokens, one a step, so that the state is rounded after every token, as in a
  * server.  Each head forgets at its own speed: its decay is exp(-1 / memory) a token.  Activations are fp32, so that
@@ -52,15 +53,15 @@ static void step_truth(const token *k, double *h, double *y) {
 
 /* Decodes all tokens with states of a dtype, and prints the errors at the marks. */
 static int run(gt_dtype dtype, const char *name, int is_random) {
-    static float state[HEADS * P * N];
+    static float state[HEADS * P * N], scale[HEADS * P];
     static double h[HEADS * P * N], error[WINDOW][HEADS], size[WINDOW][HEADS];
     const float dt[HEADS] = {1, 1, 1, 1, 1};
     const int32_t seed[] = {1, 2};
     float A[HEADS], y[HEADS * P];
     int mark = 0;
     for (int head = 0; head < HEADS; head++) A[head] = -1.0f / (float)memory[head];
-    memset(state, 0, sizeof state), memset(h, 0, sizeof h), memset(error, 0, sizeof error),
-        memset(size, 0, sizeof size);
+    memset(state, 0, sizeof state), memset(scale, 0, sizeof scale), memset(h, 0, sizeof h),
+        memset(error, 0, sizeof error), memset(size, 0, sizeof size);
     for (int32_t t = 0; t < TOKENS; t++) {
         token k;
         double truth[HEADS * P];
@@ -69,6 +70,7 @@ static int run(gt_dtype dtype, const char *name, int is_random) {
         memset(&a, 0, sizeof a);
         a.B = a.T = 1, a.H = HEADS, a.P = P, a.N = N, a.state_dtype = dtype;
         a.x = k.x, a.dt = dt, a.A = A, a.Bm = k.B, a.Cm = k.C, a.y = y, a.state_out = state;
+        if (dtype == GT_INT8) a.state_scale = scale;
         if (is_random) a.rounding_seed = seed, a.rounding_steps = &t;
         if (gt_ref_ssd_step(&a) != GT_OK) return fprintf(stderr, "%s\n", gt_last_error()), 1;
         step_truth(&k, h, truth);
@@ -95,5 +97,5 @@ static int run(gt_dtype dtype, const char *name, int is_random) {
 int main(void) {
     printf("state,rounding,memory,tokens,error\n");
     return run(GT_F32, "fp32", 0) || run(GT_BF16, "bf16", 0) || run(GT_BF16, "bf16", 1) || run(GT_F16, "fp16", 0) ||
-           run(GT_F16, "fp16", 1);
+           run(GT_F16, "fp16", 1) || run(GT_INT8, "int8", 0) || run(GT_INT8, "int8", 1);
 }

@@ -112,6 +112,68 @@ static inline void ref_store_state(void *data, gt_dtype dtype, int64_t at, const
     ref_store_row(data, dtype, at, from, rows * columns);
 }
 
+/* Rows of an int8 state, from element `at` on.  Each `group` adjacent numbers of a row share a scale, from element
+ * `scale_at` of `scale` on. */
+typedef struct ref_int8_rows {
+    void *data;
+    float *scale;
+    int64_t at, scale_at, rows, columns, group;
+} ref_int8_rows;
+
+static inline void ref_load_int8(real *to, const ref_int8_rows *s) {
+    const int64_t groups = (s->columns + s->group - 1) / s->group;
+    for (int64_t i = 0; i < s->rows * s->columns; i++) {
+        const real scale = ((const real *)s->scale)[s->scale_at + i / s->columns * groups + i % s->columns / s->group];
+#ifdef GT_REAL_IS_FLOAT
+        to[i] = (real)((const int8_t *)s->data)[s->at + i] * scale;
+#else
+        to[i] = ((const real *)s->data)[s->at + i] * scale;
+#endif
+    }
+}
+
+/* Stores n numbers that share scale number k.  first: the group, for random words, of the first of them. */
+static inline void ref_store_int8_group(const ref_int8_rows *s, int64_t k, int64_t at, const real *from, int64_t n,
+                                        const int32_t *seed, int32_t step, int64_t first) {
+#ifdef GT_REAL_IS_FLOAT
+    int8_t *const to = (int8_t *)s->data + at;
+    float most = 0;
+    for (int64_t i = 0; i < n; i++) most = most > fabsf(from[i]) || most != most ? most : fabsf(from[i]);
+    const gt_row_scale row = gt_scale_of_row(most);
+    for (int64_t i = 0; i < n; i++) {
+        if (!seed) {
+            to[i] = (int8_t)(gt_float_bits(fmaf(from[i], row.inverse, GT_INT8_NEAREST)) & 0xff);
+        } else {
+            const uint32_t random = gt_random_of_group(seed, step, first + i / 4).word[i % 4];
+            const int q = (int)gt_round_to_int8(gt_float_bits(from[i] * row.inverse), random);
+            to[i] = (int8_t)(from[i] < 0 ? -q : q);
+        }
+        if (row.inverse == 0) to[i] = 0;
+    }
+    s->scale[k] = row.scale;
+#else
+    real most = 0;
+    (void)seed, (void)step, (void)first;
+    for (int64_t i = 0; i < n; i++) most = most > fabs(from[i]) || most != most ? most : fabs(from[i]);
+    ((real *)s->scale)[k] = most >= 0x1p-100 && !isinf(most) ? most / 127 : most != most || isinf(most) ? NAN : 0;
+    for (int64_t i = 0; i < n; i++)
+        ((real *)s->data)[at + i] = most >= 0x1p-100 && !isinf(most) ? from[i] * 127 / most : 0;
+#endif
+}
+
+/* first: number of the first row in the batch element's state. */
+static inline void ref_store_int8(const ref_int8_rows *s, const real *from, int64_t first, const int32_t *seed,
+                                  int32_t step) {
+    const int64_t groups = (s->columns + s->group - 1) / s->group;
+    for (int64_t row = 0; row < s->rows; row++)
+        for (int64_t g = 0; g < groups; g++) {
+            const int64_t i = g * s->group, left = s->columns - i, k = row * s->columns + i;
+            ref_store_int8_group(s, s->scale_at + row * groups + g, s->at + k, from + k,
+                                 left < s->group ? left : s->group, seed, step,
+                                 (first + row) * gt_row_groups(s->columns) + i / 4);
+        }
+}
+
 /* Element i of an array that is fp32 in the public struct, or `missing` if the array is NULL. */
 /* Element i of an int8 array, which also holds doubles in the other build. */
 static inline real ref_int8(const int8_t *data, int64_t i) {

@@ -116,9 +116,23 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
             const float *const from = step ? a->state_out : q.starts_zero ? NULL : a->state_in;
             ref_clear(q.b, ref_first_cleared(&q), step ? a->T : q.last, h, a->y, a->dtype, a->y_stride, a->V);
             if (q.row < 0) continue;
-            ref_load_state(S, from, a->state_dtype, row_in * a->state_out_stride + h * NV, NV);
+            const int is_int8 = step && a->state_dtype == GT_INT8;
+            const ref_int8_rows int8 = {a->state_out,
+                                        a->state_scale,
+                                        q.row * a->state_out_stride + h * NV,
+                                        q.row * a->state_scale_stride +
+                                            h * a->N * ((a->V + GT_INT8_COLUMNS - 1) / GT_INT8_COLUMNS),
+                                        a->N,
+                                        a->V,
+                                        GT_INT8_COLUMNS};
+            if (is_int8)
+                ref_load_int8(S, &int8);
+            else
+                ref_load_state(S, from, a->state_dtype, row_in * a->state_out_stride + h * NV, NV);
             for (int64_t t = q.first;; t++) {
-                if (t == q.commit && a->state_out)
+                if (is_int8 && t == q.commit && t > q.first)
+                    ref_store_int8(&int8, S, h * a->N, a->rounding_seed, a->rounding_steps ? a->rounding_steps[s] : 0);
+                if (!is_int8 && t == q.commit && a->state_out)
                     ref_store_state(a->state_out, a->state_dtype, q.row * a->state_out_stride + h * NV, S, h * a->N,
                                     a->N, a->V, a->rounding_seed, a->rounding_steps ? a->rounding_steps[s] : 0);
                 if (t == q.last) break;

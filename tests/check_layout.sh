@@ -39,7 +39,7 @@ layer() {
 # The switch at the end of gt_kernels.h includes the files that implement it, and gt_*.cuh end with this switch.
 is_switch() {
     case "$1 $2" in
-    'gt_kernels.h gt/base/op_impl.h' | 'gt_kernels.h gt/xla/handlers.h' | 'gt_kernels.h gt/fused/'*_calls.cuh) return 0 ;;
+    'gt_kernels.h gt/base/op_impl.h' | 'gt_kernels.h gt/recurrence/int8_states.cuh' | 'gt_kernels.h gt/xla/handlers.h' | 'gt_kernels.h gt/fused/'*_calls.cuh) return 0 ;;
     'gt_kernels.h gt_'*.cuh | gt_*.cuh' gt_kernels.h') return 0 ;;
     esac
     return 1

@@ -174,7 +174,7 @@ static void build_call(call *c, const test_op *e, gt_pass pass, int variant) {
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         gt_view v = view_in(c, t);
         check(t - c->op->tensors < MAX_TENSORS, "%s: MAX_TENSORS is too small", c->op->name);
-        check(v.count > 0 || strpbrk(t->shape, "CE"), "%s: a letter of the shape of %s has no size", c->op->name,
+        check(v.count > 0 || strpbrk(t->shape, "CEI"), "%s: a letter of the shape of %s has no size", c->op->name,
               t->name);
         check(span(&v) <= PLACE / 4, "%s: %s is too large for its place", c->op->name, t->name);
         if (!is_in_call(c, t)) continue;
@@ -607,11 +607,13 @@ static void test_companion(call *c, const char *name, size_t offset) {
 
 /* Tests the field of a dtype that only a step may choose. */
 static void test_dtype_of_steps(call *c, const char *name, size_t offset) {
-    const int bad[] = {-1, 4, 99};
+    const int takes_int8 = c->op->of_steps.scale && offset == c->op->of_steps.state; /* see test_scale */
+    const int bad[] = {-1, takes_int8 ? 5 : 4, 99};
     char text[100];
     for (int i = 0; i < 3; i++) {
         set_int(c->args, offset, bad[i]);
-        snprintf(text, sizeof text, "%s = %d: must be 0, GT_F32, GT_BF16 or GT_F16", name, bad[i]);
+        snprintf(text, sizeof text, "%s = %d: must be 0, GT_F32, GT_BF16 or GT_F16%s", name, bad[i],
+                 takes_int8 ? ", or GT_INT8" : "");
         expect_refused_always(c, GT_ERROR_DTYPE, text);
     }
     for (int dtype = GT_F32; dtype <= GT_F16; dtype++) {
@@ -809,7 +811,7 @@ static void test_head_pair(call *c, const gt_tensor *out, const gt_tensor *other
 static void test_overlap(call *c) {
     for (const gt_tensor *out = c->op->tensors; out->name; out++) {
         for (const gt_tensor *other = c->op->tensors; other->name; other++) {
-            if (out == other || !is_output(out, c->pass) || !is_in_call(c, other)) continue;
+            if (out == other || !is_output(out, c->pass) || !is_in_call(c, out) || !is_in_call(c, other)) continue;
             test_overlap_pair(c, out, other);
             if (!is_slice(out) || !is_slice(other)) continue;
             test_column_pair(c, out, other);
@@ -941,6 +943,7 @@ static void test_pool_strides(call *c) {
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         char text[100];
         if (t->shape[0] != 'Q' || gt_stride_count(t) != 1 || gt_is_join(c->pass)) continue;
+        if (!strcmp(t->name, "state_scale")) continue; /* see test_scale */
         snprintf(text, sizeof text, "%s_stride = ", t->name);
         set_int64(c->args, t->stride_offset, 200);
         if (c->pass == GT_STEP)
@@ -977,6 +980,92 @@ static void test_rounding(call *c) {
         set_int(c->args, c->op->of_steps.state, dtype);
         expect_accepted(c, "stochastic rounding");
     }
+}
+
+/* Tests states of int8 and their scales, which only a step takes, and only together. */
+static void test_scale(call *c) {
+    if (!c->op->of_steps.scale || gt_is_join(c->pass)) return;
+    const gt_tensor *t = find_tensor(c->op, "state_scale");
+    const size_t dtype = c->op->of_steps.state;
+    char *const place = place_of(c, t);
+    if (c->pass != GT_STEP) {
+        set_int(c->args, dtype, GT_INT8);
+        expect_refused(c, GT_ERROR_DTYPE, "state_dtype = 4: must be 0 or GT_F32, only the step function takes int8");
+        set_int64(c->args, t->stride_offset, 200);
+        expect_refused(c, GT_ERROR_STRIDE, "state_scale_stride = 200: only a step with states of GT_INT8 uses it");
+        return;
+    }
+    for (int other = GT_DTYPE_DEFAULT; other <= GT_F16; other++) {
+        set_int(c->args, dtype, other), set_pointer(c->args, t->offset, place);
+        expect_refused(c, GT_ERROR_VALUE, "state_scale is set, but state_dtype = %d", other ? other : GT_F32);
+        set_int(c->args, dtype, other), set_int64(c->args, t->stride_offset, 200);
+        expect_refused(c, GT_ERROR_STRIDE, "state_scale_stride = 200: only a step with states of GT_INT8 uses it");
+    }
+    set_int(c->args, dtype, GT_INT8);
+    expect_refused(c, GT_ERROR_NULL, "state_scale is NULL");
+    set_int(c->args, dtype, GT_INT8), set_pointer(c->args, t->offset, place + 2);
+    expect_refused(c, GT_ERROR_ALIGNMENT, "state_scale = ");
+    set_int(c->args, dtype, GT_INT8), set_pointer(c->args, t->offset, place_of(c, find_tensor(c->op, "y")));
+    expect_refused(c, GT_ERROR_OVERLAP, "y overlaps state_scale");
+    const int64_t strides[] = {0, 200, -1, 1, INT64_MAX};
+    for (int i = 0; i < 5; i++) {
+        set_int(c->args, dtype, GT_INT8), set_pointer(c->args, t->offset, place);
+        set_int64(c->args, t->stride_offset, strides[i]);
+        if (i < 2)
+            expect_accepted(c, "states of int8");
+        else
+            expect_refused(c, GT_ERROR_STRIDE, "state_scale_stride = %lld: ", (long long)strides[i]);
+    }
+}
+
+/* Conversions of states: every bad field is refused by its name. */
+static void test_int8_states(void) {
+    static float state[2 * 3 * 4], scale[2 * 3 * 2];
+    static _Alignas(16) int8_t int8[2 * 3 * 4];
+    static const int32_t slots[] = {0, 1};
+    const gt_int8_states_args good = {
+        .B = 2, .rows = 3, .columns = 4, .group = 2, .state = state, .int8 = int8, .scale = scale};
+    gt_int8_states_args bad[18];
+    static const struct {
+        gt_status status;
+        const char *text;
+    } expected[18] = {{GT_ERROR_SIZE, "B = -1"},
+                      {GT_ERROR_SIZE, "rows = 0"},
+                      {GT_ERROR_SIZE, "columns = 0"},
+                      {GT_ERROR_SIZE, "group = -1"},
+                      {GT_ERROR_SIZE, "slot_capacity = 1"},
+                      {GT_ERROR_SIZE, "slot_capacity = -1"},
+                      {GT_ERROR_SIZE, "more than 2^48 elements"},
+                      {GT_ERROR_STRIDE, "int8_stride = 11"},
+                      {GT_ERROR_STRIDE, "scale_stride = 5"},
+                      {GT_ERROR_STRIDE, "int8_stride = 9223372036854775807"},
+                      {GT_ERROR_NULL, "state is NULL"},
+                      {GT_ERROR_NULL, "int8 is NULL"},
+                      {GT_ERROR_NULL, "scale is NULL"},
+                      {GT_ERROR_ALIGNMENT, "state = "},
+                      {GT_ERROR_ALIGNMENT, "scale = "},
+                      {GT_ERROR_ALIGNMENT, "slots = "},
+                      {GT_ERROR_OVERLAP, "state overlaps int8"},
+                      {GT_ERROR_OVERLAP, "int8 overlaps scale"}};
+    for (int i = 0; i < 18; i++) bad[i] = good;
+    bad[0].B = -1, bad[1].rows = 0, bad[2].columns = 0, bad[3].group = -1, bad[4].slot_capacity = 1;
+    bad[5].slots = slots, bad[5].slot_capacity = -1, bad[6].columns = (int64_t)1 << 40, bad[6].rows = 1 << 10;
+    bad[7].int8_stride = 11, bad[8].scale_stride = 5, bad[9].int8_stride = INT64_MAX;
+    bad[10].state = NULL, bad[11].int8 = NULL, bad[12].scale = NULL;
+    bad[13].state = (float *)(void *)((char *)state + 1), bad[14].scale = (float *)(void *)((char *)scale + 2);
+    bad[15].slots = (const int32_t *)(const void *)((const char *)slots + 1);
+    bad[16].int8 = (char *)state + 4, bad[17].scale = (float *)(void *)int8;
+    for (int i = 0; i < 18; i++) {
+        const gt_status back = gt_ref_dequantize_states(&bad[i]), to = gt_ref_quantize_states(&bad[i]);
+        check(to == expected[i].status && back == to && strstr(gt_last_error(), expected[i].text),
+              "conversion of states: '%s' expected in: %s", expected[i].text, gt_last_error());
+    }
+    check(gt_ref_quantize_states(NULL) == GT_ERROR_NULL &&
+              strstr(gt_last_error(), "gt_ref_quantize_states: args is NULL"),
+          "NULL: %s", gt_last_error());
+    gt_int8_states_args none = {.rows = 1, .columns = 1};
+    check(gt_ref_quantize_states(&none) == GT_OK && gt_ref_quantize_states(&good) == GT_OK,
+          "a good conversion is refused: %s", gt_last_error());
 }
 
 /* Forward with slots. */
@@ -1124,6 +1213,7 @@ static void test_call(call *c) {
     if (has_pools(c)) test_pool(c);
     test_pool_strides(c);
     test_rounding(c);
+    test_scale(c);
     if (c->op->fields.slot_capacity && c->pass == GT_FORWARD) test_shared_aliases(c, "state_out", "state_in");
     if (c->op->fields.slot_capacity && c->pass == GT_BACKWARD) test_shared_aliases(c, "dstate_in", "dstate_out");
     if (c->pass == GT_STEP && c->op->fields.slot_capacity) test_step(c);
@@ -1336,6 +1426,12 @@ static int is_packed(const fuzz *f) {
     return f->op->fields.seq_capacity && get_int64(f->args, f->op->fields.seq_capacity) > 0;
 }
 
+static int has_scales(const fuzz *f) {
+    int dtype = 0;
+    if (f->op->of_steps.scale) memcpy(&dtype, f->args + f->op->of_steps.state, sizeof dtype);
+    return dtype == GT_INT8;
+}
+
 static void random_fields(fuzz *f) {
     static const double numbers[] = {0, 1, 2, -1, 0.5};
     for (const test_bad_value *bad = f->e->bad_values; bad->text; bad++) {
@@ -1354,6 +1450,7 @@ static void random_fields(fuzz *f) {
         if (f->op->fields.segments) set_int64(f->args, f->op->fields.segments, random_below(3));
         if (f->pass == GT_STEP && one_in(2)) set_int64(f->args, f->op->fields.slot_capacity, random_below(5));
     }
+    if (f->op->of_steps.scale && f->pass == GT_STEP && one_in(4)) set_int(f->args, f->op->of_steps.state, GT_INT8);
     if (one_in(3)) set_int(f->args, f->op->accumulate_offset, 1);
     if (f->e->reads_y && !one_in(100)) set_int(f->args, f->e->reads_y, 1); /* backward accepts any y without it */
 }
@@ -1366,6 +1463,7 @@ static void random_tensor(fuzz *f, const gt_tensor *t, int64_t window, int64_t r
     if (one_in(3) && !is_required(t, f->pass)) return;
     if (one_in(100) || (t->kind == 'i' && !is_used(t, f->pass))) return;
     if (strpbrk(t->shape, "CE") && !is_packed(f)) return;
+    if (strchr(t->shape, 'I') && !has_scales(f)) return;
     set_pointer(f->args, t->offset, f->memory + FUZZ_MEMORY / 4 + at);
     if (!has_strides(f->pass, t)) return;
     if (columns) {
@@ -1428,7 +1526,7 @@ static int element_bytes(const fuzz *f, const gt_tensor *t) {
     int dtype;
     if (!offset) return t->kind == 'b' ? 1 : 4;
     memcpy(&dtype, f->filled + offset, sizeof dtype);
-    return dtype == GT_F32 ? 4 : 2;
+    return gt_dtype_bytes((gt_dtype)dtype);
 }
 
 /* Whether an output of this call equals `in`, element by element, in a pair that the table allows. */
@@ -1587,6 +1685,7 @@ int main(void) {
     }
     test_chunks();
     test_quantize();
+    test_int8_states();
     test_no_tokens();
     test_fuzz();
     return test_finish();

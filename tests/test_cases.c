@@ -21,8 +21,9 @@ const test_op *test_op_of(const char *name) {
 static int is(const char *a, const char *b) { return !strcmp(a, b); }
 
 double test_constant(const char *tensor) {
-    static const char *const none[] = {"z",      "slots",      "starts_zero", "tokens",        "commit",
-                                       "places", "cu_seqlens", "seq_count",   "rounding_seed", "rounding_steps"};
+    static const char *const none[] = {"z",          "slots",      "starts_zero", "tokens",        "commit",
+                                       "places",     "cu_seqlens", "seq_count",   "rounding_seed", "rounding_steps",
+                                       "state_scale"};
     if (is(tensor, "gamma") || is(tensor, "gain_a") || is(tensor, "gain_b")) return 1;
     for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
         if (is(tensor, none[i])) return NAN;
@@ -37,6 +38,7 @@ test_fill test_fill_of(const test_case *c, const gt_tensor *t, test_map *map) {
     if (f.mean == 1) f.spread = 0.3;
     if (t->shape[0] == 'M') f.mean = 0.3; /* for LayerNorm to subtract */
     if (is(t->name, "piece_decays")) *map = TEST_NEGATIVE_EXP;
+    if (is(t->name, "state_scale")) f.mean = -4, *map = TEST_EXP;
     if (op->set_fill) op->set_fill(c, t, &f, map);
     for (size_t i = 0; i < sizeof c->fill / sizeof c->fill[0]; i++)
         if (c->fill[i].tensor && is(c->fill[i].tensor, t->name)) f = c->fill[i];

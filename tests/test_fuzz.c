@@ -195,7 +195,10 @@ static void draw_fields(fuzz *f) {
         if (of_steps[i] && one_in(f, 2) &&
             (f->pass == GT_STEP || f->kind == HOSTILE ||
              (i == 0 && f->pass == GT_FORWARD && f->op->of_steps.in_forward)))
-            put_int(f, of_steps[i], f->kind == HOSTILE && one_in(f, 4) ? (int)extreme(f) : (int)below(f, 4));
+            put_int(f, of_steps[i],
+                    f->kind == HOSTILE && one_in(f, 4)
+                        ? (int)extreme(f)
+                        : (int)below(f, i == 0 && f->op->of_steps.scale && f->pass != GT_FORWARD ? 5 : 4));
     put_int(f, f->op->accumulate_offset, f->kind == HOSTILE && one_in(f, 8) ? (int)extreme(f) : one_in(f, 4));
     for (const test_field *x = f->top->fields; x->name; x++) {
         const int is_hostile = f->kind == HOSTILE && one_in(f, 8);
@@ -337,7 +340,7 @@ static void draw_pointers(fuzz *f) {
         const int is_optional = strchr("iog", gt_use(t, f->pass)) && strcmp(t->name, "cu_seqlens");
         if (is_optional && one_in(f, 4)) continue;
         if (v.count == 0)
-            put_pointer(f, t, one_in(f, 2) ? NULL : wild(f));
+            put_pointer(f, t, one_in(f, 2) || !strcmp(t->name, "state_scale") ? NULL : wild(f));
         else if (v.count <= MOST_BYTES && extent(&v) <= MOST_BYTES)
             put_pointer(f, t, reserve(f, extent(&v), v.element));
         else if (!is_optional) {
@@ -413,6 +416,7 @@ static double load(const fuzz *f, const gt_tensor *t, const char *from) {
     if (t->kind == 'i') return memcpy(&i, from, sizeof i), i;
     if (t->kind == 'b') return *(const int8_t *)from;
     if (dtype == GT_F32) return memcpy(&x, from, sizeof x), x;
+    if (dtype == GT_INT8) return *(const int8_t *)from;
     memcpy(&half, from, sizeof half);
     return dtype == GT_BF16 ? gt_bf16_to_f32(half) : gt_f16_to_f32(half);
 }
@@ -428,6 +432,8 @@ static double store(const fuzz *f, const gt_tensor *t, double value, char *to) {
         *(int8_t *)to = isnan(value) ? 0 : (int8_t)value;
     else if (dtype == GT_F32)
         memcpy(to, &x, sizeof x);
+    else if (dtype == GT_INT8)
+        *(int8_t *)to = (int8_t)test_round(40 * value, GT_INT8);
     else
         memcpy(to, &half, sizeof half);
     return load(f, t, to);
@@ -552,7 +558,8 @@ enum { CHANGES = 4 };
 
 static void compare_tensor(const fuzz *f, const gt_tensor *t, const gt_view *v, const double *exact,
                            const double *const *changed) {
-    static const double half_unit[] = {0, 0x1p-24, 0x1p-8, 0x1p-11}, least[] = {0, 0x1p-126, 0x1p-126, 0x1p-24};
+    static const double half_unit[] = {0, 0x1p-24, 0x1p-8, 0x1p-11, 0},
+                        least[] = {0, 0x1p-126, 0x1p-126, 0x1p-24, 0.51};
     const gt_dtype dtype = dtype_of(f, t);
     double square = 0, typical;
     char what[256];

@@ -839,11 +839,81 @@ static void check_step(tester *t, const test_case *c, int n) {
     if (n % 3 == 0 && !is_rounded) test_server_agrees(&t->plain, c, is_few ? 8 : 16);
 }
 
-/* The state is fp32 in every second case, parameters are in two of three. */
+/* The state is fp32 in every second case, or in every fourth if it may be int8; parameters are in two of three. */
 static void set_dtypes_of_steps(test_case *c, int n) {
     const gt_step_dtypes *of = &test_table(c)->of_steps;
     if (of->state) test_set_flag(c, of->state, n % 2 ? GT_BF16 + n / 2 % 2 : n % 4 ? GT_F32 : GT_DTYPE_DEFAULT);
+    if (of->scale && n % 4 >= 2) test_set_flag(c, of->state, GT_INT8);
     if (of->parameter) test_set_flag(c, of->parameter, n % 3 ? GT_DTYPE_DEFAULT : GT_BF16 + n / 3 % 2);
+}
+
+static gt_status quantize(const void *args, gt_stream stream) {
+    return gt_quantize_states((const gt_int8_states_args *)args, stream);
+}
+static gt_status dequantize(const void *args, gt_stream stream) {
+    return gt_dequantize_states((const gt_int8_states_args *)args, stream);
+}
+
+/* The memory of one conversion, as floats: states, scales, slots, and then bytes of int8. */
+enum { INT8_STATES = 3 * 6 * 300, INT8_SCALES = 5 * 40, INT8_BYTES = 5 * 2000 };
+typedef struct int8_memory {
+    float state[INT8_STATES], scale[INT8_SCALES];
+    int32_t slots[4];
+    int8_t int8[INT8_BYTES];
+} int8_memory;
+
+static void use_memory(gt_int8_states_args *a, int8_memory *m, int has_slots) {
+    a->state = m->state, a->scale = m->scale, a->int8 = m->int8, a->slots = has_slots ? m->slots : NULL;
+}
+
+/* Converts states by the kernel and by the twin, to int8 and back.  All memory must have the same bits, gaps and
+ * skipped rows included; a NaN may have any bits. */
+static void check_int8_states(void) {
+    static const int64_t sizes[][3] = {{6, 128, 0}, {3, 100, 64}, {5, 1, 0}, {2, 257, 64}, {4, 3, 2}};
+    static int8_memory memory[2]; /* the kernel's and the twin's */
+    char *const place = machine_allocate(sizeof memory[0], 1);
+    test_random r = {3};
+    for (int i = 0; i < 10; i++) {
+        gt_int8_states_args a = {.B = 3, .rows = sizes[i / 2][0], .columns = sizes[i / 2][1], .group = sizes[i / 2][2]};
+        const int64_t groups = a.group ? (a.columns + a.group - 1) / a.group : 1;
+        if (i % 2) a.slot_capacity = 5, a.int8_stride = a.rows * a.columns + 3, a.scale_stride = a.rows * groups + 1;
+        memset(memory, 77, sizeof memory);
+        for (int64_t k = 0; k < a.B * a.rows * a.columns; k++) memory[0].state[k] = (float)test_normal(&r);
+        for (int64_t k = 0; k < a.columns; k++) memory[0].state[k] = k ? 0x1p-101f : 0; /* a row near 0 */
+        memory[0].state[2 * a.columns - 1] = INFINITY;
+        memory[0].slots[0] = 4, memory[0].slots[1] = -1, memory[0].slots[2] = 1;
+        memory[1] = memory[0];
+        for (int back = 0; back < 2; back++) {
+            machine_job job = {.pass = {back ? dequantize : quantize}, .passes = 1};
+            gt_int8_states_args twin = a;
+            use_memory(&twin, &memory[1], i % 2);
+            use_memory(&a, (int8_memory *)(void *)place, i % 2);
+            memcpy(&job.args[0], &a, sizeof a);
+            machine_copy(place, &memory[0], sizeof memory[0]);
+            const gt_status status = machine_run(&job, 1, &machine_modes[0]);
+            test_check(status == GT_OK, "conversion %d of states: %s", i, gt_last_error());
+            machine_copy(&memory[0], place, sizeof memory[0]);
+            const gt_status expected = (back ? gt_ref_dequantize_states : gt_ref_quantize_states)(&twin);
+            test_check(expected == GT_OK, "twin's conversion %d of states: %s", i, gt_last_error());
+            int same = !memcmp(memory[0].int8, memory[1].int8, sizeof memory[0].int8);
+            for (int k = 0; k < INT8_SCALES; k++)
+                same &= memory[0].scale[k] == memory[1].scale[k] ||
+                        (isnan(memory[0].scale[k]) && isnan(memory[1].scale[k]));
+            for (int k = 0; k < INT8_STATES; k++)
+                same &= memory[0].state[k] == memory[1].state[k] ||
+                        (isnan(memory[0].state[k]) && isnan(memory[1].state[k]));
+            test_check(same, "conversion %d of states %s int8: other bits than the twin", i, back ? "from" : "to");
+            const int64_t first = i % 2 ? 4 * (a.rows * groups + 1) : 0;
+            test_check(memory[1].scale[first] == 0 && isnan(memory[1].scale[first + 2 * groups - 1]),
+                       "conversion %d: the row near 0 is not 0, or infinity is not NaN", i);
+            if (back) continue;
+            for (int m = 0; m < 2; m++) memset(memory[m].state, 0, sizeof memory[m].state);
+        }
+        for (int64_t k = 2 * a.columns; k < a.rows * a.columns; k++) /* the twin came back to nearly the same numbers */
+            test_check(fabsf(memory[1].state[k]) < 6, "conversion %d: %g", i, (double)memory[1].state[k]);
+    }
+    machine_release(place);
+    test_group("int8", "states converted to int8 and back");
 }
 
 /* Checks the kernels of steps.  Layout, slots and dtype change from case to case.  With --few every size has three of
@@ -871,6 +941,7 @@ static void check_steps(tester *t) {
     for (const char *const *kernel = op->step_kernels; kernel && *kernel && !is_few; kernel++)
         test_check(machine_launched(*kernel), "%s was not launched", *kernel);
     if (op->steps) test_group(op->name, "kernels of steps");
+    if (!strcmp(op->name, "ssd")) check_int8_states();
 }
 
 /* Checks the other ways to make calls.  `only`: the one way with that name, unless NULL. */

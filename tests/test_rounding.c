@@ -1,5 +1,5 @@
-/* Stochastic rounding of states.  Tests Philox4x32-10 with the known answers of Random123 (kat_vectors), and tests to
- * which neighbours a number rounds, and with which probabilities. */
+/* Rounding of states to int8, and stochastic rounding.  Tests Philox4x32-10 with the known answers of Random123
+ * (kat_vectors), and tests to which neighbours a number rounds, and with which probabilities. */
 #include "gt_test.h"
 
 #include "gt/recurrence/rounding.h"
@@ -67,9 +67,47 @@ static void check_dtype(gt_dtype dtype, const char *name) {
     test_group("rounding", name);
 }
 
+/* An integer of a row whose largest magnitude is `most`, as the twin and the kernels round it. */
+static int nearest_int8(float x, gt_row_scale row) {
+    return (int8_t)(gt_float_bits(fmaf(x, row.inverse, GT_INT8_NEAREST)) & 0xff);
+}
+
+/* Rows of random numbers.  An integer must be a neighbour of number / scale: the nearer one, or at random the larger
+ * one with probability of the distance from the smaller. */
+static void check_int8(void) {
+    test_random r = {7};
+    for (int i = 0; i < 200000; i++) {
+        const float most = ldexpf((float)(1 + test_uniform(&r)), (int)(test_next(&r) % 220) - 99);
+        const float x = i % 4 ? (float)(test_uniform(&r) * 2 - 1) * most : i % 8 ? most : -most;
+        const gt_row_scale row = gt_scale_of_row(most);
+        const float product = x * row.inverse;
+        const double exact = (double)x / (double)row.scale, low = floor(fabs((double)product));
+        const uint32_t bits = gt_float_bits(product), whole = gt_round_to_int8(bits, UINT32_MAX);
+        const double fraction = fabs((double)product) - low;
+        const uint32_t limit = (uint32_t)(fraction * 0x1p32); /* 2^32 times a fraction of 24 bits is exact */
+        test_check(fabs((double)row.scale * 127 / (double)most - 1) < 0x1p-22, "scale %a of %a", (double)row.scale,
+                   (double)most);
+        test_check(fabs(nearest_int8(x, row) - exact) <= 0.5 + 1e-4, "%a of a row up to %a: nearest %d, exact %g",
+                   (double)x, (double)most, nearest_int8(x, row), exact);
+        test_check(whole == (low > 127 ? 127 : (uint32_t)low) && gt_round_to_int8(bits, limit) == whole &&
+                       (limit == 0 || whole == 127 || gt_round_to_int8(bits, limit - 1) == whole + 1),
+                   "%a of a row up to %a: %u, the next with probability %g", (double)x, (double)most, whole, fraction);
+    }
+    const gt_row_scale zero = gt_scale_of_row(0), tiny = gt_scale_of_row(0x1.fffffep-101f),
+                       least = gt_scale_of_row(0x1p-100f), largest = gt_scale_of_row(0x1.fffffep127f),
+                       infinite = gt_scale_of_row(INFINITY), nan = gt_scale_of_row(NAN);
+    test_check(zero.scale == 0 && zero.inverse == 0 && tiny.scale == 0 && tiny.inverse == 0, "a row near 0 is not 0");
+    test_check(least.scale > 0 && nearest_int8(0x1p-100f, least) == 127, "2^-100 is lost");
+    test_check(nearest_int8(-0x1.fffffep127f, largest) == -127 && isfinite(largest.scale), "the largest row is lost");
+    test_check(isnan(infinite.scale) && isnan(nan.scale) && infinite.inverse == 0 && nan.inverse == 0,
+               "a row with a NaN or infinity is not NaN");
+    test_group("rounding", "int8: scales, neighbours and probabilities");
+}
+
 int main(void) {
     check_philox();
     check_dtype(GT_BF16, "neighbours and probabilities of bf16");
     check_dtype(GT_F16, "neighbours and probabilities of f16");
+    check_int8();
     return test_finish();
 }

@@ -22,6 +22,7 @@
 #define gt_resolve_recurrent GT_SYMBOL(resolve_recurrent)
 #define gt_resolve_row_stride GT_SYMBOL(resolve_row_stride)
 #define gt_resolve_rounding GT_SYMBOL(resolve_rounding)
+#define gt_resolve_scale GT_SYMBOL(resolve_scale)
 #define gt_resolve_pieces GT_SYMBOL(resolve_pieces)
 #define gt_prepare GT_SYMBOL(prepare)
 #define gt_view_of GT_SYMBOL(view_of)
@@ -37,6 +38,7 @@
 #define gt_op_conv_ssd GT_SYMBOL(op_conv_ssd)
 #define gt_op_wkv4 GT_SYMBOL(op_wkv4)
 #define gt_enter_part GT_SYMBOL(enter_part)
+#define gt_enter_function GT_SYMBOL(enter_function)
 #define gt_noted_kernels GT_SYMBOL(noted_kernels)
 #define gt_wkv6_plan GT_SYMBOL(wkv6_plan)
 #define gt_wkv6_run GT_SYMBOL(wkv6_run)
@@ -145,8 +147,12 @@ typedef struct gt_companion {
 typedef struct gt_step_dtypes {
     size_t state, parameter; /* offsets of the fields in the struct; 0: no such field */
     const char *parameter_name;
-    int in_forward; /* 1: forward chooses the dtype of states, too */
+    int in_forward; /* 1: forward chooses the dtype of states, too, but not int8 */
+    size_t scale;   /* offset of state_scale; 0: no states of int8 */
 } gt_step_dtypes;
+
+/* Bytes of an element. */
+static inline int gt_dtype_bytes(gt_dtype dtype) { return dtype == GT_F32 ? 4 : dtype == GT_INT8 ? 1 : 2; }
 
 typedef struct gt_op {
     const char *name;
@@ -181,7 +187,7 @@ static inline size_t gt_dtype_field(const gt_op *op, const gt_tensor *t) {
 #define GT_NO_SECOND                                                                                                   \
     { NULL, 0 }
 #define GT_NO_STEP_DTYPES                                                                                              \
-    { 0, 0, NULL, 0 }
+    { 0, 0, NULL, 0, 0 }
 
 /* Functions of an operator's table, which take void pointers instead of the operator's struct; and gt_OP_args_size. */
 #define GT_WRAP_PASS(op, pass)                                                                                         \
@@ -223,6 +229,8 @@ typedef struct gt_view {
 /* Records the public function that this thread has entered, for messages of gt_fail.  The function's name is "gt_" or
  * "gt_ref_", the operator and the pass. */
 GT_FUNCTION void gt_enter(gt_target target, const char *op, gt_pass pass);
+/* The same for a function of no operator: "gt_" or "gt_ref_", and `name`. */
+GT_FUNCTION void gt_enter_function(gt_target target, const char *name);
 
 /* Records "<function>: <text>" as this thread's last error and returns `status`. */
 GT_FUNCTION gt_status gt_fail(gt_status status, const char *format, ...);
@@ -336,6 +344,13 @@ static inline int gt_is_join(gt_pass pass) { return pass == GT_JOIN || pass == G
 GT_FUNCTION gt_status gt_resolve_rounding(const int32_t *seed, const int32_t *steps, gt_dtype state_dtype, gt_pass pass,
                                           gt_dims *dims);
 #define GT_ROUNDING_TENSORS GT_INT32_TENSOR(rounding_seed, "Y", "i-i"), GT_INT32_TENSOR(rounding_steps, "L", "i-i")
+
+/* Checks the scales of int8 states.  Sets I, the number of scales of a row of a state: `of_row`, or 0 for other dtypes,
+ * so that state_scale then has no elements.  Call this once the dtypes are filled in, and S and Q are set. */
+GT_FUNCTION gt_status gt_resolve_scale(const float *scale, int64_t stride, gt_dtype state_dtype, int64_t of_row,
+                                       gt_pass pass, gt_dims *dims);
+#define GT_SCALE_TENSOR(shape)                                                                                         \
+    { "state_scale", GT_AT(state_scale), GT_AT(state_scale_stride), shape, 'f', "--s", NULL }
 
 /* Sets R, the number of pieces.  A join has no tokens, so T = 0 becomes 1; otherwise the call would count as empty. */
 GT_FUNCTION gt_status gt_resolve_pieces(int64_t *pieces, int64_t *T, gt_pass pass, gt_dims *dims);

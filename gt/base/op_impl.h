@@ -65,6 +65,11 @@ GT_API void gt_enter(gt_target target, const char *op, gt_pass pass) {
     gt_field_prefix = "";
 }
 
+GT_API void gt_enter_function(gt_target target, const char *name) {
+    snprintf(gt_function_name, sizeof gt_function_name, "gt_%s%s", target == GT_HOST ? "ref_" : "", name);
+    gt_field_prefix = "";
+}
+
 GT_API void gt_enter_part(const char *part) { gt_field_prefix = part; }
 
 GT_API gt_status gt_fail(gt_status status, const char *format, ...) {
@@ -199,6 +204,25 @@ GT_API gt_status gt_resolve_rounding(const int32_t *seed, const int32_t *steps, 
     return GT_OK;
 }
 
+GT_API gt_status gt_resolve_scale(const float *scale, int64_t stride, gt_dtype state_dtype, int64_t of_row,
+                                  gt_pass pass, gt_dims *dims) {
+    const int64_t rows = dims->n['Q' - 'A'];
+    dims->n['I' - 'A'] = state_dtype == GT_INT8 ? of_row : 0;
+    if (pass == GT_QUERY) return GT_OK;
+    if (pass == GT_STEP && scale && state_dtype != GT_INT8)
+        return gt_fail(GT_ERROR_VALUE, "state_scale is set, but state_dtype = %d: only states of GT_INT8 have scales",
+                       (int)state_dtype);
+    if (stride == 0) return GT_OK;
+    if (state_dtype != GT_INT8)
+        return gt_fail(GT_ERROR_STRIDE, "state_scale_stride = %lld: only a step with states of GT_INT8 uses it",
+                       (long long)stride);
+    if (stride < 0)
+        return gt_fail(GT_ERROR_STRIDE, "state_scale_stride = %lld: must not be negative", (long long)stride);
+    if (stride > GT_MAX_SPAN || (rows > 0 && stride > GT_MAX_SPAN / rows))
+        return gt_fail(GT_ERROR_STRIDE, "state_scale_stride = %lld: spans more than 2^56 elements", (long long)stride);
+    return GT_OK;
+}
+
 GT_API gt_status gt_resolve_pieces(int64_t *pieces, int64_t *T, gt_pass pass, gt_dims *dims) {
     if (*pieces == 0) *pieces = 1;
     dims->n['R' - 'A'] = *pieces;
@@ -229,7 +253,7 @@ static int gt_element_size(const gt_op *op, const gt_tensor *t, const void *fill
     const size_t offset = gt_dtype_field(op, t);
     if (!offset) return t->kind == 'b' ? 1 : 4;
     memcpy(&dtype, (const char *)filled + offset, sizeof dtype);
-    return dtype == GT_F32 ? 4 : 2;
+    return gt_dtype_bytes(dtype);
 }
 
 /* Gets the strides of all indices in elements, slowest first, from the filled struct. */
@@ -329,16 +353,21 @@ static gt_status gt_fill_companion(const char *name, gt_dtype dtype, char *field
     return GT_OK;
 }
 
-/* Checks and fills `field`, the dtype `name` of a step's states or parameters.  in_forward: forward takes it, too. */
-static gt_status gt_fill_dtype_of_steps(const char *name, int in_forward, gt_pass pass, char *field) {
+/* Checks and fills `field`, the dtype `name` of a step's states or parameters.  in_forward: forward takes 16 bits, too.
+ * takes_int8: a step takes int8. */
+static gt_status gt_fill_dtype_of_steps(const char *name, int in_forward, int takes_int8, gt_pass pass, char *field) {
     gt_dtype dtype;
     memcpy(&dtype, field, sizeof dtype);
-    if ((int)dtype < GT_DTYPE_DEFAULT || (int)dtype > GT_F16)
-        return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0, GT_F32, GT_BF16 or GT_F16", name, (int)dtype);
+    if ((int)dtype < GT_DTYPE_DEFAULT || (int)dtype > (takes_int8 ? GT_INT8 : GT_F16))
+        return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0, GT_F32, GT_BF16 or GT_F16%s", name, (int)dtype,
+                       takes_int8 ? ", or GT_INT8" : "");
     if (dtype == GT_DTYPE_DEFAULT) dtype = GT_F32;
-    if (dtype != GT_F32 && pass != GT_STEP && pass != GT_QUERY && !(in_forward && pass == GT_FORWARD))
-        return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0 or GT_F32, only %s 16 bits", name, (int)dtype,
-                       in_forward ? "forward and the step function take" : "the step function takes");
+    if (dtype != GT_F32 && pass != GT_STEP && pass != GT_QUERY &&
+        !(in_forward && pass == GT_FORWARD && dtype != GT_INT8))
+        return gt_fail(GT_ERROR_DTYPE, "%s = %d: must be 0 or GT_F32, only %s %s", name, (int)dtype,
+                       in_forward && dtype != GT_INT8 ? "forward and the step function take"
+                                                      : "the step function takes",
+                       dtype == GT_INT8 ? "int8" : "16 bits");
     memcpy(field, &dtype, sizeof dtype);
     return GT_OK;
 }
@@ -355,9 +384,10 @@ static gt_status gt_fill_dtypes(const gt_op *op, gt_pass pass, char *filled) {
     if (status == GT_OK && op->second.name)
         status = gt_fill_companion(op->second.name, dtype, filled + op->second.offset);
     if (status == GT_OK && op->of_steps.state)
-        status = gt_fill_dtype_of_steps("state_dtype", op->of_steps.in_forward, pass, filled + op->of_steps.state);
+        status = gt_fill_dtype_of_steps("state_dtype", op->of_steps.in_forward, op->of_steps.scale != 0, pass,
+                                        filled + op->of_steps.state);
     if (status == GT_OK && op->of_steps.parameter)
-        status = gt_fill_dtype_of_steps(op->of_steps.parameter_name, 0, pass, filled + op->of_steps.parameter);
+        status = gt_fill_dtype_of_steps(op->of_steps.parameter_name, 0, 0, pass, filled + op->of_steps.parameter);
     return status;
 }
 

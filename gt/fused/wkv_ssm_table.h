@@ -33,7 +33,8 @@ extern "C" {
                        {"pieces", a->pieces},                                                                          \
                        {"state_out_stride", a->state_out_stride},                                                      \
                        {"state_dtype", a->state_dtype},                                                                \
-                       {"parameter_dtype", a->parameter_dtype}};                                                       \
+                       {"parameter_dtype", a->parameter_dtype},                                                        \
+                       {"state_scale_stride", a->state_scale_stride}};                                                 \
         const struct {                                                                                                 \
             const char *name;                                                                                          \
             const void *value;                                                                                         \
@@ -50,6 +51,7 @@ extern "C" {
                         {"starts_zero", a->starts_zero},                                                               \
                         {"rounding_seed", a->rounding_seed},                                                           \
                         {"rounding_steps", a->rounding_steps},                                                         \
+                        {"state_scale", a->state_scale},                                                               \
                         {"piece_starts", a->piece_starts}};                                                            \
         for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)                                                \
             if (numbers[i].value)                                                                                      \

@@ -1,5 +1,5 @@
-/* gt/recurrence/rounding.h - stochastic rounding of states to 16 bits (plain C).  Kernels and CPU twins share it, so
- * that both round the same number to the same bits.
+/* gt/recurrence/rounding.h - rounding of states to int8, and stochastic rounding to 16 bits (plain C).  Kernels and CPU
+ * twins share it, so that both round the same number to the same bits.
  *
  * A number lies between two 16-bit numbers, at a distance d from the smaller, in units of their difference.  It becomes
  * the larger with probability d.  So the mean over many steps is right.  Rounding to nearest would lose every change
@@ -67,6 +67,46 @@ GT_INLINE uint32_t gt_round_to_f16(uint32_t bits, uint32_t random) {
 
 GT_INLINE uint32_t gt_round_to_half(uint32_t bits, uint32_t random, gt_dtype dtype) {
     return dtype == GT_BF16 ? gt_round_to_bf16(bits, random) : gt_round_to_f16(bits, random);
+}
+
+/* ---- int8 --------------------------------------------------------------------------------------------------------
+ * A row of numbers becomes integers -127 ... 127 and one fp32 scale.  The inverse is near 1 / scale.  It is 0 if all
+ * integers are 0: for a row near 0, whose scale is 0, and for a row with a NaN or infinity, whose scale is NaN. */
+typedef struct gt_row_scale {
+    float scale, inverse;
+} gt_row_scale;
+
+#define GT_INT8_COLUMNS 64 /* columns of a row of wkv6's state that share a scale */
+
+/* most: the largest magnitude of the row; NaN if the row has a NaN. */
+GT_INLINE gt_row_scale gt_scale_of_row(float most) {
+    gt_row_scale row = {0.0f, 0.0f};
+    if (!(most <= 0x1.fffffep127f)) {
+        row.scale = most - most; /* NaN */
+    } else if (most >= 0x1p-100f) {
+        row.scale = most * 0x1.020408p-7f; /* the fp32 number nearest 1 / 127 */
+#ifdef __CUDA_ARCH__
+        row.inverse = __fdiv_rn(127.0f, most); /* exact even if the caller compiles with fast division */
+#else
+        row.inverse = 127.0f / most;
+#endif
+    }
+    return row;
+}
+
+/* 1.5 x 2^23.  x inverse + GT_INT8_NEAREST, rounded once, has the nearest integer in its low byte. */
+#define GT_INT8_NEAREST 12582912.0f
+
+/* The magnitude of a number, given by the bits of number times inverse, rounded at random.  It is at most 127, although
+ * the product may be just above 127. */
+GT_INLINE uint32_t gt_round_to_int8(uint32_t bits, uint32_t random) {
+    const uint32_t a = bits & 0x7fffffffu, m = (a & 0x7fffffu) | 0x800000u, shift = 150u - (a >> 23);
+    uint32_t whole, fraction; /* fraction: times 2^32 */
+    if (a >= 0x42fe0000u) return 127;
+    if (shift > 55) return 0; /* below 2^-32 */
+    whole = shift < 24 ? m >> shift : 0;
+    fraction = shift <= 32 ? m << (32 - shift) : m >> (shift - 32);
+    return whole + (random < fraction);
 }
 
 #endif

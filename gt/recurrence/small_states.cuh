@@ -144,7 +144,7 @@ class WideStates {
     size_t bytes = 0;
 
     WideStates(const Args& a, const StateShape& shape) : args(a) {
-        is_needed_ = dtype_or_fp32(a.state_dtype) != GT_F32;
+        is_needed_ = a.state_dtype == GT_BF16 || a.state_dtype == GT_F16;
         if (!is_needed_) return;
         const int64_t size = shape.rows * shape.columns, stride = states_stride(a, 0);
         /* forward without slots knows packed rows alone; with slots all rows are aligned, whatever their size */

@@ -1,8 +1,10 @@
-/* gt/recurrence/step_states.cuh - states and parameters of step kernels in memory, as fp32 or as the 16-bit type that a
- * call chooses.
+/* gt/recurrence/step_states.cuh - states and parameters of step kernels in memory, as fp32, as int8 or as the 16-bit
+ * type that a call chooses.
  *
- * The dtype is known at run time.  All lanes take the same branch on it, which costs less than one more instance of
- * every kernel.  Arithmetic is in fp32.  A store rounds to nearest or, with a seed, at random (rounding.h). */
+ * The dtype of parameters, and of states of 16 or 32 bits, is known at run time.  All lanes take the same branch on it,
+ * which costs less than one more instance of every kernel.  Kernels with states of int8 are instances of their own,
+ * because they need other registers.  Arithmetic is in fp32.  A store rounds to nearest or, with a seed, at random
+ * (rounding.h). */
 #ifndef GT_RECURRENCE_STEP_STATES_CUH
 #define GT_RECURRENCE_STEP_STATES_CUH
 
@@ -199,6 +201,168 @@ GT_DEV void store_step_state(const StepState& state, const float* x, const Where
     }
 }
 
+/* ---- states of int8 ---------------------------------------------------------------------------------------------- */
+
+/* A state of int8 in memory, and its scales.  at, scale_at: the indices of their first elements. */
+struct Int8State {
+    int8_t* data;
+    float* scale;
+    int64_t at, scale_at;
+};
+
+/* A lane has WORDS words of each of its rows.  A word is four adjacent numbers; words are STEP numbers apart.  where(i)
+ * returns, for the lane's row i: the offset of its first word, how many numbers of the row exist from there on, the
+ * number of the row's scale, and the number of the first word's group, for rounding. */
+struct Int8Row {
+    int offset, valid, scale, group;
+};
+
+GT_DEV uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+#ifdef __CUDA_ARCH__
+    return __byte_perm(low, high, selector);
+#else
+    const uint64_t bytes = (uint64_t)high << 32 | low;
+    uint32_t result = 0;
+    for (int i = 0; i < 4; i++) result |= (uint32_t)(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+    return result;
+#endif
+}
+
+/* The larger of a and |b|, or NaN if one is NaN.  a is not negative. */
+GT_DEV float larger_or_nan(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(fabsf(b)));
+    return most;
+#else
+    return a > fabsf(b) || a != a ? a : fabsf(b);
+#endif
+}
+
+/* a b, never joined with an addition: a twin rounds it, too. */
+GT_DEV float product_alone(float a, float b) {
+#ifdef __CUDA_ARCH__
+    return __fmul_rn(a, b);
+#else
+    return a * b;
+#endif
+}
+
+/* Four integers times a scale.  A byte b in the last place of 2^23 is exact: 2 instructions a number, without a
+ * conversion. */
+GT_DEV void unpack_int8(float* x, uint32_t word, float scale) {
+    const uint32_t positive = word ^ 0x80808080u; /* integer + 128 */
+    GT_UNROLL
+    for (uint32_t i = 0; i < 4; i++)
+        x[i] = product_alone(as_float(permute_bytes(positive, 0x4b000000u, 0x7440u | i)) - (0x1p23f + 128.0f), scale);
+}
+
+/* Rounds four numbers of a row.  random: NULL to round to nearest. */
+GT_DEV uint32_t pack_int8(const float* x, float inverse, const gt_random* random) {
+    uint32_t q[4];
+    GT_UNROLL
+    for (int i = 0; i < 4; i++) {
+        if (random) {
+            const uint32_t magnitude = gt_round_to_int8(as_uint(product_alone(x[i], inverse)), random->word[i]);
+            q[i] = x[i] < 0.0f ? 0u - magnitude : magnitude;
+        } else {
+            q[i] = as_uint(fma_rn(x[i], inverse, GT_INT8_NEAREST));
+        }
+    }
+    const uint32_t word = permute_bytes(permute_bytes(q[0], q[1], 0x0040), permute_bytes(q[2], q[3], 0x0040), 0x5410);
+    return inverse > 0.0f ? word : 0;
+}
+
+/* VECTORS: all numbers of a word exist, or none.  If the words of a row are adjacent, all of them exist, or none, and
+ * one load takes them. */
+template <bool VECTORS, int ROWS, int WORDS, int STEP, class Where>
+GT_DEV void load_int8_state(float* x, const Int8State& state, const Where& where) {
+    uint32_t words[ROWS][WORDS]; /* all loads are in flight before the first conversion */
+    float scale[ROWS];
+    GT_UNROLL
+    for (int i = 0; i < ROWS; i++) {
+        const Int8Row row = where(i);
+        const int8_t* from = state.data + state.at + row.offset;
+        scale[i] = row.valid > 0 ? ldg<float>(state.scale + state.scale_at + row.scale) : 0.0f;
+        if constexpr (VECTORS && WORDS == 4 && STEP == 4) {
+            uint4 v = {0, 0, 0, 0};
+            if (row.valid > 0) v = ldg<uint4>(from);
+            words[i][0] = v.x, words[i][1] = v.y, words[i][2] = v.z, words[i][3] = v.w;
+        } else {
+            GT_UNROLL
+            for (int w = 0; w < WORDS; w++) {
+                words[i][w] = 0;
+                if constexpr (VECTORS) {
+                    if (row.valid > STEP * w) words[i][w] = ldg<uint32_t>(from + STEP * w);
+                } else {
+                    GT_UNROLL
+                    for (int c = 0; c < 4; c++)
+                        if (row.valid > STEP * w + c) words[i][w] |= (uint32_t)(uint8_t)from[STEP * w + c] << 8 * c;
+                }
+            }
+        }
+    }
+    GT_UNROLL
+    for (int i = 0; i < ROWS; i++) {
+        GT_UNROLL
+        for (int w = 0; w < WORDS; w++) unpack_int8(x + 4 * (WORDS * i + w), words[i][w], scale[i]);
+    }
+}
+
+/* Stores rows that LANES adjacent lanes share.  lane: index among them.  SWAP: a lane of the upper half has its rows in
+ * another order, row i ^ SWAP in the place of row i. */
+template <bool VECTORS, int ROWS, int WORDS, int STEP, int LANES, int SWAP, class Where>
+GT_DEV void store_int8_state(const Int8State& state, const float* x, const Where& where, int lane,
+                             const StepRounding& rounding, int64_t b, int64_t first_group) {
+    float most[ROWS], other[ROWS];
+    GT_UNROLL
+    for (int i = 0; i < ROWS; i++) {
+        most[i] = 0.0f;
+        GT_UNROLL
+        for (int c = 0; c < 4 * WORDS; c++) most[i] = larger_or_nan(most[i], x[4 * WORDS * i + c]);
+    }
+    GT_UNROLL
+    for (int mask = LANES / 2; mask > 0; mask >>= 1) {
+        GT_UNROLL
+        for (int i = 0; i < ROWS; i++) other[i] = shfl_xor(most[mask == LANES / 2 ? i ^ SWAP : i], mask);
+        GT_UNROLL
+        for (int i = 0; i < ROWS; i++) most[i] = larger_or_nan(most[i], other[i]);
+    }
+    GT_UNROLL
+    for (int i = 0; i < ROWS; i++) {
+        const Int8Row row = where(i);
+        const gt_row_scale scale = gt_scale_of_row(most[i]);
+        int8_t* to = state.data + state.at + row.offset;
+        uint32_t words[WORDS];
+        GT_UNROLL
+        for (int w = 0; w < WORDS; w++) {
+            const float* of = x + 4 * (WORDS * i + w);
+            if (rounding.seed) {
+                const gt_random r =
+                    gt_random_of_group(rounding.seed, rounding.steps[b], first_group + row.group + STEP / 4 * w);
+                words[w] = pack_int8(of, scale.inverse, &r);
+            } else {
+                words[w] = pack_int8(of, scale.inverse, nullptr);
+            }
+        }
+        if (lane == 0 && row.valid > 0) state.scale[state.scale_at + row.scale] = scale.scale;
+        if constexpr (VECTORS && WORDS == 4 && STEP == 4) {
+            if (row.valid > 0) stg<uint4>(to, uint4{words[0], words[1], words[2], words[3]});
+        } else {
+            GT_UNROLL
+            for (int w = 0; w < WORDS; w++) {
+                if constexpr (VECTORS) {
+                    if (row.valid > STEP * w) stg<uint32_t>(to + STEP * w, words[w]);
+                } else {
+                    GT_UNROLL
+                    for (int c = 0; c < 4; c++)
+                        if (row.valid > STEP * w + c) to[STEP * w + c] = (int8_t)(words[w] >> 8 * c);
+                }
+            }
+        }
+    }
+}
+
 /* ---- host ---- */
 
 /* gt_prepare replaces the default 0; a struct that did not pass through gt_prepare may still hold 0. */
@@ -206,7 +370,7 @@ static inline gt_dtype dtype_or_fp32(gt_dtype dtype) { return dtype == GT_DTYPE_
 
 /* Whether every group of four numbers of a packed array can be loaded at once. */
 static inline bool has_aligned_fours(const void* data, gt_dtype dtype) {
-    return (uintptr_t)data % (dtype == GT_F32 ? 16 : 8) == 0;
+    return (uintptr_t)data % (uintptr_t)(4 * gt_dtype_bytes(dtype)) == 0;
 }
 
 } /* namespace gt */

@@ -12,6 +12,10 @@
  *          64      16      1      8    16
  *         128      16      2   4, 8    8, 16
  *         256      32      2   4, 8    4, 8
+ *     states of int8: each lane has 16 adjacent columns, so that one load takes 16 numbers
+ *          64       4      4      4    32
+ *         128       8      4      4    16
+ *         256      16      4      4    8
  *
  * Calls of more than 4 tokens take the larger ROWS: for each row, a warp then reads B and C of a token half as often.
  * Calls with states of 16 bits take them, too: each lane then has as many bytes in flight as with fp32.
@@ -27,12 +31,14 @@
  * INPUTS.  Before it loads its state, a block copies all tokens of B, C and of its rows of x and z to shared memory
  * (cp.async); there is one barrier.  Copied token by token, each token would wait for L2: 16 tokens took 1.2 times as
  * long.
- * STATE.  It stays in registers for all tokens, and is stored after the last token to commit.
+ * STATE.  It stays in registers for all tokens, and is stored after the last token to commit.  A state of int8 has a
+ * scale for each row p.  Each lane then finds the largest magnitude of its columns, and a butterfly joins the lanes:
+ * log2(LANES) shuffles a row.
  * REGISTERS: 32 or 64 numbers of the state; B, C, x and z of the current token and of the next one.
  * SHARED MEMORY: T (2 columns + rows of the block, twice with z) elements.  N = 128, 32 rows, bf16: 576 bytes per
  * token.
- * BYTES per row: the state once each way, 8 N.  Per token and row, bf16: x, y (and z) 2 each.  Per token and block: B
- * and C 4 N, mostly from L2.
+ * BYTES per row: the state once each way, 8 N; with int8 2 N + 8.  Per token and row, bf16: x, y (and z) 2 each.  Per
+ * token and block: B and C 4 N, mostly from L2.
  * ISSUE SLOTS per row and token, N = 128: 8 multiply-adds and products on the state, or 12 where the decay is near 1.
  * 4 for y, and about 4 for sums, x, B, C and the rest.
  * GRID: a strand has H * parts blocks; a part is up to WARPS warps of one head.  There is a strand for every batch
@@ -66,6 +72,8 @@ struct StepParams {
     void* state; /* [slot_capacity,H,P,N] */
     int64_t row_stride;
     gt_dtype state_dtype;
+    float* scale; /* [slot_capacity,H,P], of a state of int8 */
+    int64_t scale_stride;
     StepRounding rounding;
     gt_stride x_stride, dt_stride, Bm_stride, Cm_stride, z_stride, y_stride;
     StepElements elements;
@@ -77,11 +85,20 @@ struct StepParams {
 template <int LANES_, int VECS_, int ROWS_>
 struct StepTraits {
     static constexpr int LANES = LANES_, VECS = VECS_, ROWS = ROWS_;
+    static constexpr bool IS_INT8 = false;
     static constexpr int COLUMNS = 4 * VECS, GROUPS = 32 / LANES, TILE = GROUPS * ROWS;
+    static constexpr int FIRST = 4, NEXT = 4 * LANES; /* columns from lane to lane, and from vector to vector */
     static constexpr int HALF = ROWS / 2, HALF_LANES = LANES / 2;
     /* After the sum a lane holds HELD rows, and SAME adjacent lanes hold the same rows. */
     static constexpr int HELD = HALF > HALF_LANES ? HALF / HALF_LANES : 1;
     static constexpr int SAME = HALF_LANES > HALF ? HALF_LANES / HALF : 1;
+};
+
+/* For a state of int8. */
+template <int LANES>
+struct Int8StepTraits : StepTraits<LANES, 4, 4> {
+    static constexpr bool IS_INT8 = true;
+    static constexpr int FIRST = 16, NEXT = 4;
 };
 
 /* The least number of blocks per multiprocessor.  It allows 15 or 20 warps with loads of 4 KB each in flight, or 10 to
@@ -92,6 +109,14 @@ struct StepBlocks {
     static constexpr int VALUE = std::is_same<T, AnyType>::value || (std::is_same<T, float>::value && IS_WIDE) ? 2
                                  : std::is_same<T, bf16>::value && ROWS == 4                                   ? 4
                                                                                                                : 3;
+};
+
+constexpr int INT8_STEP_WARPS = 4;
+
+/* The same for states of int8: 16 warps with loads of 2 KB each in flight, or 12 warps for types that would spill. */
+template <class T>
+struct Int8StepBlocks {
+    static constexpr int VALUE = std::is_same<T, AnyType>::value ? 2 : std::is_same<T, bf16>::value ? 4 : 3;
 };
 
 /* The batch element, head and rows of a lane. */
@@ -116,7 +141,7 @@ struct StepPlace {
         writes = lane % C::SAME == 0;
     }
     GT_METHOD int row(int i) const { return i < C::HALF ? first + i : other + i - C::HALF; }
-    GT_METHOD int column(int v) const { return 4 * lane + 4 * C::LANES * v; }
+    GT_METHOD int column(int v) const { return C::FIRST * lane + C::NEXT * v; }
 };
 
 /* How a token scales the state. */
@@ -199,6 +224,12 @@ struct SharedInputs {
 
     GT_METHOD static int rows() { return block_threads() / 32 * C::TILE; }
 
+    /* Where number n of B and C lies.  Adjacent lanes load their vector v from adjacent places, in different banks. */
+    GT_METHOD static int place(int n) {
+        if (!C::IS_INT8) return n;
+        const int column = n % NP, vector = column / 4;
+        return n - column + 4 * (vector % C::VECS * C::LANES + vector / C::VECS) + column % 4;
+    }
     /* Copies numbers first ... end - 1 of all tokens.  Each copy of a thread belongs to one tensor. */
     GT_METHOD static void copy(const StepParams& p, const StepPlace<C>& s, int first, int end) {
         const uint32_t token = SIZE * (uint32_t)shared_pitch(NP, rows(), p.z);
@@ -209,7 +240,7 @@ struct SharedInputs {
             const int i = n - (is_z ? 2 * NP + rows() : is_x ? 2 * NP : is_C ? NP : 0) + (is_x ? s.block_row : 0);
             const int valid = (is_x ? p.P : p.N) - i;
             TokenCursor<T> from(data, p.dtype, offset_of(stride, s.b, 0, is_x ? s.h : s.g) + (valid > 0 ? i : 0));
-            uint32_t to = smem_base() + SIZE * (uint32_t)n;
+            uint32_t to = smem_base() + SIZE * (uint32_t)(is_x ? n : place(n));
             for (int t = 0; t < p.elements.T; t++, to += token, from.move(stride.t)) copy_piece(to, from, valid);
         }
         cp_async_commit();
@@ -223,7 +254,8 @@ struct SharedInputs {
         load(p, s);
     }
     GT_METHOD void load(const StepParams& p, const StepPlace<C>& s) {
-        const uint32_t columns = at + SIZE * (uint32_t)s.column(0), x_at = at + SIZE * (uint32_t)(2 * NP - s.block_row);
+        const uint32_t columns = at + SIZE * (uint32_t)(4 * s.lane),
+                       x_at = at + SIZE * (uint32_t)(2 * NP - s.block_row);
         GT_UNROLL
         for (int v = 0; v < C::VECS; v++) {
             B[v].load(columns + SIZE * (uint32_t)(4 * C::LANES * v));
@@ -314,7 +346,16 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
         const int row = s.row(i / C::VECS), column = s.column(i % C::VECS);
         return StatePiece{row * N + column, row < p.P ? N - column : 0, row * (int)gt_row_groups(N) + column / 4};
     };
-    load_step_state<VECTORS, C::ROWS * C::VECS>(h[0], state, [&](int i) { return piece(i, p.N); });
+    const Int8State int8 = {static_cast<int8_t*>(p.state), p.scale, state.at,
+                            element.row * p.scale_stride + (int64_t)s.h * p.P};
+    const auto int8_row = [&](int i, int N) {
+        const StatePiece first = piece(C::VECS * i, N);
+        return Int8Row{first.offset, first.valid, s.row(i), first.group};
+    };
+    if constexpr (C::IS_INT8)
+        load_int8_state<VECTORS, C::ROWS, C::VECS, 4>(h[0], int8, [&](int i) { return int8_row(i, p.N); });
+    else
+        load_step_state<VECTORS, C::ROWS * C::VECS>(h[0], state, [&](int i) { return piece(i, p.N); });
     uint32_t skip_bits[C::HELD];
     GT_UNROLL
     for (int k = 0; k < C::HELD; k++) {
@@ -370,16 +411,19 @@ GT_DEV void step_rows(const Params& p, const StepPlace<C>& s) {
         y_at.move(p.y_stride.t);
         if (t + 1 != element.commit) continue;
         const int N = made_here(p.N); /* otherwise the compiler would keep the addresses of the loads above */
-        store_step_state<VECTORS, C::ROWS * C::VECS>(
-            state, h[0], [&](int i) { return piece(i, N); }, p.rounding, s.b, s.h * (p.P * gt_row_groups(N)));
+        const int64_t first_group = s.h * (p.P * gt_row_groups(N));
+        if constexpr (C::IS_INT8)
+            store_int8_state<VECTORS, C::ROWS, C::VECS, 4, C::LANES, C::HALF>(
+                int8, h[0], [&](int i) { return int8_row(i, N); }, s.lane, p.rounding, s.b, first_group);
+        else
+            store_step_state<VECTORS, C::ROWS * C::VECS>(
+                state, h[0], [&](int i) { return piece(i, N); }, p.rounding, s.b, first_group);
     }
     clear_rows<T, C>(p, y_at, element.tokens, writes);
 }
 
-template <class T, int LANES, int VECS, int ROWS, bool MIXED>
-GT_KERNEL(32 * STEP_WARPS, (StepBlocks<T, VECS, ROWS>::VALUE))
-step_kernel(const GT_GRID_CONSTANT StepParams p) {
-    using C = StepTraits<LANES, VECS, ROWS>;
+template <class T, class C, bool MIXED>
+GT_DEV void step_block(const StepParams& p) {
     StepPlace<C> s;
     release_chain(); /* in a step of wkv_ssm wkv6's kernel follows; it shares no memory with this kernel */
     int in_strand, part, in_group;
@@ -394,10 +438,24 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
     }
 }
 
+template <class T, int LANES, int VECS, int ROWS, bool MIXED>
+GT_KERNEL(32 * STEP_WARPS, (StepBlocks<T, VECS, ROWS>::VALUE))
+step_kernel(const GT_GRID_CONSTANT StepParams p) {
+    step_block<T, StepTraits<LANES, VECS, ROWS>, MIXED>(p);
+}
+
+template <class T, int LANES>
+GT_KERNEL(32 * INT8_STEP_WARPS, (Int8StepBlocks<T>::VALUE))
+step_int8_kernel(const GT_GRID_CONSTANT StepParams p) {
+    step_block<T, Int8StepTraits<LANES>, true>(p);
+}
+
 /* ---- launch ---------------------------------------------------------------------------------------------------- */
 
-/* Whether rows of x, z, B, C and states are whole numbers of aligned fours. */
+/* Whether rows of x, z, B and C are whole numbers of aligned fours, and rows of states, too; of int8, whole numbers of
+ * 16 bytes. */
 static inline bool has_step_vectors(const gt_ssd_args& a) {
+    if (a.state_dtype == GT_INT8 && (a.N % 16 || (uintptr_t)a.state_out % 16 || a.state_out_stride % 16)) return false;
     return a.N % 4 == 0 && a.P % 4 == 0 && has_aligned_fours(a.state_out, dtype_or_fp32(a.state_dtype)) &&
            a.state_out_stride % 4 == 0 && has_fours(a.x, a.x_stride, a.dtype) &&
            has_fours(a.Bm, a.Bm_stride, a.dtype) && has_fours(a.Cm, a.Cm_stride, a.dtype) &&
@@ -426,6 +484,7 @@ static inline StepParams step_params_of(const gt_ssd_args& a, const StepGrid& gr
     p.A = a.A, p.Dskip = a.Dskip, p.dt_bias = a.dt_bias;
     p.parameter_dtype = dtype_or_fp32(a.parameter_dtype), p.state_dtype = dtype_or_fp32(a.state_dtype);
     p.y = a.y, p.state = a.state_out, p.row_stride = a.state_out_stride;
+    p.scale = a.state_scale, p.scale_stride = a.state_scale_stride;
     p.x_stride = a.x_stride, p.dt_stride = a.dt_stride, p.Bm_stride = a.Bm_stride, p.Cm_stride = a.Cm_stride;
     p.z_stride = a.z_stride, p.y_stride = a.y_stride;
     p.elements = step_elements_of(a);
@@ -456,16 +515,36 @@ static inline gt_status with_step_size(const gt_ssd_args& a, const Device& devic
     return a.N <= 128 ? launch(StepTraits<16, 2, 4>()) : launch(StepTraits<32, 2, 4>());
 }
 
+template <class T, class C>
+static inline gt_status launch_step_of(const char* name, void (*kernel)(StepParams), int most_warps,
+                                       const gt_ssd_args& a, Chain& chain) {
+    const StepGrid grid(a.P, C::TILE, most_warps);
+    const int pitch = shared_pitch(SharedInputs<T, C>::NP, (int)grid.warps * C::TILE, a.z);
+    const StepParams p = step_params_of(a, grid);
+    return run(name, kernel, p.strands * a.H * grid.parts, 32 * (unsigned)grid.warps,
+               (size_t)a.T * (size_t)pitch * SharedInputs<T, C>::SIZE, chain, p);
+}
+
 template <class T, bool MIXED>
 static inline gt_status launch_step_with(const gt_ssd_args& a, const Device& device, Chain& chain) {
     return with_step_size<T>(a, device, [&](auto traits) {
         using C = decltype(traits);
-        const StepGrid grid(a.P, C::TILE, STEP_WARPS);
-        const int pitch = shared_pitch(SharedInputs<T, C>::NP, (int)grid.warps * C::TILE, a.z);
-        const StepParams p = step_params_of(a, grid);
-        return run("ssd step_kernel", step_kernel<T, C::LANES, C::VECS, C::ROWS, MIXED>, p.strands * a.H * grid.parts,
-                   32 * (unsigned)grid.warps, (size_t)a.T * (size_t)pitch * SharedInputs<T, C>::SIZE, chain, p);
+        return launch_step_of<T, C>("ssd step_kernel", step_kernel<T, C::LANES, C::VECS, C::ROWS, MIXED>, STEP_WARPS, a,
+                                    chain);
     });
+}
+
+template <class T, int LANES>
+static inline gt_status launch_int8_step_of(const gt_ssd_args& a, Chain& chain) {
+    return launch_step_of<T, Int8StepTraits<LANES>>("ssd step_int8_kernel", step_int8_kernel<T, LANES>, INT8_STEP_WARPS,
+                                                    a, chain);
+}
+
+template <class T>
+static inline gt_status launch_int8_step(const gt_ssd_args& a, Chain& chain) {
+    if constexpr (BUILT_N64)
+        if (a.N <= 64) return launch_int8_step_of<T, 4>(a, chain);
+    return a.N <= 128 ? launch_int8_step_of<T, 8>(a, chain) : launch_int8_step_of<T, 16>(a, chain);
 }
 
 /* Launches the step kernel.  It is a template so that files which include this file for device code do not compile the
@@ -473,6 +552,10 @@ static inline gt_status launch_step_with(const gt_ssd_args& a, const Device& dev
 template <class Stream>
 static inline gt_status launch_step(const gt_ssd_args& a, const Device& device, Stream& chain) {
     if (a.T == 0) return GT_OK;
+    if (a.state_dtype == GT_INT8) {
+        if (!has_step_vectors(a)) return launch_int8_step<AnyType>(a, chain);
+        return with_activations(a.dtype, [&](auto type) { return launch_int8_step<decltype(type)>(a, chain); });
+    }
     if (!has_step_vectors(a)) return launch_step_with<AnyType, true>(a, device, chain);
     const bool is_mixed = dtype_or_fp32(a.state_dtype) != GT_F32 || dtype_or_fp32(a.parameter_dtype) != GT_F32;
     return with_activations(a.dtype, [&](auto type) {

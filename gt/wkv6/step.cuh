@@ -16,6 +16,8 @@
  * issue slots of a thread, N = V = 64: 16 loads and stores of the state; 17 a row and token; about 400 otherwise.
  * Sums over i have one order: the rows of a lane, the lanes of a warp (butterfly), the warps.  The order depends only
  * on N and V.  States that are not aligned to 16 bytes move in single floats to the same lanes, and give the same bits.
+ * A state of int8 has a scale for each row and 64 columns, which are the columns of a block.  Its row maximum takes
+ * log2(LANES) shuffles a row.
  * Calls of one token have instances without loops over tokens, because the number of instructions sets the time in a
  * small batch.  One kernel serves all dtypes: it loads raw bits, and converts them when all loads are in flight. */
 #ifndef GT_WKV6_STEP_CUH
@@ -36,6 +38,8 @@ struct StepParams {
     void* state; /* [slot_capacity,H,N,V] */
     int64_t row_stride;
     gt_dtype state_dtype, u_dtype;
+    float* scale; /* [slot_capacity,H,N,ceil(V/64)], of a state of int8 */
+    int64_t scale_stride;
     StepRounding rounding;
     StepElements elements;
     Divider by_tiles, by_H;
@@ -196,8 +200,17 @@ GT_DEV void clear_step_outputs(const StepParams& p, int64_t b, int64_t h, int fi
         store_as(p.y, p.in.dtype, offset_of(p.y_stride, b, t, h) + j, 0.0f);
 }
 
-template <class C, bool IS_ALIGNED, bool MIXED>
+/* The same of a state of int8.  A block has all columns of a row that share a scale. */
+template <class C>
+GT_DEV Int8Row step_int8_row(const Problem& in, int slot, int j, int q) {
+    const StatePiece piece = step_piece<C>(in, slot, j, q);
+    const int of_row = (in.V + GT_INT8_COLUMNS - 1) / GT_INT8_COLUMNS;
+    return {piece.offset, piece.valid, (slot + C::SLOTS * q) * of_row + j / GT_INT8_COLUMNS, piece.group};
+}
+
+template <class C, bool IS_ALIGNED, bool MIXED, bool IS_INT8 = false>
 GT_DEV void step_block(const StepParams& p) {
+    static_assert(C::COLUMNS <= GT_INT8_COLUMNS, "a block owns the columns of a scale");
     const Problem& in = p.in;
     int tile, h;
     const int b = divide(divide(block_x(), p.by_tiles, &tile), p.by_H, &h), column0 = tile * C::COLUMNS;
@@ -217,7 +230,13 @@ GT_DEV void step_block(const StepParams& p) {
     inputs.load(p, b, h, 0, T < C::TOKENS ? T : C::TOKENS, column0);
     const gt_dtype u_dtype = MIXED ? p.u_dtype : GT_F32;
     const uint32_t u = in.u && n < in.N ? load_bits(in.u, u_dtype, (int64_t)h * in.N + n) : 0;
-    load_step_state<IS_ALIGNED, C::ROWS>(s, state, [&](int q) { return step_piece<C>(in, slot, j, q); });
+    const int of_row = (in.V + GT_INT8_COLUMNS - 1) / GT_INT8_COLUMNS;
+    const Int8State int8 = {static_cast<int8_t*>(p.state), p.scale, state.at,
+                            element.row * p.scale_stride + h * ((int64_t)in.N * of_row)};
+    if constexpr (IS_INT8)
+        load_int8_state<IS_ALIGNED, C::ROWS, 1, 4>(s, int8, [&](int q) { return step_int8_row<C>(in, slot, j, q); });
+    else
+        load_step_state<IS_ALIGNED, C::ROWS>(s, state, [&](int q) { return step_piece<C>(in, slot, j, q); });
     for (int first = 0;; first += C::TOKENS) {
         const int tokens = T - first < C::TOKENS ? T - first : C::TOKENS;
         const bool is_last = first + C::TOKENS >= T;
@@ -233,9 +252,13 @@ GT_DEV void step_block(const StepParams& p) {
             if (first + token + 1 != element.commit) continue;
             const int row =
                 made_here(slot); /* otherwise the loads' addresses would be kept for the stores, 2 registers a row */
-            store_step_state<IS_ALIGNED, C::ROWS>(
-                state, s, [&](int q) { return step_piece<C>(in, row, j, q); }, p.rounding, b,
-                h * (in.N * gt_row_groups(in.V)));
+            const int64_t first_group = h * (in.N * gt_row_groups(in.V));
+            if constexpr (IS_INT8)
+                store_int8_state<IS_ALIGNED, C::ROWS, 1, 4, C::LANES, 0>(
+                    int8, s, [&](int q) { return step_int8_row<C>(in, row, j, q); }, lane, p.rounding, b, first_group);
+            else
+                store_step_state<IS_ALIGNED, C::ROWS>(
+                    state, s, [&](int q) { return step_piece<C>(in, row, j, q); }, p.rounding, b, first_group);
         }
         sync_threads();
         store_step_outputs<C>(p, shared, b, h, first, tokens, column0);
@@ -254,6 +277,12 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
     wait_for_chain();
 }
 
+template <class C, bool IS_ALIGNED>
+GT_KERNEL(C::THREADS, C::BLOCKS)
+step_int8_kernel(const GT_GRID_CONSTANT StepParams p) {
+    step_block<C, IS_ALIGNED, true, true>(p);
+}
+
 /* ---- launch ------------------------------------------------------------------------------------------------- */
 
 template <int MOST_ROWS>
@@ -265,6 +294,12 @@ static gt_status launch_step(const gt_wkv6_args& a, StepParams p, Chain& chain) 
         a.V % 4 == 0 && a.state_out_stride % 4 == 0 && has_aligned_fours(a.state_out, a.state_dtype);
     p.by_tiles = divide_by((int)tiles), p.by_H = divide_by((int)a.H);
     const bool is_mixed = a.state_dtype != GT_F32 || a.parameter_dtype != GT_F32;
+    if (a.state_dtype == GT_INT8)
+        return run("wkv6 step_int8_kernel",
+                   !is_aligned ? step_int8_kernel<More, false>
+                   : a.T == 1  ? step_int8_kernel<One, true>
+                               : step_int8_kernel<More, true>,
+                   a.B * a.H * tiles, One::THREADS, (size_t)(tokens * One::TOKEN_BYTES), chain, p);
     void (*const kernel)(StepParams) = !is_aligned ? step_kernel<More, false, true>
                                        : a.T == 1
                                            ? is_mixed ? step_kernel<One, true, true> : step_kernel<One, true, false>
@@ -281,6 +316,7 @@ static inline gt_status launch_step(const gt_wkv6_args& a, Chain& chain) {
     p.in = problem_of(a);
     p.y = a.y, p.y_stride = a.y_stride;
     p.state = a.state_out, p.row_stride = a.state_out_stride;
+    p.scale = a.state_scale, p.scale_stride = a.state_scale_stride;
     p.state_dtype = a.state_dtype, p.u_dtype = a.parameter_dtype;
     p.rounding = step_rounding_of(a);
     p.elements = step_elements_of(a);

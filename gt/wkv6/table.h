@@ -27,6 +27,8 @@ static gt_status gt_wkv6_resolve(void *filled, gt_pass pass, gt_dims *dims) {
         (status = gt_check_range(GT_ERROR_VALUE, "decay", (int)a->decay, GT_DECAY_RAW, GT_DECAY_LOG)) ||
         (status = gt_wkv6_check_scale(a->scale)) || (status = gt_resolve_recurrent(&f, pass, dims)) ||
         (status = gt_resolve_row_stride("state_out_stride", a->state_out_stride, &f, pass, dims)) ||
+        (status = gt_resolve_scale(a->state_scale, a->state_scale_stride, a->state_dtype, gt_plus(a->V, 63) / 64, pass,
+                                   dims)) ||
         (status = gt_resolve_rounding(a->rounding_seed, a->rounding_steps, a->state_dtype, pass, dims)) ||
         (status = gt_resolve_pieces(&a->pieces, &a->T, pass, dims)))
         return status;
@@ -57,6 +59,7 @@ GT_API const gt_op *gt_op_wkv6(void) {
         {"state_out", GT_AT(state_out), GT_AT(state_out_stride), "QHNV", 'S', "o-sO", "state_in"},
         GT_POOL_TENSORS,
         GT_ROUNDING_TENSORS,
+        GT_SCALE_TENSOR("QHNI"),
         GT_SEQUENCE_TENSORS("ii-ii"),
         {"dy", GT_AT(dy), GT_AT(dy_stride), "BTHV", 'x', "-I--I", NULL},
         {"dstate_out", GT_AT(dstate_out), 0, "QHNV", 'f', "-i----i", NULL},
@@ -83,7 +86,7 @@ GT_API const gt_op *gt_op_wkv6(void) {
                              GT_CALLS(wkv6, GT_STEP_AND_PIECES(wkv6)),
                              GT_RECURRENT_FIELDS(GT_AT(pieces)),
                              GT_NO_SECOND,
-                             {GT_AT(state_dtype), GT_AT(parameter_dtype), "parameter_dtype", 1}};
+                             {GT_AT(state_dtype), GT_AT(parameter_dtype), "parameter_dtype", 1, GT_AT(state_scale)}};
     return &op;
 }
 #undef GT_AT

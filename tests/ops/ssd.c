@@ -220,8 +220,17 @@ static const test_case steps[] = {
 #define ALL_STEP_KERNELS(type)                                                                                         \
     STEP_KERNELS(type, "false"), STEP_KERNELS(type, "true"), WIDE_STEP_KERNELS(type, "false"),                         \
         WIDE_STEP_KERNELS(type, "true")
-static const char *const step_kernels[] = {ALL_STEP_KERNELS("float"), ALL_STEP_KERNELS("gt::bf16"),
-                                           ALL_STEP_KERNELS("gt::f16"), STEP_KERNELS("gt::ssm::AnyType", "true"), NULL};
+#define INT8_STEP_KERNELS(type)                                                                                        \
+    "ssd::step_int8_kernel<" type ", 4>", "ssd::step_int8_kernel<" type ", 8>", "ssd::step_int8_kernel<" type ", 16>"
+static const char *const step_kernels[] = {INT8_STEP_KERNELS("float"),
+                                           INT8_STEP_KERNELS("gt::bf16"),
+                                           INT8_STEP_KERNELS("gt::f16"),
+                                           INT8_STEP_KERNELS("gt::ssm::AnyType"),
+                                           ALL_STEP_KERNELS("float"),
+                                           ALL_STEP_KERNELS("gt::bf16"),
+                                           ALL_STEP_KERNELS("gt::f16"),
+                                           STEP_KERNELS("gt::ssm::AnyType", "true"),
+                                           NULL};
 
 /* More than 65535 batch elements or heads: some dimensions of a grid have this limit. */
 static const test_case many[] = {{SSD(.B = 70000, .T = 2, .H = 1, .P = 2, .N = 2), .name = "many"},
@@ -375,6 +384,7 @@ static const int64_t packed_lengths[] = {341, 66,  720, 93,   1375, 193,  64,  4
 
 /* The state and the parameters of a step have the dtypes of a model in bf16. */
 #define SMALL_STATE .state_dtype = GT_BF16, .parameter_dtype = GT_BF16
+#define INT8_STATE .state_dtype = GT_INT8, .parameter_dtype = GT_BF16
 
 static const test_bench_row gpu_rows[] = {
     ROW(TEST_F32 | TEST_BF16 | TEST_F16, "", "z dz " NO_STATES, .B = 64, .T = 256, .H = 4, .P = 64, .N = 64),
@@ -418,6 +428,9 @@ static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, "G8 small", "z dz", .B = 1, .T = 1, .H = 128, .P = 64, .N = 128, .G = 8, SMALL_STATE),
     ROW(TEST_BF16, "G8 small", "z dz", .B = 64, .T = 1, .H = 128, .P = 64, .N = 128, .G = 8, SMALL_STATE),
     ROW(TEST_BF16, "G8 small", "z dz", .B = 256, .T = 1, .H = 128, .P = 64, .N = 128, .G = 8, SMALL_STATE),
+    ROW(TEST_BF16, "G8 int8", "z dz", .B = 1, .T = 1, .H = 128, .P = 64, .N = 128, .G = 8, INT8_STATE),
+    ROW(TEST_BF16, "G8 int8", "z dz", .B = 64, .T = 1, .H = 128, .P = 64, .N = 128, .G = 8, INT8_STATE),
+    ROW(TEST_BF16, "G8 int8", "z dz", .B = 256, .T = 1, .H = 128, .P = 64, .N = 128, .G = 8, INT8_STATE),
     ROW(TEST_BF16, "G2", "z dz", .B = 64, .T = 1, .H = 32, .P = 128, .N = 256, .G = 2),
     ROW(TEST_BF16, "", "z dz", .B = 64, .T = 1, .H = 64, .P = 128, .N = 64),
     TEST_PACKED_ROWS(ssd, "z dz " NO_STATES, .softplus = 1, .H = 8, .P = 64, .N = 128),
@@ -426,7 +439,8 @@ static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, "", "z dz", .B = 8, .T = 2048, .H = 32, .P = 64, .N = 64, .pieces = 8),
     {{.op = NULL}, 0}};
 
-static const test_bench_draw draws[] = {TEST_SSM_DRAWS, {"piece_decays", {0, -3, 1}}, {NULL, {0, 0, 0}}};
+static const test_bench_draw draws[] = {
+    TEST_SSM_DRAWS, {"piece_decays", {0, -3, 1}}, {"state_scale", {1, 0.02f, 0.01f}}, {NULL, {0, 0, 0}}};
 static const test_bench_cut cuts[] = {{"H", 2}, {"NB", 2}, {NULL, 0}};
 
 /* ---- the operator ---------------------------------------------------------------------------- */

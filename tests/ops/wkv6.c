@@ -181,7 +181,10 @@ static const test_case steps[] = {
         "wkv6::step_kernel<gt::wkv6::StepTraits<" lanes ", " rows ", 1>, true, true>",                                 \
         "wkv6::step_kernel<gt::wkv6::StepTraits<" lanes ", " rows ", 4>, true, false>",                                \
         "wkv6::step_kernel<gt::wkv6::StepTraits<" lanes ", " rows ", 4>, true, true>",                                 \
-        "wkv6::step_kernel<gt::wkv6::StepTraits<" lanes ", " rows ", 4>, false, true>"
+        "wkv6::step_kernel<gt::wkv6::StepTraits<" lanes ", " rows ", 4>, false, true>",                                \
+        "wkv6::step_int8_kernel<gt::wkv6::StepTraits<" lanes ", " rows ", 1>, true>",                                  \
+        "wkv6::step_int8_kernel<gt::wkv6::StepTraits<" lanes ", " rows ", 4>, true>",                                  \
+        "wkv6::step_int8_kernel<gt::wkv6::StepTraits<" lanes ", " rows ", 4>, false>"
 static const char *const step_kernels[] = {
     STEP_KERNELS("8", "32"),   STEP_KERNELS("8", "64"),   STEP_KERNELS("8", "128"),
     STEP_KERNELS("8", "256"),  STEP_KERNELS("16", "32"),  STEP_KERNELS("16", "64"),
@@ -321,6 +324,8 @@ static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, "", .B = 8, .T = 1, .H = 32, .N = 64),
     ROW(TEST_BF16, "", .B = 64, .T = 1, .H = 32, .N = 64),
     ROW(TEST_BF16, "", .B = 256, .T = 1, .H = 32, .N = 64),
+    ROW_NAMED(TEST_BF16, "int8", "", .B = 64, .T = 1, .H = 32, .N = 64, .state_dtype = GT_INT8,
+              .parameter_dtype = GT_BF16),
     ROW_NAMED(TEST_BF16, "small", "", .B = 64, .T = 1, .H = 32, .N = 64, .state_dtype = GT_BF16,
               .parameter_dtype = GT_BF16),
     ROW(TEST_BF16, "", .B = 64, .T = 4, .H = 32, .N = 64),
@@ -336,8 +341,11 @@ static const test_bench_row gpu_rows[] = {
     {{.op = NULL}, 0}};
 
 /* decays of exp(-exp(-6)) = 0.9975 */
-static const test_bench_draw draws[] = {
-    {"w", {0, -6, 1}}, {"r k v u", {0, 0, 0.5f}}, {"piece_decays", {0, -3, 1}}, {NULL, {0, 0, 0}}};
+static const test_bench_draw draws[] = {{"w", {0, -6, 1}},
+                                        {"r k v u", {0, 0, 0.5f}},
+                                        {"piece_decays", {0, -3, 1}},
+                                        {"state_scale", {1, 0.02f, 0.01f}},
+                                        {NULL, {0, 0, 0}}};
 static const test_bench_cut cuts[] = {{"H", 2}, {NULL, 0}};
 
 /* ---- the operator ---------------------------------------------------------------------------- */

@@ -46,6 +46,8 @@ static const test_field fields[] = {TEST_FIELD(wkv_ssm, wkv6.V, 'v'),
         BAD(wkv_ssm, part.piece_states, 'l', 64, GT_ERROR_VALUE, #part ".piece_states is set"),                        \
         BAD(wkv_ssm, part.piece_decays, 'l', 64, GT_ERROR_VALUE, #part ".piece_decays is set"),                        \
         BAD(wkv_ssm, part.piece_starts, 'l', 64, GT_ERROR_VALUE, #part ".piece_starts is set"),                        \
+        BAD(wkv_ssm, part.state_scale, 'l', 64, GT_ERROR_VALUE, #part ".state_scale is set"),                          \
+        BAD(wkv_ssm, part.state_scale_stride, 'l', 64, GT_ERROR_VALUE, #part ".state_scale_stride is set"),            \
         BAD(wkv_ssm, part.state_dtype, 'i', 1, GT_ERROR_VALUE, #part ".state_dtype is set"),                           \
         BAD(wkv_ssm, part.parameter_dtype, 'i', 2, GT_ERROR_VALUE, #part ".parameter_dtype is set")
 
