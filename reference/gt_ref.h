@@ -174,7 +174,6 @@ static inline void ref_store_int8(const ref_int8_rows *s, const real *from, int6
         }
 }
 
-/* Element i of an array that is fp32 in the public struct, or `missing` if the array is NULL. */
 /* Element i of an int8 array, which also holds doubles in the other build. */
 static inline real ref_int8(const int8_t *data, int64_t i) {
 #ifdef GT_REAL_IS_FLOAT
@@ -184,6 +183,7 @@ static inline real ref_int8(const int8_t *data, int64_t i) {
 #endif
 }
 
+/* Element i of an array that is fp32 in the public struct, or `missing` if the array is NULL. */
 static inline real ref_param(const float *data, int64_t i, real missing) {
     return data ? ((const real *)data)[i] : missing;
 }
