@@ -94,7 +94,7 @@ static void check_exp(int features) {
 #define ROWS(op) PASS(op, forward) PASS(op, backward)
 #define STEPS(op) ROWS(op) PASS(op, step)
 #define PIECES(op) PASS(op, segment) PASS(op, segment_backward) PASS(op, join) PASS(op, join_backward)
-HY_OPERATORS(STEPS, ROWS, ROWS)
+HY_OPERATORS(STEPS, ROWS, STEPS) /* the step of rmsnorm_linear, too, which models do not use */
 PIECES(wkv6)
 PIECES(ssd)
 
@@ -106,7 +106,7 @@ static const struct {
 } twins[] = {
 #define ROWS_ENTRY(op) {#op, {op##_forward, op##_backward}},
 #define STEPS_ENTRY(op) {#op, {op##_forward, op##_backward, op##_step}},
-    HY_OPERATORS(STEPS_ENTRY, ROWS_ENTRY, ROWS_ENTRY)};
+    HY_OPERATORS(STEPS_ENTRY, ROWS_ENTRY, STEPS_ENTRY)};
 enum { TWINS = sizeof twins / sizeof twins[0], DRAWN_SIZE = 20 };
 static uint64_t drawn = 40;
 
