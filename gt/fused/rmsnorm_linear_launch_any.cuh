@@ -31,7 +31,7 @@ static inline bool uses_tensor_cores(const gt_rmsnorm_linear_args& a, const Devi
     return a.dtype == GT_F16 || (a.dtype == GT_BF16 && device.compute_capability >= 80);
 }
 
-/* Rows of a tile for tensor cores: 128 if such tiles still give every multiprocessor work. */
+/* Rows of a tile for tensor cores: 128 if this leaves two tiles for each multiprocessor, otherwise 64. */
 static inline int tile_rows(int64_t M, int64_t N, const Device& device) {
     return ceil_div(M, 128) * ceil_div(N, BN) >= 2 * device.multiprocessors ? 128 : 64;
 }
@@ -110,13 +110,13 @@ static inline gt_status launch_dnorm(const gt_rmsnorm_linear_args& a, const Inpu
 struct BackwardPlan {
     Moments* moments;
     float* dn;                               /* [M,D] */
-    float *dweight, *dbias, *dgamma, *dbeta; /* partial sums; the slowest index is the cut */
+    float *dweight, *dbias, *dgamma, *dbeta; /* partial sums; the slowest index is the slice or block */
     int64_t slice, slices;                   /* dweight: rows of a slice, number of slices */
     int64_t rows, blocks;                    /* the other sums: rows of a block, number of blocks */
     size_t bytes;
 };
 
-/* Rows of a part of M.  They are a multiple of `unit`, and M gets about `wanted` parts. */
+/* Returns the number of rows of a part of M: a multiple of `unit`, so that M has about `wanted` parts. */
 static inline int64_t part_of(int64_t M, int64_t wanted, int64_t unit) {
     return ceil_div(ceil_div(M, wanted > 1 ? wanted : 1), unit) * unit;
 }
