@@ -6,7 +6,7 @@
 
 namespace emu {
 
-/* A lane's element pair of an 8 by 8 matrix. */
+/* Returns the pair of elements of an 8 by 8 matrix that a lane holds. */
 inline uint32_t matrix_pair(const uint16_t (*matrix)[8], int lane, bool transposed) {
     const int g = lane / 4, j = lane % 4;
     const uint32_t lo = transposed ? matrix[2 * j][g] : matrix[g][2 * j];
