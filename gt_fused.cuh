@@ -34,7 +34,9 @@
  *     rmsnorm_linear_sums.cuh       dx from dn, and sums over rows, for any size
  *     rmsnorm_linear_tiles.cuh      its products of aligned 16-bit rows, on tensor cores
  *     rmsnorm_linear_sm90.cuh       the same products by wgmma
+ *     rmsnorm_linear_parts.cuh      fp32 operands of tensor cores, as sums of bf16 parts
  *     rmsnorm_linear_whole_sm90.cuh y from whole rows in shared memory, D <= 512
+ *     rmsnorm_linear_small_sm90.cuh y with the whole weight in shared memory, D <= 128
  *     rmsnorm_linear_cublaslt.cuh   the products by the caller's cuBLASLt, with GT_WITH_CUBLASLT
  *     rmsnorm_linear_rows.cuh       kernels for rows before and after the products of tiles
  *     rmsnorm_linear_int8.cuh       its step: y of few rows from an int8 weight

@@ -55,7 +55,7 @@ struct Sums {
     float tap[W + 1][VEC]; /* weights of taps 0 ... W-1, then the bias */
 };
 
-/* Adds up the sums of the block's warps and stores them in row me.block.  All threads of the block call it. */
+/* Adds up the sums of the block's warps and stores them in row me.block.  All threads of the block must call this. */
 template <class L, int W>
 GT_DEV void store_sums(const BackwardParams& p, const Run& me, const Sums<W, L::VEC>& sums) {
     constexpr int VEC = L::VEC, VALUES = (W + 1) * VEC * 32;
@@ -261,7 +261,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
                 start_sequence();
             }
             if (a == end) break;
-            /* A unit needs that the J tokens before it all belong to the same sequence and run, or that none does. */
+            /* unit() requires that all J tokens before the unit belong to the same sequence and run, or none. */
             const bool is_unit = a % UNIT == 0 && a + UNIT <= stop && (a == first || a - (W - 1) >= first);
             if (is_unit && (L::OVER_TIME || p.cut.is_whole)) {
                 lane.unit(p, dx, stage, a - begin, a, a > first);

@@ -106,7 +106,7 @@ GT_DEV void close_window(float (&later)[W][1], const float* q, uint32_t near) {
     for (int i = 0; i < W - 1; i++) later[i][0] = near & near_bits(N + 1, N + 1 + i) ? 0.0f : q[i];
 }
 
-/* Sets later[0 ... W-1] to the q of the unit's token n and of the tokens after it.  q is that of token n.  If the next
+/* Sets later[0 ... W-1] to the q of the unit's token n and of the tokens after it.  q belongs to token n.  If the next
  * token begins a sequence, the later q become 0. */
 template <int W>
 GT_DEV void prior_window(float (&later)[W][1], float q, int n, uint32_t near) {

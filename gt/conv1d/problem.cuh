@@ -142,7 +142,7 @@ GT_DEV int64_t sequence_of(const Sequences& q, int64_t t, int64_t low) {
         GT_UNROLL
         for (int i = 1; i < WAYS; i++) {
             const int64_t s = low + i * step < high ? low + i * step : high - 1;
-            if (q.cu_seqlens[s] <= t) found = s; /* keeps the last such s, because earlier ones end before t */
+            if (q.cu_seqlens[s] <= t) found = s; /* keeps the last such s, because earlier ones end at t or before */
         }
         low = found;
         if (low + step < high) high = low + step;

@@ -96,7 +96,7 @@ struct SegmentPosition {
             b = row / (uint32_t)p.D;
             d = row % (uint32_t)p.D;
         }
-        /* the other tensors are aligned alike */
+        /* the other tensors have the same alignment */
         const T* first = static_cast<const T*>(p.x) + offset_of(p.x_stride, b, 0, d);
         lead = (int)((uintptr_t)first % 16 / sizeof(T));
         offset = segment * cut.rounds * (32 * 16 / (int)sizeof(T)) - lead;
@@ -355,11 +355,11 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     T* dx = static_cast<T*>(p.b.dx) + offset_of(p.b.dx_stride, at.b, at.offset, at.d) + begin + lane_id() * N;
     const uint32_t slot = smem_base() + 16 * thread_id();
     const uint32_t before = smem_base() + 16 * (thread_id() - lane_id() + (lane_id() + 31) % 32) + BEFORE_AT<T>;
-    /* The ring's stage of the round that begins `earlier` tokens before this one. */
+    /* Returns the ring's stage of the round that begins `earlier` tokens before the current round. */
     const auto stage_of = [&](int earlier) {
         return (uint32_t)(begin - earlier) / STEP % ROWS_STAGES * BACKWARD_STAGE;
     };
-    /* Copies the round that lies `rounds` rounds before this one in time. */
+    /* Copies the round that lies `rounds` rounds before the current round in time. */
     const auto copy = [&](int rounds) {
         const int earlier = rounds * STEP;
         const uint32_t to = slot + stage_of(earlier);
@@ -440,7 +440,7 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         const uint32_t early = PACKED && KIND == Round::ANY && in.state_in ? early_tokens<J>(near) & inside : 0;
         if (inside != ALL) keep_elements<T>(own, inside);
         if ((inside & ~early) != ALL) keep_elements<T>(own_dy, inside & ~early);
-        /* carried: q of the first J tokens of the round taken before this one, which is later in time */
+        /* carried: q of the first J tokens of the previous round, which is later in time */
         float carried[J], e[N + J], out[N];
         GT_UNROLL
         for (int i = 0; i < J; i++) carried[i] = q[i];
@@ -510,7 +510,7 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     const int end_whole = !PACKED && p.b.dstate_out ? me.end - J : me.end;
     GT_NO_UNROLL
     for (; begin >= 0; begin -= STEP, x -= STEP, dy -= STEP, dx -= STEP) {
-        cp_async_wait<ROWS_STAGES - 3>(); /* this round and the next to take have arrived */
+        cp_async_wait<ROWS_STAGES - 3>(); /* the current and the next round have arrived */
         sync_warp();                      /* all lanes' copies have arrived, and no lane still reads the stage before */
         copy(ROWS_STAGES - 1);
         const uint32_t stage = stage_of(0), next = stage_of(STEP); /* next: the round earlier in time */

@@ -3,8 +3,8 @@
  * grid: ceil(D * strands / 256).  Block: 256.  A thread has one channel of one strand.  A strand is a list of sequences
  * that are processed in turn: first, first + strands, ... So the cost of a call depends on the number of sequences, not
  * on seq_capacity.  Without packed sequences every batch element is a strand.
- * These kernels run after all kernels that read state_in and dstate_out.  Their outputs may be the same memory, so a
- * thread reads all its inputs of a sequence before it writes.
+ * These kernels run after all kernels that read state_in and dstate_out, because their outputs may be the same memory.
+ * For this reason a thread also reads all its inputs of a sequence before it writes.
  * registers: weights, six inputs, three gradients, and their sums.  No shared memory.
  * A thread adds up the gradients of a shared dstate_in over its strand, and reduce_rows adds the strands.  Both add in
  * a fixed order, so the sums are deterministic. */

@@ -5,11 +5,11 @@
  * step_rows_kernel serves calls whose channels lie in adjacent, aligned groups of 4 in x, y, states and parameters.
  * tile: a warp has 128 channels of one batch element, a lane 4 of them.  The 8 warps of a block have the same channels,
  * so a block loads weights from L2 once for 8 batch elements.
- * grid ceil(D / 128) * ceil(B / 8), block 256; one launch, no workspace.
+ * grid: ceil(D / 128) * ceil(B / 8).  Block: 256.  One launch, no workspace.
  * A warp moves its 128 (W - 1) floats of state in 16-byte pieces; adjacent lanes move adjacent pieces.  Lanes exchange
  * the pieces through shared memory, so that every sector is read once and written once.
- * shared, W = 4: 2.5 KB of weights, 12 KB of states.  A lane's part has an odd number of pieces, so 8 lanes read their
- * parts from different banks.
+ * shared memory, W = 4: 2.5 KB of weights, 12 KB of states.  A lane's part has an odd number of pieces, so 8 lanes read
+ * their parts from different banks.
  * registers: weights and bias, W - 1 inputs of 4 channels, and BATCH loaded tokens (1 for calls of one token, else 4).
  * bytes of a channel, W = 4: 24 for the state and 2 elements for each token.  20 bytes of parameters come from L2 once
  * for 8 batch elements.
@@ -20,7 +20,7 @@
  * kernel loads these tokens again, so that other calls do not pay for this case.
  *
  * step_fours_kernel takes W = 4 and states of 4 columns, in any dtypes.  It has the same tile, without shared memory.
- * Each lane loads the 16 values of its 4 channels in memory's order.
+ * Each lane loads the 16 adjacent values of its 4 channels.
  * bytes of a channel, states and weights of 16 bits: 16 for the state and 2 elements for each token; 10 bytes of
  * parameters from L2.
  *

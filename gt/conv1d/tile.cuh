@@ -9,7 +9,7 @@
  *
  *   over channels, [B,T,D]   A row is a token: 128 channels, four a lane.  8 tokens (fp32: 4) are 2 KB.
  *   over time, [B,D,T]       A row is a channel, one a lane: 128 bytes of tokens.  32 rows are 4.5 KB.  Rows are 144
- *                            bytes apart, so that 8 lanes that read 16 bytes each meet no bank twice.  Outputs
+ *                            bytes apart, so that 8 lanes that read 16 bytes each use no bank twice.  Outputs
  *                            overwrite the inputs in the stage, and are stored from there as whole rows.
  *
  * A unit is as many tokens as 16 bytes hold: 8 (fp32: 4).  If all tokens of a unit belong to one sequence, they are
@@ -27,7 +27,7 @@ namespace gt {
 namespace conv1d {
 
 constexpr int WARPS = 4;     /* warps of a block, at most */
-constexpr int MAX_RUN = 256; /* tokens of a run: a thread sums over one run, and longer sums round more */
+constexpr int MAX_RUN = 256; /* most tokens of a run; a thread sums over one run, and longer sums round more */
 
 template <class T_, bool OVER_TIME_>
 struct Layout {

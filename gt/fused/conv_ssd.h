@@ -11,8 +11,8 @@ static inline int64_t gt_conv_ssd_channels(const gt_conv_ssd_args *a) {
     return gt_plus(gt_times(a->H, a->P), gt_times(2, gt_times(a->G, a->N)));
 }
 
-/* Returns whether a call of conv1d or ssd needs the stride of its states: they lie in slots or are not packed.  packed:
- * number of elements of a state. */
+/* Returns whether conv1d or ssd must get the stride of its states, because states lie in slots or are not packed.
+ * packed: number of elements of a state. */
 static inline int gt_conv_ssd_has_rows(const gt_conv_ssd_args *a, int64_t stride, int64_t packed) {
     return a->slots || stride != packed;
 }

@@ -142,7 +142,7 @@ struct Plan {
     gt_ssd_args ssd;
     bool convolves; /* forward runs without c: see convolve() */
     void* scratch;  /* c, or scratch of convolve() */
-    /* false: D exceeds the limit of conv1d.  Such a call has neither tokens nor states, and conv1d is not called. */
+    /* false: D exceeds the limit of conv1d.  Then the call has neither tokens nor states, and skips conv1d. */
     bool has_channels;
     size_t saved, bytes;
 };

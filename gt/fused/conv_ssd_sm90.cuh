@@ -12,7 +12,7 @@
  * Every result has the same bits as from the kernels of conv1d and ssd, because c is rounded to T before its first use.
  * conv1d's state_kernel runs afterwards and computes the final states of the convolution.
  *
- * MBARRIERS: those of forward_maps_kernel, and CONVOLVED for each stage of decay factors.  CONVOLVED completes when x
+ * MBARRIERS: as in forward_maps_kernel, and one more for each stage of decay factors, CONVOLVED.  It completes when x
  * is convolved and the maxima of its rows are stored; the convolver's warps that have a unit arrive.
  * x has three stages, but two if there is z and a warpgroup has 256 columns of states.  With three stages the producer
  * starts the copies of the next chunk.  With two stages the producer would wait for a free stage, so the convolver

@@ -13,8 +13,8 @@
  *   3. After one barrier each warp continues alone, token by token.
  * No other block reads the convolution's state of this block's rows of x, so the item's thread writes that state.
  * LAUNCH 2, columns_kernel, writes the convolution's states of the columns of B and C.  All blocks of a group read
- * these states, so they are written after launch 1.  The kernel is launched ahead (Chain) and loads all its inputs
- * before it waits for launch 1.
+ * these states, so they are written after launch 1.  The kernel may start before launch 1 ends (see Chain).  It loads
+ * all its inputs before it waits for launch 1.
  *
  * Sums of the convolution have the order of gt_conv1d_step.  So gt_conv1d_step followed by gt_ssd_step gives the same
  * bits, and a result depends on its own inputs alone.
@@ -26,9 +26,9 @@
  * REGISTERS: as ssd's step.  Before the barrier a thread also holds 8 weights, 2 biases, 6 values of state and 2 tokens
  * of its item, beside 32 values of h.
  * SHARED MEMORY: T (2 N + rows of the block) elements.  N = 128, 64 rows, bf16: 640 bytes a token; at most 36 KB.
- * BYTES of a block beyond those of ssd's step, W = 4.  For each row of x: 12 bytes of state are read and 12 written,
- * and 20 bytes of parameters are read.  For each column of B or C: 32 bytes are read, mostly from L2.  For N = 128
- * these are 8 KB, while 64 rows of h are 32 KB read and 32 KB written.
+ * BYTES, for W = 4: a block needs those of ssd's step and the following.  For each row of x it reads 12 bytes of state
+ * and 20 bytes of parameters, and writes 12 bytes of state.  For each column of B or C it reads 32 bytes, mostly from
+ * L2.  For N = 128 these are 8 KB, while 64 rows of h are 32 KB read and 32 KB written.
  * ISSUE SLOTS of an item of one token: 7 loads, 8 multiply-adds, 2 SiLU, 1 store.  In launch 2 a thread of 2 channels
  * has 4 loads and 3 stores. */
 #ifndef GT_FUSED_CONV_SSD_STEP_CUH
@@ -48,7 +48,8 @@ using conv1d::TAPS;
 constexpr int COLUMN_BLOCK = 128; /* threads of columns_kernel */
 
 /* Largest number of warps of a block.  8 warps have 64 rows of 128 columns, and two such blocks on a multiprocessor
- * leave 128 registers a thread.  Threads of 8 rows, f16, fp32 and AnyType need more; 5 warps leave them 168. */
+ * leave 128 registers a thread.  Threads of 8 rows, and kernels for f16, fp32 and AnyType, need more; 5 warps leave
+ * them 168. */
 template <class T, int ROWS>
 constexpr int STEP_WARPS = std::is_same<T, bf16>::value&& ROWS == 4 ? 8 : 5;
 
@@ -73,7 +74,7 @@ struct ConvInputs {
 
 struct StepParams : ssd::StepParams {
     ConvInputs conv;
-    int64_t first_B, first_C; /* channels of B's and C's column 0 in group 0 */
+    int64_t first_B, first_C; /* first channel of B, and of C */
     int units;                /* most units of VEC channels that a block convolves */
 };
 
@@ -273,7 +274,7 @@ struct StepInputs : ssd::SharedInputs<T, C> {
         clear(p, s, pitch);
         Base::meet(p, s);
     }
-    /* Clears what the tile has but the call lacks: columns of B and C from N on, and rows of x from P on. */
+    /* Clears the rest of the tile: columns of B and C from N on, and rows of x from P on. */
     GT_METHOD static void clear(const StepParams& p, const ssd::StepPlace<C>& s, int pitch) {
         const int columns = Base::NP - p.N, end = Base::rows() - (p.P - s.block_row), rows = end > 0 ? end : 0;
         if (columns + rows == 0) return;

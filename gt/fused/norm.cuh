@@ -31,7 +31,7 @@ namespace norm {
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
 constexpr int ELEMENTS = 8; /* elements of a slice that a thread holds */
-constexpr int MANY = 16;    /* the same, where this lets one warp hold a slice */
+constexpr int MANY = 16;    /* elements of a thread if one warp can then hold a slice */
 constexpr int MAX_LANES = 512;
 constexpr int BLOCK = 256; /* threads of a block that has several slices or a wide one */
 constexpr int TINY = 4;    /* a slice of at most this many elements has one thread, which computes in double */
@@ -85,7 +85,7 @@ struct Shape {
 
 /* ---- device helpers -------------------------------------------------------------------------- */
 
-/* Which elements a thread has. */
+/* The slice and the row that a thread works on. */
 struct Coordinates {
     int64_t column, first_row; /* first column of the thread's slice; first row of its block */
     int tile, group;
@@ -197,7 +197,7 @@ GT_DEV void load_parameter(const Shape& s, const Coordinates& me, const float* d
 constexpr int SUMS = 6;                                 /* slice_sum adds at most this many sums at once */
 constexpr int SUM_SMEM = 2 * 4 * SUMS * MAX_LANES / 32; /* bytes of the two buffers of slice_sum */
 
-/* Adds `sums` over the lanes of a slice.  All lanes get the same bits.  All threads of the block must call it.
+/* Adds `sums` over the lanes of a slice.  All lanes get the same bits.  All threads of the block must call this.
  * Calls use two buffers in shared memory in turn, so one barrier for each call is enough.  Before a warp writes a
  * buffer again, it has passed the barrier of the call in between.  All warps have read the buffer before that barrier.
  * */

@@ -34,8 +34,8 @@
 namespace gt {
 namespace rmsnorm_linear {
 
-/* xhat = (x - center) rstd - offset.  center is the mean rounded to fp32.  offset is its rounding error times rstd.  So
- * xhat keeps its digits in rows whose mean is far from zero. */
+/* xhat = (x - center) rstd - offset.  center is the mean rounded to fp32.  offset is the error of this rounding times
+ * rstd.  So xhat keeps its digits in rows whose mean is far from zero. */
 struct alignas(16) Moments {
     float center, rstd, offset, unused;
 };

@@ -42,7 +42,7 @@ static inline cudaDataType_t type_of(gt_dtype dtype) {
     return dtype == GT_BF16 ? CUDA_R_16BF : dtype == GT_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-/* The largest power of two, at most 256, that divides an address. */
+/* Returns the largest power of two, at most 256, that divides an address. */
 static inline uint32_t alignment_of(const void* data) {
     const uintptr_t bits = (uintptr_t)data | 256;
     return (uint32_t)(bits & (~bits + 1));

@@ -142,11 +142,11 @@ struct BackwardTiles {
     void* xhat;                          /* xhat, or its parts */
     bf16 *dy, *weight;                   /* parts of dy and of the weight, or NULL */
     float* scales;                       /* scales of dn in fp16 */
-    float *g, *dbias;                    /* [slices,O,D]; [O] */
+    float *g, *dbias;                    /* g: [slices,O,D]; dbias: [O] */
     float *dbias_parts, *dgamma, *dbeta; /* partial sums; the slowest index is the block */
     int64_t slice, slices;               /* rows in a slice of G; number of slices */
     int64_t rows_of_block, blocks;       /* dbias: rows of a block; number of blocks */
-    int64_t finisher_rows, finishers;    /* rows of a warp of finish_kernel; number of blocks down O */
+    int64_t finisher_rows, finishers;    /* finish_kernel: rows of a warp; number of blocks along O */
     void* workspace;                     /* workspace of the handle's products */
     bool wants_g, wants_dbias;
     size_t bytes;

@@ -1,8 +1,8 @@
 /* gt/fused/rmsnorm_linear_sm90.cuh - rmsnorm_linear: matrix products on compute capability 9.0.
  *
- * wgmma computes y, dn and G as C [M,N] = A B, with a sum over K.  Tiles are 128 x 256 or 128 x 128; 64 of K are taken
- * at a time.  Operands and results are the same as in rmsnorm_linear_tiles.cuh.  If a tile holds whole rows of dn (D <=
- * 256), the kernel also computes dx at the end.
+ * wgmma computes y, dn and G as C [M,N] = A B, with a sum over K.  A block computes a tile of 128 x 256 or 128 x 128,
+ * from 64 of K at a time.  Operands and results are the same as in rmsnorm_linear_tiles.cuh.  If a tile holds whole
+ * rows of dn (D <= 256), one kernel computes dn and dx (hopper_dx_kernel).
  *
  * grid: one block for each multiprocessor.  Block i takes the tiles i, i + grid, and so on.  A block has three
  * warpgroups.  Two of them multiply, 64 rows of the tile each.  A warp of the third loads the tiles of both operands
@@ -259,11 +259,11 @@ GT_DEV void multiply_tiles(const TilesParams& p, uint32_t smem, BeforeEnd before
     }
 }
 
-/* Does the same as multiply_tiles, but rounds a tile's results and stores them during the next tile: an eighth of the
- * parts after the products of each of the first eight stages have started.  To store all results at once would leave
- * the tensor cores idle for 1500 clocks.  A tile takes 34,000 clocks for K = 2048, or 18,000 for K = 1024.  The eight
- * stages have an unrolled loop of their own, because registers cannot be indexed at run time.  Between this loop and
- * the next no product is in flight; the other warpgroup multiplies meanwhile. */
+/* Does the same as multiply_tiles, but rounds a tile's results and stores them during the next tile.  In each of the
+ * first eight stages it starts the products, then stores an eighth of the parts.  To store all results at once would
+ * leave the tensor cores idle for 1500 clocks.  A tile takes 34,000 clocks for K = 2048, or 18,000 for K = 1024.  The
+ * eight stages have an unrolled loop of their own, because registers cannot be indexed at run time.  Between this loop
+ * and the next no product is in flight; the other warpgroup multiplies meanwhile. */
 template <class C, class End>
 GT_DEV void multiply_and_store_tiles(const TilesParams& p, uint32_t smem, End end) {
     constexpr int STEPS = 8, TILES = C::BN / 8, PARTS = TILES / 2 / STEPS;

@@ -14,7 +14,7 @@
  * tile_store stores y, half a piece at a time: the left half is stored while the right half is multiplied.
  * shared memory: 16 KB of normalised rows for each 64 of D, room for 128 KB of weight, and 16 KB of y for each
  * warpgroup.  All lie in swizzled panels of 128-byte rows.
- * registers: 128, of which 64 hold results and 16 hold x.  gamma and beta take 32, but not at the time of the products.
+ * registers: 128.  64 of them hold results, and 16 hold x.  gamma and beta take 32, but not while results are held.
  * clocks of a unit with D = 128, O = 512: 4096 on tensor cores, and 8600 for 160 KB of x and y at 19 bytes a clock.
  * bytes: x once, y once; the weight once for each block, from the L2 cache.
  * Sums of a row have the fixed order of rmsnorm_linear_whole_sm90.cuh. */
@@ -41,7 +41,7 @@ struct SmallTile {
     typedef T Type;
     static constexpr int K_BLOCKS = K_BLOCKS_, BM = 128, BN = 128, THREADS = 512;
     static constexpr int ROWS = 2 * BM * 64, PIECE = 2 * BN * 64; /* bytes for 64 of D */
-    static constexpr int MOST = 8 / K_BLOCKS;                     /* most pieces */
+    static constexpr int MOST = 8 / K_BLOCKS;                     /* most pieces of weight */
     static constexpr int WEIGHT = K_BLOCKS * ROWS, Y = WEIGHT + MOST * K_BLOCKS * PIECE;
     static constexpr int FULL = Y + 4 * 2 * PANEL, SMEM = FULL + 8 * MOST;
     static_assert(SMEM <= 227 * 1024, "fits sm_90");
@@ -108,7 +108,8 @@ struct SmallRows {
     }
 
     GT_METHOD void normalise(uint32_t smem, int m0) {
-        const int lane = made_here(lane_id()), first = ROWS * warp_id() + lane / 8, piece = lane % 8; /* short-lived */
+        /* made_here: otherwise the compiler keeps these values in registers */
+        const int lane = made_here(lane_id()), first = ROWS * warp_id() + lane / 8, piece = lane % 8;
         Moments s[COUNT];
         moments_of_rows(s, *this, in);
         GT_UNROLL

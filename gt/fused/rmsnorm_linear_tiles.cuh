@@ -46,7 +46,7 @@ struct TilesParams {
     int M, N, K;
     int slice;                   /* extent of a slice of K, a multiple of BK; each slice has its own output [M,N] */
     int tiles_m, tiles_n, tiles; /* tiles down, tiles across, and tiles of all slices */
-    int group;                   /* tiles below one another that are taken together */
+    int group;                   /* tiles of a column that blocks take together */
 };
 
 constexpr int TILE_K = 32; /* K of a stage */

@@ -5,7 +5,7 @@
  *
  * grid: one block for each multiprocessor.  Block i takes the units i, i + grid, and so on.  A unit is 128 rows and all
  * of O, or an equal part of O if rows are few.  A block has three warpgroups.  Two of them normalise 64 rows each and
- * multiply them; a warp of the third loads x and weight.
+ * multiply these by the weight; a warp of the third loads x and weight.
  * shared memory: 16 KB of rows for each 64 of D.  With D up to 256, each warpgroup also has two 8 KB panels of y.  The
  * rest are stages of weight, 32 KB each, for 256 of O by 64 of D: 3 stages with D = 512, 4 with D = 256.  All lie in
  * swizzled panels of 128-byte rows.
