@@ -409,7 +409,7 @@ static void run_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pas
     bench_open(&c, r->machine, row, dtype, pass, is_inference);
     if (!is_wanted(r, &c)) return;
     gt_status status = bench_ask(&c, &need);
-    if (status == GT_OK && is_inference && !need.saved) return; /* the same as fwd */
+    if (status == GT_OK && is_inference && !need.saved) return; /* without `saved`, inf is the same as fwd */
     print_start(r, &c);
     if (is_unsupported(status)) {
         print_reason(r, &c, gt_status_string(status));

@@ -80,7 +80,7 @@ static inline double bench_median(double *values, int count) {
  * program. */
 typedef struct bench_machine {
     const char *impl; /* name of the implementation: "ref" for the CPU twins, "gt..." for the kernels */
-    int has_saved;    /* calls take saved and workspace */
+    int has_saved;    /* calls use `saved` and a workspace */
     int is_partial;   /* computes only a part of the operator, so results are not compared */
     const char *only; /* the only operator that it runs, or NULL */
     int is_mixed;     /* with 16-bit operands, values on the way to fp32 outputs are rounded to 16 bits */
@@ -96,7 +96,7 @@ typedef struct bench_machine {
     void (*release)(void *memory);
     void (*fill)(void *array, gt_dtype dtype, int64_t count, bench_draw how, uint64_t seed);
     void (*poison)(void *memory, size_t bytes);             /* NaN in every dtype */
-    void (*copy)(void *to, const void *from, size_t bytes); /* copies within its memory, or from or to the host's */
+    void (*copy)(void *to, const void *from, size_t bytes); /* copies within its memory, or from or to host memory */
     void (*gather)(float *host, const void *array, const bench_region *region);
 
     gt_status (*run)(const test_op *op, gt_pass pass, const void *args);

@@ -60,8 +60,7 @@ gt_status bench_ask(const bench_call *c, gt_workspace *need) {
 
 static int is_updated(const gt_tensor *t, gt_pass pass) { return gt_use(t, pass) == 's'; }
 
-/* Returns whether backward reads y, an output of forward: if the row asks for that, or if the call has dz and `saved`.
- * */
+/* Returns whether backward reads forward's y: if the row asks for that, or if the call has dz and `saved`. */
 static int reads_y(const bench_call *c) {
     const size_t offset = c->functions->reads_y;
     int i = test_find(c->op, "dz"), is_asked;
@@ -384,7 +383,7 @@ static void sample_arguments(const bench_call *c, const sample *p, int has_magni
         const gt_tensor *t = &c->op->tensors[i];
         int64_t count = sample_count(c, p, t);
         double *values = NULL;
-        if (t->stride_offset) /* 0 means packed */
+        if (t->stride_offset) /* a stride of 0 means packed */
             memset((char *)args + t->stride_offset, 0, t->shape[0] == 'M' ? sizeof(int64_t) : sizeof(gt_stride));
         if (!is_used(c, t) || t->kind == 'i') continue;
         if (test_is_input(t, c->pass))

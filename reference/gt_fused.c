@@ -100,8 +100,8 @@ static inline void linear_add(real *restrict y, const real *restrict x, int64_t 
 /* Rows of C that are computed together.  They use the same rows of B, and all these rows stay in cache. */
 enum { LINEAR_ROWS = 8 };
 
-/* C += A B for rows first ... last-1 of C.  C is [P,R] and B is [Q,R].  Element [p,q] of A [P,Q] lies at p * p_stride +
- * q * q_stride. */
+/* Computes C += A B for rows first ... last-1 of C.  C is [P,R] and B is [Q,R].  Element [p,q] of A [P,Q] lies at p *
+ * p_stride + q * q_stride. */
 static void linear_product_rows(real *C, const real *A, int64_t p_stride, int64_t q_stride, const real *B,
                                 int64_t first, int64_t last, int64_t Q, int64_t R) {
     int64_t q = 0;
@@ -422,7 +422,7 @@ gt_status GT_REF(norm_mix_backward)(const gt_norm_mix_args *args) {
  * With s = silu(z), or 1 without z, per slice of D/H:
  *     norm first:  y = n . s with n = norm(x) . gamma + beta
  *     gate first:  y = n     with n = norm(v) . gamma + beta, v = x . s
- * Backward, dn = dy . s or dy, dgamma = sum_m dn . xhat, dbeta = sum_m dn, and then:
+ * Backward has dn = dy . s, or gate first dn = dy.  dgamma = sum_m dn . xhat, dbeta = sum_m dn, and:
  *     norm first:  ds = dy . n                              dz = ds . silu'(z)
  *     gate first:  ds = dv . x      dx = dv . s
  */

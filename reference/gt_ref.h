@@ -95,8 +95,8 @@ static inline void ref_store_row(void *data, gt_dtype dtype, int64_t at, const r
 }
 
 /* Stores rows of a batch element's state, from element `at` of `data` on, as a step stores them.  first: index of the
- * first of these rows in the state.  seed: the seed of stochastic rounding, or NULL.  The double build does not round.
- * */
+ * first of these rows in the state.  seed: the seed of stochastic rounding, or NULL.  The double build does not
+ * round. */
 static inline void ref_store_state(void *data, gt_dtype dtype, int64_t at, const real *from, int64_t first,
                                    int64_t rows, int64_t columns, const int32_t *seed, int32_t step) {
 #ifdef GT_REAL_IS_FLOAT
@@ -133,8 +133,8 @@ static inline void ref_load_int8(real *to, const ref_int8_rows *s) {
     }
 }
 
-/* Stores n numbers that share scale number k.  first: number of the first group of 4 numbers, from which random words
- * are drawn. */
+/* Stores n numbers that share scale number k.  For stochastic rounding every 4 numbers form a group with random words
+ * of its own; first: number of the first of these groups. */
 static inline void ref_store_int8_group(const ref_int8_rows *s, int64_t k, int64_t at, const real *from, int64_t n,
                                         const int32_t *seed, int32_t step, int64_t first) {
 #ifdef GT_REAL_IS_FLOAT
@@ -388,8 +388,7 @@ static inline real ref_carry(real decay, real x) { return decay < 0 ? x * decay 
 
 /* ---- pieces of sequences ----------------------------------------------------------------------
  * gt_OP_join computes the start states of pieces.  Each piece has `states` states of `rows` rows with `n` numbers, and
- * a
- * decay for each row: S_0 = first, S_{p+1} = exp(decay_p) S_p + state_p.  is_reverse: goes from the last piece to the
+ * a decay for each row: S_0 = first, S_{p+1} = exp(decay_p) S_p + state_p.  is_reverse: goes from the last piece to the
  * first.  `starts` may be the memory of `state`. */
 typedef struct ref_pieces {
     int64_t pieces, states, rows, n;

@@ -46,7 +46,7 @@ typedef struct ssm_token {
     real delta, slope; /* Delta and its derivative with respect to dt */
 } ssm_token;
 
-/* Numbers of scratch that a token needs. */
+/* Returns how many numbers of scratch a token needs. */
 static int64_t ssm_token_count(const gt_ssd_args *a) { return 3 * a->P + 4 * a->N; }
 
 static ssm_token ssm_token_in(const gt_ssd_args *a, real *scratch) {

@@ -4,7 +4,7 @@
  *     y_t = (A_{t-1} + exp(u + k_t) v_t) / (B_{t-1} + exp(u + k_t))
  *     A_t = exp(g) A_{t-1} + exp(k_t) v_t        B_t = exp(g) B_{t-1} + exp(k_t)
  *
- * Backward uses the mean m = A / B and l = log B.  M is the gradient of m, and L that of l.  The shares of token t are
+ * Backward uses the mean m = A / B and l = log B.  M and L are the gradients of m and l.  The shares of token t are
  * p = exp(k_t) / B_t and r = exp(u + k_t) / (B_{t-1} + exp(u + k_t)).  With e = v_t - m_{t-1}:
  *
  *     dv = r dy + p M        dk = r (1 - r) e dy + p (1 - p) e M + p L        du += r (1 - r) e dy
@@ -12,8 +12,8 @@
  *     L <- (1 - p) L - p (1 - p) e M - r (1 - r) e dy
  *
  * Source: Peng et al. 2023, arXiv:2305.13048.  Each thread takes channels, and processes the sequences of a channel in
- * order.  States and shares are doubles in both builds (gt_ref.h), since dw and du are long sums of small differences.
- * */
+ * order.  States and shares are doubles in both builds (gt_ref.h), since dw and du are long sums of small
+ * differences. */
 #include "gt_ref.h"
 
 #include <float.h>
@@ -167,7 +167,7 @@ typedef struct wkv4_shares {
     double p, not_p, r, not_r, e;
 } wkv4_shares;
 
-/* The mean of a state, or 0 if the state has no weight.  Without weight the mean has no gradient. */
+/* Returns the mean of a state, or 0 if the state has no weight.  Without weight the mean has no gradient. */
 static double wkv4_mean(const wkv4_state *s) { return s->b != 0 ? s->a / s->b : 0; }
 
 static double wkv4_load(const gt_wkv4_args *a, const void *data, gt_stride stride, const ref_sequence *s, int64_t t,

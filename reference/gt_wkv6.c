@@ -27,13 +27,13 @@ static real wkv6_decay_gradient(const gt_wkv6_args *a, real w, real d, real dd) 
     return a->decay == GT_DECAY_LOG ? dd * d : -dd * d * ref_exp(w);
 }
 
-/* Values of one token of one head: r, k, w, d [N], v, dy, dv [V].  d is the decay.  Backward uses dy and dv; forward
- * stores y in dy. */
+/* Values of one token of one head.  r, k, w and the decay d have N elements; v, dy and dv have V.  Only backward uses
+ * dv; forward stores y in dy. */
 typedef struct wkv6_token {
     real *r, *k, *w, *d, *v, *dy, *dv;
 } wkv6_token;
 
-/* Numbers of scratch that a token needs. */
+/* Returns how many numbers of scratch a token needs. */
 static int64_t wkv6_token_count(const gt_wkv6_args *a) { return 4 * a->N + 3 * a->V; }
 
 static wkv6_token wkv6_token_in(const gt_wkv6_args *a, real *scratch) {
@@ -57,7 +57,7 @@ static void wkv6_load(const gt_wkv6_args *a, int64_t b, int64_t t, int64_t h, wk
     for (int64_t n = 0; n < a->N; n++) x->d[n] = wkv6_decay(a, x->w[n]);
 }
 
-/* sum_n r u k */
+/* Returns sum_n r u k. */
 static real wkv6_bonus(const gt_wkv6_args *a, int64_t h, const wkv6_token *x) {
     real sum = 0;
     for (int64_t n = 0; n < a->N; n++) sum += x->r[n] * ref_parameter(a->u, a->parameter_dtype, h * a->N + n) * x->k[n];

@@ -21,7 +21,7 @@ inline Event Machine::start_event(uint32_t barrier, const char* what, const Site
     return event;
 }
 
-/* Counts a warp's arrival.  already: warps that have arrived in this phase in the same way. */
+/* Counts a warp's arrival.  already: warps that have arrived in this phase by the same kind of arrival. */
 inline void Machine::count_arrival(Mbarrier& m, uint32_t& already, const Clock& before, uint32_t epoch,
                                    const Site& site) {
     if (already & own_bit()) {

@@ -71,7 +71,7 @@ struct Stats {
     uint64_t switches;    /* switches between fibers */
     uint64_t collectives; /* collectives of warps, including barriers */
     uint64_t mma;
-    uint64_t instructions; /* totals of traffic(); worst_ways: the maximum */
+    uint64_t instructions; /* this and the next fields: totals of traffic(); worst_ways: the maximum */
     uint64_t wavefronts;
     uint64_t ideal;
     int worst_ways;

@@ -106,8 +106,7 @@ struct Wgmma {
     }
 };
 
-/* A read of shared memory that is not complete until a later wait. `before` is the warp's clock when the read
- * starts. */
+/* A read of shared memory that may last until a later wait. `before` is the warp's clock when the read starts. */
 struct AsyncRead {
     Site site;
     Clock before;
@@ -137,7 +136,7 @@ struct BulkSide {
 
     bool is_box() const { return bytes == nullptr; }
 
-    /* Element (x, y, z) of the box, or null if the element lies outside of the tensor. */
+    /* Returns the address of element (x, y, z) of the box, or null if it lies outside of the tensor. */
     char* element(int x, int y, int z) const {
         const int64_t index[3] = {(int64_t)at[0] + x, (int64_t)at[1] + y, (int64_t)at[2] + z};
         char* p = tensor.data;
@@ -148,7 +147,7 @@ struct BulkSide {
         return p;
     }
 
-    /* Shared address of byte number `byte` of the copy. */
+    /* Returns the shared address of byte number `byte` of the copy. */
     uint32_t place(uint32_t addr, uint32_t byte) const {
         const uint32_t row = (uint32_t)(tensor.box[0] * tensor.element);
         const uint32_t plain = addr + byte;
@@ -196,7 +195,7 @@ struct Event {
     uint32_t barrier, phase; /* phase: the barrier's phase when the warp started the event */
     uint32_t epoch;          /* an epoch of the warp for this event alone */
     Clock before;
-    /* bytes > 0: a bulk load to addr.  bytes = 0: the warp arrives, after landed[i] copies of lane i have landed. */
+    /* bytes > 0: a bulk load to addr.  bytes = 0: an arrival, after landed[i] copies of each lane i have landed. */
     uint32_t addr, bytes;
     BulkSide source;
     size_t landed[LANES];
@@ -256,14 +255,14 @@ struct WarpgroupStep {
 };
 
 struct Barrier {
-    int expected, arrived; /* threads; the first arrival sets `expected` */
+    int expected, arrived; /* numbers of threads; the first arrival sets `expected` */
     uint32_t waiting;
     Clock clock;
 };
 
 struct Mbarrier {
     uint32_t addr;
-    int expected, arrived; /* threads in the current phase */
+    int expected, arrived; /* numbers of threads in the current phase */
     int64_t bytes;         /* bytes of bulk copies that have not landed yet */
     uint32_t phase;        /* number of the current phase, from 0 */
     uint32_t warps;        /* warps that have arrived in the current phase */
@@ -647,7 +646,7 @@ class Machine {
         }
     }
 
-    /* -- bulk copies, in bulk.h -- */
+    /* -- bulk copies; their bodies are in bulk.h -- */
 
     void start_load(uint32_t addr, const BulkSide& source, uint32_t bytes, uint32_t barrier, const Site& site);
     void start_store(const BulkSide& target, uint32_t addr, uint32_t bytes, const Site& site);

@@ -8,7 +8,7 @@
 namespace emu {
 
 /* An access is stamped with its thread and the epoch of its warp: epoch << 10 | warp << 5 | lane.
- * Two reserved epochs mark cells that were never written, or into which a copy is in flight. */
+ * Two epochs are reserved for cells that were never written, and for cells into which a copy is in flight. */
 constexpr uint32_t EPOCH_NEVER = (1u << 22) - 1;
 constexpr uint32_t EPOCH_IN_FLIGHT = EPOCH_NEVER - 1;
 constexpr uint32_t NEVER_WRITTEN = 0xffffffffu;
@@ -18,9 +18,9 @@ inline uint32_t stamp_of(uint32_t epoch, uint32_t thread) { return epoch << 10 |
 inline uint32_t epoch_of(uint32_t stamp) { return stamp >> 10; }
 inline uint32_t thread_of(uint32_t stamp) { return stamp & 1023; }
 
-/* Says which accesses come before the next access of a warp: those of warp w up to epoch[w].  A warp's own entry may
- * lag behind its epoch.  An arrival at an mbarrier ends an epoch for warps that wait for it, but does not order the
- * warp's own lanes. */
+/* The accesses that come before the next access of a warp: for each warp w, accesses up to epoch[w].  A warp's own
+ * entry may lag behind its epoch.  The reason is that an arrival at an mbarrier ends an epoch for warps that wait for
+ * the arrival, but does not order the warp's own lanes. */
 struct Clock {
     uint32_t epoch[MAX_WARPS];
 

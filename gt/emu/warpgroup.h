@@ -23,7 +23,7 @@ EMU_UNCHECKED inline size_t Machine::take_block(Word* const* at, int count, bool
     }
     const bool is_new = found == blocks.size();
     if (is_new) {
-        if (blocks.size() >= MOST_BLOCKS) { /* reuses one that no product needs */
+        if (blocks.size() >= MOST_BLOCKS) { /* reuses a block that no product needs */
             for (size_t n = 0; n < blocks.size() && found == blocks.size(); n++) {
                 warp_->next_block = (warp_->next_block + 1) % blocks.size();
                 if (blocks[warp_->next_block].products == 0) found = warp_->next_block;
@@ -131,8 +131,7 @@ class Layout {
         return start_ % pattern < (uint32_t)row_ && stride_ % pattern == 0 && (!is_mn_ || leading_ % pattern == 0);
     }
 
-    /* Returns whether `pieces` pieces of a row lie in one panel, or in several panels that are read from their start.
-     * */
+    /* Returns whether a row's pieces lie in one panel, or in several panels that are read from their start. */
     bool stays_in_panel(int pieces) const {
         const int first = (int)(start_ / 16) % pieces_;
         return !is_swizzled() || first + pieces <= pieces_ || (is_mn_ && first == 0);

@@ -8,8 +8,7 @@
 namespace gt {
 namespace add_norm {
 
-/* Returns whether 16-byte loads can read groups of 8 elements of a tensor.  data is NULL if the call lacks the tensor.
- * */
+/* Returns whether 16-byte loads can read a tensor's groups of 8 elements.  data is NULL if there is no such tensor. */
 static inline bool has_groups(const void* data, gt_dtype dtype, int64_t M, int64_t stride) {
     const int vector = dtype == GT_F32 ? 4 : 8;
     return !data || ((uintptr_t)data % 16 == 0 && (M == 1 || stride % vector == 0));

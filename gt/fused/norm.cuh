@@ -2,8 +2,8 @@
  *
  * A row of D elements has H slices of n = D / H elements.  Each slice is normalised by itself.  `lanes` threads share a
  * slice; `lanes` is a power of 2.  Each thread holds 8 or 16 elements.  There are three ways to cut rows:
- *     narrow, up to 32 lanes   a block has several slices of several rows: up to 256 threads, or 128 threads of 16
- *                              elements
+ *     narrow, up to 32 lanes   a block has several slices of several rows: up to 256 threads of 8 elements, or 128
+ *                              threads of 16 elements
  *     more, up to 512 lanes    a block has one slice of one row at a time
  *     wide                     the slice does not fit into registers.  A block of 256 threads reads it again for every
  *                              sum and for the result, in rounds of 8 elements a thread
@@ -199,8 +199,7 @@ constexpr int SUM_SMEM = 2 * 4 * SUMS * MAX_LANES / 32; /* bytes of the two buff
 
 /* Adds `sums` over the lanes of a slice.  All lanes get the same bits.  All threads of the block must call this.
  * Calls use two buffers in shared memory in turn, so one barrier for each call is enough.  Before a warp writes a
- * buffer again, it has passed the barrier of the call in between.  All warps have read the buffer before that barrier.
- * */
+ * buffer again, it passes the barrier of the call in between, and all warps have read the buffer before that. */
 template <class K, int N>
 GT_DEV void slice_sum(const Shape& s, Coordinates& me, float (&sums)[N]) {
     GT_UNROLL

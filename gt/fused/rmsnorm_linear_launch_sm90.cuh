@@ -20,8 +20,7 @@ static inline bool has_hopper_kernels(gt_dtype dtype, const Device& device) {
 
 constexpr int HOPPER_GROUP = 16;
 
-/* Estimated clocks of a tile of 128 x `columns`: hopper_step for each 64 of K, HOPPER_ENDS to start and end the tile.
- * */
+/* Estimated clocks of a tile of 128 x `columns`: hopper_step for each 64 of K, HOPPER_ENDS to start and end it. */
 static inline int64_t hopper_step(int columns) { return columns == 256 ? 1024 : 640; }
 constexpr int64_t HOPPER_ENDS = 1500;
 

@@ -19,8 +19,7 @@
  * To normalise, a group of 8 lanes has four of a warp's 16 rows.  Every sum reads the rows from shared memory.  One
  * more pass reads the rows and overwrites them with n, 64 of D at a time.
  * bytes: x once, y once; weight M/128 times from the L2 cache.
- * Sums of a row: a lane adds its elements in order, 8 at a time, then a butterfly adds the lanes.  The order is fixed.
- * */
+ * Sums of a row: a lane adds its elements in order, 8 at a time, then a butterfly adds the lanes. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_WHOLE_SM90_CUH
 #define GT_FUSED_RMSNORM_LINEAR_WHOLE_SM90_CUH
 

@@ -1,21 +1,21 @@
-/* gt/fused/wkv_ssm.cuh - wkv6 and ssd of one hybrid block.  Both are checked first, and then enqueued in one chain.
+/* gt/fused/wkv_ssm.cuh - wkv6 and ssd of one hybrid block.  All arguments are checked first, then both are enqueued in
+ * one chain.
  *
  * This file has no kernels.  It launches the stages of gt/wkv6/ and gt/ssd/ in turn (gt/recurrence/stages.cuh).  The
  * operators share the buffer `saved` and the buffer `workspace`; wkv6's part comes first in each.
  *
  * ONE CHAIN (see Chain).  Every kernel but the first may start before the previous kernel ends.  Its blocks start when
  * all blocks of the previous kernel have called wait_for_chain() or ended, and there is room.  They wait for the end of
- * that kernel before they touch memory that kernels of the chain write.
- * G is the gradient of the states.  The launches, in order:
- *     forward and backward    for packed sequences, wkv6 and then ssd clear the elements outside all sequences
- *     forward                 wkv6's pass, then ssd's pass
- *     backward                wkv6's states, then ssd's, unless they are saved; ssd also gates dy by z, or
- *                             computes dz
- *                             wkv6's G, then ssd's G
- *                             ssd's gradients of the chunks, and dz if it is not computed yet; then wkv6's
- *                             the partial sums of both: one launch, or two if there are more than four sums
- *     step                    ssd's kernel, then wkv6's.  Both run side by side.  wkv6's kernel waits for ssd's before
- *                             it ends, so that later work of the stream waits for both
+ * that kernel before they touch memory that kernels of the chain write.  G is the gradient of the states.
+ *     forward    1. for packed sequences, wkv6 and then ssd clear the elements outside all sequences
+ *                2. wkv6's pass, then ssd's pass
+ *     backward   1. as in forward
+ *                2. wkv6's states, then ssd's, unless they are saved; ssd also gates dy by z, or computes dz
+ *                3. wkv6's G, then ssd's G
+ *                4. ssd's gradients of the chunks, and dz if it is not computed yet; then wkv6's
+ *                5. the partial sums of both: one launch, or two if there are more than four sums
+ *     step       ssd's kernel, then wkv6's.  Both run side by side.  wkv6's kernel waits for ssd's before it ends, so
+ *                that later work of the stream waits for both
  *
  * Results are bit for bit those of two calls with the same segments. */
 #ifndef GT_FUSED_WKV_SSM_CUH

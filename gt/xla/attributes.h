@@ -9,10 +9,9 @@
 extern "C" {
 #endif
 
-/* kind: 'i' int or enum, 'l' int64_t, 'f' float.  letter: 0, or a letter of the shapes in the operator's table.  A
- * buffer
- * whose shape has this letter sets the field: kind 'l' to the size of that index, kind 'i' to 1.  Letter 'y' marks a
- * flag (reads_y, reads_sum) that is set if backward gets a result of forward as an operand. */
+/* A field.  kind: 'i' int or enum, 'l' int64_t, 'f' float.  letter: 0, or a letter of the shapes in the operator's
+ * table.  A buffer whose shape has this letter sets the field: kind 'l' to the size of that index, kind 'i' to 1.
+ * Letter 'y' marks a flag (reads_y, reads_sum) that is set if backward gets a result of forward as an operand. */
 typedef struct gt_xla_attribute {
     const char *name;
     size_t offset;

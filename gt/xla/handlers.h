@@ -163,8 +163,8 @@ static gt_xla_text gt_xla_letters(const gt_tensor *t, int64_t rank) {
     return letters;
 }
 
-/* Sets the sizes and flags that follow from the shape of one buffer.  A size that is known stays; gt_xla_check_shape
- * compares it later. */
+/* Sets the sizes and flags that follow from the shape of one buffer.  A size that is already known stays.
+ * gt_xla_check_shape later compares it with the shape. */
 static gt_status gt_xla_set_sizes(gt_xla_reading *r, const gt_tensor *t, const gt_xla_buffer *b) {
     const gt_xla_text letters = gt_xla_letters(t, b->rank);
     const int is_shared = letters.data != t->shape;
@@ -291,8 +291,8 @@ static const gt_xla_buffer *gt_xla_operand(const gt_xla_reading *r, const char *
 }
 
 /* Sets slot_capacity.  With slots, final states are pools: their rows are slots, not batch elements or sequences.  Rows
- * that the call does not write keep their states.  So in forward the pool must also be an operand, in the same memory.
- * */
+ * that the call does not write keep their states.  So in forward the pool must also be an operand, at the same
+ * address. */
 static gt_status gt_xla_set_pool(gt_xla_reading *r) {
     for (const gt_tensor *t = r->op->tensors; t->name; t++) {
         const gt_xla_buffer *const pool = r->result[t - r->op->tensors];
