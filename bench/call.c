@@ -359,7 +359,7 @@ static double *array_of(const test_args *args, const gt_tensor *t) {
 }
 
 /* Returns whether the output can be computed from the sample.  In a packed call an output without an index T is a sum
- * over all tokens, so a sample of one sequence does not give it. */
+ * over all tokens; a sample has only one sequence. */
 static int is_compared(const bench_call *c, const sample *p, const gt_tensor *t) {
     return is_used(c, t) && test_is_output(t, c->pass) && has_letters(c, t, p->letters) &&
            (!test_is_packed(&c->row) || has_letters(c, t, "T"));

@@ -176,8 +176,8 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
 /* ---- norm_gate backward -------------------------------------------------------------------------
  * grid: tiles * groups, with fewer groups than forward, since each group stores a row of partial sums.
  * shared memory: 16 or 32 floats a thread, to add the rows of a block; 32 KB at most.
- * registers: v, sigmoid(z), gamma, the gradients of gamma and beta, and the loaded elements of x, z and dy of one row,
- * with 16-bit vectors of two rows.  If dz needs beta, beta is read again with every row.
+ * registers: v, sigmoid(z), gamma, the gradients of gamma and beta, and the loaded elements of x, z and dy of one row
+ * (16-bit vectors: of two rows).  If dz needs beta, beta is read again with every row.
  * bytes: x, z, dy, dx and dz once (wide slices: x, z and dy twice, with LayerNorm x and z three times).  Each group
  * stores 8 D bytes of partial sums (wide slices: reads and writes them with every row). */
 struct GateBackwardParams {

@@ -27,7 +27,7 @@ struct MixRow {
 
 /* ---- norm_mix forward ---------------------------------------------------------------------------
  * grid: tiles * groups.
- * registers: both gains, and the loaded elements of a, b and residual of one row, with 16-bit vectors of two rows.
+ * registers: both gains, and the loaded elements of a, b and residual of one row (16-bit vectors: of two rows).
  * shared memory: 768 bytes if a slice has more than 32 lanes.
  * bytes: a, b, residual and y once (wide slices: a and b twice).
  * y may be residual: a thread reads its elements of a row before it writes them. */
