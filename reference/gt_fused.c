@@ -85,8 +85,8 @@ static void norm_load_param(double *to, const float *data, double missing, int64
  *     dweight = sum_m dy n^T     dgamma = sum_m dn . xhat     dbeta = sum_m dn     dbias = sum_m dy
  */
 
-/* y += s0 x[0,:] + s1 x[1,:] + s2 x[2,:] + s3 x[3,:], for rows of n elements.  Four terms at once save three of four
- * passes over y. */
+/* Computes y += s0 x[0,:] + s1 x[1,:] + s2 x[2,:] + s3 x[3,:], for rows of n elements.  Four terms at once save three
+ * of four passes over y. */
 static inline void linear_add4(real *restrict y, const real *restrict x, int64_t n, real s0, real s1, real s2,
                                real s3) {
     const real *restrict x1 = x + n, *restrict x2 = x1 + n, *restrict x3 = x2 + n;
@@ -123,8 +123,8 @@ static void linear_product(real *C, const real *A, int64_t p_stride, int64_t q_s
     }
 }
 
-/* sum [P,R] += A^T B for A [Q,P] and B [Q,R], where Q may be large.  `part` [P,R] holds partial sums over LINEAR_TERMS
- * rows, so that their rounding errors stay small.  The partial sums are added in double. */
+/* Computes sum [P,R] += A^T B for A [Q,P] and B [Q,R], where Q may be large.  `part` [P,R] holds partial sums over
+ * LINEAR_TERMS rows, so that their rounding errors stay small.  The partial sums are added in double. */
 enum { LINEAR_TERMS = 256 };
 
 static void linear_long_product(double *sum, real *part, const real *A, const real *B, int64_t P, int64_t Q,
@@ -163,7 +163,7 @@ static void linear_normalise(const gt_rmsnorm_linear_args *a, real *n, double *b
     }
 }
 
-/* y [M,O] = n weight^T + bias.  `weight` is room for the transposed weight [D,O]. */
+/* Computes y [M,O] = n weight^T + bias.  `weight` is room for the transposed weight [D,O]. */
 static void linear_output(const gt_rmsnorm_linear_args *a, const real *n, real *weight, real *y) {
     for (int64_t o = 0; o < a->O; o++)
         for (int64_t d = 0; d < a->D; d++) weight[d * a->O + o] = ref_load(a->weight, a->dtype, o * a->D + d);

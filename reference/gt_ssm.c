@@ -105,7 +105,7 @@ static real ssm_skip(const gt_ssd_args *a, int64_t h, int64_t p) {
     return ref_parameter(a->Dskip, a->parameter_dtype, a->Dskip_per_channel ? h * a->P + p : h);
 }
 
-/* h <- exp(Delta A) h + Delta x Bm^T */
+/* Computes h <- exp(Delta A) h + Delta x Bm^T. */
 static void ssm_advance(const gt_ssd_args *a, const ssm_token *x, real *state) {
     const real *restrict B = x->B, *restrict decay = x->decay;
     for (int64_t p = 0; p < a->P; p++) {
@@ -119,7 +119,7 @@ static void ssm_advance(const gt_ssd_args *a, const ssm_token *x, real *state) {
     }
 }
 
-/* y = (h Cm + Dskip . x) . silu(z) into x->y */
+/* Stores y = (h Cm + Dskip . x) . silu(z) in x->y. */
 static void ssm_output(const gt_ssd_args *a, int64_t h, const real *state, ssm_token *x) {
     const real *restrict C = x->C;
     for (int64_t p = 0; p < a->P; p++) {

@@ -64,7 +64,7 @@ static real wkv6_bonus(const gt_wkv6_args *a, int64_t h, const wkv6_token *x) {
     return sum;
 }
 
-/* y_t = scale (S^T r_t + (sum_n r u k) v_t) */
+/* Computes y_t = scale (S^T r_t + (sum_n r u k) v_t). */
 static void wkv6_output(const gt_wkv6_args *a, int64_t h, const wkv6_token *x, const real *S, real *y) {
     real ruk = wkv6_bonus(a, h, x);
     for (int64_t j = 0; j < a->V; j++) y[j] = ruk * x->v[j];
@@ -75,7 +75,7 @@ static void wkv6_output(const gt_wkv6_args *a, int64_t h, const wkv6_token *x, c
     for (int64_t j = 0; j < a->V; j++) y[j] *= a->scale;
 }
 
-/* S <- diag(d_t) S + k_t v_t^T */
+/* Computes S <- diag(d_t) S + k_t v_t^T. */
 static void wkv6_advance(const gt_wkv6_args *a, const wkv6_token *x, real *S) {
     for (int64_t n = 0; n < a->N; n++) {
         GT_SIMD

@@ -40,7 +40,7 @@ constexpr int BACKWARD_STAGES = L::OVER_TIME ? 2 : 3;
 template <class L>
 constexpr int BACKWARD_BYTES = BACKWARD_STAGES<L> * 2 * L::BYTES; /* shared memory of a warp */
 template <class L>
-constexpr int BACKWARD_BLOCKS = 3; /* on a multiprocessor */
+constexpr int BACKWARD_BLOCKS = 3; /* resident blocks of a multiprocessor */
 
 /* Returns what dstate_out adds to the gradient of input t.  state_out holds the last W - 1 inputs of a sequence, so
  * only these get a term.  `end`: one past the sequence's last token.  row: the sequence's row in dstate_out. */

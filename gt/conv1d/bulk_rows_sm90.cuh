@@ -30,7 +30,7 @@
 namespace gt {
 namespace conv1d {
 
-constexpr int BULK_BLOCKS = 6; /* on a multiprocessor */
+constexpr int BULK_BLOCKS = 6; /* resident blocks of a multiprocessor */
 constexpr int BULK_WARPS = ROWS_BLOCK / 32;
 constexpr int BULK_PIECE = 2048, BULK_SLOT = BULK_PIECE + 16, BULK_STAGES = 4; /* bytes; slots of a warp */
 constexpr int BULK_FULL = BULK_WARPS * BULK_STAGES * BULK_SLOT;                /* offset of the mbarriers */

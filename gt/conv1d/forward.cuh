@@ -34,7 +34,7 @@ constexpr int FORWARD_STAGES = L::OVER_TIME ? 2 : 4;
 template <class L>
 constexpr int FORWARD_BYTES = FORWARD_STAGES<L>* L::BYTES; /* shared memory of a warp */
 template <class L>
-constexpr int FORWARD_BLOCKS = L::OVER_TIME ? 6 : 5; /* on a multiprocessor */
+constexpr int FORWARD_BLOCKS = L::OVER_TIME ? 6 : 5; /* resident blocks of a multiprocessor */
 
 /* Computes state_out of channel d: the last W - 1 inputs of batch element b.  With T < W - 1 some of them come from
  * state_in, which may be the same memory.  j ascends, so the loop reads each input before it overwrites the input's
@@ -124,7 +124,7 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
     clear_missing<L>(me, base, STAGES);
     ForwardLane<L, W> lane;
     SequenceBounds bounds = {};
-    int a = 0, stop = 0;                        /* a: tokens that are done; stop: end of the current sequence */
+    int a = 0, stop = 0;                        /* a: number of processed tokens; stop: end of the current sequence */
     for (int k = 1 - STAGES; k < stages; k++) { /* k < 0: only copies */
         const int ahead = k + STAGES - 1;
         if (k >= 0) {

@@ -11,7 +11,7 @@ constexpr int TAPS = 4;        /* the largest W; kernels that are not compiled f
 constexpr int HALO = TAPS - 1; /* a tap reads at most this many tokens back */
 constexpr int THREADS = 256;   /* threads of a block, in the kernels for states and for steps */
 
-/* The prepared arguments of a call, as every kernel gets them. */
+/* The checked arguments of a call, as every kernel gets them. */
 struct Problem {
     int64_t B, T, D;
     int W;
@@ -46,8 +46,8 @@ static inline Problem problem_of(const gt_conv1d_args& a) {
 
 GT_DEV int64_t offset_of(gt_stride s, int64_t b, int64_t t, int64_t d) { return b * s.b + t * s.t + d * s.h; }
 
-/* The sigmoid for results stored as T.  For 16-bit results the fast sigmoid suffices: rounding is larger than its
- * error. */
+/* Returns the sigmoid for results of type T.  For 16-bit results the fast sigmoid suffices, because its error is
+ * smaller than the rounding of the result. */
 template <class T>
 GT_DEV float sigmoid_of(float x) {
     if constexpr (std::is_same<T, float>::value)
@@ -56,14 +56,14 @@ GT_DEV float sigmoid_of(float x) {
         return sigmoid_fast(x);
 }
 
-/* act(pre) */
+/* Returns act(pre). */
 template <class T>
 GT_DEV float output_of_sum(bool has_silu, float pre) {
     const float y = silu_of_sigmoid(pre, sigmoid_of<T>(pre));
     return has_silu ? y : pre;
 }
 
-/* dy act'(pre) */
+/* Returns dy act'(pre). */
 template <class T>
 GT_DEV float gradient_of_sum(bool has_silu, float pre, float dy) {
     const float slope = silu_derivative(pre, sigmoid_of<T>(pre));

@@ -46,10 +46,10 @@ namespace conv1d {
 constexpr int ROWS_BLOCK = 128, MAX_ROUNDS = 32, MAX_EACH = 16;
 constexpr int LEAST_UNITS = 128; /* fewest units of a row; for shorter rows forward.cuh and backward.cuh are faster */
 template <bool PACKED>
-constexpr int ROWS_FORWARD_BLOCKS = PACKED ? 8 : 9; /* on a multiprocessor */
+constexpr int ROWS_FORWARD_BLOCKS = PACKED ? 8 : 9; /* resident blocks of a multiprocessor */
 template <bool PACKED>
 constexpr int ROWS_BACKWARD_BLOCKS = PACKED ? 6 : 8;
-constexpr int ROWS_STAGES = 4; /* stages of the ring, and bytes of a stage: */
+constexpr int ROWS_STAGES = 4; /* stages of the ring; the next line has the bytes of a stage */
 constexpr int FORWARD_STAGE = 16 * (ROWS_BLOCK + ROWS_BLOCK / 32), BACKWARD_STAGE = 32 * ROWS_BLOCK;
 
 struct RowsCut {
@@ -78,9 +78,9 @@ using Before = Vec<T, BEFORE>;
 template <class T>
 constexpr int BEFORE_AT = 16 - BEFORE*(int)sizeof(T); /* byte offset of these inputs in their unit */
 
-/* Where a segment lies.  Segments are numbered; a number fits 32 bits (see form_of in launch.cuh).  In
- * packed calls consecutive numbers mean the same tokens of different channels, so a block needs the borders of one
- * segment only.  Some of these numbers stand for channels that do not exist. */
+/* Where a segment lies.  Segments are numbered; a number fits 32 bits (see form_of in launch.cuh).  In packed calls
+ * consecutive numbers mean the same tokens of different channels, so a block needs the borders of only one segment.
+ * Some of these numbers stand for channels that do not exist. */
 template <class T, bool PACKED>
 struct SegmentPosition {
     int64_t b, d, segment, offset; /* offset: from the row's first token to the segment's token 0 */

@@ -26,7 +26,7 @@
 namespace gt {
 namespace conv1d {
 
-constexpr int WARPS = 4;     /* warps of a block, at most */
+constexpr int WARPS = 4;     /* most warps of a block */
 constexpr int MAX_RUN = 256; /* most tokens of a run; a thread sums over one run, and longer sums round more */
 
 template <class T_, bool OVER_TIME_>
@@ -46,7 +46,7 @@ struct Layout {
     static constexpr int PITCH = LEAD + ROW;
     static constexpr int BYTES = ROWS * PITCH;
 
-    /* Address of token i of the lane's channels in a stage.  Over time, i may be as low as -UNIT. */
+    /* Returns the address of token i of the lane's channels in a stage.  Over time, i may be as low as -UNIT. */
     GT_DEV uint32_t address(uint32_t stage, int i) {
         return OVER_TIME ? stage + lane_id() * PITCH + LEAD + i * SIZE : stage + i * PITCH + lane_id() * VEC * SIZE;
     }
@@ -71,7 +71,7 @@ struct Run {
     bool exists;
 };
 
-/* The first channel of a tile, and of a lane. */
+/* Return the first channel of a tile, and of a lane. */
 template <class L>
 GT_DEV int64_t tile_channel(const Run& me) {
     return (int64_t)me.tile * L::CHANNELS;
@@ -101,7 +101,7 @@ GT_DEV Run run_of(const Problem& p, const Cut& cut, int lookahead) {
     return me;
 }
 
-/* Number of the run's tokens that belong to a sequence. */
+/* Returns how many of the run's tokens belong to sequences. */
 GT_DEV int used_of(const Problem& p, const Run& me) {
     const int64_t used = used_tokens(p.sequences) - me.first;
     return used < 0 ? 0 : used < me.tokens ? (int)used : me.tokens;
@@ -115,7 +115,7 @@ struct SequenceBounds {
     int begin, end;
 };
 
-/* The sequence that holds the run's token a.  The search starts at sequence `low`, which must not be later. */
+/* Returns the sequence that holds the run's token a.  The search starts at sequence `low`, which must not be later. */
 GT_DEV SequenceBounds bounds_at(const Problem& p, const Run& me, int a, int64_t low) {
     constexpr int FAR = MAX_RUN + 64;
     const int64_t s = p.sequences.cu_seqlens ? sequence_of(p.sequences, me.first + a, low) : me.b;
@@ -149,7 +149,7 @@ struct RunTensor {
         : from(static_cast<T*>(const_cast<void*>(data)) + offset_of(s_, me_.b, me_.first, tile_channel<L>(me_))), s(s_),
           me(me_) {}
 
-    /* Address of the lane's first channel of token t. */
+    /* Returns the address of the lane's first channel of token t. */
     GT_METHOD T* token(int t) const { return from + t * s.t + lane_id() * L::VEC * s.h; }
 
     /* The run as rows and columns, as stages hold it.  The steps are the strides of rows and columns in the tensor, in

@@ -4,7 +4,7 @@
  *
  * A row is one channel of one batch element.  Rows are cut into segments of up to MAX_ROUNDS rounds; a warp takes a
  * segment.  In a round each lane takes a unit of 16 bytes; the units of neighbouring lanes are adjacent.  A lane gets
- * the inputs before its unit by shuffles from the lane before; the first lane gets them from the neighbouring round.
+ * the inputs before its unit by shuffles from the previous lane; the first lane gets them from the previous round.
  * The loads of two rounds are in flight to registers while one round is computed.  This makes forward 7 % faster than a
  * ring in shared memory.
  * grid: ceil(B*D*segments / 4).  Block: 128.  All warps do the same work.  No shared memory.
@@ -19,7 +19,7 @@
 namespace gt {
 namespace conv1d {
 
-constexpr int WHOLE_ROWS_BLOCKS = 8; /* on a multiprocessor */
+constexpr int WHOLE_ROWS_BLOCKS = 8; /* resident blocks of a multiprocessor */
 
 /* A warp's segment of a row. */
 template <class T>

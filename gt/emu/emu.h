@@ -65,9 +65,9 @@
  *                 two wavefronts, 16-byte accesses four: one for every 16 or 8 lanes.
  *
  * NOT MODELLED: races between blocks in global memory; races between kernels of a chain by accesses without primitives,
- * or after another thread of the block has waited; visibility; bounds of global memory (use -fsanitize=address); spin
- * waits; thread block clusters; reads of registers of a product in flight (they find NaN); the rounding inside tensor
- * cores (the emulation adds in fp32, in the order of k); registers and occupancy.
+ * or after another thread of the block has waited; memory visibility; bounds of global memory (use -fsanitize=address);
+ * spin waits; thread block clusters; reads of registers of a product in flight (they find NaN); the rounding inside
+ * tensor cores (the emulation adds in fp32, in the order of k); registers and occupancy.
  *
  * Faults are collected and never end the process.  After a divergence, a barrier fault or a deadlock the rest of the
  * launch is skipped.  Only one thread of the host may use the emulation. */

@@ -19,8 +19,8 @@ inline uint32_t epoch_of(uint32_t stamp) { return stamp >> 10; }
 inline uint32_t thread_of(uint32_t stamp) { return stamp & 1023; }
 
 /* The accesses that come before the next access of a warp: for each warp w, accesses up to epoch[w].  A warp's own
- * entry may lag behind its epoch.  The reason is that an arrival at an mbarrier ends an epoch for warps that wait for
- * the arrival, but does not order the warp's own lanes. */
+ * entry may lag behind its epoch.  The reason: an arrival at an mbarrier ends an epoch for warps that wait there, but
+ * does not order the warp's own lanes. */
 struct Clock {
     uint32_t epoch[MAX_WARPS];
 

@@ -28,7 +28,7 @@ constexpr int64_t MOST = 256; /* the largest P and N of ssd's kernels */
 
 static inline int64_t size_of(gt_dtype dtype) { return dtype == GT_F32 ? 4 : 2; }
 
-/* Prepares the arguments and checks the GPU's own limits. */
+/* Checks the arguments and the limits of the kernels, and fills in defaults. */
 static inline gt_status prepare(gt_pass pass, const gt_conv_ssd_args* args, gt_conv_ssd_args* a, Device* device) {
     gt_dims dims;
     const gt_status status = gt_prepare(gt_op_conv_ssd(), pass, GT_DEVICE, args, a, &dims);
@@ -136,7 +136,7 @@ static inline gt_status convolve(const gt_conv1d_args& conv, const PassPlan& ssd
 
 /* ---- the two calls ----------------------------------------------------------------------------------------------- */
 
-/* The two calls of a pass, and the pieces of its workspace. */
+/* The calls of conv1d and ssd that make up a pass, and the pieces of its workspace. */
 struct Plan {
     gt_conv1d_args conv;
     gt_ssd_args ssd;

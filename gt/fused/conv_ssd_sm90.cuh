@@ -150,8 +150,8 @@ groups_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
 
 /* ---- producer and convolver -------------------------------------------------------------------------------------- */
 
-/* A warp of the convolver.  Values that depend only on the chunk are computed again at each use, since registers are
- * few. */
+/* A warp of the convolver.  Values that depend only on the chunk are computed again at each use, because registers are
+ * scarce. */
 template <class Tile>
 struct Convolver {
     using T = typename Tile::T;

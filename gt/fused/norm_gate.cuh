@@ -17,8 +17,8 @@ namespace norm {
 
 /* ---- norm_gate forward --------------------------------------------------------------------------
  * grid: tiles * groups.  shared memory: 768 bytes if a slice has more than 32 lanes.
- * registers: v, sigmoid(z), gamma, beta, and the loaded elements of x and z of one row, with 16-bit vectors of two
- * rows.
+ * registers: v, sigmoid(z), gamma, beta, and the loaded elements of x and z of one row (16-bit vectors: of two
+ * rows).
  * bytes: x, z and y once (wide slices: x and z twice, with LayerNorm three times). */
 struct GateParams {
     Shape shape;

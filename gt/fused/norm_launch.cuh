@@ -113,7 +113,7 @@ static inline gt_status launch_mix_forward(const gt_norm_mix_args& a, const Devi
     });
 }
 
-/* Partial sums of two parameter gradients, in backward's workspace.  NULL: the gradient is not wanted. */
+/* Partial sums of two parameter gradients, in backward's workspace.  NULL: the gradient is not computed. */
 struct Partials {
     float *first, *second;
     size_t bytes;

@@ -93,8 +93,8 @@ mix_forward_kernel(const GT_GRID_CONSTANT MixForwardParams p) {
 
 /* ---- norm_mix backward --------------------------------------------------------------------------
  * grid: tiles * groups, with fewer groups than forward, since each group stores a row of partial sums.
- * registers: gains, their gradients, and the loaded elements of a, b and dy of one row, with 16-bit vectors of two
- * rows.
+ * registers: gains, their gradients, and the loaded elements of a, b and dy of one row (16-bit vectors: of two
+ * rows).
  * shared memory: 16 or 32 floats a thread, to add the rows of a block; 32 KB at most.
  * bytes: a, b, dy, da and db once (wide slices: a, b and dy twice).  Each group stores 8 D bytes of partial sums (wide
  * slices: reads and writes them with every row). */

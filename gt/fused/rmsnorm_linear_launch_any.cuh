@@ -72,7 +72,7 @@ static gt_status launch_product(const gt_rmsnorm_linear_args& a, ProductParams p
     return launch_product_of<float, P>(p, rows, stream);
 }
 
-/* y = n weight^T + bias */
+/* Launches y = n weight^T + bias. */
 static inline gt_status launch_output(const gt_rmsnorm_linear_args& a, const Input& in, const Device& device,
                                       gt_stream stream) {
     if (a.dtype == GT_F32 && a.O == 1) {
@@ -92,7 +92,7 @@ static inline gt_status launch_output(const gt_rmsnorm_linear_args& a, const Inp
     return launch_product<OUTPUT>(a, p, device, stream);
 }
 
-/* dn = dy weight */
+/* Launches dn = dy weight. */
 static inline gt_status launch_dnorm(const gt_rmsnorm_linear_args& a, const Input& in, float* dn, const Device& device,
                                      gt_stream stream) {
     ProductParams p = {};
@@ -140,7 +140,7 @@ static inline BackwardPlan plan_backward(const gt_rmsnorm_linear_args& a, const 
     return plan;
 }
 
-/* dweight = dy^T n */
+/* Launches dweight = dy^T n. */
 static inline gt_status launch_dweight(const gt_rmsnorm_linear_args& a, const Input& in, const BackwardPlan& plan,
                                        const Device& device, gt_stream stream) {
     const bool is_whole = plan.slices == 1;

@@ -241,7 +241,7 @@ static inline Matrix dy_of(const gt_rmsnorm_linear_args& a, const bf16* parts) {
     return {parts ? parts : a.dy, parts ? a.O : a.dy_stride, (int)a.M, (int)a.O};
 }
 
-/* y = n weight^T + bias */
+/* Launches y = n weight^T + bias. */
 static inline gt_status launch_output_tiles(const gt_rmsnorm_linear_args& a, const ForwardPlan& plan,
                                             const Device& device, Chain& chain) {
     TilesParams p = {};
@@ -255,7 +255,7 @@ static inline gt_status launch_output_tiles(const gt_rmsnorm_linear_args& a, con
                                 chain);
 }
 
-/* dn = dy weight */
+/* Returns the product dn = dy weight. */
 static inline TilesParams dnorm_tiles(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan) {
     TilesParams p = {};
     p.a = dy_of(a, plan.dy);
@@ -274,7 +274,7 @@ static inline gt_status launch_dnorm_tiles(const gt_rmsnorm_linear_args& a, cons
                                chain);
 }
 
-/* G = dy^T xhat */
+/* Launches G = dy^T xhat. */
 static inline gt_status launch_g_tiles(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan, const Device& device,
                                        Chain& chain) {
     TilesParams p = {};

@@ -10,7 +10,7 @@
  *     forward    1. for packed sequences, wkv6 and then ssd clear the elements outside all sequences
  *                2. wkv6's pass, then ssd's pass
  *     backward   1. as in forward
- *                2. wkv6's states, then ssd's, unless they are saved; ssd also gates dy by z, or computes dz
+ *                2. wkv6's states, then ssd's, unless they are saved; with z, ssd also gates dy or computes dz
  *                3. wkv6's G, then ssd's G
  *                4. ssd's gradients of the chunks, and dz if it is not computed yet; then wkv6's
  *                5. the partial sums of both: one launch, or two if there are more than four sums
