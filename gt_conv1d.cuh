@@ -23,11 +23,11 @@
  *     borders.cuh    where packed sequences begin, for rows
  *     rows.cuh       forward and backward over time, long rows
  *     whole_rows.cuh forward over time, long rows that are whole numbers of aligned units
- *     bulk_rows_sm90.cuh the same on compute capability 9.0
+ *     bulk_rows_sm90.cuh the same rows on compute capability 9.0, packed sequences too
  *     step.cuh       steps
  *     state.cuh      states of packed sequences, gradients of states
  *     launch.cuh     plans and launches
- * This file has the C functions. */
+ * This file defines the C functions. */
 #ifndef GT_CONV1D_CUH
 #define GT_CONV1D_CUH
 
@@ -106,6 +106,6 @@ GT_STUB(conv1d, step, GT_STEP)
 
 #endif /* kernels or stubs */
 
-#include "gt_kernels.h" /* the rest of the implementation, if this file is to hold it */
+#include "gt_kernels.h" /* the implementation of the other operators, if macros ask for it here */
 
 #endif /* GT_CONV1D_CUH */

@@ -15,13 +15,13 @@
  *     norm first, v = x:      y = n . s     dn = dy . s     dx = dv         ds = dy . n
  *     gate first, v = x . s:  y = n         dn = dy         dx = dv . s     ds = dv . x
  *     d = dn . gamma             dgamma = sum_m dn . xhat   dbeta = sum_m dn
- * The other two operators call others: wkv_ssm calls wkv6 and ssd, conv_ssd calls conv1d and ssd.  The files of those
- * operators have the mathematics.
+ * wkv_ssm calls wkv6 and ssd, and conv_ssd calls conv1d and ssd.  The files of the called operators state their
+ * mathematics.
  *
  * NUMERICAL HAZARDS, and the remedies
  *   - x^2 overflows from 2e19 on.  rmsnorm_linear repeats such a row with x scaled down.  The other operators keep a
- *     second sum of (2^-70 x)^2, which replaces the first if the first is beyond 2^126.  They multiply the sum of d . v
- *     by 2^-32.
+ *     second sum, of (2^-70 x)^2, and use it if the first sum exceeds 2^126.  They scale the sum of d . v by 2^-32, so
+ *     that it does not overflow.
  *   - mean(v) is rounded, and the error shows if v hardly varies.  The sum of v - mean corrects it.
  *   - In slices of a few elements nearly all of d cancels in dv.  Slices of up to 4 elements are computed in double.
  *   - If D or O is below 32, a result of rmsnorm_linear depends on few elements of n, whose roundings to 16 bits may
@@ -31,10 +31,12 @@
  *     table.h                       describes the operators (plain C, shared with the stubs and the CPU twins)
  *     rmsnorm_linear.cuh            shared by its kernels; mean and rstd
  *     rmsnorm_linear_product.cuh    its products, for any size, dtype and alignment
- *     rmsnorm_linear_sums.cuh       the rest of its backward
+ *     rmsnorm_linear_sums.cuh       dx from dn, and sums over rows, for any size
  *     rmsnorm_linear_tiles.cuh      its products of aligned 16-bit rows, on tensor cores
  *     rmsnorm_linear_sm90.cuh       the same products by wgmma
+ *     rmsnorm_linear_parts.cuh      fp32 operands of tensor cores, as sums of bf16 parts
  *     rmsnorm_linear_whole_sm90.cuh y from whole rows in shared memory, D <= 512
+ *     rmsnorm_linear_small_sm90.cuh y with the whole weight in shared memory, D <= 128
  *     rmsnorm_linear_cublaslt.cuh   the products by the caller's cuBLASLt, with GT_WITH_CUBLASLT
  *     rmsnorm_linear_rows.cuh       kernels for rows before and after the products of tiles
  *     rmsnorm_linear_int8.cuh       its step: y of few rows from an int8 weight
@@ -47,9 +49,9 @@
  *     wkv_ssm_table.h, wkv_ssm.cuh  the two recurrences of a hybrid block in one call
  *     conv_ssd_table.h, conv_ssd.h, conv_ssd_launch.cuh, conv_ssd_sm90.cuh, conv_ssd_step.cuh
  *                                   convolution with SiLU, then ssd on slices of its result
- * This file has the C functions of the normalising operators.  wkv_ssm and conv_ssd are no use without the operators
- * that they call.  So gt_kernels.h includes their functions, gt/fused/wkv_ssm_calls.cuh and conv_ssd_calls.cuh, only if
- * all of these are implemented. */
+ * This file defines the C functions of the normalising operators.  wkv_ssm and conv_ssd need the operators that they
+ * call.  So gt_kernels.h includes their functions, gt/fused/wkv_ssm_calls.cuh and conv_ssd_calls.cuh, only if all
+ * operators are implemented. */
 #ifndef GT_FUSED_CUH
 #define GT_FUSED_CUH
 
@@ -218,6 +220,6 @@ GT_STUBS(add_norm)
 
 #endif /* kernels or stubs */
 
-#include "gt_kernels.h" /* the rest of the implementation, if this file is to hold it */
+#include "gt_kernels.h" /* the implementation of the other operators, if macros ask for it here */
 
 #endif /* GT_FUSED_CUH */

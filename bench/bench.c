@@ -1,11 +1,11 @@
-/* Times every operator and pass, and checks the timed run itself: it compares the outputs, or a sample of them, with
- * the double reference on the same inputs.  If the check fails, the bench prints FAIL and no time.  See --help.  This
- * file has the options, the loop over the rows of ops/OP.c, and the printing.  call.c makes one call.  machine_host.c
- * and machine_gpu.cu run the call.
+/* bench/bench.c - times every operator and pass, and checks the timed run itself.  It compares the outputs, or a sample
+ * of them, with the double reference on the same inputs.  If the check fails, it prints FAIL and no time.  See --help.
+ * This file has the options, the loop over the rows of ops/OP.c, and the printing.  call.c makes one call.
+ * machine_host.c and machine_gpu.cu run the call.
  *
- * BENCH_PTX makes gt_bench_ptx, whose wkv6, ssd and selective_scan have only PTX and no machine code.
- * BENCH_CUBLASLT makes gt_bench_cublaslt, which gives rmsnorm_linear a cuBLASLt handle, and also times the products
- * alone by cuBLASLt. */
+ * With BENCH_PTX this file makes gt_bench_ptx, whose wkv6, ssd and selective_scan have only PTX and no machine code.
+ * With BENCH_CUBLASLT it makes gt_bench_cublaslt, which gives rmsnorm_linear a cuBLASLt handle.  That program also
+ * times the products of rmsnorm_linear alone, by cuBLASLt. */
 #define _POSIX_C_SOURCE 200809L
 #include "bench.h"
 
@@ -19,7 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* only_ops: names, each with a space before and after it; empty: all operators */
+/* only_ops: names of operators, with a space before and after each; empty: all operators */
 #ifdef BENCH_PTX
 static const char gpu_impl[] = "gt_ptx", only_ops[] = " wkv6 ssd selective_scan ";
 enum { HAS_HOST_ROWS = 0 };
@@ -35,8 +35,8 @@ enum { HAS_HOST_ROWS = 1 };
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-/* Gives a closed standard stream a descriptor that cannot be written.  Otherwise its output would go to the next file
- * that is opened.  A file that reaches its largest size (ulimit -f) gives an error like any other, and no signal. */
+/* Gives a closed standard stream a descriptor with which its use fails.  Otherwise its output would go to the next file
+ * that is opened.  Also ignores SIGXFSZ, so that a file at its size limit (ulimit -f) gives an ordinary error. */
 static void open_streams(void) {
     signal(SIGXFSZ, SIG_IGN);
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
@@ -132,7 +132,7 @@ static options parse_options(int argc, char **argv) {
 
 /* ---- times to compare with ------------------------------------------------------------------- */
 
-/* A known time, of a peer or of the twin.  key: "op,pass,dtype,shape". */
+/* A known time of a peer or of the CPU twin.  key: "op,pass,dtype,shape". */
 typedef struct known_time {
     char key[240], impl[40];
     double ms;
@@ -156,7 +156,7 @@ static void learn(known_times *k, const char *key, const char *impl, double ms) 
     t->ms = ms;
 }
 
-/* The shortest time for a key, or NULL. */
+/* Returns the shortest time for a key, or NULL. */
 static const known_time *recall(const known_times *k, const char *key) {
     const known_time *best = NULL;
     for (int i = 0; i < k->count; i++)
@@ -164,7 +164,7 @@ static const known_time *recall(const known_times *k, const char *key) {
     return best;
 }
 
-/* Reads lines op,pass,impl,dtype,shape,ms,...; skips all other lines, and lines without a time. */
+/* Reads lines of the form op,pass,impl,dtype,shape,ms,...  Skips other lines and lines without a time. */
 static void read_peers(known_times *k, const char *name) {
     char line[240], key[sizeof line];
     FILE *f = open_file(name, "r");
@@ -176,7 +176,7 @@ static void read_peers(known_times *k, const char *name) {
             next = strchr(next, ',');
             if (next) *next++ = 0;
         }
-        if (n < COUNT(field) || !strncmp(field[2], "gt", 2)) continue; /* gt: no peer, but these kernels again */
+        if (n < COUNT(field) || !strncmp(field[2], "gt", 2)) continue; /* gt is no peer, but this library */
         double ms = strtod(field[5], &end);
         if (end == field[5] || !(ms > 0)) continue;
         int length = snprintf(key, sizeof key, "%s,%s,%s,%s", field[0], field[1], field[3], field[4]);
@@ -193,10 +193,10 @@ static void read_peers(known_times *k, const char *name) {
 typedef struct report {
     options o;
     FILE *csv;
-    known_times peers, twins; /* the twins' times are in ms per token, with keys that leave out the number of tokens */
+    known_times peers, twins; /* the twins' times are in ms per token; their keys have the sizes of the small batch */
     const bench_machine *machine;
     double bandwidth; /* the machine's bandwidth in bytes per ms */
-    const char *op;   /* of the last row */
+    const char *op;   /* operator of the last row */
     int failed;
 } report;
 
@@ -228,8 +228,8 @@ static double tera_flops(const bench_call *c, double ms) {
 
 static int is_unsupported(gt_status status) { return status >= GT_ERROR_UNSUPPORTED && status < GT_ERROR_NO_DEVICE; }
 
-/* The median time of as many runs as the budget allows.  Before the last run the outputs are NaN, and after that run
- * the bench checks them. */
+/* Measures the median time of as many runs as the budget allows.  Before the last run the outputs are set to NaN, so
+ * that a check after it finds outputs that were not written. */
 static gt_status time_call(bench_call *c, int is_quick, double *ms) {
     enum { MOST_RUNS = 101 };
     const bench_machine *m = c->machine;
@@ -303,8 +303,8 @@ static void print_start(report *r, const bench_call *c) {
     printf("%-5s %-6s %-5s %-26s ", pass_name(c), c->machine->impl, dtype_names[bench_dtype(c)], c->shape);
 }
 
-/* ms per token of the CPU twin, or 0 if the twin cannot run the call.  The first request times it, on a small batch of
- * the call's other sizes. */
+/* Returns the time of the CPU twin in ms per token, or 0 if the twin cannot run the call.  The first request times the
+ * twin, on a small batch with the call's other sizes. */
 static double twin_ms(report *r, const bench_call *c) {
     static const struct {
         char letter;
@@ -357,7 +357,7 @@ static void print_result(report *r, const bench_call *c, const measurement *m) {
                 dtype_names[bench_dtype(c)], c->shape, ms, floor_ms, m->error, mib);
 }
 
-/* Prints a row that was not run, though nothing failed, with the reason. */
+/* Prints a row that was not run, and the reason.  This is no failure. */
 static void print_reason(report *r, const bench_call *c, const char *reason) {
     printf("%10s %s\n", "-", reason);
     if (r->csv)
@@ -373,7 +373,7 @@ static void check_report(const report *r) {
 
 /* ---- all rows -------------------------------------------------------------------------------- */
 
-/* Whether every word of `words` is also in `text`, which begins and ends with a space. */
+/* Returns whether every word of `words` is also in `text`, which begins and ends with a space. */
 static int has_words(const char *text, const char *words) {
     while (*(words += strspn(words, " "))) {
         char word[160];
@@ -391,8 +391,8 @@ static int is_wanted(const report *r, const bench_call *c) {
     return has_words(text, r->o.filter) && (!*only_ops || has_words(only_ops, c->row.op));
 }
 
-/* Whether memory can hold the arrays, the scratch, and the copies of samples for the comparison.  If not, writes the
- * reason. */
+/* Returns whether memory can hold the arrays, the scratch, and copies of samples for the comparison.  If not, writes
+ * the reason. */
 static int fits(const bench_call *c, const gt_workspace *need, char *reason, size_t bytes) {
     double wanted = bench_array_bytes(c) * 1.25;
     wanted += (double)(need->saved + (need->forward > need->backward ? need->forward : need->backward));
@@ -401,7 +401,7 @@ static int fits(const bench_call *c, const gt_workspace *need, char *reason, siz
     return 0;
 }
 
-/* Runs one row, if it is wanted and possible, and prints it. */
+/* Runs and prints one row, unless the filter excludes it.  If the row cannot run, prints the reason. */
 static void run_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pass, int is_inference) {
     bench_call c;
     gt_workspace need;
@@ -409,7 +409,7 @@ static void run_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pas
     bench_open(&c, r->machine, row, dtype, pass, is_inference);
     if (!is_wanted(r, &c)) return;
     gt_status status = bench_ask(&c, &need);
-    if (status == GT_OK && is_inference && !need.saved) return; /* the same as fwd */
+    if (status == GT_OK && is_inference && !need.saved) return; /* without `saved`, inf is the same as fwd */
     print_start(r, &c);
     if (is_unsupported(status)) {
         print_reason(r, &c, gt_status_string(status));
@@ -433,7 +433,7 @@ static void list_row(report *r, const test_case *row, gt_dtype dtype, gt_pass pa
     if (is_wanted(r, &c)) printf("%s,%s,%s,%s,%s\n", c.row.op, pass_name(&c), gpu_impl, dtype_names[dtype], c.shape);
 }
 
-/* run_row or list_row. */
+/* The type of run_row and list_row. */
 typedef void row_action(report *r, const test_case *row, gt_dtype dtype, gt_pass pass, int is_inference);
 
 static void for_rows(report *r, const test_op *op, const test_bench_row *rows, row_action *action) {

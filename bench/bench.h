@@ -1,5 +1,6 @@
-/* gt_bench.  bench.c has the options, the loop over the rows and the printing.  call.c has the memory of one call and
- * the check of its outputs.  machine_host.c and machine_gpu.cu are the two machines that run calls. */
+/* bench/bench.h - shared by the files of gt_bench.  bench.c has the options, the loop over the rows and the printing.
+ * call.c has the memory of one call and the check of its outputs.  A machine is code that runs calls: on the CPU
+ * (machine_host.c), or on a GPU (machine_gpu.cu). */
 #ifndef GT_BENCH_H
 #define GT_BENCH_H
 
@@ -20,7 +21,7 @@ extern "C" {
 #define BENCH_INLINE static inline
 #endif
 
-/* Random number i of a seed: splitmix64, then Box-Muller. */
+/* Returns random number i of a seed, by splitmix64 and Box-Muller. */
 BENCH_INLINE float bench_number(bench_draw how, uint64_t seed, int64_t i) {
     uint64_t z = (seed << 40) + ((uint64_t)i + 1) * 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -32,13 +33,13 @@ BENCH_INLINE float bench_number(bench_draw how, uint64_t seed, int64_t i) {
     return how.mean + how.spread * sqrtf(-2 * logf(a)) * cosf(6.2831853f * b);
 }
 
-/* The integer of an int8 state for a random number x.  40 times x is spread over most of -127 ... 127. */
+/* Converts a random number x to an element of an int8 state.  40 times x spreads over most of -127 ... 127. */
 BENCH_INLINE signed char bench_integer(float x) {
     const float scaled = 40 * x;
     return (signed char)(scaled > 127 ? 127 : scaled < -127 ? -127 : scaled);
 }
 
-/* Some elements of an array, as a block of up to four indices. */
+/* A block of elements of an array, with up to four indices. */
 typedef struct bench_region {
     gt_dtype dtype;
     int rank;
@@ -52,7 +53,7 @@ BENCH_INLINE int64_t bench_count(const bench_region *r) {
     return count;
 }
 
-/* Offset in bytes of element i of the region. */
+/* Returns the offset in bytes of element i of the region. */
 BENCH_INLINE int64_t bench_offset(const bench_region *r, int64_t i) {
     int64_t offset = r->offset;
     for (int k = r->rank - 1; k >= 0; k--) {
@@ -67,7 +68,7 @@ static inline int bench_by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Sorts the values. */
+/* Returns the median.  Sorts the values. */
 static inline double bench_median(double *values, int count) {
     qsort(values, (size_t)count, sizeof *values, bench_by_value);
     return values[count / 2];
@@ -75,13 +76,14 @@ static inline double bench_median(double *values, int count) {
 
 /* ---- machines -------------------------------------------------------------------------------- */
 
-/* A machine that runs calls.  If the machine fails, the program ends; otherwise it returns the call's status. */
+/* A machine that runs calls.  Its functions return the status of a call.  If the machine itself fails, they end the
+ * program. */
 typedef struct bench_machine {
     const char *impl; /* name of the implementation: "ref" for the CPU twins, "gt..." for the kernels */
-    int has_saved;    /* calls take saved and workspace */
-    int is_partial;   /* it computes only a part of the operator, so results are not compared */
-    const char *only; /* NULL, or its only operator */
-    int is_mixed;     /* a call with 16-bit operands rounds to 16 bits on the way to its fp32 outputs */
+    int has_saved;    /* calls use `saved` and a workspace */
+    int is_partial;   /* computes only a part of the operator, so results are not compared */
+    const char *only; /* the only operator that it runs, or NULL */
+    int is_mixed;     /* with 16-bit operands, values on the way to fp32 outputs are rounded to 16 bits */
     void *cublaslt;   /* handle for rmsnorm_linear, or NULL */
     int warm_ups, least_runs;
     double budget_ms; /* how long the timed runs of a row may take */
@@ -94,16 +96,16 @@ typedef struct bench_machine {
     void (*release)(void *memory);
     void (*fill)(void *array, gt_dtype dtype, int64_t count, bench_draw how, uint64_t seed);
     void (*poison)(void *memory, size_t bytes);             /* NaN in every dtype */
-    void (*copy)(void *to, const void *from, size_t bytes); /* copies within its memory, or from or to the host's */
+    void (*copy)(void *to, const void *from, size_t bytes); /* copies within its memory, or from or to host memory */
     void (*gather)(float *host, const void *array, const bench_region *region);
 
     gt_status (*run)(const test_op *op, gt_pass pass, const void *args);
-    /* runs the call and times it; flushes caches before if the machine can */
+    /* times the call; first flushes caches if the machine can */
     gt_status (*time)(const test_op *op, gt_pass pass, const void *args, double *ms);
 } bench_machine;
 
 extern const bench_machine bench_host;
-/* Returns NULL and the reason if this computer or this build has no GPU machine. */
+/* Returns NULL and sets *reason if this computer or this build has no GPU machine. */
 const bench_machine *bench_gpu(const char *impl, const char **reason);
 /* Runs only the products of rmsnorm_linear, by cuBLASLt.  NULL in programs other than gt_bench_cublaslt. */
 const bench_machine *bench_products(void);
@@ -116,33 +118,33 @@ typedef struct bench_call {
     const bench_machine *machine;
     const test_op *functions;
     const gt_op *op;
-    test_case row; /* with its dtype */
+    test_case row; /* has the dtype of the call */
     gt_pass pass;
-    int is_inference; /* forward, nothing saved */
+    int is_inference; /* forward without `saved` */
     gt_dims dims;
-    test_args args, filled;     /* arrays in the machine's memory */
-    void *before[TEST_TENSORS]; /* the contents, before the run, of tensors that a call updates in place */
+    test_args args, filled;     /* pointers to the machine's memory; filled: with defaults */
+    void *before[TEST_TENSORS]; /* copies of tensors that a call updates in place, made before the run */
     void *saved, *workspace;
-    size_t scratch_bytes; /* of both */
+    size_t scratch_bytes; /* bytes of both */
     char shape[64], complaint[200];
 } bench_call;
 
-/* Sizes alone: no memory yet. */
+/* Sets the sizes of a call.  Allocates nothing. */
 void bench_open(bench_call *c, const bench_machine *machine, const test_case *row, gt_dtype dtype, gt_pass pass,
                 int is_inference);
-/* Asks the machine what the call needs: returns the query's status, and the bytes in *need. */
+/* Asks how much memory the call needs.  Returns the status of the query, and sets *need. */
 gt_status bench_ask(const bench_call *c, gt_workspace *need);
 /* Allocates all arrays and draws the inputs.  For backward, also runs the forward call that fills `saved`. */
 gt_status bench_allocate(bench_call *c);
 void bench_close(bench_call *c);
 
-/* These prepare a run.  bench_restore resets tensors that a call updates in place.  bench_poison writes NaN to the
- * outputs. */
+/* Two functions prepare a run.  bench_restore resets tensors that a call updates in place.  bench_poison writes NaN to
+ * the outputs. */
 void bench_restore(bench_call *c);
 void bench_poison(bench_call *c);
 
 gt_dtype bench_dtype(const bench_call *c);
-double bench_array_bytes(const bench_call *c); /* memory of all arrays */
+double bench_array_bytes(const bench_call *c); /* bytes of all arrays */
 double bench_compulsory_bytes(const bench_call *c);
 
 /* Compares the outputs, or a sample of them, with the double reference on the same inputs.  *worst receives the largest

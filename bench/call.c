@@ -1,5 +1,5 @@
-/* One call of the bench (bench_call of bench.h): its arrays in a machine's memory, and the check of its outputs.  For a
- * large call the check compares samples. */
+/* bench/call.c - one call of the bench (bench_call of bench.h): its arrays in a machine's memory, and the check of its
+ * outputs.  For a large call the check compares samples. */
 #include "bench.h"
 
 #include <stdio.h>
@@ -60,8 +60,7 @@ gt_status bench_ask(const bench_call *c, gt_workspace *need) {
 
 static int is_updated(const gt_tensor *t, gt_pass pass) { return gt_use(t, pass) == 's'; }
 
-/* Whether backward reads an output of forward.  The row may ask for it.  For dz the bench asks for it, if there is
- * `saved`. */
+/* Returns whether backward reads forward's y: if the row asks for that, or if the call has dz and `saved`. */
 static int reads_y(const bench_call *c) {
     const size_t offset = c->functions->reads_y;
     int i = test_find(c->op, "dz"), is_asked;
@@ -76,7 +75,7 @@ static int is_used(const bench_call *c, const gt_tensor *t) {
     return gt_use(t, c->pass) != '-' && (is_required || !test_is_absent(&c->row, t));
 }
 
-/* Whether the call must read or write the array.  It only checks the pointers of other arrays. */
+/* Returns whether the call must read or write the array.  Of other arrays it only checks the pointers. */
 static int is_moved(const bench_call *c, const gt_tensor *t) {
     const char *unread = c->functions->unread_with_y;
     return is_used(c, t) && !(c->pass == GT_BACKWARD && unread && reads_y(c) && test_is_word_of(unread, t->name));
@@ -108,7 +107,8 @@ double bench_compulsory_bytes(const bench_call *c) {
     return bytes;
 }
 
-/* The distribution of a tensor, as in a model.  Tensors that the operator does not list are normal(0, 1). */
+/* Returns the distribution of a tensor's elements, as in a model.  Tensors that the operator does not list are
+ * normal(0, 1). */
 static bench_draw draw_of(const bench_call *c, const gt_tensor *t) {
     for (const test_bench_draw *d = c->functions->bench_draws; d && d->tensors; d++)
         if (test_is_word_of(d->tensors, t->name)) return d->how;
@@ -147,7 +147,7 @@ static void allocate_array(bench_call *c, int i) {
         free(values);
     } else if (t->kind == 'b' && test_is_input(t, c->pass)) {
         fill_int8(c, t, data, bytes);
-    } else if (test_is_input(t, c->pass)) /* the whole array, gaps included */
+    } else if (test_is_input(t, c->pass)) /* also fills gaps between rows */
         m->fill(data, test_dtype_of(&c->row, t), (int64_t)bytes / v.element, draw_of(c, t), (uint64_t)t->offset);
     if (is_updated(t, c->pass)) {
         c->before[i] = m->allocate(bytes);
@@ -157,7 +157,7 @@ static void allocate_array(bench_call *c, int i) {
     set_pointer(&c->filled, t->offset, data);
 }
 
-/* Allocates memory for a field of scratch, and writes its size to the field beside it. */
+/* Allocates scratch memory.  Sets the field at `offset` to the memory, and the field at `bytes_offset` to its size. */
 static void *allocate_scratch(bench_call *c, test_args *args, size_t offset, size_t bytes_offset, size_t bytes) {
     void *memory = bytes ? c->machine->allocate(bytes) : NULL;
     set_pointer(args, offset, memory);
@@ -165,8 +165,8 @@ static void *allocate_scratch(bench_call *c, test_args *args, size_t offset, siz
     return memory;
 }
 
-/* Runs forward on the inputs of a backward call.  This fills `saved`, and the output that backward reads, if any.  The
- * other outputs of forward go to separate memory. */
+/* Runs forward on the inputs of a backward call.  Forward fills `saved`, and y if backward reads y.  The other outputs
+ * of forward go to separate memory. */
 static gt_status run_forward(bench_call *c) {
     const test_op *f = c->functions;
     const bench_machine *m = c->machine;
@@ -248,17 +248,17 @@ void bench_poison(bench_call *c) {
 
 /* ---- the sample that is compared ------------------------------------------------------------- */
 
-/* For a large call the double reference runs on samples.  A sample is cut along some of the call's indices
- * (test_bench_cut), and the bench compares outputs that have all of these indices.  Small calls, joins, and operators
- * without cuts are compared whole; packed rows never are.  The columns N of a state do not depend on each other, so two
- * columns are enough to check sums over heads or channels.  No cut can show dgamma of a large rmsnorm_linear, so dgamma
- * has a check of its own. */
-static const double WHOLE = 1 << 28; /* a call is small if the product of its sizes is at most this */
+/* For a large call the double reference runs on samples.  A sample has only some positions along some of the call's
+ * indices (test_bench_cut).  The bench compares outputs that have all of these indices.  Small calls, joins, and
+ * operators without cuts are compared whole.  Packed calls are never compared whole.  The columns N of a state do not
+ * depend on each other, so two columns are enough to check sums over heads or channels.  No cut can show dgamma of a
+ * large rmsnorm_linear, so dgamma has a check of its own. */
+static const double WHOLE = 1 << 28; /* small: the product of the call's sizes is at most this */
 
-/* For each index, positions first ... first + n - 1. */
+/* A sample: for each index, positions first ... first + n - 1. */
 typedef struct sample {
-    const char *letters;                            /* along which it was cut */
-    int64_t first['z' - 'A' + 1], n['z' - 'A' + 1]; /* by letter, as gt_dims */
+    const char *letters;                            /* the indices that are cut */
+    int64_t first['z' - 'A' + 1], n['z' - 'A' + 1]; /* indexed by letter, as gt_dims */
 } sample;
 
 static void cut(sample *p, char letter, int64_t first, int64_t n) {
@@ -280,7 +280,8 @@ static void cut_sequence(const bench_call *c, sample *p) {
     cut(p, 'T', first, c->row.packed.lengths[count - 1]);
 }
 
-/* The last `count` positions along each of the letters, or one along B.  Offsets are largest there. */
+/* Makes a sample of the last `count` positions along each of the letters, but one position along B.  The last positions
+ * have the largest offsets. */
 static sample make_sample(const bench_call *c, const char *letters, int64_t count) {
     sample p = whole_call(c);
     p.letters = letters;
@@ -305,7 +306,7 @@ static int has_letters(const bench_call *c, const gt_tensor *t, const char *lett
     return 1;
 }
 
-/* The elements of a tensor that belong to the sample. */
+/* Returns the elements of a tensor that belong to the sample. */
 static bench_region region_of(const bench_call *c, const sample *p, const gt_tensor *t) {
     gt_view v = view_of(c, t);
     bench_region r = {.dtype = test_dtype_of(&c->row, t), .rank = (int)strlen(t->shape)};
@@ -323,8 +324,7 @@ static int64_t sample_count(const bench_call *c, const sample *p, const gt_tenso
     return bench_count(&r);
 }
 
-/* Copies the sample's elements of one array to packed doubles. */
-/* Gathers int8 rows, which are packed, by copying the whole array. */
+/* Does the work of gather() for packed int8 rows.  Copies the whole array to the host first. */
 static double *gather_int8(const bench_call *c, const gt_tensor *t, const void *data, const bench_region *r) {
     const gt_view v = view_of(c, t);
     const int64_t count = bench_count(r), columns = r->size[r->rank - 1];
@@ -337,6 +337,7 @@ static double *gather_int8(const bench_call *c, const gt_tensor *t, const void *
     return values;
 }
 
+/* Copies the sample's elements of one array to packed doubles. */
 static double *gather(const bench_call *c, const sample *p, const gt_tensor *t, const void *data) {
     bench_region r = region_of(c, p, t);
     int64_t count = bench_count(&r);
@@ -357,8 +358,8 @@ static double *array_of(const test_args *args, const gt_tensor *t) {
     return p;
 }
 
-/* Whether the sample can show the output.  In a packed call an output without an index T sums over all tokens, so a
- * sample of one sequence cannot. */
+/* Returns whether the output can be computed from the sample.  In a packed call an output without an index T is a sum
+ * over all tokens; a sample has only one sequence. */
 static int is_compared(const bench_call *c, const sample *p, const gt_tensor *t) {
     return is_used(c, t) && test_is_output(t, c->pass) && has_letters(c, t, p->letters) &&
            (!test_is_packed(&c->row) || has_letters(c, t, "T"));
@@ -368,8 +369,8 @@ static int sets_decay(const gt_tensor *t) {
     return test_is(t, "w") || test_is(t, "A") || !strncmp(test_plain_name(t), "dt", 2);
 }
 
-/* Makes the double twin's arguments: the sample's sizes and inputs, and arrays for the outputs to compare.
- * has_magnitudes: inputs are replaced by their magnitudes, except inputs that set the decay. */
+/* Makes arguments for the double twin: sizes and inputs of the sample, and arrays for the outputs to compare.
+ * has_magnitudes: replaces inputs by their magnitudes, except inputs that set the decay. */
 static void sample_arguments(const bench_call *c, const sample *p, int has_magnitudes, test_args *args) {
     test_case row = c->row;
     for (const gt_size *s = c->op->sizes; s->letter; s++) test_set_size(&row, s->letter, p->n[s->letter - 'A']);
@@ -382,7 +383,7 @@ static void sample_arguments(const bench_call *c, const sample *p, int has_magni
         const gt_tensor *t = &c->op->tensors[i];
         int64_t count = sample_count(c, p, t);
         double *values = NULL;
-        if (t->stride_offset) /* packed */
+        if (t->stride_offset) /* a stride of 0 means packed */
             memset((char *)args + t->stride_offset, 0, t->shape[0] == 'M' ? sizeof(int64_t) : sizeof(gt_stride));
         if (!is_used(c, t) || t->kind == 'i') continue;
         if (test_is_input(t, c->pass))
@@ -399,8 +400,8 @@ static void free_arguments(const bench_call *c, const test_args *args) {
     for (const gt_tensor *t = c->op->tensors; t->name; t++) free(array_of(args, t));
 }
 
-/* Makes the arguments of batch element b from a sample's arguments.  Outputs without a batch index go to new arrays,
- * which *own returns. */
+/* Makes the arguments of batch element b from the arguments of a sample.  Outputs without a batch index go to new
+ * arrays, which own->of gets. */
 static void element_arguments(const bench_call *c, const sample *p, const test_args *args, int64_t b,
                               test_args *element, test_values *own) {
     static const int64_t one = 1;
@@ -421,11 +422,11 @@ static void element_arguments(const bench_call *c, const sample *p, const test_a
     }
 }
 
-/* In a join's tensors the pieces come first, and heads have no index of their own. */
+/* Joins run whole: the first index of their tensors is the piece, not the batch element. */
 static int is_join(const bench_call *c) { return c->pass >= GT_JOIN; }
 
-/* Runs the double twin on a sample, with batch elements in parallel.  Sums outputs without a batch index over the batch
- * elements. */
+/* Runs the double twin on a sample, with batch elements in parallel.  Then adds up outputs without a batch index over
+ * the batch elements. */
 static void run_truth(const bench_call *c, const sample *p, test_args *args) {
     gt_status (*twin)(const void *args) = c->functions->twin64[c->pass];
     int64_t batch = p->n['B' - 'A'];
@@ -465,11 +466,11 @@ static void run_truth(const bench_call *c, const sample *p, test_args *args) {
 
 static double tolerance_of(const bench_call *c, const gt_tensor *t) {
     static const double by_dtype[] = {[GT_F32] = 1e-5, [GT_BF16] = 3e-3, [GT_F16] = 1e-3};
-    if (test_dtype_of(&c->row, t) == GT_INT8) return 2e-2; /* rounding alone: 0.29 of a typical number of 40 */
+    if (test_dtype_of(&c->row, t) == GT_INT8) return 2e-2; /* rounding alone: 0.29 / 40, if a number is 40 */
     return by_dtype[c->machine->is_mixed ? bench_dtype(c) : test_dtype_of(&c->row, t)];
 }
 
-/* The error relative to the truth.  If magnitudes are given, it is relative to the truth and magnitudes together. */
+/* Returns the error relative to the truth.  If magnitudes are given, it is relative to truth plus magnitudes. */
 static double relative_error(const double *got, const double *truth, const double *magnitudes, int64_t count) {
     double difference = 0, size = 0, terms = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -480,8 +481,8 @@ static double relative_error(const double *got, const double *truth, const doubl
     return difference == 0 ? 0 : sqrt(difference) / (sqrt(size) + sqrt(terms));
 }
 
-/* The error relative to the terms.  A sum over many tokens may be small beside its terms, so its error is measured
- * against them. */
+/* Returns the error relative to the magnitude of the terms.  Terms of a sum over many tokens may cancel, so an error
+ * that is large beside the sum may be small beside its terms. */
 static double error_by_terms(const bench_call *c, const sample *p, const gt_tensor *t, const double *got,
                              const double *truth) {
     test_args args;
@@ -493,7 +494,7 @@ static double error_by_terms(const bench_call *c, const sample *p, const gt_tens
     return error;
 }
 
-/* Whether an output's error is within its tolerance.  *worst keeps the largest error so far, and a NaN stays. */
+/* Returns whether an output's error is within its tolerance.  *worst keeps the largest error so far; NaN stays. */
 static int judge(bench_call *c, const gt_tensor *t, double error, double *worst) {
     if (!isnan(*worst) && !(error <= *worst)) *worst = error;
     if (error <= tolerance_of(c, t)) return 1;
@@ -524,14 +525,14 @@ static int check_sample(bench_call *c, const sample *p, double *worst) {
 
 /* ---- dgamma of a large rmsnorm_linear: some columns, of all rows ------------------------------ */
 
-enum { GAINS = 4, ROWS = 256 }; /* number of columns; number of rows that it fetches at a time */
+enum { GAINS = 4, ROWS = 256 }; /* number of columns; rows that are fetched at a time */
 
 static double *gather_named(const bench_call *c, const sample *p, const char *name) {
     const gt_tensor *t = &c->op->tensors[test_find(c->op, name)];
     return gather(c, p, t, view_of(c, t).data);
 }
 
-/* Adds the contribution of one row, x [D] and dy [O], to the last GAINS columns of dgamma, and its magnitude. */
+/* Adds the terms of one row, x [D] and dy [O], to the last GAINS columns of dgamma, and their magnitudes. */
 static void add_gains(const gt_rmsnorm_linear_args *a, const double *x, const double *dy, const double *weight,
                       double *gains, double *magnitudes) {
     double mean = 0, square = 0;
@@ -580,7 +581,7 @@ int bench_check(bench_call *c, double *worst) {
     is_cut = !is_join(c) && (work > WHOLE || test_is_packed(&c->row));
     for (const test_bench_cut *cut = c->functions->bench_cuts; is_cut && cut && cut->letters; cut++) {
         const char *letters = cut->letters;
-        if (test_is_packed(&c->row) && !strcmp(letters, "NB")) letters = "N"; /* one batch element, many states */
+        if (test_is_packed(&c->row) && !strcmp(letters, "NB")) letters = "N"; /* packed calls have one batch element */
         sample p = make_sample(c, letters, cut->count);
         ok &= check_sample(c, &p, worst);
         samples++;

@@ -1,4 +1,4 @@
-/* The kernels on the current GPU. */
+/* bench/machine_gpu.cu - the bench's machines that run kernels on the current GPU. */
 #include "bench.h"
 
 #include <cuda_bf16.h>
@@ -14,7 +14,7 @@
 namespace {
 
 constexpr size_t FLUSH_BYTES = size_t(256) << 20; /* more than any L2 holds */
-constexpr int FLUSHES = 6; /* 0.5 ms on an H200, since the launches of a call have been seen to take the host 0.25 ms */
+constexpr int FLUSHES = 6; /* 0.5 ms on an H200; the host takes up to 0.25 ms to launch a call, see time_run */
 constexpr int BLOCKS = 2048, THREADS = 256;
 
 /* Ends the program if a CUDA call of the bench failed, or if a kernel left an error behind. */
@@ -27,7 +27,7 @@ void must(cudaError_t error, const char *what) {
 
 /* ---- facts ---------------------------------------------------------------------------------- */
 
-/* "580.65.06": the first word of NVIDIA's line with a dot between digits. */
+/* Finds the driver's version, for example "580.65.06": the first word with a dot between digits. */
 void driver_version(char *text, size_t bytes) {
     char line[256] = "";
     FILE *f = fopen("/proc/driver/nvidia/version", "r");
@@ -146,7 +146,7 @@ double elapsed_ms(const Clock &clock) {
     return ms;
 }
 
-/* Clears a launch's error from CUDA and returns its status, so that the bench can report it and go on. */
+/* Clears the CUDA error of a launch that failed.  Returns the status, so that the bench can report it and continue. */
 gt_status refused(gt_status status) {
     cudaGetLastError();
     return status;
@@ -154,7 +154,7 @@ gt_status refused(gt_status status) {
 
 /* ---- calls that are captured ------------------------------------------------------------------ */
 
-/* The call that was captured last. */
+/* The call that was captured last, as a graph. */
 struct Captured {
     cudaGraphExec_t graph;
     const test_op *op;
@@ -162,7 +162,7 @@ struct Captured {
     test_args args;
 };
 
-/* Captures a call, unless it is the same call as the last one.  enqueue(stream) makes the call. */
+/* Captures a call as a graph, unless it is the same as the last one.  enqueue(stream) makes the call. */
 template <class Enqueue>
 gt_status captured(const test_op *op, gt_pass pass, const void *args, const Enqueue &enqueue, cudaGraphExec_t *graph) {
     static Captured last = {};
@@ -203,7 +203,7 @@ gt_status run(const test_op *op, gt_pass pass, const void *args) {
     return GT_OK;
 }
 
-/* Times a step as servers run it: captured once, and replayed. */
+/* Times a step as servers run it: as a graph that is captured once and replayed. */
 gt_status time_step(const test_op *op, const void *args, double *ms) {
     const auto enqueue = [&](cudaStream_t stream) { return op->table()->calls.pass[GT_STEP](args, stream); };
     cudaGraphExec_t graph;
@@ -212,7 +212,8 @@ gt_status time_step(const test_op *op, const void *args, double *ms) {
     return status;
 }
 
-/* The host enqueues the call while the device still writes the flush, so launches take no time. */
+/* Times a call.  The host enqueues it while the device still executes the flush, so the time does not include the
+ * host's launches. */
 gt_status time_run(const test_op *op, gt_pass pass, const void *args, double *ms) {
     if (pass == GT_STEP) return time_step(op, args, ms);
     const Clock &clock = the_clock();
@@ -266,7 +267,7 @@ size_t give_buffers(gt_pass pass, const gt_workspace &need, char *workspace, cha
     return one->workspace_bytes;
 }
 
-/* The caller's buffers are large enough for both calls, because wkv_ssm needs as much. */
+/* Makes the arguments of the two calls.  They share the buffers of wkv_ssm, which needs as much as both calls. */
 gt_status split(gt_pass pass, const gt_wkv_ssm_args &all, gt_wkv6_args *wkv6, gt_ssd_args *ssd) {
     gt_workspace of_wkv6, of_ssd;
     *wkv6 = all.wkv6, *ssd = all.ssd;
@@ -279,7 +280,7 @@ gt_status split(gt_pass pass, const gt_wkv_ssm_args &all, gt_wkv6_args *wkv6, gt
     return GT_OK;
 }
 
-/* The operators do not depend on each other, so ssd goes to a second stream, between two events. */
+/* Enqueues wkv6 on the first stream and ssd on a second stream.  Two events fork and join the streams. */
 gt_status enqueue_both(gt_pass pass, const gt_wkv_ssm_args &all, cudaStream_t first) {
     static cudaStream_t second;
     static cudaEvent_t fork, join;
@@ -395,8 +396,8 @@ void multiply(Multiplication &m) {
          "cublasLtMatmul");
 }
 
-/* Times only the products, with x in place of the normalised x: y = x weight^T, or dx = dy weight and dweight = dy^T x.
- * The search for algorithms ends before the clock starts. */
+/* Times only the products, with x in place of n: y = x weight^T, or dx = dy weight and dweight = dy^T x.  The search
+ * for algorithms ends before the clock starts. */
 gt_status time_products(const test_op *, gt_pass pass, const void *args, double *ms) {
     const Clock &clock = the_clock();
     const gt_rmsnorm_linear_args &a = *static_cast<const gt_rmsnorm_linear_args *>(args);
@@ -453,6 +454,6 @@ const bench_machine *bench_gpu(const char *impl, const char **reason) {
 #endif
     if (error == cudaSuccess) return &gpu;
     *reason = cudaGetErrorString(error);
-    cudaGetLastError(); /* clears the error, which the bench has handled */
+    cudaGetLastError(); /* clears the error, which *reason reports */
     return nullptr;
 }

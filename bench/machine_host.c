@@ -1,4 +1,4 @@
-/* The bench's machine for the CPU twins on this computer. */
+/* bench/machine_host.c - the bench's machine that runs the CPU twins on this computer. */
 #define _POSIX_C_SOURCE 200809L
 #include "bench.h"
 
@@ -59,7 +59,7 @@ static double copy_bandwidth(void) {
     free(from);
     free(to);
     bench_median(ms, RUNS);
-    return 2.0 * PARTS * (double)part / ms[0]; /* takes the best time, because others may use this computer, too */
+    return 2.0 * PARTS * (double)part / ms[0]; /* the shortest time, because other programs may also run */
 }
 
 static size_t available(void) { return SIZE_MAX; }

@@ -1,10 +1,10 @@
-/* Measures the errors of states of 16 bits and int8 over long sequences:
+/* bench/state_errors.c - measures the errors of 16-bit and int8 states over long sequences:
  * build/bench/state_errors >bench/results/state_errors.csv
  *
- * The CPU twin of ssd decodes TOKENS tokens, one a step, so that the state is rounded after every token, as in a
- * server.  Each head forgets at its own speed: its decay is exp(-1 / memory) a token.  Activations are fp32, so that
- * only the state causes errors.  error: |y - truth| / |truth| in l2, over the last WINDOW tokens of a head.  The truth
- * is the recurrence in float64. The program takes about a minute. */
+ * The CPU twin of ssd decodes TOKENS tokens, one token per step, so that the state is rounded after every token, as in
+ * a server.  Each head has a different decay per token, exp(-1 / memory).  Activations are fp32, so that only the state
+ * causes errors.  The column `error` is |y - truth| / |truth| in l2, over the last WINDOW tokens of a head.  The truth
+ * is the recurrence in float64.  The program takes about a minute. */
 #include "gt_kernels.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ typedef struct token {
     float x[HEADS * P], B[N], C[N];
 } token;
 
-/* Draws a normal number that bf16 holds exactly.  A token has the same numbers in every run. */
+/* Draws a normal number that bf16 holds exactly. */
 static float draw(uint64_t *state) {
     double sum = 0;
     for (int i = 0; i < 12; i++) {
@@ -36,7 +36,7 @@ static void draw_token(int64_t t, token *k) {
     for (int n = 0; n < N; n++) k->B[n] = draw(&state), k->C[n] = draw(&state);
 }
 
-/* Runs one step in float64; writes y of all heads. */
+/* Runs one step in float64 and writes y of all heads. */
 static void step_truth(const token *k, double *h, double *y) {
     for (int head = 0; head < HEADS; head++) {
         const double decay = exp((double)(-1.0f / (float)memory[head]));

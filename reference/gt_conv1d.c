@@ -1,5 +1,5 @@
-/* Causal depthwise convolution on the CPU, the twin of gt_conv1d.cuh.  Let e be the W-1 inputs before the first token,
- * followed by x_0 ... x_{T-1}:
+/* reference/gt_conv1d.c - causal depthwise convolution on the CPU, the twin of gt_conv1d.cuh.  Let e be the W-1 inputs
+ * before the first token, followed by x_0 ... x_{T-1}:
  *
  *     pre_t = bias + sum_{j<W} weight[j] e_{t+j}     y_t = act(pre_t)     state_out = last W-1 of e
  *
@@ -7,14 +7,14 @@
  *
  *     de_{t+j} += weight[j] q_t     dweight[j] += e_{t+j} q_t     dbias += q_t
  *
- * Gu and Dao 2023, arXiv:2312.00752.  Threads take channels.  A channel takes its sequences (batch elements or packed
- * ones) in order, so sums over them have one fixed order. */
+ * Source: Gu and Dao 2023, arXiv:2312.00752.  Each thread takes channels.  It processes the sequences of a channel
+ * (batch elements or packed sequences) in order, so sums over them have a fixed order. */
 #include "gt_ref.h"
 
 /* ---- one channel ----------------------------------------------------------------------------- */
 
-/* A channel takes a sequence in chunks of tokens, so that loops over the tokens of a chunk run over arrays.  e holds
- * the J = W-1 elements before the chunk, then the chunk's own elements. */
+/* A sequence is processed in chunks of tokens, so that inner loops run over arrays.  e holds the J = W-1 elements
+ * before the chunk, then the chunk's own elements. */
 enum { CONV1D_MAX_W = 4, CONV1D_CHUNK = 64, CONV1D_E = CONV1D_CHUNK + CONV1D_MAX_W - 1 };
 
 static int64_t conv1d_chunk(const ref_sequence *s, int64_t first) {
@@ -40,7 +40,7 @@ typedef struct conv1d_channel {
     real weight[CONV1D_MAX_W], bias;
 } conv1d_channel;
 
-/* Gradients of the parameters.  They are sums over batch and time, in double, since their length has no limit. */
+/* Gradients of the parameters.  They are doubles, because sums over batch and time may have any number of terms. */
 typedef struct conv1d_sums {
     double weight[CONV1D_MAX_W], bias;
 } conv1d_sums;
@@ -61,10 +61,10 @@ static void conv1d_sum(const gt_conv1d_args *a, const conv1d_channel *c, const r
 
 /* ---- forward and step ------------------------------------------------------------------------ */
 
-/* The state of a channel as a step keeps it in memory: S inputs, in order or in a ring. */
+/* The state of a channel, as a step keeps it in memory: S inputs, either in order of time or as a ring. */
 typedef struct conv1d_columns {
-    int64_t first, step, S; /* element of column 0; elements from column to column; number of columns */
-    int64_t place;          /* column of the next input; S: the columns are in order */
+    int64_t first, step, S; /* index of column 0; stride of columns; number of columns */
+    int64_t place;          /* ring: column of the next input; otherwise S */
 } conv1d_columns;
 
 static conv1d_columns conv1d_columns_of(const gt_conv1d_args *a, int64_t row, int64_t b, int64_t d) {
@@ -86,7 +86,8 @@ static void conv1d_load_columns(const gt_conv1d_args *a, const conv1d_columns *c
     }
 }
 
-/* Commits tokens of a step.  In a ring the kept inputs stay where they are; otherwise they move to the front. */
+/* Stores the committed tokens of a step in the state.  In a ring the kept inputs stay where they are; otherwise they
+ * move to the front. */
 static void conv1d_store_columns(const gt_conv1d_args *a, const conv1d_columns *c, const ref_sequence *s, int64_t d) {
     const int64_t n = s->commit - s->first, lost = n > c->S ? n - c->S : 0;
     for (int64_t j = 0; c->place == c->S && n > 0 && j + n < c->S; j++)
@@ -98,8 +99,8 @@ static void conv1d_store_columns(const gt_conv1d_args *a, const conv1d_columns *
     }
 }
 
-/* Takes one sequence of one channel.  `state` holds the inputs before the first token on entry, and the inputs before
- * s->commit on return. */
+/* Computes y of one sequence of one channel.  On entry `state` holds the inputs before the first token; on return the
+ * inputs before token s->commit. */
 static void conv1d_sequence(const gt_conv1d_args *a, const ref_sequence *s, const conv1d_channel *c, real *state) {
     int64_t J = a->W - 1;
     real e[CONV1D_E], y[CONV1D_CHUNK];
@@ -136,7 +137,7 @@ static void conv1d_end(const gt_conv1d_args *a, const ref_sequence *s, int64_t d
         ((real *)a->state_out)[s->row * at.b + d * at.t + j * at.h] = state[j];
 }
 
-/* Forward without tokens. */
+/* Forward without tokens: copies the states. */
 static void conv1d_pass_states(const gt_conv1d_args *a, const ref_sequences *all) {
     for (int64_t i = 0; a->state_out && i < all->count; i++) {
         const ref_sequence s = ref_sequence_at(all, i);
@@ -148,7 +149,7 @@ static void conv1d_pass_states(const gt_conv1d_args *a, const ref_sequences *all
     }
 }
 
-/* Runs all channels; `a` is prepared. */
+/* Runs all channels.  `a` holds checked arguments with defaults filled in. */
 static gt_status conv1d_run(const gt_conv1d_args *a, int step) {
     ref_sequences all;
     gt_status status = conv1d_sequences(a, &all);
@@ -214,8 +215,8 @@ static void conv1d_store_de(const gt_conv1d_args *a, const conv1d_channel *c, co
     if (a->dx) conv1d_store(de + i, a, a->dx, a->dx_stride, s, first + i - J, c->d, n - i);
 }
 
-/* Takes one sequence of one channel backwards.  `dstate` is the gradient of state_out on entry, and of state_in on
- * return.  The parameter gradients are added to `sums`. */
+/* Computes the gradients of one sequence of one channel.  `dstate` is the gradient of state_out on entry, and of
+ * state_in on return.  The parameter gradients are added to `sums`. */
 static void conv1d_sequence_backward(const gt_conv1d_args *a, const ref_sequence *s, const conv1d_channel *c,
                                      real *dstate, conv1d_sums *sums) {
     int64_t J = a->W - 1, T = s->last - s->first, row_in = a->state_in_shared ? 0 : s->row;

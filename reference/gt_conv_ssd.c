@@ -1,13 +1,13 @@
-/* conv_ssd on the CPU, the twin of the kernels in gt/fused/conv_ssd_*. It calls the twins of conv1d and ssd, one after
- * the other.  c = conv1d(xBC; weight, bias, conv_state_in) with SiLU, rounded to dtype.  x, Bm and Cm are slices of the
- * rows of c.
+/* reference/gt_conv_ssd.c - conv_ssd on the CPU, the twin of the kernels in gt/fused/conv_ssd_*.  It calls the twin of
+ * conv1d, then the twin of ssd.  c = conv1d(xBC; weight, bias, conv_state_in) with SiLU, rounded to dtype.  x, Bm and
+ * Cm are slices of the rows of c.
  *
  *     y = ssd(x, Bm, Cm, dt, z; A, Dskip, dt_bias, state_in)
  *
  * Backward computes c again.  Then ssd computes the gradient dc, and from dc conv1d computes dxBC, dweight and dbias.
  *
- * Activations of any dtype are copied to packed numbers of this build.  c is rounded to the values that kernels store,
- * in the double build, too.  So comparisons show ssd's errors and not the rounding of c.  dc is not rounded. */
+ * Activations of any dtype are copied to packed arrays of `real` (gt_ref.h).  Even the double build rounds c to the
+ * values that kernels store, so that comparisons show the errors of ssd, not the rounding of c.  dc is not rounded. */
 #include "gt_ref.h"
 
 #include "gt/fused/conv_ssd.h"
@@ -21,9 +21,9 @@ gt_status GT_REF(ssd_step)(const gt_ssd_args *args);
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-/* A tensor [B,T,H,n] of the caller. */
+/* A tensor [B,T,H,n] of the caller: an input or an output. */
 typedef struct conv_ssd_tensor {
-    const void *in; /* or */
+    const void *in; /* NULL for an output */
     void *out;
     gt_dtype dtype;
     gt_stride at;
@@ -34,8 +34,8 @@ static int64_t conv_ssd_count(const conv_ssd_tensor *x) {
     return x->B && x->T ? gt_times(gt_times(x->B, x->T), gt_times(x->H, x->n)) : 0;
 }
 
-/* Sets *copy to a packed copy of an input, to room for an output, or to NULL for an absent tensor.  The caller frees
- * it. */
+/* Sets *copy to a packed copy of an input, or to room for an output.  Leaves *copy unchanged if the tensor is absent or
+ * empty.  The caller frees *copy. */
 static gt_status conv_ssd_copy(real **copy, const conv_ssd_tensor *x) {
     const int64_t count = conv_ssd_count(x), rows = count ? x->B * x->T * x->H : 0;
     gt_status status;
@@ -65,7 +65,7 @@ typedef struct conv_ssd_call {
     gt_conv_ssd_args a; /* the caller's arguments, with copies of the activations in one dtype */
     conv_ssd_tensor tensor[TENSORS];
     real *copy[TENSORS];
-    real *c, *dc, *slices; /* [B,T,D]; ssd writes dc to slices */
+    real *c, *dc, *slices; /* [B,T,D].  ssd writes its part of dc to `slices` */
     int has_tokens;
     gt_conv1d_args conv;
     gt_ssd_args ssd;
@@ -77,7 +77,7 @@ static conv_ssd_tensor conv_ssd_tensor_of(const gt_conv_ssd_args *a, const void 
     return x;
 }
 
-/* Makes the copies, and puts them in the arguments. */
+/* Makes the copies, and lets the arguments point to them. */
 static gt_status conv_ssd_take(conv_ssd_call *k, gt_pass pass) {
     gt_conv_ssd_args *a = &k->a;
     const int64_t D = gt_conv_ssd_channels(a);
@@ -101,7 +101,8 @@ static gt_status conv_ssd_take(conv_ssd_call *k, gt_pass pass) {
     return status;
 }
 
-/* Gives the slices of dc separate arrays.  As doubles in one row, they would overlap for code that counts in floats. */
+/* Gives dx, dBm and dCm separate arrays instead of slices of dc.  The checks of arguments count in floats; in the
+ * double build slices of one row would seem to overlap. */
 static void conv_ssd_split(conv_ssd_call *k) {
     gt_ssd_args *s = &k->ssd;
     const gt_stride packed = {0, 0, 0};
@@ -168,7 +169,7 @@ static gt_status conv_ssd_convolve(conv_ssd_call *k, gt_pass pass, const gt_conv
     return status;
 }
 
-/* Without tokens there are only states and zeros, and D may exceed conv1d's limit. */
+/* Returns whether conv1d is called.  Without tokens D may exceed the limit of conv1d, and then there are no states. */
 static int conv_ssd_has_conv(const conv_ssd_call *k) { return k->has_tokens || k->conv.D <= GT_MAX_SIZE; }
 
 gt_status GT_REF(conv_ssd_forward)(const gt_conv_ssd_args *args) {

@@ -1,15 +1,14 @@
-/* Normalisation and its neighbours on the CPU, the twins of gt_fused.cuh: rmsnorm_linear, norm_mix
- * and norm_gate.  All three normalise slices of rows:
+/* reference/gt_fused.c - normalisation and its neighbours on the CPU, the twins of gt_fused.cuh: rmsnorm_linear,
+ * norm_mix, norm_gate and add_norm.  All of them normalise rows, or slices of rows:
  *
  *     xhat = (x - mean(x)) rstd         rstd = 1 / sqrt(mean((x - mean(x))^2) + eps)
  *     dx   = rstd (dxhat - mean(dxhat) - xhat mean(dxhat . xhat))
  *
  * where RMSNorm leaves out mean(x) and mean(dxhat).
- * Zhang and Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450.
+ * Sources: Zhang and Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450.
  *
- * Rows are held in double in both builds.  Products and squares of floats cannot overflow there,
- * and the differences above keep their digits: in a slice of one or two elements almost all of
- * dxhat cancels. */
+ * Rows are held in double in both builds (gt_ref.h).  So products and squares of floats cannot overflow, and the
+ * differences above keep their digits.  In a slice of one or two elements almost all of dxhat cancels. */
 #include "gt_ref.h"
 
 /* ---- one normalised slice -------------------------------------------------------------------- */
@@ -48,8 +47,8 @@ static void norm_slice_backward(double *d, const double *xhat, double rstd, int6
 
 /* ---- rows in parallel ------------------------------------------------------------------------ */
 
-/* Rows are cut into a fixed number of blocks, each with its own scratch.  Each block sums its rows, and then the blocks
- * are added in order.  So the result does not depend on the number of threads. */
+/* Rows are cut into a fixed number of blocks, each with its own scratch.  Each block sums its rows, and then the sums
+ * of the blocks are added in order.  So the result does not depend on the number of threads. */
 enum { NORM_BLOCKS = 32 };
 
 static int64_t norm_block_start(int64_t M, int64_t block) { return M * block / NORM_BLOCKS; }
@@ -75,7 +74,7 @@ static void norm_store_row(void *data, gt_dtype dtype, int64_t at, const double 
     for (int64_t i = 0; i < n; i++) ref_store(data, dtype, at + i, (real)from[i]);
 }
 
-/* Loads a parameter as a row.  If there is none, every element is `missing`. */
+/* Loads a parameter as a row.  If data is NULL, every element is `missing`. */
 static void norm_load_param(double *to, const float *data, double missing, int64_t n) {
     for (int64_t i = 0; i < n; i++) to[i] = missing;
     for (int64_t i = 0; data && i < n; i++) to[i] = ((const real *)data)[i];
@@ -86,8 +85,8 @@ static void norm_load_param(double *to, const float *data, double missing, int64
  *     dweight = sum_m dy n^T     dgamma = sum_m dn . xhat     dbeta = sum_m dn     dbias = sum_m dy
  */
 
-/* y += s0 x[0,:] + s1 x[1,:] + s2 x[2,:] + s3 x[3,:], for rows of n elements.  Four terms at once save three of four
- * passes over y. */
+/* Computes y += s0 x[0,:] + s1 x[1,:] + s2 x[2,:] + s3 x[3,:], for rows of n elements.  Four terms at once save three
+ * of four passes over y. */
 static inline void linear_add4(real *restrict y, const real *restrict x, int64_t n, real s0, real s1, real s2,
                                real s3) {
     const real *restrict x1 = x + n, *restrict x2 = x1 + n, *restrict x3 = x2 + n;
@@ -98,11 +97,11 @@ static inline void linear_add(real *restrict y, const real *restrict x, int64_t 
     for (int64_t i = 0; i < n; i++) y[i] += s * x[i];
 }
 
-/* Rows of C that are computed together.  They share rows of B, and all of these rows stay in cache. */
+/* Rows of C that are computed together.  They use the same rows of B, and all these rows stay in cache. */
 enum { LINEAR_ROWS = 8 };
 
-/* C += A B for rows first ... last-1 of C.  C is [P,R] and B is [Q,R].  Element [p,q] of A [P,Q] lies at p * p_stride +
- * q * q_stride. */
+/* Computes C += A B for rows first ... last-1 of C.  C is [P,R] and B is [Q,R].  Element [p,q] of A [P,Q] lies at p *
+ * p_stride + q * q_stride. */
 static void linear_product_rows(real *C, const real *A, int64_t p_stride, int64_t q_stride, const real *B,
                                 int64_t first, int64_t last, int64_t Q, int64_t R) {
     int64_t q = 0;
@@ -124,8 +123,8 @@ static void linear_product(real *C, const real *A, int64_t p_stride, int64_t q_s
     }
 }
 
-/* sum [P,R] += A^T B for A [Q,P] and B [Q,R], where Q may be large.  `part` [P,R] holds sums over LINEAR_TERMS rows at
- * a time, whose rounding errors stay small.  These partial sums are added in double. */
+/* Computes sum [P,R] += A^T B for A [Q,P] and B [Q,R], where Q may be large.  `part` [P,R] holds partial sums over
+ * LINEAR_TERMS rows, so that their rounding errors stay small.  The partial sums are added in double. */
 enum { LINEAR_TERMS = 256 };
 
 static void linear_long_product(double *sum, real *part, const real *A, const real *B, int64_t P, int64_t Q,
@@ -151,7 +150,7 @@ static double linear_row(const gt_rmsnorm_linear_args *a, int64_t m, double *xha
     return norm_slice(xhat, a->D, a->norm, a->eps);
 }
 
-/* n [M,D] */
+/* Computes n [M,D]. */
 static void linear_normalise(const gt_rmsnorm_linear_args *a, real *n, double *blocks) {
     GT_PARALLEL_FOR
     for (int64_t k = 0; k < NORM_BLOCKS; k++) {
@@ -164,7 +163,7 @@ static void linear_normalise(const gt_rmsnorm_linear_args *a, real *n, double *b
     }
 }
 
-/* y [M,O] = n weight^T + bias, from the transposed weight [D,O]. */
+/* Computes y [M,O] = n weight^T + bias.  `weight` is room for the transposed weight [D,O]. */
 static void linear_output(const gt_rmsnorm_linear_args *a, const real *n, real *weight, real *y) {
     for (int64_t o = 0; o < a->O; o++)
         for (int64_t d = 0; d < a->D; d++) weight[d * a->O + o] = ref_load(a->weight, a->dtype, o * a->D + d);
@@ -174,8 +173,8 @@ static void linear_output(const gt_rmsnorm_linear_args *a, const real *n, real *
     for (int64_t m = 0; m < a->M; m++) ref_store_row(a->y, a->dtype, m * a->y_stride, y + m * a->O, a->O);
 }
 
-/* Computes a single output (O = 1), all in double.  Its terms may cancel, and the row has no other output that shows
- * how large they were. */
+/* Computes y for O = 1, all in double.  The terms of y may cancel, and the row has no other output that shows how large
+ * they were. */
 static void linear_single(const gt_rmsnorm_linear_args *a, double *blocks) {
     GT_PARALLEL_FOR
     for (int64_t k = 0; k < NORM_BLOCKS; k++) {
@@ -212,7 +211,7 @@ gt_status GT_REF(rmsnorm_linear_forward)(const gt_rmsnorm_linear_args *args) {
     return status;
 }
 
-/* A step has at most 64 rows of n, so its sums are computed in double, output by output. */
+/* A step has at most 64 rows, so its sums can be computed in double, output by output. */
 gt_status GT_REF(rmsnorm_linear_step)(const gt_rmsnorm_linear_args *args) {
     gt_rmsnorm_linear_args a;
     gt_dims dims;
@@ -238,7 +237,7 @@ gt_status GT_REF(rmsnorm_linear_step)(const gt_rmsnorm_linear_args *args) {
     return status;
 }
 
-/* Sums dy [M,O] into `dbias`, which holds zeros on entry. */
+/* Computes dbias.  `dbias` is room for the sums, which holds zeros on entry. */
 static void linear_dbias(const gt_rmsnorm_linear_args *a, const real *dy, double *dbias) {
     if (!a->dbias) return;
     for (int64_t m = 0; m < a->M; m++)
@@ -246,7 +245,7 @@ static void linear_dbias(const gt_rmsnorm_linear_args *a, const real *dy, double
     for (int64_t o = 0; o < a->O; o++) ref_grad(a->dbias, o, dbias[o], a->accumulate);
 }
 
-/* Sums into `dweight`, which holds zeros on entry.  `part` is scratch of the same size. */
+/* Computes dweight.  `dweight` is room for the sums, which holds zeros on entry; `part` is scratch of the same size. */
 static void linear_dweight(const gt_rmsnorm_linear_args *a, const real *dy, real *n, real *part, double *dweight,
                            double *blocks) {
     if (!a->dweight) return;
@@ -298,7 +297,7 @@ gt_status GT_REF(rmsnorm_linear_backward)(const gt_rmsnorm_linear_args *args) {
         ref_no_grad(a.dbias, a.O, a.accumulate);
         return GT_OK;
     }
-    real *dy = NULL;                     /* dy [M,O], n then dn [M,D], parts of dweight, then weight [O,D] */
+    real *dy = NULL;                     /* dy [M,O]; n, later dn [M,D]; partial sums of dweight, later weight [O,D] */
     double *blocks = NULL, *sums = NULL; /* dbias [O], dweight [O,D] */
     status = norm_scratch(&blocks, linear_block_size(&a));
     if (status == GT_OK) status = ref_sums(&sums, a.O + a.O * a.D);
@@ -318,7 +317,7 @@ gt_status GT_REF(rmsnorm_linear_backward)(const gt_rmsnorm_linear_args *args) {
 
 /* ---- norm_mix -----------------------------------------------------------------------------------
  * y = residual + gain_a . ahat + gain_b . bhat, where a and b are normalised per slice of D/H.  The gradient of
- * residual is dy.  Both branches go back alike: dahat = dy . gain_a, dgain_a = sum_m dy . ahat. */
+ * residual is dy.  For both branches alike: dahat = dy . gain_a, dgain_a = sum_m dy . ahat. */
 
 static void mix_normalise(const gt_norm_mix_args *a, const void *x, int64_t x_stride, int64_t m, double *xhat) {
     int64_t n = a->D / a->H;
@@ -362,7 +361,7 @@ typedef struct mix_branch {
     int64_t x_stride, dx_stride;
 } mix_branch;
 
-/* Takes row m of one branch back, and adds to dgain. */
+/* Computes dx of row m of one branch, and adds to dgain. */
 static void mix_row_backward(const gt_norm_mix_args *a, const mix_branch *branch, int64_t m, double *xhat, double *dx,
                              double *dgain, const double *gain) {
     int64_t n = a->D / a->H;
@@ -423,18 +422,18 @@ gt_status GT_REF(norm_mix_backward)(const gt_norm_mix_args *args) {
  * With s = silu(z), or 1 without z, per slice of D/H:
  *     norm first:  y = n . s with n = norm(x) . gamma + beta
  *     gate first:  y = n     with n = norm(v) . gamma + beta, v = x . s
- * Backward, dn = dy . s or dy, dgamma = sum_m dn . xhat, dbeta = sum_m dn, and then:
+ * Backward has dn = dy . s, or gate first dn = dy.  dgamma = sum_m dn . xhat, dbeta = sum_m dn, and:
  *     norm first:  ds = dy . n                              dz = ds . silu'(z)
  *     gate first:  ds = dv . x      dx = dv . s
  */
 
-/* One row.  xhat holds x or v before the normalisation.  In forward d holds y.  In backward it holds dxhat, then dx or
- * dv. */
+/* One row.  xhat first holds x or v, then its normalised value.  In forward d holds y.  In backward d holds dxhat, then
+ * dx or dv. */
 typedef struct gate_row {
     double *x, *z, *s, *xhat, *dy, *d, *gamma, *beta;
 } gate_row;
 
-enum { GATE_ROW_SIZE = 8 }; /* times D */
+enum { GATE_ROW_SIZE = 8 }; /* arrays of D */
 
 static gate_row gate_row_in(const gt_norm_gate_args *a, double *scratch) {
     int64_t D = a->D;
@@ -456,7 +455,7 @@ static void gate_load(const gt_norm_gate_args *a, int64_t m, const gate_row *row
     for (int64_t d = 0; d < a->D; d++) xhat[d] = a->gate_first ? x[d] * s[d] : x[d];
 }
 
-/* n */
+/* Returns n. */
 static double gate_affine(const gate_row *row, int64_t d) { return row->xhat[d] * row->gamma[d] + row->beta[d]; }
 
 gt_status GT_REF(norm_gate_forward)(const gt_norm_gate_args *args) {
@@ -500,7 +499,7 @@ static void gate_store_gradients(const gt_norm_gate_args *a, int64_t m, const ga
     norm_store_row(a->dx, a->dtype, m * a->dx_stride, dx, a->D);
 }
 
-/* Takes row m back, and adds to dgamma and dbeta. */
+/* Computes the gradients of row m, and adds to dgamma and dbeta. */
 static void gate_row_backward(const gt_norm_gate_args *a, int64_t m, const gate_row *row, double *dgamma,
                               double *dbeta) {
     int64_t n = a->D / a->H;
@@ -531,7 +530,7 @@ gt_status GT_REF(norm_gate_backward)(const gt_norm_gate_args *args) {
         return GT_OK;
     }
     int64_t sums = GATE_ROW_SIZE * a.D, block_size = sums + 2 * a.D;
-    double *blocks; /* per block a gate_row, dgamma, dbeta */
+    double *blocks; /* per block: a gate_row, dgamma, dbeta */
     status = norm_scratch(&blocks, block_size);
     if (status != GT_OK) return status;
     GT_PARALLEL_FOR
@@ -551,7 +550,7 @@ gt_status GT_REF(norm_gate_backward)(const gt_norm_gate_args *args) {
 
 enum { ADD_ROW_SIZE = 5 }; /* arrays of D: xhat d dsum gamma beta */
 
-/* Loads x + residual of row m, or the sum that forward stored.  `a` is prepared. */
+/* Loads x + residual of row m, or the sum that forward stored. */
 static void add_load(const gt_add_norm_args *a, int64_t m, double *v, double *scratch) {
     if (a->reads_sum && a->sum) {
         norm_load_row(v, a->sum, a->sum_dtype, m * a->sum_stride, a->D);
@@ -592,7 +591,7 @@ gt_status GT_REF(add_norm_forward)(const gt_add_norm_args *args) {
     return GT_OK;
 }
 
-/* Takes row m back, and adds to dgamma and dbeta. */
+/* Computes the gradients of row m, and adds to dgamma and dbeta. */
 static void add_row_backward(const gt_add_norm_args *a, int64_t m, double *block, double *dgamma, double *dbeta) {
     const int64_t D = a->D;
     double *xhat = block, *dx = block + D, *dsum = block + 2 * D, *gamma = block + 3 * D;
@@ -626,7 +625,7 @@ gt_status GT_REF(add_norm_backward)(const gt_add_norm_args *args) {
         return GT_OK;
     }
     int64_t sums = ADD_ROW_SIZE * a.D, block_size = sums + 2 * a.D;
-    double *blocks; /* per block a row, dgamma, dbeta */
+    double *blocks; /* per block: a row, dgamma, dbeta */
     status = norm_scratch(&blocks, block_size);
     if (status != GT_OK) return status;
     GT_PARALLEL_FOR

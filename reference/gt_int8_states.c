@@ -3,7 +3,7 @@
 
 #include "gt/recurrence/int8_states.h"
 
-#ifdef GT_REAL_IS_FLOAT /* the double build has the operators alone */
+#ifdef GT_REAL_IS_FLOAT /* the double build has only the operators */
 static gt_status convert(const char *function, const gt_int8_states_args *args, int is_from_int8) {
     gt_int8_states_args a = {0};
     const gt_status status = gt_prepare_int8_states(GT_HOST, function, args, &a);

@@ -1,8 +1,8 @@
-/* Shared by the CPU twins: the number type, element access, scratch memory, OpenMP.
+/* reference/gt_ref.h - shared by the CPU twins: the number type, element access, scratch memory, OpenMP.
  *
  * The twins are written once and compiled twice.  With `real` = float they are the public gt_ref_... functions.  The
- * tests include the same sources with GT_REAL = double as gt_ref64_...; all comparisons take these as the truth.  In
- * that build every array of the argument struct holds doubles, whatever its dtype field says. */
+ * tests compile the same sources with GT_REAL = double, as gt_ref64_... functions, whose results count as the truth.
+ * In this double build every array of the argument struct holds doubles, whatever its dtype field says. */
 #ifndef GT_REF_H
 #define GT_REF_H
 
@@ -32,8 +32,8 @@ typedef GT_REAL real;
 #define GT_PARALLEL_FOR
 #endif
 
-/* Lets the compiler vectorise the next loop.  Its iterations are independent, or they add to the named sums.  A named
- * sum is computed over a fixed number of lanes. */
+/* Lets the compiler vectorise the next loop.  The loop's iterations are independent, or they add to the named sums.
+ * The number of lanes of a sum is fixed by the build, so results repeat. */
 #ifdef _OPENMP
 #define GT_PRAGMA(text) _Pragma(#text)
 #define GT_SIMD GT_PRAGMA(omp simd)
@@ -43,7 +43,7 @@ typedef GT_REAL real;
 #define GT_SIMD_SUM(...)
 #endif
 
-/* Element i of an activation array. */
+/* Returns element i of an activation array. */
 static inline real ref_load(const void *data, gt_dtype dtype, int64_t i) {
 #ifdef GT_REAL_IS_FLOAT
     if (dtype == GT_BF16) return gt_bf16_to_f32(((const uint16_t *)data)[i]);
@@ -70,7 +70,7 @@ static inline void ref_store(void *data, gt_dtype dtype, int64_t i, real value) 
     ((real *)data)[i] = value;
 }
 
-/* Rounds x to dtype, as kernels store it.  The double build rounds only once, too. */
+/* Rounds x to dtype, as kernels store it.  The double build also rounds only once, not first to float. */
 static inline real ref_rounded(real x, gt_dtype dtype) {
     if (dtype != GT_BF16 && dtype != GT_F16) return x;
 #ifdef GT_REAL_IS_FLOAT
@@ -86,7 +86,7 @@ static inline real ref_rounded(real x, gt_dtype dtype) {
 #endif
 }
 
-/* Loads elements at, at+1, ... at+n-1. */
+/* Loads n adjacent elements, from element `at` on. */
 static inline void ref_load_row(real *to, const void *data, gt_dtype dtype, int64_t at, int64_t n) {
     for (int64_t i = 0; i < n; i++) to[i] = ref_load(data, dtype, at + i);
 }
@@ -94,8 +94,9 @@ static inline void ref_store_row(void *data, gt_dtype dtype, int64_t at, const r
     for (int64_t i = 0; i < n; i++) ref_store(data, dtype, at + i, from[i]);
 }
 
-/* Stores rows first, first + 1, ... of a batch element's state, from element `at` on, as a step stores them.  `seed` is
- * NULL, or the seed of stochastic rounding.  The double build does not round. */
+/* Stores rows of a batch element's state, from element `at` of `data` on, as a step stores them.  first: index of the
+ * first of these rows in the state.  seed: the seed of stochastic rounding, or NULL.  The double build does not
+ * round. */
 static inline void ref_store_state(void *data, gt_dtype dtype, int64_t at, const real *from, int64_t first,
                                    int64_t rows, int64_t columns, const int32_t *seed, int32_t step) {
 #ifdef GT_REAL_IS_FLOAT
@@ -112,8 +113,8 @@ static inline void ref_store_state(void *data, gt_dtype dtype, int64_t at, const
     ref_store_row(data, dtype, at, from, rows * columns);
 }
 
-/* Rows of an int8 state, from element `at` on.  Each `group` adjacent numbers of a row share a scale, from element
- * `scale_at` of `scale` on. */
+/* Rows of an int8 state, from element `at` of `data` on.  Every group of `group` adjacent numbers of a row shares a
+ * scale.  The scales begin at element `scale_at` of `scale`. */
 typedef struct ref_int8_rows {
     void *data;
     float *scale;
@@ -132,7 +133,8 @@ static inline void ref_load_int8(real *to, const ref_int8_rows *s) {
     }
 }
 
-/* Stores n numbers that share scale number k.  first: the group, for random words, of the first of them. */
+/* Stores n numbers that share scale number k.  For stochastic rounding every 4 numbers form a group with random words
+ * of its own; first: number of the first of these groups. */
 static inline void ref_store_int8_group(const ref_int8_rows *s, int64_t k, int64_t at, const real *from, int64_t n,
                                         const int32_t *seed, int32_t step, int64_t first) {
 #ifdef GT_REAL_IS_FLOAT
@@ -161,7 +163,7 @@ static inline void ref_store_int8_group(const ref_int8_rows *s, int64_t k, int64
 #endif
 }
 
-/* first: number of the first row in the batch element's state. */
+/* Stores rows of an int8 state.  first: index of the first of these rows in the batch element's state. */
 static inline void ref_store_int8(const ref_int8_rows *s, const real *from, int64_t first, const int32_t *seed,
                                   int32_t step) {
     const int64_t groups = (s->columns + s->group - 1) / s->group;
@@ -174,7 +176,7 @@ static inline void ref_store_int8(const ref_int8_rows *s, const real *from, int6
         }
 }
 
-/* Element i of an int8 array, which also holds doubles in the other build. */
+/* Returns element i of an int8 array.  In the double build the array holds doubles. */
 static inline real ref_int8(const int8_t *data, int64_t i) {
 #ifdef GT_REAL_IS_FLOAT
     return data[i];
@@ -183,25 +185,25 @@ static inline real ref_int8(const int8_t *data, int64_t i) {
 #endif
 }
 
-/* Element i of an array that is fp32 in the public struct, or `missing` if the array is NULL. */
+/* Returns element i of an array that is fp32 in the public struct, or `missing` if the array is NULL. */
 static inline real ref_param(const float *data, int64_t i, real missing) {
     return data ? ((const real *)data)[i] : missing;
 }
 
-/* Element i of an array whose dtype a step may choose, or 0 if the array is NULL. */
+/* Returns element i of an array whose dtype a step may choose, or 0 if the array is NULL. */
 static inline real ref_parameter(const void *data, gt_dtype dtype, int64_t i) {
     return data ? ref_load(data, dtype, i) : 0;
 }
 
-/* Writes or accumulates element i of a parameter gradient, if the caller wants the gradient.  `value` is a sum over
- * batch and time.  Its number of terms has no limit, so the sum is a double. */
+/* Writes or accumulates element i of a parameter gradient, if the caller wants the gradient.  `value` is a double,
+ * because a sum over batch and time may have any number of terms. */
 static inline void ref_grad(float *data, int64_t i, double value, int accumulate) {
     if (!data) return;
     real *d = (real *)data + i;
     *d = accumulate ? *d + (real)value : (real)value;
 }
 
-/* Offset of [b, t, h, 0]. */
+/* Returns the offset of element [b, t, h, 0]. */
 static inline int64_t ref_at(gt_stride s, int64_t b, int64_t t, int64_t h) { return b * s.b + t * s.t + h * s.h; }
 
 /* Loads n elements of a state of any dtype.  If `from` is NULL, the elements are 0. */
@@ -218,8 +220,8 @@ static inline void ref_copy_state(real *to, const float *from, int64_t offset, i
 }
 
 /* ---- calls without tokens --------------------------------------------------------------------
- * Sizes other than the number of tokens may have any value in such a call, so no memory and no loop depends on them.
- * The functions write only states and gradients that the caller gives. */
+ * In a call without tokens the other sizes may have any value, so no memory and no loop depends on them.  The functions
+ * write only states and gradients that the caller gives. */
 
 /* Copies `rows` states of n numbers.  A shared state goes to every row. */
 static inline void ref_pass_states(float *to, const float *from, int is_shared, int64_t rows, int64_t n) {
@@ -227,7 +229,7 @@ static inline void ref_pass_states(float *to, const float *from, int is_shared, 
     for (int64_t row = 0; row < rows; row++) ref_copy_state((real *)to + row * n, from, is_shared ? 0 : row * n, n);
 }
 
-/* Computes the gradient of a state that `rows` sequences share: the sum of their gradients. */
+/* Computes the gradient of a state that `rows` sequences share: the sum of the sequences' gradients. */
 static inline void ref_sum_states(float *to, const float *from, int64_t rows, int64_t n, int accumulate) {
     for (int64_t i = 0; to && i < n; i++) {
         double sum = 0;
@@ -264,19 +266,19 @@ static inline gt_status ref_check_sequences(const int32_t *cu_seqlens, const int
     return GT_OK;
 }
 
-/* A sequence: tokens first ... last-1 of batch element b.  `row` is the row of its states; -1: the call skips the
- * sequence. */
+/* A sequence: tokens first ... last-1 of batch element b.  `row` is the sequence's row in the states, or -1 if the call
+ * skips the sequence. */
 typedef struct ref_sequence {
     int64_t b, first, last, row;
-    int64_t commit;  /* the state before this token is the one to store */
-    int starts_zero; /* ignores the contents of its row */
+    int64_t commit;  /* the state before this token is stored */
+    int starts_zero; /* 1: starts from zeros, not from its row */
 } ref_sequence;
 
-/* The sequences of a call.  capacity = 0: the elements of a batch; otherwise packed sequences. */
+/* The sequences of a call.  If capacity is 0, they are the batch elements, otherwise packed sequences. */
 typedef struct ref_sequences {
     int64_t B, T, capacity, count; /* count: number of sequences */
     const int32_t *cu_seqlens;
-    const int32_t *slots, *starts_zero; /* slots NULL: sequence s has row s */
+    const int32_t *slots, *starts_zero; /* without slots sequence s has row s */
     int64_t rows;
 } ref_sequences;
 
@@ -300,7 +302,7 @@ static inline ref_sequence ref_sequence_at(const ref_sequences *q, int64_t s) {
     return (ref_sequence){0, q->cu_seqlens[s], end, is_skipped ? -1 : slot, end, q->starts_zero && q->starts_zero[s]};
 }
 
-/* Makes forward use a pool for the states of packed sequences, if the caller gives one. */
+/* Makes forward use a pool of states for packed sequences, if the caller gives `slots`. */
 static inline void ref_use_pool(ref_sequences *q, const int32_t *slots, const int32_t *starts_zero, int64_t rows) {
     if (q->capacity == 0) return;
     q->slots = slots;
@@ -308,7 +310,7 @@ static inline void ref_use_pool(ref_sequences *q, const int32_t *slots, const in
     q->rows = rows;
 }
 
-/* Batch element b of a step.  A skipped element has row -1 and no tokens. */
+/* Returns batch element b of a step as a sequence.  A skipped element has row -1 and no tokens. */
 static inline ref_sequence ref_step_element(int64_t b, int64_t T, const int32_t *slots, int64_t slot_capacity,
                                             const int32_t *tokens, const int32_t *commit) {
     const ref_sequence skipped = {b, 0, 0, -1, 0, 0};
@@ -332,8 +334,8 @@ static inline void ref_pass_rows(const ref_sequences *all, float *to, const floa
     }
 }
 
-/* First token of a sequence whose y is 0: the first that a step lacks, or the first of all if the sequence is
- * skipped. */
+/* Returns the first token whose y is set to 0: the first after the tokens that a step processes, or the first of all if
+ * the sequence is skipped. */
 static inline int64_t ref_first_cleared(const ref_sequence *q) { return q->row < 0 ? q->first : q->last; }
 
 /* Clears n adjacent elements of each of the tokens t ... T-1 of batch element b. */
@@ -349,7 +351,7 @@ static inline void ref_clear_unused(const ref_sequences *q, int64_t h, void *dat
     if (q->capacity && data) ref_clear(0, q->cu_seqlens[q->count], q->T, h, data, dtype, stride, n);
 }
 
-/* More numbers than any memory holds.  A larger count is a saturated result of gt_times or gt_plus. */
+/* More numbers than any memory holds.  Saturated results of gt_times and gt_plus are larger. */
 #define REF_MOST_NUMBERS ((int64_t)(PTRDIFF_MAX / sizeof(double)))
 
 /* Allocates scratch for `count` numbers.  On success the pointer is never NULL, even if count is 0. */
@@ -385,9 +387,9 @@ static inline real ref_decay(real a) {
 static inline real ref_carry(real decay, real x) { return decay < 0 ? x * decay * decay * decay * decay : decay * x; }
 
 /* ---- pieces of sequences ----------------------------------------------------------------------
- * gt_OP_join: computes the start states of pieces, from `states` states with `rows` rows of `n` numbers, and a decay a
- * row: S_0 = first, S_{p+1} = exp(decay_p) S_p + states_p.  is_reverse: from the last piece to the first.  starts may
- * be states. */
+ * gt_OP_join computes the start states of pieces.  Each piece has `states` states of `rows` rows with `n` numbers, and
+ * a decay for each row: S_0 = first, S_{p+1} = exp(decay_p) S_p + state_p.  is_reverse: goes from the last piece to the
+ * first.  `starts` may be the memory of `state`. */
 typedef struct ref_pieces {
     int64_t pieces, states, rows, n;
     const float *state, *decay, *first;
@@ -412,13 +414,13 @@ static inline void ref_join(const ref_pieces *x) {
     }
 }
 
-/* 1 / (1 + exp(-x)); the argument of exp is never positive, so exp cannot overflow */
+/* Returns 1 / (1 + exp(-x)).  The argument of exp is never positive, so exp cannot overflow. */
 static inline real ref_sigmoid(real x) {
     real e = ref_exp(x < 0 ? x : -x);
     return (x < 0 ? e : 1) / (1 + e);
 }
-/* Bounds x so that silu of an infinite x is its limit instead of infinity times 0: -0 below, with derivative 0, and
- * derivative 1 above.  At the bound the sigmoid is 0 or 1 in both builds. */
+/* Bounds x, so that silu of -infinity is its limit -0, instead of infinity times 0.  The derivative is 0 at -infinity
+ * and 1 at infinity.  At the bounds the sigmoid is 0 or 1 in both builds. */
 static inline real ref_bounded(real x) { return x < -1000 ? -1000 : x > 1000 ? 1000 : x; }
 static inline real ref_silu(real x) { return (x < 0 ? ref_bounded(x) : x) * ref_sigmoid(x); }
 static inline real ref_dsilu(real x) {

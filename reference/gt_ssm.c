@@ -1,24 +1,26 @@
-/* Mamba-2 (ssd) and Mamba-1 (selective_scan) on the CPU, the twins of gt_ssm.cuh: the same mathematics, token by token.
+/* reference/gt_ssm.c - Mamba-2 (ssd) and Mamba-1 (selective_scan) on the CPU, the twins of gt_ssm.cuh.  They compute
+ * the same mathematics, token by token.
  *
  *     h_t = exp(Delta_t A) h_{t-1} + Delta_t x_t Bm_t^T       h [P,N], read after the update
  *     y_t = (h_t Cm_t + Dskip . x_t) . silu(z_t)
  *
- * Dao and Gu 2024, arXiv:2405.21060; Gu and Dao 2023, arXiv:2312.00752.  The selective scan is the same recurrence:
- * every channel is a head with P = 1, and every state element has its own A.  So both operators run through the code
- * below; scan_as_ssd converts a scan call to an ssd call.
+ * Sources: Dao and Gu 2024, arXiv:2405.21060; Gu and Dao 2023, arXiv:2312.00752.  The selective scan is the same
+ * recurrence: every channel is a head with P = 1, and every state element has its own A.  So both operators use the
+ * code below; scan_as_ssd converts a scan call to an ssd call.
  *
  * Backward: G is dL/dh_t after the addition of dy_t Cm_t^T, and dy is the gradient of y before the gate.
  *     dCm = sum dy_t h_t            dBm = sum Delta x_t G      (sums over the heads of a group)
  *     dx  = Delta G Bm + Dskip dy   da  = <G, exp(Delta A) h_{t-1}>
  *     dDelta = <x, G Bm> + A da     dA  = sum Delta da         G <- exp(Delta A) G
  *
- * Threads take heads.  Every sum over heads or over the batch is taken in index order. */
+ * Each thread takes heads.  Sums over heads or over the batch are in index order. */
 #include "gt_ref.h"
 
-/* Tokens of a chunk.  Backward keeps the state before every chunk and recomputes the others from it. */
+/* Tokens of a chunk.  Backward keeps the state before every chunk, and recomputes the states inside a chunk from it. */
 enum { SSM_CHUNK = 64 };
 
-/* One call of either operator, prepared.  For the selective scan H = D, P = 1, x is u, and A and dA are [H,N]. */
+/* A call of either operator, with checked arguments.  For the selective scan H = D, P = 1, x is u, and A and dA are
+ * [H,N]. */
 typedef struct ssm_call {
     gt_ssd_args a;
     int A_per_state;                  /* 0: A and dA are [H], as in ssd; 1: [H,N] */
@@ -39,12 +41,12 @@ typedef struct ssm_token {
     real *x, *z, *y;     /* [P]; y holds dy in backward */
     real *B, *C, *decay; /* [N]; decay is exp(Delta A) from ref_decay */
     real *da;            /* [N]; backward: the gradient of Delta A */
-    /* Some decay is a growth that may exceed a real: ref_decay returns a negative number for it. */
+    /* Some decay is a growth that may exceed a real.  For it ref_decay returns a negative number. */
     int grows_far;
     real delta, slope; /* Delta and its derivative with respect to dt */
 } ssm_token;
 
-/* Numbers of scratch that a token needs. */
+/* Returns how many numbers of scratch a token needs. */
 static int64_t ssm_token_count(const gt_ssd_args *a) { return 3 * a->P + 4 * a->N; }
 
 static ssm_token ssm_token_in(const gt_ssd_args *a, real *scratch) {
@@ -103,7 +105,7 @@ static real ssm_skip(const gt_ssd_args *a, int64_t h, int64_t p) {
     return ref_parameter(a->Dskip, a->parameter_dtype, a->Dskip_per_channel ? h * a->P + p : h);
 }
 
-/* h <- exp(Delta A) h + Delta x Bm^T */
+/* Computes h <- exp(Delta A) h + Delta x Bm^T. */
 static void ssm_advance(const gt_ssd_args *a, const ssm_token *x, real *state) {
     const real *restrict B = x->B, *restrict decay = x->decay;
     for (int64_t p = 0; p < a->P; p++) {
@@ -117,7 +119,7 @@ static void ssm_advance(const gt_ssd_args *a, const ssm_token *x, real *state) {
     }
 }
 
-/* y = (h Cm + Dskip . x) . silu(z) into x->y */
+/* Stores y = (h Cm + Dskip . x) . silu(z) in x->y. */
 static void ssm_output(const gt_ssd_args *a, int64_t h, const real *state, ssm_token *x) {
     const real *restrict C = x->C;
     for (int64_t p = 0; p < a->P; p++) {
@@ -192,9 +194,9 @@ static gt_status ssm_run(const ssm_call *c, int step) {
 
 /* ---- pieces of sequences ---------------------------------------------------------------------- */
 
-/* Computes the state after a piece that starts from zeros, and the log of the piece's decay.  is_reverse: computes the
- * gradient before a piece instead, from its dy and from zeros after it.  In that case the token's x holds dy, and its B
- * holds C. */
+/* Computes the state after a piece that starts from a state of zeros, and the log of the piece's decay.  is_reverse:
+ * instead computes the gradient of the state before a piece, from dy of the piece alone.  In that case the token's x
+ * holds dy, and its B holds C. */
 static gt_status ssd_segment(const ssm_call *c, int is_reverse) {
     const gt_ssd_args *a = &c->a;
     const int64_t PN = gt_times(a->P, a->N), per_head = gt_plus(PN, ssm_token_count(a));
@@ -230,7 +232,7 @@ static gt_status ssd_segment(const ssm_call *c, int is_reverse) {
                 log_decay += (double)x.delta * (double)ssm_A(c, h, 0);
                 for (int64_t p = 0; p < a->P; p++) {
                     const real w = is_reverse ? (a->z ? x.x[p] * ref_silu(x.z[p]) : x.x[p]) : x.delta * x.x[p];
-                    for (int64_t n = 0; n < a->N; n++) { /* forward decays before the addition, reverse after it */
+                    for (int64_t n = 0; n < a->N; n++) { /* forward decays before it adds, reverse decays after */
                         real *element = S + p * a->N + n;
                         *element = is_reverse ? ref_carry(decay, *element + w * x.B[n])
                                               : ref_carry(decay, *element) + w * x.B[n];
@@ -249,19 +251,19 @@ static gt_status ssd_segment(const ssm_call *c, int is_reverse) {
 
 /* Memory of all heads, one head after another: see ssm_head_in. */
 typedef struct ssm_scratch {
-    double *sums;  /* ssm_sums_count() a head */
-    real *numbers; /* ssm_head_count() a head */
+    double *sums;  /* ssm_sums_count() for each head */
+    real *numbers; /* ssm_head_count() for each head */
 } ssm_scratch;
 
 /* Backward's memory of one head. */
 typedef struct ssm_head {
     double *dA, *dDskip; /* [N], [P]: sums over batch and time */
-    double *ddt_bias;    /* [1]: the same */
-    double *G_sum;       /* [P,N]: sum over the sequences if they share the first state */
+    double *ddt_bias;    /* [1]: sum over batch and time */
+    double *G_sum;       /* [P,N]: for a shared state_in, the sum of G over sequences */
     real *states;        /* [chunks,P,N]: the state before every chunk */
     real *replay;        /* [SSM_CHUNK,P,N]: the state before every token of one chunk */
     real *G;             /* [P,N]: gradient of the state */
-    real *dB, *dC;       /* [SSM_CHUNK,N]: this head's share of a chunk's gradients */
+    real *dB, *dC;       /* [SSM_CHUNK,N]: what this head adds to the gradients of a chunk */
     ssm_token x;
 } ssm_head;
 
@@ -292,9 +294,9 @@ static ssm_head ssm_head_in(const gt_ssd_args *a, const ssm_scratch *scratch, in
     return k;
 }
 
-/* Takes one row of a state back through one token.  S is the row before the token.  G is the gradient of the row after
- * the token on entry, and of the row before it on return.  For this row, w = Delta x, and dy is the gradient before the
- * gate.  Adds to x->da, dB and dC.  Sets *hC = <h, C> and *GB = <G, B>. */
+/* Backward of one token for one row of the state.  S is the row before the token.  G is the gradient of the row after
+ * the token on entry, and of the row before the token on return.  For this row, w = Delta x, and dy is the gradient of
+ * y before the gate.  Adds to x->da, dB and dC.  Sets *hC = <h, C> and *GB = <G, B>. */
 static void ssm_row_backward(const ssm_token *x, int64_t N, real w, real dy, const real *restrict S, real *restrict G,
                              real *restrict dB, real *restrict dC, real *hC, real *GB) {
     const real *restrict B = x->B, *restrict C = x->C, *restrict decay = x->decay;
@@ -327,9 +329,9 @@ static void ssm_row_backward(const ssm_token *x, int64_t N, real w, real dy, con
     *GB = sum_GB;
 }
 
-/* Adds to dA and ddt_bias, and computes ddt, from <x, G B> and x->da.  Each term is multiplied by the slope before they
- * are added, since the sum of the unmultiplied terms may overflow.  The test excludes 0 * inf: beyond a limit the slope
- * is 0. */
+/* Adds to dA and ddt_bias, and computes ddt, from xGB = <x, G B> and x->da.  Each term is multiplied by the slope
+ * before the terms are added, since their plain sum may overflow.  A test excludes 0 * inf, because beyond a limit of
+ * dt the slope is 0. */
 static void ssm_delta_backward(const ssm_call *c, int64_t b, int64_t t, int64_t h, real xGB, ssm_head *k) {
     const gt_ssd_args *a = &c->a;
     const ssm_token *x = &k->x;
@@ -343,8 +345,8 @@ static void ssm_delta_backward(const ssm_call *c, int64_t b, int64_t t, int64_t 
     if (a->ddt) ref_store(a->ddt, a->dt_dtype, ref_at(a->ddt_stride, b, t, h), ddt);
 }
 
-/* Computes the gradients of token t, the i-th of its chunk, from the state before it.  Moves k->G from after the token
- * to before it. */
+/* Computes the gradients of token t, number i of its chunk, from the state before the token.  k->G is the gradient of
+ * the state after the token on entry, and of the state before the token on return. */
 static void ssm_token_backward(const ssm_call *c, int64_t b, int64_t t, int64_t i, int64_t h, ssm_head *k) {
     const gt_ssd_args *a = &c->a;
     int64_t PN = a->P * a->N;
@@ -388,7 +390,7 @@ static void ssm_checkpoints(const ssm_call *c, const ref_sequence *q, int64_t h,
     ref_copy_state(k->G, a->dstate_out, (q->row * a->H + h) * PN, PN);
 }
 
-/* Backward through chunk i of a sequence, tokens first ... last-1. */
+/* Computes the gradients of chunk i of a sequence, tokens first ... last-1. */
 static void ssm_chunk_backward(const ssm_call *c, int64_t b, int64_t i, int64_t first, int64_t last, int64_t h,
                                ssm_head *k) {
     const gt_ssd_args *a = &c->a;
@@ -403,13 +405,13 @@ static void ssm_chunk_backward(const ssm_call *c, int64_t b, int64_t i, int64_t 
     for (int64_t t = last - 1; t >= first; t--) ssm_token_backward(c, b, t, t - first, h, k);
 }
 
-/* Stores from[] to elements first, first + step, ... unless `data` is NULL. */
+/* Stores n values to elements first, first + step, ... of `data`, unless `data` is NULL. */
 static void ssm_store_strided(void *data, gt_dtype dtype, int64_t first, int64_t step, const real *from, int64_t n) {
     for (int64_t i = 0; data && i < n; i++) ref_store(data, dtype, first + i * step, from[i]);
 }
 
-/* Computes dBm and dCm of one group for token t, the i-th of its chunk.  Sums over the group's heads, in the first
- * head's memory. */
+/* Computes dBm and dCm of one group for token t, number i of its chunk.  The sums over the group's heads go to the
+ * memory of the first head. */
 static void ssm_group_backward(const ssm_call *c, int64_t b, int64_t t, int64_t i, int64_t g,
                                const ssm_scratch *scratch) {
     const gt_ssd_args *a = &c->a;
@@ -426,7 +428,8 @@ static void ssm_group_backward(const ssm_call *c, int64_t b, int64_t t, int64_t 
     ssm_store_strided(a->dCm, a->dtype, ref_at(a->dCm_stride, b, t, g), c->dCm_n, sum.dC + row, a->N);
 }
 
-/* Takes one sequence backwards in time.  At the end k->G is the gradient of its first state. */
+/* Computes the gradients of one sequence, from its last chunk to its first.  At the end G of each head is the gradient
+ * of the sequence's first state. */
 static void ssm_sequence_backward(const ssm_call *c, const ref_sequence *q, const ssm_scratch *scratch) {
     const gt_ssd_args *a = &c->a;
     GT_PARALLEL_FOR
@@ -448,7 +451,7 @@ static void ssm_sequence_backward(const ssm_call *c, const ref_sequence *q, cons
     }
 }
 
-/* Address of element i, or NULL if `data` is NULL. */
+/* Returns the address of element i, or NULL if `data` is NULL. */
 static void *ssm_element(void *data, gt_dtype dtype, int64_t i) {
 #ifdef GT_REAL_IS_FLOAT
     const size_t bytes = dtype == GT_F32 ? 4 : 2;

@@ -1,22 +1,24 @@
-/* RWKV-4 time mixing on the CPU, the twin of gt_wkv4.cuh.  With the log decay g and A = a exp(p), B = b exp(p):
+/* reference/gt_wkv4.c - RWKV-4 time mixing on the CPU, the twin of gt_wkv4.cuh.  With the log decay g, A = a exp(p) and
+ * B = b exp(p):
  *
  *     y_t = (A_{t-1} + exp(u + k_t) v_t) / (B_{t-1} + exp(u + k_t))
  *     A_t = exp(g) A_{t-1} + exp(k_t) v_t        B_t = exp(g) B_{t-1} + exp(k_t)
  *
- * Backward uses the mean m = A / B and l = log B.  M and L are their gradients.  The token's shares are p = exp(k_t) /
- * B_t and r = exp(u + k_t) / (B_{t-1} + exp(u + k_t)).  With e = v_t - m_{t-1}:
+ * Backward uses the mean m = A / B and l = log B.  M and L are the gradients of m and l.  The shares of token t are
+ * p = exp(k_t) / B_t and r = exp(u + k_t) / (B_{t-1} + exp(u + k_t)).  With e = v_t - m_{t-1}:
  *
  *     dv = r dy + p M        dk = r (1 - r) e dy + p (1 - p) e M + p L        du += r (1 - r) e dy
  *     M <- (1 - p) M + (1 - r) dy                    dg += (1 - p) L - p (1 - p) e M
  *     L <- (1 - p) L - p (1 - p) e M - r (1 - r) e dy
  *
- * Peng et al.  2023, arXiv:2305.13048.  Threads take channels; a channel takes its sequences in order.  States and
- * shares are doubles in both builds, since dw and du are long sums of small differences. */
+ * Source: Peng et al. 2023, arXiv:2305.13048.  Each thread takes channels, and processes the sequences of a channel in
+ * order.  States and shares are doubles in both builds (gt_ref.h), since dw and du are long sums of small
+ * differences. */
 #include "gt_ref.h"
 
 #include <float.h>
 
-/* Tokens of a chunk.  Backward keeps the state before every chunk and recomputes the others from it. */
+/* Tokens of a chunk.  Backward keeps the state before every chunk, and recomputes the states inside a chunk from it. */
 enum { WKV4_CHUNK = 64 };
 
 /* A = a exp(p), B = b exp(p) */
@@ -31,8 +33,9 @@ typedef struct wkv4_channel {
     double u;
 } wkv4_channel;
 
-/* One token after a state.  The decayed state and the token's own weight are in units of exp(p).  Then y = share v +
- * rest.  The weights of y are in units of exp(q): `others` is the state's weight, `sum` the sum of all. */
+/* A token that follows a state.  a and b are the decayed state and `weight` is the token's weight in it, all in units
+ * of exp(p).  y = share v + rest.  The weights in y are in units of exp(q): `others` is the weight of the state, `sum`
+ * the sum of all weights. */
 typedef struct wkv4_token {
     double a, b, p, weight;
     double share, rest, others, sum, down; /* down: exp(p before the token - q) */
@@ -49,8 +52,8 @@ static wkv4_channel wkv4_load_channel(const gt_wkv4_args *a, int64_t d) {
     return c;
 }
 
-/* Returns whether a decay is added to p.  Other decays scale a and b, so that p is not rounded at every token.  A
- * strong decay would make a and b vanish. */
+/* Returns whether a decay is strong, so that it is added to p: as a factor it would make a and b vanish.  Other decays
+ * multiply a and b, so that p is not rounded at every token. */
 static int wkv4_is_strong(double g) { return g < -2 || g > 2; }
 
 static wkv4_token wkv4_meet(const wkv4_state *s, const wkv4_channel *c, double k) {
@@ -70,7 +73,8 @@ static wkv4_token wkv4_meet(const wkv4_state *s, const wkv4_channel *c, double k
     return x;
 }
 
-/* Returns the state after the token, with b near 1.  Otherwise b would vanish if one key is far above later keys. */
+/* Returns the state after the token.  Rescales it so that b stays near 1; otherwise b would vanish if one key is far
+ * above later keys. */
 static wkv4_state wkv4_after(const wkv4_token *x, double v) {
     wkv4_state s = {x->a + x->weight * v, x->b + x->weight, x->p};
     if (!(s.b > 0) || !isfinite(s.b) || (s.b > 0x1p-20 && s.b < 0x1p20)) return s;
@@ -91,7 +95,7 @@ static void wkv4_store_three(const gt_wkv4_args *a, float *states, int64_t row, 
     if (states) to[0] = (real)x.a, to[a->D] = (real)x.b, to[2 * a->D] = (real)x.p;
 }
 
-/* A caller's state.  If it has no weight, it becomes the neutral state, which any key replaces. */
+/* Returns a state of the caller.  A state without weight becomes the neutral state, which any key replaces. */
 static wkv4_state wkv4_of_caller(wkv4_state s) {
     if (s.a == 0 && s.b == 0) s.p = -FLT_MAX;
     return s;
@@ -103,8 +107,8 @@ static wkv4_state wkv4_to_caller(wkv4_state s) {
 
 /* ---- forward and step ------------------------------------------------------------------------ */
 
-/* Takes one sequence of a channel and returns the state before s->commit.  A step rounds the state after every token,
- * as stored states are rounded.  So T tokens give the bits of T steps of one token. */
+/* Computes y of one sequence of a channel, and returns the state before token s->commit.  A step rounds the state after
+ * every token, as stored states are rounded.  So a step of T tokens gives the same bits as T steps of one token. */
 static wkv4_state wkv4_sequence(const gt_wkv4_args *a, const ref_sequence *s, const wkv4_channel *c, wkv4_state given,
                                 int step) {
     wkv4_state state = wkv4_of_caller(given), kept = given;
@@ -125,7 +129,7 @@ static gt_status wkv4_sequences(const gt_wkv4_args *a, ref_sequences *q) {
     return ref_find_sequences(a->B, a->T, a->cu_seqlens, a->seq_count, a->seq_capacity, q);
 }
 
-/* Runs all channels; `a` is prepared. */
+/* Runs all channels.  `a` holds checked arguments with defaults filled in. */
 static gt_status wkv4_run(const gt_wkv4_args *a, int step) {
     ref_sequences all;
     const gt_status status = wkv4_sequences(a, &all);
@@ -153,7 +157,7 @@ static gt_status wkv4_run(const gt_wkv4_args *a, int step) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Sums over batch and time.  They are doubles, since their length has no limit. */
+/* Sums over batch and time.  They are doubles, because they may have any number of terms. */
 typedef struct wkv4_sums {
     double g, u, dstate[3];
 } wkv4_sums;
@@ -163,7 +167,7 @@ typedef struct wkv4_shares {
     double p, not_p, r, not_r, e;
 } wkv4_shares;
 
-/* The mean of a state, or 0 if the state has no weight.  Without weight the mean has no gradient. */
+/* Returns the mean of a state, or 0 if the state has no weight.  Without weight the mean has no gradient. */
 static double wkv4_mean(const wkv4_state *s) { return s->b != 0 ? s->a / s->b : 0; }
 
 static double wkv4_load(const gt_wkv4_args *a, const void *data, gt_stride stride, const ref_sequence *s, int64_t t,
@@ -171,7 +175,7 @@ static double wkv4_load(const gt_wkv4_args *a, const void *data, gt_stride strid
     return ref_load(data, a->dtype, ref_at(stride, s->b, t, d));
 }
 
-/* Goes forwards through tokens first ... last-1.  `shares` gets the shares of each token, unless it is NULL. */
+/* Returns the state after tokens first ... last-1.  `shares` gets the shares of each token, unless it is NULL. */
 static wkv4_state wkv4_advance(const gt_wkv4_args *a, const ref_sequence *s, const wkv4_channel *c, int64_t first,
                                int64_t last, wkv4_state state, wkv4_shares *shares) {
     for (int64_t t = first; t < last; t++) {
@@ -188,8 +192,8 @@ static wkv4_state wkv4_advance(const gt_wkv4_args *a, const ref_sequence *s, con
     return state;
 }
 
-/* Computes the gradient of state_in from M and L after the first token.  If state_in has no weight, its m is undefined,
- * but A and B still have gradients.  They come from the token's own values. */
+/* Computes the gradient of state_in from M and L after the first token.  Without weight m of state_in is undefined, but
+ * A and B still have gradients, which follow from the token's values. */
 static wkv4_state wkv4_first_gradient(const gt_wkv4_args *a, const ref_sequence *s, const wkv4_channel *c,
                                       wkv4_state given, double M, double L) {
     const wkv4_state state = wkv4_of_caller(given);
@@ -207,7 +211,7 @@ static wkv4_state wkv4_first_gradient(const gt_wkv4_args *a, const ref_sequence 
     return (wkv4_state){da, db, (given.a != 0 ? given.a * da : 0) + (given.b != 0 ? given.b * db : 0)};
 }
 
-/* Takes one sequence of a channel backwards.  checkpoints: room for the state before every chunk. */
+/* Computes the gradients of one sequence of a channel.  checkpoints: room for the state before every chunk. */
 static wkv4_state wkv4_sequence_backward(const gt_wkv4_args *a, const ref_sequence *s, const wkv4_channel *c,
                                          wkv4_state *checkpoints, wkv4_sums *sums) {
     const wkv4_state given = wkv4_load_three(a, a->state_in, a->state_in_shared ? 0 : s->row, c->d);

@@ -1,39 +1,39 @@
-/* WKV6 on the CPU, the twin of gt_wkv6.cuh: the same mathematics, token by token.
+/* reference/gt_wkv6.c - WKV6 on the CPU, the twin of gt_wkv6.cuh.  It computes the same mathematics, token by token.
  *
  *     y_t = scale (S^T r_t + (sum_n r_t[n] u[n] k_t[n]) v_t)       reads S [N,V] before token t
  *     S  <- diag(d_t) S + k_t v_t^T                                d_t = exp(-exp(w_t)), or exp(w_t)
  *
- * Peng et al. 2024, arXiv:2404.05892.
+ * Source: Peng et al. 2024, arXiv:2404.05892.
  *
  * Backward, with S before the token, G = dL/dS after it, dy times scale, and b = <dy, v>:
  *     dr = S dy + b u . k          dk = G v + b u . r          dv = G^T k + (sum_n r u k) dy
  *     dd[n] = sum_j G[n,j] S[n,j]  du = sum b r . k            G <- diag(d) G + r dy^T
  *
- * Work is split over heads.  A head takes its sequences (batch elements or packed ones) in order, so that sums over
- * them have one fixed order. */
+ * Each thread takes heads.  It processes the sequences of a head (batch elements or packed sequences) in order, so sums
+ * over them have a fixed order. */
 #include "gt_ref.h"
 
-/* Tokens of a chunk.  Backward keeps the state before every chunk and recomputes the others from it. */
+/* Tokens of a chunk.  Backward keeps the state before every chunk, and recomputes the states inside a chunk from it. */
 enum { WKV6_CHUNK = 64 };
 
 /* ---- one token of one head ------------------------------------------------------------------- */
 
-/* d = exp(-exp(w)), or exp(w) if the call gives decays by their log. */
+/* Returns the decay d = exp(-exp(w)), or exp(w) if w is the log of the decay. */
 static real wkv6_decay(const gt_wkv6_args *a, real w) { return ref_exp(a->decay == GT_DECAY_LOG ? w : -ref_exp(w)); }
 
-/* dL/dw from dL/dd.  A decay of exactly 0 would give 0 * inf; the select excludes it. */
+/* Returns dL/dw, from dd = dL/dd.  The test avoids 0 * inf for a decay of exactly 0. */
 static real wkv6_decay_gradient(const gt_wkv6_args *a, real w, real d, real dd) {
     if (d == 0) return 0;
     return a->decay == GT_DECAY_LOG ? dd * d : -dd * d * ref_exp(w);
 }
 
-/* Values of one token of one head: r, k, w, d [N], v, dy, dv [V].  d is the decay.  Backward uses dy and dv; forward
- * stores y in dy. */
+/* Values of one token of one head.  r, k, w and the decay d have N elements; v, dy and dv have V.  Only backward uses
+ * dv; forward stores y in dy. */
 typedef struct wkv6_token {
     real *r, *k, *w, *d, *v, *dy, *dv;
 } wkv6_token;
 
-/* Numbers of scratch that a token needs. */
+/* Returns how many numbers of scratch a token needs. */
 static int64_t wkv6_token_count(const gt_wkv6_args *a) { return 4 * a->N + 3 * a->V; }
 
 static wkv6_token wkv6_token_in(const gt_wkv6_args *a, real *scratch) {
@@ -57,14 +57,14 @@ static void wkv6_load(const gt_wkv6_args *a, int64_t b, int64_t t, int64_t h, wk
     for (int64_t n = 0; n < a->N; n++) x->d[n] = wkv6_decay(a, x->w[n]);
 }
 
-/* sum_n r u k */
+/* Returns sum_n r u k. */
 static real wkv6_bonus(const gt_wkv6_args *a, int64_t h, const wkv6_token *x) {
     real sum = 0;
     for (int64_t n = 0; n < a->N; n++) sum += x->r[n] * ref_parameter(a->u, a->parameter_dtype, h * a->N + n) * x->k[n];
     return sum;
 }
 
-/* y_t = scale (S^T r_t + (sum_n r u k) v_t) */
+/* Computes y_t = scale (S^T r_t + (sum_n r u k) v_t). */
 static void wkv6_output(const gt_wkv6_args *a, int64_t h, const wkv6_token *x, const real *S, real *y) {
     real ruk = wkv6_bonus(a, h, x);
     for (int64_t j = 0; j < a->V; j++) y[j] = ruk * x->v[j];
@@ -75,7 +75,7 @@ static void wkv6_output(const gt_wkv6_args *a, int64_t h, const wkv6_token *x, c
     for (int64_t j = 0; j < a->V; j++) y[j] *= a->scale;
 }
 
-/* S <- diag(d_t) S + k_t v_t^T */
+/* Computes S <- diag(d_t) S + k_t v_t^T. */
 static void wkv6_advance(const gt_wkv6_args *a, const wkv6_token *x, real *S) {
     for (int64_t n = 0; n < a->N; n++) {
         GT_SIMD
@@ -91,7 +91,7 @@ static gt_status wkv6_sequences(const gt_wkv6_args *a, ref_sequences *q) {
 
 static int wkv6_has_tokens(const gt_wkv6_args *a) { return a->B > 0 && a->T > 0; }
 
-/* Runs forward, or a step, which updates the states of slots in place.  `a` is prepared. */
+/* Runs forward, or a step, which updates the states of slots in place.  `a` holds checked arguments. */
 static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
     int64_t NV = gt_times(a->N, a->V), per_head = gt_plus(NV, wkv6_token_count(a));
     ref_sequences all;
@@ -150,9 +150,9 @@ static gt_status wkv6_run(const gt_wkv6_args *a, int step) {
 
 /* ---- pieces of sequences ---------------------------------------------------------------------- */
 
-/* Computes the state after a piece that starts from zeros, and the log of the piece's decay.  is_reverse: computes the
- * gradient before a piece instead, from its dy and from zeros after it.  In that case the token's k holds scale r, and
- * its v holds dy, so that wkv6_advance computes G. */
+/* Computes the state after a piece that starts from a state of zeros, and the log of the piece's decay.  is_reverse:
+ * instead computes the gradient of the state before a piece, from dy of the piece alone.  In that case the token's k
+ * holds scale r, and its v holds dy, so that wkv6_advance computes G. */
 static gt_status wkv6_segment(const gt_wkv6_args *a, int is_reverse) {
     const int64_t NV = gt_times(a->N, a->V), per_head = gt_plus(NV, wkv6_token_count(a));
     float *out = is_reverse ? a->dstate_in : a->state_out;
@@ -230,7 +230,7 @@ static gt_status wkv6_join(const gt_wkv6_args *args, int is_reverse) {
  * is the gradient of the state before the token.  Adds to du[n]. */
 static void wkv6_token_backward(const gt_wkv6_args *a, int64_t b, int64_t t, int64_t h, const real *S,
                                 const wkv6_token *x, real *G, double *du) {
-    real vdy = 0, ruk = wkv6_bonus(a, h, x); /* vdy: b above */
+    real vdy = 0, ruk = wkv6_bonus(a, h, x); /* vdy: b = <dy, v> */
     ref_load_row(x->dy, a->dy, a->dtype, ref_at(a->dy_stride, b, t, h), a->V);
     for (int64_t j = 0; j < a->V; j++) x->dy[j] *= a->scale;
     for (int64_t j = 0; j < a->V; j++) vdy += x->v[j] * x->dy[j];
@@ -257,8 +257,8 @@ static void wkv6_token_backward(const gt_wkv6_args *a, int64_t b, int64_t t, int
     if (a->dv) ref_store_row(a->dv, a->dtype, ref_at(a->dv_stride, b, t, h), x->dv, a->V);
 }
 
-/* Takes one sequence of one head backwards in time.  On return G is the gradient of its first state.  states: room for
- * the state before every chunk; replay: room for the state before every token of one chunk. */
+/* Computes the gradients of one sequence of one head.  On return G is the gradient of the sequence's first state.
+ * states: room for the state before every chunk.  replay: room for the state before every token of one chunk. */
 static void wkv6_sequence_backward(const gt_wkv6_args *a, const ref_sequence *q, int64_t h, wkv6_token *x, real *states,
                                    real *replay, real *G, double *du) {
     int64_t NV = a->N * a->V, chunks = (q->last - q->first + WKV6_CHUNK - 1) / WKV6_CHUNK;
@@ -329,8 +329,8 @@ gt_status GT_REF(wkv6_backward)(const gt_wkv6_args *args) {
     gt_status status = gt_prepare(gt_op_wkv6(), GT_BACKWARD, GT_HOST, args, &a, &dims);
     ref_sequences all;
     if (status != GT_OK || (status = wkv6_sequences(&a, &all)) != GT_OK) return status;
-    /* Scratch of a head: states before chunks and before a chunk's tokens, G, and one token.  Sums: du, and G summed
-     * over sequences. */
+    /* Scratch of a head: the states before all chunks, the states before the tokens of one chunk, G, and one token.
+     * Sums of a head: du and, for a shared state_in, G summed over sequences. */
     int64_t NV = gt_times(a.N, a.V), chunks = (a.T + WKV6_CHUNK - 1) / WKV6_CHUNK + 1;
     int64_t per_head = gt_plus(gt_times(chunks + WKV6_CHUNK + 1, NV), wkv6_token_count(&a));
     int64_t sums_per_head = gt_plus(a.N, a.state_in_shared ? NV : 0);

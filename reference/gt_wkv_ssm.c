@@ -1,4 +1,5 @@
-/* wkv_ssm on the CPU: checks all arguments of wkv6 and ssd, then calls the twins of both. */
+/* reference/gt_wkv_ssm.c - wkv_ssm on the CPU.  It checks all arguments of wkv6 and ssd, then calls the twins of
+ * both. */
 #include "gt_ref.h"
 
 gt_status GT_REF(wkv_ssm_forward)(const gt_wkv_ssm_args *args);
@@ -11,8 +12,8 @@ gt_status GT_REF(ssd_forward)(const gt_ssd_args *args);
 gt_status GT_REF(ssd_backward)(const gt_ssd_args *args);
 gt_status GT_REF(ssd_step)(const gt_ssd_args *args);
 
-/* Sets *a to a copy of the arguments whose inner structs are ready for the two twins.  Checks packed sequences here,
- * too, so that nothing is written if they are wrong. */
+/* Copies the arguments to *a and fills in the inner structs for the two twins.  Also checks packed sequences, so that
+ * neither twin writes anything if they are wrong. */
 static gt_status wkv_ssm_prepare(gt_pass pass, const gt_wkv_ssm_args *args, gt_wkv_ssm_args *a) {
     gt_dims dims;
     ref_sequences sequences;

@@ -2,20 +2,20 @@
  *     dx_t = sum_{j<W} weight[j] q_{t+W-1-j}     dweight[j] = sum_t e_{t+j} q_t     dbias = sum_t q_t
  *
  * tile.cuh defines tiles, runs, units and stages.  A stage holds x and dy.
- * grid tiles * (blocks of a tile), block 4 warps, or fewer if their stages exceed shared memory.  All warps do the
- * same; a lane has 4 channels (over time: 1).
+ * grid: tiles * (blocks of a tile).  Block: 4 warps, or fewer if their stages exceed shared memory.  All warps do the
+ * same work.  A lane has 4 channels, or over time 1 channel.
  * Step t computes q_t and completes dx_{t-W+1}. At the end of a sequence or of the run, W - 1 more steps compute the q
  * that the last dx need.  After the end of a sequence these q are 0.  After the end of a run they come from the tokens
  * that follow.
  * registers: weights and their gradients, the last W - 1 inputs and q: 168 at most, so that three blocks share a
  * multiprocessor.
- * shared, a warp: over channels 3 stages of 4 KB, over time 2 of 9 KB.  At the end the sums for dweight and dbias
- * overwrite the stages.
+ * shared memory of a warp: over channels 3 stages of 4 KB; over time 2 stages of 9 KB.  At the end the sums for dweight
+ * and dbias overwrite the stages.
  * bytes: x, dy and dx once.  The W - 1 tokens of x before every run, and of x and dy after it, are read a second time,
- * from a cache.  The sums of a block: 4 (W + 1) a channel.
- * instructions an element, bf16, W = 4, SiLU: 12 FFMA, 1 FADD, 11 for q, 2 to unpack, half a one to pack; then copies.
- * dweight and dbias are summed over a run, then over the block's warps in order, then over blocks by reduce_rows:
- * deterministic.  dx of a packed sequence has the same bits as dx of the sequence alone. */
+ * from a cache.  A block stores 4 (W + 1) bytes of sums for each channel.
+ * instructions per element (bf16, W = 4, SiLU): 12 FFMA, 1 FADD, 11 for q, 2 to unpack, 0.5 to pack, and the copies.
+ * dweight and dbias are summed over a run, then over the block's warps, then over blocks by reduce_rows.  The order is
+ * fixed, so the sums are deterministic.  dx of a packed sequence has the same bits as dx of the sequence alone. */
 #ifndef GT_CONV1D_BACKWARD_CUH
 #define GT_CONV1D_BACKWARD_CUH
 
@@ -32,7 +32,7 @@ struct BackwardParams {
     const float* dstate_out;
     void* dx;
     gt_stride dx_stride;
-    float *dweight, *dbias; /* partial sums [blocks, D*W], [blocks, D]; NULL if not wanted */
+    float *dweight, *dbias; /* partial sums [blocks, D*W] and [blocks, D]; NULL: not computed */
 };
 
 template <class L>
@@ -40,22 +40,22 @@ constexpr int BACKWARD_STAGES = L::OVER_TIME ? 2 : 3;
 template <class L>
 constexpr int BACKWARD_BYTES = BACKWARD_STAGES<L> * 2 * L::BYTES; /* shared memory of a warp */
 template <class L>
-constexpr int BACKWARD_BLOCKS = 3; /* on a multiprocessor */
+constexpr int BACKWARD_BLOCKS = 3; /* resident blocks of a multiprocessor */
 
-/* The term of dstate_out in the gradient of input t, for a sequence that ends before token `end`.  The term exists
- * because state_out is the sequence's last W - 1 inputs.  row: the sequence's row in dstate_out. */
+/* Returns what dstate_out adds to the gradient of input t.  state_out holds the last W - 1 inputs of a sequence, so
+ * only these get a term.  `end`: one past the sequence's last token.  row: the sequence's row in dstate_out. */
 GT_DEV float state_gradient(const BackwardParams& p, int64_t row, int64_t t, int64_t end, int64_t d) {
     const int64_t J = p.in.W - 1, j = t - (end - J);
     return p.dstate_out && j >= 0 ? p.dstate_out[(row * p.in.D + d) * J + j] : 0.0f;
 }
 
-/* Sums of parameter gradients. */
+/* Partial sums of the gradients of weights and bias. */
 template <int W, int VEC>
 struct Sums {
     float tap[W + 1][VEC]; /* weights of taps 0 ... W-1, then the bias */
 };
 
-/* Adds up the sums of the block's warps and stores them in row me.block.  All threads of the block call it. */
+/* Adds up the sums of the block's warps and stores them in row me.block.  All threads of the block must call this. */
 template <class L, int W>
 GT_DEV void store_sums(const BackwardParams& p, const Run& me, const Sums<W, L::VEC>& sums) {
     constexpr int VEC = L::VEC, VALUES = (W + 1) * VEC * 32;
@@ -84,7 +84,8 @@ GT_DEV void store_sums(const BackwardParams& p, const Run& me, const Sums<W, L::
     }
 }
 
-/* A lane's values over a run: its parameters and their gradients, and at 0 ... W-2 the last inputs e and their q. */
+/* A lane's registers during a run: the parameters of its channels and their gradients; in e[0 ... W-2] and q[0 ... W-2]
+ * the last inputs and their q. */
 template <class L, int W>
 struct BackwardLane {
     using T = typename L::T;
@@ -93,7 +94,7 @@ struct BackwardLane {
     Sums<W, VEC> sums;
     float e[W][VEC], q[W][VEC];
 
-    /* Takes one token.  The dx that it completes belongs to the token J earlier. */
+    /* Processes one token.  dx becomes the gradient of the input J tokens earlier. */
     GT_METHOD void step(const Problem& in, const float (&x)[VEC], const float (&dy)[VEC], float (&dx)[VEC]) {
         GT_UNROLL
         for (int v = 0; v < VEC; v++) {
@@ -108,8 +109,8 @@ struct BackwardLane {
         shift(q);
     }
 
-    /* Stores dx of the run's token t.  Over time dx goes to the stage, which begins with token `begin` and has room for
-     * the last unit of the stage before. */
+    /* Stores dx of the run's token t.  Over time, dx goes to the stage whose first token is `begin`.  t may lie in the
+     * unit before the stage: Layout::LEAD leaves room for that. */
     GT_METHOD void store(const BackwardParams& p, const RunTensor<L>& out, uint32_t stage, int begin, int t,
                          const float (&dx)[VEC]) {
         if (!p.dx) return;
@@ -122,8 +123,8 @@ struct BackwardLane {
         }
     }
 
-    /* Takes a unit: tokens i ... i + UNIT - 1 of the stage, a ... a + UNIT - 1 of the run.  has_before: the J tokens
-     * before the unit belong to the same sequence and run, so their dx is stored. */
+    /* Processes a unit.  It is tokens i ... i + UNIT - 1 of the stage, and tokens a ... a + UNIT - 1 of the run.
+     * has_before: the J tokens before the unit belong to the same sequence and run, so their dx is stored. */
     GT_METHOD void unit(const BackwardParams& p, const RunTensor<L>& out, uint32_t stage, int i, int a,
                         bool has_before) {
         if constexpr (L::OVER_TIME) {
@@ -161,7 +162,8 @@ struct BackwardLane {
         }
     }
 
-    /* Takes token a of the run.  The stage begins with token `begin`.  has_before: dx of token a - J is stored. */
+    /* Processes token a of the run.  The stage begins with token `begin`.  has_before: token a - J belongs to the same
+     * sequence and run, so its dx is stored. */
     GT_METHOD void token(const BackwardParams& p, const RunTensor<L>& out, uint32_t stage, int begin, int a,
                          bool has_before) {
         const Vec<T, VEC> xs = lds<Vec<T, VEC>>(L::address(stage, a - begin));
@@ -176,8 +178,8 @@ struct BackwardLane {
         if (has_before) store(p, out, stage, begin, a - J, dx);
     }
 
-    /* Computes the last J gradients of a sequence, whose tokens first ... a - 1 are in the run.  Either the sequence
-     * ends there, or it goes on after the run.  In the second case the stage holds the tokens from a on. */
+    /* Computes dx of the last J tokens before token a.  Tokens first ... a - 1 of the run belong to one sequence.  The
+     * sequence ends at a, or it continues after the run.  In the second case the stage holds the tokens from a on. */
     GT_METHOD void finish(const BackwardParams& p, const RunTensor<L>& out, const SequenceBounds& bounds,
                           uint32_t stage, int begin, int first, int a) {
         GT_NO_UNROLL
@@ -211,14 +213,14 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
     const Problem& in = p.in;
     const uint32_t base = smem_base() + warp_id() * BACKWARD_BYTES<L>;
     const int granule = p.cut.granule, used = used_of(in, me), stages = (used + TOKENS - 1) / TOKENS;
-    /* including a stage for the tokens after the run */
+    /* one stage more if tokens after the run are needed */
     const int all = stages + (used == me.tokens && me.readable > used);
     const RunTensor<L> x(in.x, in.x_stride, me), dy(p.dy, p.dy_stride, me), dx(p.dx, p.dx_stride, me);
     clear_missing<L>(me, base, 2 * STAGES);
     BackwardLane<L, W> lane;
     lane.sums = {};
     SequenceBounds bounds = {};
-    int a = 0;               /* tokens of the run that are done */
+    int a = 0;               /* number of processed tokens of the run */
     int first = 0, stop = 0; /* tokens first ... stop - 1 of the run belong to the current sequence */
     const auto start_sequence = [&] {
         bounds = bounds_at(in, me, a, bounds.sequence);
@@ -235,7 +237,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
         const int ahead = k + STAGES - 1;
         if (k >= 0) {
             cp_async_wait<STAGES - 2>();
-            sync_warp(); /* stage k has arrived, and no lane reads the stage before */
+            sync_warp(); /* stage k has arrived, and no lane still reads stage k - 1 */
         }
         if (ahead < all) {
             x.fill(base + ahead % STAGES * STAGE, ahead, granule);
@@ -259,7 +261,7 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
                 start_sequence();
             }
             if (a == end) break;
-            /* The J tokens before the unit all belong to the sequence and run, or none does. */
+            /* unit() requires that all J tokens before the unit belong to the same sequence and run, or none. */
             const bool is_unit = a % UNIT == 0 && a + UNIT <= stop && (a == first || a - (W - 1) >= first);
             if (is_unit && (L::OVER_TIME || p.cut.is_whole)) {
                 lane.unit(p, dx, stage, a - begin, a, a > first);
@@ -270,9 +272,9 @@ GT_DEV void backward_run(const BackwardParams& p, const Run& me, Sums<W, L::VEC>
             }
         }
         if (L::OVER_TIME && p.dx) {
-            /* dx of the stage's last J tokens needs the next stage.  So the next stage stores its predecessor's last
-             * unit, in the room before its rows (LEAD).  For the same reason this store begins with the last unit of
-             * the stage before. */
+            /* dx of the stage's last J tokens needs tokens of the next stage.  So the stage's last unit moves to the
+             * room before the next stage's rows (LEAD), and the next flush stores it.  This flush begins with the last
+             * unit of the previous stage. */
             sync_warp();
             dx.flush(stage, 0, begin - UNIT, a, granule);
             const bool is_last = k == stages || (a == used && bounds.end <= a);

@@ -1,23 +1,25 @@
 /* gt/conv1d/bulk_rows_sm90.cuh - forward over time, [B,D,T], on compute capability 9.0, for long rows that are whole
- * numbers of aligned units.  On other GPUs forward_whole_rows_kernel (whole_rows.cuh) takes such rows, or in packed
- * sequences (PACKED) forward_rows_kernel (rows.cuh).
+ * numbers of aligned 16-byte units.  Other GPUs run forward_whole_rows_kernel (whole_rows.cuh) for such rows.  For
+ * packed sequences (PACKED) they run forward_rows_kernel (rows.cuh).
  *
  * A row is one channel of one batch element.  It is cut into pieces of 2 KB; the last piece may be shorter.  All pieces
  * are numbered, and a warp takes `each` consecutive pieces.  They come through a ring of slots in shared memory.  One
  * bulk copy brings the piece and, unless it is a row's first, the 16 bytes before it.  So bytes in flight cost no
- * registers, and no load waits for a block to begin.  Each warp has its own ring and no barrier with other warps.
+ * registers, and only a warp's first loads wait for a block to start.  Each warp has its own ring, and meets other
+ * warps at no barrier.
  * A lane takes units of 16 bytes, 32 units apart, and reads the inputs before its unit from the slot.
  *
- * Packed sequences use borders.cuh.  Consecutive pieces have the same tokens of consecutive channels, so a warp looks
- * for borders only once or twice in a call.
+ * Packed sequences use borders.cuh.  Consecutive pieces have the same tokens of consecutive channels, so a warp seldom
+ * has to look for borders again.
  *
- * grid: the resident blocks, or fewer.  Block 128; all warps do the same.
+ * grid: as many blocks as are resident at a time, or fewer.  Block: 128.  All warps do the same work.
  * registers: weights (packed: also the next channel's), a unit of x, its outputs; 80 at most, so that six blocks share
  * a multiprocessor.
- * shared, a block: 32.4 KB: slots, four a warp, and their mbarriers; packed 0.5 KB more, for borders.
+ * shared memory of a block: 32.4 KB for four slots a warp and their mbarriers.  Packed calls use 0.5 KB more for
+ * borders.
  * bytes: every tensor once, and 16 bytes of x once more for every piece but a row's first.
- * instructions an element, bf16, W = 4, SiLU: as many as in forward.cuh, and 2 for addresses and shared memory.  A
- * round of 32 units with a border in or near it takes 4 more.
+ * instructions per element (bf16, W = 4, SiLU): as many as in forward.cuh, and 2 for addresses and shared memory.  In a
+ * round of 32 units with a border in or near it, an element takes 4 more.
  * The warp with a row's first piece writes the row's state_out, after it has read state_in. */
 #ifndef GT_CONV1D_BULK_ROWS_SM90_CUH
 #define GT_CONV1D_BULK_ROWS_SM90_CUH
@@ -28,7 +30,7 @@
 namespace gt {
 namespace conv1d {
 
-constexpr int BULK_BLOCKS = 6; /* on a multiprocessor */
+constexpr int BULK_BLOCKS = 6; /* resident blocks of a multiprocessor */
 constexpr int BULK_WARPS = ROWS_BLOCK / 32;
 constexpr int BULK_PIECE = 2048, BULK_SLOT = BULK_PIECE + 16, BULK_STAGES = 4; /* bytes; slots of a warp */
 constexpr int BULK_FULL = BULK_WARPS * BULK_STAGES * BULK_SLOT;                /* offset of the mbarriers */
@@ -49,8 +51,8 @@ struct BulkRowsParams {
     BulkRowsCut rows;
 };
 
-/* Where a piece lies.  number: index among all pieces, which memory keeps below 2^32.  Consecutive pieces belong to one
- * row, or in packed calls to the same tokens of consecutive channels. */
+/* Where a piece lies.  number: index among all pieces.  It fits 32 bits, because memory holds fewer pieces.
+ * Consecutive pieces belong to one row, or in packed calls to the same tokens of consecutive channels. */
 template <class T, bool PACKED>
 struct PiecePosition {
     static constexpr int TOKENS = BULK_PIECE / (int)sizeof(T);
@@ -78,7 +80,7 @@ struct PiecePosition {
     GT_METHOD int64_t offset(const gt_stride& s) const { return offset_of(s, b, (int64_t)piece * TOKENS, d); }
 };
 
-/* Without sm_90a code this kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* Without sm_90a code this kernel never runs, so its body is empty and its launch bound is one warp. */
 template <class T, int W, bool PACKED>
 GT_KERNEL(GT_SM90A ? ROWS_BLOCK : 32, BULK_BLOCKS)
 forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
@@ -107,7 +109,7 @@ forward_bulk_rows_kernel(const GT_GRID_CONSTANT BulkRowsParams p) {
     for (int i = 0; i < BULK_STAGES - 1; i++) load(i);
     const Borders borders = {smem_base() + BULK_BORDERS + warp * BULK_BORDER_BYTES<T>};
     const int64_t used = PACKED ? used_tokens(in.sequences) : 0;
-    int used_here = 0; /* tokens of the piece in sequences */
+    int used_here = 0; /* number of the piece's tokens that belong to sequences */
     /* next_filter: packed only; the weights of the next piece, loaded while this piece is computed */
     Filter<W, 1> filter, next_filter;
     if constexpr (PACKED) next_filter.load(in, at.d, 1);

@@ -1,13 +1,13 @@
 /* gt/conv1d/forward.cuh - forward: y_t = act(bias + sum_{j<W} weight[j] e_{t+j}).  e is the state's inputs, then x.
  *
  * tile.cuh defines tiles, runs, units and stages.
- * grid tiles * (blocks of a tile), block 4 warps, or fewer if their stages exceed shared memory.  All warps do the
- * same; a lane has 4 channels (over time: 1).
+ * grid: tiles * (blocks of a tile).  Block: 4 warps, or fewer if their stages exceed shared memory.  All warps do the
+ * same work.  A lane has 4 channels, or over time 1 channel.
  * registers: weights, the last W - 1 inputs, a loaded unit of x.  Over channels 96 at most, so that five blocks share a
  * multiprocessor; over time 80, for six.
- * shared, a warp: over channels 4 stages of 2 KB, over time 2 of 4.5 KB.
+ * shared memory of a warp: over channels 4 stages of 2 KB; over time 2 stages of 4.5 KB.
  * bytes: x and y once; states and parameters.  The W - 1 tokens before every run are read a second time, from a cache.
- * instructions an element, bf16, W = 4, SiLU: 4 FFMA, 6 for SiLU, 1 to unpack, half a one to pack; then copies.
+ * instructions per element (bf16, W = 4, SiLU): 4 FFMA, 6 for SiLU, 1 to unpack, 0.5 to pack, and the copies.
  * One thread sums an output in the order of the taps.  So results are deterministic, and a packed sequence has the same
  * bits as the sequence alone.
  *
@@ -34,11 +34,11 @@ constexpr int FORWARD_STAGES = L::OVER_TIME ? 2 : 4;
 template <class L>
 constexpr int FORWARD_BYTES = FORWARD_STAGES<L>* L::BYTES; /* shared memory of a warp */
 template <class L>
-constexpr int FORWARD_BLOCKS = L::OVER_TIME ? 6 : 5; /* on a multiprocessor */
+constexpr int FORWARD_BLOCKS = L::OVER_TIME ? 6 : 5; /* resident blocks of a multiprocessor */
 
 /* Computes state_out of channel d: the last W - 1 inputs of batch element b.  With T < W - 1 some of them come from
- * state_in, which may be the same memory.  The loop has ascending j, so that it reads each input before it overwrites
- * it. */
+ * state_in, which may be the same memory.  j ascends, so the loop reads each input before it overwrites the input's
+ * place. */
 template <class T>
 GT_DEV void store_state(const Problem& in, float* state_out, int64_t b, int64_t row, int64_t d) {
     const int J = in.W - 1;
@@ -50,7 +50,7 @@ GT_DEV void store_state(const Problem& in, float* state_out, int64_t b, int64_t 
     }
 }
 
-/* A lane's values over a run: its parameters, and in e[0 ... W-2] the last inputs. */
+/* A lane's registers during a run: the parameters of its channels, and the last inputs in e[0 ... W-2]. */
 template <class L, int W>
 struct ForwardLane {
     using T = typename L::T;
@@ -67,7 +67,7 @@ struct ForwardLane {
         shift(e);
     }
 
-    /* Takes a unit: tokens i ... i + UNIT - 1 of the stage, a ... a + UNIT - 1 of the run. */
+    /* Processes a unit.  It is tokens i ... i + UNIT - 1 of the stage, and tokens a ... a + UNIT - 1 of the run. */
     GT_METHOD void unit(const Problem& in, const RunTensor<L>& y_out, uint32_t stage, int i, int a) {
         if constexpr (L::OVER_TIME) {
             const Vec<T, UNIT> loaded = lds<Vec<T, UNIT>>(L::address(stage, i));
@@ -124,16 +124,16 @@ GT_DEV void forward_run(const ForwardParams& p, const Run& me) {
     clear_missing<L>(me, base, STAGES);
     ForwardLane<L, W> lane;
     SequenceBounds bounds = {};
-    int a = 0, stop = 0;                        /* a: tokens that are done; stop: end of the current sequence */
+    int a = 0, stop = 0;                        /* a: number of processed tokens; stop: end of the current sequence */
     for (int k = 1 - STAGES; k < stages; k++) { /* k < 0: only copies */
         const int ahead = k + STAGES - 1;
         if (k >= 0) {
             cp_async_wait<STAGES - 2>();
-            sync_warp(); /* stage k has arrived, and no lane reads the stage before */
+            sync_warp(); /* stage k has arrived, and no lane still reads stage k - 1 */
         }
         if (ahead < stages) x.fill(base + ahead % STAGES * L::BYTES, ahead, granule);
         cp_async_commit();
-        if (k < 0) { /* after the copies, since these take longer to arrive */
+        if (k < 0) { /* loads weights after all copies have started, since copies take longer */
             if (k == -1) lane.filter.load(in, lane_channel<L>(me), me.channels);
             continue;
         }

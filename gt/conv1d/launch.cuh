@@ -27,9 +27,9 @@ struct View {
 /* Layout of a call's tensors. */
 struct Form {
     bool over_time;      /* in every tensor the tokens of a channel are adjacent (t stride 1), and channels are not */
-    int granule;         /* the most bytes of a copy that suits all tensors: 16, 4 or an element */
-    bool has_long_rows;  /* all tensors align a channel's rows alike, so the kernels for long rows take the call */
-    bool has_whole_rows; /* and the rows are whole numbers of aligned units */
+    int granule;         /* bytes of the largest copy that all tensors permit: 16, 4 or one element */
+    bool has_long_rows;  /* rows are long and equally aligned in all tensors: kernels for long rows serve the call */
+    bool has_whole_rows; /* besides, rows are aligned to 16 bytes and have a whole number of 16-byte units */
 };
 
 /* x is the first view, since every call has it. */
@@ -39,7 +39,7 @@ static Form form_of(const gt_conv1d_args& a, const View (&views)[COUNT]) {
     const auto fits = [](const View& v, int bytes, int64_t step, int64_t count) {
         return (uintptr_t)v.data % (uintptr_t)bytes == 0 && v.stride.b % count == 0 && step % count == 0;
     };
-    /* An upper bound over all rows, since 32 bits number the segments. */
+    /* An upper bound of the segments of all rows.  Kernels number segments in 32 bits, so it must be below 2^31. */
     const int64_t segments = gt_times(a.B * a.D, a.T / unit / 32 + 2);
     Form form = {true, 16, a.T / unit >= LEAST_UNITS && segments < INT32_MAX, false};
     for (const View& v : views)
@@ -60,14 +60,14 @@ static Form form_of(const gt_conv1d_args& a, const View (&views)[COUNT]) {
     return form;
 }
 
-/* Rounds of blocks on a multiprocessor that runs `resident` blocks at a time. */
+/* Returns how often the blocks fill the device, if a multiprocessor runs `resident` blocks at a time. */
 static inline int64_t waves(int64_t blocks, int64_t resident, const Device& device) {
     resident *= device.multiprocessors;
     return (blocks + resident - 1) / resident;
 }
 
-/* The run length with which the launch ends soonest.  Long runs read fewer tokens twice; short runs give more blocks.
- * A run costs as much as its tokens and about 12 more.  bytes: shared memory of a warp. */
+/* Chooses the run length (see tile.cuh) with which the launch ends soonest.  Long runs read fewer tokens twice; short
+ * runs give more blocks.  The cost of a run is its number of tokens plus about 12.  bytes: shared memory of a warp. */
 template <class L>
 static Cut cut_for(const gt_conv1d_args& a, int granule, int bytes, int64_t resident, const Device& device) {
     Cut cut = {};
@@ -76,7 +76,7 @@ static Cut cut_for(const gt_conv1d_args& a, int granule, int bytes, int64_t resi
     cut.granule = granule;
     cut.is_whole = granule == 16 && a.D % L::VEC == 0;
     int64_t best = INT64_MAX;
-    for (int run = L::TOKENS; run <= MAX_RUN; run += L::TOKENS) { /* run is a multiple of a stage */
+    for (int run = L::TOKENS; run <= MAX_RUN; run += L::TOKENS) { /* whole stages */
         const int64_t runs = a.T > run ? (a.T + run - 1) / run : 1, blocks = (a.B * runs + cut.warps - 1) / cut.warps;
         const int64_t cost = waves(blocks * cut.tiles, resident, device) * (run + 12);
         if (cost > best) continue;
@@ -91,15 +91,15 @@ static Cut backward_cut_for(const gt_conv1d_args& a, int granule, const Device& 
     return cut_for<L>(a, granule, BACKWARD_BYTES<L>, BACKWARD_BLOCKS<L>, device);
 }
 
-/* The segment length of long rows with which the launch ends soonest.  A warp takes up to `most` segments.  The warp
- * costs as much as a quarter of their rounds and two more. */
+/* Chooses the segment length of long rows (see rows.cuh) with which the launch ends soonest.  A warp takes up to `most`
+ * segments.  The cost of a warp, in rounds: the rounds of its segments, a quarter round for each segment, and 2. */
 static inline RowsCut rows_cut_for(const gt_conv1d_args& a, bool aligned, int most, int64_t resident,
                                    const Device& device) {
     RowsCut cut = {};
     const int unit = 16 / size_of(a.dtype), warps = ROWS_BLOCK / 32;
-    /* rounded up to whole blocks */
+    /* in packed calls, rounded up to whole blocks */
     const int64_t channels = a.seq_capacity > 0 ? (a.D + warps - 1) / warps * warps : a.B * a.D;
-    const int64_t units = (a.T + (aligned ? 1 : 2) * (unit - 1)) / unit; /* the first unit may lack tokens, too */
+    const int64_t units = (a.T + (aligned ? 1 : 2) * (unit - 1)) / unit; /* unaligned rows may begin inside a unit */
     int64_t best = INT64_MAX;
     for (int rounds = 1; rounds <= MAX_ROUNDS; rounds++) {
         const int64_t segments = (units + 32 * rounds - 1) / (32 * rounds), all = channels * segments;
@@ -119,7 +119,7 @@ static inline RowsCut backward_rows_cut_for(const gt_conv1d_args& a, bool aligne
                         device);
 }
 
-/* Shared memory for the borders that a block of rows.cuh needs, in bytes. */
+/* Bytes of shared memory that a block of rows.cuh needs for the borders of packed sequences (see borders.cuh). */
 static inline int border_bytes(const gt_conv1d_args& a, const RowsCut& cut) {
     return a.seq_capacity > 0 ? 4 * border_words(cut.rounds * 32 * 16 / size_of(a.dtype)) : 0;
 }
@@ -139,7 +139,7 @@ static gt_status with_dtype(gt_dtype dtype, Launch launch) {
     return with_built<float>(launch);
 }
 
-/* Calls launch(constant), where the constant in FIRST ... LAST equals `value`. */
+/* Calls launch with `value`, which is FIRST ... LAST, as a compile-time constant. */
 template <int FIRST, int LAST, class Launch>
 static gt_status with_constant(int value, Launch launch) {
     if constexpr (FIRST < LAST)
@@ -215,7 +215,7 @@ static inline gt_status launch_step(const gt_conv1d_args& a, gt_stream stream) {
     p.elements = step_elements_of(a);
     const bool has_rows = has_step_rows(a), has_fours = !has_rows && has_step_fours(a);
     const bool has_tiles = has_rows || has_fours;
-    const int channels = has_tiles ? STEP_CHANNELS : THREADS, elements = has_tiles ? STEP_WARPS : 1; /* of a block */
+    const int channels = has_tiles ? STEP_CHANNELS : THREADS, elements = has_tiles ? STEP_WARPS : 1; /* per block */
     const int64_t parts = (a.D + channels - 1) / channels, groups = (a.B + elements - 1) / elements;
     p.by_parts = divide_by((int)parts);
     return with_dtype(a.dtype, [&](auto element) {
@@ -236,7 +236,7 @@ static inline gt_status launch_step(const gt_conv1d_args& a, gt_stream stream) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Backward's workspace.  It suffices for any alignment and strides. */
+/* Workspace of backward.  Its size covers every kernel that backward may choose, for any alignment and strides. */
 struct BackwardPlan {
     float *dweight, *dbias, *dstate;
     int64_t state_rows; /* rows of dstate */
@@ -268,7 +268,8 @@ static inline BackwardPlan plan_backward(const gt_conv1d_args& a, const Device& 
     return plan;
 }
 
-/* Launches the kernels of a call as a chain.  One kernel sums dweight, dbias and a shared state's gradient. */
+/* Launches the kernels of a call as a chain: a kernel's blocks may start before the kernel before it ends.  reduce_rows
+ * adds the partial sums of dweight, dbias and a shared state's gradient in one kernel. */
 static inline gt_status launch_backward(const gt_conv1d_args& a, const BackwardPlan& plan, const Device& device,
                                         gt_stream stream) {
     Chain chain = {stream};

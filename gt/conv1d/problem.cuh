@@ -7,11 +7,11 @@
 namespace gt {
 namespace conv1d {
 
-constexpr int TAPS = 4;        /* the most taps; kernels that are not compiled for one W have 4 */
-constexpr int HALO = TAPS - 1; /* the most tokens that a tap reaches back */
+constexpr int TAPS = 4;        /* the largest W; kernels that are not compiled for one W use it */
+constexpr int HALO = TAPS - 1; /* a tap reads at most this many tokens back */
 constexpr int THREADS = 256;   /* threads of a block, in the kernels for states and for steps */
 
-/* The prepared arguments of a call, as every kernel gets them. */
+/* The checked arguments of a call, as every kernel gets them. */
 struct Problem {
     int64_t B, T, D;
     int W;
@@ -46,8 +46,8 @@ static inline Problem problem_of(const gt_conv1d_args& a) {
 
 GT_DEV int64_t offset_of(gt_stride s, int64_t b, int64_t t, int64_t d) { return b * s.b + t * s.t + d * s.h; }
 
-/* The sigmoid for results stored as T.  For 16-bit results the fast sigmoid suffices: rounding is larger than its
- * error. */
+/* Returns the sigmoid for results of type T.  For 16-bit results the fast sigmoid suffices, because its error is
+ * smaller than the rounding of the result. */
 template <class T>
 GT_DEV float sigmoid_of(float x) {
     if constexpr (std::is_same<T, float>::value)
@@ -56,21 +56,22 @@ GT_DEV float sigmoid_of(float x) {
         return sigmoid_fast(x);
 }
 
-/* act(pre) */
+/* Returns act(pre). */
 template <class T>
 GT_DEV float output_of_sum(bool has_silu, float pre) {
     const float y = silu_of_sigmoid(pre, sigmoid_of<T>(pre));
     return has_silu ? y : pre;
 }
 
-/* dy act'(pre) */
+/* Returns dy act'(pre). */
 template <class T>
 GT_DEV float gradient_of_sum(bool has_silu, float pre, float dy) {
     const float slope = silu_derivative(pre, sigmoid_of<T>(pre));
     return has_silu ? dy * slope : dy;
 }
 
-/* Input t < 0 of a sequence, one of the W - 1 inputs that its state holds.  row: the sequence. */
+/* Returns input t of a sequence, where t < 0: one of the W - 1 inputs that the sequence's state holds.  row: index of
+ * the sequence. */
 GT_DEV float state_input(const Problem& p, int64_t row, int64_t d, int t) {
     const int64_t J = p.W - 1, j = t + J;
     if (!p.state_in || j < 0) return 0.0f;
@@ -98,7 +99,7 @@ struct Taps {
         }
     }
 
-    /* pre_t of channel v, from the inputs e_{t-3} ... e_t. */
+    /* Returns pre_t (see gt_conv1d.cuh) of channel v.  e holds the inputs e_{t-3} ... e_t. */
     GT_METHOD float sum(const float (&e)[TAPS][VEC], int v) const {
         float pre = bias[v];
         GT_UNROLL
@@ -107,7 +108,8 @@ struct Taps {
         return pre;
     }
 
-    /* Gradient of an input, from q of its own token, q[0], and of the three tokens after it. */
+    /* Returns the gradient of the input of one token.  q[0] is the token's q (see backward.cuh); q[1 ... 3] belong to
+     * the next three tokens. */
     GT_METHOD float gradient(const float (&q)[TAPS][VEC], int v) const {
         float sum = 0.0f;
         GT_UNROLL
@@ -128,8 +130,8 @@ GT_DEV void shift(float (&window)[ROWS][VEC]) {
 
 /* ---- packed sequences ------------------------------------------------------------------------ */
 
-/* The sequence of token t < used_tokens().  It is `low` or a later one.  Every step of the search keeps an eighth of
- * the sequences; the loads of a step are in flight together. */
+/* Returns the sequence that holds token t < used_tokens().  The search starts at sequence `low`, which must not be
+ * later.  Every step keeps an eighth of the sequences; the loads of a step are in flight together. */
 GT_DEV int64_t sequence_of(const Sequences& q, int64_t t, int64_t low) {
     constexpr int WAYS = 8;
     if (t < q.cu_seqlens[low + 1]) return low;
@@ -140,7 +142,7 @@ GT_DEV int64_t sequence_of(const Sequences& q, int64_t t, int64_t low) {
         GT_UNROLL
         for (int i = 1; i < WAYS; i++) {
             const int64_t s = low + i * step < high ? low + i * step : high - 1;
-            if (q.cu_seqlens[s] <= t) found = s; /* of several empty sequences the last */
+            if (q.cu_seqlens[s] <= t) found = s; /* keeps the last such s, because earlier ones end at t or before */
         }
         low = found;
         if (low + step < high) high = low + step;
@@ -148,8 +150,8 @@ GT_DEV int64_t sequence_of(const Sequences& q, int64_t t, int64_t low) {
     return low;
 }
 
-/* A thread's work in kernels over states: channel d of strand number `first`.  The strand takes sequences first, first
- * + strands, ... */
+/* A thread's work in kernels over states: one channel, d, of one strand.  A strand is a list of sequences that are
+ * processed in turn: first, first + strands, first + 2 strands, ... */
 struct Strand {
     int64_t d, first;
     bool exists;

@@ -4,32 +4,34 @@
  * A row is one channel of one batch element.  Rows are cut into segments of up to MAX_ROUNDS rounds; a warp takes a
  * segment.  In a round each lane takes one unit, 16 bytes, so a warp reads 512 adjacent bytes of one row. (tile.cuh
  * reads 128 bytes of each of 32 rows.)  cp.async copies units into a ring of four rounds in shared memory.  A lane
- * reads the inputs before its unit from the ring.  In backward it gets the q after its unit by shuffles.  The first and
- * last lanes need values of the neighbouring round; forward copies the unit before a round once more for this.  A
- * forward warp takes several segments in turn: it copies the next segment while it works on the last rounds of this
- * one.
+ * reads the inputs before its unit from the ring.  In backward a lane gets the q (see backward.cuh) after its unit by
+ * shuffles.  The first and last lanes need values of the neighbouring round.  For its first lane, forward copies the
+ * unit before a round once more.  A forward warp takes several segments in turn.  It copies the next segment while it
+ * works on the last rounds of the current one.
  *
  * These kernels serve calls whose rows have at least LEAST_UNITS units.  Units are aligned, but rows need not be: the
- * first and last unit of a row may hold tokens of other rows.  All tensors must align a channel's rows alike; otherwise
- * forward.cuh and backward.cuh serve the call.  If rows are whole numbers of aligned units, two other files serve
- * forward: bulk_rows_sm90.cuh on compute capability 9.0, and whole_rows.cuh elsewhere unless the call is packed.
+ * first and last unit of a row may hold tokens of other rows.  A channel's rows must have the same alignment in all
+ * tensors; otherwise forward.cuh and backward.cuh serve the call.  If rows are whole numbers of aligned units, other
+ * files serve forward.  These are bulk_rows_sm90.cuh on compute capability 9.0, and elsewhere whole_rows.cuh for calls
+ * that are not packed.
  *
  * Packed sequences (PACKED) use borders.cuh.  The four warps of a block take the same segment of four channels.
- * Together they write the segment's borders while the first copies are in flight.  The barrier after this is a block's
- * only one.  Weights and the tokens after the segment are loaded while the borders are looked up.
+ * Together they write the segment's borders while the first copies are in flight, and then meet at the block's only
+ * barrier.  Weights and the tokens after the segment are loaded before the borders, so the latencies overlap.
  *
- * grid: four warps a block, a warp a segment (forward: fewer warps, unless packed).
+ * grid: four warps a block.  A warp takes one segment, or several in a forward call that is not packed.
  * registers: weights (backward: also their gradients), a unit of x (backward: also of dy) and its q.  Forward has at
- * most 56, so nine blocks share a multiprocessor; backward has 64, for eight.  Packed: 64 and 80, for eight and six.
- * shared, a block: forward 8.25 KB, backward 16 KB; packed up to 1 KB more.
- * bytes: every tensor once.  Forward reads 16 bytes of x a round a second time, from a cache.  Backward reads a second
- * time the unit of x before a segment, and the W - 1 tokens of x and dy after it.  Backward stores 4 (W + 1) bytes of
- * sums a segment.
- * instructions an element, bf16, W = 4, SiLU: as many as in forward.cuh and backward.cuh.  Copies, addresses, shuffles
- * and tests take 8 more in forward, 11 in backward, 14 if packed.  A round of 32 units with a border in or near it
- * takes 4 more in forward, 8 more in backward.
- * Backward compiles a round three times (Round).  In most rounds all tokens belong to the row and to sequences, so
- * units need no tests.  Rounds at a row's ends need every test.
+ * most 56, so nine blocks share a multiprocessor; backward has 64, for eight.  Packed forward has 64, for eight blocks,
+ * and packed backward 80, for six.
+ * shared memory of a block: forward 8.25 KB, backward 16 KB; packed up to 1 KB more.
+ * bytes: every tensor once.  Forward reads 16 bytes of x in every round a second time, from a cache.  Backward reads
+ * twice the unit of x before a segment, and the W - 1 tokens of x and dy after it.  Backward stores 4 (W + 1) bytes of
+ * sums for each segment.
+ * instructions per element (bf16, W = 4, SiLU): as many as in forward.cuh and backward.cuh, and more for copies,
+ * addresses, shuffles and tests: 8 in forward, 11 in backward, 14 if packed.  In a round of 32 units with a border in
+ * or near it, an element takes 4 more in forward, 8 more in backward.
+ * Backward has code for three kinds of rounds (Round).  In most rounds all tokens belong to the row and to sequences,
+ * so units need no tests.  Rounds at a row's ends need every test.
  * Backward takes the last round of a segment first, because dx needs the q after it.  dweight and dbias are summed in
  * three steps: over a lane's units in registers, over the segment's lanes by a butterfly, over segments and batch by
  * reduce_rows.  The order is fixed, so the sums are deterministic. */
@@ -42,12 +44,12 @@ namespace gt {
 namespace conv1d {
 
 constexpr int ROWS_BLOCK = 128, MAX_ROUNDS = 32, MAX_EACH = 16;
-constexpr int LEAST_UNITS = 128; /* units of a row; shorter rows are faster by tiles */
+constexpr int LEAST_UNITS = 128; /* fewest units of a row; for shorter rows forward.cuh and backward.cuh are faster */
 template <bool PACKED>
-constexpr int ROWS_FORWARD_BLOCKS = PACKED ? 8 : 9; /* on a multiprocessor */
+constexpr int ROWS_FORWARD_BLOCKS = PACKED ? 8 : 9; /* resident blocks of a multiprocessor */
 template <bool PACKED>
 constexpr int ROWS_BACKWARD_BLOCKS = PACKED ? 6 : 8;
-constexpr int ROWS_STAGES = 4; /* stages of the ring, and bytes of a stage: */
+constexpr int ROWS_STAGES = 4; /* stages of the ring; the next line has the bytes of a stage */
 constexpr int FORWARD_STAGE = 16 * (ROWS_BLOCK + ROWS_BLOCK / 32), BACKWARD_STAGE = 32 * ROWS_BLOCK;
 
 struct RowsCut {
@@ -70,15 +72,15 @@ struct BackwardRowsParams {
 template <class T>
 using Unit = Vec<T, 16 / (int)sizeof(T)>;
 
-constexpr int BEFORE = 4; /* inputs that a lane loads before its unit: at least W - 1, and aligned */
+constexpr int BEFORE = 4; /* inputs before its unit that a lane loads with one aligned load; at least W - 1 */
 template <class T>
 using Before = Vec<T, BEFORE>;
 template <class T>
 constexpr int BEFORE_AT = 16 - BEFORE*(int)sizeof(T); /* byte offset of these inputs in their unit */
 
-/* Where a segment lies.  Segments are numbered; a number fits 32 bits, since no memory has 2^32 times 512 bytes.  In
- * packed calls consecutive numbers mean the same tokens of different channels, so a block needs the borders of one
- * segment only.  Some of these numbers stand for channels that do not exist. */
+/* Where a segment lies.  Segments are numbered; a number fits 32 bits (see form_of in launch.cuh).  In packed calls
+ * consecutive numbers mean the same tokens of different channels, so a block needs the borders of only one segment.
+ * Some of these numbers stand for channels that do not exist. */
 template <class T, bool PACKED>
 struct SegmentPosition {
     int64_t b, d, segment, offset; /* offset: from the row's first token to the segment's token 0 */
@@ -94,7 +96,7 @@ struct SegmentPosition {
             b = row / (uint32_t)p.D;
             d = row % (uint32_t)p.D;
         }
-        /* the other tensors are aligned alike */
+        /* the other tensors have the same alignment */
         const T* first = static_cast<const T*>(p.x) + offset_of(p.x_stride, b, 0, d);
         lead = (int)((uintptr_t)first % 16 / sizeof(T));
         offset = segment * cut.rounds * (32 * 16 / (int)sizeof(T)) - lead;
@@ -107,8 +109,9 @@ template <class T>
 struct Segment {
     static constexpr int N = 16 / (int)sizeof(T), STEP = 32 * N; /* STEP: tokens of a round */
     int tokens;                                                  /* tokens up to the end of the segment or of the row */
-    /* start: the row's first token, below N.  end: one past the row's last token that belongs to a sequence.  If either
-     * lies in another segment, its value is before or after all tokens that this segment asks for. */
+    /* start: the row's first token, below N.  end: one past the row's last token that belongs to a sequence.  Both
+     * count from token 0 of the segment.  A start or end in another segment becomes a value outside the tokens that
+     * this segment tests. */
     int start, end;
 
     template <class Position>
@@ -120,8 +123,8 @@ struct Segment {
         end = 0;
     }
 
-    /* Sets `end`. `used` is the number of the row's tokens that belong to a sequence.  Packed calls load `used` from
-     * memory, so copies start before this call instead of waiting. */
+    /* Sets `end`.  `used` is the number of the row's tokens that belong to a sequence.  The constructor does not set
+     * `end`, since packed calls load `used` from memory and copies should not wait for it. */
     template <class Position>
     GT_METHOD void set_end(const RowsCut& cut, const Position& position, int64_t used) {
         const int most = cut.rounds * STEP + BEFORE;
@@ -129,7 +132,7 @@ struct Segment {
         end = left < 0 ? 0 : left < most ? (int)left : most;
     }
 
-    /* Bytes to copy of a unit, if `left` tokens follow up to the end of the segment. */
+    /* Number of bytes of a unit to copy, if `left` tokens remain from its first token to the segment's end. */
     GT_DEV int bytes(int left) { return (int)sizeof(T) * (left > N ? N : left < 0 ? 0 : left); }
     GT_METHOD bool is_first() const { return start >= 0; }
 };
@@ -148,8 +151,8 @@ GT_DEV void store_unit(T* row, const Segment<T>& me, int t, const float (&x)[N])
         if (t + i >= me.start && t + i < me.tokens) Element<T>::store(row, t + i, x[i]);
 }
 
-/* Fixes e, the inputs before and in the unit that begins with token t: inputs before the row come from the state, or
- * are 0.  channel = b D + d */
+/* Replaces the inputs in e that lie before the row: by inputs of the state, or by 0.  e holds the inputs before and in
+ * the unit that begins with token t.  channel = b D + d */
 template <class T, bool HAS_STATE, int COUNT>
 GT_DEV void begin_row(float (&e)[COUNT], const Problem& p, int64_t channel, const Segment<T>& me, int t) {
     constexpr int J = COUNT - Segment<T>::N;
@@ -241,7 +244,7 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
         GT_NO_UNROLL
         for (int round = 0; round < p.rows.rounds; round++, t += STEP) {
             cp_async_wait<ROWS_STAGES - 2>();
-            sync_warp(); /* all lanes' copies have arrived, and no lane still reads the stage before */
+            sync_warp(); /* all lanes' copies have arrived, and no lane still reads the previous stage */
             copy((stage + ROWS_STAGES - 1) % ROWS_STAGES);
             const Unit<T> own = lds<Unit<T>>(slot + stage * FORWARD_STAGE);
             const Before<T> earlier = lds<Before<T>>(before + stage * FORWARD_STAGE);
@@ -261,7 +264,7 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
             if (t < me.tokens) store_unit(y, me, t, out);
         }
         if (PACKED || !p.f.state_out || !me.is_first()) continue;
-        sync_warp(); /* state_out may be state_in's memory, and if the row is not aligned, two lanes read state_in */
+        sync_warp(); /* state_out may be the memory of state_in, which two lanes read if the row is not aligned */
         if (lane_id() == 0) store_state<T>(in, p.f.state_out, at.b, at.b, at.d);
     }
     cp_async_wait<0>();
@@ -269,7 +272,7 @@ forward_rows_kernel(const GT_GRID_CONSTANT ForwardRowsParams p) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Adds up the sums of a segment's lanes.  The first lane stores the result. */
+/* Adds the partial sums of a segment's lanes.  The first lane stores the result. */
 template <class T, int W, bool PACKED>
 GT_DEV void store_row_sums(const BackwardRowsParams& p, uint32_t number, Sums<W, 1>& sums) {
     const Problem& in = p.b.in;
@@ -329,7 +332,7 @@ GT_DEV void gradients_of_unit(float (&dx)[N], const Filter<W, 1>& filter, const 
 enum class Round {
     PLAIN,    /* no test: all tokens are in the row and in sequences, and no border is near */
     BORDERED, /* tests for borders; the call has no states */
-    ANY       /* all */
+    ANY       /* all tests */
 };
 
 template <class T, int W, bool PACKED>
@@ -344,19 +347,19 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     const SegmentPosition<T, PACKED> at(in, p.rows, number);
     Segment<T> me(in, p.rows, at);
     constexpr int STEP = Segment<T>::STEP;
-    int begin = (p.rows.rounds - 1) * STEP; /* the round's first token, as `me` counts tokens */
-    /* the lane's unit in the round */
+    int begin = (p.rows.rounds - 1) * STEP; /* the round's first token, counted from the segment's token 0 */
+    /* x, dy and dx point to the lane's unit in the round */
     const T* x = static_cast<const T*>(in.x) + offset_of(in.x_stride, at.b, at.offset, at.d) + begin + lane_id() * N;
     const T* dy =
         static_cast<const T*>(p.b.dy) + offset_of(p.b.dy_stride, at.b, at.offset, at.d) + begin + lane_id() * N;
     T* dx = static_cast<T*>(p.b.dx) + offset_of(p.b.dx_stride, at.b, at.offset, at.d) + begin + lane_id() * N;
     const uint32_t slot = smem_base() + 16 * thread_id();
     const uint32_t before = smem_base() + 16 * (thread_id() - lane_id() + (lane_id() + 31) % 32) + BEFORE_AT<T>;
-    /* The ring's stage of the round that begins `earlier` tokens before this one. */
+    /* Returns the ring's stage of the round that begins `earlier` tokens before the current round. */
     const auto stage_of = [&](int earlier) {
         return (uint32_t)(begin - earlier) / STEP % ROWS_STAGES * BACKWARD_STAGE;
     };
-    /* Copies the round that lies `rounds` rounds before this one in time. */
+    /* Copies the round that lies `rounds` rounds before the current round in time. */
     const auto copy = [&](int rounds) {
         const int earlier = rounds * STEP;
         const uint32_t to = slot + stage_of(earlier);
@@ -379,9 +382,8 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     }
     Filter<W, 1> filter;
     filter.load(in, at.d, at.exists(in));
-    /* q (see backward.cuh) of the J tokens after the segment: lane i < J computes q of token i.  After each unit the
-     * last lane needs the first J q of the round that follows in time.  The first round that is taken has no such
-     * round, so its last lane gets these q. */
+    /* Lane i < J computes the q of token i after the segment (see backward.cuh).  In every round the last lane needs
+     * the first J q of the round that follows in time.  For the first round that is taken, these q come from here. */
     float window[W][1] = {}, dy_after = 0.0f;
     const int64_t token_after = at.offset + me.tokens + lane_id();
     if (at.exists(in) && lane_id() < J && me.tokens > 0 && token_after < in.T) {
@@ -415,17 +417,17 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     GT_UNROLL
     for (int i = 0; i < J; i++) q[i] = shfl_idx(after, i);
     Sums<W, 1> sums = {};
-    /* Takes one round.  The tests of a kind that are not needed are compile-time constants, so most rounds run only a
-     * few instructions beside the sums. */
+    /* Processes one round.  If a kind does not need a test, the test is a compile-time constant.  So most rounds run
+     * only a few instructions besides the sums. */
     const auto take = [&](auto kind, const Unit<T>& loaded, const Unit<T>& loaded_dy, const Before<T>& earlier,
                           uint32_t near) {
         constexpr Round KIND = decltype(kind)::value;
         constexpr bool HAS_BORDERS = PACKED && KIND != Round::PLAIN;
-        /* made_here: else the compiler keeps pointers in registers */
+        /* without made_here the compiler computes t earlier and keeps it in a register */
         const int t = KIND == Round::ANY ? made_here(begin + lane_id() * N) : 0;
         Unit<T> own = loaded, own_dy = loaded_dy;
         Before<T> before_own = earlier;
-        if constexpr (KIND == Round::ANY) { /* loaded again, because registers are short */
+        if constexpr (KIND == Round::ANY) { /* loads again, because registers are scarce */
             own = lds<Unit<T>>(slot + stage_of(0));
             own_dy = lds<Unit<T>>(slot + stage_of(0) + BACKWARD_STAGE / 2);
             before_own = lds<Before<T>>(before + stage_of(lane_id() == 0 ? STEP : 0));
@@ -438,7 +440,7 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
         const uint32_t early = PACKED && KIND == Round::ANY && in.state_in ? early_tokens<J>(near) & inside : 0;
         if (inside != ALL) keep_elements<T>(own, inside);
         if ((inside & ~early) != ALL) keep_elements<T>(own_dy, inside & ~early);
-        /* carried: q of the first J tokens of the round taken before this one, which is later in time */
+        /* carried: q of the first J tokens of the previous round, which is later in time */
         float carried[J], e[N + J], out[N];
         GT_UNROLL
         for (int i = 0; i < J; i++) carried[i] = q[i];
@@ -508,7 +510,7 @@ backward_rows_kernel(const GT_GRID_CONSTANT BackwardRowsParams p) {
     const int end_whole = !PACKED && p.b.dstate_out ? me.end - J : me.end;
     GT_NO_UNROLL
     for (; begin >= 0; begin -= STEP, x -= STEP, dy -= STEP, dx -= STEP) {
-        cp_async_wait<ROWS_STAGES - 3>(); /* this round and the next to take have arrived */
+        cp_async_wait<ROWS_STAGES - 3>(); /* the current and the next round have arrived */
         sync_warp();                      /* all lanes' copies have arrived, and no lane still reads the stage before */
         copy(ROWS_STAGES - 1);
         const uint32_t stage = stage_of(0), next = stage_of(STEP); /* next: the round earlier in time */

@@ -1,12 +1,13 @@
 /* gt/conv1d/state.cuh - state_out of packed sequences (and if T = 0), and dstate_in of all calls.
  *
- * grid ceil(D * strands / 256), block 256.  A thread has one channel of one strand; the strand takes sequences first,
- * first + strands, ... So the cost of a call depends on the number of sequences, not on seq_capacity.  The elements of
- * a batch are B strands of one sequence each.
- * These kernels run after all kernels that read state_in and dstate_out.  Their outputs may be the same memory, so a
- * thread reads all its inputs of a sequence before it writes.
+ * grid: ceil(D * strands / 256).  Block: 256.  A thread has one channel of one strand.  A strand is a list of sequences
+ * that are processed in turn: first, first + strands, ... So the cost of a call depends on the number of sequences, not
+ * on seq_capacity.  Without packed sequences every batch element is a strand.
+ * These kernels run after all kernels that read state_in and dstate_out, because their outputs may be the same memory.
+ * For this reason a thread also reads all its inputs of a sequence before it writes.
  * registers: weights, six inputs, three gradients, and their sums.  No shared memory.
- * One thread adds up a sum.  reduce_rows adds sums of a shared dstate_in over strands.  Both are deterministic. */
+ * A thread adds up the gradients of a shared dstate_in over its strand, and reduce_rows adds the strands.  Both add in
+ * a fixed order, so the sums are deterministic. */
 #ifndef GT_CONV1D_STATE_CUH
 #define GT_CONV1D_STATE_CUH
 
@@ -26,7 +27,7 @@ GT_DEV Extent extent_of(const Sequences& q, int64_t s) {
     return {0, q.cu_seqlens[s], (int64_t)q.cu_seqlens[s + 1] - q.cu_seqlens[s]};
 }
 
-/* Number of strands of a kernel over states: one a sequence, but no more than fill the device. */
+/* Number of strands of a kernel over states: one for each sequence, but not many more than fill the device. */
 static inline int64_t strands_for(const gt_conv1d_args& a, const Device& device) {
     if (a.seq_capacity == 0) return a.B;
     const int64_t wanted = (8 * (int64_t)THREADS * device.multiprocessors + a.D - 1) / a.D;
@@ -56,7 +57,7 @@ state_kernel(const GT_GRID_CONSTANT StateParams p) {
         const Extent its = extent_of(in.sequences, s);
         float e[HALO];
         GT_UNROLL
-        for (int i = 0; i < HALO; i++) { /* the last of e are the newest */
+        for (int i = 0; i < HALO; i++) { /* oldest input first */
             const int64_t t = its.tokens - HALO + i;
             e[i] = 0.0f;
             if (i < HALO - J) continue;
@@ -80,13 +81,13 @@ static gt_status launch_state(const gt_conv1d_args& a, const Device& device, gt_
     return run("conv1d state_kernel", state_kernel<T>, strand_blocks(a, p.strands), THREADS, 0, stream, p);
 }
 
-/* Computes dstate_in; for a shared state the sum over each strand's sequences.
+/* Computes dstate_in.  For a shared state, every strand stores the sum over its sequences.
  * bytes: 3 tokens of x and dy, state_in and dstate_out of every sequence; dstate_in once. */
 struct BackwardStateParams {
     BackwardParams b;
     int64_t strands;
     bool is_summed;
-    float* dstate_in; /* [sequence,D,W-1]; sums: [strands,D,W-1] */
+    float* dstate_in; /* [sequences,D,W-1]; if is_summed [strands,D,W-1] */
 };
 
 GT_DEV void store_state_gradient(const BackwardStateParams& p, int64_t row, int64_t d, const float (&gradient)[HALO]) {

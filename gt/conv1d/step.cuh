@@ -1,31 +1,33 @@
 /* gt/conv1d/step.cuh - step: 1 to 16 new tokens of every batch element.  States lie in slots and are updated in place.
  *
- *     y_t = act(bias + sum_k weight_k e_{t+k})      with e: the W - 1 inputs of the state, then the tokens
+ *     y_t = act(bias + sum_k weight_k e_{t+k})      e is the W - 1 inputs of the state, followed by the tokens
  *
- * step_rows_kernel takes groups of 4 adjacent channels that are aligned in x, y, states and parameters.
+ * step_rows_kernel serves calls whose channels lie in adjacent, aligned groups of 4 in x, y, states and parameters.
  * tile: a warp has 128 channels of one batch element, a lane 4 of them.  The 8 warps of a block have the same channels,
- * so weights come from L2 once for 8 batch elements.
- * grid ceil(D / 128) * ceil(B / 8), block 256; one launch, no workspace.
+ * so a block loads weights from L2 once for 8 batch elements.
+ * grid: ceil(D / 128) * ceil(B / 8).  Block: 256.  One launch, no workspace.
  * A warp moves its 128 (W - 1) floats of state in 16-byte pieces; adjacent lanes move adjacent pieces.  Lanes exchange
  * the pieces through shared memory, so that every sector is read once and written once.
- * shared, W = 4: 2.5 KB of weights, 12 KB of states.  A lane's part has an odd number of pieces, so 8 lanes read their
- * parts from different banks.
+ * shared memory, W = 4: 2.5 KB of weights, 12 KB of states.  A lane's part has an odd number of pieces, so 8 lanes read
+ * their parts from different banks.
  * registers: weights and bias, W - 1 inputs of 4 channels, and BATCH loaded tokens (1 for calls of one token, else 4).
- * bytes of a channel, W = 4: 24 of state, 2 elements a token; 20 of parameters from L2 for 8 batch elements.
+ * bytes of a channel, W = 4: 24 for the state and 2 elements for each token.  20 bytes of parameters come from L2 once
+ * for 8 batch elements.
  * A thread issues the loads of states, parameters and BATCH tokens before it uses any of them.
  * issue slots of a thread, W = 4, one token: 10 global and 14 shared loads and stores, 16 multiply-adds, 4 SiLU.
  *
- * If an element commits fewer tokens than it has, the new state consists of inputs of the old one and of tokens.  These
- * tokens are loaded again, so that other calls do not pay for this case.
+ * A batch element may commit fewer tokens than it has.  Then the new state ends at the last committed token.  The
+ * kernel loads these tokens again, so that other calls do not pay for this case.
  *
  * step_fours_kernel takes W = 4 and states of 4 columns, in any dtypes.  It has the same tile, without shared memory.
- * Each lane loads the 16 values of its 4 channels in memory's order.
- * bytes of a channel, states and weights of 16 bits: 16 of state, 2 elements a token; 10 of parameters from L2.
+ * Each lane loads the 16 adjacent values of its 4 channels.
+ * bytes of a channel, states and weights of 16 bits: 16 for the state and 2 elements for each token; 10 bytes of
+ * parameters from L2.
  *
- * step_kernel takes any dtypes, strides, alignment, columns of the state and rings.  Its grid is B * ceil(D / 256), its
- * block 256, and a thread has one channel.
+ * step_kernel takes any dtypes, strides, alignment and number of state columns, and states that are rings.  Its grid is
+ * B * ceil(D / 256), its block 256, and a thread has one channel.
  *
- * All kernels add in forward's order, so a result does not depend on alignment. */
+ * All kernels add in the order of forward, so a result does not depend on the kernel that alignment selects. */
 #ifndef GT_CONV1D_STEP_CUH
 #define GT_CONV1D_STEP_CUH
 
@@ -46,7 +48,7 @@ struct StepParams {
     int64_t columns;
     const int32_t* places;
     StepElements elements;
-    Divider by_parts; /* divides by the parts of a row; a part is 128 channels, or THREADS */
+    Divider by_parts; /* divides by the number of parts of a row; a part is 128 channels, in step_kernel THREADS */
 };
 
 constexpr int STEP_BATCH = 4;
@@ -67,15 +69,15 @@ struct StepTokens {
 
     GT_METHOD int count() const { return BATCH == 1 ? 1 : element.tokens; }
 
-    /* Loads BATCH tokens from t on, or as many as there are. */
+    /* Loads up to BATCH tokens, from t on. */
     GT_METHOD void load(int t) {
         GT_UNROLL
         for (int i = 0; i < BATCH; i++)
             if (t + i < count()) loaded[i] = ldg<Vec<T, VEC>>(x + (t + i) * p.in.x_stride.t);
     }
 
-    /* e[0 ... W-2] are the inputs before the tokens, oldest first.  On return they are the last inputs.  The first
-     * tokens are already loaded. */
+    /* Computes and stores y.  On entry e[0 ... W-2] holds the inputs before the tokens, oldest first; on return the
+     * last inputs.  load(0) must come first. */
     template <int W>
     GT_METHOD void run(const float (&weight)[W][VEC], const float (&bias)[VEC], float (&e)[W][VEC]) {
         const int tokens = count();
@@ -104,7 +106,7 @@ struct StepTokens {
 
     GT_METHOD bool commits_fewer() const { return BATCH > 1 && element.commit < count(); }
 
-    /* e[0 ... W-2] are the inputs before the tokens.  On return they are the inputs before the first uncommitted
+    /* On entry e[0 ... W-2] holds the inputs before the tokens; on return the inputs before the first uncommitted
      * token. */
     template <int W>
     GT_METHOD void commit(float (&e)[W][VEC]) {
@@ -125,11 +127,11 @@ struct StepTokens {
     }
 };
 
-/* The state of one channel: S inputs, in order or in a ring. */
+/* The state of one channel: S inputs, either in order of time or as a ring. */
 struct StepColumns {
     void* data;
     gt_dtype dtype;
-    int64_t first, step, S; /* element of column 0; elements from column to column; number of columns */
+    int64_t first, step, S; /* index of column 0; stride of columns; number of columns */
     int64_t place;          /* ring: the column of the next input; otherwise S */
 
     GT_METHOD StepColumns(const StepParams& p, int64_t row, int64_t b, int64_t d)
@@ -142,7 +144,7 @@ struct StepColumns {
     GT_METHOD uint32_t bits(int64_t column) const { return load_bits(data, dtype, first + column * step); }
     GT_METHOD void store(int64_t column, float x) const { store_as(data, dtype, first + column * step, x); }
     GT_METHOD int64_t around(int64_t column) const { return column < S ? column : column % S; }
-    /* Column of the input that came `age` inputs before the next input; age is 1 to S. */
+    /* Returns the column of an input.  Its age is 1 for the newest input, and at most S. */
     GT_METHOD int64_t before(int age) const { return place >= age ? place - age : place - age + S; }
     GT_METHOD bool is_ring() const { return place < S; }
 };
@@ -177,7 +179,7 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
     const float bias[1] = {value_of_bits(bias_bits, p.weight_dtype)};
     tokens.run(weight, bias, e);
     if (element.commit == 0) return;
-    /* In a ring no input moves.  Otherwise the inputs that stay move to the front. */
+    /* Without a ring, the inputs that stay move to the front. */
     const int64_t S = state.S, kept = element.commit < S ? S - element.commit : 0;
     for (int64_t j = 0; j < kept && !state.is_ring(); j++)
         state.store(j, value_of_bits(state.bits(j + element.commit), p.state_dtype));
@@ -188,7 +190,8 @@ step_kernel(const GT_GRID_CONSTANT StepParams p) {
 
 constexpr int STEP_WARPS = THREADS / 32, STEP_CHANNELS = 128; /* batch elements of a block, and channels of each */
 
-/* Loads x[0 ... 3][v], four adjacent values of channel v, for 4 consecutive channels of a state or of weights. */
+/* Loads the four adjacent values of each of 4 consecutive channels, of a state or of weights.  x[i][v] becomes value i
+ * of channel v. */
 GT_DEV void load_fours(const void* data, gt_dtype dtype, int64_t at, float (&x)[4][4]) {
     float numbers[16];
     load_step_state<true, 4>(numbers, {const_cast<void*>(data), dtype, at}, [](int v) {
@@ -245,8 +248,8 @@ step_fours_kernel(const GT_GRID_CONSTANT StepParams p) {
         StepRounding(), 0, 0);
 }
 
-/* Layout of 4 COUNT values of each of 32 lanes in shared memory.  Piece i has 4 values and is the i-th in global
- * memory. */
+/* Layout in shared memory of 4 * COUNT values for each of 32 lanes.  A piece is 4 values; pieces are numbered as they
+ * follow in global memory. */
 template <int COUNT>
 struct LaneParts {
     static constexpr int PART = 16 * (COUNT | 1), BYTES = 32 * PART;
@@ -254,7 +257,7 @@ struct LaneParts {
 
     GT_HD uint32_t piece(int i) { return (uint32_t)(i / COUNT * PART + i % COUNT * 16); }
 
-    /* to[i][v] becomes value i of channel v of the lane. */
+    /* to[i][v] becomes value i of the lane's channel v. */
     template <int ROWS>
     GT_DEV void load(uint32_t smem, float (&to)[ROWS][4]) {
         float numbers[4 * COUNT];
@@ -349,7 +352,7 @@ static inline bool has_step_vectors(const gt_conv1d_args& a) {
     return a.D % 4 == 0 && has_rows(a.x, a.x_stride) && has_rows(a.y, a.y_stride);
 }
 
-/* Returns whether states are packed and their columns in order. */
+/* Returns whether channels and columns of a state are adjacent, and columns are in order of time. */
 static inline bool has_packed_states(const gt_conv1d_args& a) {
     const gt_stride& s = a.state_out_stride;
     return !a.places && s.h == 1 && s.t == a.state_columns && s.b >= a.D * a.state_columns && s.b % 4 == 0;

@@ -5,19 +5,19 @@
  * So bytes in flight cost no registers.  Every warp has its own ring, so warps meet at no barrier before the run is
  * done.
  *
- * Neighbouring lanes have neighbouring channels.  The two layouts differ in a stage's part of a tensor:
+ * Neighbouring lanes have neighbouring channels.  There are two layouts of a tensor in a stage:
  *
  *   over channels, [B,T,D]   A row is a token: 128 channels, four a lane.  8 tokens (fp32: 4) are 2 KB.
  *   over time, [B,D,T]       A row is a channel, one a lane: 128 bytes of tokens.  32 rows are 4.5 KB.  Rows are 144
- *                            bytes apart, so that 8 lanes that read 16 bytes each meet no bank twice.  Outputs
+ *                            bytes apart, so that 8 lanes that read 16 bytes each use no bank twice.  Outputs
  *                            overwrite the inputs in the stage, and are stored from there as whole rows.
  *
- * A unit is as many tokens as 16 bytes hold: 8 (fp32: 4).  A whole unit of one sequence is computed without tests.  A
- * unit with a border of sequences inside goes token by token.  All lanes are at the same token, so a border costs one
- * branch a warp.
+ * A unit is as many tokens as 16 bytes hold: 8 (fp32: 4).  If all tokens of a unit belong to one sequence, they are
+ * computed without tests; otherwise the unit goes token by token.  All lanes are at the same token, so the end of a
+ * sequence costs one branch a warp.
  *
- * If 16-byte copies cannot move a tensor, the call's granule is smaller: copies move 4 bytes, or one element, at a
- * time. */
+ * The granule of a call is the number of bytes that one copy moves.  It is 16 if the alignment of all tensors permits
+ * that, otherwise 4 or one element. */
 #ifndef GT_CONV1D_TILE_CUH
 #define GT_CONV1D_TILE_CUH
 
@@ -26,8 +26,8 @@
 namespace gt {
 namespace conv1d {
 
-constexpr int WARPS = 4;     /* warps of a block, at most */
-constexpr int MAX_RUN = 256; /* tokens of a run: a thread sums over one run, and longer sums round more */
+constexpr int WARPS = 4;     /* most warps of a block */
+constexpr int MAX_RUN = 256; /* most tokens of a run; a thread sums over one run, and longer sums round more */
 
 template <class T_, bool OVER_TIME_>
 struct Layout {
@@ -40,13 +40,13 @@ struct Layout {
     static constexpr int TOKENS = OVER_TIME ? 128 / SIZE : UNIT;            /* tokens of a stage */
     static constexpr int ROWS = OVER_TIME ? CHANNELS : TOKENS;              /* rows of a stage */
     static constexpr int ROW = OVER_TIME ? TOKENS * SIZE : CHANNELS * SIZE; /* bytes */
-    /* A stage has one extra unit before every row.  Backward stores dx of the last stage's last unit there; in forward
-     * it is padding. */
+    /* Over time, a stage has one extra unit before every row.  Backward stores dx of the previous stage's last unit
+     * there.  In forward the extra unit is only padding. */
     static constexpr int LEAD = OVER_TIME ? 16 : 0;
     static constexpr int PITCH = LEAD + ROW;
     static constexpr int BYTES = ROWS * PITCH;
 
-    /* Address of token i of the lane's channels in a stage.  Over time, i may be as low as -UNIT. */
+    /* Returns the address of token i of the lane's channels in a stage.  Over time, i may be as low as -UNIT. */
     GT_DEV uint32_t address(uint32_t stage, int i) {
         return OVER_TIME ? stage + lane_id() * PITCH + LEAD + i * SIZE : stage + i * PITCH + lane_id() * VEC * SIZE;
     }
@@ -55,9 +55,9 @@ struct Layout {
 /* How a call is cut: channels into `tiles`, every batch element into `runs` of `run` tokens.  A block takes `warps`
  * runs of one tile. */
 struct Cut {
-    int run, warps, granule;     /* granule: bytes of a copy that suits all tensors: 16, 4, or one element */
+    int run, warps, granule;     /* granule: bytes of one copy */
     int64_t tiles, runs, blocks; /* blocks: number of blocks for each tile */
-    /* Over channels: each lane has four channels or none, and stores the four together. */
+    /* Over channels: each lane has four channels or none, so it stores a token with one 8- or 16-byte store. */
     bool is_whole;
 };
 
@@ -65,13 +65,13 @@ struct Cut {
 struct Run {
     int64_t b, first; /* batch element; first token of the run */
     int tile, block;  /* index of the tile; index of the block within the tile */
-    /* tokens of the run; tokens that the run may read, including some after its end */
+    /* tokens of the run; tokens that the run may read, including those after its end */
     int tokens, readable;
     int width, channels; /* channels of the tile; channels of the lane, perhaps 0 */
     bool exists;
 };
 
-/* The first channel of a tile, and of a lane. */
+/* Return the first channel of a tile, and of a lane. */
 template <class L>
 GT_DEV int64_t tile_channel(const Run& me) {
     return (int64_t)me.tile * L::CHANNELS;
@@ -81,7 +81,7 @@ GT_DEV int64_t lane_channel(const Run& me) {
     return tile_channel<L>(me) + lane_id() * L::VEC;
 }
 
-/* lookahead: tokens after its end that a run reads. */
+/* lookahead: number of tokens after the run's end that the kernel reads. */
 template <class L>
 GT_DEV Run run_of(const Problem& p, const Cut& cut, int lookahead) {
     Run me;
@@ -101,7 +101,7 @@ GT_DEV Run run_of(const Problem& p, const Cut& cut, int lookahead) {
     return me;
 }
 
-/* Number of the run's tokens that belong to a sequence. */
+/* Returns how many of the run's tokens belong to sequences. */
 GT_DEV int used_of(const Problem& p, const Run& me) {
     const int64_t used = used_tokens(p.sequences) - me.first;
     return used < 0 ? 0 : used < me.tokens ? (int)used : me.tokens;
@@ -115,7 +115,7 @@ struct SequenceBounds {
     int begin, end;
 };
 
-/* The sequence that holds the run's token a.  The search starts at sequence `low`, which must not be later. */
+/* Returns the sequence that holds the run's token a.  The search starts at sequence `low`, which must not be later. */
 GT_DEV SequenceBounds bounds_at(const Problem& p, const Run& me, int a, int64_t low) {
     constexpr int FAR = MAX_RUN + 64;
     const int64_t s = p.sequences.cu_seqlens ? sequence_of(p.sequences, me.first + a, low) : me.b;
@@ -126,8 +126,8 @@ GT_DEV SequenceBounds bounds_at(const Problem& p, const Run& me, int a, int64_t 
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-/* Clears a tile's missing channels in `count` buffers of BYTES, since lanes compute with them, too.  Copies do not
- * write there, or they write zeros within the last 16 bytes that hold channels (fill_whole). */
+/* Clears the channels that a tile at the end of D lacks, in `count` buffers of BYTES, since lanes compute with them,
+ * too.  They stay 0: copies write nothing there, or fill the last 16 bytes with zeros (fill_whole). */
 template <class L>
 GT_DEV void clear_missing(const Run& me, uint32_t stages, int count) {
     if (me.width == L::CHANNELS) return;
@@ -149,11 +149,11 @@ struct RunTensor {
         : from(static_cast<T*>(const_cast<void*>(data)) + offset_of(s_, me_.b, me_.first, tile_channel<L>(me_))), s(s_),
           me(me_) {}
 
-    /* Address of the lane's first channel of token t. */
+    /* Returns the address of the lane's first channel of token t. */
     GT_METHOD T* token(int t) const { return from + t * s.t + lane_id() * L::VEC * s.h; }
 
-    /* The run as rows and columns of stages: the distance of rows and of columns in the tensor, in elements, and the
-     * numbers of rows and columns that the run may read. */
+    /* The run as rows and columns, as stages hold it.  The steps are the strides of rows and columns in the tensor, in
+     * elements.  The numbers of rows and columns include all that the run may read. */
     GT_METHOD int64_t row_step() const { return L::OVER_TIME ? s.h : s.t; }
     GT_METHOD int64_t column_step() const { return L::OVER_TIME ? s.t : s.h; }
     GT_METHOD int rows() const { return L::OVER_TIME ? me.width : me.readable; }
@@ -177,8 +177,8 @@ struct RunTensor {
         }
     }
 
-    /* As fill_whole, by copies of G bytes.  A lane copies G bytes of BATCH rows at a time.  Copies of less than 4 bytes
-     * go through registers. */
+    /* Does the same as fill_whole, with copies of G bytes.  A lane copies G bytes of BATCH rows at a time.  Copies of
+     * less than 4 bytes go through registers, since cp.async moves at least 4. */
     template <int G>
     GT_METHOD void fill_rows(uint32_t stage, int k) const {
         constexpr int N = G / L::SIZE, BATCH = 8; /* BATCH: rows whose loads are in flight together */
@@ -192,7 +192,7 @@ struct RunTensor {
             T value[BATCH] = {};
             GT_UNROLL
             for (int r = 0; r < BATCH && r < L::ROWS; r++) {
-                if (r >= last) continue; /* may be beyond the tensor */
+                if (r >= last) continue; /* row r may lie beyond the tensor */
                 if constexpr (G < 4)
                     value[r] = source[r * row_step()];
                 else
@@ -236,7 +236,7 @@ struct RunTensor {
         }
     }
 
-    /* As flush_whole, by stores of G bytes. */
+    /* Does the same as flush_whole, with stores of G bytes. */
     template <int G>
     GT_METHOD void flush_rows(uint32_t stage, int offset, int first, int end) const {
         constexpr int N = G / L::SIZE;
@@ -249,7 +249,7 @@ struct RunTensor {
             if (t + N <= end)
                 stg(target, lds<Vec<T, N>>(source));
             else
-                *target = lds<T>(source); /* the first of two 16-bit elements */
+                *target = lds<T>(source); /* the second of two 16-bit elements is at `end` */
         }
     }
 
@@ -308,8 +308,9 @@ template <int W, int VEC>
 struct Filter {
     float weight[W][VEC], bias[VEC];
 
-    /* d is the first of `channels` channels, at most VEC.  Parameters of four channels are adjacent and loaded 16 bytes
-     * at a time.  If lanes read 4 bytes far apart, the first-level cache is busy for thousands of clocks. */
+    /* d is the first of `channels` channels, at most VEC.  Parameters of four channels are adjacent, so a lane loads
+     * them 16 bytes at a time.  Loads of 4 bytes at large distances would keep the L1 cache busy for thousands of
+     * clocks. */
     GT_METHOD void load(const Problem& p, int64_t d, int channels) {
         if constexpr (VEC == 4) {
             const float *weights = p.weight + d * W, *biases = p.bias ? p.bias + d : nullptr;
@@ -336,7 +337,7 @@ struct Filter {
         }
     }
 
-    /* pre_t of channel v, from the inputs e_{t-W+1} ... e_t. */
+    /* Returns pre_t (see gt_conv1d.cuh) of channel v.  e holds the inputs e_{t-W+1} ... e_t. */
     GT_METHOD float sum(const float (&e)[W][VEC], int v) const {
         float pre = bias[v];
         GT_UNROLL
@@ -344,7 +345,8 @@ struct Filter {
         return pre;
     }
 
-    /* Gradient of an input, from q of its own token, q[0], and of the W - 1 tokens after it. */
+    /* Returns the gradient of the input of one token.  q[0] is the token's q (see backward.cuh); the others belong to
+     * the W - 1 tokens after it. */
     GT_METHOD float gradient(const float (&q)[W][VEC], int v) const {
         float sum = 0.0f;
         GT_UNROLL
@@ -353,8 +355,8 @@ struct Filter {
     }
 };
 
-/* Sets window[0 ... W-2] to the inputs before the run's token t.  They are earlier tokens of its sequence, and before
- * the sequence's first token the inputs that its state holds. */
+/* Sets window[0 ... W-2] to the inputs before the run's token t.  These are earlier tokens of the same sequence.
+ * Inputs before the sequence's first token come from its state. */
 template <class L, int W>
 GT_DEV void load_window(float (&window)[W][L::VEC], const Problem& p, const RunTensor<L>& x,
                         const SequenceBounds& bounds, int t) {
@@ -373,8 +375,8 @@ GT_DEV void load_window(float (&window)[W][L::VEC], const Problem& p, const RunT
     }
 }
 
-/* Stores x[FROM ... FROM + COUNT - 1] as elements FIRST, FIRST + 1, ... of a unit in shared memory.  Each store is the
- * largest that is aligned. */
+/* Stores x[FROM ... FROM + COUNT - 1] as elements FIRST, FIRST + 1, ... of a unit in shared memory.  Each store moves
+ * as many elements as alignment permits. */
 template <class T, int FIRST, int FROM, int COUNT, int N>
 GT_DEV void store_elements(uint32_t unit, const float (&x)[N]) {
     constexpr int SIZE = FIRST % 4 == 0 && COUNT >= 4 ? 4 : FIRST % 2 == 0 && COUNT >= 2 ? 2 : 1;

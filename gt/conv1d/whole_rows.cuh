@@ -1,15 +1,16 @@
-/* gt/conv1d/whole_rows.cuh - forward over time, [B,D,T], for long rows of whole aligned units.  The kernel computes the
- * same as forward_rows_kernel (rows.cuh).  On compute capability 9.0 bulk_rows_sm90.cuh takes these rows.
+/* gt/conv1d/whole_rows.cuh - forward over time, [B,D,T], for long rows that are whole numbers of aligned 16-byte units.
+ * It gives the same results as forward_rows_kernel (rows.cuh).  On compute capability 9.0 bulk_rows_sm90.cuh takes
+ * these rows.
  *
  * A row is one channel of one batch element.  Rows are cut into segments of up to MAX_ROUNDS rounds; a warp takes a
  * segment.  In a round each lane takes a unit of 16 bytes; the units of neighbouring lanes are adjacent.  A lane gets
- * the inputs before its unit by shuffles from the lane before; the first lane gets them from the neighbouring round.
- * Two rounds are in flight in registers while one is computed: this makes forward 7 % faster than a ring in shared
- * memory.
- * grid ceil(B*D*segments / 4), block 128; all warps do the same.  No shared memory.
+ * the inputs before its unit by shuffles from the previous lane; the first lane gets them from the previous round.
+ * The loads of two rounds are in flight to registers while one round is computed.  This makes forward 7 % faster than a
+ * ring in shared memory.
+ * grid: ceil(B*D*segments / 4).  Block: 128.  All warps do the same work.  No shared memory.
  * registers: weights, x of three rounds; 64 at most, so that eight blocks share a multiprocessor.
- * bytes: every tensor once; a second time the unit of x before every segment.
- * instructions an element, bf16, W = 4, SiLU: as many as in forward.cuh, and 2 to 4 for shuffles and addresses. */
+ * bytes: every tensor once.  The unit of x before every segment is read twice.
+ * instructions per element (bf16, W = 4, SiLU): as many as in forward.cuh, and 2 to 4 for shuffles and addresses. */
 #ifndef GT_CONV1D_WHOLE_ROWS_CUH
 #define GT_CONV1D_WHOLE_ROWS_CUH
 
@@ -18,7 +19,7 @@
 namespace gt {
 namespace conv1d {
 
-constexpr int WHOLE_ROWS_BLOCKS = 8; /* on a multiprocessor */
+constexpr int WHOLE_ROWS_BLOCKS = 8; /* resident blocks of a multiprocessor */
 
 /* A warp's segment of a row. */
 template <class T>
@@ -45,9 +46,9 @@ GT_DEV Unit<T> load_unit(const T* row, int64_t t, int64_t end) {
     return unit;
 }
 
-/* Sets e[0 ... W-2] to the inputs before a thread's unit `own`.  They are the end of the unit of the lane before, which
- * sends them.  The first lane gets `earlier` instead, the last lane's unit of the round before in time.  Only words
- * FIRST ... 3 of a unit hold inputs that are needed. */
+/* Sets e[0 ... W-2] to the inputs before a lane's unit `own`.  A shuffle brings them from the end of the previous
+ * lane's unit.  The first lane gets the end of `earlier`, the last lane's unit in the previous round.  Only words FIRST
+ * ... 3 of a unit hold inputs that are needed. */
 template <class T, int W, int COUNT>
 GT_DEV void inputs_before(float (&e)[COUNT], const Unit<T>& own, const Unit<T>& earlier) {
     constexpr int N = WholeSegment<T>::N, WORDS = 4, FIRST = (N - (W - 1)) * (int)sizeof(T) / 4;

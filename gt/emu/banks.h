@@ -17,10 +17,10 @@ struct Access {
     }
 };
 
-/* Returns the most words of one bank that `count` accesses need.  There are 32 banks of 4 bytes. */
+/* Returns how many words `count` accesses need from the busiest bank.  There are 32 banks of 4 bytes. */
 inline int bank_ways(const uint32_t* addrs, int count, int bytes) {
     const int words = bytes < 4 ? 1 : bytes / 4;
-    uint32_t only[32], taken = 0; /* nearly always one word of each bank */
+    uint32_t only[32], taken = 0; /* the usual case: one word of each bank */
     bool conflict = false;
     for (int i = 0; i < count && !conflict; i++) {
         for (int k = 0; k < words; k++) {
@@ -68,7 +68,7 @@ class TrafficCounter {
     /* Counts one instruction of a warp, from the addresses of its active lanes.  Wide accesses have a wavefront for
      * every 16 or 8 lanes. */
     void count(const Access& instruction, const uint32_t* addrs, const uint8_t* lanes, int active) {
-        /* lanes that share a wavefront */
+        /* 1 << shift lanes share a wavefront */
         const int shift = instruction.bytes <= 4 ? 5 : instruction.bytes == 8 ? 4 : 3;
         uint64_t wavefronts = 0, ideal = 0;
         int worst = 1;
@@ -93,7 +93,7 @@ class TrafficCounter {
 
   private:
     Traffic& find(const Access& a) {
-        /* Kernels loop over the same few lines, so the search goes on from the last line found. */
+        /* Kernels loop over the same few lines, so the search starts at the last line found. */
         for (size_t n = 0; n < table_.size(); n++) {
             const size_t i = recent_ + n < table_.size() ? recent_ + n : recent_ + n - table_.size();
             const Traffic& t = table_[i];
@@ -128,7 +128,7 @@ class AccessLog {
         any_ = false;
     }
 
-    /* Replays the accesses in step.  An instruction is issued for all lanes whose next access it is. */
+    /* Replays the lanes' accesses in lockstep.  An instruction counts for all lanes whose next access it is. */
     void flush(TrafficCounter& counter) {
         if (!any_) return;
         size_t next[LANES] = {0};
@@ -153,8 +153,8 @@ class AccessLog {
     }
 
   private:
-    /* If the lanes' next instructions differ, chooses one that no other lane still has ahead.  The other lanes skip
-     * this instruction, so it need not wait for them. */
+    /* Chooses the next instruction.  If the lanes' next accesses differ, takes one that no other lane makes later.  The
+     * other lanes skip this instruction, so it need not wait for them. */
     const Access* choose(const size_t* next) const {
         const Access* first = nullptr;
         bool diverged = false;

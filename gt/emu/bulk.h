@@ -1,4 +1,5 @@
-/* gt/emu/bulk.h - events at mbarriers that no thread executes: bulk copies, and arrivals of cp_async. */
+/* gt/emu/bulk.h - events at mbarriers that happen later than the call that starts them: the end of a bulk load, and
+ * arrivals of cp_async. */
 #ifndef GT_EMU_BULK_H
 #define GT_EMU_BULK_H
 
@@ -6,7 +7,7 @@
 
 namespace emu {
 
-/* Starts an event.  It has its own epoch, after everything that the warp has done. */
+/* Starts an event.  The event has an epoch of its own, after everything that the warp has done. */
 inline Event Machine::start_event(uint32_t barrier, const char* what, const Site& site) {
     Event event = {};
     event.site = site;
@@ -20,7 +21,7 @@ inline Event Machine::start_event(uint32_t barrier, const char* what, const Site
     return event;
 }
 
-/* Counts a warp's arrival.  already: warps whose arrival of this kind counts in this phase. */
+/* Counts a warp's arrival.  already: warps that have arrived in this phase by the same kind of arrival. */
 inline void Machine::count_arrival(Mbarrier& m, uint32_t& already, const Clock& before, uint32_t epoch,
                                    const Site& site) {
     if (already & own_bit()) {
@@ -49,7 +50,7 @@ inline void Machine::check_phase(Mbarrier& m, const Site& site) {
     abandon();
 }
 
-/* Picks any event, except that a warp's arrivals happen in order. */
+/* Removes a random event and returns it.  Arrivals of one warp keep their order. */
 inline Event Machine::next_event() {
     auto next = events_.begin() + (ptrdiff_t)(random() % events_.size());
     const auto comes_before = [&](const Event& e) { return e.bytes == 0 && e.warp == next->warp; };
@@ -59,7 +60,7 @@ inline Event Machine::next_event() {
     return event;
 }
 
-/* Executes an event as its warp.  No thread of that warp runs now. */
+/* Lets an event happen, in the name of its warp.  No thread runs at this time. */
 inline void Machine::happen(const Event& event) {
     warp_ = &warps_[event.warp];
     thread = event.warp * LANES;
@@ -94,7 +95,7 @@ inline void Machine::happen(const Event& event) {
     thread = -1;
 }
 
-/* Checks where a box begins.  Other places are an illegal instruction on an H200; no document says so. */
+/* Checks where a box begins.  At other places an H200 reports an illegal instruction, although no document says so. */
 inline bool Machine::check_box(const BulkSide& box, bool writes, const Site& site) {
     const int64_t first = (int64_t)box.at[0] * box.tensor.element;
     if (first % 16 != 0) {
@@ -159,7 +160,7 @@ inline void Machine::start_store(const BulkSide& target, uint32_t addr, uint32_t
     warp_->stores.push_back(store);
 }
 
-/* Executes the stores' reads, which happen only now. */
+/* Performs the stores of the groups that are complete.  Stores read shared memory only now. */
 inline void Machine::wait_stores(size_t groups_left) {
     std::vector<size_t>& groups = warp_->store_groups;
     if (groups.size() <= groups_left) return;
@@ -189,7 +190,7 @@ inline void Machine::check_copies_idle() {
 struct BulkCall {
     const void* global;
     uint32_t addr, bytes, barrier;
-    const TensorMap* map; /* each lane's own copy of the map, and the place in the tensor */
+    const TensorMap* map; /* not compared, because each lane may have a copy of the map */
     int at[3];
 
     bool operator==(const BulkCall& x) const {

@@ -6,7 +6,7 @@
 
 namespace emu {
 
-/* A lane's element pair of an 8 by 8 matrix. */
+/* Returns the pair of elements of an 8 by 8 matrix that a lane holds. */
 inline uint32_t matrix_pair(const uint16_t (*matrix)[8], int lane, bool transposed) {
     const int g = lane / 4, j = lane % 4;
     const uint32_t lo = transposed ? matrix[2 * j][g] : matrix[g][2 * j];
@@ -48,7 +48,7 @@ inline void store_matrices(bool transposed, const uint32_t* registers, uint32_t 
         uint32_t addrs[32];
         for (int lane = 0; lane < LANES; lane++) {
             const int g = lane / 4;
-            for (int i = 0; i < 8; i++) { /* matrix i / 2, its lower or upper half */
+            for (int i = 0; i < 8; i++) { /* lower and upper halves of the register for matrix i / 2 */
                 const uint16_t half = (uint16_t)(lanes[lane]->registers[i / 2] >> 16 * (i % 2));
                 const int column = 2 * (lane % 4) + i % 2;
                 (transposed ? rows[8 * (i / 2) + column][g] : rows[8 * (i / 2) + g][column]) = half;
@@ -103,7 +103,7 @@ inline void barrier(int id, int threads, const Site& site) {
 
 struct MbarrierCall {
     uint32_t addr;
-    int argument; /* parity, or bytes */
+    int argument; /* parity of a wait, or expected bytes */
 };
 
 inline void mbarrier(Op op, uint32_t addr, int argument, const Site& site) {

@@ -15,7 +15,7 @@ constexpr uint32_t ALL_LANES = 0xffffffffu;
 constexpr uint32_t SMEM_BASE = 1024; /* not 0, so that a forgotten base address is out of bounds */
 constexpr size_t STACK_BYTES = 256 * 1024;
 constexpr size_t GUARD_BYTES = 4096;
-constexpr size_t MAX_COLOUR = 16384; /* bytes left free at the top of a stack, at most */
+constexpr size_t MAX_COLOUR = 16384; /* at most this many bytes at the top of a stack stay free */
 
 [[noreturn]] inline void internal_error(const char* text) {
     fprintf(stderr, "emu: internal error: %s\n", text);
@@ -43,7 +43,7 @@ struct Fiber {
 #endif
     char* stack = nullptr; /* lowest address; null for the host's own stack */
     size_t stack_bytes = 0;
-    void* fake_stack = nullptr; /* AddressSanitizer's */
+    void* fake_stack = nullptr; /* used by AddressSanitizer */
 #ifdef EMU_ASAN
     const void* bottom = nullptr; /* bounds of the stack, in AddressSanitizer's form */
     size_t bottom_bytes = 0;
@@ -63,7 +63,8 @@ struct Fiber {
 #else
         (void)abandoned;
 #endif
-        /* Shifts each stack, because equal depths of different stacks would compete for the same cache sets. */
+        /* Shifts each stack, because frames at the same depth of different stacks would compete for the same cache
+         * sets. */
         const size_t colour = (size_t)index * 13 * 64 % MAX_COLOUR;
         const size_t usable = stack_bytes - colour;
 #ifdef EMU_UCONTEXT

@@ -6,8 +6,8 @@
 
 namespace emu {
 
-/* A line of the source.  As a default argument it is the line of the call.  Functions pass a Site by reference, and
- * copy it member by member where copies are frequent: a processor waits if one load reads the data of two stores. */
+/* A line of the source.  Site::here() as a default argument gives the line of the call.  Functions pass a Site by
+ * reference.  Frequent copies go member by member, because a CPU stalls if one load reads the data of two stores. */
 struct Site {
     const char* file;
     int line;
@@ -57,7 +57,7 @@ struct Traffic {
     uint64_t instructions;
     uint64_t wavefronts;
     uint64_t ideal; /* wavefronts without bank conflicts */
-    int worst_ways; /* the most words that one wavefront needs of one bank */
+    int worst_ways; /* most words that one wavefront needs from one bank */
 };
 
 /* Shared-memory traffic of one kernel, as in Traffic. */
@@ -68,10 +68,10 @@ struct KernelTraffic {
 
 struct Stats {
     uint64_t blocks;
-    uint64_t switches;    /* between fibers */
+    uint64_t switches;    /* switches between fibers */
     uint64_t collectives; /* collectives of warps, including barriers */
     uint64_t mma;
-    uint64_t instructions; /* warp-wide shared-memory instructions; then as in Traffic */
+    uint64_t instructions; /* this and the next fields: totals of traffic(); worst_ways: the maximum */
     uint64_t wavefronts;
     uint64_t ideal;
     int worst_ways;

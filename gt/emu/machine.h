@@ -19,7 +19,7 @@ enum class Op {
     BULK_COMMIT,
     BULK_WAIT,
     FENCE_PROXY,
-    BARRIER_SYNC, /* this operation and all below are .aligned */
+    BARRIER_SYNC, /* PTX calls this operation and all below .aligned */
     LDMATRIX,
     STMATRIX,
     MOVMATRIX,
@@ -64,7 +64,7 @@ struct Copy {
 
 typedef uint32_t __attribute__((may_alias)) Word;
 
-/* Registers that a warp's products use as one operand, an array in each lane. */
+/* Registers that a warp's wgmma products use as one operand.  Each lane has an array of them. */
 struct RegisterBlock {
     Word* at[LANES];
     int count;        /* registers of a lane */
@@ -85,8 +85,8 @@ constexpr size_t MOST_BLOCKS = 64;              /* operands that a warp remember
 
 struct Thread {
     Fiber fiber;
-    std::vector<Copy> copies;   /* issued and not landed, oldest first */
-    size_t landed;              /* before these */
+    std::vector<Copy> copies;   /* cp.async copies in flight, oldest first */
+    size_t landed;              /* number of copies that have landed before these */
     std::vector<size_t> groups; /* for each committed group, its end in `copies` */
 };
 
@@ -97,7 +97,7 @@ struct Wgmma {
     Format format;
     int columns;
     bool accumulates, a_is_shared, a_is_mn, b_is_mn;
-    uint64_t a, b; /* operands in shared memory */
+    uint64_t a, b; /* descriptors of operands in shared memory */
 
     int depth() const { return format == Format::TF32 ? 8 : 16; }
     bool operator==(const Wgmma& x) const {
@@ -106,8 +106,7 @@ struct Wgmma {
     }
 };
 
-/* A read of shared memory that is not complete until a later wait. `before` is the warp's clock when the read
- * starts. */
+/* A read of shared memory that may last until a later wait. `before` is the warp's clock when the read starts. */
 struct AsyncRead {
     Site site;
     Clock before;
@@ -137,7 +136,7 @@ struct BulkSide {
 
     bool is_box() const { return bytes == nullptr; }
 
-    /* Element (x, y, z) of the box, or null if the element lies outside of the tensor. */
+    /* Returns the address of element (x, y, z) of the box, or null if it lies outside of the tensor. */
     char* element(int x, int y, int z) const {
         const int64_t index[3] = {(int64_t)at[0] + x, (int64_t)at[1] + y, (int64_t)at[2] + z};
         char* p = tensor.data;
@@ -148,7 +147,7 @@ struct BulkSide {
         return p;
     }
 
-    /* Shared address of byte number `byte` of the copy. */
+    /* Returns the shared address of byte number `byte` of the copy. */
     uint32_t place(uint32_t addr, uint32_t byte) const {
         const uint32_t row = (uint32_t)(tensor.box[0] * tensor.element);
         const uint32_t plain = addr + byte;
@@ -194,9 +193,9 @@ struct Event {
     Site site;
     int warp;
     uint32_t barrier, phase; /* phase: the barrier's phase when the warp started the event */
-    uint32_t epoch;          /* the event's own epoch of the warp */
+    uint32_t epoch;          /* an epoch of the warp for this event alone */
     Clock before;
-    /* bytes > 0: a bulk load to addr.  bytes = 0: the warp's arrival, once `landed` copies of each lane have landed. */
+    /* bytes > 0: a bulk load to addr.  bytes = 0: an arrival, after landed[i] copies of each lane i have landed. */
     uint32_t addr, bytes;
     BulkSide source;
     size_t landed[LANES];
@@ -223,9 +222,9 @@ struct ProxyFence {
 
 struct Warp {
     uint32_t live;  /* lanes that have not returned */
-    uint32_t ready; /* lanes that can run on */
+    uint32_t ready; /* lanes that can continue */
     bool waits;     /* a barrier blocks the whole warp */
-    int arrived;    /* lanes that have reached the collective of op and site */
+    int arrived;    /* lanes that have reached the current collective (op, site) */
     int first_lane;
     Op op;
     Site site;
@@ -242,12 +241,12 @@ struct Warp {
     std::vector<WarpProduct> products;  /* products in flight, oldest first */
     std::vector<size_t> groups;         /* for each committed group, its end in `products` */
     std::vector<RegisterBlock> blocks;  /* register operands that products have used */
-    size_t next_block;                  /* the operand that is overwritten when all are in use */
+    size_t next_block;                  /* where the search for a reusable element of `blocks` starts */
     bool fenced;                        /* a wgmma_fence came after the last wait */
     size_t steps;                       /* operations of its warpgroup that the warp has executed */
 };
 
-/* One operation in a warpgroup's sequence.  All its warps execute the sequence in order. */
+/* One operation in a warpgroup's sequence.  All 4 warps execute the sequence in order. */
 struct WarpgroupStep {
     Op op;
     Site site;
@@ -256,14 +255,14 @@ struct WarpgroupStep {
 };
 
 struct Barrier {
-    int expected, arrived; /* threads; the first arrival sets `expected` */
+    int expected, arrived; /* numbers of threads; the first arrival sets `expected` */
     uint32_t waiting;
     Clock clock;
 };
 
 struct Mbarrier {
     uint32_t addr;
-    int expected, arrived; /* threads in the current phase */
+    int expected, arrived; /* numbers of threads in the current phase */
     int64_t bytes;         /* bytes of bulk copies that have not landed yet */
     uint32_t phase;        /* number of the current phase, from 0 */
     uint32_t warps;        /* warps that have arrived in the current phase */
@@ -371,7 +370,7 @@ class Machine {
         launch = what;
         traffic_.start(launch.kernel);
         smem_.resize(launch.smem_bytes);
-        if (released_early_) footprint_.add(before_); /* the next kernel may overlap both */
+        if (released_early_) footprint_.add(before_); /* this kernel may overlap the previous two */
         std::swap(before_, footprint_);
         footprint_.clear();
         if (launch.follows) before_.merge();
@@ -425,7 +424,7 @@ class Machine {
     /* Ends the launch from inside a kernel, after a fault that makes the rest meaningless. */
     void abandon() {
         abandoned_ = true;
-        if (!between_) enter(-1, false); /* between_: the caller returns */
+        if (!between_) enter(-1, false); /* while an event happens, the caller returns instead */
     }
 
     /* -- shared memory -- */
@@ -446,7 +445,7 @@ class Machine {
         memcpy(&smem_[addr - SMEM_BASE], value, bytes);
     }
 
-    /* A row of a matrix, which all lanes of the warp read as one access. */
+    /* Reads a row of a matrix.  All lanes of the warp make this access together. */
     void load_row(void* row, uint32_t addr, const Site& site) {
         if (!legal(addr, 16, 16, "ldmatrix", site)) {
             memset(row, 0xff, 16);
@@ -508,7 +507,7 @@ class Machine {
         const size_t done = t.groups.size() - groups_left, end = t.groups[done - 1];
         t.groups.erase(t.groups.begin(), t.groups.begin() + (ptrdiff_t)done);
         const size_t landed = t.landed + end;
-        for (const Event& e : events_) /* an event has copied the data for warps that wait at an mbarrier */
+        for (const Event& e : events_) /* copies before a cp_async_arrive get its epoch, which mbarrier_wait acquires */
             if (e.bytes == 0 && e.warp == warp_index())
                 land_until(t, std::min(landed, e.landed[lane()]), stamp_of(e.epoch, (uint32_t)thread));
         land_until(t, landed, stamp());
@@ -518,8 +517,8 @@ class Machine {
 
     int lane() const { return thread % LANES; }
 
-    /* Waits until all lanes of the warp have arrived.  Then the last lane calls perform(operands of all lanes) once for
-     * the warp. */
+    /* A collective: waits until all lanes of the warp have arrived.  Then the last lane calls perform(operands of all
+     * lanes) once for the warp. */
     template <class Operands, class Perform>
     void meet(Op op, const Site& site, Operands& mine, Perform perform) {
         if (thread < 0) internal_error("primitive used outside a kernel");
@@ -621,7 +620,7 @@ class Machine {
         begin_epoch(*warp_);
     }
 
-    /* Arrives at a barrier once all copies of the warp have landed. */
+    /* Arrives at a barrier when all copies that the warp has issued have landed. */
     void arrive_after_copies(uint32_t addr, const Site& site) {
         Event event = start_event(addr, "cp_async_arrive", site);
         for (int i = 0; i < LANES; i++) {
@@ -647,7 +646,7 @@ class Machine {
         }
     }
 
-    /* -- bulk copies, in bulk.h -- */
+    /* -- bulk copies; their bodies are in bulk.h -- */
 
     void start_load(uint32_t addr, const BulkSide& source, uint32_t bytes, uint32_t barrier, const Site& site);
     void start_store(const BulkSide& target, uint32_t addr, uint32_t bytes, const Site& site);
@@ -697,8 +696,8 @@ class Machine {
         Site site;
     };
 
-    /* One operation of a warp, which all 4 warps of its warpgroup execute.  Returns false if no operation can
-     * follow. */
+    /* Checks an operation that all 4 warps of a warpgroup must execute in the same order.  Returns false if the warp
+     * belongs to no whole warpgroup. */
     bool step(Op op, const Site& site, uint64_t argument, const Wgmma& product = {}) {
         need_sm90(op_name(op), site);
         const int group = warp_index() / 4;
@@ -734,7 +733,8 @@ class Machine {
     const std::vector<float>& unpack_b(const WarpProduct& p);
     void unpack_a(const WarpProduct& p, float (*a)[16]);
 
-    /* Reads a piece of 16 bytes.  Makes the checks of read() and also checks the fences between proxies. */
+    /* Reads a piece of 16 bytes for an asynchronous read.  Besides the checks of read(), checks the fences between
+     * proxies. */
     void read_async(void* piece, uint32_t addr, const AsyncRead& reader, const char* what) {
         if (!legal(addr, 16, 16, what, reader.site)) {
             memset(piece, 0xff, 16);
@@ -749,8 +749,8 @@ class Machine {
         if (bad < 0) check_proxy(offset / 2, 8, reader, what);
     }
 
-    /* Returns whether a warp has fenced between the write and the reader.  It may be the warp that wrote or the warp
-     * that reads.  It may also be a warp that acquired the data from the first and released them to the second. */
+    /* Returns whether some warp called fence_async_proxy between the write and the read.  This may be the writing or
+     * the reading warp, or a warp that acquired the data from the first and released them to the second. */
     bool is_fenced(uint32_t epoch, uint32_t writer, const AsyncRead& reader) const {
         if (epoch <= reader.before_fence.epoch[writer]) return true;
         for (uint32_t w = 0; w < (uint32_t)launch.warps; w++) {
@@ -873,7 +873,7 @@ class Machine {
         abandoned_ = false;
     }
 
-    /* Runs a warp until it blocks or gives way.  Returns false if the block cannot go on. */
+    /* Runs a warp until it blocks or another warp's turn comes.  Returns false if the block cannot continue. */
     bool run_warp(int index) {
         warp_ = &warps_[index];
         patience_ = 1 + (int)(random() % 8);
@@ -920,7 +920,7 @@ class Machine {
         }
 #endif
         launch.call(launch.kernel, launch.params);
-        size_t awaited = current().landed; /* copies that some mbarrier also waits for */
+        size_t awaited = current().landed; /* copies that have landed or that a cp_async_arrive covers */
         for (const Event& e : events_)
             if (e.bytes == 0 && e.warp == warp_index()) awaited = std::max(awaited, e.landed[lane()]);
         const size_t started = current().landed + current().copies.size();
@@ -1073,7 +1073,7 @@ class Machine {
     }
 
     void check_warpgroups_idle() {
-        int registers = 0; /* at least */
+        int registers = 0; /* a lower bound: 24 for a warp that never set its number */
         for (int i = 0; i < launch.warps; i++) registers += warps_[i].registers ? warps_[i].registers : 24;
         if (registers > 65536 / LANES)
             report(Fault::DEADLOCK, launch.site, "the warps take %d registers a lane, a multiprocessor has %d",
@@ -1109,9 +1109,9 @@ class Machine {
 
     std::vector<uint8_t> smem_;
     AccessHistory history_;
-    Footprint footprint_, before_;                    /* of this kernel and of the kernel before */
-    bool some_waited_ = false, block_waited_ = false; /* whether threads of the kernel, of the block, have waited for
-                                                       * the chain */
+    Footprint footprint_, before_;                    /* of the current and of the previous kernel */
+    bool some_waited_ = false, block_waited_ = false; /* some thread of the kernel, of the block, has called
+                                                       * wait_for_chain() */
     bool released_early_ = false;                     /* the kernel released the chain before it waited */
 
     uint64_t fault_count_[(int)Fault::COUNT] = {0};
@@ -1142,7 +1142,7 @@ inline std::vector<char> read_program() {
 }
 #endif
 
-/* Name of a kernel in the program's symbol table, or an empty string. */
+/* Returns the name of a kernel from the program's symbol table, or an empty string. */
 inline std::string symbol_name(const void* function) {
 #ifdef __linux__
     uintptr_t load_address = 0;

@@ -8,7 +8,7 @@
 namespace emu {
 
 /* An access is stamped with its thread and the epoch of its warp: epoch << 10 | warp << 5 | lane.
- * Two epochs are reserved for the state of a cell. */
+ * Two epochs are reserved for cells that were never written, and for cells into which a copy is in flight. */
 constexpr uint32_t EPOCH_NEVER = (1u << 22) - 1;
 constexpr uint32_t EPOCH_IN_FLIGHT = EPOCH_NEVER - 1;
 constexpr uint32_t NEVER_WRITTEN = 0xffffffffu;
@@ -18,9 +18,9 @@ inline uint32_t stamp_of(uint32_t epoch, uint32_t thread) { return epoch << 10 |
 inline uint32_t epoch_of(uint32_t stamp) { return stamp >> 10; }
 inline uint32_t thread_of(uint32_t stamp) { return stamp & 1023; }
 
-/* Clock[w] is the last epoch of warp w whose accesses come before the following ones.  A warp's own entry may lag
- * behind its epoch: an arrival at an mbarrier ends an epoch for warps that wait for it, but does not order the warp's
- * own lanes. */
+/* The accesses that come before the next access of a warp: for each warp w, accesses up to epoch[w].  A warp's own
+ * entry may lag behind its epoch.  The reason: an arrival at an mbarrier ends an epoch for warps that wait there, but
+ * does not order the warp's own lanes. */
 struct Clock {
     uint32_t epoch[MAX_WARPS];
 
@@ -39,8 +39,8 @@ class AccessHistory {
         if (last_read_.size() < cells_ * (size_t)warps) last_read_.resize(cells_ * (size_t)warps);
     }
 
-    /* Both functions return the first cell that is in the wrong state or not ordered, and the stamp of the access in
-     * conflict; or -1 if there is none.  `me` is the accessing thread, or ~0 for a whole warp. */
+    /* Records a read.  Returns the first cell that was never written, is in flight, or was written without an order
+     * before this read.  *conflict gets the stamp of that write.  Returns -1 if there is no such cell. */
     int64_t read(uint32_t first, uint32_t count, int warp, uint32_t lane, uint32_t now, const Clock& before,
                  uint32_t* conflict) {
         const uint32_t me = lane == WHOLE_WARP ? ~0u : (uint32_t)warp * LANES + lane;
@@ -67,7 +67,8 @@ class AccessHistory {
         return bad;
     }
 
-    /* `mark` is the stamp to store: of this write, or of a copy in flight. */
+    /* Records a write, with a result as in read().  `mark` is the stamp to store: of the write, or of a copy in
+     * flight. */
     int64_t write(uint32_t first, uint32_t count, int warp, uint32_t lane, const Clock& before, uint32_t mark,
                   uint32_t* conflict) {
         const uint32_t me = (uint32_t)warp * LANES + lane;
@@ -94,10 +95,10 @@ class AccessHistory {
         return bad;
     }
 
-    /* Stamp of the last write. */
+    /* Returns the stamp of the last write. */
     uint32_t writer(uint32_t cell) const { return writer_[cell]; }
 
-    /* A copy arrives in cells that belong to it since its issue. */
+    /* Records that a copy has landed.  Its cells were marked as in flight when it was issued. */
     void land(uint32_t first, uint32_t count, uint32_t mark) { std::fill_n(writer_.begin() + first, count, mark); }
 
   private:
@@ -109,8 +110,9 @@ class AccessHistory {
 
     size_t cells_ = 0;
     std::vector<uint32_t> writer_;  /* stamp of the last write */
-    std::vector<uint32_t> readers_; /* warps that have read since the last write */
-    /* [warp][cell] epoch << 6 | lane, or WHOLE_WARP for several reads that no barrier has ordered since */
+    std::vector<uint32_t> readers_; /* bit w: warp w has read since the last write */
+    /* [warp][cell]: epoch << 6 | lane of the last read.  lane is WHOLE_WARP for reads of several lanes that no barrier
+     * has ordered yet. */
     std::vector<uint32_t> last_read_;
 };
 

@@ -33,14 +33,15 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-/* Functions that read registers of kernels; the variables may be out of scope. */
+/* Marks functions that read variables of kernels as registers.  The variables may be out of scope, so AddressSanitizer
+ * must not check these functions. */
 #ifdef EMU_ASAN
 #define EMU_UNCHECKED __attribute__((no_sanitize("address")))
 #else
 #define EMU_UNCHECKED
 #endif
 
-/* Define EMU_UCONTEXT to switch fibers by ucontext on x86-64 too (slower: two system calls). */
+/* Define EMU_UCONTEXT to switch fibers by ucontext on x86-64, too.  A switch is then slower: it makes system calls. */
 #if !defined(__x86_64__) && !defined(EMU_UCONTEXT)
 #define EMU_UCONTEXT 1
 #endif

@@ -31,7 +31,7 @@ inline float decode_tf32(float value) {
     return float_from_bits(bits & 0xffffe000u);
 }
 
-/* C[16][8] += A[16][K] B[K][8] in fp32, k upwards. */
+/* C[16][8] += A[16][K] B[K][8] in fp32, in ascending order of k. */
 template <int K>
 struct Product {
     typedef float Quad __attribute__((vector_size(16)));

@@ -8,7 +8,8 @@ namespace emu {
 
 /* ---- registers ----------------------------------------------------------------------------------------------- */
 
-/* A product takes registers, as accumulators or as A. */
+/* Gives registers to a product, as accumulators or as A.  Returns their index in Warp::blocks.  changed_matters: a
+ * change of the registers since the fence is a fault. */
 EMU_UNCHECKED inline size_t Machine::take_block(Word* const* at, int count, bool accumulates, bool changed_matters,
                                                 const Site& site) {
     std::vector<RegisterBlock>& blocks = warp_->blocks;
@@ -22,7 +23,7 @@ EMU_UNCHECKED inline size_t Machine::take_block(Word* const* at, int count, bool
     }
     const bool is_new = found == blocks.size();
     if (is_new) {
-        if (blocks.size() >= MOST_BLOCKS) { /* forget one */
+        if (blocks.size() >= MOST_BLOCKS) { /* reuses a block that no product needs */
             for (size_t n = 0; n < blocks.size() && found == blocks.size(); n++) {
                 warp_->next_block = (warp_->next_block + 1) % blocks.size();
                 if (blocks[warp_->next_block].products == 0) found = warp_->next_block;
@@ -63,7 +64,7 @@ EMU_UNCHECKED inline size_t Machine::take_block(Word* const* at, int count, bool
     return found;
 }
 
-/* A product gives its registers back. */
+/* Takes registers back from a product.  After the last product they get the sums. */
 EMU_UNCHECKED inline void Machine::give_block(RegisterBlock& block, const Site& site) {
     if (--block.products > 0) return;
     const int count = block.count, columns = 2 * count;
@@ -109,7 +110,7 @@ inline void Machine::start_product(const Wgmma& what, Word* const* c, Word* cons
 
 /* ---- operands in shared memory ------------------------------------------------------------------------------- */
 
-/* The layout that an operand describes (gt/base/wgmma.cuh): the places of its 16-byte pieces. */
+/* The layout that a wgmma descriptor describes (gt/base/wgmma.cuh): the addresses of its 16-byte pieces. */
 class Layout {
   public:
     Layout(uint64_t operand, bool is_mn)
@@ -130,13 +131,14 @@ class Layout {
         return start_ % pattern < (uint32_t)row_ && stride_ % pattern == 0 && (!is_mn_ || leading_ % pattern == 0);
     }
 
-    /* Returns whether `pieces` of a row lie in one panel, or in panels that are read from their beginning. */
+    /* Returns whether a row's pieces lie in one panel, or in several panels that are read from their start. */
     bool stays_in_panel(int pieces) const {
         const int first = (int)(start_ / 16) % pieces_;
         return !is_swizzled() || first + pieces <= pieces_ || (is_mn_ && first == 0);
     }
 
-    /* row: index m or n, or of an MN-major operand index k.  Pieces go along the other index. */
+    /* Returns the address of a piece.  row: the index along M or N, or along K for an MN-major operand.  Pieces follow
+     * one another along the other index. */
     uint32_t at(int row, int piece) const {
         uint32_t far, beside; /* bytes to the next 8 rows, and to the next panel */
         if (is_swizzled()) {
@@ -182,7 +184,7 @@ inline void check_operand(const Layout& layout, int pieces, Machine& machine, co
         machine.report(Fault::WGMMA, site, "an operand of wgmma starts inside a panel and leaves it");
 }
 
-/* B[depth][columns] as floats.  The first warp of the warpgroup decodes B, and every warp reads the result. */
+/* Returns B[depth][columns] as floats.  The first warp of the warpgroup decodes B, and every warp uses the result. */
 inline const std::vector<float>& Machine::unpack_b(const WarpProduct& p) {
     const Wgmma& what = p.what;
     const Layout layout(what.b, what.b_is_mn);
@@ -227,7 +229,7 @@ inline const std::vector<float>& Machine::unpack_b(const WarpProduct& p) {
     return found->values;
 }
 
-/* The warp's 16 rows of A. */
+/* Decodes the warp's 16 rows of A. */
 inline void Machine::unpack_a(const WarpProduct& p, float (*a)[16]) {
     const Wgmma& what = p.what;
     if (!what.a_is_shared) {
@@ -269,7 +271,7 @@ inline void Machine::unpack_a(const WarpProduct& p, float (*a)[16]) {
 
 /* ---- sums ---------------------------------------------------------------------------------------------------- */
 
-/* One row times 8 COLUMNS / 8 columns: c += a[k] b[k], with k upwards. */
+/* Adds the products of one row of A with COLUMNS columns of B: c += a[k] b[k], in ascending order of k. */
 template <int COLUMNS>
 void add_products(float* c, const float* a, const float* b, int depth, int columns) {
     typedef float Quad __attribute__((vector_size(16)));

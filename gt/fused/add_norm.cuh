@@ -2,16 +2,16 @@
  * beta.
  *
  * A block takes a row.  If a row has at most 8192 elements in whole, aligned groups of 8, a thread keeps 1 or 2 groups
- * of v in registers.  Other rows are read again for every sum (any_..._kernel).  In backward 4 groups spilled 1 KB a
- * thread.
- * The dtypes are known at run time.  A thread loads raw bits, and converts them when all its loads are in flight.  The
- * threads take the branches on dtypes alike.  Since memory bounds the kernels, these branches cost less than an
- * instance for each pair of dtypes.
- * bytes an element, all in 16 bits: forward x, residual, sum, y 8; backward sum, dy, dsum, dx 8.
- * registers: forward 8 GROUPS of v, and loads; backward 8 GROUPS each of v and two gradients' sums, and loads.  With
- * one group a block loads its next row before it sums this row, and backward also keeps gamma.
+ * of v in registers.  More groups do not fit: 4 groups spilled 1 KB a thread in backward.  Other rows are read again
+ * for every sum (any_..._kernel).
+ * The dtypes are known only at run time.  A thread loads raw bits, and converts them when all its loads are in flight.
+ * All threads take the same branches on dtypes.  Memory bounds the kernels, so the branches cost little, and no kernel
+ * need be compiled for each pair of dtypes.
+ * bytes per element, if all tensors have 16 bits: forward 8 (x, residual, sum, y), backward 8 (sum, dy, dsum, dx).
+ * registers: forward 8 GROUPS values of v, and loads.  Backward 8 GROUPS values each of v, dgamma and dbeta, and loads.
+ * With one group a block loads its next row before it sums the current row, and backward also keeps gamma.
  * Sums over a row: a thread's elements in order, then slice_sum.  Sums over rows: a block's rows in order, then blocks
- * by reduce_rows.  All orders are fixed: deterministic. */
+ * by reduce_rows.  All orders are fixed, so results are deterministic. */
 #ifndef GT_FUSED_ADD_NORM_CUH
 #define GT_FUSED_ADD_NORM_CUH
 
@@ -25,7 +25,7 @@ using norm::Shape;
 using norm::slice_sum;
 
 constexpr int EIGHT = 8;                              /* elements of a group */
-constexpr int64_t MOST = 2 * norm::MAX_LANES * EIGHT; /* the most elements of a row that registers hold */
+constexpr int64_t MOST = 2 * norm::MAX_LANES * EIGHT; /* registers hold rows of at most this many elements */
 using Rows = norm::Kind<norm::Any, 1, float>;         /* any row, sums in fp32 */
 using TinyRows = norm::Kind<norm::Any, 1, double>;    /* a tiny row: one thread sums in double */
 
@@ -45,7 +45,7 @@ struct Params {
     const void *dy, *dsum;
     void *dx, *dresidual;
     int64_t dy_stride, dsum_stride, dx_stride, dresidual_stride;
-    float *dgamma, *dbeta; /* partial sums [blocks,D], NULL if not wanted */
+    float *dgamma, *dbeta; /* partial sums [blocks,D]; NULL: not computed */
 };
 
 /* Eight adjacent elements as they are in memory. */
@@ -107,10 +107,10 @@ struct Block {
 
 /* ---- rows in registers -------------------------------------------------------------------------------------- */
 
-/* First element of a thread's group k. */
+/* Returns the index in the row of the first element of a thread's group k. */
 GT_DEV int group_at(int k) { return EIGHT * (k * (int)block_threads() + thread_id()); }
 
-/* The loaded values of a row's v: x and residual, or sum alone. */
+/* The loaded values that make up v of a row: x and residual, or sum alone. */
 template <int GROUPS>
 struct RawRow {
     Raw x[GROUPS], residual[GROUPS];
@@ -160,7 +160,7 @@ GT_DEV void load_parameter(const Params& p, const float* data, float missing, in
         if (!data) x[i] = missing;
 }
 
-/* With one group a block loads its next row while it sums this one.  Two groups leave no registers for that. */
+/* With one group a block loads its next row while it sums the current row.  Two groups leave no registers for that. */
 template <int GROUPS>
 GT_KERNEL(norm::MAX_LANES, 2)
 forward_kernel(const GT_GRID_CONSTANT Params p) {
@@ -183,7 +183,7 @@ forward_kernel(const GT_GRID_CONSTANT Params p) {
             if (group_at(k) < p.D) store_eight(p.sum, p.sum_dtype, m * p.sum_stride + group_at(k), v[k]);
         }
         center(p, block, v);
-        float sums[3] = {}; /* add_square's two sums; the mean of v - mean */
+        float sums[3] = {}; /* two sums of add_square(v - mean), then the mean of v - mean */
         GT_UNROLL
         for (int k = 0; k < GROUPS; k++) GT_UNROLL
         for (int i = 0; i < EIGHT; i++) {
@@ -221,13 +221,14 @@ struct RawGradients {
     }
 };
 
-/* Values that follow from the sums over a row.  shift: the mean of v - mean, a rounding error.  slope: mean(d xhat),
- * where d = dy gamma.  mean_d: mean(d), or 0 for RMSNorm. */
+/* Values that follow from the sums over a row.  shift: the mean of v - mean, not exactly 0 because of rounding.  slope:
+ * mean(d xhat), where d = dy gamma.  mean_d: mean(d), or 0 for RMSNorm. */
 template <class Real>
 struct RowSlope {
     Real shift, rstd, slope, mean_d;
 
-    /* sums: add_square's two sums of v - mean; PRODUCT_SCALE d (v - mean); the mean of v - mean; d */
+    /* sums, in order: two sums of add_square(v - mean), the sum of PRODUCT_SCALE d (v - mean), the mean of v - mean,
+     * and the sum of d. */
     GT_METHOD RowSlope(const Params& p, const Real (&sums)[5], Real inverse) {
         shift = sums[3];
         const Real product = sums[2] - shift * (Real)norm::PRODUCT_SCALE * sums[4];
@@ -316,7 +317,7 @@ backward_kernel(const GT_GRID_CONSTANT Params p) {
 
 /* ---- any rows ------------------------------------------------------------------------------------------------ */
 
-/* Element e of v in row m. */
+/* Returns element e of v in row m. */
 GT_DEV float value_at(const Params& p, int64_t m, int64_t e) {
     if (p.sum_in) return load_as(p.sum_in, p.sum_dtype, m * p.sum_stride + e);
     const float x = load_as(p.x, p.dtype, m * p.x_stride + e);
@@ -325,7 +326,7 @@ GT_DEV float value_at(const Params& p, int64_t m, int64_t e) {
 
 GT_DEV float parameter_at(const float* data, int64_t e, float missing) { return data ? data[e] : missing; }
 
-/* The threads that share a row.  In double one thread has the whole row. */
+/* Number of threads that share a row.  For sums in double one thread has the whole row. */
 template <class K>
 GT_DEV int row_threads() {
     return std::is_same<K, TinyRows>::value ? 1 : (int)block_threads();

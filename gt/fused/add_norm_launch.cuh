@@ -8,7 +8,7 @@
 namespace gt {
 namespace add_norm {
 
-/* Returns whether rows are groups of 8 that 16-byte loads can take.  data is NULL if there is no such tensor. */
+/* Returns whether 16-byte loads can read a tensor's groups of 8 elements.  data is NULL if there is no such tensor. */
 static inline bool has_groups(const void* data, gt_dtype dtype, int64_t M, int64_t stride) {
     const int vector = dtype == GT_F32 ? 4 : 8;
     return !data || ((uintptr_t)data % 16 == 0 && (M == 1 || stride % vector == 0));
@@ -34,7 +34,7 @@ static inline Params params_of(const gt_add_norm_args& a, gt_pass pass) {
     return p;
 }
 
-/* Groups of a thread, 1 or 2; 0: no kernel holds the row in registers. */
+/* Number of groups that a thread holds: 1 or 2, or 0 if no kernel can hold the row in registers. */
 static inline int groups_of(const Params& p) {
     const gt_dtype x = p.dtype, sum = p.sum_dtype;
     const bool is_aligned = p.D % EIGHT == 0 && p.D <= MOST && has_groups(p.x, x, p.M, p.x_stride) &&
@@ -61,7 +61,7 @@ static inline int64_t backward_blocks(int64_t M, const Device& device) {
     return M < most ? M : most;
 }
 
-/* Calls launch(kernel, threads, suffix of the name) for the kernel that takes the call. */
+/* Calls launch(kernel, threads of a block, name of the kernel) for the kernel that serves the call. */
 template <class Launch>
 static gt_status with_kernel(const Params& p, bool is_backward, const Launch& launch) {
     using Kernel = void (*)(Params);
@@ -78,10 +78,11 @@ static gt_status with_kernel(const Params& p, bool is_backward, const Launch& la
                   is_backward ? "add_norm any_backward_kernel" : "add_norm any_forward_kernel");
 }
 
-/* Blocks of forward.  If a row has 16-bit elements in one group, a block for each row keeps too few bytes in flight.
- * Then as many blocks as run at once take the rows in turn.  On an H200 this pays for 16 bits alone. */
+/* Blocks of forward.  With 16-bit elements in one group a thread, one block for each row keeps too few bytes in flight.
+ * There the grid is as many blocks as run at once, and each block takes rows in turn.  On an H200 this is faster only
+ * if all elements have 16 bits. */
 static inline int64_t forward_blocks(const Params& p, unsigned threads, const Device& device) {
-    const int64_t at_once = 1024 / threads < 32 ? 1024 / threads : 32; /* 64 registers a thread */
+    const int64_t at_once = 1024 / threads < 32 ? 1024 / threads : 32; /* at 64 registers a thread */
     const bool is_ahead = groups_of(p) == 1 && p.dtype != GT_F32 && p.sum_dtype != GT_F32;
     const int64_t most = is_ahead ? device.multiprocessors * at_once : INT32_MAX;
     return p.M < most ? p.M : most;

@@ -6,17 +6,18 @@
 
 #include <string.h>
 
-/* Channels of the convolution: rows of x, Bm and Cm. */
+/* Number of channels of the convolution: a token of xBC holds x [H,P], Bm [G,N] and Cm [G,N]. */
 static inline int64_t gt_conv_ssd_channels(const gt_conv_ssd_args *a) {
     return gt_plus(gt_times(a->H, a->P), gt_times(2, gt_times(a->G, a->N)));
 }
 
-/* Returns whether the two calls need strides or slots of states.  packed: number of elements of a state. */
+/* Returns whether conv1d or ssd must get the stride of its states, because states lie in slots or are not packed.
+ * packed: number of elements of a state. */
 static inline int gt_conv_ssd_has_rows(const gt_conv_ssd_args *a, int64_t stride, int64_t packed) {
     return a->slots || stride != packed;
 }
 
-/* Returns conv1d's call for a prepared call of conv_ssd.  c: its output; dc: the gradient of c. */
+/* Returns the arguments of conv1d for a prepared call of conv_ssd.  c: the output of conv1d; dc: the gradient of c. */
 static inline gt_conv1d_args gt_conv_ssd_conv(const gt_conv_ssd_args *a, void *c, const void *dc) {
     gt_conv1d_args v;
     memset(&v, 0, sizeof v);
@@ -43,8 +44,8 @@ static inline int gt_conv_ssd_wants_dc(const gt_conv_ssd_args *a) {
     return a->dxBC || a->dweight || a->dbias || a->conv_dstate_in;
 }
 
-/* Returns ssd's call.  ssd reads x, Bm and Cm as columns of c, whose rows have D elements.  It writes their gradients
- * to dc, unless dc is NULL.  element: bytes of an element. */
+/* Returns the arguments of ssd.  ssd reads x, Bm and Cm as columns of c, whose rows have one element for each channel.
+ * ssd writes their gradients to dc, unless dc is NULL.  element: bytes of an element. */
 static inline gt_ssd_args gt_conv_ssd_ssd(const gt_conv_ssd_args *a, const void *c, void *dc, int64_t element) {
     gt_stride rows;
     gt_ssd_args s;

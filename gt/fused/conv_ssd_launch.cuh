@@ -2,13 +2,15 @@
  *
  * c, the convolved rows [B,T,D] in dtype, is scratch of one call.  In forward conv1d's kernels write c and ssd's read
  * it; the kernels of conv_ssd_sm90.cuh need no c.  Backward computes c again.  Then ssd's backward writes the gradient
- * dc beside c, and conv1d's backward reads dc.  The two operators compute all sums and states, so results are as
- * deterministic as theirs.
+ * dc beside c, and conv1d's backward reads dc.  The two operators compute all sums and states, so conv_ssd is as
+ * deterministic as they are.
  *
- *     bytes of a row, 16-bit      forward, by two calls                backward
- *     conv1d                      2 D read, 2 D written                twice that, and 2 D read, 2 D read, 2 D written
- *     ssd                         its own, with D - 2 G N of x         its own
- *     kept from forward           what ssd saves: states every 128 tokens.  Two calls keep c, 2 D, beside it */
+ *     bytes of a row, 16-bit      forward, by two calls      backward
+ *     conv1d                      2 D read, 2 D written      again 2 D read (xBC), 2 D written (c); then 4 D read (xBC,
+ *                                                            dc), 2 D written (dxBC)
+ *     ssd                         as gt_ssd_forward          as gt_ssd_backward
+ *     kept from forward           only `saved` of ssd, a state every 128 tokens.  A caller of the two operators would
+ *                                 also have to keep c, 2 D bytes */
 #ifndef GT_FUSED_CONV_SSD_LAUNCH_CUH
 #define GT_FUSED_CONV_SSD_LAUNCH_CUH
 
@@ -26,7 +28,7 @@ constexpr int64_t MOST = 256; /* the largest P and N of ssd's kernels */
 
 static inline int64_t size_of(gt_dtype dtype) { return dtype == GT_F32 ? 4 : 2; }
 
-/* Prepares the arguments and checks the GPU's own limits. */
+/* Checks the arguments and the limits of the kernels, and fills in defaults. */
 static inline gt_status prepare(gt_pass pass, const gt_conv_ssd_args* args, gt_conv_ssd_args* a, Device* device) {
     gt_dims dims;
     const gt_status status = gt_prepare(gt_op_conv_ssd(), pass, GT_DEVICE, args, a, &dims);
@@ -42,20 +44,20 @@ static inline gt_status prepare(gt_pass pass, const gt_conv_ssd_args* args, gt_c
 
 /* ---- forward on compute capability 9.0: see conv_ssd_sm90.cuh ---------------------------------------------------- */
 
-/* Columns of the kernels for N; 0: no kernel takes N. */
+/* Number of state columns of the kernels that serve N, or 0 if no kernel serves N. */
 static inline int convolving_columns(int64_t N) {
     return N % 16 || N < 32 ? 0 : N <= 64 ? 64 : N <= SLAB ? SLAB : N <= 2 * SLAB ? 2 * SLAB : 0;
 }
 
-/* Bytes of the kernels' scratch: tiles of B and C, and their inverse powers. */
+/* Bytes of scratch that the kernels need: tiles of B and C in f16, and for each row the inverse of its power of two. */
 static inline int64_t convolving_bytes(const gt_conv_ssd_args& a) {
     Arena arena(nullptr);
     take_group_tiles(arena, sequences_of(a), a.G, convolving_columns(a.N));
     return (int64_t)arena.bytes();
 }
 
-/* Returns whether the sizes suit the kernels.  Packed sequences may have far more chunks than their tokens would fill,
- * and scratch must not exceed c_bytes, the size of c. */
+/* Returns whether dtype and sizes suit the kernels.  Their scratch must not exceed c_bytes, the size of c.  It might,
+ * because packed sequences may have many more chunks than their tokens fill. */
 static inline bool may_convolve(const gt_conv_ssd_args& a, int64_t c_bytes) {
     return c_bytes > 0 && a.dtype == GT_BF16 && BUILT_BF16 && is_built_columns(a.N) && convolving_columns(a.N) &&
            a.xBC_stride.h == 1 && convolving_bytes(a) <= c_bytes;
@@ -91,14 +93,15 @@ static gt_status launch_units([[maybe_unused]] const ConvolvingParams& p, [[mayb
     return gt_fail(GT_ERROR_UNSUPPORTED, "N = %d: this build has no kernels for it", NP); /* see may_convolve() */
 }
 
-/* Returns whether the kernels take ssd's plan.  x, B and C of that plan are not yet convolved. */
+/* Returns whether the kernels can run the call that ssd has planned.  x, B and C of the plan are columns of xBC, not
+ * yet convolved. */
 static inline bool takes_plan(const ForwardPlan& plan, const Device& device) {
     const Problem& in = plan.tensor.in;
     return plan.choice.on_tensor_cores && plan.choice.forward.units && group_units(in) >= 2 && in.segments.count == 1 &&
            has_rows(in.x, in.x_stride, in) && (!in.z || has_rows(in.z, in.z_stride, in)) && device.runs_sm90a;
 }
 
-/* Runs forward without c.  scratch: NULL if ssd's workspace has room for B and C. */
+/* Runs forward without c.  scratch: room for the tiles of B and C, or NULL if ssd's workspace has room for them. */
 static inline gt_status convolve(const gt_conv1d_args& conv, const PassPlan& ssd, void* scratch, gt_stream stream) {
     const ForwardPlan& plan = ssd.plan<ForwardPlan>();
     ConvolvingParams p = {};
@@ -107,7 +110,7 @@ static inline gt_status convolve(const gt_conv1d_args& conv, const PassPlan& ssd
     p.conv = conv1d::problem_of(conv);
     gt_status status = map_outputs(p, plan.choice.forward.y_by_map);
     if (status == GT_OK) status = map_rows(&p.x_map, p.in.x, p.in.x_stride, p.in);
-    p.z_map = p.x_map; /* the kernel does not read it without z */
+    p.z_map = p.x_map; /* the kernel reads z_map only if there is z */
     if (status == GT_OK && p.in.z) status = map_rows(&p.z_map, p.in.z, p.in.z_stride, p.in);
     if (status != GT_OK) return status;
     const int columns = convolving_columns(p.in.N), units = plan.choice.forward.units;
@@ -133,18 +136,18 @@ static inline gt_status convolve(const gt_conv1d_args& conv, const PassPlan& ssd
 
 /* ---- the two calls ----------------------------------------------------------------------------------------------- */
 
-/* The two calls of a pass, and the pieces of its workspace. */
+/* The calls of conv1d and ssd that make up a pass, and the pieces of its workspace. */
 struct Plan {
     gt_conv1d_args conv;
     gt_ssd_args ssd;
     bool convolves; /* forward runs without c: see convolve() */
     void* scratch;  /* c, or scratch of convolve() */
-    /* false: the call has no tokens and no states, and D may exceed conv1d's limit */
+    /* false: D exceeds the limit of conv1d.  Then the call has neither tokens nor states, and skips conv1d. */
     bool has_channels;
     size_t saved, bytes;
 };
 
-/* ssd's call with x, B and C before the convolution. */
+/* Returns arguments of ssd in which x, B and C are columns of xBC, before the convolution. */
 static inline gt_ssd_args unconvolved(const gt_conv_ssd_args& a) {
     gt_ssd_args s = gt_conv_ssd_ssd(&a, a.xBC, nullptr, size_of(a.dtype));
     s.x_stride.b = s.Bm_stride.b = s.Cm_stride.b = a.xBC_stride.b;
@@ -152,15 +155,15 @@ static inline gt_ssd_args unconvolved(const gt_conv_ssd_args& a) {
     return s;
 }
 
-/* Asks ssd for the sizes of a pass, and stores them in *ssd. */
+/* Plans a pass of ssd as for a size query, and stores the plan in *ssd. */
 static inline gt_status ask_ssd(const gt_ssd_args& args, gt_pass pass, PassPlan* ssd) {
     const gt_status status = gt_ssd_plan(pass, true, &args, ssd);
     gt_enter(GT_DEVICE, "conv_ssd", pass); /* messages name conv_ssd again */
     return status;
 }
 
-/* Plans the workspace: c, dc, then the larger need of the two calls, since they run one after the other.  A size query
- * has no workspace, and any address will do for it. */
+/* Plans the workspace: c, dc, then room for conv1d or ssd, whichever needs more, since they run one after the other.  A
+ * size query has no workspace, so it computes with an arbitrary address. */
 static inline gt_status plan_call(const gt_conv_ssd_args& a, gt_pass pass, const Device& device, Plan* plan) {
     Arena arena(a.workspace ? a.workspace : reinterpret_cast<void*>((uintptr_t)256));
     const bool is_backward = pass == GT_BACKWARD, has_tokens = a.B > 0 && a.T > 0;
@@ -229,7 +232,7 @@ static inline gt_status backward(const gt_conv_ssd_args* args, gt_stream stream)
     again.state_out = nullptr;
     if (again.y) status = gt_conv1d_forward(&again, stream);
     if (status == GT_OK) status = gt_ssd_backward(&plan.ssd, stream);
-    const bool is_wanted = plan.conv.dy || !plan.conv.y; /* without tokens the call writes states and zeros */
+    const bool is_wanted = plan.conv.dy || !plan.conv.y; /* without tokens y is NULL; states are still written */
     return status == GT_OK && plan.has_channels && is_wanted ? gt_conv1d_backward(&plan.conv, stream) : status;
 }
 

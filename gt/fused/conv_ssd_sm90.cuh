@@ -1,29 +1,31 @@
 /* gt/fused/conv_ssd_sm90.cuh - conv_ssd forward on compute capability 9.0.  The convolved x is never stored in memory.
  *
  * There are two kernels.  groups_kernel convolves B and C, which the heads of a group share.  It stores them as f16
- * with a power of two a row; each chunk's tile has the layout of shared memory.  forward_kernel is ssd's
+ * with a power of two per row; each chunk's tile has the layout of shared memory.  forward_kernel is ssd's
  * forward_maps_kernel (gt/ssd/sm90/forward_maps.cuh) with one more warpgroup:
- *     convolver   a warp a unit, a lane two of its 64 channels.  It takes the tokens of a chunk in order and overwrites
- *                 each in place.  Earlier inputs that the taps need stay in registers, from chunk to chunk.  Rows
- *                 behind the sequence's end become zeros.  Then it finds the largest magnitudes of the rows, which
- *                 consumers need to convert x to f16
+ *     convolver   A warp has one unit, 64 channels of a head, and a lane has two of these channels.  The warp takes the
+ *                 tokens of a chunk in order and overwrites x with its convolution.  Earlier inputs that the taps need
+ *                 stay in registers, from chunk to chunk.  Rows after the sequence's end become zeros.  Then the warp
+ *                 finds the largest magnitudes of the rows, which consumers need to convert x to f16
  *     producer    as in forward_maps_kernel, except that it does not find the maxima
  *     consumers   as in forward_maps_kernel
  * Every result has the same bits as from the kernels of conv1d and ssd, because c is rounded to T before its first use.
  * conv1d's state_kernel runs afterwards and computes the final states of the convolution.
  *
- * MBARRIERS: as forward_maps_kernel, and one more.  CONVOLVED of a stage of factors means that x is convolved and the
- * maxima of its rows are stored.  The convolver's warps with a unit arrive.
- * x has three stages, or two beside z if a warpgroup has 256 columns of states.  With three stages the producer starts
- * the copies of the next chunk.  With two the stage becomes free so late that the producer would wait, so the convolver
- * starts them.
+ * MBARRIERS: as in forward_maps_kernel, and one more for each stage of decay factors, CONVOLVED.  It completes when x
+ * is convolved and the maxima of its rows are stored; the convolver's warps that have a unit arrive.
+ * x has three stages, but two if there is z and a warpgroup has 256 columns of states.  With three stages the producer
+ * starts the copies of the next chunk.  With two stages the producer would wait for a free stage, so the convolver
+ * starts these copies.
  *
- * INSTRUCTIONS of the convolver, bf16, counted in the machine code: 29 a token and two channels, among them 8 for the
- * taps and 12 for SiLU; 250 a chunk for the maxima.  Latencies set the pace of a warp, so four tokens go side by side.
- * REGISTERS a thread, N = 128, four units: consumers 216, producer and convolver 40; 128 at the launch of 512 threads.
- * BYTES a token and head: x, y (z) 2 P each.  B and C: 4 N a token and group are read; as many are written, then read
- * again.
- * grid: groups_kernel, a block a chunk, group, and B or C; forward_kernel as forward_hopper_kernel. */
+ * INSTRUCTIONS of the convolver in bf16 machine code: 29 for each token and pair of channels, 8 of them for the taps
+ * and 12 for SiLU; 250 for the maxima of a chunk.  Latencies set the pace of a warp, so it convolves four tokens side
+ * by side.
+ * REGISTERS per thread, N = 128, four units: consumers 216, producer and convolver 40.  The kernel starts with 128 for
+ * each of 512 threads.
+ * BYTES per token and head: x, y (and z) 2 P each.  Per token and group: 4 N of B and C are read, 4 N written, and
+ * these are read again.
+ * grid: groups_kernel has a block for each chunk and group, of B and of C; forward_kernel as forward_hopper_kernel. */
 #ifndef GT_FUSED_CONV_SSD_SM90_CUH
 #define GT_FUSED_CONV_SSD_SM90_CUH
 
@@ -50,7 +52,7 @@ struct TwoChannels {
     conv1d::Taps<2> taps;
     float e[conv1d::TAPS][2];
 
-    /* Takes COUNT tokens side by side, since little else hides a warp's latencies. */
+    /* Convolves COUNT tokens side by side, since little else hides a warp's latencies. */
     template <int COUNT>
     GT_METHOD void convolve(uint32_t (&values)[COUNT]) {
         float pre[COUNT][2], sigmoids[COUNT][2];
@@ -79,8 +81,9 @@ struct ConvolvedGroupTile : GroupTile<T, NP> {
     static_assert(OWN % 8 == 0, "taken by eights");
 };
 
-/* Convolves a thread's two channels of OWN tokens, from memory to the tile.  t0: the first of them in the chunk; first,
- * tokens: of the chunk; start: the sequence's first token; row: row of its states. */
+/* Convolves two channels of OWN tokens of a chunk, and stores them in the tile.  t0: index in the chunk of the first of
+ * these tokens.  first, tokens: the chunk's first token and its number of tokens.  start: the sequence's first token.
+ * row: the sequence's row in the states.  column: column of the first channel in the tile. */
 template <class Tile>
 GT_DEV void convolve_columns(const ConvolvingParams& p, uint32_t smem, int64_t b, int64_t first, int tokens,
                              int64_t start, int64_t row, int64_t channel, int column, int t0) {
@@ -104,7 +107,7 @@ GT_DEV void convolve_columns(const ConvolvingParams& p, uint32_t smem, int64_t b
     GT_UNROLL
     for (int i = 0; i < BEFORE; i++) {
         const int t = t0 + i - BEFORE;
-        const int64_t at = first + t - start; /* in the sequence */
+        const int64_t at = first + t - start; /* index in the sequence */
         const uint32_t value = at >= 0 && t < tokens ? load(t) : 0;
         of.e[i][0] = at >= 0 ? E::lo(value) : conv1d::state_input(conv, row, channel, (int)at);
         of.e[i][1] = at >= 0 ? E::hi(value) : conv1d::state_input(conv, row, channel + 1, (int)at);
@@ -147,8 +150,8 @@ groups_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
 
 /* ---- producer and convolver -------------------------------------------------------------------------------------- */
 
-/* A warp of the convolver.  Values that depend only on the chunk are computed again at each use, since registers are
- * few. */
+/* A warp of the convolver.  Values that depend only on the chunk are computed again at each use, because registers are
+ * scarce. */
 template <class Tile>
 struct Convolver {
     using T = typename Tile::T;
@@ -164,7 +167,7 @@ struct Convolver {
         return smem + Tile::X + ((unsigned)made_here(number) % Tile::X_STAGES * Tile::UNITS + unit()) * Tile::TILE_X;
     }
 
-    /* sequence: its row of states. */
+    /* Starts a sequence.  sequence: its row in the states. */
     GT_METHOD void begin(const ConvolvingParams& p, int64_t sequence) {
         const int64_t channel = (int64_t)cursor().head(unit()) * p.in.P + cursor().row0(unit()) + 2 * own_lane();
         of.taps.load(p.conv, channel);
@@ -238,7 +241,7 @@ GT_DEV void convolver_role(const ConvolvingParams& p, uint32_t smem) {
     });
 }
 
-/* Without sm_90a code this kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* Without sm_90a code this kernel never runs, so its body is empty and its launch bound is one warp. */
 template <class T, int NP, int UNITS, int GATE>
 GT_KERNEL(GT_SM90A ? (HopperTile<T, NP, UNITS, GATE, CONVOLVED_ROWS>::THREADS) : 32, 1)
 forward_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
@@ -250,7 +253,7 @@ forward_kernel(const GT_GRID_CONSTANT ConvolvingParams p) {
     sync_threads();
     const int role = shfl_idx(warp_id(), 0) / 4;
     if (role > Tile::CONSUMERS) {
-        if (p.in.order) wait_for_chain(); /* otherwise it reads only inputs of the call */
+        if (p.in.order) wait_for_chain(); /* otherwise the convolver reads only inputs of the call */
         give_registers<Tile::PRODUCER_REGISTERS>();
         convolver_role<Tile>(p, smem);
         return;

@@ -1,34 +1,36 @@
 /* gt/fused/conv_ssd_step.cuh - conv_ssd step: 1 to 16 new tokens of every batch element.  Both states lie in slots.
  * Two launches update them in place, without workspace.
  *
- *     c = silu(bias + sum_k weight_k e_{t+k})      e: the W - 1 inputs of the convolution's state, then the tokens
+ *     c = silu(bias + sum_k weight_k e_{t+k})      e is the W - 1 inputs of the convolution's state, then the tokens
  *     h <- exp(Delta A) h + Delta x B^T            y = (h C + Dskip x) silu(z)           x, B, C = slices of c
  *
- * LAUNCH 1, step_kernel, runs the code of gt/ssd/step.cuh, with the same tile, state, sums and order.  The only
- * difference: x, B and C come from shared memory.  A block has up to 8 warps of one head and batch element.
- *   1. Each thread issues the loads of its item of the convolution (state, weights, bias, 2 tokens), then loads of its
- *      rows of h.  Only the addresses of states wait for another load: the slot.
- *   2. The block convolves the 2 N columns of B and C of its group, and its own rows of x.  It rounds them to dtype and
- *      stores them in shared memory.  An item is all tokens of 2 adjacent channels: N + rows / 2 items a block.
+ * LAUNCH 1, step_kernel, runs the code of gt/ssd/step.cuh, with the same tile, state, and order of sums.  The only
+ * difference is that x, B and C come from shared memory.  A block has up to 8 warps of one head and batch element.
+ *   1. An item is all tokens of 2 adjacent channels.  A thread issues the loads of its item (state, weights, bias, 2
+ *      tokens), then loads of its rows of h.  Only loads of states wait for another load: their address needs the slot.
+ *   2. The block convolves the 2 N columns of B and C of its group, and its own rows of x: N + rows / 2 items.  It
+ *      rounds the results to dtype and stores them in shared memory.
  *   3. After one barrier each warp continues alone, token by token.
- * No other block reads the convolution's state of this block's rows of x, so the item's thread writes it.
+ * No other block reads the convolution's state of this block's rows of x, so the item's thread writes that state.
  * LAUNCH 2, columns_kernel, writes the convolution's states of the columns of B and C.  All blocks of a group read
- * these states, so they are written after launch 1.  The kernel is launched ahead (Chain) and loads all its inputs
- * before it waits for launch 1.
+ * these states, so they are written after launch 1.  The kernel may start before launch 1 ends (see Chain).  It loads
+ * all its inputs before it waits for launch 1.
  *
  * Sums of the convolution have the order of gt_conv1d_step.  So gt_conv1d_step followed by gt_ssd_step gives the same
  * bits, and a result depends on its own inputs alone.
  *
- * The kernels for a dtype load 2 channels at once.  They need W = 4, P and N multiples of 4, and alignment.  The kernel
- * for AnyType has items of one channel.  It takes any width, strides and alignment, and gives the same bits.
+ * The kernels for a dtype load 2 channels at once.  They need W = 4, P and N that are multiples of 4, and alignment.
+ * In the kernel for AnyType an item has one channel.  That kernel takes any width, strides and alignment, and gives the
+ * same bits.
  *
- * REGISTERS: as ssd's step.  Before the barrier an item also has 8 registers of weights, 2 of bias, 6 of state and 2
- * tokens, beside 32 numbers of h.
+ * REGISTERS: as ssd's step.  Before the barrier a thread also holds 8 weights, 2 biases, 6 values of state and 2 tokens
+ * of its item, beside 32 values of h.
  * SHARED MEMORY: T (2 N + rows of the block) elements.  N = 128, 64 rows, bf16: 640 bytes a token; at most 36 KB.
- * BYTES a block, in addition to ssd's step, W = 4.  A row of x: 12 of state in and out, 20 of parameters.  A column of
- * B or C: 32, mostly from L2; this is 8 KB at N = 128, while 64 rows of h have 32 KB in and out.
- * ISSUE SLOTS of an item of one token: 7 loads, 8 multiply-adds, 2 SiLU, 1 store.  Launch 2, a thread of 2 channels: 4
- * loads and 3 stores. */
+ * BYTES, for W = 4: a block needs those of ssd's step and the following.  For each row of x it reads 12 bytes of state
+ * and 20 bytes of parameters, and writes 12 bytes of state.  For each column of B or C it reads 32 bytes, mostly from
+ * L2.  For N = 128 these are 8 KB, while 64 rows of h are 32 KB read and 32 KB written.
+ * ISSUE SLOTS of an item of one token: 7 loads, 8 multiply-adds, 2 SiLU, 1 store.  In launch 2 a thread of 2 channels
+ * has 4 loads and 3 stores. */
 #ifndef GT_FUSED_CONV_SSD_STEP_CUH
 #define GT_FUSED_CONV_SSD_STEP_CUH
 
@@ -45,12 +47,14 @@ using conv1d::TAPS;
 
 constexpr int COLUMN_BLOCK = 128; /* threads of columns_kernel */
 
-/* Warps of a block, at most.  8 warps have 64 rows of 128 columns, and two such blocks on a multiprocessor leave 128
- * registers a thread.  5 warps leave 168: 8 rows a thread, f16, fp32 and AnyType need more than 128. */
+/* Largest number of warps of a block.  8 warps have 64 rows of 128 columns, and two such blocks on a multiprocessor
+ * leave 128 registers a thread.  Threads of 8 rows, and kernels for f16, fp32 and AnyType, need more; 5 warps leave
+ * them 168. */
 template <class T, int ROWS>
 constexpr int STEP_WARPS = std::is_same<T, bf16>::value&& ROWS == 4 ? 8 : 5;
 
-/* Blocks of a multiprocessor, at least.  With 64 values of h, f16 and fp32 calls need more than 168 registers. */
+/* Blocks that a multiprocessor must be able to hold.  With 64 values of h a thread, kernels other than bf16 need more
+ * than 168 registers, so only one block fits. */
 template <class T, int VECS, int ROWS>
 constexpr int STEP_BLOCKS = !std::is_same<T, bf16>::value && VECS * ROWS > 8 ? 1 : 2;
 
@@ -64,22 +68,22 @@ struct ConvInputs {
     int64_t D, row_stride;
     int T, W;
 
-    /* Index of token t of channel d in xBC. */
+    /* Returns the index in xBC of channel d of token t. */
     GT_METHOD int64_t at(int64_t b, int t, int64_t d) const { return b * stride.b + t * stride.t + d * stride.h; }
 };
 
 struct StepParams : ssd::StepParams {
     ConvInputs conv;
-    int64_t first_B, first_C; /* channels of B's and C's column 0 in group 0 */
-    int units;                /* units of VEC channels that a block convolves; a block with fewer rows has fewer */
+    int64_t first_B, first_C; /* first channel of B, and of C */
+    int units;                /* most units of VEC channels that a block convolves */
 };
 
 /* ---- launch 1: an item of the convolution ---------------------------------------------------- */
 
-/* Loaded tokens, and state and parameters of their channels: 2 adjacent channels of type T, W = 4. */
+/* The loaded values of an item: tokens, state and parameters of 2 adjacent channels of type T.  W = 4. */
 template <class T>
 struct ItemLoads {
-    static constexpr int VEC = 2, BATCH = 2; /* VEC: channels; BATCH: tokens that are loaded together */
+    static constexpr int VEC = 2, BATCH = 2; /* VEC: channels of an item; BATCH: tokens that are loaded together */
     using Token = Vec<T, 2>;
     Token token[BATCH];
     float2 state[HALO], bias;
@@ -124,7 +128,8 @@ struct ItemLoads {
     }
 };
 
-/* One channel of any dtype and any width.  Tap k of W is tap k + TAPS - W of TAPS. */
+/* The same for one channel of any dtype and width.  Tap k of the W taps has index k + TAPS - W, so that the current
+ * token's tap is always the last. */
 template <>
 struct ItemLoads<AnyType> {
     static constexpr int VEC = 1, BATCH = 2;
@@ -172,7 +177,7 @@ struct Item {
     Loads loads;
     int64_t b, d;
     float* state;
-    int column;  /* column in a row of shared memory; -1: no item */
+    int column;  /* column in a row of shared memory; -1: the thread has no item */
     bool writes; /* whether this block writes the state */
 
     template <class C>
@@ -200,7 +205,7 @@ struct Item {
         state = p.conv.state + element.row * p.conv.row_stride + d * (p.conv.W - 1);
         if (!element.is_skipped(p.elements)) loads.load_state(p.conv, state);
     }
-    /* Convolves the element's tokens and stores them in shared memory, in rows of `pitch` elements. */
+    /* Convolves the batch element's tokens.  Stores the results in shared memory, in rows of `pitch` elements. */
     GT_METHOD void convolve(const StepParams& p, const StepElement& element, int pitch) {
         if (column < 0) return;
         constexpr uint32_t SIZE = sizeof(typename ssd::SharedElement<T>::Type);
@@ -249,7 +254,7 @@ struct Item {
 template <class T, class C>
 struct StepInputs : ssd::SharedInputs<T, C> {
     using Base = ssd::SharedInputs<T, C>;
-    Item<T> item; /* the thread's first */
+    Item<T> item; /* the thread's first item */
     StepElement element;
 
     GT_METHOD StepInputs(const StepParams& p, const ssd::StepPlace<C>& s, const StepElement& of) : element(of) {
@@ -269,7 +274,7 @@ struct StepInputs : ssd::SharedInputs<T, C> {
         clear(p, s, pitch);
         Base::meet(p, s);
     }
-    /* Clears columns from N on and rows from P on. */
+    /* Clears the rest of the tile: columns of B and C from N on, and rows of x from P on. */
     GT_METHOD static void clear(const StepParams& p, const ssd::StepPlace<C>& s, int pitch) {
         const int columns = Base::NP - p.N, end = Base::rows() - (p.P - s.block_row), rows = end > 0 ? end : 0;
         if (columns + rows == 0) return;
@@ -312,7 +317,7 @@ struct ColumnParams {
     int64_t first, units; /* channel of column 0; units of VEC columns of a batch element */
 };
 
-/* A thread has VEC columns of one batch element, then of another. */
+/* A thread updates the states of VEC columns of one batch element, then of further ones. */
 template <class T>
 GT_KERNEL(COLUMN_BLOCK, 4)
 columns_kernel(const GT_GRID_CONSTANT ColumnParams p) {
@@ -354,8 +359,8 @@ columns_kernel(const GT_GRID_CONSTANT ColumnParams p) {
 
 /* ---- launch ------------------------------------------------------------------------------------ */
 
-/* Returns whether the kernels for a dtype can run: pairs of channels, and fours of rows and columns, are adjacent and
- * aligned in every tensor. */
+/* Returns whether the kernels for a dtype can run.  They need pairs of channels, and groups of 4 rows and columns, that
+ * are adjacent and aligned in every tensor. */
 static inline bool has_step_vectors(const gt_conv_ssd_args& a) {
     return a.W == TAPS && a.P % 4 == 0 && a.N % 4 == 0 && a.xBC_stride.h == 1 && a.xBC_stride.b % 2 == 0 &&
            a.xBC_stride.t % 2 == 0 && (uintptr_t)a.xBC % (a.dtype == GT_F32 ? 8 : 4) == 0 &&
@@ -392,7 +397,7 @@ static inline gt_status launch_step_rows(const gt_conv_ssd_args& a, const gt_ssd
 template <class T>
 static inline gt_status launch_step_with(const gt_conv_ssd_args& a, const Device& device, Chain& chain) {
     gt_ssd_args ssd = gt_conv_ssd_ssd(&a, nullptr, nullptr, 0);
-    ssd.state_out_stride = a.state_out_stride; /* set here, since the call is not prepared again */
+    ssd.state_out_stride = a.state_out_stride; /* set here, since nothing fills in defaults of `ssd` */
     const gt_status status = ssd::with_step_size<T>(
         ssd, device, [&](auto traits) { return launch_step_rows<T, decltype(traits)>(a, ssd, chain); });
     if (status != GT_OK) return status;
@@ -406,7 +411,7 @@ static inline gt_status launch_step_with(const gt_conv_ssd_args& a, const Device
                chain, p);
 }
 
-/* a: prepared. */
+/* `a` holds checked arguments with their defaults filled in. */
 static inline gt_status launch_step(const gt_conv_ssd_args& a, const Device& device, gt_stream stream) {
     Chain chain = {stream};
     if (a.T == 0) return GT_OK;

@@ -10,8 +10,8 @@
 extern "C" {
 #endif
 
-/* Returns whether the pass has states of the convolution, or their gradients, for each batch element.  As in every
- * operator, a shared state exists once and does not count, and states of the other pass do not count. */
+/* Returns whether the pass has states of the convolution, or their gradients, for each batch element.  A shared state
+ * does not count, because it exists only once.  States of the other pass do not count either. */
 static int gt_conv_ssd_has_states(const gt_conv_ssd_args *a, gt_pass pass, const gt_dims *dims) {
     const int64_t S = dims->n['S' - 'A'], Q = dims->n['Q' - 'A'];
     const int is_each = S > 1 || (S == 1 && a->B == 1);
@@ -20,7 +20,8 @@ static int gt_conv_ssd_has_states(const gt_conv_ssd_args *a, gt_pass pass, const
            (Q > 0 && ((is_forward && a->conv_state_out) || (is_backward && a->conv_dstate_out)));
 }
 
-/* Checks that conv1d takes D channels.  Without tokens no tensor need have that many channels. */
+/* Checks that D, the number of channels, is within the limit of conv1d.  A call without tokens and states may have
+ * more, because none of its tensors has a channel. */
 static gt_status gt_conv_ssd_check_channels(const gt_conv_ssd_args *a, gt_pass pass, const gt_dims *dims) {
     const int64_t D = gt_conv_ssd_channels(a);
     const int has_tokens = a->B > 0 && a->T > 0;

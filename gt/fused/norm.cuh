@@ -2,18 +2,19 @@
  *
  * A row of D elements has H slices of n = D / H elements.  Each slice is normalised by itself.  `lanes` threads share a
  * slice; `lanes` is a power of 2.  Each thread holds 8 or 16 elements.  There are three ways to cut rows:
- *     narrow, up to 32 lanes   a block has some slices of some rows: up to 256 threads, 128 of 16 elements
- *     more, up to 512 lanes    a block has one slice
+ *     narrow, up to 32 lanes   a block has several slices of several rows: up to 256 threads of 8 elements, or 128
+ *                              threads of 16 elements
+ *     more, up to 512 lanes    a block has one slice of one row at a time
  *     wide                     the slice does not fit into registers.  A block of 256 threads reads it again for every
  *                              sum and for the result, in rounds of 8 elements a thread
- * All warps do the same.  A block takes the rows of its group one after another, so parameters and the sums of their
- * gradients stay in registers.
+ * All warps do the same work.  A block takes the rows of its group one after another, so parameters and the sums of
+ * their gradients stay in registers.
  *
- * Sums over a slice: a thread adds its elements in order, a butterfly adds the lanes of a warp, another one the warps
- * (slice_sum).
+ * Sums over a slice: a thread adds its elements in order, a butterfly adds the lanes of a warp, and a second butterfly
+ * adds the warps (slice_sum).
  * Sums over rows: a thread adds its rows in order, then the block adds its rows in order (store_partials), then
- * reduce_rows adds the groups.  All orders are fixed: deterministic.
- * registers, at most, by THREADS and the *_BLOCKS of Kind:
+ * reduce_rows adds the groups.  All orders are fixed, so results are deterministic.
+ * Most registers of a thread, as THREADS and the *_BLOCKS of Kind imply:
  *     narrow, 8 elements a thread    80, backward 128
  *     narrow, 16 elements            128, backward 168; norm_gate's backward 255, but 168 for RMS_GATE_FIRST
  *     wide, tiny                     255
@@ -30,21 +31,21 @@ namespace norm {
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
 constexpr int ELEMENTS = 8; /* elements of a slice that a thread holds */
-constexpr int MANY = 16;    /* elements a thread if one warp can then hold a slice */
+constexpr int MANY = 16;    /* elements of a thread if one warp can then hold a slice */
 constexpr int MAX_LANES = 512;
 constexpr int BLOCK = 256; /* threads of a block that has several slices or a wide one */
 constexpr int TINY = 4;    /* a slice of at most this many elements has one thread, which computes in double */
 
-/* Stands for an element type that is known only at run time. */
+/* Takes the place of an element type that is known only at run time. */
 struct Any {};
 
-/* Forms of norm_gate with kernels of their own: silu(z) before RMSNorm without beta, and silu(z) after LayerNorm.
- * ANY_FORM reads the form from its parameters. */
+/* Two forms of norm_gate have kernels of their own.  RMS_GATE_FIRST: silu(z) before RMSNorm without beta.
+ * LAYER_GATE_LAST: silu(z) after LayerNorm.  Kernels of ANY_FORM read the form from their parameters. */
 enum Form { ANY_FORM, RMS_GATE_FIRST, LAYER_GATE_LAST };
 
 /* How a kernel is compiled.
  * T, VEC: elements have type T and are loaded as Vec<T, VEC>. Real: type of sums.
- * WIDE, NARROW: as above.  E: elements of a thread.  FORM: the form of norm_gate.
+ * WIDE, NARROW: the cut of rows, see the top of this file.  E: elements of a thread.  FORM: the form of norm_gate.
  * COUNT: vectors of a thread.  AHEAD: a thread loads its elements of the next row before it sums this row. */
 template <class T_, int VEC_, class Real_ = float, bool WIDE_ = false, bool NARROW_ = false, int E_ = ELEMENTS,
           Form FORM_ = ANY_FORM>
@@ -68,8 +69,8 @@ struct Kind {
     static_assert(E % VEC == 0, "whole vectors");
 };
 
-/* How the rows of a call are cut.  A tile is the slices of a row that one block has.  Block i of a tile takes group i
- * of rows: `rows` rows at a time, from row i * rows on, in steps of groups * rows rows. */
+/* How the rows of a call are cut.  A tile is the slices of a row that one block has.  Block i of a tile takes the rows
+ * of group i.  It starts at row i * rows, takes `rows` rows at a time, and advances by groups * rows rows. */
 struct Shape {
     int64_t M, D, H, n;
     gt_dtype dtype;
@@ -84,7 +85,7 @@ struct Shape {
 
 /* ---- device helpers -------------------------------------------------------------------------- */
 
-/* Which elements a thread has. */
+/* The slice and the row that a thread works on. */
 struct Coordinates {
     int64_t column, first_row; /* first column of the thread's slice; first row of its block */
     int tile, group;
@@ -108,13 +109,13 @@ GT_DEV Coordinates coordinates_of(const Shape& s) {
     return me;
 }
 
-/* Row of a thread; `first` is the first row of the block.  A thread without a row gets row 0, so that its loads are
- * valid. */
+/* Returns the row of a thread.  `first` is the first of the rows that the block has now.  A thread without a row gets
+ * row 0, so that its loads are valid. */
 GT_DEV int64_t row_of(const Shape& s, const Coordinates& me, int64_t first) {
     return me.exists && first + me.row < s.M ? first + me.row : 0;
 }
 
-/* Index in the slice of the thread's element e of a round. */
+/* Returns where the thread's element e of a round lies in the slice. */
 template <class K>
 GT_DEV typename K::Index index_of(const Shape& s, const Coordinates& me, int64_t round, int e) {
     using Index = typename K::Index;
@@ -122,7 +123,7 @@ GT_DEV typename K::Index index_of(const Shape& s, const Coordinates& me, int64_t
     return vector * K::VEC + e % K::VEC;
 }
 
-/* Whether that element is inside the slice.  A vector is inside or outside as a whole. */
+/* Returns whether the thread's element e of a round is inside the slice.  A vector is inside or outside as a whole. */
 template <class K>
 GT_DEV bool is_inside(const Shape& s, const Coordinates& me, int64_t round, int e) {
     return index_of<K>(s, me, round, e - e % K::VEC) < (typename K::Index)s.n;
@@ -193,12 +194,12 @@ GT_DEV void load_parameter(const Shape& s, const Coordinates& me, const float* d
         to[e] = data && is_inside<K>(s, me, round, e) ? data[me.column + index_of<K>(s, me, round, e)] : missing;
 }
 
-constexpr int SUMS = 6;                                 /* the most sums over a slice at once */
+constexpr int SUMS = 6;                                 /* slice_sum adds at most this many sums at once */
 constexpr int SUM_SMEM = 2 * 4 * SUMS * MAX_LANES / 32; /* bytes of the two buffers of slice_sum */
 
-/* Sums over the lanes of a slice.  All lanes get the same bits, and all threads of the block call it.
- * Two buffers in shared memory take turns, so one barrier a sum is enough.  Before a warp writes a buffer again, it has
- * passed the barrier of the sum in between.  All warps have read the buffer before that barrier. */
+/* Adds `sums` over the lanes of a slice.  All lanes get the same bits.  All threads of the block must call this.
+ * Calls use two buffers in shared memory in turn, so one barrier for each call is enough.  Before a warp writes a
+ * buffer again, it passes the barrier of the call in between, and all warps have read the buffer before that. */
 template <class K, int N>
 GT_DEV void slice_sum(const Shape& s, Coordinates& me, float (&sums)[N]) {
     GT_UNROLL
@@ -262,9 +263,9 @@ GT_DEV Real inverse_of(const Shape& s) {
 
 constexpr float PRODUCT_SCALE = 0x1p-32f; /* factor that keeps backward's sum of d . v from overflow */
 
-/* Adds up two parameter gradients over the block's rows, in order.  Stores them as row `group` of `partial` and
- * `other_partial`, [groups, D], or not if these are NULL.  All threads of the block call it.  For wide slices it does
- * nothing, since add_to_partial has added every row. */
+/* Adds up two parameter gradients over the block's rows, in order.  Stores the sums as row `group` of `partial` and
+ * `other_partial`, [groups, D]; a NULL output is skipped.  All threads of the block must call it.  For wide slices it
+ * does nothing, since add_to_partial has added every row. */
 template <class K>
 GT_DEV void store_partials(const Shape& s, Coordinates me, float* partial, const float (&sums)[K::E],
                            float* other_partial, const float (&other)[K::E]) {
@@ -291,7 +292,7 @@ GT_DEV void store_partials(const Shape& s, Coordinates me, float* partial, const
     }
 }
 
-/* Wide slices: adds one row's share of a parameter gradient to the group's partial sum in global memory. */
+/* Wide slices: adds one row's terms of a parameter gradient to the group's partial sum in global memory. */
 template <class K>
 GT_DEV void add_to_partial(const Shape& s, const Coordinates& me, float* partial, int64_t round, bool is_first,
                            const float (&added)[K::E]) {

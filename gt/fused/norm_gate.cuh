@@ -2,11 +2,11 @@
  * forward computes
  *     norm first: v = x, y = n s      gate first: v = x s, y = n      n = gamma xhat + beta      xhat = (v - mean) rstd
  *     rstd = 1 / sqrt(mean((v - mean)^2) + eps)           mean = mean(v), or 0 for RMSNorm
- * Backward has dn = dy s, or gate first dn = dy, and d = gamma dn:
+ * Backward starts from dn, the gradient of n, which is dy s, or gate first dy.  With d = gamma dn:
  *     dv = rstd (d - mean(d) - xhat mean(d xhat))         without mean(d) for RMSNorm
  *     dx = dv, ds = dy n      gate first: dx = dv s, ds = dv x        dz = ds silu'(z)
  *     dgamma = sum over rows of dn xhat                   dbeta = sum over rows of dn
- * norm.cuh describes blocks, lanes, rounds, most registers and the order of sums, which is fixed. */
+ * norm.cuh describes blocks, lanes, rounds, register bounds and the fixed order of sums. */
 #ifndef GT_FUSED_NORM_GATE_CUH
 #define GT_FUSED_NORM_GATE_CUH
 
@@ -16,16 +16,16 @@ namespace gt {
 namespace norm {
 
 /* ---- norm_gate forward --------------------------------------------------------------------------
- * grid tiles * groups.  shared: 768 bytes if a slice has more than 32 lanes.
- * registers: loaded elements of x and z of one row, for 16-bit vectors also of the next row; v, sigmoid(z), gamma,
- * beta.
+ * grid: tiles * groups.  shared memory: 768 bytes if a slice has more than 32 lanes.
+ * registers: v, sigmoid(z), gamma, beta, and the loaded elements of x and z of one row (16-bit vectors: of two
+ * rows).
  * bytes: x, z and y once (wide slices: x and z twice, with LayerNorm three times). */
 struct GateParams {
     Shape shape;
     const void *x, *z;
     int64_t x_stride, z_stride;
     const float *gamma, *beta;
-    bool is_layer, gate_first; /* is_layer: LayerNorm, not RMSNorm; gate_first: the gate before the norm */
+    bool is_layer, gate_first; /* is_layer: LayerNorm, not RMSNorm; gate_first: the gate acts before the norm */
     float eps;
 };
 
@@ -35,7 +35,7 @@ struct GateForwardParams {
     int64_t y_stride;
 };
 
-/* The kernel's form gives these two answers.  For ANY_FORM the parameters do. */
+/* These answers are constants of the kernel's form.  For ANY_FORM they come from the parameters. */
 template <class K>
 GT_DEV bool is_layer(const GateParams& p) {
     return K::FORM == ANY_FORM ? p.is_layer : K::FORM == LAYER_GATE_LAST;
@@ -82,14 +82,14 @@ struct GateRow {
             if (is_layer<K>(p)) v[e] = is_inside<K>(p.shape, me, round, e) ? v[e] - mean : (Real)0;
     }
 
-    /* s = silu(z), or 1. */
+    /* Returns s = silu(z), or 1 without z. */
     GT_METHOD Real gate(const GateParams& p, int e) const {
         return has_gate<K>(p) ? silu_of_sigmoid(z.get(e), sigmoid_z[e]) : 1.0f;
     }
 };
 
-/* mean(v) for LayerNorm, otherwise 0.  The row is already loaded, unless the slice is wide.  A wide slice is loaded
- * here, round by round. */
+/* Returns mean(v) for LayerNorm, otherwise 0.  This function loads wide slices, round by round.  Other rows are already
+ * loaded. */
 template <class K>
 GT_DEV typename K::Real gate_mean(const GateParams& p, Coordinates& me, GateRow<K>& row, int64_t m,
                                   typename K::Real inverse) {
@@ -136,7 +136,7 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
         }
         const Real mean = gate_mean<K>(in, me, row, m, inverse);
         constexpr bool MAY_CENTER = K::FORM != RMS_GATE_FIRST;
-        Real sums[MAY_CENTER ? 3 : 2] = {}; /* add_square's two sums of v - mean; the mean of v - mean */
+        Real sums[MAY_CENTER ? 3 : 2] = {}; /* two sums of add_square(v - mean), then the mean of v - mean */
         for (int64_t round = 0; round < rounds; round++) {
             if (K::WIDE) {
                 row.load(in, me, m, round);
@@ -174,28 +174,28 @@ gate_forward_kernel(const GT_GRID_CONSTANT GateForwardParams p) {
 }
 
 /* ---- norm_gate backward -------------------------------------------------------------------------
- * grid tiles * groups, with fewer groups than forward, since each group stores a row of partial sums.
- * shared: 16 or 32 floats a thread, to add the rows of a block; 32 KB at most.
- * registers: loaded elements of x, z and dy of one row, for 16-bit vectors also of the next row; v, sigmoid(z), gamma,
- * and the gradients of gamma and beta.  If dz needs beta, beta is read again with every row.
- * bytes: x, z, dy, dx, dz once (wide slices: x, z and dy twice, with LayerNorm x and z three times); partial sums 8 D a
- * group (wide slices: read and written with every row). */
+ * grid: tiles * groups, with fewer groups than forward, since each group stores a row of partial sums.
+ * shared memory: 16 or 32 floats a thread, to add the rows of a block; 32 KB at most.
+ * registers: v, sigmoid(z), gamma, the gradients of gamma and beta, and the loaded elements of x, z and dy of one row
+ * (16-bit vectors: of two rows).  If dz needs beta, beta is read again with every row.
+ * bytes: x, z, dy, dx and dz once (wide slices: x, z and dy twice, with LayerNorm x and z three times).  Each group
+ * stores 8 D bytes of partial sums (wide slices: reads and writes them with every row). */
 struct GateBackwardParams {
     GateParams in;
     const void* dy;
     void *dx, *dz;
     int64_t dy_stride, dx_stride, dz_stride;
-    float *dgamma, *dbeta; /* partial sums [groups, D], NULL if not wanted */
+    float *dgamma, *dbeta; /* partial sums [groups, D]; NULL: not computed */
 };
 
-/* Values that follow from the sums over a slice.  shift: the mean of v - mean, a rounding error.  slope: mean(d xhat).
- * mean_d: mean(d), or 0 for RMSNorm. */
+/* Values that follow from the sums over a slice.  shift: the mean of v - mean, not exactly 0 because of rounding.
+ * slope: mean(d xhat).  mean_d: mean(d), or 0 for RMSNorm. */
 template <class Real>
 struct GateSlice {
     Real shift, rstd, slope, mean_d;
 };
 
-/* Takes one round: stores dx and dz, and adds to dgamma and dbeta.  row.v holds v - mean and is overwritten. */
+/* Processes one round: stores dx and dz, and adds to dgamma and dbeta.  row.v holds v - mean, and is overwritten. */
 template <class K>
 GT_DEV void gate_round(const GateBackwardParams& p, const Coordinates& me, GateRow<K>& row, const Raw<K>& dy,
                        const GateSlice<typename K::Real>& slice, int64_t m, int64_t round, const float (&gamma)[K::E],
@@ -214,7 +214,7 @@ GT_DEV void gate_round(const GateBackwardParams& p, const Coordinates& me, GateR
         dgamma[e] += (float)(dn * xhat);
         if (MAY_HAVE_BETA<K>) dbeta[e] += (float)dn;
         out[e] = gate_first<K>(in) ? dv * row.gate(in, e) : dv;
-        row.v[e] = gate_first<K>(in) ? dv : xhat * gamma[e] + beta[e]; /* the factor of ds beside dy or x */
+        row.v[e] = gate_first<K>(in) ? dv : xhat * gamma[e] + beta[e]; /* ds is this times dy, or gate first times x */
     }
     if (p.dx) store_elements<K>(in.shape, me, p.dx, p.dx_stride, m, round, out);
     if (!p.dz) return;
@@ -263,7 +263,8 @@ gate_backward_kernel(const GT_GRID_CONSTANT GateBackwardParams p) {
         GateSlice<Real> slice;
         const Real mean = gate_mean<K>(in, me, row, m, inverse);
         constexpr bool MAY_CENTER = K::FORM != RMS_GATE_FIRST;
-        /* add_square's two sums of v - mean; PRODUCT_SCALE d (v - mean); the mean of v - mean; d */
+        /* In order: two sums of add_square(v - mean), the sum of PRODUCT_SCALE d (v - mean), the mean of v - mean, and
+         * the sum of d. */
         Real sums[MAY_CENTER ? 5 : 3] = {};
         for (int64_t round = 0; round < rounds; round++) {
             if (K::WIDE) {

@@ -1,8 +1,7 @@
 /* gt/fused/norm_mix.cuh - norm_mix forward and backward.  For every slice of a row
  *     y = residual + gain_a xhat_a + gain_b xhat_b     xhat_a = a rstd_a     rstd_a = 1 / sqrt(mean(a^2) + eps)
  *     da = rstd_a (d - xhat_a mean(d xhat_a))          d = dy gain_a         dgain_a = sum over rows of dy xhat_a
- * and likewise for b.  norm.cuh describes blocks, lanes, rounds, most registers and the order of sums, which is
- * fixed. */
+ * and likewise for b.  norm.cuh describes blocks, lanes, rounds, register bounds and the fixed order of sums. */
 #ifndef GT_FUSED_NORM_MIX_CUH
 #define GT_FUSED_NORM_MIX_CUH
 
@@ -16,7 +15,7 @@ template <class K>
 struct MixRow {
     Raw<K> a, b, third;
 
-    /* data, stride: the third tensor; NULL: none is loaded. */
+    /* data, stride: the third tensor, which is not loaded if data is NULL. */
     template <class Params>
     GT_METHOD void load(const Params& p, const Coordinates& me, const void* data, int64_t stride, int64_t m,
                         int64_t round) {
@@ -27,9 +26,9 @@ struct MixRow {
 };
 
 /* ---- norm_mix forward ---------------------------------------------------------------------------
- * grid tiles * groups.
- * registers: loaded elements of a, b and residual of one row, for 16-bit vectors also of the next row; both gains.
- * shared: 768 bytes if a slice has more than 32 lanes.
+ * grid: tiles * groups.
+ * registers: both gains, and the loaded elements of a, b and residual of one row (16-bit vectors: of two rows).
+ * shared memory: 768 bytes if a slice has more than 32 lanes.
  * bytes: a, b, residual and y once (wide slices: a and b twice).
  * y may be residual: a thread reads its elements of a row before it writes them. */
 struct MixForwardParams {
@@ -93,30 +92,31 @@ mix_forward_kernel(const GT_GRID_CONSTANT MixForwardParams p) {
 }
 
 /* ---- norm_mix backward --------------------------------------------------------------------------
- * grid tiles * groups, with fewer groups than forward, since each group stores a row of partial sums.
- * registers: loaded elements of a, b and dy of one row, for 16-bit vectors also of the next row; gains and their
- * gradients.
- * shared: 16 or 32 floats a thread, to add the rows of a block; 32 KB at most.
- * bytes: a, b, dy, da, db once (wide slices: a, b and dy twice); partial sums 8 D a group (wide slices: read and
- * written with every row). */
+ * grid: tiles * groups, with fewer groups than forward, since each group stores a row of partial sums.
+ * registers: gains, their gradients, and the loaded elements of a, b and dy of one row (16-bit vectors: of two
+ * rows).
+ * shared memory: 16 or 32 floats a thread, to add the rows of a block; 32 KB at most.
+ * bytes: a, b, dy, da and db once (wide slices: a, b and dy twice).  Each group stores 8 D bytes of partial sums (wide
+ * slices: reads and writes them with every row). */
 struct MixBackwardParams {
     Shape shape;
     const void *a, *b, *dy;
     void *da, *db;
     int64_t a_stride, b_stride, dy_stride, da_stride, db_stride;
     const float *gain_a, *gain_b;
-    float *dgain_a, *dgain_b; /* partial sums [groups, D], NULL if not wanted */
+    float *dgain_a, *dgain_b; /* partial sums [groups, D]; NULL: not computed */
     float eps;
 };
 
-/* Adds to the three sums of a branch: add_square's two sums, and PRODUCT_SCALE d x. */
+/* Adds one element to the three sums of a branch: the two sums of add_square(x), and the sum of PRODUCT_SCALE d x. */
 template <class Real>
 GT_DEV void add_branch(Real* sums, Real x, Real d) {
     add_square<Real>(sums, x);
     sums[2] += d * (x * (Real)PRODUCT_SCALE);
 }
 
-/* Takes one round of one branch (x = a or b): stores dx and adds to dgain.  sums: add_branch's sums over the slice. */
+/* Processes one round of one branch, where x is a or b: stores dx and adds to dgain.  sums: the sums of add_branch over
+ * the slice. */
 template <class K>
 GT_DEV void mix_branch(const Shape& s, const Coordinates& me, const Raw<K>& x, const Raw<K>& dy,
                        const typename K::Real* sums, typename K::Real inverse, float eps, const float (&gain)[K::E],

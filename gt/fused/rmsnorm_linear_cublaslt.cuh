@@ -1,9 +1,9 @@
 /* gt/fused/rmsnorm_linear_cublaslt.cuh - rmsnorm_linear: products by the caller's cuBLASLt handle.
  *
- * Only with GT_WITH_CUBLASLT, defined where the implementation is compiled; the program then links cuBLASLt.  The code
- * takes the first algorithm of the heuristic, which cuBLASLt remembers.  If a product is split along K, a separate step
- * adds its parts in fp32, so results repeat bit for bit.  Descriptors live on the stack.  If cuBLASLt has no algorithm,
- * the kernels of rmsnorm_linear_tiles.cuh take the product. */
+ * This code is compiled only if GT_WITH_CUBLASLT is defined; the program must then link cuBLASLt.  The code takes the
+ * first algorithm that cuBLASLt's heuristic proposes.  If the algorithm splits a product along K, a separate step adds
+ * the parts in fp32, so results repeat bit for bit.  Descriptors live on the stack.  If cuBLASLt has no algorithm, the
+ * kernels of rmsnorm_linear_tiles.cuh compute the product. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_CUBLASLT_CUH
 #define GT_FUSED_RMSNORM_LINEAR_CUBLASLT_CUH
 
@@ -22,7 +22,7 @@ constexpr bool HAS_CUBLASLT = false;
 #endif
 constexpr size_t HANDLE_BYTES = (size_t)32 << 20; /* bytes of workspace, as much as cuBLAS uses on sm_90 */
 
-/* C [M,N] = A B, with a sum over K.  a, b and c are stored by rows. */
+/* A product C [M,N] = A B, with a sum over K.  a, b and out (C) are stored by rows. */
 struct HandleProduct {
     void *handle, *workspace;
     gt_dtype dtype, out_dtype;
@@ -42,15 +42,15 @@ static inline cudaDataType_t type_of(gt_dtype dtype) {
     return dtype == GT_BF16 ? CUDA_R_16BF : dtype == GT_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-/* The largest power of two, at most 256, that divides an address. */
+/* Returns the largest power of two, at most 256, that divides an address. */
 static inline uint32_t alignment_of(const void* data) {
     const uintptr_t bits = (uintptr_t)data | 256;
     return (uint32_t)(bits & (~bits + 1));
 }
 
-/* Enqueues the product.  If no algorithm takes it, *is_done stays as it is.  cuBLASLt stores matrices by columns, so it
- * sees the transpose of a matrix stored by rows.  The call therefore asks for C^T = B^T A^T, with b as the first
- * matrix. */
+/* Enqueues the product and sets *is_done, or leaves *is_done unchanged if cuBLASLt has no algorithm.  cuBLASLt stores
+ * matrices by columns, so it sees the transpose of a matrix stored by rows.  The call therefore asks for
+ * C^T = B^T A^T, with b as the first matrix. */
 static inline gt_status multiply_by(const HandleProduct& p, gt_stream stream, bool* is_done) {
     const cublasOperation_t first = p.product == OUTPUT ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t second = p.product == DWEIGHT ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -89,7 +89,7 @@ static inline gt_status multiply_by(const HandleProduct& p, gt_stream stream, bo
     status = cublasLtMatmulAlgoGetHeuristic(handle, &product, &b, &a, &c, &c, &preference, 1, &found, &count);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || (!status && count == 0)) return GT_OK;
     if (status) return check_lt(status, "cublasLtMatmulAlgoGetHeuristic");
-    if (KernelList* list = noted_kernels()) { /* gt_rmsnorm_linear_path asks */
+    if (KernelList* list = noted_kernels()) { /* gt_rmsnorm_linear_path asks only for names */
         list->add("rmsnorm_linear cublasLtMatmul");
         *is_done = true;
         return GT_OK;
@@ -101,7 +101,8 @@ static inline gt_status multiply_by(const HandleProduct& p, gt_stream stream, bo
     return check_lt(status, "cublasLtMatmul");
 }
 
-/* Enqueues the product, also during a capture: cuBLASLt may load kernels inside it. */
+/* Enqueues the product.  During a stream capture cuBLASLt may have to load kernels, so the capture mode is relaxed for
+ * the time of the call. */
 static inline gt_status multiply(const HandleProduct& p, gt_stream stream, bool* is_done) {
     if (!p.handle || p.M == 0 || p.N == 0 || p.K == 0) return GT_OK;
 #ifdef GT_EMU

@@ -2,9 +2,9 @@
  * gt_fused.cuh and rmsnorm_linear.cuh define the letters.
  *     y[m][o] = weight_scale[o] sum_d q[o][d] n[m][d] + bias[o]          q = weight_int8
  *
- * step_tensor_kernel multiplies on tensor cores: mma m16n8k16, with 16 outputs as rows and 8 rows of x as columns.  It
- * reads every q once.  q is exact in bf16 and in f16.  n is rounded to the type of x, as in forward; n of fp32 is in
- * three parts (rmsnorm_linear_parts.cuh).  So a call costs the same number of products for 1 and for 8 rows.
+ * step_tensor_kernel multiplies on tensor cores: mma m16n8k16, with 16 outputs as rows and 8 rows of x as columns.  So
+ * 1 row costs as many products as 8 rows.  The kernel reads every q once.  q is exact in bf16 and in f16.  n is rounded
+ * to the type of x, as in forward; n of fp32 is in three parts (rmsnorm_linear_parts.cuh).
  *
  * A unit is 16 outputs.  A block has up to 8 units and goes on to further groups of units if O is large.  A warp has
  * one unit and one of `parts` parts of D: part i takes the steps i, i + parts, ...  A step is 64 columns: lane 4g + j
@@ -12,17 +12,21 @@
  * is free, so these bytes are the lane's operands of four products.  n lies in shared memory in the same order.
  *
  *   grid      one block per multiprocessor, or fewer
- *   block     16 warps up to 16 rows, else 8 warps
+ *   block     16 warps for up to 16 rows, otherwise 8 warps
  *   weights   each thread has its own ring of 32-byte stages, filled by cp.async.  No thread reads another's stages, so
  *             the ring needs no barrier.  Its loads start before the norm and run through all later phases.
  *   in flight 16 warps x 8 stages x 1 KB = 128 KB a multiprocessor; an H200 delivers about 36 KB in a microsecond
- *   shared    ring 128 KB; partial sums 10 KB (8 rows), 20 KB (16, 32), 40 KB (64); n as much as fits: a slab of D
+ *   shared    ring 128 KB; partial sums 10 KB (8 rows), 20 KB (16, 32), 40 KB (64); the rest holds a slab of n: as many
+ *             steps as fit
  *   issue     a warp's step is 1024 weights.  For 8 rows of bf16 the loop has 166 instructions: 56 of them convert q, 8
- *             load, 4 multiply, and the rest fill the ring.  D4096 O14336 has 434 steps per multiprocessor: 18,000
- *             slots of each of 4 schedulers.  The weights need 14 microseconds, which have 25,000.
- *   bytes     q once; x once or twice per block, from the L2: 132 blocks x 128 KB x 2 = 34 MB for 16 rows of D4096 bf16
- *   sums      a lane's columns in order, then the parts in order: deterministic.  A row's last bits depend on M,
- *             which sets the numbers of parts and of warps that sum a row for its norm.
+ *             load, 4 multiply, and the rest fill the ring.  D = 4096, O = 14336 has 434 steps per multiprocessor.
+ *             They
+ *             take 18,000 issue slots of each of 4 schedulers.  To load the weights takes 14 microseconds, in which a
+ *             scheduler has 25,000 slots
+ *   bytes     q once; x once or twice per block, from the L2: 132 blocks x 128 KB x 2 = 34 MB for 16 rows of bf16 with
+ *             D = 4096
+ *   sums      a lane's columns in order, then the parts in order, so sums are deterministic.  The last bits of a row
+ *             depend on M, because M sets the number of parts and the number of warps that sum a row for its norm
  *
  * step_any_kernel takes any size, dtype and alignment on fp32 units. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_INT8_CUH
@@ -34,24 +38,24 @@ namespace gt {
 namespace rmsnorm_linear {
 
 struct StepParams {
-    Input in; /* without moments */
+    Input in; /* in.moments is NULL */
     const int8_t* weight;
-    const float *scale, *bias; /* bias: or NULL */
+    const float *scale, *bias; /* bias may be NULL */
     void* y;
     int64_t y_stride;
     int64_t O;
     /* step_tensor_kernel alone */
     int units, parts, groups; /* units of a group, parts of D, number of groups */
     int steps, slab_steps;    /* steps of D, and of a slab */
-    int stages;               /* of the ring: 8 or 4 */
+    int stages;               /* stages of the ring: 8 or 4 */
     int row_warps;            /* warps that compute the moments of a row together, a power of two */
 };
 
 constexpr int STEP_UNITS = 8;                       /* most units of a group */
-constexpr int STEP_OUTPUTS = 16, STEP_COLUMNS = 64; /* of a unit, of a step */
+constexpr int STEP_OUTPUTS = 16, STEP_COLUMNS = 64; /* outputs of a unit, columns of a step */
 constexpr int SUM_PITCH = STEP_OUTPUTS + 4; /* floats between rows of partial sums: a warp's stores use all banks */
 
-/* Sizes of a block for 8 TILES rows.  Shared memory, in this order:
+/* Sizes of a block for 8 * TILES rows.  Shared memory holds, in this order:
  *     warps' sums [WARPS], moments [ROWS], partial sums [WARPS][ROWS][SUM_PITCH], ring, n [PARTS][ROWS][slab]
  * A row of n ends with 16 unused bytes, so that 8 lanes that load fragments of two rows use all banks. */
 template <class T_, int TILES_>
@@ -67,7 +71,7 @@ struct StepTraits {
 
 /* ---- moments --------------------------------------------------------------------------------- */
 
-/* A row of x that `count` warps sum together; this is warp `index` of them.  slots: address of their sums. */
+/* A row of x that `count` warps sum together.  This warp is number `index`.  slots: address of the warps' sums. */
 template <class T>
 struct WarpsRow {
     const T* x;
@@ -119,9 +123,9 @@ GT_DEV void step_moments(const StepParams& p, uint32_t smem) {
 
 /* ---- n --------------------------------------------------------------------------------------- */
 
-/* Writes n of the columns first ... to shared memory.  A thread takes 8 columns of 4 rows, whose loads are in flight
- * together.  Rows from M on, and columns from D on, are 0.  Within 4 columns the order is 0, 2, 1, 3, as int8_pairs
- * gives the weights. */
+/* Writes a slab of n, from column `first` on, to shared memory.  A thread takes 8 columns of 4 rows at a time, whose
+ * loads are in flight together.  Rows from M on, and columns from D on, are 0.  Within 4 columns the order is 0, 2, 1,
+ * 3, because int8_pairs returns the weights in this order. */
 template <class C>
 GT_DEV void step_normalise(const StepParams& p, uint32_t smem, int first) {
     using T = typename C::T;
@@ -164,7 +168,7 @@ struct alignas(16) StepWords {
     uint32_t w[4];
 };
 
-/* This thread's stages, and the next step that it will fetch. */
+/* A thread's ring of weights.  The next fetch() loads `step` of `group` into `stage`. */
 template <class C>
 struct WeightRing {
     const StepParams& p;
@@ -188,7 +192,7 @@ struct WeightRing {
         stage = stage + 1 == p.stages ? 0 : stage + 1;
     }
 
-    /* Waits for the oldest stage, which is also the next that fetch() fills. */
+    /* Waits for the oldest stage and reads it.  The next fetch() fills this stage again. */
     GT_METHOD void wait(StepWords (&q)[2]) {
         if (p.stages == 8)
             cp_async_wait<7>();
@@ -200,7 +204,8 @@ struct WeightRing {
     }
 };
 
-/* Adds the products of one step: 16 outputs, 64 columns, all rows.  n: address of the lane's columns of row g. */
+/* Adds the products of one step to `sums`: 16 outputs, 64 columns, all rows.  n: address of the lane's columns of row
+ * g. */
 template <class C>
 GT_DEV void step_products(float (&sums)[C::TILES][4], const StepWords (&q)[2], uint32_t n, int pitch) {
     using Part = PartOf<typename C::T>;
@@ -261,7 +266,7 @@ step_tensor_kernel(const GT_GRID_CONSTANT StepParams p) {
         int step = part;
         for (int first = 0; first < p.steps; first += p.slab_steps) {
             if (group == block_x() || !is_whole) {
-                sync_threads(); /* the moments are there, and no warp reads the last slab any more */
+                sync_threads(); /* all moments are stored, and no warp still reads the previous slab */
                 step_normalise<C>(p, smem, STEP_COLUMNS * first);
                 sync_threads();
             }
@@ -291,9 +296,11 @@ step_tensor_kernel(const GT_GRID_CONSTANT StepParams p) {
 
 /* ---- any size -------------------------------------------------------------------------------- */
 
-/* grid: up to ceil(O/8), block 256: a warp an output, then the next.  Each block computes the moments of all rows.
- * bytes: q once for 8 rows; further reads hit the first-level cache.  registers: 8 sums.  shared: 16 bytes a row.
- * Sums: a lane's columns in order, then a butterfly: deterministic. */
+/* grid: up to ceil(O/8).  Block: 256; a warp computes one output, then further ones.  Each block computes the moments
+ * of all rows.
+ * bytes: q once for each 8 rows; all reads but the first hit the L1 cache.  registers: 8 sums.  shared memory: 16 bytes
+ * a row.
+ * A lane sums its columns in order, then a butterfly adds the lanes, so sums are deterministic. */
 GT_KERNEL(32 * ROW_WARPS, 1) step_any_kernel(const GT_GRID_CONSTANT StepParams p) {
     const Input& in = p.in;
     const uint32_t smem = smem_base();

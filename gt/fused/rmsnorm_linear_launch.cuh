@@ -18,7 +18,7 @@ static inline gt_status prepare(gt_pass pass, const gt_rmsnorm_linear_args* args
     return status != GT_OK ? status : current_device(device);
 }
 
-/* The moments of all rows in the buffer `saved`, or NULL without this buffer. */
+/* Returns where the moments of all rows lie in `buffer`, or NULL without a buffer.  *bytes gets the size they need. */
 static inline Moments* moments_in(void* buffer, const gt_rmsnorm_linear_args& a, size_t* bytes) {
     Arena arena(buffer);
     Moments* moments = arena.take<Moments>(a.M);
@@ -55,7 +55,7 @@ static inline gt_status backward(const gt_rmsnorm_linear_args& a, const Device& 
     return status != GT_OK ? status : launch_backward(a, plan, saved, device, stream);
 }
 
-/* Workspace of the passes.  A buffer that is NULL in `a` is NULL in the calls, too. */
+/* Returns the sizes of the buffers.  It assumes that tensors which are NULL in `a` are NULL in the calls, too. */
 static inline gt_workspace workspace_of(gt_rmsnorm_linear_args a, const Device& device) {
     gt_workspace sizes = {0, 0, 0, 0, 0};
     a.workspace = nullptr;

@@ -31,7 +31,7 @@ static inline bool uses_tensor_cores(const gt_rmsnorm_linear_args& a, const Devi
     return a.dtype == GT_F16 || (a.dtype == GT_BF16 && device.compute_capability >= 80);
 }
 
-/* Rows of a tile for tensor cores: 128 if such tiles still give every multiprocessor work. */
+/* Rows of a tile for tensor cores: 128 if this leaves two tiles for each multiprocessor, otherwise 64. */
 static inline int tile_rows(int64_t M, int64_t N, const Device& device) {
     return ceil_div(M, 128) * ceil_div(N, BN) >= 2 * device.multiprocessors ? 128 : 64;
 }
@@ -72,7 +72,7 @@ static gt_status launch_product(const gt_rmsnorm_linear_args& a, ProductParams p
     return launch_product_of<float, P>(p, rows, stream);
 }
 
-/* y = n weight^T + bias */
+/* Launches y = n weight^T + bias. */
 static inline gt_status launch_output(const gt_rmsnorm_linear_args& a, const Input& in, const Device& device,
                                       gt_stream stream) {
     if (a.dtype == GT_F32 && a.O == 1) {
@@ -92,7 +92,7 @@ static inline gt_status launch_output(const gt_rmsnorm_linear_args& a, const Inp
     return launch_product<OUTPUT>(a, p, device, stream);
 }
 
-/* dn = dy weight */
+/* Launches dn = dy weight. */
 static inline gt_status launch_dnorm(const gt_rmsnorm_linear_args& a, const Input& in, float* dn, const Device& device,
                                      gt_stream stream) {
     ProductParams p = {};
@@ -110,13 +110,13 @@ static inline gt_status launch_dnorm(const gt_rmsnorm_linear_args& a, const Inpu
 struct BackwardPlan {
     Moments* moments;
     float* dn;                               /* [M,D] */
-    float *dweight, *dbias, *dgamma, *dbeta; /* partial sums; the slowest index is the cut */
+    float *dweight, *dbias, *dgamma, *dbeta; /* partial sums; the slowest index is the slice or block */
     int64_t slice, slices;                   /* dweight: rows of a slice, number of slices */
     int64_t rows, blocks;                    /* the other sums: rows of a block, number of blocks */
     size_t bytes;
 };
 
-/* Rows of a part of M.  They are a multiple of `unit`, and M gets about `wanted` parts. */
+/* Returns the number of rows of a part of M: a multiple of `unit`, so that M has about `wanted` parts. */
 static inline int64_t part_of(int64_t M, int64_t wanted, int64_t unit) {
     return ceil_div(ceil_div(M, wanted > 1 ? wanted : 1), unit) * unit;
 }
@@ -140,7 +140,7 @@ static inline BackwardPlan plan_backward(const gt_rmsnorm_linear_args& a, const 
     return plan;
 }
 
-/* dweight = dy^T n */
+/* Launches dweight = dy^T n. */
 static inline gt_status launch_dweight(const gt_rmsnorm_linear_args& a, const Input& in, const BackwardPlan& plan,
                                        const Device& device, gt_stream stream) {
     const bool is_whole = plan.slices == 1;

@@ -8,7 +8,7 @@
 namespace gt {
 namespace rmsnorm_linear {
 
-constexpr int64_t STEP_MOST = 1 << 30; /* most D and O of tensor cores, so that steps and groups fit in an int */
+constexpr int64_t STEP_MOST = 1 << 30; /* largest D and O for tensor cores: steps and groups fit an int */
 
 /* Returns whether tensor cores compute the step.  They need rows of 16-byte pieces, and sums of many elements of n: see
  * uses_tensor_cores. */
@@ -19,8 +19,9 @@ static inline bool step_uses_tensor_cores(const gt_rmsnorm_linear_args& a, const
            is_aligned(a.gamma, 0, 4, 16) && is_aligned(a.beta, 0, 4, 16);
 }
 
-/* Sets the slab and the ring for a block's shared memory: 8 stages if at least 8 steps of n fit beside them.  Returns
- * false if not even one step fits beside 4 stages. */
+/* Divides a block's shared memory between the ring of weights and the slab of n.  The ring has 8 stages if 8 steps of n
+ * fit beside it, otherwise 4 stages.  If n has at most 8 steps, one of them must fit.  Returns false if not even one
+ * step fits beside 4 stages. */
 template <class C>
 static bool plan_slab(StepParams* p, const Device& device) {
     for (p->stages = 8; p->stages >= 4; p->stages -= 4) {

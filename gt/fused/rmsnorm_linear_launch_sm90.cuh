@@ -20,11 +20,11 @@ static inline bool has_hopper_kernels(gt_dtype dtype, const Device& device) {
 
 constexpr int HOPPER_GROUP = 16;
 
-/* Clocks of a tile of 128 x columns: for 64 of K, and for the begin and end of the tile. */
+/* Estimated clocks of a tile of 128 x `columns`: hopper_step for each 64 of K, HOPPER_ENDS to start and end it. */
 static inline int64_t hopper_step(int columns) { return columns == 256 ? 1024 : 640; }
 constexpr int64_t HOPPER_ENDS = 1500;
 
-/* Columns of a tile of a product [M,N] of 16-bit matrices. */
+/* Chooses the columns of a tile with which a product [M,N] of 16-bit matrices ends soonest. */
 static inline int hopper_columns(int64_t M, int64_t N, int64_t K, int64_t slices, const Device& device) {
     int64_t time[2];
     for (int i = 0; i < 2; i++) {
@@ -82,7 +82,7 @@ static gt_status launch_hopper_tiles(const TilesParams& p, int64_t slices, const
 
 /* ---- dx from whole rows of dn -------------------------------------------------------------------- */
 
-/* Returns whether a tile has whole rows, and tiles are enough for the device. */
+/* Returns whether a tile holds whole rows of dn, and there are enough tiles for the device. */
 static inline bool fits_whole_dx(const gt_rmsnorm_linear_args& a, const Device& device) {
     return a.D <= 128 || (a.D <= 256 && 2 * ceil_div(a.M, 128) >= device.multiprocessors);
 }
@@ -112,7 +112,7 @@ static inline gt_status launch_hopper_dx(const TilesParams& p, const GradientPar
 
 /* ---- y from whole rows -------------------------------------------------------------------------- */
 
-/* Returns whether the weight fits in shared memory beside rows and y. */
+/* Returns whether the whole weight fits in shared memory beside rows and y (rmsnorm_linear_small_sm90.cuh). */
 static inline bool fits_small(const gt_rmsnorm_linear_args& a) {
     return a.D <= 128 && ceil_div(a.O, 128) <= (a.D <= 64 ? SmallTile<bf16, 1>::MOST : SmallTile<bf16, 2>::MOST) &&
            a.y_stride <= MOST_STRIDE;
@@ -132,7 +132,8 @@ static gt_status launch_whole_of(WholeParams p, const Matrix& x, const Matrix& w
     if (C::HAS_PANELS && status == GT_OK) status = map_matrix<T>(&p.y_map, y, panels_of<Major::K, 64>(y));
     if (status != GT_OK) return status;
     const int64_t rows = ceil_div(p.M, C::BM), tiles = ceil_div(p.O, C::BN);
-    /* Clocks: 1024 for a step.  The rows of a unit take 800 to copy and 500 to normalise 64 columns, and 2000 more. */
+    /* Estimated clocks of a unit: 1024 for each step, 256 of O by 64 of D.  For each 64 columns of its rows, 800 to
+     * copy and 500 to normalise.  2000 for the rest. */
     int64_t least = INT64_MAX;
     for (int64_t parts = 1; parts <= tiles; parts++) {
         const int64_t of_part = ceil_div(tiles, parts), units = rows * ceil_div(tiles, of_part);

@@ -13,16 +13,17 @@ namespace rmsnorm_linear {
 
 /* ---- rmsnorm_linear: which calls, and their workspace ----------------------------------------- */
 
-constexpr int64_t MOST_SLICES = 256, MOST_OF_TILES = 1 << 30; /* bounds of M, D, O, and of the tiles of a product */
+constexpr int64_t MOST_SLICES = 256, MOST_OF_TILES = 1 << 30; /* MOST_OF_TILES: bounds M, D, O, and tiles */
 
-/* Returns whether activations are fp32 and kernels for compute capability 9.0 multiply their parts.  This does not
- * depend on M, so a row has the same bits in every batch. */
+/* is_split: activations are fp32, so tensor cores need them in parts (rmsnorm_linear_parts.cuh).  uses_parts: kernels
+ * for compute capability 9.0 multiply the parts.  This does not depend on M, so a row has the same bits in every
+ * batch. */
 static inline bool is_split(const gt_rmsnorm_linear_args& a) { return a.dtype == GT_F32; }
 static inline bool uses_parts(const gt_rmsnorm_linear_args& a, const Device& device) {
     return is_split(a) && a.D >= 32 && a.O >= 32 && has_hopper_kernels(GT_F32, device);
 }
 
-/* Returns whether rows are whole aligned pieces.  NULL counts as aligned. */
+/* Returns whether kernels for rows of whole, aligned 16-byte pieces can serve the call.  NULL counts as aligned. */
 static inline bool has_pieces(const gt_rmsnorm_linear_args& a, const Device& device) {
     const int64_t size = size_of(a.dtype);
     if (is_split(a) ? !uses_parts(a, device) : device.compute_capability < 80 || !uses_tensor_cores(a, device))
@@ -45,8 +46,9 @@ static inline bool backward_uses_tiles(const gt_rmsnorm_linear_args& a, const De
            is_aligned(a.dx, a.dx_stride, size, 16) && is_aligned(a.dweight, 0, 4, 16);
 }
 
-/* Returns whether the caller's handle may be used, for products of 16-bit operands.  There are two exceptions.  For y
- * with a bias cuBLASLt would round the sum before it adds the bias.  dn in fp16 may need its powers of two. */
+/* Returns whether the caller's cuBLASLt handle computes products of 16-bit operands.  The launches make two exceptions.
+ * With a bias, cuBLASLt would round y before it adds the bias.  dn in fp16 may need a power of two for each 64 columns,
+ * which cuBLASLt cannot apply. */
 static inline bool has_handle(const gt_rmsnorm_linear_args& a) { return HAS_CUBLASLT && a.cublaslt && !is_split(a); }
 
 /* The kernels of a pass. */
@@ -71,7 +73,7 @@ static inline Choice choose(const gt_rmsnorm_linear_args& a, const Device& devic
     return c;
 }
 
-/* Number of matrices in memory that one operand has. */
+/* Number of parts of an operand. */
 static inline int64_t parts_of(const gt_rmsnorm_linear_args& a) { return is_split(a) ? PARTS<float> : 1; }
 
 struct ForwardPlan {
@@ -97,23 +99,23 @@ static inline ForwardPlan plan_forward(const gt_rmsnorm_linear_args& a, const Ch
     return plan;
 }
 
-/* Warps beside one another in a block for a product [M,N], as in TileTraits.  Tiles are wide if wide tiles give every
- * multiprocessor work. */
+/* Returns TileTraits' ACROSS for a product [M,N]: 4 for wide tiles, if these give every multiprocessor work; otherwise
+ * 2. */
 static inline int warps_across(int64_t M, int64_t N, const Device& device) {
     return N > 128 && ceil_div(M, 128) * ceil_div(N, 256) >= device.multiprocessors ? 4 : 2;
 }
 
-/* The same for dweight, where slices of M can give every multiprocessor work. */
+/* The same for dweight.  There slices of M give every multiprocessor work. */
 static inline int warps_across_dweight(const gt_rmsnorm_linear_args& a) { return a.D > 128 ? 4 : 2; }
 
-/* Number of blocks of that width that are resident at once. */
+/* Number of blocks that are resident at once, for an ACROSS of `across`. */
 static inline int64_t resident_blocks(int across, const Device& device) {
     return (across == 4 ? 1 : 2) * device.multiprocessors;
 }
 
-/* Rows of x and dy in a slice of dweight.  Costs in clocks: 33 for a row of a tile, or 16 by wgmma, 48 in parts.  A
- * slice takes 1500 to begin and end.  Its sums are 8 bytes a value at 2400 bytes a clock, and each wait for a few
- * slices is 1500. */
+/* Chooses the rows of x and dy in a slice of dweight.  Estimated clocks: a row of a tile takes 33, by wgmma 10 or 16,
+ * in parts 48.  A tile takes 1500 to start and end.  The sums of a slice are written and read, 8 bytes a value at 2400
+ * bytes a clock.  finish_kernel waits 1500 for every SLICES_AT_ONCE slices. */
 static inline int64_t dweight_slice(const gt_rmsnorm_linear_args& a, const Device& device) {
     const bool is_hopper = device.compute_capability == 90;
     const int across = is_split(a) ? 2 : warps_across_dweight(a), unit = is_split(a) ? 128 : is_hopper ? 64 : TILE_K;
@@ -140,11 +142,11 @@ struct BackwardTiles {
     void* xhat;                          /* xhat, or its parts */
     bf16 *dy, *weight;                   /* parts of dy and of the weight, or NULL */
     float* scales;                       /* scales of dn in fp16 */
-    float *g, *dbias;                    /* [slices,O,D]; [O] */
-    float *dbias_parts, *dgamma, *dbeta; /* partial sums; the slowest index is the cut */
+    float *g, *dbias;                    /* g: [slices,O,D]; dbias: [O] */
+    float *dbias_parts, *dgamma, *dbeta; /* partial sums; the slowest index is the block */
     int64_t slice, slices;               /* rows in a slice of G; number of slices */
-    int64_t rows_of_block, blocks;       /* rows and blocks of the sum dbias */
-    int64_t finisher_rows, finishers;    /* rows of a warp of finish_kernel; number of blocks down O */
+    int64_t rows_of_block, blocks;       /* dbias: rows of a block; number of blocks */
+    int64_t finisher_rows, finishers;    /* finish_kernel: rows of a warp; number of blocks along O */
     void* workspace;                     /* workspace of the handle's products */
     bool wants_g, wants_dbias;
     size_t bytes;
@@ -161,8 +163,8 @@ static inline BackwardTiles plan_backward_tiles(const gt_rmsnorm_linear_args& a,
     plan.slices = a.M ? ceil_div(a.M, plan.slice) : 0;
     plan.rows_of_block = part_of(a.M, 4 * device.multiprocessors, ROW_WARPS * AT_ONCE);
     plan.blocks = a.M ? ceil_div(a.M, plan.rows_of_block) : 0;
-    plan.finisher_rows = ceil_div(a.O, 128 * ROW_WARPS); /* at most 128 partial sums, since a later kernel reads each
-                                                          * again */
+    plan.finisher_rows = ceil_div(a.O, 128 * ROW_WARPS); /* at most 128 blocks, because reduce_rows reads each block's
+                                                          * sums */
     plan.finishers = ceil_div(a.O, plan.finisher_rows * ROW_WARPS);
     if (!a.saved) plan.moments = arena.take<Moments>(a.M);
     if (is_split(a)) {
@@ -210,7 +212,7 @@ static gt_status launch_tiles_of(const TilesParams& p, int across, int64_t slice
             return launch_product_tiles<TileTraits<T, P, 2>>(p, slices, device, chain);
         }
     }
-    return GT_OK; /* not reached: uses_tensor_cores is false */
+    return GT_OK; /* not reached, since uses_tensor_cores is false */
 }
 
 /* Launches the product in the call's dtype.  `workspace` is for the caller's handle, or NULL if the handle is not
@@ -231,7 +233,7 @@ static gt_status launch_tiles(const gt_rmsnorm_linear_args& a, const TilesParams
     return launch_tiles_of<f16, P>(p, across, slices, device, chain);
 }
 
-/* The caller's operand, or its parts. */
+/* Return the caller's operand, or its parts if it has parts. */
 static inline Matrix weight_of(const gt_rmsnorm_linear_args& a, const bf16* parts) {
     return {parts ? parts : a.weight, a.D, (int)a.O, (int)a.D};
 }
@@ -239,7 +241,7 @@ static inline Matrix dy_of(const gt_rmsnorm_linear_args& a, const bf16* parts) {
     return {parts ? parts : a.dy, parts ? a.O : a.dy_stride, (int)a.M, (int)a.O};
 }
 
-/* y = n weight^T + bias */
+/* Launches y = n weight^T + bias. */
 static inline gt_status launch_output_tiles(const gt_rmsnorm_linear_args& a, const ForwardPlan& plan,
                                             const Device& device, Chain& chain) {
     TilesParams p = {};
@@ -253,7 +255,7 @@ static inline gt_status launch_output_tiles(const gt_rmsnorm_linear_args& a, con
                                 chain);
 }
 
-/* dn = dy weight */
+/* Returns the product dn = dy weight. */
 static inline TilesParams dnorm_tiles(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan) {
     TilesParams p = {};
     p.a = dy_of(a, plan.dy);
@@ -272,7 +274,7 @@ static inline gt_status launch_dnorm_tiles(const gt_rmsnorm_linear_args& a, cons
                                chain);
 }
 
-/* G = dy^T xhat */
+/* Launches G = dy^T xhat. */
 static inline gt_status launch_g_tiles(const gt_rmsnorm_linear_args& a, const BackwardTiles& plan, const Device& device,
                                        Chain& chain) {
     TilesParams p = {};
@@ -294,7 +296,7 @@ static inline gt_status launch_g_tiles(const gt_rmsnorm_linear_args& a, const Ba
      : a.dtype == GT_BF16 ? GT_RUN_OF(bf16, kernel, blocks, smem, p)                                                   \
                           : GT_RUN_OF(f16, kernel, blocks, smem, p))
 
-/* Splits a matrix into its parts, if they are wanted. */
+/* Splits a matrix into its parts.  Does nothing if `parts` is NULL. */
 static inline gt_status launch_split(const void* x, int64_t stride, int64_t rows, int64_t columns, bf16* parts,
                                      Chain& chain) {
     if (!parts) return GT_OK;
@@ -313,7 +315,7 @@ static inline gt_status launch_forward_tiles(const gt_rmsnorm_linear_args& a, co
     return status != GT_OK ? status : launch_output_tiles(a, plan, device, chain);
 }
 
-/* Computes dn, then dx from dn, and xhat; or xhat alone. */
+/* Computes dn, then dx and xhat from dn.  If dx is not wanted, computes only xhat. */
 static inline gt_status launch_rows(const gt_rmsnorm_linear_args& a, Input in, const BackwardTiles& plan, bool is_saved,
                                     const Device& device, Chain& chain) {
     if (!a.dx) {

@@ -1,10 +1,10 @@
 /* gt/fused/rmsnorm_linear_parts.cuh - rmsnorm_linear: 8 elements of a row at a time; fp32 numbers in parts.
  *
- * Tensor cores of compute capability 9.0 get an fp32 number as the sum of three bf16 numbers of 8 digits: hi + mid +
- * lo.  hi is the number rounded to bf16, mid the rest rounded to bf16, and lo the last rest.  Numbers from 2^-110 on
- * are exact; below, lo and then mid run out of exponents.  Two numbers in parts have nine products, and six are
- * computed.  The other three are at most 2^-24 of the result, of either sign.
- * A matrix in parts consists of three matrices in memory, one after the other, lo first. */
+ * Tensor cores of compute capability 9.0 get an fp32 number as the sum of three parts, bf16 numbers of 8 bits: hi + mid
+ * + lo.  hi is the number rounded to bf16.  mid is the remainder rounded to bf16, and lo the last remainder.  Numbers
+ * from 2^-110 on are exact; below, lo and then mid are too small for bf16.  Two numbers in parts have nine products,
+ * and the kernels compute six.  The other three are at most 2^-24 of the result, and have either sign.
+ * A matrix in parts is three matrices in memory, one after the other, lo first. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_PARTS_CUH
 #define GT_FUSED_RMSNORM_LINEAR_PARTS_CUH
 
@@ -13,7 +13,7 @@
 namespace gt {
 namespace rmsnorm_linear {
 
-/* The tensor cores' operand for a matrix of the caller's type T: the number of its parts, and their type. */
+/* For a matrix of the caller's type T: the number of parts that tensor cores get, and the type of a part. */
 template <class T>
 constexpr int PARTS = sizeof(T) == 4 ? 3 : 1;
 template <class T>
@@ -52,7 +52,7 @@ GT_DEV void store_piece(T* to, const float (&x)[8]) {
     }
 }
 
-/* Calls store(part, piece) with the parts of 8 elements as operands of tensor cores. */
+/* Splits 8 elements into parts and calls store(part, piece) for each part. */
 template <class T, class Store>
 GT_DEV void for_parts(const float (&x)[8], Store store) {
     if constexpr (PARTS<T> == 1) {
@@ -66,7 +66,7 @@ GT_DEV void for_parts(const float (&x)[8], Store store) {
         GT_UNROLL
         for (int part = PARTS<T> - 1; part >= 0; part--) {
             float nearest[8];
-            GT_UNROLL /* to the largest bf16, not to infinity; hi of NaN is finite, mid is not */
+            GT_UNROLL /* hi of a large number is the largest bf16, not infinity; hi of NaN is finite, mid is NaN */
                 for (int e = 0; e < 8; e++) nearest[e] =
                     part == 2 ? fminf(fmaxf(rest[e], -0x1.fep127f), 0x1.fep127f) : rest[e];
             Vec<bf16, 8> piece;
@@ -78,13 +78,13 @@ GT_DEV void for_parts(const float (&x)[8], Store store) {
     }
 }
 
-/* Stores elements in an operand of tensor cores, a matrix of `size` elements. */
+/* Stores 8 elements in all parts of an operand of tensor cores.  Each part is a matrix of `size` elements. */
 template <class T>
 GT_DEV void store_operand(PartOf<T>* to, int64_t size, const float (&x)[8]) {
     for_parts<T>(x, [&](int part, const Vec<PartOf<T>, 8>& piece) { stg(to + part * size, piece); });
 }
 
-constexpr int PIECES = 4; /* pieces of a lane in flight */
+constexpr int PIECES = 4; /* pieces (8 elements) that a lane has in flight */
 
 /* For each of the lane's pieces, with first element d, calls load(d, i) and later f(d, i).  i is the index among pieces
  * that are loaded together; all their loads come before the first f. */
@@ -101,9 +101,9 @@ GT_DEV void for_pieces(int D, Load load, Function f) {
 }
 
 /* ---- rmsnorm_linear: a matrix in parts -------------------------------------------------------
- * grid ceil(rows/8), block 256: a warp per row.
- * bytes: 4 an element read, 6 written.
- * registers: 4 pieces as loaded.  No shared memory.  No sums. */
+ * grid: ceil(rows/8).  Block: 256, a warp for each row.
+ * bytes per element: 4 read, 6 written.
+ * registers: 4 loaded pieces.  No shared memory.  No sums. */
 struct SplitParams {
     const float* x;
     int64_t stride, rows;

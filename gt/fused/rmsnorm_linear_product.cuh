@@ -1,15 +1,16 @@
 /* gt/fused/rmsnorm_linear_product.cuh - rmsnorm_linear: the products, for any size.
  *
- * C [M,N] = A B, with a sum over K, in tiles of BM x 64, 32 of K at a time.
- * grid: tiles of N fastest, tiles of M, slices of K; block 128.
+ * A product is C [M,N] = A B, with a sum over K.  A block computes a tile of BM x 64, from 32 of K at a time.
+ * grid: (slices of K) * (tiles of M) * (tiles of N), tiles of N fastest.  Block: 128.
  * 16-bit operands run on tensor cores; a warp computes BM/2 x 32 of the tile.  fp32, small sizes, and bf16 on sm_75 run
  * on fp32 units; a thread computes 8 x 4.
- * shared: two stages of both operands, at most 34 KB.  One stage is read while the other is filled from registers,
- * whose loads were issued before.  For tensor cores tiles lie as in memory (ldmatrix transposes).  Rows have 16 bytes
- * of padding, so that ldmatrix has no bank conflicts.  For fp32 units k comes first.
- * registers: the thread's results (TENSOR: BM/2, else 32) and the loads of the next stage, 16 to 32.
- * bytes: A is read N/64 times and B M/BM times, mostly from the second-level cache.
- * K is summed in order, and reduce_rows adds the slices of K in order: deterministic. */
+ * shared memory: two stages of both operands, at most 34 KB.  One stage is read while the other is filled from
+ * registers, which were loaded before.  For tensor cores tiles have the order of global memory; ldmatrix transposes
+ * where needed.  Rows have 16 bytes of padding, so that ldmatrix has no bank conflicts.  For fp32 units k is the
+ * slowest index.
+ * registers: the thread's results (on tensor cores BM/2, otherwise 32) and 16 to 32 for loads of the next stage.
+ * bytes: A is read N/64 times and B M/BM times, mostly from the L2 cache.
+ * K is summed in order, and reduce_rows adds the slices of K in order, so sums are deterministic. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_PRODUCT_CUH
 #define GT_FUSED_RMSNORM_LINEAR_PRODUCT_CUH
 
@@ -32,7 +33,7 @@ struct Operand {
 
 struct ProductParams {
     Operand a, b;
-    Input in;                    /* x: A of OUTPUT, B of DWEIGHT; normalised when loaded */
+    Input in;                    /* x is A of OUTPUT and B of DWEIGHT; kernels normalise it */
     bool parameters_are_aligned; /* whether gamma and beta are aligned to 16 bytes */
     void* out;
     int64_t out_stride;
@@ -44,12 +45,12 @@ struct ProductParams {
     int64_t tiles_m, tiles_n, slices;
 };
 
-/* ROWS x COLUMNS of an operand, in registers between global and shared memory. */
+/* A thread's part of ROWS x COLUMNS of an operand, in registers on the way from global to shared memory. */
 template <class T, int ROWS, int COLUMNS>
 struct Tile {
     static constexpr int CHUNK = 16 / sizeof(T);
     static constexpr int ACROSS = COLUMNS / CHUNK, STEP = THREADS / ACROSS;
-    static constexpr int COUNT = ROWS / STEP; /* chunks of a thread, one below the other */
+    static constexpr int COUNT = ROWS / STEP; /* chunks (16 bytes) of a thread, all in one column */
     Vec<T, CHUNK> chunk[COUNT];
 
     GT_DEV int row(int i) { return thread_id() / ACROSS + STEP * i; }
@@ -66,13 +67,13 @@ struct ProductTraits {
     static constexpr bool A_IS_KM = P == DWEIGHT, B_IS_KN = P != OUTPUT; /* A is [K,M], B is [K,N] in memory */
     typedef Tile<T, A_IS_KM ? BK : BM, A_IS_KM ? BM : BK> TileA;
     typedef Tile<T, B_IS_KN ? BK : BN, B_IS_KN ? BN : BK> TileB;
-    /* Elements from row to row in shared memory, and bytes of an operand. */
+    /* PITCH: elements from row to row in shared memory.  BYTES: bytes of an operand in a stage. */
     static constexpr int PITCH_A = !TENSOR ? BM + 4 : (A_IS_KM ? BM : BK) + 8;
     static constexpr int PITCH_B = !TENSOR ? BN + 4 : (B_IS_KN ? BN : BK) + 8;
     static constexpr int BYTES_A = !TENSOR ? 4 * BK * PITCH_A : 2 * (A_IS_KM ? BK : BM) * PITCH_A;
     static constexpr int BYTES_B = !TENSOR ? 4 * BK * PITCH_B : 2 * (B_IS_KN ? BK : BN) * PITCH_B;
     static constexpr int STAGE = BYTES_A + BYTES_B, SMEM = 2 * STAGE;
-    static constexpr int MIN_BLOCKS = BM == 128 ? 2 : 3; /* blocks on a multiprocessor, without spills */
+    static constexpr int MIN_BLOCKS = BM == 128 ? 2 : 3; /* most blocks on a multiprocessor without spills */
     static_assert(TENSOR || BM == 64, "128 threads of 8 x 4 results");
 };
 
@@ -114,7 +115,7 @@ GT_DEV void load_parameter(float (&to)[COUNT], const float* parameter, const Pro
     }
 }
 
-/* Stores one chunk, as fp32, in its place of the shared tile. */
+/* Stores a chunk, given as fp32, at its place in the shared tile. */
 template <class T, bool TENSOR, bool K_IS_FIRST, int PITCH, int CHUNK>
 GT_DEV void store_chunk(uint32_t tile, int row, int column, const float (&x)[CHUNK]) {
     if constexpr (TENSOR) {
@@ -149,8 +150,8 @@ GT_DEV void store_tile(uint32_t shared, const Tile<T, ROWS, COLUMNS>& tile) {
     }
 }
 
-/* Stores a tile of x and normalises it to n.  Columns beyond D become 0.  Rows beyond M do not matter: they meet zeros
- * of dy, or give rows of y that are not stored. */
+/* Normalises a tile of x and stores n.  Columns beyond D become 0.  Rows beyond M do not matter: in dweight they are
+ * multiplied by zeros of dy, and rows of y beyond M are not stored. */
 template <class T, bool TENSOR, bool K_IS_FIRST, int PITCH, int ROWS, int COLUMNS>
 GT_DEV void store_normalised(uint32_t shared, const Tile<T, ROWS, COLUMNS>& tile, const ProductParams& p, int64_t row0,
                              int64_t column0) {
@@ -192,7 +193,7 @@ GT_DEV void store_stage(uint32_t stage, const typename C::TileA& a, const typena
         store_tile<T, TENSOR, C::B_IS_KN, C::PITCH_B>(stage + C::BYTES_A, b);
 }
 
-/* Two neighbouring results. */
+/* Stores two neighbouring results of a row. */
 template <class C>
 GT_DEV void store_results(const ProductParams& p, int64_t slice, int64_t m, int64_t n, float first, float second) {
     typedef typename C::Out Out;

@@ -3,7 +3,7 @@
  *     normalise_kernel   x -> mean and rstd, n          before y = n weight^T; in backward xhat, before G = dy^T xhat
  *     gradient_kernel    x, dn -> dx, xhat              after dn = dy weight, before G
  *     finish_kernel      G -> dweight, dgamma, dbeta    after G
- * fp32 operands of the products are in parts.
+ * fp32 operands of the products are in parts (rmsnorm_linear_parts.cuh).
  * The comment above each kernel states grid, registers, bytes and the order of sums. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_ROWS_CUH
 #define GT_FUSED_RMSNORM_LINEAR_ROWS_CUH
@@ -34,7 +34,7 @@ struct PieceRow {
         if (!is_kept) v[i] = load_piece(x + d);
     }
 
-    /* Sum of f(x) over the row.  All lanes get the same sum. */
+    /* Returns the sum of f(x) over the row.  All lanes get the same sum. */
     template <class Function>
     GT_METHOD float sum(Function f) {
         float sum = 0.0f;
@@ -48,7 +48,7 @@ struct PieceRow {
     }
 };
 
-/* parameter[d ... d + 7], or 8 times `missing` if it is NULL. */
+/* Loads parameter[d ... d + 7].  If the parameter is NULL, all 8 elements are `missing`. */
 GT_DEV void load_8(float (&to)[8], const float* parameter, int d, float missing) {
     GT_UNROLL
     for (int i = 0; i < 8; i += 4) {
@@ -60,14 +60,14 @@ GT_DEV void load_8(float (&to)[8], const float* parameter, int d, float missing)
 }
 
 /* ---- rmsnorm_linear: n, or xhat --------------------------------------------------------------
- * grid ceil(M/8), block 256: a warp a row.
- * bytes: x and out once.  Rows of more than 1024 elements are read again from the first-level cache, once (RMS) or
- * three times (LAYER).
+ * grid: ceil(M/8).  Block: 256, a warp for each row.
+ * bytes: x and out once.  Rows of more than 1024 elements are read again from the L1 cache, once (RMS) or three times
+ * (LAYER).
  * registers: 4 loaded pieces.  No shared memory.
- * Sums: a lane's elements in order, then a butterfly: deterministic. */
+ * A lane sums its elements in order, then a butterfly adds the lanes, so sums are deterministic. */
 struct NormaliseParams {
     Input in;        /* with gamma = beta = NULL, n is xhat */
-    int has_moments; /* the kernel reads in.moments; otherwise it computes and stores them */
+    int has_moments; /* 1: reads in.moments; 0: computes and stores in.moments */
     void* out;       /* n or xhat, [M,D]; fp32: in parts */
 };
 
@@ -97,9 +97,8 @@ normalise_kernel(const GT_GRID_CONSTANT NormaliseParams p) {
 
 /* ---- rmsnorm_linear: dx, and xhat -------------------------------------------------------------
  * dx = rstd (dxhat - mean(dxhat) - xhat mean(dxhat . xhat)), dxhat = dn . gamma; RMSNorm leaves out mean(dxhat).
- * grid, block and sums as above.
- * bytes: x and dn once; dx, and xhat if wanted.  Rows of more than 1024 elements are read again from the first-level
- * cache.
+ * grid, block and order of sums: as normalise_kernel.
+ * bytes: x and dn once; dx, and xhat if wanted.  Rows of more than 1024 elements are read again from the L1 cache.
  * registers: 4 pieces of x and of dn, two sums.  No shared memory. */
 struct GradientParams {
     Input in;
@@ -165,12 +164,12 @@ gradient_kernel(const GT_GRID_CONSTANT GradientParams p) {
 
 /* ---- rmsnorm_linear: dweight, dgamma and dbeta from G -----------------------------------------
  * G = dy^T xhat comes in slices; each slice is the sum over some of the M rows.
- * grid: tiles of 128 columns, ceil(D/128), fastest, times blocks of rows of weight.  A block has 256 threads, 8 warps;
- * a warp takes a row of 128 columns, 4 a lane.
- * shared: 8 KB, the warps' sums for dgamma and dbeta.
+ * grid: (blocks of rows of weight) * ceil(D/128), tiles of 128 columns fastest.  A block has 8 warps.  A warp takes 128
+ * columns of one row, a lane 4 of them.
+ * shared memory: 8 KB, the warps' sums for dgamma and dbeta.
  * registers: 4 columns of 8 slices of G, of gamma and beta, and of two sums.
  * bytes: the slices of G once; weight once if dgamma or dbeta is wanted; dweight once, or twice if it accumulates.
- * The slices are added in order, then a warp's rows in order, then the warps: deterministic. */
+ * The slices are added in order, then a warp's rows in order, then the warps, so sums are deterministic. */
 struct FinishParams {
     const float* parts; /* the slices of G, [slices,O,D] */
     int64_t slices;
@@ -185,8 +184,8 @@ struct FinishParams {
 
 constexpr int SLICES_AT_ONCE = 8;
 
-/* Adds up the 8 warps' sums of the lane's columns d ... d + 3.  Stores them in row `block` of `partials`.  values:
- * address of the warps' sums. */
+/* Adds up the sums of 8 warps for the lane's columns d ... d + 3.  Stores the totals in row `block` of `partials`.
+ * values: address of the warps' sums. */
 GT_DEV void store_finished(float* partials, uint32_t values, int64_t block, int D, int d) {
     if (!partials || d >= D) return;
     Vec<float, 4> sum = {};

@@ -1,31 +1,32 @@
 /* gt/fused/rmsnorm_linear_sm90.cuh - rmsnorm_linear: matrix products on compute capability 9.0.
  *
- * wgmma computes y, dn and G as C [M,N] = A B, with a sum over K.  Tiles are 128 x 256 or 128 x 128; 64 of K are taken
- * at a time.  Operands and results are the same as in rmsnorm_linear_tiles.cuh.  If a tile holds whole rows of dn (D <=
- * 256), the kernel also computes dx at the end.
+ * wgmma computes y, dn and G as C [M,N] = A B, with a sum over K.  A block computes a tile of 128 x 256 or 128 x 128,
+ * from 64 of K at a time.  Operands and results are the same as in rmsnorm_linear_tiles.cuh.  If a tile holds whole
+ * rows of dn (D <= 256), one kernel computes dn and dx (hopper_dx_kernel).
  *
- * grid: one block for each multiprocessor; each block takes every grid-th tile.  A block has 384 threads in three
+ * grid: one block for each multiprocessor.  Block i takes the tiles i, i + grid, and so on.  A block has three
  * warpgroups.  Two of them multiply, 64 rows of the tile each.  A warp of the third loads the tiles of both operands
  * (tile_load).
- * shared: 4 or 6 stages of both operands, 48 or 32 KB each, in panels of 128-byte rows with swizzle (wgmma.cuh).  A
- * panel row has 64 k if k is the last index in memory.  Otherwise it has 64 of M or N, and wgmma transposes.  A stage
- * is FULL when its bytes have landed, and EMPTY when both warpgroups have multiplied it.
- * registers: 240.  128 of them hold results.  64 hold the rounded results of the tile before.  They are stored while
- * the first eight stages of this tile are multiplied (multiply_and_store_tiles).
- * tensor cores: 128 cycles for 64 x 256 x 16; a stage takes 1024 of them.
+ * shared memory: 4 or 6 stages of both operands, 48 or 32 KB each, in swizzled panels of 128-byte rows (wgmma.cuh).  If
+ * k is the last index in memory, a panel row has 64 elements along K.  Otherwise it has 64 along M or N, and wgmma
+ * transposes.  A stage is FULL when its bytes have landed, and EMPTY when both warpgroups have multiplied it.
+ * registers: 240.  128 of them hold results.  64 hold the rounded results of the previous tile, which are stored while
+ * the first eight stages of the current tile are multiplied (multiply_and_store_tiles).
+ * tensor cores: 128 cycles for 64 x 256 x 16, so 1024 cycles for a stage.
  * shared memory cycles of a stage: 640 for reads by wgmma, 384 for writes by loads.
- * bytes: A is read N/256 times, B M/128 times, from the second-level cache: 48 KB a block and stage.
- * A thread stores results in 16 bytes, as in rmsnorm_linear_tiles.cuh; fp32 results in 8.
+ * bytes: A is read N/256 times and B M/128 times, from the L2 cache: 48 KB for each block and stage.
+ * A thread stores 16 bytes at a time, as in rmsnorm_linear_tiles.cuh, or 8 bytes of fp32 results.
  *
  * fp32: operands are in parts (rmsnorm_linear_parts.cuh), and tiles are 128 x 128.  A stage has one part of both
- * operands.  Three stages have 64 of K, and the six products come from these three, so that each part is loaded once.
- * This takes 32 bytes a block and clock, as much as one product of 128 x 256.
- * Tensor cores round sums towards zero.  So each sum over 64 of K starts from zero, small products first.  It is added
- * in fp32 while the next sum is multiplied.  Four sums matter for the rounding; each loses at most 2^-24.
+ * operands.  Three stages hold the parts of 64 of K.  The six products come from these stages, so each part is loaded
+ * once.  This takes 32 bytes a clock for each block, as much as one product of 128 x 256.
+ * Tensor cores round sums towards zero.  So each sum over 64 of K starts from zero, with the small products first.  The
+ * sum is added to the total in fp32 while the next sum is multiplied.  Only the last four accumulations of a sum, hi by
+ * hi, are large enough to matter for the rounding; each loses at most 2^-24.
  * registers: 64 results for each of two sums and for the total.
- * tensor cores: 3072 cycles for 64 of K.  Shared memory: 2304 cycles of wgmma and 768 of loads.
+ * tensor cores: 3072 cycles for 64 of K.  Shared memory: 2304 cycles for wgmma and 768 for loads.
  *
- * K is summed in order, and finish_kernel adds the slices of K in order: deterministic. */
+ * K is summed in order, and finish_kernel adds the slices of K in order, so sums are deterministic. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_SM90_CUH
 #define GT_FUSED_RMSNORM_LINEAR_SM90_CUH
 
@@ -62,8 +63,8 @@ constexpr int PANEL = 128 * 64; /* bytes of 64 rows of 128 bytes */
 
 /* ---- loads ------------------------------------------------------------------------------------ */
 
-/* Operands of a product.  A box is one panel of 128-byte rows of a part: EXTENT of M or N by 64 k, or 64 k by 64 of M
- * or N. */
+/* A product, with tensor maps of its operands.  A box of a map is one panel of 128-byte rows: EXTENT of M or N by 64 of
+ * K, or 64 of K by 64 of M or N. */
 struct HopperParams {
     TilesParams tiles;
     TensorMap a, b;
@@ -75,7 +76,7 @@ static inline TensorShape panels_of(const Matrix& of, int parts = 1) {
     return {{of.columns, of.rows, parts}, {of.stride, part}, {64, MAJOR == Major::K ? EXTENT : 64, 1}, true};
 }
 
-/* Loads EXTENT of M or N from mn on, and 64 of K from k on, of one part. */
+/* Loads panels of one part: EXTENT of M or N from `mn` on, by 64 of K from `k` on. */
 template <Major MAJOR, int EXTENT>
 GT_DEV void load_panels(uint32_t to, const TensorMap& from, int mn, int k, int part, uint32_t barrier) {
     if constexpr (MAJOR == Major::K) {
@@ -127,11 +128,11 @@ struct WarpRows {
         }
     }
 
-    /* As TileResults::scale_rows. */
+    /* Does the same as TileResults::scale_rows. */
     GT_METHOD void scale_rows(const TilesParams& p, int m, int n) {
         const int groups = (p.N + 63) / 64;
         GT_UNROLL
-        for (int i = 0; i < TILES / 4; i++) { /* two halves of 64 columns */
+        for (int i = 0; i < TILES / 4; i++) { /* i / 2: 64 columns; i % 2: 8 rows */
             float most = 0.0f;
             GT_UNROLL
             for (int j = 0; j < 16; j++) most = fmaxf(most, fabsf(c[i / 2 * 8 + j / 2][i % 2 * 2 + j % 2]));
@@ -170,8 +171,8 @@ struct HeldRows {
             pair[i / 2][i % 2] = Element<T>::pack(c[i / 2][i % 2 * 2], c[i / 2][i % 2 * 2 + 1]);
     }
 
-    /* Stores parts first ... end - 1 of TILES / 2.  A part is 8 rows by 32 columns.  They go to rows from m and columns
-     * from n on of out [rows, columns].  Addresses are computed here, since no registers are left to keep them. */
+    /* Stores parts first ... end - 1 of the TILES / 2 parts.  A part is 8 rows by 32 columns.  The tile begins at row m
+     * and column n of out [rows, columns].  Addresses are computed here, since no registers are left to keep them. */
     GT_METHOD void store(void* out, int64_t stride, int rows, int columns, int m, int n, int first, int end) const {
         const int j = lane_id() % 4;
         GT_UNROLL
@@ -191,7 +192,7 @@ struct HeldRows {
 
 /* ---- the products ----------------------------------------------------------------------------- */
 
-/* The warpgroup's operands in stage 0. */
+/* wgmma descriptors of the warpgroup's operands in stage 0. */
 template <class C>
 struct TileOperands {
     uint64_t a, b;
@@ -213,7 +214,7 @@ struct Multiplier {
 
     GT_METHOD explicit Multiplier(uint32_t smem) : operands(smem), ring{smem}, at(0), before(-1) {}
 
-    /* Starts the products of a stage, then waits for the products of the stage before. */
+    /* Starts the products of a stage.  Then waits for the products of the previous stage and releases that stage. */
     GT_METHOD void step(Results& results, bool is_first) {
         mbarrier_wait(ring.full_of(at.stage), at.parity);
         wgmma_fence();
@@ -232,7 +233,7 @@ struct Multiplier {
         at.next<C::STAGES>();
     }
 
-    /* Waits until no product is in flight. */
+    /* Waits until no product is in flight, and releases the last stage. */
     GT_METHOD void finish() {
         wgmma_wait<0>();
         mbarrier_arrive_warp(ring.empty_of(before));
@@ -240,7 +241,7 @@ struct Multiplier {
     }
 };
 
-/* For every tile, calls before_end(results, place) while the tile is still multiplied, and then end(results, place). */
+/* For every tile, calls before_end(place) while the last products run, and then end(results, place). */
 template <class C, class BeforeEnd, class End>
 GT_DEV void multiply_tiles(const TilesParams& p, uint32_t smem, BeforeEnd before_end, End end) {
     Multiplier<C> multiplier(smem);
@@ -258,18 +259,18 @@ GT_DEV void multiply_tiles(const TilesParams& p, uint32_t smem, BeforeEnd before
     }
 }
 
-/* As multiply_tiles, but rounds a tile's results and stores them during the next tile.  After the start of the products
- * of each of its first eight stages, an eighth of the rows is stored.  Stored at once, results would take 1500 clocks
- * of both warpgroups, of 34,000 for K = 2048 or of 18,000 for 1024; tensor cores would be idle meanwhile.  The eight
- * stages are a loop of their own, since registers have constant names.  Between this loop and the next no product is in
- * flight; the other warpgroup multiplies meanwhile. */
+/* Does the same as multiply_tiles, but rounds a tile's results and stores them during the next tile.  In each of the
+ * first eight stages it starts the products, then stores an eighth of the parts.  To store all results at once would
+ * leave the tensor cores idle for 1500 clocks.  A tile takes 34,000 clocks for K = 2048, or 18,000 for K = 1024.  The
+ * eight stages have an unrolled loop of their own, because registers cannot be indexed at run time.  Between this loop
+ * and the next no product is in flight; the other warpgroup multiplies meanwhile. */
 template <class C, class End>
 GT_DEV void multiply_and_store_tiles(const TilesParams& p, uint32_t smem, End end) {
     constexpr int STEPS = 8, TILES = C::BN / 8, PARTS = TILES / 2 / STEPS;
     static_assert(PARTS * STEPS * 2 == TILES, "every step stores as much");
     Multiplier<C> multiplier(smem);
     HeldRows<typename C::Type, TILES> held;
-    int m = p.M, n = 0; /* where results go; at first nowhere */
+    int m = p.M, n = 0; /* where held results go; at first nowhere */
     const auto store = [&](int i) { held.store(p.out, p.out_stride, p.M, p.N, m, n, i * PARTS, (i + 1) * PARTS); };
     GT_NO_UNROLL
     for (int tile = block_x(); tile < p.tiles; tile += grid_x()) {
@@ -305,7 +306,7 @@ GT_DEV void multiply_and_store_tiles(const TilesParams& p, uint32_t smem, End en
     for (int i = 0; i < STEPS; i++) store(i);
 }
 
-/* A warpgroup's sums of products of operands in parts. */
+/* A warpgroup's sums for operands in parts. */
 template <class C>
 struct PartSums {
     static constexpr int TILES = C::BN / 8;
@@ -323,8 +324,8 @@ struct PartSums {
         for (int i = 0; i < 4 * TILES; i++) total[i / 4][i % 4] += sum[i / 4][i % 4];
     }
 
-    /* Sets `sum` to the sum over 64 of K, whose parts lie in three stages from FIRST on.  then(i) runs after the last
-     * product that reads part i. */
+    /* Starts the products that set `sum` to the sum over 64 of K.  The parts lie in three stages from FIRST on.  Calls
+     * then(i) when the last product that reads part i has been started. */
     template <int FIRST, class Then>
     GT_METHOD void multiply(float (&sum)[TILES][4], uint32_t smem, int parity, Then then) {
         const TileOperands<C> operands(smem);
@@ -349,8 +350,9 @@ struct PartSums {
     }
 };
 
-/* multiply_tiles for operands in parts.  Between two steps of 128 of K no product is in flight: otherwise ptxas would
- * not see that a sum is complete before its addition.  The other warpgroup multiplies meanwhile. */
+/* Does the same as multiply_tiles for operands in parts.  Between two steps of 128 of K no product is in flight,
+ * because otherwise ptxas cannot see that a sum is complete before it is added.  The other warpgroup multiplies
+ * meanwhile. */
 template <class C, class End>
 GT_DEV void multiply_parts(const TilesParams& p, uint32_t smem, End end) {
     const auto release = [&](int stage) { mbarrier_arrive_warp(typename C::Stages{smem}.empty_of(stage)); };
@@ -363,7 +365,7 @@ GT_DEV void multiply_parts(const TilesParams& p, uint32_t smem, End end) {
         sums.clear();
         GT_NO_UNROLL
         for (int left = at.end - at.first; left > 0; left -= C::STEP) {
-            const uint32_t here = (uint32_t)made_here((int)smem); /* else the compiler keeps all products' addresses */
+            const uint32_t here = (uint32_t)made_here((int)smem); /* else registers keep addresses of all products */
             sums.template multiply<0>(sums.even, here, parity, [](int) {});
             sums.template multiply<3>(sums.odd, here, parity, [&](int i) {
                 wgmma_wait<3>();
@@ -386,7 +388,7 @@ GT_DEV void multiply_parts(const TilesParams& p, uint32_t smem, End end) {
     }
 }
 
-/* Initialises the barriers and gives the warps their roles: one warp loads, warpgroups multiply. */
+/* Gives the warps their roles: one warp loads, two warpgroups multiply.  The caller has initialised the barriers. */
 template <class C, class Load, class Multiply>
 GT_DEV void run_loader_and_multipliers(Load load, Multiply multiply) {
     sync_warp();
@@ -403,7 +405,7 @@ GT_DEV void run_loader_and_multipliers(Load load, Multiply multiply) {
     }
 }
 
-/* Runs multiply(smem) as the role of each multiplying warpgroup. */
+/* Runs a product: one warp loads the tiles, and both multiplying warpgroups run multiply(smem). */
 template <class C, class Multiply>
 GT_DEV void run_tiles(const TilesParams& p, const TensorMap& a, const TensorMap& b, Multiply multiply) {
     const uint32_t smem = smem_base_of_tiles();
@@ -411,7 +413,7 @@ GT_DEV void run_tiles(const TilesParams& p, const TensorMap& a, const TensorMap&
     run_loader_and_multipliers<C>([&] { load_tiles<C>(p, a, b, smem); }, [&] { multiply(smem); });
 }
 
-/* Without sm_90a code this kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* Without sm_90a code this kernel never runs, so its body is empty and its launch bound is one warp. */
 template <class C>
 GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
 hopper_tiles_kernel(const GT_GRID_CONSTANT HopperParams params) {
@@ -445,15 +447,17 @@ hopper_tiles_kernel(const GT_GRID_CONSTANT HopperParams params) {
 }
 
 /* ---- dx from whole rows of dn --------------------------------------------------------------------
- * hopper_tiles_kernel for dn if a tile has all columns (D <= 256).  dn stays in registers, in fp32, and becomes dx.
- * The kernel also stores xhat.
- * registers: 32 more for 8 of the warp's rows of x.  The first rows are loaded while the last products run. */
+ * hopper_dx_kernel computes dn like hopper_tiles_kernel, for D <= 256, where a tile has all columns.  dn stays in
+ * registers, in fp32, and becomes dx.  The kernel also stores xhat if it is wanted.
+ * registers: 32 more than hopper_tiles_kernel, for 8 of the warp's rows of x.  The first 8 rows are loaded while the
+ * last products run. */
 struct DxParams {
     HopperParams product;
     GradientParams gradient;
 };
 
-/* 8 of a warp's 16 rows of x, in the registers of mma.  pair[i] holds row lane / 4, 2 columns of tile i of 8. */
+/* 8 of a warp's 16 rows of x, in the register layout of mma.  pair[i] holds 2 columns of row lane / 4, from tile i of 8
+ * columns. */
 template <class T, int TILES>
 struct XRows {
     uint32_t pair[TILES];
@@ -475,12 +479,13 @@ struct XRows {
     }
 
     GT_METHOD float xhat(int i, int e) const {
-        const uint32_t two = (uint32_t)made_here((int)pair[i]); /* otherwise the compiler keeps xhat of all */
+        const uint32_t two = (uint32_t)made_here((int)pair[i]); /* otherwise the compiler keeps all xhat */
         return xhat_of(s, e ? Element<T>::hi(two) : Element<T>::lo(two));
     }
 };
 
-/* Takes the 8 rows from m0 on, half HALF of the warp's rows of dn. */
+/* Computes and stores dx, and xhat if it is wanted, of the 8 rows from m0 on.  They are half HALF of the warp's rows of
+ * dn. */
 template <int HALF, class T, int TILES>
 GT_DEV void store_dx(const GradientParams& p, WarpRows<T, TILES>& dn, const XRows<T, TILES>& x, int m0) {
     const int D = (int)p.in.D, j = lane_id() % 4, m = m0 + lane_id() / 4;

@@ -3,21 +3,21 @@
  *
  * y = n weight^T + bias.  The whole weight fits in shared memory up to O = 512 with D = 128, or O = 1024 with D = 64.
  *
- * grid: one block for each multiprocessor; each takes every grid-th unit of 128 rows.  A block has 512 threads, four
- * warpgroups.  Two warpgroups have the same 64 rows.  The weight has pieces of 128 of O, counted from the block's first
- * piece: one of the two warpgroups multiplies by the even pieces, the other by the odd ones.
+ * grid: one block for each multiprocessor.  A unit is 128 rows; block i takes the units i, i + grid, and so on.  A
+ * block has four warpgroups, and two of them share 64 rows.  The weight has pieces of 128 of O, counted from the
+ * block's first piece.  One of two warpgroups multiplies by the even pieces, the other by the odd ones.
  * A warp loads 8 rows of x into registers at once, with gamma and beta, and stores the normalised rows in shared
- * memory.  It loads the rows of the next unit before it multiplies these, and gamma and beta after that.
- * The weight is loaded in pieces with a barrier each, so that the first piece is multiplied while others are in flight.
- * Two pieces are loaded after the block's first rows, the others when these rows are normalised: x comes from memory,
- * the weight from the second-level cache.
+ * memory.  It loads the next unit's rows before the products of the current unit, and gamma and beta after these.
+ * Each piece of the weight has a barrier of its own, so that the first piece is multiplied while others are in flight.
+ * Two pieces are loaded after the block's first rows, the others when these rows are normalised.  x goes first, because
+ * it comes from memory, while the weight comes from the L2 cache.
  * tile_store stores y, half a piece at a time: the left half is stored while the right half is multiplied.
- * shared: normalised rows 16 KB for 64 of D, room for 128 KB of weight, y 16 KB a warpgroup; all in panels of 128-byte
- * rows with swizzle.
- * registers: 64 results and 16 of x, of 128; 32 of gamma and beta, but not beside results.
- * clocks of a unit with D = 128, O = 512: tensor cores 4096; 160 KB of x and y at 19 bytes a clock, 8600.
- * bytes: x once, y once; the weight once a block from the second-level cache.
- * Sums of a row have the order of rmsnorm_linear_whole_sm90.cuh: deterministic. */
+ * shared memory: 16 KB of normalised rows for each 64 of D, room for 128 KB of weight, and 16 KB of y for each
+ * warpgroup.  All lie in swizzled panels of 128-byte rows.
+ * registers: 128.  64 of them hold results, and 16 hold x.  gamma and beta take 32, but not while results are held.
+ * clocks of a unit with D = 128, O = 512: 4096 on tensor cores, and 8600 for 160 KB of x and y at 19 bytes a clock.
+ * bytes: x once, y once; the weight once for each block, from the L2 cache.
+ * Sums of a row have the fixed order of rmsnorm_linear_whole_sm90.cuh. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_SMALL_SM90_CUH
 #define GT_FUSED_RMSNORM_LINEAR_SMALL_SM90_CUH
 
@@ -28,7 +28,7 @@ namespace rmsnorm_linear {
 
 struct SmallParams {
     Input in;
-    const float* bias; /* or NULL */
+    const float* bias; /* may be NULL */
     int M, O;
     int pieces;          /* pieces of 128 of O */
     int units;           /* units of 128 rows */
@@ -41,13 +41,13 @@ struct SmallTile {
     typedef T Type;
     static constexpr int K_BLOCKS = K_BLOCKS_, BM = 128, BN = 128, THREADS = 512;
     static constexpr int ROWS = 2 * BM * 64, PIECE = 2 * BN * 64; /* bytes for 64 of D */
-    static constexpr int MOST = 8 / K_BLOCKS;                     /* pieces */
+    static constexpr int MOST = 8 / K_BLOCKS;                     /* most pieces of weight */
     static constexpr int WEIGHT = K_BLOCKS * ROWS, Y = WEIGHT + MOST * K_BLOCKS * PIECE;
     static constexpr int FULL = Y + 4 * 2 * PANEL, SMEM = FULL + 8 * MOST;
     static_assert(SMEM <= 227 * 1024, "fits sm_90");
 };
 
-/* A warp's 8 rows.  8 lanes share two of them; each lane has a piece of every 64 elements. */
+/* A warp's 8 rows.  A group of 8 lanes shares two of them; each lane has 8 of every 64 elements. */
 template <class C>
 struct SmallRows {
     typedef typename C::Type T;
@@ -79,7 +79,7 @@ struct SmallRows {
             for (int i = 0; i < COUNT; i++) sum[i] += shfl_xor(sum[i], mask);
         }
         GT_UNROLL
-        for (int i = 0; i < COUNT; i++) { /* otherwise x would be kept in fp32 */
+        for (int i = 0; i < COUNT; i++) { /* otherwise the compiler keeps x in fp32 */
             GT_UNROLL
             for (int j = 0; j < C::K_BLOCKS * 4; j++)
                 x[i][j / 4].word[j % 4] = (uint32_t)made_here((int)x[i][j / 4].word[j % 4]);
@@ -108,7 +108,8 @@ struct SmallRows {
     }
 
     GT_METHOD void normalise(uint32_t smem, int m0) {
-        const int lane = made_here(lane_id()), first = ROWS * warp_id() + lane / 8, piece = lane % 8; /* not kept */
+        /* made_here: otherwise the compiler keeps these values in registers */
+        const int lane = made_here(lane_id()), first = ROWS * warp_id() + lane / 8, piece = lane % 8;
         Moments s[COUNT];
         moments_of_rows(s, *this, in);
         GT_UNROLL
@@ -140,7 +141,8 @@ GT_DEV void store_panel(uint32_t panel, const float (&c)[8][4]) {
         c, [&](int k) { return panel + panel_at<128>(row, 2 * k + matrix / 2); }, Element<T>::pack);
 }
 
-/* Neighbouring blocks start with different pieces, so that they do not load the same piece at the same time. */
+/* Returns the piece that follows `piece` by `count`, cyclically.  Neighbouring blocks start with different pieces, so
+ * that they do not load the same piece at the same time. */
 GT_DEV int piece_after(const SmallParams& p, int piece, int count) {
     piece += count;
     return piece < p.pieces ? piece : piece - p.pieces;
@@ -159,7 +161,7 @@ GT_DEV void load_weight(const SmallParams& p, uint32_t smem, int piece, int coun
     }
 }
 
-/* Stores the results of 64 rows from m on and 64 columns from n on, through the warpgroup's part of `panels`. */
+/* Stores results of 64 rows from m on and 64 columns from n on.  They go through the warpgroup's panel in `panels`. */
 template <class C>
 GT_DEV void store_small(const SmallParams& p, uint32_t panels, WarpRows<typename C::Type, 8>& results, int m, int n) {
     const int warp = shfl_idx(warp_id(), 0), group = warp / 4;
@@ -176,7 +178,7 @@ GT_DEV void store_small(const SmallParams& p, uint32_t panels, WarpRows<typename
     bulk_commit();
 }
 
-/* Multiplies 64 rows by 64 columns: one group of products. */
+/* Starts the products of 64 rows by 64 columns, as one wgmma group. */
 template <class C>
 GT_DEV void multiply_small(float (&c)[8][4], uint64_t a0, uint64_t b0) {
     GT_UNROLL
@@ -189,7 +191,7 @@ GT_DEV void multiply_small(float (&c)[8][4], uint64_t a0, uint64_t b0) {
     wgmma_commit();
 }
 
-/* Without sm_90a code this kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* Without sm_90a code this kernel never runs, so its body is empty and its launch bound is one warp. */
 template <class C>
 GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
 hopper_small_kernel(const GT_GRID_CONSTANT SmallParams p) {
@@ -218,7 +220,7 @@ hopper_small_kernel(const GT_GRID_CONSTANT SmallParams p) {
         fence_async_proxy();
         if (unit == block_x()) {
             sync_threads();
-            /* only now, so that x is loaded first */
+            /* the other pieces are loaded only now, so that x is loaded first */
             if (loads && p.pieces > 2) load_weight<C>(p, smem, piece_after(p, first, 2), p.pieces - 2);
         } else {
             bar_sync(1 + half, 256);
@@ -239,7 +241,7 @@ hopper_small_kernel(const GT_GRID_CONSTANT SmallParams p) {
             wgmma_pin(right.c);
             store_small<C>(p, smem + C::Y + PANEL, right, m0 + 64 * half, C::BN * piece + 64);
         }
-        if (unit + grid_x() < p.units) x.load_gains(); /* loaded here, since no registers were left to keep them */
+        if (unit + grid_x() < p.units) x.load_gains(); /* here, since products leave no registers for them */
     }
     if (shfl_idx(warp_id(), 0) % 4 == 0) bulk_wait_read<0>();
 #else

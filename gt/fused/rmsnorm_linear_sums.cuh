@@ -8,10 +8,10 @@ namespace gt {
 namespace rmsnorm_linear {
 
 /* ---- rmsnorm_linear: dx from dn --------------------------------------------------------------
- * grid ceil(M/8), block 256: a warp a row.  A warp reads x and dn twice, the second time from the first-level cache,
+ * grid: ceil(M/8).  Block: 256, a warp for each row.  A warp reads x and dn twice, the second time from the L1 cache,
  * and writes dx.
- * registers: 8 loaded elements of x, dn and gamma, two sums.  No shared memory.
- * Sums have the order of the moments' sums: deterministic. */
+ * registers: 8 loaded elements each of x, dn and gamma, and two sums.  No shared memory.
+ * Sums have the same fixed order as in moments_kernel. */
 struct RowParams {
     Input in;
     const float* dn; /* [M,D] */
@@ -19,8 +19,8 @@ struct RowParams {
     int64_t dx_stride;
 };
 
-/* Rows of up to this many elements are finished in double.  In a row of one or two elements almost all of dxhat
- * cancels.  eps leaves a small rest, which must keep its digits. */
+/* dx of rows with up to this many elements is computed in double.  In a row of one or two elements almost all of dxhat
+ * cancels.  Because of eps a small remainder stays, which must keep its digits. */
 constexpr int SHORT_ROW = 4;
 
 GT_DEV void finish_short_row(const RowParams& p, int64_t m) {
@@ -87,21 +87,21 @@ GT_KERNEL(32 * ROW_WARPS, 1) row_kernel(const GT_GRID_CONSTANT RowParams p) {
 
 /* ---- rmsnorm_linear: sums over the rows ------------------------------------------------------
  * Sums of v [M,C], and of v . xhat if C = D.  Each block of rows stores its partial sums, which reduce_rows adds.
- * grid ceil(C/32) times blocks of rows, block 256 = 8 rows x 32 columns; 2 KB of shared memory.
- * registers: 8 loaded elements of v and x, two sums.
- * bytes: v once; x once if the second sum is wanted, and then 16 a row and tile of columns for the moments.
- * A warp adds its rows in order, then the warps' sums are added in order: deterministic. */
+ * grid: ceil(C/32) * (blocks of rows).  Block: 256, for 8 rows x 32 columns.  2 KB of shared memory.
+ * registers: 8 loaded elements each of v and x, and two sums.
+ * bytes: v once.  For the second sum also x once, and 16 bytes of moments for each row and tile of columns.
+ * A warp adds its rows in order, then the warps' sums are added in order, so sums are deterministic. */
 struct ColumnParams {
     const void* v;
     gt_dtype dtype;
     int64_t stride, columns;
     Input in;
     int64_t tiles, rows; /* tiles of columns; rows of a block */
-    float *sums, *dots;  /* [blocks of rows, C]; NULL: not wanted */
+    float *sums, *dots;  /* [blocks of rows, C]; NULL: not computed */
 };
 
-/* Adds up the 8 warps' sums of column c.  Stores them in row `block` of `partials`.  values: address of the warps'
- * sums. */
+/* Adds up the sums of 8 warps for column c.  Stores the total in row `block` of `partials`.  values: address of the
+ * warps' sums. */
 GT_DEV void store_column(float* partials, uint32_t values, const ColumnParams& p, int64_t block, int64_t c) {
     if (!partials || c >= p.columns) return;
     float sum = 0.0f;

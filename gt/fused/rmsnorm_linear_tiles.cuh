@@ -1,27 +1,27 @@
 /* gt/fused/rmsnorm_linear_tiles.cuh - rmsnorm_linear: products of 16-bit matrices on tensor cores.
  *
- * The kernels compute y, dn and dweight as C [M,N] = A B, with a sum over K.  Tiles are 128 x 256 or 128 x 128; 32 of K
- * are taken at a time.  They need compute capability 8.0, and rows that are whole pieces of 16 bytes;
- * rmsnorm_linear_product.cuh takes all other calls.
+ * The kernels compute y, dn and G as C [M,N] = A B, with a sum over K.  A block computes a tile of 128 x 256 or 128 x
+ * 128, from 32 of K at a time.  The kernels need compute capability 8.0, and rows that are whole pieces of 16 bytes;
+ * rmsnorm_linear_product.cuh serves all other calls.
  *
- * grid: the resident blocks; each block takes every grid-th tile.  A block has 256 or 128 threads.  A warp computes 64
- * x 64; 2 warps lie below one another.  Neighbouring blocks take 8 tiles below one another, then the 8 tiles beside
- * these, so that a wave of blocks reads few rows of A and of B.
- * shared: 4 or 3 stages of both operands, in memory's order.  Rows are 32 k, or if M or N is the last index 128 or 256
- * of M or N (ldmatrix transposes these).  They take 96 KB for one block a multiprocessor, or 48 KB for two.  The
- * 16-byte pieces of a row are swizzled: piece c of row r lies at c ^ (r / 2 % 4) in rows of 64 bytes, at c ^ (r % 8) in
- * longer ones.  So the 8 rows of an ldmatrix and the 8 pieces of a copy meet all 32 banks.
- * cp.async fills the stages, STAGES - 1 ahead of the product.  Copies do not stop at the end of a tile: the next tile's
- * first stages are copied while this tile is stored.
- * registers: 128 results; the operands of 16 of k twice (64), so that ldmatrix of the next 16 overlaps the products of
- * these.
- * issue slots of a warp and 16 of k: 32 mma, 8 ldmatrix, 3 cp.async with their addresses.  The tensor core needs 206
- * cycles for this on sm_90 (m16n8k16 at 62 % of 512 FMA a cycle), and two warps share one.
- * shared memory cycles of a block and 16 of k: 256 of ldmatrix, 96 of copies, of 413.
- * bytes: A is read N/BN times, B M/128 times, from the second-level cache: 12 KB a block and 16 of k.
- * A thread stores results in 16 bytes: the four lanes that share a row exchange their parts of four 8-column tiles, so
- * that each has 8 adjacent results.
- * K is summed in order, and finish_kernel adds the slices of K in order: deterministic. */
+ * grid: as many blocks as are resident at a time.  Block i takes the tiles i, i + grid, and so on.  A block has 256 or
+ * 128 threads, in two rows of warps; a warp computes 64 x 64.  Neighbouring blocks take 8 tiles one below another, then
+ * the 8 tiles to the right of these.  So a wave of blocks reads few rows of A and of B.
+ * shared memory: 4 or 3 stages of both operands, in the order of global memory.  They take 96 KB for one block a
+ * multiprocessor, or 48 KB for two.  A row is 32 of K if k is the last index.  Otherwise it is 128 or 256 of M or N,
+ * and ldmatrix transposes.  The 16-byte pieces of a row are swizzled: piece c of row r lies at c ^ (r / 2 % 4) in rows
+ * of 64 bytes, and at c ^ (r % 8) in longer rows.  So the 8 rows of an ldmatrix and the 8 pieces of a copy use all 32
+ * banks.  cp.async fills the stages, STAGES - 1 ahead of the product.  Copies do not stop at the end of a tile: the
+ * next tile's first stages are copied while the current tile is stored.
+ * registers: 128 for results, and 64 for operands of two times 16 of K.  So ldmatrix of the next 16 overlaps the
+ * products of the current 16.
+ * issue slots of a warp for 16 of K: 32 mma, 8 ldmatrix, 3 cp.async with their addresses.  A tensor core of sm_90 needs
+ * 206 cycles for these (m16n8k16 at 62 % of 512 FMA a cycle), and two warps share it.
+ * shared memory cycles of a block for 16 of K: 256 for ldmatrix and 96 for copies.  Tensor cores take 413 cycles.
+ * bytes: A is read N/BN times and B M/128 times, from the L2 cache: 12 KB for each block and 16 of K.
+ * A thread stores 16 bytes at a time.  For this, the four lanes that share a row exchange their parts of four 8-column
+ * tiles, so that each lane has 8 adjacent results.
+ * K is summed in order, and finish_kernel adds the slices of K in order, so sums are deterministic. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_TILES_CUH
 #define GT_FUSED_RMSNORM_LINEAR_TILES_CUH
 
@@ -39,24 +39,24 @@ struct Matrix {
 
 struct TilesParams {
     Matrix a, b;
-    void* out; /* y and dn have the operands' type, dweight is fp32 */
+    void* out; /* y and dn have the operands' type, G is fp32 */
     int64_t out_stride;
-    const float* bias; /* bias of y, or NULL */
+    const float* bias; /* added to y; may be NULL */
     float* scales;     /* fp16 dn only, [M, N/64 rounded up]: the factor of 64 adjacent columns */
     int M, N, K;
     int slice;                   /* extent of a slice of K, a multiple of BK; each slice has its own output [M,N] */
     int tiles_m, tiles_n, tiles; /* tiles down, tiles across, and tiles of all slices */
-    int group;                   /* tiles below one another that are taken together */
+    int group;                   /* tiles of a column that blocks take together */
 };
 
-constexpr int TILE_K = 32; /* at a time */
+constexpr int TILE_K = 32; /* K of a stage */
 
 template <class T, Product P, int ACROSS>
 struct TileTraits {
     typedef T Type;
     static constexpr Product PRODUCT = P;
     static constexpr bool A_IS_KM = P == DWEIGHT, B_IS_KN = P != OUTPUT; /* A is [K,M], B is [K,N] in memory */
-    static constexpr int WARPS = 2 * ACROSS, THREADS = 32 * WARPS;       /* ACROSS warps beside one another */
+    static constexpr int WARPS = 2 * ACROSS, THREADS = 32 * WARPS;       /* 2 rows of ACROSS warps */
     static constexpr int BM = 128, BN = 64 * ACROSS, BK = TILE_K;
     static constexpr int STAGES = ACROSS == 4 ? 4 : 3, MIN_BLOCKS = ACROSS == 4 ? 1 : 2;
     static constexpr int BYTES_A = 2 * BM * BK, BYTES_B = 2 * BN * BK, STAGE = BYTES_A + BYTES_B;
@@ -106,7 +106,7 @@ struct TileCopy {
 
 /* One of the block's tiles. */
 struct TilePlace {
-    int m0, n0, slice, first, end; /* k */
+    int m0, n0, slice, first, end; /* k is first ... end - 1 */
 
     GT_METHOD void set(const TilesParams& p, int tile, int rows, int columns) {
         const int in_slice = p.tiles_m * p.tiles_n;
@@ -121,12 +121,12 @@ struct TilePlace {
     }
 };
 
-/* The next copy.  Copies run ahead of the products, into later tiles. */
+/* The block's next copy.  Copies run ahead of the products, into later tiles. */
 template <class C>
 struct Copies {
     TileCopy<C::THREADS, C::A_IS_KM ? C::BK : C::BM, C::A_IS_KM ? C::BM : C::BK> a;
     TileCopy<C::THREADS, C::B_IS_KN ? C::BK : C::BN, C::B_IS_KN ? C::BN : C::BK> b;
-    int tile, left; /* left: k of this tile that are still to be copied */
+    int tile, left; /* left: k of the tile that are not copied yet */
 
     GT_METHOD void start(const TilesParams& p, int which) {
         tile = which;
@@ -187,7 +187,7 @@ GT_DEV void load_fragments(Fragments& f, uint32_t stage, int k) {
     }
 }
 
-/* Transposes words between four lanes: lane j has word t of 4 x 4 before, and word j of lane t afterwards. */
+/* Transposes 4 x 4 words between four lanes: word t of lane j moves to word j of lane t. */
 GT_DEV void transpose_words(uint32_t (&word)[4], int j) {
     GT_UNROLL
     for (int t = 0; t < 4; t += 2) {
@@ -207,8 +207,9 @@ GT_DEV void transpose_words(uint32_t (&word)[4], int j) {
     }
 }
 
-/* A power of two and its inverse.  The power scales the largest of 64 adjacent values of a row to about 2^15, so that
- * all fit fp16.  `most` is the largest magnitude of the lane's values.  Four lanes share the row. */
+/* A power of two (down) and its inverse (up).  The power scales the largest of 64 adjacent values of a row to about
+ * 2^15, so that all of them fit fp16.  scale_of: four lanes share the row; `most` is the largest magnitude of the
+ * lane's values. */
 struct Scale {
     float down, up;
 };
@@ -257,7 +258,7 @@ struct TileResults {
         }
     }
 
-    /* Multiplies 64 adjacent values of each row by their scale, and stores its inverse. */
+    /* Multiplies 64 adjacent values of each row by their power of two, and stores the power's inverse. */
     GT_METHOD void scale_rows(const TilesParams& p, int m, int n) {
         const int groups = (p.N + 63) / 64;
         GT_UNROLL
@@ -273,7 +274,7 @@ struct TileResults {
         }
     }
 
-    /* Stores 16-bit values to rows from m and columns from n on. */
+    /* Stores the results in 16 bits, to rows from m on and columns from n on. */
     GT_METHOD void store(const TilesParams& p, int m, int n) const {
         const int j = lane_id() % 4;
         T* out = static_cast<T*>(p.out) + (int64_t)(m + lane_id() / 4) * p.out_stride + n + 8 * j;
@@ -337,7 +338,7 @@ tiles_kernel(const GT_GRID_CONSTANT TilesParams p) {
             for (int s = 0; s < STEPS; s++) {
                 if (s < STEPS - 1) {
                     load_fragments<C>(f[(s + 1) % 2], stage, 16 * (s + 1));
-                } else { /* the next stage has arrived, and no thread reads this one again */
+                } else { /* after this the next stage has arrived, and no thread reads the current one again */
                     cp_async_wait<AHEAD - 1>();
                     sync_threads();
                     stage = stage == smem + (C::STAGES - 1) * C::STAGE ? smem : stage + C::STAGE;
@@ -350,7 +351,7 @@ tiles_kernel(const GT_GRID_CONSTANT TilesParams p) {
                 results.add(f[s % 2]);
             }
         }
-        at.set(p, tile, C::BM, C::BN); /* computed again, not kept in registers */
+        at.set(p, tile, C::BM, C::BN); /* computed again, to save registers */
         const int m = at.m0 + warp_id() % 2 * 64, n = at.n0 + warp_id() / 2 * 64;
         if constexpr (C::PRODUCT == DWEIGHT) {
             results.store_sums(p, at.slice, m, n);

@@ -3,23 +3,23 @@
  * y = n weight^T + bias.  A block computes n of 128 whole rows of x in shared memory, and keeps n there for all y of
  * these rows.  So x is read once and n is never stored.
  *
- * grid: one block for each multiprocessor; each takes every grid-th unit.  A unit is 128 rows and all of O, or an equal
- * part of O if rows are few.  A block has 384 threads, as in rmsnorm_linear_sm90.cuh: two warpgroups normalise 64 rows
- * each and multiply them; the third loads x and weight.
- * shared: the rows, 16 KB for 64 of D; with D up to 256 also two panels of y a warpgroup, 8 KB each.  The rest are
- * stages of weight, 256 of O by 64 of D, 32 KB each: 3 with D = 512, 4 with 256.  All lie in panels of 128-byte rows
- * with swizzle.
- * A block first loads its first rows, and weight only after the rows have arrived, since loading takes longer than
- * normalising.  When the last tile of y has used 64 of D of the rows, the next unit's rows replace them, while the
- * other parts are still multiplied.
- * registers: 128 results, and in 16 bits 64 for the tile before, which is stored while the tensor cores multiply.  With
- * D up to 256 tile_store stores 64 columns in each of four parts of a tile.  Otherwise threads store from registers,
- * which takes more instructions.  The results of a unit's last tile are stored after its products.
- * tensor cores: 1024 cycles for a stage.  Shared memory: 640 cycles of wgmma and 256 of loads.
- * To normalise, 8 lanes have four of a warp's 16 rows.  Every sum reads the rows from shared memory.  One more pass
- * reads the rows and overwrites them with n, 64 of D at a time.
- * bytes: x once, y once; weight M/128 times from the second-level cache.
- * Sums of a row: a lane's elements, 8 by 8, then a butterfly: deterministic. */
+ * grid: one block for each multiprocessor.  Block i takes the units i, i + grid, and so on.  A unit is 128 rows and all
+ * of O, or an equal part of O if rows are few.  A block has three warpgroups.  Two of them normalise 64 rows each and
+ * multiply these by the weight; a warp of the third loads x and weight.
+ * shared memory: 16 KB of rows for each 64 of D.  With D up to 256, each warpgroup also has two 8 KB panels of y.  The
+ * rest are stages of weight, 32 KB each, for 256 of O by 64 of D: 3 stages with D = 512, 4 with D = 256.  All lie in
+ * swizzled panels of 128-byte rows.
+ * A block loads weight only after its first rows have arrived, since loading takes longer than normalising.  When the
+ * products of the last tile have read 64 of D of the rows, the next unit's rows overwrite them.  Meanwhile the other
+ * parts are still multiplied.
+ * registers: 128 for results, and 64 for the previous tile's results in 16 bits, which are stored while the tensor
+ * cores multiply.  With D up to 256, tile_store stores 64 columns during each quarter of a tile.  Otherwise threads
+ * store from registers, which takes more instructions.  A unit's last tile is stored after its products.
+ * tensor cores: 1024 cycles for a stage.  Shared memory: 640 cycles for wgmma and 256 for loads.
+ * To normalise, a group of 8 lanes has four of a warp's 16 rows.  Every sum reads the rows from shared memory.  One
+ * more pass reads the rows and overwrites them with n, 64 of D at a time.
+ * bytes: x once, y once; weight M/128 times from the L2 cache.
+ * Sums of a row: a lane adds its elements in order, 8 at a time, then a butterfly adds the lanes. */
 #ifndef GT_FUSED_RMSNORM_LINEAR_WHOLE_SM90_CUH
 #define GT_FUSED_RMSNORM_LINEAR_WHOLE_SM90_CUH
 
@@ -32,7 +32,7 @@ struct WholeParams {
     Input in;
     void* y;
     int64_t y_stride;
-    const float* bias; /* or NULL */
+    const float* bias; /* may be NULL */
     int M, O;
     int k_blocks; /* blocks of 64 of D */
     int stages;   /* stages of weight; at most tiles * k_blocks */
@@ -43,7 +43,7 @@ struct WholeParams {
     TensorMap y_map;     /* if y has panels: boxes of 64 of O by 64 rows */
 };
 
-/* K_BLOCKS: the most blocks of 64 of D. */
+/* K_BLOCKS: largest number of blocks of 64 of D. */
 template <class T, int K_BLOCKS_>
 struct WholeTile {
     typedef T Type;
@@ -57,7 +57,7 @@ struct WholeTile {
     static constexpr int ROWS_FULL = 7 * STAGE, FULL = ROWS_FULL + 8;
     static constexpr int EMPTY = FULL + 8 * MOST_STAGES;
     static constexpr int SMEM = EMPTY + 8 * MOST_STAGES;
-    using Stages = Ring<MOST_STAGES, FULL, EMPTY>; /* WholeParams::stages of them */
+    using Stages = Ring<MOST_STAGES, FULL, EMPTY>; /* a call uses WholeParams::stages of these stages */
     using RowsOfUnit = Ring<1, ROWS_FULL>;
     static_assert(SMEM <= 227 * 1024, "fits sm_90");
     static_assert(ROWS * K_BLOCKS + 3 * STAGE <= PANELS, "at least three stages");
@@ -109,8 +109,8 @@ GT_DEV void load_units(const WholeParams& p, uint32_t smem) {
             tile_load(weights + at.stage * C::STAGE, p.weight, 64 * k_block, n, 0, full);
             at.next(p.stages);
             if (++k_block == p.k_blocks) k_block = 0, n += C::BN;
-            /* The step p.stages before this one has been multiplied.  If it was of the last tile of its unit, its
-             * k-block of rows is free for the rows of the unit after that. */
+            /* This stage is empty, so the step p.stages earlier has been multiplied.  If that step belonged to the last
+             * tile of its unit, its block of 64 of D is free, and the next unit's rows go there. */
             const int of_last = step - p.stages + (step < p.stages ? p.k_blocks : p.k_blocks - steps);
             if (of_last < 0) continue;
             if (step >= p.stages && has_next) load_rows<C>(p, smem, unit + grid_x(), of_last);
@@ -121,7 +121,7 @@ GT_DEV void load_units(const WholeParams& p, uint32_t smem) {
 
 /* ---- normalised rows -------------------------------------------------------------------------- */
 
-/* A lane's rows.  8 lanes share a row of shared memory; each has a piece of every 64 elements. */
+/* A lane's rows in shared memory.  8 lanes share a row; each has a piece, 8 of every 64 elements. */
 template <class T>
 struct WholeRows {
     static constexpr int COUNT = 4;
@@ -155,8 +155,8 @@ struct WholeRows {
     }
 };
 
-/* Calls write(xhat), where xhat is a function of moments and x.  RMSNorm's function takes one instruction and gives the
- * bits of xhat_of. */
+/* Calls write(xhat), where xhat is a function of moments and x.  For RMSNorm the function is one multiplication, with
+ * the same result as xhat_of. */
 template <class Write>
 GT_DEV void with_xhat(const Input& in, Write write) {
     if (in.norm == GT_NORM_LAYER)
@@ -174,7 +174,7 @@ struct Gains {
     }
 };
 
-/* Replaces x of the warp's 16 rows by n, in place, and stores the moments of the rows. */
+/* Overwrites x of the warp's 16 rows with n, in shared memory.  If `writes`, stores the moments of the rows. */
 template <class C>
 GT_DEV void normalise_rows(const WholeParams& p, uint32_t smem, int m0, bool writes) {
     typedef typename C::Type T;
@@ -193,7 +193,7 @@ GT_DEV void normalise_rows(const WholeParams& p, uint32_t smem, int m0, bool wri
         if (writes && piece == 0 && m0 + first + 4 * i < p.M) stg(p.in.moments + m0 + first + 4 * i, s[i]);
     GT_NO_UNROLL
     for (int k_block = 0; k_block < k_blocks; k_block++) {
-        if (!rows.has(k_block)) break; /* the last */
+        if (!rows.has(k_block)) break; /* D ends here */
         const Gains gains = next;
         if (rows.has(k_block + 1)) next.load(p.in, 64 * (k_block + 1) + 8 * piece);
         Vec<T, 8> x[COUNT];
@@ -215,8 +215,8 @@ GT_DEV void normalise_rows(const WholeParams& p, uint32_t smem, int m0, bool wri
 
 /* ---- products --------------------------------------------------------------------------------- */
 
-/* Stores columns 64 part ... 64 part + 63 of the warpgroup's 64 rows of a tile, through a panel of shared memory, to
- * rows from m and columns from n on. */
+/* Stores columns 64 part ... 64 part + 63 of the warpgroup's 64 rows of a tile, through a panel of shared memory.  The
+ * tile begins at row m and column n of y. */
 template <class T, int TILES>
 GT_DEV void store_panel(const HeldRows<T, TILES>& held, const WholeParams& p, uint32_t panels, int m, int n, int part) {
     const int warp = shfl_idx(warp_id(), 0), group = warp / 4;
@@ -226,7 +226,7 @@ GT_DEV void store_panel(const HeldRows<T, TILES>& held, const WholeParams& p, ui
     bar_sync(3 + group, 128);
     const int lane = made_here(lane_id()), matrix = lane / 8, row = warp % 4 * 16 + matrix % 2 * 8 + lane % 8;
     GT_UNROLL
-    for (int i = 0; i < 8; i += 2) { /* 16 columns: halves of the rows, then halves of the columns */
+    for (int i = 0; i < 8; i += 2) { /* 16 columns: words of both row halves, then of the next 8 columns */
         uint32_t four[4];
         GT_UNROLL
         for (int t = 0; t < 4; t++) four[t] = held.pair[8 * part + i + t / 2][t % 2];
@@ -244,8 +244,8 @@ GT_DEV int before(const WholeParams& p, int stage) { return (stage == 0 ? p.stag
 template <class C>
 GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
     typedef typename C::Type T;
-    /* Without panels HeldRows stores a tile of y in parts of 32 columns, one part during each 64 of D.  If registers
-     * are short, it stores the last part at once. */
+    /* Without panels HeldRows stores a tile of y in parts, PARTS of them during each step of 64 of D.  With K_BLOCKS =
+     * 8 registers are scarce, so the last of them are stored at once. */
     constexpr int TILES = C::BN / 8, PARTS = TILES / 2 / C::K_BLOCKS, HELD = TILES / 2 - (C::K_BLOCKS == 8 ? PARTS : 0);
     const int group = shfl_idx(warp_id(), 0) / 4;
     const uint64_t a0 = wgmma_tile<128, Major::K>(smem + group * PANEL);
@@ -255,8 +255,8 @@ GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
     GT_NO_UNROLL
     for (int unit = block_x(); unit < p.units; unit += grid_x()) {
         const WholePlace at(p, unit);
-        HeldRows<T, TILES> held; /* results of the tile before */
-        int n = at.n0 - C::BN;   /* n of the tile before */
+        HeldRows<T, TILES> held; /* results of the previous tile */
+        int n = at.n0 - C::BN;   /* first column of the previous tile */
         const auto store = [&](int first, int end) { held.store(p.y, p.y_stride, p.M, p.O, at.m0, n, first, end); };
         mbarrier_wait(typename C::RowsOfUnit{smem}.full_of(0), at_rows.parity);
         at_rows.next(1);
@@ -306,7 +306,7 @@ GT_DEV void multiply_units(const WholeParams& p, uint32_t smem) {
     if (C::HAS_PANELS && shfl_idx(warp_id(), 0) % 4 == 0) bulk_wait_read<0>();
 }
 
-/* Without sm_90a code this kernel is empty, and bounded to one warp: see Device::runs_sm90a. */
+/* Without sm_90a code this kernel never runs, so its body is empty and its launch bound is one warp. */
 template <class C>
 GT_KERNEL(GT_SM90A ? C::THREADS : 32, 1)
 hopper_whole_kernel(const GT_GRID_CONSTANT WholeParams p) {

@@ -11,8 +11,8 @@ extern "C" {
 
 /* ---- fields that the operators share --------------------------------------------------------- */
 
-/* Larger positive floats have larger bits.  So one comparison of bits refuses a sign, infinity and NaN, even if the
- * compiler was told that NaN does not exist. */
+/* Read as unsigned integers, finite positive floats are below 0x7f800000; negative floats, infinity and NaN are not.
+ * So one comparison refuses all of these, even if the compiler may assume that there is no NaN. */
 static gt_status gt_resolve_eps(float *eps) {
     if (*eps == 0) *eps = 1e-5f;
     if (gt_float_bits(*eps) < 0x7f800000u) return GT_OK;
@@ -34,7 +34,7 @@ static gt_status gt_resolve_slices(int64_t *H, int64_t D) {
 
 /* ---- rmsnorm_linear: the operator's table ---------------------------------------------------- */
 
-#define GT_STEP_ROWS 64 /* most rows of a step */
+#define GT_STEP_ROWS 64 /* a step takes at most this many rows */
 
 static gt_status gt_rmsnorm_linear_resolve(void *filled, gt_pass pass, gt_dims *dims) {
     gt_rmsnorm_linear_args *a = (gt_rmsnorm_linear_args *)filled;

@@ -1,18 +1,22 @@
-/* gt/fused/wkv_ssm.cuh - wkv6 and ssd of one hybrid block.  Both are checked first, and then enqueued in one chain.
+/* gt/fused/wkv_ssm.cuh - wkv6 and ssd of one hybrid block.  All arguments are checked first, then both are enqueued in
+ * one chain.
  *
- * This file has no kernels.  It launches the stages of gt/wkv6/ and gt/ssd/ by turns (gt/recurrence/stages.cuh).  The
+ * This file has no kernels.  It launches the stages of gt/wkv6/ and gt/ssd/ in turn (gt/recurrence/stages.cuh).  The
  * operators share the buffer `saved` and the buffer `workspace`; wkv6's part comes first in each.
  *
- * ONE CHAIN (see Chain).  Every kernel of the chain but the first is launched ahead.  Its blocks start when all blocks
- * of the kernel before have called wait_for_chain() or ended, and there is room.  They wait for the end of that kernel
- * before they touch memory that kernels of the chain write.
- *     both        packed sequences: wkv6 clears elements outside all sequences, then ssd
- *     forward     wkv6's pass; ssd's pass
- *     backward    wkv6's states and ssd's, unless they are saved, and ssd's dy silu(z); wkv6's G; ssd's G; ssd's
- *                 chunks, and dz where it comes last; wkv6's chunks; one launch for the sums of both, or two for more
- *                 than four sums
- *     step        ssd's; wkv6's, which runs beside ssd's and waits for it at its own end, so that the stream keeps its
- *                 order
+ * ONE CHAIN (see Chain).  Every kernel but the first may start before the previous kernel ends.  Its blocks start when
+ * all blocks of the previous kernel have called wait_for_chain() or ended, and there is room.  They wait for the end of
+ * that kernel before they touch memory that kernels of the chain write.  G is the gradient of the states.
+ *     forward    1. for packed sequences, wkv6 and then ssd clear the elements outside all sequences
+ *                2. wkv6's pass, then ssd's pass
+ *     backward   1. as in forward
+ *                2. wkv6's states, then ssd's, unless they are saved; with z, ssd also gates dy or computes dz
+ *                3. wkv6's G, then ssd's G
+ *                4. ssd's gradients of the chunks, and dz if it is not computed yet; then wkv6's
+ *                5. the partial sums of both: one launch, or two if there are more than four sums
+ *     step       ssd's kernel, then wkv6's.  Both run side by side.  wkv6's kernel waits for ssd's before it ends, so
+ *                that later work of the stream waits for both
+ *
  * Results are bit for bit those of two calls with the same segments. */
 #ifndef GT_FUSED_WKV_SSM_CUH
 #define GT_FUSED_WKV_SSM_CUH
@@ -59,7 +63,7 @@ static inline gt_status prepare(gt_pass pass, const gt_wkv_ssm_args* args, gt_wk
     return GT_OK;
 }
 
-/* The part of the caller's buffer from `offset` on.  NULL stays NULL. */
+/* Returns the part of the caller's buffer from byte `offset` on.  NULL stays NULL. */
 static inline char* behind(void* buffer, size_t offset) {
     return buffer ? static_cast<char*>(buffer) + offset : nullptr;
 }
@@ -82,7 +86,7 @@ static inline gt_status plan(gt_pass pass, bool is_query, const gt_wkv_ssm_args&
     return status;
 }
 
-/* Launches the sums over rows of both: one launch if it has room for all. */
+/* Adds the partial sums of both operators, in one launch if there are at most RowSums::MOST. */
 static inline gt_status add_up(const PassPlan& wkv6, const PassPlan& ssd, Chain& chain) {
     RowSums all = *wkv6.sums;
     if (all.count + ssd.sums->count > RowSums::MOST) {
@@ -93,7 +97,7 @@ static inline gt_status add_up(const PassPlan& wkv6, const PassPlan& ssd, Chain&
     return reduce_rows(all, wkv6.accumulate, chain);
 }
 
-/* Enqueues stage after stage.  ssd's kernel for the chunks comes before wkv6's, because its blocks take longer. */
+/* Enqueues the stages of a pass.  In backward ssd's CHUNKS come before wkv6's, because their blocks take longer. */
 static inline gt_status enqueue(gt_pass pass, const Both& both, gt_stream stream) {
     Chain chain = {stream};
     gt_status status = GT_OK;
@@ -132,8 +136,7 @@ static inline gt_status check_grid(const gt_wkv_ssm_args& a) {
                    (long long)a.wkv6.H, (long long)blocks);
 }
 
-/* Runs a step.  The kernels run side by side, and wkv6's waits for ssd's at its end.  ssd's starts first, because it
- * takes longer in models. */
+/* Runs a step.  The two kernels run side by side.  ssd's starts first, because it takes longer in models. */
 static inline gt_status step(const gt_wkv_ssm_args* args, gt_stream stream) {
     gt_wkv_ssm_args a;
     Chain chain = {stream};

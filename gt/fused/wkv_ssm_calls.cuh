@@ -1,5 +1,5 @@
 /* gt/fused/wkv_ssm_calls.cuh - wkv_ssm: the C functions, and the stubs.  wkv_ssm calls wkv6 and ssd, so it is
- * implemented only beside them.  gt_kernels.h includes this file after gt_fused.cuh, which does not need it. */
+ * implemented only beside them.  gt_kernels.h includes this file; gt_fused.cuh does not need it. */
 #ifndef GT_FUSED_WKV_SSM_CALLS_CUH
 #define GT_FUSED_WKV_SSM_CALLS_CUH
 

@@ -1,6 +1,6 @@
 /* gt/fused/wkv_ssm_table.h - describes wkv_ssm to the checks of arguments (plain C, shared with the stubs and the CPU
- * twin).  The table joins the tables of wkv6 and ssd.  Its tensors are fields of the inner structs, and ssd's own sizes
- * have small letters.
+ * twin).  The table joins the tables of wkv6 and ssd.  Its tensors are fields of the inner structs.  Sizes that only
+ * ssd has are written in small letters.
  *
  * Fields that both operators share are only in the outer struct.  gt_wkv_ssm_share copies them to the inner structs;
  * then the checks of both operators run. */
@@ -13,8 +13,8 @@
 extern "C" {
 #endif
 
-/* Refuses an inner struct with a field that must be 0: first the fields that the outer struct has, then fields of other
- * functions. */
+/* Checks that these fields of an inner struct are 0.  In each list, fields that the outer struct has come first; the
+ * others belong to functions that wkv_ssm lacks. */
 #define GT_WKV_SSM_CHECK_ZEROS(x)                                                                                      \
     static gt_status gt_wkv_ssm_check_##x(const gt_##x##_args *a) {                                                    \
         const struct {                                                                                                 \
@@ -76,7 +76,7 @@ GT_WKV_SSM_CHECK_ZEROS(ssd)
      (one)->seq_capacity = (all)->seq_capacity, (one)->slots = (all)->slots,                                           \
      (one)->slot_capacity = (all)->slot_capacity, (one)->tokens = (all)->tokens, (one)->commit = (all)->commit)
 
-/* Fills the inner structs as for a call of each operator.  saved and workspace stay empty. */
+/* Fills the inner structs as for a call of each operator, but leaves their `saved` and `workspace` NULL. */
 static inline void gt_wkv_ssm_share(gt_wkv_ssm_args *a) {
     GT_WKV_SSM_SHARE(a, &a->wkv6);
     GT_WKV_SSM_SHARE(a, &a->ssd);

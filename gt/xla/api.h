@@ -2,9 +2,9 @@
  * so that a build needs no files of XLA.  The names are our own.  The layout matches XLA_FFI_... in
  * xla/ffi/api/c_api.h, version 0.1; tests/xla/offsets.c compares the two.
  *
- * XLA adds fields at the end of a struct and changes neither size nor version for this.  So no handler reads
- * struct_size, and none writes a field that version 0.1 lacks.  Calls are the same in 0.1 to 0.4.  Registration
- * differs: 0.4 has one more stage, and when asked for the text of an error it also writes the error's code. */
+ * XLA adds fields at the end of a struct without a change of struct_size or version.  So no handler reads struct_size,
+ * and none writes a field that version 0.1 lacks.  Calls are the same in 0.1 to 0.4.  Registration differs: 0.4 has one
+ * more stage, and its error_message also writes the error's code. */
 #ifndef GT_XLA_API_H
 #define GT_XLA_API_H
 
@@ -102,7 +102,7 @@ typedef struct gt_xla_frame { /* XLA_FFI_CallFrame, without its last field */
     gt_xla_attributes attributes;
 } gt_xla_frame;
 
-typedef struct gt_xla_error gt_xla_error; /* XLA's own */
+typedef struct gt_xla_error gt_xla_error; /* defined by XLA */
 typedef gt_xla_error *gt_xla_call(gt_xla_frame *frame);
 
 typedef struct gt_xla_error_create { /* XLA_FFI_Error_Create_Args */
@@ -117,7 +117,7 @@ typedef struct gt_xla_error_message { /* XLA_FFI_Error_GetMessage_Args, from 0.4
     gt_xla_extension *extensions;
     gt_xla_error *error;
     const char *message;
-    int code; /* 0.4 */
+    int code; /* from 0.4 on */
 } gt_xla_error_message;
 
 typedef struct gt_xla_error_destroy { /* XLA_FFI_Error_Destroy_Args */
@@ -133,9 +133,9 @@ typedef struct gt_xla_handler_register { /* XLA_FFI_Handler_Register_Args */
     gt_xla_call *instantiate, *prepare, *initialize, *execute;
     union {
         uint32_t traits;     /* up to 0.3 */
-        gt_xla_call *record; /* 0.4 */
+        gt_xla_call *record; /* from 0.4 on */
     } next;
-    uint32_t traits; /* 0.4 */
+    uint32_t traits; /* from 0.4 on */
 } gt_xla_handler_register;
 
 typedef struct gt_xla_stream_get { /* XLA_FFI_Stream_Get_Args */

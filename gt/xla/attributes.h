@@ -1,5 +1,5 @@
-/* gt/xla/attributes.h - the fields of an argument struct that an XLA call sets by attributes (plain C).  Also the
- * fields that follow from the shapes of operands and results although no table of sizes names them. */
+/* gt/xla/attributes.h - the fields of an argument struct that an XLA call sets by attributes (plain C).  The lists also
+ * hold fields that follow from shapes of buffers, but are not in the operator's table of sizes. */
 #ifndef GT_XLA_ATTRIBUTES_H
 #define GT_XLA_ATTRIBUTES_H
 
@@ -9,9 +9,9 @@
 extern "C" {
 #endif
 
-/* kind: 'i' int or enum, 'l' int64_t, 'f' float.  letter: 0, or a letter in a table's shapes.  For kind 'l' the letter
- * gives the size; for kind 'i' its presence sets the flag.  'y': the flag says that backward has a result of forward as
- * an operand, which is y, or the sum of add_norm. */
+/* A field.  kind: 'i' int or enum, 'l' int64_t, 'f' float.  letter: 0, or a letter of the shapes in the operator's
+ * table.  A buffer whose shape has this letter sets the field: kind 'l' to the size of that index, kind 'i' to 1.
+ * Letter 'y' marks a flag (reads_y, reads_sum) that is set if backward gets a result of forward as an operand. */
 typedef struct gt_xla_attribute {
     const char *name;
     size_t offset;
@@ -21,10 +21,10 @@ typedef struct gt_xla_attribute {
 typedef struct gt_xla_operator {
     const gt_op *(*op)(void);
     const gt_xla_attribute *attributes;               /* ends with name NULL */
-    gt_status (*twin[GT_STEP + 1])(const void *args); /* by pass */
+    gt_status (*twin[GT_STEP + 1])(const void *args); /* indexed by gt_pass */
 } gt_xla_operator;
 
-/* GT_XLA_AT(ssd, G, 'l', 'G').  A field of an inner struct is written as in the tables: ssd.G. */
+/* An example is GT_XLA_AT(ssd, G, 'l', 'G').  A field of an inner struct is written as in the tables: ssd.G. */
 #define GT_XLA_AT(op, field, kind, letter)                                                                             \
     { #field, offsetof(gt_##op##_args, field), kind, letter }
 #define GT_XLA_END                                                                                                     \

@@ -1,9 +1,9 @@
 /* gt/xla/handlers.h - XLA FFI handlers of all operators (plain C).  One function reads a call frame by an operator's
  * table.  Each operator, pass and platform has a thin handler that calls this function.
  *
- * A call names its buffers.  Attribute "operands" lists the tensors of the argument struct that the operands are, in
- * their order; attribute "results" lists the results.  Both are words with spaces between them.  Sizes, dtypes and
- * flags that follow from the buffers' shapes need no attribute.  docs/xla.md is the page for users. */
+ * A call names its buffers.  Attribute "operands" has one name for each operand, in order: a tensor of the argument
+ * struct.  Attribute "results" does the same for the results.  Names are separated by spaces.  Sizes, dtypes and flags
+ * that follow from the buffers' shapes need no attribute.  docs/xla.md is the page for users. */
 #ifndef GT_XLA_HANDLERS_H
 #define GT_XLA_HANDLERS_H
 
@@ -17,9 +17,9 @@
 extern "C" {
 #endif
 
-enum { GT_XLA_MAX_TENSORS = 64 }; /* tensors of one operator; wkv_ssm has 43 */
+enum { GT_XLA_MAX_TENSORS = 64 }; /* limit for one operator; wkv_ssm has 43 */
 
-/* A call while it is read.  Arrays have an element for each tensor of the operator's table. */
+/* A call that is being read.  The arrays have an element for each tensor of the operator's table. */
 typedef struct gt_xla_reading {
     const gt_xla_operator *xla;
     const gt_op *op;
@@ -75,7 +75,7 @@ static int gt_xla_number(const gt_xla_scalar *s, double *number, int64_t *intege
     return 0;
 }
 
-/* Reads a floating-point attribute.  Returns 0 if the scalar is none. */
+/* Reads a floating-point number.  Returns 0 if the scalar is none. */
 static int gt_xla_real(const gt_xla_scalar *s, double *number) {
     float value;
     if (s->dtype == GT_XLA_F64) {
@@ -115,7 +115,7 @@ static gt_status gt_xla_set_attribute(gt_xla_reading *r, const gt_xla_text *name
     return GT_OK;
 }
 
-/* Sets all attributes except the lists of names, which are returned. */
+/* Sets the fields of all attributes.  The lists "operands" and "results" go to names[0] and names[1]. */
 static gt_status gt_xla_set_attributes(gt_xla_reading *r, const gt_xla_attributes *all, gt_xla_text names[2]) {
     static const char *const lists[2] = {"operands", "results"};
     for (int64_t i = 0; i < all->count; i++) {
@@ -137,7 +137,8 @@ static gt_status gt_xla_set_attributes(gt_xla_reading *r, const gt_xla_attribute
 
 /* ---- buffers ---- */
 
-/* Address of the size or flag that a letter of a shape stands for, or NULL.  *kind as in gt_xla_attribute. */
+/* Returns the address of the size or flag that a letter of a shape stands for, or NULL.  *kind gets its kind, as in
+ * gt_xla_attribute. */
 static void *gt_xla_letter(gt_xla_reading *r, char letter, char *kind) {
     *kind = 'l';
     for (const gt_size *s = r->op->sizes; s->letter; s++)
@@ -150,8 +151,8 @@ static void *gt_xla_letter(gt_xla_reading *r, char letter, char *kind) {
     return NULL;
 }
 
-/* Letters of a tensor's shape for its `rank` indices.  A shared state lacks the first index; a Dskip of heads lacks the
- * last. */
+/* Returns the letters of a tensor's shape for a buffer with `rank` indices.  A shared state lacks the first index.  A
+ * Dskip with one element for each head lacks the last. */
 static gt_xla_text gt_xla_letters(const gt_tensor *t, int64_t rank) {
     gt_xla_text letters;
     letters.data = t->shape;
@@ -162,8 +163,8 @@ static gt_xla_text gt_xla_letters(const gt_tensor *t, int64_t rank) {
     return letters;
 }
 
-/* Sets the sizes and flags that follow from the shape of one buffer.  A size that is known stays; gt_xla_check_shape
- * compares it later. */
+/* Sets the sizes and flags that follow from the shape of one buffer.  A size that is already known stays.
+ * gt_xla_check_shape later compares it with the shape. */
 static gt_status gt_xla_set_sizes(gt_xla_reading *r, const gt_tensor *t, const gt_xla_buffer *b) {
     const gt_xla_text letters = gt_xla_letters(t, b->rank);
     const int is_shared = letters.data != t->shape;
@@ -215,7 +216,7 @@ static gt_status gt_xla_set_dtype(gt_xla_reading *r, const gt_tensor *t, const g
 static int gt_xla_is_output(char use) { return use == 'O' || use == 'o' || use == 'g' || use == 's'; }
 static int gt_xla_is_input(char use) { return use == 'I' || use == 'i' || use == 's'; }
 
-/* saved or workspace. */
+/* Sets the address and the size of `saved` or of the workspace. */
 static gt_status gt_xla_set_memory(gt_xla_reading *r, const gt_xla_text *name, const gt_xla_buffer *b, size_t pointer,
                                    size_t bytes) {
     size_t size = 1;
@@ -282,15 +283,16 @@ static gt_status gt_xla_set_buffers(gt_xla_reading *r, int is_result, gt_xla_tex
                    (long long)all->count, what);
 }
 
-/* The operand for a tensor, or NULL. */
+/* Returns the operand for a tensor, or NULL. */
 static const gt_xla_buffer *gt_xla_operand(const gt_xla_reading *r, const char *name) {
     int i = 0;
     while (strcmp(r->op->tensors[i].name, name)) i++;
     return r->operand[i];
 }
 
-/* With slots, the final states of steps and of forward are pools, whose rows are not batch elements or sequences.  Rows
- * that the call does not write keep their states, so a result of forward must lie in the memory of its operand. */
+/* Sets slot_capacity.  With slots, final states are pools: their rows are slots, not batch elements or sequences.  Rows
+ * that the call does not write keep their states.  So in forward the pool must also be an operand, at the same
+ * address. */
 static gt_status gt_xla_set_pool(gt_xla_reading *r) {
     for (const gt_tensor *t = r->op->tensors; t->name; t++) {
         const gt_xla_buffer *const pool = r->result[t - r->op->tensors];
@@ -321,7 +323,7 @@ static gt_status gt_xla_check_shape(const gt_tensor *t, const gt_xla_buffer *b, 
 
 static gt_status gt_xla_check_shapes(gt_xla_reading *r) {
     const gt_tensor *t = r->op->tensors;
-    gt_xla_reading filled = *r; /* resolve puts defaults into it */
+    gt_xla_reading filled = *r; /* a copy, because resolve fills in defaults */
     gt_dims dims;
     gt_status status;
     memset(&dims, 0, sizeof dims);
@@ -359,7 +361,7 @@ static gt_xla_error *gt_xla_fail(const gt_xla_api *api, gt_status status) {
     return api->error_create(&create);
 }
 
-/* Answers a question about the handler.  Returns 0 if the frame asks none.  A call frame with a question has no api. */
+/* Answers a query for the handler's metadata.  Returns 0 if the frame is a call.  The frame of a query has no api. */
 static int gt_xla_answers(const gt_xla_frame *frame, gt_target target) {
     for (gt_xla_extension *e = frame->extensions; e; e = e->next) {
         if (e->type != GT_XLA_METADATA) continue;
@@ -446,7 +448,7 @@ GT_API const gt_xla_handler *gt_xla_handlers(void) {
 }
 #undef GT_XLA_EACH
 
-/* Reports an error of XLA's and frees it. */
+/* Reports the error with which XLA refused a handler, and frees the error. */
 static gt_status gt_xla_refused(const gt_xla_api *api, const gt_xla_handler *handler, gt_xla_error *error) {
     gt_xla_error_message get = {GT_XLA_SIZE(gt_xla_error_message, code), NULL, NULL, NULL, 0};
     gt_xla_error_destroy destroy = {GT_XLA_SIZE(gt_xla_error_destroy, error), NULL, NULL};
