@@ -27,8 +27,8 @@ void test_alone_agrees(const test_runner *r, const test_case *c, double toleranc
 void test_null_agrees(const test_runner *r, const test_case *c, double tolerance);
 /* With accumulate = 1 a call adds to the gradients the same numbers that it writes with accumulate = 0. */
 void test_accumulate_adds(const test_runner *r, const test_case *c);
-/* If the batch shares one first state, the results are those of a copy of this state for every batch element.  The
- * gradient of the shared state is the sum of the gradients of the copies. */
+/* If the batch shares one first state, the results equal those of a call where every batch element has a copy of this
+ * state.  The gradient of the shared state is the sum of the gradients of the copies. */
 void test_shared_agrees(const test_runner *r, const test_case *c, double tolerance);
 /* Separate calls, each for one batch element or one packed sequence, give the results of the whole call.  The sums of
  * their parameter gradients are the whole call's parameter gradients. */

@@ -175,9 +175,9 @@ static int segment_slots(const head *x, int64_t segments) {
 }
 
 /* Computes states[slot] from `outer`: h at the start of every slot or, with is_reverse, G at the end of every slot.
- * Also computes `end`, the state after the last segment.  The steps are those of the kernels.  local: passes over a
- * segment from a zero state.  scan: computes the start states of all segments from these results.  final: passes over
- * each segment from its start state. */
+ * Also computes `end`, the state after the last segment.  Takes the same three steps as the kernels.  local: passes
+ * over a segment from a zero state.  scan: computes the start states of all segments from these results.  final: passes
+ * over each segment from its start state. */
 static void pass_states(const head *x, int64_t segments, int is_reverse, state outer, state states[SLOTS], state end) {
     const int each = segment_slots(x, segments);
     static state start, now;

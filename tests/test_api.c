@@ -1,7 +1,7 @@
 /* Tests of bad arguments.  Every bad argument must get the right status, and a message that names function, field and
- * value.  A refused call must write nothing.  Most bad arguments come from the operators' tables (gt_op), and so cover
- * all operators and passes; bad_values in ops/OP.c adds those of single operators.  A fuzz test draws calls with
- * overlapping memory. It compares the result of gt_prepare with a search for overlaps among all elements. */
+ * value.  A refused call must write nothing.  The operators' tables (gt_op) give most bad arguments, so they cover all
+ * operators and passes.  bad_values in ops/OP.c adds bad arguments of one operator.  A fuzz test draws calls with
+ * overlapping memory.  It compares the result of gt_prepare with a search for overlaps among all elements. */
 #include "gt_test.h"
 
 #include <math.h>

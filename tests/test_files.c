@@ -18,7 +18,7 @@
 static int every; /* the test tries every n-th fault, where n is this number */
 
 /* ---- a disk that fails -------------------------------------------------------------------------
- * The next functions replace those of the C library that the writer calls, so that a chosen call can fail. */
+ * The writer calls the next functions in place of the C library's functions, so that a chosen call can fail. */
 
 enum { FAIL_NEVER = -1 };
 static int write_calls, failing_write = FAIL_NEVER;

@@ -174,7 +174,7 @@ product_kernel(const GT_GRID_CONSTANT ProductParams<T> p) {
 }
 
 struct Tile {
-    /* `rows` rows, of which the product reads those from `first` on; gap: patterns of 8 rows between panels */
+    /* rows: in the tile; the product reads rows from `first` on; gap: between panels, in patterns of 8 rows */
     int rows, first, row_bytes, gap;
 };
 

@@ -113,7 +113,8 @@ static int array_count(const op_case *c) {
 
 static int is_output(const array *a) { return strchr("ygpse", a->use) != NULL; }
 
-/* Draws all inputs.  Their numbers are exact in float, and those of activations in `dtype`.  Outputs become NaN. */
+/* Draws all inputs.  float holds their numbers exactly; `dtype` holds those of activations exactly.  Outputs become
+ * NaN. */
 static void draw(const op_case *c, gt_dtype dtype, double **values, int32_t **ints) {
     for (int i = 0; c->arrays[i].name; i++) {
         const array *a = &c->arrays[i];

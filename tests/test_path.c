@@ -238,8 +238,8 @@ static void test_ssd(void) {
     test_ssd_of("forward: forward_hopper_kernel;", "chunk_gradient_hopper_kernel", "forward_fp32_hopper_kernel",
                 "chunk_gradient_fp32_hopper_kernel", "states_hopper_kernel",
                 "backward: gate_kernel, states_hopper_kernel");
-    /* Each group is a single unit.  Such calls use the hopper kernel, but neither with more than 128 columns nor for
-     * dz. */
+    /* Each group is a single unit (see gt/ssd/mma/state.cuh).  Such calls use forward_hopper_kernel, except for dz and
+     * for more than 128 columns. */
     gt_ssd_args alone = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .G = 2, .dtype = GT_BF16};
     expect_ssd(&alone, "forward: forward_hopper_kernel; backward: states_hopper_kernel (2 times), ");
     alone.z = apart - 2;

@@ -351,7 +351,7 @@ static void make_Z(const channel *q, double C[CHUNK][CHUNK], int strong, double 
     }
 }
 
-/* The gradients of a channel, for each token.  dr and dk lack the pairs of tokens without a decay in between.  dg =
+/* The gradients of a channel, for each token.  dr and dk lack the pairs of tokens without a decay in between.  dg is
  * dL/d(log d). */
 typedef struct channel_gradients {
     double dr[CHUNK], dk[CHUNK], dg[CHUNK];

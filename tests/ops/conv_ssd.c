@@ -705,10 +705,10 @@ const test_op test_op_conv_ssd = {
     .spoilt = spoilt,
     .bounds_pairs = 1,
     .settle = settle,
-    /* The limits are those of ssd where the twin rounds like the kernels, as in c.  But only the kernels round dc.
-     * This adds half a unit of each number of dc to the errors of dxBC and conv_dstate_in, and of the terms of dweight
-     * and dbias.  The error of dxBC also includes its own rounding.  conv_dstate_in sums at most three numbers of dc,
-     * and a few of its elements may make up most of its size. */
+    /* The twin rounds c as the kernels do, so where only c matters the limits are ssd's.  But only the kernels round
+     * dc.  This adds half a unit in the last place of each number of dc to the errors of dxBC and conv_dstate_in, and
+     * of the terms of dweight and dbias.  The error of dxBC also includes its own rounding.  conv_dstate_in sums at
+     * most three numbers of dc, and a few of its elements may make up most of its size. */
     .kernels = {{0, 1e-5, 3.2e-3, 1e-3}, {0, 1e-5, 2.5e-3, 5e-4}, {0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 4e-3, 1e-3}, 2},
     .sums_of_few = "conv_dstate_in",
     /* An element of dxBC sums up to four numbers of dc, each rounded alone, times weights of both signs.  Where they
