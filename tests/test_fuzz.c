@@ -649,7 +649,8 @@ static void check_memory(fuzz *f, gt_status status) {
             memcpy(f->before + (at - f->memory), at, (size_t)v.element);
         }
     }
-    for (int i = 0; IS_KERNEL && i < f->place_count && status == GT_OK; i++) { /* may change, too: the workspace */
+    /* a call may also change its workspace */
+    for (int i = 0; IS_KERNEL && i < f->place_count && status == GT_OK; i++) {
         const int64_t at = f->places[i].at;
         const char *p = f->memory + at;
         if (p == (char *)(uintptr_t)size_at(&f->args, f->op->fields.workspace))

@@ -48,7 +48,8 @@ static void set_fill(const test_case *c, const gt_tensor *t, test_fill *f, test_
 }
 
 /* Whether c = silu(sum) rounds to the same 16-bit number, in whichever order fp32 adds the terms of the sum.  size: the
- * sum of the terms' magnitudes.  If fp32's error exceeds the last bit of c, the order does not matter. */
+ * sum of the terms' magnitudes.  Also 1 if fp32's error is a quarter of the last bit of c or more, because other inputs
+ * would hardly help. */
 static int is_sure(double sum, double size, gt_dtype dtype) {
     const double gate = 1 / (1 + exp(-sum)), c = sum * gate, slope = gate * (1 + sum * (1 - gate));
     const double loss = 0x1p-21 * (fabs(slope) * size + (1 + fabs(sum)) * fabs(c));
