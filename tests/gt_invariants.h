@@ -62,8 +62,7 @@ void test_small_states_agree(const test_runner *r, const test_case *c, int kind)
  * to 1, so that all sums are exact and the states must have the bits of the twin.  Another seed or another step must
  * give other bits.  No bit may depend on the batch, the pool row or the alignment. */
 void test_rounding_agrees(const test_runner *r, const test_case *c, const char *zero, const char *one);
-/* A forward call for the first `at` tokens, and steps of up to `most` tokens for the rest, agree with one forward call.
- */
+/* A forward call for the first `at` tokens, and steps of up to `most` tokens for the rest, agree with one forward. */
 void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int64_t most, double tolerance);
 /* Simulates a server with speculative decoding.  Each round steps random sequences of a pool, with random numbers of
  * tokens.  The server commits some of these tokens, and sends the others again later.  All results have the bits of
