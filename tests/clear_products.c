@@ -1,8 +1,8 @@
-/* clear_products.c - a library to preload.  It clears the output of cublasLtMatmul before each call.
+/* clear_products.c - a library to preload.  It fills the output of cublasLtMatmul with 0xff bytes before each call.
  *
- * compute-sanitizer's initcheck does not see what cuBLASLt's kernels write.  It reports reads of these products as
- * reads of uninitialised memory, even where all values are right.  It does not report memory that was set before.
- * tests/run_gpu.sh uses this library in step initcheck:
+ * compute-sanitizer's initcheck does not see the writes of cuBLASLt's kernels.  So it reports every read of their
+ * results as a read of uninitialised memory.  It reports nothing if the memory was set before the call.  Step initcheck
+ * of tests/run_gpu.sh uses this library:
  *
  *     cc -shared -fPIC -I$CUDA/include -o clear_products.so clear_products.c -L$CUDA/lib64 -lcudart -ldl
  *     LD_PRELOAD=./clear_products.so compute-sanitizer --tool initcheck PROGRAM
@@ -32,13 +32,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t prod
                               size_t workspace_bytes, cudaStream_t stream) {
     static __typeof__(&cublasLtMatmul) original;
     if (!original) *(void **)&original = dlsym(RTLD_NEXT, "cublasLtMatmul");
-    if (*(const float *)beta == 0.0f) { /* else d is read, too */
+    if (*(const float *)beta == 0.0f) { /* with another beta the call adds to d, so the contents of d must stay */
         const uint64_t type = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_TYPE, 4);
         const uint64_t order = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_ORDER, 4);
         const uint64_t rows = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_ROWS, 8);
         const uint64_t columns = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_COLS, 8);
         const uint64_t pitch = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_LD, 8);
-        const uint64_t element = type == CUDA_R_32F ? 4 : 2; /* other types are bf16 and f16 */
+        const uint64_t element = type == CUDA_R_32F ? 4 : 2; /* the only other types are bf16 and f16 */
         const uint64_t count = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 4);
         const uint64_t step = attribute(d_layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, 8);
         const int by_rows = order == CUBLASLT_ORDER_ROW;

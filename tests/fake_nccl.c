@@ -1,14 +1,15 @@
-/* A fake libnccl.so.2 for the trainer's tests.  It sums host memory of processes on one machine, which share a file in
- * memory.  A stream is an int that counts unfinished sums.  A thread works on them in order, as a GPU would.
+/* A fake libnccl.so.2 for the trainer's tests.  The ranks are processes on one machine, and sum arrays of host memory
+ * through a shared memory file.  A stream is an int that counts unfinished sums.  A thread computes the sums in order,
+ * as a GPU would.
  *
- * HY_NCCL="CALL RANK N" makes a call of one rank fail:
- *     ncclCommInitRank 1 1     the first call returns ncclSystemError; ncclAllReduce and others likewise
+ * HY_NCCL="CALL RANK N" makes the N-th call of a function fail on one rank:
+ *     ncclCommInitRank 1 1     the first call on rank 1 returns ncclSystemError; so do other functions, by their name
  *     async 1 5                the fifth sum never ends, and ncclCommGetAsyncError returns ncclRemoteError
  *     hang 1 5                 the fifth sum never ends
- *     stop 1 5                 the process stops itself at its fifth sum, as SIGSTOP would
- *     die 1 5                  the process kills itself
- * ncclCommAbort writes the file aborted.RANK into the current directory.  ncclCommDestroy writes sums.RANK with the
- * number of sums, and the number of floats that they had. */
+ *     stop 1 5                 the process sends itself SIGSTOP at its fifth sum
+ *     die 1 5                  the process sends itself SIGKILL at its fifth sum
+ * ncclCommAbort writes the file aborted.RANK into the current directory, and ncclCommDestroy the file sums.RANK.  Both
+ * files hold the number of sums and the number of summed floats. */
 #define _GNU_SOURCE
 #include "hybrid_nccl.h"
 #include <fcntl.h>
@@ -24,10 +25,10 @@
 enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, REMOTE_ERROR = 6 };
 enum { RANKS = 8, SLOT = 1 << 16, PRE_MUL_SUM = 5, QUEUE = 256 };
 
-/* Memory that all ranks share. */
+/* The memory that all ranks share. */
 typedef struct board {
-    _Atomic int arrived; /* ranks at the current barrier ... */
-    _Atomic int barrier; /* ... and its number */
+    _Atomic int arrived; /* number of ranks that wait at the current barrier */
+    _Atomic int barrier; /* number of the current barrier */
     float slot[RANKS][SLOT];
 } board;
 
@@ -39,7 +40,7 @@ typedef struct sum_call {
 
 typedef struct comm {
     int rank, size;
-    float factor; /* of PRE_MUL_SUM */
+    float factor; /* with one rank, sums are multiplied by this factor */
     board *shared;
     pthread_t thread;
     _Atomic int is_aborted, error, wants_end;
@@ -48,9 +49,9 @@ typedef struct comm {
     long floats;
 } comm;
 
-static long calls; /* of the function that HY_NCCL names */
+static long calls; /* number of calls so far of the function that HY_NCCL names */
 
-/* Returns whether HY_NCCL names this call of this rank. */
+/* Counts the call if HY_NCCL names its function and rank.  Returns whether this is the call that must fail. */
 static int is_at_fault(const char *call, int rank) {
     char name[64];
     int at_rank;
@@ -71,7 +72,7 @@ static void note(const char *name, const comm *c) {
 
 /* ---- sums ----------------------------------------------------------------------------------------- */
 
-/* Waits for all ranks.  Returns 0 if the communicator is aborted meanwhile. */
+/* Waits for all ranks.  Returns 0 if the communicator is aborted before all have arrived. */
 static int meet(comm *c) {
     board *b = c->shared;
     const int number = b->barrier;
@@ -141,7 +142,8 @@ EXPORT const char *ncclGetErrorString(int error) {
 
 EXPORT int ncclGetUniqueId(hy_nccl_id *id) {
     if (is_at_fault("ncclGetUniqueId", 0)) return SYSTEM_ERROR;
-    memset(id, 0x5a, sizeof *id); /* a text that ends early would show that only a part of the identifier arrives */
+    /* ncclCommInitRank checks the last byte: it shows that the whole identifier arrived, not only the text */
+    memset(id, 0x5a, sizeof *id);
     snprintf(id->bytes, sizeof id->bytes, "/fake-nccl-%ld", (long)getpid());
     return SUCCESS;
 }

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <time.h>
 
-static int unfinished; /* the stream */
+static int unfinished; /* the fake stream: the number of unfinished sums */
 static double joined_for;
-static hy_backend host; /* the backend's own functions */
+static hy_backend host; /* the backend as it was before fake_stream_open */
 
 static double now(void) {
     struct timespec t;

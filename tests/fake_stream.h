@@ -1,5 +1,5 @@
-/* Sums of NCCL for backends of tests whose device is host memory.  The stream that they pass to tests/fake_nccl.c is a
- * count of unfinished sums, as an int. */
+/* Connects test backends, whose device memory is host memory, to tests/fake_nccl.c.  The stream that they pass is an
+ * int, the number of unfinished sums. */
 #ifndef FAKE_STREAM_H
 #define FAKE_STREAM_H
 
@@ -9,12 +9,12 @@
 extern "C" {
 #endif
 
-/* Gives the backend the functions connect, sum, join and waited.  Its close also closes the communicator, and read also
- * waits for the stream, as a GPU's functions do. */
+/* Sets the backend's functions connect, sum, join and waited.  Also extends two functions as on a GPU: close closes the
+ * communicator, and read first waits for the stream. */
 void fake_stream_open(hy_backend *backend);
 
-/* Sets the address of the GPU: the environment variable HY_GPUS is the number of GPUs of the machine.  rank: as of
- * hy_backend_cuda.  Without the variable the address stays as it is. */
+/* Sets the PCI address of the GPU of a rank.  The environment variable HY_GPUS is the number of GPUs of the machine;
+ * without this variable the address stays as it is.  rank: as in hy_backend_cuda. */
 void fake_stream_address(hy_backend *backend, int rank);
 
 #ifdef __cplusplus

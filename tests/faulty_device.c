@@ -1,15 +1,17 @@
-/* A device that fails, for the trainer's tests: the CPU backend under the name hy_backend_cuda.  Its GPUs have NCCL
- * (tests/fake_nccl.c).  With
- * HY_FAULT="OPERATION N" the N-th call of gemm, adamw or read fails.  With " for good" at the end, all later calls of
- * these three fail, too.  With "late N" the N-th call of wkv_ssm_backward fails.  As with a kernel's error, the next
- * call that waits for the device reports that failure. */
+/* A device that fails, for the trainer's tests: the CPU backend under the name hy_backend_cuda.  Its ranks communicate
+ * through the fake NCCL of tests/fake_nccl.c.  The environment variable HY_FAULT chooses the fault:
+ *     OPERATION N              the N-th call of OPERATION fails, which is gemm, adamw or read
+ *     OPERATION N for good     after that call, all calls of gemm, adamw and read fail
+ *     late N                   the N-th call of wkv_ssm_backward fails
+ * As after an error of a kernel, the call of `late` succeeds, and the next call that waits for the device reports the
+ * failure. */
 #include "fake_stream.h"
 #include "hybrid_ops.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static hy_backend working; /* the CPU's */
+static hy_backend working; /* the CPU backend, without faults */
 static const char *operation = "", *end = "";
 static long left;
 static int is_dead, is_late;
@@ -52,7 +54,7 @@ gt_status hy_backend_cuda(hy_backend **backend, gt_dtype dtype, int rank) {
     static char name[16], rest[16];
     const char *fault_at = getenv("HY_FAULT");
     gt_status status = hy_backend_cpu(backend);
-    (void)dtype; /* it computes in fp32 */
+    (void)dtype; /* the CPU backend always computes in fp32 */
     if (status != GT_OK) return status;
     if (fault_at && sscanf(fault_at, "%15s %ld %15[a-z ]", name, &left, rest) >= 2) operation = name, end = rest;
     fake_stream_open(*backend);

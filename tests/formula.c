@@ -1,4 +1,4 @@
-/* Functions for the operators' second formulas in ops/OP.c. */
+/* Functions that the second formulas in ops/OP.c share: see ops/formula.h. */
 #include "ops/formula.h"
 
 double formula_value(const formula *f, const char *tensor, int64_t i, int64_t j, int64_t k, int64_t l) {

@@ -1,4 +1,4 @@
-/* Whether this computer has an NVIDIA GPU.  If so, no test may be skipped. */
+/* Tells whether this computer has an NVIDIA GPU.  If it has one, no test may be skipped. */
 #ifndef GPU_PRESENT_H
 #define GPU_PRESENT_H
 

@@ -10,8 +10,8 @@ static int is_recurrent(const test_case *c) { return test_is_over_time(test_op_o
 
 static int is_shared(const test_case *c) { return test_get_flag(c, test_table(c)->fields.state_in_shared); }
 
-/* The n-th of the operator's tensors with this plain name, or NULL.  An operator that joins two has two named
- * state_in. */
+/* The n-th tensor of the operator with this plain name, or NULL.  An operator that joins two operators has two tensors
+ * with the plain name state_in. */
 static const gt_tensor *nth_tensor(const test_case *c, const char *plain_name, int n) {
     for (const gt_tensor *t = test_table(c)->tensors; t->name; t++)
         if (test_is(t, plain_name) && n-- == 0) return t;
@@ -26,7 +26,7 @@ static int lacks(const test_case *c, const char *plain_name) {
     return 0;
 }
 
-/* Moves an array from *from to the caller; *from keeps NULL. */
+/* Moves an array from *from to the caller.  *from holds NULL in its place. */
 static double *take_array(test_values *from, const test_case *c, const char *tensor) {
     double **at = test_array_of(from, c, tensor), *array = *at;
     *at = NULL;
@@ -56,9 +56,9 @@ static int has_same_bits(const test_case *c, gt_pass pass, const test_values *a,
     return 1;
 }
 
-/* `other` is a case with tensors of the same shapes.  Every pass of `other` must give the bits of `c`.  If other
- * kernels may take `other`, within_tolerance is set: then its results must agree with the double twin as the
- * results of `c` must. */
+/* `other` is a case with tensors of the same shapes.  Every pass of `other` must give the bits of the same pass of `c`.
+ * If `other` may run on other kernels, the caller sets within_tolerance: its results must then agree with the double
+ * twin within the runner's tolerances. */
 static void check_cases_agree(const test_runner *r, const test_case *c, const test_case *other, const char *what,
                               int within_tolerance) {
     for (int pass = GT_FORWARD; pass <= GT_STEP; pass++) {
@@ -108,7 +108,8 @@ void test_alone_agrees(const test_runner *r, const test_case *c, double toleranc
             if (gt_use(&op->tensors[i], pass) == 'O') required |= (uint64_t)1 << i;
         test_inputs(c, (gt_pass)pass, &in);
         test_run(r, c, (gt_pass)pass, &in, TEST_ALL, &all);
-        for (int i = 0; op->tensors[i].name; i++) { /* for an i that is no output, `alone` asks for no output */
+        /* if tensor i is no output, the call asks for the required outputs only */
+        for (int i = 0; op->tensors[i].name; i++) {
             uint64_t wanted = required | (all.of[i] ? (uint64_t)1 << i : 0);
             test_run(r, c, (gt_pass)pass, &in, wanted, &alone);
             test_same(r, c, (gt_pass)pass, "asked for alone", &alone, &all, tolerance);
@@ -140,7 +141,7 @@ void test_null_agrees(const test_runner *r, const test_case *c, double tolerance
 
 /* ---- sums ------------------------------------------------------------------------------------ */
 
-/* A copy of the case whose parameter gradients accumulate, or do not. */
+/* A copy of the case with the given `accumulate`: whether parameter gradients add to their old contents. */
 static test_case with_accumulate(const test_case *c, int accumulate) {
     test_case other = *c;
     test_set_flag(&other, test_table(c)->accumulate_offset, accumulate);
@@ -153,7 +154,8 @@ void test_accumulate_adds(const test_runner *r, const test_case *c) {
     test_values in, added, written;
     test_inputs(&add, GT_BACKWARD, &in);
     test_run(r, &add, GT_BACKWARD, &in, TEST_ALL, &added);
-    for (int i = 0; op->tensors[i].name; i++) /* the call that writes must not read the old contents */
+    /* with accumulate = 0, a call must not read the old contents of the gradients */
+    for (int i = 0; op->tensors[i].name; i++)
         if (test_accumulates(&add, &op->tensors[i]))
             test_set_array(&in, c, op->tensors[i].name, test_array(test_count(c, GT_BACKWARD, &op->tensors[i]), NAN));
     test_run(r, &write, GT_BACKWARD, &in, TEST_ALL, &written);
@@ -168,8 +170,8 @@ void test_accumulate_adds(const test_runner *r, const test_case *c) {
     test_free(&in), test_free(&added), test_free(&written);
 }
 
-/* Adds a part's outputs to *sums if the whole's output is the sum over the parts.  These are the parameter gradients
- * and, for parts of the batch, the gradient of a shared state. */
+/* Adds the gradients of a part of the case to *sums, if the whole's gradient is the sum over the parts.  This holds for
+ * parameter gradients and, if the batch is cut, for the gradient of a shared state. */
 static void add_part(const test_case *part, const test_values *from, char letter, test_values *sums) {
     const gt_op *op = test_table(part);
     for (int i = 0; op->tensors[i].name; i++) {
@@ -216,8 +218,8 @@ static void split_batch(const test_runner *r, const test_case *c, double toleran
     }
 }
 
-/* Turns sequence s of a packed case with the arrays *in into a batch of one.  Returns its case; its arrays go to
- * *alone. */
+/* Cuts sequence s out of a packed case with the arrays *in.  Returns the case of this sequence alone, with batch size
+ * 1; *alone receives the arrays of this case. */
 static test_case cut_sequence(const test_case *c, gt_pass pass, const test_values *in, int64_t s, test_values *alone) {
     int64_t first = test_sequence_at(c, in, s), n = test_sequence_at(c, in, s + 1) - first;
     test_case one = *c;
@@ -232,7 +234,7 @@ static test_case cut_sequence(const test_case *c, gt_pass pass, const test_value
     return one;
 }
 
-/* Allocates arrays of 0 for the outputs of *out that are not sums over parts. */
+/* Allocates zeroed arrays in *joined for all outputs of *out that are not sums over the parts. */
 static void make_joined(const test_case *c, gt_pass pass, const test_values *out, test_values *joined) {
     const gt_op *op = test_table(c);
     memset(joined, 0, sizeof *joined);
@@ -278,7 +280,7 @@ static void spread_states(const test_case *shared, const test_case *each, gt_pas
     }
 }
 
-/* Sums the gradients of states over the batch; takes them out of *out_each. */
+/* Sums the gradients of first states over the batch into *sums, and removes them from *out_each. */
 static void sum_states(const test_case *shared, const test_case *each, gt_pass pass, test_values *out_each,
                        test_values *sums) {
     const gt_tensor *t;
@@ -311,7 +313,7 @@ void test_shared_agrees(const test_runner *r, const test_case *c, double toleran
     }
 }
 
-/* A case that is cut in two along the time. */
+/* A case that is cut along the time into two parts. */
 typedef struct time_split {
     test_case whole, part[2];
     int64_t at[2];
@@ -322,7 +324,7 @@ static void join(const time_split *s, gt_pass pass, test_values out[2], test_val
     for (int k = 0; k < 2; k++) test_paste(&s->part[k], &s->whole, pass, &out[k], 'T', s->at[k], joined);
 }
 
-/* Moves every array with plain name `out_name` to the tensor `in_name` of the same struct. */
+/* Moves the array of every tensor with plain name `out_name` to the tensor `in_name` of the same struct. */
 static void move_arrays(const test_case *c, test_values *from, const char *out_name, test_values *to,
                         const char *in_name) {
     const gt_op *op = test_table(c);
@@ -333,7 +335,7 @@ static void move_arrays(const test_case *c, test_values *from, const char *out_n
     }
 }
 
-/* Runs forward of both parts; *handed_over receives the states between the parts. */
+/* Runs forward of both parts.  *handed_over receives the states at the cut. */
 static void split_forward(const test_runner *r, const time_split *s, double tolerance, test_values *handed_over) {
     test_values in, whole, part_in[2], out[2], joined;
     test_inputs(&s->whole, GT_FORWARD, &in);
@@ -370,7 +372,7 @@ static void split_backward(const test_runner *r, const time_split *s, double tol
     for (int k = 0; k < 2; k++) test_free(&part_in[k]), test_free(&out[k]);
 }
 
-/* Cuts the case into two parts; returns 0 if it cannot be cut there. */
+/* Cuts the case into two parts before token `at`.  Returns 0 if the case cannot be cut there. */
 static int split_time(const test_case *c, int64_t at, time_split *s) {
     *s = (time_split){.whole = with_accumulate(c, 0), .at = {0, at}};
     if (!is_recurrent(c) || test_is_packed(c) || at > test_get_size(c, 'T') || lacks(c, "state_out") ||
@@ -404,14 +406,15 @@ void test_prefill_splits(const test_runner *r, const test_case *c, int64_t at) {
 
 enum { MOST_PIECES = 8 };
 
-/* A sequence that is cut into independent pieces.  If the batch shares its first state, the pieces' cases do not. */
+/* A case that is cut along the time into independent pieces.  Even if the batch shares the first state, the batch
+ * elements of a piece have separate states. */
 typedef struct pieces {
     test_case whole, part[MOST_PIECES];
     int64_t count, at[MOST_PIECES + 1];
-    double *decays; /* [count,...] */
+    double *decays; /* the pieces' products of decays, [count,...] */
 } pieces;
 
-/* Cuts time into pieces of odd lengths; some may be 0. */
+/* Cuts the time into pieces of unequal lengths.  A length may be 0. */
 static void cut_pieces(const test_case *c, int64_t count, pieces *p) {
     const int64_t T = test_get_size(c, 'T');
     memset(p, 0, sizeof *p);
@@ -428,14 +431,14 @@ static void cut_pieces(const test_case *c, int64_t count, pieces *p) {
     }
 }
 
-/* Copies `one`, array k of `count` arrays, to its place in *all. */
+/* Copies `one` to its place in *all: array k of `count` arrays of n numbers. */
 static void gather(double **all, const double *one, int64_t n, int64_t count, int64_t k) {
     if (!*all) *all = test_array(count * n, 0);
     memcpy(*all + k * n, one, (size_t)n * sizeof *one);
 }
 
-/* Joins the pieces.  Returns the start state of every piece, [count,...]; with is_reverse, the gradient of every
- * piece's end state.  first: the sequence's first state, or the gradient of its last state; may be NULL. */
+/* Joins the pieces.  Returns the start state of every piece, [count,...].  With is_reverse it returns the gradient of
+ * every piece's end state instead.  first: the sequence's first state or the gradient of its last state, or NULL. */
 static double *join_pieces(const test_runner *r, pieces *p, const double *first, int is_reverse) {
     const gt_pass pass = is_reverse ? GT_SEGMENT_BACKWARD : GT_SEGMENT;
     const gt_pass joins = is_reverse ? GT_JOIN_BACKWARD : GT_JOIN;
@@ -468,7 +471,7 @@ static double *join_pieces(const test_runner *r, pieces *p, const double *first,
     return starts;
 }
 
-/* Array k of the arrays of all pieces. */
+/* Copies the state of piece k from the states of all pieces. */
 static double *piece_of(const pieces *p, const double *all, int64_t k) {
     const int64_t n = test_count(&p->part[0], GT_FORWARD, test_tensor_of(&p->whole, "state_out"));
     double *one = test_array(n, 0);
@@ -476,7 +479,8 @@ static double *piece_of(const pieces *p, const double *all, int64_t k) {
     return one;
 }
 
-/* The dstate_in of the whole is the dstate_in of the first piece.  For a shared state it is the sum over the batch. */
+/* Makes the whole's dstate_in from the first piece's dstate_in: the same array or, if the batch shares the first state,
+ * the sum over the batch. */
 static double *first_gradient(const pieces *p, double *of_piece) {
     const gt_tensor *t = test_tensor_of(&p->whole, "dstate_in");
     const int64_t n = test_count(&p->whole, GT_BACKWARD, t), all = test_count(&p->part[0], GT_BACKWARD, t);
@@ -535,7 +539,7 @@ void test_pieces_agree(const test_runner *r, const test_case *c, int64_t count) 
 
 /* ---- pools ----------------------------------------------------------------------------------- */
 
-/* Layouts of the states of packed sequences in a pool. */
+/* Layouts of a pool of states of packed sequences: see test_pools_agree. */
 enum { POOL_PACKED, POOL_ALIGNED, POOL_STRIDED, POOL_KINDS };
 
 typedef struct pool_context {
@@ -543,7 +547,7 @@ typedef struct pool_context {
     int kind;
 } pool_context;
 
-/* The pool's row of sequence s; every third sequence has none. */
+/* The pool's row for sequence s.  Every third sequence gets an index out of range, and thus no row. */
 static int32_t pool_slot(int64_t s, int64_t rows) {
     if (s % 3 == 2) return s % 2 ? (int32_t)rows : INT32_MIN;
     return (int32_t)(rows - 1 - (s + 1) % rows);
@@ -552,14 +556,15 @@ static int32_t pool_slot(int64_t s, int64_t rows) {
 static int is_without_row(int64_t s) { return s % 3 == 2; }
 static int starts_from_zero(int64_t s) { return s % 4 == 1; }
 
-/* The first and last states of one kind in a call: their pools in the block, and their arrays in the caller's
- * memory. */
+/* The first and last states of one state tensor of a call.  The caller has them in packed arrays; run_in_pools moves
+ * them to pools in a block of its own. */
 typedef struct pool_states {
     const gt_tensor *in, *out;
-    int64_t size[3], stride[4], numbers; /* sizes of a state; strides of rows and of indices, in elements */
-    char *from, *to;                     /* arrays; NULL: not given */
-    size_t in_pool, out_pool, bytes;     /* offsets of the two pools in the block, equal if there is one pool; bytes of
-                                            a pool */
+    /* sizes of a state; strides of rows and of the state's indices, in elements; elements of a state */
+    int64_t size[3], stride[4], numbers;
+    char *from, *to; /* the caller's arrays of first and of last states, or NULL */
+    /* byte offsets of the two pools in the block, equal if one pool serves both; bytes of a pool */
+    size_t in_pool, out_pool, bytes;
 } pool_states;
 
 static char *pointer_at(const void *args, size_t offset) {
@@ -570,13 +575,13 @@ static char *pointer_at(const void *args, size_t offset) {
 
 static void put_pointer_at(void *args, size_t offset, const void *p) { memcpy((char *)args + offset, &p, sizeof p); }
 
-/* Distance in elements from the start of the pool to element i of the state in `row`. */
+/* The distance in elements from the start of the pool to element i of the state in `row`. */
 static int64_t element_of(const pool_states *x, int64_t row, int64_t i) {
     const int64_t k = i % x->size[2], j = i / x->size[2] % x->size[1], at = i / x->size[2] / x->size[1];
     return row * x->stride[0] + at * x->stride[1] + j * x->stride[2] + k * x->stride[3];
 }
 
-/* Sets sizes and strides, also in *args.  With strided rows, a state [D,J] of conv1d is transposed. */
+/* Sets the sizes and strides in *x, and the strides in *args.  POOL_STRIDED also transposes a state [D,J] of conv1d. */
 static void shape_pool(const gt_dims *dims, int kind, void *args, pool_states *x) {
     const char *shape = x->out->shape + 1;
     const int is_flat = !shape[2];
@@ -594,7 +599,7 @@ static void shape_pool(const gt_dims *dims, int kind, void *args, pool_states *x
 
 static void fill_pool(const pool_states *x, char *block, const int32_t *slots, const int32_t *zeros, int64_t count,
                       int element) {
-    memset(block + x->in_pool, 0xff, x->bytes); /* fills the pool with NaN, which no kernel may read */
+    memset(block + x->in_pool, 0xff, x->bytes); /* NaN, in rows that no kernel may read */
     memset(block + x->out_pool, 0xff, x->bytes);
     for (int64_t s = 0; x->from && s < count; s++)
         for (int64_t i = 0; !is_without_row(s) && !zeros[s] && i < x->numbers; i++)
@@ -602,8 +607,8 @@ static void fill_pool(const pool_states *x, char *block, const int32_t *slots, c
                    (size_t)element);
 }
 
-/* Copies the last states from the pool to the caller.  Returns whether the rest of the pools is unchanged; `before`
- * holds the pools before the call. */
+/* Copies the last states from the pool to the caller.  Returns whether the call left all other bytes of the pools as
+ * they are in `before`, a copy of the pools from before the call. */
 static int empty_pool(const pool_states *x, char *block, char *before, const int32_t *slots, int64_t count,
                       int element) {
     for (int64_t s = 0; x->to && s < count; s++)
@@ -626,7 +631,7 @@ static size_t take_bytes(size_t *used, size_t bytes, size_t shift) {
 }
 
 /* Runs forward of packed sequences through the inner runner, with the states in pools.  The caller's memory then holds
- * the results of a call without pools, but zeros for the states of sequences without a row. */
+ * the results of a call without pools, except that states of sequences without a pool row are zeros. */
 static gt_status run_in_pools(const test_runner *r, const test_op *top, gt_pass pass, const void *args, char *memory,
                               size_t bytes) {
     const pool_context *context = (const pool_context *)r->context;
@@ -706,7 +711,7 @@ static void clear_without_row(const test_case *c, const test_values *in, test_va
     }
 }
 
-/* Sets the first states to 0 where a sequence starts from zero. */
+/* Sets the first states of sequences to 0 where starts_zero is set. */
 static void clear_starts(const test_case *c, test_values *in) {
     const gt_op *op = test_table(c);
     for (int i = 0; op->tensors[i].name; i++) {
@@ -727,7 +732,7 @@ void test_pools_agree(const test_runner *r, const test_case *c, int kind) {
     test_inputs(c, GT_FORWARD, &in);
     test_run(&pools, c, GT_FORWARD, &in, TEST_ALL, &got);
     clear_starts(c, &in);
-    const int is_other = context.kind == POOL_STRIDED; /* other kernels may take a call with strided rows */
+    const int is_other = context.kind == POOL_STRIDED; /* with strided rows, other kernels may run the call */
     test_run(is_other ? &test_truth : r, c, GT_FORWARD, &in, TEST_ALL, &expected);
     clear_without_row(c, &in, &expected);
     if (is_other)
@@ -739,7 +744,8 @@ void test_pools_agree(const test_runner *r, const test_case *c, int kind) {
 
 /* ---- states of 16 bits in forward ------------------------------------------------------------ */
 
-/* Rounds the last states of a forward pass as rounding.h describes.  in: the call's seed and steps, or none. */
+/* Rounds the last states of a forward pass as rounding.h describes.  in: seed and steps of stochastic rounding, or
+ * none. */
 static void round_states(const test_case *c, const test_values *in, gt_dtype dtype, double *states) {
     const gt_op *op = test_table(c);
     const gt_tensor *t = &op->tensors[test_find(op, "state_out")];
@@ -763,8 +769,6 @@ static void round_states(const test_case *c, const test_values *in, gt_dtype dty
     }
 }
 
-/* Checks forward with 16-bit states.  It must have the bits of forward with the same states in fp32, but for the
- * rounding of the last states.  kind: which dtype, with or without stochastic rounding, with or without a pool. */
 void test_small_states_agree(const test_runner *r, const test_case *c, int kind) {
     static const char *const arrays[] = {"rounding_seed", "rounding_steps"};
     const gt_op *op = test_table(c);
@@ -777,7 +781,8 @@ void test_small_states_agree(const test_runner *r, const test_case *c, int kind)
     if (!op->of_steps.in_forward) return;
     pools.run = run_in_pools, pools.context = &context;
     test_set_flag(&small, op->of_steps.state, dtype);
-    small.drafts = kind / 2 % 2 && test_get_size(c, 'B') ? TEST_ROUNDING : 0; /* an empty array has no address */
+    /* with B = 0, the array of steps is empty and its pointer NULL, so the call cannot ask for stochastic rounding */
+    small.drafts = kind / 2 % 2 && test_get_size(c, 'B') ? TEST_ROUNDING : 0;
     test_inputs(&small, GT_FORWARD, &in);
     test_run(has_pool ? &pools : r, &small, GT_FORWARD, &in, TEST_ALL, &got);
     for (int i = 0; i < 2; i++) test_set_array(&rounding, c, arrays[i], take_array(&in, c, arrays[i]));
@@ -800,7 +805,7 @@ static test_case without_drafts(const test_case *c) {
     return all_tokens;
 }
 
-/* The n-th tensor that a step updates in place: states, and the scales of states of int8. */
+/* The n-th tensor that a step updates in place: a state, or the scales of int8 states. */
 static const gt_tensor *nth_state(const test_case *c, int n) {
     const gt_tensor *t = test_table(c)->tensors;
     for (; t->name; t++)
@@ -808,14 +813,14 @@ static const gt_tensor *nth_state(const test_case *c, int n) {
     return NULL;
 }
 
-/* The pool row of batch element b, -1 = skipped. */
+/* The pool row of batch element b; -1 if the step skips the element. */
 static int64_t row_of(const test_case *c, const test_values *in, int64_t rows, int64_t b) {
     const double *slots = in->of[test_find(test_table(c), "slots")];
     int64_t row = slots ? (int64_t)slots[b] : b;
     return row < rows ? row : -1;
 }
 
-/* The number of elements of one state; *rows: the number of states in its pool. */
+/* Returns the number of elements of one state.  *rows receives the number of states in the pool. */
 static int64_t state_size(const test_case *c, const gt_tensor *state, int64_t *rows) {
     int64_t size[4], n = 1;
     const int rank = test_shape(c, GT_STEP, state, size);
@@ -824,14 +829,14 @@ static int64_t state_size(const test_case *c, const gt_tensor *state, int64_t *r
     return n;
 }
 
-/* The name of the first state that belongs to the final state `out`. */
+/* The name of the first state (state_in) that belongs to the last state `out` (state_out). */
 static const char *start_of(const test_case *c, const gt_tensor *out) {
     const gt_op *op = test_table(c);
     return op->tensors[test_beside(op, (int)(out - op->tensors), "state_in")].name;
 }
 
-/* Makes the pool that a step must leave, for one kind of states: the old pool with forward's final states in the rows
- * that the step uses. */
+/* Replaces forward's last states in *expected by the pool that a step must leave.  This is the old pool with forward's
+ * last states in the rows that the step uses. */
 static void expect_pool(const test_case *c, const test_values *in, const gt_tensor *t, test_values *expected) {
     int64_t rows;
     const int64_t n = state_size(c, t, &rows), batch = test_get_size(c, 'B');
@@ -845,7 +850,7 @@ static void expect_pool(const test_case *c, const test_values *in, const gt_tens
     test_set_array(expected, c, t->name, pool);
 }
 
-/* Sets y of skipped elements to 0. */
+/* Sets y of skipped batch elements to 0, as the step does. */
 static void clear_skipped(const test_case *c, const test_values *in, const gt_tensor *t, test_values *expected) {
     const int64_t batch = test_get_size(c, 'B'), n = batch ? test_count(c, GT_STEP, t) / batch : 0;
     int64_t rows;
@@ -883,8 +888,8 @@ void test_step_agrees(const test_runner *r, const test_case *drafts, double tole
     test_free(&in), test_free(&in_forward), test_free(&out), test_free(&expected);
 }
 
-/* Runs a step of batch element b as a batch of one.  It updates the element's rows `row` of the pools in *joined, and
- * writes the element's y there. */
+/* Runs batch element b as a batch of one, in steps of at most `most` tokens.  Updates row `row` of the pools in
+ * *joined, and writes the element's y to *joined. */
 static void step_alone(const test_runner *r, const test_case *c, const test_values *in, int64_t b, int64_t row,
                        int64_t most, test_values *joined) {
     test_case one = *c;
@@ -955,8 +960,8 @@ static void fill_array(test_values *in, const test_case *c, const char *tensor, 
     for (int64_t i = 0; i < count; i++) (*test_array_of(in, c, tensor))[i] = value;
 }
 
-/* The state after a step, followed by its scales if there are any; *bytes: their size.  Unless `integers` is NULL, the
- * step reads this array with `added` added to its first element. */
+/* Returns the states after a step, followed by their scales if there are any.  *bytes receives the size of both.
+ * Unless `integers` is NULL, the first number of the step's array `integers` is `added` larger than in *in. */
 static double *state_of_step(const test_runner *r, const test_case *c, const test_values *in, const char *integers,
                              double added, size_t *bytes) {
     test_values other, out;
@@ -985,7 +990,8 @@ void test_rounding_agrees(const test_runner *r, const test_case *c, const char *
     rounded.drafts = TEST_ROUNDING;
     if (test_get_flag(c, dtype) <= GT_F32) test_set_flag(&rounded, dtype, c->seed % 2 ? GT_BF16 : GT_F16);
     test_step_is_alone(r, &rounded, 16);
-    test_set_dtype(&rounded, c->seed / 2 % 2 ? GT_BF16 : GT_F16, GT_DTYPE_DEFAULT); /* products are exact in fp32 */
+    /* fp32 holds products of two 16-bit numbers exactly */
+    test_set_dtype(&rounded, c->seed / 2 % 2 ? GT_BF16 : GT_F16, GT_DTYPE_DEFAULT);
     test_set_size(&rounded, 'T', 1);
     test_inputs(&rounded, GT_STEP, &in);
     fill_array(&in, &rounded, zero, 0);
@@ -995,13 +1001,13 @@ void test_rounding_agrees(const test_runner *r, const test_case *c, const char *
     double *const got = state_of_step(r, &rounded, &in, NULL, 0, &bytes);
     test_check(!memcmp(got, expected, bytes), "%s: %s rounds to other bits than the twin",
                test_describe(&rounded, GT_STEP), r->name);
-    /* With few numbers, other random bits may round all of them alike.  The scale of a row of one number holds it
-     * exactly. */
+    /* In a small state, other random bits may round all numbers alike, so this check skips small states.  It also skips
+     * int8 states with rows of one number: the row's scale holds that number exactly. */
     int64_t size[4];
     const int rank = test_shape(&rounded, GT_STEP, test_tensor_of(c, "state_out"), size);
     const int is_in_scale = test_get_flag(&rounded, dtype) == GT_INT8 && size[rank - 1] == 1;
     for (int i = 0; i < 3 && bytes > 4096 && !is_in_scale; i++) {
-        if (i == 2) /* to nearest */
+        if (i == 2) /* without a seed, numbers round to nearest */
             test_set_array(&in, c, "rounding_seed", NULL), test_set_array(&in, c, "rounding_steps", NULL);
         const char *const changed = i == 0 ? "rounding_seed" : i == 1 ? "rounding_steps" : NULL;
         double *const other = state_of_step(r, &rounded, &in, changed, 1, &bytes);
@@ -1019,14 +1025,14 @@ void test_rounding_agrees(const test_runner *r, const test_case *c, const char *
     test_free(&in);
 }
 
-/* Moves the last states of a pass of the case to *states. */
+/* Moves the last states of a pass from *from to *states. */
 static void take_states(const test_case *c, test_values *from, test_values *states) {
     const gt_tensor *t;
     for (int k = 0; (t = nth_tensor(c, "state_out", k)); k++)
         test_set_array(states, c, t->name, take_array(from, c, t->name));
 }
 
-/* Runs a step of n tokens from token `at` on.  Its y goes into *joined, its states into *states. */
+/* Runs a step of n tokens from token `at` on.  Writes the step's y to *joined and updates *states. */
 static void take_step(const test_runner *r, const test_case *c, const test_values *all, int64_t at, int64_t n,
                       test_values *states, test_values *joined) {
     test_case step = *c;
@@ -1072,16 +1078,17 @@ void test_steps_agree(const test_runner *r, const test_case *c, int64_t at, int6
 
 /* ---- speculative decoding -------------------------------------------------------------------- */
 
-/* Sequences that a server decodes, and their results by steps of one token.  Each has a row of a pool of states. */
+/* The sequences that a simulated server decodes, each with a row of a pool of states, and their results by steps of one
+ * token.  See test_server_agrees. */
 typedef struct served {
     const test_runner *r;
-    test_case all; /* B is the number of sequences, T is their length */
+    test_case all; /* all sequences as one call: B is their number, T their length */
     test_values in;
     int64_t rows, length, batch;
-    test_values states[25]; /* after as many tokens */
+    test_values states[25]; /* states[n]: all sequences' states after n tokens */
     test_values y;
-    int64_t *at;      /* tokens that each has committed */
-    test_values pool; /* the states now */
+    int64_t *at;      /* number of tokens that each sequence has committed */
+    test_values pool; /* all sequences' states after their committed tokens */
     test_random random;
 } served;
 
@@ -1093,7 +1100,7 @@ static double *copy_of(const double *from, int64_t count) {
     return to;
 }
 
-/* Copies the states that are present in *from. */
+/* Copies the states from *from to *to. */
 static void copy_states(const test_case *c, const test_values *from, test_values *to) {
     const gt_tensor *t;
     int64_t rows;
@@ -1120,15 +1127,15 @@ static void serve_one_by_one(served *s) {
     }
 }
 
-/* One batch element's part of a round. */
+/* What one batch element does in a round, which is one step of the server. */
 typedef struct draft {
     int64_t row;
     double slot, tokens, commit;
     int is_skipped;
 } draft;
 
-/* Draws the sequences of the next round, all different, with at most k tokens each.  They are the first entries of
- * `order`, a permutation of all sequences. */
+/* Draws different sequences for the next round, with at most k tokens each.  `order` is a permutation of all sequences;
+ * the drawn sequences move to its front. */
 static void draw_drafts(served *s, int drafts, int64_t k, int64_t *order, draft *of) {
     for (int64_t b = 0; b < s->batch; b++) {
         const int64_t other = b + below(s, s->rows - b), row = order[other], left = s->length - s->at[row];
@@ -1148,7 +1155,7 @@ static void draw_drafts(served *s, int drafts, int64_t k, int64_t *order, draft 
     }
 }
 
-/* Gathers the inputs of a round; inputs beyond an element's tokens are NaN. */
+/* Gathers the inputs of a round.  Inputs beyond an element's tokens are NaN, because no kernel may read them. */
 static void gather_round(const served *s, const test_case *round, const draft *of, test_values *in) {
     const int64_t k = test_get_size(round, 'T');
     memset(in, 0, sizeof *in);
@@ -1178,7 +1185,7 @@ static void gather_round(const served *s, const test_case *round, const draft *o
     }
 }
 
-/* Makes the expected results of a round, and advances the sequences. */
+/* Makes the expected results of a round, and commits tokens of its sequences. */
 static void expect_round(served *s, const test_case *round, const draft *of, test_values *expected) {
     const gt_tensor *t;
     const int64_t k = test_get_size(round, 'T');
@@ -1205,7 +1212,7 @@ static void expect_round(served *s, const test_case *round, const draft *of, tes
     copy_states(round, &s->pool, expected);
 }
 
-/* Runs one step of up to 16 tokens, and compares it with its expected results. */
+/* Runs one round of up to 16 tokens for each batch element, and compares its results with the expected ones. */
 static void serve_round(served *s, const test_case *c, int64_t *order, draft *of) {
     test_case round = *c;
     test_values in, out, expected = {{NULL}};
@@ -1248,12 +1255,12 @@ void test_server_agrees(const test_runner *r, const test_case *c, int rounds) {
 
 /* ---- numbers that are not finite ------------------------------------------------------------- */
 
-/* The place of a NaN or infinity.  In a tensor over rows, `batch` is the row and `token` is the column. */
+/* The place of a NaN or infinity in an input.  In a tensor over rows, `batch` is the row and `token` is the column. */
 typedef struct spot {
     const gt_tensor *tensor;
     int64_t batch, token, head, element, of_heads;
-    int64_t first, last; /* the tokens of its sequence are first ... last-1 */
-    int64_t reach;       /* length in tokens of the chunk that it may spoil, 0 = none */
+    int64_t first, last; /* the sequence of the token: tokens first ... last-1 */
+    int64_t reach;       /* length in tokens of the chunk that this number may spoil; 0: no chunk */
 } spot;
 
 static int has_tokens(const gt_tensor *t) { return !strncmp(t->shape, "BT", 2); }
@@ -1266,14 +1273,14 @@ static void spoil(const test_case *c, gt_pass pass, const spot *s, double value,
         in, c, s->tensor->name))[((s->batch * size[1] + s->token) * size[2] + s->head) * size[3] + s->element] = value;
 }
 
-/* Identifies the struct within the argument struct that has the tensor as a field, by the length of the struct's name:
- * 4 for "wkv6.r", 0 for a field of the argument struct itself. */
+/* An operator that joins two has their argument structs as fields.  Returns the length of the name of the struct that
+ * holds the tensor: 4 for "wkv6.r", 0 for a field of the outer struct itself. */
 static size_t struct_of(const gt_tensor *t) {
     const char *dot = strchr(t->name, '.');
     return dot ? (size_t)(dot - t->name) : 0;
 }
 
-/* The reach of the operator whose argument struct holds the tensor. */
+/* The reach (test_op.reach) of the operator whose argument struct holds the tensor. */
 static int64_t reach_of(const test_case *c, const gt_tensor *t, int is_backward) {
     char name[16] = "";
     const size_t n = struct_of(t);
@@ -1281,12 +1288,13 @@ static int64_t reach_of(const test_case *c, const gt_tensor *t, int is_backward)
     return test_op_of(name[0] ? name : c->op)->reach[is_backward];
 }
 
-/* The number of later tokens that an element of the tensor affects.  For a convolution's inputs it is W - 1. */
+/* The number of later tokens whose outputs an element of the tensor enters directly: W - 1 for the input of a
+ * convolution, else 0. */
 static int64_t spread_of(const test_case *c, const gt_tensor *t) {
     return test_is(t, "xBC") || test_is(t, "dxBC") ? test_get_size(c, 'W') - 1 : 0;
 }
 
-/* Whether one chunk holds the spot and the token of element j of tensor t. */
+/* Whether `token` of tensor t and the spot lie in one chunk. */
 static int in_chunk_of(const test_case *c, const spot *s, const gt_tensor *t, int64_t token) {
     const int64_t after = spread_of(c, t), reach = s->reach;
     const int64_t first = (s->token - s->first) / reach, last = (s->token + spread_of(c, s->tensor) - s->first) / reach;
@@ -1294,9 +1302,9 @@ static int in_chunk_of(const test_case *c, const spot *s, const gt_tensor *t, in
     return (token + after - s->first) / reach >= first && (token - s->first) / reach <= last;
 }
 
-/* Whether the kernels may change element j of a tensor where the twin does not.  They may if the element belongs to the
- * spot's sequence, chunk and head, or to a group whose input the head shares.  A parameter's gradient sums over chunks,
- * so any element of it may change. */
+/* Whether the kernels may change element j of a tensor, even if the twin does not.  They may if the element belongs to
+ * the spot's sequence, chunk and head, or to a group whose input the head shares.  They may change any element of a
+ * parameter's gradient, since the gradient sums over all chunks. */
 static int is_in_reach(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t j, const spot *s) {
     int64_t size[4] = {1, 1, 1, 1};
     test_shape(c, pass, t, size);
@@ -1313,8 +1321,8 @@ static int is_in_reach(const test_case *c, gt_pass pass, const gt_tensor *t, int
     return in_chunk_of(c, s, t, j / columns / size[2] % size[1]);
 }
 
-/* Whether the twin changes any channel of element j's head in the same token or state.  A row of xBC holds x of the
- * heads, then B and C of the groups. */
+/* Whether the twin changes any channel of the head of element j, in the same token or state.  a and b: the twin's
+ * tensor with and without the NaN or infinity. */
 static int changes_beside(const test_case *c, gt_pass pass, const gt_tensor *t, int64_t j, const double *a,
                           const double *b) {
     int64_t size[4] = {1, 1, 1, 1}, n = 1;
@@ -1322,7 +1330,8 @@ static int changes_beside(const test_case *c, gt_pass pass, const gt_tensor *t, 
     const int heads = has_tokens(t) ? 3 : rank > 2 ? 2 : 1;
     for (int i = heads; i < rank; i++) n *= size[i];
     int64_t first = j / n * n;
-    if (has_tokens(t) && rank == 3 && test_get_size(c, 'W') && test_get_size(c, 'N')) { /* xBC: rows of x, Bm and Cm */
+    /* a row of xBC holds x of all heads, then Bm and Cm of all groups */
+    if (has_tokens(t) && rank == 3 && test_get_size(c, 'W') && test_get_size(c, 'N')) {
         const int64_t x = test_get_size(c, 'H') * test_get_size(c, 'P'), at = j % size[2];
         n = test_get_size(c, at < x ? 'P' : 'N');
         first = j - (at < x ? at : at - x) % n;
@@ -1333,7 +1342,7 @@ static int changes_beside(const test_case *c, gt_pass pass, const gt_tensor *t, 
 }
 
 /* Whether the kernels may write a large number instead of an infinity.  Kernels of ssd bound the decays and, in fp32,
- * the products of pairs. */
+ * the products of pairs of tokens. */
 static int may_be_large(const test_case *c, const spot *s, double value) {
     if (!isinf(value) || !test_op_of(c->op)->bounds_pairs) return 0;
     return test_is(s->tensor, "dt") || test_dtype_of(c, s->tensor) == GT_F32;
@@ -1347,8 +1356,8 @@ static void check_spoilt(const test_runner *r, const test_case *c, gt_pass pass,
     test_copy(c, pass, in, &spoilt_in);
     spoil(c, pass, s, value, &spoilt_in);
     test_run(&test_truth, c, pass, &spoilt_in, TEST_ALL, &bad_truth);
-    test_run(&test_twin, c, pass, &spoilt_in, TEST_ALL, &bad_twin); /* the twin's decays underflow where the kernels'
-                                                                       do */
+    /* in the fp32 twin, decays underflow where they do in the kernels; in the double twin they do not */
+    test_run(&test_twin, c, pass, &spoilt_in, TEST_ALL, &bad_twin);
     if (test_run(r, c, pass, &spoilt_in, TEST_ALL, &bad)) {
         for (int i = 0; op->tensors[i].name; i++) {
             const gt_tensor *t = &op->tensors[i];
@@ -1378,7 +1387,7 @@ static void check_spoilt(const test_runner *r, const test_case *c, gt_pass pass,
     test_free(&spoilt_in), test_free(&bad), test_free(&bad_truth), test_free(&bad_twin);
 }
 
-/* Finds the sequence of the spot's token; returns 0 if the token belongs to none. */
+/* Sets the sequence of the spot's token.  Returns 0 if the token belongs to no sequence. */
 static int find_sequence(const test_case *c, const test_values *in, spot *s) {
     s->first = 0, s->last = test_get_size(c, 'T');
     if (!is_recurrent(c)) return 1;
@@ -1390,7 +1399,7 @@ static int find_sequence(const test_case *c, const test_values *in, spot *s) {
     return 0;
 }
 
-/* Checks one pass.  only: the index of the one input to spoil; -1 = every input in turn. */
+/* Checks one pass.  only: spoils one input, which this number chooses; -1 spoils every input in turn. */
 static void check_nonfinite_pass(const test_runner *r, const test_case *c, gt_pass pass, int is_backward,
                                  const int64_t at[2], int has_chunks, int only, int may_vanish) {
     const gt_op *op = test_table(c);

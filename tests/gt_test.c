@@ -1,5 +1,6 @@
 /* The harness of gt_test.h, for tests and bench.  It looks up cases and tables, draws the values of a case, and places
- * its tensors in memory (write_memory, check_untouched).  test_run runs a case, and test_compare judges its outputs. */
+ * its tensors in one block of memory (place_tensors, write_memory).  test_run runs a case, and test_compare judges its
+ * outputs. */
 #include "gt_test.h"
 #include <math.h>
 #include <stdarg.h>
@@ -7,13 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* in bytes; every guard has at least that length */
+/* in bytes: tensors and the block are aligned to ALIGNMENT; at least GUARD bytes lie before and after each tensor */
 enum { ALIGNMENT = 256, GUARD = 256 };
-/* bytes 0xff... are a NaN in every dtype, so a stray read shows in the results */
+/* the values of guard bytes; 0xff... is a NaN in every float dtype, so a stray read shows in the results */
 enum { INPUT_GUARD = 0xff, OUTPUT_GUARD = 0xa5 };
 
-/* PARALLEL_FOR states that the iterations of the next loop are independent.  Threads share `count` elements only if
- * there are MANY: for a few elements, waking the threads takes longer than the work. */
+/* PARALLEL_FOR runs the next loop over `count` elements in several threads; its iterations are independent.  Loops of
+ * at most MANY elements stay in one thread, because waking threads takes longer than so little work. */
 enum { MANY = 1 << 14 };
 #ifdef _OPENMP
 #define PARALLEL_FOR _Pragma("omp parallel for if (count > MANY)")
@@ -41,7 +42,7 @@ int test_is_word_of(const char *list, const char *word) {
     return 0;
 }
 
-/* Whether the case lacks one of the states that a step needs. */
+/* Whether the case lacks a state that a step needs. */
 static int lacks_state_out(const test_case *c) {
     for (const gt_tensor *t = test_table(c)->tensors; t->name; t++)
         if (gt_use(t, GT_STEP) == 's' && test_is_word_of(c->absent, t->name)) return 1;
@@ -105,7 +106,7 @@ int test_is_packed(const test_case *c) { return capacity_at(c, test_table(c)->fi
 
 int test_is_absent(const test_case *c, const gt_tensor *t) {
     if (!strcmp(t->name, "slots")) return slot_capacity(c) == 0;
-    if (!strcmp(t->name, "starts_zero")) return 1; /* see test_pools_agree */
+    if (!strcmp(t->name, "starts_zero")) return 1; /* only test_pools_agree sets this array */
     if (!strcmp(t->name, "tokens")) return !(c->drafts & TEST_TOKENS);
     if (!strcmp(t->name, "commit")) return !(c->drafts & TEST_COMMIT);
     if (!strcmp(t->name, "places")) return !(c->drafts & TEST_PLACES);
@@ -254,7 +255,7 @@ double test_normal(test_random *r) { /* Box-Muller */
 double test_round(double value, gt_dtype dtype) {
     if (dtype == GT_BF16) return gt_bf16_to_f32(gt_f32_to_bf16((float)value));
     if (dtype == GT_F16) return gt_f16_to_f32(gt_f32_to_f16((float)value));
-    if (dtype == GT_INT8) return value > 127 ? 127 : value < -127 ? -127 : rint(value) + 0.0; /* no -0 */
+    if (dtype == GT_INT8) return value > 127 ? 127 : value < -127 ? -127 : rint(value) + 0.0; /* integers have no -0 */
     return (float)value;
 }
 
@@ -269,7 +270,8 @@ double *test_array(int64_t count, double value) {
     return v;
 }
 
-/* The random generator of a tensor.  Its seed depends on the tensor's name, so every pass draws the same values. */
+/* The random generator of a tensor.  Its seed depends on case and tensor name only, so every pass draws the same
+ * values. */
 static test_random random_of(const test_case *c, const gt_tensor *t) {
     test_random r = {test_seed(c) * 0x100000001b3u + 0xcbf29ce484222325u};
     for (const char *ch = t->name; *ch; ch++) r.state = (r.state ^ (uint64_t)(unsigned char)*ch) * 0x100000001b3u;
@@ -277,14 +279,15 @@ static test_random random_of(const test_case *c, const gt_tensor *t) {
     return r;
 }
 
-/* Fills elements one after the other with the random numbers of a draw. */
+/* Fills a tensor with random numbers from its distribution.  Each element uses its own part of the random sequence, so
+ * that threads can share the work. */
 static void fill_numbers(const test_case *c, const gt_tensor *t, int64_t count, double *v) {
     const test_random start = random_of(c, t);
     const gt_dtype dtype = test_dtype_of(c, t);
     test_map map;
     const test_fill f = test_fill_of(c, t, &map);
     const uint64_t draws = f.share > 0 ? 3 : 2;
-    const double unit = dtype == GT_INT8 ? 40 : 1; /* integers up to 127 */
+    const double unit = dtype == GT_INT8 ? 40 : 1; /* int8 holds integers up to 127 */
     PARALLEL_FOR
     for (int64_t i = 0; i < count; i++) {
         test_random r = {start.state + (uint64_t)i * draws * SPLITMIX_STEP};
@@ -306,8 +309,8 @@ int64_t test_sequence_at(const test_case *c, const test_values *in, int64_t s) {
     return (int64_t)in->of[test_find(test_table(c), "cu_seqlens")][s];
 }
 
-/* Fills cu_seqlens: the starts of all sequences, then the end of the last.  Further entries are -1, and no pass may
- * read them. */
+/* Fills cu_seqlens with the starts of all sequences and the end of the last one.  Entries beyond are -1, and no pass
+ * may read them. */
 static void fill_sequences(const test_case *c, const gt_tensor *t, int64_t count, double *v) {
     test_random r = random_of(c, t);
     int64_t left = test_get_size(c, 'T');
@@ -322,7 +325,7 @@ static void fill_sequences(const test_case *c, const gt_tensor *t, int64_t count
     }
 }
 
-/* The number of rows, out of a tensor's `rows` rows, that belong to sequences. */
+/* Returns how many of a tensor's `rows` rows belong to sequences. */
 static int64_t rows_used(const test_case *c, const gt_tensor *t, int64_t rows) {
     if (!test_is_packed(c) || strncmp(t->shape, "BT", 2)) return rows;
     const gt_tensor *sequences = test_tensor_of(c, "cu_seqlens");
@@ -334,7 +337,8 @@ static int64_t rows_used(const test_case *c, const gt_tensor *t, int64_t rows) {
     return rows;
 }
 
-/* The number of a tensor's elements that belong to sequences.  They are of tokens or states, and come first. */
+/* Returns how many of a tensor's elements belong to sequences.  These elements come first, in tensors over tokens and
+ * in states. */
 static int64_t count_used(const test_case *c, gt_pass pass, const gt_tensor *t, const test_values *in) {
     int64_t size[4], count = test_count(c, pass, t), sequences;
     if (!test_is_packed(c) || t->kind == 'i' || !count) return count;
@@ -346,8 +350,8 @@ static int64_t count_used(const test_case *c, gt_pass pass, const gt_tensor *t, 
 
 /* ---- inputs ---- */
 
-/* Fills in distinct rows in random order.  Every third batch element gets a row out of range, so that the step skips
- * it. */
+/* Fills in different pool rows in random order.  Every third batch element gets a row out of range, so that the step
+ * skips this element. */
 static void fill_slots(const test_case *c, const gt_tensor *t, int64_t count, double *v) {
     test_random r = random_of(c, t);
     int64_t rows = slot_capacity(c);
@@ -364,8 +368,8 @@ static void fill_slots(const test_case *c, const gt_tensor *t, int64_t count, do
     free(row);
 }
 
-/* Fills in the number of tokens of each batch element, or of tokens that enter its state.  Numbers are at most `most`
- * (NULL: T), or most[b].  Many are 0 or the largest one, and some are out of range. */
+/* Fills in `tokens` or `commit`: for each batch element the number of tokens, or how many of them enter its state.
+ * Numbers are at most most[b], or T if `most` is NULL.  Many are 0 or the largest number, and some are out of range. */
 static void fill_drafts(const test_case *c, const gt_tensor *t, int64_t count, const double *most, double *v) {
     static const double outside[] = {-1, INT32_MIN, INT32_MAX};
     const double T = (double)test_get_size(c, 'T');
@@ -378,7 +382,7 @@ static void fill_drafts(const test_case *c, const gt_tensor *t, int64_t count, c
     }
 }
 
-/* Fills in any numbers: the next columns of states that are rings, or seeds and steps. */
+/* Fills in arbitrary integers, for the next columns of states that are rings, and for seeds and steps. */
 static void fill_places(const test_case *c, const gt_tensor *t, int64_t count, double *v) {
     test_random r = random_of(c, t);
     for (int64_t b = 0; b < count; b++) v[b] = floor(test_uniform(&r) * 20) - 6;
@@ -391,7 +395,8 @@ void test_inputs(const test_case *c, gt_pass pass, test_values *in) {
         const gt_tensor *t = &op->tensors[i];
         int is_read = test_is_input(t, pass) || (pass == GT_BACKWARD && test_accumulates(c, t));
         int64_t count = test_count(c, pass, t);
-        const int is_other = pass != GT_STEP && !strcmp(t->name, "slots"); /* see test_pools_agree */
+        /* outside of steps, only test_pools_agree sets slots */
+        const int is_other = pass != GT_STEP && !strcmp(t->name, "slots");
         if (!is_read || is_other || test_is_absent(c, t)) continue;
         in->of[i] = test_array(count, 0);
         if (!strcmp(t->name, "places") || !strncmp(t->name, "rounding_", 9))
@@ -445,7 +450,8 @@ const gt_tensor *test_tensor_of(const test_case *c, const char *name) {
     return &test_table(c)->tensors[test_find(test_table(c), name)];
 }
 
-/* Copies n positions along an index.  The index has from_n positions in `from` and to_n in `to`. */
+/* Copies n positions along one index of a tensor.  The index has from_n positions in `from` and to_n in `to`.  outer
+ * and inner: the numbers of elements along the indices before and after. */
 static void copy_range(const double *from, int64_t from_n, int64_t from_at, double *to, int64_t to_n, int64_t to_at,
                        int64_t n, int64_t outer, int64_t inner) {
     for (int64_t i = 0; i < outer; i++)
@@ -492,33 +498,34 @@ void test_paste(const test_case *part, const test_case *c, gt_pass pass, const t
 
 typedef enum format { AS_INT32, AS_DOUBLE, AS_F32, AS_BF16, AS_F16, AS_INT8 } format;
 
-/* Layout of one tensor. */
+/* The place of one tensor in memory. */
 typedef struct place {
     format format;
-    int is_used, rank, element;        /* element: bytes of one */
-    int64_t count, size[4], stride[4]; /* stride in elements */
-    int64_t sequences;                 /* the number of elements that belong to sequences; all elements if not packed */
-    int64_t written;                   /* the number of elements that the pass writes, if the tensor is an output */
-    size_t at;                         /* offset in bytes of the first element from the start of memory */
+    int is_used, rank, element;        /* element: bytes of one element */
+    int64_t count, size[4], stride[4]; /* strides in elements */
+    /* number of elements that belong to sequences; all elements if the case is not packed */
+    int64_t sequences;
+    int64_t written; /* number of elements that the pass writes, if the tensor is an output */
+    size_t at;       /* byte offset of the first element in the block */
 } place;
 
-/* One call: a block of memory that holds all its tensors. */
+/* One call, and the block of memory that holds all its tensors. */
 typedef struct call {
     test_args args;
     place of[TEST_TENSORS];
     size_t bytes;
-    char *memory, *expected; /* expected: a copy of the memory as the pass must leave it, except for outputs */
+    char *memory, *expected; /* expected: the memory as the pass must leave it, except for its outputs */
 } call;
 
-/* A buffer whose columns several tensors share.  The inputs have one for each element size, and so do the outputs. */
+/* A buffer that several tensors share: each tensor is a range of its columns.  A call has four such buffers: for inputs
+ * and for outputs, each with elements of 2 bytes and of other sizes. */
 typedef struct columns {
-    int64_t rows, row, used; /* number of rows; elements of a row; how many elements of a row tensors have taken so
-                                far */
-    int element;             /* bytes of one */
+    int64_t rows, row, used; /* number of rows; elements of a row; elements of a row that have a tensor */
+    int element;             /* bytes of one element */
     size_t at;
 } columns;
 
-static int64_t extent(const place *p) { /* number of elements from the first to the last in memory */
+static int64_t extent(const place *p) { /* elements in memory from the first to the last, gaps included */
     int64_t n = 1;
     for (int i = 0; i < p->rank; i++) n += (p->size[i] - 1) * p->stride[i];
     return p->count ? n : 0;
@@ -528,20 +535,21 @@ static int64_t row_elements(const gt_tensor *t, const place *p) {
     return t->shape[0] == 'M' ? p->size[1] : p->size[2] * (p->rank == 4 ? p->size[3] : 1);
 }
 
-/* Whether a tensor can be columns of a shared buffer.  The buffer has a row for each token, so a state cannot. */
+/* Whether a tensor can be columns of a shared buffer.  A state cannot, because the buffer has a row for each token. */
 static int is_slice(const gt_tensor *t) { return t->stride_offset && !test_is_state(t); }
 
 static int has_slices(test_layout layout) { return layout == TEST_SLICES || layout == TEST_ALIGNED; }
 
-/* The columns of a shared buffer that a tensor takes.  TEST_ALIGNED rounds up to 8 elements, a multiple of 16 bytes. */
+/* The number of columns that a tensor takes in a shared buffer.  TEST_ALIGNED rounds up to 8 elements, which are a
+ * multiple of 16 bytes. */
 static int64_t columns_for(const gt_tensor *t, const place *p, test_layout layout) {
     int64_t n = row_elements(t, p);
     return layout == TEST_ALIGNED ? (n + 7) / 8 * 8 : n;
 }
 
-/* Sets a tensor's strides as the layout asks: in the argument struct, and in the tensor's place with the defaults of
- * gt_stride filled in.  The defaults are written here independently of the library.  row: elements of a row of the
- * shared buffer.  Gaps differ from tensor to tensor. */
+/* Sets a tensor's strides for the layout, in *args and in *p.  A stride of 0 in *args means its default.  *p gets the
+ * values of these defaults, computed here without the library, so that the library's defaults are tested.  row:
+ * elements in a row of the shared buffer.  TEST_GAPS has other gaps in every tensor. */
 static void set_strides(const test_case *c, gt_pass pass, const gt_tensor *t, test_layout layout, int64_t row,
                         test_args *args, place *p) {
     int64_t packed = 1, gap = 1 + (t - test_table(c)->tensors);
@@ -554,7 +562,7 @@ static void set_strides(const test_case *c, gt_pass pass, const gt_tensor *t, te
         const int64_t n = p->stride[0], s = layout == TEST_GAPS ? n + gap : layout == TEST_ALIGNED ? n + 8 : 0;
         memcpy((char *)args + t->stride_offset, &s, sizeof s);
         if (s) p->stride[0] = s;
-    } else if (test_is_state(t)) { /* rows, channels, columns */
+    } else if (test_is_state(t)) { /* indices of a ring: pool rows, channels, columns */
         const int64_t D = p->size[1], S = p->size[2];
         gt_stride s = {0, 0, 0};
         if (layout == TEST_TIME_LAST) s.t = 1, s.h = D;
@@ -583,19 +591,19 @@ static void set_strides(const test_case *c, gt_pass pass, const gt_tensor *t, te
     }
 }
 
-/* Reserves bytes with guards before and after them; returns their offset. */
+/* Reserves bytes with guards before and after.  Returns their offset in the block. */
 static size_t reserve(call *k, size_t bytes, size_t shift) {
     size_t at = k->bytes + GUARD + shift;
     k->bytes = (at + bytes + GUARD + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     return at;
 }
 
-/* The shared buffer that holds a tensor in the layouts with slices. */
+/* The shared buffer for a tensor, in layouts with slices. */
 static columns *columns_of(columns all[4], const gt_tensor *t, const place *p, gt_pass pass) {
     return &all[2 * (p->element == 2) + test_is_output(t, pass)];
 }
 
-/* The tensor whose memory an output reuses, -1 = none. */
+/* The input whose memory output i reuses; -1 = none. */
 static int shared_with(const test_case *c, gt_pass pass, const call *k, int i) {
     const gt_op *op = test_table(c);
     int other = op->tensors[i].may_equal ? test_find(op, op->tensors[i].may_equal) : -1;
@@ -605,7 +613,7 @@ static int shared_with(const test_case *c, gt_pass pass, const call *k, int i) {
     return memcmp(k->of[i].size, k->of[other].size, sizeof k->of[i].size) ? -1 : other;
 }
 
-/* Sets the strides and the offset `at` of all tensors of a call. */
+/* Sets the strides and the byte offset of every tensor of a call. */
 static void place_tensors(const test_case *c, gt_pass pass, test_layout layout, call *k) {
     const gt_op *op = test_table(c);
     const int is_aligned = layout == TEST_PACKED || layout == TEST_TIME_LAST || layout == TEST_ALIGNED;
@@ -655,7 +663,7 @@ static void place_tensors(const test_case *c, gt_pass pass, test_layout layout, 
     }
 }
 
-/* Byte offset of the i-th element in packed order. */
+/* The byte offset of the i-th element in packed order. */
 static size_t offset_of(const place *p, int64_t i) {
     int64_t at = 0;
     for (int d = p->rank - 1; d >= 0; d--) {
@@ -667,8 +675,8 @@ static size_t offset_of(const place *p, int64_t i) {
 
 static int64_t row_length(const place *p) { return p->size[p->rank - 1]; }
 
-/* Returns the address of element `at`, in packed order.  *step: the distance in memory to the next element.  Elements
- * at, at+1, ... at+n-1 must be in one row. */
+/* Returns the address of element `at` in packed order, where a row of elements starts.  *step: the distance in bytes
+ * from element to element of this row. */
 static char *row_at(const place *p, char *memory, int64_t at, size_t *step) {
     *step = (size_t)(p->stride[p->rank - 1] * p->element);
     return memory + offset_of(p, at);
@@ -704,7 +712,7 @@ static double load(const char *from, format format) {
     return d;
 }
 
-/* NaN in every dtype. */
+/* Fills a row with 0xff bytes, which are NaN in every float dtype. */
 static void erase_row(char *to, size_t step, size_t element, int64_t n) {
     if (step == element) memset(to, 0xff, (size_t)n * element);
     for (int64_t i = 0; i < n && step != element; i++, to += step) memset(to, 0xff, element);
@@ -725,7 +733,7 @@ static format format_of(const test_case *c, const gt_tensor *t, int is_double) {
     return dtype == GT_F32 ? AS_F32 : dtype == GT_BF16 ? AS_BF16 : dtype == GT_INT8 ? AS_INT8 : AS_F16;
 }
 
-/* Writes a tensor's values: NaN if `values` is NULL, and NaN beyond the sequences. */
+/* Writes a tensor's values.  If `values` is NULL, all elements become NaN; elements outside of sequences always do. */
 static void write_tensor(const place *p, const double *values, char *memory) {
     const int64_t count = p->count, n = row_length(p);
     PARALLEL_FOR
@@ -739,8 +747,8 @@ static void write_tensor(const place *p, const double *values, char *memory) {
     }
 }
 
-/* Reads an output into values.  Copies it to `expected`, too, so that only other writes differ between the two
- * memories. */
+/* Reads an output into values, with 0 for elements that the pass does not write.  Also copies the output to `expected`:
+ * if memory and `expected` then still differ, the pass wrote outside of its outputs. */
 static void read_tensor(const place *p, char *memory, char *expected, double *values) {
     const int64_t count = p->count, n = row_length(p);
     PARALLEL_FOR
@@ -756,7 +764,7 @@ static void read_tensor(const place *p, char *memory, char *expected, double *va
     }
 }
 
-/* Allocates and fills the memory: guards, NaN in the outputs, the values of the inputs. */
+/* Allocates the block and fills it: with guard bytes, NaN in the outputs, and the values of the inputs. */
 static void write_memory(const test_case *c, gt_pass pass, const test_values *in, call *k) {
     const gt_op *op = test_table(c);
     k->memory = (char *)aligned_alloc(ALIGNMENT, k->bytes);
@@ -776,8 +784,8 @@ static void write_memory(const test_case *c, gt_pass pass, const test_values *in
     memcpy(k->expected, k->memory, k->bytes);
 }
 
-/* Points pointers that the pass does not use to guard bytes, so that a use of them shows.  Only the state_in of a step
- * differs: it must be NULL or state_out. */
+/* Sets the pointers in the argument struct.  A pointer that the pass does not use points to guard bytes, so that a use
+ * of it shows.  Only a step's state_in is NULL, or equal to state_out. */
 static void set_pointers(const test_case *c, gt_pass pass, call *k) {
     const gt_op *op = test_table(c);
     for (int i = 0; op->tensors[i].name; i++) {
@@ -791,7 +799,7 @@ static void set_pointers(const test_case *c, gt_pass pass, call *k) {
     }
 }
 
-/* Checks that the pass wrote nothing but its outputs. */
+/* Checks that the pass wrote only to its outputs. */
 static int check_untouched(const test_runner *r, const test_case *c, gt_pass pass, const call *k) {
     const gt_op *op = test_table(c);
     size_t at = 0, nearest = k->bytes;
@@ -820,7 +828,7 @@ int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_
     memset(&k, 0, sizeof k);
     memset(out, 0, sizeof *out);
     k.args = c->args;
-    k.bytes = ALIGNMENT; /* the guard bytes that unused pointers point to */
+    k.bytes = ALIGNMENT; /* unused pointers point to these guard bytes */
     if (pass != GT_STEP && op->fields.slot_capacity)
         memset((char *)&k.args + op->fields.slot_capacity, 0, sizeof(int64_t));
     for (int i = 0; op->tensors[i].name; i++) {
@@ -831,7 +839,7 @@ int test_run(const test_runner *r, const test_case *c, gt_pass pass, const test_
         p->rank = test_shape(c, pass, t, p->size);
         p->count = test_count(c, pass, t);
         p->sequences = count_used(c, pass, t, in);
-        /* y and gradients of tokens outside all sequences are written as 0; states outside are not written */
+        /* the pass writes 0 to y and gradients of tokens outside all sequences, but does not write their states */
         p->written = strncmp(t->shape, "BT", 2) ? p->sequences : p->count;
         p->format = format_of(c, t, r->is_double);
         p->element = p->format == AS_DOUBLE ? 8 : p->format == AS_INT8 ? 1 : p->format < AS_BF16 ? 4 : 2;
@@ -869,8 +877,8 @@ static gt_status run_twin(const test_runner *r, const test_op *op, gt_pass pass,
     return (r->is_double ? op->twin64 : op->twin)[pass](args);
 }
 
-/* The twins compute in fp32, so the error of an output is little more than the rounding to its dtype: at most 2^-8
- * (bf16) or 2^-11 (fp16), on average 0.4 of that.  States and parameter gradients are fp32. */
+/* The twins compute in fp32, so most of an output's error comes from rounding to its dtype: at most 2^-8 (bf16) or
+ * 2^-11 (fp16) of the value, and 0.4 times this on average.  States and parameter gradients are fp32. */
 const test_runner test_truth = {"the double twin", run_twin, NULL, 1, {{0}, {0}, {0}, {0}, 0}, 0};
 const test_runner test_twin = {
     "the twin",
@@ -938,7 +946,7 @@ const char *test_describe(const test_case *c, gt_pass pass) {
     return text;
 }
 
-/* "[b,t,h,n]" of the i-th element */
+/* The text "[b,t,h,n]" with the indices of the i-th element. */
 static const char *index_text(const int64_t *size, int rank, int64_t i) {
     static char text[128];
     int64_t at[4];
@@ -953,17 +961,17 @@ static const char *index_text(const int64_t *size, int rank, int64_t i) {
     return text;
 }
 
-/* Whether `error` is larger than `than`.  NaN counts as larger than any number. */
+/* Whether `error` is larger than `than`.  NaN is larger than any number. */
 static int is_worse(double error, double than) { return !isnan(than) && !(error <= than); }
 
-/* Groups of elements that are judged together.  `groups` groups of `run` elements follow one another, and this pattern
- * repeats over the array. */
+/* Groups of elements, each judged as a whole.  Runs of `run` consecutive elements belong to groups 0, 1, ... groups-1,
+ * and then to group 0 again. */
 typedef struct grouping {
     const char *kind;
     int64_t groups, run;
-    double tolerance, floor; /* a group is close if |got - truth| <= tolerance (|truth| + floor), in l2 */
-    const double *terms;     /* NULL, or magnitudes: 0.43 half units of them are allowed as well, see test_op.terms */
-    double of_terms;
+    double tolerance, floor; /* a group passes if |got - truth| <= tolerance (|truth| + floor), in l2 norms */
+    const double *terms;     /* NULL, or magnitudes of the elements' terms (see test_op.terms) */
+    double of_terms;         /* this fraction of the terms' l2 norm is added to the allowed error */
 } grouping;
 
 /* Adds the squares of n errors to *error, and the squares of the n true values to *size. */
@@ -985,7 +993,7 @@ static int is_close(const grouping *g, int64_t group, int64_t count, double erro
     return sqrt(error) <= g->tolerance * (sqrt(size) + g->floor * sqrt(n)) + g->of_terms * sqrt(terms);
 }
 
-/* The sums of squares of one group's errors and true values. */
+/* Sums the squares of one group's errors and of its true values. */
 static void sum_group(const grouping *g, const double *got, const double *truth, int64_t count, int64_t group,
                       double *error, double *size) {
     *error = *size = 0;
@@ -993,8 +1001,8 @@ static void sum_group(const grouping *g, const double *got, const double *truth,
         add_squares(got + i, truth + i, g->run, error, size);
 }
 
-/* The index of the first group that is not close, or the number of groups.  The second branch goes through the arrays
- * only once. */
+/* Returns the index of the first group that fails, or the number of groups.  If a group has several runs, the code
+ * reads the arrays only once, in order. */
 static int64_t first_bad(const grouping *g, const double *got, const double *truth, int64_t count) {
     int64_t first = g->groups;
     if (count == g->groups * g->run) {
@@ -1016,7 +1024,7 @@ static int64_t first_bad(const grouping *g, const double *got, const double *tru
     return first;
 }
 
-/* Judges every group; reports the worst element of the first group that fails. */
+/* Judges every group.  Reports the worst element of the first group that fails. */
 static int compare_groups(const test_runner *r, const test_case *c, gt_pass pass, const gt_tensor *t, const double *got,
                           const double *truth, const grouping *g) {
     int64_t shape[4], count = test_count(c, pass, t), bad = first_bad(g, got, truth, count);
@@ -1057,10 +1065,10 @@ void test_magnitudes(const test_case *c, const test_values *in, test_values *mag
     test_free(&absolute);
 }
 
-/* The largest relative change of a number when it is rounded to a dtype. */
+/* The largest relative change of a number by rounding to the dtype. */
 static const double half_unit[] = {[GT_F32] = 0x1p-24, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-11, [GT_INT8] = 0x1p-8};
 
-/* Whether backward may compute the tensor, a dz, from y. */
+/* Whether the tensor is a dz that backward may compute from y. */
 static int is_of_y(const test_runner *r, const test_op *op, const gt_tensor *t, gt_dtype dtype) {
     return r->reads_y && op->reads_y && dtype == GT_BF16 && !strcmp(test_plain_name(t), "dz");
 }
@@ -1079,23 +1087,24 @@ double test_limit_of(const test_runner *r, const test_op *op, const gt_tensor *t
 
 static double tolerance_of(const test_runner *r, const test_op *op, const gt_tensor *t, gt_dtype dtype,
                            gt_dtype call_dtype, const double *truth, int64_t count) {
-    if (dtype == GT_INT8) return 1e-3; /* a number may round the other way: beside own_rounding */
+    /* test_compare adds the error of rounding to int8; this limit is for a few numbers that round the other way */
+    if (dtype == GT_INT8) return 1e-3;
     if (dtype != GT_F32) return test_limit_of(r, op, t, dtype, truth, count, r->tolerance.activations[dtype]);
     if (r->tolerance.rounds_factors && op->sums_of_few && test_is_word_of(op->sums_of_few, t->name))
         return r->tolerance.activations[call_dtype];
     return (strchr("wd", t->kind) ? r->tolerance.companions : r->tolerance.parameters)[call_dtype];
 }
 
-/* The limits of a channel.  Each channel is judged by itself, since it may be small beside the others.
+/* The limits of a channel.  Each channel is judged alone, because a channel may be small beside the others.
  *
- * If one element makes up most of a channel, this element's own rounding may exceed the tensor's tolerance.  Rounded
- * factors may take half as much again (seen, emulated: 1.72 tolerances, with one row).  An fp32 gradient then comes
- * from a state in the call's dtype, and a slow channel rounds that state once in 64 tokens (seen on a GPU: 1.81
- * tolerances).
+ * If one element makes up most of a channel, its own rounding may exceed the tensor's tolerance, so the limit is at
+ * least this rounding.  If kernels round factors of products, the limit is 1.5 times as large: the emulation measured
+ * an error of 1.72 tolerances, with one row.  Such kernels also compute fp32 gradients from a state in the call's
+ * dtype.  A slowly decaying channel rounds this state once in 64 tokens; a GPU measured 1.81 tolerances.
  *
- * A channel of up to 32 elements may be small by chance, because its terms cancel.  Its error is then measured against
- * an eighth of a typical element, or with rounded factors against a whole one (seen on a GPU, 32 elements of dw in
- * fp16: 1.8 tolerances).  rows: the rows that belong to sequences, if rows are packed.  twice_rounded: elements are
+ * A channel of up to 32 elements may be small by chance, because its terms cancel.  Its error is then compared with an
+ * eighth of a typical element or, with rounded factors, with a whole typical element.  A GPU measured 1.8 tolerances,
+ * in 32 elements of dw in fp16.  rows: the number of rows that belong to sequences.  twice_rounded: elements are
  * computed from a number that was rounded before. */
 static grouping channel_of(const test_runner *r, gt_dtype call_dtype, gt_dtype dtype, int64_t channels, int64_t rows,
                            double tolerance, double floor, double typical, int twice_rounded) {
@@ -1107,8 +1116,8 @@ static grouping channel_of(const test_runner *r, gt_dtype call_dtype, gt_dtype d
     return g;
 }
 
-/* Copies logs of decays, bounded to [-256, 256].  Beyond these bounds exp gives 0 or infinity in fp32, so differences
- * do not count.  Returns NULL for other tensors: they are judged as they are. */
+/* Returns a copy of logs of decays, bounded to [-256, 256].  Beyond these bounds exp is 0 or infinity in fp32, so
+ * differences there do not matter.  Returns NULL for other tensors, which are judged as they are. */
 static double *bounded_logs(const gt_tensor *t, const double *v, int64_t count) {
     if (strcmp(t->name, "decay_out")) return NULL;
     double *logs = test_array(count, 0);
@@ -1116,8 +1125,8 @@ static double *bounded_logs(const gt_tensor *t, const double *v, int64_t count) 
     return logs;
 }
 
-/* The error in l2 that a tensor has from rounding to its dtype alone.  It may be as large as half a unit if the tensor
- * has few numbers, or few large ones. */
+/* The relative l2 error of a tensor from rounding to its dtype alone.  This error may be as large as half a unit in the
+ * last place, if the tensor has few numbers or few large ones. */
 static double own_rounding(const double *y, int64_t count, gt_dtype dtype) {
     double error = 0, size = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -1128,7 +1137,7 @@ static double own_rounding(const double *y, int64_t count, gt_dtype dtype) {
     return size > 0 ? sqrt(error / size) : 0;
 }
 
-/* The number of rows that are not all 0.  A step writes 0 for tokens that a batch element does not have. */
+/* The number of rows that are not all 0.  A step writes rows of 0 for tokens that a batch element lacks. */
 static int64_t rows_with_numbers(const double *y, int64_t rows, int64_t row) {
     int64_t count = 0;
     for (int64_t i = 0; i < rows; i++) {
@@ -1157,10 +1166,10 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
         double *x_logs = bounded_logs(t, x, count), *y_logs = bounded_logs(t, y, count);
         if (x_logs) x = x_logs, y = y_logs;
         tolerance = tolerance_of(r, op_of, t, dtype, call_dtype, y, count);
-        /* Rounding to the dtype makes an error of 0.43 half units if there are many numbers of like size.  Other errors
-         * are independent of it, and are allowed half of the tolerance. */
+        /* Rounding to the dtype alone makes a relative l2 error of 0.43 half units, if many numbers have similar sizes.
+         * Other errors are independent of the rounding, and may take half of the tolerance. */
         tolerance = fmax(tolerance, hypot(own_rounding(y, count, dtype), tolerance / 2));
-        /* in a small tensor all rounding errors may be large, also roundings between two stages */
+        /* in a small tensor all roundings may be large at once, also roundings between two stages */
         const double between = r->tolerance.rounds_factors == 2 ? half_unit[call_dtype] : 0;
         if (count < 64) tolerance = fmax(tolerance, 1.05 * (half_unit[dtype] + between));
         if (magnitudes && magnitudes->of[i])
@@ -1176,7 +1185,7 @@ int test_compare(const test_runner *r, const test_case *c, gt_pass pass, const t
         ok &= compare_groups(r, c, pass, t, x, y, &each_row);
         ok &= compare_groups(r, c, pass, t, x, y, &element);
         free(x_logs), free(y_logs);
-        if (!is_slice(t)) continue; /* a state has no channel that several tokens share */
+        if (!is_slice(t)) continue; /* a channel sums over tokens or rows, and a state has neither */
         rows = t->shape[0] == 'M' ? size[0] : size[0] * size[1];
         const int64_t used = pass == GT_STEP ? rows_with_numbers(y, rows, count / rows) : rows_used(c, t, rows);
         grouping channel = channel_of(r, call_dtype, dtype, count / rows, used, tolerance, floor, typical,
@@ -1222,7 +1231,7 @@ int test_same(const test_runner *r, const test_case *c, gt_pass pass, const char
         int64_t size[4], count = test_count(c, pass, t), worst = 0;
         int rank = test_shape(c, pass, t, size), ok = 1;
         if (!a || !b) continue;
-        ok = !memcmp(a, b, (size_t)count * sizeof *a); /* 0 and -0 differ */
+        ok = !memcmp(a, b, (size_t)count * sizeof *a); /* bits are compared, so 0 and -0 differ */
         if (!ok && tolerance > 0) {
             double error = 0, size = 0;
             add_squares(a, b, count, &error, &size);

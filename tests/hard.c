@@ -9,8 +9,8 @@ static void put_int(test_args *args, size_t offset, int x) { memcpy((char *)args
 
 static void put_size(test_args *args, size_t offset, size_t n) { memcpy((char *)args + offset, &n, sizeof n); }
 
-/* Makes the arguments of a forward call from a backward call, whose arguments lack forward's outputs.  y is scratch
- * memory if backward may read it; the other outputs are NULL. */
+/* Sets *args to a forward call for the backward call *backward, which lacks forward's outputs.  Forward's y goes to the
+ * buffer `y`, and backward reads this buffer if it reads y.  Forward's other outputs are NULL. */
 static void make_forward(const gt_op *table, test_args *args, test_args *backward, char *y) {
     for (const gt_tensor *t = table->tensors; t->name; t++) {
         if (t->use[GT_FORWARD] == 'O') {

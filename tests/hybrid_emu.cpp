@@ -1,5 +1,6 @@
-/* hy_backend_cuda emulated on the CPU: the kernels of the GPU's backend on the host's memory.  The plain product
- * replaces cuBLASLt's.  Reading a result reports the faults that the emulation found so far. */
+/* The backend hy_backend_cuda, emulated on the CPU: runs the GPU backend's kernels on host memory.  A plain product
+ * replaces cuBLASLt.  After a copy, a read or a synchronize, the backend reports the faults that the emulation has
+ * found. */
 #include "../examples/hybrid_ops.cuh"
 #include "fake_stream.h"
 
@@ -20,7 +21,7 @@ static gt_status faults_of(gt_status status) {
 
 static void emu_close(hy_backend* be) { delete &machine(be); }
 
-/* Holds NaN in every dtype. */
+/* Fills new memory with 0xff bytes, which are NaN in every float dtype. */
 static gt_status emu_alloc(hy_backend*, void** memory, size_t bytes) {
     *memory = operator new(bytes, std::align_val_t(256));
     memset(*memory, 0xff, bytes);
@@ -64,8 +65,8 @@ extern "C" gt_status hy_backend_cuda(hy_backend** backend, gt_dtype dtype, int r
     m->name = "emulated";
     snprintf(m->device, sizeof m->device, "the CPU, emulating a GPU");
     m->dtype = dtype;
-    m->workspace_want = hy::WORKSPACE_BYTES; /* nothing uses this size, but a model then allocates as much as on a
-                                                GPU */
+    /* a model then allocates as much workspace as on a GPU; the plain product does not use it */
+    m->workspace_want = hy::WORKSPACE_BYTES;
     hy::set_operators(m);
     m->close = hy::emu_close;
     m->alloc = hy::emu_alloc;
@@ -79,7 +80,7 @@ extern "C" gt_status hy_backend_cuda(hy_backend** backend, gt_dtype dtype, int r
     m->gemm = hy::emu_gemm;
     fake_stream_open(m);
     fake_stream_address(m, rank);
-    emu::set_seed((uint64_t)dtype); /* each dtype has another schedule of warps */
+    emu::set_seed((uint64_t)dtype); /* the warps run in another order for each dtype */
     *backend = m;
     return GT_OK;
 }

@@ -1,4 +1,4 @@
-/* Runs the kernels in the emulation on the CPU, where device memory is the host's. */
+/* The machine of test_kernels.h by emulation: runs the kernels on the CPU, with host memory as device memory. */
 #include "gt/emu/emu.h"
 
 #include "test_kernels.h"
@@ -50,7 +50,7 @@ void machine_report(void) {
 }
 
 int machine_launched(const char *kernel) {
-    /* another device may have other kernels, or none of these */
+    /* kernels that the emulated device lacks, or replaces by others, count as launched */
     const bool is_hopper = emu::device.capability_major == 9;
     const bool needs_hopper = strstr(kernel, "hopper") || strstr(kernel, "conv_ssd::") ||
                               strstr(kernel, "forward_maps_kernel") || !strcmp(kernel, "chunk_factors_kernel") ||
@@ -82,7 +82,7 @@ size_t machine_memory(size_t *total) { return *total = (size_t)1 << 40; }
 
 void *machine_cublaslt(void) {
 #ifdef GT_WITH_CUBLASLT
-    static char handle; /* emulated_cublaslt/cublasLt.h */
+    static char handle; /* emulated_cublaslt/cublasLt.h ignores the contents of a handle */
     return &handle;
 #else
     return nullptr;

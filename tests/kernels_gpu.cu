@@ -1,4 +1,4 @@
-/* The kernels on the current GPU. */
+/* The machine of test_kernels.h on a GPU: runs the kernels on the current device. */
 #include "test_kernels.h"
 #include "gpu_present.h"
 
@@ -26,7 +26,7 @@ static void must(cudaError_t error, const char *what) {
     exit(1);
 }
 
-/* Filled memory is used again, because cudaMalloc and cudaFree take long. */
+/* Blocks of filled memory are kept for reuse, because cudaMalloc and cudaFree take long. */
 struct Block {
     char *memory;
     size_t bytes;
@@ -107,7 +107,7 @@ static gt_status enqueue(const machine_job *job, cudaStream_t stream) {
     return status;
 }
 
-/* The caller has a pending CUDA error.  The library's calls must succeed and leave that error as it is. */
+/* Runs the calls while a CUDA error of the caller is pending.  The calls must succeed and leave that error pending. */
 static gt_status enqueue_with_pending_error(const machine_job *job) {
     const cudaError_t pending = cudaSetDevice(-1);
     const gt_status status = enqueue(job, nullptr);
@@ -118,7 +118,8 @@ static gt_status enqueue_with_pending_error(const machine_job *job) {
     return status;
 }
 
-/* If sequences are packed, changes their lengths: half as many sequences, each half as long. */
+/* Halves all numbers in cu_seqlens and seq_count of a packed call.  This gives half as many sequences, each of half the
+ * length. */
 static void halve_sequences(const machine_job *job) {
     for (int i = 0; i < 2; i++) {
         std::vector<int32_t> numbers((size_t)job->sequence_counts[i]);
@@ -128,8 +129,9 @@ static void halve_sequences(const machine_job *job) {
     }
 }
 
-/* Records the call once and replays it twice.  The first replay has other lengths.  The second replay finds the first
- * one's contents in saved and workspace. */
+/* Records the call as a CUDA graph and replays the graph twice.  Before the first replay, packed sequences get other
+ * lengths than in the recorded call.  The second replay starts with `saved` and workspace as the first replay left
+ * them. */
 static gt_status capture(const machine_job *job, cudaStream_t stream) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec;
@@ -177,7 +179,7 @@ gt_status machine_run(machine_job *jobs, int count, const machine_mode *mode) {
     for (cudaStream_t &stream : streams)
         if (needs_streams && !stream)
             must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    /* these streams do not wait for the default stream, on which copies may still run */
+    /* the streams do not wait for the default stream, where copies may still run */
     if (needs_streams) must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     for (int i = 0; i < count && status == GT_OK; i++)
         status = mode->is_captured         ? capture(&jobs[i], streams[i])

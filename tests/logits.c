@@ -1,6 +1,6 @@
-/* logits MODEL_FILE: reads a text from standard input, and runs a model of hybrid_train on the CPU.  A model that was
- * trained on numbers reads little-endian numbers of 16 bits.  After each token of the text the program prints the
- * model's logits, one line of "%.9g" numbers.  The Python tests compare their model with these lines. */
+/* logits MODEL_FILE runs a model of hybrid_train on the CPU, on a text from standard input.  If the model was trained
+ * on numbers, the input is little-endian 16-bit numbers.  After each token the program prints the model's logits as one
+ * line of "%.9g" numbers.  The Python tests compare their model with these lines. */
 #include "hybrid_save.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@ static int fail(void) {
     return 1;
 }
 
-/* The next token of standard input; -1: the text ends, -2: a byte is not in the vocabulary. */
+/* The next token of standard input.  -1: the input has ended; -2: a byte is not in the vocabulary. */
 static int32_t next_token(const hy_text *text) {
     const int byte = getchar();
     if (byte == EOF) return -1;

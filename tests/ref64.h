@@ -1,5 +1,5 @@
-/* The truth: the CPU twins, compiled with doubles.  Every array of the argument struct holds doubles, whatever its
- * dtype says; int32 arrays stay int32. */
+/* The double twins: the CPU twins compiled with doubles.  Tests take their results as the truth.  Every array of the
+ * argument struct holds doubles, whatever its dtype says; only int32 arrays stay int32. */
 #ifndef GT_REF64_H
 #define GT_REF64_H
 
@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-/* Only some operators have a step and the functions of pieces. */
+/* Declares all passes, although some operators lack the step and the passes of pieces. */
 #define TEST_REF64(op)                                                                                                 \
     gt_status gt_ref64_##op##_forward(const gt_##op##_args *args);                                                     \
     gt_status gt_ref64_##op##_backward(const gt_##op##_args *args);                                                    \

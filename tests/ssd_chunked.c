@@ -1,8 +1,10 @@
-/* The chunked form of ssd, step by step as the tensor-core kernels compute it.  Numbers in brackets are sections of
- * docs/ssd.md, where the same formulas stand.  Section 8 there names the functions of gt/ssd for each step.
+/* The chunked form of ssd, step by step as the tensor-core kernels compute it.  A number in brackets, such as [2], is a
+ * section of docs/ssd.md, which has the same formulas.  Section 8 of that file names the functions of gt/ssd for each
+ * step.
  *
- * Each head is computed by itself, as in the kernels; only dB and dC are sums over the heads of a group.  The loops
- * over tokens, rows p and columns n are matrix products in the kernels. */
+ * Terms: h is the state and G its gradient.  A chunk has 64 tokens, and a slot has two chunks.  Each head is computed
+ * alone, as in the kernels; only dB and dC are sums over the heads of a group.  The loops over tokens, rows p and
+ * columns n are matrix products in the kernels. */
 #include "ssd_chunked.h"
 #include <math.h>
 #include <string.h>
@@ -13,17 +15,16 @@ enum { HALF = 8, BLOCK = 16, CHUNK = 64, CHECKPOINT = 128, SLOTS = (CHUNKED_T + 
 
 typedef double state[CHUNKED_P][CHUNKED_N];
 
-/* The inputs of a head.  Beyond the sequence, up to a whole slot, tokens are zeros with Delta = 0, which change
- * nothing. */
+/* The inputs of a head.  The last slot is filled up with tokens of zeros with Delta = 0, which change nothing. */
 typedef struct head {
     int T, P, N, slots;
     double A, skip[CHUNKED_P];
     double delta[SLOTS * CHECKPOINT], slope[SLOTS * CHECKPOINT]; /* slope: dDelta / ddt */
     double a[SLOTS * CHECKPOINT];                                /* Delta A */
     double x[SLOTS * CHECKPOINT][CHUNKED_P];
-    double gate[SLOTS * CHECKPOINT][CHUNKED_P];   /* silu(z), 1 without z */
+    double gate[SLOTS * CHECKPOINT][CHUNKED_P];   /* silu(z); 1 without z */
     double dgate[SLOTS * CHECKPOINT][CHUNKED_P];  /* silu'(z) */
-    double dy[SLOTS * CHECKPOINT][CHUNKED_P];     /* gradient of the gated y, as given */
+    double dy[SLOTS * CHECKPOINT][CHUNKED_P];     /* gradient of the gated y, the input dy */
     double dinner[SLOTS * CHECKPOINT][CHUNKED_P]; /* gradient of y before the gate: dy silu(z) */
     double B[SLOTS * CHECKPOINT][CHUNKED_N], C[SLOTS * CHECKPOINT][CHUNKED_N];
 } head;
@@ -77,21 +78,22 @@ static void store_state(const head *x, int h, state from, float *to) {
         for (int n = 0; n < x->N; n++) ((double *)to)[(h * x->P + p) * x->N + n] = from[p][n];
 }
 
-/* The decay factors of a chunk.  Every exponent is the sum of the a's that it spans, computed by additions only. */
+/* The decay factors of a chunk.  Each is exp of a sum of a's.  Sums are only added up, never taken as differences. */
 typedef struct factors {
     double pre[CHUNK], suf[CHUNK], E;
-    double L[CHUNK][CHUNK]; /* [t][s] */
+    double L[CHUNK][CHUNK]; /* decay from token s to token t */
 } factors;
 
-/* exp of the sum of a[first ... last - 1] */
+/* Returns exp of the sum of a[first ... last - 1]. */
 static double decay(const double *a, int first, int last) {
     double sum = 0;
     for (int m = first; m < last; m++) sum += a[m];
     return exp(sum);
 }
 
-/* L of a pair s <= t.  Within one half of a block it is a single exponential.  Otherwise it is a product: of the
- * chunk's exponentials by token, and of the exponentials of the whole blocks in between. */
+/* L of a pair of tokens s <= t.  If both lie in one half of a block, L is a single exponential.  Otherwise L is a
+ * product of exponentials: for the part of the span in t's block, for the whole blocks in between, and for the part in
+ * s's block. */
 static double pair_decay(const double *a, int t, int s) {
     const int t_half = t / HALF * HALF, s_half = s / HALF * HALF, t_block = t / BLOCK * BLOCK,
               s_block = s / BLOCK * BLOCK;
@@ -117,7 +119,7 @@ static double dot(const double *a, const double *b, int count) {
 
 /* ---- [2] forward of a chunk ------------------------------------------------------------------- */
 
-/* Computes y, before the gate, of the chunk that begins with token `first`.  h: the state before the chunk. */
+/* Computes y without the gate, for the chunk that begins with token `first`.  h: the state before the chunk. */
 static void make_y(const head *x, int first, const factors *f, state h, double y[CHUNK][CHUNKED_P]) {
     for (int t = 0; t < CHUNK; t++) {
         double M[CHUNK];
@@ -132,7 +134,7 @@ static void make_y(const head *x, int first, const factors *f, state h, double y
 
 /* ---- [3] passes over states ------------------------------------------------------------------- */
 
-/* Carries h from before the chunk to after it. */
+/* Moves h from the start of the chunk to its end. */
 static void advance(const head *x, int first, const factors *f, state h) {
     for (int p = 0; p < x->P; p++)
         for (int n = 0; n < x->N; n++) {
@@ -143,7 +145,7 @@ static void advance(const head *x, int first, const factors *f, state h) {
         }
 }
 
-/* Carries G from after the chunk to before it. */
+/* Moves G from the end of the chunk to its start. */
 static void retreat(const head *x, int first, const factors *f, state G) {
     for (int p = 0; p < x->P; p++)
         for (int n = 0; n < x->N; n++) {
@@ -172,14 +174,15 @@ static int segment_slots(const head *x, int64_t segments) {
     return each > 0 ? each : 1;
 }
 
-/* Computes states[slot] from `outer`: h before every slot or, with is_reverse, G after every slot.  Also computes the
- * state that the last segment leaves.  local: runs every segment but the last from zero.  scan: joins their final
- * states. final: runs every segment from its start state. */
+/* Computes states[slot] from `outer`: h at the start of every slot or, with is_reverse, G at the end of every slot.
+ * Also computes `end`, the state after the last segment.  Takes the same three steps as the kernels.  local: passes
+ * over a segment from a zero state.  scan: computes the start states of all segments from these results.  final: passes
+ * over each segment from its start state. */
 static void pass_states(const head *x, int64_t segments, int is_reverse, state outer, state states[SLOTS], state end) {
     const int each = segment_slots(x, segments);
     static state start, now;
     memcpy(start, outer, sizeof start);
-    for (int first = 0; first < x->slots; first += each) { /* in the order of the pass */
+    for (int first = 0; first < x->slots; first += each) { /* segments in the order of the pass */
         const int last = first + each < x->slots ? first + each : x->slots;
         double log_decay = 0;
         memcpy(now, start, sizeof now);
@@ -206,7 +209,7 @@ void ssd_chunked_forward(const gt_ssd_args *a) {
     for (int i = 0; i < a->H; i++) {
         load_head(a, i, 0, &x);
         load_state(&x, i, outer, a->state_in);
-        memcpy(end, outer, sizeof end); /* of no tokens */
+        memcpy(end, outer, sizeof end); /* the result if there are no tokens */
         pass_states(&x, a->segments, 0, outer, h, end);
         store_state(&x, i, end, a->state_out);
         for (int first = 0; first < x.T; first += CHUNK) {
@@ -225,8 +228,9 @@ void ssd_chunked_forward(const gt_ssd_args *a) {
 
 /* ---- [5] backward: the states that a chunk starts from ------------------------------------------- */
 
-/* Computes h before the chunk at `first` and G after it, from h before its slot and G after its slot.  For the second
- * chunk of a slot, h goes through the first chunk.  For the first chunk, G goes through the second. */
+/* Computes h at the start and G at the end of the chunk at `first`.  Input: h at the start and G at the end of the
+ * slot.  For the second chunk of a slot, h is moved through the first chunk; for the first chunk, G through the
+ * second. */
 static void chunk_states(const head *x, int first, state h, state G) {
     const int is_second = first % CHECKPOINT != 0, neighbour = is_second ? first - CHUNK : first + CHUNK;
     factors f;
@@ -239,17 +243,18 @@ static void chunk_states(const head *x, int first, state h, state G) {
 
 /* ---- [6] backward of a chunk and head ------------------------------------------------------------ */
 
-/* Sums over the heads of a group: for the chunk's tokens, and for pairs of tokens. */
+/* Sums over the heads of a group: dB and dC for the tokens of a chunk, W for their pairs. */
 typedef struct group_sums {
     double dB[CHUNK][CHUNKED_N], dC[CHUNK][CHUNKED_N], W[CHUNK][CHUNK];
 } group_sums;
 
-/* Sums over the tokens of a head. */
+/* Sums over all tokens of a head. */
 typedef struct head_sums {
     double dA, dbias, dskip[CHUNKED_P];
 } head_sums;
 
-/* Computes da_k, the gradient of Delta_k A: the sum of all terms that carry the decay of token k.  It only adds. */
+/* Computes da_k, the gradient of a_k = Delta_k A.  It is the sum of all terms that contain the decay of token k,
+ * computed by additions only. */
 static void make_da(const double Gamma[CHUNK][CHUNK], const double *from_h, const double *to_G, double through,
                     double *da) {
     for (int k = 0; k < CHUNK; k++) {
@@ -278,7 +283,7 @@ static void chunk_gradients(const gt_ssd_args *a, const head *x, int i, int firs
         }
     for (int t = 0; t < CHUNK; t++) {
         E[t] = F[t] = 0;
-        for (int n = 0; n < x->N; n++) { /* terms that cross the borders of the chunk */
+        for (int n = 0; n < x->N; n++) { /* terms with h or G, which come from outside the chunk */
             double of_h = 0, of_G = 0;
             for (int p = 0; p < x->P; p++) {
                 of_h += f.pre[t] * h[p][n] * x->dinner[first + t][p];
@@ -310,7 +315,7 @@ static void chunk_gradients(const gt_ssd_args *a, const head *x, int i, int firs
     }
 }
 
-/* After the last head of a group: dC += W B, dB += W^T C. */
+/* Adds the parts of W to the group's sums, after the last head of the group: dC += W B, dB += W^T C. */
 static void finish_group(const gt_ssd_args *a, const head *x, int g, int first, const group_sums *group) {
     for (int t = 0; t < CHUNK && first + t < x->T; t++)
         for (int n = 0; n < x->N; n++) {
@@ -324,7 +329,7 @@ static void finish_group(const gt_ssd_args *a, const head *x, int g, int first, 
         }
 }
 
-/* Computes dz of a chunk.  It computes y once more, as in forward. */
+/* Computes dz of a chunk, for which it computes y again as in forward. */
 static void make_dz(const gt_ssd_args *a, const head *x, int i, int first, state h) {
     static double y[CHUNK][CHUNKED_P];
     factors f;
@@ -358,7 +363,7 @@ void ssd_chunked_backward(const gt_ssd_args *a) {
         load_state(&x, i, outer, a->state_in);
         pass_states(&x, a->segments, 0, outer, h, end);
         load_state(&x, i, outer, a->dstate_out);
-        memcpy(end, outer, sizeof end); /* of no tokens */
+        memcpy(end, outer, sizeof end); /* the result if there are no tokens */
         pass_states(&x, a->segments, 1, outer, G, end);
         store_state(&x, i, end, a->dstate_in);
         for (int first = 0; first < x.T; first += CHUNK) {

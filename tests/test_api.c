@@ -1,7 +1,7 @@
-/* Bad arguments.  Every bad argument must get the right status and a message that names function, field and value.  The
- * refused call must write nothing.  Most cases come from the operators' tables (gt_op), and so cover all operators and
- * passes; bad_values has the cases of single operators.  A fuzz test draws calls with overlapping memory and compares
- * the verdict of gt_prepare with an enumeration of all elements. */
+/* Tests of bad arguments.  Every bad argument must get the right status, and a message that names function, field and
+ * value.  A refused call must write nothing.  The operators' tables (gt_op) give most bad arguments, so they cover all
+ * operators and passes.  bad_values in ops/OP.c adds bad arguments of one operator.  A fuzz test draws calls with
+ * overlapping memory.  It compares the result of gt_prepare with a search for overlaps among all elements. */
 #include "gt_test.h"
 
 #include <math.h>
@@ -15,7 +15,7 @@
 
 #define check test_check
 
-/* splitmix64 */
+/* random numbers: splitmix64 */
 static uint64_t random_state;
 static uint64_t random_bits(void) {
     uint64_t z = (random_state += 0x9e3779b97f4a7c15u);
@@ -28,7 +28,7 @@ static int one_in(int64_t n) { return random_below(n) == 0; }
 
 #define AT(op, field) offsetof(gt_##op##_args, field)
 
-static int kernels_built; /* 0: the gt_OP_... functions are stubs */
+static int kernels_built; /* 0: the build has no kernels, so that the functions gt_OP_... are stubs */
 
 /* ---- fields by offset ------------------------------------------------------------------------ */
 
@@ -43,12 +43,13 @@ static void set_field(void *args, test_value x) {
     if (x.type == 'l') set_int64(args, x.offset, (int64_t)x.value);
     if (x.type == 'f') memcpy((char *)args + x.offset, &f, sizeof f);
 }
-/* Whether the pass uses strides of a state: only a step and pools do.  See test_pool_strides. */
+/* Whether the pass uses the tensor's strides.  A state has strides only in a step and in pools: see
+ * test_pool_strides. */
 static int has_strides(gt_pass pass, const gt_tensor *t) {
     const int moves_columns = gt_stride_count(t) == 3 && pass == GT_STEP && t->shape[0] == 'Q';
     return t->stride_offset && (!test_is_state(t) || moves_columns);
 }
-/* Whether a tensor can be columns of a shared buffer.  The buffer has a row for each token, so a state cannot. */
+/* Whether a tensor can be columns of a shared buffer.  A state cannot, because the buffer has a row for each token. */
 static int is_slice(const gt_tensor *t) { return t->stride_offset && !test_is_state(t); }
 static void set_stride(void *args, const gt_tensor *t, gt_stride s) {
     if (t->shape[0] == 'M')
@@ -56,7 +57,7 @@ static void set_stride(void *args, const gt_tensor *t, gt_stride s) {
     else
         memcpy((char *)args + t->stride_offset, &s, sizeof s);
 }
-/* Sets the stride of the last index, of a tensor with a gt_stride4. */
+/* Sets the stride of the last index in a gt_stride4. */
 static void set_last_stride(void *args, const gt_tensor *t, int64_t n) {
     set_int64(args, t->stride_offset + offsetof(gt_stride4, n), n);
 }
@@ -72,7 +73,7 @@ static char *get_pointer(const void *args, const gt_tensor *t) {
 }
 static int is_output(const gt_tensor *t, gt_pass pass) { return strchr("Oogs", gt_use(t, pass)) != NULL; }
 static int is_used(const gt_tensor *t, gt_pass pass) { return gt_use(t, pass) != '-'; }
-/* Whether the call needs the tensor.  Packed calls need cu_seqlens, and other calls must not have it. */
+/* Whether the pass requires the tensor.  A packed call also requires cu_seqlens, and no other call may have it. */
 static int is_required(const gt_tensor *t, gt_pass pass) {
     return strchr("IOs", gt_use(t, pass)) != NULL || !strcmp(t->name, "cu_seqlens");
 }
@@ -92,9 +93,9 @@ typedef struct call {
     gt_pass pass;
     int is_packed;
     _Alignas(16) char args[ARGS_BYTES], good[ARGS_BYTES];
-    _Alignas(16) char filled[ARGS_BYTES]; /* the valid call, prepared */
+    _Alignas(16) char filled[ARGS_BYTES]; /* the valid call, as gt_prepare fills it in */
     gt_dims dims;
-    /* tensor i owns the PLACE bytes from i * PLACE on, and starts in their middle */
+    /* tensor i owns PLACE bytes at i * PLACE, and starts in the middle of them */
     _Alignas(16) char memory[MAX_TENSORS * PLACE], before[MAX_TENSORS * PLACE];
 } call;
 
@@ -112,7 +113,7 @@ static size_t offset_of(const call *c, const char *tensor) { return find_tensor(
 
 static char *place_of(call *c, const gt_tensor *t) { return c->memory + (t - c->op->tensors) * PLACE + PLACE / 2; }
 
-/* Bytes from the start of the first element to the end of the last. */
+/* The number of bytes from the start of the first element to the end of the last. */
 static int64_t span(const gt_view *v) {
     int64_t bytes = v->element;
     for (int i = 0; i < v->rank; i++) bytes += (v->size[i] - 1) * v->stride[i];
@@ -121,7 +122,7 @@ static int64_t span(const gt_view *v) {
 
 static gt_view view_in(call *c, const gt_tensor *t) { return gt_view_of(c->op, t, c->filled, &c->dims); }
 
-/* Fills memory with a bit pattern that is a small number in every dtype. */
+/* Fills memory with 16-bit patterns that form small numbers in every dtype. */
 static void fill_small(char *memory, size_t bytes) {
     for (size_t i = 0; i + 2 <= bytes; i += 2) {
         uint16_t bits = (uint16_t)(0x3e00u | (random_bits() & 0xffu));
@@ -131,24 +132,24 @@ static void fill_small(char *memory, size_t bytes) {
 
 static int takes_packed(const gt_op *op) { return find_tensor(op, "cu_seqlens") != NULL; }
 
-/* The number of a tensor's elements in the valid call.  0 for cu_seqlens and seq_count if the call is not packed. */
+/* The number of elements of a tensor in the valid call.  If the call is not packed, cu_seqlens and seq_count have 0. */
 static int64_t count_in(call *c, const gt_tensor *t) { return view_in(c, t).count; }
 
-/* Whether the pass has the tensor. */
+/* Whether the valid call gives the tensor. */
 static int is_in_call(call *c, const gt_tensor *t) {
     const int is_of_pool = c->pass == GT_FORWARD && test_is_word_of("slots starts_zero", t->name); /* see test_pool */
     const int is_of_rounding = !strncmp(t->name, "rounding_", 9); /* see test_rounding */
     return is_used(t, c->pass) && count_in(c, t) > 0 && !is_of_pool && !is_of_rounding;
 }
 
-/* Fills in integers 0, 1, ....  They are valid as slots, tokens and commit, and as cu_seqlens of sequences of one
- * token. */
+/* Fills in the integers 0, 1, 2 and so on.  They are valid as slots, tokens and commit, and as cu_seqlens of sequences
+ * of one token. */
 static void fill_integers(char *memory, int64_t count) {
     for (int32_t i = 0; i < count; i++) memcpy(memory + 4 * i, &i, 4);
 }
 
-/* Builds a valid call.  variant 0: defaults; 1: bf16 with an fp32 companion, and with the optional size; 2: packed
- * sequences. */
+/* Builds a valid call.  variant 0: a plain call.  variant 1: bf16, with w or dt in fp32, and with the optional size
+ * set. variant 2: packed sequences. */
 static void build_call(call *c, const test_op *e, gt_pass pass, int variant) {
     c->e = e;
     c->op = e->table();
@@ -193,14 +194,14 @@ static void expect_accepted(call *c, const char *what) {
     memcpy(c->memory, c->before, sizeof c->memory);
 }
 
-/* Calls gt_prepare as every kernel call does. */
+/* Calls gt_prepare as every call of a kernel does. */
 static gt_status prepare(call *c, gt_pass pass) {
     _Alignas(16) char filled[ARGS_BYTES];
     gt_dims dims;
     return gt_prepare(c->op, pass, GT_DEVICE, c->args, filled, &dims);
 }
 
-/* Checks status and message of one refused call. */
+/* Checks the status and the message of a refused call. */
 static void check_refusal(call *c, gt_target target, gt_pass pass, gt_status got, gt_status want, const char *text) {
     char function[64];
     const char *message = gt_last_error();
@@ -210,8 +211,8 @@ static void check_refusal(call *c, gt_target target, gt_pass pass, gt_status got
           "%s'%s' expected in: %s", function, text, message);
 }
 
-/* Calls the twin, and the kernels or their argument check.  Both must return `want`, with a message that has the
- * formatted text.  Memory and arguments must not change. */
+/* Calls the twin and the kernels (without kernels: their argument check).  Both must return `want`, with a message that
+ * contains the formatted text.  Memory and arguments must not change. */
 static void expect_refused(call *c, gt_status want, const char *format, ...) {
     char text[200], args[ARGS_BYTES];
     int unchanged;
@@ -232,7 +233,7 @@ static void expect_refused(call *c, gt_status want, const char *format, ...) {
     memcpy(c->args, c->good, ARGS_BYTES);
 }
 
-/* As expect_refused, for calls that the workspace query must refuse, too. */
+/* Does the same as expect_refused, for calls that the workspace query must refuse, too. */
 static void expect_refused_always(call *c, gt_status want, const char *text) {
     check_refusal(c, GT_DEVICE, GT_QUERY, prepare(c, GT_QUERY), want, text);
     expect_refused(c, want, "%s", text);
@@ -300,13 +301,14 @@ static void test_sizes(call *c) {
     }
 }
 
-/* Sizes that are each valid, but have a product that is too large. */
+/* Tests pairs of sizes that are valid each, but whose product is too large. */
 static void test_huge_sizes(call *c) {
     for (const gt_size *s = c->op->sizes; s->letter; s++) {
         for (const gt_size *other = c->op->sizes; other < s; other++) {
             if (s->letter == 'W' || other->letter == 'W') continue;
-            if (gt_is_join(c->pass) && (s->letter == 'T' || other->letter == 'T')) continue; /* it does not use T */
-            if (s->letter >= 'a' && other->letter < 'a' && !strchr("BT", other->letter)) continue; /* apart */
+            if (gt_is_join(c->pass) && (s->letter == 'T' || other->letter == 'T')) continue; /* a join does not use T */
+            /* sizes of two joined operators: no tensor has both */
+            if (s->letter >= 'a' && other->letter < 'a' && !strchr("BT", other->letter)) continue;
             set_int64(c->args, s->offset, GT_MAX_SIZE);
             set_int64(c->args, other->offset, GT_MAX_SIZE);
             gt_status status = c->e->twin[c->pass](c->args);
@@ -333,11 +335,12 @@ static void expect_no_weight(const void *weight, gt_dtype dtype, int64_t O, int6
 
 static void test_quantize(void) {
     const float infinite[] = {1, 2, 3, 4, 5, INFINITY, 7, 8}, not_a_number[] = {1, NAN};
-    const uint16_t half[] = {0x3f80, 0x7f80}; /* bf16: 1 and infinity */
-    /* 127 gives the scale 1, so ties show: 0.5, 1.5, -2.5 and 126.5 go to even */
+    const uint16_t half[] = {0x3f80, 0x7f80}; /* 1 and infinity in bf16 */
+    /* the largest number 127 gives the scale 1, so the other numbers show rounding: ties go to even */
     const float ties[] = {127, 0.5f, 1.5f, -2.5f, 126.5f, -126.5f, -127, 3.49f};
     const int8_t even[] = {127, 0, 2, -2, 126, -126, -127, 3};
-    const float rows[] = {0, -0.0f, 0, 0, 1e-40f, -1e-40f, 0, 0}; /* zeros; a scale below 2^-126 */
+    /* a row of zeros, and a row whose scale would be below 2^-126 */
+    const float rows[] = {0, -0.0f, 0, 0, 1e-40f, -1e-40f, 0, 0};
     const int8_t zeros[8] = {0};
     int8_t q[512];
     float scale[512], weight[512];
@@ -382,7 +385,7 @@ static void test_quantize(void) {
     check(gt_quantize_int8(ties, GT_F32, 1, 8, q, NULL) == GT_ERROR_NULL &&
               strstr(gt_last_error(), "weight_scale is NULL"),
           "%s", gt_last_error());
-    /* a step has at most 64 rows, and the other passes refuse the int8 weight alone */
+    /* a step takes at most 64 rows, and the other passes do not take an int8 weight */
     gt_rmsnorm_linear_args a = {.M = 65, .D = 8, .O = 1, .x = weight, .y = scale, .dy = scale};
     a.weight_int8 = q, a.weight_scale = scale;
     check(gt_ref_rmsnorm_linear_step(&a) == GT_ERROR_SIZE && strstr(gt_last_error(), "M = 65: must be 0 to 64"), "%s",
@@ -395,11 +398,11 @@ static void test_quantize(void) {
           "%s", gt_last_error());
 }
 
-/* ---- calls without tokens: each size must be in its range, and their product may be anything ---- */
+/* ---- calls without tokens: each size must be in its range, but products of sizes have no limit --- */
 
 enum { MANY = 1 << 29 };
-/* `in` lies directly before `out`.  If a function wrongly takes `in` to be larger than its four numbers, its check of
- * overlaps finds that `in` reaches into `out`, and the call fails. */
+/* `in` lies directly before `out`.  If a function wrongly takes `in` for a larger array, its check of overlaps finds
+ * that `in` reaches into `out`, and the call fails. */
 static struct { float in[4], out[4]; } no_tokens = {{1, 2, 3, 4}, {0}};
 static const int64_t NEARLY_ALL = GT_MAX_SIZE - 67 * 64;
 
@@ -407,7 +410,8 @@ static void expect_ok(gt_status status, const char *what) {
     check(status == GT_OK, "no tokens: %s: %s", what, gt_last_error());
 }
 
-/* Checks the outputs: each of the `n` numbers held 9 before the call, and must now be `first`. */
+/* Checks the status, and that the call wrote n numbers (1 or 2) to `out`: `first` and `second`.  The other numbers must
+ * still be 9.  Then sets all numbers to 9 again. */
 static void expect_numbers(gt_status status, const char *what, int n, float first, float second) {
     expect_ok(status, what);
     check(no_tokens.out[0] == first && no_tokens.out[1] == (n > 1 ? second : 9) && no_tokens.out[2] == 9,
@@ -477,7 +481,7 @@ static void test_no_tokens_rows(void) {
 
 /* ---- how many elements a tensor may have ---- */
 
-/* Checks the largest valid sizes of a call.  With `field` one larger the call must be refused. */
+/* Checks that the sizes in *args are accepted, and refused if `field` is larger by one. */
 static void check_limit_in(const gt_op *op, gt_pass pass, const void *args, size_t field, const char *text) {
     _Alignas(16) char larger[ARGS_BYTES], filled[ARGS_BYTES];
     gt_dims dims;
@@ -491,7 +495,7 @@ static void check_limit_in(const gt_op *op, gt_pass pass, const void *args, size
           gt_last_error());
 }
 
-/* As check_limit_in, for the query and both passes. */
+/* Calls check_limit_in for the query, forward and backward. */
 static void check_limit(const gt_op *op, const void *args, size_t field, const char *text) {
     check_limit_in(op, GT_QUERY, args, field, text);
     check_limit_in(op, GT_FORWARD, args, field, text);
@@ -517,11 +521,11 @@ static void test_limits_wkv6(void) {
     gt_wkv6_args a = {.B = 1, .T = 1, .H = 32, .N = 64, .slots = any_borders, .slot_capacity = K(31)};
     check_limit_in(gt_op_wkv6(), GT_STEP, &a, AT(wkv6, slot_capacity),
                    "slot_capacity = 2147483649, H = 32, N = 64, V = 64: state_out has");
-    /* 2^16 sequences of 2^31 tokens: a join reads no tensor over tokens */
+    /* 2^16 sequences of 2^31 tokens are allowed in a join, because a join reads no tensor over tokens */
     a = (gt_wkv6_args){.B = K(16), .T = K(31), .H = 32, .N = 64, .pieces = K(15)};
     check_limit_in(gt_op_wkv6(), GT_JOIN, &a, AT(wkv6, pieces),
                    "pieces = 32769, B = 65536, size = 2048, V = 64: piece_states has");
-    /* a call without tokens counts only the tensors that are given */
+    /* in a call without tokens, only tensors that the caller gives are counted */
     a = (gt_wkv6_args){.H = K(20), .N = K(20), .V = K(20), .state_in_shared = 1, .state_in = no_tokens.in};
     check(gt_ref_wkv6_forward(&a) == GT_ERROR_SIZE &&
               strstr(gt_last_error(),
@@ -605,7 +609,7 @@ static void test_companion(call *c, const char *name, size_t offset) {
     }
 }
 
-/* Tests the field of a dtype that only a step may choose. */
+/* Tests a dtype field that only a step may set. */
 static void test_dtype_of_steps(call *c, const char *name, size_t offset) {
     const int takes_int8 = c->op->of_steps.scale && offset == c->op->of_steps.state; /* see test_scale */
     const int bad[] = {-1, takes_int8 ? 5 : 4, 99};
@@ -666,7 +670,7 @@ static void refuse_stride(call *c, const gt_tensor *t, gt_stride s) {
 
 static void test_bad_strides(call *c) {
     const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, (int64_t)1 << 57};
-    if (gt_is_join(c->pass)) return; /* a join has no tensor with strides */
+    if (gt_is_join(c->pass)) return; /* no tensor of a join has strides */
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         if (!has_strides(c->pass, t)) continue;
         for (int i = 0; i < 4; i++) {
@@ -676,13 +680,13 @@ static void test_bad_strides(call *c) {
             refuse_stride(c, t, (gt_stride){0, 0, bad[i]});
         }
         if (t->shape[0] == 'M') continue;
-        /* each given stride is within bounds, but the default of another is not */
+        /* the given stride is within bounds, but the default of another stride follows from it and is not */
         refuse_stride(c, t, (gt_stride){0, 0, (int64_t)1 << 55});
         refuse_stride(c, t, (gt_stride){0, (int64_t)1 << 55, 0});
     }
 }
 
-/* Tests the stride of the last index, in tensors that have one. */
+/* Tests the stride of the last index, for tensors that have this stride. */
 static void test_last_strides(call *c) {
     const int64_t bad[] = {-1, INT64_MIN, INT64_MAX, (int64_t)1 << 57};
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
@@ -694,8 +698,8 @@ static void test_last_strides(call *c) {
             set_last_stride(c->args, t, bad[i]);
             expect_refused_always(c, GT_ERROR_STRIDE, text);
         }
-        set_last_stride(c->args, t, (int64_t)1 << 55); /* the index spans too much, and so does h, whose stride has its
-                                                          default */
+        /* too large for the last index, and for h, whose default follows from this stride */
+        set_last_stride(c->args, t, (int64_t)1 << 55);
         expect_refused_always(c, GT_ERROR_STRIDE, "_stride = {0, 0, 0, 36028797018963968}:");
         if (!is_in_call(c, t)) continue;
         for (int is_short = 0; is_short < 2; is_short++) {
@@ -709,13 +713,14 @@ static void test_last_strides(call *c) {
     }
 }
 
-/* Rows that overlap each other: a pass may read such a tensor, but not write it. */
+/* Tests strides with which elements of a tensor overlap each other.  A pass may read such a tensor, but not write
+ * it. */
 static void test_self_overlap(call *c) {
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         static const gt_stride shifted[] = {{0, 1, 0}, {1, 0, 0}, {0, 0, 1}};
         if (!has_strides(c->pass, t) || !is_in_call(c, t)) continue;
         for (int i = 0; i < (t->shape[0] == 'M' ? 1 : 3); i++) {
-            if (i == 2 && !t->shape[3]) continue; /* {.h = 1} is the default of such a tensor */
+            if (i == 2 && !t->shape[3]) continue; /* {.h = 1} is the default of a tensor without a fourth index */
             if (i > 0 && c->dims.n[t->shape[i == 1 ? 0 : 2] - 'A'] == 1) continue;
             set_stride(c->args, t, shifted[i]);
             if (is_output(t, c->pass))
@@ -728,7 +733,8 @@ static void test_self_overlap(call *c) {
 
 /* ---- overlap --------------------------------------------------------------------------------- */
 
-/* Expects a message about the overlap of two tensors.  It must name the output that comes first in the table. */
+/* Expects a refusal because two tensors overlap.  The message must name first the output that comes first in the
+ * table. */
 static void expect_overlap(call *c, const gt_tensor *out, const gt_tensor *other) {
     if (is_output(other, c->pass) && other < out)
         expect_refused(c, GT_ERROR_OVERLAP, "%s overlaps %s", other->name, out->name);
@@ -738,7 +744,7 @@ static void expect_overlap(call *c, const gt_tensor *out, const gt_tensor *other
 
 static char *align_down(char *p, int64_t bytes) { return p - (uintptr_t)p % (uintptr_t)bytes; }
 
-/* Places `out` on `other`, at its first byte, at its last byte, and next to it. */
+/* Places `out` on the first byte of `other`, on its last byte, and next to it on either side. */
 static void test_overlap_pair(call *c, const gt_tensor *out, const gt_tensor *other) {
     gt_view v = view_in(c, out), w = view_in(c, other);
     char *at = place_of(c, other);
@@ -760,15 +766,15 @@ static void test_overlap_pair(call *c, const gt_tensor *out, const gt_tensor *ot
 
 static int64_t round_up4(int64_t bytes) { return (bytes + 3) / 4 * 4; }
 
-/* Bytes in one row of a tensor [B,T,...] or [M,...]. */
+/* The number of bytes in one row of a tensor [B,T,...] or [M,...]. */
 static int64_t row_bytes(const call *c, const gt_tensor *t, int element) {
     int64_t n = element;
     for (const char *s = t->shape + (t->shape[0] == 'M' ? 1 : 2); *s; s++) n *= c->dims.n[*s - 'A'];
     return n;
 }
 
-/* Makes both tensors columns of one buffer, with `other` before or after `out`.  `out` lies `shift` elements too far to
- * the right. */
+/* Makes both tensors columns of one buffer, with `other` before `out` (after = 1) or behind it.  Moves `out` by `shift`
+ * elements to the right, so that it overlaps `other` unless shift is 0. */
 static void set_columns(call *c, const gt_tensor *out, const gt_tensor *other, int after, int shift) {
     int el = view_in(c, out).element, other_el = view_in(c, other).element;
     int64_t n = round_up4(row_bytes(c, out, el)), slack = n - row_bytes(c, out, el);
@@ -792,7 +798,7 @@ static void test_column_pair(call *c, const gt_tensor *out, const gt_tensor *oth
     }
 }
 
-/* Tests two tensors [B,T,H,*] whose heads alternate in memory. */
+/* Tests two tensors [B,T,H,*] that share one buffer in which their heads alternate. */
 static void test_head_pair(call *c, const gt_tensor *out, const gt_tensor *other) {
     int64_t n = c->dims.n[out->shape[3] - 'A'], other_n = c->dims.n[other->shape[3] - 'A'];
     for (int shift = 0; shift < 2; shift++) {
@@ -851,7 +857,7 @@ static void test_no_packed(call *c) {
         expect_refused_always(c, GT_ERROR_SIZE, "B = 2: must be 1 with packed");
 }
 
-/* Checks contents of cu_seqlens and seq_count.  Only the twins look at the contents. */
+/* Checks that the twin refuses these contents of cu_seqlens and seq_count.  Kernels do not check contents. */
 static void expect_contents_refused(call *c, int32_t cu0, int32_t cu1, int32_t cu2, int32_t count, const char *text) {
     const int32_t cu[] = {cu0, cu1, cu2};
     char before[sizeof c->memory];
@@ -874,7 +880,7 @@ static void test_packed_fields(call *c) {
     expect_refused_always(c, GT_ERROR_SIZE, "seq_capacity = -9223372036854775808");
     set_pointer(c->args, offset_of(c, "cu_seqlens"), NULL);
     expect_refused(c, GT_ERROR_NULL, "cu_seqlens is NULL, but seq_capacity = 2");
-    set_pointer(c->args, offset_of(c, "cu_seqlens"), NULL); /* a query needs no pointers */
+    set_pointer(c->args, offset_of(c, "cu_seqlens"), NULL); /* the workspace query needs no pointers */
     check(prepare(c, GT_QUERY) == GT_OK, "workspace of a packed call: %s", gt_last_error());
     memcpy(c->args, c->good, ARGS_BYTES);
     set_int64(c->args, B->offset, 0);
@@ -895,7 +901,7 @@ static void test_packed_fields(call *c) {
     set_pointer(c->args, offset_of(c, "seq_count"), NULL);
     expect_contents_refused(c, 0, 1, 4, 0, "cu_seqlens[2] = 4");
     memcpy(c->args, c->good, ARGS_BYTES);
-    /* entries beyond the sequences in use may hold anything */
+    /* entries of cu_seqlens beyond the last sequence may hold anything */
     memset(place_of(c, find_tensor(c->op, "cu_seqlens")) + 8, 0xff, 4);
     memcpy(place_of(c, find_tensor(c->op, "seq_count")), &(int32_t){1}, 4);
     expect_accepted(c, "two numbers of cu_seqlens in use");
@@ -903,8 +909,8 @@ static void test_packed_fields(call *c) {
 
 /* ---- chunks of packed sequences -------------------------------------------------------------- */
 
-/* Checks that every chunk slot leads to its chunk with the right tokens.  All slots beyond the chunks must lead to
- * none. */
+/* Checks that gt_chunk_at gives the right sequence and tokens for the slot of every chunk, and no sequence for all
+ * other slots. */
 static void check_chunks(const int32_t *cu_seqlens, int64_t count, int64_t capacity, int64_t T, int64_t size) {
     int64_t places = gt_chunk_slots(T, capacity, size), found = 0, expected = 0;
     int ok = 1;
@@ -938,12 +944,12 @@ static void test_chunks(void) {
 
 static int has_pools(call *c) { return c->pass == GT_FORWARD && find_tensor(c->op, "starts_zero"); }
 
-/* Tests the strides of rows of states, which only a step and a pool have. */
+/* Tests the strides between rows of states, which only a step and forward with slots may have. */
 static void test_pool_strides(call *c) {
     for (const gt_tensor *t = c->op->tensors; t->name; t++) {
         char text[100];
         if (t->shape[0] != 'Q' || gt_stride_count(t) != 1 || gt_is_join(c->pass)) continue;
-        if (!strcmp(t->name, "state_scale")) continue; /* see test_scale */
+        if (!strcmp(t->name, "state_scale")) continue; /* tested in test_scale */
         snprintf(text, sizeof text, "%s_stride = ", t->name);
         set_int64(c->args, t->stride_offset, 200);
         if (c->pass == GT_STEP)
@@ -958,7 +964,8 @@ static void test_pool_strides(call *c) {
     }
 }
 
-/* Tests stochastic rounding.  Forward and step have it, for states of 16 bits, with a seed and step numbers. */
+/* Tests the arguments of stochastic rounding.  Forward and step take a seed and step numbers, if states have 16
+ * bits. */
 static void test_rounding(call *c) {
     if (!find_tensor(c->op, "rounding_seed")) return;
     const size_t seed = offset_of(c, "rounding_seed"), steps = offset_of(c, "rounding_steps");
@@ -982,7 +989,7 @@ static void test_rounding(call *c) {
     }
 }
 
-/* Tests states of int8 and their scales, which only a step takes, and only together. */
+/* Tests int8 states and their scales.  Only a step takes them, and it takes neither without the other. */
 static void test_scale(call *c) {
     if (!c->op->of_steps.scale || gt_is_join(c->pass)) return;
     const gt_tensor *t = find_tensor(c->op, "state_scale");
@@ -1068,7 +1075,7 @@ static void test_int8_states(void) {
           "a good conversion is refused: %s", gt_last_error());
 }
 
-/* Forward with slots. */
+/* Tests forward with slots: states in a pool. */
 static void test_pool(call *c) {
     const size_t slots = offset_of(c, "slots"), zeros = offset_of(c, "starts_zero"), rows = c->op->fields.slot_capacity;
     set_pointer(c->args, zeros, c->memory);
@@ -1111,7 +1118,7 @@ static void test_no_slots(call *c) {
     expect_refused(c, GT_ERROR_VALUE, "slot_capacity is set");
 }
 
-/* A state that the batch shares must not be updated in place. */
+/* Tests that a state that the batch shares cannot be updated in place. */
 static void test_shared_alias(call *c, const gt_tensor *o, const gt_tensor *i) {
     set_int(c->args, c->op->fields.state_in_shared, 1);
     expect_accepted(c, "state_in_shared");
@@ -1120,7 +1127,7 @@ static void test_shared_alias(call *c, const gt_tensor *o, const gt_tensor *i) {
     expect_overlap(c, o, i);
 }
 
-/* Tests all states with these plain names: an operator that joins two has a pair of each. */
+/* Does so for all states with these plain names.  An operator that joins two operators has two of each. */
 static void test_shared_aliases(call *c, const char *out, const char *in) {
     for (int i = 0; c->op->tensors[i].name; i++)
         if (test_is(&c->op->tensors[i], out))
@@ -1168,7 +1175,7 @@ static void test_segment_backward(call *c) {
     expect_refused(c, GT_ERROR_VALUE, "state_in_shared = 1: dstate_in of a piece is not shared");
 }
 
-/* A join does not depend on the time, so T = 0 must give the same results. */
+/* Tests a join with T = 0, since a join does not use T. */
 static void test_join(call *c) {
     set_int64(c->args, c->op->sizes[1].offset, 0);
     set_pointer(c->args, find_tensor(c->op, "piece_starts")->offset, NULL);
@@ -1230,7 +1237,7 @@ typedef struct stride_case {
     gt_stride given, filled;
 } stride_case;
 
-/* Checks the strides of `name` after gt_prepare. */
+/* Checks the strides of tensor `name` after gt_prepare. */
 static void check_strides(const gt_op *op, const char *name, const void *sizes, const stride_case *s, size_t count) {
     for (size_t i = 0; i < count; i++) {
         const gt_tensor *t = find_tensor(op, name);
@@ -1257,15 +1264,15 @@ static void test_default_strides(void) {
     const stride_case four[] = {
         {{0, 0, 0}, {60, 20, 5}},         /* packed [B,T,H,N] */
         {{0, 5, 15}, {60, 5, 15}},        /* [B,H,T,N] */
-        {{0, 100, 0}, {300, 100, 5}},     /* a slice of rows of 100 elements */
+        {{0, 100, 0}, {300, 100, 5}},     /* a slice of each row of 100 elements */
         {{0, 0, 9}, {108, 36, 9}},        /* heads further apart */
         {{1000, 0, 0}, {1000, 20, 5}},    /* batches further apart */
-        {{0, 644, 161}, {1932, 644, 161}} /* heads are slices of a row */
+        {{0, 644, 161}, {1932, 644, 161}} /* each head is a slice of a row */
     };
     const stride_case three[] = {
         {{0, 0, 0}, {12, 4, 1}},      /* packed [B,T,D] */
         {{0, 1, 3}, {12, 1, 3}},      /* [B,D,T] */
-        {{0, 386, 0}, {1158, 386, 1}} /* a slice of rows of 386 elements */
+        {{0, 386, 0}, {1158, 386, 1}} /* a slice of each row of 386 elements */
     };
     const stride_case rows[] = {{{0, 0, 0}, {0, 4, 0}}, {{0, 902, 0}, {0, 902, 0}}};
     const stride_case value[] = {{{0, 0, 0}, {84, 28, 7}}};
@@ -1340,7 +1347,7 @@ static void test_version(void) {
     check(!strcmp(symbol, EXPANDED(gt_version)), "GT_SYMBOL makes %s of version %s", EXPANDED(gt_version), symbol);
 }
 
-/* Callers that define the structs themselves compare their sizes with these functions. */
+/* Tests the functions that return struct sizes.  Callers that define the structs themselves compare sizes with them. */
 static void test_args_size(void) {
     for (int i = 0; test_ops[i]; i++) {
         const test_op *e = test_ops[i];
@@ -1356,7 +1363,7 @@ static void test_path_stub(void) {
           "'%s', %s", text, gt_last_error());
 }
 
-/* Errors are per thread: neither of two threads may see the other's. */
+/* A thread that makes an error of its own: neither of two threads may see the message of the other. */
 static void *other_thread(void *result) {
     int *ok = result;
     *ok = !strcmp(gt_last_error(), "");
@@ -1399,7 +1406,7 @@ typedef struct fuzz {
     _Alignas(16) char args[ARGS_BYTES], filled[ARGS_BYTES];
     _Alignas(16) char memory[FUZZ_MEMORY], before[FUZZ_MEMORY];
     element elements[FUZZ_ELEMENTS];
-    int count; /* of elements; -1: too many */
+    int count; /* number of elements; -1: more than FUZZ_ELEMENTS */
     int accepted, run, refused, refused_wrongly, too_large;
 } fuzz;
 
@@ -1437,8 +1444,10 @@ static void random_fields(fuzz *f) {
     for (const test_bad_value *bad = f->e->bad_values; bad->text; bad++) {
         for (int i = 0; i < 3 && bad->set[i].type; i++) {
             test_value x = bad->set[i];
-            if (x.type == 'l' && x.offset != f->e->optional_size.offset) continue; /* in the table of sizes */
-            if (bad->status == GT_ERROR_UNSUPPORTED && !one_in(100)) continue;     /* reserved */
+            /* random_call draws the sizes of the table */
+            if (x.type == 'l' && x.offset != f->e->optional_size.offset) continue;
+            /* calls that set reserved fields are refused, so they are rare */
+            if (bad->status == GT_ERROR_UNSUPPORTED && !one_in(100)) continue;
             x.value = one_in(100) ? x.value : numbers[random_below(x.type == 'f' ? 5 : 2)];
             if (x.type == 'l') x.value = one_in(2) ? 0 : (double)(1 + random_below(3));
             set_field(f->args, x);
@@ -1452,10 +1461,11 @@ static void random_fields(fuzz *f) {
     }
     if (f->op->of_steps.scale && f->pass == GT_STEP && one_in(4)) set_int(f->args, f->op->of_steps.state, GT_INT8);
     if (one_in(3)) set_int(f->args, f->op->accumulate_offset, 1);
-    if (f->e->reads_y && !one_in(100)) set_int(f->args, f->e->reads_y, 1); /* backward accepts any y without it */
+    /* without reads_y, backward does not read y */
+    if (f->e->reads_y && !one_in(100)) set_int(f->args, f->e->reads_y, 1);
 }
 
-/* Draws a tensor: scattered over a window, or columns of one buffer with rows of `row` bytes. */
+/* Draws the place and strides of a tensor: anywhere in a window, or columns of a buffer with rows of `row` bytes. */
 static void random_tensor(fuzz *f, const gt_tensor *t, int64_t window, int64_t row) {
     int columns = is_slice(t) && row && !one_in(5);
     int64_t at = random_below(columns ? row : window) / 4 * 4;
@@ -1493,7 +1503,7 @@ static void random_call(fuzz *f) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) random_tensor(f, t, window, row);
 }
 
-/* The address of element i, by the definition of strides in gt_kernels.h. */
+/* The address of element i, computed from the definition of strides in gt_kernels.h. */
 static uintptr_t element_address(const fuzz *f, const gt_tensor *t, int64_t i, int bytes) {
     int64_t offset = 0, packed = 1;
     gt_stride4 s = {0, 0, 0, 0};
@@ -1529,7 +1539,7 @@ static int element_bytes(const fuzz *f, const gt_tensor *t) {
     return gt_dtype_bytes((gt_dtype)dtype);
 }
 
-/* Whether an output of this call equals `in`, element by element, in a pair that the table allows. */
+/* Whether an output that may equal `in` has the same address as `in` in every element. */
 static int is_legal_alias(const fuzz *f, const gt_tensor *in) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
         int64_t n = element_count(f, t);
@@ -1563,7 +1573,7 @@ static void enumerate(fuzz *f) {
     qsort(f->elements, (size_t)f->count, sizeof(element), by_address);
 }
 
-/* Whether an element that the call writes shares a byte with any other element. */
+/* Whether an element that the call writes shares a byte with another element. */
 static int elements_overlap(const fuzz *f) {
     uintptr_t end = 0, end_written = 0;
     for (int i = 0; i < f->count; i++) {
@@ -1575,7 +1585,7 @@ static int elements_overlap(const fuzz *f) {
     return 0;
 }
 
-/* Writes valid numbers to cu_seqlens and seq_count: 0, 1, ... up to T, even if the two share memory.  `saved` receives
+/* Writes valid numbers to cu_seqlens (0, 1, ... up to T) and seq_count, even if the two share memory.  `saved` receives
  * the old contents. */
 static void write_sequences(fuzz *f, int32_t saved[8]) {
     char *cu_seqlens = get_pointer(f->args, find_tensor(f->op, "cu_seqlens"));
@@ -1594,7 +1604,7 @@ static void restore_sequences(fuzz *f, const int32_t saved[8]) {
     if (seq_count) memcpy(seq_count, &saved[7], 4);
 }
 
-/* Runs the twin if all elements lie in the memory.  Only elements of outputs may change. */
+/* Runs the twin if all elements lie in f->memory.  Only elements of outputs may change. */
 static void run_accepted(fuzz *f, int number) {
     uintptr_t first = (uintptr_t)f->memory, end = first + FUZZ_MEMORY;
     int changed = 0;
@@ -1643,8 +1653,8 @@ static void fuzz_once(fuzz *f, int number) {
         run_accepted(f, number);
 }
 
-/* The library must refuse every overlap.  It may also refuse a call without one, if tensors with different row lengths
- * interleave or strides are not nested, but this must be rare. */
+/* The library must refuse every overlap.  The library may also refuse some calls without overlap: tensors with
+ * different row lengths that interleave, and strides that are not nested.  Such calls must be rare. */
 static void test_fuzz(void) {
     fuzz *f = calloc(1, sizeof *f);
     if (!check(f != NULL, "no memory")) return;

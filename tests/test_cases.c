@@ -1,5 +1,5 @@
-/* The list of operators under test, and shared parts of ops/OP.c: the draw of inputs, and of cases with random
- * sizes. */
+/* The list of operators under test, and parts that the files ops/OP.c share: distributions of inputs, and random
+ * cases. */
 #include "ops/ops.h"
 
 /* ---- operators ------------------------------------------------------------------------------- */
@@ -30,13 +30,14 @@ double test_constant(const char *tensor) {
     return 0;
 }
 
-/* Means and spreads are roughly as in a trained model.  The operator's set_fill and the case may replace them. */
+/* The default distribution of a tensor, roughly as in a trained model.  The operator's set_fill may replace it, and the
+ * case may replace both. */
 test_fill test_fill_of(const test_case *c, const gt_tensor *t, test_map *map) {
     const test_op *op = test_op_of(c->op);
     test_fill f = {t->name, test_constant(test_plain_name(t)) == 1, 1, 0, 0};
     *map = TEST_AS_IS;
     if (f.mean == 1) f.spread = 0.3;
-    if (t->shape[0] == 'M') f.mean = 0.3; /* for LayerNorm to subtract */
+    if (t->shape[0] == 'M') f.mean = 0.3; /* a mean that LayerNorm has to subtract */
     if (is(t->name, "piece_decays")) *map = TEST_NEGATIVE_EXP;
     if (is(t->name, "state_scale")) f.mean = -4, *map = TEST_EXP;
     if (op->set_fill) op->set_fill(c, t, &f, map);
@@ -45,7 +46,7 @@ test_fill test_fill_of(const test_case *c, const gt_tensor *t, test_map *map) {
     return f;
 }
 
-/* ssd and selective_scan: draws A and dt by their logarithms. */
+/* For ssd and selective_scan: A and, without softplus, dt are exp of a normal number. */
 void test_fill_ssm(int softplus, const gt_tensor *t, test_fill *f, test_map *map) {
     if (test_is(t, "A")) {
         f->spread = 0.5;
@@ -57,7 +58,7 @@ void test_fill_ssm(int softplus, const gt_tensor *t, test_fill *f, test_map *map
     }
 }
 
-/* ssd and selective_scan: mild decays, fast decays, hardly any decay, and resets of half the states at once. */
+/* For ssd and selective_scan: mild decays, fast decays, hardly any decay, and resets of half the states at once. */
 void test_set_ssm_regime(test_case *c, int n) {
     static const test_fill regimes[] = {
         {"A", 0, 0.5, 0, 0}, {"A", 3, 0.5, 0, 0}, {"A", -8, 1, 0, 0}, {"A", 0, 0.5, -10000, 0.5}};

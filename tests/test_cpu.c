@@ -1,8 +1,8 @@
-/* The CPU twins with their public functions, in fp32, bf16 and fp16.  Compares them with the double twins on the same
- * rounded inputs, and checks properties that hold for any numbers.
+/* Tests the CPU twins through their public functions, in fp32, bf16 and fp16.  Compares them with the double twins on
+ * the same rounded inputs, and checks properties that hold for any numbers.
  *
- *     test_cpu [short] [OP]       short: each case with the next dtypes only, and fewer drawn cases; two of the numbers
- *                                 of pieces, by turns, and with five threads beside one
+ *     test_cpu [short] [OP]       short: each case with one combination of dtypes, the next in turn; fewer drawn cases;
+ *                                 two of the four numbers of pieces, in turn; five threads compared with one
  */
 #include "gt_invariants.h"
 #include <math.h>
@@ -14,19 +14,25 @@
 #endif
 
 static const gt_dtype dtypes[][2] = {
-    {GT_F32, 0}, {GT_BF16, 0}, {GT_BF16, GT_F32}, {GT_F16, 0}, {GT_F16, GT_F32}}; /* and w, dt */
+    /* dtypes of activations, and of w or dt; 0: the same */
+    {GT_F32, 0},
+    {GT_BF16, 0},
+    {GT_BF16, GT_F32},
+    {GT_F16, 0},
+    {GT_F16, GT_F32}};
 enum { DTYPES = sizeof dtypes / sizeof dtypes[0], DRAWN = 100, DRAWN_SHORT = 10, DRAWN_SIZE = 20 };
 
 static int is_short;
 
-/* Returns 0 if the operator does not take the d-th dtypes. */
+/* Sets the d-th combination of dtypes.  Returns 0 if the operator does not take it. */
 static int set_dtypes(test_case *c, int d) {
     if (dtypes[d][1] && !test_table(c)->companion_offset) return 0;
     test_set_dtype(c, dtypes[d][0], dtypes[d][1]);
     return 1;
 }
 
-/* d = -1: each case has the next dtypes that the operator takes. */
+/* Calls check(case) for the cases of a table up to a level, with the d-th dtypes.  d = -1: each case has the next
+ * dtypes that the operator takes. */
 static void for_table(const test_case *table, test_level level, int d, void (*check)(const test_case *c)) {
     static int turn;
     for (const test_case *at = table; at && at->op; at++) {
@@ -40,7 +46,7 @@ static void for_table(const test_case *table, test_level level, int d, void (*ch
     }
 }
 
-/* Calls check(case) for the operator's cases up to a level, with the d-th dtypes. */
+/* Calls check(case) for the operator's plain and packed cases. */
 static void for_cases(const test_op *op, test_level level, int d, void (*check)(const test_case *c)) {
     for_table(op->cases, level, d, check);
     for_table(op->packed, level, d, check);
@@ -65,7 +71,7 @@ static void small_states_agree(const test_case *c) {
     for (int kind = 0; kind < 4 + 20 * test_is_packed(c); kind++) test_small_states_agree(&test_twin, c, kind);
 }
 static void batch_splits(const test_case *c) { test_batch_splits(&test_twin, c, 0); }
-/* The tolerance of steps in the twin. */
+/* By how much steps of the twin may differ from forward. */
 static double step_tolerance(const test_case *c) {
     return test_op_of(c->op)->step_tolerance[test_dtype_of(c, &test_table(c)->tensors[0])];
 }
@@ -97,7 +103,7 @@ static void time_splits(const test_case *c) {
     test_time_splits(&test_twin, c, 64, tolerance);
 }
 
-/* Tests every split of a short sequence, and some splits of a long one. */
+/* Tests prefill and steps with every split of a short sequence, and with some splits of a long one. */
 static void steps_agree(const test_case *c) {
     int64_t T = test_get_size(c, 'T'), stride = T > 20 ? 21 : 1;
     double tolerance = step_tolerance(c);
@@ -129,7 +135,7 @@ static void check_threads(const test_case *c) {
 
 /* ---- host conversions ------------------------------------------------------------------------ */
 
-/* A 16-bit format: `fraction` bits after the leading bit, exponents down to `lowest`. */
+/* A 16-bit format: `fraction` bits after the leading bit, and exponents from `lowest` to `highest`. */
 typedef struct format {
     const char *name;
     int fraction, lowest, highest;
@@ -140,7 +146,7 @@ typedef struct format {
 static const format formats[] = {{"bf16", 7, -126, 127, gt_bf16_to_f32, gt_f32_to_bf16},
                                  {"fp16", 10, -14, 15, gt_f16_to_f32, gt_f32_to_f16}};
 
-/* The number that a bit pattern stands for, computed from its fields. */
+/* The value of a bit pattern, computed from its sign, exponent and fraction. */
 static double decode(const format *f, uint32_t bits) {
     int one = 1 << f->fraction, exponent = (int)(bits & 0x7fff) >> f->fraction;
     int significand = (int)(bits & 0x7fff) & (one - 1), top = f->highest - f->lowest + 2;
@@ -150,7 +156,7 @@ static double decode(const format *f, uint32_t bits) {
     return bits & 0x8000 ? -x : x;
 }
 
-/* The nearest number of the format, a multiple of the unit in the last place.  Ties go to the even number. */
+/* The nearest number of the format.  It is a multiple of the unit in the last place; ties go to the even multiple. */
 static double nearest(const format *f, double x) {
     int exponent;
     double unit, y;
@@ -174,8 +180,8 @@ static void check_format(const format *f) {
         bad_value += !same(y, x);
         bad_return += isnan(y) ? !isnan(f->to_f32(f->from_f32(y))) : f->from_f32(y) != bits;
     }
-    for (uint32_t bits = 0; bits < 0x8000; bits++) { /* numbers halfway to the next number of the format, and close to
-                                                        the middle */
+    /* numbers in the middle between two neighbours of the format, and the fp32 numbers next to the middle */
+    for (uint32_t bits = 0; bits < 0x8000; bits++) {
         double low = decode(f, bits), high = decode(f, bits + 1);
         float tie = (float)(isfinite(high) ? (low + high) / 2 : low);
         if (!isfinite(low)) break;
@@ -185,7 +191,7 @@ static void check_format(const format *f) {
     }
     for (int i = 0; i < 1000000; i++) {
         uint32_t bits = (uint32_t)test_next(&r);
-        /* half of the patterns have exponents in fp16's range */
+        /* gives every second pattern an exponent near fp16's range */
         if (i % 2) bits = (bits & 0x807fffff) | (90 + (bits >> 23) % 60) << 23;
         bad_random += !rounds(f, gt_bits_float(bits));
     }

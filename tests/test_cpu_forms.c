@@ -1,9 +1,10 @@
-/* The forms of the trainer's CPU backend.  For every set of features that this build and this processor have, compares
- * exp and the twins with double, and trains with 1, 2 and 3 threads.
+/* Tests the forms of the trainer's CPU backend: a form is the code for a set of features, AVX2 and BLAS.  For every
+ * form that this build and processor support, the test compares exp and the twins with double, and trains with 1, 2 and
+ * 3 threads.
  *
- *     test_cpu_forms [short]       short: fewer drawn cases, and training of one model, by turns with 2 or 3 threads
+ *     test_cpu_forms [short]       short: fewer drawn cases; trains one model, with 1 and with 2 or 3 threads in turn
  *
- * The test skips features that are missing here.  With GT_TEST_STRICT set, a missing OpenBLAS is a failure. */
+ * The test skips unsupported forms.  If GT_TEST_STRICT is set, a missing OpenBLAS is a failure. */
 #include "gt_invariants.h"
 #include "hybrid_cpu.h"
 #include "hybrid_model.h"
@@ -50,7 +51,7 @@ static double units(float y, double truth) {
     return fabs(y - truth) / ldexp(1, exponent - 24 < -149 ? -149 : exponent - 24);
 }
 
-/* Tests -exp(x) for floats of all sizes: every 3989th bit pattern. */
+/* Tests -exp(x) for floats of all sizes: takes every 3989th bit pattern. */
 static void check_exp(int features) {
     enum { N = 4096 };
     static float x[N], y[N];
@@ -139,7 +140,8 @@ static void check_twins(const char *op, int features) {
     r.context = &features;
     for (const test_case *c = test_op_of(op)->cases; c->op; c++)
         if (c->level <= TEST_MEDIUM) test_truth_holds(&r, c);
-    if (!strcmp(op, "wkv_ssm")) return; /* its twins are those of wkv6 and ssd, which have drawn cases */
+    /* wkv_ssm calls the twins of wkv6 and ssd, and drawn cases test these twins already */
+    if (!strcmp(op, "wkv_ssm")) return;
     for (uint64_t seed = 1; seed <= drawn; seed++) {
         test_case c;
         test_draw_case(test_op_of(op), seed, DRAWN_SIZE, &c);
@@ -151,7 +153,7 @@ static void check_twins(const char *op, int features) {
 
 enum { VOCAB = 40, BATCH = 4, SEQ = 70, STEPS = 12 };
 
-/* Losses, and the first gradients of all parameters, one after the other. */
+/* The results of a training run: the losses, and the gradients of the first step for all parameters, in one array. */
 typedef struct training {
     double loss[STEPS], *gradient;
     int64_t parameters;
@@ -170,7 +172,7 @@ static hy_config small_model(const char *name) {
     for (int i = 0; i < count; i++)
         if (!strcmp(list[i].name, name)) {
             hy_config c = list[i];
-            c.hidden = 80, c.heads = 5, c.layers = 2; /* 80 does not fill the blocks of products */
+            c.hidden = 80, c.heads = 5, c.layers = 2; /* a size that does not fill the blocks of matrix products */
             return c;
         }
     printf("no model %s\n", name);
@@ -214,7 +216,7 @@ static int same_bits(const training *a, const training *b) {
            !memcmp(a->gradient, b->gradient, (size_t)a->parameters * sizeof *a->gradient);
 }
 
-/* |a - b| / |b| */
+/* Returns |a - b| / |b| in l2. */
 static double distance(const double *a, const double *b, int64_t n) {
     double difference = 0, size = 0;
     for (int64_t i = 0; i < n; i++) {

@@ -1,5 +1,5 @@
-/* test_emu.cpp - tests the primitives of gt/base as the emulator runs them.  Also plants faults, and tests that the
- * emulator's checks find them.
+/* test_emu.cpp - tests of the emulator (gt/emu).  Runs the primitives of gt/base on it, and checks the results.  Also
+ * runs kernels with planted faults, and checks that the emulator finds these faults.
  *
  *   g++ -std=c++17 -O2 -Wall -Wextra -DGT_EMU -I. tests/test_emu.cpp -o test_emu
  */
@@ -61,14 +61,14 @@ static uint32_t random_bits() {
     return (uint32_t)(random_state >> 32);
 }
 
-/* A small integer: products and sums of such numbers are exact in every format. */
+/* A small integer.  Products and sums of such numbers are exact in every format. */
 static float random_integer() { return (float)(int)(random_bits() % 17) - 8.0f; }
 
 static bool same(float a, float b) { return as_uint(a) == as_uint(b) || (a != a && b != b); }
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
-/* The value of a number in a 16-bit format, computed by the format's definition. */
+/* The value of a 16-bit number, computed from the definition of its format. */
 static double format_value(uint32_t bits, int mantissa_bits) {
     const int exponent_bits = 15 - mantissa_bits, bias = (1 << (exponent_bits - 1)) - 1;
     const int exponent = (int)(bits >> mantissa_bits) & ((1 << exponent_bits) - 1);
@@ -116,14 +116,15 @@ static void test_format(const char* name) {
         pair_errors += !same(Element<T>::lo(pair), value) || Element<T>::hi(pair) != 1.0f;
         pair_errors += !same(Element<T>::hi(swapped), value) || Element<T>::lo(swapped) != 1.0f;
 
-        /* A number halfway to the next magnitude must go to the even neighbour; past the largest magnitude, the next is
-         * what would follow it.  A number a little before or after must go to the nearer neighbour. */
+        /* A number in the middle between two neighbours must round to the even one.  A number just before or after the
+         * middle must round to the nearer one.  Above the largest number, the next multiple of the unit serves as
+         * neighbour. */
         if ((bits & 0x7fff) >= F::INFINITE) continue;
         const double here = format_value(bits, F::MANTISSA);
         double next = format_value(bits + 1, F::MANTISSA);
         if ((bits & 0x7fff) == F::INFINITE - 1) next = 2 * here - format_value(bits - 1, F::MANTISSA);
         const float middle = (float)((here + next) / 2);
-        if ((double)middle != (here + next) / 2) continue; /* below fp32's own resolution */
+        if ((double)middle != (here + next) / 2) continue; /* fp32 cannot hold the middle */
         tie_errors += F::narrow(middle) != bits + (bits & 1);
         near_errors += F::narrow(nextafterf(middle, (float)here)) != bits;
         near_errors += F::narrow(nextafterf(middle, (float)(2 * next))) != bits + 1;
@@ -169,7 +170,7 @@ static void test_elements() {
 
 /* ---- functions ------------------------------------------------------------------------------- */
 
-/* The largest relative error where the true value is a normal number; NaN counts as infinite. */
+/* The largest relative error over arguments whose true value is a normal number.  A NaN counts as an infinite error. */
 template <class Function, class Truth>
 static double worst_error(float lo, float hi, Function function, Truth truth) {
     double worst = 0;
@@ -180,7 +181,7 @@ static double worst_error(float lo, float hi, Function function, Truth truth) {
         const double error = fabs(got - expected) / fabs(expected);
         if (!(error <= worst)) worst = error == error ? error : INFINITY;
     };
-    for (uint32_t step = 0; step < 0x7f800000u; step += 8191) { /* all magnitudes */
+    for (uint32_t step = 0; step < 0x7f800000u; step += 8191) { /* arguments of all magnitudes */
         probe(as_float(step));
         probe(-as_float(step));
     }
@@ -297,7 +298,7 @@ GT_DEV void round_trip(const WidthParams& p, int which) {
     memcpy(&value, p.in + 4 * thread_id(), sizeof value);
     sts<T>(cell, value);
     sync_threads();
-    value = lds<T>(cell ^ (uint32_t)sizeof(T)); /* the neighbour's */
+    value = lds<T>(cell ^ (uint32_t)sizeof(T)); /* the value of the next thread */
     sync_threads();
     memcpy(p.out + (which * block_threads() + thread_id()) * 4, &value, sizeof value);
 }
@@ -424,7 +425,7 @@ GT_KERNEL(32, 1) matrix_kernel(const GT_GRID_CONSTANT MatrixParams p) {
     const int lane = lane_id();
     sts<uint4>(smem_base() + 16 * lane, ldg<uint4>(p.in + 4 * lane));
     sync_warp();
-    /* Lanes that give no address may hold anything in it. */
+    /* Every lane passes its row, although ldmatrix_x1 and _x2 use the addresses of only 8 and 16 lanes. */
     const uint32_t row = smem_base() + 16 * lane;
     uint32_t one, two[2], four[4];
     uint32_t* out = p.out + lane;
@@ -488,7 +489,7 @@ GT_DEV void product16(const MmaParams& p, float* out) {
     for (int i = 0; i < 4; i++) out[(g + 8 * (i / 2)) * 8 + 2 * j + i % 2] = c[i];
 }
 
-/* Computes the same product in two steps of 8. */
+/* Computes the same product in two steps of k = 8. */
 GT_DEV void product8(const MmaParams& p, float* out) {
     const int g = lane_id() / 4, j = lane_id() % 4;
     float c[4];
@@ -534,7 +535,7 @@ static void test_mma() {
 
 enum class Plant {
     NOTHING,
-    WAIT_TOO_LAX,      /* cp_async_wait does not wait for the tile in use */
+    WAIT_TOO_LAX,      /* cp_async_wait allows one group too many in flight, and so does not wait for the tile in use */
     NO_LOADED_BARRIER, /* no barrier before producers read each other's copies */
     NO_INIT,           /* mbarriers are used without initialisation */
     UNORDERED_INIT,    /* no barrier after the initialisation of the mbarriers */
@@ -556,14 +557,16 @@ struct PipelineParams {
     Plant plant;
 };
 
-/* Two producer warps load tiles of 64 x float4 through a ring of three stages.  They reverse and double the rows, and
- * pass them to a consumer warp through two buffers.  Each buffer has two mbarriers. */
+/* Two producer warps load tiles of 64 float4 into a ring of three stages.  They reverse the rows of a tile, double the
+ * numbers, and write them to one of two buffers.  A consumer warp reads the buffers.  Each buffer has a full and an
+ * empty mbarrier. */
 struct Pipeline {
     static constexpr int PRODUCERS = 64, THREADS = 96, RING = 3, TILE_BYTES = 64 * 16;
     static constexpr int BUFFERS = RING * TILE_BYTES;
-    static constexpr int FULL = BUFFERS + 2 * TILE_BYTES, EMPTY = FULL + 16; /* + 8 buffer */
+    /* offsets of the two mbarriers; the second buffer's are 8 bytes later */
+    static constexpr int FULL = BUFFERS + 2 * TILE_BYTES, EMPTY = FULL + 16;
     static constexpr int SMEM_BYTES = EMPTY + 16;
-    static constexpr int LOADED = 1; /* barrier */
+    static constexpr int LOADED = 1; /* named barrier of the producers */
 };
 
 GT_DEV void load_tile(const PipelineParams& p, int tile) {
@@ -613,7 +616,7 @@ GT_DEV void consume(const PipelineParams& p) {
 }
 
 GT_KERNEL(Pipeline::THREADS, 1) pipeline_kernel(const GT_GRID_CONSTANT PipelineParams p) {
-    if (thread_id() < 2 && p.plant != Plant::NO_INIT) { /* a thread for each buffer */
+    if (thread_id() < 2 && p.plant != Plant::NO_INIT) { /* one thread for each buffer */
         const uint32_t buffer = smem_base() + 8 * thread_id();
         const int wrong = p.plant == Plant::FULL_TOO_SMALL ? -32 : p.plant == Plant::FULL_TOO_LARGE ? 32 : 0;
         mbarrier_init(buffer + Pipeline::FULL, Pipeline::PRODUCERS + wrong);
@@ -627,7 +630,7 @@ GT_KERNEL(Pipeline::THREADS, 1) pipeline_kernel(const GT_GRID_CONSTANT PipelineP
     }
 }
 
-/* Runs the pipeline; returns whether the results are right. */
+/* Runs the pipeline.  Returns whether the results are right. */
 static bool run_pipeline(Plant plant) {
     const int tiles = 9;
     Array<float> in(tiles * 256), out(tiles * 32, NAN);
@@ -654,7 +657,7 @@ static void test_pipeline() {
     check(right, "sound pipeline: right results under 64 schedules");
     check_clean("sound pipeline");
 
-    /* The schedule can decide which of two faults the emulator finds. */
+    /* With some plants, the schedule of the warps decides which of two faults the emulator finds. */
     const struct {
         Plant plant;
         emu::Fault fault, or_fault;
@@ -690,21 +693,21 @@ enum class Slip {
     NO_FENCE,          /* no fence before the first product of a round */
     LATE_A,            /* A changes after the fence */
     LATE_C,            /* accumulators change after the fence */
-    EARLY_READ,        /* accumulators are read in flight */
-    EARLY_WRITE,       /* accumulators are written in flight */
-    EARLY_A,           /* A is written in flight */
-    LAX_WAIT,          /* the wait leaves the group in flight */
+    EARLY_READ,        /* the kernel reads accumulators while products write them */
+    EARLY_WRITE,       /* the kernel writes accumulators while products write them */
+    EARLY_A,           /* the kernel writes registers of A while products read them */
+    LAX_WAIT,          /* the wait allows one group in flight */
     NO_COMMIT,         /* no commit: the products are in no group */
     NO_WAIT,           /* the last wait is missing */
-    C_AS_A,            /* A reads accumulators that are in flight */
-    READER_FENCES,     /* no fault: the proxy fence for B comes after the barrier */
+    C_AS_A,            /* a product takes accumulators as A while other products write them */
+    READER_FENCES,     /* no fault: the threads execute the proxy fence after the barrier, not before */
     NO_PROXY_FENCE,    /* no proxy fence for B */
-    LATE_PROXY_FENCE,  /* another warp's proxy fence, after the barrier */
+    LATE_PROXY_FENCE,  /* one warp lacks the proxy fence; the others execute it after the barrier */
     EARLY_PROXY_FENCE, /* the proxy fence comes before the last write of B */
     EARLY_REUSE,       /* B is overwritten before the wait */
     ONE_WARP_LESS,     /* a warp skips a product */
-    OTHER_OPERAND,     /* a warp has another B */
-    HALF_GROUP,        /* 2 warps are no warpgroup */
+    OTHER_OPERAND,     /* a warp passes another address of B */
+    HALF_GROUP,        /* the block has 2 warps, but a warpgroup needs 4 */
     SWIZZLE,
     OUT_OF_BOUNDS
 };
@@ -719,11 +722,12 @@ struct WarpgroupParams {
 constexpr int ROUNDS = 3, TILES = 16, COLUMNS = 8 * TILES;
 
 GT_DEV float* warpgroup_cell(float* c, int tile, int i) {
-    const int row = 16 * warp_id() + lane_id() / 4 + 8 * (i / 2); /* of all warpgroups */
+    const int row = 16 * warp_id() + lane_id() / 4 + 8 * (i / 2); /* row in A and C of all warpgroups */
     return c + row * COLUMNS + 8 * tile + 2 * (lane_id() % 4) + i % 2;
 }
 
-/* In every round C[64][128] += A[64][16] B[16][128] in two products.  Each warpgroup has its own rows of A and C. */
+/* Computes C[64][128] += A[64][16] B[16][128] in every round, by two products.  Each warpgroup has its own rows of A
+ * and C. */
 GT_KERNEL(256, 1) warpgroup_kernel(const GT_GRID_CONSTANT WarpgroupParams p) {
     float c[TILES][4], a[2][4];
     for (int x = 0; x < 4 * TILES; x++) c[x / 4][x % 4] = *warpgroup_cell(const_cast<float*>(p.c), x / 4, x % 4);
@@ -737,7 +741,7 @@ GT_KERNEL(256, 1) warpgroup_kernel(const GT_GRID_CONSTANT WarpgroupParams p) {
         const auto has = [&](Slip slip) { return slips && p.slip == slip; };
         const auto write_b = [&] {
             for (int x = thread_id(); x < 4 * COLUMNS; x += block_threads()) {
-                const int n = x % COLUMNS, k = x / COLUMNS * 4; /* 4 neighbours along k */
+                const int n = x % COLUMNS, k = x / COLUMNS * 4; /* a thread copies 4 neighbours along k */
                 const float* from = p.b + (16 * round + k) * COLUMNS + n;
                 sts<float4>(smem + k / 4 * p.k_bytes + n / 8 * p.n_bytes + n % 8 * 16,
                             float4{from[0], from[COLUMNS], from[2 * COLUMNS], from[3 * COLUMNS]});
@@ -782,13 +786,14 @@ GT_KERNEL(256, 1) warpgroup_kernel(const GT_GRID_CONSTANT WarpgroupParams p) {
     for (int x = 0; x < 4 * TILES; x++) *warpgroup_cell(p.out, x / 4, x % 4) = c[x / 4][x % 4];
 }
 
-/* Runs the warpgroups; returns whether the results are right. */
+/* Runs the kernel with `groups` warpgroups.  Returns whether the results are right. */
 static bool run_warpgroups(int groups, int n_bytes, int k_pad, Slip slip) {
     const int k_bytes = TILES * n_bytes + k_pad;
     Array<float> a(groups * 64 * 16), b(ROUNDS * 16 * COLUMNS), c(groups * 64 * COLUMNS);
     Array<float> out(c.size(), NAN);
     for (float& x : a) x = random_integer();
-    for (float& x : b) x = random_integer() * (1 + 0x1p-12f); /* which the tensor core drops */
+    /* adds a bit that tf32 lacks, so the tensor core must drop it */
+    for (float& x : b) x = random_integer() * (1 + 0x1p-12f);
     for (float& x : c) x = random_integer();
     launch(warpgroup_kernel, {2}, slip == Slip::HALF_GROUP ? 64u : (unsigned)(128 * groups),
            (size_t)(16 + 3 * k_bytes + TILES * n_bytes), nullptr,
@@ -868,7 +873,7 @@ GT_DEV uint32_t my_word() { return smem_base() + 4 * thread_id(); }
 GT_KERNEL(64, 1) warp_race_kernel(const GT_GRID_CONSTANT NoParams) {
     sts<float>(my_word(), 1.0f);
     sync_warp();
-    lds<float>(my_word() ^ 128); /* the word of the other warp, without the sync_threads that this needs */
+    lds<float>(my_word() ^ 128); /* reads the other warp's word without a sync_threads before */
 }
 
 GT_KERNEL(64, 1) write_race_kernel(const GT_GRID_CONSTANT NoParams) {
@@ -877,18 +882,18 @@ GT_KERNEL(64, 1) write_race_kernel(const GT_GRID_CONSTANT NoParams) {
 
 GT_KERNEL(32, 1) lane_race_kernel(const GT_GRID_CONSTANT NoParams) {
     sts<float>(my_word(), 1.0f);
-    lds<float>(my_word() ^ 4); /* sync_warp is missing */
+    lds<float>(my_word() ^ 4); /* reads another lane's word without a sync_warp before */
 }
 
 GT_KERNEL(32, 1) lane_reuse_kernel(const GT_GRID_CONSTANT NoParams) {
     sts<float>(my_word(), 1.0f);
     sync_warp();
     const float value = lds<float>(my_word() ^ 4);
-    sts<float>(my_word(), value); /* sync_warp is missing */
+    sts<float>(my_word(), value); /* another lane may still read this word: no sync_warp before */
 }
 
-/* Only a shuffle orders the two lanes.  That works if lanes run in step, but the PTX memory model does not promise
- * it. */
+/* Only a shuffle lies between the write of one lane and the read of another.  This works if lanes run in lockstep, but
+ * the PTX memory model does not promise this order. */
 GT_KERNEL(32, 1) shuffle_order_kernel(const GT_GRID_CONSTANT NoParams) {
     sts<float>(my_word(), 1.0f);
     const int other = shfl_xor(lane_id(), 1);
@@ -904,7 +909,7 @@ GT_KERNEL(32, 1) matrix_order_kernel(const GT_GRID_CONSTANT NoParams) {
 GT_KERNEL(32, 1) uninitialised_kernel(const GT_GRID_CONSTANT NoParams) {
     if (block_x() == 0) sts<float>(my_word(), 1.0f);
     sync_warp();
-    lds<float>(my_word()); /* the block before must leave nothing here */
+    lds<float>(my_word()); /* the second block must not find the words of the first */
 }
 
 GT_KERNEL(32, 1) bounds_kernel(const GT_GRID_CONSTANT NoParams) { sts<float>(my_word() + 4, 1.0f); }
@@ -996,7 +1001,7 @@ GT_KERNEL(32, 1) mbarrier_overwritten_kernel(const GT_GRID_CONSTANT NoParams) {
     mbarrier_arrive(smem_base() + 256);
 }
 
-/* A warp's own arrival orders nothing between its lanes until a wait observes the phase. */
+/* An arrival alone does not order the lanes of its warp.  Only a wait that observes the phase does. */
 GT_KERNEL(32, 1) mbarrier_lanes_kernel(const GT_GRID_CONSTANT NoParams) {
     init_one_mbarrier(32);
     sts<float>(my_word(), 1.0f);
@@ -1025,7 +1030,7 @@ GT_KERNEL(32, 1) mbarrier_round_kernel(const GT_GRID_CONSTANT NoParams) {
     sts<float>(my_word(), value);
 }
 
-/* An arrival does not release writes that follow it. */
+/* An arrival releases the writes before it, but not the writes after it. */
 GT_KERNEL(64, 1) mbarrier_late_write_kernel(const GT_GRID_CONSTANT NoParams) {
     init_one_mbarrier(32);
     if (warp_id() == 0) {
@@ -1107,7 +1112,7 @@ static void test_faults() {
     check_clean("a barrier where one was ended");
 }
 
-/* Devices that lack the kernel's instructions, or have less shared memory. */
+/* Tests devices that lack the kernel's instructions or have too little shared memory. */
 static void test_devices() {
     const emu::Device usual = emu::device;
     emu::device.capability_major = 7;
@@ -1143,7 +1148,7 @@ static void test_strict_order() {
 /* ---- bank conflicts -------------------------------------------------------------------------- */
 
 struct StrideParams {
-    int stride; /* in words, between lanes */
+    int stride; /* distance between lanes, in words */
 };
 
 GT_KERNEL(32, 1) stride_kernel(const GT_GRID_CONSTANT StrideParams p) {
@@ -1205,13 +1210,14 @@ static void test_bank_conflicts() {
 
 /* ---- chains ---------------------------------------------------------------------------------- */
 
-/* early: what the block accesses before its wait: 0 nothing, 1 and 2 reads, 3 writes.  4: no accesses and no wait. */
+/* early: what the block does before its wait.  0: nothing; 1 and 2: reads; 3: writes; 4: it neither accesses memory nor
+ * waits. */
 struct ChainParams {
     float* data;
     int early;
 };
 
-/* Reads the first half of the data, and writes the second half. */
+/* Starts a chain (dependent launches): reads the first half of the data, and writes the second half. */
 GT_KERNEL(32, 1) chain_kernel(const GT_GRID_CONSTANT ChainParams p) {
     wait_for_chain();
     stg<float>(p.data + 32 + thread_id(), ldg<float>(p.data + thread_id()));
@@ -1228,13 +1234,13 @@ GT_KERNEL(32, 1) chained_kernel(const GT_GRID_CONSTANT ChainParams p) {
     stg<float>(p.data + thread_id(), ldg<float>(p.data + 32 + thread_id()));
 }
 
-/* A kernel that reads data early which the chain only reads, and writes other data: both are allowed. */
+/* A kernel that, before its wait, reads data that the chain only reads, and writes other data.  Both are allowed. */
 GT_KERNEL(32, 1) beside_kernel(const GT_GRID_CONSTANT ChainParams p) {
     stg<float>(p.data + 64 + thread_id(), ldg<float>(p.data + thread_id()));
     wait_for_chain();
 }
 
-/* A kernel without accesses.  It releases the next kernel before or after its own wait. */
+/* A kernel that accesses no memory.  It releases the next kernel before its wait (early) or after it. */
 GT_KERNEL(32, 1) releasing_kernel(const GT_GRID_CONSTANT ChainParams p) {
     if (!p.early) wait_for_chain();
     release_chain();
@@ -1258,7 +1264,8 @@ static void test_chain() {
         run_after(chained_kernel, early, true);
         check_caught(whats[early - 1], emu::Fault::CHAIN, "chained_kernel");
     }
-    /* if the second kernel released the third before its own wait, the third must wait for the first */
+    /* if the second kernel releases the third before its own wait, the first kernel may still run when the third
+     * starts */
     const auto run_third = [&](int released_early) {
         run_after(releasing_kernel, released_early, true);
         const ChainParams p = {data.data(), 1};

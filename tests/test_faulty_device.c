@@ -1,20 +1,21 @@
-/* hybrid_train on a device that fails.  It must report where, save everything that is still whole, and say how to
- * continue.
+/* Tests hybrid_train on a device that fails.  The program must report where the device failed, save all data that is
+ * still valid, and say how to continue.
  *
- *     test_faulty_device PROGRAM FOLDER     hybrid_train with tests/faulty_device.c instead of CUDA; the folder of
- *                                           tests/fake_nvml.c's library
+ *     test_faulty_device PROGRAM FOLDER     PROGRAM: hybrid_train with tests/faulty_device.c instead of CUDA.
+ *                                           FOLDER: contains the library of tests/fake_nvml.c
  */
 #define _XOPEN_SOURCE 700
 #include "trainer.h"
 #include <unistd.h>
 
-static const char *libraries = "."; /* the folder of tests/fake_nvml.c's library */
+static const char *libraries = "."; /* folder of the library of tests/fake_nvml.c */
 
 #define RUN "--hidden 16 --layers 1 --batch 2 --seq 16 --data greek.txt --sample 0 --steps 20 --eval-every 7 "
 
 static int exists(const char *path) { return !access(path, F_OK); }
 
-/* Runs the program on a device that fails.  Returns 1 if the run ends with status 1 and prints both texts. */
+/* Runs the program on a device that fails at `at` (HY_FAULT).  Returns 1 if the run ends with status 1 and prints both
+ * texts. */
 static int fails(const char *at, const char *line, const char *text1, const char *text2) {
     setenv("HY_FAULT", at, 1);
     int ok = says(1, line, text1, text2);
@@ -22,7 +23,7 @@ static int fails(const char *at, const char *line, const char *text1, const char
     return ok;
 }
 
-/* The loss of a whole run with the same options on a device that works. */
+/* The final loss of an uninterrupted run with the same options, on a device that works. */
 static double whole_loss(const char *options) {
     char *out;
     if (!CHECK(run_program(&out, RUN "%s --device cuda", options) == 0)) puts(out);
@@ -31,8 +32,8 @@ static double whole_loss(const char *options) {
     return loss;
 }
 
-/* A failed step leaves the weights unchanged, so they are saved.  The continued run must equal a run without
- * failure. */
+/* A failed step leaves the weights unchanged, so the program saves them.  The resumed run must end with the loss of a
+ * run without failure. */
 static void test_saves(void) {
     char *out;
     double loss = whole_loss("");
@@ -43,7 +44,7 @@ static void test_saves(void) {
     if (!CHECK(run_program(&out, "--resume a.st --device cpu") == 0)) puts(out);
     CHECK(strstr(out, "going on") && final_loss(out) == loss);
     free(out);
-    /* in an evaluation, after a step */
+    /* the device fails in an evaluation, after a step */
     remove("e.st");
     CHECK(fails("gemm 420", RUN "--save e.st --save-every 0 --eval-every 2",
                 "on a device that fails: ", "on the CPU with --device cpu --resume"));
@@ -52,7 +53,7 @@ static void test_saves(void) {
     free(out);
 }
 
-/* A device that is lost for good cannot be read, so the last file, if any, stays. */
+/* A device that is lost for good cannot be read, so the program keeps the file that it saved last, if any. */
 static void test_lost(void) {
     char *out;
     double loss = whole_loss("");
@@ -70,8 +71,8 @@ static void test_lost(void) {
     CHECK(fails("gemm 2", RUN, "cublasLtMatmul: an illegal", "; --device cpu runs on the CPU"));
 }
 
-/* In the middle of an update the weights belong to no step, so they are not saved.  With --stateful, neither are the
- * states. */
+/* If the device fails in the middle of an update, the weights belong to no step, so the program does not save them.
+ * With --stateful, the carried states belong to no step after a failure in any call. */
 static void test_not_whole(void) {
     remove("d.st");
     CHECK(fails("adamw 9", RUN "--save d.st --save-every 0", "step 9 on a device that fails: cuda adamw: an illegal",
@@ -83,8 +84,8 @@ static void test_not_whole(void) {
     CHECK(!exists("d.st"));
 }
 
-/* Whether the rows of a continued log equal the rows of the whole log.  The curve may lack the point at which the
- * device failed, because an unfinished evaluation gives no point. */
+/* Whether the rows of a continued run's log equal those of an uninterrupted run.  At most one row may lack the held-out
+ * loss, because an evaluation in which the device fails gives none. */
 static int continues(char *log, char *whole) {
     int good = 1, missing = 0;
     for (int row = 0; row < 21 && good; row++) {
@@ -100,7 +101,8 @@ static int continues(char *log, char *whole) {
     return good && missing <= 1;
 }
 
-/* With --fallback cpu a new process continues on the CPU, from the last file, with the run's numbers and log. */
+/* With --fallback cpu, a new process continues on the CPU from the file that was saved last.  It reaches the same
+ * numbers and continues the same log. */
 static void test_fallback(void) {
     char *out, *whole, *log;
     int rows;
@@ -120,7 +122,7 @@ static void test_fallback(void) {
         CHECK(rows == 21 && continues(log, out));
         free(log), free(out);
     }
-    /* no file to continue from */
+    /* without a saved file, the program cannot continue */
     remove("g.st");
     CHECK(fails("gemm 1000 for good", RUN "--save g.st --save-every 0 --fallback cpu", "an illegal",
                 "fallback: nothing was saved to go on from"));
@@ -128,7 +130,7 @@ static void test_fallback(void) {
     free(whole);
 }
 
-/* A run that names the device does not fall back to the CPU. */
+/* A run with --device cuda does not fall back to the CPU. */
 static void test_by_name(void) {
     char *out;
     setenv("HY_FAULT", "gemm 1000", 1);
@@ -138,8 +140,8 @@ static void test_by_name(void) {
     free(out);
 }
 
-/* A late error comes from some earlier call.  With --synchronize, which waits for each call, the program knows which
- * call. */
+/* An error that a later call reports does not tell which call failed.  With --synchronize the program waits after each
+ * call, and so names the failed call. */
 static void test_late(void) {
     const char *late = "; --synchronize names the call",
                *named = ": layer 0: backward, branches: wkv_ssm_backward: a kernel: an illegal";
@@ -157,7 +159,7 @@ static void test_late(void) {
     free(out);
 }
 
-/* The last line of a file, without its newline.  The caller frees it. */
+/* Returns the last line of a file, without its newline.  The caller frees it. */
 static char *last_line(const char *path) {
     char *text = read_string(path), *end = text + strlen(text);
     while (end > text && end[-1] == '\n') *--end = 0;
@@ -166,7 +168,7 @@ static char *last_line(const char *path) {
     return line;
 }
 
-/* --watch logs the numbers from NVML, summarises them at the end, and warns of heat. */
+/* --watch logs temperature, load and memory from NVML, summarises them at the end, and warns of heat. */
 static void test_watch(void) {
     char *out, *line;
     remove("h.csv"), remove("h.st");

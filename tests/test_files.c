@@ -1,4 +1,5 @@
-/* Tests of model files: writing and reading.  The program must notice every fault of a file or disk.
+/* Tests of model files: the program must write and read them without change, and notice every damage of a file and
+ * every failure of the disk.
  *
  *     test_files [short]       short: every 29th fault
  */
@@ -14,10 +15,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static int every; /* the test tries one in `every` faults */
+static int every; /* the test tries every n-th fault, where n is this number */
 
 /* ---- a disk that fails -------------------------------------------------------------------------
- * These stand in for the functions of the C library that the writer calls. */
+ * The writer calls the next functions in place of the C library's functions, so that a chosen call can fail. */
 
 enum { FAIL_NEVER = -1 };
 static int write_calls, failing_write = FAIL_NEVER;
@@ -33,7 +34,7 @@ ssize_t write(int file, const void *bytes, size_t count) {
 }
 
 int fsync(int file) {
-    (void)file; /* the tests need none */
+    (void)file; /* tests need no file on disk, so this saves time */
     if (fsync_calls++ != failing_fsync) return 0;
     errno = EIO;
     return -1;
@@ -76,7 +77,7 @@ static int refused(const char *path, const char *text) {
     return status != GT_OK && error_says(text) && strstr(hy_last_error(), path);
 }
 
-/* A new model, and everything that its file holds. */
+/* A new model, and all other data of its file. */
 typedef struct sample {
     hy_backend *cpu;
     hy_options options;
@@ -120,7 +121,7 @@ static void free_sample(sample *s) {
     free(s);
 }
 
-/* Fills all tensors of the model with numbers that encode their place. */
+/* Fills all tensors of the model with numbers that tell their tensor and index, starting at `first`. */
 static void mark(hy_model *model, double first) {
     int count;
     hy_tensor *list = hy_model_tensors(model, &count);
@@ -134,7 +135,7 @@ static void mark(hy_model *model, double first) {
     free(list);
 }
 
-/* Counts the numbers in tensors of this kind that differ from the numbers of mark(model, first). */
+/* Counts the numbers in tensors of this kind that mark(model, first) did not write. */
 static int64_t unmarked(hy_model *model, hy_kind kind, double first) {
     int64_t different = 0;
     int count;
@@ -171,7 +172,7 @@ static const char *sha256_of(const void *bytes, size_t size, size_t first) {
     return hex;
 }
 
-/* The examples of FIPS 180-4; each is also hashed in two parts, cut at every place. */
+/* The examples of FIPS 180-4.  The second is also hashed in two parts, cut at every place. */
 static void test_sha256(void) {
     static const char two[] = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
     static char million[1000000];
@@ -233,7 +234,7 @@ static void test_round_trip(void) {
 
 static void test_forms(void) {
     hy_file file;
-    /* keys may have any order and spaces, and other programs' dtypes are accepted */
+    /* a header may have its keys in any order and with spaces, and dtypes that this program does not write */
     CHECK(hy_file_open(&file, write_raw("{ \"a\" : {\"shape\":[2], \"data_offsets\":[ 0,8 ],\"dtype\":\"F32\"}"
                                         ",\"b\":{\"dtype\":\"F16\",\"shape\":[1,2],\"data_offsets\":[8,12]},"
                                         "\"__metadata__\":{\"\\u00e9\\/\":\"\\u20AC\"}}  \n",
@@ -338,7 +339,7 @@ static void test_saved(void) {
     check_saved(1);
 }
 
-/* Options must read back unchanged, whatever bytes they contain. */
+/* Options must be the same after reading, whatever bytes they contain. */
 static void test_saved_options(void) {
     sample *s = new_sample(0);
     hy_file file;
@@ -353,7 +354,8 @@ static void test_saved_options(void) {
     free_sample(s);
 }
 
-/* Replaces the beginning `from` of all keys by another text of the same length. */
+/* Replaces `from` by `to`, which has the same length, in all keys that begin with `from`.  Returns how many were
+ * found. */
 static int rename_keys(uint8_t *bytes, size_t size, const char *from, const char *to) {
     int found = 0;
     char *at = (char *)bytes;
@@ -364,8 +366,8 @@ static int rename_keys(uint8_t *bytes, size_t size, const char *from, const char
     return found;
 }
 
-/* Format 2 lacks options and numbers that came later.  Format 1 does not record heads and the other sizes, so the
- * program takes the heads from the weights. */
+/* Files of format 2 lack options and numbers that were added later.  Files of format 1 also lack the numbers of heads
+ * and other sizes, so the program derives them from the weights. */
 static void test_older_format(void) {
     enum { OF_SECOND = 8 };
     static const char *const newer[][2] = {{"\"hybrid_train_format\":\"3\"", "\"hybrid_train_format\":\"2\""},
@@ -397,7 +399,7 @@ static void test_older_format(void) {
         memset(bytes + sum, '0', 64);
         memcpy(bytes + sum, sha256_of(bytes, size, 0), 64);
         if (i >= OF_SECOND) continue;
-        write_file("old.st", bytes, size); /* a file of format 2, which lacks this option or number */
+        write_file("old.st", bytes, size); /* a file of format 2 that lacks the options and numbers up to i */
         CHECK(hy_saved_open(&file, "old.st") == GT_OK && hy_saved_options(&file, HY_TAKE_STRICTLY, &o) == GT_OK);
         CHECK(i < 6 || !o.recompute);
         hy_file_close(&file);
@@ -421,7 +423,7 @@ static void test_older_format(void) {
     free_sample(s);
 }
 
-/* Options are read as strictly as they are written: \xNN needs two hexadecimal digits. */
+/* The reader accepts only what the writer writes: \xNN needs two hexadecimal digits. */
 static void test_damaged_options(void) {
     static const char *const bad[] = {"x 1", "x+1", "x1 ", "x1g", "x00", "y01"};
     sample *s = new_sample(0);
@@ -446,12 +448,12 @@ static void test_damaged_options(void) {
     free_sample(s);
 }
 
-/* A file with a checksum has every option, and a file of another program has the options of the model.  Only a missing
- * option.untied means a tied head. */
+/* A file with a checksum must have every option, and a file without one, from another program, the options of the
+ * model. Only option.untied may be missing: the head is then tied. */
 static void test_missing_options(void) {
     static const struct {
         const char *key, *renamed;
-        int is_needed[2]; /* with a checksum, without */
+        int is_needed[2]; /* whether the option is needed: in a file with checksum, in a file without */
     } cases[] = {{"\"option.batch", "\"user.x_batch", {1, 0}}, {"\"option.ffn", "\"user.x_ffn", {1, 1}}};
     sample *s = new_sample(0);
     hy_file file;
@@ -481,7 +483,7 @@ static void test_missing_options(void) {
     free_sample(s);
 }
 
-/* Loads model files of other models, or of a run that differs. */
+/* Loading fails if the file is of another model, or of a run with other state or text. */
 static void test_mismatched(void) {
     sample *a = new_sample(0), *b = new_sample(1);
     CHECK(hy_save(&a->run, "a.st") == GT_OK);
@@ -508,7 +510,7 @@ static void test_mismatched(void) {
     free_sample(b);
 }
 
-/* Options that contradict the weights would make a model of another size, so they are refused. */
+/* Options that contradict the weights are refused, since they would make a model of another size. */
 static void test_wrong_size(void) {
     static const struct {
         int64_t hidden, layers;
@@ -527,7 +529,7 @@ static void test_wrong_size(void) {
     free_sample(s);
 }
 
-/* Numbers that are not finite are neither written over finite ones nor read. */
+/* If a weight is not finite, saving fails and keeps the older file. */
 static void test_not_finite(void) {
     sample *s = new_sample(0);
     int count;
@@ -547,7 +549,7 @@ static void test_not_finite(void) {
 
 /* ---- damaged files ------------------------------------------------------------------------- */
 
-/* Every too short length. */
+/* Cuts the file short at many lengths.  None of these files may load. */
 static void test_truncated(void) {
     sample *s = new_sample(1);
     hy_file file;
@@ -571,7 +573,7 @@ static void put_bytes(const char *path, int64_t place, const void *bytes, size_t
     close(file);
 }
 
-/* Changes bytes of the header and of the data, one at a time.  None of these files may load. */
+/* Changes one bit of the header or of the data at a time.  None of these files may load. */
 static void test_flipped(void) {
     sample *s = new_sample(1);
     hy_file file;
@@ -597,8 +599,8 @@ static void test_flipped(void) {
     free_sample(s);
 }
 
-/* Makes the same changes, but corrects or removes the checksum.  The file may then load with wrong contents, but
- * loading it must be safe. */
+/* Makes such changes in the header, and then corrects or removes the checksum.  The file may then load with wrong
+ * contents, but loading must not access invalid memory. */
 static void test_flipped_unseen(void) {
     static const char key[] = "\"checksum\":\"sha256:", other_key[] = "\"user.sum\":\"sha256:";
     sample *s = new_sample(1);
@@ -638,7 +640,7 @@ static void test_flipped_unseen(void) {
     free_sample(s);
 }
 
-/* A file without checksum gives weights, but no run that can be resumed. */
+/* A file without a checksum can give weights, but a run cannot be resumed from it. */
 static void test_no_checksum(void) {
     static const char key[] = "\"checksum\"";
     sample *s = new_sample(0);
@@ -666,7 +668,7 @@ static void test_no_checksum(void) {
 
 /* ---- a disk that fails --------------------------------------------------------------------- */
 
-/* Whether saving fails with this reason and leaves only the older file. */
+/* Whether saving fails with this reason and leaves the older file unchanged. */
 static int save_fails(sample *s, const char *reason, const uint8_t *older, size_t size) {
     size_t now;
     gt_status status = hy_save(&s->run, "a.st");
@@ -697,7 +699,7 @@ static void test_failing_disk(void) {
     failing_rename = 1;
     CHECK(save_fails(s, "a.st: cannot be replaced: Permission denied", older, size));
     failing_rename = 0;
-    /* the folder's fsync fails: the new file exists, but may not survive a crash */
+    /* if the fsync of the folder fails, the new file exists but may not survive a crash */
     fsync_calls = 0;
     failing_fsync = 1;
     CHECK(hy_save(&s->run, "a.st") != GT_OK && error_says("folder cannot be synced: Input/output"));
@@ -708,7 +710,7 @@ static void test_failing_disk(void) {
     free_sample(s);
 }
 
-/* Paths where a model file cannot be, or must not be. */
+/* Paths where a model file cannot be written, or where it would replace another file. */
 static void test_wrong_places(void) {
     struct stat about;
     write_string("book.txt", "not to be lost");
@@ -728,8 +730,8 @@ static void test_wrong_places(void) {
     CHECK(symlink("nowhere/x.st", "link.st") == 0 && hy_save_fits("link.st", "") != GT_OK);
 }
 
-/* Saving through a link keeps the link, and keeps access rights.  A run takes over the temporary file of a killed
- * program.  Two programs never write one file. */
+/* Saving through a symbolic link keeps the link and the file's access rights.  A run replaces the temporary file that a
+ * killed program has left.  Two programs cannot write one file at the same time. */
 static void test_older_file(void) {
     sample *s = new_sample(0);
     struct stat about;
@@ -764,7 +766,7 @@ static void test_draw(void) {
         int count[5] = {0};
         double sum = 0, expected[5] = {0};
         for (int i = 0; i < DRAWS; i++) count[hy_draw(logits, 5, 0.7, k, 1, &random)]++;
-        static const int order[5] = {1, 3, 2, 0, 4}; /* equal ones keep their order */
+        static const int order[5] = {1, 3, 2, 0, 4}; /* tokens with equal logits keep their order */
         for (int i = 0; i < (k ? k : 5); i++) sum += expected[order[i]] = exp(logits[order[i]] / 0.7);
         for (int v = 0; v < 5; v++) {
             double p = expected[v] / sum, sigma = sqrt(p * (1 - p) / DRAWS);
@@ -772,10 +774,10 @@ static void test_draw(void) {
         }
     }
     CHECK(hy_draw(logits, 5, 0, 0, 1, &random) == 1);
-    /* probabilities at temperature 1: 0.404, 0.404, 0.149, 0.055, 0.007 less a little */
+    /* the probabilities at temperature 1 are 0.404, 0.404, 0.149, 0.055 and slightly less than 0.007 */
     static const struct {
         double top_p;
-        int top_k, kept; /* bits of the possible tokens */
+        int top_k, kept; /* bit v is set if token v can be drawn */
     } tops[] = {{0.3, 0, 2}, {0.5, 0, 10}, {0.9, 0, 14}, {0.97, 0, 15},
                 {1, 0, 31},  {0.9, 2, 10}, {0.4, 2, 2},  {1e-6, 0, 2}};
     for (size_t i = 0; i < sizeof tops / sizeof tops[0]; i++) {
@@ -807,7 +809,8 @@ static void test_printed(void) {
     CHECK(printed_as("a\xf0\x9f", 3, "a\\xf0\\x9f"));
 }
 
-/* A backend that counts the work of the CPU backend: tokens, and multiplications in products. */
+/* A backend that counts the work of the CPU backend: multiplications in matrix products, and 1000 for each token of a
+ * recurrence. */
 static hy_backend *counted_cpu;
 static int64_t work;
 
@@ -846,7 +849,7 @@ static int64_t work_of(hy_model *model, const hy_text *text, int64_t count) {
     return work;
 }
 
-/* Decoding costs the same for each further byte. */
+/* Each further byte that the model generates costs the same work. */
 static void test_cost(void) {
     sample *s = new_sample(0);
     hy_model *model;

@@ -1,5 +1,6 @@
-/* Compares the double twins' forward passes, and steps of rows, with the formulas of gt_kernels.h.  ops/OP.c has these
- * formulas written independently: every output is a plain sum over all its terms, without a recurrence.
+/* Compares the double twins with the formulas of gt_kernels.h: forward, and steps of operators over rows.  ops/OP.c has
+ * the formulas, written independently of the twins: every output is a plain sum over all its terms, without a
+ * recurrence.
  *
  *     test_formula [short] [OP]       short: fewer drawn cases
  */
@@ -38,7 +39,7 @@ static void check_pass(const test_op *op, const test_case *c, gt_pass pass) {
     test_free(&in), test_free(&out), test_free(&expected);
 }
 
-/* Steps over time are checked against forward, by other tests. */
+/* Checks forward, and a step over rows.  Other tests compare steps over time with forward. */
 static void check_case(const test_op *op, const test_case *c) {
     check_pass(op, c, GT_FORWARD);
     if (!test_is_over_time(op) && test_has_pass(c, GT_STEP)) check_pass(op, c, GT_STEP);

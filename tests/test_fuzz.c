@@ -1,15 +1,16 @@
 /* Hostile and valid calls of every operator: random and extreme sizes, strides, dtypes, flags and numbers, and pointers
- * that are NULL, misaligned, overlapping or wild.
+ * that are NULL, misaligned, overlapping or invalid.
  *
  *     test_fuzz [--seed S] [--calls N] [--only I] [OP ...]
  *
  * Each tensor lies in a buffer of exactly its size, between guard bytes that a sanitizer poisons.  A refused call must
- * change nothing, and its message names function and field.  An accepted call must write the elements of its outputs
- * and nothing else, and the results must agree with the double twin.  A call without elements is accepted if each size
- * is in its range and no tensor has more than 2^48 elements.  Every call also gets a workspace query.
+ * change nothing, and its message must name function and field.  An accepted call must write all elements of its
+ * outputs and nothing else, and its results must agree with the double twin.  A call without elements must be accepted
+ * if each size is in its range and no tensor has more than 2^48 elements.  The test also makes a workspace query for
+ * every call.
  *
- * There are two programs: for the CPU twins, and (FUZZ_KERNELS) for the emulated kernels.  Call I of seed S never
- * changes. */
+ * There are two programs: one for the CPU twins, and one for the emulated kernels (FUZZ_KERNELS).  Call I of seed S is
+ * always the same. */
 #include "gt_test.h"
 #include <float.h>
 #include <inttypes.h>
@@ -28,7 +29,7 @@
 #include <sanitizer/asan_interface.h>
 #define FORBID(at, bytes) ASAN_POISON_MEMORY_REGION(at, bytes)
 #define ALLOW(at, bytes) ASAN_UNPOISON_MEMORY_REGION(at, bytes)
-/* A sanitizer's malloc must refuse sizes that are too large with NULL, as other mallocs do. */
+/* Makes the sanitizer's malloc return NULL for sizes that are too large, as other mallocs do. */
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 #else
@@ -45,11 +46,11 @@ enum { GUARD = 64, MEMORY = 1 << 24, MOST_BYTES = 1 << 18, MOST_SCRATCH = 1 << 2
 
 /* ---- one call -------------------------------------------------------------------------------- */
 
-/* VALID calls are accepted.  EMPTY calls are accepted, too: one size is 0 and the others are as large as possible.
+/* The library must accept VALID and EMPTY calls.  In an EMPTY call one size is 0, and others are as large as possible.
  * HOSTILE calls may have any fault. */
 typedef enum kind { VALID, EMPTY, HOSTILE } kind;
 
-/* A buffer of exactly one tensor, or of several tensors that are its columns. */
+/* A buffer of exactly the size of one tensor, as an offset and a number of bytes in `memory`. */
 typedef struct place {
     int64_t at, bytes;
 } place;
@@ -62,14 +63,14 @@ typedef struct fuzz {
     int64_t number;
     gt_pass pass;
     kind kind;
-    int is_spoiled; /* some field was changed, and may now be wrong */
+    int is_spoiled; /* the test changed a field, and the new value may be invalid */
     test_random random;
     test_args args, filled;
     gt_dims dims;
     place places[TEST_TENSORS + 2];
     int place_count;
-    int64_t used;          /* bytes of memory */
-    char *memory, *before; /* MEMORY bytes each */
+    int64_t used;          /* used bytes of `memory` */
+    char *memory, *before; /* the memory of the call, and its expected contents; MEMORY bytes each */
     double *drawn[TEST_TENSORS];
     int64_t accepted, refused, ran, compared, queried;
 } fuzz;
@@ -115,7 +116,7 @@ static int expect(const fuzz *f, int ok, const char *what) {
 
 /* ---- sizes and flags ------------------------------------------------------------------------- */
 
-/* A size near a power of 2, where products overflow or wrap. */
+/* A size near a power of 2, so that products of sizes overflow. */
 static int64_t extreme(fuzz *f) {
     static const int64_t others[] = {-1, INT64_MIN, INT64_MAX, 0, 17, -((int64_t)1 << 40)};
     const int64_t power = (int64_t)1 << below(f, 63);
@@ -123,7 +124,7 @@ static int64_t extreme(fuzz *f) {
     return power + (one_in(f, 2) ? 0 : below(f, 3) - 1) * (one_in(f, 2) ? 1 : 67 * 64);
 }
 
-/* An extreme size that is within the size's range. */
+/* A size near a power of 2 that is valid: between min and 2^40. */
 static int64_t extreme_in_range(fuzz *f, int64_t min) {
     int64_t n = ((int64_t)1 << below(f, 41)) - (one_in(f, 2) ? 0 : below(f, 2) * 67 * 64);
     return n < min ? min : n;
@@ -141,7 +142,7 @@ static int64_t small_size(fuzz *f, char letter) {
     case 'h': return 1 + below(f, 3);
     case 'D':
     case 'O': return one_in(f, 20) ? 16 + below(f, 60) : 1 + below(f, 6);
-    default: /* N, V, P: also sizes that have kernels of their own */
+    default: /* N, V, P: also sizes for which the operator has specialised kernels */
         if (one_in(f, IS_KERNEL ? 3 : 40)) return (int64_t)16 << below(f, IS_KERNEL ? 3 : 2);
         return one_in(f, 20) ? 9 + below(f, 12) : 1 + below(f, 4);
     }
@@ -154,7 +155,7 @@ static const gt_size *find_size(const fuzz *f, char letter) {
 }
 
 static void draw_sizes(fuzz *f) {
-    /* a step needs its states, even without tokens */
+    /* the size that is 0 in an EMPTY call; for a step not T, because a step without tokens still needs its states */
     const char *const zero = !test_is_over_time(f->top) ? "M" : f->pass == GT_STEP || one_in(f, 2) ? "B" : "T";
     for (const gt_size *s = f->op->sizes; s->letter; s++) {
         int64_t n = small_size(f, s->letter);
@@ -172,7 +173,7 @@ static void draw_float(fuzz *f, size_t offset, float usual) {
     put(f, offset, &value, sizeof value);
 }
 
-/* Draws a size that must divide another size, and makes the other a multiple of it. */
+/* Draws a size that must divide another size, and changes the other size to a multiple. */
 static void draw_divisor(fuzz *f, const test_field *x) {
     const gt_size *of = find_size(f, x->of);
     int64_t n = size_at(&f->args, of->offset), g = 1 + below(f, 4);
@@ -216,7 +217,7 @@ static void draw_fields(fuzz *f) {
         put_int(f, f->op->fields.state_in_shared, 0);
 }
 
-/* Draws packed sequences, or a pool of states. */
+/* Draws the capacity of packed sequences, or the number of rows of a pool of states. */
 static void draw_rows(fuzz *f) {
     const int64_t B = size_at(&f->args, f->op->sizes[0].offset);
     const int has_pool = f->op->fields.slot_capacity && f->pass == GT_STEP;
@@ -249,7 +250,7 @@ static void hostile_stride(fuzz *f, const gt_tensor *t) {
 
 static int64_t size_of(const fuzz *f, char letter) { return letter ? f->dims.n[letter - 'A'] : 1; }
 
-/* Whether the tensors are small enough for strides. */
+/* Whether all tensors are so small that the test may choose strides with gaps. */
 static int is_small(const fuzz *f) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
         int64_t count = 1;
@@ -261,7 +262,7 @@ static int is_small(const fuzz *f) {
     return 1;
 }
 
-/* f->dims are set. */
+/* Draws the strides of all tensors.  Needs f->dims. */
 static void draw_strides(fuzz *f) {
     const int64_t layout = below(f, 8);
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
@@ -286,7 +287,7 @@ static void draw_strides(fuzz *f) {
 
 static int is_used(const fuzz *f, const gt_tensor *t) { return gt_use(t, f->pass) != '-'; }
 
-/* Bytes from the start of the first element to the end of the last. */
+/* The number of bytes from the start of the first element to the end of the last. */
 static int64_t extent(const gt_view *v) {
     int64_t bytes = v->count ? v->element : 0;
     for (int i = 0; i < v->rank && v->count; i++) bytes += (v->size[i] - 1) * v->stride[i];
@@ -302,7 +303,7 @@ static char *element_at(const gt_view *v, int64_t i) {
     return at;
 }
 
-/* Reserves a place, aligned to `align` bytes; NULL if there is no room. */
+/* Reserves a place that is aligned to `align` bytes.  Returns NULL if the memory is full. */
 static char *reserve(fuzz *f, int64_t bytes, int64_t align) {
     int64_t at = (f->used + GUARD + 15) / 16 * 16 + align * below(f, 16 / align);
     if (at + bytes + GUARD > MEMORY) return NULL;
@@ -311,10 +312,10 @@ static char *reserve(fuzz *f, int64_t bytes, int64_t align) {
     return f->memory + at;
 }
 
-/* A bad address: any access faults. */
+/* A pointer to no memory: any access through it faults. */
 static const char *wild(fuzz *f) {
     static const uintptr_t pages[] = {16, 4096, (uintptr_t)1 << 46, UINTPTR_MAX / 16 * 8, UINTPTR_MAX - 15};
-    return (const char *)pages[below(f, 5)]; /* NOLINT: deliberately no valid address */
+    return (const char *)pages[below(f, 5)]; /* NOLINT: the address is invalid on purpose */
 }
 
 static int is_array_of_steps(const gt_tensor *t) { return test_is_word_of("slots tokens commit places", t->name); }
@@ -323,7 +324,7 @@ static int is_left_out(fuzz *f, const gt_tensor *t) {
     return strcmp(t->name, "slots") ? one_in(f, 2) : size_at(&f->args, f->op->fields.slot_capacity) == 0;
 }
 
-/* Gives every tensor of the pass a place. */
+/* Gives every tensor of the pass a place, or leaves an optional tensor out. */
 static void draw_pointers(fuzz *f) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
         gt_view v;
@@ -344,8 +345,8 @@ static void draw_pointers(fuzz *f) {
         else if (v.count <= MOST_BYTES && extent(&v) <= MOST_BYTES)
             put_pointer(f, t, reserve(f, extent(&v), v.element));
         else if (!is_optional) {
-            put_pointer(f, t, reserve(f, 16, 16)); /* too small a place: the test does not run the call if the library
-                                                      accepts it */
+            /* this place is too small, so the test does not run the call even if the library accepts it */
+            put_pointer(f, t, reserve(f, 16, 16));
             f->is_spoiled = 1;
         }
     }
@@ -360,7 +361,7 @@ static const gt_tensor *any_tensor(fuzz *f) {
     return &f->op->tensors[below(f, n)];
 }
 
-/* Changes one pointer; the new one may be wrong. */
+/* Changes one pointer to an address that may be invalid. */
 static void spoil_pointer(fuzz *f) {
     const gt_tensor *t = any_tensor(f), *other = any_tensor(f);
     char *p = pointer_of(&f->args, t), *q = pointer_of(&f->args, other);
@@ -374,7 +375,7 @@ static void spoil_pointer(fuzz *f) {
     }
 }
 
-/* Places an output over the input that it may equal. */
+/* Places an output on the input whose memory it may share. */
 static void draw_in_place(fuzz *f) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
         const int in = t->may_equal ? test_find(f->op, t->may_equal) : -1;
@@ -448,7 +449,7 @@ static double draw_number(fuzz *f, const gt_tensor *t) {
     return map == TEST_AS_IS ? x : map == TEST_EXP ? exp(x) : -exp(x);
 }
 
-/* A row of the pool.  All rows differ, and some are out of range. */
+/* Draws the pool row of batch element i.  No row is drawn twice, and some are out of range. */
 static double draw_slot(fuzz *f, int64_t i, int64_t first) {
     static const int32_t outside[] = {-1, INT32_MIN, INT32_MAX};
     const int64_t rows = size_at(&f->args, f->op->fields.slot_capacity);
@@ -456,14 +457,14 @@ static double draw_slot(fuzz *f, int64_t i, int64_t first) {
     return i < rows ? (double)((i + first) % rows) : (double)rows;
 }
 
-/* The number of tokens that an element has, or commits; some are out of range. */
+/* Draws how many tokens a batch element has, or commits.  Some numbers are out of range. */
 static double draw_draft(fuzz *f, int64_t T) {
     static const int32_t outside[] = {-1, INT32_MIN, INT32_MAX};
     if (one_in(f, 8)) return one_in(f, 2) ? (double)(T + 1) : outside[below(f, 3)];
     return (double)(one_in(f, 2) ? T : below(f, T + 1));
 }
 
-/* Draws a tensor that the pass reads, and writes NaN to an output. */
+/* Writes random numbers to a tensor that the pass reads, and NaN to other outputs. */
 static void draw_tensor(fuzz *f, const gt_tensor *t, const gt_view *v, double *drawn) {
     const int64_t T = f->dims.n['T' - 'A'], first = below(f, 8);
     double at = 0;
@@ -486,7 +487,8 @@ static void draw_tensor(fuzz *f, const gt_tensor *t, const gt_view *v, double *d
 }
 
 static int place_of(const fuzz *f, const gt_view *v) {
-    const uintptr_t at = (uintptr_t)v->data - (uintptr_t)f->memory; /* wraps for a wild one */
+    /* an address outside `memory` gives a large number */
+    const uintptr_t at = (uintptr_t)v->data - (uintptr_t)f->memory;
     for (int i = 0; i < f->place_count; i++) {
         const uintptr_t first = (uintptr_t)f->places[i].at, end = first + (uintptr_t)f->places[i].bytes;
         if (at >= first && at <= end && (uintptr_t)extent(v) <= end - at) return i;
@@ -494,7 +496,7 @@ static int place_of(const fuzz *f, const gt_view *v) {
     return -1;
 }
 
-/* Whether all elements of a prepared call lie in the places that the test reserved. */
+/* Whether all elements of a prepared call lie in places that the test reserved for them. */
 static int is_honest(const fuzz *f) {
     for (const gt_tensor *t = f->op->tensors; t->name; t++) {
         const gt_view v = gt_view_of(f->op, t, &f->filled, &f->dims);
@@ -506,13 +508,14 @@ static int is_honest(const fuzz *f) {
 
 /* ---- the double twin -------------------------------------------------------------------------- */
 
-/* A prepared call whose arrays are packed doubles. */
+/* A call of the double twin: its arrays are packed doubles. */
 typedef struct truth {
     test_args args;
     double *of[TEST_TENSORS];
 } truth;
 
-/* Runs the double twin on the inputs `in`, each changed by up to the fraction `change`. */
+/* Runs the double twin on the inputs `in`.  Multiplies each input by a random factor between 1 - change and 1 +
+ * change. */
 static gt_status run_truth(fuzz *f, double *const *in, double change, truth *x) {
     x->args = f->args;
     for (int i = 0; f->op->tensors[i].name; i++) {
@@ -529,7 +532,7 @@ static gt_status run_truth(fuzz *f, double *const *in, double change, truth *x) 
         memcpy((char *)&x->args + t->offset, &x->of[i], sizeof x->of[i]);
     }
     for (int i = 0; f->op->tensors[i].name && f->pass == GT_STEP;
-         i++) { /* this input is the state's output or NULL, both of which are valid */
+         i++) { /* a step's state_in may be NULL or state_out; here it is state_out */
         char name[32];
         const int n = snprintf(name, sizeof name, "%s", f->op->tensors[i].name);
         if (n < 8 || n >= (int)sizeof name - 1 || strcmp(name + n - 8, "state_in")) continue;
@@ -543,17 +546,17 @@ static void free_truth(truth *x) {
     for (int i = 0; i < TEST_TENSORS; i++) free(x->of[i]);
 }
 
-/* By how much, relatively, rounding inside the call may change the inputs.  The kernels' 16-bit products round their
- * factors. */
+/* The relative error that rounding makes in numbers inside the call.  Kernels round factors of 16-bit products. */
 static double rounding(const fuzz *f) {
     static const double twin[] = {0, 0x1p-22, 0x1p-22, 0x1p-22}, kernel[] = {0, 0x1p-18, 0x1p-8, 0x1p-11};
     gt_dtype dtype;
     memcpy(&dtype, (const char *)&f->filled + f->op->dtype_offset, sizeof dtype);
-    /* for settle(): a twin also rounds results between stages to the dtype, and the truth may round the other way */
+    /* operators with settle() also round between stages in the twin, and the double twin may round the other way */
     return (IS_KERNEL || f->top->settle ? kernel : twin)[dtype];
 }
 
-/* How often the test changes the inputs.  With two changes, a tensor of a few numbers may happen to change little. */
+/* The number of runs with changed inputs, which show how sensitive the outputs are.  With only two runs, a tensor of a
+ * few numbers may happen to change little. */
 enum { CHANGES = 4 };
 
 static void compare_tensor(const fuzz *f, const gt_tensor *t, const gt_view *v, const double *exact,
@@ -568,8 +571,10 @@ static void compare_tensor(const fuzz *f, const gt_tensor *t, const gt_view *v, 
     typical = sqrt(square * 2 / CHANGES / (double)v->count);
     for (int64_t i = 0; i < v->count; i++) {
         const double got = load(f, t, element_at(v, i)), error = fabs(got - exact[i]);
-        if (isnan(exact[i])) continue;                                     /* in no sequence: not written */
-        if (!(fabs(exact[i]) <= (dtype == GT_F16 ? 6e4 : 1e38))) continue; /* rounds to infinity, or nearly */
+        /* the element belongs to no sequence, so the call does not write it */
+        if (isnan(exact[i])) continue;
+        /* the element rounds to infinity or nearly so */
+        if (!(fabs(exact[i]) <= (dtype == GT_F16 ? 6e4 : 1e38))) continue;
         double change = 0;
         for (int k = 0; k < CHANGES; k++) change = fmax(change, fabs(changed[k][i] - exact[i]));
         const double most = 1.01 * half_unit[dtype] * fabs(exact[i]) + 16 * fmax(change, typical) + least[dtype];
@@ -582,7 +587,7 @@ static void compare_tensor(const fuzz *f, const gt_tensor *t, const gt_view *v, 
     expect(f, 1, "");
 }
 
-/* Compares the outputs of a call on the inputs `in` with the double twin's. */
+/* Compares the outputs of a call with those of the double twin for the inputs `in`. */
 static void compare(fuzz *f, double *const *in) {
     truth exact = {.of = {NULL}}, changed[CHANGES] = {{.of = {NULL}}};
     int ok = run_truth(f, in, 0, &exact) == GT_OK;
@@ -593,7 +598,7 @@ static void compare(fuzz *f, double *const *in) {
         const gt_view v = gt_view_of(f->op, t, &f->filled, &f->dims);
         const double *of[CHANGES];
         if (!exact.of[i] || !is_output(f, t)) continue;
-        /* y is random here, and not forward's output; calls with forward's y are in test_kernels.c */
+        /* here y is random, so backward cannot compute dz from it; test_kernels.c tests calls with forward's y */
         if (f->top->reads_y && flag_at(f, f->top->reads_y) && !strcmp(test_plain_name(t), "dz")) continue;
         for (int k = 0; k < CHANGES; k++) of[k] = changed[k].of[i];
         compare_tensor(f, t, &v, exact.of[i], of);
@@ -634,7 +639,7 @@ static gt_status make_call(fuzz *f) {
     return status;
 }
 
-/* Checks that only elements of outputs differ from before. */
+/* Checks that the call changed only elements of its outputs. */
 static void check_memory(fuzz *f, gt_status status) {
     for (const gt_tensor *t = f->op->tensors; t->name && status == GT_OK; t++) {
         const gt_view v = gt_view_of(f->op, t, &f->filled, &f->dims);
@@ -644,7 +649,8 @@ static void check_memory(fuzz *f, gt_status status) {
             memcpy(f->before + (at - f->memory), at, (size_t)v.element);
         }
     }
-    for (int i = 0; IS_KERNEL && i < f->place_count && status == GT_OK; i++) { /* workspace */
+    /* a call may also change its workspace */
+    for (int i = 0; IS_KERNEL && i < f->place_count && status == GT_OK; i++) {
         const int64_t at = f->places[i].at;
         const char *p = f->memory + at;
         if (p == (char *)(uintptr_t)size_at(&f->args, f->op->fields.workspace))
@@ -665,7 +671,7 @@ static void check_message(const fuzz *f, gt_status status, gt_pass pass) {
            "an unknown status");
 }
 
-/* Checks that the library refuses the first size that is out of range, by its name. */
+/* If a size is out of range, checks that the library refuses the call and names the first such size. */
 static void check_sizes(const fuzz *f, gt_status status) {
     char text[64];
     int dtype;
@@ -682,7 +688,7 @@ static void check_sizes(const fuzz *f, gt_status status) {
 
 static int is_unsupported(gt_status status) { return IS_KERNEL && status == GT_ERROR_UNSUPPORTED; }
 
-/* Whether a correct call may return the status. */
+/* Whether the status is allowed: a VALID or EMPTY call that was not spoiled must succeed. */
 static int is_fine(const fuzz *f, gt_status status) {
     return status == GT_OK || is_unsupported(status) || f->is_spoiled || f->kind == HOSTILE;
 }
@@ -706,14 +712,15 @@ static gt_status query(fuzz *f, const test_args *args, gt_workspace *need) {
 
 static int is_about(size_t less, size_t more) { return less <= more || less - more <= less / 2; }
 
-/* Checks that twice the tokens or rows need at least as many bytes.  A sum that wraps would need fewer. */
+/* Checks that a call with twice the tokens or rows needs at least about as many bytes.  A sum of bytes that overflows
+ * would be smaller. */
 static void check_query(fuzz *f) {
     gt_workspace need, twice;
     test_args more = f->args;
     const gt_size *s = find_size(f, test_is_over_time(f->top) ? one_in(f, 2) ? 'B' : 'T' : 'M');
     const int64_t n = size_at(&more, s->offset);
     if (query(f, &f->args, &need) != GT_OK) return;
-    if (n < 1 << 16 || n > GT_MAX_SIZE / 2) return; /* for fewer tokens, the call may cut the time in other ways */
+    if (n < 1 << 16 || n > GT_MAX_SIZE / 2) return; /* for fewer tokens, the number of segments may change the bytes */
     put_size(f, s->offset, 2 * n);
     more = f->args;
     put_size(f, s->offset, n);
@@ -725,8 +732,8 @@ static void check_query(fuzz *f) {
            "twice the size needs less memory");
 }
 
-/* Draws a call with sizes of up to 2^40 and every tensor of numbers.  Sizes of rows are powers of 2, for the fast
- * kernels. Counts of rows are no powers of 2, so that a product that wraps is a large number and rarely 0. */
+/* Draws a call with sizes of up to 2^40 and with every tensor.  Lengths of rows are powers of 2, as the fast kernels
+ * need them.  Numbers of rows are not, so that a product that overflows is rarely 0. */
 static void draw_large_sizes(fuzz *f) {
     memset(&f->args, 0, sizeof f->args);
     for (const gt_size *s = f->op->sizes; s->letter; s++) {
@@ -752,8 +759,8 @@ static int is_below(const gt_workspace *w, size_t limit) {
     return w->forward < limit && w->backward < limit && w->step < limit && w->saved < limit && w->segment < limit;
 }
 
-/* Queries a call and halves its sizes in turn until all are accepted.  Its largest tensors then have about 2^48
- * elements. No answer may wrap: a correct sum of bytes is less than 2^62. */
+/* Queries a call, and halves its sizes in turn until the query is accepted.  The largest tensors then have about 2^48
+ * elements.  No answer may overflow: a correct number of bytes is less than 2^62. */
 static void check_large_query(fuzz *f) {
     gt_workspace need;
     int count = 0;
@@ -770,7 +777,7 @@ static void check_large_query(fuzz *f) {
     expect(f, is_below(&need, (size_t)1 << 62), "a call needs 2^62 bytes or more");
 }
 
-/* Gives the call the bytes that it needs; sometimes one byte less, which sets *is_short. */
+/* Gives the call a workspace of the size that it needs, or sometimes of one byte less, and then sets *is_short. */
 static void give_memory(fuzz *f, int *is_short) {
     gt_workspace need;
     size_t bytes;
@@ -785,7 +792,7 @@ static void give_memory(fuzz *f, int *is_short) {
     put(f, f->op->fields.workspace_bytes, &bytes, sizeof bytes);
 }
 
-/* Gives the twins memory that they do not use. */
+/* Sets workspace and `saved` to invalid memory, which the twins must ignore. */
 static void give_nonsense(fuzz *f) {
     const char *p = wild(f);
     const size_t bytes = (size_t)test_next(&f->random);
@@ -815,8 +822,9 @@ static void start(fuzz *f, int64_t number) {
     draw_rows(f);
 }
 
-/* The rule 'Sizes' of gt_kernels.h, written independently: a tensor that counts has at most 2^48 elements.  In a call
- * with tokens every tensor counts.  In a call without tokens, and in a join, only given and required tensors count. */
+/* Whether the limit of 2^48 elements applies to a tensor, by the section 'Sizes' of gt_kernels.h.  In a call with
+ * tokens the limit applies to every tensor.  In a call without tokens, and in a join, it applies only to tensors that
+ * are given or required. */
 static int counts(const fuzz *f, const gt_tensor *t) {
     const int has_tokens = size_of(f, f->op->sizes[0].letter) && (!test_is_over_time(f->top) || size_of(f, 'T'));
     const int is_of_pieces = t->shape[0] == 'R';
@@ -833,14 +841,14 @@ static int is_too_large(const fuzz *f) {
     return 0;
 }
 
-/* Checks that the library's verdict on the prepared call agrees with the rule. */
+/* Checks that the library applies this limit as the test does.  promised: the status of gt_prepare. */
 static void check_counts(const fuzz *f, gt_status promised, int is_large) {
     const int is_refused = promised == GT_ERROR_SIZE && strstr(gt_last_error(), "more than 2^48 elements");
     if (promised == GT_OK) expect(f, !is_large, "a tensor of more than 2^48 elements is accepted");
     if (is_refused) expect(f, is_large, "refused for more than 2^48 elements, which no tensor has");
 }
 
-/* Reserves places and sets pointers.  If the library already refuses sizes or flags, no tensor gets a place. */
+/* Reserves places and sets pointers.  If the library refuses the sizes or flags, tensors get no places. */
 static void furnish(fuzz *f, int *is_short) {
     *is_short = 0;
     if (gt_prepare(f->op, GT_QUERY, GT_HOST, &f->args, &f->filled, &f->dims) == GT_OK) {
@@ -852,8 +860,8 @@ static void furnish(fuzz *f, int *is_short) {
             draw_pointers(f);
         }
     }
-    f->is_spoiled |= is_too_large(f); /* for example, parameters of a call without tokens may be larger than any
-                                         memory */
+    /* for example, a call without tokens may have parameters larger than any memory */
+    f->is_spoiled |= is_too_large(f);
     if (f->kind != HOSTILE && one_in(f, 3)) draw_in_place(f);
     for (int64_t n = f->kind == HOSTILE ? below(f, 4) : one_in(f, 5); n > 0; n--) spoil_pointer(f);
     if (IS_KERNEL)
@@ -862,12 +870,13 @@ static void furnish(fuzz *f, int *is_short) {
         give_nonsense(f);
 }
 
-/* Writes random numbers to the places, and reads all of them back.  Returns whether they are equal: they are not if
- * inputs share memory. */
+/* Writes random numbers to the places, and reads all inputs back.  Returns whether the inputs are unchanged: they
+ * differ if they share memory. */
 static int write_numbers(fuzz *f, double **in) {
     int is_tame = 1;
     memset(f->memory, 0xa5, (size_t)f->used + GUARD);
-    for (int is_late = 0; is_late < 2; is_late++) /* inputs come last: an in-place tensor must hold the input */
+    /* inputs are written last, so that memory that an output shares holds the input */
+    for (int is_late = 0; is_late < 2; is_late++)
         for (int i = 0; f->op->tensors[i].name; i++) {
             const gt_tensor *t = &f->op->tensors[i];
             const gt_view v = gt_view_of(f->op, t, &f->filled, &f->dims);
@@ -894,7 +903,7 @@ static void fuzz_once(fuzz *f, int64_t number) {
     start(f, number);
     furnish(f, &is_short);
     check_query(f);
-    gt_prepare(f->op, f->pass, GT_HOST, &f->args, &f->filled, &f->dims); /* dims as given */
+    gt_prepare(f->op, f->pass, GT_HOST, &f->args, &f->filled, &f->dims); /* sets f->dims */
     const int is_large = is_too_large(f);
     promised = gt_prepare(f->op, f->pass, IS_KERNEL ? GT_DEVICE : GT_HOST, &f->args, &f->filled, &f->dims);
     check_counts(f, promised, is_large);
@@ -926,9 +935,8 @@ static void fuzz_once(fuzz *f, int64_t number) {
 
 static const fuzz *volatile running;
 
-/* Ends the program when a call has taken `seconds` of processor time; 0: no limit.  The limit does not count time by
- * the clock, because on a busy machine a correct call may take a minute.  Meson's limit ends a call that waits for
- * ever. */
+/* Ends the program if a call takes more than `seconds` of processor time.  0: no limit.  This is not wall-clock time,
+ * because a correct call may take a minute on a busy machine.  Meson's time limit ends calls that wait for ever. */
 static void set_limit(int seconds) {
     const struct itimerval timer = {.it_value = {seconds, 0}};
     setitimer(ITIMER_PROF, &timer, NULL);

@@ -1,11 +1,12 @@
 /* Compares the double twins' gradients with difference quotients of their forward passes.
  *
- *     test_grad [short] [OP]       short: fewer drawn cases and directions.  One in three gradients of tiny cases is
- *                                  checked by element, the others along a direction, where any error shows
+ *     test_grad [short] [OP]       short: fewer drawn cases and fewer directions.  Of the gradients of tiny cases, one
+ *                                  in three is checked element by element.  The others are checked along random
+ *                                  directions, where an error of any element shows
  *
  * The loss is <y, dy> + <state_out, dstate_out> with random dy and dstate_out.  The gradient of the input "X" is the
- * tensor "dX" that backward writes.  The test moves every element of every X in tiny cases, and X along random
- * directions in small cases. */
+ * tensor "dX" that backward writes.  In tiny cases, the test changes every element of every input.  In small cases, it
+ * changes an input along random directions. */
 #include "gt_test.h"
 #include <math.h>
 #include <stdio.h>
@@ -16,26 +17,27 @@ enum { DRAWN_SIZE = 3 };
 static int directions = 4, one_in = 1, turn;
 static uint64_t drawn = 30;
 
-/* Measured errors, from rounding and truncation of the quotients, are at most 1e-9. */
+/* The limit of the relative error.  Measured errors are at most 1e-9; they come from rounding and from truncating the
+ * quotients' series. */
 static const double tolerance = 1e-8;
 
 typedef struct grad_case {
     const test_case *c;
     const gt_op *op;
-    test_values forward, backward; /* inputs of the passes */
+    test_values forward, backward; /* inputs of the two passes */
     test_values gradient;
 } grad_case;
 
-/* Computes the outputs at x = base + step * direction. */
+/* Computes forward's outputs at x = base + step * direction. */
 static void evaluate(const grad_case *g, double *x, const double *base, const double *direction, int64_t count,
                      double step, test_values *out) {
     for (int64_t i = 0; i < count; i++) x[i] = base[i] + step * direction[i];
     test_run(&test_truth, g->c, GT_FORWARD, &g->forward, TEST_ALL, out);
 }
 
-/* Computes d loss / d step at step 0, for x = base + step * direction.  Two central differences are extrapolated to
- * an error of h^4.  The differences are taken of each output element, so that elements which do not change cost no
- * digits. */
+/* Computes d loss / d step at step 0, for x = base + step * direction.  Two central differences together have an error
+ * of order h^4.  The code takes differences of each output element and not of the loss, because in the loss large
+ * elements that do not change would cancel digits. */
 static double difference_quotient(const grad_case *g, double *x, const double *base, const double *direction,
                                   int64_t count) {
     const double h = 1e-4;
@@ -57,7 +59,7 @@ static double difference_quotient(const grad_case *g, double *x, const double *b
     return sum;
 }
 
-/* The scale of a step for x: relative to x if x is large. */
+/* The size of a step for x: proportional to x if |x| > 1. */
 static double scale_of(double x) { return isfinite(x) && fabs(x) > 1 ? fabs(x) : 1; }
 
 static void check_elements(const grad_case *g, const char *name, const double *gradient, double *x, const double *base,
@@ -104,7 +106,7 @@ static void check_directions(const grad_case *g, const char *name, const double 
     free(direction);
 }
 
-/* Checks the gradient of tensor i, an input of forward. */
+/* Checks the gradient of tensor i, which is an input of forward. */
 static void check_gradient(grad_case *g, int i) {
     const gt_tensor *t = &g->op->tensors[i];
     int64_t count = test_count(g->c, GT_FORWARD, t);
@@ -124,7 +126,7 @@ static void check_gradient(grad_case *g, int i) {
     free(base);
 }
 
-/* Each gradient must have the same bits if the call asks for no other gradient. */
+/* Checks that a gradient has the same bits if the call asks for no other gradient. */
 static void check_alone(const grad_case *g, int i) {
     test_values alone;
     test_run(&test_truth, g->c, GT_BACKWARD, &g->backward, (uint64_t)1 << i, &alone);
@@ -144,7 +146,7 @@ static void check_case(const test_case *c, int alone) {
     test_free(&g.forward), test_free(&g.backward), test_free(&g.gradient);
 }
 
-/* Every gradient of backward must belong to one input, so that the test checks all gradients. */
+/* Checks that every gradient of backward belongs to an input.  Then the test has checked all gradients. */
 static void check_table(const test_op *top) {
     const gt_op *op = top->table();
     for (int i = 0; op->tensors[i].name; i++) {

@@ -1,6 +1,6 @@
-/* test_hopper.cu - tests what gt/base/wgmma.cuh and bulk.cuh state about the hardware.  Compares every layout of a tile
- * and every shape of a product with sums on the host.  nvcc compiles this file for a GPU, and a C++ compiler with
- * GT_EMU for the emulation, so that the test compares the emulation with the hardware.
+/* test_hopper.cu - tests the comments of gt/base/wgmma.cuh and bulk.cuh about the hardware.  Compares every layout of a
+ * tile, and every shape of a product, with sums on the host.  nvcc compiles this file for a GPU.  A C++ compiler with
+ * GT_EMU compiles it for the emulation, so the test also shows that the emulation behaves as the hardware.
  *
  *     test_hopper [--verbose]
  *
@@ -40,14 +40,15 @@ static uint32_t random_bits() {
     return (uint32_t)(state >> 32);
 }
 
-/* The 16 bits of a small integer in the format T. */
+/* Converts a small integer to the format T. */
 template <class T>
 static T number(int value) {
     const float x = (float)value;
     uint32_t bits;
     memcpy(&bits, &x, 4);
     uint16_t half = (uint16_t)(bits >> 16);
-    if (std::is_same<T, f16>::value && value != 0) /* f16 has another bias and 10 bits of mantissa */
+    /* shifts the exponent from bfloat16's bias to that of f16, which has 10 mantissa bits */
+    if (std::is_same<T, f16>::value && value != 0)
         half = (uint16_t)((bits >> 16 & 0x8000) | ((bits >> 23 & 255) - 112) << 10 | (bits >> 13 & 1023));
     T result;
     memcpy(&result, &half, 2);
@@ -70,7 +71,7 @@ class Shared {
   public:
     explicit Shared(size_t count) : count_(count) {
         const cudaError_t status = cudaMallocManaged(&data_, count * sizeof(T));
-        if (status != cudaSuccess) { /* or an earlier kernel failed */
+        if (status != cudaSuccess) { /* cudaMallocManaged also reports a failure of an earlier kernel */
             printf("FAIL: no memory: %s\n", cudaGetErrorString(status));
             exit(1);
         }
@@ -100,19 +101,20 @@ static const char* finish() {
 
 /* ---- products ------------------------------------------------------------------------------------------------ */
 
-enum Source { REGISTERS, K_MAJOR, MN_MAJOR }; /* of A */
+/* where wgmma reads A from: registers, or a tile in shared memory with this major */
+enum Source { REGISTERS, K_MAJOR, MN_MAJOR };
 
 constexpr int DEPTH = 64;
 
-/* One warpgroup multiplies 64 rows of A[..][DEPTH], from a_first on, by N rows of B^T[..][DEPTH], from b_first on.  If
- * A goes to registers, it comes as rows.  Tiles for shared memory come as images, which the host has made. */
+/* One warpgroup multiplies 64 rows of A by N rows of B^T; both have DEPTH columns.  `a` holds A by rows, for A in
+ * registers.  `image` holds the bytes of the tiles in shared memory, as the host has laid them out. */
 template <class T>
 struct ProductParams {
     const T* a; /* [64][DEPTH] */
     const uint4* image;
     float* c; /* [64][N] */
     int image_bytes, a_row_bytes, b_row_bytes;
-    uint32_t a_panel, b_panel, b_at; /* bytes from panel to panel; where B begins */
+    uint32_t a_panel, b_panel, b_at; /* bytes from panel to panel of A and of B; offset of B in the image */
     uint32_t a_step[DEPTH / 16], b_step[DEPTH / 16];
 };
 
@@ -172,12 +174,14 @@ product_kernel(const GT_GRID_CONSTANT ProductParams<T> p) {
 }
 
 struct Tile {
-    int rows, first, row_bytes, gap; /* gap: the number of patterns of 8 rows between two panels */
+    /* rows: in the tile; the product reads rows from `first` on; gap: between panels, in patterns of 8 rows */
+    int rows, first, row_bytes, gap;
 };
 
 static const char* const major_names[] = {"registers", "K-major", "MN-major"};
 
-/* panel_of: bytes from one panel to the next.  bytes_of: bytes of all panels. */
+/* panel_of: bytes from one panel to the next.  bytes_of: bytes of all panels of a tile.  is_mn: the tile is
+ * MN-major. */
 static uint32_t panel_of(const Tile& t, bool is_mn) {
     return (uint32_t)(((is_mn ? DEPTH : t.rows) + 8 * t.gap) * t.row_bytes);
 }
@@ -186,7 +190,7 @@ static uint32_t bytes_of(const Tile& t, bool is_mn) {
     return (uint32_t)((bytes + t.row_bytes - 1) / t.row_bytes) * panel_of(t, is_mn);
 }
 
-/* The sizes and offsets of a layout, for the host. */
+/* Offsets in a tile, as gt/base computes them.  at: of one element.  step: of the operand that starts at (mn, k). */
 template <int ROW, Major MAJOR>
 struct Asked {
     static uint32_t at(int mn, int k, uint32_t panel) {
@@ -251,7 +255,8 @@ static void multiply(const Tile& left, const Tile& right) {
     p.b_panel = panel_of(right, b_is_mn);
     p.b_at = a_bytes;
     uint8_t* image_bytes = reinterpret_cast<uint8_t*>(image.data());
-    memset(image_bytes, 0x7f, bytes); /* the bytes between panels are no small number in either format */
+    /* a product that reads bytes between the panels gets a wrong result: 0x7f7f is a large number or a NaN */
+    memset(image_bytes, 0x7f, bytes);
     if (A == REGISTERS) memcpy(static_cast<void*>(rows.data()), &a.bits[(size_t)(left.first * DEPTH)], 64 * DEPTH * 2);
     if (A == K_MAJOR) lay_out<Major::K>(left, a.bits, image_bytes, p.a_step);
     if (A == MN_MAJOR) lay_out<Major::MN>(left, a.bits, image_bytes, p.a_step);
@@ -280,7 +285,7 @@ static void multiply(const Tile& left, const Tile& right) {
     check(wrong == 0, name + (wrong ? ": " + std::to_string(wrong) + " of " + std::to_string(64 * N) : ""));
 }
 
-/* Tests all layouts of B, with A from one source. */
+/* Tests all layouts of B, for A from one source. */
 template <class T, int TILES, Source A>
 static void multiply_all(const Tile& left) {
     constexpr int N = 8 * TILES;
@@ -288,9 +293,10 @@ static void multiply_all(const Tile& left) {
         multiply<T, TILES, A, Major::K>(left, {N, 0, row_bytes, 0});
         multiply<T, TILES, A, Major::K>(left, {N + 24, 16, row_bytes, 1});
         multiply<T, TILES, A, Major::MN>(left, {N, 0, row_bytes, 0});
-        const int panel = row_bytes / 2;                                              /* m or n */
-        multiply<T, TILES, A, Major::MN>(left, {N + 2 * panel, panel, row_bytes, 1}); /* from the second panel on */
-        /* inside of a panel */
+        /* rows m or n of the tile in one panel */
+        const int panel = row_bytes / 2;
+        multiply<T, TILES, A, Major::MN>(left, {N + 2 * panel, panel, row_bytes, 1}); /* B starts at the second panel */
+        /* B starts inside a panel */
         if (N + 8 <= panel) multiply<T, TILES, A, Major::MN>(left, {panel + N, panel - N, row_bytes, 1});
     }
 }
@@ -299,7 +305,7 @@ template <class T, int TILES>
 static void multiply_all() {
     multiply_all<T, TILES, REGISTERS>({64, 0, 128, 0});
     for (int row_bytes = 16; row_bytes <= 128; row_bytes *= 2) {
-        /* A is in the second half of its tile; B has its usual layout */
+        /* A is the second half of its tile or a whole tile, in every layout; B has the usual layout */
         multiply<T, TILES, K_MAJOR, Major::K>({128, 64, row_bytes, 1}, {8 * TILES, 0, 128, 0});
         multiply<T, TILES, K_MAJOR, Major::MN>({64, 0, row_bytes, 0}, {8 * TILES, 0, 128, 0});
         multiply<T, TILES, MN_MAJOR, Major::K>({128, 64, row_bytes, 1}, {8 * TILES, 0, 128, 0});
@@ -307,7 +313,7 @@ static void multiply_all() {
     }
 }
 
-/* Every number of columns. */
+/* Tests products with every number of columns. */
 template <int TILES>
 static void multiply_shapes() {
     multiply<f16, TILES, REGISTERS, Major::K>({64, 0, 128, 0}, {8 * TILES, 0, 128, 0});
@@ -317,48 +323,48 @@ static void multiply_shapes() {
 
 /* ---- a relay: loads, products, a store ----------------------------------------------------------------------- */
 
-/* Faults that the test plants in the last round, or after it.  The emulation must find them.  A GPU gets NOTHING. */
+/* Faults that the test plants in the last round or after it, for the emulation to find.  On a GPU only NOTHING runs. */
 enum class Slip {
     NOTHING,
     NO_INIT_FENCE,      /* no proxy fence after the initialisation of the mbarriers */
     NO_FULL_WAIT,       /* the consumer does not wait for its tiles */
     NO_EMPTY_WAIT,      /* producers do not wait for free tiles */
     NO_COPIES_ARRIVE,   /* no thread waits for the copies of cp_async */
-    TOO_FEW_BYTES,      /* fewer bytes are expected, */
-    TOO_MANY_BYTES,     /* or more than arrive */
-    TWO_PHASES_BYTES,   /* no expect announces a load */
-    ODD_LOAD,           /* of 8 bytes */
-    NO_PROXY_FENCE,     /* after cp_async, before products */
-    EARLY_PROXY_FENCE,  /* that fence comes before the warp knows that the copies have arrived */
-    NO_REUSE_FENCE,     /* no proxy fence between the consumer's own write and the next load */
-    NO_WGMMA_FENCE,     /* before the products */
-    EARLY_A,            /* A is written in flight, */
-    EARLY_C,            /* or sums */
-    MIXED_SHAPES,       /* a product of another shape uses sums in flight */
-    SHIFTED_TILE,       /* the tile does not start where the pattern does */
-    LEAVES_PANEL,       /* the product reads past the end of its rows */
-    WRONG_ROW,          /* of 64 bytes: other numbers */
-    WRONG_MAJOR,        /* other numbers */
-    NO_STORE_FENCE,     /* before the store */
-    NO_STORE_BARRIER,   /* ... after other warps' writes */
-    NO_STORE_WAIT,      /* ... before the end */
-    TOO_MANY_REGISTERS, /* are taken */
-    ONE_WARP_GIVES      /* registers, of a warpgroup */
+    TOO_FEW_BYTES,      /* the mbarrier expects fewer bytes than the loads bring */
+    TOO_MANY_BYTES,     /* the mbarrier expects more bytes than the loads bring */
+    TWO_PHASES_BYTES,   /* the mbarrier does not expect the bytes of one of the four loads */
+    ODD_LOAD,           /* the length of a load is no multiple of 16 bytes */
+    NO_PROXY_FENCE,     /* no proxy fence between the copies of cp_async and the products */
+    EARLY_PROXY_FENCE,  /* this proxy fence comes before the wait for the copies */
+    NO_REUSE_FENCE,     /* no proxy fence between the consumer's write to a tile and the next load into it */
+    NO_WGMMA_FENCE,     /* no wgmma_fence before the products */
+    EARLY_A,            /* registers of A change while products are in flight */
+    EARLY_C,            /* accumulators change while products are in flight */
+    MIXED_SHAPES,       /* a product of another shape uses accumulators in flight */
+    SHIFTED_TILE,       /* the tile starts in the middle of a swizzle pattern */
+    LEAVES_PANEL,       /* an operand reaches past the end of its rows */
+    WRONG_ROW,          /* the operand has rows of 64 bytes, so the product reads wrong numbers */
+    WRONG_MAJOR,        /* the operand is MN-major, so the product reads wrong numbers */
+    NO_STORE_FENCE,     /* no proxy fence before the store */
+    NO_STORE_BARRIER,   /* no barrier between the other warps' writes and the store */
+    NO_STORE_WAIT,      /* no wait for the store before the kernel ends */
+    TOO_MANY_REGISTERS, /* the warps take more registers than the block has */
+    ONE_WARP_GIVES      /* only one warp of a warpgroup gives its registers back */
 };
 
-constexpr int RELAY_ROUNDS = 5, RELAY_BUFFERS = 2, RELAY_TILE = 64 * 128; /* bytes */
+constexpr int RELAY_ROUNDS = 5, RELAY_BUFFERS = 2, RELAY_TILE = 64 * 128; /* RELAY_TILE: bytes */
 
-/* C[64][64] = sum of A_r B_r over rounds r.  All tiles have K-major rows of 128 bytes; A comes as images, B as rows of
- * k. With A in registers, C is transposed, and one warp does the proxy fence for B.  Otherwise the consumers do the
- * fence. */
+/* Computes C[64][64], the sum of A_r B_r over all rounds r.  All tiles are K-major with rows of 128 bytes.  A comes as
+ * images of tiles, and B as rows of k.  With A in registers, the result is C^T, and warp 6 executes the proxy fence for
+ * B. Otherwise the consumers execute this fence. */
 struct RelayParams {
     const uint8_t* a; /* [rounds] images */
     const f16* b;     /* [rounds][n][k] */
-    uint8_t* c;       /* an image, in f16, or the image of C^T */
+    uint8_t* c;       /* image of a tile in f16: C, or C^T with A in registers */
     Slip slip;
 };
 
-/* On a GPU this is a constant, so that no branches lie between the products. */
+/* The planted fault.  On a GPU it is a constant, so that no branches lie between the products. */
 [[maybe_unused]] GT_DEV Slip slip_of(const RelayParams& p) {
 #ifdef GT_EMU
     return p.slip;
@@ -374,7 +380,8 @@ struct RelayMemory {
     static constexpr int LANDED = EMPTY + 8 * RELAY_BUFFERS, BYTES = LANDED + 8 * RELAY_BUFFERS;
 };
 
-/* Warp 4 loads A and warp 5 copies B.  Warp 6 does the proxy fence for B, if a warp does it. */
+/* Warp 4 loads A by bulk copies, and warp 5 copies B by cp_async.  With A in registers, warp 6 executes the proxy fence
+ * for B. */
 template <bool A_IN_REGISTERS>
 GT_DEV void relay_producers(const RelayParams& p, uint32_t smem) {
     using M = RelayMemory;
@@ -412,7 +419,7 @@ GT_DEV void relay_consumers(const RelayParams& p, uint32_t smem) {
     using M = RelayMemory;
     float c[8][4];
     uint32_t a[4][4] = {};
-    const int row = 16 * warp_id() + lane_id() % 16; /* row of the tiles, for ldmatrix and stmatrix */
+    const int row = 16 * warp_id() + lane_id() % 16; /* the lane's row in a tile, for ldmatrix and stmatrix */
     for (int r = 0; r < RELAY_ROUNDS; r++) {
         const auto has = [&](Slip slip) { return r == RELAY_ROUNDS - 1 && slip_of(p) == slip; };
         const uint32_t buffer = smem + r % RELAY_BUFFERS * M::BUFFER;
@@ -491,7 +498,7 @@ relay_kernel(const GT_GRID_CONSTANT RelayParams p) {
     if (slip_of(p) != Slip::NO_INIT_FENCE) fence_async_proxy();
     sync_threads();
 #ifdef GT_EMU
-    if (warp_id() >= 8) { /* for TOO_MANY_REGISTERS */
+    if (warp_id() >= 8) { /* only TOO_MANY_REGISTERS launches these warps */
         take_registers<240>();
         return;
     }
@@ -517,7 +524,7 @@ relay_kernel(const GT_GRID_CONSTANT RelayParams p) {
 #endif
 }
 
-/* Runs the relay.  Returns the error of its results, or an empty string. */
+/* Runs the relay.  Returns a text about the error, or an empty string. */
 static std::string run_relay(bool a_in_registers, Slip slip) {
     std::vector<int> sums(64 * 64);
     Shared<uint8_t> a(RELAY_ROUNDS * RELAY_TILE), c(RELAY_TILE);
@@ -568,8 +575,7 @@ static void test_faults() {
         Slip slip;
         emu::Fault fault;
         const char* name;
-        emu::Fault or_fault = emu::Fault::COUNT; /* another fault that the emulation may find, depending on the
-                                                    schedule */
+        emu::Fault or_fault = emu::Fault::COUNT; /* a fault that the emulation finds instead under some schedules */
     } cases[] = {
         {Slip::NO_INIT_FENCE, emu::Fault::PROXY, "mbarriers not handed over"},
         {Slip::NO_FULL_WAIT, emu::Fault::IN_FLIGHT, "tiles not waited for", emu::Fault::BARRIER},
@@ -622,12 +628,13 @@ static void test_faults() {
 
 /* ---- boxes of tensors ---------------------------------------------------------------------------------------- */
 
-/* Loads a box, copies it to `image` byte by byte, and stores it to another tensor. */
+/* Loads a box of a tensor into shared memory, copies its bytes to `image`, and stores the box to another tensor. */
 struct BoxParams {
     TensorMap from, to;
     uint4* image;
     int bytes, at[3], to_at[3];
-    uint32_t shift, fewer; /* planted faults: an offset that misaligns the place; bytes that expect leaves out */
+    /* planted faults: bytes by which the box is misaligned, and bytes that are missing from the expected number */
+    uint32_t shift, fewer;
 };
 
 GT_KERNEL(32, 1) box_kernel(const GT_GRID_CONSTANT BoxParams p) {
@@ -655,14 +662,15 @@ struct Box {
     bool swizzled;
 };
 
-/* A box that begins before the tensor's start is stored at the start, unless `stored_before` is set. */
+/* Loads and stores one box, and checks `image` and the stored tensor.  A box that begins before the start of its tensor
+ * is stored from the start on, unless `stored_before` is set.  Returns a text about the error, or an empty string. */
 template <class T>
 static std::string run_box(const Box& b, uint32_t shift = 0, uint32_t fewer = 0, bool stored_before = false) {
     const int64_t pitch = b.pitch, plane = pitch * (b.size[1] + 1);
     const size_t count = (size_t)(plane * b.size[2]);
     Shared<T> from(count), to(count);
     for (size_t i = 0; i < count; i++) {
-        const uint32_t bits = random_bits() | 1; /* never 0 */
+        const uint32_t bits = random_bits() | 1; /* never 0, which stands for elements outside the tensor */
         memcpy(static_cast<void*>(&from[i]), &bits, sizeof(T));
         memset(static_cast<void*>(&to[i]), 0, sizeof(T));
     }
@@ -714,7 +722,7 @@ static std::string run_box(const Box& b, uint32_t shift = 0, uint32_t fewer = 0,
     return (wrong ? std::to_string(wrong) + " wrong, " : std::string()) + (stored ? "" : "stored wrong");
 }
 
-/* Every box begins at a multiple of 16 bytes in its rows, in fp32, too. */
+/* Tests boxes in f16, bf16 and fp32.  Every box begins at a multiple of 16 bytes in its rows. */
 static void test_boxes() {
     const struct {
         const char* name;
@@ -732,7 +740,7 @@ static void test_boxes() {
         const std::string f16_wrong = run_box<f16>(c.box), bf16_wrong = run_box<bf16>(c.box);
         check(f16_wrong.empty(), std::string("box of f16, ") + c.name + ": " + f16_wrong);
         check(bf16_wrong.empty(), std::string("box of bf16, ") + c.name + ": " + bf16_wrong);
-        Box half = c.box; /* the same bytes in fp32 */
+        Box half = c.box; /* a box of half as many elements has the same bytes in fp32 */
         half.box[0] /= 2;
         if (half.box[0] % 4 == 0) {
             const std::string wrong = run_box<float>(half);
@@ -765,8 +773,8 @@ static void test_boxes() {
 int main(int count, char** arguments) {
     is_verbose = count > 1 && strcmp(arguments[1], "--verbose") == 0;
 #ifndef GT_EMU
-    int most = 0; /* threads of a block: 32 if the kernel is a stub, because its code is only for compute capability
-                     9.0 */
+    /* most threads of a block; 32 if the kernel is a stub, because the build has no code for compute capability 9.0 */
+    int most = 0;
     const cudaError_t error =
         ask_most_threads(reinterpret_cast<const void*>(product_kernel<f16, 8, REGISTERS, Major::K>), &most);
     if (error != cudaSuccess && gpu_is_present()) {

@@ -1,2 +1,2 @@
-/* test_hopper_emu.cpp - test_hopper.cu, emulated on the CPU. */
+/* test_hopper_emu.cpp - test_hopper.cu in the emulation on the CPU. */
 #include "test_hopper.cu"

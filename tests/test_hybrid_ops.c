@@ -1,13 +1,13 @@
-/* Tests of the operators of examples/hybrid_ops.h.
+/* Tests of the trainer's operators, examples/hybrid_ops.h.
  *
- * A case lists its arrays and runs an operator on them.  The code here does the rest for every case.  It compares
- * gradients in double with central differences, element by element, and float with double.  Outputs are filled with NaN
- * before, and fenced by guard bytes.  It tests accumulate, and that a second run and other thread counts give the same
- * bits.  This file compiles hybrid_ops.c a second time, in double.
+ * A case lists its arrays and runs one operator on them; the code here does the rest.  It compares gradients in double
+ * with central differences, element by element, and the results in float with those in double.  Before a call, outputs
+ * are filled with NaN and surrounded by guard bytes.  Further checks: `accumulate`, and that a second run and other
+ * thread counts give the same bits.  This file compiles hybrid_ops.c a second time, in double.
  *
- * With TEST_DEVICE the same cases run on hy_backend_cuda in all three dtypes, compared with double, and then whole
- * models.  The backend is a GPU's, or the emulated one that the program is linked with.  "short": one dtype only.
- * "few": two models in one dtype, and no larger case in other dtypes. */
+ * With TEST_DEVICE, the same cases run on hy_backend_cuda in all three dtypes, and are compared with double; then whole
+ * models run.  The program is linked with the backend of a GPU, or with the emulated one.  Argument "short": one dtype
+ * only.  Argument "few": two models in one dtype, and no larger cases in the other dtypes. */
 #include "ref64.h"
 #define HY_REAL double
 #define HY_BACKEND_CPU hy_backend_cpu64
@@ -21,7 +21,7 @@
 #define check test_check
 
 static int is_few;
-static hy_backend *be32, *be64, *device; /* device: NULL in the tests on the CPU */
+static hy_backend *be32, *be64, *device; /* device: the backend hy_backend_cuda, or NULL in the tests on the CPU */
 
 static test_random drawn = {1};
 
@@ -29,17 +29,20 @@ static test_random drawn = {1};
 
 enum { ARRAYS = 16 };
 
-/* use: 'x' fp32 input, 'i' int32 input, 'y' output of forward, 'd' gradient of output `of`, 'g' gradient of input `of`,
- * 'p' gradient of parameter `of`, which accumulates, 's' another output of forward that backward may use, 'e' as 's',
- * but its error is absolute. */
+/* The arrays of a case.  use:
+ *     'x' float input                     'i' int32 input
+ *     'y' output of forward               's' another output of forward, which backward may use
+ *     'e' as 's', with an absolute error  'd' gradient of output `of`
+ *     'g' gradient of input `of`          'p' gradient of parameter `of`, which accumulates
+ */
 typedef struct array {
     const char *name;
     char use;
     int of;
     int64_t count;
-    double spread; /* standard deviation of normal inputs.  int32: bound of the values, which start at -1 if it is
-                      negative */
-    int is_act;    /* 1: the array has the dtype of activations */
+    /* float: standard deviation.  int32: values are below |spread|, and at least 0, or -1 if spread is negative */
+    double spread;
+    int is_act; /* ACT: the array has the dtype of activations */
 } array;
 enum { FP32, ACT };
 
@@ -47,12 +50,13 @@ typedef struct op_case op_case;
 struct op_case {
     const char *name;
     gt_status (*run)(hy_backend *be, const op_case *c, void **p, int backward, int accumulate);
-    array arrays[ARRAYS]; /* ends with name NULL */
+    array arrays[ARRAYS]; /* the list ends with name NULL */
     int64_t size[5];
     int flag;
 };
 
-/* The memory of one array on a backend: guard bytes on either side, and `shift` elements off its alignment. */
+/* The memory of one array on a backend.  Guard bytes lie before and after the array, which starts `shift` elements
+ * after an aligned address. */
 typedef struct block {
     hy_backend *be;
     void *memory, *data;
@@ -87,7 +91,7 @@ static int is_fenced(const block *b) {
     return ok;
 }
 
-/* Copies `n` numbers to memory of the backend. */
+/* Copies `n` numbers to new memory of the backend, as fp32. */
 static block block_of(hy_backend *be, const double *numbers, int64_t n) {
     block b = new_block(be, (size_t)n, be->fp32_bytes);
     be->write(be, b.data, GT_F32, numbers, n);
@@ -109,7 +113,8 @@ static int array_count(const op_case *c) {
 
 static int is_output(const array *a) { return strchr("ygpse", a->use) != NULL; }
 
-/* Draws all arrays, as doubles that float can hold exactly, or `dtype` for activations.  Outputs are NaN. */
+/* Draws all inputs.  float holds their numbers exactly; `dtype` holds those of activations exactly.  Outputs become
+ * NaN. */
 static void draw(const op_case *c, gt_dtype dtype, double **values, int32_t **ints) {
     for (int i = 0; c->arrays[i].name; i++) {
         const array *a = &c->arrays[i];
@@ -131,8 +136,8 @@ static void free_values(double **values, int32_t **ints, int n) {
     }
 }
 
-/* Runs forward (and backward) on one backend.  The results replace the outputs in `values`.  Accumulating gradients
- * start from `before`, if it is not NULL. */
+/* Runs forward, and if asked backward, on one backend.  The results replace the outputs in `values`.  If `before` is
+ * not NULL, gradients that accumulate start from it. */
 static gt_status run_case(hy_backend *be, const op_case *c, double **values, int32_t **ints, int backward,
                           double **before) {
     int n = array_count(c);
@@ -167,7 +172,7 @@ static gt_status run_case(hy_backend *be, const op_case *c, double **values, int
     return status;
 }
 
-/* The sum of <y, dy> over all outputs. */
+/* The loss: the sum of <y, dy> over all outputs. */
 static double loss_of(const op_case *c, double **values) {
     double loss = 0;
     for (int i = 0; c->arrays[i].name; i++)
@@ -176,7 +181,7 @@ static double loss_of(const op_case *c, double **values) {
     return loss;
 }
 
-/* a - b| / |b|; NaN if any number is NaN. */
+/* Returns |a - b| / |b| in l2, or NaN if any number is NaN. */
 static double distance(const double *a, const double *b, int64_t n) {
     double d = 0, s = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -243,7 +248,7 @@ static void compare_outputs(const op_case *c, const char *what, double **got, do
     }
 }
 
-/* Checks that accumulating gradients end as their first values plus the gradient. */
+/* Checks that gradients that accumulate end as their first values plus the gradient. */
 static void check_accumulate(const op_case *c, double **values, int32_t **ints) {
     double **before = copy_values(c, values), **after = copy_values(c, values);
     for (int i = 0; c->arrays[i].name; i++)
@@ -266,7 +271,7 @@ static void set_threads(int n) {
 
 /* ---- a case on the device ------------------------------------------------------------------ */
 
-/* Tolerances for the rounding of the result and of the arrays that forward passes to backward. */
+/* Tolerances for activations: for the rounding of results, and of arrays that forward passes to backward. */
 static const double act_tolerance[] = {[GT_F32] = 1e-5, [GT_BF16] = 4e-3, [GT_F16] = 6e-4};
 
 static void compare_on_device(const op_case *c, const char *what, double **got, double **truth) {
@@ -281,7 +286,7 @@ static void compare_on_device(const op_case *c, const char *what, double **got, 
     }
 }
 
-/* Runs a case on the device with the drawn inputs, and compares its results with double. */
+/* Runs a case on the device with the given inputs, and compares its results with double. */
 static void compare_with_device(const op_case *c, double **inputs, int32_t **ints) {
     double **truth = copy_values(c, inputs), **got = copy_values(c, inputs);
     double **again = copy_values(c, inputs), **sum = copy_values(c, inputs);
@@ -397,7 +402,7 @@ static gt_status run_lerp(hy_backend *be, const op_case *c, void **p, int backwa
     if (c->flag & LERP_NO_STATE) a.state_in = NULL;
     if (c->flag & LERP_NO_M) a.m = NULL, a.dm = NULL;
     if (!backward) return be->lerp_forward(be, &a);
-    if (c->flag & LERP_ADD_DX) { /* half of the gradient, twice */
+    if (c->flag & LERP_ADD_DX) { /* dx starts from 0 and accumulates in one call; a second call computes dmu alone */
         be->zero(be, p[LERP_DX], (size_t)(a.B * a.T * a.D) * size_of(be, be->dtype));
         a.accumulate_dx = 1;
         a.dmu = NULL;
@@ -455,7 +460,7 @@ static void check_map(const char *name, hy_function function, int64_t n, int dif
     check_case(&c, differences, 1e-6);
 }
 
-/* In place, forward and backward must give the results of separate arrays. */
+/* Forward and backward in place must give the results of separate arrays. */
 static void test_map_in_place(hy_function function) {
     enum { N = 37 };
     float x[N], y[N], dy[N], dx[N];
@@ -471,8 +476,9 @@ static void test_map_in_place(hy_function function) {
     check(!memcmp(x, y, sizeof x), "map %d: forward in place differs", (int)function);
 }
 
-/* Checks the relative error of the float functions over their whole range; below `floor` the error is absolute.  GELU
- * needs a floor: near -10 the argument of its sigmoid, a float, is only good to 1e-6. */
+/* Checks the relative error of the float functions over their whole range.  Where the true value is smaller than
+ * `floor`, the error is relative to `floor`.  GELU needs a floor: near -10, float holds the argument of its sigmoid
+ * only to 1e-6. */
 static void test_map_accuracy(hy_function function, double range, double floor) {
     double worst = 0, worst_at = 0;
     for (int i = -20000; i <= 20000; i++) {
@@ -489,7 +495,7 @@ static void test_map_accuracy(hy_function function, double range, double floor) 
     check(worst < 1e-6, "map %d: relative error %.3g at %.6g", (int)function, worst, worst_at);
 }
 
-/* Computes f and its derivative at some numbers, in fp32. */
+/* Computes the function and its derivative at n numbers, in fp32. */
 static void apply_map(hy_backend *be, int function, int n, const float *x, float *y, float *dx) {
     size_t bytes = (size_t)n * sizeof(float);
     block in = block_of_bytes(be, x, bytes), out = block_of_bytes(be, x, bytes);
@@ -622,8 +628,8 @@ static void test_gate_mix(int64_t M, int64_t D, int flag, int differences) {
 
 enum { CE_TARGET, CE_LOGITS, CE_SCALE, CE_TOTAL, CE_DTOTAL, CE_DLOGITS, CE_LSE, CE_LOSS, CE_ENTROPY };
 
-/* The difference quotient is of <total, dtotal>.  With dtotal = {scale / rows counted, 0, 0} that is the scaled mean
- * loss. */
+/* The loss of the difference quotients is <total, dtotal>.  With dtotal = {scale / number of counted rows, 0, 0} it is
+ * the scaled mean loss. */
 static gt_status run_cross_entropy(hy_backend *be, const op_case *c, void **p, int backward, int accumulate) {
     hy_cross_entropy_args a = {.dtype = be->dtype,
                                .M = c->size[0],
@@ -661,7 +667,7 @@ static void test_cross_entropy(int64_t M, int64_t V, double spread) {
     draw(&c, device ? device->dtype : GT_F32, values, ints);
     ints[CE_TARGET][0] = (int32_t)V - 1;
     for (int64_t m = 0; m < M; m++) counted += ints[CE_TARGET][m] >= 0;
-    values[CE_SCALE][0] = 2 * counted; /* then dtotal is exact in float */
+    values[CE_SCALE][0] = 2 * counted; /* so that dtotal[0] = scale / counted is exact in float */
     values[CE_DTOTAL][0] = 2;
     values[CE_DTOTAL][1] = values[CE_DTOTAL][2] = 0;
     if (device) {
@@ -702,7 +708,7 @@ static void test_cross_entropy(int64_t M, int64_t V, double spread) {
     free_values(values, ints, array_count(&c));
 }
 
-/* Tests logits far apart, and a call in which no row counts. */
+/* Tests logits that are far apart, and a call in which no row has a target. */
 static void test_cross_entropy_extremes(hy_backend *be) {
     const int32_t target[] = {0, 1, 2}, nothing[] = {-1, -1, -1};
     const float logits[] = {1e4f, 0, -1e4f, -3e38f, 3e38f, 0, 80, 80, -3e38f};
@@ -760,7 +766,7 @@ static double *random_numbers(int64_t n) {
     return x;
 }
 
-/* Compares one product on one backend with the naive product.  Gaps between the rows must keep their contents. */
+/* Compares one product on one backend with the naive product.  The call must not write to gaps between rows. */
 static void test_gemm(hy_backend *be, hy_gemm_args g, double tolerance) {
     int64_t count = g.count ? g.count : 1;
     int64_t a_size = (g.trans_a ? g.K : g.M) * g.lda, b_size = (g.trans_b ? g.N : g.K) * g.ldb;
@@ -825,7 +831,8 @@ static void test_gemms(void) {
                 g.count = s % 3;
                 if (device) {
                     test_gemm(device, g, act_tolerance[device->dtype]);
-                    g.c_dtype = GT_F32; /* sums of 16-bit products, which are not rounded again */
+                    /* the sums of products of 16-bit numbers stay in fp32, so their errors are small */
+                    g.c_dtype = GT_F32;
                     test_gemm(device, g, 1e-5);
                 } else {
                     test_gemm(be32, g, 2e-6);
@@ -834,7 +841,7 @@ static void test_gemms(void) {
             }
 }
 
-/* Leading dimensions of 0 mean packed matrices.  The number of threads must not change a bit. */
+/* A leading dimension of 0 means a packed matrix.  The number of threads must not change a bit of the result. */
 static void test_gemm_defaults(void) {
     enum { M = 70, N = 150, K = 300 };
     double *numbers = random_numbers(M * K + K * N);
@@ -854,7 +861,7 @@ static void test_gemm_defaults(void) {
     free(numbers);
 }
 
-/* ---- rmsnorm_linear, which the backend computes itself, against the twin ------------------- */
+/* ---- rmsnorm_linear: the CPU backend has its own code, compared with the twin -------------- */
 
 enum { RL_X, RL_WEIGHT, RL_GAMMA, RL_BETA, RL_Y, RL_DY, RL_DX, RL_DWEIGHT, RL_DGAMMA, RL_DBETA };
 
@@ -876,7 +883,7 @@ static gt_status run_rmsnorm_linear(hy_backend *be, const op_case *c, void **p, 
                                 .dgamma = p[RL_DGAMMA],
                                 .dbeta = layer ? p[RL_DBETA] : NULL};
     gt_workspace need;
-    if (c->size[3]) /* the twin, double */
+    if (c->size[3]) /* computes the case by the double twin */
         return backward ? gt_ref64_rmsnorm_linear_backward(&a) : gt_ref64_rmsnorm_linear_forward(&a);
     be->rmsnorm_linear_workspace(be, &a, &need);
     a.workspace_bytes = backward ? need.backward : need.forward;
@@ -940,7 +947,7 @@ static optimizer_test new_optimizer_test(void) {
     return t;
 }
 
-/* The formulas of the papers, applied to one number after the other. */
+/* AdamW by the formulas of the papers, number by number. */
 static void plain_step(optimizer_test *t) {
     const double *c = t->control;
     double sum[HY_GROUPS] = {0}, all = 0;
@@ -1021,7 +1028,7 @@ static void compare_optimizers(const char *what, const optimizer_test *got, cons
 static void test_optimizer(void) {
     optimizer_test start = new_optimizer_test(), truth, got;
     hy_backend *fp32 = device ? device : be32;
-    static const double limits[] = {0, 1, 1000}; /* no clipping; a limit that clips; a limit out of reach */
+    static const double limits[] = {0, 1, 1000}; /* no clipping; a limit that clips; a limit that is never reached */
     for (int i = 0; i < 3; i++) {
         start.control[HY_MAX_NORM] = limits[i];
         truth = got = start;
@@ -1047,7 +1054,7 @@ static void test_helpers(hy_backend *be) {
     static const gt_dtype dtypes[] = {GT_F32, GT_BF16, GT_F16};
     const int32_t keep[2] = {1, 0};
     double x[2 * N], y[2 * N], got[2 * N];
-    for (int i = 0; i < 2 * N; i++) x[i] = i + 1, y[i] = 3 * i - 100; /* exact in every dtype */
+    for (int i = 0; i < 2 * N; i++) x[i] = i + 1, y[i] = 3 * i - 100; /* integers that are exact in every dtype */
     block from = new_block(be, 2 * N, size_of(be, GT_F32));
     block to = new_block(be, 2 * N, size_of(be, GT_F32));
     block kept = block_of_bytes(be, keep, sizeof keep);
@@ -1065,11 +1072,9 @@ static void test_helpers(hy_backend *be) {
     be->read(be, got, to.data, GT_F32, 2 * N);
     for (int i = 0; i < 2 * N; i++) check(got[i] == (i / (N / 2) % 2 ? 0 : x[i]), "carry: to[%d] = %g", i, got[i]);
     for (int k = 0; k < (be == device ? 9 : 1); k++) {
-        hy_cast_args cast = {.n = N - k % 2, /* whole vectors, and not */
-                             .from_dtype = dtypes[k / 3],
-                             .to_dtype = dtypes[k % 3],
-                             .from = from.data,
-                             .to = to.data};
+        /* lengths that are a multiple of the vector width, and lengths that are not */
+        hy_cast_args cast = {
+            .n = N - k % 2, .from_dtype = dtypes[k / 3], .to_dtype = dtypes[k % 3], .from = from.data, .to = to.data};
         for (int i = 0; i < N; i++) x[i] = test_round(exp(0.1 * i) - 3, cast.from_dtype);
         be->write(be, from.data, cast.from_dtype, x, cast.n);
         check(be->cast(be, &cast) == GT_OK, "cast: %s", hy_last_error());
@@ -1082,8 +1087,8 @@ static void test_helpers(hy_backend *be) {
     free_block(&from), free_block(&to), free_block(&kept);
 }
 
-/* Dropout drops its share, and the same numbers for the same site and control.  The average of the weights moves, and
- * swaps with the weights. */
+/* Dropout must drop its share of the numbers, and the same numbers for the same site and control.  `average` must move
+ * the average of the weights, and exchange it with the weights. */
 static void test_training_helpers(hy_backend *be) {
     enum { N = 3000 };
     double control[HY_CONTROLS] = {[HY_DROP_LOW] = 0xabcdef, [HY_DROP_HIGH] = 0x123456}, ones[N], first[N], other[N];
@@ -1094,7 +1099,7 @@ static void test_training_helpers(hy_backend *be) {
     for (int k = 0; k < 4; k++) {
         double *got = k == 0 ? first : other;
         hy_dropout_args a = {.n = N, .dtype = be->dtype, .rate = 0.25f, .site = k == 2, .control = c.data, .x = x.data};
-        if (k == 3) { /* another step */
+        if (k == 3) { /* the control of another step */
             control[HY_DROP_LOW]++;
             be->write(be, c.data, GT_F32, control, HY_CONTROLS);
         }
@@ -1109,14 +1114,14 @@ static void test_training_helpers(hy_backend *be) {
         }
         check(zeros > N * 0.21 && zeros < N * 0.29, "dropout %d: %d of %d are left out", k, zeros, N);
         check(k == 2 || k == 3 ? same < N * 0.7 : same == N, "dropout %d: %d of %d as at first", k, same, N);
-        if (k == 0) /* no pattern: two neighbours are dropped together as often as by chance */
+        if (k == 0) /* numbers at any distance are dropped together as often as by chance, so there is no pattern */
             for (int step = 1; step < 64; step++) {
                 int both = 0;
                 for (int i = step; i < N; i++) both += got[i] == 0 && got[i - step] == 0;
                 check(both > N * 0.035 && both < N * 0.095, "dropout: %d pairs at a distance of %d", both, step);
             }
     }
-    /* the second of two windows must be the same alone as with the first */
+    /* the second of two windows must lose the same numbers alone as together with the first */
     double pair[N];
     for (int window = 0; window < 2; window++) {
         double *got = window ? other : pair;
@@ -1197,7 +1202,8 @@ static void test_model(const char *name, int hidden, int layers, int B, int T) {
     free(targets);
 }
 
-/* Parameters after some steps.  A step is one call, which a GPU records and replays, or three calls. */
+/* Returns all parameters after some steps.  in_one: a step is one call, which a GPU records and replays; otherwise a
+ * step is three calls. */
 static double *trained(hy_config c, int steps, int in_one, int64_t *count) {
     enum { VOCAB = 61, B = 3, T = 20 };
     const int32_t keep[B] = {1, 0, 1};
@@ -1241,7 +1247,8 @@ static void test_training(void) {
     free(first), free(second), free(parts);
 }
 
-/* Every model must reach the same weights when it recomputes layers for backward.  A GPU replays the third step. */
+/* Every model must reach the same weights if it recomputes layers for backward.  There are three steps, because a GPU
+ * replays the third. */
 static void test_recompute(void) {
     int count;
     const hy_config *list = hy_model_list(&count);
@@ -1256,7 +1263,7 @@ static void test_recompute(void) {
     }
 }
 
-/* A model with both branches must reach the same weights, whichever operators are fused, also when it recomputes
+/* A model with both branches must reach the same weights with wkv_ssm as with conv_ssd, also if it recomputes
  * layers. */
 static void test_fuse(void) {
     int count;
@@ -1303,7 +1310,7 @@ static void test_cases(void) {
     test_optimizer();
 }
 
-/* Gives the operators scratch memory as large as a model's. */
+/* Gives the operators scratch memory of the size that a model needs. */
 static block give_scratch(void) {
     const hy_limits limits = {1 << 16, 1024, 1 << 20};
     size_t bytes = 0;
@@ -1313,7 +1320,7 @@ static block give_scratch(void) {
     return b;
 }
 
-/* Runs sizes with several blocks, and sizes whose rows can be read four elements at a time. */
+/* Runs sizes that need several thread blocks, and sizes whose rows can be read four elements at a time. */
 static void test_device_cases(void) {
     test_embedding(3000, 70, 132, 0);
     test_embedding(100, 300, 8, 0);
@@ -1385,7 +1392,7 @@ int main(int argc, char **argv) {
     hy_backend_cpu(&be32);
     hy_backend_cpu64(&be64);
     set_threads(1);
-    if (argc > 1 && !strcmp(argv[1], "device")) { /* device [short | few] */
+    if (argc > 1 && !strcmp(argv[1], "device")) { /* arguments: device [short | few] */
         is_few = argc > 2 && !strcmp(argv[2], "few");
         const int is_short = argc > 2 && !strcmp(argv[2], "short");
         test_dtype(GT_BF16);
@@ -1393,7 +1400,8 @@ int main(int argc, char **argv) {
         if (!is_short) test_dtype(GT_F16);
     } else {
         test_cpu();
-        for (int features = 0; features < hy_cpu_features(); features++) { /* the other forms */
+        /* runs the tests for each smaller set of CPU features */
+        for (int features = 0; features < hy_cpu_features(); features++) {
             if (features & ~hy_cpu_features()) continue;
             be32->close(be32);
             check(hy_backend_cpu_with(&be32, features) == GT_OK, "%s", hy_last_error());

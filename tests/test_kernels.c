@@ -1,22 +1,22 @@
-/* Runs the kernels.  Compares them with the double twins on the same rounded inputs, and checks properties that hold
- * for any numbers.  There are two programs: on a GPU (kernels_gpu.cu), and emulated on the CPU (kernels_emu.cpp).
+/* Compares the kernels with the double twins on the same rounded inputs, and checks properties that hold for any
+ * numbers.  There are two programs: on a GPU (kernels_gpu.cu), and in the emulation on the CPU (kernels_emu.cpp).
  *
  *     test_kernels_... [--device NAME] [--mode NAME] [--short] [--once] [--few] [--exact] [--steps] [--less]
  *                  [OP ...]
  *
- *   --device NAME  device of the emulation: sm_75, sm_80, sm_86 or sm_90
- *   --mode NAME    checks only that calls made in the way NAME, such as "captured in a graph", have the same
- *                  bits; these calls are the first of the process.  "all": every other way
- *   --less         the build lacks kernels (GT_WITHOUT_...), so kernels that the operator lists need not run
+ *   --device NAME  the emulated device: sm_75, sm_80, sm_86 or sm_90
+ *   --mode NAME    checks only one way to make calls, such as "captured in a graph": the results must have the bits of
+ *                  the plain way.  The first calls of the process are made in this way.  "all": checks all ways
+ *   --less         the build lacks some kernels (GT_WITHOUT_...), so the test does not require their launches
  *   --short        fewer cases, for sanitizers
- *   --once         each call once, in every size and with every dtype, for slow sanitizers; with
- *                  --short some sizes lack some dtypes
- *   --few          for a test that runs often: each call once; every size, kernel and dtype, but not
- *                  every combination; one in five of the smallest cases for each property.  With --short
- *                  no properties, and unless --exact is given, not the largest sizes
- *   --steps        only the checks of the kernels of steps
- *   --exact        every tensor in an allocation of its own, and no memory filled in advance, so that
- *                  a sanitizer finds accesses outside tensors and reads of memory that nothing wrote
+ *   --once         makes each call once, in every size and with every dtype, for slow sanitizers.  With --short, some
+ *                  sizes run without some dtypes
+ *   --few          for a test that runs often: as --once, with every size, kernel and dtype, but not with every
+ *                  combination, and with one in five of the smallest cases for each property.  With --short, no
+ *                  properties and, without --exact, not the largest sizes
+ *   --steps        only the checks of the step kernels
+ *   --exact        gives every tensor its own allocation and fills no memory in advance, so that a sanitizer finds
+ *                  accesses outside of tensors and reads of unwritten memory
  */
 #include "test_kernels.h"
 #include "gt_invariants.h"
@@ -29,10 +29,10 @@
 #endif
 
 static int is_short, is_once, is_few, is_exact, is_steps, is_less;
-static int one_in = 1, turn; /* checks use one in `one_in` of the tables' cases; `turn` counts cases, so that each check
-                                takes others */
+/* checks take one in `one_in` of the tables' cases, from case `turn` on; `turn` advances from check to check */
+static int one_in = 1, turn;
 
-/* The options of a runner of kernels, and a copy of `saved` after its last call. */
+/* The context of a runner of kernels: how it makes calls, and a copy of `saved` after the last call. */
 typedef struct run_context {
     machine_mode mode;
     char *saved;
@@ -43,7 +43,8 @@ typedef struct run_context {
 
 enum { GUARD = 256, MAX_BUFFERS = TEST_TENSORS + 8, MAX_COPIES = 2 };
 
-/* A piece of the host's block and its copy in machine memory.  For scratch memory, host is NULL. */
+/* A piece of the host's block of tensors (host), its allocation in machine memory (memory), and the piece's place in
+ * this allocation (image).  For scratch memory, host is NULL. */
 typedef struct buffer {
     char *host, *memory, *image;
     size_t bytes;
@@ -52,20 +53,20 @@ typedef struct buffer {
 typedef struct call {
     machine_job job;
     buffer of[MAX_BUFFERS];
-    int buffers, saved; /* saved: index of the buffer that holds `saved`, 0 = none */
+    int buffers, saved; /* saved: index of the buffer for `saved`; 0: none */
 } call;
 
 static void put_pointer(void *args, size_t offset, const void *p) { memcpy((char *)args + offset, &p, sizeof p); }
 static void put_int(void *args, size_t offset, int x) { memcpy((char *)args + offset, &x, sizeof x); }
 
-/* Bytes from a tensor's first element to the end of its last, in a prepared struct. */
+/* The number of bytes from the start of a tensor's first element to the end of its last.  v: of a prepared call. */
 static size_t extent(const gt_view *v) {
     int64_t bytes = v->count ? v->element : 0;
     for (int i = 0; i < v->rank && v->count; i++) bytes += (v->size[i] - 1) * v->stride[i];
     return (size_t)bytes;
 }
 
-/* Copies a piece to machine memory.  The copy keeps the alignment that the piece has in the host's block. */
+/* Copies a piece to machine memory, with the same alignment as in the host's block. */
 static void upload(call *k, const gt_op *op, void *args, char *block, char *from, size_t bytes) {
     buffer *b = &k->of[k->buffers++];
     size_t shift = (size_t)(from - block) % GUARD;
@@ -77,7 +78,8 @@ static void upload(call *k, const gt_op *op, void *args, char *block, char *from
     test_relocate(op, args, from, bytes, b->image);
 }
 
-/* Uploads the tensors of the pass.  Tensors that overlap, such as columns of one buffer, stay in one piece. */
+/* Copies each tensor of the pass to its own allocation.  Tensors that overlap, such as columns of one buffer, share
+ * one. */
 static gt_status upload_pieces(call *k, const gt_op *op, gt_pass pass, void *args, char *block) {
     test_args filled;
     gt_dims dims;
@@ -89,7 +91,7 @@ static gt_status upload_pieces(call *k, const gt_op *op, gt_pass pass, void *arg
         gt_view v = gt_view_of(op, t, &filled, &dims);
         char *from = v.data, *to = v.data + extent(&v);
         if (gt_use(t, pass) == '-' || from == NULL || from == to) continue;
-        for (int i = 0; i < n; i++) { /* merge the new piece with all pieces that it overlaps */
+        for (int i = 0; i < n; i++) { /* merges the new piece with all pieces that it overlaps */
             if (to <= start[i] || end[i] <= from) continue;
             from = from < start[i] ? from : start[i];
             to = to > end[i] ? to : end[i];
@@ -103,7 +105,7 @@ static gt_status upload_pieces(call *k, const gt_op *op, gt_pass pass, void *arg
     return GT_OK;
 }
 
-/* Machine memory of an odd alignment; the call must write nothing outside it.  NULL for 0 bytes. */
+/* Allocates machine memory with an odd address.  Guards before and after it show writes outside.  NULL for 0 bytes. */
 static char *scratch(call *k, size_t bytes) {
     buffer *b = &k->of[k->buffers];
     size_t guard = is_exact ? 0 : GUARD;
@@ -125,7 +127,7 @@ static int is_guard_intact(const buffer *b) {
     return ok;
 }
 
-/* Copies the tensors to the host.  With is_same, compares them with the host's copy instead. */
+/* Copies a buffer's tensors to the host.  With is_same, only compares them with the host's copy. */
 static int download(const buffer *b, int is_same) {
     char *host;
     int ok;
@@ -141,7 +143,7 @@ static int download(const buffer *b, int is_same) {
 
 /* ---- one call -------------------------------------------------------------------------------- */
 
-/* Gives the pass a workspace of exactly the size that it needs. */
+/* Gives the pass a workspace of exactly the size that the query asks for. */
 static gt_status give_workspace(call *k, const test_op *op, gt_pass pass, test_args *args) {
     gt_workspace need;
     gt_status status = op->table()->calls.workspace(args, &need);
@@ -163,8 +165,8 @@ static gt_status give_saved(call *k, const test_op *op, test_args *args) {
     return GT_OK;
 }
 
-/* Makes the arguments of a forward call from a backward call.  The required outputs of forward lie in scratch
- * memory, where backward reads them. */
+/* Changes *args, a copy of a backward call, into the forward call that fills `saved`.  Forward's required outputs go to
+ * scratch memory, and backward reads y from this memory. */
 static gt_status make_forward(call *k, const gt_op *op, test_args *args, test_args *backward) {
     test_args filled;
     gt_dims dims;
@@ -182,7 +184,8 @@ static gt_status make_forward(call *k, const gt_op *op, test_args *args, test_ar
             char *p = machine_allocate(extent(&v) + 1, !is_exact);
             k->of[k->buffers++].memory = p;
             put_pointer(args, t->offset, p);
-            if (t->use[GT_BACKWARD] == 'i') put_pointer(backward, t->offset, p); /* backward then reads it: reads_y */
+            /* if reads_y is set, backward reads this y */
+            if (t->use[GT_BACKWARD] == 'i') put_pointer(backward, t->offset, p);
         }
     }
     return status;
@@ -193,7 +196,7 @@ static void add_pass(call *k, const test_op *op, gt_pass pass, const test_args *
     k->job.args[k->job.passes++] = *args;
 }
 
-/* Tells the machine where cu_seqlens and seq_count of a call lie in its memory. */
+/* Tells the machine where cu_seqlens and seq_count of a call lie, so that replays of a graph can change them. */
 static void note_sequences(call *k, const test_op *op, const test_args *args) {
     static const char *const names[] = {"cu_seqlens", "seq_count"};
     const gt_op *table = op->table();
@@ -235,8 +238,8 @@ static gt_status open_call(call *k, const test_op *op, gt_pass pass, const void 
     return status;
 }
 
-/* Keeps a copy of `saved`.  Keeps none if `saved` was not filled in advance, because bytes that no kernel writes would
- * then differ. */
+/* Keeps a copy of `saved`, unless the memory was not filled in advance: bytes that no kernel writes would then differ
+ * from run to run. */
 static void keep_saved(run_context *r, const call *k) {
     const buffer *b = &k->of[k->saved];
     free(r->saved);
@@ -248,7 +251,7 @@ static void keep_saved(run_context *r, const call *k) {
     machine_copy(r->saved, b->image, r->saved_bytes);
 }
 
-/* Takes the copy of `saved` from the runner; returns its length in bytes. */
+/* Moves the copy of `saved` from the runner to *host.  Returns its length in bytes. */
 static size_t take_saved(const test_runner *runner, char **host) {
     run_context *r = (run_context *)runner->context;
     *host = r->saved;
@@ -256,7 +259,7 @@ static size_t take_saved(const test_runner *runner, char **host) {
     return r->saved_bytes;
 }
 
-/* Checks that the last call left the bits of `host` in `saved`. */
+/* Checks that `saved` after the last call has the same bits as `host`. */
 static void check_same_saved(const test_runner *runner, const test_case *c, gt_pass pass, const char *what,
                              const char *host, size_t bytes) {
     const run_context *r = (const run_context *)runner->context;
@@ -297,12 +300,12 @@ static gt_status run_kernels(const test_runner *r, const test_op *op, gt_pass pa
 
 /* ---- runners --------------------------------------------------------------------------------- */
 
-/* All runners for an operator's checks: one for each way to make its calls. */
+/* The runners for an operator's checks, one for each way to make calls. */
 typedef struct tester {
     const test_op *op;
     run_context plain_context, saved_context, other_context;
-    test_runner plain, with_saved, other; /* other: see mode_agrees */
-    const test_property *property;        /* the property that is being checked */
+    test_runner plain, with_saved, other; /* other: the runner of mode_agrees */
+    const test_property *property;        /* the property of test_op.properties that is being checked */
 } tester;
 
 static test_runner make_runner(const test_op *op, run_context *context, machine_mode mode) {
@@ -319,7 +322,7 @@ static void start_tester(tester *t, const test_op *op) {
     t->with_saved = make_runner(op, &t->saved_context, (machine_mode){"saved", 1, 1, 0, 0, 0});
 }
 
-/* The difference that two results may have if each is within the tolerance. */
+/* How far two results may differ from each other if each is within the tolerance of the truth. */
 static double twice(const test_case *c) {
     gt_dtype dtype;
     memcpy(&dtype, (const char *)&c->args + test_table(c)->dtype_offset, sizeof dtype);
@@ -337,7 +340,8 @@ static void set_segments(test_case *c, int64_t segments) {
 
 typedef void check_case(tester *t, const test_case *c);
 
-/* Checks that the pass agrees with the double twin, and that a second run gives the same bits, also in `saved`. */
+/* Checks that the pass agrees with the double twin, and that a second run gives the same bits, also those of
+ * `saved`. */
 static void check_pass(const test_runner *r, const test_case *c, gt_pass pass, const test_values *in,
                        const test_values *truth, const test_values *magnitudes) {
     test_values got, again;
@@ -370,7 +374,8 @@ static void check_truth(tester *t, const test_case *c, int is_plain, int is_save
 }
 
 static void truth_holds(tester *t, const test_case *c) { check_truth(t, c, 1, has_saved(c)); }
-/* Checks a case against the double twin: every second case with `saved`, each case in another schedule. */
+/* Checks a case against the double twin.  Every second case has `saved`, and each case has another schedule of
+ * warps. */
 static void truth_holds_by_turns(tester *t, const test_case *c) {
     int is_saved = has_saved(c) && c->seed / 7 % 2;
     t->plain_context.mode.schedule = t->saved_context.mode.schedule = c->seed + 1;
@@ -395,7 +400,8 @@ static void pieces_agree(tester *t, const test_case *c) {
     for (int i = is_few ? 2 : 0; i < (is_few ? 3 : 4); i++) test_pieces_agree(&t->plain, c, counts[i]);
 }
 
-/* Checks that prefill cut at multiples of 128 tokens has the bits of one call, if segments is 1. */
+/* Checks that, with one segment, forward in two calls that are cut at a multiple of 128 tokens has the bits of one
+ * call. */
 static void prefill_splits(tester *t, const test_case *c) {
     test_case one = *c;
     set_segments(&one, 1);
@@ -408,7 +414,7 @@ static void time_splits(tester *t, const test_case *c) {
     if (T > 64) test_time_splits(&t->plain, c, 64, twice(c));
 }
 
-/* Checks pools, with another kind of pool in each call. */
+/* Checks pools of states.  Each call takes the next kind of pool. */
 static void pools_agree(tester *t, const test_case *c) {
     static int kind;
     test_pools_agree(&t->plain, c, kind++);
@@ -419,8 +425,8 @@ static void small_states_agree(tester *t, const test_case *c) {
     test_small_states_agree(&t->plain, c, kind += 5);
 }
 
-/* Checks batch elements and packed sequences alone.  With a fixed number of segments, their results depend on nothing
- * else.  Operators over rows may tile the rows, so that their bits may differ. */
+/* Checks batch elements and packed sequences alone.  With a fixed number of segments, their results must have the bits
+ * of the whole call.  Operators over rows may tile the rows in another way, so their bits may differ. */
 static void batch_splits(tester *t, const test_case *c) {
     test_case fixed = *c;
     for (int64_t segments = 1; segments <= (test_is_packed(c) ? 2 : 1); segments++) {
@@ -429,18 +435,21 @@ static void batch_splits(tester *t, const test_case *c) {
     }
 }
 
-/* Half of the cases have `saved`, and in half of them decays may come to 0.  Tokens 57 and 25 lie in the second and in
- * the first half of every chunk that gt_kernels.h names. */
+/* Checks where a NaN or infinity spreads.  Half of the cases have `saved`, and in half of them decays may underflow to
+ * 0. For all chunks that gt_kernels.h names, token 57 lies in the second half of its chunk, and token 25 in the first
+ * half. */
 static void nonfinite_stays(tester *t, const test_case *drawn) {
     test_case c = *drawn;
     const int is_saved = has_saved(&c) && c.seed / 2 % 2, may_vanish = c.seed / 4 % 2;
-    const int64_t T = test_get_size(&c, 'T'), first = test_is_packed(&c) ? 66 : 0; /* the longest sequence's */
+    /* the first token of the longest sequence of sweep_packed */
+    const int64_t T = test_get_size(&c, 'T'), first = test_is_packed(&c) ? 66 : 0;
     const int64_t at[2] = {T < 64 ? T / 2 : first + 57, T < 64 ? T / 2 : first + 25};
     if (t->op->set_regime) t->op->set_regime(&c, (int)(may_vanish ? c.seed % 4 : 2));
     test_nonfinite_stays(is_saved ? &t->with_saved : &t->plain, &c, at, 1, !is_few, may_vanish);
 }
 
-/* Gives the call a workspace or a `saved` that is one byte too small.  The call must refuse it and write nothing. */
+/* Gives the call a workspace, and then a `saved`, that is one byte too small.  The library must refuse both calls and
+ * write nothing. */
 static gt_status run_with_less(const test_runner *r, const test_op *op, gt_pass pass, const void *args, char *memory,
                                size_t bytes) {
     test_args less;
@@ -499,7 +508,7 @@ static void mode_agrees(tester *t, const test_case *c) {
         test_runner *usual = mode->gives_saved ? &t->with_saved : &t->plain;
         test_run(usual, c, (gt_pass)pass, &in, TEST_ALL, &b);
         test_same(&t->other, c, (gt_pass)pass, mode->name, &a, &b, 0);
-        /* in a replayed graph some bytes of `saved` come from its first replay alone */
+        /* the test replays a graph with other lengths first, so some bytes of `saved` come from that replay */
         if (!mode->is_captured) check_same_saved(usual, c, (gt_pass)pass, mode->name, saved, bytes);
         test_free(&in), test_free(&a), test_free(&b), free(saved);
     }
@@ -507,7 +516,7 @@ static void mode_agrees(tester *t, const test_case *c) {
 
 /* ---- difference quotients -------------------------------------------------------------------- */
 
-/* <y, dy> + <state_out, dstate_out> for one set of outputs, minus the same for another. */
+/* The difference of the loss <y, dy> + <state_out, dstate_out> between the outputs *a and *b. */
 static double loss_difference(const test_case *c, const test_values *dout, const test_values *a, const test_values *b) {
     const gt_op *op = test_table(c);
     double sum = 0;
@@ -520,8 +529,9 @@ static double loss_difference(const test_case *c, const test_values *dout, const
     return sum;
 }
 
-/* Checks the derivative of the loss along one random direction through all inputs, by the kernels alone.  It compares
- * backward's gradient with a difference of forward at four points, extrapolated to an error of h^4. */
+/* Checks the kernels' gradients against the kernels' forward, without the twins: the derivative of the loss along
+ * one random direction through all inputs.  Forward at four points gives a difference quotient with an error of
+ * order h^4. */
 static void difference_agrees(tester *t, const test_case *drawn) {
     const double h = 5e-3;
     const gt_op *op = test_table(drawn);
@@ -566,7 +576,12 @@ static void difference_agrees(tester *t, const test_case *drawn) {
 /* ---- cases ----------------------------------------------------------------------------------- */
 
 static const gt_dtype dtypes[][2] = {
-    {GT_F32, 0}, {GT_BF16, 0}, {GT_BF16, GT_F32}, {GT_F16, 0}, {GT_F16, GT_F32}}; /* and w, dt */
+    /* dtypes of activations, and of w or dt; 0: the same */
+    {GT_F32, 0},
+    {GT_BF16, 0},
+    {GT_BF16, GT_F32},
+    {GT_F16, 0},
+    {GT_F16, GT_F32}};
 enum { DTYPES = sizeof dtypes / sizeof dtypes[0] };
 
 static int set_dtypes(test_case *c, int d) {
@@ -575,7 +590,7 @@ static int set_dtypes(test_case *c, int d) {
     return 1;
 }
 
-/* Sets the n-th combination of dtypes that the operator takes; n counts round and round. */
+/* Sets the n-th of the combinations of dtypes that the operator takes, modulo their number. */
 static void set_next_dtypes(test_case *c, int n) {
     int valid = test_table(c)->companion_offset ? DTYPES : 3, d = -1;
     for (n %= valid; n >= 0; n--)
@@ -595,8 +610,8 @@ static int for_table(tester *t, const test_case *table, test_level level, int d,
     return n;
 }
 
-/* Runs a check on the operator's cases up to a level, with the d-th dtypes.  d = -1: each case takes the next
- * dtypes. */
+/* Runs a check on the operator's plain and packed cases up to a level, with the d-th dtypes.  d = -1: each case takes
+ * the next dtypes. */
 static void for_cases(tester *t, test_level level, int d, check_case *check) {
     const test_op *op = t->op;
     int n = for_table(t, op->cases, level, d, 0, check);
@@ -622,7 +637,7 @@ static void for_drawn(tester *t, uint64_t count, int64_t most, check_case *check
     }
 }
 
-/* Roughly the number of products: all elements of the states times all tokens, or the product of all sizes. */
+/* A rough count of the products in a call: elements of the states times tokens, or the product of all sizes. */
 static double work(const test_case *c) {
     double product = 1, states = 0;
     for (const gt_tensor *t = test_table(c)->tensors; t->name; t++)
@@ -634,13 +649,14 @@ static double work(const test_case *c) {
 
 static const test_layout layouts[] = {TEST_PACKED, TEST_PACKED,  TEST_SHIFTED, TEST_PACKED,
                                       TEST_SLICES, TEST_ALIGNED, TEST_GAPS,    TEST_TIME_LAST};
-static const int64_t rows[] = {0, 644, 902, 386}; /* of slices */
+static const int64_t rows[] = {0, 644, 902, 386}; /* values of test_case.row */
 
-/* Limits of large sizes with --few: at most 66 tokens, which are a chunk of 64 and a part of a second. */
+/* With --few, calls with more than FEW_WORK products have at most 66 tokens: a chunk of 64 and a part of the next
+ * chunk. */
 enum { FEW_TOKENS = 66, FEW_WORK = 2000000 };
 
-/* Runs the check on every size with every time, for `count` dtypes each.  Decay, layout, segments and dtype change from
- * case to case. */
+/* Runs the check on every size with every time, each with `count` combinations of dtypes.  Decays, layout, segments and
+ * dtypes change from case to case. */
 static void sweep(tester *t, const int64_t *times, double most_work, int count, check_case *check) {
     const test_op *op = t->op;
     int n = 0;
@@ -666,8 +682,8 @@ static void sweep(tester *t, const int64_t *times, double most_work, int count, 
     }
 }
 
-/* Runs a check on every size with the d-th dtypes.  Arrays are aligned, as the fast kernels need, and the time has two
- * segments. */
+/* Runs a check on every size with the d-th dtypes.  Arrays are aligned, as the fast kernels need them, and the time is
+ * cut into two segments. */
 static void for_sizes(tester *t, int64_t time, double most_work, int d, check_case *check) {
     const test_op *op = t->op;
     for (const test_case *size = op->sizes; size->op; size++) {
@@ -680,7 +696,7 @@ static void for_sizes(tester *t, int64_t time, double most_work, int d, check_ca
     }
 }
 
-/* Runs the check on packed sequences in every size.  Other properties change from case to case. */
+/* Runs the check on packed sequences in every size.  Layout, decays, segments and dtypes change from case to case. */
 static void sweep_packed(tester *t, double most_work, int count, check_case *check) {
     const test_op *op = t->op;
     static const int64_t lengths[] = {0, 65, 1, 0, 130, 17};
@@ -703,8 +719,8 @@ static void sweep_packed(tester *t, double most_work, int count, check_case *che
     }
 }
 
-/* Checks pools in every size with few tokens, so that all kernels run.  One sequence starts from zero, and the call
- * skips another. */
+/* Checks pools in every size, with few tokens so that all sizes run.  One sequence starts from zero, and one sequence
+ * has no row. */
 static void sweep_pools(tester *t, double most_work, int count) {
     const test_op *op = t->op;
     static const int64_t lengths[] = {2, 17, 1, 66};
@@ -726,7 +742,7 @@ static void sweep_pools(tester *t, double most_work, int count) {
     }
 }
 
-/* Runs `check` on the cases of the highest level. */
+/* Runs `check` on the cases of level TEST_LARGE. */
 static void for_large(tester *t, check_case *check) {
     const test_op *op = t->op;
     const test_case *const tables[] = {op->cases, op->packed};
@@ -741,7 +757,8 @@ static void for_large(tester *t, check_case *check) {
     }
 }
 
-/* Runs with one thread, because the double twins would wake their threads for each of 70000 batch elements. */
+/* Runs `check` on the cases `many`, with one thread: the double twins would wake their threads for each of 70,000 batch
+ * elements. */
 static void for_many(tester *t, check_case *check) {
     const test_op *op = t->op;
 #ifdef _OPENMP
@@ -766,17 +783,18 @@ static const int64_t few_more_times[] = {130, -1};
 static const int64_t fewest_more_times[] = {FEW_TOKENS, -1};
 static const int64_t until_launched_times[] = {130, 520, 530, -1};
 static const int64_t piece_times[] = {211, -1};
-static const int64_t spoilt_times[] = {5, 110, -1}; /* a step's tokens; a chunk and a part of a second */
+static const int64_t spoilt_times[] = {5, 110, -1}; /* few enough tokens for a step; more tokens than one chunk */
 
-/* The name of the first kernel in the operator's list that was not launched, or NULL. */
+/* The name of the first kernel in test_op.launched that was not launched, or NULL. */
 static const char *not_launched(const test_op *op) {
-    const int has_handle = op->handle && machine_cublaslt(); /* which replaces some kernels */
+    const int has_handle = op->handle && machine_cublaslt(); /* cuBLASLt replaces some of the listed kernels */
     for (const char *const *kernel = op->launched; kernel && *kernel && !has_handle; kernel++)
         if (!machine_launched(*kernel)) return *kernel;
     return NULL;
 }
 
-/* Checks cases until the kernels were launched.  Every second case suits kernels that take whole sequences. */
+/* Checks a case, unless all kernels of test_op.launched were launched before.  Every second case suits kernels that
+ * need aligned arrays and a single segment. */
 static void truth_until_launched(tester *t, const test_case *c) {
     test_case mine = *c;
     if (!not_launched(t->op)) return;
@@ -784,7 +802,8 @@ static void truth_until_launched(tester *t, const test_case *c) {
     truth_holds(t, &mine);
 }
 
-/* Runs the operator's cases for kernels that serve only one shape.  Skips a case if its kernel was launched before. */
+/* Runs the cases test_op.launching, each for a kernel that serves only one shape.  Skips cases whose kernel was
+ * launched before. */
 static void check_launching(tester *t) {
     for (const test_case *c = t->op->launching; c && c->op && !is_exact; c++) {
         test_values in, truth, magnitudes = {{NULL}};
@@ -797,8 +816,8 @@ static void check_launching(tester *t) {
     }
 }
 
-/* Runs the operator's further times T, and checks that their kernels were launched.  With --few it takes every size
- * once, and then small sizes with every dtype until all these kernels were launched. */
+/* Checks the times test_op.more_times, and that the kernels of test_op.launched were launched.  With --few, runs every
+ * size once, and then small sizes with every dtype until all these kernels were launched. */
 static void check_more_times(tester *t) {
     const test_op *op = t->op;
     const double most_work = machine_is_slow ? 6e6 : 2e7;
@@ -821,8 +840,8 @@ static void rounding_agrees(tester *t, const test_case *c) {
     test_rounding_agrees(&t->plain, &exact, t->op->exact.zero, t->op->exact.one);
 }
 
-/* Checks a step against the double twin.  Checks each batch element alone, too, with all its tokens at once or one by
- * one. */
+/* Checks a step against the double twin.  Also checks that each batch element alone, with its tokens in one or several
+ * steps, gives the same bits. */
 static void check_step(tester *t, const test_case *c, int n) {
     test_values in, truth;
     t->plain_context.mode.schedule = (uint64_t)n + 1;
@@ -830,7 +849,7 @@ static void check_step(tester *t, const test_case *c, int n) {
     test_run(&test_truth, c, GT_STEP, &in, TEST_ALL, &truth);
     check_pass(&t->plain, c, GT_STEP, &in, &truth, NULL);
     test_free(&in), test_free(&truth);
-    /* each step rounds a state of 16 bits, so single steps differ from one step of all tokens */
+    /* each step rounds a 16-bit state, so several steps differ from one step of all tokens */
     const size_t of_state = test_table(c)->of_steps.state;
     const int is_rounded = of_state && test_get_flag(c, of_state) > GT_F32;
     test_step_is_alone(&t->plain, c, n % 3 || is_rounded ? 16 : 1 + n % 4);
@@ -839,7 +858,8 @@ static void check_step(tester *t, const test_case *c, int n) {
     if (n % 3 == 0 && !is_rounded) test_server_agrees(&t->plain, c, is_few ? 8 : 16);
 }
 
-/* The state is fp32 in every second case, or in every fourth if it may be int8; parameters are in two of three. */
+/* Sets the dtypes of state and parameters.  The state is fp32 in every second case, or in every fourth if it can be
+ * int8. The parameters are fp32 in two of three cases. */
 static void set_dtypes_of_steps(test_case *c, int n) {
     const gt_step_dtypes *of = &test_table(c)->of_steps;
     if (of->state) test_set_flag(c, of->state, n % 2 ? GT_BF16 + n / 2 % 2 : n % 4 ? GT_F32 : GT_DTYPE_DEFAULT);
@@ -854,7 +874,7 @@ static gt_status dequantize(const void *args, gt_stream stream) {
     return gt_dequantize_states((const gt_int8_states_args *)args, stream);
 }
 
-/* The memory of one conversion, as floats: states, scales, slots, and then bytes of int8. */
+/* The arrays of one conversion of states, and their lengths. */
 enum { INT8_STATES = 3 * 6 * 300, INT8_SCALES = 5 * 40, INT8_BYTES = 5 * 2000 };
 typedef struct int8_memory {
     float state[INT8_STATES], scale[INT8_SCALES];
@@ -866,11 +886,11 @@ static void use_memory(gt_int8_states_args *a, int8_memory *m, int has_slots) {
     a->state = m->state, a->scale = m->scale, a->int8 = m->int8, a->slots = has_slots ? m->slots : NULL;
 }
 
-/* Converts states by the kernel and by the twin, to int8 and back.  All memory must have the same bits, gaps and
- * skipped rows included; a NaN may have any bits. */
+/* Converts states to int8 and back, by the kernel and by the twin.  All memory must have the same bits, including gaps
+ * and skipped rows; only a NaN may have any bits. */
 static void check_int8_states(void) {
     static const int64_t sizes[][3] = {{6, 128, 0}, {3, 100, 64}, {5, 1, 0}, {2, 257, 64}, {4, 3, 2}};
-    static int8_memory memory[2]; /* the kernel's and the twin's */
+    static int8_memory memory[2]; /* of the kernel and of the twin */
     char *const place = machine_allocate(sizeof memory[0], 1);
     test_random r = {3};
     for (int i = 0; i < 10; i++) {
@@ -879,7 +899,8 @@ static void check_int8_states(void) {
         if (i % 2) a.slot_capacity = 5, a.int8_stride = a.rows * a.columns + 3, a.scale_stride = a.rows * groups + 1;
         memset(memory, 77, sizeof memory);
         for (int64_t k = 0; k < a.B * a.rows * a.columns; k++) memory[0].state[k] = (float)test_normal(&r);
-        for (int64_t k = 0; k < a.columns; k++) memory[0].state[k] = k ? 0x1p-101f : 0; /* a row near 0 */
+        /* a row whose numbers are so small that its scale is 0 */
+        for (int64_t k = 0; k < a.columns; k++) memory[0].state[k] = k ? 0x1p-101f : 0;
         memory[0].state[2 * a.columns - 1] = INFINITY;
         memory[0].slots[0] = 4, memory[0].slots[1] = -1, memory[0].slots[2] = 1;
         memory[1] = memory[0];
@@ -909,15 +930,16 @@ static void check_int8_states(void) {
             if (back) continue;
             for (int m = 0; m < 2; m++) memset(memory[m].state, 0, sizeof memory[m].state);
         }
-        for (int64_t k = 2 * a.columns; k < a.rows * a.columns; k++) /* the twin came back to nearly the same numbers */
+        /* back from int8, the numbers must be in the range of the original normal numbers */
+        for (int64_t k = 2 * a.columns; k < a.rows * a.columns; k++)
             test_check(fabsf(memory[1].state[k]) < 6, "conversion %d: %g", i, (double)memory[1].state[k]);
     }
     machine_release(place);
     test_group("int8", "states converted to int8 and back");
 }
 
-/* Checks the kernels of steps.  Layout, slots and dtype change from case to case.  With --few every size has three of
- * the times, once each.  Otherwise every size has all times three times, once in packed arrays. */
+/* Checks the step kernels.  Layout, slots and dtypes change from case to case.  With --few, every size runs with three
+ * of the times, once each.  Otherwise every size runs with all times three times, once of them in packed arrays. */
 static void check_steps(tester *t) {
     static const int64_t step_times[] = {1, 5, 16, 2, 4, 15, 3};
     const test_op *op = t->op;
@@ -944,7 +966,7 @@ static void check_steps(tester *t) {
     if (!strcmp(op->name, "ssd")) check_int8_states();
 }
 
-/* Checks the other ways to make calls.  `only`: the one way with that name, unless NULL. */
+/* Checks all ways to make calls, or only the way with the name `only`, unless this is NULL. */
 static void check_modes(tester *t, const char *only) {
     const test_op *op = t->op;
     for (const machine_mode *mode = machine_modes; mode->name; mode++) {
@@ -960,7 +982,7 @@ static void check_modes(tester *t, const char *only) {
     }
 }
 
-/* Runs a few cases: for the slow emulation, or under sanitizers. */
+/* Runs fewer cases, for the slow emulation and for sanitizers. */
 static void check_briefly(tester *t) {
     const test_op *op = t->op;
     for_cases(t, TEST_SMALL, -1, truth_holds);
@@ -1006,9 +1028,9 @@ static void check_fully(tester *t) {
     test_group(op->name, "difference quotients");
 }
 
-/* Spoils the last token of the second chunk in forward, and the first token in backward.  In these calls the kernels
- * spoil the chunk as far as its other end.  So the check fails if the documented chunk is too short, or if a kernel
- * spoils one token more. */
+/* Puts a NaN or infinity into the last token of the second chunk in forward, and into the first token in backward.
+ * With these sizes the kernels spoil the whole chunk.  So the check fails if the documented chunk is too short, or if a
+ * kernel spoils a token beyond the chunk. */
 static void check_spoilt_chunks(tester *t) {
     const int64_t at[2] = {2 * t->op->reach[0] - 1, 0};
     for (const test_case *of = t->op->spoilt; of && of->op; of++) {
@@ -1023,7 +1045,8 @@ static void check_spoilt_chunks(tester *t) {
 }
 
 static void check_nonfinite(tester *t) {
-    const int is_scan = test_is_over_time(t->op) && !t->op->reach[0]; /* slow when emulated */
+    /* operators that scan token by token, which are slow in the emulation */
+    const int is_scan = test_is_over_time(t->op) && !t->op->reach[0];
     const double most_work = is_few ? (is_scan ? 5e4 : 2e5) : machine_is_slow ? 1e6 : 8e6;
     sweep(t, spoilt_times, most_work, is_few ? 1 : DTYPES, nonfinite_stays);
     sweep_packed(t, most_work, is_few ? 1 : DTYPES, nonfinite_stays);
@@ -1091,7 +1114,7 @@ static void check_properties(tester *t) {
     }
 }
 
-/* Runs every kernel, and all paths between its chunks of time, with every dtype. */
+/* Runs every kernel with every dtype, and with times that take all paths between its chunks. */
 static void check_once(tester *t) {
     const test_op *op = t->op;
     const double most_work = machine_is_slow ? 2e6 : 5e6;
@@ -1109,7 +1132,7 @@ static void check_once(tester *t) {
     test_group(op->name, "every size and dtype");
 }
 
-/* Runs every kernel, every size, every pass and every dtype once. */
+/* Runs every kernel, size, pass and dtype at least once. */
 static void check_few(tester *t) {
     const test_op *op = t->op;
     for_cases(t, TEST_TINY, -1, truth_holds_by_turns);
@@ -1148,8 +1171,8 @@ static void check_operator(tester *t) {
     check_modes(t, NULL);
 }
 
-/* Gives gt_OP_path the caller's handle.  The addresses of the arguments are made up, so gt_OP_path must name the
- * product and not run it. */
+/* Checks that gt_OP_path names the product of cuBLASLt if the caller gives a handle.  The pointers of the call are not
+ * valid, so gt_OP_path must not run the product. */
 static void check_path_with_handle(const test_op *op) {
     test_case c = op->sizes[0];
     char text[1024];

@@ -1,15 +1,15 @@
-/* Tensors of more than 2^31 elements.  For every operator the last batch element of a call, or the last row, must give
- * the same bits as alone.  All other elements are NaN, so that a read of another element shows.
+/* Tests tensors of more than 2^31 elements.  For every operator, the last batch element or row of a call must have the
+ * same bits as in a call on its own.  All other elements are NaN, so that a read of another element shows.
  *
  *     test_gpu_large [--short] [--elements COUNT] [DTYPE...]
  *
- * DTYPE: bf16 or f32; both if not given.  --elements: tensors of more than COUNT elements instead, for the emulation,
- * test_large_emu.  --short: for racecheck and initcheck, which would take hours for the whole batch.  It keeps the
- * first and the last batch element in their places, with nothing between them, and does not fill memory, so that
- * initcheck finds reads of unwritten memory.
+ * DTYPE: bf16 or f32; both if none is given.  --elements: tensors of more than COUNT elements instead; test_large_emu,
+ * the program for the emulation, uses this.  --short: for racecheck and initcheck, which would take hours for the whole
+ * batch. The call then has only the first and the last batch element, at their places in the whole batch.  The program
+ * does not fill memory, so that initcheck finds reads of unwritten memory.
  *
- * The program prints every call with its memory.  It skips a call that exceeds the GPU's memory; then it says so and
- * ends with 77.  It is a failure if a call would fit into the GPU's memory, but not into its free part, or if an
+ * The program prints every call with its memory.  It skips calls that exceed the GPU's memory, prints this, and then
+ * ends with exit code 77.  The test fails if a call fits into the GPU's memory, but not into the free part, or if an
  * operator has no case. */
 #include "test_kernels.h"
 
@@ -24,14 +24,14 @@ static const double GIB = 1073741824;
 static int is_short, left_out;
 static int64_t least_elements = (int64_t)1 << 31;
 
-/* A call on the whole batch, or on its last element alone. */
+/* A call on the whole batch, or on its last batch element alone. */
 enum { MOST_BLOCKS = 40 };
 typedef struct call {
     const test_case *c;
     gt_pass pass;
     test_args args, filled;
     gt_dims dims;
-    char *blocks[MOST_BLOCKS]; /* of memory */
+    char *blocks[MOST_BLOCKS]; /* allocations of the call */
     int count;
 } call;
 
@@ -62,12 +62,13 @@ static char *host_memory(size_t bytes) {
     exit(1);
 }
 
-/* Whether the call has the tensor: parameters and activations.  States and the sums over the batch are left out. */
+/* Whether the call gives the tensor.  It gives activations and parameters, but neither states nor sums over the
+ * batch. */
 static int is_used(const call *k, const gt_tensor *t) {
     return t->use[k->pass] != '-' && t->use[k->pass] != 'g' && t->kind != 'i' && !strchr("SQR", t->shape[0]);
 }
 
-/* The letter of the large size: batch elements, or rows. */
+/* The letter of the size that is made large: B (batch elements) or M (rows). */
 static char batch_letter(const test_case *c) {
     for (const gt_size *size = test_table(c)->sizes; size->letter; size++)
         if (size->letter == 'B') return 'B';
@@ -80,7 +81,7 @@ static gt_view view_of(const call *k, const gt_tensor *t) {
     return gt_view_of(test_table(k->c), t, &k->filled, &k->dims);
 }
 
-/* Bytes from the tensor's first element to the end of its last. */
+/* The number of bytes from the start of the tensor's first element to the end of its last. */
 static size_t bytes_of(const call *k, const gt_tensor *t) {
     const gt_view v = view_of(k, t);
     int64_t bytes = v.element;
@@ -88,7 +89,7 @@ static size_t bytes_of(const call *k, const gt_tensor *t) {
     return (size_t)bytes;
 }
 
-/* Elements of the largest activation. */
+/* The number of elements of the largest activation. */
 static int64_t most_elements(const call *k) {
     int64_t most = 0;
     for (const gt_tensor *t = test_table(k->c)->tensors; t->name; t++)
@@ -96,8 +97,8 @@ static int64_t most_elements(const call *k) {
     return most;
 }
 
-/* Fills the last batch element with random values; with --short, the first with the same values.  Fills a parameter
- * whole. */
+/* Fills the last batch element with random values.  With --short, the first batch element gets the same values.  A
+ * parameter is filled as a whole. */
 static void fill(const call *k, const gt_tensor *t, char *memory) {
     const gt_view v = view_of(k, t);
     const int64_t count = v.count / (has_batch(t) ? k->dims.n[batch_letter(k->c) - 'A'] : 1);
@@ -127,7 +128,7 @@ static void size_call(call *k, int64_t batch) {
     prepare(k);
 }
 
-/* Makes a batch of two, which lie as far apart as the first and the last element of `batch`. */
+/* Sets strides of a batch of two, such that the two elements lie where `batch` has its first and last element. */
 static void move_apart(call *two, const call *one, int64_t batch) {
     for (const gt_tensor *t = test_table(two->c)->tensors; t->name; t++) {
         if (!has_batch(t) || !t->stride_offset || test_is_state(t)) continue;
@@ -143,13 +144,14 @@ static size_t workspace_bytes(const call *k) {
     return k->pass == GT_FORWARD ? need.forward : need.backward;
 }
 
-/* Memory for a tensor or workspace, filled with NaN; with --short not filled. */
+/* Allocates memory for a tensor or a workspace, and fills it with NaN.  Does not fill it with --short. */
 static char *take(call *k, size_t bytes) {
     if (k->count == MOST_BLOCKS) {
         printf("FAILED: more than %d tensors\n", (int)MOST_BLOCKS);
         exit(1);
     }
-    char *memory = k->blocks[k->count++] = machine_allocate(bytes, 0); /* of just that size */
+    /* an allocation of its own, so that sanitizers find accesses beyond its end */
+    char *memory = k->blocks[k->count++] = machine_allocate(bytes, 0);
     if (!is_short) machine_poison(memory, bytes);
     return memory;
 }
@@ -171,14 +173,15 @@ static void release(call *k) {
     k->count = 0;
 }
 
-/* Whether the GPU is large enough.  If so, the memory must also be free. */
+/* Whether the call fits into the GPU's free memory.  If the GPU is too small, the call is skipped; if only the free
+ * memory is too small, the test fails. */
 static int fits(const call *all, const call *one, size_t *need) {
     size_t total;
     const size_t available = machine_memory(&total);
     *need = workspace_bytes(all) + workspace_bytes(one);
     for (const gt_tensor *t = test_table(all->c)->tensors; t->name; t++)
         if (is_used(all, t)) *need += bytes_of(all, t) + (test_is_input(t, all->pass) ? 0 : bytes_of(one, t));
-    const double rest = 1.5 * GIB; /* for the driver, and for rounding up blocks */
+    const double rest = 1.5 * GIB; /* for the driver, and for rounding up allocations */
     if ((double)*need + rest <= (double)available) return 1;
     if ((double)*need + rest > 0.98 * (double)total) {
         left_out++;
@@ -193,8 +196,7 @@ static int fits(const call *all, const call *one, size_t *need) {
 
 static int has_nan(const char *bytes, size_t count, int64_t element) {
     for (size_t i = 0; i + (size_t)element <= count; i += (size_t)element) {
-        uint16_t high; /* the high half of a number, with sign and exponent: all of a bf16, or the upper half of an
-                          fp32 */
+        uint16_t high; /* the upper 16 bits with sign and exponent: a whole bf16, or the upper half of an fp32 */
         memcpy(&high, bytes + i + element - 2, 2);
         if ((high & 0x7f80) == 0x7f80 && (high & 0x7f)) return 1;
     }
@@ -241,10 +243,10 @@ static void check_case(const test_case *c, gt_pass pass) {
            batch_letter(c), (long long)(batch * most_elements(&one)), (double)need / GIB, seconds() - started);
 }
 
-/* Checks one operator with its case for large tensors; this program chooses the batch. */
+/* Checks one operator with its case test_op.large.  This program chooses the batch. */
 static void check_operator(const test_op *op, gt_dtype dtype) {
     test_case c = op->large;
-    if (!c.op) return; /* said once, by main */
+    if (!c.op) return; /* main reports the missing case */
     c.name = "large";
     test_set_dtype(&c, dtype, GT_DTYPE_DEFAULT);
     check_case(&c, GT_FORWARD);

@@ -1,18 +1,18 @@
-/* The model of examples/hybrid_model.h.  Compares its gradient with central differences, and tests decoding, carried
- * states, repeats and training.
+/* Tests of the model of examples/hybrid_model.h.  Compares its gradient with central differences, and tests decoding,
+ * carried states, repeats and training.
  *
- * This file compiles the twins and hybrid_ops.c a second time, in double.  The same model code then runs in double, so
- * that comparisons can be sharp.
+ * This file compiles the twins and hybrid_ops.c a second time, in double.  The same model code then also runs in
+ * double, so that comparisons can have small tolerances.
  *
- *     test_model [short]       short: one direction of each parameter instead of two; tests of recomputing take each
- *                              model in float or in double, by turns
+ *     test_model [short]       short: one direction for each parameter instead of two; the tests of recomputing run a
+ *                              model in float or in double, in turn
  */
 #define GT_REAL double
 #include "../reference/gt_ref.h"
 
-/* gt_prepare's checks take an element for 4 bytes, so slices of one buffer of doubles seem to overlap.  The overlap
- * check comes last, when *filled is complete, so this function ignores its verdict.  The float twins make the same
- * check for the same slices of the same model. */
+/* gt_prepare assumes 4 bytes for an element, so slices of one buffer of doubles seem to overlap.  This function ignores
+ * that error.  The check of overlaps is the last one, so *filled is complete.  The float twins make the same check on
+ * the same slices, so no real overlap is missed. */
 static gt_status prepare64(const gt_op *op, gt_pass pass, gt_target target, const void *args, void *filled,
                            gt_dims *dims) {
     const gt_status status = gt_prepare(op, pass, target, args, filled, dims);
@@ -38,7 +38,7 @@ static gt_status prepare64(const gt_op *op, gt_pass pass, gt_target target, cons
 
 #define check test_check
 
-/* Ends the test if a call fails that the test cannot do without. */
+/* Ends the test if this call failed, because the rest of the test needs its result. */
 static void need(gt_status status, const char *what) {
     if (check(status == GT_OK, "%s: %s", what, hy_last_error())) return;
     test_finish();
@@ -73,8 +73,8 @@ static hy_config config_of(const char *name) {
     exit(1);
 }
 
-/* The model with this name.  A name may end with ' sizes': no size has its default; ' conv_ssd': with conv_ssd; '
- * dropout': with dropout; ' bare': without FFN; ' untied': the head is untied. */
+/* The model with this name, in small sizes.  A name may have suffixes: ' sizes' (no size has its default), ' conv_ssd'
+ * (with conv_ssd instead of wkv_ssm), ' dropout', ' bare' (without FFN), ' untied' (the head is untied). */
 static hy_config small_config(const char *variant, int hidden, int layers, int heads, int stateful) {
     char name[32];
     snprintf(name, sizeof name, "%s", variant);
@@ -113,7 +113,7 @@ typedef struct batch {
     int n;
 } batch;
 
-/* A random batch.  With `holes`, every seventh target does not count. */
+/* A random batch.  With `holes`, every seventh target is -1, which does not count. */
 static batch new_batch(int vocab, int n, int holes) {
     batch b = {malloc((size_t)n * sizeof(int32_t)), malloc((size_t)n * sizeof(int32_t)), n};
     for (int i = 0; i < n; i++) {
@@ -127,7 +127,7 @@ static void free_batch(batch *b) {
     free(b->targets);
 }
 
-/* Moves every parameter, because with the initial values some gradients are zero. */
+/* Adds random numbers to every parameter, because some gradients are zero at the initial values. */
 static void shake(hy_model *m, double by) {
     for (int i = 0; i < hy_model_param_count(m); i++) {
         int64_t n = hy_model_param(m, i)->count;
@@ -148,7 +148,7 @@ static double loss_of(hy_model *m, const batch *b, const int32_t *keep) {
 
 static const hy_optimizer adam = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .max_norm = 1};
 
-/* Reads all parameters, or all gradients, one after the other. */
+/* Reads all parameters, or all gradients, into one array. */
 static double *read_all(hy_model *m, hy_value what, int64_t *count) {
     int64_t n = 0;
     for (int i = 0; i < hy_model_param_count(m); i++) n += hy_model_param(m, i)->count;
@@ -167,7 +167,7 @@ static double squares(const double *x, int64_t n) {
     return sum;
 }
 
-/* a - b| / |b|; NaN if any number is NaN. */
+/* Returns |a - b| / |b| in l2, or NaN if any number is NaN. */
 static double distance(const double *a, const double *b, int64_t n) {
     double d = 0, s = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -179,8 +179,8 @@ static double distance(const double *a, const double *b, int64_t n) {
 
 /* ---- gradient against central differences -------------------------------------------------- */
 
-/* The loss with parameter i moved by h times the direction.  The carried states come from the batch before, which runs
- * with the original parameters. */
+/* The loss with parameter i moved by h times the direction.  With `keep`, the carried states come from the batch
+ * `before`, which runs with the original parameters. */
 static double loss_moved(hy_model *m, int i, const double *x, const double *direction, double h, const batch *before,
                          const batch *b, const int32_t *keep) {
     int64_t n = hy_model_param(m, i)->count;
@@ -194,7 +194,8 @@ static double loss_moved(hy_model *m, int i, const double *x, const double *dire
     return loss;
 }
 
-/* Checks one or two random directions in one parameter.  The error is relative to the typical size of <g, d>. */
+/* Checks the gradient of one parameter along one or two random directions.  The error is relative to the norm of the
+ * gradient. */
 static void check_parameter(hy_model *m, const char *variant, int i, const double *gradient, const batch *before,
                             const batch *b, const int32_t *keep) {
     const double h = 1e-5;
@@ -210,8 +211,8 @@ static void check_parameter(hy_model *m, const char *variant, int i, const doubl
         }
         double near = loss_moved(m, i, x, d, h, before, b, keep) - loss_moved(m, i, x, d, -h, before, b, keep);
         double far = loss_moved(m, i, x, d, 2 * h, before, b, keep) - loss_moved(m, i, x, d, -2 * h, before, b, keep);
-        double numeric = (8 * near - far) / (12 * h); /* a fourth-order difference, because the heads' norms are
-                                                         steep */
+        /* a difference of fourth order, because the heads' norms make the loss steep */
+        double numeric = (8 * near - far) / (12 * h);
         check(size > 0, "%s: %s has no gradient", variant, p->name);
         check(fabs(analytic - numeric) <= 2e-6 * sqrt(size) + 1e-10,
               "%s: %s: gradient along a direction %.12g, difference quotient %.12g", variant, p->name, analytic,
@@ -245,7 +246,8 @@ static void test_gradient(const char *variant, int stateful) {
     hy_model_destroy(m);
 }
 
-/* Gradients of two batches add up, and float agrees with double. */
+/* The accumulated gradients of two batches equal the sum of their gradients.  Gradients in float agree with those in
+ * double. */
 static void test_gradient_sums(const char *variant) {
     enum { V = 13, B = 2, T = 9 };
     hy_config c = small_config(variant, 32, 2, 2, 0);
@@ -291,9 +293,9 @@ static void test_gradient_sums(const char *variant) {
     hy_model_destroy(f);
 }
 
-/* Runs steps of one batch, and of its parts in a model of half the batch; results must agree up to rounding.  The parts
- * have unequal counts of targets.  Dropout leaves out the same numbers, and the average of the weights is compared,
- * too. */
+/* Runs the same steps with whole batches, and in two parts in a model of half the batch.  The results must agree up to
+ * rounding, although the parts have different counts of targets.  Dropout must drop the same numbers in both.  Also
+ * tests the average of the weights. */
 static void test_parts(const char *variant) {
     enum { V = 13, B = 4, T = 9, STEPS = 3 };
     hy_config c = small_config(variant, 32, 2, 2, 0);
@@ -348,7 +350,7 @@ static double log_probability(const double *logits, int vocab, int32_t target) {
     return logits[target] - most - log(sum);
 }
 
-/* Inference gives the logits of an evaluation, also for tokens that it drew itself. */
+/* Inference gives the logits of an evaluation.  Without tokens, it runs on the tokens of the call before. */
 static void test_inference(hy_backend *be, const char *variant) {
     enum { V = 17, T = 12 };
     hy_config c = small_config(variant, 32, 2, 0, 0);
@@ -376,7 +378,7 @@ static void test_inference(hy_backend *be, const char *variant) {
     hy_model_destroy(m);
 }
 
-/* A model made for inference gives the same numbers in less memory, and refuses all other calls. */
+/* A model created for inference gives the same numbers with less memory, and refuses all other calls. */
 static void test_inference_only(hy_backend *be, const char *variant) {
     enum { V = 17, B = 2, T = 12 };
     hy_config c = small_config(variant, 32, 3, 0, 0), lean = c;
@@ -430,7 +432,8 @@ static void test_inference_only(hy_backend *be, const char *variant) {
     hy_model_destroy(m[1]);
 }
 
-/* Decoding token by token gives the loss of the whole sequence and, after a prompt, its logits. */
+/* Decoding token by token gives the loss of the whole sequence.  After prompts of several lengths, it gives the logits
+ * of the whole sequence. */
 static void test_decoding(hy_backend *be, const char *variant, double tolerance) {
     enum { V = 17, T = 12 };
     hy_config c = small_config(variant, 32, 2, 0, 0);
@@ -460,15 +463,15 @@ static void test_decoding(hy_backend *be, const char *variant, double tolerance)
     memcpy(twice + T, b.tokens, T * sizeof *twice);
     NEED(hy_model_feed(m, b.tokens, T, logits));
     NEED(hy_model_reset(m));
-    NEED(hy_model_feed(m, twice, 2 * T, prompt)); /* longer than the model's T */
+    NEED(hy_model_feed(m, twice, 2 * T, prompt)); /* this prompt is longer than the model's T */
     check(distance(prompt, logits, V) <= 10 * tolerance, "%s %s: a long prompt differs by %.3g", be->name, variant,
           distance(prompt, logits, V));
     free_batch(&b);
     hy_model_destroy(m);
 }
 
-/* Several samples decode together, and each must have the same logits as alone.  n tokens are more than one piece of
- * T. */
+/* Several samples decode together.  Each must have the logits that it has alone.  The prompts of N tokens take several
+ * pieces of T tokens. */
 static void test_samples(hy_backend *be, const char *variant, double tolerance) {
     enum { V = 17, S = 3, T = 4, N = 2 * T + 2 };
     hy_config c = small_config(variant, 32, 2, 0, 0), alone = c;
@@ -485,7 +488,8 @@ static void test_samples(hy_backend *be, const char *variant, double tolerance) 
     NEED(hy_model_create(be, &alone, V, 1, T, 1, &one));
     seed = 1, shake(m, 0.1);
     seed = 1, shake(one, 0.1);
-    for (int again = 0; again < 2; again++) { /* from zero states both times */
+    /* hy_model_reset must set the states to zero, so both rounds give the same */
+    for (int again = 0; again < 2; again++) {
         NEED(hy_model_reset(m));
         NEED(hy_model_feed(m, prompts, N, logits[0]));
         NEED(hy_model_feed(m, last, 1, logits[1]));
@@ -511,7 +515,7 @@ static void test_samples(hy_backend *be, const char *variant, double tolerance) 
     hy_model_destroy(one);
 }
 
-/* A backend that records the calls of a slot's second run, and then replays them, as a GPU does. */
+/* A backend that records the calls of the second run of a slot, and then replays them, as a GPU does. */
 typedef struct replay {
     struct kept_call {
         gt_status (*make)(hy_backend *, const void *);
@@ -550,7 +554,7 @@ static gt_status replay_run(hy_backend *be, int slot, gt_status (*record)(void *
     return status;
 }
 
-/* Each token is one run of one slot.  A replay of the recorded run must give the same bits. */
+/* Each token is one run of one slot.  Replays of the recorded run must give the same bits as normal runs. */
 static void test_replayed_steps(hy_backend *be, const char *variant) {
     enum { V = 17, S = 2, T = 4, TOKENS = 9 };
     hy_config c = small_config(variant, 32, 2, 0, 0);
@@ -565,7 +569,7 @@ static void test_replayed_steps(hy_backend *be, const char *variant) {
         NEED(hy_model_create(be, &c, V, S, T, 1, &m));
         seed = 1, shake(m, 0.1);
         if (i) hy_calls_see(be, keep_call, &r), be->run = replay_run;
-        NEED(hy_model_feed(m, b.tokens, T, logits[i][0])); /* a prompt in between must change nothing */
+        NEED(hy_model_feed(m, b.tokens, T, logits[i][0])); /* an earlier prompt must change nothing */
         NEED(hy_model_reset(m));
         for (int t = 0; t < TOKENS; t++) NEED(hy_model_feed(m, b.tokens + S * t, 1, logits[i][t]));
         if (i) hy_calls_leave(be);
@@ -578,8 +582,8 @@ static void test_replayed_steps(hy_backend *be, const char *variant) {
     free_batch(&b);
 }
 
-/* Two batches with carried states must equal one batch of twice the length.  A track that is not kept starts from zero
- * states. */
+/* Two batches with carried states must give the loss of one batch of twice the length.  A track that is not kept must
+ * start from zero states. */
 static void test_carried_states(const char *variant) {
     enum { V = 11, B = 3, T = 10, HALF = T / 2 };
     const int32_t all[B] = {1, 1, 1}, some[B] = {1, 0, 1};
@@ -611,7 +615,7 @@ static void test_carried_states(const char *variant) {
     double fresh = loss_of(half, &part[1], NULL);
     check(fabs(eval_sum / (double)counted - fresh) < 1e-12, "%s: evaluation does not start at zero", variant);
     check(fabs(kept - fresh) > 1e-6, "%s: the carried states change nothing", variant);
-    /* only the middle track starts from zero states, and the loss over its targets alone shows that */
+    /* only the middle track starts from zero states, which shows in the loss over that track's targets alone */
     for (int i = 0; i < B * HALF; i++)
         if (i / HALF != 1) part[1].targets[i] = -1;
     double alone = loss_of(half, &part[1], NULL);
@@ -672,7 +676,7 @@ static void test_untrained(const char *name) {
     hy_model_destroy(m);
 }
 
-/* A model must learn one repeated batch by heart. */
+/* A model must learn one batch by heart if the batch is repeated. */
 static void test_overfit(const char *variant) {
     enum { V = 20, B = 2, T = 16, STEPS = 150 };
     hy_config c = small_config(variant, 32, 2, 0, 0);
@@ -691,7 +695,7 @@ static void test_overfit(const char *variant) {
     hy_model_destroy(m);
 }
 
-/* Trains a stateful model for some steps on one backend, with every option of the optimiser in use. */
+/* Trains a stateful model for some steps on one backend, with weight decay, clipping and a loss scale. */
 static double *train_some(hy_backend *be, int threads, float loss_scale, int64_t *n) {
     enum { V = 30, B = 3, T = 20 };
     const int32_t keep[B] = {1, 0, 1};
@@ -730,7 +734,7 @@ static void test_repeat(void) {
     free(first), free(second), free(threads), free(scaled), free(exact), free(exact_scaled);
 }
 
-/* The model reports gradients without the loss scale. */
+/* The gradients that the model reports must not contain the loss scale. */
 static void test_loss_scale(void) {
     enum { V = 9, B = 1, T = 8 };
     hy_config c = small_config("HY", 16, 1, 0, 0);
@@ -757,7 +761,7 @@ static void test_loss_scale(void) {
     free_batch(&b);
 }
 
-/* A step with a gradient that is not finite changes nothing, and is reported. */
+/* A step with a gradient that is not finite must change nothing, and the result must say so. */
 static void test_skipped_step(void) {
     enum { V = 9, B = 1, T = 4 };
     hy_config c = small_config("HY", 16, 1, 0, 0);
@@ -789,16 +793,16 @@ static void test_skipped_step(void) {
 
 /* ---- layers that are run again for backward -------------------------------------------------- */
 
-static size_t allocated; /* by the last alloc */
+static size_t allocated; /* bytes of the last alloc */
 static gt_status (*true_alloc)(hy_backend *, void **, size_t);
 static gt_status counting_alloc(hy_backend *be, void **memory, size_t bytes) {
     allocated = bytes;
     return true_alloc(be, memory, bytes);
 }
 
-/* A model that recomputes must equal one that does not, bit for bit: activations, the probe, gradients, accumulated
- * gradients, carried states and steps.  Its memory must equal the plan, which leaves out the activations of all layers
- * but one, except for the layers' inputs. */
+/* A model that recomputes layers must equal a model that does not, bit for bit: activations, the probe, gradients,
+ * accumulated gradients, carried states and steps.  Its memory must equal the plan.  The plan has the activations of
+ * only one layer, and the inputs of all layers. */
 static void test_recompute(hy_backend *be, const char *variant, int stateful) {
     enum { V = 11, B = 2, T = 9, LAYERS = 4 };
     const int32_t keep[B] = {1, 0};
@@ -821,7 +825,8 @@ static void test_recompute(hy_backend *be, const char *variant, int stateful) {
         seed = 19;
         shake(m[i], 0.1);
     }
-    const size_t layer = (plan[0].activations - plan[1].activations) / (LAYERS - 1); /* without its input */
+    /* a layer's activations without its input */
+    const size_t layer = (plan[0].activations - plan[1].activations) / (LAYERS - 1);
     check(plan[1].total == plan[0].total - (LAYERS - 1) * layer && plan[1].backward == plan[0].backward &&
               plan[0].activations > LAYERS * layer && plan[1].activations < plan[0].activations / 2,
           "%s: recomputing takes %zu of %zu bytes of activations", variant, plan[1].activations, plan[0].activations);
@@ -860,7 +865,8 @@ static void test_recompute(hy_backend *be, const char *variant, int stateful) {
         free(numbers[0]), free(numbers[1]);
     }
     double *x = malloc((size_t)hy_model_activation(m[1], 0).count * sizeof *x);
-    NEED(hy_model_infer(m[1], b1.tokens)); /* a recording may have made it */
+    /* after a call that the device may replay, the model must refuse to recompute layers */
+    NEED(hy_model_infer(m[1], b1.tokens));
     check_refusal(hy_model_read_activation(m[1], 0, x), "recompute: the activations of layer 0");
     free(x);
     free_batch(&b1);
@@ -871,7 +877,8 @@ static void test_recompute(hy_backend *be, const char *variant, int stateful) {
 
 /* ---- which operators are one call ------------------------------------------------------------ */
 
-/* wkv_ssm, and conv_ssd, which keeps no convolved rows, must give the same loss, gradients and weights bit for bit. */
+/* A model with wkv_ssm and a model with conv_ssd must have the same loss, gradients and weights, bit for bit.  With
+ * conv_ssd the model needs no memory for convolved rows. */
 static void test_fuse(const char *variant, int stateful) {
     enum { V = 11, B = 2, T = 9, LAYERS = 3, D = 2 * 32 + 2 * 64 };
     const int32_t keep[B] = {1, 0};
@@ -916,7 +923,7 @@ static void test_fuse(const char *variant, int stateful) {
 
 /* ---- layers without FFN, and an untied head ------------------------------------------------- */
 
-/* The index of a parameter; -1: there is none of this name. */
+/* The index of the parameter with this name; -1: there is none. */
 static int param_of(const hy_model *m, const char *name) {
     for (int i = 0; i < hy_model_param_count(m); i++)
         if (!strcmp(hy_model_param(m, i)->name, name)) return i;
@@ -931,8 +938,8 @@ static double *read_param(hy_model *m, hy_value what, const char *name) {
     return x;
 }
 
-/* Copies the parameters that both models have, and gives parameter `other` of `to` the numbers of `name`, or zeros
- * without a name. */
+/* Copies the parameters that both models have.  The parameters of `to` whose names end with `other` get the numbers of
+ * `name`, or zeros if `name` is NULL. */
 static void copy_params(hy_model *from, hy_model *to, const char *other, const char *name) {
     for (int i = 0; i < hy_model_param_count(to); i++) {
         const hy_param *p = hy_model_param(to, i);
@@ -940,14 +947,15 @@ static void copy_params(hy_model *from, hy_model *to, const char *other, const c
             strlen(p->name) >= strlen(other) && !strcmp(p->name + strlen(p->name) - strlen(other), other);
         const char *source = is_other ? name : p->name;
         double *x = source && param_of(from, source) >= 0 ? read_param(from, HY_VALUE, source) : NULL;
-        if (!x && !is_other) continue; /* the numbers of an FFN whose last product is 0 do not matter */
+        if (!x && !is_other) continue; /* parameters of an FFN, which do not matter because its last product is 0 */
         if (!x) x = calloc((size_t)p->count, sizeof *x);
         NEED(hy_model_write(to, i, x));
         free(x);
     }
 }
 
-/* Both models have the same loss, and the same gradients of the parameters that both have, except of `other`. */
+/* Checks that both models have the same loss, and the same gradients of the parameters that both have, except
+ * `other`. */
 static void same_gradients(hy_model *a, hy_model *b, const char *variant, const char *other) {
     enum { V = 11, B = 2, T = 6 };
     batch text = new_batch(V, B * T, 1);
@@ -966,7 +974,7 @@ static void same_gradients(hy_model *a, hy_model *b, const char *variant, const 
     free_batch(&text);
 }
 
-/* A layer without FFN equals a layer whose FFN ends with a product of zeros. */
+/* A layer without FFN must equal a layer whose FFN ends with a product by zero weights. */
 static void test_bare(const char *variant, const char *bare) {
     enum { V = 11, B = 2, T = 6, LAYERS = 2 };
     hy_config c = small_config(bare, 16, LAYERS, 2, 0), with_ffn = small_config(variant, 16, LAYERS, 2, 0);
@@ -983,8 +991,8 @@ static void test_bare(const char *variant, const char *bare) {
     hy_model_destroy(full);
 }
 
-/* An untied head with the numbers of the embedding gives the same loss.  The gradient of a tied head is the sum of the
- * gradients of both. */
+/* An untied head with the numbers of the embedding must give the same loss as a tied head.  The gradient of the tied
+ * head must be the sum of the gradients of head and embedding. */
 static void test_untied(const char *variant, const char *untied) {
     enum { V = 11, B = 2, T = 6 };
     hy_config c = small_config(untied, 16, 2, 2, 0), tied = small_config(variant, 16, 2, 2, 0);
@@ -1069,7 +1077,8 @@ static void test_errors(void) {
     b.targets[1] = 0;
     NEED(hy_model_forward(m, b.tokens, b.targets, NULL));
     NEED(hy_model_feed(m, b.tokens, 1, numbers));
-    check_refusal(hy_model_backward(m, 0), "hy_model_forward"); /* its activations are gone */
+    /* decoding has overwritten the activations of hy_model_forward */
+    check_refusal(hy_model_backward(m, 0), "hy_model_forward");
     NEED(hy_model_forward(m, b.tokens, b.targets, NULL));
     NEED(hy_model_infer(m, NULL));
     check_refusal(hy_model_backward(m, 0), "hy_model_forward");
@@ -1108,7 +1117,7 @@ int main(int argc, char **argv) {
     static const char *const dropped[] = {"HY dropout", "CP dropout", "HY-M1 dropout", "Mamba-2 dropout"};
     for (int i = 0; i < 4; i++)
         test_gradient(dropped[i], i % 2), test_recompute(be64, dropped[i], i % 2), test_parts(dropped[i]);
-    for (int i = 0; i < 6; i++) test_fuse(variants[i], i % 2); /* both branches, Mamba-2 */
+    for (int i = 0; i < 6; i++) test_fuse(variants[i], i % 2); /* the first six have both branches, and Mamba-2 */
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) test_untrained(names[i]);
     static const char *const of_parts[] = {"HY", "Mamba-2", "Mamba-1", "RWKV-6"};
     for (int i = 0; i < 4; i++) {

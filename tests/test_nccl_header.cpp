@@ -1,4 +1,4 @@
-/* Compares the declarations of hybrid_nccl.h with NCCL's own header.  The compiler checks all of it. */
+/* Compares the declarations of hybrid_nccl.h with NCCL's own header, at compile time. */
 #include <nccl.h>
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 #include "hybrid_nccl.h"
 
-/* Returns whether a value of type A is passed as one of type B: equal sizes, and both are pointers, both are integers
- * or enums, or both are structs. */
+/* Whether a value of type A can be passed as a value of type B: sizes are equal, and both are pointers, both integers
+ * or enums, or both structs. */
 template <class A, class B>
 constexpr bool passes_as() {
     constexpr bool numbers =
@@ -48,7 +48,7 @@ static_assert((int)HY_NCCL_FLOAT32 == (int)ncclFloat32, "float");
 static_assert((int)HY_NCCL_SUM == (int)ncclSum, "sum");
 static_assert((int)HY_NCCL_HOST_NUMBER == (int)ncclScalarHostImmediate, "host number");
 
-/* A call with other parameters must not pass. */
+/* SameCall must refuse functions with other parameters. */
 static_assert(!SameCall<int (*)(void*), int (*)(void*, int)>::value, "count");
 static_assert(!SameCall<int (*)(long), int (*)(int)>::value, "size");
 static_assert(!SameCall<int (*)(void*), int (*)(size_t)>::value, "kind");

@@ -1,5 +1,6 @@
-/* Queries that launch nothing.  Tests gt_OP_path for every case of the tables and every pass, and the reasons that wkv6
- * gives.  Tests that gt_OP_workspace answers in time for any seq_capacity. */
+/* Tests queries, which launch no kernels.  gt_OP_path must list kernels for every case of the tables and every
+ * pass.  For wkv6 it must also give the reasons for any-size kernels.  gt_OP_workspace must answer fast for any
+ * seq_capacity. */
 #define _POSIX_C_SOURCE 199309L
 #include "gt_test.h"
 #include "test_kernels.h"
@@ -10,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-/* The call has only sizes and flags.  A kernel that ran, instead of being listed, would fault. */
+/* Checks gt_OP_path for a case.  The call has no pointers, so a kernel that ran would fault. */
 static void check_case(const test_case *c) {
     char text[1024], cut[20];
     gt_status status = test_table(c)->calls.path(&c->args, text, sizeof text);
@@ -40,7 +41,7 @@ static void expect_not(const gt_wkv6_args *a, const char *words) {
     test_check(status == GT_OK && !strstr(text, words), "wkv6: '%s' is in '%s' (%d)", words, text, status);
 }
 
-/* A misaligned address far from all other memory; nothing reads there. */
+/* A misaligned address far from all other memory.  Nothing reads or writes there. */
 static char *const apart = (char *)(((uintptr_t)1 << 40) + 2);
 
 static void test_wkv6(void) {
@@ -89,7 +90,7 @@ static void test_wkv6(void) {
     a.N = 128;
     expect(&a, "; segment: states_hopper_kernel, scan_segments_kernel");
     a = good, a.T = 0;
-    expect(&a, "forward: no kernels; backward: reduce_rows"); /* du of zero */
+    expect(&a, "forward: no kernels; backward: reduce_rows"); /* backward sets du to zero */
     a = good;
     if (machine_choose("sm_75")) {
         expect(&a, "the device is older than sm_80");
@@ -103,17 +104,22 @@ static void expect_ssd(const gt_ssd_args *a, const char *words) {
     test_check(status == GT_OK && strstr(text, words), "ssd: '%s' is not in '%s' (%d)", words, text, status);
 }
 
-/* Calls that tensor cores cannot compute go to the kernels for any size.  The arguments are names of kernels. fastest:
- * forward on tensor cores.  fastest_chunks, fp32_chunks: the chunks of backward, in 16 bits and in fp32. of_states:
- * passes over states, also in segment.  of_gate: the first kernel with z, which computes dz and states, or dy silu(z).
- * fp32_forward: forward in fp32. */
+/* Tests the paths of ssd on one device.  Calls that tensor cores cannot compute must go to the any-size kernels.  The
+ * arguments are names of the kernels that the device must use:
+ *     fastest          forward on tensor cores
+ *     fastest_chunks   chunks of backward in 16 bits
+ *     fp32_forward     forward in fp32
+ *     fp32_chunks      chunks of backward in fp32
+ *     of_states        passes over states, also in segment
+ *     of_gate          backward with z: the first kernel, which computes dz or dy silu(z)
+ */
 static void test_ssd_of(const char *fastest, const char *fastest_chunks, const char *fp32_forward,
                         const char *fp32_chunks, const char *of_states, const char *of_gate) {
     char words[128];
     static float memory[64];
     float *const states[] = {memory, memory + 2, memory + 1};
     const gt_ssd_args good = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .dtype = GT_BF16, .softplus = 1};
-    for (int i = 0; i < 3; i++) { /* alignments of 16, 8 and 4 bytes */
+    for (int i = 0; i < 3; i++) { /* states at multiples of 16, 8 and 4 bytes */
         const char *forward = i < 2 ? fastest : "forward: forward_kernel;";
         const char *backward = i < 2 ? fastest_chunks : "backward_kernel";
         gt_ssd_args a = good;
@@ -136,7 +142,7 @@ static void test_ssd_of(const char *fastest, const char *fastest_chunks, const c
     a.N = 32;
     expect_ssd(&a, words);
     expect_ssd(&a, fp32_chunks);
-    a.G = 2; /* a unit a group */
+    a.G = 2; /* each group is a single unit of work */
     expect_ssd(&a, "forward: forward_fp32_kernel;");
     a.G = 0, a.z = memory;
     snprintf(words, sizeof words, "backward: %s", fp32_forward);
@@ -170,7 +176,7 @@ static void test_ssd_of(const char *fastest, const char *fastest_chunks, const c
     expect_ssd(&a, ", scan_segments_kernel; segment backward: reverse_states_kernel, ");
     a = good, a.N = 32;
     expect_ssd(&a, fastest_chunks);
-    /* a step has a kernel of its own, for any alignment and size */
+    /* the step kernel takes any alignment and size */
     a = good, a.T = 16;
     expect_ssd(&a, "; step: step_kernel");
     a.x = (char *)memory + 2, a.N = 250;
@@ -201,7 +207,7 @@ static void test_steps_of_two(void) {
     test_check(status == GT_OK && !strstr(text, "step: "), "wkv_ssm: '%s' (%d)", text, status);
 }
 
-/* If a step's second launch is impossible, the call must be refused before the first launch runs. */
+/* If a grid is too large for the second launch of a step, the call must be refused before the first launch runs. */
 static void test_grid_of_both(void) {
     gt_wkv_ssm_args a = {.B = 70000, .T = 1, .wkv6 = {.H = 70000, .N = 1}, .ssd = {.H = 1, .P = 1, .N = 1}};
     const gt_op *op = gt_op_wkv_ssm();
@@ -216,7 +222,8 @@ static void test_grid_of_both(void) {
 }
 
 static void test_ssd(void) {
-    if (!machine_choose("sm_86")) { /* on a GPU the test cannot choose the device */
+    /* on a GPU the test cannot choose the device, and checks only what all devices share */
+    if (!machine_choose("sm_86")) {
         test_ssd_of("forward: forward_", "chunk_gradient_", "forward_fp32_", "chunk_gradient_fp32_", "states_",
                     "backward: ");
         return;
@@ -231,38 +238,39 @@ static void test_ssd(void) {
     test_ssd_of("forward: forward_hopper_kernel;", "chunk_gradient_hopper_kernel", "forward_fp32_hopper_kernel",
                 "chunk_gradient_fp32_hopper_kernel", "states_hopper_kernel",
                 "backward: gate_kernel, states_hopper_kernel");
-    /* a unit a group; not with more columns than a block of one unit has, nor dz */
+    /* Each group is a single unit (see gt/ssd/mma/state.cuh).  Such calls use forward_hopper_kernel, except for dz and
+     * for more than 128 columns. */
     gt_ssd_args alone = {.B = 2, .T = 300, .H = 2, .P = 64, .N = 64, .G = 2, .dtype = GT_BF16};
     expect_ssd(&alone, "forward: forward_hopper_kernel; backward: states_hopper_kernel (2 times), ");
     alone.z = apart - 2;
     expect_ssd(&alone, "forward: forward_hopper_kernel; backward: gate_kernel, states_hopper_kernel (2 times), ");
     alone.z = NULL, alone.N = 256;
     expect_ssd(&alone, "forward: forward_tensor_kernel (2 times); backward: states_hopper_kernel (4 times), ");
-    /* a launch for each 128 columns computes the states of segments */
+    /* the states of segments take one launch for each 128 columns */
     expect_ssd(&wide, "forward: states_hopper_kernel (2 times), scan_segments_kernel, forward_hopper_kernel;");
     static float memory[64];
     gt_ssd_args gated = wide;
     gated.z = memory;
-    /* dz comes last, because its memory first holds dy silu(z) */
+    /* dz is computed last, because its memory first holds dy silu(z) */
     expect_ssd(&gated, "backward: gate_kernel, states_hopper_kernel (2 times), scan_segments_kernel, ");
     expect_ssd(&gated, ", chunk_times_kernel, states_hopper_kernel (2 times), scan_segments_kernel, "
                        "forward_hopper_kernel, reduce_rows");
-    gated.decay_out = memory, gated.z = apart + 14; /* aligned */
+    gated.decay_out = memory, gated.z = apart + 14; /* a multiple of 16 */
     expect_ssd(&gated, "; segment backward: gate_kernel, states_hopper_kernel (2 times), scan_segments_kernel");
-    /* many heads share B and C */
+    /* many heads share B and C, so forward_maps_kernel pays */
     gt_ssd_args many = {.B = 8, .T = 600, .H = 48, .P = 64, .N = 128, .dtype = GT_BF16};
     expect_ssd(&many, "forward: group_rows_kernel, forward_maps_kernel; ");
     many.H = 16;
     expect_ssd(&many, "forward: forward_hopper_kernel; ");
     many.z = memory;
     expect_ssd(&many, "forward: group_rows_kernel, forward_maps_kernel; ");
-    many.z = memory + 1; /* not aligned */
+    many.z = memory + 1; /* z is not aligned */
     expect_ssd(&many, "forward: forward_kernel");
     many.z = memory, many.G = 4;
     expect_ssd(&many, "forward: forward_hopper_kernel; ");
     many.G = 1, many.P = 80;
     expect_ssd(&many, "forward: forward_hopper_kernel; ");
-    /* with y, one kernel computes dz and dy silu(z) */
+    /* if backward reads y, one kernel computes dz and dy silu(z) */
     gated = (gt_ssd_args){.B = 2, .T = 600, .H = 2, .P = 64, .N = 64, .segments = 1, .reads_y = 1, .dtype = GT_BF16};
     gated.z = memory, gated.y = apart + 14, gated.saved = memory, gated.saved_bytes = 1 << 30;
     expect_ssd(&gated, "backward: gate_kernel, states_hopper_kernel, chunk_factors_kernel, "
@@ -271,18 +279,19 @@ static void test_ssd(void) {
     expect_ssd(&gated, "backward: gate_kernel, states_hopper_kernel, scan_segments_kernel, states_hopper_kernel, ");
     gated.segments = 1, gated.N = 256;
     expect_ssd(&gated, "backward: gate_kernel, states_hopper_kernel (2 times), ");
-    gated = alone, gated.N = 64, gated.z = memory; /* where each group has one unit, a kernel that reads z itself
-                                                      computes dz */
+    /* if each group is a single unit, a kernel that reads z itself computes dz */
+    gated = alone, gated.N = 64, gated.z = memory;
     expect_ssd(&gated, "backward: gate_kernel, states_hopper_kernel (2 times), chunk_factors_kernel, "
                        "chunk_gradient_hopper_kernel, chunk_times_kernel, forward_tensor_kernel, ");
 }
 
-/* The memory of ssd's saved and workspace, in multiples of the bytes of y.  Saved has a state in f16 every 128 tokens,
- * and no state for sequences of up to 128 tokens. */
+/* Checks the sizes of ssd's `saved` and workspace, as multiples of the bytes of y.  `saved` has a state in f16 for
+ * every 128 tokens, but is empty for sequences of up to 128 tokens. */
 static void test_ssd_memory(void) {
     static const struct {
         const char *device;
-        double backward, with_channels; /* with saved: G, and on 9.0 one record for each token */
+        /* backward's workspace with `saved` holds G, and on 9.0 also one record for each token */
+        double backward, with_channels;
     } devices[] = {{"sm_80", 1.03, 1.07}, {"sm_86", 1.03, 1.07}, {"sm_90", 1.33, 1.46}};
     static float memory[64];
     for (int i = 0; i < 3 && machine_choose(devices[i].device); i++) {
@@ -326,7 +335,7 @@ static void test_errors(void) {
                gt_last_error());
 }
 
-/* Backward of the norms is two launches: one for gradients and sums over rows, one for the sums of all gains. */
+/* Backward of the norms has two launches: one for gradients and partial sums over rows, one that adds up the sums. */
 static void test_norms(void) {
     static const int64_t sizes[][2] = {{16384, 128}, {65536, 512}, {1000, 17}};
     for (int i = 0; i < 3; i++) {
@@ -368,9 +377,9 @@ static void test_linear_step(void) {
     expect_step(&a, "step_tensor_kernel");
     a.dtype = GT_F32;
     expect_step(&a, "step_tensor_kernel");
-    a.weight_int8 = (const int8_t *)apart; /* not aligned to 16 bytes */
+    a.weight_int8 = (const int8_t *)apart; /* this address is no multiple of 16 */
     expect_step(&a, "step_any_kernel");
-    a.weight_int8 = NULL, a.D = 4088; /* rows of weight_int8 are not */
+    a.weight_int8 = NULL, a.D = 4088; /* rows of weight_int8 are no multiples of 16 bytes */
     expect_step(&a, "step_any_kernel");
     a.D = 4096, a.O = 31;
     expect_step(&a, "step_any_kernel");
@@ -391,7 +400,8 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* The fastest of several queries takes less than a millisecond, whatever the capacity.  T tokens bound the answer. */
+/* The fastest of several queries must take less than a millisecond at any capacity.  For a fixed T, the answer must not
+ * grow with the capacity. */
 static void check_queries(const test_op *op) {
     static const int64_t capacities[] = {1, 64, 65536, 16000000, INT32_MAX - 1};
     gt_workspace need, first = {0, 0, 0, 0, 0};
@@ -413,10 +423,11 @@ static void check_queries(const test_op *op) {
                        (long long)capacities[i], gt_last_error());
             test_check(fastest < 1e-3, "%s, capacity %lld: a query takes %.2e s", op->name, (long long)capacities[i],
                        fastest);
-            if (status != GT_OK) continue; /* the states have more than 2^48 elements */
+            if (status != GT_OK) continue; /* a state tensor has more than 2^48 elements */
             if (!is_long && capacities[i] == 65536) first = need;
             if (is_long || capacities[i] <= 65536) continue;
-            const size_t order = 4 * (size_t)(capacities[i] - 65536) + 256; /* of the sequences, by length */
+            /* bytes for the order of the sequences by length */
+            const size_t order = 4 * (size_t)(capacities[i] - 65536) + 256;
             test_check(need.saved == first.saved, "%s: saved of 1000 tokens grows with the capacity", op->name);
             test_check(need.forward <= first.forward + order && need.backward <= first.backward + order &&
                            need.segment <= first.segment + order,
@@ -427,7 +438,8 @@ static void check_queries(const test_op *op) {
 
 /* ---- large capacities ------------------------------------------------------------------------ */
 
-/* Counts elements of a sequence's states, without the convolution's state.  *largest: of the largest tensor. */
+/* Returns the number of elements of one sequence's states, without the state of the convolution.  *largest: the same
+ * for the largest tensor. */
 static double state_elements(const test_case *c, double *largest) {
     test_args filled;
     gt_dims dims;
@@ -444,8 +456,8 @@ static double state_elements(const test_case *c, double *largest) {
     return sum;
 }
 
-/* No size of memory may overflow.  saved holds a state for every chunk, with 16 or 32 bits a number.  Backward's
- * workspace holds these states again if forward did not store them. */
+/* Checks that no size of memory overflows.  `saved` holds a state for every chunk, in 16 or 32 bits per number.
+ * Backward's workspace holds these states instead if forward did not save them. */
 static void check_memory(const test_case *sizes, int64_t T, int64_t capacity) {
     test_case c = *sizes;
     gt_workspace need;
@@ -456,7 +468,7 @@ static void check_memory(const test_case *sizes, int64_t T, int64_t capacity) {
     const double elements = state_elements(&c, &largest), limit = (double)((int64_t)1 << 48);
     test_set_sequences(&c, 1, capacity);
     const double least = (double)(T < capacity ? T : capacity) * elements;
-    const int64_t chunk = strcmp(c.op, "wkv4") ? 64 : 32; /* tokens, at least */
+    const int64_t chunk = strcmp(c.op, "wkv4") ? 64 : 32; /* fewest tokens of a chunk */
     const double most = ((double)(T / chunk + 1) + (double)(T < capacity ? T : capacity)) * elements;
     const gt_status status = test_table(&c)->calls.workspace(&c.args, &need);
     if (largest * (double)capacity > limit) {
@@ -473,14 +485,14 @@ static void check_memory(const test_case *sizes, int64_t T, int64_t capacity) {
                (long long)capacity, saved, backward, least, most);
 }
 
-/* Whether a tensor is over tokens or is a parameter; states are neither. */
+/* Whether a tensor is an activation or a parameter of the pass, and no state. */
 static int is_plain(const test_case *c, const gt_tensor *t, gt_pass pass) {
     return (test_is_input(t, pass) || test_is_output(t, pass)) && !strchr("SQCER", t->shape[0]) && t->kind != 'i' &&
            !test_is(t, "z") && !test_is(t, "dz") && test_count(c, pass, t) > 0;
 }
 
-/* Runs 40 tokens of three sequences in a call with room for `capacity` sequences.  Returns the outputs of all passes,
- * one after another. */
+/* Runs 40 tokens of three sequences in a call with room for `capacity` sequences.  *outputs receives the outputs of all
+ * passes. */
 static size_t run_packed(const test_case *sizes, int64_t capacity, char **outputs) {
     const gt_pass passes[] = {GT_FORWARD, GT_BACKWARD};
     const int32_t count = 3;
@@ -540,7 +552,7 @@ static size_t run_packed(const test_case *sizes, int64_t capacity, char **output
     return bytes;
 }
 
-/* Three sequences give the same bits in a call that has room for a million. */
+/* Three sequences must give the same bits in a call with room for a million sequences. */
 static void check_large_capacity(const test_case *sizes, gt_dtype dtype) {
     char *few, *many;
     test_case c = *sizes;
@@ -552,15 +564,14 @@ static void check_large_capacity(const test_case *sizes, gt_dtype dtype) {
     free(many);
 }
 
-/* Here there are too many segments or chunks for the kernels on tensor cores, so the kernels for any size take the
- * call. */
+/* Calls with too many segments or chunks for the tensor-core kernels must go to the any-size kernels. */
 static void test_many_parts(void) {
     gt_wkv6_args a = {.B = 1, .T = 1 << 20, .H = 1 << 11, .N = 32, .seq_capacity = 1 << 20, .dtype = GT_BF16};
     gt_ssd_args s = {.B = 1, .T = 1 << 20, .H = 1 << 9, .P = 8, .N = 16, .seq_capacity = 1 << 20, .dtype = GT_BF16};
     expect(&a, "any-size kernels: segments or chunks of heads are 2^30 or more");
     a.H = 1 << 9;
     expect_not(&a, "any-size");
-    a.H = 1 << 11, a.T = 100; /* segments of sequences */
+    a.H = 1 << 11, a.T = 100; /* few chunks, but too many segments: one for each sequence and head */
     expect(&a, "any-size kernels: segments or chunks of heads are 2^30 or more");
     a.seq_capacity = 1 << 18;
     expect_not(&a, "any-size");

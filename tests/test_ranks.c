@@ -1,10 +1,10 @@
-/* Tests of hybrid_train under mpirun: two and four ranks against one process, and runs that end early.
+/* Tests of hybrid_train under mpirun: compares runs with two and four ranks with one process, and ends runs early.
  *
  *     test_ranks HYBRID_TRAIN MPIRUN [short | long | nccl FOLDER [few]]
  *
- * short: leaves out the comparisons that take most of the time.  long: 200 steps, and kills at random moments.
- * nccl: HYBRID_TRAIN has a device in host memory, and FOLDER has the library of tests/fake_nccl.c.  few: the device is
- * slow. */
+ * short: without the comparisons, which take most of the time.  long: 200 steps, and kills at random moments.  nccl:
+ * HYBRID_TRAIN has a device in host memory, and FOLDER contains the library of tests/fake_nccl.c.  few: one test only,
+ * for a slow device. */
 #define _XOPEN_SOURCE 700
 #include "trainer.h"
 #include "hybrid_file.h"
@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { IN_TIME = 90 }; /* seconds in which all ranks must end after one failed; a second on a quiet machine */
+enum { IN_TIME = 90 }; /* after one rank fails, all ranks must end within so many seconds; a quiet machine needs one */
 
 static char mpirun[4096], hybrid_train[4096];
 
@@ -31,7 +31,7 @@ static void pause_for(double seconds) {
 
 /* ---- runs ----------------------------------------------------------------------------------- */
 
-/* Starts mpirun with a line such as "-n 2 ./rank --steps 3". */
+/* Starts mpirun with arguments such as "-n 2 ./rank --steps 3". */
 static pid_t start_mpirun(const char *line) {
     snprintf(program, sizeof program, "%s", mpirun);
     const pid_t child = start_program(line);
@@ -39,7 +39,8 @@ static pid_t start_mpirun(const char *line) {
     return child;
 }
 
-/* Runs the line with `ranks` ranks; 0: without mpirun.  Fails the case unless the exit status is `status`. */
+/* Runs hybrid_train with this line on `ranks` ranks; 0: without mpirun.  The exit status must be `status`.  Returns the
+ * output. */
 static char *run(int ranks, int status, const char *format, ...) {
     char line[3000], whole[4000];
     va_list list;
@@ -58,8 +59,8 @@ static char *run(int ranks, int status, const char *format, ...) {
 
 static void run_quietly(int ranks, const char *line, const char *more) { free(run(ranks, 0, "%s %s", line, more)); }
 
-/* Runs mpirun.  It must exit in time with `status`, and print both texts.  status 0 accepts any failure, because each
- * rank has its own status. */
+/* Runs mpirun, which must exit within IN_TIME with `status` and print both texts.  status 0 accepts any failure,
+ * because ranks may exit with different statuses. */
 static int ranks_say(int status, const char *line, const char *text1, const char *text2) {
     const double start = now();
     const int got = wait_for(start_mpirun(line)), is_in_time = now() - start < IN_TIME;
@@ -70,7 +71,7 @@ static int ranks_say(int status, const char *line, const char *text1, const char
     return ok;
 }
 
-/* The process id that ./rank writes for a rank; 0 if it never appears. */
+/* Returns the process id that ./rank writes for a rank, or 0 if it does not appear. */
 static pid_t process_of(int rank) {
     char name[32];
     snprintf(name, sizeof name, "pid.%d", rank);
@@ -89,8 +90,8 @@ static float *read_floats(hy_file *file, const hy_file_tensor *t) {
     return numbers;
 }
 
-/* The relative difference, in the 2-norm, of all tensors whose names begin with the prefix.  0 means equal bits; -1:
- * the files have different tensors. */
+/* Returns the relative l2 difference of all tensors whose names begin with the prefix.  0: equal bits; -1: the files
+ * have different tensors. */
 static double file_distance(const char *one, const char *two, const char *prefix) {
     hy_file a, b;
     double difference = 0, norm = 0;
@@ -122,7 +123,7 @@ static int within(const char *one, const char *two, const char *prefix, double b
     return ok;
 }
 
-/* The largest difference in a column of two logs; -1: the logs have different rows. */
+/* Returns the largest difference in one column of two logs, or -1 if the logs have different rows. */
 static double log_distance(const char *one, const char *two, int column) {
     double most = 0;
     char *text[2] = {read_string(one), read_string(two)}, *save[2], *line[2];
@@ -165,7 +166,8 @@ static const char *name_of(const char *format, int ranks) {
 #define SHORT " --sample 0 --quiet --eval-every 0 --final-eval-tokens 128 "
 #define LITTLE TINY SHORT
 
-/* After the first step, AdamW's first moment is (1 - beta1) times the gradient. */
+/* The prefix of AdamW's first moment.  After one step it is (1 - beta1) times the gradient, so it shows the
+ * gradient. */
 static const char gradient[] = "optimizer.exp_avg.";
 
 static void same_gradient(const char *options, double bound) {
@@ -179,8 +181,8 @@ static void same_gradient(const char *options, double bound) {
     if (system("rm g?.st")) abort();
 }
 
-/* Tests the default model, with windows whose length does not fit the blocks in which OpenBLAS computes products.  Then
- * tests all options that depend on windows. */
+/* Tests that ranks compute the gradient of one process.  The first models have windows that do not fit OpenBLAS's
+ * blocks of products.  The others test all options that depend on windows. */
 static void test_gradient(void) {
     same_gradient("--device cpu" SHORT, 1e-6);
     same_gradient("--device cpu --model GF --batch 4 --seq 33" SHORT, 1e-6);
@@ -189,8 +191,8 @@ static void test_gradient(void) {
     same_gradient(LITTLE "--stateful --split tracks --seq 50", 1e-6);
 }
 
-/* Compares the losses of three steps, the curve and the final loss.  The same number of ranks gives the same bits.  A
- * mean over only 128 held-out tokens would be of other windows, because ranks have other batches. */
+/* Compares the losses of three steps, the curve and the final loss.  Two runs with four ranks must have the same bits.
+ * A mean over only 128 held-out tokens could not be compared: ranks have other batches, and so other windows. */
 static void test_losses(void) {
     const char *line =
         TINY "--sample 0 --steps 3 --batch 8 --micro-batch 2 --eval-every 1 --eval-tokens 512 --keep-best";
@@ -209,10 +211,12 @@ static void test_losses(void) {
     CHECK(rows == 4 && !strcmp(first, again));
     free(first), free(again);
     CHECK(within("l4.st", "l5.st", "", 0));
-    CHECK(!access("l4.st", R_OK) && access("l4.st.1", F_OK) && access("l4.csv.1", F_OK)); /* one rank writes */
+    /* only one rank writes files */
+    CHECK(!access("l4.st", R_OK) && access("l4.st.1", F_OK) && access("l4.csv.1", F_OK));
 }
 
-/* A run that resumes with as many ranks equals a run without interruption.  With other ranks it stays near. */
+/* A run that resumes with the same number of ranks must equal a run without interruption.  With another number of ranks
+ * it must stay close. */
 static void test_resume(void) {
     const char *line = LITTLE "--schedule constant --stateful --split tracks --ema 0.9 --save-every 0";
     run_quietly(2, line, "--steps 4 --save whole.st --csv whole.csv");
@@ -230,7 +234,7 @@ static void test_resume(void) {
         CHECK(within("whole.st", name_of("r%d.st", n), "", 1e-5));
         CHECK(within("whole.st", name_of("r%d.st", n), "state.", 1e-5));
     }
-    /* ranks complete the log of a complete run, and --eval shares the held-out part among them */
+    /* several ranks can complete the log of a complete run; with --eval they share the held-out part */
     free(run(2, 0, "--resume r2.st --csv r2.csv"));
     char *one = run(0, 0, "--eval r2.st"), *two = run(4, 0, "--eval r2.st");
     CHECK(strstr(one, "held-out loss ") && strstr(two, "held-out loss "));
@@ -238,7 +242,7 @@ static void test_resume(void) {
     free(one), free(two);
 }
 
-/* A rank needs the memory of one process that has the rank's share of the batch. */
+/* Each rank must need the memory of a single process with the rank's share of the batch. */
 static void test_plan(void) {
     char *one = run(0, 0, "--plan 4 --model HY"), *four = run(4, 0, "--plan 16 --model HY");
     const char *a = strstr(one, "\nHY,"), *b = strstr(four, "\nHY,");
@@ -293,7 +297,8 @@ static void remove_run(void) {
     if (system("rm -f e.* pid.*")) abort();
 }
 
-/* When a run has ended, its file is whole, so that it can be resumed, and so is its log. */
+/* After a run has ended, its model file and its log must be complete: the file loads, and the log has its first
+ * step. */
 static void check_files(int ranks) {
     char *out = run(ranks, 0, "--eval e.st");
     CHECK(strstr(out, "held-out loss "));
@@ -303,7 +308,7 @@ static void check_files(int ranks) {
     free(log);
 }
 
-/* Sends a signal to rank 1 after some steps.  All ranks must end in time, and say so. */
+/* Sends a signal to rank 1 after some steps.  All ranks must end in time, and print both texts. */
 static void end_by(int ranks, int sent, int status, const char *options, const char *text1, const char *text2) {
     char line[1024];
     snprintf(line, sizeof line, "-n %d ./rank " ENDLESS "%s", ranks, options);
@@ -328,7 +333,7 @@ static void test_ends(void) {
     remove_run();
     CHECK(ranks_say(1, "-n 2 ./rank " LITTLE "--steps 2 --csv /dev/full", "rank 0: cannot write /dev/full: No space",
                     ""));
-    /* one process: the reader of its log does not read */
+    /* a single process whose log goes to a pipe that nobody reads */
     if (mkfifo("e.csv", 0600)) abort();
     CHECK(says(1, LITTLE "--steps 2 --csv e.csv --stall-timeout 6", "no progress for 6 s: ", "the log comes next"));
     remove_run();
@@ -337,7 +342,7 @@ static void test_ends(void) {
 /* ---- long ----------------------------------------------------------------------------------- */
 
 static void test_two_hundred_steps(void) {
-    /* at the default rate, 0.004, one rounding moves this loss by more, as --micro-batch of one process shows */
+    /* at the default rate 0.004, rounding alone changes this loss by more, as --micro-batch in one process shows */
     const char *line = "--device cpu --sample 0 --quiet --steps 200 --lr 0.001";
     double loss[3];
     for (int i = 0; i < 3; i++) {
@@ -349,7 +354,7 @@ static void test_two_hundred_steps(void) {
     CHECK(fabs(loss[1] - loss[0]) < 0.01 && fabs(loss[2] - loss[0]) < 0.01);
 }
 
-/* A run that is killed again and again must end like a run that is not. */
+/* A run that is killed many times and resumed must end like a run that is never killed. */
 static void test_kills(void) {
     enum { KILLS = 15 };
     const char *line =
@@ -364,7 +369,7 @@ static void test_kills(void) {
         const pid_t child = start_mpirun(whole);
         const pid_t process = process_of(i % 2);
         pause_for(1 + rand() % 1000 * 0.001);
-        kill(process, SIGKILL); /* it may have ended */
+        kill(process, SIGKILL); /* fails if the process has ended, which does no harm */
         const double start = now();
         wait_for(child);
         CHECK(now() - start < IN_TIME);
@@ -384,10 +389,10 @@ static void test_kills(void) {
 
 #define ON_GPU "--model HY --hidden 32 --layers 2 --batch 4 --seq 32 --device cuda" SHORT
 #define BUCKETS ON_GPU "--hidden 160 --layers 5 --batch 2 --seq 8 "
-enum { NCCL_IN_TIME = 20 }; /* seconds for a run with a failing rank; the longest takes 10 on a quiet machine */
+enum { NCCL_IN_TIME = 20 }; /* seconds for a run with a failing rank; the longest run takes 10 on a quiet machine */
 
-/* Runs the same steps by NCCL and by MPI, and if repeats > 0 by NCCL again.  Two ranks add two numbers, so that MPI and
- * NCCL give the same bits.  More ranks may add in another order. */
+/* Runs the same steps with NCCL and with MPI, and if repeats > 0 with NCCL again.  With two ranks, a sum has two terms,
+ * so MPI and NCCL give the same bits.  With more ranks they may add in another order. */
 static void same_sums(int ranks, const char *options, int repeats, double bound) {
     static const char *const uses[] = {"on", "off", "on"};
     for (int i = 0; i < 2 + repeats; i++) {
@@ -404,8 +409,8 @@ static void test_nccl_sums(void) {
     same_sums(2, ON_GPU "--model CP --batch 8 --micro-batch 2 --dropout 0.2", 0, 0);
     same_sums(2, ON_GPU "--stateful --split tracks --ema 0.9", 0, 0);
     same_sums(4, ON_GPU, 1, 1e-6);
-    same_sums(0, ON_GPU, 0, 0); /* a single process without mpirun */
-    /* ranks on GPUs compute what ranks on CPUs do */
+    same_sums(0, ON_GPU, 0, 0); /* ranks = 0: a single process, without mpirun */
+    /* ranks on GPUs and ranks on CPUs must compute the same */
     run_quietly(2, ON_GPU, "--steps 2 --lr 0.001 --save g.st");
     run_quietly(2, LITTLE, "--steps 2 --lr 0.001 --save c.st");
     CHECK(within("g.st", "c.st", "", 0));
@@ -413,7 +418,7 @@ static void test_nccl_sums(void) {
 
 static void test_nccl_slow(void) { same_sums(2, ON_GPU "--seq 16", 0, 0); }
 
-/* A gradient of several buckets: every number is summed once in each step. */
+/* Sums a gradient in several buckets.  Every number must be summed once in each step. */
 static void test_nccl_buckets(void) {
     long sums, floats, parameters = 0;
     same_sums(2, BUCKETS, 0, 0);
@@ -422,7 +427,7 @@ static void test_nccl_buckets(void) {
     const char *at = strstr(plan, "\nHY,");
     for (int i = 0; i < 5 && at; i++) at = strchr(at + 1, ',');
     if (at) parameters = atol(at + 1);
-    /* each tensor is padded to 64 numbers, so the gradient is a little longer than the parameters */
+    /* each tensor is padded to a multiple of 64 numbers, so the gradient has a few more numbers than the parameters */
     if (!CHECK(sums >= 3 * 3 && sums % 3 == 0 && floats >= 3 * parameters && floats < 3.1 * (double)parameters))
         printf("  %ld sums of %ld floats in 3 steps, %ld parameters\n", sums, floats, parameters);
     free(text), free(plan);
@@ -459,7 +464,8 @@ static void test_nccl_choice(void) {
     setenv("HY_GPUS", "8", 1);
 }
 
-/* Runs `ranks` ranks with a fault.  All must end in time and print both texts; a rank may be aborted. */
+/* Runs `ranks` ranks with a fault.  All must end in time, and they must print both texts.  is_aborted: all must call
+ * ncclCommAbort. */
 static void nccl_fails(const char *fault, int ranks, const char *options, const char *text1, const char *text2,
                        int is_aborted) {
     char line[1024], name[32];
@@ -486,20 +492,20 @@ static void test_nccl_faults(void) {
                "rank 0: ncclCommGetAsyncError: ", "f.st goes on from step 1", 1);
     nccl_fails("stop 1 4", 2, "--stall-timeout 2", "rank 0: no progress for 4 s: it waits for ", "last, step 4", 0);
     nccl_fails("die 1 4", 2, "", "rank 1", "signal 9 (Killed)", 0);
-    /* One rank's device fails for another reason, while the other rank waits for its sum. */
+    /* The device of one rank fails in a matrix product, while the other rank waits for its sum. */
     const double start = now();
     CHECK(ranks_say(0,
                     "-n 1 ./rank " ON_GPU "--steps 1000 : -n 1 env HY_FAULT=gemm\t1000 ./rank " ON_GPU "--steps 1000",
                     " on a device that fails: rank 1: layer ", "cublasLtMatmul: an illegal"));
     CHECK(now() - start < NCCL_IN_TIME && !access("aborted.0", F_OK));
-    /* Rank 0 fails after a bucket of the gradient, and saves the weights, since no rank has changed them. */
+    /* Rank 0 fails after the sum of one bucket.  It saves the weights, since no rank has changed them in this step. */
     remove("f.st"), remove("aborted.0");
     CHECK(ranks_say(0,
                     "-n 1 env HY_FAULT=gemm\t960 ./rank " BUCKETS "--save f.st --save-every 0 : -n 1 ./rank " BUCKETS
                     "--save f.st --save-every 0",
                     " on a device that fails: rank 0: layer 0: cublasLtMatmul: an illegal", "f.st goes on from step "));
     CHECK(!access("aborted.0", F_OK) && !access("f.st", R_OK));
-    /* A single process ends by its alarm. */
+    /* A single process has no other rank to notice the stall, so its own alarm ends it. */
     setenv("HY_NCCL", "hang 0 4", 1);
     CHECK(says(1, ON_GPU "--nccl on --stall-timeout 2", "hybrid_train: no progress for 2 s: step 4", ""));
     unsetenv("HY_NCCL");
@@ -511,19 +517,20 @@ int main(int argc, char **argv) {
     char script[8192];
     if (argc < 3 || !realpath(argv[2], mpirun))
         return fprintf(stderr, "usage: test_ranks HYBRID_TRAIN MPIRUN [short | long | nccl FOLDER [few]]\n"), 2;
-    snprintf(mpirun, sizeof mpirun, "%s",
-             argv[2]); /* not the link's target, because the name of a link can choose what the program does */
+    /* keeps the path as given: if it is a link, programs may behave by the name of the link */
+    snprintf(mpirun, sizeof mpirun, "%s", argv[2]);
     const int status = begin_tests(argv[1]);
     if (status) return status;
     memcpy(hybrid_train, program, sizeof hybrid_train);
-    /* MPI leaks memory, partly in libraries that it unloads, so that no suppression can name them */
+    /* MPI leaks memory, partly in libraries that it unloads, so suppressions cannot name them; the script turns leak
+     * checks off */
     snprintf(script, sizeof script,
              "#!/bin/sh\necho $$ >pid.${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\n"
              "export ASAN_OPTIONS=\"${ASAN_OPTIONS-}:detect_leaks=0\"\nexec %s \"$@\"\n",
              program);
     write_string("rank", script);
     if (chmod("rank", 0755)) abort();
-    /* allow more ranks than cores, and root, as in containers */
+    /* allows more ranks than cores, and root, as tests in containers need it */
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1), setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
     setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 1), setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 1);
     if (is_nccl) {

@@ -1,5 +1,5 @@
-/* Rounding of states to int8, and stochastic rounding.  Tests Philox4x32-10 with the known answers of Random123
- * (kat_vectors), and tests to which neighbours a number rounds, and with which probabilities. */
+/* Tests the rounding of states to int8, and stochastic rounding.  Compares Philox4x32-10 with the known answers of
+ * Random123 (its file kat_vectors).  Checks to which neighbours numbers round, and with which probabilities. */
 #include "gt_test.h"
 
 #include "gt/recurrence/rounding.h"
@@ -31,8 +31,8 @@ static double value_of(uint32_t half, gt_dtype dtype) {
     return dtype == GT_BF16 ? gt_bf16_to_f32((uint16_t)half) : gt_f16_to_f32((uint16_t)half);
 }
 
-/* a and b are the neighbours of x among the numbers of 16 bits, a nearer 0.  fraction: (x - a) / (b - a).  x must round
- * to b for random words below 2^32 fraction, and to a for all others. */
+/* Checks that x rounds to its neighbours a and b among the 16-bit numbers, where a is nearer to 0.  With fraction = (x
+ * - a) / (b - a), x must round to b for random words below 2^32 fraction, and to a for all others. */
 static void check_number(float x, gt_dtype dtype) {
     const uint32_t bits = gt_float_bits(x), low = gt_round_to_half(bits, UINT32_MAX, dtype);
     const double a = value_of(low, dtype), b = value_of(low + 1, dtype);
@@ -67,13 +67,14 @@ static void check_dtype(gt_dtype dtype, const char *name) {
     test_group("rounding", name);
 }
 
-/* An integer of a row whose largest magnitude is `most`, as the twin and the kernels round it. */
+/* Rounds a number of a row to the nearest int8, as the twin and the kernels do. */
 static int nearest_int8(float x, gt_row_scale row) {
     return (int8_t)(gt_float_bits(fmaf(x, row.inverse, GT_INT8_NEAREST)) & 0xff);
 }
 
-/* Rows of random numbers.  An integer must be a neighbour of number / scale: the nearer one, or at random the larger
- * one with probability of the distance from the smaller. */
+/* Checks rows of random numbers.  Nearest rounding must give the nearest integer to number / scale.  Stochastic
+ * rounding must give one of the two neighbours; the probability of the larger one is the distance from the smaller
+ * one. */
 static void check_int8(void) {
     test_random r = {7};
     for (int i = 0; i < 200000; i++) {
@@ -84,7 +85,8 @@ static void check_int8(void) {
         const double exact = (double)x / (double)row.scale, low = floor(fabs((double)product));
         const uint32_t bits = gt_float_bits(product), whole = gt_round_to_int8(bits, UINT32_MAX);
         const double fraction = fabs((double)product) - low;
-        const uint32_t limit = (uint32_t)(fraction * 0x1p32); /* 2^32 times a fraction of 24 bits is exact */
+        /* the product is exact, because the fraction has 24 bits */
+        const uint32_t limit = (uint32_t)(fraction * 0x1p32);
         test_check(fabs((double)row.scale * 127 / (double)most - 1) < 0x1p-22, "scale %a of %a", (double)row.scale,
                    (double)most);
         test_check(fabs(nearest_int8(x, row) - exact) <= 0.5 + 1e-4, "%a of a row up to %a: nearest %d, exact %g",

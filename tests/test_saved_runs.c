@@ -1,11 +1,11 @@
-/* Tests of hybrid_train with model files: it resumes runs, is killed, or cannot write.  It also takes weights, losses
- * and text from a file.
+/* Tests of hybrid_train with model files: runs that are resumed, killed, or cannot write, and runs that take weights,
+ * losses or text from a file.
  *
  *     test_saved_runs PROGRAM [short]     PROGRAM is the built hybrid_train; short: fewer steps and kills
- *     test_saved_runs PROGRAM device      only with --device cuda, which may be emulated
- *     test_saved_runs PROGRAM python      Python reads its files, with the interpreter GT_TEST_PYTHON
- *                                         or else python3.  Without numpy and safetensors the test is
- *                                         skipped, or fails if GT_TEST_STRICT is set
+ *     test_saved_runs PROGRAM device      only tests with --device cuda, which may be emulated
+ *     test_saved_runs PROGRAM python      Python reads the program's files.  The interpreter is GT_TEST_PYTHON, or
+ *                                         python3.  Without numpy and safetensors the test is skipped, or fails if
+ *                                         GT_TEST_STRICT is set
  */
 #define _XOPEN_SOURCE 700
 #include "gpu_present.h"
@@ -19,9 +19,9 @@
 
 static int is_short;
 
-/* So small that it makes some hundred steps a second. */
+/* A model so small that it trains some hundred steps a second. */
 #define SMALL "--device cpu --hidden 16 --layers 1 --batch 2 --seq 16 --data greek.txt "
-/* Has sizes that differ from the defaults. */
+/* A small model with sizes that differ from the defaults. */
 #define SMALL_SIZES SMALL "--model HY-M1 --stateful --d-state 8 --expand 1 --d-conv 3 --ffn 2 --head-size 8 "
 
 static int exists(const char *path) { return !access(path, F_OK); }
@@ -41,7 +41,7 @@ static int wait_for_file(const char *path) {
     return exists(path);
 }
 
-/* Runs a shell command, whose output goes to out.txt, and returns its exit status.  $T is the program. */
+/* Runs a shell command and returns its exit status.  The output goes to out.txt.  $T is the program. */
 static int shell(const char *command) {
     char line[2048];
     fflush(stdout);
@@ -78,8 +78,7 @@ static int same_tensor(hy_file *a, hy_file *b, const hy_file_tensor *t) {
     return same;
 }
 
-/* Counts the tensors that differ between two files, out of the tensors whose names begin with `prefix`.  -1: a file
- * cannot be read. */
+/* Counts the tensors with this prefix that differ between two files.  -1: a file cannot be read. */
 static int differences(const char *path_a, const char *path_b, const char *prefix) {
     hy_file a, b = {.path = NULL};
     int count = -1;
@@ -95,7 +94,7 @@ static int differences(const char *path_a, const char *path_b, const char *prefi
     return count;
 }
 
-/* Whether two files hold the same run, bit for bit. */
+/* Whether two files contain the same run: tensors and numbers must be equal bit for bit. */
 static int same_runs(const char *path_a, const char *path_b) {
     static const char *const keys[] = {"run.steps",        "run.tokens",      "run.random", "run.loss_scale",
                                        "run.recent_ratio", "run.recent_loss", "option.lr",  "run.optimizer_steps"};
@@ -109,7 +108,7 @@ static int same_runs(const char *path_a, const char *path_b) {
     return same;
 }
 
-/* Reads a number of a file's metadata; -1: the file cannot be read. */
+/* Returns a number from a file's metadata, or -1 if it cannot be read. */
 static long long number_of(const char *path, const char *key) {
     hy_file file;
     long long number = -1;
@@ -121,7 +120,7 @@ static long long number_of(const char *path, const char *key) {
     return number;
 }
 
-/* The columns of a log that depend neither on the time nor on where a run ended.  So the held-out loss is left out. */
+/* The columns of a log that depend neither on time nor on where a run ended.  This leaves out the held-out loss. */
 static char *columns_of(const char *path) {
     int rows;
     char *text = numbers_of(path, &rows), *to = text;
@@ -144,7 +143,7 @@ static int same_logs(const char *path_a, const char *path_b) {
 
 /* ---- runs that go on ----------------------------------------------------------------------- */
 
-/* Starts a run that saves, and sends it a signal once its log has `lines` lines. */
+/* Starts a run, and sends it a signal once its log has `lines` lines.  Returns the exit status. */
 static int interrupt(const char *line, const char *log, int lines, int number) {
     pid_t child = start_program(line);
     CHECK(wait_for_lines(log, lines));
@@ -152,7 +151,7 @@ static int interrupt(const char *line, const char *log, int lines, int number) {
     return wait_for(child);
 }
 
-/* A run that was interrupted twice must equal a run without interruption. */
+/* A run that was interrupted twice and resumed must equal a run without interruption. */
 static void check_resume(const char *options) {
     static const char *const temporary[] = {"a.st", "b.st", "a.csv", "b.csv"};
     char line[512], *whole, *out;
@@ -175,11 +174,11 @@ static void check_resume(const char *options) {
         CHECK(!strncmp(sample[0], sample[1], length));
     }
     free(whole);
-    /* the file of a complete run must not change */
+    /* resuming a complete run must not change its file */
     CHECK(says(0, "--resume b.st --save b.st", "b.st: the run is complete", "larger --steps"));
     CHECK(same_runs("a.st", "b.st"));
     free(out);
-    /* neither must logs, whether of this run or of another; and no log is begun */
+    /* resuming a complete run must change no log, neither its own nor another, and must begin none */
     write_string("other.csv", "of somebody else\n");
     remove("new.csv");
     char *before = read_string("b.csv");
@@ -196,7 +195,7 @@ static void check_resume(const char *options) {
 
 static void test_resume(void) {
     char line[512];
-    int steps = is_short ? 400 : 1500; /* under sanitizers each takes longer */
+    int steps = is_short ? 400 : 1500; /* fewer steps, because sanitizers make each step slow */
     snprintf(line, sizeof line, SMALL "--lr 0.01 --steps %d", steps);
     check_resume(line);
     snprintf(line, sizeof line, SMALL "--stateful --model GF --clip 0 --steps %d", steps);
@@ -207,7 +206,7 @@ static void test_resume(void) {
     check_resume(line);
 }
 
-/* A file holds the state of all training options. */
+/* A file must hold the state of all training options, so that such runs resume bit for bit. */
 static void test_resume_training(void) {
     char line[512];
     snprintf(line, sizeof line,
@@ -218,7 +217,7 @@ static void test_resume_training(void) {
     check_resume(line);
     CHECK(!differences("a.st", "b.st", "ema."));
     CHECK(differences("a.st.best", "b.st.best", "") == 0);
-    /* evaluation and generation use the averaged weights, which differ from the trained weights */
+    /* evaluation and generation use the averaged weights of --ema, which differ from the trained weights */
     char *trained, *out;
     CHECK(run_program(&trained, "%s --save a.st", line) == 0);
     CHECK(run_program(&out, "--eval a.st") == 0 && final_loss(out) == final_loss(trained));
@@ -228,14 +227,15 @@ static void test_resume_training(void) {
     CHECK(says(2, "--resume a.st --schedule cosine --steps 700", "schedule: cosine is not the wsd of a.st", ""));
 }
 
-/* The file of --keep-best has the lowest point of the curve.  A new run keeps an older file. */
+/* The file of --keep-best must hold the model at the lowest point of the curve.  A new run must keep an older file. */
 static void test_keep_best(void) {
     char *log, *out;
     double best = 1e9;
     long long best_step = 0;
     static const char *const temporary[] = {"k.st", "k.st.best", "k.st.best.1", "k.csv"};
     for (int i = 0; i < 4; i++) remove(temporary[i]);
-    /* on a reversed text the model first learns the letters, and then its held-out loss grows again */
+    /* the held-out text is the text reversed: the model first learns the letters, and then its held-out loss grows
+     * again */
     char *greek = read_string("greek.txt");
     for (size_t i = 0; i < 1500; i++) {
         const char c = greek[i];
@@ -268,7 +268,7 @@ static void test_keep_best(void) {
     CHECK(says(2, SMALL "--steps 4 --keep-best", "keep-best: has no effect without --save", ""));
 }
 
-/* A model file restores its sizes, whatever other options set them. */
+/* A model file must restore the sizes of its model, whatever options set them. */
 static void test_sizes(void) {
     static const char *const models[] = {"--model 1M",
                                          "--model 8M --layers 1",
@@ -301,7 +301,7 @@ static void test_sizes(void) {
     }
 }
 
-/* With a larger --steps the warm-up stays the same, and the cosine ends at the new count. */
+/* If a run resumes with a larger --steps, its warm-up stays the same, and the cosine ends at the new number. */
 static void test_longer(void) {
     char *out, *text, *save;
     CHECK(run_program(&out, SMALL "--steps 10 --warmup 4 --lr 0.01 --save a.st --csv a.csv") == 0);
@@ -323,7 +323,7 @@ static void test_longer(void) {
     free(text);
 }
 
-/* Recomputed layers and fused operators are no part of a run, so both may change when the run resumes. */
+/* A file does not fix --recompute and --fuse, so both may change when a run resumes, without changing results. */
 static void test_recompute(void) {
     static const char *const first[] = {"", "--recompute", "--recompute --fuse conv_ssd"},
                              *const then[] = {"--recompute", "", "--recompute=no --fuse wkv_ssm"};
@@ -343,7 +343,7 @@ static void test_recompute(void) {
     }
 }
 
-/* A resumed run refuses options that change its result, and accepts all others. */
+/* A resumed run must refuse options that change its result, and accept all others. */
 static void test_other_options(void) {
     static const char *const refused[][2] = {
         {"--batch 3", "batch: 3 is not the 2 of a.st"},
@@ -383,7 +383,7 @@ static void test_other_options(void) {
         snprintf(line, sizeof line, "--resume a.st %s", refused[i][0]);
         CHECK(says(2, line, "hybrid_train: ", refused[i][1]));
     }
-    /* the same text in another place, the same values, and other options of the report */
+    /* accepted: the same text in another place, options with the file's values, and options of the report */
     text = read_string("greek.txt");
     write_string("moved.txt", text);
     CHECK(rename("greek.txt", "gone.txt") == 0);
@@ -391,7 +391,7 @@ static void test_other_options(void) {
     CHECK(run_program(&out, "--resume a.st --data moved.txt --batch 2 --lr 4e-3 --hidden 0 "
                             "--sample 7 --eval-every 900 --log-every 1") == 0);
     CHECK(strstr(out, "moved.txt") && strstr(out, "\n 999/1000 ") && !isnan(final_loss(out)));
-    CHECK(number_of("a.st", "run.steps") < 1000); /* without --save the file must not change */
+    CHECK(number_of("a.st", "run.steps") < 1000); /* without --save, the file must not change */
     CHECK(rename("gone.txt", "greek.txt") == 0);
     free(text);
     free(out);
@@ -404,7 +404,7 @@ static void test_init(void) {
     char *out;
     CHECK(run_program(&out, SMALL "--steps 5 --save a.st --lr 0.01") == 0);
     free(out);
-    /* with a learning rate of 0 nothing is learnt, so the file's weights must come out again */
+    /* with a learning rate of 0 nothing is learnt, so the saved weights must equal those of a.st */
     CHECK(run_program(&out, SMALL "--init a.st --steps 3 --lr 0 --seed 8 --batch 3 --save b.st") == 0);
     CHECK(strstr(out, "weights     from a.st") && number_of("b.st", "run.steps") == 3);
     CHECK(differences("a.st", "b.st", "layers.") == 0 && differences("a.st", "b.st", "embed") == 0);
@@ -413,7 +413,7 @@ static void test_init(void) {
     CHECK(run_program(&out, "--device cpu --data greek.txt --init a.st --steps 1 --save b.st") == 0);
     CHECK(number_of("b.st", "option.hidden") == 16 && number_of("b.st", "option.batch") == 8);
     free(out);
-    /* another text may lack some of the file's bytes, but must have no others */
+    /* another text may lack some bytes of the file's vocabulary, but must have no others */
     write_string("less.txt", "και και φως και γη και φως φως γη και γη και φως και γη και και και "
                              "και και φως και γη και φως φως γη και γη και φως και γη και και και ");
     CHECK(says(0, SMALL "--init a.st --data less.txt --steps 1 --prompt ποτάμι", "less.txt", "held-out loss "));
@@ -449,7 +449,7 @@ static void test_generate(void) {
                               "and the cat and the dog and the mat.\n");
     CHECK(run_program(&sample, SMALL "--data plain.txt --steps 40 --lr 0.01 --save a.st --prompt the "
                                      "--sample 60 --temperature 0.9") == 0);
-    remove("plain.txt"); /* no text is needed */
+    remove("plain.txt"); /* generating needs no training text */
     CHECK(run_program(&out, "--generate a.st --device cpu") == 0);
     CHECK(strlen(out) == 63 && !strncmp(out, "the", 3) && strstr(sample, out));
     CHECK(run_program(&other, "--generate a.st --device cpu --seed 2") == 0);
@@ -469,7 +469,8 @@ static void test_generate(void) {
     free(sample);
 }
 
-/* Reads once from a pipe that the program prints into. */
+/* Starts the program with its output in a pipe.  Returns the size of the first read from this pipe, and kills the
+ * program. */
 static ssize_t first_read(const char *line, char *bytes, size_t size) {
     int ends[2];
     char copy[512], *argv[ARGUMENTS_MAX] = {program};
@@ -490,7 +491,7 @@ static ssize_t first_read(const char *line, char *bytes, size_t size) {
     return n;
 }
 
-/* Tests stop texts, penalties, prompts from files and standard input, and output that appears byte by byte. */
+/* Tests stop texts, penalties, prompts from files and from standard input, and that output appears byte by byte. */
 static void test_generate_more(void) {
     char *all, *out, *other, bytes[65536];
     write_string("plain.txt", "the cat sat on the mat and the dog sat on the cat. the end of the mat "
@@ -498,7 +499,7 @@ static void test_generate_more(void) {
     CHECK(run_program(&all, SMALL "--data plain.txt --steps 40 --lr 0.01 --save a.st --prompt the --sample 300") == 0);
     free(all);
     CHECK(run_program(&all, "--generate a.st") == 0 && strlen(all) == 303);
-    /* a sample ends after the stop text, in the same place alone as among others */
+    /* a sample must end after the stop text, at the same place alone as among other samples */
     char *stop = strstr(all + 3, "a");
     if (!CHECK(stop != NULL)) return;
     CHECK(run_program(&out, "--generate a.st --stop a") == 0 && !strncmp(all, out, (size_t)(stop + 1 - all)));
@@ -514,9 +515,9 @@ static void test_generate_more(void) {
         free(out);
     }
     CHECK(run_program(&out, "--generate a.st --stop=the --sample 5") == 0 &&
-          strlen(out) > 3); /* not that of the prompt */
+          strlen(out) > 3); /* a stop text in the prompt ends nothing */
     free(out);
-    /* with an endless penalty no byte comes twice while others are left, at any temperature */
+    /* a huge repetition penalty must change the sample */
     CHECK(run_program(&out, "--generate a.st --repetition-penalty 1e2 --temperature 0 --sample 9") == 0);
     CHECK(run_program(&other, "--generate a.st --temperature 0 --sample 9") == 0 && strcmp(out, other));
     free(out), free(other);
@@ -539,7 +540,8 @@ static void test_generate_more(void) {
     free(all);
 }
 
-/* Checks the output of several samples at once: each follows a line with its number, and their speed comes last. */
+/* Checks the output of several samples at once.  Each must follow a line with its number, and the speed must come
+ * last. */
 static void check_samples(const char *options, int count, int first_seed) {
     char *out, *one, expected[4096] = "";
     CHECK(run_program(&out, "--generate a.st %s --batch %d --seed %d", options, count, first_seed) == 0);
@@ -555,13 +557,14 @@ static void check_samples(const char *options, int count, int first_seed) {
     free(out);
 }
 
-/* Several samples at once must equal single runs with their seeds, whatever batch the training had. */
+/* Several samples at once must equal single runs with the same seeds, whatever batch the training had. */
 static void test_generate_batch(void) {
     char *out;
     CHECK(run_program(&out, SMALL "--steps 30 --batch 5 --lr 0.01 --stateful --save a.st --sample 40") == 0);
     free(out);
     check_samples("--device cpu", 3, 7);
-    check_samples("--device cpu --prompt ποτάμι --seq 4 --top-k 3", 2, 1); /* a prompt of several pieces */
+    /* this prompt is longer than --seq, so it takes several pieces */
+    check_samples("--device cpu --prompt ποτάμι --seq 4 --top-k 3", 2, 1);
     CHECK(shell("$T --generate a.st --device cpu --batch 2 --sample 3 >/dev/full") == 1);
     CHECK(says(2, "--generate a.st --batch 0", "batch: '0'", ""));
     CHECK(run_program(&out, "--generate a.st --device cpu --batch 2 --sample 0 --prompt φως") == 0);
@@ -569,7 +572,8 @@ static void test_generate_batch(void) {
     free(out);
 }
 
-/* Without a prompt, text starts with the first byte of the training text.  The program writes bytes unchanged. */
+/* Without a prompt, generated text must start with the first byte of the training text.  The program must write bytes
+ * unchanged. */
 static void test_generate_bytes(void) {
     static uint8_t bytes[2000];
     char *out;
@@ -600,7 +604,7 @@ static void test_damaged(void) {
         snprintf(line, sizeof line, "--save b.st --data greek.txt");
         CHECK(says(2, line, "save: it would replace what is no model file", "b.st"));
     }
-    /* an edited file without a checksum: its weights can be used */
+    /* a file without a checksum, as after an edit, can give weights but not resume */
     CHECK(shell("sed 's/\"checksum\"/\"user.sum\"/' a.st >b.st") == 0);
     CHECK(says(2, "--resume b.st", "b.st: a file without checksum", ""));
     CHECK(says(0, "--eval b.st --device cpu", "b.st", "held-out loss "));
@@ -610,7 +614,7 @@ static void test_damaged(void) {
     free(out);
 }
 
-/* On a full disk the run goes on, reports the failure, and ends with status 1.  The older file stays. */
+/* On a full disk a run must go on, report the failure and end with status 1.  An older file must stay. */
 static void test_full_disk(void) {
     char *out;
     remove("full.st");
@@ -624,15 +628,15 @@ static void test_full_disk(void) {
     CHECK(number_of("full.st", "run.steps") == 3 && !exists("full.st.tmp"));
 }
 
-/* A file that cannot be written is an error before the first step. */
+/* If the file cannot be written, the program must report an error before the first step. */
 static void test_wrong_place(void) {
     CHECK(says(2, SMALL "--save no/such/folder.st", "save: ", "No such file"));
     CHECK(says(2, SMALL "--save /dev/null", "save: ", "no regular file"));
     CHECK(says(2, SMALL "--save .", "save: ", "no regular file"));
 }
 
-/* A killed program may leave its model as FILE.tmp, the only copy.  A later start must keep that file, whatever happens
- * then.  A run that reads that file must not write over it. */
+/* A killed program may leave FILE.tmp, which may be the only copy of its model.  A run that fails to start must keep
+ * this file.  A run that reads this file must not overwrite it. */
 static void test_left_over(void) {
     char *out;
     remove("m.st");
@@ -650,8 +654,7 @@ static void test_left_over(void) {
     CHECK(!exists("m.st.tmp") && number_of("m.st", "run.steps") == 5);
 }
 
-/* The program must not overwrite a finished model of the same name, nor a file that it may not write, nor the
- * report. */
+/* The program must not overwrite a finished model of the same name, a file without write permission, or the report. */
 static void test_older_model(void) {
     remove("m.st");
     CHECK(says(0, SMALL "--steps 2 --save m.st", "model file  m.st, every 100 steps", ""));
@@ -666,12 +669,12 @@ static void test_older_model(void) {
     CHECK(says(0, SMALL "--steps 6 --save m.st", "far/m.st.1", ""));
     CHECK(number_of("far/m.st", "run.steps") == 6 && number_of("far/m.st.1", "run.steps") == 5);
     CHECK(!exists("m.st.3") && shell("rm m.st; mv far/m.st m.st; rm -r far; cp m.st n.st") == 0);
-    /* what may not be written */
+    /* a file without write permission */
     CHECK(chmod("m.st", 0444) == 0);
-    if (geteuid() != 0) /* who may write everything */
+    if (geteuid() != 0) /* root may write every file */
         CHECK(says(2, SMALL "--save m.st", "save: m.st: cannot be written: Permission", ""));
     CHECK(shell("cmp m.st n.st") == 0 && chmod("m.st", 0644) == 0);
-    /* the shell empties m.st, which receives the report */
+    /* here the shell has made m.st the program's output, so m.st receives the report */
     CHECK(shell("$T " SMALL "--steps 2 --save m.st >m.st") == 2);
     CHECK(has("out.txt", "save: m.st is where the report goes; give another name"));
     CHECK(shell("$T " SMALL "--steps 2 --save m.st 2>m.st") == 2);
@@ -679,7 +682,7 @@ static void test_older_model(void) {
     remove("m.st");
 }
 
-/* After a failure that passes, the next attempt saves the file, and the run succeeds. */
+/* If saving fails once, the next attempt must save the file, and the run must succeed. */
 static void test_disk_recovers(void) {
     remove("r.st");
     pid_t child = start_program(SMALL "--steps 1000000 --save r.st --save-every 1 --sample 0");
@@ -694,7 +697,7 @@ static void test_disk_recovers(void) {
     CHECK(before > 0 && number_of("r.st", "run.steps") > before);
 }
 
-/* If the reader of its report closes the pipe after some steps, the run ends, but first saves its weights. */
+/* If the reader of the report closes the pipe, the run must save its weights and end. */
 static void test_closed_report(void) {
     remove("p.st");
     CHECK(shell("$T " SMALL "--steps 1000000 --log-every 1 --save p.st --save-every 0 | head -n 60") == 0);
@@ -710,7 +713,7 @@ static void test_signals(void) {
               128 + numbers[i]);
         CHECK(number_of("s.st", "run.steps") >= 2);
     }
-    /* the second signal must end it at once */
+    /* a second signal must end the program at once */
     remove("s.csv");
     pid_t child = start_program(SMALL "--steps 1000000 --sample 1000000 --save s.st --csv s.csv");
     CHECK(wait_for_lines("s.csv", 3) && kill(child, SIGTERM) == 0);
@@ -722,7 +725,7 @@ static void test_signals(void) {
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
 }
 
-/* Signals in quick succession are one request: the run saves and ends as after one signal. */
+/* Signals in quick succession count as one request: the run must save and end as after one signal. */
 static void test_repeated_signals(void) {
     int status = 0;
     remove("s.st");
@@ -730,11 +733,11 @@ static void test_repeated_signals(void) {
     pid_t child = start_program(SMALL "--steps 1000000 --sample 20000 --save s.st --save-every 0 "
                                       "--csv s.csv");
     CHECK(wait_for_lines("s.csv", 3));
-    /* send signals for half a second only.  A signal two seconds after the first counts as another request, and on a
-     * busy machine twenty pauses of 5 ms may take longer */
+    /* sends signals for at most half a second: a signal two seconds after the first counts as a second request, and on
+     * a busy machine twenty pauses of 5 ms may take so long */
     const double start = seconds_now();
-    for (int i = 0; i < 20 && seconds_now() - start < 0.5; i++) { /* of two pending signals the lower number comes first
-                                                                     */
+    for (int i = 0; i < 20 && seconds_now() - start < 0.5; i++) {
+        /* if both signals are pending, SIGHUP is delivered first, because it has the lower number */
         CHECK(kill(child, i % 2 ? SIGTERM : SIGHUP) == 0);
         rest(5);
     }
@@ -742,14 +745,14 @@ static void test_repeated_signals(void) {
     CHECK(number_of("s.st", "run.steps") >= 2 && has("out.txt", "held-out loss "));
 }
 
-/* A number that changes when another file replaces a file; 0: there is no file. */
+/* Returns a number that changes if another file takes the place of a file, or 0 if there is no file. */
 static long long identity(const char *path) {
     struct stat about;
     if (stat(path, &about)) return 0;
     return (long long)about.st_ino * 1000003 + about.st_mtim.tv_sec * 1000000007 + about.st_mtim.tv_nsec;
 }
 
-/* A program that is killed at any moment leaves a file that loads.  The next run goes on from that file. */
+/* Whenever the program is killed, its file must load, and the next run must continue from it. */
 static void test_kills(void) {
     int kills = is_short ? 10 : 50, halfway = 0;
     long long before = 0;
@@ -776,7 +779,7 @@ static void test_kills(void) {
     CHECK(number_of("k.st", "run.steps") > before && !exists("k.st.tmp"));
 }
 
-/* A log row without the columns that depend on the time: tokens_per_s, memory_mib, seconds. */
+/* Returns a log without the columns that depend on time: tokens_per_s, memory_mib and seconds. */
 static char *without_times(const char *path) {
     char *text = read_string(path), *to = text;
     int column = 0;
@@ -788,16 +791,16 @@ static char *without_times(const char *path) {
     return text;
 }
 
-/* Kills a run during its final evaluation, which begins when the model file appears and reads 8,000 tokens.  The log
- * then has its last row without the held-out loss.  --resume adds the loss.  After that the log must equal the log of a
- * run that nobody killed. */
+/* Kills a run during its final evaluation.  This evaluation begins when the model file appears, and reads 8,000 tokens.
+ * The last row of the log then lacks the held-out loss.  --resume must add the loss, and the log must then equal the
+ * log of a run that was not killed. */
 static void check_killed_evaluation(const char *options) {
     static const char *const temporary[] = {"a.st", "b.st", "a.csv", "b.csv", "b.csv.1"};
     char line[512], *out;
     int is_cut = 0;
     CHECK(run_program(&out, "%s --save a.st --csv a.csv", options) == 0);
     free(out);
-    for (int i = 0; i < 20 && !is_cut; i++) { /* tries again if the machine was so slow that the evaluation had ended */
+    for (int i = 0; i < 20 && !is_cut; i++) { /* tries again if the evaluation ended before the kill */
         for (int k = 1; k < 5; k += k == 1 ? 2 : 1) remove(temporary[k]);
         snprintf(line, sizeof line, "%s --save b.st --csv b.csv", options);
         pid_t child = start_program(line);
@@ -814,14 +817,14 @@ static void check_killed_evaluation(const char *options) {
         says(0, "--resume b.st --csv b.csv", "b.st: the run is complete", "b.csv: its last row has the held-out loss"));
     char *after = read_string("b.csv"), *completed = without_times("b.csv");
     if (!CHECK(!strcmp(whole, completed))) printf("%s\n%s", whole, completed);
-    size_t same = strlen(before) - 1; /* every byte must stay, except in the empty fields */
+    size_t same = strlen(before) - 1; /* every byte of the old log must stay, except empty fields at its end */
     while (same && before[same - 1] == ',') same--;
     CHECK(strlen(after) > strlen(before) && strstr(after, ",,") && !exists("b.csv.1"));
-    const char *rest_of_row = strstr(strstr(before, "\n6,"), ",,") + 1; /* from the empty field on */
+    const char *rest_of_row = strstr(strstr(before, "\n6,"), ",,") + 1; /* the last row from its empty field on */
     char *kept = calloc(1, strlen(before) + 1);
     memcpy(kept, rest_of_row, (size_t)(before + same - rest_of_row));
     CHECK(strstr(after, kept) && !strncmp(before, after, (size_t)(rest_of_row - before)));
-    /* once */
+    /* a second --resume must not add the loss again */
     CHECK(says(0, "--resume b.st --csv b.csv", "b.csv: not written: a complete run adds no row", ""));
     char *again = read_string("b.csv");
     CHECK(!strcmp(after, again));
@@ -844,7 +847,8 @@ static void test_killed_evaluation(void) {
     free(greek), free(text);
 }
 
-/* A device or a pipe cannot have a row written again, so it gets the whole row once. */
+/* A pipe or a device cannot change a row that was written, so the program must write the last row once, when it is
+ * complete. */
 static void test_log_in_pipe(void) {
     remove("pipe.csv");
     CHECK(shell("mkfifo pipe.csv; cat pipe.csv >read.csv & $T " SMALL "--steps 3 --sample 0 --eval-every 0 "
@@ -860,9 +864,10 @@ static void test_log_in_pipe(void) {
 
 #define DEVICE "--device cuda --data short_greek.txt --hidden 32 --layers 1 --batch 2 --seq 16 "
 
-static int device_steps; /* number of steps: enough for a run that a signal can interrupt */
+static int device_steps; /* so many steps that a signal can interrupt the run */
 
-/* Returns 77 if the program finds no GPU.  Any other failure to start fails the tests. */
+/* Whether there is no GPU, so that the tests are skipped.  If the program fails to start for another reason, tests
+ * fail. */
 static int device_is_absent(void) {
     char *out;
     int status = run_program(&out, DEVICE "--steps 1");
@@ -874,7 +879,7 @@ static int device_is_absent(void) {
     return absent;
 }
 
-/* The held-out loss of a file's model, computed on a device. */
+/* Returns the held-out loss of a file's model, computed on this device. */
 static double loss_on(const char *device, const char *path) {
     char *out;
     if (!CHECK(run_program(&out, "--eval %s --device %s", path, device) == 0)) puts(out);
@@ -899,12 +904,12 @@ static void check_device_resume(const char *dtype, const char *options, double t
     CHECK(final_loss(out) == loss && loss_on("cuda", "b.st") == loss);
     CHECK(same_runs("a.st", "b.st") && same_logs("a.csv", "b.csv"));
     free(out);
-    /* on the CPU */
+    /* the CPU must load the file, and resume the run */
     double here = loss_on("cpu", "b.st");
     printf("  %s: held-out loss %.4f, on the CPU %.4f\n", dtype, loss, here);
     CHECK(fabs(here - loss) < tolerance);
     strcpy(line, "--resume c.st --device cpu --save c.st --csv c.csv");
-    int status = interrupt(line, "c.csv", 3, SIGTERM); /* the rest of the run may be too short for that */
+    int status = interrupt(line, "c.csv", 3, SIGTERM); /* status 0: the run ended before the signal */
     CHECK((status == 143 || status == 0) && has("out.txt", "held-out loss "));
     CHECK(number_of("c.st", "run.steps") > 4);
     CHECK(says(2, "--resume b.st --seed 4", "seed: 4 is not the 1 of b.st", ""));
@@ -912,14 +917,14 @@ static void check_device_resume(const char *dtype, const char *options, double t
     CHECK(says(2, line, "dtype: ", "of b.st"));
 }
 
-/* A run resumes bit for bit in every dtype.  The CPU can resume it, too. */
+/* A run on the device must resume bit for bit in every dtype.  The CPU must be able to resume it, too. */
 static void test_device_resume(void) {
     check_device_resume("f32", "", 1e-3);
     check_device_resume("bf16", "--stateful", 0.05);
     check_device_resume("f16", "", 0.01);
 }
 
-/* A recorded graph must give the tokens of single calls.  --synchronize makes single calls. */
+/* Steps that the device records and replays must give the tokens of single calls, which --synchronize makes. */
 static void check_graphs(const char *line) {
     char *graph, *calls, *end;
     CHECK(run_program(&graph, "--generate %s", line) == 0);
@@ -930,7 +935,7 @@ static void check_graphs(const char *line) {
     free(graph), free(calls);
 }
 
-/* The device can resume a run of the CPU, and generate text from its file. */
+/* The device must be able to evaluate, to generate from, and to resume a file of the CPU. */
 static void test_device_loads(void) {
     char *out, *here;
     remove("a.csv");
@@ -1011,7 +1016,7 @@ static int python_is_absent(void) {
     return is_strict ? 1 : 77;
 }
 
-/* Python reads the program's files, and the program reads Python's files. */
+/* Python must read the program's files, and the program must read files that Python wrote. */
 static void test_python(void) {
     char command[512], *out, *trained;
     CHECK(run_program(&trained, SMALL "--stateful --steps 5 --lr 0.01 --save a.st") == 0);

@@ -1,5 +1,5 @@
-/* Compares the chunked form of ssd (ssd_chunked.c, docs/ssd.md) with the double twin, which goes token by token.  Both
- * must compute the same function.
+/* Compares the chunked form of ssd (ssd_chunked.c, docs/ssd.md) with the double twin, which computes token by token.
+ * Both must compute the same function.
  *
  *     test_ssd_chunked
  */
@@ -26,19 +26,20 @@ typedef struct results {
     double dA[CHUNKED_H], ddt_bias[CHUNKED_H], dDskip[CHUNKED_H * CHUNKED_P], dstate_in[STATE];
 } results;
 
-/* Distributions of Delta and A. */
+/* Distributions of dt and A. */
 typedef struct regime {
     const char *name;
-    double dt, spread, A; /* dt: mean and deviation of a normal distribution; A is multiplied by 1 to 2 */
+    /* dt, spread: mean and deviation of a normal distribution; A: of head 0, up to twice as large in other heads */
+    double dt, spread, A;
     int softplus, limit;
 } regime;
 
 static const regime regimes[] = {
     {"trained", -3, 1.5, -1, 1, 0},          /* Delta is about 0.05, A is -1 to -2 */
-    {"slow decay", -9, 1, -0.5, 1, 0},       /* states of thousands of tokens */
+    {"slow decay", -9, 1, -0.5, 1, 0},       /* states remember thousands of tokens */
     {"strong decay", 2, 2, -8, 1, 0},        /* a token forgets the tokens before it */
     {"limits", 0, 1, -1, 1, 1},              /* both limits clamp Delta of some tokens */
-    {"growth", -4, 1, 0.2, 1, 0},            /* A above 0 */
+    {"growth", -4, 1, 0.2, 1, 0},            /* A is positive */
     {"delta of any sign", 0, 0.02, -1, 0, 0} /* without softplus some tokens make the state grow */
 };
 
@@ -74,7 +75,7 @@ static void set_arrays(gt_ssd_args *a, const arrays *in, int number, results *ou
     a->dstate_in = (float *)out->dstate_in;
 }
 
-/* The largest error divided by the largest number; NaN if any number is NaN. */
+/* The largest error divided by the largest number, or NaN if any number is NaN. */
 static double error_of(const double *got, const double *truth, int64_t count) {
     double largest = 0, error = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -105,7 +106,7 @@ static void check_regime(const regime *how, int64_t T, int number) {
     a.Dskip_per_channel = number / 2 % 2;
     draw_inputs(how, (uint64_t)(1000 * T + number), &in);
     memset(&truth, 0, sizeof truth);
-    memset(&got, 0x7f, sizeof got); /* a bit pattern that no result can have */
+    memset(&got, 0x7f, sizeof got); /* a bit pattern that no result has, so a missing write shows */
     set_arrays(&a, &in, number, &truth);
     test_check(gt_ref64_ssd_forward(&a) == GT_OK && gt_ref64_ssd_backward(&a) == GT_OK, "twin: %s", gt_last_error());
     set_arrays(&a, &in, number, &got);

@@ -1,6 +1,7 @@
-/* ssd with hard numbers.  Compares the kernels, forward and backward, with and without `saved`, with the double twin on
- * the same rounded inputs.  The errors must be within the promised limits.  There are two programs: on a GPU
- * (kernels_gpu.cu), and emulated (kernels_emu.cpp), with fewer and smaller cases, on the device that --device names. */
+/* Tests ssd with numbers that are hard to compute with.  Compares the kernels, forward and backward, with and without
+ * `saved`, with the double twin on the same rounded inputs.  Errors must be within the documented limits.  There are
+ * two programs: on a GPU (kernels_gpu.cu), and in the emulation (kernels_emu.cpp).  The emulation runs fewer and
+ * smaller cases, on the device that --device names. */
 #include "hard.h"
 #include <math.h>
 #include <stdio.h>
@@ -12,34 +13,34 @@ static const test_runner runners[] = {
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
-/* The promised errors in l2, by dtype: of a tensor; of a single head with 256 tokens or more; of a sum over tokens,
- * relative to the sum of its terms' magnitudes; of a state. */
+/* The documented relative l2 errors, by dtype: of a tensor (tensor_limit); of a single head with 256 tokens or more
+ * (head_limit); of a sum over tokens, relative to the sum of its terms' magnitudes (sum_limit); of a state
+ * (state_limit). */
 static const double tensor_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 2.5e-3, [GT_F16] = 1e-3};
 static const double head_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 3.5e-3, [GT_F16] = 1.5e-3};
 static const double sum_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 1e-3, [GT_F16] = 1e-3};
 static const double state_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 5e-4, [GT_F16] = 5e-4};
-/* The promised error of a column that a single quiet token makes. */
+/* The documented error of a column of dB or dC that comes from a single quiet token: see make_lone. */
 static const double column_limit[] = {[GT_F32] = 1e-5, [GT_BF16] = 3.5e-3, [GT_F16] = 1.5e-3};
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
 typedef struct hard_case {
     test_case c;
-    /* NULL, or changes the drawn inputs, by `bias` or in `huge` */
+    /* NULL, or a function that changes the drawn inputs.  bias and huge are its arguments */
     void (*change)(const struct hard_case *k, test_values *in);
     double bias;
     const char *huge;
-    int good_heads;     /* heads from this one on are judged one by one, too */
-    int good_tokens;    /* the first tokens of head 0 are judged alone in forward, too */
-    int lone_column;    /* 0, or a column of dB and dC that is judged alone, too, in chunks that get it from one token
-                           of another chunk */
-    double fp32_states; /* 0, or the limit of states in fp32, where it is less than the promise */
+    int good_heads;     /* heads from this number on are also judged alone */
+    int good_tokens;    /* so many first tokens of head 0 are also judged alone, in forward */
+    int lone_column;    /* 0, or the column of make_lone, which is also judged alone in dB and dC */
+    double fp32_states; /* 0, or a limit for states in fp32 that is lower than the documented one */
 } hard_case;
 
-/* make_lone(): the only tokens with the column of B, and of C */
+/* tokens of make_lone: the only token whose B has the lone column, and the only token whose C has it */
 enum { LONE_B = 10, LONE_C = 200 };
 
-/* Adds up the squares of the error and of the truth over indices from `firsts` to `limits`. */
+/* Sums the squares of errors and of true values, over indices from `first` to below `end`. */
 static void add_up(const double *got, const double *truth, const int64_t size[4], const int64_t first[4],
                    const int64_t end[4], double *error, double *sum) {
     *error = *sum = 0;
@@ -64,7 +65,7 @@ static void check_part(const hard_case *k, const test_runner *r, gt_pass pass, c
                test_describe(&k->c, pass), t->name, r->name, what, error, sum, error / sum, limit);
 }
 
-/* NaN fails, too. */
+/* Judges all tensors of a pass.  A NaN fails. */
 static void check_tensors(const hard_case *k, const test_runner *r, gt_pass pass, const test_values *got,
                           const test_values *truth, const test_values *magnitudes) {
     const test_case *c = &k->c;
@@ -110,9 +111,9 @@ static void check_tensors(const hard_case *k, const test_runner *r, gt_pass pass
     }
 }
 
-static int is_short; /* set in the emulation, and by --short for racecheck */
-static int turn;     /* if is_short: half of the passes run with `saved`, half without */
-static int is_third; /* --third: every third case */
+static int is_short; /* fewer and smaller cases: in the emulation, or with --short for racecheck */
+static int turn;     /* counts cases; with is_short, it decides whether a pass runs with `saved` */
+static int is_third; /* --third: runs every third case */
 
 static void check_case(const hard_case *k) {
     if (is_third && turn % 3) {
@@ -144,8 +145,8 @@ static void check_case(const hard_case *k) {
 
 #define SSD(...) .op = "ssd", .args.ssd = {.B = 1, .softplus = 1, __VA_ARGS__}
 
-/* With this many tokens in one segment, one kernel computes dy silu(z), dz and G.  The last chunk is alone in its
- * slot. */
+/* With this number of tokens in one segment, one kernel computes dy silu(z), dz and G.  The last slot has only one
+ * chunk. */
 enum { WHOLE = 540 };
 
 static void check_dtype(hard_case k, gt_dtype dtype) {
@@ -155,7 +156,7 @@ static void check_dtype(hard_case k, gt_dtype dtype) {
 
 /* ---- decays ---------------------------------------------------------------------------------- */
 
-/* Heads of every speed. */
+/* Gives the heads decays from none to very fast. */
 static void set_speeds(const hard_case *k, test_values *in) {
     const test_case *c = &k->c;
     static const double A[] = {-1, -256, 0, -16};
@@ -193,7 +194,7 @@ static void check_decays(void) {
 
 /* ---- scales ---------------------------------------------------------------------------------- */
 
-/* Eight tokens of each chunk decay fast, and the others hardly. */
+/* Eight tokens of each chunk decay fast, and the others hardly at all. */
 static void mix_scales(const hard_case *k, test_values *in) {
     const test_case *c = &k->c;
     const gt_ssd_args *a = &c->args.ssd;
@@ -216,7 +217,7 @@ static void check_scales(void) {
     test_group("ssd", "fast tokens among slow ones in a chunk");
 }
 
-/* In head 0 or group 0 only, multiplies token 100 by 1e30, and all others by 1e-30. */
+/* In head 0 or group 0 only: multiplies token 100 by 1e30, and all other tokens by 1e-30. */
 static void make_huge(const hard_case *k, test_values *in) {
     const test_case *c = &k->c;
     const gt_ssd_args *a = &c->args.ssd;
@@ -243,8 +244,8 @@ static void check_huge(void) {
     test_group("ssd", "one huge token among tiny ones");
 }
 
-/* Scales dy of head 0: by 1e-30 before token 100, and by 1e12 from there on.  Nothing decays fast.  So in dx of the
- * first chunk, the later tokens count 1e42 times as much as the chunk's own tokens. */
+/* Scales dy of head 0: by 1e-30 before token 100, and by 1e12 from there on.  Nothing decays fast.  So dx of the first
+ * chunk comes almost only from later tokens: they weigh 1e42 times as much as the chunk's own tokens. */
 static void make_quiet(const hard_case *k, test_values *in) {
     const test_case *c = &k->c;
     const gt_ssd_args *a = &c->args.ssd;
@@ -266,9 +267,9 @@ static void check_quiet(void) {
     test_group("ssd", "a quiet chunk before a loud one");
 }
 
-/* Only one token of the first chunk has a certain column of B, and only one token of the fourth chunk has it in C.
- * Their x and dy are scaled by 1e-4.  So a single token makes that column of the states: 2^-20 of the sum over a
- * chunk's 64 tokens. */
+/* Sets one column of B to 0 except in one token of the first chunk, and the same column of C except in one token of the
+ * fourth chunk.  Scales x and dy of these tokens by 1e-4.  So one quiet token alone makes this column of the states:
+ * its contribution is 2^-20 of the sum over a chunk's 64 tokens. */
 static void make_lone(const hard_case *k, test_values *in) {
     const test_case *c = &k->c;
     const gt_ssd_args *a = &c->args.ssd;
@@ -295,8 +296,8 @@ static void check_lone(void) {
     test_group("ssd", "elements of a state that one quiet token makes");
 }
 
-/* Without softplus, out of five tokens two have Delta = 0 and one has 1e-9.  Their ddt is not 0, since it says how a
- * larger Delta would change the loss. */
+/* Without softplus: of five tokens, two have Delta = 0 and one has Delta = 1e-9.  Their ddt is not 0, because a larger
+ * Delta would change the loss. */
 static void set_still(const hard_case *k, test_values *in) {
     const test_case *c = &k->c;
     const gt_ssd_args *a = &c->args.ssd;
@@ -323,13 +324,13 @@ static void check_still(void) {
 
 /* ---- growth ---------------------------------------------------------------------------------- */
 
-/* In head 0, where x and dy are tiny, Delta A of 64 tokens together is `bias`. */
+/* In head 0: x and dy are tiny, and the sum of Delta A over 64 tokens is `bias`, so that the state grows. */
 static void set_growth(const hard_case *k, test_values *in) {
     const test_case *c = &k->c;
     const gt_ssd_args *a = &c->args.ssd;
     for (int64_t i = 0; i < a->T * a->H; i++)
         if (i % a->H == 0) hard_array(c, in, "dt")[i] = 0;
-    hard_array(c, in, "dt_bias")[0] = 0; /* Delta = log 2 */
+    hard_array(c, in, "dt_bias")[0] = 0; /* Delta = softplus(0) = log 2 */
     hard_array(c, in, "A")[0] = k->bias / 64 / log(2);
     for (int i = 0; i < 2; i++) {
         double *values = hard_array(c, in, i ? "dy" : "x");
@@ -352,7 +353,8 @@ static void check_growth(void) {
     test_group("ssd", "growth by e^40 in 64 tokens");
 }
 
-/* Far below 0, silu(z) is tiny beside z.  Where z is 0, y does not tell its value before the gate. */
+/* Tests gates that are nearly closed: far below 0, silu(z) is tiny compared with z.  Also tests gates of exactly 0,
+ * where y does not tell its value before the gate. */
 static void check_closed(void) {
     static const struct {
         int T, P, N;
@@ -363,15 +365,15 @@ static void check_closed(void) {
         const hard_case k = {
             .c = {SSD(.T = sizes[i].T, .H = 2, .P = sizes[i].P, .N = sizes[i].N, .segments = sizes[i].T == WHOLE),
                   .name = "closed gates", .fill = {{"z", sizes[i].mean, 1, 0, sizes[i].zeros}}}};
-        turn = 0; /* backward with saved, and so with y */
+        turn = 0; /* runs backward with `saved`, and thus with y */
         check_dtype(k, GT_BF16);
         if (i == 0) check_dtype(k, GT_F32);
     }
     test_group("ssd", "gates that are nearly closed, or zero");
 }
 
-/* Blocks of four units need enough tokens for all multiprocessors.  Tests every dtype; z that is sometimes 0, and no z;
- * segments and no segments; and both ways to compute dz. */
+/* Tests blocks of four units, which need enough tokens for all multiprocessors.  The cases cover every dtype, z with
+ * zeros and no z, one segment and several, and both ways to compute dz. */
 static void check_units(void) {
     for (int i = 0; i < 4; i++) {
         const hard_case k = {
@@ -383,7 +385,7 @@ static void check_units(void) {
             check_dtype(k, GT_BF16);
             turn = saved;
             check_dtype(k, GT_F16);
-            if (!is_short) break; /* it has had both */
+            if (!is_short) break; /* without is_short, check_case has run both with and without `saved` */
         }
         if (i == 1) check_dtype(k, GT_F32);
     }
@@ -400,13 +402,13 @@ static void set_flat(const hard_case *k, test_values *in) {
     }
 }
 
-/* Nothing decays, and all numbers have one sign.  Tensor cores round sums towards zero, so a state that they accumulate
- * in place would fall short by more and more.  The error of fp32 grows with the root of the number of additions: to
- * 1.4e-5 for a million tokens that are added one by one.  The limit for states grows in the same way, so that the
- * emulation finds the fault with fewer tokens. */
+/* Tests long sums: nothing decays, and nearly all numbers have one sign.  Tensor cores round sums towards zero, so a
+ * state that they accumulate in place would become more and more too small.  The error of fp32 sums grows with the root
+ * of the number of terms, to 1.4e-5 for a million tokens added one by one.  The limit for states grows in the same way,
+ * so that the emulation finds the fault with fewer tokens. */
 static void check_accumulation(void) {
     const int64_t T = is_short ? 20000 : 1 << 20;
-    for (int N = 16; N <= 20; N += 4) { /* on tensor cores (N = 16), and by the kernels for any size (N = 20) */
+    for (int N = 16; N <= 20; N += 4) { /* N = 16: on tensor cores; N = 20: by the any-size kernels */
         const hard_case k = {
             .c = {SSD(.T = T, .H = 1, .P = 8, .N = N, .segments = 1), .name = "accumulation", .absent = "z dz",
                   .fill = {{"x", 1, 0.3, 0, 0}, {"Bm", 1, 0.3, 0, 0}, {"Cm", 1, 0.3, 0, 0}, {"dy", 1, 0.3, 0, 0}}},

@@ -1,15 +1,15 @@
-/* Parameter gradients of the fp32 twins with long sums: over half a million tokens, rows or batch elements.  A running
- * fp32 sum loses digits with its length (up to 5e-3 of it was wrong).  The twins compute these sums in double, so only
- * the rounding of the single terms remains.
+/* Tests parameter gradients of the twins that are long sums: over half a million tokens, rows or batch elements.  A
+ * running fp32 sum loses digits with its length; up to 5e-3 of a sum was wrong.  The twins compute these sums in
+ * double, so only the rounding of the single terms remains.
  *
- *     test_sums [short] [OP]       short: each case in fp32 or in bf16, by turns, and a quarter as long: the limit
- *                                  stays far below the loss of a running sum
+ *     test_sums [short] [OP]       short: each case in fp32 or in bf16, in turn, and a quarter as long.  The limit is
+ *                                  still far below the error of a running sum
  */
 #include "gt_test.h"
 #include <string.h>
 
-/* The limit is a few roundings of one number.  It holds for 16-bit calls, too, because the truth has the same rounded
- * inputs. */
+/* The limit is a few roundings of one fp32 number.  16-bit calls have the same limit, because the double twin reads the
+ * same rounded inputs. */
 static void check_case(test_case c, gt_dtype dtype, int accumulate) {
     const gt_op *op = test_table(&c);
     test_runner twin = test_twin;

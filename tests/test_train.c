@@ -17,11 +17,11 @@
 #include <time.h>
 #include <unistd.h>
 
-static int is_short; /* leaves out tests that take many steps */
+static int is_short; /* leave out tests that take many steps */
 
 /* ---- options -------------------------------------------------------------------------------- */
 
-/* Parses "hybrid_train LINE" and fills in the defaults of the CPU. */
+/* Parses the arguments of "hybrid_train LINE", and fills in the defaults of the CPU. */
 static gt_status parse(hy_options *o, const char *line) {
     static char copy[4096];
     char *argv[ARGUMENTS_MAX];
@@ -30,7 +30,7 @@ static gt_status parse(hy_options *o, const char *line) {
     return status == GT_OK ? hy_options_default(o, 0) : status;
 }
 
-/* Checks that the program refuses the line with a message that has both texts in it. */
+/* Whether the program refuses the line with a message that contains both texts. */
 static int refused(const char *line, const char *text1, const char *text2) {
     hy_options o;
     if (parse(&o, line) == GT_OK) {
@@ -57,7 +57,7 @@ static void test_options_defaults(void) {
     CHECK(parse(&o, "--bench 8,16") == GT_OK && o.bench.count == 2 && o.batch == 8);
     CHECK(o.bench.of[0] == 8 && o.bench.of[1] == 16);
     CHECK(parse(&o, "--csv=--stateful") == GT_OK && !strcmp(o.csv, "--stateful") && !o.stateful);
-    CHECK(parse(&o, "--batch 3") == GT_OK && o.batch == 3); /* a given value replaces the default */
+    CHECK(parse(&o, "--batch 3") == GT_OK && o.batch == 3); /* a value on the command line replaces the default */
     char *argv[] = {"hybrid_train", "--batch", "3", NULL};
     CHECK(hy_options_parse(&cuda, 3, argv) == GT_OK && hy_options_default(&cuda, 1) == GT_OK);
     CHECK(cuda.batch == 3 && cuda.seq == 128);
@@ -95,7 +95,7 @@ static void test_options_values(void) {
     CHECK(parse(&o, "--list-models") == GT_OK && o.list_models);
 }
 
-/* A mode refuses an option that it does not read, and names it.  For every mode, the test starts from the fewest
+/* A mode must refuse an option that it does not read, and name it.  For every mode, the test starts from the fewest
  * options that select the mode. */
 static void test_options_of_modes(void) {
     static const struct {
@@ -203,7 +203,7 @@ static void test_options_file(void) {
     CHECK(parse(&o, line) == GT_OK);
     CHECK(o.steps == 11 && o.lr == 1e-3 && o.eval_every == 5 && o.stateful);
     CHECK(!strcmp(o.prompt, "a # b\n") && !strcmp(o.model, "GF"));
-    /* the command line overrides the file, whether an option stands before or after the file's name */
+    /* the command line overrides the config file, whether an option stands before or after the file's name */
     snprintf(line, sizeof line, "--steps 12 %s --stateful=no", good);
     CHECK(parse(&o, line) == GT_OK && o.steps == 12 && !o.stateful && o.lr == 1e-3);
     snprintf(line, sizeof line, "%s %s", good, good);
@@ -283,7 +283,9 @@ static void test_entropy(void) {
     CHECK(fabs(x.entropy_train - log(4)) < 1e-12 && fabs(x.entropy_held_out - log(4)) < 1e-12);
     hy_text_free(&x);
     memset(text, 'a', 2000);
-    memset(text + 1800, 'b', 200); /* 'b' is only in the held-out part, so its probability is (0 + 1) of 1800 + 2 */
+    /* 'b' is only in the held-out part.  The unigram estimate adds 1 to each count, so the probability of 'b' is
+     * 1/1802. */
+    memset(text + 1800, 'b', 200);
     CHECK(hy_text_from_bytes(&x, text, 2000, "") == GT_OK);
     CHECK(x.entropy_train == 0 && fabs(x.entropy_held_out - log(1802)) < 1e-12);
     hy_text_free(&x);
@@ -306,7 +308,8 @@ static void test_documents(void) {
     CHECK(documents_are("a\r\r\r\rb", "", 1, (int64_t[]){0, 6}));
 }
 
-/* Checks that every held-out token is a target once, after its own inputs, and that nothing else counts. */
+/* Checks that every held-out token is a target exactly once, after its own inputs, and that no other token is a
+ * target. */
 static void check_held_out(int64_t size, int64_t rows, int64_t length) {
     char *text = make_text(size, 20, 3);
     int32_t *times = calloc((size_t)size, sizeof *times);
@@ -341,7 +344,7 @@ static void test_held_out(void) {
     check_held_out(1000, 4, 32); /* 100 tokens: three whole windows and a short one */
     check_held_out(1000, 3, 25); /* exactly four windows, two batches */
     check_held_out(1000, 2, 100);
-    check_held_out(1000, 2, 101); /* shorter than one window */
+    check_held_out(1000, 2, 101); /* the held-out part is shorter than one window */
     check_held_out(1000, 1, 1);
     check_held_out(9987, 8, 7);
 }
@@ -353,7 +356,7 @@ static void test_random_windows(void) {
     uint64_t random = 5;
     hy_text x;
     hy_batch batch;
-    for (int i = 0; i < SIZE; i++) text[i] = (char)(i + 40); /* each token's value tells its place */
+    for (int i = 0; i < SIZE; i++) text[i] = (char)(i + 40); /* the value of a token tells its place in the text */
     CHECK(hy_text_from_bytes(&x, text, SIZE, "") == GT_OK && x.train == 54);
     CHECK(hy_batch_create(&batch, ROWS, LENGTH) == GT_OK);
     for (int i = 0; i < 200; i++) {
@@ -368,7 +371,7 @@ static void test_random_windows(void) {
         }
     }
     for (int i = 0; i < SIZE; i++) places += seen[i];
-    CHECK(places == 54 - LENGTH); /* the draws reached every place where a window fits */
+    CHECK(places == 54 - LENGTH); /* the draws have reached every place where a window fits */
     hy_batch_free(&batch);
     hy_text_free(&x);
     free(text);
@@ -380,7 +383,8 @@ static int is_start(const hy_text *x, int64_t token) {
     return 0;
 }
 
-/* Makes two passes over the tracks.  In each pass every training token but the first must be a target once. */
+/* Makes two passes over the tracks, the parts of the text that the rows of a batch read.  In each pass every training
+ * token except the first must be a target once. */
 static void check_tracks(int64_t size, int64_t rows, int64_t length) {
     char *text = make_text(size, 20, 6);
     hy_text x;
@@ -406,7 +410,7 @@ static void check_tracks(int64_t size, int64_t rows, int64_t length) {
             }
             for (int64_t t = n; t < length; t++) CHECK(target[t] == -1 && input[t] == 0);
             CHECK(n > 0 && place[row] <= end);
-            /* a window may only be shorter if the next window starts a new state */
+            /* a window may be shorter only at the end of a track, or if the next window starts a new document */
             CHECK(n == length || place[row] == end || is_start(&x, place[row]));
             if (place[row] == end) place[row] = first, passes[row]++;
             done &= passes[row] >= 2;
@@ -434,7 +438,7 @@ static void test_tracks(void) {
     hy_text_free(&x);
 }
 
-/* Files of numbers of two and four bytes give these tokens, whatever width memory keeps them in. */
+/* Files of numbers with two or four bytes must give the same tokens, whatever width the program keeps in memory. */
 static void test_numbers(void) {
     static const int64_t values[] = {5, 0, 300, 2, 65535, 2, 7, 1, 2, 4};
     enum { COUNT = sizeof values / sizeof values[0] };
@@ -479,7 +483,8 @@ static void test_numbers(void) {
     CHECK(hy_text_read(&x, huge, 8, &source) != GT_OK && strstr(hy_last_error(), "largest vocabulary"));
 }
 
-/* The symbol that ends a document becomes one token.  Its bytes leave the vocabulary if they are nowhere else. */
+/* The symbol that ends a document must become one token.  Bytes that occur only in this symbol must not be in the
+ * vocabulary. */
 static void test_end_symbol(void) {
     static const char text[] = "ab<|>ba<|><|>b";
     const hy_source source = {.separator = "<|>", .end_symbol = 1, .end_token = -1};
@@ -493,7 +498,7 @@ static void test_end_symbol(void) {
     CHECK(hy_text_recode(&x, wider, 3) == GT_OK && x.vocab == 4 && x.end_symbol == 3);
     for (int i = 0; i < 8; i++) CHECK(hy_token(&x, i) == (tokens[i] == 2 ? 3 : tokens[i]));
     hy_text_free(&x);
-    uint8_t all[512 + 3]; /* every byte and the end symbol: 257 tokens */
+    uint8_t all[512 + 3]; /* text with every byte value and the end symbol */
     for (int i = 0; i < 512; i++) all[i] = (uint8_t)(i < 256 ? i : 'x');
     memcpy(all + 512, "\n\n\n", 3);
     const hy_source lines = {.separator = "", .end_symbol = 1, .end_token = -1};
@@ -503,7 +508,7 @@ static void test_end_symbol(void) {
     hy_text_free(&x);
 }
 
-/* The last tenth of each track is held out.  The training part has all other tokens, and no token is in both. */
+/* With --split tracks, the last tenth of each track is held out, and all other tokens are training tokens. */
 static void test_tracks_split(void) {
     enum { ROWS = 4, SIZE = 1115394, LENGTH = 256 };
     const hy_source source = {.width = 4, .end_token = -1, .tracks = ROWS};
@@ -517,7 +522,8 @@ static void test_tracks_split(void) {
      * of 256. 108 whole windows are held out. */
     hy_source limited = source;
     limited.vocab = HY_VOCAB_MAX;
-    for (int64_t i = HY_VOCAB_MAX; i < SIZE; i++) bytes[4 * i + 2] &= 0x0f; /* 2^20 is the most */
+    /* keeps values below 2^20, the largest vocabulary */
+    for (int64_t i = HY_VOCAB_MAX; i < SIZE; i++) bytes[4 * i + 2] &= 0x0f;
     CHECK(hy_text_read(&x, bytes, 4 * (int64_t)SIZE, &limited) == GT_OK);
     CHECK(x.size == SIZE - 2 && x.pieces == ROWS && x.piece == 278848 && x.piece_train == 250963);
     CHECK(x.train == ROWS * x.piece_train && x.piece_train / LENGTH == 980 &&
@@ -531,7 +537,7 @@ static void test_tracks_split(void) {
     int64_t wrong = 0, next = 0, counted = 0, held = 0;
     for (int i = 0; i < 400; i++) {
         hy_batch_random(&batch, &x, &random);
-        for (int64_t row = 0; row < ROWS; row++) { /* the token's value tells its place, up to 2^20 */
+        for (int64_t row = 0; row < ROWS; row++) { /* up to 2^20, the value of a token tells its place in the text */
             const int64_t first = batch.target[row * LENGTH], piece = first / x.piece;
             if (first + LENGTH > HY_VOCAB_MAX || first < 70000) continue;
             wrong += first % x.piece < 1 || first + LENGTH > piece * x.piece + x.piece_train;
@@ -579,14 +585,14 @@ static gt_status load_one(hy_text *x, const char *path, const hy_source *source)
     return load_named(x, path, "", source, NULL);
 }
 
-/* The text's bytes. */
+/* Whether the text consists of these bytes. */
 static int text_is(const hy_text *x, const char *expected) {
     int same = x->size == (int64_t)strlen(expected);
     for (int64_t i = 0; same && i < x->size; i++) same = x->byte_of[hy_token(x, i)] == (uint8_t)expected[i];
     return same;
 }
 
-/* Loads several files, folders, and another text as the held-out part; in memory and mapped. */
+/* Loads several files, a folder, and another text as the held-out part, each in memory and as a mapped file. */
 static void test_files(void) {
     CHECK(!system("mkdir -p shards/inner"));
     write_string("shards/b", "bcd");
@@ -603,16 +609,17 @@ static void test_files(void) {
         int64_t next = 0;
         CHECK(load_named(&x, "shards", "", &source, NULL) == GT_OK && text_is(&x, "aabbcd") &&
               (x.token == NULL) == is_mapped);
-        CHECK(x.documents == 2 && x.document[1] == 3 && x.train == 5); /* a document ends with its file */
+        CHECK(x.documents == 2 && x.document[1] == 3 && x.train == 5); /* the end of a file ends its document */
         memcpy(sum, x.sum, sizeof sum);
         hy_text_free(&x);
         CHECK(load_named(&x, "shards/b,shards/a", "", &source, NULL) == GT_OK && text_is(&x, "bcdaab"));
         CHECK(strcmp(sum, x.sum));
         hy_text_free(&x);
-        CHECK(load_named(&x, "c,d", "", &source, NULL) == GT_OK && text_is(&x, "ccd")); /* a comma in a name */
+        /* here the comma belongs to the file's name */
+        CHECK(load_named(&x, "c,d", "", &source, NULL) == GT_OK && text_is(&x, "ccd"));
         hy_text_free(&x);
         int orders = 0;
-        for (uint64_t seed = 0; seed < 16; seed++) { /* one order a seed */
+        for (uint64_t seed = 0; seed < 16; seed++) { /* the same seed must give the same order of the files */
             CHECK(load_named(&x, "shards", "", &source, &seed) == GT_OK);
             CHECK(load_named(&y, "shards", "", &source, &seed) == GT_OK);
             CHECK(text_is(&x, text_is(&y, "aabbcd") ? "aabbcd" : "bcdaab"));
@@ -620,7 +627,7 @@ static void test_files(void) {
             hy_text_free(&x), hy_text_free(&y);
         }
         CHECK(orders == 3);
-        /* the whole other text is held out, and nothing stands before its first token */
+        /* the whole text of --val is held out; its first token is no target, because no token stands before it */
         CHECK(load_named(&x, "shards", "val", &source, NULL) == GT_OK && text_is(&x, "aabbcdbdbd") && x.train == 6);
         CHECK(hy_held_out_tokens(&x) == 3 && strcmp(sum, x.sum));
         CHECK(hy_batch_create(&batch, 2, 8) == GT_OK && hy_batch_held_out(&batch, &x, &next) && batch.targets == 3);
@@ -638,7 +645,7 @@ static void test_files(void) {
         CHECK(load_named(&x, "shards,", "", &source, NULL) != GT_OK && strstr(hy_last_error(), "an empty name"));
         CHECK(load_named(&x, "shards/inner", "", &source, NULL) != GT_OK && strstr(hy_last_error(), "it has no files"));
         CHECK(load_named(&x, "shards/a,no", "", &source, NULL) != GT_OK && strstr(hy_last_error(), "no: No such file"));
-        /* numbers: the first shard ends in the middle of a document */
+        /* token files: the first file ends in the middle of a document */
         const uint16_t one[] = {5, 0, 2, 7}, two[] = {300, 2};
         const hy_source numbers = {.width = 2, .end_token = 2, .map_from = is_mapped};
         static const int expected[] = {5, 0, 2, 7, 300, 2};
@@ -653,7 +660,7 @@ static void test_files(void) {
     }
 }
 
-/* Holds out a larger share of the text, and of tracks. */
+/* Checks the size of the held-out part for several shares. */
 static void test_held_out_share(void) {
     for (int64_t size = 20; size < 200; size += 9) {
         static const int64_t shares[] = {0, 100000, 250000, 10000, 900000};
@@ -670,7 +677,8 @@ static void test_held_out_share(void) {
     }
 }
 
-/* A run on shards, or with another text held out, gives the same after --resume.  --eval reads a whole file. */
+/* A run on several files, or with another text held out, must give the same results after --resume.  --eval --val must
+ * read all of a file. */
 static void test_other_texts(void) {
     const char *run = "--device cpu --hidden 16 --layers 1 --batch 2 --seq 8 --steps 6 --sample 0 ";
     char line[512], *whole, *out;
@@ -719,7 +727,7 @@ static void test_texts_refused(void) {
 
 /* ---- gates ---------------------------------------------------------------------------------- */
 
-/* Backends with a faulty operator: it fails, does nothing, or leaves one number out. */
+/* Backends with one faulty operator: it fails, does nothing, or leaves one number out. */
 static gt_status no_scan(hy_backend *b, const gt_selective_scan_args *a) {
     (void)b, (void)a;
     return GT_ERROR_UNSUPPORTED;
@@ -795,7 +803,8 @@ static void test_gates(void) {
     CHECK(hy_gate_entropy(1.38, 4).verdict == HY_PASS);  /* ln 4 is under 2 */
     CHECK(hy_gate_entropy(11.0, 65536).verdict == HY_PASS);
     CHECK(hy_gate_entropy(0.5, 4).verdict == HY_FAIL);
-    CHECK(hy_gate_entropy(log(65), 65).verdict == HY_FAIL); /* the same for every input */
+    /* the untrained model gives the same output for every input, which is a fault */
+    CHECK(hy_gate_entropy(log(65), 65).verdict == HY_FAIL);
     CHECK(hy_gate_entropy(log(65) * (1 - 1e-5), 65).verdict == HY_PASS);
     CHECK(hy_gate_entropy(NAN, 65).verdict == HY_FAIL);
 
@@ -824,7 +833,8 @@ static void test_gates(void) {
     CHECK(hy_gate_states(&bad).verdict == HY_FAIL);
     bad = good, bad.state_tokens = 0;
     CHECK(hy_gate_states(&bad).verdict == HY_SKIP);
-    for (int k = 0; k < 2; k++) { /* the gate must not judge a branch that the model lacks, and must judge the other */
+    /* the gate must not judge a branch that the model lacks, but it must judge the other branch */
+    for (int k = 0; k < 2; k++) {
         bad = good, bad.has[k] = 0, bad.state_rms[k] = bad.state_cosine[k] = 0;
         CHECK(hy_gate_states(&bad).verdict == HY_PASS && hy_gate_balance(&bad, NAN).verdict == HY_SKIP);
         bad.state_rms[1 - k] = 0;
@@ -840,14 +850,15 @@ static void test_gates(void) {
         CHECK(hy_gate_balance(&good, balance[i].ratio).verdict == balance[i].verdict);
 }
 
-/* The gates pass for every named model at its own size. */
+/* The gates must pass for every named model in its own size. */
 static void test_gates_of_models(void) {
     enum { B = 1, T = 32 };
     int count;
     const hy_config *list = hy_model_list(&count);
     hy_backend *backend;
     CHECK(hy_backend_cpu(&backend) == GT_OK);
-    const hy_optimizer still = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f}; /* lr 0 */
+    /* a learning rate of 0: the step must not change the weights */
+    const hy_optimizer still = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f};
     int32_t tokens[B * T + 1];
     for (int i = 0; i <= B * T; i++) tokens[i] = (i * i / 3 + i) % 62;
     for (int i = 0; i < count; i++) {
@@ -906,7 +917,8 @@ static void test_learns_another_text(void) {
     }
 }
 
-/* The same seed gives the same numbers and the same sample with any thread count; another seed gives others. */
+/* The same seed must give the same numbers and the same sample with any number of threads.  Another seed must give
+ * others. */
 static void test_repeats(void) {
     static const char *const threads[] = {"1", "2", "3", "2"};
     for (int stateful = 0; stateful < 2; stateful++) {
@@ -956,8 +968,8 @@ static void test_csv(void) {
         }
         CHECK(isnan(x[17]) == (step < 6) && isnan(x[18]) == (step < 6));
         if (step < 6) continue;
-        /* the curve ends with the loss over its own tokens, the first 128 in whole batches; the final loss is another
-         * number */
+        /* the curve ends with the loss over the first 128 held-out tokens, in whole batches; the final loss is over
+         * more tokens, so it is another number */
         CHECK(fabs(x[17] - final_loss(out)) < 1e-4 && x[18] > 128 && x[3] != x[17]);
         CHECK(says(0, TINY_GREEK "--steps 6 --eval-every 2 --eval-tokens 64 --final-eval-tokens 64 --sample 0",
                    "\nheld-out       the first 128 of ", " tokens: "));
@@ -1002,7 +1014,7 @@ static void test_help(void) {
         "resume",       "init",        "eval",      "generate",     "top-k"};
     char *out;
     int lines = 0;
-    CHECK(run_program(&out, "--help") == 0); /* one screen */
+    CHECK(run_program(&out, "--help") == 0); /* --help must fit on one screen */
     for (const char *line = out; *line; line += strcspn(line, "\n") + 1, lines++) CHECK(strcspn(line, "\n") < 80);
     if (!CHECK(lines <= 23 && strstr(out, "\n  --help-all "))) printf("  %d lines\n", lines);
     free(out);
@@ -1016,7 +1028,7 @@ static void test_help(void) {
     free(out);
 }
 
-/* A run logs the learning rate of its schedule.  A batch in parts has the loss of the whole batch. */
+/* The log must have the learning rates of the schedule.  A batch in parts must have the loss of the whole batch. */
 static void test_schedules(void) {
     static const struct {
         const char *options;
@@ -1044,8 +1056,8 @@ static void test_schedules(void) {
         }
         free(text);
     }
-    CHECK(losses[1] == losses[3] && fabs(losses[1] - losses[4]) < 2e-3); /* auto: the whole batch fits; in parts the
-                                                                            loss differs by rounding */
+    /* with auto the whole batch fits into memory; in parts the loss differs by rounding */
+    CHECK(losses[1] == losses[3] && fabs(losses[1] - losses[4]) < 2e-3);
 }
 
 static void test_quiet(void) {
@@ -1054,7 +1066,7 @@ static void test_quiet(void) {
     CHECK(!strstr(out, "PASS  G") && !strstr(out, "gates before") && !strstr(out, "\nbranches ") &&
           strstr(out, " PASS, "));
     free(out);
-    /* the report shows a gate that fails */
+    /* with --quiet the report must still show a gate that fails */
     CHECK(run_program(&out, TINY_GREEK "--steps 6 --lr 10 --warmup 0 --clip 0 --sample 0 --quiet --gates-strict") > 0);
     CHECK(!strstr(out, "PASS  G") && (strstr(out, "FAIL  G") || strstr(out, "not finite")));
     free(out);
@@ -1094,7 +1106,8 @@ static void test_errors(void) {
     CHECK(says(2, TINY_GREEK "--csv /no/such/folder/a.csv", "/no/such/folder/a.csv", "No such file"));
 }
 
-/* Without CUDA, --device auto says why it took the CPU, and cuda is an error.  With CUDA both train. */
+/* Without CUDA, --device auto must say why it takes the CPU, and --device cuda must be an error.  With CUDA, both must
+ * train. */
 static void test_device(void) {
     const char *rest = "--data greek.txt --hidden 32 --layers 1 --batch 2 --seq 16 --steps 2";
     char line[256], why[256];
@@ -1111,7 +1124,8 @@ static void test_device(void) {
                 : says(2, line, "dtype: 'bf16' needs a GPU", "the CPU computes in f32 alone"));
 }
 
-/* The program must run on a text of random byte values, and on a text of two, though there is nothing to learn. */
+/* The program must run on a text of random bytes, and on a text with only two byte values, although there is nothing to
+ * learn. */
 static void test_binary_text(void) {
     static uint8_t bytes[4000];
     uint64_t seed = 8;
@@ -1126,7 +1140,7 @@ static void test_binary_text(void) {
     }
 }
 
-/* Gate G3 judges only the first 1000 steps of a longer run. */
+/* In a longer run, gate G3 must judge only the first 1000 steps. */
 static void test_gate_of_long_run(void) {
     CHECK(says(0,
                "--device cpu --data greek.txt --hidden 16 --layers 1 --batch 1 --seq 4 --steps "
@@ -1134,7 +1148,7 @@ static void test_gate_of_long_run(void) {
                " in 1000 steps, gradient ", "held-out loss "));
 }
 
-/* Sets all weights of a model file to 0, and renames its checksum to a key that nothing reads. */
+/* Sets all weights of a model file to 0, and renames the key of its checksum, so that the program does not check it. */
 static void zero_weights(const char *path) {
     FILE *file = fopen(path, "r+b");
     unsigned char length[8];
@@ -1154,7 +1168,7 @@ static void zero_weights(const char *path) {
 }
 
 static void test_gates_strict(void) {
-    /* half a step at learning rate 10 ruins the weights, so the loss rises and G3 fails */
+    /* steps at learning rate 10 ruin the weights, so the loss rises and G3 fails */
     const char *rest = TINY_GREEK "--steps 3 --lr 10 --warmup 0 --sample 0 --clip 0";
     char line[256];
     CHECK(says(0, rest, "FAIL  G3 ", "held-out loss "));
@@ -1170,7 +1184,7 @@ static void test_gates_strict(void) {
           strstr(out, "ended by a gate, before the first update") && !strstr(out, " G2 ") && !strstr(out, " G3 ") &&
           !strstr(out, "held-out loss"));
     log = read_string("dead.csv");
-    CHECK(strchr(log, '\n') && !strchr(log, '\n')[1]); /* the header, no step */
+    CHECK(strchr(log, '\n') && !strchr(log, '\n')[1]); /* the log has its header, but no step */
     free(log);
     free(out);
     CHECK(says(0, TINY_GREEK "--steps 1 --sample 0", "PASS  G3    first batch ", " in 1 step, "));
@@ -1196,7 +1210,7 @@ static void test_interrupt(void) {
     free(out);
 }
 
-/* A second Ctrl-C ends the program before the final loss is computed. */
+/* A second Ctrl-C must end the program at once, before it computes the final loss. */
 static void test_interrupt_twice(void) {
     int status = 0;
     remove("run.csv");
@@ -1226,7 +1240,7 @@ static const struct {
                          {"plan", "--plan 2 --data m.txt --model HY --hidden 16 --layers 2 --seq 8"},
                          {"profile", SIZES_OF_MATRIX "--model HY --batch 2 --seq 8 --profile"}};
 
-/* The effect of an option in each mode, with the modes in their order:
+/* What an option does in each mode; `modes` has one letter for each mode, in the order of matrix_modes:
  *
  *     e   the report differs
  *     s   accepted; changes only speed, memory, a failure's report, or random numbers that no report shows
@@ -1237,7 +1251,7 @@ static const struct {
  *     p   prints and exits in any mode
  *     .   selects this mode, or another mode of training
  *
- * with: options that it needs.  The test leaves them out where the mode refuses the option. */
+ * with: other options that this option needs.  If the mode refuses the option, the test leaves them out. */
 static const struct {
     const char *option, *with, *value, *modes;
 } matrix[] = {
@@ -1329,7 +1343,7 @@ static const struct {
     {"help-all", "", "", "pppppppppp"},
 };
 
-/* Appends those columns of a CSV row that have a 1 in `wanted`. */
+/* Appends the columns of a CSV row that have a 1 in `wanted`. */
 static void add_columns(char *kept, const char *row, const char *wanted) {
     for (; *wanted; wanted++) {
         const size_t length = strcspn(row, ",");
@@ -1338,7 +1352,7 @@ static void add_columns(char *kept, const char *row, const char *wanted) {
     }
 }
 
-/* The output of a mode without times, speeds and the process's memory.  The caller frees it. */
+/* Returns the output of a mode without times, speeds and the memory of the process.  The caller frees the result. */
 static char *without_clock(char *out) {
     char *kept = calloc(2, strlen(out) + 2), *save;
     for (char *line = strtok_r(out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
@@ -1346,11 +1360,11 @@ static char *without_clock(char *out) {
         int commas = 0;
         for (const char *p = line; *p; p++) commas += *p == ',';
         if (!strncmp(line, "time ", 5) || (!strncmp(line, "memory  ", 8) && !strchr(line, ':'))) continue;
-        if (strstr(line, ",cpu,f32,")) { /* of --bench: sizes and losses */
+        if (strstr(line, ",cpu,f32,")) { /* a row of --bench: keeps sizes and losses */
             add_columns(kept, line, "1111111000000011011110");
-        } else if (commas == 8 && !strchr("#p", *line)) { /* a row of --profile: keep calls, nodes and bytes */
+        } else if (commas == 8 && !strchr("#p", *line)) { /* a row of --profile: keeps calls, nodes and bytes */
             add_columns(kept, line, "1111101");
-        } else if (digits && line[digits] == '/') { /* a row of a step: keep all up to the ratio of the norms */
+        } else if (digits && line[digits] == '/') { /* a row of a step: keeps all fields up to the ratio of the norms */
             int fields = 0;
             for (char *field = strtok(line, " "); field && fields < 5; field = strtok(NULL, " "), fields++)
                 strcat(kept, field), strcat(kept, " ");
@@ -1362,7 +1376,8 @@ static char *without_clock(char *out) {
     return kept;
 }
 
-/* Runs a mode with more options and returns its report; *status: its exit status. */
+/* Runs a mode with further options and returns its report without the clock.  *status: its exit status.  *whole: the
+ * whole output. */
 static char *report_of(int mode, const char *with, const char *option, int *status, char **whole) {
     char *out;
     for (int i = 0; i < 4; i++) {
@@ -1376,7 +1391,7 @@ static char *report_of(int mode, const char *with, const char *option, int *stat
     return kept;
 }
 
-/* One option in one mode. */
+/* Whether one option does in one mode what the table says. */
 static int matrix_agrees(size_t row, int mode, char *const *bases) {
     char argument[128], whole[REPORT_MAX], named[80], *text = whole, *base = bases[mode];
     const char *option = matrix[row].option, *value = matrix[row].value, decision = matrix[row].modes[mode];
@@ -1405,8 +1420,8 @@ static int matrix_agrees(size_t row, int mode, char *const *bases) {
     return agrees;
 }
 
-/* Every option that --help prints must have an effect in a mode, or the mode must refuse it by name.  A new option
- * fails here until the table describes it for each mode. */
+/* Every option that --help-all prints must have an effect in a mode, or the mode must refuse it by name.  A new option
+ * fails this test until the table describes it for each mode. */
 static void test_matrix(void) {
     char *text = make_text(3000, 26, 11), *bases[MODES], *help, *again;
     uint16_t numbers[3000];
@@ -1449,7 +1464,8 @@ static void test_matrix(void) {
     for (int i = 0; i < MODES; i++) free(bases[i]);
 }
 
-/* Options whose effect depends on other values, and options that name text or tokens which the data lacks. */
+/* The program must refuse options that have no effect because of other options, and options that name text or tokens
+ * that the data lacks. */
 static void test_without_effect(void) {
     uint16_t numbers[600];
     for (int i = 0; i < 600; i++) numbers[i] = (uint16_t)(i * i / 7 % 41);
@@ -1503,7 +1519,7 @@ static void test_without_effect(void) {
     };
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         CHECK(says(2, refused[i][0], refused[i][1], refused[i][2]));
-    /* a model file may hold settings of its run that have no effect here; sizes of 0 say nothing */
+    /* accepted: settings in a model file that have no effect here, and sizes of 0, which mean the default */
     static const char *const fine[] = {
         "--eval p.st", "--generate p.st", TINY_GREEK "--model Mamba-2 --heads 0 --steps 1 --sample 0 --separator=",
         "--profile --hidden 16 --layers 1 --batch 2 --seq 8 --data t.u16 --tokens uint16 "
@@ -1511,23 +1527,26 @@ static void test_without_effect(void) {
     for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) CHECK(says(0, fine[i], "", ""));
 }
 
-/* Finds the memory limit of a control group, in folders that look like those inside a container. */
+/* Checks that the program finds the memory limit of a control group.  The test builds folders that look like those in a
+ * container. */
 static void test_memory_limit(void) {
     static const struct {
         const char *groups, *file, *text;
-        unsigned long long limit; /* the limit with this file and the files before it of the same groups */
+        unsigned long long limit; /* the expected limit, from this file and the files of the cases before */
     } cases[] = {
         {"0::/\n", "none", "", 0},
         {"0::/\n", "sys/fs/cgroup/memory.max", "max\n", 0},
         {"0::/\n", "sys/fs/cgroup/memory.max", "3000000000\n", 3000000000},
-        {"0::/a/b\n", "sys/fs/cgroup/a/memory.max", "2000\n", 2000}, /* a/b is not there */
+        /* folder a/b has no file, so the limit of a holds */
+        {"0::/a/b\n", "sys/fs/cgroup/a/memory.max", "2000\n", 2000},
         {"0::/a/b\n", "sys/fs/cgroup/a/b/memory.max", "max\n", 2000},
         {"0::/a/b\n", "sys/fs/cgroup/a/b/memory.max", "1000\n", 1000},
         {"0::/a/b\n", "sys/fs/cgroup/a/memory.max", "700\n", 700},
-        {"0::/a/../../c\n", "none", "", 3000000000}, /* outside of the container */
+        /* the group lies outside of the container, so the limit of the root holds */
+        {"0::/a/../../c\n", "none", "", 3000000000},
         {"12:cpu,cpuacct:/x\n4:memory:/x/y\n0::/z\n", "sys/fs/cgroup/memory/memory.limit_in_bytes",
-         "9223372036854771712\n", 3000000000}, /* this number means no limit; in version 2, z takes the limit of its
-                                                  root */
+         /* this number means no limit in version 1; in version 2, group z has the limit of the root */
+         "9223372036854771712\n", 3000000000},
         {"12:cpu,cpuacct:/x\n4:hugetlb,memory:/x/y\n", "sys/fs/cgroup/memory/x/memory.limit_in_bytes", "5000\n", 5000},
         {"12:cpu:/x\n5:memoryless:/x\n", "none", "", 0},
         {"damaged", "none", "", 0},
@@ -1547,9 +1566,9 @@ static void test_memory_limit(void) {
 /* ---- --bench, and what needs a device ---------------------------------------------------------
  */
 
-enum { BENCH_COLUMNS = 18 }; /* after the first four */
+enum { BENCH_COLUMNS = 18 }; /* columns after the first four */
 
-/* Reads the columns of a row of --bench; an empty column is NAN.  Returns 0 if the line is no such row. */
+/* Reads the columns of a row of --bench.  An empty column is NAN.  Returns 0 if the line is no such row. */
 static int bench_row(char *line, char **pass, double *x) {
     char *at = line;
     for (int i = 0; i < 4; i++) {
@@ -1569,9 +1588,9 @@ static int bench_row(char *line, char **pass, double *x) {
     return 1;
 }
 
-/* Checks a row of --bench: row number `kind` of its size.  inference: MiB in the size's first row.  A trainer needs 12
- * more bytes for every parameter, for its gradient and two moments.  The test does not check ratios of memory: on a GPU
- * both include the workspace of products, and that is far larger than such a small model. */
+/* Checks a row of --bench, which is row number `kind` of its size.  inference: MiB in the first row of the size.
+ * Training needs 12 more bytes for every parameter: its gradient and two moments.  The test checks no ratios of memory:
+ * on a GPU, both sides include the workspace of matrix products, which is far larger than this small model. */
 static int is_bench_row(const char *pass, const double *x, int size, int kind, double inference, double tolerance) {
     static const char *const passes[] = {"inf", "fwd", "fwd+bwd", "step", "train"};
     const double tokens = x[0] * x[1];
@@ -1585,10 +1604,11 @@ static int is_bench_row(const char *pass, const double *x, int size, int kind, d
     ok &= CHECK(kind != 0 || (x[12] > 0 && x[13] <= tolerance));
     for (int i = 14; i < 17; i++) ok &= CHECK(isnan(x[i]) == (kind != 4));
     ok &= CHECK(isnan(x[17]));
-    return ok & CHECK(kind != 4 || (x[14] > x[15] && x[15] > 0 && x[16] > 0)); /* it learns */
+    return ok & CHECK(kind != 4 || (x[14] > x[15] && x[15] > 0 && x[16] > 0)); /* the loss falls, so the model learns */
 }
 
-/* Checks that --bench prints five rows for each length and batch, and that its numbers agree with each other. */
+/* Checks that --bench prints five rows for each length and batch, and that the numbers of a row agree with each
+ * other. */
 static void check_bench(const char *device, const char *lengths, int sizes, double tolerance) {
     char *out, *save;
     int rows = 0;
@@ -1616,8 +1636,8 @@ static void check_bench(const char *device, const char *lengths, int sizes, doub
 
 static void test_bench(void) { check_bench("--device cpu", "8,16", 4, 0); }
 
-/* Checks that --bench of generation prints a row for each length and batch.  Times are per token of all samples.  The
- * floor grows only by the states. */
+/* Checks that --bench --bench-generate prints one row for each length and batch.  Times are per token of all samples.
+ * The byte floor must not depend on the length; for more samples it grows only by their states. */
 static void check_bench_generate(const char *device) {
     char *out, *save;
     int rows = 0;
@@ -1646,8 +1666,8 @@ static void check_bench_generate(const char *device) {
 
 static void test_bench_generate(void) { check_bench_generate("--device cpu"); }
 
-/* Checks --profile: it lists parts and operators with their calls, and the bytes can be counted by hand.  Rows must add
- * up.  element: bytes of an activation. */
+/* Checks --profile.  The rows must list parts and operators with the right numbers of calls, and bytes as counted by
+ * hand.  The rows of a part must add up to the part.  element: bytes of an activation. */
 static void check_profile(const char *options, int element, int recompute, int conv_ssd) {
     enum { LAYERS = 3, M = 2 * 16, C = 32, F = 4 * C };
     char *out, *save;
@@ -1673,8 +1693,8 @@ static void check_profile(const char *options, int element, int recompute, int c
             memcpy(all, x, sizeof all);
             CHECK(fabs(x[3] - 100) < 1e-9);
         } else if (!strcmp(operator, "all")) {
-            CHECK(fabs(part - parts) < 0.0005 * (count + 1) + 1e-9); /* in thousandths of the part that the row belongs
-                                                                        to */
+            /* the row of a whole part: before it, checks the part above, whose rows are rounded to 0.001 MiB */
+            CHECK(fabs(part - parts) < 0.0005 * (count + 1) + 1e-9);
             part = x[2], parts = 0, count = 0;
         } else {
             parts += x[2], rows += x[1], calls += (int)x[0], count++;
@@ -1700,7 +1720,7 @@ static void test_profile(void) {
     CHECK(says(2, "--profile --save x.st", "--profile trains nothing: no --save with it", ""));
 }
 
-/* Whole runs with a model file: on token files, with an end symbol, and with the text in tracks. */
+/* Whole runs with a model file: on files of tokens, with an end symbol, and with the text split into tracks. */
 static void test_kinds_of_text(void) {
     char *out;
     uint8_t bytes[4 * 3000];
@@ -1756,10 +1776,10 @@ static void test_kinds_of_text(void) {
     free(out);
 }
 
-enum { PLAN_COLUMNS = 18 }; /* after name and dtype */
+enum { PLAN_COLUMNS = 18 }; /* columns after name and dtype */
 enum { PLAN_TRAINING = 13, PLAN_RECOMPUTE = 17 };
 
-/* Reads a row of a plan; returns 0 if the line is none. */
+/* Reads a row of a plan.  Returns 0 if the line is no such row. */
 static int plan_row(const char *line, char dtype[16], double x[PLAN_COLUMNS]) {
     int at = 0;
     if (sscanf(line, "%*[^,],%15[^,]%n", dtype, &at) != 1 || !at) return 0;
@@ -1773,7 +1793,7 @@ static int plan_row(const char *line, char dtype[16], double x[PLAN_COLUMNS]) {
     return !line[at];
 }
 
-/* Prints the plan of one model and batch, and reads its row. */
+/* Runs --plan for one model and batch, and reads its row. */
 static void one_plan(const char *options, double x[PLAN_COLUMNS]) {
     char *out, dtype[16], *row;
     for (int i = 0; i < PLAN_COLUMNS; i++) x[i] = NAN;
@@ -1784,7 +1804,7 @@ static void one_plan(const char *options, double x[PLAN_COLUMNS]) {
     free(out);
 }
 
-/* For HY with 8 windows of 4096, XX */
+/* For HY with 8 windows of 4096 tokens, --recompute must need at most 40 % of the memory, and the plan must say so. */
 static void test_plan_recompute(void) {
     double x[PLAN_COLUMNS], again[PLAN_COLUMNS];
     one_plan("--plan 8 --seq 4096 --model HY", x);
@@ -1794,7 +1814,7 @@ static void test_plan_recompute(void) {
     printf("  %.1f of %.1f MiB\n", x[PLAN_RECOMPUTE], x[PLAN_TRAINING]);
 }
 
-/* Runs with options that save memory: recomputed layers, or other operators in one call.  Every number of the run must
+/* Runs with an option that saves memory: recomputed layers, or other fused operators.  Every number of the run must
  * stay the same, from the first gate to the sample, and memory must be less. */
 static void check_less_memory(const char *options, const char *with) {
     char *out[2], *numbers[2];
@@ -1817,8 +1837,9 @@ static void check_less_memory(const char *options, const char *with) {
 
 static void check_recompute(const char *options) { check_less_memory(options, "--recompute"); }
 
-/* With conv_ssd, HY needs less memory for 8 windows of 4096 tokens: no convolved rows, which are 24 MiB a layer, and no
- * gradient of these rows.  conv_ssd needs one layer's rows as workspace.  Mamba-2 alone always uses conv_ssd. */
+/* With conv_ssd, HY must need less memory for 8 windows of 4096 tokens.  It keeps no convolved rows, which take 24 MiB
+ * in each layer, and no gradient of these rows.  Its workspace holds the rows of one layer.  Mamba-2 alone always uses
+ * conv_ssd. */
 static void test_fuse(void) {
     char *out;
     double x[PLAN_COLUMNS], less[PLAN_COLUMNS];
@@ -1848,8 +1869,8 @@ static void test_recompute(void) {
     }
 }
 
-/* Plans need no GPU.  Their memory adds up and grows with the batch, also for models that no machine here could
- * hold. */
+/* Plans need no GPU.  Their parts must add up and grow with the batch, also for models that are too large for this
+ * machine. */
 static void test_plan(void) {
     char *out, *save;
     int rows = 0, count;
@@ -1869,7 +1890,7 @@ static void test_plan(void) {
     }
     CHECK(rows == 2 * count);
     free(out);
-    /* 16 bytes of every parameter, and 2 for its copy, exceed 32 bits */
+    /* 16 bytes for every parameter, and 2 for its 16-bit copy, give numbers above 32 bits */
     CHECK(says(0, "--plan 16 --seq 1024 --model GF --hidden 2048 --layers 13 --head-size 64",
                ",1053864525,16,1024,6030.3,4020.2,8040.4,", "GF,bf16,2048,13,62,"));
     CHECK(says(2, "--plan 1 --heads 3", "heads = 3: must divide hidden = 128", "hybrid_train: "));
@@ -1879,7 +1900,8 @@ static void test_plan(void) {
 #define ON_DEVICE "--device cuda --data short_greek.txt --hidden 32 --layers 1 --batch 2 --seq 16 "
 static const char *const dtypes[] = {"f32", "bf16", "f16"};
 
-/* Returns 77 if the program finds no GPU.  Any other failure to start fails the tests. */
+/* Whether there is no GPU, so that the tests are skipped.  If the program fails to start for another reason, tests
+ * fail. */
 static int device_is_absent(void) {
     char *out;
     int status = run_program(&out, ON_DEVICE "--steps 1");
@@ -1901,12 +1923,12 @@ static void test_device_check(void) {
         char line[256];
         snprintf(line, sizeof line, ON_DEVICE "--hidden 64 --check --dtype %s", dtypes[i]);
         CHECK(says(0, line, "gradient  layers.0.rwkv.mix_up", "0 over the limit"));
-        snprintf(line, sizeof line, ON_DEVICE "--check --dtype %s", dtypes[i]); /* one Mamba head */
+        snprintf(line, sizeof line, ON_DEVICE "--check --dtype %s", dtypes[i]); /* this model has one Mamba head */
         CHECK(says(0, line, "gradient  layers.0.mamba.Dskip", "0 over the limit"));
     }
 }
 
-/* Training on the device learns as the CPU does, and repeats bit for bit, in every dtype. */
+/* Training on the device must learn as on the CPU, and must repeat bit for bit, in every dtype. */
 static void test_device_trains(void) {
     const char *rest = "--steps 12 --lr 0.01 --eval-every 5 --eval-tokens 64 --sample 5 --csv run.csv";
     char *cpu;
@@ -1927,11 +1949,11 @@ static void test_device_trains(void) {
     free(cpu);
 }
 
-/* Whole runs in every dtype.  test_hybrid_ops tests all models. */
+/* Tests --recompute and --fuse in whole runs, in every dtype.  test_hybrid_ops tests all models. */
 static void test_device_recompute(void) {
     for (int i = 0; i < 3; i++) {
         char line[256];
-        /* enough tokens that activations outweigh the kernels' own memory */
+        /* so many tokens that activations take more memory than the kernels' own buffers */
         snprintf(line, sizeof line, ON_DEVICE "--layers 2 --batch 8 --seq 128 --dtype %s --stateful", dtypes[i]);
         check_recompute(line);
         check_less_memory(line, "--fuse conv_ssd");
@@ -2008,8 +2030,8 @@ static void test_all(void) {
     run_case("program: interrupt twice", test_interrupt_twice);
 }
 
-/* NCCL of a single rank multiplies the gradient by 1, in several buckets, so it changes no bit.  The first step is not
- * recorded, and the third is replayed.  Machines may lack NCCL. */
+/* With a single rank, NCCL multiplies the gradient by 1, in several buckets, so it must change no bit.  Four steps run,
+ * because the device records steps and replays them from the third on.  Machines may lack NCCL. */
 static void test_device_nccl(void) {
     static const char *const uses[] = {"off", "on", "on --micro-batch 1", "off --micro-batch 1"};
     char *numbers[4] = {NULL}, *out;

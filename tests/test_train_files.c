@@ -1,5 +1,5 @@
-/* Tests of files that hybrid_train writes: it must notice every failed write, and must not overwrite a file that
- * somebody needs.
+/* Tests of files that hybrid_train writes.  The program must notice every failed write, and must not overwrite a file
+ * that somebody needs.
  *
  *     test_train_files PROGRAM      PROGRAM is the built hybrid_train
  */
@@ -14,7 +14,7 @@
 
 #define SHORT TINY_GREEK "--steps 4 --sample 0 "
 
-/* Runs a shell command and returns its exit status.  $T is the program; its standard error goes to err.txt. */
+/* Runs a shell command and returns its exit status.  $T is the program.  Its standard error goes to err.txt. */
 static int shell(const char *command) {
     char line[2048];
     fflush(stdout);
@@ -24,7 +24,7 @@ static int shell(const char *command) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/* Checks that the command ends with `status`, and that standard error has each of the two texts once. */
+/* Whether the command ends with `status`, and standard error has text1 once, and text2. */
 static int fails(int status, const char *command, const char *text1, const char *text2) {
     int got = shell(command);
     char *out = read_string("err.txt"), *at = strstr(out, text1);
@@ -62,11 +62,11 @@ static void test_full_output(void) {
     CHECK(shell("$T " SHORT "--save m.safetensors >out.txt") == 0);
     CHECK(fails(1, "$T --generate m.safetensors >/dev/full", what, full));
     CHECK(fails(1, "$T --eval m.safetensors --data greek.txt >/dev/full", what, full));
-    /* it also reports other errors that end it, and exits with the status of wrong options */
+    /* the program must still report other errors, and exit with their status */
     CHECK(fails(2, "$T --steps 0 >/dev/full", "steps: '0'", "nearest"));
     CHECK(fails(1, "$T " SHORT ">&-", what, "Bad file descriptor"));
     CHECK(fails(1, "$T " SHORT "--csv run.csv <&- >&- 2>>err.txt", what, "Bad file descriptor"));
-    /* a reader that goes away */
+    /* the reader of the output ends early */
     CHECK(fails(0, "{ $T " SHORT "--steps 100000; echo $? >status.txt; } | head -1 >head.txt", what, "Broken pipe"));
     CHECK(is("status.txt", "1\n"));
 }
@@ -74,7 +74,7 @@ static void test_full_output(void) {
 static void test_full_log(void) {
     const char *what = "hybrid_train: cannot write ";
     if (exists("/dev/full")) CHECK(fails(1, "$T " SHORT "--csv /dev/full >out.txt", what, "/dev/full: No space left"));
-    /* the disk is full after some rows: the run ends, and those rows stay */
+    /* the disk is full after some rows of the log: the run must end, and these rows must stay */
     remove("run.csv");
     CHECK(fails(1, "(ulimit -f 1; exec $T " SHORT "--steps 1000 --csv run.csv) | cat >out.txt; exit 1", what,
                 "run.csv: File too large"));
@@ -83,7 +83,7 @@ static void test_full_log(void) {
                 "hybrid_train: cannot write standard output: ", "File too large"));
 }
 
-/* If a standard stream is closed, the log must not get its descriptor. */
+/* If a standard stream is closed, the log must not get the descriptor of that stream: reports would go into the log. */
 static void test_closed_streams(void) {
     char *header, *end;
     remove("run.csv");
@@ -121,18 +121,18 @@ static void test_inputs_stay(void) {
                 "the text of --data"));
     CHECK(fails(2, "$T " SHORT "--csv here.txt >here.txt", "csv: here.txt", "where the report goes"));
     CHECK(fails(2, "$T " SHORT "--csv /dev/stdout >here.txt", "csv: /dev/stdout", "where the report goes"));
-    /* a log must not take the name of a model file, whether the file is whole or not */
+    /* a log must not replace a model file, whether the file is complete or cut off */
     CHECK(says(0, SHORT "--save model.st", "held-out loss ", ""));
     CHECK(says(2, SHORT "--csv model.st", "csv: model.st is a model file; give another name", ""));
     CHECK(!shell("head -c 100 model.st >cut.st") && !exists("model.st.1"));
     CHECK(says(2, SHORT "--csv cut.st", "csv: cut.st is a model file", ""));
-    /* it gives advice if a file is in the way of the temporary file, which it writes first */
+    /* --save first writes a temporary file; if another file has its name, the program must say what to do */
     write_string("way.st.tmp", "mine");
     CHECK(says(2, SHORT "--save way.st", "way.st.tmp, as which it is written first, is in the way; remove it or", ""));
     CHECK(is("way.st.tmp", "mine") && !mkdir("dir.st.tmp", 0700));
     CHECK(says(2, SHORT "--save dir.st", "dir.st.tmp is in the way (Is a directory); remove it or give another name",
                ""));
-    /* the log must not be that temporary file */
+    /* the log must not have the name of this temporary file */
     CHECK(says(2, SHORT "--save new.st --csv new.st.tmp", "csv: new.st.tmp would overwrite the file as which --save",
                "give another name"));
     CHECK(!symlink("model.st", "link.st") && !exists("model.st.tmp"));
@@ -141,7 +141,7 @@ static void test_inputs_stay(void) {
     CHECK(is("text.txt", text) && is("run.yaml", yaml) && !exists("text.txt.1"));
 }
 
-/* An older log is kept under the first free number.  A run that does not start leaves the log alone. */
+/* An older log must be kept under the first free number.  A run that does not start must not touch the log. */
 static void test_older_log(void) {
     remove("mine.csv");
     write_string("mine.csv", "first\n");
@@ -155,7 +155,7 @@ static void test_older_log(void) {
     CHECK(says(0, SHORT "--csv mine.csv", "kept as mine.csv.4\n", ""));
     CHECK(is("mine.csv.1", "first\n") && is("mine.csv.2", "second\n") && is("mine.csv.3", "another\n"));
     CHECK(has("mine.csv.4", "\n4,512,"));
-    /* an empty file is not kept; behind a link, the link's target is kept */
+    /* an empty file need not be kept; if the log is a link, the file behind it must be kept */
     write_string("empty.csv", "");
     CHECK(says(0, SHORT "--csv empty.csv", "log         empty.csv\n", ""));
     CHECK(!exists("empty.csv.1"));
@@ -183,7 +183,8 @@ static void test_older_log(void) {
 #define ROW(n) START(n) ",,,,,,,\n"
 #define OLDER_ROW(n) START(n) ",,,,,\n"
 
-/* Continues old.csv, with this content, from a step, and adds row 7. */
+/* Writes `content` to old.csv, continues this log after step `from`, and adds row 7.  Whether the log is then as
+ * expected. */
 static int continues_as(int is_watched, const char *content, hy_log_point from, const char *expected,
                         const char *note) {
     hy_log log;
@@ -219,21 +220,21 @@ static void test_continued_log(void) {
     CHECK(continues(HEADER ROW(6) "7,64,2.", six, HEADER ROW(6) ROW(7), "rows kept: 1, later ones dropped: 1"));
     CHECK(continues(HEADER "# a note\n", six, HEADER "# a note\n" ROW(7), "rows kept: 0, later ones dropped: 0"));
     CHECK(continues(HEADER ROW(6), ((hy_log_point){6, 64, (double)NAN}), HEADER ROW(6) ROW(7), "rows kept: 1"));
-    /* the log of an older program keeps its columns */
+    /* the log of an older program must keep its columns */
     CHECK(continues(OLDER_HEADER OLDER_ROW(6), six, OLDER_HEADER OLDER_ROW(6) OLDER_ROW(7), "rows kept: 1"));
     CHECK(continues_as(1, OLDER_HEADER OLDER_ROW(6), six, OLDER_HEADER OLDER_ROW(6) OLDER_ROW(7), "rows kept: 1"));
-    /* a log keeps its columns, whether its run watched the GPU or not */
+    /* a log must keep its columns, whether the continued run watches the GPU or not */
     CHECK(continues_as(1, "", six, WATCHED_HEADER WATCHED_ROW(7), ""));
     CHECK(continues(WATCHED_HEADER WATCHED_ROW(6), six, WATCHED_HEADER WATCHED_ROW(6) WATCHED_ROW(7), "rows kept: 1"));
     CHECK(continues_as(1, HEADER ROW(6), six, HEADER ROW(6) ROW(7), "rows kept: 1"));
     CHECK(continues("", six, HEADER ROW(7), ""));
     CHECK(!exists("old.csv.1"));
-    /* if the program drops whole rows, it keeps a copy of the log */
+    /* if the program drops whole rows, it must keep a copy of the log */
     CHECK(continues(HEADER ROW(6) ROW(7) ROW(8), six, HEADER ROW(6) ROW(7), "dropped: 2; the whole log is kept as "));
     CHECK(is("old.csv.1", HEADER ROW(6) ROW(7) ROW(8)));
     CHECK(continues(HEADER "# a note\n" ROW(6) ROW(9), six, HEADER "# a note\n" ROW(6) ROW(7), "old.csv.2"));
     CHECK(is("old.csv.2", HEADER "# a note\n" ROW(6) ROW(9)));
-    /* the program keeps the log of another run aside */
+    /* the log of another run must be kept under another name */
     static const hy_log_point others[] = {{6, 65, 2.5}, {6, 64, 2.5000001}, {5, 64, 2.5}, {7, 64, 2.5}};
     for (int i = 0; i < 4; i++) {
         char kept[32];
@@ -241,7 +242,7 @@ static void test_continued_log(void) {
         CHECK(continues(HEADER ROW(6), others[i], HEADER ROW(7), "the log of another run that was there is kept as "));
         CHECK(is(kept, HEADER ROW(6)));
     }
-    /* the program keeps a file that is no log aside */
+    /* a file that is no log must be kept under another name */
     CHECK(continues("6,my own numbers\n", six, HEADER ROW(7), "the file that was there is kept as old.csv.7"));
     CHECK(is("old.csv.7", "6,my own numbers\n"));
     remove("none.csv");
@@ -252,7 +253,8 @@ static void test_continued_log(void) {
     CHECK(hy_log_write(&log, &(hy_log_row){.step = 1}) == GT_OK && hy_log_close(&log) == GT_OK);
 }
 
-/* The last row of a log gets its held-out loss later, in place.  If that fails, the row stays as it was. */
+/* The program adds the held-out loss to the last row of a log later, in place.  If this fails, the row must stay as it
+ * was. */
 static void test_completed_log(void) {
     static const hy_probe probe = {.has = {1, 1}, .branch_cosine = 0.5, .branch_rms = {2, 3}, .branch_gain = {4, 5}};
     const hy_log_row row = {7, 64, 2.5, NAN, 1, 1, 1, 1, 0.001, 1000, 10, 0.5, NULL, 0, 0, {93, 71, NAN, 10240.5}};
@@ -264,12 +266,13 @@ static void test_completed_log(void) {
     CHECK(is("old.csv", HEADER ROW(6) ROW(7)));
     CHECK(hy_log_complete(&log, 1.25, 1.75, 64, &probe) == GT_OK && is("old.csv", whole) &&
           hy_log_close(&log) == GT_OK);
-    /* by another program */
+    /* another process may complete the row */
     write_string("old.csv", HEADER ROW(6) ROW(7));
     CHECK(hy_log_reopen(&log, "old.csv", &seven) == GT_OK && log.file);
     CHECK(hy_log_complete(&log, 1.25, 1.75, 64, &probe) == GT_OK && hy_log_close(&log) == GT_OK &&
           is("old.csv", whole));
-    /* the same for a log of an older program; an evaluation that was ended early gives no such point */
+    /* logs of other versions: with fewer columns, and with columns for the GPU.  An evaluation that ended early adds no
+     * point of the curve */
     write_string("old.csv", OLDER_HEADER OLDER_ROW(7));
     CHECK(hy_log_reopen(&log, "old.csv", &seven) == GT_OK && log.file);
     CHECK(hy_log_complete(&log, 1.25, 1.75, 64, &probe) == GT_OK && hy_log_close(&log) == GT_OK);
@@ -284,7 +287,7 @@ static void test_completed_log(void) {
     CHECK(hy_log_reopen(&log, "old.csv", &seven) == GT_OK && log.file);
     CHECK(hy_log_complete(&log, NAN, 1.75, 64, &probe) == GT_OK && hy_log_close(&log) == GT_OK);
     CHECK(is("old.csv", HEADER START(7) ",0.5,2,3,4,5,1.75,64\n"));
-    /* it changes no other row, and no row that is complete, cut off or followed by others */
+    /* the program must change no row of another step, and no row that is complete, cut off or followed by others */
     static const char *const texts[] = {HEADER ROW(6) ROW(7), whole,  HEADER ROW(6) "7,64,2.5,,1,1,1",
                                         HEADER ROW(7) ROW(8), ROW(7), ""};
     for (int i = 0; i < 6; i++) {
@@ -292,7 +295,7 @@ static void test_completed_log(void) {
         CHECK(hy_log_reopen(&log, "old.csv", i ? &seven : &other) == GT_OK && !log.file && is("old.csv", texts[i]));
     }
     CHECK(hy_log_reopen(&log, "none/none.csv", &seven) == GT_OK && !log.file);
-    /* no room for a longer row: the limit of file sizes is at the end of the file */
+    /* there is no room for a longer row, because the limit of file sizes is the size of the file */
     write_string("old.csv", HEADER ROW(6) ROW(7));
     fflush(stdout);
     pid_t child = fork();
@@ -308,7 +311,7 @@ static void test_completed_log(void) {
     CHECK(wait_for(child) == 0 && is("old.csv", HEADER ROW(6) ROW(7)));
 }
 
-/* With a model of one branch, the columns of the other branch are empty. */
+/* If a model has only one branch, the columns of the other branch must be empty. */
 static void test_single_branch(void) {
     static const struct {
         hy_probe probe;

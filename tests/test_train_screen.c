@@ -1,5 +1,5 @@
-/* Tests of what hybrid_train shows: on terminals of several widths, on terminals that change their width, on terminals
- * without escapes, and in a pipe.
+/* Tests of the output of hybrid_train: on terminals of several widths, on terminals that change their width, on
+ * terminals without escape sequences, and in a pipe.
  *
  *     test_train_screen PROGRAM     PROGRAM is the built hybrid_train
  */
@@ -19,17 +19,17 @@
 
 enum { LINES_MAX = 2000, LINE_SIZE = 512, RAW_MAX = 1 << 20 };
 
-/* The text that a terminal shows of a program's output: a list of lines; the program writes to the last one. */
+/* A terminal with a program's output, as a list of lines.  The program writes to the last line. */
 typedef struct terminal {
     int master, columns;
-    char raw[RAW_MAX]; /* all bytes */
+    char raw[RAW_MAX]; /* all bytes of the output */
     int raw_length;
     char line[LINES_MAX][LINE_SIZE];
-    int lines, at;     /* number of the line that is written to; the cursor's column */
-    int overflows;     /* characters beyond the last column */
-    int unknown;       /* number of escapes that the terminal does not know */
-    char escape[16];   /* one that is not complete */
-    int escape_length; /* 0: none */
+    int lines, at;     /* number of the last line; column of the cursor */
+    int overflows;     /* number of characters beyond the last column */
+    int unknown;       /* number of escape sequences that this terminal does not know */
+    char escape[16];   /* an incomplete escape sequence */
+    int escape_length; /* its length; 0: there is none */
 } terminal;
 
 static terminal tty;
@@ -69,7 +69,7 @@ static void take_byte(char c) {
     }
 }
 
-/* Starts `hybrid_train LINE` on a new terminal; returns 0 if there is no terminal. */
+/* Starts `hybrid_train COMMAND` on a new terminal.  Returns 0 if the system gives no terminal. */
 static pid_t start(const char *command, int columns, const char *term) {
     static char copy[4096];
     char *argv[ARGUMENTS_MAX] = {program};
@@ -94,8 +94,7 @@ static pid_t start(const char *command, int columns, const char *term) {
     return child;
 }
 
-/* Reads the output that comes within a fifth of a second.  Returns 0 at the end, when the program has closed its
- * output. */
+/* Reads output that comes within a fifth of a second.  Returns 0 after the program has closed its output. */
 static int read_some(void) {
     char bytes[4096];
     struct pollfd wait = {.fd = tty.master, .events = POLLIN};
@@ -105,7 +104,7 @@ static int read_some(void) {
     return n > 0;
 }
 
-/* Runs the program on a terminal until it ends; returns its exit status. */
+/* Runs the program on a terminal until it ends.  Returns its exit status. */
 static int run_on_terminal(const char *command, int columns, const char *term) {
     pid_t child = start(command, columns, term);
     if (!child) return -1;
@@ -115,7 +114,7 @@ static int run_on_terminal(const char *command, int columns, const char *term) {
     return status;
 }
 
-/* Finds the first line, from `from` on, that begins with the text after spaces.  Returns its number, -1: none. */
+/* Returns the number of the first line, from line `from` on, that begins with the text after spaces; -1: none. */
 static int line_with(const char *text, int from) {
     for (int i = from; i <= tty.lines; i++) {
         const char *line = tty.line[i] + strspn(tty.line[i], " ");
@@ -128,7 +127,8 @@ static int line_with(const char *text, int from) {
 
 #define RUN TINY_GREEK "--steps 12 --eval-every 3 --eval-tokens 64 --sample 0 "
 
-/* Whether every evaluation left a line under a heading of these fields, and no line is wider than the terminal. */
+/* Whether there is one line for every evaluation under a heading with these fields, and no line is wider than the
+ * terminal. */
 static int shows_table(const char *heading) {
     int found = 0, fields = 1, head = line_with("step ", 0), at = head + 1;
     char words[256] = "", copy[LINE_SIZE];
@@ -147,7 +147,7 @@ static int shows_table(const char *heading) {
         found += count == fields && strlen(tty.line[at]) == strlen(tty.line[head]);
     }
     int good = !strcmp(words, heading) && found == 4 && !tty.overflows && !tty.unknown &&
-               at == head + 4; /* lines that were refreshed must have left nothing */
+               at == head + 4; /* the lines between evaluations are overwritten, so none of them may remain */
     if (!good) {
         printf("  heading '%s', %d rows, %d characters too many\n", words, found, tty.overflows);
         for (int i = 0; i <= tty.lines; i++) printf("  |%s\n", tty.line[i]);
@@ -167,24 +167,24 @@ static void test_widths(void) {
                   {25, "step loss held-out"}};
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
         CHECK(run_on_terminal(RUN, widths[i].columns, "xterm") == 0);
-        tty.overflows *= widths[i].columns >= 40; /* the other tables need 40 columns */
+        tty.overflows *= widths[i].columns >= 40; /* other parts of the report need at least 40 columns */
         CHECK(shows_table(widths[i].heading));
         CHECK(line_with("held-out loss ", 0) > 0);
     }
-    /* a terminal of unknown width counts as 80 columns; on one that is too narrow for a step, the step's line is cut */
+    /* a terminal of unknown width counts as 80 columns; on a terminal that is too narrow, the line of a step is cut */
     CHECK(run_on_terminal(RUN, 0, "xterm") == 0);
     tty.overflows = 0;
     CHECK(shows_table(widths[1].heading));
     CHECK(run_on_terminal(RUN, 6, "xterm") == 0 && line_with("12", 0) > 0);
 }
 
-/* Whether the text is in the output since byte `from`. */
+/* Whether the output since byte `from` contains the text. */
 static int came(const char *text, int from) {
     tty.raw[tty.raw_length] = 0;
     return strstr(tty.raw + from, text) != NULL;
 }
 
-/* Lines must fit even with the largest numbers. */
+/* Lines must fit even if their numbers are as large as possible. */
 static void test_long_run(void) {
     int tries = 300;
     pid_t child = start(TINY_GREEK "--steps 999999999 --eval-every 0 --sample 0", 80, "xterm");
@@ -200,7 +200,7 @@ static void test_long_run(void) {
     if (!CHECK(strlen(tty.line[tty.lines]) == strlen(tty.line[head]))) puts(tty.line[tty.lines]);
 }
 
-/* The table must follow a terminal that changes its width, with a new heading and rows that fit. */
+/* If the terminal changes its width, the table must follow: with a new heading, and with rows that fit. */
 static void test_resize(void) {
     static const int widths[] = {80, 40, 60, 20, 100};
     static const char *const headings[] = {
@@ -216,7 +216,8 @@ static void test_resize(void) {
             printf("  at %d columns: %.300s\n", widths[i], tty.raw + from);
             continue;
         }
-        /* the rows after it are refreshed in place and fit; the line that stood there before may have been wider */
+        /* the rows after the heading must be refreshed in place and fit; the line before the change may have been
+         * wider */
         row = tty.lines;
         tty.overflows = 0;
         for (from = tty.raw_length; tty.raw_length < from + 200 && tries-- > 0 && read_some();) continue;
@@ -229,14 +230,14 @@ static void test_resize(void) {
     close(tty.master);
 }
 
-/* A terminal without escapes gets whole lines, like a pipe. */
+/* A terminal without escape sequences must get whole lines, as a pipe does. */
 static void test_dumb(void) {
     static const char *const terms[] = {"dumb", ""};
     for (int i = 0; i < 2; i++) {
         CHECK(run_on_terminal(RUN "--log-every 3", 80, terms[i]) == 0);
         CHECK(!memchr(tty.raw, '\033', (size_t)tty.raw_length));
-        for (int k = 0; k < tty.raw_length; k++)
-            CHECK(tty.raw[k] != '\r' || tty.raw[k + 1] == '\n'); /* the terminal's own */
+        /* the only carriage returns are those that the terminal adds before newlines */
+        for (int k = 0; k < tty.raw_length; k++) CHECK(tty.raw[k] != '\r' || tty.raw[k + 1] == '\n');
         CHECK(shows_table("step loss held-out grad R/M tok/s MiB eta"));
     }
 }
@@ -244,14 +245,14 @@ static void test_dumb(void) {
 static void test_colour(void) {
     unsetenv("NO_COLOR");
     CHECK(run_on_terminal(RUN, 80, "xterm") == 0 && came("\033[32mPASS\033[0m", 0));
-    setenv("NO_COLOR", "", 1); /* empty is not set */
+    setenv("NO_COLOR", "", 1); /* an empty NO_COLOR counts as not set */
     CHECK(run_on_terminal(RUN, 80, "xterm") == 0 && came("\033[32mPASS\033[0m", 0));
     setenv("NO_COLOR", "1", 1);
     CHECK(run_on_terminal(RUN, 80, "xterm") == 0 && !came("\033[3", 0) && came("  PASS  G0 ", 0));
     unsetenv("NO_COLOR");
 }
 
-/* No line is wider than 80 columns. */
+/* Whether no line is wider than 80 columns. */
 static int is_narrow(const char *out) {
     int widest = 0;
     for (const char *line = out; *line; line += strcspn(line, "\n") + 1) {
@@ -273,7 +274,7 @@ static void test_pipe(void) {
         CHECK(is_narrow(out) && !strchr(out, '\033') && !strchr(out, '\r'));
         free(out);
     }
-    /* a gate in three lines: bounds and fault stand below the values */
+    /* in 80 columns a gate takes three lines: the bounds and the fault stand below the values */
     CHECK(says(0, RUN, "\n  PASS  G4    RWKV",
                "\n              0.3 to 3 (FAIL <0.1, >10)\n"
                "              against a branch that hardly learns beside the other\n"));
@@ -281,7 +282,7 @@ static void test_pipe(void) {
     CHECK(line_with("PASS  G4 ", 0) > 0 && strstr(tty.line[line_with("PASS  G4 ", 0)], "0.3 to 3 ("));
 }
 
-/* The final evaluation shows its progress.  The first Ctrl-C ends it with the result so far. */
+/* The final evaluation must show its progress.  The first Ctrl-C must end it with the result so far. */
 static void test_evaluation(void) {
     char *greek = read_string("greek.txt"), *text = calloc(1, 40 * strlen(greek) + 1), *log, *last;
     for (int i = 0; i < 40; i++) strcat(text + strlen(text), greek);
@@ -302,7 +303,7 @@ static void test_evaluation(void) {
         CHECK(line_with("evaluation: ", 0) < 0 && !tty.overflows && line_with("interrupted", 0) > 0);
         CHECK(line_with("held-out       the first ", 0) > 0 && line_with("held-out loss ", 0) > 0);
     }
-    /* the row of the last step has the last point of the curve, on 8 tokens, and the final loss so far */
+    /* the row of the last step must have the last point of the curve, over 8 tokens, and the final loss so far */
     log = read_string("run.csv"), last = strstr(log, "\n2,");
     double fields[19] = {0};
     for (int i = 0; i < 19 && CHECK(last); i++) fields[i] = atof(last + 1), last = strchr(last + 1, ',');
@@ -342,7 +343,7 @@ static void test_text(void) {
     CHECK(!strcmp(hy_duration(-1).text, "0:00") && !strcmp(hy_duration(NAN).text, "0:00"));
 }
 
-/* The program shows control characters of a file's texts, and does not send them to the terminal. */
+/* The program must replace control characters in texts from files, and not send them to the terminal. */
 static void test_control_characters(void) {
     char text[] = "a\033[31mb\x7f\r\n\xc2\x9bz \xce\xb1\xc2\xa0", *out;
     hy_make_plain(text);

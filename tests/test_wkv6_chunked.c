@@ -1,6 +1,6 @@
-/* Compares the chunked form of wkv6 (wkv6_chunked.c, docs/wkv6.md) with the double twin, which goes token by token:
- * both must be the same function.  Then tests what the page states on rounding: a correction of dg where states are
- * kept as bf16.
+/* Compares the chunked form of wkv6 (wkv6_chunked.c, docs/wkv6.md) with the double twin, which computes token by token.
+ * Both must compute the same function.  Also tests what docs/wkv6.md states about rounding: with bf16 states, a
+ * correction of dg makes the error of dw smaller.
  *
  *     test_wkv6_chunked
  */
@@ -13,7 +13,7 @@
 
 /* ---- inputs ---------------------------------------------------------------------------------- */
 
-/* Arrays of a call.  The test draws decays as h = -log2 d. */
+/* The inputs of a call.  The test draws a decay d as h = -log2 d. */
 typedef struct arrays {
     double r[CHUNKED_T * CHUNKED_N], k[CHUNKED_T * CHUNKED_N], w[CHUNKED_T * CHUNKED_N], v[CHUNKED_T * CHUNKED_V];
     double dy[CHUNKED_T * CHUNKED_V], u[CHUNKED_N], state_in[CHUNKED_N * CHUNKED_V], dstate_out[CHUNKED_N * CHUNKED_V];
@@ -31,11 +31,11 @@ static double h_slow(test_random *random, int t, int n) {
     return (void)t, (void)n, exp2(-12 + 6 * test_uniform(random));
 }
 
-static double h_trained(test_random *random, int t, int n) { /* each channel has its own */
+static double h_trained(test_random *random, int t, int n) { /* each channel has its own typical decay */
     return (void)t, exp2(-8 + 0.4 * (n % 20) + test_normal(random));
 }
 
-/* Sums of h up to 63 in a sub-chunk, in every channel. */
+/* In every channel, the sum of h over a sub-chunk of 16 tokens is up to 63, just below the limit of the usual path. */
 static double h_fast(test_random *random, int t, int n) { return (void)t, (void)n, 3 + 0.9 * test_uniform(random); }
 
 /* A few tokens decay far more than the others. */
@@ -43,7 +43,7 @@ static double h_uneven(test_random *random, int t, int n) {
     return (t * 7 + n * 3) % 40 == 0 ? 6 + 50 * test_uniform(random) : h_slow(random, t, n);
 }
 
-/* Resets, which are exact zeros, in some channels; in some of these at every token. */
+/* Resets, which are decays of exactly 0: in some channels at a few tokens, and in one of 16 channels at every token. */
 static double h_resets(test_random *random, int t, int n) {
     return n % 16 == 5 || (n % 4 == 0 && (t + n) % 23 == 0) ? INFINITY : h_trained(random, t, n);
 }
@@ -85,7 +85,7 @@ static void set_arrays(gt_wkv6_args *a, const arrays *in, int is_bare, results *
 
 /* ---- comparing ------------------------------------------------------------------------------- */
 
-/* The largest error divided by the largest number; NaN if any number is NaN. */
+/* The largest error divided by the largest number, or NaN if any number is NaN. */
 static double error_of(const double *got, const double *truth, int64_t count) {
     double largest = 0, error = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -109,7 +109,7 @@ static void check(const char *name, const char *what, const gt_wkv6_args *a, con
 typedef struct regime {
     const char *name;
     draw_decay h;
-    int usual, strong; /* the paths that the regime must take; 1: in forward, 2: in backward */
+    int usual, strong; /* bits of the passes that must take this path; 1: forward, 2: backward */
 } regime;
 
 static const regime regimes[] = {
@@ -132,7 +132,7 @@ static void check_regime(const regime *regime, int64_t T, int64_t N, int number)
     a.scale = number % 7 == 3 ? 0.3f : number % 7 == 5 ? 4.0f : 0.0f;
     draw_inputs(&a, regime->h, &in);
     memset(&truth, 0, sizeof truth);
-    memset(&got, 0x7f, sizeof got); /* a bit pattern that no result can have */
+    memset(&got, 0x7f, sizeof got); /* a bit pattern that no result has, so a missing write shows */
     set_arrays(&a, &in, number % 5 == 0, &truth);
     test_check(gt_ref64_wkv6_forward(&a) == GT_OK && gt_ref64_wkv6_backward(&a) == GT_OK, "twin: %s", gt_last_error());
     set_arrays(&a, &in, number % 5 == 0, &got);
@@ -157,7 +157,7 @@ static void check_regime(const regime *regime, int64_t T, int64_t N, int number)
 
 /* ---- error of dw from bf16 states -------------------------------------------------------------- */
 
-/* The relative error of dw of each channel, averaged over the channels. */
+/* The relative error of dw in each channel, averaged over the channels. */
 static double error_of_dw(const gt_wkv6_args *a, const wkv6_form *form, results *got, const results *truth) {
     double sum = 0;
     wkv6_chunked_backward(a, form);
@@ -172,8 +172,8 @@ static double error_of_dw(const gt_wkv6_args *a, const wkv6_form *form, results 
     return sum;
 }
 
-/* Section 7 of the page: states S and G in bf16 cause an error in dw of slow channels.  The sums of the reverse pass
- * remove a part of that error, on both paths.  Measured: 1.73e-3 and 1.75e-3 are left of 2.07e-3. */
+/* Tests section 7 of docs/wkv6.md.  States S and G in bf16 make an error in dw of slow channels.  The sums of the
+ * reverse pass remove a part of this error, on both paths.  Measured: of 2.07e-3, 1.73e-3 and 1.75e-3 remain. */
 static void check_correction(int always_strong) {
     static arrays in;
     static results truth, got;

@@ -1,13 +1,13 @@
-/* WKV6 with hard numbers.  Compares the kernels, forward and backward, with and without `saved`, with the double twin
- * on the same rounded inputs.  There are two programs: on a GPU (kernels_gpu.cu), and emulated (kernels_emu.cpp), with
- * fewer and smaller cases. */
+/* Tests wkv6 with numbers that are hard to compute with.  Compares the kernels, forward and backward, with and without
+ * `saved`, with the double twin on the same rounded inputs.  There are two programs: on a GPU (kernels_gpu.cu), and in
+ * the emulation (kernels_emu.cpp), which runs fewer and smaller cases. */
 #include "hard.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-/* The promised limits of activations and dw.  States and du are fp32.  Beside 16-bit activations, their products have
- * factors of 11 bits. */
+/* The documented limits: of activations and dw, and of states and du, which are fp32.  In 16-bit calls, the products of
+ * states and du have factors of 11 bits. */
 #define LIMITS                                                                                                         \
     { {0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 2.5e-3, 1e-3}, {0}, 1 }
 static const test_runner runners[] = {{"the kernel", hard_run, &hard_plain, 0, LIMITS, 0},
@@ -15,15 +15,15 @@ static const test_runner runners[] = {{"the kernel", hard_run, &hard_plain, 0, L
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
-/* log of the decay of token t, channel n, head h */
+/* The log of the decay of token t, head h, channel n. */
 typedef double log_decay(test_random *random, int t, int h, int n);
 
 typedef struct hard_case {
     test_case c;
-    log_decay *decay; /* NULL: w keeps the values that the case draws */
-    double loss;      /* factor of dy and dstate_out; 0 means 1 */
-    int by_channel;   /* each channel of dr, dk and dw is judged, too */
-    int in_detail;    /* all rows and elements are judged, too, as by the harness */
+    log_decay *decay; /* NULL: w has the values that the case draws */
+    double loss;      /* factor of dy and dstate_out; 0: 1 */
+    int by_channel;   /* also judges each channel of dr, dk and dw alone */
+    int in_detail;    /* also judges rows and elements, by test_compare */
 } hard_case;
 
 static void set_decays(const hard_case *k, test_values *in) {
@@ -35,7 +35,7 @@ static void set_decays(const hard_case *k, test_values *in) {
     for (int64_t i = 0; i < a->B * a->T * a->H * a->N; i++) {
         const int64_t n = i % a->N, h = i / a->N % a->H, t = i / (a->N * a->H) % a->T;
         const double decay = k->decay(&random, (int)t, (int)h, (int)n);
-        /* a large number gives a raw decay of 0: here 200 */
+        /* a raw w of 200 gives a decay of 0 */
         values[i] = a->decay == GT_DECAY_LOG ? decay : fmin(log(-decay), 200);
         values[i] = test_round(values[i], test_dtype_of(c, w));
     }
@@ -58,7 +58,8 @@ static void draw_inputs(const hard_case *k, gt_pass pass, test_values *in) {
 
 /* ---- judging --------------------------------------------------------------------------------- */
 
-/* Checks every element; a NaN fails.  fp16 rounds subnormal numbers more coarsely. */
+/* Checks the relative l2 error over all elements, or over one channel.  A NaN fails.  fp16 rounds subnormal numbers
+ * more coarsely, so it has a larger floor. */
 static void check_elements(const test_runner *r, const test_case *c, gt_pass pass, const gt_tensor *t,
                            const double *got, const double *truth, int64_t first, int64_t step, double limit) {
     const double floor = test_dtype_of(c, t) == GT_F16 ? 0x1p-14 : 0x1p-126;
@@ -89,12 +90,12 @@ static void check_tensors(const test_runner *r, const hard_case *k, gt_pass pass
     }
 }
 
-static int is_short; /* set in the emulation, and by --short for racecheck */
-static int is_third; /* --third: every third case */
-static int turn;     /* if is_short: half of the passes run with `saved`, half without */
+static int is_short; /* fewer and smaller cases: in the emulation, or with --short for racecheck */
+static int is_third; /* --third: runs every third case */
+static int turn;     /* counts cases; with is_short, it decides whether a pass runs with `saved` */
 
-/* Runs the check.  The emulation runs it again as devices with less shared memory than 9.0, which take other
- * kernels. */
+/* Runs the check.  In the emulation, cases with N = 128 also run on a device with less shared memory than 9.0, which
+ * uses other kernels. */
 static void check_on_devices(const hard_case *k, void (*check)(const hard_case *k)) {
     if (is_third && turn % 3) {
         turn++;
@@ -128,7 +129,7 @@ static void check_case(const hard_case *k) { check_on_devices(k, check_passes); 
 
 /* ---- variants -------------------------------------------------------------------------------- */
 
-/* Sets one dtype, also of w.  Raw and log decays, and the number of segments, change with `turn`. */
+/* Sets the dtype of activations and w.  The kind of decay (raw or log) and the number of segments depend on `turn`. */
 static void set_variant(hard_case *k, gt_dtype dtype, int turn) {
     static const int64_t segments[] = {0, 1, 3};
     test_set_dtype(&k->c, dtype, GT_DTYPE_DEFAULT);
@@ -137,7 +138,7 @@ static void set_variant(hard_case *k, gt_dtype dtype, int turn) {
     k->c.args.wkv6.segments = segments[turn % 3];
 }
 
-/* Runs the check in every dtype; emulated, only in dtype number `turn`. */
+/* Runs the check in every dtype.  With is_short, runs it only in dtype number `turn` modulo 3. */
 static void check_dtypes(const hard_case *given, int turn) {
     static const gt_dtype dtypes[] = {GT_BF16, GT_F16, GT_F32};
     for (int i = 0; i < 3; i++) {
@@ -154,10 +155,11 @@ static void check_dtypes(const hard_case *given, int turn) {
 
 /* ---- resets ---- */
 
-/* The distance of resets.  After 64 resets of this distance every position of a chunk of 64 had one. */
+/* The distance between resets, in tokens.  After 64 resets at this distance, every position of a chunk of 64 has had
+ * one. */
 static int reset_interval(void) { return is_short ? 17 : 65; }
 
-/* Resets: in all channels of head 0, in some channels of head 1. */
+/* Resets all channels of head 0, and some channels of head 1. */
 static double resetting(test_random *random, int t, int h, int n) {
     const double decay = -exp(-3 + test_normal(random));
     const int at_reset = t % reset_interval() == 0, count = t / reset_interval();
@@ -165,7 +167,7 @@ static double resetting(test_random *random, int t, int h, int n) {
     return is_reset ? -INFINITY : decay;
 }
 
-/* Decays of 0: all decays of head 0, every second decay of head 1. */
+/* Decays of exactly 0: all decays of head 0, and half of the decays of head 1. */
 static double forgetting(test_random *random, int t, int h, int n) {
     const double decay = -exp(-3 + test_normal(random));
     (void)t, (void)n;
@@ -185,7 +187,7 @@ static void check_resets(void) {
 
 /* ---- decays near 1 ---- */
 
-/* k v^T has a mean, so the state grows with every token, to 16384. */
+/* k v^T has a mean above 0, so the state grows with every token, up to 16384. */
 static void check_accumulation(void) {
     const int64_t T = is_short ? 600 : 65536;
     const hard_case k = {
@@ -205,7 +207,7 @@ static double all_speeds(test_random *random, int t, int h, int n) {
     return speeds[n % 6] * (0.9 + 0.1 * test_uniform(random));
 }
 
-/* The fastest channel falls by nearly 2^62 in 16 tokens.  Kernels treat faster decays in another way. */
+/* The fastest channel decays by nearly 2^62 in 16 tokens.  Kernels compute faster decays on another path. */
 static double mild_speeds(test_random *random, int t, int h, int n) {
     const double speeds[] = {-2.7, -1.5, log(0.5), log(0.99), -1e-6};
     (void)t, (void)h;
@@ -217,23 +219,23 @@ static double changing_speeds(test_random *random, int t, int h, int n) {
     return (t + 3 * n) % 50 < 40 ? mild_speeds(random, t, h, n + t / 50) : all_speeds(random, t, h, n + t / 50);
 }
 
-/* Almost no decay, and resets.  The resets are not exact: with exact resets, dw would show the rounding of larger
- * sums. */
+/* Almost no decay, and strong decays at a few tokens.  Decays of exactly 0 would not do: there dw would show the
+ * rounding of larger sums. */
 static double nearly_resetting(test_random *random, int t, int h, int n) {
     static const double strong[] = {-70, -30, -9};
     (void)random, (void)h;
     return (t + 7 * n) % 23 == 0 ? strong[n % 3] : -1e-5;
 }
 
-/* dw of a slow channel hardly changes from token to token.  If the inputs have mean 0, all of it may be small by
- * chance. So only inputs with another mean are judged by channel. */
+/* Tests channels of different speeds.  dw of a slow channel hardly changes from token to token.  With inputs of mean 0,
+ * all of such a channel may be small by chance, so only cases with another mean are judged by channel. */
 static void check_speeds(void) {
     static log_decay *const decays[] = {all_speeds, mild_speeds, changing_speeds, nearly_resetting};
     static const int64_t sizes[] = {64, 32, 128};
     static const test_fill with_mean[] = {NORMAL("r", 0.5, 0.5), NORMAL("k", 0.5, 0.5), NORMAL("v", 0.5, 0.5),
                                           NORMAL("dy", 0.5, 0.5)};
     for (int i = 0; i < 12; i++) {
-        /* with several heads, a few slow channels make up dw, and share one error in each chunk */
+        /* judged as a whole; several heads, since a few slow channels make up dw, and share one error in each chunk */
         hard_case k = {.c = {WKV6(.T = is_short ? 200 : 600, .H = 3, .N = sizes[i / 4]), .name = "speeds"},
                        .decay = decays[i % 4]};
         check_dtypes(&k, i / 4 + i % 4);
@@ -244,14 +246,14 @@ static void check_speeds(void) {
     test_group("wkv6", "fast and slow channels");
 }
 
-/* These decays give the largest error of dw in bf16: all tokens of a slow channel's chunk share one error of S, and
- * errors of G add up.  Each head is judged by itself. */
+/* The decays with the largest error of dw in bf16: all tokens of a slow channel's chunk share one error of S, and
+ * errors of G add up. */
 static double slowest(test_random *random, int t, int h, int n) {
     (void)t, (void)h, (void)n;
     return -exp(-8 + 0.5 * test_normal(random));
 }
 
-/* As `slowest`, but the kernels compute chunks of such a head in another way. */
+/* As `slowest`, except for one fast channel, for which the kernels take another path for the whole head. */
 static double slowest_but_one(test_random *random, int t, int h, int n) {
     return n == 5 ? -12 : slowest(random, t, h, n);
 }
@@ -312,12 +314,13 @@ static void check_large_states(void) {
 
 static double extreme(test_random *random, int t, int h, int n) {
     static const double decays[] = {0, -1e-40, -1e-6, -1e-3, -0.7, -4.3, -20, -87, -104, -1e4, -1e37, -INFINITY};
-    const int group = (t / 16 + n / 16 + h) % 3; /* slow, fast and mixed blocks of 16 tokens x 16 channels */
+    /* blocks of 16 tokens x 16 channels: slow (0), mixed (1) or fast (2) */
+    const int group = (t / 16 + n / 16 + h) % 3;
     const int first = group == 2 ? 6 : 0, count = group == 1 ? 12 : 6;
     return decays[first + (int)(test_uniform(random) * count)];
 }
 
-/* Small and large factors.  The last case has large products, and channels that fall as fast as in `mild_speeds`. */
+/* Tests small and large factors.  The last case has large products, and channels that decay as in `mild_speeds`. */
 static void check_extremes(void) {
     static const double sizes[][2] = {{1e-3, 1e6}, {1, 1e3}, {1e3, 1}, {1e6, 1e-3}, {1e5, 1e5}};
     for (int i = 0; i < 5; i++) {
@@ -336,7 +339,7 @@ static void check_extremes(void) {
 
 /* ---- neighbours ---- */
 
-/* Copies the inputs, but with NaN in all batch elements other than b. */
+/* Sets the inputs of all batch elements except b to NaN. */
 static void spoil_neighbours(const test_case *c, gt_pass pass, int64_t b, test_values *in) {
     const gt_op *op = test_table(c);
     for (int i = 0; op->tensors[i].name; i++) {
@@ -348,10 +351,10 @@ static void spoil_neighbours(const test_case *c, gt_pass pass, int64_t b, test_v
     }
 }
 
-/* Compares a batch with NaN neighbours with the same batch of clean elements.  Where segments are fixed, compares it
- * with the element alone. */
+/* The results of a batch element beside NaN elements must have the bits of the same element beside clean elements.
+ * With a fixed number of segments, they must have the bits of the element alone. */
 static void check_neighbours_in(const hard_case *k, const test_runner *r, gt_pass pass) {
-    const int64_t b = 1, first = k->c.args.wkv6.segments ? b : 0; /* b: the middle element */
+    const int64_t b = 1, first = k->c.args.wkv6.segments ? b : 0; /* b: the middle batch element */
     test_case clean = k->c;
     test_values in, part, out, got, expected;
     if (first == b) clean.args.wkv6.B = 1;
@@ -377,7 +380,7 @@ static void check_neighbours_of(const hard_case *k) {
     }
 }
 
-/* The check leaves out du, which sums over the batch. */
+/* Tests that a batch element does not depend on its neighbours.  The cases lack du, which sums over the batch. */
 static void check_neighbours(void) {
     static const gt_dtype dtypes[] = {GT_BF16, GT_F32, GT_F16};
     for (int i = 0; i < (is_short ? 6 : 27); i++) {
@@ -392,7 +395,8 @@ static void check_neighbours(void) {
 
 /* ---- last chunks ---- */
 
-/* Without dstate_out the last chunk of a sequence, whole or partial, is computed beside the sweep and not in it. */
+/* Without dstate_out, the kernels compute the last chunk of a sequence, whole or partial, beside the reverse pass and
+ * not in it. */
 static void check_last_chunks(void) {
     for (int i = 0; i < 6; i++) {
         hard_case k = {.c = {WKV6(.T = i % 2 ? 128 : 150, .H = 2, .N = 32 << i / 2), .name = "last",
@@ -401,7 +405,7 @@ static void check_last_chunks(void) {
         k.c.args.wkv6.B = 2;
         set_variant(&k, GT_BF16, i);
         k.c.args.wkv6.segments = 1;
-        turn = 0; /* with saved */
+        turn = 0; /* runs backward with `saved` */
         check_case(&k);
     }
     test_group("wkv6", "last chunks beside the sweep");
@@ -409,16 +413,17 @@ static void check_last_chunks(void) {
 
 /* ---- long sequences ---- */
 
-/* Checks the size of backward's workspace.  It is no larger than r where dv serves as scratch memory.  Otherwise it is
- * at most half of r plus N / 64 times r.  It counts chunks, and each packed sequence may have one more.  A query
- * without saved, dk and dv gets no smaller answer. */
+/* Checks the size of backward's workspace.  If dv serves as scratch memory, the workspace is at most as large as r.
+ * Otherwise it is at most 1/2 + N / 64 times as large.  The size counts chunks, and each packed sequence may add one
+ * chunk.  A query without saved, dk and dv must not give a smaller answer. */
 static void check_room(const test_case *c) {
     static _Alignas(16) char any[16];
     gt_wkv6_args a = c->args.wkv6;
     gt_workspace need;
     const int64_t elements = a.B * a.T * a.H * a.N, size = elements * (a.dtype == GT_F32 ? 4 : 2);
-    const int64_t chunks = a.T / 64 + a.seq_capacity; /* T is a multiple of 64 */
-    /* N = 128: dv serves only where a block may have 163 KB, as on the emulated device */
+    const int64_t chunks = a.T / 64 + a.seq_capacity; /* T is a multiple of 64, so the division is exact */
+    /* with N = 128, dv serves as scratch memory only if a block can have 163 KB of shared memory, as on the emulated
+     * device */
     const int is_scratch = !c->absent && (a.N < 128 || (a.dtype != GT_F32 && machine_is_slow));
     const int64_t most = is_scratch ? size : (size / 2 + size * a.N / 64) * chunks / (a.T / 64);
     a.r = a.k = a.w = a.v = a.dy = a.dr = a.dk = a.dw = a.dv = a.saved = any;
@@ -435,7 +440,7 @@ static void check_room(const test_case *c) {
                need.backward);
 }
 
-/* G lies in dk and dv.  Without dv, and in fp32 with N = 128, G lies in workspace. */
+/* Tests the places of G: in dk and dv; without dv, and in fp32 with N = 128, in the workspace. */
 static void check_long(void) {
     static const struct {
         gt_dtype dtype;
@@ -470,8 +475,8 @@ static void check_long(void) {
 
 /* ---- capacities ---- */
 
-/* Far fewer sequences than the capacity, but more work items than blocks, so that a block takes several items in turn.
- * Ten times the capacity may add at most a tenth to the number of blocks. */
+/* Tests capacities far above the number of sequences.  There are more work items than blocks, so a block takes several
+ * items in turn.  Ten times the capacity may add at most a tenth to the number of blocks. */
 static void check_capacities(void) {
     enum { MOST = 600 };
     static const struct {

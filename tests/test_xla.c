@@ -1,4 +1,4 @@
-/* test_xla.c - the handlers for XLA.  The test calls them as a host does, with a call frame of its own, and compares
+/* test_xla.c - tests the handlers for XLA.  The test calls them as XLA does, with a call frame of its own, and compares
  * the results with the twin's.  It also tests metadata, errors and registration. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,7 +94,7 @@ typedef struct call {
     char operand_names[256], result_names[256];
 } call;
 
-/* Describes a buffer; `sizes` has up to four. */
+/* Describes a buffer.  shape: up to four sizes, separated by spaces.  `sizes` receives them. */
 static void describe(gt_xla_buffer *b, int64_t *sizes, int dtype, void *data, const char *shape) {
     char *end = NULL;
     memset(b, 0, sizeof *b);
@@ -136,7 +136,7 @@ static void attribute(call *c, const char *name, int type, int dtype, const void
     }
 }
 
-/* Makes the call and returns the error's code.  `text` receives the error's text, "" if there is no error. */
+/* Makes the call and returns the code of its error, or 0.  `text` receives the message of the error, or "". */
 static int run(call *c, const char *name, const char *platform, char text[512]) {
     gt_xla_frame frame;
     gt_xla_error *error;
@@ -219,7 +219,7 @@ static void test_scan(void) {
     put_inputs(&c, 1);
     operand(&c, "dy", GT_XLA_F32, dy, "2 5 6");
     operand(&c, "saved", GT_XLA_U8, NULL, "0");
-    result(&c, "dA", GT_XLA_F32, dA, "6 3"); /* in any order */
+    result(&c, "dA", GT_XLA_F32, dA, "6 3"); /* results may be in any order */
     result(&c, "du", GT_XLA_F32, du, "2 5 6");
     result(&c, "dBm", GT_XLA_F32, dB, "2 5 2 3");
     result(&c, "dstate_in", GT_XLA_F32, dstate, "2 6 3");
@@ -227,7 +227,8 @@ static void test_scan(void) {
     CHECK(!memcmp(du, du2, sizeof du) && !memcmp(dA, dA2, sizeof dA) && !memcmp(dB, dB2, sizeof dB));
     CHECK(!memcmp(dstate, dstate2, sizeof dstate) && du[0] != 0);
 
-    /* a step: the state is an operand and a result in the same memory, here a pool with one row for each element */
+    /* in a step, the state is an operand and a result in the same memory; here it is a pool with one row for each batch
+     * element */
     static const int32_t slots[B] = {1, 0};
     a = inputs();
     memcpy(state2, state_in, sizeof state2);
@@ -235,7 +236,7 @@ static void test_scan(void) {
     a.y = y2, a.state_out = state2, a.slots = slots, a.slot_capacity = B, a.segments = 0;
     CHECK(gt_ref_selective_scan_step(&a) == GT_OK);
     put_inputs(&c, 0);
-    c.n_attributes = 1; /* without segments */
+    c.n_attributes = 1; /* drops the attribute `segments`, which a step does not take */
     operand(&c, "state_out", GT_XLA_F32, state, "2 6 3");
     operand(&c, "slots", GT_XLA_S32, slots, "2");
     result(&c, "y", GT_XLA_F32, y, "2 5 6");
@@ -246,7 +247,7 @@ static void test_scan(void) {
     CHECK(run(&c, "gt_xla_selective_scan_step", "Host", text) == GT_XLA_INVALID_ARGUMENT);
     CHECK(strstr(text, "state_out is updated in place"));
 
-    /* the whole batch shares one state */
+    /* a state without the batch index is shared by the whole batch */
     a = inputs();
     a.state_in = state_in, a.state_in_shared = 1, a.y = y2;
     CHECK(gt_ref_selective_scan_forward(&a) == GT_OK);
@@ -257,7 +258,7 @@ static void test_scan(void) {
     CHECK(!memcmp(y, y2, sizeof y));
 }
 
-/* Packed sequences whose states are rows of a pool: conv1d updates the pool in place. */
+/* Tests packed sequences whose states are rows of a pool.  conv1d updates the pool in place. */
 static void test_pool(void) {
     static const int32_t bounds[] = {0, 3, 5}, slots[] = {3, 1}, zero[] = {0, 1};
     static float weight[D * 2], y[BTD], y2[BTD], pool[4 * D], pool2[4 * D];
@@ -285,7 +286,7 @@ static void test_pool(void) {
     }
 }
 
-/* add_norm in bf16 beside a sum in fp32.  An operand "sum" makes backward read forward's sum. */
+/* Tests add_norm in bf16 with its sum in fp32.  With an operand "sum", backward reads forward's sum. */
 static void test_sum(void) {
     enum { M = B * T, MD = M * D };
     static uint16_t x[MD], dy16[MD], y[MD], y2[MD], dx[MD], dx2[MD];
@@ -316,7 +317,7 @@ static void test_sum(void) {
     CHECK(!memcmp(y, y2, sizeof y) && !memcmp(sum, sum2, sizeof sum) && sum[MD - 1] != 0);
 
     a.dy = dy16, a.dsum = dsum, a.dx = dx2, a.dresidual = dresidual2, a.dgamma = dgamma2;
-    fill(sum, MD, 1, 0); /* another sum: its gradients show that backward reads it */
+    fill(sum, MD, 1, 0); /* another sum than x + residual, so that the gradients show whether backward reads it */
     for (int reads_sum = 0; reads_sum < 2; reads_sum++) {
         a.reads_sum = reads_sum, a.sum = sum;
         CHECK(gt_ref_add_norm_backward(&a) == GT_OK);
@@ -400,7 +401,7 @@ static void test_metadata(void) {
         gt_xla_metadata_query query = {{sizeof query, GT_XLA_METADATA, NULL}, &metadata.known};
         gt_xla_extension other = {sizeof other, 77, &query.base};
         gt_xla_frame frame;
-        memset(&frame, 0, sizeof frame); /* no api */
+        memset(&frame, 0, sizeof frame); /* frame.api is NULL */
         memset(&metadata, 0x5a, sizeof metadata);
         frame.stage = GT_XLA_EXECUTE;
         frame.extensions = &other;
@@ -431,12 +432,12 @@ static void test_register(void) {
     CHECK(!strcmp(gt_last_error(), "gt_xla_register: gt_xla_ssd_step, Host: no such platform here"));
 }
 
-/* The CUDA handler asks for the stream.  Where there is no device, it passes on the library's error. */
+/* The CUDA handler must ask for the stream.  Without a device it must return the library's error. */
 static void test_device(void) {
     static float y[BTD];
     char text[512];
     call c;
-    if (gt_device_supported(-1) == GT_OK) return; /* kernels cannot read this host memory */
+    if (gt_device_supported(-1) == GT_OK) return; /* a GPU's kernels cannot read this test's host memory */
     put_inputs(&c, 1);
     result(&c, "y", GT_XLA_F32, y, "2 5 6");
     CHECK(run(&c, "gt_xla_selective_scan_forward", "CUDA", text) != 0 && streams == 1);

@@ -105,7 +105,7 @@ int says(int status, const char *line, const char *text1, const char *text2) {
     return ok;
 }
 
-/* Writes sentences of Greek words in UTF-8, a text with another alphabet and with bytes over 127. */
+/* Writes a text of Greek words in UTF-8, so that tests have another alphabet and bytes above 127. */
 static void write_greek(void) {
     static const char *const words[] = {"λόγος", "θάλασσα", "φως", "νύχτα",  "δέντρο", "και",
                                         "πουλί", "ουρανός", "γη",  "ποτάμι", "ένα",    "βουνό"};
@@ -170,7 +170,8 @@ int begin_tests(const char *path) {
         fprintf(stderr, "usage: PROGRAM_OF_TESTS HYBRID_TRAIN [device | short]\n");
         return 2;
     }
-    /* programs would inherit that a signal is ignored here, as it is under nohup or in the background of a shell */
+    /* a signal may be ignored here, as under nohup or in the background of a shell; the tested programs would inherit
+     * that */
     static const int sent[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM};
     for (size_t i = 0; i < sizeof sent / sizeof sent[0]; i++) signal(sent[i], SIG_DFL);
     write_greek();

@@ -1,8 +1,10 @@
-/* The chunked form of wkv6, step by step as the tensor-core kernels compute it.  Numbers in brackets are sections of
- * docs/wkv6.md, where the same formulas stand.  Section 10 there names the functions of gt/wkv6 for each step.
+/* The chunked form of wkv6, step by step as the tensor-core kernels compute it.  A number in brackets, such as [2], is
+ * a section of docs/wkv6.md, which has the same formulas.  Section 10 of that file names the functions of gt/wkv6 for
+ * each step.
  *
- * Most functions work on one channel n.  In the kernels the channels are rows of matrices: S[n] is a row of S, and R
- * and K are matrices of tokens by channels.  The loops over channels and tokens here are matrix products there. */
+ * Terms: S is the state and G its gradient.  A chunk has 64 tokens, in four sub-chunks of 16.  Most functions compute
+ * one channel n.  In the kernels, channels are rows of matrices: S[n] is a row of S, and R and K are matrices of tokens
+ * by channels.  The loops over channels and tokens are matrix products in the kernels. */
 #include "wkv6_chunked.h"
 #include "gt_test.h"
 #include <math.h>
@@ -15,15 +17,16 @@ enum { SUB_CHUNK = 16, CHUNK = 64, SUB_CHUNKS = CHUNK / SUB_CHUNK, GROUP = 16, C
 #define LOG2_E 1.4426950408889634074
 #define LN_2 0.69314718055994530942
 
-static const double STRONG_DECAY_LIMIT = 64, DEFERRED_LIMIT = 16; /* limits of c_16, and of a deferred decay */
+/* limits of c_16, the sum of h over a sub-chunk, and of a deferred decay */
+static const double STRONG_DECAY_LIMIT = 64, DEFERRED_LIMIT = 16;
 
 typedef double state[CHUNKED_N][CHUNKED_V];
 
-/* The inputs of a head.  For backward, r is multiplied by the scale of y.  Beyond the sequence, up to a whole chunk,
- * tokens are zeros that do not decay. */
+/* The inputs of a head.  For backward, r is multiplied by the scale of y.  The last chunk is filled up with tokens of
+ * zeros that do not decay. */
 typedef struct head {
     int T, N, V, chunks, is_raw;
-    double scale;                                                                     /* of y */
+    double scale;                                                                     /* factor of y */
     double r[CHUNKED_T][CHUNKED_N], k[CHUNKED_T][CHUNKED_N], h[CHUNKED_T][CHUNKED_N]; /* h = -log2 d */
     double v[CHUNKED_T][CHUNKED_V], dy[CHUNKED_T][CHUNKED_V], u[CHUNKED_N];
 } head;
@@ -59,13 +62,14 @@ static void store_state(const head *x, state S, float *to) {
         for (int j = 0; j < x->V; j++) ((double *)to)[n * x->V + j] = S[n][j];
 }
 
-/* Writes c[t], the sum of h over the tokens before token t of a run; c[tokens] is the sum over all. */
+/* Writes c[t], the sum of h over the tokens before token t of a run of tokens.  c[tokens] is the sum over the run. */
 static void sums_before(const head *x, int first, int n, int tokens, double *c) {
     c[0] = 0;
     for (int t = 0; t < tokens; t++) c[t + 1] = c[t] + x->h[first + t][n];
 }
 
-/* Writes after[t], the sum over the tokens after token t.  It takes no differences, because h may be infinite. */
+/* Writes after[t], the sum of h over the tokens after token t.  The sums are computed by additions only, because h may
+ * be infinite. */
 static void sums_after(const head *x, int first, int n, int tokens, double *after) {
     after[tokens - 1] = 0;
     for (int t = tokens - 1; t > 0; t--) after[t - 1] = after[t] + x->h[first + t][n];
@@ -81,9 +85,9 @@ static double dot(const double *first, const double *second, int count) {
 
 /* ---- [2] forward ----------------------------------------------------------------------------- */
 
-/* Computes y of the sub-chunk that starts at token `first`, and carries S on to the next sub-chunk.  deferred[n] is the
- * decay, as -log2, that channel n of S still needs; it is 0 unless the form defers decays.  is_last: this is the last
- * sub-chunk of its chunk. */
+/* Computes y of the sub-chunk that starts at token `first`, and moves S to the end of the sub-chunk.  deferred[n] is
+ * the decay, as -log2, that channel n of S still lacks; it is 0 unless the form defers decays.  is_last: whether this
+ * is the last sub-chunk of its chunk. */
 static void forward_sub_chunk(const head *x, int first, int is_last, const wkv6_form *form, double *deferred, state S,
                               double (*y)[CHUNKED_V], wkv6_paths *paths) {
     double A[SUB_CHUNK][SUB_CHUNK] = {{0}};
@@ -130,7 +134,7 @@ static void forward_sub_chunk(const head *x, int first, int is_last, const wkv6_
 
 /* ---- [3] states only ------------------------------------------------------------------------- */
 
-/* Carries S forwards over a run of tokens, or G backwards. */
+/* Moves S forwards over a run of tokens or, with is_reverse, G backwards. */
 static void states_step(const head *x, int first, int tokens, int is_reverse, state S) {
     for (int n = 0; n < x->N; n++) {
         double c[2 * SUB_CHUNK + 1], after[2 * SUB_CHUNK];
@@ -148,15 +152,15 @@ static void states_step(const head *x, int first, int tokens, int is_reverse, st
 
 /* ---- [4] segments ---------------------------------------------------------------------------- */
 
-/* Chunks of a segment. */
+/* The number of chunks of a segment. */
 static int segment_chunks(const head *x, int64_t segments) {
     const int count = segments > 1 ? (int)segments : 1, tokens = (x->T + count - 1) / count;
     return tokens > CHUNK ? (tokens + CHUNK - 1) / CHUNK : 1;
 }
 
-/* Computes the state that each segment starts from, in the order of the pass: forwards or backwards in time.  start[0]
- * is given.  The local pass runs every segment but the last from a zero state; the scan joins the segments' final
- * states. */
+/* Computes the start state of each segment, in the order of the pass: forwards or backwards in time.  start[0] is
+ * given.  As in the kernels, a local pass runs every segment but the last from a zero state, and a scan joins the
+ * results. */
 static void start_states(const head *x, int each, int is_reverse, const wkv6_form *form, state start[CHUNKS]) {
     const int segments = (x->chunks + each - 1) / each;
     for (int i = 0; i + 1 < segments; i++) {
@@ -182,7 +186,7 @@ static void forward(const head *x, const gt_wkv6_args *a, const wkv6_form *form,
     const int each = segment_chunks(x, a->segments);
     load_state(x, start[0], a->state_in);
     start_states(x, each, 0, form, start);
-    memcpy(S, start[0], sizeof(state)); /* of no tokens */
+    memcpy(S, start[0], sizeof(state)); /* the result if there are no tokens */
     for (int chunk = 0; chunk < x->chunks; chunk++) {
         double deferred[CHUNKED_N] = {0};
         if (chunk % each == 0) memcpy(S, start[chunk / each], sizeof(state));
@@ -208,12 +212,15 @@ wkv6_paths wkv6_chunked_forward(const gt_wkv6_args *a, const wkv6_form *form) {
 
 /* ---- [5] the reverse pass: G after every chunk, and the sums that go with it ------------------- */
 
-/* Sums of a chunk, one for each channel.  G is the gradient state after the chunk; S before and S after are the states
- * before and after the chunk.
+/* Sums of a chunk, one for each channel.  G is the gradient state after the chunk, and "kept G" is G as rounded in
+ * memory. "S before" and "S after" are the states before and after the chunk.  rowsum adds up the elements of a
+ * channel's row.
+ *
  *     before = rowsum(S before . G)               after = rowsum(S after . G)
  *     change = rowsum((G - kept G) . (S after - S before))
- * After the last chunk the pass does not know S, so `change` and `after` are 0.  `after` is also 0 if S before is
- * zero. */
+ *
+ * For the last chunk, the pass does not know "S after", so `change` and `after` are 0.  `after` is also 0 if "S before"
+ * is zero. */
 typedef struct rowsums {
     double before[CHUNKED_N], change[CHUNKED_N], after[CHUNKED_N];
 } rowsums;
@@ -227,7 +234,8 @@ static void round_state(const head *x, const wkv6_form *form, state S) {
         for (int j = 0; j < x->V; j++) S[n][j] = as_kept(form, S[n][j]);
 }
 
-/* S_before and S_after are the states as kept in memory; S_after is NULL after the last chunk. */
+/* Computes the sums of a chunk.  S_before and S_after are the states as rounded in memory; S_after is NULL for the last
+ * chunk. */
 static void sum_rows(const head *x, const wkv6_form *form, state G, state S_before, state S_after, int is_zero_before,
                      rowsums *sums) {
     memset(sums, 0, sizeof *sums);
@@ -239,14 +247,15 @@ static void sum_rows(const head *x, const wkv6_form *form, state G, state S_befo
     }
 }
 
-/* S: the kept states before every chunk.  Writes the kept G after every chunk, the sums, and dstate_in. */
+/* The reverse pass.  S: the states before every chunk, as rounded in memory.  Writes G after every chunk, as rounded in
+ * memory, the sums of every chunk, and dstate_in. */
 static void reverse_pass(const head *x, const gt_wkv6_args *a, const wkv6_form *form, state S[CHUNKS], state G[CHUNKS],
                          rowsums sums[CHUNKS]) {
     static state start[CHUNKS], now;
     const int each = segment_chunks(x, a->segments), segments = (x->chunks + each - 1) / each;
     load_state(x, start[0], a->dstate_out);
     start_states(x, each, 1, form, start);
-    memcpy(now, start[0], sizeof now); /* of no tokens */
+    memcpy(now, start[0], sizeof now); /* the result if there are no tokens */
     for (int chunk = x->chunks - 1; chunk >= 0; chunk--) {
         const int is_last = chunk == x->chunks - 1;
         if (is_last || chunk % each == each - 1) memcpy(now, start[segments - 1 - chunk / each], sizeof now);
@@ -261,12 +270,12 @@ static void reverse_pass(const head *x, const gt_wkv6_args *a, const wkv6_form *
 
 /* ---- [6] backward of a chunk: a channel ------------------------------------------------------ */
 
-/* One channel of one chunk.  c and after: sums of h before and after a token within its sub-chunk. */
+/* One channel of one chunk.  c and after: sums of h before and after a token, within its sub-chunk. */
 typedef struct channel {
     double r[CHUNK], k[CHUNK], h[CHUNK], R[CHUNK], K[CHUNK];
     double c[SUB_CHUNKS][SUB_CHUNK + 1], after[SUB_CHUNKS][SUB_CHUNK];
-    double E[SUB_CHUNKS], growth[SUB_CHUNKS]; /* 2^-c_16; 2^c_16, which only the usual path uses */
-    double Sdy[CHUNK], Gv[CHUNK];             /* this channel's elements of S dy_i and G v_j */
+    double E[SUB_CHUNKS], growth[SUB_CHUNKS]; /* 2^-c_16 and 2^c_16; only the usual path uses growth */
+    double Sdy[CHUNK], Gv[CHUNK];             /* elements of this channel in S dy_i and G v_j */
 } channel;
 
 static void prepare_channel(const head *x, int first, int n, state S, state G, channel *q) {
@@ -281,14 +290,14 @@ static void prepare_channel(const head *x, int first, int n, state S, state G, c
         q->r[t] = x->r[first + t][n];
         q->k[t] = x->k[first + t][n];
         q->h[t] = x->h[first + t][n];
-        q->R[t] = q->r[t] * decay(q->c[a][i]);     /* from the sub-chunk's start */
-        q->K[t] = q->k[t] * decay(q->after[a][i]); /* to its end */
+        q->R[t] = q->r[t] * decay(q->c[a][i]);     /* r, decayed from the start of the sub-chunk */
+        q->K[t] = q->k[t] * decay(q->after[a][i]); /* k, decayed to the end of the sub-chunk */
         q->Sdy[t] = dot(S[n], x->dy[first + t], x->V);
         q->Gv[t] = dot(G[n], x->v[first + t], x->V);
     }
 }
 
-/* [8] Whether the channel takes the strong-decay path. */
+/* [8] Whether the channel needs the strong-decay path. */
 static int is_strong(const head *x, const wkv6_form *form, const channel *q) {
     for (int a = 0; a < SUB_CHUNKS; a++) {
         double most = 0, others = 0;
@@ -302,22 +311,22 @@ static int is_strong(const head *x, const wkv6_form *form, const channel *q) {
     return 0;
 }
 
-/* Parts of dg, summed over pairs of tokens.  ends[a][c] sums the pairs that begin before sub-chunk a, or in S, and end
- * in sub-chunk c >= a; it leaves out the decays of sub-chunks a to c-1.  begins[b] sums the pairs that begin in
- * sub-chunk b and end in G; it leaves out the decays after b. */
+/* Parts of dg: sums over pairs of tokens, where a pair begins at the token of k and ends at the token of r.  ends[a][c]
+ * sums the pairs that begin before sub-chunk a, or in S, and end in sub-chunk c >= a, without the decays of sub-chunks
+ * a to c-1.  begins[b] sums the pairs that begin in sub-chunk b and end in G, without the decays after b. */
 typedef struct crossings {
     double ends[SUB_CHUNKS][SUB_CHUNKS], begins[SUB_CHUNKS];
 } crossings;
 
-/* Computes X of every token i: the terms of dr_i from S and from the tokens before i-1.  It uses Horner's rule: it
- * multiplies by E of every sub-chunk before the token's own, and then adds the tokens of that sub-chunk.  The
- * strong-decay path stops where the token's own sub-chunk starts. */
+/* Computes X of every token i: the terms of dr_i from S and from the tokens before i-1.  Uses Horner's rule: for every
+ * sub-chunk before the token's own, multiplies by its E and adds its tokens.  The usual path does this also for the
+ * token's own sub-chunk; the strong-decay path stops at its start. */
 static void make_X(const channel *q, double C[CHUNK][CHUNK], int strong, double *X, crossings *sums) {
     for (int i = 0; i < CHUNK; i++) {
         const int a = i / SUB_CHUNK;
         double sum = q->Sdy[i];
         for (int b = 0; b <= a; b++) {
-            if (i > 0) sums->ends[b][a] += q->R[i] * sum; /* before the chunk's first token, S has not decayed */
+            if (i > 0) sums->ends[b][a] += q->R[i] * sum; /* at the first token of the chunk, S has not decayed yet */
             if (strong && b == a) break;
             sum *= q->E[b];
             for (int j = SUB_CHUNK * b; j < SUB_CHUNK * (b + 1) && j < i - 1; j++) sum += C[i][j] * q->K[j];
@@ -326,7 +335,7 @@ static void make_X(const channel *q, double C[CHUNK][CHUNK], int strong, double 
     }
 }
 
-/* Computes Z of every token j: the terms of dk_j from G and from the tokens after j+1, in the same way. */
+/* Computes Z of every token j: the terms of dk_j from G and from the tokens after j+1, by the same rule. */
 static void make_Z(const channel *q, double C[CHUNK][CHUNK], int strong, double *Z, crossings *sums) {
     for (int j = 0; j < CHUNK; j++) {
         const int b = j / SUB_CHUNK;
@@ -342,14 +351,15 @@ static void make_Z(const channel *q, double C[CHUNK][CHUNK], int strong, double 
     }
 }
 
-/* A channel's gradients, by token.  dr and dk leave out the pairs without decay; dg = dL/d(log d). */
+/* The gradients of a channel, for each token.  dr and dk lack the pairs of tokens without a decay in between.  dg is
+ * dL/d(log d). */
 typedef struct channel_gradients {
     double dr[CHUNK], dk[CHUNK], dg[CHUNK];
 } channel_gradients;
 
-/* [7] The correction of dg_t for the rounding of S and G: slope * t + offset, both 0 without rounding.  E is the
- * error over the whole chunk.  dg_end is the chunk's dg for the token after the chunk; its true value is rowsum(S
- * after . G). */
+/* [7] The correction of dg_t for the rounding of S and G: slope * t + offset.  Without rounding both are 0.  E is the
+ * decay of the whole chunk.  dg_end is dg of the token after the chunk, computed from this chunk; its true value is
+ * rowsum(S after . G). */
 typedef struct correction {
     double slope, offset;
 } correction;
@@ -361,12 +371,12 @@ static correction correct(const wkv6_form *form, const rowsums *sums, int n, dou
     return x;
 }
 
-/* The usual path: from one token to the next, dg loses the pairs that end there and gains the pairs that begin
+/* The usual path.  From one token to the next, dg loses the pairs that end at the token, and gains the pairs that begin
  * there. */
 static void finish_channel(const wkv6_form *form, const channel *q, const double *X, const double *Z,
                            const crossings *cross, const rowsums *sums, int n, channel_gradients *out) {
     double dg = sums->before[n], E = 1;
-    for (int a = SUB_CHUNKS - 1; a >= 0; a--) { /* Horner's rule gives dg of the chunk's first token */
+    for (int a = SUB_CHUNKS - 1; a >= 0; a--) { /* computes dg of the first token of the chunk by Horner's rule */
         dg = dg * q->E[a] + cross->ends[0][a];
         E *= q->E[a];
     }
@@ -382,8 +392,8 @@ static void finish_channel(const wkv6_form *form, const channel *q, const double
     for (int t = 0; t < CHUNK; t++) out->dg[t] += x.slope * t + x.offset;
 }
 
-/* [8] The strong-decay path: pairs within a sub-chunk have running products of decays.  dg is computed by additions
- * only. */
+/* [8] The strong-decay path.  For pairs within a sub-chunk, it multiplies the decays one by one.  It computes dg by
+ * additions only. */
 static void finish_strong_channel(const wkv6_form *form, const channel *q, double C[CHUNK][CHUNK], const double *X,
                                   const double *Z, const crossings *cross, const rowsums *sums, int n,
                                   channel_gradients *out) {
@@ -406,13 +416,13 @@ static void finish_strong_channel(const wkv6_form *form, const channel *q, doubl
             between *= q->E[b];
         }
         for (int t = start; t < end; t++) out->dg[t] = crossing + x.slope * start + x.offset;
-        for (int i = start; i < end; i++) { /* pairs that begin before the sub-chunk, and pairs that end after it */
+        for (int i = start; i < end; i++) { /* pairs that begin before this sub-chunk, and pairs that end after it */
             out->dr[i] = decay(q->c[a][i - start]) * X[i];
             out->dk[i] = decay(q->after[a][i - start]) * Z[i];
             for (int t = start; t < i; t++) out->dg[t] += q->r[i] * out->dr[i];
             for (int t = i + 1; t < end; t++) out->dg[t] += q->k[i] * out->dk[i];
         }
-        for (int i = start; i < end; i++) { /* pairs within it */
+        for (int i = start; i < end; i++) { /* pairs within this sub-chunk */
             double product = 1;
             for (int j = i - 2; j >= start; j--) {
                 product *= decay(q->h[j + 1]);
@@ -427,12 +437,12 @@ static void finish_strong_channel(const wkv6_form *form, const channel *q, doubl
 
 /* ---- [6] backward of a chunk ----------------------------------------------------------------- */
 
-/* Adds a channel's part of dv of the chunk: its part of A times dy, and of K, decayed to the end of the chunk, times
- * G. */
+/* Adds a channel's part of dv of the chunk: A times dy, and K, decayed to the end of the chunk, times G. */
 static void add_dv(const head *x, int first, int n, state G, const channel *q, int strong, double (*dv)[CHUNKED_V]) {
     for (int j = 0; j < CHUNK; j++) {
         const int b = j / SUB_CHUNK;
-        double between = 1, product = 1; /* decays: of whole sub-chunks in between; of the tokens in between */
+        /* products of decays: of the whole sub-chunks in between, and of the tokens in between */
+        double between = 1, product = 1;
         for (int i = j; i < CHUNK; i++) {
             const int a = i / SUB_CHUNK;
             if (i % SUB_CHUNK == 0 && a > b + 1) between *= q->E[a - 1];
@@ -447,7 +457,7 @@ static void add_dv(const head *x, int first, int n, state G, const channel *q, i
     }
 }
 
-/* The gradients of a head, packed. */
+/* The gradients of a head, in packed arrays. */
 typedef struct gradients {
     double *dr, *dk, *dw, *dv, *du;
 } gradients;
@@ -478,7 +488,8 @@ static void backward_chunk(const head *x, int first, const wkv6_form *form, stat
             finish_channel(form, &q[n], X, Z, &cross, sums, n, &d);
         }
         add_dv(x, first, n, G, &q[n], strong, dv);
-        for (int t = 0; t < tokens; t++) { /* add the pairs without decay: neighbours, and a token with itself */
+        /* adds the pairs without a decay in between: neighbours, and a token with itself */
+        for (int t = 0; t < tokens; t++) {
             const int at = (first + t) * x->N + n;
             const double k_before = t > 0 ? C[t][t - 1] * q[n].k[t - 1] : 0;
             const double r_next = t < CHUNK - 1 ? C[t + 1][t] * q[n].r[t + 1] : 0;
@@ -486,7 +497,7 @@ static void backward_chunk(const head *x, int first, const wkv6_form *form, stat
             out->dk[at] = d.dk[t] + r_next + x->u[n] * q[n].r[t] * C[t][t];
             out->du[n] += C[t][t] * q[n].r[t] * q[n].k[t];
             out->dw[at] = !x->is_raw ? d.dg[t] : -LN_2 * q[n].h[t] * d.dg[t];
-            if (decay(q[n].h[t]) == 0) out->dw[at] = 0; /* h may be infinite */
+            if (decay(q[n].h[t]) == 0) out->dw[at] = 0; /* h may be infinite, and the product NaN */
         }
     }
     for (int t = first; t < first + tokens; t++) memcpy(out->dv + t * x->V, dv[t], (size_t)x->V * sizeof(double));
@@ -500,7 +511,7 @@ wkv6_paths wkv6_chunked_backward(const gt_wkv6_args *a, const wkv6_form *form) {
     const gradients out = {a->dr, a->dk, a->dw, a->dv, (double *)a->du};
     wkv6_paths paths = {0, 0}, of_forward = {0, 0};
     load_head(a, 1, &x);
-    forward(&x, a, form, y, S, last, &of_forward); /* for its checkpoints */
+    forward(&x, a, form, y, S, last, &of_forward); /* computes the states before every chunk */
     for (int chunk = 0; chunk < x.chunks; chunk++) round_state(&x, form, S[chunk]);
     reverse_pass(&x, a, form, S, G, sums);
     memset(out.du, 0, (size_t)x.N * sizeof(double));

@@ -1,4 +1,4 @@
-/* A program that calls an operator, in C99 or C++11 or newer; main is in the last lines. */
+/* This program calls two operators.  It compiles as C99, as C++11 and as any newer standard. */
 #include "gt_kernels.h"
 #include "gt_kernels.h"
 
@@ -15,7 +15,7 @@ static gt_status forward(void) {
 }
 #endif
 
-/* The same types as in the CUDA Toolkit, which this program does not include. */
+/* This typedef repeats the type of the CUDA Toolkit, which this program does not include. */
 typedef struct CUstream_st *cudaStream_t;
 static gt_status on_stream(cudaStream_t stream) { return gt_ssd_step(0, stream); }
 
@@ -25,7 +25,7 @@ int main(void) {
     return gt_last_error()[0] ? 0 : 3;
 }
 
-/* The implementation comes after the use, and twice; a header of the library may be included again anywhere. */
+/* The implementation may follow its use, and a program may include each header again. */
 #ifdef WITH_IMPLEMENTATION
 #define GT_KERNELS_IMPLEMENTATION
 #include "gt_kernels.h"

@@ -1,8 +1,8 @@
-/* cublasLt.h - the part of cuBLASLt that rmsnorm_linear uses, computed on the CPU, for its emulated tests.
+/* cublasLt.h - the part of cuBLASLt that rmsnorm_linear calls, computed on the CPU for the emulated tests.
  *
- * Matrices are column-major: element (row, column) lies at row + column * ld.  A call is refused if the caller does not
- * describe it as cuBLASLt requires.  The workspace is overwritten.  Products with k = 64 have no algorithm, so that the
- * caller's own kernels take them. */
+ * Matrices are column-major: element (row, column) lies at row + column * ld.  A call returns an error if its arguments
+ * break a rule of cuBLASLt.  Each product overwrites the workspace, as cuBLASLt may.  No algorithm supports products
+ * with k = 64, so that tests also reach rmsnorm_linear's own kernels for such products. */
 #ifndef EMULATED_CUBLASLT_H
 #define EMULATED_CUBLASLT_H
 

@@ -1,4 +1,4 @@
-/* add_norm: cases of the tests, a second formula, and rows of the bench. */
+/* add_norm: test cases, a formula independent of the twin, and rows of the bench. */
 #include "formula.h"
 #include <string.h>
 
@@ -38,7 +38,8 @@ static const test_case cases[] = {
     {ADD(.M = 300, .D = 64, .norm = GT_NORM_LAYER), .name = "64", .level = TEST_MEDIUM, .layout = TEST_GAPS},
     {ADD(.M = 9, .D = 64, .norm = GT_NORM_LAYER), .name = "equal numbers in a row", .level = TEST_MEDIUM,
      .fill = {{"x", 2, 0, 0, 0}, {"residual", 1, 0, 0, 0}}},
-    /* one or two groups of 8 elements for each thread, all or some of them in use; rows that are read twice */
+    /* rows that fill a thread's one or two groups of 8 elements or not, and rows too long for registers, which are read
+     * twice */
     {ADD(.M = 300, .D = 2048), .name = "2048", .level = TEST_SMALL},
     {ADD(.M = 5, .D = 4096, .norm = GT_NORM_LAYER), .name = "4096", .level = TEST_SMALL},
     {ADD(.M = 5, .D = 5120), .name = "5120", .level = TEST_SMALL},
@@ -50,17 +51,17 @@ static const test_case cases[] = {
     {ADD(.M = 5000, .D = 512), .name = "512", .level = TEST_LARGE},
     {.op = NULL}};
 
-/* Sizes with their own kernels, and some without. */
+/* Sizes for which the operator has specialised kernels, and sizes for general kernels. */
 static const test_case sizes[] = {{ADD(.D = 256), .name = "sweep"},
                                   {ADD(.D = 193, .norm = GT_NORM_LAYER), .name = "sweep"},
                                   {ADD(.D = 1024, .norm = GT_NORM_LAYER), .name = "sweep"},
                                   {ADD(.D = 3), .name = "sweep"},
                                   {.op = NULL}};
 
-/* More than 65535 rows. */
+/* More than 65535 rows, the largest size of some dimensions of a grid. */
 static const test_case many[] = {{ADD(.M = 140000, .D = 4), .name = "many"}, {.op = NULL}};
 
-/* Sums over many rows.  Their means are not 0, so that the sums grow with their length. */
+/* Sums over many rows.  The means of the terms are not 0, so that the sums grow with their length. */
 static const test_case sums[] = {
     {ADD(.M = 500000, .D = 3), .name = "long", .fill = {{"x", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}}}, {.op = NULL}};
 
@@ -74,8 +75,8 @@ static void draw(test_random *r, int64_t most, test_case *c) {
     c->absent = test_pick_absent(r, absent);
 }
 
-/* Rounds x and residual to numbers whose sum every dtype holds exactly.  So a backward that reads the stored sum has
- * the inputs of the truth.  Numbers of 8 and more stay as they are. */
+/* Rounds x and residual such that every dtype holds their sum exactly.  Then a backward that reads the stored sum
+ * computes from the same numbers as the double twin.  Numbers of 8 and more stay as they are. */
 static void settle(const test_case *c, test_values *in) {
     static const char *const names[] = {"x", "residual"};
     for (int i = 0; i < 2; i++) {
@@ -83,7 +84,7 @@ static void settle(const test_case *c, test_values *in) {
         if (!x) continue;
         const int64_t count = test_count(c, GT_FORWARD, test_tensor_of(c, names[i]));
         for (int64_t k = 0; k < count; k++)
-            if (fabs(x[k]) < 8) x[k] = 0x1p-4 * rint(0x1p4 * x[k]) + 0.0; /* no -0 */
+            if (fabs(x[k]) < 8) x[k] = 0x1p-4 * rint(0x1p4 * x[k]) + 0.0; /* + 0.0 turns -0 into 0 */
     }
 }
 
@@ -120,7 +121,8 @@ static const test_formula formulas[] = {{"sum", sum}, {"y", y}, {NULL, NULL}};
 
 #define NAMED_ROW(types, text, ...)                                                                                    \
     { {ADD(__VA_ARGS__), .name = text, .absent = "beta dbeta dresidual"}, types }
-/* Backward reads the sum that forward stored, as clients call it.  In rows "inputs" it reads x and residual. */
+/* Backward reads the sum x + residual that forward stored, as users call it.  In rows named "inputs", backward reads x
+ * and residual instead. */
 #define ROW(types, ...) NAMED_ROW(types, "", .reads_sum = 1, __VA_ARGS__)
 
 static const test_bench_row host_rows[] = {ROW(TEST_F32 | TEST_BF16, .M = 2048, .D = 128),

@@ -1,4 +1,4 @@
-/* conv1d: cases of the tests, a second formula, and rows of the bench. */
+/* conv1d: test cases, a formula independent of the twin, and rows of the bench. */
 #include "formula.h"
 
 TEST_TWINS_OVER_TIME(conv1d)
@@ -145,15 +145,15 @@ static const test_case packed[] = {
      .level = TEST_LARGE, LENGTHS(1, 2047, 16, 900)},
     {.op = NULL}};
 
-/* Sizes with their own kernels, and some without. */
+/* Sizes for which the operator has specialised kernels, and sizes for general kernels. */
 static const test_case sizes[] = {{CONV1D(.D = 256, .W = 4, .activation = GT_ACT_SILU), .name = "sweep"},
                                   {CONV1D(.D = 64, .W = 3, .state_in_shared = 1), .name = "sweep"},
                                   {CONV1D(.D = 161, .W = 4, .activation = GT_ACT_SILU), .name = "sweep"},
                                   {CONV1D(.D = 8, .W = 2), .name = "sweep"},
                                   {.op = NULL}};
 
-/* For the kernels of steps: channels divisible by four or not, full and partial warps of 128 channels, full and partial
- * blocks of 8 batch elements. */
+/* Sizes for the step kernels: channels divisible by four or not, full and partial warps of 128 channels, full and
+ * partial blocks of 8 batch elements. */
 #define STEPS(...)                                                                                                     \
     { CONV1D(__VA_ARGS__, .activation = GT_ACT_SILU), .name = "steps" }
 static const test_case steps[] = {STEPS(.B = 9, .D = 132, .W = 4),
@@ -197,7 +197,8 @@ static const test_case many[] = {{CONV1D(.B = 70000, .T = 3, .D = 2, .W = 4), .n
                                  {CONV1D(.B = 1, .T = 140000, .D = 2, .W = 4), .name = "many"},
                                  {.op = NULL}};
 
-/* Sums over many tokens, rows or batch elements.  Their means are not 0, so that the sums grow with their length. */
+/* Sums over many tokens or batch elements.  The means of the terms are not 0, so that the sums grow with their
+ * length. */
 static const test_case sums[] = {{.op = "conv1d",
                                   .name = "long",
                                   .fill = {{"x", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}, {"dstate_out", 0.5, 1, 0, 0}},
@@ -220,7 +221,7 @@ static void draw(test_random *r, int64_t most, test_case *c) {
 
 /* ---- the formula, written out a second way ---------------------------------------------------- */
 
-/* Input i of a sequence; input 0 is the oldest before the first token. */
+/* Input i of a sequence.  Inputs 0 ... W-2 lie before the first token and come from the state, oldest first. */
 static double input(const formula *f, formula_sequence q, int64_t i, int64_t d) {
     const int64_t before = f->c->args.conv1d.W - 1;
     return i < before ? formula_value(f, "state_in", q.row, d, i, 0)
@@ -261,7 +262,7 @@ static const test_formula formulas[] = {{"y", y}, {"state_out", state_out}, {NUL
     ROW(types, "silu BTD", NO_STATES, .B = b, .T = t, .D = d),                                                         \
         ROW(types, "silu BDT", NO_STATES, .B = b, .T = t, .D = d, BDT(x, t), BDT(y, t), BDT(dx, t), BDT(dy, t))
 
-/* Packed sequences of equal length, with 32,768 tokens in all, in both layouts. */
+/* Packed sequences of equal length, 32,768 tokens in all, in both layouts (BTD and BDT). */
 #define SIXTY_FOUR(x) TEST_EIGHT(TEST_EIGHT(x))
 static const int64_t lengths_256[] = {SIXTY_FOUR(256), SIXTY_FOUR(256)};
 static const int64_t lengths_1000[] = {TEST_EIGHT(1000), TEST_EIGHT(1000), TEST_EIGHT(1000), TEST_EIGHT(1000), 768};
@@ -295,7 +296,7 @@ static const test_bench_row host_rows[] = {ROW_BOTH(TEST_F32 | TEST_BF16, 8, 256
                                            ROW(TEST_F32 | TEST_BF16, "silu", "", .B = 8, .T = 1, .D = 640),
                                            {{.op = NULL}, 0}};
 
-/* The dtypes and state of causal_conv1d_update in a model in bf16. */
+/* The dtypes and the state size with which a bf16 model calls causal_conv1d_update. */
 #define SMALL_STATE .state_columns = 4, .state_dtype = GT_BF16, .weight_dtype = GT_BF16
 
 static const test_bench_row gpu_rows[] = {
@@ -326,7 +327,8 @@ const test_op test_op_conv1d = {
     TEST_OVER_TIME(conv1d),
     .large = {CONV1D(.B = 1, .T = 300, .D = 256, .W = 4, .activation = GT_ACT_SILU)},
     .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
-    /* pieces add the gradient of the state last; one call adds the gradients of all tokens in turn */
+    /* two parts add the gradient of the state between them last; one call adds all tokens in turn, so its sums round
+     * differently */
     .split_tolerance = {[GT_F32] = 1e-6, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-8},
     .has_exact_prefill = 1,
     .steps = steps,

@@ -1,4 +1,5 @@
-/* conv_ssd: cases of the tests, a second formula, and rows of the bench. */
+/* conv_ssd: test cases, a formula independent of the twin, and rows of the bench.  c is the output of the convolution,
+ * which ssd reads as x, Bm and Cm; dc is the gradient of c. */
 #include "formula.h"
 
 #include <stdlib.h>
@@ -42,12 +43,13 @@ static const test_bad_value bad_values[] = {BAD_RESERVED(conv_ssd, state_dtype),
 
 static void set_fill(const test_case *c, const gt_tensor *t, test_fill *f, test_map *map) {
     test_fill_ssm(c->args.conv_ssd.softplus, t, f, map);
-    if (!strcmp(t->name, "weight")) f->spread = 0.4; /* then c is no larger than xBC */
+    if (!strcmp(t->name, "weight")) f->spread = 0.4; /* such small weights keep c in the range of xBC */
     if (!strcmp(t->name, "bias")) f->spread = 0.3;
 }
 
-/* Whether an fp32 sum in any order rounds c = silu(sum) to the same 16-bit number.  size: the sum of the magnitudes of
- * the terms.  If the last bit of c is below fp32's error, the order does not matter. */
+/* Whether c = silu(sum) rounds to the same 16-bit number, in whichever order fp32 adds the terms of the sum.  size: the
+ * sum of the terms' magnitudes.  Also 1 if fp32's error is a quarter of the last bit of c or more, because other inputs
+ * would hardly help. */
 static int is_sure(double sum, double size, gt_dtype dtype) {
     const double gate = 1 / (1 + exp(-sum)), c = sum * gate, slope = gate * (1 + sum * (1 - gate));
     const double loss = 0x1p-21 * (fabs(slope) * size + (1 + fabs(sum)) * fabs(c));
@@ -55,7 +57,8 @@ static int is_sure(double sum, double size, gt_dtype dtype) {
     return !(unit > 4 * loss) || test_round(c - loss, dtype) == test_round(c + loss, dtype);
 }
 
-/* Settles channel d.  `state` has the inputs before token 0; they are 0 if it is NULL. */
+/* Settles the inputs of channel d, tokens first ... end-1.  state: the inputs before token `first`; NULL: they are
+ * 0. */
 static void settle_channel(const test_case *c, test_values *in, const double *state, int64_t first, int64_t end,
                            int64_t d, int64_t D) {
     const gt_conv_ssd_args *a = &c->args.conv_ssd;
@@ -77,15 +80,15 @@ static void settle_channel(const test_case *c, test_values *in, const double *st
     }
 }
 
-/* c is rounded to 16 bits after an fp32 sum.  If the sum lies between two 16-bit numbers, kernels and twin may round it
- * differently, and both are right.  But ssd's results from the two numbers may differ much where few numbers enter a
- * result. So inputs of a token with an unsure c move to the next number that makes c sure.  Tolerances then need no
- * room for this. */
+/* c is an fp32 sum that is rounded to 16 bits.  If the sum lies between two 16-bit numbers, kernels and twin may round
+ * it differently, and both are right.  But where a result of ssd sums few numbers, these two numbers may give very
+ * different results. So this function changes an input with an unsure c to the next number whose c rounds the same in
+ * any order.  Then the tolerances need no room for such cases. */
 static void settle(const test_case *c, test_values *in) {
     const gt_conv_ssd_args *a = &c->args.conv_ssd;
     const int64_t D = a->H * a->P + 2 * (a->G ? a->G : 1) * a->N, J = a->W - 1;
     const double *pool = *test_array_of(in, c, "conv_state_out"),
-                 *slots = *test_array_of(in, c, "slots"); /* of a step */
+                 *slots = *test_array_of(in, c, "slots"); /* only a step has slots */
     const double *states = pool ? pool : *test_array_of(in, c, "conv_state_in");
     if ((a->dtype != GT_BF16 && a->dtype != GT_F16) || !*test_array_of(in, c, "xBC")) return;
     const int64_t count = test_is_packed(c) ? test_sequences(c, in) : a->B;
@@ -155,7 +158,8 @@ static const test_case cases[] = {
      .fill = {{"dt", -8, 0.5, 8, 0.05}}},
     {CONV_SSD(.B = 1, .T = 150, .H = 2, .P = 16, .N = 16, .W = 4, .softplus = 1), .name = "closed convolutions",
      .level = TEST_MEDIUM, .absent = "state_in dstate_in", .fill = {{"bias", 0, 0.3, -1e4, 0.2}}},
-    /* few tokens: a nearly closed channel has only a rest of its first state, which is rounded once */
+    /* a nearly closed channel only has the rest of its first state; with few tokens, kernels round that state just
+     * once */
     {CONV_SSD(.B = 1, .T = 30, .H = 2, .P = 16, .N = 16, .W = 4, .softplus = 1), .name = "closed and open convolutions",
      .level = TEST_MEDIUM, .fill = {{"bias", 0, 10, -1e4, 0.2}}},
     {CONV_SSD(.B = 2, .T = 1000, .H = 4, .P = 64, .N = 128, .W = 4, .softplus = 1), .name = "64 by 128, long",
@@ -192,8 +196,8 @@ static const test_case packed[] = {
      .name = "128, long beside short", .level = TEST_LARGE, LENGTHS(1, 2047, 16, 900)},
     {.op = NULL}};
 
-/* Sizes with their own kernels, and some without.  Few cases run the second size in bf16 and packed rows, for
- * conv_ssd::forward_kernel. */
+/* Sizes for which the operator has specialised kernels, and sizes for general kernels.  With --few, test_kernels.c runs
+ * the second size in bf16 and packed rows, so that it launches conv_ssd::forward_kernel. */
 static const test_case sizes[] = {
     {CONV_SSD(.H = 2, .P = 64, .N = 128, .W = 4, .G = 2, .softplus = 1, .Dskip_per_channel = 1), .name = "sweep"},
     {CONV_SSD(.H = 4, .P = 64, .N = 64, .W = 4, .softplus = 1), .name = "sweep"},
@@ -206,8 +210,8 @@ static const test_case sizes[] = {
     {CONV_SSD(.H = 2, .P = 64, .N = 112, .W = 4, .softplus = 1), .name = "sweep", .absent = "z dz"},
     {.op = NULL}};
 
-/* For the kernels of steps, as in ssd.  The sizes cover both sides of every limit of columns, rows that fill warps and
- * blocks or do not, and widths 2 to 4.  Threads have several tokens, several channels, or nothing to convolve. */
+/* Sizes for the step kernels, as in ssd.c: both sides of every limit of columns, rows that fill warps and blocks or
+ * not, and widths 2 to 4.  Some threads have several tokens, some several channels, and some no channel to convolve. */
 static const test_case steps[] = {
     {CONV_SSD(.B = 4, .H = 2, .P = 8, .N = 4, .W = 4, .softplus = 1), .name = "steps"},
     {CONV_SSD(.B = 2, .H = 3, .P = 5, .N = 1, .W = 2), .name = "steps", .absent = "bias"},
@@ -247,7 +251,8 @@ static const test_case spoilt[] = {
 static const test_case many[] = {{CONV_SSD(.B = 70000, .T = 2, .H = 1, .P = 2, .N = 2, .W = 3), .name = "many"},
                                  {.op = NULL}};
 
-/* Sums over many tokens or batch elements.  Their means are not 0, so that the sums grow with their length. */
+/* Sums over many tokens or batch elements.  The means of the terms are not 0, so that the sums grow with their
+ * length. */
 static const test_case sums[] = {
     {.op = "conv_ssd",
      .name = "long",
@@ -278,7 +283,7 @@ static double *columns_of(const double *all, int64_t count, int64_t D, int64_t f
     return part;
 }
 
-/* Copies a tensor from the whole call to a call of conv1d or ssd: tensor `as` of *from to tensor `name` of *to. */
+/* Copies tensor `as` of the whole call (*from) to tensor `name` of a call of conv1d or ssd (*to). */
 static void give(const test_case *part, test_values *to, const char *name, gt_pass pass, const test_case *whole,
                  test_values *from, const char *as) {
     const gt_tensor *t = test_tensor_of(whole, as);
@@ -313,7 +318,7 @@ static test_case conv_case(const test_case *c) {
     return made;
 }
 
-/* The tensors that the call of ssd lacks: dz without a gate, and states that the whole call lacks. */
+/* The tensors that the call of ssd lacks.  Without the gate z there is no dz. */
 static const char *ssd_absent(const test_case *c) { return test_is_word_of(c->absent, "z") ? "z dz" : NULL; }
 
 static test_case ssd_case(const test_case *c) {
@@ -344,7 +349,7 @@ static test_case ssd_case(const test_case *c) {
     return made;
 }
 
-/* Fills in the inputs of the two calls.  The whole call has them under the same or other names. */
+/* Copies the inputs of the conv1d call from the whole call.  names: pairs of names in conv1d and in conv_ssd. */
 static void give_conv(const test_case *conv, test_values *to, gt_pass pass, const test_case *c, test_values *in) {
     static const char *const names[][2] = {{"x", "xBC"},
                                            {"weight", "weight"},
@@ -378,7 +383,7 @@ static void give_ssd(const test_case *ssd, test_values *to, gt_pass pass, const 
     test_set_array(to, ssd, "Cm", columns_of(rows, count, x + 2 * B, x + B, B));
 }
 
-/* Joins dc from the gradients of its three slices. */
+/* Joins dc from the gradients of its three parts: dx, dBm and dCm. */
 static double *joined_rows(const test_case *ssd, test_values *from) {
     static const char *const names[] = {"dx", "dBm", "dCm"};
     const gt_ssd_args *a = &ssd->args.ssd;
@@ -393,7 +398,8 @@ static double *joined_rows(const test_case *ssd, test_values *from) {
     return rows;
 }
 
-/* The terms of dz: |dy silu'(z)| (sum_n |C h| + |Dskip x|).  Backward holds h in 16 bits. */
+/* The magnitudes of the terms of dz: |dy silu'(z)| (sum_n |C h| + |Dskip x|).  Backward rounds h, the state, to 16
+ * bits. */
 static double *terms_of_dz(const test_case *c, test_values *in) {
     static const char *const factors[] = {"x", "Bm", "Cm", "state_in", "Dskip"};
     test_case conv = conv_case(c), ssd = ssd_case(c);
@@ -421,8 +427,9 @@ static double *terms_of_dz(const test_case *c, test_values *in) {
     return of_dz;
 }
 
-/* The terms of dxBC: sum_w |weight[d,w]| |silu'(sum before it) dc| over the tokens that a number enters.  dc is
- * rounded. */
+/* The magnitudes of the terms of dz or dxBC.  A number of xBC enters up to W tokens; for dxBC the magnitudes are the
+ * sum over these tokens of |weight[d,w]| |silu'(sum) dc|, where `sum` is the input of silu.  Kernels round dc to 16
+ * bits. */
 static double *terms(const test_case *given, gt_pass pass, const gt_tensor *t) {
     test_case c = *given;
     const int is_dz = !strcmp(t->name, "dz");
@@ -464,8 +471,8 @@ static double *terms(const test_case *given, gt_pass pass, const gt_tensor *t) {
     return of_dx;
 }
 
-/* The kernels round c and dc as the two separate calls do, so all bits are the same.  The 16-bit twin does not round
- * dc. */
+/* The results have the bits of the two separate calls, because the kernels round c and dc as these calls do.  In
+ * backward the 16-bit twin does not round dc, so only its forward is checked. */
 static void two_calls_agree(const test_runner *r, const test_case *given, double tolerance) {
     test_case c = *given;
     (void)tolerance;
@@ -506,7 +513,8 @@ static void two_calls_agree(const test_runner *r, const test_case *given, double
     }
 }
 
-/* Decodes the tokens after a call with steps of conv1d and ssd, which start from the call's last states. */
+/* Runs the first half of the tokens as one call, and the rest as steps of conv1d and of ssd from the call's last
+ * states. The results agree with one call for all tokens. */
 static void decoding_agrees(const test_runner *r, const test_case *given, double tolerance) {
     test_case c = *given;
     const int64_t T = c.args.conv_ssd.T, first = T / 2;
@@ -544,7 +552,7 @@ static void decoding_agrees(const test_runner *r, const test_case *given, double
     test_free(&conv_in), test_free(&conv_out), test_free(&ssd_in), test_free(&ssd_out);
 }
 
-/* A step gives the bits of a step of conv1d and a step of ssd, on packed arrays or not. */
+/* A step of conv_ssd, in any layout, gives the bits of a step of conv1d and a step of ssd on packed arrays. */
 static void step_agrees(const test_runner *r, const test_case *c) {
     test_case packed_case = *c;
     packed_case.layout = TEST_PACKED;
@@ -574,7 +582,8 @@ static const char *const launched[] = {
     "forward_tensor_kernel", "ssd::forward_hopper_kernel",   "conv_ssd::groups_kernel", "conv_ssd::forward_kernel",
     "chunk_gradient_kernel", "chunk_gradient_hopper_kernel", "reduce_rows_kernel",      NULL};
 
-/* Four units a block need more tokens than the sweep has, or more heads.  B and C are then in ssd's workspace. */
+/* Kernels with four units in a block need more tokens or heads than the sizes above have.  They read B and C from ssd's
+ * workspace. */
 #define FOUR_UNITS CONV_SSD(.B = 1, .T = 1040, .H = 4, .P = 64, .W = 4, .segments = 1, .dtype = GT_BF16
 static const test_case launching[] = {
     {CONV_SSD(.B = 1, .T = 130, .H = 16, .P = 64, .N = 80, .W = 4, .dtype = GT_BF16),
@@ -590,7 +599,7 @@ static const test_case launching[] = {
 
 /* ---- the formula, written out a second way ---------------------------------------------------- */
 
-/* The input e_i of a sequence's channel d; e_0 is the oldest input before the first token. */
+/* Input e_i of channel d of a sequence.  e_0 is the oldest input before the first token. */
 static double input_of(const formula *f, formula_sequence q, int64_t i, int64_t d) {
     const int64_t J = f->c->args.conv_ssd.W - 1;
     return i < J ? formula_value(f, "conv_state_in", q.row, d, i, 0)
@@ -612,7 +621,7 @@ static double delta(const formula *f, int64_t b, int64_t t, int64_t h) {
     return a->dt_limit ? fmin(fmax(s, a->dt_min), a->dt_max) : s;
 }
 
-/* The channel of element n of Bm (which = 0) or Cm (1), in the group of head h. */
+/* The channel of xBC that is element n of Bm (which = 0) or Cm (which = 1), in the group of head h. */
 static int64_t group_channel(const gt_conv_ssd_args *a, int which, int64_t h, int64_t n) {
     const int64_t G = a->G ? a->G : 1;
     return a->H * a->P + (which * G + h / (a->H / G)) * a->N + n;
@@ -697,20 +706,20 @@ const test_op test_op_conv_ssd = {
     .spoilt = spoilt,
     .bounds_pairs = 1,
     .settle = settle,
-    /* The limits of ssd, since the twin rounds c, ssd's input, as the kernels do.  But the twin does not round dc.  The
-     * rounding adds half a unit of each number of dc to the errors of dxBC, conv_dstate_in, and the terms of dweight
-     * and dbias. dxBC has its own rounding as well.  conv_dstate_in sums up to three numbers of dc, from a sequence's
-     * first tokens, and a few numbers may make up most of it. */
+    /* The twin rounds c as the kernels do, so where only c matters the limits are ssd's.  But only the kernels round
+     * dc.  This adds half a unit in the last place of each number of dc to the errors of dxBC and conv_dstate_in, and
+     * of the terms of dweight and dbias.  The error of dxBC also includes its own rounding.  conv_dstate_in sums at
+     * most three numbers of dc, and a few of its elements may make up most of its size. */
     .kernels = {{0, 1e-5, 3.2e-3, 1e-3}, {0, 1e-5, 2.5e-3, 5e-4}, {0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 4e-3, 1e-3}, 2},
     .sums_of_few = "conv_dstate_in",
-    /* dxBC sums dc of up to four tokens, each rounded by itself, with the weights' signs.  An element may be a small
-     * rest. */
+    /* An element of dxBC sums up to four numbers of dc, each rounded alone, times weights of both signs.  Where they
+     * cancel, the element is much smaller than its terms. */
     .differences = {[GT_BACKWARD] = "dxBC"},
     .properties = properties,
     .steps = steps,
     .step_kernels = step_kernels,
     .check_step = step_agrees,
-    /* as in conv1d: pieces add the gradient of the state last, one call adds the gradients of all tokens in turn */
+    /* as in conv1d.c: two parts add the gradient of the state between them last; one call adds all tokens in turn */
     .split_tolerance = {[GT_F32] = 1e-6, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-8},
     .has_exact_prefill = 1,
     .more_times = more_times,

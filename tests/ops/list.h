@@ -1,5 +1,5 @@
-/* The operators under test, in the order in which tests and bench take them.  The build reads the names from here, too:
- * the cases of OP are in ops/OP.c. */
+/* The operators under test, in the order of tests and bench.  The build reads the names from this list, too.  ops/OP.c
+ * has the cases of operator OP. */
 #include "gt_kernels.h"
 
 #define TEST_OPERATORS(X)                                                                                              \

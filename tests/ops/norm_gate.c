@@ -1,4 +1,4 @@
-/* norm_gate: cases of the tests, a second formula, and rows of the bench. */
+/* norm_gate: test cases, a formula independent of the twin, and rows of the bench. */
 #include "formula.h"
 
 TEST_TWINS_OF_ROWS(norm_gate)
@@ -50,7 +50,7 @@ static const test_case cases[] = {
      .fill = {{"x", 0, 1000, 0, 0}, {"z", 0, 30, 0, 0}}},
     {GATE(.M = 9, .D = 64, .norm = GT_NORM_LAYER), .name = "equal numbers in a row", .level = TEST_MEDIUM,
      .fill = {{"x", 2, 0, 0, 0}}},
-    /* rows that a warp holds in longer pieces, and rows that a block reads more than once; each in every dtype */
+    /* rows that a warp keeps in longer vectors, and rows that a block must read more than once; in every dtype */
     {GATE(.M = 9, .D = 512), .name = "512, a row", .level = TEST_SMALL},
     {GATE(.M = 5, .D = 2048, .norm = GT_NORM_LAYER), .name = "2048", .level = TEST_SMALL},
     {GATE(.M = 3, .D = 1027, .gate_first = 1), .name = "1027", .level = TEST_SMALL},
@@ -63,7 +63,7 @@ static const test_case cases[] = {
     {GATE(.M = 5000, .D = 512, .H = 8, .norm = GT_NORM_LAYER), .name = "512", .level = TEST_LARGE},
     {.op = NULL}};
 
-/* Sizes with their own kernels, and some without. */
+/* Sizes for which the operator has specialised kernels, and sizes for general kernels. */
 static const test_case sizes[] = {{GATE(.D = 256, .gate_first = 1), .name = "sweep"},
                                   {GATE(.D = 128, .H = 4, .norm = GT_NORM_LAYER, .eps = 64e-5f), .name = "sweep"},
                                   {GATE(.D = 193, .norm = GT_NORM_LAYER, .gate_first = 1), .name = "sweep"},
@@ -74,7 +74,7 @@ static const test_case sizes[] = {{GATE(.D = 256, .gate_first = 1), .name = "swe
 /* More than 65535 items along one axis of a grid. */
 static const test_case many[] = {{GATE(.M = 140000, .D = 4), .name = "many"}, {.op = NULL}};
 
-/* Sums over many tokens, rows or batch elements.  Their means are not 0, so that the sums grow with their length. */
+/* Sums over many rows.  The means of the terms are not 0, so that the sums grow with their length. */
 static const test_case sums[] = {{.op = "norm_gate",
                                   .name = "long",
                                   .fill = {{"x", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}, {"dstate_out", 0.5, 1, 0, 0}},
@@ -98,7 +98,7 @@ static double silu_of_z(const formula *f, int64_t m, int64_t d) {
     return formula_has(f, "z") ? formula_silu(formula_value(f, "z", m, d, 0, 0)) : 1;
 }
 
-/* The input of the norm. */
+/* The input of the norm: x, or x times the gate if the gate comes first. */
 static double input(const formula *f, int64_t m, int64_t d) {
     return formula_value(f, "x", m, d, 0, 0) * (f->c->args.norm_gate.gate_first ? silu_of_z(f, m, d) : 1);
 }

@@ -1,4 +1,4 @@
-/* norm_mix: cases of the tests, a second formula, and rows of the bench. */
+/* norm_mix: test cases, a formula independent of the twin, and rows of the bench. */
 #include "formula.h"
 
 TEST_TWINS_OF_ROWS(norm_mix)
@@ -30,7 +30,7 @@ static const test_case cases[] = {
     {MIX(.M = 9, .D = 48, .H = 24), .name = "slices of two", .level = TEST_MEDIUM},
     {MIX(.M = 9, .D = 64), .name = "large inputs", .level = TEST_MEDIUM,
      .fill = {{"a", 0, 10000, 0, 0}, {"b", 0, 1e-3, 0, 0}}},
-    /* rows that a warp holds in longer pieces, and rows that a block reads more than once; each in every dtype */
+    /* rows that a warp keeps in longer vectors, and rows that a block must read more than once; in every dtype */
     {MIX(.M = 9, .D = 512), .name = "512, a row", .level = TEST_SMALL},
     {MIX(.M = 5, .D = 2048), .name = "2048", .level = TEST_SMALL},
     {MIX(.M = 3, .D = 1027), .name = "1027", .level = TEST_SMALL},
@@ -43,7 +43,7 @@ static const test_case cases[] = {
     {MIX(.M = 5000, .D = 512, .H = 8), .name = "512", .level = TEST_LARGE},
     {.op = NULL}};
 
-/* Sizes with their own kernels, and some without. */
+/* Sizes for which the operator has specialised kernels, and sizes for general kernels. */
 static const test_case sizes[] = {{MIX(.D = 128), .name = "sweep"},        {MIX(.D = 256, .H = 4), .name = "sweep"},
                                   {MIX(.D = 193), .name = "sweep"},        {MIX(.D = 1024, .H = 8), .name = "sweep"},
                                   {MIX(.D = 60, .H = 3), .name = "sweep"}, {.op = NULL}};
@@ -51,7 +51,7 @@ static const test_case sizes[] = {{MIX(.D = 128), .name = "sweep"},        {MIX(
 /* More than 65535 items along one axis of a grid. */
 static const test_case many[] = {{MIX(.M = 140000, .D = 4), .name = "many"}, {.op = NULL}};
 
-/* Sums over many tokens, rows or batch elements.  Their means are not 0, so that the sums grow with their length. */
+/* Sums over many rows.  The means of the terms are not 0, so that the sums grow with their length. */
 static const test_case sums[] = {{.op = "norm_mix",
                                   .name = "long",
                                   .fill = {{"a", 0.5, 1, 0, 0}, {"b", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}},

@@ -1,6 +1,6 @@
-/* Shared by the files of this folder.  Each file describes one operator and ends with its test_op: functions, draw of
- * the inputs, cases, the formula as plain sums, and rows of the bench.  OP.spills, if present, lists the kernels that
- * may spill registers: see check_resources.sh. */
+/* Shared by the files of this folder.  Each file ops/OP.c describes the operator OP for tests and bench: its fields,
+ * the distribution of its inputs, cases, formulas as plain sums, and rows of the bench.  The file ends with the
+ * operator's test_op.  OP.spills, if present, lists the kernels that may spill registers: see check_resources.sh. */
 #ifndef TEST_OPS_H
 #define TEST_OPS_H
 
@@ -12,7 +12,7 @@
 
 /* ---- functions ------------------------------------------------------------------------------- */
 
-/* The twins by void pointers. */
+/* Wraps the twins as functions of a void pointer, as test_op needs them. */
 #define TEST_TWIN(op, pass)                                                                                            \
     static gt_status op##_##pass(const void *args) { return gt_ref_##op##_##pass((const gt_##op##_args *)args); }      \
     static gt_status op##_##pass##64(const void *args) { return gt_ref64_##op##_##pass((const gt_##op##_args *)args); }
@@ -23,7 +23,7 @@
     TEST_TWINS_OVER_TIME(op)                                                                                           \
     TEST_TWIN(op, segment) TEST_TWIN(op, segment_backward) TEST_TWIN(op, join) TEST_TWIN(op, join_backward)
 
-/* The first fields of every test_op.  Each file defines lists with these names. */
+/* Sets the common fields of a test_op.  Each ops/OP.c defines arrays and functions with these names. */
 #define TEST_OP(op)                                                                                                    \
     .name = #op, .table = gt_op_##op, .args_size = gt_##op##_args_size, .args_bytes = sizeof(gt_##op##_args),          \
     .fields = fields, .bad_values = bad_values, .cases = cases, .sizes = sizes, .many = many, .sums = sums,            \
@@ -75,7 +75,7 @@
 #define BAD_EPS(op)                                                                                                    \
     BAD(op, eps, 'f', -1, GT_ERROR_VALUE, "eps = -1"), BAD(op, eps, 'f', NAN, GT_ERROR_VALUE, "eps = nan"),            \
         BAD(op, eps, 'f', INFINITY, GT_ERROR_VALUE, "eps = inf")
-/* The call refuses the field even if it has its default. */
+/* Values of a reserved field: the call refuses them even if they are the default. */
 #define BAD_RESERVED(op, field)                                                                                        \
     BAD(op, field, 'i', GT_F32, GT_ERROR_UNSUPPORTED, #field " = 1: reserved"),                                        \
         BAD(op, field, 'i', GT_BF16, GT_ERROR_UNSUPPORTED, #field " = 2: reserved")
@@ -86,7 +86,7 @@
 #define LENGTHS(...) .packed = {sizeof(int64_t[]){__VA_ARGS__} / sizeof(int64_t), (const int64_t[]){__VA_ARGS__}}
 #define RANDOM_LENGTHS(count) .packed = {count, NULL}
 
-int64_t test_pick(test_random *r, int64_t n); /* of 0 ... n-1 */
+int64_t test_pick(test_random *r, int64_t n); /* returns a random number of 0 ... n-1 */
 const char *test_pick_absent(test_random *r, const char *const list[4]);
 
 /* Shared by ssd and selective_scan. */
@@ -96,11 +96,12 @@ void test_set_ssm_regime(test_case *c, int n);
 
 /* ---- tolerances of kernels ------------------------------------------------------------------- */
 
-/* Rounding an output to bf16 or fp16 makes an error of at most 2^-8 or 2^-11, and 0.4 of that on average.  The largest
- * error measured is 0.9 of the limit, in a tensor whose size comes mostly from few elements. */
+/* Errors of outputs that kernels compute in fp32.  Rounding to bf16 or fp16 makes an error of at most 2^-8 or 2^-11,
+ * and 0.4 times this on average.  The largest measured error is 0.9 of the limit, in a tensor in which few elements
+ * make up most of the size. */
 #define TEST_ACTIVATIONS                                                                                               \
     { 0, 1e-5, 3e-3, 7e-4 }
-/* fp32 holds 16-bit numbers exactly, so fp32 arithmetic makes no larger errors with them than with fp32 numbers. */
+/* Errors of fp32 outputs: the same for all dtypes of inputs, because fp32 holds 16-bit numbers exactly. */
 #define TEST_IN_FP32                                                                                                   \
     { 0, 1e-5, 1e-5, 1e-5 }
 
@@ -111,8 +112,8 @@ void test_set_ssm_regime(test_case *c, int n);
         "Dskip", { 0, 1, 0.3f }                                                                                        \
     }
 
-/* A packed row of the bench: 64 sequences of 1024 tokens.  One row has a capacity equal to their number.  The other has
- * a far larger capacity, which must cost no more. */
+/* Rows of the bench with 64 packed sequences of 1024 tokens.  In one row the capacity is 64.  In the other row the
+ * capacity is 65536, and the call must take no longer. */
 #define TEST_EIGHT(x) x, x, x, x, x, x, x, x
 #define TEST_PACKED_ROW(op_name, missing, capacity, ...)                                                               \
     {                                                                                                                  \

@@ -1,4 +1,4 @@
-/* rmsnorm_linear: cases of the tests, a second formula, and rows of the bench. */
+/* rmsnorm_linear: test cases, a formula independent of the twin, and rows of the bench. */
 #include "formula.h"
 
 TEST_TWINS_OVER_TIME(rmsnorm_linear)
@@ -74,7 +74,7 @@ static const test_case cases[] = {
     {LINEAR(.M = 1000, .D = 512, .O = 1500), .name = "512 to 1500", .level = TEST_LARGE},
     {.op = NULL}};
 
-/* Sizes with their own kernels, and some without. */
+/* Sizes for which the operator has specialised kernels, and sizes for general kernels. */
 static const test_case sizes[] = {{LINEAR(.D = 128, .O = 512), .name = "sweep"},
                                   {LINEAR(.D = 128, .O = 520), .name = "sweep"},
                                   {LINEAR(.D = 256, .O = 128, .norm = GT_NORM_LAYER), .name = "sweep"},
@@ -88,7 +88,7 @@ static const char *const launched[] = {
     "product_kernel",      "hopper_split_kernel", "hopper_tiles_kernel", "hopper_whole_kernel",
     "hopper_small_kernel", "hopper_dx_kernel",    "normalise_kernel",    NULL};
 
-/* The scale of an int8 weight is positive.  The numbers of y then stay below 2^15, for fp16. */
+/* Draws positive scales for int8 weights, so small that y stays below 2^15, as fp16 needs it. */
 static void set_fill(const test_case *c, const gt_tensor *t, test_fill *f, test_map *map) {
     (void)c, (void)map;
     if (!strcmp(t->name, "weight_scale")) f->mean = 0.01, f->spread = 0.003;
@@ -99,7 +99,7 @@ static const test_case many[] = {{LINEAR(.M = 140000, .D = 4, .O = 2), .name = "
                                  {LINEAR(.M = 2, .D = 4, .O = 140000), .name = "many"},
                                  {.op = NULL}};
 
-/* Sums over many tokens, rows or batch elements.  Their means are not 0, so that the sums grow with their length. */
+/* Sums over many rows.  The means of the terms are not 0, so that the sums grow with their length. */
 static const test_case sums[] = {{.op = "rmsnorm_linear",
                                   .name = "long",
                                   .fill = {{"x", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}, {"dstate_out", 0.5, 1, 0, 0}},
@@ -141,8 +141,8 @@ static void huge_rows_hold(const test_runner *r, const test_case *c, double tole
     test_huge_rows_hold(r, c, "x");
 }
 
-/* Sizes on both sides of every branch of the step's kernels.  A group has up to 8 units of 16 outputs, and the emulated
- * device has 4 multiprocessors. */
+/* Sizes on both sides of every branch of the step kernels.  These kernels work on groups of up to 8 units of 16
+ * outputs. The emulated device has 4 multiprocessors. */
 static const test_case steps[] = {
     {LINEAR(.M = 1, .D = 1040, .O = 200), .name = "a last step of 16 columns"},
     {LINEAR(.M = 3, .D = 64, .O = 1096), .name = "12 groups"},
@@ -158,7 +158,8 @@ static const test_case steps[] = {
     {LINEAR(.M = 5, .D = 96, .O = 64), .name = "rows whose squares exceed fp32", .fill = {{"x", 0, 1e25, 0, 0}}},
     {.op = NULL}};
 
-/* Runs each of these cases, with the dtype of the operator's first case or of the first size of the sweep. */
+/* Runs all cases of `steps` with the dtype of *c.  Only the operator's first case and the first size of the sweep do
+ * so, since one run for each dtype is enough. */
 static void steps_agree(const test_runner *r, const test_case *c, double tolerance) {
     const gt_dtype dtype = c->args.rmsnorm_linear.dtype;
     (void)tolerance;
@@ -166,7 +167,7 @@ static void steps_agree(const test_runner *r, const test_case *c, double toleran
     for (const test_case *step = steps; step->op; step++) {
         test_values in, truth, got;
         test_case own = *step;
-        if (own.fill[0].spread > 1e5 && dtype == GT_F16) continue; /* f16 cannot hold these numbers */
+        if (own.fill[0].spread > 1e5 && dtype == GT_F16) continue; /* fp16 cannot hold these numbers */
         test_set_dtype(&own, dtype, GT_DTYPE_DEFAULT);
         test_inputs(&own, GT_STEP, &in);
         test_run(&test_truth, &own, GT_STEP, &in, TEST_ALL, &truth);
@@ -207,7 +208,7 @@ static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, .M = 32768, .D = 2048, .O = 2048),
     ROW(TEST_BF16, .M = 32768, .D = 2048, .O = 8192),
     ROW(TEST_BF16, .M = 16384, .D = 4096, .O = 11008),
-    ROW(TEST_BF16, .M = 1, .D = 4096, .O = 14336), /* steps */
+    ROW(TEST_BF16, .M = 1, .D = 4096, .O = 14336), /* these three rows time the step */
     ROW(TEST_BF16, .M = 16, .D = 4096, .O = 14336),
     ROW(TEST_BF16, .M = 64, .D = 4096, .O = 14336),
     NAMED_ROW(TEST_BF16, "layer", .M = 16384, .D = 128, .O = 512, .norm = GT_NORM_LAYER),
@@ -228,7 +229,7 @@ const test_op test_op_rmsnorm_linear = {
     TEST_ROWS_AND_STEP(rmsnorm_linear),
     .set_fill = set_fill,
     .large = {LINEAR(.M = 1, .D = 512, .O = 512)},
-    /* dweight comes from normalised rows in 16 bits (seen: 9e-4, 1e-4) */
+    /* dweight is computed from normalised rows in 16 bits; measured errors are 9e-4 (bf16) and 1e-4 (fp16) */
     .kernels = {TEST_ACTIVATIONS, {0, 1e-5, 1.5e-3, 3e-4}, TEST_IN_FP32, {0, 1e-5, 1.5e-3, 3e-4}, 1},
     .properties = properties,
     .more_times = more_times,

@@ -1,4 +1,4 @@
-/* selective_scan: cases of the tests, a second formula, and rows of the bench. */
+/* selective_scan: test cases, a formula independent of the twin, and rows of the bench. */
 #include "formula.h"
 
 TEST_TWINS_OVER_TIME(selective_scan)
@@ -111,15 +111,15 @@ static const test_case packed[] = {
      .level = TEST_LARGE, LENGTHS(1, 2047, 16, 900)},
     {.op = NULL}};
 
-/* Sizes with their own kernels, and some without. */
+/* Sizes for which the operator has specialised kernels, and sizes for general kernels. */
 static const test_case sizes[] = {{SCAN(.D = 256, .N = 16, .softplus = 1), .name = "sweep"},
                                   {SCAN(.D = 96, .N = 64, .G = 2, .softplus = 1), .name = "sweep"},
                                   {SCAN(.D = 33, .N = 8, .G = 33), .name = "sweep"},
                                   {SCAN(.D = 100, .N = 3, .softplus = 1, .state_in_shared = 1), .name = "sweep"},
                                   {.op = NULL}};
 
-/* For the kernels of steps: states on both sides of 16, 32, 64 and 128, divisible by four or not.  Channels fill warps
- * and blocks or do not.  More than 32 and more than 128 batch elements make warps take several elements in turn. */
+/* Sizes for the step kernels: N on both sides of 16, 32, 64 and 128, divisible by four or not, and channels that fill
+ * warps and blocks or not.  With more than 32 or 128 batch elements, a warp processes several elements in turn. */
 static const test_case steps[] = {
     {SCAN(.B = 4, .D = 70, .N = 16, .softplus = 1), .name = "steps"},
     {SCAN(.B = 3, .D = 32, .N = 4), .name = "steps", .absent = "z"},
@@ -160,7 +160,8 @@ static const test_case many[] = {{SCAN(.B = 70000, .T = 2, .D = 2, .N = 2), .nam
                                  {SCAN(.B = 1, .T = 2, .D = 140000, .N = 2, .G = 70000), .name = "many"},
                                  {.op = NULL}};
 
-/* Sums over many tokens, rows or batch elements.  Their means are not 0, so that the sums grow with their length. */
+/* Sums over many tokens or batch elements.  The means of the terms are not 0, so that the sums grow with their
+ * length. */
 static const test_case sums[] = {
     {.op = "selective_scan",
      .name = "long",

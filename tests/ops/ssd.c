@@ -1,4 +1,4 @@
-/* ssd: cases of the tests, a second formula, and rows of the bench. */
+/* ssd: test cases, a formula independent of the twin, and rows of the bench. */
 #include "formula.h"
 
 TEST_TWINS_IN_PIECES(ssd)
@@ -51,7 +51,7 @@ static const test_case cases[] = {
     {SSD(.B = 1, .T = 1, .H = 1, .P = 1, .N = 1), .name = "one number"},
     {SSD(.B = 2, .T = 3, .H = 2, .P = 2, .N = 3, .softplus = 1), .name = "softplus"},
     {SSD(.B = 2, .T = 3, .H = 2, .P = 3, .N = 2), .name = "no softplus"},
-    /* some dt are below the limits and some above, all well away from them */
+    /* some dt are below the limits and some are above, but none is near a limit, where rounding would decide */
     {SSD(.B = 2, .T = 4, .H = 4, .P = 2, .N = 1, .softplus = 1, LIMITS), .name = "softplus, limits",
      .fill = {{"dt", -1.2, 0.05, -4, 0.4}, {"dt_bias", 0, 0.05, 3, 0.4}}},
     {SSD(.B = 2, .T = 4, .H = 4, .P = 1, .N = 2, LIMITS), .name = "limits",
@@ -90,7 +90,7 @@ static const test_case cases[] = {
     {SSD(.B = 2, .T = 65, .H = 2, .P = 64, .N = 64, .softplus = 1), .name = "64 by 64", .level = TEST_MEDIUM},
     {SSD(.B = 1, .T = 70, .H = 2, .P = 16, .N = 16, .softplus = 1), .name = "closed gates, 16 by 16",
      .level = TEST_SMALL, .no_difference = 1, .fill = {{"z", 0, 1, -INFINITY, 0.2}}},
-    /* with these gates y hides its value before the gate */
+    /* some gates are exactly 0, so that backward cannot compute the value before the gate from y */
     {SSD(.B = 2, .T = 140, .H = 4, .P = 64, .N = 64, .softplus = 1), .name = "gates of zero", .level = TEST_MEDIUM,
      .no_difference = 1, .fill = {{"z", 0, 1, 0, 0.001}}},
     {SSD(.B = 1, .T = 70, .H = 2, .P = 64, .N = 128, .softplus = 1, .Dskip_per_channel = 1),
@@ -148,7 +148,7 @@ static const test_case packed[] = {
      .level = TEST_LARGE, LENGTHS(1, 2047, 16, 900)},
     {.op = NULL}};
 
-/* Sizes with their own kernels, and some without. */
+/* Sizes for which the operator has specialised kernels, and sizes for general kernels. */
 static const test_case sizes[] = {
     {SSD(.H = 4, .P = 64, .N = 64, .softplus = 1), .name = "sweep"},
     {SSD(.H = 2, .P = 64, .N = 128, .G = 2, .softplus = 1, .Dskip_per_channel = 1), .name = "sweep"},
@@ -176,7 +176,7 @@ static const test_case sizes[] = {
     {SSD(.H = 4, .P = 72, .N = 48, .G = 2, .softplus = 1), .name = "sweep", .absent = "dz"},
     {SSD(.H = 3, .P = 16, .N = 144, .softplus = 1), .name = "sweep", .absent = "dz"},
     {SSD(.H = 2, .P = 16, .N = 16, .softplus = 1), .name = "sweep"},
-    /* N > 128 without dx: then no launch passes dx on to the launch for the next columns */
+    /* N > 128 is computed in several launches, which pass dx on; without dx, they pass nothing on */
     {SSD(.H = 2, .P = 64, .N = 192, .softplus = 1), .name = "sweep", .absent = "z dz dx"},
     {SSD(.H = 1, .P = 64, .N = 256, .softplus = 1), .name = "sweep", .absent = "dx"},
     {.op = NULL}};
@@ -187,8 +187,8 @@ static const test_case spoilt[] = {
     {SSD(.H = 2, .P = 16, .N = 32, .softplus = 1, .dtype = GT_F32), .name = "spoilt", .absent = "z dz"},
     {.op = NULL}};
 
-/* For the kernels of steps: numbers of columns on both sides of 16, 32, 64 and 128, divisible by four or not.  Rows
- * fill warps and blocks or do not, and there are enough rows for the kernels that take several rows at a time. */
+/* Sizes for the step kernels: N on both sides of 16, 32, 64 and 128, divisible by four or not, and rows that fill warps
+ * and blocks or not.  Some cases have enough rows for the kernels that process several rows at a time. */
 static const test_case steps[] = {
     {SSD(.B = 4, .H = 2, .P = 8, .N = 4, .softplus = 1), .name = "steps"},
     {SSD(.B = 2, .H = 3, .P = 5, .N = 1), .name = "steps"},
@@ -206,7 +206,7 @@ static const test_case steps[] = {
     {SSD(.B = 3, .H = 2, .P = 64, .N = 256, .G = 2, .softplus = 1), .name = "steps"},
     {SSD(.B = 2, .H = 2, .P = 4, .N = 132, .softplus = 1), .name = "steps"},
     {SSD(.B = 2, .H = 1, .P = 6, .N = 250, .softplus = 1, .Dskip_per_channel = 1), .name = "steps"},
-    /* decays near 1; no decay; growth of small states beyond the range of fp32 */
+    /* decays near 1, and decays that forget the state at once */
     {SSD(.B = 2, .H = 4, .P = 8, .N = 128), .name = "slow steps", .fill = {{"A", -7, 1, 0, 0}}},
     {SSD(.B = 2, .H = 4, .P = 8, .N = 20), .name = "steps that forget", .fill = {{"A", 0, 0.5, -10000, 0.5}}},
     {.op = NULL}};
@@ -232,12 +232,13 @@ static const char *const step_kernels[] = {INT8_STEP_KERNELS("float"),
                                            STEP_KERNELS("gt::ssm::AnyType", "true"),
                                            NULL};
 
-/* More than 65535 batch elements or heads: some dimensions of a grid have this limit. */
+/* More than 65535 batch elements or heads, the largest size of some dimensions of a grid. */
 static const test_case many[] = {{SSD(.B = 70000, .T = 2, .H = 1, .P = 2, .N = 2), .name = "many"},
                                  {SSD(.B = 1, .T = 2, .H = 70000, .P = 2, .N = 2, .G = 70000), .name = "many"},
                                  {.op = NULL}};
 
-/* Sums over many tokens, rows or batch elements.  Their means are not 0, so that the sums grow with their length. */
+/* Sums over many tokens or batch elements.  The means of the terms are not 0, so that the sums grow with their
+ * length. */
 static const test_case sums[] = {
     {.op = "ssd",
      .name = "long",
@@ -264,7 +265,7 @@ static void draw(test_random *r, int64_t most, test_case *c) {
 
 /* ---- properties of this operator alone --------------------------------------------------------- */
 
-/* The gradient passes through where dt equals a limit exactly, and is 0 beyond the limit. */
+/* If dt equals a limit exactly, the gradient passes through; beyond the limit, the gradient is 0. */
 static void limits_hold(const test_runner *r, const test_case *c, double tolerance) {
     static const double inside[] = {0.25, 0.3125, 0.5}, outside[] = {0.125, 0.75, 0.25 - 0x1p-8};
     test_case limited = *c, free_case = *c;
@@ -299,8 +300,8 @@ static void limits_hold(const test_runner *r, const test_case *c, double toleran
 static const test_property properties[] = {{"dt at and beyond its limits", TEST_TINY, limits_hold},
                                            {NULL, TEST_TINY, NULL}};
 
-/* Times longer than the tensor-core kernels' chunks of 64 tokens and slots of 128.  The list after it has the kernels
- * that these times must launch. */
+/* Numbers of tokens beyond one chunk (64 tokens) and one slot (128 tokens) of the tensor-core kernels.  `launched`
+ * lists the kernels that calls with these times must launch. */
 static const int64_t more_times[] = {100, 130, 200, 300, 600, -1};
 static const char *const launched[] = {"forward_tensor_kernel",
                                        "forward_fp32_kernel",
@@ -322,7 +323,7 @@ static const char *const launched[] = {"forward_tensor_kernel",
                                        "reduce_rows_kernel",
                                        NULL};
 
-/* Many heads share B and C. */
+/* Cases for forward_maps_kernel, which needs many heads that share B and C. */
 #define MANY_HEADS(tokens, heads) SSD(.B = 1, .T = tokens, .H = heads, .P = 64, .N = 80, .softplus = 1
 static const test_case launching[] = {
     {MANY_HEADS(130, 16), .dtype = GT_BF16), .name = "ssd::forward_maps_kernel<gt::bf16, 128, 4, 1>"},
@@ -375,14 +376,14 @@ static const test_bench_row host_rows[] = {
     ROW(TEST_F32 | TEST_BF16, "", "z dz", .B = 8, .T = 1, .H = 4, .P = 64, .N = 64),
     {{.op = NULL}, 0}};
 
-/* 64 packed sequences of 64 to 2048 tokens; together they have 32768 tokens. */
+/* 64 packed sequences of 64 to 2,048 tokens each, with 32,768 tokens in all. */
 static const int64_t packed_lengths[] = {341, 66,  720, 93,   1375, 193,  64,  431, 70,  883,  113,  1639, 247,
                                          64,  540, 77,  1074, 141,  1939, 315, 65,  671, 88,   1294, 178,  64,
                                          399, 68,  826, 106,  1547, 227,  64,  501, 74,  1007, 130,  1835, 290,
                                          65,  625, 84,  1217, 165,  64,   369, 67,  771, 99,   1459, 210,  64,
                                          465, 72,  959, 121,  1735, 268,  65,  581, 80,  1144, 152,  2048};
 
-/* The state and the parameters of a step have the dtypes of a model in bf16. */
+/* The dtypes of state and parameters with which a bf16 model runs a step. */
 #define SMALL_STATE .state_dtype = GT_BF16, .parameter_dtype = GT_BF16
 #define INT8_STATE .state_dtype = GT_INT8, .parameter_dtype = GT_BF16
 
@@ -461,10 +462,10 @@ const test_op test_op_ssd = {
     .has_exact_prefill = 1,
     .spoilt = spoilt,
     .bounds_pairs = 1,
-    /* the promised errors: all products have f16 operands (11 bits), and so have the terms of ddt */
+    /* the documented errors: kernels round the factors of products, and the terms of ddt, to fp16 with its 11 bits */
     .kernels = {{0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 2.5e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1},
-    /* A single piece gives its sums over tokens, whose terms have both signs, without the gradient of the state after
-     * it. An element may be a small rest of large terms. */
+    /* dstate_in of one piece lacks the gradient of the state after the piece.  Only its sums over tokens remain, with
+     * terms of both signs, so an element may be much smaller than its terms. */
     .differences = {[GT_SEGMENT_BACKWARD] = "dstate_in"},
     .properties = properties,
     .steps = steps,

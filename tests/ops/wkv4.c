@@ -1,4 +1,4 @@
-/* wkv4: cases of the tests, a second formula, and rows of the bench. */
+/* wkv4: test cases, a formula independent of the twin, and rows of the bench. */
 #include "formula.h"
 
 #include <stdlib.h>
@@ -17,7 +17,8 @@ static const test_bad_value bad_values[] = {
 
 /* ---- how inputs are drawn -------------------------------------------------------------------- */
 
-/* Draws sums of weights above 0, and states whose mean has the size of the values. */
+/* Draws states as exp of a normal number: the sum of the weights must be positive, and the mean, a quotient of two
+ * states, then has the size of the values. */
 static void set_fill(const test_case *c, const gt_tensor *t, test_fill *f, test_map *map) {
     if (!strcmp(t->name, "state_in") || !strcmp(t->name, "state_out")) *map = TEST_EXP, f->spread = 0.5;
     if (strcmp(t->name, "w")) return;
@@ -25,7 +26,7 @@ static void set_fill(const test_case *c, const gt_tensor *t, test_fill *f, test_
     if (c->args.wkv4.decay == GT_DECAY_LOG) *map = TEST_NEGATIVE_EXP;
 }
 
-/* Mild decays, strong decays, hardly any decay, and resets of half the states at once. */
+/* Mild decays, strong decays, hardly any decay, and resets: about half of the channels forget their state at once. */
 static void set_regime(test_case *c, int n) {
     static const test_fill regimes[] = {
         {"w", -2, 1, 0, 0}, {"w", 1, 0.5, 0, 0}, {"w", -8, 1, 0, 0}, {"w", -3, 1, 6, 0.5}};
@@ -105,13 +106,14 @@ static const test_case packed[] = {
      LENGTHS(1, 2047, 16, 900)},
     {.op = NULL}};
 
-/* Channels that fill or do not fill blocks of one warp, in rows that are multiples of 16 bytes or not. */
+/* Channels that fill blocks of one warp or not.  A row of channels is a multiple of 16 bytes or not. */
 static const test_case sizes[] = {{WKV4(.D = 96), .name = "sweep"},
                                   {WKV4(.D = 72, LOG), .name = "sweep"},
                                   {WKV4(.D = 13, .state_in_shared = 1), .name = "sweep"},
                                   {.op = NULL}};
 
-/* Channels that fill blocks or do not.  A bonus that can be a factor, or is too large for a factor. */
+/* Channels that fill blocks or not.  The kernels multiply by exp(bonus) if it is in range, so some bonuses are too
+ * large. */
 static const test_case steps[] = {{WKV4(.B = 3, .D = 128), .name = "steps"},
                                   {WKV4(.B = 2, .D = 200, LOG), .name = "steps"},
                                   {WKV4(.B = 35, .D = 5), .name = "steps", .absent = "u"},
@@ -121,12 +123,14 @@ static const test_case steps[] = {{WKV4(.B = 3, .D = 128), .name = "steps"},
 static const char *const step_kernels[] = {"wkv4::step_kernel<float>", "wkv4::step_kernel<gt::bf16>",
                                            "wkv4::step_kernel<gt::f16>", NULL};
 
-/* More batch elements, and more blocks of channels, than the 65535 of a grid's second dimension. */
+/* More than 65535 batch elements, and more than 65535 blocks of channels: the largest size of a grid's second
+ * dimension. */
 static const test_case many[] = {{WKV4(.B = 70000, .T = 2, .D = 2), .name = "many"},
                                  {WKV4(.B = 1, .T = 2, .D = 2200000), .name = "many"},
                                  {.op = NULL}};
 
-/* Sums over many tokens or batch elements.  Their means are not 0, so that the sums grow with their length. */
+/* Sums over many tokens or batch elements.  The means of the terms are not 0, so that the sums grow with their
+ * length. */
 static const test_case sums[] = {{.op = "wkv4",
                                   .name = "long",
                                   .fill = {{"v", 0.5, 1, 0, 0}, {"dy", 0.5, 1, 0, 0}},
@@ -153,13 +157,14 @@ static double log_decay(const formula *f, int64_t d) {
     return f->c->args.wkv4.decay == GT_DECAY_LOG ? w : -exp(w);
 }
 
-/* The weighted mean of the values of a sequence's tokens before `last`, and the log of the sum of the weights. own: a
- * token whose key is own_key instead; -1 = none. */
+/* The weighted mean of values of a sequence, and the log of the sum of the weights. */
 typedef struct weighted {
     double mean, log;
 } weighted;
 
-/* Weights are exp(x + y - top), where x is a key and y its decay or bonus.  Large x of like size cancel first. */
+/* Averages the values of the tokens before `last` and of the first state.  own: also averages this token, with its
+ * bonus u; -1 = none.  The weights are exp(x + y), where x is a key and y the decay since its token, or the bonus.
+ * Subtracts the largest x first: large x of similar size then cancel before y is added. */
 static weighted mean_of(const formula *f, formula_sequence q, int64_t last, int64_t d, int64_t own) {
     const double g = log_decay(f, d), u = formula_value(f, "u", d, 0, 0, 0);
     const int64_t count = last - q.first + 2;
@@ -222,7 +227,7 @@ static const test_bench_row gpu_rows[] = {ROW(TEST_F32 | TEST_BF16 | TEST_F16, N
                                           TEST_PACKED_ROWS(wkv4, NO_STATES, .D = 256),
                                           {{.op = NULL}, 0}};
 
-/* decays of exp(-exp(-5)) = 0.9933 */
+/* w = -5 gives the decay exp(-exp(-5)) = 0.9933 */
 static const test_bench_draw draws[] = {{"state_in state_out", {1, 1, 0.5}}, {"w", {0, -5, 1}}, {NULL, {0, 0, 0}}};
 static const test_bench_cut cuts[] = {{"D", 4}, {NULL, 0}};
 
@@ -234,7 +239,7 @@ const test_op test_op_wkv4 = {
     .set_fill = set_fill,
     .set_regime = set_regime,
     .kernels = {TEST_ACTIVATIONS, TEST_IN_FP32, TEST_IN_FP32, TEST_IN_FP32, 0},
-    /* passing a state on sets b = 1, which rounds a and p once more */
+    /* a state that is passed on is scaled to b = 1, which rounds a and p once more */
     .split_tolerance = {[GT_F32] = 1e-6, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-8},
     .step_tolerance = {[GT_F32] = 1e-6, [GT_BF16] = 0x1p-8, [GT_F16] = 0x1p-8},
     .steps = steps,

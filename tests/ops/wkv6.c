@@ -1,4 +1,4 @@
-/* wkv6: cases of the tests, a second formula, and rows of the bench. */
+/* wkv6: test cases, a formula independent of the twin, and rows of the bench. */
 #include "formula.h"
 
 TEST_TWINS_IN_PIECES(wkv6)
@@ -136,7 +136,7 @@ static const test_case packed[] = {
      LENGTHS(1, 2047, 16, 900)},
     {.op = NULL}};
 
-/* Sizes with their own kernels, and some without. */
+/* Sizes for which the operator has specialised kernels, and sizes for general kernels. */
 static const test_case sizes[] = {
     {WKV6(.H = 3, .N = 32), .name = "sweep"},
     {WKV6(.H = 1, .N = 64, .decay = GT_DECAY_LOG), .name = "sweep"},
@@ -153,8 +153,8 @@ static const test_case spoilt[] = {{WKV6(.H = 2, .N = 32, .dtype = GT_BF16), .na
                                    {WKV6(.H = 1, .N = 128, .dtype = GT_BF16), .name = "spoilt"},
                                    {.op = NULL}};
 
-/* For the kernels of steps: rows on both sides of 32, 64 and 128, and columns on both sides of 32, divisible by four or
- * not, in one tile of columns or several. */
+/* Sizes for the step kernels: N on both sides of 32, 64 and 128, V on both sides of 32 and divisible by four or not, in
+ * one tile of columns or several. */
 static const test_case steps[] = {
     {WKV6(.B = 4, .H = 2, .N = 8, .V = 12), .name = "steps"},
     {WKV6(.B = 3, .H = 2, .N = 31, .V = 5, .decay = GT_DECAY_LOG), .name = "steps"},
@@ -195,7 +195,8 @@ static const test_case many[] = {{WKV6(.B = 70000, .T = 2, .H = 1, .N = 2), .nam
                                  {WKV6(.B = 1, .T = 2, .H = 70000, .N = 2), .name = "many"},
                                  {.op = NULL}};
 
-/* Sums over many tokens, rows or batch elements.  Their means are not 0, so that the sums grow with their length. */
+/* Sums over many tokens or batch elements.  The means of the terms are not 0, so that the sums grow with their
+ * length. */
 static const test_case sums[] = {
     {.op = "wkv6",
      .name = "long",
@@ -207,7 +208,7 @@ static const test_case sums[] = {
      .args.wkv6 = {.B = 500000, .T = 1, .H = 1, .N = 2, .state_in_shared = 1}},
     {.op = NULL}};
 
-/* Decays, from mild to none at all. */
+/* Mild decays, strong decays, hardly any decay, and some decays of exactly 0, which reset the state. */
 static void set_regime(test_case *c, int n) {
     static const test_fill regimes[] = {
         {"w", -3, 1, 0, 0}, {"w", 1.5, 1, 0, 0}, {"w", -10, 1, 0, 0}, {"w", -3, 1, 200, 0.1}};
@@ -230,7 +231,7 @@ static void draw(test_random *r, int64_t most, test_case *c) {
 
 /* ---- properties of this operator alone --------------------------------------------------------- */
 
-/* dw is 0 where the decay is exactly 0. */
+/* Where the decay is exactly 0, dw is 0. */
 static void zero_decay_is_flat(const test_runner *r, const test_case *c, double tolerance) {
     test_values in, out;
     int64_t count, zeros = 0, flat = 0;
@@ -256,7 +257,7 @@ static const test_property properties[] = {{"dw is 0 where the decay is", TEST_M
 
 /* ---- the formula, written out a second way ---------------------------------------------------- */
 
-/* prod_{first <= m < last} d_m */
+/* The product of the decays of tokens first ... last-1. */
 static double decay_between(const formula *f, int64_t b, int64_t first, int64_t last, int64_t h, int64_t n) {
     double log_decay = 0;
     for (int64_t m = first; m < last; m++) {
@@ -293,7 +294,7 @@ static double state_out(const formula *f, int64_t row, int64_t h, int64_t n, int
 
 static const test_formula formulas[] = {{"y", y}, {"state_out", state_out}, {NULL, NULL}};
 
-/* For tensor cores. */
+/* Kernels on tensor cores that the cases must launch. */
 static const char *const launched[] = {"forward_tensor_kernel", "forward_hopper_kernel",  "states_tensor_kernel",
                                        "states_hopper_kernel",  "backward_tensor_kernel", NULL};
 
@@ -340,7 +341,7 @@ static const test_bench_row gpu_rows[] = {
     ROW(TEST_BF16, "", .B = 8, .T = 4096, .H = 16, .N = 128, .pieces = 8),
     {{.op = NULL}, 0}};
 
-/* decays of exp(-exp(-6)) = 0.9975 */
+/* w = -6 gives the decay exp(-exp(-6)) = 0.9975 */
 static const test_bench_draw draws[] = {{"w", {0, -6, 1}},
                                         {"r k v u", {0, 0, 0.5f}},
                                         {"piece_decays", {0, -3, 1}},
@@ -361,13 +362,12 @@ const test_op test_op_wkv6 = {
     .reach = {16, 64},
     .has_exact_prefill = 1,
     .spoilt = spoilt,
-    /* states: products of tf32 numbers, which are rounded to 2^-11 like fp16 (seen: 2.2e-4).  dv: its factors in fp16
-     * are rounded alike (seen: 7.2e-4).  dw: products of 16-bit states and 16-bit gradients of states (seen: 1.7e-3,
-     * and 2.7e-3 of a channel) */
+    /* States are sums of products of tf32 numbers, which round to 2^-11 like fp16 (measured error: 2.2e-4).  The
+     * factors of dv in fp16 round likewise (7.2e-4).  dw sums products of 16-bit states and 16-bit gradients of states
+     * (1.7e-3, and 2.7e-3 in a channel). */
     .kernels = {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, 1},
-    /* States sum over tokens, and dw sums products of a state and its gradient.  Both sums have terms of both signs.
-     * In a channel that is larger than the others, an element may be a small rest of large terms (seen: 8.6
-     * tolerances). */
+    /* States are sums over tokens, and dw sums products of a state and its gradient; both have terms of both signs.  So
+     * in a large channel, one element may be much smaller than its terms (measured error: 8.6 tolerances). */
     .differences = {[GT_FORWARD] = "state_out",
                     [GT_BACKWARD] = "dstate_in dw",
                     [GT_SEGMENT] = "state_out",

@@ -1,5 +1,5 @@
-/* wkv_ssm: cases of the tests, and rows of the bench.  The files of wkv6 and ssd test the mathematics.  These cases
- * test that both operators give the results of separate calls. */
+/* wkv_ssm: test cases, and rows of the bench.  wkv6.c and ssd.c test the mathematics.  These cases test that each of
+ * the two operators gives the results of a separate call. */
 #include "formula.h"
 
 #include <stdio.h>
@@ -21,8 +21,8 @@ static const test_field fields[] = {TEST_FIELD(wkv_ssm, wkv6.V, 'v'),
                                     TEST_FIELD(wkv_ssm, segments, 's'),
                                     {NULL, 0, 0, 0, 0}};
 
-/* An inner struct must leave two kinds of fields unset: those that the outer struct has, and those of other
- * functions. */
+/* The caller must leave some fields of the inner structs wkv6 and ssd unset: fields that the outer struct also has, and
+ * fields for features that wkv_ssm lacks. */
 #define BAD_IN(part, type)                                                                                             \
     BAD(wkv_ssm, part.B, 'l', 2, GT_ERROR_VALUE, #part ".B is set"),                                                   \
         BAD(wkv_ssm, part.T, 'l', 3, GT_ERROR_VALUE, #part ".T is set"),                                               \
@@ -75,7 +75,7 @@ static void set_fill(const test_case *c, const gt_tensor *t, test_fill *f, test_
     }
 }
 
-/* Combines every regime of one operator's decays with every regime of the other's. */
+/* Combines every regime of wkv6's decays with every regime of ssd's decays. */
 static void set_regime(test_case *c, int n) {
     static const test_fill w[] = {
         {"wkv6.w", -3, 1, 0, 0}, {"wkv6.w", 1.5, 1, 0, 0}, {"wkv6.w", -10, 1, 0, 0}, {"wkv6.w", -3, 1, 200, 0.1}};
@@ -88,7 +88,7 @@ static void set_regime(test_case *c, int n) {
 
 /* ---- cases ----------------------------------------------------------------------------------- */
 
-/* Brackets make the fields of an inner struct one macro argument. */
+/* OF(...) puts the fields of an inner struct in brackets, so that they are one macro argument. */
 #define OF(...) (__VA_ARGS__)
 #define FIELDS(...) __VA_ARGS__
 #define BOTH(w, s, ...) .op = "wkv_ssm", .args.wkv_ssm = {.wkv6 = {FIELDS w}, .ssd = {FIELDS s}, __VA_ARGS__}
@@ -157,7 +157,7 @@ static const test_case packed[] = {
      .name = "32 beside 64 by 64", .level = TEST_MEDIUM, .absent = NO_GATE, LENGTHS(1, 15, 0, 63, 0, 129)},
     {.op = NULL}};
 
-/* First the pairs of hybrid models.  Then pairs in which one operator, both or neither lacks kernels on tensor
+/* The first sizes are those of hybrid models.  In the others, one operator, both or neither lacks kernels on tensor
  * cores. */
 static const test_case sizes[] = {
     {BOTH(OF(.H = 2, .N = 32), OF(.H = 4, .P = 64, .N = 64, .softplus = 1)), .name = "sweep", .absent = NO_GATE},
@@ -171,7 +171,7 @@ static const test_case sizes[] = {
     {BOTH(OF(.H = 1, .N = 20, .V = 12), OF(.H = 2, .P = 12, .N = 20, .softplus = 1)), .name = "sweep"},
     {.op = NULL}};
 
-/* For steps; each operator's file has cases for its kernels. */
+/* Sizes for steps.  The step kernels of each operator are tested in wkv6.c and ssd.c. */
 static const test_case steps[] = {
     {BOTH(OF(.H = 2, .N = 8, .V = 12), OF(.H = 4, .P = 8, .N = 16, .G = 2, .softplus = 1), .B = 4), .name = "steps"},
     {BOTH(OF(.H = 3, .N = 64), OF(.H = 2, .P = 64, .N = 128, .softplus = 1), .B = 3), .name = "steps"},
@@ -213,7 +213,7 @@ static void draw(test_random *r, int64_t most, test_case *c) {
 
 /* ---- properties of this operator alone --------------------------------------------------------- */
 
-/* Copies the words of `names` that have the prefix `prefix` or no prefix, and removes the prefix. */
+/* Copies those words of `names` that have the prefix `prefix` or no prefix at all, without the prefix. */
 static void cut_names(const char *names, const char *prefix, char *to, size_t bytes) {
     size_t n = 0;
     to[0] = 0;
@@ -230,7 +230,7 @@ static void cut_names(const char *names, const char *prefix, char *to, size_t by
     }
 }
 
-/* Makes the call of one operator from a case.  It shares the case's arrays. */
+/* Makes the call of one of the two operators from a case. */
 static test_case one_of(const test_case *c, int is_ssd, char *absent, size_t bytes) {
     const gt_wkv_ssm_args *a = &c->args.wkv_ssm;
     test_case one = {.op = is_ssd ? "ssd" : "wkv6", .name = c->name, .seed = c->seed, .level = c->level};
@@ -253,7 +253,7 @@ static test_case one_of(const test_case *c, int is_ssd, char *absent, size_t byt
     return one;
 }
 
-/* The index in the table of both operators for tensor `t` of one operator's table. */
+/* The index of `t`, a tensor of one operator's table, in the table of wkv_ssm. */
 static int place_in(const gt_op *both, const gt_tensor *t, int is_ssd) {
     char name[64];
     snprintf(name, sizeof name, "%s%s", is_ssd ? "ssd." : "wkv6.", t->name);
@@ -261,7 +261,7 @@ static int place_in(const gt_op *both, const gt_tensor *t, int is_ssd) {
     return at >= 0 ? at : test_find(both, t->name);
 }
 
-/* Takes the arrays of one operator's tensors; `from` still owns them. */
+/* Makes *to point to the arrays of one operator's tensors.  *from still owns the arrays. */
 static void take_part(const test_case *c, const test_case *one, int is_ssd, const test_values *from, test_values *to) {
     memset(to, 0, sizeof *to);
     for (int i = 0; test_table(one)->tensors[i].name; i++) {
@@ -270,7 +270,7 @@ static void take_part(const test_case *c, const test_case *one, int is_ssd, cons
     }
 }
 
-/* With the same number of segments, each operator gives the bits of its own call. */
+/* With equal numbers of segments, each operator gives the bits of a separate call. */
 static void parts_agree(const test_runner *r, const test_case *c, double tolerance) {
     (void)tolerance;
     for (int64_t segments = 1; segments <= 3; segments += 2) {
@@ -298,7 +298,7 @@ static void parts_agree(const test_runner *r, const test_case *c, double toleran
     }
 }
 
-/* A step gives the bits of one step of each operator. */
+/* A step gives the bits of separate steps of the two operators. */
 static void step_parts_agree(const test_runner *r, const test_case *c) {
     test_values in, out;
     test_inputs(c, GT_STEP, &in);
@@ -347,7 +347,7 @@ static const test_formula formulas[] = {{"wkv6.y", wkv6_y},
 static const test_property properties[] = {{"each has the bits of a call of its own", TEST_MEDIUM, parts_agree},
                                            {NULL, TEST_TINY, NULL}};
 
-/* Times longer than the chunks of the tensor-core kernels, and the kernels of both operators that these times must
+/* Numbers of tokens beyond the chunks of the tensor-core kernels, and the kernels that calls with these times must
  * launch. */
 static const int64_t more_times[] = {130, 300, -1};
 static const char *const launched[] = {"wkv6::forward_tensor_kernel",
@@ -363,7 +363,7 @@ static const char *const launched[] = {"wkv6::forward_tensor_kernel",
 #define ROW(types, w, s, ...)                                                                                          \
     { {BOTH(w, s, __VA_ARGS__), .name = "", .absent = NO_GATE " " NO_STATES}, types }
 
-/* Steps in the shapes in which each operator is timed alone. */
+/* A step, in the shapes in which the bench times wkv6 and ssd alone. */
 #define STEP_ROW(batch)                                                                                                \
     {                                                                                                                  \
         {BOTH(OF(.H = 32, .N = 64), OF(.H = 128, .P = 64, .N = 128, .G = 8, .softplus = 1), .T = 1, batch),            \
@@ -395,15 +395,15 @@ const test_op test_op_wkv_ssm = {
     TEST_OVER_TIME(wkv_ssm),
     .reads_y = AT(wkv_ssm, ssd.reads_y),
     .optional_size = {AT(wkv_ssm, ssd.G), 2},
-    /* The tensors x, z, y of ssd and their gradients have more than 2^31 elements.  wkv6's tensors have a fifth of
-     * that, because larger ones would not fit into 139 GiB; wkv6's own case has larger ones. */
+    /* ssd's x, z, y and their gradients have more than 2^31 elements.  wkv6's tensors have a fifth of that, so that the
+     * call fits into 139 GiB; the case of wkv6 itself has larger tensors. */
     .large = {BOTH(OF(.H = 1, .N = 64), OF(.H = 5, .P = 64, .N = 64, .softplus = 1), .B = 1, .T = 130, .segments = 1)},
     .set_fill = set_fill,
     .set_regime = set_regime,
     .reach = {64, 64},
     .spoilt = spoilt,
     .bounds_pairs = 1,
-    /* each is the larger tolerance of wkv6 and ssd */
+    /* each tolerance is the larger one of wkv6 and ssd */
     .kernels = {{0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 5e-4, 5e-4}, {0, 1e-5, 3e-3, 1e-3}, {0, 1e-5, 1e-3, 1e-3}, 1},
     .properties = properties,
     .steps = steps,

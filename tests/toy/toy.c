@@ -1,4 +1,4 @@
-/* The toy: cases of the tests, a second formula, and rows of the bench. */
+/* The toy operator: test cases, a formula independent of the twin, and rows of the bench. */
 #include "../ops/formula.h"
 
 TEST_TWINS_OF_ROWS(toy)

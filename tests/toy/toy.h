@@ -1,11 +1,11 @@
-/* A toy operator, in the files of this folder alone.  Argument checks, tests of the twin, gradients, fuzz, emulation
- * and rows of the bench must need nothing of an operator but such files and its line in a list.  The toy tests that.
+/* A toy operator, defined by the files of this folder alone.  It tests that a new operator needs nothing but such files
+ * and a line in a list: argument checks, tests of the twin, gradients, fuzz, emulation and rows of the bench then work.
  *
  *     y = gamma x^2 + shift     dx = 2 gamma x dy     dgamma = sum over rows of x^2 dy
  *
  *   toy.h    the argument struct and the functions      toy_ref.c  the twin
  *   toy.cuh  table, kernels, stubs                      toy.c      cases and rows of the bench
- *   list.h   the list of operators: this one
+ *   list.h   the list of operators, which has only this one
  */
 #ifndef GT_TOY_H
 #define GT_TOY_H
@@ -19,11 +19,11 @@ extern "C" {
 typedef struct gt_toy_args {
     int64_t M, D;
     gt_dtype dtype;
-    float shift; /* finite */
-    int negate;  /* 0 or 1; 1: -gamma replaces gamma */
+    float shift; /* must be finite */
+    int negate;  /* 0 or 1; 1: -gamma takes the place of gamma */
     const void *x;
     int64_t x_stride;
-    const float *gamma; /* [D]; NULL: 1 */
+    const float *gamma; /* [D]; NULL: all are 1 */
     void *y;
     int64_t y_stride;
     const void *dy;

@@ -1,1 +1,1 @@
-#include "toy.cuh" /* the kernels, emulated */
+#include "toy.cuh" /* compiles the kernels for the emulation */

@@ -1,4 +1,4 @@
-/* The toy on the CPU: columns in parallel, rows in order. */
+/* The twin of the toy operator: columns run in parallel, and the rows of a column in order. */
 #include "toy.h"
 
 #include "../../reference/gt_ref.h"

@@ -1,1 +1,1 @@
-#include "toy.cuh" /* stubs */
+#include "toy.cuh" /* without a CUDA compiler, toy.cuh defines only stubs */

@@ -1,5 +1,5 @@
-/* offsets.c - compares gt/xla/api.h with XLA's own header, which jaxlib installs.  Compiling the file is the test:
- * every field, size and constant that the handlers use must be the same in both. */
+/* offsets.c - compares gt/xla/api.h with XLA's own header, which jaxlib installs.  The test is to compile this file:
+ * all fields, sizes and constants that the handlers use must be the same in both headers. */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -12,7 +12,8 @@
 #define MESSAGE XLA_FFI_Error_GetDetails
 #define MESSAGE_ARGS XLA_FFI_Error_GetDetails_Args
 #else
-#define EXTENSION typeof(*((XLA_FFI_Api *)0)->extension_start) /* two names within 0.3 */
+/* the type has two names in versions 0.3 of the header */
+#define EXTENSION typeof(*((XLA_FFI_Api *)0)->extension_start)
 #define MESSAGE XLA_FFI_Error_GetMessage
 #define MESSAGE_ARGS XLA_FFI_Error_GetMessage_Args
 #endif
