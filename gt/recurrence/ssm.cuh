@@ -263,7 +263,7 @@ static inline gt_status group_sum(const char* name, const GroupSumParams& p, gt_
 
 /* ---- ssd on tensor cores: constants and helpers for its problem.cuh and mma/chunk.cuh ---------------------------- */
 
-constexpr int CHUNK = 64;                         /* tokens that a block takes at a time */
+constexpr int CHUNK = 64; /* tokens that a block takes at a time */
 /* BLOCK: tokens of a tile in the products of pairs of tokens.  BLOCKS: such tiles in a chunk. */
 constexpr int BLOCK = 16, BLOCKS = CHUNK / BLOCK;
 
