@@ -30,7 +30,7 @@
  * Rounding in bf16.  Two rounding errors cause half of the error of dw; for a single head this is more than the limit.
  * The rounding of S adds the same error to dg of all tokens of the chunk, in channels with slow decay.  The rounding of
  * G causes an error of dg that grows from the chunk's start to its end.  The reverse state pass has G in fp32, and S
- * before and after the chunk.  It computes the row sums for, with E = E_0..E_3,
+ * before and after the chunk.  From its row sums this kernel gets, with E = E_0..E_3,
  *     lost = E . rowsum((G - bf16(G)) . (S after - S before))       end = rowsum(S after . G)
  * `lost` approximates the error of dg_64 that the rounding of G causes.  `end` approximates dg_64 from another S, which
  * has another rounding error.  So
