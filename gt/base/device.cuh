@@ -96,10 +96,9 @@ namespace gt {
  * | stmatrix_x4(addr, r), stmatrix_x4_trans    | stmatrix.sync.aligned.m8n8.x4[.trans].shared.b16 |
  * | movmatrix_trans(r)                         | movmatrix.sync.aligned.m8n8.trans.b16            |
  *
- * A warpgroup is 4 consecutive warps, of which the first has a multiple of 4 as its index.  A warpgroup multiplies
- * together: C[64][128] += A[64][8] B[8][128], in tf32.
- * Warp w has rows 16 (w % 4) ... 16 (w % 4) + 15 of A and C, in the registers of mma_tf32: c[i] holds columns 8i ... 8i
- * + 7.
+ * A warpgroup is warps 4 i ... 4 i + 3 of a block.  Its warps multiply together: C[64][128] += A[64][8] B[8][128], in
+ * tf32.  Warp w has rows 16 (w % 4) ... 16 (w % 4) + 15 of A and C, in the registers of mma_tf32: c[i] holds columns 8i
+ * ... 8i + 7.
  * B lies in shared memory as B^T[n][k], in blocks of 8 rows of 4 elements.  A row is 16 bytes.  A block is 128 adjacent
  * bytes at a multiple of 16.  The block with the next 4 values of k is k_bytes further, the block with the next 8
  * values of n is n_bytes further.  Both distances are multiples of 16.
@@ -109,7 +108,7 @@ namespace gt {
  * | wgmma_operand(addr, k_bytes, n_bytes)  | a matrix descriptor without swizzle                  |
  * | wgmma_tf32(c, a, b)                    | wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 |
  * | wgmma_fence(), wgmma_commit()          | wgmma.fence, wgmma.commit_group                      |
- * | wgmma_wait<N>()                        | wgmma.wait_group: all but the N latest groups end    |
+ * | wgmma_wait<N>()                        | wgmma.wait_group: waits for all but N latest groups  |
  * | fence_async_proxy()                    | fence.proxy.async.shared::cta                        |
  * | give_registers<N>(), take_registers<N>() | setmaxnreg.dec, .inc: from now on the warpgroup's    |
  * |                                        | threads have N registers each, a multiple of 8 from  |
@@ -130,8 +129,8 @@ namespace gt {
  * | lds<T>(addr), sts<T>(addr, v)      | ld.shared, st.shared; T trivially copyable of 2, 4, 8 or |
  * |                                    | 16 bytes; addr aligned to sizeof(T)                      |
  * | ldg<T>(p), stg<T>(p, v)            | ld.global, st.global of a vector; p aligned to sizeof(T) |
- * | prefetch(p)                        | prefetch.global.L2: the line at p may come to L2; p      |
- * |                                    | points into a tensor                                     |
+ * | prefetch(p)                        | prefetch.global.L2: a hint to load the line at p to L2;  |
+ * |                                    | p points into a tensor                                   |
  * | cp_async<BYTES>(addr, p, n)        | cp.async of 4, 8 or 16 bytes, global to shared: copies n |
  * |                                    | bytes (even, 0 to BYTES, default all) and zero-fills the |
  * |                                    | rest; addr and p aligned to BYTES, even where n is 0     |
@@ -147,7 +146,8 @@ namespace gt {
  * |                                    | which n threads arrive, in whole warps.  A sync_threads  |
  * |                                    | must follow.  The phases have parities 0, 1, 0 ...       |
  * | mbarrier_inval(addr)               | mbarrier.inval: ends the barrier, so that mbarrier_init  |
- * |                                    | may make another; needs a sync_threads after its last use|
+ * |                                    | may make another.  Call sync_threads before, after the   |
+ * |                                    | last use of the barrier                                  |
  * | mbarrier_arrive(addr)              | mbarrier.arrive: the n-th thread completes the phase and |
  * |                                    | begins the next.  Each thread of the warp arrives.  One  |
  * |                                    | arrival after sync_warp would do, but racecheck would    |
@@ -160,9 +160,9 @@ namespace gt {
  * |     b)                             |                                                          |
  * | cp_async_arrive(addr)              | cp.async.mbarrier.arrive.noinc: each thread arrives when |
  * |                                    | all cp_async that it has issued are complete             |
- * | mbarrier_wait(addr, parity)        | mbarrier.try_wait.parity until the latest phase of that  |
- * |                                    | parity is complete.  The phase before the first, of      |
- * |                                    | parity 1, counts as complete                             |
+ * | mbarrier_wait(addr, parity)        | mbarrier.try_wait.parity: waits until the latest phase   |
+ * |                                    | of that parity is complete.  Before the first phase, a   |
+ * |                                    | wait for parity 1 returns at once                        |
  * | wait_for_chain()                   | griddepcontrol: waits until the kernels before this one  |
  * |                                    | in its Chain are complete and their writes are visible.  |
  * |                                    | Then blocks of the next kernel may start.  No effect     |

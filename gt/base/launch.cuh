@@ -267,10 +267,10 @@ static inline gt_status check_saved(const void* saved, size_t bytes, size_t need
     return gt_fail(GT_ERROR_SAVED, "saved_bytes = %zu: %zu needed", bytes, need);
 }
 
-/* The kernels that one call enqueues, one after another.  From sm_90 on, blocks of every kernel but the first may start
- * while the kernel before still runs (programmatic dependent launch).  This hides the time that a launch takes.
- *   - A thread calls wait_for_chain() before it reads data that another kernel of the chain writes.  It also calls it
- *     before it writes data that another kernel reads or writes.
+/* The kernels that one call enqueues, one after another.  From sm_90 on, blocks of every kernel except the first may
+ * start while the previous kernel still runs (programmatic dependent launch).  This hides the time that a launch takes.
+ *   - A thread calls wait_for_chain() before it reads data that an earlier kernel of the chain writes, and before it
+ *     writes data that an earlier kernel reads or writes.
  *   - Inputs of the call need no wait.  The first kernel waits for all earlier work of the stream, as any launch does.
  *   - Blocks that share nothing with other kernels need not wait.  But at least one block of every kernel must wait;
  *     otherwise later kernels would not wait for earlier ones.
@@ -346,7 +346,7 @@ struct Divider {
     int divisor;
 };
 
-/* A divisor below 1 counts as 1.  Such a divisor comes from a size of 0, for which no kernel is launched. */
+/* A divisor below 1 counts as 1.  It comes from a size of 0, for which no kernel is launched. */
 static inline Divider divide_by(int divisor) {
     if (divisor < 1) divisor = 1;
     uint32_t shift = 0;

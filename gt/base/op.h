@@ -69,7 +69,7 @@ typedef enum gt_pass {
     GT_SEGMENT_BACKWARD = 4,
     GT_JOIN = 5,
     GT_JOIN_BACKWARD = 6,
-    GT_PASSES = 7, /* number of passes that read and write tensors; the rest do not */
+    GT_PASSES = 7, /* number of passes that read or write tensors; the values below are not among them */
     GT_QUERY = 7,
     GT_PATH = 8,
     GT_REGISTER = 9 /* gt_xla_register; only gt_enter takes it */

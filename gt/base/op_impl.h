@@ -415,8 +415,8 @@ static int gt_has_tokens(const gt_op *op, const gt_dims *dims) {
     return 1;
 }
 
-/* Returns whether a call has states, or gradients of states, for each batch element or sequence.  Such a call has work
- * to do for B batch elements even if it has no tokens.  A state that all sequences share does not count. */
+/* Returns whether a call has states, or gradients of states, for each batch element or sequence.  If so, the call has
+ * work to do for B batch elements even without tokens.  A state that all sequences share does not count. */
 static int gt_has_states(const gt_op *op, gt_pass pass, const void *filled, const gt_dims *dims) {
     const int S_is_each = dims->n['S' - 'A'] > 1 || dims->n['B' - 'A'] == 1;
     for (const gt_tensor *t = op->tensors; t->name; t++) {

@@ -271,7 +271,8 @@ static inline void add_output(ClearParams& p, void* data, gt_stride stride, gt_d
     if (data) p.outputs[p.count++] = {data, stride, dtype, heads, size, step};
 }
 
-/* Launches clear_unused_kernel, unless all tokens belong to sequences.  stream: a gt_stream, or a Chain. */
+/* Launches clear_unused_kernel, if the call is packed and there is something to clear or to rank.  stream: a gt_stream,
+ * or a Chain. */
 template <class Stream>
 static inline gt_status clear_unused(const char* name, ClearParams p, const Sequences& sequences, const Device& device,
                                      Stream& stream) {

@@ -249,7 +249,7 @@ GT_KERNEL(256, 1) group_sum_kernel(const GT_GRID_CONSTANT GroupSumParams p) {
     if (i >= p.sequences.B * T * p.G * p.N) return;
     const int64_t n = i % p.N, row = i / p.N;
     const int64_t g = row % p.G, t = row / p.G % T, b = row / p.G / T;
-    const int64_t shares = t < used_tokens(p.sequences) ? p.shares : 0; /* without tokens the sum is 0 */
+    const int64_t shares = t < used_tokens(p.sequences) ? p.shares : 0; /* a token of no sequence gets 0 */
     const float* in = p.in + row * p.shares * p.N + n;
     float sum = 0.0f;
     for (int64_t share = 0; share < shares; share++) sum += in[share * p.N];

@@ -49,7 +49,7 @@ struct Channel {
     float delta;
     float whole; /* g if |g| > 2, else 0; it is added to p */
     float u;
-    float factor; /* exp(u + g).  With it y can use the state after the decay: y's weight gets exp(g), too */
+    float factor; /* exp(u + g).  y uses the state after its decay, so the token's weight in y gets exp(g), too */
 };
 
 constexpr float LARGEST_LOG = 1e30f, STRONG_DECAY = -2.0f;
@@ -78,8 +78,8 @@ GT_DEV Channel channel_of(const Problem& in, int64_t d) {
 /* Returns whether exp(u + g) can be a factor for all channels of the warp. */
 GT_DEV bool has_plain_bonus(const Channel& c) { return !warp_any(!(fabsf(c.u + c.log) <= LARGEST_BONUS)); }
 
-/* Scales b back to about 1 if it is far from 1, and changes p to match.  The factor of a and b accounts for the rounding
- * of p.  If p is so large that fp32 cannot add the change, p stays and only a and b are scaled. */
+/* Scales b back to about 1 if it is far from 1, and changes p to match.  The factor of a and b accounts for the
+ * rounding of p.  If p is so large that fp32 cannot add the change, p stays and only a and b are scaled. */
 GT_DEV void normalise(State& s) {
     if ((s.b >= 0x1p-20f && s.b <= 0x1p40f) || !(s.b > 0.0f) || s.b > FLT_MAX) return;
     const int exponent = (int)(as_uint(s.b) >> 23) - 127;

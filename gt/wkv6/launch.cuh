@@ -18,8 +18,7 @@ namespace wkv6 {
 
 /* ---- passes ------------------------------------------------------------------------------------------------- */
 
-/* A pass through time, forward or in reverse.  `tensor` has the parameters on tensor cores, `any` those of
- * token_kernel; choice selects one. */
+/* A pass through time, forward or in reverse.  The kernels on tensor cores take `tensor`; token_kernel takes `any`. */
 struct Pass {
     Choice choice;
     TensorParams tensor;

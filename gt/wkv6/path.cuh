@@ -25,8 +25,8 @@ static inline int64_t segments_for(const gt_wkv6_args& a, const Device& device) 
                            CHECKPOINT);
 }
 
-/* What kernels on tensor cores require of a tensor: rows start at multiples of `bytes`, and rows of neighbouring tokens
- * are less than 2^24 elements apart. */
+/* What a tensor must satisfy for kernels on tensor cores: rows start at multiples of `bytes`, and rows of neighbouring
+ * tokens are less than 2^24 elements apart. */
 struct RowRule {
     const char* name;
     const void* data;

@@ -341,7 +341,7 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
     };
 
     /* The copies of S at the next checkpoint and at the previous one; with one copy, only at one of them.  A lane reads
-     * only what it has copied itself, so no barrier is needed. */
+     * only its own copies, so no barrier is needed. */
     const uint32_t copies = smem + C::SMEM + C::S_COPY / C::CONSUMER_WARPS * warp + StatePart<C>::BYTES * lane_id();
     const uint32_t kept = smem + C::KEPT + 4 * (C::ROWS * warp + lane_id() / 4);
     const auto copy_of = [&](int at) { return copies + (C::S_COPIES == 2 ? (at & 1) * C::S_COPY : 0); };
