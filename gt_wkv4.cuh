@@ -6,8 +6,8 @@
  * Peng et al., 2023, arXiv:2305.13048.
  *
  * FORWARD keeps A = a exp(p) and B = b exp(p), where p is about the largest key so far.  In RWKV-4's own kernel p
- * decays with the state, token by token.  Here a and b decay, and p stays.  So p is exactly a key, and not a sum that
- * is rounded at every token.  Only if exp(g) < exp(-2) is g added to p, because such a decay would make a and b vanish.
+ * decays with the state, token by token.  Here a and b decay, and p stays.  So p is not a sum that is rounded at every
+ * token.  There is one exception: if |g| > 2, the kernels add g to p, because a and b would vanish or overflow.
  * BACKWARD uses the mean m = A / B and l = log B.  Then all factors are shares between 0 and 1: see
  * gt/wkv4/backward.cuh.
  *
@@ -16,8 +16,8 @@
  *     largest key.
  *   - A key far above later keys.  After its weight has decayed, all weights are small beside exp(p).  So every 32
  *     tokens b is scaled back to about 1, and p falls (normalise).
- *   - exp(g) near 1.  fp32 cannot hold 1 - exp(g), and a long mean shows the error.  States are scaled as a + expm1(g)
- *     a.
+ *   - exp(g) near 1.  fp32 cannot hold 1 - exp(g), and a long mean shows the error.  So a and b are scaled as a +
+ *     expm1(g) a.
  *   - Keys so large that fp32 cannot tell p from p + g.  Kernels first subtract keys, then add n g for n tokens.
  *   - exp(u) above exp(40).  y then takes exponentials of its own.
  *   - Keys of minus infinity, and neutral states (no tokens yet).  If a sum of weights is 0, quotients divide by the

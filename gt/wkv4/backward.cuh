@@ -1,8 +1,8 @@
 /* gt/wkv4/backward.cuh - wkv4 backward, any size.
  *
  * m = A / B, the weighted mean of the values so far, and l = log B describe the state (gt_wkv4.cuh).  A token has two
- * shares: p = exp(k) / B with B after the token, and r = exp(u + k) / (B + exp(u + k)) with B before it.  With these
- * shares
+ * shares: p = exp(k) / B with B after the token, and r = exp(u + k) / (B + exp(u + k)) with B before it.  (This p is
+ * not the exponent p of the forward pass.)  With these shares
  *     y = (1 - r) m + r v        m <- (1 - p) m + p v        l <- log(exp(l + g) + exp(k))
  * Let M = dL/dm and L = dL/dl of the state after the token, and e = v - m for m before the token.  Then
  *     dy' = r (1 - r) e dy       dm' = p (1 - p) e M
@@ -25,7 +25,7 @@
  * each.  B = 8 with D = 2048 gives one warp per scheduler.  In the time that the bytes need, a scheduler has 62 slots
  * per token.
  * BYTES per token and channel, bf16: k, v, dy, dv and dk 2 each; a checkpoint 12 / 32.
- * SEGMENTS.  Through a segment, from its end E to its start S, M and L become
+ * SEGMENTS.  Through a segment of n tokens, from its end E to its start S, M and L become
  *     M_S = c M_E + x        L_S = c L_E + c (m_S - m_E) M_E + y        c = exp(n g + l_S - l_E)
  * The local pass, over all segments except the first, stores c, c (m_S - m_E), x and y.  The last segment starts from
  * dstate_out, so its x and y are M_S and L_S.  In the final pass each block applies these formulas for all segments

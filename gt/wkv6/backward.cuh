@@ -66,7 +66,7 @@
  * multiprocessor.  N = 128 in one slice: R, K 64 KB, r, k, w 48 KB, v, dy 32 KB, S, G 64 KB, 18 KB of vectors; in four
  * slices: 16, 12, 32, 16, 16 KB.
  * tensor cores per sub-chunk, N = 64: 2 x (32 + 20) m16n8k16, 2 x 40 + 64 + 80 m16n8k8.
- * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, 128 of them G.
+ * bytes: inputs once, gradients once, states once: 1.4 KB per token and head at N = 64, of which G takes 128 bytes.
  * fp32 activations: see backward_fp32.cuh for the differences. */
 #ifndef GT_WKV6_BACKWARD_CUH
 #define GT_WKV6_BACKWARD_CUH
@@ -404,7 +404,7 @@ GT_DEV void backward_chunk(const BackwardParams& p, int work) {
                 own.load_rows(p, row(OF_W), left, w);
                 const RawPart<C> raw(p, own, left, row(OF_R), row(OF_K));
                 copy_fp32_inputs<C>(p, me, here);
-                sync_threads(); /* u */
+                sync_threads(); /* u has arrived */
                 prepare_part<C>(p, me, own, raw, w);
                 if (me.makes_dv() && states.EARLY) states.load(p, me);
             } else {

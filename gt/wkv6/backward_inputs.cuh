@@ -528,8 +528,8 @@ GT_DEV void copy_u(const BackwardParams& p, const BackwardBlock<C>& me, const Ch
     }
 }
 
-/* A warp copies the row sums that the reverse state pass stored, in parts (bf16 only).  f16 gets rowsum(S . G) from
- * round_states(), fp32 from sum_states(). */
+/* A warp copies the row sums that the reverse state pass stored, in parts (bf16 only).  f16 computes rowsum(S . G) in
+ * round_states(), fp32 in StateRows (backward_fp32.cuh). */
 template <class C>
 GT_DEV void copy_rowsums(const BackwardParams& p, const BackwardBlock<C>& me, const ChunkCoordinates& here) {
     constexpr int COUNT = C::LARGE ? C::N : C::CHANNELS;

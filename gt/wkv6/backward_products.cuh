@@ -80,7 +80,7 @@ struct SubChunkRows {
 template <class C>
 GT_DEV void token_products(const BackwardBlock<C>& me, const SubChunkRows<C>& own, int other, int sub_chunk,
                            float (&c)[2][4]) {
-    constexpr int SUMS = C::LARGE ? 2 : 1; /* two dependent chains of products if registers suffice */
+    constexpr int SUMS = C::LARGE ? 2 : 1; /* two chains of products in parallel, if registers suffice */
     const uint32_t right = me.smem + other + add_16_rows<C::N>(right_piece<C::N>(), sub_chunk);
     float sums[SUMS][2][4] = {};
     GT_UNROLL

@@ -46,9 +46,9 @@
  *     accumulate into S: a sub-chunk's sum starts at zero, and an fp32 addition adds it to S (update_state_3xtf32).
  *   - E near 1 is stored as keep and factor (Scale), not rounded to fp32.  After 4096 sub-chunks that rounding would
  *     show in the state.
- *   - Below 64, c has an error of at most 2^-19, and 2^c a relative error of 2e-6.  Errors of this size occur only
- *     where products of R and K are tiny.  Neighbouring tokens have larger products, but their values of c share all
- *     roundings except the last ones.  The measured error of y and of states is 7e-7.
+ *   - For c < 64 the error of c is at most 2^-19, and the relative error of 2^c is 2e-6.  Errors of this size occur
+ *     only where products of R and K are tiny.  Neighbouring tokens have larger products, but their values of c share
+ *     all roundings except the last ones.  The measured error of y and of states is 7e-7.
  * v lies in fragments, as R does (value_fragment), in the order of a left operand.
  * shared, N = 64: a buffer is 18 KB; two buffers and the rings, 2 sub-chunks deep, are 74 KB.  N = 128: 108 KB.
  * registers: S 64, y with the small products 32, A 16. */
@@ -402,7 +402,8 @@ GT_DEV void consume(const TensorParams& p, uint32_t smem, int work) {
                            offset_of(p.y_stride, span.b, span.start + 2 * me.g, span.h) + me.column0 +
                            2 * C::TILES * me.j;
 
-    const bool scales = p.in.scale != 1.0f, is_scaled = C::TF32X3 ? scales : warp_any(scales); /* fp32: no register */
+    /* warp_any() makes the compiler keep the answer in a register, which fp32 cannot spare. */
+    const bool scales = p.in.scale != 1.0f, is_scaled = C::TF32X3 ? scales : warp_any(scales);
     constexpr int UNROLLED = C::TF32X3 && C::N == 64 ? 1 : 2; /* fp32: two unrolled sub-chunks would spill */
     for (int sub_chunk = 0; sub_chunk < span.sub_chunks; sub_chunk += UNROLLED) {
         if (checkpoints && sub_chunk % SUB_CHUNKS == 0) {

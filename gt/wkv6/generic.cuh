@@ -199,8 +199,8 @@ token_kernel(const GT_GRID_CONSTANT TokenParams p) {
  * All chunks are independent once S before and G after each chunk are known.  A fixed number of blocks of 256 threads
  * takes chunks of 4 sub-chunks in turn.  A block computes a chunk in two parts (gt_wkv6.cuh has the formulas):
  *   1 The terms with states, for a tile of columns at a time.  S goes forward through the sub-chunks, and the block
- *   stores S before each of them (`parked`).  Then G goes back through the sub-chunks.  The results go to the block's
- *   scratch:
+ *     stores S before each of them (`parked`).  Then G goes back through the sub-chunks.  The results go to the block's
+ *     scratch:
  *     Sdy[t,n] = (S dy_t)[n]   Gv[t,n] = (G v_t)[n]   Gk[t,j] = (G^T (Q_t . k_t))[j]
  *     SG[sub-chunk,n] = rowsum(S . G)
  *   2 The pairs of tokens inside a sub-chunk, sub-chunk by sub-chunk.  Every gradient is written once.
@@ -429,7 +429,7 @@ GT_DEV void load_state(const ChunkParams& p, const StatesBlock& s, const void* f
 GT_DEV void roll_tile(const ChunkParams& p, const StatesBlock& s, int sub_chunks, int64_t state) {
     const int64_t parked = (int64_t)p.rows * p.columns;
     load_state(p, s, p.S_checkpoints, p.S_dtype, state);
-    for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) { /* forwards: park S before each sub-chunk */
+    for (int sub_chunk = 0; sub_chunk < sub_chunks; sub_chunk++) { /* forwards: store S before each sub-chunk */
         const int64_t first = s.start + sub_chunk * SUB_CHUNK;
         for (int i = thread_id(); i < p.rows * (p.columns / 4); i += STATES_THREADS) {
             const int n = i / (p.columns / 4), j = i % (p.columns / 4) * 4;

@@ -180,9 +180,9 @@ struct BackwardPlan {
     bool has_states;
     Pass states, gradients;
     bool on_tensor_cores;
-    BackwardParams chunks; /* on tensor cores */
+    BackwardParams chunks; /* parameters of the kernel on tensor cores */
     int slice;             /* N = 128: channels of a slice */
-    ChunkParams any;       /* by the kernels for any size */
+    ChunkParams any;       /* parameters of the kernel for any size */
     int64_t blocks;        /* blocks of the kernel that computes chunks */
     gt::RowSums sums;      /* of base/reduce.cuh; wkv6::RowSums is another type */
     int accumulate;

@@ -46,10 +46,10 @@ struct TensorTraits {
      * and two blocks still fit the shared memory of 9.0. */
     static constexpr int STEP = STATES && !TF32X3 && N == 64 && sizeof(W) == 2 ? 2 * SUB_CHUNK : SUB_CHUNK,
                          TOKENS = STEP / 4;
-    /* A ring of AHEAD steps whose copies are in flight: rows of r, k and w, and v in pieces of lanes.  Each producer
-     * warp has its own ring, with rows of its 16 channels.  With STATES each team has a ring of whole rows.  A team is
-     * the producer warps that prepare the same step of a head.  For N = 128 in 16 bits, AHEAD is the number of steps
-     * that fit in 99 KB.  STATES with two copies of S needs more than 99 KB anyway, so AHEAD is 4. */
+    /* A ring of AHEAD steps whose copies are in flight: rows of r, k and w; and v in the order in which lanes copy it.
+     * Each producer warp has its own ring, with rows of its 16 channels.  With STATES each team has a ring of whole
+     * rows.  A team is the producer warps that prepare the same step of a head.  For N = 128 in 16 bits, AHEAD is the
+     * number of steps that fit in 99 KB.  STATES with two copies of S needs more than 99 KB anyway, so AHEAD is 4. */
     static constexpr int TEAM = STATES ? GROUPS : 1, WIDTH = 16 * TEAM;
     static constexpr int AHEAD = STATES     ? (N < 128 || TF32X3 ? 2
                                                : S_COPIES_ == 2  ? 4

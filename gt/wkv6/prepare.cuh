@@ -39,7 +39,7 @@ struct Source {
     }
 };
 
-/* Returns the offset in elements from the start of a tensor in the ring to a token.  Token i of all four quads lies in
+/* Returns the offset in elements from the start of a tensor in the ring to a token.  Tokens i of the four quads lie in
  * different banks. */
 template <class C>
 GT_DEV int ring_at(int token) {

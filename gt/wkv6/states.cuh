@@ -2,8 +2,8 @@
  * backward.
  *
  * Block, roles and buffers are as in forward.cuh, with two differences:
- *   - A head has two teams of producer warps, which take sub-chunks in turn, each for its own buffer.  (N = 128 has one
- *     team, since registers allow no more.)
+ *   - A head has two teams of producer warps (see TensorTraits), which take sub-chunks in turn.  Each team fills its
+ *     own buffer.  N = 128 has one team, since registers allow no more.
  *   - The state is scaled before the addition.  So no factor exceeds 1, and two sub-chunks may be one step (STEP): the
  *     step scans their decays once and scales the state once.  In this file a sub-chunk is a step.
  * Forward in time the kernel computes
@@ -351,7 +351,7 @@ GT_DEV void consume_states(const TensorParams& p, uint32_t smem, int work) {
         if constexpr (C::KEEPS_LO) me.copy(S + p.lo_terms, copy_of(at) + StatePart<C>::LO, wanted);
         cp_async_commit();
     };
-    const int zero_steps = p.S_starts_zero && span.starts ? STEPS : 0; /* steps of the chunk with S = 0 before it */
+    const int zero_steps = p.S_starts_zero && span.starts ? STEPS : 0; /* steps of a first chunk, if S = 0 before it */
 
     /* Stores the checkpoint of a step's chunk, and its row sums.  The sums come first, so that registers need not hold
      * the rounded G meanwhile. */

@@ -18,8 +18,8 @@
  * Sums over i have one order: the rows of a lane, the lanes of a warp (butterfly), the warps.  The order depends only
  * on N and V.  States that are not aligned to 16 bytes move in single floats to the same lanes, so the results have the
  * same bits.
- * An int8 state has one scale for each row of 64 columns, which are the columns of a block.  To find the maximum of a
- * row takes log2(LANES) shuffles.
+ * In an int8 state up to 64 columns of a row share a scale, and one block has all of them.  log2(LANES) shuffles find
+ * the maximum of a row.
  * Calls of one token have instances without loops over tokens, because in a small batch the number of instructions
  * determines the time.  One kernel serves all dtypes: it loads raw bits, and converts them after all loads are in
  * flight. */
