@@ -25,7 +25,7 @@
  * NUMERICAL HAZARDS, and the remedies
  *   - Quotients of decays.  The decay between two tokens is a quotient of decays from a common start.  Under strong
  *     decay the quotient overflows.  The kernels for any size use only products of decays, all in [0,1].  Kernels on
- *     tensor cores use quotients within 16 tokens.  If the factor of 16 tokens is 2^-64 or less (STRONG_DECAY_LIMIT),
+ *     tensor cores use quotients within 16 tokens.  If the decay over 16 tokens is 2^-64 or less (STRONG_DECAY_LIMIT),
  *     the kernels take the strong-decay path, which uses only products.  No decay is clamped, so exact zeros and hard
  *     resets are right.
  *   - Cancellation in dg.  As a difference of two running sums, dg is noise in channels with fast decay.  The kernels
